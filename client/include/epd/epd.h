@@ -1,0 +1,283 @@
+/* libepd: the thin client of epd, the expert-parallel communication daemon.
+ *
+ * Conventions
+ * 1. Every call that can fail returns epd_status_t; EPD_OK is 0. epd_last_error() then holds, for the
+ *    calling thread, a sentence with the value that was wrong and what is allowed.
+ * 2. Handles are opaque. What a call creates, its counterpart destroys: attach/detach, join/leave.
+ * 3. Structs passed in begin with `size`: set it to sizeof (the EPD_*_INIT macros do). A library
+ *    newer than the caller treats missing fields as zero; an older one refuses unknown non-zero
+ *    fields. Zero is the default of every optional field.
+ * 4. Thread safety: all calls may be made from any thread, also on one session at once, with two
+ *    exceptions: submissions to one group keep their order only if the caller orders them, and
+ *    epd_session_detach / epd_group_leave must not race with other calls on the same handle.
+ * 5. No call blocks, except those with a timeout. timeout_ms: 0 = do not wait, EPD_FOREVER = until
+ *    the operation ends (it always does: the daemon puts a deadline on every operation).
+ * 6. No callback runs inside a call of yours: completion hooks run on a thread of the library.
+ *    A hook may call anything but detach and leave.
+ * 7. After fork() the child must not use handles made before it.
+ *
+ * Shapes are row-major. n = tokens of this rank in one call (0 <= n <= max_tokens), R ranks,
+ * E experts, T = max_tokens, H = hidden, K = topk, M = rows received. Expert e lives on rank
+ * e / (E/R).
+ */
+#ifndef EPD_EPD_H_
+#define EPD_EPD_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define EPD_VERSION_MAJOR 0
+#define EPD_VERSION_MINOR 1
+#define EPD_VERSION_PATCH 0
+
+#if defined(__GNUC__)
+#define EPD_API __attribute__((visibility("default")))
+#else
+#define EPD_API
+#endif
+
+typedef enum epd_status {
+  EPD_OK = 0,
+  EPD_WOULD_BLOCK = 1, /* no room now, or not finished: try again later */
+  EPD_INVALID_ARGUMENT = 2,
+  EPD_NOT_FOUND = 3,
+  EPD_PERMISSION_DENIED = 4,
+  EPD_RESOURCE_EXHAUSTED = 5, /* a quota or limit of the daemon */
+  EPD_UNSUPPORTED = 6,
+  EPD_VERSION_MISMATCH = 7,
+  EPD_DEADLINE_EXCEEDED = 8,
+  EPD_RANK_LOST = 9,         /* a peer left or died; the group has ended for everybody */
+  EPD_ENGINE_RESTARTED = 10, /* the device's engine died and is back; epd_group_resume, then redo */
+  EPD_DAEMON_LOST = 11,      /* detach and attach again */
+  EPD_ABORTED = 12,
+  EPD_INTERNAL = 13
+} epd_status_t;
+
+#define EPD_FOREVER (-1)
+
+typedef struct epd_session epd_session_t; /* one attachment to one device */
+typedef struct epd_group epd_group_t;     /* one rank's membership in a group */
+typedef uint64_t epd_ticket_t;            /* one operation in flight; 0 is never a ticket */
+typedef uint64_t epd_handle_t;            /* the routing that one dispatch established */
+
+/* "0.1.0" */
+EPD_API const char* epd_version(void);
+/* "RANK_LOST" and so on; never NULL. */
+EPD_API const char* epd_status_name(epd_status_t status);
+/* What went wrong in this thread's last call that failed; "" if none has. Valid until the next. */
+EPD_API const char* epd_last_error(void);
+
+/* ---- sessions ------------------------------------------------------------------------------ */
+
+typedef struct epd_attach_options {
+  size_t size;
+  const char* socket_path; /* NULL: $EPD_SOCKET, else /run/epd/epd.sock */
+  const char* device;      /* "host:0"; NULL: the least used device */
+  int32_t timeout_ms;      /* for the whole handshake; 0: 5000 */
+} epd_attach_options_t;
+#define EPD_ATTACH_OPTIONS_INIT \
+  { sizeof(epd_attach_options_t), NULL, NULL, 0 }
+
+typedef struct epd_session_info {
+  size_t size;
+  uint64_t session_id;
+  char device[32];
+  char daemon[64];  /* name and version of the daemon */
+  char boot_id[33]; /* hexadecimal; another one after a reconnect means another daemon run */
+} epd_session_info_t;
+#define EPD_SESSION_INFO_INIT \
+  { sizeof(epd_session_info_t), 0, "", "", "" }
+
+/* options may be NULL. Errors: DAEMON_LOST (nobody listens), VERSION_MISMATCH (names both
+ * versions), PERMISSION_DENIED, RESOURCE_EXHAUSTED (quota), NOT_FOUND (no such device),
+ * DEADLINE_EXCEEDED, INVALID_ARGUMENT. */
+EPD_API epd_status_t epd_session_attach(const epd_attach_options_t* options, epd_session_t** session);
+/* Leaves all groups, ends operations in flight (their rows may or may not have moved), frees the
+ * handle. NULL is allowed. */
+EPD_API void epd_session_detach(epd_session_t* session);
+EPD_API epd_status_t epd_session_info(const epd_session_t* session, epd_session_info_t* info);
+/* OK while the daemon is there; DAEMON_LOST, or the status the daemon ended this session with. */
+EPD_API epd_status_t epd_session_check(const epd_session_t* session);
+
+/* ---- groups -------------------------------------------------------------------------------- */
+
+typedef enum epd_payload {
+  EPD_PAYLOAD_BF16 = 0,
+  EPD_PAYLOAD_FP8_CAST = 1 /* bf16 in, e4m3 out with one float32 scale (amax/448) per 1x128 block */
+} epd_payload_t;
+
+typedef enum epd_index_type { EPD_INDEX_INT32 = 0, EPD_INDEX_INT64 = 1 } epd_index_type_t;
+
+typedef enum epd_loss_policy {
+  EPD_FAIL_FAST = 0, /* a lost rank ends the group */
+  EPD_DEGRADE = 1    /* not served yet: UNSUPPORTED */
+} epd_loss_policy_t;
+
+/* All ranks must agree on everything but rank, timeout_ms and sms. */
+typedef struct epd_group_config {
+  size_t size;
+  const char* name;     /* 1..63 characters of [A-Za-z0-9._-] */
+  int32_t rank;         /* 0..num_ranks-1, or -1: any free one */
+  uint32_t num_ranks;   /* R 1..1024 */
+  uint32_t num_experts; /* E: a multiple of R, at most 4096 */
+  uint32_t max_tokens;  /* T 1..65536; fixes the size of the buffers */
+  uint32_t hidden;      /* H: a multiple of 128, at most 16384 */
+  uint32_t topk;        /* K 1..32 */
+  uint32_t depth;       /* buffer slots = operations in flight, 1..16; 0: 4 */
+  epd_payload_t payload;
+  epd_index_type_t index_type;
+  epd_loss_policy_t policy;
+  uint32_t sms;       /* SMs (host: threads) of the device to use; 0: the device's default */
+  int32_t timeout_ms; /* to wait for all ranks; 0: the daemon's default */
+} epd_group_config_t;
+#define EPD_GROUP_CONFIG_INIT                                                                  \
+  {                                                                                            \
+    sizeof(epd_group_config_t), NULL, -1, 0, 0, 0, 0, 0, 0, EPD_PAYLOAD_BF16, EPD_INDEX_INT32, \
+        EPD_FAIL_FAST, 0, 0                                                                    \
+  }
+
+/* Blocks until all R ranks have joined. Errors: INVALID_ARGUMENT (names the field; for a mismatch
+ * with the ranks already there, both values), DEADLINE_EXCEEDED (names the missing ranks),
+ * RESOURCE_EXHAUSTED, UNSUPPORTED, DAEMON_LOST. */
+EPD_API epd_status_t epd_group_join(epd_session_t* session, const epd_group_config_t* config,
+                                    epd_group_t** group);
+/* Operations that peers have in flight and that need nothing more of this rank still complete;
+ * others, and later ones, end with RANK_LOST. NULL is allowed. */
+EPD_API void epd_group_leave(epd_group_t* group);
+EPD_API uint32_t epd_group_rank(const epd_group_t* group);
+
+/* The regions of one buffer slot in this rank's arena, shared with the engine: nothing is copied
+ * between you and it. A region may be written until the operation that reads it is submitted, and
+ * again when that has completed; an output is valid from completion until the next operation is
+ * submitted on the slot. */
+typedef struct epd_buffers {
+  size_t size;
+  void* x;                  /* in  [T,H] bf16 */
+  void* topk_idx;           /* in  [T,K] int32 or int64; -1 = no selection */
+  float* topk_weights;      /* in  [T,K] */
+  void* recv_x;             /* out [R*T,H] bf16 or e4m3; M rows are valid, by source rank, then token */
+  float* recv_scales;       /* out [R*T,H/128]; NULL unless FP8 */
+  void* recv_topk_idx;      /* out [R*T,K] index type: local expert numbers, -1 elsewhere */
+  float* recv_topk_weights; /* out [R*T,K]; 0 elsewhere */
+  int32_t* recv_src;        /* out [R*T,2]: source rank, token there */
+  int32_t* rank_offsets;    /* out [R+1]: rows of source rank r are [r]..[r+1] */
+  int32_t* expert_counts;   /* out [E/R]: selections per local expert */
+  void* y;                  /* in  [R*T,H] bf16: one row per received row, the input of combine */
+  void* out;                /* out [T,H] bf16 */
+} epd_buffers_t;
+#define EPD_BUFFERS_INIT \
+  { sizeof(epd_buffers_t), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
+
+EPD_API epd_status_t epd_group_buffers(const epd_group_t* group, uint32_t slot, epd_buffers_t* buffers);
+
+typedef struct epd_resume_info {
+  size_t size;
+  uint64_t epoch;
+  uint64_t resume_op; /* the first operation that not every rank completed: redo from here */
+} epd_resume_info_t;
+#define EPD_RESUME_INFO_INIT \
+  { sizeof(epd_resume_info_t), 0, 0 }
+
+/* After an operation has failed for the whole group (ENGINE_RESTARTED, DEADLINE_EXCEEDED,
+ * INVALID_ARGUMENT between ranks), every rank calls this, then resubmits from resume_op on. Until then
+ * submissions return that status again. Blocks until the group has agreed, at most timeout_ms.
+ * RANK_LOST: the group has ended; leave. OK at once if nothing was wrong. info may be NULL. */
+EPD_API epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, epd_resume_info_t* info);
+
+/* ---- operations ----------------------------------------------------------------------------
+ * All ranks submit the same operations of a group in the same order, on the same slots; num_tokens
+ * may differ and may be 0. A submission returns at once. WOULD_BLOCK: the slot has an operation in
+ * flight, or the session's ring is full; nothing was submitted. */
+
+typedef struct epd_dispatch_args {
+  size_t size;
+  uint32_t slot;       /* 0..depth-1 */
+  uint32_t num_tokens; /* n */
+  uint32_t weights;    /* 1: topk_weights are sent along */
+  uint32_t timeout_ms; /* 0: the daemon's default */
+} epd_dispatch_args_t;
+#define EPD_DISPATCH_ARGS_INIT \
+  { sizeof(epd_dispatch_args_t), 0, 0, 1, 0 }
+
+/* Reads x, topk_idx, topk_weights of the slot; delivers the recv_* regions. Each token travels at
+ * most once to a rank. *handle (may be NULL) names the routing for combine; it is valid until the next
+ * dispatch on the slot. */
+EPD_API epd_status_t epd_dispatch(epd_group_t* group, const epd_dispatch_args_t* args, epd_ticket_t* ticket,
+                                  epd_handle_t* handle);
+
+typedef struct epd_combine_args {
+  size_t size;
+  uint32_t slot;     /* the slot that the dispatch used */
+  uint32_t weighted; /* 1: topk_weights of the slot weigh the rows, see below */
+  epd_handle_t handle;
+  uint32_t timeout_ms; /* 0: the daemon's default */
+  uint32_t reserved;
+} epd_combine_args_t;
+#define EPD_COMBINE_ARGS_INIT \
+  { sizeof(epd_combine_args_t), 0, 0, 0, 0, 0 }
+
+/* Reads y of the slot, where row i answers received row i: the sum over this rank's experts of that
+ * token. Delivers out[t] = sum over ranks d, ascending, of y_d (weighted: of W_d * y_d, W_d = sum in
+ * order of k of the weights of the selections of t that live on d), in float32, rounded once to bf16
+ * (to nearest, ties to even). A token with no selection gives zeros. NOT_FOUND: the handle is stale. */
+EPD_API epd_status_t epd_combine(epd_group_t* group, const epd_combine_args_t* args, epd_ticket_t* ticket);
+
+/* Does nothing, to the engine and back; not collective. Measures the hand-off. */
+EPD_API epd_status_t epd_noop(epd_group_t* group, uint32_t slot, epd_ticket_t* ticket);
+
+/* ---- completion ---------------------------------------------------------------------------- */
+
+typedef struct epd_result {
+  size_t size;
+  epd_status_t status;    /* of the operation */
+  int32_t culprit_rank;   /* the rank that the status is about, or -1 */
+  uint64_t op_index;      /* the operation's number in its group */
+  uint32_t num_recv_rows; /* M, after dispatch */
+  uint32_t seen_us;       /* after submission: the engine took it */
+  uint32_t launched_us;   /* rows began to move */
+  uint32_t done_us;
+} epd_result_t;
+#define EPD_RESULT_INIT \
+  { sizeof(epd_result_t), EPD_OK, -1, 0, 0, 0, 0, 0 }
+
+/* Returns the operation's status once it has ended; the ticket is then retired and another call
+ * gives NOT_FOUND. WOULD_BLOCK (timeout_ms 0) or DEADLINE_EXCEEDED with epd_ticket_pending() true:
+ * still in flight, the ticket stays valid. result may be NULL. */
+EPD_API epd_status_t epd_ticket_wait(epd_group_t* group, epd_ticket_t ticket, int32_t timeout_ms,
+                                     epd_result_t* result);
+/* epd_ticket_wait with timeout 0. */
+EPD_API epd_status_t epd_ticket_poll(epd_group_t* group, epd_ticket_t ticket, epd_result_t* result);
+/* 1 while the operation is in flight. */
+EPD_API int epd_ticket_pending(epd_group_t* group, epd_ticket_t ticket);
+
+typedef struct epd_counts {
+  size_t size;
+  uint32_t num_recv_rows;       /* M */
+  const int32_t* rank_offsets;  /* [R+1] */
+  const int32_t* expert_counts; /* [E/R] */
+} epd_counts_t;
+#define EPD_COUNTS_INIT \
+  { sizeof(epd_counts_t), 0, NULL, NULL }
+
+/* The counts of a dispatch, known before its rows have all arrived. The arrays live in memory shared with
+ * the engine and stay as they are until the next operation on the slot. WOULD_BLOCK or
+ * DEADLINE_EXCEEDED: not yet; the operation's own status if it failed first. Does not retire the
+ * ticket. */
+EPD_API epd_status_t epd_ticket_counts(epd_group_t* group, epd_ticket_t ticket, int32_t timeout_ms,
+                                       epd_counts_t* counts);
+
+/* Calls hook(result, user) once, on a thread of the library, when the operation has ended; also if it
+ * has already. The ticket is retired by it: do not wait for it as well. */
+typedef void (*epd_hook_t)(const epd_result_t* result, void* user);
+EPD_API epd_status_t epd_ticket_on_complete(epd_group_t* group, epd_ticket_t ticket, epd_hook_t hook,
+                                            void* user);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EPD_EPD_H_ */

@@ -1,0 +1,42 @@
+// Shared memory: sealed memfds and their mappings (mapped by Boost.Interprocess).
+#pragma once
+
+#include "base/fd.h"
+#include "base/status.h"
+
+#include <boost/interprocess/mapped_region.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace epd {
+
+// Zero-filled, exactly `bytes` long, sealed against shrinking, growing and further seals. Mode 0600.
+Result<UniqueFd> make_sealed_memfd(const char* name, std::uint64_t bytes);
+// The same file through a description that can't be mapped writable.
+Result<UniqueFd> reopen_read_only(int memfd);
+// Size of the file, and whether it carries the seals above.
+Result<std::uint64_t> sealed_size(int memfd);
+
+enum class Access { kReadOnly, kReadWrite };
+
+// A mapping of a whole memfd; unmapped by the destructor. The descriptor may be closed meanwhile.
+class Mapping {
+ public:
+  Mapping() = default;
+  static Result<Mapping> map(int fd, std::uint64_t bytes, Access access);
+
+  void* data() const { return region_.get_address(); }
+  std::byte* bytes() const { return static_cast<std::byte*>(data()); }
+  std::uint64_t size() const { return region_.get_size(); }
+  bool valid() const { return region_.get_size() != 0; }
+  template <typename T>
+  T* as(std::uint64_t offset = 0) const {
+    return reinterpret_cast<T*>(bytes() + offset);
+  }
+
+ private:
+  boost::interprocess::mapped_region region_;
+};
+
+}  // namespace epd

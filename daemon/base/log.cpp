@@ -1,0 +1,106 @@
+#include "base/log.h"
+
+#include "base/clock.h"
+
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+#include <mutex>
+
+namespace epd {
+namespace {
+
+LogFormat g_format = LogFormat::kLogfmt;
+std::string g_process = "epd";
+std::mutex g_limiter_mutex;
+
+void append_quoted(std::string& out, std::string_view text) {
+  out += '"';
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      static constexpr char kHex[] = "0123456789abcdef";
+      out += "\\u00";
+      out += kHex[(c >> 4) & 0xf];
+      out += kHex[c & 0xf];
+    } else {
+      out += c;
+    }
+  }
+  out += '"';
+}
+
+spdlog::logger& logger() {
+  static const auto instance = [] {
+    auto made = std::make_shared<spdlog::logger>("epd", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    made->set_pattern("%Y-%m-%dT%H:%M:%S.%f%z level=%l %v");
+    made->flush_on(spdlog::level::warn);
+    return made;
+  }();
+  return *instance;
+}
+
+}  // namespace
+
+LogField::LogField(std::string_view key, double value) : key_(key), value_(fmt::format("{:.3f}", value)) {}
+
+void log_init(const std::string& process, LogLevel level, LogFormat format) {
+  g_process = process;
+  g_format = format;
+  logger().set_pattern(format == LogFormat::kJson ? R"({"time":"%Y-%m-%dT%H:%M:%S.%f%z","level":"%l",%v})"
+                                                  : "%Y-%m-%dT%H:%M:%S.%f%z level=%l %v");
+  log_set_level(level);
+}
+
+void log_set_level(LogLevel level) {
+  logger().set_level(static_cast<spdlog::level::level_enum>(level));
+}
+
+bool log_enabled(LogLevel level) {
+  return logger().should_log(static_cast<spdlog::level::level_enum>(level));
+}
+
+void log_event(LogLevel level, std::string_view event, std::initializer_list<LogField> fields) {
+  if (!log_enabled(level)) return;
+  const bool json = g_format == LogFormat::kJson;
+  std::string line = json ? "\"process\":" : "process=";
+  append_quoted(line, g_process);
+  line += json ? ",\"event\":" : " event=";
+  append_quoted(line, event);
+  for (const LogField& field : fields) {
+    line += json ? ",\"" : " ";
+    line += field.key();
+    line += json ? "\":" : "=";
+    if (field.quoted()) {
+      append_quoted(line, field.value());
+    } else {
+      line += field.value();
+    }
+  }
+  logger().log(static_cast<spdlog::level::level_enum>(level), "{}", line);
+}
+
+void LogLimiter::log(LogLevel level, std::string_view event, std::initializer_list<LogField> fields) {
+  if (!log_enabled(level)) return;
+  std::uint64_t suppressed = 0;
+  {
+    const std::lock_guard lock(g_limiter_mutex);
+    const std::uint64_t now = MonotonicClock().now_ns();
+    if (now - window_ns_ >= 1'000'000'000u) {
+      used_ = used_ > burst_ ? burst_ - 1 : (used_ > 0 ? used_ - 1 : 0);
+      window_ns_ = now;
+    }
+    if (used_ >= burst_) {
+      ++suppressed_;
+      return;
+    }
+    ++used_;
+    suppressed = std::exchange(suppressed_, 0);
+  }
+  log_event(level, event, fields);
+  if (suppressed != 0)
+    log_event(level, "lines like this one were suppressed", {{"event_name", event}, {"count", suppressed}});
+}
+
+}  // namespace epd

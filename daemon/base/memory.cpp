@@ -1,0 +1,65 @@
+#include "base/memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace epd {
+namespace {
+
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+// What Boost.Interprocess wants of something mappable.
+struct FdMappable {
+  boost::interprocess::mapping_handle_t handle;
+  boost::interprocess::mapping_handle_t get_mapping_handle() const { return handle; }
+};
+
+}  // namespace
+
+Result<UniqueFd> make_sealed_memfd(const char* name, std::uint64_t bytes) {
+  UniqueFd fd(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd.valid()) return errno_status(std::string("memfd_create ") + name);
+  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+    return resource_exhausted(std::string(name) + " of " + std::to_string(bytes) +
+                              " bytes: " + errno_status("ftruncate").message());
+  }
+  if (::fchmod(fd.get(), 0600) != 0) return errno_status("fchmod memfd");
+  if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) return errno_status("F_ADD_SEALS");
+  return fd;
+}
+
+Result<UniqueFd> reopen_read_only(int memfd) {
+  const std::string path = "/proc/self/fd/" + std::to_string(memfd);
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.valid()) return errno_status("open " + path);
+  return fd;
+}
+
+Result<std::uint64_t> sealed_size(int memfd) {
+  const int seals = ::fcntl(memfd, F_GET_SEALS);
+  if (seals < 0) return errno_status("F_GET_SEALS");
+  if ((seals & kSeals) != kSeals) {
+    return invalid_argument("segment has seals " + std::to_string(seals) +
+                            "; needed: " + std::to_string(kSeals));
+  }
+  struct stat info {};
+  if (::fstat(memfd, &info) != 0) return errno_status("fstat");
+  return static_cast<std::uint64_t>(info.st_size);
+}
+
+Result<Mapping> Mapping::map(int fd, std::uint64_t bytes, Access access) {
+  namespace bip = boost::interprocess;
+  Mapping mapping;
+  try {
+    mapping.region_ =
+        bip::mapped_region(FdMappable{bip::ipcdetail::mapping_handle_from_file_handle(fd)},
+                           access == Access::kReadOnly ? bip::read_only : bip::read_write, 0, bytes);
+  } catch (const bip::interprocess_exception& error) {
+    return internal_error("mapping " + std::to_string(bytes) + " bytes: " + error.what());
+  }
+  return mapping;
+}
+
+}  // namespace epd

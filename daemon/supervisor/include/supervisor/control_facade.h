@@ -1,0 +1,124 @@
+// What the control plane may ask of the supervisor. All calls may come from any thread: they are
+// carried out on the supervisor's loop, which never blocks, and so return within milliseconds.
+// DEADLINE_EXCEEDED if the loop has not answered within two seconds; ABORTED if it is stopping.
+#pragma once
+
+#include "base/status.h"
+#include "proto/shape.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace epd {
+
+enum class DaemonState { kStarting, kServing, kDraining };
+
+struct DaemonView {
+  std::string version;
+  std::string boot_id;  // hexadecimal, one per daemon run
+  std::int32_t pid = 0;
+  std::uint64_t uptime_ms = 0;
+  DaemonState state = DaemonState::kStarting;
+  std::string socket_path;
+  std::string control_path;
+  std::uint64_t config_generation = 0;  // 1 at start, +1 for each reload that was applied
+  std::string last_reload_error;        // empty if the last reload was applied
+  std::uint64_t sessions = 0;
+  std::uint64_t groups = 0;
+  std::uint64_t arena_bytes = 0;       // promised to clients (touched pages may be fewer)
+  std::uint64_t sessions_total = 0;    // since start
+  std::uint64_t sessions_refused = 0;  // since start
+};
+
+enum class DeviceState { kStarting, kReady, kRestarting, kFailed };
+
+struct DeviceView {
+  std::string name;  // "host:0"
+  DeviceState state = DeviceState::kStarting;
+  std::int32_t engine_pid = 0;
+  std::uint32_t restarts = 0;
+  std::string last_exit;  // "signal 9", "exit 1", "" if never
+  std::uint32_t sms = 0;
+  std::uint32_t sessions = 0;
+  std::uint64_t heartbeat_age_ms = 0;
+  bool sleeping = false;
+  // counters of the present engine, from its EnginePage
+  std::uint64_t ops_submitted = 0;
+  std::uint64_t ops_completed = 0;
+  std::uint64_t ops_failed = 0;
+  std::uint64_t bytes_dispatched = 0;
+  std::uint64_t bytes_combined = 0;
+  std::uint64_t submissions_refused = 0;
+};
+
+struct SessionView {
+  std::uint64_t id = 0;
+  std::uint32_t uid = 0;
+  std::uint32_t gid = 0;
+  std::int32_t pid = 0;
+  std::string device;
+  std::string library;
+  std::uint64_t age_ms = 0;
+  std::uint32_t groups = 0;
+  std::uint64_t arena_bytes = 0;
+};
+
+struct MemberView {
+  std::uint32_t rank = 0;
+  std::uint64_t session_id = 0;
+  std::string device;
+  bool gone = false;
+};
+
+struct GroupView {
+  std::uint64_t id = 0;
+  std::string name;
+  std::string state;  // "forming", "starting", "active", "breaking", "lost"
+  abi::GroupShape shape{};
+  std::uint32_t sms = 0;
+  std::uint64_t epoch = 0;
+  std::uint64_t age_ms = 0;
+  std::string cause;  // of the last break, "" if none
+  std::vector<MemberView> members;
+  std::vector<std::uint32_t> missing_ranks;  // while forming
+};
+
+struct OperationView {
+  std::string device;
+  std::uint64_t session_id = 0;
+  std::uint64_t group_id = 0;
+  std::uint64_t ticket = 0;
+  std::uint64_t op_index = 0;
+  std::string op;     // "dispatch", "combine", "noop"
+  std::string stage;  // "planning", "wait_ready", "moving", "wait_arrived", "breaking"
+  std::uint32_t rank = 0;
+  std::uint32_t slot = 0;
+  std::uint32_t num_tokens = 0;
+  std::int32_t waiting_for = -1;  // rank
+  std::uint64_t age_us = 0;
+};
+
+struct ConfigEntry {
+  std::string key;  // "limits.max_sessions"
+  std::string value;
+  std::string origin;  // "default", "file", "flag", "environment"
+  bool reloadable = false;
+};
+
+class ControlFacade {
+ public:
+  virtual ~ControlFacade() = default;
+
+  virtual Result<DaemonView> daemon() = 0;
+  virtual Result<std::vector<DeviceView>> devices() = 0;
+  virtual Result<std::vector<SessionView>> sessions() = 0;
+  virtual Result<std::vector<GroupView>> groups() = 0;
+  virtual Result<std::vector<OperationView>> operations() = 0;
+  virtual Result<std::vector<ConfigEntry>> config() = 0;
+  // Stops admitting, waits for sessions to end, ends what is left after timeout_ms (0: the
+  // configured drain timeout), then the daemon exits. Returns as soon as draining has begun.
+  virtual Status drain(std::uint32_t timeout_ms) = 0;
+};
+
+}  // namespace epd

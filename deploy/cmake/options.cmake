@@ -1,0 +1,20 @@
+# Compile options shared by every room, as an interface target, and the function that makes a room.
+add_library(epd_options INTERFACE)
+target_compile_options(epd_options INTERFACE
+  -Wall -Wextra -Wshadow $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor -Woverloaded-virtual>
+  -fvisibility=hidden $<$<BOOL:${EPD_WERROR}>:-Werror>)
+if(EPD_SANITIZE)
+  string(REPLACE ";" "," _epd_sanitize "${EPD_SANITIZE}")
+  add_compile_options(-fsanitize=${_epd_sanitize} -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${_epd_sanitize})
+endif()
+
+# epd_room(<name> SOURCES ... [PUBLIC libs...] [PRIVATE libs...])
+# A static library epd_<name> with the include directory <room>/include. Rooms see each other only
+# through what they name here.
+function(epd_room name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
+  add_library(epd_${name} STATIC ${ARG_SOURCES})
+  target_include_directories(epd_${name} PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}/include PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+  target_link_libraries(epd_${name} PUBLIC ${ARG_PUBLIC} PRIVATE ${ARG_PRIVATE} epd_options)
+endfunction()

@@ -1,0 +1,34 @@
+// bf16 and e4m3 as bits, and the one definition of the FP8 block cast.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+namespace epd::kernels {
+
+inline constexpr std::uint32_t kScaleBlock = 128;
+inline constexpr float kE4m3Max = 448.0f;
+// Blocks whose largest magnitude is below this are scaled as if it were this, so that neither
+// 448/amax nor amax/448 leaves float32's normal range.
+inline constexpr float kMinAmax = 1e-30f;
+
+inline float bf16_to_float(std::uint16_t bits) {
+  return std::bit_cast<float>(std::uint32_t{bits} << 16);
+}
+
+// To nearest, ties to even; NaN stays NaN (quiet).
+inline std::uint16_t float_to_bf16(float value) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((bits >> 16) | 0x0040u);
+  return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+// To nearest, ties to even, saturating at +-448; NaN gives 0x7f with the sign kept out.
+std::uint8_t float_to_e4m3(float value);
+float e4m3_to_float(std::uint8_t bits);
+
+// One block of 128 bf16 values: amax = max |x| (NaN ignored), at least kMinAmax;
+// scale = amax / 448; q = e4m3(x * (448 / amax)). Returns the scale.
+float cast_block_e4m3(const std::uint16_t* x, std::uint8_t* q);
+
+}  // namespace epd::kernels

@@ -1,0 +1,131 @@
+// Where things lie in the two arenas of a rank. Computed here and nowhere else: the supervisor
+// sizes the memory with it, engines and clients find their regions with it.
+//
+// User arena: `depth` slots, each holding the regions below. The client maps its own; the engines
+// of the node map all of a group's.
+// Exchange arena: `depth` blocks of what ranks tell each other about one operation. Engines only.
+#pragma once
+
+#include "proto/shape.h"
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace epd::abi {
+
+enum class Region : std::uint32_t {
+  kX = 0,            // in   [T,H] bf16
+  kTopkIdx,          // in   [T,K] int32 or int64 (GroupShape::index_type); -1 = no selection
+  kTopkWeights,      // in   [T,K] float32
+  kRecvX,            // out  [R*T,H] bf16 or e4m3
+  kRecvScales,       // out  [R*T,H/128] float32, FP8 only
+  kRecvTopkIdx,      // out  [R*T,K] index type, local expert numbers, -1 elsewhere
+  kRecvTopkWeights,  // out  [R*T,K] float32, 0 elsewhere
+  kRecvSrc,          // out  [R*T,2] int32: rank, token
+  kRankOffsets,      // out  [R+1] int32
+  kExpertCounts,     // out  [E/R] int32
+  kY,                // in   [R*T,H] bf16: expert output, the input of combine
+  kOut,              // out  [T,H] bf16: combined output
+  kCount,
+};
+inline constexpr std::size_t kNumRegions = static_cast<std::size_t>(Region::kCount);
+inline constexpr std::uint64_t kRegionAlign = 4096;
+
+constexpr std::uint64_t align_up(std::uint64_t value, std::uint64_t alignment) {
+  return (value + alignment - 1) / alignment * alignment;
+}
+
+// With GroupShape inside its limits no product below exceeds 2^52, so nothing here can overflow:
+// R*T <= 2^26, H*2 <= 2^15, depth <= 2^4.
+constexpr std::uint64_t region_bytes(const GroupShape& s, Region region) {
+  const std::uint64_t tokens = s.max_tokens;
+  const std::uint64_t rows = std::uint64_t{s.num_ranks} * s.max_tokens;
+  switch (region) {
+    case Region::kX: return tokens * s.hidden * 2;
+    case Region::kTopkIdx: return tokens * s.topk * s.index_bytes();
+    case Region::kTopkWeights: return tokens * s.topk * 4;
+    case Region::kRecvX: return rows * s.row_bytes();
+    case Region::kRecvScales: return rows * s.scales_per_row() * 4;
+    case Region::kRecvTopkIdx: return rows * s.topk * s.index_bytes();
+    case Region::kRecvTopkWeights: return rows * s.topk * 4;
+    case Region::kRecvSrc: return rows * 8;
+    case Region::kRankOffsets: return (std::uint64_t{s.num_ranks} + 1) * 4;
+    case Region::kExpertCounts: return std::uint64_t{s.experts_per_rank()} * 4;
+    case Region::kY: return rows * s.hidden * 2;
+    case Region::kOut: return tokens * s.hidden * 2;
+    case Region::kCount: break;
+  }
+  return 0;
+}
+
+struct UserArenaLayout {
+  std::array<std::uint64_t, kNumRegions> offset{};  // within a slot
+  std::uint64_t slot_bytes = 0;
+  std::uint64_t total_bytes = 0;
+
+  constexpr explicit UserArenaLayout(const GroupShape& shape) {
+    for (std::size_t i = 0; i < kNumRegions; ++i) {
+      offset[i] = slot_bytes;
+      slot_bytes += align_up(region_bytes(shape, static_cast<Region>(i)), kRegionAlign);
+    }
+    total_bytes = slot_bytes * shape.depth;
+  }
+  constexpr std::uint64_t at(std::uint32_t slot, Region region) const {
+    return slot_bytes * slot + offset[static_cast<std::size_t>(region)];
+  }
+};
+
+// One signal word on a cache line of its own; holds an operation tag (see op_tag) that only grows.
+struct alignas(64) SignalLine {
+  std::atomic<std::uint64_t> tag;
+};
+static_assert(sizeof(SignalLine) == 64);
+
+// An operation's place in the group's history. Tags grow with the operation and with the epoch,
+// so "the peer has got this far" is one comparison, and tags of an abandoned epoch never match.
+inline constexpr std::uint32_t kTagIndexBits = 40;
+constexpr std::uint64_t op_tag(std::uint64_t epoch, std::uint64_t op_index) {
+  return (epoch << kTagIndexBits) | ((op_index + 1) & ((std::uint64_t{1} << kTagIndexBits) - 1));
+}
+
+// What a source announces about its operation before any row moves; compared by every peer.
+struct OpAnnouncement {
+  std::uint64_t tag;
+  std::uint32_t op;  // abi::Op
+  std::uint32_t slot;
+  std::uint64_t handle;      // combine: the dispatch it answers; 0 otherwise
+  std::uint32_t num_tokens;  // n of the source (not compared)
+  std::uint32_t flags;
+};
+static_assert(sizeof(OpAnnouncement) == 32);
+
+// Block of one slot in the exchange arena of rank d; all of it is written by the source ranks' engines:
+//   ready[s]          source s has announced (op, counts): and its own slot may be written
+//   arrived[s]        source s is done with d: its rows have landed (dispatch), or it has pulled
+//                     what it needs (combine)
+//   announcement[s]   OpAnnouncement of source s
+//   rank_counts[s][r] rows that s sends to r (the whole matrix: d needs its column prefix everywhere)
+//   expert_counts[s][e] selections of s for the local expert e of d
+struct ExchangeArenaLayout {
+  std::uint64_t ready = 0;
+  std::uint64_t arrived = 0;
+  std::uint64_t announcement = 0;
+  std::uint64_t rank_counts = 0;
+  std::uint64_t expert_counts = 0;
+  std::uint64_t slot_bytes = 0;
+  std::uint64_t total_bytes = 0;
+
+  constexpr explicit ExchangeArenaLayout(const GroupShape& s) {
+    const std::uint64_t ranks = s.num_ranks;
+    arrived = ready + ranks * sizeof(SignalLine);
+    announcement = arrived + ranks * sizeof(SignalLine);
+    rank_counts = align_up(announcement + ranks * sizeof(OpAnnouncement), 64);
+    expert_counts = align_up(rank_counts + ranks * ranks * 4, 64);
+    slot_bytes = align_up(expert_counts + ranks * s.experts_per_rank() * 4, kRegionAlign);
+    total_bytes = slot_bytes * s.depth;
+  }
+};
+
+}  // namespace epd::abi

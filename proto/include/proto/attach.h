@@ -1,0 +1,112 @@
+// The attach protocol: a client's requests to the supervisor over its SOCK_SEQPACKET connection.
+// One request at a time; each gets exactly one reply (its own type or kRefused). The connection
+// is the session's life: its end is the client's death, whatever the reason.
+#pragma once
+
+#include "proto/arena.h"
+#include "proto/wire.h"
+
+namespace epd::abi {
+
+enum class AttachType : std::uint16_t {
+  kHello = 1,    // client -> supervisor; must come first, within the daemon's attach deadline
+  kWelcome = 2,  // fds: segment A (rw), segment B (read-only), doorbell socket
+  kRefused = 3,  // any request
+  kJoin = 4,
+  kJoined = 5,  // fds: user arena (rw), board (read-only)
+  kLeave = 6,
+  kLeft = 7,
+  kGoodbye = 8,  // supervisor -> client, unasked: the session is over, and why
+};
+
+struct Hello {
+  std::uint32_t version_min;
+  std::uint32_t version_max;
+  std::uint64_t layout_hash;
+  std::uint64_t features;         // 0 in version 1
+  std::uint64_t nonce;            // echoed
+  char library[64];               // client library and version, for logs and refusals
+  char device[kDeviceNameBytes];  // "host:0"; empty = the device with the fewest sessions
+};
+
+struct Welcome {
+  std::uint32_t version;
+  std::uint32_t device_index;
+  std::uint64_t layout_hash;
+  std::uint64_t features;
+  std::uint64_t nonce;
+  std::uint64_t session_id;
+  std::uint8_t boot_id[16];  // of this daemon run
+  char daemon[64];           // daemon name and version
+  char device[kDeviceNameBytes];
+};
+
+struct Refused {
+  StatusCode status;
+  char text[kTextBytes];  // what was wrong, with which value, what is allowed
+};
+
+struct Join {
+  char group[kMaxGroupName + 1];
+  std::int32_t rank;         // -1 = the lowest free one
+  std::uint32_t timeout_ms;  // how long to wait for the other ranks; 0 = the daemon's default
+  std::uint32_t sms;         // SMs (host: threads) per device for this group's operations; 0 = default
+  GroupShape shape;
+};
+
+struct Joined {
+  std::uint32_t member;  // names the membership in submissions
+  std::uint32_t rank;
+  std::uint64_t group_id;
+  std::uint64_t epoch;
+  std::uint64_t resume_index;
+  std::uint64_t user_bytes;   // UserArenaLayout::total_bytes, repeated for the check
+  std::uint64_t board_bytes;  // BoardLayout::total_bytes, likewise
+};
+
+struct Leave {
+  std::uint32_t member;
+  std::uint32_t reserved;
+};
+
+struct Left {
+  std::uint32_t member;
+  std::uint32_t reserved;
+};
+
+struct Goodbye {
+  StatusCode status;
+  char text[kTextBytes];
+};
+
+static_assert(sizeof(Join) + sizeof(WireHeader) <= kMaxMessageBytes);
+static_assert(std::is_trivially_copyable_v<Welcome> && std::is_trivially_copyable_v<Join>);
+
+// Changes whenever a size or offset that client and daemon share changes.
+constexpr std::uint64_t layout_hash() {
+  using detail::mix;
+  std::uint64_t h = 0xcbf29ce484222325ull;
+  for (std::uint64_t v :
+       {sizeof(SegmentA), sizeof(SegmentB), sizeof(Board), sizeof(BoardSlot), sizeof(Submission),
+        sizeof(Completion), sizeof(InflightRecord), sizeof(GroupShape), sizeof(Hello), sizeof(Welcome),
+        sizeof(Refused), sizeof(Join), sizeof(Joined), sizeof(Leave), sizeof(Goodbye)}) {
+    h = mix(h, v);
+  }
+  for (std::uint64_t v :
+       {offsetof(SegmentA, client_sleep), offsetof(SegmentA, completion_head),
+        offsetof(SegmentA, submissions), offsetof(SegmentB, state), offsetof(SegmentB, engine_sleep),
+        offsetof(SegmentB, submission_head), offsetof(SegmentB, completion_tail),
+        offsetof(SegmentB, inflight), offsetof(SegmentB, message), offsetof(SegmentB, completions),
+        offsetof(Submission, op), offsetof(Submission, flags), offsetof(Completion, status),
+        offsetof(Board, change), offsetof(Board, message), offsetof(Board, slots)}) {
+    h = mix(h, v);
+  }
+  constexpr GroupShape probe{
+      4, 16, 64, 256, 3, 2, Payload::kFp8Cast, IndexType::kInt64, LossPolicy::kFailFast};
+  constexpr UserArenaLayout arena(probe);
+  for (std::uint64_t v : arena.offset) h = mix(h, v);
+  h = mix(h, arena.total_bytes);
+  return mix(h, BoardLayout(probe).total_bytes);
+}
+
+}  // namespace epd::abi

@@ -1,0 +1,183 @@
+// The link protocol: supervisor and engine, over the socketpair that the engine inherits. Both
+// ends are ours, so lengths and types are checked as invariants, not as hostile input.
+//
+// The supervisor is the only one that decides; engines report. A group comes to an engine as
+// kGroupBegin, one kGroupRank per rank (all R), one kGroupMember per rank that this device serves,
+// then kGroupCommit, which the engine answers with kGroupReady.
+//
+// A group breaks in one of two ways (README, "When a group breaks"):
+//   recoverable  every operation in flight fails. Each engine stops touching the arenas, answers
+//                kBroken, and holds the failed completions back until kResume brings the new epoch
+//                and the first operation to redo.
+//   fatal        a rank is gone for good. Operations numbered fail_from or above fail at once;
+//                those below have all their announcements and run to their end. kBroken follows
+//                when none is left, with every mapping of the group's arenas dropped.
+#pragma once
+
+#include "proto/arena.h"
+#include "proto/wire.h"
+
+namespace epd::abi {
+
+enum class LinkType : std::uint16_t {
+  // supervisor -> engine
+  kAddSession = 1,     // fds: segment A, segment B (rw), engine's end of the doorbell
+  kRemoveSession = 2,  // answered with kSessionRemoved when its operations have ended
+  kGroupBegin = 3,
+  kGroupRank = 4,    // fds: user arena, exchange arena, eventfd and EnginePage of that rank's engine
+  kGroupMember = 5,  // fds: board (rw)
+  kGroupCommit = 6,
+  kStopMember = 7,  // take no more submissions from this rank; answered with kMemberStopped
+  kBreak = 8,
+  kResume = 9,
+  kRemoveGroup = 10,  // answered with kGroupRemoved; forgets everything about the group
+  kSettings = 11,
+  kStop = 12,  // finish nothing more, exit 0
+  // engine -> supervisor
+  kReady = 32,
+  kSessionFailed = 33,  // an illegal submission; SegmentB already says so
+  kSessionRemoved = 34,
+  kGroupReady = 35,
+  kMemberStopped = 36,
+  kBreakRequest = 37,  // deadline or mismatch: please break
+  kBroken = 38,
+  kGroupRemoved = 39,
+};
+
+struct AddSession {
+  std::uint64_t session_id;
+  std::uint32_t uid;
+  std::int32_t pid;
+};
+
+struct SessionRef {  // kRemoveSession, kSessionRemoved
+  std::uint64_t session_id;
+};
+
+struct SessionFailed {
+  std::uint64_t session_id;
+  StatusCode status;
+  char text[kTextBytes];
+};
+
+struct GroupBegin {
+  std::uint64_t group_id;
+  std::uint64_t epoch;
+  std::uint64_t resume_index;
+  std::uint32_t sms;     // 0 = the device's
+  std::uint32_t broken;  // 1: wait for kResume before serving (an engine that was restarted)
+  GroupShape shape;
+  char name[kMaxGroupName + 1];
+};
+
+struct GroupRank {
+  std::uint64_t group_id;
+  std::uint32_t rank;
+  std::uint32_t device_index;
+};
+
+struct GroupMember {
+  std::uint64_t group_id;
+  std::uint64_t session_id;
+  std::uint32_t rank;
+  std::uint32_t member;  // as told to the client
+};
+
+struct GroupRef {  // kGroupCommit, kRemoveGroup, kGroupRemoved
+  std::uint64_t group_id;
+};
+
+struct GroupReady {
+  std::uint64_t group_id;
+  StatusCode status;
+  char text[kTextBytes];
+};
+
+struct MemberRef {  // kStopMember, kMemberStopped
+  std::uint64_t group_id;
+  std::uint32_t rank;
+  std::uint32_t reserved;
+  std::uint64_t next_submit;  // kMemberStopped: the number its next operation would have had
+};
+
+struct Break {  // kBreak and kBreakRequest
+  std::uint64_t group_id;
+  std::uint64_t epoch;      // kBreakRequest: the epoch it happened in; kBreak: the epoch that ends
+  std::uint64_t fail_from;  // fatal only
+  std::uint32_t fatal;
+  StatusCode cause;
+  std::int32_t culprit_rank;  // -1 = none
+  char text[kMessageBytes];
+};
+
+struct Broken {
+  std::uint64_t group_id;
+  std::uint64_t epoch;       // the one that ended
+  std::uint64_t next_index;  // lowest operation not completed, over the ranks on this device
+};
+
+struct Resume {
+  std::uint64_t group_id;
+  std::uint64_t epoch;  // the new one
+  std::uint64_t resume_index;
+};
+
+struct Settings {
+  std::uint32_t sms;                 // of the device
+  std::uint32_t default_timeout_ms;  // for operations that give none
+  std::uint32_t spin_us;             // how long an idle engine polls before it sleeps
+  std::uint32_t log_level;           // spdlog's numbers
+};
+
+struct EngineReady {
+  std::int32_t pid;
+  std::uint32_t max_sms;
+};
+
+// A page that each engine writes and the supervisor, and the engines it shares groups with, read.
+// No request is needed to see what an engine is doing.
+inline constexpr std::uint32_t kEnginePageMagic = 0x50445045;  // "EPDP"
+inline constexpr std::size_t kMaxOpsShown = 128;
+
+enum class OpStage : std::uint32_t {
+  kNone = 0,
+  kPlanning = 1,     // counting tokens per rank
+  kWaitReady = 2,    // for every rank's announcement
+  kMoving = 3,       // rows are being pushed or pulled
+  kWaitArrived = 4,  // for every rank's rows or pulls
+  kBreaking = 5,     // failed; waiting for the group to agree
+};
+
+struct OpView {
+  std::atomic<std::uint64_t> ticket;  // 0 = free; others are a hint while it changes
+  std::uint64_t session_id;
+  std::uint64_t group_id;
+  std::uint64_t op_index;
+  std::uint64_t submit_ns;
+  Op op;
+  std::uint32_t rank;
+  std::uint32_t slot;
+  std::uint32_t num_tokens;
+  std::atomic<std::uint32_t> stage;       // OpStage
+  std::atomic<std::int32_t> waiting_for;  // rank, or -1
+};
+
+struct EnginePage {
+  alignas(64) std::uint32_t magic;
+  std::uint32_t version;
+  SleepLine sleep;                               // peers ring the eventfd only when set
+  alignas(64) std::atomic<std::uint64_t> loops;  // advances while the engine lives
+  std::atomic<std::uint64_t> heartbeat_ns;       // CLOCK_MONOTONIC of the last loop
+  std::atomic<std::uint64_t> ops_submitted;
+  std::atomic<std::uint64_t> ops_completed;  // with OK
+  std::atomic<std::uint64_t> ops_failed;
+  std::atomic<std::uint64_t> bytes_dispatched;  // rows pushed x row bytes
+  std::atomic<std::uint64_t> bytes_combined;    // rows pulled x row bytes
+  std::atomic<std::uint64_t> submissions_refused;
+  std::atomic<std::uint64_t> sleeps;
+  std::atomic<std::uint64_t> wakes_sent;
+  std::atomic<std::uint32_t> sms;
+  alignas(64) OpView ops[kMaxOpsShown];
+};
+
+}  // namespace epd::abi
