@@ -3,7 +3,8 @@
 //
 // User arena: `depth` slots, each holding the regions below. The client maps its own; the engines
 // of the node map all of a group's.
-// Exchange arena: `depth` blocks of what ranks tell each other about one operation. Engines only.
+// Exchange arena: `depth` blocks of what ranks tell each other about one operation, and the routing
+// that combine needs. Engines only.
 #pragma once
 
 #include "proto/shape.h"
@@ -101,20 +102,36 @@ struct OpAnnouncement {
 };
 static_assert(sizeof(OpAnnouncement) == 32);
 
-// Block of one slot in the exchange arena of rank d; all of it is written by the source ranks' engines:
+// The routing of the last dispatch on a buffer slot, kept by the rank's own engine for combine. It
+// lies in the arena so that it outlives the engine.
+struct RoutingRecord {
+  std::uint64_t handle;  // op_index + 1 of the dispatch; 0 = none. Stored last
+  std::uint32_t num_tokens;
+  std::uint32_t reserved;
+};
+static_assert(sizeof(RoutingRecord) == 16);
+
+// Block b of the exchange arena of rank d serves the operations numbered b, b + depth, b + 2*depth, ...
+// It is written by the source ranks' engines:
 //   ready[s]          source s has announced (op, counts): and its own slot may be written
 //   arrived[s]        source s is done with d: its rows have landed (dispatch), or it has pulled
 //                     what it needs (combine)
 //   announcement[s]   OpAnnouncement of source s
 //   rank_counts[s][r] rows that s sends to r (the whole matrix: d needs its column prefix everywhere)
 //   expert_counts[s][e] selections of s for the local expert e of d
+// Beside the blocks, one routing record per buffer slot, written by d's own engine:
+//   record, base_rows[R] (where d's rows begin at each rank), topk[T,K] (int32, validated)
 struct ExchangeArenaLayout {
   std::uint64_t ready = 0;
   std::uint64_t arrived = 0;
   std::uint64_t announcement = 0;
   std::uint64_t rank_counts = 0;
   std::uint64_t expert_counts = 0;
-  std::uint64_t slot_bytes = 0;
+  std::uint64_t block_bytes = 0;
+  std::uint64_t routing = 0;    // of slot 0
+  std::uint64_t base_rows = 0;  // within a routing record
+  std::uint64_t topk = 0;       // likewise
+  std::uint64_t routing_bytes = 0;
   std::uint64_t total_bytes = 0;
 
   constexpr explicit ExchangeArenaLayout(const GroupShape& s) {
@@ -123,9 +140,17 @@ struct ExchangeArenaLayout {
     announcement = arrived + ranks * sizeof(SignalLine);
     rank_counts = align_up(announcement + ranks * sizeof(OpAnnouncement), 64);
     expert_counts = align_up(rank_counts + ranks * ranks * 4, 64);
-    slot_bytes = align_up(expert_counts + ranks * s.experts_per_rank() * 4, kRegionAlign);
-    total_bytes = slot_bytes * s.depth;
+    block_bytes = align_up(expert_counts + ranks * s.experts_per_rank() * 4, kRegionAlign);
+    routing = block_bytes * s.depth;
+    base_rows = sizeof(RoutingRecord);
+    topk = align_up(base_rows + ranks * 4, 64);
+    routing_bytes = align_up(topk + std::uint64_t{s.max_tokens} * s.topk * 4, kRegionAlign);
+    total_bytes = routing + routing_bytes * s.depth;
   }
+  constexpr std::uint64_t block(std::uint64_t op_index, std::uint32_t depth) const {
+    return block_bytes * (op_index % depth);
+  }
+  constexpr std::uint64_t routing_of(std::uint32_t slot) const { return routing + routing_bytes * slot; }
 };
 
 }  // namespace epd::abi

@@ -1,0 +1,158 @@
+#include "host_device.h"
+
+#include <sys/mman.h>
+#include <algorithm>
+#include <charconv>
+
+namespace epd {
+namespace {
+
+// A chunk is small enough that the loop stays responsive, large enough that claiming is free.
+constexpr std::uint64_t kChunkBytes = 512 * 1024;
+constexpr std::uint32_t kMaxHostSms = 256;
+
+std::uint32_t grain_for(std::uint64_t bytes_per_token) {
+  return static_cast<std::uint32_t>(
+      std::clamp<std::uint64_t>(kChunkBytes / std::max<std::uint64_t>(bytes_per_token, 1), 1, 1024));
+}
+
+}  // namespace
+
+HostWork::HostWork(HostDevice& device, Body body, std::uint32_t items, std::uint32_t grain, std::uint32_t sms)
+    : device_(device),
+      body_(std::move(body)),
+      items_(items),
+      grain_(grain),
+      max_helpers_(sms == 0 ? kMaxHostSms : sms - 1) {}
+
+HostWork::~HostWork() {
+  next_.store(items_, std::memory_order_relaxed);  // nothing more to claim
+  device_.withdraw(this);
+}
+
+bool HostWork::run_chunk() {
+  const std::uint64_t begin = next_.fetch_add(grain_, std::memory_order_relaxed);
+  if (begin >= items_) return false;
+  const std::uint64_t end = std::min<std::uint64_t>(begin + grain_, items_);
+  body_(static_cast<std::uint32_t>(begin), static_cast<std::uint32_t>(end));
+  finished_.fetch_add(end - begin, std::memory_order_acq_rel);
+  return true;
+}
+
+bool HostWork::advance() {
+  run_chunk();
+  return done();
+}
+
+HostDevice::HostDevice(std::string name, std::function<void()> notify)
+    : name_(std::move(name)),
+      notify_(std::move(notify)),
+      max_sms_(std::clamp(std::thread::hardware_concurrency() * 4, 4u, kMaxHostSms)) {}
+
+HostDevice::~HostDevice() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  for (std::thread& helper : helpers_) helper.join();
+}
+
+void HostDevice::set_num_sms(std::uint32_t sms) {
+  {
+    const std::lock_guard lock(mutex_);
+    num_sms_ = std::clamp(sms, 1u, max_sms_);
+  }
+  while (helpers_.size() + 1 < num_sms_) {
+    const auto index = static_cast<std::uint32_t>(helpers_.size());
+    helpers_.emplace_back([this, index] { helper_main(index); });
+  }
+  wake_.notify_all();
+}
+
+Result<Mapping> HostDevice::map_arena(int fd, std::uint64_t bytes) {
+  Result<Mapping> mapping = Mapping::map(fd, bytes, Access::kReadWrite);
+  // Fewer page faults and TLB misses where the kernel offers huge pages for shared memory; elsewhere
+  // the advice is refused, which is fine.
+  if (mapping.ok()) ::madvise(mapping->data(), bytes, MADV_HUGEPAGE);
+  return mapping;
+}
+
+std::unique_ptr<Work> HostDevice::dispatch(const kernels::DispatchArgs& args, std::uint32_t sms) {
+  const std::uint64_t row = args.fp8 ? args.hidden : std::uint64_t{args.hidden} * 2;
+  return launch([args](std::uint32_t begin, std::uint32_t end) { kernels::dispatch_rows(args, begin, end); },
+                args.plan->num_tokens(),
+                grain_for(row * std::min<std::size_t>(args.topk, args.targets.size())), sms);
+}
+
+std::unique_ptr<Work> HostDevice::combine(const kernels::CombineArgs& args, std::uint32_t sms) {
+  const std::uint64_t row = std::uint64_t{args.hidden} * 2;
+  return launch([args](std::uint32_t begin, std::uint32_t end) { kernels::combine_rows(args, begin, end); },
+                args.plan->num_tokens(),
+                grain_for(row * std::min<std::size_t>(args.topk, args.sources.size())), sms);
+}
+
+std::unique_ptr<Work> HostDevice::launch(HostWork::Body body, std::uint32_t items, std::uint32_t grain,
+                                         std::uint32_t sms) {
+  auto work = std::make_unique<HostWork>(*this, std::move(body), items, grain, sms);
+  // Work of a single chunk is done sooner by the loop than by waking anybody.
+  if (num_sms_ > 1 && sms != 1 && items > grain) {
+    {
+      const std::lock_guard lock(mutex_);
+      works_.push_back(work.get());
+    }
+    wake_.notify_all();
+  }
+  return work;
+}
+
+void HostDevice::withdraw(HostWork* work) {
+  std::unique_lock lock(mutex_);
+  std::erase(works_, work);
+  released_.wait(lock, [work] { return work->helpers_ == 0; });
+}
+
+HostWork* HostDevice::claimable(std::uint32_t index) {
+  if (index + 1 >= num_sms_) return nullptr;
+  for (HostWork* work : works_) {
+    if (work->unclaimed() && work->helpers_ < work->max_helpers_) return work;
+  }
+  return nullptr;
+}
+
+void HostDevice::helper_main(std::uint32_t index) {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    HostWork* work = nullptr;
+    wake_.wait(lock, [&] { return stop_ || (work = claimable(index)) != nullptr; });
+    if (stop_) return;
+    ++work->helpers_;
+    lock.unlock();
+    const bool ran = work->run_chunk();
+    const bool finished = ran && work->done();
+    lock.lock();
+    --work->helpers_;
+    released_.notify_one();
+    if (finished) {
+      lock.unlock();
+      notify_();
+      lock.lock();
+    }
+  }
+}
+
+Result<std::unique_ptr<Device>> make_device(std::string_view name, std::function<void()> notify) {
+  constexpr std::string_view kPrefix = "host:";
+  std::uint32_t index = 0;
+  if (name.starts_with(kPrefix)) {
+    const char* begin = name.data() + kPrefix.size();
+    const char* end = name.data() + name.size();
+    const auto [stop, error] = std::from_chars(begin, end, index);
+    if (error == std::errc() && stop == end && begin != end) {
+      return std::unique_ptr<Device>(std::make_unique<HostDevice>(std::string(name), std::move(notify)));
+    }
+  }
+  return invalid_argument("device is \"" + std::string(name) + "\"; allowed: host:N with N = 0, 1, 2, ...");
+}
+
+}  // namespace epd

@@ -1,0 +1,50 @@
+// What an engine needs of a device: memory that ranks share, and somewhere to run the operations.
+// One implementation per kind of device; the engine knows only this.
+//
+// Threads: every call comes from the engine's loop. `notify` (given at creation) may be called from
+// any thread, when work finishes that the loop has not seen finish.
+#pragma once
+
+#include "base/memory.h"
+#include "base/status.h"
+#include "kernels/operations.h"
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace epd {
+
+// An operation in execution. What its arguments point to must live until it is done or destroyed;
+// destroying it waits for the chunks in hand, which are short.
+class Work {
+ public:
+  virtual ~Work() = default;
+  // Lets the device run a short piece on the calling thread, if it has no processor of its own.
+  // True when all is done; then every row is visible to whoever synchronises with the caller.
+  virtual bool advance() = 0;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  virtual const std::string& name() const = 0;
+  virtual std::uint32_t max_sms() const = 0;
+  virtual std::uint32_t num_sms() const = 0;
+  // Clamped to 1 .. max_sms(); takes effect with the next chunk.
+  virtual void set_num_sms(std::uint32_t sms) = 0;
+
+  virtual Result<Mapping> map_arena(int fd, std::uint64_t bytes) = 0;
+
+  // `sms`: at most so many of the device's; 0 = all that set_num_sms allows.
+  virtual std::unique_ptr<Work> dispatch(const kernels::DispatchArgs& args, std::uint32_t sms) = 0;
+  virtual std::unique_ptr<Work> combine(const kernels::CombineArgs& args, std::uint32_t sms) = 0;
+};
+
+// "host:N". INVALID_ARGUMENT for a name that is not understood.
+Result<std::unique_ptr<Device>> make_device(std::string_view name, std::function<void()> notify);
+
+}  // namespace epd
