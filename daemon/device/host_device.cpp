@@ -39,9 +39,10 @@ bool HostWork::run_chunk() {
   return true;
 }
 
-bool HostWork::advance() {
-  run_chunk();
-  return done();
+WorkState HostWork::advance() {
+  const bool ran = run_chunk();
+  if (done()) return WorkState::kDone;
+  return ran ? WorkState::kAdvanced : WorkState::kWaiting;
 }
 
 HostDevice::HostDevice(std::string name, std::function<void()> notify)

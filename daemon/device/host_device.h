@@ -23,7 +23,8 @@ class HostWork final : public Work {
   HostWork(HostDevice& device, Body body, std::uint32_t items, std::uint32_t grain, std::uint32_t sms);
   ~HostWork() override;
 
-  bool advance() override;
+  WorkState advance() override;
+  bool waiting() const override { return !unclaimed() && !done(); }
   // Claims and runs one chunk; false if none is left.
   bool run_chunk();
   bool done() const { return finished_.load(std::memory_order_acquire) == items_; }

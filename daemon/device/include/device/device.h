@@ -17,14 +17,19 @@
 
 namespace epd {
 
+enum class WorkState { kAdvanced, kWaiting, kDone };
+
 // An operation in execution. What its arguments point to must live until it is done or destroyed;
 // destroying it waits for the chunks in hand, which are short.
 class Work {
  public:
   virtual ~Work() = default;
   // Lets the device run a short piece on the calling thread, if it has no processor of its own.
-  // True when all is done; then every row is visible to whoever synchronises with the caller.
-  virtual bool advance() = 0;
+  // kWaiting: the rest runs elsewhere, and `notify` follows. After kDone every row is visible to
+  // whoever synchronises with the caller.
+  virtual WorkState advance() = 0;
+  // Whether advance() would say kWaiting.
+  virtual bool waiting() const = 0;
 };
 
 class Device {

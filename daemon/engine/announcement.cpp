@@ -1,0 +1,50 @@
+#include "announcement.h"
+
+namespace epd {
+
+const char* op_name(abi::Op op) {
+  switch (op) {
+    case abi::Op::kNoop: return "noop";
+    case abi::Op::kDispatch: return "dispatch";
+    case abi::Op::kCombine: return "combine";
+    case abi::Op::kNone: break;
+  }
+  return "none";
+}
+
+std::uint32_t ExchangeBlock::first_not_ready(std::uint64_t tag, std::uint32_t from) const {
+  while (from < shape_.num_ranks && ready(from).load(std::memory_order_acquire) >= tag) ++from;
+  return from;
+}
+
+std::uint32_t ExchangeBlock::first_not_arrived(std::uint64_t tag, std::uint32_t from) const {
+  while (from < shape_.num_ranks && arrived(from).load(std::memory_order_acquire) >= tag) ++from;
+  return from;
+}
+
+std::optional<ExchangeBlock::Disagreement> ExchangeBlock::disagreement(std::uint32_t own,
+                                                                       std::uint64_t op_index) const {
+  const abi::OpAnnouncement& mine = announcement(own);
+  const auto differ = [&](std::uint32_t rank, const std::string& field, const std::string& here,
+                          const std::string& there) {
+    return Disagreement{rank, "operation " + std::to_string(op_index) + ": " + field + " is " + here +
+                                  " on rank " + std::to_string(own) + " and " + there + " on rank " +
+                                  std::to_string(rank) +
+                                  "; all ranks must submit the same operations in the same order"};
+  };
+  for (std::uint32_t rank = 0; rank < shape_.num_ranks; ++rank) {
+    const abi::OpAnnouncement& other = announcement(rank);
+    if (other.op != mine.op) {
+      return differ(rank, "op", op_name(static_cast<abi::Op>(mine.op)),
+                    op_name(static_cast<abi::Op>(other.op)));
+    }
+    if (other.slot != mine.slot)
+      return differ(rank, "slot", std::to_string(mine.slot), std::to_string(other.slot));
+    if (other.handle != mine.handle) {
+      return differ(rank, "handle", std::to_string(mine.handle), std::to_string(other.handle));
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace epd

@@ -1,0 +1,64 @@
+// One block of an exchange arena: what ranks tell each other about one operation. The ordering
+// argument: a source stores announcement and counts, then `ready` with release; a reader that loads
+// `ready` with acquire and finds the tag sees them. Likewise rows and `arrived`.
+#pragma once
+
+#include "proto/arena.h"
+#include "proto/session.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+namespace epd {
+
+// View of the block for operation `op_index` in one rank's exchange arena.
+class ExchangeBlock {
+ public:
+  ExchangeBlock(std::byte* arena, const abi::GroupShape& shape, const abi::ExchangeArenaLayout& layout,
+                std::uint64_t op_index)
+      : base_(arena + layout.block(op_index, shape.depth)), shape_(shape), layout_(layout) {}
+
+  std::atomic<std::uint64_t>& ready(std::uint32_t source) const { return line(layout_.ready, source); }
+  std::atomic<std::uint64_t>& arrived(std::uint32_t source) const { return line(layout_.arrived, source); }
+  abi::OpAnnouncement& announcement(std::uint32_t source) const {
+    return reinterpret_cast<abi::OpAnnouncement*>(base_ + layout_.announcement)[source];
+  }
+  // Rows that `source` sends to each rank.
+  std::uint32_t* rank_counts(std::uint32_t source) const {
+    return reinterpret_cast<std::uint32_t*>(base_ + layout_.rank_counts) +
+           std::size_t{source} * shape_.num_ranks;
+  }
+  // Selections by `source` of each expert of the arena's rank.
+  std::uint32_t* expert_counts(std::uint32_t source) const {
+    return reinterpret_cast<std::uint32_t*>(base_ + layout_.expert_counts) +
+           std::size_t{source} * shape_.experts_per_rank();
+  }
+
+  // The first source, from `from` on, that has not got as far as `tag`; num_ranks if all have.
+  std::uint32_t first_not_ready(std::uint64_t tag, std::uint32_t from) const;
+  std::uint32_t first_not_arrived(std::uint64_t tag, std::uint32_t from) const;
+
+  // Compares everybody's announcement with that of `own`. The rank that differs and a sentence
+  // with the field and both values, or nothing.
+  struct Disagreement {
+    std::uint32_t rank;
+    std::string text;
+  };
+  std::optional<Disagreement> disagreement(std::uint32_t own, std::uint64_t op_index) const;
+
+ private:
+  std::atomic<std::uint64_t>& line(std::uint64_t offset, std::uint32_t index) const {
+    return reinterpret_cast<abi::SignalLine*>(base_ + offset)[index].tag;
+  }
+
+  std::byte* base_;
+  const abi::GroupShape& shape_;
+  const abi::ExchangeArenaLayout& layout_;
+};
+
+const char* op_name(abi::Op op);
+
+}  // namespace epd

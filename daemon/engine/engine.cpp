@@ -1,0 +1,279 @@
+#include "engine.h"
+
+#include "base/log.h"
+
+#include <sched.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <limits>
+
+namespace epd {
+namespace {
+
+constexpr std::uint64_t kLinkKey = ~std::uint64_t{0};
+constexpr std::uint64_t kBellKey = kLinkKey - 1;
+constexpr std::uint64_t kLinkPollNs = 100'000;           // look at the link this often while busy
+constexpr std::uint64_t kMaxSleepNs = 1'000'000'000;     // so that the heartbeat advances
+constexpr std::uint64_t kStrayOrphanNs = 1'000'000'000;  // a group that claims them would have come by then
+
+}  // namespace
+
+Engine::Engine(UniqueFd link, UniqueFd bell, Page page, const Clock& clock)
+    : link_(std::move(link)),
+      bell_(std::move(bell)),
+      epoll_(::epoll_create1(EPOLL_CLOEXEC)),
+      page_(std::move(page)),
+      clock_(clock) {
+  EPD_CHECK(epoll_.valid());
+  watch(link_.get(), kLinkKey);
+  watch(bell_.get(), kBellKey);
+}
+
+Engine::~Engine() = default;
+
+void Engine::watch(int fd, std::uint64_t key) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = key;
+  EPD_CHECK(::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0);
+}
+
+void Engine::wake() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (page_->sleep.sleeping.load(std::memory_order_relaxed) != 0) ring_eventfd(bell_.get());
+}
+
+int Engine::run() {
+  page_.start(device_->num_sms());
+  send(abi::LinkType::kReady, abi::EngineReady{::getpid(), device_->max_sms()});
+  while (!stop_) {
+    now_ns_ = clock_.now_ns();
+    count(page_->loops);
+    page_->heartbeat_ns.store(now_ns_, std::memory_order_relaxed);
+    if (now_ns_ - last_link_ns_ >= kLinkPollNs) {
+      last_link_ns_ = now_ns_;
+      handle_link();
+      if (stop_) break;
+    }
+    bool progress = poll_sessions();
+    progress |= step_operations();
+    acknowledge_breaks();
+    progress |= remove_sessions();
+    if (progress || spin()) continue;
+    sleep();
+  }
+  operations_.clear();
+  return exit_code_;
+}
+
+bool Engine::step_operations() {
+  bool progress = false;
+  for (auto it = operations_.begin(); it != operations_.end();) {
+    Operation& operation = **it;
+    Group& group = operation.member().group;
+    StepResult result = operation.step(*device_, page_, now_ns_);
+    if (result == StepResult::kIdle && now_ns_ >= operation.deadline_ns() &&
+        operation.stage() != abi::OpStage::kBreaking) {
+      const abi::Break failure = operation.deadline_failure(now_ns_);
+      operation.abandon();
+      if (group.phase == GroupPhase::kLost) {
+        finish(operation, failure.cause, failure);
+        it = operations_.erase(it);
+        continue;
+      }
+      request_break(group, failure);
+    } else if (result == StepResult::kFailed) {
+      request_break(group, operation.failure());
+    }
+    if (result == StepResult::kDone) {
+      finish(operation, StatusCode::kOk, {});
+      it = operations_.erase(it);
+    } else {
+      ++it;
+    }
+    progress |= result == StepResult::kProgress || result == StepResult::kDone;
+  }
+  return progress;
+}
+
+void Engine::request_break(Group& group, const abi::Break& failure) {
+  if (group.break_requested || group.phase != GroupPhase::kActive) return;
+  group.break_requested = true;
+  send(abi::LinkType::kBreakRequest, failure);
+}
+
+void Engine::fail_operations(Group& group, std::uint64_t from, const abi::Break& cause) {
+  for (auto it = operations_.begin(); it != operations_.end();) {
+    Operation& operation = **it;
+    if (&operation.member().group == &group &&
+        (operation.index() >= from || operation.stage() == abi::OpStage::kBreaking)) {
+      finish(operation, cause.cause, cause);
+      it = operations_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+}
+
+void Engine::acknowledge_breaks() {
+  for (const auto& [id, group] : groups_) {
+    if (group->break_acked || (group->phase != GroupPhase::kBreaking && group->phase != GroupPhase::kLost))
+      continue;
+    if (group->phase == GroupPhase::kLost) {
+      const bool busy = std::any_of(operations_.begin(), operations_.end(), [&](const auto& operation) {
+        return &operation->member().group == group.get();
+      });
+      if (busy) continue;
+      group->ranks.clear();  // nothing touches an arena of this group any more
+      group->peers.clear();
+    }
+    std::uint64_t next = std::numeric_limits<std::uint64_t>::max();
+    for (const auto& member : group->members) next = std::min(next, member->next_index());
+    group->break_acked = true;
+    send(abi::LinkType::kBroken, abi::Broken{id, group->cause.epoch, next});
+  }
+}
+
+void Engine::answer_orphans(Group& group, StatusCode status) {
+  for (const auto& member : group.members) {
+    if (member->session == nullptr) continue;
+    auto& orphans = member->session->orphans();
+    std::erase_if(orphans, [&](const SessionPort::Orphan& orphan) {
+      if (orphan.record.member != member->number) return false;
+      abi::Completion completion{};
+      completion.ticket = orphan.record.ticket;
+      completion.op_index = orphan.record.op_index == kUnnumbered ? 0 : orphan.record.op_index;
+      completion.status = status;
+      completion.culprit_rank = static_cast<std::int32_t>(member->rank);
+      completion.member = orphan.record.member;
+      completion.slot = orphan.record.slot;
+      if (orphan.record.slot < group.shape.depth) {
+        member->publish_message(
+            orphan.record.slot, orphan.record.ticket,
+            "the engine of " + device_->name() + " was restarted with this operation in flight");
+      }
+      member->session->complete(completion);
+      return true;
+    });
+  }
+}
+
+// Those whose group did not come back with this engine.
+void Engine::answer_stray_orphans() {
+  for (const auto& [id, session] : sessions_) {
+    if (session->orphans().empty() || now_ns_ < session->opened_ns() + kStrayOrphanNs) continue;
+    std::erase_if(session->orphans(), [&port = *session](const SessionPort::Orphan& orphan) {
+      if (port.members.contains(orphan.record.member)) return false;
+      abi::Completion completion{};
+      completion.ticket = orphan.record.ticket;
+      completion.status = StatusCode::kEngineRestarted;
+      completion.culprit_rank = -1;
+      completion.member = orphan.record.member;
+      completion.slot = orphan.record.slot;
+      port.complete(completion);
+      return true;
+    });
+  }
+}
+
+bool Engine::remove_sessions() {
+  bool removed = false;
+  for (auto it = sessions_.begin(); it != sessions_.end();) {
+    SessionPort& session = *it->second;
+    const bool busy = std::any_of(operations_.begin(), operations_.end(), [&](const auto& operation) {
+      return operation->member().session == &session;
+    });
+    if (!session.removing || busy) {
+      ++it;
+      continue;
+    }
+    for (const auto& [number, member] : session.members) member->session = nullptr;
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, session.doorbell(), nullptr);
+    const abi::SessionRef reply{it->first};
+    it = sessions_.erase(it);
+    send(abi::LinkType::kSessionRemoved, reply);
+    removed = true;
+  }
+  return removed;
+}
+
+// Polls on for a while when that has paid off lately: a short wait costs less than a sleep. Yields
+// meanwhile, because engines and clients may outnumber the cores.
+bool Engine::spin() {
+  const std::uint64_t limit = std::uint64_t{settings_.spin_us} * 1000;
+  if (spin_budget_ns_ == 0 && ++idle_rounds_ % 16 == 0)
+    spin_budget_ns_ = std::min<std::uint64_t>(limit, 5000);
+  if (spin_budget_ns_ == 0) return false;
+  const std::uint64_t start = clock_.now_ns();
+  while (clock_.now_ns() - start < spin_budget_ns_) {
+    if (anything_pending()) {
+      spin_budget_ns_ = std::min(limit, spin_budget_ns_ * 2);
+      return true;
+    }
+    ::sched_yield();
+  }
+  spin_budget_ns_ = spin_budget_ns_ < 2000 ? 0 : spin_budget_ns_ / 2;
+  return false;
+}
+
+// True if a round of the loop would find something to do: the same looks, without the work.
+bool Engine::anything_pending() {
+  now_ns_ = clock_.now_ns();
+  for (const auto& [id, session] : sessions_) {
+    if (session->has_submission()) return true;
+  }
+  return std::any_of(operations_.begin(), operations_.end(),
+                     [](const auto& operation) { return operation->runnable(); });
+}
+
+void Engine::set_sleeping(bool sleeping) {
+  page_->sleep.sleeping.store(sleeping ? 1 : 0, std::memory_order_relaxed);
+  for (const auto& [id, session] : sessions_) session->set_sleeping(sleeping);
+}
+
+void Engine::sleep() {
+  answer_stray_orphans();
+  set_sleeping(true);
+  // Pairs with the fence of whoever rings: either it sees us sleeping, or we see what it published.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (anything_pending()) {
+    set_sleeping(false);
+    return;
+  }
+  const std::uint64_t now = clock_.now_ns();
+  const std::uint64_t until = next_deadline_ns();
+  const std::uint64_t wait_ns = until <= now ? 0 : std::min(until - now, kMaxSleepNs);
+  epoll_event events[16];
+  count(page_->sleeps);
+  const int ready = ::epoll_wait(epoll_.get(), events, 16, static_cast<int>((wait_ns + 999'999) / 1'000'000));
+  set_sleeping(false);
+  for (int i = 0; i < ready; ++i) {
+    if (events[i].data.u64 == kLinkKey) {
+      now_ns_ = clock_.now_ns();
+      handle_link();
+    } else if (events[i].data.u64 == kBellKey) {
+      std::uint64_t rings;
+      [[maybe_unused]] const ssize_t n = ::read(bell_.get(), &rings, sizeof(rings));
+    } else if (const auto found = sessions_.find(events[i].data.u64); found != sessions_.end()) {
+      // A closed doorbell would be readable for ever; the supervisor tells us when the client is gone.
+      if (!found->second->drain_doorbell()) {
+        ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, found->second->doorbell(), nullptr);
+      }
+    }
+  }
+}
+
+std::uint64_t Engine::next_deadline_ns() const {
+  std::uint64_t next = std::numeric_limits<std::uint64_t>::max();
+  for (const auto& operation : operations_) {
+    if (operation->stage() != abi::OpStage::kBreaking) next = std::min(next, operation->deadline_ns());
+  }
+  for (const auto& [id, session] : sessions_) {
+    if (!session->orphans().empty()) next = std::min(next, session->opened_ns() + kStrayOrphanNs);
+  }
+  return next;
+}
+
+}  // namespace epd

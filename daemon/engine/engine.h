@@ -1,0 +1,99 @@
+// The engine: one loop that takes submissions, steps operations and obeys the supervisor. One
+// thread; helpers of the device only run pieces of operations.
+#pragma once
+
+#include "base/clock.h"
+#include "base/packet.h"
+#include "device/device.h"
+#include "group.h"
+#include "operation.h"
+#include "page.h"
+#include "session_port.h"
+
+#include <list>
+#include <map>
+#include <memory>
+#include <unordered_map>
+
+namespace epd {
+
+class Engine {
+ public:
+  Engine(UniqueFd link, UniqueFd bell, Page page, const Clock& clock);
+  ~Engine();
+
+  // Before run(): the device, whose notify must be wake().
+  void set_device(std::unique_ptr<Device> device) { device_ = std::move(device); }
+  // From any thread: something the loop waits for has happened.
+  void wake();
+  // Until kStop or the end of the link. Returns the process's exit code.
+  int run();
+
+ private:
+  // link.cpp: the supervisor's messages
+  void handle_link();
+  void handle_message(Packet& packet);
+  Status add_session(Packet& packet);
+  Status remove_session(const abi::SessionRef& message);
+  Status begin_group(const abi::GroupBegin& message);
+  Status add_rank(Packet& packet);
+  Status add_member(Packet& packet);
+  Status commit_group(const abi::GroupRef& message);
+  Status stop_member(const abi::MemberRef& message);
+  Status break_group(const abi::Break& message);
+  Status resume_group(const abi::Resume& message);
+  Status remove_group(const abi::GroupRef& message);
+  Status apply_settings(const abi::Settings& message);
+  template <typename T>
+  void send(abi::LinkType type, const T& body) {
+    send_bytes(type, &body, sizeof(T));
+  }
+  void send_bytes(abi::LinkType type, const void* body, std::size_t bytes);
+  void flush_link();
+  Group* find_group(std::uint64_t id);
+  Member* find_member(Group& group, std::uint32_t rank);
+
+  // submissions.cpp: from ring slot to operation
+  bool poll_sessions();
+  void accept(SessionPort& session, const abi::Submission& submission);
+  std::string illegal(const SessionPort& session, const abi::Submission& submission) const;
+  void refuse(SessionPort& session, const abi::Submission& submission, Member& member);
+  void end_session(SessionPort& session, const std::string& text);
+  void finish(const Operation& operation, StatusCode status, const abi::Break& cause);
+
+  // engine.cpp: the loop
+  bool step_operations();
+  void request_break(Group& group, const abi::Break& failure);
+  void fail_operations(Group& group, std::uint64_t from, const abi::Break& cause);
+  void acknowledge_breaks();
+  void answer_orphans(Group& group, StatusCode status);
+  void answer_stray_orphans();
+  bool remove_sessions();
+  bool spin();
+  void sleep();
+  void set_sleeping(bool sleeping);
+  bool anything_pending();
+  std::uint64_t next_deadline_ns() const;
+  void watch(int fd, std::uint64_t key);
+
+  UniqueFd link_;
+  UniqueFd bell_;
+  UniqueFd epoll_;
+  Page page_;
+  const Clock& clock_;
+  std::unique_ptr<Device> device_;
+  abi::Settings settings_{1, 30000, 50, 2};
+  bool stop_ = false;
+  int exit_code_ = 0;
+  std::uint64_t now_ns_ = 0;
+  std::uint64_t spin_budget_ns_ = 0;
+  std::uint32_t idle_rounds_ = 0;
+  std::uint64_t last_link_ns_ = 0;
+  std::list<Packet> link_backlog_;  // messages that the supervisor had no room for
+  // Operations before the members they point to, and those before the sessions: destruction order.
+  std::unordered_map<std::uint64_t, std::unique_ptr<SessionPort>> sessions_;
+  std::map<std::uint64_t, std::unique_ptr<Group>> groups_;
+  std::list<std::unique_ptr<Operation>> operations_;  // in order of acceptance
+};
+
+}  // namespace epd

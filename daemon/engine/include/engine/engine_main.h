@@ -1,0 +1,18 @@
+// The engine process: `epd engine --device host:0 --link-fd 3 --page-fd 4 --bell-fd 5`.
+#pragma once
+
+#include <string>
+
+namespace epd {
+
+struct EngineOptions {
+  std::string device;
+  int link_fd = -1;  // socketpair to the supervisor
+  int page_fd = -1;  // this engine's EnginePage
+  int bell_fd = -1;  // eventfd that peers ring
+};
+
+// Runs until the supervisor says stop or is gone. Returns the process's exit code.
+int engine_main(const EngineOptions& options);
+
+}  // namespace epd

@@ -1,0 +1,312 @@
+// Engine: the supervisor's messages. Both ends of the link are ours; a message that makes no sense
+// is reported and, since nothing can be trusted then, ends the engine, which the supervisor restarts.
+
+#include "base/log.h"
+#include "engine.h"
+
+#include <cstring>
+
+namespace epd {
+
+using abi::LinkType;
+
+void Engine::send_bytes(LinkType type, const void* body, std::size_t bytes) {
+  Packet packet;
+  packet.header.type = static_cast<std::uint16_t>(type);
+  packet.body_bytes = bytes;
+  std::memcpy(packet.body.data(), body, bytes);
+  link_backlog_.push_back(std::move(packet));
+  flush_link();
+}
+
+void Engine::flush_link() {
+  while (!link_backlog_.empty()) {
+    const Packet& packet = link_backlog_.front();
+    const Status sent =
+        send_packet(link_.get(), packet.header.type, 0, packet.body.data(), packet.body_bytes);
+    if (sent.code() == StatusCode::kWouldBlock) return;
+    link_backlog_.pop_front();  // a failure means that the supervisor is gone; the loop will see it
+  }
+}
+
+void Engine::handle_link() {
+  flush_link();
+  Packet packet;
+  Status error;
+  while (!stop_) {
+    switch (receive_packet(link_.get(), packet, error)) {
+      case ReceiveResult::kNothing: return;
+      case ReceiveResult::kClosed:
+        stop_ = true;  // the supervisor is gone: so are the owners of all memory
+        exit_code_ = 1;
+        return;
+      case ReceiveResult::kMalformed:
+        log_event(LogLevel::kError, "malformed link message", {{"error", error.to_string()}});
+        stop_ = true;
+        exit_code_ = 2;
+        return;
+      case ReceiveResult::kPacket: handle_message(packet); break;
+    }
+  }
+}
+
+namespace {
+
+// Reads the body as T and calls `handler` with it.
+template <typename T, typename Handler>
+Status with_body(const Packet& packet, Handler handler) {
+  const Result<T> body = packet.read<T>();
+  return body.ok() ? handler(body.value()) : body.status();
+}
+
+}  // namespace
+
+void Engine::handle_message(Packet& packet) {
+  Status status;
+  const auto type = static_cast<LinkType>(packet.header.type);
+  switch (type) {
+    case LinkType::kAddSession: status = add_session(packet); break;
+    case LinkType::kGroupRank: status = add_rank(packet); break;
+    case LinkType::kGroupMember: status = add_member(packet); break;
+    case LinkType::kRemoveSession:
+      status = with_body<abi::SessionRef>(packet, [this](const auto& m) { return remove_session(m); });
+      break;
+    case LinkType::kGroupBegin:
+      status = with_body<abi::GroupBegin>(packet, [this](const auto& m) { return begin_group(m); });
+      break;
+    case LinkType::kGroupCommit:
+      status = with_body<abi::GroupRef>(packet, [this](const auto& m) { return commit_group(m); });
+      break;
+    case LinkType::kStopMember:
+      status = with_body<abi::MemberRef>(packet, [this](const auto& m) { return stop_member(m); });
+      break;
+    case LinkType::kBreak:
+      status = with_body<abi::Break>(packet, [this](const auto& m) { return break_group(m); });
+      break;
+    case LinkType::kResume:
+      status = with_body<abi::Resume>(packet, [this](const auto& m) { return resume_group(m); });
+      break;
+    case LinkType::kRemoveGroup:
+      status = with_body<abi::GroupRef>(packet, [this](const auto& m) { return remove_group(m); });
+      break;
+    case LinkType::kSettings:
+      status = with_body<abi::Settings>(packet, [this](const auto& m) { return apply_settings(m); });
+      break;
+    case LinkType::kStop: stop_ = true; break;
+    default: status = invalid_argument("link message type " + std::to_string(packet.header.type)); break;
+  }
+  if (status.ok()) return;
+  log_event(LogLevel::kError, "link message refused",
+            {{"type", packet.header.type}, {"error", status.to_string()}});
+  stop_ = true;
+  exit_code_ = 2;
+}
+
+Group* Engine::find_group(std::uint64_t id) {
+  const auto found = groups_.find(id);
+  return found == groups_.end() ? nullptr : found->second.get();
+}
+
+Member* Engine::find_member(Group& group, std::uint32_t rank) {
+  for (const auto& member : group.members) {
+    if (member->rank == rank) return member.get();
+  }
+  return nullptr;
+}
+
+Status Engine::add_session(Packet& packet) {
+  const Result<abi::AddSession> body = packet.read<abi::AddSession>();
+  if (!body.ok()) return body.status();
+  if (packet.fds.size() != 3)
+    return invalid_argument("kAddSession with " + std::to_string(packet.fds.size()) + " fds");
+  const std::uint64_t id = body.value().session_id;
+  auto port =
+      SessionPort::open(id, std::move(packet.fds[0]), std::move(packet.fds[1]), std::move(packet.fds[2]));
+  if (!port.ok()) {
+    abi::SessionFailed failed{id, port.status().code(), {}};
+    abi::set_text(failed.text, port.status().message().data(), port.status().message().size());
+    send(LinkType::kSessionFailed, failed);
+    return {};
+  }
+  watch((*port)->doorbell(), id);
+  sessions_[id] = std::move(port).value();
+  return {};
+}
+
+Status Engine::remove_session(const abi::SessionRef& message) {
+  const auto found = sessions_.find(message.session_id);
+  if (found == sessions_.end()) {
+    send(LinkType::kSessionRemoved, message);  // never got this far, or failed to open
+  } else {
+    found->second->removing = true;
+  }
+  return {};
+}
+
+Status Engine::begin_group(const abi::GroupBegin& message) {
+  if (find_group(message.group_id) != nullptr)
+    return invalid_argument("group " + std::to_string(message.group_id) + " twice");
+  auto group = std::make_unique<Group>();
+  group->id = message.group_id;
+  group->name.assign(message.name, abi::text_length(message.name));
+  group->set_shape(message.shape);
+  group->sms = message.sms;
+  group->epoch = message.epoch;
+  group->resume_index = message.resume_index;
+  group->starts_broken = message.broken != 0;
+  groups_[message.group_id] = std::move(group);
+  return {};
+}
+
+Status Engine::add_rank(Packet& packet) {
+  const Result<abi::GroupRank> body = packet.read<abi::GroupRank>();
+  if (!body.ok()) return body.status();
+  const abi::GroupRank& message = body.value();
+  Group* group = find_group(message.group_id);
+  if (group == nullptr || message.rank >= group->shape.num_ranks || packet.fds.size() != 4) {
+    return invalid_argument("kGroupRank for group " + std::to_string(message.group_id) + " rank " +
+                            std::to_string(message.rank));
+  }
+  Result<Mapping> user = device_->map_arena(packet.fds[0].get(), group->user_layout.total_bytes);
+  if (!user.ok()) return user.status();
+  Result<Mapping> exchange = device_->map_arena(packet.fds[1].get(), group->exchange_layout.total_bytes);
+  if (!exchange.ok()) return exchange.status();
+  GroupRankMemory& rank = group->ranks[message.rank];
+  rank.user = std::move(user).value();
+  rank.exchange = std::move(exchange).value();
+  rank.device_index = message.device_index;
+  for (const auto& peer : group->peers) {
+    if (peer->device_index == message.device_index) return {};
+  }
+  Result<Mapping> page = Mapping::map(packet.fds[3].get(), sizeof(abi::EnginePage), Access::kReadOnly);
+  if (!page.ok()) return page.status();
+  auto peer = std::make_unique<PeerEngine>();
+  peer->device_index = message.device_index;
+  peer->bell = std::move(packet.fds[2]);
+  peer->page = std::move(page).value();
+  group->peers.push_back(std::move(peer));
+  return {};
+}
+
+Status Engine::add_member(Packet& packet) {
+  const Result<abi::GroupMember> body = packet.read<abi::GroupMember>();
+  if (!body.ok()) return body.status();
+  const abi::GroupMember& message = body.value();
+  Group* group = find_group(message.group_id);
+  const auto session = sessions_.find(message.session_id);
+  if (group == nullptr || session == sessions_.end() || packet.fds.size() != 1 ||
+      message.rank >= group->shape.num_ranks) {
+    return invalid_argument("kGroupMember for group " + std::to_string(message.group_id) + " session " +
+                            std::to_string(message.session_id));
+  }
+  Result<Mapping> board =
+      Mapping::map(packet.fds[0].get(), abi::BoardLayout(group->shape).total_bytes, Access::kReadWrite);
+  if (!board.ok()) return board.status();
+  auto member = std::make_unique<Member>(*group, message.rank, message.member, session->second.get(),
+                                         std::move(board).value());
+  member->next_number = group->resume_index;
+  member->slot_op.assign(group->shape.depth, 0);
+  member->routes.resize(group->shape.depth);
+  session->second->members[message.member] = member.get();
+  group->members.push_back(std::move(member));
+  return {};
+}
+
+Status Engine::commit_group(const abi::GroupRef& message) {
+  Group* group = find_group(message.group_id);
+  if (group == nullptr) return invalid_argument("kGroupCommit for group " + std::to_string(message.group_id));
+  abi::GroupReady ready{message.group_id, StatusCode::kOk, {}};
+  if (const std::string missing = group->check_complete(); !missing.empty()) {
+    ready.status = StatusCode::kInternal;
+    abi::set_text(ready.text, missing.data(), missing.size());
+  } else if (group->starts_broken) {
+    group->phase = GroupPhase::kBreaking;
+    group->break_acked = true;  // kGroupReady is the acknowledgement
+    group->cause.cause = StatusCode::kEngineRestarted;
+    group->cause.culprit_rank = static_cast<std::int32_t>(group->members.front()->rank);
+    const std::string text = "the engine of " + device_->name() + " was restarted";
+    abi::set_text(group->cause.text, text.data(), text.size());
+  } else {
+    group->phase = GroupPhase::kActive;
+    for (const auto& member : group->members) member->publish_state(abi::GroupState::kActive, group->cause);
+  }
+  send(LinkType::kGroupReady, ready);
+  return {};
+}
+
+Status Engine::stop_member(const abi::MemberRef& message) {
+  Group* group = find_group(message.group_id);
+  Member* member = group == nullptr ? nullptr : find_member(*group, message.rank);
+  if (member == nullptr) return invalid_argument("kStopMember for group " + std::to_string(message.group_id));
+  member->stopped = true;
+  abi::MemberRef reply = message;
+  reply.next_submit = member->next_number;
+  send(LinkType::kMemberStopped, reply);
+  return {};
+}
+
+Status Engine::break_group(const abi::Break& message) {
+  Group* group = find_group(message.group_id);
+  if (group == nullptr) return invalid_argument("kBreak for group " + std::to_string(message.group_id));
+  group->cause = message;
+  group->break_acked = false;
+  group->phase = message.fatal != 0 ? GroupPhase::kLost : GroupPhase::kBreaking;
+  for (const auto& operation : operations_) {
+    if (&operation->member().group == group &&
+        operation->index() >= (message.fatal != 0 ? message.fail_from : 0)) {
+      operation->abandon();
+    }
+  }
+  const auto state = message.fatal != 0 ? abi::GroupState::kLost : abi::GroupState::kBroken;
+  for (const auto& member : group->members) member->publish_state(state, message);
+  if (message.fatal != 0) {
+    fail_operations(*group, message.fail_from, message);
+    answer_orphans(*group, message.cause);
+  }
+  return {};
+}
+
+Status Engine::resume_group(const abi::Resume& message) {
+  Group* group = find_group(message.group_id);
+  if (group == nullptr) return invalid_argument("kResume for group " + std::to_string(message.group_id));
+  group->epoch = message.epoch;
+  group->resume_index = message.resume_index;
+  group->phase = GroupPhase::kActive;
+  group->break_requested = false;
+  fail_operations(*group, 0, group->cause);
+  for (const auto& member : group->members) {
+    member->next_number = message.resume_index;
+    member->publish_next_index();
+    member->publish_state(abi::GroupState::kActive, group->cause);
+  }
+  answer_orphans(*group, StatusCode::kEngineRestarted);
+  return {};
+}
+
+Status Engine::remove_group(const abi::GroupRef& message) {
+  Group* group = find_group(message.group_id);
+  if (group != nullptr) {
+    const abi::Break gone{group->id, group->epoch, 0, 1, StatusCode::kAborted, -1, "the group was removed"};
+    for (const auto& operation : operations_) {
+      if (&operation->member().group == group) operation->abandon();
+    }
+    fail_operations(*group, 0, gone);
+    answer_orphans(*group, StatusCode::kAborted);
+    for (const auto& member : group->members) {
+      if (member->session != nullptr) member->session->members.erase(member->number);
+    }
+    groups_.erase(message.group_id);
+  }
+  send(LinkType::kGroupRemoved, message);
+  return {};
+}
+
+Status Engine::apply_settings(const abi::Settings& message) {
+  settings_ = message;
+  device_->set_num_sms(message.sms);
+  page_->sms.store(device_->num_sms(), std::memory_order_relaxed);
+  log_set_level(static_cast<LogLevel>(message.log_level));
+  return {};
+}
+
+}  // namespace epd

@@ -1,0 +1,85 @@
+// One submitted dispatch or combine, as a state machine that never waits: the engine's loop steps it.
+//
+//   planning ─► wait_ready ─► moving ─► wait_arrived ─► done
+//       └──────────┴────────────┴───────────┴──► breaking (the group is asked to break)
+//
+// planning      the routing is read once, copied and counted; announced to all ranks
+// wait_ready    until every rank has announced: then counts, and so every slot, are known
+// moving        rows are pushed (dispatch) or pulled and summed (combine) by the device
+// wait_arrived  until every rank is done with this rank's arena
+#pragma once
+
+#include "announcement.h"
+#include "device/device.h"
+#include "group.h"
+#include "page.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace epd {
+
+enum class StepResult { kIdle, kProgress, kDone, kFailed };
+
+class Operation {
+ public:
+  Operation(Member& member, const abi::Submission& submission, std::uint64_t seen_ns,
+            std::uint64_t deadline_ns);
+  ~Operation();
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+
+  // One short piece of work. kFailed: failure() says what the group is to be told.
+  StepResult step(Device& device, Page& page, std::uint64_t now_ns);
+  // Whether step() would get on: the same look, without the work.
+  bool runnable() const;
+  // Stops touching any arena, at once.
+  void abandon();
+  // A deadline's text and culprit; for an operation that still waits.
+  abi::Break deadline_failure(std::uint64_t now_ns) const;
+
+  Member& member() const { return member_; }
+  const abi::Submission& submission() const { return submission_; }
+  std::uint64_t index() const { return index_; }
+  std::uint64_t deadline_ns() const { return deadline_ns_; }
+  abi::OpStage stage() const { return stage_; }
+  const abi::Break& failure() const { return failure_; }
+  abi::Completion completion(StatusCode status, std::int32_t culprit, std::uint64_t now_ns) const;
+
+  void show(abi::OpView* view);  // takes over the entry
+
+ private:
+  void enter(abi::OpStage stage);
+  ExchangeBlock block_of(std::uint32_t rank) const;
+  StepResult plan_dispatch();
+  StepResult plan_combine();
+  void announce(const Route& route);
+  StepResult wait_ready(Device& device, std::uint64_t now_ns);
+  StepResult launch_dispatch(Device& device);
+  StepResult launch_combine(Device& device);
+  StepResult move(Page& page);
+  StepResult wait_arrived();
+  StepResult fail(StatusCode cause, std::int32_t culprit, const std::string& text);
+  void wait_for(std::uint32_t rank);
+
+  Member& member_;
+  Group& group_;
+  const abi::Submission submission_;
+  const std::uint64_t index_;
+  const std::uint64_t tag_;
+  const std::uint64_t seen_ns_;
+  const std::uint64_t deadline_ns_;
+  abi::OpStage stage_ = abi::OpStage::kPlanning;
+  std::uint32_t scanned_ = 0;  // ranks below have been seen ready (or arrived)
+  std::uint64_t launched_ns_ = 0;
+  std::uint32_t num_recv_rows_ = 0;
+  Route* route_ = nullptr;
+  std::vector<kernels::DispatchTarget> targets_;
+  std::vector<kernels::CombineSource> sources_;
+  std::unique_ptr<Work> work_;
+  abi::Break failure_{};
+  abi::OpView* view_ = nullptr;
+};
+
+}  // namespace epd

@@ -1,0 +1,32 @@
+// The page that this engine publishes: counters, the operations in flight, and whether it sleeps.
+#pragma once
+
+#include "base/memory.h"
+#include "proto/link.h"
+
+namespace epd {
+
+class Page {
+ public:
+  explicit Page(Mapping mapping) : mapping_(std::move(mapping)), page_(mapping_.as<abi::EnginePage>()) {}
+  // A new engine begins with a clean table; counters go on.
+  void start(std::uint32_t sms);
+
+  abi::EnginePage& operator*() const { return *page_; }
+  abi::EnginePage* operator->() const { return page_; }
+
+  // Entry for one operation, or null if the table is full (the operation then simply isn't shown).
+  abi::OpView* claim(const abi::Submission& submission);
+  static void release(abi::OpView* view);
+
+ private:
+  Mapping mapping_;
+  abi::EnginePage* page_;
+};
+
+// Adds to a counter that only this process's loop writes.
+inline void count(std::atomic<std::uint64_t>& counter, std::uint64_t by = 1) {
+  counter.store(counter.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);
+}
+
+}  // namespace epd

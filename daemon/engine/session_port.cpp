@@ -1,0 +1,140 @@
+#include "session_port.h"
+
+#include "base/clock.h"
+
+#include <sys/socket.h>
+#include <cerrno>
+
+namespace epd {
+
+using abi::SegmentA;
+using abi::SegmentB;
+
+Result<std::unique_ptr<SessionPort>> SessionPort::open(std::uint64_t id, UniqueFd segment_a,
+                                                       UniqueFd segment_b, UniqueFd doorbell) {
+  Result<Mapping> a = Mapping::map(segment_a.get(), sizeof(SegmentA), Access::kReadWrite);
+  if (!a.ok()) return a.status();
+  Result<Mapping> b = Mapping::map(segment_b.get(), sizeof(SegmentB), Access::kReadWrite);
+  if (!b.ok()) return b.status();
+  std::unique_ptr<SessionPort> port(new SessionPort);
+  port->id_ = id;
+  port->opened_ns_ = MonotonicClock().now_ns();
+  port->doorbell_ = std::move(doorbell);
+  port->a_mapping_ = std::move(a).value();
+  port->b_mapping_ = std::move(b).value();
+  port->a_ = port->a_mapping_.as<SegmentA>();
+  port->b_ = port->b_mapping_.as<SegmentB>();
+  port->adopt();
+  return port;
+}
+
+void SessionPort::adopt() {
+  b_->incarnation.fetch_add(1, std::memory_order_relaxed);
+  head_ = b_->submission_head.value.load(std::memory_order_relaxed);
+  tail_ = b_->completion_tail.value.load(std::memory_order_relaxed);
+  // The former engine may have died between publishing a completion and counting it.
+  auto& slot = b_->completions.slots[tail_ % abi::kCompletionSlots];
+  if (std::atomic_ref(slot.sequence).load(std::memory_order_relaxed) == tail_ + 1) {
+    b_->completion_tail.value.store(++tail_, std::memory_order_relaxed);
+  }
+  for (const abi::InflightRecord& record : b_->inflight) {
+    if (record.ticket != 0) orphans_.push_back({record});
+  }
+  inflight_ = orphans_.size();
+  set_sleeping(false);
+  set_state(abi::SessionState::kServing);
+}
+
+std::optional<abi::Submission> SessionPort::take() {
+  if (ended_ || removing || !waiting_.empty() || inflight_ >= abi::kSubmissionSlots) return std::nullopt;
+  // The slot taken last is given back only now, after begin() has recorded its operation.
+  b_->submission_head.value.store(head_, std::memory_order_release);
+  abi::Submission submission;
+  if (!abi::ring_peek(a_->submissions, head_, submission)) return std::nullopt;
+  ++head_;
+  // A former engine may have recorded this one and died before it gave the slot back.
+  for (const Orphan& orphan : orphans_) {
+    if (orphan.record.ticket == submission.ticket) return take();
+  }
+  return submission;
+}
+
+bool SessionPort::has_submission() {
+  if (ended_ || removing || !waiting_.empty() || inflight_ >= abi::kSubmissionSlots) return false;
+  return std::atomic_ref(a_->submissions.slots[head_ % abi::kSubmissionSlots].sequence)
+             .load(std::memory_order_acquire) == head_ + 1;
+}
+
+void SessionPort::begin(const abi::Submission& submission, std::uint64_t op_index) {
+  for (abi::InflightRecord& record : b_->inflight) {
+    if (record.ticket != 0) continue;
+    record.op_index = op_index;
+    record.submit_ns = submission.submit_ns;
+    record.member = submission.member;
+    record.slot = submission.slot;
+    std::atomic_ref(record.ticket).store(submission.ticket, std::memory_order_release);
+    ++inflight_;
+    break;
+  }
+  b_->submission_head.value.store(head_, std::memory_order_release);
+}
+
+bool SessionPort::post(const abi::Completion& completion) {
+  const abi::PushResult result = abi::ring_push(b_->completions, tail_, a_->completion_head, completion);
+  // A corrupt index can only come from the client; it loses its completions, nobody else.
+  if (result != abi::PushResult::kPushed) return false;
+  b_->completion_tail.value.store(++tail_, std::memory_order_relaxed);
+  for (abi::InflightRecord& record : b_->inflight) {
+    if (record.ticket != completion.ticket) continue;
+    std::atomic_ref(record.ticket).store(0, std::memory_order_release);
+    --inflight_;
+    break;
+  }
+  return true;
+}
+
+void SessionPort::complete(const abi::Completion& completion) {
+  if (!waiting_.empty() || !post(completion)) {
+    waiting_.push_back(completion);
+    return;
+  }
+  ring();
+}
+
+bool SessionPort::flush() {
+  bool moved = false;
+  while (!waiting_.empty() && post(waiting_.front())) {
+    waiting_.pop_front();
+    moved = true;
+  }
+  if (moved) ring();
+  return moved;
+}
+
+void SessionPort::ring() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (a_->client_sleep.sleeping.load(std::memory_order_relaxed) == 0) return;
+  const char byte = 0;
+  [[maybe_unused]] const ssize_t n = ::send(doorbell_.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+bool SessionPort::drain_doorbell() {
+  // Bounded: a client that floods is looked at again in the next round.
+  char byte;
+  for (int i = 0; i < 64; ++i) {
+    const ssize_t n = ::recv(doorbell_.get(), &byte, 1, MSG_DONTWAIT);
+    if (n == 0) return false;
+    if (n < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+  }
+  return true;
+}
+
+void SessionPort::end(StatusCode status, const std::string& text) {
+  ended_ = true;
+  abi::set_text(b_->message, text.data(), text.size());
+  b_->end_status.store(static_cast<std::uint32_t>(status), std::memory_order_relaxed);
+  set_state(abi::SessionState::kEnded);
+  ring();
+}
+
+}  // namespace epd

@@ -1,0 +1,91 @@
+// The engine's end of one session: takes submissions, posts completions, rings the client.
+// Everything the client can write is read once and believed never.
+#pragma once
+
+#include "base/memory.h"
+#include "page.h"
+#include "proto/session.h"
+#include "proto/wire.h"
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace epd {
+
+class Member;
+
+class SessionPort {
+ public:
+  // Maps the segments; takes over what a former engine left: its indices and its operations in flight.
+  static Result<std::unique_ptr<SessionPort>> open(std::uint64_t id, UniqueFd segment_a, UniqueFd segment_b,
+                                                   UniqueFd doorbell);
+
+  std::uint64_t id() const { return id_; }
+  int doorbell() const { return doorbell_.get(); }
+
+  // The next submission, private copy, if there is one and there is room to answer it.
+  std::optional<abi::Submission> take();
+  // Records an operation as taken; must precede release of its ring slot by the next take().
+  void begin(const abi::Submission& submission, std::uint64_t op_index);
+  // Posts a completion, now or as soon as the client makes room, and forgets the operation.
+  void complete(const abi::Completion& completion);
+  // Tries again to post what did not fit. True if something moved.
+  bool flush();
+  std::size_t inflight() const { return inflight_; }
+
+  // Rings the client if it sleeps.
+  void ring();
+  // Reads the doorbell empty. False: the client's end is closed.
+  bool drain_doorbell();
+  void set_sleeping(bool sleeping) {
+    b_->engine_sleep.sleeping.store(sleeping ? 1 : 0, std::memory_order_relaxed);
+  }
+  bool has_submission();
+
+  void set_state(abi::SessionState state) {
+    b_->state.store(static_cast<std::uint32_t>(state), std::memory_order_release);
+  }
+  // Ends the session for the client: reason first, then the state, then the bell.
+  void end(StatusCode status, const std::string& text);
+  bool ended() const { return ended_; }
+
+  // Operations that a former engine took and never answered. Filled by open(), emptied by the engine
+  // when it can say what became of them.
+  struct Orphan {
+    abi::InflightRecord record;
+  };
+  std::vector<Orphan>& orphans() { return orphans_; }
+  std::uint64_t opened_ns() const { return opened_ns_; }
+
+  std::unordered_map<std::uint32_t, Member*> members;  // by the number that submissions carry
+  bool removing = false;                               // kRemoveSession came; goes when nothing is in flight
+
+ private:
+  SessionPort() = default;
+  bool post(const abi::Completion& completion);
+  void adopt();
+
+  std::uint64_t id_ = 0;
+  std::uint64_t opened_ns_ = 0;
+  UniqueFd doorbell_;
+  Mapping a_mapping_;
+  Mapping b_mapping_;
+  abi::SegmentA* a_ = nullptr;
+  abi::SegmentB* b_ = nullptr;
+  std::uint64_t head_ = 0;  // submissions taken
+  std::uint64_t last_ticket_ = 0;
+  std::uint64_t tail_ = 0;  // completions posted
+  std::size_t inflight_ = 0;
+  std::deque<abi::Completion> waiting_;  // for room in the ring
+  std::vector<Orphan> orphans_;
+  bool ended_ = false;
+};
+
+// Set in InflightRecord::op_index for an operation that has no number in its group.
+inline constexpr std::uint64_t kUnnumbered = ~std::uint64_t{0};
+
+}  // namespace epd

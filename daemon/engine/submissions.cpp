@@ -1,0 +1,144 @@
+// Engine: from a slot in a session's ring to an operation, and back to a completion.
+
+#include "base/log.h"
+#include "engine.h"
+
+#include <algorithm>
+
+namespace epd {
+
+using abi::Op;
+using abi::Submission;
+
+bool Engine::poll_sessions() {
+  bool progress = false;
+  for (const auto& [id, session] : sessions_) {
+    progress |= session->flush();
+    while (const std::optional<Submission> submission = session->take()) {
+      accept(*session, *submission);
+      progress = true;
+    }
+  }
+  return progress;
+}
+
+// What no correct client library writes; "" if there is nothing of the kind.
+std::string Engine::illegal(const SessionPort& session, const Submission& s) const {
+  const auto text = [](const char* field, std::uint64_t value, const std::string& allowed) {
+    return "submission field " + std::string(field) + " is " + std::to_string(value) +
+           "; allowed: " + allowed;
+  };
+  if (s.ticket == 0) return text("ticket", s.ticket, "not 0");
+  if (s.op != Op::kNoop && s.op != Op::kDispatch && s.op != Op::kCombine) {
+    return text("op", static_cast<std::uint32_t>(s.op), "1 (noop), 2 (dispatch), 3 (combine)");
+  }
+  const auto found = session.members.find(s.member);
+  if (found == session.members.end()) return text("member", s.member, "a group that this session has joined");
+  const Member& member = *found->second;
+  const abi::GroupShape& shape = member.group.shape;
+  if (s.slot >= shape.depth) return text("slot", s.slot, "0 .. " + std::to_string(shape.depth - 1));
+  if (s.num_tokens > shape.max_tokens)
+    return text("num_tokens", s.num_tokens, "0 .. " + std::to_string(shape.max_tokens));
+  if ((s.flags & ~std::uint32_t{abi::kAllOpFlags}) != 0)
+    return text("flags", s.flags, "0 or " + std::to_string(abi::kAllOpFlags));
+  if (std::any_of(std::begin(s.reserved), std::end(s.reserved), [](std::uint32_t r) { return r != 0; })) {
+    return "submission field reserved is not zero";
+  }
+  if (s.epoch > member.group.epoch)
+    return text("epoch", s.epoch, "at most " + std::to_string(member.group.epoch));
+  if (s.op != Op::kNoop && member.slot_op[s.slot] != 0) {
+    return text("slot", s.slot,
+                "one without an operation in flight (ticket " + std::to_string(member.slot_op[s.slot]) + ")");
+  }
+  return "";
+}
+
+void Engine::accept(SessionPort& session, const Submission& submission) {
+  if (const std::string why = illegal(session, submission); !why.empty()) {
+    end_session(session, why);
+    return;
+  }
+  Member& member = *session.members.at(submission.member);
+  Group& group = member.group;
+  count(page_->ops_submitted);
+  if (submission.op == Op::kNoop) {
+    session.begin(submission, kUnnumbered);
+    abi::Completion completion{};
+    completion.ticket = submission.ticket;
+    completion.culprit_rank = -1;
+    completion.member = submission.member;
+    completion.slot = submission.slot;
+    session.complete(completion);
+    count(page_->ops_completed);
+    return;
+  }
+  if (submission.epoch != group.epoch || group.phase == GroupPhase::kLost || member.stopped) {
+    session.begin(submission, kUnnumbered);
+    refuse(session, submission, member);
+    return;
+  }
+  const std::uint32_t timeout_ms =
+      submission.timeout_ms != 0 ? submission.timeout_ms : settings_.default_timeout_ms;
+  auto operation = std::make_unique<Operation>(member, submission, now_ns_,
+                                               now_ns_ + std::uint64_t{timeout_ms} * 1'000'000);
+  session.begin(submission, operation->index());
+  member.inflight.insert(operation->index());
+  member.slot_op[submission.slot] = submission.ticket;
+  ++member.next_number;
+  if (abi::OpView* view = page_.claim(submission); view != nullptr) {
+    view->session_id = session.id();
+    view->group_id = group.id;
+    view->rank = member.rank;
+    view->op_index = operation->index();
+    operation->show(view);
+  }
+  // While the group agrees on a break the operation waits with the others for its verdict.
+  if (group.phase == GroupPhase::kBreaking) operation->abandon();
+  operations_.push_back(std::move(operation));
+}
+
+// For a group that has ended or has moved to an epoch which this client does not know yet.
+void Engine::refuse(SessionPort& session, const Submission& submission, Member& member) {
+  const abi::Break& cause = member.group.cause;
+  const bool stopped = member.stopped && member.group.phase != GroupPhase::kLost;
+  abi::Completion completion{};
+  completion.ticket = submission.ticket;
+  completion.status = stopped ? StatusCode::kAborted : cause.cause;
+  completion.culprit_rank = stopped ? -1 : cause.culprit_rank;
+  completion.member = submission.member;
+  completion.slot = submission.slot;
+  member.publish_message(
+      submission.slot, submission.ticket,
+      stopped ? "this rank has left the group" : std::string(cause.text, abi::text_length(cause.text)));
+  session.complete(completion);
+  count(page_->ops_failed);
+}
+
+void Engine::end_session(SessionPort& session, const std::string& text) {
+  static LogLimiter limiter;
+  limiter.log(LogLevel::kWarning, "illegal submission, session ended",
+              {{"session", session.id()}, {"error", text}});
+  count(page_->submissions_refused);
+  session.end(StatusCode::kInvalidArgument, text);
+  abi::SessionFailed failed{session.id(), StatusCode::kInvalidArgument, {}};
+  abi::set_text(failed.text, text.data(), text.size());
+  send(abi::LinkType::kSessionFailed, failed);
+}
+
+void Engine::finish(const Operation& operation, StatusCode status, const abi::Break& cause) {
+  Member& member = operation.member();
+  const std::uint32_t slot = operation.submission().slot;
+  member.inflight.erase(operation.index());
+  member.slot_op[slot] = 0;
+  member.publish_next_index();
+  count(status == StatusCode::kOk ? page_->ops_completed : page_->ops_failed);
+  if (member.session == nullptr) return;
+  if (status != StatusCode::kOk) {
+    member.publish_message(slot, operation.submission().ticket,
+                           std::string(cause.text, abi::text_length(cause.text)));
+  }
+  member.session->complete(
+      operation.completion(status, status == StatusCode::kOk ? -1 : cause.culprit_rank, clock_.now_ns()));
+}
+
+}  // namespace epd
