@@ -82,7 +82,7 @@ typedef struct epd_attach_options {
 #define EPD_ATTACH_OPTIONS_INIT \
   { sizeof(epd_attach_options_t), NULL, NULL, 0 }
 
-typedef struct epd_session_info {
+typedef struct epd_session_info_s {
   size_t size;
   uint64_t session_id;
   char device[32];
