@@ -1,0 +1,100 @@
+#include "support/census.h"
+
+#include <unistd.h>
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+namespace epd::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path proc(pid_t pid, const char* file) {
+  return fs::path("/proc") / std::to_string(pid) / file;
+}
+
+// Fields of /proc/PID/stat from the state on (the name before it may hold anything).
+std::vector<std::string> stat_fields(pid_t pid) {
+  std::ifstream in(proc(pid, "stat"));
+  std::string line;
+  std::getline(in, line);
+  const std::size_t end = line.rfind(')');
+  std::vector<std::string> fields;
+  if (end == std::string::npos) return fields;
+  std::istringstream rest(line.substr(end + 1));
+  for (std::string field; rest >> field;) fields.push_back(field);
+  return fields;
+}
+
+}  // namespace
+
+std::string Census::to_string() const {
+  std::ostringstream out;
+  out << "fds " << fds << ", memfds " << memfds << ", mappings " << mappings << " (memfd " << memfd_mappings
+      << "), threads " << threads << ", own " << own_kib << " KiB, shared " << shared_kib << " KiB";
+  return out.str();
+}
+
+Census take_census(pid_t pid) {
+  Census census;
+  std::error_code error;
+  for (fs::directory_iterator it(proc(pid, "fd"), error), end; !error && it != end; it.increment(error)) {
+    std::error_code gone;
+    const std::string target = fs::read_symlink(it->path(), gone).string();
+    if (gone) continue;
+    ++census.fds;
+    if (target.rfind("/memfd:", 0) == 0) ++census.memfds;
+  }
+  std::string line;
+  for (std::ifstream maps(proc(pid, "maps")); std::getline(maps, line);) {
+    ++census.mappings;
+    if (line.find("/memfd:") != std::string::npos) ++census.memfd_mappings;
+  }
+  for (std::ifstream status(proc(pid, "status")); std::getline(status, line);) {
+    std::istringstream in(line);
+    std::string key;
+    std::uint64_t value = 0;
+    in >> key >> value;
+    if (key == "RssAnon:" || key == "RssFile:") census.own_kib += value;
+    if (key == "RssShmem:") census.shared_kib += value;
+    if (key == "Threads:") census.threads = value;
+  }
+  return census;
+}
+
+std::size_t count_own_fds() {
+  // The directory's own descriptor is open while it is being read, and so is counted each time.
+  const fs::directory_iterator entries("/proc/self/fd");
+  return static_cast<std::size_t>(std::distance(begin(entries), end(entries)));
+}
+
+std::uint64_t cpu_ms(pid_t pid) {
+  const std::vector<std::string> fields = stat_fields(pid);
+  if (fields.size() < 13) return 0;
+  const std::uint64_t ticks = std::stoull(fields[11]) + std::stoull(fields[12]);
+  return ticks * 1000 / static_cast<std::uint64_t>(::sysconf(_SC_CLK_TCK));
+}
+
+std::vector<pid_t> children_of(pid_t pid) {
+  std::vector<pid_t> children;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator("/proc", error)) {
+    const std::string name = entry.path().filename().string();
+    if (!std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; })) continue;
+    const pid_t candidate = static_cast<pid_t>(std::stol(name));
+    const std::vector<std::string> fields = stat_fields(candidate);
+    if (fields.size() > 1 && fields[0] != "Z" && fields[1] == std::to_string(pid))
+      children.push_back(candidate);
+  }
+  std::sort(children.begin(), children.end());
+  return children;
+}
+
+bool is_running(pid_t pid) {
+  const std::vector<std::string> fields = stat_fields(pid);
+  return !fields.empty() && fields[0] != "Z" && fields[0] != "X";
+}
+
+}  // namespace epd::test

@@ -1,0 +1,39 @@
+// What a process holds, as /proc tells it. For leak checks: take a census, do the work, compare.
+#pragma once
+
+#include <sys/types.h>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace epd::test {
+
+struct Census {
+  std::size_t fds = 0;
+  std::size_t memfds = 0;    // descriptors of memfds
+  std::size_t mappings = 0;  // lines of /proc/PID/maps
+  std::size_t memfd_mappings = 0;
+  std::size_t threads = 0;
+  std::uint64_t own_kib = 0;     // RssAnon + RssFile: resident without shared memory
+  std::uint64_t shared_kib = 0;  // RssShmem
+
+  std::string to_string() const;
+};
+
+// All zero if the process is gone.
+Census take_census(pid_t pid);
+
+// Open descriptors of the calling process.
+std::size_t count_own_fds();
+
+// utime + stime in milliseconds.
+std::uint64_t cpu_ms(pid_t pid);
+
+// Living (not zombie) children of a process.
+std::vector<pid_t> children_of(pid_t pid);
+
+// Neither dead nor a zombie.
+bool is_running(pid_t pid);
+
+}  // namespace epd::test

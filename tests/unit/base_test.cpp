@@ -1,0 +1,435 @@
+// The base room: sealed memory, packets with descriptors, statuses, logs.
+#include "base/clock.h"
+#include "base/fd.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/packet.h"
+#include "base/status.h"
+#include "support/census.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <cmath>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace epd {
+namespace {
+
+using test::count_own_fds;
+
+// ---- memory ------------------------------------------------------------------------------------
+
+TEST(SealedMemfd, IsZeroFilledPrivateAndOfTheSizeAskedFor) {
+  Result<UniqueFd> fd = make_sealed_memfd("test", 10000);
+  ASSERT_TRUE(fd.ok()) << fd.status().to_string();
+  struct stat info {};
+  ASSERT_EQ(::fstat(fd->get(), &info), 0);
+  EXPECT_EQ(info.st_size, 10000);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+  EXPECT_NE(::fcntl(fd->get(), F_GETFD) & FD_CLOEXEC, 0);
+  Result<Mapping> mapping = Mapping::map(fd->get(), 10000, Access::kReadWrite);
+  ASSERT_TRUE(mapping.ok());
+  for (std::size_t i = 0; i < 10000; ++i) ASSERT_EQ(mapping->bytes()[i], std::byte{0});
+}
+
+TEST(SealedMemfd, CanNotBeShrunkGrownOrSealedFurther) {
+  Result<UniqueFd> fd = make_sealed_memfd("test", 8192);
+  ASSERT_TRUE(fd.ok());
+  EXPECT_EQ(::ftruncate(fd->get(), 4096), -1);
+  EXPECT_EQ(errno, EPERM);
+  EXPECT_EQ(::ftruncate(fd->get(), 16384), -1);
+  EXPECT_EQ(errno, EPERM);
+  EXPECT_EQ(::fcntl(fd->get(), F_ADD_SEALS, F_SEAL_WRITE), -1) << "a peer could stop us from writing";
+  EXPECT_EQ(errno, EPERM);
+  const char byte = 1;
+  EXPECT_EQ(::pwrite(fd->get(), &byte, 1, 8192), -1) << "a write past the end grows a file";
+  Result<std::uint64_t> size = sealed_size(fd->get());
+  ASSERT_TRUE(size.ok());
+  EXPECT_EQ(*size, 8192u);
+}
+
+TEST(SealedMemfd, SizeOfAnUnsealedOneIsRefused) {
+  const UniqueFd fd(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_TRUE(fd.valid());
+  ASSERT_EQ(::ftruncate(fd.get(), 4096), 0);
+  Result<std::uint64_t> size = sealed_size(fd.get());
+  ASSERT_FALSE(size.ok());
+  EXPECT_EQ(size.status().code(), StatusCode::kInvalidArgument);
+  ASSERT_EQ(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
+  EXPECT_FALSE(sealed_size(fd.get()).ok()) << "one of the three seals is not enough";
+}
+
+TEST(SealedMemfd, SizeOfSomethingElseIsAnError) {
+  Result<UniqueFd> event = make_eventfd();
+  ASSERT_TRUE(event.ok());
+  EXPECT_FALSE(sealed_size(event->get()).ok());
+}
+
+TEST(SealedMemfd, ReadOnlyViewCanNotBeWritten) {
+  Result<UniqueFd> fd = make_sealed_memfd("test", 4096);
+  ASSERT_TRUE(fd.ok());
+  Result<UniqueFd> view = reopen_read_only(fd->get());
+  ASSERT_TRUE(view.ok()) << view.status().to_string();
+  EXPECT_EQ(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, view->get(), 0), MAP_FAILED);
+  EXPECT_FALSE(Mapping::map(view->get(), 4096, Access::kReadWrite).ok());
+  const char byte = 1;
+  EXPECT_EQ(::write(view->get(), &byte, 1), -1);
+
+  void* read_only = ::mmap(nullptr, 4096, PROT_READ, MAP_SHARED, view->get(), 0);
+  ASSERT_NE(read_only, MAP_FAILED);
+  EXPECT_EQ(::mprotect(read_only, 4096, PROT_READ | PROT_WRITE), -1) << "nor made writable later";
+  Result<Mapping> writer = Mapping::map(fd->get(), 4096, Access::kReadWrite);
+  ASSERT_TRUE(writer.ok());
+  *writer->as<std::uint32_t>(100 * 4) = 77;
+  EXPECT_EQ(static_cast<volatile std::uint32_t*>(read_only)[100], 77u) << "it is the same memory";
+  ::munmap(read_only, 4096);
+}
+
+TEST(MappingTest, OutlivesItsDescriptorAndUnmapsOnce) {
+  const std::size_t before = count_own_fds();
+  const std::size_t mappings = test::take_census(::getpid()).memfd_mappings;
+  {
+    Mapping kept;
+    EXPECT_FALSE(kept.valid());
+    {
+      Result<UniqueFd> fd = make_sealed_memfd("test", 4096);
+      ASSERT_TRUE(fd.ok());
+      Result<Mapping> mapping = Mapping::map(fd->get(), 4096, Access::kReadWrite);
+      ASSERT_TRUE(mapping.ok());
+      kept = std::move(mapping).value();
+    }
+    EXPECT_TRUE(kept.valid());
+    EXPECT_EQ(kept.size(), 4096u);
+    kept.bytes()[4095] = std::byte{5};
+    Mapping moved = std::move(kept);
+    EXPECT_EQ(moved.bytes()[4095], std::byte{5});
+    EXPECT_EQ(test::take_census(::getpid()).memfd_mappings, mappings + 1);
+  }
+  EXPECT_EQ(test::take_census(::getpid()).memfd_mappings, mappings);
+  EXPECT_EQ(count_own_fds(), before);
+}
+
+TEST(MappingTest, BadDescriptorIsAStatus) {
+  Result<Mapping> mapping = Mapping::map(-1, 4096, Access::kReadOnly);
+  ASSERT_FALSE(mapping.ok());
+  EXPECT_NE(mapping.status().message().find("4096"), std::string::npos) << mapping.status().message();
+}
+
+// ---- descriptors -------------------------------------------------------------------------------
+
+TEST(UniqueFdTest, ClosesExactlyWhatItOwns) {
+  const std::size_t before = count_own_fds();
+  {
+    Result<UniqueFd> event = make_eventfd();
+    ASSERT_TRUE(event.ok());
+    Result<UniqueFd> copy = duplicate(event->get());
+    ASSERT_TRUE(copy.ok());
+    UniqueFd moved = std::move(*copy);
+    UniqueFd& alias = moved;
+    moved = std::move(alias);
+    EXPECT_TRUE(moved.valid()) << "assigned to itself";
+    EXPECT_EQ(count_own_fds(), before + 2);
+    UniqueFd released(moved.release());
+    EXPECT_FALSE(moved.valid());
+    EXPECT_TRUE(released.valid());
+  }
+  EXPECT_EQ(count_own_fds(), before);
+}
+
+TEST(UniqueFdTest, DuplicateOfABadDescriptorNamesIt) {
+  Result<UniqueFd> copy = duplicate(987654);
+  ASSERT_FALSE(copy.ok());
+  EXPECT_NE(copy.status().message().find("987654"), std::string::npos);
+}
+
+TEST(Eventfd, RingingAFullOneDoesNotBlock) {
+  Result<UniqueFd> event = make_eventfd();
+  ASSERT_TRUE(event.ok());
+  const std::uint64_t almost_full = ~std::uint64_t{0} - 1;
+  ASSERT_EQ(::write(event->get(), &almost_full, 8), 8);
+  ring_eventfd(event->get());
+  std::uint64_t value = 0;
+  ASSERT_EQ(::read(event->get(), &value, 8), 8);
+  EXPECT_EQ(value, almost_full);
+}
+
+// ---- packets -----------------------------------------------------------------------------------
+
+enum class PingType : std::uint16_t { kFirst = 7 };
+struct PingBody {
+  std::uint64_t a;
+  std::uint32_t b;
+  std::uint32_t c;
+};
+
+class Packets : public testing::Test {
+ protected:
+  void SetUp() override {
+    fds_before_ = count_own_fds();
+    Result<std::pair<UniqueFd, UniqueFd>> pair = make_socketpair();
+    ASSERT_TRUE(pair.ok());
+    here_ = std::move(pair->first);
+    there_ = std::move(pair->second);
+  }
+  void TearDown() override {
+    here_.reset();
+    there_.reset();
+    EXPECT_EQ(count_own_fds(), fds_before_) << "descriptors leaked";
+  }
+
+  // Sends raw bytes with `num_fds` copies of a descriptor.
+  void send_raw(const void* data, std::size_t bytes, std::size_t num_fds) {
+    Result<UniqueFd> event = make_eventfd();
+    ASSERT_TRUE(event.ok());
+    iovec part{const_cast<void*>(data), bytes};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    std::vector<char> control(CMSG_SPACE(num_fds * sizeof(int)));
+    if (num_fds != 0) {
+      message.msg_control = control.data();
+      message.msg_controllen = control.size();
+      cmsghdr* c = CMSG_FIRSTHDR(&message);
+      c->cmsg_level = SOL_SOCKET;
+      c->cmsg_type = SCM_RIGHTS;
+      c->cmsg_len = CMSG_LEN(num_fds * sizeof(int));
+      const std::vector<int> fds(num_fds, event->get());
+      std::memcpy(CMSG_DATA(c), fds.data(), num_fds * sizeof(int));
+    }
+    ASSERT_EQ(::sendmsg(there_.get(), &message, MSG_NOSIGNAL), static_cast<ssize_t>(bytes));
+  }
+
+  void send_header(abi::WireHeader header, std::size_t bytes, std::size_t num_fds) {
+    std::vector<char> data(bytes);
+    std::memcpy(data.data(), &header, std::min(bytes, sizeof(header)));
+    send_raw(data.data(), bytes, num_fds);
+  }
+
+  void expect_malformed(const char* what) {
+    const std::size_t before = count_own_fds();
+    Packet packet;
+    Status error;
+    EXPECT_EQ(receive_packet(here_.get(), packet, error), ReceiveResult::kMalformed) << what;
+    EXPECT_EQ(error.code(), StatusCode::kInvalidArgument) << what;
+    EXPECT_FALSE(error.message().empty()) << what;
+    EXPECT_TRUE(packet.fds.empty()) << what;
+    EXPECT_EQ(count_own_fds(), before) << what << ": descriptors leaked";
+  }
+
+  UniqueFd here_, there_;
+  std::size_t fds_before_ = 0;
+};
+
+TEST_F(Packets, BodyAndDescriptorsArriveInOrder) {
+  Result<UniqueFd> first = make_sealed_memfd("first", 4096);
+  Result<UniqueFd> second = make_sealed_memfd("second", 8192);
+  ASSERT_TRUE(first.ok() && second.ok());
+  const Status sent =
+      send_message(there_.get(), PingType::kFirst, PingBody{1, 2, 3}, {first->get(), second->get()}, 55);
+  ASSERT_TRUE(sent.ok()) << sent.to_string();
+  Packet packet;
+  Status error;
+  ASSERT_EQ(receive_packet(here_.get(), packet, error), ReceiveResult::kPacket) << error.to_string();
+  EXPECT_EQ(packet.header.type, 7);
+  EXPECT_EQ(packet.header.request_id, 55u);
+  Result<PingBody> body = packet.read<PingBody>();
+  ASSERT_TRUE(body.ok());
+  EXPECT_EQ(body->a, 1u);
+  EXPECT_EQ(body->c, 3u);
+  ASSERT_EQ(packet.fds.size(), 2u);
+  EXPECT_EQ(sealed_size(packet.fds[0].get()).value(), 4096u);
+  EXPECT_EQ(sealed_size(packet.fds[1].get()).value(), 8192u);
+  EXPECT_NE(::fcntl(packet.fds[0].get(), F_GETFD) & FD_CLOEXEC, 0) << "would leak into a child";
+}
+
+TEST_F(Packets, NothingThenClosed) {
+  Packet packet;
+  Status error;
+  EXPECT_EQ(receive_packet(here_.get(), packet, error), ReceiveResult::kNothing);
+  there_.reset();
+  EXPECT_EQ(receive_packet(here_.get(), packet, error), ReceiveResult::kClosed);
+  EXPECT_FALSE(send_message(here_.get(), PingType::kFirst, PingBody{}).ok()) << "and no SIGPIPE";
+}
+
+TEST_F(Packets, WrongBodySizeIsRefusedWithBothSizes) {
+  ASSERT_TRUE(send_message(there_.get(), PingType::kFirst, std::uint64_t{1}).ok());
+  Packet packet;
+  Status error;
+  ASSERT_EQ(receive_packet(here_.get(), packet, error), ReceiveResult::kPacket);
+  Result<PingBody> body = packet.read<PingBody>();
+  ASSERT_FALSE(body.ok());
+  EXPECT_NE(body.status().message().find(" 8 "), std::string::npos) << body.status().message();
+  EXPECT_NE(body.status().message().find("16"), std::string::npos) << body.status().message();
+}
+
+TEST_F(Packets, MalformedOnesAreRefusedAndTheirDescriptorsClosed) {
+  send_header({0x12345678, 1, 3, 32, 0}, 32, 3);
+  expect_malformed("wrong magic");
+  send_header({abi::kWireMagic, 1, 1, 32, 0}, 40, 1);
+  expect_malformed("longer than it says");
+  send_header({abi::kWireMagic, 1, 0, 64, 0}, 40, 0);
+  expect_malformed("shorter than it says");
+  send_header({abi::kWireMagic, 1, 0, 32, 0}, 32, 2);
+  expect_malformed("more descriptors than it says");
+  send_header({abi::kWireMagic, 1, 2, 32, 0}, 32, 0);
+  expect_malformed("fewer descriptors than it says");
+  send_header({abi::kWireMagic, 1, 1, 15, 0}, 15, 1);
+  expect_malformed("less than a header");
+  send_header({abi::kWireMagic, 1, 0, 5000, 0}, 5000, 0);
+  expect_malformed("larger than any message");
+  send_header({abi::kWireMagic, 1, 9, 32, 0}, 32, 9);
+  expect_malformed("more descriptors than any message has");
+
+  ASSERT_TRUE(send_message(there_.get(), PingType::kFirst, PingBody{9, 9, 9}).ok());
+  Packet packet;
+  Status error;
+  EXPECT_EQ(receive_packet(here_.get(), packet, error), ReceiveResult::kPacket) << "the socket still works";
+}
+
+TEST_F(Packets, AnEmptyPacketWithDescriptorsLeaksNothing) {
+  const std::size_t before = count_own_fds();
+  send_raw("", 0, 2);
+  {
+    Packet packet;
+    Status error;
+    const ReceiveResult result = receive_packet(here_.get(), packet, error);
+    EXPECT_TRUE(result == ReceiveResult::kClosed || result == ReceiveResult::kMalformed);
+  }
+  EXPECT_EQ(count_own_fds(), before);
+}
+
+TEST_F(Packets, APeerThatDoesNotReadGivesWouldBlock) {
+  Status status;
+  int sent = 0;
+  for (; sent < 100000 && status.ok(); ++sent)
+    status = send_message(there_.get(), PingType::kFirst, PingBody{});
+  EXPECT_EQ(status.code(), StatusCode::kWouldBlock) << "after " << sent;
+}
+
+// ---- status, clock -----------------------------------------------------------------------------
+
+TEST(StatusTest, SaysCodeAndMessage) {
+  EXPECT_EQ(Status().to_string(), "OK");
+  EXPECT_EQ(invalid_argument("hidden is 100").to_string(), "INVALID_ARGUMENT: hidden is 100");
+  errno = ENOENT;
+  EXPECT_NE(errno_status("open x").message().find("open x: No such file"), std::string::npos);
+  Result<int> bad = not_found("x");
+  EXPECT_FALSE(bad.ok());
+  EXPECT_EQ(bad.status().code(), StatusCode::kNotFound);
+  Result<int> good = 5;
+  EXPECT_TRUE(good.ok());
+  EXPECT_EQ(*good, 5);
+}
+
+TEST(Clocks, MonotonicGrowsManualStepsOnlyWhenTold) {
+  const MonotonicClock clock;
+  const std::uint64_t before = clock.now_ns();
+  std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  EXPECT_GE(clock.now_ns() - before, 2'000'000u);
+  ManualClock manual;
+  const std::uint64_t start = manual.now_ns();
+  EXPECT_EQ(manual.now_ns(), start);
+  manual.advance_ms(3);
+  EXPECT_EQ(manual.now_ns(), start + 3'000'000);
+}
+
+// ---- logs --------------------------------------------------------------------------------------
+
+std::vector<std::string> captured_lines(LogFormat format, const std::function<void()>& body) {
+  log_init("epd \"test\"", LogLevel::kInfo, format);
+  testing::internal::CaptureStderr();
+  body();
+  std::istringstream in(testing::internal::GetCapturedStderr());
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  log_init("epd", LogLevel::kInfo, LogFormat::kLogfmt);
+  return lines;
+}
+
+TEST(Log, JsonLinesParseWhateverAClientWrites) {
+  const std::string hostile =
+      std::string("a\"b\\c\n\t\x01\x7f {}% ") + "gr\xc3\xbc\xc3\x9f" + " \xff\xc3( \xed\xa0\x80 \xf5";
+  const std::vector<std::string> lines = captured_lines(LogFormat::kJson, [&] {
+    log_event(LogLevel::kInfo, "session \"x\" {} %v",
+              {{"text", hostile},
+               {"session", 12},
+               {"ok", true},
+               {"share", 0.5},
+               {"bad", std::nan("")},
+               {"neg", -3}});
+    log_event(LogLevel::kWarning, "plain");
+  });
+  ASSERT_EQ(lines.size(), 2u);
+  nlohmann::json first;
+  ASSERT_NO_THROW(first = nlohmann::json::parse(lines[0])) << lines[0];
+  EXPECT_EQ(first["process"], "epd \"test\"");
+  EXPECT_EQ(first["event"], "session \"x\" {} %v");
+  EXPECT_EQ(first["session"], 12);
+  EXPECT_EQ(first["ok"], true);
+  EXPECT_EQ(first["share"], 0.5);
+  EXPECT_EQ(first["neg"], -3);
+  EXPECT_EQ(first["level"], "info");
+  const std::string text = first["text"];
+  EXPECT_EQ(text.substr(0, 8), "a\"b\\c\n\t\x01");
+  EXPECT_NE(text.find("gr\xc3\xbc\xc3\x9f"), std::string::npos) << "good UTF-8 stays as it is";
+  EXPECT_EQ(nlohmann::json::parse(lines[1])["event"], "plain");
+}
+
+TEST(Log, LogfmtIsOneLineWithQuotedText) {
+  const std::vector<std::string> lines = captured_lines(LogFormat::kLogfmt, [] {
+    log_event(LogLevel::kInfo, "session attached", {{"library", "a b\"c\nlevel=error"}, {"pid", 42}});
+  });
+  ASSERT_EQ(lines.size(), 1u) << "a field must not be able to forge a line";
+  EXPECT_NE(lines[0].find(" level=info process=\"epd \\\"test\\\"\" event=\"session attached\""),
+            std::string::npos)
+      << lines[0];
+  EXPECT_NE(lines[0].find(" pid=42"), std::string::npos);
+  EXPECT_NE(lines[0].find("library=\"a b\\\"c\\u000alevel=error\""), std::string::npos) << lines[0];
+}
+
+TEST(Log, LevelsBelowTheThresholdAreSilent) {
+  const std::vector<std::string> lines = captured_lines(LogFormat::kLogfmt, [] {
+    log_event(LogLevel::kDebug, "no");
+    log_set_level(LogLevel::kError);
+    EXPECT_FALSE(log_enabled(LogLevel::kInfo));
+    log_event(LogLevel::kInfo, "no");
+    log_event(LogLevel::kError, "yes");
+  });
+  ASSERT_EQ(lines.size(), 1u);
+}
+
+TEST(LogLimiterTest, SaysHowManyItKeptBack) {
+  constexpr int kBurstCalls = 50;
+  LogLimiter limiter(3);
+  const std::vector<std::string> lines = captured_lines(LogFormat::kJson, [&] {
+    for (int i = 0; i < kBurstCalls; ++i) limiter.log(LogLevel::kInfo, "refused", {{"i", i}});
+    std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+    limiter.log(LogLevel::kInfo, "refused", {{"i", kBurstCalls}});
+  });
+  int shown = 0;
+  int suppressed = 0;
+  for (const std::string& line : lines) {
+    const nlohmann::json parsed = nlohmann::json::parse(line);
+    if (parsed["event"] == "refused") {
+      ++shown;
+    } else {
+      EXPECT_EQ(parsed["event_name"], "refused");
+      suppressed += parsed["count"].get<int>();
+    }
+  }
+  EXPECT_GE(shown, 4);
+  EXPECT_LT(shown, kBurstCalls / 2);
+  EXPECT_EQ(shown + suppressed, kBurstCalls + 1) << "every line is either shown or counted";
+}
+
+}  // namespace
+}  // namespace epd

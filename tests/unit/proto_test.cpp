@@ -1,0 +1,457 @@
+// The shared-memory ABI: ring, layouts, tags, text fields, and the sizes that both sides rely on.
+#include "proto/arena.h"
+#include "proto/attach.h"
+#include "proto/link.h"
+#include "proto/ring.h"
+#include "proto/session.h"
+#include "proto/wire.h"
+
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <chrono>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace epd::abi {
+namespace {
+
+using Wide = unsigned __int128;
+
+constexpr std::size_t kSlots = 8;
+
+struct TestSlot {
+  std::uint64_t sequence;
+  std::uint64_t words[15];
+};
+
+struct SharedRing {
+  IndexLine head;
+  RingSlots<TestSlot, kSlots> ring;
+};
+
+TestSlot make_slot(std::uint64_t number) {
+  TestSlot slot{};
+  for (std::uint64_t i = 0; i < 15; ++i) slot.words[i] = number * 1000003 + i;
+  return slot;
+}
+
+bool slot_is(const TestSlot& slot, std::uint64_t number) {
+  for (std::uint64_t i = 0; i < 15; ++i)
+    if (slot.words[i] != number * 1000003 + i) return false;
+  return slot.sequence == number + 1;
+}
+
+bool expired(std::chrono::steady_clock::time_point start) {
+  return std::chrono::steady_clock::now() - start > std::chrono::seconds(40);
+}
+
+// Both return how many slots went through intact before an error or the time limit.
+std::uint64_t produce(SharedRing& shared, std::uint64_t count) {
+  const auto start = std::chrono::steady_clock::now();
+  for (std::uint64_t tail = 0; tail < count;) {
+    switch (ring_push(shared.ring, tail, shared.head, make_slot(tail))) {
+      case PushResult::kPushed: ++tail; break;
+      case PushResult::kFull:
+        if (expired(start)) return tail;
+        ::sched_yield();
+        break;
+      case PushResult::kCorrupt: return tail;
+    }
+  }
+  return count;
+}
+
+std::uint64_t consume(SharedRing& shared, std::uint64_t count) {
+  const auto start = std::chrono::steady_clock::now();
+  TestSlot copy{};
+  for (std::uint64_t head = 0; head < count;) {
+    if (!ring_peek(shared.ring, head, copy)) {
+      if (expired(start)) return head;
+      ::sched_yield();
+      continue;
+    }
+    if (!slot_is(copy, head)) return head;
+    shared.head.value.store(++head, std::memory_order_release);
+  }
+  return count;
+}
+
+class SharedRingMemory {
+ public:
+  SharedRingMemory()
+      : memory_(
+            ::mmap(nullptr, sizeof(SharedRing), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {}
+  ~SharedRingMemory() {
+    if (memory_ != MAP_FAILED) ::munmap(memory_, sizeof(SharedRing));
+  }
+  bool valid() const { return memory_ != MAP_FAILED; }
+  SharedRing& ring() { return *static_cast<SharedRing*>(memory_); }
+
+ private:
+  void* memory_;
+};
+
+TEST(Ring, ZeroedMemoryIsAnEmptyRing) {
+  auto shared = std::make_unique<SharedRing>();
+  TestSlot copy{};
+  EXPECT_FALSE(ring_peek(shared->ring, 0, copy));
+  EXPECT_EQ(ring_push(shared->ring, 0, shared->head, make_slot(0)), PushResult::kPushed);
+  ASSERT_TRUE(ring_peek(shared->ring, 0, copy));
+  EXPECT_TRUE(slot_is(copy, 0));
+}
+
+TEST(Ring, FullUntilTheConsumerPublishes) {
+  auto shared = std::make_unique<SharedRing>();
+  for (std::uint64_t i = 0; i < kSlots; ++i)
+    ASSERT_EQ(ring_push(shared->ring, i, shared->head, make_slot(i)), PushResult::kPushed);
+  EXPECT_EQ(ring_push(shared->ring, kSlots, shared->head, make_slot(99)), PushResult::kFull);
+
+  TestSlot copy{};
+  ASSERT_TRUE(ring_peek(shared->ring, 0, copy));
+  EXPECT_EQ(ring_push(shared->ring, kSlots, shared->head, make_slot(99)), PushResult::kFull)
+      << "looking at a slot must not free it";
+  shared->head.value.store(1);
+  EXPECT_EQ(ring_push(shared->ring, kSlots, shared->head, make_slot(kSlots)), PushResult::kPushed);
+  EXPECT_EQ(ring_push(shared->ring, kSlots + 1, shared->head, make_slot(99)), PushResult::kFull);
+}
+
+TEST(Ring, ManyTurnsKeepOrderAndContent) {
+  auto shared = std::make_unique<SharedRing>();
+  std::uint64_t tail = 0;
+  std::uint64_t head = 0;
+  std::mt19937_64 random(1);
+  TestSlot copy{};
+  while (head < 5000) {
+    for (std::uint64_t i = random() % (kSlots + 1); i > 0 && tail - head < kSlots; --i, ++tail)
+      ASSERT_EQ(ring_push(shared->ring, tail, shared->head, make_slot(tail)), PushResult::kPushed);
+    for (std::uint64_t i = random() % (kSlots + 1); i > 0 && head < tail; --i) {
+      ASSERT_TRUE(ring_peek(shared->ring, head, copy));
+      ASSERT_TRUE(slot_is(copy, head)) << "slot " << head;
+      shared->head.value.store(++head);
+    }
+    if (head == tail) {
+      ASSERT_FALSE(ring_peek(shared->ring, head, copy)) << "a slot of the turn before is not new";
+    }
+  }
+}
+
+TEST(Ring, PositionsMayWrapAroundTheirType) {
+  auto shared = std::make_unique<SharedRing>();
+  std::uint64_t position = ~std::uint64_t{0} - 3;
+  shared->head.value.store(position);
+  TestSlot copy{};
+  for (int i = 0; i < 8; ++i, ++position) {
+    ASSERT_EQ(ring_push(shared->ring, position, shared->head, make_slot(position)), PushResult::kPushed);
+    // Position 2^64-1 has sequence 0, which empty memory shows too: no ring lives that long.
+    if (position + 1 == 0) {
+      shared->head.value.store(position + 1);
+      continue;
+    }
+    ASSERT_TRUE(ring_peek(shared->ring, position, copy));
+    EXPECT_EQ(copy.sequence, position + 1);
+    shared->head.value.store(position + 1);
+  }
+}
+
+TEST(Ring, ImpossibleConsumerIndexIsReportedAndNothingIsWritten) {
+  auto shared = std::make_unique<SharedRing>();
+  for (const std::uint64_t bad :
+       {std::uint64_t{11}, std::uint64_t{1}, ~std::uint64_t{0}, std::uint64_t{1} << 63}) {
+    shared->head.value.store(bad);
+    EXPECT_EQ(ring_push(shared->ring, 10, shared->head, make_slot(10)), PushResult::kCorrupt) << bad;
+  }
+  for (TestSlot& slot : shared->ring.slots) {
+    EXPECT_EQ(slot.sequence, 0u);
+    EXPECT_EQ(slot.words[0], 0u);
+  }
+}
+
+TEST(Ring, WrongSequenceIsNeverASlot) {
+  auto shared = std::make_unique<SharedRing>();
+  TestSlot copy{};
+  for (const std::uint64_t sequence :
+       {std::uint64_t{0}, std::uint64_t{2}, std::uint64_t{kSlots + 1}, ~std::uint64_t{0}}) {
+    shared->ring.slots[0].sequence = sequence;
+    EXPECT_FALSE(ring_peek(shared->ring, 0, copy)) << sequence;
+  }
+}
+
+TEST(Ring, PeekGivesAPrivateCopy) {
+  auto shared = std::make_unique<SharedRing>();
+  ASSERT_EQ(ring_push(shared->ring, 0, shared->head, make_slot(0)), PushResult::kPushed);
+  TestSlot copy{};
+  ASSERT_TRUE(ring_peek(shared->ring, 0, copy));
+  std::memset(static_cast<void*>(&shared->ring.slots[0]), 0xff, sizeof(TestSlot));
+  EXPECT_TRUE(slot_is(copy, 0)) << "a hostile producer changes the slot after it was taken";
+  EXPECT_EQ(copy.sequence, 1u);
+}
+
+TEST(Ring, TwoThreads) {
+  constexpr std::uint64_t kCount = 100'000;
+  auto shared = std::make_unique<SharedRing>();
+  std::uint64_t produced = 0;
+  std::thread producer([&] { produced = produce(*shared, kCount); });
+  const std::uint64_t consumed = consume(*shared, kCount);
+  producer.join();
+  EXPECT_EQ(produced, kCount);
+  EXPECT_EQ(consumed, kCount);
+}
+
+TEST(Ring, TwoProcesses) {
+  constexpr std::uint64_t kCount = 100'000;
+  SharedRingMemory shared;
+  ASSERT_TRUE(shared.valid());
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) ::_exit(produce(shared.ring(), kCount) == kCount ? 0 : 1);
+  EXPECT_EQ(consume(shared.ring(), kCount), kCount);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+// ---- layouts -----------------------------------------------------------------------------------
+
+GroupShape shape_of(std::uint32_t ranks, std::uint32_t experts, std::uint32_t tokens, std::uint32_t hidden,
+                    std::uint32_t topk, std::uint32_t depth) {
+  return {
+      ranks, experts, tokens, hidden, topk, depth, Payload::kBf16, IndexType::kInt32, LossPolicy::kFailFast};
+}
+
+std::vector<GroupShape> many_shapes() {
+  std::vector<GroupShape> shapes = {
+      shape_of(1, 1, 1, 128, 1, 1),
+      shape_of(kMaxRanks, kMaxExperts, kMaxTokens, kMaxHidden, kMaxTopk, kMaxDepth),
+      shape_of(kMaxRanks, kMaxRanks, 1, 128, 1, 1),
+      shape_of(1, kMaxExperts, kMaxTokens, kMaxHidden, kMaxTopk, kMaxDepth),
+      shape_of(7, 7 * 3, 13, 384, 5, 3),
+  };
+  std::mt19937 random(7);
+  const auto pick = [&](std::uint32_t low, std::uint32_t high) { return low + random() % (high - low + 1); };
+  for (int i = 0; i < 200; ++i) {
+    const std::uint32_t ranks = pick(1, kMaxRanks);
+    shapes.push_back(shape_of(ranks, ranks * pick(1, kMaxExperts / ranks), pick(1, kMaxTokens),
+                              pick(1, kMaxHidden / 128) * 128, pick(1, kMaxTopk), pick(1, kMaxDepth)));
+  }
+  const std::size_t plain = shapes.size();
+  for (std::size_t i = 0; i < plain; ++i) {
+    GroupShape other = shapes[i];
+    other.payload = Payload::kFp8Cast;
+    other.index_type = IndexType::kInt64;
+    shapes.push_back(other);
+  }
+  return shapes;
+}
+
+Wide wide_region_bytes(const GroupShape& s, Region region) {
+  const Wide tokens = s.max_tokens, rows = Wide{s.num_ranks} * s.max_tokens, hidden = s.hidden, topk = s.topk;
+  const bool fp8 = s.payload == Payload::kFp8Cast;
+  const Wide index = s.index_type == IndexType::kInt64 ? 8 : 4;
+  switch (region) {
+    case Region::kX:
+    case Region::kOut: return tokens * hidden * 2;
+    case Region::kTopkIdx: return tokens * topk * index;
+    case Region::kTopkWeights: return tokens * topk * 4;
+    case Region::kRecvX: return rows * hidden * (fp8 ? 1 : 2);
+    case Region::kRecvScales: return fp8 ? rows * (hidden / 128) * 4 : 0;
+    case Region::kRecvTopkIdx: return rows * topk * index;
+    case Region::kRecvTopkWeights: return rows * topk * 4;
+    case Region::kRecvSrc: return rows * 8;
+    case Region::kRankOffsets: return (Wide{s.num_ranks} + 1) * 4;
+    case Region::kExpertCounts: return Wide{s.num_experts} / s.num_ranks * 4;
+    case Region::kY: return rows * hidden * 2;
+    case Region::kCount: break;
+  }
+  return 0;
+}
+
+TEST(UserArena, RegionsAreAlignedDisjointAndInside) {
+  for (const GroupShape& s : many_shapes()) {
+    const UserArenaLayout layout(s);
+    Wide end = 0;  // of everything so far; regions and slots lie in order
+    for (std::uint32_t slot = 0; slot < s.depth; ++slot) {
+      for (std::size_t i = 0; i < kNumRegions; ++i) {
+        const auto region = static_cast<Region>(i);
+        const Wide at = layout.at(slot, region);
+        ASSERT_EQ(region_bytes(s, region), wide_region_bytes(s, region)) << "region " << i;
+        ASSERT_EQ(at % kRegionAlign, Wide{0});
+        ASSERT_GE(at, end) << "region " << i << " of slot " << slot << " overlaps the one before";
+        ASSERT_LT(at - end, Wide{kRegionAlign}) << "a hole before region " << i;
+        end = at + wide_region_bytes(s, region);
+      }
+    }
+    ASSERT_LE(end, Wide{layout.total_bytes});
+    ASSERT_LT(layout.total_bytes - end, Wide{kRegionAlign});
+    ASSERT_LT(Wide{layout.total_bytes}, Wide{1} << 52) << "the header's own promise";
+  }
+}
+
+TEST(ExchangeArena, BlocksAndRoutingAreAlignedDisjointAndInside) {
+  for (const GroupShape& s : many_shapes()) {
+    const ExchangeArenaLayout layout(s);
+    const Wide ranks = s.num_ranks;
+    const Wide ready_end = Wide{layout.ready} + ranks * 64;
+    const Wide arrived_end = Wide{layout.arrived} + ranks * 64;
+    const Wide announced_end = Wide{layout.announcement} + ranks * sizeof(OpAnnouncement);
+    const Wide rank_counts_end = Wide{layout.rank_counts} + ranks * ranks * 4;
+    const Wide expert_counts_end = Wide{layout.expert_counts} + ranks * (s.num_experts / s.num_ranks) * 4;
+    ASSERT_LE(ready_end, Wide{layout.arrived});
+    ASSERT_LE(arrived_end, Wide{layout.announcement});
+    ASSERT_LE(announced_end, Wide{layout.rank_counts});
+    ASSERT_LE(rank_counts_end, Wide{layout.expert_counts});
+    ASSERT_LE(expert_counts_end, Wide{layout.block_bytes});
+    for (const std::uint64_t at :
+         {layout.ready, layout.arrived, layout.rank_counts, layout.expert_counts, layout.topk})
+      ASSERT_EQ(at % 64, 0u);
+    ASSERT_EQ(layout.announcement % alignof(OpAnnouncement), 0u);
+    ASSERT_EQ(layout.block_bytes % kRegionAlign, 0u);
+    ASSERT_EQ(layout.routing_bytes % kRegionAlign, 0u);
+
+    ASSERT_GE(layout.base_rows, sizeof(RoutingRecord));
+    ASSERT_LE(Wide{layout.base_rows} + ranks * 4, Wide{layout.topk});
+    ASSERT_LE(Wide{layout.topk} + Wide{s.max_tokens} * s.topk * 4, Wide{layout.routing_bytes});
+    ASSERT_GE(Wide{layout.routing}, Wide{layout.block_bytes} * s.depth)
+        << "routing records overlap the blocks";
+    ASSERT_EQ(Wide{layout.total_bytes},
+              Wide{layout.block_bytes} * s.depth + Wide{layout.routing_bytes} * s.depth);
+    ASSERT_LE(Wide{layout.routing_of(s.depth - 1)} + layout.routing_bytes, Wide{layout.total_bytes});
+  }
+}
+
+TEST(ExchangeArena, OperationsInFlightHaveBlocksOfTheirOwn) {
+  const GroupShape s = shape_of(3, 6, 16, 128, 2, 4);
+  const ExchangeArenaLayout layout(s);
+  for (std::uint64_t op = 0; op < 12; ++op) {
+    for (std::uint64_t other = op + 1; other < op + s.depth; ++other) {
+      const std::uint64_t a = layout.block(op, s.depth);
+      const std::uint64_t b = layout.block(other, s.depth);
+      EXPECT_GE(a > b ? a - b : b - a, layout.block_bytes) << op << " and " << other;
+    }
+    EXPECT_LE(layout.block(op, s.depth) + layout.block_bytes, layout.routing);
+  }
+}
+
+TEST(BoardArena, CountsOfSlotsAreDisjointAndInside) {
+  for (const GroupShape& s : many_shapes()) {
+    const BoardLayout layout(s);
+    Wide end = sizeof(Board);
+    for (std::uint32_t slot = 0; slot < s.depth; ++slot) {
+      ASSERT_GE(Wide{layout.rank_offsets(slot)}, end);
+      const Wide offsets_end = Wide{layout.rank_offsets(slot)} + (Wide{s.num_ranks} + 1) * 4;
+      ASSERT_EQ(Wide{layout.expert_counts(s, slot)}, offsets_end);
+      ASSERT_EQ(layout.rank_offsets(slot) % 64, 0u);
+      end = offsets_end + Wide{s.num_experts} / s.num_ranks * 4;
+    }
+    ASSERT_LE(end, Wide{layout.total_bytes});
+    ASSERT_LT(layout.total_bytes, std::uint64_t{1} << 24);
+  }
+}
+
+TEST(GroupShapeTest, DerivedValuesAtTheLimits) {
+  GroupShape s = shape_of(kMaxRanks, kMaxExperts, kMaxTokens, kMaxHidden, kMaxTopk, kMaxDepth);
+  EXPECT_EQ(s.max_recv_rows(), std::uint32_t{1} << 26);
+  EXPECT_EQ(s.experts_per_rank(), 4u);
+  EXPECT_EQ(s.row_bytes(), 32768u);
+  EXPECT_EQ(s.scales_per_row(), 0u);
+  s.payload = Payload::kFp8Cast;
+  s.index_type = IndexType::kInt64;
+  EXPECT_EQ(s.row_bytes(), 16384u);
+  EXPECT_EQ(s.scales_per_row(), 128u);
+  EXPECT_EQ(s.index_bytes(), 8u);
+}
+
+// ---- tags, text, sizes -------------------------------------------------------------------------
+
+TEST(OpTag, GrowsWithOperationAndEpoch) {
+  constexpr std::uint64_t kLastIndex = (std::uint64_t{1} << kTagIndexBits) - 2;
+  std::uint64_t last = 0;  // zeroed memory: smaller than any tag
+  for (const std::uint64_t epoch :
+       {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{2}, (std::uint64_t{1} << 24) - 1}) {
+    for (const std::uint64_t index :
+         {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{1000000}, kLastIndex}) {
+      EXPECT_GT(op_tag(epoch, index), last) << "epoch " << epoch << ", index " << index;
+      last = op_tag(epoch, index);
+    }
+  }
+  EXPECT_NE(op_tag(1, 5), op_tag(2, 5));
+  EXPECT_LT(op_tag(1, kLastIndex), op_tag(2, 0)) << "no tag of an old epoch reaches one of the new";
+}
+
+TEST(Text, IsCutAndAlwaysTerminated) {
+  char field[8];
+  std::memset(field, 'z', sizeof(field));
+  set_text(field, "abc", 3);
+  EXPECT_EQ(std::string(field), "abc");
+  EXPECT_EQ(text_length(field), 3u);
+  EXPECT_EQ(field[7], '\0') << "nothing of what was there before may leak to the peer";
+  set_text(field, "abcdefgh", 8);
+  EXPECT_EQ(std::string(field), "abcdefg");
+  set_text(field, "", 0);
+  EXPECT_EQ(text_length(field), 0u);
+}
+
+TEST(Text, LengthStopsAtTheFieldsEnd) {
+  char field[8];
+  std::memset(field, 'z', sizeof(field));
+  EXPECT_EQ(text_length(field), 8u);
+}
+
+TEST(Abi, SizesAndOffsetsThatBothSidesRelyOn) {
+  EXPECT_EQ(sizeof(Submission), 128u);
+  EXPECT_EQ(sizeof(Completion), 64u);
+  EXPECT_EQ(sizeof(IndexLine), 64u);
+  EXPECT_EQ(sizeof(SleepLine), 64u);
+  EXPECT_EQ(sizeof(WireHeader), 16u);
+  EXPECT_EQ(sizeof(GroupShape), 36u);
+  EXPECT_EQ(offsetof(Submission, sequence), 0u);
+  EXPECT_EQ(offsetof(Completion, sequence), 0u);
+  // What one side writes often is on no cache line that the other writes.
+  EXPECT_EQ(offsetof(SegmentA, client_sleep) % 64, 0u);
+  EXPECT_EQ(offsetof(SegmentA, completion_head) % 64, 0u);
+  EXPECT_EQ(offsetof(SegmentA, submissions) % 64, 0u);
+  EXPECT_EQ(offsetof(SegmentB, engine_sleep) % 64, 0u);
+  EXPECT_EQ(offsetof(SegmentB, submission_head) % 64, 0u);
+  EXPECT_EQ(offsetof(SegmentB, completion_tail) % 64, 0u);
+  EXPECT_EQ(offsetof(SegmentB, completions) % 64, 0u);
+  EXPECT_EQ(offsetof(Board, slots) % 64, 0u);
+  EXPECT_EQ(sizeof(Board) % 64, 0u);
+  EXPECT_EQ(offsetof(EnginePage, sleep) % 64, 0u);
+}
+
+TEST(Abi, EveryAttachMessageFitsInAPacket) {
+  for (const std::size_t bytes :
+       {sizeof(Hello), sizeof(Welcome), sizeof(Refused), sizeof(Join), sizeof(Joined), sizeof(Goodbye),
+        sizeof(AddSession), sizeof(SessionFailed), sizeof(GroupBegin), sizeof(GroupMember),
+        sizeof(GroupReady), sizeof(Break), sizeof(Settings)}) {
+    EXPECT_LE(bytes + sizeof(WireHeader), kMaxMessageBytes);
+  }
+}
+
+// A changed hash means that libraries and daemons built before and after can't talk: they refuse
+// each other at attach. When this test fails, the change of layout must be meant; then raise
+// kAbiVersion (proto/wire.h) if a version with the old layout has been released, and pin the new
+// value here.
+TEST(Abi, LayoutHashIsPinned) {
+  EXPECT_EQ(layout_hash(), 0x684ba2a0ee34f23full) << std::hex << "now 0x" << layout_hash();
+}
+
+TEST(StatusCodes, EveryCodeHasItsOwnName) {
+  std::vector<std::string> names;
+  for (std::int32_t i = 0; i < kNumStatusCodes; ++i) {
+    const std::string name = status_name(static_cast<StatusCode>(i));
+    EXPECT_NE(name, "UNKNOWN") << i;
+    for (const std::string& other : names) EXPECT_NE(name, other);
+    names.push_back(name);
+  }
+  EXPECT_STREQ(status_name(static_cast<StatusCode>(kNumStatusCodes)), "UNKNOWN");
+  EXPECT_STREQ(status_name(static_cast<StatusCode>(-1)), "UNKNOWN");
+}
+
+}  // namespace
+}  // namespace epd::abi
