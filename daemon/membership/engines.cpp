@@ -1,0 +1,116 @@
+// Engines that come up, get ready, and die.
+#include "membership/registry.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace epd {
+
+EngineSlot* GroupRegistry::slot_of(std::uint64_t group_id, std::uint32_t device) {
+  const auto group = groups_.find(group_id);
+  if (group == groups_.end()) return nullptr;
+  const auto slot = group->second.engines.find(device);
+  return slot == group->second.engines.end() ? nullptr : &slot->second;
+}
+
+void GroupRegistry::tell_engine(Group& group, std::uint32_t device, EngineSlot& slot) {
+  if (!is_up(device)) {
+    slot.phase = EnginePhase::kAbsent;
+    return;
+  }
+  slot.phase = EnginePhase::kStarting;
+  slot.due_ns = due_in_ms(limits_.engine_start_ms);
+  emit(StartGroup{device, group.id, group.phase == GroupPhase::kBreaking});
+}
+
+void GroupRegistry::engine_up(std::uint32_t device) {
+  if (up_.size() <= device) up_.resize(device + 1);
+  up_[device] = true;
+  for (auto& [id, group] : groups_) {
+    if (group.phase != GroupPhase::kStarting && group.phase != GroupPhase::kBreaking) continue;
+    const auto slot = group.engines.find(device);
+    if (slot != group.engines.end() && slot->second.phase == EnginePhase::kAbsent)
+      tell_engine(group, device, slot->second);
+  }
+}
+
+void GroupRegistry::engine_down(std::uint32_t device, const std::string& text) {
+  if (is_up(device)) up_[device] = false;
+  for (const std::uint64_t id : group_ids()) {
+    if (slot_of(id, device) != nullptr) engine_down_for(groups_.at(id), device, text);
+  }
+}
+
+void GroupRegistry::engine_down_for(Group& group, std::uint32_t device, const std::string& text) {
+  EngineSlot& slot = group.engines.at(device);
+  const bool over = group.phase == GroupPhase::kFailing || group.phase == GroupPhase::kLost ||
+                    group.phase == GroupPhase::kRemoving;
+  slot = EngineSlot{over ? EnginePhase::kDone : EnginePhase::kAbsent, 0, 0};
+  for (auto& [rank, member] : group.members) {
+    const bool awaited = member.device == device && member.gone && !member.next_submit;
+    if (awaited) member_has_stopped(member, memory_.next_index(group.id, rank));
+  }
+  switch (group.phase) {
+    case GroupPhase::kForming:
+    case GroupPhase::kStarting:
+    case GroupPhase::kBreaking: return;
+    case GroupPhase::kActive: begin_break(group, {StatusCode::kEngineRestarted, -1, text}); return;
+    case GroupPhase::kFailing:
+      mark_members_lost(group, device);
+      advance(group);
+      return;
+    case GroupPhase::kLost: mark_members_lost(group, device); return;
+    case GroupPhase::kRemoving: {
+      const bool all = std::all_of(group.engines.begin(), group.engines.end(), [](const auto& entry) {
+        return entry.second.phase == EnginePhase::kDone;
+      });
+      if (all) forget(group.id);
+      return;
+    }
+  }
+}
+
+void GroupRegistry::group_ready(std::uint32_t device, const abi::GroupReady& message) {
+  EngineSlot* slot = slot_of(message.group_id, device);
+  if (slot == nullptr || slot->phase != EnginePhase::kStarting) return;
+  Group& group = groups_.at(message.group_id);
+  slot->due_ns = 0;
+  const bool first_start = group.phase == GroupPhase::kStarting;
+  if (message.status != StatusCode::kOk) {
+    const std::string text(message.text, abi::text_length(message.text));
+    slot->phase = EnginePhase::kBroken;
+    if (first_start) {
+      abort_start(group, Status(message.status, text));
+      return;
+    }
+    if (group.phase == GroupPhase::kBreaking) begin_failing(group, {message.status, -1, text});
+    group.fail_from = 0;
+    advance(group);
+    return;
+  }
+  if (!first_start) {
+    slot->phase = EnginePhase::kBroken;
+    slot->next_index = std::numeric_limits<std::uint64_t>::max();
+    for (const auto& [rank, member] : group.members) {
+      if (member.device == device && member.holds_memory)
+        slot->next_index = std::min(slot->next_index, memory_.next_index(group.id, rank));
+    }
+    advance(group);
+    return;
+  }
+  slot->phase = EnginePhase::kServing;
+  const bool all = std::all_of(group.engines.begin(), group.engines.end(),
+                               [](const auto& entry) { return entry.second.phase == EnginePhase::kServing; });
+  if (!all) return;
+  group.phase = GroupPhase::kActive;
+  const abi::UserArenaLayout arena(group.shape);
+  const abi::BoardLayout board(group.shape);
+  for (const auto& [rank, member] : group.members) {
+    emit(ReplyJoined{member.session_id,
+                     member.join_request,
+                     {member.member, rank, group.id, group.epoch, group.resume_index, arena.total_bytes,
+                      board.total_bytes}});
+  }
+}
+
+}  // namespace epd

@@ -1,0 +1,83 @@
+// What the registry wants done. It never does anything itself: the supervisor takes the list after
+// each event and carries it out in order; tests read it.
+#pragma once
+
+#include "base/status.h"
+#include "proto/attach.h"
+#include "proto/link.h"
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace epd {
+
+// Tell an engine of a group: kGroupBegin, kGroupRank..., kGroupMember..., kGroupCommit.
+struct StartGroup {
+  std::uint32_t device;
+  std::uint64_t group_id;
+  bool broken;
+};
+struct SendStopMember {
+  std::uint32_t device;
+  abi::MemberRef message;
+};
+struct SendBreak {
+  std::uint32_t device;
+  abi::Break message;
+};
+struct SendResume {
+  std::uint32_t device;
+  abi::Resume message;
+};
+struct SendRemoveGroup {
+  std::uint32_t device;
+  abi::GroupRef message;
+};
+// The engine has not answered in time: end it; its death then takes its usual course.
+struct KillEngine {
+  std::uint32_t device;
+  std::string text;
+};
+// The user arena and the board of this rank go with it.
+struct ReplyJoined {
+  std::uint64_t session_id;
+  std::uint32_t request_id;
+  abi::Joined message;
+};
+struct ReplyLeft {
+  std::uint64_t session_id;
+  std::uint32_t request_id;
+  abi::Left message;
+};
+struct ReplyRefused {
+  std::uint64_t session_id;
+  std::uint32_t request_id;
+  Status status;
+};
+
+using Action = std::variant<StartGroup, SendStopMember, SendBreak, SendResume, SendRemoveGroup, KillEngine,
+                            ReplyJoined, ReplyLeft, ReplyRefused>;
+using Actions = std::vector<Action>;
+
+// "break device=1 group=3 epoch=2 fatal=1 cause=RANK_LOST culprit=2 fail_from=7": for logs and tests.
+std::string to_string(const Action& action);
+
+// The memory of members, as far as the registry must know it. Calls return at once.
+class MemberMemory {
+ public:
+  virtual ~MemberMemory() = default;
+  // Makes the arenas and the board of a rank; RESOURCE_EXHAUSTED if a quota says no.
+  virtual Status acquire(std::uint64_t group_id, std::uint32_t rank, std::uint32_t uid,
+                         const abi::GroupShape& shape) = 0;
+  // Gives them up. Mappings of others live on until they drop them.
+  virtual void release(std::uint64_t group_id, std::uint32_t rank) = 0;
+  // Board::next_index. Used only while no engine serves the rank.
+  virtual std::uint64_t next_index(std::uint64_t group_id, std::uint32_t rank) = 0;
+  // Says on the board that the group is lost. Used only while no engine serves the rank.
+  virtual void mark_lost(std::uint64_t group_id, std::uint32_t rank, const std::string& text,
+                         StatusCode cause, std::int32_t culprit_rank) = 0;
+};
+
+}  // namespace epd

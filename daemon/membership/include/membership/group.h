@@ -1,0 +1,100 @@
+// A group as the supervisor sees it: who its members are, and how far each engine that serves it is.
+// Plain data; only GroupRegistry changes it.
+#pragma once
+
+#include "base/status.h"
+#include "proto/shape.h"
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+namespace epd {
+
+enum class GroupPhase {
+  kForming,   // ranks are missing
+  kStarting,  // engines have been told; not all are ready
+  kActive,
+  kBreaking,  // recoverable: waiting for every engine to have broken, then a new epoch
+  kFailing,   // fatal: a rank is gone; waiting for every engine to have broken
+  kLost,      // fatal, and every engine has let go; waiting for the members to leave
+  kRemoving,  // waiting for every engine to have forgotten it
+};
+
+// "forming", "starting", "active", "breaking" (both kinds), "lost" (also while it is removed).
+const char* group_phase_name(GroupPhase phase);
+
+// A membership's name in submissions: index in the low half, generation (never 0) in the high half, so
+// that a stale name is told from a fresh one. Indices are reused within a session.
+constexpr std::uint32_t make_member_id(std::uint32_t index, std::uint32_t generation) {
+  return (generation << 16) | (index & 0xffffu);
+}
+constexpr std::uint32_t member_index(std::uint32_t member) {
+  return member & 0xffffu;
+}
+
+struct Member {
+  std::uint64_t session_id = 0;
+  std::uint32_t rank = 0;
+  std::uint32_t member = 0;  // make_member_id
+  std::uint32_t uid = 0;
+  std::int32_t pid = 0;
+  std::uint32_t device = 0;
+  std::uint32_t sms = 0;
+  std::uint32_t join_request = 0;
+  std::uint64_t join_due_ns = 0;
+
+  bool holds_memory = false;
+  bool gone = false;                           // left or died
+  std::uint64_t stop_due_ns = 0;               // kStopMember sent and not answered; 0 = none
+  std::optional<std::uint64_t> next_submit;    // once gone: the first operation it will never submit
+  std::optional<std::uint32_t> leave_request;  // a kLeave that waits for its reply
+};
+
+// How far one engine is with one group.
+enum class EnginePhase {
+  kAbsent,    // it is down; it will be told when it is back
+  kStarting,  // told, not ready
+  kServing,
+  kBreaking,  // kBreak sent
+  kBroken,
+  kRemoving,  // kRemoveGroup sent
+  kDone,      // knows nothing of the group and never will again
+};
+
+struct EngineSlot {
+  EnginePhase phase = EnginePhase::kAbsent;
+  std::uint64_t due_ns = 0;      // for the answer it owes; 0 = owes none
+  std::uint64_t next_index = 0;  // from kBroken
+};
+
+// Why a group breaks; the text is what clients read.
+struct BreakReason {
+  StatusCode cause = StatusCode::kOk;
+  std::int32_t culprit_rank = -1;
+  std::string text;
+};
+
+struct Group {
+  std::uint64_t id = 0;
+  std::uint32_t uid = 0;  // of all its members
+  std::string name;
+  abi::GroupShape shape{};
+  GroupPhase phase = GroupPhase::kForming;
+  std::uint64_t epoch = 1;
+  std::uint64_t resume_index = 0;
+  std::uint64_t created_ns = 0;
+  std::map<std::uint32_t, Member> members;      // by rank
+  std::map<std::uint32_t, EngineSlot> engines;  // by device; empty while forming
+
+  BreakReason reason;       // of the last break
+  bool fatal_sent = false;  // kFailing: kBreak fatal is out
+  std::uint64_t fail_from = 0;
+
+  bool all_gone() const;
+  // Highest number of SMs that a member on `device` asks for; 0 = none asks.
+  std::uint32_t sms_on(std::uint32_t device) const;
+};
+
+}  // namespace epd

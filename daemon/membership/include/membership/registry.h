@@ -1,0 +1,131 @@
+// All groups of this daemon, and the protocol by which they form, break, recover and end, as a pure
+// state machine: events in, actions out, time injected. README of daemon/ draws it.
+//
+// Threads: none of its own; the supervisor's loop calls it.
+#pragma once
+
+#include "base/clock.h"
+#include "membership/actions.h"
+#include "membership/group.h"
+
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace epd {
+
+struct MembershipLimits {
+  std::uint32_t max_groups = 256;
+  std::uint32_t join_timeout_ms = 60'000;
+  std::uint32_t engine_ack_ms = 3'000;     // kStopMember, recoverable kBreak, kRemoveGroup
+  std::uint32_t engine_start_ms = 10'000;  // kGroupCommit until kGroupReady
+  std::uint32_t operation_ms = 30'000;     // a fatal kBreak may wait for operations to end, so: ack + this
+};
+
+struct JoinRequest {
+  std::uint64_t session_id = 0;
+  std::uint32_t request_id = 0;
+  std::uint32_t uid = 0;
+  std::int32_t pid = 0;
+  std::uint32_t device = 0;
+  abi::Join join{};
+};
+
+class GroupRegistry {
+ public:
+  static constexpr std::uint32_t kMaxMembershipsPerSession = 256;
+
+  GroupRegistry(const Clock& clock, MemberMemory& memory, const MembershipLimits& limits)
+      : clock_(clock), memory_(memory), limits_(limits) {}
+
+  void set_limits(const MembershipLimits& limits) { limits_ = limits; }
+
+  // From clients. Each join and leave is answered by exactly one Reply action, now or later, unless its
+  // session closes first.
+  void join(const JoinRequest& request);
+  void leave(std::uint64_t session_id, std::uint32_t request_id, std::uint32_t member);
+  // `how`: "died", "was ended: ...".
+  void session_closed(std::uint64_t session_id, const std::string& how);
+
+  // From engines. engine_up: kReady has come and its sessions have been told to it.
+  void engine_up(std::uint32_t device);
+  void engine_down(std::uint32_t device, const std::string& text);
+  void group_ready(std::uint32_t device, const abi::GroupReady& message);
+  void member_stopped(std::uint32_t device, const abi::MemberRef& message);
+  void break_requested(std::uint32_t device, const abi::Break& message);
+  void broken(std::uint32_t device, const abi::Broken& message);
+  void group_removed(std::uint32_t device, const abi::GroupRef& message);
+
+  // Deals with what is due. Call at next_due_ns() or later (UINT64_MAX: nothing will be due).
+  void tick();
+  std::uint64_t next_due_ns() const;
+
+  Actions take_actions() { return std::exchange(actions_, {}); }
+
+  const std::map<std::uint64_t, Group>& groups() const { return groups_; }
+  std::uint32_t memberships(std::uint64_t session_id) const;
+
+ private:
+  struct MemberPlace {  // one index of a session's membership table
+    std::uint32_t generation = 0;
+    std::uint64_t group_id = 0;  // 0 = free
+    std::uint32_t rank = 0;
+  };
+
+  // registry.cpp: forming, leaving, forgetting
+  Status try_join(const JoinRequest& request);
+  Result<std::uint32_t> pick_rank(const Group& group, std::int32_t wanted) const;
+  Status add_member(Group& group, std::uint32_t rank, const JoinRequest& request);
+  Group* find_named(std::uint32_t uid, const std::string& name);
+  void start(Group& group);
+  void abort_start(Group& group, const Status& status);
+  void expire_join(Group& group);
+  void lose_member(std::uint64_t group_id, std::uint32_t rank, const std::string& how);
+  void drop_name(const Group& group);
+  void release_memory(Group& group, Member& member);
+  void end_membership(Group& group, Member& member);
+  void forget(std::uint64_t group_id);
+  MemberPlace* place_of(std::uint64_t session_id, std::uint32_t member);
+
+  // breaks.cpp: the break protocol
+  void stop_member(Group& group, Member& member);
+  void member_has_stopped(Member& member, std::uint64_t next_submit);
+  void begin_break(Group& group, BreakReason reason);
+  void begin_failing(Group& group, BreakReason reason);
+  void advance(Group& group);
+  void resume(Group& group);
+  void send_fatal(Group& group);
+  void send_break(Group& group, std::uint32_t device, bool fatal);
+  void become_lost(Group& group);
+  void remove_if_empty(Group& group);
+  void send_removals(Group& group);
+  void mark_members_lost(Group& group, std::uint32_t device);
+
+  // engines.cpp: engines that come and go
+  void tell_engine(Group& group, std::uint32_t device, EngineSlot& slot);
+  void engine_down_for(Group& group, std::uint32_t device, const std::string& text);
+  EngineSlot* slot_of(std::uint64_t group_id, std::uint32_t device);
+  bool is_up(std::uint32_t device) const { return device < up_.size() && up_[device]; }
+
+  std::uint64_t due_in_ms(std::uint64_t ms) const { return clock_.now_ns() + ms * 1'000'000; }
+  template <typename T>
+  void emit(T action) {
+    actions_.emplace_back(std::move(action));
+  }
+  std::vector<std::uint64_t> group_ids() const;
+
+  const Clock& clock_;
+  MemberMemory& memory_;
+  MembershipLimits limits_;
+  std::uint64_t next_group_id_ = 1;
+  std::map<std::uint64_t, Group> groups_;
+  std::map<std::pair<std::uint32_t, std::string>, std::uint64_t>
+      names_;  // groups that may be joined or named
+  std::map<std::uint64_t, std::vector<MemberPlace>> sessions_;
+  std::vector<bool> up_;
+  Actions actions_;
+};
+
+}  // namespace epd

@@ -1,0 +1,296 @@
+#include "membership/registry.h"
+
+#include "membership/join_rules.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace epd {
+namespace {
+
+std::string rank_list(const std::vector<std::uint32_t>& ranks) {
+  constexpr std::size_t kShown = 16;  // a message has room for so many and no more
+  std::string text;
+  for (std::size_t i = 0; i < ranks.size() && i < kShown; ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  }
+  if (ranks.size() > kShown) text += " and " + std::to_string(ranks.size() - kShown) + " more";
+  return text;
+}
+
+std::vector<std::uint32_t> missing_ranks(const Group& group) {
+  std::vector<std::uint32_t> missing;
+  for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
+    if (group.members.count(rank) == 0) missing.push_back(rank);
+  }
+  return missing;
+}
+
+}  // namespace
+
+std::vector<std::uint64_t> GroupRegistry::group_ids() const {
+  std::vector<std::uint64_t> ids;
+  ids.reserve(groups_.size());
+  for (const auto& [id, group] : groups_) ids.push_back(id);
+  return ids;
+}
+
+Group* GroupRegistry::find_named(std::uint32_t uid, const std::string& name) {
+  const auto found = names_.find({uid, name});
+  return found == names_.end() ? nullptr : &groups_.at(found->second);
+}
+
+void GroupRegistry::join(const JoinRequest& request) {
+  if (Status status = try_join(request); !status.ok())
+    emit(ReplyRefused{request.session_id, request.request_id, std::move(status)});
+}
+
+Status GroupRegistry::try_join(const JoinRequest& request) {
+  if (Status status = check_join(request.join); !status.ok()) return status;
+  const std::string name(request.join.group);
+  Group* group = find_named(request.uid, name);
+  const bool first = group == nullptr;
+  if (first) {
+    if (groups_.size() >= limits_.max_groups) {
+      return resource_exhausted("there are " + std::to_string(groups_.size()) +
+                                " groups; allowed: " + std::to_string(limits_.max_groups));
+    }
+    const std::uint64_t id = next_group_id_++;
+    group = &groups_[id];
+    group->id = id;
+    group->uid = request.uid;
+    group->name = name;
+    group->shape = request.join.shape;
+    group->created_ns = clock_.now_ns();
+    names_[{request.uid, name}] = id;
+  }
+  Status status = check_same_shape(group->shape, request.join.shape, name);
+  if (status.ok()) {
+    Result<std::uint32_t> rank = pick_rank(*group, request.join.rank);
+    status = rank.ok() ? add_member(*group, *rank, request) : rank.status();
+  }
+  if (!status.ok()) {
+    if (first) forget(group->id);
+    return status;
+  }
+  if (group->members.size() == group->shape.num_ranks) start(*group);
+  return {};
+}
+
+Result<std::uint32_t> GroupRegistry::pick_rank(const Group& group, std::int32_t wanted) const {
+  if (group.phase != GroupPhase::kForming) {
+    return invalid_argument("group \"" + group.name + "\" already has its " +
+                            std::to_string(group.shape.num_ranks) + " ranks; allowed: another name");
+  }
+  const std::vector<std::uint32_t> missing = missing_ranks(group);
+  if (wanted < 0) return missing.front();  // a forming group always misses one
+  const auto taken = group.members.find(static_cast<std::uint32_t>(wanted));
+  if (taken == group.members.end()) return static_cast<std::uint32_t>(wanted);
+  return invalid_argument("rank " + std::to_string(wanted) + " of group \"" + group.name +
+                          "\" is taken by session " + std::to_string(taken->second.session_id) + " (pid " +
+                          std::to_string(taken->second.pid) + "); free: " + rank_list(missing));
+}
+
+Status GroupRegistry::add_member(Group& group, std::uint32_t rank, const JoinRequest& request) {
+  std::vector<MemberPlace>& places = sessions_[request.session_id];
+  auto place =
+      std::find_if(places.begin(), places.end(), [](const MemberPlace& p) { return p.group_id == 0; });
+  if (place == places.end() && places.size() >= kMaxMembershipsPerSession) {
+    return resource_exhausted("session " + std::to_string(request.session_id) + " is in " +
+                              std::to_string(places.size()) +
+                              " groups; allowed: " + std::to_string(kMaxMembershipsPerSession));
+  }
+  if (Status status = memory_.acquire(group.id, rank, request.uid, group.shape); !status.ok()) return status;
+  if (place == places.end()) place = places.emplace(places.end());
+  place->generation = place->generation % 0xffffu + 1;
+  place->group_id = group.id;
+  place->rank = rank;
+
+  Member member;
+  member.session_id = request.session_id;
+  member.rank = rank;
+  member.member = make_member_id(static_cast<std::uint32_t>(place - places.begin()), place->generation);
+  member.uid = request.uid;
+  member.pid = request.pid;
+  member.device = request.device;
+  member.sms = request.join.sms;
+  member.join_request = request.request_id;
+  member.join_due_ns =
+      due_in_ms(request.join.timeout_ms != 0 ? request.join.timeout_ms : limits_.join_timeout_ms);
+  member.holds_memory = true;
+  group.members.emplace(rank, member);
+  return {};
+}
+
+void GroupRegistry::start(Group& group) {
+  group.phase = GroupPhase::kStarting;
+  for (const auto& [rank, member] : group.members) group.engines[member.device];
+  for (auto& [device, slot] : group.engines) tell_engine(group, device, slot);
+}
+
+// No client knows yet that it has joined, so nothing is in flight: engines can forget at once.
+void GroupRegistry::abort_start(Group& group, const Status& status) {
+  drop_name(group);
+  group.reason = {status.code(), -1, status.message()};
+  for (auto& [rank, member] : group.members) {
+    if (!member.gone) emit(ReplyRefused{member.session_id, member.join_request, status});
+    member.gone = true;
+  }
+  send_removals(group);
+}
+
+void GroupRegistry::expire_join(Group& group) {
+  const std::vector<std::uint32_t> missing = missing_ranks(group);
+  const Status status(StatusCode::kDeadlineExceeded,
+                      "group \"" + group.name + "\" has " + std::to_string(group.members.size()) + " of " +
+                          std::to_string(group.shape.num_ranks) + " ranks; missing: " + rank_list(missing));
+  for (const auto& [rank, member] : group.members)
+    emit(ReplyRefused{member.session_id, member.join_request, status});
+  forget(group.id);
+}
+
+GroupRegistry::MemberPlace* GroupRegistry::place_of(std::uint64_t session_id, std::uint32_t member) {
+  const auto session = sessions_.find(session_id);
+  const std::uint32_t index = member_index(member);
+  if (session == sessions_.end() || index >= session->second.size()) return nullptr;
+  MemberPlace& place = session->second[index];
+  if (place.group_id == 0 || make_member_id(index, place.generation) != member) return nullptr;
+  return &place;
+}
+
+void GroupRegistry::leave(std::uint64_t session_id, std::uint32_t request_id, std::uint32_t member_id) {
+  const MemberPlace* place = place_of(session_id, member_id);
+  Group* group = place == nullptr ? nullptr : &groups_.at(place->group_id);
+  if (group == nullptr || group->phase == GroupPhase::kForming || group->phase == GroupPhase::kStarting ||
+      group->members.at(place->rank).gone) {
+    emit(ReplyRefused{session_id, request_id,
+                      not_found("member " + std::to_string(member_id) + " is not a membership of session " +
+                                std::to_string(session_id) + "; allowed: the number that Joined gave")});
+    return;
+  }
+  group->members.at(place->rank).leave_request = request_id;
+  lose_member(place->group_id, place->rank, "left");
+}
+
+void GroupRegistry::session_closed(std::uint64_t session_id, const std::string& how) {
+  const auto session = sessions_.find(session_id);
+  if (session == sessions_.end()) return;
+  const std::vector<MemberPlace> places = session->second;  // the original changes below
+  for (const MemberPlace& place : places) {
+    const auto group = groups_.find(place.group_id);
+    if (place.group_id == 0 || group == groups_.end()) continue;
+    Member& member = group->second.members.at(place.rank);
+    member.leave_request.reset();  // nobody is there to be answered
+    if (!member.gone) lose_member(place.group_id, place.rank, how);
+  }
+  sessions_.erase(session_id);
+}
+
+void GroupRegistry::lose_member(std::uint64_t group_id, std::uint32_t rank, const std::string& how) {
+  Group& group = groups_.at(group_id);
+  Member& member = group.members.at(rank);
+  member.gone = true;
+  const std::string text = "rank " + std::to_string(rank) + " (session " + std::to_string(member.session_id) +
+                           ", pid " + std::to_string(member.pid) + ") " + how;
+  switch (group.phase) {
+    case GroupPhase::kForming:
+      end_membership(group, member);
+      group.members.erase(rank);
+      if (group.members.empty()) forget(group_id);
+      return;
+    case GroupPhase::kStarting:
+      abort_start(group, Status(StatusCode::kRankLost, text + " while the group started"));
+      return;
+    case GroupPhase::kActive:
+    case GroupPhase::kBreaking:
+      begin_failing(group, {StatusCode::kRankLost, static_cast<std::int32_t>(rank), text});
+      [[fallthrough]];
+    case GroupPhase::kFailing:
+      stop_member(group, member);
+      advance(group);
+      return;
+    case GroupPhase::kLost:
+      member_has_stopped(member, 0);
+      release_memory(group, member);
+      remove_if_empty(group);
+      return;
+    case GroupPhase::kRemoving: return;
+  }
+}
+
+// A group that ends keeps no one from forming the next one under its name.
+void GroupRegistry::drop_name(const Group& group) {
+  const auto found = names_.find({group.uid, group.name});
+  if (found != names_.end() && found->second == group.id) names_.erase(found);
+}
+
+void GroupRegistry::release_memory(Group& group, Member& member) {
+  if (std::exchange(member.holds_memory, false)) memory_.release(group.id, member.rank);
+}
+
+// Only when no engine knows the membership any more may its index be given out again.
+void GroupRegistry::end_membership(Group& group, Member& member) {
+  release_memory(group, member);
+  if (member.leave_request) member_has_stopped(member, 0);
+  if (MemberPlace* place = place_of(member.session_id, member.member)) place->group_id = 0;
+}
+
+void GroupRegistry::forget(std::uint64_t group_id) {
+  Group& group = groups_.at(group_id);
+  for (auto& [rank, member] : group.members) end_membership(group, member);
+  drop_name(group);
+  groups_.erase(group_id);
+}
+
+void GroupRegistry::tick() {
+  const std::uint64_t now = clock_.now_ns();
+  const auto overdue = [now](std::uint64_t& due) {
+    if (due == 0 || due > now) return false;
+    due = 0;  // said once
+    return true;
+  };
+  for (const std::uint64_t id : group_ids()) {
+    Group& group = groups_.at(id);
+    if (group.phase == GroupPhase::kForming) {
+      const bool expired = std::any_of(group.members.begin(), group.members.end(),
+                                       [now](const auto& e) { return e.second.join_due_ns <= now; });
+      if (expired) expire_join(group);
+      continue;
+    }
+    const std::string of_group = " of group " + std::to_string(id) + " in time";
+    for (auto& [device, slot] : group.engines) {
+      if (overdue(slot.due_ns)) emit(KillEngine{device, "no answer to a step" + of_group});
+    }
+    for (auto& [rank, member] : group.members) {
+      if (overdue(member.stop_due_ns)) {
+        emit(KillEngine{member.device, "rank " + std::to_string(rank) + of_group + " not stopped"});
+      }
+    }
+  }
+}
+
+std::uint64_t GroupRegistry::next_due_ns() const {
+  std::uint64_t due = std::numeric_limits<std::uint64_t>::max();
+  const auto consider = [&due](std::uint64_t candidate) {
+    if (candidate != 0) due = std::min(due, candidate);
+  };
+  for (const auto& [id, group] : groups_) {
+    for (const auto& [rank, member] : group.members) {
+      if (group.phase == GroupPhase::kForming) consider(member.join_due_ns);
+      consider(member.stop_due_ns);
+    }
+    for (const auto& [device, slot] : group.engines) consider(slot.due_ns);
+  }
+  return due;
+}
+
+std::uint32_t GroupRegistry::memberships(std::uint64_t session_id) const {
+  const auto session = sessions_.find(session_id);
+  if (session == sessions_.end()) return 0;
+  const auto present = [this](const MemberPlace& p) {
+    return p.group_id != 0 && !groups_.at(p.group_id).members.at(p.rank).gone;
+  };
+  return static_cast<std::uint32_t>(std::count_if(session->second.begin(), session->second.end(), present));
+}
+
+}  // namespace epd
