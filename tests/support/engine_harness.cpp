@@ -1,0 +1,147 @@
+#include "engine_harness.h"
+
+#include "engine/engine_main.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <chrono>
+#include <stdexcept>
+
+namespace epd::test {
+namespace {
+
+template <typename T>
+T value_of(Result<T> result) {
+  if (!result.ok()) throw std::runtime_error(result.status().to_string());
+  return std::move(result).value();
+}
+
+}  // namespace
+
+EngineThread::EngineThread(std::uint32_t device_index)
+    : device_index_(device_index),
+      page_(value_of(make_sealed_memfd("test-page", sizeof(abi::EnginePage)))),
+      bell_(value_of(make_eventfd())) {}
+
+EngineThread::~EngineThread() {
+  if (thread_.joinable()) stop();
+}
+
+void EngineThread::start() {
+  auto [ours, theirs] = value_of(make_socketpair());
+  link_ = std::move(ours);
+  EngineOptions options;
+  options.device = "host:" + std::to_string(device_index_);
+  options.link_fd = theirs.release();
+  options.page_fd = value_of(duplicate(page_.get())).release();
+  options.bell_fd = value_of(duplicate(bell_.get())).release();
+  thread_ = std::thread([this, options] { exit_code_ = engine_main(options); });
+  if (!expect(abi::LinkType::kReady)) throw std::runtime_error("engine did not start");
+}
+
+int EngineThread::stop() {
+  send_message(link_.get(), abi::LinkType::kStop, std::uint32_t{0});
+  thread_.join();
+  return exit_code_;
+}
+
+std::optional<Packet> EngineThread::expect(abi::LinkType type, int timeout_ms) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+  while (std::chrono::steady_clock::now() < end) {
+    pollfd waiting{link_.get(), POLLIN, 0};
+    ::poll(&waiting, 1, 50);
+    Packet packet;
+    Status error;
+    const ReceiveResult result = receive_packet(link_.get(), packet, error);
+    if (result == ReceiveResult::kClosed) return std::nullopt;
+    if (result == ReceiveResult::kPacket && packet.header.type == static_cast<std::uint16_t>(type))
+      return packet;
+  }
+  return std::nullopt;
+}
+
+RawSession::RawSession(std::uint64_t id)
+    : id_(id),
+      a_fd_(value_of(make_sealed_memfd("test-a", sizeof(abi::SegmentA)))),
+      b_fd_(value_of(make_sealed_memfd("test-b", sizeof(abi::SegmentB)))),
+      a_(value_of(Mapping::map(a_fd_.get(), sizeof(abi::SegmentA), Access::kReadWrite))),
+      b_(value_of(Mapping::map(b_fd_.get(), sizeof(abi::SegmentB), Access::kReadWrite))) {
+  auto [client, engine] = value_of(make_socketpair());
+  client_bell_ = std::move(client);
+  engine_bell_ = std::move(engine);
+}
+
+void RawSession::add_to(EngineThread& engine) const {
+  engine.send(abi::LinkType::kAddSession, abi::AddSession{id_, 0, 0},
+              {a_fd_.get(), b_fd_.get(), engine_bell_.get()});
+}
+
+std::uint64_t RawSession::submit(abi::Submission submission) {
+  if (submission.ticket == 0) submission.ticket = next_ticket_++;
+  if (abi::ring_push(a().submissions, tail_, b().submission_head, submission) != abi::PushResult::kPushed) {
+    throw std::runtime_error("submission ring is full");
+  }
+  ++tail_;
+  const char byte = 0;
+  ::send(client_bell_.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+  return submission.ticket;
+}
+
+std::optional<abi::Completion> RawSession::wait(int timeout_ms) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+  abi::Completion completion;
+  while (!abi::ring_peek(b().completions, head_, completion)) {
+    if (std::chrono::steady_clock::now() > end) return std::nullopt;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  a().completion_head.value.store(++head_, std::memory_order_release);
+  return completion;
+}
+
+RawGroup::RawGroup(std::uint64_t id, const abi::GroupShape& shape) : id_(id), shape_(shape) {
+  for (std::uint32_t rank = 0; rank < shape.num_ranks; ++rank) {
+    const std::uint64_t user = abi::UserArenaLayout(shape).total_bytes;
+    const std::uint64_t board = abi::BoardLayout(shape).total_bytes;
+    user_fd_.push_back(value_of(make_sealed_memfd("test-user", user)));
+    exchange_fd_.push_back(
+        value_of(make_sealed_memfd("test-exchange", abi::ExchangeArenaLayout(shape).total_bytes)));
+    board_fd_.push_back(value_of(make_sealed_memfd("test-board", board)));
+    user_.push_back(value_of(Mapping::map(user_fd_.back().get(), user, Access::kReadWrite)));
+    board_.push_back(value_of(Mapping::map(board_fd_.back().get(), board, Access::kReadWrite)));
+  }
+}
+
+void RawGroup::add_to_engine(const std::vector<EngineThread*>& engines,
+                             const std::vector<RawSession*>& sessions, std::uint32_t engine,
+                             bool broken) const {
+  EngineThread& target = *engines[engine];
+  abi::GroupBegin begin{};
+  begin.group_id = id_;
+  begin.epoch = epoch;
+  begin.resume_index = resume_index;
+  begin.broken = broken ? 1 : 0;
+  begin.shape = shape_;
+  target.send(abi::LinkType::kGroupBegin, begin);
+  for (std::uint32_t rank = 0; rank < shape_.num_ranks; ++rank) {
+    const auto device = static_cast<std::uint32_t>(rank % engines.size());
+    target.send(abi::LinkType::kGroupRank, abi::GroupRank{id_, rank, device},
+                {user_fd_[rank].get(), exchange_fd_[rank].get(), engines[device]->bell().get(),
+                 engines[device]->page().get()});
+    if (device == engine) {
+      target.send(abi::LinkType::kGroupMember,
+                  abi::GroupMember{id_, sessions[rank]->id(), rank, member(rank)}, {board_fd_[rank].get()});
+    }
+  }
+  target.send(abi::LinkType::kGroupCommit, abi::GroupRef{id_});
+  const auto ready = target.expect(abi::LinkType::kGroupReady);
+  if (!ready || ready->read<abi::GroupReady>().value().status != StatusCode::kOk) {
+    throw std::runtime_error("group did not get ready");
+  }
+}
+
+void RawGroup::add_to(const std::vector<EngineThread*>& engines,
+                      const std::vector<RawSession*>& sessions) const {
+  for (std::uint32_t i = 0; i < engines.size(); ++i) add_to_engine(engines, sessions, i, false);
+}
+
+}  // namespace epd::test

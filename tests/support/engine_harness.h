@@ -1,0 +1,98 @@
+// Engines without a supervisor: threads that run engine_main, a link that the test speaks, and a client
+// that writes its ring slots by hand, rightly or wrongly.
+#pragma once
+
+#include "base/memory.h"
+#include "base/packet.h"
+#include "proto/link.h"
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace epd::test {
+
+// One engine process's worth of descriptors, on a thread.
+class EngineThread {
+ public:
+  explicit EngineThread(std::uint32_t device_index);
+  ~EngineThread();
+
+  void start();
+  // kStop, then join. Returns engine_main's exit code.
+  int stop();
+  int link() const { return link_.get(); }
+  const UniqueFd& page() const { return page_; }
+  const UniqueFd& bell() const { return bell_; }
+  // The next message of this type; others that come before are dropped. Empty after `timeout_ms`.
+  std::optional<Packet> expect(abi::LinkType type, int timeout_ms = 10000);
+
+  template <typename T>
+  void send(abi::LinkType type, const T& body, std::initializer_list<int> fds = {}) {
+    const Status sent = send_message(link_.get(), type, body, fds);
+    if (!sent.ok()) throw std::runtime_error(sent.to_string());
+  }
+
+ private:
+  const std::uint32_t device_index_;
+  UniqueFd link_;
+  UniqueFd page_;
+  UniqueFd bell_;
+  std::thread thread_;
+  int exit_code_ = -1;
+};
+
+// The client's end of a session, and the descriptors an engine is given.
+class RawSession {
+ public:
+  explicit RawSession(std::uint64_t id);
+
+  void add_to(EngineThread& engine) const;
+  // Fills in sequence and ticket, pushes, rings. Returns the ticket.
+  std::uint64_t submit(abi::Submission submission);
+  std::optional<abi::Completion> wait(int timeout_ms = 10000);
+  abi::SegmentA& a() const { return *a_.as<abi::SegmentA>(); }
+  abi::SegmentB& b() const { return *b_.as<abi::SegmentB>(); }
+  std::uint64_t id() const { return id_; }
+
+ private:
+  const std::uint64_t id_;
+  UniqueFd a_fd_, b_fd_, client_bell_, engine_bell_;
+  Mapping a_, b_;
+  std::uint64_t tail_ = 0;
+  std::uint64_t head_ = 0;
+  std::uint64_t next_ticket_ = 1;
+};
+
+// Memory of a whole group; ranks are dealt to engines round robin.
+class RawGroup {
+ public:
+  RawGroup(std::uint64_t id, const abi::GroupShape& shape);
+
+  void add_to(const std::vector<EngineThread*>& engines, const std::vector<RawSession*>& sessions) const;
+  // To one engine only, as after its restart.
+  void add_to_engine(const std::vector<EngineThread*>& engines, const std::vector<RawSession*>& sessions,
+                     std::uint32_t engine, bool broken) const;
+  template <typename T>
+  T* region(std::uint32_t rank, std::uint32_t slot, abi::Region region) const {
+    return user_[rank].as<T>(abi::UserArenaLayout(shape_).at(slot, region));
+  }
+  const abi::Board& board(std::uint32_t rank) const { return *board_[rank].as<abi::Board>(); }
+  static std::uint32_t member(std::uint32_t rank) { return 100 + rank; }
+
+  std::uint64_t epoch = 1;
+  std::uint64_t resume_index = 0;
+
+ private:
+  const std::uint64_t id_;
+  const abi::GroupShape shape_;
+  std::vector<UniqueFd> user_fd_, exchange_fd_, board_fd_;
+  std::vector<Mapping> user_, board_;
+};
+
+}  // namespace epd::test

@@ -1,0 +1,357 @@
+// The engine alone, driven through its link and through hand-written ring slots.
+
+#include "engine_harness.h"
+#include "kernels/numbers.h"
+#include "kernels/reference.h"
+
+#include <gtest/gtest.h>
+#include <cstring>
+#include <random>
+
+namespace epd::test {
+namespace {
+
+using abi::LinkType;
+using abi::Op;
+using abi::Region;
+namespace reference = kernels::reference;
+
+constexpr abi::GroupShape kShape{
+    3, 6, 9, 128, 2, 2, abi::Payload::kBf16, abi::IndexType::kInt32, abi::LossPolicy::kFailFast};
+
+class EngineTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    for (std::uint32_t i = 0; i < 2; ++i) {
+      engines_.push_back(std::make_unique<EngineThread>(i));
+      engines_.back()->start();
+      engine_view_.push_back(engines_.back().get());
+    }
+    for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
+      sessions_.push_back(std::make_unique<RawSession>(10 + rank));
+      sessions_.back()->add_to(*engine_view_[rank % 2]);
+      session_view_.push_back(sessions_.back().get());
+    }
+    group_ = std::make_unique<RawGroup>(7, kShape);
+    group_->add_to(engine_view_, session_view_);
+  }
+
+  abi::Submission submission(std::uint32_t rank, Op op, std::uint32_t slot) const {
+    abi::Submission s{};
+    s.op = op;
+    s.member = RawGroup::member(rank);
+    s.slot = slot;
+    s.epoch = group_->epoch;
+    return s;
+  }
+
+  // Random routing and rows in every rank's slot; the inputs as the reference takes them.
+  std::vector<reference::RankInput> fill(std::uint32_t slot) {
+    std::vector<reference::RankInput> inputs(kShape.num_ranks);
+    for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
+      auto& input = inputs[rank];
+      input.num_tokens = random_() % (kShape.max_tokens + 1);
+      for (std::uint32_t i = 0; i < input.num_tokens * kShape.hidden; ++i) {
+        input.x.push_back(
+            kernels::float_to_bf16(static_cast<float>(static_cast<int>(random_() % 2001) - 1000) / 64));
+      }
+      for (std::uint32_t i = 0; i < input.num_tokens * kShape.topk; ++i) {
+        input.topk_idx.push_back(static_cast<std::int64_t>(random_() % (kShape.num_experts + 1)) - 1);
+        group_->region<std::int32_t>(rank, slot, Region::kTopkIdx)[i] =
+            static_cast<std::int32_t>(input.topk_idx.back());
+      }
+      std::memcpy(group_->region<std::uint16_t>(rank, slot, Region::kX), input.x.data(), input.x.size() * 2);
+    }
+    return inputs;
+  }
+
+  // Dispatch, an expert that returns its rows, combine; everything compared with the reference.
+  void run_and_check(std::uint32_t slot) {
+    const auto inputs = fill(slot);
+    const reference::GroupParams params{kShape.num_ranks, kShape.num_experts, kShape.hidden, kShape.topk,
+                                        false};
+    const auto expected = reference::dispatch(params, inputs);
+    std::vector<std::uint64_t> handles;
+    for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
+      abi::Submission s = submission(rank, Op::kDispatch, slot);
+      s.num_tokens = inputs[rank].num_tokens;
+      sessions_[rank]->submit(s);
+    }
+    std::vector<std::vector<std::uint16_t>> y;
+    for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
+      const auto done = sessions_[rank]->wait();
+      ASSERT_TRUE(done.has_value());
+      ASSERT_EQ(done->status, StatusCode::kOk) << group_->board(rank).slots[slot].message;
+      ASSERT_EQ(done->num_recv_rows, expected[rank].num_rows);
+      handles.push_back(done->op_index);
+      const auto* rows = group_->region<std::uint16_t>(rank, slot, Region::kRecvX);
+      EXPECT_EQ(std::memcmp(rows, expected[rank].recv_bf16.data(), expected[rank].recv_bf16.size() * 2), 0);
+      y.emplace_back(rows, rows + expected[rank].recv_bf16.size());
+      std::memcpy(group_->region<std::uint16_t>(rank, slot, Region::kY), rows, y.back().size() * 2);
+    }
+    combine_and_check(slot, params, inputs, y, handles);
+  }
+
+  void combine_and_check(std::uint32_t slot, const reference::GroupParams& params,
+                         const std::vector<reference::RankInput>& inputs,
+                         const std::vector<std::vector<std::uint16_t>>& y,
+                         const std::vector<std::uint64_t>& handles) {
+    const auto expected = reference::combine(params, inputs, y, false);
+    for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
+      abi::Submission s = submission(rank, Op::kCombine, slot);
+      s.handle = handles[rank];
+      s.num_tokens = inputs[rank].num_tokens;
+      sessions_[rank]->submit(s);
+    }
+    for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
+      const auto done = sessions_[rank]->wait();
+      ASSERT_TRUE(done.has_value());
+      ASSERT_EQ(done->status, StatusCode::kOk) << group_->board(rank).slots[slot].message;
+      const auto* out = group_->region<std::uint16_t>(rank, slot, Region::kOut);
+      EXPECT_EQ(std::memcmp(out, expected[rank].data(), expected[rank].size() * 2), 0) << "rank " << rank;
+    }
+  }
+
+  void expect_session_ended(std::uint32_t rank, const std::string& word) {
+    const auto failed = engine_view_[rank % 2]->expect(LinkType::kSessionFailed);
+    ASSERT_TRUE(failed.has_value());
+    const auto body = failed->read<abi::SessionFailed>().value();
+    EXPECT_EQ(body.session_id, sessions_[rank]->id());
+    EXPECT_NE(std::string(body.text).find(word), std::string::npos) << body.text;
+    EXPECT_EQ(sessions_[rank]->b().state.load(), static_cast<std::uint32_t>(abi::SessionState::kEnded));
+    EXPECT_NE(std::string(sessions_[rank]->b().message).find(word), std::string::npos);
+  }
+
+  // Breaks the group recoverably and resumes it, as the supervisor would.
+  void break_and_resume(StatusCode cause) {
+    abi::Break message{};
+    message.group_id = 7;
+    message.epoch = group_->epoch;
+    message.cause = cause;
+    message.culprit_rank = 1;
+    abi::set_text(message.text, "test", 4);
+    std::uint64_t resume = ~std::uint64_t{0};
+    for (EngineThread* engine : engine_view_) engine->send(LinkType::kBreak, message);
+    for (EngineThread* engine : engine_view_) {
+      const auto broken = engine->expect(LinkType::kBroken);
+      ASSERT_TRUE(broken.has_value());
+      resume = std::min(resume, broken->read<abi::Broken>().value().next_index);
+    }
+    ++group_->epoch;
+    group_->resume_index = resume;
+    for (EngineThread* engine : engine_view_) {
+      engine->send(LinkType::kResume, abi::Resume{7, group_->epoch, resume});
+    }
+  }
+
+  std::mt19937 random_{std::random_device{}()};
+  std::vector<std::unique_ptr<EngineThread>> engines_;
+  std::vector<EngineThread*> engine_view_;
+  std::vector<std::unique_ptr<RawSession>> sessions_;
+  std::vector<RawSession*> session_view_;
+  std::unique_ptr<RawGroup> group_;
+};
+
+TEST_F(EngineTest, DispatchAndCombineMatchTheReference) {
+  for (int i = 0; i < 20; ++i) run_and_check(i % kShape.depth);
+}
+
+TEST_F(EngineTest, NoopComesBack) {
+  const std::uint64_t ticket = sessions_[2]->submit(submission(2, Op::kNoop, 0));
+  const auto done = sessions_[2]->wait();
+  ASSERT_TRUE(done.has_value());
+  EXPECT_EQ(done->ticket, ticket);
+  EXPECT_EQ(done->status, StatusCode::kOk);
+}
+
+TEST_F(EngineTest, EachIllegalFieldEndsOnlyItsSession) {
+  struct Case {
+    const char* word;
+    void (*spoil)(abi::Submission&);
+  };
+  const Case cases[] = {
+      {"op is 77", [](abi::Submission& s) { s.op = static_cast<Op>(77); }},
+      {"member is 9999", [](abi::Submission& s) { s.member = 9999; }},
+      {"slot is 2", [](abi::Submission& s) { s.slot = 2; }},
+      {"num_tokens is 10", [](abi::Submission& s) { s.num_tokens = 10; }},
+      {"flags is 2147483648", [](abi::Submission& s) { s.flags = 1u << 31; }},
+      {"reserved", [](abi::Submission& s) { s.reserved[15] = 1; }},
+      {"epoch is 1000", [](abi::Submission& s) { s.epoch = 1000; }},
+  };
+  std::uint64_t id = 100;
+  for (const Case& c : cases) {
+    // A session of its own each time, in a group of one rank.
+    RawSession bad(id);
+    bad.add_to(*engine_view_[0]);
+    abi::GroupShape shape = kShape;
+    shape.num_ranks = 1;
+    const RawGroup group(id, shape);
+    group.add_to_engine({engine_view_[0]}, {&bad}, 0, false);
+    abi::Submission s = submission(0, Op::kDispatch, 0);
+    c.spoil(s);
+    bad.submit(s);
+    const auto failed = engine_view_[0]->expect(LinkType::kSessionFailed);
+    ASSERT_TRUE(failed.has_value()) << c.word;
+    EXPECT_EQ(failed->read<abi::SessionFailed>().value().session_id, id);
+    EXPECT_NE(std::string(bad.b().message).find(c.word), std::string::npos) << bad.b().message;
+    ++id;
+  }
+  run_and_check(0);
+}
+
+TEST_F(EngineTest, SecondOperationOnABusySlotEndsTheSession) {
+  sessions_[0]->submit(submission(0, Op::kDispatch, 1));
+  sessions_[0]->submit(submission(0, Op::kDispatch, 1));
+  expect_session_ended(0, "slot is 1");
+}
+
+TEST_F(EngineTest, BadChoiceIsNamedAndTheGroupGoesOn) {
+  group_->region<std::int32_t>(1, 0, Region::kTopkIdx)[3] = 6;
+  for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
+    for (int i = 0; i < 3; ++i) group_->region<std::int32_t>(rank, 0, Region::kTopkIdx)[i] = 0;
+    abi::Submission s = submission(rank, Op::kDispatch, 0);
+    s.num_tokens = 2;
+    sessions_[rank]->submit(s);
+  }
+  const auto request = engine_view_[1]->expect(LinkType::kBreakRequest);
+  ASSERT_TRUE(request.has_value());
+  const auto body = request->read<abi::Break>().value();
+  EXPECT_EQ(body.cause, StatusCode::kInvalidArgument);
+  EXPECT_EQ(body.culprit_rank, 1);
+  EXPECT_NE(std::string(body.text).find("topk_idx[1,1] is 6 on rank 1; allowed: -1 .. 5"), std::string::npos)
+      << body.text;
+  break_and_resume(body.cause);
+  for (auto& session : sessions_) {
+    const auto done = session->wait();
+    ASSERT_TRUE(done.has_value());
+    EXPECT_EQ(done->status, StatusCode::kInvalidArgument);
+  }
+  EXPECT_EQ(group_->resume_index, 0u);
+  run_and_check(0);
+}
+
+TEST_F(EngineTest, DifferentSlotsAreNamed) {
+  for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
+    sessions_[rank]->submit(submission(rank, Op::kDispatch, rank == 2 ? 1 : 0));
+  }
+  const auto request = engine_view_[0]->expect(LinkType::kBreakRequest);
+  ASSERT_TRUE(request.has_value());
+  EXPECT_NE(std::string(request->read<abi::Break>().value().text).find("slot is"), std::string::npos);
+}
+
+TEST_F(EngineTest, DeadlineNamesTheRankThatIsMissing) {
+  abi::Submission s = submission(0, Op::kDispatch, 0);
+  s.timeout_ms = 30;
+  sessions_[0]->submit(s);
+  sessions_[1]->submit(submission(1, Op::kDispatch, 0));
+  const auto request = engine_view_[0]->expect(LinkType::kBreakRequest);
+  ASSERT_TRUE(request.has_value());
+  const auto body = request->read<abi::Break>().value();
+  EXPECT_EQ(body.cause, StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(body.culprit_rank, 2);
+  break_and_resume(body.cause);
+  EXPECT_EQ(sessions_[0]->wait()->status, StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(sessions_[1]->wait()->status, StatusCode::kDeadlineExceeded);
+  // Rank 2 has not heard of the new epoch: its late submission is refused with the cause.
+  abi::Submission late = submission(2, Op::kDispatch, 0);
+  late.epoch = 1;
+  sessions_[2]->submit(late);
+  EXPECT_EQ(sessions_[2]->wait()->status, StatusCode::kDeadlineExceeded);
+  run_and_check(1);
+}
+
+TEST_F(EngineTest, LostRankFailsWhatItNeverSubmitted) {
+  sessions_[0]->submit(submission(0, Op::kDispatch, 0));
+  engine_view_[1]->send(LinkType::kStopMember, abi::MemberRef{7, 1, 0, 0});
+  const auto stopped = engine_view_[1]->expect(LinkType::kMemberStopped);
+  ASSERT_TRUE(stopped.has_value());
+  EXPECT_EQ(stopped->read<abi::MemberRef>().value().next_submit, 0u);
+  abi::Break lost{};
+  lost.group_id = 7;
+  lost.epoch = group_->epoch;
+  lost.fatal = 1;
+  lost.cause = StatusCode::kRankLost;
+  lost.culprit_rank = 1;
+  for (EngineThread* engine : engine_view_) engine->send(LinkType::kBreak, lost);
+  for (EngineThread* engine : engine_view_) EXPECT_TRUE(engine->expect(LinkType::kBroken).has_value());
+  const auto done = sessions_[0]->wait();
+  ASSERT_TRUE(done.has_value());
+  EXPECT_EQ(done->status, StatusCode::kRankLost);
+  EXPECT_EQ(done->culprit_rank, 1);
+  sessions_[2]->submit(submission(2, Op::kDispatch, 0));
+  EXPECT_EQ(sessions_[2]->wait()->status, StatusCode::kRankLost);
+  engine_view_[1]->send(LinkType::kRemoveSession, abi::SessionRef{sessions_[1]->id()});
+  EXPECT_TRUE(engine_view_[1]->expect(LinkType::kSessionRemoved).has_value());
+  for (EngineThread* engine : engine_view_) {
+    engine->send(LinkType::kRemoveGroup, abi::GroupRef{7});
+    EXPECT_TRUE(engine->expect(LinkType::kGroupRemoved).has_value());
+  }
+}
+
+TEST_F(EngineTest, NewEngineAnswersForTheOldOneAndGoesOn) {
+  run_and_check(0);
+  run_and_check(1);
+  sessions_[0]->submit(submission(0, Op::kDispatch, 0));
+  sessions_[1]->submit(submission(1, Op::kDispatch, 0));
+  // Until both engines have taken theirs.
+  for (std::uint32_t rank : {0u, 1u}) {
+    while (sessions_[rank]->b().submission_head.value.load() < 5) std::this_thread::yield();
+  }
+  EXPECT_EQ(engines_[1]->stop(), 0);
+  engines_[1]->start();
+  sessions_[1]->add_to(*engine_view_[1]);
+  abi::Break broken{};
+  broken.group_id = 7;
+  broken.epoch = group_->epoch;
+  broken.cause = StatusCode::kEngineRestarted;
+  engine_view_[0]->send(LinkType::kBreak, broken);
+  const auto ack = engine_view_[0]->expect(LinkType::kBroken);
+  ASSERT_TRUE(ack.has_value());
+  EXPECT_EQ(ack->read<abi::Broken>().value().next_index, 4u);
+  group_->add_to_engine(engine_view_, session_view_, 1, true);
+  EXPECT_EQ(group_->board(1).next_index.load(), 4u);
+  ++group_->epoch;
+  for (EngineThread* engine : engine_view_) engine->send(LinkType::kResume, abi::Resume{7, group_->epoch, 4});
+  EXPECT_EQ(sessions_[0]->wait()->status, StatusCode::kEngineRestarted);
+  EXPECT_EQ(sessions_[1]->wait()->status, StatusCode::kEngineRestarted);
+  run_and_check(0);
+}
+
+TEST_F(EngineTest, RoutingOutlivesTheEngine) {
+  const auto inputs = fill(0);
+  const reference::GroupParams params{kShape.num_ranks, kShape.num_experts, kShape.hidden, kShape.topk,
+                                      false};
+  const auto expected = reference::dispatch(params, inputs);
+  for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
+    abi::Submission s = submission(rank, Op::kDispatch, 0);
+    s.num_tokens = inputs[rank].num_tokens;
+    sessions_[rank]->submit(s);
+  }
+  std::vector<std::vector<std::uint16_t>> y;
+  for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
+    ASSERT_EQ(sessions_[rank]->wait()->status, StatusCode::kOk);
+    y.push_back(expected[rank].recv_bf16);
+    std::memcpy(group_->region<std::uint16_t>(rank, 0, Region::kY), y.back().data(), y.back().size() * 2);
+  }
+  engines_[1]->stop();
+  engines_[1]->start();
+  sessions_[1]->add_to(*engine_view_[1]);
+  abi::Break broken{};
+  broken.group_id = 7;
+  broken.epoch = group_->epoch;
+  broken.cause = StatusCode::kEngineRestarted;
+  engine_view_[0]->send(LinkType::kBreak, broken);
+  ASSERT_TRUE(engine_view_[0]->expect(LinkType::kBroken).has_value());
+  group_->resume_index = 1;
+  group_->add_to_engine(engine_view_, session_view_, 1, true);
+  ++group_->epoch;
+  for (EngineThread* engine : engine_view_) engine->send(LinkType::kResume, abi::Resume{7, group_->epoch, 1});
+  // Until both have the new epoch.
+  for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
+    while (group_->board(rank).epoch.load() != group_->epoch) std::this_thread::yield();
+  }
+  combine_and_check(0, params, inputs, y, std::vector<std::uint64_t>(kShape.num_ranks, 0));
+}
+
+}  // namespace
+}  // namespace epd::test
