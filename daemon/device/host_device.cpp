@@ -8,7 +8,7 @@ namespace epd {
 namespace {
 
 // A chunk is small enough that the loop stays responsive, large enough that claiming is free.
-constexpr std::uint64_t kChunkBytes = 512 * 1024;
+constexpr std::uint64_t kChunkBytes = std::uint64_t{512} * 1024;
 constexpr std::uint32_t kMaxHostSms = 256;
 
 std::uint32_t grain_for(std::uint64_t bytes_per_token) {

@@ -122,9 +122,9 @@ void Engine::acknowledge_breaks() {
     if (group->break_acked || (group->phase != GroupPhase::kBreaking && group->phase != GroupPhase::kLost))
       continue;
     if (group->phase == GroupPhase::kLost) {
-      const bool busy = std::any_of(operations_.begin(), operations_.end(), [&](const auto& operation) {
-        return &operation->member().group == group.get();
-      });
+      const bool busy = std::any_of(
+          operations_.begin(), operations_.end(),
+          [group_id = id](const auto& operation) { return operation->member().group.id == group_id; });
       if (busy) continue;
       group->ranks.clear();  // nothing touches an arena of this group any more
       group->peers.clear();

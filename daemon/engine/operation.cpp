@@ -251,9 +251,10 @@ StepResult Operation::move(Page& page) {
   const abi::GroupShape& s = group_.shape;
   const std::uint64_t rows = route_->plan.entries.size();
   if (submission_.op == Op::kDispatch) {
-    count(page->bytes_dispatched, rows * (std::uint64_t{s.row_bytes()} + s.scales_per_row() * 4u));
+    count(page->bytes_dispatched,
+          rows * (std::uint64_t{s.row_bytes()} + std::uint64_t{s.scales_per_row()} * 4));
   } else {
-    count(page->bytes_combined, rows * s.hidden * 2u);
+    count(page->bytes_combined, rows * s.hidden * 2);
   }
   for (std::uint32_t d = 0; d < s.num_ranks; ++d) {
     block_of(d).arrived(member_.rank).store(tag_, std::memory_order_release);
