@@ -1,0 +1,95 @@
+#include "attach.h"
+
+#include <sys/random.h>
+#include <cerrno>
+#include <cstdio>
+
+namespace epd::client {
+namespace {
+
+constexpr char kLibrary[] = "libepd " EPD_CLIENT_VERSION;
+
+std::string hex(std::uint64_t value) {
+  char text[17];
+  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+Status make_hello(const std::string& device, abi::Hello& hello) {
+  if (device.size() >= sizeof(hello.device)) {
+    return invalid_argument("device \"" + device + "\" has " + std::to_string(device.size()) +
+                            " characters; allowed: at most " + std::to_string(sizeof(hello.device) - 1));
+  }
+  hello.version_min = abi::kAbiVersionMin;
+  hello.version_max = abi::kAbiVersion;
+  hello.layout_hash = abi::layout_hash();
+  abi::set_text(hello.library, kLibrary, sizeof(kLibrary) - 1);
+  abi::set_text(hello.device, device.data(), device.size());
+  const ssize_t n = ::getrandom(&hello.nonce, sizeof(hello.nonce), 0);
+  return n == sizeof(hello.nonce) ? Status() : errno_status("getrandom", errno);
+}
+
+Status check_welcome(const abi::Welcome& welcome, const abi::Hello& hello) {
+  if (welcome.nonce != hello.nonce) return internal_error("the daemon echoed another attach's nonce");
+  const bool version_fits = welcome.version >= hello.version_min && welcome.version <= hello.version_max;
+  if (!version_fits || welcome.layout_hash != hello.layout_hash) {
+    return {StatusCode::kVersionMismatch,
+            std::string(kLibrary) + " speaks protocol versions " + std::to_string(hello.version_min) +
+                " .. " + std::to_string(hello.version_max) + " with layout " + hex(hello.layout_hash) +
+                "; the daemon \"" + std::string(welcome.daemon, abi::text_length(welcome.daemon)) +
+                "\" chose version " + std::to_string(welcome.version) + " with layout " +
+                hex(welcome.layout_hash)};
+  }
+  return {};
+}
+
+Status map_segments(Packet& packet, Attachment& out) {
+  if (packet.num_fds != 3) {
+    return internal_error("the daemon's welcome came with " + std::to_string(packet.num_fds) +
+                          " descriptors; needed: 3");
+  }
+  Status status =
+      Mapping::map(packet.fds[0], sizeof(abi::SegmentA), Access::kReadWrite, "segment A", out.segment_a);
+  if (!status.ok()) return status;
+  status = Mapping::map(packet.fds[1], sizeof(abi::SegmentB), Access::kReadOnly, "segment B", out.segment_b);
+  if (!status.ok()) return status;
+  const std::uint32_t magic_a = out.segment_a.as<abi::SegmentA>()->magic;
+  const std::uint32_t magic_b = out.segment_b.as<abi::SegmentB>()->magic;
+  if (magic_a != abi::kSegmentAMagic || magic_b != abi::kSegmentBMagic) {
+    return internal_error("the daemon's segments begin with " + hex(magic_a) + " and " + hex(magic_b) +
+                          "; needed: " + hex(abi::kSegmentAMagic) + " and " + hex(abi::kSegmentBMagic));
+  }
+  out.doorbell = std::move(packet.fds[2]);
+  return {};
+}
+
+}  // namespace
+
+Status attach(const AttachRequest& request, Attachment& out) {
+  abi::Hello hello{};
+  Status status = make_hello(request.device, hello);
+  if (!status.ok()) return status;
+  status = connect_to(request.socket_path, request.deadline, out.socket);
+  if (!status.ok()) return status;
+  status = send(out.socket, abi::AttachType::kHello, 1, hello);
+  // A daemon that refuses at once may have closed already; its reason is still in the socket.
+  if (!status.ok() && status.code() != StatusCode::kDaemonLost) return status;
+  if (!wait_readable(out.socket, request.deadline)) {
+    return {StatusCode::kDeadlineExceeded,
+            "the daemon at " + request.socket_path + " did not answer the attach in time"};
+  }
+  Packet packet;
+  std::string error;
+  switch (receive(out.socket, packet, error)) {
+    case Received::kPacket: break;
+    case Received::kMalformed: return internal_error(error);
+    case Received::kNothing:
+    case Received::kClosed:
+      return daemon_lost("the daemon at " + request.socket_path + " closed the connection during attach");
+  }
+  if (packet.type() != abi::AttachType::kWelcome || !packet.read(out.welcome)) return refusal(packet);
+  status = check_welcome(out.welcome, hello);
+  return status.ok() ? map_segments(packet, out) : status;
+}
+
+}  // namespace epd::client

@@ -1,0 +1,59 @@
+// The board of one membership: what the engine says about the group, read without locks. All reads
+// are copies; the engine may write at any time.
+#pragma once
+
+#include "proto/session.h"
+#include "shared_memory.h"
+
+#include <string>
+
+namespace epd::client {
+
+struct BoardSnapshot {
+  abi::GroupState state = abi::GroupState::kForming;
+  std::uint64_t epoch = 0;
+  std::uint64_t resume_index = 0;
+  StatusCode cause = StatusCode::kOk;
+  std::int32_t culprit_rank = -1;
+  char message[abi::kMessageBytes] = "";
+};
+
+class BoardView {
+ public:
+  BoardView() : layout_(abi::GroupShape{1, 1, 1, 128, 1, 1, {}, {}, {}}) {}
+  // The mapping must hold BoardLayout(shape).total_bytes.
+  BoardView(Mapping mapping, const abi::GroupShape& shape)
+      : mapping_(std::move(mapping)), layout_(shape), shape_(shape) {}
+
+  bool magic_fits() const { return board().magic == abi::kBoardMagic; }
+  // False while the engine is writing, or if it died doing so; its successor writes it anew.
+  bool snapshot(BoardSnapshot& out) const;
+  // OK while a member in `epoch` may submit, else the cause of the break. Two loads when all is well.
+  Status usable_in(std::uint64_t epoch) const;
+  // "" unless the slot's message is about this ticket.
+  std::string message_for(std::uint32_t slot, std::uint64_t ticket) const;
+
+  bool has_counts(std::uint32_t slot, std::uint64_t ticket) const {
+    return board().slots[slot].counts_ticket.load(std::memory_order_acquire) == ticket;
+  }
+  // After has_counts().
+  std::uint32_t num_recv_rows(std::uint32_t slot) const { return board().slots[slot].num_recv_rows; }
+  const std::int32_t* rank_offsets(std::uint32_t slot) const {
+    return mapping_.as<const std::int32_t>(layout_.rank_offsets(slot));
+  }
+  const std::int32_t* expert_counts(std::uint32_t slot) const {
+    return mapping_.as<const std::int32_t>(layout_.expert_counts(shape_, slot));
+  }
+
+ private:
+  const abi::Board& board() const { return *mapping_.as<const abi::Board>(); }
+
+  Mapping mapping_;
+  abi::BoardLayout layout_;
+  abi::GroupShape shape_{};
+};
+
+// The cause of a break as the caller sees it.
+Status break_status(const BoardSnapshot& board);
+
+}  // namespace epd::client

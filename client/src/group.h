@@ -1,0 +1,41 @@
+// One rank's membership in a group, as the library keeps it.
+#pragma once
+
+#include "board.h"
+#include "proto/attach.h"
+
+#include <array>
+
+namespace epd::client {
+
+class Session;
+
+struct GroupSlot {
+  std::uint64_t ticket = 0;  // of the operation in flight; 0 = free
+  std::uint64_t handle = 0;  // of the last dispatch; 0 = not known here, the engine decides
+};
+
+struct Group {
+  Group(Session& owner, const abi::GroupShape& agreed) : session(owner), shape(agreed), arena(agreed) {}
+
+  void* region(std::uint32_t slot, abi::Region which) const { return user.as<char>(arena.at(slot, which)); }
+
+  Session& session;
+  const abi::GroupShape shape;
+  const abi::UserArenaLayout arena;
+  // Set by join, before anyone else sees the group.
+  std::uint32_t member = 0;
+  std::uint32_t rank = 0;
+  Mapping user;
+  BoardView board;
+  // Guarded by the session's mutex.
+  std::uint64_t epoch = 0;
+  std::uint64_t next_index = 0;  // number of the next dispatch or combine; the engine counts alike
+  std::array<GroupSlot, abi::kMaxDepth> slots{};
+  bool left = false;  // leave has begun; hooks may still hold the handle
+};
+
+// The checked configuration as it goes to the daemon.
+Status make_join(const epd_group_config_t& config, abi::Join& join);
+
+}  // namespace epd::client

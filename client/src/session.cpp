@@ -1,0 +1,94 @@
+#include "session.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+#include <cerrno>
+#include <cstdint>
+
+namespace epd::client {
+namespace {
+
+template <std::size_t N, std::size_t M>
+void copy_text(char (&to)[N], const char (&from)[M]) {
+  abi::set_text(to, from, abi::text_length(from));
+}
+
+}  // namespace
+
+Session::Session(Attachment attachment) : attachment_(std::move(attachment)) {}
+
+Status Session::prepare() {
+  wake_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake_.valid()) return errno_status("eventfd", errno);
+  return {};
+}
+
+Session::~Session() {
+  const Deadline deadline = Deadline::in_ms(kLeaveMs);
+  while (!groups_.empty()) leave(groups_.back().get(), deadline);
+  {
+    const Lock lock(mutex_);
+    end_locked({StatusCode::kAborted, "the session was detached"});
+  }
+  stop_hooks();
+}
+
+epd_session_info_t Session::info() const {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  const abi::Welcome& welcome = attachment_.welcome;
+  epd_session_info_t info = EPD_SESSION_INFO_INIT;
+  info.session_id = welcome.session_id;
+  copy_text(info.device, welcome.device);
+  copy_text(info.daemon, welcome.daemon);
+  static_assert(sizeof(info.boot_id) == 2 * sizeof(welcome.boot_id) + 1);
+  for (std::size_t i = 0; i < sizeof(welcome.boot_id); ++i) {
+    info.boot_id[2 * i] = kDigits[welcome.boot_id[i] >> 4];
+    info.boot_id[2 * i + 1] = kDigits[welcome.boot_id[i] & 15];
+  }
+  return info;
+}
+
+Status Session::check() {
+  probe();
+  const Lock lock(mutex_);
+  note_ended_locked();
+  return ended_;
+}
+
+void Session::end_locked(Status status) {
+  if (!ended_.ok()) return;
+  ended_ = std::move(status);
+  abort_locked(ended_.code(), ended_.text().c_str(), nullptr);
+  notify_ready_locked(nullptr);
+  kick();
+}
+
+void Session::note_ended_locked() {
+  if (!ended_.ok()) return;
+  if (b().state.load(std::memory_order_acquire) != static_cast<std::uint32_t>(abi::SessionState::kEnded)) {
+    return;
+  }
+  StatusCode code = checked_code(b().end_status.load(std::memory_order_relaxed));
+  if (code == StatusCode::kOk) code = StatusCode::kAborted;
+  const std::string text(b().message, abi::text_length(b().message));
+  end_locked({code, text.empty() ? "the daemon ended this session" : text});
+}
+
+void Session::kick() const {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t n = ::write(wake_.get(), &one, sizeof(one));
+}
+
+void Session::probe() {
+  {
+    const Lock lock(mutex_);
+    const SteadyClock::time_point now = SteadyClock::now();
+    if (!ended_.ok() || now - last_probe_ < std::chrono::milliseconds(1)) return;
+    last_probe_ = now;
+  }
+  pollfd entry{attachment_.socket.get(), POLLIN | POLLRDHUP, 0};
+  if (::poll(&entry, 1, 0) > 0) look_at_socket((entry.revents & ~POLLIN) != 0);
+}
+
+}  // namespace epd::client

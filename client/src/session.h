@@ -1,0 +1,184 @@
+// A session: the attach connection, the shared segments, and every operation in flight.
+//
+// Threads. Any thread may call. `mutex_` guards all state but the attach socket's reading end, which
+// belongs to `request_mutex_`; the order is request_mutex_, then mutex_. Neither is held while
+// sleeping, except request_mutex_ by the request that awaits its reply. At most one waiting thread is
+// the leader: it alone spins and sleeps on the descriptors; the others sleep on their own condition
+// variable. See README, "Who sleeps where".
+#pragma once
+
+#include "attach.h"
+#include "group.h"
+#include "spin.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+namespace epd::client {
+
+// How long leaving waits for the daemon's answer.
+inline constexpr std::int64_t kLeaveMs = 5'000;
+
+struct HookCall {
+  const Group* group = nullptr;
+  epd_hook_t hook = nullptr;
+  void* user = nullptr;
+  epd_result_t result{};
+};
+
+struct Operation {
+  Group* group = nullptr;
+  abi::Op op = abi::Op::kNone;
+  std::uint32_t slot = 0;
+  bool done = false;
+  epd_result_t result{};             // once done
+  std::string text;                  // why it failed; may be empty
+  std::list<HookCall> waiting_hook;  // at most one; made beforehand so that completing can't fail
+};
+
+// What one thread waits for. Linked into the session while it does.
+class Waiter {
+ public:
+  Waiter() = default;
+  Waiter(const Waiter&) = delete;
+  Waiter& operator=(const Waiter&) = delete;
+  virtual ~Waiter() = default;
+  // With the session's mutex. Must be true once the session has ended.
+  virtual bool ready() = 0;
+  // Without it, by the leader: a cheap look at shared memory; false if there is none.
+  virtual bool glance() const { return false; }
+
+  std::condition_variable wake;
+  // Looks again at least this often, in case the one who should ring died before it did.
+  nanoseconds slice = std::chrono::milliseconds(100);
+};
+
+struct SubmitRequest {
+  abi::Op op = abi::Op::kNone;
+  std::uint32_t slot = 0;
+  std::uint32_t num_tokens = 0;
+  std::uint32_t flags = 0;
+  std::uint32_t timeout_ms = 0;
+  epd_handle_t handle = 0;  // combine
+};
+
+class Session {
+ public:
+  explicit Session(Attachment attachment);
+  // Leaves all groups and ends what is in flight; returns when the hooks have run. Not from a hook.
+  ~Session();
+  Status prepare();  // once, before anything else: what can fail
+
+  epd_session_info_t info() const;
+  Status check();
+  bool in_hook_thread() const;
+
+  // requests.cpp
+  Status join(const epd_group_config_t& config, Group*& group);
+  // Frees the group once its hooks have run. Not from a hook.
+  void leave(Group* group, Deadline deadline);
+
+  // submit.cpp
+  Status submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket, epd_handle_t* handle);
+
+  // tickets.cpp: the text of a failed operation comes back in the status
+  Status wait_ticket(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, epd_result_t* result);
+  bool pending(Group& group, epd_ticket_t ticket);
+  Status counts(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, epd_counts_t& counts);
+  Status resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t& info);
+
+  // hooks.cpp
+  Status on_complete(Group& group, epd_ticket_t ticket, epd_hook_t hook, void* user);
+
+ private:
+  friend class TicketWaiter;
+  friend class CountsWaiter;
+  friend class ResumeWaiter;
+  friend class HookWaiter;
+  using Lock = std::unique_lock<std::mutex>;
+  using Operations = std::unordered_map<std::uint64_t, Operation>;
+
+  abi::SegmentA& a() const { return *attachment_.segment_a.as<abi::SegmentA>(); }
+  abi::SegmentB& b() const { return *attachment_.segment_b.as<abi::SegmentB>(); }
+
+  // completion.cpp
+  // True once waiter.ready(); false when the deadline passed first. Called and returns with mutex_.
+  bool wait(Lock& lock, Waiter& waiter, Deadline deadline);
+  class Listed;
+  void lead(Lock& lock, Waiter& waiter, nanoseconds slice);
+  void sleep(nanoseconds slice);
+  void drain_doorbell();
+  bool has_completion() const;
+  bool drain_locked();  // true if anything was taken
+  void finish_locked(Operations::iterator op, const abi::Completion& completion, const char* text) noexcept;
+  void abort_locked(StatusCode code, const char* text, const Group* only) noexcept;
+  void notify_ready_locked(const Waiter* except);
+
+  // submit.cpp
+  Status blocked(Lock& lock, std::string why);  // WOULD_BLOCK, unless the session is over
+
+  // session.cpp
+  void end_locked(Status status);
+  void note_ended_locked();  // ends the session if segment B says that it has ended
+  void kick() const;         // wakes the leader
+  void probe();              // looks after the connection, at most once a millisecond; no lock held
+
+  // requests.cpp
+  struct Request {
+    abi::AttachType type;
+    abi::AttachType reply_type;
+    const void* body;
+    std::size_t body_bytes;
+    Deadline deadline;
+  };
+  Status request(const Request& request, Packet& reply);
+  Status await_reply(std::uint32_t id, Deadline deadline, Packet& reply);
+  bool take_packets(std::uint32_t id, Packet& reply);  // request_mutex_ held; true: reply to request id
+  bool look_at_socket(bool hang_up);                   // false: a request in progress will look
+  Status adopt_joined(Packet& packet, Group& group);
+  void send_leave(std::uint32_t member, Deadline deadline);
+
+  // hooks.cpp
+  void run_hooks();
+  void stop_hooks();
+  void await_hooks_locked(Lock& lock, const Group& group);
+
+  Attachment attachment_;
+  UniqueFd wake_;  // eventfd: makes the leader look up
+
+  std::mutex request_mutex_;
+  std::uint32_t last_request_id_ = 1;  // guarded by request_mutex_; 1 was Hello
+  std::uint32_t unanswered_ = 0;       // likewise: a request whose wait was given up; 0 = none
+
+  mutable std::mutex mutex_;  // guards all below, but what says otherwise
+  Status ended_;              // not OK once the session is over
+  std::uint64_t last_ticket_ = 0;
+  std::uint64_t submission_tail_ = 0;
+  std::atomic<std::uint64_t> completion_head_{0};  // written under mutex_, read by the leader without
+  Operations operations_;
+  std::vector<Waiter*> waiters_;
+  bool has_leader_ = false;
+  SteadyClock::time_point last_probe_{};
+  std::list<std::unique_ptr<Group>> groups_;
+
+  std::thread hook_thread_;
+  std::condition_variable hook_wake_;  // hooks wanted, or stopping
+  std::condition_variable hook_done_;  // a hook has returned
+  std::list<HookCall> ready_hooks_;
+  const Group* hook_running_ = nullptr;
+  std::size_t hooks_outstanding_ = 0;  // asked for, operation not ended
+  bool stopping_ = false;
+
+  // The leader's alone; leadership passes under mutex_.
+  SpinBudget spin_;
+  bool doorbell_open_ = true;
+  bool socket_busy_ = false;  // a request reads the attach socket just now
+};
+
+}  // namespace epd::client

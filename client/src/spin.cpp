@@ -1,0 +1,36 @@
+#include "spin.h"
+
+#include <algorithm>
+
+namespace epd::client {
+namespace {
+
+using std::chrono::microseconds;
+
+int usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return ::sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+}  // namespace
+
+// With few cores the engine may need this very core to make progress: give it away at each look,
+// and on a single core don't look at all.
+SpinBudget::SpinBudget() {
+  const int cores = usable_cores();
+  yields_ = cores < 8;
+  limit_ = cores >= 8 ? microseconds(50) : (cores >= 2 ? microseconds(20) : microseconds(0));
+  budget_ = limit_ / 4;
+}
+
+void SpinBudget::grow() {
+  budget_ = std::min(limit_, budget_ + limit_ / 4);
+}
+
+void SpinBudget::shrink() {
+  budget_ /= 2;
+  if (budget_ < limit_ / 16) budget_ = nanoseconds::zero();
+}
+
+}  // namespace epd::client

@@ -1,0 +1,55 @@
+// The size rule of the C ABI: structs begin with the size that the caller was compiled with.
+#pragma once
+
+#include "status.h"
+
+#include <cstddef>
+#include <cstring>
+#include <string>
+
+namespace epd::client {
+
+// Longer than any struct here will become; a size above it is a caller's bug, not a newer header.
+inline constexpr std::size_t kMaxStructBytes = 4096;
+
+// Copies what the caller has into `copy`, whose other fields stay as they are (zero). Refuses a
+// longer struct whose unknown tail is not zero: it asks for something this library can't do.
+template <typename T>
+Status read_struct(const T* from, const char* name, T& copy) {
+  if (from == nullptr) return invalid_argument(std::string(name) + " is NULL");
+  std::size_t size;
+  std::memcpy(&size, from, sizeof(size));
+  if (size < sizeof(size) || size > kMaxStructBytes) {
+    return bad_value((std::string(name) + ".size").c_str(), static_cast<long long>(size),
+                     "sizeof the struct (this library knows " + std::to_string(sizeof(T)) + ")");
+  }
+  const auto* bytes = reinterpret_cast<const unsigned char*>(from);
+  for (std::size_t i = sizeof(T); i < size; ++i) {
+    if (bytes[i] != 0) {
+      return invalid_argument(std::string(name) + " has a field at byte " + std::to_string(i) +
+                              " that libepd " EPD_CLIENT_VERSION " does not know (it knows " +
+                              std::to_string(sizeof(T)) + " bytes); allowed: zero");
+    }
+  }
+  std::memcpy(static_cast<void*>(&copy), from, size < sizeof(T) ? size : sizeof(T));
+  return {};
+}
+
+// Whether an output struct says how long it is. NULL is for the caller to allow or refuse.
+template <typename T>
+Status check_output(const T* to, const char* name) {
+  std::size_t size;
+  std::memcpy(&size, to, sizeof(size));
+  if (size >= sizeof(size) && size <= kMaxStructBytes) return {};
+  return bad_value((std::string(name) + ".size").c_str(), static_cast<long long>(size),
+                   "sizeof the struct (this library knows " + std::to_string(sizeof(T)) + ")");
+}
+
+// Writes what fits into the caller's struct, after check_output; its size stays.
+template <typename T>
+void write_struct(T* to, T value) {
+  std::memcpy(&value.size, to, sizeof(value.size));
+  std::memcpy(static_cast<void*>(to), &value, value.size < sizeof(T) ? value.size : sizeof(T));
+}
+
+}  // namespace epd::client

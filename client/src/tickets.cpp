@@ -1,0 +1,166 @@
+// Session: what callers may ask about operations in flight, and how they go on after a break.
+#include "session.h"
+
+namespace epd::client {
+namespace {
+
+Status check_timeout(std::int32_t timeout_ms) {
+  if (timeout_ms >= 0 || timeout_ms == EPD_FOREVER) return {};
+  return bad_value("timeout_ms", timeout_ms, "0 or more, or EPD_FOREVER (-1)");
+}
+
+Status unknown_ticket(epd_ticket_t ticket) {
+  return not_found("ticket " + std::to_string(ticket) +
+                   " is not in flight in this group: never issued, or retired already");
+}
+
+Status not_yet(epd_ticket_t ticket, std::int32_t timeout_ms, const char* what) {
+  const std::string text = "ticket " + std::to_string(ticket) + " " + what;
+  if (timeout_ms == 0) return would_block(text + " yet");
+  return {StatusCode::kDeadlineExceeded, text + " within " + std::to_string(timeout_ms) + " ms"};
+}
+
+// Of an operation that has ended.
+Status outcome(const Operation& op) {
+  const auto code = static_cast<StatusCode>(op.result.status);
+  if (code == StatusCode::kOk) return {};
+  return {code, op.text.empty() ? describe(code, op.result.culprit_rank) : op.text};
+}
+
+}  // namespace
+
+class TicketWaiter final : public Waiter {
+ public:
+  TicketWaiter(Session& session, const Group& group, epd_ticket_t ticket)
+      : session_(session), group_(group), ticket_(ticket) {}
+
+  // Null once somebody has retired the ticket.
+  Operation* operation() {
+    const auto found = session_.operations_.find(ticket_);
+    return found != session_.operations_.end() && found->second.group == &group_ ? &found->second : nullptr;
+  }
+  bool ready() override {
+    const Operation* op = operation();
+    return op == nullptr || op->done;
+  }
+
+ private:
+  Session& session_;
+  const Group& group_;
+  const epd_ticket_t ticket_;
+};
+
+class CountsWaiter final : public Waiter {
+ public:
+  CountsWaiter(TicketWaiter& ticket, const BoardView& board, std::uint32_t slot, epd_ticket_t number)
+      : ticket_(ticket), board_(board), slot_(slot), number_(number) {}
+  bool ready() override { return ticket_.ready() || glance(); }
+  bool glance() const override { return board_.has_counts(slot_, number_); }
+
+ private:
+  TicketWaiter& ticket_;
+  const BoardView& board_;
+  const std::uint32_t slot_;
+  const epd_ticket_t number_;
+};
+
+class ResumeWaiter final : public Waiter {
+ public:
+  ResumeWaiter(const Session& session, const Group& group) : session_(session), group_(group) {
+    slice = std::chrono::milliseconds(10);
+  }
+  bool ready() override {
+    if (!session_.ended_.ok()) return true;
+    if (!group_.board.snapshot(board)) return false;
+    return board.state == abi::GroupState::kActive || board.state == abi::GroupState::kLost;
+  }
+
+  BoardSnapshot board;  // of the last look
+
+ private:
+  const Session& session_;
+  const Group& group_;
+};
+
+Status Session::wait_ticket(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms,
+                            epd_result_t* result) {
+  const Status status = check_timeout(timeout_ms);
+  if (!status.ok()) return status;
+  TicketWaiter waiter(*this, group, ticket);
+  Lock lock(mutex_);
+  const Operation* op = waiter.operation();
+  if (op == nullptr || !op->waiting_hook.empty()) return unknown_ticket(ticket);
+  if (!wait(lock, waiter, Deadline::in_ms(timeout_ms))) {
+    return not_yet(ticket, timeout_ms, "has not completed");
+  }
+  op = waiter.operation();
+  if (op == nullptr) return unknown_ticket(ticket);
+  if (result != nullptr) *result = op->result;
+  Status end = outcome(*op);
+  operations_.erase(ticket);
+  return end;
+}
+
+bool Session::pending(Group& group, epd_ticket_t ticket) {
+  TicketWaiter waiter(*this, group, ticket);
+  Lock lock(mutex_);
+  return !wait(lock, waiter, Deadline::in_ms(0));
+}
+
+Status Session::counts(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, epd_counts_t& counts) {
+  const Status status = check_timeout(timeout_ms);
+  if (!status.ok()) return status;
+  TicketWaiter by_ticket(*this, group, ticket);
+  Lock lock(mutex_);
+  const Operation* op = by_ticket.operation();
+  if (op == nullptr) return unknown_ticket(ticket);
+  if (op->op != abi::Op::kDispatch) {
+    return invalid_argument("ticket " + std::to_string(ticket) + " is of a " +
+                            (op->op == abi::Op::kCombine ? "combine" : "noop") +
+                            "; allowed: tickets of a dispatch");
+  }
+  const std::uint32_t slot = op->slot;
+  CountsWaiter waiter(by_ticket, group.board, slot, ticket);
+  const bool ready = wait(lock, waiter, Deadline::in_ms(timeout_ms));
+  op = by_ticket.operation();
+  if (op == nullptr) return unknown_ticket(ticket);
+  if (op->done && op->result.status != EPD_OK) return outcome(*op);
+  if (!ready) return not_yet(ticket, timeout_ms, "has no counts");
+  if (!group.board.has_counts(slot, ticket)) {
+    return not_found("the counts of ticket " + std::to_string(ticket) + " were replaced by a later " +
+                     "operation on slot " + std::to_string(slot));
+  }
+  counts.num_recv_rows = group.board.num_recv_rows(slot);
+  counts.rank_offsets = group.board.rank_offsets(slot);
+  counts.expert_counts = group.board.expert_counts(slot);
+  return {};
+}
+
+Status Session::resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t& info) {
+  const Status status = check_timeout(timeout_ms);
+  if (!status.ok()) return status;
+  ResumeWaiter waiter(*this, group);
+  Lock lock(mutex_);
+  const bool ready = wait(lock, waiter, Deadline::in_ms(timeout_ms));
+  if (!ended_.ok()) return ended_;
+  if (!ready) {
+    const std::string text = "the group has not agreed on a new epoch";
+    if (timeout_ms == 0) return would_block(text + " yet");
+    return {StatusCode::kDeadlineExceeded, text + " within " + std::to_string(timeout_ms) + " ms"};
+  }
+  const BoardSnapshot& board = waiter.board;
+  if (board.state == abi::GroupState::kLost) return break_status(board);
+  if (board.epoch > group.epoch) {
+    group.epoch = board.epoch;
+    group.next_index = board.resume_index;
+    // A dispatch that is to be redone established nothing.
+    for (GroupSlot& slot : group.slots) {
+      if (slot.handle > board.resume_index) slot.handle = 0;
+    }
+  }
+  info.epoch = group.epoch;
+  info.resume_op = group.next_index;
+  return {};
+}
+
+}  // namespace epd::client
