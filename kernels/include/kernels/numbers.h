@@ -16,10 +16,11 @@ inline float bf16_to_float(std::uint16_t bits) {
   return std::bit_cast<float>(std::uint32_t{bits} << 16);
 }
 
-// To nearest, ties to even; NaN stays NaN (quiet).
+// To nearest, ties to even. Every NaN gives 0x7fc0: which payload survives an addition depends on the order
+// that a compiler chose for its operands, and results are defined to the last bit.
 inline std::uint16_t float_to_bf16(float value) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((bits >> 16) | 0x0040u);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0;
   return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 

@@ -1,0 +1,201 @@
+// x86-64-v3. Functions carry their target, so that nothing else in the program is compiled for it.
+#if defined(__x86_64__)
+
+#include "host/row_kernels.h"
+#include "kernels/numbers.h"
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstring>
+
+#define EPD_AVX2 __attribute__((target("avx2,fma")))
+#define EPD_AVX2_INLINE static inline __attribute__((target("avx2,fma"), always_inline))
+
+namespace epd::kernels::host {
+namespace {
+
+bool is_line_aligned(const void* p) {
+  return reinterpret_cast<std::uintptr_t>(p) % 64 == 0;
+}
+
+bool can_stream(std::span<void* const> destinations, Stores stores) {
+  return stores == Stores::kStreaming && std::all_of(destinations.begin(), destinations.end(),
+                                                     [](const void* p) { return is_line_aligned(p); });
+}
+
+EPD_AVX2_INLINE __m256i load(const void* p) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+}
+
+template <Stores kStores>
+EPD_AVX2_INLINE void put(void* place, __m256i value) {
+  if constexpr (kStores == Stores::kStreaming) {
+    _mm256_stream_si256(static_cast<__m256i*>(place), value);
+  } else {
+    _mm256_storeu_si256(static_cast<__m256i*>(place), value);
+  }
+}
+
+EPD_AVX2_INLINE __m256i upper_halves(__m256i v) {
+  return _mm256_and_si256(v, _mm256_set1_epi32(static_cast<int>(0xffff0000u)));
+}
+
+template <Stores kStores>
+EPD_AVX2 void copy_to_all(const char* source, std::size_t bytes, std::span<void* const> destinations) {
+  for (std::size_t i = 0; i < bytes; i += 128) {
+    const __m256i a = load(source + i);
+    const __m256i b = load(source + i + 32);
+    const __m256i c = load(source + i + 64);
+    const __m256i d = load(source + i + 96);
+    for (void* destination : destinations) {
+      char* place = static_cast<char*>(destination) + i;
+      put<kStores>(place, a);
+      put<kStores>(place + 32, b);
+      put<kStores>(place + 64, c);
+      put<kStores>(place + 96, d);
+    }
+  }
+}
+
+void copy_row(const void* source, std::size_t bytes, std::span<void* const> destinations, Stores stores) {
+  if (can_stream(destinations, stores)) {
+    copy_to_all<Stores::kStreaming>(static_cast<const char*>(source), bytes, destinations);
+  } else {
+    for (void* destination : destinations) std::memcpy(destination, source, bytes);
+  }
+}
+
+// 8 products to 16 * (e4m3 code of the magnitude + 1128) in 32-bit lanes.
+EPD_AVX2_INLINE __m256i scaled_codes(__m256 product) {
+  const __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(product), _mm256_set1_epi32(0x7fffffff));
+  const __m256i exponent = _mm256_max_epi32(_mm256_and_si256(magnitude, _mm256_set1_epi32(0x7f800000)),
+                                            _mm256_set1_epi32(121 << 23));
+  // 2^(e+20): see float_to_e4m3 for the rounding.
+  const __m256i shifter = _mm256_add_epi32(exponent, _mm256_set1_epi32(20 << 23));
+  const __m256 sum = _mm256_add_ps(_mm256_castsi256_ps(magnitude), _mm256_castsi256_ps(shifter));
+  // The upper half holds exponent << 7, the lower the steps: exponent * 128 + steps * 16.
+  return _mm256_madd_epi16(_mm256_castps_si256(sum), _mm256_set1_epi32(0x00010010));
+}
+
+// 16 finite bf16 to 16 codes in 16-bit lanes.
+EPD_AVX2_INLINE __m256i cast_16(__m256i x, __m256 inverse) {
+  const __m256 even = _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
+  const __m256 odd = _mm256_castsi256_ps(upper_halves(x));
+  const __m256i low = scaled_codes(_mm256_mul_ps(even, inverse));
+  const __m256i high = _mm256_slli_epi32(scaled_codes(_mm256_mul_ps(odd, inverse)), 16);
+  const __m256i both = _mm256_blend_epi16(low, high, 0xaa);
+  const __m256i codes = _mm256_srli_epi16(_mm256_sub_epi16(both, _mm256_set1_epi16(16 * 8 * (121 + 20))), 4);
+  const __m256i sign = _mm256_and_si256(_mm256_srli_epi16(x, 8), _mm256_set1_epi16(0x80));
+  return _mm256_or_si256(codes, sign);
+}
+
+EPD_AVX2_INLINE __m256i cast_32(__m256i a, __m256i b, __m256 inverse) {
+  const __m256i packed = _mm256_packus_epi16(cast_16(a, inverse), cast_16(b, inverse));
+  return _mm256_permute4x64_epi64(packed, 0xd8);
+}
+
+EPD_AVX2_INLINE std::uint32_t largest_magnitude(const std::uint16_t* x) {
+  const __m256i magnitude = _mm256_set1_epi16(0x7fff);
+  __m256i largest = _mm256_setzero_si256();
+  for (std::uint32_t i = 0; i < kScaleBlock; i += 16) {
+    largest = _mm256_max_epu16(largest, _mm256_and_si256(load(x + i), magnitude));
+  }
+  const __m128i half = _mm_max_epu16(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
+  const __m128i inverted = _mm_xor_si128(half, _mm_set1_epi32(-1));
+  return 0xffffu - static_cast<std::uint32_t>(_mm_extract_epi16(_mm_minpos_epu16(inverted), 0));
+}
+
+template <Stores kStores>
+EPD_AVX2 void cast_to_all(const std::uint16_t* x, std::size_t hidden, std::span<void* const> destinations,
+                          float* scales) {
+  for (std::size_t start = 0; start < hidden; start += kScaleBlock) {
+    const std::uint16_t* block = x + start;
+    const std::uint32_t largest = largest_magnitude(block);
+    if (largest >= 0x7f80) [[unlikely]] {
+      std::uint8_t q[kScaleBlock];
+      *scales++ = cast_special_block(block, q);
+      for (void* destination : destinations) {
+        std::uint8_t* place = static_cast<std::uint8_t*>(destination) + start;
+        for (std::uint32_t i = 0; i < kScaleBlock; i += 32) put<kStores>(place + i, load(q + i));
+      }
+      continue;
+    }
+    const float amax = std::max(bf16_to_float(static_cast<std::uint16_t>(largest)), kMinAmax);
+    const __m256 inverse = _mm256_set1_ps(kE4m3Max / amax);
+    __m256i codes[4];
+    for (int i = 0; i < 4; ++i) codes[i] = cast_32(load(block + 32 * i), load(block + 32 * i + 16), inverse);
+    for (void* destination : destinations) {
+      std::uint8_t* place = static_cast<std::uint8_t*>(destination) + start;
+      for (int i = 0; i < 4; ++i) put<kStores>(place + 32 * i, codes[i]);
+    }
+    *scales++ = amax / kE4m3Max;
+  }
+}
+
+void cast_row(const std::uint16_t* x, std::size_t hidden, std::span<void* const> destinations, float* scales,
+              Stores stores) {
+  if (can_stream(destinations, stores)) {
+    cast_to_all<Stores::kStreaming>(x, hidden, destinations, scales);
+  } else {
+    cast_to_all<Stores::kCached>(x, hidden, destinations, scales);
+  }
+}
+
+// Rounded to bf16 in the upper halves; the lower halves are not defined.
+EPD_AVX2_INLINE __m256i round_upper(__m256 sum) {
+  const __m256i bits = _mm256_castps_si256(sum);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(sum, sum, _CMP_UNORD_Q));
+  return _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc00000), nan);
+}
+
+template <bool kWeighted>
+EPD_AVX2_INLINE __m256 accumulate(__m256 sum, __m256 value, __m256 weight) {
+  if constexpr (kWeighted) return _mm256_fmadd_ps(weight, value, sum);
+  return _mm256_add_ps(sum, value);
+}
+
+template <bool kWeighted, Stores kStores>
+EPD_AVX2 void sum_columns(std::span<const WeightedRow> rows, std::size_t hidden, std::uint16_t* out) {
+  constexpr int kVectors = 4;  // of 16 bf16
+  for (std::size_t start = 0; start < hidden; start += kVectors * 16) {
+    __m256 even[kVectors];
+    __m256 odd[kVectors];
+    for (int v = 0; v < kVectors; ++v) even[v] = odd[v] = _mm256_setzero_ps();
+    for (const WeightedRow& source : rows) {
+      const __m256 weight = _mm256_set1_ps(source.weight);
+      for (int v = 0; v < kVectors; ++v) {
+        const __m256i y = load(source.row + start + v * 16);
+        even[v] = accumulate<kWeighted>(even[v], _mm256_castsi256_ps(_mm256_slli_epi32(y, 16)), weight);
+        odd[v] = accumulate<kWeighted>(odd[v], _mm256_castsi256_ps(upper_halves(y)), weight);
+      }
+    }
+    for (int v = 0; v < kVectors; ++v) {
+      const __m256i low = _mm256_srli_epi32(round_upper(even[v]), 16);
+      put<kStores>(out + start + v * 16, _mm256_blend_epi16(low, round_upper(odd[v]), 0xaa));
+    }
+  }
+}
+
+template <bool kWeighted>
+void sum_any(std::span<const WeightedRow> rows, std::size_t hidden, std::uint16_t* out, Stores stores) {
+  if (stores == Stores::kStreaming && is_line_aligned(out)) {
+    sum_columns<kWeighted, Stores::kStreaming>(rows, hidden, out);
+  } else {
+    sum_columns<kWeighted, Stores::kCached>(rows, hidden, out);
+  }
+}
+
+void store_fence() {
+  _mm_sfence();
+}
+
+}  // namespace
+
+const RowKernels kAvx2RowKernels = {"avx2", copy_row, cast_row, sum_any<false>, sum_any<true>, store_fence};
+
+}  // namespace epd::kernels::host
+
+#endif

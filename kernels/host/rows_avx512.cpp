@@ -1,0 +1,204 @@
+// x86-64-v4. Functions carry their target, so that nothing else in the program is compiled for it.
+#if defined(__x86_64__)
+
+#include "host/row_kernels.h"
+#include "kernels/numbers.h"
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstring>
+
+#define EPD_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma")))
+#define EPD_AVX512_INLINE \
+  static inline __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma"), always_inline))
+
+namespace epd::kernels::host {
+namespace {
+
+bool is_line_aligned(const void* p) {
+  return reinterpret_cast<std::uintptr_t>(p) % 64 == 0;
+}
+
+bool can_stream(std::span<void* const> destinations, Stores stores) {
+  return stores == Stores::kStreaming && std::all_of(destinations.begin(), destinations.end(),
+                                                     [](const void* p) { return is_line_aligned(p); });
+}
+
+template <Stores kStores>
+EPD_AVX512_INLINE void put(void* place, __m512i value) {
+  if constexpr (kStores == Stores::kStreaming) {
+    _mm512_stream_si512(static_cast<__m512i*>(place), value);
+  } else {
+    _mm512_storeu_si512(place, value);
+  }
+}
+
+template <Stores kStores>
+EPD_AVX512 void copy_to_all(const char* source, std::size_t bytes, std::span<void* const> destinations) {
+  for (std::size_t i = 0; i < bytes; i += 128) {
+    const __m512i a = _mm512_loadu_si512(source + i);
+    const __m512i b = _mm512_loadu_si512(source + i + 64);
+    for (void* destination : destinations) {
+      char* place = static_cast<char*>(destination) + i;
+      put<kStores>(place, a);
+      put<kStores>(place + 64, b);
+    }
+  }
+}
+
+void copy_row(const void* source, std::size_t bytes, std::span<void* const> destinations, Stores stores) {
+  if (can_stream(destinations, stores)) {
+    copy_to_all<Stores::kStreaming>(static_cast<const char*>(source), bytes, destinations);
+  } else {
+    for (void* destination : destinations) std::memcpy(destination, source, bytes);
+  }
+}
+
+// 16 products times 8 to codes, each in byte 1 of its 32-bit lane; the sign is lost, other bits are not
+// defined. As float_to_e4m3, with sign(p) * 2^(e+20) as the shifter. The factor 8 makes the smallest exponent
+// field of the shifter 144, and 144 * 8 = 0 mod 128: the exponent needs no subtraction.
+EPD_AVX512_INLINE __m512i codes_in_byte_1(__m512 product) {
+  constexpr int kMaxMagnitudeSignOfFirst = 0x3;
+  const __m512 bounded = _mm512_range_ps(product, _mm512_set1_ps(0x1p-3f), kMaxMagnitudeSignOfFirst);
+  const __m512i exponent =
+      _mm512_and_si512(_mm512_castps_si512(bounded), _mm512_set1_epi32(static_cast<int>(0xff800000u)));
+  const __m512i shifter = _mm512_add_epi32(exponent, _mm512_set1_epi32(20 << 23));
+  const __m512i sum = _mm512_castps_si512(_mm512_add_ps(product, _mm512_castsi512_ps(shifter)));
+  // The upper half holds field << 7, the lower the steps: (field * 8 + steps) * 256.
+  return _mm512_madd_epi16(sum, _mm512_set1_epi32(0x00100100));
+}
+
+// 2 x 32 finite bf16 to 64 codes. The bytes of each 128-bit lane: 8 of `a`, 8 of `b`.
+EPD_AVX512_INLINE __m512i cast_64(__m512i a, __m512i b, __m512 inverse_times_8) {
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  const __m512 a_even = _mm512_castsi512_ps(_mm512_slli_epi32(a, 16));
+  const __m512 a_odd = _mm512_castsi512_ps(_mm512_and_si512(a, upper));
+  const __m512 b_even = _mm512_castsi512_ps(_mm512_slli_epi32(b, 16));
+  const __m512 b_odd = _mm512_castsi512_ps(_mm512_and_si512(b, upper));
+  const __m512i gather =
+      _mm512_broadcast_i32x4(_mm_setr_epi8(1, 1, 5, 5, 9, 9, 13, 13, 1, 1, 5, 5, 9, 9, 13, 13));
+  __m512i codes = _mm512_shuffle_epi8(codes_in_byte_1(_mm512_mul_ps(a_even, inverse_times_8)), gather);
+  codes = _mm512_mask_shuffle_epi8(codes, 0x00aa00aa00aa00aaull,
+                                   codes_in_byte_1(_mm512_mul_ps(a_odd, inverse_times_8)), gather);
+  codes = _mm512_mask_shuffle_epi8(codes, 0x5500550055005500ull,
+                                   codes_in_byte_1(_mm512_mul_ps(b_even, inverse_times_8)), gather);
+  codes = _mm512_mask_shuffle_epi8(codes, 0xaa00aa00aa00aa00ull,
+                                   codes_in_byte_1(_mm512_mul_ps(b_odd, inverse_times_8)), gather);
+  // Saturated bytes keep the signs and have the same order.
+  const __m512i signs = _mm512_packs_epi16(a, b);
+  constexpr int kSelect = 0xca;  // first ? second : third, bit by bit
+  return _mm512_ternarylogic_epi32(_mm512_set1_epi8(0x7f), codes, signs, kSelect);
+}
+
+EPD_AVX512_INLINE std::uint32_t largest_u16(__m512i v) {
+  const __m256i half = _mm256_max_epu16(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1));
+  const __m128i quarter = _mm_max_epu16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  const __m128i inverted = _mm_xor_si128(quarter, _mm_set1_epi32(-1));
+  return 0xffffu - static_cast<std::uint32_t>(_mm_extract_epi16(_mm_minpos_epu16(inverted), 0));
+}
+
+template <Stores kStores>
+EPD_AVX512 void cast_to_all(const std::uint16_t* x, std::size_t hidden, std::span<void* const> destinations,
+                            float* scales) {
+  const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+  const __m512i magnitude = _mm512_set1_epi16(0x7fff);
+  for (std::size_t start = 0; start < hidden; start += kScaleBlock) {
+    const __m512i x0 = _mm512_loadu_si512(x + start);
+    const __m512i x1 = _mm512_loadu_si512(x + start + 32);
+    const __m512i x2 = _mm512_loadu_si512(x + start + 64);
+    const __m512i x3 = _mm512_loadu_si512(x + start + 96);
+    const __m512i m01 = _mm512_max_epu16(_mm512_and_si512(x0, magnitude), _mm512_and_si512(x1, magnitude));
+    const __m512i m23 = _mm512_max_epu16(_mm512_and_si512(x2, magnitude), _mm512_and_si512(x3, magnitude));
+    const std::uint32_t largest = largest_u16(_mm512_max_epu16(m01, m23));
+    __m512i front;
+    __m512i back;
+    if (largest >= 0x7f80) [[unlikely]] {
+      std::uint8_t q[kScaleBlock];
+      *scales++ = cast_special_block(x + start, q);
+      front = _mm512_loadu_si512(q);
+      back = _mm512_loadu_si512(q + 64);
+    } else {
+      const float amax = std::max(bf16_to_float(static_cast<std::uint16_t>(largest)), kMinAmax);
+      const __m512 inverse_times_8 = _mm512_set1_ps(kE4m3Max / amax * 8.0f);
+      front = _mm512_permutexvar_epi64(order, cast_64(x0, x1, inverse_times_8));
+      back = _mm512_permutexvar_epi64(order, cast_64(x2, x3, inverse_times_8));
+      *scales++ = amax / kE4m3Max;
+    }
+    for (void* destination : destinations) {
+      auto* place = static_cast<std::uint8_t*>(destination) + start;
+      put<kStores>(place, front);
+      put<kStores>(place + 64, back);
+    }
+  }
+}
+
+void cast_row(const std::uint16_t* x, std::size_t hidden, std::span<void* const> destinations, float* scales,
+              Stores stores) {
+  if (can_stream(destinations, stores)) {
+    cast_to_all<Stores::kStreaming>(x, hidden, destinations, scales);
+  } else {
+    cast_to_all<Stores::kCached>(x, hidden, destinations, scales);
+  }
+}
+
+// Rounded to bf16 in the upper halves; the lower halves are not defined.
+EPD_AVX512_INLINE __m512i round_upper(__m512 sum) {
+  const __m512i bits = _mm512_castps_si512(sum);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  const __mmask16 nan = _mm512_cmp_ps_mask(sum, sum, _CMP_UNORD_Q);
+  return _mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc00000));
+}
+
+template <bool kWeighted>
+EPD_AVX512_INLINE __m512 accumulate(__m512 sum, __m512 value, __m512 weight) {
+  if constexpr (kWeighted) return _mm512_fmadd_ps(weight, value, sum);
+  return _mm512_add_ps(sum, value);
+}
+
+template <bool kWeighted, Stores kStores>
+EPD_AVX512 void sum_columns(std::span<const WeightedRow> rows, std::size_t hidden, std::uint16_t* out) {
+  constexpr int kVectors = 4;  // of 32 bf16
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  for (std::size_t start = 0; start < hidden; start += kVectors * 32) {
+    __m512 even[kVectors];
+    __m512 odd[kVectors];
+    for (int v = 0; v < kVectors; ++v) even[v] = odd[v] = _mm512_setzero_ps();
+    for (const WeightedRow& source : rows) {
+      const __m512 weight = _mm512_set1_ps(source.weight);
+      for (int v = 0; v < kVectors; ++v) {
+        const __m512i y = _mm512_loadu_si512(source.row + start + v * 32);
+        even[v] = accumulate<kWeighted>(even[v], _mm512_castsi512_ps(_mm512_slli_epi32(y, 16)), weight);
+        odd[v] = accumulate<kWeighted>(odd[v], _mm512_castsi512_ps(_mm512_and_si512(y, upper)), weight);
+      }
+    }
+    for (int v = 0; v < kVectors; ++v) {
+      const __m512i low = _mm512_srli_epi32(round_upper(even[v]), 16);
+      const __m512i both = _mm512_mask_blend_epi16(0xaaaaaaaau, low, round_upper(odd[v]));
+      put<kStores>(out + start + v * 32, both);
+    }
+  }
+}
+
+template <bool kWeighted>
+void sum_any(std::span<const WeightedRow> rows, std::size_t hidden, std::uint16_t* out, Stores stores) {
+  if (stores == Stores::kStreaming && is_line_aligned(out)) {
+    sum_columns<kWeighted, Stores::kStreaming>(rows, hidden, out);
+  } else {
+    sum_columns<kWeighted, Stores::kCached>(rows, hidden, out);
+  }
+}
+
+void store_fence() {
+  _mm_sfence();
+}
+
+}  // namespace
+
+const RowKernels kAvx512RowKernels = {"avx512",       copy_row,      cast_row,
+                                      sum_any<false>, sum_any<true>, store_fence};
+
+}  // namespace epd::kernels::host
+
+#endif

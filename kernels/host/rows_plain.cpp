@@ -1,0 +1,91 @@
+// The path for any architecture: loops that a compiler turns into whatever vectors it may assume.
+#include "host/row_kernels.h"
+#include "kernels/numbers.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+namespace epd::kernels::host {
+namespace {
+
+constexpr std::size_t kColumns = 128;  // accumulators that stay in the nearest cache
+
+void copy_row(const void* source, std::size_t bytes, std::span<void* const> destinations, Stores /*stores*/) {
+  for (void* destination : destinations) std::memcpy(destination, source, bytes);
+}
+
+// Finite values only; see float_to_e4m3 for the rounding. |x * inverse| rounds to at most 448 here.
+void cast_finite_block(const std::uint16_t* x, float inverse, std::uint8_t* q) {
+  for (std::uint32_t i = 0; i < kScaleBlock; ++i) {
+    const auto bits = std::bit_cast<std::int32_t>(bf16_to_float(x[i]) * inverse);
+    const std::int32_t magnitude = bits & 0x7fffffff;
+    const std::int32_t exponent = std::max(magnitude & 0x7f800000, 121 << 23);
+    const std::int32_t shifter = exponent + (20 << 23);
+    const float sum = std::bit_cast<float>(magnitude) + std::bit_cast<float>(shifter);
+    const std::int32_t steps = std::bit_cast<std::int32_t>(sum) - shifter;
+    const std::int32_t code = steps + ((exponent - (121 << 23)) >> 20);
+    q[i] = static_cast<std::uint8_t>(code | ((bits >> 24) & 0x80));
+  }
+}
+
+// Codes to q; returns the scale.
+float cast_block(const std::uint16_t* x, std::uint8_t* q) {
+  std::int16_t largest = 0;  // magnitudes of bf16 order as their bits do
+  for (std::uint32_t i = 0; i < kScaleBlock; ++i) {
+    largest = std::max(largest, static_cast<std::int16_t>(x[i] & 0x7fff));
+  }
+  if (largest >= 0x7f80) return cast_special_block(x, q);
+  const float amax = std::max(bf16_to_float(static_cast<std::uint16_t>(largest)), kMinAmax);
+  cast_finite_block(x, kE4m3Max / amax, q);
+  return amax / kE4m3Max;
+}
+
+void cast_row(const std::uint16_t* x, std::size_t hidden, std::span<void* const> destinations, float* scales,
+              Stores /*stores*/) {
+  for (std::size_t start = 0; start < hidden; start += kScaleBlock) {
+    std::uint8_t q[kScaleBlock];
+    *scales++ = cast_block(x + start, q);
+    for (void* destination : destinations) {
+      std::memcpy(static_cast<std::uint8_t*>(destination) + start, q, kScaleBlock);
+    }
+  }
+}
+
+void round_columns(const float* sums, std::uint16_t* out) {
+  for (std::size_t i = 0; i < kColumns; ++i) out[i] = float_to_bf16(sums[i]);
+}
+
+void sum_rows(std::span<const WeightedRow> rows, std::size_t hidden, std::uint16_t* out, Stores /*stores*/) {
+  for (std::size_t start = 0; start < hidden; start += kColumns) {
+    float sums[kColumns] = {};
+    for (const WeightedRow& source : rows) {
+      const std::uint16_t* row = source.row + start;
+      for (std::size_t i = 0; i < kColumns; ++i) sums[i] += bf16_to_float(row[i]);
+    }
+    round_columns(sums, out + start);
+  }
+}
+
+void weighted_sum_rows(std::span<const WeightedRow> rows, std::size_t hidden, std::uint16_t* out,
+                       Stores /*stores*/) {
+  for (std::size_t start = 0; start < hidden; start += kColumns) {
+    float sums[kColumns] = {};
+    for (const WeightedRow& source : rows) {
+      const std::uint16_t* row = source.row + start;
+      for (std::size_t i = 0; i < kColumns; ++i) {
+        sums[i] = std::fma(source.weight, bf16_to_float(row[i]), sums[i]);
+      }
+    }
+    round_columns(sums, out + start);
+  }
+}
+
+void store_fence() {}  // ordinary stores only
+
+}  // namespace
+
+const RowKernels kPlainRowKernels = {"plain", copy_row, cast_row, sum_rows, weighted_sum_rows, store_fence};
+
+}  // namespace epd::kernels::host
