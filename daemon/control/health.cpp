@@ -1,0 +1,36 @@
+#include "health.h"
+
+#include <string_view>
+
+namespace epd {
+namespace {
+
+constexpr std::string_view kDevicePrefix = "device/";
+
+Health serving_if(bool serving) {
+  return serving ? Health::kServing : Health::kNotServing;
+}
+
+}  // namespace
+
+Health HealthModel::check(const std::string& service) {
+  if (service.empty()) {
+    if (!serving_.load()) return Health::kNotServing;
+    auto daemon = facade_.daemon();
+    return serving_if(daemon.ok() && daemon->state == DaemonState::kServing);
+  }
+  if (service == "control" || service == "epd.v1.Control") return serving_if(facade_.daemon().ok());
+  if (service == "membership") return serving_if(facade_.groups().ok());
+  if (!service.starts_with(kDevicePrefix)) return Health::kNoSuchService;
+
+  auto devices = facade_.devices();
+  // A supervisor that does not answer can't say that the device does not exist.
+  if (!devices.ok()) return Health::kNotServing;
+  const std::string_view name = std::string_view(service).substr(kDevicePrefix.size());
+  for (const DeviceView& device : *devices) {
+    if (device.name == name) return serving_if(device.state == DeviceState::kReady);
+  }
+  return Health::kNoSuchService;
+}
+
+}  // namespace epd

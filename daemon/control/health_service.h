@@ -1,0 +1,42 @@
+// grpc.health.v1.Health over the HealthModel.
+#pragma once
+
+#include "health.h"
+
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include "grpc/health/v1/health.grpc.pb.h"
+
+namespace epd {
+
+// Each open Watch holds one thread of the server, so there are few; one more gets RESOURCE_EXHAUSTED.
+inline constexpr int kMaxWatches = 4;
+inline constexpr std::size_t kMaxHealthName = 128;
+
+class HealthService final : public grpc::health::v1::Health::Service {
+ public:
+  explicit HealthService(HealthModel& model) : model_(model) {}
+
+  grpc::Status Check(grpc::ServerContext* context, const grpc::health::v1::HealthCheckRequest* request,
+                     grpc::health::v1::HealthCheckResponse* response) override;
+  grpc::Status Watch(grpc::ServerContext* context, const grpc::health::v1::HealthCheckRequest* request,
+                     grpc::ServerWriter<grpc::health::v1::HealthCheckResponse>* writer) override;
+
+  // Ends all watches now and refuses new ones. Any thread.
+  void stop();
+
+ private:
+  grpc::Status watch(grpc::ServerContext& context, const std::string& service,
+                     grpc::ServerWriter<grpc::health::v1::HealthCheckResponse>& writer);
+  // True if stopped meanwhile.
+  bool pause();
+
+  HealthModel& model_;
+  std::mutex mutex_;
+  std::condition_variable stopped_;
+  bool stopping_ = false;  // guarded by mutex_
+  int watches_ = 0;        // guarded by mutex_
+};
+
+}  // namespace epd

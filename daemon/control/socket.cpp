@@ -1,0 +1,133 @@
+#include "socket.h"
+
+#include "base/fd.h"
+
+#include <grp.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <cstring>
+#include <string_view>
+#include <vector>
+
+namespace epd {
+namespace {
+
+constexpr std::size_t kMaxPath = sizeof(sockaddr_un::sun_path) - 1;
+constexpr std::string_view kPathCharacters =
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+=@~,";
+constexpr std::size_t kMaxGroupRecord = std::size_t{1} << 20;
+
+std::string octal(mode_t mode) {
+  std::array<char, 16> text{};
+  std::snprintf(text.data(), text.size(), "0%o", static_cast<unsigned>(mode));
+  return text.data();
+}
+
+// Someone accepts, or would if its queue were not full.
+bool somebody_listens(const std::string& path, int& error) {
+  const UniqueFd probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.data(), path.size());
+  error = 0;
+  if (::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) return true;
+  error = errno;
+  return error == EAGAIN || error == EINPROGRESS;
+}
+
+Status denied(const std::string& what) {
+  return {StatusCode::kPermissionDenied, what + ": " + std::strerror(errno)};
+}
+
+}  // namespace
+
+Status check_socket_options(const ControlOptions& options) {
+  const std::string& path = options.socket_path;
+  if (path.empty() || path.size() > kMaxPath) {
+    return invalid_argument("control socket path '" + path + "' has " + std::to_string(path.size()) +
+                            " characters; allowed: 1.." + std::to_string(kMaxPath));
+  }
+  const std::size_t odd = path.find_first_not_of(kPathCharacters);
+  if (odd != std::string::npos) {
+    return invalid_argument("control socket path '" + path + "' has an odd character at position " +
+                            std::to_string(odd) + "; allowed: letters, digits and /._-+=@~,");
+  }
+  if ((options.mode & ~mode_t{0777}) != 0) {
+    return invalid_argument("control socket mode is " + octal(options.mode) + "; allowed: 0..0777");
+  }
+  return {};
+}
+
+Result<std::optional<gid_t>> find_group(const std::string& group) {
+  if (group.empty()) return std::optional<gid_t>();
+  gid_t number = 0;
+  const auto [end, error] = std::from_chars(group.data(), group.data() + group.size(), number);
+  if (error == std::errc() && end == group.data() + group.size()) return std::optional<gid_t>(number);
+
+  std::vector<char> buffer(4096);
+  ::group record{};
+  ::group* found = nullptr;
+  int rc = ERANGE;
+  while ((rc = ::getgrnam_r(group.c_str(), &record, buffer.data(), buffer.size(), &found)) == ERANGE &&
+         buffer.size() < kMaxGroupRecord) {
+    buffer.resize(buffer.size() * 2);
+  }
+  if (found == nullptr) {
+    return not_found("control socket group '" + group + "' does not exist" +
+                     (rc == 0 ? std::string() : std::string(" (") + std::strerror(rc) + ")") +
+                     "; allowed: a name or number in the group database");
+  }
+  return std::optional<gid_t>(record.gr_gid);
+}
+
+Status clear_socket_path(const std::string& path) {
+  struct stat info {};
+  if (::lstat(path.c_str(), &info) != 0) {
+    if (errno != ENOENT) return denied("control socket " + path);
+    const std::size_t slash = path.rfind('/');
+    const std::string directory = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+    if (::access(directory.c_str(), F_OK) == 0) return {};
+    return not_found("control socket " + path + ": its directory does not exist; create it first");
+  }
+  if (!S_ISSOCK(info.st_mode)) {
+    return invalid_argument("control socket " + path +
+                            ": a file of another kind is there; allowed: a free path or an unused socket");
+  }
+  int error = 0;
+  if (somebody_listens(path, error)) {
+    return {StatusCode::kAborted, "control socket " + path +
+                                      ": another process listens there; stop it first " +
+                                      "or choose another path"};
+  }
+  if (error != ECONNREFUSED && error != ENOENT) {
+    errno = error;
+    return denied("control socket " + path + ": can't tell whether somebody listens");
+  }
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT) return denied("can't remove the stale socket " + path);
+  return {};
+}
+
+Status restrict_socket(const ControlOptions& options, std::optional<gid_t> group) {
+  const std::string& path = options.socket_path;
+  if (group && ::chown(path.c_str(), static_cast<uid_t>(-1), *group) != 0) {
+    return denied("can't give the control socket " + path + " to group '" + options.group +
+                  "' (run as root or as a member of the group)");
+  }
+  if (::chmod(path.c_str(), options.mode) != 0) {
+    return denied("can't set mode " + octal(options.mode) + " on the control socket " + path);
+  }
+  return {};
+}
+
+PrivateUmask::PrivateUmask() : previous_(::umask(0177)) {}
+PrivateUmask::~PrivateUmask() {
+  ::umask(previous_);
+}
+
+}  // namespace epd

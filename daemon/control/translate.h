@@ -1,0 +1,33 @@
+// The supervisor's views as messages. No gRPC here, no decisions.
+#pragma once
+
+#include "base/status.h"
+#include "supervisor/control_facade.h"
+
+#include <string>
+#include <string_view>
+#include <vector>
+#include "epd/v1/control.pb.h"
+
+namespace epd {
+
+// Clients choose some of the strings that the views carry. A protobuf string that is not UTF-8 makes the
+// whole message unreadable, so every byte that does not belong becomes U+FFFD.
+std::string clean_text(std::string_view text);
+
+void translate(const DaemonView& view, v1::DaemonStatus& message);
+// Sorted by the key that control.proto names.
+void translate(std::vector<DeviceView> views, google::protobuf::RepeatedPtrField<v1::Device>& messages);
+void translate(std::vector<SessionView> views, google::protobuf::RepeatedPtrField<v1::Session>& messages);
+void translate(std::vector<GroupView> views, google::protobuf::RepeatedPtrField<v1::Group>& messages);
+void translate(std::vector<OperationView> views, google::protobuf::RepeatedPtrField<v1::Operation>& messages);
+void translate(std::vector<ConfigEntry> views, google::protobuf::RepeatedPtrField<v1::ConfigEntry>& messages);
+// What clients of this build must match.
+void translate_abi(v1::GetVersionResponse& message);
+
+// The numbers are gRPC's own.
+int grpc_code(StatusCode code);
+// Serialised ErrorStatus for the trailer.
+std::string error_details(const Status& status);
+
+}  // namespace epd
