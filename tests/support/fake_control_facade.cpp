@@ -1,0 +1,126 @@
+#include "support/fake_control_facade.h"
+
+#include <unistd.h>
+#include <utility>
+
+namespace epd::test {
+namespace {
+
+DeviceView make_device(const std::string& name) {
+  DeviceView device;
+  device.name = name;
+  device.state = DeviceState::kReady;
+  device.engine_pid = 4242;
+  device.sms = 2;
+  device.sessions = 1;
+  device.heartbeat_age_ms = 3;
+  device.ops_submitted = 1200;
+  device.ops_completed = 1190;
+  device.ops_failed = 8;
+  device.bytes_dispatched = std::uint64_t{5} << 30;
+  device.bytes_combined = std::uint64_t{3} << 20;
+  device.submissions_refused = 2;
+  return device;
+}
+
+SessionView make_session(std::uint64_t id, const std::string& device) {
+  SessionView session;
+  session.id = id;
+  session.uid = 1000;
+  session.gid = 100;
+  session.pid = 7000 + static_cast<std::int32_t>(id);
+  session.device = device;
+  session.library = "libepd 0.1.0";
+  session.age_ms = 65'000;
+  session.groups = 1;
+  session.arena_bytes = std::uint64_t{300} << 20;
+  return session;
+}
+
+GroupView make_group() {
+  GroupView group;
+  group.id = 9;
+  group.name = "layer-experts";
+  group.state = "active";
+  group.shape = {
+      2, 256, 4096, 7168, 8, 4, abi::Payload::kFp8Cast, abi::IndexType::kInt64, abi::LossPolicy::kFailFast};
+  group.sms = 2;
+  group.epoch = 3;
+  group.age_ms = 64'000;
+  group.cause = "engine of host:1 restarted";
+  group.members = {{1, 12, "host:1", false}, {0, 11, "host:0", false}};
+  return group;
+}
+
+GroupView make_forming_group() {
+  GroupView group = make_group();
+  group.id = 10;
+  group.name = "late";
+  group.state = "forming";
+  group.shape.payload = abi::Payload::kBf16;
+  group.shape.index_type = abi::IndexType::kInt32;
+  group.shape.num_ranks = 4;
+  group.cause.clear();
+  group.members = {{2, 11, "host:0", true}};
+  group.missing_ranks = {3, 0, 1};
+  return group;
+}
+
+OperationView make_operation(std::uint32_t rank) {
+  OperationView operation;
+  operation.device = "host:" + std::to_string(rank);
+  operation.session_id = 11 + rank;
+  operation.group_id = 9;
+  operation.ticket = 500 + rank;
+  operation.op_index = 77;
+  operation.op = "dispatch";
+  operation.stage = rank == 0 ? "wait_ready" : "planning";
+  operation.rank = rank;
+  operation.slot = 1;
+  operation.num_tokens = 128;
+  operation.waiting_for = rank == 0 ? 1 : -1;
+  operation.age_us = 1500;
+  return operation;
+}
+
+}  // namespace
+
+FakeControlFacade::FakeControlFacade() {
+  DaemonView& daemon = views_.daemon;
+  daemon.version = "0.1.0";
+  daemon.boot_id = "00112233445566778899aabbccddeeff";
+  daemon.pid = ::getpid();
+  daemon.uptime_ms = 3'723'000;
+  daemon.state = DaemonState::kServing;
+  daemon.config_generation = 1;
+  daemon.sessions = 2;
+  daemon.groups = 2;
+  daemon.arena_bytes = std::uint64_t{600} << 20;
+  daemon.sessions_total = 17;
+  daemon.sessions_refused = 1;
+  views_.devices = {make_device("host:1"), make_device("host:0")};
+  views_.sessions = {make_session(12, "host:1"), make_session(11, "host:0")};
+  views_.groups = {make_forming_group(), make_group()};
+  views_.operations = {make_operation(1), make_operation(0)};
+  views_.config = {{"limits.max_sessions", "64", "file", true}, {"device.host", "2", "flag", false}};
+}
+
+Status FakeControlFacade::drain(std::uint32_t timeout_ms) {
+  const std::lock_guard lock(mutex_);
+  if (!failure_.ok()) return failure_;
+  drained_ = timeout_ms;
+  views_.daemon.state = DaemonState::kDraining;
+  return {};
+}
+
+void FakeControlFacade::fail(Status status) {
+  const std::lock_guard lock(mutex_);
+  failure_ = std::move(status);
+}
+
+std::optional<std::uint32_t> FakeControlFacade::drained() const {
+  const std::lock_guard lock(mutex_);
+  return drained_;
+}
+
+}  // namespace epd::test

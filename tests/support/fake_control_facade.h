@@ -1,0 +1,58 @@
+// A supervisor for tests of the control plane: answers with fixed views, or with an error.
+#pragma once
+
+#include "supervisor/control_facade.h"
+
+#include <mutex>
+#include <optional>
+#include <vector>
+
+namespace epd::test {
+
+class FakeControlFacade final : public ControlFacade {
+ public:
+  // Two devices, two sessions, an active group of two ranks and one that forms, two operations.
+  FakeControlFacade();
+
+  Result<DaemonView> daemon() override { return answer(views_.daemon); }
+  Result<std::vector<DeviceView>> devices() override { return answer(views_.devices); }
+  Result<std::vector<SessionView>> sessions() override { return answer(views_.sessions); }
+  Result<std::vector<GroupView>> groups() override { return answer(views_.groups); }
+  Result<std::vector<OperationView>> operations() override { return answer(views_.operations); }
+  Result<std::vector<ConfigEntry>> config() override { return answer(views_.config); }
+  Status drain(std::uint32_t timeout_ms) override;
+
+  struct Views {
+    DaemonView daemon;
+    std::vector<DeviceView> devices;
+    std::vector<SessionView> sessions;
+    std::vector<GroupView> groups;
+    std::vector<OperationView> operations;
+    std::vector<ConfigEntry> config;
+  };
+  // Calls change(views) while no call reads them.
+  template <typename Change>
+  void change(Change change_views) {
+    const std::lock_guard lock(mutex_);
+    change_views(views_);
+  }
+  // Every call answers so from now on; OK: with the views again.
+  void fail(Status status);
+  // The timeout of the last drain that was accepted.
+  std::optional<std::uint32_t> drained() const;
+
+ private:
+  template <typename T>
+  Result<T> answer(const T& view) {
+    const std::lock_guard lock(mutex_);
+    if (!failure_.ok()) return failure_;
+    return view;
+  }
+
+  mutable std::mutex mutex_;
+  Views views_;                           // guarded by mutex_
+  Status failure_;                        // guarded by mutex_
+  std::optional<std::uint32_t> drained_;  // guarded by mutex_
+};
+
+}  // namespace epd::test

@@ -1,0 +1,651 @@
+// The control plane in process, over a real unix socket, with a supervisor made of fixed answers.
+#include "control/control_server.h"
+#include "proto/attach.h"
+#include "support/fake_control_facade.h"
+
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/dynamic_message.h>
+#include <grp.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+#include "epd/v1/control.grpc.pb.h"
+#include "grpc/health/v1/health.grpc.pb.h"
+
+namespace epd {
+namespace {
+
+using grpc::health::v1::HealthCheckRequest;
+using grpc::health::v1::HealthCheckResponse;
+using std::chrono::seconds;
+
+// Only so that a hang ends; far above what anything here takes.
+constexpr seconds kHang(20);
+
+void limit(grpc::ClientContext& context) {
+  context.set_deadline(std::chrono::system_clock::now() + kHang);
+}
+
+class ControlTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/epd-control-XXXXXX";
+    ASSERT_NE(::mkdtemp(name), nullptr);
+    directory_ = name;
+    options_.socket_path = directory_ + "/control.sock";
+  }
+  void TearDown() override {
+    server_.reset();
+    ::unlink(options_.socket_path.c_str());
+    EXPECT_EQ(::rmdir(directory_.c_str()), 0);
+  }
+  void start() {
+    auto server = ControlServer::start(facade_, options_);
+    ASSERT_TRUE(server.ok()) << server.status().to_string();
+    server_ = std::move(server).value();
+    channel_ = connect();
+  }
+  std::shared_ptr<grpc::Channel> connect() {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    return grpc::CreateCustomChannel("unix:" + options_.socket_path, grpc::InsecureChannelCredentials(),
+                                     arguments);
+  }
+  std::unique_ptr<v1::Control::Stub> control() { return v1::Control::NewStub(channel_); }
+
+  struct Checked {
+    grpc::Status status;
+    HealthCheckResponse::ServingStatus health;
+  };
+  Checked check(const std::string& service) {
+    grpc::ClientContext context;
+    limit(context);
+    HealthCheckRequest request;
+    request.set_service(service);
+    HealthCheckResponse response;
+    const auto status = grpc::health::v1::Health::NewStub(channel_)->Check(&context, request, &response);
+    return {status, response.status()};
+  }
+
+  std::string directory_;
+  ControlOptions options_;
+  test::FakeControlFacade facade_;
+  std::unique_ptr<ControlServer> server_;
+  std::shared_ptr<grpc::Channel> channel_;
+};
+
+template <typename Stub, typename Request, typename Response>
+grpc::Status call(Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                  const Request& request, Response& response) {
+  grpc::ClientContext context;
+  limit(context);
+  return (stub.*method)(&context, request, &response);
+}
+
+TEST_F(ControlTest, GetStatusTellsTheDaemonAndItsDevicesInOrder) {
+  start();
+  v1::GetStatusResponse response;
+  ASSERT_TRUE(call(*control(), &v1::Control::Stub::GetStatus, {}, response).ok());
+  const v1::DaemonStatus& daemon = response.daemon();
+  EXPECT_EQ(daemon.version(), "0.1.0");
+  EXPECT_EQ(daemon.boot_id(), "00112233445566778899aabbccddeeff");
+  EXPECT_EQ(daemon.pid(), ::getpid());
+  EXPECT_EQ(daemon.uptime_ms(), 3'723'000u);
+  EXPECT_EQ(daemon.state(), v1::DAEMON_STATE_SERVING);
+  EXPECT_EQ(daemon.sessions(), 2u);
+  EXPECT_EQ(daemon.groups(), 2u);
+  EXPECT_EQ(daemon.arena_bytes(), std::uint64_t{600} << 20);
+  EXPECT_EQ(daemon.sessions_total(), 17u);
+  EXPECT_EQ(daemon.sessions_refused(), 1u);
+  EXPECT_EQ(daemon.config_generation(), 1u);
+  ASSERT_EQ(response.devices_size(), 2);
+  EXPECT_EQ(response.devices(0).name(), "host:0");
+  EXPECT_EQ(response.devices(1).name(), "host:1");
+}
+
+TEST_F(ControlTest, ListDevicesCarriesEveryField) {
+  facade_.change([](auto& views) {
+    views.devices[0].state = DeviceState::kRestarting;  // host:1
+    views.devices[0].restarts = 3;
+    views.devices[0].last_exit = "signal 9";
+    views.devices[0].sleeping = true;
+  });
+  start();
+  v1::ListDevicesResponse response;
+  ASSERT_TRUE(call(*control(), &v1::Control::Stub::ListDevices, {}, response).ok());
+  ASSERT_EQ(response.devices_size(), 2);
+  EXPECT_EQ(response.devices(0).state(), v1::DEVICE_STATE_READY);
+  const v1::Device& device = response.devices(1);
+  EXPECT_EQ(device.state(), v1::DEVICE_STATE_RESTARTING);
+  EXPECT_EQ(device.engine_pid(), 4242);
+  EXPECT_EQ(device.restarts(), 3u);
+  EXPECT_EQ(device.last_exit(), "signal 9");
+  EXPECT_EQ(device.sms(), 2u);
+  EXPECT_EQ(device.sessions(), 1u);
+  EXPECT_EQ(device.heartbeat_age_ms(), 3u);
+  EXPECT_TRUE(device.sleeping());
+  EXPECT_EQ(device.ops_submitted(), 1200u);
+  EXPECT_EQ(device.ops_completed(), 1190u);
+  EXPECT_EQ(device.ops_failed(), 8u);
+  EXPECT_EQ(device.bytes_dispatched(), std::uint64_t{5} << 30);
+  EXPECT_EQ(device.bytes_combined(), std::uint64_t{3} << 20);
+  EXPECT_EQ(device.submissions_refused(), 2u);
+}
+
+TEST_F(ControlTest, DevicesAreOrderedByNumber) {
+  facade_.change([](auto& views) {
+    views.devices.clear();
+    for (const char* name : {"host:10", "host:9", "cuda:11", "host:0"}) {
+      views.devices.emplace_back();
+      views.devices.back().name = name;
+    }
+  });
+  start();
+  v1::ListDevicesResponse response;
+  ASSERT_TRUE(call(*control(), &v1::Control::Stub::ListDevices, {}, response).ok());
+  std::vector<std::string> names;
+  for (const auto& device : response.devices()) names.push_back(device.name());
+  EXPECT_EQ(names, (std::vector<std::string>{"cuda:11", "host:0", "host:9", "host:10"}));
+}
+
+TEST_F(ControlTest, ListSessionsCarriesEveryField) {
+  start();
+  v1::ListSessionsResponse response;
+  ASSERT_TRUE(call(*control(), &v1::Control::Stub::ListSessions, {}, response).ok());
+  ASSERT_EQ(response.sessions_size(), 2);
+  const v1::Session& session = response.sessions(0);
+  EXPECT_EQ(session.session_id(), 11u);
+  EXPECT_EQ(response.sessions(1).session_id(), 12u);
+  EXPECT_EQ(session.uid(), 1000u);
+  EXPECT_EQ(session.gid(), 100u);
+  EXPECT_EQ(session.pid(), 7011);
+  EXPECT_EQ(session.device(), "host:0");
+  EXPECT_EQ(session.library(), "libepd 0.1.0");
+  EXPECT_EQ(session.age_ms(), 65'000u);
+  EXPECT_EQ(session.groups(), 1u);
+  EXPECT_EQ(session.arena_bytes(), std::uint64_t{300} << 20);
+}
+
+TEST_F(ControlTest, ListGroupsCarriesShapeMembersAndMissingRanks) {
+  start();
+  v1::ListGroupsResponse response;
+  ASSERT_TRUE(call(*control(), &v1::Control::Stub::ListGroups, {}, response).ok());
+  ASSERT_EQ(response.groups_size(), 2);
+  const v1::Group& group = response.groups(0);
+  EXPECT_EQ(group.group_id(), 9u);
+  EXPECT_EQ(group.name(), "layer-experts");
+  EXPECT_EQ(group.state(), v1::GROUP_STATE_ACTIVE);
+  EXPECT_EQ(group.shape().num_ranks(), 2u);
+  EXPECT_EQ(group.shape().num_experts(), 256u);
+  EXPECT_EQ(group.shape().max_tokens(), 4096u);
+  EXPECT_EQ(group.shape().hidden(), 7168u);
+  EXPECT_EQ(group.shape().topk(), 8u);
+  EXPECT_EQ(group.shape().depth(), 4u);
+  EXPECT_EQ(group.shape().payload(), v1::PAYLOAD_FP8_CAST);
+  EXPECT_EQ(group.shape().index_type(), v1::INDEX_TYPE_INT64);
+  EXPECT_EQ(group.shape().policy(), v1::LOSS_POLICY_FAIL_FAST);
+  EXPECT_EQ(group.sms(), 2u);
+  EXPECT_EQ(group.epoch(), 3u);
+  EXPECT_EQ(group.age_ms(), 64'000u);
+  EXPECT_EQ(group.cause(), "engine of host:1 restarted");
+  ASSERT_EQ(group.members_size(), 2);
+  EXPECT_EQ(group.members(0).rank(), 0u);
+  EXPECT_EQ(group.members(0).session_id(), 11u);
+  EXPECT_EQ(group.members(1).device(), "host:1");
+  const v1::Group& forming = response.groups(1);
+  EXPECT_EQ(forming.state(), v1::GROUP_STATE_FORMING);
+  EXPECT_EQ(forming.shape().payload(), v1::PAYLOAD_BF16);
+  EXPECT_EQ(forming.shape().index_type(), v1::INDEX_TYPE_INT32);
+  EXPECT_TRUE(forming.members(0).gone());
+  EXPECT_EQ(std::vector<std::uint32_t>(forming.missing_ranks().begin(), forming.missing_ranks().end()),
+            (std::vector<std::uint32_t>{0, 1, 3}));
+}
+
+TEST_F(ControlTest, EveryGroupStateStageAndOriginOfTheFacadeHasItsEnumerator) {
+  const std::vector<std::string> states{"forming", "starting", "active", "breaking", "lost", "strange"};
+  const std::vector<std::string> stages{"planning", "wait_ready", "moving", "wait_arrived", "breaking", ""};
+  const std::vector<std::string> ops{"noop", "dispatch", "combine", "", "Dispatch ", "x"};
+  const std::vector<std::string> origins{"default", "file", "flag", "environment"};
+  facade_.change([&](auto& views) {
+    views.groups.assign(states.size(), {});
+    views.operations.assign(stages.size(), {});
+    views.config.assign(origins.size(), {});
+    for (std::size_t i = 0; i < states.size(); ++i) {
+      views.groups[i].id = i;
+      views.groups[i].state = states[i];
+      views.operations[i].op_index = i;
+      views.operations[i].stage = stages[i];
+      views.operations[i].op = ops[i];
+    }
+    for (std::size_t i = 0; i < origins.size(); ++i) {
+      views.config[i] = {"key." + std::to_string(i), "", origins[i], false};
+    }
+  });
+  start();
+  v1::ListGroupsResponse groups;
+  v1::ListOperationsResponse operations;
+  v1::GetConfigResponse config;
+  ASSERT_TRUE(call(*control(), &v1::Control::Stub::ListGroups, {}, groups).ok());
+  ASSERT_TRUE(call(*control(), &v1::Control::Stub::ListOperations, {}, operations).ok());
+  ASSERT_TRUE(call(*control(), &v1::Control::Stub::GetConfig, {}, config).ok());
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_EQ(groups.groups(i).state(), i + 1);
+    EXPECT_EQ(operations.operations(i).stage(), i + 1);
+  }
+  EXPECT_EQ(groups.groups(5).state(), v1::GROUP_STATE_UNSPECIFIED);
+  EXPECT_EQ(operations.operations(5).stage(), v1::OPERATION_STAGE_UNSPECIFIED);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(operations.operations(i).op(), i + 1);
+  for (int i = 3; i < 6; ++i) EXPECT_EQ(operations.operations(i).op(), v1::OPERATION_KIND_UNSPECIFIED);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(config.entries(i).origin(), i + 1);
+}
+
+TEST_F(ControlTest, ListOperationsCarriesEveryField) {
+  start();
+  v1::ListOperationsResponse response;
+  ASSERT_TRUE(call(*control(), &v1::Control::Stub::ListOperations, {}, response).ok());
+  ASSERT_EQ(response.operations_size(), 2);
+  const v1::Operation& operation = response.operations(0);
+  EXPECT_EQ(operation.device(), "host:0");
+  EXPECT_EQ(operation.session_id(), 11u);
+  EXPECT_EQ(operation.group_id(), 9u);
+  EXPECT_EQ(operation.ticket(), 500u);
+  EXPECT_EQ(operation.op_index(), 77u);
+  EXPECT_EQ(operation.op(), v1::OPERATION_KIND_DISPATCH);
+  EXPECT_EQ(operation.stage(), v1::OPERATION_STAGE_WAIT_READY);
+  EXPECT_EQ(operation.rank(), 0u);
+  EXPECT_EQ(operation.slot(), 1u);
+  EXPECT_EQ(operation.num_tokens(), 128u);
+  EXPECT_EQ(operation.waiting_for(), 1);
+  EXPECT_EQ(operation.age_us(), 1500u);
+  EXPECT_EQ(response.operations(1).waiting_for(), -1);
+}
+
+TEST_F(ControlTest, GetConfigIsOrderedByKey) {
+  start();
+  v1::GetConfigResponse response;
+  ASSERT_TRUE(call(*control(), &v1::Control::Stub::GetConfig, {}, response).ok());
+  ASSERT_EQ(response.entries_size(), 2);
+  EXPECT_EQ(response.entries(0).key(), "device.host");
+  EXPECT_EQ(response.entries(0).origin(), v1::CONFIG_ORIGIN_FLAG);
+  EXPECT_FALSE(response.entries(0).reloadable());
+  EXPECT_EQ(response.entries(1).value(), "64");
+  EXPECT_TRUE(response.entries(1).reloadable());
+}
+
+TEST_F(ControlTest, DrainPassesTheTimeoutOn) {
+  start();
+  v1::DrainRequest request;
+  request.set_timeout_ms(1234);
+  v1::DrainResponse response;
+  ASSERT_TRUE(call(*control(), &v1::Control::Stub::Drain, request, response).ok());
+  EXPECT_EQ(facade_.drained(), 1234u);
+  EXPECT_EQ(response.daemon().state(), v1::DAEMON_STATE_DRAINING);
+}
+
+TEST_F(ControlTest, GetVersionTellsTheAbi) {
+  start();
+  v1::GetVersionResponse response;
+  ASSERT_TRUE(call(*control(), &v1::Control::Stub::GetVersion, {}, response).ok());
+  EXPECT_EQ(response.version(), "0.1.0");
+  EXPECT_EQ(response.abi_version_min(), abi::kAbiVersionMin);
+  EXPECT_EQ(response.abi_version_max(), abi::kAbiVersion);
+  EXPECT_EQ(std::stoull(response.layout_hash(), nullptr, 16), abi::layout_hash());
+  EXPECT_EQ(response.grpc_version(), grpc::Version());
+}
+
+TEST_F(ControlTest, EveryStatusKeepsItsNameAndMessage) {
+  const std::vector<std::pair<StatusCode, grpc::StatusCode>> expected{
+      {StatusCode::kWouldBlock, grpc::StatusCode::UNAVAILABLE},
+      {StatusCode::kInvalidArgument, grpc::StatusCode::INVALID_ARGUMENT},
+      {StatusCode::kNotFound, grpc::StatusCode::NOT_FOUND},
+      {StatusCode::kPermissionDenied, grpc::StatusCode::PERMISSION_DENIED},
+      {StatusCode::kResourceExhausted, grpc::StatusCode::RESOURCE_EXHAUSTED},
+      {StatusCode::kUnsupported, grpc::StatusCode::UNIMPLEMENTED},
+      {StatusCode::kVersionMismatch, grpc::StatusCode::FAILED_PRECONDITION},
+      {StatusCode::kDeadlineExceeded, grpc::StatusCode::DEADLINE_EXCEEDED},
+      {StatusCode::kRankLost, grpc::StatusCode::ABORTED},
+      {StatusCode::kEngineRestarted, grpc::StatusCode::ABORTED},
+      {StatusCode::kDaemonLost, grpc::StatusCode::UNAVAILABLE},
+      {StatusCode::kAborted, grpc::StatusCode::ABORTED},
+      {StatusCode::kInternal, grpc::StatusCode::INTERNAL},
+  };
+  ASSERT_EQ(expected.size() + 1, static_cast<std::size_t>(kNumStatusCodes));
+  start();
+  for (const auto& [code, grpc_code] : expected) {
+    facade_.fail({code, "broken \xff for a reason"});
+    v1::GetStatusResponse response;
+    const grpc::Status status = call(*control(), &v1::Control::Stub::GetStatus, {}, response);
+    EXPECT_EQ(status.error_code(), grpc_code) << status_name(code);
+    EXPECT_EQ(status.error_message(), "broken \xef\xbf\xbd for a reason");
+    v1::ErrorStatus error;
+    v1::ErrorInfo info;
+    ASSERT_TRUE(error.ParseFromString(status.error_details())) << status_name(code);
+    EXPECT_EQ(error.code(), static_cast<int>(grpc_code));
+    EXPECT_EQ(error.message(), status.error_message());
+    ASSERT_EQ(error.details_size(), 1);
+    ASSERT_TRUE(error.details(0).UnpackTo(&info));
+    EXPECT_EQ(info.status(), status_name(code));
+  }
+}
+
+TEST_F(ControlTest, EveryCallReportsTheFacadesError) {
+  start();
+  facade_.fail({StatusCode::kDeadlineExceeded, "the loop has not answered"});
+  const auto stub = control();
+  const auto expect_error = [](const grpc::Status& status) {
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+    EXPECT_EQ(status.error_message(), "the loop has not answered");
+  };
+  v1::ListDevicesResponse devices;
+  v1::ListSessionsResponse sessions;
+  v1::ListGroupsResponse groups;
+  v1::ListOperationsResponse operations;
+  v1::GetConfigResponse config;
+  v1::DrainResponse drain;
+  v1::GetVersionResponse version;
+  expect_error(call(*stub, &v1::Control::Stub::ListDevices, {}, devices));
+  expect_error(call(*stub, &v1::Control::Stub::ListSessions, {}, sessions));
+  expect_error(call(*stub, &v1::Control::Stub::ListGroups, {}, groups));
+  expect_error(call(*stub, &v1::Control::Stub::ListOperations, {}, operations));
+  expect_error(call(*stub, &v1::Control::Stub::GetConfig, {}, config));
+  expect_error(call(*stub, &v1::Control::Stub::Drain, {}, drain));
+  expect_error(call(*stub, &v1::Control::Stub::GetVersion, {}, version));
+  EXPECT_FALSE(facade_.drained().has_value());
+}
+
+TEST_F(ControlTest, BytesThatAreNotUtf8DoNotMakeAListUnreadable) {
+  facade_.change([](auto& views) {
+    views.sessions[0].library = "\xff\xfe\xe2\x82 ok \xe2\x82\xac \xed\xa0\x80";  // session 12
+  });
+  start();
+  v1::ListSessionsResponse response;
+  ASSERT_TRUE(call(*control(), &v1::Control::Stub::ListSessions, {}, response).ok());
+  const std::string bad = "\xef\xbf\xbd";
+  EXPECT_EQ(response.sessions(1).library(), bad + bad + bad + bad + " ok \xe2\x82\xac " + bad + bad + bad);
+}
+
+TEST_F(ControlTest, HealthFollowsTheFacade) {
+  start();
+  EXPECT_EQ(check("").health, HealthCheckResponse::NOT_SERVING);
+  EXPECT_EQ(check("control").health, HealthCheckResponse::SERVING);
+  server_->set_serving(true);
+  for (const char* name : {"", "control", "epd.v1.Control", "membership", "device/host:0", "device/host:1"}) {
+    const Checked checked = check(name);
+    EXPECT_TRUE(checked.status.ok()) << name;
+    EXPECT_EQ(checked.health, HealthCheckResponse::SERVING) << name;
+  }
+  facade_.change([](auto& views) { views.devices[0].state = DeviceState::kRestarting; });
+  EXPECT_EQ(check("device/host:1").health, HealthCheckResponse::NOT_SERVING);
+  EXPECT_EQ(check("device/host:0").health, HealthCheckResponse::SERVING);
+  facade_.change([](auto& views) { views.daemon.state = DaemonState::kDraining; });
+  EXPECT_EQ(check("").health, HealthCheckResponse::NOT_SERVING);
+  EXPECT_EQ(check("control").health, HealthCheckResponse::SERVING);
+  facade_.fail({StatusCode::kDeadlineExceeded, "the loop has not answered"});
+  for (const char* name : {"", "control", "membership", "device/host:0"}) {
+    const Checked checked = check(name);
+    EXPECT_TRUE(checked.status.ok()) << name;
+    EXPECT_EQ(checked.health, HealthCheckResponse::NOT_SERVING) << name;
+  }
+}
+
+TEST_F(ControlTest, HealthOfUnknownServicesIsNotFound) {
+  start();
+  for (const char* name : {"device/host:7", "device/", "device", "host:0", "epd.v1.Contro"}) {
+    EXPECT_EQ(check(name).status.error_code(), grpc::StatusCode::NOT_FOUND) << name;
+  }
+  EXPECT_EQ(check(std::string(4000, 'x')).status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(ControlTest, WatchTellsChangesAndServicesThatAppear) {
+  start();
+  grpc::ClientContext context;
+  limit(context);
+  HealthCheckRequest request;
+  request.set_service("device/host:2");
+  auto reader = grpc::health::v1::Health::NewStub(channel_)->Watch(&context, request);
+  HealthCheckResponse response;
+  ASSERT_TRUE(reader->Read(&response));
+  EXPECT_EQ(response.status(), HealthCheckResponse::SERVICE_UNKNOWN);
+  facade_.change([](auto& views) {
+    views.devices.push_back(views.devices[0]);
+    views.devices.back().name = "host:2";
+  });
+  ASSERT_TRUE(reader->Read(&response));
+  EXPECT_EQ(response.status(), HealthCheckResponse::SERVING);
+  facade_.change([](auto& views) { views.devices.back().state = DeviceState::kFailed; });
+  ASSERT_TRUE(reader->Read(&response));
+  EXPECT_EQ(response.status(), HealthCheckResponse::NOT_SERVING);
+  context.TryCancel();
+  EXPECT_FALSE(reader->Read(&response));
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+}
+
+struct OpenWatch {
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientReader<HealthCheckResponse>> reader;
+  HealthCheckResponse response;
+
+  explicit OpenWatch(const std::shared_ptr<grpc::Channel>& channel) {
+    limit(context);
+    reader = grpc::health::v1::Health::NewStub(channel)->Watch(&context, HealthCheckRequest());
+  }
+  bool read() { return reader->Read(&response); }
+};
+
+TEST_F(ControlTest, WatchesAreFewAndASlotComesBack) {
+  start();
+  std::vector<std::unique_ptr<OpenWatch>> watches;
+  for (int i = 0; i < 4; ++i) {
+    watches.push_back(std::make_unique<OpenWatch>(channel_));
+    ASSERT_TRUE(watches.back()->read());
+  }
+  OpenWatch refused(channel_);
+  EXPECT_FALSE(refused.read());
+  EXPECT_EQ(refused.reader->Finish().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_TRUE(check("control").status.ok()) << "watches must leave threads for calls";
+
+  watches.front()->context.TryCancel();
+  watches.front()->reader->Finish();
+  const auto give_up = std::chrono::steady_clock::now() + kHang;
+  bool admitted = false;
+  while (!admitted && std::chrono::steady_clock::now() < give_up) {
+    OpenWatch another(channel_);
+    admitted = another.read();
+    another.context.TryCancel();
+    another.reader->Finish();
+    if (!admitted) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  EXPECT_TRUE(admitted);
+}
+
+TEST_F(ControlTest, ShutdownEndsOpenWatchesAndRemovesTheSocket) {
+  start();
+  server_->set_serving(true);
+  OpenWatch watch(channel_);
+  ASSERT_TRUE(watch.read());
+  EXPECT_EQ(watch.response.status(), HealthCheckResponse::SERVING);
+  auto ended = std::async(std::launch::async, [this] { server_->shutdown(); });
+  ASSERT_EQ(ended.wait_for(kHang), std::future_status::ready);
+  ASSERT_TRUE(watch.read());
+  EXPECT_EQ(watch.response.status(), HealthCheckResponse::NOT_SERVING);
+  EXPECT_FALSE(watch.read());
+  EXPECT_EQ(watch.reader->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_NE(::access(options_.socket_path.c_str(), F_OK), 0);
+  server_->shutdown();  // again: nothing
+}
+
+// Any message of a type that this process knows only by its descriptor.
+class Dynamic {
+ public:
+  explicit Dynamic(const std::string& type) {
+    const auto* descriptor = google::protobuf::DescriptorPool::generated_pool()->FindMessageTypeByName(type);
+    if (descriptor != nullptr) message_.reset(factory_.GetPrototype(descriptor)->New());
+  }
+  google::protobuf::Message& operator*() { return *message_; }
+  bool valid() const { return message_ != nullptr; }
+  void set(const std::string& field, const std::string& value) {
+    message_->GetReflection()->SetString(message_.get(), message_->GetDescriptor()->FindFieldByName(field),
+                                         value);
+  }
+
+ private:
+  google::protobuf::DynamicMessageFactory factory_;
+  std::unique_ptr<google::protobuf::Message> message_;
+};
+
+// One request and its answer over the reflection stream, as text.
+std::string reflect(const std::shared_ptr<grpc::Channel>& channel, const std::string& field,
+                    const std::string& value) {
+  Dynamic request("grpc.reflection.v1alpha.ServerReflectionRequest");
+  Dynamic response("grpc.reflection.v1alpha.ServerReflectionResponse");
+  if (!request.valid() || !response.valid()) return "the reflection messages are not linked";
+  request.set(field, value);
+  grpc::Slice slice((*request).SerializeAsString());
+  grpc::ByteBuffer out(&slice, 1);
+  grpc::ByteBuffer in;
+  grpc::Status status;
+  grpc::ClientContext context;
+  limit(context);
+  grpc::CompletionQueue queue;
+  grpc::GenericStub stub(channel);
+  auto stream =
+      stub.PrepareCall(&context, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", &queue);
+  void* tag = nullptr;
+  bool ok = false;
+  bool good = true;
+  const auto step = [&] { good = queue.Next(&tag, &ok) && ok && good; };
+  stream->StartCall(nullptr);
+  step();
+  stream->Write(out, nullptr);
+  step();
+  stream->Read(&in, nullptr);
+  step();
+  stream->WritesDone(nullptr);
+  step();
+  stream->Finish(&status, nullptr);
+  step();
+  queue.Shutdown();
+  std::vector<grpc::Slice> slices;
+  if (!good || !status.ok() || !in.Dump(&slices).ok()) return "failed: " + status.error_message();
+  std::string bytes;
+  for (const auto& part : slices) bytes.append(reinterpret_cast<const char*>(part.begin()), part.size());
+  if (!(*response).ParseFromString(bytes)) return "unreadable";
+  return (*response).DebugString();
+}
+
+TEST_F(ControlTest, ReflectionListsTheServicesAndServesTheirFiles) {
+  start();
+  const std::string services = reflect(channel_, "list_services", "*");
+  EXPECT_NE(services.find("name: \"epd.v1.Control\""), std::string::npos) << services;
+  EXPECT_NE(services.find("name: \"grpc.health.v1.Health\""), std::string::npos) << services;
+  const std::string file = reflect(channel_, "file_containing_symbol", "epd.v1.Control");
+  EXPECT_NE(file.find("epd/v1/control.proto"), std::string::npos) << file;
+  const std::string health = reflect(channel_, "file_containing_symbol", "grpc.health.v1.Health");
+  EXPECT_NE(health.find("HealthCheckRequest"), std::string::npos) << health;
+}
+
+TEST_F(ControlTest, SocketHasTheModeAskedFor) {
+  const mode_t before = ::umask(022);
+  for (const mode_t mode : {mode_t{0660}, mode_t{0600}, mode_t{0666}}) {
+    options_.mode = mode;
+    start();
+    struct stat info {};
+    ASSERT_EQ(::stat(options_.socket_path.c_str(), &info), 0);
+    EXPECT_TRUE(S_ISSOCK(info.st_mode));
+    EXPECT_EQ(info.st_mode & 07777, mode);
+    server_.reset();
+  }
+  EXPECT_EQ(::umask(before), mode_t{022}) << "the process's umask must come back";
+}
+
+TEST_F(ControlTest, SocketBelongsToTheGroupAskedFor) {
+  std::vector<gid_t> groups(128);
+  const int count = ::getgroups(static_cast<int>(groups.size()), groups.data());
+  gid_t wanted = ::getgid();
+  for (int i = 0; i < count; ++i)
+    if (groups[static_cast<std::size_t>(i)] != ::getgid()) wanted = groups[static_cast<std::size_t>(i)];
+  if (::geteuid() == 0) wanted = 4321;
+  options_.group = std::to_string(wanted);
+  start();
+  struct stat info {};
+  ASSERT_EQ(::stat(options_.socket_path.c_str(), &info), 0);
+  EXPECT_EQ(info.st_gid, wanted);
+}
+
+TEST_F(ControlTest, GroupsAreFoundByNameAndUnknownOnesRefused) {
+  if (const ::group* own = ::getgrgid(::getgid()); own != nullptr) {
+    options_.group = own->gr_name;
+    start();
+    server_.reset();
+  }
+  options_.group = "no-such-group-here";
+  auto server = ControlServer::start(facade_, options_);
+  ASSERT_FALSE(server.ok());
+  EXPECT_EQ(server.status().code(), StatusCode::kNotFound);
+  EXPECT_NE(server.status().message().find("no-such-group-here"), std::string::npos);
+  EXPECT_NE(::access(options_.socket_path.c_str(), F_OK), 0) << "refused before anything was made";
+}
+
+TEST_F(ControlTest, StaleSocketIsReplaced) {
+  const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, options_.socket_path.c_str(), sizeof(address.sun_path) - 1);
+  ASSERT_EQ(::bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  ::close(fd);
+  start();
+  EXPECT_TRUE(check("control").status.ok());
+}
+
+TEST_F(ControlTest, SocketOfALivingServerIsNotTaken) {
+  start();
+  test::FakeControlFacade other;
+  auto second = ControlServer::start(other, options_);
+  ASSERT_FALSE(second.ok());
+  EXPECT_EQ(second.status().code(), StatusCode::kAborted);
+  EXPECT_TRUE(check("control").status.ok()) << "the first one must go on";
+}
+
+TEST_F(ControlTest, OtherFilesAreNotRemoved) {
+  std::ofstream(options_.socket_path) << "precious";
+  auto server = ControlServer::start(facade_, options_);
+  ASSERT_FALSE(server.ok());
+  EXPECT_EQ(server.status().code(), StatusCode::kInvalidArgument);
+  std::string text;
+  std::ifstream(options_.socket_path) >> text;
+  EXPECT_EQ(text, "precious");
+}
+
+TEST_F(ControlTest, PathsThatCannotWorkAreRefused) {
+  const auto refuse = [&](const std::string& path, StatusCode code) {
+    ControlOptions options;
+    options.socket_path = path;
+    auto server = ControlServer::start(facade_, options);
+    ASSERT_FALSE(server.ok()) << path;
+    EXPECT_EQ(server.status().code(), code) << server.status().to_string();
+  };
+  refuse("", StatusCode::kInvalidArgument);
+  refuse(directory_ + "/" + std::string(120, 'x'), StatusCode::kInvalidArgument);
+  refuse(directory_ + "/a?b", StatusCode::kInvalidArgument);
+  refuse(directory_ + "/missing/control.sock", StatusCode::kNotFound);
+  options_.mode = 01777;
+  auto server = ControlServer::start(facade_, options_);
+  ASSERT_FALSE(server.ok());
+  EXPECT_EQ(server.status().code(), StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace epd
