@@ -46,6 +46,9 @@ struct Printer {
   std::string operator()(const ReplyRefused& a) const {
     return reply("refused", a.session_id, a.request_id) + " status=" + status_name(a.status.code());
   }
+  std::string operator()(const WakeSession& a) const {
+    return "wake session=" + std::to_string(a.session_id);
+  }
 };
 
 }  // namespace

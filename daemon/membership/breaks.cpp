@@ -49,7 +49,8 @@ void GroupRegistry::send_break(Group& group, std::uint32_t device, bool fatal) {
   EngineSlot& slot = group.engines.at(device);
   slot.phase = EnginePhase::kBreaking;
   // Before a fatal break is over, operations that began run to their end.
-  slot.due_ns = due_in_ms(std::uint64_t{limits_.engine_ack_ms} + (fatal ? limits_.operation_ms : 0));
+  const bool patient = fatal && group.fail_from != 0;
+  slot.due_ns = due_in_ms(std::uint64_t{limits_.engine_ack_ms} + (patient ? limits_.operation_ms : 0));
   emit(SendBreak{device, message});
 }
 
@@ -160,6 +161,7 @@ void GroupRegistry::mark_members_lost(Group& group, std::uint32_t device) {
   for (const auto& [rank, member] : group.members) {
     if (member.device != device || !member.holds_memory) continue;
     memory_.mark_lost(group.id, rank, group.reason.text, group.reason.cause, group.reason.culprit_rank);
+    if (!member.gone) emit(WakeSession{member.session_id});
   }
 }
 
@@ -172,13 +174,15 @@ void GroupRegistry::break_requested(std::uint32_t device, const abi::Break& mess
     const std::string text(message.text, abi::text_length(message.text));
     begin_break(group, {message.cause, message.culprit_rank, text});
   } else if (group.phase == GroupPhase::kFailing) {
-    // An operation that was to run to its end can't: now none does.
-    group.fail_from = 0;
-    if (group.fatal_sent) {
-      for (auto& [other, slot] : group.engines) {
-        if (slot.phase == EnginePhase::kBreaking) send_break(group, other, true);
-      }
-    }
+    fail_everything(group);
+  }
+}
+
+// An operation that was to run to its end can't, or takes too long: now none does.
+void GroupRegistry::fail_everything(Group& group) {
+  if (std::exchange(group.fail_from, 0) == 0 || !group.fatal_sent) return;
+  for (auto& [device, slot] : group.engines) {
+    if (slot.phase == EnginePhase::kBreaking) send_break(group, device, true);
   }
 }
 

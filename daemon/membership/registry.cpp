@@ -259,7 +259,12 @@ void GroupRegistry::tick() {
     }
     const std::string of_group = " of group " + std::to_string(id) + " in time";
     for (auto& [device, slot] : group.engines) {
-      if (overdue(slot.due_ns)) emit(KillEngine{device, "no answer to a step" + of_group});
+      if (!overdue(slot.due_ns)) continue;
+      if (group.phase == GroupPhase::kFailing && group.fatal_sent && group.fail_from != 0) {
+        fail_everything(group);
+      } else {
+        emit(KillEngine{device, "no answer to a step" + of_group});
+      }
     }
     for (auto& [rank, member] : group.members) {
       if (overdue(member.stop_due_ns)) {

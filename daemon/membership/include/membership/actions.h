@@ -56,9 +56,13 @@ struct ReplyRefused {
   std::uint32_t request_id;
   Status status;
 };
+// Something that the client reads in shared memory has been written for it while no engine could.
+struct WakeSession {
+  std::uint64_t session_id;
+};
 
 using Action = std::variant<StartGroup, SendStopMember, SendBreak, SendResume, SendRemoveGroup, KillEngine,
-                            ReplyJoined, ReplyLeft, ReplyRefused>;
+                            ReplyJoined, ReplyLeft, ReplyRefused, WakeSession>;
 using Actions = std::vector<Action>;
 
 // "break device=1 group=3 epoch=2 fatal=1 cause=RANK_LOST culprit=2 fail_from=7": for logs and tests.

@@ -97,6 +97,7 @@ class GroupRegistry {
   void advance(Group& group);
   void resume(Group& group);
   void send_fatal(Group& group);
+  void fail_everything(Group& group);
   void send_break(Group& group, std::uint32_t device, bool fatal);
   void become_lost(Group& group);
   void remove_if_empty(Group& group);

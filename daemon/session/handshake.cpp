@@ -1,0 +1,141 @@
+// Hello and Welcome.
+#include "session/session_table.h"
+
+#include "base/log.h"
+
+#include <algorithm>
+#include <cstdio>
+
+namespace epd {
+namespace {
+
+std::string version_range(std::uint32_t low, std::uint32_t high) {
+  return std::to_string(low) + ".." + std::to_string(high);
+}
+
+std::string hex(std::uint64_t value) {
+  char text[20];
+  std::snprintf(text, sizeof(text), "0x%016llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+// For logs and messages: nothing that could break a terminal.
+std::string printable(const char* text, std::size_t length) {
+  std::string clean(text, length);
+  for (char& c : clean) {
+    if (c < 0x20 || c > 0x7e) c = '?';
+  }
+  return clean;
+}
+
+}  // namespace
+
+Status SessionTable::check_hello(const Session& session, const abi::Hello& hello) const {
+  if (Status status = host_.may_attach(); !status.ok()) return status;
+  if (hello.version_min > abi::kAbiVersion || hello.version_max < abi::kAbiVersionMin ||
+      hello.version_min > hello.version_max) {
+    return {StatusCode::kVersionMismatch,
+            "the client speaks versions " + version_range(hello.version_min, hello.version_max) +
+                ", this daemon " + version_range(abi::kAbiVersionMin, abi::kAbiVersion)};
+  }
+  if (hello.layout_hash != abi::layout_hash()) {
+    return {StatusCode::kVersionMismatch, "the client's shared-memory layout is " + hex(hello.layout_hash) +
+                                              ", this daemon's " + hex(abi::layout_hash())};
+  }
+  if (hello.features != 0) {
+    return {StatusCode::kUnsupported, "features are " + hex(hello.features) + "; allowed: 0"};
+  }
+  if (attached_ >= options_.limits.max_sessions) {
+    return resource_exhausted(
+        "there are " + std::to_string(attached_) +
+        " sessions; allowed (limits.max_sessions): " + std::to_string(options_.limits.max_sessions));
+  }
+  const auto of_user = std::count_if(connections_.begin(), connections_.end(), [&](const auto& entry) {
+    return entry.second.attached && entry.second.peer.uid == session.peer.uid;
+  });
+  if (of_user >= static_cast<std::ptrdiff_t>(options_.limits.max_sessions_per_user)) {
+    return resource_exhausted("user " + std::to_string(session.peer.uid) + " has " + std::to_string(of_user) +
+                              " sessions; allowed (limits.max_sessions_per_user): " +
+                              std::to_string(options_.limits.max_sessions_per_user));
+  }
+  return {};
+}
+
+Result<std::uint32_t> SessionTable::choose_device(const abi::Hello& hello) const {
+  const std::string wanted = printable(hello.device, abi::text_length(hello.device));
+  std::string known;
+  std::optional<std::uint32_t> best;
+  Status unusable = not_found("there is no device");
+  for (std::uint32_t i = 0; i < options_.devices.size(); ++i) {
+    known += (i == 0 ? "" : ", ") + options_.devices[i];
+    if (!wanted.empty() && options_.devices[i] != wanted) continue;
+    if (Status status = host_.device_usable(i); !status.ok()) {
+      if (!wanted.empty()) return status;
+      unusable = status;
+      continue;
+    }
+    if (!wanted.empty()) return i;
+    if (!best || attached_on(i) < attached_on(*best)) best = i;
+  }
+  if (best) return *best;
+  if (wanted.empty()) return unusable;
+  return not_found("device is \"" + wanted + "\"; allowed: " + known);
+}
+
+Status SessionTable::welcome(Session& session, const abi::Hello& hello, std::uint32_t request_id) {
+  ClientEnds client;
+  Result<Segments> segments = make_segments(client);
+  if (!segments.ok()) return segments.status();
+  abi::Welcome message{};
+  message.version = std::min(hello.version_max, abi::kAbiVersion);
+  message.device_index = session.device;
+  message.layout_hash = abi::layout_hash();
+  message.nonce = hello.nonce;
+  message.session_id = session.id;
+  std::copy(options_.boot_id.begin(), options_.boot_id.end(), message.boot_id);
+  abi::set_text(message.daemon, options_.daemon.data(), options_.daemon.size());
+  const std::string& device = options_.devices[session.device];
+  abi::set_text(message.device, device.data(), device.size());
+  session.segments = std::move(*segments);
+  return send_message(session.socket.get(), abi::AttachType::kWelcome, message,
+                      {session.segments.a.get(), client.b_read_only.get(), client.bell.get()}, request_id);
+}
+
+void SessionTable::hello(Session& session, const Packet& packet) {
+  const std::uint32_t request_id = packet.header.request_id;
+  Result<abi::Hello> hello = packet.read<abi::Hello>();
+  if (!hello.ok()) {
+    malformed(session, request_id, hello.status());
+    return;
+  }
+  Status status = check_hello(session, *hello);
+  if (status.ok()) {
+    Result<std::uint32_t> device = choose_device(*hello);
+    status = device.status();
+    if (device.ok()) session.device = *device;
+  }
+  session.library = printable(hello->library, abi::text_length(hello->library));
+  if (status.ok()) status = welcome(session, *hello, request_id);
+  if (!status.ok()) {
+    static LogLimiter limiter;
+    limiter.log(LogLevel::kWarning, "attach refused",
+                {{"uid", session.peer.uid}, {"pid", session.peer.pid}, {"reason", status.to_string()}});
+    ++total_refused_;
+    session.pending_request = request_id;
+    refuse(session.id, request_id, status);
+    close(session.id, "was refused");
+    return;
+  }
+  session.attached = true;
+  ++attached_;
+  ++total_attached_;
+  log_event(LogLevel::kInfo, "session attached",
+            {{"session", session.id},
+             {"uid", session.peer.uid},
+             {"pid", session.peer.pid},
+             {"device", options_.devices[session.device]},
+             {"library", session.library}});
+  host_.session_opened(session);
+}
+
+}  // namespace epd

@@ -1,0 +1,50 @@
+// The attach socket in the file system.
+#pragma once
+
+#include "base/fd.h"
+#include "base/status.h"
+
+#include <sys/types.h>
+#include <optional>
+#include <string>
+
+namespace epd {
+
+struct ListenerOptions {
+  std::string path;
+  mode_t mode = 0660;
+  std::string group;  // owner group of the socket; empty = the process's
+};
+
+// A listening SOCK_SEQPACKET socket. Beside it lies "<path>.lock", held locked for as long as the
+// daemon lives: it tells a living daemon's socket (refused: RESOURCE_EXHAUSTED naming its pid) from a dead
+// one's (removed). The directory is made if it is missing. close() or the destructor removes the socket.
+class Listener {
+ public:
+  Listener() = default;
+  static Result<Listener> open(const ListenerOptions& options);
+  Listener(Listener&& other) noexcept = default;
+  Listener& operator=(Listener&& other) noexcept;
+  ~Listener() { close(); }
+
+  int fd() const { return socket_.get(); }
+  const std::string& path() const { return path_; }
+  void close();
+
+ private:
+  UniqueFd socket_;
+  UniqueFd lock_;
+  std::string path_;
+};
+
+struct PeerIdentity {
+  std::int32_t pid = 0;
+  std::uint32_t uid = 0;
+  std::uint32_t gid = 0;
+  UniqueFd pidfd;  // invalid where the kernel has no SO_PEERPIDFD
+};
+
+// Who connected, as the kernel knows it.
+Result<PeerIdentity> peer_identity(int socket);
+
+}  // namespace epd

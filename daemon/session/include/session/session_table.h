@@ -1,0 +1,133 @@
+// The attach protocol: connections, their handshake, sessions and their quotas.
+//
+// A connection becomes a session with its Hello and ends with its socket, with its process, or with
+// end(). The table owns an epoll descriptor: whoever owns the table waits for poll_fd() and calls
+// process(). Threads: all calls from one.
+#pragma once
+
+#include "base/clock.h"
+#include "base/packet.h"
+#include "proto/attach.h"
+#include "session/listener.h"
+#include "session/segments.h"
+
+#include <array>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace epd {
+
+struct SessionLimits {
+  std::uint32_t max_sessions = 256;
+  std::uint32_t max_sessions_per_user = 256;
+  std::uint32_t attach_timeout_ms = 5'000;
+};
+
+struct Session {
+  std::uint64_t id = 0;
+  UniqueFd socket;
+  PeerIdentity peer;
+  std::uint64_t accepted_ns = 0;
+  bool attached = false;  // said Hello and was welcomed
+  std::uint32_t device = 0;
+  std::string library;
+  Segments segments;
+  std::optional<std::uint32_t> pending_request;  // a Join or Leave that waits for its reply
+};
+
+// What the table asks of its owner, and tells it.
+class SessionHost {
+ public:
+  virtual ~SessionHost() = default;
+  // OK, or why nobody may attach now.
+  virtual Status may_attach() = 0;
+  // OK, or why this device takes no sessions.
+  virtual Status device_usable(std::uint32_t device) = 0;
+  virtual void session_opened(const Session& session) = 0;
+  // `how`: "died", "was ended: ...". The session is gone from the table when this returns.
+  virtual void session_closed(const Session& session, const std::string& how) = 0;
+  // Each is to be answered with SessionTable::reply, at once or later.
+  virtual void join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join) = 0;
+  virtual void leave_requested(const Session& session, std::uint32_t request_id, const abi::Leave& leave) = 0;
+};
+
+class SessionTable {
+ public:
+  // Connections of one user that have not said Hello yet.
+  static constexpr std::uint32_t kMaxHalfOpenPerUser = 32;
+
+  struct Options {
+    std::string daemon;  // name and version
+    std::array<std::uint8_t, 16> boot_id{};
+    std::vector<std::string> devices;  // by index
+    SessionLimits limits;
+  };
+
+  static Result<std::unique_ptr<SessionTable>> create(Options options, Listener listener, const Clock& clock,
+                                                      SessionHost& host);
+
+  int poll_fd() const { return epoll_.get(); }
+  void process();
+  // Ends half-open connections that are due. UINT64_MAX: nothing will be.
+  void tick();
+  std::uint64_t next_due_ns() const;
+
+  void set_limits(const SessionLimits& limits) { options_.limits = limits; }
+  // Answers the session's pending request, if it still lives and has one with this id.
+  template <typename T>
+  void reply(std::uint64_t session_id, std::uint32_t request_id, abi::AttachType type, const T& body,
+             std::initializer_list<int> fds = {}) {
+    send_reply(session_id, request_id, static_cast<std::uint16_t>(type), &body, sizeof(body), fds);
+  }
+  void refuse(std::uint64_t session_id, std::uint32_t request_id, const Status& status);
+  // Says Goodbye and closes.
+  void end(std::uint64_t session_id, const Status& status);
+  void end_all(const Status& status);
+  // Stops listening and removes the socket; sessions live on.
+  void stop_listening();
+
+  const Session* find(std::uint64_t session_id) const;
+  const std::map<std::uint64_t, Session>& connections() const { return connections_; }  // half-open too
+  std::uint32_t attached() const { return attached_; }
+  std::uint32_t attached_on(std::uint32_t device) const;
+  std::uint64_t total_attached() const { return total_attached_; }
+  std::uint64_t total_refused() const { return total_refused_; }
+
+ private:
+  SessionTable(Options options, Listener listener, const Clock& clock, SessionHost& host)
+      : options_(std::move(options)), listener_(std::move(listener)), clock_(clock), host_(host) {}
+
+  Status watch(int fd, std::uint64_t key);
+  void accept_all();
+  void accept_one(UniqueFd socket);
+  void pause_listening();
+  void receive(std::uint64_t id);
+  void handle(Session& session, Packet& packet);
+  void malformed(Session& session, std::uint32_t request_id, const Status& error);
+  void close(std::uint64_t id, const std::string& how);
+  void send_reply(std::uint64_t session_id, std::uint32_t request_id, std::uint16_t type, const void* body,
+                  std::size_t bytes, std::initializer_list<int> fds);
+
+  // handshake.cpp
+  void hello(Session& session, const Packet& packet);
+  Status check_hello(const Session& session, const abi::Hello& hello) const;
+  Result<std::uint32_t> choose_device(const abi::Hello& hello) const;
+  Status welcome(Session& session, const abi::Hello& hello, std::uint32_t request_id);
+
+  Options options_;
+  Listener listener_;
+  const Clock& clock_;
+  SessionHost& host_;
+  UniqueFd epoll_;
+  std::map<std::uint64_t, Session> connections_;
+  std::uint64_t next_id_ = 1;
+  std::uint32_t attached_ = 0;
+  std::uint64_t total_attached_ = 0;
+  std::uint64_t total_refused_ = 0;
+  std::uint64_t listen_again_ns_ = 0;  // while out of descriptors; 0 = listening
+};
+
+}  // namespace epd

@@ -1,0 +1,65 @@
+#include "session/segments.h"
+
+#include "proto/wire.h"
+
+#include <sys/socket.h>
+
+namespace epd {
+
+using abi::SegmentA;
+using abi::SegmentB;
+using abi::SessionState;
+
+Result<Segments> make_segments(ClientEnds& client) {
+  Segments made;
+  auto a = make_sealed_memfd("epd-segment-a", sizeof(SegmentA));
+  if (!a.ok()) return a.status();
+  auto b = make_sealed_memfd("epd-segment-b", sizeof(SegmentB));
+  if (!b.ok()) return b.status();
+  made.a = std::move(*a);
+  made.b = std::move(*b);
+  auto a_map = Mapping::map(made.a.get(), sizeof(SegmentA), Access::kReadWrite);
+  if (!a_map.ok()) return a_map.status();
+  a_map->as<SegmentA>()->magic = abi::kSegmentAMagic;
+  a_map->as<SegmentA>()->version = abi::kAbiVersion;
+  auto b_map = Mapping::map(made.b.get(), sizeof(SegmentB), Access::kReadWrite);
+  if (!b_map.ok()) return b_map.status();
+  b_map->as<SegmentB>()->magic = abi::kSegmentBMagic;
+  b_map->as<SegmentB>()->version = abi::kAbiVersion;
+  made.b_map = std::move(*b_map);
+
+  auto read_only = reopen_read_only(made.b.get());
+  if (!read_only.ok()) return read_only.status();
+  auto bell = make_socketpair();
+  if (!bell.ok()) return bell.status();
+  client.b_read_only = std::move(*read_only);
+  client.bell = std::move(bell->first);
+  made.bell_engine = std::move(bell->second);
+  return made;
+}
+
+void end_segments(const Segments& segments, const Status& status) {
+  if (!segments.b_map.valid()) return;
+  auto* b = segments.b_map.as<SegmentB>();
+  const auto ended = static_cast<std::uint32_t>(SessionState::kEnded);
+  if (b->state.load(std::memory_order_acquire) == ended) return;
+  abi::set_text(b->message, status.message().data(), status.message().size());
+  b->end_status.store(static_cast<std::uint32_t>(status.code()), std::memory_order_relaxed);
+  b->state.store(ended, std::memory_order_release);
+  wake_client(segments);
+}
+
+void wake_client(const Segments& segments) {
+  const char byte = 0;
+  [[maybe_unused]] const ssize_t n =
+      ::send(segments.bell_engine.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+void unserve_segments(const Segments& segments) {
+  if (!segments.b_map.valid()) return;
+  auto serving = static_cast<std::uint32_t>(SessionState::kServing);
+  segments.b_map.as<SegmentB>()->state.compare_exchange_strong(
+      serving, static_cast<std::uint32_t>(SessionState::kStarting), std::memory_order_acq_rel);
+}
+
+}  // namespace epd

@@ -1,0 +1,109 @@
+#include "arena_store.h"
+
+#include "proto/arena.h"
+#include "proto/wire.h"
+
+namespace epd {
+
+using abi::Board;
+
+namespace {
+
+constexpr std::uint64_t kFirstEpoch = 1;
+
+void write_first_board(Board& board) {
+  board.magic = abi::kBoardMagic;
+  board.version = abi::kAbiVersion;
+  board.state.store(static_cast<std::uint32_t>(abi::GroupState::kForming));
+  board.epoch.store(kFirstEpoch);
+  board.culprit_rank.store(-1);
+}
+
+}  // namespace
+
+// Subtracting, so that no sum can overflow.
+Status ArenaStore::check_quota(std::uint32_t uid, std::uint64_t bytes) const {
+  const auto refuse = [bytes](std::uint64_t used, const char* key, std::uint64_t limit) {
+    return resource_exhausted("this rank needs " + std::to_string(bytes) + " bytes and " +
+                              std::to_string(used) + " are in use; allowed (" + key +
+                              "): " + std::to_string(limit));
+  };
+  if (total_bytes_ > limits_.total_bytes || bytes > limits_.total_bytes - total_bytes_)
+    return refuse(total_bytes_, "limits.max_arena_bytes", limits_.total_bytes);
+  const auto found = user_bytes_.find(uid);
+  const std::uint64_t used = found == user_bytes_.end() ? 0 : found->second;
+  if (used > limits_.bytes_per_user || bytes > limits_.bytes_per_user - used)
+    return refuse(used, "limits.max_arena_bytes_per_user", limits_.bytes_per_user);
+  return {};
+}
+
+Status ArenaStore::acquire(std::uint64_t group_id, std::uint32_t rank, std::uint32_t uid,
+                           const abi::GroupShape& shape) {
+  // A shape inside its limits keeps these three, and their sum, far below 2^64 (see arena.h).
+  const std::uint64_t user_bytes = abi::UserArenaLayout(shape).total_bytes;
+  const std::uint64_t exchange_bytes = abi::ExchangeArenaLayout(shape).total_bytes;
+  const std::uint64_t board_bytes = abi::BoardLayout(shape).total_bytes;
+  MemberArenas made;
+  made.uid = uid;
+  made.bytes = user_bytes + exchange_bytes + board_bytes;
+  if (Status status = check_quota(uid, made.bytes); !status.ok()) return status;
+
+  Result<UniqueFd> user = make_sealed_memfd("epd-user-arena", user_bytes);
+  if (!user.ok()) return user.status();
+  Result<UniqueFd> exchange = make_sealed_memfd("epd-exchange-arena", exchange_bytes);
+  if (!exchange.ok()) return exchange.status();
+  Result<UniqueFd> board = make_sealed_memfd("epd-board", board_bytes);
+  if (!board.ok()) return board.status();
+  Result<Mapping> map = Mapping::map(board->get(), board_bytes, Access::kReadWrite);
+  if (!map.ok()) return map.status();
+  write_first_board(*map->as<Board>());
+
+  made.user = std::move(*user);
+  made.exchange = std::move(*exchange);
+  made.board = std::move(*board);
+  made.board_map = std::move(*map);
+  total_bytes_ += made.bytes;
+  user_bytes_[uid] += made.bytes;
+  arenas_[{group_id, rank}] = std::move(made);
+  return {};
+}
+
+void ArenaStore::release(std::uint64_t group_id, std::uint32_t rank) {
+  const auto found = arenas_.find({group_id, rank});
+  if (found == arenas_.end()) return;
+  total_bytes_ -= found->second.bytes;
+  const auto user = user_bytes_.find(found->second.uid);
+  user->second -= found->second.bytes;
+  if (user->second == 0) user_bytes_.erase(user);
+  arenas_.erase(found);
+}
+
+const MemberArenas* ArenaStore::find(std::uint64_t group_id, std::uint32_t rank) const {
+  const auto found = arenas_.find({group_id, rank});
+  return found == arenas_.end() ? nullptr : &found->second;
+}
+
+std::uint64_t ArenaStore::next_index(std::uint64_t group_id, std::uint32_t rank) const {
+  const MemberArenas* arenas = find(group_id, rank);
+  return arenas == nullptr ? 0 : arenas->board_map.as<Board>()->next_index.load(std::memory_order_acquire);
+}
+
+void ArenaStore::mark_lost(std::uint64_t group_id, std::uint32_t rank, const std::string& text,
+                           StatusCode cause, std::int32_t culprit_rank) {
+  const MemberArenas* arenas = find(group_id, rank);
+  if (arenas == nullptr) return;
+  auto* board = arenas->board_map.as<Board>();
+  const auto lost = static_cast<std::uint32_t>(abi::GroupState::kLost);
+  const std::uint32_t change = board->change.load(std::memory_order_acquire);
+  if (change % 2 == 0 && board->state.load() == lost) return;
+  const std::uint32_t odd = change | 1;  // its engine may have died while it wrote
+  board->change.store(odd, std::memory_order_seq_cst);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  board->state.store(lost);
+  board->cause.store(static_cast<std::uint32_t>(cause));
+  board->culprit_rank.store(culprit_rank);
+  abi::set_text(board->message, text.data(), text.size());
+  board->change.store(odd + 1, std::memory_order_release);
+}
+
+}  // namespace epd

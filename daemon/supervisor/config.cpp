@@ -1,0 +1,200 @@
+#include "supervisor/config.h"
+
+#include "config_table.h"
+
+// Results instead of exceptions, which Debian's compiled library does not offer: headers only.
+#define TOML_EXCEPTIONS 0
+#define TOML_HEADER_ONLY 1
+#include <toml++/toml.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <thread>
+
+namespace epd {
+namespace {
+
+struct Setting {
+  std::string text;
+  const char* origin;
+};
+using Settings = std::map<std::string, Setting>;
+
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t change = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, change});
+    }
+  }
+  return row[b.size()];
+}
+
+const Option* find_option(const std::string& key) {
+  for (const Option& option : option_table()) {
+    if (key == option.key) return &option;
+  }
+  return nullptr;
+}
+
+Status unknown_key(const std::string& key, const std::string& where) {
+  const auto& table = option_table();
+  const auto nearest = std::min_element(table.begin(), table.end(), [&](const Option& a, const Option& b) {
+    return edit_distance(key, a.key) < edit_distance(key, b.key);
+  });
+  return invalid_argument("unknown option \"" + key + "\" in " + where + "; did you mean \"" + nearest->key +
+                          "\"?");
+}
+
+std::string position(const toml::source_region& source) {
+  return " (line " + std::to_string(source.begin.line) + ")";
+}
+
+Status read_table(const toml::table& table, const std::string& prefix, const std::string& where,
+                  Settings& settings) {
+  for (const auto& [name, node] : table) {
+    const std::string key = prefix + std::string(name.str());
+    if (const toml::table* inner = node.as_table()) {
+      if (Status status = read_table(*inner, key + ".", where, settings); !status.ok()) return status;
+      continue;
+    }
+    const std::string here = where + position(node.source());
+    const Option* option = find_option(key);
+    if (option == nullptr) return unknown_key(key, here);
+    const bool number = option->kind == OptionKind::kNumber;
+    if (const auto* text = node.as_string(); text != nullptr && !number) {
+      settings[key] = {text->get(), "file"};
+    } else if (const auto* integer = node.as_integer();
+               integer != nullptr && (number || option->kind == OptionKind::kBytes)) {
+      settings[key] = {std::to_string(integer->get()), "file"};
+    } else {
+      return invalid_argument(key + " in " + here + " has the wrong type; allowed: " +
+                              (number ? "an integer, " : "a string, ") + allowed_values(*option));
+    }
+  }
+  return {};
+}
+
+Status read_file(const ConfigSources& sources, Settings& settings) {
+  if (sources.path.empty()) return {};
+  std::error_code error;
+  if (!std::filesystem::exists(sources.path, error)) {
+    if (!sources.path_given) return {};
+    return not_found("configuration file " + sources.path + " does not exist");
+  }
+  const toml::parse_result parsed = toml::parse_file(sources.path);
+  if (!parsed) {
+    return invalid_argument("configuration file " + sources.path + position(parsed.error().source()) + ": " +
+                            std::string(parsed.error().description()));
+  }
+  return read_table(parsed.table(), "", sources.path, settings);
+}
+
+Status check_together(const Config& config) {
+  if (config.restart_backoff_min_ms > config.restart_backoff_max_ms) {
+    return invalid_argument("engine.restart_backoff_min_ms is " +
+                            std::to_string(config.restart_backoff_min_ms) +
+                            "; allowed: at most engine.restart_backoff_max_ms = " +
+                            std::to_string(config.restart_backoff_max_ms));
+  }
+  if (config.socket.empty() || config.control_socket.empty())
+    return invalid_argument("daemon.socket or daemon.control_socket is empty; allowed: a path");
+  if (config.socket == config.control_socket)
+    return invalid_argument("daemon.socket and daemon.control_socket are both \"" + config.socket +
+                            "\"; allowed: two paths");
+  return {};
+}
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+std::uint64_t number_or_zero(const std::string& text) {
+  return std::strtoull(text.c_str(), nullptr, 10);
+}
+
+}  // namespace
+
+std::uint32_t Config::effective_sms() const {
+  if (device_sms != 0) return device_sms;
+  return std::max(1u, std::thread::hardware_concurrency() / std::max(1u, host_devices));
+}
+
+std::uint64_t Config::effective_arena_bytes() const {
+  if (max_arena_bytes != 0) return max_arena_bytes;
+  const auto pages = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES));
+  return pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)) * 16;
+}
+
+std::uint64_t Config::effective_arena_bytes_per_user() const {
+  return max_arena_bytes_per_user != 0 ? max_arena_bytes_per_user : effective_arena_bytes();
+}
+
+std::vector<OptionInfo> config_options() {
+  std::vector<OptionInfo> list;
+  for (const Option& option : option_table()) {
+    list.push_back({option.key, option.default_text, allowed_values(option), option.environment,
+                    option.reloadable, option.help});
+  }
+  return list;
+}
+
+Environment read_environment() {
+  Environment environment;
+  for (const Option& option : option_table()) {
+    if (*option.environment == '\0') continue;
+    if (std::string value = variable(option.environment); !value.empty())
+      environment.options[option.environment] = std::move(value);
+  }
+  environment.config_path = variable("EPD_CONFIG");
+  environment.notify_socket = variable("NOTIFY_SOCKET");
+  const std::string meant_for = variable("WATCHDOG_PID");
+  if (meant_for.empty() || number_or_zero(meant_for) == static_cast<std::uint64_t>(::getpid()))
+    environment.watchdog_us = number_or_zero(variable("WATCHDOG_USEC"));
+  return environment;
+}
+
+Result<Config> load_config(const ConfigSources& sources) {
+  Settings settings;
+  if (Status status = read_file(sources, settings); !status.ok()) return status;
+  for (const Option& option : option_table()) {
+    const auto found = sources.environment.find(option.environment);
+    if (*option.environment != '\0' && found != sources.environment.end())
+      settings[option.key] = {found->second, "environment"};
+  }
+  for (const auto& [key, value] : sources.flags) {
+    if (find_option(key) == nullptr) return unknown_key(key, "the flags");
+    settings[key] = {value, "flag"};
+  }
+  Config config;
+  for (const Option& option : option_table()) {
+    const auto found = settings.find(option.key);
+    const Setting setting = found == settings.end() ? Setting{option.default_text, "default"} : found->second;
+    if (Status status = store_option(option, setting.text, config); !status.ok()) return status;
+    config.entries.push_back({option.key, setting.text, setting.origin, option.reloadable});
+  }
+  if (Status status = check_together(config); !status.ok()) return status;
+  return config;
+}
+
+Result<Config> reload_config(const Config& current, const ConfigSources& sources) {
+  Result<Config> loaded = load_config(sources);
+  if (!loaded.ok()) return loaded.status();
+  for (std::size_t i = 0; i < current.entries.size(); ++i) {
+    const ConfigEntry& before = current.entries[i];
+    const ConfigEntry& after = loaded->entries[i];
+    if (before.reloadable || before.value == after.value) continue;
+    return invalid_argument(before.key + " changed from \"" + before.value + "\" to \"" + after.value +
+                            "\"; it is fixed at start: nothing was applied, restart the daemon");
+  }
+  return loaded;
+}
+
+}  // namespace epd

@@ -1,0 +1,171 @@
+#include "config_table.h"
+
+#include <charconv>
+#include <limits>
+
+namespace epd {
+namespace {
+
+constexpr std::uint64_t kDayMs = 86'400'000;
+constexpr std::uint64_t kPetabyte = std::uint64_t{1} << 50;
+constexpr bool kLive = true;    // reloadable
+constexpr bool kFixed = false;  // needs a restart
+
+Option text(const char* key, const char* value, std::string Config::*field, const char* environment,
+            const char* help) {
+  return {key, value, OptionKind::kText, field, 0, 0, {}, environment, kFixed, help};
+}
+
+Option number(const char* key, const char* value, std::uint32_t Config::*field, std::uint64_t low,
+              std::uint64_t high, bool reloadable, const char* help) {
+  return {key, value, OptionKind::kNumber, field, low, high, {}, "", reloadable, help};
+}
+
+Option bytes(const char* key, const char* value, std::uint64_t Config::*field, const char* help) {
+  return {key, value, OptionKind::kBytes, field, 0, kPetabyte, {}, "", kLive, help};
+}
+
+std::vector<Option> make_table() {
+  using C = Config;
+  return {
+      text("daemon.socket", "/run/epd/epd.sock", &C::socket, "EPD_SOCKET",
+           "Socket that clients attach to. Its directory is made if it is missing."),
+      text("daemon.control_socket", "/run/epd/control.sock", &C::control_socket, "EPD_CONTROL_SOCKET",
+           "Socket of the gRPC control plane (epctl)."),
+      {"daemon.socket_mode",
+       "0660",
+       OptionKind::kOctal,
+       &C::socket_mode,
+       0,
+       0777,
+       {},
+       "",
+       kFixed,
+       "Permissions of both sockets, octal."},
+      text("daemon.socket_group", "", &C::socket_group, "",
+           "Group that owns both sockets; empty: the group of the daemon."),
+      {"log.level",
+       "info",
+       OptionKind::kChoice,
+       &C::log_level,
+       0,
+       0,
+       {"trace", "debug", "info", "warning", "error"},
+       "EPD_LOG_LEVEL",
+       kLive,
+       "Least important line that is logged, in the daemon and its engines."},
+      {"log.format",
+       "logfmt",
+       OptionKind::kChoice,
+       &C::log_format,
+       0,
+       0,
+       {"logfmt", "json"},
+       "",
+       kFixed,
+       "Form of log lines, on standard error."},
+      number("devices.host", "1", &C::host_devices, 1, 64, kFixed,
+             "Number of emulated host devices (host:0, host:1, ...), one engine process each."),
+      number("devices.sms", "0", &C::device_sms, 0, 1024, kLive,
+             "SMs of each device that operations may use (host: worker threads); 0: processors / devices, at "
+             "least 1."),
+      number("limits.max_sessions", "256", &C::max_sessions, 1, 65536, kLive, "Sessions at one time."),
+      number("limits.max_sessions_per_user", "256", &C::max_sessions_per_user, 1, 65536, kLive,
+             "Sessions of one user at one time."),
+      number("limits.max_groups", "256", &C::max_groups, 1, 65536, kLive, "Groups at one time."),
+      bytes("limits.max_arena_bytes", "0", &C::max_arena_bytes,
+            "Bytes of all arenas together; 0: 16 times the physical memory. Arenas have worst-case sizes and "
+            "take memory only where rows have been written, so this counts promises, not pages."),
+      bytes("limits.max_arena_bytes_per_user", "0", &C::max_arena_bytes_per_user,
+            "The same for one user; 0: as limits.max_arena_bytes."),
+      number("timeouts.attach_ms", "5000", &C::attach_ms, 1, kDayMs, kLive,
+             "How long a connection may take to say who it is."),
+      number("timeouts.join_ms", "60000", &C::join_ms, 1, kDayMs, kLive,
+             "How long a rank waits for the others to join, if it does not say."),
+      number("timeouts.operation_ms", "30000", &C::operation_ms, 1, kDayMs, kLive,
+             "Deadline of an operation that gives none."),
+      number("timeouts.drain_ms", "10000", &C::drain_ms, 0, kDayMs, kLive,
+             "How long sessions may go on after SIGTERM before they are ended."),
+      number("timeouts.engine_ack_ms", "3000", &C::engine_ack_ms, 10, kDayMs, kLive,
+             "How long an engine may take to answer before it is killed and restarted."),
+      number("timeouts.engine_watchdog_ms", "10000", &C::engine_watchdog_ms, 2000, kDayMs, kLive,
+             "How long an engine's loop may stand still, or its start may take, before it is killed."),
+      number("engine.spin_us", "50", &C::spin_us, 0, 1'000'000, kLive,
+             "How long an idle engine polls before it sleeps, in microseconds."),
+      number("engine.restart_backoff_min_ms", "10", &C::restart_backoff_min_ms, 1, kDayMs, kLive,
+             "Pause before an engine that died is started again; doubles with each death in a row."),
+      number("engine.restart_backoff_max_ms", "5000", &C::restart_backoff_max_ms, 1, kDayMs, kLive,
+             "Longest such pause."),
+      number("engine.max_restarts_per_minute", "10", &C::max_restarts_per_minute, 0, 10000, kLive,
+             "An engine that dies more often than this in a minute is given up, and its sessions end."),
+  };
+}
+
+Status refused(const Option& option, const std::string& value) {
+  return invalid_argument(std::string(option.key) + " is \"" + value +
+                          "\"; allowed: " + allowed_values(option));
+}
+
+// Digits in `base`, then, for bytes, at most one of KiB MiB GiB TiB.
+bool parse_number(const std::string& value, int base, bool units, std::uint64_t& result) {
+  const char* end = value.data() + value.size();
+  const auto [rest, error] = std::from_chars(value.data(), end, result, base);
+  if (error != std::errc{} || rest == value.data()) return false;
+  const std::string_view unit(rest, static_cast<std::size_t>(end - rest));
+  if (unit.empty()) return true;
+  if (!units) return false;
+  int shift = 0;
+  if (unit == "KiB") shift = 10;
+  if (unit == "MiB") shift = 20;
+  if (unit == "GiB") shift = 30;
+  if (unit == "TiB") shift = 40;
+  if (shift == 0 || result > (std::numeric_limits<std::uint64_t>::max() >> shift)) return false;
+  result <<= shift;
+  return true;
+}
+
+}  // namespace
+
+const std::vector<Option>& option_table() {
+  static const std::vector<Option> table = make_table();
+  return table;
+}
+
+std::string allowed_values(const Option& option) {
+  switch (option.kind) {
+    case OptionKind::kText: return "text";
+    case OptionKind::kNumber: return std::to_string(option.low) + ".." + std::to_string(option.high);
+    case OptionKind::kBytes: return "bytes up to 1024 TiB, as 123, \"64MiB\", \"10GiB\"";
+    case OptionKind::kOctal: return "octal 0..0777";
+    case OptionKind::kChoice: break;
+  }
+  std::string list;
+  for (const char* choice : option.choices) list += (list.empty() ? "" : ", ") + std::string(choice);
+  return list;
+}
+
+Status store_option(const Option& option, const std::string& text, Config& config) {
+  if (option.kind == OptionKind::kText) {
+    config.*std::get<std::string Config::*>(option.field) = text;
+    return {};
+  }
+  std::uint64_t value = 0;
+  if (option.kind == OptionKind::kChoice) {
+    while (value < option.choices.size() && text != option.choices[value]) ++value;
+    if (value == option.choices.size()) return refused(option, text);
+  } else {
+    const int base = option.kind == OptionKind::kOctal ? 8 : 10;
+    if (!parse_number(text, base, option.kind == OptionKind::kBytes, value) || value < option.low ||
+        value > option.high) {
+      return refused(option, text);
+    }
+  }
+  if (const auto* narrow = std::get_if<std::uint32_t Config::*>(&option.field)) {
+    config.** narrow = static_cast<std::uint32_t>(value);
+  } else {
+    config.*std::get<std::uint64_t Config::*>(option.field) = value;
+  }
+  return {};
+}
+
+}  // namespace epd

@@ -1,0 +1,31 @@
+// The table of options: the one place where keys, defaults, limits and help texts are written.
+#pragma once
+
+#include "supervisor/config.h"
+
+#include <variant>
+
+namespace epd {
+
+enum class OptionKind { kText, kNumber, kBytes, kOctal, kChoice };
+
+struct Option {
+  const char* key;
+  const char* default_text;
+  OptionKind kind;
+  std::variant<std::string Config::*, std::uint32_t Config::*, std::uint64_t Config::*> field;
+  std::uint64_t low;   // numbers
+  std::uint64_t high;  // numbers
+  std::vector<const char*> choices;
+  const char* environment;
+  bool reloadable;
+  const char* help;
+};
+
+const std::vector<Option>& option_table();
+// "1..1024"
+std::string allowed_values(const Option& option);
+// Parses `text` and stores it; INVALID_ARGUMENT naming key, value and what is allowed.
+Status store_option(const Option& option, const std::string& text, Config& config);
+
+}  // namespace epd

@@ -1,0 +1,162 @@
+#include "engine_process.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#ifndef P_PIDFD
+#define P_PIDFD 3
+#endif
+
+namespace epd {
+namespace {
+
+constexpr int kFirstEngineFd = 3;
+constexpr int kNumEngineFds = 3;  // link, page, bell
+constexpr int kParkingFd = 64;    // above those, so that no dup2 overwrites one that is still needed
+constexpr int kLinkBufferBytes = 1 << 20;
+
+// Between fork and exec of a process with other threads: system calls only.
+[[noreturn]] void become_engine(const std::array<int, kNumEngineFds>& fds, pid_t supervisor,
+                                const char* binary, char* const* arguments) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != supervisor) ::_exit(127);  // it died before the line above
+  ::setpgid(0, 0);                              // a terminal's Ctrl-C is for the supervisor alone
+  std::array<int, kNumEngineFds> parked{};
+  for (int i = 0; i < kNumEngineFds; ++i) {
+    parked[i] = ::fcntl(fds[i], F_DUPFD, kParkingFd);
+    if (parked[i] < 0) ::_exit(127);
+  }
+  for (int i = 0; i < kNumEngineFds; ++i) {
+    if (::dup2(parked[i], kFirstEngineFd + i) < 0) ::_exit(127);
+  }
+  ::syscall(SYS_close_range, kFirstEngineFd + kNumEngineFds, ~0u, 0);
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  ::signal(SIGPIPE, SIG_DFL);
+  ::execv(binary, arguments);
+  static constexpr char kText[] = "epd: the engine's binary can't be executed\n";
+  [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, kText, sizeof(kText) - 1);
+  ::_exit(127);
+}
+
+const char* level_name(LogLevel level) {
+  switch (level) {
+    case LogLevel::kTrace: return "trace";
+    case LogLevel::kDebug: return "debug";
+    case LogLevel::kInfo: return "info";
+    case LogLevel::kWarning: return "warning";
+    case LogLevel::kError:
+    case LogLevel::kOff: break;
+  }
+  return "error";
+}
+
+}  // namespace
+
+Result<std::unique_ptr<EngineProcess>> EngineProcess::spawn(const EngineCommand& command) {
+  Result<std::pair<UniqueFd, UniqueFd>> link = make_socketpair();
+  if (!link.ok()) return link.status();
+  // Best effort: what does not fit is queued.
+  ::setsockopt(link->first.get(), SOL_SOCKET, SO_SNDBUF, &kLinkBufferBytes, sizeof(kLinkBufferBytes));
+  ::setsockopt(link->second.get(), SOL_SOCKET, SO_SNDBUF, &kLinkBufferBytes, sizeof(kLinkBufferBytes));
+
+  const char* format = command.log_format == LogFormat::kJson ? "json" : "logfmt";
+  std::vector<std::string> words = {"epd",          "engine",
+                                    "--device",     command.device,
+                                    "--link-fd",    std::to_string(kFirstEngineFd),
+                                    "--log-level",  level_name(command.log_level),
+                                    "--log-format", format};
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+
+  std::unique_ptr<EngineProcess> engine(new EngineProcess());
+  const pid_t self = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid < 0) return errno_status("fork");
+  if (pid == 0) {
+    become_engine({link->second.get(), command.page_fd, command.bell_fd}, self, command.binary.c_str(),
+                  arguments.data());
+  }
+  engine->pid_ = pid;
+  engine->link_ = std::move(link->first);
+  engine->pidfd_.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  if (!engine->pidfd_.valid()) return errno_status("pidfd_open");
+  return engine;
+}
+
+EngineProcess::~EngineProcess() {
+  if (pid_ > 0 && !reaped_) {
+    ::kill(pid_, SIGKILL);
+    reap();
+  }
+}
+
+void EngineProcess::kill() {
+  if (!reaped_) ::kill(pid_, SIGKILL);
+}
+
+std::string EngineProcess::reap() {
+  int state = 0;
+  pid_t waited;
+  do {
+    waited = ::waitpid(pid_, &state, 0);
+  } while (waited < 0 && errno == EINTR);
+  reaped_ = true;
+  if (waited < 0) return "unknown";
+  if (WIFSIGNALED(state)) return "signal " + std::to_string(WTERMSIG(state));
+  return "exit " + std::to_string(WEXITSTATUS(state));
+}
+
+Status EngineProcess::send_bytes(std::uint16_t type, const void* body, std::size_t bytes,
+                                 std::initializer_list<int> fds) {
+  if (queue_.empty()) {
+    Status status = send_packet(link_.get(), type, 0, body, bytes, fds);
+    if (status.code() != StatusCode::kWouldBlock) return status;
+  }
+  Queued message;
+  message.type = type;
+  message.body.resize(bytes);
+  if (bytes != 0) std::memcpy(message.body.data(), body, bytes);
+  for (const int fd : fds) {
+    Result<UniqueFd> copy = duplicate(fd);
+    if (!copy.ok()) return copy.status();
+    message.fds.push_back(std::move(*copy));
+  }
+  queue_.push_back(std::move(message));
+  return {};
+}
+
+Status EngineProcess::flush() {
+  while (!queue_.empty()) {
+    const Queued& next = queue_.front();
+    const auto fd = [&next](std::size_t i) { return next.fds[i].get(); };
+    Status status;
+    const void* body = next.body.data();
+    const std::size_t bytes = next.body.size();
+    switch (next.fds.size()) {
+      case 0: status = send_packet(link_.get(), next.type, 0, body, bytes); break;
+      case 1: status = send_packet(link_.get(), next.type, 0, body, bytes, {fd(0)}); break;
+      case 3: status = send_packet(link_.get(), next.type, 0, body, bytes, {fd(0), fd(1), fd(2)}); break;
+      case 4:
+        status = send_packet(link_.get(), next.type, 0, body, bytes, {fd(0), fd(1), fd(2), fd(3)});
+        break;
+      default: return internal_error("a message with " + std::to_string(next.fds.size()) + " descriptors");
+    }
+    if (status.code() == StatusCode::kWouldBlock) return {};
+    if (!status.ok()) return status;
+    queue_.pop_front();
+  }
+  return {};
+}
+
+}  // namespace epd

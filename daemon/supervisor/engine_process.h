@@ -1,0 +1,67 @@
+// One running engine: its process, its link, and the messages that wait for room in the link.
+#pragma once
+
+#include "base/log.h"
+#include "base/packet.h"
+#include "proto/link.h"
+
+#include <sys/types.h>
+#include <deque>
+#include <memory>
+#include <string>
+
+namespace epd {
+
+struct EngineCommand {
+  std::string binary;  // "/proc/self/exe"
+  std::string device;  // "host:0"
+  int page_fd = -1;    // becomes descriptor 4 of the engine
+  int bell_fd = -1;    // becomes descriptor 5
+  LogLevel log_level = LogLevel::kInfo;
+  LogFormat log_format = LogFormat::kLogfmt;
+};
+
+class EngineProcess {
+ public:
+  // Forks and executes. The engine dies with the calling thread, so that must be the one that lives as
+  // long as the daemon.
+  static Result<std::unique_ptr<EngineProcess>> spawn(const EngineCommand& command);
+  EngineProcess(const EngineProcess&) = delete;
+  // Kills it if it still runs, and waits for its end.
+  ~EngineProcess();
+
+  pid_t pid() const { return pid_; }
+  int link_fd() const { return link_.get(); }
+  int pidfd() const { return pidfd_.get(); }
+
+  // Sends at once, or keeps the message (with duplicates of the descriptors) until flush() finds room.
+  // An error means that the link is broken.
+  template <typename T>
+  Status send(abi::LinkType type, const T& body, std::initializer_list<int> fds = {}) {
+    return send_bytes(static_cast<std::uint16_t>(type), &body, sizeof(body), fds);
+  }
+  Status send_stop() { return send_bytes(static_cast<std::uint16_t>(abi::LinkType::kStop), nullptr, 0, {}); }
+  bool has_queued() const { return !queue_.empty(); }
+  Status flush();
+
+  void kill();
+  // After pidfd() has become readable: "exit 1", "signal 9".
+  std::string reap();
+
+ private:
+  struct Queued {
+    std::uint16_t type;
+    std::vector<std::byte> body;
+    std::vector<UniqueFd> fds;
+  };
+  EngineProcess() = default;
+  Status send_bytes(std::uint16_t type, const void* body, std::size_t bytes, std::initializer_list<int> fds);
+
+  pid_t pid_ = -1;
+  bool reaped_ = false;
+  UniqueFd link_;
+  UniqueFd pidfd_;
+  std::deque<Queued> queue_;
+};
+
+}  // namespace epd

@@ -1,0 +1,296 @@
+#include "fleet.h"
+
+#include "base/log.h"
+
+#include <sys/epoll.h>
+#include <algorithm>
+#include <limits>
+
+namespace epd {
+namespace {
+
+constexpr std::uint64_t kMsNs = 1'000'000;
+constexpr std::uint64_t kMinuteNs = 60'000 * kMsNs;
+
+}  // namespace
+
+EngineFleet::~EngineFleet() {
+  for (Device& device : devices_) {
+    if (device.process == nullptr) continue;
+    stop_watching(device.link_watch, device.process->link_fd());
+    stop_watching(device.exit_watch, device.process->pidfd());
+  }
+}
+
+void EngineFleet::stop_watching(Loop::WatchId& watch, int fd) {
+  if (watch != 0) loop_.remove(std::exchange(watch, 0), fd);
+}
+
+Status EngineFleet::start(const std::vector<std::string>& devices) {
+  devices_.reserve(devices.size());  // pages are handed out by reference
+  for (const std::string& name : devices) {
+    if (Status status = make_device(name); !status.ok()) return status;
+  }
+  for (std::uint32_t i = 0; i < size(); ++i) spawn(i);
+  next_check_ns_ = clock_.now_ns() + check_period_ns();
+  return {};
+}
+
+Status EngineFleet::make_device(const std::string& name) {
+  Device device;
+  device.name = name;
+  Result<UniqueFd> page = make_sealed_memfd("epd-engine-page", sizeof(abi::EnginePage));
+  if (!page.ok()) return page.status();
+  Result<Mapping> map = Mapping::map(page->get(), sizeof(abi::EnginePage), Access::kReadWrite);
+  if (!map.ok()) return map.status();
+  Result<UniqueFd> bell = make_eventfd();
+  if (!bell.ok()) return bell.status();
+  device.page_fd = std::move(*page);
+  device.page = std::move(*map);
+  device.bell = std::move(*bell);
+  devices_.push_back(std::move(device));
+  return {};
+}
+
+void EngineFleet::spawn(std::uint32_t index) {
+  Device& device = devices_[index];
+  device.start_at_ns = 0;
+  device.started_ns = clock_.now_ns();
+  device.looked_stale = false;
+  Result<std::unique_ptr<EngineProcess>> process =
+      EngineProcess::spawn({options_.binary, device.name, device.page_fd.get(), device.bell.get(),
+                            options_.log_level, options_.log_format});
+  if (!process.ok()) {
+    device.last_exit = process.status().message();
+    log_event(LogLevel::kError, "engine not started",
+              {{"device", device.name}, {"reason", device.last_exit}});
+    schedule_restart(index);
+    return;
+  }
+  device.process = std::move(*process);
+  Result<Loop::WatchId> link = loop_.add(device.process->link_fd(), EPOLLIN,
+                                         [this, index](std::uint32_t events) { on_link(index, events); });
+  Result<Loop::WatchId> exit =
+      loop_.add(device.process->pidfd(), EPOLLIN, [this, index](std::uint32_t) { on_exit(index); });
+  device.link_watch = link.ok() ? *link : 0;
+  device.exit_watch = exit.ok() ? *exit : 0;
+  EPD_CHECK(link.ok() && exit.ok());
+  device.watching_write = false;
+  log_event(LogLevel::kInfo, "engine started", {{"device", device.name}, {"pid", device.process->pid()}});
+}
+
+void EngineFleet::on_link(std::uint32_t index, std::uint32_t events) {
+  Device& device = devices_[index];
+  if (device.process == nullptr) return;
+  if ((events & EPOLLOUT) != 0) after_send(index, device.process->flush());
+  if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) read_link(index);
+}
+
+void EngineFleet::read_link(std::uint32_t index) {
+  Device& device = devices_[index];
+  Packet packet;
+  Status error;
+  while (device.process != nullptr) {
+    switch (receive_packet(device.process->link_fd(), packet, error)) {
+      case ReceiveResult::kNothing: return;
+      case ReceiveResult::kClosed:
+        // The process is gone or about to go; if it only closed its link, it is of no use.
+        stop_watching(device.link_watch, device.process->link_fd());
+        kill(index, "it closed its link");
+        return;
+      case ReceiveResult::kMalformed: kill(index, error.message()); return;
+      case ReceiveResult::kPacket: break;
+    }
+    if (static_cast<abi::LinkType>(packet.header.type) != abi::LinkType::kReady) {
+      host_.engine_message(index, packet);
+    } else if (device.state != DeviceState::kReady) {
+      device.state = DeviceState::kReady;
+      log_event(LogLevel::kInfo, "engine ready",
+                {{"device", device.name},
+                 {"pid", device.process->pid()},
+                 {"after_ms", (clock_.now_ns() - device.started_ns) / kMsNs}});
+      host_.engine_ready(index);
+    }
+  }
+}
+
+void EngineFleet::after_send(std::uint32_t index, const Status& status) {
+  Device& device = devices_[index];
+  if (!status.ok()) {
+    kill(index, "its link failed: " + status.message());
+    return;
+  }
+  const bool want_write = device.process->has_queued();
+  if (want_write == device.watching_write || device.link_watch == 0) return;
+  device.watching_write = want_write;
+  loop_.modify(device.link_watch, device.process->link_fd(),
+               want_write ? std::uint32_t{EPOLLIN} | EPOLLOUT : std::uint32_t{EPOLLIN});
+}
+
+void EngineFleet::kill(std::uint32_t index, const std::string& why) {
+  Device& device = devices_[index];
+  if (device.process == nullptr || !device.kill_reason.empty()) return;
+  device.kill_reason = why;
+  if (!stopping_) {
+    log_event(LogLevel::kWarning, "engine killed",
+              {{"device", device.name}, {"pid", device.process->pid()}, {"reason", why}});
+  }
+  device.process->kill();
+}
+
+void EngineFleet::on_exit(std::uint32_t index) {
+  Device& device = devices_[index];
+  if (device.link_watch != 0) read_link(index);  // its last words
+  stop_watching(device.exit_watch, device.process->pidfd());
+  stop_watching(device.link_watch, device.process->link_fd());
+  const pid_t pid = device.process->pid();
+  device.last_exit = device.process->reap();
+  device.process.reset();
+  device.state = DeviceState::kRestarting;
+  clear_page(device);
+  std::string text =
+      "the engine of " + device.name + " (pid " + std::to_string(pid) + ") ended: " + device.last_exit;
+  if (!device.kill_reason.empty()) text += ", killed because " + device.kill_reason;
+  device.kill_reason.clear();
+  if (stopping_) return;
+  log_event(LogLevel::kError, "engine died",
+            {{"device", device.name}, {"pid", pid}, {"exit", device.last_exit}});
+  host_.engine_down(index, text);
+  schedule_restart(index);
+}
+
+// What peers read of it must not mislead them while nobody writes it.
+void EngineFleet::clear_page(Device& device) const {
+  auto* page = device.page.as<abi::EnginePage>();
+  page->sleep.sleeping.store(0, std::memory_order_release);
+  for (abi::OpView& op : page->ops) op.ticket.store(0, std::memory_order_release);
+}
+
+void EngineFleet::schedule_restart(std::uint32_t index) {
+  Device& device = devices_[index];
+  const std::uint64_t now = clock_.now_ns();
+  if (now - device.started_ns > kMinuteNs) device.backoff_ms = 0;
+  device.deaths.push_back(now);
+  while (now - device.deaths.front() > kMinuteNs) device.deaths.pop_front();
+  if (device.deaths.size() > options_.max_restarts_per_minute) {
+    device.state = DeviceState::kFailed;
+    const std::string text =
+        device.name + " has failed: its engine died " + std::to_string(device.deaths.size()) +
+        " times within a minute (last: " + device.last_exit +
+        "); allowed (engine.max_restarts_per_minute): " + std::to_string(options_.max_restarts_per_minute);
+    log_event(LogLevel::kError, "device failed", {{"device", device.name}, {"reason", text}});
+    host_.engine_failed(index, text);
+    return;
+  }
+  device.state = DeviceState::kRestarting;
+  device.backoff_ms =
+      std::clamp<std::uint64_t>(device.backoff_ms * 2, options_.backoff_min_ms, options_.backoff_max_ms);
+  device.start_at_ns = now + device.backoff_ms * kMsNs;
+  ++device.restarts;
+}
+
+std::uint64_t EngineFleet::check_period_ns() const {
+  return std::clamp<std::uint64_t>(options_.watchdog_ms / 4, 1'000, 2'500) * kMsNs;
+}
+
+// A stale heartbeat must be seen twice: after the whole machine stood still, ours is not the first loop
+// to run again.
+void EngineFleet::check_alive(std::uint32_t index) {
+  Device& device = devices_[index];
+  if (device.process == nullptr) return;
+  const std::uint64_t now = clock_.now_ns();
+  const auto& engine_page = page(index);
+  const std::uint64_t last = std::max(
+      device.started_ns, is_ready(index) ? engine_page.heartbeat_ns.load(std::memory_order_relaxed) : 0);
+  const bool stale = now > last && now - last > options_.watchdog_ms * kMsNs;
+  if (stale && device.looked_stale) {
+    kill(index, is_ready(index) ? "its loop stood still for " + std::to_string((now - last) / kMsNs) + " ms"
+                                : "it was not ready after " + std::to_string((now - last) / kMsNs) + " ms");
+  }
+  device.looked_stale = stale;
+}
+
+void EngineFleet::tick() {
+  const std::uint64_t now = clock_.now_ns();
+  if (stopping_) {
+    if (kill_all_ns_ > now) return;
+    for (std::uint32_t i = 0; i < size(); ++i) kill(i, "it did not stop");
+    return;
+  }
+  for (std::uint32_t i = 0; i < size(); ++i) {
+    if (devices_[i].start_at_ns != 0 && devices_[i].start_at_ns <= now) spawn(i);
+  }
+  if (next_check_ns_ > now) return;
+  next_check_ns_ = now + check_period_ns();
+  for (std::uint32_t i = 0; i < size(); ++i) check_alive(i);
+}
+
+std::uint64_t EngineFleet::next_due_ns() const {
+  if (stopping_) {
+    const bool killed = std::all_of(devices_.begin(), devices_.end(), [](const Device& d) {
+      return d.process == nullptr || !d.kill_reason.empty();
+    });
+    return killed ? std::numeric_limits<std::uint64_t>::max() : kill_all_ns_;
+  }
+  std::uint64_t due = next_check_ns_;
+  for (const Device& device : devices_) {
+    if (device.start_at_ns != 0) due = std::min(due, device.start_at_ns);
+  }
+  return due;
+}
+
+void EngineFleet::stop(std::uint32_t grace_ms) {
+  if (std::exchange(stopping_, true)) return;
+  kill_all_ns_ = clock_.now_ns() + grace_ms * kMsNs;
+  for (Device& device : devices_) {
+    device.start_at_ns = 0;
+    if (device.process != nullptr) (void)device.process->send_stop();
+  }
+}
+
+bool EngineFleet::all_stopped() const {
+  return std::all_of(devices_.begin(), devices_.end(), [](const Device& d) { return d.process == nullptr; });
+}
+
+bool EngineFleet::all_settled() const {
+  return std::all_of(devices_.begin(), devices_.end(), [](const Device& d) {
+    return d.state == DeviceState::kReady || d.state == DeviceState::kFailed;
+  });
+}
+
+bool EngineFleet::all_loops_advanced() {
+  bool all = true;
+  for (std::uint32_t i = 0; i < size(); ++i) {
+    if (devices_[i].state == DeviceState::kFailed) continue;
+    const std::uint64_t loops = page(i).loops.load(std::memory_order_relaxed);
+    // One that is being restarted is in our hands, not stuck.
+    if (is_ready(i) && loops == devices_[i].loops_seen) all = false;
+    devices_[i].loops_seen = loops;
+  }
+  return all;
+}
+
+DeviceView EngineFleet::view(std::uint32_t index) const {
+  const Device& device = devices_[index];
+  const abi::EnginePage& p = page(index);
+  DeviceView view;
+  view.name = device.name;
+  view.state = device.state;
+  view.engine_pid = device.process == nullptr ? 0 : device.process->pid();
+  view.restarts = device.restarts;
+  view.last_exit = device.last_exit;
+  view.sms = p.sms.load(std::memory_order_relaxed);
+  const std::uint64_t now = clock_.now_ns();
+  const std::uint64_t beat = p.heartbeat_ns.load(std::memory_order_relaxed);
+  view.heartbeat_age_ms = beat == 0 || beat > now ? 0 : (now - beat) / kMsNs;
+  view.sleeping = p.sleep.sleeping.load(std::memory_order_relaxed) != 0;
+  view.ops_submitted = p.ops_submitted.load(std::memory_order_relaxed);
+  view.ops_completed = p.ops_completed.load(std::memory_order_relaxed);
+  view.ops_failed = p.ops_failed.load(std::memory_order_relaxed);
+  view.bytes_dispatched = p.bytes_dispatched.load(std::memory_order_relaxed);
+  view.bytes_combined = p.bytes_combined.load(std::memory_order_relaxed);
+  view.submissions_refused = p.submissions_refused.load(std::memory_order_relaxed);
+  return view;
+}
+
+}  // namespace epd

@@ -1,0 +1,123 @@
+// The engines of all devices: started, watched, killed when they hang, restarted with back-off.
+// Knows nothing of sessions and groups.
+#pragma once
+
+#include "base/memory.h"
+#include "engine_process.h"
+#include "loop.h"
+#include "supervisor/control_facade.h"
+
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace epd {
+
+// What the fleet tells its owner. None of these may call back into stop or destroy the fleet.
+class FleetHost {
+ public:
+  virtual ~FleetHost() = default;
+  // kReady has come; the engine knows nothing yet.
+  virtual void engine_ready(std::uint32_t device) = 0;
+  virtual void engine_message(std::uint32_t device, const Packet& packet) = 0;
+  // It is dead; everything it had sent has been delivered. `text` says how, for clients to read.
+  virtual void engine_down(std::uint32_t device, const std::string& text) = 0;
+  // After engine_down: it will not be started again.
+  virtual void engine_failed(std::uint32_t device, const std::string& text) = 0;
+};
+
+class EngineFleet {
+ public:
+  struct Options {
+    std::string binary;
+    LogLevel log_level = LogLevel::kInfo;
+    LogFormat log_format = LogFormat::kLogfmt;
+    std::uint32_t watchdog_ms = 10'000;
+    std::uint32_t backoff_min_ms = 10;
+    std::uint32_t backoff_max_ms = 5'000;
+    std::uint32_t max_restarts_per_minute = 10;
+  };
+
+  EngineFleet(Loop& loop, const Clock& clock, FleetHost& host, Options options)
+      : loop_(loop), clock_(clock), host_(host), options_(std::move(options)) {}
+  ~EngineFleet();
+
+  // Makes the pages and bells and starts every engine.
+  Status start(const std::vector<std::string>& devices);
+  void set_options(Options options) { options_ = std::move(options); }
+
+  // Nothing happens if the engine is down.
+  template <typename T>
+  void send(std::uint32_t device, abi::LinkType type, const T& body, std::initializer_list<int> fds = {}) {
+    if (is_ready(device)) after_send(device, devices_[device].process->send(type, body, fds));
+  }
+  void kill(std::uint32_t device, const std::string& why);
+
+  void tick();
+  std::uint64_t next_due_ns() const;
+
+  // kStop to all; SIGKILL to those that are still there after `grace_ms`. No restarts from now on.
+  void stop(std::uint32_t grace_ms);
+  bool all_stopped() const;
+
+  std::uint32_t size() const { return static_cast<std::uint32_t>(devices_.size()); }
+  const std::string& name(std::uint32_t device) const { return devices_[device].name; }
+  DeviceState state(std::uint32_t device) const { return devices_[device].state; }
+  bool is_ready(std::uint32_t device) const { return devices_[device].state == DeviceState::kReady; }
+  bool all_settled() const;  // each ready or failed
+  int page_fd(std::uint32_t device) const { return devices_[device].page_fd.get(); }
+  int bell_fd(std::uint32_t device) const { return devices_[device].bell.get(); }
+  // Valid, at the same address, from start() to the fleet's end; may be read from any thread.
+  const abi::EnginePage& page(std::uint32_t device) const {
+    return *devices_[device].page.as<abi::EnginePage>();
+  }
+  DeviceView view(std::uint32_t device) const;
+  // Whether every engine that should run has moved since the last call.
+  bool all_loops_advanced();
+
+ private:
+  struct Device {
+    std::string name;
+    UniqueFd page_fd;
+    Mapping page;
+    UniqueFd bell;
+    DeviceState state = DeviceState::kStarting;
+    std::unique_ptr<EngineProcess> process;
+    Loop::WatchId link_watch = 0;
+    Loop::WatchId exit_watch = 0;
+    bool watching_write = false;
+    std::uint32_t restarts = 0;
+    std::string last_exit;
+    std::string kill_reason;  // why we killed it, until it is dead
+    std::uint64_t started_ns = 0;
+    std::uint64_t start_at_ns = 0;  // when down: the next start; 0 = none
+    std::uint64_t backoff_ms = 0;
+    std::deque<std::uint64_t> deaths;  // of the last minute
+    bool looked_stale = false;
+    std::uint64_t loops_seen = 0;
+  };
+
+  void stop_watching(Loop::WatchId& watch, int fd);
+  Status make_device(const std::string& name);
+  void spawn(std::uint32_t device);
+  void on_link(std::uint32_t device, std::uint32_t events);
+  void read_link(std::uint32_t device);
+  void on_exit(std::uint32_t device);
+  void schedule_restart(std::uint32_t device);
+  void after_send(std::uint32_t device, const Status& status);
+  void check_alive(std::uint32_t device);
+  void clear_page(Device& device) const;
+  std::uint64_t check_period_ns() const;
+
+  Loop& loop_;
+  const Clock& clock_;
+  FleetHost& host_;
+  Options options_;
+  std::vector<Device> devices_;
+  std::uint64_t next_check_ns_ = 0;
+  std::uint64_t kill_all_ns_ = 0;  // stopping: when patience ends
+  bool stopping_ = false;
+};
+
+}  // namespace epd

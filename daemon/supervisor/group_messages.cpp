@@ -1,0 +1,111 @@
+// Carries out what the registry decides.
+#include "node.h"
+
+namespace epd {
+
+void Node::carry_out_actions() {
+  for (Actions actions = registry_.take_actions(); !actions.empty(); actions = registry_.take_actions()) {
+    for (const Action& action : actions) {
+      if (log_enabled(LogLevel::kDebug))
+        log_event(LogLevel::kDebug, "membership action", {{"action", to_string(action)}});
+      std::visit([this](const auto& what) { carry_out(what); }, action);
+    }
+  }
+}
+
+void Node::carry_out(const StartGroup& action) {
+  const auto found = registry_.groups().find(action.group_id);
+  if (found == registry_.groups().end()) return;
+  const Group& group = found->second;
+  abi::GroupBegin begin{};
+  begin.group_id = group.id;
+  begin.epoch = group.epoch;
+  begin.resume_index = group.resume_index;
+  begin.sms = group.sms_on(action.device);
+  begin.broken = action.broken ? 1 : 0;
+  begin.shape = group.shape;
+  abi::set_text(begin.name, group.name.data(), group.name.size());
+  fleet_->send(action.device, abi::LinkType::kGroupBegin, begin);
+  for (const auto& [rank, member] : group.members) {
+    const MemberArenas* arenas = arenas_.find(group.id, rank);
+    if (arenas == nullptr) return;  // the group has ended meanwhile; its removal follows
+    fleet_->send(action.device, abi::LinkType::kGroupRank, abi::GroupRank{group.id, rank, member.device},
+                 {arenas->user.get(), arenas->exchange.get(), fleet_->bell_fd(member.device),
+                  fleet_->page_fd(member.device)});
+  }
+  for (const auto& [rank, member] : group.members) {
+    if (member.device != action.device) continue;
+    fleet_->send(action.device, abi::LinkType::kGroupMember,
+                 abi::GroupMember{group.id, member.session_id, rank, member.member},
+                 {arenas_.find(group.id, rank)->board.get()});
+  }
+  fleet_->send(action.device, abi::LinkType::kGroupCommit, abi::GroupRef{group.id});
+}
+
+void Node::carry_out(const SendStopMember& action) {
+  fleet_->send(action.device, abi::LinkType::kStopMember, action.message);
+}
+
+void Node::carry_out(const SendBreak& action) {
+  const abi::Break& m = action.message;
+  log_event(LogLevel::kWarning, "group breaks",
+            {{"group", m.group_id},
+             {"device", fleet_->name(action.device)},
+             {"epoch", m.epoch},
+             {"fatal", m.fatal != 0},
+             {"cause", status_name(m.cause)},
+             {"culprit_rank", m.culprit_rank},
+             {"text", m.text}});
+  fleet_->send(action.device, abi::LinkType::kBreak, m);
+}
+
+void Node::carry_out(const SendResume& action) {
+  log_event(LogLevel::kInfo, "group goes on",
+            {{"group", action.message.group_id},
+             {"device", fleet_->name(action.device)},
+             {"epoch", action.message.epoch},
+             {"resume_index", action.message.resume_index}});
+  fleet_->send(action.device, abi::LinkType::kResume, action.message);
+}
+
+void Node::carry_out(const SendRemoveGroup& action) {
+  fleet_->send(action.device, abi::LinkType::kRemoveGroup, action.message);
+}
+
+void Node::carry_out(const KillEngine& action) {
+  fleet_->kill(action.device, action.text);
+}
+
+void Node::carry_out(const ReplyJoined& action) {
+  const MemberArenas* arenas = arenas_.find(action.message.group_id, action.message.rank);
+  if (arenas == nullptr) return;  // the session closed meanwhile
+  Result<UniqueFd> board = reopen_read_only(arenas->board.get());
+  if (!board.ok()) {
+    // Without its answer the client can't go on; its end ends the membership.
+    sessions_->end(action.session_id, board.status());
+    return;
+  }
+  log_event(
+      LogLevel::kInfo, "rank joined",
+      {{"group", action.message.group_id}, {"rank", action.message.rank}, {"session", action.session_id}});
+  sessions_->reply(action.session_id, action.request_id, abi::AttachType::kJoined, action.message,
+                   {arenas->user.get(), board->get()});
+}
+
+void Node::carry_out(const ReplyLeft& action) {
+  sessions_->reply(action.session_id, action.request_id, abi::AttachType::kLeft, action.message);
+}
+
+void Node::carry_out(const ReplyRefused& action) {
+  static LogLimiter limiter;
+  limiter.log(LogLevel::kWarning, "request refused",
+              {{"session", action.session_id}, {"reason", action.status.to_string()}});
+  sessions_->refuse(action.session_id, action.request_id, action.status);
+}
+
+void Node::carry_out(const WakeSession& action) {
+  const Session* session = sessions_->find(action.session_id);
+  if (session != nullptr) wake_client(session->segments);
+}
+
+}  // namespace epd

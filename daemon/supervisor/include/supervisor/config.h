@@ -1,0 +1,86 @@
+// The one gate of configuration: file, environment and flags become one immutable, validated Config.
+// Nothing else in the daemon reads the environment.
+#pragma once
+
+#include "base/log.h"
+#include "base/status.h"
+#include "supervisor/control_facade.h"
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace epd {
+
+inline constexpr const char* kDefaultConfigPath = "/etc/epd/epd.toml";
+
+// Defaults live in the option table (config_table.cpp), not here.
+struct Config {
+  std::string socket;
+  std::string control_socket;
+  std::uint32_t socket_mode = 0;
+  std::string socket_group;
+  std::uint32_t log_level = 0;   // LogLevel
+  std::uint32_t log_format = 0;  // LogFormat
+  std::uint32_t host_devices = 0;
+  std::uint32_t device_sms = 0;  // 0: see effective_sms
+  std::uint32_t max_sessions = 0;
+  std::uint32_t max_sessions_per_user = 0;
+  std::uint32_t max_groups = 0;
+  std::uint64_t max_arena_bytes = 0;           // 0: see effective_arena_bytes
+  std::uint64_t max_arena_bytes_per_user = 0;  // 0: as max_arena_bytes
+  std::uint32_t attach_ms = 0;
+  std::uint32_t join_ms = 0;
+  std::uint32_t operation_ms = 0;
+  std::uint32_t drain_ms = 0;
+  std::uint32_t engine_ack_ms = 0;
+  std::uint32_t engine_watchdog_ms = 0;
+  std::uint32_t spin_us = 0;
+  std::uint32_t restart_backoff_min_ms = 0;
+  std::uint32_t restart_backoff_max_ms = 0;
+  std::uint32_t max_restarts_per_minute = 0;
+
+  std::vector<ConfigEntry> entries;  // every option, in the table's order
+
+  LogLevel level() const { return static_cast<LogLevel>(log_level); }
+  LogFormat format() const { return static_cast<LogFormat>(log_format); }
+  std::uint32_t effective_sms() const;
+  std::uint64_t effective_arena_bytes() const;
+  std::uint64_t effective_arena_bytes_per_user() const;
+};
+
+// One row of the option table. Names and texts are static.
+struct OptionInfo {
+  std::string key;
+  std::string default_text;
+  std::string allowed;      // "1..1024", "logfmt, json"
+  std::string environment;  // variable, or empty
+  bool reloadable = false;
+  std::string help;
+};
+std::vector<OptionInfo> config_options();
+
+struct ConfigSources {
+  std::string path;                                // configuration file
+  bool path_given = false;                         // false: a missing file is fine
+  std::map<std::string, std::string> environment;  // variable -> value, the ones of the table
+  std::map<std::string, std::string> flags;        // key -> value
+};
+
+// What the process's environment says, beside the options: EPD_CONFIG and systemd's variables.
+struct Environment {
+  std::map<std::string, std::string> options;
+  std::string config_path;        // EPD_CONFIG
+  std::string notify_socket;      // NOTIFY_SOCKET
+  std::uint64_t watchdog_us = 0;  // WATCHDOG_USEC, if it is meant for this process
+};
+Environment read_environment();
+
+// Later ones win: defaults, file, environment, flags. Unknown keys and bad values are refused by name.
+Result<Config> load_config(const ConfigSources& sources);
+// The same again at run time; INVALID_ARGUMENT naming the key if one that is fixed at start has changed.
+Result<Config> reload_config(const Config& current, const ConfigSources& sources);
+
+}  // namespace epd

@@ -1,0 +1,128 @@
+// Start, reload, drain and stop.
+#include "node.h"
+
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+#include <algorithm>
+#include <limits>
+
+namespace epd {
+namespace {
+
+constexpr std::uint64_t kMsNs = 1'000'000;
+constexpr std::uint32_t kStopGraceMs = 2'000;
+constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
+
+sigset_t handled_signals() {
+  sigset_t set;
+  ::sigemptyset(&set);
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) ::sigaddset(&set, signal);
+  return set;
+}
+
+}  // namespace
+
+void Supervisor::block_signals() {
+  const sigset_t set = handled_signals();
+  ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);
+}
+
+Status Node::watch_signals() {
+  const sigset_t set = handled_signals();
+  signals_.reset(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!signals_.valid()) return errno_status("signalfd");
+  return loop_->add(signals_.get(), EPOLLIN, [this](std::uint32_t) { on_signal(); }).status();
+}
+
+void Node::on_signal() {
+  signalfd_siginfo info{};
+  while (::read(signals_.get(), &info, sizeof(info)) == static_cast<ssize_t>(sizeof(info))) {
+    log_event(LogLevel::kInfo, "signal", {{"number", info.ssi_signo}, {"from_pid", info.ssi_pid}});
+    if (info.ssi_signo == SIGHUP) {
+      reload();
+    } else if (phase_ == Phase::kDraining) {
+      begin_stopping();  // the second one: at once
+    } else {
+      drain(0);
+    }
+  }
+}
+
+void Node::reload() {
+  if (phase_ != Phase::kStarting && phase_ != Phase::kServing) return;
+  notifier_.send("RELOADING=1\nMONOTONIC_USEC=" + std::to_string(clock_.now_ns() / 1000));
+  Result<Config> loaded = reload_config(config_, options_.sources);
+  if (loaded.ok()) {
+    config_ = std::move(*loaded);
+    log_set_level(config_.level());
+    apply_limits();
+    ++config_generation_;
+    last_reload_error_.clear();
+    log_event(LogLevel::kInfo, "configuration reloaded", {{"generation", config_generation_}});
+  } else {
+    last_reload_error_ = loaded.status().message();
+    log_event(LogLevel::kError, "configuration not reloaded", {{"reason", last_reload_error_}});
+  }
+  if (phase_ == Phase::kServing) notifier_.send("READY=1");
+}
+
+void Node::drain(std::uint32_t timeout_ms) {
+  if (phase_ == Phase::kDraining || phase_ == Phase::kStopping) return;
+  phase_ = Phase::kDraining;
+  const std::uint64_t allowed_ms = timeout_ms != 0 ? timeout_ms : config_.drain_ms;
+  drain_due_ns_ = clock_.now_ns() + allowed_ms * kMsNs;
+  log_event(LogLevel::kInfo, "draining", {{"sessions", sessions_->attached()}, {"timeout_ms", allowed_ms}});
+  if (on_serving_) on_serving_(false);
+  notifier_.send("STOPPING=1");
+}
+
+void Node::begin_stopping() {
+  phase_ = Phase::kStopping;
+  sessions_->stop_listening();
+  sessions_->end_all({StatusCode::kAborted, "the daemon is stopping"});
+  fleet_->stop(kStopGraceMs);
+}
+
+void Node::advance_phase() {
+  const std::uint64_t now = clock_.now_ns();
+  if (phase_ == Phase::kStarting && fleet_->all_settled()) {
+    phase_ = Phase::kServing;
+    log_event(
+        LogLevel::kInfo, "serving",
+        {{"devices", fleet_->size()}, {"socket", config_.socket}, {"after_ms", (now - started_ns_) / kMsNs}});
+    if (on_serving_) on_serving_(true);
+    notifier_.send("READY=1");
+  }
+  if (phase_ == Phase::kDraining && (sessions_->attached() == 0 || now >= drain_due_ns_)) begin_stopping();
+  if (phase_ == Phase::kStopping && fleet_->all_stopped()) {
+    log_event(LogLevel::kInfo, "stopped");
+    loop_->stop();
+  }
+  if (!notifier_.enabled()) return;
+  notify_status(phase_ == Phase::kStarting ? "starting" : phase_ == Phase::kServing ? "serving" : "draining");
+  if (options_.watchdog_us != 0 && next_ping_ns_ <= now) {
+    next_ping_ns_ = now + std::max<std::uint64_t>(options_.watchdog_us * 1000 / 2, 1000 * kMsNs);
+    if (fleet_->all_loops_advanced() || phase_ != Phase::kServing) notifier_.send("WATCHDOG=1");
+  }
+}
+
+void Node::notify_status(const std::string& prefix) {
+  std::string status = "STATUS=" + prefix + ": " + std::to_string(fleet_->size()) + " devices, " +
+                       std::to_string(sessions_->attached()) + " sessions, " +
+                       std::to_string(registry_.groups().size()) + " groups";
+  if (status == last_status_) return;
+  last_status_ = std::move(status);
+  notifier_.send(last_status_);
+}
+
+std::uint64_t Node::next_lifecycle_due_ns() const {
+  std::uint64_t due = kNever;
+  if (phase_ == Phase::kDraining) due = drain_due_ns_;
+  if (notifier_.enabled() && options_.watchdog_us != 0) due = std::min(due, next_ping_ns_);
+  return due;
+}
+
+}  // namespace epd

@@ -1,0 +1,97 @@
+#include "loop.h"
+
+#include <sys/epoll.h>
+#include <unistd.h>
+#include <algorithm>
+#include <limits>
+
+namespace epd {
+namespace {
+
+constexpr int kEventsPerTurn = 64;
+constexpr std::uint64_t kLongestWaitMs = 60'000;
+
+}  // namespace
+
+Result<std::unique_ptr<Loop>> Loop::create(const Clock& clock) {
+  std::unique_ptr<Loop> loop(new Loop(clock));
+  loop->epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
+  if (!loop->epoll_.valid()) return errno_status("epoll_create1");
+  Result<UniqueFd> wake = make_eventfd();
+  if (!wake.ok()) return wake.status();
+  loop->wake_ = std::move(*wake);
+  Loop* self = loop.get();
+  Result<WatchId> id = loop->add(loop->wake_.get(), EPOLLIN, [self](std::uint32_t) { self->run_posted(); });
+  if (!id.ok()) return id.status();
+  return loop;
+}
+
+Result<Loop::WatchId> Loop::add(int fd, std::uint32_t epoll_events, Handler handler) {
+  const WatchId id = next_id_++;
+  epoll_event event{};
+  event.events = epoll_events;
+  event.data.u64 = id;
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) return errno_status("epoll_ctl");
+  handlers_.emplace(id, std::make_shared<Handler>(std::move(handler)));
+  return id;
+}
+
+void Loop::modify(WatchId id, int fd, std::uint32_t epoll_events) {
+  epoll_event event{};
+  event.events = epoll_events;
+  event.data.u64 = id;
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
+}
+
+void Loop::remove(WatchId id, int fd) {
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+  handlers_.erase(id);
+}
+
+bool Loop::post(std::function<void()> task) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopped_) return false;
+    posted_.push_back(std::move(task));
+  }
+  ring_eventfd(wake_.get());
+  return true;
+}
+
+void Loop::run_posted() {
+  std::uint64_t count;
+  [[maybe_unused]] const ssize_t n = ::read(wake_.get(), &count, sizeof(count));
+  std::vector<std::function<void()>> tasks;
+  {
+    const std::lock_guard lock(mutex_);
+    tasks.swap(posted_);
+  }
+  for (const auto& task : tasks) task();
+}
+
+int Loop::timeout_ms(std::uint64_t due_ns) const {
+  const std::uint64_t now = clock_.now_ns();
+  if (due_ns <= now) return 0;
+  if (due_ns == std::numeric_limits<std::uint64_t>::max()) return -1;
+  return static_cast<int>(std::min((due_ns - now) / 1'000'000 + 1, kLongestWaitMs));
+}
+
+void Loop::run(const std::function<std::uint64_t()>& turn) {
+  while (!stopping_) {
+    const std::uint64_t due_ns = turn();
+    if (stopping_) break;
+    epoll_event events[kEventsPerTurn];
+    const int n = ::epoll_wait(epoll_.get(), events, kEventsPerTurn, timeout_ms(due_ns));
+    for (int i = 0; i < n; ++i) {
+      const auto found = handlers_.find(events[i].data.u64);
+      if (found == handlers_.end()) continue;  // removed by an earlier handler of this turn
+      const std::shared_ptr<Handler> handler = found->second;
+      (*handler)(events[i].events);
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  stopped_ = true;
+  posted_.clear();
+}
+
+}  // namespace epd

@@ -1,0 +1,255 @@
+#include "node.h"
+
+#include <sys/epoll.h>
+#include <sys/random.h>
+#include <algorithm>
+#include <limits>
+
+namespace epd {
+namespace {
+
+constexpr std::uint64_t kMsNs = 1'000'000;
+
+ArenaStore::Limits arena_limits(const Config& config) {
+  return {config.effective_arena_bytes(), config.effective_arena_bytes_per_user()};
+}
+
+SessionLimits session_limits(const Config& config) {
+  return {config.max_sessions, config.max_sessions_per_user, config.attach_ms};
+}
+
+MembershipLimits membership_limits(const Config& config) {
+  return {config.max_groups, config.join_ms, config.engine_ack_ms, config.engine_watchdog_ms,
+          config.operation_ms};
+}
+
+}  // namespace
+
+Node::Node(SupervisorOptions options)
+    : options_(std::move(options)),
+      config_(options_.config),
+      notifier_(options_.notify_socket),
+      arenas_(arena_limits(config_)),
+      registry_(clock_, *this, membership_limits(config_)) {}
+
+Status Node::start() {
+  started_ns_ = clock_.now_ns();
+  if (::getrandom(boot_id_.data(), boot_id_.size(), 0) != static_cast<ssize_t>(boot_id_.size()))
+    return errno_status("getrandom");
+  Result<std::unique_ptr<Loop>> loop = Loop::create(clock_);
+  if (!loop.ok()) return loop.status();
+  loop_ = std::move(*loop);
+  if (Status status = watch_signals(); !status.ok()) return status;
+
+  std::vector<std::string> devices;
+  for (std::uint32_t i = 0; i < config_.host_devices; ++i) devices.push_back("host:" + std::to_string(i));
+  Result<Listener> listener = Listener::open({config_.socket, config_.socket_mode, config_.socket_group});
+  if (!listener.ok()) return listener.status();
+  SessionTable::Options table;
+  table.daemon = std::string("epd ") + kDaemonVersion;
+  table.boot_id = boot_id_;
+  table.devices = devices;
+  table.limits = session_limits(config_);
+  Result<std::unique_ptr<SessionTable>> sessions =
+      SessionTable::create(std::move(table), std::move(*listener), clock_, *this);
+  if (!sessions.ok()) return sessions.status();
+  sessions_ = std::move(*sessions);
+  Result<Loop::WatchId> watch =
+      loop_->add(sessions_->poll_fd(), EPOLLIN, [this](std::uint32_t) { sessions_->process(); });
+  if (!watch.ok()) return watch.status();
+
+  removals_.resize(devices.size());
+  fleet_ = std::make_unique<EngineFleet>(*loop_, clock_, *this, fleet_options());
+  return fleet_->start(devices);
+}
+
+int Node::run() {
+  loop_->run([this] { return turn(); });
+  return 0;
+}
+
+// Once per turn of the loop: what the events have led to, and what is due.
+std::uint64_t Node::turn() {
+  carry_out_actions();
+  sessions_->tick();
+  registry_.tick();
+  check_removals();
+  fleet_->tick();
+  carry_out_actions();
+  advance_phase();
+  carry_out_actions();
+  std::uint64_t due = std::min(
+      {sessions_->next_due_ns(), registry_.next_due_ns(), fleet_->next_due_ns(), next_lifecycle_due_ns()});
+  for (const auto& pending : removals_) {
+    for (const auto& [session, due_ns] : pending) due = std::min(due, due_ns);
+  }
+  return due;
+}
+
+EngineFleet::Options Node::fleet_options() const {
+  return {options_.engine_binary,
+          config_.level(),
+          config_.format(),
+          config_.engine_watchdog_ms,
+          config_.restart_backoff_min_ms,
+          config_.restart_backoff_max_ms,
+          config_.max_restarts_per_minute};
+}
+
+abi::Settings Node::settings() const {
+  return {config_.effective_sms(), config_.operation_ms, config_.spin_us, config_.log_level};
+}
+
+void Node::apply_limits() {
+  arenas_.set_limits(arena_limits(config_));
+  sessions_->set_limits(session_limits(config_));
+  registry_.set_limits(membership_limits(config_));
+  fleet_->set_options(fleet_options());
+  for (std::uint32_t i = 0; i < fleet_->size(); ++i) fleet_->send(i, abi::LinkType::kSettings, settings());
+}
+
+// ---- sessions
+
+Status Node::may_attach() {
+  if (phase_ == Phase::kStarting || phase_ == Phase::kServing) return {};
+  return {StatusCode::kAborted, "draining: this daemon takes no more sessions"};
+}
+
+Status Node::device_usable(std::uint32_t device) {
+  if (fleet_->state(device) != DeviceState::kFailed) return {};
+  return internal_error(fleet_->name(device) +
+                        " has failed: its engine died too often; see the daemon's log");
+}
+
+void Node::session_opened(const Session& session) {
+  tell_session(session);
+}
+
+void Node::tell_session(const Session& session) {
+  fleet_->send(session.device, abi::LinkType::kAddSession,
+               abi::AddSession{session.id, session.peer.uid, session.peer.pid},
+               {session.segments.a.get(), session.segments.b.get(), session.segments.bell_engine.get()});
+}
+
+void Node::session_closed(const Session& session, const std::string& how) {
+  registry_.session_closed(session.id, how);
+  carry_out_actions();  // kStopMember goes before kRemoveSession
+  if (!fleet_->is_ready(session.device)) return;
+  fleet_->send(session.device, abi::LinkType::kRemoveSession, abi::SessionRef{session.id});
+  // Its operations may run to their end first, and its groups' breaks have two deadlines of their own.
+  const std::uint64_t patience_ms =
+      std::uint64_t{config_.operation_ms} + 3 * std::uint64_t{config_.engine_ack_ms};
+  removals_[session.device][session.id] = clock_.now_ns() + patience_ms * kMsNs;
+}
+
+void Node::check_removals() {
+  const std::uint64_t now = clock_.now_ns();
+  for (std::uint32_t device = 0; device < removals_.size(); ++device) {
+    std::erase_if(removals_[device], [&](const auto& entry) {
+      if (entry.second > now) return false;
+      fleet_->kill(device, "session " + std::to_string(entry.first) + " was not removed in time");
+      return true;
+    });
+  }
+}
+
+void Node::join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join) {
+  if (Status status = may_attach(); !status.ok()) {
+    sessions_->refuse(session.id, request_id, status);
+    return;
+  }
+  registry_.join({session.id, request_id, session.peer.uid, session.peer.pid, session.device, join});
+}
+
+void Node::leave_requested(const Session& session, std::uint32_t request_id, const abi::Leave& leave) {
+  registry_.leave(session.id, request_id, leave.member);
+}
+
+// ---- engines
+
+void Node::engine_ready(std::uint32_t device) {
+  fleet_->send(device, abi::LinkType::kSettings, settings());
+  for (const auto& [id, session] : sessions_->connections()) {
+    if (session.attached && session.device == device) tell_session(session);
+  }
+  registry_.engine_up(device);
+}
+
+void Node::engine_down(std::uint32_t device, const std::string& text) {
+  removals_[device].clear();
+  for (const auto& [id, session] : sessions_->connections()) {
+    if (session.attached && session.device == device) unserve_segments(session.segments);
+  }
+  registry_.engine_down(device, text);
+}
+
+void Node::engine_failed(std::uint32_t device, const std::string& text) {
+  std::vector<std::uint64_t> ids;
+  for (const auto& [id, session] : sessions_->connections()) {
+    if (session.attached && session.device == device) ids.push_back(id);
+  }
+  for (const std::uint64_t id : ids) sessions_->end(id, internal_error(text));
+}
+
+void Node::session_failed(const abi::SessionFailed& message) {
+  const std::string text(message.text, abi::text_length(message.text));
+  static LogLimiter limiter;
+  limiter.log(LogLevel::kWarning, "session ended for an illegal submission",
+              {{"session", message.session_id}, {"reason", text}});
+  sessions_->end(message.session_id, Status(message.status, text));
+}
+
+void Node::engine_message(std::uint32_t device, const Packet& packet) {
+  const auto on = [&]<typename T>(auto&& handler, const T*) {
+    Result<T> message = packet.read<T>();
+    if (message.ok()) {
+      handler(*message);
+    } else {
+      fleet_->kill(device, message.status().message());
+    }
+  };
+  switch (static_cast<abi::LinkType>(packet.header.type)) {
+    case abi::LinkType::kSessionFailed:
+      return on([&](const auto& m) { session_failed(m); }, static_cast<abi::SessionFailed*>(nullptr));
+    case abi::LinkType::kSessionRemoved:
+      return on([&](const auto& m) { removals_[device].erase(m.session_id); },
+                static_cast<abi::SessionRef*>(nullptr));
+    case abi::LinkType::kGroupReady:
+      return on([&](const auto& m) { registry_.group_ready(device, m); },
+                static_cast<abi::GroupReady*>(nullptr));
+    case abi::LinkType::kMemberStopped:
+      return on([&](const auto& m) { registry_.member_stopped(device, m); },
+                static_cast<abi::MemberRef*>(nullptr));
+    case abi::LinkType::kBreakRequest:
+      return on([&](const auto& m) { registry_.break_requested(device, m); },
+                static_cast<abi::Break*>(nullptr));
+    case abi::LinkType::kBroken:
+      return on([&](const auto& m) { registry_.broken(device, m); }, static_cast<abi::Broken*>(nullptr));
+    case abi::LinkType::kGroupRemoved:
+      return on([&](const auto& m) { registry_.group_removed(device, m); },
+                static_cast<abi::GroupRef*>(nullptr));
+    default: fleet_->kill(device, "it sent message type " + std::to_string(packet.header.type));
+  }
+}
+
+// ---- memory of members
+
+Status Node::acquire(std::uint64_t group_id, std::uint32_t rank, std::uint32_t uid,
+                     const abi::GroupShape& shape) {
+  return arenas_.acquire(group_id, rank, uid, shape);
+}
+
+void Node::release(std::uint64_t group_id, std::uint32_t rank) {
+  arenas_.release(group_id, rank);
+}
+
+std::uint64_t Node::next_index(std::uint64_t group_id, std::uint32_t rank) {
+  return arenas_.next_index(group_id, rank);
+}
+
+void Node::mark_lost(std::uint64_t group_id, std::uint32_t rank, const std::string& text, StatusCode cause,
+                     std::int32_t culprit_rank) {
+  arenas_.mark_lost(group_id, rank, text, cause, culprit_rank);
+}
+
+}  // namespace epd

@@ -1,0 +1,125 @@
+// The supervisor's state: everything below runs on its loop.
+#pragma once
+
+#include "arena_store.h"
+#include "fleet.h"
+#include "loop.h"
+#include "membership/registry.h"
+#include "notify.h"
+#include "session/session_table.h"
+#include "supervisor/supervisor.h"
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace epd {
+
+// Connects the rooms: sessions and engines report events, the registry decides, and what it wants
+// done is done here. Split over node.cpp (sessions, engines), group_messages.cpp (the registry's actions),
+// lifecycle.cpp (signals, drain, reload, notification) and views.cpp (what the control plane sees).
+class Node final : public SessionHost, public FleetHost, public MemberMemory {
+ public:
+  explicit Node(SupervisorOptions options);
+  Status start();
+  int run();
+
+  Loop& loop() { return *loop_; }
+  void on_serving(std::function<void(bool)> callback) { on_serving_ = std::move(callback); }
+  void drain(std::uint32_t timeout_ms);  // 0: the configured one; again: no change
+
+  // views.cpp
+  DaemonView daemon_view() const;
+  std::vector<DeviceView> device_views() const;
+  std::vector<SessionView> session_views() const;
+  std::vector<GroupView> group_views() const;
+  std::vector<ConfigEntry> config_view() const { return config_.entries; }
+  // From any thread: reads only the engines' pages.
+  std::vector<OperationView> operation_views() const;
+
+ private:
+  enum class Phase { kStarting, kServing, kDraining, kStopping };
+
+  // SessionHost
+  Status may_attach() override;
+  Status device_usable(std::uint32_t device) override;
+  void session_opened(const Session& session) override;
+  void session_closed(const Session& session, const std::string& how) override;
+  void join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join) override;
+  void leave_requested(const Session& session, std::uint32_t request_id, const abi::Leave& leave) override;
+
+  // FleetHost
+  void engine_ready(std::uint32_t device) override;
+  void engine_message(std::uint32_t device, const Packet& packet) override;
+  void engine_down(std::uint32_t device, const std::string& text) override;
+  void engine_failed(std::uint32_t device, const std::string& text) override;
+
+  // MemberMemory
+  Status acquire(std::uint64_t group_id, std::uint32_t rank, std::uint32_t uid,
+                 const abi::GroupShape& shape) override;
+  void release(std::uint64_t group_id, std::uint32_t rank) override;
+  std::uint64_t next_index(std::uint64_t group_id, std::uint32_t rank) override;
+  void mark_lost(std::uint64_t group_id, std::uint32_t rank, const std::string& text, StatusCode cause,
+                 std::int32_t culprit_rank) override;
+
+  // node.cpp
+  std::uint64_t turn();
+  void tell_session(const Session& session);
+  void session_failed(const abi::SessionFailed& message);
+  void check_removals();
+  void apply_limits();
+  EngineFleet::Options fleet_options() const;
+  abi::Settings settings() const;
+
+  // group_messages.cpp
+  void carry_out_actions();
+  void carry_out(const StartGroup& action);
+  void carry_out(const SendStopMember& action);
+  void carry_out(const SendBreak& action);
+  void carry_out(const SendResume& action);
+  void carry_out(const SendRemoveGroup& action);
+  void carry_out(const KillEngine& action);
+  void carry_out(const ReplyJoined& action);
+  void carry_out(const ReplyLeft& action);
+  void carry_out(const ReplyRefused& action);
+  void carry_out(const WakeSession& action);
+
+  // lifecycle.cpp
+  Status watch_signals();
+  void on_signal();
+  void advance_phase();
+  void begin_stopping();
+  void reload();
+  void notify_status(const std::string& prefix);
+  std::uint64_t next_lifecycle_due_ns() const;
+
+  const SupervisorOptions options_;
+  Config config_;
+  MonotonicClock clock_;
+  std::array<std::uint8_t, 16> boot_id_{};
+  std::uint64_t started_ns_ = 0;
+  std::unique_ptr<Loop> loop_;
+  ServiceNotifier notifier_;
+  ArenaStore arenas_;
+  GroupRegistry registry_;
+  std::unique_ptr<SessionTable> sessions_;
+  std::unique_ptr<EngineFleet> fleet_;
+  UniqueFd signals_;
+
+  // Per device: sessions whose kRemoveSession is unanswered, and when patience ends.
+  std::vector<std::map<std::uint64_t, std::uint64_t>> removals_;
+
+  Phase phase_ = Phase::kStarting;
+  std::function<void(bool)> on_serving_;
+  std::uint64_t drain_due_ns_ = 0;
+  std::uint64_t next_ping_ns_ = 0;
+  std::string last_status_;
+  std::uint64_t config_generation_ = 1;
+  std::string last_reload_error_;
+};
+
+}  // namespace epd
