@@ -1,0 +1,118 @@
+#include "kit/daemon.h"
+
+#include "kit/error.h"
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <system_error>
+#include <thread>
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace epd::kit {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string make_temporary_directory() {
+  const char* base = std::getenv("TMPDIR");
+  std::string path = std::string(base != nullptr && *base != '\0' ? base : "/tmp") + "/epd-XXXXXX";
+  if (::mkdtemp(path.data()) == nullptr) fail_errno("making a directory like " + path);
+  return path;
+}
+
+std::string describe_end(int status) {
+  if (WIFSIGNALED(status)) return "the daemon was killed by signal " + std::to_string(WTERMSIG(status));
+  if (WEXITSTATUS(status) != 0) {
+    return "the daemon exited with status " + std::to_string(WEXITSTATUS(status));
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string executable_directory() {
+  std::error_code error;
+  const fs::path path = fs::read_symlink("/proc/self/exe", error);
+  if (error) fail("reading /proc/self/exe: " + error.message());
+  return path.parent_path().string();
+}
+
+OwnDaemon::OwnDaemon(const DaemonOptions& options) {
+  const std::string program = options.program.empty() ? executable_directory() + "/epd" : options.program;
+  if (::access(program.c_str(), X_OK) != 0) {
+    fail("no daemon to start at '" + program + "': give its path with --epd, or --socket of one that runs");
+  }
+  directory_ = make_temporary_directory();
+  socket_ = directory_ + "/epd.sock";
+  write_config(options);
+  spawn(program);
+}
+
+OwnDaemon::~OwnDaemon() {
+  stop();
+}
+
+void OwnDaemon::write_config(const DaemonOptions& options) const {
+  std::ofstream file(directory_ + "/epd.toml");
+  file << "[daemon]\nsocket = \"" << socket_ << "\"\ncontrol_socket = \"" << directory_ << "/control.sock\"\n"
+       << "[devices]\nhost = " << options.host_devices << "\n";
+  if (options.sms != 0) file << "sms = " << options.sms << "\n";
+  if (!file.flush()) fail("writing " + directory_ + "/epd.toml failed");
+}
+
+void OwnDaemon::spawn(const std::string& program) {
+  const std::string config = directory_ + "/epd.toml";
+  const std::string log = directory_ + "/epd.log";
+  const char* arguments[] = {program.c_str(), "serve", "--config", config.c_str(), nullptr};
+  const pid_t parent = ::getpid();
+  pid_ = ::fork();
+  if (pid_ < 0) fail_errno("fork of the daemon");
+  if (pid_ > 0) return;
+  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (::getppid() != parent) ::_exit(126);
+  const int out = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  if (out < 0 || ::dup2(out, STDOUT_FILENO) < 0 || ::dup2(out, STDERR_FILENO) < 0) ::_exit(126);
+  ::execv(program.c_str(), const_cast<char**>(arguments));
+  ::_exit(127);
+}
+
+std::string OwnDaemon::log_tail() const {
+  std::ifstream file(directory_ + "/epd.log");
+  std::ostringstream text;
+  text << file.rdbuf();
+  constexpr std::size_t kTail = 2000;
+  const std::string all = text.str();
+  return all.size() <= kTail ? all : all.substr(all.size() - kTail);
+}
+
+std::string OwnDaemon::stop() {
+  if (pid_ <= 0) return "";
+  ::kill(pid_, SIGTERM);
+  std::string outcome;
+  int status = 0;
+  bool ended = false;
+  for (int i = 0; i < 1000 && !ended; ++i) {
+    ended = ::waitpid(pid_, &status, WNOHANG) == pid_;
+    if (!ended) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  if (ended) {
+    outcome = describe_end(status);
+  } else {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, &status, 0);
+    outcome = "the daemon did not stop within 10 s of SIGTERM";
+  }
+  pid_ = -1;
+  std::error_code ignored;
+  fs::remove_all(directory_, ignored);
+  return outcome;
+}
+
+}  // namespace epd::kit

@@ -1,0 +1,44 @@
+// A daemon of the tool's own: `epd serve` in a temporary directory.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <sys/types.h>
+
+namespace epd::kit {
+
+struct DaemonOptions {
+  std::string program;             // path of epd; empty: beside this executable
+  std::uint32_t host_devices = 1;  // host:0 and up
+  std::uint32_t sms = 0;           // worker threads of each; 0: the daemon's default
+};
+
+// Started by the constructor, stopped by stop() or the destructor. Dies with this process.
+class OwnDaemon {
+ public:
+  explicit OwnDaemon(const DaemonOptions& options);  // throws ToolError
+  ~OwnDaemon();
+  OwnDaemon(const OwnDaemon&) = delete;
+  OwnDaemon& operator=(const OwnDaemon&) = delete;
+
+  const std::string& socket() const { return socket_; }
+  pid_t pid() const { return pid_; }
+  // The end of what it printed.
+  std::string log_tail() const;
+  // SIGTERM, then SIGKILL after ten seconds. "" after a clean exit, else what happened.
+  std::string stop();
+
+ private:
+  void write_config(const DaemonOptions& options) const;
+  void spawn(const std::string& program);
+
+  std::string directory_;
+  std::string socket_;
+  pid_t pid_ = -1;
+};
+
+// The directory of this executable, without a slash at the end.
+std::string executable_directory();
+
+}  // namespace epd::kit

@@ -1,0 +1,74 @@
+// R rank processes that this process forks, and what they share.
+#pragma once
+
+#include "kit/shared_array.h"
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <sys/types.h>
+
+namespace epd::kit {
+
+// Lives in shared memory, zero-filled at the beginning.
+struct TeamState {
+  std::atomic<std::uint32_t> arrived;
+  std::atomic<std::uint32_t> generation;  // of the barrier; ranks sleep on it
+  std::atomic<std::uint32_t> aborted;     // a rank has failed: nobody waits any more
+  std::atomic<std::uint32_t> progress;    // set by rank 0, read by the parent
+  std::atomic<std::uint32_t> error_claimed;
+  std::atomic<std::uint32_t> error_written;
+  char error[1024];
+};
+
+// One rank's view, in its own process.
+class TeamRank {
+ public:
+  TeamRank(TeamState& state, std::uint32_t rank, std::uint32_t size)
+      : state_(state), rank_(rank), size_(size) {}
+
+  std::uint32_t rank() const { return rank_; }
+  std::uint32_t size() const { return size_; }
+  // Returns when all ranks have called it. Throws ToolError when a rank has failed, or after two minutes.
+  void barrier();
+  void set_progress(std::uint32_t value) { state_.progress.store(value, std::memory_order_relaxed); }
+
+ private:
+  TeamState& state_;
+  std::uint32_t rank_;
+  std::uint32_t size_;
+};
+
+class Team {
+ public:
+  struct Options {
+    std::chrono::seconds limit{600};                 // for the whole run
+    pid_t daemon = -1;                               // if it ends, the run ends
+    std::function<void(std::uint32_t)> on_progress;  // in the parent, a few times a second
+  };
+  using Body = std::function<void(TeamRank&)>;
+
+  explicit Team(std::uint32_t ranks);
+  ~Team();  // kills what still runs
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
+
+  // Forks the ranks, runs `body` in each, and returns when all have ended well. The process must have one
+  // thread. Throws ToolError with the first message of a rank, or with what happened to it.
+  void run(const Body& body, const Options& options);
+
+ private:
+  void start(const Body& body);
+  void wait(const Options& options);
+  std::string error_text() const;
+
+  SharedArray<TeamState> state_;
+  std::uint32_t size_;
+  std::vector<pid_t> running_;
+};
+
+}  // namespace epd::kit

@@ -1,0 +1,134 @@
+#include "kit/routing.h"
+
+#include "kit/error.h"
+#include "kit/gate.h"
+#include "kit/random.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace epd::kit {
+namespace {
+
+constexpr int kTries = 64;  // before a draw takes the next free expert instead
+
+bool taken(const std::int32_t* idx, std::uint32_t count, std::uint32_t expert) {
+  return std::find(idx, idx + count, static_cast<std::int32_t>(expert)) != idx + count;
+}
+
+// K different experts, each by `draw()`.
+template <typename Draw>
+void draw_distinct(std::uint32_t topk, std::uint32_t num_experts, Draw draw, std::int32_t* idx) {
+  for (std::uint32_t k = 0; k < topk; ++k) {
+    std::uint32_t expert = draw();
+    for (int tries = 0; tries < kTries && taken(idx, k, expert); ++tries) expert = draw();
+    while (taken(idx, k, expert)) expert = (expert + 1) % num_experts;
+    idx[k] = static_cast<std::int32_t>(expert);
+  }
+}
+
+void random_weights(Random& random, std::uint32_t topk, const std::int32_t* idx, float* weights) {
+  float sum = 0.0f;
+  for (std::uint32_t k = 0; k < topk; ++k) {
+    weights[k] = idx[k] < 0 ? 0.0f : 0.05f + static_cast<float>(random.unit());
+    sum += weights[k];
+  }
+  for (std::uint32_t k = 0; k < topk && sum > 0.0f; ++k) weights[k] /= sum;
+}
+
+// Sigmoids of normally distributed logits, no bias.
+void group_limited_token(Random& random, const GateConfig& gate, std::int32_t* idx, float* weights) {
+  thread_local std::vector<float> scores;
+  thread_local std::vector<float> bias;
+  scores.resize(gate.num_experts);
+  bias.assign(gate.num_experts, 0.0f);
+  for (float& score : scores) score = sigmoid(random.normal());
+  select_experts(gate, scores, bias, idx, weights);
+}
+
+}  // namespace
+
+RoutingSpec parse_routing(const std::string& name) {
+  RoutingSpec spec;
+  spec.name = name;
+  if (name == "uniform") {
+    spec.kind = RoutingKind::kUniform;
+  } else if (name == "zipf") {
+    spec.kind = RoutingKind::kZipf;
+  } else if (name == "group-limited") {
+    spec.kind = RoutingKind::kGroupLimited;
+  } else if (name == "one-expert") {
+    spec.kind = RoutingKind::kOneExpert;
+  } else {
+    spec.kind = RoutingKind::kFile;
+  }
+  return spec;
+}
+
+RoutingSource::RoutingSource(const RoutingSpec& spec) : spec_(spec) {
+  if (spec.topk == 0 || spec.topk > spec.num_experts) {
+    fail("topk is " + std::to_string(spec.topk) + "; allowed: 1.." + std::to_string(spec.num_experts) +
+         " (the number of experts)");
+  }
+  if (spec.kind == RoutingKind::kGroupLimited) {
+    const std::string error = gate_error({.num_experts = spec.num_experts, .topk = spec.topk, .scale = 1.0f});
+    if (!error.empty()) fail(error);
+  }
+  if (spec.kind == RoutingKind::kFile) {
+    table_ = read_routing_file(spec.name, spec.num_experts, spec.topk);
+  }
+  if (spec.kind == RoutingKind::kZipf) {
+    popularity_.resize(spec.num_experts);
+    std::iota(popularity_.begin(), popularity_.end(), 0u);
+    Random random(derive(spec.seed, 0x21bf));
+    for (std::uint32_t i = spec.num_experts; i > 1; --i) {
+      std::swap(popularity_[i - 1], popularity_[random.below(i)]);
+    }
+    double sum = 0;
+    for (std::uint32_t i = 0; i < spec.num_experts; ++i) cumulative_.push_back(sum += 1.0 / (i + 1));
+  }
+}
+
+void RoutingSource::fill(const RoutingRequest& request, std::int32_t* idx, float* weights) const {
+  const std::uint32_t topk = spec_.topk;
+  const std::uint32_t experts = spec_.num_experts;
+  const std::uint64_t seed = derive(spec_.seed, request.iteration);
+  Random random(derive(seed, request.rank));
+  const auto hot = static_cast<std::int32_t>(Random(seed).below(experts));
+  const GateConfig gate{.num_experts = experts, .topk = topk, .scale = 1.0f};
+  const std::uint64_t lines = table_.size() / topk;
+  const std::uint64_t first =
+      (request.iteration * request.num_ranks + request.rank) * std::uint64_t{request.num_tokens};
+  for (std::uint32_t t = 0; t < request.num_tokens; ++t, idx += topk, weights += topk) {
+    switch (spec_.kind) {
+      case RoutingKind::kUniform:
+        draw_distinct(
+            topk, experts, [&] { return random.below(experts); }, idx);
+        break;
+      case RoutingKind::kZipf:
+        draw_distinct(
+            topk, experts,
+            [&] {
+              const double place = random.unit() * cumulative_.back();
+              const auto found = std::upper_bound(cumulative_.begin(), cumulative_.end(), place);
+              const auto i = std::min<std::size_t>(static_cast<std::size_t>(found - cumulative_.begin()),
+                                                   popularity_.size() - 1);
+              return popularity_[i];
+            },
+            idx);
+        break;
+      case RoutingKind::kGroupLimited: group_limited_token(random, gate, idx, weights); continue;
+      case RoutingKind::kOneExpert:
+        std::fill_n(idx, topk, -1);
+        idx[0] = hot;
+        break;
+      case RoutingKind::kFile:
+        std::copy_n(table_.begin() + static_cast<std::ptrdiff_t>((first + t) % lines * topk), topk, idx);
+        break;
+    }
+    random_weights(random, topk, idx, weights);
+  }
+}
+
+}  // namespace epd::kit

@@ -1,0 +1,74 @@
+#include "kit/session.h"
+
+#include "kit/error.h"
+
+#include <thread>
+
+namespace epd::kit {
+
+SessionPtr attach(const std::string& socket, const std::string& device, std::chrono::milliseconds patience) {
+  epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
+  options.socket_path = socket.empty() ? nullptr : socket.c_str();
+  options.device = device.c_str();
+  const auto begin = std::chrono::steady_clock::now();
+  for (;;) {
+    epd_session_t* session = nullptr;
+    const epd_status_t status = epd_session_attach(&options, &session);
+    if (status == EPD_OK) return SessionPtr(session);
+    // Nobody listens yet, or the daemon is starting and its engine is not there.
+    const bool starting = status == EPD_DAEMON_LOST || status == EPD_ENGINE_RESTARTED;
+    if (!starting || std::chrono::steady_clock::now() - begin > patience)
+      require(status, "attach to " + device);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
+
+std::string daemon_name(const epd_session_t* session) {
+  epd_session_info_t info = EPD_SESSION_INFO_INIT;
+  require(epd_session_info(session, &info), "session info");
+  return info.daemon;
+}
+
+GroupPtr join(epd_session_t* session, const epd_group_config_t& config) {
+  epd_group_t* group = nullptr;
+  require(epd_group_join(session, &config, &group), std::string("join of group ") + config.name);
+  return GroupPtr(group);
+}
+
+epd_buffers_t buffers_of(const epd_group_t* group, std::uint32_t slot) {
+  epd_buffers_t buffers = EPD_BUFFERS_INIT;
+  require(epd_group_buffers(group, slot, &buffers), "buffers of slot " + std::to_string(slot));
+  return buffers;
+}
+
+epd_ticket_t submit_dispatch(epd_group_t* group, const DispatchCall& call, epd_handle_t* handle) {
+  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  args.slot = call.slot;
+  args.num_tokens = call.num_tokens;
+  epd_ticket_t ticket = 0;
+  require(epd_dispatch(group, &args, &ticket, handle), "dispatch");
+  return ticket;
+}
+
+epd_ticket_t submit_combine(epd_group_t* group, std::uint32_t slot, epd_handle_t handle, bool weighted) {
+  epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
+  args.slot = slot;
+  args.handle = handle;
+  args.weighted = weighted ? 1 : 0;
+  epd_ticket_t ticket = 0;
+  require(epd_combine(group, &args, &ticket), "combine");
+  return ticket;
+}
+
+epd_result_t finish(epd_group_t* group, epd_ticket_t ticket, const char* what) {
+  epd_result_t result = EPD_RESULT_INIT;
+  require(epd_ticket_wait(group, ticket, EPD_FOREVER, &result), what);
+  return result;
+}
+
+double now_us() {
+  const auto since = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double, std::micro>(since).count();
+}
+
+}  // namespace epd::kit

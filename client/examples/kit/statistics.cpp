@@ -1,0 +1,55 @@
+#include "kit/statistics.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace epd::kit {
+namespace {
+
+double sorted_quantile(const std::vector<double>& sorted, double q) {
+  if (sorted.empty()) return 0;
+  const double place = std::clamp(q, 0.0, 1.0) * static_cast<double>(sorted.size() - 1);
+  const auto below = static_cast<std::size_t>(std::floor(place));
+  const std::size_t above = std::min(below + 1, sorted.size() - 1);
+  return sorted[below] + (sorted[above] - sorted[below]) * (place - static_cast<double>(below));
+}
+
+std::vector<double> sorted_copy(std::span<const double> samples) {
+  std::vector<double> sorted(samples.begin(), samples.end());
+  std::sort(sorted.begin(), sorted.end());
+  return sorted;
+}
+
+}  // namespace
+
+double quantile(std::span<const double> samples, double q) {
+  return sorted_quantile(sorted_copy(samples), q);
+}
+
+double mean(std::span<const double> samples) {
+  if (samples.empty()) return 0;
+  return std::accumulate(samples.begin(), samples.end(), 0.0) / static_cast<double>(samples.size());
+}
+
+Summary summarize(std::span<const double> samples) {
+  const std::vector<double> sorted = sorted_copy(samples);
+  if (sorted.empty()) return {};
+  return {sorted.size(),
+          sorted.front(),
+          sorted_quantile(sorted, 0.50),
+          sorted_quantile(sorted, 0.90),
+          sorted_quantile(sorted, 0.99),
+          sorted.back()};
+}
+
+std::vector<double> slowest_rank(std::span<const double> samples, std::size_t ranks) {
+  std::vector<double> slowest;
+  for (std::size_t row = 0; ranks != 0 && row < samples.size() / ranks; ++row) {
+    const auto values = samples.subspan(row * ranks, ranks);
+    slowest.push_back(*std::max_element(values.begin(), values.end()));
+  }
+  return slowest;
+}
+
+}  // namespace epd::kit

@@ -1,0 +1,134 @@
+// epd-moe-demo: see README.md and --help.
+#include "kit/daemon.h"
+#include "kit/error.h"
+#include "kit/routing.h"
+#include "options.h"
+#include "rank.h"
+#include "report.h"
+#include "text.h"
+
+#include <cstdio>
+#include <fstream>
+#include <optional>
+#include <sstream>
+
+#include <unistd.h>
+
+namespace epd::demo {
+namespace {
+
+std::string read_text(const std::string& given) {
+  for (const std::string& path : given.empty()
+                                     ? std::vector<std::string>{EPD_DEMO_INSTALLED_TEXT, EPD_DEMO_TEXT}
+                                     : std::vector<std::string>{given}) {
+    std::ifstream file(path);
+    std::ostringstream text;
+    if (file && text << file.rdbuf()) return text.str();
+  }
+  kit::fail("no text at '" + (given.empty() ? std::string(EPD_DEMO_TEXT) : given) +
+            "': give one with --text");
+}
+
+// A bar on a terminal, else a line for each pass.
+class Progress {
+ public:
+  explicit Progress(const DemoPlan& plan)
+      : layers_(plan.model.num_layers), passes_(plan.passes()), tty_(::isatty(STDERR_FILENO) == 1) {}
+  ~Progress() {
+    if (tty_) std::fprintf(stderr, "\r\033[K");
+  }
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void show(std::uint32_t done) {
+    if (done == shown_) return;
+    constexpr std::uint32_t kWidth = 40;
+    if (tty_) {
+      const std::uint32_t filled = done * kWidth / (layers_ * passes_);
+      std::fprintf(stderr, "\r[%s%s] layer %u of %u\033[K", std::string(filled, '#').c_str(),
+                   std::string(kWidth - filled, '.').c_str(), done, layers_ * passes_);
+    } else if (done / layers_ != shown_ / layers_) {
+      std::fprintf(stderr, "forward pass %u of %u done\n", done / layers_, passes_);
+    }
+    shown_ = done;
+  }
+
+ private:
+  std::uint32_t layers_;
+  std::uint32_t passes_;
+  bool tty_;
+  std::uint32_t shown_ = 0;
+};
+
+void dump_routing(const DemoPlan& plan, const DemoRecords& records) {
+  if (plan.dump_routing.empty()) return;
+  std::ofstream file(plan.dump_routing);
+  const std::uint32_t topk = plan.model.gate.topk;
+  const std::int32_t* choices = records.routing.data();
+  for (std::uint32_t pass = 0; pass < plan.passes(); ++pass) {
+    for (std::uint32_t layer = 0; layer < plan.model.num_layers; ++layer) {
+      for (std::uint32_t rank = 0; rank < plan.model.num_ranks; ++rank) {
+        for (std::uint32_t t = 0; t < plan.tokens; ++t, choices += topk) {
+          kit::write_routing_line(file, {pass, layer, rank, {choices, topk}});
+        }
+      }
+    }
+  }
+  if (!file.flush()) kit::fail("writing '" + plan.dump_routing + "' failed");
+}
+
+bool run(const DemoPlan& plan, const std::string& socket, pid_t daemon) {
+  DemoRecords records(plan);
+  kit::CopyCeiling ceiling({plan.model.num_ranks, plan.max_tokens(), plan.model.hidden, /*fp8=*/true});
+  DemoContext context;
+  context.plan = plan;
+  context.socket = socket;
+  context.group = "moe-demo-" + std::to_string(::getpid());
+  context.pieces = split_into_pieces(read_text(plan.text_path));
+  if (context.pieces.empty()) kit::fail("the text '" + plan.text_path + "' has no words");
+  for (std::uint32_t i = 0; i < plan.model.num_layers; ++i) context.gates.emplace_back(plan.model, i);
+  context.ceiling = &ceiling;
+  context.records = &records;
+  {
+    Progress progress(plan);
+    kit::Team team(plan.model.num_ranks);
+    kit::Team::Options options;
+    options.daemon = daemon;
+    options.on_progress = [&progress](std::uint32_t done) { progress.show(done); };
+    team.run([&context](kit::TeamRank& self) { DemoRank(context, self).run(); }, options);
+  }
+  dump_routing(plan, records);
+  const DemoReport report = make_report(plan, records);
+  const std::string text = plan.json ? to_json(plan, report) + "\n" : to_table(plan, report);
+  std::fputs(text.c_str(), stdout);
+  return report.correct();
+}
+
+int run_tool(const DemoPlan& plan) {
+  std::optional<kit::OwnDaemon> own;
+  try {
+    if (plan.socket.empty()) {
+      own.emplace(kit::DaemonOptions{.program = plan.program, .host_devices = plan.model.num_ranks});
+    }
+    const bool correct = run(plan, own ? own->socket() : plan.socket, own ? own->pid() : -1);
+    const std::string outcome = own ? own->stop() : "";
+    if (!outcome.empty()) kit::fail(outcome);
+    return correct ? 0 : 1;
+  } catch (const kit::ToolError& error) {
+    std::fprintf(stderr, "epd-moe-demo: %s\n", error.what());
+    if (own && !own->log_tail().empty()) {
+      std::fprintf(stderr, "the end of the daemon's log:\n%s", own->log_tail().c_str());
+    }
+    return 1;
+  }
+}
+
+}  // namespace
+}  // namespace epd::demo
+
+int main(int argc, char** argv) {
+  epd::demo::DemoPlan plan;
+  int exit_code = 0;
+  if (!epd::demo::parse_options(argc, argv, plan, exit_code)) return exit_code;
+  return epd::demo::run_tool(plan);
+}
