@@ -1,0 +1,92 @@
+#include "coordinator.h"
+
+#include "kit/error.h"
+#include "kit/team.h"
+#include "worker.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include <unistd.h>
+
+namespace epd::bench {
+namespace {
+
+constexpr std::chrono::seconds kRunLimit{900};
+
+// A new name for each run: groups of earlier runs may still be ending.
+std::string next_group_name() {
+  static int number = 0;
+  return "epbench-" + std::to_string(::getpid()) + "-" + std::to_string(number++);
+}
+
+std::size_t noop_count(const RunPlan& plan) {
+  if (plan.operation != Operation::kNoop) return std::size_t{plan.iterations} * kNoopsBetween;
+  return std::size_t{plan.iterations} * plan.ranks * kNoopsPerIteration;
+}
+
+kit::RoutingSpec routing_spec(const RunPlan& plan) {
+  kit::RoutingSpec spec = kit::parse_routing(plan.routing);
+  spec.num_experts = plan.experts;
+  spec.topk = plan.topk;
+  spec.seed = plan.seed;
+  return spec;
+}
+
+class ProgressLine {
+ public:
+  ProgressLine(std::string label, std::uint32_t total)
+      : label_(std::move(label)), total_(total), tty_(::isatty(STDERR_FILENO) == 1) {}
+  ~ProgressLine() {
+    if (tty_) std::fprintf(stderr, "\r\033[K");
+  }
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+  void show(std::uint32_t done) const {
+    if (tty_) std::fprintf(stderr, "\r%s %u/%u\033[K", label_.c_str(), done, total_);
+  }
+
+ private:
+  std::string label_;
+  std::uint32_t total_;
+  bool tty_;
+};
+
+}  // namespace
+
+Daemon::Daemon(const DaemonPlan& plan, std::uint32_t devices, std::uint32_t sms) : socket_(plan.socket) {
+  if (plan.socket.empty()) {
+    own_.emplace(kit::DaemonOptions{.program = plan.program, .host_devices = devices, .sms = sms});
+  }
+}
+
+void Daemon::stop() {
+  if (!own_) return;
+  const std::string tail = log();
+  const std::string outcome = own_->stop();
+  if (!outcome.empty()) kit::fail(outcome + tail);
+}
+
+std::string Daemon::log() const {
+  if (!own_ || own_->log_tail().empty()) return "";
+  return "\nthe end of the daemon's log:\n" + own_->log_tail();
+}
+
+std::vector<Report> run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& label) {
+  validate(plan);
+  Samples samples(plan.iterations, plan.ranks, noop_count(plan));
+  const std::uint32_t ceiling_tokens = plan.operation == Operation::kNoop ? 0 : plan.tokens;
+  kit::CopyCeiling ceiling({plan.ranks, ceiling_tokens, plan.hidden, plan.fp8});
+  const RunContext context{
+      plan, daemon.socket(), next_group_name(), kit::RoutingSource(routing_spec(plan)), &ceiling, &samples};
+  const ProgressLine progress(label, plan.warmup + plan.iterations);
+  kit::Team team(plan.ranks);
+  kit::Team::Options options;
+  options.limit = kRunLimit;
+  options.daemon = daemon.pid();
+  options.on_progress = [&progress](std::uint32_t done) { progress.show(done); };
+  team.run([&context](kit::TeamRank& self) { Worker(context, self).run(); }, options);
+  return make_reports(plan, samples);
+}
+
+}  // namespace epd::bench

@@ -1,0 +1,34 @@
+// Starts a daemon if need be, runs ranks, and makes reports.
+#pragma once
+
+#include "kit/daemon.h"
+#include "plan.h"
+#include "report.h"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace epd::bench {
+
+// The daemon of this process: one of its own with `devices` host devices, or a running one.
+class Daemon {
+ public:
+  Daemon(const DaemonPlan& plan, std::uint32_t devices, std::uint32_t sms);
+  const std::string& socket() const { return own_ ? own_->socket() : socket_; }
+  pid_t pid() const { return own_ ? own_->pid() : -1; }  // -1: not ours
+  // Throws kit::ToolError if our own did not stop cleanly.
+  void stop();
+  // "" or a paragraph with the end of our own daemon's log, for error messages.
+  std::string log() const;
+
+ private:
+  std::string socket_;
+  std::optional<kit::OwnDaemon> own_;
+};
+
+// One run with fresh rank processes. Throws kit::ToolError if it did not finish. This process must have one
+// thread. `label`: for the progress line, shown on a terminal only.
+std::vector<Report> run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& label);
+
+}  // namespace epd::bench

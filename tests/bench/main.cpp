@@ -1,0 +1,83 @@
+// epbench: see README.md and --help.
+#include "coordinator.h"
+#include "kit/error.h"
+#include "lifecycle.h"
+#include "options.h"
+#include "report.h"
+#include "suite.h"
+
+#include <cstdio>
+
+namespace epd::bench {
+namespace {
+
+template <typename AnyReport>
+bool print(const std::vector<AnyReport>& reports, bool json, const std::string& table) {
+  bool correct = true;
+  for (const AnyReport& report : reports) {
+    correct = correct && report.correct;
+    if (json) std::printf("%s\n", to_json(report).c_str());
+  }
+  if (!json) std::fputs(table.c_str(), stdout);
+  return correct;
+}
+
+bool run(const Options& options, const Daemon& daemon) {
+  switch (options.command) {
+    case Command::kRun: {
+      const auto reports = run_ranks(options.run, daemon, "epbench");
+      return print(reports, options.json, to_table(reports));
+    }
+    case Command::kSuite: {
+      const auto reports = run_suite(options.run, daemon);
+      return print(reports, options.json, to_markdown(reports));
+    }
+    case Command::kAttach: {
+      const auto reports = measure_attach(daemon, options.rounds);
+      return print(reports, options.json, to_table(reports));
+    }
+    case Command::kReap: {
+      const auto reports = measure_reap(daemon, options.rounds);
+      return print(reports, options.json, to_table(reports));
+    }
+  }
+  return false;
+}
+
+std::uint32_t devices_for(const Options& options) {
+  switch (options.command) {
+    case Command::kRun: return options.run.ranks;
+    case Command::kSuite: return kSuiteDevices;
+    case Command::kAttach: return 1;
+    case Command::kReap: return 2;
+  }
+  return 1;
+}
+
+int run_tool(const Options& options) {
+  try {
+    Daemon daemon(options.daemon, devices_for(options), options.run.sms);
+    bool correct = false;
+    try {
+      correct = run(options, daemon);
+    } catch (const kit::ToolError& error) {
+      std::fprintf(stderr, "epbench: %s%s\n", error.what(), daemon.log().c_str());
+      return 1;
+    }
+    daemon.stop();
+    return correct ? 0 : 1;
+  } catch (const kit::ToolError& error) {
+    std::fprintf(stderr, "epbench: %s\n", error.what());
+    return 1;
+  }
+}
+
+}  // namespace
+}  // namespace epd::bench
+
+int main(int argc, char** argv) {
+  epd::bench::Options options;
+  int exit_code = 0;
+  if (!epd::bench::parse_options(argc, argv, options, exit_code)) return exit_code;
+  return epd::bench::run_tool(options);
+}

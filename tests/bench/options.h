@@ -1,0 +1,25 @@
+// The command line of epbench.
+#pragma once
+
+#include "plan.h"
+
+#include <cstdint>
+#include <string>
+
+namespace epd::bench {
+
+enum class Command { kRun, kSuite, kAttach, kReap };
+
+struct Options {
+  Command command = Command::kRun;
+  RunPlan run;
+  DaemonPlan daemon;
+  bool json = false;
+  std::uint32_t rounds = 100;  // of attach and reap
+};
+
+// Prints help or the reason and returns the exit code in `exit_code` (0 for --help) when there is nothing
+// to run.
+bool parse_options(int argc, char** argv, Options& options, int& exit_code);
+
+}  // namespace epd::bench

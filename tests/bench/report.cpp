@@ -1,0 +1,215 @@
+#include "report.h"
+
+#include "kit/ceiling.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <span>
+
+#include <nlohmann/json.hpp>
+
+namespace epd::bench {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Rows {
+  double busiest = 0;
+  double mean = 0;
+};
+
+// Means over iterations of the busiest rank's rows and of the ranks' mean.
+Rows rows_of(std::span<const std::uint32_t> rows, std::uint32_t ranks) {
+  Rows total;
+  const std::size_t iterations = rows.size() / ranks;
+  for (std::size_t i = 0; i < iterations; ++i) {
+    const auto line = rows.subspan(i * ranks, ranks);
+    total.busiest += *std::max_element(line.begin(), line.end());
+    for (const std::uint32_t value : line) total.mean += static_cast<double>(value) / ranks;
+  }
+  return {total.busiest / static_cast<double>(iterations), total.mean / static_cast<double>(iterations)};
+}
+
+// Bytes per microsecond are MB/s.
+double gbps(double bytes, double us) {
+  return us > 0 ? bytes / us * 1e-3 : 0;
+}
+
+void add_verdicts(const Samples& samples, Report& report) {
+  report.correct = true;
+  for (const Verdict& verdict : samples.verdicts.span()) {
+    report.checks += verdict.checks;
+    if (verdict.failures == 0) continue;
+    if (report.correct) report.first_difference = verdict.first;
+    report.correct = false;
+  }
+}
+
+Report report_operation(const char* name, const RunPlan& plan, const Samples& samples) {
+  const bool dispatch = std::string(name) == "dispatch";
+  const OperationSamples& measured = dispatch ? samples.dispatch : samples.combine;
+  Report report;
+  report.operation = name;
+  report.plan = plan;
+  report.daemon = samples.daemon.data();
+  report.time = kit::summarize(kit::slowest_rank(measured.time_us.span(), plan.ranks));
+  report.noop = kit::summarize(samples.noop_us.span());
+  report.ceiling_p50_us = kit::quantile(kit::slowest_rank(measured.ceiling_us.span(), plan.ranks), 0.5);
+  const double row_bytes = static_cast<double>(dispatch ? kit::dispatch_row_bytes(plan.hidden, plan.fp8)
+                                                        : kit::combine_row_bytes(plan.hidden));
+  const double us = report.time.p50;
+  const Rows wire = rows_of(measured.wire_rows.span(), plan.ranks);
+  const Rows logical = rows_of(measured.logical_rows.span(), plan.ranks);
+  const Rows moved = rows_of(measured.moved_rows.span(), plan.ranks);
+  report.wire_gbps = gbps(wire.busiest * row_bytes, us);
+  report.wire_gbps_mean = gbps(wire.mean * row_bytes, us);
+  report.logical_gbps = gbps(logical.busiest * row_bytes, us);
+  report.logical_gbps_mean = gbps(logical.mean * row_bytes, us);
+  report.moved_gbps = gbps(moved.busiest * row_bytes, us);
+  report.ceiling_gbps = gbps(moved.busiest * row_bytes, report.ceiling_p50_us);
+  report.ceiling_fraction = report.ceiling_gbps > 0 ? report.moved_gbps / report.ceiling_gbps : 0;
+  add_verdicts(samples, report);
+  return report;
+}
+
+std::string format(const char* pattern, auto... values) {
+  char text[512];
+  std::snprintf(text, sizeof(text), pattern, values...);
+  return text;
+}
+
+std::string verdict_of(const Report& report) {
+  if (!report.correct) return "WRONG";
+  if (!report.moves_rows()) return "ok";
+  return report.checks == 0 ? "unchecked" : "bit-exact";
+}
+
+void append_differences(const std::vector<Report>& reports, std::string& text) {
+  for (const Report& report : reports) {
+    if (!report.first_difference.empty()) text += "first difference: " + report.first_difference + "\n";
+  }
+}
+
+}  // namespace
+
+std::vector<Report> make_reports(const RunPlan& plan, const Samples& samples) {
+  std::vector<Report> reports;
+  if (plan.does_dispatch()) reports.push_back(report_operation("dispatch", plan, samples));
+  if (plan.does_combine()) reports.push_back(report_operation("combine", plan, samples));
+  if (plan.operation == Operation::kNoop) {
+    Report report;
+    report.operation = "noop";
+    report.plan = plan;
+    report.daemon = samples.daemon.data();
+    report.time = report.noop = kit::summarize(samples.noop_us.span());
+    report.correct = true;  // every one of them ended with OK, else there would be no report
+    reports.push_back(report);
+  }
+  return reports;
+}
+
+std::string to_json(const Report& report) {
+  const RunPlan& plan = report.plan;
+  Json json{{"op", report.operation},
+            {"backend", "host"},
+            {"ranks", plan.ranks},
+            {"tokens", plan.tokens},
+            {"hidden", plan.hidden},
+            {"topk", plan.topk},
+            {"experts", plan.experts},
+            {"dtype", report.operation == "combine" || !plan.fp8 ? "bf16" : "fp8"},
+            {"layout", "compact"},
+            {"sms", plan.sms},
+            {"depth", plan.depth},
+            {"routing", plan.routing},
+            {"seed", plan.seed},
+            {"iters", plan.iterations},
+            {"samples", report.time.count},
+            {"min_us", report.time.min},
+            {"p50_us", report.time.p50},
+            {"p90_us", report.time.p90},
+            {"p99_us", report.time.p99},
+            {"max_us", report.time.max}};
+  const std::pair<const char*, double> speeds[] = {
+      {"wire_gbps", report.wire_gbps},           {"wire_gbps_mean", report.wire_gbps_mean},
+      {"logical_gbps", report.logical_gbps},     {"logical_gbps_mean", report.logical_gbps_mean},
+      {"moved_gbps", report.moved_gbps},         {"ceiling_gbps", report.ceiling_gbps},
+      {"ceiling_p50_us", report.ceiling_p50_us}, {"ceiling_fraction", report.ceiling_fraction}};
+  for (const auto& [name, value] : speeds) json[name] = report.moves_rows() ? Json(value) : Json();
+  json["noop_p50_us"] = report.noop.p50;
+  json["noop_p99_us"] = report.noop.p99;
+  json["weighted"] = plan.weighted;
+  json["checks"] = report.checks;
+  json["correct"] = report.correct;
+  if (!report.first_difference.empty()) json["first_difference"] = report.first_difference;
+  json["daemon"] = report.daemon;
+  return json.dump();
+}
+
+std::string to_table(const std::vector<Report>& reports) {
+  if (reports.empty()) return "";
+  const RunPlan& plan = reports.front().plan;
+  std::string text =
+      format("%u ranks x %u tokens, H=%u E=%u K=%u, %s, routing %s, %u iterations; %s\n", plan.ranks,
+             plan.tokens, plan.hidden, plan.experts, plan.topk, plan.fp8 ? "fp8 dispatch" : "bf16",
+             plan.routing.c_str(), plan.iterations, reports.front().daemon.c_str());
+  text += format("%-9s %10s %10s %10s %8s %8s %8s %8s %6s  %s\n", "op", "p50 us", "p90 us", "p99 us", "wire",
+                 "logical", "moved", "ceiling", "share", "result");
+  for (const Report& report : reports) {
+    text += format("%-9s %10.1f %10.1f %10.1f ", report.operation.c_str(), report.time.p50, report.time.p90,
+                   report.time.p99);
+    if (report.moves_rows()) {
+      text += format("%8.2f %8.2f %8.2f %8.2f %5.0f%%", report.wire_gbps, report.logical_gbps,
+                     report.moved_gbps, report.ceiling_gbps, 100 * report.ceiling_fraction);
+    } else {
+      text += format("%8s %8s %8s %8s %6s", "-", "-", "-", "-", "-");
+    }
+    text += format("  %s\n", verdict_of(report).c_str());
+  }
+  text += format("GB/s of the busiest rank at p50. Hand-off (noop): p50 %.1f us, p99 %.1f us.\n",
+                 reports.front().noop.p50, reports.front().noop.p99);
+  append_differences(reports, text);
+  return text;
+}
+
+std::string to_markdown(const std::vector<Report>& reports) {
+  std::string text =
+      "| ranks | tokens | operation | p50 us | p99 us | wire GB/s | moved GB/s | ceiling GB/s | of ceiling | "
+      "result |\n|---:|---:|---|---:|---:|---:|---:|---:|---:|---|\n";
+  for (const Report& report : reports) {
+    if (!report.moves_rows()) {
+      text += format("| %u | - | noop | %.1f | %.1f | - | - | - | - | %s |\n", report.plan.ranks,
+                     report.time.p50, report.time.p99, verdict_of(report).c_str());
+      continue;
+    }
+    const bool fp8 = report.plan.fp8 && report.operation == "dispatch";
+    text += format("| %u | %u | %s %s | %.0f | %.0f | %.2f | %.2f | %.2f | %.0f %% | %s |\n",
+                   report.plan.ranks, report.plan.tokens, report.operation.c_str(), fp8 ? "fp8" : "bf16",
+                   report.time.p50, report.time.p99, report.wire_gbps, report.moved_gbps, report.ceiling_gbps,
+                   100 * report.ceiling_fraction, verdict_of(report).c_str());
+  }
+  append_differences(reports, text);
+  return text;
+}
+
+std::string to_json(const LifecycleReport& report) {
+  Json json{{"op", report.name},         {"backend", "host"},         {"samples", report.time.count},
+            {"min_us", report.time.min}, {"p50_us", report.time.p50}, {"p90_us", report.time.p90},
+            {"p99_us", report.time.p99}, {"max_us", report.time.max}, {"correct", report.correct},
+            {"daemon", report.daemon}};
+  if (!report.problem.empty()) json["problem"] = report.problem;
+  return json.dump();
+}
+
+std::string to_table(const std::vector<LifecycleReport>& reports) {
+  std::string text =
+      format("%-10s %8s %10s %10s %10s %10s\n", "", "samples", "p50 ms", "p90 ms", "p99 ms", "max ms");
+  for (const LifecycleReport& report : reports) {
+    text += format("%-10s %8zu %10.3f %10.3f %10.3f %10.3f%s%s\n", report.name.c_str(), report.time.count,
+                   report.time.p50 / 1e3, report.time.p90 / 1e3, report.time.p99 / 1e3, report.time.max / 1e3,
+                   report.problem.empty() ? "" : "  ", report.problem.c_str());
+  }
+  return text;
+}
+
+}  // namespace epd::bench

@@ -1,0 +1,56 @@
+// What ranks measure, in memory shared with the coordinator.
+#pragma once
+
+#include "kit/shared_array.h"
+
+#include <cstdint>
+
+namespace epd::bench {
+
+// [iterations, ranks] each; iteration-major.
+struct OperationSamples {
+  OperationSamples() = default;
+  OperationSamples(std::uint32_t iterations, std::uint32_t ranks)
+      : time_us(std::size_t{iterations} * ranks),
+        ceiling_us(std::size_t{iterations} * ranks),
+        moved_rows(std::size_t{iterations} * ranks),
+        wire_rows(std::size_t{iterations} * ranks),
+        logical_rows(std::size_t{iterations} * ranks) {}
+
+  kit::SharedArray<double> time_us;
+  kit::SharedArray<double> ceiling_us;
+  kit::SharedArray<std::uint32_t> moved_rows;    // pushed or pulled by this rank, its own included
+  kit::SharedArray<std::uint32_t> wire_rows;     // of these, to or from other ranks
+  kit::SharedArray<std::uint32_t> logical_rows;  // received by this rank's dispatch, its own included
+};
+
+// Of one rank.
+struct Verdict {
+  std::uint32_t checks;
+  std::uint32_t failures;
+  char first[256];  // the first difference
+};
+
+struct Samples {
+  Samples(std::uint32_t iterations, std::uint32_t ranks, std::size_t noops)
+      : dispatch(iterations, ranks),
+        combine(iterations, ranks),
+        noop_us(noops),
+        row_counts(std::size_t{ranks} * ranks),
+        verdicts(ranks),
+        daemon(64) {}
+
+  OperationSamples dispatch;
+  OperationSamples combine;
+  kit::SharedArray<double> noop_us;
+  kit::SharedArray<std::uint32_t> row_counts;  // [R,R] of the current iteration, source to destination
+  kit::SharedArray<Verdict> verdicts;
+  kit::SharedArray<char> daemon;  // its name and version
+};
+
+// Back-to-back no-ops after each iteration of another operation (on rank 0), and per iteration of the
+// operation noop (on every rank).
+inline constexpr std::uint32_t kNoopsBetween = 8;
+inline constexpr std::uint32_t kNoopsPerIteration = 100;
+
+}  // namespace epd::bench
