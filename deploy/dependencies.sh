@@ -1,0 +1,72 @@
+# shellcheck shell=bash
+# Sourced by demo.sh and test.sh: the Debian packages that building needs.
+
+EPD_PACKAGES=(
+  cmake ninja-build g++ ccache pkg-config
+  libboost-dev libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
+  libspdlog-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev
+  libgtest-dev libgmock-dev libbenchmark-dev
+)
+
+# Prints those of its arguments that are not installed.
+missing_packages() {
+  local package status
+  for package in "$@"; do
+    status=$(dpkg-query --show --showformat='${db:Status-Status}' "$package" 2>/dev/null || true)
+    if [[ $status != installed ]]; then echo "$package"; fi
+  done
+}
+
+# Installs what is missing; leaves apt alone when nothing is.
+install_dependencies() {
+  local missing log sudo=()
+  if ! command -v dpkg-query >/dev/null; then
+    echo "error: dpkg-query is missing: this script installs Debian packages. Elsewhere, install the" >&2
+    echo "equivalents of: ${EPD_PACKAGES[*]} and build with cmake --preset dev." >&2
+    return 1
+  fi
+  mapfile -t missing < <(missing_packages "${EPD_PACKAGES[@]}")
+  if (( ${#missing[@]} == 0 )); then return 0; fi
+  if (( EUID != 0 )); then
+    if ! command -v sudo >/dev/null; then
+      echo "error: not root and no sudo; install these packages first: ${missing[*]}" >&2
+      return 1
+    fi
+    sudo=(sudo)
+  fi
+  echo "Installing: ${missing[*]}"
+  log=$(mktemp)
+  if ! { "${sudo[@]}" apt-get update &&
+         "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${missing[@]}"
+       } >"$log" 2>&1; then
+    cat "$log" >&2
+    rm -f "$log"
+    echo "error: apt-get could not install the packages (its output is above)" >&2
+    return 1
+  fi
+  rm -f "$log"
+}
+
+# quietly DESCRIPTION COMMAND...: one line when it succeeds, its whole output when it fails.
+quietly() {
+  local what=$1 log begin=$SECONDS
+  shift
+  log=$(mktemp)
+  if ! "$@" >"$log" 2>&1; then
+    cat "$log" >&2
+    rm -f "$log"
+    echo "error: $what failed (its output is above)" >&2
+    return 1
+  fi
+  rm -f "$log"
+  echo "$what: done in $((SECONDS - begin)) s"
+}
+
+# Compilers running at once: all cores, but no more than memory carries (2 GiB each).
+build_jobs() {
+  local cores gib
+  cores=$(nproc)
+  gib=$(awk '/^MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo)
+  local by_memory=$(( gib / 2 > 0 ? gib / 2 : 1 ))
+  echo $(( cores < by_memory ? cores : by_memory ))
+}

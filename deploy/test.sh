@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Builds epd and runs every test that can run here. See --help.
+set -euo pipefail
+
+usage() {
+  cat <<'END'
+Usage: deploy/test.sh [--help] [--ci] [OPTIONS OF ctest]
+
+Installs missing Debian packages, builds everything (preset dev, in build/dev) and runs the tests, two
+at a time. A failed test's output is shown.
+
+  --ci   the whole build's output, and a JUnit report in build/dev/tests.xml
+
+Other options go to ctest, for example:
+  deploy/test.sh -L unit         unit tests only
+  deploy/test.sh -R epbench -V   tests with that name, all their output
+END
+}
+
+ci=
+ctest_options=()
+for argument in "$@"; do
+  case $argument in
+    --help | -h) usage; exit 0 ;;
+    --ci) ci=1 ;;
+    *) ctest_options+=("$argument") ;;
+  esac
+done
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck source=deploy/dependencies.sh
+source "$root/deploy/dependencies.sh"
+
+install_dependencies
+cd "$root"
+if [[ -n $ci ]]; then
+  cmake --preset dev
+  cmake --build build/dev --parallel "$(build_jobs)"
+  ctest_options+=(--output-junit tests.xml)
+else
+  quietly "Configuring" cmake --preset dev
+  quietly "Building" cmake --build build/dev --parallel "$(build_jobs)"
+fi
+echo "GPU tests: none in this build"
+exec ctest --test-dir build/dev --parallel 2 --output-on-failure --no-tests=error "${ctest_options[@]}"
