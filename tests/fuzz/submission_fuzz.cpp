@@ -44,7 +44,11 @@ class Target {
       std::atomic_ref(place.sequence).store(sequence, std::memory_order_release);
     }
     // A consumer index that cannot be: the session loses, nobody else.
-    if (size % 3 == 1 && size > 8) std::memcpy(&hostile.a().completion_head, data, 8);
+    if (size % 3 == 1 && size > 8) {
+      std::uint64_t index;
+      std::memcpy(&index, data, sizeof(index));
+      hostile.a().completion_head.value.store(index, std::memory_order_release);
+    }
 
     abi::Submission noop{};
     noop.op = abi::Op::kNoop;

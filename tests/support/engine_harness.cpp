@@ -40,7 +40,7 @@ void EngineThread::start() {
 }
 
 int EngineThread::stop() {
-  send_message(link_.get(), abi::LinkType::kStop, std::uint32_t{0});
+  send(abi::LinkType::kStop, std::uint32_t{0});
   thread_.join();
   return exit_code_;
 }
