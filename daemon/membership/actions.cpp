@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace epd {
+namespace epd::membership {
 namespace {
 
 std::string at(const char* verb, std::uint32_t device, std::uint64_t group_id) {
@@ -82,4 +82,4 @@ std::uint32_t Group::sms_on(std::uint32_t device) const {
   return most;
 }
 
-}  // namespace epd
+}  // namespace epd::membership

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <limits>
 
-namespace epd {
+namespace epd::membership {
 namespace {
 
 constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
@@ -217,4 +217,4 @@ void GroupRegistry::group_removed(std::uint32_t device, const abi::GroupRef& mes
   if (all) forget(message.group_id);
 }
 
-}  // namespace epd
+}  // namespace epd::membership

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <limits>
 
-namespace epd {
+namespace epd::membership {
 
 EngineSlot* GroupRegistry::slot_of(std::uint64_t group_id, std::uint32_t device) {
   const auto group = groups_.find(group_id);
@@ -113,4 +113,4 @@ void GroupRegistry::group_ready(std::uint32_t device, const abi::GroupReady& mes
   }
 }
 
-}  // namespace epd
+}  // namespace epd::membership

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <string_view>
 
-namespace epd {
+namespace epd::membership {
 namespace {
 
 using abi::GroupShape;
@@ -104,4 +104,4 @@ Status check_same_shape(const GroupShape& first, const GroupShape& joiner, const
   return {};
 }
 
-}  // namespace epd
+}  // namespace epd::membership

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <limits>
 
-namespace epd {
+namespace epd::membership {
 namespace {
 
 std::string rank_list(const std::vector<std::uint32_t>& ranks) {
@@ -298,4 +298,4 @@ std::uint32_t GroupRegistry::memberships(std::uint64_t session_id) const {
   return static_cast<std::uint32_t>(std::count_if(session->second.begin(), session->second.end(), present));
 }
 
-}  // namespace epd
+}  // namespace epd::membership

@@ -4,8 +4,9 @@
 namespace epd {
 
 void Node::carry_out_actions() {
-  for (Actions actions = registry_.take_actions(); !actions.empty(); actions = registry_.take_actions()) {
-    for (const Action& action : actions) {
+  for (membership::Actions actions = registry_.take_actions(); !actions.empty();
+       actions = registry_.take_actions()) {
+    for (const membership::Action& action : actions) {
       if (log_enabled(LogLevel::kDebug))
         log_event(LogLevel::kDebug, "membership action", {{"action", to_string(action)}});
       std::visit([this](const auto& what) { carry_out(what); }, action);
@@ -13,10 +14,10 @@ void Node::carry_out_actions() {
   }
 }
 
-void Node::carry_out(const StartGroup& action) {
+void Node::carry_out(const membership::StartGroup& action) {
   const auto found = registry_.groups().find(action.group_id);
   if (found == registry_.groups().end()) return;
-  const Group& group = found->second;
+  const membership::Group& group = found->second;
   abi::GroupBegin begin{};
   begin.group_id = group.id;
   begin.epoch = group.epoch;
@@ -42,11 +43,11 @@ void Node::carry_out(const StartGroup& action) {
   fleet_->send(action.device, abi::LinkType::kGroupCommit, abi::GroupRef{group.id});
 }
 
-void Node::carry_out(const SendStopMember& action) {
+void Node::carry_out(const membership::SendStopMember& action) {
   fleet_->send(action.device, abi::LinkType::kStopMember, action.message);
 }
 
-void Node::carry_out(const SendBreak& action) {
+void Node::carry_out(const membership::SendBreak& action) {
   const abi::Break& m = action.message;
   log_event(LogLevel::kWarning, "group breaks",
             {{"group", m.group_id},
@@ -59,7 +60,7 @@ void Node::carry_out(const SendBreak& action) {
   fleet_->send(action.device, abi::LinkType::kBreak, m);
 }
 
-void Node::carry_out(const SendResume& action) {
+void Node::carry_out(const membership::SendResume& action) {
   log_event(LogLevel::kInfo, "group goes on",
             {{"group", action.message.group_id},
              {"device", fleet_->name(action.device)},
@@ -68,15 +69,15 @@ void Node::carry_out(const SendResume& action) {
   fleet_->send(action.device, abi::LinkType::kResume, action.message);
 }
 
-void Node::carry_out(const SendRemoveGroup& action) {
+void Node::carry_out(const membership::SendRemoveGroup& action) {
   fleet_->send(action.device, abi::LinkType::kRemoveGroup, action.message);
 }
 
-void Node::carry_out(const KillEngine& action) {
+void Node::carry_out(const membership::KillEngine& action) {
   fleet_->kill(action.device, action.text);
 }
 
-void Node::carry_out(const ReplyJoined& action) {
+void Node::carry_out(const membership::ReplyJoined& action) {
   const MemberArenas* arenas = arenas_.find(action.message.group_id, action.message.rank);
   if (arenas == nullptr) return;  // the session closed meanwhile
   Result<UniqueFd> board = reopen_read_only(arenas->board.get());
@@ -92,18 +93,18 @@ void Node::carry_out(const ReplyJoined& action) {
                    {arenas->user.get(), board->get()});
 }
 
-void Node::carry_out(const ReplyLeft& action) {
+void Node::carry_out(const membership::ReplyLeft& action) {
   sessions_->reply(action.session_id, action.request_id, abi::AttachType::kLeft, action.message);
 }
 
-void Node::carry_out(const ReplyRefused& action) {
+void Node::carry_out(const membership::ReplyRefused& action) {
   static LogLimiter limiter;
   limiter.log(LogLevel::kWarning, "request refused",
               {{"session", action.session_id}, {"reason", action.status.to_string()}});
   sessions_->refuse(action.session_id, action.request_id, action.status);
 }
 
-void Node::carry_out(const WakeSession& action) {
+void Node::carry_out(const membership::WakeSession& action) {
   const Session* session = sessions_->find(action.session_id);
   if (session != nullptr) wake_client(session->segments);
 }

@@ -18,7 +18,7 @@ SessionLimits session_limits(const Config& config) {
   return {config.max_sessions, config.max_sessions_per_user, config.attach_ms};
 }
 
-MembershipLimits membership_limits(const Config& config) {
+membership::MembershipLimits membership_limits(const Config& config) {
   return {config.max_groups, config.join_ms, config.engine_ack_ms, config.engine_watchdog_ms,
           config.operation_ms};
 }

@@ -22,7 +22,7 @@ namespace epd {
 // Connects the rooms: sessions and engines report events, the registry decides, and what it wants
 // done is done here. Split over node.cpp (sessions, engines), group_messages.cpp (the registry's actions),
 // lifecycle.cpp (signals, drain, reload, notification) and views.cpp (what the control plane sees).
-class Node final : public SessionHost, public FleetHost, public MemberMemory {
+class Node final : public SessionHost, public FleetHost, public membership::MemberMemory {
  public:
   explicit Node(SupervisorOptions options);
   Status start();
@@ -77,16 +77,16 @@ class Node final : public SessionHost, public FleetHost, public MemberMemory {
 
   // group_messages.cpp
   void carry_out_actions();
-  void carry_out(const StartGroup& action);
-  void carry_out(const SendStopMember& action);
-  void carry_out(const SendBreak& action);
-  void carry_out(const SendResume& action);
-  void carry_out(const SendRemoveGroup& action);
-  void carry_out(const KillEngine& action);
-  void carry_out(const ReplyJoined& action);
-  void carry_out(const ReplyLeft& action);
-  void carry_out(const ReplyRefused& action);
-  void carry_out(const WakeSession& action);
+  void carry_out(const membership::StartGroup& action);
+  void carry_out(const membership::SendStopMember& action);
+  void carry_out(const membership::SendBreak& action);
+  void carry_out(const membership::SendResume& action);
+  void carry_out(const membership::SendRemoveGroup& action);
+  void carry_out(const membership::KillEngine& action);
+  void carry_out(const membership::ReplyJoined& action);
+  void carry_out(const membership::ReplyLeft& action);
+  void carry_out(const membership::ReplyRefused& action);
+  void carry_out(const membership::WakeSession& action);
 
   // lifecycle.cpp
   Status watch_signals();
@@ -105,7 +105,7 @@ class Node final : public SessionHost, public FleetHost, public MemberMemory {
   std::unique_ptr<Loop> loop_;
   ServiceNotifier notifier_;
   ArenaStore arenas_;
-  GroupRegistry registry_;
+  membership::GroupRegistry registry_;
   std::unique_ptr<SessionTable> sessions_;
   std::unique_ptr<EngineFleet> fleet_;
   UniqueFd signals_;

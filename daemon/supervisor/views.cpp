@@ -41,11 +41,11 @@ const char* stage_name(abi::OpStage stage) {
   return "none";
 }
 
-GroupView view_of(const Group& group, const EngineFleet& fleet, std::uint64_t now) {
+GroupView view_of(const membership::Group& group, const EngineFleet& fleet, std::uint64_t now) {
   GroupView view;
   view.id = group.id;
   view.name = group.name;
-  view.state = group_phase_name(group.phase);
+  view.state = membership::group_phase_name(group.phase);
   view.shape = group.shape;
   view.epoch = group.epoch;
   view.age_ms = (now - group.created_ns) / kMsNs;
@@ -55,7 +55,7 @@ GroupView view_of(const Group& group, const EngineFleet& fleet, std::uint64_t no
     view.sms = std::max(view.sms, member.sms);
     view.members.push_back({rank, member.session_id, fleet.name(member.device), member.gone});
   }
-  if (group.phase != GroupPhase::kForming) return view;
+  if (group.phase != membership::GroupPhase::kForming) return view;
   for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
     if (group.members.count(rank) == 0) view.missing_ranks.push_back(rank);
   }

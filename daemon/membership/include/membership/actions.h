@@ -11,7 +11,7 @@
 #include <variant>
 #include <vector>
 
-namespace epd {
+namespace epd::membership {
 
 // Tell an engine of a group: kGroupBegin, kGroupRank..., kGroupMember..., kGroupCommit.
 struct StartGroup {
@@ -84,4 +84,4 @@ class MemberMemory {
                          StatusCode cause, std::int32_t culprit_rank) = 0;
 };
 
-}  // namespace epd
+}  // namespace epd::membership

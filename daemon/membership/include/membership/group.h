@@ -10,7 +10,7 @@
 #include <optional>
 #include <string>
 
-namespace epd {
+namespace epd::membership {
 
 enum class GroupPhase {
   kForming,   // ranks are missing
@@ -97,4 +97,4 @@ struct Group {
   std::uint32_t sms_on(std::uint32_t device) const;
 };
 
-}  // namespace epd
+}  // namespace epd::membership

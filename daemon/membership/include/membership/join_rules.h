@@ -6,7 +6,7 @@
 
 #include <string>
 
-namespace epd {
+namespace epd::membership {
 
 // Every field against the limits of shape.h; UNSUPPORTED for a policy that is not served.
 Status check_join(const abi::Join& join);
@@ -14,4 +14,4 @@ Status check_join(const abi::Join& join);
 Status check_same_shape(const abi::GroupShape& first, const abi::GroupShape& joiner,
                         const std::string& group);
 
-}  // namespace epd
+}  // namespace epd::membership

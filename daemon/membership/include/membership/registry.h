@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace epd {
+namespace epd::membership {
 
 struct MembershipLimits {
   std::uint32_t max_groups = 256;
@@ -129,4 +129,4 @@ class GroupRegistry {
   Actions actions_;
 };
 
-}  // namespace epd
+}  // namespace epd::membership

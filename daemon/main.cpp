@@ -1,0 +1,202 @@
+// The executable: `epd serve`, `epd engine`, `epd check-config`.
+#include "base/log.h"
+#include "control/control_server.h"
+#include "engine/engine_main.h"
+#include "supervisor/supervisor.h"
+
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <map>
+#include <string>
+
+namespace epd {
+namespace {
+
+constexpr int kExitFailure = 1;
+constexpr int kExitUsage = 2;
+
+constexpr const char* kDescription =
+    "epd, the expert-parallel communication daemon\n\n"
+    "One epd runs on each node. It starts an engine process for each device, admits clients that link\n"
+    "libepd, and carries out their Mixture-of-Experts dispatch and combine in shared memory.";
+
+constexpr const char* kFooter =
+    "CONFIGURATION\n"
+    "  Later ones win: built-in defaults, the configuration file, the environment, flags. Every key below "
+    "may\n"
+    "  stand in the file (TOML: [limits] max_sessions = 8) or be a flag (--limits.max_sessions 8). Unknown "
+    "keys\n"
+    "  and values that are not allowed are refused by name.\n\n"
+    "SIGNALS\n"
+    "  SIGTERM, SIGINT  drain: admit nobody, wait for sessions to end (timeouts.drain_ms), end the rest, "
+    "exit 0.\n"
+    "                   A second one: at once.\n"
+    "  SIGHUP           read the configuration again. Applied as a whole or, with the reason in the log, not "
+    "at\n"
+    "                   all; keys marked 'restart' can't change.\n\n"
+    "SERVICE MANAGER\n"
+    "  Speaks systemd's notify protocol: READY, STATUS, WATCHDOG, RELOADING, STOPPING.\n\n"
+    "EXIT STATUS\n"
+    "  0 stopped as asked; 1 could not start; 2 wrong usage or configuration.\n\n"
+    "ENVIRONMENT\n"
+    "  EPD_CONFIG       configuration file, if --config is not given\n"
+    "  NOTIFY_SOCKET, WATCHDOG_USEC, WATCHDOG_PID   set by the service manager\n\n"
+    "FILES\n"
+    "  /etc/epd/epd.toml     configuration; may be missing\n"
+    "  /run/epd/epd.sock     clients attach here\n"
+    "  /run/epd/control.sock gRPC control plane (epctl)\n\n"
+    "SEE ALSO\n"
+    "  epctl(1), daemon/README.md";
+
+struct ServeFlags {
+  std::string config_path;
+  std::map<std::string, std::string> values;  // key -> value, only those given
+};
+
+void add_config_flags(CLI::App& command, ServeFlags& flags) {
+  command.add_option("-c,--config", flags.config_path, "Configuration file [/etc/epd/epd.toml]")
+      ->type_name("FILE");
+  for (const OptionInfo& option : config_options()) {
+    std::string names = "--" + option.key;
+    if (option.key == "daemon.socket") names += ",--socket";
+    if (option.key == "daemon.control_socket") names += ",--control-socket";
+    if (option.key == "devices.host") names += ",--host-devices";
+    if (option.key == "log.level") names += ",--log-level";
+    std::string help = option.help + " Default: \"" + option.default_text + "\"; allowed: " + option.allowed +
+                       (option.reloadable ? "; reloadable" : "; restart");
+    if (!option.environment.empty()) help += "; environment: " + option.environment;
+    command
+        .add_option_function<std::string>(
+            names, [&flags, key = option.key](const std::string& value) { flags.values[key] = value; }, help)
+        ->type_name("VALUE")
+        ->group("Configuration");
+  }
+}
+
+ConfigSources sources_of(const ServeFlags& flags, const Environment& environment) {
+  ConfigSources sources;
+  sources.path = !flags.config_path.empty()         ? flags.config_path
+                 : !environment.config_path.empty() ? environment.config_path
+                                                    : kDefaultConfigPath;
+  sources.path_given = !flags.config_path.empty() || !environment.config_path.empty();
+  sources.environment = environment.options;
+  sources.flags = flags.values;
+  return sources;
+}
+
+int fail(int code, const Status& status) {
+  std::fprintf(stderr, "epd: %s\n", status.to_string().c_str());
+  return code;
+}
+
+// Each member of a group costs three descriptors.
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+int serve(const ServeFlags& flags) {
+  const Environment environment = read_environment();
+  const ConfigSources sources = sources_of(flags, environment);
+  Result<Config> config = load_config(sources);
+  if (!config.ok()) return fail(kExitUsage, config.status());
+  log_init("epd", config->level(), config->format());
+  Supervisor::block_signals();
+  raise_descriptor_limit();
+
+  SupervisorOptions options;
+  options.config = *config;
+  options.sources = sources;
+  options.notify_socket = environment.notify_socket;
+  options.watchdog_us = environment.watchdog_us;
+  Result<std::unique_ptr<Supervisor>> supervisor = Supervisor::create(std::move(options));
+  if (!supervisor.ok()) return fail(kExitFailure, supervisor.status());
+  const ControlOptions control_options{config->control_socket, config->socket_mode, config->socket_group};
+  Result<std::unique_ptr<ControlServer>> control =
+      ControlServer::start((*supervisor)->control(), control_options);
+  if (!control.ok()) return fail(kExitFailure, control.status());
+  ControlServer* server = control->get();
+  (*supervisor)->on_serving([server](bool serving) { server->set_serving(serving); });
+  const int code = (*supervisor)->run();
+  server->shutdown();
+  return code;
+}
+
+int check_config(const ServeFlags& flags) {
+  const ConfigSources sources = sources_of(flags, read_environment());
+  Result<Config> config = load_config(sources);
+  if (!config.ok()) return fail(kExitUsage, config.status());
+  for (const ConfigEntry& entry : config->entries) {
+    std::printf("%-36s = %-24s # %s\n", entry.key.c_str(), ("\"" + entry.value + "\"").c_str(),
+                entry.origin.c_str());
+  }
+  return 0;
+}
+
+struct EngineFlags {
+  EngineOptions options{"", 3, 4, 5};
+  std::string log_level = "info";
+  std::string log_format = "logfmt";
+};
+
+CLI::App* add_engine_command(CLI::App& app, EngineFlags& flags) {
+  CLI::App* command = app.add_subcommand("engine", "Serve one device; started by the daemon, not by hand");
+  command->add_option("--device", flags.options.device, "host:N")->required();
+  command->add_option("--link-fd", flags.options.link_fd, "Socket to the supervisor");
+  command->add_option("--page-fd", flags.options.page_fd, "This engine's EnginePage");
+  command->add_option("--bell-fd", flags.options.bell_fd, "Eventfd that other engines ring");
+  command->add_option("--log-level", flags.log_level)
+      ->check(CLI::IsMember({"trace", "debug", "info", "warning", "error"}));
+  command->add_option("--log-format", flags.log_format)->check(CLI::IsMember({"logfmt", "json"}));
+  return command;
+}
+
+int run_engine(const EngineFlags& flags) {
+  const std::map<std::string, LogLevel> levels = {{"trace", LogLevel::kTrace},
+                                                  {"debug", LogLevel::kDebug},
+                                                  {"info", LogLevel::kInfo},
+                                                  {"warning", LogLevel::kWarning},
+                                                  {"error", LogLevel::kError}};
+  ::prctl(PR_SET_NAME, ("epd-" + flags.options.device).c_str());
+  log_init("engine " + flags.options.device, levels.at(flags.log_level),
+           flags.log_format == "json" ? LogFormat::kJson : LogFormat::kLogfmt);
+  return engine_main(flags.options);
+}
+
+int run(int argc, char** argv) {
+  CLI::App app(kDescription, "epd");
+  app.set_version_flag("-V,--version", std::string("epd ") + kDaemonVersion);
+  app.footer(kFooter);
+  app.require_subcommand(0, 1);
+  // Given to `epd` itself or after the subcommand: the same flags.
+  ServeFlags flags;
+  add_config_flags(app, flags);
+  app.fallthrough();
+  CLI::App* serve_command = app.add_subcommand("serve", "Run the daemon (what `epd` alone does)");
+  CLI::App* check_command =
+      app.add_subcommand("check-config", "Check the configuration, print every option with its origin, exit");
+  EngineFlags engine_flags;
+  CLI::App* engine_command = add_engine_command(app, engine_flags);
+  serve_command->fallthrough();
+  check_command->fallthrough();
+  engine_command->fallthrough(false);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kExitUsage;
+  }
+  if (engine_command->parsed()) return run_engine(engine_flags);
+  if (check_command->parsed()) return check_config(flags);
+  return serve(flags);
+}
+
+}  // namespace
+}  // namespace epd
+
+int main(int argc, char** argv) {
+  return epd::run(argc, argv);
+}
