@@ -1,0 +1,38 @@
+// What the command line asked for, and what the process answers with.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace epd::ctl {
+
+enum class Command { kStatus, kDevices, kSessions, kGroups, kOps, kConfig, kDrain, kDoctor, kVersion };
+
+struct Arguments {
+  Command command = Command::kStatus;
+  std::string socket = "/run/epd/control.sock";
+  std::string attach_socket = "/run/epd/epd.sock";  // doctor: looked at while no daemon answers
+  bool json = false;
+  std::uint32_t timeout_ms = 2000;  // of one call
+  bool members = false;             // groups: list the members too
+  std::uint32_t drain_ms = 0;       // drain: for sessions to end; 0: the daemon's configured time
+  bool wait = false;                // drain: until the daemon has gone
+  bool strict = false;              // doctor: warnings count as problems
+};
+
+// Exit codes of the process; documented, so never renumbered.
+enum class Exit : int {
+  kOk = 0,
+  kRefused = 1,  // the daemon answered, and said no
+  kUsage = 2,
+  kUnreachable = 3,  // no daemon, no permission, no answer in time
+  kProblems = 4,     // doctor found some
+};
+
+struct Failure {
+  Exit exit = Exit::kRefused;
+  std::string status;   // epd's name if the daemon said so, else gRPC's
+  std::string message;  // a sentence: what is wrong, and what to do
+};
+
+}  // namespace epd::ctl

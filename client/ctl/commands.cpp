@@ -1,0 +1,112 @@
+#include "commands.h"
+
+#include "render.h"
+#include "table.h"
+#include "versions.h"
+
+#include <ostream>
+
+namespace epd::ctl {
+namespace {
+
+template <typename Request, typename Response, typename Render>
+Exit list(const Arguments& arguments, Connection& connection, Output& output, Render to_text) {
+  Response response;
+  if (auto failure = connection.call(Request(), response)) return report(arguments, output, *failure);
+  if (arguments.json) {
+    write_json(output, to_json(response));
+  } else {
+    output.out << to_text(response);
+  }
+  return Exit::kOk;
+}
+
+std::string version_lines(const OwnVersion& own, const v1::GetVersionResponse* daemon) {
+  Table table({{"PROGRAM"}, {"VERSION"}, {"ABI"}, {"LAYOUT"}, {"GRPC"}});
+  const auto abi = [](std::uint32_t low, std::uint32_t high) {
+    return low == high ? std::to_string(low) : std::to_string(low) + ".." + std::to_string(high);
+  };
+  table.add({"epctl", own.version, abi(own.abi_version_min, own.abi_version_max), own.layout_hash,
+             own.grpc_version});
+  if (daemon != nullptr) {
+    table.add({"epd", daemon->version(), abi(daemon->abi_version_min(), daemon->abi_version_max()),
+               daemon->layout_hash(), daemon->grpc_version()});
+  }
+  return table.text();
+}
+
+Exit run_version(const Arguments& arguments, Connection& connection, Output& output) {
+  const OwnVersion own = own_version();
+  v1::GetVersionResponse response;
+  const auto failure = connection.call(v1::GetVersionRequest(), response);
+  if (!arguments.json) {
+    output.out << version_lines(own, failure ? nullptr : &response);
+    return failure ? report(arguments, output, *failure) : Exit::kOk;
+  }
+  Json document;
+  document["client"] = {{"version", own.version},
+                        {"abi_version_min", own.abi_version_min},
+                        {"abi_version_max", own.abi_version_max},
+                        {"layout_hash", own.layout_hash},
+                        {"grpc_version", own.grpc_version}};
+  document["daemon"] = failure ? Json(nullptr) : to_json(response);
+  if (failure) document["error"] = failure_json(*failure)["error"];
+  write_json(output, document);
+  return failure ? failure->exit : Exit::kOk;
+}
+
+}  // namespace
+
+Json failure_json(const Failure& failure) {
+  Json document;
+  document["error"] = {{"class", failure.exit == Exit::kUnreachable ? "unreachable" : "refused"},
+                       {"status", failure.status},
+                       {"message", failure.message}};
+  return document;
+}
+
+void write_json(Output& output, const Json& document) {
+  // Whatever a daemon sends, the document stays valid.
+  output.out << document.dump(2, ' ', false, Json::error_handler_t::replace) << '\n';
+}
+
+Exit report(const Arguments& arguments, Output& output, const Failure& failure) {
+  if (arguments.json) {
+    write_json(output, failure_json(failure));
+  } else {
+    const bool said_by_daemon = failure.exit == Exit::kRefused;
+    output.error << "epctl: " << (said_by_daemon ? failure.status + ": " : "") << printable(failure.message)
+                 << '\n';
+  }
+  return failure.exit;
+}
+
+Exit run(const Arguments& arguments, Output& output) {
+  Connection connection(arguments.socket, arguments.timeout_ms);
+  switch (arguments.command) {
+    case Command::kStatus:
+      return list<v1::GetStatusRequest, v1::GetStatusResponse>(arguments, connection, output,
+                                                               [](const auto& r) { return render(r); });
+    case Command::kDevices:
+      return list<v1::ListDevicesRequest, v1::ListDevicesResponse>(arguments, connection, output,
+                                                                   [](const auto& r) { return render(r); });
+    case Command::kSessions:
+      return list<v1::ListSessionsRequest, v1::ListSessionsResponse>(arguments, connection, output,
+                                                                     [](const auto& r) { return render(r); });
+    case Command::kGroups:
+      return list<v1::ListGroupsRequest, v1::ListGroupsResponse>(
+          arguments, connection, output, [&](const auto& r) { return render(r, arguments.members); });
+    case Command::kOps:
+      return list<v1::ListOperationsRequest, v1::ListOperationsResponse>(
+          arguments, connection, output, [](const auto& r) { return render(r); });
+    case Command::kConfig:
+      return list<v1::GetConfigRequest, v1::GetConfigResponse>(arguments, connection, output,
+                                                               [](const auto& r) { return render(r); });
+    case Command::kDrain: return run_drain(arguments, connection, output);
+    case Command::kDoctor: return run_doctor(arguments, connection, output);
+    case Command::kVersion: return run_version(arguments, connection, output);
+  }
+  return Exit::kUsage;
+}
+
+}  // namespace epd::ctl

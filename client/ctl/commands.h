@@ -1,0 +1,29 @@
+// Runs one command: asks the daemon, writes the answer.
+#pragma once
+
+#include "arguments.h"
+#include "connection.h"
+#include "json.h"
+
+#include <iosfwd>
+
+namespace epd::ctl {
+
+struct Output {
+  std::ostream& out;    // the answer
+  std::ostream& error;  // failures and progress, for people
+  bool colour = false;  // `out` is a terminal that shows colours
+};
+
+Exit run(const Arguments& arguments, Output& output);
+
+// The commands with a file of their own.
+Exit run_drain(const Arguments& arguments, Connection& connection, Output& output);
+Exit run_doctor(const Arguments& arguments, Connection& connection, Output& output);
+
+// "epctl: ..." on the error stream; with --json also the document.
+Exit report(const Arguments& arguments, Output& output, const Failure& failure);
+Json failure_json(const Failure& failure);
+void write_json(Output& output, const Json& document);
+
+}  // namespace epd::ctl

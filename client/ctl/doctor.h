@@ -1,0 +1,63 @@
+// epctl doctor: facts are gathered in one place and judged in another, so that rules can be tested
+// with any facts.
+#pragma once
+
+#include "arguments.h"
+#include "socket_file.h"
+#include "versions.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+#include "epd/v1/control.pb.h"
+
+namespace epd::ctl {
+
+inline constexpr std::uint64_t kUnlimited = ~std::uint64_t{0};
+
+struct HostFacts {
+  unsigned cores = 0;            // that this process may run on
+  double cpu_quota = 0;          // cores' worth of time that the control group grants; 0: no limit
+  std::uint64_t open_files = 0;  // soft limit of this process
+  std::uint64_t open_files_hard = 0;
+  std::uint64_t locked_bytes = 0;  // likewise
+  std::string memfd_error;         // empty: a sealed memfd can be made and mapped
+  std::string shmem_huge;          // "never", "advise", ...; empty: the kernel has no such setting
+  std::uint64_t memory_bytes = 0;  // 0: unknown
+  std::uint64_t available_bytes = 0;
+  std::uint64_t swap_bytes = 0;
+};
+
+struct DaemonFacts {
+  std::string control_path;
+  SocketFile control_file;
+  std::optional<Failure> failure;  // of the calls below; then they are empty
+  std::uint64_t answer_us = 0;     // of GetVersion, connecting included
+  v1::GetVersionResponse version;
+  v1::GetStatusResponse status;
+  std::string attach_path;
+  SocketFile attach_file;
+  // Of the daemon process, soft; no value where /proc does not tell.
+  std::optional<std::uint64_t> open_files;
+};
+
+enum class Level { kOk, kWarn, kFail };
+
+struct Check {
+  Level level = Level::kOk;
+  std::string name;  // stable: "attach_socket", "device host:0"
+  std::string text;
+  std::string advice;  // empty if OK
+};
+
+HostFacts probe_host();
+// Soft limit of open files of a process named epd; no value if there is none such.
+std::optional<std::uint64_t> open_files_of(std::int32_t pid);
+
+std::vector<Check> judge_daemon(const DaemonFacts& daemon, const OwnVersion& own);
+std::vector<Check> judge_devices(const v1::GetStatusResponse& status);
+// `status` is empty if no daemon answers.
+std::vector<Check> judge_host(const HostFacts& host, const v1::GetStatusResponse& status);
+
+}  // namespace epd::ctl

@@ -1,0 +1,220 @@
+// What is good, doubtful and bad, and what to do about it.
+#include "doctor.h"
+#include "json.h"
+#include "units.h"
+
+#include <array>
+#include <cstdio>
+#include <utility>
+
+namespace epd::ctl {
+namespace {
+
+// An engine's loop turns at least every tenth of a second, asleep or not; under full load on few
+// cores it may have to wait for its turn.
+constexpr std::uint64_t kStaleHeartbeatMs = 2000;
+constexpr std::uint64_t kFewOpenFiles = 1024;
+constexpr std::uint64_t kFewDaemonFiles = 4096;
+
+Check ok(std::string name, std::string text) {
+  return {Level::kOk, std::move(name), std::move(text), ""};
+}
+Check warn(std::string name, std::string text, std::string advice) {
+  return {Level::kWarn, std::move(name), std::move(text), std::move(advice)};
+}
+Check fail(std::string name, std::string text, std::string advice) {
+  return {Level::kFail, std::move(name), std::move(text), std::move(advice)};
+}
+
+Check judge_socket(const std::string& name, const std::string& path, const SocketFile& file) {
+  switch (file.kind) {
+    case SocketFile::Kind::kMissing:
+      return fail(name, path + " does not exist", "start epd, or name the socket of the one that runs");
+    case SocketFile::Kind::kUnseen:
+      return fail(name, "can't look at " + path + ": " + file.error,
+                  "open the directories above it to this user, or use sudo");
+    case SocketFile::Kind::kOther:
+      return fail(name, path + " is no socket", "remove the file and restart epd, or name another path");
+    case SocketFile::Kind::kForbidden:
+      return fail(name, "may not open " + path + " (" + owner_and_mode(file) + ")", how_to_get_in(file));
+    case SocketFile::Kind::kUsable: break;
+  }
+  if ((file.mode & 02) != 0) {
+    return warn(name, path + " is open to every user (" + owner_and_mode(file) + ")",
+                "give it mode 0660 and a group in the daemon's configuration");
+  }
+  return ok(name, path + " (" + owner_and_mode(file) + ")");
+}
+
+std::vector<Check> judge_versions(const v1::GetVersionResponse& version, const OwnVersion& own) {
+  std::vector<Check> checks;
+  if (version.version() == own.version) {
+    checks.push_back(ok("version", "epctl and epd are " + own.version));
+  } else {
+    checks.push_back(warn("version", "epctl is " + own.version + ", epd is " + version.version(),
+                          "install the same release of both, then restart epd"));
+  }
+  if (version.layout_hash() == own.layout_hash) {
+    checks.push_back(ok("abi", "shared-memory layout " + own.layout_hash));
+  } else {
+    checks.push_back(fail(
+        "abi", "shared-memory layout is " + own.layout_hash + " here, " + version.layout_hash() + " in epd",
+        "clients of this installation are refused with VERSION_MISMATCH: install the same release"));
+  }
+  return checks;
+}
+
+Check judge_state(const v1::DaemonStatus& daemon) {
+  const std::string text = word(daemon.state()) + ", up " + format_ms(daemon.uptime_ms());
+  switch (daemon.state()) {
+    case v1::DAEMON_STATE_SERVING: return ok("state", text);
+    case v1::DAEMON_STATE_STARTING:
+      return warn("state", text, "wait; if it stays so, see the devices below and the daemon's log");
+    case v1::DAEMON_STATE_DRAINING:
+      return warn("state", text, "it admits nobody and exits soon: start it again");
+    default: return warn("state", text, "epctl does not know this state: compare with epctl version");
+  }
+}
+
+Check judge_open_files(const std::string& name, const std::string& whose, std::uint64_t soft,
+                       std::uint64_t wanted, const std::string& advice) {
+  const std::string text =
+      whose + " may open " + (soft == kUnlimited ? "any number of" : std::to_string(soft)) + " files";
+  return soft < wanted ? warn(name, text, advice) : ok(name, text);
+}
+
+Check judge_device(const v1::Device& device) {
+  const std::string name = "device " + device.name();
+  const std::string beat =
+      device.sleeping() ? "sleeping" : "heartbeat " + format_ms(device.heartbeat_age_ms()) + " ago";
+  const std::string last = device.last_exit().empty() ? "" : ", last exit: " + device.last_exit();
+  const std::string restarts = std::to_string(device.restarts()) + " restarts" + last;
+  switch (device.state()) {
+    case v1::DEVICE_STATE_FAILED:
+      return fail(name, "failed, " + restarts, "see the engine's lines in the log, then restart epd");
+    case v1::DEVICE_STATE_RESTARTING:
+      return fail(name, "restarting, " + restarts, "see the engine's lines in the log if it stays so");
+    case v1::DEVICE_STATE_STARTING: return warn(name, "starting", "wait; see the log if it stays so");
+    case v1::DEVICE_STATE_READY: break;
+    default: return warn(name, "in a state that epctl does not know", "compare with: epctl version");
+  }
+  if (device.heartbeat_age_ms() > kStaleHeartbeatMs) {
+    return fail(name, "ready, but its last heartbeat is " + format_ms(device.heartbeat_age_ms()) + " old",
+                "its engine (pid " + std::to_string(device.engine_pid()) +
+                    ") hangs or gets no processor: see top and the log");
+  }
+  if (device.restarts() != 0) {
+    return warn(name, "ready, " + beat + ", " + restarts,
+                "see why its engine ended; groups resumed, operations in flight failed");
+  }
+  return ok(name, "ready, " + beat);
+}
+
+Check judge_memory_lock(const HostFacts& host, bool pins) {
+  const std::string size = host.locked_bytes == kUnlimited ? "unlimited" : format_bytes(host.locked_bytes);
+  if (host.locked_bytes == kUnlimited) return ok("locked_memory", size);
+  if (!pins) return ok("locked_memory", size + "; host devices lock none");
+  return warn("locked_memory", size + ", but GPUs and RDMA lock theirs",
+              "raise it: LimitMEMLOCK=infinity in the unit, or ulimit -l unlimited");
+}
+
+Check judge_huge_pages(const std::string& choice) {
+  const std::string where = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+  if (choice.empty()) return ok("huge_pages", "this kernel has no setting for shared memory");
+  if (choice != "never" && choice != "deny") return ok("huge_pages", "shared memory: " + choice);
+  return warn("huge_pages", "shared memory: " + choice + ", so arenas lie in 4 KiB pages",
+              "echo advise > " + where + " (as root) saves address translation in large arenas");
+}
+
+Check judge_memory(const HostFacts& host) {
+  if (host.memory_bytes == 0) return warn("memory", "unknown: /proc/meminfo can't be read", "mount /proc");
+  const std::string text =
+      format_bytes(host.available_bytes) + " of " + format_bytes(host.memory_bytes) + " available";
+  if (host.available_bytes >= host.memory_bytes / 20) return ok("memory", text);
+  return warn("memory", text,
+              "arenas are filled when they are touched: end something, or use smaller groups");
+}
+
+Check judge_swap(const HostFacts& host) {
+  if (host.swap_bytes == 0) return ok("swap", "none");
+  return warn("swap", format_bytes(host.swap_bytes) + " on: arenas that were swapped out stall operations",
+              "swapoff -a, or MemorySwapMax=0 in the unit");
+}
+
+Check judge_cores(const HostFacts& host, const v1::GetStatusResponse& status) {
+  double cores = host.cores;
+  if (host.cpu_quota > 0 && host.cpu_quota < cores) cores = host.cpu_quota;
+  std::array<char, 32> shown{};
+  std::snprintf(shown.data(), shown.size(), "%.4g", cores);
+  std::uint64_t engines = 0;
+  std::uint64_t threads = 0;
+  for (const v1::Device& device : status.devices()) {
+    if (!device.name().starts_with("host:")) continue;
+    ++engines;
+    threads += device.sms();
+  }
+  const std::string text = std::string(shown.data()) + " cores";
+  if (engines == 0) return ok("cores", text);
+  const std::string load = text + " for " + std::to_string(threads) + " threads of " +
+                           std::to_string(engines) + " host engines and " +
+                           std::to_string(status.daemon().sessions()) + " clients";
+  if (static_cast<double>(threads + status.daemon().sessions()) <= cores) return ok("cores", load);
+  return warn("cores", load + ": they take turns, and latencies are the scheduler's",
+              "while speed matters: fewer devices (devices.host) or fewer threads for each (devices.sms)");
+}
+
+}  // namespace
+
+std::vector<Check> judge_daemon(const DaemonFacts& daemon, const OwnVersion& own) {
+  std::vector<Check> checks{judge_socket("control_socket", daemon.control_path, daemon.control_file)};
+  if (daemon.failure) {
+    checks.push_back(fail("daemon", "does not answer", daemon.failure->message));
+  } else {
+    checks.push_back(ok("daemon", "answers in " + format_us(daemon.answer_us)));
+    for (Check& check : judge_versions(daemon.version, own)) checks.push_back(std::move(check));
+    const v1::DaemonStatus& status = daemon.status.daemon();
+    checks.push_back(judge_state(status));
+    if (status.last_reload_error().empty()) {
+      checks.push_back(ok("configuration", "generation " + std::to_string(status.config_generation())));
+    } else {
+      checks.push_back(warn("configuration", "the last reload was refused: " + status.last_reload_error(),
+                            "correct the file and send SIGHUP again; the old values are in force"));
+    }
+  }
+  checks.push_back(judge_socket("attach_socket", daemon.attach_path, daemon.attach_file));
+  if (daemon.open_files) {
+    checks.push_back(judge_open_files("daemon_open_files", "epd", *daemon.open_files, kFewDaemonFiles,
+                                      "each session and rank takes some: LimitNOFILE=65536 in the unit"));
+  }
+  return checks;
+}
+
+std::vector<Check> judge_devices(const v1::GetStatusResponse& status) {
+  std::vector<Check> checks;
+  if (status.devices().empty()) {
+    checks.push_back(fail("devices", "none", "give the daemon devices in its configuration"));
+  }
+  for (const v1::Device& device : status.devices()) checks.push_back(judge_device(device));
+  return checks;
+}
+
+std::vector<Check> judge_host(const HostFacts& host, const v1::GetStatusResponse& status) {
+  std::vector<Check> checks;
+  bool pins = false;
+  for (const v1::Device& device : status.devices()) pins |= !device.name().starts_with("host:");
+  checks.push_back(judge_open_files("open_files", "this user's processes", host.open_files, kFewOpenFiles,
+                                    "ulimit -n " + std::to_string(kFewOpenFiles) + " or more"));
+  checks.push_back(judge_memory_lock(host, pins));
+  checks.push_back(
+      host.memfd_error.empty()
+          ? ok("shared_memory", "sealed memfds can be made")
+          : fail("shared_memory", "no sealed memfd: " + host.memfd_error,
+                 "epd needs them: see the seccomp profile and the memory limit of the container"));
+  checks.push_back(judge_huge_pages(host.shmem_huge));
+  checks.push_back(judge_memory(host));
+  checks.push_back(judge_swap(host));
+  checks.push_back(judge_cores(host, status));
+  return checks;
+}
+
+}  // namespace epd::ctl

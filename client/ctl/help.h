@@ -1,0 +1,23 @@
+// Texts of --help: what a man page would say.
+#pragma once
+
+namespace epd::ctl::help {
+
+extern const char* const kProgram;
+extern const char* const kProgramFooter;
+
+struct Page {
+  const char* summary;  // one line, for the list of commands
+  const char* text;     // below the options
+};
+extern const Page kStatus;
+extern const Page kDevices;
+extern const Page kSessions;
+extern const Page kGroups;
+extern const Page kOps;
+extern const Page kConfig;
+extern const Page kDrain;
+extern const Page kDoctor;
+extern const Page kVersion;
+
+}  // namespace epd::ctl::help

@@ -1,0 +1,175 @@
+#include "render.h"
+
+#include "json.h"
+#include "table.h"
+#include "units.h"
+
+namespace epd::ctl {
+namespace {
+
+constexpr Align kRight = Align::kRight;
+
+std::string number(std::uint64_t value) {
+  return std::to_string(value);
+}
+
+std::string plural(std::uint64_t count, const std::string& noun) {
+  return number(count) + " " + noun + (count == 1 ? "" : "s");
+}
+
+// A sleeping engine has nothing to beat for.
+std::string heartbeat(const v1::Device& device) {
+  return device.sleeping() ? "sleeping" : format_ms(device.heartbeat_age_ms()) + " ago";
+}
+
+std::string pid(std::int32_t value) {
+  return value == 0 ? "" : std::to_string(value);
+}
+
+std::string device_table(const google::protobuf::RepeatedPtrField<v1::Device>& devices) {
+  Table table({{"DEVICE"},
+               {"STATE"},
+               {"ENGINE", kRight},
+               {"SMS", kRight},
+               {"SESSIONS", kRight},
+               {"OPS DONE", kRight},
+               {"FAILED", kRight},
+               {"DISPATCHED", kRight},
+               {"COMBINED", kRight},
+               {"HEARTBEAT", kRight},
+               {"RESTARTS", kRight},
+               {"LAST EXIT"}});
+  for (const v1::Device& device : devices) {
+    table.add({device.name(), word(device.state()), pid(device.engine_pid()), number(device.sms()),
+               number(device.sessions()), number(device.ops_completed()), number(device.ops_failed()),
+               format_bytes(device.bytes_dispatched()), format_bytes(device.bytes_combined()),
+               heartbeat(device), number(device.restarts()), device.last_exit()});
+  }
+  return table.empty() ? "no devices\n" : table.text();
+}
+
+std::string ranks(const google::protobuf::RepeatedField<std::uint32_t>& missing) {
+  constexpr int kShown = 16;
+  std::string text;
+  for (int i = 0; i < missing.size() && i < kShown; ++i)
+    text += (i == 0 ? "" : ", ") + std::to_string(missing[i]);
+  if (missing.size() > kShown) text += " and " + std::to_string(missing.size() - kShown) + " more";
+  return text;
+}
+
+}  // namespace
+
+std::string render(const v1::GetStatusResponse& status) {
+  const v1::DaemonStatus& daemon = status.daemon();
+  std::string text = "epd " + printable(daemon.version()) + "  " + word(daemon.state()) + "  pid " +
+                     std::to_string(daemon.pid()) + "  up " + format_ms(daemon.uptime_ms()) + "\n";
+  text += "  attach socket   " + printable(daemon.socket_path()) + "\n";
+  text += "  control socket  " + printable(daemon.control_path()) + "\n";
+  text += "  sessions        " + number(daemon.sessions()) + " (" + number(daemon.sessions_total()) +
+          " since start, " + number(daemon.sessions_refused()) + " refused)\n";
+  text += "  groups          " + number(daemon.groups()) + "\n";
+  text += "  arenas          " + format_bytes(daemon.arena_bytes()) + "\n";
+  text += "  configuration   generation " + number(daemon.config_generation()) + "\n";
+  if (!daemon.last_reload_error().empty()) {
+    text += "  last reload     refused: " + printable(daemon.last_reload_error()) + "\n";
+  }
+  text += "  boot            " + printable(daemon.boot_id()) + "\n\n";
+  return text + device_table(status.devices());
+}
+
+std::string render(const v1::ListDevicesResponse& devices) {
+  return device_table(devices.devices());
+}
+
+std::string render(const v1::ListSessionsResponse& sessions) {
+  Table table({{"SESSION", kRight},
+               {"DEVICE"},
+               {"PID", kRight},
+               {"UID", kRight},
+               {"GID", kRight},
+               {"GROUPS", kRight},
+               {"ARENA", kRight},
+               {"AGE", kRight},
+               {"LIBRARY"}});
+  for (const v1::Session& session : sessions.sessions()) {
+    table.add({number(session.session_id()), session.device(), std::to_string(session.pid()),
+               number(session.uid()), number(session.gid()), number(session.groups()),
+               format_bytes(session.arena_bytes()), format_ms(session.age_ms()), session.library()});
+  }
+  return table.empty() ? "no sessions\n" : table.text();
+}
+
+std::string render(const v1::ListGroupsResponse& groups, bool members) {
+  Table table({{"GROUP", kRight},
+               {"NAME"},
+               {"STATE"},
+               {"RANKS", kRight},
+               {"EXPERTS", kRight},
+               {"TOKENS", kRight},
+               {"HIDDEN", kRight},
+               {"TOPK", kRight},
+               {"DEPTH", kRight},
+               {"PAYLOAD"},
+               {"INDEX"},
+               {"SMS", kRight},
+               {"EPOCH", kRight},
+               {"AGE", kRight}});
+  Table member_table({{"GROUP", kRight}, {"RANK", kRight}, {"SESSION", kRight}, {"DEVICE"}, {"STATE"}});
+  std::string notes;
+  for (const v1::Group& group : groups.groups()) {
+    const v1::GroupShape& shape = group.shape();
+    table.add({number(group.group_id()), group.name(), word(group.state()), number(shape.num_ranks()),
+               number(shape.num_experts()), number(shape.max_tokens()), number(shape.hidden()),
+               number(shape.topk()), number(shape.depth()), word(shape.payload()), word(shape.index_type()),
+               group.sms() == 0 ? "all" : number(group.sms()), number(group.epoch()),
+               format_ms(group.age_ms())});
+    const std::string name = "group " + number(group.group_id()) + " (" + printable(group.name()) + "): ";
+    if (group.missing_ranks_size() != 0) {
+      notes += name + "waits for " + plural(static_cast<std::uint64_t>(group.missing_ranks_size()), "rank") +
+               ": " + ranks(group.missing_ranks()) + "\n";
+    }
+    if (!group.cause().empty()) notes += name + "last break: " + printable(group.cause()) + "\n";
+    for (const v1::GroupMember& member : group.members()) {
+      member_table.add({number(group.group_id()), number(member.rank()), number(member.session_id()),
+                        member.device(), member.gone() ? "gone" : "here"});
+    }
+  }
+  if (table.empty()) return "no groups\n";
+  std::string text = table.text();
+  if (!notes.empty()) text += "\n" + notes;
+  if (members && !member_table.empty()) text += "\n" + member_table.text();
+  return text;
+}
+
+std::string render(const v1::ListOperationsResponse& operations) {
+  Table table({{"GROUP", kRight},
+               {"OP", kRight},
+               {"KIND"},
+               {"RANK", kRight},
+               {"DEVICE"},
+               {"SESSION", kRight},
+               {"SLOT", kRight},
+               {"TOKENS", kRight},
+               {"STAGE"},
+               {"WAITS FOR"},
+               {"AGE", kRight}});
+  for (const v1::Operation& operation : operations.operations()) {
+    const std::string waits =
+        operation.waiting_for() < 0 ? "" : "rank " + std::to_string(operation.waiting_for());
+    table.add({number(operation.group_id()), number(operation.op_index()), word(operation.op()),
+               number(operation.rank()), operation.device(), number(operation.session_id()),
+               number(operation.slot()), number(operation.num_tokens()), word(operation.stage()), waits,
+               format_us(operation.age_us())});
+  }
+  return table.empty() ? "no operations in flight\n" : table.text();
+}
+
+std::string render(const v1::GetConfigResponse& config) {
+  Table table({{"KEY"}, {"VALUE"}, {"FROM"}, {"RELOADABLE"}});
+  for (const v1::ConfigEntry& entry : config.entries()) {
+    table.add({entry.key(), entry.value(), word(entry.origin()), entry.reloadable() ? "yes" : "no"});
+  }
+  return table.empty() ? "no options\n" : table.text();
+}
+
+}  // namespace epd::ctl

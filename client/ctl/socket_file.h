@@ -1,0 +1,34 @@
+// What can be said about a unix socket's file before anything is asked over it.
+#pragma once
+
+#include <sys/types.h>
+#include <string>
+
+namespace epd::ctl {
+
+struct SocketFile {
+  enum class Kind {
+    kMissing,    // or a directory on the way is
+    kUnseen,     // a directory on the way may not be entered; `error` says so
+    kOther,      // something that is no socket
+    kForbidden,  // this process may not connect
+    kUsable,
+  };
+  Kind kind = Kind::kMissing;
+  mode_t mode = 0;
+  uid_t uid = 0;
+  gid_t gid = 0;
+  std::string error;
+};
+
+SocketFile look_at_socket(const std::string& path);
+
+// "root:epd 0660"
+std::string owner_and_mode(const SocketFile& file);
+// What a person who may not open it can do: "join group epd, or use sudo".
+std::string how_to_get_in(const SocketFile& file);
+
+// Whether a stream server accepts there; `error` is 0 or the errno of connect().
+bool accepts_streams(const std::string& path, int& error);
+
+}  // namespace epd::ctl

@@ -1,0 +1,19 @@
+// What this epctl was built from; client libraries of the same build say the same.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace epd::ctl {
+
+struct OwnVersion {
+  std::string version;
+  std::uint32_t abi_version_min = 0;
+  std::uint32_t abi_version_max = 0;
+  std::string layout_hash;  // hexadecimal
+  std::string grpc_version;
+};
+
+OwnVersion own_version();
+
+}  // namespace epd::ctl
