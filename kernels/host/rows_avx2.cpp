@@ -124,10 +124,11 @@ EPD_AVX2 void cast_to_all(const std::uint16_t* x, std::size_t hidden, std::span<
     const float amax = std::max(bf16_to_float(static_cast<std::uint16_t>(largest)), kMinAmax);
     const __m256 inverse = _mm256_set1_ps(kE4m3Max / amax);
     __m256i codes[4];
-    for (int i = 0; i < 4; ++i) codes[i] = cast_32(load(block + 32 * i), load(block + 32 * i + 16), inverse);
+    for (std::size_t i = 0; i < 4; ++i)
+      codes[i] = cast_32(load(block + 32 * i), load(block + 32 * i + 16), inverse);
     for (void* destination : destinations) {
       std::uint8_t* place = static_cast<std::uint8_t*>(destination) + start;
-      for (int i = 0; i < 4; ++i) put<kStores>(place + 32 * i, codes[i]);
+      for (std::size_t i = 0; i < 4; ++i) put<kStores>(place + 32 * i, codes[i]);
     }
     *scales++ = amax / kE4m3Max;
   }
@@ -159,20 +160,20 @@ EPD_AVX2_INLINE __m256 accumulate(__m256 sum, __m256 value, __m256 weight) {
 
 template <bool kWeighted, Stores kStores>
 EPD_AVX2 void sum_columns(std::span<const WeightedRow> rows, std::size_t hidden, std::uint16_t* out) {
-  constexpr int kVectors = 4;  // of 16 bf16
+  constexpr std::size_t kVectors = 4;  // of 16 bf16
   for (std::size_t start = 0; start < hidden; start += kVectors * 16) {
     __m256 even[kVectors];
     __m256 odd[kVectors];
-    for (int v = 0; v < kVectors; ++v) even[v] = odd[v] = _mm256_setzero_ps();
+    for (std::size_t v = 0; v < kVectors; ++v) even[v] = odd[v] = _mm256_setzero_ps();
     for (const WeightedRow& source : rows) {
       const __m256 weight = _mm256_set1_ps(source.weight);
-      for (int v = 0; v < kVectors; ++v) {
+      for (std::size_t v = 0; v < kVectors; ++v) {
         const __m256i y = load(source.row + start + v * 16);
         even[v] = accumulate<kWeighted>(even[v], _mm256_castsi256_ps(_mm256_slli_epi32(y, 16)), weight);
         odd[v] = accumulate<kWeighted>(odd[v], _mm256_castsi256_ps(upper_halves(y)), weight);
       }
     }
-    for (int v = 0; v < kVectors; ++v) {
+    for (std::size_t v = 0; v < kVectors; ++v) {
       const __m256i low = _mm256_srli_epi32(round_upper(even[v]), 16);
       put<kStores>(out + start + v * 16, _mm256_blend_epi16(low, round_upper(odd[v]), 0xaa));
     }

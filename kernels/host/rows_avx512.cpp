@@ -1,6 +1,12 @@
 // x86-64-v4. Functions carry their target, so that nothing else in the program is compiled for it.
 #if defined(__x86_64__)
 
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC's own AVX-512 header warns about its helpers for undefined values (GCC bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+
 #include "host/row_kernels.h"
 #include "kernels/numbers.h"
 
@@ -159,21 +165,21 @@ EPD_AVX512_INLINE __m512 accumulate(__m512 sum, __m512 value, __m512 weight) {
 
 template <bool kWeighted, Stores kStores>
 EPD_AVX512 void sum_columns(std::span<const WeightedRow> rows, std::size_t hidden, std::uint16_t* out) {
-  constexpr int kVectors = 4;  // of 32 bf16
+  constexpr std::size_t kVectors = 4;  // of 32 bf16
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
   for (std::size_t start = 0; start < hidden; start += kVectors * 32) {
     __m512 even[kVectors];
     __m512 odd[kVectors];
-    for (int v = 0; v < kVectors; ++v) even[v] = odd[v] = _mm512_setzero_ps();
+    for (std::size_t v = 0; v < kVectors; ++v) even[v] = odd[v] = _mm512_setzero_ps();
     for (const WeightedRow& source : rows) {
       const __m512 weight = _mm512_set1_ps(source.weight);
-      for (int v = 0; v < kVectors; ++v) {
+      for (std::size_t v = 0; v < kVectors; ++v) {
         const __m512i y = _mm512_loadu_si512(source.row + start + v * 32);
         even[v] = accumulate<kWeighted>(even[v], _mm512_castsi512_ps(_mm512_slli_epi32(y, 16)), weight);
         odd[v] = accumulate<kWeighted>(odd[v], _mm512_castsi512_ps(_mm512_and_si512(y, upper)), weight);
       }
     }
-    for (int v = 0; v < kVectors; ++v) {
+    for (std::size_t v = 0; v < kVectors; ++v) {
       const __m512i low = _mm512_srli_epi32(round_upper(even[v]), 16);
       const __m512i both = _mm512_mask_blend_epi16(0xaaaaaaaau, low, round_upper(odd[v]));
       put<kStores>(out + start + v * 32, both);

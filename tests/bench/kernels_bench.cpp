@@ -5,13 +5,17 @@
 #include "kernels/routing.h"
 
 #include <benchmark/benchmark.h>
+#include <pthread.h>
+#include <sched.h>
 #include <sys/mman.h>
 
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -20,9 +24,9 @@ using namespace epd::kernels;
 
 constexpr std::uint32_t kRanks = 4;
 constexpr std::uint32_t kExperts = 256;
-constexpr std::uint32_t kTopk = 8;
+constexpr std::size_t kTopk = 8;
 constexpr std::uint32_t kHidden = 7168;
-constexpr std::uint32_t kBlocks = kHidden / kScaleBlock;
+constexpr std::size_t kBlocks = kHidden / kScaleBlock;
 
 // Shared memory, as arenas are; every page touched.
 class Region {
@@ -86,8 +90,8 @@ struct World {
   }
 
   DispatchArgs dispatch_args(bool fp8) const {
-    return {&plan, x.as<std::uint16_t>(), weights.data(), targets, 0, kHidden, kTopk, kExperts / kRanks, fp8,
-            false};
+    return {&plan,   x.as<std::uint16_t>(), weights.data(),    targets, 0,
+            kHidden, std::uint32_t{kTopk},  kExperts / kRanks, fp8,     false};
   }
   CombineArgs combine_args(bool weighted) const {
     return {&plan, sources,          weighted ? weights.data() : nullptr, out.as<std::uint16_t>(), kHidden,
@@ -113,13 +117,13 @@ void count_bytes(benchmark::State& state, std::size_t rows, std::size_t row_byte
 void bench_dispatch(benchmark::State& state, host::Choice choice, bool fp8) {
   const World world(static_cast<std::uint32_t>(state.range(0)));
   for (auto _ : state) host::dispatch_rows_with(choice, world.dispatch_args(fp8), 0, world.tokens);
-  count_bytes(state, world.plan.entries.size(), fp8 ? kHidden + 4 * kBlocks : 2 * kHidden);
+  count_bytes(state, world.plan.entries.size(), fp8 ? kHidden + 4 * kBlocks : std::size_t{2} * kHidden);
 }
 
 void bench_combine(benchmark::State& state, host::Choice choice, bool weighted) {
   const World world(static_cast<std::uint32_t>(state.range(0)));
   for (auto _ : state) host::combine_rows_with(choice, world.combine_args(weighted), 0, world.tokens);
-  count_bytes(state, world.plan.entries.size(), 2 * kHidden);
+  count_bytes(state, world.plan.entries.size(), std::size_t{2} * kHidden);
 }
 
 // What dispatch would take if nothing but memcpy of the same rows to the same places were done.
@@ -137,6 +141,52 @@ void bench_plain_rows(benchmark::State& state, bool fp8) {
     benchmark::ClobberMemory();
   }
   count_bytes(state, world.plan.entries.size(), row_bytes);
+}
+
+// Moves this thread to another processor than `avoid`, where there is one.
+void leave(int avoid) {
+  cpu_set_t others;
+  pthread_getaffinity_np(pthread_self(), sizeof(others), &others);
+  if (CPU_COUNT(&others) > 1) CPU_CLR(avoid, &others);
+  pthread_setaffinity_np(pthread_self(), sizeof(others), &others);
+}
+
+void read_all(const World& world) {
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    const auto* words = world.rows[rank]->as<std::uint64_t>();
+    std::uint64_t sum = 0;
+    for (std::size_t i = 0; i < world.plan.rank_counts[rank] * (std::size_t{kHidden} * 2 / sizeof(*words));
+         ++i)
+      sum += words[i];
+    benchmark::DoNotOptimize(sum);
+  }
+}
+
+double thread_cpu_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+// Dispatch as its receivers see it: another processor reads the rows between the iterations, so that they
+// must be taken from its caches again. The time is the writer's; reader_GiBps is how fast the other one read.
+void bench_handover(benchmark::State& state, host::Choice choice) {
+  const World world(static_cast<std::uint32_t>(state.range(0)));
+  const double bytes = static_cast<double>(world.plan.entries.size()) * kHidden * 2;
+  double read_seconds = 0;
+  for (auto _ : state) {
+    const double start = thread_cpu_seconds();
+    host::dispatch_rows_with(choice, world.dispatch_args(false), 0, world.tokens);
+    state.SetIterationTime(thread_cpu_seconds() - start);
+    std::thread([&world, &read_seconds, cpu = sched_getcpu()] {
+      leave(cpu);
+      const double read_start = thread_cpu_seconds();
+      read_all(world);
+      read_seconds += thread_cpu_seconds() - read_start;
+    }).join();
+  }
+  count_bytes(state, world.plan.entries.size(), std::size_t{2} * kHidden);
+  state.counters["reader_GiBps"] = static_cast<double>(state.iterations()) * bytes / read_seconds / (1 << 30);
 }
 
 // One long copy of as many bytes as dispatch delivers to one rank.
@@ -171,11 +221,11 @@ void bench_cast(benchmark::State& state, const host::RowKernels* kernels) {
                       host::Stores::kCached);
     benchmark::ClobberMemory();
   }
-  count_bytes(state, 1, 2 * kHidden);
+  count_bytes(state, 1, std::size_t{2} * kHidden);
 }
 
 const bool kRegistered = [] {
-  const auto sizes = [](benchmark::internal::Benchmark* bench) { bench->Arg(128)->Arg(1024); };
+  const auto sizes = [](benchmark::internal::Benchmark* bench) { bench->Arg(128)->Arg(1024)->Arg(4096); };
   sizes(benchmark::RegisterBenchmark("memcpy", bench_memcpy));
   sizes(benchmark::RegisterBenchmark("plain_rows/bf16", bench_plain_rows, false));
   sizes(benchmark::RegisterBenchmark("plain_rows/fp8", bench_plain_rows, true));
@@ -188,6 +238,8 @@ const bool kRegistered = [] {
       const std::string way =
           std::string("/") + kernels->name + (stores == host::Stores::kCached ? "/cached" : "/streaming");
       sizes(benchmark::RegisterBenchmark(("dispatch_bf16" + way).c_str(), bench_dispatch, choice, false));
+      sizes(benchmark::RegisterBenchmark(("handover_bf16" + way).c_str(), bench_handover, choice)
+                ->UseManualTime());
       sizes(benchmark::RegisterBenchmark(("dispatch_fp8" + way).c_str(), bench_dispatch, choice, true));
       sizes(benchmark::RegisterBenchmark(("combine" + way).c_str(), bench_combine, choice, false));
       sizes(benchmark::RegisterBenchmark(("combine_weighted" + way).c_str(), bench_combine, choice, true));
