@@ -1,0 +1,387 @@
+#include "fake_daemon.h"
+
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+
+namespace epd::testing {
+namespace {
+
+using std::chrono::milliseconds;
+
+template <typename T>
+T must(Result<T> result) {
+  if (!result.ok()) {
+    std::fprintf(stderr, "fake daemon: %s\n", result.status().to_string().c_str());
+    std::abort();
+  }
+  return std::move(result).value();
+}
+
+UniqueFd make_segment(const char* name, std::uint64_t bytes, bool sealed) {
+  if (sealed) return must(make_sealed_memfd(name, bytes));
+  UniqueFd fd(::memfd_create(name, MFD_CLOEXEC));
+  EPD_CHECK(fd.valid() && ::ftruncate(fd.get(), static_cast<off_t>(bytes)) == 0);
+  return fd;
+}
+
+}  // namespace
+
+FakeDaemon::FakeDaemon(FakeSettings settings) : settings_(std::move(settings)) {
+  char directory[] = "/tmp/epd-fake-XXXXXX";
+  EPD_CHECK(::mkdtemp(directory) != nullptr);
+  directory_ = directory;
+  path_ = directory_ + "/epd.sock";
+  listener_ = UniqueFd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path_.data(), path_.size());
+  EPD_CHECK(::bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
+  EPD_CHECK(::listen(listener_.get(), 8) == 0);
+  stop_ = must(make_eventfd());
+  server_ = std::thread([this] { serve(); });
+  engine_ = std::thread([this] { run_engine(); });
+}
+
+FakeDaemon::~FakeDaemon() {
+  stopping_ = true;
+  ring_eventfd(stop_.get());
+  server_.join();
+  engine_.join();
+  ::unlink(path_.c_str());
+  ::rmdir(directory_.c_str());
+}
+
+void FakeDaemon::set(const FakeSettings& settings) {
+  const std::lock_guard lock(mutex_);
+  settings_ = settings;
+}
+
+// ---- supervisor -----------------------------------------------------------------------------------
+
+void FakeDaemon::serve() {
+  while (!stopping_) {
+    pollfd entries[3] = {{stop_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}, {-1, POLLIN, 0}};
+    {
+      const std::lock_guard lock(mutex_);
+      entries[2].fd = connection_.get();
+    }
+    ::poll(entries, 3, 20);
+    const std::lock_guard lock(mutex_);
+    if (entries[1].revents != 0) {
+      connection_ = UniqueFd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      continue;
+    }
+    if (!connection_.valid() || entries[2].revents == 0 || entries[2].fd != connection_.get()) continue;
+    Packet packet;
+    Status error;
+    switch (receive_packet(connection_.get(), packet, error)) {
+      case ReceiveResult::kPacket: handle(packet); break;
+      case ReceiveResult::kNothing: break;
+      default: connection_.reset();
+    }
+  }
+}
+
+void FakeDaemon::handle(Packet& packet) {
+  const std::uint32_t id = packet.header.request_id;
+  switch (static_cast<abi::AttachType>(packet.header.type)) {
+    case abi::AttachType::kHello:
+      if (settings_.close_on_hello) {
+        connection_.reset();
+      } else if (settings_.refuse_hello) {
+        reply_refused(*settings_.refuse_hello, id);
+      } else if (!settings_.silent_hello) {
+        welcome(must(packet.read<abi::Hello>()), id);
+      }
+      return;
+    case abi::AttachType::kJoin:
+      if (settings_.refuse_join) {
+        reply_refused(*settings_.refuse_join, id);
+      } else if (!settings_.silent_join) {
+        join(must(packet.read<abi::Join>()), id);
+      }
+      return;
+    case abi::AttachType::kLeave: {
+      const auto leave = must(packet.read<abi::Leave>());
+      ++left_;
+      (void)send_message(connection_.get(), abi::AttachType::kLeft, abi::Left{leave.member, 0}, {}, id);
+      return;
+    }
+    default: std::abort();
+  }
+}
+
+void FakeDaemon::reply_refused(const Status& status, std::uint32_t request_id) {
+  abi::Refused refused{status.code(), {}};
+  abi::set_text(refused.text, status.message().data(), status.message().size());
+  (void)send_message(connection_.get(), abi::AttachType::kRefused, refused, {}, request_id);
+}
+
+void FakeDaemon::welcome(const abi::Hello& hello, std::uint32_t request_id) {
+  const UniqueFd a_fd = make_segment("fake-a", sizeof(abi::SegmentA), settings_.sealed);
+  const UniqueFd b_fd =
+      make_segment("fake-b", std::max(settings_.segment_b_bytes, std::uint64_t{1}), settings_.sealed);
+  segment_a_ = must(Mapping::map(a_fd.get(), sizeof(abi::SegmentA), Access::kReadWrite));
+  if (settings_.segment_b_bytes >= sizeof(abi::SegmentB)) {
+    segment_b_ = must(Mapping::map(b_fd.get(), sizeof(abi::SegmentB), Access::kReadWrite));
+    b().magic = settings_.magic ? abi::kSegmentBMagic : 0;
+    b().state = static_cast<std::uint32_t>(abi::SessionState::kServing);
+  }
+  a().magic = abi::kSegmentAMagic;
+  submission_head_ = completion_tail_ = 0;
+  members_.clear();
+  auto [ours, theirs] = must(make_socketpair());
+  doorbell_ = std::move(ours);
+  const UniqueFd b_read_only = must(reopen_read_only(b_fd.get()));
+
+  abi::Welcome body{};
+  body.version = settings_.version;
+  body.layout_hash = settings_.layout_hash;
+  body.nonce = hello.nonce + (settings_.wrong_nonce ? 1 : 0);
+  body.session_id = 77;
+  body.boot_id[0] = 0xab;
+  body.boot_id[15] = 0x01;
+  abi::set_text(body.daemon, "fake 9.9.9", 10);
+  abi::set_text(body.device, "host:3", 6);
+  if (settings_.short_welcome) {
+    (void)send_packet(connection_.get(), static_cast<std::uint16_t>(abi::AttachType::kWelcome), request_id,
+                      &body, 10);
+  } else if (settings_.welcome_fds == 3) {
+    (void)send_message(connection_.get(), abi::AttachType::kWelcome, body,
+                       {a_fd.get(), b_read_only.get(), theirs.get()}, request_id);
+  } else {
+    (void)send_message(connection_.get(), abi::AttachType::kWelcome, body, {a_fd.get()}, request_id);
+  }
+}
+
+void FakeDaemon::join(const abi::Join& request, std::uint32_t request_id) {
+  auto member = std::make_unique<FakeMember>();
+  member->member = static_cast<std::uint32_t>(members_.size()) + 100;
+  member->shape = request.shape;
+  const std::uint64_t user_bytes = abi::UserArenaLayout(request.shape).total_bytes;
+  const std::uint64_t board_bytes = abi::BoardLayout(request.shape).total_bytes;
+  const std::uint64_t file_bytes = board_bytes - static_cast<std::uint64_t>(settings_.less_board_bytes);
+  const UniqueFd user_fd = make_segment("fake-user", user_bytes, true);
+  const UniqueFd board_fd = make_segment("fake-board", file_bytes, true);
+  member->user = must(Mapping::map(user_fd.get(), user_bytes, Access::kReadWrite));
+  member->board_mapping = must(Mapping::map(board_fd.get(), file_bytes, Access::kReadWrite));
+  member->board().magic = abi::kBoardMagic;
+  member->board().epoch = member->epoch;
+  member->board().state = static_cast<std::uint32_t>(abi::GroupState::kActive);
+  const UniqueFd board_read_only = must(reopen_read_only(board_fd.get()));
+
+  abi::Joined joined{};
+  joined.member = member->member;
+  joined.rank = request.rank < 0 ? 0 : static_cast<std::uint32_t>(request.rank);
+  joined.group_id = 5;
+  joined.epoch = member->epoch;
+  joined.user_bytes = user_bytes + static_cast<std::uint64_t>(settings_.more_user_bytes);
+  joined.board_bytes = board_bytes;
+  members_.push_back(std::move(member));
+  (void)send_message(connection_.get(), abi::AttachType::kJoined, joined,
+                     {user_fd.get(), board_read_only.get()}, request_id);
+}
+
+void FakeDaemon::goodbye(StatusCode status, const std::string& text, bool close) {
+  const std::lock_guard lock(mutex_);
+  abi::Goodbye body{status, {}};
+  abi::set_text(body.text, text.data(), text.size());
+  (void)send_message(connection_.get(), abi::AttachType::kGoodbye, body);
+  if (close) connection_.reset();
+}
+
+void FakeDaemon::hang_up() {
+  const std::lock_guard lock(mutex_);
+  connection_.reset();
+  doorbell_.reset();
+}
+
+void FakeDaemon::hang_up_doorbell() {
+  const std::lock_guard lock(mutex_);
+  doorbell_.reset();
+}
+
+// ---- engine ---------------------------------------------------------------------------------------
+
+std::optional<abi::Submission> FakeDaemon::take_locked() {
+  abi::Submission submission;
+  if (!segment_b_.valid() || !abi::ring_peek(a().submissions, submission_head_, submission))
+    return std::nullopt;
+  b().submission_head.value.store(++submission_head_, std::memory_order_release);
+  return submission;
+}
+
+// Sleeps as an engine does, so that a client that forgets to ring is found out.
+void FakeDaemon::run_engine() {
+  while (!stopping_) {
+    int doorbell = -1;
+    {
+      const std::lock_guard lock(mutex_);
+      if (segment_b_.valid() && settings_.automatic) {
+        b().engine_sleep.sleeping.store(1, std::memory_order_seq_cst);
+        std::atomic_thread_fence(std::memory_order_seq_cst);
+        while (const auto submission = take_locked()) {
+          publish_counts_locked(*submission);
+          abi::Completion completion{};
+          completion.ticket = submission->ticket;
+          completion.culprit_rank = -1;
+          completion.member = submission->member;
+          completion.slot = submission->slot;
+          completion.num_recv_rows = submission->num_tokens;
+          if (submission->op != abi::Op::kNoop)
+            completion.op_index = member_of(submission->member).next_index++;
+          post_locked(completion);
+        }
+        doorbell = doorbell_.get();
+      }
+    }
+    pollfd entries[2] = {{stop_.get(), POLLIN, 0}, {doorbell, POLLIN, 0}};
+    ::poll(entries, 2, 20);
+    const std::lock_guard lock(mutex_);
+    char bytes[64];
+    if (entries[1].revents != 0 && doorbell == doorbell_.get()) {
+      while (::recv(doorbell, bytes, sizeof(bytes), MSG_DONTWAIT) > 0) {
+      }
+    }
+  }
+}
+
+FakeMember& FakeDaemon::member_of(std::uint32_t number) {
+  for (const auto& member : members_) {
+    if (member->member == number) return *member;
+  }
+  std::abort();
+}
+
+std::optional<abi::Submission> FakeDaemon::next_submission(int timeout_ms) {
+  const auto end = std::chrono::steady_clock::now() + milliseconds(timeout_ms);
+  do {
+    {
+      const std::lock_guard lock(mutex_);
+      if (auto submission = take_locked()) return submission;
+    }
+    std::this_thread::sleep_for(milliseconds(1));
+  } while (std::chrono::steady_clock::now() < end);
+  return std::nullopt;
+}
+
+void FakeDaemon::complete(const abi::Submission& submission, StatusCode status, std::int32_t culprit_rank,
+                          const std::string& message) {
+  const std::lock_guard lock(mutex_);
+  FakeMember& owner = member_of(submission.member);
+  if (!message.empty()) {
+    abi::BoardSlot& slot = owner.board().slots[submission.slot];
+    abi::set_text(slot.message, message.data(), message.size());
+    slot.message_ticket.store(submission.ticket, std::memory_order_release);
+  }
+  abi::Completion completion{};
+  completion.ticket = submission.ticket;
+  completion.status = status;
+  completion.culprit_rank = culprit_rank;
+  completion.member = submission.member;
+  completion.slot = submission.slot;
+  completion.num_recv_rows = submission.num_tokens;
+  if (submission.op != abi::Op::kNoop) completion.op_index = owner.next_index++;
+  post_locked(completion);
+}
+
+void FakeDaemon::post(const abi::Completion& completion) {
+  const std::lock_guard lock(mutex_);
+  post_locked(completion);
+}
+
+void FakeDaemon::post_locked(const abi::Completion& completion) {
+  if (abi::ring_push(b().completions, completion_tail_, a().completion_head, completion) ==
+      abi::PushResult::kPushed) {
+    ++completion_tail_;
+  }
+  ring_locked();
+}
+
+void FakeDaemon::ring_locked() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (a().client_sleep.sleeping.load(std::memory_order_relaxed) == 0) return;
+  const char byte = 0;
+  [[maybe_unused]] const ssize_t n = ::send(doorbell_.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+void FakeDaemon::publish_counts(const abi::Submission& submission) {
+  const std::lock_guard lock(mutex_);
+  publish_counts_locked(submission);
+}
+
+// Pretends that all rows came from the last rank, for the first expert.
+void FakeDaemon::publish_counts_locked(const abi::Submission& submission) {
+  if (submission.op != abi::Op::kDispatch) return;
+  FakeMember& owner = member_of(submission.member);
+  const abi::BoardLayout layout(owner.shape);
+  auto* offsets = owner.board_mapping.as<std::int32_t>(layout.rank_offsets(submission.slot));
+  offsets[owner.shape.num_ranks] = static_cast<std::int32_t>(submission.num_tokens);
+  *owner.board_mapping.as<std::int32_t>(layout.expert_counts(owner.shape, submission.slot)) =
+      static_cast<std::int32_t>(submission.num_tokens);
+  abi::BoardSlot& slot = owner.board().slots[submission.slot];
+  slot.num_recv_rows = submission.num_tokens;
+  slot.counts_ticket.store(submission.ticket, std::memory_order_release);
+  ring_locked();
+}
+
+void FakeDaemon::set_submission_head(std::uint64_t head) {
+  const std::lock_guard lock(mutex_);
+  b().submission_head.value.store(head, std::memory_order_release);
+}
+
+void FakeDaemon::end_session(StatusCode status, const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  abi::set_text(b().message, text.data(), text.size());
+  b().end_status.store(static_cast<std::uint32_t>(status), std::memory_order_relaxed);
+  b().state.store(static_cast<std::uint32_t>(abi::SessionState::kEnded), std::memory_order_release);
+  ring_locked();
+}
+
+bool FakeDaemon::client_sleeps() const {
+  const std::lock_guard lock(mutex_);
+  return a().client_sleep.sleeping.load(std::memory_order_acquire) != 0;
+}
+
+bool FakeDaemon::await_client_sleep() const {
+  for (int i = 0; i < 10'000; ++i) {
+    if (client_sleeps()) return true;
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  return false;
+}
+
+// ---- groups ---------------------------------------------------------------------------------------
+
+FakeMember& FakeDaemon::member(std::size_t index) {
+  const std::lock_guard lock(mutex_);
+  return *members_.at(index);
+}
+
+void FakeDaemon::write_board(abi::GroupState state, std::uint64_t epoch, std::uint64_t resume_index,
+                             StatusCode cause, const std::string& message) {
+  const std::lock_guard lock(mutex_);
+  FakeMember& m = *members_.at(0);
+  abi::Board& board = m.board();
+  const std::uint32_t change = board.change.load(std::memory_order_relaxed) | 1u;
+  board.change.store(change, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  board.state.store(static_cast<std::uint32_t>(state), std::memory_order_relaxed);
+  board.epoch.store(epoch, std::memory_order_relaxed);
+  board.resume_index.store(resume_index, std::memory_order_relaxed);
+  board.cause.store(static_cast<std::uint32_t>(cause), std::memory_order_relaxed);
+  abi::set_text(board.message, message.data(), message.size());
+  board.change.store(change + 1, std::memory_order_release);
+  m.epoch = epoch;
+  m.next_index = resume_index;
+  ring_locked();
+}
+
+}  // namespace epd::testing

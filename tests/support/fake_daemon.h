@@ -1,0 +1,121 @@
+// A scripted supervisor and engine for tests of the client library: the real attach protocol and the
+// real shared memory, no groups of other ranks and no rows. One session at a time.
+#pragma once
+
+#include "base/fd.h"
+#include "base/memory.h"
+#include "base/packet.h"
+#include "proto/attach.h"
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace epd::testing {
+
+// What the daemon does differently from a good one.
+struct FakeSettings {
+  std::optional<Status> refuse_hello;
+  std::optional<Status> refuse_join;
+  bool silent_hello = false;  // takes the request and never answers
+  bool silent_join = false;   // likewise
+  bool close_on_hello = false;
+  bool short_welcome = false;  // a packet cut after the header
+  bool wrong_nonce = false;
+  bool sealed = true;
+  bool magic = true;
+  std::uint32_t version = abi::kAbiVersion;
+  std::uint64_t layout_hash = abi::layout_hash();
+  std::uint64_t segment_b_bytes = sizeof(abi::SegmentB);
+  std::uint32_t welcome_fds = 3;
+  std::int64_t more_user_bytes = 0;   // added to what Joined says
+  std::int64_t less_board_bytes = 0;  // missing in the board's file
+  bool automatic = true;  // completes every submission with OK; else the test does, see next_submission
+};
+
+// A membership as the fake keeps it. Public for tests that write the board themselves.
+struct FakeMember {
+  std::uint32_t member = 0;
+  abi::GroupShape shape{};
+  std::uint64_t epoch = 1;
+  std::uint64_t next_index = 0;
+  Mapping user;
+  Mapping board_mapping;
+
+  abi::Board& board() const { return *board_mapping.as<abi::Board>(); }
+};
+
+class FakeDaemon {
+ public:
+  explicit FakeDaemon(FakeSettings settings = {});
+  ~FakeDaemon();
+
+  const std::string& socket_path() const { return path_; }
+  // From now on, for requests that have not come yet.
+  void set(const FakeSettings& settings);
+
+  // ---- engine's part; any thread ----
+  // The next submission in the ring, if one comes within the time. Not in automatic mode.
+  std::optional<abi::Submission> next_submission(int timeout_ms = 10'000);
+  void complete(const abi::Submission& submission, StatusCode status = StatusCode::kOk,
+                std::int32_t culprit_rank = -1, const std::string& message = "");
+  void post(const abi::Completion& completion);
+  void publish_counts(const abi::Submission& submission);
+  void set_submission_head(std::uint64_t head);
+  void end_session(StatusCode status, const std::string& text);
+  bool client_sleeps() const;
+  // Waits until the client's leader says that it sleeps; false after ten seconds.
+  bool await_client_sleep() const;
+
+  // ---- group's part ----
+  FakeMember& member(std::size_t index = 0);
+  void write_board(abi::GroupState state, std::uint64_t epoch, std::uint64_t resume_index, StatusCode cause,
+                   const std::string& message);
+
+  // ---- supervisor's part ----
+  void goodbye(StatusCode status, const std::string& text, bool close = true);
+  void hang_up();
+  void hang_up_doorbell();
+  std::size_t left() const { return left_; }  // kLeave requests seen
+
+ private:
+  void serve();
+  void handle(Packet& packet);
+  void welcome(const abi::Hello& hello, std::uint32_t request_id);
+  void join(const abi::Join& request, std::uint32_t request_id);
+  void reply_refused(const Status& status, std::uint32_t request_id);
+  void run_engine();
+  FakeMember& member_of(std::uint32_t number);
+  std::optional<abi::Submission> take_locked();
+  void post_locked(const abi::Completion& completion);
+  void publish_counts_locked(const abi::Submission& submission);
+  void ring_locked();
+  abi::SegmentA& a() const { return *segment_a_.as<abi::SegmentA>(); }
+  abi::SegmentB& b() const { return *segment_b_.as<abi::SegmentB>(); }
+
+  std::string directory_;
+  std::string path_;
+  UniqueFd listener_;
+  UniqueFd stop_;
+
+  mutable std::mutex mutex_;  // guards all below
+  FakeSettings settings_;
+  UniqueFd connection_;
+  UniqueFd doorbell_;
+  Mapping segment_a_;
+  Mapping segment_b_;
+  std::uint64_t submission_head_ = 0;
+  std::uint64_t completion_tail_ = 0;
+  std::vector<std::unique_ptr<FakeMember>> members_;
+
+  std::atomic<std::size_t> left_{0};
+  std::atomic<bool> stopping_{false};
+  std::thread server_;
+  std::thread engine_;
+};
+
+}  // namespace epd::testing

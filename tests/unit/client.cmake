@@ -1,0 +1,18 @@
+# The client library, without a daemon: see support/fake_daemon.h.
+add_library(epd_fake_daemon STATIC ${CMAKE_CURRENT_LIST_DIR}/../support/fake_daemon.cpp)
+target_include_directories(epd_fake_daemon PUBLIC ${CMAKE_CURRENT_LIST_DIR}/../support)
+target_link_libraries(epd_fake_daemon PUBLIC epd_base PRIVATE epd_options)
+
+add_executable(client_test
+  ${CMAKE_CURRENT_LIST_DIR}/client_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/client_attach_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/client_wrapper_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/client_abi_test.cpp)
+target_link_libraries(client_test PRIVATE epd::epd epd_fake_daemon GTest::gtest_main epd_options)
+target_compile_definitions(client_test PRIVATE
+  EPD_LIBRARY="$<TARGET_FILE:epd_client>"
+  EPD_MAP="${PROJECT_SOURCE_DIR}/client/libepd.map"
+  EPD_HEADER="${PROJECT_SOURCE_DIR}/client/include/epd/epd.h"
+  EPD_SANITIZERS="${EPD_SANITIZE}"
+  EPD_VERSION_TEXT="${PROJECT_VERSION}")
+gtest_discover_tests(client_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 120)

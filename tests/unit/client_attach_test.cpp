@@ -1,0 +1,269 @@
+// The client library's handshake and joins against a daemon that misbehaves in every way it can.
+#include "client_fixture.h"
+
+#include <cstdlib>
+#include <functional>
+#include <thread>
+
+namespace epd::testing {
+namespace {
+
+FakeSettings with(const std::function<void(FakeSettings&)>& change) {
+  FakeSettings settings;
+  change(settings);
+  return settings;
+}
+
+// Attaches, and expects it to fail.
+epd_status_t attach_status(const FakeSettings& settings, std::int32_t timeout_ms = 10'000) {
+  const FakeDaemon daemon(settings);
+  epd_session_t* session = nullptr;
+  const epd_status_t status = attach_to(daemon, &session, timeout_ms);
+  EXPECT_EQ(session, nullptr);
+  epd_session_detach(session);
+  return status;
+}
+
+TEST(ClientAttach, TellsWhereItIs) {
+  const FakeDaemon daemon;
+  epd_session_t* session = nullptr;
+  ASSERT_EQ(attach_to(daemon, &session), EPD_OK) << epd_last_error();
+  epd_session_info_t info = EPD_SESSION_INFO_INIT;
+  ASSERT_EQ(epd_session_info(session, &info), EPD_OK);
+  EXPECT_EQ(info.session_id, 77u);
+  EXPECT_STREQ(info.device, "host:3");
+  EXPECT_STREQ(info.daemon, "fake 9.9.9");
+  EXPECT_STREQ(info.boot_id, "ab000000000000000000000000000001");
+  EXPECT_EQ(epd_session_check(session), EPD_OK);
+  epd_session_detach(session);
+}
+
+TEST(ClientAttach, FindsTheSocketInTheEnvironment) {
+  const FakeDaemon daemon;
+  ASSERT_EQ(::setenv("EPD_SOCKET", daemon.socket_path().c_str(), 1), 0);
+  epd_session_t* session = nullptr;
+  EXPECT_EQ(epd_session_attach(nullptr, &session), EPD_OK) << epd_last_error();
+  ::unsetenv("EPD_SOCKET");
+  epd_session_detach(session);
+}
+
+TEST(ClientAttach, NobodyListens) {
+  epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
+  options.socket_path = "/nonexistent/epd.sock";
+  epd_session_t* session = nullptr;
+  EXPECT_EQ(epd_session_attach(&options, &session), EPD_DAEMON_LOST);
+  EXPECT_ERROR_HAS("/nonexistent/epd.sock");
+}
+
+TEST(ClientAttach, PathTooLongNamesItsLength) {
+  const std::string path(200, 'x');
+  epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
+  options.socket_path = path.c_str();
+  epd_session_t* session = nullptr;
+  EXPECT_EQ(epd_session_attach(&options, &session), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("200");
+  EXPECT_ERROR_HAS("107");
+}
+
+TEST(ClientAttach, RefusesBadOptions) {
+  epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
+  epd_session_t* session = nullptr;
+  options.timeout_ms = -7;
+  EXPECT_EQ(epd_session_attach(&options, &session), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("-7");
+  options.timeout_ms = 0;
+  options.device = "a device name that is longer than any device's";
+  EXPECT_EQ(epd_session_attach(&options, &session), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("device");
+  EXPECT_EQ(epd_session_attach(nullptr, nullptr), EPD_INVALID_ARGUMENT);
+}
+
+TEST(ClientAttach, VersionMismatchNamesBothVersions) {
+  EXPECT_EQ(attach_status(with([](FakeSettings& s) { s.version = 42; })), EPD_VERSION_MISMATCH);
+  EXPECT_ERROR_HAS("42");
+  EXPECT_ERROR_HAS("libepd " + std::string(epd_version()));
+  EXPECT_ERROR_HAS("versions 1 .. 1");
+  EXPECT_ERROR_HAS("fake 9.9.9");
+}
+
+TEST(ClientAttach, LayoutMismatchNamesBothLayouts) {
+  EXPECT_EQ(attach_status(with([](FakeSettings& s) { s.layout_hash = 0x1234; })), EPD_VERSION_MISMATCH);
+  EXPECT_ERROR_HAS("0000000000001234");
+}
+
+TEST(ClientAttach, PassesRefusalsOn) {
+  const Status refusal(StatusCode::kResourceExhausted, "this user has 8 sessions; allowed: 8");
+  EXPECT_EQ(attach_status(with([&](FakeSettings& s) { s.refuse_hello = refusal; })), EPD_RESOURCE_EXHAUSTED);
+  EXPECT_STREQ(epd_last_error(), "this user has 8 sessions; allowed: 8");
+}
+
+TEST(ClientAttach, ARefusalIsNeverOk) {
+  EXPECT_EQ(attach_status(with([](FakeSettings& s) { s.refuse_hello = Status(StatusCode::kOk, "x"); })),
+            EPD_INTERNAL);
+}
+
+TEST(ClientAttach, SilentDaemonMeetsTheDeadline) {
+  EXPECT_EQ(attach_status(with([](FakeSettings& s) { s.silent_hello = true; }), 50), EPD_DEADLINE_EXCEEDED);
+}
+
+TEST(ClientAttach, BrokenHandshakes) {
+  EXPECT_EQ(attach_status(with([](FakeSettings& s) { s.close_on_hello = true; })), EPD_DAEMON_LOST);
+  EXPECT_EQ(attach_status(with([](FakeSettings& s) { s.short_welcome = true; })), EPD_INTERNAL);
+  EXPECT_ERROR_HAS("10 bytes");
+  EXPECT_EQ(attach_status(with([](FakeSettings& s) { s.wrong_nonce = true; })), EPD_INTERNAL);
+  EXPECT_ERROR_HAS("nonce");
+  EXPECT_EQ(attach_status(with([](FakeSettings& s) { s.welcome_fds = 1; })), EPD_INTERNAL);
+  EXPECT_ERROR_HAS("1 descriptors");
+  EXPECT_EQ(attach_status(with([](FakeSettings& s) { s.magic = false; })), EPD_INTERNAL);
+}
+
+TEST(ClientAttach, RefusesMemoryThatCouldShrink) {
+  EXPECT_EQ(attach_status(with([](FakeSettings& s) { s.sealed = false; })), EPD_INTERNAL);
+  EXPECT_ERROR_HAS("not sealed");
+}
+
+TEST(ClientAttach, RefusesShortSegments) {
+  EXPECT_EQ(attach_status(with([](FakeSettings& s) { s.segment_b_bytes = 4096; })), EPD_INTERNAL);
+  EXPECT_ERROR_HAS("4096");
+  EXPECT_ERROR_HAS(std::to_string(sizeof(abi::SegmentB)));
+}
+
+TEST(ClientAttach, OlderAndNewerStructs) {
+  const FakeDaemon daemon;
+  epd_session_t* session = nullptr;
+  struct Newer {
+    epd_attach_options_t known = EPD_ATTACH_OPTIONS_INIT;
+    std::uint64_t unknown = 0;
+  } newer;
+  newer.known.size = sizeof(newer);
+  newer.known.socket_path = daemon.socket_path().c_str();
+  ASSERT_EQ(epd_session_attach(&newer.known, &session), EPD_OK) << epd_last_error();
+  epd_session_detach(session);
+  session = nullptr;
+  newer.unknown = 1;
+  EXPECT_EQ(epd_session_attach(&newer.known, &session), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("byte " + std::to_string(sizeof(epd_attach_options_t)));
+  // An older caller without device and timeout: what lies behind its struct is not read.
+  newer.known.size = offsetof(epd_attach_options_t, device);
+  newer.known.device = reinterpret_cast<const char*>(1);
+  newer.known.timeout_ms = -1;
+  ASSERT_EQ(epd_session_attach(&newer.known, &session), EPD_OK) << epd_last_error();
+
+  epd_session_info_t info = EPD_SESSION_INFO_INIT;
+  info.size = offsetof(epd_session_info_t, device);
+  ASSERT_EQ(epd_session_info(session, &info), EPD_OK);
+  EXPECT_EQ(info.session_id, 77u);
+  EXPECT_STREQ(info.device, "") << "written behind the caller's struct";
+  info.size = 0;
+  EXPECT_EQ(epd_session_info(session, &info), EPD_INVALID_ARGUMENT);
+  epd_session_detach(session);
+}
+
+class ClientJoin : public ::testing::Test {
+ protected:
+  void SetUp() override { ASSERT_EQ(attach_to(daemon_, &session_), EPD_OK) << epd_last_error(); }
+  void TearDown() override { epd_session_detach(session_); }
+  epd_status_t join(const epd_group_config_t& config) {
+    group_ = nullptr;
+    return epd_group_join(session_, &config, &group_);
+  }
+  epd_status_t join_changed(const std::function<void(epd_group_config_t&)>& change) {
+    epd_group_config_t config = small_config();
+    change(config);
+    return join(config);
+  }
+
+  FakeDaemon daemon_;
+  epd_session_t* session_ = nullptr;
+  epd_group_t* group_ = nullptr;
+};
+
+TEST_F(ClientJoin, BuffersLieInTheArena) {
+  epd_group_config_t config = small_config();
+  config.payload = EPD_PAYLOAD_FP8_CAST;
+  ASSERT_EQ(join(config), EPD_OK) << epd_last_error();
+  EXPECT_EQ(epd_group_rank(group_), 1u);
+  epd_buffers_t buffers = EPD_BUFFERS_INIT;
+  ASSERT_EQ(epd_group_buffers(group_, 3, &buffers), EPD_OK);
+  EXPECT_NE(buffers.recv_scales, nullptr);
+  FakeMember& member = daemon_.member();
+  const abi::UserArenaLayout layout(member.shape);
+  EXPECT_EQ(member.shape.depth, 4u) << "the default";
+  static_cast<char*>(buffers.y)[5] = 'y';
+  buffers.topk_weights[0] = 2.5f;
+  EXPECT_EQ(*member.user.as<char>(layout.at(3, abi::Region::kY) + 5), 'y');
+  EXPECT_EQ(*member.user.as<float>(layout.at(3, abi::Region::kTopkWeights)), 2.5f);
+  EXPECT_EQ(epd_group_buffers(group_, 4, &buffers), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("slot is 4; allowed: 0 .. 3");
+}
+
+TEST_F(ClientJoin, ChecksEveryFieldByName) {
+  const auto expect = [&](const char* text, const std::function<void(epd_group_config_t&)>& change) {
+    EXPECT_EQ(join_changed(change), EPD_INVALID_ARGUMENT) << text;
+    EXPECT_EQ(std::string(epd_last_error()).rfind(text, 0), 0u) << epd_last_error();
+  };
+  expect("name is NULL", [](auto& c) { c.name = nullptr; });
+  expect("name is \"a b\"", [](auto& c) { c.name = "a b"; });
+  expect("name is \"\"", [](auto& c) { c.name = ""; });
+  expect("num_ranks is 0", [](auto& c) { c.num_ranks = 0; });
+  expect("num_ranks is 1025", [](auto& c) { c.num_ranks = 1025; });
+  expect("num_experts is 5; allowed: multiples of num_ranks, which is 2", [](auto& c) { c.num_experts = 5; });
+  expect("num_experts is 4098", [](auto& c) { c.num_experts = 4098; });
+  expect("max_tokens is 0", [](auto& c) { c.max_tokens = 0; });
+  expect("hidden is 200; allowed: multiples of 128", [](auto& c) { c.hidden = 200; });
+  expect("hidden is 16512", [](auto& c) { c.hidden = 16512; });
+  expect("topk is 33", [](auto& c) { c.topk = 33; });
+  expect("depth is 17", [](auto& c) { c.depth = 17; });
+  expect("rank is 2", [](auto& c) { c.rank = 2; });
+  expect("rank is -2", [](auto& c) { c.rank = -2; });
+  expect("timeout_ms is -1", [](auto& c) { c.timeout_ms = -1; });
+  const std::uint32_t nonsense = 7;
+  expect("payload is 7", [&](auto& c) { std::memcpy(&c.payload, &nonsense, sizeof(nonsense)); });
+  expect("index_type is 7", [&](auto& c) { std::memcpy(&c.index_type, &nonsense, sizeof(nonsense)); });
+  expect("policy is 7", [&](auto& c) { std::memcpy(&c.policy, &nonsense, sizeof(nonsense)); });
+  EXPECT_EQ(epd_group_join(session_, nullptr, &group_), EPD_INVALID_ARGUMENT);
+}
+
+TEST_F(ClientJoin, PassesRefusalsOnAndGoesOn) {
+  daemon_.set(with([](FakeSettings& s) {
+    s.refuse_join = Status(StatusCode::kDeadlineExceeded, "ranks 0, 3 are missing");
+  }));
+  EXPECT_EQ(join(small_config()), EPD_DEADLINE_EXCEEDED);
+  EXPECT_STREQ(epd_last_error(), "ranks 0, 3 are missing");
+  daemon_.set({});
+  EXPECT_EQ(join(small_config()), EPD_OK) << epd_last_error();
+}
+
+TEST_F(ClientJoin, WrongSizesAreRefusedAndLeftAgain) {
+  daemon_.set(with([](FakeSettings& s) { s.more_user_bytes = 4096; }));
+  EXPECT_EQ(join(small_config()), EPD_INTERNAL);
+  EXPECT_EQ(daemon_.left(), 1u);
+  daemon_.set(with([](FakeSettings& s) { s.less_board_bytes = 64; }));
+  EXPECT_EQ(join(small_config()), EPD_INTERNAL);
+  EXPECT_ERROR_HAS("the board");
+  EXPECT_EQ(daemon_.left(), 2u);
+}
+
+TEST_F(ClientJoin, HangUpDuringJoin) {
+  daemon_.set(with([](FakeSettings& s) { s.silent_join = true; }));
+  std::thread killer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    daemon_.hang_up();
+  });
+  EXPECT_EQ(join(small_config()), EPD_DAEMON_LOST);
+  killer.join();
+  EXPECT_EQ(epd_session_check(session_), EPD_DAEMON_LOST);
+}
+
+TEST_F(ClientJoin, LeaveTellsTheDaemon) {
+  ASSERT_EQ(join(small_config()), EPD_OK);
+  epd_group_leave(group_);
+  EXPECT_EQ(daemon_.left(), 1u);
+  ASSERT_EQ(join(small_config()), EPD_OK);
+  epd_session_detach(session_);
+  session_ = nullptr;
+  EXPECT_EQ(daemon_.left(), 2u) << "detach leaves";
+}
+
+}  // namespace
+}  // namespace epd::testing

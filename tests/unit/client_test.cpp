@@ -1,0 +1,572 @@
+// The client library's submissions, completions, counts, hooks and breaks, with a scripted engine.
+#include "client_fixture.h"
+
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <thread>
+#include <vector>
+
+namespace epd::testing {
+namespace {
+
+using std::chrono::milliseconds;
+
+void pause_ms(int ms) {
+  std::this_thread::sleep_for(milliseconds(ms));
+}
+
+// The scripted engine does only what the test says.
+class ClientOps : public ClientTest {};
+// The engine completes everything by itself, and sleeps between.
+class ClientAuto : public ClientTest {
+ protected:
+  ClientAuto() : ClientTest(true) {}
+};
+
+TEST_F(ClientOps, SubmissionsCarryWhatWasAsked) {
+  epd_handle_t handle = 0;
+  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  args.slot = 2;
+  args.num_tokens = 5;
+  args.timeout_ms = 1234;
+  epd_ticket_t ticket = 0;
+  ASSERT_EQ(epd_dispatch(group_, &args, &ticket, &handle), EPD_OK);
+  const auto first = daemon_.next_submission();
+  ASSERT_TRUE(first.has_value());
+  EXPECT_EQ(first->ticket, ticket);
+  EXPECT_EQ(first->op, abi::Op::kDispatch);
+  EXPECT_EQ(first->epoch, 1u);
+  EXPECT_EQ(first->slot, 2u);
+  EXPECT_EQ(first->num_tokens, 5u);
+  EXPECT_EQ(first->timeout_ms, 1234u);
+  EXPECT_EQ(first->flags, abi::kFlagWeights);
+  EXPECT_EQ(first->member, daemon_.member().member);
+  EXPECT_GT(first->submit_ns, 0u);
+  daemon_.complete(*first);
+  epd_result_t result = EPD_RESULT_INIT;
+  ASSERT_EQ(wait(ticket, &result), EPD_OK);
+  EXPECT_EQ(result.op_index, 0u);
+  EXPECT_EQ(result.num_recv_rows, 5u);
+
+  epd_ticket_t second = 0;
+  ASSERT_EQ(combine(2, handle, &second), EPD_OK) << epd_last_error();
+  EXPECT_GT(second, ticket);
+  const auto answer = daemon_.next_submission();
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->op, abi::Op::kCombine);
+  EXPECT_EQ(answer->handle, 0u) << "the dispatch's operation number";
+  EXPECT_EQ(answer->flags, 0u);
+  daemon_.complete(*answer);
+  EXPECT_EQ(wait(second), EPD_OK);
+}
+
+TEST_F(ClientOps, ArgumentsAreCheckedBeforeAnythingIsSubmitted) {
+  epd_ticket_t ticket = 0;
+  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  args.slot = 4;
+  EXPECT_EQ(epd_dispatch(group_, &args, &ticket, nullptr), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("slot is 4; allowed: 0 .. 3");
+  args.slot = 0;
+  args.num_tokens = 9;
+  EXPECT_EQ(epd_dispatch(group_, &args, &ticket, nullptr), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("num_tokens is 9; allowed: 0 .. 8");
+  args.num_tokens = 1;
+  args.weights = 2;
+  EXPECT_EQ(epd_dispatch(group_, &args, &ticket, nullptr), EPD_INVALID_ARGUMENT);
+  args.weights = 1;
+  args.size = 3;
+  EXPECT_EQ(epd_dispatch(group_, &args, &ticket, nullptr), EPD_INVALID_ARGUMENT);
+  EXPECT_EQ(epd_dispatch(group_, nullptr, &ticket, nullptr), EPD_INVALID_ARGUMENT);
+  EXPECT_EQ(epd_dispatch(nullptr, &args, &ticket, nullptr), EPD_INVALID_ARGUMENT);
+  args.size = sizeof(args);
+  EXPECT_EQ(epd_dispatch(group_, &args, nullptr, nullptr), EPD_INVALID_ARGUMENT);
+  EXPECT_EQ(epd_ticket_wait(group_, 1, -5, nullptr), EPD_INVALID_ARGUMENT);
+  EXPECT_FALSE(daemon_.next_submission(20).has_value());
+}
+
+TEST_F(ClientOps, StaleHandlesAreNotFound) {
+  epd_ticket_t ticket = 0;
+  EXPECT_EQ(combine(0, 0, &ticket), EPD_NOT_FOUND);
+  EXPECT_EQ(combine(0, 9, &ticket), EPD_NOT_FOUND);
+  epd_handle_t first = 0;
+  epd_handle_t second = 0;
+  wait_completed(dispatch(0, 1, &first));
+  wait_completed(dispatch(0, 1, &second));
+  EXPECT_NE(first, 0u);
+  EXPECT_EQ(combine(0, first, &ticket), EPD_NOT_FOUND);
+  EXPECT_ERROR_HAS("handle 1 is stale on slot 0; allowed: 2");
+  EXPECT_EQ(combine(0, second, &ticket), EPD_OK);
+}
+
+TEST_F(ClientOps, BusySlotWouldBlock) {
+  const epd_ticket_t ticket = dispatch(1);
+  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  args.slot = 1;
+  epd_ticket_t other = 0;
+  EXPECT_EQ(epd_dispatch(group_, &args, &other, nullptr), EPD_WOULD_BLOCK);
+  EXPECT_ERROR_HAS("slot 1");
+  EXPECT_EQ(epd_ticket_pending(group_, ticket), 1);
+  EXPECT_EQ(epd_ticket_poll(group_, ticket, nullptr), EPD_WOULD_BLOCK);
+  EXPECT_EQ(wait(ticket, nullptr, 20), EPD_DEADLINE_EXCEEDED);
+  EXPECT_EQ(epd_ticket_pending(group_, ticket), 1) << "a wait that gives up does not retire";
+  daemon_.complete(*daemon_.next_submission());
+  // Seen by the submission itself: nobody has waited for the ticket.
+  EXPECT_EQ(epd_dispatch(group_, &args, &other, nullptr), EPD_OK) << epd_last_error();
+  EXPECT_EQ(epd_ticket_pending(group_, ticket), 0);
+  EXPECT_EQ(epd_ticket_poll(group_, ticket, nullptr), EPD_OK);
+  EXPECT_EQ(epd_ticket_poll(group_, ticket, nullptr), EPD_NOT_FOUND) << "retired";
+}
+
+// Several groups of full depth: more slots than the ring has places.
+TEST_F(ClientOps, FullRingWouldBlock) {
+  std::vector<epd_group_t*> groups;
+  for (int i = 0; i < 5; ++i) {
+    epd_group_config_t config = small_config();
+    config.depth = 16;
+    groups.emplace_back();
+    ASSERT_EQ(epd_group_join(session_, &config, &groups.back()), EPD_OK) << epd_last_error();
+  }
+  std::size_t accepted = 0;
+  epd_status_t status = EPD_OK;
+  for (std::size_t i = 0; i < 80 && status == EPD_OK; ++i) {
+    epd_ticket_t ticket = 0;
+    status = epd_noop(groups[i / 16], i % 16, &ticket);
+    if (status == EPD_OK) ++accepted;
+  }
+  EXPECT_EQ(status, EPD_WOULD_BLOCK);
+  EXPECT_ERROR_HAS("ring is full");
+  EXPECT_EQ(accepted, abi::kSubmissionSlots);
+  ASSERT_TRUE(daemon_.next_submission().has_value());
+  epd_ticket_t ticket = 0;
+  EXPECT_EQ(epd_noop(groups[4], 15, &ticket), EPD_OK) << "one place is free again";
+}
+
+TEST_F(ClientOps, CorruptEngineIndexIsAnErrorNotACrash) {
+  daemon_.set_submission_head(0x7777777777);
+  epd_ticket_t ticket = 0;
+  EXPECT_EQ(epd_noop(group_, 0, &ticket), EPD_INTERNAL);
+  EXPECT_ERROR_HAS(std::to_string(0x7777777777));
+  daemon_.set_submission_head(0);
+  EXPECT_EQ(epd_noop(group_, 0, &ticket), EPD_OK);
+}
+
+TEST_F(ClientOps, DuplicateAndUnknownCompletionsAreIgnored) {
+  const epd_ticket_t ticket = dispatch(0);
+  const auto submission = daemon_.next_submission();
+  abi::Completion stray{};
+  stray.ticket = 999;
+  stray.slot = 4'000'000'000u;
+  daemon_.post(stray);
+  daemon_.complete(*submission);
+  daemon_.complete(*submission, StatusCode::kEngineRestarted);
+  EXPECT_EQ(wait(ticket), EPD_OK) << "the first one counts";
+  const epd_ticket_t next = dispatch(0);
+  daemon_.complete(*submission, StatusCode::kEngineRestarted);
+  EXPECT_EQ(epd_ticket_pending(group_, next), 1) << "an old ticket does not free the slot";
+  daemon_.complete(*daemon_.next_submission());
+  EXPECT_EQ(wait(next), EPD_OK);
+}
+
+TEST_F(ClientOps, FailuresBringTheirMessage) {
+  const epd_ticket_t first = dispatch(0);
+  const epd_ticket_t second = dispatch(1);
+  daemon_.complete(*daemon_.next_submission(), StatusCode::kDeadlineExceeded, 0, "rank 0 did not announce");
+  daemon_.complete(*daemon_.next_submission(), StatusCode::kRankLost, 0);
+  epd_result_t result = EPD_RESULT_INIT;
+  EXPECT_EQ(wait(first, &result), EPD_DEADLINE_EXCEEDED);
+  EXPECT_STREQ(epd_last_error(), "rank 0 did not announce");
+  EXPECT_EQ(result.status, EPD_DEADLINE_EXCEEDED);
+  EXPECT_EQ(result.culprit_rank, 0);
+  EXPECT_EQ(epd_ticket_pending(group_, first), 0);
+  EXPECT_EQ(wait(second), EPD_RANK_LOST);
+  EXPECT_ERROR_HAS("rank 0") << "made from the code when the engine left no text";
+}
+
+TEST_F(ClientOps, SleepingWaiterIsWoken) {
+  const epd_ticket_t ticket = dispatch(0);
+  auto waiting = std::async(std::launch::async, [&] { return wait(ticket); });
+  ASSERT_TRUE(daemon_.await_client_sleep());
+  daemon_.complete(*daemon_.next_submission());
+  EXPECT_EQ(waiting.get(), EPD_OK);
+  EXPECT_FALSE(daemon_.client_sleeps());
+}
+
+TEST_F(ClientOps, DeafDoorbellIsNotTheEnd) {
+  daemon_.hang_up_doorbell();
+  const epd_ticket_t ticket = dispatch(0);
+  auto waiting = std::async(std::launch::async, [&] { return wait(ticket); });
+  pause_ms(30);
+  daemon_.complete(*daemon_.next_submission());
+  EXPECT_EQ(waiting.get(), EPD_OK);
+  EXPECT_EQ(epd_session_check(session_), EPD_OK);
+}
+
+TEST_F(ClientOps, DaemonDeathEndsAllWaits) {
+  const epd_ticket_t first = dispatch(0);
+  const epd_ticket_t second = dispatch(1);
+  auto one = std::async(std::launch::async, [&] { return wait(first, nullptr, EPD_FOREVER); });
+  auto two = std::async(std::launch::async, [&] { return wait(second, nullptr, EPD_FOREVER); });
+  ASSERT_TRUE(daemon_.await_client_sleep());
+  daemon_.hang_up();
+  EXPECT_EQ(one.get(), EPD_DAEMON_LOST);
+  EXPECT_EQ(two.get(), EPD_DAEMON_LOST);
+  epd_ticket_t ticket = 0;
+  EXPECT_EQ(epd_noop(group_, 2, &ticket), EPD_DAEMON_LOST);
+  EXPECT_EQ(epd_session_check(session_), EPD_DAEMON_LOST);
+  EXPECT_EQ(epd_group_resume(group_, 1000, nullptr), EPD_DAEMON_LOST);
+  // What was mapped stays usable: no SIGBUS, no fault.
+  epd_buffers_t buffers = EPD_BUFFERS_INIT;
+  ASSERT_EQ(epd_group_buffers(group_, 0, &buffers), EPD_OK);
+  static_cast<volatile char*>(buffers.y)[0] = 1;
+}
+
+TEST_F(ClientOps, PollingNoticesTheDaemonsDeath) {
+  const epd_ticket_t ticket = dispatch(0);
+  daemon_.hang_up();
+  epd_status_t status = EPD_WOULD_BLOCK;
+  for (int i = 0; i < 10'000 && status == EPD_WOULD_BLOCK; ++i) {
+    status = epd_ticket_poll(group_, ticket, nullptr);
+    pause_ms(1);
+  }
+  EXPECT_EQ(status, EPD_DAEMON_LOST);
+}
+
+TEST_F(ClientOps, GoodbyeTellsWhy) {
+  const epd_ticket_t ticket = dispatch(0);
+  auto waiting = std::async(std::launch::async, [&] {
+    const epd_status_t status = wait(ticket);
+    return std::pair(status, std::string(epd_last_error()));  // the error is the waiting thread's
+  });
+  ASSERT_TRUE(daemon_.await_client_sleep());
+  daemon_.goodbye(StatusCode::kAborted, "drained by the operator");
+  const auto [status, text] = waiting.get();
+  EXPECT_EQ(status, EPD_ABORTED);
+  EXPECT_EQ(text, "drained by the operator");
+  EXPECT_EQ(epd_session_check(session_), EPD_ABORTED);
+}
+
+TEST_F(ClientOps, GoodbyeWithoutHangUpCountsToo) {
+  const epd_ticket_t ticket = dispatch(0);
+  daemon_.goodbye(StatusCode::kAborted, "drained", false);
+  EXPECT_EQ(wait(ticket), EPD_ABORTED);
+}
+
+TEST_F(ClientOps, EndedSessionTellsWhy) {
+  const epd_ticket_t ticket = dispatch(0);
+  auto waiting = std::async(std::launch::async, [&] { return wait(ticket); });
+  ASSERT_TRUE(daemon_.await_client_sleep());
+  daemon_.end_session(StatusCode::kInvalidArgument, "submission field op is 9");
+  EXPECT_EQ(waiting.get(), EPD_INVALID_ARGUMENT);
+  epd_ticket_t other = 0;
+  EXPECT_EQ(epd_noop(group_, 1, &other), EPD_INVALID_ARGUMENT);
+  EXPECT_STREQ(epd_last_error(), "submission field op is 9");
+}
+
+TEST_F(ClientOps, CountsComeBeforeTheRows) {
+  const epd_ticket_t ticket = dispatch(1, 6);
+  epd_counts_t counts = EPD_COUNTS_INIT;
+  EXPECT_EQ(epd_ticket_counts(group_, ticket, 0, &counts), EPD_WOULD_BLOCK);
+  EXPECT_EQ(epd_ticket_counts(group_, ticket, 20, &counts), EPD_DEADLINE_EXCEEDED);
+  auto waiting =
+      std::async(std::launch::async, [&] { return epd_ticket_counts(group_, ticket, EPD_FOREVER, &counts); });
+  ASSERT_TRUE(daemon_.await_client_sleep());
+  const auto submission = daemon_.next_submission();
+  daemon_.publish_counts(*submission);
+  ASSERT_EQ(waiting.get(), EPD_OK) << epd_last_error();
+  EXPECT_EQ(counts.num_recv_rows, 6u);
+  EXPECT_EQ(counts.rank_offsets[0], 0);
+  EXPECT_EQ(counts.rank_offsets[2], 6);
+  EXPECT_EQ(counts.expert_counts[0], 6);
+  EXPECT_EQ(counts.expert_counts[1], 0);
+  EXPECT_EQ(epd_ticket_pending(group_, ticket), 1);
+  daemon_.complete(*submission);
+  EXPECT_EQ(wait(ticket), EPD_OK) << "counts do not retire the ticket";
+  EXPECT_EQ(epd_ticket_counts(group_, ticket, 0, &counts), EPD_NOT_FOUND);
+}
+
+// The leader waits for another ticket when the counts come.
+TEST_F(ClientOps, CountsReachAFollower) {
+  const epd_ticket_t first = dispatch(0);
+  auto leader = std::async(std::launch::async, [&] { return wait(first); });
+  ASSERT_TRUE(daemon_.await_client_sleep());
+  const epd_ticket_t second = dispatch(1);
+  epd_counts_t counts = EPD_COUNTS_INIT;
+  auto follower =
+      std::async(std::launch::async, [&] { return epd_ticket_counts(group_, second, EPD_FOREVER, &counts); });
+  const auto a = daemon_.next_submission();
+  const auto b = daemon_.next_submission();
+  pause_ms(5);
+  daemon_.publish_counts(*b);
+  EXPECT_EQ(follower.get(), EPD_OK);
+  daemon_.complete(*a);
+  EXPECT_EQ(leader.get(), EPD_OK);
+}
+
+TEST_F(ClientOps, CountsEndWithTheOperation) {
+  const epd_ticket_t ticket = dispatch(0);
+  epd_counts_t counts = EPD_COUNTS_INIT;
+  auto waiting =
+      std::async(std::launch::async, [&] { return epd_ticket_counts(group_, ticket, EPD_FOREVER, &counts); });
+  ASSERT_TRUE(daemon_.await_client_sleep());
+  daemon_.complete(*daemon_.next_submission(), StatusCode::kRankLost, 0, "rank 0 died");
+  EXPECT_EQ(waiting.get(), EPD_RANK_LOST);
+  EXPECT_EQ(wait(ticket), EPD_RANK_LOST);
+  epd_ticket_t noop = 0;
+  ASSERT_EQ(epd_noop(group_, 0, &noop), EPD_OK);
+  EXPECT_EQ(epd_ticket_counts(group_, noop, 0, &counts), EPD_INVALID_ARGUMENT);
+}
+
+TEST_F(ClientOps, BreakAndResume) {
+  epd_handle_t kept = 0;
+  wait_completed(dispatch(0, 1, &kept));  // operation 0
+  const epd_ticket_t lost = dispatch(1);  // operation 1
+  const auto submission = daemon_.next_submission();
+  daemon_.write_board(abi::GroupState::kBroken, 1, 0, StatusCode::kEngineRestarted,
+                      "the engine of host:0 died");
+  epd_ticket_t ticket = 0;
+  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  args.slot = 2;
+  EXPECT_EQ(epd_dispatch(group_, &args, &ticket, nullptr), EPD_ENGINE_RESTARTED);
+  EXPECT_STREQ(epd_last_error(), "the engine of host:0 died");
+  EXPECT_EQ(epd_group_resume(group_, 0, nullptr), EPD_WOULD_BLOCK);
+  EXPECT_EQ(epd_group_resume(group_, 20, nullptr), EPD_DEADLINE_EXCEEDED);
+  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+  auto resuming =
+      std::async(std::launch::async, [&] { return epd_group_resume(group_, EPD_FOREVER, &info); });
+  pause_ms(10);
+  daemon_.write_board(abi::GroupState::kActive, 2, 1, StatusCode::kEngineRestarted,
+                      "the engine of host:0 died");
+  daemon_.complete(*submission, StatusCode::kEngineRestarted);
+  EXPECT_EQ(resuming.get(), EPD_OK) << epd_last_error();
+  EXPECT_EQ(info.epoch, 2u);
+  EXPECT_EQ(info.resume_op, 1u);
+  EXPECT_EQ(wait(lost), EPD_ENGINE_RESTARTED);
+  // Numbering goes on at the resume point, and what was complete keeps its handle.
+  epd_handle_t handle = 0;
+  ASSERT_EQ(epd_dispatch(group_, &args, &ticket, &handle), EPD_OK) << epd_last_error();
+  EXPECT_EQ(handle, 2u);
+  EXPECT_EQ(daemon_.next_submission()->epoch, 2u);
+  ASSERT_EQ(combine(0, kept, &ticket), EPD_OK) << epd_last_error();
+  EXPECT_EQ(daemon_.next_submission()->handle, 0u);
+}
+
+TEST_F(ClientOps, StaleEpochMustResumeEvenIfTheGroupIsActiveAgain) {
+  daemon_.write_board(abi::GroupState::kActive, 7, 4, StatusCode::kDeadlineExceeded, "");
+  epd_ticket_t ticket = 0;
+  EXPECT_EQ(epd_noop(group_, 0, &ticket), EPD_DEADLINE_EXCEEDED);
+  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+  ASSERT_EQ(epd_group_resume(group_, 0, &info), EPD_OK);
+  EXPECT_EQ(info.resume_op, 4u);
+  EXPECT_EQ(epd_noop(group_, 0, &ticket), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_group_resume(group_, 0, &info), EPD_OK) << "nothing is wrong now";
+  EXPECT_EQ(info.epoch, 7u);
+}
+
+TEST_F(ClientOps, HalfWrittenBoardIsNotBelieved) {
+  abi::Board& board = daemon_.member().board();
+  board.change.store(1);
+  EXPECT_EQ(epd_group_resume(group_, 0, nullptr), EPD_WOULD_BLOCK);
+  EXPECT_EQ(epd_group_resume(group_, 30, nullptr), EPD_DEADLINE_EXCEEDED);
+  board.change.store(2);
+  EXPECT_EQ(epd_group_resume(group_, 0, nullptr), EPD_OK);
+}
+
+TEST_F(ClientOps, LostGroupStaysLost) {
+  daemon_.write_board(abi::GroupState::kLost, 1, 0, StatusCode::kRankLost, "rank 0 (pid 7) died");
+  epd_ticket_t ticket = 0;
+  EXPECT_EQ(epd_noop(group_, 0, &ticket), EPD_RANK_LOST);
+  EXPECT_EQ(epd_group_resume(group_, EPD_FOREVER, nullptr), EPD_RANK_LOST);
+  EXPECT_STREQ(epd_last_error(), "rank 0 (pid 7) died");
+}
+
+TEST_F(ClientOps, OlderAndNewerStructsOfOperations) {
+  struct Newer {
+    epd_dispatch_args_t known = EPD_DISPATCH_ARGS_INIT;
+    std::uint32_t unknown[2] = {0, 0};
+  } newer;
+  newer.known.size = sizeof(newer);
+  newer.known.num_tokens = 2;
+  epd_ticket_t ticket = 0;
+  ASSERT_EQ(epd_dispatch(group_, &newer.known, &ticket, nullptr), EPD_OK) << epd_last_error();
+  newer.unknown[1] = 1;
+  newer.known.slot = 1;
+  EXPECT_EQ(epd_dispatch(group_, &newer.known, &ticket, nullptr), EPD_INVALID_ARGUMENT);
+  // An older caller that knows nothing of weights and timeouts: zero, whatever lies behind.
+  newer.known.size = offsetof(epd_dispatch_args_t, weights);
+  newer.known.weights = 77;
+  ASSERT_EQ(epd_dispatch(group_, &newer.known, &ticket, nullptr), EPD_OK) << epd_last_error();
+  ASSERT_TRUE(daemon_.next_submission().has_value());
+  const auto old = daemon_.next_submission();
+  EXPECT_EQ(old->flags, 0u);
+  daemon_.complete(*old);
+  epd_result_t result = EPD_RESULT_INIT;
+  result.size = offsetof(epd_result_t, num_recv_rows);
+  result.num_recv_rows = 4711;
+  EXPECT_EQ(wait(ticket, &result), EPD_OK);
+  EXPECT_EQ(result.num_recv_rows, 4711u) << "written behind the caller's struct";
+  EXPECT_EQ(result.size, offsetof(epd_result_t, num_recv_rows));
+}
+
+struct HookLog {
+  std::atomic<int> calls{0};
+  std::atomic<int> status{-1};
+  std::promise<std::thread::id> thread;
+};
+
+void log_hook(const epd_result_t* result, void* user) {
+  auto* log = static_cast<HookLog*>(user);
+  log->status = result->status;
+  if (++log->calls == 1) log->thread.set_value(std::this_thread::get_id());
+}
+
+TEST_F(ClientOps, HookRunsOnceOnAThreadOfTheLibrary) {
+  HookLog log;
+  const epd_ticket_t ticket = dispatch(0);
+  ASSERT_EQ(epd_ticket_on_complete(group_, ticket, log_hook, &log), EPD_OK);
+  EXPECT_EQ(epd_ticket_on_complete(group_, ticket, log_hook, &log), EPD_NOT_FOUND) << "one hook";
+  EXPECT_EQ(wait(ticket, nullptr, 0), EPD_NOT_FOUND) << "the hook retires it";
+  EXPECT_EQ(log.calls, 0);
+  daemon_.complete(*daemon_.next_submission(), StatusCode::kDeadlineExceeded);
+  EXPECT_NE(log.thread.get_future().get(), std::this_thread::get_id());
+  EXPECT_EQ(log.status, EPD_DEADLINE_EXCEEDED);
+  detach();
+  EXPECT_EQ(log.calls, 1);
+}
+
+TEST_F(ClientOps, HookAfterTheFactRunsToo) {
+  HookLog log;
+  const epd_ticket_t ticket = dispatch(0);
+  daemon_.complete(*daemon_.next_submission());
+  while (epd_ticket_pending(group_, ticket) != 0) pause_ms(1);
+  ASSERT_EQ(epd_ticket_on_complete(group_, ticket, log_hook, &log), EPD_OK);
+  EXPECT_NE(log.thread.get_future().get(), std::this_thread::get_id());
+  EXPECT_EQ(log.status, EPD_OK);
+}
+
+TEST_F(ClientOps, HooksHearOfLeaveAndDetach) {
+  HookLog left;
+  ASSERT_EQ(epd_ticket_on_complete(group_, dispatch(0), log_hook, &left), EPD_OK);
+  epd_group_leave(group_);
+  EXPECT_EQ(left.calls, 1) << "leave returns when the hooks have run";
+  EXPECT_EQ(left.status, EPD_ABORTED);
+  const epd_group_config_t config = small_config();
+  ASSERT_EQ(epd_group_join(session_, &config, &group_), EPD_OK);
+  HookLog detached;
+  ASSERT_EQ(epd_ticket_on_complete(group_, dispatch(0), log_hook, &detached), EPD_OK);
+  detach();
+  EXPECT_EQ(detached.calls, 1);
+  EXPECT_EQ(detached.status, EPD_ABORTED);
+}
+
+TEST_F(ClientOps, HooksHearOfTheDaemonsDeath) {
+  HookLog log;
+  ASSERT_EQ(epd_ticket_on_complete(group_, dispatch(0), log_hook, &log), EPD_OK);
+  ASSERT_TRUE(daemon_.await_client_sleep());
+  daemon_.hang_up();
+  log.thread.get_future().wait();
+  EXPECT_EQ(log.status, EPD_DAEMON_LOST);
+}
+
+// A hook that submits the next operation, until the group is left under its feet.
+struct Chain {
+  epd_group_t* group;
+  std::atomic<int> runs{0};
+  std::atomic<bool> refused{false};
+};
+
+void chain_hook(const epd_result_t*, void* user) {
+  auto* chain = static_cast<Chain*>(user);
+  ++chain->runs;
+  epd_ticket_t ticket = 0;
+  if (epd_noop(chain->group, 0, &ticket) == EPD_OK) {
+    epd_ticket_on_complete(chain->group, ticket, chain_hook, chain);
+  } else {
+    chain->refused = true;
+  }
+}
+
+TEST_F(ClientAuto, HooksMaySubmitWhileTheGroupIsLeft) {
+  Chain chain{group_};
+  epd_ticket_t ticket = 0;
+  ASSERT_EQ(epd_noop(group_, 0, &ticket), EPD_OK);
+  ASSERT_EQ(epd_ticket_on_complete(group_, ticket, chain_hook, &chain), EPD_OK);
+  while (chain.runs < 50) pause_ms(1);
+  epd_group_leave(group_);
+  group_ = nullptr;
+  EXPECT_TRUE(chain.refused);
+  const int runs = chain.runs;
+  pause_ms(20);
+  EXPECT_EQ(chain.runs, runs);
+}
+
+TEST_F(ClientAuto, RoundTripsWakeASleepingEngine) {
+  for (int i = 0; i < 300; ++i) {
+    epd_ticket_t ticket = 0;
+    ASSERT_EQ(epd_noop(group_, static_cast<std::uint32_t>(i % 4), &ticket), EPD_OK) << epd_last_error();
+    ASSERT_EQ(wait(ticket), EPD_OK) << epd_last_error();
+  }
+}
+
+TEST_F(ClientAuto, ManyThreadsOnOneSession) {
+  constexpr int kThreads = 8;
+  constexpr int kRounds = 150;
+  std::vector<epd_group_t*> groups(kThreads);
+  for (epd_group_t*& group : groups) {
+    const epd_group_config_t config = small_config();
+    ASSERT_EQ(epd_group_join(session_, &config, &group), EPD_OK) << epd_last_error();
+  }
+  std::atomic<int> hooks{0};
+  std::atomic<int> bad{0};
+  std::vector<std::thread> threads;
+  for (epd_group_t* group : groups) {
+    threads.emplace_back([&, group] {
+      for (int i = 0; i < kRounds; ++i) {
+        epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+        args.slot = static_cast<std::uint32_t>(i % 4);
+        args.num_tokens = static_cast<std::uint32_t>(i % 9);
+        epd_ticket_t ticket = 0;
+        epd_counts_t counts = EPD_COUNTS_INIT;
+        epd_status_t status = EPD_WOULD_BLOCK;
+        while ((status = epd_dispatch(group, &args, &ticket, nullptr)) == EPD_WOULD_BLOCK) pause_ms(1);
+        if (status != EPD_OK) ++bad;
+        if (epd_ticket_counts(group, ticket, 20'000, &counts) != EPD_OK) ++bad;
+        if (counts.num_recv_rows != args.num_tokens) ++bad;
+        if (i % 3 == 0) {
+          const auto count = [](const epd_result_t*, void* user) { ++*static_cast<std::atomic<int>*>(user); };
+          if (epd_ticket_on_complete(group, ticket, count, &hooks) != EPD_OK) ++bad;
+        } else if (epd_ticket_wait(group, ticket, 20'000, nullptr) != EPD_OK) {
+          ++bad;
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  detach();
+  EXPECT_EQ(bad, 0);
+  EXPECT_EQ(hooks, kThreads * kRounds / 3);
+}
+
+// Many threads wait for tickets of one group that complete in reverse order.
+TEST_F(ClientOps, WaitersAreWokenEachForItsTicket) {
+  epd_group_config_t config = small_config();
+  config.depth = 16;
+  epd_group_leave(group_);
+  ASSERT_EQ(epd_group_join(session_, &config, &group_), EPD_OK);
+  std::vector<std::future<epd_status_t>> waiting;
+  std::vector<abi::Submission> submissions;
+  for (std::uint32_t slot = 0; slot < 16; ++slot) {
+    const epd_ticket_t ticket = dispatch(slot);
+    waiting.push_back(
+        std::async(std::launch::async, [this, ticket] { return wait(ticket, nullptr, EPD_FOREVER); }));
+    submissions.push_back(*daemon_.next_submission());
+  }
+  ASSERT_TRUE(daemon_.await_client_sleep());
+  for (std::size_t i = submissions.size(); i-- > 0;) {
+    daemon_.complete(submissions[i]);
+    EXPECT_EQ(waiting[i].get(), EPD_OK);
+  }
+}
+
+}  // namespace
+}  // namespace epd::testing
