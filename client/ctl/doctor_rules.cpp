@@ -10,9 +10,9 @@
 namespace epd::ctl {
 namespace {
 
-// An engine's loop turns at least every tenth of a second, asleep or not; under full load on few
-// cores it may have to wait for its turn.
-constexpr std::uint64_t kStaleHeartbeatMs = 2000;
+// An engine's loop turns at least once a second, asleep or not. On few cores it may have to wait for
+// its turn; the daemon itself kills an engine only after timeouts.engine_watchdog_ms.
+constexpr std::uint64_t kStaleHeartbeatMs = 5000;
 constexpr std::uint64_t kFewOpenFiles = 1024;
 constexpr std::uint64_t kFewDaemonFiles = 4096;
 

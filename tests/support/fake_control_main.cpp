@@ -1,0 +1,147 @@
+// A control plane without a daemon behind it, for tests that run epctl:
+//   fake_control SOCKET [ATTACH_SOCKET]
+// Serves until standard input ends or a drain has been asked for, then removes its sockets. Prints
+// "ready" once it listens. Lines on standard input change what it says:
+//   fail CODE MESSAGE   every call answers with that status (epd's number)
+//   work                it answers again
+//   empty               no devices, sessions, groups, operations, options
+//   sick                host:1 hangs, the last reload failed
+//   hang                calls take two seconds
+#include "base/fd.h"
+#include "control/control_server.h"
+#include "support/fake_control_facade.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <sstream>
+#include <string>
+#include <thread>
+
+namespace epd::test {
+namespace {
+
+class SlowFacade final : public ControlFacade {
+ public:
+  Result<DaemonView> daemon() override { return slow(fake_.daemon()); }
+  Result<std::vector<DeviceView>> devices() override { return slow(fake_.devices()); }
+  Result<std::vector<SessionView>> sessions() override { return slow(fake_.sessions()); }
+  Result<std::vector<GroupView>> groups() override { return slow(fake_.groups()); }
+  Result<std::vector<OperationView>> operations() override { return slow(fake_.operations()); }
+  Result<std::vector<ConfigEntry>> config() override { return slow(fake_.config()); }
+  Status drain(std::uint32_t timeout_ms) override { return fake_.drain(timeout_ms); }
+
+  FakeControlFacade& fake() { return fake_; }
+  void set_slow() { slow_.store(true); }
+
+ private:
+  template <typename T>
+  T slow(T answer) {
+    if (slow_.load()) std::this_thread::sleep_for(std::chrono::seconds(2));
+    return answer;
+  }
+
+  FakeControlFacade fake_;
+  std::atomic<bool> slow_{false};
+};
+
+void obey(const std::string& line, SlowFacade& facade) {
+  std::istringstream words(line);
+  std::string verb;
+  words >> verb;
+  FakeControlFacade& fake = facade.fake();
+  if (verb == "fail") {
+    int code = 0;
+    std::string message;
+    words >> code;
+    std::getline(words >> std::ws, message);
+    fake.fail({static_cast<StatusCode>(code), message});
+  } else if (verb == "work") {
+    fake.fail({});
+  } else if (verb == "empty") {
+    fake.change([](FakeControlFacade::Views& views) {
+      const DaemonView daemon = views.daemon;
+      views = {};
+      views.daemon = daemon;
+    });
+  } else if (verb == "sick") {
+    fake.change([](FakeControlFacade::Views& views) {
+      views.devices[0].heartbeat_age_ms = 60'000;  // host:1
+      views.daemon.last_reload_error = "limits.max_sessions is \"many\"";
+    });
+  } else if (verb == "hang") {
+    facade.set_slow();
+  }
+  std::printf("done\n");
+  std::fflush(stdout);
+}
+
+UniqueFd listen_on(const std::string& path) {
+  UniqueFd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);
+  const bool good = ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 &&
+                    ::listen(fd.get(), 1) == 0 && ::chmod(path.c_str(), 0600) == 0;
+  if (!good) std::perror(path.c_str());
+  return fd;
+}
+
+void serve(SlowFacade& facade) {
+  std::string pending;
+  while (!facade.fake().drained()) {
+    pollfd input{STDIN_FILENO, POLLIN, 0};
+    if (::poll(&input, 1, 20) == 0) continue;
+    char buffer[512];
+    const ssize_t got = ::read(STDIN_FILENO, buffer, sizeof(buffer));
+    if (got <= 0) return;
+    pending.append(buffer, static_cast<std::size_t>(got));
+    for (std::size_t end = 0; (end = pending.find('\n')) != std::string::npos; pending.erase(0, end + 1)) {
+      obey(pending.substr(0, end), facade);
+    }
+  }
+  // Long enough for a waiting epctl to see the daemon drain.
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+}
+
+int main(int argc, char** argv) {
+  if (argc < 2) {
+    std::fprintf(stderr, "usage: fake_control SOCKET [ATTACH_SOCKET]\n");
+    return 2;
+  }
+  SlowFacade facade;
+  const std::string attach_path = argc > 2 ? argv[2] : "";
+  UniqueFd attach;
+  if (!attach_path.empty()) attach = listen_on(attach_path);
+  facade.fake().change([&](FakeControlFacade::Views& views) {
+    views.daemon.control_path = argv[1];
+    views.daemon.socket_path = attach_path;
+  });
+  ControlOptions options;
+  options.socket_path = argv[1];
+  auto server = ControlServer::start(facade, options);
+  if (!server.ok()) {
+    std::fprintf(stderr, "%s\n", server.status().to_string().c_str());
+    return 1;
+  }
+  (*server)->set_serving(true);
+  std::printf("ready\n");
+  std::fflush(stdout);
+  serve(facade);
+  (*server)->shutdown();
+  if (!attach_path.empty()) ::unlink(attach_path.c_str());
+  return 0;
+}
+
+}  // namespace
+}  // namespace epd::test
+
+int main(int argc, char** argv) {
+  return epd::test::main(argc, argv);
+}

@@ -1,0 +1,171 @@
+// The parts that epctl is made of: doctor's rules, units, tables, JSON.
+#include "doctor.h"
+#include "json.h"
+#include "table.h"
+#include "units.h"
+
+#include <gtest/gtest.h>
+#include <cstdint>
+#include <string>
+#include "epd/v1/control.pb.h"
+
+namespace epd::ctl {
+namespace {
+
+TEST(CtlDoctorRules, HostSettings) {
+  HostFacts good;
+  good.cores = 64;
+  good.open_files = 65536;
+  good.locked_bytes = kUnlimited;
+  good.shmem_huge = "advise";
+  good.memory_bytes = std::uint64_t{64} << 30;
+  good.available_bytes = std::uint64_t{60} << 30;
+  v1::GetStatusResponse status;
+  v1::Device& device = *status.add_devices();
+  device.set_name("host:0");
+  device.set_sms(2);
+  status.mutable_daemon()->set_sessions(4);
+  for (const Check& check : judge_host(good, status)) {
+    EXPECT_EQ(check.level, Level::kOk) << check.name << ": " << check.text;
+    EXPECT_EQ(check.advice, "") << check.name;
+  }
+  const auto level = [&](const HostFacts& host, const std::string& name) {
+    for (const Check& check : judge_host(host, status)) {
+      if (check.name != name) continue;
+      EXPECT_EQ(check.advice.empty(), check.level == Level::kOk) << name;
+      return check.level;
+    }
+    ADD_FAILURE() << "no check " << name;
+    return Level::kOk;
+  };
+  HostFacts host = good;
+  host.cores = 5;
+  EXPECT_EQ(level(host, "cores"), Level::kWarn);
+  host.cores = 6;
+  EXPECT_EQ(level(host, "cores"), Level::kOk);
+  host.cpu_quota = 1.5;
+  EXPECT_EQ(level(host, "cores"), Level::kWarn);
+  host.open_files = 256;
+  EXPECT_EQ(level(host, "open_files"), Level::kWarn);
+  host.memfd_error = "memfd_create: Operation not permitted";
+  EXPECT_EQ(level(host, "shared_memory"), Level::kFail);
+  host.shmem_huge = "never";
+  EXPECT_EQ(level(host, "huge_pages"), Level::kWarn);
+  host.shmem_huge = "";
+  EXPECT_EQ(level(host, "huge_pages"), Level::kOk);
+  host.available_bytes = std::uint64_t{1} << 30;
+  EXPECT_EQ(level(host, "memory"), Level::kWarn);
+  host.swap_bytes = 4096;
+  EXPECT_EQ(level(host, "swap"), Level::kWarn);
+  host.locked_bytes = 65536;
+  EXPECT_EQ(level(host, "locked_memory"), Level::kOk) << "host devices lock nothing";
+  device.set_name("cuda:0");
+  EXPECT_EQ(level(host, "locked_memory"), Level::kWarn);
+}
+
+TEST(CtlDoctorRules, DeviceStates) {
+  const auto level = [](v1::DeviceState state, std::uint32_t restarts, std::uint64_t heartbeat_ms) {
+    v1::GetStatusResponse status;
+    v1::Device& device = *status.add_devices();
+    device.set_name("host:0");
+    device.set_state(state);
+    device.set_restarts(restarts);
+    device.set_heartbeat_age_ms(heartbeat_ms);
+    return judge_devices(status).at(0).level;
+  };
+  EXPECT_EQ(level(v1::DEVICE_STATE_READY, 0, 5), Level::kOk);
+  EXPECT_EQ(level(v1::DEVICE_STATE_READY, 1, 5), Level::kWarn);
+  EXPECT_EQ(level(v1::DEVICE_STATE_READY, 0, 60'000), Level::kFail);
+  EXPECT_EQ(level(v1::DEVICE_STATE_STARTING, 0, 0), Level::kWarn);
+  EXPECT_EQ(level(v1::DEVICE_STATE_RESTARTING, 1, 0), Level::kFail);
+  EXPECT_EQ(level(v1::DEVICE_STATE_FAILED, 9, 0), Level::kFail);
+  EXPECT_EQ(level(static_cast<v1::DeviceState>(77), 0, 0), Level::kWarn);
+  EXPECT_EQ(judge_devices({}).at(0).level, Level::kFail) << "a daemon without devices serves nobody";
+}
+
+TEST(CtlDoctorRules, VersionsAndSockets) {
+  DaemonFacts daemon;
+  daemon.control_path = "/run/epd/control.sock";
+  daemon.attach_path = "/run/epd/epd.sock";
+  daemon.control_file.kind = SocketFile::Kind::kUsable;
+  daemon.control_file.mode = 0660;
+  daemon.attach_file = daemon.control_file;
+  daemon.version.set_version("0.1.0");
+  daemon.version.set_layout_hash("aa");
+  daemon.status.mutable_daemon()->set_state(v1::DAEMON_STATE_SERVING);
+  const OwnVersion own{"0.1.0", 1, 1, "aa", "1"};
+  const auto level = [&](const std::string& name) {
+    for (const Check& check : judge_daemon(daemon, own))
+      if (check.name == name) return check.level;
+    ADD_FAILURE() << "no check " << name;
+    return Level::kOk;
+  };
+  for (const char* name : {"control_socket", "daemon", "version", "abi", "state", "attach_socket"}) {
+    EXPECT_EQ(level(name), Level::kOk) << name;
+  }
+  daemon.version.set_version("0.2.0");
+  EXPECT_EQ(level("version"), Level::kWarn);
+  daemon.version.set_layout_hash("bb");
+  EXPECT_EQ(level("abi"), Level::kFail);
+  daemon.attach_file.mode = 0666;
+  EXPECT_EQ(level("attach_socket"), Level::kWarn);
+  daemon.attach_file.kind = SocketFile::Kind::kForbidden;
+  EXPECT_EQ(level("attach_socket"), Level::kFail);
+  daemon.status.mutable_daemon()->set_state(v1::DAEMON_STATE_DRAINING);
+  EXPECT_EQ(level("state"), Level::kWarn);
+  daemon.open_files = 256;
+  EXPECT_EQ(level("daemon_open_files"), Level::kWarn);
+  daemon.open_files = kUnlimited;
+  EXPECT_EQ(level("daemon_open_files"), Level::kOk);
+}
+
+TEST(CtlUnits, AreReadable) {
+  EXPECT_EQ(format_bytes(0), "0 B");
+  EXPECT_EQ(format_bytes(1023), "1023 B");
+  EXPECT_EQ(format_bytes(4096), "4.0 KiB");
+  EXPECT_EQ(format_bytes((1u << 20) - 1), "1.0 MiB");
+  EXPECT_EQ(format_bytes(std::uint64_t{600} << 20), "600.0 MiB");
+  EXPECT_EQ(format_bytes(~std::uint64_t{0}), "16.0 EiB");
+  EXPECT_EQ(format_ms(0), "0 ms");
+  EXPECT_EQ(format_ms(999), "999 ms");
+  EXPECT_EQ(format_ms(12'345), "12.3 s");
+  EXPECT_EQ(format_ms(59'999), "1 m 0 s");
+  EXPECT_EQ(format_ms(250'000), "4 m 10 s");
+  EXPECT_EQ(format_ms(3'723'000), "1 h 2 m");
+  EXPECT_EQ(format_ms(std::uint64_t{76} * 3'600'000), "3 d 4 h");
+  EXPECT_EQ(format_us(850), "850 us");
+  EXPECT_EQ(format_us(1500), "1.5 ms");
+  EXPECT_EQ(format_us(999'999), "999 ms");
+  EXPECT_EQ(format_us(2'000'000), "2.0 s");
+}
+
+TEST(CtlTable, AlignsAndKeepsTheTerminalSafe) {
+  Table table({{"NAME"}, {"N", Align::kRight}, {"LAST"}});
+  table.add({"a", "100", "x"});
+  table.add({"\xc3\xa4\xc3\xb6", "7"});
+  table.add({"\x1b[2J\n\xc2\x9b", "1", "y"});
+  EXPECT_EQ(table.text(),
+            "NAME               N  LAST\n"
+            "a                100  x\n"
+            "\xc3\xa4\xc3\xb6                 7  -\n"
+            "\\x1b[2J\\x0a\\x9b    1  y\n");
+}
+
+TEST(CtlJson, CarriesEveryFieldUnderItsName) {
+  v1::DrainResponse empty;
+  EXPECT_EQ(to_json(empty).dump(), R"({"daemon":null})");
+  v1::Operation operation;
+  operation.set_ticket(~std::uint64_t{0});
+  operation.set_waiting_for(-1);
+  operation.set_stage(v1::OPERATION_STAGE_WAIT_ARRIVED);
+  const Json json = to_json(operation);
+  EXPECT_EQ(json.size(), static_cast<std::size_t>(v1::Operation::descriptor()->field_count()));
+  EXPECT_EQ(json["ticket"], ~std::uint64_t{0});
+  EXPECT_EQ(json["waiting_for"], -1);
+  EXPECT_EQ(json["stage"], "wait_arrived");
+  EXPECT_EQ(json["op"], "unspecified");
+  EXPECT_EQ(word(static_cast<v1::GroupState>(99)), "unspecified");
+}
+
+}  // namespace
+}  // namespace epd::ctl
