@@ -10,9 +10,12 @@ namespace epd::client {
 
 class Session;
 
+inline constexpr std::uint64_t kNoDispatch = ~std::uint64_t{0};
+
 struct GroupSlot {
   std::uint64_t ticket = 0;  // of the operation in flight; 0 = free
-  std::uint64_t handle = 0;  // of the last dispatch; 0 = not known here, the engine decides
+  // Of the slot's last dispatch. 0: it failed, so one before it may still stand; the engine decides.
+  std::uint64_t handle = kNoDispatch;
 };
 
 struct Group {

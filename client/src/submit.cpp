@@ -19,10 +19,11 @@ Status check_handle(const Group& group, const SubmitRequest& request) {
   if (request.handle != 0 && request.handle <= group.next_index && (known == 0 || known == request.handle)) {
     return {};
   }
+  std::string allowed = "the handle of a dispatch on the slot";
+  if (known == kNoDispatch) allowed = "none, the slot has had no dispatch";
+  if (known != 0 && known != kNoDispatch) allowed = std::to_string(known) + ", of the slot's last dispatch";
   return not_found("handle " + std::to_string(request.handle) + " is stale on slot " +
-                   std::to_string(request.slot) + "; allowed: " +
-                   (known != 0 ? std::to_string(known) + ", of the slot's last dispatch"
-                               : std::string("the handle of a dispatch on the slot")));
+                   std::to_string(request.slot) + "; allowed: " + allowed);
 }
 
 Status check_request(const Group& group, const SubmitRequest& request) {

@@ -155,7 +155,7 @@ Status Session::resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t&
     group.next_index = board.resume_index;
     // A dispatch that is to be redone established nothing.
     for (GroupSlot& slot : group.slots) {
-      if (slot.handle > board.resume_index) slot.handle = 0;
+      if (slot.handle != kNoDispatch && slot.handle > board.resume_index) slot.handle = 0;
     }
   }
   info.epoch = group.epoch;
