@@ -12,13 +12,15 @@ struct OperationSamples {
   OperationSamples() = default;
   OperationSamples(std::uint32_t iterations, std::uint32_t ranks)
       : time_us(std::size_t{iterations} * ranks),
-        ceiling_us(std::size_t{iterations} * ranks),
+        ceiling_begin_us(std::size_t{iterations} * ranks),
+        ceiling_end_us(std::size_t{iterations} * ranks),
         moved_rows(std::size_t{iterations} * ranks),
         wire_rows(std::size_t{iterations} * ranks),
         logical_rows(std::size_t{iterations} * ranks) {}
 
   kit::SharedArray<double> time_us;
-  kit::SharedArray<double> ceiling_us;
+  kit::SharedArray<double> ceiling_begin_us;  // on the clock that all processes share
+  kit::SharedArray<double> ceiling_end_us;
   kit::SharedArray<std::uint32_t> moved_rows;    // pushed or pulled by this rank, its own included
   kit::SharedArray<std::uint32_t> wire_rows;     // of these, to or from other ranks
   kit::SharedArray<std::uint32_t> logical_rows;  // received by this rank's dispatch, its own included

@@ -142,7 +142,8 @@ void Worker::prepare(std::uint32_t iteration) {
   if (error.bad) kit::fail("the routing chose expert " + std::to_string(error.value));
   std::uint32_t* counts = context_.samples->row_counts.data();
   self_.barrier();  // the previous iteration's counts are no longer read
-  std::copy(route_.rank_counts.begin(), route_.rank_counts.end(), counts + self_.rank() * plan_.ranks);
+  std::copy(route_.rank_counts.begin(), route_.rank_counts.end(),
+            counts + std::size_t{self_.rank()} * plan_.ranks);
   self_.barrier();
   bases_ = kit::base_rows(counts, plan_.ranks, self_.rank());
 }
@@ -177,13 +178,13 @@ void Worker::record(OperationSamples& samples, std::size_t at, double time_us) c
 void Worker::measure_ceiling(OperationSamples& samples, std::size_t at, bool of_dispatch) {
   flush_cache();
   self_.barrier();
-  const double begin = kit::now_us();
+  samples.ceiling_begin_us[at] = kit::now_us();
   if (of_dispatch) {
     context_.ceiling->copy_dispatch(self_.rank(), route_, bases_);
   } else {
     context_.ceiling->copy_combine(self_.rank(), route_, bases_);
   }
-  samples.ceiling_us[at] = kit::now_us() - begin;
+  samples.ceiling_end_us[at] = kit::now_us();
 }
 
 Worker::Choices Worker::choices_of(std::uint32_t rank, std::uint32_t iteration) const {

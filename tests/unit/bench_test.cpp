@@ -53,6 +53,12 @@ TEST(Statistics, SlowestRankIsTheLargestOfEachIteration) {
   EXPECT_DOUBLE_EQ(summary.max, 9);
 }
 
+TEST(Statistics, WhatRanksDoTogetherLastsFromTheFirstBeginToTheLastEnd) {
+  const std::vector<double> begins{10, 12, 30, 20};
+  const std::vector<double> ends{11, 15, 31, 29};
+  EXPECT_THAT(kit::first_to_last(begins, ends, 2), ElementsAre(5, 11));
+}
+
 // ---- gate
 
 struct Choice {
@@ -120,7 +126,8 @@ kit::RoutingSource source_of(const std::string& name, std::uint64_t seed = 3) {
 
 Choice fill(const kit::RoutingSource& source, std::uint32_t rank, std::uint64_t iteration) {
   constexpr std::uint32_t kTokens = 200;
-  Choice choice{std::vector<std::int32_t>(kTokens * 4), std::vector<float>(kTokens * 4)};
+  Choice choice{std::vector<std::int32_t>(std::size_t{kTokens} * 4),
+                std::vector<float>(std::size_t{kTokens} * 4)};
   source.fill({rank, 4, kTokens, iteration}, choice.idx.data(), choice.weights.data());
   return choice;
 }
@@ -246,12 +253,12 @@ class Comparison : public testing::TestWithParam<bool> {
 
   Comparison() : params_{2, 8, 128, 3, GetParam()} {
     for (std::uint32_t rank = 0; rank < 2; ++rank) {
-      std::vector<std::uint16_t> x(kTokens * 128);
+      std::vector<std::uint16_t> x(std::size_t{kTokens} * 128);
       kit::fill_bf16(rank, x.data(), x.size());
       std::vector<std::int32_t> idx;
       for (std::uint32_t i = 0; i < kTokens * 3; ++i)
         idx.push_back(static_cast<std::int32_t>((i * 5 + rank) % 8));
-      const std::vector<float> weights(kTokens * 3, 0.25f);
+      const std::vector<float> weights(std::size_t{kTokens} * 3, 0.25f);
       inputs_.push_back(kit::make_input(params_, {kTokens, x.data(), idx.data(), weights.data()}));
     }
     expected_ = kernels::reference::dispatch_to(params_, inputs_, 1);
@@ -491,8 +498,8 @@ TEST(Model, GateRoutesEqualTokensAlikeAndTextUnevenly) {
   const auto count = static_cast<std::uint32_t>(pieces.size());
   std::vector<float> x(std::size_t{count} * 256);
   for (std::uint32_t t = 0; t < count; ++t) demo::embed(pieces, t, 256, &x[std::size_t{t} * 256]);
-  std::vector<std::int32_t> idx(count * 8), again(count * 8);
-  std::vector<float> weights(count * 8);
+  std::vector<std::int32_t> idx(std::size_t{count} * 8), again(std::size_t{count} * 8);
+  std::vector<float> weights(std::size_t{count} * 8);
   const demo::Gate gate(shape, 2);
   gate.select(x.data(), count, idx.data(), weights.data());
   gate.select(x.data(), count, again.data(), weights.data());

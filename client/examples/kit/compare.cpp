@@ -28,9 +28,12 @@ std::string in_hex(T value) {
 // `width` values a row.
 template <typename T>
 std::string compare_rows(const char* name, std::span<const T> expected, const T* got, std::size_t width) {
-  if (expected.empty() || std::memcmp(expected.data(), got, expected.size_bytes()) == 0) return "";
+  // Bits are compared, not values: -0 is not 0, and NaNs have payloads.
+  const void* expected_bits = expected.data();
+  const void* got_bits = got;
+  if (expected.empty() || std::memcmp(expected_bits, got_bits, expected.size_bytes()) == 0) return "";
   for (std::size_t i = 0; i < expected.size(); ++i) {
-    if (std::memcmp(&expected[i], &got[i], sizeof(T)) == 0) continue;
+    if (in_hex(expected[i]) == in_hex(got[i])) continue;
     return std::string(name) + "[" + std::to_string(i / width) + "][" + std::to_string(i % width) + "] is " +
            in_hex(got[i]) + ", expected " + in_hex(expected[i]);
   }

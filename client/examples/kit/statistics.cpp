@@ -52,4 +52,14 @@ std::vector<double> slowest_rank(std::span<const double> samples, std::size_t ra
   return slowest;
 }
 
+std::vector<double> first_to_last(std::span<const double> begins, std::span<const double> ends,
+                                  std::size_t ranks) {
+  std::vector<double> times = slowest_rank(ends, ranks);
+  for (std::size_t row = 0; row < times.size(); ++row) {
+    const auto values = begins.subspan(row * ranks, ranks);
+    times[row] -= *std::min_element(values.begin(), values.end());
+  }
+  return times;
+}
+
 }  // namespace epd::kit

@@ -37,8 +37,8 @@ inline constexpr std::uint32_t kSamplesPerLayer = kMicroBatches * kProbes;
 struct LayerRecord {
   double dispatch_us[kSamplesPerLayer];  // alone: submission to the end of the wait
   double combine_us[kSamplesPerLayer];
-  double dispatch_ceiling_us[kSamplesPerLayer];
-  double combine_ceiling_us[kSamplesPerLayer];
+  double dispatch_ceiling_us[2][kSamplesPerLayer];  // copies: begin and end, on the clock that all share
+  double combine_ceiling_us[2][kSamplesPerLayer];
   double moved_rows[kMicroBatches];  // rows this rank pushed in one probe, its own included
   // Sums over the measured steps, communication and computation overlapping.
   double operation_us;  // submission to completion

@@ -19,5 +19,9 @@ Summary summarize(std::span<const double> samples);
 
 // samples: [rows, ranks]. Returns the largest of each row: an operation ends when its last rank has.
 std::vector<double> slowest_rank(std::span<const double> samples, std::size_t ranks);
+// begins, ends: [rows, ranks], on one clock. Returns for each row the time from the first begin to the last
+// end: what ranks do together takes, though fewer cores may run them one after the other.
+std::vector<double> first_to_last(std::span<const double> begins, std::span<const double> ends,
+                                  std::size_t ranks);
 
 }  // namespace epd::kit
