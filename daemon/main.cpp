@@ -7,9 +7,12 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <map>
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace epd {
 namespace {
@@ -167,6 +170,22 @@ int run_engine(const EngineFlags& flags) {
   return engine_main(flags.options);
 }
 
+// A mistyped option deserves a better answer than CLI11's.
+bool explain_unknown_option(int argc, char** argv) {
+  const std::vector<OptionInfo> options = config_options();
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word(argv[i]);
+    if (!word.starts_with("--") || word.find('.') == std::string_view::npos) continue;
+    const std::string key(word.substr(2, word.find('=') - 2));
+    const bool known =
+        std::any_of(options.begin(), options.end(), [&](const auto& o) { return o.key == key; });
+    if (known) continue;
+    fail(kExitUsage, unknown_option(key, "the flags"));
+    return true;
+  }
+  return false;
+}
+
 int run(int argc, char** argv) {
   CLI::App app(kDescription, "epd");
   app.set_version_flag("-V,--version", std::string("epd ") + kDaemonVersion);
@@ -186,6 +205,9 @@ int run(int argc, char** argv) {
   engine_command->fallthrough(false);
   try {
     app.parse(argc, argv);
+  } catch (const CLI::ExtrasError& error) {
+    if (!explain_unknown_option(argc, argv)) app.exit(error);
+    return kExitUsage;
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kExitUsage;
   }

@@ -43,15 +43,6 @@ const Option* find_option(const std::string& key) {
   return nullptr;
 }
 
-Status unknown_key(const std::string& key, const std::string& where) {
-  const auto& table = option_table();
-  const auto nearest = std::min_element(table.begin(), table.end(), [&](const Option& a, const Option& b) {
-    return edit_distance(key, a.key) < edit_distance(key, b.key);
-  });
-  return invalid_argument("unknown option \"" + key + "\" in " + where + "; did you mean \"" + nearest->key +
-                          "\"?");
-}
-
 std::string position(const toml::source_region& source) {
   return " (line " + std::to_string(source.begin.line) + ")";
 }
@@ -66,7 +57,7 @@ Status read_table(const toml::table& table, const std::string& prefix, const std
     }
     const std::string here = where + position(node.source());
     const Option* option = find_option(key);
-    if (option == nullptr) return unknown_key(key, here);
+    if (option == nullptr) return unknown_option(key, here);
     const bool number = option->kind == OptionKind::kNumber;
     if (const auto* text = node.as_string(); text != nullptr && !number) {
       settings[key] = {text->get(), "file"};
@@ -146,6 +137,15 @@ std::vector<OptionInfo> config_options() {
   return list;
 }
 
+Status unknown_option(const std::string& key, const std::string& where) {
+  const auto& table = option_table();
+  const auto nearest = std::min_element(table.begin(), table.end(), [&](const Option& a, const Option& b) {
+    return edit_distance(key, a.key) < edit_distance(key, b.key);
+  });
+  return invalid_argument("unknown option \"" + key + "\" in " + where + "; did you mean \"" + nearest->key +
+                          "\"?");
+}
+
 Environment read_environment() {
   Environment environment;
   for (const Option& option : option_table()) {
@@ -170,7 +170,7 @@ Result<Config> load_config(const ConfigSources& sources) {
       settings[option.key] = {found->second, "environment"};
   }
   for (const auto& [key, value] : sources.flags) {
-    if (find_option(key) == nullptr) return unknown_key(key, "the flags");
+    if (find_option(key) == nullptr) return unknown_option(key, "the flags");
     settings[key] = {value, "flag"};
   }
   Config config;

@@ -10,6 +10,7 @@ namespace epd {
 namespace {
 
 constexpr std::uint64_t kMsNs = 1'000'000;
+constexpr std::uint64_t kLastWordsMs = 1'000;  // between the end of a link and the end of its engine
 constexpr std::uint64_t kMinuteNs = 60'000 * kMsNs;
 
 }  // namespace
@@ -94,9 +95,9 @@ void EngineFleet::read_link(std::uint32_t index) {
     switch (receive_packet(device.process->link_fd(), packet, error)) {
       case ReceiveResult::kNothing: return;
       case ReceiveResult::kClosed:
-        // The process is gone or about to go; if it only closed its link, it is of no use.
+        // The process is about to end; if it only closed its link, it is of no use any more.
         stop_watching(device.link_watch, device.process->link_fd());
-        kill(index, "it closed its link");
+        device.kill_at_ns = clock_.now_ns() + kLastWordsMs * kMsNs;
         return;
       case ReceiveResult::kMalformed: kill(index, error.message()); return;
       case ReceiveResult::kPacket: break;
@@ -146,6 +147,7 @@ void EngineFleet::on_exit(std::uint32_t index) {
   const pid_t pid = device.process->pid();
   device.last_exit = device.process->reap();
   device.process.reset();
+  device.kill_at_ns = 0;
   device.state = DeviceState::kRestarting;
   clear_page(device);
   std::string text =
@@ -218,7 +220,12 @@ void EngineFleet::tick() {
     return;
   }
   for (std::uint32_t i = 0; i < size(); ++i) {
-    if (devices_[i].start_at_ns != 0 && devices_[i].start_at_ns <= now) spawn(i);
+    Device& device = devices_[i];
+    if (device.start_at_ns != 0 && device.start_at_ns <= now) spawn(i);
+    if (device.kill_at_ns != 0 && device.kill_at_ns <= now) {
+      device.kill_at_ns = 0;
+      kill(i, "it closed its link");
+    }
   }
   if (next_check_ns_ > now) return;
   next_check_ns_ = now + check_period_ns();
@@ -235,6 +242,7 @@ std::uint64_t EngineFleet::next_due_ns() const {
   std::uint64_t due = next_check_ns_;
   for (const Device& device : devices_) {
     if (device.start_at_ns != 0) due = std::min(due, device.start_at_ns);
+    if (device.kill_at_ns != 0) due = std::min(due, device.kill_at_ns);
   }
   return due;
 }

@@ -92,6 +92,7 @@ class EngineFleet {
     std::string kill_reason;  // why we killed it, until it is dead
     std::uint64_t started_ns = 0;
     std::uint64_t start_at_ns = 0;  // when down: the next start; 0 = none
+    std::uint64_t kill_at_ns = 0;   // it has closed its link: patience until then
     std::uint64_t backoff_ms = 0;
     std::deque<std::uint64_t> deaths;  // of the last minute
     bool looked_stale = false;

@@ -61,6 +61,8 @@ struct OptionInfo {
   std::string help;
 };
 std::vector<OptionInfo> config_options();
+// INVALID_ARGUMENT naming `key`, `where` it stands and the option that it resembles most.
+Status unknown_option(const std::string& key, const std::string& where);
 
 struct ConfigSources {
   std::string path;                                // configuration file

@@ -1,0 +1,175 @@
+// The configuration gate.
+#include "supervisor/config.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+#include <filesystem>
+#include <fstream>
+
+namespace epd {
+namespace {
+
+class ConfigFile : public testing::Test {
+ protected:
+  ConfigFile() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "epd-config-XXXXXX").string();
+    directory_ = ::mkdtemp(pattern.data());
+    sources_.path = directory_ + "/epd.toml";
+    sources_.path_given = true;
+  }
+  ~ConfigFile() override { std::filesystem::remove_all(directory_); }
+
+  void write(const std::string& text) const { std::ofstream(sources_.path) << text; }
+  Result<Config> load(const std::string& text) const {
+    write(text);
+    return load_config(sources_);
+  }
+  std::string refusal(const std::string& text) const {
+    const Result<Config> config = load(text);
+    EXPECT_FALSE(config.ok()) << text;
+    return config.status().to_string();
+  }
+  static std::string origin(const Config& config, const std::string& key) {
+    for (const ConfigEntry& entry : config.entries) {
+      if (entry.key == key) return entry.origin;
+    }
+    return "missing";
+  }
+
+  std::string directory_;
+  ConfigSources sources_;
+};
+
+TEST_F(ConfigFile, WithoutAFileEverythingHasItsDefault) {
+  ConfigSources none;
+  none.path = directory_ + "/missing.toml";
+  const Result<Config> config = load_config(none);
+  ASSERT_TRUE(config.ok()) << config.status().to_string();
+  EXPECT_EQ(config.value().socket, "/run/epd/epd.sock");
+  EXPECT_EQ(config.value().socket_mode, 0660u);
+  EXPECT_EQ(config.value().operation_ms, 30'000u);
+  EXPECT_EQ(config.value().level(), LogLevel::kInfo);
+  EXPECT_GE(config.value().effective_sms(), 1u);
+  EXPECT_GT(config.value().effective_arena_bytes(), std::uint64_t{1} << 30);
+  for (const ConfigEntry& entry : config.value().entries) EXPECT_EQ(entry.origin, "default") << entry.key;
+  EXPECT_EQ(config.value().entries.size(), config_options().size());
+}
+
+TEST_F(ConfigFile, AGivenFileMustExist) {
+  const Result<Config> config = load_config(sources_);
+  EXPECT_EQ(config.status().code(), StatusCode::kNotFound);
+  EXPECT_NE(config.status().message().find(sources_.path), std::string::npos);
+}
+
+TEST_F(ConfigFile, LaterSourcesWin) {
+  write("[limits]\nmax_sessions = 7\nmax_groups = 8\n[log]\nlevel = \"debug\"\ndaemon.x = 1\n");
+  EXPECT_NE(load_config(sources_).status().message().find("log.daemon.x"), std::string::npos);
+  write("limits.max_sessions = 7\nlimits.max_groups = 8\nlog.level = \"debug\"\n");
+  sources_.environment["EPD_LOG_LEVEL"] = "error";
+  sources_.environment["EPD_SOCKET"] = "/tmp/a";
+  sources_.flags["limits.max_sessions"] = "9";
+  sources_.flags["daemon.socket"] = "/tmp/b";
+  const Result<Config> config = load_config(sources_);
+  ASSERT_TRUE(config.ok()) << config.status().to_string();
+  EXPECT_EQ(config.value().max_sessions, 9u);
+  EXPECT_EQ(config.value().max_groups, 8u);
+  EXPECT_EQ(config.value().level(), LogLevel::kError);
+  EXPECT_EQ(config.value().socket, "/tmp/b");
+  EXPECT_EQ(origin(config.value(), "limits.max_sessions"), "flag");
+  EXPECT_EQ(origin(config.value(), "limits.max_groups"), "file");
+  EXPECT_EQ(origin(config.value(), "log.level"), "environment");
+  EXPECT_EQ(origin(config.value(), "timeouts.join_ms"), "default");
+}
+
+TEST_F(ConfigFile, UnknownKeysAreRefusedWithTheNearest) {
+  const std::string text = refusal("[limits]\nmax_sesions = 3\n");
+  EXPECT_NE(text.find("limits.max_sesions"), std::string::npos) << text;
+  EXPECT_NE(text.find("\"limits.max_sessions\"?"), std::string::npos) << text;
+  EXPECT_NE(text.find("line 2"), std::string::npos) << text;
+  write("");
+  sources_.flags["devices.hosts"] = "2";
+  EXPECT_NE(load_config(sources_).status().message().find("\"devices.host\"?"), std::string::npos);
+}
+
+TEST_F(ConfigFile, BadValuesAreRefusedWithWhatIsAllowed) {
+  struct Case {
+    const char* text;
+    std::vector<const char*> words;
+  };
+  const Case cases[] = {
+      {"devices.host = 0", {"devices.host", "\"0\"", "1..64"}},
+      {"devices.host = -1", {"devices.host", "\"-1\"", "1..64"}},
+      {"devices.host = \"2\"", {"devices.host", "integer", "line 1"}},
+      {"devices.host = 2.5", {"devices.host", "integer"}},
+      {"log.level = \"loud\"", {"log.level", "loud", "trace, debug, info, warning, error"}},
+      {"log.format = 3", {"log.format", "string"}},
+      {"daemon.socket_mode = \"0999\"", {"daemon.socket_mode", "0999", "octal"}},
+      {"daemon.socket_mode = \"7777\"", {"daemon.socket_mode", "7777"}},
+      {"limits.max_arena_bytes = \"12 parsecs\"", {"limits.max_arena_bytes", "12 parsecs", "MiB"}},
+      {"limits.max_arena_bytes = \"99999999999TiB\"", {"limits.max_arena_bytes"}},
+      {"engine.restart_backoff_min_ms = 6000", {"restart_backoff_min_ms", "6000", "5000"}},
+      {"daemon.socket = \"/run/epd/control.sock\"", {"daemon.control_socket", "two paths"}},
+      {"limits = 3", {"limits"}},
+      {"log.level = ", {"line 1"}},
+  };
+  for (const Case& c : cases) {
+    const std::string text = refusal(c.text);
+    for (const char* word : c.words)
+      EXPECT_NE(text.find(word), std::string::npos) << c.text << " -> " << text;
+  }
+}
+
+TEST_F(ConfigFile, BytesHaveUnits) {
+  EXPECT_EQ(load("limits.max_arena_bytes = \"3GiB\"").value().max_arena_bytes, std::uint64_t{3} << 30);
+  EXPECT_EQ(load("limits.max_arena_bytes = 12345").value().max_arena_bytes, 12345u);
+  const Config config = load("limits.max_arena_bytes = \"2MiB\"").value();
+  EXPECT_EQ(config.effective_arena_bytes(), 2u << 20);
+  EXPECT_EQ(config.effective_arena_bytes_per_user(), 2u << 20);
+}
+
+TEST_F(ConfigFile, AReloadAppliesWhatMayChange) {
+  const Config before = load("limits.max_sessions = 3").value();
+  write("limits.max_sessions = 4\nlog.level = \"debug\"");
+  const Result<Config> after = reload_config(before, sources_);
+  ASSERT_TRUE(after.ok()) << after.status().to_string();
+  EXPECT_EQ(after.value().max_sessions, 4u);
+  EXPECT_EQ(after.value().level(), LogLevel::kDebug);
+}
+
+TEST_F(ConfigFile, AReloadRefusesWhatIsFixedByName) {
+  const Config before = load("devices.host = 2").value();
+  write("devices.host = 3\nlimits.max_sessions = 4");
+  const Result<Config> after = reload_config(before, sources_);
+  ASSERT_FALSE(after.ok());
+  for (const char* word : {"devices.host", "\"2\"", "\"3\"", "nothing was applied"})
+    EXPECT_NE(after.status().message().find(word), std::string::npos) << after.status().message();
+  for (const OptionInfo& option : config_options()) {
+    const bool fixed =
+        option.key.rfind("daemon.", 0) == 0 || option.key == "log.format" || option.key == "devices.host";
+    EXPECT_EQ(option.reloadable, !fixed) << option.key;
+  }
+}
+
+TEST_F(ConfigFile, TheShippedFileSaysTheDefaults) {
+  ConfigSources shipped;
+  shipped.path = EPD_SHIPPED_CONFIG;
+  shipped.path_given = true;
+  const Result<Config> config = load_config(shipped);
+  ASSERT_TRUE(config.ok()) << config.status().to_string();
+  const std::vector<OptionInfo> options = config_options();
+  for (std::size_t i = 0; i < options.size(); ++i) {
+    const ConfigEntry& entry = config.value().entries[i];
+    EXPECT_EQ(entry.value, options[i].default_text) << entry.key;
+    EXPECT_EQ(entry.origin, "file") << entry.key << " is not documented there";
+  }
+}
+
+TEST_F(ConfigFile, EveryOptionIsDocumented) {
+  for (const OptionInfo& option : config_options()) {
+    EXPECT_GT(option.help.size(), 10u) << option.key;
+    EXPECT_FALSE(option.allowed.empty()) << option.key;
+  }
+}
+
+}  // namespace
+}  // namespace epd
