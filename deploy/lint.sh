@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Holds the sources against .clang-format and .clang-tidy. See --help.
+set -euo pipefail
+
+usage() {
+  cat <<'END'
+Usage: deploy/lint.sh [--help] [--format-only] [--fix] [FILE...]
+
+Checks formatting (clang-format) and runs clang-tidy with the repository's configurations over FILE...,
+default all sources that git knows. clang-tidy needs a configured build/dev and takes a few minutes.
+
+  --format-only   no clang-tidy
+  --fix           formats in place instead of complaining
+
+Exit status: 0 clean, 1 findings, 77 a tool is missing.
+END
+}
+
+format_only=
+fix=
+files=()
+for argument in "$@"; do
+  case $argument in
+    --help | -h) usage; exit 0 ;;
+    --format-only) format_only=1 ;;
+    --fix) fix=1 ;;
+    *) files+=("$argument") ;;
+  esac
+done
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+if (( ${#files[@]} == 0 )); then
+  mapfile -t files < <(git ls-files '*.c' '*.cpp' '*.h' '*.hpp')
+fi
+
+if ! command -v clang-format >/dev/null; then echo "skipped: clang-format is not installed"; exit 77; fi
+if [[ -n $fix ]]; then
+  clang-format -i "${files[@]}"
+else
+  clang-format --dry-run -Werror "${files[@]}"
+fi
+if [[ -n $format_only ]]; then exit 0; fi
+
+if ! command -v clang-tidy >/dev/null; then echo "skipped: clang-tidy is not installed"; exit 77; fi
+if [[ ! -f build/dev/compile_commands.json ]]; then
+  echo "error: build/dev is not configured: run cmake --preset dev" >&2
+  exit 1
+fi
+printf '%s\n' "${files[@]}" | grep -E '\.(c|cpp)$' |
+  xargs --max-procs="$(nproc)" --max-args=1 clang-tidy -p build/dev --quiet
