@@ -88,7 +88,7 @@ Check judge_device(const v1::Device& device) {
   const std::string beat =
       device.sleeping() ? "sleeping" : "heartbeat " + format_ms(device.heartbeat_age_ms()) + " ago";
   const std::string last = device.last_exit().empty() ? "" : ", last exit: " + device.last_exit();
-  const std::string restarts = std::to_string(device.restarts()) + " restarts" + last;
+  const std::string restarts = "restarts: " + std::to_string(device.restarts()) + last;
   switch (device.state()) {
     case v1::DEVICE_STATE_FAILED:
       return fail(name, "failed, " + restarts, "see the engine's lines in the log, then restart epd");

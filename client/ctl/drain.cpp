@@ -42,7 +42,7 @@ bool wait_until_gone(const Arguments& arguments, Connection& connection, const s
     if (seen == Seen::kGone) return true;
     if (seen == Seen::kDraining && status.has_daemon() && status.daemon().sessions() != told) {
       told = status.daemon().sessions();
-      if (!arguments.json) output.error << "waiting for " << sessions_left(told) << '\n';
+      if (!arguments.json && told != 0) output.error << "waiting for " << sessions_left(told) << '\n';
     }
     std::this_thread::sleep_for(kPoll);
   }
@@ -66,8 +66,10 @@ Exit run_drain(const Arguments& arguments, Connection& connection, Output& outpu
   if (!arguments.json) {
     const std::uint64_t sessions =
         response.has_daemon() ? response.daemon().sessions() : before.daemon().sessions();
-    output.out << "draining: " << sessions_left(sessions) << " may finish within "
-               << (arguments.drain_ms == 0 ? "the configured time" : format_ms(arguments.drain_ms)) << '\n';
+    const std::string time = arguments.drain_ms == 0 ? "the configured time" : format_ms(arguments.drain_ms);
+    output.out << "draining: "
+               << (sessions == 0 ? "no sessions" : sessions_left(sessions) + " may finish within " + time)
+               << std::endl;
   }
   if (!arguments.wait) {
     if (arguments.json) write_json(output, document);

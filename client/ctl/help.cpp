@@ -103,7 +103,8 @@ const Page kDrain = {"Stop admitting, let sessions finish, end the daemon", R"HE
 New clients are refused at once; groups go on. Sessions that are left when the time is over are
 ended, then the daemon exits. epctl returns when draining has begun, with --wait when the daemon
 has gone. Here --timeout-ms is the time for sessions, not for the call; give the call's time before
-the command: epctl --timeout-ms 500 drain. A second drain sets a new time.
+the command: epctl --timeout-ms 500 drain. A second drain is accepted and changes
+nothing.
 
 --wait gives up 10 seconds after the sessions' time (without --timeout-ms: after 10 minutes) and
 exits with 1.

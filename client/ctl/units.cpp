@@ -6,6 +6,8 @@
 namespace epd::ctl {
 namespace {
 
+constexpr std::uint64_t kMinutesPerDay = 1440;
+
 std::string one_decimal(double value, const char* unit) {
   std::array<char, 64> text{};
   std::snprintf(text.data(), text.size(), "%.1f %s", value, unit);
@@ -36,8 +38,8 @@ std::string format_ms(std::uint64_t milliseconds) {
   const std::uint64_t seconds = (milliseconds + 500) / 1000;
   if (seconds < 3600) return pair(seconds / 60, "m", seconds % 60, "s");
   const std::uint64_t minutes = seconds / 60;
-  if (minutes < 24 * 60) return pair(minutes / 60, "h", minutes % 60, "m");
-  return pair(minutes / (24 * 60), "d", minutes / 60 % 24, "h");
+  if (minutes < kMinutesPerDay) return pair(minutes / 60, "h", minutes % 60, "m");
+  return pair(minutes / (kMinutesPerDay), "d", minutes / 60 % 24, "h");
 }
 
 std::string format_us(std::uint64_t microseconds) {

@@ -55,7 +55,7 @@ grpc::Status HealthService::Watch(grpc::ServerContext* context, const HealthChec
     }
     ++watches_;
   }
-  const grpc::Status status = watch(*context, request->service(), *writer);
+  grpc::Status status = watch(*context, request->service(), *writer);
   const std::lock_guard lock(mutex_);
   --watches_;
   return status;
