@@ -101,6 +101,7 @@ class FakeDaemon {
   std::string path_;
   UniqueFd listener_;
   UniqueFd stop_;
+  UniqueFd news_;  // eventfd: the engine thread has something new to look at
 
   mutable std::mutex mutex_;  // guards all below
   FakeSettings settings_;

@@ -13,6 +13,6 @@ target_compile_definitions(client_test PRIVATE
   EPD_LIBRARY="$<TARGET_FILE:epd_client>"
   EPD_MAP="${PROJECT_SOURCE_DIR}/client/libepd.map"
   EPD_HEADER="${PROJECT_SOURCE_DIR}/client/include/epd/epd.h"
-  EPD_SANITIZERS="${EPD_SANITIZE}"
+  EPD_SANITIZERS="$<JOIN:${EPD_SANITIZE},+>"
   EPD_VERSION_TEXT="${PROJECT_VERSION}")
 gtest_discover_tests(client_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 120)
