@@ -1,0 +1,107 @@
+#include "conformance.h"
+
+#include <cstdlib>
+
+namespace epd::test {
+
+std::unique_ptr<Daemon> Conformance::daemon_;
+
+std::uint64_t base_seed() {
+  static const std::uint64_t seed = [] {
+    const char* text = std::getenv("EPD_TEST_SEED");
+    return text == nullptr ? std::uint64_t{1} : std::strtoull(text, nullptr, 10);
+  }();
+  return seed;
+}
+
+void Conformance::SetUp() {
+  if (daemon_ != nullptr && daemon_->running()) return;
+  DaemonOptions options;
+  options.prefix = GetParam();
+  daemon_ = std::make_unique<Daemon>(options);
+  ASSERT_TRUE(daemon_->start());
+}
+
+void Conformance::TearDownTestSuite() {
+  if (daemon_ == nullptr) return;
+  daemon_->stop();
+  daemon_.reset();
+}
+
+std::string Conformance::group_name() const {
+  static int number = 0;
+  return "conformance-" + std::to_string(++number);
+}
+
+void Conformance::with_ranks(const Case& c, const Body& body, double seconds) {
+  SCOPED_TRACE(c.describe());
+  const std::string name = group_name();
+  expect_all_ok(run_ranks(c.num_ranks, seconds, [&](std::uint32_t rank) -> std::string {
+    const Session session(daemon().socket(), daemon().device(rank));
+    const Group group(session, c.config(name.c_str(), rank));
+    body(session, group, rank);
+    return "";
+  }));
+}
+
+void Conformance::run_script(const Case& c, const ScriptOptions& options, double seconds) {
+  SCOPED_TRACE(c.describe());
+  const std::string name = group_name();
+  expect_all_ok(run_ranks(c.num_ranks, seconds, [&](std::uint32_t rank) {
+    return run_case(daemon().socket(), daemon().device(rank), name, c, rank, options);
+  }));
+}
+
+epd_ticket_t submit_dispatch(const Group& group, const Case& c, std::uint32_t rank, std::uint32_t slot,
+                             std::uint64_t round, epd_handle_t* handle, std::uint32_t timeout_ms) {
+  const Input input = make_input(c, rank, round);
+  fill_dispatch(c, group.buffers(slot), input);
+  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  args.slot = slot;
+  args.num_tokens = input.num_tokens;
+  args.weights = c.send_weights ? 1 : 0;
+  args.timeout_ms = timeout_ms;
+  epd_ticket_t ticket = 0;
+  must(epd_dispatch(group.get(), &args, &ticket, handle), "dispatch on slot " + std::to_string(slot));
+  RANK_CHECK(ticket != 0, "0 is never a ticket");
+  return ticket;
+}
+
+epd_ticket_t submit_combine(const Group& group, const Case& c, std::uint32_t rank, std::uint32_t slot,
+                            std::uint64_t round, epd_handle_t handle, std::uint32_t timeout_ms) {
+  const epd_buffers_t buffers = group.buffers(slot);
+  fill_combine(c, buffers, rank, round, static_cast<std::uint32_t>(buffers.rank_offsets[c.num_ranks]));
+  epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
+  args.slot = slot;
+  args.handle = handle;
+  args.weighted = c.weighted ? 1 : 0;
+  args.timeout_ms = timeout_ms;
+  epd_ticket_t ticket = 0;
+  must(epd_combine(group.get(), &args, &ticket), "combine on slot " + std::to_string(slot));
+  return ticket;
+}
+
+void finish_dispatch(const Group& group, const Case& c, std::uint32_t rank, std::uint32_t slot,
+                     std::uint64_t round, epd_ticket_t ticket) {
+  epd_result_t result = EPD_RESULT_INIT;
+  must(group.wait(ticket, kWaitMs, &result), "dispatch of round " + std::to_string(round));
+  const std::string text =
+      check_dispatch(c, group.buffers(slot), make_inputs(c, round), rank, result, nullptr);
+  RANK_CHECK(text.empty(), "round " + std::to_string(round) + ": " + text);
+}
+
+void finish_combine(const Group& group, const Case& c, std::uint32_t rank, std::uint32_t slot,
+                    std::uint64_t round, epd_ticket_t ticket) {
+  must(group.wait(ticket, kWaitMs), "combine of round " + std::to_string(round));
+  const std::string text = check_combine(c, group.buffers(slot), make_inputs(c, round), rank, round);
+  RANK_CHECK(text.empty(), "round " + std::to_string(round) + ": " + text);
+}
+
+void one_round(const Group& group, const Case& c, std::uint32_t rank, std::uint64_t round) {
+  const auto slot = static_cast<std::uint32_t>(round % c.depth);
+  epd_handle_t handle = 0;
+  finish_dispatch(group, c, rank, slot, round, submit_dispatch(group, c, rank, slot, round, &handle));
+  finish_combine(group, c, rank, slot, round, submit_combine(group, c, rank, slot, round, handle));
+}
+
+}  // namespace epd::test

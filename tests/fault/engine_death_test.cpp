@@ -1,0 +1,323 @@
+// An engine dies: what was in flight ends with ENGINE_RESTARTED or is right, arenas and routing
+// survive, and the clients go on without restarting.
+#include "fault.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <atomic>
+#include <memory>
+#include <random>
+
+namespace epd::test {
+namespace {
+
+constexpr int kHangMs = 30000;
+
+class EngineDeath : public testing::Test {
+ protected:
+  void SetUp() override { start(4, patient_settings()); }
+  void start(std::uint32_t devices, std::vector<std::pair<std::string, std::string>> settings) {
+    if (daemon_ != nullptr) daemon_->stop();
+    DaemonOptions options;
+    options.devices = devices;
+    options.settings = std::move(settings);
+    daemon_ = std::make_unique<Daemon>(std::move(options));
+    ASSERT_TRUE(daemon_->start());
+  }
+  void TearDown() override {
+    if (daemon_->running()) daemon_->stop();
+  }
+  // Kills the engine of a device and returns once it is dead.
+  void kill_engine(std::uint32_t device, int number = SIGKILL) {
+    pid_t pid = -1;
+    ASSERT_TRUE(eventually(20, [&] { return (pid = daemon_->engine(device)) > 0; }))
+        << "no engine on " << device;
+    ASSERT_EQ(::kill(pid, number), 0);
+    if (number == SIGKILL) {
+      ASSERT_TRUE(eventually(10, [&] { return !is_running(pid); }));
+    }
+  }
+  std::unique_ptr<Daemon> daemon_;
+};
+
+struct Stage {
+  Gate ready;
+  Gate go;
+  Gate finished;
+  std::atomic<double> killed_at{0};
+  std::atomic<double> recovered_at{0};
+  std::atomic<double> longest_pause{0};
+  std::atomic<std::uint64_t> progress{0};
+  std::atomic<bool> stop{false};
+};
+
+epd_ticket_t dispatch(const Group& group, const Case& c, std::uint32_t rank, std::uint64_t round,
+                      epd_handle_t* handle) {
+  const auto slot = static_cast<std::uint32_t>(round % c.depth);
+  const Input input = make_input(c, rank, round);
+  fill_dispatch(c, group.buffers(slot), input);
+  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  args.slot = slot;
+  args.num_tokens = input.num_tokens;
+  args.timeout_ms = kHangMs;
+  epd_ticket_t ticket = 0;
+  must(epd_dispatch(group.get(), &args, &ticket, handle), "dispatch");
+  return ticket;
+}
+
+void finish_dispatch(const Group& group, const Case& c, std::uint32_t rank, std::uint64_t round,
+                     epd_ticket_t ticket) {
+  epd_result_t result = EPD_RESULT_INIT;
+  must(group.wait(ticket, kHangMs, &result), "dispatch");
+  const epd_buffers_t buffers = group.buffers(static_cast<std::uint32_t>(round % c.depth));
+  const std::string text = check_dispatch(c, buffers, make_inputs(c, round), rank, result, nullptr);
+  RANK_CHECK(text.empty(), text);
+}
+
+// The first combine after a dispatch of before the engine died.
+void combine_after_restart(const Group& group, const Case& c, epd_handle_t handle) {
+  epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
+  args.handle = handle;
+  args.weighted = c.weighted ? 1 : 0;
+  args.timeout_ms = kHangMs;
+  epd_ticket_t ticket = 0;
+  epd_status_t status = epd_combine(group.get(), &args, &ticket);
+  if (status == EPD_OK) status = group.wait(ticket, kHangMs);
+  RANK_CHECK(status == EPD_OK || status == EPD_ENGINE_RESTARTED,
+             std::string(epd_status_name(status)) + ": " + epd_last_error());
+  if (status == EPD_OK) return;
+  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+  must(epd_group_resume(group.get(), kHangMs, &info), "resume");
+  RANK_CHECK(info.resume_op == 1,
+             "the dispatch is done, the combine is not: " + std::to_string(info.resume_op));
+  must(epd_combine(group.get(), &args, &ticket), "combine");
+  must(group.wait(ticket, kHangMs), "combine");
+}
+
+TEST_F(EngineDeath, ArenasAndRoutingSurvive) {
+  const Case c = fault_case(3, 2);
+  Shared<Stage> stage;
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(daemon_->socket(), daemon_->device(rank));
+      const Group group(session, c.config("survive", rank));
+      epd_handle_t handle = 0;
+      finish_dispatch(group, c, rank, 0, dispatch(group, c, rank, 0, &handle));
+      const epd_buffers_t buffers = group.buffers(0);
+      const auto rows = static_cast<std::uint32_t>(buffers.rank_offsets[3]);
+      const std::uint64_t received = digest_dispatch(c, buffers, rows);
+      fill_combine(c, buffers, rank, 0, rows);
+      static_cast<std::uint64_t*>(group.buffers(1).x)[rank] = 0x1234567890abcdefu;
+      stage->ready.arrive();
+      stage->go.wait_for(1);
+      RANK_CHECK(digest_dispatch(c, buffers, rows) == received, "received rows changed");
+      combine_after_restart(group, c, handle);
+      const std::string text = check_combine(c, buffers, make_inputs(c, 0), rank, 0);
+      RANK_CHECK(text.empty(), text);
+      RANK_CHECK(static_cast<std::uint64_t*>(group.buffers(1).x)[rank] == 0x1234567890abcdefu, "x changed");
+      RANK_CHECK(digest_dispatch(c, buffers, rows) == received, "received rows changed");
+      return "";
+    });
+  }
+  ASSERT_TRUE(eventually(30, [&] { return stage->ready.count == 3; }));
+  kill_engine(0);
+  kill_engine(2);
+  stage->go.open();
+  expect_all_ok(wait_all(ranks, 60));
+}
+
+TEST_F(EngineDeath, WithAnOperationInFlight) {
+  const Case c = fault_case(2, 2);
+  Shared<Stage> stage;
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(daemon_->socket(), daemon_->device(rank));
+      const Group group(session, c.config("inflight", rank));
+      if (rank == 0) {
+        const epd_ticket_t ticket = dispatch(group, c, rank, 0, nullptr);  // waits for rank 1
+        stage->ready.arrive();
+        epd_result_t result = EPD_RESULT_INIT;
+        must(group.wait(ticket, kHangMs, &result), "the operation in flight", EPD_ENGINE_RESTARTED);
+        RANK_CHECK(std::string(epd_last_error()).find("host:0") != std::string::npos, epd_last_error());
+        stage->go.arrive();
+      } else {
+        stage->go.wait_for(1);
+      }
+      epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+      must(epd_group_resume(group.get(), kHangMs, &info), "resume");
+      RANK_CHECK(info.resume_op == 0, "resume_op " + std::to_string(info.resume_op));
+      ScriptOptions options;
+      ScriptRunner(group, c, rank, options).run();
+      return "";
+    });
+  }
+  ASSERT_TRUE(eventually(30, [&] { return stage->ready.count == 1; }));
+  sleep_ms(50);
+  kill_engine(0);
+  expect_all_ok(wait_all(ranks, 60));
+}
+
+// A storm of random cases while engines die one after another.
+TEST_F(EngineDeath, AgainAndAgainUnderLoad) {
+  std::mt19937 random(4711);
+  for (std::uint32_t turn = 0; turn < 4; ++turn) {
+    Case c = random_case(700 + turn, 4 + turn % 2);  // five ranks: two on one device
+    c.depth = 1 + turn;
+    c.max_tokens = std::max(c.max_tokens, 4u);
+    c.hidden = std::min(c.hidden, 512u);
+    SCOPED_TRACE(c.describe());
+    const std::string name = "again-" + std::to_string(turn);
+    Shared<Stage> stage;
+    std::vector<RankProcess> ranks;
+    for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {
+      ranks.emplace_back([&, rank]() -> std::string {
+        const Session session(daemon_->socket(), daemon_->device(rank));
+        const Group group(session, c.config(name.c_str(), rank));
+        ScriptOptions options;
+        options.rounds = 400;
+        options.order = static_cast<Order>(turn % 3);
+        options.recover = true;
+        options.finished = &stage->finished;
+        double last_done = 0;
+        options.on_complete = [&](std::uint64_t) {
+          stage->progress.fetch_add(1);
+          if (stage->recovered_at < stage->killed_at) stage->recovered_at = now_s();
+          if (rank != 0) return;
+          const double pause = last_done == 0 ? 0 : now_s() - last_done;
+          last_done = now_s();
+          if (pause > stage->longest_pause) stage->longest_pause = pause;
+        };
+        const ScriptStats stats = ScriptRunner(group, c, rank, options).run();
+        for (const auto& [status, count] : stats.failures)
+          RANK_CHECK(status == "ENGINE_RESTARTED", stats.to_string());
+        return stats.to_string();
+      });
+    }
+    const auto over = [&] { return stage->finished.count == c.num_ranks; };
+    int kills = 0;
+    for (; kills < 5 && !over() && !HasFailure(); ++kills) {
+      const std::uint64_t enough = stage->progress + 20 + random() % 60;
+      EXPECT_TRUE(eventually(20, [&] { return stage->progress > enough || over(); }))
+          << "no progress before kill " << kills;
+      kill_engine(random() % 4);
+      const double killed = now_s();
+      stage->killed_at = killed;
+      EXPECT_TRUE(eventually(20, [&] { return stage->recovered_at > killed || over(); }))
+          << "no operation completed after kill " << kills;
+    }
+    const auto outcomes = wait_all(ranks, HasFailure() ? 5 : 90);
+    expect_all_ok(outcomes);
+    std::printf("%d engines killed, longest pause between completions on rank 0: %.1f ms; %s\n", kills,
+                stage->longest_pause * 1000, outcomes[0].text.c_str());
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(EngineDeath, AllEnginesAtOnce) {
+  const Case c = fault_case(4, 3);
+  Shared<Stage> stage;
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(daemon_->socket(), daemon_->device(rank));
+      const Group group(session, c.config("all", rank));
+      ScriptOptions options;
+      options.rounds = 200;
+      options.recover = true;
+      options.finished = &stage->finished;
+      options.on_complete = [&](std::uint64_t) { stage->progress.fetch_add(1); };
+      return ScriptRunner(group, c, rank, options).run().to_string();
+    });
+  }
+  ASSERT_TRUE(eventually(30, [&] { return stage->progress > 40; }));
+  for (const pid_t engine : daemon_->engines()) ::kill(engine, SIGKILL);
+  expect_all_ok(wait_all(ranks, 90));
+}
+
+TEST_F(EngineDeath, ABystanderOnAnotherDeviceNoticesNothing) {
+  const Case c = fault_case(2, 2);
+  Shared<Stage> stage;
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(daemon_->socket(), daemon_->device(rank + 2));
+      const Group group(session, c.config("bystander", rank));
+      ScriptOptions options;
+      options.rounds = 400;
+      options.on_complete = [&](std::uint64_t) { stage->progress.fetch_add(1); };
+      return ScriptRunner(group, c, rank, options).run().to_string();
+    });
+  }
+  ASSERT_TRUE(eventually(30, [&] { return stage->progress > 10; }));
+  for (int i = 0; i < 4; ++i) {
+    kill_engine(static_cast<std::uint32_t>(i % 2));
+    sleep_ms(30);
+  }
+  expect_all_ok(wait_all(ranks, 90));
+}
+
+TEST_F(EngineDeath, AnEngineThatHangsIsReplaced) {
+  auto settings = patient_settings();
+  settings.emplace_back("timeouts.engine_watchdog_ms", "2000");
+  start(2, settings);
+  const Case c = fault_case(2, 2);
+  Shared<Stage> stage;
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(daemon_->socket(), daemon_->device(rank));
+      const Group group(session, c.config("hangs", rank));
+      ScriptOptions options;
+      options.rounds = 2000;
+      options.recover = true;
+      options.finished = &stage->finished;
+      options.timeout_ms = 60000;
+      options.on_complete = [&](std::uint64_t) { stage->progress.fetch_add(1); };
+      return ScriptRunner(group, c, rank, options).run().to_string();
+    });
+  }
+  ASSERT_TRUE(eventually(30, [&] { return stage->progress > 10; }));
+  const double start_s = now_s();
+  const pid_t before = daemon_->engine(1);
+  kill_engine(1, SIGSTOP);
+  EXPECT_TRUE(eventually(20, [&] { return daemon_->engine(1) > 0 && daemon_->engine(1) != before; }));
+  std::printf("a stopped engine was replaced after %.1f s\n", now_s() - start_s);
+  expect_all_ok(wait_all(ranks, 90));
+}
+
+TEST_F(EngineDeath, AnEngineThatDiesTooOftenIsGivenUp) {
+  start(2, {{"engine.max_restarts_per_minute", "2"}, {"engine.restart_backoff_max_ms", "20"}});
+  Shared<Stage> stage;
+  RankProcess client([&]() -> std::string {
+    const Session session(daemon_->socket(), "host:0");
+    stage->ready.arrive();
+    RANK_CHECK(eventually(30, [&] { return epd_session_check(session.get()) != EPD_OK; }),
+               "the session ends");
+    const std::string text = epd_last_error();
+    RANK_CHECK(text.find("host:0") != std::string::npos, text);
+    epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
+    options.socket_path = daemon_->socket().c_str();
+    options.device = "host:0";
+    epd_session_t* other = nullptr;
+    RANK_CHECK(epd_session_attach(&options, &other) != EPD_OK, "nobody can attach to it");
+    must_say("host:0");
+    return text;
+  });
+  ASSERT_TRUE(eventually(30, [&] { return stage->ready.count == 1; }));
+  for (int i = 0; i < 4; ++i) {
+    pid_t pid = -1;
+    if (!eventually(3, [&] { return (pid = daemon_->engine(0)) > 0; })) break;
+    ::kill(pid, SIGKILL);
+    eventually(5, [&] { return !is_running(pid); });
+  }
+  const RankOutcome outcome = client.wait(40);
+  EXPECT_TRUE(outcome.ok) << outcome.to_string();
+  const Case c = fault_case(1);
+  expect_all_ok(run_ranks(
+      1, 30, [&](std::uint32_t) { return run_case(daemon_->socket(), "host:1", "other-device", c, 0, {}); }));
+}
+
+}  // namespace
+}  // namespace epd::test

@@ -1,0 +1,77 @@
+#include "fault.h"
+
+#include <gtest/gtest.h>
+
+namespace epd::test {
+
+std::vector<std::pair<std::string, std::string>> patient_settings() {
+  return {{"engine.max_restarts_per_minute", "1000"},
+          {"engine.restart_backoff_max_ms", "20"},
+          {"log.level", "\"info\""}};
+}
+
+Case fault_case(std::uint32_t num_ranks, std::uint32_t depth) {
+  Case c;
+  c.seed = 9000 + num_ranks;
+  c.num_ranks = num_ranks;
+  c.num_experts = num_ranks * 4;
+  c.max_tokens = 16;
+  c.hidden = 256;
+  c.topk = 4;
+  c.depth = depth;
+  c.sizes = Sizes::kUneven;
+  return c;
+}
+
+std::string SystemCensus::to_string() const {
+  std::string text;
+  for (std::size_t i = 0; i < processes.size(); ++i) {
+    text += (i == 0 ? "  supervisor: " : "  engine " + std::to_string(i - 1) + ": ") +
+            processes[i].to_string() + "\n";
+  }
+  return text;
+}
+
+SystemCensus take_system_census(const Daemon& daemon) {
+  SystemCensus census;
+  census.processes.push_back(take_census(daemon.pid()));
+  for (std::uint32_t i = 0; i < daemon.devices(); ++i) {
+    const pid_t engine = daemon.engine(i);
+    census.processes.push_back(engine > 0 ? take_census(engine) : Census{});
+  }
+  return census;
+}
+
+void expect_same_census(const Daemon& daemon, const SystemCensus& before) {
+  SystemCensus now;
+  const bool same = eventually(8, [&] {
+    now = take_system_census(daemon);
+    for (std::size_t i = 0; i < now.processes.size(); ++i) {
+      const Census& a = before.processes[i];
+      const Census& b = now.processes[i];
+      if (a.fds != b.fds || a.memfds != b.memfds || a.memfd_mappings != b.memfd_mappings ||
+          a.threads != b.threads)
+        return false;
+    }
+    return true;
+  });
+  EXPECT_TRUE(same) << "before:\n" << before.to_string() << "now:\n" << now.to_string();
+}
+
+std::size_t memfds_held(const Daemon& daemon) {
+  std::size_t count = 0;
+  for (const Census& census : take_system_census(daemon).processes)
+    count += census.memfds + census.memfd_mappings;
+  return count;
+}
+
+void expect_serves(const Daemon& daemon, std::uint32_t num_ranks, const std::string& group) {
+  const Case c = fault_case(num_ranks);
+  ScriptOptions options;
+  options.rounds = 6;
+  expect_all_ok(run_ranks(num_ranks, 60, [&](std::uint32_t rank) {
+    return run_case(daemon.socket(), daemon.device(rank), group, c, rank, options);
+  }));
+}
+
+}  // namespace epd::test

@@ -1,0 +1,38 @@
+// What the fault tests share.
+#pragma once
+
+#include "support/cases.h"
+#include "support/census.h"
+#include "support/client.h"
+#include "support/daemon.h"
+#include "support/ranks.h"
+#include "support/script.h"
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace epd::test {
+
+// Engines that are killed often must not be given up, nor be waited for long.
+std::vector<std::pair<std::string, std::string>> patient_settings();
+
+Case fault_case(std::uint32_t num_ranks, std::uint32_t depth = 3);
+
+// Supervisor first, then the engines.
+struct SystemCensus {
+  std::vector<Census> processes;
+  std::string to_string() const;
+};
+SystemCensus take_system_census(const Daemon& daemon);
+// Waits until descriptors, memfds, shared mappings and threads are what they were; a test failure
+// with both censuses if they don't get there.
+void expect_same_census(const Daemon& daemon, const SystemCensus& before);
+// Memfds that the supervisor and the engines hold: what is alive of segments, boards and arenas.
+std::size_t memfds_held(const Daemon& daemon);
+
+// All ranks of a case in a group of their own: does the daemon still serve?
+void expect_serves(const Daemon& daemon, std::uint32_t num_ranks, const std::string& group);
+
+}  // namespace epd::test

@@ -1,0 +1,363 @@
+// Attaching and joining through the real daemon: who is let in, who is refused, and with which words.
+#include "support/census.h"
+#include "support/client.h"
+#include "support/daemon.h"
+#include "support/ranks.h"
+#include "support/raw_client.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace epd::test {
+namespace {
+
+// Runs a body in a process of its own, so that the test's process keeps no thread of the library.
+void in_process(const std::function<void()>& body, double seconds = 60) {
+  expect_all_ok(run_ranks(1, seconds, [&](std::uint32_t) -> std::string {
+    body();
+    return "";
+  }));
+}
+
+epd_status_t try_attach(const std::string& socket, const char* device, epd_session_t** session) {
+  epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
+  options.socket_path = socket.c_str();
+  options.device = device;
+  return epd_session_attach(&options, session);
+}
+
+void refused_attach(const std::string& socket, const char* device, epd_status_t wanted,
+                    const std::vector<std::string>& words) {
+  epd_session_t* session = nullptr;
+  must(try_attach(socket, device, &session), "attach", wanted);
+  RANK_CHECK(session == nullptr, "no handle after a refusal");
+  for (const std::string& word : words) must_say(word);
+}
+
+void refused_join(const Session& session, const epd_group_config_t& config, epd_status_t wanted,
+                  const std::vector<std::string>& words) {
+  epd_group_t* group = nullptr;
+  must(epd_group_join(session.get(), &config, &group), "join", wanted);
+  RANK_CHECK(group == nullptr, "no handle after a refusal");
+  for (const std::string& word : words) must_say(word);
+}
+
+void start(std::unique_ptr<Daemon>& daemon, std::vector<std::pair<std::string, std::string>> settings = {},
+           std::uint32_t devices = 2) {
+  DaemonOptions options;
+  options.devices = devices;
+  options.settings = std::move(settings);
+  daemon = std::make_unique<Daemon>(std::move(options));
+  ASSERT_TRUE(daemon->start());
+}
+
+TEST(Attach, NobodyListensIsDaemonLostAndNamesTheSocket) {
+  in_process([] {
+    refused_attach("/tmp/epd-test-nobody.sock", nullptr, EPD_DAEMON_LOST, {"/tmp/epd-test-nobody.sock"});
+  });
+}
+
+TEST(Attach, InfoTellsWhereWeAre) {
+  std::unique_ptr<Daemon> daemon;
+  start(daemon);
+  in_process([&] {
+    ::setenv("EPD_SOCKET", daemon->socket().c_str(), 1);
+    epd_session_t* first = nullptr;
+    epd_session_t* second = nullptr;
+    must(epd_session_attach(nullptr, &first), "attach by $EPD_SOCKET");
+    must(epd_session_attach(nullptr, &second), "attach again");
+    epd_session_info_t one = EPD_SESSION_INFO_INIT;
+    epd_session_info_t two = EPD_SESSION_INFO_INIT;
+    must(epd_session_info(first, &one), "info");
+    must(epd_session_info(second, &two), "info");
+    RANK_CHECK(one.session_id != two.session_id, "ids differ");
+    RANK_CHECK(std::string(one.boot_id) == two.boot_id && std::string(one.boot_id).size() == 32, "boot id");
+    RANK_CHECK(std::string(one.device) != two.device, "the least used device is chosen");
+    must(epd_session_check(first), "check");
+    epd_session_detach(first);
+    epd_session_detach(second);
+    epd_session_detach(nullptr);
+  });
+  daemon->stop();
+}
+
+TEST(Attach, AnUnknownDeviceListsTheKnown) {
+  std::unique_ptr<Daemon> daemon;
+  start(daemon);
+  in_process([&] {
+    refused_attach(daemon->socket(), "host:7", EPD_NOT_FOUND, {"host:7", "host:0", "host:1"});
+    refused_attach(daemon->socket(), "cuda:0", EPD_NOT_FOUND, {"cuda:0", "host:0"});
+    refused_attach(daemon->socket(), std::string(100, 'x').c_str(), EPD_INVALID_ARGUMENT, {"device"});
+  });
+  daemon->stop();
+}
+
+TEST(Attach, SessionsOverTheLimitAreRefusedUntilOneLeaves) {
+  std::unique_ptr<Daemon> daemon;
+  start(daemon, {{"limits.max_sessions", "3"}});
+  in_process([&] {
+    {
+      const Session a(daemon->socket(), "host:0");
+      const Session b(daemon->socket(), "host:0");
+      const Session c(daemon->socket(), "host:1");
+      refused_attach(daemon->socket(), "host:0", EPD_RESOURCE_EXHAUSTED, {"max_sessions", "3"});
+      must(epd_session_check(a.get()), "the others are not hurt");
+    }
+    epd_session_t* session = nullptr;
+    RANK_CHECK(eventually(5, [&] { return try_attach(daemon->socket(), "host:0", &session) == EPD_OK; }),
+               "room again: " + std::string(epd_last_error()));
+    epd_session_detach(session);
+  });
+  daemon->stop();
+}
+
+TEST(Attach, SessionsOfOneUserAreLimited) {
+  std::unique_ptr<Daemon> daemon;
+  start(daemon, {{"limits.max_sessions_per_user", "2"}});
+  in_process([&] {
+    const Session a(daemon->socket(), "host:0");
+    const Session b(daemon->socket(), "host:1");
+    refused_attach(daemon->socket(), "host:0", EPD_RESOURCE_EXHAUSTED,
+                   {"max_sessions_per_user", "2", std::to_string(::getuid())});
+  });
+  daemon->stop();
+}
+
+TEST(Attach, TheSocketsPermissionsKeepOthersOut) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
+  std::unique_ptr<Daemon> daemon;
+  start(daemon, {{"daemon.socket_mode", "\"0600\""}});
+  struct stat info {};
+  ASSERT_EQ(::stat(daemon->socket().c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+  ASSERT_EQ(::stat(daemon->control().c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+  ASSERT_EQ(::chmod(daemon->directory().c_str(), 0755), 0);
+  in_process([&] {
+    RANK_CHECK(::setresgid(65534, 65534, 65534) == 0 && ::setresuid(65534, 65534, 65534) == 0,
+               "become nobody");
+    refused_attach(daemon->socket(), "host:0", EPD_PERMISSION_DENIED, {daemon->socket()});
+  });
+  daemon->stop();
+}
+
+TEST(Attach, OtherVersionsAndLayoutsAreRefusedWithBoth) {
+  std::unique_ptr<Daemon> daemon;
+  start(daemon);
+  {
+    const RawClient raw(daemon->socket());
+    ASSERT_TRUE(raw.valid());
+    abi::Hello hello = RawClient::good_hello();
+    hello.version_min = 900;
+    hello.version_max = 901;
+    ASSERT_TRUE(raw.send(abi::AttachType::kHello, &hello, sizeof(hello)));
+    const std::string text = refusal(raw.receive(5));
+    EXPECT_EQ(text.rfind("VERSION_MISMATCH", 0), 0u) << text;
+    EXPECT_NE(text.find("900"), std::string::npos) << text;
+    EXPECT_NE(text.find("901"), std::string::npos) << text;
+    EXPECT_NE(text.find(std::to_string(abi::kAbiVersion)), std::string::npos) << text;
+  }
+  {
+    const RawClient raw(daemon->socket());
+    abi::Hello hello = RawClient::good_hello();
+    hello.layout_hash ^= 1;
+    ASSERT_TRUE(raw.send(abi::AttachType::kHello, &hello, sizeof(hello)));
+    const std::string text = refusal(raw.receive(5));
+    EXPECT_EQ(text.rfind("VERSION_MISMATCH", 0), 0u) << text;
+  }
+  {
+    const RawClient raw(daemon->socket());
+    abi::Hello hello = RawClient::good_hello();
+    hello.version_max = 900;  // a newer library that still speaks our version
+    ASSERT_TRUE(raw.send(abi::AttachType::kHello, &hello, sizeof(hello)));
+    const std::optional<Packet> answer = raw.receive(5);
+    ASSERT_TRUE(answer.has_value());
+    ASSERT_EQ(answer->header.type, static_cast<std::uint16_t>(abi::AttachType::kWelcome)) << refusal(answer);
+    const abi::Welcome welcome = answer->read<abi::Welcome>().value();
+    EXPECT_EQ(welcome.version, abi::kAbiVersion);
+    EXPECT_EQ(welcome.nonce, 42u);
+    EXPECT_EQ(answer->fds.size(), 3u);
+  }
+  daemon->stop();
+}
+
+TEST(Attach, WhoDoesNotSayHelloIsShownTheDoor) {
+  std::unique_ptr<Daemon> daemon;
+  start(daemon, {{"timeouts.attach_ms", "200"}});
+  const RawClient silent(daemon->socket());
+  const RawClient rude(daemon->socket());
+  ASSERT_TRUE(silent.valid() && rude.valid());
+  const abi::Leave leave{1, 0};
+  ASSERT_TRUE(rude.send(abi::AttachType::kLeave, &leave, sizeof(leave)));
+  EXPECT_TRUE(rude.closed_within(5)) << "anything but Hello comes too early";
+  EXPECT_TRUE(silent.closed_within(5)) << "the half-open state has a deadline";
+  std::string why;
+  EXPECT_TRUE(all_devices_answer(daemon->socket(), "host", 2, &why)) << why;
+  daemon->stop();
+}
+
+// ---- joining -----------------------------------------------------------------------------------
+
+TEST(Join, AMismatchNamesTheFieldAndBothValues) {
+  struct Mismatch {
+    const char* field;
+    std::vector<std::string> values;
+    std::function<void(epd_group_config_t&)> change;
+  };
+  const std::vector<Mismatch> mismatches = {
+      {"num_ranks",
+       {"2", "4"},
+       [](auto& c) {
+         c.num_ranks = 4;
+         c.num_experts = 4;
+       }},
+      {"num_experts", {"4", "8"}, [](auto& c) { c.num_experts = 8; }},
+      {"max_tokens", {"16", "17"}, [](auto& c) { c.max_tokens = 17; }},
+      {"hidden", {"128", "256"}, [](auto& c) { c.hidden = 256; }},
+      {"topk", {"2", "3"}, [](auto& c) { c.topk = 3; }},
+      {"depth", {"2", "5"}, [](auto& c) { c.depth = 5; }},
+      {"payload", {}, [](auto& c) { c.payload = EPD_PAYLOAD_FP8_CAST; }},
+      {"index_type", {}, [](auto& c) { c.index_type = EPD_INDEX_INT64; }},
+  };
+  std::unique_ptr<Daemon> daemon;
+  start(daemon);
+  Shared<Gate> joining;
+  expect_all_ok(run_ranks(2, 60, [&](std::uint32_t rank) -> std::string {
+    const Session session(daemon->socket(), daemon->device(rank));
+    const epd_group_config_t good = small_config("mismatch", rank, 2);
+    if (rank == 0) {
+      joining->arrive();
+      const Group group(session, good);  // waits for rank 1
+      return "";
+    }
+    joining->wait_for(1);
+    for (const Mismatch& mismatch : mismatches) {
+      note(mismatch.field);
+      epd_group_config_t bad = good;
+      mismatch.change(bad);
+      bad.timeout_ms = 100;
+      // Until rank 0's join has arrived ours is the first, and waits in vain.
+      epd_group_t* group = nullptr;
+      eventually(10, [&] { return epd_group_join(session.get(), &bad, &group) != EPD_DEADLINE_EXCEEDED; });
+      refused_join(session, bad, EPD_INVALID_ARGUMENT, {mismatch.field});
+      for (const std::string& value : mismatch.values) must_say(value);
+    }
+    const Group group(session, good);
+    return "";
+  }));
+  daemon->stop();
+}
+
+TEST(Join, TheDeadlineNamesTheMissingRanks) {
+  std::unique_ptr<Daemon> daemon;
+  start(daemon);
+  expect_all_ok(run_ranks(2, 30, [&](std::uint32_t rank) -> std::string {
+    const Session session(daemon->socket(), daemon->device(rank));
+    epd_group_config_t config = small_config("missing", rank * 2, 5);  // 0 and 2 come; 1, 3, 4 don't
+    config.timeout_ms = 700;
+    epd_group_t* group = nullptr;
+    must(epd_group_join(session.get(), &config, &group), "join", EPD_DEADLINE_EXCEEDED);
+    for (const char* missing : {"1", "3", "4"}) must_say(missing);
+    must(epd_session_check(session.get()), "the session lives on");
+    const std::string alone = "alone-" + std::to_string(rank);
+    const Group other(session, small_config(alone.c_str(), 0, 1));
+    return "";
+  }));
+  daemon->stop();
+}
+
+TEST(Join, ARankIsTakenOnceAndFreeOnesAreGivenOut) {
+  std::unique_ptr<Daemon> daemon;
+  start(daemon);
+  in_process([&] {
+    const Session session(daemon->socket(), "host:0");
+    const Group group(session, small_config("single", 0, 1));
+    refused_join(session, small_config("single", 0, 1), EPD_INVALID_ARGUMENT, {"single", "1"});
+  });
+  const auto outcomes = run_ranks(3, 30, [&](std::uint32_t i) -> std::string {
+    const Session session(daemon->socket(), daemon->device(i));
+    epd_group_config_t config = small_config("any", 0, 3);
+    config.rank = -1;
+    const Group group(session, config);
+    return std::to_string(epd_group_rank(group.get()));
+  });
+  expect_all_ok(outcomes);
+  std::vector<std::string> ranks;
+  for (const RankOutcome& outcome : outcomes) ranks.push_back(outcome.text);
+  std::sort(ranks.begin(), ranks.end());
+  EXPECT_EQ(ranks, (std::vector<std::string>{"0", "1", "2"}));
+  daemon->stop();
+}
+
+TEST(Join, ValuesOutOfRangeAreRefusedByNameAndValue) {
+  std::unique_ptr<Daemon> daemon;
+  start(daemon);
+  in_process([&] {
+    const Session session(daemon->socket(), "host:0");
+    const epd_group_config_t good = small_config("range", 0, 1);
+    const auto bad = [&](const std::function<void(epd_group_config_t&)>& change, epd_status_t status,
+                         const std::vector<std::string>& words) {
+      epd_group_config_t config = good;
+      change(config);
+      refused_join(session, config, status, words);
+    };
+    const epd_status_t invalid = EPD_INVALID_ARGUMENT;
+    bad([](auto& c) { c.name = nullptr; }, invalid, {"name"});
+    bad([](auto& c) { c.name = ""; }, invalid, {"name"});
+    bad([](auto& c) { c.name = "a/b"; }, invalid, {"name", "a/b"});
+    bad([](auto& c) { c.num_ranks = 0; }, invalid, {"num_ranks", "0", "1024"});
+    bad([](auto& c) { c.num_ranks = 1025; }, invalid, {"num_ranks", "1025", "1024"});
+    bad([](auto& c) { c.rank = 1; }, invalid, {"rank", "1"});
+    bad([](auto& c) { c.num_experts = 4097; }, invalid, {"num_experts", "4097", "4096"});
+    bad(
+        [](auto& c) {
+          c.num_ranks = 3;
+          c.num_experts = 4;
+        },
+        invalid, {"num_experts", "4", "3"});
+    bad([](auto& c) { c.max_tokens = 65537; }, invalid, {"max_tokens", "65537", "65536"});
+    bad([](auto& c) { c.hidden = 100; }, invalid, {"hidden", "100", "128"});
+    bad([](auto& c) { c.hidden = 16512; }, invalid, {"hidden", "16512", "16384"});
+    bad([](auto& c) { c.topk = 33; }, invalid, {"topk", "33", "32"});
+    bad([](auto& c) { c.depth = 17; }, invalid, {"depth", "17", "16"});
+    bad([](auto& c) { c.size = 3; }, invalid, {"size"});
+    bad([](auto& c) { c.policy = EPD_DEGRADE; }, EPD_UNSUPPORTED, {"policy", "degrade"});
+    const Group group(session, good);
+  });
+  daemon->stop();
+}
+
+TEST(Join, GroupsAndBytesOverTheLimitAreRefused) {
+  std::unique_ptr<Daemon> daemon;
+  start(daemon, {{"limits.max_groups", "2"}, {"limits.max_arena_bytes", "\"64MiB\""}});
+  in_process([&] {
+    const Session session(daemon->socket(), "host:0");
+    {
+      const Group a(session, small_config("a", 0, 1));
+      const Group b(session, small_config("b", 0, 1));
+      refused_join(session, small_config("c", 0, 1), EPD_RESOURCE_EXHAUSTED, {"2 groups", "allowed: 2"});
+    }
+    epd_group_config_t large = small_config("large", 0, 1);
+    large.max_tokens = 4096;
+    large.hidden = 7168;
+    large.timeout_ms = 2000;
+    epd_group_t* group = nullptr;
+    eventually(5, [&] {  // leaving ends a moment after epd_group_leave returns
+      const epd_status_t status = epd_group_join(session.get(), &large, &group);
+      return std::string(epd_last_error()).find("groups; allowed") == std::string::npos || status == EPD_OK;
+    });
+    refused_join(session, large, EPD_RESOURCE_EXHAUSTED, {std::to_string(64 << 20)});
+    const Group small(session, small_config("small", 0, 1));
+  });
+  daemon->stop();
+}
+
+}  // namespace
+}  // namespace epd::test

@@ -1,0 +1,54 @@
+// Owning wrappers of libepd's handles for tests, and the checks that end a rank with the library's
+// own words.
+#pragma once
+
+#include "epd/epd.h"
+
+#include <cstdint>
+#include <string>
+
+namespace epd::test {
+
+// Throws RankFailure unless `status` is `wanted`.
+void must(epd_status_t status, const std::string& what, epd_status_t wanted = EPD_OK);
+// Throws RankFailure unless the last error's text holds `part`.
+void must_say(const std::string& part);
+
+class Session {
+ public:
+  Session() = default;
+  // device "" = the daemon's choice
+  Session(const std::string& socket, const std::string& device, int timeout_ms = 10000);
+  Session(Session&& other) noexcept;
+  Session& operator=(Session&& other) noexcept;
+  ~Session() { epd_session_detach(handle_); }
+  epd_session_t* get() const { return handle_; }
+
+ private:
+  epd_session_t* handle_ = nullptr;
+};
+
+class Group {
+ public:
+  Group() = default;
+  Group(const Session& session, const epd_group_config_t& config);
+  Group(Group&& other) noexcept;
+  Group& operator=(Group&& other) noexcept;
+  ~Group() { epd_group_leave(handle_); }
+  epd_group_t* get() const { return handle_; }
+  epd_buffers_t buffers(std::uint32_t slot) const;
+  // The status, and what the library says of it.
+  epd_status_t wait(epd_ticket_t ticket, int timeout_ms, epd_result_t* result = nullptr) const;
+
+ private:
+  epd_group_t* handle_ = nullptr;
+};
+
+// A config that is valid and small; change what the test is about.
+epd_group_config_t small_config(const char* name, std::uint32_t rank, std::uint32_t num_ranks);
+
+// Attaches to each device of the daemon and does one noop there: true when all answer.
+bool all_devices_answer(const std::string& socket, const std::string& prefix, std::uint32_t num_devices,
+                        std::string* why);
+
+}  // namespace epd::test

@@ -1,0 +1,73 @@
+// A daemon of the test's own, in a directory of its own, and the commands that talk to it.
+#pragma once
+
+#include <sys/types.h>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace epd::test {
+
+struct CommandResult {
+  int exit_code = -1;  // -1: ended by a signal or the time limit
+  std::string out;     // standard output
+  std::string err;     // standard error
+  double seconds = 0;
+};
+CommandResult run_command(const std::vector<std::string>& arguments, double seconds = 30,
+                          const std::vector<std::string>& environment = {});
+
+struct DaemonOptions {
+  std::uint32_t devices = 4;
+  std::string prefix = "host";  // of the devices' names
+  std::uint32_t sms = 2;
+  // Further lines of the configuration: {"limits.max_sessions", "3"}; values in TOML's notation.
+  std::vector<std::pair<std::string, std::string>> settings;
+  std::string directory;  // "" = a new one; a given one is used as it is and kept
+};
+
+class Daemon {
+ public:
+  explicit Daemon(DaemonOptions options = {});
+  ~Daemon();  // kills what is left; prints the log if the test failed
+  Daemon(const Daemon&) = delete;
+  Daemon& operator=(const Daemon&) = delete;
+
+  // Starts it and waits until every device answers. A test failure (and false) if it doesn't.
+  bool start();
+  // SIGTERM; a test failure unless it exits with 0, leaves no engine and no socket behind.
+  void stop();
+  void signal(int number) const;
+  // Waits for the exit; the status as waitpid gives it, or -1 after `seconds`.
+  int wait_exit(double seconds);
+  // Writes the configuration anew, with these settings beside the old ones (SIGHUP is the caller's).
+  void rewrite(const std::vector<std::pair<std::string, std::string>>& settings);
+
+  bool running() const;
+  pid_t pid() const { return pid_; }
+  std::vector<pid_t> engines() const;
+  pid_t engine(std::uint32_t device) const;  // -1 if none runs
+  std::vector<pid_t> all_pids() const;
+  const std::string& directory() const { return directory_; }
+  const std::string& socket() const { return socket_; }
+  const std::string& control() const { return control_; }
+  std::string log() const;
+  std::uint32_t devices() const { return options_.devices; }
+  std::string device(std::uint32_t rank) const {
+    return options_.prefix + ":" + std::to_string(rank % options_.devices);
+  }
+  CommandResult epctl(std::vector<std::string> arguments, double seconds = 30) const;
+
+ private:
+  void write_config() const;
+  bool spawn();
+  void check_log() const;
+
+  DaemonOptions options_;
+  std::string directory_, socket_, control_, log_path_;
+  pid_t pid_ = -1;
+  bool own_directory_ = false;
+};
+
+}  // namespace epd::test

@@ -1,0 +1,241 @@
+#include "support/script.h"
+
+#include "support/ranks.h"
+
+#include <algorithm>
+
+namespace epd::test {
+namespace {
+
+constexpr int kHangMs = 60000;  // no operation lasts that long: each has a deadline of its own
+constexpr int kResumeMs = 20000;
+
+bool allows_resume(epd_status_t status) {
+  return status == EPD_ENGINE_RESTARTED || status == EPD_DEADLINE_EXCEEDED || status == EPD_INVALID_ARGUMENT;
+}
+
+}  // namespace
+
+std::string ScriptStats::to_string() const {
+  std::string text = std::to_string(completed) + " completed, " + std::to_string(resumes) + " resumes";
+  for (const auto& [name, count] : failures) text += ", " + std::to_string(count) + " " + name;
+  return text;
+}
+
+std::vector<Step> make_script(const Case& c, std::uint32_t rounds, Order order) {
+  std::vector<Step> script;
+  const auto slot = [&](std::uint32_t round) { return round % c.depth; };
+  const auto add = [&](bool dispatch, std::uint32_t round) {
+    script.push_back({dispatch, slot(round), round});
+  };
+  const std::uint32_t window = order == Order::kInTurn ? 1 : order == Order::kWindows ? c.depth : rounds;
+  for (std::uint32_t first = 0; first < rounds; first += window) {
+    const std::uint32_t last = std::min(first + window, rounds);
+    // Staggered: combine lags behind by depth - 1 rounds, so that slots are never wanted twice.
+    const std::uint32_t lag = order == Order::kStaggered ? c.depth - 1 : last - first;
+    for (std::uint32_t round = first; round < last; ++round) {
+      add(true, round);
+      if (order == Order::kStaggered && round >= lag) add(false, round - lag);
+    }
+    const std::uint32_t left = order == Order::kStaggered ? (last > lag ? last - lag : 0) : first;
+    for (std::uint32_t round = left; round < last; ++round) add(false, round);
+  }
+  return script;
+}
+
+ScriptRunner::ScriptRunner(const Group& group, const Case& c, std::uint32_t rank, ScriptOptions options)
+    : group_(group),
+      case_(c),
+      rank_(rank),
+      options_(std::move(options)),
+      script_(make_script(c, options_.rounds, options_.order)),
+      handles_(options_.rounds, 0),
+      rows_(options_.rounds, 0) {}
+
+std::string ScriptRunner::at(std::size_t step) const {
+  const Step& s = script_[step];
+  return case_.describe() + "; rank " + std::to_string(rank_) + ", step " + std::to_string(step) + " (" +
+         (s.dispatch ? "dispatch" : "combine") + ", round " + std::to_string(s.round) + ", slot " +
+         std::to_string(s.slot) + ")";
+}
+
+const std::vector<Input>& ScriptRunner::inputs_of(std::uint64_t round) {
+  const auto found = inputs_.find(round);
+  if (found != inputs_.end()) return found->second;
+  while (inputs_.size() > case_.depth + 1u) inputs_.erase(inputs_.begin());
+  return inputs_.emplace(round, make_inputs(case_, round)).first->second;
+}
+
+bool ScriptRunner::can_submit() const {
+  if (next_ == script_.size() || in_flight_.size() >= case_.depth) return false;
+  return std::none_of(in_flight_.begin(), in_flight_.end(),
+                      [&](const InFlight& f) { return script_[f.step].slot == script_[next_].slot; });
+}
+
+epd_status_t ScriptRunner::submit(std::size_t step) {
+  const Step& s = script_[step];
+  const Input& own = inputs_of(s.round)[rank_];
+  const epd_buffers_t buffers = group_.buffers(s.slot);
+  epd_ticket_t ticket = 0;
+  epd_status_t status;
+  if (s.dispatch) {
+    fill_dispatch(case_, buffers, own);
+    epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+    args.slot = s.slot;
+    args.num_tokens = own.num_tokens;
+    args.weights = case_.send_weights ? 1 : 0;
+    args.timeout_ms = options_.timeout_ms;
+    status = epd_dispatch(group_.get(), &args, &ticket, &handles_[s.round]);
+  } else {
+    // After a break this may be a redo, on a slot that the next dispatch has been prepared on meanwhile.
+    fill_combine(case_, buffers, rank_, s.round, rows_[s.round]);
+    std::copy(own.topk_weights.begin(), own.topk_weights.end(), buffers.topk_weights);
+    epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
+    args.slot = s.slot;
+    args.handle = handles_[s.round];
+    args.weighted = case_.weighted ? 1 : 0;
+    args.timeout_ms = options_.timeout_ms;
+    status = epd_combine(group_.get(), &args, &ticket);
+  }
+  if (status == EPD_OK) in_flight_.push_back({step, ticket});
+  return status;
+}
+
+void ScriptRunner::check(const Step& step, const epd_result_t& result, const epd_counts_t* counts) {
+  const std::vector<Input>& inputs = inputs_of(step.round);
+  const epd_buffers_t buffers = group_.buffers(step.slot);
+  const std::string text = step.dispatch ? check_dispatch(case_, buffers, inputs, rank_, result, counts)
+                                         : check_combine(case_, buffers, inputs, rank_, step.round);
+  if (!text.empty()) RANK_FAIL(text);
+  if (step.dispatch) rows_[step.round] = result.num_recv_rows;
+  stats_.digests.push_back(step.dispatch ? digest_dispatch(case_, buffers, result.num_recv_rows)
+                                         : digest_combine(case_, buffers, inputs[rank_].num_tokens));
+}
+
+epd_status_t ScriptRunner::finish_oldest() {
+  const InFlight oldest = in_flight_.front();
+  in_flight_.pop_front();
+  const Step& step = script_[oldest.step];
+  note(at(oldest.step));
+  epd_counts_t counts = EPD_COUNTS_INIT;
+  const bool counted =
+      step.dispatch && epd_ticket_counts(group_.get(), oldest.ticket, kHangMs, &counts) == EPD_OK;
+  epd_result_t result = EPD_RESULT_INIT;
+  const epd_status_t status = group_.wait(oldest.ticket, kHangMs, &result);
+  const std::string said = status == EPD_OK ? "" : epd_last_error();
+  RANK_CHECK(epd_ticket_pending(group_.get(), oldest.ticket) == 0,
+             at(oldest.step) + " still in flight: " + said);
+  RANK_CHECK(result.status == status, at(oldest.step) + " returned " + epd_status_name(status) +
+                                          ", its result says " + epd_status_name(result.status));
+  if (status != EPD_OK) {
+    ++stats_.failures[epd_status_name(status)];
+    RANK_CHECK(options_.recover || status == options_.end,
+               at(oldest.step) + " ended with " + epd_status_name(status) + ": " + said);
+    RANK_CHECK(!said.empty(), at(oldest.step) + " failed without a message");
+    return status;
+  }
+  RANK_CHECK(result.op_index == options_.first_op + oldest.step,
+             at(oldest.step) + " has number " + std::to_string(result.op_index));
+  RANK_CHECK(!step.dispatch || counted, at(oldest.step) + " gave no counts");
+  try {
+    check(step, result, counted ? &counts : nullptr);
+  } catch (const RankFailure& failure) {
+    RANK_FAIL(at(oldest.step) + ": " + failure.text);
+  }
+  ++stats_.completed;
+  if (options_.on_complete) options_.on_complete(stats_.completed);
+  return EPD_OK;
+}
+
+void ScriptRunner::drain() {
+  while (!in_flight_.empty()) finish_oldest();
+}
+
+// Everything in flight ends first; then all ranks agree where to go on.
+void ScriptRunner::recover(epd_status_t status) {
+  drain();
+  RANK_CHECK(allows_resume(status),
+             case_.describe() + ": " + epd_status_name(status) + ": " + epd_last_error());
+  const epd_resume_info_t info = resume(epd_status_name(status));
+  ++stats_.resumes;
+  RANK_CHECK(info.resume_op >= options_.first_op && info.resume_op <= options_.first_op + next_,
+             "resume_op is " + std::to_string(info.resume_op) +
+                 "; submitted: " + std::to_string(options_.first_op + next_));
+  next_ = info.resume_op - options_.first_op;
+}
+
+epd_resume_info_t ScriptRunner::resume(const std::string& why) {
+  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+  note("resume after " + why);
+  must(epd_group_resume(group_.get(), kResumeMs, &info), "resume after " + why);
+  epoch_ = info.epoch;
+  return info;
+}
+
+// True if a peer's failure takes this rank back into the script that it had completed.
+bool ScriptRunner::redo_for_peers() {
+  if (options_.finished == nullptr) return false;
+  options_.finished->arrive();
+  const double end = now_s() + 60;
+  while (options_.finished->count.load() < case_.num_ranks) {
+    RANK_CHECK(now_s() < end, "the other ranks have not finished in 60 s");
+    sleep_ms(2);
+    const std::uint64_t epoch = epoch_;
+    epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+    const epd_status_t status = epd_group_resume(group_.get(), kResumeMs, &info);
+    if (options_.finished->count.load() >= case_.num_ranks) break;  // others may have left by now
+    must(status, "resume while the others finish");
+    epoch_ = info.epoch;
+    if (info.epoch == epoch || info.resume_op >= options_.first_op + script_.size()) continue;
+    options_.finished->count.fetch_sub(1);
+    ++stats_.resumes;
+    next_ = info.resume_op - options_.first_op;
+    return true;
+  }
+  return false;
+}
+
+ScriptStats ScriptRunner::run() {
+  if (options_.recover) resume("nothing");  // to know the epoch
+  do {
+    run_to_end();
+  } while (redo_for_peers());
+  return stats_;
+}
+
+void ScriptRunner::run_to_end() {
+  while (next_ < script_.size() || !in_flight_.empty()) {
+    epd_status_t status = EPD_OK;
+    if (can_submit()) {
+      note("submit " + at(next_));
+      status = submit(next_);
+      if (status == EPD_OK) {
+        ++next_;
+        if (options_.on_submit) options_.on_submit(next_);
+        continue;
+      }
+      RANK_CHECK(options_.recover || status == options_.end,
+                 at(next_) + " was refused with " + epd_status_name(status) + ": " + epd_last_error());
+    } else {
+      status = finish_oldest();
+    }
+    if (status == EPD_OK) continue;
+    if (status == options_.end) {
+      drain();
+      next_ = script_.size();
+      break;
+    }
+    recover(status);
+  }
+}
+
+std::string run_case(const std::string& socket, const std::string& device, const std::string& group,
+                     const Case& c, std::uint32_t rank, const ScriptOptions& options) {
+  note("attach to " + device);
+  const Session session(socket, device);
+  note("join " + group);
+  const Group member(session, c.config(group.c_str(), rank));
+  return ScriptRunner(member, c, rank, options).run().to_string();
+}
+
+}  // namespace epd::test

@@ -1,0 +1,25 @@
+include_guard(GLOBAL)
+# Shared by the tests that run a real daemon and real client processes.
+add_library(epd_test_support STATIC
+  ${CMAKE_CURRENT_LIST_DIR}/census.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/ranks.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/daemon.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/cases.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/client.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/raw_client.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/script.cpp)
+target_include_directories(epd_test_support PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
+target_compile_definitions(epd_test_support PUBLIC
+  EPD_TEST_DAEMON="$<TARGET_FILE:epd>" EPD_TEST_EPCTL="$<TARGET_FILE:epctl>")
+target_link_libraries(epd_test_support PUBLIC epd_client epd_base epd_kernels epd_proto GTest::gtest PRIVATE epd_options)
+
+# epd_system_test(<name> LABEL <label> TIMEOUT <s> SOURCES ...): a test that starts `epd`. One at a
+# time: two cores carry one daemon with its engines and clients.
+function(epd_system_test name)
+  cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "SOURCES;LIBS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE epd_test_support epd_options GTest::gtest_main ${ARG_LIBS})
+  add_dependencies(${name} epd epctl)
+  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+    PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT} RESOURCE_LOCK epd_daemon)
+endfunction()
