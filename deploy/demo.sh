@@ -95,7 +95,7 @@ demo=$!
 # Its status once its four clients work together.
 for (( i = 0; i < 300; i++ )); do
   if "$bin/epctl" --socket "$work/control.sock" --json groups 2>/dev/null | grep -q moe-demo; then
-    sleep 1
+    sleep 2
     if [[ -t 2 ]]; then printf '\r\033[K' >&2; fi
     echo "epctl status, while it runs:"
     "$bin/epctl" --socket "$work/control.sock" status

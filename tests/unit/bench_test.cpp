@@ -262,7 +262,7 @@ class Comparison : public testing::TestWithParam<bool> {
       inputs_.push_back(kit::make_input(params_, {kTokens, x.data(), idx.data(), weights.data()}));
     }
     expected_ = kernels::reference::dispatch_to(params_, inputs_, 1);
-    const std::size_t rows = 2 * kTokens;
+    const std::size_t rows = std::size_t{2} * kTokens;
     recv_x_.resize(rows * 128 * 2);
     scales_.resize(rows);
     idx_.resize(rows * 3);
@@ -466,14 +466,14 @@ demo::ModelShape small_model() {
 // One row for one expert at weight 1, the same at weight 2, and a row for nobody here.
 TEST(Model, ExpertsWeighTheirRowsAndSkipWhatIsNotTheirs) {
   const demo::Experts experts(small_model(), 0, 1);
-  std::vector<std::uint8_t> rows(3 * 128);
+  std::vector<std::uint8_t> rows(384);
   for (std::size_t i = 0; i < rows.size(); ++i) {
     rows[i] = kernels::float_to_e4m3(static_cast<float>(i % 128 % 7) - 3.0f);
   }
   const std::vector<float> scales(3, 0.5f);
   const std::vector<std::int32_t> idx{5, -1, -1, 5, -1, -1};
   const std::vector<float> weights{1, 0, 0, 2, 0, 0};
-  std::vector<std::uint16_t> y(3 * 128, 0x7777);
+  std::vector<std::uint16_t> y(384, 0x7777);
   experts.run({3, rows.data(), scales.data(), idx.data(), weights.data()}, y.data());
   bool any = false;
   for (std::size_t i = 0; i < 128; ++i) {
