@@ -1,0 +1,19 @@
+# The client's examples against a real daemon, and the installed package as others use it.
+include(${CMAKE_CURRENT_SOURCE_DIR}/support/support.cmake)
+epd_system_test(examples_test LABEL integration TIMEOUT 300 SOURCES ${CMAKE_CURRENT_LIST_DIR}/examples_test.cpp)
+if(TARGET examples_test)
+  target_compile_definitions(examples_test PRIVATE
+    EPD_EXAMPLE_MINIMAL="$<TARGET_FILE:epd_example_minimal>"
+    EPD_EXAMPLE_MOE_LAYER_C="$<TARGET_FILE:epd_example_moe_layer_c>"
+    EPD_EXAMPLE_MOE_LAYER_CPP="$<TARGET_FILE:epd_example_moe_layer_cpp>")
+  add_dependencies(examples_test epd_example_minimal epd_example_moe_layer_c epd_example_moe_layer_cpp)
+endif()
+
+if(NOT EPD_SANITIZE)  # a consumer would need the sanitizer's runtime too
+  add_test(NAME client_package
+    COMMAND ${CMAKE_COMMAND} -DBUILD_DIR=${PROJECT_BINARY_DIR} -DWORK_DIR=${CMAKE_CURRENT_BINARY_DIR}/package
+            -DCONSUMER_DIR=${CMAKE_CURRENT_LIST_DIR}/../support/package -DVERSION=${PROJECT_VERSION}
+            -DLIBDIR=${CMAKE_INSTALL_LIBDIR} -DC_COMPILER=${CMAKE_C_COMPILER} -DCXX_COMPILER=${CMAKE_CXX_COMPILER}
+            -P ${CMAKE_CURRENT_LIST_DIR}/../support/package/check.cmake)
+  set_tests_properties(client_package PROPERTIES LABELS integration TIMEOUT 180)
+endif()

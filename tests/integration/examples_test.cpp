@@ -1,0 +1,60 @@
+// The client's examples, run as a newcomer would: against a daemon, and without one.
+#include "support/daemon.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+namespace epd::test {
+namespace {
+
+std::size_t lines_with(const std::string& text, const std::string& piece) {
+  std::size_t count = 0;
+  for (std::size_t at = text.find(piece); at != std::string::npos; at = text.find(piece, at + 1)) ++count;
+  return count;
+}
+
+class Examples : public ::testing::Test {
+ protected:
+  void SetUp() override { ASSERT_TRUE(daemon_.start()); }
+  void TearDown() override { daemon_.stop(); }
+
+  Daemon daemon_;
+};
+
+TEST_F(Examples, Minimal) {
+  const CommandResult result = run_command({EPD_EXAMPLE_MINIMAL}, 60, {"EPD_SOCKET=" + daemon_.socket()});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out, "received 8 rows\n");
+}
+
+TEST_F(Examples, MoeLayerInC) {
+  for (const std::string ranks : {"2", "4", "7"}) {
+    const CommandResult result =
+        run_command({EPD_EXAMPLE_MOE_LAYER_C, "--ranks", ranks, daemon_.socket()}, 120);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(lines_with(result.out, "3 layers right"), std::stoul(ranks)) << result.out;
+  }
+}
+
+TEST_F(Examples, MoeLayerInCpp) {
+  for (const std::string ranks : {"2", "4", "7"}) {
+    const CommandResult result =
+        run_command({EPD_EXAMPLE_MOE_LAYER_CPP, "--ranks", ranks, daemon_.socket()}, 120);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(lines_with(result.out, "3 layers right"), std::stoul(ranks)) << result.out;
+  }
+}
+
+TEST(ExamplesAlone, SayThatNobodyListens) {
+  for (const std::string program :
+       {EPD_EXAMPLE_MINIMAL, EPD_EXAMPLE_MOE_LAYER_C, EPD_EXAMPLE_MOE_LAYER_CPP}) {
+    const CommandResult result = run_command({program}, 60, {"EPD_SOCKET=/nonexistent/epd.sock"});
+    EXPECT_EQ(result.exit_code, 1) << program;
+    EXPECT_NE(result.err.find("no daemon listens at /nonexistent/epd.sock"), std::string::npos) << result.err;
+  }
+}
+
+}  // namespace
+}  // namespace epd::test
