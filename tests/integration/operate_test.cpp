@@ -1,0 +1,353 @@
+// Operating a daemon: what epctl shows, that it answers under load, reload, drain, termination, and
+// what an idle daemon costs.
+#include "support/cases.h"
+#include "support/census.h"
+#include "support/client.h"
+#include "support/daemon.h"
+#include "support/ranks.h"
+#include "support/script.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace epd::test {
+namespace {
+
+using nlohmann::json;
+
+class Operate : public testing::Test {
+ protected:
+  void start(std::uint32_t devices = 2, std::vector<std::pair<std::string, std::string>> settings = {}) {
+    DaemonOptions options;
+    options.devices = devices;
+    options.settings = std::move(settings);
+    daemon_ = std::make_unique<Daemon>(std::move(options));
+    ASSERT_TRUE(daemon_->start());
+  }
+  void TearDown() override {
+    if (daemon_ != nullptr && daemon_->running()) daemon_->stop();
+  }
+  // epctl --json COMMAND; a test failure and null if it fails or prints no JSON.
+  json epctl(const std::string& command) {
+    const CommandResult result = daemon_->epctl({"--json", command});
+    EXPECT_EQ(result.exit_code, 0) << command << ": " << result.err;
+    json parsed = json::parse(result.out, nullptr, false);
+    EXPECT_FALSE(parsed.is_discarded()) << result.out;
+    return parsed;
+  }
+  std::unique_ptr<Daemon> daemon_;
+};
+
+Case load_case(std::uint32_t num_ranks) {
+  Case c;
+  c.seed = 31;
+  c.num_ranks = num_ranks;
+  c.num_experts = num_ranks * 2;
+  c.max_tokens = 256;
+  c.hidden = 2048;
+  c.topk = 4;
+  c.depth = 4;
+  c.sizes = Sizes::kFull;
+  return c;
+}
+
+struct Stage {
+  Gate joined;
+  Gate stop;
+  std::atomic<std::uint64_t> operations{0};
+};
+
+// Submits on every slot again and again, and never looks at the rows: as much load as the engines carry.
+void saturate(const Daemon& daemon, Stage& stage, const Case& c, std::uint32_t rank) {
+  const Session session(daemon.socket(), daemon.device(rank));
+  const Group group(session, c.config("load", rank));
+  for (std::uint32_t slot = 0; slot < c.depth; ++slot)
+    fill_dispatch(c, group.buffers(slot), make_input(c, rank, slot));
+  stage.joined.arrive();
+  std::vector<epd_ticket_t> tickets(c.depth, 0);
+  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  args.num_tokens = c.max_tokens;
+  while (stage.stop.count == 0) {
+    for (std::uint32_t slot = 0; slot < c.depth; ++slot) {
+      if (tickets[slot] != 0 && group.wait(tickets[slot], 30000) != EPD_OK) return;  // a peer has stopped
+      args.slot = slot;
+      if (epd_dispatch(group.get(), &args, &tickets[slot], nullptr) != EPD_OK) return;
+      stage.operations.fetch_add(1);
+    }
+  }
+}
+
+TEST_F(Operate, StatusAnswersWhileTheDataPlaneIsSaturated) {
+  start(4);
+  const Case c = load_case(4);
+  Shared<Stage> stage;
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      saturate(*daemon_, *stage, c, rank);
+      return "";
+    });
+  }
+  ASSERT_TRUE(eventually(60, [&] { return stage->joined.count == 4 && stage->operations > 50; }));
+  std::vector<double> seconds;
+  std::uint64_t last = 0;
+  bool moved = false;
+  for (int i = 0; i < 10; ++i) {
+    const CommandResult result = daemon_->epctl({"--json", "status"});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_LT(result.seconds, 5);
+    seconds.push_back(result.seconds);
+    const std::uint64_t done = json::parse(result.out)["devices"][0]["ops_completed"];
+    moved = moved || (i > 0 && done > last);
+    last = done;
+  }
+  EXPECT_TRUE(moved) << "the counters of a working engine stand still";
+  const json groups = epctl("groups");
+  ASSERT_EQ(groups["groups"].size(), 1u);
+  EXPECT_EQ(groups["groups"][0]["name"], "load");
+  EXPECT_EQ(groups["groups"][0]["state"], "active");
+  EXPECT_EQ(groups["groups"][0]["members"].size(), 4u);
+  stage->stop.open();
+  expect_all_ok(wait_all(ranks, 60));
+  std::sort(seconds.begin(), seconds.end());
+  std::printf("epctl status beside %lu operations: median %.1f ms, longest %.1f ms, process start included\n",
+              static_cast<unsigned long>(stage->operations.load()), seconds[5] * 1000, seconds.back() * 1000);
+}
+
+TEST_F(Operate, SessionsGroupsAndDevicesAreShown) {
+  start(2);
+  Shared<Stage> stage;
+  RankProcess client([&]() -> std::string {
+    const Session session(daemon_->socket(), "host:1");
+    const Group group(session, small_config("shown", 0, 1));
+    stage->joined.arrive();
+    stage->stop.wait_for(1);
+    return "";
+  });
+  ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 1; }));
+  const json sessions = epctl("sessions");
+  ASSERT_EQ(sessions["sessions"].size(), 1u) << sessions;
+  EXPECT_EQ(sessions["sessions"][0]["pid"], client.pid());
+  EXPECT_EQ(sessions["sessions"][0]["uid"], ::getuid());
+  EXPECT_EQ(sessions["sessions"][0]["device"], "host:1");
+  const json status = epctl("status");
+  EXPECT_EQ(status["daemon"]["pid"], daemon_->pid());
+  EXPECT_EQ(status["daemon"]["state"], "serving");
+  EXPECT_EQ(status["daemon"]["sessions"], 1);
+  EXPECT_EQ(status["daemon"]["groups"], 1);
+  EXPECT_GT(status["daemon"]["arena_bytes"], 0);
+  std::set<pid_t> shown;
+  for (const json& device : status["devices"]) {
+    EXPECT_EQ(device["state"], "ready");
+    shown.insert(device["engine_pid"].get<pid_t>());
+  }
+  const std::vector<pid_t> engines = daemon_->engines();
+  EXPECT_EQ(shown, std::set<pid_t>(engines.begin(), engines.end()));
+  stage->stop.open();
+  const RankOutcome outcome = client.wait(30);
+  EXPECT_TRUE(outcome.ok) << outcome.to_string();
+  EXPECT_TRUE(eventually(5, [&] { return epctl("sessions")["sessions"].empty(); }));
+  EXPECT_EQ(epctl("status")["daemon"]["arena_bytes"], 0);
+}
+
+TEST_F(Operate, DoctorFindsAHealthyDaemonHealthy) {
+  start(2);
+  const json doctor = epctl("doctor");
+  EXPECT_GT(doctor["checks"].size(), 5u);
+  for (const json& check : doctor["checks"]) EXPECT_NE(check["level"], "error") << check;
+}
+
+TEST_F(Operate, AnEngineThatWasRestartedIsShown) {
+  start(2);
+  const pid_t before = daemon_->engine(0);
+  ASSERT_GT(before, 0);
+  ::kill(before, SIGKILL);
+  json device;
+  EXPECT_TRUE(eventually(20, [&] {
+    device = epctl("devices")["devices"][0];
+    return device["state"] == "ready" && device["restarts"] == 1;
+  })) << device;
+  EXPECT_NE(device["engine_pid"], before);
+  EXPECT_EQ(device["last_exit"], "signal 9");
+}
+
+TEST_F(Operate, NobodyListensNamesTheSocket) {
+  const CommandResult result =
+      run_command({EPD_TEST_EPCTL, "--socket", "/tmp/epd-test-nobody.sock", "status"}, 20);
+  EXPECT_GT(result.exit_code, 0);
+  EXPECT_NE(result.err.find("/tmp/epd-test-nobody.sock"), std::string::npos) << result.err;
+}
+
+// ---- configuration -----------------------------------------------------------------------------
+
+std::string value_of(const json& config, const std::string& key) {
+  for (const json& entry : config["entries"])
+    if (entry["key"] == key) return entry["value"];
+  return "no such key";
+}
+
+TEST_F(Operate, AReloadIsAppliedOrRefusedAsAWhole) {
+  start(2, {{"limits.max_sessions", "5"}});
+  EXPECT_EQ(value_of(epctl("config"), "limits.max_sessions"), "5");
+  daemon_->rewrite({{"limits.max_sessions", "1"}});
+  daemon_->signal(SIGHUP);
+  EXPECT_TRUE(eventually(10, [&] { return epctl("status")["daemon"]["config_generation"] == 2; }));
+  EXPECT_EQ(value_of(epctl("config"), "limits.max_sessions"), "1");
+  expect_all_ok(run_ranks(1, 30, [&](std::uint32_t) -> std::string {
+    const Session session(daemon_->socket(), "host:0");
+    epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
+    options.socket_path = daemon_->socket().c_str();
+    epd_session_t* other = nullptr;
+    must(epd_session_attach(&options, &other), "over the new limit", EPD_RESOURCE_EXHAUSTED);
+    return "";
+  }));
+
+  daemon_->rewrite({{"limits.max_sessions", "7"}, {"daemon.socket_mode", "\"0600\""}});
+  daemon_->signal(SIGHUP);
+  std::string error;
+  EXPECT_TRUE(eventually(10, [&] {
+    error = epctl("status")["daemon"]["last_reload_error"];
+    return !error.empty();
+  }));
+  EXPECT_NE(error.find("daemon.socket_mode"), std::string::npos) << error;
+  EXPECT_EQ(value_of(epctl("config"), "limits.max_sessions"), "1") << "half a reload was applied";
+  EXPECT_EQ(epctl("status")["daemon"]["config_generation"], 2);
+}
+
+TEST_F(Operate, ABadConfigurationIsRefusedByKeyAndValue) {
+  start(2);
+  const std::string directory = daemon_->directory();
+  daemon_->stop();
+  daemon_->rewrite({{"limits.max_sessions", "0"}});
+  const std::vector<std::string> serve = {EPD_TEST_DAEMON, "serve", "--config", directory + "/epd.toml"};
+  CommandResult result = run_command(serve, 20);
+  EXPECT_GT(result.exit_code, 0);
+  EXPECT_NE(result.err.find("limits.max_sessions"), std::string::npos) << result.err;
+  daemon_->rewrite({{"limits.max_sessions", "3"}, {"limits.max_sesions", "3"}});
+  result = run_command(serve, 20);
+  EXPECT_GT(result.exit_code, 0);
+  EXPECT_NE(result.err.find("limits.max_sesions"), std::string::npos) << result.err;
+}
+
+// ---- the end -----------------------------------------------------------------------------------
+
+TEST_F(Operate, DrainRefusesNewSessionsAndWaitsForTheOld) {
+  start(2, {{"timeouts.drain_ms", "20000"}});
+  Shared<Stage> stage;
+  RankProcess client([&]() -> std::string {
+    const Session session(daemon_->socket(), "host:0");
+    const Group group(session, small_config("drained", 0, 1));
+    stage->joined.arrive();
+    stage->stop.wait_for(1);
+    epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
+    options.socket_path = daemon_->socket().c_str();
+    epd_session_t* other = nullptr;
+    RANK_CHECK(epd_session_attach(&options, &other) != EPD_OK, "a draining daemon admits nobody");
+    epd_ticket_t ticket = 0;  // and still serves those it has
+    must(epd_noop(group.get(), 0, &ticket), "noop");
+    must(group.wait(ticket, 10000), "noop");
+    return "";
+  });
+  ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 1; }));
+  const CommandResult drain = daemon_->epctl({"drain"});
+  EXPECT_EQ(drain.exit_code, 0) << drain.err;
+  EXPECT_EQ(epctl("status")["daemon"]["state"], "draining");
+  stage->stop.open();
+  const RankOutcome outcome = client.wait(30);
+  EXPECT_TRUE(outcome.ok) << outcome.to_string();
+  const int status = daemon_->wait_exit(10);
+  EXPECT_TRUE(status != -1 && WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
+TEST_F(Operate, TerminationEndsSessionsThatStay) {
+  start(2, {{"timeouts.drain_ms", "300"}});
+  Shared<Stage> stage;
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(daemon_->socket(), daemon_->device(rank));
+      const Group group(session, small_config("terminated", rank, 2));
+      epd_ticket_t ticket = 0;
+      epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+      args.timeout_ms = 60000;
+      if (rank == 0)
+        must(epd_dispatch(group.get(), &args, &ticket, nullptr), "dispatch");  // waits for rank 1
+      stage->joined.arrive();
+      const auto ended = [](epd_status_t status) {
+        return status == EPD_ABORTED || status == EPD_DAEMON_LOST;
+      };
+      if (rank == 0) {
+        const epd_status_t status = group.wait(ticket, 20000);
+        RANK_CHECK(ended(status), std::string(epd_status_name(status)) + ": " + epd_last_error());
+      }
+      RANK_CHECK(eventually(20, [&] { return ended(epd_session_check(session.get())); }), "the session ends");
+      return epd_last_error();
+    });
+  }
+  ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 2; }));
+  daemon_->stop();
+  expect_all_ok(wait_all(ranks, 30));
+}
+
+TEST_F(Operate, InterruptEndsItToo) {
+  start(1);
+  daemon_->signal(SIGINT);
+  const int status = daemon_->wait_exit(20);
+  EXPECT_TRUE(status != -1 && WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
+TEST_F(Operate, IdleCostsNextToNothing) {
+  start(4);
+  Shared<Stage> stage;
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(daemon_->socket(), daemon_->device(rank));
+      const Case c = load_case(4);
+      const Group group(session, c.config("idle", rank));
+      ScriptOptions options;
+      options.rounds = 2;
+      ScriptRunner(group, c, rank, options).run();
+      stage->joined.arrive();
+      stage->stop.wait_for(1);
+      return "";
+    });
+  }
+  ASSERT_TRUE(eventually(60, [&] { return stage->joined.count == 4; }));
+  sleep_ms(500);
+  const std::vector<pid_t> pids = daemon_->all_pids();
+  ASSERT_EQ(pids.size(), 5u);
+  const auto total_cpu = [&] {
+    std::uint64_t total = 0;
+    for (const pid_t pid : pids) total += cpu_ms(pid);
+    return total;
+  };
+  const std::uint64_t before = total_cpu();
+  const double start_s = now_s();
+  sleep_ms(3000);
+  const double percent = static_cast<double>(total_cpu() - before) / (now_s() - start_s) / 10;
+  std::printf("idle, 4 sessions in a group: %.2f %% of a core in all processes together (aim: 1 %%)\n",
+              percent);
+  EXPECT_LT(percent, 5);
+  for (const pid_t pid : pids) {
+    const Census census = take_census(pid);
+    std::printf("%s %d: %.1f MB resident of its own, %.1f MB shared\n",
+                pid == daemon_->pid() ? "supervisor" : "engine", pid,
+                static_cast<double>(census.own_kib) / 1024, static_cast<double>(census.shared_kib) / 1024);
+    EXPECT_LT(census.own_kib, 60u * 1024);
+  }
+  stage->stop.open();
+  expect_all_ok(wait_all(ranks, 30));
+}
+
+}  // namespace
+}  // namespace epd::test
