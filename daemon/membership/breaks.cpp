@@ -18,7 +18,10 @@ bool has_let_go(const EngineSlot& slot) {
 
 void GroupRegistry::stop_member(Group& group, Member& member) {
   const EngineSlot& slot = group.engines.at(member.device);
-  if (slot.phase == EnginePhase::kDone || slot.phase == EnginePhase::kAbsent) {
+  if (member.stop_due_ns != 0) return;  // asked already
+  if (member.next_submit) {
+    member_has_stopped(member, *member.next_submit);
+  } else if (slot.phase == EnginePhase::kDone || slot.phase == EnginePhase::kAbsent) {
     // What its old engine had taken and not completed can't be known any more.
     member_has_stopped(member, memory_.next_index(group.id, member.rank));
   } else if (group.fatal_sent && slot.phase == EnginePhase::kBroken) {
@@ -87,25 +90,22 @@ void GroupRegistry::advance(Group& group) {
     return;
   }
   if (group.phase != GroupPhase::kFailing) return;
-  if (!group.fatal_sent) {
-    const bool owed = !all_slots([](const EngineSlot& s) {
-      return s.phase != EnginePhase::kBreaking && s.phase != EnginePhase::kStarting;
-    });
-    const bool stopping = std::any_of(group.members.begin(), group.members.end(), [](const auto& entry) {
-      return entry.second.gone && !entry.second.next_submit;
-    });
-    if (owed || stopping) return;
-  }
-  send_fatal(group);
-  if (all_slots(has_let_go)) become_lost(group);
+  const bool stopping = std::any_of(group.members.begin(), group.members.end(),
+                                    [](const auto& entry) { return entry.second.stop_due_ns != 0; });
+  const bool owed = !group.fatal_sent && !all_slots([](const EngineSlot& s) {
+    return s.phase != EnginePhase::kBreaking && s.phase != EnginePhase::kStarting;
+  });
+  if (!stopping && !owed) send_fatal(group);
+  if (group.fatal_sent && all_slots(has_let_go)) become_lost(group);
 }
 
-// Also again, when a further rank goes whose last operation is an earlier one: peers must not wait for
-// what it will never announce.
+// From the first kBreak on no rank's submissions are taken any more, so an operation that a living rank has
+// not submitted by then will never be complete either. What each had submitted is asked behind the kBreak;
+// if that is less than the lost rank's, a second kBreak fails the difference.
 void GroupRegistry::send_fatal(Group& group) {
   std::uint64_t fail_from = group.fail_from;
   for (const auto& [rank, member] : group.members) {
-    if (member.gone && member.next_submit) fail_from = std::min(fail_from, *member.next_submit);
+    if (member.next_submit) fail_from = std::min(fail_from, *member.next_submit);
   }
   if (group.fatal_sent && fail_from == group.fail_from) return;
   group.fail_from = fail_from;
@@ -113,7 +113,8 @@ void GroupRegistry::send_fatal(Group& group) {
     const bool first = !group.fatal_sent && slot.phase != EnginePhase::kDone;
     if (first || (group.fatal_sent && slot.phase == EnginePhase::kBreaking)) send_break(group, device, true);
   }
-  group.fatal_sent = true;
+  if (std::exchange(group.fatal_sent, true) || fail_from == 0) return;
+  for (auto& [rank, member] : group.members) stop_member(group, member);
 }
 
 void GroupRegistry::resume(Group& group) {
@@ -201,7 +202,8 @@ void GroupRegistry::member_stopped(std::uint32_t device, const abi::MemberRef& m
   if (slot_of(message.group_id, device) == nullptr) return;
   Group& group = groups_.at(message.group_id);
   const auto member = group.members.find(message.rank);
-  if (member == group.members.end() || member->second.device != device || !member->second.gone) return;
+  if (member == group.members.end() || member->second.device != device || member->second.stop_due_ns == 0)
+    return;
   member_has_stopped(member->second, message.next_submit);
   advance(group);
 }

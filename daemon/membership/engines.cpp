@@ -47,7 +47,8 @@ void GroupRegistry::engine_down_for(Group& group, std::uint32_t device, const st
                     group.phase == GroupPhase::kRemoving;
   slot = EngineSlot{over ? EnginePhase::kDone : EnginePhase::kAbsent, 0, 0};
   for (auto& [rank, member] : group.members) {
-    const bool awaited = member.device == device && member.gone && !member.next_submit;
+    const bool awaited = member.device == device && !member.next_submit &&
+                         (member.gone || group.phase == GroupPhase::kFailing);
     if (awaited) member_has_stopped(member, memory_.next_index(group.id, rank));
   }
   switch (group.phase) {

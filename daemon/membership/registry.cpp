@@ -52,8 +52,8 @@ Status GroupRegistry::try_join(const JoinRequest& request) {
   const bool first = group == nullptr;
   if (first) {
     if (groups_.size() >= limits_.max_groups) {
-      return resource_exhausted("there are " + std::to_string(groups_.size()) +
-                                " groups; allowed: " + std::to_string(limits_.max_groups));
+      return resource_exhausted("there are " + std::to_string(groups_.size()) + " groups; allowed: " +
+                                std::to_string(limits_.max_groups) + " (limits.max_groups)");
     }
     const std::uint64_t id = next_group_id_++;
     group = &groups_[id];
@@ -78,17 +78,18 @@ Status GroupRegistry::try_join(const JoinRequest& request) {
 }
 
 Result<std::uint32_t> GroupRegistry::pick_rank(const Group& group, std::int32_t wanted) const {
-  if (group.phase != GroupPhase::kForming) {
+  const std::vector<std::uint32_t> missing = missing_ranks(group);
+  if (wanted < 0) {
+    if (!missing.empty()) return missing.front();
     return invalid_argument("group \"" + group.name + "\" already has its " +
                             std::to_string(group.shape.num_ranks) + " ranks; allowed: another name");
   }
-  const std::vector<std::uint32_t> missing = missing_ranks(group);
-  if (wanted < 0) return missing.front();  // a forming group always misses one
   const auto taken = group.members.find(static_cast<std::uint32_t>(wanted));
   if (taken == group.members.end()) return static_cast<std::uint32_t>(wanted);
   return invalid_argument("rank " + std::to_string(wanted) + " of group \"" + group.name +
                           "\" is taken by session " + std::to_string(taken->second.session_id) + " (pid " +
-                          std::to_string(taken->second.pid) + "); free: " + rank_list(missing));
+                          std::to_string(taken->second.pid) +
+                          "); free: " + (missing.empty() ? "none" : rank_list(missing)));
 }
 
 Status GroupRegistry::add_member(Group& group, std::uint32_t rank, const JoinRequest& request) {

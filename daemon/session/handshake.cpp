@@ -46,17 +46,16 @@ Status SessionTable::check_hello(const Session& session, const abi::Hello& hello
     return {StatusCode::kUnsupported, "features are " + hex(hello.features) + "; allowed: 0"};
   }
   if (attached_ >= options_.limits.max_sessions) {
-    return resource_exhausted(
-        "there are " + std::to_string(attached_) +
-        " sessions; allowed (limits.max_sessions): " + std::to_string(options_.limits.max_sessions));
+    return resource_exhausted("there are " + std::to_string(attached_) + " sessions; allowed: " +
+                              std::to_string(options_.limits.max_sessions) + " (limits.max_sessions)");
   }
   const auto of_user = std::count_if(connections_.begin(), connections_.end(), [&](const auto& entry) {
     return entry.second.attached && entry.second.peer.uid == session.peer.uid;
   });
   if (of_user >= static_cast<std::ptrdiff_t>(options_.limits.max_sessions_per_user)) {
     return resource_exhausted("user " + std::to_string(session.peer.uid) + " has " + std::to_string(of_user) +
-                              " sessions; allowed (limits.max_sessions_per_user): " +
-                              std::to_string(options_.limits.max_sessions_per_user));
+                              " sessions; allowed: " + std::to_string(options_.limits.max_sessions_per_user) +
+                              " (limits.max_sessions_per_user)");
   }
   return {};
 }
@@ -82,10 +81,16 @@ Result<std::uint32_t> SessionTable::choose_device(const abi::Hello& hello) const
   return not_found("device is \"" + wanted + "\"; allowed: " + known);
 }
 
-Status SessionTable::welcome(Session& session, const abi::Hello& hello, std::uint32_t request_id) {
+Result<ClientEnds> SessionTable::prepare(Session& session) {
   ClientEnds client;
   Result<Segments> segments = make_segments(client);
   if (!segments.ok()) return segments.status();
+  session.segments = std::move(*segments);
+  return client;
+}
+
+Status SessionTable::welcome(const Session& session, const abi::Hello& hello, std::uint32_t request_id,
+                             const ClientEnds& client) const {
   abi::Welcome message{};
   message.version = std::min(hello.version_max, abi::kAbiVersion);
   message.device_index = session.device;
@@ -96,7 +101,6 @@ Status SessionTable::welcome(Session& session, const abi::Hello& hello, std::uin
   abi::set_text(message.daemon, options_.daemon.data(), options_.daemon.size());
   const std::string& device = options_.devices[session.device];
   abi::set_text(message.device, device.data(), device.size());
-  session.segments = std::move(*segments);
   return send_message(session.socket.get(), abi::AttachType::kWelcome, message,
                       {session.segments.a.get(), client.b_read_only.get(), client.bell.get()}, request_id);
 }
@@ -115,7 +119,14 @@ void SessionTable::hello(Session& session, const Packet& packet) {
     if (device.ok()) session.device = *device;
   }
   session.library = printable(hello->library, abi::text_length(hello->library));
-  if (status.ok()) status = welcome(session, *hello, request_id);
+  if (status.ok()) {
+    Result<ClientEnds> client = prepare(session);
+    status = client.status();
+    if (client.ok() && !welcome(session, *hello, request_id, *client).ok()) {
+      close(session.id, "went away before it was welcomed");
+      return;
+    }
+  }
   if (!status.ok()) {
     static LogLimiter limiter;
     limiter.log(LogLevel::kWarning, "attach refused",

@@ -25,8 +25,8 @@ void write_first_board(Board& board) {
 Status ArenaStore::check_quota(std::uint32_t uid, std::uint64_t bytes) const {
   const auto refuse = [bytes](std::uint64_t used, const char* key, std::uint64_t limit) {
     return resource_exhausted("this rank needs " + std::to_string(bytes) + " bytes and " +
-                              std::to_string(used) + " are in use; allowed (" + key +
-                              "): " + std::to_string(limit));
+                              std::to_string(used) + " are in use; allowed: " + std::to_string(limit) + " (" +
+                              key + ")");
   };
   if (total_bytes_ > limits_.total_bytes || bytes > limits_.total_bytes - total_bytes_)
     return refuse(total_bytes_, "limits.max_arena_bytes", limits_.total_bytes);

@@ -176,10 +176,11 @@ void EngineFleet::schedule_restart(std::uint32_t index) {
   while (now - device.deaths.front() > kMinuteNs) device.deaths.pop_front();
   if (device.deaths.size() > options_.max_restarts_per_minute) {
     device.state = DeviceState::kFailed;
-    const std::string text =
-        device.name + " has failed: its engine died " + std::to_string(device.deaths.size()) +
-        " times within a minute (last: " + device.last_exit +
-        "); allowed (engine.max_restarts_per_minute): " + std::to_string(options_.max_restarts_per_minute);
+    const std::string text = device.name + " has failed: its engine died " +
+                             std::to_string(device.deaths.size()) +
+                             " times within a minute (last: " + device.last_exit +
+                             "); allowed: " + std::to_string(options_.max_restarts_per_minute) +
+                             " (engine.max_restarts_per_minute)";
     log_event(LogLevel::kError, "device failed", {{"device", device.name}, {"reason", text}});
     host_.engine_failed(index, text);
     return;

@@ -49,23 +49,30 @@ void Node::carry_out(const membership::SendStopMember& action) {
 
 void Node::carry_out(const membership::SendBreak& action) {
   const abi::Break& m = action.message;
-  log_event(LogLevel::kWarning, "group breaks",
-            {{"group", m.group_id},
-             {"device", fleet_->name(action.device)},
-             {"epoch", m.epoch},
-             {"fatal", m.fatal != 0},
-             {"cause", status_name(m.cause)},
-             {"culprit_rank", m.culprit_rank},
-             {"text", m.text}});
+  // Once for the group, not once for each engine and not for a fatal break that takes more with it.
+  const std::tuple now_logged(m.group_id, m.epoch, m.fatal);
+  if (now_logged != last_break_) {
+    last_break_ = now_logged;
+    log_event(LogLevel::kWarning, "group breaks",
+              {{"group", m.group_id},
+               {"epoch", m.epoch},
+               {"fatal", m.fatal != 0},
+               {"cause", status_name(m.cause)},
+               {"culprit_rank", m.culprit_rank},
+               {"text", m.text}});
+  }
   fleet_->send(action.device, abi::LinkType::kBreak, m);
 }
 
 void Node::carry_out(const membership::SendResume& action) {
-  log_event(LogLevel::kInfo, "group goes on",
-            {{"group", action.message.group_id},
-             {"device", fleet_->name(action.device)},
-             {"epoch", action.message.epoch},
-             {"resume_index", action.message.resume_index}});
+  const std::pair now_logged(action.message.group_id, action.message.epoch);
+  if (now_logged != last_resume_) {
+    last_resume_ = now_logged;
+    log_event(LogLevel::kInfo, "group goes on",
+              {{"group", action.message.group_id},
+               {"epoch", action.message.epoch},
+               {"resume_index", action.message.resume_index}});
+  }
   fleet_->send(action.device, abi::LinkType::kResume, action.message);
 }
 

@@ -15,6 +15,8 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 namespace epd {
@@ -112,6 +114,10 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
 
   // Per device: sessions whose kRemoveSession is unanswered, and when patience ends.
   std::vector<std::map<std::uint64_t, std::uint64_t>> removals_;
+
+  // What was logged last.
+  std::tuple<std::uint64_t, std::uint64_t, std::uint32_t> last_break_;  // group, epoch, fatal
+  std::pair<std::uint64_t, std::uint64_t> last_resume_;                 // group, epoch
 
   Phase phase_ = Phase::kStarting;
   std::function<void(bool)> on_serving_;

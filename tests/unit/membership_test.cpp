@@ -78,6 +78,13 @@ class Membership : public testing::Test {
     return lines;
   }
 
+  // The same without the questions to living ranks that follow a fatal kBreak.
+  std::vector<std::string> take_breaks() {
+    std::vector<std::string> lines = take();
+    std::erase_if(lines, [](const std::string& line) { return line.rfind("stop_member", 0) == 0; });
+    return lines;
+  }
+
   const Group& group(std::uint64_t id = 1) const { return registry_.groups().at(id); }
   bool known(std::uint64_t id = 1) const { return registry_.groups().count(id) == 1; }
 
@@ -326,7 +333,11 @@ TEST_F(Membership, ADeadRankBreaksTheGroupFromItsFirstUnsubmittedOperation) {
   EXPECT_EQ(take(), (Lines{"stop_member device=0 group=1 rank=2"}));
   stopped(2, 7);
   EXPECT_EQ(take(), (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=2 fail_from=7",
-                           "break device=1 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=2 fail_from=7"}));
+                           "break device=1 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=2 fail_from=7",
+                           "stop_member device=0 group=1 rank=0", "stop_member device=1 group=1 rank=1"}));
+  stopped(0, 7);
+  stopped(1, 8);
+  EXPECT_TRUE(take().empty()) << "all had submitted what lies below 7";
   EXPECT_EQ(break_text_, "rank 2 (session 12, pid 1002) died");
   broken(0, 7);
   EXPECT_EQ(memory_.held.count({1, 2}), 1u) << "device 1 may still write there";
@@ -352,9 +363,10 @@ TEST_F(Membership, LeavingIsAnsweredWhenTheEngineHasStoppedTheMember) {
   registry_.leave(11, 501, members_.at(11));
   EXPECT_EQ(take(), (Lines{"stop_member device=1 group=1 rank=1"}));
   stopped(1, 3);
-  EXPECT_EQ(take(), (Lines{"left session=11 request=501",
-                           "break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=1 fail_from=3",
-                           "break device=1 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=1 fail_from=3"}));
+  EXPECT_EQ(take_breaks(),
+            (Lines{"left session=11 request=501",
+                   "break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=1 fail_from=3",
+                   "break device=1 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=1 fail_from=3"}));
   EXPECT_EQ(break_text_, "rank 1 (session 11, pid 1001) left");
   registry_.leave(11, 502, members_.at(11));
   EXPECT_EQ(take(), (Lines{"refused session=11 request=502 status=NOT_FOUND"}));
@@ -400,20 +412,45 @@ TEST_F(Membership, ALostGroupDoesNotKeepItsName) {
   EXPECT_EQ(lines, (Lines{"start device=0 group=2 broken=0", "start device=1 group=2 broken=0"}));
 }
 
-TEST_F(Membership, AFurtherLossWithAnEarlierLastOperationBreaksAgainFromThere) {
+TEST_F(Membership, OperationsThatALivingRankHadNotSubmittedFailAtOnce) {
   activate(3);
   registry_.session_closed(12, "died");
   stopped(2, 9);
   take();
-  broken(0, 9);
-  registry_.session_closed(11, "died");
-  EXPECT_EQ(take(), (Lines{"stop_member device=1 group=1 rank=1"}));
+  stopped(0, 9);
+  EXPECT_TRUE(take().empty()) << "rank 1 has not been heard of";
   stopped(1, 5);
-  EXPECT_EQ(take(), (Lines{"break device=1 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=2 fail_from=5"}))
-      << "device 0 has nothing left to fail";
+  EXPECT_EQ(take(), (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=2 fail_from=5",
+                           "break device=1 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=2 fail_from=5"}));
+  broken(0, 5);
   broken(1, 5);
   EXPECT_EQ(group().phase, GroupPhase::kLost);
-  EXPECT_EQ(memory_.held.size(), 1u);
+}
+
+TEST_F(Membership, AnEngineThatHasLetGoIsNotBrokenAgain) {
+  activate(2);
+  registry_.session_closed(11, "died");
+  stopped(1, 9);
+  take();
+  broken(1, 9);
+  stopped(0, 5);
+  EXPECT_EQ(take(), (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=1 fail_from=5"}));
+}
+
+TEST_F(Membership, AFurtherLossInAFatalBreakIsAnsweredLikeTheFirst) {
+  activate(3);
+  registry_.session_closed(12, "died");
+  stopped(2, 9);
+  take();
+  registry_.leave(11, 500, members_.at(11));
+  EXPECT_TRUE(take().empty()) << "it has been asked already";
+  stopped(1, 9);
+  EXPECT_EQ(take(), (Lines{"left session=11 request=500"}));
+  registry_.session_closed(10, "died");
+  stopped(0, 9);
+  broken(0, 9);
+  broken(1, 9);
+  EXPECT_EQ(take(), (Lines{"remove device=0 group=1", "remove device=1 group=1"}));
 }
 
 TEST_F(Membership, RanksThatDieTogetherGiveOneBreakFromTheLowest) {
@@ -424,8 +461,9 @@ TEST_F(Membership, RanksThatDieTogetherGiveOneBreakFromTheLowest) {
   stopped(2, 8);
   EXPECT_TRUE(take().empty());
   stopped(3, 6);
-  EXPECT_EQ(take(), (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=2 fail_from=6",
-                           "break device=1 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=2 fail_from=6"}));
+  EXPECT_EQ(take_breaks(),
+            (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=2 fail_from=6",
+                   "break device=1 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=2 fail_from=6"}));
 }
 
 TEST_F(Membership, WhenAllDieTheGroupIsRemoved) {
@@ -486,8 +524,9 @@ TEST_F(Membership, ARankLostInARecoverableBreakTurnsItFatal) {
   broken(0, 4);
   EXPECT_TRUE(take().empty()) << "each kBroken answers one kBreak";
   broken(1, 4);
-  EXPECT_EQ(take(), (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=1 fail_from=6",
-                           "break device=1 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=1 fail_from=6"}));
+  EXPECT_EQ(take_breaks(),
+            (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=1 fail_from=6",
+                   "break device=1 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=1 fail_from=6"}));
   broken(0, 6);
   broken(1, 6);
   EXPECT_EQ(group().phase, GroupPhase::kLost);
@@ -583,7 +622,8 @@ TEST_F(Membership, ARankThatDiesWithItsEngineFailsFromItsBoard) {
   registry_.session_closed(11, "died");
   EXPECT_TRUE(take().empty()) << "device 0 still owes the kBroken of the recoverable break";
   broken(0, 5);
-  EXPECT_EQ(take(), (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=1 fail_from=4"}));
+  EXPECT_EQ(take_breaks(),
+            (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=1 fail_from=4"}));
   broken(0, 5);
   EXPECT_EQ(group().phase, GroupPhase::kLost);
   registry_.engine_up(1);
@@ -595,8 +635,11 @@ TEST_F(Membership, AnEngineThatDiesInAFatalBreakLeavesItsBoardsToTheSupervisor) 
   registry_.session_closed(11, "died");
   stopped(1, 2);
   take();
+  memory_.board_index[{1, 0}] = memory_.board_index[{1, 2}] = 1;
   registry_.engine_down(0, "died");
-  EXPECT_EQ(take(), (Lines{"wake session=10", "wake session=12"}));
+  EXPECT_EQ(take(), (Lines{"wake session=10", "wake session=12",
+                           "break device=1 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=1 fail_from=1"}))
+      << "what the dead engine had taken of its ranks beyond their boards fails";
   EXPECT_EQ(memory_.lost.at(0), "rank 1 (session 11, pid 1001) died");
   EXPECT_EQ(memory_.lost.count(2), 1u);
   broken(1, 2);
@@ -616,8 +659,9 @@ TEST_F(Membership, AnEngineThatDiesBeforeItStopsAMemberIsAnsweredForFromTheBoard
   registry_.leave(11, 500, members_.at(11));
   take();
   registry_.engine_down(1, "died");
-  EXPECT_EQ(take(), (Lines{"left session=11 request=500",
-                           "break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=1 fail_from=11"}));
+  EXPECT_EQ(take_breaks(),
+            (Lines{"left session=11 request=500",
+                   "break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=1 fail_from=11"}));
 }
 
 TEST_F(Membership, AnEngineThatDiesWhileItForgetsHasForgotten) {
@@ -662,7 +706,8 @@ TEST_F(Membership, AnUnansweredStopKillsTheEngineOnce) {
   registry_.tick();
   EXPECT_TRUE(take().empty());
   registry_.engine_down(1, "killed");
-  EXPECT_EQ(take(), (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=1 fail_from=0"}));
+  EXPECT_EQ(take_breaks(),
+            (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=1 fail_from=0"}));
 }
 
 TEST_F(Membership, AnUnansweredRecoverableBreakKillsTheEngine) {
@@ -679,6 +724,7 @@ TEST_F(Membership, AFatalBreakHasTimeForRunningOperationsThenFailsThemThenKills)
   activate(2);
   registry_.session_closed(11, "died");
   stopped(1, 4);
+  stopped(0, 4);
   take();
   broken(1, 4);
   clock_.advance_ms(3'000);

@@ -48,7 +48,7 @@ struct Member {
   bool holds_memory = false;
   bool gone = false;                           // left or died
   std::uint64_t stop_due_ns = 0;               // kStopMember sent and not answered; 0 = none
-  std::optional<std::uint64_t> next_submit;    // once gone: the first operation it will never submit
+  std::optional<std::uint64_t> next_submit;    // once stopped: the first operation it will never submit
   std::optional<std::uint32_t> leave_request;  // a kLeave that waits for its reply
 };
 

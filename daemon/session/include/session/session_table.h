@@ -115,7 +115,9 @@ class SessionTable {
   void hello(Session& session, const Packet& packet);
   Status check_hello(const Session& session, const abi::Hello& hello) const;
   Result<std::uint32_t> choose_device(const abi::Hello& hello) const;
-  Status welcome(Session& session, const abi::Hello& hello, std::uint32_t request_id);
+  static Result<ClientEnds> prepare(Session& session);
+  Status welcome(const Session& session, const abi::Hello& hello, std::uint32_t request_id,
+                 const ClientEnds& client) const;
 
   Options options_;
   Listener listener_;
