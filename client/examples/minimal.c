@@ -15,7 +15,7 @@ int main(void) {
   }
   epd_buffers_t b = EPD_BUFFERS_INIT;
   epd_group_buffers(group, 0, &b);
-  memset(b.x, 0x3f, 8 * 128 * 2); /* 8 tokens of bf16 numbers, each for the expert that it names */
+  memset(b.x, 0x3f, sizeof(uint16_t) * 8 * 128); /* 8 tokens of bf16 numbers, each for one expert */
   for (int t = 0; t < 8; ++t) ((int32_t*)b.topk_idx)[t] = t % 4, b.topk_weights[t] = 1.0f;
 
   epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;

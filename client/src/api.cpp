@@ -42,7 +42,7 @@ Status missing(const char* name) {
 #define EPD_REQUIRE(pointer) \
   if ((pointer) == nullptr) return missing(#pointer)
 #define EPD_RETURN_IF_ERROR(expression) \
-  if (const Status early = (expression); !early.ok()) return early
+  if (Status early = (expression); !early.ok()) return early
 
 std::string socket_path(const char* given) {
   if (given != nullptr) return given;

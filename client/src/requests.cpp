@@ -69,7 +69,7 @@ Status Session::request(const Request& request, Packet& reply) {
     // One request at a time: an answer that an earlier call gave up on comes first.
     while (unanswered_ != 0) {
       const std::uint32_t earlier = unanswered_;
-      const Status status = await_reply(earlier, request.deadline, reply);
+      Status status = await_reply(earlier, request.deadline, reply);
       if (!status.ok()) return status;
       unanswered_ = 0;
     }
@@ -81,7 +81,7 @@ Status Session::request(const Request& request, Packet& reply) {
     if (status.code() == StatusCode::kDeadlineExceeded) unanswered_ = id;
     return status;
   };
-  const Status status = exchange();
+  Status status = exchange();
   kick();  // the leader may have left the socket alone meanwhile
   if (!status.ok()) return status;
   return reply.type() == request.reply_type ? Status() : refusal(reply);

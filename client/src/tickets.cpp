@@ -84,7 +84,7 @@ class ResumeWaiter final : public Waiter {
 
 Status Session::wait_ticket(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms,
                             epd_result_t* result) {
-  const Status status = check_timeout(timeout_ms);
+  Status status = check_timeout(timeout_ms);
   if (!status.ok()) return status;
   TicketWaiter waiter(*this, group, ticket);
   Lock lock(mutex_);
@@ -108,7 +108,7 @@ bool Session::pending(Group& group, epd_ticket_t ticket) {
 }
 
 Status Session::counts(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, epd_counts_t& counts) {
-  const Status status = check_timeout(timeout_ms);
+  Status status = check_timeout(timeout_ms);
   if (!status.ok()) return status;
   TicketWaiter by_ticket(*this, group, ticket);
   Lock lock(mutex_);
@@ -137,7 +137,7 @@ Status Session::counts(Group& group, epd_ticket_t ticket, std::int32_t timeout_m
 }
 
 Status Session::resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t& info) {
-  const Status status = check_timeout(timeout_ms);
+  Status status = check_timeout(timeout_ms);
   if (!status.ok()) return status;
   ResumeWaiter waiter(*this, group);
   Lock lock(mutex_);

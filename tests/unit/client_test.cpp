@@ -519,6 +519,7 @@ TEST_F(ClientAuto, ManyThreadsOnOneSession) {
   std::atomic<int> hooks{0};
   std::atomic<int> bad{0};
   std::vector<std::thread> threads;
+  threads.reserve(groups.size());
   for (epd_group_t* group : groups) {
     threads.emplace_back([&, group] {
       for (int i = 0; i < kRounds; ++i) {
