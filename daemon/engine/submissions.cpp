@@ -72,7 +72,7 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
     count(page_->ops_completed);
     return;
   }
-  if (submission.epoch != group.epoch || group.phase == GroupPhase::kLost || member.stopped) {
+  if (submission.epoch != group.epoch || group.phase == GroupPhase::kLost) {
     session.begin(submission, kUnnumbered);
     refuse(session, submission, member);
     return;
@@ -92,24 +92,23 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
     view->op_index = operation->index();
     operation->show(view);
   }
-  // While the group agrees on a break the operation waits with the others for its verdict.
-  if (group.phase == GroupPhase::kBreaking) operation->abandon();
+  // While the group agrees on a break, or on what a lost rank leaves behind (all ranks are stopped then),
+  // the operation waits with the others for its verdict.
+  if (group.phase == GroupPhase::kBreaking || member.stopped) operation->abandon();
   operations_.push_back(std::move(operation));
 }
 
 // For a group that has ended or has moved to an epoch which this client does not know yet.
 void Engine::refuse(SessionPort& session, const Submission& submission, Member& member) {
   const abi::Break& cause = member.group.cause;
-  const bool stopped = member.stopped && member.group.phase != GroupPhase::kLost;
   abi::Completion completion{};
   completion.ticket = submission.ticket;
-  completion.status = stopped ? StatusCode::kAborted : cause.cause;
-  completion.culprit_rank = stopped ? -1 : cause.culprit_rank;
+  completion.status = cause.cause;
+  completion.culprit_rank = cause.culprit_rank;
   completion.member = submission.member;
   completion.slot = submission.slot;
-  member.publish_message(
-      submission.slot, submission.ticket,
-      stopped ? "this rank has left the group" : std::string(cause.text, abi::text_length(cause.text)));
+  member.publish_message(submission.slot, submission.ticket,
+                         std::string(cause.text, abi::text_length(cause.text)));
   session.complete(completion);
   count(page_->ops_failed);
 }

@@ -266,6 +266,7 @@ TEST_F(EngineTest, LostRankFailsWhatItNeverSubmitted) {
   const auto stopped = engine_view_[1]->expect(LinkType::kMemberStopped);
   ASSERT_TRUE(stopped.has_value());
   EXPECT_EQ(stopped->read<abi::MemberRef>().value().next_submit, 0u);
+  sessions_[1]->submit(submission(1, Op::kDispatch, 0));  // too late: it waits for the verdict
   abi::Break lost{};
   lost.group_id = 7;
   lost.epoch = group_->epoch;
@@ -278,6 +279,9 @@ TEST_F(EngineTest, LostRankFailsWhatItNeverSubmitted) {
   ASSERT_TRUE(done.has_value());
   EXPECT_EQ(done->status, StatusCode::kRankLost);
   EXPECT_EQ(done->culprit_rank, 1);
+  const auto late = sessions_[1]->wait();
+  ASSERT_TRUE(late.has_value());
+  EXPECT_EQ(late->status, StatusCode::kRankLost);
   sessions_[2]->submit(submission(2, Op::kDispatch, 0));
   EXPECT_EQ(sessions_[2]->wait()->status, StatusCode::kRankLost);
   engine_view_[1]->send(LinkType::kRemoveSession, abi::SessionRef{sessions_[1]->id()});
