@@ -54,8 +54,8 @@ Report report_operation(const char* name, const RunPlan& plan, const Samples& sa
   report.daemon = samples.daemon.data();
   report.time = kit::summarize(kit::slowest_rank(measured.time_us.span(), plan.ranks));
   report.noop = kit::summarize(samples.noop_us.span());
-  report.ceiling_p50_us = kit::quantile(
-      kit::first_to_last(measured.ceiling_begin_us.span(), measured.ceiling_end_us.span(), plan.ranks), 0.5);
+  report.ceiling_p50_us =
+      kit::ceiling_time_us(measured.ceiling_begin_us.span(), measured.ceiling_end_us.span(), plan.ranks);
   const double row_bytes = static_cast<double>(dispatch ? kit::dispatch_row_bytes(plan.hidden, plan.fp8)
                                                         : kit::combine_row_bytes(plan.hidden));
   const double us = report.time.p50;

@@ -126,8 +126,8 @@ void Worker::iterate(std::uint32_t iteration) {
     if (!warm) record(samples.combine, at, combine_us);
     if (check) check_combine(iteration, slot);
   }
-  if (plan_.does_dispatch()) measure_ceiling(samples.dispatch, at, true);
-  if (plan_.does_combine()) measure_ceiling(samples.combine, at, false);
+  if (plan_.does_dispatch()) measure_ceiling(samples.dispatch, measured, true);
+  if (plan_.does_combine()) measure_ceiling(samples.combine, measured, false);
   self_.barrier();
   if (self_.rank() == 0) run_noops(std::size_t{measured} * kNoopsBetween, kNoopsBetween);
 }
@@ -175,14 +175,16 @@ void Worker::record(OperationSamples& samples, std::size_t at, double time_us) c
   samples.logical_rows[at] = kit::received_rows(counts, plan_.ranks, self_.rank());
 }
 
-void Worker::measure_ceiling(OperationSamples& samples, std::size_t at, bool of_dispatch) {
+void Worker::measure_ceiling(OperationSamples& samples, std::uint32_t measured, bool of_dispatch) {
+  const std::size_t at = std::size_t{measured} * plan_.ranks + self_.rank();
+  const kit::CopyKind kind = kit::copy_kind(measured);
   flush_cache();
   self_.barrier();
   samples.ceiling_begin_us[at] = kit::now_us();
   if (of_dispatch) {
-    context_.ceiling->copy_dispatch(self_.rank(), route_, bases_);
+    context_.ceiling->copy_dispatch(self_.rank(), route_, bases_, kind);
   } else {
-    context_.ceiling->copy_combine(self_.rank(), route_, bases_);
+    context_.ceiling->copy_combine(self_.rank(), route_, bases_, kind);
   }
   samples.ceiling_end_us[at] = kit::now_us();
 }

@@ -48,7 +48,7 @@ class Worker {
   double timed_dispatch(Slot& slot, std::uint32_t slot_index, epd_result_t& result);
   double timed_combine(Slot& slot, std::uint32_t slot_index);
   void record(OperationSamples& samples, std::size_t at, double time_us) const;
-  void measure_ceiling(OperationSamples& samples, std::size_t at, bool of_dispatch);
+  void measure_ceiling(OperationSamples& samples, std::uint32_t measured, bool of_dispatch);
   void check_dispatch(std::uint32_t iteration, const Slot& slot, std::uint32_t num_recv_rows);
   void check_combine(std::uint32_t iteration, const Slot& slot);
   void add_verdict(const std::string& what, const std::string& difference);

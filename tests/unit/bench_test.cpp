@@ -245,6 +245,27 @@ TEST(Ceiling, RowPlacesComeFromTheCountsOfLowerSources) {
   EXPECT_EQ(kit::dispatch_row_bytes(7168, true), 7168u + 4 * 56);
 }
 
+TEST(Ceiling, IsTheFasterOfTwoKindsOfCopiesThatTookTurns) {
+  const std::vector<double> begins{0, 1, 10, 10, 20, 20};  // two ranks: memcpy, streaming, memcpy
+  const std::vector<double> ends{8, 9, 14, 13, 27, 26};
+  EXPECT_DOUBLE_EQ(kit::ceiling_time_us(begins, ends, 2), 4);
+  EXPECT_DOUBLE_EQ(kit::ceiling_time_us(std::span(begins).first(2), std::span(ends).first(2), 2), 9);
+}
+
+TEST(Ceiling, BothKindsCopyEveryRowOfThePlan) {
+  for (const kit::CopyKind kind : {kit::CopyKind::kMemcpy, kit::CopyKind::kStreaming}) {
+    for (const bool fp8 : {false, true}) {
+      kit::CopyCeiling ceiling({2, 3, 128, fp8});
+      ceiling.warm(0);
+      const std::vector<std::int32_t> idx{0, 5, 4, 1, 7, 6};
+      kernels::RoutingPlan plan;
+      ASSERT_FALSE(kernels::build_routing_plan({idx.data(), false, 3, 2, 2, 8}, plan).bad);
+      EXPECT_EQ(ceiling.copy_dispatch(0, plan, {0, 0}, kind), 5 * kit::dispatch_row_bytes(128, fp8));
+      EXPECT_EQ(ceiling.copy_combine(0, plan, {0, 0}, kind), 5 * kit::combine_row_bytes(128));
+    }
+  }
+}
+
 // ---- comparison: it must see every kind of difference
 
 class Comparison : public testing::TestWithParam<bool> {

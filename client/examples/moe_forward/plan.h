@@ -30,7 +30,7 @@ struct DemoPlan {
 };
 
 inline constexpr std::uint32_t kMicroBatches = 2;
-inline constexpr std::uint32_t kProbes = 5;  // of each operation, alone
+inline constexpr std::uint32_t kProbes = 6;  // of each operation, alone
 inline constexpr std::uint32_t kSamplesPerLayer = kMicroBatches * kProbes;
 
 // Of one layer and rank. Times in us.

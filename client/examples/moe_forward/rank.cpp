@@ -200,7 +200,7 @@ void DemoRank::probe_dispatch(std::uint32_t layer, std::uint32_t m) {
     record(layer).dispatch_us[i] = kit::now_us() - begin;
     self_.barrier();
     record(layer).dispatch_ceiling_us[0][i] = kit::now_us();
-    context_.ceiling->copy_dispatch(self_.rank(), route_, bases_);
+    context_.ceiling->copy_dispatch(self_.rank(), route_, bases_, kit::copy_kind(i));
     record(layer).dispatch_ceiling_us[1][i] = kit::now_us();
   }
 }
@@ -215,7 +215,7 @@ void DemoRank::probe_combine(std::uint32_t layer, std::uint32_t m) {
     record(layer).combine_us[i] = kit::now_us() - begin;
     self_.barrier();
     record(layer).combine_ceiling_us[0][i] = kit::now_us();
-    context_.ceiling->copy_combine(self_.rank(), route_, bases_);
+    context_.ceiling->copy_combine(self_.rank(), route_, bases_, kit::copy_kind(i));
     record(layer).combine_ceiling_us[1][i] = kit::now_us();
   }
 }

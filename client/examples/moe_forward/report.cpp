@@ -31,7 +31,7 @@ double p50_of_slowest(std::span<const LayerRecord> ranks, Times times) {
   return kit::quantile(slowest, 0.5);
 }
 
-double p50_first_to_last(std::span<const LayerRecord> ranks, Spans spans) {
+double ceiling_us_of(std::span<const LayerRecord> ranks, Spans spans) {
   std::vector<double> begins;
   std::vector<double> ends;
   for (std::uint32_t i = 0; i < kSamplesPerLayer; ++i) {
@@ -40,7 +40,7 @@ double p50_first_to_last(std::span<const LayerRecord> ranks, Spans spans) {
       ends.push_back((rank.*spans)[1][i]);
     }
   }
-  return kit::quantile(kit::first_to_last(begins, ends, ranks.size()), 0.5);
+  return kit::ceiling_time_us(begins, ends, ranks.size());
 }
 
 OperationFigures figures_of(std::span<const LayerRecord> ranks, Times times, Spans ceilings,
@@ -54,7 +54,7 @@ OperationFigures figures_of(std::span<const LayerRecord> ranks, Times times, Spa
   const double megabytes = busiest * static_cast<double>(row_bytes) * 1e-3;
   OperationFigures figures;
   figures.p50_us = p50_of_slowest(ranks, times);
-  const double ceiling_us = p50_first_to_last(ranks, ceilings);
+  const double ceiling_us = ceiling_us_of(ranks, ceilings);
   if (figures.p50_us > 0) figures.gbps = megabytes / figures.p50_us;
   if (ceiling_us > 0) figures.ceiling_gbps = megabytes / ceiling_us;
   if (figures.ceiling_gbps > 0) figures.fraction = figures.gbps / figures.ceiling_gbps;

@@ -5,7 +5,9 @@
 #include "kernels/routing.h"
 #include "kit/shared_array.h"
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace epd::kit {
@@ -22,6 +24,18 @@ std::uint64_t dispatch_row_bytes(std::uint32_t hidden, bool fp8);
 // Bytes of one row as combine pulls it.
 std::uint64_t combine_row_bytes(std::uint32_t hidden);
 
+// How rows are copied. Which one is faster depends on sizes and on the machine, so both are measured, and the
+// faster one is the ceiling.
+enum class CopyKind {
+  kMemcpy,     // the C library's
+  kStreaming,  // with stores that bypass caches, where the processor has them
+};
+// The kind for the i-th measurement: they take turns.
+CopyKind copy_kind(std::size_t i);
+// begins, ends: [measurements, ranks] that took turns. The smaller of the two kinds' p50 times from the first
+// rank's begin to the last one's end, us.
+double ceiling_time_us(std::span<const double> begins, std::span<const double> ends, std::size_t ranks);
+
 // Made before the fork; each rank calls warm() once, then all ranks copy at once between barriers.
 class CopyCeiling {
  public:
@@ -32,10 +46,10 @@ class CopyCeiling {
   // Every row of the plan to its slot at its destination. bases[d]: this rank's first row there.
   // Returns the bytes copied.
   std::uint64_t copy_dispatch(std::uint32_t rank, const kernels::RoutingPlan& plan,
-                              const std::vector<std::uint32_t>& bases);
+                              const std::vector<std::uint32_t>& bases, CopyKind kind);
   // Every row of the plan from its slot there to the token's row here, over one another. Returns the bytes.
   std::uint64_t copy_combine(std::uint32_t rank, const kernels::RoutingPlan& plan,
-                             const std::vector<std::uint32_t>& bases);
+                             const std::vector<std::uint32_t>& bases, CopyKind kind);
 
  private:
   CeilingShape shape_;
