@@ -104,6 +104,21 @@ void Engine::request_break(Group& group, const abi::Break& failure) {
   send(abi::LinkType::kBreakRequest, failure);
 }
 
+// What everybody has finished is finished here too, though this engine may not have looked yet: an operation
+// that the peers saw succeed must not fail for a break that came later.
+void Engine::finish_arrived(Group& group) {
+  for (auto it = operations_.begin(); it != operations_.end();) {
+    Operation& operation = **it;
+    if (&operation.member().group == &group && operation.stage() == abi::OpStage::kWaitArrived &&
+        operation.step(*device_, page_, now_ns_) == StepResult::kDone) {
+      finish(operation, StatusCode::kOk, {});
+      it = operations_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+}
+
 void Engine::fail_operations(Group& group, std::uint64_t from, const abi::Break& cause) {
   for (auto it = operations_.begin(); it != operations_.end();) {
     Operation& operation = **it;

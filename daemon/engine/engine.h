@@ -64,6 +64,7 @@ class Engine {
   // engine.cpp: the loop
   bool step_operations();
   void request_break(Group& group, const abi::Break& failure);
+  void finish_arrived(Group& group);
   void fail_operations(Group& group, std::uint64_t from, const abi::Break& cause);
   void acknowledge_breaks();
   void answer_orphans(Group& group, StatusCode status);

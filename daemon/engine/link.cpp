@@ -248,6 +248,7 @@ Status Engine::stop_member(const abi::MemberRef& message) {
 Status Engine::break_group(const abi::Break& message) {
   Group* group = find_group(message.group_id);
   if (group == nullptr) return invalid_argument("kBreak for group " + std::to_string(message.group_id));
+  if (message.fatal == 0) finish_arrived(*group);
   group->cause = message;
   group->break_acked = false;
   group->phase = message.fatal != 0 ? GroupPhase::kLost : GroupPhase::kBreaking;

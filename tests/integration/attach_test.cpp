@@ -279,7 +279,7 @@ TEST(Join, ARankIsTakenOnceAndFreeOnesAreGivenOut) {
   in_process([&] {
     const Session session(daemon->socket(), "host:0");
     const Group group(session, small_config("single", 0, 1));
-    refused_join(session, small_config("single", 0, 1), EPD_INVALID_ARGUMENT, {"single", "1"});
+    refused_join(session, small_config("single", 0, 1), EPD_INVALID_ARGUMENT, {"single", "rank 0", "taken"});
   });
   const auto outcomes = run_ranks(3, 30, [&](std::uint32_t i) -> std::string {
     const Session session(daemon->socket(), daemon->device(i));

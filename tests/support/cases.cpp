@@ -86,7 +86,8 @@ std::int64_t choose_expert(const Case& c, Random& random, std::uint32_t k, std::
     }
     case Routing::kSparse: return random.below(4) == 0 ? std::int64_t{random.below(experts)} : -1;
     case Routing::kNothing: return -1;
-    case Routing::kRepeated: return k > 0 && random.below(2) == 0 ? previous : std::int64_t{random.below(experts)};
+    case Routing::kRepeated:
+      return k > 0 && random.below(2) == 0 ? previous : std::int64_t{random.below(experts)};
   }
   return -1;
 }
