@@ -65,8 +65,10 @@ Status read_table(const toml::table& table, const std::string& prefix, const std
                integer != nullptr && (number || option->kind == OptionKind::kBytes)) {
       settings[key] = {std::to_string(integer->get()), "file"};
     } else {
-      return invalid_argument(key + " in " + here + " has the wrong type; allowed: " +
-                              (number ? "an integer, " : "a string, ") + allowed_values(*option));
+      std::string why = key;
+      why.append(" in ").append(here).append(" has the wrong type; allowed: ");
+      why.append(number ? "an integer, " : "a string, ").append(allowed_values(*option));
+      return invalid_argument(std::move(why));
     }
   }
   return {};
