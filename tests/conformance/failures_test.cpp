@@ -110,11 +110,16 @@ TEST_P(Failures, ABadChoiceIsNamedOnEveryRank) {
     Case c = small_case(3);
     c.index64 = index64;
     const std::int64_t values[] = {6, -2, index64 ? (std::int64_t{1} << 32) + 1 : 0x7fffffff};
+    Shared<Gate> even;
     with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
       std::uint64_t done = 0;
+      std::uint32_t turn = 0;
       for (const std::int64_t value : values) {
         one_round(group, c, rank, 0);
         done += 2;
+        // The bad choice breaks the group at once; a peer's combine must not be caught in it.
+        even->arrive();
+        even->wait_for(++turn * c.num_ranks);
         const Input input = make_input(c, rank, 1);
         fill_dispatch(c, group.buffers(0), input);
         if (rank == 1) set_choice(c, group.buffers(0), std::size_t{5} * c.topk + 1, value);

@@ -59,7 +59,7 @@ epd_status_t submit(const Group& group, const Case& c, std::uint32_t rank, std::
 
 TEST_F(ClientDeath, WhileIdle) {
   const Case c = fault_case(3);
-  const std::size_t memfds = memfds_held(*daemon_);
+  const std::size_t memfds = settled_memfds(*daemon_);
   Shared<Times> times;
   std::vector<RankProcess> ranks;
   for (std::uint32_t rank = 0; rank < 3; ++rank) {
@@ -101,7 +101,7 @@ TEST_F(ClientDeath, WhileIdle) {
 
 TEST_F(ClientDeath, WhileWaitingInAnOperation) {
   const Case c = fault_case(3);
-  const std::size_t memfds = memfds_held(*daemon_);
+  const std::size_t memfds = settled_memfds(*daemon_);
   Shared<Times> times;
   std::vector<RankProcess> ranks;
   for (std::uint32_t rank = 0; rank < 3; ++rank) {
@@ -138,7 +138,7 @@ TEST_F(ClientDeath, WhileWaitingInAnOperation) {
 }
 
 TEST_F(ClientDeath, InAStormOfSubmissions) {
-  const std::size_t memfds = memfds_held(*daemon_);
+  const std::size_t memfds = settled_memfds(*daemon_);
   for (std::uint32_t turn = 0; turn < 8; ++turn) {
     SCOPED_TRACE("turn " + std::to_string(turn));
     Case c = fault_case(4, 1 + turn % 4);

@@ -42,27 +42,54 @@ SystemCensus take_system_census(const Daemon& daemon) {
   return census;
 }
 
+namespace {
+
+bool same(const SystemCensus& a, const SystemCensus& b) {
+  for (std::size_t i = 0; i < a.processes.size(); ++i) {
+    const Census& x = a.processes[i];
+    const Census& y = b.processes[i];
+    if (x.fds != y.fds || x.memfds != y.memfds || x.memfd_mappings != y.memfd_mappings ||
+        x.threads != y.threads)
+      return false;
+  }
+  return true;
+}
+
+std::size_t memfds_of(const SystemCensus& system) {
+  std::size_t count = 0;
+  for (const Census& census : system.processes) count += census.memfds + census.memfd_mappings;
+  return count;
+}
+
+}  // namespace
+
+SystemCensus settled_census(const Daemon& daemon) {
+  SystemCensus census = take_system_census(daemon);
+  double since = now_s();
+  eventually(8, [&] {
+    const SystemCensus next = take_system_census(daemon);
+    if (!same(census, next)) since = now_s();
+    census = next;
+    return now_s() - since > 0.3;
+  });
+  return census;
+}
+
 void expect_same_census(const Daemon& daemon, const SystemCensus& before) {
   SystemCensus now;
-  const bool same = eventually(8, [&] {
+  const bool returned = eventually(8, [&] {
     now = take_system_census(daemon);
-    for (std::size_t i = 0; i < now.processes.size(); ++i) {
-      const Census& a = before.processes[i];
-      const Census& b = now.processes[i];
-      if (a.fds != b.fds || a.memfds != b.memfds || a.memfd_mappings != b.memfd_mappings ||
-          a.threads != b.threads)
-        return false;
-    }
-    return true;
+    return same(before, now);
   });
-  EXPECT_TRUE(same) << "before:\n" << before.to_string() << "now:\n" << now.to_string();
+  EXPECT_TRUE(returned) << "before:\n" << before.to_string() << "now:\n" << now.to_string();
 }
 
 std::size_t memfds_held(const Daemon& daemon) {
-  std::size_t count = 0;
-  for (const Census& census : take_system_census(daemon).processes)
-    count += census.memfds + census.memfd_mappings;
-  return count;
+  return memfds_of(take_system_census(daemon));
+}
+
+std::size_t settled_memfds(const Daemon& daemon) {
+  return memfds_of(settled_census(daemon));
 }
 
 void expect_serves(const Daemon& daemon, std::uint32_t num_ranks, const std::string& group) {

@@ -26,11 +26,14 @@ struct SystemCensus {
   std::string to_string() const;
 };
 SystemCensus take_system_census(const Daemon& daemon);
+// The same once nothing has changed for a while: sessions end a moment after their client.
+SystemCensus settled_census(const Daemon& daemon);
 // Waits until descriptors, memfds, shared mappings and threads are what they were; a test failure
 // with both censuses if they don't get there.
 void expect_same_census(const Daemon& daemon, const SystemCensus& before);
 // Memfds that the supervisor and the engines hold: what is alive of segments, boards and arenas.
 std::size_t memfds_held(const Daemon& daemon);
+std::size_t settled_memfds(const Daemon& daemon);
 
 // All ranks of a case in a group of their own: does the daemon still serve?
 void expect_serves(const Daemon& daemon, std::uint32_t num_ranks, const std::string& group);

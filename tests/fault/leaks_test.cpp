@@ -53,7 +53,7 @@ class Leaks : public testing::Test {
 
 TEST_F(Leaks, ClientsThatComeAndGo) {
   come_and_go(10, "warm-");  // thread caches and the like settle
-  const SystemCensus before = take_system_census(*daemon_);
+  const SystemCensus before = settled_census(*daemon_);
   come_and_go(60, "cycle-");
   expect_same_census(*daemon_, before);
   expect_small_growth(before, 4096);
@@ -79,13 +79,7 @@ TEST_F(Leaks, ClientsThatAreKilled) {
     }
   };
   kill_some(5);
-  SystemCensus before;
-  ASSERT_TRUE(eventually(8, [&] {
-    const std::size_t held = memfds_held(*daemon_);
-    sleep_ms(100);
-    before = take_system_census(*daemon_);
-    return memfds_held(*daemon_) == held;
-  }));
+  const SystemCensus before = settled_census(*daemon_);
   kill_some(40);
   expect_same_census(*daemon_, before);
   expect_serves(*daemon_, 2, "after");
@@ -94,7 +88,7 @@ TEST_F(Leaks, ClientsThatAreKilled) {
 TEST_F(Leaks, GarbageOnTheAttachSocket) {
   const Case c = fault_case(2, 2);
   Shared<Gate> stop;
-  const SystemCensus before = take_system_census(*daemon_);
+  const SystemCensus before = settled_census(*daemon_);
   std::vector<RankProcess> bystanders;
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
     bystanders.emplace_back([&, rank]() -> std::string {
@@ -127,7 +121,7 @@ TEST_F(Leaks, GarbageOnTheAttachSocket) {
 }
 
 TEST_F(Leaks, DescriptorsThatNobodyAskedFor) {
-  const SystemCensus before = take_system_census(*daemon_);
+  const SystemCensus before = settled_census(*daemon_);
   for (int i = 0; i < 50; ++i) {
     const RawClient raw(daemon_->socket());
     ASSERT_TRUE(raw.valid());
@@ -143,7 +137,7 @@ TEST_F(Leaks, DescriptorsThatNobodyAskedFor) {
 }
 
 TEST_F(Leaks, HalfOpenConnections) {
-  const SystemCensus before = take_system_census(*daemon_);
+  const SystemCensus before = settled_census(*daemon_);
   {
     std::vector<RawClient> silent;
     silent.reserve(30);
