@@ -32,6 +32,8 @@ Session::~Session() {
     end_locked({StatusCode::kAborted, "the session was detached"});
   }
   stop_hooks();
+  // A courtesy to whoever reads the daemon's log: without it the end of the connection is a death.
+  [[maybe_unused]] const Status said = send(attachment_.socket, abi::AttachType::kDetach, 0, nullptr, 0);
 }
 
 epd_session_info_t Session::info() const {

@@ -144,6 +144,10 @@ void SessionTable::handle(Session& session, Packet& packet) {
     }
     return;
   }
+  if (type == abi::AttachType::kDetach && packet.body_bytes == 0) {
+    close(session.id, "detached");
+    return;
+  }
   if (session.pending_request) {
     malformed(
         session, request_id,
@@ -164,7 +168,7 @@ void SessionTable::handle(Session& session, Packet& packet) {
   } else {
     malformed(session, request_id,
               invalid_argument("message type is " + std::to_string(packet.header.type) +
-                               "; allowed: 4 (Join), 6 (Leave)"));
+                               "; allowed: 4 (Join), 6 (Leave), 9 (Detach, without a body)"));
   }
 }
 

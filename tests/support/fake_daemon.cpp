@@ -117,6 +117,7 @@ void FakeDaemon::handle(Packet& packet) {
       (void)send_message(connection_.get(), abi::AttachType::kLeft, abi::Left{leave.member, 0}, {}, id);
       return;
     }
+    case abi::AttachType::kDetach: return;
     default: std::abort();
   }
 }

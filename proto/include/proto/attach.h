@@ -17,6 +17,7 @@ enum class AttachType : std::uint16_t {
   kLeave = 6,
   kLeft = 7,
   kGoodbye = 8,  // supervisor -> client, unasked: the session is over, and why
+  kDetach = 9,   // client -> supervisor, no body and no reply: the end that follows is an orderly one
 };
 
 struct Hello {

@@ -46,7 +46,7 @@ class GroupRegistry {
   // session closes first.
   void join(const JoinRequest& request);
   void leave(std::uint64_t session_id, std::uint32_t request_id, std::uint32_t member);
-  // `how`: "died", "was ended: ...".
+  // `how`: "died", "detached", "was ended: ...".
   void session_closed(std::uint64_t session_id, const std::string& how);
 
   // From engines. engine_up: kReady has come and its sessions have been told to it.

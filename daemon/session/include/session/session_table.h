@@ -47,7 +47,7 @@ class SessionHost {
   // OK, or why this device takes no sessions.
   virtual Status device_usable(std::uint32_t device) = 0;
   virtual void session_opened(const Session& session) = 0;
-  // `how`: "died", "was ended: ...". The session is gone from the table when this returns.
+  // `how`: "died", "detached", "was ended: ...". The session is gone from the table when this returns.
   virtual void session_closed(const Session& session, const std::string& how) = 0;
   // Each is to be answered with SessionTable::reply, at once or later.
   virtual void join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join) = 0;
