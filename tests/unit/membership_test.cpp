@@ -233,7 +233,7 @@ TEST_F(Membership, GroupAndMemoryLimitsRefuseTheJoinerOnly) {
   EXPECT_TRUE(take().empty());
   registry_.join(request(0, 2, "e"));
   EXPECT_EQ(take(), (Lines{"refused session=10 request=100 status=RESOURCE_EXHAUSTED"}));
-  EXPECT_NE(refusal_.message().find("4"), std::string::npos);
+  EXPECT_NE(refusal_.message().find("allowed: 4"), std::string::npos);
   memory_.limit = memory_.held.size();
   registry_.join(request(1, 2, "a"));
   EXPECT_EQ(take(), (Lines{"refused session=11 request=101 status=RESOURCE_EXHAUSTED"}));
