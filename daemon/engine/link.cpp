@@ -274,11 +274,12 @@ Status Engine::resume_group(const abi::Resume& message) {
   group->resume_index = message.resume_index;
   group->phase = GroupPhase::kActive;
   group->break_requested = false;
+  // The board first: whoever sees a failed operation must find the new epoch there.
+  for (const auto& member : group->members) member->publish_state(abi::GroupState::kActive, group->cause);
   fail_operations(*group, 0, group->cause);
   for (const auto& member : group->members) {
     member->next_number = message.resume_index;
     member->publish_next_index();
-    member->publish_state(abi::GroupState::kActive, group->cause);
   }
   answer_orphans(*group, StatusCode::kEngineRestarted);
   return {};

@@ -10,6 +10,13 @@ namespace epd {
 using abi::SegmentA;
 using abi::SegmentB;
 
+namespace {
+
+// A supervisor tells an engine of all groups well within this.
+constexpr std::uint64_t kGroupGraceNs = 2'000'000'000;
+
+}  // namespace
+
 Result<std::unique_ptr<SessionPort>> SessionPort::open(std::uint64_t id, UniqueFd segment_a,
                                                        UniqueFd segment_b, UniqueFd doorbell) {
   Result<Mapping> a = Mapping::map(segment_a.get(), sizeof(SegmentA), Access::kReadWrite);
@@ -29,7 +36,7 @@ Result<std::unique_ptr<SessionPort>> SessionPort::open(std::uint64_t id, UniqueF
 }
 
 void SessionPort::adopt() {
-  b_->incarnation.fetch_add(1, std::memory_order_relaxed);
+  inherited_ = b_->incarnation.fetch_add(1, std::memory_order_relaxed) != 0;
   head_ = b_->submission_head.value.load(std::memory_order_relaxed);
   tail_ = b_->completion_tail.value.load(std::memory_order_relaxed);
   // The former engine may have died between publishing a completion and counting it.
@@ -50,7 +57,7 @@ std::optional<abi::Submission> SessionPort::take() {
   // The slot taken last is given back only now, after begin() has recorded its operation.
   b_->submission_head.value.store(head_, std::memory_order_release);
   abi::Submission submission;
-  if (!abi::ring_peek(a_->submissions, head_, submission)) return std::nullopt;
+  if (!abi::ring_peek(a_->submissions, head_, submission) || awaits_group(submission)) return std::nullopt;
   ++head_;
   // A former engine may have recorded this one and died before it gave the slot back.
   for (const Orphan& orphan : orphans_) {
@@ -61,8 +68,17 @@ std::optional<abi::Submission> SessionPort::take() {
 
 bool SessionPort::has_submission() {
   if (ended_ || removing || !waiting_.empty() || inflight_ >= abi::kSubmissionSlots) return false;
+  if (inherited_) {
+    abi::Submission submission;
+    return abi::ring_peek(a_->submissions, head_, submission) && !awaits_group(submission);
+  }
   return std::atomic_ref(a_->submissions.slots[head_ % abi::kSubmissionSlots].sequence)
              .load(std::memory_order_acquire) == head_ + 1;
+}
+
+bool SessionPort::awaits_group(const abi::Submission& submission) const {
+  if (!inherited_ || members.contains(submission.member)) return false;
+  return MonotonicClock().now_ns() < opened_ns_ + kGroupGraceNs;
 }
 
 void SessionPort::begin(const abi::Submission& submission, std::uint64_t op_index) {

@@ -60,6 +60,9 @@ class SessionPort {
   };
   std::vector<Orphan>& orphans() { return orphans_; }
   std::uint64_t opened_ns() const { return opened_ns_; }
+  // Another engine has served this session before: what its client submits may name memberships that this
+  // one has yet to hear of, or never will because their group has ended.
+  bool inherited() const { return inherited_; }
 
   std::unordered_map<std::uint32_t, Member*> members;  // by the number that submissions carry
   bool removing = false;                               // kRemoveSession came; goes when nothing is in flight
@@ -70,7 +73,11 @@ class SessionPort {
   void adopt();
 
   std::uint64_t id_ = 0;
+  // The submission waits in the ring for the group that it names.
+  bool awaits_group(const abi::Submission& submission) const;
+
   std::uint64_t opened_ns_ = 0;
+  bool inherited_ = false;
   UniqueFd doorbell_;
   Mapping a_mapping_;
   Mapping b_mapping_;

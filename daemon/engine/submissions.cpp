@@ -54,6 +54,19 @@ std::string Engine::illegal(const SessionPort& session, const Submission& s) con
 }
 
 void Engine::accept(SessionPort& session, const Submission& submission) {
+  if (submission.ticket != 0 && session.inherited() && !session.members.contains(submission.member)) {
+    // Its group ended while no engine was here.
+    session.begin(submission, kUnnumbered);
+    abi::Completion completion{};
+    completion.ticket = submission.ticket;
+    completion.status = StatusCode::kEngineRestarted;
+    completion.culprit_rank = -1;
+    completion.member = submission.member;
+    completion.slot = submission.slot;
+    session.complete(completion);
+    count(page_->ops_failed);
+    return;
+  }
   if (const std::string why = illegal(session, submission); !why.empty()) {
     end_session(session, why);
     return;
