@@ -79,7 +79,8 @@ void Member::save_route(std::uint32_t slot) const {
   record->num_tokens = route.plan.num_tokens();
   std::memcpy(saved + layout.base_rows, route.base_rows.data(),
               route.base_rows.size() * sizeof(std::uint32_t));
-  std::memcpy(saved + layout.topk, route.plan.topk.data(), route.plan.topk.size() * sizeof(std::int32_t));
+  std::copy(route.plan.topk.begin(), route.plan.topk.end(),
+            reinterpret_cast<std::int32_t*>(saved + layout.topk));
   std::atomic_ref(record->handle).store(route.handle, std::memory_order_release);
 }
 
