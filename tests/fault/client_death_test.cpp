@@ -182,9 +182,9 @@ TEST_F(ClientDeath, WhileTheGroupForms) {
     const Group group(session, c.config("forming", 0));
     return "";
   });
-  ASSERT_TRUE(eventually(10, [&] { return daemon_->log().find("rank joined") != std::string::npos; }))
-      << daemon_->log();
-  sleep_ms(50);
+  ASSERT_TRUE(eventually(10, [&] {
+    return daemon_->epctl({"--json", "groups"}).out.find("\"forming\"") != std::string::npos;
+  }));
   doomed.kill(SIGKILL);
   doomed.wait(10);
   expect_serves(*daemon_, 2, "forming");  // rank 0 is free again

@@ -295,7 +295,7 @@ TEST_F(EngineDeath, AnEngineThatDiesTooOftenIsGivenUp) {
     stage->ready.arrive();
     RANK_CHECK(eventually(30, [&] { return epd_session_check(session.get()) != EPD_OK; }),
                "the session ends");
-    const std::string text = epd_last_error();
+    std::string text = epd_last_error();
     RANK_CHECK(text.find("host:0") != std::string::npos, text);
     epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
     options.socket_path = daemon_->socket().c_str();
