@@ -20,7 +20,7 @@ int usable_cores() {
 SpinBudget::SpinBudget() {
   const int cores = usable_cores();
   yields_ = cores < 8;
-  limit_ = cores >= 8 ? microseconds(50) : (cores >= 2 ? microseconds(20) : microseconds(0));
+  limit_ = microseconds(cores >= 2 ? 20 : 0);
   budget_ = limit_ / 4;
 }
 

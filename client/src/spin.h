@@ -30,13 +30,15 @@ class SpinBudget {
     return false;
   }
 
-  // A sleep that was ended by news after `duration`: was it so short that spinning would have won?
+  // A sleep that was ended by news after `duration`. A short one says that the other side is quick; it may
+  // have been mostly the two wake-ups, which spinning spares.
   void slept(nanoseconds duration) {
-    if (duration < 2 * limit_) grow();
+    if (duration < kShortSleep) grow();
   }
 
  private:
   static constexpr int kLooksPerClock = 8;
+  static constexpr nanoseconds kShortSleep = std::chrono::microseconds(100);
 
   void grow();
   void shrink();

@@ -214,23 +214,28 @@ bool Engine::remove_sessions() {
   return removed;
 }
 
-// Polls on for a while when that has paid off lately: a short wait costs less than a sleep. Yields
-// meanwhile, because engines and clients may outnumber the cores.
+// Polls on for a while when that pays: a short wait costs less than a sleep. Yields meanwhile, because
+// engines and clients may outnumber the cores.
 bool Engine::spin() {
-  const std::uint64_t limit = std::uint64_t{settings_.spin_us} * 1000;
-  if (spin_budget_ns_ == 0 && ++idle_rounds_ % 16 == 0)
-    spin_budget_ns_ = std::min<std::uint64_t>(limit, 5000);
   if (spin_budget_ns_ == 0) return false;
   const std::uint64_t start = clock_.now_ns();
   while (clock_.now_ns() - start < spin_budget_ns_) {
     if (anything_pending()) {
-      spin_budget_ns_ = std::min(limit, spin_budget_ns_ * 2);
+      grow_spin_budget();
       return true;
     }
     ::sched_yield();
   }
-  spin_budget_ns_ = spin_budget_ns_ < 2000 ? 0 : spin_budget_ns_ / 2;
+  spin_budget_ns_ = spin_budget_ns_ < spin_limit_ns() / 16 ? 0 : spin_budget_ns_ / 2;
   return false;
+}
+
+std::uint64_t Engine::spin_limit_ns() const {
+  return std::uint64_t{settings_.spin_us} * 1000;
+}
+
+void Engine::grow_spin_budget() {
+  spin_budget_ns_ = std::min(spin_limit_ns(), spin_budget_ns_ + spin_limit_ns() / 4);
 }
 
 // True if a round of the loop would find something to do: the same looks, without the work.
@@ -264,6 +269,8 @@ void Engine::sleep() {
   count(page_->sleeps);
   const int ready = ::epoll_wait(epoll_.get(), events, 16, static_cast<int>((wait_ns + 999'999) / 1'000'000));
   set_sleeping(false);
+  // A sleep so short that polling on would have won.
+  if (ready > 0 && clock_.now_ns() - now < 2 * spin_limit_ns()) grow_spin_budget();
   for (int i = 0; i < ready; ++i) {
     if (events[i].data.u64 == kLinkKey) {
       now_ns_ = clock_.now_ns();

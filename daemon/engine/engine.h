@@ -71,6 +71,8 @@ class Engine {
   void answer_stray_orphans();
   bool remove_sessions();
   bool spin();
+  std::uint64_t spin_limit_ns() const;
+  void grow_spin_budget();
   void sleep();
   void set_sleeping(bool sleeping);
   bool anything_pending();
@@ -88,7 +90,6 @@ class Engine {
   int exit_code_ = 0;
   std::uint64_t now_ns_ = 0;
   std::uint64_t spin_budget_ns_ = 0;
-  std::uint32_t idle_rounds_ = 0;
   std::uint64_t last_link_ns_ = 0;
   std::list<Packet> link_backlog_;  // messages that the supervisor had no room for
   // Operations before the members they point to, and those before the sessions: destruction order.

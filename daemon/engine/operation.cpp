@@ -10,15 +10,11 @@ using abi::Op;
 using abi::OpStage;
 using abi::Region;
 
-namespace {
-
 std::uint32_t saturated_us(std::uint64_t from_ns, std::uint64_t to_ns) {
-  if (to_ns <= from_ns) return 0;  // the client's clock reading is not to be trusted
+  if (to_ns <= from_ns) return 0;
   return static_cast<std::uint32_t>(
       std::min<std::uint64_t>((to_ns - from_ns) / 1000, std::numeric_limits<std::uint32_t>::max()));
 }
-
-}  // namespace
 
 Operation::Operation(Member& member, const abi::Submission& submission, std::uint64_t seen_ns,
                      std::uint64_t deadline_ns)

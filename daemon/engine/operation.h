@@ -22,6 +22,9 @@ namespace epd {
 
 enum class StepResult { kIdle, kProgress, kDone, kFailed };
 
+// Microseconds between two clock readings, of which the first may be a client's: 0 if it lies ahead.
+std::uint32_t saturated_us(std::uint64_t from_ns, std::uint64_t to_ns);
+
 class Operation {
  public:
   Operation(Member& member, const abi::Submission& submission, std::uint64_t seen_ns,

@@ -81,6 +81,8 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
     completion.culprit_rank = -1;
     completion.member = submission.member;
     completion.slot = submission.slot;
+    completion.seen_us = completion.launched_us = completion.done_us =
+        saturated_us(submission.submit_ns, now_ns_);
     session.complete(completion);
     count(page_->ops_completed);
     return;
