@@ -185,7 +185,10 @@ typedef struct epd_resume_info {
 /* After an operation has failed for the whole group (ENGINE_RESTARTED, DEADLINE_EXCEEDED,
  * INVALID_ARGUMENT between ranks), every rank calls this, then resubmits from resume_op on. Until then
  * submissions return that status again. Blocks until the group has agreed, at most timeout_ms.
- * RANK_LOST: the group has ended; leave. OK at once if nothing was wrong. info may be NULL. */
+ * RANK_LOST: the group has ended; leave. OK at once if nothing was wrong. info may be NULL.
+ * What to redo may include an operation that this rank has completed and whose slot it has refilled since:
+ * keep what you need to submit operation i again (handle, number of tokens, inputs) until operation
+ * i + depth has completed here; then every rank has completed i. */
 EPD_API epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, epd_resume_info_t* info);
 
 /* ---- operations ----------------------------------------------------------------------------
