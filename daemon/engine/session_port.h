@@ -84,7 +84,6 @@ class SessionPort {
   abi::SegmentA* a_ = nullptr;
   abi::SegmentB* b_ = nullptr;
   std::uint64_t head_ = 0;  // submissions taken
-  std::uint64_t last_ticket_ = 0;
   std::uint64_t tail_ = 0;  // completions posted
   std::size_t inflight_ = 0;
   std::deque<abi::Completion> waiting_;  // for room in the ring

@@ -223,6 +223,37 @@ TEST_F(Operate, AReloadIsAppliedOrRefusedAsAWhole) {
   EXPECT_EQ(epctl("status")["daemon"]["config_generation"], 2);
 }
 
+// Operations are in flight, in chunks that several threads share, when the number of threads changes.
+TEST_F(Operate, SmsChangeWhileOperationsRun) {
+  start(2);
+  Case c = load_case(4);
+  c.hidden = 4096;
+  ScriptOptions script;
+  script.rounds = 40;
+  Shared<Stage> stage;
+  script.on_complete = [&stage](std::uint64_t) { stage->operations.fetch_add(1); };
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      return run_case(daemon_->socket(), daemon_->device(rank), "sms", c, rank, script);
+    });
+  }
+  ASSERT_TRUE(eventually(60, [&] { return stage->operations > 0; }));
+  for (const std::uint32_t sms : {1u, 4u, 3u, 1u, 2u}) {
+    const std::uint64_t before = stage->operations;
+    daemon_->rewrite_sms(sms);
+    daemon_->signal(SIGHUP);
+    EXPECT_TRUE(eventually(20, [&] {
+      const json devices = epctl("devices");
+      return devices["devices"][0]["sms"] == sms && devices["devices"][1]["sms"] == sms;
+    })) << sms;
+    const std::uint64_t all = 4u * 2u * script.rounds;
+    EXPECT_TRUE(eventually(60, [&] { return stage->operations > before || stage->operations == all; }))
+        << sms;
+  }
+  expect_all_ok(wait_all(ranks, 120));
+}
+
 TEST_F(Operate, ABadConfigurationIsRefusedByKeyAndValue) {
   start(2);
   const std::string directory = daemon_->directory();

@@ -148,6 +148,11 @@ void Daemon::rewrite(const std::vector<std::pair<std::string, std::string>>& set
   write_config();
 }
 
+void Daemon::rewrite_sms(std::uint32_t sms) {
+  options_.sms = sms;
+  write_config();
+}
+
 bool Daemon::spawn() {
   const std::vector<std::string> arguments = {EPD_TEST_DAEMON, "serve", "--config", directory_ + "/epd.toml"};
   const std::vector<char*> argv = pointers(arguments);

@@ -43,6 +43,7 @@ class Daemon {
   int wait_exit(double seconds);
   // Writes the configuration anew, with these settings beside the old ones (SIGHUP is the caller's).
   void rewrite(const std::vector<std::pair<std::string, std::string>>& settings);
+  void rewrite_sms(std::uint32_t sms);
 
   bool running() const;
   pid_t pid() const { return pid_; }

@@ -33,7 +33,7 @@ enum OpFlags : std::uint32_t {
 
 struct Submission {
   std::uint64_t sequence;   // ring position + 1, stored last
-  std::uint64_t ticket;     // chosen by the client, echoed; strictly increasing in a session
+  std::uint64_t ticket;     // chosen by the client, echoed; not 0, and not one in flight
   std::uint64_t epoch;      // the group epoch that the client acts in
   std::uint64_t handle;     // combine: op_index of the dispatch whose routing is used
   std::uint64_t submit_ns;  // CLOCK_MONOTONIC
