@@ -46,5 +46,5 @@ if [[ ! -f build/dev/compile_commands.json ]]; then
   echo "error: build/dev is not configured: run cmake --preset dev" >&2
   exit 1
 fi
-printf '%s\n' "${files[@]}" | grep -E '\.(c|cpp)$' |
+printf '%s\n' "${files[@]}" | grep -E '\.(c|cpp)$' | grep -v '^tests/support/package/' |
   xargs --max-procs="$(nproc)" --max-args=1 clang-tidy -p build/dev --quiet

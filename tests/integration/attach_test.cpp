@@ -291,6 +291,7 @@ TEST(Join, ARankIsTakenOnceAndFreeOnesAreGivenOut) {
   });
   expect_all_ok(outcomes);
   std::vector<std::string> ranks;
+  ranks.reserve(outcomes.size());
   for (const RankOutcome& outcome : outcomes) ranks.push_back(outcome.text);
   std::sort(ranks.begin(), ranks.end());
   EXPECT_EQ(ranks, (std::vector<std::string>{"0", "1", "2"}));

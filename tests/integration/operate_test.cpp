@@ -247,7 +247,7 @@ TEST_F(Operate, SmsChangeWhileOperationsRun) {
       const json devices = epctl("devices");
       return devices["devices"][0]["sms"] == sms && devices["devices"][1]["sms"] == sms;
     })) << sms;
-    const std::uint64_t all = 4u * 2u * script.rounds;
+    const std::uint64_t all = std::uint64_t{8} * script.rounds;
     EXPECT_TRUE(eventually(60, [&] { return stage->operations > before || stage->operations == all; }))
         << sms;
   }

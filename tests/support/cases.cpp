@@ -127,9 +127,12 @@ std::int64_t index_at(const Case& c, const void* indices, std::size_t i) {
 // "" or where two arrays of n elements differ, bit by bit.
 template <typename T>
 std::string differ(const char* name, const T* got, const T* wanted, std::size_t n) {
-  if (n == 0 || std::memcmp(got, wanted, n * sizeof(T)) == 0) return "";
-  std::size_t i = 0;
-  while (std::memcmp(got + i, wanted + i, sizeof(T)) == 0) ++i;
+  // As bytes: bits count, also those of NaN and of the sign of zero.
+  const auto* got_bytes = reinterpret_cast<const std::byte*>(got);
+  const auto* wanted_bytes = reinterpret_cast<const std::byte*>(wanted);
+  const auto* different = std::mismatch(got_bytes, got_bytes + n * sizeof(T), wanted_bytes).first;
+  const std::size_t i = static_cast<std::size_t>(different - got_bytes) / sizeof(T);
+  if (i == n) return "";
   return std::string(name) + "[" + std::to_string(i) + "] of " + std::to_string(n) + " is " +
          std::to_string(got[i]) + ", not " + std::to_string(wanted[i]);
 }
@@ -248,8 +251,8 @@ void fill_dispatch(const Case& c, const epd_buffers_t& b, const Input& input) {
   std::memset(b.recv_topk_idx, kPoison, rows * c.topk * (c.index64 ? 8 : 4));
   std::memset(b.recv_topk_weights, kPoison, rows * c.topk * 4);
   std::memset(b.recv_src, kPoison, rows * 8);
-  std::memset(b.rank_offsets, kPoison, (c.num_ranks + 1) * 4);
-  std::memset(b.expert_counts, kPoison, c.num_experts / c.num_ranks * 4);
+  std::memset(b.rank_offsets, kPoison, (std::size_t{c.num_ranks} + 1) * 4);
+  std::memset(b.expert_counts, kPoison, std::size_t{c.num_experts / c.num_ranks} * 4);
 }
 
 void fill_combine(const Case& c, const epd_buffers_t& b, std::uint32_t rank, std::uint64_t round,
@@ -336,8 +339,8 @@ std::uint64_t digest_dispatch(const Case& c, const epd_buffers_t& b, std::uint32
   hash = digest(hash, b.recv_topk_idx, std::size_t{num_rows} * c.topk * (c.index64 ? 8 : 4));
   hash = digest(hash, b.recv_topk_weights, std::size_t{num_rows} * c.topk * 4);
   hash = digest(hash, b.recv_src, std::size_t{num_rows} * 8);
-  hash = digest(hash, b.rank_offsets, (c.num_ranks + 1) * 4);
-  return digest(hash, b.expert_counts, c.num_experts / c.num_ranks * 4);
+  hash = digest(hash, b.rank_offsets, (std::size_t{c.num_ranks} + 1) * 4);
+  return digest(hash, b.expert_counts, std::size_t{c.num_experts / c.num_ranks} * 4);
 }
 
 std::uint64_t digest_combine(const Case& c, const epd_buffers_t& b, std::uint32_t num_tokens) {
