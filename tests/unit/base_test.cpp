@@ -89,7 +89,7 @@ TEST(SealedMemfd, ReadOnlyViewCanNotBeWritten) {
   EXPECT_EQ(::mprotect(read_only, 4096, PROT_READ | PROT_WRITE), -1) << "nor made writable later";
   Result<Mapping> writer = Mapping::map(fd->get(), 4096, Access::kReadWrite);
   ASSERT_TRUE(writer.ok());
-  *writer->as<std::uint32_t>(100 * 4) = 77;
+  *writer->as<std::uint32_t>(std::uint64_t{100} * 4) = 77;
   EXPECT_EQ(static_cast<volatile std::uint32_t*>(read_only)[100], 77u) << "it is the same memory";
   ::munmap(read_only, 4096);
 }
