@@ -5,7 +5,7 @@
 #include "kernels/reference.h"
 
 #include <gtest/gtest.h>
-#include <cstring>
+#include <algorithm>
 #include <random>
 
 namespace epd::test {
@@ -60,7 +60,7 @@ class EngineTest : public ::testing::Test {
         group_->region<std::int32_t>(rank, slot, Region::kTopkIdx)[i] =
             static_cast<std::int32_t>(input.topk_idx.back());
       }
-      std::memcpy(group_->region<std::uint16_t>(rank, slot, Region::kX), input.x.data(), input.x.size() * 2);
+      std::copy(input.x.begin(), input.x.end(), group_->region<std::uint16_t>(rank, slot, Region::kX));
     }
     return inputs;
   }
@@ -85,9 +85,9 @@ class EngineTest : public ::testing::Test {
       ASSERT_EQ(done->num_recv_rows, expected[rank].num_rows);
       handles.push_back(done->op_index);
       const auto* rows = group_->region<std::uint16_t>(rank, slot, Region::kRecvX);
-      EXPECT_EQ(std::memcmp(rows, expected[rank].recv_bf16.data(), expected[rank].recv_bf16.size() * 2), 0);
+      EXPECT_TRUE(std::equal(expected[rank].recv_bf16.begin(), expected[rank].recv_bf16.end(), rows));
       y.emplace_back(rows, rows + expected[rank].recv_bf16.size());
-      std::memcpy(group_->region<std::uint16_t>(rank, slot, Region::kY), rows, y.back().size() * 2);
+      std::copy(y.back().begin(), y.back().end(), group_->region<std::uint16_t>(rank, slot, Region::kY));
     }
     combine_and_check(slot, params, inputs, y, handles);
   }
@@ -108,7 +108,7 @@ class EngineTest : public ::testing::Test {
       ASSERT_TRUE(done.has_value());
       ASSERT_EQ(done->status, StatusCode::kOk) << group_->board(rank).slots[slot].message;
       const auto* out = group_->region<std::uint16_t>(rank, slot, Region::kOut);
-      EXPECT_EQ(std::memcmp(out, expected[rank].data(), expected[rank].size() * 2), 0) << "rank " << rank;
+      EXPECT_TRUE(std::equal(expected[rank].begin(), expected[rank].end(), out)) << "rank " << rank;
     }
   }
 
@@ -335,7 +335,7 @@ TEST_F(EngineTest, RoutingOutlivesTheEngine) {
   for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
     ASSERT_EQ(sessions_[rank]->wait()->status, StatusCode::kOk);
     y.push_back(expected[rank].recv_bf16);
-    std::memcpy(group_->region<std::uint16_t>(rank, 0, Region::kY), y.back().data(), y.back().size() * 2);
+    std::copy(y.back().begin(), y.back().end(), group_->region<std::uint16_t>(rank, 0, Region::kY));
   }
   engines_[1]->stop();
   engines_[1]->start();
