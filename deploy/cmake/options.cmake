@@ -3,6 +3,10 @@ add_library(epd_options INTERFACE)
 target_compile_options(epd_options INTERFACE
   -Wall -Wextra -Wshadow $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor -Woverloaded-virtual>
   -fvisibility=hidden $<$<BOOL:${EPD_WERROR}>:-Werror>)
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # At -O3 GCC 12 warns about std::string's own operator+ (GCC bug 105329).
+  target_compile_options(epd_options INTERFACE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-Wno-restrict>)
+endif()
 if(EPD_SANITIZE)
   string(REPLACE ";" "," _epd_sanitize "${EPD_SANITIZE}")
   add_compile_options(-fsanitize=${_epd_sanitize} -fno-omit-frame-pointer)
