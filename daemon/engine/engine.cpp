@@ -272,13 +272,14 @@ void Engine::sleep() {
   // A sleep so short that polling on would have won.
   if (ready > 0 && clock_.now_ns() - now < 2 * spin_limit_ns()) grow_spin_budget();
   for (int i = 0; i < ready; ++i) {
-    if (events[i].data.u64 == kLinkKey) {
+    const std::uint64_t key = events[i].data.u64;  // the struct is packed: no reference into it
+    if (key == kLinkKey) {
       now_ns_ = clock_.now_ns();
       handle_link();
-    } else if (events[i].data.u64 == kBellKey) {
+    } else if (key == kBellKey) {
       std::uint64_t rings;
       [[maybe_unused]] const ssize_t n = ::read(bell_.get(), &rings, sizeof(rings));
-    } else if (const auto found = sessions_.find(events[i].data.u64); found != sessions_.end()) {
+    } else if (const auto found = sessions_.find(key); found != sessions_.end()) {
       // A closed doorbell would be readable for ever; the supervisor tells us when the client is gone.
       if (!found->second->drain_doorbell()) {
         ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, found->second->doorbell(), nullptr);
