@@ -83,7 +83,8 @@ void Loop::run(const std::function<std::uint64_t()>& turn) {
     epoll_event events[kEventsPerTurn];
     const int n = ::epoll_wait(epoll_.get(), events, kEventsPerTurn, timeout_ms(due_ns));
     for (int i = 0; i < n; ++i) {
-      const auto found = handlers_.find(events[i].data.u64);
+      const std::uint64_t id = events[i].data.u64;  // the struct is packed: no reference into it
+      const auto found = handlers_.find(id);
       if (found == handlers_.end()) continue;  // removed by an earlier handler of this turn
       const std::shared_ptr<Handler> handler = found->second;
       (*handler)(events[i].events);
