@@ -56,6 +56,7 @@ int Engine::run() {
       last_link_ns_ = now_ns_;
       handle_link();
       if (stop_) break;
+      answer_stray_orphans();
     }
     bool progress = poll_sessions();
     progress |= step_operations();
@@ -254,7 +255,6 @@ void Engine::set_sleeping(bool sleeping) {
 }
 
 void Engine::sleep() {
-  answer_stray_orphans();
   set_sleeping(true);
   // Pairs with the fence of whoever rings: either it sees us sleeping, or we see what it published.
   std::atomic_thread_fence(std::memory_order_seq_cst);

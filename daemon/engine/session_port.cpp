@@ -61,7 +61,7 @@ std::optional<abi::Submission> SessionPort::take() {
   ++head_;
   // A former engine may have recorded this one and died before it gave the slot back.
   for (const Orphan& orphan : orphans_) {
-    if (orphan.record.ticket == submission.ticket) return take();
+    if (orphan.record.ticket == submission.ticket) return std::nullopt;  // the next round goes on
   }
   return submission;
 }

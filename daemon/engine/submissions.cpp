@@ -10,11 +10,21 @@ namespace epd {
 using abi::Op;
 using abi::Submission;
 
+namespace {
+
+// So that a client which submits as fast as it is answered can't keep the loop from the others, nor
+// from the supervisor.
+constexpr int kTakesPerRound = 16;
+
+}  // namespace
+
 bool Engine::poll_sessions() {
   bool progress = false;
   for (const auto& [id, session] : sessions_) {
     progress |= session->flush();
-    while (const std::optional<Submission> submission = session->take()) {
+    for (int taken = 0; taken < kTakesPerRound; ++taken) {
+      const std::optional<Submission> submission = session->take();
+      if (!submission) break;
       accept(*session, *submission);
       progress = true;
     }
