@@ -107,8 +107,25 @@ EPD_API epd_status_t epd_session_check(const epd_session_t* session);
 
 typedef enum epd_payload {
   EPD_PAYLOAD_BF16 = 0,
-  EPD_PAYLOAD_FP8_CAST = 1 /* bf16 in, e4m3 out with one float32 scale (amax/448) per 1x128 block */
+  EPD_PAYLOAD_FP8_CAST = 1, /* bf16 in, e4m3 out with one scale (amax/448) per 1x128 block */
+  EPD_PAYLOAD_FP8 = 2,      /* e4m3 and its scales in, the same out */
+  EPD_PAYLOAD_OPAQUE = 3    /* rows of opaque_bytes, delivered as they are */
 } epd_payload_t;
+
+/* Scales of e4m3 rows. */
+typedef enum epd_scale_format {
+  EPD_SCALES_FLOAT32 = 0,      /* float32 [.,H/128] */
+  EPD_SCALES_FLOAT32_POW2 = 1, /* the same, rounded up to a power of two; FP8_CAST only */
+  EPD_SCALES_UE8M0 = 2 /* exponent bytes (e + 127) of powers of two, 4 to an int32: int32 [.,ceil(H/512)] */
+} epd_scale_format_t;
+
+/* How received rows lie. All are deterministic: places follow from counts, never from arrival. */
+typedef enum epd_layout {
+  EPD_LAYOUT_COMPACT = 0, /* one row per (token, rank), by source rank, then token: prefill, training */
+  EPD_LAYOUT_PACKED = 1,  /* one row per (token, local expert), by expert, each expert's first row aligned:
+                             contiguous grouped GEMM */
+  EPD_LAYOUT_EXPERT = 2   /* the same rows, each expert in a block of its own: masked grouped GEMM, decode */
+} epd_layout_t;
 
 typedef enum epd_index_type { EPD_INDEX_INT32 = 0, EPD_INDEX_INT64 = 1 } epd_index_type_t;
 
@@ -117,7 +134,7 @@ typedef enum epd_loss_policy {
   EPD_DEGRADE = 1    /* not served yet: UNSUPPORTED */
 } epd_loss_policy_t;
 
-/* All ranks must agree on everything but rank, timeout_ms and sms. */
+/* All ranks must agree on everything but rank, timeout_ms, sms and priority. */
 typedef struct epd_group_config {
   size_t size;
   const char* name;     /* 1..63 characters of [A-Za-z0-9._-] */
@@ -133,11 +150,21 @@ typedef struct epd_group_config {
   epd_loss_policy_t policy;
   uint32_t sms;       /* SMs (host: threads) of the device to use; 0: the device's default */
   int32_t timeout_ms; /* to wait for all ranks; 0: the daemon's default */
+  epd_layout_t layout;
+  epd_scale_format_t scale_format;
+  uint32_t expert_alignment; /* rows, 1..256; 0: 1. Packed: of each expert's first row. Compact: expert_counts
+                                are rounded up to it */
+  uint32_t opaque_bytes;     /* of a row: a multiple of 16 up to 65536; EPD_PAYLOAD_OPAQUE only */
+  uint32_t num_biases;       /* bias regions that combine may add, 0..2 */
+  uint32_t num_handles;      /* routings that epd_dispatch may keep, 0..4096 */
+  uint32_t max_recv_rows; /* rows of recv_x and y (layout expert: of each expert's block); 0: the worst case.
+                             A dispatch that would need more fails with RESOURCE_EXHAUSTED on all ranks */
+  int32_t priority; /* of this rank's operations among those of its device: -8 .. 7, higher goes first */
 } epd_group_config_t;
 #define EPD_GROUP_CONFIG_INIT                                                                  \
   {                                                                                            \
     sizeof(epd_group_config_t), NULL, -1, 0, 0, 0, 0, 0, 0, EPD_PAYLOAD_BF16, EPD_INDEX_INT32, \
-        EPD_FAIL_FAST, 0, 0                                                                    \
+        EPD_FAIL_FAST, 0, 0, EPD_LAYOUT_COMPACT, EPD_SCALES_FLOAT32, 0, 0, 0, 0, 0, 0          \
   }
 
 /* Blocks until all R ranks have joined. Errors: INVALID_ARGUMENT (names the field; for a mismatch
@@ -152,25 +179,43 @@ EPD_API uint32_t epd_group_rank(const epd_group_t* group);
 
 /* The regions of one buffer slot in this rank's arena, shared with the engine: nothing is copied
  * between you and it. A region may be written until the operation that reads it is submitted, and
- * again when that has completed; an output is valid from completion until the next operation is
- * submitted on the slot. */
+ * again when that has completed (or says that it reads it no more, see defer_receive); an output is valid
+ * from completion until the next operation is submitted on the slot.
+ *
+ * row = one received row: H bf16, H e4m3, or opaque_bytes. rows = max_recv_rows, or in the worst case:
+ * compact R*T; packed R*T*min(K, E/R) + E/R*(expert_alignment-1); expert E/R blocks of R*T. C = K (compact)
+ * or 1. */
 typedef struct epd_buffers {
   size_t size;
-  void* x;                  /* in  [T,H] bf16 */
-  void* topk_idx;           /* in  [T,K] int32 or int64; -1 = no selection */
-  float* topk_weights;      /* in  [T,K] */
-  void* recv_x;             /* out [R*T,H] bf16 or e4m3; M rows are valid, by source rank, then token */
-  float* recv_scales;       /* out [R*T,H/128]; NULL unless FP8 */
-  void* recv_topk_idx;      /* out [R*T,K] index type: local expert numbers, -1 elsewhere */
-  float* recv_topk_weights; /* out [R*T,K]; 0 elsewhere */
-  int32_t* recv_src;        /* out [R*T,2]: source rank, token there */
-  int32_t* rank_offsets;    /* out [R+1]: rows of source rank r are [r]..[r+1] */
-  int32_t* expert_counts;   /* out [E/R]: selections per local expert */
-  void* y;                  /* in  [R*T,H] bf16: one row per received row, the input of combine */
+  void* x;             /* in  [T] rows as given: H bf16 (also for FP8_CAST), H e4m3, or opaque_bytes */
+  void* topk_idx;      /* in  [T,K] int32 or int64; -1 = no selection */
+  float* topk_weights; /* in  [T,K] */
+  void* recv_x;        /* out [rows]; compact: M rows are valid, by source rank, then token; packed: expert
+                          e's are [expert_offsets[e], + expert_counts[e]), by source rank, then token;
+                          expert: the same */
+  void* recv_scales;   /* out [rows] x scale_format; NULL unless FP8 */
+  void* recv_topk_idx; /* out [rows,C] index type: local expert numbers, -1 elsewhere */
+  float* recv_topk_weights; /* out [rows,C]; 0 elsewhere. Packed, expert: the sum of the token's weights of
+                               the expert, in order of k */
+  int32_t* recv_src;        /* out [rows,2]: source rank, token there */
+  int32_t* rank_offsets;    /* out [R+1]: tokens received from rank r are [r]..[r+1]; compact: its rows */
+  int32_t* expert_counts;   /* out [E/R]: compact: selections per local expert; else its rows */
+  void* y;                  /* in  [rows,H] bf16: one row per received row, the input of combine */
   void* out;                /* out [T,H] bf16 */
+  void* x_scales;           /* in  [T] x scale_format; NULL unless EPD_PAYLOAD_FP8 */
+  int32_t* expert_offsets;  /* out [E/R+1]: first row of each local expert; the last: end of the rows (packed:
+                               with  padding). NULL if compact */
+  int32_t* source_ranges;   /* out [E/R,R,2]: first row and number of rows of (expert, source rank). NULL if
+                               compact */
+  float* y_weights;         /* in  [rows,C]: gradients of recv_topk_weights, for combine's return_weights */
+  void* bias[2];            /* in  [T,H] bf16; NULL beyond num_biases */
+  float* out_weights;       /* out [T,K]: gradients of topk_weights */
 } epd_buffers_t;
-#define EPD_BUFFERS_INIT \
-  { sizeof(epd_buffers_t), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
+#define EPD_BUFFERS_INIT                                                                                 \
+  {                                                                                                      \
+    sizeof(epd_buffers_t), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
+        NULL, NULL, NULL, {NULL, NULL}, NULL                                                             \
+  }
 
 EPD_API epd_status_t epd_group_buffers(const epd_group_t* group, uint32_t slot, epd_buffers_t* buffers);
 
@@ -199,34 +244,61 @@ EPD_API epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, ep
 typedef struct epd_dispatch_args {
   size_t size;
   uint32_t slot;       /* 0..depth-1 */
-  uint32_t num_tokens; /* n */
+  uint32_t num_tokens; /* n; with a handle: 0, or the n of its dispatch */
   uint32_t weights;    /* 1: topk_weights are sent along */
   uint32_t timeout_ms; /* 0: the daemon's default */
+  epd_handle_t handle; /* 0: a new routing from topk_idx. Else the routing of that dispatch again (topk_idx is
+                          not read, nothing is counted); the rows lie as they did then */
+  uint32_t keep_handle; /* 1: *handle stays valid until epd_handle_release, one of the group's num_handles */
+  uint32_t defer_receive; /* 1: epd_ticket_wait_sent tells when the inputs have been read */
+  uint32_t zero_padding;  /* 1: packed: rows that align experts are zeroed; their metadata is always marked */
+  uint32_t mark_unused; /* 1: all rows that no token fills, up to the room there is, are marked: recv_topk_idx
+                           -1, weight 0, recv_src -1; so that nobody needs to know M */
+  uint32_t sms;         /* of the device, for this operation; 0: the group's */
+  uint32_t reserved;
 } epd_dispatch_args_t;
 #define EPD_DISPATCH_ARGS_INIT \
-  { sizeof(epd_dispatch_args_t), 0, 0, 1, 0 }
+  { sizeof(epd_dispatch_args_t), 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0 }
 
-/* Reads x, topk_idx, topk_weights of the slot; delivers the recv_* regions. Each token travels at
- * most once to a rank. *handle (may be NULL) names the routing for combine; it is valid until the next
- * dispatch on the slot. */
+/* Reads x, topk_idx, topk_weights of the slot; delivers the recv_* regions. *handle (may be NULL) names the
+ * routing for combine, and for dispatches that use it again; unless kept, it is valid until the next dispatch
+ * with a new routing on the slot. Under a handle every rank must use the same one; *handle then is the same.
+ * RESOURCE_EXHAUSTED: no handle left to keep. */
 EPD_API epd_status_t epd_dispatch(epd_group_t* group, const epd_dispatch_args_t* args, epd_ticket_t* ticket,
                                   epd_handle_t* handle);
 
+/* Gives a kept handle back. WOULD_BLOCK: an operation in flight uses it. NOT_FOUND: not a kept handle. */
+EPD_API epd_status_t epd_handle_release(epd_group_t* group, epd_handle_t handle);
+
 typedef struct epd_combine_args {
   size_t size;
-  uint32_t slot;     /* the slot that the dispatch used */
+  uint32_t slot;     /* whose y, topk_weights and biases are read, and whose out is written */
   uint32_t weighted; /* 1: topk_weights of the slot weigh the rows, see below */
   epd_handle_t handle;
-  uint32_t timeout_ms; /* 0: the daemon's default */
+  uint32_t timeout_ms;     /* 0: the daemon's default */
+  uint32_t num_biases;     /* how many bias regions are added, 0..the group's */
+  uint32_t return_weights; /* 1: y_weights come back as out_weights */
+  uint32_t defer_receive;  /* 1: epd_ticket_wait_sent tells when the inputs have been read */
+  uint32_t sms;            /* of the device, for this operation; 0: the group's */
   uint32_t reserved;
 } epd_combine_args_t;
 #define EPD_COMBINE_ARGS_INIT \
-  { sizeof(epd_combine_args_t), 0, 0, 0, 0, 0 }
+  { sizeof(epd_combine_args_t), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
-/* Reads y of the slot, where row i answers received row i: the sum over this rank's experts of that
- * token. Delivers out[t] = sum over ranks d, ascending, of y_d (weighted: of W_d * y_d, W_d = sum in
- * order of k of the weights of the selections of t that live on d), in float32, rounded once to bf16
- * (to nearest, ties to even). A token with no selection gives zeros. NOT_FOUND: the handle is stale. */
+/* Reads y of the slot, laid out as the dispatch delivered its rows, and delivers for each token t of it
+ *   out[t] = bias[0][t] + bias[1][t] + sum over ranks d, ascending, of P_d
+ * in float32 from +0.0 in this order, rounded once to bf16 (to nearest, ties to even).
+ * Compact: row i of y answers received row i and is already the sum over this rank's experts; P_d = y_d, or
+ * weighted W_d * y_d (one fused multiply-add), W_d = sum in order of k of the weights of the selections of t
+ * that live on d. Packed, expert: y has a row per (token, expert); P_d = sum of the token's rows on d in
+ * order of k, weighted by fused multiply-adds if asked, in float32, rounded to bf16 as it crosses the wire.
+ * A token with no selection gives its biases, or zeros. With return_weights, out_weights[t,k] is the
+ * y_weights value of the row that carried selection k (compact: its column k), 0 without one. NOT_FOUND: the
+ * handle is stale.
+ *
+ * Training: dispatch's backward is combine (the gradients of recv_x in y, those of recv_topk_weights in
+ * y_weights) with the same handle, combine's backward is dispatch (the gradient of out in x) under that
+ * handle. */
 EPD_API epd_status_t epd_combine(epd_group_t* group, const epd_combine_args_t* args, epd_ticket_t* ticket);
 
 /* Does nothing, to the engine and back; not collective. Measures the hand-off. */
@@ -259,12 +331,13 @@ EPD_API int epd_ticket_pending(epd_group_t* group, epd_ticket_t ticket);
 
 typedef struct epd_counts {
   size_t size;
-  uint32_t num_recv_rows;       /* M */
-  const int32_t* rank_offsets;  /* [R+1] */
-  const int32_t* expert_counts; /* [E/R] */
+  uint32_t num_recv_rows;        /* M; packed: with padding */
+  const int32_t* rank_offsets;   /* [R+1] */
+  const int32_t* expert_counts;  /* [E/R] */
+  const int32_t* expert_offsets; /* [E/R+1]; NULL if compact */
 } epd_counts_t;
 #define EPD_COUNTS_INIT \
-  { sizeof(epd_counts_t), 0, NULL, NULL }
+  { sizeof(epd_counts_t), 0, NULL, NULL, NULL }
 
 /* The counts of a dispatch, known before its rows have all arrived. The arrays live in memory shared with
  * the engine and stay as they are until the next operation on the slot. WOULD_BLOCK or
@@ -272,6 +345,13 @@ typedef struct epd_counts {
  * ticket. */
 EPD_API epd_status_t epd_ticket_counts(epd_group_t* group, epd_ticket_t ticket, int32_t timeout_ms,
                                        epd_counts_t* counts);
+
+/* For an operation submitted with defer_receive: waits until its inputs on this rank have been read and may
+ * be written again (dispatch: this rank's rows have been sent; combine: every rank has pulled what it needs,
+ * on host devices that is the end). epd_ticket_wait then waits for the arrival: it is the receive hook. The
+ * ticket stays valid. WOULD_BLOCK or DEADLINE_EXCEEDED: not yet; the operation's own status if it failed;
+ * INVALID_ARGUMENT: not submitted with defer_receive. */
+EPD_API epd_status_t epd_ticket_wait_sent(epd_group_t* group, epd_ticket_t ticket, int32_t timeout_ms);
 
 /* Calls hook(result, user) once, on a thread of the library, when the operation has ended; also if it
  * has already. The ticket is retired by it: do not wait for it as well. */

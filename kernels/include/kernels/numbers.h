@@ -32,4 +32,13 @@ float e4m3_to_float(std::uint8_t bits);
 // scale = amax / 448; q = e4m3(x * (448 / amax)). Returns the scale.
 float cast_block_e4m3(const std::uint16_t* x, std::uint8_t* q);
 
+// The same with a power of two: scale = the least 2^e >= amax / 448 (Inf for an infinite amax);
+// q = e4m3(x * 2^-e), with 2^-e = 0 for an infinite scale.
+float cast_block_e4m3_pow2(const std::uint16_t* x, std::uint8_t* q);
+
+// The exponent byte of a power of two: e + 127; Inf gives 255.
+inline std::uint8_t scale_to_ue8m0(float scale) {
+  return static_cast<std::uint8_t>(std::bit_cast<std::uint32_t>(scale) >> 23);
+}
+
 }  // namespace epd::kernels

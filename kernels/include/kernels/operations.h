@@ -9,26 +9,38 @@
 
 namespace epd::kernels {
 
-// Where one destination rank receives, and where this source's rows begin there.
+enum class ScaleFormat { kFloat32, kFloat32Pow2, kUe8m0 };
+
+// What a row is made of, and how it travels.
+struct RowFormat {
+  bool cast = false;                           // bf16 in, e4m3 and scales out, 1x128 blocks
+  ScaleFormat scales = ScaleFormat::kFloat32;  // of the cast
+  std::uint32_t hidden = 0;                    // elements; of a row that is only copied: unused
+  std::uint32_t x_bytes = 0;                   // of a row as given; a multiple of 16
+  std::uint32_t row_bytes = 0;                 // as delivered
+  std::uint32_t scale_bytes = 0;  // as delivered (and as given, if they are given); a multiple of 4
+};
+
+// Where one destination rank receives. A rank that is not there has recv_x null and gets nothing.
 struct DispatchTarget {
-  void* recv_x = nullptr;              // [R*T,H] bf16 or e4m3
-  float* recv_scales = nullptr;        // [R*T,H/128], FP8 only
-  void* recv_topk_idx = nullptr;       // [R*T,K] int32 or int64
-  float* recv_topk_weights = nullptr;  // [R*T,K]
-  std::int32_t* recv_src = nullptr;    // [R*T,2]
-  std::uint32_t base_row = 0;
+  void* recv_x = nullptr;              // [rows,row_bytes]
+  void* recv_scales = nullptr;         // [rows,scale_bytes], if scale_bytes != 0
+  void* recv_topk_idx = nullptr;       // [rows,C] int32 or int64; C = K (compact) or 1
+  float* recv_topk_weights = nullptr;  // [rows,C]
+  std::int32_t* recv_src = nullptr;    // [rows,2]
 };
 
 struct DispatchArgs {
   const RoutingPlan* plan = nullptr;
-  const std::uint16_t* x = nullptr;         // [n,H] bf16
+  std::span<const std::int32_t> base;       // Placement::base
+  const void* x = nullptr;                  // [n,x_bytes]
+  const void* x_scales = nullptr;           // [n,scale_bytes], if rows come with scales
   const float* topk_weights = nullptr;      // [n,K], or null: zeros are delivered
   std::span<const DispatchTarget> targets;  // [R]
+  RowFormat format;
   std::uint32_t source_rank = 0;
-  std::uint32_t hidden = 0;
   std::uint32_t topk = 0;
   std::uint32_t experts_per_rank = 0;
-  bool fp8 = false;      // cast each 1x128 block: scale = amax/448
   bool index64 = false;  // type of recv_topk_idx
 };
 
@@ -36,24 +48,48 @@ struct DispatchArgs {
 // visible to a thread that synchronises with the caller afterwards (non-temporal stores are fenced).
 void dispatch_rows(const DispatchArgs& args, std::uint32_t begin, std::uint32_t end);
 
+// Rows of one's own that no token fills: recv_topk_idx -1, weight 0, recv_src -1, and if `zero` the row and
+// its scales are zeroed.
+struct FillArgs {
+  DispatchTarget target;
+  std::span<const RowRange> ranges;
+  RowFormat format;
+  std::uint32_t choices_per_row = 1;
+  bool index64 = false;
+  bool zero = false;
+};
+
+// Items [begin, end) of the ranges laid end to end.
+void fill_rows(const FillArgs& args, std::uint32_t begin, std::uint32_t end);
+
+// A rank that is not there has y null and contributes nothing.
 struct CombineSource {
-  const std::uint16_t* y = nullptr;  // [R*T,H] bf16 of one rank
-  std::uint32_t base_row = 0;        // where this rank's tokens begin there
+  const std::uint16_t* y = nullptr;  // [rows,H] bf16 of one rank
+  const float* y_weights = nullptr;  // [rows,C], if out_weights is asked for
 };
 
 struct CombineArgs {
   const RoutingPlan* plan = nullptr;       // of the dispatch
+  std::span<const std::int32_t> base;      // of the dispatch
   std::span<const CombineSource> sources;  // [R]
   const float* topk_weights = nullptr;     // [n,K], or null: unweighted
+  const std::uint16_t* bias[2] = {};       // [n,H] bf16, or null
   std::uint16_t* out = nullptr;            // [n,H] bf16
+  float* out_weights = nullptr;            // [n,K], or null: not asked for
   std::uint32_t hidden = 0;
   std::uint32_t topk = 0;
   std::uint32_t experts_per_rank = 0;
 };
 
-// Pulls and sums the rows of tokens [begin, end) into out: float32 accumulator from +0.0, ranks
-// ascending, acc = acc + y or, weighted, acc = fma(W, y, acc) with W = sum of the token's weights on
-// that rank in order of k (from +0.0, float32); one rounding to bf16, ties to even.
+// Pulls and sums the rows of tokens [begin, end) into out. The sum of a token, in float32:
+//   acc = +0.0; then acc = acc + bias[0], acc = acc + bias[1] where given;
+//   then for each rank, ascending, that holds rows of the token: acc = acc + P, or compact and weighted
+//   acc = fma(W, y, acc) with W = sum of the token's weights on that rank in order of k (from +0.0);
+//   one rounding to bf16, ties to even.
+// P, compact: the rank's row. Packed, expert: the rank's partial sum as it crosses the wire: p = +0.0;
+// for the token's rows there in plan order p = p + y, or weighted p = fma(w, y, p) with w = sum of the
+// token's weights of that expert in order of k; p rounded to bf16. out_weights[t,k] = y_weights of the row
+// that carried the choice (compact: its k-th), +0.0 if there is none.
 void combine_rows(const CombineArgs& args, std::uint32_t begin, std::uint32_t end);
 
 }  // namespace epd::kernels

@@ -1,52 +1,88 @@
 // The specification: slow, obvious, one thread, whole groups at a time. Every test compares with it.
 #pragma once
 
+#include "kernels/operations.h"
+
 #include <cstdint>
 #include <vector>
 
 namespace epd::kernels::reference {
+
+enum class Layout { kCompact, kPacked, kExpert };
+enum class Payload { kBf16, kFp8Cast, kFp8, kOpaque };
 
 struct GroupParams {
   std::uint32_t num_ranks = 1;
   std::uint32_t num_experts = 1;
   std::uint32_t hidden = 128;
   std::uint32_t topk = 1;
-  bool fp8 = false;
+  Payload payload = Payload::kBf16;
+  ScaleFormat scale_format = ScaleFormat::kFloat32;
+  Layout layout = Layout::kCompact;
+  std::uint32_t alignment = 1;
+  std::uint32_t expert_capacity = 0;  // layout expert: rows of each expert's block
+  std::uint32_t opaque_bytes = 0;
+  std::vector<bool> masked;  // [R] or empty: ranks that are not there; choices of their experts count as -1
 };
 
 // What one rank gives to dispatch. Indices are int64 here whatever travels.
 struct RankInput {
   std::uint32_t num_tokens = 0;
-  std::vector<std::uint16_t> x;        // [n,H] bf16
+  std::vector<std::uint8_t> x;         // [n,x_bytes] as the payload says
+  std::vector<std::uint8_t> x_scales;  // [n,scale_bytes], Payload::kFp8
   std::vector<std::int64_t> topk_idx;  // [n,K]
   std::vector<float> topk_weights;     // [n,K], or empty: zeros are delivered
 };
 
+// Rows as they lie in recv_x. A row that no token fills has source -1 and is not defined otherwise.
+// num_rows: compact M; packed M with padding; expert: all blocks, E/R * expert_capacity.
 struct RankReceived {
-  std::uint32_t num_rows = 0;               // M
-  std::vector<std::uint16_t> recv_bf16;     // [M,H], unless fp8
-  std::vector<std::uint8_t> recv_e4m3;      // [M,H], fp8
-  std::vector<float> recv_scales;           // [M,H/128], fp8
-  std::vector<std::int64_t> recv_topk_idx;  // [M,K]
-  std::vector<float> recv_topk_weights;     // [M,K]
-  std::vector<std::int32_t> recv_src;       // [M,2]
-  std::vector<std::int32_t> rank_offsets;   // [R+1]
-  std::vector<std::int32_t> expert_counts;  // [E/R]
+  std::uint32_t num_rows = 0;
+  std::uint32_t num_recv_rows = 0;           // M as epd reports it
+  std::vector<std::uint8_t> recv_x;          // [num_rows,row_bytes]
+  std::vector<std::uint8_t> recv_scales;     // [num_rows,scale_bytes], FP8
+  std::vector<std::int64_t> recv_topk_idx;   // [num_rows,C]
+  std::vector<float> recv_topk_weights;      // [num_rows,C]
+  std::vector<std::int32_t> recv_src;        // [num_rows,2]
+  std::vector<std::int32_t> rank_offsets;    // [R+1]
+  std::vector<std::int32_t> expert_counts;   // [E/R]
+  std::vector<std::int32_t> expert_offsets;  // [E/R+1], packed and expert
+  std::vector<std::int32_t> source_ranges;   // [E/R,R,2], packed and expert
 };
 
 // inputs [R]; returns [R].
 std::vector<RankReceived> dispatch(const GroupParams& params, const std::vector<RankInput>& inputs);
 
-// y[r]: [M_r,H] bf16, rows as dispatch delivered them. Returns out[r]: [n_r,H] bf16.
-std::vector<std::vector<std::uint16_t>> combine(const GroupParams& params,
-                                                const std::vector<RankInput>& inputs,
-                                                const std::vector<std::vector<std::uint16_t>>& y,
-                                                bool weighted);
+// What the experts of one rank answer, and what else combine is given there.
+struct CombineInput {
+  std::vector<std::uint16_t> y;        // [rows,H] bf16, rows as dispatch delivered them
+  std::vector<float> y_weights;        // [rows,C], or empty
+  std::vector<std::uint16_t> bias[2];  // [n,H] each, or empty
+};
+struct CombineOptions {
+  bool weighted = false;
+  bool return_weights = false;
+};
+struct RankCombined {
+  std::vector<std::uint16_t> out;  // [n,H]
+  std::vector<float> out_weights;  // [n,K], if asked for
+};
+
+std::vector<RankCombined> combine(const GroupParams& params, const std::vector<RankInput>& inputs,
+                                  const std::vector<CombineInput>& answers, const CombineOptions& options);
 
 // One rank's share of the two above, for callers that check only themselves.
 RankReceived dispatch_to(const GroupParams& params, const std::vector<RankInput>& inputs, std::uint32_t rank);
-std::vector<std::uint16_t> combine_to(const GroupParams& params, const std::vector<RankInput>& inputs,
-                                      const std::vector<std::vector<std::uint16_t>>& y, bool weighted,
-                                      std::uint32_t rank);
+RankCombined combine_to(const GroupParams& params, const std::vector<RankInput>& inputs,
+                        const std::vector<CombineInput>& answers, const CombineOptions& options,
+                        std::uint32_t rank);
+
+// Bytes of a row as given and as delivered, and of its scales as delivered.
+std::uint32_t x_bytes(const GroupParams& params);
+std::uint32_t row_bytes(const GroupParams& params);
+std::uint32_t scale_bytes(const GroupParams& params);
+
+// Selections of one rank's tokens that name experts of masked ranks.
+std::uint32_t dropped_selections(const GroupParams& params, const RankInput& input);
 
 }  // namespace epd::kernels::reference

@@ -16,19 +16,27 @@
 
 namespace epd::abi {
 
+// M rows are delivered; C = GroupShape::choices_per_row(); rows = GroupShape::recv_rows().
 enum class Region : std::uint32_t {
-  kX = 0,            // in   [T,H] bf16
+  kX = 0,            // in   [T,H] bf16 or e4m3, or [T,opaque_bytes]
+  kXScales,          // in   [T,scale_bytes], kFp8 only
   kTopkIdx,          // in   [T,K] int32 or int64 (GroupShape::index_type); -1 = no selection
   kTopkWeights,      // in   [T,K] float32
-  kRecvX,            // out  [R*T,H] bf16 or e4m3
-  kRecvScales,       // out  [R*T,H/128] float32, FP8 only
-  kRecvTopkIdx,      // out  [R*T,K] index type, local expert numbers, -1 elsewhere
-  kRecvTopkWeights,  // out  [R*T,K] float32, 0 elsewhere
-  kRecvSrc,          // out  [R*T,2] int32: rank, token
+  kRecvX,            // out  [rows,row_bytes]
+  kRecvScales,       // out  [rows,scale_bytes], FP8 only
+  kRecvTopkIdx,      // out  [rows,C] index type, local expert numbers, -1 elsewhere
+  kRecvTopkWeights,  // out  [rows,C] float32, 0 elsewhere
+  kRecvSrc,          // out  [rows,2] int32: rank, token; -1 in rows that no token fills
   kRankOffsets,      // out  [R+1] int32
   kExpertCounts,     // out  [E/R] int32
-  kY,                // in   [R*T,H] bf16: expert output, the input of combine
+  kExpertOffsets,    // out  [E/R+1] int32, packed and expert
+  kSourceRanges,     // out  [E/R,R,2] int32: first row, rows; packed and expert
+  kY,                // in   [rows,H] bf16: expert output, the input of combine
+  kYWeights,         // in   [rows,C] float32: gradients of recv_topk_weights, for combine
+  kBias0,            // in   [T,H] bf16, if num_biases > 0
+  kBias1,            // in   [T,H] bf16, if num_biases > 1
   kOut,              // out  [T,H] bf16: combined output
+  kOutWeights,       // out  [T,K] float32: gradients of topk_weights
   kCount,
 };
 inline constexpr std::size_t kNumRegions = static_cast<std::size_t>(Region::kCount);
@@ -39,22 +47,30 @@ constexpr std::uint64_t align_up(std::uint64_t value, std::uint64_t alignment) {
 }
 
 // With GroupShape inside its limits no product below exceeds 2^52, so nothing here can overflow:
-// R*T <= 2^26, H*2 <= 2^15, depth <= 2^4.
+// rows <= 2^31 and row bytes <= 2^16, R*T <= 2^26, depth <= 2^4.
 constexpr std::uint64_t region_bytes(const GroupShape& s, Region region) {
   const std::uint64_t tokens = s.max_tokens;
-  const std::uint64_t rows = std::uint64_t{s.num_ranks} * s.max_tokens;
+  const std::uint64_t rows = s.recv_rows();
+  const std::uint64_t experts = s.experts_per_rank();
   switch (region) {
-    case Region::kX: return tokens * s.hidden * 2;
+    case Region::kX: return tokens * s.x_bytes();
+    case Region::kXScales: return s.payload == Payload::kFp8 ? tokens * s.scale_bytes() : 0;
     case Region::kTopkIdx: return tokens * s.topk * s.index_bytes();
-    case Region::kTopkWeights: return tokens * s.topk * 4;
+    case Region::kTopkWeights:
+    case Region::kOutWeights: return tokens * s.topk * 4;
     case Region::kRecvX: return rows * s.row_bytes();
-    case Region::kRecvScales: return rows * s.scales_per_row() * 4;
-    case Region::kRecvTopkIdx: return rows * s.topk * s.index_bytes();
-    case Region::kRecvTopkWeights: return rows * s.topk * 4;
+    case Region::kRecvScales: return rows * s.scale_bytes();
+    case Region::kRecvTopkIdx: return rows * s.choices_per_row() * s.index_bytes();
+    case Region::kRecvTopkWeights:
+    case Region::kYWeights: return rows * s.choices_per_row() * 4;
     case Region::kRecvSrc: return rows * 8;
     case Region::kRankOffsets: return (std::uint64_t{s.num_ranks} + 1) * 4;
-    case Region::kExpertCounts: return std::uint64_t{s.experts_per_rank()} * 4;
+    case Region::kExpertCounts: return experts * 4;
+    case Region::kExpertOffsets: return s.per_expert() ? (experts + 1) * 4 : 0;
+    case Region::kSourceRanges: return s.per_expert() ? experts * s.num_ranks * 8 : 0;
     case Region::kY: return rows * s.hidden * 2;
+    case Region::kBias0: return s.num_biases > 0 ? tokens * s.hidden * 2 : 0;
+    case Region::kBias1: return s.num_biases > 1 ? tokens * s.hidden * 2 : 0;
     case Region::kOut: return tokens * s.hidden * 2;
     case Region::kCount: break;
   }
@@ -102,14 +118,26 @@ struct OpAnnouncement {
 };
 static_assert(sizeof(OpAnnouncement) == 32);
 
-// The routing of the last dispatch on a buffer slot, kept by the rank's own engine for combine. It
-// lies in the arena so that it outlives the engine.
+// A dispatch's routing, kept by the rank's own engine for combine and for dispatches that reuse it. It
+// lies in the arena so that it outlives the engine. Record r < depth is that of buffer slot r's last
+// dispatch, the others are kept until a dispatch names them again.
 struct RoutingRecord {
   std::uint64_t handle;  // op_index + 1 of the dispatch; 0 = none. Stored last
+  std::uint64_t epoch;   // of the group at that dispatch
   std::uint32_t num_tokens;
-  std::uint32_t reserved;
+  std::uint32_t num_recv_rows;
 };
-static_assert(sizeof(RoutingRecord) == 16);
+static_assert(sizeof(RoutingRecord) == 24);
+
+// What a dispatch decided about places, as one array of int32 (kernels::Placement has the same sections):
+//   base[R] (compact) or base[E]   where this rank's rows begin at each rank, or at each expert
+//   rank_offsets[R+1], expert_counts[E/R], then if per_expert: expert_offsets[E/R+1], source_ranges[E/R,R,2]
+constexpr std::uint64_t placement_words(const GroupShape& s) {
+  const std::uint64_t ranks = s.num_ranks;
+  const std::uint64_t experts = s.experts_per_rank();
+  if (!s.per_expert()) return ranks + (ranks + 1) + experts;
+  return s.num_experts + (ranks + 1) + experts + (experts + 1) + experts * ranks * 2;
+}
 
 // Block b of the exchange arena of rank d serves the operations numbered b, b + depth, b + 2*depth, ...
 // It is written by the source ranks' engines:
@@ -117,10 +145,13 @@ static_assert(sizeof(RoutingRecord) == 16);
 //   arrived[s]        source s is done with d: its rows have landed (dispatch), or it has pulled
 //                     what it needs (combine)
 //   announcement[s]   OpAnnouncement of source s
-//   rank_counts[s][r] rows that s sends to r (the whole matrix: d needs its column prefix everywhere)
-//   expert_counts[s][e] selections of s for the local expert e of d
-// Beside the blocks, one routing record per buffer slot, written by d's own engine:
-//   record, base_rows[R] (where d's rows begin at each rank), topk[T,K] (int32, validated)
+//   rank_counts[s][r] rows that s sends to r (the whole matrix: d needs its column prefix everywhere).
+//                     One per (token, rank) whatever the layout
+//   expert_counts[s][e] compact: selections of s for the experts of d, other columns are not written;
+//                     else: rows that s sends to each expert
+// A dispatch that reuses a routing announces no counts.
+// Beside the blocks, num_routes() routing records, written by d's own engine:
+//   record, placement (placement_words), topk[T,K] (int32, validated)
 struct ExchangeArenaLayout {
   std::uint64_t ready = 0;
   std::uint64_t arrived = 0;
@@ -128,8 +159,8 @@ struct ExchangeArenaLayout {
   std::uint64_t rank_counts = 0;
   std::uint64_t expert_counts = 0;
   std::uint64_t block_bytes = 0;
-  std::uint64_t routing = 0;    // of slot 0
-  std::uint64_t base_rows = 0;  // within a routing record
+  std::uint64_t routing = 0;    // of record 0
+  std::uint64_t placement = 0;  // within a routing record
   std::uint64_t topk = 0;       // likewise
   std::uint64_t routing_bytes = 0;
   std::uint64_t total_bytes = 0;
@@ -140,17 +171,17 @@ struct ExchangeArenaLayout {
     announcement = arrived + ranks * sizeof(SignalLine);
     rank_counts = align_up(announcement + ranks * sizeof(OpAnnouncement), 64);
     expert_counts = align_up(rank_counts + ranks * ranks * 4, 64);
-    block_bytes = align_up(expert_counts + ranks * s.experts_per_rank() * 4, kRegionAlign);
+    block_bytes = align_up(expert_counts + ranks * s.num_experts * 4, kRegionAlign);
     routing = block_bytes * s.depth;
-    base_rows = sizeof(RoutingRecord);
-    topk = align_up(base_rows + ranks * 4, 64);
+    placement = align_up(sizeof(RoutingRecord), 64);
+    topk = align_up(placement + placement_words(s) * 4, 64);
     routing_bytes = align_up(topk + std::uint64_t{s.max_tokens} * s.topk * 4, kRegionAlign);
-    total_bytes = routing + routing_bytes * s.depth;
+    total_bytes = routing + routing_bytes * s.num_routes();
   }
   constexpr std::uint64_t block(std::uint64_t op_index, std::uint32_t depth) const {
     return block_bytes * (op_index % depth);
   }
-  constexpr std::uint64_t routing_of(std::uint32_t slot) const { return routing + routing_bytes * slot; }
+  constexpr std::uint64_t routing_of(std::uint32_t route) const { return routing + routing_bytes * route; }
 };
 
 }  // namespace epd::abi

@@ -52,6 +52,8 @@ struct Join {
   std::int32_t rank;         // -1 = the lowest free one
   std::uint32_t timeout_ms;  // how long to wait for the other ranks; 0 = the daemon's default
   std::uint32_t sms;         // SMs (host: threads) per device for this group's operations; 0 = default
+  std::int32_t priority;     // of this rank's operations on its device: kMinPriority .. kMaxPriority
+  std::uint32_t reserved;
   GroupShape shape;
 };
 
@@ -98,8 +100,9 @@ constexpr std::uint64_t layout_hash() {
         offsetof(SegmentA, submissions), offsetof(SegmentB, state), offsetof(SegmentB, engine_sleep),
         offsetof(SegmentB, submission_head), offsetof(SegmentB, completion_tail),
         offsetof(SegmentB, inflight), offsetof(SegmentB, message), offsetof(SegmentB, completions),
-        offsetof(Submission, op), offsetof(Submission, flags), offsetof(Completion, status),
-        offsetof(Board, change), offsetof(Board, message), offsetof(Board, slots)}) {
+        offsetof(Submission, op), offsetof(Submission, flags), offsetof(Submission, route),
+        offsetof(Completion, status), offsetof(Board, change), offsetof(Board, message),
+        offsetof(Board, slots)}) {
     h = mix(h, v);
   }
   constexpr GroupShape probe{

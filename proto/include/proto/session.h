@@ -27,23 +27,33 @@ inline constexpr std::size_t kMessageBytes = 256;
 enum class Op : std::uint32_t { kNone = 0, kNoop = 1, kDispatch = 2, kCombine = 3 };
 
 enum OpFlags : std::uint32_t {
-  kFlagWeights = 1u << 0,  // dispatch: topk_weights travel; combine: rows are weighted
-  kAllOpFlags = kFlagWeights,
+  kFlagWeights = 1u << 0,        // dispatch: topk_weights travel; combine: rows are weighted
+  kFlagCached = 1u << 1,         // dispatch: the routing of `handle` is used again, topk_idx is not read
+  kFlagZeroPadding = 1u << 2,    // dispatch, packed: the rows that align an expert's first row are zeroed
+  kFlagMarkUnused = 1u << 3,     // dispatch: all rows that no token fills are marked, up to recv_rows()
+  kFlagReturnWeights = 1u << 4,  // combine: y_weights come back as out_weights
+  kFlagDefer = 1u << 5,          // say when the inputs have been read: BoardSlot::sent_ticket
+  kBiasShift = 6,                // combine: two bits, the number of biases to add
+  kFlagBiases = 3u << kBiasShift,
+  kDispatchFlags = kFlagWeights | kFlagCached | kFlagZeroPadding | kFlagMarkUnused | kFlagDefer,
+  kCombineFlags = kFlagWeights | kFlagReturnWeights | kFlagDefer | kFlagBiases,
 };
 
 struct Submission {
   std::uint64_t sequence;   // ring position + 1, stored last
   std::uint64_t ticket;     // chosen by the client, echoed; not 0, and not one in flight
   std::uint64_t epoch;      // the group epoch that the client acts in
-  std::uint64_t handle;     // combine: op_index of the dispatch whose routing is used
+  std::uint64_t handle;     // combine, cached dispatch: op_index of the dispatch whose routing is used
   std::uint64_t submit_ns;  // CLOCK_MONOTONIC
   Op op;
   std::uint32_t member;        // from Joined; index and generation
   std::uint32_t slot;          // buffer slot, < depth
-  std::uint32_t num_tokens;    // n, <= max_tokens
+  std::uint32_t num_tokens;    // n, <= max_tokens; combine and cached dispatch: 0
   std::uint32_t flags;         // OpFlags
   std::uint32_t timeout_ms;    // 0 = the daemon's default
-  std::uint32_t reserved[16];  // zero
+  std::uint32_t route;         // routing record that is written or used: `slot`, or depth .. num_routes() - 1
+  std::uint32_t sms;           // of the device, at most; 0 = the group's
+  std::uint32_t reserved[14];  // zero
 };
 static_assert(sizeof(Submission) == 128);
 
@@ -119,7 +129,8 @@ enum class GroupState : std::uint32_t {
 struct BoardSlot {
   alignas(64) std::atomic<std::uint64_t> counts_ticket;  // counts below belong to this ticket; stored last
   std::atomic<std::uint64_t> message_ticket;             // message below belongs to this ticket; stored last
-  std::uint32_t num_recv_rows;                           // M
+  std::atomic<std::uint64_t> sent_ticket;  // this operation (kFlagDefer) reads its inputs no more
+  std::uint32_t num_recv_rows;             // M
   char message[kMessageBytes];
 };
 
@@ -136,7 +147,7 @@ struct Board {
   std::atomic<std::int32_t> culprit_rank;
   char message[kMessageBytes];
   BoardSlot slots[kMaxDepth];
-  // then, per slot: int32 rank_offsets[R + 1], int32 expert_counts[E/R]; see BoardLayout
+  // then, per slot: int32 rank_offsets[R + 1], expert_counts[E/R], expert_offsets[E/R + 1]; see BoardLayout
 };
 
 struct BoardLayout {
@@ -145,13 +156,16 @@ struct BoardLayout {
   std::uint64_t total_bytes = 0;
 
   constexpr explicit BoardLayout(const GroupShape& s) {
-    counts_stride = (std::uint64_t{s.num_ranks} + 1 + s.experts_per_rank()) * 4;
+    counts_stride = (std::uint64_t{s.num_ranks} + 1 + 2 * s.experts_per_rank() + 1) * 4;
     counts_stride = (counts_stride + 63) / 64 * 64;
     total_bytes = counts + counts_stride * s.depth;
   }
   constexpr std::uint64_t rank_offsets(std::uint32_t slot) const { return counts + counts_stride * slot; }
   constexpr std::uint64_t expert_counts(const GroupShape& s, std::uint32_t slot) const {
     return rank_offsets(slot) + (std::uint64_t{s.num_ranks} + 1) * 4;
+  }
+  constexpr std::uint64_t expert_offsets(const GroupShape& s, std::uint32_t slot) const {
+    return expert_counts(s, slot) + std::uint64_t{s.experts_per_rank()} * 4;
   }
 };
 

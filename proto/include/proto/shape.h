@@ -17,10 +17,34 @@ inline constexpr std::uint32_t kMaxDepth = 16;
 inline constexpr std::uint32_t kDefaultDepth = 4;
 inline constexpr std::uint32_t kScaleBlock = 128;  // elements under one FP8 scale
 inline constexpr std::uint32_t kMaxGroupName = 63;
+inline constexpr std::uint32_t kMaxAlignment = 256;        // of an expert's first row, in rows
+inline constexpr std::uint32_t kMaxBiases = 2;             // added in combine
+inline constexpr std::uint32_t kMaxHandles = 4096;         // routings kept beside those of the slots
+inline constexpr std::uint32_t kOpaqueMultiple = 16;       // bytes
+inline constexpr std::uint32_t kMaxOpaqueBytes = 65536;    // of one row
+inline constexpr std::uint32_t kMaxRecvRows = 0x7fffffff;  // of recv_x; row numbers are int32
+inline constexpr std::int32_t kMinPriority = -8;  // of a rank's operations on its device; 0 unless asked
+inline constexpr std::int32_t kMaxPriority = 7;
 
 enum class Payload : std::uint32_t {
   kBf16 = 0,     // rows travel as bf16
-  kFp8Cast = 1,  // input is bf16, the engine casts to e4m3 with one float32 scale per 1x128 block
+  kFp8Cast = 1,  // input is bf16, the engine casts to e4m3 with one scale per 1x128 block
+  kFp8 = 2,      // input is e4m3 with its scales; both travel as they are
+  kOpaque = 3,   // input rows are opaque_bytes that mean nothing to epd
+};
+
+// How the scales of e4m3 rows are stored.
+enum class ScaleFormat : std::uint32_t {
+  kFloat32 = 0,
+  kFloat32Pow2 = 1,  // kFp8Cast only: float32, rounded up to a power of two
+  kUe8m0 = 2,  // the exponent byte of a power of two, 4 packed to an int32; the last word is filled with 0
+};
+
+// How received rows lie.
+enum class Layout : std::uint32_t {
+  kCompact = 0,  // one row per (token, rank), by source rank, then token
+  kPacked = 1,   // one row per (token, local expert), by expert; groups begin aligned
+  kExpert = 2,   // the same rows, each expert in a block of its own of expert_capacity() rows
 };
 
 enum class IndexType : std::uint32_t { kInt32 = 0, kInt64 = 1 };
@@ -37,17 +61,49 @@ struct GroupShape {
   Payload payload;
   IndexType index_type;
   LossPolicy policy;
+  Layout layout = Layout::kCompact;
+  ScaleFormat scale_format = ScaleFormat::kFloat32;
+  std::uint32_t expert_alignment = 1;  // rows: 1..256. Packed: of each expert's first row. Compact: of counts
+  std::uint32_t opaque_bytes = 0;      // of a row, kOpaque only: a multiple of 16, <= 65536
+  std::uint32_t num_biases = 0;        // 0..2
+  std::uint32_t num_handles = 0;       // routings that may be kept beyond their slot: 0..4096
+  std::uint32_t max_recv_rows = 0;     // room of recv_x and y (layout expert: per expert); 0 = worst case
 
   constexpr std::uint32_t experts_per_rank() const { return num_experts / num_ranks; }
-  constexpr std::uint32_t max_recv_rows() const { return num_ranks * max_tokens; }
+  constexpr bool per_expert() const { return layout != Layout::kCompact; }
   constexpr std::uint32_t index_bytes() const { return index_type == IndexType::kInt64 ? 8 : 4; }
-  constexpr std::uint32_t scales_per_row() const {
-    return payload == Payload::kFp8Cast ? hidden / kScaleBlock : 0;
+  // Choices that a received row carries.
+  constexpr std::uint32_t choices_per_row() const { return per_expert() ? 1 : topk; }
+  // Routings that the engine keeps: one per slot, then those with a life of their own.
+  constexpr std::uint32_t num_routes() const { return depth + num_handles; }
+  constexpr bool is_fp8() const { return payload == Payload::kFp8Cast || payload == Payload::kFp8; }
+  // Bytes of the scales of one row, as delivered.
+  constexpr std::uint32_t scale_bytes() const {
+    if (!is_fp8()) return 0;
+    const std::uint32_t scales = hidden / kScaleBlock;
+    return scale_format == ScaleFormat::kUe8m0 ? (scales + 3) / 4 * 4 : scales * 4;
   }
-  // Bytes of one received row, without its scales.
-  constexpr std::uint32_t row_bytes() const { return payload == Payload::kFp8Cast ? hidden : hidden * 2; }
+  // Bytes of one row without its scales: as given, as delivered.
+  constexpr std::uint32_t x_bytes() const { return payload == Payload::kFp8Cast ? hidden * 2 : row_bytes(); }
+  constexpr std::uint32_t row_bytes() const {
+    if (payload == Payload::kOpaque) return opaque_bytes;
+    return is_fp8() ? hidden : hidden * 2;
+  }
+  constexpr std::uint64_t worst_rows() const { return std::uint64_t{num_ranks} * max_tokens; }
+  // Layout expert: rows in the block of each expert.
+  constexpr std::uint64_t expert_capacity() const {
+    return max_recv_rows != 0 ? max_recv_rows : worst_rows();
+  }
+  // Rows of recv_x and y.
+  constexpr std::uint64_t recv_rows() const {
+    if (layout == Layout::kExpert) return experts_per_rank() * expert_capacity();
+    if (max_recv_rows != 0) return max_recv_rows;
+    if (layout == Layout::kCompact) return worst_rows();
+    const std::uint32_t choices = topk < experts_per_rank() ? topk : experts_per_rank();
+    return worst_rows() * choices + std::uint64_t{experts_per_rank()} * (expert_alignment - 1);
+  }
   bool operator==(const GroupShape&) const = default;
 };
-static_assert(sizeof(GroupShape) == 36 && std::is_trivially_copyable_v<GroupShape>);
+static_assert(sizeof(GroupShape) == 64 && std::is_trivially_copyable_v<GroupShape>);
 
 }  // namespace epd::abi
