@@ -63,6 +63,7 @@ class Engine {
 
   // engine.cpp: the loop
   bool step_operations();
+  std::int32_t moving_priority() const;
   void request_break(Group& group, const abi::Break& failure);
   void finish_arrived(Group& group);
   void fail_operations(Group& group, std::uint64_t from, const abi::Break& cause);
@@ -89,6 +90,7 @@ class Engine {
   bool stop_ = false;
   int exit_code_ = 0;
   std::uint64_t now_ns_ = 0;
+  std::uint32_t rounds_ = 0;
   std::uint64_t spin_budget_ns_ = 0;
   std::uint64_t last_link_ns_ = 0;
   std::list<Packet> link_backlog_;  // messages that the supervisor had no room for

@@ -204,9 +204,6 @@ Status Engine::add_member(Packet& packet) {
   if (!board.ok()) return board.status();
   auto member = std::make_unique<Member>(*group, message.rank, message.member, session->second.get(),
                                          std::move(board).value());
-  member->next_number = group->resume_index;
-  member->slot_op.assign(group->shape.depth, 0);
-  member->routes.resize(group->shape.depth);
   session->second->members[message.member] = member.get();
   group->members.push_back(std::move(member));
   return {};
