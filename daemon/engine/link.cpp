@@ -151,6 +151,7 @@ Status Engine::begin_group(const abi::GroupBegin& message) {
   group->name.assign(message.name, abi::text_length(message.name));
   group->set_shape(message.shape);
   group->sms = message.sms;
+  group->priority = message.priority;
   group->epoch = message.epoch;
   group->resume_index = message.resume_index;
   group->starts_broken = message.broken != 0;

@@ -115,6 +115,7 @@ Status GroupRegistry::add_member(Group& group, std::uint32_t rank, const JoinReq
   member.pid = request.pid;
   member.device = request.device;
   member.sms = request.join.sms;
+  member.priority = request.join.priority;
   member.join_request = request.request_id;
   member.join_due_ns =
       due_in_ms(request.join.timeout_ms != 0 ? request.join.timeout_ms : limits_.join_timeout_ms);

@@ -87,6 +87,7 @@ class RawGroup {
 
   std::uint64_t epoch = 1;
   std::uint64_t resume_index = 0;
+  std::int32_t priority = 0;
 
  private:
   const std::uint64_t id_;

@@ -64,8 +64,9 @@ struct GroupBegin {
   std::uint64_t group_id;
   std::uint64_t epoch;
   std::uint64_t resume_index;
-  std::uint32_t sms;     // 0 = the device's
-  std::uint32_t broken;  // 1: wait for kResume before serving (an engine that was restarted)
+  std::uint32_t sms;      // 0 = the device's
+  std::int32_t priority;  // of the group's operations on this device
+  std::uint32_t broken;   // 1: wait for kResume before serving (an engine that was restarted)
   GroupShape shape;
   char name[kMaxGroupName + 1];
 };
