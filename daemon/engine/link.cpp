@@ -204,7 +204,9 @@ Status Engine::add_member(Packet& packet) {
   if (!board.ok()) return board.status();
   auto member = std::make_unique<Member>(*group, message.rank, message.member, session->second.get(),
                                          std::move(board).value());
-  member->next_number = group->resume_index;
+  // Under a break it goes on where its former engine stood; kResume says where all go on.
+  member->next_number =
+      group->starts_broken ? member->board().next_index.load(std::memory_order_relaxed) : group->resume_index;
   member->slot_op.assign(group->shape.depth, 0);
   member->routes.resize(group->shape.depth);
   session->second->members[message.member] = member.get();
