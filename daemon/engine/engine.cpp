@@ -179,6 +179,7 @@ void Engine::answer_orphans(Group& group, StatusCode status) {
             orphan.record.slot, orphan.record.ticket,
             "the engine of " + device_->name() + " was restarted with this operation in flight");
       }
+      count_ended(*member, abi::Op::kNone, completion);
       member->session->complete(completion);
       return true;
     });
@@ -197,6 +198,7 @@ void Engine::answer_stray_orphans() {
       completion.culprit_rank = -1;
       completion.member = orphan.record.member;
       completion.slot = orphan.record.slot;
+      port.statistics.ended(completion.status);
       port.complete(completion);
       return true;
     });

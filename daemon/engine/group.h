@@ -4,6 +4,7 @@
 #include "base/memory.h"
 #include "device/device.h"
 #include "proto/link.h"
+#include "stats.h"
 
 #include <memory>
 #include <set>
@@ -80,6 +81,7 @@ class Member {
   std::vector<std::uint64_t> slot_op;  // [depth] ticket in flight on the slot, 0 = free
   std::vector<Route> routes;           // [depth]
   bool stopped = false;
+  Statistics statistics;
 };
 
 struct Group {
@@ -88,7 +90,8 @@ struct Group {
   abi::GroupShape shape{};
   abi::UserArenaLayout user_layout{abi::GroupShape{1, 1, 1, 128, 1, 1, {}, {}, {}}};
   abi::ExchangeArenaLayout exchange_layout{abi::GroupShape{1, 1, 1, 128, 1, 1, {}, {}, {}}};
-  std::uint32_t sms = 0;
+  std::uint32_t sms = 0;      // 0 = the device's
+  std::int32_t priority = 0;  // among the groups of the device; higher goes first
   std::uint64_t epoch = 0;
   std::uint64_t resume_index = 0;
   GroupPhase phase = GroupPhase::kStarting;

@@ -65,6 +65,7 @@ class Operation {
   StepResult wait_arrived();
   StepResult fail(StatusCode cause, std::int32_t culprit, const std::string& text);
   void wait_for(std::uint32_t rank);
+  StepResult held_up();  // an earlier operation must end first
 
   Member& member_;
   Group& group_;
@@ -81,6 +82,7 @@ class Operation {
   std::vector<kernels::DispatchTarget> targets_;
   std::vector<kernels::CombineSource> sources_;
   std::unique_ptr<Work> work_;
+  bool held_up_ = false;
   abi::Break failure_{};
   abi::OpView* view_ = nullptr;
 };
