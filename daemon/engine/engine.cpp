@@ -167,6 +167,8 @@ void Engine::acknowledge_breaks() {
   }
 }
 
+// An operation below resume_index has been completed by every rank; the former engine died before it could
+// say so. Nobody will redo it, so it has succeeded.
 void Engine::answer_orphans(Group& group, StatusCode status) {
   for (const auto& member : group.members) {
     if (member->session == nullptr) continue;
@@ -180,11 +182,19 @@ void Engine::answer_orphans(Group& group, StatusCode status) {
       completion.culprit_rank = static_cast<std::int32_t>(member->rank);
       completion.member = orphan.record.member;
       completion.slot = orphan.record.slot;
-      if (orphan.record.slot < group.shape.depth) {
+      const bool known_slot = orphan.record.slot < group.shape.depth;
+      if (known_slot && orphan.record.op_index < group.resume_index) {
+        const abi::BoardSlot& board_slot = member->board().slots[orphan.record.slot];
+        completion.status = StatusCode::kOk;
+        completion.culprit_rank = -1;
+        if (board_slot.counts_ticket == orphan.record.ticket)
+          completion.num_recv_rows = board_slot.num_recv_rows;
+      } else if (known_slot) {
         member->publish_message(
             orphan.record.slot, orphan.record.ticket,
             "the engine of " + device_->name() + " was restarted with this operation in flight");
       }
+      count_ended(*member, abi::Op::kNone, completion);
       member->session->complete(completion);
       return true;
     });
@@ -203,6 +213,7 @@ void Engine::answer_stray_orphans() {
       completion.culprit_rank = -1;
       completion.member = orphan.record.member;
       completion.slot = orphan.record.slot;
+      port.statistics.ended(completion.status);
       port.complete(completion);
       return true;
     });

@@ -44,6 +44,7 @@ class Engine {
   Status resume_group(const abi::Resume& message);
   Status remove_group(const abi::GroupRef& message);
   Status apply_settings(const abi::Settings& message);
+  Status apply_group_settings(const abi::GroupSettings& message);
   template <typename T>
   void send(abi::LinkType type, const T& body) {
     send_bytes(type, &body, sizeof(T));

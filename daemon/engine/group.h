@@ -5,6 +5,7 @@
 #include "device/device.h"
 #include "proto/link.h"
 #include "route.h"
+#include "stats.h"
 
 #include <memory>
 #include <set>
@@ -68,6 +69,7 @@ class Member {
   std::vector<std::uint64_t> slot_op;  // [depth] ticket in flight on the slot, 0 = free
   RouteTable routes;
   bool stopped = false;
+  Statistics statistics;
 };
 
 struct Group {

@@ -157,9 +157,9 @@ void Operation::count_bytes(Page& page) const {
   const abi::GroupShape& s = group_.shape;
   const std::uint64_t rows = route_->plan.entries.size();
   if (is_dispatch()) {
-    count(page->bytes_dispatched, rows * (std::uint64_t{s.row_bytes()} + s.scale_bytes()));
+    count_moved(page, member_, submission_.op, rows * (std::uint64_t{s.row_bytes()} + s.scale_bytes()));
   } else {
-    count(page->bytes_combined, rows * s.hidden * 2);
+    count_moved(page, member_, submission_.op, rows * s.hidden * 2);
   }
 }
 

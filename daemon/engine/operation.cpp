@@ -1,5 +1,7 @@
 #include "operation.h"
 
+#include "base/clock.h"
+
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -32,6 +34,9 @@ Operation::~Operation() {
 
 void Operation::show(abi::OpView* view) {
   view_ = view;
+  view_->epoch = group_.epoch;
+  view_->seen_ns = seen_ns_;
+  view_->deadline_ns = deadline_ns_;
   enter(stage_);
 }
 
@@ -39,12 +44,23 @@ void Operation::enter(OpStage stage) {
   stage_ = stage;
   scanned_ = 0;
   if (view_ == nullptr) return;
+  const std::uint64_t now = MonotonicClock().now_ns();  // the round of the loop may have begun long ago
+  view_->stage_ns[static_cast<std::size_t>(stage)].store(now, std::memory_order_relaxed);
   view_->stage.store(static_cast<std::uint32_t>(stage), std::memory_order_relaxed);
   view_->waiting_for.store(-1, std::memory_order_relaxed);
+  view_->waiting_since_ns.store(0, std::memory_order_relaxed);
 }
 
 void Operation::wait_for(std::uint32_t rank) {
-  if (view_ != nullptr) view_->waiting_for.store(static_cast<std::int32_t>(rank), std::memory_order_relaxed);
+  const auto who = static_cast<std::int32_t>(rank);
+  if (view_ == nullptr || view_->waiting_for.load(std::memory_order_relaxed) == who) return;
+  view_->waiting_since_ns.store(MonotonicClock().now_ns(), std::memory_order_relaxed);
+  view_->waiting_for.store(who, std::memory_order_relaxed);
+}
+
+StepResult Operation::held_up() {
+  if (!std::exchange(held_up_, true)) count_stall(member_, abi::Stall::kDepth);
+  return StepResult::kIdle;
 }
 
 ExchangeBlock Operation::block_of(std::uint32_t rank) const {
@@ -66,7 +82,7 @@ StepResult Operation::step(Device& device, Page& page, std::uint64_t now_ns) {
   switch (stage_) {
     case OpStage::kPlanning: {
       // A block serves the operations `depth` apart; its former user must be done everywhere.
-      if (member_.next_index() + group_.shape.depth <= index_) return StepResult::kIdle;
+      if (member_.next_index() + group_.shape.depth <= index_) return held_up();
       return routes() ? plan_new() : plan_known();
     }
     case OpStage::kWaitReady: return wait_ready(device, now_ns);

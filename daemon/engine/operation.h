@@ -71,6 +71,7 @@ class Operation {
   StepResult wait_arrived();
   StepResult fail(StatusCode cause, std::int32_t culprit, const std::string& text);
   void wait_for(std::uint32_t rank);
+  StepResult held_up();  // an earlier operation must end first
 
   // movement.cpp: what the device is given
   kernels::PlacementError place();
@@ -100,6 +101,7 @@ class Operation {
   std::vector<kernels::RowRange> unfilled_;
   bool filled_ = false;
   std::unique_ptr<Work> work_;  // of the stage moving
+  bool held_up_ = false;
   abi::Break failure_{};
   abi::OpView* view_ = nullptr;
 };

@@ -108,6 +108,7 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
     completion.member = submission.member;
     completion.slot = submission.slot;
     session.complete(completion);
+    session.statistics.refused(completion.status);
     count(page_->ops_failed);
     return;
   }
@@ -119,6 +120,7 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
   Group& group = member.group;
   count(page_->ops_submitted);
   if (submission.op == Op::kNoop) {
+    count_taken(member, Op::kNoop);
     session.begin(submission, kUnnumbered);
     abi::Completion completion{};
     completion.ticket = submission.ticket;
@@ -128,6 +130,7 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
     completion.seen_us = completion.launched_us = completion.done_us =
         saturated_us(submission.submit_ns, now_ns_);
     session.complete(completion);
+    count_ended(member, Op::kNoop, completion);
     count(page_->ops_completed);
     return;
   }
@@ -144,6 +147,7 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
   member.inflight.insert(operation->index());
   member.slot_op[submission.slot] = submission.ticket;
   ++member.next_number;
+  count_taken(member, submission.op);
   if (abi::OpView* view = page_.claim(submission); view != nullptr) {
     view->session_id = session.id();
     view->group_id = group.id;
@@ -153,7 +157,10 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
   }
   // While the group agrees on a break, or on what a lost rank leaves behind (all ranks are stopped then),
   // the operation waits with the others for its verdict.
-  if (group.phase == GroupPhase::kBreaking || member.stopped) operation->abandon();
+  if (group.phase == GroupPhase::kBreaking || member.stopped) {
+    count_stall(member, abi::Stall::kGroup);
+    operation->abandon();
+  }
   operations_.push_back(std::move(operation));
 }
 
@@ -169,6 +176,7 @@ void Engine::refuse(SessionPort& session, const Submission& submission, Member& 
   member.publish_message(submission.slot, submission.ticket,
                          std::string(cause.text, abi::text_length(cause.text)));
   session.complete(completion);
+  count_refused(member, cause.cause);
   count(page_->ops_failed);
 }
 
@@ -177,6 +185,7 @@ void Engine::end_session(SessionPort& session, const std::string& text) {
   limiter.log(LogLevel::kWarning, "illegal submission, session ended",
               {{"session", session.id()}, {"error", text}});
   count(page_->submissions_refused);
+  session.statistics.refused(StatusCode::kInvalidArgument);
   session.end(StatusCode::kInvalidArgument, text);
   abi::SessionFailed failed{session.id(), StatusCode::kInvalidArgument, {}};
   abi::set_text(failed.text, text.data(), text.size());
@@ -190,13 +199,15 @@ void Engine::finish(const Operation& operation, StatusCode status, const abi::Br
   member.slot_op[slot] = 0;
   member.publish_next_index();
   count(status == StatusCode::kOk ? page_->ops_completed : page_->ops_failed);
+  const abi::Completion completion =
+      operation.completion(status, status == StatusCode::kOk ? -1 : cause.culprit_rank, clock_.now_ns());
+  count_ended(member, operation.submission().op, completion);
   if (member.session == nullptr) return;
   if (status != StatusCode::kOk) {
     member.publish_message(slot, operation.submission().ticket,
                            std::string(cause.text, abi::text_length(cause.text)));
   }
-  member.session->complete(
-      operation.completion(status, status == StatusCode::kOk ? -1 : cause.culprit_rank, clock_.now_ns()));
+  member.session->complete(completion);
 }
 
 }  // namespace epd

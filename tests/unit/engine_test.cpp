@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <random>
 
 namespace epd::test {
@@ -355,6 +356,47 @@ TEST_F(EngineTest, NewEngineAnswersForTheOldOneAndGoesOn) {
   EXPECT_EQ(sessions_[0]->wait()->status, StatusCode::kEngineRestarted);
   EXPECT_EQ(sessions_[1]->wait()->status, StatusCode::kEngineRestarted);
   run_and_check(0);
+}
+
+// The former engine died between "every rank has completed this" and the completion.
+TEST_F(EngineTest, WhatEveryRankCompletedSucceedsThoughItsEngineDiedBeforeItSaidSo) {
+  run_and_check(0);
+  const std::uint64_t tail = sessions_[1]->b().completion_tail.value.load();
+  engines_[1]->stop();
+  // Operation 2, a dispatch with 5 rows, is done; operation 3 is not.
+  abi::Board& board = group_->board(1);
+  board.next_index = 3;
+  board.slots[1].num_recv_rows = 5;
+  board.slots[1].counts_ticket = 70;
+  sessions_[1]->b().inflight[0] = {70, 2, 0, RawGroup::member(1), 1};
+  sessions_[1]->b().inflight[1] = {71, 3, 0, RawGroup::member(1), 0};
+  engines_[1]->start();
+  sessions_[1]->add_to(*engine_view_[1]);
+  group_->add_to_engine(engine_view_, session_view_, 1, true);
+  // What comes while the group breaks fails with it, and leaves the rank's place as it was.
+  sessions_[1]->submit(submission(1, Op::kDispatch, 0));
+  abi::Break again{};
+  again.group_id = 7;
+  again.epoch = group_->epoch;
+  again.cause = StatusCode::kEngineRestarted;
+  engine_view_[1]->send(LinkType::kBreak, again);
+  const auto ack = engine_view_[1]->expect(LinkType::kBroken);
+  ASSERT_TRUE(ack.has_value());
+  EXPECT_EQ(ack->read<abi::Broken>().value().next_index, 3u);
+  ++group_->epoch;
+  engine_view_[1]->send(LinkType::kResume, abi::Resume{7, group_->epoch, 3});
+  std::map<std::uint64_t, abi::Completion> done;
+  for (int i = 0; i < 3; ++i) {
+    const auto completion = sessions_[1]->wait();
+    ASSERT_TRUE(completion.has_value());
+    done[completion->ticket] = *completion;
+  }
+  EXPECT_EQ(sessions_[1]->b().completion_tail.value.load(), tail + 3);
+  EXPECT_EQ(done[70].status, StatusCode::kOk);
+  EXPECT_EQ(done[70].op_index, 2u);
+  EXPECT_EQ(done[70].num_recv_rows, 5u);
+  EXPECT_EQ(done[71].status, StatusCode::kEngineRestarted);
+  EXPECT_EQ(done.rbegin()->second.status, StatusCode::kEngineRestarted);
 }
 
 TEST_F(EngineTest, RoutingOutlivesTheEngine) {
