@@ -86,7 +86,7 @@ kernels::DispatchTarget Operation::target_at(std::uint32_t rank) const {
           in_arena<float>(at(Region::kRecvTopkWeights)), in_arena<std::int32_t>(at(Region::kRecvSrc))};
 }
 
-std::unique_ptr<Work> Operation::start_dispatch(Device& device) {
+void Operation::start_dispatch(Device& device) {
   const abi::GroupShape& s = group_.shape;
   const std::uint32_t slot = submission_.slot;
   targets_.resize(s.num_ranks);
@@ -105,15 +105,14 @@ std::unique_ptr<Work> Operation::start_dispatch(Device& device) {
   args.topk = s.topk;
   args.experts_per_rank = s.experts_per_rank();
   args.index64 = s.index_type == abi::IndexType::kInt64;
-  return device.dispatch(args, share());
+  works_.push_back(device.dispatch(args, share()));
 }
 
-// Null if every row of this rank is some token's, or nobody cares.
-std::unique_ptr<Work> Operation::start_fill(Device& device) {
+void Operation::start_fill(Device& device) {
   const abi::GroupShape& s = group_.shape;
-  if (s.layout != abi::Layout::kPacked && !has(abi::kFlagMarkUnused)) return nullptr;
+  if (s.layout != abi::Layout::kPacked && !has(abi::kFlagMarkUnused)) return;
   unfilled_ = kernels::unfilled_rows(placement_rules(s), route_->placement, has(abi::kFlagMarkUnused));
-  if (unfilled_.empty()) return nullptr;
+  if (unfilled_.empty()) return;
   kernels::FillArgs args;
   args.target = target_at(member_.rank);
   args.ranges = unfilled_;
@@ -121,10 +120,10 @@ std::unique_ptr<Work> Operation::start_fill(Device& device) {
   args.choices_per_row = s.choices_per_row();
   args.index64 = s.index_type == abi::IndexType::kInt64;
   args.zero = has(abi::kFlagZeroPadding);
-  return device.fill(args, share());
+  works_.push_back(device.fill(args, share()));
 }
 
-std::unique_ptr<Work> Operation::start_combine(Device& device) {
+void Operation::start_combine(Device& device) {
   const abi::GroupShape& s = group_.shape;
   const std::uint32_t slot = submission_.slot;
   sources_.resize(s.num_ranks);
@@ -150,7 +149,7 @@ std::unique_ptr<Work> Operation::start_combine(Device& device) {
   args.hidden = s.hidden;
   args.topk = s.topk;
   args.experts_per_rank = s.experts_per_rank();
-  return device.combine(args, share());
+  works_.push_back(device.combine(args, share()));
 }
 
 void Operation::count_bytes(Page& page) const {

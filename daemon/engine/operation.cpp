@@ -86,7 +86,7 @@ StepResult Operation::step(Device& device, Page& page, std::uint64_t now_ns) {
       return routes() ? plan_new() : plan_known();
     }
     case OpStage::kWaitReady: return wait_ready(device, now_ns);
-    case OpStage::kMoving: return move(device, page);
+    case OpStage::kMoving: return move(page);
     case OpStage::kWaitArrived: return wait_arrived();
     case OpStage::kBreaking:
     case OpStage::kNone: break;
@@ -136,7 +136,7 @@ void Operation::announce() {
   own.tag = tag_;
   own.op = static_cast<std::uint32_t>(submission_.op);
   own.slot = submission_.slot;
-  own.handle = routes() ? 0 : submission_.handle + 1;
+  own.routing = routes() ? 0 : abi::op_tag(route_->epoch, submission_.handle);
   own.num_tokens = submission_.num_tokens;
   own.flags = submission_.flags;
   for (std::uint32_t d = 0; d < s.num_ranks; ++d) {
@@ -170,38 +170,31 @@ StepResult Operation::wait_ready(Device& device, std::uint64_t now_ns) {
   if (routes()) {
     if (const kernels::PlacementError error = place(); error.bad) return fail_placement(error);
   }
-  if (is_dispatch()) deliver_counts();
   launched_ns_ = now_ns;
-  work_ = is_dispatch() ? start_dispatch(device) : start_combine(device);
+  if (is_dispatch()) {
+    deliver_counts();
+    start_fill(device);
+    start_dispatch(device);
+  } else {
+    start_combine(device);
+  }
   enter(OpStage::kMoving);
   return StepResult::kProgress;
 }
 
-StepResult Operation::move(Device& device, Page& page) {
-  switch (work_->advance()) {
-    case WorkState::kAdvanced: return StepResult::kProgress;
-    case WorkState::kWaiting: return StepResult::kIdle;
-    case WorkState::kDone: break;
-  }
-  work_.reset();
-  if (is_dispatch() && !std::exchange(filled_, true)) {
-    // This rank's rows have left; the others need not wait for what only this rank will read.
-    tell_arrived();
-    if (has(abi::kFlagDefer)) member_.publish_sent(submission_.slot, submission_.ticket);
-    work_ = start_fill(device);
-    if (work_ != nullptr) return StepResult::kProgress;
-  }
-  if (!is_dispatch()) tell_arrived();
+StepResult Operation::move(Page& page) {
+  const WorkState state = works_.front()->advance();
+  if (state == WorkState::kWaiting) return StepResult::kIdle;
+  if (state == WorkState::kDone) works_.pop_front();
+  if (!works_.empty()) return StepResult::kProgress;
   count_bytes(page);
-  enter(OpStage::kWaitArrived);
-  return StepResult::kProgress;
-}
-
-void Operation::tell_arrived() {
+  if (is_dispatch() && has(abi::kFlagDefer)) member_.publish_sent(submission_.slot, submission_.ticket);
   for (std::uint32_t d = 0; d < group_.shape.num_ranks; ++d) {
     block_of(d).arrived(member_.rank).store(tag_, std::memory_order_release);
   }
   group_.ring_peers();
+  enter(OpStage::kWaitArrived);
+  return StepResult::kProgress;
 }
 
 StepResult Operation::wait_arrived() {
@@ -217,7 +210,7 @@ bool Operation::runnable() const {
     case OpStage::kPlanning: return member_.next_index() + group_.shape.depth > index_;
     case OpStage::kWaitReady: return block_of(member_.rank).first_not_ready(tag_, scanned_) != scanned_;
     case OpStage::kWaitArrived: return block_of(member_.rank).first_not_arrived(tag_, scanned_) != scanned_;
-    case OpStage::kMoving: return !work_->waiting();
+    case OpStage::kMoving: return can_move();
     case OpStage::kBreaking:
     case OpStage::kNone: break;
   }
@@ -225,7 +218,7 @@ bool Operation::runnable() const {
 }
 
 void Operation::abandon() {
-  work_.reset();  // waits for the chunks in hand
+  works_.clear();  // waits for the chunks in hand
   enter(OpStage::kBreaking);
 }
 

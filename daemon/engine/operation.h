@@ -5,7 +5,7 @@
 //
 // planning      a new routing is read once, copied and counted; an old one is found. Announced to all ranks
 // wait_ready    until every rank has announced: then counts, and so every place, are known
-// moving        the device pushes rows (dispatch), then fills what stays empty of its own; or it pulls and
+// moving        the device fills what stays empty of its own rows and pushes rows (dispatch), or it pulls and
 //               sums rows (combine)
 // wait_arrived  until every rank is done with this rank's arena
 #pragma once
@@ -15,6 +15,7 @@
 #include "group.h"
 #include "page.h"
 
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -39,7 +40,7 @@ class Operation {
   // Whether step() would get on: the same look, without the work.
   bool runnable() const;
   // Whether the loop's thread could move rows of it now.
-  bool can_move() const { return stage_ == abi::OpStage::kMoving && !work_->waiting(); }
+  bool can_move() const { return stage_ == abi::OpStage::kMoving && !works_.front()->waiting(); }
   // Stops touching any arena, at once.
   void abandon();
   // A deadline's text and culprit; for an operation that still waits.
@@ -66,8 +67,7 @@ class Operation {
   StepResult plan_known();
   void announce();
   StepResult wait_ready(Device& device, std::uint64_t now_ns);
-  StepResult move(Device& device, Page& page);
-  void tell_arrived();
+  StepResult move(Page& page);
   StepResult wait_arrived();
   StepResult fail(StatusCode cause, std::int32_t culprit, const std::string& text);
   void wait_for(std::uint32_t rank);
@@ -79,9 +79,9 @@ class Operation {
   void deliver_counts();
   Share share() const;
   kernels::DispatchTarget target_at(std::uint32_t rank) const;
-  std::unique_ptr<Work> start_dispatch(Device& device);
-  std::unique_ptr<Work> start_fill(Device& device);
-  std::unique_ptr<Work> start_combine(Device& device);
+  void start_dispatch(Device& device);
+  void start_fill(Device& device);
+  void start_combine(Device& device);
   void count_bytes(Page& page) const;
 
   Member& member_;
@@ -99,8 +99,7 @@ class Operation {
   std::vector<kernels::DispatchTarget> targets_;
   std::vector<kernels::CombineSource> sources_;
   std::vector<kernels::RowRange> unfilled_;
-  bool filled_ = false;
-  std::unique_ptr<Work> work_;  // of the stage moving
+  std::deque<std::unique_ptr<Work>> works_;  // of the stage moving: what is not done yet
   bool held_up_ = false;
   abi::Break failure_{};
   abi::OpView* view_ = nullptr;

@@ -106,6 +106,12 @@ inline constexpr std::uint32_t kTagIndexBits = 40;
 constexpr std::uint64_t op_tag(std::uint64_t epoch, std::uint64_t op_index) {
   return (epoch << kTagIndexBits) | ((op_index + 1) & ((std::uint64_t{1} << kTagIndexBits) - 1));
 }
+constexpr std::uint64_t epoch_of_tag(std::uint64_t tag) {
+  return tag >> kTagIndexBits;
+}
+constexpr std::uint64_t index_of_tag(std::uint64_t tag) {
+  return (tag & ((std::uint64_t{1} << kTagIndexBits) - 1)) - 1;
+}
 
 // What a source announces about its operation before any row moves; compared by every peer.
 struct OpAnnouncement {
