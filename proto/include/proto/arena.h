@@ -118,7 +118,7 @@ struct OpAnnouncement {
   std::uint64_t tag;
   std::uint32_t op;  // abi::Op
   std::uint32_t slot;
-  std::uint64_t handle;      // combine: the dispatch it answers; 0 otherwise
+  std::uint64_t routing;     // op_tag of the dispatch whose routing is used; 0 = a new one
   std::uint32_t num_tokens;  // n of the source (not compared)
   std::uint32_t flags;
 };
