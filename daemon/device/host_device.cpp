@@ -11,19 +11,21 @@ namespace {
 constexpr std::uint64_t kChunkBytes = std::uint64_t{512} * 1024;
 constexpr std::uint32_t kMaxHostSms = 256;
 
-std::uint32_t grain_for(std::uint64_t bytes_per_token) {
+std::uint32_t grain_for(std::uint64_t bytes_per_item) {
   return static_cast<std::uint32_t>(
-      std::clamp<std::uint64_t>(kChunkBytes / std::max<std::uint64_t>(bytes_per_token, 1), 1, 1024));
+      std::clamp<std::uint64_t>(kChunkBytes / std::max<std::uint64_t>(bytes_per_item, 1), 1, 1024));
 }
 
 }  // namespace
 
-HostWork::HostWork(HostDevice& device, Body body, std::uint32_t items, std::uint32_t grain, std::uint32_t sms)
+HostWork::HostWork(HostDevice& device, Body body, std::uint32_t items, std::uint32_t grain,
+                   const Share& share)
     : device_(device),
       body_(std::move(body)),
       items_(items),
       grain_(grain),
-      max_helpers_(sms == 0 ? kMaxHostSms : sms - 1) {}
+      max_helpers_(share.sms == 0 ? kMaxHostSms : share.sms - 1),
+      priority_(share.priority) {}
 
 HostWork::~HostWork() {
   next_.store(items_, std::memory_order_relaxed);  // nothing more to claim
@@ -79,28 +81,39 @@ Result<Mapping> HostDevice::map_arena(int fd, std::uint64_t bytes) {
   return mapping;
 }
 
-std::unique_ptr<Work> HostDevice::dispatch(const kernels::DispatchArgs& args, std::uint32_t sms) {
-  const std::uint64_t row = args.fp8 ? args.hidden : std::uint64_t{args.hidden} * 2;
+std::unique_ptr<Work> HostDevice::dispatch(const kernels::DispatchArgs& args, const Share& share) {
+  const std::uint32_t tokens = args.plan->num_tokens();
+  const std::uint64_t rows = args.plan->entries.size();
   return launch([args](std::uint32_t begin, std::uint32_t end) { kernels::dispatch_rows(args, begin, end); },
-                args.plan->num_tokens(),
-                grain_for(row * std::min<std::size_t>(args.topk, args.targets.size())), sms);
+                tokens, rows * args.format.row_bytes / std::max(tokens, 1u), share);
 }
 
-std::unique_ptr<Work> HostDevice::combine(const kernels::CombineArgs& args, std::uint32_t sms) {
-  const std::uint64_t row = std::uint64_t{args.hidden} * 2;
+std::unique_ptr<Work> HostDevice::fill(const kernels::FillArgs& args, const Share& share) {
+  std::uint32_t rows = 0;
+  for (const kernels::RowRange& range : args.ranges) rows += range.count;
+  return launch([args](std::uint32_t begin, std::uint32_t end) { kernels::fill_rows(args, begin, end); },
+                rows, args.zero ? args.format.row_bytes : 64, share);
+}
+
+std::unique_ptr<Work> HostDevice::combine(const kernels::CombineArgs& args, const Share& share) {
+  const std::uint32_t tokens = args.plan->num_tokens();
+  const std::uint64_t rows = args.plan->entries.size() + tokens;
   return launch([args](std::uint32_t begin, std::uint32_t end) { kernels::combine_rows(args, begin, end); },
-                args.plan->num_tokens(),
-                grain_for(row * std::min<std::size_t>(args.topk, args.sources.size())), sms);
+                tokens, rows * args.hidden * 2 / std::max(tokens, 1u), share);
 }
 
-std::unique_ptr<Work> HostDevice::launch(HostWork::Body body, std::uint32_t items, std::uint32_t grain,
-                                         std::uint32_t sms) {
-  auto work = std::make_unique<HostWork>(*this, std::move(body), items, grain, sms);
+std::unique_ptr<Work> HostDevice::launch(HostWork::Body body, std::uint32_t items, std::uint64_t bytes,
+                                         const Share& share) {
+  const std::uint32_t grain = grain_for(bytes);
+  auto work = std::make_unique<HostWork>(*this, std::move(body), items, grain, share);
   // Work of a single chunk is done sooner by the loop than by waking anybody.
-  if (num_sms_ > 1 && sms != 1 && items > grain) {
+  if (num_sms_ > 1 && share.sms != 1 && items > grain) {
     {
       const std::lock_guard lock(mutex_);
-      works_.push_back(work.get());
+      const auto lower = std::find_if(works_.begin(), works_.end(), [&work](const HostWork* other) {
+        return other->priority_ < work->priority_;
+      });
+      works_.insert(lower, work.get());
     }
     wake_.notify_all();
   }

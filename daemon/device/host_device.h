@@ -15,12 +15,13 @@ namespace epd {
 
 class HostDevice;
 
-// Tokens [0, items) cut into chunks that SMs claim one by one.
+// Tokens or rows [0, items) cut into chunks that SMs claim one by one.
 class HostWork final : public Work {
  public:
   using Body = std::function<void(std::uint32_t begin, std::uint32_t end)>;
 
-  HostWork(HostDevice& device, Body body, std::uint32_t items, std::uint32_t grain, std::uint32_t sms);
+  // items: pieces of the work; grain: how many make a chunk.
+  HostWork(HostDevice& device, Body body, std::uint32_t items, std::uint32_t grain, const Share& share);
   ~HostWork() override;
 
   WorkState advance() override;
@@ -38,6 +39,7 @@ class HostWork final : public Work {
   const std::uint32_t items_;
   const std::uint32_t grain_;
   const std::uint32_t max_helpers_;
+  const std::int32_t priority_;
   std::uint32_t helpers_ = 0;  // guarded by HostDevice::mutex_
   std::atomic<std::uint64_t> next_{0};
   std::atomic<std::uint64_t> finished_{0};
@@ -53,14 +55,16 @@ class HostDevice final : public Device {
   std::uint32_t num_sms() const override { return num_sms_; }
   void set_num_sms(std::uint32_t sms) override;
   Result<Mapping> map_arena(int fd, std::uint64_t bytes) override;
-  std::unique_ptr<Work> dispatch(const kernels::DispatchArgs& args, std::uint32_t sms) override;
-  std::unique_ptr<Work> combine(const kernels::CombineArgs& args, std::uint32_t sms) override;
+  std::unique_ptr<Work> dispatch(const kernels::DispatchArgs& args, const Share& share) override;
+  std::unique_ptr<Work> fill(const kernels::FillArgs& args, const Share& share) override;
+  std::unique_ptr<Work> combine(const kernels::CombineArgs& args, const Share& share) override;
 
  private:
   friend class HostWork;
 
-  std::unique_ptr<Work> launch(HostWork::Body body, std::uint32_t items, std::uint32_t grain,
-                               std::uint32_t sms);
+  // bytes: moved per item.
+  std::unique_ptr<Work> launch(HostWork::Body body, std::uint32_t items, std::uint64_t bytes,
+                               const Share& share);
   void withdraw(HostWork* work);  // waits until no helper holds it
   void helper_main(std::uint32_t index);
   HostWork* claimable(std::uint32_t index);  // mutex_ held
@@ -72,7 +76,7 @@ class HostDevice final : public Device {
   std::mutex mutex_;
   std::condition_variable wake_;      // helpers: work or stop
   std::condition_variable released_;  // the loop: a helper let go of a work
-  std::deque<HostWork*> works_;       // guarded by mutex_
+  std::deque<HostWork*> works_;       // guarded by mutex_; highest priority first, then oldest
   bool stop_ = false;                 // guarded by mutex_
   std::vector<std::thread> helpers_;  // index i is SM i + 1
 };

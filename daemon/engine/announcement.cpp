@@ -12,6 +12,16 @@ const char* op_name(abi::Op op) {
   return "none";
 }
 
+namespace {
+
+std::string routing_name(std::uint64_t tag) {
+  if (tag == 0) return "new";
+  return "that of dispatch " + std::to_string(abi::index_of_tag(tag)) + " in epoch " +
+         std::to_string(abi::epoch_of_tag(tag));
+}
+
+}  // namespace
+
 std::uint32_t ExchangeBlock::first_not_ready(std::uint64_t tag, std::uint32_t from) const {
   while (from < shape_.num_ranks && ready(from).load(std::memory_order_acquire) >= tag) ++from;
   return from;
@@ -40,8 +50,8 @@ std::optional<ExchangeBlock::Disagreement> ExchangeBlock::disagreement(std::uint
     }
     if (other.slot != mine.slot)
       return differ(rank, "slot", std::to_string(mine.slot), std::to_string(other.slot));
-    if (other.handle != mine.handle) {
-      return differ(rank, "handle", std::to_string(mine.handle), std::to_string(other.handle));
+    if (other.routing != mine.routing) {
+      return differ(rank, "routing", routing_name(mine.routing), routing_name(other.routing));
     }
   }
   return std::nullopt;

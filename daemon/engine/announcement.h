@@ -31,10 +31,10 @@ class ExchangeBlock {
     return reinterpret_cast<std::uint32_t*>(base_ + layout_.rank_counts) +
            std::size_t{source} * shape_.num_ranks;
   }
-  // Selections by `source` of each expert of the arena's rank.
+  // [E] of `source`: selections (compact: only of the arena's rank's experts) or rows of each expert.
   std::uint32_t* expert_counts(std::uint32_t source) const {
     return reinterpret_cast<std::uint32_t*>(base_ + layout_.expert_counts) +
-           std::size_t{source} * shape_.experts_per_rank();
+           std::size_t{source} * shape_.num_experts;
   }
 
   // The first source, from `from` on, that has not got as far as `tag`; num_ranks if all have.

@@ -15,6 +15,7 @@ namespace {
 constexpr std::uint64_t kLinkKey = ~std::uint64_t{0};
 constexpr std::uint64_t kBellKey = kLinkKey - 1;
 constexpr std::uint64_t kLinkPollNs = 100'000;           // look at the link this often while busy
+constexpr std::uint32_t kRoundsPerLowChunk = 16;         // see step_operations
 constexpr std::uint64_t kMaxSleepNs = 1'000'000'000;     // so that the heartbeat advances
 constexpr std::uint64_t kStrayOrphanNs = 1'000'000'000;  // a group that claims them would have come by then
 
@@ -71,10 +72,15 @@ int Engine::run() {
 
 bool Engine::step_operations() {
   bool progress = false;
+  // While rows of a higher priority can move, lower ones stand back; now and then they get a chunk, so that
+  // they end.
+  const bool all_move = ++rounds_ % kRoundsPerLowChunk == 0;
+  const std::int32_t first = all_move ? std::numeric_limits<std::int32_t>::min() : moving_priority();
   for (auto it = operations_.begin(); it != operations_.end();) {
     Operation& operation = **it;
     Group& group = operation.member().group;
-    StepResult result = operation.step(*device_, page_, now_ns_);
+    const bool stands_back = group.priority < first && operation.can_move();
+    const StepResult result = stands_back ? StepResult::kIdle : operation.step(*device_, page_, now_ns_);
     if (result == StepResult::kIdle && now_ns_ >= operation.deadline_ns() &&
         operation.stage() != abi::OpStage::kBreaking) {
       const abi::Break failure = operation.deadline_failure(now_ns_);
@@ -97,6 +103,15 @@ bool Engine::step_operations() {
     progress |= result == StepResult::kProgress || result == StepResult::kDone;
   }
   return progress;
+}
+
+// The highest among operations whose rows this thread could move now.
+std::int32_t Engine::moving_priority() const {
+  std::int32_t highest = std::numeric_limits<std::int32_t>::min();
+  for (const auto& operation : operations_) {
+    if (operation->can_move()) highest = std::max(highest, operation->member().group.priority);
+  }
+  return highest;
 }
 
 void Engine::request_break(Group& group, const abi::Break& failure) {
@@ -152,6 +167,8 @@ void Engine::acknowledge_breaks() {
   }
 }
 
+// An operation below resume_index has been completed by every rank; the former engine died before it could
+// say so. Nobody will redo it, so it has succeeded.
 void Engine::answer_orphans(Group& group, StatusCode status) {
   for (const auto& member : group.members) {
     if (member->session == nullptr) continue;
@@ -165,11 +182,19 @@ void Engine::answer_orphans(Group& group, StatusCode status) {
       completion.culprit_rank = static_cast<std::int32_t>(member->rank);
       completion.member = orphan.record.member;
       completion.slot = orphan.record.slot;
-      if (orphan.record.slot < group.shape.depth) {
+      const bool known_slot = orphan.record.slot < group.shape.depth;
+      if (known_slot && orphan.record.op_index < group.resume_index) {
+        const abi::BoardSlot& board_slot = member->board().slots[orphan.record.slot];
+        completion.status = StatusCode::kOk;
+        completion.culprit_rank = -1;
+        if (board_slot.counts_ticket == orphan.record.ticket)
+          completion.num_recv_rows = board_slot.num_recv_rows;
+      } else if (known_slot) {
         member->publish_message(
             orphan.record.slot, orphan.record.ticket,
             "the engine of " + device_->name() + " was restarted with this operation in flight");
       }
+      count_ended(*member, abi::Op::kNone, completion);
       member->session->complete(completion);
       return true;
     });
@@ -188,6 +213,7 @@ void Engine::answer_stray_orphans() {
       completion.culprit_rank = -1;
       completion.member = orphan.record.member;
       completion.slot = orphan.record.slot;
+      port.statistics.ended(completion.status);
       port.complete(completion);
       return true;
     });

@@ -44,6 +44,7 @@ class Engine {
   Status resume_group(const abi::Resume& message);
   Status remove_group(const abi::GroupRef& message);
   Status apply_settings(const abi::Settings& message);
+  Status apply_group_settings(const abi::GroupSettings& message);
   template <typename T>
   void send(abi::LinkType type, const T& body) {
     send_bytes(type, &body, sizeof(T));
@@ -63,6 +64,7 @@ class Engine {
 
   // engine.cpp: the loop
   bool step_operations();
+  std::int32_t moving_priority() const;
   void request_break(Group& group, const abi::Break& failure);
   void finish_arrived(Group& group);
   void fail_operations(Group& group, std::uint64_t from, const abi::Break& cause);
@@ -89,6 +91,7 @@ class Engine {
   bool stop_ = false;
   int exit_code_ = 0;
   std::uint64_t now_ns_ = 0;
+  std::uint32_t rounds_ = 0;
   std::uint64_t spin_budget_ns_ = 0;
   std::uint64_t last_link_ns_ = 0;
   std::list<Packet> link_backlog_;  // messages that the supervisor had no room for

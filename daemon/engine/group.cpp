@@ -7,8 +7,23 @@
 
 namespace epd {
 
+Member::Member(Group& in_group, std::uint32_t rank_there, std::uint32_t its_number, SessionPort* served,
+               Mapping board_memory)
+    : group(in_group),
+      rank(rank_there),
+      number(its_number),
+      session(served),
+      board_mapping(std::move(board_memory)),
+      next_number(in_group.resume_index),
+      slot_op(in_group.shape.depth),
+      routes(in_group.shape) {}
+
 std::byte* Member::user(std::uint32_t slot, abi::Region region) const {
   return group.ranks[rank].user.bytes() + group.user_layout.at(slot, region);
+}
+
+std::byte* Member::exchange() const {
+  return group.ranks[rank].exchange.bytes();
 }
 
 void Member::publish_next_index() const {
@@ -39,49 +54,24 @@ void Member::publish_message(std::uint32_t slot, std::uint64_t ticket, const std
 }
 
 void Member::publish_counts(std::uint32_t slot, std::uint64_t ticket,
-                            const std::vector<std::int32_t>& offsets,
-                            const std::vector<std::int32_t>& experts) const {
+                            const kernels::Placement& placement) const {
   const abi::BoardLayout layout(group.shape);
   std::byte* base = board_mapping.bytes();
+  const auto put = [base](std::uint64_t offset, std::span<const std::int32_t> values) {
+    std::copy(values.begin(), values.end(), reinterpret_cast<std::int32_t*>(base + offset));
+  };
+  put(layout.rank_offsets(slot), placement.rank_offsets());
+  put(layout.expert_counts(group.shape, slot), placement.expert_counts());
+  put(layout.expert_offsets(group.shape, slot), placement.expert_offsets());
   abi::BoardSlot& place = board().slots[slot];
-  std::memcpy(base + layout.rank_offsets(slot), offsets.data(), offsets.size() * sizeof(std::int32_t));
-  std::memcpy(base + layout.expert_counts(group.shape, slot), experts.data(),
-              experts.size() * sizeof(std::int32_t));
-  place.num_recv_rows = static_cast<std::uint32_t>(offsets.back());
+  place.num_recv_rows = placement.num_recv_rows;
   place.counts_ticket.store(ticket, std::memory_order_release);
   if (session != nullptr) session->ring();
 }
 
-Route* Member::find_route(std::uint32_t slot, std::uint64_t handle) {
-  Route& route = routes[slot];
-  if (route.handle == handle + 1) return &route;
-  const auto& layout = group.exchange_layout;
-  std::byte* saved = group.ranks[rank].exchange.bytes() + layout.routing_of(slot);
-  const auto* record = reinterpret_cast<const abi::RoutingRecord*>(saved);
-  if (record->handle != handle + 1) return nullptr;
-  const abi::GroupShape& s = group.shape;
-  const kernels::RoutingInput input{saved + layout.topk, false,        record->num_tokens, s.topk,
-                                    s.num_ranks,         s.num_experts};
-  if (kernels::build_routing_plan(input, route.plan).bad) return nullptr;
-  const auto* base = reinterpret_cast<const std::uint32_t*>(saved + layout.base_rows);
-  route.base_rows.assign(base, base + s.num_ranks);
-  route.handle = handle + 1;
-  return &route;
-}
-
-void Member::save_route(std::uint32_t slot) const {
-  const Route& route = routes[slot];
-  const auto& layout = group.exchange_layout;
-  std::byte* saved = group.ranks[rank].exchange.bytes() + layout.routing_of(slot);
-  auto* record = reinterpret_cast<abi::RoutingRecord*>(saved);
-  std::atomic_ref(record->handle).store(0, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);
-  record->num_tokens = route.plan.num_tokens();
-  std::memcpy(saved + layout.base_rows, route.base_rows.data(),
-              route.base_rows.size() * sizeof(std::uint32_t));
-  std::copy(route.plan.topk.begin(), route.plan.topk.end(),
-            reinterpret_cast<std::int32_t*>(saved + layout.topk));
-  std::atomic_ref(record->handle).store(route.handle, std::memory_order_release);
+void Member::publish_sent(std::uint32_t slot, std::uint64_t ticket) const {
+  board().slots[slot].sent_ticket.store(ticket, std::memory_order_release);
+  if (session != nullptr) session->ring();
 }
 
 void Group::set_shape(const abi::GroupShape& new_shape) {

@@ -4,6 +4,8 @@
 #include "base/memory.h"
 #include "device/device.h"
 #include "proto/link.h"
+#include "route.h"
+#include "stats.h"
 
 #include <memory>
 #include <set>
@@ -34,28 +36,17 @@ struct PeerEngine {
   Mapping page;
 };
 
-// Where combine finds the rows of the last dispatch on a slot.
-struct Route {
-  std::uint64_t handle = 0;  // op_index + 1; 0 = none
-  kernels::RoutingPlan plan;
-  std::vector<std::uint32_t> base_rows;  // [R]
-};
-
 struct Group;
 
 // One rank that this device serves.
 class Member {
  public:
   Member(Group& in_group, std::uint32_t rank_there, std::uint32_t its_number, SessionPort* served,
-         Mapping board_memory)
-      : group(in_group),
-        rank(rank_there),
-        number(its_number),
-        session(served),
-        board_mapping(std::move(board_memory)) {}
+         Mapping board_memory);
 
   abi::Board& board() const { return *board_mapping.as<abi::Board>(); }
   std::byte* user(std::uint32_t slot, abi::Region region) const;
+  std::byte* exchange() const;
   // Lowest operation not completed.
   std::uint64_t next_index() const { return inflight.empty() ? next_number : *inflight.begin(); }
   void publish_next_index() const;
@@ -64,11 +55,9 @@ class Member {
   // Message for one operation; must precede its completion.
   void publish_message(std::uint32_t slot, std::uint64_t ticket, const std::string& text) const;
   // Counts of a dispatch, for the CPU.
-  void publish_counts(std::uint32_t slot, std::uint64_t ticket, const std::vector<std::int32_t>& offsets,
-                      const std::vector<std::int32_t>& experts) const;
-  // The routing named by handle, from memory or, after a restart, from the arena; null if stale.
-  Route* find_route(std::uint32_t slot, std::uint64_t handle);
-  void save_route(std::uint32_t slot) const;
+  void publish_counts(std::uint32_t slot, std::uint64_t ticket, const kernels::Placement& placement) const;
+  // An operation that was asked to say so reads its inputs no more.
+  void publish_sent(std::uint32_t slot, std::uint64_t ticket) const;
 
   Group& group;
   const std::uint32_t rank;
@@ -78,8 +67,9 @@ class Member {
   std::uint64_t next_number = 0;       // of the next operation
   std::set<std::uint64_t> inflight;    // numbers of operations not completed
   std::vector<std::uint64_t> slot_op;  // [depth] ticket in flight on the slot, 0 = free
-  std::vector<Route> routes;           // [depth]
+  RouteTable routes;
   bool stopped = false;
+  Statistics statistics;
 };
 
 struct Group {
@@ -88,7 +78,8 @@ struct Group {
   abi::GroupShape shape{};
   abi::UserArenaLayout user_layout{abi::GroupShape{1, 1, 1, 128, 1, 1, {}, {}, {}}};
   abi::ExchangeArenaLayout exchange_layout{abi::GroupShape{1, 1, 1, 128, 1, 1, {}, {}, {}}};
-  std::uint32_t sms = 0;
+  std::uint32_t sms = 0;      // of its device that an operation may use; 0 = all
+  std::int32_t priority = 0;  // among the device's groups, higher first
   std::uint64_t epoch = 0;
   std::uint64_t resume_index = 0;
   GroupPhase phase = GroupPhase::kStarting;

@@ -92,6 +92,10 @@ void Engine::handle_message(Packet& packet) {
     case LinkType::kSettings:
       status = with_body<abi::Settings>(packet, [this](const auto& m) { return apply_settings(m); });
       break;
+    case LinkType::kGroupSettings:
+      status =
+          with_body<abi::GroupSettings>(packet, [this](const auto& m) { return apply_group_settings(m); });
+      break;
     case LinkType::kStop: stop_ = true; break;
     default: status = invalid_argument("link message type " + std::to_string(packet.header.type)); break;
   }
@@ -129,6 +133,7 @@ Status Engine::add_session(Packet& packet) {
     return {};
   }
   watch((*port)->doorbell(), id);
+  (*port)->statistics = Statistics::of_session(page_, id);
   sessions_[id] = std::move(port).value();
   return {};
 }
@@ -151,6 +156,7 @@ Status Engine::begin_group(const abi::GroupBegin& message) {
   group->name.assign(message.name, abi::text_length(message.name));
   group->set_shape(message.shape);
   group->sms = message.sms;
+  group->priority = message.priority;
   group->epoch = message.epoch;
   group->resume_index = message.resume_index;
   group->starts_broken = message.broken != 0;
@@ -204,9 +210,9 @@ Status Engine::add_member(Packet& packet) {
   if (!board.ok()) return board.status();
   auto member = std::make_unique<Member>(*group, message.rank, message.member, session->second.get(),
                                          std::move(board).value());
-  member->next_number = group->resume_index;
-  member->slot_op.assign(group->shape.depth, 0);
-  member->routes.resize(group->shape.depth);
+  // Under a break it goes on where its former engine stood; kResume says where all go on.
+  if (group->starts_broken) member->next_number = member->board().next_index.load(std::memory_order_relaxed);
+  member->statistics = Statistics::of_member(page_, message.session_id, group->id, message.rank);
   session->second->members[message.member] = member.get();
   group->members.push_back(std::move(member));
   return {};
@@ -308,6 +314,15 @@ Status Engine::apply_settings(const abi::Settings& message) {
   device_->set_num_sms(message.sms);
   page_->sms.store(device_->num_sms(), std::memory_order_relaxed);
   log_set_level(static_cast<LogLevel>(message.log_level));
+  return {};
+}
+
+Status Engine::apply_group_settings(const abi::GroupSettings& message) {
+  Group* group = find_group(message.group_id);
+  if (group == nullptr)
+    return invalid_argument("kGroupSettings for group " + std::to_string(message.group_id));
+  group->sms = message.sms;
+  group->priority = message.priority;
   return {};
 }
 

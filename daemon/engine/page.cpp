@@ -8,6 +8,20 @@ void Page::start(std::uint32_t sms) {
   page_->sms.store(sms, std::memory_order_relaxed);
   page_->sleep.sleeping.store(0, std::memory_order_relaxed);
   for (abi::OpView& view : page_->ops) view.ticket.store(0, std::memory_order_relaxed);
+  for (auto* counter :
+       {&page_->ops_submitted, &page_->ops_completed, &page_->ops_failed, &page_->bytes_dispatched,
+        &page_->bytes_combined, &page_->submissions_refused, &page_->sleeps, &page_->wakes_sent}) {
+    counter->store(0, std::memory_order_relaxed);
+  }
+  const auto forget = [](auto& table) {
+    table.unlisted.store(0, std::memory_order_relaxed);
+    for (abi::StatisticsRow& row : table.rows) {
+      // Only those in use: reading leaves the page's untouched memory untouched.
+      if (row.key.load(std::memory_order_relaxed) != 0) row.key.store(0, std::memory_order_release);
+    }
+  };
+  forget(page_->sessions);
+  forget(page_->members);
 }
 
 abi::OpView* Page::claim(const abi::Submission& submission) {
@@ -20,6 +34,8 @@ abi::OpView* Page::claim(const abi::Submission& submission) {
     view.op_index = 0;
     view.stage.store(0, std::memory_order_relaxed);
     view.waiting_for.store(-1, std::memory_order_relaxed);
+    view.waiting_since_ns.store(0, std::memory_order_relaxed);
+    for (auto& entered : view.stage_ns) entered.store(0, std::memory_order_relaxed);
     view.ticket.store(submission.ticket, std::memory_order_release);
     return &view;
   }

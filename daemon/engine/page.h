@@ -9,7 +9,7 @@ namespace epd {
 class Page {
  public:
   explicit Page(Mapping mapping) : mapping_(std::move(mapping)), page_(mapping_.as<abi::EnginePage>()) {}
-  // A new engine begins with a clean table; counters go on.
+  // A new engine begins everything anew.
   void start(std::uint32_t sms);
 
   abi::EnginePage& operator*() const { return *page_; }

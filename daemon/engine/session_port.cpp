@@ -53,17 +53,28 @@ void SessionPort::adopt() {
 }
 
 std::optional<abi::Submission> SessionPort::take() {
-  if (ended_ || removing || !waiting_.empty() || inflight_ >= abi::kSubmissionSlots) return std::nullopt;
+  if (ended_ || removing) return std::nullopt;
+  if (!waiting_.empty()) return stall(abi::Stall::kCompletions);
+  if (inflight_ >= abi::kSubmissionSlots) return stall(abi::Stall::kDepth);
   // The slot taken last is given back only now, after begin() has recorded its operation.
   b_->submission_head.value.store(head_, std::memory_order_release);
   abi::Submission submission;
-  if (!abi::ring_peek(a_->submissions, head_, submission) || awaits_group(submission)) return std::nullopt;
+  if (!abi::ring_peek(a_->submissions, head_, submission)) return std::nullopt;
+  if (awaits_group(submission)) return stall(abi::Stall::kGroup);
   ++head_;
   // A former engine may have recorded this one and died before it gave the slot back.
   for (const Orphan& orphan : orphans_) {
     if (orphan.record.ticket == submission.ticket) return std::nullopt;  // the next round goes on
   }
   return submission;
+}
+
+std::optional<abi::Submission> SessionPort::stall(abi::Stall why) {
+  const std::uint64_t sequence =
+      std::atomic_ref(a_->submissions.slots[head_ % abi::kSubmissionSlots].sequence)
+          .load(std::memory_order_acquire);
+  if (sequence == head_ + 1 && std::exchange(stalled_at_, head_) != head_) statistics.stalled(why);
+  return std::nullopt;
 }
 
 bool SessionPort::has_submission() {
@@ -92,6 +103,7 @@ void SessionPort::begin(const abi::Submission& submission, std::uint64_t op_inde
     ++inflight_;
     break;
   }
+  statistics.set_queue_depth(inflight_);
   b_->submission_head.value.store(head_, std::memory_order_release);
 }
 
@@ -106,6 +118,7 @@ bool SessionPort::post(const abi::Completion& completion) {
     --inflight_;
     break;
   }
+  statistics.set_queue_depth(inflight_);
   return true;
 }
 

@@ -6,6 +6,7 @@
 #include "page.h"
 #include "proto/session.h"
 #include "proto/wire.h"
+#include "stats.h"
 
 #include <deque>
 #include <memory>
@@ -65,7 +66,8 @@ class SessionPort {
   bool inherited() const { return inherited_; }
 
   std::unordered_map<std::uint32_t, Member*> members;  // by the number that submissions carry
-  bool removing = false;                               // kRemoveSession came; goes when nothing is in flight
+  Statistics statistics;
+  bool removing = false;  // kRemoveSession came; goes when nothing is in flight
 
  private:
   SessionPort() = default;
@@ -75,6 +77,8 @@ class SessionPort {
   std::uint64_t id_ = 0;
   // The submission waits in the ring for the group that it names.
   bool awaits_group(const abi::Submission& submission) const;
+  // Counts, once, that the submission at the head must wait; always nullopt.
+  std::optional<abi::Submission> stall(abi::Stall why);
 
   std::uint64_t opened_ns_ = 0;
   bool inherited_ = false;
@@ -83,8 +87,9 @@ class SessionPort {
   Mapping b_mapping_;
   abi::SegmentA* a_ = nullptr;
   abi::SegmentB* b_ = nullptr;
-  std::uint64_t head_ = 0;  // submissions taken
-  std::uint64_t tail_ = 0;  // completions posted
+  std::uint64_t head_ = 0;                        // submissions taken
+  std::uint64_t tail_ = 0;                        // completions posted
+  std::uint64_t stalled_at_ = ~std::uint64_t{0};  // the head that was counted as stalled
   std::size_t inflight_ = 0;
   std::deque<abi::Completion> waiting_;  // for room in the ring
   std::vector<Orphan> orphans_;

@@ -32,33 +32,67 @@ bool Engine::poll_sessions() {
   return progress;
 }
 
-// What no correct client library writes; "" if there is nothing of the kind.
-std::string Engine::illegal(const SessionPort& session, const Submission& s) const {
-  const auto text = [](const char* field, std::uint64_t value, const std::string& allowed) {
-    return "submission field " + std::string(field) + " is " + std::to_string(value) +
-           "; allowed: " + allowed;
-  };
-  if (s.ticket == 0) return text("ticket", s.ticket, "not 0");
-  if (s.op != Op::kNoop && s.op != Op::kDispatch && s.op != Op::kCombine) {
-    return text("op", static_cast<std::uint32_t>(s.op), "1 (noop), 2 (dispatch), 3 (combine)");
+namespace {
+
+std::string bad_field(const char* field, std::uint64_t value, const std::string& allowed) {
+  return "submission field " + std::string(field) + " is " + std::to_string(value) + "; allowed: " + allowed;
+}
+
+std::uint32_t flags_of(Op op) {
+  if (op == Op::kDispatch) return abi::kDispatchFlags;
+  return op == Op::kCombine ? std::uint32_t{abi::kCombineFlags} : 0;
+}
+
+// What can be said without knowing what else is in flight.
+std::string illegal_in_shape(const Submission& s, const abi::GroupShape& shape) {
+  if (s.slot >= shape.depth) return bad_field("slot", s.slot, "0 .. " + std::to_string(shape.depth - 1));
+  const std::uint32_t allowed_flags = flags_of(s.op);
+  if ((s.flags & ~allowed_flags) != 0) {
+    return bad_field("flags", s.flags, "the bits of " + std::to_string(allowed_flags));
   }
-  const auto found = session.members.find(s.member);
-  if (found == session.members.end()) return text("member", s.member, "a group that this session has joined");
-  const Member& member = *found->second;
-  const abi::GroupShape& shape = member.group.shape;
-  if (s.slot >= shape.depth) return text("slot", s.slot, "0 .. " + std::to_string(shape.depth - 1));
-  if (s.num_tokens > shape.max_tokens)
-    return text("num_tokens", s.num_tokens, "0 .. " + std::to_string(shape.max_tokens));
-  if ((s.flags & ~std::uint32_t{abi::kAllOpFlags}) != 0)
-    return text("flags", s.flags, "0 or " + std::to_string(abi::kAllOpFlags));
+  const std::uint32_t biases = (s.flags & abi::kFlagBiases) >> abi::kBiasShift;
+  if (biases > shape.num_biases) {
+    return bad_field("biases in flags", biases, "0 .. " + std::to_string(shape.num_biases));
+  }
+  const bool routes = s.op == Op::kDispatch && (s.flags & abi::kFlagCached) == 0;
+  if (s.num_tokens > (routes ? shape.max_tokens : 0)) {
+    return bad_field("num_tokens", s.num_tokens,
+                     routes ? "0 .. " + std::to_string(shape.max_tokens) : "0, the routing's own counts");
+  }
+  if (s.route >= shape.num_routes()) {
+    return bad_field("route", s.route, "0 .. " + std::to_string(shape.num_routes() - 1));
+  }
+  if (routes && s.route < shape.depth && s.route != s.slot) {
+    return bad_field("route", s.route,
+                     "the slot, " + std::to_string(s.slot) + ", or one from " + std::to_string(shape.depth));
+  }
   if (std::any_of(std::begin(s.reserved), std::end(s.reserved), [](std::uint32_t r) { return r != 0; })) {
     return "submission field reserved is not zero";
   }
-  if (s.epoch > member.group.epoch)
-    return text("epoch", s.epoch, "at most " + std::to_string(member.group.epoch));
+  return "";
+}
+
+}  // namespace
+
+// What no correct client library writes; "" if there is nothing of the kind.
+std::string Engine::illegal(const SessionPort& session, const Submission& s) const {
+  if (s.ticket == 0) return bad_field("ticket", s.ticket, "not 0");
+  if (s.op != Op::kNoop && s.op != Op::kDispatch && s.op != Op::kCombine) {
+    return bad_field("op", static_cast<std::uint32_t>(s.op), "1 (noop), 2 (dispatch), 3 (combine)");
+  }
+  const auto found = session.members.find(s.member);
+  if (found == session.members.end()) {
+    return bad_field("member", s.member, "a group that this session has joined");
+  }
+  const Member& member = *found->second;
+  if (std::string why = illegal_in_shape(s, member.group.shape); !why.empty()) return why;
+  if (s.epoch > member.group.epoch) {
+    return bad_field("epoch", s.epoch, "at most " + std::to_string(member.group.epoch));
+  }
   if (s.op != Op::kNoop && member.slot_op[s.slot] != 0) {
-    return text("slot", s.slot,
-                "one without an operation in flight (ticket " + std::to_string(member.slot_op[s.slot]) + ")");
+    return bad_field(
+        "slot", s.slot,
+        "one without an operation in flight (ticket " + std::to_string(member.slot_op[s.slot]) + ")");
   }
   return "";
 }
@@ -74,6 +108,7 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
     completion.member = submission.member;
     completion.slot = submission.slot;
     session.complete(completion);
+    session.statistics.refused(completion.status);
     count(page_->ops_failed);
     return;
   }
@@ -85,6 +120,7 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
   Group& group = member.group;
   count(page_->ops_submitted);
   if (submission.op == Op::kNoop) {
+    count_taken(member, Op::kNoop);
     session.begin(submission, kUnnumbered);
     abi::Completion completion{};
     completion.ticket = submission.ticket;
@@ -94,6 +130,7 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
     completion.seen_us = completion.launched_us = completion.done_us =
         saturated_us(submission.submit_ns, now_ns_);
     session.complete(completion);
+    count_ended(member, Op::kNoop, completion);
     count(page_->ops_completed);
     return;
   }
@@ -110,6 +147,7 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
   member.inflight.insert(operation->index());
   member.slot_op[submission.slot] = submission.ticket;
   ++member.next_number;
+  count_taken(member, submission.op);
   if (abi::OpView* view = page_.claim(submission); view != nullptr) {
     view->session_id = session.id();
     view->group_id = group.id;
@@ -119,7 +157,10 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
   }
   // While the group agrees on a break, or on what a lost rank leaves behind (all ranks are stopped then),
   // the operation waits with the others for its verdict.
-  if (group.phase == GroupPhase::kBreaking || member.stopped) operation->abandon();
+  if (group.phase == GroupPhase::kBreaking || member.stopped) {
+    count_stall(member, abi::Stall::kGroup);
+    operation->abandon();
+  }
   operations_.push_back(std::move(operation));
 }
 
@@ -135,6 +176,7 @@ void Engine::refuse(SessionPort& session, const Submission& submission, Member& 
   member.publish_message(submission.slot, submission.ticket,
                          std::string(cause.text, abi::text_length(cause.text)));
   session.complete(completion);
+  count_refused(member, cause.cause);
   count(page_->ops_failed);
 }
 
@@ -143,6 +185,7 @@ void Engine::end_session(SessionPort& session, const std::string& text) {
   limiter.log(LogLevel::kWarning, "illegal submission, session ended",
               {{"session", session.id()}, {"error", text}});
   count(page_->submissions_refused);
+  session.statistics.refused(StatusCode::kInvalidArgument);
   session.end(StatusCode::kInvalidArgument, text);
   abi::SessionFailed failed{session.id(), StatusCode::kInvalidArgument, {}};
   abi::set_text(failed.text, text.data(), text.size());
@@ -156,13 +199,15 @@ void Engine::finish(const Operation& operation, StatusCode status, const abi::Br
   member.slot_op[slot] = 0;
   member.publish_next_index();
   count(status == StatusCode::kOk ? page_->ops_completed : page_->ops_failed);
+  const abi::Completion completion =
+      operation.completion(status, status == StatusCode::kOk ? -1 : cause.culprit_rank, clock_.now_ns());
+  count_ended(member, operation.submission().op, completion);
   if (member.session == nullptr) return;
   if (status != StatusCode::kOk) {
     member.publish_message(slot, operation.submission().ticket,
                            std::string(cause.text, abi::text_length(cause.text)));
   }
-  member.session->complete(
-      operation.completion(status, status == StatusCode::kOk ? -1 : cause.culprit_rank, clock_.now_ns()));
+  member.session->complete(completion);
 }
 
 }  // namespace epd

@@ -82,4 +82,12 @@ std::uint32_t Group::sms_on(std::uint32_t device) const {
   return most;
 }
 
+std::int32_t Group::priority_on(std::uint32_t device) const {
+  std::int32_t highest = abi::kMinPriority;
+  for (const auto& [rank, member] : members) {
+    if (member.device == device) highest = std::max(highest, member.priority);
+  }
+  return highest;
+}
+
 }  // namespace epd::membership

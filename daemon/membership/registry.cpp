@@ -45,16 +45,24 @@ void GroupRegistry::join(const JoinRequest& request) {
     emit(ReplyRefused{request.session_id, request.request_id, std::move(status)});
 }
 
+Status GroupRegistry::check_group_quotas(const JoinRequest& request) const {
+  if (groups_.size() >= limits_.max_groups) {
+    return resource_exhausted("there are " + std::to_string(groups_.size()) + " groups; allowed: " +
+                              std::to_string(limits_.max_groups) + " (limits.max_groups)");
+  }
+  const auto of_user = static_cast<std::uint64_t>(std::count_if(
+      groups_.begin(), groups_.end(), [&](const auto& entry) { return entry.second.uid == request.uid; }));
+  if (of_user < request.max_groups.limit) return {};
+  return over_quota(request.uid, of_user, "groups", request.max_groups);
+}
+
 Status GroupRegistry::try_join(const JoinRequest& request) {
   if (Status status = check_join(request.join); !status.ok()) return status;
   const std::string name(request.join.group);
   Group* group = find_named(request.uid, name);
   const bool first = group == nullptr;
   if (first) {
-    if (groups_.size() >= limits_.max_groups) {
-      return resource_exhausted("there are " + std::to_string(groups_.size()) + " groups; allowed: " +
-                                std::to_string(limits_.max_groups) + " (limits.max_groups)");
-    }
+    if (Status status = check_group_quotas(request); !status.ok()) return status;
     const std::uint64_t id = next_group_id_++;
     group = &groups_[id];
     group->id = id;
@@ -115,6 +123,7 @@ Status GroupRegistry::add_member(Group& group, std::uint32_t rank, const JoinReq
   member.pid = request.pid;
   member.device = request.device;
   member.sms = request.join.sms;
+  member.priority = request.join.priority;
   member.join_request = request.request_id;
   member.join_due_ns =
       due_in_ms(request.join.timeout_ms != 0 ? request.join.timeout_ms : limits_.join_timeout_ms);

@@ -19,7 +19,8 @@ std::string hex(std::uint64_t value) {
   return text;
 }
 
-// For logs and messages: nothing that could break a terminal.
+}  // namespace
+
 std::string printable(const char* text, std::size_t length) {
   std::string clean(text, length);
   for (char& c : clean) {
@@ -28,10 +29,8 @@ std::string printable(const char* text, std::size_t length) {
   return clean;
 }
 
-}  // namespace
-
 Status SessionTable::check_hello(const Session& session, const abi::Hello& hello) const {
-  if (Status status = host_.may_attach(); !status.ok()) return status;
+  if (Status status = host_.may_attach(session.peer); !status.ok()) return status;
   if (hello.version_min > abi::kAbiVersion || hello.version_max < abi::kAbiVersionMin ||
       hello.version_min > hello.version_max) {
     return {StatusCode::kVersionMismatch,
@@ -52,15 +51,12 @@ Status SessionTable::check_hello(const Session& session, const abi::Hello& hello
   const auto of_user = std::count_if(connections_.begin(), connections_.end(), [&](const auto& entry) {
     return entry.second.attached && entry.second.peer.uid == session.peer.uid;
   });
-  if (of_user >= static_cast<std::ptrdiff_t>(options_.limits.max_sessions_per_user)) {
-    return resource_exhausted("user " + std::to_string(session.peer.uid) + " has " + std::to_string(of_user) +
-                              " sessions; allowed: " + std::to_string(options_.limits.max_sessions_per_user) +
-                              " (limits.max_sessions_per_user)");
-  }
-  return {};
+  const Quota quota = host_.max_sessions_of(session.peer);
+  const auto used = static_cast<std::uint64_t>(of_user);
+  return used < quota.limit ? Status() : over_quota(session.peer.uid, used, "sessions", quota);
 }
 
-Result<std::uint32_t> SessionTable::choose_device(const abi::Hello& hello) const {
+Result<std::uint32_t> SessionTable::choose_device(const Session& session, const abi::Hello& hello) const {
   const std::string wanted = printable(hello.device, abi::text_length(hello.device));
   std::string known;
   std::optional<std::uint32_t> best;
@@ -68,7 +64,7 @@ Result<std::uint32_t> SessionTable::choose_device(const abi::Hello& hello) const
   for (std::uint32_t i = 0; i < options_.devices.size(); ++i) {
     known += (i == 0 ? "" : ", ") + options_.devices[i];
     if (!wanted.empty() && options_.devices[i] != wanted) continue;
-    if (Status status = host_.device_usable(i); !status.ok()) {
+    if (Status status = host_.may_use_device(session.peer, i); !status.ok()) {
       if (!wanted.empty()) return status;
       unusable = status;
       continue;
@@ -114,7 +110,7 @@ void SessionTable::hello(Session& session, const Packet& packet) {
   }
   Status status = check_hello(session, *hello);
   if (status.ok()) {
-    Result<std::uint32_t> device = choose_device(*hello);
+    Result<std::uint32_t> device = choose_device(session, *hello);
     status = device.status();
     if (device.ok()) session.device = *device;
   }

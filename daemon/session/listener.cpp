@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <vector>
@@ -123,6 +124,24 @@ void Listener::close() {
   lock_.reset();  // the lock file stays: removing it would race with the next daemon's open
 }
 
+namespace {
+
+Result<std::vector<std::uint32_t>> supplementary_groups(int socket) {
+  static_assert(sizeof(gid_t) == sizeof(std::uint32_t));
+  std::vector<std::uint32_t> groups(32);
+  socklen_t bytes = static_cast<socklen_t>(groups.size() * sizeof(gid_t));
+  int outcome = ::getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, groups.data(), &bytes);
+  if (outcome != 0 && errno == ERANGE) {  // `bytes` says how many are needed
+    groups.resize(bytes / sizeof(gid_t));
+    outcome = ::getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, groups.data(), &bytes);
+  }
+  if (outcome != 0) return errno_status("SO_PEERGROUPS");
+  groups.resize(bytes / sizeof(gid_t));
+  return groups;
+}
+
+}  // namespace
+
 Result<PeerIdentity> peer_identity(int socket) {
   ucred credentials{};
   socklen_t length = sizeof(credentials);
@@ -132,6 +151,10 @@ Result<PeerIdentity> peer_identity(int socket) {
   peer.pid = credentials.pid;
   peer.uid = credentials.uid;
   peer.gid = credentials.gid;
+  Result<std::vector<std::uint32_t>> groups = supplementary_groups(socket);
+  if (!groups.ok()) return groups.status();
+  peer.gids = std::move(*groups);
+  peer.gids.insert(peer.gids.begin(), peer.gid);
   int pidfd = -1;
   length = sizeof(pidfd);
   if (::getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &length) == 0) {

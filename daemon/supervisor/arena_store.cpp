@@ -23,17 +23,17 @@ void write_first_board(Board& board) {
 
 // Subtracting, so that no sum can overflow.
 Status ArenaStore::check_quota(std::uint32_t uid, std::uint64_t bytes) const {
-  const auto refuse = [bytes](std::uint64_t used, const char* key, std::uint64_t limit) {
-    return resource_exhausted("this rank needs " + std::to_string(bytes) + " bytes and " +
-                              std::to_string(used) + " are in use; allowed: " + std::to_string(limit) + " (" +
-                              key + ")");
+  const auto refuse = [bytes](const std::string& who, std::uint64_t used, const Quota& quota) {
+    return resource_exhausted("this rank needs " + std::to_string(bytes) + " bytes of arenas and " + who +
+                              " " + std::to_string(used) + "; allowed: " + std::to_string(quota.limit) +
+                              " (" + quota.source + ")");
   };
-  if (total_bytes_ > limits_.total_bytes || bytes > limits_.total_bytes - total_bytes_)
-    return refuse(total_bytes_, "limits.max_arena_bytes", limits_.total_bytes);
-  const auto found = user_bytes_.find(uid);
-  const std::uint64_t used = found == user_bytes_.end() ? 0 : found->second;
-  if (used > limits_.bytes_per_user || bytes > limits_.bytes_per_user - used)
-    return refuse(used, "limits.max_arena_bytes_per_user", limits_.bytes_per_user);
+  if (total_bytes_ > max_bytes_ || bytes > max_bytes_ - total_bytes_)
+    return refuse("all users have", total_bytes_, {max_bytes_, "limits.max_arena_bytes"});
+  const auto found = users_.find(uid);
+  const User user = found == users_.end() ? User{} : found->second;
+  if (user.bytes > user.quota.limit || bytes > user.quota.limit - user.bytes)
+    return refuse("user " + std::to_string(uid) + " has", user.bytes, user.quota);
   return {};
 }
 
@@ -46,7 +46,10 @@ Status ArenaStore::acquire(std::uint64_t group_id, std::uint32_t rank, std::uint
   MemberArenas made;
   made.uid = uid;
   made.bytes = user_bytes + exchange_bytes + board_bytes;
-  if (Status status = check_quota(uid, made.bytes); !status.ok()) return status;
+  if (Status status = check_quota(uid, made.bytes); !status.ok()) {
+    drop_idle_user(uid);
+    return status;
+  }
 
   Result<UniqueFd> user = make_sealed_memfd("epd-user-arena", user_bytes);
   if (!user.ok()) return user.status();
@@ -63,19 +66,24 @@ Status ArenaStore::acquire(std::uint64_t group_id, std::uint32_t rank, std::uint
   made.board = std::move(*board);
   made.board_map = std::move(*map);
   total_bytes_ += made.bytes;
-  user_bytes_[uid] += made.bytes;
+  users_[uid].bytes += made.bytes;
   arenas_[{group_id, rank}] = std::move(made);
   return {};
+}
+
+void ArenaStore::drop_idle_user(std::uint32_t uid) {
+  const auto user = users_.find(uid);
+  if (user != users_.end() && user->second.bytes == 0) users_.erase(user);
 }
 
 void ArenaStore::release(std::uint64_t group_id, std::uint32_t rank) {
   const auto found = arenas_.find({group_id, rank});
   if (found == arenas_.end()) return;
   total_bytes_ -= found->second.bytes;
-  const auto user = user_bytes_.find(found->second.uid);
-  user->second -= found->second.bytes;
-  if (user->second == 0) user_bytes_.erase(user);
+  const std::uint32_t uid = found->second.uid;
+  users_.at(uid).bytes -= found->second.bytes;
   arenas_.erase(found);
+  drop_idle_user(uid);
 }
 
 const MemberArenas* ArenaStore::find(std::uint64_t group_id, std::uint32_t rank) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/memory.h"
+#include "base/quota.h"
 #include "proto/session.h"
 #include "proto/shape.h"
 
@@ -23,12 +24,10 @@ struct MemberArenas {
 
 class ArenaStore {
  public:
-  struct Limits {
-    std::uint64_t total_bytes = 0;
-    std::uint64_t bytes_per_user = 0;
-  };
-  explicit ArenaStore(const Limits& limits) : limits_(limits) {}
-  void set_limits(const Limits& limits) { limits_ = limits; }
+  explicit ArenaStore(std::uint64_t max_bytes) : max_bytes_(max_bytes) {}
+  void set_max_bytes(std::uint64_t max_bytes) { max_bytes_ = max_bytes; }
+  // Holds for the acquires of this user that follow, until it is set again.
+  void set_user_quota(std::uint32_t uid, Quota quota) { users_[uid].quota = std::move(quota); }
 
   // RESOURCE_EXHAUSTED, with the numbers, if a limit says no. The board is ready to be read.
   Status acquire(std::uint64_t group_id, std::uint32_t rank, std::uint32_t uid, const abi::GroupShape& shape);
@@ -45,9 +44,16 @@ class ArenaStore {
  private:
   Status check_quota(std::uint32_t uid, std::uint64_t bytes) const;
 
-  Limits limits_;
+  void drop_idle_user(std::uint32_t uid);
+
+  struct User {
+    std::uint64_t bytes = 0;
+    Quota quota;
+  };
+
+  std::uint64_t max_bytes_;
   std::uint64_t total_bytes_ = 0;
-  std::map<std::uint32_t, std::uint64_t> user_bytes_;
+  std::map<std::uint32_t, User> users_;
   std::map<std::pair<std::uint64_t, std::uint32_t>, MemberArenas> arenas_;
 };
 

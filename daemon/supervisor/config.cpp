@@ -1,11 +1,9 @@
 #include "supervisor/config.h"
 
+#include "access_config.h"
 #include "config_table.h"
+#include "toml.h"
 
-// Results instead of exceptions, which Debian's compiled library does not offer: headers only.
-#define TOML_EXCEPTIONS 0
-#define TOML_HEADER_ONLY 1
-#include <toml++/toml.h>
 #include <unistd.h>
 #include <algorithm>
 #include <cstdlib>
@@ -19,7 +17,12 @@ struct Setting {
   std::string text;
   const char* origin;
 };
-using Settings = std::map<std::string, Setting>;
+// What the file, and then the environment and the flags, say.
+struct Settings {
+  std::map<std::string, Setting> values;
+  AccessRules access;
+};
+constexpr const char* kRules = "access.rule";
 
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
@@ -43,27 +46,29 @@ const Option* find_option(const std::string& key) {
   return nullptr;
 }
 
-std::string position(const toml::source_region& source) {
-  return " (line " + std::to_string(source.begin.line) + ")";
-}
-
 Status read_table(const toml::table& table, const std::string& prefix, const std::string& where,
                   Settings& settings) {
   for (const auto& [name, node] : table) {
     const std::string key = prefix + std::string(name.str());
+    if (key == kRules) {
+      Result<AccessRules> rules = read_access_rules(node, where);
+      if (!rules.ok()) return rules.status();
+      settings.access = std::move(*rules);
+      continue;
+    }
     if (const toml::table* inner = node.as_table()) {
       if (Status status = read_table(*inner, key + ".", where, settings); !status.ok()) return status;
       continue;
     }
-    const std::string here = where + position(node.source());
+    const std::string here = where + line_of(node);
     const Option* option = find_option(key);
     if (option == nullptr) return unknown_option(key, here);
     const bool number = option->kind == OptionKind::kNumber;
     if (const auto* text = node.as_string(); text != nullptr && !number) {
-      settings[key] = {text->get(), "file"};
+      settings.values[key] = {text->get(), "file"};
     } else if (const auto* integer = node.as_integer();
                integer != nullptr && (number || option->kind == OptionKind::kBytes)) {
-      settings[key] = {std::to_string(integer->get()), "file"};
+      settings.values[key] = {std::to_string(integer->get()), "file"};
     } else {
       std::string why = key;
       why.append(" in ").append(here).append(" has the wrong type; allowed: ");
@@ -83,7 +88,7 @@ Status read_file(const ConfigSources& sources, Settings& settings) {
   }
   const toml::parse_result parsed = toml::parse_file(sources.path);
   if (!parsed) {
-    return invalid_argument("configuration file " + sources.path + position(parsed.error().source()) + ": " +
+    return invalid_argument("configuration file " + sources.path + line_of(parsed.error().source()) + ": " +
                             std::string(parsed.error().description()));
   }
   return read_table(parsed.table(), "", sources.path, settings);
@@ -130,6 +135,19 @@ std::uint64_t Config::effective_arena_bytes_per_user() const {
   return max_arena_bytes_per_user != 0 ? max_arena_bytes_per_user : effective_arena_bytes();
 }
 
+Quota Config::max_sessions_of(const Caller& caller) const {
+  return access.max_sessions(caller, {max_sessions_per_user, "limits.max_sessions_per_user"});
+}
+
+Quota Config::max_groups_of(const Caller& caller) const {
+  return access.max_groups(caller, {max_groups_per_user, "limits.max_groups_per_user"});
+}
+
+Quota Config::max_arena_bytes_of(const Caller& caller) const {
+  return access.max_arena_bytes(caller,
+                                {effective_arena_bytes_per_user(), "limits.max_arena_bytes_per_user"});
+}
+
 std::vector<OptionInfo> config_options() {
   std::vector<OptionInfo> list;
   for (const Option& option : option_table()) {
@@ -169,27 +187,34 @@ Result<Config> load_config(const ConfigSources& sources) {
   for (const Option& option : option_table()) {
     const auto found = sources.environment.find(option.environment);
     if (*option.environment != '\0' && found != sources.environment.end())
-      settings[option.key] = {found->second, "environment"};
+      settings.values[option.key] = {found->second, "environment"};
   }
   for (const auto& [key, value] : sources.flags) {
     if (find_option(key) == nullptr) return unknown_option(key, "the flags");
-    settings[key] = {value, "flag"};
+    settings.values[key] = {value, "flag"};
   }
   Config config;
   for (const Option& option : option_table()) {
-    const auto found = settings.find(option.key);
-    const Setting setting = found == settings.end() ? Setting{option.default_text, "default"} : found->second;
+    const auto found = settings.values.find(option.key);
+    const Setting setting =
+        found == settings.values.end() ? Setting{option.default_text, "default"} : found->second;
     if (Status status = store_option(option, setting.text, config); !status.ok()) return status;
     config.entries.push_back({option.key, setting.text, setting.origin, option.reloadable});
   }
   if (Status status = check_together(config); !status.ok()) return status;
+  for (const AccessRule& rule : settings.access.rules) {
+    const std::size_t number = &rule - settings.access.rules.data() + 1;
+    config.entries.push_back({std::string(kRules) + " " + std::to_string(number), rule.text, "file", true});
+  }
+  config.access = AccessPolicy(config.access_default == 0, std::move(settings.access.rules),
+                               std::move(settings.access.names));
   return config;
 }
 
 Result<Config> reload_config(const Config& current, const ConfigSources& sources) {
   Result<Config> loaded = load_config(sources);
   if (!loaded.ok()) return loaded.status();
-  for (std::size_t i = 0; i < current.entries.size(); ++i) {
+  for (std::size_t i = 0; i < option_table().size(); ++i) {  // rules, which follow, may always change
     const ConfigEntry& before = current.entries[i];
     const ConfigEntry& after = loaded->entries[i];
     if (before.reloadable || before.value == after.value) continue;

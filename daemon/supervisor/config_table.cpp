@@ -7,7 +7,6 @@ namespace epd {
 namespace {
 
 constexpr std::uint64_t kDayMs = 86'400'000;
-constexpr std::uint64_t kPetabyte = std::uint64_t{1} << 50;
 constexpr bool kLive = true;    // reloadable
 constexpr bool kFixed = false;  // needs a restart
 
@@ -22,7 +21,7 @@ Option number(const char* key, const char* value, std::uint32_t Config::*field, 
 }
 
 Option bytes(const char* key, const char* value, std::uint64_t Config::*field, const char* help) {
-  return {key, value, OptionKind::kBytes, field, 0, kPetabyte, {}, "", kLive, help};
+  return {key, value, OptionKind::kBytes, field, 0, kMaxBytes, {}, "", kLive, help};
 }
 
 std::vector<Option> make_table() {
@@ -73,11 +72,23 @@ std::vector<Option> make_table() {
       number("limits.max_sessions_per_user", "256", &C::max_sessions_per_user, 1, 65536, kLive,
              "Sessions of one user at one time."),
       number("limits.max_groups", "256", &C::max_groups, 1, 65536, kLive, "Groups at one time."),
+      number("limits.max_groups_per_user", "256", &C::max_groups_per_user, 1, 65536, kLive,
+             "Groups of one user at one time."),
       bytes("limits.max_arena_bytes", "0", &C::max_arena_bytes,
             "Bytes of all arenas together; 0: 16 times the physical memory. Arenas have worst-case sizes and "
             "take memory only where rows have been written, so this counts promises, not pages."),
       bytes("limits.max_arena_bytes_per_user", "0", &C::max_arena_bytes_per_user,
             "The same for one user; 0: as limits.max_arena_bytes."),
+      {"access.default",
+       "allow",
+       OptionKind::kChoice,
+       &C::access_default,
+       0,
+       0,
+       {"allow", "deny"},
+       "",
+       kLive,
+       "Whether users whom no [[access.rule]] of the file is about may attach."},
       number("timeouts.attach_ms", "5000", &C::attach_ms, 1, kDayMs, kLive,
              "How long a connection may take to say who it is."),
       number("timeouts.join_ms", "60000", &C::join_ms, 1, kDayMs, kLive,
@@ -125,6 +136,10 @@ bool parse_number(const std::string& value, int base, bool units, std::uint64_t&
 }
 
 }  // namespace
+
+bool parse_bytes(const std::string& text, std::uint64_t& bytes) {
+  return parse_number(text, 10, true, bytes);
+}
 
 const std::vector<Option>& option_table() {
   static const std::vector<Option> table = make_table();

@@ -23,6 +23,7 @@ void Node::carry_out(const membership::StartGroup& action) {
   begin.epoch = group.epoch;
   begin.resume_index = group.resume_index;
   begin.sms = group.sms_on(action.device);
+  begin.priority = group.priority_on(action.device);
   begin.broken = action.broken ? 1 : 0;
   begin.shape = group.shape;
   abi::set_text(begin.name, group.name.data(), group.name.size());

@@ -10,12 +10,12 @@ namespace {
 
 constexpr std::uint64_t kMsNs = 1'000'000;
 
-ArenaStore::Limits arena_limits(const Config& config) {
-  return {config.effective_arena_bytes(), config.effective_arena_bytes_per_user()};
+Caller caller_of(const PeerIdentity& peer) {
+  return {peer.uid, peer.gids};
 }
 
 SessionLimits session_limits(const Config& config) {
-  return {config.max_sessions, config.max_sessions_per_user, config.attach_ms};
+  return {config.max_sessions, config.attach_ms};
 }
 
 membership::MembershipLimits membership_limits(const Config& config) {
@@ -29,7 +29,7 @@ Node::Node(SupervisorOptions options)
     : options_(std::move(options)),
       config_(options_.config),
       notifier_(options_.notify_socket),
-      arenas_(arena_limits(config_)),
+      arenas_(config_.effective_arena_bytes()),
       registry_(clock_, *this, membership_limits(config_)) {}
 
 Status Node::start() {
@@ -101,7 +101,7 @@ abi::Settings Node::settings() const {
 }
 
 void Node::apply_limits() {
-  arenas_.set_limits(arena_limits(config_));
+  arenas_.set_max_bytes(config_.effective_arena_bytes());
   sessions_->set_limits(session_limits(config_));
   registry_.set_limits(membership_limits(config_));
   fleet_->set_options(fleet_options());
@@ -110,12 +110,23 @@ void Node::apply_limits() {
 
 // ---- sessions
 
-Status Node::may_attach() {
+Status Node::admitting() const {
   if (phase_ == Phase::kStarting || phase_ == Phase::kServing) return {};
   return {StatusCode::kAborted, "draining: this daemon takes no more sessions"};
 }
 
-Status Node::device_usable(std::uint32_t device) {
+Status Node::may_attach(const PeerIdentity& peer) {
+  Status status = admitting();
+  return status.ok() ? config_.access.may_attach(caller_of(peer)) : status;
+}
+
+Quota Node::max_sessions_of(const PeerIdentity& peer) {
+  return config_.max_sessions_of(caller_of(peer));
+}
+
+Status Node::may_use_device(const PeerIdentity& peer, std::uint32_t device) {
+  if (Status status = config_.access.may_use_device(caller_of(peer), fleet_->name(device)); !status.ok())
+    return status;
   if (fleet_->state(device) != DeviceState::kFailed) return {};
   return internal_error(fleet_->name(device) +
                         " has failed: its engine died too often; see the daemon's log");
@@ -154,11 +165,19 @@ void Node::check_removals() {
 }
 
 void Node::join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join) {
-  if (Status status = may_attach(); !status.ok()) {
-    sessions_->refuse(session.id, request_id, status);
+  const Caller caller = caller_of(session.peer);
+  Status status = admitting();
+  if (status.ok()) {
+    const std::string group = printable(join.group, abi::text_length(join.group));
+    status = config_.access.may_join(caller, group);
+  }
+  if (!status.ok()) {
+    carry_out(membership::ReplyRefused{session.id, request_id, status});
     return;
   }
-  registry_.join({session.id, request_id, session.peer.uid, session.peer.pid, session.device, join});
+  arenas_.set_user_quota(caller.uid, config_.max_arena_bytes_of(caller));
+  registry_.join({session.id, request_id, session.peer.uid, session.peer.pid, session.device, join,
+                  config_.max_groups_of(caller)});
 }
 
 void Node::leave_requested(const Session& session, std::uint32_t request_id, const abi::Leave& leave) {

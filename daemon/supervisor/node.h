@@ -47,8 +47,9 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   enum class Phase { kStarting, kServing, kDraining, kStopping };
 
   // SessionHost
-  Status may_attach() override;
-  Status device_usable(std::uint32_t device) override;
+  Status may_attach(const PeerIdentity& peer) override;
+  Status may_use_device(const PeerIdentity& peer, std::uint32_t device) override;
+  Quota max_sessions_of(const PeerIdentity& peer) override;
   void session_opened(const Session& session) override;
   void session_closed(const Session& session, const std::string& how) override;
   void join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join) override;
@@ -73,6 +74,7 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   void tell_session(const Session& session);
   void session_failed(const abi::SessionFailed& message);
   void check_removals();
+  Status admitting() const;
   void apply_limits();
   EngineFleet::Options fleet_options() const;
   abi::Settings settings() const;

@@ -19,6 +19,7 @@ class Session {
   Session() = default;
   // device "" = the daemon's choice
   Session(const std::string& socket, const std::string& device, int timeout_ms = 10000);
+  explicit Session(epd_session_t* taken_over) : handle_(taken_over) {}
   Session(Session&& other) noexcept;
   Session& operator=(Session&& other) noexcept;
   ~Session() { epd_session_detach(handle_); }
@@ -32,6 +33,7 @@ class Group {
  public:
   Group() = default;
   Group(const Session& session, const epd_group_config_t& config);
+  explicit Group(epd_group_t* taken_over) : handle_(taken_over) {}
   Group(Group&& other) noexcept;
   Group& operator=(Group&& other) noexcept;
   ~Group() { epd_group_leave(handle_); }

@@ -119,6 +119,7 @@ void RawGroup::add_to_engine(const std::vector<EngineThread*>& engines,
   begin.group_id = id_;
   begin.epoch = epoch;
   begin.resume_index = resume_index;
+  begin.priority = priority;
   begin.broken = broken ? 1 : 0;
   begin.shape = shape_;
   target.send(abi::LinkType::kGroupBegin, begin);

@@ -82,11 +82,12 @@ class RawGroup {
   T* region(std::uint32_t rank, std::uint32_t slot, abi::Region region) const {
     return user_[rank].as<T>(abi::UserArenaLayout(shape_).at(slot, region));
   }
-  const abi::Board& board(std::uint32_t rank) const { return *board_[rank].as<abi::Board>(); }
+  abi::Board& board(std::uint32_t rank) const { return *board_[rank].as<abi::Board>(); }
   static std::uint32_t member(std::uint32_t rank) { return 100 + rank; }
 
   std::uint64_t epoch = 1;
   std::uint64_t resume_index = 0;
+  std::int32_t priority = 0;
 
  private:
   const std::uint64_t id_;

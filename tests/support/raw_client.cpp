@@ -57,6 +57,74 @@ bool RawClient::closed_within(double seconds) const {
   });
 }
 
+namespace {
+
+template <typename T>
+Packet must_answer(const RawClient& client, T& body) {
+  std::optional<Packet> packet = client.receive(20);
+  const Result<T> read = packet ? packet->read<T>() : Result<T>(internal_error("no answer"));
+  if (!read.ok()) RANK_FAIL(refusal(packet));
+  body = read.value();
+  return std::move(*packet);
+}
+
+Mapping must_map(const UniqueFd& fd, std::uint64_t bytes, Access access) {
+  Result<Mapping> mapping = Mapping::map(fd.get(), bytes, access);
+  if (!mapping.ok()) RANK_FAIL(mapping.status().to_string());
+  return std::move(*mapping);
+}
+
+}  // namespace
+
+RawRank::RawRank(const std::string& socket, const std::string& device, const abi::Join& join)
+    : client_(socket) {
+  RANK_CHECK(client_.valid(), "no connection to " + socket);
+  abi::Hello hello = RawClient::good_hello();
+  abi::set_text(hello.device, device.data(), device.size());
+  client_.send(abi::AttachType::kHello, &hello, sizeof(hello));
+  abi::Welcome welcome{};
+  Packet packet = must_answer(client_, welcome);
+  RANK_CHECK(packet.fds.size() == 3, "Welcome without descriptors");
+  a_ = must_map(packet.fds[0], sizeof(abi::SegmentA), Access::kReadWrite);
+  b_ = must_map(packet.fds[1], sizeof(abi::SegmentB), Access::kReadOnly);
+  bell_ = std::move(packet.fds[2]);
+  client_.send(abi::AttachType::kJoin, &join, sizeof(join));
+  packet = must_answer(client_, joined_);
+  RANK_CHECK(packet.fds.size() == 2, "Joined without descriptors");
+  arena_ = must_map(packet.fds[0], joined_.user_bytes, Access::kReadWrite);
+  board_ = must_map(packet.fds[1], joined_.board_bytes, Access::kReadOnly);
+}
+
+void RawRank::write_slot(const abi::Submission& submission, std::size_t bytes) const {
+  constexpr std::size_t kSkipped = sizeof(submission.sequence);
+  if (bytes <= kSkipped) return;
+  std::memcpy(reinterpret_cast<char*>(&a().submissions.slots[0]) + kSkipped,
+              reinterpret_cast<const char*>(&submission) + kSkipped, bytes - kSkipped);
+}
+
+void RawRank::publish() const {
+  std::atomic_ref(a().submissions.slots[0].sequence).store(1, std::memory_order_release);
+}
+
+void RawRank::ring() const {
+  const char byte = 0;
+  (void)::send(bell_.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+bool RawRank::completed() const {
+  return std::atomic_ref(b().completions.slots[0].sequence).load(std::memory_order_acquire) == 1;
+}
+
+abi::Completion RawRank::take() const {
+  abi::Completion completion;
+  RANK_CHECK(abi::ring_peek(b().completions, 0, completion), "there is no completion");
+  return completion;
+}
+
+void RawRank::give_back() const {
+  a().completion_head.value.store(1, std::memory_order_release);
+}
+
 std::string refusal(const std::optional<Packet>& packet) {
   if (!packet.has_value()) return "no answer";
   if (packet->header.type != static_cast<std::uint16_t>(abi::AttachType::kRefused)) {

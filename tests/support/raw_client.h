@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/fd.h"
+#include "base/memory.h"
 #include "base/packet.h"
 #include "proto/attach.h"
 
@@ -28,6 +29,35 @@ class RawClient {
 
  private:
   UniqueFd socket_;
+};
+
+// A rank that writes to shared memory by hand, step by step, where libepd does several at once. Throws
+// RankFailure where the daemon does not play along.
+class RawRank {
+ public:
+  RawRank(const std::string& socket, const std::string& device, const abi::Join& join);
+
+  // The three steps of the first submission: the slot but its sequence (or only its first bytes), the
+  // sequence, the bell.
+  void write_slot(const abi::Submission& submission, std::size_t bytes = sizeof(abi::Submission)) const;
+  void publish() const;
+  void ring() const;
+  // The first completion: is it there; a copy; its place in the ring given back.
+  bool completed() const;
+  abi::Completion take() const;
+  void give_back() const;
+
+  const abi::Joined& joined() const { return joined_; }
+  abi::SegmentA& a() const { return *a_.as<abi::SegmentA>(); }
+  abi::SegmentB& b() const { return *b_.as<abi::SegmentB>(); }
+  const abi::Board& board() const { return *board_.as<abi::Board>(); }
+  std::byte* arena() const { return arena_.bytes(); }
+
+ private:
+  RawClient client_;
+  UniqueFd bell_;
+  Mapping a_, b_, arena_, board_;
+  abi::Joined joined_{};
 };
 
 // "STATUS: text" of a refusal, or what came instead.

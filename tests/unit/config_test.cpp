@@ -119,6 +119,105 @@ TEST_F(ConfigFile, BadValuesAreRefusedWithWhatIsAllowed) {
   }
 }
 
+constexpr const char* kRules = R"(
+access.default = "deny"
+[[access.rule]]
+users = ["root", 1001]
+groups = ["prod-*", "eval"]
+devices = ["host:[01]"]
+max_sessions = 8
+max_groups = 4
+max_arena_bytes = "10GiB"
+[[access.rule]]
+users = [1001, 1002]
+attach = false
+[[access.rule]]
+unix_groups = ["root", 77]
+)";
+
+TEST_F(ConfigFile, TheFirstRuleAboutAUserDecides) {
+  const Result<Config> config = load(kRules);
+  ASSERT_TRUE(config.ok()) << config.status().to_string();
+  const AccessPolicy& access = config.value().access;
+  ASSERT_EQ(access.rules().size(), 3u);
+  const std::vector<std::uint32_t> none = {500}, ml = {500, 77};
+  EXPECT_TRUE(access.may_attach({0, none}).ok());
+  EXPECT_TRUE(access.may_attach({1001, none}).ok()) << "rule 1 is first";
+  EXPECT_EQ(access.may_attach({1002, ml}).to_string(),
+            "PERMISSION_DENIED: user 1002 may not attach: access.rule 2 says attach = false");
+  EXPECT_TRUE(access.may_attach({1003, ml}).ok()) << "a supplementary group";
+  EXPECT_EQ(access.may_attach({1003, none}).to_string(),
+            "PERMISSION_DENIED: user 1003 may not attach: no access.rule is about it and access.default is "
+            "\"deny\"");
+  EXPECT_TRUE(access.may_join({0, none}, "prod-7").ok());
+  EXPECT_TRUE(access.may_join({0, none}, "eval").ok());
+  EXPECT_EQ(access.may_join({0, none}, "evals").to_string(),
+            "PERMISSION_DENIED: user 0 (root) may not join group \"evals\": access.rule 1 allows \"prod-*\", "
+            "\"eval\"");
+  EXPECT_TRUE(access.may_join({1003, ml}, "anything").ok());
+  EXPECT_EQ(access.may_join({1003, none}, "x").code(), StatusCode::kPermissionDenied);
+  EXPECT_TRUE(access.may_use_device({1001, none}, "host:1").ok());
+  EXPECT_EQ(access.may_use_device({1001, none}, "host:2").to_string(),
+            "PERMISSION_DENIED: user 1001 may not use device \"host:2\": access.rule 1 allows \"host:[01]\"");
+}
+
+TEST_F(ConfigFile, ARulesQuotasGoBeforeTheGeneralOnes) {
+  const Config config = load(kRules).value();
+  const std::vector<std::uint32_t> ml = {77};
+  EXPECT_EQ(config.max_sessions_of({1001, ml}).limit, 8u);
+  EXPECT_EQ(config.max_sessions_of({1001, ml}).source, "access.rule 1");
+  EXPECT_EQ(config.max_groups_of({1001, ml}).limit, 4u);
+  EXPECT_EQ(config.max_arena_bytes_of({1001, ml}).limit, std::uint64_t{10} << 30);
+  EXPECT_EQ(config.max_sessions_of({9, ml}).limit, 256u);
+  EXPECT_EQ(config.max_groups_of({9, ml}).source, "limits.max_groups_per_user");
+  EXPECT_EQ(config.max_arena_bytes_of({9, ml}).limit, config.effective_arena_bytes());
+}
+
+TEST_F(ConfigFile, BadRulesAreRefusedWithTheValueAndThePlace) {
+  struct Case {
+    const char* text;  // after "[[access.rule]]" in line 1
+    std::vector<const char*> words;
+  };
+  const Case cases[] = {
+      {"users = [\"no-such-user\"]", {"rule 1", "line 2", "users", "\"no-such-user\"", "4294967294"}},
+      {"unix_groups = [\"no-such-group\"]", {"unix_groups", "\"no-such-group\"", "name of a group"}},
+      {"users = [-1]", {"users", "-1"}},
+      {"users = [4294967295]", {"users", "4294967295"}},
+      {"users = []", {"users", "at least one"}},
+      {"users = \"root\"", {"users", "\"root\"", "an array"}},
+      {"users = [[0]]", {"users", "an array"}},
+      {"attach = 1", {"attach", "is 1", "true, false"}},
+      {"groups = [\"\"]", {"groups", "\"\""}},
+      {"groups = [3]", {"groups", "is 3"}},
+      {"max_sessions = 0", {"max_sessions", "is 0", "1..65536"}},
+      {"max_groups = \"4\"", {"max_groups", "\"4\""}},
+      {"max_arena_bytes = \"10 bytes\"", {"max_arena_bytes", "\"10 bytes\"", "GiB"}},
+      {"max_arena_bytes = 1125899906842625", {"max_arena_bytes", "1125899906842625"}},
+      {"sessions = 3", {"line 2", "unknown key \"sessions\"", "max_sessions"}},
+  };
+  for (const Case& c : cases) {
+    const std::string text = refusal(std::string("[[access.rule]]\n") + c.text);
+    for (const char* word : c.words)
+      EXPECT_NE(text.find(word), std::string::npos) << c.text << " -> " << text;
+  }
+  EXPECT_NE(refusal("access.rule = 7").find("[[access.rule]]"), std::string::npos);
+  EXPECT_NE(refusal("access.rule = [7]").find("a table"), std::string::npos);
+  EXPECT_NE(refusal("access.default = \"maybe\"").find("allow, deny"), std::string::npos);
+}
+
+TEST_F(ConfigFile, RulesAreShownAndMayChange) {
+  const Config before = load(kRules).value();
+  EXPECT_EQ(before.entries.size(), config_options().size() + 3);
+  EXPECT_EQ(before.entries.back().key, "access.rule 3");
+  EXPECT_EQ(before.entries.back().value, "unix_groups=\"root\",77");
+  EXPECT_EQ(before.entries.back().origin, "file");
+  write("[[access.rule]]\nattach = false");
+  const Result<Config> after = reload_config(before, sources_);
+  ASSERT_TRUE(after.ok()) << after.status().to_string();
+  EXPECT_EQ(after.value().access.rules().size(), 1u);
+  EXPECT_FALSE(after.value().access.may_attach({1, {}}).ok()) << "a rule without users is about everybody";
+}
+
 TEST_F(ConfigFile, BytesHaveUnits) {
   EXPECT_EQ(load("limits.max_arena_bytes = \"3GiB\"").value().max_arena_bytes, std::uint64_t{3} << 30);
   EXPECT_EQ(load("limits.max_arena_bytes = 12345").value().max_arena_bytes, 12345u);

@@ -6,6 +6,8 @@
 
 #include <gtest/gtest.h>
 #include <algorithm>
+#include <functional>
+#include <map>
 #include <random>
 
 namespace epd::test {
@@ -41,6 +43,7 @@ class EngineTest : public ::testing::Test {
     s.op = op;
     s.member = RawGroup::member(rank);
     s.slot = slot;
+    s.route = slot;
     s.epoch = group_->epoch;
     return s;
   }
@@ -51,64 +54,91 @@ class EngineTest : public ::testing::Test {
     for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
       auto& input = inputs[rank];
       input.num_tokens = random_() % (kShape.max_tokens + 1);
+      std::vector<std::uint16_t> x;
       for (std::uint32_t i = 0; i < input.num_tokens * kShape.hidden; ++i) {
-        input.x.push_back(
+        x.push_back(
             kernels::float_to_bf16(static_cast<float>(static_cast<int>(random_() % 2001) - 1000) / 64));
       }
+      const auto* bytes = reinterpret_cast<const std::uint8_t*>(x.data());
+      input.x.assign(bytes, bytes + x.size() * 2);
       for (std::uint32_t i = 0; i < input.num_tokens * kShape.topk; ++i) {
         input.topk_idx.push_back(static_cast<std::int64_t>(random_() % (kShape.num_experts + 1)) - 1);
         group_->region<std::int32_t>(rank, slot, Region::kTopkIdx)[i] =
             static_cast<std::int32_t>(input.topk_idx.back());
       }
-      std::copy(input.x.begin(), input.x.end(), group_->region<std::uint16_t>(rank, slot, Region::kX));
+      std::copy(input.x.begin(), input.x.end(), group_->region<std::uint8_t>(rank, slot, Region::kX));
     }
     return inputs;
+  }
+
+  static reference::GroupParams params() {
+    reference::GroupParams params;
+    params.num_ranks = kShape.num_ranks;
+    params.num_experts = kShape.num_experts;
+    params.hidden = kShape.hidden;
+    params.topk = kShape.topk;
+    return params;
+  }
+
+  // One operation of every rank; returns the completions.
+  std::vector<abi::Completion> run(const std::function<abi::Submission(std::uint32_t rank)>& make) {
+    for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) sessions_[rank]->submit(make(rank));
+    std::vector<abi::Completion> all;
+    for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
+      const auto done = sessions_[rank]->wait();
+      if (!done) throw std::runtime_error("no completion on rank " + std::to_string(rank));
+      all.push_back(*done);
+    }
+    return all;
+  }
+
+  // Compares what a dispatch delivered with the reference; the answer is the rows themselves, put into y.
+  std::vector<reference::CombineInput> check_received(std::uint32_t slot,
+                                                      const std::vector<reference::RankInput>& inputs,
+                                                      const std::vector<abi::Completion>& done) {
+    const auto expected = reference::dispatch(params(), inputs);
+    std::vector<reference::CombineInput> answers(kShape.num_ranks);
+    for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
+      EXPECT_EQ(done[rank].status, StatusCode::kOk) << group_->board(rank).slots[slot].message;
+      EXPECT_EQ(done[rank].num_recv_rows, expected[rank].num_recv_rows);
+      const auto* rows = group_->region<std::uint8_t>(rank, slot, Region::kRecvX);
+      EXPECT_TRUE(std::equal(expected[rank].recv_x.begin(), expected[rank].recv_x.end(), rows)) << rank;
+      auto* y = group_->region<std::uint16_t>(rank, slot, Region::kY);
+      std::copy_n(rows, expected[rank].recv_x.size(), reinterpret_cast<std::uint8_t*>(y));
+      answers[rank].y.assign(y, y + expected[rank].recv_x.size() / 2);
+    }
+    return answers;
   }
 
   // Dispatch, an expert that returns its rows, combine; everything compared with the reference.
   void run_and_check(std::uint32_t slot) {
     const auto inputs = fill(slot);
-    const reference::GroupParams params{kShape.num_ranks, kShape.num_experts, kShape.hidden, kShape.topk,
-                                        false};
-    const auto expected = reference::dispatch(params, inputs);
-    std::vector<std::uint64_t> handles;
-    for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
-      abi::Submission s = submission(rank, Op::kDispatch, slot);
-      s.num_tokens = inputs[rank].num_tokens;
-      sessions_[rank]->submit(s);
-    }
-    std::vector<std::vector<std::uint16_t>> y;
-    for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
-      const auto done = sessions_[rank]->wait();
-      ASSERT_TRUE(done.has_value());
-      ASSERT_EQ(done->status, StatusCode::kOk) << group_->board(rank).slots[slot].message;
-      ASSERT_EQ(done->num_recv_rows, expected[rank].num_rows);
-      handles.push_back(done->op_index);
-      const auto* rows = group_->region<std::uint16_t>(rank, slot, Region::kRecvX);
-      EXPECT_TRUE(std::equal(expected[rank].recv_bf16.begin(), expected[rank].recv_bf16.end(), rows));
-      y.emplace_back(rows, rows + expected[rank].recv_bf16.size());
-      std::copy(y.back().begin(), y.back().end(), group_->region<std::uint16_t>(rank, slot, Region::kY));
-    }
-    combine_and_check(slot, params, inputs, y, handles);
+    const auto done = run([&](std::uint32_t rank) { return dispatch_of(rank, slot, inputs[rank]); });
+    const auto answers = check_received(slot, inputs, done);
+    combine_and_check(slot, slot, inputs, answers, done[0].op_index);
   }
 
-  void combine_and_check(std::uint32_t slot, const reference::GroupParams& params,
+  abi::Submission dispatch_of(std::uint32_t rank, std::uint32_t slot,
+                              const reference::RankInput& input) const {
+    abi::Submission s = submission(rank, Op::kDispatch, slot);
+    s.num_tokens = input.num_tokens;
+    return s;
+  }
+
+  void combine_and_check(std::uint32_t slot, std::uint32_t route,
                          const std::vector<reference::RankInput>& inputs,
-                         const std::vector<std::vector<std::uint16_t>>& y,
-                         const std::vector<std::uint64_t>& handles) {
-    const auto expected = reference::combine(params, inputs, y, false);
-    for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
+                         const std::vector<reference::CombineInput>& answers, std::uint64_t handle) {
+    const auto expected = reference::combine(params(), inputs, answers, {});
+    const auto done = run([&](std::uint32_t rank) {
       abi::Submission s = submission(rank, Op::kCombine, slot);
-      s.handle = handles[rank];
-      s.num_tokens = inputs[rank].num_tokens;
-      sessions_[rank]->submit(s);
-    }
+      s.handle = handle;
+      s.route = route;
+      return s;
+    });
     for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
-      const auto done = sessions_[rank]->wait();
-      ASSERT_TRUE(done.has_value());
-      ASSERT_EQ(done->status, StatusCode::kOk) << group_->board(rank).slots[slot].message;
+      ASSERT_EQ(done[rank].status, StatusCode::kOk) << group_->board(rank).slots[slot].message;
       const auto* out = group_->region<std::uint16_t>(rank, slot, Region::kOut);
-      EXPECT_TRUE(std::equal(expected[rank].begin(), expected[rank].end(), out)) << "rank " << rank;
+      EXPECT_TRUE(std::equal(expected[rank].out.begin(), expected[rank].out.end(), out)) << "rank " << rank;
     }
   }
 
@@ -175,7 +205,14 @@ TEST_F(EngineTest, EachIllegalFieldEndsOnlyItsSession) {
       {"slot is 2", [](abi::Submission& s) { s.slot = 2; }},
       {"num_tokens is 10", [](abi::Submission& s) { s.num_tokens = 10; }},
       {"flags is 2147483648", [](abi::Submission& s) { s.flags = 1u << 31; }},
-      {"reserved", [](abi::Submission& s) { s.reserved[15] = 1; }},
+      {"flags is 16", [](abi::Submission& s) { s.flags = abi::kFlagReturnWeights; }},
+      {"num_tokens is 1; allowed: 0",
+       [](abi::Submission& s) { s.flags = abi::kFlagCached, s.num_tokens = 1; }},
+      {"biases in flags is 1",
+       [](abi::Submission& s) { s.op = Op::kCombine, s.flags = 1u << abi::kBiasShift; }},
+      {"route is 2; allowed: 0 .. 1", [](abi::Submission& s) { s.route = 2; }},
+      {"route is 1; allowed: the slot", [](abi::Submission& s) { s.route = 1; }},
+      {"reserved", [](abi::Submission& s) { s.reserved[13] = 1; }},
       {"epoch is 1000", [](abi::Submission& s) { s.epoch = 1000; }},
   };
   std::uint64_t id = 100;
@@ -321,22 +358,51 @@ TEST_F(EngineTest, NewEngineAnswersForTheOldOneAndGoesOn) {
   run_and_check(0);
 }
 
+// The former engine died between "every rank has completed this" and the completion.
+TEST_F(EngineTest, WhatEveryRankCompletedSucceedsThoughItsEngineDiedBeforeItSaidSo) {
+  run_and_check(0);
+  const std::uint64_t tail = sessions_[1]->b().completion_tail.value.load();
+  engines_[1]->stop();
+  // Operation 2, a dispatch with 5 rows, is done; operation 3 is not.
+  abi::Board& board = group_->board(1);
+  board.next_index = 3;
+  board.slots[1].num_recv_rows = 5;
+  board.slots[1].counts_ticket = 70;
+  sessions_[1]->b().inflight[0] = {70, 2, 0, RawGroup::member(1), 1};
+  sessions_[1]->b().inflight[1] = {71, 3, 0, RawGroup::member(1), 0};
+  engines_[1]->start();
+  sessions_[1]->add_to(*engine_view_[1]);
+  group_->add_to_engine(engine_view_, session_view_, 1, true);
+  // What comes while the group breaks fails with it, and leaves the rank's place as it was.
+  sessions_[1]->submit(submission(1, Op::kDispatch, 0));
+  abi::Break again{};
+  again.group_id = 7;
+  again.epoch = group_->epoch;
+  again.cause = StatusCode::kEngineRestarted;
+  engine_view_[1]->send(LinkType::kBreak, again);
+  const auto ack = engine_view_[1]->expect(LinkType::kBroken);
+  ASSERT_TRUE(ack.has_value());
+  EXPECT_EQ(ack->read<abi::Broken>().value().next_index, 3u);
+  ++group_->epoch;
+  engine_view_[1]->send(LinkType::kResume, abi::Resume{7, group_->epoch, 3});
+  std::map<std::uint64_t, abi::Completion> done;
+  for (int i = 0; i < 3; ++i) {
+    const auto completion = sessions_[1]->wait();
+    ASSERT_TRUE(completion.has_value());
+    done[completion->ticket] = *completion;
+  }
+  EXPECT_EQ(sessions_[1]->b().completion_tail.value.load(), tail + 3);
+  EXPECT_EQ(done[70].status, StatusCode::kOk);
+  EXPECT_EQ(done[70].op_index, 2u);
+  EXPECT_EQ(done[70].num_recv_rows, 5u);
+  EXPECT_EQ(done[71].status, StatusCode::kEngineRestarted);
+  EXPECT_EQ(done.rbegin()->second.status, StatusCode::kEngineRestarted);
+}
+
 TEST_F(EngineTest, RoutingOutlivesTheEngine) {
   const auto inputs = fill(0);
-  const reference::GroupParams params{kShape.num_ranks, kShape.num_experts, kShape.hidden, kShape.topk,
-                                      false};
-  const auto expected = reference::dispatch(params, inputs);
-  for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
-    abi::Submission s = submission(rank, Op::kDispatch, 0);
-    s.num_tokens = inputs[rank].num_tokens;
-    sessions_[rank]->submit(s);
-  }
-  std::vector<std::vector<std::uint16_t>> y;
-  for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
-    ASSERT_EQ(sessions_[rank]->wait()->status, StatusCode::kOk);
-    y.push_back(expected[rank].recv_bf16);
-    std::copy(y.back().begin(), y.back().end(), group_->region<std::uint16_t>(rank, 0, Region::kY));
-  }
+  const auto dispatched = run([&](std::uint32_t rank) { return dispatch_of(rank, 0, inputs[rank]); });
+  const auto answers = check_received(0, inputs, dispatched);
   engines_[1]->stop();
   engines_[1]->start();
   sessions_[1]->add_to(*engine_view_[1]);
@@ -354,7 +420,126 @@ TEST_F(EngineTest, RoutingOutlivesTheEngine) {
   for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
     while (group_->board(rank).epoch.load() != group_->epoch) std::this_thread::yield();
   }
-  combine_and_check(0, params, inputs, y, std::vector<std::uint64_t>(kShape.num_ranks, 0));
+  combine_and_check(0, 0, inputs, answers, 0);
+}
+
+TEST_F(EngineTest, CachedDispatchUsesTheRoutingOfAnother) {
+  auto inputs = fill(0);
+  const auto first = run([&](std::uint32_t rank) { return dispatch_of(rank, 0, inputs[rank]); });
+  check_received(0, inputs, first);
+  // Other rows on the other slot, whose choices are nonsense that nobody may read.
+  for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
+    auto* x = group_->region<std::uint8_t>(rank, 1, Region::kX);
+    for (std::uint8_t& byte : inputs[rank].x) byte = static_cast<std::uint8_t>(random_() & 0x3f);
+    std::copy(inputs[rank].x.begin(), inputs[rank].x.end(), x);
+    for (int i = 0; i < 18; ++i) group_->region<std::int32_t>(rank, 1, Region::kTopkIdx)[i] = 99;
+  }
+  const auto again = run([&](std::uint32_t rank) {
+    abi::Submission s = submission(rank, Op::kDispatch, 1);
+    s.flags = abi::kFlagCached;
+    s.handle = first[rank].op_index;
+    s.route = 0;
+    return s;
+  });
+  const auto answers = check_received(1, inputs, again);
+  combine_and_check(1, 0, inputs, answers, first[0].op_index);
+}
+
+TEST_F(EngineTest, ANewDispatchOnARecordLeavesTheOperationThatUsesItAlone) {
+  const auto inputs = fill(0);
+  const auto first = run([&](std::uint32_t rank) { return dispatch_of(rank, 0, inputs[rank]); });
+  const auto answers = check_received(0, inputs, first);
+  for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
+    std::copy(answers[rank].y.begin(), answers[rank].y.end(),
+              group_->region<std::uint16_t>(rank, 1, Region::kY));
+  }
+  const auto others = fill(0);
+  // The combine of slot 1 waits for rank 2 while the ranks' dispatches already renew record 0.
+  const auto submit_combine = [&](std::uint32_t rank) {
+    abi::Submission s = submission(rank, Op::kCombine, 1);
+    s.handle = first[0].op_index;
+    s.route = 0;
+    sessions_[rank]->submit(s);
+  };
+  for (std::uint32_t rank : {0u, 1u}) {
+    submit_combine(rank);
+    sessions_[rank]->submit(dispatch_of(rank, 0, others[rank]));
+  }
+  submit_combine(2);
+  sessions_[2]->submit(dispatch_of(2, 0, others[2]));
+  const auto expected = reference::combine(params(), inputs, answers, {});
+  for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
+    for (int i = 0; i < 2; ++i) ASSERT_EQ(sessions_[rank]->wait()->status, StatusCode::kOk);
+    const auto* out = group_->region<std::uint16_t>(rank, 1, Region::kOut);
+    EXPECT_TRUE(std::equal(expected[rank].out.begin(), expected[rank].out.end(), out)) << "rank " << rank;
+  }
+}
+
+TEST_F(EngineTest, StaleRoutingIsNamedAndTheGroupGoesOn) {
+  run_and_check(0);
+  run_and_check(0);
+  for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
+    sessions_[rank]->submit(submission(rank, Op::kCombine, 0));  // of dispatch 0, which dispatch 2 replaced
+  }
+  const auto request = engine_view_[0]->expect(LinkType::kBreakRequest);
+  ASSERT_TRUE(request.has_value());
+  const auto body = request->read<abi::Break>().value();
+  EXPECT_EQ(body.cause, StatusCode::kNotFound);
+  EXPECT_NE(std::string(body.text).find("routing of dispatch 0"), std::string::npos) << body.text;
+  break_and_resume(body.cause);
+  for (auto& session : sessions_) EXPECT_EQ(session->wait()->status, StatusCode::kNotFound);
+  run_and_check(1);
+}
+
+// While rows of one priority can move, those of a lower one stand back.
+TEST_F(EngineTest, HigherPriorityMovesFirst) {
+  abi::GroupShape shape = kShape;
+  shape.num_ranks = 1;
+  shape.max_tokens = 20000;
+  shape.hidden = 1024;
+  std::vector<std::unique_ptr<RawSession>> sessions;
+  std::vector<std::unique_ptr<RawGroup>> groups;
+  const std::int32_t priorities[] = {-1, 5};
+  for (std::uint64_t i = 0; i < 2; ++i) {
+    sessions.push_back(std::make_unique<RawSession>(200 + i));
+    sessions.back()->add_to(*engine_view_[0]);
+    groups.push_back(std::make_unique<RawGroup>(200 + i, shape));
+    groups.back()->priority = priorities[i];
+    groups.back()->add_to_engine({engine_view_[0]}, {sessions.back().get()}, 0, false);
+  }
+  // The low one first, and large; then the high one, as large: it must not end last.
+  for (std::uint64_t i = 0; i < 2; ++i) {
+    abi::Submission s = submission(0, Op::kDispatch, 0);
+    s.num_tokens = shape.max_tokens;
+    sessions[i]->submit(s);
+  }
+  const auto high = sessions[1]->wait(30000);
+  ASSERT_TRUE(high.has_value());
+  EXPECT_EQ(high->status, StatusCode::kOk);
+  EXPECT_FALSE(sessions[0]->wait(0).has_value()) << "the lower priority ended first";
+  const auto low = sessions[0]->wait(30000);
+  ASSERT_TRUE(low.has_value());
+  EXPECT_EQ(low->status, StatusCode::kOk);
+}
+
+TEST_F(EngineTest, MoreRowsThanRoomIsNamedOnEveryRank) {
+  RawSession session(300);
+  session.add_to(*engine_view_[0]);
+  abi::GroupShape shape = kShape;
+  shape.num_ranks = 1;
+  shape.max_recv_rows = 4;
+  const RawGroup group(300, shape);
+  group.add_to_engine({engine_view_[0]}, {&session}, 0, false);
+  abi::Submission s = submission(0, Op::kDispatch, 0);
+  s.num_tokens = 5;
+  session.submit(s);
+  const auto request = engine_view_[0]->expect(LinkType::kBreakRequest);
+  ASSERT_TRUE(request.has_value());
+  const auto body = request->read<abi::Break>().value();
+  EXPECT_EQ(body.cause, StatusCode::kResourceExhausted);
+  EXPECT_NE(std::string(body.text).find("rank 0 would receive 5 rows; allowed: max_recv_rows = 4"),
+            std::string::npos)
+      << body.text;
 }
 
 }  // namespace

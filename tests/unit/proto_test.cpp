@@ -428,7 +428,7 @@ TEST(Abi, EveryAttachMessageFitsInAPacket) {
   for (const std::size_t bytes :
        {sizeof(Hello), sizeof(Welcome), sizeof(Refused), sizeof(Join), sizeof(Joined), sizeof(Goodbye),
         sizeof(AddSession), sizeof(SessionFailed), sizeof(GroupBegin), sizeof(GroupMember),
-        sizeof(GroupReady), sizeof(Break), sizeof(Settings)}) {
+        sizeof(GroupReady), sizeof(Break), sizeof(Settings), sizeof(GroupSettings)}) {
     EXPECT_LE(bytes + sizeof(WireHeader), kMaxMessageBytes);
   }
 }

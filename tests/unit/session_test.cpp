@@ -23,8 +23,9 @@ using abi::AttachType;
 
 class FakeHost final : public SessionHost {
  public:
-  Status may_attach() override { return attach_status; }
-  Status device_usable(std::uint32_t device) override {
+  Status may_attach(const PeerIdentity&) override { return attach_status; }
+  Quota max_sessions_of(const PeerIdentity&) override { return quota; }
+  Status may_use_device(const PeerIdentity&, std::uint32_t device) override {
     return device == failed_device ? internal_error("host:" + std::to_string(device) + " has failed")
                                    : Status();
   }
@@ -42,6 +43,7 @@ class FakeHost final : public SessionHost {
   }
 
   Status attach_status;
+  Quota quota;
   std::uint32_t failed_device = 99;
   std::vector<std::uint64_t> opened, closed;
   std::string closed_how;
@@ -169,6 +171,10 @@ TEST_F(Attach, WelcomeCarriesTheSessionsMemory) {
   ASSERT_NE(session, nullptr);
   EXPECT_EQ(session->peer.uid, ::getuid());
   EXPECT_EQ(session->peer.pid, ::getpid());
+  std::vector<std::uint32_t> groups(65536);
+  groups.resize(static_cast<std::size_t>(::getgroups(static_cast<int>(groups.size()), groups.data())));
+  groups.insert(groups.begin(), ::getgid());
+  EXPECT_EQ(session->peer.gids, groups);
 }
 
 TEST_F(Attach, SegmentBCannotBeWrittenThroughThePassedDescriptor) {
@@ -238,7 +244,7 @@ TEST_F(Attach, DevicesAreChosenByNameOrByLoad) {
 }
 
 TEST_F(Attach, QuotasRefuseTheNextOne) {
-  start({2, 256, 5000});
+  start({2, 5000});
   UniqueFd a = attach();
   const UniqueFd b = attach();
   UniqueFd c = connect();
@@ -248,11 +254,12 @@ TEST_F(Attach, QuotasRefuseTheNextOne) {
   pump();
   EXPECT_EQ(host_.closed.size(), 1u);
   const UniqueFd d = attach();
-  table_->set_limits({256, 2, 5000});
+  table_->set_limits({256, 5000});
+  host_.quota = {2, "access.rule 7"};
   c = connect();
   expect_refused_and_closed(
       c, exchange(c, AttachType::kHello, good_hello()),
-      {"RESOURCE_EXHAUSTED", "limits.max_sessions_per_user", std::to_string(::getuid())});
+      {"RESOURCE_EXHAUSTED", "access.rule 7", "has 2 sessions", std::to_string(::getuid())});
 }
 
 TEST_F(Attach, DrainingRefusesWithTheReason) {

@@ -106,13 +106,19 @@ inline constexpr std::uint32_t kTagIndexBits = 40;
 constexpr std::uint64_t op_tag(std::uint64_t epoch, std::uint64_t op_index) {
   return (epoch << kTagIndexBits) | ((op_index + 1) & ((std::uint64_t{1} << kTagIndexBits) - 1));
 }
+constexpr std::uint64_t epoch_of_tag(std::uint64_t tag) {
+  return tag >> kTagIndexBits;
+}
+constexpr std::uint64_t index_of_tag(std::uint64_t tag) {
+  return (tag & ((std::uint64_t{1} << kTagIndexBits) - 1)) - 1;
+}
 
 // What a source announces about its operation before any row moves; compared by every peer.
 struct OpAnnouncement {
   std::uint64_t tag;
   std::uint32_t op;  // abi::Op
   std::uint32_t slot;
-  std::uint64_t handle;      // combine: the dispatch it answers; 0 otherwise
+  std::uint64_t routing;     // op_tag of the dispatch whose routing is used; 0 = a new one
   std::uint32_t num_tokens;  // n of the source (not compared)
   std::uint32_t flags;
 };

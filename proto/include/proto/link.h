@@ -15,6 +15,7 @@
 #pragma once
 
 #include "proto/arena.h"
+#include "proto/statistics.h"
 #include "proto/wire.h"
 
 namespace epd::abi {
@@ -33,6 +34,7 @@ enum class LinkType : std::uint16_t {
   kRemoveGroup = 10,  // answered with kGroupRemoved; forgets everything about the group
   kSettings = 11,
   kStop = 12,  // finish nothing more, exit 0
+  kGroupSettings = 14,
   // engine -> supervisor
   kReady = 32,
   kSessionFailed = 33,  // an illegal submission; SegmentB already says so
@@ -64,8 +66,10 @@ struct GroupBegin {
   std::uint64_t group_id;
   std::uint64_t epoch;
   std::uint64_t resume_index;
-  std::uint32_t sms;     // 0 = the device's
-  std::uint32_t broken;  // 1: wait for kResume before serving (an engine that was restarted)
+  std::uint32_t sms;      // 0 = the device's
+  std::uint32_t broken;   // 1: wait for kResume before serving (an engine that was restarted)
+  std::int32_t priority;  // of its operations among those of the device
+  std::uint32_t reserved;
   GroupShape shape;
   char name[kMaxGroupName + 1];
 };
@@ -129,6 +133,12 @@ struct Settings {
   std::uint32_t log_level;           // spdlog's numbers
 };
 
+struct GroupSettings {  // for operations that are launched from now on
+  std::uint64_t group_id;
+  std::uint32_t sms;      // 0 = the device's
+  std::int32_t priority;  // kMinPriority .. kMaxPriority; higher goes first
+};
+
 struct EngineReady {
   std::int32_t pid;
   std::uint32_t max_sms;
@@ -147,6 +157,7 @@ enum class OpStage : std::uint32_t {
   kWaitArrived = 4,  // for every rank's rows or pulls
   kBreaking = 5,     // failed; waiting for the group to agree
 };
+inline constexpr std::size_t kNumOpStages = 6;
 
 struct OpView {
   std::atomic<std::uint64_t> ticket;  // 0 = free; others are a hint while it changes
@@ -160,6 +171,11 @@ struct OpView {
   std::uint32_t num_tokens;
   std::atomic<std::uint32_t> stage;       // OpStage
   std::atomic<std::int32_t> waiting_for;  // rank, or -1
+  std::uint64_t epoch;
+  std::uint64_t seen_ns;
+  std::uint64_t deadline_ns;
+  std::atomic<std::uint64_t> waiting_since_ns;        // for waiting_for; 0 = for nobody
+  std::atomic<std::uint64_t> stage_ns[kNumOpStages];  // when each was entered, by OpStage; 0 = not yet
 };
 
 struct EnginePage {
@@ -178,6 +194,9 @@ struct EnginePage {
   std::atomic<std::uint64_t> wakes_sent;
   std::atomic<std::uint32_t> sms;
   alignas(64) OpView ops[kMaxOpsShown];
+  std::uint64_t next_row_key;  // the engine's own
+  StatisticsTable<kSessionRows> sessions;
+  StatisticsTable<kMemberRows> members;
 };
 
 }  // namespace epd::abi

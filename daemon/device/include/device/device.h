@@ -32,6 +32,12 @@ class Work {
   virtual bool waiting() const = 0;
 };
 
+// What an operation may have of a device.
+struct Share {
+  std::uint32_t sms = 0;      // at most; 0 = all that set_num_sms allows
+  std::int32_t priority = 0;  // SMs take the highest first
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -44,9 +50,9 @@ class Device {
 
   virtual Result<Mapping> map_arena(int fd, std::uint64_t bytes) = 0;
 
-  // `sms`: at most so many of the device's; 0 = all that set_num_sms allows.
-  virtual std::unique_ptr<Work> dispatch(const kernels::DispatchArgs& args, std::uint32_t sms) = 0;
-  virtual std::unique_ptr<Work> combine(const kernels::CombineArgs& args, std::uint32_t sms) = 0;
+  virtual std::unique_ptr<Work> dispatch(const kernels::DispatchArgs& args, const Share& share) = 0;
+  virtual std::unique_ptr<Work> fill(const kernels::FillArgs& args, const Share& share) = 0;
+  virtual std::unique_ptr<Work> combine(const kernels::CombineArgs& args, const Share& share) = 0;
 };
 
 // "host:N". INVALID_ARGUMENT for a name that is not understood.

@@ -42,6 +42,7 @@ struct Member {
   std::int32_t pid = 0;
   std::uint32_t device = 0;
   std::uint32_t sms = 0;
+  std::int32_t priority = 0;
   std::uint32_t join_request = 0;
   std::uint64_t join_due_ns = 0;
 
@@ -95,6 +96,8 @@ struct Group {
   bool all_gone() const;
   // Highest number of SMs that a member on `device` asks for; 0 = none asks.
   std::uint32_t sms_on(std::uint32_t device) const;
+  // Highest priority of a member on `device`.
+  std::int32_t priority_on(std::uint32_t device) const;
 };
 
 }  // namespace epd::membership

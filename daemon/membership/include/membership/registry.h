@@ -5,6 +5,7 @@
 #pragma once
 
 #include "base/clock.h"
+#include "base/quota.h"
 #include "membership/actions.h"
 #include "membership/group.h"
 
@@ -31,6 +32,7 @@ struct JoinRequest {
   std::int32_t pid = 0;
   std::uint32_t device = 0;
   abi::Join join{};
+  Quota max_groups;  // of this user
 };
 
 class GroupRegistry {
@@ -78,6 +80,7 @@ class GroupRegistry {
   Status try_join(const JoinRequest& request);
   Result<std::uint32_t> pick_rank(const Group& group, std::int32_t wanted) const;
   Status add_member(Group& group, std::uint32_t rank, const JoinRequest& request);
+  Status check_group_quotas(const JoinRequest& request) const;
   Group* find_named(std::uint32_t uid, const std::string& name);
   void start(Group& group);
   void abort_start(Group& group, const Status& status);

@@ -7,6 +7,7 @@
 #include <sys/types.h>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace epd {
 
@@ -41,7 +42,8 @@ struct PeerIdentity {
   std::int32_t pid = 0;
   std::uint32_t uid = 0;
   std::uint32_t gid = 0;
-  UniqueFd pidfd;  // invalid where the kernel has no SO_PEERPIDFD
+  std::vector<std::uint32_t> gids;  // the primary first, then the supplementary
+  UniqueFd pidfd;                   // invalid where the kernel has no SO_PEERPIDFD
 };
 
 // Who connected, as the kernel knows it.

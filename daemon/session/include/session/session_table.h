@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/packet.h"
+#include "base/quota.h"
 #include "proto/attach.h"
 #include "session/listener.h"
 #include "session/segments.h"
@@ -22,7 +23,6 @@ namespace epd {
 
 struct SessionLimits {
   std::uint32_t max_sessions = 256;
-  std::uint32_t max_sessions_per_user = 256;
   std::uint32_t attach_timeout_ms = 5'000;
 };
 
@@ -38,14 +38,18 @@ struct Session {
   std::optional<std::uint32_t> pending_request;  // a Join or Leave that waits for its reply
 };
 
+// What a client wrote, for logs and messages: nothing that could break a terminal.
+std::string printable(const char* text, std::size_t length);
+
 // What the table asks of its owner, and tells it.
 class SessionHost {
  public:
   virtual ~SessionHost() = default;
-  // OK, or why nobody may attach now.
-  virtual Status may_attach() = 0;
-  // OK, or why this device takes no sessions.
-  virtual Status device_usable(std::uint32_t device) = 0;
+  // OK, or why this peer may not attach (now, or ever).
+  virtual Status may_attach(const PeerIdentity& peer) = 0;
+  // OK, or why this device takes no sessions of this peer.
+  virtual Status may_use_device(const PeerIdentity& peer, std::uint32_t device) = 0;
+  virtual Quota max_sessions_of(const PeerIdentity& peer) = 0;
   virtual void session_opened(const Session& session) = 0;
   // `how`: "died", "detached", "was ended: ...". The session is gone from the table when this returns.
   virtual void session_closed(const Session& session, const std::string& how) = 0;
@@ -114,7 +118,7 @@ class SessionTable {
   // handshake.cpp
   void hello(Session& session, const Packet& packet);
   Status check_hello(const Session& session, const abi::Hello& hello) const;
-  Result<std::uint32_t> choose_device(const abi::Hello& hello) const;
+  Result<std::uint32_t> choose_device(const Session& session, const abi::Hello& hello) const;
   static Result<ClientEnds> prepare(Session& session);
   Status welcome(const Session& session, const abi::Hello& hello, std::uint32_t request_id,
                  const ClientEnds& client) const;

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/status.h"
+#include "supervisor/access_policy.h"
 #include "supervisor/control_facade.h"
 
 #include <cstdint>
@@ -29,6 +30,8 @@ struct Config {
   std::uint32_t max_sessions = 0;
   std::uint32_t max_sessions_per_user = 0;
   std::uint32_t max_groups = 0;
+  std::uint32_t max_groups_per_user = 0;
+  std::uint32_t access_default = 0;            // 0 allow, 1 deny; see access
   std::uint64_t max_arena_bytes = 0;           // 0: see effective_arena_bytes
   std::uint64_t max_arena_bytes_per_user = 0;  // 0: as max_arena_bytes
   std::uint32_t attach_ms = 0;
@@ -42,13 +45,20 @@ struct Config {
   std::uint32_t restart_backoff_max_ms = 0;
   std::uint32_t max_restarts_per_minute = 0;
 
-  std::vector<ConfigEntry> entries;  // every option, in the table's order
+  AccessPolicy access;
+
+  // Every option in the table's order, then "access.rule N" for each rule.
+  std::vector<ConfigEntry> entries;
 
   LogLevel level() const { return static_cast<LogLevel>(log_level); }
   LogFormat format() const { return static_cast<LogFormat>(log_format); }
   std::uint32_t effective_sms() const;
   std::uint64_t effective_arena_bytes() const;
   std::uint64_t effective_arena_bytes_per_user() const;
+  // What one user may have; a rule of the policy goes before limits.*_per_user.
+  Quota max_sessions_of(const Caller& caller) const;
+  Quota max_groups_of(const Caller& caller) const;
+  Quota max_arena_bytes_of(const Caller& caller) const;
 };
 
 // One row of the option table. Names and texts are static.

@@ -1,0 +1,44 @@
+// The routings that one rank keeps: what combine, and dispatches that reuse one, need of a past dispatch.
+#pragma once
+
+#include "kernels/routing.h"
+#include "proto/arena.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace epd {
+
+struct Route {
+  std::uint64_t handle = 0;  // op_index + 1 of the dispatch; 0 = none
+  std::uint64_t epoch = 0;   // of the group at that dispatch
+  kernels::RoutingPlan plan;
+  kernels::Placement placement;
+};
+
+// One record per buffer slot and kept handle. An operation holds the route that it uses: a later dispatch on
+// the same record makes a new one beside it. Saved routes lie in the exchange arena and outlive the engine.
+class RouteTable {
+ public:
+  explicit RouteTable(const abi::GroupShape& shape);
+
+  // An empty route for a dispatch, in place of the record's former one.
+  std::shared_ptr<Route> renew(std::uint32_t record);
+  // The route of dispatch `op_index`, from memory or, after a restart, from `arena`; null if stale.
+  std::shared_ptr<Route> find(std::uint32_t record, std::uint64_t op_index, const std::byte* arena);
+  // Makes `route` the record's, in memory and in `arena`.
+  void keep(std::uint32_t record, std::shared_ptr<Route> route, std::byte* arena);
+
+ private:
+  std::shared_ptr<Route> restore(const std::byte* saved, std::uint64_t handle) const;
+
+  const abi::GroupShape shape_;
+  const abi::ExchangeArenaLayout layout_;
+  std::vector<std::shared_ptr<Route>> routes_;  // [num_routes()], null = never used
+};
+
+kernels::PlacementRules placement_rules(const abi::GroupShape& shape);
+
+}  // namespace epd

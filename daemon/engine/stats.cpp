@@ -1,0 +1,167 @@
+#include "stats.h"
+
+#include "group.h"
+#include "session_port.h"
+
+#include <utility>
+
+namespace epd {
+namespace {
+
+constexpr std::uint64_t kSharedKey = ~std::uint64_t{0};
+
+std::size_t index_of(StatusCode status) {
+  const auto index = static_cast<std::size_t>(status);
+  return index < abi::kStatusSlots ? index : abi::kStatusSlots - 1;
+}
+
+void add(abi::Histogram& histogram, std::uint32_t us) {
+  count(histogram.buckets[abi::histogram_bucket(us)]);
+}
+
+// Key and owner excepted.
+void clear(abi::StatisticsRow& row) {
+  const auto zero = [](auto& counters) {
+    for (auto& counter : counters) counter.store(0, std::memory_order_relaxed);
+  };
+  row.queue_depth.store(0, std::memory_order_relaxed);
+  row.bytes_dispatched.store(0, std::memory_order_relaxed);
+  row.bytes_combined.store(0, std::memory_order_relaxed);
+  zero(row.operations);
+  zero(row.ended);
+  zero(row.refused);
+  zero(row.stalls);
+  for (abi::Histogram& interval : row.intervals) zero(interval.buckets);
+}
+
+}  // namespace
+
+template <std::size_t Rows>
+void Statistics::claim(Page& page, abi::StatisticsTable<Rows>& table) {
+  for (std::size_t i = 0; i < Rows && row_ == nullptr; ++i) {
+    if (table.rows[i].key.load(std::memory_order_relaxed) == 0) row_ = &table.rows[i];
+  }
+  if (row_ != nullptr) {
+    clear(*row_);
+    std::atomic_thread_fence(std::memory_order_release);
+    row_->key.store(++page->next_row_key, std::memory_order_release);
+    return;
+  }
+  row_ = &table.rows[Rows];
+  shared_ = true;
+  count(table.unlisted);
+  if (row_->key.load(std::memory_order_relaxed) == kSharedKey) return;
+  clear(*row_);
+  row_->key.store(kSharedKey, std::memory_order_release);
+}
+
+Statistics Statistics::of_session(Page& page, std::uint64_t session_id) {
+  Statistics statistics;
+  statistics.claim(page, page->sessions);
+  statistics.row_->session_id.store(statistics.shared_ ? 0 : session_id, std::memory_order_relaxed);
+  return statistics;
+}
+
+Statistics Statistics::of_member(Page& page, std::uint64_t session_id, std::uint64_t group_id,
+                                 std::uint32_t rank) {
+  Statistics statistics;
+  statistics.claim(page, page->members);
+  abi::StatisticsRow& row = *statistics.row_;
+  row.session_id.store(statistics.shared_ ? 0 : session_id, std::memory_order_relaxed);
+  row.group_id.store(statistics.shared_ ? 0 : group_id, std::memory_order_relaxed);
+  row.rank.store(statistics.shared_ ? 0 : rank, std::memory_order_relaxed);
+  return statistics;
+}
+
+Statistics::Statistics(Statistics&& other) noexcept
+    : row_(std::exchange(other.row_, nullptr)),
+      shared_(std::exchange(other.shared_, false)),
+      depth_(std::exchange(other.depth_, 0)) {}
+
+Statistics& Statistics::operator=(Statistics&& other) noexcept {
+  release();
+  row_ = std::exchange(other.row_, nullptr);
+  shared_ = std::exchange(other.shared_, false);
+  depth_ = std::exchange(other.depth_, 0);
+  return *this;
+}
+
+void Statistics::release() {
+  if (row_ == nullptr) return;
+  set_queue_depth(0);
+  if (!shared_) row_->key.store(0, std::memory_order_release);
+  row_ = nullptr;
+}
+
+void Statistics::taken(abi::Op op) {
+  if (row_ != nullptr) count(row_->operations[static_cast<std::size_t>(op) % abi::kNumOps]);
+}
+
+void Statistics::refused(StatusCode status) {
+  if (row_ != nullptr) count(row_->refused[index_of(status)]);
+}
+
+void Statistics::stalled(abi::Stall why) {
+  if (row_ != nullptr) count(row_->stalls[static_cast<std::size_t>(why)]);
+}
+
+void Statistics::moved(abi::Op op, std::uint64_t bytes) {
+  if (row_ != nullptr) count(op == abi::Op::kDispatch ? row_->bytes_dispatched : row_->bytes_combined, bytes);
+}
+
+void Statistics::ended(StatusCode status) {
+  if (row_ != nullptr) count(row_->ended[index_of(status)]);
+}
+
+void Statistics::took(abi::Op op, const abi::Completion& c) {
+  if (row_ == nullptr) return;
+  const auto interval = [this](abi::Interval which) -> abi::Histogram& {
+    return row_->intervals[static_cast<std::size_t>(which)];
+  };
+  add(interval(abi::Interval::kSeen), c.seen_us);
+  if (op == abi::Op::kNoop) return;
+  // A client's clock reading may lie ahead of ours: then its differences saturate at 0.
+  const auto between = [](std::uint32_t from, std::uint32_t to) { return to > from ? to - from : 0; };
+  add(interval(abi::Interval::kLaunched), between(c.seen_us, c.launched_us));
+  add(interval(abi::Interval::kDone), between(c.launched_us, c.done_us));
+  add(interval(abi::Interval::kTotal), c.done_us);
+}
+
+void Statistics::set_queue_depth(std::uint64_t depth) {
+  if (row_ == nullptr) return;
+  count(row_->queue_depth, depth - std::exchange(depth_, depth));  // wraps as it should
+}
+
+void count_taken(Member& member, abi::Op op) {
+  member.statistics.taken(op);
+  member.statistics.set_queue_depth(member.inflight.size());
+  if (member.session != nullptr) member.session->statistics.taken(op);
+}
+
+void count_stall(Member& member, abi::Stall why) {
+  member.statistics.stalled(why);
+  if (member.session != nullptr) member.session->statistics.stalled(why);
+}
+
+void count_refused(Member& member, StatusCode status) {
+  member.statistics.refused(status);
+  if (member.session != nullptr) member.session->statistics.refused(status);
+}
+
+void count_moved(Page& page, Member& member, abi::Op op, std::uint64_t bytes) {
+  count(op == abi::Op::kDispatch ? page->bytes_dispatched : page->bytes_combined, bytes);
+  member.statistics.moved(op, bytes);
+  if (member.session != nullptr) member.session->statistics.moved(op, bytes);
+}
+
+void count_ended(Member& member, abi::Op op, const abi::Completion& completion) {
+  const auto tell = [&](Statistics& statistics) {
+    statistics.ended(completion.status);
+    if (completion.status == StatusCode::kOk) statistics.took(op, completion);
+  };
+  tell(member.statistics);
+  member.statistics.set_queue_depth(member.inflight.size());
+  if (member.session != nullptr) tell(member.session->statistics);
+}
+
+}  // namespace epd

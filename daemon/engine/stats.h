@@ -1,0 +1,52 @@
+// Counting: what each session and each membership has in the engine's page (proto/statistics.h).
+#pragma once
+
+#include "page.h"
+#include "proto/statistics.h"
+
+#include <cstdint>
+
+namespace epd {
+
+class Member;
+class SessionPort;
+
+// An owner's row, given back when the owner goes. Owners beyond the table's end share its last row.
+class Statistics {
+ public:
+  Statistics() = default;  // counts nowhere
+  static Statistics of_session(Page& page, std::uint64_t session_id);
+  static Statistics of_member(Page& page, std::uint64_t session_id, std::uint64_t group_id,
+                              std::uint32_t rank);
+  Statistics(Statistics&& other) noexcept;
+  Statistics& operator=(Statistics&& other) noexcept;
+  ~Statistics() { release(); }
+
+  void taken(abi::Op op);
+  void refused(StatusCode status);
+  void stalled(abi::Stall why);
+  void moved(abi::Op op, std::uint64_t bytes);
+  // `status` of an operation that was answered.
+  void ended(StatusCode status);
+  // How long the steps of one that went well took.
+  void took(abi::Op op, const abi::Completion& completion);
+  void set_queue_depth(std::uint64_t depth);
+
+ private:
+  template <std::size_t Rows>
+  void claim(Page& page, abi::StatisticsTable<Rows>& table);
+  void release();
+
+  abi::StatisticsRow* row_ = nullptr;
+  bool shared_ = false;
+  std::uint64_t depth_ = 0;  // this owner's part of row_->queue_depth
+};
+
+// The same for a membership and its session at once. The engine calls these, and no others.
+void count_taken(Member& member, abi::Op op);
+void count_stall(Member& member, abi::Stall why);
+void count_refused(Member& member, StatusCode status);
+void count_moved(Page& page, Member& member, abi::Op op, std::uint64_t bytes);
+void count_ended(Member& member, abi::Op op, const abi::Completion& completion);
+
+}  // namespace epd

@@ -1,0 +1,189 @@
+#include "access_config.h"
+
+#include "config_table.h"
+
+#include <grp.h>
+#include <pwd.h>
+#include <array>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <string_view>
+
+namespace epd {
+namespace {
+
+constexpr std::uint64_t kMaxId = std::numeric_limits<std::uint32_t>::max() - 1;  // the last one means "none"
+constexpr std::uint64_t kMaxCount = 65536;
+
+std::optional<std::uint32_t> user_id(const std::string& name) {
+  std::array<char, 16384> buffer{};
+  passwd entry{};
+  passwd* found = nullptr;
+  ::getpwnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found);
+  return found == nullptr ? std::nullopt : std::optional(found->pw_uid);
+}
+
+std::optional<std::uint32_t> group_id(const std::string& name) {
+  std::array<char, 16384> buffer{};
+  group entry{};
+  group* found = nullptr;
+  ::getgrnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found);
+  return found == nullptr ? std::nullopt : std::optional(found->gr_gid);
+}
+
+// What was written, for messages.
+std::string shown(const toml::node& node) {
+  if (const auto* text = node.as_string()) return '"' + text->get() + '"';
+  if (const auto* number = node.as_integer()) return std::to_string(number->get());
+  if (const auto* flag = node.as_boolean()) return flag->get() ? "true" : "false";
+  return node.is_array() ? "an array" : node.is_table() ? "a table" : "another type";
+}
+
+class RuleReader {
+ public:
+  RuleReader(std::size_t number, std::string where, std::map<std::uint32_t, std::string>& names)
+      : name_("access.rule " + std::to_string(number)), where_(std::move(where)), names_(names) {}
+
+  Result<AccessRule> read(const toml::table& table);
+
+ private:
+  Status read_key(const std::string& key, const toml::node& node);
+  Status each(const std::string& key, const toml::node& node,
+              const std::function<Status(const toml::node&)>& take);
+  Status id(const std::string& key, const toml::node& node);
+  Status pattern(const std::string& key, const toml::node& node, std::vector<std::string>& list);
+  Status limit(const std::string& key, const toml::node& node, bool bytes,
+               std::optional<std::uint64_t>& limit);
+  Status refused(const std::string& key, const toml::node& node, const std::string& allowed) const;
+
+  const std::string name_;
+  const std::string where_;
+  std::map<std::uint32_t, std::string>& names_;
+  AccessRule rule_;
+};
+
+Status RuleReader::refused(const std::string& key, const toml::node& node, const std::string& allowed) const {
+  return invalid_argument(name_ + " in " + where_ + line_of(node) + ": " + key + " is " + shown(node) +
+                          "; allowed: " + allowed);
+}
+
+Result<AccessRule> RuleReader::read(const toml::table& table) {
+  for (const auto& [key, node] : table) {
+    const std::string name(key.str());
+    if (Status status = read_key(name, node); !status.ok()) return status;
+  }
+  return rule_;
+}
+
+Status RuleReader::read_key(const std::string& key, const toml::node& node) {
+  Status status;
+  std::string value = node.is_array() ? "" : shown(node);
+  if (key == "users" || key == "unix_groups") {
+    status = each(key, node, [&](const toml::node& item) { return id(key, item); });
+  } else if (key == "groups" || key == "devices") {
+    auto& list = key == "groups" ? rule_.groups : rule_.devices;
+    status = each(key, node, [&](const toml::node& item) { return pattern(key, item, list); });
+  } else if (key == "attach") {
+    if (!node.is_boolean()) return refused(key, node, "true, false");
+    rule_.attach = node.as_boolean()->get();
+  } else if (key == "max_sessions") {
+    status = limit(key, node, false, rule_.max_sessions);
+  } else if (key == "max_groups") {
+    status = limit(key, node, false, rule_.max_groups);
+  } else if (key == "max_arena_bytes") {
+    status = limit(key, node, true, rule_.max_arena_bytes);
+  } else {
+    return invalid_argument(name_ + " in " + where_ + line_of(node) + " has an unknown key \"" + key +
+                            "\"; allowed: users, unix_groups, attach, groups, devices, max_sessions, "
+                            "max_groups, max_arena_bytes");
+  }
+  if (!status.ok()) return status;
+  if (const toml::array* items = node.as_array()) {
+    for (const toml::node& item : *items) value += (value.empty() ? "" : ",") + shown(item);
+  }
+  rule_.text += (rule_.text.empty() ? "" : " ") + key + "=" + value;
+  return {};
+}
+
+Status RuleReader::each(const std::string& key, const toml::node& node,
+                        const std::function<Status(const toml::node&)>& take) {
+  const toml::array* items = node.as_array();
+  // An empty list of users would make the rule one about everybody.
+  if (items == nullptr || items->empty()) return refused(key, node, "an array of at least one");
+  for (const toml::node& item : *items) {
+    if (Status status = take(item); !status.ok()) return status;
+  }
+  return {};
+}
+
+Status RuleReader::id(const std::string& key, const toml::node& node) {
+  const bool user = key == "users";
+  std::optional<std::uint32_t> id;
+  if (const auto* number = node.as_integer()) {
+    if (number->get() >= 0 && static_cast<std::uint64_t>(number->get()) <= kMaxId)
+      id = static_cast<std::uint32_t>(number->get());
+  } else if (const auto* text = node.as_string()) {
+    id = user ? user_id(text->get()) : group_id(text->get());
+    if (id && user) names_[*id] = text->get();
+  }
+  if (!id) {
+    return refused(key, node,
+                   std::string("the name of a ") + (user ? "user" : "group") +
+                       " of this system, or a number 0.." + std::to_string(kMaxId));
+  }
+  (user ? rule_.users : rule_.unix_groups).push_back(*id);
+  return {};
+}
+
+Status RuleReader::pattern(const std::string& key, const toml::node& node, std::vector<std::string>& list) {
+  const auto* text = node.as_string();
+  if (text == nullptr || text->get().empty())
+    return refused(key, node, "names, in which * and ? and [abc] stand for others");
+  list.push_back(text->get());
+  return {};
+}
+
+Status RuleReader::limit(const std::string& key, const toml::node& node, bool bytes,
+                         std::optional<std::uint64_t>& limit) {
+  std::uint64_t value = 0;
+  if (const auto* number = node.as_integer(); number != nullptr && number->get() > 0) {
+    value = static_cast<std::uint64_t>(number->get());
+  } else if (const auto* text = node.as_string();
+             !bytes || text == nullptr || !parse_bytes(text->get(), value)) {
+    value = 0;
+  }
+  const std::uint64_t highest = bytes ? kMaxBytes : kMaxCount;
+  if (value == 0 || value > highest) {
+    return refused(
+        key, node,
+        bytes ? "bytes up to 1024 TiB, as 123, \"64MiB\", \"10GiB\"" : "1.." + std::to_string(highest));
+  }
+  limit = value;
+  return {};
+}
+
+}  // namespace
+
+Result<AccessRules> read_access_rules(const toml::node& node, const std::string& where) {
+  const toml::array* items = node.as_array();
+  if (items == nullptr) {
+    return invalid_argument("access.rule in " + where + line_of(node) + " is " + shown(node) +
+                            "; allowed: [[access.rule]], once for each rule");
+  }
+  AccessRules result;
+  for (const toml::node& item : *items) {
+    const std::size_t number = result.rules.size() + 1;
+    const toml::table* table = item.as_table();
+    if (table == nullptr) {
+      return invalid_argument("access.rule " + std::to_string(number) + " in " + where + line_of(item) +
+                              " is " + shown(item) + "; allowed: a table");
+    }
+    Result<AccessRule> rule = RuleReader(number, where, result.names).read(*table);
+    if (!rule.ok()) return rule.status();
+    result.rules.push_back(std::move(*rule));
+  }
+  return result;
+}
+
+}  // namespace epd

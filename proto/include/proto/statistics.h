@@ -1,0 +1,80 @@
+// What an engine counts, per session and per membership, in its page: written by its loop alone, with
+// relaxed stores; read by anybody without a request. The rows of an engine that dies are lost with it.
+#pragma once
+
+#include "proto/session.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+namespace epd::abi {
+
+// Log-linear buckets of microseconds: 0, 1, 2, 3, then four for each power of two, so that a bucket is
+// at most a quarter wider than its smallest value. The last takes everything above 29 seconds.
+inline constexpr std::size_t kHistogramBuckets = 96;
+
+constexpr std::size_t histogram_bucket(std::uint32_t us) {
+  if (us < 4) return us;
+  const auto octave = static_cast<std::size_t>(std::bit_width(us)) - 1;
+  return std::min(4 * (octave - 1) + ((us >> (octave - 2)) & 3u), kHistogramBuckets - 1);
+}
+
+// The smallest value of a bucket.
+constexpr std::uint64_t histogram_floor(std::size_t bucket) {
+  if (bucket < 4) return bucket;
+  return std::uint64_t{4 + bucket % 4} << (bucket / 4 - 1);
+}
+
+struct Histogram {
+  std::atomic<std::uint64_t> buckets[kHistogramBuckets];
+};
+
+enum class Interval : std::uint32_t {
+  kSeen = 0,      // submitted -> seen by the engine; noops too
+  kLaunched = 1,  // seen -> rows begin to move. This and the next two: dispatches and combines with OK
+  kDone = 2,      // rows begin to move -> done
+  kTotal = 3,     // submitted -> done
+};
+inline constexpr std::size_t kNumIntervals = 4;
+
+// Why a submission could not be served at once.
+enum class Stall : std::uint32_t {
+  kCompletions = 0,  // the client leaves no room for the answers that it is owed
+  kDepth = 1,        // too many operations in flight before it
+  kGroup = 2,        // its group is breaking, or not known yet to an engine that was restarted
+};
+inline constexpr std::size_t kNumStalls = 3;
+
+inline constexpr std::size_t kNumOps = 4;         // indexed by Op
+inline constexpr std::size_t kStatusSlots = 16;   // indexed by StatusCode
+inline constexpr std::size_t kSessionRows = 256;  // and one more, see StatisticsTable
+inline constexpr std::size_t kMemberRows = 256;   // likewise
+static_assert(kNumStatusCodes <= kStatusSlots);
+
+struct StatisticsRow {
+  alignas(64) std::atomic<std::uint64_t> key;  // 0 = free; another one for each owner
+  std::atomic<std::uint64_t> session_id;
+  std::atomic<std::uint64_t> group_id;               // memberships only
+  std::atomic<std::uint32_t> rank;                   // likewise
+  std::atomic<std::uint64_t> queue_depth;            // operations taken and not yet answered, now
+  std::atomic<std::uint64_t> operations[kNumOps];    // taken
+  std::atomic<std::uint64_t> ended[kStatusSlots];    // operations, by their status; [0] is OK
+  std::atomic<std::uint64_t> refused[kStatusSlots];  // submissions that became no operation
+  std::atomic<std::uint64_t> stalls[kNumStalls];     // submissions, each once
+  std::atomic<std::uint64_t> bytes_dispatched;
+  std::atomic<std::uint64_t> bytes_combined;
+  Histogram intervals[kNumIntervals];
+};
+
+// The row behind the last is shared by all that found no row of their own: nothing is lost, only told
+// less finely.
+template <std::size_t Rows>
+struct StatisticsTable {
+  std::atomic<std::uint64_t> unlisted;  // owners that share the last row, since the engine's start
+  StatisticsRow rows[Rows + 1];
+};
+
+}  // namespace epd::abi
