@@ -43,7 +43,15 @@ struct Block {
   float scale;
 };
 
-Block search_block(const std::uint16_t* x) {
+// The least power of two that is no less than amax / 448, found from below.
+float search_pow2_scale(float amax) {
+  for (int e = -127; e < 128; ++e) {
+    if (std::ldexp(448.0, e) >= static_cast<double>(amax)) return static_cast<float>(std::ldexp(1.0, e));
+  }
+  return kInf;
+}
+
+Block search_block(const std::uint16_t* x, bool pow2) {
   float amax = 0;
   for (std::uint32_t i = 0; i < kScaleBlock; ++i) {
     const float magnitude = std::fabs(bf16_to_float(x[i]));
@@ -51,9 +59,9 @@ Block search_block(const std::uint16_t* x) {
   }
   if (amax < 1e-30f) amax = 1e-30f;
   Block block{};
-  const float inverse = 448.0f / amax;
+  block.scale = pow2 ? search_pow2_scale(amax) : amax / 448.0f;
+  const float inverse = pow2 ? 1.0f / block.scale : 448.0f / amax;
   for (std::uint32_t i = 0; i < kScaleBlock; ++i) block.q[i] = search_e4m3(bf16_to_float(x[i]) * inverse);
-  block.scale = amax / 448.0f;
   return block;
 }
 
@@ -132,14 +140,19 @@ class CastRow : public testing::TestWithParam<const host::RowKernels*> {
  protected:
   // Also through several destinations, one of them misaligned, with both kinds of stores.
   void expect_block(const std::uint16_t* x, const char* what) {
-    const Block expected = search_block(x);
+    ASSERT_NO_FATAL_FAILURE(expect_block(x, what, false));
+    ASSERT_NO_FATAL_FAILURE(expect_block(x, what, true));
+  }
+
+  void expect_block(const std::uint16_t* x, const char* what, bool pow2) {
+    const Block expected = search_block(x, pow2);
     for (const host::Stores stores : {host::Stores::kCached, host::Stores::kStreaming}) {
       for (const std::size_t shift : {std::size_t{0}, std::size_t{3}}) {
         alignas(64) std::array<std::uint8_t, 768> out;
         out.fill(0xa5);
         const std::array<void*, 2> destinations = {out.data() + 64, out.data() + 512 + shift};
         float scale = -1;
-        GetParam()->cast_row(x, kScaleBlock, destinations, &scale, stores);
+        GetParam()->cast_row({x, kScaleBlock, &scale, pow2}, destinations, stores);
         GetParam()->store_fence();
         ASSERT_EQ(std::bit_cast<std::uint32_t>(scale), std::bit_cast<std::uint32_t>(expected.scale)) << what;
         for (std::uint32_t i = 0; i < kScaleBlock; ++i) {
@@ -219,9 +232,28 @@ TEST(CastBlock, ChoosesSomePath) {
   std::array<std::uint16_t, kScaleBlock> x{};
   for (std::uint32_t i = 0; i < kScaleBlock; ++i) x[i] = static_cast<std::uint16_t>(0x3e00 + 7 * i);
   std::array<std::uint8_t, kScaleBlock> q{};
-  const Block expected = search_block(x.data());
+  const Block expected = search_block(x.data(), false);
   EXPECT_EQ(cast_block_e4m3(x.data(), q.data()), expected.scale);
   EXPECT_EQ(q, expected.q);
+  const Block expected_pow2 = search_block(x.data(), true);
+  EXPECT_EQ(cast_block_e4m3_pow2(x.data(), q.data()), expected_pow2.scale);
+  EXPECT_EQ(q, expected_pow2.q);
+}
+
+// Every amax that a block can have: the scale is a power of two, no smaller one would do, and its byte tells
+// it.
+TEST(CastBlock, PowersOfTwoAreTheLeastThatFit) {
+  std::array<std::uint16_t, kScaleBlock> x{};
+  std::array<std::uint8_t, kScaleBlock> q{};
+  for (std::uint32_t bits = 0; bits <= 0x7f80; ++bits) {
+    x[bits % kScaleBlock] = static_cast<std::uint16_t>(bits);
+    const float scale = cast_block_e4m3_pow2(x.data(), q.data());
+    const float amax = std::max(bf16_to_float(static_cast<std::uint16_t>(bits)), kMinAmax);
+    ASSERT_EQ(scale, search_pow2_scale(amax)) << bits;
+    const std::uint8_t byte = scale_to_ue8m0(scale);
+    ASSERT_EQ(byte, std::isinf(scale) ? 255 : std::ilogb(scale) + 127) << bits;
+    x[bits % kScaleBlock] = 0;
+  }
 }
 
 const auto kPaths =

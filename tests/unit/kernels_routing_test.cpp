@@ -3,9 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
+#include <memory>
 #include <random>
-#include <set>
 #include <vector>
 
 namespace epd::kernels {
@@ -41,42 +42,101 @@ std::vector<std::int64_t> random_choices(std::mt19937& random, const Shape& shap
   return choices;
 }
 
-RoutingError build(const Shape& shape, const std::vector<std::int64_t>& choices, bool index64,
+struct Options {
+  bool per_expert = false;
+  bool index64 = false;
+  std::vector<bool> masked;  // [R] or empty
+};
+
+RoutingError build(const Shape& shape, const std::vector<std::int64_t>& choices, const Options& options,
                    RoutingPlan& plan) {
   const std::vector<std::int32_t> narrow(choices.begin(), choices.end());
-  const void* idx = index64 ? static_cast<const void*>(choices.data()) : narrow.data();
-  return build_routing_plan({idx, index64, shape.tokens, shape.topk, shape.ranks, shape.experts}, plan);
+  const auto masked = std::make_unique<bool[]>(options.masked.size());
+  std::copy(options.masked.begin(), options.masked.end(), masked.get());
+  RoutingInput input;
+  input.topk_idx = options.index64 ? static_cast<const void*>(choices.data()) : narrow.data();
+  input.index64 = options.index64;
+  input.per_expert = options.per_expert;
+  input.num_tokens = shape.tokens;
+  input.topk = shape.topk;
+  input.num_ranks = shape.ranks;
+  input.num_experts = shape.experts;
+  input.masked = {masked.get(), options.masked.size()};
+  return build_routing_plan(input, plan);
 }
 
-void expect_plan(const Shape& shape, const std::vector<std::int64_t>& choices, const RoutingPlan& plan) {
-  ASSERT_EQ(plan.num_tokens(), shape.tokens);
-  std::map<std::uint32_t, std::uint32_t> rows;
-  std::map<std::uint32_t, std::uint32_t> selections;
+// What the plan should be, by maps and sets.
+struct Expected {
   std::vector<std::uint32_t> begin = {0};
   std::vector<RouteEntry> entries;
+  std::map<std::uint32_t, std::uint32_t> tokens_to_rank;
+  std::map<std::uint32_t, std::uint32_t> selections;
+  std::map<std::uint32_t, std::uint32_t> rows_to_expert;
+  std::vector<std::int32_t> topk;
+  std::uint32_t dropped = 0;
+};
+
+Expected expected_plan(const Shape& shape, const std::vector<std::int64_t>& choices, const Options& options) {
+  Expected plan;
   for (std::uint32_t token = 0; token < shape.tokens; ++token) {
-    std::set<std::uint32_t> ranks;
+    std::map<std::uint32_t, std::vector<std::uint32_t>> experts_of_rank;  // in order of k, each once
     for (std::uint32_t k = 0; k < shape.topk; ++k) {
-      const std::int64_t expert = choices[std::size_t{token} * shape.topk + k];
-      if (expert < 0) continue;
-      ++selections[static_cast<std::uint32_t>(expert)];
-      ranks.insert(static_cast<std::uint32_t>(expert / (shape.experts / shape.ranks)));
+      const std::int64_t value = choices[std::size_t{token} * shape.topk + k];
+      plan.topk.push_back(static_cast<std::int32_t>(value));
+      if (value < 0) continue;
+      const auto expert = static_cast<std::uint32_t>(value);
+      const std::uint32_t rank = expert / (shape.experts / shape.ranks);
+      if (!options.masked.empty() && options.masked[rank]) {
+        plan.topk.back() = -1;
+        ++plan.dropped;
+        continue;
+      }
+      ++plan.selections[expert];
+      std::vector<std::uint32_t>& experts = experts_of_rank[rank];
+      if (std::find(experts.begin(), experts.end(), expert) == experts.end()) experts.push_back(expert);
     }
-    for (const std::uint32_t rank : ranks) entries.push_back({rank, rows[rank]++});
-    begin.push_back(static_cast<std::uint32_t>(entries.size()));
+    for (const auto& [rank, experts] : experts_of_rank) {
+      const std::uint32_t position = plan.tokens_to_rank[rank]++;
+      if (!options.per_expert) plan.entries.push_back({rank, position});
+      for (const std::uint32_t expert : experts) {
+        const std::uint32_t row = plan.rows_to_expert[expert]++;
+        if (options.per_expert) plan.entries.push_back({expert, row});
+      }
+    }
+    plan.begin.push_back(static_cast<std::uint32_t>(plan.entries.size()));
   }
-  EXPECT_EQ(plan.begin, begin);
-  ASSERT_EQ(plan.entries.size(), entries.size());
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    ASSERT_EQ(plan.entries[i].rank, entries[i].rank) << "entry " << i;
-    ASSERT_EQ(plan.entries[i].position, entries[i].position) << "entry " << i;
+  return plan;
+}
+
+void expect_plan(const Shape& shape, const std::vector<std::int64_t>& choices, const Options& options,
+                 const RoutingPlan& plan) {
+  Expected expected = expected_plan(shape, choices, options);
+  ASSERT_EQ(plan.num_tokens(), shape.tokens);
+  EXPECT_EQ(plan.per_expert, options.per_expert);
+  EXPECT_EQ(plan.num_dropped, expected.dropped);
+  EXPECT_EQ(plan.begin, expected.begin);
+  ASSERT_EQ(plan.entries.size(), expected.entries.size());
+  for (std::size_t i = 0; i < expected.entries.size(); ++i) {
+    ASSERT_EQ(plan.entries[i].target, expected.entries[i].target) << "entry " << i;
+    ASSERT_EQ(plan.entries[i].position, expected.entries[i].position) << "entry " << i;
   }
   ASSERT_EQ(plan.rank_counts.size(), shape.ranks);
   for (std::uint32_t rank = 0; rank < shape.ranks; ++rank)
-    EXPECT_EQ(plan.rank_counts[rank], rows[rank]) << rank;
+    EXPECT_EQ(plan.rank_counts[rank], expected.tokens_to_rank[rank]) << rank;
   ASSERT_EQ(plan.expert_counts.size(), shape.experts);
-  for (std::uint32_t e = 0; e < shape.experts; ++e) EXPECT_EQ(plan.expert_counts[e], selections[e]) << e;
-  EXPECT_EQ(std::vector<std::int64_t>(plan.topk.begin(), plan.topk.end()), choices);
+  auto& counts = options.per_expert ? expected.rows_to_expert : expected.selections;
+  for (std::uint32_t e = 0; e < shape.experts; ++e) EXPECT_EQ(plan.expert_counts[e], counts[e]) << e;
+  EXPECT_EQ(plan.topk, expected.topk);
+}
+
+Options random_options(std::mt19937& random, const Shape& shape) {
+  Options options;
+  options.per_expert = between(random, 0, 1) == 0;
+  options.index64 = between(random, 0, 1) == 0;
+  if (between(random, 0, 2) == 0) {
+    for (std::uint32_t r = 0; r < shape.ranks; ++r) options.masked.push_back(between(random, 0, 2) == 0);
+  }
+  return options;
 }
 
 TEST(Routing, RandomShapes) {
@@ -86,9 +146,9 @@ TEST(Routing, RandomShapes) {
     std::mt19937 random(seed);
     const Shape shape = random_shape(random);
     const std::vector<std::int64_t> choices = random_choices(random, shape);
-    const RoutingError error = build(shape, choices, seed % 2 == 0, plan);
-    ASSERT_FALSE(error.bad);
-    expect_plan(shape, choices, plan);
+    const Options options = random_options(random, shape);
+    ASSERT_FALSE(build(shape, choices, options, plan).bad);
+    expect_plan(shape, choices, options, plan);
     if (HasFatalFailure() || HasNonfatalFailure()) return;
   }
 }
@@ -100,8 +160,8 @@ TEST(Routing, EveryExpertFindsItsRank) {
     const Shape shape{ranks * experts_per_rank, 1, ranks, ranks * experts_per_rank};
     std::vector<std::int64_t> choices(shape.tokens);
     for (std::uint32_t e = 0; e < shape.experts; ++e) choices[e] = e;
-    ASSERT_FALSE(build(shape, choices, false, plan).bad);
-    for (std::uint32_t e = 0; e < shape.experts; ++e) ASSERT_EQ(plan.entries[e].rank, e / experts_per_rank);
+    ASSERT_FALSE(build(shape, choices, {}, plan).bad);
+    for (std::uint32_t e = 0; e < shape.experts; ++e) ASSERT_EQ(plan.entries[e].target, e / experts_per_rank);
   }
 }
 
@@ -113,7 +173,8 @@ TEST(Routing, BadValuesAreNamed) {
     Shape shape = random_shape(random);
     shape.tokens = between(random, 1, 50);
     std::vector<std::int64_t> choices = random_choices(random, shape);
-    const bool index64 = seed % 2 == 0;
+    Options options = random_options(random, shape);
+    const bool index64 = options.index64 = seed % 2 == 0;
     const std::vector<std::int64_t> bad_values = {std::int64_t{shape.experts}, -2, 0x7fffffff,
                                                   -0x7fffffff - 1};
     std::int64_t bad = bad_values[seed / 2 % bad_values.size()];
@@ -125,13 +186,14 @@ TEST(Routing, BadValuesAreNamed) {
     choices[std::size_t{token} * shape.topk + k] = bad;
     choices.back() =
         token + 1 == shape.tokens && k + 1 == shape.topk ? bad : -5;  // a later one is not the first
-    const RoutingError error = build(shape, choices, index64, plan);
+    const RoutingError error = build(shape, choices, options, plan);
     ASSERT_TRUE(error.bad);
     EXPECT_EQ(error.token, token);
     EXPECT_EQ(error.k, k);
     EXPECT_EQ(error.value, bad);
     EXPECT_EQ(plan.num_tokens(), 0u) << "a refused plan must route nothing";
     EXPECT_TRUE(plan.entries.empty());
+    EXPECT_EQ(plan.num_dropped, 0u);
   }
 }
 
