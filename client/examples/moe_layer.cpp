@@ -93,7 +93,9 @@ bool run_layer(epd::Group& group) {
   for (std::uint32_t slot = 0; slot < kBatches; ++slot) {
     const epd_result_t arrived = dispatched[slot].ticket.wait(kTimeoutMs);
     run_experts(group, slot, arrived.num_recv_rows);
-    combined[slot] = group.combine(slot, dispatched[slot].handle, /*weighted=*/true);
+    epd::CombineOptions options;
+    options.weighted = true;
+    combined[slot] = group.combine(slot, dispatched[slot].handle, options);
   }
   bool right = true;
   for (std::uint32_t slot = 0; slot < kBatches; ++slot) {

@@ -11,6 +11,7 @@ using epd::client::Group;
 using epd::client::report;
 using epd::client::Session;
 using epd::client::Status;
+using epd::client::SubmitRequest;
 namespace abi = epd::abi;
 
 // The opaque handles are these objects; the C names are never defined.
@@ -49,6 +50,73 @@ std::string socket_path(const char* given) {
   const char* from_environment = std::getenv("EPD_SOCKET");
   if (from_environment != nullptr && from_environment[0] != '\0') return from_environment;
   return "/run/epd/epd.sock";
+}
+
+epd_buffers_t regions_of(const Group& group, std::uint32_t slot) {
+  using abi::Region;
+  const auto at = [&](Region region) { return group.region(slot, region); };
+  const auto floats = [&](Region region) { return static_cast<float*>(at(region)); };
+  const auto ints = [&](Region region) { return static_cast<std::int32_t*>(at(region)); };
+  epd_buffers_t out = EPD_BUFFERS_INIT;
+  out.x = at(Region::kX);
+  out.topk_idx = at(Region::kTopkIdx);
+  out.topk_weights = floats(Region::kTopkWeights);
+  out.recv_x = at(Region::kRecvX);
+  out.recv_scales = at(Region::kRecvScales);
+  out.recv_topk_idx = at(Region::kRecvTopkIdx);
+  out.recv_topk_weights = floats(Region::kRecvTopkWeights);
+  out.recv_src = ints(Region::kRecvSrc);
+  out.rank_offsets = ints(Region::kRankOffsets);
+  out.expert_counts = ints(Region::kExpertCounts);
+  out.y = at(Region::kY);
+  out.out = at(Region::kOut);
+  out.x_scales = at(Region::kXScales);
+  out.expert_offsets = ints(Region::kExpertOffsets);
+  out.source_ranges = ints(Region::kSourceRanges);
+  out.y_weights = floats(Region::kYWeights);
+  out.bias[0] = at(Region::kBias0);
+  out.bias[1] = at(Region::kBias1);
+  out.out_weights = floats(Region::kOutWeights);
+  return out;
+}
+
+// Arguments that are 0 or 1, as the flags that they stand for.
+struct Switch {
+  const char* name;
+  std::uint32_t value;
+  std::uint32_t flag;
+};
+
+template <std::size_t N>
+Status read_switches(const Switch (&switches)[N], std::uint32_t& flags) {
+  for (const Switch& s : switches) {
+    if (s.value > 1) return epd::client::bad_value(s.name, s.value, "0 or 1");
+    if (s.value != 0) flags |= s.flag;
+  }
+  return {};
+}
+
+Status read_dispatch(const epd_dispatch_args_t& a, SubmitRequest& request) {
+  request = {abi::Op::kDispatch, a.slot, a.num_tokens, 0, a.timeout_ms, a.sms, a.handle, a.keep_handle != 0};
+  if (a.reserved != 0) return epd::client::bad_value("reserved", a.reserved, "0");
+  return read_switches({{"weights", a.weights, abi::kFlagWeights},
+                        {"keep_handle", a.keep_handle, 0},
+                        {"defer_receive", a.defer_receive, abi::kFlagDefer},
+                        {"zero_padding", a.zero_padding, abi::kFlagZeroPadding},
+                        {"mark_unused", a.mark_unused, abi::kFlagMarkUnused}},
+                       request.flags);
+}
+
+Status read_combine(const epd_combine_args_t& a, SubmitRequest& request) {
+  request = {abi::Op::kCombine, a.slot, 0, 0, a.timeout_ms, a.sms, a.handle, false};
+  if (a.reserved != 0) return epd::client::bad_value("reserved", a.reserved, "0");
+  if (a.num_biases > abi::kMaxBiases)
+    return epd::client::bad_value("num_biases", a.num_biases, "0 .. " + std::to_string(abi::kMaxBiases));
+  request.flags = a.num_biases << abi::kBiasShift;
+  return read_switches({{"weighted", a.weighted, abi::kFlagWeights},
+                        {"return_weights", a.return_weights, abi::kFlagReturnWeights},
+                        {"defer_receive", a.defer_receive, abi::kFlagDefer}},
+                       request.flags);
 }
 
 }  // namespace
@@ -138,23 +206,7 @@ epd_status_t epd_group_buffers(const epd_group_t* group, uint32_t slot, epd_buff
     if (slot >= g.shape.depth) {
       return epd::client::bad_value("slot", slot, "0 .. " + std::to_string(g.shape.depth - 1));
     }
-    using abi::Region;
-    epd_buffers_t out = EPD_BUFFERS_INIT;
-    out.x = g.region(slot, Region::kX);
-    out.topk_idx = g.region(slot, Region::kTopkIdx);
-    out.topk_weights = static_cast<float*>(g.region(slot, Region::kTopkWeights));
-    out.recv_x = g.region(slot, Region::kRecvX);
-    if (g.shape.payload == abi::Payload::kFp8Cast) {
-      out.recv_scales = static_cast<float*>(g.region(slot, Region::kRecvScales));
-    }
-    out.recv_topk_idx = g.region(slot, Region::kRecvTopkIdx);
-    out.recv_topk_weights = static_cast<float*>(g.region(slot, Region::kRecvTopkWeights));
-    out.recv_src = static_cast<std::int32_t*>(g.region(slot, Region::kRecvSrc));
-    out.rank_offsets = static_cast<std::int32_t*>(g.region(slot, Region::kRankOffsets));
-    out.expert_counts = static_cast<std::int32_t*>(g.region(slot, Region::kExpertCounts));
-    out.y = g.region(slot, Region::kY);
-    out.out = g.region(slot, Region::kOut);
-    epd::client::write_struct(buffers, out);
+    epd::client::write_struct(buffers, regions_of(g, slot));
     return {};
   });
 }
@@ -177,10 +229,10 @@ epd_status_t epd_dispatch(epd_group_t* group, const epd_dispatch_args_t* args, e
     EPD_REQUIRE(ticket);
     epd_dispatch_args_t a{};
     EPD_RETURN_IF_ERROR(epd::client::read_struct(args, "args", a));
-    if (a.weights > 1) return epd::client::bad_value("weights", a.weights, "0 or 1");
-    const std::uint32_t flags = a.weights != 0 ? std::uint32_t{abi::kFlagWeights} : 0;
-    return unwrap(group)->session.submit(
-        *unwrap(group), {abi::Op::kDispatch, a.slot, a.num_tokens, flags, a.timeout_ms, 0}, *ticket, handle);
+    SubmitRequest request;
+    EPD_RETURN_IF_ERROR(read_dispatch(a, request));
+    if (request.keep) EPD_REQUIRE(handle);
+    return unwrap(group)->session.submit(*unwrap(group), request, *ticket, handle);
   });
 }
 
@@ -190,11 +242,16 @@ epd_status_t epd_combine(epd_group_t* group, const epd_combine_args_t* args, epd
     EPD_REQUIRE(ticket);
     epd_combine_args_t a{};
     EPD_RETURN_IF_ERROR(epd::client::read_struct(args, "args", a));
-    if (a.weighted > 1) return epd::client::bad_value("weighted", a.weighted, "0 or 1");
-    if (a.reserved != 0) return epd::client::bad_value("reserved", a.reserved, "0");
-    const std::uint32_t flags = a.weighted != 0 ? std::uint32_t{abi::kFlagWeights} : 0;
-    return unwrap(group)->session.submit(
-        *unwrap(group), {abi::Op::kCombine, a.slot, 0, flags, a.timeout_ms, a.handle}, *ticket, nullptr);
+    SubmitRequest request;
+    EPD_RETURN_IF_ERROR(read_combine(a, request));
+    return unwrap(group)->session.submit(*unwrap(group), request, *ticket, nullptr);
+  });
+}
+
+epd_status_t epd_handle_release(epd_group_t* group, epd_handle_t handle) {
+  return guarded([&]() -> Status {
+    EPD_REQUIRE(group);
+    return unwrap(group)->session.release_handle(*unwrap(group), handle);
   });
 }
 
@@ -202,8 +259,7 @@ epd_status_t epd_noop(epd_group_t* group, uint32_t slot, epd_ticket_t* ticket) {
   return guarded([&]() -> Status {
     EPD_REQUIRE(group);
     EPD_REQUIRE(ticket);
-    return unwrap(group)->session.submit(*unwrap(group), {abi::Op::kNoop, slot, 0, 0, 0, 0}, *ticket,
-                                         nullptr);
+    return unwrap(group)->session.submit(*unwrap(group), {abi::Op::kNoop, slot}, *ticket, nullptr);
   });
 }
 
@@ -244,6 +300,13 @@ epd_status_t epd_ticket_counts(epd_group_t* group, epd_ticket_t ticket, int32_t 
     EPD_RETURN_IF_ERROR(unwrap(group)->session.counts(*unwrap(group), ticket, timeout_ms, out));
     epd::client::write_struct(counts, out);
     return {};
+  });
+}
+
+epd_status_t epd_ticket_wait_sent(epd_group_t* group, epd_ticket_t ticket, int32_t timeout_ms) {
+  return guarded([&]() -> Status {
+    EPD_REQUIRE(group);
+    return unwrap(group)->session.wait_sent(*unwrap(group), ticket, timeout_ms);
   });
 }
 

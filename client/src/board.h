@@ -36,6 +36,9 @@ class BoardView {
   bool has_counts(std::uint32_t slot, std::uint64_t ticket) const {
     return board().slots[slot].counts_ticket.load(std::memory_order_acquire) == ticket;
   }
+  bool has_sent(std::uint32_t slot, std::uint64_t ticket) const {
+    return board().slots[slot].sent_ticket.load(std::memory_order_acquire) == ticket;
+  }
   // After has_counts().
   std::uint32_t num_recv_rows(std::uint32_t slot) const { return board().slots[slot].num_recv_rows; }
   const std::int32_t* rank_offsets(std::uint32_t slot) const {
@@ -43,6 +46,11 @@ class BoardView {
   }
   const std::int32_t* expert_counts(std::uint32_t slot) const {
     return mapping_.as<const std::int32_t>(layout_.expert_counts(shape_, slot));
+  }
+  // Null if the layout has none.
+  const std::int32_t* expert_offsets(std::uint32_t slot) const {
+    return shape_.per_expert() ? mapping_.as<const std::int32_t>(layout_.expert_offsets(shape_, slot))
+                               : nullptr;
   }
 
  private:

@@ -53,7 +53,7 @@ void Session::finish_locked(Operations::iterator found, const abi::Completion& c
   op.result.launched_us = completion.launched_us;
   op.result.done_us = completion.done_us;
   GroupSlot& slot = op.group->slots[op.slot];
-  if (slot.ticket == found->first) slot.ticket = 0;
+  if (slot.ticket == found->first) op.group->release_slot(slot, op.result.status == EPD_OK);
   if (op.result.status != EPD_OK) {
     try {
       op.text = text != nullptr ? std::string(text) : op.group->board.message_for(op.slot, found->first);

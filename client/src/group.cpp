@@ -1,25 +1,39 @@
 #include "group.h"
 
+#include "proto/shape_rules.h"
+
 #include <cstring>
 #include <string_view>
 
 namespace epd::client {
 namespace {
 
-static_assert(static_cast<int>(abi::Payload::kBf16) == EPD_PAYLOAD_BF16);
-static_assert(static_cast<int>(abi::Payload::kFp8Cast) == EPD_PAYLOAD_FP8_CAST);
-static_assert(static_cast<int>(abi::IndexType::kInt32) == EPD_INDEX_INT32);
-static_assert(static_cast<int>(abi::IndexType::kInt64) == EPD_INDEX_INT64);
-static_assert(static_cast<int>(abi::LossPolicy::kFailFast) == EPD_FAIL_FAST);
-static_assert(static_cast<int>(abi::LossPolicy::kDegrade) == EPD_DEGRADE);
+template <typename Ours, typename Theirs>
+constexpr bool same(Ours ours, Theirs theirs) {
+  return static_cast<int>(ours) == static_cast<int>(theirs);
+}
+static_assert(same(abi::Payload::kBf16, EPD_PAYLOAD_BF16));
+static_assert(same(abi::Payload::kFp8Cast, EPD_PAYLOAD_FP8_CAST));
+static_assert(same(abi::Payload::kFp8, EPD_PAYLOAD_FP8));
+static_assert(same(abi::Payload::kOpaque, EPD_PAYLOAD_OPAQUE));
+static_assert(same(abi::ScaleFormat::kFloat32, EPD_SCALES_FLOAT32));
+static_assert(same(abi::ScaleFormat::kFloat32Pow2, EPD_SCALES_FLOAT32_POW2));
+static_assert(same(abi::ScaleFormat::kUe8m0, EPD_SCALES_UE8M0));
+static_assert(same(abi::Layout::kCompact, EPD_LAYOUT_COMPACT));
+static_assert(same(abi::Layout::kPacked, EPD_LAYOUT_PACKED));
+static_assert(same(abi::Layout::kExpert, EPD_LAYOUT_EXPERT));
+static_assert(same(abi::IndexType::kInt32, EPD_INDEX_INT32));
+static_assert(same(abi::IndexType::kInt64, EPD_INDEX_INT64));
+static_assert(same(abi::LossPolicy::kFailFast, EPD_FAIL_FAST));
+static_assert(same(abi::LossPolicy::kDegrade, EPD_DEGRADE));
 
-// A caller may have written any number into an enum; it must be looked at as a number first.
-template <typename Enum>
-std::uint32_t raw(const Enum& value) {
+// A caller may have written any number into an enum of C; ours can hold it, and shape_rules.h judges it.
+template <typename To, typename From>
+To as(const From& value) {
   std::uint32_t number;
   static_assert(sizeof(value) == sizeof(number));
   std::memcpy(&number, &value, sizeof(number));
-  return number;
+  return static_cast<To>(number);
 }
 
 bool good_name(std::string_view name) {
@@ -28,34 +42,25 @@ bool good_name(std::string_view name) {
          name.find_first_not_of(kAllowed) == std::string_view::npos;
 }
 
-Status check_range(const char* field, std::uint32_t value, std::uint32_t low, std::uint32_t high) {
-  if (value >= low && value <= high) return {};
-  return bad_value(field, value, std::to_string(low) + " .. " + std::to_string(high));
-}
-
-Status check_shape(const epd_group_config_t& c) {
-  const std::uint32_t payload = raw(c.payload);
-  const std::uint32_t index_type = raw(c.index_type);
-  const std::uint32_t policy = raw(c.policy);
-  for (const Status& status :
-       {check_range("num_ranks", c.num_ranks, 1, abi::kMaxRanks),
-        check_range("num_experts", c.num_experts, 1, abi::kMaxExperts),
-        check_range("max_tokens", c.max_tokens, 1, abi::kMaxTokens),
-        check_range("hidden", c.hidden, abi::kHiddenMultiple, abi::kMaxHidden),
-        check_range("topk", c.topk, 1, abi::kMaxTopk), check_range("depth", c.depth, 0, abi::kMaxDepth),
-        check_range("payload", payload, EPD_PAYLOAD_BF16, EPD_PAYLOAD_FP8_CAST),
-        check_range("index_type", index_type, EPD_INDEX_INT32, EPD_INDEX_INT64),
-        check_range("policy", policy, EPD_FAIL_FAST, EPD_DEGRADE)}) {
-    if (!status.ok()) return status;
-  }
-  if (c.num_experts % c.num_ranks != 0) {
-    return bad_value("num_experts", c.num_experts,
-                     "multiples of num_ranks, which is " + std::to_string(c.num_ranks));
-  }
-  if (c.hidden % abi::kHiddenMultiple != 0) {
-    return bad_value("hidden", c.hidden, "multiples of " + std::to_string(abi::kHiddenMultiple));
-  }
-  return {};
+abi::GroupShape make_shape(const epd_group_config_t& c) {
+  abi::GroupShape s{};
+  s.num_ranks = c.num_ranks;
+  s.num_experts = c.num_experts;
+  s.max_tokens = c.max_tokens;
+  s.hidden = c.hidden;
+  s.topk = c.topk;
+  s.depth = c.depth != 0 ? c.depth : abi::kDefaultDepth;
+  s.payload = as<abi::Payload>(c.payload);
+  s.index_type = as<abi::IndexType>(c.index_type);
+  s.policy = as<abi::LossPolicy>(c.policy);
+  s.layout = as<abi::Layout>(c.layout);
+  s.scale_format = as<abi::ScaleFormat>(c.scale_format);
+  s.expert_alignment = c.expert_alignment != 0 ? c.expert_alignment : 1;
+  s.opaque_bytes = c.opaque_bytes;
+  s.num_biases = c.num_biases;
+  s.num_handles = c.num_handles;
+  s.max_recv_rows = c.max_recv_rows;
+  return s;
 }
 
 }  // namespace
@@ -65,27 +70,24 @@ Status make_join(const epd_group_config_t& c, abi::Join& join) {
     return invalid_argument("name is " + (c.name != nullptr ? "\"" + std::string(c.name) + "\"" : "NULL") +
                             "; allowed: 1 .. 63 characters of [A-Za-z0-9._-]");
   }
-  Status status = check_shape(c);
-  if (!status.ok()) return status;
+  join.shape = make_shape(c);
+  std::string wrong = abi::check_shape(join.shape);
+  if (!wrong.empty()) return invalid_argument(std::move(wrong));
   if (c.rank < -1 || c.rank >= static_cast<std::int32_t>(c.num_ranks)) {
     return bad_value("rank", c.rank, "-1 (any free one) .. " + std::to_string(c.num_ranks - 1));
   }
   if (c.timeout_ms < 0) {
     return bad_value("timeout_ms", c.timeout_ms, "0 (the daemon's default) or more milliseconds");
   }
+  if (c.priority < abi::kMinPriority || c.priority > abi::kMaxPriority) {
+    return bad_value("priority", c.priority,
+                     std::to_string(abi::kMinPriority) + " .. " + std::to_string(abi::kMaxPriority));
+  }
   abi::set_text(join.group, c.name, std::strlen(c.name));
   join.rank = c.rank;
   join.timeout_ms = static_cast<std::uint32_t>(c.timeout_ms);
   join.sms = c.sms;
-  join.shape = {c.num_ranks,
-                c.num_experts,
-                c.max_tokens,
-                c.hidden,
-                c.topk,
-                c.depth != 0 ? c.depth : abi::kDefaultDepth,
-                static_cast<abi::Payload>(c.payload),
-                static_cast<abi::IndexType>(c.index_type),
-                static_cast<abi::LossPolicy>(c.policy)};
+  join.priority = c.priority;
   return {};
 }
 

@@ -36,6 +36,7 @@ struct Operation {
   Group* group = nullptr;
   abi::Op op = abi::Op::kNone;
   std::uint32_t slot = 0;
+  bool deferred = false;  // submitted with defer_receive
   bool done = false;
   epd_result_t result{};             // once done
   std::string text;                  // why it failed; may be empty
@@ -63,9 +64,11 @@ struct SubmitRequest {
   abi::Op op = abi::Op::kNone;
   std::uint32_t slot = 0;
   std::uint32_t num_tokens = 0;
-  std::uint32_t flags = 0;
+  std::uint32_t flags = 0;  // abi::OpFlags, but kFlagCached, which follows from the handle
   std::uint32_t timeout_ms = 0;
-  epd_handle_t handle = 0;  // combine
+  std::uint32_t sms = 0;
+  epd_handle_t handle = 0;  // combine, dispatch with an old routing
+  bool keep = false;        // dispatch: its handle
 };
 
 class Session {
@@ -84,13 +87,15 @@ class Session {
   // Frees the group once its hooks have run. Not from a hook.
   void leave(Group* group, Deadline deadline);
 
-  // submit.cpp
+  // submit.cpp; *handle of a dispatch may be null
   Status submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket, epd_handle_t* handle);
+  Status release_handle(Group& group, epd_handle_t handle);
 
   // tickets.cpp: the text of a failed operation comes back in the status
   Status wait_ticket(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, epd_result_t* result);
   bool pending(Group& group, epd_ticket_t ticket);
   Status counts(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, epd_counts_t& counts);
+  Status wait_sent(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms);
   Status resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t& info);
 
   // hooks.cpp
@@ -98,7 +103,7 @@ class Session {
 
  private:
   friend class TicketWaiter;
-  friend class CountsWaiter;
+  friend class BoardWaiter;
   friend class ResumeWaiter;
   friend class HookWaiter;
   using Lock = std::unique_lock<std::mutex>;
@@ -121,6 +126,14 @@ class Session {
   void notify_ready_locked(const Waiter* except);
 
   // submit.cpp
+  struct RouteUse {
+    std::uint32_t route = kNoRoute;
+    bool writes = false;
+  };
+  Status ready_to_submit(Lock& lock, Group& group, const SubmitRequest& request);
+  Status choose_route(Lock& lock, Group& group, const SubmitRequest& request, RouteUse& use);
+  Status push(Lock& lock, Group& group, const SubmitRequest& request, const RouteUse& use);
+  void ring_engine();
   Status blocked(Lock& lock, std::string why);  // WOULD_BLOCK, unless the session is over
 
   // session.cpp

@@ -13,19 +13,6 @@ std::uint64_t monotonic_ns() {
   return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
 }
 
-// The engine has the last word; this finds what can be seen from here.
-Status check_handle(const Group& group, const SubmitRequest& request) {
-  const std::uint64_t known = group.slots[request.slot].handle;
-  if (request.handle != 0 && request.handle <= group.next_index && (known == 0 || known == request.handle)) {
-    return {};
-  }
-  std::string allowed = "the handle of a dispatch on the slot";
-  if (known == kNoDispatch) allowed = "none, the slot has had no dispatch";
-  if (known != 0 && known != kNoDispatch) allowed = std::to_string(known) + ", of the slot's last dispatch";
-  return not_found("handle " + std::to_string(request.handle) + " is stale on slot " +
-                   std::to_string(request.slot) + "; allowed: " + allowed);
-}
-
 Status check_request(const Group& group, const SubmitRequest& request) {
   if (request.slot >= group.shape.depth) {
     return bad_value("slot", request.slot, "0 .. " + std::to_string(group.shape.depth - 1));
@@ -33,7 +20,22 @@ Status check_request(const Group& group, const SubmitRequest& request) {
   if (request.num_tokens > group.shape.max_tokens) {
     return bad_value("num_tokens", request.num_tokens, "0 .. " + std::to_string(group.shape.max_tokens));
   }
+  const std::uint32_t biases = (request.flags & abi::kFlagBiases) >> abi::kBiasShift;
+  if (biases > group.shape.num_biases) {
+    return bad_value("num_biases", biases, "0 .. " + std::to_string(group.shape.num_biases));
+  }
+  if (request.keep && request.handle != 0) {
+    return bad_value("keep_handle", 1, "0 under a handle: its routing stays as long as it was to stay");
+  }
   return {};
+}
+
+// Flags as the engine takes them: it ends sessions for flags that can't have a meaning.
+std::uint32_t engine_flags(const abi::GroupShape& shape, const SubmitRequest& request) {
+  std::uint32_t flags = request.flags;
+  if (request.op == abi::Op::kDispatch && request.handle != 0) flags |= abi::kFlagCached;
+  if (shape.layout != abi::Layout::kPacked) flags &= ~std::uint32_t{abi::kFlagZeroPadding};
+  return flags;
 }
 
 }  // namespace
@@ -46,41 +48,74 @@ Status Session::blocked(Lock& lock, std::string why) {
   return ended_.ok() ? would_block(std::move(why)) : ended_;
 }
 
-Status Session::submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,
-                       epd_handle_t* handle) {
-  Status status = check_request(group, request);
-  if (!status.ok()) return status;
-  Lock lock(mutex_);
-  GroupSlot& slot = group.slots[request.slot];
+Status Session::ready_to_submit(Lock& lock, Group& group, const SubmitRequest& request) {
+  const GroupSlot& slot = group.slots[request.slot];
   if (slot.ticket != 0) drain_locked();
   note_ended_locked();
   if (!ended_.ok()) return ended_;
   if (group.left) return {StatusCode::kAborted, "this rank has left the group"};
-  status = group.board.usable_in(group.epoch);
+  Status status = group.board.usable_in(group.epoch);
   if (!status.ok()) return status;
   if (slot.ticket != 0) {
     return blocked(lock, "slot " + std::to_string(request.slot) + " has ticket " +
                              std::to_string(slot.ticket) + " in flight");
   }
-  if (request.op == abi::Op::kCombine) status = check_handle(group, request);
-  if (!status.ok()) return status;
+  return {};
+}
 
+// A routing is written by one operation at a time, and not while others read it.
+Status Session::choose_route(Lock& lock, Group& group, const SubmitRequest& request, RouteUse& use) {
+  if (request.op == abi::Op::kNoop) return {};
+  if (request.op == abi::Op::kCombine || request.handle != 0) {
+    Status status = group.find_route(request.handle, use.route);
+    if (!status.ok()) return status;
+    const Route& route = group.routes[use.route];
+    if (request.num_tokens != 0 && route.state == Route::State::kKnown &&
+        request.num_tokens != route.num_tokens) {
+      return bad_value("num_tokens", request.num_tokens,
+                       "0, or " + std::to_string(route.num_tokens) + " as in the dispatch of handle " +
+                           std::to_string(request.handle));
+    }
+  } else if (request.keep) {
+    // Completions that nobody has seen yet may give records back.
+    if (group.free_routes.empty()) drain_locked();
+    if (group.free_routes.empty()) {
+      return {StatusCode::kResourceExhausted, "no handle is left to keep: the group's num_handles is " +
+                                                  std::to_string(group.shape.num_handles)};
+    }
+    use = {group.free_routes.back(), true};
+  } else {
+    use = {request.slot, true};
+  }
+  if (group.route_busy(use.route, use.writes)) drain_locked();
+  if (!group.route_busy(use.route, use.writes)) return {};
+  return blocked(lock, use.writes ? "an operation in flight on another slot uses the routing of slot " +
+                                        std::to_string(request.slot)
+                                  : "the dispatch of handle " + std::to_string(request.handle) +
+                                        " is in flight on another slot");
+}
+
+Status Session::push(Lock& lock, Group& group, const SubmitRequest& request, const RouteUse& use) {
+  const bool new_routing = request.op == abi::Op::kDispatch && use.writes;
   abi::Submission submission{};
   submission.ticket = last_ticket_ + 1;
   submission.epoch = group.epoch;
-  submission.handle = request.op == abi::Op::kCombine ? request.handle - 1 : 0;
+  submission.handle = use.route != kNoRoute && !use.writes ? op_of(request.handle) : 0;
   submission.submit_ns = monotonic_ns();
   submission.op = request.op;
   submission.member = group.member;
   submission.slot = request.slot;
-  submission.num_tokens = request.num_tokens;
-  submission.flags = request.flags;
+  submission.num_tokens = new_routing ? request.num_tokens : 0;
+  submission.flags = engine_flags(group.shape, request);
   submission.timeout_ms = request.timeout_ms;
+  submission.route = use.route != kNoRoute ? use.route : 0;
+  submission.sms = request.sms;
   // Before the push: the completion may be there as soon as it is published.
   Operation& op = operations_[submission.ticket];
   op.group = &group;
   op.op = request.op;
   op.slot = request.slot;
+  op.deferred = (request.flags & abi::kFlagDefer) != 0;
   const abi::PushResult pushed =
       abi::ring_push(a().submissions, submission_tail_, b().submission_head, submission);
   if (pushed != abi::PushResult::kPushed) {
@@ -94,22 +129,49 @@ Status Session::submit(Group& group, const SubmitRequest& request, epd_ticket_t&
                              " submissions wait for the engine");
   }
   ++submission_tail_;
-  last_ticket_ = ticket = submission.ticket;
-  slot.ticket = ticket;
+  last_ticket_ = submission.ticket;
+  group.slots[request.slot] = {submission.ticket, use.route, use.writes};
   if (request.op != abi::Op::kNoop) ++group.next_index;
-  if (request.op == abi::Op::kDispatch) {
-    slot.handle = group.next_index;
-    if (handle != nullptr) *handle = slot.handle;
-  }
-  lock.unlock();
-
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (b().engine_sleep.sleeping.load(std::memory_order_relaxed) != 0) {
-    const char byte = 0;
-    [[maybe_unused]] const ssize_t n =
-        ::send(attachment_.doorbell.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
-  }
   return {};
+}
+
+void Session::ring_engine() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (b().engine_sleep.sleeping.load(std::memory_order_relaxed) == 0) return;
+  const char byte = 0;
+  [[maybe_unused]] const ssize_t n =
+      ::send(attachment_.doorbell.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+Status Session::submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,
+                       epd_handle_t* handle) {
+  Status status = check_request(group, request);
+  if (!status.ok()) return status;
+  {
+    Lock lock(mutex_);
+    status = ready_to_submit(lock, group, request);
+    if (!status.ok()) return status;
+    RouteUse use;
+    status = choose_route(lock, group, request, use);
+    if (!status.ok()) return status;
+    const epd_handle_t made = use.writes ? make_handle(group.next_index, use.route) : request.handle;
+    status = push(lock, group, request, use);
+    if (!status.ok()) return status;
+    ticket = last_ticket_;
+    if (use.writes) {
+      if (request.keep) group.free_routes.pop_back();
+      group.routes[use.route] = {Route::State::kKnown, made, ticket, request.num_tokens};
+    }
+    if (handle != nullptr) *handle = made;
+  }
+  ring_engine();
+  return {};
+}
+
+Status Session::release_handle(Group& group, epd_handle_t handle) {
+  const Lock lock(mutex_);
+  drain_locked();
+  return group.release_handle(handle);
 }
 
 }  // namespace epd::client

@@ -50,18 +50,22 @@ class TicketWaiter final : public Waiter {
   const epd_ticket_t ticket_;
 };
 
-class CountsWaiter final : public Waiter {
+// For something that the board says of an operation before it ends.
+class BoardWaiter final : public Waiter {
  public:
-  CountsWaiter(TicketWaiter& ticket, const BoardView& board, std::uint32_t slot, epd_ticket_t number)
-      : ticket_(ticket), board_(board), slot_(slot), number_(number) {}
+  using Look = bool (BoardView::*)(std::uint32_t slot, std::uint64_t ticket) const;
+  BoardWaiter(TicketWaiter& ticket, const BoardView& board, std::uint32_t slot, epd_ticket_t number,
+              Look look)
+      : ticket_(ticket), board_(board), slot_(slot), number_(number), look_(look) {}
   bool ready() override { return ticket_.ready() || glance(); }
-  bool glance() const override { return board_.has_counts(slot_, number_); }
+  bool glance() const override { return (board_.*look_)(slot_, number_); }
 
  private:
   TicketWaiter& ticket_;
   const BoardView& board_;
   const std::uint32_t slot_;
   const epd_ticket_t number_;
+  const Look look_;
 };
 
 class ResumeWaiter final : public Waiter {
@@ -120,7 +124,7 @@ Status Session::counts(Group& group, epd_ticket_t ticket, std::int32_t timeout_m
                             "; allowed: tickets of a dispatch");
   }
   const std::uint32_t slot = op->slot;
-  CountsWaiter waiter(by_ticket, group.board, slot, ticket);
+  BoardWaiter waiter(by_ticket, group.board, slot, ticket, &BoardView::has_counts);
   const bool ready = wait(lock, waiter, Deadline::in_ms(timeout_ms));
   op = by_ticket.operation();
   if (op == nullptr) return unknown_ticket(ticket);
@@ -133,7 +137,27 @@ Status Session::counts(Group& group, epd_ticket_t ticket, std::int32_t timeout_m
   counts.num_recv_rows = group.board.num_recv_rows(slot);
   counts.rank_offsets = group.board.rank_offsets(slot);
   counts.expert_counts = group.board.expert_counts(slot);
+  counts.expert_offsets = group.board.expert_offsets(slot);
   return {};
+}
+
+Status Session::wait_sent(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms) {
+  Status status = check_timeout(timeout_ms);
+  if (!status.ok()) return status;
+  TicketWaiter by_ticket(*this, group, ticket);
+  Lock lock(mutex_);
+  const Operation* op = by_ticket.operation();
+  if (op == nullptr) return unknown_ticket(ticket);
+  if (!op->deferred) {
+    return invalid_argument("ticket " + std::to_string(ticket) +
+                            " is of an operation without defer_receive; allowed: those submitted with it");
+  }
+  BoardWaiter waiter(by_ticket, group.board, op->slot, ticket, &BoardView::has_sent);
+  const bool ready = wait(lock, waiter, Deadline::in_ms(timeout_ms));
+  op = by_ticket.operation();
+  if (op == nullptr) return unknown_ticket(ticket);
+  if (op->done) return outcome(*op);
+  return ready ? Status() : not_yet(ticket, timeout_ms, "still reads its inputs");
 }
 
 Status Session::resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t& info) {
@@ -153,10 +177,7 @@ Status Session::resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t&
   if (board.epoch > group.epoch) {
     group.epoch = board.epoch;
     group.next_index = board.resume_index;
-    // A dispatch that is to be redone established nothing.
-    for (GroupSlot& slot : group.slots) {
-      if (slot.handle != kNoDispatch && slot.handle > board.resume_index) slot.handle = 0;
-    }
+    group.forget_routes_from(board.resume_index);
   }
   info.epoch = group.epoch;
   info.resume_op = group.next_index;

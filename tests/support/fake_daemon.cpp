@@ -324,6 +324,13 @@ void FakeDaemon::publish_counts(const abi::Submission& submission) {
   publish_counts_locked(submission);
 }
 
+void FakeDaemon::publish_sent(const abi::Submission& submission) {
+  const std::lock_guard lock(mutex_);
+  abi::Board& board = member_of(submission.member).board();
+  board.slots[submission.slot].sent_ticket.store(submission.ticket, std::memory_order_release);
+  ring_locked();
+}
+
 // Pretends that all rows came from the last rank, for the first expert.
 void FakeDaemon::publish_counts_locked(const abi::Submission& submission) {
   if (submission.op != abi::Op::kDispatch) return;
@@ -333,6 +340,10 @@ void FakeDaemon::publish_counts_locked(const abi::Submission& submission) {
   offsets[owner.shape.num_ranks] = static_cast<std::int32_t>(submission.num_tokens);
   *owner.board_mapping.as<std::int32_t>(layout.expert_counts(owner.shape, submission.slot)) =
       static_cast<std::int32_t>(submission.num_tokens);
+  // Experts begin one after the other; a compact group's client has no use for it.
+  auto* begins = owner.board_mapping.as<std::int32_t>(layout.expert_offsets(owner.shape, submission.slot));
+  for (std::uint32_t i = 1; i <= owner.shape.experts_per_rank(); ++i)
+    begins[i] = static_cast<std::int32_t>(submission.num_tokens);
   abi::BoardSlot& slot = owner.board().slots[submission.slot];
   slot.num_recv_rows = submission.num_tokens;
   slot.counts_ticket.store(submission.ticket, std::memory_order_release);

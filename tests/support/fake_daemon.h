@@ -65,6 +65,7 @@ class FakeDaemon {
                 std::int32_t culprit_rank = -1, const std::string& message = "");
   void post(const abi::Completion& completion);
   void publish_counts(const abi::Submission& submission);
+  void publish_sent(const abi::Submission& submission);
   void set_submission_head(std::uint64_t head);
   void end_session(StatusCode status, const std::string& text);
   bool client_sleeps() const;

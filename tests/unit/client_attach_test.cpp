@@ -208,7 +208,7 @@ TEST_F(ClientJoin, ChecksEveryFieldByName) {
   expect("num_ranks is 0", [](auto& c) { c.num_ranks = 0; });
   expect("num_ranks is 1025", [](auto& c) { c.num_ranks = 1025; });
   expect("num_experts is 5; allowed: multiples of num_ranks, which is 2", [](auto& c) { c.num_experts = 5; });
-  expect("num_experts is 4098", [](auto& c) { c.num_experts = 4098; });
+  expect("num_experts is 4098; allowed: 1 .. 4096", [](auto& c) { c.num_experts = 4098; });
   expect("max_tokens is 0", [](auto& c) { c.max_tokens = 0; });
   expect("hidden is 200; allowed: multiples of 128", [](auto& c) { c.hidden = 200; });
   expect("hidden is 16512", [](auto& c) { c.hidden = 16512; });
@@ -221,7 +221,73 @@ TEST_F(ClientJoin, ChecksEveryFieldByName) {
   expect("payload is 7", [&](auto& c) { std::memcpy(&c.payload, &nonsense, sizeof(nonsense)); });
   expect("index_type is 7", [&](auto& c) { std::memcpy(&c.index_type, &nonsense, sizeof(nonsense)); });
   expect("policy is 7", [&](auto& c) { std::memcpy(&c.policy, &nonsense, sizeof(nonsense)); });
+  expect("layout is 7; allowed: 0 .. 2", [&](auto& c) { std::memcpy(&c.layout, &nonsense, 4); });
+  expect("scale_format is 7", [&](auto& c) { std::memcpy(&c.scale_format, &nonsense, 4); });
+  expect("expert_alignment is 257; allowed: 1 .. 256", [](auto& c) { c.expert_alignment = 257; });
+  expect("num_biases is 3", [](auto& c) { c.num_biases = 3; });
+  expect("num_handles is 4097", [](auto& c) { c.num_handles = 4097; });
+  expect("max_recv_rows is 17; allowed: 0 .. 16", [](auto& c) { c.max_recv_rows = 17; });
+  expect("priority is 8; allowed: -8 .. 7", [](auto& c) { c.priority = 8; });
+  expect("priority is -9", [](auto& c) { c.priority = -9; });
   EXPECT_EQ(epd_group_join(session_, nullptr, &group_), EPD_INVALID_ARGUMENT);
+}
+
+TEST_F(ClientJoin, ZerosAreDefaultsAndTheRestGoesToTheDaemonAsGiven) {
+  ASSERT_EQ(join(small_config()), EPD_OK) << epd_last_error();
+  EXPECT_EQ(daemon_.member(0).shape.expert_alignment, 1u);
+  epd_group_config_t config = small_config();
+  config.payload = EPD_PAYLOAD_OPAQUE;
+  config.opaque_bytes = 48;
+  config.layout = EPD_LAYOUT_PACKED;
+  config.expert_alignment = 16;
+  config.num_biases = 2;
+  config.num_handles = 5;
+  config.max_recv_rows = 20;
+  ASSERT_EQ(join(config), EPD_OK) << epd_last_error();
+  const abi::GroupShape wanted{2,
+                               4,
+                               8,
+                               128,
+                               2,
+                               4,
+                               abi::Payload::kOpaque,
+                               abi::IndexType::kInt32,
+                               abi::LossPolicy::kFailFast,
+                               abi::Layout::kPacked,
+                               abi::ScaleFormat::kFloat32,
+                               16,
+                               48,
+                               2,
+                               5,
+                               20};
+  EXPECT_EQ(daemon_.member(1).shape, wanted);
+}
+
+TEST_F(ClientJoin, RegionsThatAGroupDoesNotHaveAreNull) {
+  ASSERT_EQ(join(small_config()), EPD_OK) << epd_last_error();
+  epd_buffers_t b = EPD_BUFFERS_INIT;
+  ASSERT_EQ(epd_group_buffers(group_, 0, &b), EPD_OK);
+  EXPECT_EQ(b.recv_scales, nullptr);
+  EXPECT_EQ(b.x_scales, nullptr);
+  EXPECT_EQ(b.expert_offsets, nullptr);
+  EXPECT_EQ(b.source_ranges, nullptr);
+  EXPECT_EQ(b.bias[0], nullptr);
+  EXPECT_NE(b.out_weights, nullptr);
+  epd_group_config_t config = small_config();
+  config.payload = EPD_PAYLOAD_FP8;
+  config.layout = EPD_LAYOUT_EXPERT;
+  config.num_biases = 1;
+  ASSERT_EQ(join(config), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_group_buffers(group_, 2, &b), EPD_OK);
+  const FakeMember& member = daemon_.member(1);
+  const abi::UserArenaLayout layout(member.shape);
+  *static_cast<int*>(b.x_scales) = 1;
+  *b.source_ranges = 2;
+  *static_cast<int*>(b.bias[0]) = 3;
+  EXPECT_EQ(*member.user.as<int>(layout.at(2, abi::Region::kXScales)), 1);
+  EXPECT_EQ(*member.user.as<int>(layout.at(2, abi::Region::kSourceRanges)), 2);
+  EXPECT_EQ(*member.user.as<int>(layout.at(2, abi::Region::kBias0)), 3);
+  EXPECT_EQ(b.bias[1], nullptr);
 }
 
 TEST_F(ClientJoin, PassesRefusalsOnAndGoesOn) {

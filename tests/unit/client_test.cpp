@@ -95,7 +95,7 @@ TEST_F(ClientOps, StaleHandlesAreNotFound) {
   wait_completed(dispatch(0, 1, &second));
   EXPECT_NE(first, 0u);
   EXPECT_EQ(combine(0, first, &ticket), EPD_NOT_FOUND);
-  EXPECT_ERROR_HAS("handle 1 is stale on slot 0; allowed: 2");
+  EXPECT_ERROR_HAS("handle 1 is stale; allowed on slot 0: 2, of its last dispatch");
   EXPECT_EQ(combine(0, second, &ticket), EPD_OK);
 }
 
@@ -345,7 +345,7 @@ TEST_F(ClientOps, BreakAndResume) {
   // Numbering goes on at the resume point, and what was complete keeps its handle.
   epd_handle_t handle = 0;
   ASSERT_EQ(epd_dispatch(group_, &args, &ticket, &handle), EPD_OK) << epd_last_error();
-  EXPECT_EQ(handle, 2u);
+  EXPECT_EQ(handle, std::uint64_t{2} << 40 | 2) << "operation 1 on slot 2";
   EXPECT_EQ(daemon_.next_submission()->epoch, 2u);
   ASSERT_EQ(combine(0, kept, &ticket), EPD_OK) << epd_last_error();
   EXPECT_EQ(daemon_.next_submission()->handle, 0u);

@@ -54,7 +54,9 @@ TEST_F(ClientWrapper, RoundTrip) {
   EXPECT_EQ(d.ticket.wait(20'000).num_recv_rows, 5u);
   EXPECT_FALSE(d.ticket.valid());
   EXPECT_THROW(d.ticket.wait(), epd::Error);
-  group.combine(0, d.handle, true).wait(20'000);
+  epd::CombineOptions weighted;
+  weighted.weighted = true;
+  group.combine(0, d.handle, weighted).wait(20'000);
   std::promise<epd_status_t> done;
   group.noop(1).on_complete([&done](const epd_result_t& r) { done.set_value(r.status); });
   EXPECT_EQ(done.get_future().get(), EPD_OK);
@@ -88,9 +90,11 @@ TEST_F(ClientWrapper, WaitsThatGiveUpKeepTheTicket) {
   EXPECT_EQ(ticket.try_wait(20'000, result), EPD_DEADLINE_EXCEEDED);
   EXPECT_FALSE(ticket.valid());
   epd::Dispatch d;
-  EXPECT_EQ(group.try_dispatch({sizeof(epd_dispatch_args_t), 0, 1, 1, 0}, d), EPD_OK);
+  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  args.num_tokens = 1;
+  EXPECT_EQ(group.try_dispatch(args, d), EPD_OK);
   epd::Dispatch blocked;
-  EXPECT_EQ(group.try_dispatch({sizeof(epd_dispatch_args_t), 0, 1, 1, 0}, blocked), EPD_WOULD_BLOCK);
+  EXPECT_EQ(group.try_dispatch(args, blocked), EPD_WOULD_BLOCK);
   EXPECT_FALSE(blocked.ticket.valid());
 }  // d is dropped in flight
 
@@ -102,6 +106,82 @@ TEST_F(ClientWrapper, Moves) {
   b = group.noop(1);  // the first is dropped
   EXPECT_EQ(b.wait(20'000).status, EPD_OK);
   EXPECT_EQ(group.resume(0).epoch, 1u);
+}
+
+// Sizes are computed in the wrapper; the arena's own say whether it is right.
+TEST_F(ClientWrapper, SpansCoverTheRegionsOfEveryMode) {
+  epd::Session session = attach();
+  std::size_t member = 0;
+  const auto bytes = [&](abi::Region region) {
+    return abi::region_bytes(daemon_.member(member).shape, region);
+  };
+  const auto expect = [](auto narrow, auto wide, std::uint64_t wanted) {
+    EXPECT_EQ(narrow.size() * sizeof(narrow[0]) + wide.size() * sizeof(wide[0]), wanted);
+    EXPECT_TRUE(narrow.empty() || wide.empty());
+  };
+  for (const epd_layout_t layout : {EPD_LAYOUT_COMPACT, EPD_LAYOUT_PACKED, EPD_LAYOUT_EXPERT}) {
+    for (int payload = EPD_PAYLOAD_BF16; payload <= EPD_PAYLOAD_OPAQUE; ++payload) {
+      epd::Config c = config();
+      c.layout = layout;
+      c.payload = static_cast<epd_payload_t>(payload);
+      c.opaque_bytes = payload == EPD_PAYLOAD_OPAQUE ? 80 : 0;
+      c.scale_format = payload == EPD_PAYLOAD_FP8 ? EPD_SCALES_UE8M0 : EPD_SCALES_FLOAT32;
+      c.hidden = 640;
+      c.expert_alignment = 16;
+      c.num_biases = payload % 3;
+      c.max_recv_rows = payload % 2 == 0 ? 0 : 5;
+      c.index_type = payload < 2 ? EPD_INDEX_INT32 : EPD_INDEX_INT64;
+      const epd::Group group = session.join(c);
+      const epd::Buffers b = group.buffers(1);
+      const epd::Span<std::uint8_t> none;
+      expect(b.x, b.x8, bytes(abi::Region::kX));
+      expect(b.x_scales, b.x_scales_ue8m0, bytes(abi::Region::kXScales));
+      expect(b.topk_idx, b.topk_idx64, bytes(abi::Region::kTopkIdx));
+      expect(b.topk_weights, none, bytes(abi::Region::kTopkWeights));
+      expect(b.recv_x, b.recv_x8, bytes(abi::Region::kRecvX));
+      expect(b.recv_scales, b.recv_scales_ue8m0, bytes(abi::Region::kRecvScales));
+      expect(b.recv_topk_idx, b.recv_topk_idx64, bytes(abi::Region::kRecvTopkIdx));
+      expect(b.recv_topk_weights, none, bytes(abi::Region::kRecvTopkWeights));
+      expect(b.recv_src, none, bytes(abi::Region::kRecvSrc));
+      expect(b.rank_offsets, none, bytes(abi::Region::kRankOffsets));
+      expect(b.expert_counts, none, bytes(abi::Region::kExpertCounts));
+      expect(b.expert_offsets, none, bytes(abi::Region::kExpertOffsets));
+      expect(b.source_ranges, none, bytes(abi::Region::kSourceRanges));
+      expect(b.y, none, bytes(abi::Region::kY));
+      expect(b.y_weights, none, bytes(abi::Region::kYWeights));
+      expect(b.bias[0], none, bytes(abi::Region::kBias0));
+      expect(b.bias[1], none, bytes(abi::Region::kBias1));
+      expect(b.out, none, bytes(abi::Region::kOut));
+      expect(b.out_weights, none, bytes(abi::Region::kOutWeights));
+      ++member;
+    }
+  }
+}
+
+TEST_F(ClientWrapper, KeptHandlesAreGivenBack) {
+  epd::Config c = config();
+  c.num_handles = 1;
+  epd::Group group = attach().join(c);
+  epd::DispatchOptions keep;
+  keep.keep_handle = true;
+  for (int i = 0; i < 3; ++i) {
+    epd::KeptHandle kept;
+    {
+      epd::Dispatch d = group.dispatch(0, 2, keep);
+      kept = std::move(d.kept);
+      EXPECT_EQ(kept.get(), d.handle);
+      EXPECT_THROW(group.dispatch(1, 2, keep), epd::Error) << "there is only one";
+    }
+    epd::DispatchOptions again;
+    again.handle = kept.get();
+    again.defer_receive = true;
+    epd::Dispatch cached = group.dispatch(1, 0, again);
+    EXPECT_FALSE(cached.kept.valid());
+    cached.ticket.wait_sent(20'000);
+    epd::Ticket::ReceiveHook hook = cached.ticket.receive_hook();
+    EXPECT_FALSE(cached.ticket.valid());
+    EXPECT_EQ(hook(20'000).status, EPD_OK);
+  }  // given back, though the first dispatch was never waited for
 }
 
 }  // namespace

@@ -193,6 +193,38 @@ TEST_F(Membership, EveryFieldIsCheckedByNameAndValue) {
       {"payload", [](abi::Join& j) { j.shape.payload = static_cast<abi::Payload>(9); }, "9"},
       {"index_type", [](abi::Join& j) { j.shape.index_type = static_cast<abi::IndexType>(8); }, "8"},
       {"policy", [](abi::Join& j) { j.shape.policy = static_cast<LossPolicy>(7); }, "7"},
+      {"layout", [](abi::Join& j) { j.shape.layout = static_cast<abi::Layout>(3); }, "3"},
+      {"scale_format", [](abi::Join& j) { j.shape.scale_format = static_cast<abi::ScaleFormat>(3); }, "3"},
+      {"scale_format", [](abi::Join& j) { j.shape.scale_format = abi::ScaleFormat::kUe8m0; }, "fp8"},
+      {"scale_format",
+       [](abi::Join& j) {
+         j.shape.payload = abi::Payload::kFp8;
+         j.shape.scale_format = abi::ScaleFormat::kFloat32Pow2;
+       },
+       "as given"},
+      {"expert_alignment", [](abi::Join& j) { j.shape.expert_alignment = 0; }, "0"},
+      {"expert_alignment", [](abi::Join& j) { j.shape.expert_alignment = 257; }, "257"},
+      {"opaque_bytes", [](abi::Join& j) { j.shape.opaque_bytes = 16; }, "unless payload is 3"},
+      {"opaque_bytes", [](abi::Join& j) { j.shape.payload = abi::Payload::kOpaque; }, "16 .. 65536"},
+      {"opaque_bytes",
+       [](abi::Join& j) {
+         j.shape.payload = abi::Payload::kOpaque;
+         j.shape.opaque_bytes = 24;
+       },
+       "multiples of 16"},
+      {"opaque_bytes",
+       [](abi::Join& j) {
+         j.shape.payload = abi::Payload::kOpaque;
+         j.shape.opaque_bytes = 65552;
+       },
+       "65536"},
+      {"num_biases", [](abi::Join& j) { j.shape.num_biases = 3; }, "3"},
+      {"num_handles", [](abi::Join& j) { j.shape.num_handles = 4097; }, "4097"},
+      {"max_recv_rows", [](abi::Join& j) { j.shape.max_recv_rows = 0x80000000u; }, "2147483647"},
+      {"max_recv_rows", [](abi::Join& j) { j.shape.max_recv_rows = 2 * j.shape.max_tokens + 1; }, "worst"},
+      {"priority", [](abi::Join& j) { j.priority = 8; }, "-8 .. 7"},
+      {"priority", [](abi::Join& j) { j.priority = -9; }, "-9"},
+      {"reserved", [](abi::Join& j) { j.reserved = 1; }, "1"},
       {"rank", [](abi::Join& j) { j.rank = 2; }, "2"},
       {"rank", [](abi::Join& j) { j.rank = -2; }, "-2"},
   };
@@ -226,6 +258,54 @@ TEST_F(Membership, AMismatchNamesFieldAndBothValuesAndHarmsNobody) {
   EXPECT_NE(refusal_.message().find("128"), std::string::npos) << refusal_.message();
   registry_.join(request(1, 2));
   EXPECT_EQ(take().size(), 2u) << "the group starts";
+}
+
+// One of each kind that is on the edge, so that no rule above refuses too much.
+TEST_F(Membership, ShapesAtTheLimitsAreTaken) {
+  const std::vector<void (*)(abi::Join&)> changes = {
+      [](abi::Join& j) { j.shape.max_recv_rows = 2 * j.shape.max_tokens; },
+      [](abi::Join& j) {
+        j.shape.payload = abi::Payload::kOpaque;
+        j.shape.opaque_bytes = abi::kMaxOpaqueBytes;
+      },
+      [](abi::Join& j) {
+        j.shape.payload = abi::Payload::kFp8;
+        j.shape.scale_format = abi::ScaleFormat::kUe8m0;
+      },
+      [](abi::Join& j) {
+        j.shape.payload = abi::Payload::kFp8Cast;
+        j.shape.scale_format = abi::ScaleFormat::kFloat32Pow2;
+      },
+      [](abi::Join& j) {
+        j.shape.layout = abi::Layout::kPacked;
+        j.shape.expert_alignment = abi::kMaxAlignment;
+        j.shape.max_recv_rows = abi::GroupShape(j.shape).recv_rows();
+      },
+      [](abi::Join& j) {
+        j.shape.num_biases = abi::kMaxBiases;
+        j.shape.num_handles = abi::kMaxHandles;
+        j.priority = abi::kMinPriority;
+      }};
+  for (const auto& change : changes) {
+    JoinRequest r = request(0, 2, "edge");
+    change(r.join);
+    registry_.join(r);
+    EXPECT_TRUE(take().empty()) << refusal_.message();
+    registry_.session_gone(r.session_id);
+    take();
+  }
+}
+
+// A new field that the table forgets would not be compared.
+TEST_F(Membership, EveryFieldOfAShapeIsCompared) {
+  for (std::size_t i = 0; i < sizeof(abi::GroupShape) / 4; ++i) {
+    abi::GroupShape changed = shape_of(2);
+    auto* words = reinterpret_cast<std::uint32_t*>(&changed);
+    ++words[i];
+    const abi::ShapeField* field = abi::first_difference(shape_of(2), changed);
+    ASSERT_NE(field, nullptr) << "word " << i;
+    EXPECT_EQ(field, &abi::kShapeFields[i]);
+  }
 }
 
 TEST_F(Membership, GroupAndMemoryLimitsRefuseTheJoinerOnly) {

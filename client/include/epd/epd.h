@@ -62,7 +62,7 @@ typedef enum epd_status {
 typedef struct epd_session epd_session_t; /* one attachment to one device */
 typedef struct epd_group epd_group_t;     /* one rank's membership in a group */
 typedef uint64_t epd_ticket_t;            /* one operation in flight; 0 is never a ticket */
-typedef uint64_t epd_handle_t;            /* the routing that one dispatch established */
+typedef uint64_t epd_handle_t;            /* the routing that one dispatch established; never 0 */
 
 /* "0.1.0" */
 EPD_API const char* epd_version(void);
@@ -237,9 +237,11 @@ typedef struct epd_resume_info {
 EPD_API epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, epd_resume_info_t* info);
 
 /* ---- operations ----------------------------------------------------------------------------
- * All ranks submit the same operations of a group in the same order, on the same slots; num_tokens
- * may differ and may be 0. A submission returns at once. WOULD_BLOCK: the slot has an operation in
- * flight, or the session's ring is full; nothing was submitted. */
+ * All ranks submit the same operations of a group in the same order, on the same slots, with the same
+ * arguments; only num_tokens (which may be 0), keep_handle, timeout_ms and sms may differ. A submission
+ * returns at once. WOULD_BLOCK: the slot has an operation in flight; or one on another slot makes the routing
+ * that is to be used, or uses the one that would be replaced; or the session's ring is full. Nothing was
+ * submitted then. */
 
 typedef struct epd_dispatch_args {
   size_t size;
@@ -251,7 +253,8 @@ typedef struct epd_dispatch_args {
                           not read, nothing is counted); the rows lie as they did then */
   uint32_t keep_handle; /* 1: *handle stays valid until epd_handle_release, one of the group's num_handles */
   uint32_t defer_receive; /* 1: epd_ticket_wait_sent tells when the inputs have been read */
-  uint32_t zero_padding;  /* 1: packed: rows that align experts are zeroed; their metadata is always marked */
+  uint32_t zero_padding;  /* 1: packed: rows that align experts are zeroed (they are always marked, see
+                             mark_unused); other layouts have none */
   uint32_t mark_unused; /* 1: all rows that no token fills, up to the room there is, are marked: recv_topk_idx
                            -1, weight 0, recv_src -1; so that nobody needs to know M */
   uint32_t sms;         /* of the device, for this operation; 0: the group's */
@@ -260,14 +263,17 @@ typedef struct epd_dispatch_args {
 #define EPD_DISPATCH_ARGS_INIT \
   { sizeof(epd_dispatch_args_t), 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0 }
 
-/* Reads x, topk_idx, topk_weights of the slot; delivers the recv_* regions. *handle (may be NULL) names the
- * routing for combine, and for dispatches that use it again; unless kept, it is valid until the next dispatch
- * with a new routing on the slot. Under a handle every rank must use the same one; *handle then is the same.
- * RESOURCE_EXHAUSTED: no handle left to keep. */
+/* Reads x, x_scales, topk_idx, topk_weights of the slot; delivers the recv_* regions. *handle (may be NULL
+ * unless keep_handle) names the routing for combine, and for dispatches that use it again, on any slot. It is
+ * valid as soon as this returns, and, unless kept, until the next dispatch on the slot that makes a new
+ * routing and does not keep it. Under a handle every rank must use the same dispatch's; *handle then is the
+ * same. A dispatch that fails, or that epd_group_resume says is to be done again, leaves no handle: doing it
+ * again gives a new one. NOT_FOUND: the handle is stale. RESOURCE_EXHAUSTED: no handle left to keep. */
 EPD_API epd_status_t epd_dispatch(epd_group_t* group, const epd_dispatch_args_t* args, epd_ticket_t* ticket,
                                   epd_handle_t* handle);
 
-/* Gives a kept handle back. WOULD_BLOCK: an operation in flight uses it. NOT_FOUND: not a kept handle. */
+/* Gives a kept handle back. WOULD_BLOCK: an operation in flight uses it. NOT_FOUND: not a kept handle, or one
+ * that is no more because its dispatch failed or is to be done again. */
 EPD_API epd_status_t epd_handle_release(epd_group_t* group, epd_handle_t handle);
 
 typedef struct epd_combine_args {

@@ -18,6 +18,8 @@
 
 #include "epd/epd.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -25,6 +27,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 
 namespace epd {
@@ -84,33 +87,72 @@ struct Config {
   epd_loss_policy_t policy = EPD_FAIL_FAST;
   std::uint32_t sms = 0;
   std::int32_t timeout_ms = 0;
+  epd_layout_t layout = EPD_LAYOUT_COMPACT;
+  epd_scale_format_t scale_format = EPD_SCALES_FLOAT32;
+  std::uint32_t expert_alignment = 1;
+  std::uint32_t opaque_bytes = 0;
+  std::uint32_t num_biases = 0;
+  std::uint32_t num_handles = 0;
+  std::uint32_t max_recv_rows = 0;
+  std::int32_t priority = 0;
 };
 
-// The regions of a slot in whole arrays; how much of each an operation uses is told in epd.h. bf16 is given
-// as std::uint16_t. Exactly one of each pair topk_idx/topk_idx64 and recv_topk_idx/recv_topk_idx64 is not
-// empty, likewise of recv_x/recv_x8.
+// The regions of a slot in whole arrays; how much of each an operation uses is told in epd.h. A region that
+// the group does not have is empty. bf16 is given as std::uint16_t, e4m3 and opaque rows as bytes: of each
+// pair topk_idx/topk_idx64, recv_topk_idx/recv_topk_idx64, x/x8 and recv_x/recv_x8 exactly one is not empty.
+// Scales are float32 in recv_scales and x_scales, or four UE8M0 exponents to a word in ..._ue8m0.
 struct Buffers {
   Span<std::uint16_t> x;
+  Span<std::uint8_t> x8;
+  Span<float> x_scales;
+  Span<std::int32_t> x_scales_ue8m0;
   Span<std::int32_t> topk_idx;
   Span<std::int64_t> topk_idx64;
   Span<float> topk_weights;
   Span<std::uint16_t> recv_x;
   Span<std::uint8_t> recv_x8;
   Span<float> recv_scales;
+  Span<std::int32_t> recv_scales_ue8m0;
   Span<std::int32_t> recv_topk_idx;
   Span<std::int64_t> recv_topk_idx64;
   Span<float> recv_topk_weights;
   Span<std::int32_t> recv_src;
   Span<std::int32_t> rank_offsets;
   Span<std::int32_t> expert_counts;
+  Span<std::int32_t> expert_offsets;
+  Span<std::int32_t> source_ranges;
   Span<std::uint16_t> y;
+  Span<float> y_weights;
+  Span<std::uint16_t> bias[2];
   Span<std::uint16_t> out;
+  Span<float> out_weights;
 };
 
 struct Counts {
   std::uint32_t num_recv_rows = 0;
   Span<const std::int32_t> rank_offsets;
   Span<const std::int32_t> expert_counts;
+  Span<const std::int32_t> expert_offsets;  // empty if compact
+};
+
+// The optional fields of epd_dispatch_args_t and epd_combine_args_t.
+struct DispatchOptions {
+  bool weights = true;
+  epd_handle_t handle = 0;  // not 0: the routing of that dispatch again
+  bool keep_handle = false;
+  bool defer_receive = false;
+  bool zero_padding = false;
+  bool mark_unused = false;
+  std::uint32_t sms = 0;
+  std::uint32_t timeout_ms = 0;
+};
+struct CombineOptions {
+  bool weighted = false;
+  std::uint32_t num_biases = 0;
+  bool return_weights = false;
+  bool defer_receive = false;
+  std::uint32_t sms = 0;
+  std::uint32_t timeout_ms = 0;
 };
 
 namespace detail {
@@ -139,6 +181,84 @@ using Hook = std::function<void(const epd_result_t&)>;
 extern "C" inline void epd_hpp_call_hook(const epd_result_t* result, void* user) {
   const std::unique_ptr<Hook> hook(static_cast<Hook*>(user));
   (*hook)(*result);
+}
+
+// How many elements the regions have.
+struct RegionSizes {
+  explicit RegionSizes(const Config& c)
+      : tokens(c.max_tokens),
+        experts(c.num_experts / c.num_ranks),
+        per_expert(c.layout != EPD_LAYOUT_COMPACT),
+        choices(per_expert ? 1 : c.topk) {
+    const std::size_t worst = std::size_t{c.num_ranks} * tokens;
+    const std::size_t room = c.max_recv_rows;
+    if (c.layout == EPD_LAYOUT_EXPERT) {
+      rows = experts * (room != 0 ? room : worst);
+    } else if (room != 0 || !per_expert) {
+      rows = room != 0 ? room : worst;
+    } else {
+      const std::size_t alignment = c.expert_alignment != 0 ? c.expert_alignment : 1;
+      rows = worst * std::min<std::size_t>(c.topk, experts) + experts * (alignment - 1);
+    }
+    const bool fp8 = c.payload == EPD_PAYLOAD_FP8 || c.payload == EPD_PAYLOAD_FP8_CAST;
+    const std::size_t blocks = c.hidden / 128;
+    if (fp8) scales = c.scale_format == EPD_SCALES_UE8M0 ? (blocks + 3) / 4 : blocks;
+  }
+
+  std::size_t tokens;
+  std::size_t experts;  // of this rank
+  bool per_expert;
+  std::size_t choices;  // of a received row
+  std::size_t rows = 0;
+  std::size_t scales = 0;  // words of a row
+};
+
+template <typename T>
+Span<T> span(void* data, std::size_t size) {
+  return data != nullptr ? Span<T>(static_cast<T*>(data), size) : Span<T>();
+}
+
+inline Buffers make_buffers(const Config& c, const epd_buffers_t& raw) {
+  const RegionSizes n(c);
+  const bool opaque = c.payload == EPD_PAYLOAD_OPAQUE;
+  Buffers b;
+  if (c.payload == EPD_PAYLOAD_BF16 || c.payload == EPD_PAYLOAD_FP8_CAST) {
+    b.x = span<std::uint16_t>(raw.x, n.tokens * c.hidden);
+  } else {
+    b.x8 = span<std::uint8_t>(raw.x, n.tokens * (opaque ? c.opaque_bytes : c.hidden));
+  }
+  if (c.payload == EPD_PAYLOAD_BF16) {
+    b.recv_x = span<std::uint16_t>(raw.recv_x, n.rows * c.hidden);
+  } else {
+    b.recv_x8 = span<std::uint8_t>(raw.recv_x, n.rows * (opaque ? c.opaque_bytes : c.hidden));
+  }
+  if (c.scale_format == EPD_SCALES_UE8M0) {
+    b.x_scales_ue8m0 = span<std::int32_t>(raw.x_scales, n.tokens * n.scales);
+    b.recv_scales_ue8m0 = span<std::int32_t>(raw.recv_scales, n.rows * n.scales);
+  } else {
+    b.x_scales = span<float>(raw.x_scales, n.tokens * n.scales);
+    b.recv_scales = span<float>(raw.recv_scales, n.rows * n.scales);
+  }
+  if (c.index_type == EPD_INDEX_INT64) {
+    b.topk_idx64 = span<std::int64_t>(raw.topk_idx, n.tokens * c.topk);
+    b.recv_topk_idx64 = span<std::int64_t>(raw.recv_topk_idx, n.rows * n.choices);
+  } else {
+    b.topk_idx = span<std::int32_t>(raw.topk_idx, n.tokens * c.topk);
+    b.recv_topk_idx = span<std::int32_t>(raw.recv_topk_idx, n.rows * n.choices);
+  }
+  b.topk_weights = span<float>(raw.topk_weights, n.tokens * c.topk);
+  b.recv_topk_weights = span<float>(raw.recv_topk_weights, n.rows * n.choices);
+  b.recv_src = span<std::int32_t>(raw.recv_src, n.rows * 2);
+  b.rank_offsets = span<std::int32_t>(raw.rank_offsets, std::size_t{c.num_ranks} + 1);
+  b.expert_counts = span<std::int32_t>(raw.expert_counts, n.experts);
+  b.expert_offsets = span<std::int32_t>(raw.expert_offsets, n.experts + 1);
+  b.source_ranges = span<std::int32_t>(raw.source_ranges, n.experts * c.num_ranks * 2);
+  b.y = span<std::uint16_t>(raw.y, n.rows * c.hidden);
+  b.y_weights = span<float>(raw.y_weights, n.rows * n.choices);
+  for (int i = 0; i < 2; ++i) b.bias[i] = span<std::uint16_t>(raw.bias[i], n.tokens * c.hidden);
+  b.out = span<std::uint16_t>(raw.out, n.tokens * c.hidden);
+  b.out_weights = span<float>(raw.out_weights, n.tokens * c.topk);
+  return b;
 }
 
 }  // namespace detail
@@ -194,10 +314,22 @@ class Ticket {
     epd_counts_t counts = EPD_COUNTS_INIT;
     detail::check(epd_ticket_counts(handle(), ticket_, timeout_ms, &counts));
     const Config& c = group_->config;
-    return {counts.num_recv_rows,
-            {counts.rank_offsets, std::size_t{c.num_ranks} + 1},
-            {counts.expert_counts, c.num_experts / c.num_ranks}};
+    const std::size_t experts = c.num_experts / c.num_ranks;
+    Counts result{counts.num_recv_rows,
+                  {counts.rank_offsets, std::size_t{c.num_ranks} + 1},
+                  {counts.expert_counts, experts},
+                  {}};
+    if (counts.expert_offsets != nullptr) result.expert_offsets = {counts.expert_offsets, experts + 1};
+    return result;
   }
+
+  // Of an operation with defer_receive: returns when its inputs may be written again. The ticket stays.
+  void wait_sent(std::int32_t timeout_ms = EPD_FOREVER) const {
+    detail::check(epd_ticket_wait_sent(handle(), ticket_, timeout_ms));
+  }
+  // The arrival, to be called once: hook() is wait(). The ticket is empty afterwards.
+  class ReceiveHook;
+  ReceiveHook receive_hook();
 
   // hook(result) runs once, on a thread of the library. It must not throw and must not destroy the last
   // owner of the group. The ticket is empty afterwards.
@@ -235,9 +367,61 @@ class Ticket {
   epd_ticket_t ticket_ = 0;
 };
 
+class Ticket::ReceiveHook {
+ public:
+  explicit ReceiveHook(Ticket ticket) : ticket_(std::move(ticket)) {}
+  epd_result_t operator()(std::int32_t timeout_ms = EPD_FOREVER) { return ticket_.wait(timeout_ms); }
+
+ private:
+  Ticket ticket_;
+};
+
+inline Ticket::ReceiveHook Ticket::receive_hook() {
+  return ReceiveHook(std::move(*this));
+}
+
+// A routing that stays until this is destroyed or reset; that waits for operations in flight that use it.
+class KeptHandle {
+ public:
+  KeptHandle() = default;
+  KeptHandle(KeptHandle&& other) noexcept
+      : group_(std::move(other.group_)), handle_(std::exchange(other.handle_, 0)) {}
+  KeptHandle& operator=(KeptHandle&& other) noexcept {
+    if (this != &other) {
+      reset();
+      group_ = std::move(other.group_);
+      handle_ = std::exchange(other.handle_, 0);
+    }
+    return *this;
+  }
+  KeptHandle(const KeptHandle&) = delete;
+  KeptHandle& operator=(const KeptHandle&) = delete;
+  ~KeptHandle() { reset(); }
+
+  bool valid() const noexcept { return handle_ != 0; }
+  epd_handle_t get() const noexcept { return handle_; }
+  // Every operation ends, so this does. A handle that a break has taken back is no error.
+  void reset() noexcept {
+    if (handle_ == 0) return;
+    while (epd_handle_release(group_->handle, handle_) == EPD_WOULD_BLOCK)
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    handle_ = 0;
+    group_.reset();
+  }
+
+ private:
+  friend class Group;
+  KeptHandle(std::shared_ptr<detail::GroupOwner> group, epd_handle_t handle)
+      : group_(std::move(group)), handle_(handle) {}
+
+  std::shared_ptr<detail::GroupOwner> group_;
+  epd_handle_t handle_ = 0;
+};
+
 struct Dispatch {
   Ticket ticket;
   epd_handle_t handle = 0;
+  KeptHandle kept;  // owns handle if it was to be kept; move it to where the routing is used
 };
 
 class Group {
@@ -251,54 +435,49 @@ class Group {
   Buffers buffers(std::uint32_t slot) const {
     epd_buffers_t raw = EPD_BUFFERS_INIT;
     detail::check(epd_group_buffers(get(), slot, &raw));
-    const Config& c = config();
-    const std::size_t tokens = c.max_tokens;
-    const std::size_t rows = tokens * c.num_ranks;
-    Buffers b;
-    b.x = {static_cast<std::uint16_t*>(raw.x), tokens * c.hidden};
-    b.topk_weights = {raw.topk_weights, tokens * c.topk};
-    if (c.index_type == EPD_INDEX_INT64) {
-      b.topk_idx64 = {static_cast<std::int64_t*>(raw.topk_idx), tokens * c.topk};
-      b.recv_topk_idx64 = {static_cast<std::int64_t*>(raw.recv_topk_idx), rows * c.topk};
-    } else {
-      b.topk_idx = {static_cast<std::int32_t*>(raw.topk_idx), tokens * c.topk};
-      b.recv_topk_idx = {static_cast<std::int32_t*>(raw.recv_topk_idx), rows * c.topk};
-    }
-    if (c.payload == EPD_PAYLOAD_FP8_CAST) {
-      b.recv_x8 = {static_cast<std::uint8_t*>(raw.recv_x), rows * c.hidden};
-      b.recv_scales = {raw.recv_scales, rows * (c.hidden / 128)};
-    } else {
-      b.recv_x = {static_cast<std::uint16_t*>(raw.recv_x), rows * c.hidden};
-    }
-    b.recv_topk_weights = {raw.recv_topk_weights, rows * c.topk};
-    b.recv_src = {raw.recv_src, rows * 2};
-    b.rank_offsets = {raw.rank_offsets, std::size_t{c.num_ranks} + 1};
-    b.expert_counts = {raw.expert_counts, c.num_experts / c.num_ranks};
-    b.y = {static_cast<std::uint16_t*>(raw.y), rows * c.hidden};
-    b.out = {static_cast<std::uint16_t*>(raw.out), tokens * c.hidden};
-    return b;
+    return detail::make_buffers(config(), raw);
   }
 
   // Throws WOULD_BLOCK like any other status; try_dispatch returns it.
-  Dispatch dispatch(std::uint32_t slot, std::uint32_t num_tokens, bool weights = true,
-                    std::uint32_t timeout_ms = 0) {
+  Dispatch dispatch(std::uint32_t slot, std::uint32_t num_tokens, const DispatchOptions& options = {}) {
+    epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+    args.slot = slot;
+    args.num_tokens = num_tokens;
+    args.weights = options.weights ? 1 : 0;
+    args.timeout_ms = options.timeout_ms;
+    args.handle = options.handle;
+    args.keep_handle = options.keep_handle ? 1 : 0;
+    args.defer_receive = options.defer_receive ? 1 : 0;
+    args.zero_padding = options.zero_padding ? 1 : 0;
+    args.mark_unused = options.mark_unused ? 1 : 0;
+    args.sms = options.sms;
     Dispatch result;
-    detail::check(
-        try_dispatch({sizeof(epd_dispatch_args_t), slot, num_tokens, weights ? 1u : 0u, timeout_ms}, result));
+    detail::check(try_dispatch(args, result));
     return result;
   }
   epd_status_t try_dispatch(const epd_dispatch_args_t& args, Dispatch& result) {
     epd_ticket_t ticket = 0;
-    const epd_status_t status = epd_dispatch(get(), &args, &ticket, &result.handle);
-    if (status == EPD_OK) result.ticket = Ticket(owner_, ticket);
+    epd_handle_t handle = 0;
+    const epd_status_t status = epd_dispatch(get(), &args, &ticket, &handle);
+    if (status != EPD_OK) return status;
+    result.ticket = Ticket(owner_, ticket);
+    result.handle = handle;
+    result.kept = args.keep_handle != 0 ? KeptHandle(owner_, handle) : KeptHandle();
     return status;
   }
 
-  Ticket combine(std::uint32_t slot, epd_handle_t handle, bool weighted = false,
-                 std::uint32_t timeout_ms = 0) {
+  Ticket combine(std::uint32_t slot, epd_handle_t handle, const CombineOptions& options = {}) {
+    epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
+    args.slot = slot;
+    args.weighted = options.weighted ? 1 : 0;
+    args.handle = handle;
+    args.timeout_ms = options.timeout_ms;
+    args.num_biases = options.num_biases;
+    args.return_weights = options.return_weights ? 1 : 0;
+    args.defer_receive = options.defer_receive ? 1 : 0;
+    args.sms = options.sms;
     Ticket result;
-    detail::check(
-        try_combine({sizeof(epd_combine_args_t), slot, weighted ? 1u : 0u, handle, timeout_ms, 0}, result));
+    detail::check(try_combine(args, result));
     return result;
   }
   epd_status_t try_combine(const epd_combine_args_t& args, Ticket& result) {
@@ -369,6 +548,14 @@ class Session {
     raw.policy = config.policy;
     raw.sms = config.sms;
     raw.timeout_ms = config.timeout_ms;
+    raw.layout = config.layout;
+    raw.scale_format = config.scale_format;
+    raw.expert_alignment = config.expert_alignment;
+    raw.opaque_bytes = config.opaque_bytes;
+    raw.num_biases = config.num_biases;
+    raw.num_handles = config.num_handles;
+    raw.max_recv_rows = config.max_recv_rows;
+    raw.priority = config.priority;
     detail::check(epd_group_join(get(), &raw, &group->handle));
     return Group(std::move(group));
   }

@@ -1,0 +1,99 @@
+// What a GroupShape may say, as one table: the daemon judges joins by it, the client library by the same
+// before it sends one. Messages name the field, the value and what is allowed.
+#pragma once
+
+#include "proto/shape.h"
+
+#include <array>
+#include <string>
+
+namespace epd::abi {
+
+struct ShapeField {
+  const char* name;  // as in epd.h
+  std::uint32_t (*value)(const GroupShape&);
+  std::uint32_t low;
+  std::uint32_t high;
+  std::uint32_t multiple;  // of which it must be one
+};
+
+// Every field; ranks that differ in one can't form a group.
+inline constexpr std::array<ShapeField, 16> kShapeFields = {{
+    {"num_ranks", [](const GroupShape& s) { return s.num_ranks; }, 1, kMaxRanks, 1},
+    {"num_experts", [](const GroupShape& s) { return s.num_experts; }, 1, kMaxExperts, 1},
+    {"max_tokens", [](const GroupShape& s) { return s.max_tokens; }, 1, kMaxTokens, 1},
+    {"hidden", [](const GroupShape& s) { return s.hidden; }, kHiddenMultiple, kMaxHidden, kHiddenMultiple},
+    {"topk", [](const GroupShape& s) { return s.topk; }, 1, kMaxTopk, 1},
+    {"depth", [](const GroupShape& s) { return s.depth; }, 1, kMaxDepth, 1},
+    {"payload", [](const GroupShape& s) { return static_cast<std::uint32_t>(s.payload); }, 0, 3, 1},
+    {"index_type", [](const GroupShape& s) { return static_cast<std::uint32_t>(s.index_type); }, 0, 1, 1},
+    {"policy", [](const GroupShape& s) { return static_cast<std::uint32_t>(s.policy); }, 0, 1, 1},
+    {"layout", [](const GroupShape& s) { return static_cast<std::uint32_t>(s.layout); }, 0, 2, 1},
+    {"scale_format", [](const GroupShape& s) { return static_cast<std::uint32_t>(s.scale_format); }, 0, 2, 1},
+    {"expert_alignment", [](const GroupShape& s) { return s.expert_alignment; }, 1, kMaxAlignment, 1},
+    {"opaque_bytes", [](const GroupShape& s) { return s.opaque_bytes; }, 0, kMaxOpaqueBytes, kOpaqueMultiple},
+    {"num_biases", [](const GroupShape& s) { return s.num_biases; }, 0, kMaxBiases, 1},
+    {"num_handles", [](const GroupShape& s) { return s.num_handles; }, 0, kMaxHandles, 1},
+    {"max_recv_rows", [](const GroupShape& s) { return s.max_recv_rows; }, 0, kMaxRecvRows, 1},
+}};
+static_assert(sizeof(GroupShape) == kShapeFields.size() * sizeof(std::uint32_t));
+// Within these limits recv_rows() never passes kMaxRecvRows: R * min(K, E/R) <= E.
+static_assert(std::uint64_t{kMaxExperts} * kMaxTokens + kMaxExperts * (kMaxAlignment - 1) <= kMaxRecvRows);
+
+namespace detail {
+
+inline std::string bad_field(const char* name, std::uint32_t value, const std::string& allowed) {
+  return std::string(name) + " is " + std::to_string(value) + "; allowed: " + allowed;
+}
+
+inline std::string check_field(const ShapeField& field, std::uint32_t value) {
+  if (value >= field.low && value <= field.high && value % field.multiple == 0) return "";
+  std::string allowed = std::to_string(field.low) + " .. " + std::to_string(field.high);
+  if (field.multiple != 1) allowed = "multiples of " + std::to_string(field.multiple) + ", " + allowed;
+  return bad_field(field.name, value, allowed);
+}
+
+// What depends on two fields or more; each by itself is within its limits.
+inline std::string check_together(const GroupShape& s) {
+  if (s.num_experts % s.num_ranks != 0)
+    return bad_field("num_experts", s.num_experts,
+                     "multiples of num_ranks, which is " + std::to_string(s.num_ranks));
+  const bool opaque = s.payload == Payload::kOpaque;
+  if (opaque != (s.opaque_bytes != 0))
+    return bad_field("opaque_bytes", s.opaque_bytes,
+                     opaque ? "16 .. " + std::to_string(kMaxOpaqueBytes) + " with payload 3 (opaque)"
+                            : "0 unless payload is 3 (opaque)");
+  if (s.scale_format != ScaleFormat::kFloat32 && !s.is_fp8())
+    return bad_field("scale_format", static_cast<std::uint32_t>(s.scale_format),
+                     "0 unless payload is 1 (fp8 cast) or 2 (fp8)");
+  if (s.scale_format == ScaleFormat::kFloat32Pow2 && s.payload != Payload::kFp8Cast)
+    return bad_field("scale_format", 1,
+                     "0 (float32) and 2 (ue8m0) with payload 2 (fp8): scales are as given");
+  GroupShape worst = s;
+  worst.max_recv_rows = 0;
+  const std::uint64_t rows = s.layout == Layout::kExpert ? worst.expert_capacity() : worst.recv_rows();
+  if (s.max_recv_rows > rows)
+    return bad_field("max_recv_rows", s.max_recv_rows, "0 .. " + std::to_string(rows) + ", the worst case");
+  return "";
+}
+
+}  // namespace detail
+
+// "" or what is wrong. Nothing in abi:: may be asked about a shape that has not passed.
+inline std::string check_shape(const GroupShape& shape) {
+  for (const ShapeField& field : kShapeFields) {
+    std::string wrong = detail::check_field(field, field.value(shape));
+    if (!wrong.empty()) return wrong;
+  }
+  return detail::check_together(shape);
+}
+
+// The first field that differs, or null.
+inline const ShapeField* first_difference(const GroupShape& a, const GroupShape& b) {
+  for (const ShapeField& field : kShapeFields) {
+    if (field.value(a) != field.value(b)) return &field;
+  }
+  return nullptr;
+}
+
+}  // namespace epd::abi
