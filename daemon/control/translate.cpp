@@ -64,7 +64,27 @@ void translate(const abi::GroupShape& shape, v1::GroupShape& message) {
   switch (shape.payload) {
     case abi::Payload::kBf16: message.set_payload(v1::PAYLOAD_BF16); break;
     case abi::Payload::kFp8Cast: message.set_payload(v1::PAYLOAD_FP8_CAST); break;
+    case abi::Payload::kFp8: message.set_payload(v1::PAYLOAD_FP8); break;
+    case abi::Payload::kOpaque: message.set_payload(v1::PAYLOAD_OPAQUE); break;
   }
+  switch (shape.layout) {
+    case abi::Layout::kCompact: message.set_layout(v1::LAYOUT_COMPACT); break;
+    case abi::Layout::kPacked: message.set_layout(v1::LAYOUT_PACKED); break;
+    case abi::Layout::kExpert: message.set_layout(v1::LAYOUT_EXPERT); break;
+  }
+  if (shape.is_fp8()) {
+    switch (shape.scale_format) {
+      case abi::ScaleFormat::kFloat32: message.set_scale_format(v1::SCALE_FORMAT_FLOAT32); break;
+      case abi::ScaleFormat::kFloat32Pow2: message.set_scale_format(v1::SCALE_FORMAT_FLOAT32_POW2); break;
+      case abi::ScaleFormat::kUe8m0: message.set_scale_format(v1::SCALE_FORMAT_UE8M0); break;
+    }
+  }
+  message.set_expert_alignment(shape.expert_alignment);
+  message.set_opaque_bytes(shape.opaque_bytes);
+  message.set_num_biases(shape.num_biases);
+  message.set_num_handles(shape.num_handles);
+  message.set_max_recv_rows(shape.layout == abi::Layout::kExpert ? shape.expert_capacity()
+                                                                 : shape.recv_rows());
   switch (shape.index_type) {
     case abi::IndexType::kInt32: message.set_index_type(v1::INDEX_TYPE_INT32); break;
     case abi::IndexType::kInt64: message.set_index_type(v1::INDEX_TYPE_INT64); break;

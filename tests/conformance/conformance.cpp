@@ -56,10 +56,8 @@ epd_ticket_t submit_dispatch(const Group& group, const Case& c, std::uint32_t ra
                              std::uint64_t round, epd_handle_t* handle, std::uint32_t timeout_ms) {
   const Input input = make_input(c, rank, round);
   fill_dispatch(c, group.buffers(slot), input);
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  epd_dispatch_args_t args = dispatch_args(c, input.num_tokens);
   args.slot = slot;
-  args.num_tokens = input.num_tokens;
-  args.weights = c.send_weights ? 1 : 0;
   args.timeout_ms = timeout_ms;
   epd_ticket_t ticket = 0;
   must(epd_dispatch(group.get(), &args, &ticket, handle), "dispatch on slot " + std::to_string(slot));
@@ -70,11 +68,13 @@ epd_ticket_t submit_dispatch(const Group& group, const Case& c, std::uint32_t ra
 epd_ticket_t submit_combine(const Group& group, const Case& c, std::uint32_t rank, std::uint32_t slot,
                             std::uint64_t round, epd_handle_t handle, std::uint32_t timeout_ms) {
   const epd_buffers_t buffers = group.buffers(slot);
-  fill_combine(c, buffers, rank, round, static_cast<std::uint32_t>(buffers.rank_offsets[c.num_ranks]));
-  epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
+  const std::int32_t rows = c.layout == EPD_LAYOUT_COMPACT
+                                ? buffers.rank_offsets[c.num_ranks]
+                                : buffers.expert_offsets[c.num_experts / c.num_ranks];
+  fill_combine(c, buffers, rank, round, static_cast<std::uint32_t>(rows));
+  epd_combine_args_t args = combine_args(c, round);
   args.slot = slot;
   args.handle = handle;
-  args.weighted = c.weighted ? 1 : 0;
   args.timeout_ms = timeout_ms;
   epd_ticket_t ticket = 0;
   must(epd_combine(group.get(), &args, &ticket), "combine on slot " + std::to_string(slot));

@@ -106,13 +106,13 @@ TEST_P(Operations, ManyExpertsPerRank) {
 }
 
 TEST_P(Operations, LongRowsInBothPayloads) {
-  for (const bool fp8 : {false, true}) {
+  for (const epd_payload_t payload : {EPD_PAYLOAD_BF16, EPD_PAYLOAD_FP8_CAST}) {
     Case c = small_case(4);
     c.hidden = 7168;
     c.num_experts = 256;
     c.topk = 8;
     c.max_tokens = 9;
-    c.fp8 = fp8;
+    c.payload = payload;
     run_script(c, {});
   }
 }
@@ -137,7 +137,7 @@ TEST_P(Operations, BlocksLargerThanOneChunkOfWork) {
 
 TEST_P(Operations, SameInputsGiveSameBytes) {
   Case c = small_case(3, 4);
-  c.fp8 = true;
+  c.payload = EPD_PAYLOAD_FP8_CAST;
   c.sizes = Sizes::kUneven;
   std::vector<std::string> first;
   for (const std::uint32_t sms : {1u, 2u, 3u}) {
@@ -190,7 +190,7 @@ TEST_P(Operations, TwoGroupsOnTheSameSessionsAtOnce) {
   Case first = small_case(4, 2);
   Case second = small_case(4, 3);
   second.seed += 100;
-  second.fp8 = true;
+  second.payload = EPD_PAYLOAD_FP8_CAST;
   second.hidden = 512;
   const std::string names[2] = {group_name(), group_name()};
   expect_all_ok(run_ranks(4, 120, [&](std::uint32_t rank) -> std::string {

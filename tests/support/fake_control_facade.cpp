@@ -44,6 +44,12 @@ GroupView make_group() {
   group.state = "active";
   group.shape = {
       2, 256, 4096, 7168, 8, 4, abi::Payload::kFp8Cast, abi::IndexType::kInt64, abi::LossPolicy::kFailFast};
+  group.shape.layout = abi::Layout::kPacked;
+  group.shape.scale_format = abi::ScaleFormat::kUe8m0;
+  group.shape.expert_alignment = 128;
+  group.shape.num_biases = 2;
+  group.shape.num_handles = 3;
+  group.shape.max_recv_rows = 9000;
   group.sms = 2;
   group.epoch = 3;
   group.age_ms = 64'000;

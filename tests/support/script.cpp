@@ -3,6 +3,7 @@
 #include "support/ranks.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace epd::test {
 namespace {
@@ -22,23 +23,60 @@ std::string ScriptStats::to_string() const {
   return text;
 }
 
+namespace {
+
+using Kind = Step::Kind;
+
+// The data of a routing's second use.
+Round again(std::uint64_t routing, std::uint64_t use) {
+  return {1000 * use + routing, routing};
+}
+
+void add_cached(const Case& c, std::uint32_t rounds, std::vector<Step>& script) {
+  for (std::uint32_t r = 0; r < rounds; ++r) {
+    const std::uint32_t next = (r + 1) % c.depth;
+    script.push_back({Kind::kDispatch, r % c.depth, r});
+    script.push_back({Kind::kCombine, next, r});
+    script.push_back({Kind::kCached, r % c.depth, again(r, 1)});
+    script.push_back({Kind::kCombine, next, again(r, 1)});
+  }
+}
+
+// Dispatch's backward is combine, combine's backward is dispatch, both under the forward's handle.
+void add_training(const Case& c, std::uint32_t rounds, std::vector<Step>& script) {
+  constexpr std::uint32_t kLayers = 4;
+  for (std::uint32_t first = 0; first < rounds; first += kLayers) {
+    const std::uint32_t last = std::min(first + kLayers, rounds);
+    for (std::uint32_t r = first; r < last; ++r) {
+      script.push_back({Kind::kDispatch, r % c.depth, r, true});
+      script.push_back({Kind::kCombine, (r + 1) % c.depth, r});
+    }
+    for (std::uint32_t r = last; r-- > first;) {
+      script.push_back({Kind::kCached, (r + 1) % c.depth, again(r, 1)});
+      script.push_back({Kind::kCombine, r % c.depth, again(r, 2)});
+    }
+  }
+}
+
+}  // namespace
+
 std::vector<Step> make_script(const Case& c, std::uint32_t rounds, Order order) {
   std::vector<Step> script;
-  const auto slot = [&](std::uint32_t round) { return round % c.depth; };
-  const auto add = [&](bool dispatch, std::uint32_t round) {
-    script.push_back({dispatch, slot(round), round});
-  };
+  if (order == Order::kCached) add_cached(c, rounds, script);
+  if (order == Order::kTraining) add_training(c, rounds, script);
+  if (!script.empty()) return script;
+  const auto add = [&](Kind kind, std::uint32_t round) { script.push_back({kind, round % c.depth, round}); };
   const std::uint32_t window = order == Order::kInTurn ? 1 : order == Order::kWindows ? c.depth : rounds;
   for (std::uint32_t first = 0; first < rounds; first += window) {
     const std::uint32_t last = std::min(first + window, rounds);
     // Staggered: combine lags behind by depth - 1 rounds, so that slots are never wanted twice.
     const std::uint32_t lag = order == Order::kStaggered ? c.depth - 1 : last - first;
     for (std::uint32_t round = first; round < last; ++round) {
-      add(true, round);
-      if (order == Order::kStaggered && round >= lag) add(false, round - lag);
+      add(Kind::kDispatch, round);
+      if (order == Order::kStaggered && round >= lag) add(Kind::kCombine, round - lag);
     }
     const std::uint32_t left = order == Order::kStaggered ? (last > lag ? last - lag : 0) : first;
-    for (std::uint32_t round = left; round < last; ++round) add(false, round);
+    for (std::uint32_t round = left; round < last; ++round) add(Kind::kCombine, round);
   }
   return script;
 }
@@ -49,17 +87,23 @@ ScriptRunner::ScriptRunner(const Group& group, const Case& c, std::uint32_t rank
       rank_(rank),
       options_(std::move(options)),
       script_(make_script(c, options_.rounds, options_.order)),
-      handles_(options_.rounds, 0),
-      rows_(options_.rounds, 0) {}
-
-std::string ScriptRunner::at(std::size_t step) const {
-  const Step& s = script_[step];
-  return case_.describe() + "; rank " + std::to_string(rank_) + ", step " + std::to_string(step) + " (" +
-         (s.dispatch ? "dispatch" : "combine") + ", round " + std::to_string(s.round) + ", slot " +
-         std::to_string(s.slot) + ")";
+      routed_(options_.rounds) {
+  for (std::size_t i = 0; i < script_.size(); ++i) {
+    Routed& routed = routed_[script_[i].round.routing];
+    if (script_[i].kind == Kind::kDispatch) routed.dispatch = i;
+    routed.last_use = i;
+  }
 }
 
-const std::vector<Input>& ScriptRunner::inputs_of(std::uint64_t round) {
+std::string ScriptRunner::at(std::size_t step) const {
+  const char* const names[] = {"dispatch", "cached dispatch", "combine"};
+  const Step& s = script_[step];
+  return case_.describe() + "; rank " + std::to_string(rank_) + ", step " + std::to_string(step) + " (" +
+         names[static_cast<std::size_t>(s.kind)] + ", data " + std::to_string(s.round.data) + ", routing " +
+         std::to_string(s.round.routing) + ", slot " + std::to_string(s.slot) + ")";
+}
+
+const std::vector<Input>& ScriptRunner::inputs_of(Round round) {
   const auto found = inputs_.find(round);
   if (found != inputs_.end()) return found->second;
   while (inputs_.size() > case_.depth + 1u) inputs_.erase(inputs_.begin());
@@ -68,35 +112,48 @@ const std::vector<Input>& ScriptRunner::inputs_of(std::uint64_t round) {
 
 bool ScriptRunner::can_submit() const {
   if (next_ == script_.size() || in_flight_.size() >= case_.depth) return false;
-  return std::none_of(in_flight_.begin(), in_flight_.end(),
-                      [&](const InFlight& f) { return script_[f.step].slot == script_[next_].slot; });
+  const Step& next = script_[next_];
+  const std::size_t dispatch = routed_[next.round.routing].dispatch;
+  return std::none_of(in_flight_.begin(), in_flight_.end(), [&](const InFlight& f) {
+    return script_[f.step].slot == next.slot || (f.step == dispatch && next.kind != Kind::kDispatch);
+  });
+}
+
+epd_status_t ScriptRunner::submit_dispatch(const Step& s, const Input& own, epd_ticket_t& ticket) {
+  Routed& routed = routed_[s.round.routing];
+  const bool cached = s.kind == Kind::kCached;
+  fill_dispatch(case_, group_.buffers(s.slot), own, cached);
+  epd_dispatch_args_t args = dispatch_args(case_, own.num_tokens);
+  args.slot = s.slot;
+  args.timeout_ms = options_.timeout_ms;
+  args.keep_handle = s.keep ? 1 : 0;
+  if (cached) args.handle = routed.handle;
+  epd_handle_t handle = 0;
+  const epd_status_t status = epd_dispatch(group_.get(), &args, &ticket, &handle);
+  if (status != EPD_OK) return status;
+  RANK_CHECK(handle != 0 && (!cached || handle == routed.handle), "handle " + std::to_string(handle));
+  routed.handle = handle;
+  if (s.keep) routed.kept = true;
+  return status;
+}
+
+epd_status_t ScriptRunner::submit_combine(const Step& s, epd_ticket_t& ticket) {
+  const Routed& routed = routed_[s.round.routing];
+  // After a break this may be a redo, on a slot that the next dispatch has been prepared on meanwhile.
+  fill_combine(case_, group_.buffers(s.slot), rank_, s.round, routed.num_recv_rows);
+  epd_combine_args_t args = combine_args(case_, s.round);
+  args.slot = s.slot;
+  args.handle = routed.handle;
+  args.timeout_ms = options_.timeout_ms;
+  return epd_combine(group_.get(), &args, &ticket);
 }
 
 epd_status_t ScriptRunner::submit(std::size_t step) {
   const Step& s = script_[step];
-  const Input& own = inputs_of(s.round)[rank_];
-  const epd_buffers_t buffers = group_.buffers(s.slot);
   epd_ticket_t ticket = 0;
-  epd_status_t status;
-  if (s.dispatch) {
-    fill_dispatch(case_, buffers, own);
-    epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
-    args.slot = s.slot;
-    args.num_tokens = own.num_tokens;
-    args.weights = case_.send_weights ? 1 : 0;
-    args.timeout_ms = options_.timeout_ms;
-    status = epd_dispatch(group_.get(), &args, &ticket, &handles_[s.round]);
-  } else {
-    // After a break this may be a redo, on a slot that the next dispatch has been prepared on meanwhile.
-    fill_combine(case_, buffers, rank_, s.round, rows_[s.round]);
-    std::copy(own.topk_weights.begin(), own.topk_weights.end(), buffers.topk_weights);
-    epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
-    args.slot = s.slot;
-    args.handle = handles_[s.round];
-    args.weighted = case_.weighted ? 1 : 0;
-    args.timeout_ms = options_.timeout_ms;
-    status = epd_combine(group_.get(), &args, &ticket);
-  }
+  const epd_status_t status = s.kind == Kind::kCombine
+                                  ? submit_combine(s, ticket)
+                                  : submit_dispatch(s, inputs_of(s.round)[rank_], ticket);
   if (status == EPD_OK) in_flight_.push_back({step, ticket});
   return status;
 }
@@ -104,12 +161,32 @@ epd_status_t ScriptRunner::submit(std::size_t step) {
 void ScriptRunner::check(const Step& step, const epd_result_t& result, const epd_counts_t* counts) {
   const std::vector<Input>& inputs = inputs_of(step.round);
   const epd_buffers_t buffers = group_.buffers(step.slot);
-  const std::string text = step.dispatch ? check_dispatch(case_, buffers, inputs, rank_, result, counts)
-                                         : check_combine(case_, buffers, inputs, rank_, step.round);
+  const bool combine = step.kind == Kind::kCombine;
+  const std::string text = combine ? check_combine(case_, buffers, inputs, rank_, step.round)
+                                   : check_dispatch(case_, buffers, inputs, rank_, result, counts);
   if (!text.empty()) RANK_FAIL(text);
-  if (step.dispatch) rows_[step.round] = result.num_recv_rows;
-  stats_.digests.push_back(step.dispatch ? digest_dispatch(case_, buffers, result.num_recv_rows)
-                                         : digest_combine(case_, buffers, inputs[rank_].num_tokens));
+  if (!combine) routed_[step.round.routing].num_recv_rows = result.num_recv_rows;
+  stats_.digests.push_back(combine ? digest_combine(case_, buffers, inputs[rank_].num_tokens)
+                                   : digest_dispatch(case_, buffers, result.num_recv_rows));
+}
+
+void ScriptRunner::spoil_inputs(const InFlight& oldest) {
+  if (epd_ticket_wait_sent(group_.get(), oldest.ticket, kHangMs) != EPD_OK) return;  // the wait says why
+  const Step& step = script_[oldest.step];
+  const epd_buffers_t buffers = group_.buffers(step.slot);
+  const abi::GroupShape shape = case_.shape();
+  const auto spoil = [&](void* region, abi::Region which) {
+    if (region != nullptr) std::memset(region, 0x5a, abi::region_bytes(shape, which));
+  };
+  spoil(buffers.topk_weights, abi::Region::kTopkWeights);
+  if (step.kind == Kind::kCombine) {
+    spoil(buffers.y_weights, abi::Region::kYWeights);
+    if (case_.hidden <= 1024) spoil(buffers.y, abi::Region::kY);
+  } else {
+    spoil(buffers.x, abi::Region::kX);
+    spoil(buffers.x_scales, abi::Region::kXScales);
+    spoil(buffers.topk_idx, abi::Region::kTopkIdx);
+  }
 }
 
 epd_status_t ScriptRunner::finish_oldest() {
@@ -118,8 +195,9 @@ epd_status_t ScriptRunner::finish_oldest() {
   const Step& step = script_[oldest.step];
   note(at(oldest.step));
   epd_counts_t counts = EPD_COUNTS_INIT;
-  const bool counted =
-      step.dispatch && epd_ticket_counts(group_.get(), oldest.ticket, kHangMs, &counts) == EPD_OK;
+  const bool dispatch = step.kind != Kind::kCombine;
+  const bool counted = dispatch && epd_ticket_counts(group_.get(), oldest.ticket, kHangMs, &counts) == EPD_OK;
+  if (case_.defer) spoil_inputs(oldest);
   epd_result_t result = EPD_RESULT_INIT;
   const epd_status_t status = group_.wait(oldest.ticket, kHangMs, &result);
   const std::string said = status == EPD_OK ? "" : epd_last_error();
@@ -136,13 +214,14 @@ epd_status_t ScriptRunner::finish_oldest() {
   }
   RANK_CHECK(result.op_index == options_.first_op + oldest.step,
              at(oldest.step) + " has number " + std::to_string(result.op_index));
-  RANK_CHECK(!step.dispatch || counted, at(oldest.step) + " gave no counts");
+  RANK_CHECK(!dispatch || counted, at(oldest.step) + " gave no counts");
   try {
     check(step, result, counted ? &counts : nullptr);
   } catch (const RankFailure& failure) {
     RANK_FAIL(at(oldest.step) + ": " + failure.text);
   }
   ++stats_.completed;
+  release_handles(oldest.step);
   if (options_.on_complete) options_.on_complete(stats_.completed);
   return EPD_OK;
 }
@@ -162,8 +241,27 @@ bool ScriptRunner::recover(epd_status_t status) {
   RANK_CHECK(info.resume_op >= options_.first_op && info.resume_op <= options_.first_op + next_,
              "resume_op is " + std::to_string(info.resume_op) +
                  "; submitted: " + std::to_string(options_.first_op + next_));
-  next_ = info.resume_op - options_.first_op;
+  go_back_to(info.resume_op - options_.first_op);
   return true;
+}
+
+// What is to be done again has no handle any more; the redo gets a new one.
+void ScriptRunner::go_back_to(std::size_t step) {
+  next_ = step;
+  for (Routed& routed : routed_) {
+    if (!routed.kept || routed.dispatch < step) continue;
+    must(epd_handle_release(group_.get(), routed.handle), "release after a break", EPD_NOT_FOUND);
+    routed.kept = false;
+  }
+}
+
+// Every rank has completed an operation when this one has completed the one `depth` later.
+void ScriptRunner::release_handles(std::size_t completed) {
+  for (Routed& routed : routed_) {
+    if (!routed.kept || routed.last_use + case_.depth > completed) continue;
+    must(epd_handle_release(group_.get(), routed.handle), "release a kept handle");
+    routed.kept = false;
+  }
 }
 
 bool ScriptRunner::resume(const std::string& why, epd_resume_info_t& info) {
@@ -192,7 +290,7 @@ bool ScriptRunner::redo_for_peers() {
     if (info.epoch == epoch || info.resume_op >= options_.first_op + script_.size()) continue;
     options_.finished->count.fetch_sub(1);
     ++stats_.resumes;
-    next_ = info.resume_op - options_.first_op;
+    go_back_to(info.resume_op - options_.first_op);
     return true;
   }
   return false;
@@ -204,6 +302,7 @@ ScriptStats ScriptRunner::run() {
   do {
     run_to_end();
   } while (redo_for_peers());
+  if (stats_.completed >= script_.size()) release_handles(script_.size() + case_.depth);
   return stats_;
 }
 
@@ -213,7 +312,10 @@ void ScriptRunner::run_to_end() {
     if (can_submit()) {
       note("submit " + at(next_));
       status = submit(next_);
-      if (status == EPD_OK) {
+      if (status == EPD_WOULD_BLOCK && !in_flight_.empty()) {
+        status = finish_oldest();  // it uses the routing that this one replaces
+        if (status == EPD_OK) continue;
+      } else if (status == EPD_OK) {
         ++next_;
         if (options_.on_submit) options_.on_submit(next_);
         continue;

@@ -19,14 +19,22 @@ enum class Order {
   kInTurn,     // D0 C0 D1 C1 ...
   kWindows,    // D0 .. Dn C0 .. Cn, n = depth
   kStaggered,  // D0 D1 C0 D2 C1 ...
+  kCached,     // D0 C0 d0 c0 D1 ...: the routing once more, with other data, each C and c on the next slot
+  kTraining,   // D0 C0 .. D3 C3 d3 c3 .. d0 c0: four layers forward, then their gradients back; kept handles
 };
 
 struct Step {
-  bool dispatch;
+  enum class Kind { kDispatch, kCached, kCombine };
+  Kind kind;
   std::uint32_t slot;
-  std::uint64_t round;
+  Round round;
+  bool keep = false;  // kDispatch
 };
 std::vector<Step> make_script(const Case& c, std::uint32_t rounds, Order order);
+// num_handles that a script of kTraining needs.
+inline std::uint32_t handles_needed(const Case& c) {
+  return 4 + c.depth;
+}
 
 struct ScriptOptions {
   std::uint32_t rounds = 4;
@@ -64,6 +72,10 @@ class ScriptRunner {
 
   bool can_submit() const;
   epd_status_t submit(std::size_t step);
+  epd_status_t submit_dispatch(const Step& step, const Input& own, epd_ticket_t& ticket);
+  epd_status_t submit_combine(const Step& step, epd_ticket_t& ticket);
+  // Of an operation with defer: waits until its inputs have been read, and spoils them.
+  void spoil_inputs(const InFlight& oldest);
   epd_status_t finish_oldest();
   void check(const Step& step, const epd_result_t& result, const epd_counts_t* counts);
   bool resume(const std::string& why, epd_resume_info_t& info);
@@ -71,7 +83,10 @@ class ScriptRunner {
   bool redo_for_peers();
   void drain();
   bool recover(epd_status_t status);
-  const std::vector<Input>& inputs_of(std::uint64_t round);
+  void go_back_to(std::size_t step);
+  // Gives back the handles that no redo can ask for once `completed` is done.
+  void release_handles(std::size_t completed);
+  const std::vector<Input>& inputs_of(Round round);
   std::string at(std::size_t step) const;
 
   const Group& group_;
@@ -82,9 +97,15 @@ class ScriptRunner {
   std::size_t next_ = 0;
   std::uint64_t epoch_ = 0;
   std::deque<InFlight> in_flight_;
-  std::vector<epd_handle_t> handles_;  // of the dispatch, per round
-  std::vector<std::uint32_t> rows_;    // received, per round
-  std::map<std::uint64_t, std::vector<Input>> inputs_;
+  struct Routed {
+    epd_handle_t handle = 0;
+    std::uint32_t num_recv_rows = 0;
+    std::size_t dispatch = 0;  // step
+    std::size_t last_use = 0;  // step
+    bool kept = false;         // the handle is ours to give back
+  };
+  std::vector<Routed> routed_;  // by routing
+  std::map<Round, std::vector<Input>> inputs_;
   ScriptStats stats_;
 };
 

@@ -197,6 +197,12 @@ TEST_F(ControlTest, ListGroupsCarriesShapeMembersAndMissingRanks) {
   EXPECT_EQ(group.shape().payload(), v1::PAYLOAD_FP8_CAST);
   EXPECT_EQ(group.shape().index_type(), v1::INDEX_TYPE_INT64);
   EXPECT_EQ(group.shape().policy(), v1::LOSS_POLICY_FAIL_FAST);
+  EXPECT_EQ(group.shape().layout(), v1::LAYOUT_PACKED);
+  EXPECT_EQ(group.shape().scale_format(), v1::SCALE_FORMAT_UE8M0);
+  EXPECT_EQ(group.shape().expert_alignment(), 128u);
+  EXPECT_EQ(group.shape().num_biases(), 2u);
+  EXPECT_EQ(group.shape().num_handles(), 3u);
+  EXPECT_EQ(group.shape().max_recv_rows(), 9000u);
   EXPECT_EQ(group.sms(), 2u);
   EXPECT_EQ(group.epoch(), 3u);
   EXPECT_EQ(group.age_ms(), 64'000u);

@@ -2,6 +2,7 @@
 #include "membership/registry.h"
 
 #include "base/clock.h"
+#include "proto/shape_rules.h"
 
 #include <gtest/gtest.h>
 #include <cstring>
@@ -291,7 +292,7 @@ TEST_F(Membership, ShapesAtTheLimitsAreTaken) {
     change(r.join);
     registry_.join(r);
     EXPECT_TRUE(take().empty()) << refusal_.message();
-    registry_.session_gone(r.session_id);
+    registry_.session_closed(r.session_id, "test");
     take();
   }
 }
