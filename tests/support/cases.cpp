@@ -6,8 +6,6 @@
 namespace epd::test {
 namespace {
 
-constexpr int kPoison = 0xa5;
-
 // SplitMix64: fast, and the same on every machine.
 class Random {
  public:
@@ -42,15 +40,19 @@ void fill_finite(Random& random, std::uint16_t* out, std::size_t count) {
   }
 }
 
-// Any bits for rows that are only copied; for the cast: finite, also tiny, huge and zero blocks.
-void fill_x(const Case& c, Random& random, std::vector<std::uint16_t>& x) {
-  if (!c.fp8) {
-    for (std::size_t i = 0; i < x.size(); i += 4) {
-      const std::uint64_t bits = random.next();
-      std::memcpy(&x[i], &bits, 8);  // hidden is a multiple of 128
-    }
-    return;
+std::vector<std::uint8_t> any_bytes(Random& random, std::size_t count) {
+  std::vector<std::uint8_t> bytes(count);
+  for (std::size_t i = 0; i < count; i += 8) {
+    const std::uint64_t bits = random.next();
+    std::memcpy(&bytes[i], &bits, std::min<std::size_t>(8, count - i));
   }
+  return bytes;
+}
+
+// Any bits for rows that are only copied; for the cast: finite, also tiny, huge and zero blocks.
+std::vector<std::uint8_t> make_x(const Case& c, Random& random, std::size_t tokens) {
+  if (c.payload != EPD_PAYLOAD_FP8_CAST) return any_bytes(random, tokens * c.shape().x_bytes());
+  std::vector<std::uint16_t> x(tokens * c.hidden);
   fill_finite(random, x.data(), x.size());
   for (std::size_t block = 0; block < x.size(); block += 128) {
     const std::uint32_t kind = random.below(16);
@@ -58,10 +60,13 @@ void fill_x(const Case& c, Random& random, std::vector<std::uint16_t>& x) {
     if (kind == 1) x[block + random.below(128)] = 0x7f7f;  // the largest bf16
     if (kind == 2) std::fill_n(&x[block], 128, std::uint16_t{0x0001});
   }
+  std::vector<std::uint8_t> bytes(x.size() * 2);
+  if (!x.empty()) std::memcpy(bytes.data(), x.data(), bytes.size());
+  return bytes;
 }
 
-std::uint32_t num_tokens_of(const Case& c, std::uint32_t rank, std::uint64_t round) {
-  Random random(mixed(c.seed, 11, rank, round));
+std::uint32_t num_tokens_of(const Case& c, std::uint32_t rank, std::uint64_t routing) {
+  Random random(mixed(c.seed, 11, rank, routing));
   switch (c.sizes) {
     case Sizes::kFull: return c.max_tokens;
     case Sizes::kUneven: return random.below(c.max_tokens + 1);
@@ -92,6 +97,37 @@ std::int64_t choose_expert(const Case& c, Random& random, std::uint32_t k, std::
   return -1;
 }
 
+std::vector<std::int64_t> make_choices(const Case& c, std::uint32_t rank, std::uint64_t routing) {
+  Random random(mixed(c.seed, 23, rank, routing));
+  std::vector<std::int64_t> choices(std::size_t{num_tokens_of(c, rank, routing)} * c.topk);
+  for (std::size_t i = 0; i < choices.size(); ++i) {
+    choices[i] =
+        choose_expert(c, random, static_cast<std::uint32_t>(i % c.topk), i == 0 ? 0 : choices[i - 1]);
+  }
+  return choices;
+}
+
+std::vector<float> make_weights(const Case& c, std::uint32_t rank, Round round) {
+  Random random(mixed(c.seed, 24, rank, round.data));
+  std::vector<float> weights(std::size_t{num_tokens_of(c, rank, round.routing)} * c.topk);
+  for (float& weight : weights) weight = random.unit() - 0.125f;
+  return weights;
+}
+
+std::vector<float> make_y_weights(const Case& c, std::uint32_t rank, Round round, std::size_t rows) {
+  Random random(mixed(c.seed, 25, rank, round.data));
+  std::vector<float> weights(rows * c.shape().choices_per_row());
+  for (float& weight : weights) weight = random.unit() - 0.5f;
+  return weights;
+}
+
+std::vector<std::uint16_t> make_bias(const Case& c, std::uint32_t rank, Round round, std::uint32_t which) {
+  Random random(mixed(c.seed, 26 + which, rank, round.data));
+  std::vector<std::uint16_t> bias(std::size_t{num_tokens_of(c, rank, round.routing)} * c.hidden);
+  fill_finite(random, bias.data(), bias.size());
+  return bias;
+}
+
 const char* routing_name(Routing routing) {
   switch (routing) {
     case Routing::kUniform: return "uniform";
@@ -115,32 +151,35 @@ const char* sizes_name(Sizes sizes) {
   return "?";
 }
 
-std::size_t row_bytes(const Case& c) {
-  return std::size_t{c.hidden} * (c.fp8 ? 1 : 2);
+const char* layout_name(epd_layout_t layout) {
+  switch (layout) {
+    case EPD_LAYOUT_COMPACT: return " compact";
+    case EPD_LAYOUT_PACKED: return " packed";
+    case EPD_LAYOUT_EXPERT: return " expert";
+  }
+  return " ?";
 }
 
-std::int64_t index_at(const Case& c, const void* indices, std::size_t i) {
-  return c.index64 ? static_cast<const std::int64_t*>(indices)[i]
-                   : static_cast<const std::int32_t*>(indices)[i];
+std::string payload_name(const Case& c) {
+  const char* const scales[] = {"", " pow2", " ue8m0"};
+  switch (c.payload) {
+    case EPD_PAYLOAD_BF16: return " bf16";
+    case EPD_PAYLOAD_FP8_CAST: return std::string(" fp8 cast") + scales[c.scales];
+    case EPD_PAYLOAD_FP8: return std::string(" fp8") + scales[c.scales];
+    case EPD_PAYLOAD_OPAQUE: return " opaque " + std::to_string(c.opaque_bytes);
+  }
+  return " ?";
 }
 
-// "" or where two arrays of n elements differ, bit by bit.
-template <typename T>
-std::string differ(const char* name, const T* got, const T* wanted, std::size_t n) {
-  // As bytes: bits count, also those of NaN and of the sign of zero.
-  const auto* got_bytes = reinterpret_cast<const std::byte*>(got);
-  const auto* wanted_bytes = reinterpret_cast<const std::byte*>(wanted);
-  const auto* different = std::mismatch(got_bytes, got_bytes + n * sizeof(T), wanted_bytes).first;
-  const std::size_t i = static_cast<std::size_t>(different - got_bytes) / sizeof(T);
-  if (i == n) return "";
-  return std::string(name) + "[" + std::to_string(i) + "] of " + std::to_string(n) + " is " +
-         std::to_string(got[i]) + ", not " + std::to_string(wanted[i]);
-}
-
-std::uint64_t digest(std::uint64_t hash, const void* data, std::size_t bytes) {
-  const auto* p = static_cast<const unsigned char*>(data);
-  for (std::size_t i = 0; i < bytes; ++i) hash = (hash ^ p[i]) * 0x100000001b3ull;
-  return hash;
+// Inputs with rows of no weight: who receives what is all that they say.
+std::vector<Input> slim_inputs(const Case& c, std::uint64_t routing) {
+  std::vector<Input> inputs(c.num_ranks);
+  for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {
+    inputs[rank].num_tokens = num_tokens_of(c, rank, routing);
+    inputs[rank].topk_idx = make_choices(c, rank, routing);
+    inputs[rank].x.resize(std::size_t{inputs[rank].num_tokens} * abi::kOpaqueMultiple);
+  }
+  return inputs;
 }
 
 }  // namespace
@@ -149,9 +188,34 @@ std::string Case::describe() const {
   return "seed " + std::to_string(seed) + ": R=" + std::to_string(num_ranks) +
          " E=" + std::to_string(num_experts) + " T=" + std::to_string(max_tokens) +
          " H=" + std::to_string(hidden) + " K=" + std::to_string(topk) + " depth=" + std::to_string(depth) +
-         (fp8 ? " fp8" : " bf16") + (index64 ? " int64" : " int32") + (send_weights ? " weights" : "") +
-         (weighted ? " weighted" : "") + ", routing " + routing_name(routing) + ", sizes " +
-         sizes_name(sizes);
+         layout_name(layout) + payload_name(*this) + (index64 ? " int64" : " int32") +
+         (alignment != 1 ? " alignment " + std::to_string(alignment) : "") +
+         (max_recv_rows != 0 ? " room for " + std::to_string(max_recv_rows) : "") +
+         (num_biases != 0 ? " biases " + std::to_string(num_biases) : "") + (send_weights ? " weights" : "") +
+         (weighted ? " weighted" : "") + (return_weights ? " return_weights" : "") +
+         (zero_padding ? " zero_padding" : "") + (mark_unused ? " mark_unused" : "") +
+         (defer ? " defer" : "") + (sms != 0 ? " sms " + std::to_string(sms) : "") + ", routing " +
+         routing_name(routing) + ", sizes " + sizes_name(sizes);
+}
+
+abi::GroupShape Case::shape() const {
+  abi::GroupShape s{};
+  s.num_ranks = num_ranks;
+  s.num_experts = num_experts;
+  s.max_tokens = max_tokens;
+  s.hidden = hidden;
+  s.topk = topk;
+  s.depth = depth;
+  s.payload = static_cast<abi::Payload>(payload);
+  s.index_type = index64 ? abi::IndexType::kInt64 : abi::IndexType::kInt32;
+  s.layout = static_cast<abi::Layout>(layout);
+  s.scale_format = static_cast<abi::ScaleFormat>(scales);
+  s.expert_alignment = alignment;
+  s.opaque_bytes = opaque_bytes;
+  s.num_biases = num_biases;
+  s.num_handles = num_handles;
+  s.max_recv_rows = max_recv_rows;
+  return s;
 }
 
 kernels::reference::GroupParams Case::params() const {
@@ -160,7 +224,12 @@ kernels::reference::GroupParams Case::params() const {
   p.num_experts = num_experts;
   p.hidden = hidden;
   p.topk = topk;
-  p.fp8 = fp8;
+  p.payload = static_cast<kernels::reference::Payload>(payload);
+  p.scale_format = static_cast<kernels::ScaleFormat>(scales);
+  p.layout = static_cast<kernels::reference::Layout>(layout);
+  p.alignment = alignment;
+  p.expert_capacity = static_cast<std::uint32_t>(shape().expert_capacity());
+  p.opaque_bytes = opaque_bytes;
   return p;
 }
 
@@ -174,10 +243,38 @@ epd_group_config_t Case::config(const char* name, std::uint32_t rank) const {
   config.hidden = hidden;
   config.topk = topk;
   config.depth = depth;
-  config.payload = fp8 ? EPD_PAYLOAD_FP8_CAST : EPD_PAYLOAD_BF16;
+  config.payload = payload;
   config.index_type = index64 ? EPD_INDEX_INT64 : EPD_INDEX_INT32;
   config.timeout_ms = 30000;
+  config.layout = layout;
+  config.scale_format = scales;
+  config.expert_alignment = alignment;
+  config.opaque_bytes = opaque_bytes;
+  config.num_biases = num_biases;
+  config.num_handles = num_handles;
+  config.max_recv_rows = max_recv_rows;
+  config.priority = priority;
   return config;
+}
+
+std::uint32_t rows_needed(const Case& c, std::uint64_t num_routings) {
+  Case roomy = c;
+  roomy.max_recv_rows = 0;
+  roomy.payload = EPD_PAYLOAD_OPAQUE;
+  roomy.scales = EPD_SCALES_FLOAT32;
+  roomy.opaque_bytes = abi::kOpaqueMultiple;
+  std::uint32_t needed = 1;
+  for (std::uint64_t routing = 0; routing < num_routings; ++routing) {
+    for (const auto& received : kernels::reference::dispatch(roomy.params(), slim_inputs(c, routing))) {
+      if (c.layout != EPD_LAYOUT_EXPERT) {
+        needed = std::max(needed, received.num_rows);
+      } else {
+        for (const std::int32_t count : received.expert_counts)
+          needed = std::max(needed, static_cast<std::uint32_t>(count));
+      }
+    }
+  }
+  return needed;
 }
 
 Case random_case(std::uint64_t seed, std::uint32_t num_ranks) {
@@ -190,10 +287,30 @@ Case random_case(std::uint64_t seed, std::uint32_t num_ranks) {
   c.num_experts = num_ranks * (1 + random.below(random.below(3) == 0 ? 32 : 4));
   c.hidden = kHidden[random.below(8)];
   c.topk = kTopk[random.below(8)];
-  const std::uint32_t most = std::max(1u, std::min(64u, (1u << 18) / (c.hidden * num_ranks)));
+  constexpr epd_layout_t kLayouts[] = {EPD_LAYOUT_COMPACT, EPD_LAYOUT_PACKED, EPD_LAYOUT_EXPERT};
+  c.layout = kLayouts[random.below(3)];
+  constexpr std::uint32_t kAlignments[] = {1, 1, 4, 16, 3, 128};
+  c.alignment = kAlignments[random.below(6)];
+  // Elements of recv_x per token of T.
+  const std::uint32_t per_rank = c.num_experts / num_ranks;
+  const std::uint32_t copies = c.layout == EPD_LAYOUT_COMPACT  ? 1
+                               : c.layout == EPD_LAYOUT_PACKED ? std::min(c.topk, per_rank)
+                                                               : per_rank;
+  const std::uint32_t most = std::max(1u, std::min(64u, (1u << 18) / (c.hidden * num_ranks * copies)));
   c.max_tokens = 1 + random.below(most);
   c.depth = 1 + random.below(4);
-  c.fp8 = random.below(2) == 0;
+  constexpr epd_payload_t kPayloads[] = {EPD_PAYLOAD_BF16, EPD_PAYLOAD_FP8_CAST, EPD_PAYLOAD_FP8_CAST,
+                                         EPD_PAYLOAD_FP8, EPD_PAYLOAD_OPAQUE};
+  c.payload = kPayloads[random.below(5)];
+  if (c.payload == EPD_PAYLOAD_OPAQUE) c.opaque_bytes = 16 * (1 + random.below(64));
+  if (c.payload == EPD_PAYLOAD_FP8_CAST) c.scales = static_cast<epd_scale_format_t>(random.below(3));
+  if (c.payload == EPD_PAYLOAD_FP8 && random.below(2) == 0) c.scales = EPD_SCALES_UE8M0;
+  c.num_biases = random.below(3);
+  c.return_weights = random.below(3) == 0;
+  c.zero_padding = random.below(2) == 0;
+  c.mark_unused = random.below(3) == 0;
+  c.defer = random.below(3) == 0;
+  c.sms = random.below(3);
   c.index64 = random.below(2) == 0;
   c.send_weights = random.below(4) != 0;
   c.weighted = random.below(2) == 0;
@@ -203,148 +320,126 @@ Case random_case(std::uint64_t seed, std::uint32_t num_ranks) {
   c.routing = kRouting[random.below(8)];
   constexpr Sizes kSizes[] = {Sizes::kFull, Sizes::kUneven, Sizes::kUneven, Sizes::kSomeEmpty};
   c.sizes = random.below(16) == 0 ? Sizes::kAllEmpty : kSizes[random.below(4)];
+  if (random.below(3) == 0) c.max_recv_rows = rows_needed(c, kRoundsThatFit);
   return c;
 }
 
-Input make_input(const Case& c, std::uint32_t rank, std::uint64_t round) {
-  Random random(mixed(c.seed, 22, rank, round));
+Input make_input(const Case& c, std::uint32_t rank, Round round) {
+  Random random(mixed(c.seed, 22, rank, round.data));
+  const abi::GroupShape shape = c.shape();
   Input input;
-  input.num_tokens = num_tokens_of(c, rank, round);
-  input.x.resize(std::size_t{input.num_tokens} * c.hidden);
-  fill_x(c, random, input.x);
-  const std::size_t choices = std::size_t{input.num_tokens} * c.topk;
-  input.topk_idx.resize(choices);
-  input.topk_weights.resize(choices);
-  for (std::size_t i = 0; i < choices; ++i) {
-    input.topk_idx[i] =
-        choose_expert(c, random, static_cast<std::uint32_t>(i % c.topk), i == 0 ? 0 : input.topk_idx[i - 1]);
-    input.topk_weights[i] = random.unit() - 0.125f;
-  }
+  input.num_tokens = num_tokens_of(c, rank, round.routing);
+  input.x = make_x(c, random, input.num_tokens);
+  if (c.payload == EPD_PAYLOAD_FP8)
+    input.x_scales = any_bytes(random, std::size_t{input.num_tokens} * shape.scale_bytes());
+  input.topk_idx = make_choices(c, rank, round.routing);
+  input.topk_weights = make_weights(c, rank, round);
   return input;
 }
 
-std::vector<Input> make_inputs(const Case& c, std::uint64_t round) {
+std::vector<Input> make_inputs(const Case& c, Round round) {
   std::vector<Input> inputs;
   inputs.reserve(c.num_ranks);
   for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) inputs.push_back(make_input(c, rank, round));
   return inputs;
 }
 
-void make_y_row(const Case& c, std::uint32_t rank, std::uint64_t round, std::uint32_t row, std::uint16_t* y) {
-  Random random(mixed(c.seed, 33 + rank, round, row));
+void make_y_row(const Case& c, std::uint32_t rank, Round round, std::uint32_t row, std::uint16_t* y) {
+  Random random(mixed(c.seed, 33 + rank, round.data, row));
   fill_finite(random, y, c.hidden);
 }
 
-void fill_dispatch(const Case& c, const epd_buffers_t& b, const Input& input) {
-  if (!input.x.empty()) std::memcpy(b.x, input.x.data(), input.x.size() * 2);
+std::uint32_t biases_of(const Case& c, Round round) {
+  return static_cast<std::uint32_t>((round.data + 1) % (c.num_biases + 1));
+}
+
+epd_dispatch_args_t dispatch_args(const Case& c, std::uint32_t num_tokens) {
+  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  args.num_tokens = num_tokens;
+  args.weights = c.send_weights ? 1 : 0;
+  args.defer_receive = c.defer ? 1 : 0;
+  args.zero_padding = c.zero_padding ? 1 : 0;
+  args.mark_unused = c.mark_unused ? 1 : 0;
+  args.sms = c.sms;
+  return args;
+}
+
+epd_combine_args_t combine_args(const Case& c, Round round) {
+  epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
+  args.weighted = c.weighted ? 1 : 0;
+  args.num_biases = biases_of(c, round);
+  args.return_weights = c.return_weights ? 1 : 0;
+  args.defer_receive = c.defer ? 1 : 0;
+  args.sms = c.sms;
+  return args;
+}
+
+void fill_dispatch(const Case& c, const epd_buffers_t& b, const Input& input, bool cached) {
+  const auto copy = [](void* to, const auto& from) {
+    if (!from.empty()) std::memcpy(to, from.data(), from.size() * sizeof(from[0]));
+  };
+  copy(b.x, input.x);
+  copy(b.x_scales, input.x_scales);
+  copy(b.topk_weights, input.topk_weights);
   for (std::size_t i = 0; i < input.topk_idx.size(); ++i) {
+    const std::int64_t choice = cached ? std::int64_t{c.num_experts} + 7 : input.topk_idx[i];
     if (c.index64) {
-      static_cast<std::int64_t*>(b.topk_idx)[i] = input.topk_idx[i];
+      static_cast<std::int64_t*>(b.topk_idx)[i] = choice;
     } else {
-      static_cast<std::int32_t*>(b.topk_idx)[i] = static_cast<std::int32_t>(input.topk_idx[i]);
+      static_cast<std::int32_t*>(b.topk_idx)[i] = static_cast<std::int32_t>(choice);
     }
-    b.topk_weights[i] = input.topk_weights[i];
   }
-  const std::size_t rows = std::size_t{c.num_ranks} * c.max_tokens;
-  std::memset(b.recv_x, kPoison, rows * row_bytes(c));
-  if (c.fp8) std::memset(b.recv_scales, kPoison, rows * (c.hidden / 128) * 4);
-  std::memset(b.recv_topk_idx, kPoison, rows * c.topk * (c.index64 ? 8 : 4));
-  std::memset(b.recv_topk_weights, kPoison, rows * c.topk * 4);
-  std::memset(b.recv_src, kPoison, rows * 8);
-  std::memset(b.rank_offsets, kPoison, (std::size_t{c.num_ranks} + 1) * 4);
-  std::memset(b.expert_counts, kPoison, std::size_t{c.num_experts / c.num_ranks} * 4);
+  const abi::GroupShape shape = c.shape();
+  const auto poison = [&](void* region, abi::Region which) {
+    if (region != nullptr) std::memset(region, kPoison, abi::region_bytes(shape, which));
+  };
+  poison(b.recv_x, abi::Region::kRecvX);
+  poison(b.recv_scales, abi::Region::kRecvScales);
+  poison(b.recv_topk_idx, abi::Region::kRecvTopkIdx);
+  poison(b.recv_topk_weights, abi::Region::kRecvTopkWeights);
+  poison(b.recv_src, abi::Region::kRecvSrc);
+  poison(b.rank_offsets, abi::Region::kRankOffsets);
+  poison(b.expert_counts, abi::Region::kExpertCounts);
+  poison(b.expert_offsets, abi::Region::kExpertOffsets);
+  poison(b.source_ranges, abi::Region::kSourceRanges);
 }
 
-void fill_combine(const Case& c, const epd_buffers_t& b, std::uint32_t rank, std::uint64_t round,
-                  std::uint32_t num_rows) {
+void fill_combine(const Case& c, const epd_buffers_t& b, std::uint32_t rank, Round round,
+                  std::uint32_t num_recv_rows) {
+  const abi::GroupShape shape = c.shape();
+  const std::size_t rows = c.layout == EPD_LAYOUT_EXPERT ? shape.recv_rows() : num_recv_rows;
   auto* y = static_cast<std::uint16_t*>(b.y);
-  for (std::uint32_t row = 0; row < num_rows; ++row)
+  for (std::uint32_t row = 0; row < rows; ++row)
     make_y_row(c, rank, round, row, y + std::size_t{row} * c.hidden);
-  std::memset(b.out, kPoison, std::size_t{c.max_tokens} * c.hidden * 2);
+  const std::vector<float> weights = make_weights(c, rank, round);
+  std::copy(weights.begin(), weights.end(), b.topk_weights);
+  const std::vector<float> y_weights = make_y_weights(c, rank, round, rows);
+  std::copy(y_weights.begin(), y_weights.end(), b.y_weights);
+  for (std::uint32_t i = 0; i < c.num_biases; ++i) {
+    const std::vector<std::uint16_t> bias = make_bias(c, rank, round, i);
+    std::copy(bias.begin(), bias.end(), static_cast<std::uint16_t*>(b.bias[i]));
+  }
+  std::memset(b.out, kPoison, abi::region_bytes(shape, abi::Region::kOut));
+  std::memset(b.out_weights, kPoison, abi::region_bytes(shape, abi::Region::kOutWeights));
 }
 
-std::string check_dispatch(const Case& c, const epd_buffers_t& b, const std::vector<Input>& inputs,
-                           std::uint32_t rank, const epd_result_t& result, const epd_counts_t* counts) {
-  std::vector<Input> sent = inputs;
-  if (!c.send_weights) {
-    for (Input& input : sent) input.topk_weights.clear();
-  }
-  const auto want = kernels::reference::dispatch_to(c.params(), sent, rank);
-  if (result.num_recv_rows != want.num_rows) {
-    return "num_recv_rows is " + std::to_string(result.num_recv_rows) + ", not " +
-           std::to_string(want.num_rows);
-  }
-  std::string text = differ("rank_offsets", b.rank_offsets, want.rank_offsets.data(), c.num_ranks + 1);
-  if (text.empty()) {
-    text = differ("expert_counts", b.expert_counts, want.expert_counts.data(), c.num_experts / c.num_ranks);
-  }
-  if (text.empty() && counts != nullptr) {
-    if (counts->num_recv_rows != want.num_rows) {
-      return "counts.num_recv_rows is " + std::to_string(counts->num_recv_rows) + ", not " +
-             std::to_string(want.num_rows);
-    }
-    text = differ("counts.rank_offsets", counts->rank_offsets, want.rank_offsets.data(), c.num_ranks + 1);
-    if (text.empty()) {
-      text = differ("counts.expert_counts", counts->expert_counts, want.expert_counts.data(),
-                    c.num_experts / c.num_ranks);
-    }
-  }
-  const std::size_t rows = want.num_rows;
-  if (text.empty()) text = differ("recv_src", b.recv_src, want.recv_src.data(), rows * 2);
-  if (text.empty()) {
-    text = c.fp8 ? differ("recv_x (e4m3)", static_cast<const std::uint8_t*>(b.recv_x), want.recv_e4m3.data(),
-                          rows * c.hidden)
-                 : differ("recv_x (bf16)", static_cast<const std::uint16_t*>(b.recv_x), want.recv_bf16.data(),
-                          rows * c.hidden);
-  }
-  if (text.empty() && c.fp8) {
-    text = differ("recv_scales", b.recv_scales, want.recv_scales.data(), rows * (c.hidden / 128));
-  }
-  for (std::size_t i = 0; i < rows * c.topk && text.empty(); ++i) {
-    const std::int64_t got = index_at(c, b.recv_topk_idx, i);
-    text = differ(("recv_topk_idx element " + std::to_string(i)).c_str(), &got, &want.recv_topk_idx[i], 1);
-  }
-  if (text.empty()) {
-    text = differ("recv_topk_weights", b.recv_topk_weights, want.recv_topk_weights.data(), rows * c.topk);
-  }
-  return text;
-}
-
-std::string check_combine(const Case& c, const epd_buffers_t& b, const std::vector<Input>& inputs,
-                          std::uint32_t rank, std::uint64_t round) {
-  std::vector<std::vector<std::uint16_t>> y(c.num_ranks);
-  const std::uint32_t per_rank = c.num_experts / c.num_ranks;
-  for (std::uint32_t d = 0; d < c.num_ranks; ++d) {
-    std::uint32_t rows = 0;
-    for (const Input& input : inputs) {
-      for (std::size_t token = 0; token < input.num_tokens; ++token) {
-        const auto first = input.topk_idx.begin() + static_cast<std::ptrdiff_t>(token * c.topk);
-        rows +=
-            std::any_of(first, first + c.topk, [&](std::int64_t e) { return e >= 0 && e / per_rank == d; })
-                ? 1
-                : 0;
-      }
-    }
-    y[d].resize(std::size_t{rows} * c.hidden);
+std::vector<Answer> make_answers(const Case& c, Round round) {
+  Case slim = c;
+  slim.payload = EPD_PAYLOAD_OPAQUE;
+  slim.scales = EPD_SCALES_FLOAT32;
+  slim.opaque_bytes = abi::kOpaqueMultiple;
+  const std::vector<Input> inputs = slim_inputs(c, round.routing);
+  std::vector<Answer> answers(c.num_ranks);
+  for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {
+    const std::uint32_t rows = kernels::reference::dispatch_to(slim.params(), inputs, rank).num_rows;
+    Answer& answer = answers[rank];
+    answer.y.resize(std::size_t{rows} * c.hidden);
     for (std::uint32_t row = 0; row < rows; ++row)
-      make_y_row(c, d, round, row, &y[d][std::size_t{row} * c.hidden]);
+      make_y_row(c, rank, round, row, &answer.y[std::size_t{row} * c.hidden]);
+    answer.y_weights = make_y_weights(c, rank, round, rows);
+    for (std::uint32_t i = 0; i < biases_of(c, round); ++i) answer.bias[i] = make_bias(c, rank, round, i);
   }
-  const auto want = kernels::reference::combine_to(c.params(), inputs, y, c.weighted, rank);
-  return differ("out", static_cast<const std::uint16_t*>(b.out), want.data(), want.size());
-}
-
-std::uint64_t digest_dispatch(const Case& c, const epd_buffers_t& b, std::uint32_t num_rows) {
-  std::uint64_t hash = digest(0xcbf29ce484222325ull, b.recv_x, num_rows * row_bytes(c));
-  if (c.fp8) hash = digest(hash, b.recv_scales, std::size_t{num_rows} * (c.hidden / 128) * 4);
-  hash = digest(hash, b.recv_topk_idx, std::size_t{num_rows} * c.topk * (c.index64 ? 8 : 4));
-  hash = digest(hash, b.recv_topk_weights, std::size_t{num_rows} * c.topk * 4);
-  hash = digest(hash, b.recv_src, std::size_t{num_rows} * 8);
-  hash = digest(hash, b.rank_offsets, (std::size_t{c.num_ranks} + 1) * 4);
-  return digest(hash, b.expert_counts, std::size_t{c.num_experts / c.num_ranks} * 4);
-}
-
-std::uint64_t digest_combine(const Case& c, const epd_buffers_t& b, std::uint32_t num_tokens) {
-  return digest(0xcbf29ce484222325ull, b.out, std::size_t{num_tokens} * c.hidden * 2);
+  return answers;
 }
 
 }  // namespace epd::test

@@ -4,6 +4,7 @@
 
 #include "epd/epd.h"
 #include "kernels/reference.h"
+#include "proto/arena.h"
 
 #include <cstdint>
 #include <string>
@@ -11,52 +12,95 @@
 
 namespace epd::test {
 
+// Outputs are filled with it before each operation.
+inline constexpr int kPoison = 0xa5;
+
 enum class Routing { kUniform, kZipf, kOneExpert, kOneRank, kSparse, kNothing, kRepeated };
 enum class Sizes { kFull, kUneven, kSomeEmpty, kAllEmpty };
 
 struct Case {
   std::uint64_t seed = 1;
+  // The group.
   std::uint32_t num_ranks = 2;
   std::uint32_t num_experts = 4;
   std::uint32_t max_tokens = 8;
   std::uint32_t hidden = 128;
   std::uint32_t topk = 2;
   std::uint32_t depth = 2;
-  bool fp8 = false;
+  epd_payload_t payload = EPD_PAYLOAD_BF16;
+  epd_scale_format_t scales = EPD_SCALES_FLOAT32;
+  epd_layout_t layout = EPD_LAYOUT_COMPACT;
+  std::uint32_t alignment = 1;
+  std::uint32_t opaque_bytes = 0;
+  std::uint32_t num_biases = 0;
+  std::uint32_t num_handles = 0;
+  std::uint32_t max_recv_rows = 0;
+  std::int32_t priority = 0;
   bool index64 = false;
-  bool send_weights = true;  // dispatch
-  bool weighted = true;      // combine
+  // Its operations.
+  bool send_weights = true;     // dispatch
+  bool weighted = true;         // combine
+  bool return_weights = false;  // combine
+  bool zero_padding = false;
+  bool mark_unused = false;
+  bool defer = false;
+  std::uint32_t sms = 0;
   Routing routing = Routing::kUniform;
   Sizes sizes = Sizes::kUneven;
 
   std::string describe() const;
+  abi::GroupShape shape() const;
   kernels::reference::GroupParams params() const;
   epd_group_config_t config(const char* name, std::uint32_t rank) const;
 };
 
-// A case within a few megabytes; every field but num_ranks follows from the seed.
+// A case within a few megabytes; every field but num_ranks follows from the seed. If it has a max_recv_rows,
+// that is just enough for routings 0 .. kRoundsThatFit - 1.
 Case random_case(std::uint64_t seed, std::uint32_t num_ranks);
+inline constexpr std::uint64_t kRoundsThatFit = 8;
+// The least max_recv_rows for these routings.
+std::uint32_t rows_needed(const Case& c, std::uint64_t num_routings);
+
+// What one operation works on: its routing (number of tokens, choices) and its data (all else). They differ
+// where a routing is used again.
+struct Round {
+  Round(std::uint64_t both) : data(both), routing(both) {}  // NOLINT: a number is a round
+  Round(std::uint64_t its_data, std::uint64_t its_routing) : data(its_data), routing(its_routing) {}
+  std::uint64_t data;
+  std::uint64_t routing;
+  auto operator<=>(const Round&) const = default;
+};
 
 using Input = kernels::reference::RankInput;
-Input make_input(const Case& c, std::uint32_t rank, std::uint64_t round);
-std::vector<Input> make_inputs(const Case& c, std::uint64_t round);
+Input make_input(const Case& c, std::uint32_t rank, Round round);
+std::vector<Input> make_inputs(const Case& c, Round round);
 
-// What rank's experts answer in a round: finite bf16, row by row.
-void make_y_row(const Case& c, std::uint32_t rank, std::uint64_t round, std::uint32_t row, std::uint16_t* y);
+// What rank's experts answer: finite bf16, row by row.
+void make_y_row(const Case& c, std::uint32_t rank, Round round, std::uint32_t row, std::uint16_t* y);
+// The answers of all ranks, as combine takes them.
+using Answer = kernels::reference::CombineInput;
+std::vector<Answer> make_answers(const Case& c, Round round);
+// How many bias regions the combine of a round adds.
+std::uint32_t biases_of(const Case& c, Round round);
 
-// Writes an input to a slot's regions, and poison to its outputs.
-void fill_dispatch(const Case& c, const epd_buffers_t& buffers, const Input& input);
-void fill_combine(const Case& c, const epd_buffers_t& buffers, std::uint32_t rank, std::uint64_t round,
-                  std::uint32_t num_rows);
+// Arguments as the case says; the caller adds slot, handle and whatever it is about.
+epd_dispatch_args_t dispatch_args(const Case& c, std::uint32_t num_tokens);
+epd_combine_args_t combine_args(const Case& c, Round round);
+
+// Writes an input to a slot's regions, and poison to its outputs. `cached`: to the choices too, nobody may
+// read them.
+void fill_dispatch(const Case& c, const epd_buffers_t& buffers, const Input& input, bool cached = false);
+void fill_combine(const Case& c, const epd_buffers_t& buffers, std::uint32_t rank, Round round,
+                  std::uint32_t num_recv_rows);
 
 // "" or the first difference from the specification. `counts` may be null.
 std::string check_dispatch(const Case& c, const epd_buffers_t& buffers, const std::vector<Input>& inputs,
                            std::uint32_t rank, const epd_result_t& result, const epd_counts_t* counts);
 std::string check_combine(const Case& c, const epd_buffers_t& buffers, const std::vector<Input>& inputs,
-                          std::uint32_t rank, std::uint64_t round);
+                          std::uint32_t rank, Round round);
 
-// Of all valid output bytes of a slot.
-std::uint64_t digest_dispatch(const Case& c, const epd_buffers_t& buffers, std::uint32_t num_rows);
+// Of all output bytes of a slot that mean something.
+std::uint64_t digest_dispatch(const Case& c, const epd_buffers_t& buffers, std::uint32_t num_recv_rows);
 std::uint64_t digest_combine(const Case& c, const epd_buffers_t& buffers, std::uint32_t num_tokens);
 
 }  // namespace epd::test
