@@ -13,12 +13,14 @@ const char* op_name(abi::Op op) {
 }
 
 std::uint32_t ExchangeBlock::first_not_ready(std::uint64_t tag, std::uint32_t from) const {
-  while (from < shape_.num_ranks && ready(from).load(std::memory_order_acquire) >= tag) ++from;
+  while (from < shape_.num_ranks && (masked(from) || ready(from).load(std::memory_order_acquire) >= tag))
+    ++from;
   return from;
 }
 
 std::uint32_t ExchangeBlock::first_not_arrived(std::uint64_t tag, std::uint32_t from) const {
-  while (from < shape_.num_ranks && arrived(from).load(std::memory_order_acquire) >= tag) ++from;
+  while (from < shape_.num_ranks && (masked(from) || arrived(from).load(std::memory_order_acquire) >= tag))
+    ++from;
   return from;
 }
 
@@ -33,6 +35,7 @@ std::optional<ExchangeBlock::Disagreement> ExchangeBlock::disagreement(std::uint
                                   "; all ranks must submit the same operations in the same order"};
   };
   for (std::uint32_t rank = 0; rank < shape_.num_ranks; ++rank) {
+    if (masked(rank)) continue;
     const abi::OpAnnouncement& other = announcement(rank);
     if (other.op != mine.op) {
       return differ(rank, "op", op_name(static_cast<abi::Op>(mine.op)),

@@ -64,7 +64,8 @@ StepResult Operation::held_up() {
 }
 
 ExchangeBlock Operation::block_of(std::uint32_t rank) const {
-  return {group_.ranks[rank].exchange.bytes(), group_.shape, group_.exchange_layout, index_};
+  return {group_.ranks[rank].exchange.bytes(), group_.shape, group_.exchange_layout, index_,
+          group_.active_since};
 }
 
 StepResult Operation::fail(StatusCode cause, std::int32_t culprit, const std::string& text) {
@@ -98,6 +99,7 @@ StepResult Operation::plan_dispatch() {
   const abi::GroupShape& s = group_.shape;
   Route& route = member_.routes[submission_.slot];
   route.handle = 0;
+  route.epoch = group_.epoch;
   kernels::RoutingInput input;
   input.topk_idx = member_.user(submission_.slot, Region::kTopkIdx);
   input.index64 = s.index_type == abi::IndexType::kInt64;
@@ -105,6 +107,7 @@ StepResult Operation::plan_dispatch() {
   input.topk = s.topk;
   input.num_ranks = s.num_ranks;
   input.num_experts = s.num_experts;
+  input.masked = group_.masked;
   const kernels::RoutingError error = kernels::build_routing_plan(input, route.plan);
   if (error.bad) {
     return fail(StatusCode::kInvalidArgument, static_cast<std::int32_t>(member_.rank),
@@ -141,6 +144,7 @@ void Operation::announce(const Route& route) {
   own.num_tokens = submission_.num_tokens;
   own.flags = submission_.flags;
   for (std::uint32_t d = 0; d < s.num_ranks; ++d) {
+    if (!group_.active(d)) continue;
     const ExchangeBlock block = block_of(d);
     block.announcement(member_.rank) = own;
     if (dispatch) {
@@ -181,13 +185,16 @@ StepResult Operation::launch_dispatch(Device& device) {
   std::vector<std::uint32_t>& base = route_->base_rows;
   base.assign(s.num_ranks, 0);
   for (std::uint32_t source = 0; source < member_.rank; ++source) {
+    if (!group_.active(source)) continue;
     const std::uint32_t* row = own.rank_counts(source);
     for (std::uint32_t d = 0; d < s.num_ranks; ++d) base[d] += row[d];
   }
   std::vector<std::int32_t> offsets(s.num_ranks + 1, 0);
   std::vector<std::int32_t> experts(s.experts_per_rank(), 0);
   for (std::uint32_t source = 0; source < s.num_ranks; ++source) {
-    offsets[source + 1] = offsets[source] + static_cast<std::int32_t>(own.rank_counts(source)[member_.rank]);
+    offsets[source + 1] = offsets[source];
+    if (!group_.active(source)) continue;
+    offsets[source + 1] += static_cast<std::int32_t>(own.rank_counts(source)[member_.rank]);
     const std::uint32_t* counts = own.expert_counts(source);
     for (std::size_t e = 0; e < experts.size(); ++e) experts[e] += static_cast<std::int32_t>(counts[e]);
   }
@@ -202,6 +209,7 @@ StepResult Operation::launch_dispatch(Device& device) {
 
   targets_.resize(s.num_ranks);
   for (std::uint32_t d = 0; d < s.num_ranks; ++d) {
+    if (!group_.active(d)) continue;  // no row goes there
     std::byte* arena = group_.ranks[d].user.bytes();
     const auto at = [&](Region region) { return arena + group_.user_layout.at(slot, region); };
     targets_[d] = {at(Region::kRecvX),
@@ -234,6 +242,7 @@ StepResult Operation::launch_combine(Device& device) {
   const std::uint32_t slot = submission_.slot;
   sources_.resize(s.num_ranks);
   for (std::uint32_t d = 0; d < s.num_ranks; ++d) {
+    if (!group_.active(d)) continue;  // no row of it is used
     const std::byte* arena = group_.ranks[d].user.bytes();
     sources_[d] = {reinterpret_cast<const std::uint16_t*>(arena + group_.user_layout.at(slot, Region::kY)),
                    route_->base_rows[d]};
@@ -269,6 +278,7 @@ StepResult Operation::move(Page& page) {
     count_moved(page, member_, Op::kCombine, rows * s.hidden * 2);
   }
   for (std::uint32_t d = 0; d < s.num_ranks; ++d) {
+    if (!group_.active(d)) continue;
     block_of(d).arrived(member_.rank).store(tag_, std::memory_order_release);
   }
   group_.ring_peers();
@@ -331,6 +341,7 @@ abi::Completion Operation::completion(StatusCode status, std::int32_t culprit, s
   c.member = submission_.member;
   c.slot = submission_.slot;
   c.num_recv_rows = num_recv_rows_;
+  if (status == StatusCode::kOk && route_ != nullptr) c.num_dropped_selections = route_->plan.num_dropped;
   c.seen_us = saturated_us(submission_.submit_ns, seen_ns_);
   c.launched_us = launched_ns_ == 0 ? 0 : saturated_us(submission_.submit_ns, launched_ns_);
   c.done_us = saturated_us(submission_.submit_ns, now_ns);

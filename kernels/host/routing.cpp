@@ -58,6 +58,7 @@ RoutingError fill(const RoutingInput& input, RankSet ranks, RoutingPlan& plan) {
   // volatile: the value that was checked is the value that is used.
   const auto* choices = static_cast<const volatile Index*>(input.topk_idx);
   const RankOfExpert rank_of_expert(input.num_experts / input.num_ranks);
+  const std::uint8_t* masked = input.masked.empty() ? nullptr : input.masked.data();
   std::int32_t* topk = plan.topk.data();
   RouteEntry* entry = plan.entries.data();
   for (std::uint32_t token = 0; token < input.num_tokens; ++token) {
@@ -69,8 +70,14 @@ RoutingError fill(const RoutingInput& input, RankSet ranks, RoutingPlan& plan) {
       *topk++ = static_cast<std::int32_t>(value);
       if (value == -1) continue;
       const auto expert = static_cast<std::uint32_t>(value);
+      const std::uint32_t rank = rank_of_expert(expert);
+      if (masked != nullptr && masked[rank] != 0) {
+        topk[-1] = -1;
+        ++plan.num_dropped;
+        continue;
+      }
       ++plan.expert_counts[expert];
-      ranks.add(rank_of_expert(expert));
+      ranks.add(rank);
     }
     ranks.visit_ascending([&](std::uint32_t rank) { *entry++ = {rank, plan.rank_counts[rank]++}; });
   }
@@ -94,6 +101,7 @@ RoutingError build_routing_plan(const RoutingInput& input, RoutingPlan& plan) {
   plan.topk.resize(tokens * input.topk);
   plan.rank_counts.assign(input.num_ranks, 0);
   plan.expert_counts.assign(input.num_experts, 0);
+  plan.num_dropped = 0;
   const RoutingError error =
       input.index64 ? fill_any<std::int64_t>(input, plan) : fill_any<std::int32_t>(input, plan);
   // A refused plan routes nothing.
@@ -101,10 +109,36 @@ RoutingError build_routing_plan(const RoutingInput& input, RoutingPlan& plan) {
     plan.begin.assign(1, 0);
     plan.entries.clear();
     plan.topk.clear();
+    plan.num_dropped = 0;
     plan.rank_counts.assign(input.num_ranks, 0);
     plan.expert_counts.assign(input.num_experts, 0);
   }
   return error;
+}
+
+void drop_ranks(std::span<const std::uint8_t> gone, std::uint32_t num_experts, RoutingPlan& plan) {
+  const std::uint32_t experts_per_rank = num_experts / static_cast<std::uint32_t>(gone.size());
+  for (std::int32_t& choice : plan.topk) {
+    if (choice < 0 || gone[static_cast<std::uint32_t>(choice) / experts_per_rank] == 0) continue;
+    choice = -1;
+    ++plan.num_dropped;
+  }
+  std::uint32_t kept = 0;
+  std::uint32_t next = 0;
+  for (std::uint32_t token = 0; token < plan.num_tokens(); ++token) {
+    plan.begin[token] = kept;
+    for (; next < plan.begin[token + 1]; ++next) {
+      if (gone[plan.entries[next].rank] == 0) plan.entries[kept++] = plan.entries[next];
+    }
+  }
+  plan.begin.back() = kept;
+  plan.entries.resize(kept);
+  for (std::size_t rank = 0; rank < gone.size(); ++rank) {
+    if (gone[rank] == 0) continue;
+    plan.rank_counts[rank] = 0;
+    std::fill_n(plan.expert_counts.begin() + static_cast<std::ptrdiff_t>(rank * experts_per_rank),
+                experts_per_rank, 0);
+  }
 }
 
 }  // namespace epd::kernels

@@ -22,6 +22,7 @@ struct RoutingPlan {
   std::vector<std::uint32_t> rank_counts;    // [R] rows to each rank
   std::vector<std::uint32_t> expert_counts;  // [E] selections of each expert
   std::vector<std::int32_t> topk;            // [n,K] validated private copy of the choices
+  std::uint32_t num_dropped = 0;             // selections of masked ranks' experts; -1 in topk
 
   std::uint32_t num_tokens() const {
     return begin.empty() ? 0 : static_cast<std::uint32_t>(begin.size() - 1);
@@ -36,6 +37,7 @@ struct RoutingInput {
   std::uint32_t topk = 0;
   std::uint32_t num_ranks = 0;
   std::uint32_t num_experts = 0;
+  std::span<const std::uint8_t> masked = {};  // [R] not 0: the rank is lost; empty: none is
 };
 
 // The first choice outside [-1, num_experts).
@@ -47,7 +49,12 @@ struct RoutingError {
 };
 
 // Fills `plan` (its memory is reused). A token that chooses one rank several times, or one expert
-// twice, sends one row; expert_counts counts every selection.
+// twice, sends one row; expert_counts counts every selection. A selection of a masked rank's expert is taken
+// as none and counted in num_dropped.
 RoutingError build_routing_plan(const RoutingInput& input, RoutingPlan& plan);
+
+// Takes the rows of ranks that were lost after the dispatch out of its plan. `gone` [R]. The places of the
+// other rows stay as they are.
+void drop_ranks(std::span<const std::uint8_t> gone, std::uint32_t num_experts, RoutingPlan& plan);
 
 }  // namespace epd::kernels

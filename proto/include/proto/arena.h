@@ -106,10 +106,11 @@ static_assert(sizeof(OpAnnouncement) == 32);
 // lies in the arena so that it outlives the engine.
 struct RoutingRecord {
   std::uint64_t handle;  // op_index + 1 of the dispatch; 0 = none. Stored last
+  std::uint64_t epoch;   // of the dispatch
   std::uint32_t num_tokens;
-  std::uint32_t reserved;
+  std::uint32_t num_dropped;  // selections of lost ranks' experts; they are -1 in topk
 };
-static_assert(sizeof(RoutingRecord) == 16);
+static_assert(sizeof(RoutingRecord) == 24);
 
 // Block b of the exchange arena of rank d serves the operations numbered b, b + depth, b + 2*depth, ...
 // It is written by the source ranks' engines:
@@ -142,7 +143,7 @@ struct ExchangeArenaLayout {
     expert_counts = align_up(rank_counts + ranks * ranks * 4, 64);
     block_bytes = align_up(expert_counts + ranks * s.experts_per_rank() * 4, kRegionAlign);
     routing = block_bytes * s.depth;
-    base_rows = sizeof(RoutingRecord);
+    base_rows = align_up(sizeof(RoutingRecord), 64);
     topk = align_up(base_rows + ranks * 4, 64);
     routing_bytes = align_up(topk + std::uint64_t{s.max_tokens} * s.topk * 4, kRegionAlign);
     total_bytes = routing + routing_bytes * s.depth;
