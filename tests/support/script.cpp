@@ -151,25 +151,28 @@ void ScriptRunner::drain() {
   while (!in_flight_.empty()) finish_oldest();
 }
 
-// Everything in flight ends first; then all ranks agree where to go on.
-void ScriptRunner::recover(epd_status_t status) {
+// Everything in flight ends first; then all ranks agree where to go on. False: the group has ended.
+bool ScriptRunner::recover(epd_status_t status) {
   drain();
   RANK_CHECK(allows_resume(status),
              case_.describe() + ": " + epd_status_name(status) + ": " + epd_last_error());
-  const epd_resume_info_t info = resume(epd_status_name(status));
+  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+  if (!resume(epd_status_name(status), info)) return false;
   ++stats_.resumes;
   RANK_CHECK(info.resume_op >= options_.first_op && info.resume_op <= options_.first_op + next_,
              "resume_op is " + std::to_string(info.resume_op) +
                  "; submitted: " + std::to_string(options_.first_op + next_));
   next_ = info.resume_op - options_.first_op;
+  return true;
 }
 
-epd_resume_info_t ScriptRunner::resume(const std::string& why) {
-  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+bool ScriptRunner::resume(const std::string& why, epd_resume_info_t& info) {
   note("resume after " + why);
-  must(epd_group_resume(group_.get(), kResumeMs, &info), "resume after " + why);
+  const epd_status_t status = epd_group_resume(group_.get(), kResumeMs, &info);
+  if (status != EPD_OK && status == options_.end) return false;
+  must(status, "resume after " + why);
   epoch_ = info.epoch;
-  return info;
+  return true;
 }
 
 // True if a peer's failure takes this rank back into the script that it had completed.
@@ -196,7 +199,8 @@ bool ScriptRunner::redo_for_peers() {
 }
 
 ScriptStats ScriptRunner::run() {
-  if (options_.recover) resume("nothing");  // to know the epoch
+  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+  if (options_.recover && !resume("nothing", info)) return stats_;  // to know the epoch
   do {
     run_to_end();
   } while (redo_for_peers());
@@ -220,12 +224,10 @@ void ScriptRunner::run_to_end() {
       status = finish_oldest();
     }
     if (status == EPD_OK) continue;
-    if (status == options_.end) {
-      drain();
-      next_ = script_.size();
-      break;
-    }
-    recover(status);
+    if (status != options_.end && recover(status)) continue;
+    drain();
+    next_ = script_.size();
+    break;
   }
 }
 

@@ -33,7 +33,7 @@ struct ScriptOptions {
   Order order = Order::kWindows;
   std::uint64_t first_op = 0;  // number of the group's next operation
   bool recover = false;        // resume and redo after a failure that allows it
-  epd_status_t end = EPD_OK;   // the script ends with the first operation that gives this
+  epd_status_t end = EPD_OK;   // the script ends with the first operation or resume that gives this
   // With `recover`: counts the ranks that are done. Until all are, a rank may be asked to redo what it
   // has completed and its peers have not, so nobody leaves before.
   Gate* finished = nullptr;
@@ -66,11 +66,11 @@ class ScriptRunner {
   epd_status_t submit(std::size_t step);
   epd_status_t finish_oldest();
   void check(const Step& step, const epd_result_t& result, const epd_counts_t* counts);
-  epd_resume_info_t resume(const std::string& why);
+  bool resume(const std::string& why, epd_resume_info_t& info);
   void run_to_end();
   bool redo_for_peers();
   void drain();
-  void recover(epd_status_t status);
+  bool recover(epd_status_t status);
   const std::vector<Input>& inputs_of(std::uint64_t round);
   std::string at(std::size_t step) const;
 
