@@ -130,15 +130,17 @@ std::string life_in_danger(const Daemon& daemon, const GroupPlan& plan, const Se
   return "";
 }
 
-// In one group from beginning to end; no failure is allowed.
+// In one group from beginning to end; no failure is allowed, until the first rank leaves at the end.
 std::string life_in_peace(const Daemon& daemon, const GroupPlan& plan, const Seat& seat, Board& board,
                           Progress& progress) {
   const Session session(daemon.socket(), daemon.device(seat.device));
   const Group group(session, plan.shape.config(plan.name.c_str(), seat.rank));
   ScriptOptions options = script_options(plan, progress);
   options.rounds = 20;
+  options.end = EPD_RANK_LOST;
   while (!board.stop) {
-    ScriptRunner(group, plan.shape, seat.rank, options).run();
+    const ScriptStats stats = ScriptRunner(group, plan.shape, seat.rank, options).run();
+    RANK_CHECK(stats.failures.empty() || board.stop, stats.to_string());
     options.first_op += 2 * std::uint64_t{options.rounds};
     ++progress.generations;
     sleep_ms(5);
