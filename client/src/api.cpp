@@ -197,6 +197,11 @@ uint32_t epd_group_rank(const epd_group_t* group) {
   return group != nullptr ? unwrap(group)->rank : UINT32_MAX;
 }
 
+int epd_group_active(const epd_group_t* group, uint32_t rank) {
+  if (group == nullptr || rank >= unwrap(group)->shape.num_ranks) return 0;
+  return unwrap(group)->board.active(rank) ? 1 : 0;
+}
+
 epd_status_t epd_group_buffers(const epd_group_t* group, uint32_t slot, epd_buffers_t* buffers) {
   return guarded([&]() -> Status {
     EPD_REQUIRE(group);

@@ -2,6 +2,7 @@
 
 #include "proto/wire.h"
 
+#include <bit>
 #include <cstring>
 
 namespace epd::client {
@@ -26,6 +27,10 @@ bool BoardView::snapshot(BoardSnapshot& out) const {
     out.resume_index = b.resume_index.load(std::memory_order_relaxed);
     out.cause = checked_code(b.cause.load(std::memory_order_relaxed));
     out.culprit_rank = b.culprit_rank.load(std::memory_order_relaxed);
+    out.num_active_ranks = 0;
+    for (const auto& word : b.active) {
+      out.num_active_ranks += static_cast<std::uint32_t>(std::popcount(word.load(std::memory_order_relaxed)));
+    }
     std::memcpy(out.message, b.message, sizeof(out.message));
     std::atomic_thread_fence(std::memory_order_acquire);
     if (b.change.load(std::memory_order_relaxed) == before) return true;

@@ -15,6 +15,7 @@ struct BoardSnapshot {
   std::uint64_t resume_index = 0;
   StatusCode cause = StatusCode::kOk;
   std::int32_t culprit_rank = -1;
+  std::uint32_t num_active_ranks = 0;
   char message[abi::kMessageBytes] = "";
 };
 
@@ -30,6 +31,10 @@ class BoardView {
   bool snapshot(BoardSnapshot& out) const;
   // OK while a member in `epoch` may submit, else the cause of the break. Two loads when all is well.
   Status usable_in(std::uint64_t epoch) const;
+  // One word of the set, so never torn.
+  bool active(std::uint32_t rank) const {
+    return (board().active[rank / 64].load(std::memory_order_acquire) >> (rank % 64) & 1) != 0;
+  }
   // "" unless the slot's message is about this ticket.
   std::string message_for(std::uint32_t slot, std::uint64_t ticket) const;
 

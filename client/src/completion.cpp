@@ -52,6 +52,7 @@ void Session::finish_locked(Operations::iterator found, const abi::Completion& c
   op.result.seen_us = completion.seen_us;
   op.result.launched_us = completion.launched_us;
   op.result.done_us = completion.done_us;
+  op.result.num_dropped_selections = completion.num_dropped_selections;
   GroupSlot& slot = op.group->slots[op.slot];
   if (slot.ticket == found->first) op.group->release_slot(slot, op.result.status == EPD_OK);
   if (op.result.status != EPD_OK) {

@@ -181,6 +181,7 @@ Status Session::resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t&
   }
   info.epoch = group.epoch;
   info.resume_op = group.next_index;
+  info.num_active_ranks = board.num_active_ranks;
   return {};
 }
 

@@ -20,15 +20,24 @@ std::string routing_name(std::uint64_t tag) {
          std::to_string(abi::epoch_of_tag(tag));
 }
 
+// A rank that came after the dispatch does not know its epoch and says 0.
+bool same_routing(std::uint64_t a, std::uint64_t b) {
+  if (a == b) return true;
+  const bool either_came_later = a != 0 && b != 0 && (abi::epoch_of_tag(a) == 0 || abi::epoch_of_tag(b) == 0);
+  return either_came_later && abi::index_of_tag(a) == abi::index_of_tag(b);
+}
+
 }  // namespace
 
 std::uint32_t ExchangeBlock::first_not_ready(std::uint64_t tag, std::uint32_t from) const {
-  while (from < shape_.num_ranks && ready(from).load(std::memory_order_acquire) >= tag) ++from;
+  while (from < shape_.num_ranks && (masked(from) || ready(from).load(std::memory_order_acquire) >= tag))
+    ++from;
   return from;
 }
 
 std::uint32_t ExchangeBlock::first_not_arrived(std::uint64_t tag, std::uint32_t from) const {
-  while (from < shape_.num_ranks && arrived(from).load(std::memory_order_acquire) >= tag) ++from;
+  while (from < shape_.num_ranks && (masked(from) || arrived(from).load(std::memory_order_acquire) >= tag))
+    ++from;
   return from;
 }
 
@@ -43,6 +52,7 @@ std::optional<ExchangeBlock::Disagreement> ExchangeBlock::disagreement(std::uint
                                   "; all ranks must submit the same operations in the same order"};
   };
   for (std::uint32_t rank = 0; rank < shape_.num_ranks; ++rank) {
+    if (masked(rank)) continue;
     const abi::OpAnnouncement& other = announcement(rank);
     if (other.op != mine.op) {
       return differ(rank, "op", op_name(static_cast<abi::Op>(mine.op)),
@@ -50,7 +60,7 @@ std::optional<ExchangeBlock::Disagreement> ExchangeBlock::disagreement(std::uint
     }
     if (other.slot != mine.slot)
       return differ(rank, "slot", std::to_string(mine.slot), std::to_string(other.slot));
-    if (other.routing != mine.routing) {
+    if (!same_routing(mine.routing, other.routing)) {
       return differ(rank, "routing", routing_name(mine.routing), routing_name(other.routing));
     }
   }

@@ -14,12 +14,16 @@
 
 namespace epd {
 
-// View of the block for operation `op_index` in one rank's exchange arena.
+// View of the block for operation `op_index` in one rank's exchange arena. Ranks whose `active_since` is 0
+// are masked: nobody waits for them, and what they announced once is not looked at.
 class ExchangeBlock {
  public:
   ExchangeBlock(std::byte* arena, const abi::GroupShape& shape, const abi::ExchangeArenaLayout& layout,
-                std::uint64_t op_index)
-      : base_(arena + layout.block(op_index, shape.depth)), shape_(shape), layout_(layout) {}
+                std::uint64_t op_index, std::span<const std::uint64_t> active_since)
+      : base_(arena + layout.block(op_index, shape.depth)),
+        shape_(shape),
+        layout_(layout),
+        active_since_(active_since) {}
 
   std::atomic<std::uint64_t>& ready(std::uint32_t source) const { return line(layout_.ready, source); }
   std::atomic<std::uint64_t>& arrived(std::uint32_t source) const { return line(layout_.arrived, source); }
@@ -50,6 +54,7 @@ class ExchangeBlock {
   std::optional<Disagreement> disagreement(std::uint32_t own, std::uint64_t op_index) const;
 
  private:
+  bool masked(std::uint32_t rank) const { return active_since_[rank] == 0; }
   std::atomic<std::uint64_t>& line(std::uint64_t offset, std::uint32_t index) const {
     return reinterpret_cast<abi::SignalLine*>(base_ + offset)[index].tag;
   }
@@ -57,6 +62,7 @@ class ExchangeBlock {
   std::byte* base_;
   const abi::GroupShape& shape_;
   const abi::ExchangeArenaLayout& layout_;
+  std::span<const std::uint64_t> active_since_;  // [R]
 };
 
 const char* op_name(abi::Op op);

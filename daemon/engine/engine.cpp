@@ -161,7 +161,9 @@ void Engine::acknowledge_breaks() {
       group->peers.clear();
     }
     std::uint64_t next = std::numeric_limits<std::uint64_t>::max();
-    for (const auto& member : group->members) next = std::min(next, member->next_index());
+    for (const auto& member : group->members) {
+      if (!member->stopped) next = std::min(next, member->next_index());
+    }
     group->break_acked = true;
     send(abi::LinkType::kBroken, abi::Broken{id, group->cause.epoch, next});
   }
@@ -169,36 +171,33 @@ void Engine::acknowledge_breaks() {
 
 // An operation below resume_index has been completed by every rank; the former engine died before it could
 // say so. Nobody will redo it, so it has succeeded.
-void Engine::answer_orphans(Group& group, StatusCode status) {
-  for (const auto& member : group.members) {
-    if (member->session == nullptr) continue;
-    auto& orphans = member->session->orphans();
-    std::erase_if(orphans, [&](const SessionPort::Orphan& orphan) {
-      if (orphan.record.member != member->number) return false;
-      abi::Completion completion{};
-      completion.ticket = orphan.record.ticket;
-      completion.op_index = orphan.record.op_index == kUnnumbered ? 0 : orphan.record.op_index;
-      completion.status = status;
-      completion.culprit_rank = static_cast<std::int32_t>(member->rank);
-      completion.member = orphan.record.member;
-      completion.slot = orphan.record.slot;
-      const bool known_slot = orphan.record.slot < group.shape.depth;
-      if (known_slot && orphan.record.op_index < group.resume_index) {
-        const abi::BoardSlot& board_slot = member->board().slots[orphan.record.slot];
-        completion.status = StatusCode::kOk;
-        completion.culprit_rank = -1;
-        if (board_slot.counts_ticket == orphan.record.ticket)
-          completion.num_recv_rows = board_slot.num_recv_rows;
-      } else if (known_slot) {
-        member->publish_message(
-            orphan.record.slot, orphan.record.ticket,
-            "the engine of " + device_->name() + " was restarted with this operation in flight");
-      }
-      count_ended(*member, abi::Op::kNone, completion);
-      member->session->complete(completion);
-      return true;
-    });
-  }
+void Engine::answer_orphans(Member& member, StatusCode status) {
+  if (member.session == nullptr) return;
+  std::erase_if(member.session->orphans(), [&](const SessionPort::Orphan& orphan) {
+    if (orphan.record.member != member.number) return false;
+    abi::Completion completion{};
+    completion.ticket = orphan.record.ticket;
+    completion.op_index = orphan.record.op_index == kUnnumbered ? 0 : orphan.record.op_index;
+    completion.status = status;
+    completion.culprit_rank = static_cast<std::int32_t>(member.rank);
+    completion.member = orphan.record.member;
+    completion.slot = orphan.record.slot;
+    const bool known_slot = orphan.record.slot < member.group.shape.depth;
+    if (known_slot && orphan.record.op_index < member.group.resume_index) {
+      const abi::BoardSlot& board_slot = member.board().slots[orphan.record.slot];
+      completion.status = StatusCode::kOk;
+      completion.culprit_rank = -1;
+      if (board_slot.counts_ticket == orphan.record.ticket)
+        completion.num_recv_rows = board_slot.num_recv_rows;
+    } else if (known_slot) {
+      member.publish_message(
+          orphan.record.slot, orphan.record.ticket,
+          "the engine of " + device_->name() + " was restarted with this operation in flight");
+    }
+    count_ended(member, abi::Op::kNone, completion);
+    member.session->complete(completion);
+    return true;
+  });
 }
 
 // Those whose group did not come back with this engine.

@@ -41,6 +41,7 @@ class Engine {
   Status commit_group(const abi::GroupRef& message);
   Status stop_member(const abi::MemberRef& message);
   Status break_group(const abi::Break& message);
+  Status release_group(const abi::GroupRef& message);
   Status resume_group(const abi::Resume& message);
   Status remove_group(const abi::GroupRef& message);
   Status apply_settings(const abi::Settings& message);
@@ -53,6 +54,7 @@ class Engine {
   void flush_link();
   Group* find_group(std::uint64_t id);
   Member* find_member(Group& group, std::uint32_t rank);
+  void drop_member(Group& group, std::uint32_t rank);
 
   // submissions.cpp: from ring slot to operation
   bool poll_sessions();
@@ -69,7 +71,7 @@ class Engine {
   void finish_arrived(Group& group);
   void fail_operations(Group& group, std::uint64_t from, const abi::Break& cause);
   void acknowledge_breaks();
-  void answer_orphans(Group& group, StatusCode status);
+  void answer_orphans(Member& member, StatusCode status);
   void answer_stray_orphans();
   bool remove_sessions();
   bool spin();

@@ -40,6 +40,12 @@ void Member::publish_state(abi::GroupState state, const abi::Break& cause) const
   b.resume_index.store(group.resume_index, std::memory_order_relaxed);
   b.cause.store(static_cast<std::uint32_t>(cause.cause), std::memory_order_relaxed);
   b.culprit_rank.store(cause.culprit_rank, std::memory_order_relaxed);
+  for (std::size_t word = 0; word < std::size(b.active); ++word) {
+    std::uint64_t bits = 0;
+    for (std::size_t r = word * 64; r < std::min<std::size_t>(word * 64 + 64, group.shape.num_ranks); ++r)
+      bits |= std::uint64_t{group.active_since[r] != 0} << (r % 64);
+    b.active[word].store(bits, std::memory_order_relaxed);
+  }
   abi::set_text(b.message, cause.text, abi::text_length(cause.text));
   b.change.store(change + 1, std::memory_order_release);
   if (session != nullptr) session->ring();
@@ -79,6 +85,24 @@ void Group::set_shape(const abi::GroupShape& new_shape) {
   user_layout = abi::UserArenaLayout(shape);
   exchange_layout = abi::ExchangeArenaLayout(shape);
   ranks.resize(shape.num_ranks);
+  active_since.assign(shape.num_ranks, 0);
+}
+
+void Group::set_active(std::uint32_t rank, std::uint64_t since) {
+  active_since[rank] = since;
+  changed_epoch = std::max(changed_epoch, since != 0 ? since : epoch + 1);
+  const bool any_masked =
+      std::any_of(active_since.begin(), active_since.end(), [](auto s) { return s == 0; });
+  masked.clear();
+  for (std::size_t r = 0; any_masked && r < active_since.size(); ++r) masked.push_back(active_since[r] == 0);
+  if (since != 0) return;
+  ranks[rank] = {};
+  std::erase_if(peers, [this](const auto& peer) {
+    for (std::uint32_t r = 0; r < shape.num_ranks; ++r) {
+      if (active(r) && ranks[r].device_index == peer->device_index) return false;
+    }
+    return true;
+  });
 }
 
 void Group::ring_peers() const {
@@ -92,7 +116,8 @@ void Group::ring_peers() const {
 
 std::string Group::check_complete() const {
   for (std::uint32_t rank = 0; rank < shape.num_ranks; ++rank) {
-    if (!ranks[rank].user.valid()) return "rank " + std::to_string(rank) + " was not announced";
+    if (active(rank) && !ranks[rank].user.valid())
+      return "rank " + std::to_string(rank) + " was not announced";
   }
   if (members.empty()) return "no member on this device";
   return "";

@@ -7,6 +7,7 @@
 #include "route.h"
 #include "stats.h"
 
+#include <algorithm>
 #include <memory>
 #include <set>
 #include <string>
@@ -38,6 +39,8 @@ struct PeerEngine {
 
 struct Group;
 
+inline constexpr std::uint64_t kNoFailure = ~std::uint64_t{0};
+
 // One rank that this device serves.
 class Member {
  public:
@@ -48,7 +51,9 @@ class Member {
   std::byte* user(std::uint32_t slot, abi::Region region) const;
   std::byte* exchange() const;
   // Lowest operation not completed.
-  std::uint64_t next_index() const { return inflight.empty() ? next_number : *inflight.begin(); }
+  std::uint64_t next_index() const {
+    return std::min(inflight.empty() ? next_number : *inflight.begin(), failed_from);
+  }
   void publish_next_index() const;
   // Changes the board's group state under its seqlock.
   void publish_state(abi::GroupState state, const abi::Break& cause) const;
@@ -64,9 +69,11 @@ class Member {
   const std::uint32_t number;  // as in submissions
   SessionPort* session;        // null once removed
   Mapping board_mapping;
-  std::uint64_t next_number = 0;       // of the next operation
-  std::set<std::uint64_t> inflight;    // numbers of operations not completed
-  std::vector<std::uint64_t> slot_op;  // [depth] ticket in flight on the slot, 0 = free
+  std::uint64_t first_index = 0;           // the operation with which this rank came
+  std::uint64_t next_number = 0;           // of the next operation
+  std::uint64_t failed_from = kNoFailure;  // lowest that failed in this epoch: to be done again
+  std::set<std::uint64_t> inflight;        // numbers of operations not completed
+  std::vector<std::uint64_t> slot_op;      // [depth] ticket in flight on the slot, 0 = free
   RouteTable routes;
   bool stopped = false;
   Statistics statistics;
@@ -86,12 +93,23 @@ struct Group {
   bool starts_broken = false;  // a restarted engine: wait for kResume
   bool break_requested = false;
   bool break_acked = false;
+  bool released = false;                           // kRelease: operations fail at once until kResume
   abi::Break cause{};                              // of the break under way, or of the last
   std::vector<GroupRankMemory> ranks;              // [R]; emptied when lost
+  std::vector<std::uint64_t> active_since;         // [R] epoch in which the rank came; 0 = masked
+  std::vector<std::uint8_t> masked;                // [R] active_since as a mask; empty while no rank is
+  std::uint64_t changed_epoch = 0;                 // in which a rank was last masked or replaced
   std::vector<std::unique_ptr<PeerEngine>> peers;  // engines of the group, each once
   std::vector<std::unique_ptr<Member>> members;
 
   void set_shape(const abi::GroupShape& new_shape);
+  bool active(std::uint32_t rank) const { return active_since[rank] != 0; }
+  // Whether the rank holds what it was sent in that epoch.
+  bool serves(std::uint32_t rank, std::uint64_t since_epoch) const {
+    return active(rank) && active_since[rank] <= since_epoch;
+  }
+  // `since` 0 masks the rank. Peers that no active rank needs any more are let go.
+  void set_active(std::uint32_t rank, std::uint64_t since);
   // Wakes the sleeping engines among `peers`. After a release store that they wait for.
   void ring_peers() const;
   std::string check_complete() const;  // what a commit finds missing; "" if nothing

@@ -86,6 +86,9 @@ void Engine::handle_message(Packet& packet) {
     case LinkType::kResume:
       status = with_body<abi::Resume>(packet, [this](const auto& m) { return resume_group(m); });
       break;
+    case LinkType::kRelease:
+      status = with_body<abi::GroupRef>(packet, [this](const auto& m) { return release_group(m); });
+      break;
     case LinkType::kRemoveGroup:
       status = with_body<abi::GroupRef>(packet, [this](const auto& m) { return remove_group(m); });
       break;
@@ -169,9 +172,18 @@ Status Engine::add_rank(Packet& packet) {
   if (!body.ok()) return body.status();
   const abi::GroupRank& message = body.value();
   Group* group = find_group(message.group_id);
-  if (group == nullptr || message.rank >= group->shape.num_ranks || packet.fds.size() != 4) {
+  const bool changeable = group != nullptr && (group->phase == GroupPhase::kStarting ||
+                                               (group->phase == GroupPhase::kBreaking && group->break_acked));
+  if (!changeable || message.rank >= group->shape.num_ranks ||
+      packet.fds.size() != (message.active_since != 0 ? 4 : 0)) {
     return invalid_argument("kGroupRank for group " + std::to_string(message.group_id) + " rank " +
-                            std::to_string(message.rank));
+                            std::to_string(message.rank) + " with " + std::to_string(packet.fds.size()) +
+                            " descriptors");
+  }
+  if (message.active_since == 0) {
+    drop_member(*group, message.rank);
+    group->set_active(message.rank, 0);
+    return {};
   }
   Result<Mapping> user = device_->map_arena(packet.fds[0].get(), group->user_layout.total_bytes);
   if (!user.ok()) return user.status();
@@ -181,6 +193,7 @@ Status Engine::add_rank(Packet& packet) {
   rank.user = std::move(user).value();
   rank.exchange = std::move(exchange).value();
   rank.device_index = message.device_index;
+  group->set_active(message.rank, message.active_since);
   for (const auto& peer : group->peers) {
     if (peer->device_index == message.device_index) return {};
   }
@@ -201,15 +214,21 @@ Status Engine::add_member(Packet& packet) {
   Group* group = find_group(message.group_id);
   const auto session = sessions_.find(message.session_id);
   if (group == nullptr || session == sessions_.end() || packet.fds.size() != 1 ||
-      message.rank >= group->shape.num_ranks) {
+      message.rank >= group->shape.num_ranks || !group->active(message.rank)) {
     return invalid_argument("kGroupMember for group " + std::to_string(message.group_id) + " session " +
                             std::to_string(message.session_id));
+  }
+  // One that came while this engine was being told of the group is told of again.
+  if (Member* known = find_member(*group, message.rank); known != nullptr) {
+    known->first_index = message.first_index;
+    return {};
   }
   Result<Mapping> board =
       Mapping::map(packet.fds[0].get(), abi::BoardLayout(group->shape).total_bytes, Access::kReadWrite);
   if (!board.ok()) return board.status();
   auto member = std::make_unique<Member>(*group, message.rank, message.member, session->second.get(),
                                          std::move(board).value());
+  member->first_index = message.first_index;
   // Under a break it goes on where its former engine stood; kResume says where all go on.
   if (group->starts_broken) member->next_number = member->board().next_index.load(std::memory_order_relaxed);
   member->statistics = Statistics::of_member(page_, message.session_id, group->id, message.rank);
@@ -268,7 +287,7 @@ Status Engine::break_group(const abi::Break& message) {
   for (const auto& member : group->members) member->publish_state(state, message);
   if (message.fatal != 0) {
     fail_operations(*group, message.fail_from, message);
-    answer_orphans(*group, message.cause);
+    for (const auto& member : group->members) answer_orphans(*member, message.cause);
   }
   return {};
 }
@@ -280,15 +299,51 @@ Status Engine::resume_group(const abi::Resume& message) {
   group->resume_index = message.resume_index;
   group->phase = GroupPhase::kActive;
   group->break_requested = false;
+  group->released = false;
+  if (message.cause != StatusCode::kOk) {
+    group->cause.cause = message.cause;
+    group->cause.culprit_rank = message.culprit_rank;
+    std::memcpy(group->cause.text, message.text, sizeof(message.text));
+  }
   // The board first: whoever sees a failed operation must find the new epoch there.
   for (const auto& member : group->members) member->publish_state(abi::GroupState::kActive, group->cause);
   fail_operations(*group, 0, group->cause);
   for (const auto& member : group->members) {
     member->next_number = message.resume_index;
+    member->failed_from = kNoFailure;
     member->publish_next_index();
+    answer_orphans(*member, StatusCode::kEngineRestarted);
   }
-  answer_orphans(*group, StatusCode::kEngineRestarted);
+  send(LinkType::kResumed, abi::Resumed{group->id, group->epoch});
   return {};
+}
+
+// Some other engine is silent. It may still write into buffers of the operations that fail here, but no
+// later operation can begin before it has spoken.
+Status Engine::release_group(const abi::GroupRef& message) {
+  Group* group = find_group(message.group_id);
+  if (group == nullptr || group->phase != GroupPhase::kBreaking || !group->break_acked)
+    return invalid_argument("kRelease for group " + std::to_string(message.group_id));
+  group->released = true;
+  fail_operations(*group, 0, group->cause);
+  return {};
+}
+
+// A rank that has been lost; its operations have been abandoned.
+void Engine::drop_member(Group& group, std::uint32_t rank) {
+  Member* member = find_member(group, rank);
+  if (member == nullptr) return;
+  for (auto it = operations_.begin(); it != operations_.end();) {
+    if (&(*it)->member() == member) {
+      finish(**it, group.cause.cause, group.cause);
+      it = operations_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  answer_orphans(*member, StatusCode::kEngineRestarted);
+  if (member->session != nullptr) member->session->members.erase(member->number);
+  std::erase_if(group.members, [member](const auto& entry) { return entry.get() == member; });
 }
 
 Status Engine::remove_group(const abi::GroupRef& message) {
@@ -299,8 +354,8 @@ Status Engine::remove_group(const abi::GroupRef& message) {
       if (&operation->member().group == group) operation->abandon();
     }
     fail_operations(*group, 0, gone);
-    answer_orphans(*group, StatusCode::kAborted);
     for (const auto& member : group->members) {
+      answer_orphans(*member, StatusCode::kAborted);
       if (member->session != nullptr) member->session->members.erase(member->number);
     }
     groups_.erase(message.group_id);

@@ -38,6 +38,7 @@ kernels::PlacementError Operation::place() {
   std::vector<const std::uint32_t*> rank_counts(ranks);
   std::vector<const std::uint32_t*> expert_counts(ranks);
   for (std::uint32_t source = 0; source < ranks; ++source) {
+    if (!group_.active(source)) continue;
     rank_counts[source] = own.rank_counts(source);
     expert_counts[source] = own.expert_counts(source);
   }
@@ -90,7 +91,9 @@ void Operation::start_dispatch(Device& device) {
   const abi::GroupShape& s = group_.shape;
   const std::uint32_t slot = submission_.slot;
   targets_.resize(s.num_ranks);
-  for (std::uint32_t d = 0; d < s.num_ranks; ++d) targets_[d] = target_at(d);
+  for (std::uint32_t d = 0; d < s.num_ranks; ++d) {
+    if (group_.active(d)) targets_[d] = target_at(d);
+  }
   kernels::DispatchArgs args;
   args.plan = &route_->plan;
   args.base = route_->placement.base();
@@ -128,6 +131,8 @@ void Operation::start_combine(Device& device) {
   const std::uint32_t slot = submission_.slot;
   sources_.resize(s.num_ranks);
   for (std::uint32_t d = 0; d < s.num_ranks; ++d) {
+    // A rank that was lost since the dispatch has none of its rows, even if it is back.
+    if (!group_.serves(d, route_->epoch)) continue;
     std::byte* arena = group_.ranks[d].user.bytes();
     sources_[d] = {in_arena<const std::uint16_t>(arena + group_.user_layout.at(slot, Region::kY)),
                    in_arena<const float>(arena + group_.user_layout.at(slot, Region::kYWeights))};
@@ -150,6 +155,18 @@ void Operation::start_combine(Device& device) {
   args.topk = s.topk;
   args.experts_per_rank = s.experts_per_rank();
   works_.push_back(device.combine(args, share()));
+}
+
+// Selections whose rows went to ranks that were lost since.
+std::uint32_t Operation::count_lost_selections() const {
+  if (route_->epoch >= group_.changed_epoch) return 0;
+  std::uint32_t lost = 0;
+  for (const std::int32_t choice : route_->plan.topk) {
+    if (choice < 0) continue;
+    const auto rank = static_cast<std::uint32_t>(choice) / group_.shape.experts_per_rank();
+    lost += group_.serves(rank, route_->epoch) ? 0 : 1;
+  }
+  return lost;
 }
 
 void Operation::count_bytes(Page& page) const {

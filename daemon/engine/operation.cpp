@@ -64,7 +64,8 @@ StepResult Operation::held_up() {
 }
 
 ExchangeBlock Operation::block_of(std::uint32_t rank) const {
-  return {group_.ranks[rank].exchange.bytes(), group_.shape, group_.exchange_layout, index_};
+  return {group_.ranks[rank].exchange.bytes(), group_.shape, group_.exchange_layout, index_,
+          group_.active_since};
 }
 
 StepResult Operation::fail(StatusCode cause, std::int32_t culprit, const std::string& text) {
@@ -105,6 +106,7 @@ StepResult Operation::plan_new() {
   input.topk = s.topk;
   input.num_ranks = s.num_ranks;
   input.num_experts = s.num_experts;
+  input.masked = group_.masked;
   const kernels::RoutingError error = kernels::build_routing_plan(input, route_->plan);
   if (error.bad) {
     return fail(StatusCode::kInvalidArgument, static_cast<std::int32_t>(member_.rank),
@@ -117,7 +119,16 @@ StepResult Operation::plan_new() {
 }
 
 StepResult Operation::plan_known() {
-  route_ = member_.routes.find(submission_.route, submission_.handle, member_.exchange());
+  const bool before_its_time = submission_.handle < member_.first_index;
+  route_ = before_its_time ? member_.routes.empty(submission_.handle)
+                           : member_.routes.find(submission_.route, submission_.handle, member_.exchange());
+  if (route_ != nullptr && is_dispatch() && route_->epoch < group_.changed_epoch) {
+    return fail(StatusCode::kNotFound, -1,
+                "operation " + std::to_string(index_) + ": the routing of dispatch " +
+                    std::to_string(submission_.handle) + " is of epoch " + std::to_string(route_->epoch) +
+                    ", and ranks were lost or joined in epoch " + std::to_string(group_.changed_epoch) +
+                    "; allowed: a new routing, or one made since");
+  }
   if (route_ == nullptr) {
     return fail(StatusCode::kNotFound, static_cast<std::int32_t>(member_.rank),
                 "operation " + std::to_string(index_) + ": " + op_name(submission_.op) + " on slot " +
@@ -140,6 +151,7 @@ void Operation::announce() {
   own.num_tokens = submission_.num_tokens;
   own.flags = submission_.flags;
   for (std::uint32_t d = 0; d < s.num_ranks; ++d) {
+    if (!group_.active(d)) continue;
     const ExchangeBlock block = block_of(d);
     block.announcement(member_.rank) = own;
     if (routes()) {
@@ -178,6 +190,7 @@ StepResult Operation::wait_ready(Device& device, std::uint64_t now_ns) {
   } else {
     start_combine(device);
   }
+  num_dropped_ = route_->plan.num_dropped + count_lost_selections();
   enter(OpStage::kMoving);
   return StepResult::kProgress;
 }
@@ -190,6 +203,7 @@ StepResult Operation::move(Page& page) {
   count_bytes(page);
   if (is_dispatch() && has(abi::kFlagDefer)) member_.publish_sent(submission_.slot, submission_.ticket);
   for (std::uint32_t d = 0; d < group_.shape.num_ranks; ++d) {
+    if (!group_.active(d)) continue;
     block_of(d).arrived(member_.rank).store(tag_, std::memory_order_release);
   }
   group_.ring_peers();
@@ -252,6 +266,7 @@ abi::Completion Operation::completion(StatusCode status, std::int32_t culprit, s
   c.member = submission_.member;
   c.slot = submission_.slot;
   c.num_recv_rows = num_recv_rows_;
+  if (status == StatusCode::kOk) c.num_dropped_selections = num_dropped_;
   c.seen_us = saturated_us(submission_.submit_ns, seen_ns_);
   c.launched_us = launched_ns_ == 0 ? 0 : saturated_us(submission_.submit_ns, launched_ns_);
   c.done_us = saturated_us(submission_.submit_ns, now_ns);

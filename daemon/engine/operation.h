@@ -83,6 +83,7 @@ class Operation {
   void start_fill(Device& device);
   void start_combine(Device& device);
   void count_bytes(Page& page) const;
+  std::uint32_t count_lost_selections() const;
 
   Member& member_;
   Group& group_;
@@ -95,6 +96,7 @@ class Operation {
   std::uint32_t scanned_ = 0;  // ranks below have been seen ready (or arrived)
   std::uint64_t launched_ns_ = 0;
   std::uint32_t num_recv_rows_ = 0;
+  std::uint32_t num_dropped_ = 0;
   std::shared_ptr<Route> route_;
   std::vector<kernels::DispatchTarget> targets_;
   std::vector<kernels::CombineSource> sources_;

@@ -24,6 +24,19 @@ std::shared_ptr<Route> RouteTable::find(std::uint32_t record, std::uint64_t op_i
   return saved;
 }
 
+std::shared_ptr<Route> RouteTable::empty(std::uint64_t op_index) const {
+  auto route = std::make_shared<Route>();
+  kernels::RoutingInput input;
+  input.per_expert = shape_.per_expert();
+  input.topk = shape_.topk;
+  input.num_ranks = shape_.num_ranks;
+  input.num_experts = shape_.num_experts;
+  kernels::build_routing_plan(input, route->plan);
+  route->placement.reset(shape_.num_ranks, shape_.num_experts, shape_.per_expert());
+  route->handle = op_index + 1;
+  return route;
+}
+
 std::shared_ptr<Route> RouteTable::restore(const std::byte* saved, std::uint64_t handle) const {
   const auto* record = reinterpret_cast<const abi::RoutingRecord*>(saved);
   if (record->handle != handle) return nullptr;
@@ -40,6 +53,7 @@ std::shared_ptr<Route> RouteTable::restore(const std::byte* saved, std::uint64_t
   const std::span<std::int32_t> words = route->placement.words();
   std::copy_n(reinterpret_cast<const std::int32_t*>(saved + layout_.placement), words.size(), words.begin());
   route->placement.num_recv_rows = record->num_recv_rows;
+  route->plan.num_dropped = record->num_dropped;
   route->epoch = record->epoch;
   route->handle = handle;
   return route;
@@ -54,6 +68,7 @@ void RouteTable::keep(std::uint32_t record, std::shared_ptr<Route> kept, std::by
   head->epoch = route.epoch;
   head->num_tokens = route.plan.num_tokens();
   head->num_recv_rows = route.placement.num_recv_rows;
+  head->num_dropped = route.plan.num_dropped;
   const std::span<const std::int32_t> words = route.placement.words();
   std::copy(words.begin(), words.end(), reinterpret_cast<std::int32_t*>(saved + layout_.placement));
   std::copy(route.plan.topk.begin(), route.plan.topk.end(),

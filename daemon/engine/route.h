@@ -13,7 +13,7 @@ namespace epd {
 
 struct Route {
   std::uint64_t handle = 0;  // op_index + 1 of the dispatch; 0 = none
-  std::uint64_t epoch = 0;   // of the group at that dispatch
+  std::uint64_t epoch = 0;   // of the group at that dispatch; 0 = before this rank's time
   kernels::RoutingPlan plan;
   kernels::Placement placement;
 };
@@ -28,6 +28,8 @@ class RouteTable {
   std::shared_ptr<Route> renew(std::uint32_t record);
   // The route of dispatch `op_index`, from memory or, after a restart, from `arena`; null if stale.
   std::shared_ptr<Route> find(std::uint32_t record, std::uint64_t op_index, const std::byte* arena);
+  // Of a dispatch that this rank had no part in.
+  std::shared_ptr<Route> empty(std::uint64_t op_index) const;
   // Makes `route` the record's, in memory and in `arena`.
   void keep(std::uint32_t record, std::shared_ptr<Route> route, std::byte* arena);
 

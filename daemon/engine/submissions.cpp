@@ -134,7 +134,7 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
     count(page_->ops_completed);
     return;
   }
-  if (submission.epoch != group.epoch || group.phase == GroupPhase::kLost) {
+  if (submission.epoch != group.epoch || group.phase == GroupPhase::kLost || group.released) {
     session.begin(submission, kUnnumbered);
     refuse(session, submission, member);
     return;
@@ -196,6 +196,7 @@ void Engine::finish(const Operation& operation, StatusCode status, const abi::Br
   Member& member = operation.member();
   const std::uint32_t slot = operation.submission().slot;
   member.inflight.erase(operation.index());
+  if (status != StatusCode::kOk) member.failed_from = std::min(member.failed_from, operation.index());
   member.slot_op[slot] = 0;
   member.publish_next_index();
   count(status == StatusCode::kOk ? page_->ops_completed : page_->ops_failed);

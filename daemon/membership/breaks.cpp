@@ -125,7 +125,7 @@ void GroupRegistry::resume(Group& group) {
   group.phase = GroupPhase::kActive;
   for (auto& [device, slot] : group.engines) {
     slot.phase = EnginePhase::kServing;
-    emit(SendResume{device, {group.id, group.epoch, resume_index}});
+    emit(SendResume{device, {group.id, group.epoch, resume_index, StatusCode::kOk, -1, {}}});
   }
 }
 

@@ -110,7 +110,7 @@ void GroupRegistry::group_ready(std::uint32_t device, const abi::GroupReady& mes
     emit(ReplyJoined{member.session_id,
                      member.join_request,
                      {member.member, rank, group.id, group.epoch, group.resume_index, arena.total_bytes,
-                      board.total_bytes}});
+                      board.total_bytes, limits_.operation_ms, 0}});
   }
 }
 

@@ -31,14 +31,14 @@ void Node::carry_out(const membership::StartGroup& action) {
   for (const auto& [rank, member] : group.members) {
     const MemberArenas* arenas = arenas_.find(group.id, rank);
     if (arenas == nullptr) return;  // the group has ended meanwhile; its removal follows
-    fleet_->send(action.device, abi::LinkType::kGroupRank, abi::GroupRank{group.id, rank, member.device},
+    fleet_->send(action.device, abi::LinkType::kGroupRank, abi::GroupRank{group.id, rank, member.device, 1},
                  {arenas->user.get(), arenas->exchange.get(), fleet_->bell_fd(member.device),
                   fleet_->page_fd(member.device)});
   }
   for (const auto& [rank, member] : group.members) {
     if (member.device != action.device) continue;
     fleet_->send(action.device, abi::LinkType::kGroupMember,
-                 abi::GroupMember{group.id, member.session_id, rank, member.member},
+                 abi::GroupMember{group.id, member.session_id, rank, member.member, 0},
                  {arenas_.find(group.id, rank)->board.get()});
   }
   fleet_->send(action.device, abi::LinkType::kGroupCommit, abi::GroupRef{group.id});

@@ -244,6 +244,7 @@ void Node::engine_message(std::uint32_t device, const Packet& packet) {
                 static_cast<abi::Break*>(nullptr));
     case abi::LinkType::kBroken:
       return on([&](const auto& m) { registry_.broken(device, m); }, static_cast<abi::Broken*>(nullptr));
+    case abi::LinkType::kResumed: return;
     case abi::LinkType::kGroupRemoved:
       return on([&](const auto& m) { registry_.group_removed(device, m); },
                 static_cast<abi::GroupRef*>(nullptr));

@@ -110,7 +110,7 @@ RoutingError fill(const RoutingInput& input, Choices choices, RoutingPlan& plan)
       if (value == -1) continue;
       const auto expert = static_cast<std::uint32_t>(value);
       const std::uint32_t rank = rank_of_expert(expert);
-      if (!input.masked.empty() && input.masked[rank]) [[unlikely]] {
+      if (!input.masked.empty() && input.masked[rank] != 0) [[unlikely]] {
         chosen[k] = -1;
         ++plan.num_dropped;
         continue;
@@ -147,6 +147,7 @@ RoutingError build_routing_plan(const RoutingInput& input, RoutingPlan& plan) {
   plan.topk.resize(tokens * input.topk);
   plan.rank_counts.assign(input.num_ranks, 0);
   plan.expert_counts.assign(input.num_experts, 0);
+  plan.num_dropped = 0;
   const RoutingError error =
       input.index64 ? fill_layout<std::int64_t>(input, plan) : fill_layout<std::int32_t>(input, plan);
   // A refused plan routes nothing.
@@ -155,6 +156,7 @@ RoutingError build_routing_plan(const RoutingInput& input, RoutingPlan& plan) {
     plan.begin.assign(1, 0);
     plan.entries.clear();
     plan.topk.clear();
+    plan.num_dropped = 0;
     plan.rank_counts.assign(input.num_ranks, 0);
     plan.expert_counts.assign(input.num_experts, 0);
   }

@@ -35,7 +35,7 @@ struct RowSum {
 };
 
 // How outputs are stored. Cached: the reader finds them in a shared cache. Streaming: past the caches, for
-// volumes that would not stay there; only where the address is a multiple of 64.
+// volumes that would not stay there; only whole lines of 64 bytes.
 enum class Stores { kCached, kStreaming };
 
 // Above this volume, the bytes that one rank's operation pushes or pulls, streaming is faster: README.md.

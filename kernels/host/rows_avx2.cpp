@@ -72,11 +72,24 @@ EPD_AVX2 void copy_to_all(const char* source, std::size_t bytes, std::span<void*
   }
 }
 
+// A row that begins or ends within a cache line: the lines that are all its own go past the caches.
+EPD_AVX2 void stream_inner_lines(const char* source, std::size_t bytes, char* destination) {
+  const std::size_t head = std::min<std::size_t>(bytes, -reinterpret_cast<std::uintptr_t>(destination) % 64);
+  const std::size_t inner_end = head + (bytes - head) / 64 * 64;
+  std::memcpy(destination, source, head);
+  for (std::size_t i = head; i < inner_end; i += 32)
+    put<Stores::kStreaming>(destination + i, load(source + i));
+  std::memcpy(destination + inner_end, source + inner_end, bytes - inner_end);
+}
+
 void copy_row(const void* source, std::size_t bytes, std::span<void* const> destinations, Stores stores) {
+  const auto* from = static_cast<const char*>(source);
   if (can_stream(destinations, stores)) {
-    copy_to_all<Stores::kStreaming>(static_cast<const char*>(source), bytes, destinations);
+    copy_to_all<Stores::kStreaming>(from, bytes, destinations);
+  } else if (stores == Stores::kStreaming) {
+    for (void* destination : destinations) stream_inner_lines(from, bytes, static_cast<char*>(destination));
   } else {
-    for (void* destination : destinations) std::memcpy(destination, source, bytes);
+    for (void* destination : destinations) std::memcpy(destination, from, bytes);
   }
 }
 

@@ -125,12 +125,13 @@ void RawGroup::add_to_engine(const std::vector<EngineThread*>& engines,
   target.send(abi::LinkType::kGroupBegin, begin);
   for (std::uint32_t rank = 0; rank < shape_.num_ranks; ++rank) {
     const auto device = static_cast<std::uint32_t>(rank % engines.size());
-    target.send(abi::LinkType::kGroupRank, abi::GroupRank{id_, rank, device},
+    target.send(abi::LinkType::kGroupRank, abi::GroupRank{id_, rank, device, 1},
                 {user_fd_[rank].get(), exchange_fd_[rank].get(), engines[device]->bell().get(),
                  engines[device]->page().get()});
     if (device == engine) {
       target.send(abi::LinkType::kGroupMember,
-                  abi::GroupMember{id_, sessions[rank]->id(), rank, member(rank)}, {board_fd_[rank].get()});
+                  abi::GroupMember{id_, sessions[rank]->id(), rank, member(rank), 0},
+                  {board_fd_[rank].get()});
     }
   }
   target.send(abi::LinkType::kGroupCommit, abi::GroupRef{id_});

@@ -170,7 +170,7 @@ class EngineTest : public ::testing::Test {
     ++group_->epoch;
     group_->resume_index = resume;
     for (EngineThread* engine : engine_view_) {
-      engine->send(LinkType::kResume, abi::Resume{7, group_->epoch, resume});
+      engine->send(LinkType::kResume, abi::Resume{7, group_->epoch, resume, StatusCode::kOk, -1, {}});
     }
   }
 
@@ -352,7 +352,8 @@ TEST_F(EngineTest, NewEngineAnswersForTheOldOneAndGoesOn) {
   group_->add_to_engine(engine_view_, session_view_, 1, true);
   EXPECT_EQ(group_->board(1).next_index.load(), 4u);
   ++group_->epoch;
-  for (EngineThread* engine : engine_view_) engine->send(LinkType::kResume, abi::Resume{7, group_->epoch, 4});
+  for (EngineThread* engine : engine_view_)
+    engine->send(LinkType::kResume, abi::Resume{7, group_->epoch, 4, StatusCode::kOk, -1, {}});
   EXPECT_EQ(sessions_[0]->wait()->status, StatusCode::kEngineRestarted);
   EXPECT_EQ(sessions_[1]->wait()->status, StatusCode::kEngineRestarted);
   run_and_check(0);
@@ -384,7 +385,7 @@ TEST_F(EngineTest, WhatEveryRankCompletedSucceedsThoughItsEngineDiedBeforeItSaid
   ASSERT_TRUE(ack.has_value());
   EXPECT_EQ(ack->read<abi::Broken>().value().next_index, 3u);
   ++group_->epoch;
-  engine_view_[1]->send(LinkType::kResume, abi::Resume{7, group_->epoch, 3});
+  engine_view_[1]->send(LinkType::kResume, abi::Resume{7, group_->epoch, 3, StatusCode::kOk, -1, {}});
   std::map<std::uint64_t, abi::Completion> done;
   for (int i = 0; i < 3; ++i) {
     const auto completion = sessions_[1]->wait();
@@ -415,7 +416,8 @@ TEST_F(EngineTest, RoutingOutlivesTheEngine) {
   group_->resume_index = 1;
   group_->add_to_engine(engine_view_, session_view_, 1, true);
   ++group_->epoch;
-  for (EngineThread* engine : engine_view_) engine->send(LinkType::kResume, abi::Resume{7, group_->epoch, 1});
+  for (EngineThread* engine : engine_view_)
+    engine->send(LinkType::kResume, abi::Resume{7, group_->epoch, 1, StatusCode::kOk, -1, {}});
   // Until both have the new epoch.
   for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
     while (group_->board(rank).epoch.load() != group_->epoch) std::this_thread::yield();

@@ -176,6 +176,8 @@ EPD_API epd_status_t epd_group_join(epd_session_t* session, const epd_group_conf
  * others, and later ones, end with RANK_LOST. NULL is allowed. */
 EPD_API void epd_group_leave(epd_group_t* group);
 EPD_API uint32_t epd_group_rank(const epd_group_t* group);
+/* 1 while the rank takes part in the group's operations; 0 if it is lost (EPD_DEGRADE), or no rank of it. */
+EPD_API int epd_group_active(const epd_group_t* group, uint32_t rank);
 
 /* The regions of one buffer slot in this rank's arena, shared with the engine: nothing is copied
  * between you and it. A region may be written until the operation that reads it is submitted, and
@@ -222,10 +224,12 @@ EPD_API epd_status_t epd_group_buffers(const epd_group_t* group, uint32_t slot, 
 typedef struct epd_resume_info {
   size_t size;
   uint64_t epoch;
-  uint64_t resume_op; /* the first operation that not every rank completed: redo from here */
+  uint64_t resume_op;        /* the first operation that not every rank completed: redo from here */
+  uint32_t num_active_ranks; /* fewer than num_ranks: others are lost (EPD_DEGRADE) */
+  uint32_t reserved;
 } epd_resume_info_t;
 #define EPD_RESUME_INFO_INIT \
-  { sizeof(epd_resume_info_t), 0, 0 }
+  { sizeof(epd_resume_info_t), 0, 0, 0, 0 }
 
 /* After an operation has failed for the whole group (ENGINE_RESTARTED, DEADLINE_EXCEEDED,
  * INVALID_ARGUMENT between ranks), every rank calls this, then resubmits from resume_op on. Until then
@@ -321,9 +325,12 @@ typedef struct epd_result {
   uint32_t seen_us;       /* after submission: the engine took it */
   uint32_t launched_us;   /* rows began to move */
   uint32_t done_us;
+  /* EPD_DEGRADE: selections of this rank's tokens that count as none because their expert's rank is lost */
+  uint32_t num_dropped_selections;
+  uint32_t reserved;
 } epd_result_t;
 #define EPD_RESULT_INIT \
-  { sizeof(epd_result_t), EPD_OK, -1, 0, 0, 0, 0, 0 }
+  { sizeof(epd_result_t), EPD_OK, -1, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Returns the operation's status once it has ended; the ticket is then retired and another call
  * gives NOT_FOUND. WOULD_BLOCK (timeout_ms 0) or DEADLINE_EXCEEDED with epd_ticket_pending() true:

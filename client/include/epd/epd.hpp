@@ -431,6 +431,7 @@ class Group {
   epd_group_t* get() const { return owner().handle; }
   const Config& config() const { return owner().config; }
   std::uint32_t rank() const { return epd_group_rank(get()); }
+  bool active(std::uint32_t rank) const { return epd_group_active(get(), rank) != 0; }
 
   Buffers buffers(std::uint32_t slot) const {
     epd_buffers_t raw = EPD_BUFFERS_INIT;

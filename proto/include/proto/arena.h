@@ -132,8 +132,10 @@ struct RoutingRecord {
   std::uint64_t epoch;   // of the group at that dispatch
   std::uint32_t num_tokens;
   std::uint32_t num_recv_rows;
+  std::uint32_t num_dropped;  // selections of lost ranks' experts; they are -1 in topk
+  std::uint32_t reserved;
 };
-static_assert(sizeof(RoutingRecord) == 24);
+static_assert(sizeof(RoutingRecord) == 32);
 
 // What a dispatch decided about places, as one array of int32 (kernels::Placement has the same sections):
 //   base[R] (compact) or base[E]   where this rank's rows begin at each rank, or at each expert

@@ -63,8 +63,10 @@ struct Joined {
   std::uint64_t group_id;
   std::uint64_t epoch;
   std::uint64_t resume_index;
-  std::uint64_t user_bytes;   // UserArenaLayout::total_bytes, repeated for the check
-  std::uint64_t board_bytes;  // BoardLayout::total_bytes, likewise
+  std::uint64_t user_bytes;          // UserArenaLayout::total_bytes, repeated for the check
+  std::uint64_t board_bytes;         // BoardLayout::total_bytes, likewise
+  std::uint32_t default_timeout_ms;  // of operations that give none
+  std::uint32_t reserved;
 };
 
 struct Leave {
@@ -102,7 +104,7 @@ constexpr std::uint64_t layout_hash() {
         offsetof(SegmentB, inflight), offsetof(SegmentB, message), offsetof(SegmentB, completions),
         offsetof(Submission, op), offsetof(Submission, flags), offsetof(Submission, route),
         offsetof(Completion, status), offsetof(Board, change), offsetof(Board, message),
-        offsetof(Board, slots)}) {
+        offsetof(Board, active), offsetof(Board, slots)}) {
     h = mix(h, v);
   }
   constexpr GroupShape probe{

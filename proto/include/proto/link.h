@@ -3,12 +3,13 @@
 //
 // The supervisor is the only one that decides; engines report. A group comes to an engine as
 // kGroupBegin, one kGroupRank per rank (all R), one kGroupMember per rank that this device serves,
-// then kGroupCommit, which the engine answers with kGroupReady.
+// then kGroupCommit, which the engine answers with kGroupReady. Between kBroken and kResume the same
+// kGroupRank and kGroupMember say what has changed: a rank that is lost (masked) or one that has rejoined.
 //
 // A group breaks in one of two ways (README, "When a group breaks"):
 //   recoverable  every operation in flight fails. Each engine stops touching the arenas, answers
 //                kBroken, and holds the failed completions back until kResume brings the new epoch
-//                and the first operation to redo.
+//                and the first operation to redo, or until kRelease because another engine is silent.
 //   fatal        a rank is gone for good. Operations numbered fail_from or above fail at once;
 //                those below have all their announcements and run to their end. kBroken follows
 //                when none is left, with every mapping of the group's arenas dropped.
@@ -25,15 +26,17 @@ enum class LinkType : std::uint16_t {
   kAddSession = 1,     // fds: segment A, segment B (rw), engine's end of the doorbell
   kRemoveSession = 2,  // answered with kSessionRemoved when its operations have ended
   kGroupBegin = 3,
-  kGroupRank = 4,    // fds: user arena, exchange arena, eventfd and EnginePage of that rank's engine
+  // fds: user arena, exchange arena, eventfd and EnginePage of that rank's engine; none if it is masked
+  kGroupRank = 4,
   kGroupMember = 5,  // fds: board (rw)
   kGroupCommit = 6,
   kStopMember = 7,  // take no more submissions from this rank; answered with kMemberStopped
   kBreak = 8,
-  kResume = 9,
+  kResume = 9,        // answered with kResumed
   kRemoveGroup = 10,  // answered with kGroupRemoved; forgets everything about the group
   kSettings = 11,
-  kStop = 12,  // finish nothing more, exit 0
+  kStop = 12,     // finish nothing more, exit 0
+  kRelease = 13,  // after kBroken: post the failed completions now, though the group is still broken
   kGroupSettings = 14,
   // engine -> supervisor
   kReady = 32,
@@ -44,6 +47,7 @@ enum class LinkType : std::uint16_t {
   kBreakRequest = 37,  // deadline or mismatch: please break
   kBroken = 38,
   kGroupRemoved = 39,
+  kResumed = 40,
 };
 
 struct AddSession {
@@ -78,16 +82,18 @@ struct GroupRank {
   std::uint64_t group_id;
   std::uint32_t rank;
   std::uint32_t device_index;
+  std::uint64_t active_since;  // the epoch in which it came; 0: masked, it takes no part
 };
 
 struct GroupMember {
   std::uint64_t group_id;
   std::uint64_t session_id;
   std::uint32_t rank;
-  std::uint32_t member;  // as told to the client
+  std::uint32_t member;       // as told to the client
+  std::uint64_t first_index;  // its first operation; of dispatches before it has no rows
 };
 
-struct GroupRef {  // kGroupCommit, kRemoveGroup, kGroupRemoved
+struct GroupRef {  // kGroupCommit, kRemoveGroup, kGroupRemoved, kRelease
   std::uint64_t group_id;
 };
 
@@ -117,13 +123,21 @@ struct Break {  // kBreak and kBreakRequest
 struct Broken {
   std::uint64_t group_id;
   std::uint64_t epoch;       // the one that ended
-  std::uint64_t next_index;  // lowest operation not completed, over the ranks on this device
+  std::uint64_t next_index;  // lowest operation not completed, over the living ranks on this device
 };
 
 struct Resume {
   std::uint64_t group_id;
   std::uint64_t epoch;  // the new one
   std::uint64_t resume_index;
+  StatusCode cause;  // OK: kBreak's stands; else something worse has happened since
+  std::int32_t culprit_rank;
+  char text[kMessageBytes];
+};
+
+struct Resumed {
+  std::uint64_t group_id;
+  std::uint64_t epoch;
 };
 
 struct Settings {

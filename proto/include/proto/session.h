@@ -69,7 +69,8 @@ struct Completion {
   std::uint32_t seen_us;        // microseconds after submit_ns; each saturates
   std::uint32_t launched_us;    // rows began to move
   std::uint32_t done_us;
-  std::uint32_t reserved[2];
+  std::uint32_t num_dropped_selections;  // of this rank's tokens, because the expert's rank is lost (degrade)
+  std::uint32_t reserved;
 };
 static_assert(sizeof(Completion) == 64);
 
@@ -123,7 +124,7 @@ enum class GroupState : std::uint32_t {
   kForming = 0,
   kActive = 1,
   kBroken = 2,  // an operation failed for everybody; go on with resume_index in the new epoch
-  kLost = 3,    // a rank is gone for good under fail_fast: leave
+  kLost = 3,    // the group has ended: leave
 };
 
 struct BoardSlot {
@@ -146,6 +147,7 @@ struct Board {
   std::atomic<std::uint32_t> cause;         // StatusCode of the last break
   std::atomic<std::int32_t> culprit_rank;
   char message[kMessageBytes];
+  std::atomic<std::uint64_t> active[kMaxRanks / 64];  // bit r % 64 of word r / 64: rank r takes part
   BoardSlot slots[kMaxDepth];
   // then, per slot: int32 rank_offsets[R + 1], expert_counts[E/R], expert_offsets[E/R + 1]; see BoardLayout
 };

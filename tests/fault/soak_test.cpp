@@ -1,0 +1,373 @@
+// Clients and engines are killed and stopped at random, for as long as one likes:
+//   EPD_SOAK_SECONDS=600 EPD_TEST_SEED=7 build/dev/bin/soak_test
+// Several groups work meanwhile. Every operation that succeeds is right to the bit, every failure has one of
+// the statuses that the faults explain, nobody waits for ever, a group whose devices and clients are spared
+// notices nothing, and in the end the daemon holds what it held at first.
+#include "fault.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+
+namespace epd::test {
+namespace {
+
+constexpr std::uint32_t kDevices = 5;
+constexpr std::uint32_t kSpared = 4;      // the device whose engine and clients are left alone
+constexpr double kHangSeconds = 45;       // no call may take that long
+constexpr std::uint64_t kBandKib = 4096;  // that the supervisor may grow by
+constexpr std::size_t kMaxSeats = 16;
+
+std::uint64_t number_from(const char* variable, std::uint64_t otherwise) {
+  const char* text = std::getenv(variable);
+  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+}
+
+struct Seat {
+  std::uint32_t group;
+  std::uint32_t rank;
+  std::uint32_t device;
+};
+
+struct GroupPlan {
+  std::string name;
+  Case shape;
+  std::uint32_t timeout_ms;  // of operations
+  Order order;
+};
+
+// What a seat's process reports; its successors go on counting.
+struct Progress {
+  std::atomic<std::uint64_t> completed, restarted, deadlines, lost, resumes, generations, joins_failed;
+  std::atomic<double> alive_at;
+};
+
+struct Board {
+  std::array<Progress, kMaxSeats> seats;
+  std::atomic<bool> stop;
+};
+
+void beat(Progress& progress) {
+  progress.alive_at = now_s();
+}
+
+void count_failures(Progress& progress, const ScriptStats& stats) {
+  for (const auto& [status, count] : stats.failures) {
+    if (status == "ENGINE_RESTARTED") {
+      progress.restarted += count;
+    } else if (status == "DEADLINE_EXCEEDED") {
+      progress.deadlines += count;
+    } else if (status == "RANK_LOST") {
+      progress.lost += count;
+    } else {
+      RANK_FAIL("an operation ended with " + status + ": " + stats.to_string());
+    }
+  }
+  progress.resumes += stats.resumes;
+  ++progress.generations;
+}
+
+ScriptOptions script_options(const GroupPlan& plan, Progress& progress) {
+  ScriptOptions options;
+  options.rounds = 40;
+  options.order = plan.order;
+  options.timeout_ms = plan.timeout_ms;
+  options.on_submit = [&progress](std::uint64_t) { beat(progress); };
+  options.on_complete = [&progress](std::uint64_t) {
+    ++progress.completed;
+    beat(progress);
+  };
+  return options;
+}
+
+// Joins, works until the group is lost or its script is done, leaves, and again.
+std::string life_in_danger(const Daemon& daemon, const GroupPlan& plan, const Seat& seat, Board& board,
+                           Progress& progress) {
+  std::optional<Session> session;
+  double taken_since = 0;
+  for (std::uint64_t generation = 0; !board.stop; ++generation) {
+    beat(progress);
+    note("attach");
+    if (!session) session.emplace(daemon.socket(), daemon.device(seat.device), 20000);
+    epd_group_config_t config = plan.shape.config(plan.name.c_str(), seat.rank);
+    config.timeout_ms = 1000;
+    epd_group_t* joined = nullptr;
+    note("join " + plan.name);
+    const epd_status_t status = epd_group_join(session->get(), &config, &joined);
+    beat(progress);
+    if (status != EPD_OK) {
+      ++progress.joins_failed;
+      const std::string said = std::string(epd_status_name(status)) + ": " + epd_last_error();
+      // Missing ranks, one that died while the group started, or the seat's former owner not yet reaped.
+      const bool taken =
+          status == EPD_INVALID_ARGUMENT && said.find("is taken by session") != std::string::npos;
+      if (taken && taken_since == 0) taken_since = now_s();
+      RANK_CHECK(
+          taken ? now_s() - taken_since < 5 : status == EPD_DEADLINE_EXCEEDED || status == EPD_RANK_LOST,
+          said);
+      if (taken) sleep_ms(1);
+      continue;
+    }
+    taken_since = 0;
+    {
+      const Group group(joined);
+      ScriptOptions options = script_options(plan, progress);
+      options.recover = true;
+      options.end = EPD_RANK_LOST;
+      count_failures(progress, ScriptRunner(group, plan.shape, seat.rank, options).run());
+      note("leave");
+    }
+    if (generation % 3 == 2) session.reset();
+  }
+  return "";
+}
+
+// In one group from beginning to end; no failure is allowed, until the first rank leaves at the end.
+std::string life_in_peace(const Daemon& daemon, const GroupPlan& plan, const Seat& seat, Board& board,
+                          Progress& progress) {
+  const Session session(daemon.socket(), daemon.device(seat.device));
+  const Group group(session, plan.shape.config(plan.name.c_str(), seat.rank));
+  ScriptOptions options = script_options(plan, progress);
+  options.rounds = 20;
+  options.end = EPD_RANK_LOST;
+  while (!board.stop) {
+    const ScriptStats stats = ScriptRunner(group, plan.shape, seat.rank, options).run();
+    RANK_CHECK(stats.failures.empty() || board.stop, stats.to_string());
+    options.first_op += 2 * std::uint64_t{options.rounds};
+    ++progress.generations;
+    sleep_ms(5);
+  }
+  return "";
+}
+
+class Soak : public testing::Test {
+ protected:
+  static constexpr std::uint32_t kPeaceful = 0;  // index of the spared group
+
+  void SetUp() override {
+    seed_ = number_from("EPD_TEST_SEED", 1);
+    seconds_ = static_cast<double>(number_from("EPD_SOAK_SECONDS", 12));
+    random_.seed(seed_);
+    DaemonOptions options;
+    options.devices = kDevices;
+    options.settings = patient_settings();
+    options.settings.back() = {"log.level", "\"warning\""};
+    daemon_ = std::make_unique<Daemon>(options);
+    ASSERT_TRUE(daemon_->start());
+    make_plans();
+  }
+  void TearDown() override {
+    if (daemon_->running()) daemon_->stop();
+  }
+
+  std::uint64_t below(std::uint64_t bound) { return random_() % bound; }
+
+  void add_group(const std::string& name, std::uint32_t num_ranks, std::uint32_t timeout_ms) {
+    GroupPlan plan{name, random_case(seed_ * 100 + plans_.size(), num_ranks), timeout_ms,
+                   static_cast<Order>(plans_.size() % 3)};
+    plan.shape.hidden = std::min(plan.shape.hidden, 512u);  // the checks, too, run on two cores
+    plan.shape.max_tokens = std::min(plan.shape.max_tokens, 24u);
+    const auto index = static_cast<std::uint32_t>(plans_.size());
+    for (std::uint32_t rank = 0; rank < num_ranks; ++rank) {
+      seats_.push_back({index, rank, index == kPeaceful ? kSpared : (rank + index) % kSpared});
+    }
+    plans_.push_back(std::move(plan));
+  }
+
+  void make_plans() {
+    add_group("peace", 2, 60000);
+    add_group("pair", 2, 20000);
+    add_group("hasty", 3, 150);   // stopped clients and dead engines make its deadlines pass
+    add_group("wide", 5, 20000);  // two ranks on one device
+    add_group("single", 1, 20000);
+    ASSERT_LE(seats_.size(), kMaxSeats);
+  }
+
+  void seat(std::size_t i) {
+    const Seat& s = seats_[i];
+    beat(board_->seats[i]);
+    processes_[i] = RankProcess([this, i, s]() -> std::string {
+      const GroupPlan& plan = plans_[s.group];
+      return s.group == kPeaceful ? life_in_peace(*daemon_, plan, s, *board_, board_->seats[i])
+                                  : life_in_danger(*daemon_, plan, s, *board_, board_->seats[i]);
+    });
+  }
+
+  std::string name_of(std::size_t i) const {
+    return plans_[seats_[i].group].name + " rank " + std::to_string(seats_[i].rank);
+  }
+
+  std::size_t any_victim() {
+    for (;;) {
+      const std::size_t i = below(seats_.size());
+      if (seats_[i].group != kPeaceful) return i;
+    }
+  }
+
+  void kill_client(std::size_t i) {
+    processes_[i].kill(SIGKILL);
+    const RankOutcome outcome = processes_[i].wait(10);
+    EXPECT_EQ(outcome.signal, SIGKILL) << name_of(i) << " " << outcome.to_string();
+    due_.erase(i);
+    seat(i);
+    ++tally_["clients killed"];
+  }
+
+  void stop_client(std::size_t i) {
+    if (due_.contains(i)) return;
+    processes_[i].kill(SIGSTOP);
+    due_[i] = now_s() + static_cast<double>(1 + below(400)) / 1000;
+    ++tally_["clients stopped"];
+  }
+
+  void kill_engine(std::uint32_t device) {
+    const pid_t pid = daemon_->engine(device);
+    if (pid <= 0) return;
+    ::kill(pid, SIGKILL);
+    ++tally_["engines killed"];
+  }
+
+  // A stopped engine is killed or goes on; its pid is not another's while the supervisor has not reaped it,
+  // and a SIGCONT to whoever has it then does no harm.
+  void stop_engine(std::uint32_t device) {
+    const pid_t pid = daemon_->engine(device);
+    if (pid <= 0) return;
+    ::kill(pid, SIGSTOP);
+    engines_due_[pid] = now_s() + static_cast<double>(1 + below(300)) / 1000;
+    ++tally_["engines stopped"];
+  }
+
+  void continue_stopped(bool all) {
+    const double now = now_s();
+    std::erase_if(due_, [&](const auto& entry) {
+      if (!all && entry.second > now) return false;
+      processes_[entry.first].kill(SIGCONT);
+      beat(board_->seats[entry.first]);
+      return true;
+    });
+    std::erase_if(engines_due_, [&](const auto& entry) {
+      if (!all && entry.second > now) return false;
+      ::kill(entry.first, SIGCONT);
+      return true;
+    });
+  }
+
+  void one_fault() {
+    const std::uint64_t dice = below(100);
+    if (dice < 40) {
+      kill_client(any_victim());
+    } else if (dice < 58) {
+      stop_client(any_victim());
+    } else if (dice < 76) {
+      kill_engine(static_cast<std::uint32_t>(below(kSpared)));
+    } else if (dice < 84) {
+      stop_engine(static_cast<std::uint32_t>(below(kSpared)));
+    } else if (dice < 92) {  // a client and an engine at once
+      const std::size_t i = any_victim();
+      kill_engine(static_cast<std::uint32_t>(below(kSpared)));
+      kill_client(i);
+    } else if (dice < 96) {  // an engine twice in a row
+      const auto device = static_cast<std::uint32_t>(below(kSpared));
+      kill_engine(device);
+      sleep_ms(static_cast<int>(below(60)));
+      kill_engine(device);
+    } else if (dice < 98) {  // all ranks of a group
+      const std::uint32_t group = seats_[any_victim()].group;
+      for (std::size_t i = 0; i < seats_.size(); ++i)
+        if (seats_[i].group == group) kill_client(i);
+    } else {
+      for (std::uint32_t device = 0; device < kSpared; ++device) kill_engine(device);
+    }
+  }
+
+  // False if a seat has ended by itself or hangs.
+  bool all_well() {
+    for (std::size_t i = 0; i < seats_.size(); ++i) {
+      siginfo_t info{};
+      const auto pid = static_cast<id_t>(processes_[i].pid());
+      const bool ended = ::waitid(P_PID, pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0;
+      const double silent = now_s() - board_->seats[i].alive_at;
+      if (!ended && silent < kHangSeconds) continue;
+      ADD_FAILURE() << name_of(i) << (ended ? " has ended: " : " hangs: ")
+                    << processes_[i].wait(0.1).to_string();
+      return false;
+    }
+    return daemon_->running();
+  }
+
+  void rage() {
+    const double end = now_s() + seconds_;
+    double next = now_s() + 0.5;
+    while (now_s() < end && !HasFailure() && all_well()) {
+      continue_stopped(false);
+      if (now_s() >= next) {
+        one_fault();
+        next = now_s() + static_cast<double>(5 + below(120)) / 1000;
+      }
+      sleep_ms(3);
+    }
+  }
+
+  void print_tally() const {
+    std::printf("soak of %.0f s, seed %llu:", seconds_, static_cast<unsigned long long>(seed_));
+    for (const auto& [what, count] : tally_)
+      std::printf(" %llu %s,", static_cast<unsigned long long>(count), what.c_str());
+    std::printf("\n");
+    for (std::size_t i = 0; i < seats_.size(); ++i) {
+      const Progress& p = board_->seats[i];
+      std::printf(
+          "  %-14s %7llu right to the bit, %llu ENGINE_RESTARTED, %llu DEADLINE_EXCEEDED, %llu RANK_LOST, "
+          "%llu resumes, %llu generations, %llu joins failed\n",
+          name_of(i).c_str(), static_cast<unsigned long long>(p.completed),
+          static_cast<unsigned long long>(p.restarted), static_cast<unsigned long long>(p.deadlines),
+          static_cast<unsigned long long>(p.lost), static_cast<unsigned long long>(p.resumes),
+          static_cast<unsigned long long>(p.generations), static_cast<unsigned long long>(p.joins_failed));
+    }
+  }
+
+  std::uint64_t seed_ = 1;
+  double seconds_ = 0;
+  std::mt19937_64 random_;
+  std::unique_ptr<Daemon> daemon_;
+  std::vector<GroupPlan> plans_;
+  std::vector<Seat> seats_;
+  Shared<Board> board_;
+  std::array<RankProcess, kMaxSeats> processes_;
+  std::map<std::size_t, double> due_;  // stopped clients, and when they go on
+  std::map<pid_t, double> engines_due_;
+  std::map<std::string, std::uint64_t> tally_;
+};
+
+TEST_F(Soak, RandomKillsAndStops) {
+  const SystemCensus before = settled_census(*daemon_);
+  for (std::size_t i = 0; i < seats_.size(); ++i) seat(i);
+  rage();
+  board_->stop = true;
+  continue_stopped(true);
+  for (std::size_t i = 0; i < seats_.size(); ++i) {
+    const RankOutcome outcome = processes_[i].wait(HasFailure() ? 1 : kHangSeconds);
+    EXPECT_TRUE(outcome.ok || HasFailure()) << name_of(i) << " " << outcome.to_string();
+  }
+  print_tally();
+  if (HasFailure()) return;
+  for (std::size_t i = 0; i < seats_.size(); ++i) EXPECT_GT(board_->seats[i].completed, 0u) << name_of(i);
+  expect_same_census(*daemon_, before);
+  expect_serves(*daemon_, kDevices, "after");
+  expect_same_census(*daemon_, before);
+  const std::uint64_t grown = take_census(daemon_->pid()).own_kib;
+  std::printf("supervisor: own %llu KiB before, %llu KiB after\n",
+              static_cast<unsigned long long>(before.processes[0].own_kib),
+              static_cast<unsigned long long>(grown));
+  EXPECT_LE(grown, before.processes[0].own_kib + kBandKib);
+}
+
+}  // namespace
+}  // namespace epd::test
