@@ -45,15 +45,28 @@ void Conformance::with_ranks(const Case& c, const Body& body, double seconds) {
 }
 
 void Conformance::run_script(const Case& c, const ScriptOptions& options, double seconds) {
-  SCOPED_TRACE(c.describe());
+  run_scripts({{c, options}}, seconds);
+}
+
+void Conformance::run_scripts(const std::vector<Script>& scripts, double seconds) {
   const std::string name = group_name();
-  expect_all_ok(run_ranks(c.num_ranks, seconds, [&](std::uint32_t rank) {
-    return run_case(daemon().socket(), daemon().device(rank), name, c, rank, options);
+  expect_all_ok(run_ranks(scripts.front().test_case.num_ranks, seconds, [&](std::uint32_t rank) {
+    note("attach");
+    const Session session(daemon().socket(), daemon().device(rank));
+    std::string stats;
+    for (std::size_t i = 0; i < scripts.size(); ++i) {
+      const Case& c = scripts[i].test_case;
+      const std::string group = name + "-" + std::to_string(i);
+      note("join " + group + ", " + c.describe());
+      const Group member(session, c.config(group.c_str(), rank));
+      stats = ScriptRunner(member, c, rank, scripts[i].options).run().to_string();
+    }
+    return stats;
   }));
 }
 
 epd_ticket_t submit_dispatch(const Group& group, const Case& c, std::uint32_t rank, std::uint32_t slot,
-                             std::uint64_t round, epd_handle_t* handle, std::uint32_t timeout_ms) {
+                             Round round, epd_handle_t* handle, std::uint32_t timeout_ms) {
   const Input input = make_input(c, rank, round);
   fill_dispatch(c, group.buffers(slot), input);
   epd_dispatch_args_t args = dispatch_args(c, input.num_tokens);
@@ -66,7 +79,7 @@ epd_ticket_t submit_dispatch(const Group& group, const Case& c, std::uint32_t ra
 }
 
 epd_ticket_t submit_combine(const Group& group, const Case& c, std::uint32_t rank, std::uint32_t slot,
-                            std::uint64_t round, epd_handle_t handle, std::uint32_t timeout_ms) {
+                            Round round, epd_handle_t handle, std::uint32_t timeout_ms) {
   const epd_buffers_t buffers = group.buffers(slot);
   const std::int32_t rows = c.layout == EPD_LAYOUT_COMPACT
                                 ? buffers.rank_offsets[c.num_ranks]
@@ -81,20 +94,20 @@ epd_ticket_t submit_combine(const Group& group, const Case& c, std::uint32_t ran
   return ticket;
 }
 
-void finish_dispatch(const Group& group, const Case& c, std::uint32_t rank, std::uint32_t slot,
-                     std::uint64_t round, epd_ticket_t ticket) {
+void finish_dispatch(const Group& group, const Case& c, std::uint32_t rank, std::uint32_t slot, Round round,
+                     epd_ticket_t ticket) {
   epd_result_t result = EPD_RESULT_INIT;
-  must(group.wait(ticket, kWaitMs, &result), "dispatch of round " + std::to_string(round));
+  must(group.wait(ticket, kWaitMs, &result), "dispatch of round " + std::to_string(round.data));
   const std::string text =
       check_dispatch(c, group.buffers(slot), make_inputs(c, round), rank, result, nullptr);
-  RANK_CHECK(text.empty(), "round " + std::to_string(round) + ": " + text);
+  RANK_CHECK(text.empty(), "round " + std::to_string(round.data) + ": " + text);
 }
 
-void finish_combine(const Group& group, const Case& c, std::uint32_t rank, std::uint32_t slot,
-                    std::uint64_t round, epd_ticket_t ticket) {
-  must(group.wait(ticket, kWaitMs), "combine of round " + std::to_string(round));
+void finish_combine(const Group& group, const Case& c, std::uint32_t rank, std::uint32_t slot, Round round,
+                    epd_ticket_t ticket) {
+  must(group.wait(ticket, kWaitMs), "combine of round " + std::to_string(round.data));
   const std::string text = check_combine(c, group.buffers(slot), make_inputs(c, round), rank, round);
-  RANK_CHECK(text.empty(), "round " + std::to_string(round) + ": " + text);
+  RANK_CHECK(text.empty(), "round " + std::to_string(round.data) + ": " + text);
 }
 
 void one_round(const Group& group, const Case& c, std::uint32_t rank, std::uint64_t round) {

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace epd::test {
 
@@ -30,6 +31,12 @@ class Conformance : public testing::TestWithParam<std::string> {
   void with_ranks(const Case& c, const Body& body, double seconds = 90);
   // All ranks of a case run a script.
   void run_script(const Case& c, const ScriptOptions& options, double seconds = 120);
+  // The same for many cases of as many ranks, one after the other in the same sessions.
+  struct Script {
+    Case test_case;
+    ScriptOptions options;
+  };
+  void run_scripts(const std::vector<Script>& scripts, double seconds = 120);
   std::string group_name() const;
 
   static Daemon& daemon() { return *daemon_; }
@@ -42,15 +49,14 @@ constexpr int kWaitMs = 30000;
 
 // Fills a slot with the case's round and submits a dispatch.
 epd_ticket_t submit_dispatch(const Group& group, const Case& c, std::uint32_t rank, std::uint32_t slot,
-                             std::uint64_t round, epd_handle_t* handle = nullptr,
-                             std::uint32_t timeout_ms = 20000);
+                             Round round, epd_handle_t* handle = nullptr, std::uint32_t timeout_ms = 20000);
 epd_ticket_t submit_combine(const Group& group, const Case& c, std::uint32_t rank, std::uint32_t slot,
-                            std::uint64_t round, epd_handle_t handle, std::uint32_t timeout_ms = 20000);
+                            Round round, epd_handle_t handle, std::uint32_t timeout_ms = 20000);
 // Waits and checks against the specification.
-void finish_dispatch(const Group& group, const Case& c, std::uint32_t rank, std::uint32_t slot,
-                     std::uint64_t round, epd_ticket_t ticket);
-void finish_combine(const Group& group, const Case& c, std::uint32_t rank, std::uint32_t slot,
-                    std::uint64_t round, epd_ticket_t ticket);
+void finish_dispatch(const Group& group, const Case& c, std::uint32_t rank, std::uint32_t slot, Round round,
+                     epd_ticket_t ticket);
+void finish_combine(const Group& group, const Case& c, std::uint32_t rank, std::uint32_t slot, Round round,
+                    epd_ticket_t ticket);
 // A dispatch and a combine, checked.
 void one_round(const Group& group, const Case& c, std::uint32_t rank, std::uint64_t round);
 

@@ -191,6 +191,85 @@ TEST_P(Failures, TheDeadlinesMessageNamesTheRank) {
   });
 }
 
+// ---- routings ----------------------------------------------------------------------------------
+
+TEST_P(Failures, HandlesThatAreNoMoreAreNotFound) {
+  Case c = small_case(2);
+  c.num_handles = 2;
+  Case fewer = c;
+  fewer.depth = 1;
+  const std::string name = group_name();
+  with_ranks(c, [&](const Session& session, const Group& group, std::uint32_t rank) {
+    const Group other(session, fewer.config(name.c_str(), rank));
+    const auto refused = [&](const Group& where, epd_handle_t handle, const char* why) {
+      epd_combine_args_t combine = EPD_COMBINE_ARGS_INIT;
+      combine.handle = handle;
+      epd_dispatch_args_t dispatch = EPD_DISPATCH_ARGS_INIT;
+      dispatch.handle = handle;
+      epd_ticket_t ticket = 0;
+      must(epd_combine(where.get(), &combine, &ticket), why, EPD_NOT_FOUND);
+      must_say(std::to_string(handle));
+      must(epd_dispatch(where.get(), &dispatch, &ticket, nullptr), why, EPD_NOT_FOUND);
+      must_say(std::to_string(handle));
+    };
+    const Input input = make_input(c, rank, 0);
+    fill_dispatch(c, group.buffers(1), input);
+    epd_dispatch_args_t args = dispatch_args(c, input.num_tokens);
+    args.slot = 1;
+    args.keep_handle = 1;
+    epd_ticket_t ticket = 0;
+    epd_handle_t kept = 0;
+    must(epd_dispatch(group.get(), &args, &ticket, &kept), "dispatch");
+    finish_dispatch(group, c, rank, 1, 0, ticket);
+    one_round(group, c, rank, 2);  // on slot 0
+    refused(other, kept, "another group's");
+    refused(group, kept + 1, "of an operation that was none");
+    must(epd_handle_release(other.get(), kept), "another group's", EPD_NOT_FOUND);
+    finish_combine(group, c, rank, 1, 0, submit_combine(group, c, rank, 1, 0, kept));
+    must(epd_handle_release(group.get(), kept), "release");
+    refused(group, kept, "released");
+    one_round(group, c, rank, 3);
+    one_round(other, fewer, rank, 0);
+  });
+}
+
+TEST_P(Failures, DifferentRoutingsAreNamedOnEveryRank) {
+  Case c = small_case(3);
+  with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
+    epd_handle_t handles[2] = {};
+    for (std::uint32_t slot = 0; slot < 2; ++slot)
+      finish_dispatch(group, c, rank, slot, slot,
+                      submit_dispatch(group, c, rank, slot, slot, &handles[slot]));
+    const epd_ticket_t ticket = submit_combine(group, c, rank, 0, 0, handles[rank == 2 ? 1 : 0]);
+    must_fail(group, ticket, {EPD_INVALID_ARGUMENT, {"rank 2"}});
+    must_go_on(group, c, rank, 2);
+  });
+}
+
+// A rank whose rows would not fit: nobody writes beyond the room, everybody hears who, how many and how much.
+TEST_P(Failures, TooManyRowsAreNamedOnEveryRank) {
+  for (const epd_layout_t layout : {EPD_LAYOUT_COMPACT, EPD_LAYOUT_PACKED, EPD_LAYOUT_EXPERT}) {
+    Case c = small_case(3);
+    c.layout = layout;
+    c.alignment = 4;
+    c.topk = 1;
+    c.max_recv_rows = rows_needed(c, 24);
+    Case crowded = c;  // the same group, and all tokens to the last expert
+    crowded.routing = Routing::kOneExpert;
+    const std::uint32_t rows = c.num_ranks * c.max_tokens;
+    ASSERT_LT(c.max_recv_rows, rows) << c.describe();
+    with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
+      one_round(group, c, rank, 0);
+      const epd_ticket_t ticket = submit_dispatch(group, crowded, rank, 0, 1);
+      Expected want{EPD_RESOURCE_EXHAUSTED,
+                    {"rank 2", std::to_string(rows), "max_recv_rows", std::to_string(c.max_recv_rows)}};
+      if (layout == EPD_LAYOUT_EXPERT) want.words.emplace_back("expert 5");
+      must_fail(group, ticket, want);
+      must_go_on(group, c, rank, 2);
+    });
+  }
+}
+
 TEST_P(Failures, FailuresInARowAreAllRecovered) {
   const Case c = small_case(3);
   with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {

@@ -31,13 +31,16 @@ Case small_case(std::uint32_t num_ranks, std::uint32_t depth = 2) {
 class RandomCases : public Conformance {
  protected:
   void run(std::uint32_t num_ranks, std::uint32_t cases) {
-    for (std::uint32_t i = 0; i < cases && !HasFailure(); ++i) {
-      const Case c = random_case(base_seed() * 1000 + i, num_ranks);
+    std::vector<Script> scripts;
+    for (std::uint32_t i = 0; i < cases; ++i) {
+      Case c = random_case(base_seed() * 1000 + i, num_ranks);
       ScriptOptions options;
       options.rounds = 3 + i % 3;
-      options.order = static_cast<Order>(i % 3);
-      run_script(c, options);
+      options.order = static_cast<Order>(i % 5);
+      if (options.order == Order::kTraining) c.num_handles = handles_needed(c);
+      scripts.push_back({c, options});
     }
+    run_scripts(scripts, 120);
   }
 };
 INSTANTIATE_TEST_SUITE_P(Devices, RandomCases, testing::Values("host"),

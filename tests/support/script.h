@@ -46,8 +46,8 @@ struct ScriptOptions {
   // has completed and its peers have not, so nobody leaves before.
   Gate* finished = nullptr;
   std::uint32_t timeout_ms = 20000;
-  std::function<void(std::uint64_t)> on_submit;    // (operations submitted so far)
-  std::function<void(std::uint64_t)> on_complete;  // (operations completed with OK so far)
+  std::function<void(std::uint64_t)> on_submit = {};    // (operations submitted so far)
+  std::function<void(std::uint64_t)> on_complete = {};  // (operations completed with OK so far)
 };
 
 struct ScriptStats {

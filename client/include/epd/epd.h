@@ -241,9 +241,9 @@ typedef struct epd_resume_info {
 EPD_API epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, epd_resume_info_t* info);
 
 /* ---- operations ----------------------------------------------------------------------------
- * All ranks submit the same operations of a group in the same order, on the same slots, with the same
- * arguments; only num_tokens (which may be 0), keep_handle, timeout_ms and sms may differ. A submission
- * returns at once. WOULD_BLOCK: the slot has an operation in flight; or one on another slot makes the routing
+ * All ranks submit the same operations of a group in the same order, on the same slots, under the same
+ * handles (or none). All other arguments concern this rank's own rows and may differ; num_tokens may be 0. A
+ * submission returns at once. WOULD_BLOCK: the slot has an operation in flight; or one on another slot makes the routing
  * that is to be used, or uses the one that would be replaced; or the session's ring is full. Nothing was
  * submitted then. */
 

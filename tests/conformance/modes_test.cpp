@@ -1,0 +1,350 @@
+// Every mode of dispatch and combine through real processes: layouts, payloads, routings, cached and kept
+// routings, rows that nobody counts, many groups at once.
+#include "conformance.h"
+
+#include <signal.h>
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+namespace epd::test {
+namespace {
+
+constexpr epd_layout_t kLayouts[] = {EPD_LAYOUT_COMPACT, EPD_LAYOUT_PACKED, EPD_LAYOUT_EXPERT};
+
+class Modes : public Conformance {};
+INSTANTIATE_TEST_SUITE_P(Devices, Modes, testing::Values("host"),
+                         [](const auto& tested) { return tested.param; });
+
+Case mode_case(std::uint32_t num_ranks, epd_layout_t layout, std::uint32_t depth = 2) {
+  Case c;
+  c.seed = base_seed() + 9000;
+  c.num_ranks = num_ranks;
+  c.num_experts = num_ranks * 3;
+  c.max_tokens = 9;
+  c.topk = 3;
+  c.depth = depth;
+  c.layout = layout;
+  return c;
+}
+
+struct PayloadCase {
+  epd_payload_t payload;
+  epd_scale_format_t scales;
+  std::uint32_t opaque_bytes;
+};
+constexpr PayloadCase kPayloads[] = {
+    {EPD_PAYLOAD_BF16, EPD_SCALES_FLOAT32, 0},          {EPD_PAYLOAD_FP8_CAST, EPD_SCALES_FLOAT32, 0},
+    {EPD_PAYLOAD_FP8_CAST, EPD_SCALES_FLOAT32_POW2, 0}, {EPD_PAYLOAD_FP8_CAST, EPD_SCALES_UE8M0, 0},
+    {EPD_PAYLOAD_FP8, EPD_SCALES_FLOAT32, 0},           {EPD_PAYLOAD_FP8, EPD_SCALES_UE8M0, 0},
+    {EPD_PAYLOAD_OPAQUE, EPD_SCALES_FLOAT32, 16},       {EPD_PAYLOAD_OPAQUE, EPD_SCALES_FLOAT32, 1040}};
+
+TEST_P(Modes, EveryPayloadInEveryLayout) {
+  std::vector<Script> scripts;
+  for (const epd_layout_t layout : kLayouts) {
+    for (const PayloadCase& p : kPayloads) {
+      Case c = mode_case(3, layout);
+      c.hidden = 640;  // five scales: the last UE8M0 word is not full
+      c.payload = p.payload;
+      c.scales = p.scales;
+      c.opaque_bytes = p.opaque_bytes;
+      c.index64 = scripts.size() % 2 == 1;
+      c.alignment = scripts.size() % 3 == 0 ? 1 : 16;
+      c.zero_padding = scripts.size() % 2 == 0;
+      scripts.push_back({c, {.rounds = 3}});
+    }
+  }
+  run_scripts(scripts);
+}
+
+TEST_P(Modes, EveryRoutingInEveryLayout) {
+  constexpr Routing kRoutings[] = {Routing::kUniform, Routing::kZipf,   Routing::kOneExpert,
+                                   Routing::kOneRank, Routing::kSparse, Routing::kNothing,
+                                   Routing::kRepeated};
+  constexpr Sizes kSizes[] = {Sizes::kFull, Sizes::kUneven, Sizes::kSomeEmpty, Sizes::kAllEmpty};
+  std::vector<Script> scripts;
+  for (const epd_layout_t layout : kLayouts) {
+    for (const Routing routing : kRoutings) {
+      for (const bool index64 : {false, true}) {
+        Case c = mode_case(4, layout);
+        c.routing = routing;
+        c.sizes = kSizes[scripts.size() % 4];
+        c.index64 = index64;
+        c.alignment = 8;
+        c.mark_unused = scripts.size() % 3 == 0;
+        scripts.push_back({c, {.rounds = 2}});
+      }
+    }
+  }
+  run_scripts(scripts);
+}
+
+// ---- routings used again ---------------------------------------------------------------------------
+
+TEST_P(Modes, TrainingGoesForwardAndBackUnderKeptHandles) {
+  std::vector<Script> scripts;
+  for (const epd_layout_t layout : kLayouts) {
+    for (const std::uint32_t depth : {1u, 2u, 4u}) {
+      Case c = mode_case(3, layout, depth);
+      c.num_handles = handles_needed(c);
+      c.return_weights = true;
+      c.num_biases = depth % 3;
+      c.weighted = depth != 2;
+      scripts.push_back({c, {.rounds = 10, .order = Order::kTraining}});
+    }
+  }
+  run_scripts(scripts);
+}
+
+TEST_P(Modes, CachedDispatchesDeliverOtherRowsToTheSamePlaces) {
+  std::vector<Script> scripts;
+  for (const epd_layout_t layout : kLayouts) {
+    for (const std::uint32_t depth : {1u, 3u}) {
+      Case c = mode_case(4, layout, depth);
+      c.payload = EPD_PAYLOAD_FP8_CAST;
+      c.mark_unused = depth == 3;
+      scripts.push_back({c, {.rounds = 8, .order = Order::kCached}});
+    }
+  }
+  run_scripts(scripts);
+}
+
+TEST_P(Modes, AKeptHandleStandsWhateverItsSlotDoes) {
+  Case c = mode_case(3, EPD_LAYOUT_PACKED);
+  c.num_handles = 1;
+  with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
+    const Input input = make_input(c, rank, 0);
+    fill_dispatch(c, group.buffers(0), input);
+    epd_dispatch_args_t args = dispatch_args(c, input.num_tokens);
+    args.keep_handle = 1;
+    epd_ticket_t ticket = 0;
+    epd_handle_t kept = 0;
+    must(epd_dispatch(group.get(), &args, &ticket, &kept), "dispatch");
+    finish_dispatch(group, c, rank, 0, 0, ticket);
+    for (std::uint64_t round = 1; round < 20; ++round) one_round(group, c, rank, round);
+    for (std::uint32_t slot = 0; slot < c.depth; ++slot) {
+      const Round again(50 + slot, 0);
+      fill_dispatch(c, group.buffers(slot), make_input(c, rank, again), true);
+      args = dispatch_args(c, 0);
+      args.slot = slot;
+      args.handle = kept;
+      must(epd_dispatch(group.get(), &args, &ticket, nullptr), "cached dispatch");
+      finish_dispatch(group, c, rank, slot, again, ticket);
+      finish_combine(group, c, rank, slot, again, submit_combine(group, c, rank, slot, again, kept));
+    }
+    must(epd_handle_release(group.get(), kept), "release");
+  });
+}
+
+// The engine's death takes nothing that had been completed: kept routings are used on, lost ones are made
+// anew.
+TEST_P(Modes, KeptRoutingsOutliveTheEngine) {
+  struct Stage {
+    Gate finished;
+    std::atomic<std::uint64_t> completed;
+  };
+  Case c = mode_case(3, EPD_LAYOUT_PACKED, 3);
+  c.max_tokens = 64;
+  c.num_handles = handles_needed(c);
+  c.return_weights = true;
+  Shared<Stage> stage;
+  ScriptOptions options;
+  options.rounds = 24;
+  options.order = Order::kTraining;
+  options.recover = true;
+  options.finished = &stage->finished;
+  options.on_complete = [&stage](std::uint64_t) { stage->completed.fetch_add(1); };
+  const std::string name = group_name();
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {
+    ranks.emplace_back(
+        [&, rank] { return run_case(daemon().socket(), daemon().device(rank), name, c, rank, options); });
+  }
+  for (std::uint64_t kill = 0; kill < 2; ++kill) {
+    const std::uint64_t wanted = 30 + 100 * kill;
+    EXPECT_TRUE(eventually(60, [&] { return stage->completed >= wanted; }));
+    const pid_t engine = daemon().engine(static_cast<std::uint32_t>(kill));
+    if (engine > 0) ::kill(engine, SIGKILL);
+  }
+  const auto outcomes = wait_all(ranks, 90);
+  expect_all_ok(outcomes);
+  std::printf("rank 0: %s\n", outcomes[0].text.c_str());
+}
+
+// ---- rows that nobody counts -------------------------------------------------------------------------
+
+// What rank's experts answer if each gives its rows back.
+std::vector<Answer> echoes(const Case& c, const std::vector<Input>& inputs) {
+  std::vector<Answer> answers;
+  for (const auto& received : kernels::reference::dispatch(c.params(), inputs)) {
+    Answer answer;
+    answer.y.resize(received.recv_x.size() / 2);
+    if (!answer.y.empty()) std::memcpy(answer.y.data(), received.recv_x.data(), received.recv_x.size());
+    answers.push_back(std::move(answer));
+  }
+  return answers;
+}
+
+// The experts work on all rows there is room for, whether tokens fill them or not, and never ask how many do.
+// With `marked` they pass over the rows that say that they are not used.
+void echo_all_rows(const Case& c, const epd_buffers_t& b, bool marked) {
+  const abi::GroupShape shape = c.shape();
+  const auto* idx = static_cast<const std::int32_t*>(b.recv_topk_idx);
+  const std::size_t choices = shape.choices_per_row();
+  auto* y = static_cast<std::uint16_t*>(b.y);
+  for (std::size_t row = 0; row < shape.recv_rows(); ++row) {
+    const auto* own = idx + row * choices;
+    if (marked && std::all_of(own, own + choices, [](std::int32_t expert) { return expert < 0; })) {
+      std::fill_n(y + row * c.hidden, c.hidden, std::uint16_t{0x7fc0});  // nobody may sum this up
+    } else {
+      std::copy_n(static_cast<const std::uint16_t*>(b.recv_x) + row * c.hidden, c.hidden, y + row * c.hidden);
+    }
+  }
+}
+
+TEST_P(Modes, ExpertsNeedNotKnowHowManyRowsThereAre) {
+  for (const epd_layout_t layout : kLayouts) {
+    for (const bool marked : {false, true}) {
+      Case c = mode_case(3, layout);
+      c.alignment = 16;
+      c.mark_unused = marked;
+      with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
+        for (std::uint64_t round = 0; round < 4; ++round) {
+          const auto slot = static_cast<std::uint32_t>(round % c.depth);
+          const epd_buffers_t b = group.buffers(slot);
+          epd_handle_t handle = 0;
+          const epd_ticket_t dispatched = submit_dispatch(group, c, rank, slot, round, &handle);
+          must(group.wait(dispatched, kWaitMs), "dispatch");
+          echo_all_rows(c, b, marked);
+          epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
+          args.slot = slot;
+          args.handle = handle;
+          epd_ticket_t combined = 0;
+          must(epd_combine(group.get(), &args, &combined), "combine");
+          must(group.wait(combined, kWaitMs), "combine");
+          const std::vector<Input> inputs = make_inputs(c, round);
+          const auto want = kernels::reference::combine_to(c.params(), inputs, echoes(c, inputs), {}, rank);
+          RANK_CHECK(std::memcmp(b.out, want.out.data(), want.out.size() * 2) == 0,
+                     c.describe() + ", round " + std::to_string(round));
+        }
+      });
+    }
+  }
+}
+
+TEST_P(Modes, RoomForExactlyTheRowsThatCome) {
+  std::vector<Script> scripts;
+  for (const epd_layout_t layout : kLayouts) {
+    Case c = mode_case(4, layout);
+    c.alignment = 16;
+    c.mark_unused = true;
+    c.max_recv_rows = rows_needed(c, 6);
+    scripts.push_back({c, {.rounds = 6}});
+  }
+  run_scripts(scripts);
+}
+
+// ---- how operations are run ----------------------------------------------------------------------------
+
+TEST_P(Modes, SmsOfACallChangeNoByte) {
+  Case c = mode_case(3, EPD_LAYOUT_PACKED);
+  c.hidden = 2048;
+  c.max_tokens = 64;
+  std::vector<std::string> first(c.num_ranks);
+  for (const std::uint32_t sms : {1u, 2u, 64u}) {
+    c.sms = sms;
+    const std::string name = group_name();
+    const auto outcomes = run_ranks(c.num_ranks, 60, [&](std::uint32_t rank) -> std::string {
+      const Session session(daemon().socket(), daemon().device(rank));
+      const Group group(session, c.config(name.c_str(), rank));
+      std::string text;
+      for (const std::uint64_t digest :
+           ScriptRunner(group, c, rank, {.rounds = 4, .order = Order::kInTurn}).run().digests) {
+        text += std::to_string(digest) + " ";
+      }
+      return text;
+    });
+    expect_all_ok(outcomes);
+    for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {
+      if (sms == 1) first[rank] = outcomes[rank].text;
+      EXPECT_EQ(outcomes[rank].text, first[rank]) << "rank " << rank << " with " << sms << " SMs";
+    }
+  }
+}
+
+// What is not about the routing concerns the rank's own rows alone.
+TEST_P(Modes, EachRankHasItsOwnFlags) {
+  const Case c = mode_case(4, EPD_LAYOUT_PACKED);
+  const std::string name = group_name();
+  expect_all_ok(run_ranks(c.num_ranks, 60, [&](std::uint32_t rank) -> std::string {
+    Case own = c;
+    own.alignment = 8;
+    own.num_biases = 2;
+    own.weighted = rank % 2 == 0;
+    own.mark_unused = rank == 1;
+    own.zero_padding = rank == 2;
+    own.defer = rank == 3;
+    own.sms = rank;
+    const Session session(daemon().socket(), daemon().device(rank));
+    const Group group(session, own.config(name.c_str(), rank));
+    return ScriptRunner(group, own, rank, {.rounds = 5}).run().to_string();
+  }));
+}
+
+// After the send the inputs are overwritten while rows may still arrive (ScriptRunner does it).
+TEST_P(Modes, DeferredReceivesFreeTheirInputs) {
+  std::vector<Script> scripts;
+  for (const epd_layout_t layout : kLayouts) {
+    Case c = mode_case(4, layout, 3);
+    c.defer = true;
+    c.max_tokens = 40;
+    c.hidden = 1024;
+    c.payload = layout == EPD_LAYOUT_EXPERT ? EPD_PAYLOAD_FP8 : EPD_PAYLOAD_BF16;
+    scripts.push_back({c, {.rounds = 9, .order = Order::kStaggered}});
+  }
+  run_scripts(scripts);
+}
+
+// Groups of all kinds on the same sessions at once, two sessions of each group on each device, the small
+// operations of one before the large ones of the others.
+TEST_P(Modes, ManyGroupsOfManyKindsAtOnce) {
+  constexpr std::uint32_t kRanks = 8;  // on four devices
+  std::vector<Script> scripts;
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    Case c = mode_case(kRanks, kLayouts[i % 3], 2 + i % 2);
+    c.seed += i;
+    c.priority = i == 0 ? 7 : -static_cast<std::int32_t>(i);
+    c.hidden = i == 0 ? 128 : 2048;
+    c.max_tokens = i == 0 ? 4 : 24;
+    c.num_handles = handles_needed(c);
+    c.payload = i % 2 == 0 ? EPD_PAYLOAD_BF16 : EPD_PAYLOAD_FP8_CAST;
+    scripts.push_back(
+        {c, {.rounds = i == 0 ? 12u : 4u, .order = i % 2 == 0 ? Order::kWindows : Order::kTraining}});
+  }
+  const std::string name = group_name();
+  expect_all_ok(run_ranks(kRanks, 120, [&](std::uint32_t rank) -> std::string {
+    const Session session(daemon().socket(), daemon().device(rank));
+    std::vector<Group> groups;
+    for (std::size_t i = 0; i < scripts.size(); ++i) {
+      const std::string group = name + "-" + std::to_string(i);
+      groups.emplace_back(session, scripts[i].test_case.config(group.c_str(), rank));
+    }
+    std::vector<std::string> failures(scripts.size());
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < scripts.size(); ++i) {
+      threads.emplace_back([&, i] {
+        try {
+          ScriptRunner(groups[i], scripts[i].test_case, rank, scripts[i].options).run();
+        } catch (const RankFailure& error) {
+          failures[i] = error.text;
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const std::string& failure : failures) RANK_CHECK(failure.empty(), failure);
+    return "";
+  }));
+}
+
+}  // namespace
+}  // namespace epd::test
