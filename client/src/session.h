@@ -55,7 +55,7 @@ class Waiter {
   virtual bool glance() const { return false; }
 
   std::condition_variable wake;
-  // Looks again at least this often, in case the one who should ring died before it did.
+  // Looks again at least this often, whoever died before it rang.
   nanoseconds slice = std::chrono::milliseconds(100);
 };
 
@@ -114,6 +114,8 @@ class Session {
   void lead(Lock& lock, Waiter& waiter, nanoseconds slice);
   void sleep(nanoseconds slice);
   void drain_doorbell();
+  // After publishing: wakes the engine if it sleeps, and for no less than this.
+  void ring_engine(abi::Sleep at_least) const;
   bool has_completion() const;
   bool drain_locked();  // true if anything was taken
   void finish_locked(Operations::iterator op, const abi::Completion& completion, const char* text) noexcept;

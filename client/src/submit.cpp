@@ -1,7 +1,6 @@
 // Session: from a checked call to a slot in the ring.
 #include "session.h"
 
-#include <sys/socket.h>
 #include <ctime>
 
 namespace epd::client {
@@ -103,12 +102,7 @@ Status Session::submit(Group& group, const SubmitRequest& request, epd_ticket_t&
   }
   lock.unlock();
 
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (b().engine_sleep.sleeping.load(std::memory_order_relaxed) != 0) {
-    const char byte = 0;
-    [[maybe_unused]] const ssize_t n =
-        ::send(attachment_.doorbell.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
-  }
+  ring_engine(abi::kAsleep);
   return {};
 }
 
