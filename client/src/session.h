@@ -56,7 +56,7 @@ class Waiter {
   virtual bool glance() const { return false; }
 
   std::condition_variable wake;
-  // Looks again at least this often, in case the one who should ring died before it did.
+  // Looks again at least this often, whoever died before it rang.
   nanoseconds slice = std::chrono::milliseconds(100);
 };
 
@@ -119,6 +119,8 @@ class Session {
   void lead(Lock& lock, Waiter& waiter, nanoseconds slice);
   void sleep(nanoseconds slice);
   void drain_doorbell();
+  // After publishing: wakes the engine if it sleeps, and for no less than this.
+  void ring_engine(abi::Sleep at_least) const;
   bool has_completion() const;
   bool drain_locked();  // true if anything was taken
   void finish_locked(Operations::iterator op, const abi::Completion& completion, const char* text) noexcept;
@@ -133,7 +135,6 @@ class Session {
   Status ready_to_submit(Lock& lock, Group& group, const SubmitRequest& request);
   Status choose_route(Lock& lock, Group& group, const SubmitRequest& request, RouteUse& use);
   Status push(Lock& lock, Group& group, const SubmitRequest& request, const RouteUse& use);
-  void ring_engine();
   Status blocked(Lock& lock, std::string why);  // WOULD_BLOCK, unless the session is over
 
   // session.cpp

@@ -1,7 +1,6 @@
 // Session: from a checked call to a slot in the ring.
 #include "session.h"
 
-#include <sys/socket.h>
 #include <ctime>
 
 namespace epd::client {
@@ -135,14 +134,6 @@ Status Session::push(Lock& lock, Group& group, const SubmitRequest& request, con
   return {};
 }
 
-void Session::ring_engine() {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (b().engine_sleep.sleeping.load(std::memory_order_relaxed) == 0) return;
-  const char byte = 0;
-  [[maybe_unused]] const ssize_t n =
-      ::send(attachment_.doorbell.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
-}
-
 Status Session::submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,
                        epd_handle_t* handle) {
   Status status = check_request(group, request);
@@ -164,7 +155,7 @@ Status Session::submit(Group& group, const SubmitRequest& request, epd_ticket_t&
     }
     if (handle != nullptr) *handle = made;
   }
-  ring_engine();
+  ring_engine(abi::kAsleep);
   return {};
 }
 

@@ -268,7 +268,7 @@ void Engine::grow_spin_budget() {
 bool Engine::anything_pending() {
   now_ns_ = clock_.now_ns();
   for (const auto& [id, session] : sessions_) {
-    if (session->has_submission()) return true;
+    if (session->has_submission() || session->can_flush()) return true;
   }
   return std::any_of(operations_.begin(), operations_.end(),
                      [](const auto& operation) { return operation->runnable(); });

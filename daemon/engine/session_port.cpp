@@ -50,6 +50,8 @@ void SessionPort::adopt() {
   inflight_ = orphans_.size();
   set_sleeping(false);
   set_state(abi::SessionState::kServing);
+  // The former engine may have died between publishing a completion and ringing for it.
+  if (inherited_) ring();
 }
 
 std::optional<abi::Submission> SessionPort::take() {
@@ -138,6 +140,11 @@ bool SessionPort::flush() {
   }
   if (moved) ring();
   return moved;
+}
+
+bool SessionPort::can_flush() const {
+  return !waiting_.empty() &&
+         tail_ - a_->completion_head.value.load(std::memory_order_acquire) < abi::kCompletionSlots;
 }
 
 void SessionPort::ring() {

@@ -43,8 +43,11 @@ class SessionPort {
   // Reads the doorbell empty. False: the client's end is closed.
   bool drain_doorbell();
   void set_sleeping(bool sleeping) {
-    b_->engine_sleep.sleeping.store(sleeping ? 1 : 0, std::memory_order_relaxed);
+    const abi::Sleep asleep = waiting_.empty() ? abi::kAsleep : abi::kAsleepForRoom;
+    b_->engine_sleep.sleeping.store(sleeping ? asleep : abi::kAwake, std::memory_order_relaxed);
   }
+  // flush() would move something.
+  bool can_flush() const;
   bool has_submission();
 
   void set_state(abi::SessionState state) {
