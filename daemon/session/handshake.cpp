@@ -1,7 +1,7 @@
 // Hello and Welcome.
 #include "session/session_table.h"
 
-#include "base/log.h"
+#include "base/event.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -125,7 +125,7 @@ void SessionTable::hello(Session& session, const Packet& packet) {
   }
   if (!status.ok()) {
     static LogLimiter limiter;
-    limiter.log(LogLevel::kWarning, "attach refused",
+    limiter.record(EventKind::kRefused, LogLevel::kWarning, "attach refused",
                 {{"uid", session.peer.uid}, {"pid", session.peer.pid}, {"reason", status.to_string()}});
     ++total_refused_;
     session.pending_request = request_id;
@@ -136,7 +136,7 @@ void SessionTable::hello(Session& session, const Packet& packet) {
   session.attached = true;
   ++attached_;
   ++total_attached_;
-  log_event(LogLevel::kInfo, "session attached",
+  record_event(EventKind::kSessionAttached, LogLevel::kInfo, "session attached",
             {{"session", session.id},
              {"uid", session.peer.uid},
              {"pid", session.peer.pid},

@@ -1,6 +1,6 @@
 #include "session/session_table.h"
 
-#include "base/log.h"
+#include "base/event.h"
 
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -89,7 +89,7 @@ void SessionTable::accept_one(UniqueFd socket) {
   if (half_open >= kMaxHalfOpenPerUser) {
     ++total_refused_;
     static LogLimiter limiter;
-    limiter.log(LogLevel::kWarning, "connection refused: too many without Hello",
+    limiter.record(EventKind::kRefused, LogLevel::kWarning, "connection refused: too many without Hello",
                 {{"uid", peer->uid}, {"pid", peer->pid}, {"half_open", half_open}});
     abi::Refused refused{StatusCode::kResourceExhausted, {}};
     const std::string text = "user " + std::to_string(peer->uid) + " has " + std::to_string(half_open) +
@@ -174,7 +174,7 @@ void SessionTable::handle(Session& session, Packet& packet) {
 
 void SessionTable::malformed(Session& session, std::uint32_t request_id, const Status& error) {
   static LogLimiter limiter;
-  limiter.log(LogLevel::kWarning, "malformed message",
+  limiter.record(EventKind::kRefused, LogLevel::kWarning, "malformed message",
               {{"session", session.id},
                {"uid", session.peer.uid},
                {"pid", session.peer.pid},
@@ -226,7 +226,7 @@ void SessionTable::close(std::uint64_t id, const std::string& how) {
   const Session session = std::move(connections_.extract(found).mapped());
   if (!session.attached) return;
   --attached_;
-  log_event(LogLevel::kInfo, "session closed", {{"session", id}, {"pid", session.peer.pid}, {"how", how}});
+  record_event(EventKind::kSessionEnded, LogLevel::kInfo, "session closed", {{"session", id}, {"pid", session.peer.pid}, {"how", how}});
   host_.session_closed(session, how);
 }
 
@@ -254,7 +254,7 @@ void SessionTable::tick() {
            {StatusCode::kDeadlineExceeded,
             "no Hello within " + std::to_string(options_.limits.attach_timeout_ms) + " ms"});
     static LogLimiter limiter;
-    limiter.log(LogLevel::kWarning, "connection closed: no Hello in time",
+    limiter.record(EventKind::kRefused, LogLevel::kWarning, "connection closed: no Hello in time",
                 {{"uid", session.peer.uid}, {"pid", session.peer.pid}});
     close(id, "said no Hello");
   }

@@ -1,4 +1,5 @@
 // Carries out what the registry decides.
+#include "base/event.h"
 #include "node.h"
 
 namespace epd {
@@ -53,7 +54,7 @@ void Node::carry_out(const membership::SendBreak& action) {
   const std::tuple now_logged(m.group_id, m.epoch, m.fatal);
   if (now_logged != last_break_) {
     last_break_ = now_logged;
-    log_event(LogLevel::kWarning, "group breaks",
+    record_event(EventKind::kGroupBroke, LogLevel::kWarning, "group breaks",
               {{"group", m.group_id},
                {"epoch", m.epoch},
                {"fatal", m.fatal != 0},
@@ -68,7 +69,7 @@ void Node::carry_out(const membership::SendResume& action) {
   const std::pair now_logged(action.message.group_id, action.message.epoch);
   if (now_logged != last_resume_) {
     last_resume_ = now_logged;
-    log_event(LogLevel::kInfo, "group goes on",
+    record_event(EventKind::kGroupResumed, LogLevel::kInfo, "group goes on",
               {{"group", action.message.group_id},
                {"epoch", action.message.epoch},
                {"resume_index", action.message.resume_index}});
@@ -93,8 +94,8 @@ void Node::carry_out(const membership::ReplyJoined& action) {
     sessions_->end(action.session_id, board.status());
     return;
   }
-  log_event(
-      LogLevel::kInfo, "rank joined",
+  record_event(
+      EventKind::kRankJoined, LogLevel::kInfo, "rank joined",
       {{"group", action.message.group_id}, {"rank", action.message.rank}, {"session", action.session_id}});
   sessions_->reply(action.session_id, action.request_id, abi::AttachType::kJoined, action.message,
                    {arenas->user.get(), board->get()});
@@ -106,7 +107,7 @@ void Node::carry_out(const membership::ReplyLeft& action) {
 
 void Node::carry_out(const membership::ReplyRefused& action) {
   static LogLimiter limiter;
-  limiter.log(LogLevel::kWarning, "request refused",
+  limiter.record(EventKind::kRefused, LogLevel::kWarning, "request refused",
               {{"session", action.session_id}, {"reason", action.status.to_string()}});
   sessions_->refuse(action.session_id, action.request_id, action.status);
 }

@@ -1,5 +1,7 @@
 #include "node.h"
 
+#include "base/event.h"
+
 #include <sys/epoll.h>
 #include <sys/random.h>
 #include <algorithm>
@@ -213,7 +215,7 @@ void Node::engine_failed(std::uint32_t device, const std::string& text) {
 void Node::session_failed(const abi::SessionFailed& message) {
   const std::string text(message.text, abi::text_length(message.text));
   static LogLimiter limiter;
-  limiter.log(LogLevel::kWarning, "session ended for an illegal submission",
+  limiter.record(EventKind::kRefused, LogLevel::kWarning, "session ended for an illegal submission",
               {{"session", message.session_id}, {"reason", text}});
   sessions_->end(message.session_id, Status(message.status, text));
 }
