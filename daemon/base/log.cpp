@@ -141,8 +141,7 @@ void LogLimiter::record(EventKind kind, LogLevel level, std::string_view event,
   std::uint64_t suppressed = 0;
   if (!admit(suppressed)) return;
   record_event(kind, level, event, fields);
-  if (suppressed != 0)
-    record_event(kind, level, kSuppressed, {{"event_name", event}, {"count", suppressed}});
+  if (suppressed != 0) record_event(kind, level, kSuppressed, {{"event_name", event}, {"count", suppressed}});
 }
 
 }  // namespace epd

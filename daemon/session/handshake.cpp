@@ -126,7 +126,7 @@ void SessionTable::hello(Session& session, const Packet& packet) {
   if (!status.ok()) {
     static LogLimiter limiter;
     limiter.record(EventKind::kRefused, LogLevel::kWarning, "attach refused",
-                {{"uid", session.peer.uid}, {"pid", session.peer.pid}, {"reason", status.to_string()}});
+                   {{"uid", session.peer.uid}, {"pid", session.peer.pid}, {"reason", status.to_string()}});
     ++total_refused_;
     session.pending_request = request_id;
     refuse(session.id, request_id, status);
@@ -137,11 +137,11 @@ void SessionTable::hello(Session& session, const Packet& packet) {
   ++attached_;
   ++total_attached_;
   record_event(EventKind::kSessionAttached, LogLevel::kInfo, "session attached",
-            {{"session", session.id},
-             {"uid", session.peer.uid},
-             {"pid", session.peer.pid},
-             {"device", options_.devices[session.device]},
-             {"library", session.library}});
+               {{"session", session.id},
+                {"uid", session.peer.uid},
+                {"pid", session.peer.pid},
+                {"device", options_.devices[session.device]},
+                {"library", session.library}});
   host_.session_opened(session);
 }
 

@@ -90,7 +90,7 @@ void SessionTable::accept_one(UniqueFd socket) {
     ++total_refused_;
     static LogLimiter limiter;
     limiter.record(EventKind::kRefused, LogLevel::kWarning, "connection refused: too many without Hello",
-                {{"uid", peer->uid}, {"pid", peer->pid}, {"half_open", half_open}});
+                   {{"uid", peer->uid}, {"pid", peer->pid}, {"half_open", half_open}});
     abi::Refused refused{StatusCode::kResourceExhausted, {}};
     const std::string text = "user " + std::to_string(peer->uid) + " has " + std::to_string(half_open) +
                              " connections without Hello; allowed: " + std::to_string(kMaxHalfOpenPerUser);
@@ -175,10 +175,10 @@ void SessionTable::handle(Session& session, Packet& packet) {
 void SessionTable::malformed(Session& session, std::uint32_t request_id, const Status& error) {
   static LogLimiter limiter;
   limiter.record(EventKind::kRefused, LogLevel::kWarning, "malformed message",
-              {{"session", session.id},
-               {"uid", session.peer.uid},
-               {"pid", session.peer.pid},
-               {"reason", error.message()}});
+                 {{"session", session.id},
+                  {"uid", session.peer.uid},
+                  {"pid", session.peer.pid},
+                  {"reason", error.message()}});
   ++total_refused_;
   session.pending_request = request_id;
   refuse(session.id, request_id, error);
@@ -226,7 +226,8 @@ void SessionTable::close(std::uint64_t id, const std::string& how) {
   const Session session = std::move(connections_.extract(found).mapped());
   if (!session.attached) return;
   --attached_;
-  record_event(EventKind::kSessionEnded, LogLevel::kInfo, "session closed", {{"session", id}, {"pid", session.peer.pid}, {"how", how}});
+  record_event(EventKind::kSessionEnded, LogLevel::kInfo, "session closed",
+               {{"session", id}, {"pid", session.peer.pid}, {"how", how}});
   host_.session_closed(session, how);
 }
 
@@ -255,7 +256,7 @@ void SessionTable::tick() {
             "no Hello within " + std::to_string(options_.limits.attach_timeout_ms) + " ms"});
     static LogLimiter limiter;
     limiter.record(EventKind::kRefused, LogLevel::kWarning, "connection closed: no Hello in time",
-                {{"uid", session.peer.uid}, {"pid", session.peer.pid}});
+                   {{"uid", session.peer.uid}, {"pid", session.peer.pid}});
     close(id, "said no Hello");
   }
 }

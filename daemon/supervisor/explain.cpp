@@ -22,7 +22,8 @@ bool is_stopped(std::int32_t pid) {
 }
 
 bool engine_stands_still(const DeviceView& device) {
-  return device.engine_pid != 0 && (is_stopped(device.engine_pid) || device.heartbeat_age_ms > kStandsStillMs);
+  return device.engine_pid != 0 &&
+         (is_stopped(device.engine_pid) || device.heartbeat_age_ms > kStandsStillMs);
 }
 
 std::string for_ms(std::uint64_t us) {

@@ -23,7 +23,9 @@ void Node::carry_out(const membership::StartGroup& action) {
   begin.group_id = group.id;
   begin.epoch = group.epoch;
   begin.resume_index = group.resume_index;
-  begin.sms = group.sms_on(action.device);
+  const abi::GroupSettings settings = group_settings(group, action.device);
+  begin.sms = settings.sms;
+  begin.priority = settings.priority;
   begin.broken = action.broken ? 1 : 0;
   begin.shape = group.shape;
   abi::set_text(begin.name, group.name.data(), group.name.size());
@@ -55,12 +57,12 @@ void Node::carry_out(const membership::SendBreak& action) {
   if (now_logged != last_break_) {
     last_break_ = now_logged;
     record_event(EventKind::kGroupBroke, LogLevel::kWarning, "group breaks",
-              {{"group", m.group_id},
-               {"epoch", m.epoch},
-               {"fatal", m.fatal != 0},
-               {"cause", status_name(m.cause)},
-               {"culprit_rank", m.culprit_rank},
-               {"text", m.text}});
+                 {{"group", m.group_id},
+                  {"epoch", m.epoch},
+                  {"fatal", m.fatal != 0},
+                  {"cause", status_name(m.cause)},
+                  {"culprit_rank", m.culprit_rank},
+                  {"text", m.text}});
   }
   fleet_->send(action.device, abi::LinkType::kBreak, m);
 }
@@ -70,9 +72,9 @@ void Node::carry_out(const membership::SendResume& action) {
   if (now_logged != last_resume_) {
     last_resume_ = now_logged;
     record_event(EventKind::kGroupResumed, LogLevel::kInfo, "group goes on",
-              {{"group", action.message.group_id},
-               {"epoch", action.message.epoch},
-               {"resume_index", action.message.resume_index}});
+                 {{"group", action.message.group_id},
+                  {"epoch", action.message.epoch},
+                  {"resume_index", action.message.resume_index}});
   }
   fleet_->send(action.device, abi::LinkType::kResume, action.message);
 }
@@ -108,7 +110,7 @@ void Node::carry_out(const membership::ReplyLeft& action) {
 void Node::carry_out(const membership::ReplyRefused& action) {
   static LogLimiter limiter;
   limiter.record(EventKind::kRefused, LogLevel::kWarning, "request refused",
-              {{"session", action.session_id}, {"reason", action.status.to_string()}});
+                 {{"session", action.session_id}, {"reason", action.status.to_string()}});
   sessions_->refuse(action.session_id, action.request_id, action.status);
 }
 

@@ -76,7 +76,8 @@ Result<std::uint64_t> Node::find_group(const std::string& name) const {
     return not_found("there is no group \"" + name + "\"; allowed: a name or an id that epctl groups prints");
   std::string ids;
   for (const std::uint64_t candidate : found) ids += (ids.empty() ? "" : ", ") + std::to_string(candidate);
-  return invalid_argument("group \"" + name + "\" is a name of several users; allowed: one of the ids " + ids);
+  return invalid_argument("group \"" + name + "\" is a name of several users; allowed: one of the ids " +
+                          ids);
 }
 
 Status Node::set_group(const std::string& name, const GroupSettingsChange& change) {
@@ -100,8 +101,7 @@ Status Node::set_group(const std::string& name, const GroupSettingsChange& chang
   if (change.sms) kept.sms = change.sms;
   if (change.priority) kept.priority = change.priority;
   for (const auto& [device, slot] : group.engines) {
-    if (knows_group(slot))
-      fleet_->send(device, abi::LinkType::kGroupSettings, group_settings(group, device));
+    if (knows_group(slot)) fleet_->send(device, abi::LinkType::kGroupSettings, group_settings(group, device));
   }
   const abi::GroupSettings shown = group_settings(group, group.members.begin()->second.device);
   record_event(EventKind::kSettingChanged, LogLevel::kInfo, "group set by the operator",
@@ -138,7 +138,8 @@ Status Node::evict_rank(const std::string& name, std::uint32_t rank, const std::
   const auto member = group.members.find(rank);
   if (member == group.members.end() || member->second.gone) {
     return not_found("group " + std::to_string(group.id) + " (" + group.name + ") has no rank " +
-                     std::to_string(rank) + " now; allowed: a rank that epctl groups --members shows as here");
+                     std::to_string(rank) +
+                     " now; allowed: a rank that epctl groups --members shows as here");
   }
   const std::string how = with_reason("was evicted by operator", reason);
   record_event(EventKind::kEvicted, LogLevel::kWarning, "rank evicted by the operator",
@@ -157,6 +158,8 @@ Status Node::evict_rank(const std::string& name, std::uint32_t rank, const std::
 void Node::record_losses(std::uint64_t session_id, std::optional<std::uint32_t> member_id,
                          const std::string& how) const {
   for (const auto& [id, group] : registry_.groups()) {
+    // Nobody leaves by name what it has not joined yet.
+    if (member_id && group.engines.empty()) continue;
     for (const auto& [rank, member] : group.members) {
       if (member.session_id != session_id || member.gone) continue;
       if (member_id && member.member != *member_id) continue;

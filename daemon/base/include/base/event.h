@@ -71,7 +71,7 @@ class EventLog {
   const std::size_t capacity_;
   std::mutex mutex_;
   std::condition_variable added_;
-  std::deque<Event> events_;   // guarded by mutex_
+  std::deque<Event> events_;  // guarded by mutex_
   std::uint64_t newest_ = 0;  // likewise
 };
 

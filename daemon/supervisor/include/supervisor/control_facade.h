@@ -108,9 +108,9 @@ struct OperationView {
   std::int32_t waiting_for = -1;  // rank
   std::uint64_t age_us = 0;
   std::uint64_t epoch = 0;
-  std::uint64_t waiting_us = 0;       // for waiting_for
-  std::int64_t deadline_in_us = 0;    // negative: it has passed
-  std::vector<StageView> stages;      // in the order in which they were entered
+  std::uint64_t waiting_us = 0;     // for waiting_for
+  std::int64_t deadline_in_us = 0;  // negative: it has passed
+  std::vector<StageView> stages;    // in the order in which they were entered
 };
 
 // One step from an operation towards what it waits for in the end.
