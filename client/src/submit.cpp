@@ -115,6 +115,8 @@ Status Session::push(Lock& lock, Group& group, const SubmitRequest& request, con
   op.op = request.op;
   op.slot = request.slot;
   op.deferred = (request.flags & abi::kFlagDefer) != 0;
+  const std::uint32_t timeout_ms = request.timeout_ms != 0 ? request.timeout_ms : group.default_timeout_ms;
+  op.answer_by = SteadyClock::now() + std::chrono::milliseconds(timeout_ms) + kAnswerGrace;
   const abi::PushResult pushed =
       abi::ring_push(a().submissions, submission_tail_, b().submission_head, submission);
   if (pushed != abi::PushResult::kPushed) {
