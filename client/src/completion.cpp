@@ -36,8 +36,19 @@ bool Session::drain_locked() {
     any = true;
   }
   note_ended_locked();
-  if (any) notify_ready_locked(nullptr);
+  if (any) {
+    ring_engine(abi::kAsleepForRoom);
+    notify_ready_locked(nullptr);
+  }
   return any;
+}
+
+void Session::ring_engine(abi::Sleep at_least) const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (b().engine_sleep.sleeping.load(std::memory_order_relaxed) < at_least) return;
+  const char byte = 0;
+  [[maybe_unused]] const ssize_t n =
+      ::send(attachment_.doorbell.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 void Session::finish_locked(Operations::iterator found, const abi::Completion& completion,

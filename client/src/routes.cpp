@@ -17,6 +17,8 @@ Status Group::find_route(epd_handle_t handle, std::uint32_t& route) const {
   if (handle == 0 || route_of(handle) >= routes.size() || op_of(handle) >= next_index)
     return not_found(name + " was never given in this group");
   route = static_cast<std::uint32_t>(route_of(handle));
+  // Of a dispatch before this rank's time, in which it had no tokens.
+  if (op_of(handle) < first_index) return {};
   const Route& found = routes[route];
   if (found.state == Route::State::kKnown && found.handle == handle) return {};
   if (found.state == Route::State::kUnsure) return {};

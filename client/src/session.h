@@ -24,6 +24,9 @@ namespace epd::client {
 
 // How long leaving waits for the daemon's answer.
 inline constexpr std::int64_t kLeaveMs = 5'000;
+// How long after its own deadline an operation may be without an answer before a wait for ever gives up: time
+// for the group to agree, and for an engine that hangs to be replaced. Only a stopped engine takes longer.
+inline constexpr std::chrono::milliseconds kAnswerGrace{5'000};
 
 struct HookCall {
   const Group* group = nullptr;
@@ -37,6 +40,7 @@ struct Operation {
   abi::Op op = abi::Op::kNone;
   std::uint32_t slot = 0;
   bool deferred = false;  // submitted with defer_receive
+  SteadyClock::time_point answer_by;  // an engine that runs has ended it by then
   bool done = false;
   epd_result_t result{};             // once done
   std::string text;                  // why it failed; may be empty
@@ -56,7 +60,7 @@ class Waiter {
   virtual bool glance() const { return false; }
 
   std::condition_variable wake;
-  // Looks again at least this often, in case the one who should ring died before it did.
+  // Looks again at least this often, whoever died before it rang.
   nanoseconds slice = std::chrono::milliseconds(100);
 };
 
@@ -119,6 +123,8 @@ class Session {
   void lead(Lock& lock, Waiter& waiter, nanoseconds slice);
   void sleep(nanoseconds slice);
   void drain_doorbell();
+  // After publishing: wakes the engine if it sleeps, and for no less than this.
+  void ring_engine(abi::Sleep at_least) const;
   bool has_completion() const;
   bool drain_locked();  // true if anything was taken
   void finish_locked(Operations::iterator op, const abi::Completion& completion, const char* text) noexcept;
@@ -133,7 +139,6 @@ class Session {
   Status ready_to_submit(Lock& lock, Group& group, const SubmitRequest& request);
   Status choose_route(Lock& lock, Group& group, const SubmitRequest& request, RouteUse& use);
   Status push(Lock& lock, Group& group, const SubmitRequest& request, const RouteUse& use);
-  void ring_engine();
   Status blocked(Lock& lock, std::string why);  // WOULD_BLOCK, unless the session is over
 
   // session.cpp

@@ -1,7 +1,6 @@
 // Session: from a checked call to a slot in the ring.
 #include "session.h"
 
-#include <sys/socket.h>
 #include <ctime>
 
 namespace epd::client {
@@ -116,6 +115,8 @@ Status Session::push(Lock& lock, Group& group, const SubmitRequest& request, con
   op.op = request.op;
   op.slot = request.slot;
   op.deferred = (request.flags & abi::kFlagDefer) != 0;
+  const std::uint32_t timeout_ms = request.timeout_ms != 0 ? request.timeout_ms : group.default_timeout_ms;
+  op.answer_by = SteadyClock::now() + std::chrono::milliseconds(timeout_ms) + kAnswerGrace;
   const abi::PushResult pushed =
       abi::ring_push(a().submissions, submission_tail_, b().submission_head, submission);
   if (pushed != abi::PushResult::kPushed) {
@@ -133,14 +134,6 @@ Status Session::push(Lock& lock, Group& group, const SubmitRequest& request, con
   group.slots[request.slot] = {submission.ticket, use.route, use.writes};
   if (request.op != abi::Op::kNoop) ++group.next_index;
   return {};
-}
-
-void Session::ring_engine() {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (b().engine_sleep.sleeping.load(std::memory_order_relaxed) == 0) return;
-  const char byte = 0;
-  [[maybe_unused]] const ssize_t n =
-      ::send(attachment_.doorbell.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 Status Session::submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,
@@ -164,7 +157,7 @@ Status Session::submit(Group& group, const SubmitRequest& request, epd_ticket_t&
     }
     if (handle != nullptr) *handle = made;
   }
-  ring_engine();
+  ring_engine(abi::kAsleep);
   return {};
 }
 

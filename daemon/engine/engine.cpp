@@ -14,10 +14,9 @@ namespace {
 
 constexpr std::uint64_t kLinkKey = ~std::uint64_t{0};
 constexpr std::uint64_t kBellKey = kLinkKey - 1;
-constexpr std::uint64_t kLinkPollNs = 100'000;           // look at the link this often while busy
-constexpr std::uint32_t kRoundsPerLowChunk = 16;         // see step_operations
-constexpr std::uint64_t kMaxSleepNs = 1'000'000'000;     // so that the heartbeat advances
-constexpr std::uint64_t kStrayOrphanNs = 1'000'000'000;  // a group that claims them would have come by then
+constexpr std::uint64_t kLinkPollNs = 100'000;        // look at the link this often while busy
+constexpr std::uint32_t kRoundsPerLowChunk = 16;      // see step_operations
+constexpr std::uint64_t kMaxSleepNs = 1'000'000'000;  // so that the heartbeat advances
 
 }  // namespace
 
@@ -203,7 +202,7 @@ void Engine::answer_orphans(Member& member, StatusCode status) {
 // Those whose group did not come back with this engine.
 void Engine::answer_stray_orphans() {
   for (const auto& [id, session] : sessions_) {
-    if (session->orphans().empty() || now_ns_ < session->opened_ns() + kStrayOrphanNs) continue;
+    if (session->orphans().empty() || now_ns_ < session->opened_ns() + kGroupGraceNs) continue;
     std::erase_if(session->orphans(), [&port = *session](const SessionPort::Orphan& orphan) {
       if (port.members.contains(orphan.record.member)) return false;
       abi::Completion completion{};
@@ -268,7 +267,7 @@ void Engine::grow_spin_budget() {
 bool Engine::anything_pending() {
   now_ns_ = clock_.now_ns();
   for (const auto& [id, session] : sessions_) {
-    if (session->has_submission()) return true;
+    if (session->has_submission() || session->can_flush()) return true;
   }
   return std::any_of(operations_.begin(), operations_.end(),
                      [](const auto& operation) { return operation->runnable(); });
@@ -319,7 +318,7 @@ std::uint64_t Engine::next_deadline_ns() const {
     if (operation->stage() != abi::OpStage::kBreaking) next = std::min(next, operation->deadline_ns());
   }
   for (const auto& [id, session] : sessions_) {
-    if (!session->orphans().empty()) next = std::min(next, session->opened_ns() + kStrayOrphanNs);
+    if (!session->orphans().empty()) next = std::min(next, session->opened_ns() + kGroupGraceNs);
   }
   return next;
 }

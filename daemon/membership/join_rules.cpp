@@ -31,10 +31,6 @@ Status check_join(const abi::Join& join) {
   if (Status status = check_name(join); !status.ok()) return status;
   const abi::GroupShape& s = join.shape;
   if (std::string wrong = abi::check_shape(s); !wrong.empty()) return invalid_argument(std::move(wrong));
-  if (s.policy == abi::LossPolicy::kDegrade) {
-    return {StatusCode::kUnsupported,
-            "policy is 1 (degrade), which is not served yet; allowed: 0 (fail_fast)"};
-  }
   if (join.rank < -1 || join.rank >= static_cast<std::int32_t>(s.num_ranks)) {
     return invalid_argument("rank is " + std::to_string(join.rank) + "; allowed: 0.." +
                             std::to_string(s.num_ranks - 1) + ", or -1 for any");

@@ -1,6 +1,6 @@
 #include "session/session_table.h"
 
-#include "base/log.h"
+#include "base/event.h"
 
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -23,6 +23,15 @@ constexpr std::uint64_t process_key(std::uint64_t id) {
 constexpr int kEventsPerCall = 64;
 constexpr int kAcceptsPerTurn = 64;
 constexpr int kPacketsPerTurn = 16;  // of one connection, before the others have theirs
+
+// Before a close: packets left unread would make the peer's next receive fail with ECONNRESET, and the client
+// report that instead of our last words.
+void read_out(int socket) {
+  constexpr int kMostPackets = 256;
+  char byte;
+  for (int i = 0; i<kMostPackets&& ::recv(socket, &byte, 1, MSG_DONTWAIT)> 0; ++i) {
+  }
+}
 
 }  // namespace
 
@@ -89,13 +98,14 @@ void SessionTable::accept_one(UniqueFd socket) {
   if (half_open >= kMaxHalfOpenPerUser) {
     ++total_refused_;
     static LogLimiter limiter;
-    limiter.log(LogLevel::kWarning, "connection refused: too many without Hello",
-                {{"uid", peer->uid}, {"pid", peer->pid}, {"half_open", half_open}});
+    limiter.record(EventKind::kRefused, LogLevel::kWarning, "connection refused: too many without Hello",
+                   {{"uid", peer->uid}, {"pid", peer->pid}, {"half_open", half_open}});
     abi::Refused refused{StatusCode::kResourceExhausted, {}};
     const std::string text = "user " + std::to_string(peer->uid) + " has " + std::to_string(half_open) +
                              " connections without Hello; allowed: " + std::to_string(kMaxHalfOpenPerUser);
     abi::set_text(refused.text, text.data(), text.size());
     (void)send_message(socket.get(), abi::AttachType::kRefused, refused);
+    read_out(socket.get());
     return;
   }
   const std::uint64_t id = next_id_++;
@@ -174,11 +184,11 @@ void SessionTable::handle(Session& session, Packet& packet) {
 
 void SessionTable::malformed(Session& session, std::uint32_t request_id, const Status& error) {
   static LogLimiter limiter;
-  limiter.log(LogLevel::kWarning, "malformed message",
-              {{"session", session.id},
-               {"uid", session.peer.uid},
-               {"pid", session.peer.pid},
-               {"reason", error.message()}});
+  limiter.record(EventKind::kRefused, LogLevel::kWarning, "malformed message",
+                 {{"session", session.id},
+                  {"uid", session.peer.uid},
+                  {"pid", session.peer.pid},
+                  {"reason", error.message()}});
   ++total_refused_;
   session.pending_request = request_id;
   refuse(session.id, request_id, error);
@@ -224,9 +234,11 @@ void SessionTable::close(std::uint64_t id, const std::string& how) {
   if (found == connections_.end()) return;
   // Out of the table first: the host may look at it.
   const Session session = std::move(connections_.extract(found).mapped());
+  read_out(session.socket.get());
   if (!session.attached) return;
   --attached_;
-  log_event(LogLevel::kInfo, "session closed", {{"session", id}, {"pid", session.peer.pid}, {"how", how}});
+  record_event(EventKind::kSessionEnded, LogLevel::kInfo, "session closed",
+               {{"session", id}, {"pid", session.peer.pid}, {"how", how}});
   host_.session_closed(session, how);
 }
 
@@ -254,8 +266,8 @@ void SessionTable::tick() {
            {StatusCode::kDeadlineExceeded,
             "no Hello within " + std::to_string(options_.limits.attach_timeout_ms) + " ms"});
     static LogLimiter limiter;
-    limiter.log(LogLevel::kWarning, "connection closed: no Hello in time",
-                {{"uid", session.peer.uid}, {"pid", session.peer.pid}});
+    limiter.record(EventKind::kRefused, LogLevel::kWarning, "connection closed: no Hello in time",
+                   {{"uid", session.peer.uid}, {"pid", session.peer.pid}});
     close(id, "said no Hello");
   }
 }

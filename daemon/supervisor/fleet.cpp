@@ -1,6 +1,6 @@
 #include "fleet.h"
 
-#include "base/log.h"
+#include "base/event.h"
 
 #include <sys/epoll.h>
 #include <algorithm>
@@ -58,13 +58,14 @@ void EngineFleet::spawn(std::uint32_t index) {
   device.start_at_ns = 0;
   device.started_ns = clock_.now_ns();
   device.looked_stale = false;
+  device.looked_stopped = false;
   Result<std::unique_ptr<EngineProcess>> process =
       EngineProcess::spawn({options_.binary, device.name, device.page_fd.get(), device.bell.get(),
                             options_.log_level, options_.log_format});
   if (!process.ok()) {
     device.last_exit = process.status().message();
-    log_event(LogLevel::kError, "engine not started",
-              {{"device", device.name}, {"reason", device.last_exit}});
+    record_event(EventKind::kEngineDied, LogLevel::kError, "engine not started",
+                 {{"device", device.name}, {"reason", device.last_exit}});
     schedule_restart(index);
     return;
   }
@@ -77,7 +78,8 @@ void EngineFleet::spawn(std::uint32_t index) {
   device.exit_watch = exit.ok() ? *exit : 0;
   EPD_CHECK(link.ok() && exit.ok());
   device.watching_write = false;
-  log_event(LogLevel::kInfo, "engine started", {{"device", device.name}, {"pid", device.process->pid()}});
+  record_event(EventKind::kEngineStarted, LogLevel::kInfo, "engine started",
+               {{"device", device.name}, {"pid", device.process->pid()}});
 }
 
 void EngineFleet::on_link(std::uint32_t index, std::uint32_t events) {
@@ -106,10 +108,12 @@ void EngineFleet::read_link(std::uint32_t index) {
       host_.engine_message(index, packet);
     } else if (device.state != DeviceState::kReady) {
       device.state = DeviceState::kReady;
-      log_event(LogLevel::kInfo, "engine ready",
-                {{"device", device.name},
-                 {"pid", device.process->pid()},
-                 {"after_ms", (clock_.now_ns() - device.started_ns) / kMsNs}});
+      if (const Result<abi::EngineReady> ready = packet.read<abi::EngineReady>(); ready.ok())
+        device.max_sms = ready.value().max_sms;
+      record_event(EventKind::kEngineReady, LogLevel::kInfo, "engine ready",
+                   {{"device", device.name},
+                    {"pid", device.process->pid()},
+                    {"after_ms", (clock_.now_ns() - device.started_ns) / kMsNs}});
       host_.engine_ready(index);
     }
   }
@@ -133,10 +137,21 @@ void EngineFleet::kill(std::uint32_t index, const std::string& why) {
   if (device.process == nullptr || !device.kill_reason.empty()) return;
   device.kill_reason = why;
   if (!stopping_) {
-    log_event(LogLevel::kWarning, "engine killed",
-              {{"device", device.name}, {"pid", device.process->pid()}, {"reason", why}});
+    record_event(EventKind::kEngineDied, LogLevel::kWarning, "engine killed",
+                 {{"device", device.name}, {"pid", device.process->pid()}, {"reason", why}});
   }
   device.process->kill();
+}
+
+void EngineFleet::kill_unless_stopped(std::uint32_t index, const std::string& why) {
+  Device& device = devices_[index];
+  const bool stopped = device.process != nullptr && device.process->is_stopped();
+  if (stopped && !device.looked_stopped) {
+    log_event(LogLevel::kWarning, "engine is stopped",
+              {{"device", device.name}, {"pid", device.process->pid()}, {"noticed_by", why}});
+  }
+  device.looked_stopped = stopped;
+  if (!stopped) kill(index, why);
 }
 
 void EngineFleet::on_exit(std::uint32_t index) {
@@ -155,8 +170,8 @@ void EngineFleet::on_exit(std::uint32_t index) {
   if (!device.kill_reason.empty()) text += ", killed because " + device.kill_reason;
   device.kill_reason.clear();
   if (stopping_) return;
-  log_event(LogLevel::kError, "engine died",
-            {{"device", device.name}, {"pid", pid}, {"exit", device.last_exit}});
+  record_event(EventKind::kEngineDied, LogLevel::kError, "engine died",
+               {{"device", device.name}, {"pid", pid}, {"exit", device.last_exit}});
   host_.engine_down(index, text);
   schedule_restart(index);
 }
@@ -166,6 +181,8 @@ void EngineFleet::clear_page(Device& device) const {
   auto* page = device.page.as<abi::EnginePage>();
   page->sleep.sleeping.store(0, std::memory_order_release);
   for (abi::OpView& op : page->ops) op.ticket.store(0, std::memory_order_release);
+  for (abi::StatisticsRow& row : page->sessions.rows) row.key.store(0, std::memory_order_release);
+  for (abi::StatisticsRow& row : page->members.rows) row.key.store(0, std::memory_order_release);
 }
 
 void EngineFleet::schedule_restart(std::uint32_t index) {
@@ -181,7 +198,8 @@ void EngineFleet::schedule_restart(std::uint32_t index) {
                              " times within a minute (last: " + device.last_exit +
                              "); allowed: " + std::to_string(options_.max_restarts_per_minute) +
                              " (engine.max_restarts_per_minute)";
-    log_event(LogLevel::kError, "device failed", {{"device", device.name}, {"reason", text}});
+    record_event(EventKind::kDeviceFailed, LogLevel::kError, "device failed",
+                 {{"device", device.name}, {"reason", text}});
     host_.engine_failed(index, text);
     return;
   }
@@ -207,10 +225,15 @@ void EngineFleet::check_alive(std::uint32_t index) {
       device.started_ns, is_ready(index) ? engine_page.heartbeat_ns.load(std::memory_order_relaxed) : 0);
   const bool stale = now > last && now - last > options_.watchdog_ms * kMsNs;
   if (stale && device.looked_stale) {
-    kill(index, is_ready(index) ? "its loop stood still for " + std::to_string((now - last) / kMsNs) + " ms"
-                                : "it was not ready after " + std::to_string((now - last) / kMsNs) + " ms");
+    const std::string age = std::to_string((now - last) / kMsNs) + " ms";
+    kill_unless_stopped(
+        index, is_ready(index) ? "its loop stood still for " + age : "it was not ready after " + age);
   }
-  device.looked_stale = stale;
+  if (!stale && std::exchange(device.looked_stopped, false)) {
+    log_event(LogLevel::kInfo, "engine goes on", {{"device", device.name}, {"pid", device.process->pid()}});
+  }
+  // One that goes on has a whole period to show it.
+  device.looked_stale = stale && !device.looked_stopped;
 }
 
 void EngineFleet::tick() {

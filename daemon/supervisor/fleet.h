@@ -53,6 +53,9 @@ class EngineFleet {
     if (is_ready(device)) after_send(device, devices_[device].process->send(type, body, fds));
   }
   void kill(std::uint32_t device, const std::string& why);
+  // For an engine that does not answer. One that somebody has stopped (SIGSTOP, a debugger) can't: it is left
+  // alone, which is logged once for each time.
+  void kill_unless_stopped(std::uint32_t device, const std::string& why);
 
   void tick();
   std::uint64_t next_due_ns() const;
@@ -73,6 +76,7 @@ class EngineFleet {
     return *devices_[device].page.as<abi::EnginePage>();
   }
   DeviceView view(std::uint32_t device) const;
+  std::uint32_t max_sms(std::uint32_t device) const { return devices_[device].max_sms; }  // 0: not known yet
   // Whether every engine that should run has moved since the last call.
   bool all_loops_advanced();
 
@@ -87,6 +91,7 @@ class EngineFleet {
     Loop::WatchId link_watch = 0;
     Loop::WatchId exit_watch = 0;
     bool watching_write = false;
+    std::uint32_t max_sms = 0;
     std::uint32_t restarts = 0;
     std::string last_exit;
     std::string kill_reason;  // why we killed it, until it is dead
@@ -96,6 +101,7 @@ class EngineFleet {
     std::uint64_t backoff_ms = 0;
     std::deque<std::uint64_t> deaths;  // of the last minute
     bool looked_stale = false;
+    bool looked_stopped = false;
     std::uint64_t loops_seen = 0;
   };
 

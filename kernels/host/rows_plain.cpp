@@ -1,4 +1,5 @@
 // The path for any architecture: loops that a compiler turns into whatever vectors it may assume.
+#include "host/fma.h"
 #include "host/row_kernels.h"
 #include "kernels/numbers.h"
 
@@ -57,11 +58,19 @@ void cast_row(const CastRow& row, std::span<void* const> destinations, Stores /*
 
 using Columns = std::array<float, kColumns>;
 
+float fused(float weight, float value, float sum) {
+#if defined(FP_FAST_FMAF)
+  return std::fma(weight, value, sum);
+#else
+  return fma_by_double(weight, value, sum);
+#endif
+}
+
 void add_row(const WeightedRow& source, std::size_t start, bool weighted, Columns& sums) {
   const std::uint16_t* row = source.row + start;
   if (weighted) {
     for (std::size_t i = 0; i < kColumns; ++i) {
-      sums[i] = std::fma(source.weight, bf16_to_float(row[i]), sums[i]);
+      sums[i] = fused(source.weight, bf16_to_float(row[i]), sums[i]);
     }
   } else {
     for (std::size_t i = 0; i < kColumns; ++i) sums[i] += bf16_to_float(row[i]);

@@ -1,5 +1,6 @@
 #include "support/census.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 #include <algorithm>
 #include <filesystem>
@@ -26,6 +27,17 @@ std::vector<std::string> stat_fields(pid_t pid) {
   std::istringstream rest(line.substr(end + 1));
   for (std::string field; rest >> field;) fields.push_back(field);
   return fields;
+}
+
+std::vector<pid_t> all_processes() {
+  std::vector<pid_t> pids;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator("/proc", error)) {
+    const std::string name = entry.path().filename().string();
+    if (std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; }))
+      pids.push_back(static_cast<pid_t>(std::stol(name)));
+  }
+  return pids;
 }
 
 }  // namespace
@@ -79,17 +91,44 @@ std::uint64_t cpu_ms(pid_t pid) {
 
 std::vector<pid_t> children_of(pid_t pid) {
   std::vector<pid_t> children;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator("/proc", error)) {
-    const std::string name = entry.path().filename().string();
-    if (!std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; })) continue;
-    const pid_t candidate = static_cast<pid_t>(std::stol(name));
+  for (const pid_t candidate : all_processes()) {
     const std::vector<std::string> fields = stat_fields(candidate);
     if (fields.size() > 1 && fields[0] != "Z" && fields[1] == std::to_string(pid))
       children.push_back(candidate);
   }
   std::sort(children.begin(), children.end());
   return children;
+}
+
+std::set<ino_t> memfds_of(pid_t pid) {
+  std::set<ino_t> inodes;
+  std::error_code error;
+  for (fs::directory_iterator it(proc(pid, "fd"), error), end; !error && it != end; it.increment(error)) {
+    std::error_code gone;
+    struct stat file {};
+    const bool memfd = fs::read_symlink(it->path(), gone).string().rfind("/memfd:", 0) == 0;
+    if (memfd && ::stat(it->path().c_str(), &file) == 0) inodes.insert(file.st_ino);
+  }
+  return inodes;
+}
+
+std::vector<pid_t> holders_of(const std::set<ino_t>& memfds) {
+  std::vector<pid_t> holders;
+  for (const pid_t pid : all_processes()) {
+    const std::set<ino_t> open = memfds_of(pid);
+    bool holds = std::any_of(open.begin(), open.end(), [&](ino_t inode) { return memfds.contains(inode); });
+    std::string line;
+    for (std::ifstream maps(proc(pid, "maps")); !holds && std::getline(maps, line);) {
+      if (line.find("/memfd:") == std::string::npos) continue;
+      std::istringstream in(line);
+      std::string skipped;
+      ino_t inode = 0;
+      in >> skipped >> skipped >> skipped >> skipped >> inode;
+      holds = memfds.contains(inode);
+    }
+    if (holds) holders.push_back(pid);
+  }
+  return holders;
 }
 
 bool is_running(pid_t pid) {

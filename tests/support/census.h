@@ -4,6 +4,7 @@
 #include <sys/types.h>
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,10 @@ std::uint64_t cpu_ms(pid_t pid);
 
 // Living (not zombie) children of a process.
 std::vector<pid_t> children_of(pid_t pid);
+
+// The memfds that a process has open, and whoever has one of them open or mapped.
+std::set<ino_t> memfds_of(pid_t pid);
+std::vector<pid_t> holders_of(const std::set<ino_t>& memfds);
 
 // Neither dead nor a zombie.
 bool is_running(pid_t pid);

@@ -178,6 +178,15 @@ bool Daemon::start() {
     ADD_FAILURE() << "can't start " << EPD_TEST_DAEMON;
     return false;
   }
+  return wait_ready();
+}
+
+bool Daemon::kill_and_respawn() {
+  signal(SIGKILL);
+  return wait_exit(10) != -1 && spawn();
+}
+
+bool Daemon::wait_ready() {
   std::string why = "no socket " + socket_;
   const bool ready = eventually(20, [&] {
     int status = 0;

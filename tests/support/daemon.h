@@ -36,6 +36,10 @@ class Daemon {
 
   // Starts it and waits until every device answers. A test failure (and false) if it doesn't.
   bool start();
+  // kill -9, and a new one in its place before anything else can happen. wait_ready() is the caller's.
+  bool kill_and_respawn();
+  // Until every device answers; as start().
+  bool wait_ready();
   // SIGTERM; a test failure unless it exits with 0, leaves no engine and no socket behind.
   void stop();
   void signal(int number) const;

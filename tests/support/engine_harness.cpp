@@ -82,9 +82,19 @@ std::uint64_t RawSession::submit(abi::Submission submission) {
     throw std::runtime_error("submission ring is full");
   }
   ++tail_;
+  ring();
+  return submission.ticket;
+}
+
+void RawSession::ring() const {
   const char byte = 0;
   ::send(client_bell_.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
-  return submission.ticket;
+}
+
+bool RawSession::rung() const {
+  pollfd entry{client_bell_.get(), POLLIN, 0};
+  char byte;
+  return ::poll(&entry, 1, 10'000) == 1 && ::recv(client_bell_.get(), &byte, 1, MSG_DONTWAIT) == 1;
 }
 
 std::optional<abi::Completion> RawSession::wait(int timeout_ms) {

@@ -59,6 +59,9 @@ class RawSession {
   abi::SegmentA& a() const { return *a_.as<abi::SegmentA>(); }
   abi::SegmentB& b() const { return *b_.as<abi::SegmentB>(); }
   std::uint64_t id() const { return id_; }
+  void ring() const;
+  // The engine rings within ten seconds. Takes the byte.
+  bool rung() const;
 
  private:
   const std::uint64_t id_;

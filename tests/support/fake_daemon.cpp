@@ -244,8 +244,8 @@ void FakeDaemon::run_engine() {
             completion.op_index = member_of(submission->member).next_index++;
           post_locked(completion);
         }
-        doorbell = doorbell_.get();
       }
+      if (segment_b_.valid()) doorbell = doorbell_.get();
     }
     pollfd entries[2] = {{news_.get(), POLLIN, 0}, {doorbell, POLLIN, 0}};
     ::poll(entries, 2, 10'000);
@@ -254,7 +254,8 @@ void FakeDaemon::run_engine() {
     if (entries[0].revents != 0) [[maybe_unused]]
       const ssize_t n = ::read(news_.get(), bytes, sizeof(bytes));
     if (entries[1].revents != 0 && doorbell == doorbell_.get()) {
-      while (::recv(doorbell, bytes, sizeof(bytes), MSG_DONTWAIT) > 0) {
+      for (ssize_t n; (n = ::recv(doorbell, bytes, sizeof(bytes), MSG_DONTWAIT)) > 0;) {
+        rings_ += static_cast<std::uint64_t>(n);
       }
     }
   }
@@ -353,6 +354,19 @@ void FakeDaemon::publish_counts_locked(const abi::Submission& submission) {
 void FakeDaemon::set_submission_head(std::uint64_t head) {
   const std::lock_guard lock(mutex_);
   b().submission_head.value.store(head, std::memory_order_release);
+}
+
+void FakeDaemon::set_engine_sleep(abi::Sleep sleep) {
+  const std::lock_guard lock(mutex_);
+  b().engine_sleep.sleeping.store(sleep, std::memory_order_seq_cst);
+}
+
+bool FakeDaemon::await_rings(std::uint64_t count) const {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (rings_ < count && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  return rings_ == count;
 }
 
 void FakeDaemon::end_session(StatusCode status, const std::string& text) {

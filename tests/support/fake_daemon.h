@@ -67,6 +67,9 @@ class FakeDaemon {
   void publish_counts(const abi::Submission& submission);
   void publish_sent(const abi::Submission& submission);
   void set_submission_head(std::uint64_t head);
+  void set_engine_sleep(abi::Sleep sleep);
+  // Waits until the client has rung the engine this often in all; false after ten seconds.
+  bool await_rings(std::uint64_t count) const;
   void end_session(StatusCode status, const std::string& text);
   bool client_sleeps() const;
   // Waits until the client's leader says that it sleeps; false after ten seconds.
@@ -115,6 +118,7 @@ class FakeDaemon {
   std::vector<std::unique_ptr<FakeMember>> members_;
 
   std::atomic<std::size_t> left_{0};
+  std::atomic<std::uint64_t> rings_{0};  // bytes that came through the doorbell
   std::atomic<bool> stopping_{false};
   std::thread server_;
   std::thread engine_;

@@ -38,6 +38,14 @@ constexpr auto kCalls = std::to_array<Call>({
     {SYS_getrandom, "getrandom"},
     {SYS_read, "read"},
     {SYS_write, "write"},
+    {SYS_accept4, "accept"},
+    {SYS_getsockopt, "getsockopt"},
+    {SYS_socketpair, "socketpair"},
+    {SYS_memfd_create, "memfd_create"},
+    {SYS_ftruncate, "ftruncate"},
+    {SYS_epoll_ctl, "epoll_ctl"},
+    {SYS_openat, "openat"},
+    {SYS_shutdown, "shutdown"},
 #ifdef SYS_poll
     {SYS_poll, "poll"},
 #endif
@@ -53,7 +61,7 @@ const char* name_of(std::uint64_t number) {
 }
 
 // The next stop of the process, taken note of. False: it has ended (and is left to be reaped), or time is up.
-bool next_stop(pid_t pid, double end, int& status) {
+bool next_stop(pid_t pid, double end, int& status, const std::function<bool()>& over = nullptr) {
   for (int looks = 0;; ++looks) {
     siginfo_t info{};
     const int result = ::waitid(P_PID, static_cast<id_t>(pid), &info, WSTOPPED | WEXITED | WNOHANG | WNOWAIT);
@@ -62,7 +70,7 @@ bool next_stop(pid_t pid, double end, int& status) {
       if (info.si_code != CLD_TRAPPED && info.si_code != CLD_STOPPED) return false;
       return ::waitpid(pid, &status, WUNTRACED) == pid && WIFSTOPPED(status);
     }
-    if (now_s() > end) return false;
+    if (now_s() > end || (over && over())) return false;
     if (looks < 500) {
       ::sched_yield();
     } else {
@@ -70,6 +78,31 @@ bool next_stop(pid_t pid, double end, int& status) {
     }
   }
 }
+
+// Names the stops of system calls and counts them.
+class Stops {
+ public:
+  // At a stop for a system call: whether it is the n-th that counts.
+  bool reached(pid_t pid, int n) {
+    __ptrace_syscall_info info{};
+    ::ptrace(PTRACE_GET_SYSCALL_INFO, pid, sizeof(info), &info);
+    entry_ = info.op == PTRACE_SYSCALL_INFO_ENTRY;
+    if (entry_) {
+      const char* name = name_of(info.entry.nr);
+      call_ = name == nullptr ? "" : name + std::string(" #") + std::to_string(++seen_[name]);
+    }
+    return !call_.empty() && count_++ == n;
+  }
+  std::string name() const { return (entry_ ? "before " : "after ") + call_; }
+
+ private:
+  std::map<std::string, int> seen_;
+  std::string call_;  // that was entered last; "" = one that does not count
+  bool entry_ = false;
+  int count_ = 0;
+};
+
+constexpr int kCallStop = SIGTRAP | 0x80;
 
 }  // namespace
 
@@ -88,34 +121,40 @@ std::optional<std::string> kill_at(pid_t pid, int n, double seconds) {
   if (!next_stop(pid, end, status)) return std::nullopt;
   if (::ptrace(PTRACE_SETOPTIONS, pid, nullptr, PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL) != 0)
     return std::nullopt;
-  std::map<std::string, int> seen;
-  std::string call;  // that was entered and has not returned; "" = one that does not count
-  int deliver = 0;
-  for (int stops = 0;;) {
+  Stops stops;
+  for (int deliver = 0;;) {
     if (::ptrace(PTRACE_SYSCALL, pid, nullptr, deliver) != 0 || !next_stop(pid, end, status))
       return std::nullopt;
-    deliver = 0;
-    if (WSTOPSIG(status) == SIGSTOP) {  // end_stretch()
+    const int signal = WSTOPSIG(status);
+    deliver = signal == kCallStop ? 0 : signal;
+    if (signal == SIGSTOP) {  // end_stretch()
       ::ptrace(PTRACE_DETACH, pid, nullptr, 0);
       return std::nullopt;
     }
-    if (WSTOPSIG(status) != (SIGTRAP | 0x80)) {
-      deliver = WSTOPSIG(status);
-      continue;
-    }
-    __ptrace_syscall_info info{};
-    ::ptrace(PTRACE_GET_SYSCALL_INFO, pid, sizeof(info), &info);
-    const bool entry = info.op == PTRACE_SYSCALL_INFO_ENTRY;
-    if (entry) {
-      const char* name = name_of(info.entry.nr);
-      call = name == nullptr ? "" : name + std::string(" #") + std::to_string(++seen[name]);
-    }
-    if (call.empty()) continue;
-    if (stops++ == n) {
-      ::kill(pid, SIGKILL);
-      return (entry ? "before " : "after ") + call;
-    }
+    if (signal != kCallStop || !stops.reached(pid, n)) continue;
+    ::kill(pid, SIGKILL);
+    return stops.name();
   }
+}
+
+std::optional<std::string> kill_unasked(pid_t pid, int n, const std::function<bool()>& over, double seconds) {
+  const double end = now_s() + seconds;
+  if (::ptrace(PTRACE_SEIZE, pid, nullptr, PTRACE_O_TRACESYSGOOD) != 0) return std::nullopt;
+  ::ptrace(PTRACE_INTERRUPT, pid, nullptr, nullptr);
+  Stops stops;
+  int status = 0;
+  while (next_stop(pid, end, status, over)) {
+    const int signal = WSTOPSIG(status);
+    const bool event = (status >> 16) != 0;  // the interruption itself
+    if (signal == kCallStop && stops.reached(pid, n)) {
+      ::kill(pid, SIGKILL);
+      return stops.name();
+    }
+    if (::ptrace(PTRACE_SYSCALL, pid, nullptr, event || signal == kCallStop ? 0 : signal) != 0) break;
+  }
+  ::ptrace(PTRACE_INTERRUPT, pid, nullptr, nullptr);
+  if (next_stop(pid, now_s() + 5, status)) ::ptrace(PTRACE_DETACH, pid, nullptr, 0);
+  return std::nullopt;
 }
 
 }  // namespace epd::test

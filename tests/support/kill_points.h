@@ -5,6 +5,7 @@
 #pragma once
 
 #include <sys/types.h>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -18,5 +19,10 @@ void end_stretch();
 // there. Returns the stop's name, as "before recvmsg #2", numbers counted within the stretch. Nothing: the
 // stretch was over first and the process runs on, or it ended by itself. Does not reap.
 std::optional<std::string> kill_at(pid_t pid, int n, double seconds = 20);
+
+// For a process that knows nothing of it, a child of the caller: traces its first thread from now on, and
+// kills it at its n-th stop. Nothing: `over` became true first, and it runs on untraced.
+std::optional<std::string> kill_unasked(pid_t pid, int n, const std::function<bool()>& over,
+                                        double seconds = 20);
 
 }  // namespace epd::test

@@ -192,6 +192,20 @@ TEST_F(ClientOps, SleepingWaiterIsWoken) {
   EXPECT_FALSE(daemon_.client_sleeps());
 }
 
+// It holds completions for which there was no room; nothing else would wake it.
+TEST_F(ClientOps, TakingCompletionsWakesAnEngineThatWaitsForRoom) {
+  const epd_ticket_t first = dispatch(0), second = dispatch(1);
+  for (int i = 0; i < 2; ++i) {
+    const auto submission = daemon_.next_submission();
+    ASSERT_TRUE(submission.has_value());
+    daemon_.set_engine_sleep(i == 0 ? abi::kAsleep : abi::kAsleepForRoom);
+    daemon_.complete(*submission);
+    EXPECT_EQ(wait(i == 0 ? first : second), EPD_OK) << epd_last_error();
+  }
+  // One for the second, none for the first: there the engine slept for want of submissions.
+  EXPECT_TRUE(daemon_.await_rings(1));
+}
+
 TEST_F(ClientOps, DeafDoorbellIsNotTheEnd) {
   daemon_.hang_up_doorbell();
   const epd_ticket_t ticket = dispatch(0);

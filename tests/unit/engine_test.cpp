@@ -194,6 +194,36 @@ TEST_F(EngineTest, NoopComesBack) {
   EXPECT_EQ(done->status, StatusCode::kOk);
 }
 
+// Both found by proto/model/session.pml.
+TEST_F(EngineTest, SleepingForRoomIsToldFromSleepingForSubmissions) {
+  RawSession& session = *sessions_[2];
+  const auto sleeps = [&](abi::Sleep how) {
+    for (int i = 0; i < 10'000 && session.b().engine_sleep.sleeping.load() != how; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return session.b().engine_sleep.sleeping.load() == how;
+  };
+  EXPECT_TRUE(sleeps(abi::kAsleep));
+  for (std::size_t i = 0; i <= abi::kCompletionSlots; ++i) {
+    while (session.b().submission_head.value.load() + abi::kSubmissionSlots == i) std::this_thread::yield();
+    session.submit(submission(2, Op::kNoop, 0));
+  }
+  EXPECT_TRUE(sleeps(abi::kAsleepForRoom));
+  for (std::size_t i = 0; i <= abi::kCompletionSlots; ++i) {
+    ASSERT_TRUE(session.wait().has_value());
+    if (i == 0) session.ring();
+  }
+  EXPECT_TRUE(sleeps(abi::kAsleep));
+}
+
+TEST_F(EngineTest, NewEngineRingsForWhatTheOldOneMayHavePublished) {
+  EXPECT_EQ(engines_[1]->stop(), 0);
+  sessions_[1]->a().client_sleep.sleeping = 1;
+  engines_[1]->start();
+  sessions_[1]->add_to(*engine_view_[1]);
+  EXPECT_TRUE(sessions_[1]->rung());
+}
+
 TEST_F(EngineTest, EachIllegalFieldEndsOnlyItsSession) {
   struct Case {
     const char* word;

@@ -1,6 +1,7 @@
 // The conversions against definitions that are written differently.
 #include "kernels/numbers.h"
 
+#include "host/fma.h"
 #include "host/row_kernels.h"
 
 #include <gtest/gtest.h>
@@ -134,6 +135,68 @@ TEST(E4m3, SaturatesAndKeepsTheSignOfZero) {
   EXPECT_EQ(float_to_e4m3(-0.0f), 0x80);
   EXPECT_EQ(float_to_e4m3(-1e-40f), 0x80);
   EXPECT_EQ(float_to_e4m3(-kNan), 0x7f);
+}
+
+void expect_fma(float a, float b, float c) {
+  const float expected = std::fma(a, b, c);
+  const float actual = host::fma_by_double(a, b, c);
+  if (std::isnan(expected)) {
+    ASSERT_TRUE(std::isnan(actual)) << a << " * " << b << " + " << c;
+    return;
+  }
+  ASSERT_EQ(std::bit_cast<std::uint32_t>(actual), std::bit_cast<std::uint32_t>(expected))
+      << std::hexfloat << a << " * " << b << " + " << c;
+}
+
+float random_float(std::mt19937& random, int least_exponent, int greatest_exponent) {
+  const auto mantissa = static_cast<float>(1 + random() / 4294967296.0);
+  const auto range = static_cast<std::uint32_t>(greatest_exponent - least_exponent + 1);
+  const float value = std::ldexp(mantissa, least_exponent + static_cast<int>(random() % range));
+  return random() % 2 == 0 ? value : -value;
+}
+
+TEST(FmaByDouble, RandomBits) {
+  std::mt19937 random(11);
+  for (int i = 0; i < 500000; ++i) {
+    const auto bits = [&] { return std::bit_cast<float>(static_cast<std::uint32_t>(random())); };
+    ASSERT_NO_FATAL_FAILURE(expect_fma(bits(), bits(), bits()));
+  }
+}
+
+// The double sum falls on or beside the middle of two floats, and what is lost decides: a product that is a
+// half of c's last place, a little more or less; c normal, subnormal, or about to overflow.
+TEST(FmaByDouble, TiesAndWhatLiesBehindThem) {
+  std::mt19937 random(12);
+  std::uint32_t rounded_twice_differs = 0;
+  for (int i = 0; i < 500000; ++i) {
+    const int exponent =
+        i % 3 == 0 ? -149 + static_cast<int>(random() % 30) : static_cast<int>(random() % 254) - 126;
+    const float c = random_float(random, exponent, exponent);
+    const int last_place = std::max(exponent, -126) - 24;  // half of c's
+    // (1 + d)(1 - d) = 1 - d^2 is a little less than one, (1 + d)(1 - d + d^2) = 1 + d^3 a little more.
+    const bool more = random() % 2 == 0;
+    const float d = std::ldexp(1.0f, -static_cast<int>(more ? 10 + random() % 2 : 15 + random() % 9));
+    const bool exact = random() % 4 == 0;
+    const float a = std::ldexp(exact ? 1.0f : 1 + d, -40);
+    const float b = std::ldexp(exact ? 1.0f : more ? 1 - d + d * d : 1 - d, std::max(last_place + 40, -126));
+    ASSERT_NO_FATAL_FAILURE(expect_fma(a, random() % 2 == 0 ? b : -b, c));
+    const auto twice =
+        static_cast<float>(static_cast<double>(a) * static_cast<double>(b) + static_cast<double>(c));
+    if (twice != std::fma(a, b, c)) ++rounded_twice_differs;
+    // A tiny product beside a sum of any size.
+    ASSERT_NO_FATAL_FAILURE(expect_fma(random_float(random, -149, -60), random_float(random, -133, 20), c));
+  }
+  EXPECT_GT(rounded_twice_differs, 1000u) << "these values would not show a double rounding";
+}
+
+TEST(FmaByDouble, Specials) {
+  const std::vector<float> values = {0.0f, -0.0f,  1.0f,    -1.0f,   kInf,     -kInf,
+                                     kNan, 1e-45f, -1e-45f, 3.4e38f, -3.4e38f, 1.1754944e-38f};
+  for (const float a : values) {
+    for (const float b : values) {
+      for (const float c : values) ASSERT_NO_FATAL_FAILURE(expect_fma(a, b, c));
+    }
+  }
 }
 
 class CastRow : public testing::TestWithParam<const host::RowKernels*> {

@@ -75,9 +75,13 @@ struct Completion {
 static_assert(sizeof(Completion) == 64);
 
 // The producer of a ring makes a system call only for a consumer that says it sleeps. Protocol of
-// the sleeper: store 1 (seq_cst), fence, look once more, sleep, store 0. Of the ringer: publish,
-// fence (seq_cst), load, and if 1 send one byte on the doorbell socket (MSG_DONTWAIT; a full
-// socket is fine: the sleeper has a byte to wake for).
+// the sleeper: store not 0, fence (seq_cst), look once more, sleep, store 0. Of the ringer: publish,
+// fence (seq_cst), load, and if not 0 send one byte on the doorbell socket (MSG_DONTWAIT; a full
+// socket is fine: the sleeper has a byte to wake for). An engine that has completions for which the
+// ring had no room stores kAsleepForRoom; a client that takes completions rings for that value.
+// Model-checked: proto/model.
+enum Sleep : std::uint32_t { kAwake = 0, kAsleep = 1, kAsleepForRoom = 2 };
+
 struct alignas(64) SleepLine {
   std::atomic<std::uint32_t> sleeping;
 };
