@@ -74,9 +74,10 @@ std::string Daemon::log() const {
 
 std::vector<Report> run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& label) {
   validate(plan);
-  Samples samples(plan.iterations, plan.ranks, noop_count(plan));
+  const std::uint32_t targets = plan.ranks * kit::targets_per_rank(plan.params());
+  Samples samples(plan.iterations, plan.ranks, noop_count(plan), targets);
   const std::uint32_t ceiling_tokens = plan.operation == Operation::kNoop ? 0 : plan.tokens;
-  kit::CopyCeiling ceiling({plan.ranks, ceiling_tokens, plan.hidden, plan.fp8});
+  kit::CopyCeiling ceiling(plan.params(), ceiling_tokens);
   const RunContext context{
       plan, daemon.socket(), next_group_name(), kit::RoutingSource(routing_spec(plan)), &ceiling, &samples};
   const ProgressLine progress(label, plan.warmup + plan.iterations);

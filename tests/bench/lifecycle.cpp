@@ -82,7 +82,7 @@ ReapRound reap_once(const std::string& socket, const std::string& group,
   const kit::GroupPtr membership = join_pair(session.get(), group, 0);
   const epd_buffers_t buffers = kit::buffers_of(membership.get(), 0);
   std::memset(buffers.topk_idx, 0, sizeof(std::int32_t) * 128 * 8);
-  epd_ticket_t ticket = kit::submit_dispatch(membership.get(), {0, 128}, nullptr);
+  epd_ticket_t ticket = kit::submit_dispatch(membership.get(), 0, 128, nullptr);
   // Long enough for the survivor's engine to be waiting for the other rank.
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
   const double begin = kit::now_us();

@@ -1,7 +1,6 @@
 #include "options.h"
 
 #include "kit/error.h"
-#include "kit/random.h"
 
 #include <CLI/CLI.hpp>
 
@@ -21,7 +20,7 @@ constexpr const char* kFooter =
     "Exit status: 0 all results correct; 1 a result was wrong or the run failed; 2 a wrong option.\n"
     "\nExamples:\n"
     "  epbench --ranks 4 --op both --tokens 128\n"
-    "  epbench --op dispatch --dtype fp8 --tokens 4096 --routing zipf --json\n"
+    "  epbench --op dispatch --payload fp8 --tokens 4096 --routing zipf --json\n"
     "  epbench suite\n";
 
 void add_daemon_options(CLI::App& app, Options& options) {
@@ -47,7 +46,8 @@ struct Names {
   std::string backend = "host";
   std::string operation = "both";
   std::string layout = "compact";
-  std::string dtype = "bf16";
+  std::string payload = "bf16";
+  std::string scales = "float32";
   std::string check = "some";
 };
 
@@ -59,11 +59,6 @@ void add_run_options(CLI::App& app, Options& options, Names& names) {
       ->capture_default_str();
   app.add_option("--op", names.operation, "dispatch, combine, both or noop")
       ->check(one_of("operation", {"dispatch", "combine", "both", "noop"}))
-      ->capture_default_str();
-  app.add_option("--layout", names.layout, "Layout of received rows: compact")
-      ->check(one_of("layout", {"compact"}));
-  app.add_option("--dtype", names.dtype, "What dispatch delivers: bf16 or fp8 (cast by the engine)")
-      ->check(one_of("dtype", {"bf16", "fp8"}))
       ->capture_default_str();
   app.add_option("--tokens", run.tokens, "Tokens of each rank in each call")->capture_default_str();
   app.add_option("--hidden", run.hidden, "Values per token, a multiple of 128")->capture_default_str();
@@ -84,7 +79,32 @@ void add_run_options(CLI::App& app, Options& options, Names& names) {
                  "Iterations compared with the reference: all, some (first, last, about four more), none")
       ->check(one_of("check", {"all", "some", "none"}))
       ->capture_default_str();
+}
+
+void add_mode_options(CLI::App& app, RunPlan& run, Names& names) {
+  app.add_option("--layout", names.layout, "Layout of received rows: compact, packed or expert")
+      ->check(one_of("layout", {"compact", "packed", "expert"}))
+      ->capture_default_str();
+  app.add_option("--payload", names.payload,
+                 "What dispatch sends: bf16, fp8 (cast by the engine), fp8-given (with its scales) or opaque")
+      ->check(one_of("payload", {"bf16", "fp8", "fp8-given", "opaque"}))
+      ->capture_default_str();
+  app.add_option("--scales", names.scales, "Of FP8: float32, pow2 or ue8m0")
+      ->check(one_of("scales", {"float32", "pow2", "ue8m0"}))
+      ->capture_default_str();
+  app.add_option("--opaque-bytes", run.opaque_bytes, "Of a row of payload opaque, a multiple of 16");
+  app.add_option("--alignment", run.alignment, "Rows that each expert's first row is aligned to")
+      ->capture_default_str();
+  app.add_option("--max-recv-rows", run.max_recv_rows, "Room for rows (layout expert: of each expert)")
+      ->capture_default_str();
+  app.add_option("--biases", run.biases, "Biases that combine adds")->capture_default_str();
+  app.add_option("--priority", run.priority, "Of the operations on their devices, -8 .. 7")
+      ->capture_default_str();
+  app.add_flag("--cached", run.cached, "dispatch uses the routing of another one just before it");
   app.add_flag("--weighted", run.weighted, "combine weighs rows by the top-k weights");
+  app.add_flag("--return-weights", run.return_weights, "combine brings the rows' weights back");
+  app.add_flag("--zero-padding", run.zero_padding, "dispatch zeroes the rows that align experts");
+  app.add_flag("--mark-unused", run.mark_unused, "dispatch marks all rows that no token fills");
 }
 
 void apply(const Names& names, RunPlan& run) {
@@ -96,40 +116,20 @@ void apply(const Names& names, RunPlan& run) {
       {"all", CheckLevel::kAll}, {"some", CheckLevel::kSome}, {"none", CheckLevel::kNone}};
   run.operation = kOperations.at(names.operation);
   run.check = kLevels.at(names.check);
-  run.fp8 = names.dtype == "fp8";
-}
-
-void require_range(const char* name, std::uint64_t value, std::uint64_t low, std::uint64_t high) {
-  if (value >= low && value <= high) return;
-  kit::fail(std::string(name) + " is " + std::to_string(value) + "; allowed: " + std::to_string(low) + ".." +
-            std::to_string(high));
+  static const std::map<std::string, epd_layout_t> kLayouts{
+      {"compact", EPD_LAYOUT_COMPACT}, {"packed", EPD_LAYOUT_PACKED}, {"expert", EPD_LAYOUT_EXPERT}};
+  static const std::map<std::string, epd_payload_t> kPayloads{{"bf16", EPD_PAYLOAD_BF16},
+                                                              {"fp8", EPD_PAYLOAD_FP8_CAST},
+                                                              {"fp8-given", EPD_PAYLOAD_FP8},
+                                                              {"opaque", EPD_PAYLOAD_OPAQUE}};
+  static const std::map<std::string, epd_scale_format_t> kScales{
+      {"float32", EPD_SCALES_FLOAT32}, {"pow2", EPD_SCALES_FLOAT32_POW2}, {"ue8m0", EPD_SCALES_UE8M0}};
+  run.layout = kLayouts.at(names.layout);
+  run.payload = kPayloads.at(names.payload);
+  run.scales = kScales.at(names.scales);
 }
 
 }  // namespace
-
-bool RunPlan::checks(std::uint32_t iteration) const {
-  if (check == CheckLevel::kNone) return false;
-  if (check == CheckLevel::kAll || iteration == 0 || iteration + 1 == iterations) return true;
-  return kit::Random(kit::derive(seed ^ 0xc4ec, iteration)).unit() * iterations < 4.0;
-}
-
-void validate(const RunPlan& plan) {
-  require_range("ranks", plan.ranks, 1, 64);
-  require_range("tokens", plan.tokens, 0, 65536);
-  require_range("hidden", plan.hidden, 128, 16384);
-  if (plan.hidden % 128 != 0) {
-    kit::fail("hidden is " + std::to_string(plan.hidden) + "; allowed: multiples of 128");
-  }
-  require_range("experts", plan.experts, 1, 4096);
-  if (plan.experts % plan.ranks != 0) {
-    kit::fail("experts is " + std::to_string(plan.experts) + "; allowed: multiples of ranks, " +
-              std::to_string(plan.ranks));
-  }
-  require_range("topk", plan.topk, 1, 32);
-  require_range("iters", plan.iterations, 1, 1'000'000);
-  require_range("warmup", plan.warmup, 0, 1'000'000);
-  require_range("depth", plan.depth, 1, 16);
-}
 
 bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
   CLI::App app(kAbout, "epbench");
@@ -137,6 +137,7 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
   Names names;
   add_daemon_options(app, options);
   add_run_options(app, options, names);
+  add_mode_options(app, options.run, names);
   app.set_version_flag("--version", std::string("epbench ") + epd_version());
   CLI::App* suite = app.add_subcommand("suite", "The table of the README: ranks 1/2/4 x tokens 128/4096");
   CLI::App* attach = app.add_subcommand("attach", "Time to attach and to detach a session");

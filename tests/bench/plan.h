@@ -1,8 +1,10 @@
 // What one run does, validated.
 #pragma once
 
+#include "epd/epd.h"
 #include "kernels/reference.h"
 #include "kit/routing.h"
+#include "proto/shape.h"
 
 #include <cstdint>
 #include <string>
@@ -21,8 +23,19 @@ struct RunPlan {
   std::uint32_t topk = 8;
   std::uint32_t depth = 2;
   std::uint32_t sms = 0;  // 0: the device's default
-  bool fp8 = false;
-  bool weighted = false;  // combine weighs rows by topk_weights
+  epd_layout_t layout = EPD_LAYOUT_COMPACT;
+  epd_payload_t payload = EPD_PAYLOAD_BF16;
+  epd_scale_format_t scales = EPD_SCALES_FLOAT32;
+  std::uint32_t alignment = 1;
+  std::uint32_t opaque_bytes = 0;
+  std::uint32_t max_recv_rows = 0;
+  std::uint32_t biases = 0;
+  std::int32_t priority = 0;
+  bool cached = false;          // dispatch is measured under the handle of one just before it
+  bool weighted = false;        // combine weighs rows by topk_weights
+  bool return_weights = false;  // combine
+  bool zero_padding = false;    // dispatch
+  bool mark_unused = false;     // dispatch
   std::uint32_t iterations = 30;
   std::uint32_t warmup = 4;
   std::uint64_t seed = 1;
@@ -31,13 +44,20 @@ struct RunPlan {
 
   bool does_dispatch() const { return operation == Operation::kDispatch || operation == Operation::kBoth; }
   bool does_combine() const { return operation == Operation::kCombine || operation == Operation::kBoth; }
-  kernels::reference::GroupParams params() const { return {ranks, experts, hidden, topk, fp8}; }
+  std::uint32_t max_tokens() const { return tokens != 0 ? tokens : 1; }
+  // The group's, but for its name, rank and time limit.
+  epd_group_config_t config() const;
+  abi::GroupShape shape() const;
+  kernels::reference::GroupParams params() const;
+  // "bf16", "packed fp8", ...: what rows dispatch delivers.
+  std::string mode() const;
   // Every rank decides alike: the first iteration, the last, and about four between.
   bool checks(std::uint32_t iteration) const;
 };
 
 // Throws kit::ToolError naming the bad value and what is allowed.
 void validate(const RunPlan& plan);
+void require_range(const char* name, std::int64_t value, std::int64_t low, std::int64_t high);
 
 // How the daemon is reached.
 struct DaemonPlan {

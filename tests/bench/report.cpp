@@ -56,7 +56,7 @@ Report report_operation(const char* name, const RunPlan& plan, const Samples& sa
   report.noop = kit::summarize(samples.noop_us.span());
   report.ceiling_p50_us =
       kit::ceiling_time_us(measured.ceiling_begin_us.span(), measured.ceiling_end_us.span(), plan.ranks);
-  const double row_bytes = static_cast<double>(dispatch ? kit::dispatch_row_bytes(plan.hidden, plan.fp8)
+  const double row_bytes = static_cast<double>(dispatch ? kit::dispatch_row_bytes(plan.params())
                                                         : kit::combine_row_bytes(plan.hidden));
   const double us = report.time.p50;
   const Rows wire = rows_of(measured.wire_rows.span(), plan.ranks);
@@ -83,6 +83,28 @@ std::string verdict_of(const Report& report) {
   if (!report.correct) return "WRONG";
   if (!report.moves_rows()) return "ok";
   return report.checks == 0 ? "unchecked" : "bit-exact";
+}
+
+const char* layout_name(epd_layout_t layout) {
+  const char* const names[] = {"compact", "packed", "expert"};
+  return names[layout];
+}
+
+const char* payload_name(epd_payload_t payload) {
+  const char* const names[] = {"bf16", "fp8", "fp8-given", "opaque"};
+  return names[payload];
+}
+
+const char* scales_name(epd_scale_format_t scales) {
+  const char* const names[] = {"float32", "pow2", "ue8m0"};
+  return names[scales];
+}
+
+// What rows the operation moves: combine's are bf16 whatever dispatch sent.
+std::string rows_of(const Report& report) {
+  RunPlan plan = report.plan;
+  if (report.operation == "combine") plan.payload = EPD_PAYLOAD_BF16, plan.scales = EPD_SCALES_FLOAT32;
+  return plan.mode() + (plan.cached && report.operation == "dispatch" ? " cached" : "");
 }
 
 void append_differences(const std::vector<Report>& reports, std::string& text) {
@@ -118,8 +140,12 @@ std::string to_json(const Report& report) {
             {"hidden", plan.hidden},
             {"topk", plan.topk},
             {"experts", plan.experts},
-            {"dtype", report.operation == "combine" || !plan.fp8 ? "bf16" : "fp8"},
-            {"layout", "compact"},
+            {"payload", payload_name(plan.payload)},
+            {"scales", scales_name(plan.scales)},
+            {"layout", layout_name(plan.layout)},
+            {"alignment", plan.alignment},
+            {"max_recv_rows", plan.max_recv_rows},
+            {"priority", plan.priority},
             {"sms", plan.sms},
             {"depth", plan.depth},
             {"routing", plan.routing},
@@ -139,7 +165,10 @@ std::string to_json(const Report& report) {
   for (const auto& [name, value] : speeds) json[name] = report.moves_rows() ? Json(value) : Json();
   json["noop_p50_us"] = report.noop.p50;
   json["noop_p99_us"] = report.noop.p99;
+  json["cached"] = plan.cached;
   json["weighted"] = plan.weighted;
+  json["biases"] = plan.biases;
+  json["return_weights"] = plan.return_weights;
   json["checks"] = report.checks;
   json["correct"] = report.correct;
   if (!report.first_difference.empty()) json["first_difference"] = report.first_difference;
@@ -152,8 +181,8 @@ std::string to_table(const std::vector<Report>& reports) {
   const RunPlan& plan = reports.front().plan;
   std::string text =
       format("%u ranks x %u tokens, H=%u E=%u K=%u, %s, routing %s, %u iterations; %s\n", plan.ranks,
-             plan.tokens, plan.hidden, plan.experts, plan.topk, plan.fp8 ? "fp8 dispatch" : "bf16",
-             plan.routing.c_str(), plan.iterations, reports.front().daemon.c_str());
+             plan.tokens, plan.hidden, plan.experts, plan.topk, plan.mode().c_str(), plan.routing.c_str(),
+             plan.iterations, reports.front().daemon.c_str());
   text += format("%-9s %10s %10s %10s %8s %8s %8s %8s %6s  %s\n", "op", "p50 us", "p90 us", "p99 us", "wire",
                  "logical", "moved", "ceiling", "share", "result");
   for (const Report& report : reports) {
@@ -183,9 +212,8 @@ std::string to_markdown(const std::vector<Report>& reports) {
                      report.time.p50, report.time.p99, verdict_of(report).c_str());
       continue;
     }
-    const bool fp8 = report.plan.fp8 && report.operation == "dispatch";
     text += format("| %u | %u | %s %s | %.0f | %.0f | %.2f | %.2f | %.2f | %.0f %% | %s |\n",
-                   report.plan.ranks, report.plan.tokens, report.operation.c_str(), fp8 ? "fp8" : "bf16",
+                   report.plan.ranks, report.plan.tokens, report.operation.c_str(), rows_of(report).c_str(),
                    report.time.p50, report.time.p99, report.wire_gbps, report.moved_gbps, report.ceiling_gbps,
                    100 * report.ceiling_fraction, verdict_of(report).c_str());
   }

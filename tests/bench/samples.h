@@ -34,18 +34,18 @@ struct Verdict {
 };
 
 struct Samples {
-  Samples(std::uint32_t iterations, std::uint32_t ranks, std::size_t noops)
+  Samples(std::uint32_t iterations, std::uint32_t ranks, std::size_t noops, std::uint32_t targets)
       : dispatch(iterations, ranks),
         combine(iterations, ranks),
         noop_us(noops),
-        row_counts(std::size_t{ranks} * ranks),
+        row_counts(std::size_t{ranks} * targets),
         verdicts(ranks),
         daemon(64) {}
 
   OperationSamples dispatch;
   OperationSamples combine;
   kit::SharedArray<double> noop_us;
-  kit::SharedArray<std::uint32_t> row_counts;  // [R,R] of the current iteration, source to destination
+  kit::SharedArray<std::uint32_t> row_counts;  // of the current iteration: kit::TargetCounts
   kit::SharedArray<Verdict> verdicts;
   kit::SharedArray<char> daemon;  // its name and version
 };

@@ -2,9 +2,15 @@
 add_test(NAME tools.epbench_both_bf16
   COMMAND epbench --epd $<TARGET_FILE:epd> --ranks 4 --op both --tokens 33 --hidden 512 --iters 6 --warmup 2 --check all --json)
 add_test(NAME tools.epbench_dispatch_fp8_zipf
-  COMMAND epbench --epd $<TARGET_FILE:epd> --ranks 2 --op dispatch --dtype fp8 --tokens 64 --hidden 1024 --routing zipf --iters 6 --check all)
+  COMMAND epbench --epd $<TARGET_FILE:epd> --ranks 2 --op dispatch --payload fp8 --tokens 64 --hidden 1024 --routing zipf --iters 6 --check all)
 add_test(NAME tools.epbench_combine_weighted_one_expert
   COMMAND epbench --epd $<TARGET_FILE:epd> --ranks 3 --experts 12 --topk 3 --op combine --weighted --tokens 20 --hidden 256 --routing one-expert --iters 6 --check all)
+add_test(NAME tools.epbench_packed_opaque_cached
+  COMMAND epbench --epd $<TARGET_FILE:epd> --ranks 3 --experts 12 --topk 4 --op both --layout packed --payload opaque --opaque-bytes 1040
+          --alignment 16 --zero-padding --cached --biases 2 --return-weights --tokens 50 --hidden 256 --routing zipf --iters 6 --check all)
+add_test(NAME tools.epbench_expert_given
+  COMMAND epbench --epd $<TARGET_FILE:epd> --ranks 4 --experts 16 --op both --layout expert --payload fp8-given --scales ue8m0
+          --mark-unused --weighted --max-recv-rows 100 --priority 3 --tokens 40 --hidden 640 --iters 6 --check all)
 add_test(NAME tools.epbench_noop
   COMMAND epbench --epd $<TARGET_FILE:epd> --ranks 1 --op noop --iters 3)
 add_test(NAME tools.epbench_attach COMMAND epbench attach --epd $<TARGET_FILE:epd> --rounds 10)
@@ -18,18 +24,18 @@ add_test(NAME tools.epbench_replays_the_demo
           --routing ${CMAKE_CURRENT_BINARY_DIR}/demo-routing.jsonl)
 set_tests_properties(tools.epbench_replays_the_demo PROPERTIES FIXTURES_REQUIRED demo_routing)
 set_tests_properties(tools.epbench_both_bf16 tools.epbench_dispatch_fp8_zipf tools.epbench_combine_weighted_one_expert
-  tools.epbench_noop tools.epbench_attach tools.epbench_reap tools.demo tools.epbench_replays_the_demo
+  tools.epbench_packed_opaque_cached tools.epbench_expert_given tools.epbench_noop tools.epbench_attach tools.epbench_reap tools.demo tools.epbench_replays_the_demo
   PROPERTIES LABELS integration TIMEOUT 120)
 
 # What is not served is refused with what is allowed, before anything starts.
-add_test(NAME tools.epbench_refuses_layout COMMAND epbench --layout packed)
+add_test(NAME tools.epbench_refuses_layout COMMAND epbench --layout tall)
 add_test(NAME tools.epbench_refuses_backend COMMAND epbench --backend cuda)
 add_test(NAME tools.epbench_refuses_hidden COMMAND epbench --hidden 100)
 add_test(NAME tools.epbench_refuses_missing_routing_file COMMAND epbench --epd $<TARGET_FILE:epd> --routing /no/such/file)
 add_test(NAME tools.demo_refuses_experts COMMAND epd-moe-demo --experts 100)
-set_tests_properties(tools.epbench_refuses_layout PROPERTIES PASS_REGULAR_EXPRESSION "layout 'packed' is not served; allowed: compact")
+set_tests_properties(tools.epbench_refuses_layout PROPERTIES PASS_REGULAR_EXPRESSION "layout 'tall' is not served; allowed: compact, packed, expert")
 set_tests_properties(tools.epbench_refuses_backend PROPERTIES PASS_REGULAR_EXPRESSION "backend 'cuda' is not served; allowed: host")
-set_tests_properties(tools.epbench_refuses_hidden PROPERTIES PASS_REGULAR_EXPRESSION "hidden is 100; allowed: 128..16384")
+set_tests_properties(tools.epbench_refuses_hidden PROPERTIES PASS_REGULAR_EXPRESSION "hidden is 100; allowed: multiples of 128, 128 .. 16384")
 set_tests_properties(tools.epbench_refuses_missing_routing_file PROPERTIES PASS_REGULAR_EXPRESSION "routing '/no/such/file' is not a file")
 set_tests_properties(tools.demo_refuses_experts PROPERTIES PASS_REGULAR_EXPRESSION "experts is 100; the group-limited gate allows multiples of 8")
 set_tests_properties(tools.epbench_refuses_layout tools.epbench_refuses_backend tools.epbench_refuses_hidden

@@ -236,13 +236,46 @@ TEST(RoutingFile, RefusesBadLinesByNumberAndValue) {
 
 // ---- ceiling
 
+kernels::reference::GroupParams params_of(std::uint32_t ranks, std::uint32_t experts, std::uint32_t hidden,
+                                          std::uint32_t topk, bool fp8) {
+  kernels::reference::GroupParams p;
+  p.num_ranks = ranks;
+  p.num_experts = experts;
+  p.hidden = hidden;
+  p.topk = topk;
+  if (fp8) p.payload = kernels::reference::Payload::kFp8Cast;
+  return p;
+}
+
+kernels::RoutingPlan plan_of(const std::vector<std::int32_t>& idx, bool per_expert) {
+  kernels::RoutingInput input;
+  input.topk_idx = idx.data();
+  input.per_expert = per_expert;
+  input.num_tokens = static_cast<std::uint32_t>(idx.size() / 2);
+  input.topk = 2;
+  input.num_ranks = 2;
+  input.num_experts = 8;
+  kernels::RoutingPlan plan;
+  EXPECT_FALSE(kernels::build_routing_plan(input, plan).bad);
+  return plan;
+}
+
 TEST(Ceiling, RowPlacesComeFromTheCountsOfLowerSources) {
   const std::uint32_t counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9};  // [source][destination]
-  EXPECT_THAT(kit::base_rows(counts, 3, 0), ElementsAre(0, 0, 0));
-  EXPECT_THAT(kit::base_rows(counts, 3, 2), ElementsAre(5, 7, 9));
-  EXPECT_EQ(kit::received_rows(counts, 3, 1), 15u);
-  EXPECT_EQ(kit::dispatch_row_bytes(7168, false), 14336u);
-  EXPECT_EQ(kit::dispatch_row_bytes(7168, true), 7168u + 4 * 56);
+  EXPECT_THAT(kit::base_rows({counts, 3, 1}, 0), ElementsAre(0, 0, 0));
+  EXPECT_THAT(kit::base_rows({counts, 3, 1}, 2), ElementsAre(5, 7, 9));
+  EXPECT_EQ(kit::received_rows({counts, 3, 1}, 1), 15u);
+  EXPECT_EQ(kit::rows_between({counts, 3, 1}, 1, 2), 6u);
+  EXPECT_EQ(kit::dispatch_row_bytes(params_of(1, 1, 7168, 1, false)), 14336u);
+  EXPECT_EQ(kit::dispatch_row_bytes(params_of(1, 1, 7168, 1, true)), 7168u + 4 * 56);
+}
+
+TEST(Ceiling, RowsOfExpertsLieOneAfterTheOther) {
+  const std::uint32_t counts[] = {1, 2, 3, 4, 5, 6, 7, 8};  // [source][rank][expert]
+  EXPECT_THAT(kit::base_rows({counts, 2, 2}, 0), ElementsAre(0, 6, 0, 10));
+  EXPECT_THAT(kit::base_rows({counts, 2, 2}, 1), ElementsAre(1, 8, 3, 14));
+  EXPECT_EQ(kit::received_rows({counts, 2, 2}, 1), 22u);
+  EXPECT_EQ(kit::rows_between({counts, 2, 2}, 1, 0), 11u);
 }
 
 TEST(Ceiling, IsTheFasterOfTwoKindsOfCopiesThatTookTurns) {
@@ -255,13 +288,20 @@ TEST(Ceiling, IsTheFasterOfTwoKindsOfCopiesThatTookTurns) {
 TEST(Ceiling, BothKindsCopyEveryRowOfThePlan) {
   for (const kit::CopyKind kind : {kit::CopyKind::kMemcpy, kit::CopyKind::kStreaming}) {
     for (const bool fp8 : {false, true}) {
-      kit::CopyCeiling ceiling({2, 3, 128, fp8});
-      ceiling.warm(0);
+      auto params = params_of(2, 8, 128, 2, fp8);
       const std::vector<std::int32_t> idx{0, 5, 4, 1, 7, 6};
-      kernels::RoutingPlan plan;
-      ASSERT_FALSE(kernels::build_routing_plan({idx.data(), false, 3, 2, 2, 8}, plan).bad);
-      EXPECT_EQ(ceiling.copy_dispatch(0, plan, {0, 0}, kind), 5 * kit::dispatch_row_bytes(128, fp8));
-      EXPECT_EQ(ceiling.copy_combine(0, plan, {0, 0}, kind), 5 * kit::combine_row_bytes(128));
+      kit::CopyCeiling by_rank(params, 3);
+      by_rank.warm(0);
+      EXPECT_EQ(by_rank.copy_dispatch(0, plan_of(idx, false), {0, 0}, kind),
+                5 * kit::dispatch_row_bytes(params));
+      EXPECT_EQ(by_rank.copy_combine(0, plan_of(idx, false), {0, 0}, kind), 5 * kit::combine_row_bytes(128));
+      params.layout = kernels::reference::Layout::kPacked;
+      kit::CopyCeiling by_expert(params, 3);
+      by_expert.warm(0);
+      const std::vector<std::uint32_t> bases(8, 0);
+      EXPECT_EQ(by_expert.copy_dispatch(0, plan_of(idx, true), bases, kind),
+                6 * kit::dispatch_row_bytes(params));
+      EXPECT_EQ(by_expert.copy_combine(0, plan_of(idx, true), bases, kind), 6 * kit::combine_row_bytes(128));
     }
   }
 }
@@ -272,7 +312,7 @@ class Comparison : public testing::TestWithParam<bool> {
  protected:
   static constexpr std::uint32_t kTokens = 6;
 
-  Comparison() : params_{2, 8, 128, 3, GetParam()} {
+  Comparison() : params_(params_of(2, 8, 128, 3, GetParam())) {
     for (std::uint32_t rank = 0; rank < 2; ++rank) {
       std::vector<std::uint16_t> x(std::size_t{kTokens} * 128);
       kit::fill_bf16(rank, x.data(), x.size());
@@ -302,11 +342,9 @@ class Comparison : public testing::TestWithParam<bool> {
 
   // What a correct engine would have delivered.
   void deliver() {
-    if (params_.fp8) std::copy(expected_.recv_e4m3.begin(), expected_.recv_e4m3.end(), recv_x_.begin());
-    if (!params_.fp8) {
-      std::memcpy(recv_x_.data(), expected_.recv_bf16.data(), expected_.recv_bf16.size() * 2);
-    }
-    std::copy(expected_.recv_scales.begin(), expected_.recv_scales.end(), scales_.begin());
+    std::copy(expected_.recv_x.begin(), expected_.recv_x.end(), recv_x_.begin());
+    if (!expected_.recv_scales.empty())
+      std::memcpy(scales_.data(), expected_.recv_scales.data(), expected_.recv_scales.size());
     std::copy(expected_.recv_topk_idx.begin(), expected_.recv_topk_idx.end(), idx_.begin());
     std::copy(expected_.recv_topk_weights.begin(), expected_.recv_topk_weights.end(), weights_.begin());
     std::copy(expected_.recv_src.begin(), expected_.recv_src.end(), src_.begin());
@@ -349,16 +387,17 @@ TEST_P(Comparison, AcceptsTheExpectedBitsAndNamesEachDifference) {
   deliver();
   ++idx_[2];
   EXPECT_THAT(compare(), HasSubstr("recv_topk_idx[0][2]"));
-  if (params_.fp8) {
+  if (GetParam()) {
     deliver();
     scales_[0] *= 2;
-    EXPECT_THAT(compare(), HasSubstr("recv_scales[0][0]"));
+    EXPECT_THAT(compare(), HasSubstr("recv_scales[0]"));
   }
 }
 
 TEST_P(Comparison, PoisonIsNeverTakenForAResult) {
   deliver();
-  kit::poison_dispatch(params_, kTokens, buffers_);
+  const kernels::RowRange all{0, 2 * kTokens};
+  kit::poison_dispatch(params_, {&all, 1}, buffers_);
   EXPECT_NE(compare(), "");
 }
 

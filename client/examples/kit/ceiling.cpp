@@ -4,15 +4,18 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
 
 namespace epd::kit {
-namespace {
 
-constexpr std::uint32_t kScaleBlock = 128;
+using kernels::reference::GroupParams;
+using kernels::reference::Layout;
+
+namespace {
 
 #if defined(__SSE2__)
 // Falls back to memcpy for rows that aren't whole, aligned vectors.
@@ -73,74 +76,95 @@ double ceiling_time_us(std::span<const double> begins, std::span<const double> e
   return best;
 }
 
-std::uint64_t dispatch_row_bytes(std::uint32_t hidden, bool fp8) {
-  return fp8 ? hidden + sizeof(float) * (hidden / kScaleBlock) : std::uint64_t{2} * hidden;
+std::uint64_t dispatch_row_bytes(const GroupParams& params) {
+  return kernels::reference::row_bytes(params) + kernels::reference::scale_bytes(params);
 }
 
 std::uint64_t combine_row_bytes(std::uint32_t hidden) {
   return std::uint64_t{2} * hidden;
 }
 
-CopyCeiling::CopyCeiling(const CeilingShape& shape) : shape_(shape) {
-  const std::size_t bytes = std::size_t{shape.max_tokens} * shape.hidden * 2;
-  for (std::uint32_t rank = 0; rank < shape.num_ranks; ++rank) {
-    tokens_.emplace_back(bytes);
-    rows_.emplace_back(bytes * shape.num_ranks);
+std::uint32_t targets_per_rank(const GroupParams& params) {
+  return params.layout == Layout::kCompact ? 1 : params.num_experts / params.num_ranks;
+}
+
+CopyCeiling::CopyCeiling(const GroupParams& params, std::uint32_t max_tokens)
+    : dispatch_bytes_(dispatch_row_bytes(params)),
+      combine_bytes_(combine_row_bytes(params.hidden)),
+      targets_per_rank_(kit::targets_per_rank(params)) {
+  const std::size_t row = std::max(dispatch_bytes_, combine_bytes_);
+  const std::size_t tokens = std::size_t{max_tokens} * params.num_ranks;
+  const std::size_t most = tokens * std::min(params.topk, targets_per_rank_);
+  const std::size_t even = std::min(most, std::max(tokens, std::size_t{max_tokens} * params.topk * 9 / 8));
+  warm_bytes_ = even * row;
+  for (std::uint32_t rank = 0; rank < params.num_ranks; ++rank) {
+    tokens_.emplace_back(max_tokens * row);
+    rows_.emplace_back(most * row);
   }
 }
 
 void CopyCeiling::warm(std::uint32_t rank) {
-  std::memset(tokens_[rank].data(), 1, tokens_[rank].size());
+  if (tokens_[rank].size() != 0) std::memset(tokens_[rank].data(), 1, tokens_[rank].size());
   for (const SharedArray<char>& rows : rows_) {
     volatile char* page = rows.data();
     // Write back what is there: other ranks warm the same pages meanwhile.
-    for (std::size_t i = 0; i < rows.size(); i += 4096) page[i] = page[i];
+    for (std::size_t i = 0; i < warm_bytes_; i += 4096) page[i] = page[i];
   }
+}
+
+char* CopyCeiling::row_at(const kernels::RouteEntry& entry, const std::vector<std::uint32_t>& bases,
+                          std::size_t row_bytes) const {
+  const std::size_t row = std::size_t{bases[entry.target]} + entry.position;
+  return rows_[entry.target / targets_per_rank_].data() + row * row_bytes;
 }
 
 std::uint64_t CopyCeiling::copy_dispatch(std::uint32_t rank, const kernels::RoutingPlan& plan,
                                          const std::vector<std::uint32_t>& bases, CopyKind kind) {
-  const std::size_t row_bytes = dispatch_row_bytes(shape_.hidden, shape_.fp8);
   for (std::uint32_t t = 0; t < plan.num_tokens(); ++t) {
-    const char* from = tokens_[rank].data() + t * row_bytes;
-    for (std::uint32_t i = plan.begin[t]; i < plan.begin[t + 1]; ++i) {
-      const kernels::RouteEntry& entry = plan.entries[i];
-      const std::size_t row = std::size_t{bases[entry.rank]} + entry.position;
-      copy_row(rows_[entry.rank].data() + row * row_bytes, from, row_bytes, kind);
-    }
+    const char* from = tokens_[rank].data() + t * dispatch_bytes_;
+    for (std::uint32_t i = plan.begin[t]; i < plan.begin[t + 1]; ++i)
+      copy_row(row_at(plan.entries[i], bases, dispatch_bytes_), from, dispatch_bytes_, kind);
   }
   finish_streaming();
-  return plan.entries.size() * row_bytes;
+  return plan.entries.size() * dispatch_bytes_;
 }
 
 std::uint64_t CopyCeiling::copy_combine(std::uint32_t rank, const kernels::RoutingPlan& plan,
                                         const std::vector<std::uint32_t>& bases, CopyKind kind) {
-  const std::size_t row_bytes = combine_row_bytes(shape_.hidden);
   for (std::uint32_t t = 0; t < plan.num_tokens(); ++t) {
-    char* to = tokens_[rank].data() + t * row_bytes;
-    for (std::uint32_t i = plan.begin[t]; i < plan.begin[t + 1]; ++i) {
-      const kernels::RouteEntry& entry = plan.entries[i];
-      const std::size_t row = std::size_t{bases[entry.rank]} + entry.position;
-      copy_row(to, rows_[entry.rank].data() + row * row_bytes, row_bytes, kind);
-    }
+    char* to = tokens_[rank].data() + t * combine_bytes_;
+    for (std::uint32_t i = plan.begin[t]; i < plan.begin[t + 1]; ++i)
+      copy_row(to, row_at(plan.entries[i], bases, combine_bytes_), combine_bytes_, kind);
   }
   finish_streaming();
-  return plan.entries.size() * row_bytes;
+  return plan.entries.size() * combine_bytes_;
 }
 
-std::vector<std::uint32_t> base_rows(const std::uint32_t* counts, std::uint32_t num_ranks,
-                                     std::uint32_t source) {
-  std::vector<std::uint32_t> bases(num_ranks, 0);
-  for (std::uint32_t lower = 0; lower < source; ++lower) {
-    for (std::uint32_t d = 0; d < num_ranks; ++d) bases[d] += counts[lower * num_ranks + d];
+std::vector<std::uint32_t> base_rows(const TargetCounts& counts, std::uint32_t source) {
+  const std::uint32_t targets = counts.num_ranks * counts.targets_per_rank;
+  std::vector<std::uint32_t> bases(targets, 0);
+  std::uint32_t before = 0;  // rows of lower targets of the rank
+  for (std::uint32_t target = 0; target < targets; ++target) {
+    if (target % counts.targets_per_rank == 0) before = 0;
+    for (std::uint32_t s = 0; s < counts.num_ranks; ++s) {
+      if (s == source) bases[target] = before;
+      before += counts.rows[s * targets + target];
+    }
   }
   return bases;
 }
 
-std::uint32_t received_rows(const std::uint32_t* counts, std::uint32_t num_ranks, std::uint32_t rank) {
+std::uint32_t received_rows(const TargetCounts& counts, std::uint32_t rank) {
   std::uint32_t rows = 0;
-  for (std::uint32_t source = 0; source < num_ranks; ++source) rows += counts[source * num_ranks + rank];
+  for (std::uint32_t source = 0; source < counts.num_ranks; ++source)
+    rows += rows_between(counts, source, rank);
   return rows;
+}
+
+std::uint32_t rows_between(const TargetCounts& counts, std::uint32_t source, std::uint32_t rank) {
+  const std::uint32_t n = counts.targets_per_rank;
+  const std::uint32_t* first = counts.rows + (std::size_t{source} * counts.num_ranks + rank) * n;
+  return std::accumulate(first, first + n, 0u);
 }
 
 }  // namespace epd::kit

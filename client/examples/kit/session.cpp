@@ -41,23 +41,31 @@ epd_buffers_t buffers_of(const epd_group_t* group, std::uint32_t slot) {
   return buffers;
 }
 
-epd_ticket_t submit_dispatch(epd_group_t* group, const DispatchCall& call, epd_handle_t* handle) {
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
-  args.slot = call.slot;
-  args.num_tokens = call.num_tokens;
+epd_ticket_t submit(epd_group_t* group, const epd_dispatch_args_t& args, epd_handle_t* handle) {
   epd_ticket_t ticket = 0;
   require(epd_dispatch(group, &args, &ticket, handle), "dispatch");
   return ticket;
 }
 
-epd_ticket_t submit_combine(epd_group_t* group, std::uint32_t slot, epd_handle_t handle, bool weighted) {
-  epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
-  args.slot = slot;
-  args.handle = handle;
-  args.weighted = weighted ? 1 : 0;
+epd_ticket_t submit(epd_group_t* group, const epd_combine_args_t& args) {
   epd_ticket_t ticket = 0;
   require(epd_combine(group, &args, &ticket), "combine");
   return ticket;
+}
+
+epd_ticket_t submit_dispatch(epd_group_t* group, std::uint32_t slot, std::uint32_t num_tokens,
+                             epd_handle_t* handle) {
+  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  args.slot = slot;
+  args.num_tokens = num_tokens;
+  return submit(group, args, handle);
+}
+
+epd_ticket_t submit_combine(epd_group_t* group, std::uint32_t slot, epd_handle_t handle) {
+  epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
+  args.slot = slot;
+  args.handle = handle;
+  return submit(group, args);
 }
 
 epd_result_t finish(epd_group_t* group, epd_ticket_t ticket, const char* what) {

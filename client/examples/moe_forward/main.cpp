@@ -79,7 +79,7 @@ void dump_routing(const DemoPlan& plan, const DemoRecords& records) {
 
 bool run(const DemoPlan& plan, const std::string& socket, pid_t daemon) {
   DemoRecords records(plan);
-  kit::CopyCeiling ceiling({plan.model.num_ranks, plan.max_tokens(), plan.model.hidden, /*fp8=*/true});
+  kit::CopyCeiling ceiling(plan.params(), plan.max_tokens());
   DemoContext context;
   context.plan = plan;
   context.socket = socket;

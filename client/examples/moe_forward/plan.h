@@ -1,6 +1,7 @@
 // What the demo does, and what its ranks measure.
 #pragma once
 
+#include "kernels/reference.h"
 #include "kit/shared_array.h"
 #include "model.h"
 
@@ -21,6 +22,15 @@ struct DemoPlan {
   std::string dump_routing;    // file, or empty
   bool json = false;
 
+  kernels::reference::GroupParams params() const {
+    kernels::reference::GroupParams p;
+    p.num_ranks = model.num_ranks;
+    p.num_experts = model.gate.num_experts;
+    p.hidden = model.hidden;
+    p.topk = model.gate.topk;
+    p.payload = kernels::reference::Payload::kFp8Cast;
+    return p;
+  }
   std::uint32_t passes() const { return steps + 1; }
   // Tokens of a micro-batch: the first takes the odd one.
   std::uint32_t micro_batch(std::uint32_t m) const { return m == 0 ? tokens - tokens / 2 : tokens / 2; }

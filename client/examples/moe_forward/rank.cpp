@@ -17,11 +17,6 @@ namespace reference = kernels::reference;
 DemoRank::DemoRank(const DemoContext& context, kit::TeamRank& self)
     : context_(context), plan_(context.plan), self_(self) {}
 
-reference::GroupParams DemoRank::params() const {
-  const ModelShape& model = plan_.model;
-  return {model.num_ranks, model.gate.num_experts, model.hidden, model.gate.topk, /*fp8=*/true};
-}
-
 void DemoRank::run() {
   for (std::uint32_t layer = 0; layer < plan_.model.num_layers; ++layer) {
     experts_.emplace_back(plan_.model, layer, self_.rank());
@@ -90,8 +85,9 @@ void DemoRank::load_text(std::uint32_t pass) {
 
 void DemoRank::poison_slots() {
   for (const Slot& slot : slots_) {
-    kit::poison_dispatch(params(), plan_.max_tokens(), slot.buffers);
-    kit::poison_combine(params(), plan_.max_tokens(), slot.buffers);
+    const kernels::RowRange all{0, self_.size() * plan_.max_tokens()};
+    kit::poison_dispatch(plan_.params(), {&all, 1}, slot.buffers);
+    kit::poison_combine(plan_.params(), plan_.max_tokens(), slot.buffers);
   }
 }
 
@@ -110,14 +106,13 @@ double DemoRank::overlapped_layers(std::uint32_t begin, std::uint32_t end) {
       if (layer == end) continue;
       choose_experts(layer, m);
       Slot& at = slot(layer, m);
-      at.ticket =
-          kit::submit_dispatch(group_.get(), {slot_index(layer, m), plan_.micro_batch(m)}, &at.handle);
+      at.ticket = kit::submit_dispatch(group_.get(), slot_index(layer, m), plan_.micro_batch(m), &at.handle);
     }
     for (std::uint32_t m = 0; m < kMicroBatches && layer < end; ++m) {
       Slot& at = slot(layer, m);
       at.num_recv_rows = wait(layer, m, "dispatch").num_recv_rows;
       run_experts(layer, m);
-      at.ticket = kit::submit_combine(group_.get(), slot_index(layer, m), at.handle, /*weighted=*/false);
+      at.ticket = kit::submit_combine(group_.get(), slot_index(layer, m), at.handle);
     }
   }
   return kit::now_us() - started;
@@ -156,7 +151,8 @@ void DemoRank::choose_experts(std::uint32_t layer, std::uint32_t m) {
 void DemoRank::run_experts(std::uint32_t layer, std::uint32_t m) {
   const Slot& at = slot(layer, m);
   const ExpertInput input{at.num_recv_rows, static_cast<const std::uint8_t*>(at.buffers.recv_x),
-                          at.buffers.recv_scales, static_cast<const std::int32_t*>(at.buffers.recv_topk_idx),
+                          static_cast<const float*>(at.buffers.recv_scales),
+                          static_cast<const std::int32_t*>(at.buffers.recv_topk_idx),
                           at.buffers.recv_topk_weights};
   experts_[layer].run(input, static_cast<std::uint16_t*>(at.buffers.y));
 }
@@ -186,7 +182,7 @@ void DemoRank::exchange_counts(std::uint32_t layer, std::uint32_t m) {
   std::copy(route_.rank_counts.begin(), route_.rank_counts.end(),
             counts + std::size_t{self_.rank()} * self_.size());
   self_.barrier();
-  bases_ = kit::base_rows(counts, self_.size(), self_.rank());
+  bases_ = kit::base_rows({counts, self_.size(), 1}, self_.rank());
   record(layer).moved_rows[m] = static_cast<double>(route_.entries.size());
 }
 
@@ -195,7 +191,7 @@ void DemoRank::probe_dispatch(std::uint32_t layer, std::uint32_t m) {
   for (std::uint32_t i = m * kProbes; i < (m + 1) * kProbes; ++i) {
     self_.barrier();
     const double begin = kit::now_us();
-    at.ticket = kit::submit_dispatch(group_.get(), {slot_index(layer, m), plan_.micro_batch(m)}, &at.handle);
+    at.ticket = kit::submit_dispatch(group_.get(), slot_index(layer, m), plan_.micro_batch(m), &at.handle);
     at.num_recv_rows = kit::finish(group_.get(), at.ticket, "dispatch").num_recv_rows;
     record(layer).dispatch_us[i] = kit::now_us() - begin;
     self_.barrier();
@@ -210,7 +206,7 @@ void DemoRank::probe_combine(std::uint32_t layer, std::uint32_t m) {
   for (std::uint32_t i = m * kProbes; i < (m + 1) * kProbes; ++i) {
     self_.barrier();
     const double begin = kit::now_us();
-    at.ticket = kit::submit_combine(group_.get(), slot_index(layer, m), at.handle, /*weighted=*/false);
+    at.ticket = kit::submit_combine(group_.get(), slot_index(layer, m), at.handle);
     kit::finish(group_.get(), at.ticket, "combine");
     record(layer).combine_us[i] = kit::now_us() - begin;
     self_.barrier();
@@ -238,16 +234,18 @@ void DemoRank::check(std::uint32_t layer, std::uint32_t m) {
   publish(at, m);
   self_.barrier();
   std::vector<reference::RankInput> inputs;
-  std::vector<std::vector<std::uint16_t>> y;
+  std::vector<reference::CombineInput> answers;
   for (const Publication& rank : context_.records->published) {
-    inputs.push_back(kit::make_input(
-        params(), {plan_.micro_batch(m), rank.x.data(), rank.topk_idx.data(), rank.topk_weights.data()}));
-    y.emplace_back(rank.y.data(), rank.y.data() + std::size_t{rank.received[0]} * plan_.model.hidden);
+    inputs.push_back(kit::make_input(plan_.params(), {plan_.micro_batch(m), rank.x.data(),
+                                                      rank.topk_idx.data(), rank.topk_weights.data()}));
+    answers.emplace_back().y.assign(rank.y.data(),
+                                    rank.y.data() + std::size_t{rank.received[0]} * plan_.model.hidden);
   }
-  const auto received = reference::dispatch_to(params(), inputs, self_.rank());
-  add_verdict(layer, "dispatch", kit::compare_dispatch(params(), received, at.num_recv_rows, at.buffers));
-  const auto out = reference::combine_to(params(), inputs, y, /*weighted=*/false, self_.rank());
-  add_verdict(layer, "combine", kit::compare_combine(params(), out, at.buffers));
+  const auto received = reference::dispatch_to(plan_.params(), inputs, self_.rank());
+  add_verdict(layer, "dispatch",
+              kit::compare_dispatch(plan_.params(), received, at.num_recv_rows, at.buffers));
+  const auto out = reference::combine_to(plan_.params(), inputs, answers, {}, self_.rank());
+  add_verdict(layer, "combine", kit::compare_combine(plan_.params(), out, at.buffers));
   self_.barrier();  // what is published may change
 }
 

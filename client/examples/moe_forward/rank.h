@@ -65,7 +65,6 @@ class DemoRank {
   LayerRecord& record(std::uint32_t layer) {
     return context_.records->layers[std::size_t{layer} * self_.size() + self_.rank()];
   }
-  kernels::reference::GroupParams params() const;
 
   const DemoContext& context_;
   const DemoPlan& plan_;

@@ -2,7 +2,7 @@
 // process per rank, between shared mappings of the same sizes.
 #pragma once
 
-#include "kernels/routing.h"
+#include "kernels/reference.h"
 #include "kit/shared_array.h"
 
 #include <cstddef>
@@ -12,15 +12,8 @@
 
 namespace epd::kit {
 
-struct CeilingShape {
-  std::uint32_t num_ranks = 1;
-  std::uint32_t max_tokens = 1;
-  std::uint32_t hidden = 128;
-  bool fp8 = false;  // of dispatch: rows of H + 4*H/128 bytes are copied instead of 2H
-};
-
-// Bytes of one row as dispatch delivers it.
-std::uint64_t dispatch_row_bytes(std::uint32_t hidden, bool fp8);
+// Bytes of one row as dispatch delivers it, with its scales.
+std::uint64_t dispatch_row_bytes(const kernels::reference::GroupParams& params);
 // Bytes of one row as combine pulls it.
 std::uint64_t combine_row_bytes(std::uint32_t hidden);
 
@@ -39,11 +32,12 @@ double ceiling_time_us(std::span<const double> begins, std::span<const double> e
 // Made before the fork; each rank calls warm() once, then all ranks copy at once between barriers.
 class CopyCeiling {
  public:
-  explicit CopyCeiling(const CeilingShape& shape);
+  CopyCeiling(const kernels::reference::GroupParams& params, std::uint32_t max_tokens);
 
-  // Touches this rank's pages, and its page table entries of the others'.
+  // Touches this rank's pages, and its page table entries of the others', for as many rows as an even routing
+  // brings.
   void warm(std::uint32_t rank);
-  // Every row of the plan to its slot at its destination. bases[d]: this rank's first row there.
+  // Every row of the plan to its slot at its destination. `bases`: see base_rows.
   // Returns the bytes copied.
   std::uint64_t copy_dispatch(std::uint32_t rank, const kernels::RoutingPlan& plan,
                               const std::vector<std::uint32_t>& bases, CopyKind kind);
@@ -52,15 +46,30 @@ class CopyCeiling {
                              const std::vector<std::uint32_t>& bases, CopyKind kind);
 
  private:
-  CeilingShape shape_;
-  std::vector<SharedArray<char>> tokens_;  // per rank [T, 2H bytes]
-  std::vector<SharedArray<char>> rows_;    // per rank [R*T, 2H bytes]
+  char* row_at(const kernels::RouteEntry& entry, const std::vector<std::uint32_t>& bases,
+               std::size_t row_bytes) const;
+
+  std::uint64_t dispatch_bytes_;  // of a row
+  std::uint64_t combine_bytes_;
+  std::uint32_t targets_per_rank_;
+  std::size_t warm_bytes_;
+  std::vector<SharedArray<char>> tokens_;  // per rank [T, the larger row]
+  std::vector<SharedArray<char>> rows_;    // per rank [as many as there can be, the larger row]
 };
 
-// counts: [R,R], rows from source to destination. This source's first row at each destination.
-std::vector<std::uint32_t> base_rows(const std::uint32_t* counts, std::uint32_t num_ranks,
-                                     std::uint32_t source);
-// Rows that `rank` receives.
-std::uint32_t received_rows(const std::uint32_t* counts, std::uint32_t num_ranks, std::uint32_t rank);
+// What the entries of a plan name, of each rank: the rank itself (compact), or its experts.
+std::uint32_t targets_per_rank(const kernels::reference::GroupParams& params);
+
+// Rows from each source to each target, [R, R * targets_per_rank].
+struct TargetCounts {
+  const std::uint32_t* rows = nullptr;
+  std::uint32_t num_ranks = 1;
+  std::uint32_t targets_per_rank = 1;
+};
+// This source's first row at each target, the rows of a rank's targets one after the other without holes.
+std::vector<std::uint32_t> base_rows(const TargetCounts& counts, std::uint32_t source);
+// Rows that `rank` receives, and those from `source`.
+std::uint32_t received_rows(const TargetCounts& counts, std::uint32_t rank);
+std::uint32_t rows_between(const TargetCounts& counts, std::uint32_t source, std::uint32_t rank);
 
 }  // namespace epd::kit

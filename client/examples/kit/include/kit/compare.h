@@ -13,18 +13,21 @@ namespace epd::kit {
 // Finite bf16 values of both signs, magnitudes 2^-7..2. The same for the same seed; count a multiple of 4.
 void fill_bf16(std::uint64_t seed, std::uint16_t* out, std::size_t count);
 
-// Fills every output region that dispatch or combine delivers with a pattern neither produces.
-void poison_dispatch(const kernels::reference::GroupParams& params, std::uint32_t max_tokens,
+// Fills every output region that dispatch or combine delivers with a pattern neither produces: of received
+// rows those in `rows`, since a worst case is too much memory to touch.
+void poison_dispatch(const kernels::reference::GroupParams& params, std::span<const kernels::RowRange> rows,
                      const epd_buffers_t& buffers);
 void poison_combine(const kernels::reference::GroupParams& params, std::uint32_t max_tokens,
                     const epd_buffers_t& buffers);
 
-// Copies of one rank's int32 choices and weights in the oracle's form; x may be null: left empty.
+// Copies of one rank's inputs with int32 choices in the oracle's form; x and x_scales may be null: left
+// empty.
 struct InputView {
   std::uint32_t num_tokens = 0;
-  const std::uint16_t* x = nullptr;
+  const void* x = nullptr;
   const std::int32_t* topk_idx = nullptr;
   const float* topk_weights = nullptr;
+  const void* x_scales = nullptr;
 };
 kernels::reference::RankInput make_input(const kernels::reference::GroupParams& params,
                                          const InputView& view);
@@ -35,6 +38,6 @@ std::string compare_dispatch(const kernels::reference::GroupParams& params,
                              const kernels::reference::RankReceived& expected, std::uint32_t num_recv_rows,
                              const epd_buffers_t& got);
 std::string compare_combine(const kernels::reference::GroupParams& params,
-                            std::span<const std::uint16_t> expected, const epd_buffers_t& got);
+                            const kernels::reference::RankCombined& expected, const epd_buffers_t& got);
 
 }  // namespace epd::kit

@@ -28,13 +28,13 @@ std::string daemon_name(const epd_session_t* session);
 GroupPtr join(epd_session_t* session, const epd_group_config_t& config);
 epd_buffers_t buffers_of(const epd_group_t* group, std::uint32_t slot);
 
-// Submit and wait, throwing ToolError for any status but OK. The deadline is the daemon's.
-struct DispatchCall {
-  std::uint32_t slot = 0;
-  std::uint32_t num_tokens = 0;
-};
-epd_ticket_t submit_dispatch(epd_group_t* group, const DispatchCall& call, epd_handle_t* handle);
-epd_ticket_t submit_combine(epd_group_t* group, std::uint32_t slot, epd_handle_t handle, bool weighted);
+// Submit and wait, throwing ToolError for any status but OK.
+epd_ticket_t submit(epd_group_t* group, const epd_dispatch_args_t& args, epd_handle_t* handle);
+epd_ticket_t submit(epd_group_t* group, const epd_combine_args_t& args);
+// The same with defaults.
+epd_ticket_t submit_dispatch(epd_group_t* group, std::uint32_t slot, std::uint32_t num_tokens,
+                             epd_handle_t* handle);
+epd_ticket_t submit_combine(epd_group_t* group, std::uint32_t slot, epd_handle_t handle);
 epd_result_t finish(epd_group_t* group, epd_ticket_t ticket, const char* what);
 
 // Monotonic time in microseconds.

@@ -1,0 +1,90 @@
+#include "plan.h"
+
+#include "kit/error.h"
+#include "kit/random.h"
+#include "proto/shape_rules.h"
+
+namespace epd::bench {
+
+epd_group_config_t RunPlan::config() const {
+  epd_group_config_t config = EPD_GROUP_CONFIG_INIT;
+  config.num_ranks = ranks;
+  config.num_experts = experts;
+  config.max_tokens = max_tokens();
+  config.hidden = hidden;
+  config.topk = topk;
+  config.depth = depth;
+  config.payload = payload;
+  config.sms = sms;
+  config.layout = layout;
+  config.scale_format = scales;
+  config.expert_alignment = alignment;
+  config.opaque_bytes = opaque_bytes;
+  config.num_biases = biases;
+  config.max_recv_rows = max_recv_rows;
+  config.priority = priority;
+  return config;
+}
+
+abi::GroupShape RunPlan::shape() const {
+  abi::GroupShape shape{};
+  shape.num_ranks = ranks;
+  shape.num_experts = experts;
+  shape.max_tokens = max_tokens();
+  shape.hidden = hidden;
+  shape.topk = topk;
+  shape.depth = depth;
+  shape.payload = static_cast<abi::Payload>(payload);
+  shape.layout = static_cast<abi::Layout>(layout);
+  shape.scale_format = static_cast<abi::ScaleFormat>(scales);
+  shape.expert_alignment = alignment;
+  shape.opaque_bytes = opaque_bytes;
+  shape.num_biases = biases;
+  shape.max_recv_rows = max_recv_rows;
+  return shape;
+}
+
+kernels::reference::GroupParams RunPlan::params() const {
+  kernels::reference::GroupParams p;
+  p.num_ranks = ranks;
+  p.num_experts = experts;
+  p.hidden = hidden;
+  p.topk = topk;
+  p.payload = static_cast<kernels::reference::Payload>(payload);
+  p.scale_format = static_cast<kernels::ScaleFormat>(scales);
+  p.layout = static_cast<kernels::reference::Layout>(layout);
+  p.alignment = alignment;
+  p.expert_capacity = static_cast<std::uint32_t>(shape().expert_capacity());
+  p.opaque_bytes = opaque_bytes;
+  return p;
+}
+
+std::string RunPlan::mode() const {
+  const char* const layouts[] = {"", "packed ", "expert "};
+  const char* const payloads[] = {"bf16", "fp8", "fp8 as given", "opaque"};
+  const char* const formats[] = {"", " pow2", " ue8m0"};
+  return std::string(layouts[layout]) + payloads[payload] + formats[scales];
+}
+
+bool RunPlan::checks(std::uint32_t iteration) const {
+  if (check == CheckLevel::kNone) return false;
+  if (check == CheckLevel::kAll || iteration == 0 || iteration + 1 == iterations) return true;
+  return kit::Random(kit::derive(seed ^ 0xc4ec, iteration)).unit() * iterations < 4.0;
+}
+
+void require_range(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
+  if (value >= low && value <= high) return;
+  kit::fail(std::string(name) + " is " + std::to_string(value) + "; allowed: " + std::to_string(low) + ".." +
+            std::to_string(high));
+}
+
+void validate(const RunPlan& plan) {
+  require_range("ranks", plan.ranks, 1, 64);
+  require_range("tokens", plan.tokens, 0, abi::kMaxTokens);
+  require_range("iters", plan.iterations, 1, 1'000'000);
+  require_range("warmup", plan.warmup, 0, 1'000'000);
+  require_range("priority", plan.priority, abi::kMinPriority, abi::kMaxPriority);
+  if (const std::string wrong = abi::check_shape(plan.shape()); !wrong.empty()) kit::fail(wrong);
+}
+
+}  // namespace epd::bench
