@@ -358,6 +358,7 @@ TEST_F(SupervisorKillPoints, ItsOwnStepsWhileItServesALife) {
     Shared<Stage> stage;
     RankProcess client([&] { return life(*daemon_, *stage); });
     remember_this_run();
+    sleep_ms(5);  // it sees off the client that asked whether it is ready
     const std::optional<std::string> point = kill_unasked(daemon_->pid(), n, [&] {
       stage->go.open();  // it is traced by now
       return stage->finished.count > 0;
@@ -366,6 +367,7 @@ TEST_F(SupervisorKillPoints, ItsOwnStepsWhileItServesALife) {
     if (point) {
       ASSERT_TRUE(daemon_->kill_and_respawn());
     }
+    stage->go.open();  // if something else kept it busy
     const RankOutcome outcome = client.wait(60);
     EXPECT_TRUE(outcome.ok) << outcome.to_string();
     if (!point) break;
