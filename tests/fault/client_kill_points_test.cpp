@@ -133,7 +133,7 @@ class ClientKillPoints : public testing::Test {
     Shared<Gate> first_over;
     RankProcess peer([&]() -> std::string {
       const Session session(daemon_->socket(), daemon_->device(kPeer));
-      const std::string saw = peer_of_the_dead(session, case_, name, late_peer);
+      std::string saw = peer_of_the_dead(session, case_, name, late_peer);
       first_over->arrive();
       fresh_group(session, kPeer, name);
       return saw;
