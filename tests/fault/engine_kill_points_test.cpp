@@ -232,7 +232,13 @@ TEST_F(EngineKillPoints, PlanningACombine) {
         return overtaken(Session(daemon_->socket(), daemon_->device(rank)), c, rank, **stage_);
       });
     }
-    stopped = stop_in(kVictim, Op::kCombine, OpStage::kPlanning);
+    stopped = stop_when(
+        victim,
+        [&] {
+          return pages_->shows(kVictim, Op::kCombine, OpStage::kPlanning) &&
+                 pages_->shows(kVictim, Op::kDispatch, OpStage::kMoving);
+        },
+        [&] { return (*stage_)->finished.count > 0; });
   }
   ASSERT_TRUE(stopped);
   kill_now(victim);
