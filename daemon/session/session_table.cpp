@@ -24,6 +24,15 @@ constexpr int kEventsPerCall = 64;
 constexpr int kAcceptsPerTurn = 64;
 constexpr int kPacketsPerTurn = 16;  // of one connection, before the others have theirs
 
+// Before a close: packets left unread would make the peer's next receive fail with ECONNRESET, and the client
+// report that instead of our last words.
+void read_out(int socket) {
+  constexpr int kMostPackets = 256;
+  char byte;
+  for (int i = 0; i<kMostPackets&& ::recv(socket, &byte, 1, MSG_DONTWAIT)> 0; ++i) {
+  }
+}
+
 }  // namespace
 
 Result<std::unique_ptr<SessionTable>> SessionTable::create(Options options, Listener listener,
@@ -96,6 +105,7 @@ void SessionTable::accept_one(UniqueFd socket) {
                              " connections without Hello; allowed: " + std::to_string(kMaxHalfOpenPerUser);
     abi::set_text(refused.text, text.data(), text.size());
     (void)send_message(socket.get(), abi::AttachType::kRefused, refused);
+    read_out(socket.get());
     return;
   }
   const std::uint64_t id = next_id_++;
@@ -224,6 +234,7 @@ void SessionTable::close(std::uint64_t id, const std::string& how) {
   if (found == connections_.end()) return;
   // Out of the table first: the host may look at it.
   const Session session = std::move(connections_.extract(found).mapped());
+  read_out(session.socket.get());
   if (!session.attached) return;
   --attached_;
   log_event(LogLevel::kInfo, "session closed", {{"session", id}, {"pid", session.peer.pid}, {"how", how}});

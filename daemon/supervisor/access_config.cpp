@@ -123,7 +123,7 @@ Status RuleReader::id(const std::string& key, const toml::node& node) {
   if (const auto* number = node.as_integer()) {
     if (number->get() >= 0 && static_cast<std::uint64_t>(number->get()) <= kMaxId)
       id = static_cast<std::uint32_t>(number->get());
-  } else if (const auto* text = node.as_string()) {
+  } else if (const auto* text = node.as_string(); text != nullptr && !has_control_characters(text->get())) {
     id = user ? user_id(text->get()) : group_id(text->get());
     if (id && user) names_[*id] = text->get();
   }
@@ -138,7 +138,7 @@ Status RuleReader::id(const std::string& key, const toml::node& node) {
 
 Status RuleReader::pattern(const std::string& key, const toml::node& node, std::vector<std::string>& list) {
   const auto* text = node.as_string();
-  if (text == nullptr || text->get().empty())
+  if (text == nullptr || text->get().empty() || has_control_characters(text->get()))
     return refused(key, node, "names, in which * and ? and [abc] stand for others");
   list.push_back(text->get());
   return {};

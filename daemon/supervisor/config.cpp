@@ -8,7 +8,10 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <thread>
+#include <utility>
 
 namespace epd {
 namespace {
@@ -65,6 +68,8 @@ Status read_table(const toml::table& table, const std::string& prefix, const std
     if (option == nullptr) return unknown_option(key, here);
     const bool number = option->kind == OptionKind::kNumber;
     if (const auto* text = node.as_string(); text != nullptr && !number) {
+      if (has_control_characters(text->get()))
+        return invalid_argument(key + " in " + here + " holds control characters; allowed: none");
       settings.values[key] = {text->get(), "file"};
     } else if (const auto* integer = node.as_integer();
                integer != nullptr && (number || option->kind == OptionKind::kBytes)) {
@@ -79,6 +84,40 @@ Status read_table(const toml::table& table, const std::string& prefix, const std
   return {};
 }
 
+// The file's text in ASCII: in comments, other bytes become '?'; elsewhere they are refused. The parser of
+// Debian 12 (toml++ 3.3) runs into undefined behaviour at some characters that are not ASCII.
+Result<std::string> read_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  if (!file) return invalid_argument("configuration file " + path + " can't be read");
+  bool comment = false;
+  char quote = 0;  // the string that we are in, on this line
+  bool escaped = false;
+  std::size_t line = 1;
+  for (char& c : text) {
+    const bool after_escape = std::exchange(escaped, false);
+    if (c == '\n') {
+      comment = false;
+      quote = 0;
+      ++line;
+    } else if (static_cast<unsigned char>(c) >= 0x80) {
+      if (!comment) {
+        return invalid_argument("configuration file " + path + " (line " + std::to_string(line) +
+                                "): a character that is not ASCII; allowed: in comments, and in strings as "
+                                "\\u00e9");
+      }
+      c = '?';
+    } else if (quote != 0) {
+      escaped = quote == '"' && c == '\\' && !after_escape;
+      if (c == quote && !after_escape) quote = 0;
+    } else if (!comment) {
+      comment = c == '#';
+      if (c == '"' || c == '\'') quote = c;
+    }
+  }
+  return text;
+}
+
 Status read_file(const ConfigSources& sources, Settings& settings) {
   if (sources.path.empty()) return {};
   std::error_code error;
@@ -86,7 +125,9 @@ Status read_file(const ConfigSources& sources, Settings& settings) {
     if (!sources.path_given) return {};
     return not_found("configuration file " + sources.path + " does not exist");
   }
-  const toml::parse_result parsed = toml::parse_file(sources.path);
+  Result<std::string> text = read_text(sources.path);
+  if (!text.ok()) return text.status();
+  const toml::parse_result parsed = toml::parse(*text, sources.path);
   if (!parsed) {
     return invalid_argument("configuration file " + sources.path + line_of(parsed.error().source()) + ": " +
                             std::string(parsed.error().description()));

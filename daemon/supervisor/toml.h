@@ -5,6 +5,7 @@
 #define TOML_HEADER_ONLY 1
 #include <toml++/toml.h>
 
+#include <algorithm>
 #include <string>
 
 namespace epd {
@@ -15,6 +16,12 @@ inline std::string line_of(const toml::source_region& source) {
 }
 inline std::string line_of(const toml::node& node) {
   return line_of(node.source());
+}
+
+// Control characters, which a file may write as escapes, belong in no value: system calls would see the name
+// only up to a zero, and logs would be torn.
+inline bool has_control_characters(const std::string& text) {
+  return std::any_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; });
 }
 
 }  // namespace epd

@@ -111,6 +111,9 @@ TEST_F(ConfigFile, BadValuesAreRefusedWithWhatIsAllowed) {
       {"daemon.socket = \"/run/epd/control.sock\"", {"daemon.control_socket", "two paths"}},
       {"limits = 3", {"limits"}},
       {"log.level = ", {"line 1"}},
+      {"daemon.socket = \"/run/a\\u0000b\"", {"daemon.socket", "line 1", "control characters"}},
+      {"\ndaemon.socket = \"/run/\xc3\xa9\"", {"line 2", "not ASCII", "\\u00e9"}},
+      {"access.\xd0\x92 = 1", {"line 1", "not ASCII"}},  // undefined behaviour in toml++ 3.3
   };
   for (const Case& c : cases) {
     const std::string text = refusal(c.text);
@@ -184,6 +187,8 @@ TEST_F(ConfigFile, BadRulesAreRefusedWithTheValueAndThePlace) {
       {"users = [-1]", {"users", "-1"}},
       {"users = [4294967295]", {"users", "4294967295"}},
       {"users = []", {"users", "at least one"}},
+      {"users = [\"root\\u0000\"]", {"users", "name of a user"}},
+      {"groups = [\"a\\u0000\"]", {"groups"}},
       {"users = \"root\"", {"users", "\"root\"", "an array"}},
       {"users = [[0]]", {"users", "an array"}},
       {"attach = 1", {"attach", "is 1", "true, false"}},
@@ -216,6 +221,14 @@ TEST_F(ConfigFile, RulesAreShownAndMayChange) {
   ASSERT_TRUE(after.ok()) << after.status().to_string();
   EXPECT_EQ(after.value().access.rules().size(), 1u);
   EXPECT_FALSE(after.value().access.may_attach({1, {}}).ok()) << "a rule without users is about everybody";
+}
+
+TEST_F(ConfigFile, CommentsAndEscapesMayHoldAnyCharacter) {
+  const Result<Config> config = load(
+      "# gr\xc3\xb6\xc3\x9f"
+      "er\ndaemon.socket = \"/run/\\u00e9#\" # \xd0\x92\n");
+  ASSERT_TRUE(config.ok()) << config.status().to_string();
+  EXPECT_EQ(config.value().socket, "/run/\xc3\xa9#");
 }
 
 TEST_F(ConfigFile, BytesHaveUnits) {

@@ -1,0 +1,353 @@
+// Attach messages: whatever connections come and whatever packets they send, through the real listener,
+// handshake, session table and group registry (engines are played, time is stepped), a bystander that
+// attached before goes on joining and leaving, and when the hostile ones have gone nothing of theirs is left:
+// no connection, group, arena or descriptor. Input: a program of steps for up to four connections, see Step.
+
+#include "base/log.h"
+#include "fuzz.h"
+#include "membership/registry.h"
+#include "session/session_table.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+#include <array>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+#include <variant>
+
+namespace epd::test {
+namespace {
+
+using abi::AttachType;
+
+constexpr std::uint32_t kDevices = 2;
+constexpr std::size_t kConnections = 4;
+
+enum Step : std::uint8_t {
+  kConnect,
+  kChoose,     // the connection that the next steps are about
+  kHello,      // well-formed, then dented
+  kJoin,       // likewise
+  kLeave,      // likewise, of the last membership
+  kDetach,     // likewise
+  kAnyPacket,  // right header, any type and body
+  kAnyBytes,   // not even a header
+  kWithFds,    // with descriptors, and a header that says how many, or lies
+  kListen,     // reads what the daemon has sent
+  kTime,
+  kClose,
+  kShutdown,  // of the sending side only
+  kNumSteps,
+};
+
+// The supervisor without engines: whatever the registry asks of one is answered at once.
+class Host final : public SessionHost, public membership::MemberMemory {
+ public:
+  explicit Host(const Clock& clock) : registry_(clock, *this, {4, 60'000, 3'000, 10'000, 30'000}) {
+    for (std::uint32_t device = 0; device < kDevices; ++device) registry_.engine_up(device);
+    auto file = make_sealed_memfd("fuzz-arena", 4096);
+    require(file.ok(), "a file to hand out");
+    arena_ = std::move(*file);
+  }
+
+  Status may_attach(const PeerIdentity&) override { return {}; }
+  Status may_use_device(const PeerIdentity&, std::uint32_t) override { return {}; }
+  Quota max_sessions_of(const PeerIdentity&) override { return {kConnections, "fuzz"}; }
+  void session_opened(const Session&) override {}
+  void session_closed(const Session& session, const std::string& how) override {
+    registry_.session_closed(session.id, how);
+  }
+  void join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join) override {
+    membership::JoinRequest request;
+    request.session_id = session.id;
+    request.request_id = request_id;
+    request.uid = session.peer.uid;
+    request.pid = session.peer.pid;
+    request.device = session.device;
+    request.join = join;
+    request.max_groups = {3, "fuzz"};
+    registry_.join(request);
+  }
+  void leave_requested(const Session& session, std::uint32_t request_id, const abi::Leave& leave) override {
+    registry_.leave(session.id, request_id, leave.member);
+  }
+
+  Status acquire(std::uint64_t group, std::uint32_t rank, std::uint32_t,
+                 const abi::GroupShape& shape) override {
+    require(shape.num_ranks >= 1 && shape.num_ranks <= abi::kMaxRanks && rank < shape.num_ranks &&
+                shape.hidden <= abi::kMaxHidden && shape.max_tokens <= abi::kMaxTokens &&
+                shape.topk <= abi::kMaxTopk && shape.depth <= abi::kMaxDepth,
+            "memory is asked for shapes within their limits only");
+    require(held_.insert({group, rank}).second, "memory is asked for once");
+    return {};
+  }
+  void release(std::uint64_t group, std::uint32_t rank) override {
+    require(held_.erase({group, rank}) == 1, "memory is released once");
+  }
+  std::uint64_t next_index(std::uint64_t, std::uint32_t) override { return 0; }
+  void mark_lost(std::uint64_t, std::uint32_t, const std::string&, StatusCode, std::int32_t) override {}
+
+  // Until nothing is left to do.
+  void carry_out(SessionTable& table) {
+    for (auto actions = registry_.take_actions(); !actions.empty(); actions = registry_.take_actions()) {
+      for (const membership::Action& action : actions)
+        std::visit([&](const auto& a) { answer(table, a); }, action);
+    }
+  }
+  membership::GroupRegistry& registry() { return registry_; }
+  std::size_t held() const { return held_.size(); }
+
+ private:
+  void answer(SessionTable&, const membership::StartGroup& a) {
+    registry_.group_ready(a.device, {a.group_id, StatusCode::kOk, {}});
+  }
+  void answer(SessionTable&, const membership::SendStopMember& a) {
+    registry_.member_stopped(a.device, a.message);
+  }
+  void answer(SessionTable&, const membership::SendBreak& a) {
+    registry_.broken(a.device, {a.message.group_id, a.message.epoch, 0});
+  }
+  void answer(SessionTable&, const membership::SendRemoveGroup& a) {
+    registry_.group_removed(a.device, a.message);
+  }
+  void answer(SessionTable&, const membership::KillEngine& a) {
+    registry_.engine_down(a.device, a.text);
+    registry_.engine_up(a.device);
+  }
+  void answer(SessionTable& table, const membership::ReplyJoined& a) {
+    table.reply(a.session_id, a.request_id, AttachType::kJoined, a.message, {arena_.get(), arena_.get()});
+  }
+  void answer(SessionTable& table, const membership::ReplyLeft& a) {
+    table.reply(a.session_id, a.request_id, AttachType::kLeft, a.message);
+  }
+  void answer(SessionTable& table, const membership::ReplyRefused& a) {
+    require(!a.status.ok() && !a.status.message().empty(), "a refusal has a code and a text");
+    table.refuse(a.session_id, a.request_id, a.status);
+  }
+  template <typename T>
+  void answer(SessionTable&, const T&) {}  // what needs no answer
+
+  membership::GroupRegistry registry_;
+  std::set<std::pair<std::uint64_t, std::uint32_t>> held_;
+  UniqueFd arena_;
+};
+
+std::size_t open_descriptors() {
+  std::size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
+  return count;
+}
+
+class Target {
+ public:
+  Target() : host_(clock_) {
+    log_set_level(LogLevel::kOff);
+    std::string pattern = (std::filesystem::temp_directory_path() / "epd-fuzz-XXXXXX").string();
+    directory_ = ::mkdtemp(pattern.data());
+    path_ = directory_ + "/epd.sock";
+    Result<Listener> listener = Listener::open({path_, 0600, ""});
+    require(listener.ok(), listener.status().to_string());
+    SessionTable::Options options;
+    options.daemon = "epd fuzz";
+    options.devices = {"host:0", "host:1"};
+    options.limits = {kConnections, 5'000};
+    auto table = SessionTable::create(std::move(options), std::move(*listener), clock_, host_);
+    require(table.ok(), table.status().to_string());
+    table_ = std::move(*table);
+    bystander_ = connect();
+    require(exchange(bystander_, AttachType::kHello, good_hello()) == AttachType::kWelcome,
+            "bystander attaches");
+    packet_.fds.clear();
+    descriptors_ = open_descriptors();
+  }
+  ~Target() {
+    table_.reset();
+    std::error_code ignored;
+    std::filesystem::remove_all(directory_, ignored);
+  }
+
+  void run(Bytes input) {
+    for (int steps = 0; steps < 200 && !input.empty(); ++steps) {
+      step(input);
+      turn();
+      if (steps % 16 == 15) check_bystander();
+    }
+    for (UniqueFd& socket : sockets_) socket.reset();
+    turn();
+    check_bystander();
+    require(table_->connections().size() == 1, "connections are gone with their sockets");
+    require(table_->attached() == 1, "only the bystander is attached");
+    require(host_.registry().groups().empty() && host_.held() == 0, "groups and arenas are gone");
+    require(open_descriptors() == descriptors_, "descriptors are closed");
+  }
+
+ private:
+  static abi::Hello good_hello() {
+    abi::Hello hello{};
+    hello.version_min = abi::kAbiVersionMin;
+    hello.version_max = abi::kAbiVersion;
+    hello.layout_hash = abi::layout_hash();
+    return hello;
+  }
+  static abi::Join good_join(const char* name, std::uint32_t ranks) {
+    abi::Join join{};
+    abi::set_text(join.group, name, std::strlen(name));
+    join.rank = -1;
+    join.shape.num_ranks = ranks;
+    join.shape.num_experts = ranks * 2;
+    join.shape.max_tokens = 8;
+    join.shape.hidden = 128;
+    join.shape.topk = 2;
+    join.shape.depth = 2;
+    return join;
+  }
+
+  UniqueFd connect() {
+    UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::memcpy(address.sun_path, path_.c_str(), path_.size());
+    require(::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0, "connects");
+    turn();
+    return socket;
+  }
+
+  void turn() {
+    pollfd waiting{table_->poll_fd(), POLLIN, 0};
+    do {
+      table_->process();
+      host_.carry_out(*table_);
+      table_->tick();
+      host_.registry().tick();
+      host_.carry_out(*table_);
+    } while (::poll(&waiting, 1, 0) > 0);
+  }
+
+  template <typename T>
+  AttachType exchange(const UniqueFd& socket, AttachType type, const T& body) {
+    require(send_message(socket.get(), type, body, {}, 1).ok(), "the bystander sends");
+    turn();
+    Status error;
+    require(receive_packet(socket.get(), packet_, error) == ReceiveResult::kPacket,
+            "the bystander is answered");
+    return static_cast<AttachType>(packet_.header.type);
+  }
+
+  void check_bystander() {
+    // Hostile groups may have used up what all may have together; its own it can always have.
+    const AttachType answer = exchange(bystander_, AttachType::kJoin, good_join("bystander", 1));
+    if (answer == AttachType::kRefused) {
+      require(packet_.read<abi::Refused>().value().status == StatusCode::kResourceExhausted,
+              "only a quota refuses the bystander");
+      return;
+    }
+    require(answer == AttachType::kJoined, "the bystander joins");
+    const std::uint32_t member = packet_.read<abi::Joined>().value().member;
+    require(exchange(bystander_, AttachType::kLeave, abi::Leave{member, 0}) == AttachType::kLeft,
+            "the bystander leaves");
+    packet_.fds.clear();
+  }
+
+  template <typename T>
+  void send_dented(Bytes& input, AttachType type, T body) {
+    input.dent(body);
+    (void)send_message(sockets_[chosen_].get(), type, body, {}, input.byte());
+  }
+
+  void send_with_descriptors(Bytes& input) {
+    abi::Hello hello = good_hello();
+    input.dent(hello);
+    const std::size_t count = input.byte() % 12;
+    const std::uint8_t said = input.byte();
+    const abi::WireHeader header{abi::kWireMagic, input.byte(), said, sizeof(header) + sizeof(hello), 1};
+    iovec parts[2] = {{const_cast<abi::WireHeader*>(&header), sizeof(header)}, {&hello, sizeof(hello)}};
+    alignas(cmsghdr) char control[CMSG_SPACE(12 * sizeof(int))] = {};
+    msghdr message{};
+    message.msg_iov = parts;
+    message.msg_iovlen = 2;
+    if (count != 0) {
+      message.msg_control = control;
+      message.msg_controllen = CMSG_SPACE(count * sizeof(int));
+      cmsghdr* c = CMSG_FIRSTHDR(&message);
+      c->cmsg_level = SOL_SOCKET;
+      c->cmsg_type = SCM_RIGHTS;
+      c->cmsg_len = CMSG_LEN(count * sizeof(int));
+      const int fd = bystander_.get();
+      for (std::size_t i = 0; i < count; ++i) std::memcpy(CMSG_DATA(c) + i * sizeof(int), &fd, sizeof(int));
+    }
+    (void)::sendmsg(sockets_[chosen_].get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+  }
+
+  void send_packet_of(Bytes& input) {
+    const std::uint16_t type = input.byte();
+    const std::string body = input.text(input.word() % (abi::kMaxMessageBytes - sizeof(abi::WireHeader)));
+    (void)send_packet(sockets_[chosen_].get(), type, input.byte(), body.data(), body.size());
+  }
+
+  void listen() {
+    Status error;
+    while (receive_packet(sockets_[chosen_].get(), packet_, error) == ReceiveResult::kPacket) {
+      if (packet_.header.type == static_cast<std::uint16_t>(AttachType::kJoined))
+        member_ = packet_.read<abi::Joined>().value().member;
+    }
+    packet_.fds.clear();
+  }
+
+  void step(Bytes& input) {
+    UniqueFd& socket = sockets_[chosen_];
+    const std::uint8_t step = input.byte() % kNumSteps;
+    if (!socket.valid() && step != kChoose && step != kTime) socket = connect();
+    switch (step) {
+      case kConnect: socket = connect(); break;
+      case kChoose: chosen_ = input.byte() % kConnections; break;
+      case kHello: send_dented(input, AttachType::kHello, good_hello()); break;
+      case kJoin: {
+        const std::uint8_t which = input.byte();
+        send_dented(input, AttachType::kJoin, good_join(which % 2 == 0 ? "a" : "b", 1 + which / 2 % 3));
+        break;
+      }
+      case kLeave: send_dented(input, AttachType::kLeave, abi::Leave{member_, 0}); break;
+      case kDetach:
+        (void)send_packet(socket.get(), static_cast<std::uint16_t>(AttachType::kDetach), 0, "",
+                          input.byte() % 2);
+        break;
+      case kAnyPacket: send_packet_of(input); break;
+      case kAnyBytes: {
+        const std::string bytes = input.text(input.word() % 4096);
+        (void)::send(socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+        break;
+      }
+      case kWithFds: send_with_descriptors(input); break;
+      case kListen: listen(); break;
+      case kTime: clock_.advance_ms(input.byte() * 500u); break;
+      case kClose: socket.reset(); break;
+      case kShutdown: ::shutdown(socket.get(), SHUT_WR); break;
+      default: break;
+    }
+  }
+
+  ManualClock clock_;
+  Host host_;
+  std::string directory_, path_;
+  std::unique_ptr<SessionTable> table_;
+  UniqueFd bystander_;
+  std::size_t descriptors_ = 0;
+  std::array<UniqueFd, kConnections> sockets_;
+  std::size_t chosen_ = 0;
+  std::uint32_t member_ = 0;
+  Packet packet_;
+};
+
+}  // namespace
+}  // namespace epd::test
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static epd::test::Target target;
+  target.run({data, size});
+  return 0;
+}
