@@ -1,0 +1,67 @@
+// A client that does what no library does: it speaks the protocols by hand, and to the end of what they
+// forbid.
+#pragma once
+
+#include "support/raw_client.h"
+
+#include "base/memory.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace epd::test {
+
+// Throws RankFailure where the daemon does not play along: for processes of their own (RankProcess).
+class HostileSession {
+ public:
+  HostileSession(const std::string& socket, const std::string& device);
+
+  // Sends a request and gives "OK" or "STATUS: text". The last answer, its descriptors included, stays in
+  // answer().
+  template <typename T>
+  std::string ask(abi::AttachType type, const T& body) {
+    return ask(type, &body, sizeof(body));
+  }
+  Packet& answer() { return answer_; }
+
+  // A group of one rank in which this session is alone; throws if refused.
+  abi::Joined join(const std::string& group);
+  static abi::Join good_join(const std::string& group);
+  // A noop of the membership, to be changed by the test; with a fresh ticket.
+  abi::Submission noop(const abi::Joined& joined);
+  abi::Submission dispatch(const abi::Joined& joined, std::uint32_t num_tokens);
+
+  // Into the ring, whether it has room or not, and rings.
+  void push(const abi::Submission& submission);
+  void ring() const;
+  // The next completion; none after `seconds`.
+  std::optional<abi::Completion> take(double seconds = 10);
+  // "STATUS: text" that the session ended with; "" if it lives on.
+  std::string ended(double seconds = 10) const;
+
+  abi::SegmentA& a() const { return *a_.as<abi::SegmentA>(); }
+  const abi::SegmentB& b() const { return *b_.as<abi::SegmentB>(); }
+  std::uint64_t submitted() const { return tail_; }
+  std::uint64_t id() const { return welcome_.session_id; }
+  int socket() const { return client_.fd(); }
+  int bell() const { return bell_.get(); }
+  // Of segment A and segment B.
+  const std::vector<UniqueFd>& segments() const { return segments_; }
+
+ private:
+  std::string ask(abi::AttachType type, const void* body, std::size_t bytes);
+
+  RawClient client_;
+  Packet answer_;
+  abi::Welcome welcome_{};
+  std::vector<UniqueFd> segments_;
+  UniqueFd bell_;
+  Mapping a_, b_;
+  std::uint64_t tail_ = 0;
+  std::uint64_t head_ = 0;
+  std::uint64_t next_ticket_ = 1;
+};
+
+}  // namespace epd::test

@@ -1,0 +1,288 @@
+// Clients that do too much, or stop in the middle: floods of every channel, completions that nobody drains,
+// half handshakes, inputs that change under the engine's eyes. Each meets back-pressure, a quota or a
+// deadline; the bystander notices nothing but a busier machine.
+#include "hostile_fixture.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <thread>
+
+namespace epd::test {
+namespace {
+
+using abi::AttachType;
+
+constexpr double kFloodS = 0.6;
+
+template <typename Body>
+void flood(const Body& body) {
+  for (const double end = now_s() + kFloodS; now_s() < end;) body();
+}
+
+// ---- rings and doorbells
+
+TEST_F(Hostile, AFloodOfSubmissionsIsServedInTurn) {
+  const auto attacker = [&](const char* device) {
+    return [this, device] {
+      HostileSession session(socket(), device);
+      const abi::Joined joined = session.join(std::string("flood-") + (device + 5));
+      std::uint64_t taken = 0;
+      flood([&] {
+        while (session.submitted() - taken < abi::kSubmissionSlots) session.push(session.noop(joined));
+        for (int i = 0; i < 16 && session.submitted() != taken; ++i) {
+          RANK_CHECK(session.take().has_value(), "a noop without an answer");
+          ++taken;
+        }
+      });
+      RANK_CHECK(session.ended(0).empty(), session.ended(0));
+      std::printf("flood of %s: %llu noops\n", device, static_cast<unsigned long long>(taken));
+    };
+  };
+  attack({attacker("host:0"), attacker("host:1")});
+}
+
+TEST_F(Hostile, AnOverwrittenRingOnlyHurtsItsOwner) {
+  attack([&] {
+    HostileSession session(socket(), "host:0");
+    const abi::Joined joined = session.join("overrun");
+    // Far more than fit, without a look at what was taken: slots change while they are read.
+    flood([&] {
+      for (int i = 0; i < 1000; ++i) session.push(session.noop(joined));
+      session.a().completion_head.value.store(session.submitted(), std::memory_order_release);
+    });
+  });
+}
+
+TEST_F(Hostile, WhoNeverDrainsItsCompletionsIsNotServedAnyMore) {
+  attack([&] {
+    HostileSession session(socket(), "host:0");
+    const abi::Joined joined = session.join("never-drains");
+    const auto taken = [&] { return session.b().submission_head.value.load(std::memory_order_acquire); };
+    const double end = now_s() + 10;
+    std::uint64_t before = 0;
+    for (double since = now_s();
+         now_s() < end && now_s() - since < 0.3;) {  // until nothing is taken any more
+      while (session.submitted() - taken() < abi::kSubmissionSlots) session.push(session.noop(joined));
+      if (taken() != before) since = now_s();
+      before = taken();
+      sleep_ms(1);
+    }
+    const std::uint64_t room = abi::kCompletionSlots + abi::kSubmissionSlots;
+    RANK_CHECK(taken() <= room, std::to_string(taken()) + " taken with room for " + std::to_string(room));
+    RANK_CHECK(taken() >= abi::kCompletionSlots,
+               std::to_string(taken()) + " taken, the ring is not even full");
+    RANK_CHECK(session.ended(0).empty(), "back-pressure is not an offence");
+    for (std::uint64_t i = 0; i < session.submitted(); ++i)
+      RANK_CHECK(session.take().has_value(), "after draining, answer " + std::to_string(i));
+  });
+}
+
+TEST_F(Hostile, AnIndexThatCannotBeIsAFullRing) {
+  attack([&] {
+    for (const std::uint64_t index : {1ull, 1000ull, 1ull << 63, ~0ull - abi::kCompletionSlots}) {
+      HostileSession session(socket(), "host:0");
+      const abi::Joined joined = session.join("index");
+      session.a().completion_head.value.store(index, std::memory_order_release);
+      session.push(session.noop(joined));
+      RANK_CHECK(eventually(10, [&] { return session.b().submission_head.value.load() == 1; }), "taken");
+      sleep_ms(20);
+      RANK_CHECK(
+          std::atomic_ref(const_cast<abi::SegmentB&>(session.b()).completions.slots[0].sequence).load() == 0,
+          "a completion was posted past index " + std::to_string(index));
+      session.a().completion_head.value.store(0, std::memory_order_release);
+      RANK_CHECK(session.take().has_value(), "served again once the index is right");
+    }
+  });
+}
+
+TEST_F(Hostile, AFloodOfTheDoorbellWakesNobodyElse) {
+  attack([&] {
+    const HostileSession session(socket(), "host:0");
+    std::uint64_t rings = 0;
+    std::vector<char> bytes(4096);
+    flood([&] {
+      for (int i = 0; i < 1000; ++i)
+        rings += ::send(session.bell(), bytes.data(), bytes.size(), MSG_DONTWAIT) > 0;
+    });
+    RANK_CHECK(session.ended(0).empty(), session.ended(0));
+    // The other end is closed: readable for ever, which must not keep the engine awake.
+    ::shutdown(session.bell(), SHUT_RDWR);
+    sleep_ms(100);
+  });
+}
+
+// ---- the attach socket
+
+TEST_F(Hostile, ConnectionsThatSayNothingAreFewAndEnd) {
+  if (!root()) GTEST_SKIP() << "needs root, to become another user";
+  attack([&] {
+    become(kMallory);
+    std::vector<std::unique_ptr<RawClient>> clients;
+    std::uint32_t refused = 0;
+    for (int i = 0; i < 100; ++i) {
+      clients.push_back(std::make_unique<RawClient>(socket()));
+      const RawClient& client = *clients.back();
+      RANK_CHECK(client.valid(), "connect");
+      if (i % 2 == 0)
+        (void)client.send_bytes("half a Hello", 1 + i % 8);  // and stops: malformed, or nothing at all
+    }
+    for (const auto& client : clients) {
+      const std::string text =
+          refusal(client->receive(10));  // each is answered: quota, malformed, or deadline
+      RANK_CHECK(text != "no answer", "a connection without an answer");
+      if (text.rfind("RESOURCE_EXHAUSTED", 0) == 0) ++refused;
+      RANK_CHECK(client->closed_within(10), "and closed");
+    }
+    RANK_CHECK(refused > 0, "the quota of connections without Hello refused none");
+    std::printf("100 connections: %u over the quota\n", refused);
+  });
+  expect_logged("too many without Hello");
+  expect_logged("no Hello in time");
+}
+
+TEST_F(Hostile, ManySessionsOfAUserAreRefusedAtItsQuota) {
+  if (!root()) GTEST_SKIP() << "needs root, to become another user";
+  attack([&] {
+    become(kMallory);
+    std::vector<std::unique_ptr<HostileSession>> sessions;
+    for (int i = 0; i < 40; ++i)
+      sessions.push_back(std::make_unique<HostileSession>(socket(), i % 2 == 0 ? "host:0" : "host:1"));
+    const abi::Hello hello = RawClient::good_hello();
+    for (int i = 0; i < 100; ++i) {
+      const RawClient client(socket());
+      RANK_CHECK(client.send(AttachType::kHello, &hello, sizeof(hello)), "Hello");
+      must_hold(refusal(client.receive(10)),
+                {"RESOURCE_EXHAUSTED", "user 61001 has 40 sessions", "allowed: 40", "access.rule 2"});
+    }
+    // Groups of a user are counted over all its sessions.
+    for (int i = 0; i < 8; ++i) (void)sessions[i]->join("mine-" + std::to_string(i));
+    must_hold(sessions[9]->ask(AttachType::kJoin, HostileSession::good_join("one-more")),
+              {"RESOURCE_EXHAUSTED", "user 61001 has 8 groups", "allowed: 8", "access.rule 2"});
+  });
+  expect_logged("user 61001 has 40 sessions");
+  expect_serves(daemon(), 2, "root-has-room");
+}
+
+TEST_F(Hostile, AFloodOfRequestsThatReadsNoAnswersIsHungUpOn) {
+  attack([&] {
+    const HostileSession session(socket(), "host:0");
+    const abi::Leave leave{12345, 0};
+    std::uint64_t requests = 0;
+    const bool closed = eventually(20, [&] {
+      for (int i = 0; i < 200; ++i) {
+        const Status sent = send_packet(session.socket(), static_cast<std::uint16_t>(AttachType::kLeave), 1,
+                                        &leave, sizeof(leave));
+        if (sent.ok()) ++requests;
+        if (!sent.ok() && sent.code() != StatusCode::kWouldBlock) return true;
+      }
+      return false;
+    });
+    RANK_CHECK(closed, "the daemon listens to " + std::to_string(requests) + " requests without hanging up");
+  });
+}
+
+TEST_F(Hostile, AFloodOfDescriptorsIsClosed) {
+  attack([&] {
+    std::vector<int> fds(200, STDERR_FILENO);
+    abi::WireHeader header{abi::kWireMagic, static_cast<std::uint16_t>(AttachType::kHello), 200,
+                           sizeof(header), 1};
+    std::vector<char> control(CMSG_SPACE(fds.size() * sizeof(int)));
+    for (int i = 0; i < 100; ++i) {
+      const RawClient client(socket());
+      iovec part{&header, sizeof(header)};
+      msghdr message{};
+      message.msg_iov = &part;
+      message.msg_iovlen = 1;
+      message.msg_control = control.data();
+      message.msg_controllen = control.size();
+      cmsghdr* c = CMSG_FIRSTHDR(&message);
+      c->cmsg_level = SOL_SOCKET;
+      c->cmsg_type = SCM_RIGHTS;
+      c->cmsg_len = CMSG_LEN(fds.size() * sizeof(int));
+      std::memcpy(CMSG_DATA(c), fds.data(), fds.size() * sizeof(int));
+      RANK_CHECK(::sendmsg(client.fd(), &message, MSG_NOSIGNAL) > 0, std::strerror(errno));
+      must_hold(refusal(client.receive(10)), {"INVALID_ARGUMENT", "descriptors"});
+    }
+  });  // TearDown counts the supervisor's descriptors
+}
+
+// ---- inputs that change
+
+// The attackers' group of two ranks: its own results are its own affair, but each operation must end.
+void run_with_changing_inputs(const std::string& socket, const std::string& device, std::uint32_t rank) {
+  Case c = fault_case(2, 1);
+  const Session session(socket, device);
+  const Group group(session, c.config("changing", rank));
+  const epd_buffers_t buffers = group.buffers(0);
+  std::atomic<bool> stop = false;
+  std::thread scribbler([&] {
+    std::mt19937_64 random(rank);
+    const std::size_t choices = std::size_t{c.max_tokens} * c.topk;
+    auto* indices = static_cast<std::int32_t*>(buffers.topk_idx);
+    while (!stop) {
+      const std::uint64_t bits = random();
+      // Mostly experts that exist: such dispatches are taken for good, and change all the same.
+      const auto value = static_cast<std::int32_t>(bits % 64 == 0 ? bits >> 32 : bits >> 32 & 7u);
+      std::atomic_ref(indices[bits >> 8 & (choices - 1)]).store(value, std::memory_order_relaxed);
+      std::atomic_ref(reinterpret_cast<std::uint32_t*>(buffers.topk_weights)[bits >> 16 & (choices - 1)])
+          .store(static_cast<std::uint32_t>(bits >> 20), std::memory_order_relaxed);
+      if (bits % 8192 == 0) (void)::madvise(buffers.topk_idx, 4096, MADV_REMOVE);
+    }
+  });
+  epd_result_t result = EPD_RESULT_INIT;
+  const auto run = [&](const auto& submit) {
+    epd_ticket_t ticket = 0;
+    const epd_status_t submitted = submit(&ticket);
+    return submitted == EPD_OK ? group.wait(ticket, 20000, &result) : submitted;
+  };
+  std::uint64_t done = 0;
+  std::uint64_t failed = 0;
+  const double end = now_s() + kFloodS;
+  std::string trouble;
+  while (now_s() < end && trouble.empty()) {
+    epd_dispatch_args_t dispatch = EPD_DISPATCH_ARGS_INIT;
+    dispatch.num_tokens = c.max_tokens;
+    dispatch.weights = 1;
+    dispatch.timeout_ms = 300;
+    epd_handle_t handle = 0;
+    epd_status_t status =
+        run([&](epd_ticket_t* ticket) { return epd_dispatch(group.get(), &dispatch, ticket, &handle); });
+    if (status == EPD_OK) {
+      if (result.num_recv_rows > 2 * c.max_tokens) trouble = std::to_string(result.num_recv_rows) + " rows";
+      epd_combine_args_t combine = EPD_COMBINE_ARGS_INIT;
+      combine.handle = handle;
+      combine.weighted = 1;
+      combine.timeout_ms = 300;
+      status = run([&](epd_ticket_t* ticket) { return epd_combine(group.get(), &combine, ticket); });
+    }
+    ++(status == EPD_OK ? done : failed);
+    if (status == EPD_OK) continue;
+    const bool typed = status == EPD_INVALID_ARGUMENT || status == EPD_DEADLINE_EXCEEDED ||
+                       status == EPD_ABORTED || status == EPD_NOT_FOUND || status == EPD_RANK_LOST;
+    if (!typed) trouble = std::string(epd_status_name(status)) + ": " + epd_last_error();
+    epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+    if (epd_group_resume(group.get(), 500, &info) != EPD_OK) break;  // the other rank has gone
+  }
+  stop = true;
+  scribbler.join();
+  RANK_CHECK(trouble.empty(), trouble);
+  RANK_CHECK(epd_session_check(session.get()) == EPD_OK, epd_last_error());
+  std::printf("changing inputs, rank %u: %llu ok, %llu refused\n", rank,
+              static_cast<unsigned long long>(done), static_cast<unsigned long long>(failed));
+  RANK_CHECK(done + failed > 0, "nothing was tried");
+}
+
+TEST_F(Hostile, IndicesThatChangeUnderTheEnginesEyes) {
+  attack({[&] { run_with_changing_inputs(socket(), "host:0", 0); },
+          [&] { run_with_changing_inputs(socket(), "host:1", 1); }});
+}
+
+}  // namespace
+}  // namespace epd::test
