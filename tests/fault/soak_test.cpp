@@ -154,7 +154,7 @@ class Soak : public testing::Test {
 
   void SetUp() override {
     seed_ = number_from("EPD_TEST_SEED", 1);
-    seconds_ = static_cast<double>(number_from("EPD_SOAK_SECONDS", 12));
+    seconds_ = static_cast<double>(number_from("EPD_SOAK_SECONDS", 10));
     random_.seed(seed_);
     DaemonOptions options;
     options.devices = kDevices;
