@@ -1,4 +1,4 @@
-// Clients and engines are killed and stopped at random, for as long as one likes:
+// Clients and engines are killed at random, they and the supervisor are stopped, for as long as one likes:
 //   EPD_SOAK_SECONDS=600 EPD_TEST_SEED=7 build/dev/bin/soak_test
 // Several groups work meanwhile. Every operation that succeeds is right to the bit, every failure has one of
 // the statuses that the faults explain, nobody waits for ever, a group whose devices and clients are spared
@@ -154,7 +154,7 @@ class Soak : public testing::Test {
 
   void SetUp() override {
     seed_ = number_from("EPD_TEST_SEED", 1);
-    seconds_ = static_cast<double>(number_from("EPD_SOAK_SECONDS", 12));
+    seconds_ = static_cast<double>(number_from("EPD_SOAK_SECONDS", 10));
     random_.seed(seed_);
     DaemonOptions options;
     options.devices = kDevices;
@@ -224,7 +224,7 @@ class Soak : public testing::Test {
   void stop_client(std::size_t i) {
     if (due_.contains(i)) return;
     processes_[i].kill(SIGSTOP);
-    due_[i] = now_s() + static_cast<double>(1 + below(400)) / 1000;
+    due_[i] = now_s() + some_time();
     ++tally_["clients stopped"];
   }
 
@@ -235,14 +235,18 @@ class Soak : public testing::Test {
     ++tally_["engines killed"];
   }
 
-  // A stopped engine is killed or goes on; its pid is not another's while the supervisor has not reaped it,
-  // and a SIGCONT to whoever has it then does no harm.
-  void stop_engine(std::uint32_t device) {
-    const pid_t pid = daemon_->engine(device);
+  // A stopped process is killed or goes on; its pid is not another's while its parent has not reaped it, and
+  // a SIGCONT to whoever has it then does no harm.
+  void stop_for_a_while(pid_t pid, const char* what) {
     if (pid <= 0) return;
     ::kill(pid, SIGSTOP);
-    engines_due_[pid] = now_s() + static_cast<double>(1 + below(300)) / 1000;
-    ++tally_["engines stopped"];
+    pids_due_[pid] = now_s() + some_time();
+    ++tally_[what];
+  }
+
+  // Short of any deadline; now and then longer than most.
+  double some_time() {
+    return static_cast<double>(below(16) == 0 ? 1000 + below(3000) : 1 + below(300)) / 1000;
   }
 
   void continue_stopped(bool all) {
@@ -253,7 +257,7 @@ class Soak : public testing::Test {
       beat(board_->seats[entry.first]);
       return true;
     });
-    std::erase_if(engines_due_, [&](const auto& entry) {
+    std::erase_if(pids_due_, [&](const auto& entry) {
       if (!all && entry.second > now) return false;
       ::kill(entry.first, SIGCONT);
       return true;
@@ -269,16 +273,18 @@ class Soak : public testing::Test {
     } else if (dice < 76) {
       kill_engine(static_cast<std::uint32_t>(below(kSpared)));
     } else if (dice < 84) {
-      stop_engine(static_cast<std::uint32_t>(below(kSpared)));
+      stop_for_a_while(daemon_->engine(static_cast<std::uint32_t>(below(kSpared))), "engines stopped");
     } else if (dice < 92) {  // a client and an engine at once
       const std::size_t i = any_victim();
       kill_engine(static_cast<std::uint32_t>(below(kSpared)));
       kill_client(i);
-    } else if (dice < 96) {  // an engine twice in a row
+    } else if (dice < 94) {  // an engine twice in a row
       const auto device = static_cast<std::uint32_t>(below(kSpared));
       kill_engine(device);
       sleep_ms(static_cast<int>(below(60)));
       kill_engine(device);
+    } else if (dice < 97) {
+      stop_for_a_while(daemon_->pid(), "stops of the supervisor");
     } else if (dice < 98) {  // all ranks of a group
       const std::uint32_t group = seats_[any_victim()].group;
       for (std::size_t i = 0; i < seats_.size(); ++i)
@@ -342,7 +348,7 @@ class Soak : public testing::Test {
   Shared<Board> board_;
   std::array<RankProcess, kMaxSeats> processes_;
   std::map<std::size_t, double> due_;  // stopped clients, and when they go on
-  std::map<pid_t, double> engines_due_;
+  std::map<pid_t, double> pids_due_;   // others
   std::map<std::string, std::uint64_t> tally_;
 };
 
