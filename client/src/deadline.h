@@ -19,6 +19,11 @@ class Deadline {
     if (!deadline.forever_) deadline.at_ = SteadyClock::now() + std::chrono::milliseconds(timeout_ms);
     return deadline;
   }
+  static Deadline at(SteadyClock::time_point when) {
+    Deadline deadline;
+    deadline.at_ = when;
+    return deadline;
+  }
   bool passed() const { return !forever_ && SteadyClock::now() >= at_; }
   // At most `slice`; zero once passed.
   nanoseconds remaining(nanoseconds slice) const {

@@ -29,6 +29,8 @@ struct Group {
   // Set by join, before anyone else sees the group.
   std::uint32_t member = 0;
   std::uint32_t rank = 0;
+  std::uint32_t default_timeout_ms = 0;  // of operations that give none
+  std::uint64_t first_index = 0;         // the operation with which this rank came; 0 unless it has rejoined
   Mapping user;
   BoardView board;
   // Guarded by the session's mutex.

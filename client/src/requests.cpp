@@ -121,7 +121,8 @@ Status Session::adopt_joined(Packet& packet, Group& group) {
   group.member = joined.member;
   group.rank = joined.rank;
   group.epoch = joined.epoch;
-  group.next_index = joined.resume_index;
+  group.next_index = group.first_index = joined.resume_index;
+  group.default_timeout_ms = joined.default_timeout_ms;
   const std::uint64_t board_bytes = abi::BoardLayout(group.shape).total_bytes;
   if (joined.user_bytes != group.arena.total_bytes || joined.board_bytes != board_bytes) {
     return internal_error("the daemon made an arena of " + std::to_string(joined.user_bytes) +

@@ -24,6 +24,9 @@ namespace epd::client {
 
 // How long leaving waits for the daemon's answer.
 inline constexpr std::int64_t kLeaveMs = 5'000;
+// How long after its own deadline an operation may be without an answer before a wait for ever gives up: time
+// for the group to agree, and for an engine that hangs to be replaced. Only a stopped engine takes longer.
+inline constexpr std::chrono::milliseconds kAnswerGrace{5'000};
 
 struct HookCall {
   const Group* group = nullptr;
@@ -36,6 +39,7 @@ struct Operation {
   Group* group = nullptr;
   abi::Op op = abi::Op::kNone;
   std::uint32_t slot = 0;
+  SteadyClock::time_point answer_by;  // an engine that runs has ended it by then
   bool done = false;
   epd_result_t result{};             // once done
   std::string text;                  // why it failed; may be empty

@@ -15,6 +15,8 @@ std::uint64_t monotonic_ns() {
 // The engine has the last word; this finds what can be seen from here.
 Status check_handle(const Group& group, const SubmitRequest& request) {
   const std::uint64_t known = group.slots[request.slot].handle;
+  // Of a dispatch before this rank's time, in which it had no tokens.
+  if (request.handle != 0 && request.handle <= group.first_index) return {};
   if (request.handle != 0 && request.handle <= group.next_index && (known == 0 || known == request.handle)) {
     return {};
   }
@@ -80,6 +82,8 @@ Status Session::submit(Group& group, const SubmitRequest& request, epd_ticket_t&
   op.group = &group;
   op.op = request.op;
   op.slot = request.slot;
+  const std::uint32_t timeout_ms = request.timeout_ms != 0 ? request.timeout_ms : group.default_timeout_ms;
+  op.answer_by = SteadyClock::now() + std::chrono::milliseconds(timeout_ms) + kAnswerGrace;
   const abi::PushResult pushed =
       abi::ring_push(a().submissions, submission_tail_, b().submission_head, submission);
   if (pushed != abi::PushResult::kPushed) {

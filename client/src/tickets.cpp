@@ -1,6 +1,8 @@
 // Session: what callers may ask about operations in flight, and how they go on after a break.
 #include "session.h"
 
+#include <algorithm>
+
 namespace epd::client {
 namespace {
 
@@ -17,7 +19,18 @@ Status unknown_ticket(epd_ticket_t ticket) {
 Status not_yet(epd_ticket_t ticket, std::int32_t timeout_ms, const char* what) {
   const std::string text = "ticket " + std::to_string(ticket) + " " + what;
   if (timeout_ms == 0) return would_block(text + " yet");
+  if (timeout_ms == EPD_FOREVER) {
+    return {StatusCode::kDeadlineExceeded,
+            text + " though its own deadline passed " + std::to_string(kAnswerGrace.count()) +
+                " ms ago: its engine does not answer, is it stopped? The ticket stays valid"};
+  }
   return {StatusCode::kDeadlineExceeded, text + " within " + std::to_string(timeout_ms) + " ms"};
+}
+
+// No wait is for ever: an engine that runs answers. One that does not is waited for anew by each call.
+Deadline wait_end(const Operation& op, std::int32_t timeout_ms) {
+  if (timeout_ms != EPD_FOREVER) return Deadline::in_ms(timeout_ms);
+  return Deadline::at(std::max(op.answer_by, SteadyClock::now() + kAnswerGrace));
 }
 
 // Of an operation that has ended.
@@ -90,7 +103,7 @@ Status Session::wait_ticket(Group& group, epd_ticket_t ticket, std::int32_t time
   Lock lock(mutex_);
   const Operation* op = waiter.operation();
   if (op == nullptr || !op->waiting_hook.empty()) return unknown_ticket(ticket);
-  if (!wait(lock, waiter, Deadline::in_ms(timeout_ms))) {
+  if (!wait(lock, waiter, wait_end(*op, timeout_ms))) {
     return not_yet(ticket, timeout_ms, "has not completed");
   }
   op = waiter.operation();
@@ -121,7 +134,7 @@ Status Session::counts(Group& group, epd_ticket_t ticket, std::int32_t timeout_m
   }
   const std::uint32_t slot = op->slot;
   CountsWaiter waiter(by_ticket, group.board, slot, ticket);
-  const bool ready = wait(lock, waiter, Deadline::in_ms(timeout_ms));
+  const bool ready = wait(lock, waiter, wait_end(*op, timeout_ms));
   op = by_ticket.operation();
   if (op == nullptr) return unknown_ticket(ticket);
   if (op->done && op->result.status != EPD_OK) return outcome(*op);

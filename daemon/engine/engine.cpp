@@ -14,9 +14,8 @@ namespace {
 
 constexpr std::uint64_t kLinkKey = ~std::uint64_t{0};
 constexpr std::uint64_t kBellKey = kLinkKey - 1;
-constexpr std::uint64_t kLinkPollNs = 100'000;           // look at the link this often while busy
-constexpr std::uint64_t kMaxSleepNs = 1'000'000'000;     // so that the heartbeat advances
-constexpr std::uint64_t kStrayOrphanNs = 1'000'000'000;  // a group that claims them would have come by then
+constexpr std::uint64_t kLinkPollNs = 100'000;        // look at the link this often while busy
+constexpr std::uint64_t kMaxSleepNs = 1'000'000'000;  // so that the heartbeat advances
 
 }  // namespace
 
@@ -188,7 +187,7 @@ void Engine::answer_orphans(Member& member, StatusCode status) {
 // Those whose group did not come back with this engine.
 void Engine::answer_stray_orphans() {
   for (const auto& [id, session] : sessions_) {
-    if (session->orphans().empty() || now_ns_ < session->opened_ns() + kStrayOrphanNs) continue;
+    if (session->orphans().empty() || now_ns_ < session->opened_ns() + kGroupGraceNs) continue;
     std::erase_if(session->orphans(), [&port = *session](const SessionPort::Orphan& orphan) {
       if (port.members.contains(orphan.record.member)) return false;
       abi::Completion completion{};
@@ -304,7 +303,7 @@ std::uint64_t Engine::next_deadline_ns() const {
     if (operation->stage() != abi::OpStage::kBreaking) next = std::min(next, operation->deadline_ns());
   }
   for (const auto& [id, session] : sessions_) {
-    if (!session->orphans().empty()) next = std::min(next, session->opened_ns() + kStrayOrphanNs);
+    if (!session->orphans().empty()) next = std::min(next, session->opened_ns() + kGroupGraceNs);
   }
   return next;
 }

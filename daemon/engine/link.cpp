@@ -345,7 +345,7 @@ void Engine::drop_member(Group& group, std::uint32_t rank) {
     }
   }
   answer_orphans(*member, StatusCode::kEngineRestarted);
-  if (member->session != nullptr) member->session->members.erase(member->number);
+  if (member->session != nullptr) member->session->end_member(member->number);
   std::erase_if(group.members, [member](const auto& entry) { return entry.get() == member; });
 }
 
@@ -359,7 +359,7 @@ Status Engine::remove_group(const abi::GroupRef& message) {
     fail_operations(*group, 0, gone);
     for (const auto& member : group->members) {
       answer_orphans(*member, StatusCode::kAborted);
-      if (member->session != nullptr) member->session->members.erase(member->number);
+      if (member->session != nullptr) member->session->end_member(member->number);
     }
     groups_.erase(message.group_id);
   }

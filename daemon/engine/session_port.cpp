@@ -10,13 +10,6 @@ namespace epd {
 using abi::SegmentA;
 using abi::SegmentB;
 
-namespace {
-
-// A supervisor tells an engine of all groups well within this.
-constexpr std::uint64_t kGroupGraceNs = 2'000'000'000;
-
-}  // namespace
-
 Result<std::unique_ptr<SessionPort>> SessionPort::open(std::uint64_t id, UniqueFd segment_a,
                                                        UniqueFd segment_b, UniqueFd doorbell) {
   Result<Mapping> a = Mapping::map(segment_a.get(), sizeof(SegmentA), Access::kReadWrite);
@@ -92,6 +85,16 @@ bool SessionPort::has_submission() {
 bool SessionPort::awaits_group(const abi::Submission& submission) const {
   if (!inherited_ || members.contains(submission.member)) return false;
   return MonotonicClock().now_ns() < opened_ns_ + kGroupGraceNs;
+}
+
+void SessionPort::end_member(std::uint32_t number) {
+  members.erase(number);
+  former_[static_cast<std::uint16_t>(number)] = number;
+}
+
+bool SessionPort::was_member(std::uint32_t number) const {
+  const auto last = former_.find(static_cast<std::uint16_t>(number));
+  return last != former_.end() && number <= last->second;  // generations, the high half, count up
 }
 
 void SessionPort::begin(const abi::Submission& submission, std::uint64_t op_index) {

@@ -69,6 +69,9 @@ class SessionPort {
   bool inherited() const { return inherited_; }
 
   std::unordered_map<std::uint32_t, Member*> members;  // by the number that submissions carry
+  // Takes a membership out; what the client still submits to it is not illegal.
+  void end_member(std::uint32_t number);
+  bool was_member(std::uint32_t number) const;
   Statistics statistics;
   bool removing = false;  // kRemoveSession came; goes when nothing is in flight
 
@@ -96,8 +99,13 @@ class SessionPort {
   std::size_t inflight_ = 0;
   std::deque<abi::Completion> waiting_;  // for room in the ring
   std::vector<Orphan> orphans_;
+  std::unordered_map<std::uint16_t, std::uint32_t> former_;  // by index (low half): the last that ended
   bool ended_ = false;
 };
+
+// A supervisor tells a new engine of all groups well within this. Until then what a former engine left
+// behind, in flight or in the ring, waits for the group that it names.
+inline constexpr std::uint64_t kGroupGraceNs = 2'000'000'000;
 
 // Set in InflightRecord::op_index for an operation that has no number in its group.
 inline constexpr std::uint64_t kUnnumbered = ~std::uint64_t{0};

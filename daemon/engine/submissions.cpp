@@ -64,12 +64,14 @@ std::string Engine::illegal(const SessionPort& session, const Submission& s) con
 }
 
 void Engine::accept(SessionPort& session, const Submission& submission) {
-  if (submission.ticket != 0 && session.inherited() && !session.members.contains(submission.member)) {
-    // Its group ended while no engine was here.
+  const bool former = session.inherited() || session.was_member(submission.member);
+  if (submission.ticket != 0 && former && !session.members.contains(submission.member)) {
+    // Its group ended while no engine was here, or it was submitted as its rank left.
     session.begin(submission, kUnnumbered);
     abi::Completion completion{};
     completion.ticket = submission.ticket;
-    completion.status = StatusCode::kEngineRestarted;
+    completion.status =
+        session.was_member(submission.member) ? StatusCode::kAborted : StatusCode::kEngineRestarted;
     completion.culprit_rank = -1;
     completion.member = submission.member;
     completion.slot = submission.slot;

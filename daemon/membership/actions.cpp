@@ -20,6 +20,13 @@ struct Printer {
   std::string operator()(const StartGroup& a) const {
     return at("start", a.device, a.group_id) + " broken=" + (a.broken ? "1" : "0");
   }
+  std::string operator()(const SendRank& a) const {
+    return at("rank", a.device, a.group_id) + " rank=" + std::to_string(a.rank) +
+           " since=" + std::to_string(a.active_since);
+  }
+  std::string operator()(const SendMember& a) const {
+    return at("member", a.device, a.group_id) + " rank=" + std::to_string(a.rank);
+  }
   std::string operator()(const SendStopMember& a) const {
     return at("stop_member", a.device, a.message.group_id) + " rank=" + std::to_string(a.message.rank);
   }
@@ -31,9 +38,13 @@ struct Printer {
     if (m.fatal != 0) text += " fail_from=" + std::to_string(m.fail_from);
     return text;
   }
+  std::string operator()(const SendRelease& a) const { return at("release", a.device, a.message.group_id); }
   std::string operator()(const SendResume& a) const {
-    return at("resume", a.device, a.message.group_id) + " epoch=" + std::to_string(a.message.epoch) +
-           " index=" + std::to_string(a.message.resume_index);
+    std::string text = at("resume", a.device, a.message.group_id) +
+                       " epoch=" + std::to_string(a.message.epoch) +
+                       " index=" + std::to_string(a.message.resume_index);
+    if (a.message.cause != StatusCode::kOk) text += std::string(" cause=") + status_name(a.message.cause);
+    return text;
   }
   std::string operator()(const SendRemoveGroup& a) const {
     return at("remove", a.device, a.message.group_id);

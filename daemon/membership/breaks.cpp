@@ -9,21 +9,26 @@ namespace epd::membership {
 namespace {
 
 constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
+constexpr std::uint32_t kMostGraceMs = 1'000;  // for engines to acknowledge before completions are released
 
 bool has_let_go(const EngineSlot& slot) {
-  return slot.phase == EnginePhase::kBroken || slot.phase == EnginePhase::kDone;
+  return slot.phase == EnginePhase::kBroken || slot.phase == EnginePhase::kRemoving ||
+         slot.phase == EnginePhase::kDone;
 }
 
 }  // namespace
 
 void GroupRegistry::stop_member(Group& group, Member& member) {
-  const EngineSlot& slot = group.engines.at(member.device);
   if (member.stop_due_ns != 0) return;  // asked already
+  const auto found = group.engines.find(member.device);
+  const EngineSlot slot = found != group.engines.end() ? found->second : EngineSlot{};
   if (member.next_submit) {
     member_has_stopped(member, *member.next_submit);
   } else if (slot.phase == EnginePhase::kDone || slot.phase == EnginePhase::kAbsent) {
     // What its old engine had taken and not completed can't be known any more.
     member_has_stopped(member, memory_.next_index(group.id, member.rank));
+  } else if (!member.announced) {
+    member_has_stopped(member, kNever);  // it has submitted nothing
   } else if (group.fatal_sent && slot.phase == EnginePhase::kBroken) {
     member_has_stopped(member, kNever);  // everything has failed there already
   } else {
@@ -60,7 +65,10 @@ void GroupRegistry::send_break(Group& group, std::uint32_t device, bool fatal) {
 void GroupRegistry::begin_break(Group& group, BreakReason reason) {
   group.phase = GroupPhase::kBreaking;
   group.reason = std::move(reason);
+  group.reason_changed = false;
+  group.release_due_ns = due_in_ms(std::min(limits_.engine_ack_ms / 3, kMostGraceMs));
   for (auto& [device, slot] : group.engines) {
+    slot.released = false;
     if (slot.phase == EnginePhase::kServing) send_break(group, device, false);
   }
   advance(group);
@@ -70,8 +78,11 @@ void GroupRegistry::begin_failing(Group& group, BreakReason reason) {
   drop_name(group);
   group.phase = GroupPhase::kFailing;
   group.reason = std::move(reason);
+  group.release_due_ns = 0;
   group.fatal_sent = false;
   group.fail_from = kNever;
+  refuse_joining(group);
+  for (const WaitingJoin& join : std::exchange(group.waiting, {})) this->join(join.request);
   for (auto& [device, slot] : group.engines) {
     if (slot.phase != EnginePhase::kAbsent) continue;
     slot.phase = EnginePhase::kDone;
@@ -86,7 +97,15 @@ void GroupRegistry::advance(Group& group) {
                        [&test](const auto& entry) { return test(entry.second); });
   };
   if (group.phase == GroupPhase::kBreaking) {
-    if (all_slots([](const EngineSlot& s) { return s.phase == EnginePhase::kBroken; })) resume(group);
+    const bool all = std::all_of(group.engines.begin(), group.engines.end(), [&group](const auto& entry) {
+      const EnginePhase phase = entry.second.phase;
+      return phase == EnginePhase::kBroken || (phase == EnginePhase::kRemoving && !group.needs(entry.first));
+    });
+    if (all) {
+      resume(group);
+    } else if (group.release_due_ns <= clock_.now_ns()) {
+      release_failed(group);
+    }
     return;
   }
   if (group.phase != GroupPhase::kFailing) return;
@@ -110,7 +129,8 @@ void GroupRegistry::send_fatal(Group& group) {
   if (group.fatal_sent && fail_from == group.fail_from) return;
   group.fail_from = fail_from;
   for (auto& [device, slot] : group.engines) {
-    const bool first = !group.fatal_sent && slot.phase != EnginePhase::kDone;
+    const bool first =
+        !group.fatal_sent && slot.phase != EnginePhase::kDone && slot.phase != EnginePhase::kRemoving;
     if (first || (group.fatal_sent && slot.phase == EnginePhase::kBreaking)) send_break(group, device, true);
   }
   if (std::exchange(group.fatal_sent, true) || fail_from == 0) return;
@@ -119,14 +139,31 @@ void GroupRegistry::send_fatal(Group& group) {
 
 void GroupRegistry::resume(Group& group) {
   std::uint64_t resume_index = kNever;
-  for (const auto& [device, slot] : group.engines) resume_index = std::min(resume_index, slot.next_index);
-  ++group.epoch;
-  group.resume_index = resume_index;
-  group.phase = GroupPhase::kActive;
-  for (auto& [device, slot] : group.engines) {
-    slot.phase = EnginePhase::kServing;
-    emit(SendResume{device, {group.id, group.epoch, resume_index, StatusCode::kOk, -1, {}}});
+  for (const auto& [device, slot] : group.engines) {
+    if (slot.phase == EnginePhase::kBroken) resume_index = std::min(resume_index, slot.next_index);
   }
+  ++group.epoch;
+  // No rank is left of those that could say: then nobody has got further.
+  if (resume_index != kNever) group.resume_index = resume_index;
+  group.phase = GroupPhase::kActive;
+  group.release_due_ns = 0;
+  tell_changes(group);
+  abi::Resume message{group.id, group.epoch, group.resume_index, StatusCode::kOk, -1, {}};
+  if (std::exchange(group.reason_changed, false)) {
+    message.cause = group.reason.cause;
+    message.culprit_rank = group.reason.culprit_rank;
+    abi::set_text(message.text, group.reason.text.data(), group.reason.text.size());
+  }
+  for (auto& [device, slot] : group.engines) {
+    if (slot.phase != EnginePhase::kBroken) continue;
+    slot.phase = EnginePhase::kServing;
+    const bool awaited = std::any_of(group.members.begin(), group.members.end(), [d = device](const auto& e) {
+      return e.second.device == d && e.second.joining;
+    });
+    if (awaited) slot.due_ns = due_in_ms(limits_.engine_ack_ms);
+    emit(SendResume{device, message});
+  }
+  if (!group.waiting.empty()) admit_waiting(group);
 }
 
 void GroupRegistry::become_lost(Group& group) {
@@ -150,10 +187,11 @@ void GroupRegistry::send_removals(Group& group) {
       slot.phase = EnginePhase::kDone;
       continue;
     }
+    waiting = true;
+    if (slot.phase == EnginePhase::kRemoving) continue;
     slot.phase = EnginePhase::kRemoving;
     slot.due_ns = due_in_ms(limits_.engine_ack_ms);
     emit(SendRemoveGroup{device, {group.id}});
-    waiting = true;
   }
   if (!waiting) forget(group.id);
 }
@@ -213,7 +251,12 @@ void GroupRegistry::group_removed(std::uint32_t device, const abi::GroupRef& mes
   if (slot == nullptr || slot->phase != EnginePhase::kRemoving) return;
   slot->phase = EnginePhase::kDone;
   slot->due_ns = 0;
-  const Group& group = groups_.at(message.group_id);
+  Group& group = groups_.at(message.group_id);
+  if (group.phase == GroupPhase::kActive || group.phase == GroupPhase::kBreaking) {
+    slot_free(group, device);
+    return;
+  }
+  if (group.phase != GroupPhase::kRemoving) return;
   const bool all = std::all_of(group.engines.begin(), group.engines.end(),
                                [](const auto& entry) { return entry.second.phase == EnginePhase::kDone; });
   if (all) forget(message.group_id);

@@ -20,6 +20,9 @@ void GroupRegistry::tell_engine(Group& group, std::uint32_t device, EngineSlot& 
   }
   slot.phase = EnginePhase::kStarting;
   slot.due_ns = due_in_ms(limits_.engine_start_ms);
+  for (auto& [rank, member] : group.members) {
+    if (member.device == device && !member.gone) member.announced = true;
+  }
   emit(StartGroup{device, group.id, group.phase == GroupPhase::kBreaking});
 }
 
@@ -45,17 +48,26 @@ void GroupRegistry::engine_down_for(Group& group, std::uint32_t device, const st
   EngineSlot& slot = group.engines.at(device);
   const bool over = group.phase == GroupPhase::kFailing || group.phase == GroupPhase::kLost ||
                     group.phase == GroupPhase::kRemoving;
-  slot = EngineSlot{over ? EnginePhase::kDone : EnginePhase::kAbsent, 0, 0};
+  slot = EngineSlot{over ? EnginePhase::kDone : EnginePhase::kAbsent, 0, 0, false};
   for (auto& [rank, member] : group.members) {
-    const bool awaited = member.device == device && !member.next_submit &&
-                         (member.gone || group.phase == GroupPhase::kFailing);
+    if (member.device != device) continue;
+    member.announced = false;
+    const bool awaited = !member.next_submit && (member.gone || group.phase == GroupPhase::kFailing);
     if (awaited) member_has_stopped(member, memory_.next_index(group.id, rank));
   }
   switch (group.phase) {
     case GroupPhase::kForming:
-    case GroupPhase::kStarting:
-    case GroupPhase::kBreaking: return;
-    case GroupPhase::kActive: begin_break(group, {StatusCode::kEngineRestarted, -1, text}); return;
+    case GroupPhase::kStarting: return;
+    case GroupPhase::kBreaking:
+      if (!group.needs(device)) slot_free(group, device);
+      return;
+    case GroupPhase::kActive:
+      if (group.needs(device)) {
+        begin_break(group, {StatusCode::kEngineRestarted, -1, text});
+      } else {
+        slot_free(group, device);
+      }
+      return;
     case GroupPhase::kFailing:
       mark_members_lost(group, device);
       advance(group);
@@ -93,7 +105,7 @@ void GroupRegistry::group_ready(std::uint32_t device, const abi::GroupReady& mes
     slot->phase = EnginePhase::kBroken;
     slot->next_index = std::numeric_limits<std::uint64_t>::max();
     for (const auto& [rank, member] : group.members) {
-      if (member.device == device && member.holds_memory)
+      if (member.device == device && member.holds_memory && !member.gone && !member.joining)
         slot->next_index = std::min(slot->next_index, memory_.next_index(group.id, rank));
     }
     advance(group);
@@ -104,14 +116,16 @@ void GroupRegistry::group_ready(std::uint32_t device, const abi::GroupReady& mes
                                [](const auto& entry) { return entry.second.phase == EnginePhase::kServing; });
   if (!all) return;
   group.phase = GroupPhase::kActive;
-  const abi::UserArenaLayout arena(group.shape);
-  const abi::BoardLayout board(group.shape);
-  for (const auto& [rank, member] : group.members) {
-    emit(ReplyJoined{member.session_id,
-                     member.join_request,
-                     {member.member, rank, group.id, group.epoch, group.resume_index, arena.total_bytes,
-                      board.total_bytes, limits_.operation_ms, 0}});
-  }
+  for (const auto& [rank, member] : group.members) reply_joined(group, member);
+}
+
+void GroupRegistry::reply_joined(const Group& group, const Member& member) {
+  const std::uint64_t arena_bytes = abi::UserArenaLayout(group.shape).total_bytes;
+  const std::uint64_t board_bytes = abi::BoardLayout(group.shape).total_bytes;
+  emit(ReplyJoined{member.session_id,
+                   member.join_request,
+                   {member.member, member.rank, group.id, group.epoch, group.resume_index, arena_bytes,
+                    board_bytes, limits_.operation_ms, 0}});
 }
 
 }  // namespace epd::membership

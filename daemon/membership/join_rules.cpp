@@ -64,12 +64,8 @@ Status check_join(const abi::Join& join) {
     return out_of_range("payload", static_cast<std::uint32_t>(s.payload), "0 (bf16), 1 (fp8 cast)");
   if (s.index_type != abi::IndexType::kInt32 && s.index_type != abi::IndexType::kInt64)
     return out_of_range("index_type", static_cast<std::uint32_t>(s.index_type), "0 (int32), 1 (int64)");
-  if (s.policy == abi::LossPolicy::kDegrade) {
-    return {StatusCode::kUnsupported,
-            "policy is 1 (degrade), which is not served yet; allowed: 0 (fail_fast)"};
-  }
-  if (s.policy != abi::LossPolicy::kFailFast)
-    return out_of_range("policy", static_cast<std::uint32_t>(s.policy), "0 (fail_fast)");
+  if (s.policy != abi::LossPolicy::kFailFast && s.policy != abi::LossPolicy::kDegrade)
+    return out_of_range("policy", static_cast<std::uint32_t>(s.policy), "0 (fail_fast), 1 (degrade)");
   if (join.rank < -1 || join.rank >= static_cast<std::int32_t>(s.num_ranks)) {
     return invalid_argument("rank is " + std::to_string(join.rank) + "; allowed: 0.." +
                             std::to_string(s.num_ranks - 1) + ", or -1 for any");

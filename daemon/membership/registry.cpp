@@ -73,6 +73,8 @@ Status GroupRegistry::try_join(const JoinRequest& request) {
     names_[{request.uid, name}] = id;
   }
   Status status = check_same_shape(group->shape, request.join.shape, name);
+  const bool runs = group->phase == GroupPhase::kActive || group->phase == GroupPhase::kBreaking;
+  if (status.ok() && runs && group->shape.policy == abi::LossPolicy::kDegrade) return rejoin(*group, request);
   if (status.ok()) {
     Result<std::uint32_t> rank = pick_rank(*group, request.join.rank);
     status = rank.ok() ? add_member(*group, *rank, request) : rank.status();
@@ -171,7 +173,7 @@ void GroupRegistry::leave(std::uint64_t session_id, std::uint32_t request_id, st
   const MemberPlace* place = place_of(session_id, member_id);
   Group* group = place == nullptr ? nullptr : &groups_.at(place->group_id);
   if (group == nullptr || group->phase == GroupPhase::kForming || group->phase == GroupPhase::kStarting ||
-      group->members.at(place->rank).gone) {
+      group->members.at(place->rank).gone || group->members.at(place->rank).joining) {
     emit(ReplyRefused{session_id, request_id,
                       not_found("member " + std::to_string(member_id) + " is not a membership of session " +
                                 std::to_string(session_id) + "; allowed: the number that Joined gave")});
@@ -182,6 +184,10 @@ void GroupRegistry::leave(std::uint64_t session_id, std::uint32_t request_id, st
 }
 
 void GroupRegistry::session_closed(std::uint64_t session_id, const std::string& how) {
+  for (auto& [id, group] : groups_) {
+    std::erase_if(group.waiting,
+                  [session_id](const WaitingJoin& join) { return join.request.session_id == session_id; });
+  }
   const auto session = sessions_.find(session_id);
   if (session == sessions_.end()) return;
   const std::vector<MemberPlace> places = session->second;  // the original changes below
@@ -211,9 +217,15 @@ void GroupRegistry::lose_member(std::uint64_t group_id, std::uint32_t rank, cons
       abort_start(group, Status(StatusCode::kRankLost, text + " while the group started"));
       return;
     case GroupPhase::kActive:
-    case GroupPhase::kBreaking:
-      begin_failing(group, {StatusCode::kRankLost, static_cast<std::int32_t>(rank), text});
+    case GroupPhase::kBreaking: {
+      BreakReason reason{StatusCode::kRankLost, static_cast<std::int32_t>(rank), text};
+      if (group.shape.policy == abi::LossPolicy::kDegrade && !group.all_gone()) {
+        lose_rank(group, member, std::move(reason));
+        return;
+      }
+      begin_failing(group, std::move(reason));
       [[fallthrough]];
+    }
     case GroupPhase::kFailing:
       stop_member(group, member);
       advance(group);
@@ -253,34 +265,50 @@ void GroupRegistry::forget(std::uint64_t group_id) {
 
 void GroupRegistry::tick() {
   const std::uint64_t now = clock_.now_ns();
-  const auto overdue = [now](std::uint64_t& due) {
-    if (due == 0 || due > now) return false;
-    due = 0;  // said once
-    return true;
-  };
   for (const std::uint64_t id : group_ids()) {
-    Group& group = groups_.at(id);
+    const auto found = groups_.find(id);
+    if (found == groups_.end()) continue;
+    Group& group = found->second;
     if (group.phase == GroupPhase::kForming) {
       const bool expired = std::any_of(group.members.begin(), group.members.end(),
                                        [now](const auto& e) { return e.second.join_due_ns <= now; });
       if (expired) expire_join(group);
-      continue;
-    }
-    const std::string of_group = " of group " + std::to_string(id) + " in time";
-    for (auto& [device, slot] : group.engines) {
-      if (!overdue(slot.due_ns)) continue;
-      if (group.phase == GroupPhase::kFailing && group.fatal_sent && group.fail_from != 0) {
-        fail_everything(group);
-      } else {
-        emit(KillEngine{device, "no answer to a step" + of_group});
-      }
-    }
-    for (auto& [rank, member] : group.members) {
-      if (overdue(member.stop_due_ns)) {
-        emit(KillEngine{member.device, "rank " + std::to_string(rank) + of_group + " not stopped"});
-      }
+    } else {
+      tick_running(group);
     }
   }
+}
+
+// An engine that misses a deadline is killed. One that lives on is stopped, so nothing can be had from it.
+void GroupRegistry::tick_running(Group& group) {
+  const std::uint64_t now = clock_.now_ns();
+  const auto overdue = [&](std::uint64_t& due) {
+    if (due == 0 || due > now) return false;
+    due = due_in_ms(limits_.engine_ack_ms);
+    return true;
+  };
+  const std::string of_group = " of group " + std::to_string(group.id) + " in time";
+  for (auto& [device, slot] : group.engines) {
+    if (!overdue(slot.due_ns)) continue;
+    if (group.phase == GroupPhase::kFailing && group.fatal_sent && group.fail_from != 0) {
+      fail_everything(group);
+    } else {
+      emit(KillEngine{device, "no answer to a step" + of_group});
+    }
+  }
+  bool stopped = false;
+  for (auto& [rank, member] : group.members) {
+    if (!overdue(member.stop_due_ns)) continue;
+    emit(KillEngine{member.device, "rank " + std::to_string(rank) + of_group + " not stopped"});
+    if (!std::exchange(member.stop_late, true)) continue;
+    member_has_stopped(member, 0);
+    stopped = true;
+  }
+  if (group.release_due_ns != 0 && group.release_due_ns <= now && group.phase == GroupPhase::kBreaking)
+    release_failed(group);
+  const std::uint64_t id = group.id;
+  if (stopped) advance(group);  // may forget it
+  if (groups_.count(id) == 1) expire_rejoins(group);
 }
 
 std::uint64_t GroupRegistry::next_due_ns() const {
@@ -290,10 +318,13 @@ std::uint64_t GroupRegistry::next_due_ns() const {
   };
   for (const auto& [id, group] : groups_) {
     for (const auto& [rank, member] : group.members) {
-      if (group.phase == GroupPhase::kForming) consider(member.join_due_ns);
+      const bool joins = group.phase == GroupPhase::kForming || (member.joining && !member.gone);
+      if (joins) consider(member.join_due_ns);
       consider(member.stop_due_ns);
     }
     for (const auto& [device, slot] : group.engines) consider(slot.due_ns);
+    for (const WaitingJoin& join : group.waiting) consider(join.due_ns);
+    if (group.release_due_ns > clock_.now_ns()) consider(group.release_due_ns);
   }
   return due;
 }

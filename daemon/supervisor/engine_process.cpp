@@ -10,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 
 #ifndef P_PIDFD
 #define P_PIDFD 3
@@ -104,6 +105,16 @@ EngineProcess::~EngineProcess() {
 
 void EngineProcess::kill() {
   if (!reaped_) ::kill(pid_, SIGKILL);
+}
+
+bool EngineProcess::is_stopped() const {
+  std::ifstream file("/proc/" + std::to_string(pid_) + "/stat");
+  std::string line;
+  std::getline(file, line);
+  const std::size_t name_end = line.rfind(')');  // the name may hold anything
+  if (name_end == std::string::npos || name_end + 2 >= line.size()) return false;
+  const char state = line[name_end + 2];
+  return state == 'T' || state == 't';
 }
 
 std::string EngineProcess::reap() {

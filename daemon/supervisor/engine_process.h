@@ -45,6 +45,8 @@ class EngineProcess {
   Status flush();
 
   void kill();
+  // By a signal or a tracer, as /proc says.
+  bool is_stopped() const;
   // After pidfd() has become readable: "exit 1", "signal 9".
   std::string reap();
 

@@ -58,6 +58,7 @@ void EngineFleet::spawn(std::uint32_t index) {
   device.start_at_ns = 0;
   device.started_ns = clock_.now_ns();
   device.looked_stale = false;
+  device.looked_stopped = false;
   Result<std::unique_ptr<EngineProcess>> process =
       EngineProcess::spawn({options_.binary, device.name, device.page_fd.get(), device.bell.get(),
                             options_.log_level, options_.log_format});
@@ -139,6 +140,17 @@ void EngineFleet::kill(std::uint32_t index, const std::string& why) {
   device.process->kill();
 }
 
+void EngineFleet::kill_unless_stopped(std::uint32_t index, const std::string& why) {
+  Device& device = devices_[index];
+  const bool stopped = device.process != nullptr && device.process->is_stopped();
+  if (stopped && !device.looked_stopped) {
+    log_event(LogLevel::kWarning, "engine is stopped",
+              {{"device", device.name}, {"pid", device.process->pid()}, {"noticed_by", why}});
+  }
+  device.looked_stopped = stopped;
+  if (!stopped) kill(index, why);
+}
+
 void EngineFleet::on_exit(std::uint32_t index) {
   Device& device = devices_[index];
   if (device.link_watch != 0) read_link(index);  // its last words
@@ -207,10 +219,15 @@ void EngineFleet::check_alive(std::uint32_t index) {
       device.started_ns, is_ready(index) ? engine_page.heartbeat_ns.load(std::memory_order_relaxed) : 0);
   const bool stale = now > last && now - last > options_.watchdog_ms * kMsNs;
   if (stale && device.looked_stale) {
-    kill(index, is_ready(index) ? "its loop stood still for " + std::to_string((now - last) / kMsNs) + " ms"
-                                : "it was not ready after " + std::to_string((now - last) / kMsNs) + " ms");
+    const std::string age = std::to_string((now - last) / kMsNs) + " ms";
+    kill_unless_stopped(
+        index, is_ready(index) ? "its loop stood still for " + age : "it was not ready after " + age);
   }
-  device.looked_stale = stale;
+  if (!stale && std::exchange(device.looked_stopped, false)) {
+    log_event(LogLevel::kInfo, "engine goes on", {{"device", device.name}, {"pid", device.process->pid()}});
+  }
+  // One that goes on has a whole period to show it.
+  device.looked_stale = stale && !device.looked_stopped;
 }
 
 void EngineFleet::tick() {

@@ -53,6 +53,9 @@ class EngineFleet {
     if (is_ready(device)) after_send(device, devices_[device].process->send(type, body, fds));
   }
   void kill(std::uint32_t device, const std::string& why);
+  // For an engine that does not answer. One that somebody has stopped (SIGSTOP, a debugger) can't: it is left
+  // alone, which is logged once for each time.
+  void kill_unless_stopped(std::uint32_t device, const std::string& why);
 
   void tick();
   std::uint64_t next_due_ns() const;
@@ -96,6 +99,7 @@ class EngineFleet {
     std::uint64_t backoff_ms = 0;
     std::deque<std::uint64_t> deaths;  // of the last minute
     bool looked_stale = false;
+    bool looked_stopped = false;
     std::uint64_t loops_seen = 0;
   };
 

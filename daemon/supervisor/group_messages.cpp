@@ -27,20 +27,49 @@ void Node::carry_out(const membership::StartGroup& action) {
   begin.shape = group.shape;
   abi::set_text(begin.name, group.name.data(), group.name.size());
   fleet_->send(action.device, abi::LinkType::kGroupBegin, begin);
-  for (const auto& [rank, member] : group.members) {
-    const MemberArenas* arenas = arenas_.find(group.id, rank);
-    if (arenas == nullptr) return;  // the group has ended meanwhile; its removal follows
-    fleet_->send(action.device, abi::LinkType::kGroupRank, abi::GroupRank{group.id, rank, member.device, 1},
-                 {arenas->user.get(), arenas->exchange.get(), fleet_->bell_fd(member.device),
-                  fleet_->page_fd(member.device)});
+  for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
+    const auto member = group.members.find(rank);
+    send_rank(action.device, group, rank, member != group.members.end() ? member->second.active_since : 0);
   }
   for (const auto& [rank, member] : group.members) {
-    if (member.device != action.device) continue;
-    fleet_->send(action.device, abi::LinkType::kGroupMember,
-                 abi::GroupMember{group.id, member.session_id, rank, member.member, 0},
-                 {arenas_.find(group.id, rank)->board.get()});
+    if (member.device == action.device && member.announced) send_member(group, member);
   }
   fleet_->send(action.device, abi::LinkType::kGroupCommit, abi::GroupRef{group.id});
+}
+
+void Node::send_rank(std::uint32_t device, const membership::Group& group, std::uint32_t rank,
+                     std::uint64_t active_since) {
+  const MemberArenas* arenas = arenas_.find(group.id, rank);
+  if (active_since == 0 || arenas == nullptr) {
+    fleet_->send(device, abi::LinkType::kGroupRank, abi::GroupRank{group.id, rank, 0, 0});
+    return;
+  }
+  const std::uint32_t its_device = group.members.at(rank).device;
+  fleet_->send(
+      device, abi::LinkType::kGroupRank, abi::GroupRank{group.id, rank, its_device, active_since},
+      {arenas->user.get(), arenas->exchange.get(), fleet_->bell_fd(its_device), fleet_->page_fd(its_device)});
+}
+
+void Node::send_member(const membership::Group& group, const membership::Member& member) {
+  const MemberArenas* arenas = arenas_.find(group.id, member.rank);
+  if (arenas == nullptr) return;
+  fleet_->send(member.device, abi::LinkType::kGroupMember,
+               abi::GroupMember{group.id, member.session_id, member.rank, member.member, member.first_index},
+               {arenas->board.get()});
+}
+
+void Node::carry_out(const membership::SendRank& action) {
+  const auto group = registry_.groups().find(action.group_id);
+  if (group == registry_.groups().end()) return;
+  const bool known = group->second.members.count(action.rank) == 1;
+  send_rank(action.device, group->second, action.rank, known ? action.active_since : 0);
+}
+
+void Node::carry_out(const membership::SendMember& action) {
+  const auto group = registry_.groups().find(action.group_id);
+  if (group == registry_.groups().end()) return;
+  const auto member = group->second.members.find(action.rank);
+  if (member != group->second.members.end()) send_member(group->second, member->second);
 }
 
 void Node::carry_out(const membership::SendStopMember& action) {
@@ -64,6 +93,10 @@ void Node::carry_out(const membership::SendBreak& action) {
   fleet_->send(action.device, abi::LinkType::kBreak, m);
 }
 
+void Node::carry_out(const membership::SendRelease& action) {
+  fleet_->send(action.device, abi::LinkType::kRelease, action.message);
+}
+
 void Node::carry_out(const membership::SendResume& action) {
   const std::pair now_logged(action.message.group_id, action.message.epoch);
   if (now_logged != last_resume_) {
@@ -81,7 +114,7 @@ void Node::carry_out(const membership::SendRemoveGroup& action) {
 }
 
 void Node::carry_out(const membership::KillEngine& action) {
-  fleet_->kill(action.device, action.text);
+  fleet_->kill_unless_stopped(action.device, action.text);
 }
 
 void Node::carry_out(const membership::ReplyJoined& action) {

@@ -156,11 +156,11 @@ void Node::session_closed(const Session& session, const std::string& how) {
 void Node::check_removals() {
   const std::uint64_t now = clock_.now_ns();
   for (std::uint32_t device = 0; device < removals_.size(); ++device) {
-    std::erase_if(removals_[device], [&](const auto& entry) {
-      if (entry.second > now) return false;
-      fleet_->kill(device, "session " + std::to_string(entry.first) + " was not removed in time");
-      return true;
-    });
+    for (auto& [session, due_ns] : removals_[device]) {
+      if (due_ns > now) continue;
+      due_ns = now + std::uint64_t{config_.engine_ack_ms} * kMsNs;  // for one that is stopped, or dying
+      fleet_->kill_unless_stopped(device, "session " + std::to_string(session) + " was not removed in time");
+    }
   }
 }
 
@@ -244,7 +244,8 @@ void Node::engine_message(std::uint32_t device, const Packet& packet) {
                 static_cast<abi::Break*>(nullptr));
     case abi::LinkType::kBroken:
       return on([&](const auto& m) { registry_.broken(device, m); }, static_cast<abi::Broken*>(nullptr));
-    case abi::LinkType::kResumed: return;
+    case abi::LinkType::kResumed:
+      return on([&](const auto& m) { registry_.resumed(device, m); }, static_cast<abi::Resumed*>(nullptr));
     case abi::LinkType::kGroupRemoved:
       return on([&](const auto& m) { registry_.group_removed(device, m); },
                 static_cast<abi::GroupRef*>(nullptr));

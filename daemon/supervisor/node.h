@@ -82,8 +82,11 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   // group_messages.cpp
   void carry_out_actions();
   void carry_out(const membership::StartGroup& action);
+  void carry_out(const membership::SendRank& action);
+  void carry_out(const membership::SendMember& action);
   void carry_out(const membership::SendStopMember& action);
   void carry_out(const membership::SendBreak& action);
+  void carry_out(const membership::SendRelease& action);
   void carry_out(const membership::SendResume& action);
   void carry_out(const membership::SendRemoveGroup& action);
   void carry_out(const membership::KillEngine& action);
@@ -91,6 +94,10 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   void carry_out(const membership::ReplyLeft& action);
   void carry_out(const membership::ReplyRefused& action);
   void carry_out(const membership::WakeSession& action);
+
+  void send_rank(std::uint32_t device, const membership::Group& group, std::uint32_t rank,
+                 std::uint64_t active_since);
+  void send_member(const membership::Group& group, const membership::Member& member);
 
   // lifecycle.cpp
   Status watch_signals();

@@ -19,6 +19,19 @@ struct StartGroup {
   std::uint64_t group_id;
   bool broken;
 };
+// kGroupRank to an engine that knows the group: a rank that has come, or (active_since 0) is masked.
+struct SendRank {
+  std::uint32_t device;
+  std::uint64_t group_id;
+  std::uint32_t rank;
+  std::uint64_t active_since;
+};
+// kGroupMember of a rank that has come, to the engine that serves it.
+struct SendMember {
+  std::uint32_t device;
+  std::uint64_t group_id;
+  std::uint32_t rank;
+};
 struct SendStopMember {
   std::uint32_t device;
   abi::MemberRef message;
@@ -26,6 +39,10 @@ struct SendStopMember {
 struct SendBreak {
   std::uint32_t device;
   abi::Break message;
+};
+struct SendRelease {
+  std::uint32_t device;
+  abi::GroupRef message;
 };
 struct SendResume {
   std::uint32_t device;
@@ -35,7 +52,8 @@ struct SendRemoveGroup {
   std::uint32_t device;
   abi::GroupRef message;
 };
-// The engine has not answered in time: end it; its death then takes its usual course.
+// The engine has not answered in time: end it, unless it is stopped; its death then takes its usual course.
+// Said again while it is silent.
 struct KillEngine {
   std::uint32_t device;
   std::string text;
@@ -61,8 +79,9 @@ struct WakeSession {
   std::uint64_t session_id;
 };
 
-using Action = std::variant<StartGroup, SendStopMember, SendBreak, SendResume, SendRemoveGroup, KillEngine,
-                            ReplyJoined, ReplyLeft, ReplyRefused, WakeSession>;
+using Action =
+    std::variant<StartGroup, SendRank, SendMember, SendStopMember, SendBreak, SendRelease, SendResume,
+                 SendRemoveGroup, KillEngine, ReplyJoined, ReplyLeft, ReplyRefused, WakeSession>;
 using Actions = std::vector<Action>;
 
 // "break device=1 group=3 epoch=2 fatal=1 cause=RANK_LOST culprit=2 fail_from=7": for logs and tests.

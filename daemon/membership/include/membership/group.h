@@ -2,13 +2,16 @@
 // Plain data; only GroupRegistry changes it.
 #pragma once
 
+#include "base/quota.h"
 #include "base/status.h"
-#include "proto/shape.h"
+#include "proto/attach.h"
 
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <vector>
 
 namespace epd::membership {
 
@@ -17,7 +20,7 @@ enum class GroupPhase {
   kStarting,  // engines have been told; not all are ready
   kActive,
   kBreaking,  // recoverable: waiting for every engine to have broken, then a new epoch
-  kFailing,   // fatal: a rank is gone; waiting for every engine to have broken
+  kFailing,   // fatal: it ends; waiting for every engine to have broken
   kLost,      // fatal, and every engine has let go; waiting for the members to leave
   kRemoving,  // waiting for every engine to have forgotten it
 };
@@ -34,6 +37,16 @@ constexpr std::uint32_t member_index(std::uint32_t member) {
   return member & 0xffffu;
 }
 
+struct JoinRequest {
+  std::uint64_t session_id = 0;
+  std::uint32_t request_id = 0;
+  std::uint32_t uid = 0;
+  std::int32_t pid = 0;
+  std::uint32_t device = 0;
+  abi::Join join{};
+  Quota max_groups;  // of this user
+};
+
 struct Member {
   std::uint64_t session_id = 0;
   std::uint32_t rank = 0;
@@ -45,9 +58,14 @@ struct Member {
   std::uint32_t join_request = 0;
   std::uint64_t join_due_ns = 0;
 
+  std::uint64_t active_since = 1;  // the epoch in which it came
+  std::uint64_t first_index = 0;   // the operation with which it came
+  bool announced = false;          // its engine has been told of it
+  bool joining = false;            // it rejoins a degraded group: its Joined is owed
   bool holds_memory = false;
   bool gone = false;                           // left or died
   std::uint64_t stop_due_ns = 0;               // kStopMember sent and not answered; 0 = none
+  bool stop_late = false;                      // its engine has missed that once
   std::optional<std::uint64_t> next_submit;    // once stopped: the first operation it will never submit
   std::optional<std::uint32_t> leave_request;  // a kLeave that waits for its reply
 };
@@ -67,6 +85,7 @@ struct EngineSlot {
   EnginePhase phase = EnginePhase::kAbsent;
   std::uint64_t due_ns = 0;      // for the answer it owes; 0 = owes none
   std::uint64_t next_index = 0;  // from kBroken
+  bool released = false;         // kRelease sent
 };
 
 // Why a group breaks; the text is what clients read.
@@ -74,6 +93,12 @@ struct BreakReason {
   StatusCode cause = StatusCode::kOk;
   std::int32_t culprit_rank = -1;
   std::string text;
+};
+
+// A join that came while a degraded group breaks.
+struct WaitingJoin {
+  JoinRequest request;
+  std::uint64_t due_ns = 0;
 };
 
 struct Group {
@@ -85,14 +110,20 @@ struct Group {
   std::uint64_t epoch = 1;
   std::uint64_t resume_index = 0;
   std::uint64_t created_ns = 0;
-  std::map<std::uint32_t, Member> members;      // by rank
+  std::map<std::uint32_t, Member> members;      // by rank; a masked one is missing
   std::map<std::uint32_t, EngineSlot> engines;  // by device; empty while forming
 
-  BreakReason reason;       // of the last break
-  bool fatal_sent = false;  // kFailing: kBreak fatal is out
+  BreakReason reason;                // of the last break
+  bool reason_changed = false;       // since kBreak told it
+  std::set<std::uint32_t> changed;   // kBreaking: ranks that came or went, to be told before kResume
+  std::vector<WaitingJoin> waiting;  // degrade: for the end of the break
+  std::uint64_t release_due_ns = 0;  // kBreaking: failed completions are held back no longer; 0 = they aren't
+  bool fatal_sent = false;           // kFailing: kBreak fatal is out
   std::uint64_t fail_from = 0;
 
   bool all_gone() const;
+  // Whether `device` serves a living rank.
+  bool needs(std::uint32_t device) const;
   // Highest number of SMs that a member on `device` asks for; 0 = none asks.
   std::uint32_t sms_on(std::uint32_t device) const;
 };

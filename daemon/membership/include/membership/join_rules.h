@@ -8,7 +8,7 @@
 
 namespace epd::membership {
 
-// Every field against the limits of shape.h; UNSUPPORTED for a policy that is not served.
+// Every field against the limits of shape.h.
 Status check_join(const abi::Join& join);
 // INVALID_ARGUMENT naming the first field that differs, with both values.
 Status check_same_shape(const abi::GroupShape& first, const abi::GroupShape& joiner,

@@ -25,16 +25,6 @@ struct MembershipLimits {
   std::uint32_t operation_ms = 30'000;     // a fatal kBreak may wait for operations to end, so: ack + this
 };
 
-struct JoinRequest {
-  std::uint64_t session_id = 0;
-  std::uint32_t request_id = 0;
-  std::uint32_t uid = 0;
-  std::int32_t pid = 0;
-  std::uint32_t device = 0;
-  abi::Join join{};
-  Quota max_groups;  // of this user
-};
-
 class GroupRegistry {
  public:
   static constexpr std::uint32_t kMaxMembershipsPerSession = 256;
@@ -45,7 +35,7 @@ class GroupRegistry {
   void set_limits(const MembershipLimits& limits) { limits_ = limits; }
 
   // From clients. Each join and leave is answered by exactly one Reply action, now or later, unless its
-  // session closes first.
+  // session closes first. A join to a degraded group that runs takes a lost rank's place.
   void join(const JoinRequest& request);
   void leave(std::uint64_t session_id, std::uint32_t request_id, std::uint32_t member);
   // `how`: "died", "detached", "was ended: ...".
@@ -58,6 +48,7 @@ class GroupRegistry {
   void member_stopped(std::uint32_t device, const abi::MemberRef& message);
   void break_requested(std::uint32_t device, const abi::Break& message);
   void broken(std::uint32_t device, const abi::Broken& message);
+  void resumed(std::uint32_t device, const abi::Resumed& message);
   void group_removed(std::uint32_t device, const abi::GroupRef& message);
 
   // Deals with what is due. Call at next_due_ns() or later (UINT64_MAX: nothing will be due).
@@ -85,6 +76,7 @@ class GroupRegistry {
   void start(Group& group);
   void abort_start(Group& group, const Status& status);
   void expire_join(Group& group);
+  void tick_running(Group& group);
   void lose_member(std::uint64_t group_id, std::uint32_t rank, const std::string& how);
   void drop_name(const Group& group);
   void release_memory(Group& group, Member& member);
@@ -106,6 +98,18 @@ class GroupRegistry {
   void remove_if_empty(Group& group);
   void send_removals(Group& group);
   void mark_members_lost(Group& group, std::uint32_t device);
+
+  // degrade.cpp: ranks that go and come back
+  void lose_rank(Group& group, Member& member, BreakReason reason);
+  Status rejoin(Group& group, const JoinRequest& request);
+  void admit_waiting(Group& group);
+  Result<std::uint32_t> admit(Group& group, const JoinRequest& request);
+  void tell_changes(Group& group);
+  void expire_rejoins(Group& group);
+  void refuse_joining(Group& group);
+  void release_failed(Group& group);
+  void slot_free(Group& group, std::uint32_t device);
+  void reply_joined(const Group& group, const Member& member);
 
   // engines.cpp: engines that come and go
   void tell_engine(Group& group, std::uint32_t device, EngineSlot& slot);

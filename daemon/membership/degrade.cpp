@@ -1,0 +1,189 @@
+// Groups that go on without a lost rank, and take it back. A rank comes or goes only in a recoverable break:
+// while every engine stands still it is told what has changed, then all move to the next epoch.
+#include "membership/registry.h"
+
+#include <algorithm>
+
+namespace epd::membership {
+namespace {
+
+bool lives(const Group& group, std::uint32_t rank) {
+  const auto member = group.members.find(rank);
+  return member != group.members.end() && !member->second.gone;
+}
+
+}  // namespace
+
+bool Group::needs(std::uint32_t device) const {
+  return std::any_of(members.begin(), members.end(), [device](const auto& entry) {
+    return !entry.second.gone && entry.second.device == device;
+  });
+}
+
+// The rank's kStopMember goes first: a stopped rank has no say in where the others go on.
+void GroupRegistry::lose_rank(Group& group, Member& member, BreakReason reason) {
+  group.changed.insert(member.rank);
+  stop_member(group, member);
+  const bool known = group.engines.count(member.device) == 1;
+  if (known && group.engines.at(member.device).phase == EnginePhase::kAbsent && !group.needs(member.device))
+    group.engines.erase(member.device);
+  if (group.phase == GroupPhase::kActive) {
+    begin_break(group, std::move(reason));
+    return;
+  }
+  const bool took_part = member.active_since <= group.epoch;
+  if (took_part && group.reason.cause != StatusCode::kRankLost) {
+    group.reason = std::move(reason);
+    group.reason_changed = true;
+  }
+  advance(group);
+}
+
+// Whether it can be is known now, except for the quota; when, only if the group does not break just now.
+Status GroupRegistry::rejoin(Group& group, const JoinRequest& request) {
+  const std::int32_t wanted = request.join.rank;
+  std::vector<std::uint32_t> free;
+  for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
+    if (!lives(group, rank)) free.push_back(rank);
+  }
+  const bool possible = wanted < 0 ? !free.empty() : !lives(group, static_cast<std::uint32_t>(wanted));
+  if (!possible) return pick_rank(group, wanted).status();
+  const std::uint32_t timeout_ms =
+      request.join.timeout_ms != 0 ? request.join.timeout_ms : limits_.join_timeout_ms;
+  group.waiting.push_back({request, due_in_ms(timeout_ms)});
+  if (group.phase == GroupPhase::kActive) admit_waiting(group);
+  return {};
+}
+
+// All that wait come in one break.
+void GroupRegistry::admit_waiting(Group& group) {
+  std::vector<std::uint32_t> ranks;
+  for (const WaitingJoin& join : std::exchange(group.waiting, {})) {
+    Result<std::uint32_t> rank = admit(group, join.request);
+    if (rank.ok()) {
+      group.members.at(*rank).join_due_ns = join.due_ns;
+      ranks.push_back(*rank);
+    } else {
+      emit(ReplyRefused{join.request.session_id, join.request.request_id, rank.status()});
+    }
+  }
+  if (ranks.empty()) return;
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  text += ranks.size() == 1 ? " has rejoined" : " have rejoined";
+  // Devices that are new to the group are told of it as it breaks.
+  std::vector<std::uint32_t> new_devices;
+  for (const std::uint32_t rank : ranks) {
+    const std::uint32_t device = group.members.at(rank).device;
+    if (group.engines.count(device) == 0) new_devices.push_back(device);
+    group.engines[device];
+  }
+  begin_break(group, {StatusCode::kAborted, static_cast<std::int32_t>(ranks.front()), text});
+  for (const std::uint32_t device : new_devices) tell_engine(group, device, group.engines.at(device));
+}
+
+Result<std::uint32_t> GroupRegistry::admit(Group& group, const JoinRequest& request) {
+  Result<std::uint32_t> rank = pick_rank(group, request.join.rank);
+  if (!rank.ok()) return rank.status();
+  if (Status status = add_member(group, *rank, request); !status.ok()) return status;
+  Member& member = group.members.at(*rank);
+  member.joining = true;
+  member.active_since = group.epoch + 1;
+  group.changed.insert(*rank);
+  return *rank;
+}
+
+// Between the last kBroken and kResume. Engines without a living rank forget the group instead.
+void GroupRegistry::tell_changes(Group& group) {
+  for (auto& [device, slot] : group.engines) {
+    if (slot.phase != EnginePhase::kBroken) continue;
+    if (!group.needs(device)) {
+      slot.phase = EnginePhase::kRemoving;
+      slot.due_ns = due_in_ms(limits_.engine_ack_ms);
+      emit(SendRemoveGroup{device, {group.id}});
+      continue;
+    }
+    for (const std::uint32_t rank : group.changed) {
+      emit(SendRank{device, group.id, rank, lives(group, rank) ? group.members.at(rank).active_since : 0});
+    }
+  }
+  for (const std::uint32_t rank : std::exchange(group.changed, {})) {
+    Member& member = group.members.at(rank);
+    if (member.gone) {
+      end_membership(group, member);
+      group.members.erase(rank);
+      continue;
+    }
+    member.first_index = group.resume_index;
+    member.announced = true;
+    emit(SendMember{member.device, group.id, rank});
+  }
+}
+
+void GroupRegistry::resumed(std::uint32_t device, const abi::Resumed& message) {
+  EngineSlot* slot = slot_of(message.group_id, device);
+  if (slot == nullptr || slot->phase != EnginePhase::kServing) return;
+  Group& group = groups_.at(message.group_id);
+  if (message.epoch != group.epoch) return;
+  slot->due_ns = 0;
+  for (auto& [rank, member] : group.members) {
+    if (member.device != device || !member.joining || member.gone) continue;
+    member.joining = false;
+    reply_joined(group, member);
+  }
+}
+
+void GroupRegistry::expire_rejoins(Group& group) {
+  const std::uint64_t now = clock_.now_ns();
+  const Status status(
+      StatusCode::kDeadlineExceeded,
+      "group \"" + group.name + "\" is still agreeing on who takes part: an engine is silent");
+  std::erase_if(group.waiting, [&](const WaitingJoin& join) {
+    if (join.due_ns > now) return false;
+    emit(ReplyRefused{join.request.session_id, join.request.request_id, status});
+    return true;
+  });
+  std::vector<std::uint32_t> late;
+  for (const auto& [rank, member] : group.members) {
+    if (member.joining && !member.gone && member.join_due_ns <= now) late.push_back(rank);
+  }
+  for (const std::uint32_t rank : late) {
+    Member& member = group.members.at(rank);
+    member.joining = false;
+    emit(ReplyRefused{member.session_id, member.join_request, status});
+    lose_member(group.id, rank, "did not rejoin in time");
+    if (group.phase != GroupPhase::kActive && group.phase != GroupPhase::kBreaking) return;
+  }
+}
+
+// The group ends before they have come.
+void GroupRegistry::refuse_joining(Group& group) {
+  for (auto& [rank, member] : group.members) {
+    if (!std::exchange(member.joining, false) || member.gone) continue;
+    member.gone = true;
+    emit(ReplyRefused{
+        member.session_id, member.join_request,
+        Status(StatusCode::kAborted, "group \"" + group.name + "\" has ended: " + group.reason.text)});
+  }
+}
+
+// An engine is silent; the clients of the others need not wait for it to be told that they have failed.
+void GroupRegistry::release_failed(Group& group) {
+  for (auto& [device, slot] : group.engines) {
+    if (slot.phase != EnginePhase::kBroken || std::exchange(slot.released, true)) continue;
+    emit(SendRelease{device, {group.id}});
+  }
+}
+
+// The engine has forgotten the group, or has died doing so. A rank that has come since is told to it anew.
+void GroupRegistry::slot_free(Group& group, std::uint32_t device) {
+  if (group.needs(device)) {
+    EngineSlot& slot = group.engines.at(device) = {};
+    tell_engine(group, device, slot);
+  } else {
+    group.engines.erase(device);
+  }
+  advance(group);
+}
+
+}  // namespace epd::membership

@@ -1,0 +1,354 @@
+// Groups that go on without a lost rank, and take it back.
+#include "membership_fixture.h"
+
+namespace epd::membership {
+namespace {
+
+class Degrade : public Membership {
+ protected:
+  explicit Degrade(std::uint32_t devices = 3) : Membership(devices) { policy_ = LossPolicy::kDegrade; }
+
+  // Ranks 0, 1, 2 on devices 0, 1, 2; rank `lost` has died, the others are active in epoch 2.
+  void activate_without(std::uint32_t lost, std::uint64_t next = 7) {
+    activate(3);
+    registry_.session_closed(10 + lost, "died");
+    stopped(lost, next);
+    for (std::uint32_t d = 0; d < 3; ++d) broken(d, d == lost ? ~std::uint64_t{0} : next);
+    removed(lost);
+    take();
+    ASSERT_EQ(group().phase, GroupPhase::kActive);
+    ASSERT_EQ(group().epoch, 2u);
+    ASSERT_EQ(group().members.count(lost), 0u);
+  }
+  // A new process for a rank.
+  JoinRequest newcomer(std::int32_t rank, std::uint64_t session, std::uint32_t device) const {
+    JoinRequest r = request(0, 3);
+    r.session_id = session;
+    r.request_id = 100;
+    r.device = device;
+    r.join.rank = rank;
+    return r;
+  }
+};
+
+TEST_F(Degrade, ALostRankIsMaskedAndTheOthersGoOnWithoutRedoingWhatItHadNotDone) {
+  activate(3);
+  registry_.session_closed(12, "died");
+  EXPECT_EQ(take(), (Lines{"stop_member device=2 group=1 rank=2",
+                           "break device=0 group=1 epoch=1 fatal=0 cause=RANK_LOST culprit=2",
+                           "break device=1 group=1 epoch=1 fatal=0 cause=RANK_LOST culprit=2",
+                           "break device=2 group=1 epoch=1 fatal=0 cause=RANK_LOST culprit=2"}));
+  EXPECT_EQ(break_text_, "rank 2 (session 12, pid 1002) died");
+  stopped(2, 5);
+  broken(0, 7);
+  broken(1, 6);
+  EXPECT_EQ(memory_.held.count({1, 2}), 1u) << "its engine may still touch it";
+  EXPECT_TRUE(take().empty());
+  broken(2, ~std::uint64_t{0});
+  EXPECT_EQ(take(), (Lines{"rank device=0 group=1 rank=2 since=0", "rank device=1 group=1 rank=2 since=0",
+                           "remove device=2 group=1", "resume device=0 group=1 epoch=2 index=6",
+                           "resume device=1 group=1 epoch=2 index=6"}));
+  EXPECT_EQ(memory_.held.count({1, 2}), 0u);
+  EXPECT_EQ(group().phase, GroupPhase::kActive);
+  removed(2);
+  EXPECT_EQ(group().engines.size(), 2u);
+  EXPECT_EQ(registry_.next_due_ns(), std::numeric_limits<std::uint64_t>::max());
+}
+
+TEST_F(Degrade, LeavingIsALossThatIsAnswered) {
+  activate(3);
+  registry_.leave(11, 500, members_.at(11));
+  take();
+  stopped(1, 3);
+  EXPECT_EQ(take(), (Lines{"left session=11 request=500"}));
+  for (std::uint32_t d = 0; d < 3; ++d) broken(d, 3);
+  EXPECT_EQ(group().phase, GroupPhase::kActive);
+  EXPECT_EQ(registry_.memberships(11), 0u);
+}
+
+TEST_F(Degrade, ALeaveWhoseStopIsStillOnItsWayIsAnsweredWhenTheGroupGoesOn) {
+  activate(3);
+  request_break(0);
+  broken(0, 3);
+  broken(1, 3);
+  take();
+  registry_.leave(11, 500, members_.at(11));  // its engine has broken already
+  broken(2, 3);
+  const Lines lines = take();
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), "left session=11 request=500"), 1);
+  stopped(1, 3);
+  EXPECT_TRUE(take().empty());
+}
+
+TEST_F(Degrade, ARankLostInABreakIsMaskedByItAndGivesItsCause) {
+  activate(3);
+  request_break(0);
+  take();
+  broken(0, 4);
+  registry_.session_closed(11, "died");
+  EXPECT_EQ(take(), (Lines{"stop_member device=1 group=1 rank=1"}));
+  broken(1, ~std::uint64_t{0});
+  broken(2, 4);
+  EXPECT_EQ(take(), (Lines{"rank device=0 group=1 rank=1 since=0", "remove device=1 group=1",
+                           "rank device=2 group=1 rank=1 since=0",
+                           "resume device=0 group=1 epoch=2 index=4 cause=RANK_LOST",
+                           "resume device=2 group=1 epoch=2 index=4 cause=RANK_LOST"}));
+}
+
+TEST_F(Degrade, SeveralRanksAreLostAtOnce) {
+  activate(3);
+  registry_.session_closed(10, "died");
+  registry_.session_closed(12, "died");
+  take();
+  for (std::uint32_t d = 0; d < 3; ++d) broken(d, d == 1 ? 9 : ~std::uint64_t{0});
+  EXPECT_EQ(take(), (Lines{"remove device=0 group=1", "rank device=1 group=1 rank=0 since=0",
+                           "rank device=1 group=1 rank=2 since=0", "remove device=2 group=1",
+                           "resume device=1 group=1 epoch=2 index=9"}));
+}
+
+TEST_F(Degrade, WhenAllAreLostTheGroupEndsAndItsNameIsFree) {
+  activate(3);
+  for (std::uint64_t session : {10, 11, 12}) registry_.session_closed(session, "died");
+  take();
+  for (std::uint32_t r = 0; r < 3; ++r) stopped(r, 0);
+  for (std::uint32_t d = 0; d < 3; ++d) broken(d, 0);  // the recoverable one
+  EXPECT_EQ(take_breaks().size(), 3u) << "now the fatal one";
+  registry_.join(request(0, 3));
+  EXPECT_EQ(registry_.groups().size(), 2u) << "the next group of that name forms";
+  for (std::uint32_t d = 0; d < 3; ++d) broken(d, 0);
+  for (std::uint32_t d = 0; d < 3; ++d) removed(d);
+  EXPECT_FALSE(known());
+  EXPECT_EQ(memory_.held.size(), 1u);
+}
+
+TEST_F(Degrade, ARankRejoinsInABreakOfItsOwnAndIsAnsweredWhenItsEngineGoesOn) {
+  activate_without(2);
+  registry_.join(newcomer(-1, 77, 2));
+  EXPECT_EQ(take(), (Lines{"break device=0 group=1 epoch=2 fatal=0 cause=ABORTED culprit=2",
+                           "break device=1 group=1 epoch=2 fatal=0 cause=ABORTED culprit=2",
+                           "start device=2 group=1 broken=1"}));
+  EXPECT_EQ(break_text_, "rank 2 has rejoined");
+  broken(0, 12, 2);
+  ready(2);
+  EXPECT_TRUE(take().empty());
+  broken(1, 11, 2);
+  EXPECT_EQ(take(),
+            (Lines{"rank device=0 group=1 rank=2 since=3", "rank device=1 group=1 rank=2 since=3",
+                   "rank device=2 group=1 rank=2 since=3", "member device=2 group=1 rank=2",
+                   "resume device=0 group=1 epoch=3 index=11", "resume device=1 group=1 epoch=3 index=11",
+                   "resume device=2 group=1 epoch=3 index=11"}))
+      << "its board, which is new, has no say in the index";
+  resumed(0, 3);
+  EXPECT_TRUE(take().empty());
+  resumed(2, 3);
+  EXPECT_EQ(take(), (Lines{"joined session=77 request=100 rank=2"}));
+  EXPECT_EQ(group().members.at(2).first_index, 11u);
+  EXPECT_EQ(registry_.next_due_ns(), std::numeric_limits<std::uint64_t>::max());
+}
+
+TEST_F(Degrade, ARankRejoinsOnADeviceThatServesTheGroupAlready) {
+  activate_without(2);
+  registry_.join(newcomer(2, 77, 0));
+  EXPECT_EQ(take().size(), 2u);
+  broken(0, 5, 2);
+  broken(1, 5, 2);
+  EXPECT_EQ(take(), (Lines{"rank device=0 group=1 rank=2 since=3", "rank device=1 group=1 rank=2 since=3",
+                           "member device=0 group=1 rank=2", "resume device=0 group=1 epoch=3 index=5",
+                           "resume device=1 group=1 epoch=3 index=5"}));
+  resumed(0, 3);
+  EXPECT_EQ(take(), (Lines{"joined session=77 request=100 rank=2"}));
+}
+
+TEST_F(Degrade, OnlyAFreeRankCanBeRejoinedAndOnlyInTheSameShape) {
+  activate_without(2);
+  registry_.join(newcomer(1, 77, 2));
+  EXPECT_EQ(take(), (Lines{"refused session=77 request=100 status=INVALID_ARGUMENT"}));
+  EXPECT_NE(refusal_.message().find("free: 2"), std::string::npos) << refusal_.message();
+  JoinRequest other = newcomer(2, 77, 2);
+  other.join.shape.hidden = 256;
+  registry_.join(other);
+  EXPECT_EQ(take(), (Lines{"refused session=77 request=100 status=INVALID_ARGUMENT"}));
+  memory_.limit = memory_.held.size();
+  registry_.join(newcomer(2, 77, 2));
+  EXPECT_EQ(take(), (Lines{"refused session=77 request=100 status=RESOURCE_EXHAUSTED"}));
+  EXPECT_EQ(group().phase, GroupPhase::kActive) << "nobody was disturbed";
+}
+
+TEST_F(Degrade, AJoinDuringABreakComesInTheNextOne) {
+  activate(3);
+  registry_.session_closed(12, "died");
+  registry_.join(newcomer(2, 77, 2));
+  stopped(2, 0);
+  broken(0, 1);
+  broken(1, 1);
+  take();
+  broken(2, ~std::uint64_t{0});
+  const Lines lines = take();
+  EXPECT_EQ(lines.back(), "break device=1 group=1 epoch=2 fatal=0 cause=ABORTED culprit=2");
+  EXPECT_EQ(group().engines.at(2).phase, EnginePhase::kRemoving) << "it must forget the old rank first";
+  broken(0, 1, 2);
+  broken(1, 1, 2);
+  EXPECT_TRUE(take().empty());
+  removed(2);
+  EXPECT_EQ(take(), (Lines{"start device=2 group=1 broken=1"}));
+  ready(2);
+  resumed(2, 3);
+  EXPECT_EQ(take().back(), "joined session=77 request=100 rank=2");
+}
+
+TEST_F(Degrade, AJoinerThatDiesBeforeItIsInIsSimplyMaskedAgain) {
+  activate_without(2);
+  registry_.join(newcomer(2, 77, 2));
+  take();
+  registry_.session_closed(77, "died");
+  EXPECT_EQ(take(), (Lines{"stop_member device=2 group=1 rank=2"})) << "that engine has been told of it";
+  broken(0, 5, 2);
+  broken(1, 5, 2);
+  ready(2);
+  EXPECT_EQ(take(), (Lines{"rank device=0 group=1 rank=2 since=0", "rank device=1 group=1 rank=2 since=0",
+                           "remove device=2 group=1", "resume device=0 group=1 epoch=3 index=5",
+                           "resume device=1 group=1 epoch=3 index=5"}));
+  removed(2);
+  EXPECT_EQ(memory_.held.size(), 2u);
+}
+
+TEST_F(Degrade, AJoinerThatDiesAfterTheGroupWentOnIsLostLikeAnyRank) {
+  activate_without(2);
+  registry_.join(newcomer(2, 77, 2));
+  broken(0, 5, 2);
+  broken(1, 5, 2);
+  ready(2);
+  take();
+  registry_.session_closed(77, "died");
+  EXPECT_EQ(take().front(), "stop_member device=2 group=1 rank=2");
+  EXPECT_EQ(group().phase, GroupPhase::kBreaking);
+  resumed(2, 3);
+  EXPECT_TRUE(take().empty());
+}
+
+TEST_F(Degrade, AJoinerWhoseTimeRunsOutIsRefused) {
+  activate_without(2);
+  JoinRequest impatient = newcomer(2, 77, 2);
+  impatient.join.timeout_ms = 500;
+  registry_.join(impatient);
+  JoinRequest late = newcomer(-1, 78, 2);
+  late.join.timeout_ms = 400;
+  registry_.join(late);
+  EXPECT_EQ(take().back(), "refused session=78 request=100 status=INVALID_ARGUMENT") << "no rank is free";
+  clock_.advance_ms(500);
+  registry_.tick();
+  EXPECT_EQ(take().front(), "refused session=77 request=100 status=DEADLINE_EXCEEDED");
+  broken(0, 5, 2);
+  broken(1, 5, 2);
+  ready(2);
+  EXPECT_EQ(group().phase, GroupPhase::kActive);
+  EXPECT_EQ(group().members.size(), 2u);
+}
+
+TEST_F(Degrade, AWaitingJoinerIsRefusedInTimeOrForgottenWithItsSession) {
+  activate(3);
+  registry_.session_closed(12, "died");
+  JoinRequest impatient = newcomer(2, 77, 2);
+  impatient.join.timeout_ms = 500;
+  registry_.join(impatient);
+  registry_.join(newcomer(2, 78, 2));
+  registry_.session_closed(78, "died");
+  take();
+  clock_.advance_ms(500);
+  registry_.tick();
+  EXPECT_EQ(take(), (Lines{"refused session=77 request=100 status=DEADLINE_EXCEEDED"}));
+  EXPECT_TRUE(group().waiting.empty());
+}
+
+TEST_F(Degrade, AWaitingJoinerFormsTheNextGroupIfThisOneEnds) {
+  activate(3);
+  registry_.session_closed(12, "died");
+  registry_.join(newcomer(2, 77, 2));
+  registry_.session_closed(10, "died");
+  registry_.session_closed(11, "died");
+  ASSERT_TRUE(known(2));
+  EXPECT_EQ(group(2).phase, GroupPhase::kForming);
+  EXPECT_EQ(group(2).members.at(2).session_id, 77u);
+}
+
+TEST_F(Degrade, AJoinerIsAllThatIsLeft) {
+  activate_without(2);
+  registry_.join(newcomer(2, 77, 2));
+  take();
+  registry_.session_closed(10, "died");
+  registry_.session_closed(11, "died");
+  broken(0, ~std::uint64_t{0}, 2);
+  broken(1, ~std::uint64_t{0}, 2);
+  ready(2);
+  resumed(2, 3);
+  EXPECT_EQ(take().back(), "joined session=77 request=100 rank=2");
+  EXPECT_EQ(group().resume_index, 7u) << "where the group stood";
+}
+
+TEST_F(Degrade, AnEngineThatRestartsIsToldWhoIsMasked) {
+  activate_without(2);
+  registry_.engine_down(1, "died");
+  EXPECT_EQ(take(), (Lines{"break device=0 group=1 epoch=2 fatal=0 cause=ENGINE_RESTARTED culprit=-1"}));
+  memory_.board_index[{1, 1}] = 8;
+  broken(0, 9, 2);
+  registry_.engine_up(1);
+  ready(1);
+  EXPECT_EQ(take(), (Lines{"start device=1 group=1 broken=1", "resume device=0 group=1 epoch=3 index=8",
+                           "resume device=1 group=1 epoch=3 index=8"}));
+}
+
+TEST_F(Degrade, ARankThatIsLostWithItsEngineDoesNotHoldTheOthersUp) {
+  activate(3);
+  registry_.engine_down(1, "died");
+  broken(0, 3);
+  broken(2, 3);
+  take();
+  registry_.leave(11, 500, members_.at(11));  // its device may never come back
+  EXPECT_EQ(take(), (Lines{"left session=11 request=500", "rank device=0 group=1 rank=1 since=0",
+                           "rank device=2 group=1 rank=1 since=0",
+                           "resume device=0 group=1 epoch=2 index=3 cause=RANK_LOST",
+                           "resume device=2 group=1 epoch=2 index=3 cause=RANK_LOST"}));
+  registry_.engine_up(1);
+  EXPECT_TRUE(take().empty());
+}
+
+TEST_F(Degrade, AnEngineThatDiesAsItForgetsDisturbsNobody) {
+  activate(3);
+  registry_.session_closed(12, "died");
+  for (std::uint32_t d = 0; d < 3; ++d) broken(d, 1);
+  take();
+  registry_.engine_down(2, "died");
+  EXPECT_TRUE(take().empty());
+  EXPECT_EQ(group().phase, GroupPhase::kActive);
+  EXPECT_EQ(group().engines.count(2), 0u);
+}
+
+TEST_F(Degrade, AJoinersEngineThatDiesBeforeItAnsweredAnswersLater) {
+  activate_without(2);
+  registry_.join(newcomer(2, 77, 2));
+  broken(0, 5, 2);
+  broken(1, 5, 2);
+  ready(2);
+  take();
+  registry_.engine_down(2, "died");
+  broken(0, 5, 3);
+  broken(1, 5, 3);
+  registry_.engine_up(2);
+  take();
+  ready(2);
+  EXPECT_EQ(take().front(), "resume device=0 group=1 epoch=4 index=5") << "not from its own new board";
+  resumed(2, 4);
+  EXPECT_EQ(take(), (Lines{"joined session=77 request=100 rank=2"}));
+}
+
+TEST_F(Degrade, AJoinerIsAnsweredWhenTheGroupEndsInstead) {
+  activate_without(2);
+  registry_.join(newcomer(2, 77, 2));
+  take();
+  registry_.group_ready(2, {1, StatusCode::kInternal, "arena lost"});
+  const Lines lines = take();
+  EXPECT_EQ(lines.front(), "refused session=77 request=100 status=ABORTED");
+}
+
+}  // namespace
+}  // namespace epd::membership
