@@ -176,6 +176,7 @@ epd_group_config_t Case::config(const char* name, std::uint32_t rank) const {
   config.depth = depth;
   config.payload = fp8 ? EPD_PAYLOAD_FP8_CAST : EPD_PAYLOAD_BF16;
   config.index_type = index64 ? EPD_INDEX_INT64 : EPD_INDEX_INT32;
+  config.policy = degrade ? EPD_DEGRADE : EPD_FAIL_FAST;
   config.timeout_ms = 30000;
   return config;
 }
@@ -311,7 +312,7 @@ std::string check_dispatch(const Case& c, const epd_buffers_t& b, const std::vec
 }
 
 std::string check_combine(const Case& c, const epd_buffers_t& b, const std::vector<Input>& inputs,
-                          std::uint32_t rank, std::uint64_t round) {
+                          std::uint32_t rank, std::uint64_t round, const std::set<std::uint32_t>& silent) {
   std::vector<std::vector<std::uint16_t>> y(c.num_ranks);
   const std::uint32_t per_rank = c.num_experts / c.num_ranks;
   for (std::uint32_t d = 0; d < c.num_ranks; ++d) {
@@ -326,11 +327,31 @@ std::string check_combine(const Case& c, const epd_buffers_t& b, const std::vect
       }
     }
     y[d].resize(std::size_t{rows} * c.hidden);
-    for (std::uint32_t row = 0; row < rows; ++row)
+    for (std::uint32_t row = 0; row < rows && !silent.contains(d); ++row)
       make_y_row(c, d, round, row, &y[d][std::size_t{row} * c.hidden]);
   }
   const auto want = kernels::reference::combine_to(c.params(), inputs, y, c.weighted, rank);
   return differ("out", static_cast<const std::uint16_t*>(b.out), want.data(), want.size());
+}
+
+std::vector<Input> without_ranks(const Case& c, std::vector<Input> inputs,
+                                 const std::set<std::uint32_t>& lost) {
+  for (const std::uint32_t rank : lost) inputs[rank] = {};
+  const std::uint32_t per_rank = c.num_experts / c.num_ranks;
+  for (Input& input : inputs) {
+    for (std::int64_t& choice : input.topk_idx) {
+      if (choice >= 0 && lost.contains(static_cast<std::uint32_t>(choice) / per_rank)) choice = -1;
+    }
+  }
+  return inputs;
+}
+
+std::uint32_t selections_of(const Case& c, const Input& input, const std::set<std::uint32_t>& ranks) {
+  const std::uint32_t per_rank = c.num_experts / c.num_ranks;
+  return static_cast<std::uint32_t>(
+      std::count_if(input.topk_idx.begin(), input.topk_idx.end(), [&](std::int64_t choice) {
+        return choice >= 0 && ranks.contains(static_cast<std::uint32_t>(choice) / per_rank);
+      }));
 }
 
 std::uint64_t digest_dispatch(const Case& c, const epd_buffers_t& b, std::uint32_t num_rows) {

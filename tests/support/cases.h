@@ -6,6 +6,7 @@
 #include "kernels/reference.h"
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,8 @@ struct Case {
   bool weighted = true;      // combine
   Routing routing = Routing::kUniform;
   Sizes sizes = Sizes::kUneven;
+  // The group goes on without lost ranks, and takes them back: a script with `recover` does as well.
+  bool degrade = false;
 
   std::string describe() const;
   kernels::reference::GroupParams params() const;
@@ -52,8 +55,16 @@ void fill_combine(const Case& c, const epd_buffers_t& buffers, std::uint32_t ran
 // "" or the first difference from the specification. `counts` may be null.
 std::string check_dispatch(const Case& c, const epd_buffers_t& buffers, const std::vector<Input>& inputs,
                            std::uint32_t rank, const epd_result_t& result, const epd_counts_t* counts);
+// The rows of ranks in `silent` count as zeros.
 std::string check_combine(const Case& c, const epd_buffers_t& buffers, const std::vector<Input>& inputs,
-                          std::uint32_t rank, std::uint64_t round);
+                          std::uint32_t rank, std::uint64_t round,
+                          const std::set<std::uint32_t>& silent = {});
+
+// The inputs as a degraded group takes them: lost ranks send nothing, selections of their experts are none.
+std::vector<Input> without_ranks(const Case& c, std::vector<Input> inputs,
+                                 const std::set<std::uint32_t>& lost);
+// Selections of experts of these ranks.
+std::uint32_t selections_of(const Case& c, const Input& input, const std::set<std::uint32_t>& ranks);
 
 // Of all valid output bytes of a slot.
 std::uint64_t digest_dispatch(const Case& c, const epd_buffers_t& buffers, std::uint32_t num_rows);

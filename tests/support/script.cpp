@@ -10,7 +10,8 @@ namespace {
 constexpr int kHangMs = 60000;  // no operation lasts that long: each has a deadline of its own
 constexpr int kResumeMs = 20000;
 
-bool allows_resume(epd_status_t status) {
+bool allows_resume(epd_status_t status, bool degrade) {
+  if (degrade && (status == EPD_RANK_LOST || status == EPD_ABORTED)) return true;
   return status == EPD_ENGINE_RESTARTED || status == EPD_DEADLINE_EXCEEDED || status == EPD_INVALID_ARGUMENT;
 }
 
@@ -87,6 +88,9 @@ epd_status_t ScriptRunner::submit(std::size_t step) {
     args.timeout_ms = options_.timeout_ms;
     status = epd_dispatch(group_.get(), &args, &ticket, &handles_[s.round]);
   } else {
+    // Of a dispatch before this rank's time; handles are the same on all ranks.
+    if (handles_[s.round] == 0 && case_.degrade)
+      handles_[s.round] = options_.first_op + dispatch_of(s.round) + 1;
     // After a break this may be a redo, on a slot that the next dispatch has been prepared on meanwhile.
     fill_combine(case_, buffers, rank_, s.round, rows_[s.round]);
     std::copy(own.topk_weights.begin(), own.topk_weights.end(), buffers.topk_weights);
@@ -102,14 +106,51 @@ epd_status_t ScriptRunner::submit(std::size_t step) {
 }
 
 void ScriptRunner::check(const Step& step, const epd_result_t& result, const epd_counts_t* counts) {
-  const std::vector<Input>& inputs = inputs_of(step.round);
+  if (step.dispatch) {
+    lost_at_[step.round] = lost_;
+    lost_since_[step.round].clear();
+  }
+  const std::vector<Input>& all = inputs_of(step.round);
+  const bool was_here = lost_at_.contains(step.round);
+  if (was_here) check_dropped(step, all[rank_], result);
+  std::set<std::uint32_t> absent = was_here ? lost_at_[step.round] : std::set<std::uint32_t>{rank_};
+  const std::vector<Input> inputs = without_ranks(case_, all, absent);
   const epd_buffers_t buffers = group_.buffers(step.slot);
-  const std::string text = step.dispatch ? check_dispatch(case_, buffers, inputs, rank_, result, counts)
-                                         : check_combine(case_, buffers, inputs, rank_, step.round);
+  const std::string text =
+      step.dispatch ? check_dispatch(case_, buffers, inputs, rank_, result, counts)
+                    : check_combine(case_, buffers, inputs, rank_, step.round, lost_since_[step.round]);
   if (!text.empty()) RANK_FAIL(text);
   if (step.dispatch) rows_[step.round] = result.num_recv_rows;
   stats_.digests.push_back(step.dispatch ? digest_dispatch(case_, buffers, result.num_recv_rows)
                                          : digest_combine(case_, buffers, inputs[rank_].num_tokens));
+}
+
+void ScriptRunner::check_dropped(const Step& step, const Input& own, const epd_result_t& result) const {
+  std::set<std::uint32_t> dropped = lost_at_.at(step.round);
+  dropped.insert(lost_since_.at(step.round).begin(), lost_since_.at(step.round).end());
+  const std::uint32_t wanted = selections_of(case_, own, dropped);
+  RANK_CHECK(
+      result.num_dropped_selections == wanted,
+      std::to_string(result.num_dropped_selections) + " selections dropped, not " + std::to_string(wanted));
+}
+
+// Who takes part from now on. A rank that came back meanwhile holds nothing of what it was sent before.
+void ScriptRunner::learn_losses() {
+  lost_.clear();
+  for (std::uint32_t rank = 0; rank < case_.num_ranks; ++rank) {
+    if (epd_group_active(group_.get(), rank) == 0) lost_.insert(rank);
+  }
+  for (auto& [round, since] : lost_since_) {
+    for (const std::uint32_t rank : lost_) {
+      if (!lost_at_[round].contains(rank)) since.insert(rank);
+    }
+  }
+}
+
+std::size_t ScriptRunner::dispatch_of(std::uint64_t round) const {
+  const auto found = std::find_if(script_.begin(), script_.end(),
+                                  [round](const Step& s) { return s.dispatch && s.round == round; });
+  return static_cast<std::size_t>(found - script_.begin());
 }
 
 epd_status_t ScriptRunner::finish_oldest() {
@@ -154,7 +195,7 @@ void ScriptRunner::drain() {
 // Everything in flight ends first; then all ranks agree where to go on. False: the group has ended.
 bool ScriptRunner::recover(epd_status_t status) {
   drain();
-  RANK_CHECK(allows_resume(status),
+  RANK_CHECK(allows_resume(status, case_.degrade),
              case_.describe() + ": " + epd_status_name(status) + ": " + epd_last_error());
   epd_resume_info_t info = EPD_RESUME_INFO_INIT;
   if (!resume(epd_status_name(status), info)) return false;
@@ -172,6 +213,7 @@ bool ScriptRunner::resume(const std::string& why, epd_resume_info_t& info) {
   if (status != EPD_OK && status == options_.end) return false;
   must(status, "resume after " + why);
   epoch_ = info.epoch;
+  learn_losses();
   return true;
 }
 
@@ -180,15 +222,16 @@ bool ScriptRunner::redo_for_peers() {
   if (options_.finished == nullptr) return false;
   options_.finished->arrive();
   const double end = now_s() + 60;
-  while (options_.finished->count.load() < case_.num_ranks) {
+  while (options_.finished->count.load() < num_finishers()) {
     RANK_CHECK(now_s() < end, "the other ranks have not finished in 60 s");
     sleep_ms(2);
     const std::uint64_t epoch = epoch_;
     epd_resume_info_t info = EPD_RESUME_INFO_INIT;
     const epd_status_t status = epd_group_resume(group_.get(), kResumeMs, &info);
-    if (options_.finished->count.load() >= case_.num_ranks) break;  // others may have left by now
+    if (options_.finished->count.load() >= num_finishers()) break;  // others may have left by now
     must(status, "resume while the others finish");
     epoch_ = info.epoch;
+    learn_losses();
     if (info.epoch == epoch || info.resume_op >= options_.first_op + script_.size()) continue;
     options_.finished->count.fetch_sub(1);
     ++stats_.resumes;
@@ -200,7 +243,8 @@ bool ScriptRunner::redo_for_peers() {
 
 ScriptStats ScriptRunner::run() {
   epd_resume_info_t info = EPD_RESUME_INFO_INIT;
-  if (options_.recover && !resume("nothing", info)) return stats_;  // to know the epoch
+  if (options_.recover && !resume("nothing", info)) return stats_;   // to know the epoch
+  if (case_.degrade) next_ = info.resume_op - options_.first_op;  // where the others are
   do {
     run_to_end();
   } while (redo_for_peers());

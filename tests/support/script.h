@@ -10,6 +10,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,7 @@ struct ScriptOptions {
   // With `recover`: counts the ranks that are done. Until all are, a rank may be asked to redo what it
   // has completed and its peers have not, so nobody leaves before.
   Gate* finished = nullptr;
+  std::uint32_t num_finishers = 0;  // 0: all ranks
   std::uint32_t timeout_ms = 20000;
   std::function<void(std::uint64_t)> on_submit;    // (operations submitted so far)
   std::function<void(std::uint64_t)> on_complete;  // (operations completed with OK so far)
@@ -72,6 +74,12 @@ class ScriptRunner {
   void drain();
   bool recover(epd_status_t status);
   const std::vector<Input>& inputs_of(std::uint64_t round);
+  void learn_losses();
+  std::size_t dispatch_of(std::uint64_t round) const;
+  void check_dropped(const Step& step, const Input& own, const epd_result_t& result) const;
+  std::uint32_t num_finishers() const {
+    return options_.num_finishers != 0 ? options_.num_finishers : case_.num_ranks;
+  }
   std::string at(std::size_t step) const;
 
   const Group& group_;
@@ -85,6 +93,10 @@ class ScriptRunner {
   std::vector<epd_handle_t> handles_;  // of the dispatch, per round
   std::vector<std::uint32_t> rows_;    // received, per round
   std::map<std::uint64_t, std::vector<Input>> inputs_;
+  std::set<std::uint32_t> lost_;                              // now
+  std::map<std::uint64_t, std::set<std::uint32_t>> lost_at_;  // round -> when it was dispatched
+  std::map<std::uint64_t, std::set<std::uint32_t>>
+      lost_since_;  // round -> after that, if they came back or not
   ScriptStats stats_;
 };
 
