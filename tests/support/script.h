@@ -42,6 +42,7 @@ struct ScriptOptions {
   std::uint32_t timeout_ms = 20000;
   std::function<void(std::uint64_t)> on_submit;    // (operations submitted so far)
   std::function<void(std::uint64_t)> on_complete;  // (operations completed with OK so far)
+  std::function<void(epd_status_t)> on_failure;    // an operation ended with this
 };
 
 struct ScriptStats {
@@ -74,8 +75,9 @@ class ScriptRunner {
   void drain();
   bool recover(epd_status_t status);
   const std::vector<Input>& inputs_of(std::uint64_t round);
-  void learn_losses();
+  void learn_losses(std::uint64_t epoch);
   std::size_t dispatch_of(std::uint64_t round) const;
+  std::string check_degraded_combine(const Step& step, const epd_result_t& result);
   void check_dropped(const Step& step, const Input& own, const epd_result_t& result) const;
   std::uint32_t num_finishers() const {
     return options_.num_finishers != 0 ? options_.num_finishers : case_.num_ranks;
@@ -96,7 +98,8 @@ class ScriptRunner {
   std::set<std::uint32_t> lost_;                              // now
   std::map<std::uint64_t, std::set<std::uint32_t>> lost_at_;  // round -> when it was dispatched
   std::map<std::uint64_t, std::set<std::uint32_t>>
-      lost_since_;  // round -> after that, if they came back or not
+      lost_since_;                    // round -> after that, if they came back or not
+  std::set<std::uint64_t> doubtful_;  // rounds since when epochs have passed that this rank has not seen
   ScriptStats stats_;
 };
 
