@@ -169,21 +169,49 @@ void ScriptRunner::check(const Step& step, const epd_result_t& result, const epd
   if (step.kind == Kind::kDispatch) {
     lost_at_[routing] = lost_;
     lost_since_[routing].clear();
+    doubtful_.erase(routing);
   }
   const std::vector<Input>& all = inputs_of(step.round);
   const bool was_here = lost_at_.contains(routing);
-  if (was_here) check_dropped(step, all[rank_], result);
+  const bool combine = step.kind == Kind::kCombine;
+  const bool doubtful = combine && doubtful_.contains(routing);
+  if (was_here && !doubtful) check_dropped(step, all[rank_], result);
   const std::set<std::uint32_t> absent = was_here ? lost_at_[routing] : std::set<std::uint32_t>{rank_};
   const std::vector<Input> inputs = without_ranks(case_, all, absent);
   const epd_buffers_t buffers = group_.buffers(step.slot);
-  const bool combine = step.kind == Kind::kCombine;
   const std::string text =
-      combine ? check_combine(case_, buffers, inputs, rank_, step.round, lost_since_[routing])
-              : check_dispatch(case_, buffers, inputs, rank_, result, counts);
+      doubtful  ? check_degraded_combine(step, result)
+      : combine ? check_combine(case_, buffers, inputs, rank_, step.round, lost_since_[routing])
+                : check_dispatch(case_, buffers, inputs, rank_, result, counts);
   if (!text.empty()) RANK_FAIL(text);
   if (!combine) routed_[step.round.routing].num_recv_rows = result.num_recv_rows;
   stats_.digests.push_back(combine ? digest_combine(case_, buffers, inputs[rank_].num_tokens)
                                    : digest_dispatch(case_, buffers, result.num_recv_rows));
+}
+
+// Ranks may have been lost and come back before this one looked; they, too, hold nothing of what they were
+// sent. Then the result must be right for some such set of ranks, and the number of dropped selections that
+// set's.
+std::string ScriptRunner::check_degraded_combine(const Step& step, const epd_result_t& result) {
+  const std::uint64_t routing = step.round.routing;
+  const std::vector<Input>& all = inputs_of(step.round);
+  const std::set<std::uint32_t>& at = lost_at_[routing];
+  const std::vector<Input> inputs = without_ranks(case_, all, at);
+  const std::set<std::uint32_t> known = lost_since_[routing];
+  for (std::uint32_t mask = 0; mask < (1u << case_.num_ranks); ++mask) {
+    std::set<std::uint32_t> since = known;
+    for (std::uint32_t rank = 0; rank < case_.num_ranks; ++rank) {
+      if ((mask >> rank & 1) != 0 && rank != rank_ && !at.contains(rank)) since.insert(rank);
+    }
+    std::set<std::uint32_t> dropped = at;
+    dropped.insert(since.begin(), since.end());
+    if (selections_of(case_, all[rank_], dropped) != result.num_dropped_selections) continue;
+    if (!check_combine(case_, group_.buffers(step.slot), inputs, rank_, step.round, since).empty()) continue;
+    lost_since_[routing] = since;
+    return "";
+  }
+  return "right for no set of ranks that may have been replaced; selections dropped: " +
+         std::to_string(result.num_dropped_selections);
 }
 
 void ScriptRunner::check_dropped(const Step& step, const Input& own, const epd_result_t& result) const {
@@ -196,7 +224,11 @@ void ScriptRunner::check_dropped(const Step& step, const Input& own, const epd_r
 }
 
 // Who takes part from now on. A rank that came back meanwhile holds nothing of what it was sent before.
-void ScriptRunner::learn_losses() {
+void ScriptRunner::learn_losses(std::uint64_t epoch) {
+  if (epoch > epoch_ + 1) {
+    for (const auto& [routing, since] : lost_since_) doubtful_.insert(routing);
+  }
+  epoch_ = epoch;
   lost_.clear();
   for (std::uint32_t rank = 0; rank < case_.num_ranks; ++rank) {
     if (epd_group_active(group_.get(), rank) == 0) lost_.insert(rank);
@@ -245,6 +277,7 @@ epd_status_t ScriptRunner::finish_oldest() {
                                           ", its result says " + epd_status_name(result.status));
   if (status != EPD_OK) {
     ++stats_.failures[epd_status_name(status)];
+    if (options_.on_failure) options_.on_failure(status);
     RANK_CHECK(options_.recover || status == options_.end,
                at(oldest.step) + " ended with " + epd_status_name(status) + ": " + said);
     RANK_CHECK(!said.empty(), at(oldest.step) + " failed without a message");
@@ -307,8 +340,7 @@ bool ScriptRunner::resume(const std::string& why, epd_resume_info_t& info) {
   const epd_status_t status = epd_group_resume(group_.get(), kResumeMs, &info);
   if (status != EPD_OK && status == options_.end) return false;
   must(status, "resume after " + why);
-  epoch_ = info.epoch;
-  learn_losses();
+  learn_losses(info.epoch);
   return true;
 }
 
@@ -325,8 +357,7 @@ bool ScriptRunner::redo_for_peers() {
     const epd_status_t status = epd_group_resume(group_.get(), kResumeMs, &info);
     if (options_.finished->count.load() >= num_finishers()) break;  // others may have left by now
     must(status, "resume while the others finish");
-    epoch_ = info.epoch;
-    learn_losses();
+    learn_losses(info.epoch);
     if (info.epoch == epoch || info.resume_op >= options_.first_op + script_.size()) continue;
     options_.finished->count.fetch_sub(1);
     ++stats_.resumes;

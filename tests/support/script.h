@@ -50,6 +50,7 @@ struct ScriptOptions {
   std::uint32_t timeout_ms = 20000;
   std::function<void(std::uint64_t)> on_submit = {};    // (operations submitted so far)
   std::function<void(std::uint64_t)> on_complete = {};  // (operations completed with OK so far)
+  std::function<void(epd_status_t)> on_failure = {};    // an operation ended with this
 };
 
 struct ScriptStats {
@@ -89,7 +90,8 @@ class ScriptRunner {
   // Gives back the handles that no redo can ask for once `completed` is done.
   void release_handles(std::size_t completed);
   const std::vector<Input>& inputs_of(Round round);
-  void learn_losses();
+  void learn_losses(std::uint64_t epoch);
+  std::string check_degraded_combine(const Step& step, const epd_result_t& result);
   void check_dropped(const Step& step, const Input& own, const epd_result_t& result) const;
   std::uint32_t num_finishers() const {
     return options_.num_finishers != 0 ? options_.num_finishers : case_.num_ranks;
@@ -116,6 +118,7 @@ class ScriptRunner {
   std::set<std::uint32_t> lost_;                                 // now
   std::map<std::uint64_t, std::set<std::uint32_t>> lost_at_;     // routing -> when it was made
   std::map<std::uint64_t, std::set<std::uint32_t>> lost_since_;  // routing -> after that, back or not
+  std::set<std::uint64_t> doubtful_;  // routings since when epochs have passed that this rank has not seen
   ScriptStats stats_;
 };
 
