@@ -38,6 +38,11 @@ struct RowSum {
 // volumes that would not stay there; only whole lines of 64 bytes.
 enum class Stores { kCached, kStreaming };
 
+// How far ahead inputs are prefetched, bytes: of a cast, whose stores and arithmetic leave the hardware's
+// prefetcher behind; of partial sums, which read more rows at once than it follows. See README.md.
+inline constexpr std::size_t kCastAhead = 4096;
+inline constexpr std::size_t kSumAhead = 1024;
+
 // Above this volume, the bytes that one rank's operation pushes or pulls, streaming is faster everywhere.
 inline constexpr std::size_t kStreamingVolume = std::size_t{32} << 20;
 
