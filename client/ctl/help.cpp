@@ -208,6 +208,10 @@ EXAMPLE
 
 const Page kEvict = {"End a session, or take a rank out of its group", R"HELP(
 Whoever may open the control socket may evict: its mode and group are the only authorisation.
+
+EXAMPLES
+  epctl evict session 12 --reason "holds up the others"
+  epctl evict group layer-experts rank 3
 )HELP"};
 
 const Page kEvictSession = {"End a session", R"HELP(

@@ -89,12 +89,12 @@ bool SessionPort::awaits_group(const abi::Submission& submission) const {
 
 void SessionPort::end_member(std::uint32_t number) {
   members.erase(number);
-  former_[static_cast<std::uint16_t>(number)] = number;
+  former_[static_cast<std::uint16_t>(number)] = {number, head_ + abi::kSubmissionSlots};
 }
 
 bool SessionPort::was_member(std::uint32_t number) const {
   const auto last = former_.find(static_cast<std::uint16_t>(number));
-  return last != former_.end() && number <= last->second;  // generations, the high half, count up
+  return last != former_.end() && last->second.number == number && head_ <= last->second.until;
 }
 
 void SessionPort::begin(const abi::Submission& submission, std::uint64_t op_index) {

@@ -69,8 +69,9 @@ class SessionPort {
   bool inherited() const { return inherited_; }
 
   std::unordered_map<std::uint32_t, Member*> members;  // by the number that submissions carry
-  // Takes a membership out; what the client still submits to it is not illegal.
+  // Takes a membership out. What may be in the ring of it by now, a ring's length at most, is not illegal.
   void end_member(std::uint32_t number);
+  // Of the submission taken last.
   bool was_member(std::uint32_t number) const;
   Statistics statistics;
   bool removing = false;  // kRemoveSession came; goes when nothing is in flight
@@ -99,7 +100,12 @@ class SessionPort {
   std::size_t inflight_ = 0;
   std::deque<abi::Completion> waiting_;  // for room in the ring
   std::vector<Orphan> orphans_;
-  std::unordered_map<std::uint16_t, std::uint32_t> former_;  // by index (low half): the last that ended
+  struct Former {
+    std::uint32_t number;
+    std::uint64_t until;  // ring position
+  };
+  std::unordered_map<std::uint16_t, Former>
+      former_;  // by index (low half of the number): the last that ended
   bool ended_ = false;
 };
 

@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::uint64_t kMsNs = 1'000'000;
 constexpr std::uint64_t kLastWordsMs = 1'000;  // between the end of a link and the end of its engine
+constexpr std::uint64_t kSparedMs = 1'000;     // to answer after a stop
 constexpr std::uint64_t kMinuteNs = 60'000 * kMsNs;
 
 }  // namespace
@@ -59,6 +60,7 @@ void EngineFleet::spawn(std::uint32_t index) {
   device.started_ns = clock_.now_ns();
   device.looked_stale = false;
   device.looked_stopped = false;
+  device.spared_until_ns = 0;
   Result<std::unique_ptr<EngineProcess>> process =
       EngineProcess::spawn({options_.binary, device.name, device.page_fd.get(), device.bell.get(),
                             options_.log_level, options_.log_format});
@@ -144,14 +146,22 @@ void EngineFleet::kill(std::uint32_t index, const std::string& why) {
 }
 
 void EngineFleet::kill_unless_stopped(std::uint32_t index, const std::string& why) {
+  if (devices_[index].process == nullptr || is_stopped(index, why)) return;
+  if (clock_.now_ns() >= devices_[index].spared_until_ns) kill(index, why);
+}
+
+bool EngineFleet::is_stopped(std::uint32_t index, const std::string& noticed_by) {
   Device& device = devices_[index];
-  const bool stopped = device.process != nullptr && device.process->is_stopped();
-  if (stopped && !device.looked_stopped) {
+  const bool stopped = device.process->is_stopped();
+  if (stopped == std::exchange(device.looked_stopped, stopped)) return stopped;
+  if (stopped) {
     log_event(LogLevel::kWarning, "engine is stopped",
-              {{"device", device.name}, {"pid", device.process->pid()}, {"noticed_by", why}});
+              {{"device", device.name}, {"pid", device.process->pid()}, {"noticed_by", noticed_by}});
+  } else {
+    device.spared_until_ns = clock_.now_ns() + kSparedMs * kMsNs;
+    log_event(LogLevel::kInfo, "engine goes on", {{"device", device.name}, {"pid", device.process->pid()}});
   }
-  device.looked_stopped = stopped;
-  if (!stopped) kill(index, why);
+  return stopped;
 }
 
 void EngineFleet::on_exit(std::uint32_t index) {
@@ -229,11 +239,9 @@ void EngineFleet::check_alive(std::uint32_t index) {
     kill_unless_stopped(
         index, is_ready(index) ? "its loop stood still for " + age : "it was not ready after " + age);
   }
-  if (!stale && std::exchange(device.looked_stopped, false)) {
-    log_event(LogLevel::kInfo, "engine goes on", {{"device", device.name}, {"pid", device.process->pid()}});
-  }
   // One that goes on has a whole period to show it.
-  device.looked_stale = stale && !device.looked_stopped;
+  const bool stopped = device.looked_stopped && is_stopped(index, "");
+  device.looked_stale = stale && !stopped;
 }
 
 void EngineFleet::tick() {

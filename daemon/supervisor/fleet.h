@@ -54,7 +54,7 @@ class EngineFleet {
   }
   void kill(std::uint32_t device, const std::string& why);
   // For an engine that does not answer. One that somebody has stopped (SIGSTOP, a debugger) can't: it is left
-  // alone, which is logged once for each time.
+  // alone, which is logged once for each time, and has a second to answer when it goes on.
   void kill_unless_stopped(std::uint32_t device, const std::string& why);
 
   void tick();
@@ -102,6 +102,7 @@ class EngineFleet {
     std::deque<std::uint64_t> deaths;  // of the last minute
     bool looked_stale = false;
     bool looked_stopped = false;
+    std::uint64_t spared_until_ns = 0;  // it goes on after a stop: time to answer what it owes
     std::uint64_t loops_seen = 0;
   };
 
@@ -114,6 +115,7 @@ class EngineFleet {
   void schedule_restart(std::uint32_t device);
   void after_send(std::uint32_t device, const Status& status);
   void check_alive(std::uint32_t device);
+  bool is_stopped(std::uint32_t device, const std::string& noticed_by);
   void clear_page(Device& device) const;
   std::uint64_t check_period_ns() const;
 

@@ -1,5 +1,6 @@
 #include "host/rank_of_expert.h"
 #include "host/row_kernels.h"
+#include "host/store_policy.h"
 #include "host/weights.h"
 #include "kernels/operations.h"
 
@@ -108,11 +109,6 @@ class Combiner {
 
 }  // namespace
 
-host::Choice host::combine_choice(const CombineArgs& args) {
-  const std::size_t volume = args.plan->entries.size() * args.hidden * sizeof(std::uint16_t);
-  return {&best_row_kernels(), stores_for(volume)};
-}
-
 void host::combine_rows_with(Choice choice, const CombineArgs& args, std::uint32_t begin, std::uint32_t end) {
   Combiner combiner(choice, args);
   for (std::uint32_t token = begin; token < end; ++token) combiner.combine(token);
@@ -120,7 +116,10 @@ void host::combine_rows_with(Choice choice, const CombineArgs& args, std::uint32
 }
 
 void combine_rows(const CombineArgs& args, std::uint32_t begin, std::uint32_t end) {
-  host::combine_rows_with(host::combine_choice(args), args, begin, end);
+  // The volume of what is pulled says how much else wants the caches.
+  const std::size_t volume = args.plan->entries.size() * args.hidden * sizeof(std::uint16_t);
+  const host::Stores stores = host::StorePolicy::of_process().preferred(volume);
+  host::combine_rows_with({&host::best_row_kernels(), stores}, args, begin, end);
 }
 
 }  // namespace epd::kernels

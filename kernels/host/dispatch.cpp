@@ -1,9 +1,11 @@
 #include "host/rank_of_expert.h"
 #include "host/row_kernels.h"
+#include "host/store_policy.h"
 #include "host/weights.h"
 #include "kernels/operations.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <vector>
 
@@ -134,10 +136,6 @@ class Dispatcher {
 
 }  // namespace
 
-host::Choice host::dispatch_choice(const DispatchArgs& args) {
-  return {&best_row_kernels(), stores_for(args.plan->entries.size() * args.format.row_bytes)};
-}
-
 void host::dispatch_rows_with(Choice choice, const DispatchArgs& args, std::uint32_t begin,
                               std::uint32_t end) {
   Dispatcher dispatcher(choice, args);
@@ -146,7 +144,15 @@ void host::dispatch_rows_with(Choice choice, const DispatchArgs& args, std::uint
 }
 
 void dispatch_rows(const DispatchArgs& args, std::uint32_t begin, std::uint32_t end) {
-  host::dispatch_rows_with(host::dispatch_choice(args), args, begin, end);
+  const RoutingPlan& plan = *args.plan;
+  const std::size_t volume = plan.entries.size() * args.format.row_bytes;
+  host::StorePolicy& policy = host::StorePolicy::of_process();
+  const host::Stores stores = policy.choose(volume);
+  const auto start = std::chrono::steady_clock::now();
+  host::dispatch_rows_with({&host::best_row_kernels(), stores}, args, begin, end);
+  const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - start;
+  const std::size_t bytes = std::size_t{plan.begin[end] - plan.begin[begin]} * args.format.row_bytes;
+  policy.learn(stores, volume, bytes, static_cast<std::uint64_t>(took.count()));
 }
 
 }  // namespace epd::kernels

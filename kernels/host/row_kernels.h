@@ -38,12 +38,13 @@ struct RowSum {
 // volumes that would not stay there; only whole lines of 64 bytes.
 enum class Stores { kCached, kStreaming };
 
-// Above this volume, the bytes that one rank's operation pushes or pulls, streaming is faster: README.md.
-inline constexpr std::size_t kStreamingVolume = std::size_t{32} << 20;
+// How far ahead inputs are prefetched, bytes: of a cast, whose stores and arithmetic leave the hardware's
+// prefetcher behind; of partial sums, which read more rows at once than it follows. See README.md.
+inline constexpr std::size_t kCastAhead = 4096;
+inline constexpr std::size_t kSumAhead = 1024;
 
-inline Stores stores_for(std::size_t volume) {
-  return volume > kStreamingVolume ? Stores::kStreaming : Stores::kCached;
-}
+// Above this volume, the bytes that one rank's operation pushes or pulls, streaming is faster everywhere.
+inline constexpr std::size_t kStreamingVolume = std::size_t{32} << 20;
 
 // `hidden` is a multiple of 128, `bytes` of 16; pointers need their type's natural alignment only; outputs
 // overlap nothing. Streaming stores may be pending on return: the caller ends its batch with store_fence().
@@ -65,15 +66,11 @@ std::span<const RowKernels* const> available_row_kernels();
 // The fastest of them.
 const RowKernels& best_row_kernels();
 
-// What dispatch_rows and combine_rows choose; tests and the benchmark choose otherwise.
+// dispatch_rows and combine_rows with what they choose otherwise: the best kernels, and StorePolicy's stores.
 struct Choice {
   const RowKernels* kernels;
   Stores stores;
 };
-Choice dispatch_choice(const DispatchArgs& args);
-Choice combine_choice(const CombineArgs& args);
-
-// dispatch_rows and combine_rows, so chosen.
 void dispatch_rows_with(Choice choice, const DispatchArgs& args, std::uint32_t begin, std::uint32_t end);
 void combine_rows_with(Choice choice, const CombineArgs& args, std::uint32_t begin, std::uint32_t end);
 

@@ -138,6 +138,9 @@ EPD_AVX2 void cast_to_all(const CastRow& row, std::span<void* const> destination
   float* scales = row.scales;
   for (std::size_t start = 0; start < row.hidden; start += kScaleBlock) {
     const std::uint16_t* block = row.x + start;
+    for (std::size_t i = 0; i < kScaleBlock; i += 32) {
+      _mm_prefetch(reinterpret_cast<const char*>(block + i) + kCastAhead, _MM_HINT_T0);
+    }
     const std::uint32_t largest = largest_magnitude(block);
     if (largest >= 0x7f80) [[unlikely]] {
       std::uint8_t q[kScaleBlock];
@@ -192,9 +195,13 @@ struct Columns {
   __m256 odd[kVectors];
 };
 
-template <bool kWeighted, std::size_t kVectors>
+template <bool kWeighted, bool kPrefetch, std::size_t kVectors>
 EPD_AVX2_INLINE void add_row(Columns<kVectors>& sums, const WeightedRow& source, std::size_t start) {
   const __m256 weight = _mm256_set1_ps(source.weight);
+  if constexpr (kPrefetch) {
+    static_assert(kVectors == 2);  // one cache line
+    _mm_prefetch(reinterpret_cast<const char*>(source.row + start) + kSumAhead, _MM_HINT_T0);
+  }
   for (std::size_t v = 0; v < kVectors; ++v) {
     const __m256i y = load(source.row + start + v * 16);
     sums.even[v] = accumulate<kWeighted>(sums.even[v], _mm256_castsi256_ps(_mm256_slli_epi32(y, 16)), weight);
@@ -219,10 +226,10 @@ EPD_AVX2_INLINE __m256 rounded_partial_sum(__m256 sum) {
 template <bool kWeighted, std::size_t kVectors>
 EPD_AVX2_INLINE void add_partial_sum(Columns<kVectors>& sums, std::span<const WeightedRow> rows,
                                      std::size_t start) {
-  if (!kWeighted && rows.size() == 1) return add_row<false>(sums, rows[0], start);  // is bf16 already
+  if (!kWeighted && rows.size() == 1) return add_row<false, true>(sums, rows[0], start);  // is bf16 already
   Columns<kVectors> partial;
   clear(partial);
-  for (const WeightedRow& source : rows) add_row<kWeighted>(partial, source, start);
+  for (const WeightedRow& source : rows) add_row<kWeighted, true>(partial, source, start);
   for (std::size_t v = 0; v < kVectors; ++v) {
     sums.even[v] = _mm256_add_ps(sums.even[v], rounded_partial_sum(partial.even[v]));
     sums.odd[v] = _mm256_add_ps(sums.odd[v], rounded_partial_sum(partial.odd[v]));
@@ -242,7 +249,7 @@ EPD_AVX2 void sum_columns(const RowSum& sum, std::size_t hidden, std::uint16_t* 
         first += count;
       }
     } else {
-      for (const WeightedRow& source : sum.rows) add_row<kWeighted>(sums, source, start);
+      for (const WeightedRow& source : sum.rows) add_row<kWeighted, false>(sums, source, start);
     }
     for (std::size_t v = 0; v < kVectors; ++v) {
       const __m256i low = _mm256_srli_epi32(round_upper(sums.even[v]), 16);

@@ -137,6 +137,9 @@ EPD_AVX512 void cast_to_all(const CastRow& row, std::span<void* const> destinati
   const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
   const __m512i magnitude = _mm512_set1_epi16(0x7fff);
   for (std::size_t start = 0; start < row.hidden; start += kScaleBlock) {
+    for (std::size_t i = 0; i < kScaleBlock; i += 32) {
+      _mm_prefetch(reinterpret_cast<const char*>(row.x + start + i) + kCastAhead, _MM_HINT_T0);
+    }
     const __m512i x0 = _mm512_loadu_si512(row.x + start);
     const __m512i x1 = _mm512_loadu_si512(row.x + start + 32);
     const __m512i x2 = _mm512_loadu_si512(row.x + start + 64);
@@ -197,12 +200,14 @@ struct Columns {
   __m512 odd[kVectors];
 };
 
-template <bool kWeighted>
+template <bool kWeighted, bool kPrefetch>
 EPD_AVX512_INLINE void add_row(Columns& sums, const WeightedRow& source, std::size_t start) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
   const __m512 weight = _mm512_set1_ps(source.weight);
   for (std::size_t v = 0; v < kVectors; ++v) {
-    const __m512i y = _mm512_loadu_si512(source.row + start + v * 32);
+    const std::uint16_t* columns = source.row + start + v * 32;
+    if constexpr (kPrefetch) _mm_prefetch(reinterpret_cast<const char*>(columns) + kSumAhead, _MM_HINT_T0);
+    const __m512i y = _mm512_loadu_si512(columns);
     sums.even[v] = accumulate<kWeighted>(sums.even[v], _mm512_castsi512_ps(_mm512_slli_epi32(y, 16)), weight);
     sums.odd[v] = accumulate<kWeighted>(sums.odd[v], _mm512_castsi512_ps(_mm512_and_si512(y, upper)), weight);
   }
@@ -223,10 +228,10 @@ EPD_AVX512_INLINE __m512 rounded_partial_sum(__m512 sum) {
 
 template <bool kWeighted>
 EPD_AVX512_INLINE void add_partial_sum(Columns& sums, std::span<const WeightedRow> rows, std::size_t start) {
-  if (!kWeighted && rows.size() == 1) return add_row<false>(sums, rows[0], start);  // is bf16 already
+  if (!kWeighted && rows.size() == 1) return add_row<false, true>(sums, rows[0], start);  // is bf16 already
   Columns partial;
   clear(partial);
-  for (const WeightedRow& source : rows) add_row<kWeighted>(partial, source, start);
+  for (const WeightedRow& source : rows) add_row<kWeighted, true>(partial, source, start);
   for (std::size_t v = 0; v < kVectors; ++v) {
     sums.even[v] = _mm512_add_ps(sums.even[v], rounded_partial_sum(partial.even[v]));
     sums.odd[v] = _mm512_add_ps(sums.odd[v], rounded_partial_sum(partial.odd[v]));
@@ -245,7 +250,7 @@ EPD_AVX512 void sum_columns(const RowSum& sum, std::size_t hidden, std::uint16_t
         first += count;
       }
     } else {
-      for (const WeightedRow& source : sum.rows) add_row<kWeighted>(sums, source, start);
+      for (const WeightedRow& source : sum.rows) add_row<kWeighted, false>(sums, source, start);
     }
     for (std::size_t v = 0; v < kVectors; ++v) {
       const __m512i low = _mm512_srli_epi32(round_upper(sums.even[v]), 16);

@@ -423,7 +423,7 @@ const bool kRegistered = [] {
       benchmark::RegisterBenchmark(name.c_str(), bench_cast, kernels, pow2);
     }
   }
-  for (const Size tokens : {128, 1024, 4096}) {
+  for (const Size tokens : {8, 128, 1024, 4096}) {
     benchmark::RegisterBenchmark("memcpy", bench_memcpy)->Arg(tokens);
     for (const auto& layout : kLayouts) {
       register_world(tokens, std::to_string(tokens) + "/" + layout.name + "/", layout.layout);

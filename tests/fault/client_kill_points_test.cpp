@@ -13,6 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -28,12 +29,18 @@ enum class Stretch { kAttach, kJoin, kSubmit, kWait, kWaitLong, kCombine, kLeave
 constexpr std::array kStretches = {"attach",      "join",    "submit", "wait",
                                    "wait asleep", "combine", "leave",  "detach"};
 
+struct Death {
+  Gate first_over;             // the peer has seen the end of the group that the victim was in
+  std::atomic<pid_t> waiting;  // the victim, when all it does is wait for its peer
+};
+
 void must_be_right(const std::string& difference) {
   RANK_CHECK(difference.empty(), difference);
 }
 
 // What the victim does in its life: one round, then it goes. Each step may be its last.
-std::string whole_life(const Daemon& daemon, const Case& c, const std::string& name, Stretch traced) {
+std::string whole_life(const Daemon& daemon, const Case& c, const std::string& name, Stretch traced,
+                       Death& death) {
   const auto step = [traced](Stretch here, const std::function<void()>& work) {
     if (here == traced) begin_stretch();
     work();
@@ -56,6 +63,7 @@ std::string whole_life(const Daemon& daemon, const Case& c, const std::string& n
   step(Stretch::kSubmit,
        [&] { must(epd_dispatch(group.get(), &dispatch, &ticket, &combine.handle), "dispatch"); });
   const Stretch wait = traced == Stretch::kWaitLong ? Stretch::kWaitLong : Stretch::kWait;
+  death.waiting = ::getpid();
   step(wait, [&] { must(group.wait(ticket, kHangMs, &result), "dispatch"); });
   must_be_right(check_dispatch(c, buffers, inputs, kVictim, result, nullptr));
   fill_combine(c, buffers, kVictim, 0, result.num_recv_rows);
@@ -69,8 +77,14 @@ std::string whole_life(const Daemon& daemon, const Case& c, const std::string& n
   return "";
 }
 
+bool over_or_asleep(pid_t pid) {
+  return !is_running(pid) || process_state(pid) == 'S';
+}
+
 // Joins the first group and works in it until rank 0, whoever plays it, is gone. Returns what it saw.
-std::string peer_of_the_dead(const Session& session, const Case& c, const std::string& name, bool late) {
+// A late one does nothing before the victim sleeps or is dead.
+std::string peer_of_the_dead(const Session& session, const Case& c, const std::string& name, bool late,
+                             const Death& death) {
   const epd_group_config_t config = c.config(name.c_str(), kPeer);
   epd_group_t* joined = nullptr;
   const epd_status_t status = epd_group_join(session.get(), &config, &joined);
@@ -80,7 +94,8 @@ std::string peer_of_the_dead(const Session& session, const Case& c, const std::s
     return "lost while it started";
   }
   const Group group(joined);
-  if (late) sleep_ms(4);
+  RANK_CHECK(!late || eventually(20, [&] { return death.waiting != 0 && over_or_asleep(death.waiting); }),
+             "the victim neither sleeps nor dies");
   ScriptOptions options;
   options.rounds = 2;  // rank 0 does one at most
   options.order = Order::kInTurn;
@@ -128,19 +143,20 @@ class ClientKillPoints : public testing::Test {
   }
 
   // One death: `die` starts the victim in group `name`, kills it and says where. Returns what the peer saw.
-  std::string one_death(const std::function<void(const std::string& name)>& die, bool late_peer) {
+  std::string one_death(const std::function<void(const std::string& name, Death& death)>& die,
+                        bool late_peer) {
     const std::string name = "first-" + std::to_string(deaths_++);
-    Shared<Gate> first_over;
+    Shared<Death> death;
     RankProcess peer([&]() -> std::string {
       const Session session(daemon_->socket(), daemon_->device(kPeer));
-      const std::string saw = peer_of_the_dead(session, case_, name, late_peer);
-      first_over->arrive();
+      std::string saw = peer_of_the_dead(session, case_, name, late_peer, *death);
+      death->first_over.arrive();
       fresh_group(session, kPeer, name);
       return saw;
     });
-    die(name);
+    die(name, *death);
     RankProcess stand_in([&]() -> std::string {
-      replacement(*daemon_, case_, name, *first_over);
+      replacement(*daemon_, case_, name, death->first_over);
       fresh_group(Session(daemon_->socket(), daemon_->device(kVictim)), kVictim, name);
       return "";
     });
@@ -165,8 +181,8 @@ class ClientKillPoints : public testing::Test {
     for (int n = 0; n < 200 && !HasFailure(); ++n) {
       std::optional<std::string> point;
       const std::string saw = one_death(
-          [&](const std::string& name) {
-            RankProcess victim([&] { return whole_life(*daemon_, case_, name, stretch); });
+          [&](const std::string& name, Death& death) {
+            RankProcess victim([&] { return whole_life(*daemon_, case_, name, stretch, death); });
             point = kill_at(victim.pid(), n);
             const RankOutcome outcome = victim.wait(30);
             EXPECT_TRUE(point ? outcome.signal == SIGKILL : outcome.ok) << outcome.to_string();
@@ -281,7 +297,7 @@ TEST_F(ClientKillPoints, StepsInMemoryOnly) {
     SCOPED_TRACE(kMemoryPoints[i]);
     const auto point = static_cast<Memory>(i);
     const std::string saw = one_death(
-        [&](const std::string& name) {
+        [&](const std::string& name, Death&) {
           RankProcess victim([&]() -> std::string {
             by_hand(*daemon_, case_, name, point);
             ::kill(::getpid(), SIGKILL);
@@ -318,7 +334,8 @@ TEST_F(ClientKillPoints, AJoinThatNobodyCompletes) {
         must_say("missing: 0");
         return "";
       });
-      RankProcess victim([&] { return whole_life(*daemon_, case_, name, stretch); });
+      Shared<Death> death;
+      RankProcess victim([&] { return whole_life(*daemon_, case_, name, stretch, *death); });
       const std::optional<std::string> point = kill_at(victim.pid(), n);
       const bool asked = !point || *point == "after sendmsg #1";
       if (stretch == Stretch::kJoin ? asked : !point) {  // the group is complete: no peer for this test

@@ -180,6 +180,71 @@ TEST_F(EngineKillPoints, Planning) {
   expect_recovery("planning a dispatch");
 }
 
+// A combine is planned only when the operation `depth` before it has ended: here a dispatch that takes long,
+// which an empty one on the other slot has overtaken. Redone, all of it is right.
+std::string overtaken(const Session& session, const Case& c, std::uint32_t rank, Stage& stage) {
+  const Group group(session, c.config("killed", rank));
+  const std::vector<Input> inputs = make_inputs(c, 0);
+  bool resumed = false;
+  for (;;) {
+    epd_dispatch_args_t slow = EPD_DISPATCH_ARGS_INIT;
+    slow.num_tokens = inputs[rank].num_tokens;
+    epd_dispatch_args_t empty = EPD_DISPATCH_ARGS_INIT;
+    empty.slot = 1;
+    epd_combine_args_t combine = EPD_COMBINE_ARGS_INIT;
+    combine.slot = 1;
+    epd_ticket_t first = 0;
+    epd_ticket_t second = 0;
+    epd_ticket_t third = 0;
+    fill_dispatch(c, group.buffers(0), inputs[rank]);
+    must(epd_dispatch(group.get(), &slow, &first, nullptr), "the slow dispatch");
+    must(epd_dispatch(group.get(), &empty, &second, &combine.handle), "the empty dispatch");
+    epd_status_t status = group.wait(second, 60000);
+    if (status == EPD_OK) status = epd_combine(group.get(), &combine, &third);
+    if (status == EPD_OK) status = group.wait(third, 60000);
+    epd_result_t result = EPD_RESULT_INIT;
+    const epd_status_t slow_status = group.wait(first, 60000, &result);
+    if (status == EPD_OK && slow_status == EPD_OK) {
+      const std::string text = check_dispatch(c, group.buffers(0), inputs, rank, result, nullptr);
+      RANK_CHECK(text.empty(), text);
+      stage.finished.arrive();
+      stage.finished.wait_for(c.num_ranks);
+      return resumed ? "resumed" : "undisturbed";
+    }
+    RANK_CHECK(status == EPD_OK || status == EPD_ENGINE_RESTARTED, epd_last_error());
+    RANK_CHECK(slow_status == EPD_OK || slow_status == EPD_ENGINE_RESTARTED, epd_last_error());
+    epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+    must(epd_group_resume(group.get(), 30000, &info), "resume");
+    RANK_CHECK(info.resume_op == 0, "the slow dispatch has not ended: " + std::to_string(info.resume_op));
+    resumed = true;
+  }
+}
+
+TEST_F(EngineKillPoints, PlanningACombine) {
+  const Case c = long_to_move();
+  const pid_t victim = engine(kVictim);
+  bool stopped = false;
+  for (int tries = 0; tries < 30 && !stopped; ++tries) {
+    stage_ = std::make_unique<Shared<Stage>>();
+    ranks_.clear();
+    for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {
+      ranks_.emplace_back([&, rank]() -> std::string {
+        return overtaken(Session(daemon_->socket(), daemon_->device(rank)), c, rank, **stage_);
+      });
+    }
+    stopped = stop_when(
+        victim,
+        [&] {
+          return pages_->shows(kVictim, Op::kCombine, OpStage::kPlanning) &&
+                 pages_->shows(kVictim, Op::kDispatch, OpStage::kMoving);
+        },
+        [&] { return (*stage_)->finished.count > 0; });
+  }
+  ASSERT_TRUE(stopped);
+  kill_now(victim);
+  expect_recovery("planning a combine");
+}
+
 TEST_F(EngineKillPoints, Moving) {
   for (const Op op : {Op::kDispatch, Op::kCombine}) {
     SCOPED_TRACE(name_of(op));

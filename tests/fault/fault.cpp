@@ -1,6 +1,9 @@
 #include "fault.h"
 
 #include <gtest/gtest.h>
+#include <sys/ptrace.h>
+#include <sys/user.h>
+#include <sys/wait.h>
 
 namespace epd::test {
 
@@ -90,6 +93,28 @@ std::size_t memfds_held(const Daemon& daemon) {
 
 std::size_t settled_memfds(const Daemon& daemon) {
   return memfds_of(settled_census(daemon));
+}
+
+bool hang_process(pid_t pid) {
+#if defined(__x86_64__)
+  if (::ptrace(PTRACE_ATTACH, pid, nullptr, nullptr) != 0) return false;
+  int status = 0;
+  user_regs_struct registers{};
+  bool done =
+      ::waitpid(pid, &status, __WALL) == pid && ::ptrace(PTRACE_GETREGS, pid, nullptr, &registers) == 0;
+  if (done) {
+    registers.orig_rax = ~0ull;  // no system call is to be begun again
+    const long code = ::ptrace(PTRACE_PEEKTEXT, pid, registers.rip, nullptr);
+    const long circle = (code & ~0xffffl) | 0xfeeb;  // jmp to itself
+    done = ::ptrace(PTRACE_POKETEXT, pid, registers.rip, circle) == 0 &&
+           ::ptrace(PTRACE_SETREGS, pid, nullptr, &registers) == 0;
+  }
+  ::ptrace(PTRACE_DETACH, pid, nullptr, nullptr);
+  return done;
+#else
+  (void)pid;
+  return false;
+#endif
 }
 
 void expect_serves(const Daemon& daemon, std::uint32_t num_ranks, const std::string& group) {

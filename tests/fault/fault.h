@@ -35,6 +35,10 @@ void expect_same_census(const Daemon& daemon, const SystemCensus& before);
 std::size_t memfds_held(const Daemon& daemon);
 std::size_t settled_memfds(const Daemon& daemon);
 
+// Makes a process run in a circle for good, its other threads aside: hung, as /proc can't tell. False where
+// that is not known how.
+bool hang_process(pid_t pid);
+
 // All ranks of a case in a group of their own: does the daemon still serve?
 void expect_serves(const Daemon& daemon, std::uint32_t num_ranks, const std::string& group);
 

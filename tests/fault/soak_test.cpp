@@ -1,8 +1,8 @@
-// Clients and engines are killed and stopped at random, for as long as one likes:
+// Clients and engines are killed at random, they and the supervisor are stopped, for as long as one likes:
 //   EPD_SOAK_SECONDS=600 EPD_TEST_SEED=7 build/dev/bin/soak_test
-// Several groups work meanwhile. Every operation that succeeds is right to the bit, every failure has one of
-// the statuses that the faults explain, nobody waits for ever, a group whose devices and clients are spared
-// notices nothing, and in the end the daemon holds what it held at first.
+// Several groups work meanwhile, under both loss policies. Every operation that succeeds is right to the bit,
+// every failure has one of the statuses that the faults explain, nobody waits for ever, a group whose devices
+// and clients are spared notices nothing, and in the end the daemon holds what it held at first.
 #include "fault.h"
 
 #include <gtest/gtest.h>
@@ -46,7 +46,7 @@ struct GroupPlan {
 
 // What a seat's process reports; its successors go on counting.
 struct Progress {
-  std::atomic<std::uint64_t> completed, restarted, deadlines, lost, resumes, generations, joins_failed;
+  std::atomic<std::uint64_t> completed, restarted, deadlines, lost, rejoined, generations, joins_failed;
   std::atomic<double> alive_at;
 };
 
@@ -55,37 +55,65 @@ struct Board {
   std::atomic<bool> stop;
 };
 
+struct Stopped {};  // thrown to leave a script that has no end
+
 void beat(Progress& progress) {
   progress.alive_at = now_s();
 }
 
-void count_failures(Progress& progress, const ScriptStats& stats) {
-  for (const auto& [status, count] : stats.failures) {
-    if (status == "ENGINE_RESTARTED") {
-      progress.restarted += count;
-    } else if (status == "DEADLINE_EXCEEDED") {
-      progress.deadlines += count;
-    } else if (status == "RANK_LOST") {
-      progress.lost += count;
-    } else {
-      RANK_FAIL("an operation ended with " + status + ": " + stats.to_string());
-    }
+// The faults explain these and no others.
+void count_failure(Progress& progress, bool degrade, epd_status_t status) {
+  beat(progress);
+  switch (status) {
+    case EPD_ENGINE_RESTARTED: ++progress.restarted; return;
+    case EPD_DEADLINE_EXCEEDED: ++progress.deadlines; return;
+    case EPD_RANK_LOST: ++progress.lost; return;
+    case EPD_ABORTED:
+      if (degrade) {
+        ++progress.rejoined;
+        return;
+      }
+      break;
+    default: break;
   }
-  progress.resumes += stats.resumes;
-  ++progress.generations;
+  RANK_FAIL(std::string("an operation ended with ") + epd_status_name(status) + ": " + epd_last_error());
 }
 
-ScriptOptions script_options(const GroupPlan& plan, Progress& progress) {
+// Under degrade a group goes on for as long as it has ranks: the script has no end but `stop`.
+ScriptOptions script_options(const GroupPlan& plan, Board& board, Progress& progress) {
+  const bool degrade = plan.shape.degrade;
   ScriptOptions options;
-  options.rounds = 40;
+  options.rounds = degrade ? 20000 : 40;
   options.order = plan.order;
   options.timeout_ms = plan.timeout_ms;
-  options.on_submit = [&progress](std::uint64_t) { beat(progress); };
+  options.recover = true;
+  if (!degrade) options.end = EPD_RANK_LOST;
+  options.on_submit = [&board, &progress, degrade](std::uint64_t) {
+    beat(progress);
+    if (degrade && board.stop) throw Stopped{};
+  };
   options.on_complete = [&progress](std::uint64_t) {
     ++progress.completed;
     beat(progress);
   };
+  options.on_failure = [&progress, degrade](epd_status_t status) {
+    count_failure(progress, degrade, status);
+  };
   return options;
+}
+
+// What a join may give while ranks die: some are missing, one died while the group started, the seat's former
+// owner has not yet been reaped; and under degrade the group ended while it was to be rejoined.
+void must_be_explained(epd_status_t status, bool degrade, double& taken_since) {
+  const std::string said = std::string(epd_status_name(status)) + ": " + epd_last_error();
+  if (status == EPD_INVALID_ARGUMENT && said.find("is taken by session") != std::string::npos) {
+    if (taken_since == 0) taken_since = now_s();
+    RANK_CHECK(now_s() - taken_since < 5, said);
+    sleep_ms(1);
+    return;
+  }
+  RANK_CHECK(status == EPD_DEADLINE_EXCEEDED || status == EPD_RANK_LOST || (degrade && status == EPD_ABORTED),
+             said);
 }
 
 // Joins, works until the group is lost or its script is done, leaves, and again.
@@ -105,24 +133,18 @@ std::string life_in_danger(const Daemon& daemon, const GroupPlan& plan, const Se
     beat(progress);
     if (status != EPD_OK) {
       ++progress.joins_failed;
-      const std::string said = std::string(epd_status_name(status)) + ": " + epd_last_error();
-      // Missing ranks, one that died while the group started, or the seat's former owner not yet reaped.
-      const bool taken =
-          status == EPD_INVALID_ARGUMENT && said.find("is taken by session") != std::string::npos;
-      if (taken && taken_since == 0) taken_since = now_s();
-      RANK_CHECK(
-          taken ? now_s() - taken_since < 5 : status == EPD_DEADLINE_EXCEEDED || status == EPD_RANK_LOST,
-          said);
-      if (taken) sleep_ms(1);
+      must_be_explained(status, plan.shape.degrade, taken_since);
       continue;
     }
     taken_since = 0;
     {
       const Group group(joined);
-      ScriptOptions options = script_options(plan, progress);
-      options.recover = true;
-      options.end = EPD_RANK_LOST;
-      count_failures(progress, ScriptRunner(group, plan.shape, seat.rank, options).run());
+      try {
+        ScriptRunner(group, plan.shape, seat.rank, script_options(plan, board, progress)).run();
+      } catch (const Stopped&) {
+        return "";
+      }
+      ++progress.generations;
       note("leave");
     }
     if (generation % 3 == 2) session.reset();
@@ -135,9 +157,9 @@ std::string life_in_peace(const Daemon& daemon, const GroupPlan& plan, const Sea
                           Progress& progress) {
   const Session session(daemon.socket(), daemon.device(seat.device));
   const Group group(session, plan.shape.config(plan.name.c_str(), seat.rank));
-  ScriptOptions options = script_options(plan, progress);
+  ScriptOptions options = script_options(plan, board, progress);
   options.rounds = 20;
-  options.end = EPD_RANK_LOST;
+  options.recover = false;
   while (!board.stop) {
     const ScriptStats stats = ScriptRunner(group, plan.shape, seat.rank, options).run();
     RANK_CHECK(stats.failures.empty() || board.stop, stats.to_string());
@@ -154,7 +176,7 @@ class Soak : public testing::Test {
 
   void SetUp() override {
     seed_ = number_from("EPD_TEST_SEED", 1);
-    seconds_ = static_cast<double>(number_from("EPD_SOAK_SECONDS", 12));
+    seconds_ = static_cast<double>(number_from("EPD_SOAK_SECONDS", 10));
     random_.seed(seed_);
     DaemonOptions options;
     options.devices = kDevices;
@@ -188,6 +210,8 @@ class Soak : public testing::Test {
     add_group("hasty", 3, 150);   // stopped clients and dead engines make its deadlines pass
     add_group("wide", 5, 20000);  // two ranks on one device
     add_group("single", 1, 20000);
+    add_group("degrade", 3, 20000);
+    plans_.back().shape.degrade = true;
     ASSERT_LE(seats_.size(), kMaxSeats);
   }
 
@@ -224,7 +248,7 @@ class Soak : public testing::Test {
   void stop_client(std::size_t i) {
     if (due_.contains(i)) return;
     processes_[i].kill(SIGSTOP);
-    due_[i] = now_s() + static_cast<double>(1 + below(400)) / 1000;
+    due_[i] = now_s() + some_time();
     ++tally_["clients stopped"];
   }
 
@@ -235,14 +259,18 @@ class Soak : public testing::Test {
     ++tally_["engines killed"];
   }
 
-  // A stopped engine is killed or goes on; its pid is not another's while the supervisor has not reaped it,
-  // and a SIGCONT to whoever has it then does no harm.
-  void stop_engine(std::uint32_t device) {
-    const pid_t pid = daemon_->engine(device);
+  // A stopped process is killed or goes on; its pid is not another's while its parent has not reaped it, and
+  // a SIGCONT to whoever has it then does no harm.
+  void stop_for_a_while(pid_t pid, const char* what) {
     if (pid <= 0) return;
     ::kill(pid, SIGSTOP);
-    engines_due_[pid] = now_s() + static_cast<double>(1 + below(300)) / 1000;
-    ++tally_["engines stopped"];
+    pids_due_[pid] = now_s() + some_time();
+    ++tally_[what];
+  }
+
+  // Short of any deadline; now and then longer than most.
+  double some_time() {
+    return static_cast<double>(below(16) == 0 ? 1000 + below(3000) : 1 + below(300)) / 1000;
   }
 
   void continue_stopped(bool all) {
@@ -253,7 +281,7 @@ class Soak : public testing::Test {
       beat(board_->seats[entry.first]);
       return true;
     });
-    std::erase_if(engines_due_, [&](const auto& entry) {
+    std::erase_if(pids_due_, [&](const auto& entry) {
       if (!all && entry.second > now) return false;
       ::kill(entry.first, SIGCONT);
       return true;
@@ -269,16 +297,18 @@ class Soak : public testing::Test {
     } else if (dice < 76) {
       kill_engine(static_cast<std::uint32_t>(below(kSpared)));
     } else if (dice < 84) {
-      stop_engine(static_cast<std::uint32_t>(below(kSpared)));
+      stop_for_a_while(daemon_->engine(static_cast<std::uint32_t>(below(kSpared))), "engines stopped");
     } else if (dice < 92) {  // a client and an engine at once
       const std::size_t i = any_victim();
       kill_engine(static_cast<std::uint32_t>(below(kSpared)));
       kill_client(i);
-    } else if (dice < 96) {  // an engine twice in a row
+    } else if (dice < 94) {  // an engine twice in a row
       const auto device = static_cast<std::uint32_t>(below(kSpared));
       kill_engine(device);
       sleep_ms(static_cast<int>(below(60)));
       kill_engine(device);
+    } else if (dice < 97) {
+      stop_for_a_while(daemon_->pid(), "stops of the supervisor");
     } else if (dice < 98) {  // all ranks of a group
       const std::uint32_t group = seats_[any_victim()].group;
       for (std::size_t i = 0; i < seats_.size(); ++i)
@@ -323,13 +353,17 @@ class Soak : public testing::Test {
     std::printf("\n");
     for (std::size_t i = 0; i < seats_.size(); ++i) {
       const Progress& p = board_->seats[i];
-      std::printf(
-          "  %-14s %7llu right to the bit, %llu ENGINE_RESTARTED, %llu DEADLINE_EXCEEDED, %llu RANK_LOST, "
-          "%llu resumes, %llu generations, %llu joins failed\n",
-          name_of(i).c_str(), static_cast<unsigned long long>(p.completed),
-          static_cast<unsigned long long>(p.restarted), static_cast<unsigned long long>(p.deadlines),
-          static_cast<unsigned long long>(p.lost), static_cast<unsigned long long>(p.resumes),
-          static_cast<unsigned long long>(p.generations), static_cast<unsigned long long>(p.joins_failed));
+      const std::pair<const char*, std::uint64_t> columns[] = {{"right to the bit", p.completed},
+                                                               {"ENGINE_RESTARTED", p.restarted},
+                                                               {"DEADLINE_EXCEEDED", p.deadlines},
+                                                               {"RANK_LOST", p.lost},
+                                                               {"ABORTED", p.rejoined},
+                                                               {"generations", p.generations},
+                                                               {"joins failed", p.joins_failed}};
+      std::printf("  %-16s", name_of(i).c_str());
+      for (const auto& [what, count] : columns)
+        std::printf(" %7llu %s", static_cast<unsigned long long>(count), what);
+      std::printf("\n");
     }
   }
 
@@ -342,7 +376,7 @@ class Soak : public testing::Test {
   Shared<Board> board_;
   std::array<RankProcess, kMaxSeats> processes_;
   std::map<std::size_t, double> due_;  // stopped clients, and when they go on
-  std::map<pid_t, double> engines_due_;
+  std::map<pid_t, double> pids_due_;   // others
   std::map<std::string, std::uint64_t> tally_;
 };
 

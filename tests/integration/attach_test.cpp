@@ -330,7 +330,6 @@ TEST(Join, ValuesOutOfRangeAreRefusedByNameAndValue) {
     bad([](auto& c) { c.topk = 33; }, invalid, {"topk", "33", "32"});
     bad([](auto& c) { c.depth = 17; }, invalid, {"depth", "17", "16"});
     bad([](auto& c) { c.size = 3; }, invalid, {"size"});
-    bad([](auto& c) { c.policy = EPD_DEGRADE; }, EPD_UNSUPPORTED, {"policy", "degrade"});
     const Group group(session, good);
   });
   daemon->stop();

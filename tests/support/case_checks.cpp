@@ -191,8 +191,8 @@ std::string check_dispatch(const Case& c, const epd_buffers_t& b, const std::vec
 }
 
 std::string check_combine(const Case& c, const epd_buffers_t& b, const std::vector<Input>& inputs,
-                          std::uint32_t rank, Round round) {
-  const auto want = kernels::reference::combine_to(c.params(), inputs, make_answers(c, round),
+                          std::uint32_t rank, Round round, const std::set<std::uint32_t>& silent) {
+  const auto want = kernels::reference::combine_to(c.params(), inputs, make_answers(c, round, inputs, silent),
                                                    {c.weighted, c.return_weights}, rank);
   First first;
   first.also(differ("out", static_cast<const std::uint16_t*>(b.out), want.out));

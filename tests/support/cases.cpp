@@ -245,6 +245,7 @@ epd_group_config_t Case::config(const char* name, std::uint32_t rank) const {
   config.depth = depth;
   config.payload = payload;
   config.index_type = index64 ? EPD_INDEX_INT64 : EPD_INDEX_INT32;
+  config.policy = degrade ? EPD_DEGRADE : EPD_FAIL_FAST;
   config.timeout_ms = 30000;
   config.layout = layout;
   config.scale_format = scales;
@@ -423,23 +424,50 @@ void fill_combine(const Case& c, const epd_buffers_t& b, std::uint32_t rank, Rou
   std::memset(b.out_weights, kPoison, abi::region_bytes(shape, abi::Region::kOutWeights));
 }
 
-std::vector<Answer> make_answers(const Case& c, Round round) {
+std::vector<Answer> make_answers(const Case& c, Round round, const std::vector<Input>& dispatched,
+                                 const std::set<std::uint32_t>& silent) {
   Case slim = c;
   slim.payload = EPD_PAYLOAD_OPAQUE;
   slim.scales = EPD_SCALES_FLOAT32;
   slim.opaque_bytes = abi::kOpaqueMultiple;
-  const std::vector<Input> inputs = slim_inputs(c, round.routing);
+  std::vector<Input> inputs(c.num_ranks);
+  for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {
+    inputs[rank].num_tokens = dispatched[rank].num_tokens;
+    inputs[rank].topk_idx = dispatched[rank].topk_idx;
+    inputs[rank].x.resize(std::size_t{inputs[rank].num_tokens} * abi::kOpaqueMultiple);
+  }
   std::vector<Answer> answers(c.num_ranks);
   for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {
     const std::uint32_t rows = kernels::reference::dispatch_to(slim.params(), inputs, rank).num_rows;
     Answer& answer = answers[rank];
     answer.y.resize(std::size_t{rows} * c.hidden);
-    for (std::uint32_t row = 0; row < rows; ++row)
-      make_y_row(c, rank, round, row, &answer.y[std::size_t{row} * c.hidden]);
     answer.y_weights = make_y_weights(c, rank, round, rows);
+    if (silent.contains(rank)) std::fill(answer.y_weights.begin(), answer.y_weights.end(), 0.0f);
+    for (std::uint32_t row = 0; row < rows && !silent.contains(rank); ++row)
+      make_y_row(c, rank, round, row, &answer.y[std::size_t{row} * c.hidden]);
     for (std::uint32_t i = 0; i < biases_of(c, round); ++i) answer.bias[i] = make_bias(c, rank, round, i);
   }
   return answers;
+}
+
+std::vector<Input> without_ranks(const Case& c, std::vector<Input> inputs,
+                                 const std::set<std::uint32_t>& lost) {
+  for (const std::uint32_t rank : lost) inputs[rank] = {};
+  const std::uint32_t per_rank = c.num_experts / c.num_ranks;
+  for (Input& input : inputs) {
+    for (std::int64_t& choice : input.topk_idx) {
+      if (choice >= 0 && lost.contains(static_cast<std::uint32_t>(choice) / per_rank)) choice = -1;
+    }
+  }
+  return inputs;
+}
+
+std::uint32_t selections_of(const Case& c, const Input& input, const std::set<std::uint32_t>& ranks) {
+  const std::uint32_t per_rank = c.num_experts / c.num_ranks;
+  return static_cast<std::uint32_t>(
+      std::count_if(input.topk_idx.begin(), input.topk_idx.end(), [&](std::int64_t choice) {
+        return choice >= 0 && ranks.contains(static_cast<std::uint32_t>(choice) / per_rank);
+      }));
 }
 
 }  // namespace epd::test

@@ -7,6 +7,7 @@
 #include "proto/arena.h"
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,8 @@ struct Case {
   std::uint32_t max_recv_rows = 0;
   std::int32_t priority = 0;
   bool index64 = false;
+  // The group goes on without lost ranks, and takes them back: a script with `recover` does as well.
+  bool degrade = false;
   // Its operations.
   bool send_weights = true;     // dispatch
   bool weighted = true;         // combine
@@ -79,7 +82,9 @@ std::vector<Input> make_inputs(const Case& c, Round round);
 void make_y_row(const Case& c, std::uint32_t rank, Round round, std::uint32_t row, std::uint16_t* y);
 // The answers of all ranks, as combine takes them.
 using Answer = kernels::reference::CombineInput;
-std::vector<Answer> make_answers(const Case& c, Round round);
+// Inputs as they were dispatched; rows of ranks in `silent` count as zeros.
+std::vector<Answer> make_answers(const Case& c, Round round, const std::vector<Input>& inputs,
+                                 const std::set<std::uint32_t>& silent = {});
 // How many bias regions the combine of a round adds.
 std::uint32_t biases_of(const Case& c, Round round);
 
@@ -96,8 +101,15 @@ void fill_combine(const Case& c, const epd_buffers_t& buffers, std::uint32_t ran
 // "" or the first difference from the specification. `counts` may be null.
 std::string check_dispatch(const Case& c, const epd_buffers_t& buffers, const std::vector<Input>& inputs,
                            std::uint32_t rank, const epd_result_t& result, const epd_counts_t* counts);
+// The rows of ranks in `silent` count as zeros.
 std::string check_combine(const Case& c, const epd_buffers_t& buffers, const std::vector<Input>& inputs,
-                          std::uint32_t rank, Round round);
+                          std::uint32_t rank, Round round, const std::set<std::uint32_t>& silent = {});
+
+// The inputs as a degraded group takes them: lost ranks send nothing, selections of their experts are none.
+std::vector<Input> without_ranks(const Case& c, std::vector<Input> inputs,
+                                 const std::set<std::uint32_t>& lost);
+// Selections of experts of these ranks.
+std::uint32_t selections_of(const Case& c, const Input& input, const std::set<std::uint32_t>& ranks);
 
 // Of all output bytes of a slot that mean something.
 std::uint64_t digest_dispatch(const Case& c, const epd_buffers_t& buffers, std::uint32_t num_recv_rows);

@@ -131,9 +131,14 @@ std::vector<pid_t> holders_of(const std::set<ino_t>& memfds) {
   return holders;
 }
 
-bool is_running(pid_t pid) {
+char process_state(pid_t pid) {
   const std::vector<std::string> fields = stat_fields(pid);
-  return !fields.empty() && fields[0] != "Z" && fields[0] != "X";
+  return fields.empty() ? 'X' : fields[0][0];
+}
+
+bool is_running(pid_t pid) {
+  const char state = process_state(pid);
+  return state != 'Z' && state != 'X';
 }
 
 }  // namespace epd::test

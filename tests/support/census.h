@@ -38,6 +38,8 @@ std::vector<pid_t> children_of(pid_t pid);
 std::set<ino_t> memfds_of(pid_t pid);
 std::vector<pid_t> holders_of(const std::set<ino_t>& memfds);
 
+// As /proc/PID/stat has it: R running, S asleep, T stopped, t traced, Z zombie; X if there is none.
+char process_state(pid_t pid);
 // Neither dead nor a zombie.
 bool is_running(pid_t pid);
 

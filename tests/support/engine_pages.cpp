@@ -1,12 +1,12 @@
 #include "support/engine_pages.h"
 
+#include "support/census.h"
 #include "support/ranks.h"
 
 #include <fcntl.h>
 #include <signal.h>
 #include <algorithm>
 #include <ctime>
-#include <fstream>
 #include <stdexcept>
 #include <string>
 
@@ -14,14 +14,6 @@ namespace epd::test {
 namespace {
 
 constexpr int kPageFd = 4;  // of an engine; daemon/README.md, "Engines"
-
-char state_of(pid_t pid) {
-  std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
-  std::string line;
-  std::getline(in, line);
-  const std::size_t end = line.rfind(')');
-  return end == std::string::npos || end + 2 >= line.size() ? 'X' : line[end + 2];
-}
 
 }  // namespace
 
@@ -45,7 +37,10 @@ bool EnginePages::shows(std::uint32_t device, abi::Op op, abi::OpStage stage) co
 
 bool stop_process(pid_t pid) {
   if (::kill(pid, SIGSTOP) != 0) return false;
-  return eventually(10, [&] { return state_of(pid) == 'T' || state_of(pid) == 't'; });
+  return eventually(10, [&] {
+    const char state = process_state(pid);
+    return state == 'T' || state == 't';
+  });
 }
 
 bool stop_when(pid_t pid, const std::function<bool()>& state, const std::function<bool()>& over,

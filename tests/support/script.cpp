@@ -11,7 +11,8 @@ namespace {
 constexpr int kHangMs = 60000;  // no operation lasts that long: each has a deadline of its own
 constexpr int kResumeMs = 20000;
 
-bool allows_resume(epd_status_t status) {
+bool allows_resume(epd_status_t status, bool degrade) {
+  if (degrade && (status == EPD_RANK_LOST || status == EPD_ABORTED)) return true;
   return status == EPD_ENGINE_RESTARTED || status == EPD_DEADLINE_EXCEEDED || status == EPD_INVALID_ARGUMENT;
 }
 
@@ -138,7 +139,12 @@ epd_status_t ScriptRunner::submit_dispatch(const Step& s, const Input& own, epd_
 }
 
 epd_status_t ScriptRunner::submit_combine(const Step& s, epd_ticket_t& ticket) {
-  const Routed& routed = routed_[s.round.routing];
+  Routed& routed = routed_[s.round.routing];
+  // Of a dispatch before this rank's time: a handle that isn't kept is the same on all ranks.
+  if (routed.handle == 0 && case_.degrade) {
+    routed.handle = (std::uint64_t{script_[routed.dispatch].slot} << abi::kTagIndexBits) |
+                    (options_.first_op + routed.dispatch + 1);
+  }
   // After a break this may be a redo, on a slot that the next dispatch has been prepared on meanwhile.
   fill_combine(case_, group_.buffers(s.slot), rank_, s.round, routed.num_recv_rows);
   epd_combine_args_t args = combine_args(case_, s.round);
@@ -159,15 +165,79 @@ epd_status_t ScriptRunner::submit(std::size_t step) {
 }
 
 void ScriptRunner::check(const Step& step, const epd_result_t& result, const epd_counts_t* counts) {
-  const std::vector<Input>& inputs = inputs_of(step.round);
-  const epd_buffers_t buffers = group_.buffers(step.slot);
+  const std::uint64_t routing = step.round.routing;
+  if (step.kind == Kind::kDispatch) {
+    lost_at_[routing] = lost_;
+    lost_since_[routing].clear();
+    doubtful_.erase(routing);
+  }
+  const std::vector<Input>& all = inputs_of(step.round);
+  const bool was_here = lost_at_.contains(routing);
   const bool combine = step.kind == Kind::kCombine;
-  const std::string text = combine ? check_combine(case_, buffers, inputs, rank_, step.round)
-                                   : check_dispatch(case_, buffers, inputs, rank_, result, counts);
+  const bool doubtful = combine && doubtful_.contains(routing);
+  if (was_here && !doubtful) check_dropped(step, all[rank_], result);
+  const std::set<std::uint32_t> absent = was_here ? lost_at_[routing] : std::set<std::uint32_t>{rank_};
+  const std::vector<Input> inputs = without_ranks(case_, all, absent);
+  const epd_buffers_t buffers = group_.buffers(step.slot);
+  const std::string text =
+      doubtful  ? check_degraded_combine(step, result)
+      : combine ? check_combine(case_, buffers, inputs, rank_, step.round, lost_since_[routing])
+                : check_dispatch(case_, buffers, inputs, rank_, result, counts);
   if (!text.empty()) RANK_FAIL(text);
   if (!combine) routed_[step.round.routing].num_recv_rows = result.num_recv_rows;
   stats_.digests.push_back(combine ? digest_combine(case_, buffers, inputs[rank_].num_tokens)
                                    : digest_dispatch(case_, buffers, result.num_recv_rows));
+}
+
+// Ranks may have been lost and come back before this one looked; they, too, hold nothing of what they were
+// sent. Then the result must be right for some such set of ranks, and the number of dropped selections that
+// set's.
+std::string ScriptRunner::check_degraded_combine(const Step& step, const epd_result_t& result) {
+  const std::uint64_t routing = step.round.routing;
+  const std::vector<Input>& all = inputs_of(step.round);
+  const std::set<std::uint32_t>& at = lost_at_[routing];
+  const std::vector<Input> inputs = without_ranks(case_, all, at);
+  const std::set<std::uint32_t> known = lost_since_[routing];
+  for (std::uint32_t mask = 0; mask < (1u << case_.num_ranks); ++mask) {
+    std::set<std::uint32_t> since = known;
+    for (std::uint32_t rank = 0; rank < case_.num_ranks; ++rank) {
+      if ((mask >> rank & 1) != 0 && rank != rank_ && !at.contains(rank)) since.insert(rank);
+    }
+    std::set<std::uint32_t> dropped = at;
+    dropped.insert(since.begin(), since.end());
+    if (selections_of(case_, all[rank_], dropped) != result.num_dropped_selections) continue;
+    if (!check_combine(case_, group_.buffers(step.slot), inputs, rank_, step.round, since).empty()) continue;
+    lost_since_[routing] = since;
+    return "";
+  }
+  return "right for no set of ranks that may have been replaced; selections dropped: " +
+         std::to_string(result.num_dropped_selections);
+}
+
+void ScriptRunner::check_dropped(const Step& step, const Input& own, const epd_result_t& result) const {
+  std::set<std::uint32_t> dropped = lost_at_.at(step.round.routing);
+  dropped.insert(lost_since_.at(step.round.routing).begin(), lost_since_.at(step.round.routing).end());
+  const std::uint32_t wanted = selections_of(case_, own, dropped);
+  RANK_CHECK(
+      result.num_dropped_selections == wanted,
+      std::to_string(result.num_dropped_selections) + " selections dropped, not " + std::to_string(wanted));
+}
+
+// Who takes part from now on. A rank that came back meanwhile holds nothing of what it was sent before.
+void ScriptRunner::learn_losses(std::uint64_t epoch) {
+  if (epoch > epoch_ + 1) {
+    for (const auto& [routing, since] : lost_since_) doubtful_.insert(routing);
+  }
+  epoch_ = epoch;
+  lost_.clear();
+  for (std::uint32_t rank = 0; rank < case_.num_ranks; ++rank) {
+    if (epd_group_active(group_.get(), rank) == 0) lost_.insert(rank);
+  }
+  for (auto& [routing, since] : lost_since_) {
+    for (const std::uint32_t rank : lost_) {
+      if (!lost_at_[routing].contains(rank)) since.insert(rank);
+    }
+  }
 }
 
 void ScriptRunner::spoil_inputs(const InFlight& oldest) {
@@ -207,6 +277,7 @@ epd_status_t ScriptRunner::finish_oldest() {
                                           ", its result says " + epd_status_name(result.status));
   if (status != EPD_OK) {
     ++stats_.failures[epd_status_name(status)];
+    if (options_.on_failure) options_.on_failure(status);
     RANK_CHECK(options_.recover || status == options_.end,
                at(oldest.step) + " ended with " + epd_status_name(status) + ": " + said);
     RANK_CHECK(!said.empty(), at(oldest.step) + " failed without a message");
@@ -233,7 +304,7 @@ void ScriptRunner::drain() {
 // Everything in flight ends first; then all ranks agree where to go on. False: the group has ended.
 bool ScriptRunner::recover(epd_status_t status) {
   drain();
-  RANK_CHECK(allows_resume(status),
+  RANK_CHECK(allows_resume(status, case_.degrade),
              case_.describe() + ": " + epd_status_name(status) + ": " + epd_last_error());
   epd_resume_info_t info = EPD_RESUME_INFO_INIT;
   if (!resume(epd_status_name(status), info)) return false;
@@ -269,7 +340,7 @@ bool ScriptRunner::resume(const std::string& why, epd_resume_info_t& info) {
   const epd_status_t status = epd_group_resume(group_.get(), kResumeMs, &info);
   if (status != EPD_OK && status == options_.end) return false;
   must(status, "resume after " + why);
-  epoch_ = info.epoch;
+  learn_losses(info.epoch);
   return true;
 }
 
@@ -278,15 +349,15 @@ bool ScriptRunner::redo_for_peers() {
   if (options_.finished == nullptr) return false;
   options_.finished->arrive();
   const double end = now_s() + 60;
-  while (options_.finished->count.load() < case_.num_ranks) {
+  while (options_.finished->count.load() < num_finishers()) {
     RANK_CHECK(now_s() < end, "the other ranks have not finished in 60 s");
     sleep_ms(2);
     const std::uint64_t epoch = epoch_;
     epd_resume_info_t info = EPD_RESUME_INFO_INIT;
     const epd_status_t status = epd_group_resume(group_.get(), kResumeMs, &info);
-    if (options_.finished->count.load() >= case_.num_ranks) break;  // others may have left by now
+    if (options_.finished->count.load() >= num_finishers()) break;  // others may have left by now
     must(status, "resume while the others finish");
-    epoch_ = info.epoch;
+    learn_losses(info.epoch);
     if (info.epoch == epoch || info.resume_op >= options_.first_op + script_.size()) continue;
     options_.finished->count.fetch_sub(1);
     ++stats_.resumes;
@@ -299,6 +370,7 @@ bool ScriptRunner::redo_for_peers() {
 ScriptStats ScriptRunner::run() {
   epd_resume_info_t info = EPD_RESUME_INFO_INIT;
   if (options_.recover && !resume("nothing", info)) return stats_;  // to know the epoch
+  if (case_.degrade) next_ = info.resume_op - options_.first_op;    // where the others are
   do {
     run_to_end();
   } while (redo_for_peers());

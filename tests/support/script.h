@@ -10,6 +10,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -45,9 +46,11 @@ struct ScriptOptions {
   // With `recover`: counts the ranks that are done. Until all are, a rank may be asked to redo what it
   // has completed and its peers have not, so nobody leaves before.
   Gate* finished = nullptr;
+  std::uint32_t num_finishers = 0;  // 0: all ranks
   std::uint32_t timeout_ms = 20000;
   std::function<void(std::uint64_t)> on_submit = {};    // (operations submitted so far)
   std::function<void(std::uint64_t)> on_complete = {};  // (operations completed with OK so far)
+  std::function<void(epd_status_t)> on_failure = {};    // an operation ended with this
 };
 
 struct ScriptStats {
@@ -87,6 +90,12 @@ class ScriptRunner {
   // Gives back the handles that no redo can ask for once `completed` is done.
   void release_handles(std::size_t completed);
   const std::vector<Input>& inputs_of(Round round);
+  void learn_losses(std::uint64_t epoch);
+  std::string check_degraded_combine(const Step& step, const epd_result_t& result);
+  void check_dropped(const Step& step, const Input& own, const epd_result_t& result) const;
+  std::uint32_t num_finishers() const {
+    return options_.num_finishers != 0 ? options_.num_finishers : case_.num_ranks;
+  }
   std::string at(std::size_t step) const;
 
   const Group& group_;
@@ -106,6 +115,10 @@ class ScriptRunner {
   };
   std::vector<Routed> routed_;  // by routing
   std::map<Round, std::vector<Input>> inputs_;
+  std::set<std::uint32_t> lost_;                                 // now
+  std::map<std::uint64_t, std::set<std::uint32_t>> lost_at_;     // routing -> when it was made
+  std::map<std::uint64_t, std::set<std::uint32_t>> lost_since_;  // routing -> after that, back or not
+  std::set<std::uint64_t> doubtful_;  // routings since when epochs have passed that this rank has not seen
   ScriptStats stats_;
 };
 

@@ -1,4 +1,4 @@
-foreach(_name numbers routing placement dispatch combine)
+foreach(_name numbers routing placement dispatch combine stores)
   add_executable(kernels_${_name}_test ${CMAKE_CURRENT_LIST_DIR}/kernels_${_name}_test.cpp)
   if(_name MATCHES "dispatch|combine")
     target_sources(kernels_${_name}_test PRIVATE ${CMAKE_CURRENT_LIST_DIR}/kernels_cases.cpp)

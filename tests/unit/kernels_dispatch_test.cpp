@@ -38,7 +38,8 @@ struct Received {
 };
 
 // All ranks that are there, to all destinations but `lost`.
-void run_dispatch(const Case& c, std::vector<Received>& received, std::uint32_t lost = 0xffffffff) {
+void run_dispatch(const Case& c, std::vector<Received>& received, std::uint32_t lost = 0xffffffff,
+                  bool own_choice = false) {
   for (std::uint32_t r = 0; r < c.params.num_ranks; ++r) {
     if (!c.is_there(r)) continue;
     std::vector<DispatchTarget> targets(c.params.num_ranks);
@@ -59,7 +60,11 @@ void run_dispatch(const Case& c, std::vector<Received>& received, std::uint32_t 
     args.experts_per_rank = c.experts_per_rank();
     args.index64 = c.index64;
     split(c.threads, input.num_tokens, [&](std::uint32_t begin, std::uint32_t end) {
-      host::dispatch_rows_with(c.choice, args, begin, end);
+      if (own_choice) {
+        dispatch_rows(args, begin, end);
+      } else {
+        host::dispatch_rows_with(c.choice, args, begin, end);
+      }
     });
   }
 }
@@ -224,19 +229,17 @@ TEST(Fill, TouchesExactlyTheRowsThatNobodySends) {
   }
 }
 
-TEST(DispatchChoice, StreamsOnlyLargeVolumes) {
-  RoutingPlan plan;
-  const std::vector<DispatchTarget> targets(1);
-  DispatchArgs args;
-  args.plan = &plan;
-  args.targets = targets;
-  args.format.row_bytes = 2048;
-  plan.entries.resize(host::kStreamingVolume / 2048);
-  EXPECT_EQ(host::dispatch_choice(args).stores, host::Stores::kCached);
-  plan.entries.resize(plan.entries.size() + 1);
-  EXPECT_EQ(host::dispatch_choice(args).stores, host::Stores::kStreaming);
-  args.format.row_bytes = 1024;
-  EXPECT_EQ(host::dispatch_choice(args).stores, host::Stores::kCached);
+// dispatch_rows itself, through its own choice: small and, by its entries, large.
+TEST(DispatchRows, EqualsReferenceWhateverItChooses) {
+  const Case c = random_case(4, &host::best_row_kernels());
+  const RankReceived expected = reference::dispatch_to(c.params, c.inputs, 0);
+  for (int call = 0; call < 40; ++call) {
+    SCOPED_TRACE(testing::Message() << "call " << call << ": " << c);
+    std::vector<Received> received = poisoned(c);
+    run_dispatch(c, received, 0xffffffff, true);
+    expect_received(c, received[0], expected);
+    if (HasFailure()) return;
+  }
 }
 
 const auto kPaths =

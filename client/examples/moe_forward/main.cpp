@@ -18,15 +18,11 @@ namespace epd::demo {
 namespace {
 
 std::string read_text(const std::string& given) {
-  for (const std::string& path : given.empty()
-                                     ? std::vector<std::string>{EPD_DEMO_INSTALLED_TEXT, EPD_DEMO_TEXT}
-                                     : std::vector<std::string>{given}) {
-    std::ifstream file(path);
-    std::ostringstream text;
-    if (file && text << file.rdbuf()) return text.str();
-  }
-  kit::fail("no text at '" + (given.empty() ? std::string(EPD_DEMO_TEXT) : given) +
-            "': give one with --text");
+  const std::string path = given.empty() ? kit::executable_directory() + "/" EPD_DEMO_TEXT : given;
+  std::ifstream file(path);
+  std::ostringstream text;
+  if (file && text << file.rdbuf()) return text.str();
+  kit::fail("no text at '" + path + "': give one with --text");
 }
 
 // A bar on a terminal, else a line for each pass.

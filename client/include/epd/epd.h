@@ -11,7 +11,9 @@
  *    exceptions: submissions to one group keep their order only if the caller orders them, and
  *    epd_session_detach / epd_group_leave must not race with other calls on the same handle.
  * 5. No call blocks, except those with a timeout. timeout_ms: 0 = do not wait, EPD_FOREVER = until
- *    the operation ends (it always does: the daemon puts a deadline on every operation).
+ *    the operation ends. It does: the daemon puts a deadline on every operation. Should this device's
+ *    engine be stopped (SIGSTOP, a debugger), waits for ever end with DEADLINE_EXCEEDED 5 seconds after that
+ *    deadline, the ticket still pending.
  * 6. No callback runs inside a call of yours: completion hooks run on a thread of the library.
  *    A hook may call anything but detach and leave.
  * 7. After fork() the child must not use handles made before it.
@@ -50,7 +52,7 @@ typedef enum epd_status {
   EPD_UNSUPPORTED = 6,
   EPD_VERSION_MISMATCH = 7,
   EPD_DEADLINE_EXCEEDED = 8,
-  EPD_RANK_LOST = 9,         /* a peer left or died; the group has ended for everybody */
+  EPD_RANK_LOST = 9,         /* a peer left or died: the group has ended, or (EPD_DEGRADE) goes on without it */
   EPD_ENGINE_RESTARTED = 10, /* the device's engine died and is back; epd_group_resume, then redo */
   EPD_DAEMON_LOST = 11,      /* detach and attach again */
   EPD_ABORTED = 12,
@@ -131,7 +133,14 @@ typedef enum epd_index_type { EPD_INDEX_INT32 = 0, EPD_INDEX_INT64 = 1 } epd_ind
 
 typedef enum epd_loss_policy {
   EPD_FAIL_FAST = 0, /* a lost rank ends the group */
-  EPD_DEGRADE = 1    /* not served yet: UNSUPPORTED */
+  /* A lost rank (dead, left, evicted) costs the group its operations in flight, which end with RANK_LOST on the
+   * others; after epd_group_resume they go on without it. Selections of its experts then count as none, and
+   * epd_result_t tells how many were dropped. So do, in a combine, rows of an earlier dispatch that it held.
+   * A new process may take its place: it joins the same name in the same shape. That ends the operations in
+   * flight with ABORTED ("rank 2 has rejoined"), and after epd_group_resume all go on with it. It begins at
+   * the resume_op that epd_group_resume gives it; if that is a combine of a dispatch before its time, it takes
+   * part without tokens (a handle has the same value on all ranks). */
+  EPD_DEGRADE = 1
 } epd_loss_policy_t;
 
 /* All ranks must agree on everything but rank, timeout_ms, sms and priority. */
@@ -168,12 +177,13 @@ typedef struct epd_group_config {
   }
 
 /* Blocks until all R ranks have joined. Errors: INVALID_ARGUMENT (names the field; for a mismatch
- * with the ranks already there, both values), DEADLINE_EXCEEDED (names the missing ranks),
+ * with the ranks already there, both values), DEADLINE_EXCEEDED (names the missing ranks; a rank that
+ * rejoins: the group has not agreed in time),
  * RESOURCE_EXHAUSTED, UNSUPPORTED, DAEMON_LOST. */
 EPD_API epd_status_t epd_group_join(epd_session_t* session, const epd_group_config_t* config,
                                     epd_group_t** group);
 /* Operations that peers have in flight and that need nothing more of this rank still complete;
- * others, and later ones, end with RANK_LOST. NULL is allowed. */
+ * others, and later ones, end with RANK_LOST. (EPD_DEGRADE: all in flight.) NULL is allowed. */
 EPD_API void epd_group_leave(epd_group_t* group);
 EPD_API uint32_t epd_group_rank(const epd_group_t* group);
 /* 1 while the rank takes part in the group's operations; 0 if it is lost (EPD_DEGRADE), or no rank of it. */
@@ -232,8 +242,10 @@ typedef struct epd_resume_info {
   { sizeof(epd_resume_info_t), 0, 0, 0, 0 }
 
 /* After an operation has failed for the whole group (ENGINE_RESTARTED, DEADLINE_EXCEEDED,
- * INVALID_ARGUMENT between ranks), every rank calls this, then resubmits from resume_op on. Until then
- * submissions return that status again. Blocks until the group has agreed, at most timeout_ms.
+ * INVALID_ARGUMENT between ranks; EPD_DEGRADE: RANK_LOST, ABORTED), every rank calls this, then resubmits from
+ * resume_op on. Until then submissions return that status again. Blocks until the group has agreed, at most
+ * timeout_ms: that takes as long as an engine of the group is stopped. Until it has, peers may still write
+ * into the recv regions of operations that have failed.
  * RANK_LOST: the group has ended; leave. OK at once if nothing was wrong. info may be NULL.
  * What to redo may include an operation that this rank has completed and whose slot it has refilled since:
  * keep what you need to submit operation i again (handle, number of tokens, inputs) until operation

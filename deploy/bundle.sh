@@ -1,0 +1,149 @@
+#!/usr/bin/env bash
+# Packs epd into one archive that runs elsewhere. See --help.
+set -euo pipefail
+
+usage() {
+  cat <<'END'
+Usage: deploy/bundle.sh [--help] [--output FILE] [--build-dir DIR] [--oldest-glibc VERSION]
+
+Builds epd (preset release) and packs it with every library that it needs, but for the C library, into
+epd-<version>-<arch>.tar.gz: unpack it anywhere and run bin/epd. The target needs the C library only.
+
+  --output FILE           where to write it [./epd-<version>-<arch>.tar.gz]
+  --build-dir DIR         packs what was built there, and builds nothing
+  --oldest-glibc VERSION  refuse to need a newer C library than this [2.36, Debian 12's]
+
+Refused is what would not run elsewhere: a program or library that needs a newer C library, a library that is
+not in the bundle, or a path of this machine.
+END
+}
+
+output=
+build=
+oldest_glibc=2.36
+while (( $# > 0 )); do
+  case $1 in
+    --help | -h) usage; exit 0 ;;
+    --output | --build-dir | --oldest-glibc)
+      if (( $# < 2 )); then echo "error: $1 needs a value" >&2; exit 2; fi
+      case $1 in
+        --output) output=$2 ;;
+        --build-dir) build=$2 ;;
+        --oldest-glibc) oldest_glibc=$2 ;;
+      esac
+      shift 2 ;;
+    *) echo "error: '$1'; allowed: --output, --build-dir, --oldest-glibc" >&2; exit 2 ;;
+  esac
+done
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck source=deploy/dependencies.sh
+source "$root/deploy/dependencies.sh"
+
+if [[ -z $build ]]; then
+  install_dependencies
+  build=$root/build/release
+  (cd "$root" && quietly "Configuring" cmake --preset release)
+  quietly "Building" cmake --build "$build" --parallel "$(build_jobs)"
+fi
+for tool in patchelf readelf ldd; do
+  if ! command -v "$tool" >/dev/null; then echo "error: $tool is missing" >&2; exit 1; fi
+done
+build=$(cd "$build" && pwd)
+version=$(sed -n 's/^CMAKE_PROJECT_VERSION:STATIC=//p' "$build/CMakeCache.txt")
+name=epd-$version-$(uname -m)
+output=${output:-$PWD/$name.tar.gz}
+
+work=$(mktemp -d "${TMPDIR:-/tmp}/epd-bundle-XXXXXX")
+trap 'rm -rf "$work"' EXIT
+stage=$work/$name
+
+# The C library and the loader are the target's own: they fit its kernel, its users and its drivers.
+is_from_glibc() {
+  case $1 in
+    ld-linux*.so.* | libc.so.6 | libm.so.6 | libmvec.so.1 | libpthread.so.0 | libdl.so.2 | librt.so.1 | \
+      libresolv.so.2 | libutil.so.1 | libanl.so.1 | linux-vdso.so.1) return 0 ;;
+  esac
+  return 1
+}
+
+# Programs and libraries in the bundle, links left out.
+binaries() { find "$stage/bin" "$stage/lib" -type f \( -perm -u+x -o -name '*.so*' \); }
+
+needed() { readelf --dynamic --wide "$1" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p'; }
+
+newer() { printf '%s\n' "$1" "$2" | sort --version-sort | tail -n 1; }
+
+fail() { echo "error: $1" >&2; exit 1; }
+
+# Copies each library that a program needs, under the name by which it is looked for. Not beside libepd: who
+# links libepd from lib/ has a C++ runtime of his own.
+add_libraries() {
+  local soname path
+  mkdir -p "$stage/lib/epd"
+  while read -r soname path; do
+    if is_from_glibc "$soname" || [[ -e $stage/lib/$soname ]]; then continue; fi
+    if [[ ! -f $path ]]; then fail "$soname, which a program needs, is not on this machine"; fi
+    install --mode 644 "$path" "$stage/lib/epd/$soname"
+    realpath "$path" >>"$work/copied"
+  done < <(for program in "$stage"/bin/*; do ldd "$program"; done | awk '/=>/ {print $1, $3}' | sort --unique)
+}
+
+# The terms under which the libraries may be passed on. Without dpkg there is nobody to ask.
+add_licences() {
+  local package
+  if ! command -v dpkg-query >/dev/null; then return 0; fi
+  # Files are registered under / or under /usr; the other is not found.
+  while read -r package; do
+    if [[ -f /usr/share/doc/$package/copyright ]]; then
+      install -D --mode 644 "/usr/share/doc/$package/copyright" "$stage/share/doc/epd/libraries/$package"
+    fi
+  done < <(sed 'p; s|^/usr||' "$work/copied" | xargs dpkg-query --search 2>/dev/null | cut -d: -f1 | sort --unique)
+}
+
+# Where each looks for its libraries, from where it is itself.
+set_search_paths() {
+  local file
+  while read -r file; do
+    case $file in
+      "$stage"/bin/*) patchelf --set-rpath "\$ORIGIN/../lib:\$ORIGIN/../lib/epd" "$file" ;;
+      "$stage"/lib/epd/*) patchelf --set-rpath "\$ORIGIN" "$file" ;;
+      *) patchelf --remove-rpath "$file" ;;  # libepd: found by who links it, takes the process's C++ runtime
+    esac
+  done < <(binaries)
+}
+
+# Holds the bundle against what the target will have. Sets newest_of_all, the C library that it needs.
+check() {
+  local file soname newest paths path
+  newest_of_all=
+  while read -r file; do
+    newest=$(readelf --version-info --wide "$file" | sed -n 's/.*Name: GLIBC_\([0-9.]*\).*/\1/p' | sort --version-sort |
+               tail -n 1)
+    if [[ $(newer "$newest" "$oldest_glibc") != "$oldest_glibc" ]]; then
+      fail "${file#"$stage"/} needs the C library $newest; allowed: $oldest_glibc or older"
+    fi
+    newest_of_all=$(newer "$newest" "$newest_of_all")
+    while read -r soname; do
+      if ! is_from_glibc "$soname" && [[ ! -e $stage/lib/$soname && ! -e $stage/lib/epd/$soname ]]; then
+        fail "${file#"$stage"/} needs $soname, which is not in the bundle"
+      fi
+    done < <(needed "$file")
+    paths=$(readelf --dynamic --wide "$file" | sed -n 's/.*(R[A-Z]*PATH).*\[\(.*\)\]/\1/p' | tr ':' '\n' |
+              grep --invert-match '^\$ORIGIN' || true)
+    if [[ -n $paths ]]; then fail "${file#"$stage"/} looks for libraries in '$paths'; allowed: \$ORIGIN/..."; fi
+  done < <(binaries)
+  for path in "$root" "$build" "$work"; do
+    file=$(grep --recursive --files-with-matches --fixed-strings --text -e "$path/" "$stage" | head -n 1 || true)
+    if [[ -n $file ]]; then fail "${file#"$stage"/} contains '$path/', a path of this machine"; fi
+  done
+}
+
+quietly "Installing" cmake --install "$build" --prefix "$stage" --strip
+rm -rf "$stage/lib/systemd"  # names the place of an installation; see README.md
+add_libraries
+add_licences
+set_search_paths
+check
+tar --create --gzip --file "$output" --directory "$work" --sort=name --owner=0 --group=0 --numeric-owner "$name"
+echo "$output: $(du --human-readable "$output" | cut -f1), needs glibc $newest_of_all"

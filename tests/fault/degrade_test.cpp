@@ -1,0 +1,241 @@
+// A rank is lost under the policy `degrade`: the others go on without it, bit for bit as if nobody had chosen
+// its experts, and take it back when it returns.
+#include "fault.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <atomic>
+#include <memory>
+
+namespace epd::test {
+namespace {
+
+constexpr int kHangMs = 30000;
+constexpr std::uint32_t kRanks = 4;
+
+class DegradeFault : public testing::Test {
+ protected:
+  void SetUp() override {
+    DaemonOptions options;
+    options.devices = 3;  // ranks 0 and 3 share one
+    options.settings = patient_settings();
+    daemon_ = std::make_unique<Daemon>(std::move(options));
+    ASSERT_TRUE(daemon_->start());
+  }
+  void TearDown() override {
+    if (daemon_->running()) daemon_->stop();
+  }
+  std::unique_ptr<Daemon> daemon_;
+};
+
+struct Stage {
+  Gate ready;
+  Gate lost;
+  Gate degraded;
+  Gate joined;
+  Gate finished;
+  Gate seen;
+  std::atomic<std::uint64_t> progress{0};
+};
+
+Case degrade_case(std::uint32_t depth) {
+  Case c = fault_case(kRanks, depth);
+  c.degrade = true;
+  return c;
+}
+
+void only_these(const ScriptStats& stats, const std::set<std::string>& allowed) {
+  for (const auto& [status, count] : stats.failures) RANK_CHECK(allowed.contains(status), stats.to_string());
+}
+
+TEST_F(DegradeFault, TheOthersGoOnWithoutALostRank) {
+  const std::size_t memfds = settled_memfds(*daemon_);
+  for (std::uint32_t turn = 0; turn < 3; ++turn) {
+    SCOPED_TRACE("turn " + std::to_string(turn));
+    Case c = degrade_case(1 + turn);
+    c.seed += turn;
+    if (turn == 1) c.payload = EPD_PAYLOAD_FP8_CAST;
+    const std::uint32_t victim = turn;  // 0 shares its device with a survivor
+    Shared<Stage> stage;
+    std::vector<RankProcess> ranks;
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      ranks.emplace_back([&, rank]() -> std::string {
+        const Session session(daemon_->socket(), daemon_->device(rank));
+        const Group group(session, c.config("degrade", rank));
+        ScriptOptions options;
+        options.rounds = 150;
+        options.order = static_cast<Order>(turn);
+        options.recover = true;
+        options.finished = &stage->finished;
+        options.num_finishers = kRanks - 1;
+        options.on_submit = [&](std::uint64_t) { stage->progress.fetch_add(1); };
+        const ScriptStats stats = ScriptRunner(group, c, rank, options).run();
+        only_these(stats, {"RANK_LOST"});
+        RANK_CHECK(epd_group_active(group.get(), victim) == 0, "the lost rank counts as active");
+        RANK_CHECK(epd_group_active(group.get(), rank) == 1, "this rank does not");
+        RANK_CHECK(epd_group_active(group.get(), kRanks) == 0, "there is no such rank");
+        return stats.to_string();
+      });
+    }
+    ASSERT_TRUE(eventually(30, [&] { return stage->progress > 40 + turn * 37; }));
+    ranks[victim].kill(SIGKILL);
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      const RankOutcome outcome = ranks[rank].wait(60);
+      if (rank == victim) continue;
+      EXPECT_TRUE(outcome.ok) << "rank " << rank << " " << outcome.to_string();
+      std::printf("rank %u: %s\n", rank, outcome.text.c_str());
+    }
+    if (HasFailure()) return;
+  }
+  EXPECT_TRUE(eventually(8, [&] { return memfds_held(*daemon_) == memfds; }))
+      << "arenas are left: " << memfds_held(*daemon_) << ", before " << memfds;
+}
+
+// Rank 1 is lost between a dispatch and its combine: its rows count as zeros, and are counted as dropped.
+std::string combine_after_loss(const Group& group, const Case& c, std::uint32_t rank, Stage& stage,
+                               bool engine_dies) {
+  const std::vector<Input> inputs = make_inputs(c, {0, 0});
+  const epd_buffers_t buffers = group.buffers(0);
+  fill_dispatch(c, buffers, inputs[rank]);
+  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  args.num_tokens = inputs[rank].num_tokens;
+  epd_ticket_t ticket = 0;
+  epd_handle_t handle = 0;
+  epd_result_t result = EPD_RESULT_INIT;
+  must(epd_dispatch(group.get(), &args, &ticket, &handle), "dispatch");
+  must(group.wait(ticket, kHangMs, &result), "dispatch");
+  RANK_CHECK(result.num_dropped_selections == 0, "nothing is dropped yet");
+  fill_combine(c, buffers, rank, {0, 0}, result.num_recv_rows);
+  stage.ready.arrive();
+  if (rank == 1) sleep_ms(60000);
+  stage.lost.wait_for(1);
+
+  epd_combine_args_t combine = EPD_COMBINE_ARGS_INIT;
+  combine.handle = handle;
+  combine.weighted = c.weighted ? 1 : 0;
+  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+  bool heard = false;
+  for (;;) {  // an engine that dies as well may make two breaks of it
+    epd_status_t status = epd_combine(group.get(), &combine, &ticket);
+    if (status == EPD_OK) status = group.wait(ticket, kHangMs, &result);
+    if (status == EPD_OK) break;
+    RANK_CHECK(status == EPD_RANK_LOST || (engine_dies && status == EPD_ENGINE_RESTARTED),
+               std::string(epd_status_name(status)) + ": " + epd_last_error());
+    if (status == EPD_RANK_LOST) must_say("rank 1");
+    heard = heard || status == EPD_RANK_LOST;
+    must(epd_group_resume(group.get(), kHangMs, &info), "resume");
+    RANK_CHECK(info.resume_op == 1, "operation " + std::to_string(info.resume_op));
+  }
+  RANK_CHECK(heard || engine_dies, "nobody said that the rank is lost");
+  RANK_CHECK(info.epoch >= 2 && info.num_active_ranks == kRanks - 1,
+             "epoch " + std::to_string(info.epoch) + ", " + std::to_string(info.num_active_ranks) + " ranks");
+  const std::string text = check_combine(c, buffers, inputs, rank, {0, 0}, {1});
+  RANK_CHECK(text.empty(), text);
+  const std::uint32_t dropped = selections_of(c, inputs[rank], {1});
+  RANK_CHECK(result.num_dropped_selections == dropped, std::to_string(result.num_dropped_selections));
+  stage.finished.arrive();
+  stage.finished.wait_for(kRanks - 1);
+  return std::to_string(dropped) + " selections dropped";
+}
+
+TEST_F(DegradeFault, ACombineWhoseDispatchCameBeforeTheLoss) {
+  for (const bool engine_dies : {false, true}) {
+    SCOPED_TRACE(engine_dies ? "and an engine dies as well" : "");
+    Case c = degrade_case(2);
+    c.weighted = engine_dies;
+    Shared<Stage> stage;
+    std::vector<RankProcess> ranks;
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      ranks.emplace_back([&, rank]() -> std::string {
+        const Session session(daemon_->socket(), daemon_->device(rank));
+        const Group group(session, c.config("between", rank));
+        return combine_after_loss(group, c, rank, *stage, engine_dies);
+      });
+    }
+    ASSERT_TRUE(eventually(30, [&] { return stage->ready.count == kRanks; }));
+    ranks[1].kill(SIGKILL);
+    // Its successor reads the routing of before the loss from the arena.
+    if (engine_dies) ::kill(daemon_->engine(0), SIGKILL);
+    ranks[1].wait(10);
+    stage->lost.open();
+    for (const std::uint32_t rank : {0u, 2u, 3u}) {
+      const RankOutcome outcome = ranks[rank].wait(40);
+      EXPECT_TRUE(outcome.ok) << "rank " << rank << " " << outcome.to_string();
+      std::printf("rank %u: %s\n", rank, outcome.text.c_str());
+    }
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(DegradeFault, ALostRankRejoinsAndAllAreWholeAgain) {
+  for (std::uint32_t turn = 0; turn < 3; ++turn) {
+    SCOPED_TRACE("turn " + std::to_string(turn));
+    Case c = degrade_case(1 + turn);
+    c.seed += 10 + turn;
+    constexpr std::uint64_t kLoss = 30;     // operations completed by each when the rank goes
+    constexpr std::uint64_t kRejoin = 120;  // and when it must be back
+    Shared<Stage> stage;
+    const auto options = [&](std::uint32_t finishers) {
+      ScriptOptions o;
+      o.rounds = 120;
+      o.order = static_cast<Order>(turn);
+      o.recover = true;
+      o.finished = &stage->finished;
+      o.num_finishers = finishers;
+      return o;
+    };
+    std::vector<RankProcess> ranks;
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      ranks.emplace_back([&, rank]() -> std::string {
+        const Session session(daemon_->socket(), daemon_->device(rank));
+        const Group group(session, c.config("rejoin", rank));
+        ScriptOptions o = options(kRanks);
+        o.on_complete = [&, rank](std::uint64_t completed) {
+          if (completed == kLoss) stage->ready.arrive();
+          if (completed == kLoss && rank == 2) sleep_ms(60000);  // until it is killed
+          if (completed == kRejoin - 20) stage->degraded.arrive();
+          if (completed == kRejoin) stage->joined.wait_for(1);
+        };
+        const ScriptStats stats = ScriptRunner(group, c, rank, o).run();
+        only_these(stats, {"RANK_LOST", "ABORTED", "ENGINE_RESTARTED"});
+        RANK_CHECK(stats.resumes >= 2, stats.to_string());
+        RANK_CHECK(epd_group_active(group.get(), 2) == 1, "the rank is back");
+        stage->seen.arrive();
+        stage->seen.wait_for(kRanks);  // nobody leaves before
+        return stats.to_string();
+      });
+    }
+    ASSERT_TRUE(eventually(30, [&] { return stage->ready.count == kRanks; }));
+    ranks[2].kill(SIGKILL);
+    ranks[2].wait(10);
+    ASSERT_TRUE(eventually(60, [&] { return stage->degraded.count == kRanks - 1; }));
+    if (turn == 2) ::kill(daemon_->engine(0), SIGKILL);  // its successor must know who is masked
+    // On another device than before, in the second turn: one that serves the group already.
+    RankProcess newcomer([&]() -> std::string {
+      const Session session(daemon_->socket(), daemon_->device(turn == 1 ? 0 : 2));
+      epd_group_config_t config = c.config("rejoin", 2);
+      if (turn == 0) config.rank = -1;
+      const Group group(session, config);
+      RANK_CHECK(epd_group_rank(group.get()) == 2, "the lowest lost rank");
+      stage->joined.open();
+      const ScriptStats stats = ScriptRunner(group, c, 2, options(kRanks)).run();
+      only_these(stats, {"ENGINE_RESTARTED"});
+      RANK_CHECK(stats.completed > 20, stats.to_string());
+      stage->seen.arrive();
+      stage->seen.wait_for(kRanks);
+      return stats.to_string();
+    });
+    for (const std::uint32_t rank : {0u, 1u, 3u}) {
+      const RankOutcome outcome = ranks[rank].wait(60);
+      EXPECT_TRUE(outcome.ok) << "rank " << rank << " " << outcome.to_string();
+      std::printf("rank %u: %s\n", rank, outcome.text.c_str());
+    }
+    const RankOutcome outcome = newcomer.wait(60);
+    EXPECT_TRUE(outcome.ok) << "the newcomer " << outcome.to_string();
+    std::printf("newcomer: %s\n", outcome.text.c_str());
+    if (HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace epd::test
