@@ -151,7 +151,7 @@ reference::GroupParams random_params(std::mt19937& random, bool many_ranks) {
 }
 
 RoutingInput routing_input(const Case& c, std::uint32_t rank, const void* topk_idx,
-                           std::span<const bool> masked) {
+                           std::span<const std::uint8_t> masked) {
   RoutingInput input;
   input.topk_idx = topk_idx;
   input.index64 = c.index64;
@@ -166,9 +166,9 @@ RoutingInput routing_input(const Case& c, std::uint32_t rank, const void* topk_i
 
 void build_plans(Case& c) {
   const std::uint32_t ranks = c.params.num_ranks;
-  const auto masked = std::make_unique<bool[]>(ranks);
+  const auto masked = std::make_unique<std::uint8_t[]>(ranks);
   std::copy(c.params.masked.begin(), c.params.masked.end(), masked.get());
-  const std::span<const bool> mask(masked.get(), c.params.masked.size());
+  const std::span<const std::uint8_t> mask(masked.get(), c.params.masked.size());
   c.plans.assign(ranks, {});
   for (std::uint32_t r = 0; r < ranks; ++r) {
     if (!c.is_there(r)) continue;

@@ -51,7 +51,7 @@ struct Options {
 RoutingError build(const Shape& shape, const std::vector<std::int64_t>& choices, const Options& options,
                    RoutingPlan& plan) {
   const std::vector<std::int32_t> narrow(choices.begin(), choices.end());
-  const auto masked = std::make_unique<bool[]>(options.masked.size());
+  const auto masked = std::make_unique<std::uint8_t[]>(options.masked.size());
   std::copy(options.masked.begin(), options.masked.end(), masked.get());
   RoutingInput input;
   input.topk_idx = options.index64 ? static_cast<const void*>(choices.data()) : narrow.data();

@@ -242,30 +242,60 @@ std::vector<GroupShape> many_shapes() {
   const std::size_t plain = shapes.size();
   for (std::size_t i = 0; i < plain; ++i) {
     GroupShape other = shapes[i];
-    other.payload = Payload::kFp8Cast;
+    other.payload = static_cast<Payload>(pick(1, 3));
     other.index_type = IndexType::kInt64;
+    other.layout = static_cast<Layout>(pick(0, 2));
+    if (other.is_fp8()) other.scale_format = pick(0, 1) == 0 ? ScaleFormat::kFloat32 : ScaleFormat::kUe8m0;
+    if (other.payload == Payload::kOpaque) other.opaque_bytes = 16 * pick(1, kMaxOpaqueBytes / 16);
+    other.expert_alignment = pick(1, kMaxAlignment);
+    other.num_biases = pick(0, kMaxBiases);
+    other.num_handles = pick(0, 64);
+    if (pick(0, 2) == 0) other.max_recv_rows = pick(1, 1000);
     shapes.push_back(other);
   }
   return shapes;
 }
 
+Wide wide_recv_rows(const GroupShape& s) {
+  const Wide most = Wide{s.num_ranks} * s.max_tokens;
+  const Wide experts = s.num_experts / s.num_ranks;
+  const Wide room = s.max_recv_rows;
+  if (s.layout == Layout::kExpert) return experts * (room != 0 ? room : most);
+  if (room != 0) return room;
+  if (s.layout == Layout::kCompact) return most;
+  return most * (s.topk < experts ? Wide{s.topk} : experts) + experts * (s.expert_alignment - 1);
+}
+
 Wide wide_region_bytes(const GroupShape& s, Region region) {
-  const Wide tokens = s.max_tokens, rows = Wide{s.num_ranks} * s.max_tokens, hidden = s.hidden, topk = s.topk;
-  const bool fp8 = s.payload == Payload::kFp8Cast;
+  const Wide tokens = s.max_tokens, rows = wide_recv_rows(s), hidden = s.hidden, topk = s.topk;
+  const Wide experts = s.num_experts / s.num_ranks;
   const Wide index = s.index_type == IndexType::kInt64 ? 8 : 4;
+  const bool compact = s.layout == Layout::kCompact;
+  const Wide choices = compact ? topk : 1;
+  const bool fp8 = s.payload == Payload::kFp8Cast || s.payload == Payload::kFp8;
+  const Wide row = s.payload == Payload::kBf16 ? hidden * 2 : fp8 ? hidden : Wide{s.opaque_bytes};
+  const Wide blocks = hidden / 128;
+  const Wide scales = !fp8 ? 0 : s.scale_format == ScaleFormat::kUe8m0 ? (blocks + 3) / 4 * 4 : blocks * 4;
   switch (region) {
-    case Region::kX:
-    case Region::kOut: return tokens * hidden * 2;
+    case Region::kX: return tokens * (s.payload == Payload::kFp8Cast ? hidden * 2 : row);
+    case Region::kXScales: return s.payload == Payload::kFp8 ? tokens * scales : 0;
     case Region::kTopkIdx: return tokens * topk * index;
-    case Region::kTopkWeights: return tokens * topk * 4;
-    case Region::kRecvX: return rows * hidden * (fp8 ? 1 : 2);
-    case Region::kRecvScales: return fp8 ? rows * (hidden / 128) * 4 : 0;
-    case Region::kRecvTopkIdx: return rows * topk * index;
-    case Region::kRecvTopkWeights: return rows * topk * 4;
+    case Region::kTopkWeights:
+    case Region::kOutWeights: return tokens * topk * 4;
+    case Region::kRecvX: return rows * row;
+    case Region::kRecvScales: return rows * scales;
+    case Region::kRecvTopkIdx: return rows * choices * index;
+    case Region::kRecvTopkWeights:
+    case Region::kYWeights: return rows * choices * 4;
     case Region::kRecvSrc: return rows * 8;
     case Region::kRankOffsets: return (Wide{s.num_ranks} + 1) * 4;
-    case Region::kExpertCounts: return Wide{s.num_experts} / s.num_ranks * 4;
+    case Region::kExpertCounts: return experts * 4;
+    case Region::kExpertOffsets: return compact ? 0 : (experts + 1) * 4;
+    case Region::kSourceRanges: return compact ? 0 : experts * s.num_ranks * 8;
     case Region::kY: return rows * hidden * 2;
+    case Region::kBias0: return s.num_biases >= 1 ? tokens * hidden * 2 : 0;
+    case Region::kBias1: return s.num_biases >= 2 ? tokens * hidden * 2 : 0;
+    case Region::kOut: return tokens * hidden * 2;
     case Region::kCount: break;
   }
   return 0;
@@ -300,7 +330,7 @@ TEST(ExchangeArena, BlocksAndRoutingAreAlignedDisjointAndInside) {
     const Wide arrived_end = Wide{layout.arrived} + ranks * 64;
     const Wide announced_end = Wide{layout.announcement} + ranks * sizeof(OpAnnouncement);
     const Wide rank_counts_end = Wide{layout.rank_counts} + ranks * ranks * 4;
-    const Wide expert_counts_end = Wide{layout.expert_counts} + ranks * (s.num_experts / s.num_ranks) * 4;
+    const Wide expert_counts_end = Wide{layout.expert_counts} + ranks * s.num_experts * 4;
     ASSERT_LE(ready_end, Wide{layout.arrived});
     ASSERT_LE(arrived_end, Wide{layout.announcement});
     ASSERT_LE(announced_end, Wide{layout.rank_counts});
@@ -313,14 +343,14 @@ TEST(ExchangeArena, BlocksAndRoutingAreAlignedDisjointAndInside) {
     ASSERT_EQ(layout.block_bytes % kRegionAlign, 0u);
     ASSERT_EQ(layout.routing_bytes % kRegionAlign, 0u);
 
-    ASSERT_GE(layout.base_rows, sizeof(RoutingRecord));
-    ASSERT_LE(Wide{layout.base_rows} + ranks * 4, Wide{layout.topk});
+    ASSERT_GE(layout.placement, sizeof(RoutingRecord));
+    ASSERT_LE(Wide{layout.placement} + Wide{placement_words(s)} * 4, Wide{layout.topk});
     ASSERT_LE(Wide{layout.topk} + Wide{s.max_tokens} * s.topk * 4, Wide{layout.routing_bytes});
     ASSERT_GE(Wide{layout.routing}, Wide{layout.block_bytes} * s.depth)
         << "routing records overlap the blocks";
     ASSERT_EQ(Wide{layout.total_bytes},
-              Wide{layout.block_bytes} * s.depth + Wide{layout.routing_bytes} * s.depth);
-    ASSERT_LE(Wide{layout.routing_of(s.depth - 1)} + layout.routing_bytes, Wide{layout.total_bytes});
+              Wide{layout.block_bytes} * s.depth + Wide{layout.routing_bytes} * s.num_routes());
+    ASSERT_LE(Wide{layout.routing_of(s.num_routes() - 1)} + layout.routing_bytes, Wide{layout.total_bytes});
   }
 }
 
@@ -346,7 +376,9 @@ TEST(BoardArena, CountsOfSlotsAreDisjointAndInside) {
       const Wide offsets_end = Wide{layout.rank_offsets(slot)} + (Wide{s.num_ranks} + 1) * 4;
       ASSERT_EQ(Wide{layout.expert_counts(s, slot)}, offsets_end);
       ASSERT_EQ(layout.rank_offsets(slot) % 64, 0u);
-      end = offsets_end + Wide{s.num_experts} / s.num_ranks * 4;
+      const Wide counts_end = offsets_end + Wide{s.num_experts} / s.num_ranks * 4;
+      ASSERT_EQ(Wide{layout.expert_offsets(s, slot)}, counts_end);
+      end = counts_end + (Wide{s.num_experts} / s.num_ranks + 1) * 4;
     }
     ASSERT_LE(end, Wide{layout.total_bytes});
     ASSERT_LT(layout.total_bytes, std::uint64_t{1} << 24);
@@ -355,14 +387,20 @@ TEST(BoardArena, CountsOfSlotsAreDisjointAndInside) {
 
 TEST(GroupShapeTest, DerivedValuesAtTheLimits) {
   GroupShape s = shape_of(kMaxRanks, kMaxExperts, kMaxTokens, kMaxHidden, kMaxTopk, kMaxDepth);
-  EXPECT_EQ(s.max_recv_rows(), std::uint32_t{1} << 26);
+  EXPECT_EQ(s.recv_rows(), std::uint64_t{1} << 26);
   EXPECT_EQ(s.experts_per_rank(), 4u);
   EXPECT_EQ(s.row_bytes(), 32768u);
-  EXPECT_EQ(s.scales_per_row(), 0u);
+  EXPECT_EQ(s.scale_bytes(), 0u);
+  s.layout = Layout::kPacked;
+  EXPECT_EQ(s.recv_rows(), std::uint64_t{1} << 28);
+  s.layout = Layout::kExpert;
+  EXPECT_EQ(s.recv_rows(), std::uint64_t{1} << 28);
   s.payload = Payload::kFp8Cast;
   s.index_type = IndexType::kInt64;
   EXPECT_EQ(s.row_bytes(), 16384u);
-  EXPECT_EQ(s.scales_per_row(), 128u);
+  EXPECT_EQ(s.scale_bytes(), 512u);
+  s.scale_format = ScaleFormat::kUe8m0;
+  EXPECT_EQ(s.scale_bytes(), 128u);
   EXPECT_EQ(s.index_bytes(), 8u);
 }
 
