@@ -173,6 +173,8 @@ void Engine::answer_orphans(Member& member, StatusCode status) {
       completion.culprit_rank = -1;
       if (board_slot.counts_ticket == orphan.record.ticket)
         completion.num_recv_rows = board_slot.num_recv_rows;
+      if (!member.group.ranks.empty())
+        completion.num_dropped_selections = member.saved_dropped(orphan.record.slot);
     } else if (known_slot) {
       member.publish_message(
           orphan.record.slot, orphan.record.ticket,

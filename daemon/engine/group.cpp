@@ -93,6 +93,12 @@ bool Member::load_route(std::uint32_t slot, std::uint64_t handle, Route& route) 
   return true;
 }
 
+std::uint32_t Member::saved_dropped(std::uint32_t slot) const {
+  const std::byte* saved = group.ranks[rank].exchange.bytes() + group.exchange_layout.routing_of(slot);
+  const auto* record = reinterpret_cast<const abi::RoutingRecord*>(saved);
+  return record->handle != 0 ? record->num_dropped : 0;
+}
+
 void Member::save_route(std::uint32_t slot) const {
   const Route& route = routes[slot];
   const auto& layout = group.exchange_layout;

@@ -77,6 +77,8 @@ class Member {
   // that were lost since; empty if the dispatch was before this rank's time; null if stale.
   Route* find_route(std::uint32_t slot, std::uint64_t handle);
   void save_route(std::uint32_t slot) const;
+  // Selections that the last dispatch on the slot dropped; from the arena.
+  std::uint32_t saved_dropped(std::uint32_t slot) const;
 
   Group& group;
   const std::uint32_t rank;

@@ -93,6 +93,54 @@ TEST(Routing, RandomShapes) {
   }
 }
 
+std::vector<std::uint8_t> random_mask(std::mt19937& random, std::uint32_t ranks) {
+  std::vector<std::uint8_t> mask(ranks);
+  for (auto& masked : mask) masked = between(random, 0, 2) == 0 ? 1 : 0;
+  return mask;
+}
+
+// The choices without those of masked ranks; how many that were.
+std::uint32_t take_out(const Shape& shape, const std::vector<std::uint8_t>& mask,
+                       std::vector<std::int64_t>& choices) {
+  std::uint32_t dropped = 0;
+  for (auto& choice : choices) {
+    if (choice < 0 || mask[static_cast<std::size_t>(choice) / (shape.experts / shape.ranks)] == 0) continue;
+    choice = -1;
+    ++dropped;
+  }
+  return dropped;
+}
+
+TEST(Routing, SelectionsOfMaskedRanksAreNoneAndCounted) {
+  std::mt19937 random(20'27);
+  RoutingPlan plan;
+  for (int round = 0; round < 200; ++round) {
+    const Shape shape = random_shape(random);
+    std::vector<std::int64_t> choices = random_choices(random, shape);
+    const std::vector<std::uint8_t> mask = random_mask(random, shape.ranks);
+    const RoutingInput input{choices.data(), true,          shape.tokens, shape.topk,
+                             shape.ranks,    shape.experts, mask};
+    ASSERT_FALSE(build_routing_plan(input, plan).bad);
+    EXPECT_EQ(plan.num_dropped, take_out(shape, mask, choices));
+    expect_plan(shape, choices, plan);
+  }
+}
+
+TEST(Routing, RowsOfRanksLostLaterGoAndTheOthersStayInTheirPlaces) {
+  std::mt19937 random(20'28);
+  for (int round = 0; round < 200; ++round) {
+    const Shape shape = random_shape(random);
+    std::vector<std::int64_t> choices = random_choices(random, shape);
+    const std::vector<std::uint8_t> mask = random_mask(random, shape.ranks);
+    RoutingPlan plan;
+    ASSERT_FALSE(build(shape, choices, true, plan).bad);
+    plan.num_dropped = 7;  // at the dispatch
+    drop_ranks(mask, shape.experts, plan);
+    EXPECT_EQ(plan.num_dropped, 7 + take_out(shape, mask, choices));
+    expect_plan(shape, choices, plan);  // rows at a rank are counted for that rank alone
+  }
+}
+
 TEST(Routing, EveryExpertFindsItsRank) {
   RoutingPlan plan;
   for (std::uint32_t experts_per_rank = 1; experts_per_rank <= 300; ++experts_per_rank) {
