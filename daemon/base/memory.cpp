@@ -8,6 +8,9 @@
 namespace epd {
 namespace {
 
+// Nobody opens it again by name (/proc/PID/fd/N), its owner neither: descriptors are passed on.
+constexpr mode_t kNobody = 0;
+constexpr mode_t kOwnerReads = 0400;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 // What Boost.Interprocess wants of something mappable.
@@ -25,15 +28,18 @@ Result<UniqueFd> make_sealed_memfd(const char* name, std::uint64_t bytes) {
     return resource_exhausted(std::string(name) + " of " + std::to_string(bytes) +
                               " bytes: " + errno_status("ftruncate").message());
   }
-  if (::fchmod(fd.get(), 0600) != 0) return errno_status("fchmod memfd");
+  if (::fchmod(fd.get(), kNobody) != 0) return errno_status("fchmod memfd");
   if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) return errno_status("F_ADD_SEALS");
   return fd;
 }
 
 Result<UniqueFd> reopen_read_only(int memfd) {
   const std::string path = "/proc/self/fd/" + std::to_string(memfd);
+  if (::fchmod(memfd, kOwnerReads) != 0) return errno_status("fchmod memfd");
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd.valid()) return errno_status("open " + path);
+  const Status opened = fd.valid() ? Status() : errno_status("open " + path);
+  if (::fchmod(memfd, kNobody) != 0) return errno_status("fchmod memfd");
+  if (!opened.ok()) return opened;
   return fd;
 }
 

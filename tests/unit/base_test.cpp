@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <cmath>
 #include <functional>
@@ -34,7 +35,7 @@ TEST(SealedMemfd, IsZeroFilledPrivateAndOfTheSizeAskedFor) {
   struct stat info {};
   ASSERT_EQ(::fstat(fd->get(), &info), 0);
   EXPECT_EQ(info.st_size, 10000);
-  EXPECT_EQ(info.st_mode & 0777, 0600u);
+  EXPECT_EQ(info.st_mode & 0777, 0u);
   EXPECT_NE(::fcntl(fd->get(), F_GETFD) & FD_CLOEXEC, 0);
   Result<Mapping> mapping = Mapping::map(fd->get(), 10000, Access::kReadWrite);
   ASSERT_TRUE(mapping.ok());
@@ -92,6 +93,27 @@ TEST(SealedMemfd, ReadOnlyViewCanNotBeWritten) {
   *writer->as<std::uint32_t>(std::uint64_t{100} * 4) = 77;
   EXPECT_EQ(static_cast<volatile std::uint32_t*>(read_only)[100], 77u) << "it is the same memory";
   ::munmap(read_only, 4096);
+}
+
+// As a user without privileges: neither the file nor its read-only view can be opened for writing by name.
+TEST(SealedMemfd, NobodyReopensItForWriting) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (::setresgid(65534, 65534, 65534) != 0 || ::setresuid(65534, 65534, 65534) != 0) ::_exit(2);
+    Result<UniqueFd> fd = make_sealed_memfd("test", 4096);
+    if (!fd.ok()) ::_exit(3);
+    Result<UniqueFd> view = reopen_read_only(fd->get());
+    if (!view.ok() || !reopen_read_only(fd->get()).ok()) ::_exit(4);
+    for (const int number : {fd->get(), view->get()}) {
+      const std::string name = "/proc/self/fd/" + std::to_string(number);
+      if (::open(name.c_str(), O_RDWR | O_CLOEXEC) >= 0) ::_exit(5);
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 TEST(MappingTest, OutlivesItsDescriptorAndUnmapsOnce) {

@@ -189,7 +189,7 @@ TEST_F(Attach, SegmentBCannotBeWrittenThroughThePassedDescriptor) {
   const char byte = 1;
   EXPECT_LT(::pwrite(fd, &byte, 1, 0), 0);
   EXPECT_NE(::ftruncate(fd, 0), 0);
-  // The owner may reopen a file of mode 0600; a client of another user may not.
+  // Root may reopen anything; a client of another user may not.
   if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
   const pid_t child = ::fork();
   if (child == 0) {

@@ -11,7 +11,7 @@
 
 namespace epd {
 
-// Zero-filled, exactly `bytes` long, sealed against shrinking, growing and further seals. Mode 0600.
+// Zero-filled, exactly `bytes` long, sealed against shrinking, growing and further seals. Mode 0.
 Result<UniqueFd> make_sealed_memfd(const char* name, std::uint64_t bytes);
 // The same file through a description that can't be mapped writable.
 Result<UniqueFd> reopen_read_only(int memfd);
