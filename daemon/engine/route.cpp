@@ -24,6 +24,11 @@ std::shared_ptr<Route> RouteTable::find(std::uint32_t record, std::uint64_t op_i
   return saved;
 }
 
+std::uint32_t RouteTable::saved_dropped(std::uint32_t record, const std::byte* arena) const {
+  const auto* saved = reinterpret_cast<const abi::RoutingRecord*>(arena + layout_.routing_of(record));
+  return saved->handle != 0 ? saved->num_dropped : 0;
+}
+
 std::shared_ptr<Route> RouteTable::empty(std::uint64_t op_index) const {
   auto route = std::make_shared<Route>();
   kernels::RoutingInput input;

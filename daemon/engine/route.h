@@ -28,6 +28,8 @@ class RouteTable {
   std::shared_ptr<Route> renew(std::uint32_t record);
   // The route of dispatch `op_index`, from memory or, after a restart, from `arena`; null if stale.
   std::shared_ptr<Route> find(std::uint32_t record, std::uint64_t op_index, const std::byte* arena);
+  // Selections that the dispatch saved in the record dropped; 0 if there is none.
+  std::uint32_t saved_dropped(std::uint32_t record, const std::byte* arena) const;
   // Of a dispatch that this rank had no part in.
   std::shared_ptr<Route> empty(std::uint64_t op_index) const;
   // Makes `route` the record's, in memory and in `arena`.

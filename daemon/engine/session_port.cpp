@@ -104,6 +104,7 @@ void SessionPort::begin(const abi::Submission& submission, std::uint64_t op_inde
     record.submit_ns = submission.submit_ns;
     record.member = submission.member;
     record.slot = submission.slot;
+    record.route = submission.route;
     std::atomic_ref(record.ticket).store(submission.ticket, std::memory_order_release);
     ++inflight_;
     break;

@@ -399,8 +399,8 @@ TEST_F(EngineTest, WhatEveryRankCompletedSucceedsThoughItsEngineDiedBeforeItSaid
   board.next_index = 3;
   board.slots[1].num_recv_rows = 5;
   board.slots[1].counts_ticket = 70;
-  sessions_[1]->b().inflight[0] = {70, 2, 0, RawGroup::member(1), 1};
-  sessions_[1]->b().inflight[1] = {71, 3, 0, RawGroup::member(1), 0};
+  sessions_[1]->b().inflight[0] = {70, 2, 0, RawGroup::member(1), 1, 1, 0};
+  sessions_[1]->b().inflight[1] = {71, 3, 0, RawGroup::member(1), 0, 0, 0};
   engines_[1]->start();
   sessions_[1]->add_to(*engine_view_[1]);
   group_->add_to_engine(engine_view_, session_view_, 1, true);

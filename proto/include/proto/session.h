@@ -108,6 +108,8 @@ struct InflightRecord {
   std::uint64_t submit_ns;
   std::uint32_t member;
   std::uint32_t slot;
+  std::uint32_t route;
+  std::uint32_t reserved;
 };
 
 struct SegmentB {
