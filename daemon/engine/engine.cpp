@@ -188,10 +188,10 @@ void Engine::answer_orphans(Member& member, StatusCode status) {
       completion.culprit_rank = -1;
       if (board_slot.counts_ticket == orphan.record.ticket)
         completion.num_recv_rows = board_slot.num_recv_rows;
-      if (!member.group.ranks.empty())
-        if (orphan.record.route < member.group.shape.num_routes())
-          completion.num_dropped_selections =
-              member.routes.saved_dropped(orphan.record.route, member.exchange());
+      if (!member.group.ranks.empty() && orphan.record.route < member.group.shape.num_routes()) {
+        completion.num_dropped_selections =
+            member.routes.saved_dropped(orphan.record.route, member.exchange());
+      }
     } else if (known_slot) {
       member.publish_message(
           orphan.record.slot, orphan.record.ticket,
