@@ -173,9 +173,12 @@ epd_result_t DemoRank::wait(std::uint32_t layer, std::uint32_t m, const char* wh
 }
 
 void DemoRank::exchange_counts(std::uint32_t layer, std::uint32_t m) {
-  const kernels::RoutingInput input{
-      slot(layer, m).buffers.topk_idx, false,        plan_.micro_batch(m),
-      plan_.model.gate.topk,           self_.size(), plan_.model.gate.num_experts};
+  kernels::RoutingInput input;
+  input.topk_idx = slot(layer, m).buffers.topk_idx;
+  input.num_tokens = plan_.micro_batch(m);
+  input.topk = plan_.model.gate.topk;
+  input.num_ranks = self_.size();
+  input.num_experts = plan_.model.gate.num_experts;
   if (kernels::build_routing_plan(input, route_).bad) kit::fail("the gate chose an expert that is not there");
   std::uint32_t* counts = context_.records->row_counts.data();
   self_.barrier();  // the previous counts are no longer read

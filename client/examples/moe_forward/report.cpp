@@ -76,7 +76,7 @@ double skew_of(std::span<const std::uint64_t> counts) {
 LayerFigures layer_figures(const DemoPlan& plan, std::span<const LayerRecord> ranks) {
   LayerFigures figures;
   figures.dispatch = figures_of(ranks, &LayerRecord::dispatch_us, &LayerRecord::dispatch_ceiling_us,
-                                kit::dispatch_row_bytes(plan.model.hidden, true));
+                                kit::dispatch_row_bytes(plan.params()));
   figures.combine = figures_of(ranks, &LayerRecord::combine_us, &LayerRecord::combine_ceiling_us,
                                kit::combine_row_bytes(plan.model.hidden));
   double blocked_us = 0;
