@@ -11,7 +11,8 @@ NAME (submission, attach, control, config; default all) for SECONDS_PER_HARNESS 
 tests/fuzz/corpus/NAME. Inputs that reach new code go to build/fuzz/corpus/NAME, crashes and the harness's
 output to build/fuzz/runs. A crash is repeated with: build/fuzz/bin/NAME_fuzz FILE
 
-  --minimise   afterwards copies to tests/fuzz/corpus/NAME the few found inputs that reach what it does not
+  --minimise   afterwards writes to build/fuzz/minimal/NAME a small set of inputs that reaches all that is
+               reached, to choose from for tests/fuzz/corpus/NAME (keep those that are short)
 
 Needs clang. Exit status: 0 nothing found, 1 a crash, hang or leak, 77 clang is missing.
 END
@@ -64,7 +65,11 @@ for name in "${names[@]}"; do
   printf '%-12s %10s %10s %10s %8s %s\n' "$name" "${executed:-?}" "${coverage:-?}" "${features:-?}" \
     "$(find "$found" -type f | wc -l)" "$result"
   if [[ -n $minimise && $result == ok ]]; then
-    build/fuzz/bin/"${name}_fuzz" -merge=1 "tests/fuzz/corpus/$name" "$found" >"$runs/$name-merge.log" 2>&1
+    minimal=build/fuzz/minimal/$name
+    rm -rf "$minimal"
+    mkdir -p "$minimal"
+    build/fuzz/bin/"${name}_fuzz" -set_cover_merge=1 "$minimal" "tests/fuzz/corpus/$name" "$found" \
+      >"$runs/$name-merge.log" 2>&1
   fi
 done
 exit "$status"
