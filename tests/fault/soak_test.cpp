@@ -262,7 +262,7 @@ class Soak : public testing::Test {
   // A stopped process is killed or goes on; its pid is not another's while its parent has not reaped it, and
   // a SIGCONT to whoever has it then does no harm.
   void stop_for_a_while(pid_t pid, const char* what) {
-    if (pid <= 0) return;
+    if (pid <= 0 || pids_due_.contains(pid)) return;
     ::kill(pid, SIGSTOP);
     pids_due_[pid] = now_s() + some_time();
     ++tally_[what];
