@@ -134,8 +134,12 @@ Status GroupRegistry::add_member(Group& group, std::uint32_t rank, const JoinReq
   return {};
 }
 
+// Engines have as long as the first rank waits, and at least the time of an answer.
 void GroupRegistry::start(Group& group) {
   group.phase = GroupPhase::kStarting;
+  std::uint64_t first_due_ns = std::numeric_limits<std::uint64_t>::max();
+  for (const auto& [rank, member] : group.members) first_due_ns = std::min(first_due_ns, member.join_due_ns);
+  group.start_due_ns = std::max(first_due_ns, due_in_ms(limits_.engine_ack_ms));
   for (const auto& [rank, member] : group.members) group.engines[member.device];
   for (auto& [device, slot] : group.engines) tell_engine(group, device, slot);
 }
@@ -159,6 +163,18 @@ void GroupRegistry::expire_join(Group& group) {
   for (const auto& [rank, member] : group.members)
     emit(ReplyRefused{member.session_id, member.join_request, status});
   forget(group.id);
+}
+
+void GroupRegistry::expire_start(Group& group) {
+  std::vector<std::uint32_t> waiting;
+  for (const auto& [rank, member] : group.members) {
+    if (group.engines.at(member.device).phase != EnginePhase::kServing) waiting.push_back(rank);
+  }
+  abort_start(group, Status(StatusCode::kDeadlineExceeded,
+                            "group \"" + group.name +
+                                "\" has all its ranks, but the engines of some have not begun to "
+                                "serve it in time: ranks " +
+                                rank_list(waiting)));
 }
 
 GroupRegistry::MemberPlace* GroupRegistry::place_of(std::uint64_t session_id, std::uint32_t member) {
@@ -284,6 +300,8 @@ void GroupRegistry::tick() {
       const bool expired = std::any_of(group.members.begin(), group.members.end(),
                                        [now](const auto& e) { return e.second.join_due_ns <= now; });
       if (expired) expire_join(group);
+    } else if (group.phase == GroupPhase::kStarting && group.start_due_ns <= now) {
+      expire_start(group);
     } else {
       tick_running(group);
     }
@@ -334,6 +352,7 @@ std::uint64_t GroupRegistry::next_due_ns() const {
       consider(member.stop_due_ns);
     }
     for (const auto& [device, slot] : group.engines) consider(slot.due_ns);
+    if (group.phase == GroupPhase::kStarting) consider(group.start_due_ns);
     for (const WaitingJoin& join : group.waiting) consider(join.due_ns);
     if (group.release_due_ns > clock_.now_ns()) consider(group.release_due_ns);
   }

@@ -450,6 +450,37 @@ TEST_F(Membership, RanksThatDieTogetherGiveOneBreakFromTheLowest) {
                    "break device=1 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=2 fail_from=6"}));
 }
 
+// An engine that is stopped is not killed; its joiners wait no longer than they asked for.
+TEST_F(Membership, AGroupWhoseEngineIsSilentDoesNotStartForEver) {
+  for (const std::uint32_t timeout_ms : {500u, 20'000u}) {
+    const std::uint64_t id = timeout_ms == 500 ? 1 : 2;
+    for (const std::uint32_t rank : {0u, 1u}) {
+      JoinRequest joins = request(rank, 2);
+      joins.join.timeout_ms = timeout_ms;
+      registry_.join(joins);
+    }
+    take();
+    ready(0, id);
+    // The limits' engine_ack_ms, if nobody is willing to wait for longer.
+    clock_.advance_ms(timeout_ms == 500 ? 2'999 : 19'999);
+    registry_.tick();
+    for (const std::string& line : take()) EXPECT_EQ(line.find("refused"), std::string::npos) << line;
+    clock_.advance_ms(1);
+    EXPECT_LE(registry_.next_due_ns(), clock_.now_ns());
+    registry_.tick();
+    const Lines lines = take();
+    EXPECT_EQ(
+        std::count(lines.begin(), lines.end(), "refused session=10 request=100 status=DEADLINE_EXCEEDED"), 1);
+    EXPECT_EQ(
+        std::count(lines.begin(), lines.end(), "refused session=11 request=101 status=DEADLINE_EXCEEDED"), 1);
+    EXPECT_NE(refusal_.message().find("ranks 1"), std::string::npos) << refusal_.message();
+    removed(0, id);
+    removed(1, id);
+    EXPECT_FALSE(known(id));
+    EXPECT_TRUE(memory_.held.empty());
+  }
+}
+
 TEST_F(Membership, WhenAllDieTheGroupIsRemoved) {
   activate(2);
   registry_.session_closed(10, "died");

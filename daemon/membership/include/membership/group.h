@@ -118,6 +118,7 @@ struct Group {
   bool reason_changed = false;       // since kBreak told it
   std::set<std::uint32_t> changed;   // kBreaking: ranks that came or went, to be told before kResume
   std::vector<WaitingJoin> waiting;  // degrade: for the end of the break
+  std::uint64_t start_due_ns = 0;    // kStarting: until then the engines must have mapped it
   std::uint64_t release_due_ns = 0;  // kBreaking: failed completions are held back no longer; 0 = they aren't
   bool fatal_sent = false;           // kFailing: kBreak fatal is out
   std::uint64_t fail_from = 0;

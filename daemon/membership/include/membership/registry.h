@@ -80,6 +80,7 @@ class GroupRegistry {
   void start(Group& group);
   void abort_start(Group& group, const Status& status);
   void expire_join(Group& group);
+  void expire_start(Group& group);
   void tick_running(Group& group);
   void lose_member(std::uint64_t group_id, std::uint32_t rank, const std::string& how);
   void drop_name(const Group& group);
