@@ -39,7 +39,7 @@ struct Operation {
   Group* group = nullptr;
   abi::Op op = abi::Op::kNone;
   std::uint32_t slot = 0;
-  bool deferred = false;  // submitted with defer_receive
+  bool deferred = false;              // submitted with defer_receive
   SteadyClock::time_point answer_by;  // an engine that runs has ended it by then
   bool done = false;
   epd_result_t result{};             // once done

@@ -11,7 +11,7 @@ namespace epd::test {
 namespace {
 
 constexpr int kCycles = 1000;
-constexpr int kWarmUp = 150;  // allocators, caches of threads, page tables
+constexpr int kWarmUp = 1100;  // allocators, caches of threads, page tables; the event log is full
 constexpr int kAtOnce = 4;
 // What resident memory of a process may have grown by in between: a leak of two pages per cycle would be 8
 // MiB.

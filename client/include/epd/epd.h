@@ -52,7 +52,7 @@ typedef enum epd_status {
   EPD_UNSUPPORTED = 6,
   EPD_VERSION_MISMATCH = 7,
   EPD_DEADLINE_EXCEEDED = 8,
-  EPD_RANK_LOST = 9,         /* a peer left or died: the group has ended, or (EPD_DEGRADE) goes on without it */
+  EPD_RANK_LOST = 9, /* a peer left or died: the group has ended, or (EPD_DEGRADE) goes on without it */
   EPD_ENGINE_RESTARTED = 10, /* the device's engine died and is back; epd_group_resume, then redo */
   EPD_DAEMON_LOST = 11,      /* detach and attach again */
   EPD_ABORTED = 12,
@@ -133,13 +133,13 @@ typedef enum epd_index_type { EPD_INDEX_INT32 = 0, EPD_INDEX_INT64 = 1 } epd_ind
 
 typedef enum epd_loss_policy {
   EPD_FAIL_FAST = 0, /* a lost rank ends the group */
-  /* A lost rank (dead, left, evicted) costs the group its operations in flight, which end with RANK_LOST on the
-   * others; after epd_group_resume they go on without it. Selections of its experts then count as none, and
-   * epd_result_t tells how many were dropped. So do, in a combine, rows of an earlier dispatch that it held.
-   * A new process may take its place: it joins the same name in the same shape. That ends the operations in
-   * flight with ABORTED ("rank 2 has rejoined"), and after epd_group_resume all go on with it. It begins at
-   * the resume_op that epd_group_resume gives it; if that is a combine of a dispatch before its time, it takes
-   * part without tokens (a handle has the same value on all ranks). */
+  /* A lost rank (dead, left, evicted) costs the group its operations in flight, which end with RANK_LOST on
+   * the others; after epd_group_resume they go on without it. Selections of its experts then count as none,
+   * and epd_result_t tells how many were dropped. So do, in a combine, rows of an earlier dispatch that it
+   * held. A new process may take its place: it joins the same name in the same shape. That ends the
+   * operations in flight with ABORTED ("rank 2 has rejoined"), and after epd_group_resume all go on with it.
+   * It begins at the resume_op that epd_group_resume gives it; if that is a combine of a dispatch before its
+   * time, it takes part without tokens (a handle has the same value on all ranks). */
   EPD_DEGRADE = 1
 } epd_loss_policy_t;
 
@@ -242,22 +242,21 @@ typedef struct epd_resume_info {
   { sizeof(epd_resume_info_t), 0, 0, 0, 0 }
 
 /* After an operation has failed for the whole group (ENGINE_RESTARTED, DEADLINE_EXCEEDED,
- * INVALID_ARGUMENT between ranks; EPD_DEGRADE: RANK_LOST, ABORTED), every rank calls this, then resubmits from
- * resume_op on. Until then submissions return that status again. Blocks until the group has agreed, at most
- * timeout_ms: that takes as long as an engine of the group is stopped. Until it has, peers may still write
- * into the recv regions of operations that have failed.
- * RANK_LOST: the group has ended; leave. OK at once if nothing was wrong. info may be NULL.
- * What to redo may include an operation that this rank has completed and whose slot it has refilled since:
- * keep what you need to submit operation i again (handle, number of tokens, inputs) until operation
- * i + depth has completed here; then every rank has completed i. */
+ * INVALID_ARGUMENT between ranks; EPD_DEGRADE: RANK_LOST, ABORTED), every rank calls this, then resubmits
+ * from resume_op on. Until then submissions return that status again. Blocks until the group has agreed, at
+ * most timeout_ms: that takes as long as an engine of the group is stopped. Until it has, peers may still
+ * write into the recv regions of operations that have failed. RANK_LOST: the group has ended; leave. OK at
+ * once if nothing was wrong. info may be NULL. What to redo may include an operation that this rank has
+ * completed and whose slot it has refilled since: keep what you need to submit operation i again (handle,
+ * number of tokens, inputs) until operation i + depth has completed here; then every rank has completed i. */
 EPD_API epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, epd_resume_info_t* info);
 
 /* ---- operations ----------------------------------------------------------------------------
  * All ranks submit the same operations of a group in the same order, on the same slots, under the same
  * handles (or none). All other arguments concern this rank's own rows and may differ; num_tokens may be 0. A
- * submission returns at once. WOULD_BLOCK: the slot has an operation in flight; or one on another slot makes the routing
- * that is to be used, or uses the one that would be replaced; or the session's ring is full. Nothing was
- * submitted then. */
+ * submission returns at once. WOULD_BLOCK: the slot has an operation in flight; or one on another slot makes
+ * the routing that is to be used, or uses the one that would be replaced; or the session's ring is full.
+ * Nothing was submitted then. */
 
 typedef struct epd_dispatch_args {
   size_t size;
