@@ -178,8 +178,9 @@ std::vector<RowRange> unfilled_rows(const PlacementRules& rules, const Placement
   if (rules.per_expert && (all || !rules.expert_blocks)) {
     const std::span<const std::int32_t> offsets = placement.expert_offsets();
     for (std::size_t e = 0; e + 1 < offsets.size(); ++e) {
-      add(static_cast<std::uint64_t>(offsets[e] + placement.expert_counts()[e]),
-          static_cast<std::uint64_t>(offsets[e + 1]));
+      const auto begin = static_cast<std::uint64_t>(offsets[e]);
+      const auto filled = static_cast<std::uint64_t>(placement.expert_counts()[e]);
+      add(begin + filled, static_cast<std::uint64_t>(offsets[e + 1]));
     }
   }
   if (all && !rules.expert_blocks) add(placement.num_recv_rows, rules.recv_rows);

@@ -17,9 +17,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <initializer_list>
 #include <memory>
 #include <random>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -366,26 +368,31 @@ constexpr struct {
 
 using Size = std::int64_t;
 
+std::string joined(std::initializer_list<std::string_view> parts) {
+  std::string name;
+  for (const std::string_view part : parts) name.append(part);
+  return name;
+}
+
 // TOKENS/LAYOUT/OPERATION/PATH/STORES, so that benchmarks of one world follow one another.
 void register_kernels(Size tokens, const std::string& prefix, Layout layout, host::Choice choice) {
-  const std::string way = std::string("/") + choice.kernels->name +
-                          (choice.stores == host::Stores::kCached ? "/cached" : "/streaming");
+  const std::string way =
+      joined({"/", choice.kernels->name, choice.stores == host::Stores::kCached ? "/cached" : "/streaming"});
   for (const auto& kind : kRowKinds) {
-    benchmark::RegisterBenchmark((prefix + "dispatch_" + kind.name + way).c_str(), bench_dispatch, choice,
-                                 layout, kind.rows)
+    benchmark::RegisterBenchmark(joined({prefix, "dispatch_", kind.name, way}).c_str(), bench_dispatch,
+                                 choice, layout, kind.rows)
         ->Arg(tokens);
   }
   for (const bool weighted : {false, true}) {
     for (const bool biases : {false, true}) {
       const std::string name =
-          std::string("combine") + (weighted ? "_weighted" : "") + (biases ? "_bias" : "");
-      benchmark::RegisterBenchmark((prefix + name + way).c_str(), bench_combine, choice, layout, weighted,
-                                   biases)
+          joined({prefix, "combine", weighted ? "_weighted" : "", biases ? "_bias" : "", way});
+      benchmark::RegisterBenchmark(name.c_str(), bench_combine, choice, layout, weighted, biases)
           ->Arg(tokens);
     }
   }
   if (layout != Layout::kCompact) return;
-  benchmark::RegisterBenchmark((prefix + "handover_bf16" + way).c_str(), bench_handover, choice)
+  benchmark::RegisterBenchmark(joined({prefix, "handover_bf16", way}).c_str(), bench_handover, choice)
       ->Arg(tokens)
       ->UseManualTime();
 }
@@ -394,7 +401,7 @@ void register_world(Size tokens, const std::string& prefix, Layout layout) {
   for (const bool streaming : {false, true}) {
     const std::string way = streaming ? "/streaming" : "/memcpy";
     const auto add = [&](const char* name, std::size_t row_bytes, bool pull) {
-      benchmark::RegisterBenchmark((prefix + name + way).c_str(), bench_plain_rows, layout, row_bytes,
+      benchmark::RegisterBenchmark(joined({prefix, name, way}).c_str(), bench_plain_rows, layout, row_bytes,
                                    streaming, pull)
           ->Arg(tokens);
     };

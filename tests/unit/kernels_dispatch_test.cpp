@@ -111,8 +111,8 @@ bool is_untouched(const Case& c, const Received& actual, std::size_t row) {
     return guarded.is_poison(row * bytes, (row + 1) * bytes);
   };
   return poison(actual.x, c.format().row_bytes) && poison(actual.scales, c.format().scale_bytes) &&
-         poison(actual.topk_idx, c.choices_per_row() * (c.index64 ? 8 : 4)) &&
-         poison(actual.topk_weights, c.choices_per_row() * 4) && poison(actual.src, 8);
+         poison(actual.topk_idx, std::size_t{c.choices_per_row()} * (c.index64 ? 8 : 4)) &&
+         poison(actual.topk_weights, std::size_t{c.choices_per_row()} * 4) && poison(actual.src, 8);
 }
 
 bool is_filled(const RankReceived& expected, std::size_t row) {

@@ -149,7 +149,7 @@ void expect_fma(float a, float b, float c) {
 }
 
 float random_float(std::mt19937& random, int least_exponent, int greatest_exponent) {
-  const auto mantissa = static_cast<float>(1 + random() / 4294967296.0);
+  const auto mantissa = static_cast<float>(1 + static_cast<double>(random()) / 4294967296.0);
   const auto range = static_cast<std::uint32_t>(greatest_exponent - least_exponent + 1);
   const float value = std::ldexp(mantissa, least_exponent + static_cast<int>(random() % range));
   return random() % 2 == 0 ? value : -value;
