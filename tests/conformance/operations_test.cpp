@@ -2,7 +2,6 @@
 // disagree or fail to come is in failures_test.cpp.
 #include "conformance.h"
 
-#include <unistd.h>
 #include <atomic>
 #include <cstring>
 #include <thread>
