@@ -1,6 +1,7 @@
 #include "base/log.h"
 
 #include "base/clock.h"
+#include "base/event.h"
 
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
@@ -13,6 +14,7 @@ namespace {
 LogFormat g_format = LogFormat::kLogfmt;
 std::string g_process = "epd";
 std::mutex g_limiter_mutex;
+constexpr const char* kSuppressed = "lines like this one were suppressed";
 
 // Bytes of the well-formed UTF-8 sequence that `text` begins with; 0 if it does not.
 std::size_t utf8_length(std::string_view text) {
@@ -111,26 +113,35 @@ void log_event(LogLevel level, std::string_view event, std::initializer_list<Log
   logger().log(static_cast<spdlog::level::level_enum>(level), "{}", line);
 }
 
-void LogLimiter::log(LogLevel level, std::string_view event, std::initializer_list<LogField> fields) {
-  if (!log_enabled(level)) return;
-  std::uint64_t suppressed = 0;
-  {
-    const std::lock_guard lock(g_limiter_mutex);
-    const std::uint64_t now = MonotonicClock().now_ns();
-    if (now - window_ns_ >= 1'000'000'000u) {
-      used_ = used_ > burst_ ? burst_ - 1 : (used_ > 0 ? used_ - 1 : 0);
-      window_ns_ = now;
-    }
-    if (used_ >= burst_) {
-      ++suppressed_;
-      return;
-    }
-    ++used_;
-    suppressed = std::exchange(suppressed_, 0);
+bool LogLimiter::admit(std::uint64_t& suppressed) {
+  const std::lock_guard lock(g_limiter_mutex);
+  const std::uint64_t now = MonotonicClock().now_ns();
+  if (now - window_ns_ >= 1'000'000'000u) {
+    used_ = used_ > burst_ ? burst_ - 1 : (used_ > 0 ? used_ - 1 : 0);
+    window_ns_ = now;
   }
+  if (used_ >= burst_) {
+    ++suppressed_;
+    return false;
+  }
+  ++used_;
+  suppressed = std::exchange(suppressed_, 0);
+  return true;
+}
+
+void LogLimiter::log(LogLevel level, std::string_view event, std::initializer_list<LogField> fields) {
+  std::uint64_t suppressed = 0;
+  if (!log_enabled(level) || !admit(suppressed)) return;
   log_event(level, event, fields);
-  if (suppressed != 0)
-    log_event(level, "lines like this one were suppressed", {{"event_name", event}, {"count", suppressed}});
+  if (suppressed != 0) log_event(level, kSuppressed, {{"event_name", event}, {"count", suppressed}});
+}
+
+void LogLimiter::record(EventKind kind, LogLevel level, std::string_view event,
+                        std::initializer_list<LogField> fields) {
+  std::uint64_t suppressed = 0;
+  if (!admit(suppressed)) return;
+  record_event(kind, level, event, fields);
+  if (suppressed != 0) record_event(kind, level, kSuppressed, {{"event_name", event}, {"count", suppressed}});
 }
 
 }  // namespace epd

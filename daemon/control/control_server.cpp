@@ -9,6 +9,7 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/resource_quota.h>
+#include <atomic>
 #include <chrono>
 #include <utility>
 
@@ -57,8 +58,9 @@ std::unique_ptr<grpc::Server> build(const std::string& socket_path, grpc::Servic
 
 struct ControlServer::Impl {
   explicit Impl(ControlFacade& facade)
-      : model(facade), health(model), control(make_control_service(facade)) {}
+      : model(facade), health(model), control(make_control_service(facade, stopping)) {}
 
+  std::atomic<bool> stopping{false};
   HealthModel model;
   HealthService health;
   std::unique_ptr<grpc::Service> control;
@@ -102,6 +104,7 @@ void ControlServer::set_serving(bool serving) {
 
 void ControlServer::shutdown() {
   if (impl_->server == nullptr) return;
+  impl_->stopping.store(true);
   impl_->health.stop();
   impl_->server->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
   impl_->server.reset();

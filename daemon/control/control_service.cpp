@@ -3,6 +3,9 @@
 #include "translate.h"
 
 #include <grpcpp/grpcpp.h>
+#include <algorithm>
+#include <charconv>
+#include <string_view>
 #include <utility>
 #include "epd/v1/control.grpc.pb.h"
 
@@ -22,9 +25,35 @@ grpc::Status answer(Result<std::vector<View>> views, google::protobuf::RepeatedP
   return grpc::Status::OK;
 }
 
+// How late a watcher may learn that its caller has gone, or the daemon goes.
+constexpr std::uint32_t kWatchSliceMs = 200;
+constexpr std::size_t kEventsPerMessage = 64;
+
+std::optional<std::uint64_t> number(std::string_view text) {
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.empty() || error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+// One of a few places; given back with it.
+class WatchPlace {
+ public:
+  explicit WatchPlace(std::atomic<int>& taken) : taken_(taken), open_(taken.fetch_add(1)) {}
+  ~WatchPlace() { taken_.fetch_sub(1); }
+  WatchPlace(const WatchPlace&) = delete;
+  WatchPlace& operator=(const WatchPlace&) = delete;
+  int open_before() const { return open_; }
+
+ private:
+  std::atomic<int>& taken_;
+  const int open_;
+};
+
 class ControlService final : public v1::Control::Service {
  public:
-  explicit ControlService(ControlFacade& facade) : facade_(facade) {}
+  ControlService(ControlFacade& facade, const std::atomic<bool>& stopping)
+      : facade_(facade), stopping_(stopping) {}
 
   grpc::Status GetStatus(grpc::ServerContext* /*context*/, const v1::GetStatusRequest* /*request*/,
                          v1::GetStatusResponse* response) override {
@@ -54,6 +83,64 @@ class ControlService final : public v1::Control::Service {
     return answer(facade_.operations(), response->mutable_operations());
   }
 
+  grpc::Status GetOperation(grpc::ServerContext* /*context*/, const v1::GetOperationRequest* request,
+                            v1::GetOperationResponse* response) override {
+    const std::string_view id = request->id();
+    const std::size_t colon = id.find(':');
+    const auto session = number(id.substr(0, colon));
+    const auto ticket = colon == std::string_view::npos ? std::nullopt : number(id.substr(colon + 1));
+    if (!session || !ticket) {
+      return to_grpc(invalid_argument("operation \"" + clean_text(id) +
+                                      "\" has no such form; allowed: SESSION:TICKET, as epctl ops prints"));
+    }
+    auto detail = facade_.operation(*session, *ticket);
+    if (!detail.ok()) return to_grpc(detail.status());
+    translate(*detail, *response);
+    return grpc::Status::OK;
+  }
+
+  grpc::Status GetStatistics(grpc::ServerContext* /*context*/, const v1::GetStatisticsRequest* /*request*/,
+                             v1::GetStatisticsResponse* response) override {
+    auto statistics = facade_.statistics();
+    if (!statistics.ok()) return to_grpc(statistics.status());
+    translate(std::move(statistics).value(), *response);
+    return grpc::Status::OK;
+  }
+
+  grpc::Status WatchEvents(grpc::ServerContext* context, const v1::WatchEventsRequest* request,
+                           grpc::ServerWriter<v1::WatchEventsResponse>* writer) override {
+    const WatchPlace place(watches_);
+    if (request->follow() && place.open_before() >= kMaxEventWatches) {
+      return to_grpc(resource_exhausted(std::to_string(place.open_before()) +
+                                        " watchers are there; allowed: " + std::to_string(kMaxEventWatches)));
+    }
+    return watch(*context, *request, *writer);
+  }
+
+  grpc::Status SetDevice(grpc::ServerContext* /*context*/, const v1::SetDeviceRequest* request,
+                         v1::SetDeviceResponse* /*response*/) override {
+    if (!request->has_sms()) return to_grpc(invalid_argument("nothing to set; allowed: sms"));
+    return to_grpc(facade_.set_device(request->device(), request->sms()));
+  }
+
+  grpc::Status SetGroup(grpc::ServerContext* /*context*/, const v1::SetGroupRequest* request,
+                        v1::SetGroupResponse* /*response*/) override {
+    GroupSettingsChange change;
+    if (request->has_sms()) change.sms = request->sms();
+    if (request->has_priority()) change.priority = request->priority();
+    return to_grpc(facade_.set_group(request->group(), change));
+  }
+
+  grpc::Status EvictSession(grpc::ServerContext* /*context*/, const v1::EvictSessionRequest* request,
+                            v1::EvictSessionResponse* /*response*/) override {
+    return to_grpc(facade_.evict_session(request->session_id(), request->reason()));
+  }
+
+  grpc::Status EvictRank(grpc::ServerContext* /*context*/, const v1::EvictRankRequest* request,
+                         v1::EvictRankResponse* /*response*/) override {
+    return to_grpc(facade_.evict_rank(request->group(), request->rank(), request->reason()));
+  }
+
   grpc::Status GetConfig(grpc::ServerContext* /*context*/, const v1::GetConfigRequest* /*request*/,
                          v1::GetConfigResponse* response) override {
     return answer(facade_.config(), response->mutable_entries());
@@ -79,13 +166,41 @@ class ControlService final : public v1::Control::Service {
   }
 
  private:
+  // Holds this thread and nothing else: the log is copied out in small pieces, and Write waits for the
+  // reader.
+  grpc::Status watch(const grpc::ServerContext& context, const v1::WatchEventsRequest& request,
+                     grpc::ServerWriter<v1::WatchEventsResponse>& writer) {
+    std::uint64_t seen = request.since();
+    while (!context.IsCancelled() && !stopping_.load()) {
+      auto batch = facade_.events(seen, kEventsPerMessage, request.follow() ? kWatchSliceMs : 0);
+      if (!batch.ok()) return to_grpc(batch.status());
+      if (seen > batch->newest) {
+        return to_grpc(invalid_argument("since is " + std::to_string(seen) + "; allowed: 0.." +
+                                        std::to_string(batch->newest) + " (the newest event)"));
+      }
+      if (batch->events.empty()) {
+        if (!request.follow()) return grpc::Status::OK;
+        continue;
+      }
+      seen = batch->events.back().sequence;
+      v1::WatchEventsResponse response;
+      translate(*batch, response);
+      if (!writer.Write(response)) break;
+    }
+    return stopping_.load() ? to_grpc({StatusCode::kAborted, "the daemon is stopping"})
+                            : grpc::Status::CANCELLED;
+  }
+
   ControlFacade& facade_;
+  const std::atomic<bool>& stopping_;
+  std::atomic<int> watches_{0};
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> make_control_service(ControlFacade& facade) {
-  return std::make_unique<ControlService>(facade);
+std::unique_ptr<grpc::Service> make_control_service(ControlFacade& facade,
+                                                    const std::atomic<bool>& stopping) {
+  return std::make_unique<ControlService>(facade, stopping);
 }
 
 }  // namespace epd

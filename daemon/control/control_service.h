@@ -3,6 +3,7 @@
 
 #include "supervisor/control_facade.h"
 
+#include <atomic>
 #include <memory>
 
 namespace grpc {
@@ -11,7 +12,10 @@ class Service;
 
 namespace epd {
 
-// `facade` must outlive it.
-std::unique_ptr<grpc::Service> make_control_service(ControlFacade& facade);
+// Each open WatchEvents holds one thread of the server, so there are few.
+inline constexpr int kMaxEventWatches = 4;
+
+// Both must outlive it. Watchers are sent away as soon as `stopping` is set.
+std::unique_ptr<grpc::Service> make_control_service(ControlFacade& facade, const std::atomic<bool>& stopping);
 
 }  // namespace epd

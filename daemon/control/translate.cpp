@@ -122,6 +122,7 @@ void translate(const GroupView& view, v1::Group& message) {
     out.set_gone(member.gone);
   }
   for (const std::uint32_t rank : view.missing_ranks) message.add_missing_ranks(rank);
+  message.set_priority(view.priority);
 }
 
 void translate(const OperationView& view, v1::Operation& message) {
@@ -137,6 +138,30 @@ void translate(const OperationView& view, v1::Operation& message) {
   message.set_num_tokens(view.num_tokens);
   message.set_waiting_for(view.waiting_for);
   message.set_age_us(view.age_us);
+  message.set_id(std::to_string(view.session_id) + ":" + std::to_string(view.ticket));
+  message.set_epoch(view.epoch);
+  message.set_waiting_us(view.waiting_us);
+  message.set_deadline_in_us(view.deadline_in_us);
+  for (const StageView& stage : view.stages) {
+    v1::StageEntry& out = *message.add_stages();
+    out.set_stage(clean_text(stage.stage));
+    out.set_after_us(stage.after_us);
+  }
+}
+
+void translate(const WaitView& view, v1::Wait& message) {
+  message.set_rank(view.rank);
+  message.set_session_id(view.session_id);
+  message.set_pid(view.pid);
+  message.set_device(clean_text(view.device));
+  message.set_device_state(translate(view.device_state));
+  message.set_engine_pid(view.engine_pid);
+  message.set_client_stopped(view.client_stopped);
+  message.set_engine_stopped(view.engine_stopped);
+  message.set_gone(view.gone);
+  message.set_submitted(view.submitted);
+  message.set_stage(named<v1::OperationStage>("OPERATION_STAGE_", view.stage));
+  message.set_text(clean_text(view.text));
 }
 
 void translate(const ConfigEntry& view, v1::ConfigEntry& message) {
@@ -217,6 +242,16 @@ void translate(std::vector<OperationView> views,
 void translate(std::vector<ConfigEntry> views,
                google::protobuf::RepeatedPtrField<v1::ConfigEntry>& messages) {
   translate_sorted(views, messages, [](const ConfigEntry& v) { return v.key; });
+}
+
+void translate(const OperationDetail& detail, v1::GetOperationResponse& message) {
+  translate(detail.operation, *message.mutable_operation());
+  message.set_group(clean_text(detail.group_name));
+  message.set_pid(detail.pid);
+  message.set_engine_pid(detail.engine_pid);
+  message.set_engine_stopped(detail.engine_stopped);
+  for (const WaitView& wait : detail.waits) translate(wait, *message.add_waits());
+  message.set_text(clean_text(detail.text));
 }
 
 void translate_abi(v1::GetVersionResponse& message) {

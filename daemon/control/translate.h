@@ -22,6 +22,9 @@ void translate(std::vector<SessionView> views, google::protobuf::RepeatedPtrFiel
 void translate(std::vector<GroupView> views, google::protobuf::RepeatedPtrField<v1::Group>& messages);
 void translate(std::vector<OperationView> views, google::protobuf::RepeatedPtrField<v1::Operation>& messages);
 void translate(std::vector<ConfigEntry> views, google::protobuf::RepeatedPtrField<v1::ConfigEntry>& messages);
+void translate(const OperationDetail& detail, v1::GetOperationResponse& message);
+void translate(AllStatisticsView views, v1::GetStatisticsResponse& message);
+void translate(const EventBatch& batch, v1::WatchEventsResponse& message);
 // What clients of this build must match.
 void translate_abi(v1::GetVersionResponse& message);
 

@@ -157,7 +157,8 @@ void count_moved(Page& page, Member& member, abi::Op op, std::uint64_t bytes) {
 void count_ended(Member& member, abi::Op op, const abi::Completion& completion) {
   const auto tell = [&](Statistics& statistics) {
     statistics.ended(completion.status);
-    if (completion.status == StatusCode::kOk) statistics.took(op, completion);
+    // Of what a former engine had taken, nobody knows how long it took.
+    if (completion.status == StatusCode::kOk && op != abi::Op::kNone) statistics.took(op, completion);
   };
   tell(member.statistics);
   member.statistics.set_queue_depth(member.inflight.size());

@@ -1,7 +1,7 @@
 // Hello and Welcome.
 #include "session/session_table.h"
 
-#include "base/log.h"
+#include "base/event.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -125,8 +125,8 @@ void SessionTable::hello(Session& session, const Packet& packet) {
   }
   if (!status.ok()) {
     static LogLimiter limiter;
-    limiter.log(LogLevel::kWarning, "attach refused",
-                {{"uid", session.peer.uid}, {"pid", session.peer.pid}, {"reason", status.to_string()}});
+    limiter.record(EventKind::kRefused, LogLevel::kWarning, "attach refused",
+                   {{"uid", session.peer.uid}, {"pid", session.peer.pid}, {"reason", status.to_string()}});
     ++total_refused_;
     session.pending_request = request_id;
     refuse(session.id, request_id, status);
@@ -136,12 +136,12 @@ void SessionTable::hello(Session& session, const Packet& packet) {
   session.attached = true;
   ++attached_;
   ++total_attached_;
-  log_event(LogLevel::kInfo, "session attached",
-            {{"session", session.id},
-             {"uid", session.peer.uid},
-             {"pid", session.peer.pid},
-             {"device", options_.devices[session.device]},
-             {"library", session.library}});
+  record_event(EventKind::kSessionAttached, LogLevel::kInfo, "session attached",
+               {{"session", session.id},
+                {"uid", session.peer.uid},
+                {"pid", session.peer.pid},
+                {"device", options_.devices[session.device]},
+                {"library", session.library}});
   host_.session_opened(session);
 }
 

@@ -1,6 +1,6 @@
 #include "session/session_table.h"
 
-#include "base/log.h"
+#include "base/event.h"
 
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -98,8 +98,8 @@ void SessionTable::accept_one(UniqueFd socket) {
   if (half_open >= kMaxHalfOpenPerUser) {
     ++total_refused_;
     static LogLimiter limiter;
-    limiter.log(LogLevel::kWarning, "connection refused: too many without Hello",
-                {{"uid", peer->uid}, {"pid", peer->pid}, {"half_open", half_open}});
+    limiter.record(EventKind::kRefused, LogLevel::kWarning, "connection refused: too many without Hello",
+                   {{"uid", peer->uid}, {"pid", peer->pid}, {"half_open", half_open}});
     abi::Refused refused{StatusCode::kResourceExhausted, {}};
     const std::string text = "user " + std::to_string(peer->uid) + " has " + std::to_string(half_open) +
                              " connections without Hello; allowed: " + std::to_string(kMaxHalfOpenPerUser);
@@ -184,11 +184,11 @@ void SessionTable::handle(Session& session, Packet& packet) {
 
 void SessionTable::malformed(Session& session, std::uint32_t request_id, const Status& error) {
   static LogLimiter limiter;
-  limiter.log(LogLevel::kWarning, "malformed message",
-              {{"session", session.id},
-               {"uid", session.peer.uid},
-               {"pid", session.peer.pid},
-               {"reason", error.message()}});
+  limiter.record(EventKind::kRefused, LogLevel::kWarning, "malformed message",
+                 {{"session", session.id},
+                  {"uid", session.peer.uid},
+                  {"pid", session.peer.pid},
+                  {"reason", error.message()}});
   ++total_refused_;
   session.pending_request = request_id;
   refuse(session.id, request_id, error);
@@ -237,7 +237,8 @@ void SessionTable::close(std::uint64_t id, const std::string& how) {
   read_out(session.socket.get());
   if (!session.attached) return;
   --attached_;
-  log_event(LogLevel::kInfo, "session closed", {{"session", id}, {"pid", session.peer.pid}, {"how", how}});
+  record_event(EventKind::kSessionEnded, LogLevel::kInfo, "session closed",
+               {{"session", id}, {"pid", session.peer.pid}, {"how", how}});
   host_.session_closed(session, how);
 }
 
@@ -265,8 +266,8 @@ void SessionTable::tick() {
            {StatusCode::kDeadlineExceeded,
             "no Hello within " + std::to_string(options_.limits.attach_timeout_ms) + " ms"});
     static LogLimiter limiter;
-    limiter.log(LogLevel::kWarning, "connection closed: no Hello in time",
-                {{"uid", session.peer.uid}, {"pid", session.peer.pid}});
+    limiter.record(EventKind::kRefused, LogLevel::kWarning, "connection closed: no Hello in time",
+                   {{"uid", session.peer.uid}, {"pid", session.peer.pid}});
     close(id, "said no Hello");
   }
 }

@@ -1,6 +1,6 @@
 #include "fleet.h"
 
-#include "base/log.h"
+#include "base/event.h"
 
 #include <sys/epoll.h>
 #include <algorithm>
@@ -66,8 +66,8 @@ void EngineFleet::spawn(std::uint32_t index) {
                             options_.log_level, options_.log_format});
   if (!process.ok()) {
     device.last_exit = process.status().message();
-    log_event(LogLevel::kError, "engine not started",
-              {{"device", device.name}, {"reason", device.last_exit}});
+    record_event(EventKind::kEngineDied, LogLevel::kError, "engine not started",
+                 {{"device", device.name}, {"reason", device.last_exit}});
     schedule_restart(index);
     return;
   }
@@ -80,7 +80,8 @@ void EngineFleet::spawn(std::uint32_t index) {
   device.exit_watch = exit.ok() ? *exit : 0;
   EPD_CHECK(link.ok() && exit.ok());
   device.watching_write = false;
-  log_event(LogLevel::kInfo, "engine started", {{"device", device.name}, {"pid", device.process->pid()}});
+  record_event(EventKind::kEngineStarted, LogLevel::kInfo, "engine started",
+               {{"device", device.name}, {"pid", device.process->pid()}});
 }
 
 void EngineFleet::on_link(std::uint32_t index, std::uint32_t events) {
@@ -109,10 +110,12 @@ void EngineFleet::read_link(std::uint32_t index) {
       host_.engine_message(index, packet);
     } else if (device.state != DeviceState::kReady) {
       device.state = DeviceState::kReady;
-      log_event(LogLevel::kInfo, "engine ready",
-                {{"device", device.name},
-                 {"pid", device.process->pid()},
-                 {"after_ms", (clock_.now_ns() - device.started_ns) / kMsNs}});
+      if (const Result<abi::EngineReady> ready = packet.read<abi::EngineReady>(); ready.ok())
+        device.max_sms = ready.value().max_sms;
+      record_event(EventKind::kEngineReady, LogLevel::kInfo, "engine ready",
+                   {{"device", device.name},
+                    {"pid", device.process->pid()},
+                    {"after_ms", (clock_.now_ns() - device.started_ns) / kMsNs}});
       host_.engine_ready(index);
     }
   }
@@ -136,8 +139,8 @@ void EngineFleet::kill(std::uint32_t index, const std::string& why) {
   if (device.process == nullptr || !device.kill_reason.empty()) return;
   device.kill_reason = why;
   if (!stopping_) {
-    log_event(LogLevel::kWarning, "engine killed",
-              {{"device", device.name}, {"pid", device.process->pid()}, {"reason", why}});
+    record_event(EventKind::kEngineDied, LogLevel::kWarning, "engine killed",
+                 {{"device", device.name}, {"pid", device.process->pid()}, {"reason", why}});
   }
   device.process->kill();
 }
@@ -177,8 +180,8 @@ void EngineFleet::on_exit(std::uint32_t index) {
   if (!device.kill_reason.empty()) text += ", killed because " + device.kill_reason;
   device.kill_reason.clear();
   if (stopping_) return;
-  log_event(LogLevel::kError, "engine died",
-            {{"device", device.name}, {"pid", pid}, {"exit", device.last_exit}});
+  record_event(EventKind::kEngineDied, LogLevel::kError, "engine died",
+               {{"device", device.name}, {"pid", pid}, {"exit", device.last_exit}});
   host_.engine_down(index, text);
   schedule_restart(index);
 }
@@ -188,6 +191,8 @@ void EngineFleet::clear_page(Device& device) const {
   auto* page = device.page.as<abi::EnginePage>();
   page->sleep.sleeping.store(0, std::memory_order_release);
   for (abi::OpView& op : page->ops) op.ticket.store(0, std::memory_order_release);
+  for (abi::StatisticsRow& row : page->sessions.rows) row.key.store(0, std::memory_order_release);
+  for (abi::StatisticsRow& row : page->members.rows) row.key.store(0, std::memory_order_release);
 }
 
 void EngineFleet::schedule_restart(std::uint32_t index) {
@@ -203,7 +208,8 @@ void EngineFleet::schedule_restart(std::uint32_t index) {
                              " times within a minute (last: " + device.last_exit +
                              "); allowed: " + std::to_string(options_.max_restarts_per_minute) +
                              " (engine.max_restarts_per_minute)";
-    log_event(LogLevel::kError, "device failed", {{"device", device.name}, {"reason", text}});
+    record_event(EventKind::kDeviceFailed, LogLevel::kError, "device failed",
+                 {{"device", device.name}, {"reason", text}});
     host_.engine_failed(index, text);
     return;
   }

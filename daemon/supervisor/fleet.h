@@ -76,6 +76,7 @@ class EngineFleet {
     return *devices_[device].page.as<abi::EnginePage>();
   }
   DeviceView view(std::uint32_t device) const;
+  std::uint32_t max_sms(std::uint32_t device) const { return devices_[device].max_sms; }  // 0: not known yet
   // Whether every engine that should run has moved since the last call.
   bool all_loops_advanced();
 
@@ -90,6 +91,7 @@ class EngineFleet {
     Loop::WatchId link_watch = 0;
     Loop::WatchId exit_watch = 0;
     bool watching_write = false;
+    std::uint32_t max_sms = 0;
     std::uint32_t restarts = 0;
     std::string last_exit;
     std::string kill_reason;  // why we killed it, until it is dead

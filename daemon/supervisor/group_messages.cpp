@@ -1,4 +1,5 @@
 // Carries out what the registry decides.
+#include "base/event.h"
 #include "node.h"
 
 namespace epd {
@@ -22,7 +23,9 @@ void Node::carry_out(const membership::StartGroup& action) {
   begin.group_id = group.id;
   begin.epoch = group.epoch;
   begin.resume_index = group.resume_index;
-  begin.sms = group.sms_on(action.device);
+  const abi::GroupSettings settings = group_settings(group, action.device);
+  begin.sms = settings.sms;
+  begin.priority = settings.priority;
   begin.broken = action.broken ? 1 : 0;
   begin.shape = group.shape;
   abi::set_text(begin.name, group.name.data(), group.name.size());
@@ -82,13 +85,13 @@ void Node::carry_out(const membership::SendBreak& action) {
   const std::tuple now_logged(m.group_id, m.epoch, m.fatal);
   if (now_logged != last_break_) {
     last_break_ = now_logged;
-    log_event(LogLevel::kWarning, "group breaks",
-              {{"group", m.group_id},
-               {"epoch", m.epoch},
-               {"fatal", m.fatal != 0},
-               {"cause", status_name(m.cause)},
-               {"culprit_rank", m.culprit_rank},
-               {"text", m.text}});
+    record_event(EventKind::kGroupBroke, LogLevel::kWarning, "group breaks",
+                 {{"group", m.group_id},
+                  {"epoch", m.epoch},
+                  {"fatal", m.fatal != 0},
+                  {"cause", status_name(m.cause)},
+                  {"culprit_rank", m.culprit_rank},
+                  {"text", m.text}});
   }
   fleet_->send(action.device, abi::LinkType::kBreak, m);
 }
@@ -101,10 +104,10 @@ void Node::carry_out(const membership::SendResume& action) {
   const std::pair now_logged(action.message.group_id, action.message.epoch);
   if (now_logged != last_resume_) {
     last_resume_ = now_logged;
-    log_event(LogLevel::kInfo, "group goes on",
-              {{"group", action.message.group_id},
-               {"epoch", action.message.epoch},
-               {"resume_index", action.message.resume_index}});
+    record_event(EventKind::kGroupResumed, LogLevel::kInfo, "group goes on",
+                 {{"group", action.message.group_id},
+                  {"epoch", action.message.epoch},
+                  {"resume_index", action.message.resume_index}});
   }
   fleet_->send(action.device, abi::LinkType::kResume, action.message);
 }
@@ -126,8 +129,8 @@ void Node::carry_out(const membership::ReplyJoined& action) {
     sessions_->end(action.session_id, board.status());
     return;
   }
-  log_event(
-      LogLevel::kInfo, "rank joined",
+  record_event(
+      EventKind::kRankJoined, LogLevel::kInfo, "rank joined",
       {{"group", action.message.group_id}, {"rank", action.message.rank}, {"session", action.session_id}});
   sessions_->reply(action.session_id, action.request_id, abi::AttachType::kJoined, action.message,
                    {arenas->user.get(), board->get()});
@@ -139,8 +142,8 @@ void Node::carry_out(const membership::ReplyLeft& action) {
 
 void Node::carry_out(const membership::ReplyRefused& action) {
   static LogLimiter limiter;
-  limiter.log(LogLevel::kWarning, "request refused",
-              {{"session", action.session_id}, {"reason", action.status.to_string()}});
+  limiter.record(EventKind::kRefused, LogLevel::kWarning, "request refused",
+                 {{"session", action.session_id}, {"reason", action.status.to_string()}});
   sessions_->refuse(action.session_id, action.request_id, action.status);
 }
 

@@ -1,4 +1,5 @@
 // Start, reload, drain and stop.
+#include "base/event.h"
 #include "node.h"
 
 #include <signal.h>
@@ -56,15 +57,19 @@ void Node::reload() {
   notifier_.send("RELOADING=1\nMONOTONIC_USEC=" + std::to_string(clock_.now_ns() / 1000));
   Result<Config> loaded = reload_config(config_, options_.sources);
   if (loaded.ok()) {
+    // What was set by hand stays until the file says something new.
+    if (loaded->device_sms != config_.device_sms) device_sms_.assign(device_sms_.size(), std::nullopt);
     config_ = std::move(*loaded);
     log_set_level(config_.level());
     apply_limits();
     ++config_generation_;
     last_reload_error_.clear();
-    log_event(LogLevel::kInfo, "configuration reloaded", {{"generation", config_generation_}});
+    record_event(EventKind::kConfigReloaded, LogLevel::kInfo, "configuration reloaded",
+                 {{"generation", config_generation_}});
   } else {
     last_reload_error_ = loaded.status().message();
-    log_event(LogLevel::kError, "configuration not reloaded", {{"reason", last_reload_error_}});
+    record_event(EventKind::kConfigRefused, LogLevel::kError, "configuration not reloaded",
+                 {{"reason", last_reload_error_}});
   }
   if (phase_ == Phase::kServing) notifier_.send("READY=1");
 }
@@ -74,7 +79,8 @@ void Node::drain(std::uint32_t timeout_ms) {
   phase_ = Phase::kDraining;
   const std::uint64_t allowed_ms = timeout_ms != 0 ? timeout_ms : config_.drain_ms;
   drain_due_ns_ = clock_.now_ns() + allowed_ms * kMsNs;
-  log_event(LogLevel::kInfo, "draining", {{"sessions", sessions_->attached()}, {"timeout_ms", allowed_ms}});
+  record_event(EventKind::kDaemonState, LogLevel::kInfo, "draining",
+               {{"sessions", sessions_->attached()}, {"timeout_ms", allowed_ms}});
   if (on_serving_) on_serving_(false);
   notifier_.send("STOPPING=1");
 }
@@ -90,15 +96,15 @@ void Node::advance_phase() {
   const std::uint64_t now = clock_.now_ns();
   if (phase_ == Phase::kStarting && fleet_->all_settled()) {
     phase_ = Phase::kServing;
-    log_event(
-        LogLevel::kInfo, "serving",
+    record_event(
+        EventKind::kDaemonState, LogLevel::kInfo, "serving",
         {{"devices", fleet_->size()}, {"socket", config_.socket}, {"after_ms", (now - started_ns_) / kMsNs}});
     if (on_serving_) on_serving_(true);
     notifier_.send("READY=1");
   }
   if (phase_ == Phase::kDraining && (sessions_->attached() == 0 || now >= drain_due_ns_)) begin_stopping();
   if (phase_ == Phase::kStopping && fleet_->all_stopped()) {
-    log_event(LogLevel::kInfo, "stopped");
+    record_event(EventKind::kDaemonState, LogLevel::kInfo, "stopped");
     loop_->stop();
   }
   if (!notifier_.enabled()) return;

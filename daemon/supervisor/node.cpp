@@ -1,5 +1,7 @@
 #include "node.h"
 
+#include "base/event.h"
+
 #include <sys/epoll.h>
 #include <sys/random.h>
 #include <algorithm>
@@ -30,7 +32,9 @@ Node::Node(SupervisorOptions options)
       config_(options_.config),
       notifier_(options_.notify_socket),
       arenas_(config_.effective_arena_bytes()),
-      registry_(clock_, *this, membership_limits(config_)) {}
+      registry_(clock_, *this, membership_limits(config_)) {
+  event_log_.install();
+}
 
 Status Node::start() {
   started_ns_ = clock_.now_ns();
@@ -59,6 +63,7 @@ Status Node::start() {
   if (!watch.ok()) return watch.status();
 
   removals_.resize(devices.size());
+  device_sms_.resize(devices.size());
   fleet_ = std::make_unique<EngineFleet>(*loop_, clock_, *this, fleet_options());
   return fleet_->start(devices);
 }
@@ -96,8 +101,9 @@ EngineFleet::Options Node::fleet_options() const {
           config_.max_restarts_per_minute};
 }
 
-abi::Settings Node::settings() const {
-  return {config_.effective_sms(), config_.operation_ms, config_.spin_us, config_.log_level};
+abi::Settings Node::settings(std::uint32_t device) const {
+  return {device_sms_[device].value_or(config_.effective_sms()), config_.operation_ms, config_.spin_us,
+          config_.log_level};
 }
 
 void Node::apply_limits() {
@@ -105,7 +111,7 @@ void Node::apply_limits() {
   sessions_->set_limits(session_limits(config_));
   registry_.set_limits(membership_limits(config_));
   fleet_->set_options(fleet_options());
-  for (std::uint32_t i = 0; i < fleet_->size(); ++i) fleet_->send(i, abi::LinkType::kSettings, settings());
+  for (std::uint32_t i = 0; i < fleet_->size(); ++i) fleet_->send(i, abi::LinkType::kSettings, settings(i));
 }
 
 // ---- sessions
@@ -143,6 +149,7 @@ void Node::tell_session(const Session& session) {
 }
 
 void Node::session_closed(const Session& session, const std::string& how) {
+  record_losses(session.id, std::nullopt, how);
   registry_.session_closed(session.id, how);
   carry_out_actions();  // kStopMember goes before kRemoveSession
   if (!fleet_->is_ready(session.device)) return;
@@ -181,13 +188,14 @@ void Node::join_requested(const Session& session, std::uint32_t request_id, cons
 }
 
 void Node::leave_requested(const Session& session, std::uint32_t request_id, const abi::Leave& leave) {
+  record_losses(session.id, leave.member, "left");
   registry_.leave(session.id, request_id, leave.member);
 }
 
 // ---- engines
 
 void Node::engine_ready(std::uint32_t device) {
-  fleet_->send(device, abi::LinkType::kSettings, settings());
+  fleet_->send(device, abi::LinkType::kSettings, settings(device));
   for (const auto& [id, session] : sessions_->connections()) {
     if (session.attached && session.device == device) tell_session(session);
   }
@@ -213,8 +221,8 @@ void Node::engine_failed(std::uint32_t device, const std::string& text) {
 void Node::session_failed(const abi::SessionFailed& message) {
   const std::string text(message.text, abi::text_length(message.text));
   static LogLimiter limiter;
-  limiter.log(LogLevel::kWarning, "session ended for an illegal submission",
-              {{"session", message.session_id}, {"reason", text}});
+  limiter.record(EventKind::kRefused, LogLevel::kWarning, "session ended for an illegal submission",
+                 {{"session", message.session_id}, {"reason", text}});
   sessions_->end(message.session_id, Status(message.status, text));
 }
 

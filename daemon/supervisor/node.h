@@ -2,6 +2,7 @@
 #pragma once
 
 #include "arena_store.h"
+#include "base/event.h"
 #include "fleet.h"
 #include "loop.h"
 #include "membership/registry.h"
@@ -14,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -23,7 +25,8 @@ namespace epd {
 
 // Connects the rooms: sessions and engines report events, the registry decides, and what it wants
 // done is done here. Split over node.cpp (sessions, engines), group_messages.cpp (the registry's actions),
-// lifecycle.cpp (signals, drain, reload, notification) and views.cpp (what the control plane sees).
+// lifecycle.cpp (signals, drain, reload, notification), operator.cpp (set, evict) and what the control plane
+// sees: views.cpp, statistics.cpp, explain.cpp (one operation).
 class Node final : public SessionHost, public FleetHost, public membership::MemberMemory {
  public:
   explicit Node(SupervisorOptions options);
@@ -42,6 +45,17 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   std::vector<ConfigEntry> config_view() const { return config_.entries; }
   // From any thread: reads only the engines' pages.
   std::vector<OperationView> operation_views() const;
+  AllStatisticsView statistics_view() const;
+  EventLog& event_log() { return event_log_; }
+
+  // explain.cpp
+  Result<OperationDetail> operation_detail(std::uint64_t session_id, std::uint64_t ticket) const;
+
+  // operator.cpp; see ControlFacade
+  Status set_device(const std::string& name, std::uint32_t sms);
+  Status set_group(const std::string& name, const GroupSettingsChange& change);
+  Status evict_session(std::uint64_t session_id, const std::string& reason);
+  Status evict_rank(const std::string& name, std::uint32_t rank, const std::string& reason);
 
  private:
   enum class Phase { kStarting, kServing, kDraining, kStopping };
@@ -77,7 +91,18 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   Status admitting() const;
   void apply_limits();
   EngineFleet::Options fleet_options() const;
-  abi::Settings settings() const;
+  abi::Settings settings(std::uint32_t device) const;
+
+  // explain.cpp
+  WaitView wait_view(const membership::Group& group, std::uint32_t rank, const OperationView* its) const;
+  std::string silent_engines(const membership::Group& group) const;
+  Status no_such_operation(std::uint64_t session_id, std::uint64_t ticket) const;
+
+  // operator.cpp
+  Result<std::uint64_t> find_group(const std::string& name) const;
+  abi::GroupSettings group_settings(const membership::Group& group, std::uint32_t device) const;
+  void record_losses(std::uint64_t session_id, std::optional<std::uint32_t> member_id,
+                     const std::string& how) const;
 
   // group_messages.cpp
   void carry_out_actions();
@@ -108,6 +133,7 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   void notify_status(const std::string& prefix);
   std::uint64_t next_lifecycle_due_ns() const;
 
+  EventLog event_log_;
   const SupervisorOptions options_;
   Config config_;
   MonotonicClock clock_;
@@ -123,6 +149,10 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
 
   // Per device: sessions whose kRemoveSession is unanswered, and when patience ends.
   std::vector<std::map<std::uint64_t, std::uint64_t>> removals_;
+
+  // Set by the operator, and stronger than configuration and joins.
+  std::vector<std::optional<std::uint32_t>> device_sms_;         // by device
+  std::map<std::uint64_t, GroupSettingsChange> group_settings_;  // by group
 
   // What was logged last.
   std::tuple<std::uint64_t, std::uint64_t, std::uint32_t> last_break_;  // group, epoch, fatal

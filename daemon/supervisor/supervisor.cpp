@@ -29,6 +29,16 @@ Result<T> ask(Loop& loop, std::function<T()> question) {
   }
 }
 
+// Of what the loop was asked to do; wrapped, because a Result<Status> would be two things at once.
+struct Done {
+  Status status;
+};
+
+template <typename T>
+Result<T> flat(Result<Result<T>> answer) {
+  return answer.ok() ? std::move(answer).value() : Result<T>(answer.status());
+}
+
 class Facade final : public ControlFacade {
  public:
   explicit Facade(Node& node) : node_(node) {}
@@ -46,6 +56,14 @@ class Facade final : public ControlFacade {
     return ask<std::vector<GroupView>>(node_.loop(), [this] { return node_.group_views(); });
   }
   Result<std::vector<OperationView>> operations() override { return node_.operation_views(); }
+  Result<AllStatisticsView> statistics() override { return node_.statistics_view(); }
+  Result<EventBatch> events(std::uint64_t after, std::size_t limit, std::uint32_t wait_ms) override {
+    return node_.event_log().read(after, limit, wait_ms);
+  }
+  Result<OperationDetail> operation(std::uint64_t session_id, std::uint64_t ticket) override {
+    return flat(ask<Result<OperationDetail>>(
+        node_.loop(), [this, session_id, ticket] { return node_.operation_detail(session_id, ticket); }));
+  }
   Result<std::vector<ConfigEntry>> config() override {
     return ask<std::vector<ConfigEntry>>(node_.loop(), [this] { return node_.config_view(); });
   }
@@ -57,8 +75,26 @@ class Facade final : public ControlFacade {
                      })
         .status();
   }
+  Status set_device(const std::string& device, std::uint32_t sms) override {
+    return act([this, device, sms] { return node_.set_device(device, sms); });
+  }
+  Status set_group(const std::string& group, const GroupSettingsChange& change) override {
+    return act([this, group, change] { return node_.set_group(group, change); });
+  }
+  Status evict_session(std::uint64_t session_id, const std::string& reason) override {
+    return act([this, session_id, reason] { return node_.evict_session(session_id, reason); });
+  }
+  Status evict_rank(const std::string& group, std::uint32_t rank, const std::string& reason) override {
+    return act([this, group, rank, reason] { return node_.evict_rank(group, rank, reason); });
+  }
 
  private:
+  Status act(std::function<Status()> action) {
+    const Result<Done> done =
+        ask<Done>(node_.loop(), [action = std::move(action)] { return Done{action()}; });
+    return done.ok() ? done.value().status : done.status();
+  }
+
   Node& node_;
 };
 

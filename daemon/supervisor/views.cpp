@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 #include <algorithm>
+#include <optional>
 
 namespace epd {
 namespace {
@@ -41,6 +42,45 @@ const char* stage_name(abi::OpStage stage) {
   return "none";
 }
 
+std::int64_t between_us(std::uint64_t from_ns, std::uint64_t to_ns) {
+  return static_cast<std::int64_t>(to_ns - from_ns) / 1000;
+}
+
+// No value: free, or taken by another operation while it was read.
+std::optional<OperationView> read_operation(const abi::OpView& op, std::uint64_t now) {
+  const std::uint64_t ticket = op.ticket.load(std::memory_order_acquire);
+  if (ticket == 0) return std::nullopt;
+  OperationView view;
+  view.session_id = op.session_id;
+  view.group_id = op.group_id;
+  view.ticket = ticket;
+  view.op_index = op.op_index;
+  view.op = op_name(op.op);
+  view.stage = stage_name(static_cast<abi::OpStage>(op.stage.load(std::memory_order_relaxed)));
+  view.rank = op.rank;
+  view.slot = op.slot;
+  view.num_tokens = op.num_tokens;
+  view.waiting_for = op.waiting_for.load(std::memory_order_relaxed);
+  view.age_us = now > op.submit_ns ? (now - op.submit_ns) / 1000 : 0;
+  view.epoch = op.epoch;
+  const std::uint64_t since = op.waiting_since_ns.load(std::memory_order_relaxed);
+  view.waiting_us = since != 0 && now > since ? (now - since) / 1000 : 0;
+  view.deadline_in_us = between_us(now, op.deadline_ns);
+  const auto add_stage = [&](const char* name, std::uint64_t ns) {
+    if (ns == 0) return;
+    const std::int64_t after = between_us(op.submit_ns, ns);
+    view.stages.push_back({name, static_cast<std::uint64_t>(std::max<std::int64_t>(after, 0))});
+  };
+  add_stage("seen", op.seen_ns);
+  for (std::size_t stage = 1; stage < abi::kNumOpStages; ++stage) {
+    add_stage(stage_name(static_cast<abi::OpStage>(stage)),
+              op.stage_ns[stage].load(std::memory_order_relaxed));
+  }
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (op.ticket.load(std::memory_order_relaxed) != ticket) return std::nullopt;
+  return view;
+}
+
 GroupView view_of(const membership::Group& group, const EngineFleet& fleet, std::uint64_t now) {
   GroupView view;
   view.id = group.id;
@@ -52,7 +92,6 @@ GroupView view_of(const membership::Group& group, const EngineFleet& fleet, std:
   if (group.reason.cause != StatusCode::kOk)
     view.cause = std::string(status_name(group.reason.cause)) + ": " + group.reason.text;
   for (const auto& [rank, member] : group.members) {
-    view.sms = std::max(view.sms, member.sms);
     view.members.push_back({rank, member.session_id, fleet.name(member.device), member.gone});
   }
   if (group.phase != membership::GroupPhase::kForming) return view;
@@ -124,7 +163,14 @@ std::vector<SessionView> Node::session_views() const {
 std::vector<GroupView> Node::group_views() const {
   std::vector<GroupView> views;
   const std::uint64_t now = clock_.now_ns();
-  for (const auto& [id, group] : registry_.groups()) views.push_back(view_of(group, *fleet_, now));
+  for (const auto& [id, group] : registry_.groups()) {
+    views.push_back(view_of(group, *fleet_, now));
+    for (const auto& [rank, member] : group.members) {
+      const abi::GroupSettings settings = group_settings(group, member.device);
+      views.back().sms = std::max(views.back().sms, settings.sms);
+      views.back().priority = settings.priority;
+    }
+  }
   return views;
 }
 
@@ -133,23 +179,10 @@ std::vector<OperationView> Node::operation_views() const {
   const std::uint64_t now = clock_.now_ns();
   for (std::uint32_t device = 0; device < fleet_->size(); ++device) {
     for (const abi::OpView& op : fleet_->page(device).ops) {
-      const std::uint64_t ticket = op.ticket.load(std::memory_order_acquire);
-      if (ticket == 0) continue;
-      OperationView view;
-      view.device = fleet_->name(device);
-      view.session_id = op.session_id;
-      view.group_id = op.group_id;
-      view.ticket = ticket;
-      view.op_index = op.op_index;
-      view.op = op_name(op.op);
-      view.stage = stage_name(static_cast<abi::OpStage>(op.stage.load(std::memory_order_relaxed)));
-      view.rank = op.rank;
-      view.slot = op.slot;
-      view.num_tokens = op.num_tokens;
-      view.waiting_for = op.waiting_for.load(std::memory_order_relaxed);
-      view.age_us = now > op.submit_ns ? (now - op.submit_ns) / 1000 : 0;
-      // Another operation may have taken the place while we read.
-      if (op.ticket.load(std::memory_order_acquire) == ticket) views.push_back(std::move(view));
+      std::optional<OperationView> view = read_operation(op, now);
+      if (!view) continue;
+      view->device = fleet_->name(device);
+      views.push_back(std::move(*view));
     }
   }
   return views;

@@ -80,7 +80,31 @@ OperationView make_operation(std::uint32_t rank) {
   operation.num_tokens = 128;
   operation.waiting_for = rank == 0 ? 1 : -1;
   operation.age_us = 1500;
+  operation.epoch = 3;
+  operation.waiting_us = rank == 0 ? 900 : 0;
+  operation.deadline_in_us = 29'000'000;
+  operation.stages = {{"seen", 2}, {"planning", 3}};
   return operation;
+}
+
+OwnedStatisticsView make_statistics(std::uint32_t rank) {
+  OwnedStatisticsView owned;
+  owned.device = "host:" + std::to_string(rank);
+  owned.session_id = 11 + rank;
+  owned.group_id = 9;
+  owned.rank = rank;
+  StatisticsView& s = owned.statistics;
+  s.queue_depth = 1;
+  s.operations = {0, 5, 100, 90};
+  s.ended[0] = 190;
+  s.ended[static_cast<std::size_t>(StatusCode::kRankLost)] = 3;
+  s.refused[static_cast<std::size_t>(StatusCode::kInvalidArgument)] = 2;
+  s.stalls = {1, 20, 300};
+  s.bytes_dispatched = std::uint64_t{1} << 20;
+  s.bytes_combined = std::uint64_t{1} << 10;
+  s.intervals[3][abi::histogram_bucket(100)] = 98;
+  s.intervals[3][abi::histogram_bucket(5000)] = 2;
+  return owned;
 }
 
 }  // namespace
@@ -102,7 +126,64 @@ FakeControlFacade::FakeControlFacade() {
   views_.sessions = {make_session(12, "host:1"), make_session(11, "host:0")};
   views_.groups = {make_forming_group(), make_group()};
   views_.operations = {make_operation(1), make_operation(0)};
+  views_.statistics = {{make_statistics(1), make_statistics(0)}, {make_statistics(1), make_statistics(0)}};
+  for (const char* text : {"session attached", "rank joined", "group breaks"}) {
+    Event event;
+    event.kind = EventKind::kGroupBroke;
+    event.unix_ms = 1'700'000'000'000;
+    event.text = text;
+    event.fields = {{"group", "9"}, {"text", "rank 1 died"}};
+    events_.add(event);
+  }
   views_.config = {{"limits.max_sessions", "64", "file", true}, {"device.host", "2", "flag", false}};
+}
+
+Result<OperationDetail> FakeControlFacade::operation(std::uint64_t session_id, std::uint64_t ticket) {
+  const std::lock_guard lock(mutex_);
+  if (!failure_.ok()) return failure_;
+  for (const OperationView& operation : views_.operations) {
+    if (operation.session_id != session_id || operation.ticket != ticket) continue;
+    OperationDetail detail;
+    detail.operation = operation;
+    detail.group_name = "layer-experts";
+    detail.pid = 7011;
+    detail.engine_pid = 4242;
+    detail.waits = {{1, 12, 7012, "host:1", DeviceState::kReady, 4242, true, false, false, false, "",
+                     "rank 1 (session 12, pid 7012, host:1) has not submitted it"}};
+    detail.text = "waits for 0 ms: rank 1";
+    return detail;
+  }
+  return not_found("operation is not in flight");
+}
+
+Status FakeControlFacade::ask(std::string text) {
+  const std::lock_guard lock(mutex_);
+  if (!failure_.ok()) return failure_;
+  asked_.push_back(std::move(text));
+  return {};
+}
+
+Status FakeControlFacade::set_device(const std::string& device, std::uint32_t sms) {
+  return ask("set device " + device + " sms=" + std::to_string(sms));
+}
+
+Status FakeControlFacade::set_group(const std::string& group, const GroupSettingsChange& change) {
+  return ask("set group " + group + (change.sms ? " sms=" + std::to_string(*change.sms) : "") +
+             (change.priority ? " priority=" + std::to_string(*change.priority) : ""));
+}
+
+Status FakeControlFacade::evict_session(std::uint64_t session_id, const std::string& reason) {
+  return ask("evict session " + std::to_string(session_id) + " " + reason);
+}
+
+Status FakeControlFacade::evict_rank(const std::string& group, std::uint32_t rank,
+                                     const std::string& reason) {
+  return ask("evict group " + group + " rank " + std::to_string(rank) + " " + reason);
+}
+
+std::vector<std::string> FakeControlFacade::asked() const {
+  const std::lock_guard lock(mutex_);
+  return asked_;
 }
 
 Status FakeControlFacade::drain(std::uint32_t timeout_ms) {

@@ -21,6 +21,19 @@ class FakeControlFacade final : public ControlFacade {
   Result<std::vector<OperationView>> operations() override { return answer(views_.operations); }
   Result<std::vector<ConfigEntry>> config() override { return answer(views_.config); }
   Status drain(std::uint32_t timeout_ms) override;
+  Result<OperationDetail> operation(std::uint64_t session_id, std::uint64_t ticket) override;
+  Result<AllStatisticsView> statistics() override { return answer(views_.statistics); }
+  Result<EventBatch> events(std::uint64_t after, std::size_t limit, std::uint32_t wait_ms) override {
+    return events_.read(after, limit, wait_ms);
+  }
+  Status set_device(const std::string& device, std::uint32_t sms) override;
+  Status set_group(const std::string& group, const GroupSettingsChange& change) override;
+  Status evict_session(std::uint64_t session_id, const std::string& reason) override;
+  Status evict_rank(const std::string& group, std::uint32_t rank, const std::string& reason) override;
+
+  EventLog& event_log() { return events_; }
+  // What was asked for that changes something: "set device host:0 sms=4".
+  std::vector<std::string> asked() const;
 
   struct Views {
     DaemonView daemon;
@@ -29,6 +42,7 @@ class FakeControlFacade final : public ControlFacade {
     std::vector<GroupView> groups;
     std::vector<OperationView> operations;
     std::vector<ConfigEntry> config;
+    AllStatisticsView statistics;
   };
   // Calls change(views) while no call reads them.
   template <typename Change>
@@ -49,10 +63,14 @@ class FakeControlFacade final : public ControlFacade {
     return view;
   }
 
+  Status ask(std::string text);
+
+  EventLog events_{8};
   mutable std::mutex mutex_;
   Views views_;                           // guarded by mutex_
   Status failure_;                        // guarded by mutex_
   std::optional<std::uint32_t> drained_;  // guarded by mutex_
+  std::vector<std::string> asked_;        // guarded by mutex_
 };
 
 }  // namespace epd::test

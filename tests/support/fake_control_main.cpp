@@ -7,6 +7,8 @@
 //   empty               no devices, sessions, groups, operations, options
 //   sick                host:1 hangs, the last reload failed
 //   hang                calls take two seconds
+//   event TEXT          something happens
+//   asked               prints what was asked for that changes something, one line each, before "done"
 #include "base/fd.h"
 #include "control/control_server.h"
 #include "support/fake_control_facade.h"
@@ -36,6 +38,25 @@ class SlowFacade final : public ControlFacade {
   Result<std::vector<OperationView>> operations() override { return slow(fake_.operations()); }
   Result<std::vector<ConfigEntry>> config() override { return slow(fake_.config()); }
   Status drain(std::uint32_t timeout_ms) override { return fake_.drain(timeout_ms); }
+  Result<OperationDetail> operation(std::uint64_t session_id, std::uint64_t ticket) override {
+    return slow(fake_.operation(session_id, ticket));
+  }
+  Result<AllStatisticsView> statistics() override { return slow(fake_.statistics()); }
+  Result<EventBatch> events(std::uint64_t after, std::size_t limit, std::uint32_t wait_ms) override {
+    return fake_.events(after, limit, wait_ms);
+  }
+  Status set_device(const std::string& device, std::uint32_t sms) override {
+    return fake_.set_device(device, sms);
+  }
+  Status set_group(const std::string& group, const GroupSettingsChange& change) override {
+    return fake_.set_group(group, change);
+  }
+  Status evict_session(std::uint64_t session_id, const std::string& reason) override {
+    return fake_.evict_session(session_id, reason);
+  }
+  Status evict_rank(const std::string& group, std::uint32_t rank, const std::string& reason) override {
+    return fake_.evict_rank(group, rank, reason);
+  }
 
   FakeControlFacade& fake() { return fake_; }
   void set_slow() { slow_.store(true); }
@@ -77,6 +98,12 @@ void obey(const std::string& line, SlowFacade& facade) {
     });
   } else if (verb == "hang") {
     facade.set_slow();
+  } else if (verb == "event") {
+    Event event;
+    std::getline(words >> std::ws, event.text);
+    fake.event_log().add(event);
+  } else if (verb == "asked") {
+    for (const std::string& text : fake.asked()) std::printf("%s\n", text.c_str());
   }
   std::printf("done\n");
   std::fflush(stdout);

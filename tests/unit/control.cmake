@@ -3,14 +3,14 @@ add_library(epd_fake_control STATIC support/fake_control_facade.cpp)
 target_include_directories(epd_fake_control PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
 target_link_libraries(epd_fake_control PUBLIC epd_control PRIVATE epd_options)
 
-add_executable(control_test unit/control_test.cpp)
+add_executable(control_test unit/control_test.cpp unit/control_tools_test.cpp)
 target_link_libraries(control_test PRIVATE epd_fake_control epd_control_proto epd_options GTest::gtest_main)
 gtest_discover_tests(control_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 120)
 
 add_executable(fake_control support/fake_control_main.cpp)
 target_link_libraries(fake_control PRIVATE epd_fake_control epd_options)
 
-add_executable(ctl_test unit/ctl_test.cpp unit/ctl_parts_test.cpp)
+add_executable(ctl_test unit/ctl_test.cpp unit/ctl_tools_test.cpp unit/ctl_parts_test.cpp)
 target_compile_definitions(ctl_test PRIVATE EPCTL_PATH="$<TARGET_FILE:epctl>"
                                             FAKE_CONTROL_PATH="$<TARGET_FILE:fake_control>")
 target_link_libraries(ctl_test PRIVATE epd_ctl epd_options GTest::gtest_main)

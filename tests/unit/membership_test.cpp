@@ -284,6 +284,37 @@ TEST_F(Membership, ALostGroupDoesNotKeepItsName) {
   EXPECT_EQ(lines, (Lines{"start device=0 group=2 broken=0", "start device=1 group=2 broken=0"}));
 }
 
+TEST_F(Membership, AnEvictedRankIsLostLikeOneThatLeft) {
+  activate(2);
+  registry_.evict(1, 1, "was evicted by operator: too slow");
+  EXPECT_EQ(take(), (Lines{"stop_member device=1 group=1 rank=1"}));
+  stopped(1, 5);
+  take();
+  EXPECT_NE(break_text_.find("rank 1 (session 11, pid 1001) was evicted by operator: too slow"),
+            std::string::npos)
+      << break_text_;
+  EXPECT_EQ(group().phase, GroupPhase::kFailing);
+  EXPECT_TRUE(group().members.at(1).gone);
+}
+
+TEST_F(Membership, AnEvictedRankThatStillJoinsIsRefused) {
+  registry_.join(request(0, 3));
+  registry_.join(request(1, 3));
+  registry_.evict(1, 1, "was evicted by operator");
+  take();
+  EXPECT_EQ(refusal_.code(), StatusCode::kAborted);
+  EXPECT_EQ(refusal_.message(), "rank 1 was evicted by operator");
+  EXPECT_EQ(group().members.size(), 1u) << "the other one waits on";
+  registry_.join(request(1, 3));
+  registry_.join(request(2, 3));
+  take();
+  ASSERT_EQ(group().phase, GroupPhase::kStarting);
+  registry_.evict(1, 2, "was evicted by operator");
+  std::size_t refused = 0;
+  for (const std::string& line : take()) refused += line.starts_with("refused") ? 1 : 0;
+  EXPECT_EQ(refused, 3u) << "all of them, each once";
+}
+
 TEST_F(Membership, OperationsThatALivingRankHadNotSubmittedFailAtOnce) {
   activate(3);
   registry_.session_closed(12, "died");

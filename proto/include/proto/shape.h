@@ -17,6 +17,8 @@ inline constexpr std::uint32_t kMaxDepth = 16;
 inline constexpr std::uint32_t kDefaultDepth = 4;
 inline constexpr std::uint32_t kScaleBlock = 128;  // elements under one FP8 scale
 inline constexpr std::uint32_t kMaxGroupName = 63;
+inline constexpr std::int32_t kMinPriority = -8;  // of a rank's operations on its device; 0 unless asked
+inline constexpr std::int32_t kMaxPriority = 7;
 
 enum class Payload : std::uint32_t {
   kBf16 = 0,     // rows travel as bf16

@@ -28,6 +28,26 @@ constexpr std::uint64_t histogram_floor(std::size_t bucket) {
   return std::uint64_t{4 + bucket % 4} << (bucket / 4 - 1);
 }
 
+// Estimate of the value that `per_mille` of the observations do not exceed, linear within its bucket.
+// 0 if there are none. `counts` has kHistogramBuckets elements.
+template <typename Counts>
+constexpr std::uint64_t histogram_percentile(const Counts& counts, std::uint64_t per_mille) {
+  std::uint64_t total = 0;
+  for (std::size_t i = 0; i < kHistogramBuckets; ++i) total += counts[i];
+  if (total == 0) return 0;
+  const std::uint64_t wanted = std::max<std::uint64_t>((total * per_mille + 999) / 1000, 1);
+  std::uint64_t below = 0;
+  for (std::size_t i = 0; i < kHistogramBuckets; ++i) {
+    if (below + counts[i] < wanted) {
+      below += counts[i];
+      continue;
+    }
+    const std::uint64_t width = histogram_floor(i + 1) - histogram_floor(i);
+    return histogram_floor(i) + width * (wanted - below - 1) / counts[i];
+  }
+  return histogram_floor(kHistogramBuckets - 1);
+}
+
 struct Histogram {
   std::atomic<std::uint64_t> buckets[kHistogramBuckets];
 };

@@ -10,6 +10,8 @@
 
 namespace epd {
 
+enum class EventKind : std::uint32_t;
+
 // spdlog's numbers.
 enum class LogLevel : int { kTrace = 0, kDebug = 1, kInfo = 2, kWarning = 3, kError = 4, kOff = 6 };
 enum class LogFormat { kLogfmt, kJson };
@@ -47,8 +49,13 @@ class LogLimiter {
  public:
   explicit LogLimiter(std::uint32_t burst = 10) : burst_(burst) {}
   void log(LogLevel level, std::string_view event, std::initializer_list<LogField> fields);
+  // The same for an event (base/event.h).
+  void record(EventKind kind, LogLevel level, std::string_view event, std::initializer_list<LogField> fields);
 
  private:
+  // False: to be suppressed. Else how many were, since the last that was not.
+  bool admit(std::uint64_t& suppressed);
+
   std::uint32_t burst_;
   std::uint32_t used_ = 0;        // guarded by a mutex in log.cpp
   std::uint64_t suppressed_ = 0;  // likewise

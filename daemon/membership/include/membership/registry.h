@@ -41,6 +41,10 @@ class GroupRegistry {
   // `how`: "died", "detached", "was ended: ...".
   void session_closed(std::uint64_t session_id, const std::string& how);
 
+  // The rank is lost as if it had left; `how` says so to the others. A join that waits is refused with it.
+  // The rank must be there and not gone.
+  void evict(std::uint64_t group_id, std::uint32_t rank, const std::string& how);
+
   // From engines. engine_up: kReady has come and its sessions have been told to it.
   void engine_up(std::uint32_t device);
   void engine_down(std::uint32_t device, const std::string& text);

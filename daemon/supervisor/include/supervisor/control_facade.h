@@ -3,10 +3,14 @@
 // DEADLINE_EXCEEDED if the loop has not answered within two seconds; ABORTED if it is stopping.
 #pragma once
 
+#include "base/event.h"
 #include "base/status.h"
 #include "proto/shape.h"
+#include "proto/statistics.h"
 
+#include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -77,11 +81,17 @@ struct GroupView {
   std::string state;  // "forming", "starting", "active", "breaking", "lost"
   abi::GroupShape shape{};
   std::uint32_t sms = 0;
+  std::int32_t priority = 0;
   std::uint64_t epoch = 0;
   std::uint64_t age_ms = 0;
   std::string cause;  // of the last break, "" if none
   std::vector<MemberView> members;
   std::vector<std::uint32_t> missing_ranks;  // while forming
+};
+
+struct StageView {
+  std::string stage;           // as below
+  std::uint64_t after_us = 0;  // since submission, when it was entered
 };
 
 struct OperationView {
@@ -97,6 +107,70 @@ struct OperationView {
   std::uint32_t num_tokens = 0;
   std::int32_t waiting_for = -1;  // rank
   std::uint64_t age_us = 0;
+  std::uint64_t epoch = 0;
+  std::uint64_t waiting_us = 0;     // for waiting_for
+  std::int64_t deadline_in_us = 0;  // negative: it has passed
+  std::vector<StageView> stages;    // in the order in which they were entered
+};
+
+// One step from an operation towards what it waits for in the end.
+struct WaitView {
+  std::uint32_t rank = 0;
+  std::uint64_t session_id = 0;
+  std::int32_t pid = 0;
+  std::string device;
+  DeviceState device_state = DeviceState::kStarting;
+  std::int32_t engine_pid = 0;
+  bool client_stopped = false;  // by a signal (SIGSTOP, a debugger)
+  bool engine_stopped = false;  // likewise, or its loop stands still
+  bool gone = false;            // it has left the group
+  bool submitted = false;       // its engine has taken the operation
+  std::string stage;            // of the operation there; "" if not submitted
+  std::string text;             // all of this as a sentence
+};
+
+struct OperationDetail {
+  OperationView operation;
+  std::string group_name;
+  std::int32_t pid = 0;         // of its own client
+  std::int32_t engine_pid = 0;  // of its own engine
+  bool engine_stopped = false;  // then everything above is as it left it
+  std::vector<WaitView> waits;  // whom it waits for, whom that one waits for, and so on
+  std::string text;             // why it has not ended, as a sentence
+};
+
+// Counts of one histogram, by abi::histogram_bucket.
+using HistogramView = std::array<std::uint64_t, abi::kHistogramBuckets>;
+
+struct StatisticsView {
+  std::uint64_t queue_depth = 0;
+  std::array<std::uint64_t, abi::kNumOps> operations{};
+  std::array<std::uint64_t, abi::kStatusSlots> ended{};
+  std::array<std::uint64_t, abi::kStatusSlots> refused{};
+  std::array<std::uint64_t, abi::kNumStalls> stalls{};
+  std::uint64_t bytes_dispatched = 0;
+  std::uint64_t bytes_combined = 0;
+  std::array<HistogramView, abi::kNumIntervals> intervals{};
+};
+
+// Of a session, or of one session's rank in a group. Counted by the present engine; the engine's next start
+// begins anew.
+struct OwnedStatisticsView {
+  std::string device;
+  std::uint64_t session_id = 0;  // 0: all that found no row of their own in the engine's table
+  std::uint64_t group_id = 0;    // ranks only
+  std::uint32_t rank = 0;        // likewise
+  StatisticsView statistics;
+};
+
+struct AllStatisticsView {
+  std::vector<OwnedStatisticsView> sessions;
+  std::vector<OwnedStatisticsView> ranks;
+};
+
+struct GroupSettingsChange {
+  std::optional<std::uint32_t> sms;
+  std::optional<std::int32_t> priority;
 };
 
 struct ConfigEntry {
@@ -116,9 +190,21 @@ class ControlFacade {
   virtual Result<std::vector<GroupView>> groups() = 0;
   virtual Result<std::vector<OperationView>> operations() = 0;
   virtual Result<std::vector<ConfigEntry>> config() = 0;
+  // NOT_FOUND if no such operation is in flight.
+  virtual Result<OperationDetail> operation(std::uint64_t session_id, std::uint64_t ticket) = 0;
+  virtual Result<AllStatisticsView> statistics() = 0;
+  // Up to `limit` events after number `after`; waits up to `wait_ms` for one. Never asks the loop.
+  virtual Result<EventBatch> events(std::uint64_t after, std::size_t limit, std::uint32_t wait_ms) = 0;
   // Stops admitting, waits for sessions to end, ends what is left after timeout_ms (0: the
   // configured drain timeout), then the daemon exits. Returns as soon as draining has begun.
   virtual Status drain(std::uint32_t timeout_ms) = 0;
+  // Changes what operations that are launched from now on may use. Kept over engine restarts, not over the
+  // daemon's. INVALID_ARGUMENT says what is allowed. `group` is a name or an id.
+  virtual Status set_device(const std::string& device, std::uint32_t sms) = 0;
+  virtual Status set_group(const std::string& group, const GroupSettingsChange& change) = 0;
+  // Ends a session with ABORTED; takes one rank from its group as if it had left.
+  virtual Status evict_session(std::uint64_t session_id, const std::string& reason) = 0;
+  virtual Status evict_rank(const std::string& group, std::uint32_t rank, const std::string& reason) = 0;
 };
 
 }  // namespace epd

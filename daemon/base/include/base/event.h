@@ -1,0 +1,82 @@
+// What operators are told as it happens: the log line, and the same in a bounded memory that the control
+// plane reads, so that the two never disagree.
+#pragma once
+
+#include "base/log.h"
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <initializer_list>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace epd {
+
+// In the order of control.proto's EventKind.
+enum class EventKind : std::uint32_t {
+  kOther = 0,
+  kSessionAttached = 1,
+  kSessionEnded = 2,
+  kRefused = 3,  // an attach, a join, a submission; limited in rate
+  kRankJoined = 4,
+  kRankLost = 5,
+  kGroupBroke = 6,
+  kGroupResumed = 7,
+  kEngineStarted = 8,
+  kEngineReady = 9,
+  kEngineDied = 10,
+  kDeviceFailed = 11,
+  kConfigReloaded = 12,
+  kConfigRefused = 13,
+  kSettingChanged = 14,  // epctl set
+  kEvicted = 15,         // epctl evict
+  kDaemonState = 16,     // serving, draining, stopped
+};
+
+struct Event {
+  std::uint64_t sequence = 0;  // from 1, without holes
+  std::uint64_t monotonic_ns = 0;
+  std::int64_t unix_ms = 0;
+  EventKind kind = EventKind::kOther;
+  LogLevel level = LogLevel::kInfo;
+  std::string text;  // the log line's event
+  std::vector<std::pair<std::string, std::string>> fields;
+};
+
+struct EventBatch {
+  std::vector<Event> events;
+  std::uint64_t lost = 0;    // wanted, but forgotten before they were read
+  std::uint64_t newest = 0;  // sequence of the last event there is; 0: none
+};
+
+// Remembers the last `capacity` events. All calls from any thread; none waits for a reader.
+class EventLog {
+ public:
+  explicit EventLog(std::size_t capacity = 4096) : capacity_(capacity) {}
+  // While it lives, record_event() writes here too. One at a time.
+  void install();
+  ~EventLog();
+  EventLog(const EventLog&) = delete;
+  EventLog& operator=(const EventLog&) = delete;
+
+  void add(Event event);
+  // Up to `limit` events that follow number `after`. If there are none, waits for one, up to `wait_ms`.
+  EventBatch read(std::uint64_t after, std::size_t limit, std::uint32_t wait_ms);
+
+ private:
+  const std::size_t capacity_;
+  std::mutex mutex_;
+  std::condition_variable added_;
+  std::deque<Event> events_;  // guarded by mutex_
+  std::uint64_t newest_ = 0;  // likewise
+};
+
+// Logs, and remembers whatever the log level is.
+void record_event(EventKind kind, LogLevel level, std::string_view event,
+                  std::initializer_list<LogField> fields = {});
+
+}  // namespace epd

@@ -1,0 +1,201 @@
+// The control plane's tools for operators: one operation, statistics, events, settings, evictions.
+#include "control_fixture.h"
+
+namespace epd {
+namespace {
+
+TEST_F(ControlTest, GetOperationFindsByTheIdThatListOperationsGives) {
+  start();
+  v1::ListOperationsResponse list;
+  ASSERT_TRUE(call(*control(), &v1::Control::Stub::ListOperations, {}, list).ok());
+  EXPECT_EQ(list.operations(0).id(), "11:500");
+  EXPECT_EQ(list.operations(0).waiting_us(), 900u);
+  EXPECT_EQ(list.operations(0).deadline_in_us(), 29'000'000);
+  EXPECT_EQ(list.operations(0).epoch(), 3u);
+  v1::GetOperationRequest request;
+  request.set_id(list.operations(0).id());
+  v1::GetOperationResponse response;
+  ASSERT_TRUE(call(*control(), &v1::Control::Stub::GetOperation, request, response).ok());
+  EXPECT_EQ(response.group(), "layer-experts");
+  EXPECT_EQ(response.pid(), 7011);
+  ASSERT_EQ(response.waits_size(), 1);
+  EXPECT_EQ(response.waits(0).session_id(), 12u);
+  EXPECT_TRUE(response.waits(0).client_stopped());
+  EXPECT_FALSE(response.waits(0).submitted());
+  EXPECT_EQ(response.waits(0).device_state(), v1::DEVICE_STATE_READY);
+  ASSERT_EQ(response.operation().stages_size(), 2);
+  EXPECT_EQ(response.operation().stages(1).stage(), "planning");
+  EXPECT_EQ(response.operation().stages(1).after_us(), 3u);
+}
+
+TEST_F(ControlTest, AnIdOfAnotherFormIsRefusedWithTheForm) {
+  start();
+  for (const char* id : {"", ":", "11", "11:", ":500", "11:500:1", "11:-500", "x:y", " 11:500"}) {
+    v1::GetOperationRequest request;
+    request.set_id(id);
+    v1::GetOperationResponse response;
+    const grpc::Status status = call(*control(), &v1::Control::Stub::GetOperation, request, response);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << id;
+    EXPECT_NE(status.error_message().find("allowed: SESSION:TICKET"), std::string::npos);
+  }
+  v1::GetOperationRequest request;
+  request.set_id("11:501");
+  v1::GetOperationResponse response;
+  EXPECT_EQ(call(*control(), &v1::Control::Stub::GetOperation, request, response).error_code(),
+            grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(ControlTest, StatisticsOfAGroupAreTheSumOfItsRanks) {
+  start();
+  v1::GetStatisticsResponse response;
+  ASSERT_TRUE(call(*control(), &v1::Control::Stub::GetStatistics, {}, response).ok());
+  ASSERT_EQ(response.sessions_size(), 2);
+  EXPECT_EQ(response.sessions(0).session_id(), 11u);
+  const v1::Statistics& one = response.sessions(0).statistics();
+  EXPECT_EQ(one.noops(), 5u);
+  EXPECT_EQ(one.dispatches(), 100u);
+  EXPECT_EQ(one.combines(), 90u);
+  EXPECT_EQ(one.completed(), 190u);
+  ASSERT_EQ(one.failed_size(), 1);
+  EXPECT_EQ(one.failed(0).status(), "RANK_LOST");
+  ASSERT_EQ(one.refused_size(), 1);
+  EXPECT_EQ(one.refused(0).status(), "INVALID_ARGUMENT");
+  EXPECT_EQ(one.stalls_completions(), 1u);
+  EXPECT_EQ(one.stalls_depth(), 20u);
+  EXPECT_EQ(one.stalls_group(), 300u);
+  EXPECT_EQ(one.total().count(), 100u);
+  EXPECT_NEAR(static_cast<double>(one.total().p50_us()), 100, 25);
+  EXPECT_NEAR(static_cast<double>(one.total().p99_us()), 5000, 1250);
+  EXPECT_EQ(one.seen().count(), 0u);
+  ASSERT_EQ(response.ranks_size(), 2);
+  EXPECT_EQ(response.ranks(1).rank(), 1u);
+  ASSERT_EQ(response.groups_size(), 1);
+  EXPECT_EQ(response.groups(0).group_id(), 9u);
+  EXPECT_EQ(response.groups(0).statistics().dispatches(), 200u);
+  EXPECT_EQ(response.groups(0).statistics().total().count(), 200u);
+  EXPECT_EQ(response.groups(0).statistics().failed(0).count(), 6u);
+}
+
+struct Heard {
+  std::vector<std::uint64_t> sequences;
+  std::uint64_t lost = 0;
+  grpc::Status status;
+};
+
+// Until the stream ends, or `enough` events have come.
+Heard listen(v1::Control::Stub& stub, std::uint64_t since, bool follow, std::size_t enough = 1000) {
+  grpc::ClientContext context;
+  limit(context);
+  v1::WatchEventsRequest request;
+  request.set_since(since);
+  request.set_follow(follow);
+  const auto reader = stub.WatchEvents(&context, request);
+  Heard heard;
+  v1::WatchEventsResponse response;
+  while (heard.sequences.size() < enough && reader->Read(&response)) {
+    heard.lost += response.lost();
+    for (const auto& event : response.events()) heard.sequences.push_back(event.sequence());
+  }
+  if (heard.sequences.size() >= enough) context.TryCancel();
+  heard.status = reader->Finish();
+  return heard;
+}
+
+TEST_F(ControlTest, EventsComeInOrderAndFromWhereTheReaderStopped) {
+  start();
+  const auto stub = control();
+  EXPECT_EQ(listen(*stub, 0, false).sequences, (std::vector<std::uint64_t>{1, 2, 3}));
+  EXPECT_EQ(listen(*stub, 2, false).sequences, (std::vector<std::uint64_t>{3}));
+  const Heard none = listen(*stub, 3, false);
+  EXPECT_TRUE(none.sequences.empty() && none.status.ok());
+  const Heard beyond = listen(*stub, 4, false);
+  EXPECT_EQ(beyond.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << "another run's number";
+}
+
+TEST_F(ControlTest, AReaderThatComesTooLateIsToldHowManyItLost) {
+  start();  // the fake remembers 8
+  for (int i = 0; i < 20; ++i) facade_.event_log().add({});
+  const auto stub = control();
+  const Heard heard = listen(*stub, 5, false);
+  EXPECT_EQ(heard.lost, 10u);
+  ASSERT_EQ(heard.sequences.size(), 8u);
+  EXPECT_EQ(heard.sequences.front(), 16u);
+}
+
+TEST_F(ControlTest, AFollowerHearsWhatHappensNow) {
+  start();
+  auto hearing = std::async(std::launch::async, [&] { return listen(*control(), 3, true, 2); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  facade_.event_log().add({});
+  facade_.event_log().add({});
+  ASSERT_EQ(hearing.wait_for(kHang), std::future_status::ready);
+  EXPECT_EQ(hearing.get().sequences, (std::vector<std::uint64_t>{4, 5}));
+}
+
+TEST_F(ControlTest, FollowersThatDoNotReadHoldUpNobody) {
+  start();
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::ClientReader<v1::WatchEventsResponse>>> readers;
+  v1::WatchEventsRequest request;
+  request.set_follow(true);
+  const auto stub = control();
+  for (int i = 0; i < 4; ++i) {
+    contexts.push_back(std::make_unique<grpc::ClientContext>());
+    limit(*contexts.back());
+    readers.push_back(stub->WatchEvents(contexts.back().get(), request));
+    v1::WatchEventsResponse response;
+    ASSERT_TRUE(readers.back()->Read(&response)) << "it has a place now";
+  }
+  const Heard refused = listen(*stub, 0, true, 1);
+  EXPECT_EQ(refused.status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  // Far more than the streams' windows hold; none of it waits for them.
+  Event large;
+  large.text = std::string(4096, 'x');
+  for (int i = 0; i < 2000; ++i) facade_.event_log().add(large);
+  v1::GetStatusResponse response;
+  EXPECT_TRUE(call(*control(), &v1::Control::Stub::GetStatus, {}, response).ok());
+  EXPECT_EQ(listen(*stub, 2000, false).sequences.back(), 2003u);
+  for (auto& context : contexts) context->TryCancel();
+  for (auto& reader : readers) (void)reader->Finish();
+}
+
+TEST_F(ControlTest, SettingsAndEvictionsArePassedOnAsTheyAre) {
+  start();
+  const auto stub = control();
+  v1::SetDeviceRequest device;
+  v1::SetDeviceResponse device_done;
+  device.set_device("host:0");
+  EXPECT_EQ(call(*stub, &v1::Control::Stub::SetDevice, device, device_done).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT)
+      << "nothing to set";
+  device.set_sms(4);
+  EXPECT_TRUE(call(*stub, &v1::Control::Stub::SetDevice, device, device_done).ok());
+  v1::SetGroupRequest group;
+  v1::SetGroupResponse group_done;
+  group.set_group("9");
+  group.set_priority(-3);
+  EXPECT_TRUE(call(*stub, &v1::Control::Stub::SetGroup, group, group_done).ok());
+  group.set_sms(0);
+  EXPECT_TRUE(call(*stub, &v1::Control::Stub::SetGroup, group, group_done).ok());
+  v1::EvictSessionRequest session;
+  v1::EvictSessionResponse session_done;
+  session.set_session_id(11);
+  session.set_reason("slow");
+  EXPECT_TRUE(call(*stub, &v1::Control::Stub::EvictSession, session, session_done).ok());
+  v1::EvictRankRequest rank;
+  v1::EvictRankResponse rank_done;
+  rank.set_group("late");
+  rank.set_rank(2);
+  rank.set_reason("why not");
+  EXPECT_TRUE(call(*stub, &v1::Control::Stub::EvictRank, rank, rank_done).ok());
+  EXPECT_EQ(facade_.asked(),
+            (std::vector<std::string>{"set device host:0 sms=4", "set group 9 priority=-3",
+                                      "set group 9 sms=0 priority=-3", "evict session 11 slow",
+                                      "evict group late rank 2 why not"}));
+  facade_.fail(invalid_argument("sms is 99; allowed: 1..8"));
+  EXPECT_EQ(call(*stub, &v1::Control::Stub::SetDevice, device, device_done).error_message(),
+            "sms is 99; allowed: 1..8");
+}
+
+}  // namespace
+}  // namespace epd

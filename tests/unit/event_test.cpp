@@ -1,0 +1,114 @@
+// What operators are told: the bounded memory of events, and that it agrees with the log.
+#include "base/event.h"
+
+#include <gtest/gtest.h>
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+namespace epd {
+namespace {
+
+std::vector<std::uint64_t> sequences(const EventBatch& batch) {
+  std::vector<std::uint64_t> result;
+  for (const Event& event : batch.events) result.push_back(event.sequence);
+  return result;
+}
+
+TEST(EventLog, RemembersTheLastAndCountsWhatAReaderLost) {
+  EventLog log(4);
+  EXPECT_TRUE(log.read(0, 10, 0).events.empty());
+  for (int i = 0; i < 3; ++i) log.add({});
+  EXPECT_EQ(sequences(log.read(0, 10, 0)), (std::vector<std::uint64_t>{1, 2, 3}));
+  EXPECT_EQ(log.read(0, 10, 0).lost, 0u);
+  for (int i = 0; i < 7; ++i) log.add({});  // 10 by now; 7 .. 10 are remembered
+  EventBatch batch = log.read(0, 10, 0);
+  EXPECT_EQ(sequences(batch), (std::vector<std::uint64_t>{7, 8, 9, 10}));
+  EXPECT_EQ(batch.lost, 6u);
+  EXPECT_EQ(batch.newest, 10u);
+  EXPECT_EQ(log.read(6, 10, 0).lost, 0u);
+  batch = log.read(7, 2, 0);
+  EXPECT_EQ(sequences(batch), (std::vector<std::uint64_t>{8, 9}));
+  EXPECT_TRUE(log.read(10, 10, 0).events.empty());
+  EXPECT_TRUE(log.read(99, 10, 0).events.empty());
+}
+
+TEST(EventLog, AReaderThatWaitsIsWoken) {
+  EventLog log;
+  std::thread writer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    log.add({});
+  });
+  EXPECT_EQ(log.read(0, 10, 20'000).events.size(), 1u);
+  writer.join();
+}
+
+TEST(EventLog, ReadersAndWritersAtOnceSeeEveryEventOrHearOfItsLoss) {
+  EventLog log(16);
+  constexpr std::uint64_t kEach = 2000;
+  std::vector<std::thread> writers;
+  for (int i = 0; i < 2; ++i) {
+    writers.emplace_back([&] {
+      for (std::uint64_t k = 0; k < kEach; ++k) log.add({});
+    });
+  }
+  std::uint64_t seen = 0;
+  std::uint64_t counted = 0;
+  while (seen < 2 * kEach) {
+    const EventBatch batch = log.read(seen, 5, 20'000);
+    ASSERT_FALSE(batch.events.empty());
+    ASSERT_EQ(batch.events.front().sequence, seen + batch.lost + 1);
+    counted += batch.lost + batch.events.size();
+    seen = batch.events.back().sequence;
+  }
+  for (std::thread& writer : writers) writer.join();
+  EXPECT_EQ(counted, 2 * kEach);
+}
+
+TEST(RecordEvent, IsLoggedAndRemembered) {
+  EventLog log;
+  record_event(EventKind::kRankJoined, LogLevel::kInfo, "nobody listens");
+  log.install();
+  testing::internal::CaptureStderr();
+  record_event(EventKind::kGroupBroke, LogLevel::kWarning, "group breaks",
+               {{"group", 9}, {"text", "so it is"}});
+  record_event(EventKind::kOther, LogLevel::kDebug, "below the log's level");
+  const std::string line = testing::internal::GetCapturedStderr();
+  EXPECT_NE(line.find("event=\"group breaks\" group=9 text=\"so it is\""), std::string::npos) << line;
+  const EventBatch batch = log.read(0, 10, 0);
+  ASSERT_EQ(batch.events.size(), 2u) << "the log's level is the log's alone";
+  const Event& event = batch.events[0];
+  EXPECT_EQ(event.kind, EventKind::kGroupBroke);
+  EXPECT_EQ(event.level, LogLevel::kWarning);
+  EXPECT_EQ(event.text, "group breaks");
+  ASSERT_EQ(event.fields.size(), 2u);
+  EXPECT_EQ(event.fields[1], (std::pair<std::string, std::string>{"text", "so it is"}));
+  EXPECT_GT(event.unix_ms, 1'600'000'000'000);
+}
+
+TEST(RecordEvent, ARateLimitTellsHowManyItLeftOut) {
+  EventLog log;
+  log.install();
+  LogLimiter limiter(3);
+  testing::internal::CaptureStderr();
+  for (int i = 0; i < 50; ++i) limiter.record(EventKind::kRefused, LogLevel::kWarning, "refused", {{"i", i}});
+  std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+  limiter.record(EventKind::kRefused, LogLevel::kWarning, "refused", {{"i", 50}});
+  testing::internal::GetCapturedStderr();
+  const EventBatch batch = log.read(0, 100, 0);
+  ASSERT_LT(batch.events.size(), 12u);
+  EXPECT_GE(batch.events.size(), 5u);
+  std::uint64_t told = 0;
+  std::uint64_t left_out = 0;
+  for (const Event& event : batch.events) {
+    if (event.text == "refused") {
+      ++told;
+    } else {
+      left_out += std::stoull(event.fields.at(1).second);
+    }
+  }
+  EXPECT_EQ(told + left_out, 51u);
+}
+
+}  // namespace
+}  // namespace epd

@@ -1,0 +1,179 @@
+// What an engine counts: histogram buckets, and the rows of sessions and memberships in its page.
+#include "proto/statistics.h"
+
+#include "engine_harness.h"
+#include "kernels/numbers.h"
+
+#include <gtest/gtest.h>
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <thread>
+
+namespace epd::test {
+namespace {
+
+using abi::Op;
+
+TEST(Histogram, BucketsAreAscendingWithoutHolesAndAQuarterWide) {
+  for (std::size_t b = 0; b + 1 < abi::kHistogramBuckets; ++b) {
+    const std::uint64_t low = abi::histogram_floor(b);
+    const std::uint64_t next = abi::histogram_floor(b + 1);
+    ASSERT_LT(low, next);
+    ASSERT_EQ(abi::histogram_bucket(static_cast<std::uint32_t>(low)), b);
+    ASSERT_EQ(abi::histogram_bucket(static_cast<std::uint32_t>(next - 1)), b);
+    ASSERT_LE((next - low) * 4, std::max<std::uint64_t>(low, 4)) << b;
+  }
+  EXPECT_EQ(abi::histogram_bucket(~std::uint32_t{0}), abi::kHistogramBuckets - 1);
+}
+
+TEST(Histogram, PercentilesLieInTheBucketOfTheValue) {
+  std::array<std::uint64_t, abi::kHistogramBuckets> counts{};
+  EXPECT_EQ(abi::histogram_percentile(counts, 500), 0u);
+  for (std::uint32_t us = 1; us <= 1000; ++us) ++counts[abi::histogram_bucket(us)];
+  EXPECT_NEAR(static_cast<double>(abi::histogram_percentile(counts, 500)), 500, 10);
+  EXPECT_NEAR(static_cast<double>(abi::histogram_percentile(counts, 990)), 990, 35);
+  counts.fill(0);
+  counts[abi::kHistogramBuckets - 1] = 1;
+  EXPECT_GE(abi::histogram_percentile(counts, 990), abi::histogram_floor(abi::kHistogramBuckets - 1));
+}
+
+constexpr abi::GroupShape kShape = [] {
+  abi::GroupShape shape{};
+  shape.num_ranks = 1;
+  shape.num_experts = 2;
+  shape.max_tokens = 4;
+  shape.hidden = 128;
+  shape.topk = 1;
+  shape.depth = 2;
+  return shape;
+}();
+
+class EngineStatistics : public ::testing::Test {
+ protected:
+  EngineStatistics() : engine_(0), session_(41), group_(7, kShape) {
+    engine_.start();
+    session_.add_to(engine_);
+    group_.add_to({&engine_}, {&session_});
+    map_ = Mapping::map(engine_.page().get(), sizeof(abi::EnginePage), Access::kReadWrite).value();
+  }
+  const abi::EnginePage& page() const { return *map_.as<abi::EnginePage>(); }
+  const abi::StatisticsRow* session_row(std::uint64_t id) const {
+    for (const abi::StatisticsRow& row : page().sessions.rows)
+      if (row.key != 0 && row.session_id == id) return &row;
+    return nullptr;
+  }
+  const abi::StatisticsRow* member_row(std::uint64_t group) const {
+    for (const abi::StatisticsRow& row : page().members.rows)
+      if (row.key != 0 && row.group_id == group) return &row;
+    return nullptr;
+  }
+  StatusCode run(Op op, std::uint32_t tokens = 0, std::uint64_t epoch = 1) {
+    abi::Submission s{};
+    s.op = op;
+    s.member = RawGroup::member(0);
+    s.num_tokens = tokens;
+    s.epoch = epoch;
+    session_.submit(s);
+    const auto completion = session_.wait();
+    return completion ? completion->status : StatusCode::kInternal;
+  }
+  static std::uint64_t total(const abi::Histogram& histogram) {
+    std::uint64_t sum = 0;
+    for (const auto& bucket : histogram.buckets) sum += bucket;
+    return sum;
+  }
+
+  EngineThread engine_;
+  RawSession session_;
+  RawGroup group_;
+  Mapping map_;
+};
+
+TEST_F(EngineStatistics, CountOperationsBytesAndTimesOfSessionAndMembership) {
+  for (int i = 0; i < 3; ++i) ASSERT_EQ(run(Op::kNoop), StatusCode::kOk);
+  for (std::uint32_t t = 0; t < 4; ++t) group_.region<std::int32_t>(0, 0, abi::Region::kTopkIdx)[t] = 1;
+  for (int i = 0; i < 2; ++i) ASSERT_EQ(run(Op::kDispatch, 4), StatusCode::kOk);
+  for (const abi::StatisticsRow* row : {session_row(41), member_row(7)}) {
+    ASSERT_NE(row, nullptr);
+    EXPECT_EQ(row->operations[static_cast<std::size_t>(Op::kNoop)], 3u);
+    EXPECT_EQ(row->operations[static_cast<std::size_t>(Op::kDispatch)], 2u);
+    EXPECT_EQ(row->ended[0], 5u);
+    EXPECT_EQ(row->bytes_dispatched, 2u * 4 * 128 * 2);
+    EXPECT_EQ(row->bytes_combined, 0u);
+    EXPECT_EQ(row->queue_depth, 0u);
+    EXPECT_EQ(total(row->intervals[0]), 5u) << "noops are seen too";
+    for (std::size_t i = 1; i < abi::kNumIntervals; ++i) EXPECT_EQ(total(row->intervals[i]), 2u) << i;
+  }
+}
+
+TEST_F(EngineStatistics, CountRefusalsByStatus) {
+  ASSERT_EQ(run(Op::kNoop), StatusCode::kOk);
+  abi::Submission illegal{};
+  illegal.op = static_cast<Op>(77);
+  illegal.member = RawGroup::member(0);
+  session_.submit(illegal);
+  ASSERT_TRUE(engine_.expect(abi::LinkType::kSessionFailed));
+  EXPECT_EQ(session_row(41)->refused[static_cast<std::size_t>(StatusCode::kInvalidArgument)], 1u);
+}
+
+TEST_F(EngineStatistics, AClientThatTakesNoCompletionsStallsOncePerSubmission) {
+  abi::Submission s{};
+  s.op = Op::kNoop;
+  s.member = RawGroup::member(0);
+  s.epoch = 1;
+  const auto stalls = [&] {
+    return session_row(41)->stalls[static_cast<std::size_t>(abi::Stall::kCompletions)].load();
+  };
+  // The completion ring, then one that waits for room in it, then one that is not taken.
+  for (std::size_t i = 0; i < abi::kCompletionSlots + 2; ++i) {
+    for (int tries = 0; tries < 2000; ++tries) {
+      if (i < session_.b().submission_head.value + abi::kSubmissionSlots) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    session_.submit(s);
+  }
+  for (int tries = 0; tries < 5000 && stalls() == 0; ++tries)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(stalls(), 1u) << "counted once, however often the loop looks";
+  for (std::size_t i = 0; i < abi::kCompletionSlots + 2; ++i) ASSERT_TRUE(session_.wait());
+  EXPECT_EQ(session_row(41)->operations[static_cast<std::size_t>(Op::kNoop)], abi::kCompletionSlots + 2);
+}
+
+TEST_F(EngineStatistics, RowsAreGivenBackAndSharedWhenThereAreTooMany) {
+  std::vector<std::unique_ptr<RawSession>> crowd;
+  for (std::uint64_t id = 1000; id < 1000 + abi::kSessionRows + 4; ++id) {
+    crowd.push_back(std::make_unique<RawSession>(id));
+    crowd.back()->add_to(engine_);
+  }
+  engine_.send(abi::LinkType::kRemoveSession, abi::SessionRef{1000});
+  ASSERT_TRUE(engine_.expect(abi::LinkType::kSessionRemoved));  // the link is in order: all were added
+  EXPECT_EQ(page().sessions.unlisted, 5u) << "one row was taken before";
+  EXPECT_EQ(page().sessions.rows[abi::kSessionRows].key, ~std::uint64_t{0});
+  EXPECT_EQ(session_row(1000), nullptr);
+  RawSession late(5000);
+  late.add_to(engine_);
+  engine_.send(abi::LinkType::kRemoveSession, abi::SessionRef{1001});
+  ASSERT_TRUE(engine_.expect(abi::LinkType::kSessionRemoved));
+  EXPECT_NE(session_row(5000), nullptr) << "a row that was given back is used again";
+}
+
+TEST_F(EngineStatistics, AnEngineThatStartsAgainBeginsAnew) {
+  ASSERT_EQ(run(Op::kNoop), StatusCode::kOk);
+  ASSERT_EQ(page().ops_completed, 1u);
+  engine_.stop();
+  EXPECT_EQ(page().sessions.rows[0].key, 0u) << "a row goes with its session";
+  engine_.start();
+  EXPECT_EQ(page().ops_completed, 0u);
+  EXPECT_EQ(session_row(41), nullptr);
+}
+
+TEST_F(EngineStatistics, GroupSettingsOfAKnownGroupAreTaken) {
+  engine_.send(abi::LinkType::kGroupSettings, abi::GroupSettings{7, 1, abi::kMaxPriority});
+  EXPECT_EQ(run(Op::kDispatch, 4), StatusCode::kOk);
+  EXPECT_EQ(engine_.stop(), 0) << "the message was understood";
+}
+
+}  // namespace
+}  // namespace epd::test
