@@ -3,21 +3,53 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace epd::ctl {
 
-enum class Command { kStatus, kDevices, kSessions, kGroups, kOps, kConfig, kDrain, kDoctor, kVersion };
+enum class Command {
+  kStatus,
+  kDevices,
+  kSessions,
+  kGroups,
+  kOps,
+  kOp,
+  kStats,
+  kEvents,
+  kWatch,
+  kConfig,
+  kSetDevice,
+  kSetGroup,
+  kEvictSession,
+  kEvictRank,
+  kDrain,
+  kDoctor,
+  kVersion,
+  kCompletion,
+};
 
 struct Arguments {
   Command command = Command::kStatus;
   std::string socket = "/run/epd/control.sock";
   std::string attach_socket = "/run/epd/epd.sock";  // doctor: looked at while no daemon answers
   bool json = false;
-  std::uint32_t timeout_ms = 2000;  // of one call
-  bool members = false;             // groups: list the members too
-  std::uint32_t drain_ms = 0;       // drain: for sessions to end; 0: the daemon's configured time
-  bool wait = false;                // drain: until the daemon has gone
-  bool strict = false;              // doctor: warnings count as problems
+  std::uint32_t timeout_ms = 2000;    // of one call
+  bool members = false;               // groups: list the members too
+  std::uint32_t drain_ms = 0;         // drain: for sessions to end; 0: the daemon's configured time
+  bool wait = false;                  // drain: until the daemon has gone
+  bool strict = false;                // doctor: warnings count as problems
+  bool ranks = false;                 // stats: one line per rank too
+  std::string operation;              // op: its id
+  bool follow = false;                // events: what happens from now on too
+  std::uint64_t since = 0;            // events: after this number
+  double interval_s = 1;              // watch
+  std::uint32_t count = 0;            // watch: frames; 0: until interrupted
+  std::string target;                 // set: name of the device or group; evict: of the group
+  std::vector<std::string> settings;  // set: "sms=4"
+  std::uint64_t session_id = 0;       // evict session
+  std::uint32_t rank = 0;             // evict group
+  std::string reason;                 // evict
+  std::string shell;                  // completion
 };
 
 // Exit codes of the process; documented, so never renumbered.

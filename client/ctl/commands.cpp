@@ -21,6 +21,19 @@ Exit list(const Arguments& arguments, Connection& connection, Output& output, Re
   return Exit::kOk;
 }
 
+Exit run_op(const Arguments& arguments, Connection& connection, Output& output) {
+  v1::GetOperationRequest request;
+  request.set_id(arguments.operation);
+  v1::GetOperationResponse response;
+  if (auto failure = connection.call(request, response)) return report(arguments, output, *failure);
+  if (arguments.json) {
+    write_json(output, to_json(response));
+  } else {
+    output.out << render(response);
+  }
+  return Exit::kOk;
+}
+
 std::string version_lines(const OwnVersion& own, const v1::GetVersionResponse* daemon) {
   Table table({{"PROGRAM"}, {"VERSION"}, {"ABI"}, {"LAYOUT"}, {"GRPC"}});
   const auto abi = [](std::uint32_t low, std::uint32_t high) {
@@ -70,6 +83,10 @@ void write_json(Output& output, const Json& document) {
   output.out << document.dump(2, ' ', false, Json::error_handler_t::replace) << '\n';
 }
 
+void write_json_line(Output& output, const Json& document) {
+  output.out << document.dump(-1, ' ', false, Json::error_handler_t::replace) << std::endl;
+}
+
 Exit report(const Arguments& arguments, Output& output, const Failure& failure) {
   if (arguments.json) {
     write_json(output, failure_json(failure));
@@ -99,6 +116,17 @@ Exit run(const Arguments& arguments, Output& output) {
     case Command::kOps:
       return list<v1::ListOperationsRequest, v1::ListOperationsResponse>(
           arguments, connection, output, [](const auto& r) { return render(r); });
+    case Command::kOp: return run_op(arguments, connection, output);
+    case Command::kStats:
+      return list<v1::GetStatisticsRequest, v1::GetStatisticsResponse>(
+          arguments, connection, output, [&](const auto& r) { return render(r, arguments.ranks); });
+    case Command::kEvents: return run_events(arguments, connection, output);
+    case Command::kWatch: return run_watch(arguments, connection, output);
+    case Command::kSetDevice:
+    case Command::kSetGroup: return run_set(arguments, connection, output);
+    case Command::kEvictSession:
+    case Command::kEvictRank: return run_evict(arguments, connection, output);
+    case Command::kCompletion: break;  // needs no daemon: main
     case Command::kConfig:
       return list<v1::GetConfigRequest, v1::GetConfigResponse>(arguments, connection, output,
                                                                [](const auto& r) { return render(r); });

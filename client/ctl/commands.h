@@ -10,9 +10,10 @@
 namespace epd::ctl {
 
 struct Output {
-  std::ostream& out;    // the answer
-  std::ostream& error;  // failures and progress, for people
-  bool colour = false;  // `out` is a terminal that shows colours
+  std::ostream& out;      // the answer
+  std::ostream& error;    // failures and progress, for people
+  bool colour = false;    // `out` is a terminal that shows colours
+  bool terminal = false;  // `out` is a terminal
 };
 
 Exit run(const Arguments& arguments, Output& output);
@@ -21,9 +22,16 @@ Exit run(const Arguments& arguments, Output& output);
 Exit run_drain(const Arguments& arguments, Connection& connection, Output& output);
 Exit run_doctor(const Arguments& arguments, Connection& connection, Output& output);
 
+Exit run_events(const Arguments& arguments, Connection& connection, Output& output);
+Exit run_watch(const Arguments& arguments, Connection& connection, Output& output);
+Exit run_set(const Arguments& arguments, Connection& connection, Output& output);
+Exit run_evict(const Arguments& arguments, Connection& connection, Output& output);
+
 // "epctl: ..." on the error stream; with --json also the document.
 Exit report(const Arguments& arguments, Output& output, const Failure& failure);
 Json failure_json(const Failure& failure);
 void write_json(Output& output, const Json& document);
+// One of several documents, on a line of its own.
+void write_json_line(Output& output, const Json& document);
 
 }  // namespace epd::ctl

@@ -163,6 +163,50 @@ std::optional<Failure> Connection::call(const v1::GetVersionRequest& request,
   return impl_->run(&v1::Control::Stub::GetVersion, request, response);
 }
 
+std::optional<Failure> Connection::call(const v1::GetOperationRequest& request,
+                                        v1::GetOperationResponse& response) {
+  return impl_->run(&v1::Control::Stub::GetOperation, request, response);
+}
+std::optional<Failure> Connection::call(const v1::GetStatisticsRequest& request,
+                                        v1::GetStatisticsResponse& response) {
+  return impl_->run(&v1::Control::Stub::GetStatistics, request, response);
+}
+std::optional<Failure> Connection::call(const v1::SetDeviceRequest& request,
+                                        v1::SetDeviceResponse& response) {
+  return impl_->run(&v1::Control::Stub::SetDevice, request, response);
+}
+std::optional<Failure> Connection::call(const v1::SetGroupRequest& request, v1::SetGroupResponse& response) {
+  return impl_->run(&v1::Control::Stub::SetGroup, request, response);
+}
+std::optional<Failure> Connection::call(const v1::EvictSessionRequest& request,
+                                        v1::EvictSessionResponse& response) {
+  return impl_->run(&v1::Control::Stub::EvictSession, request, response);
+}
+std::optional<Failure> Connection::call(const v1::EvictRankRequest& request,
+                                        v1::EvictRankResponse& response) {
+  return impl_->run(&v1::Control::Stub::EvictRank, request, response);
+}
+
+std::optional<Failure> Connection::watch(const v1::WatchEventsRequest& request,
+                                         const std::function<bool(const v1::WatchEventsResponse&)>& each) {
+  if (auto failure = check_socket(impl_->socket)) return failure;
+  grpc::ClientContext context;
+  if (!request.follow()) {
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(impl_->timeout_ms));
+  }
+  const auto reader = impl_->stub->WatchEvents(&context, request);
+  v1::WatchEventsResponse response;
+  while (reader->Read(&response)) {
+    if (each(response)) continue;
+    context.TryCancel();
+    (void)reader->Finish();
+    return std::nullopt;
+  }
+  const grpc::Status status = reader->Finish();
+  if (status.ok()) return std::nullopt;
+  return impl_->explain(status);
+}
+
 std::string grpc_version() {
   return grpc::Version();
 }

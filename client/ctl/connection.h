@@ -3,6 +3,7 @@
 
 #include "arguments.h"
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,6 +28,15 @@ class Connection {
   std::optional<Failure> call(const v1::GetConfigRequest& request, v1::GetConfigResponse& response);
   std::optional<Failure> call(const v1::DrainRequest& request, v1::DrainResponse& response);
   std::optional<Failure> call(const v1::GetVersionRequest& request, v1::GetVersionResponse& response);
+  std::optional<Failure> call(const v1::GetOperationRequest& request, v1::GetOperationResponse& response);
+  std::optional<Failure> call(const v1::GetStatisticsRequest& request, v1::GetStatisticsResponse& response);
+  std::optional<Failure> call(const v1::SetDeviceRequest& request, v1::SetDeviceResponse& response);
+  std::optional<Failure> call(const v1::SetGroupRequest& request, v1::SetGroupResponse& response);
+  std::optional<Failure> call(const v1::EvictSessionRequest& request, v1::EvictSessionResponse& response);
+  std::optional<Failure> call(const v1::EvictRankRequest& request, v1::EvictRankResponse& response);
+  // Until the daemon ends the stream; with `follow` there is no timeout. `each` returns false to end it.
+  std::optional<Failure> watch(const v1::WatchEventsRequest& request,
+                               const std::function<bool(const v1::WatchEventsResponse&)>& each);
 
  private:
   struct Impl;

@@ -3,7 +3,7 @@
 namespace epd::ctl::help {
 
 const char* const kProgram =
-    R"HELP(epctl - look at a running epd daemon, drain it, find out what is wrong.
+    R"HELP(epctl - look at a running epd daemon, change its settings, evict, drain, find out what is wrong.
 
 epctl asks one daemon over its control socket. It never touches the data path: it answers
 just as fast while the devices are busy.)HELP";
@@ -19,7 +19,8 @@ EXIT CODES
 JSON
   With --json standard output carries exactly one JSON document, also on failure:
   {"error": {"class": "refused" or "unreachable", "status": ..., "message": ...}}. Fields are those
-  of control.proto (epd.v1); units end their names; states are lower-case words.
+  of control.proto (epd.v1); units end their names; states are lower-case words. events and watch print
+  one document per line, as they come.
 
 ENVIRONMENT
   EPD_CONTROL_SOCKET  the control socket, where --socket is not given
@@ -30,6 +31,7 @@ EXAMPLES
   epctl --socket /tmp/epd/control.sock devices
   epctl sessions --json | jq '.sessions[] | select(.device == "host:0") | .pid'
   epctl ops                    (who waits for whom)
+  epctl watch                  (rates, each second)
   epctl drain --timeout-ms 30000 --wait
 )HELP";
 
@@ -70,6 +72,7 @@ One line per group. Below, for a group that forms, the ranks that have not joine
   STATE   forming (ranks are missing), starting, active, breaking (operations are being failed),
           lost (a rank is gone for good; the others are to leave)
   SMS     the group's own limit, or "all" of its devices
+  PRIO    priority among the groups of a device, -8 .. 7; higher goes first
   EPOCH   grows with each break
 
 EXAMPLES
@@ -80,6 +83,7 @@ EXAMPLES
 
 const Page kOps = {"Operations in flight", R"HELP(
 One line per operation and rank, a snapshot taken while the engines run.
+  ID         for: epctl op ID
   OP         number of the operation in its group, the same on all ranks
   STAGE      planning, wait_ready (for a rank to submit the same operation), moving, wait_arrived (for
              the rows of a rank), breaking
@@ -123,6 +127,116 @@ EXAMPLES
   epctl doctor
   sudo -u app epctl doctor     (as the user who can't attach)
   epctl doctor --json | jq '.checks[] | select(.level != "ok")'
+)HELP"};
+
+const Page kOp = {"One operation: whom it waits for, since when, and why", R"HELP(
+Follows the operation to the rank that holds it up in the end and says what keeps that one: it has not
+submitted the operation, its process or its engine is stopped, its engine is down, its rows still move.
+
+EXAMPLES
+  epctl ops
+  epctl op 12:500
+  epctl op 12:500 --json | jq -r '.waits[-1].text'
+)HELP"};
+
+const Page kStats = {"Counters and times of sessions and groups", R"HELP(
+Counted by each device's present engine; its next start begins anew.
+  DEPTH      operations taken and not yet answered, now
+  STALLS     submissions that had to wait: for room for their answer, for operations before them, or for
+             their group
+  SEEN       submitted until seen by the engine, median and 99th percentile; estimates, good to a quarter
+  LAUNCHED   seen until rows begin to move
+  DONE       rows begin to move until done
+  TOTAL      submitted until done
+  FAILED     operations, by status
+  REFUSED    submissions that became no operation, by status
+"others" are sessions (or ranks) beyond the 256 that an engine's table holds, together.
+
+EXAMPLES
+  epctl stats --ranks
+  epctl stats --json | jq '.groups[] | {group_id, p99: .statistics.total.p99_us}'
+)HELP"};
+
+const Page kEvents = {"What has happened: joins, losses, breaks, restarts, refusals", R"HELP(
+Attaches and ends of sessions, joins and losses of ranks, breaks of groups with their causes, starts and
+deaths of engines, reloads, settings, evictions, refusals (limited in rate; a "count" says how many are
+left out). The daemon remembers the last 4096; who comes too late for some is told how many. Each line is
+also in the daemon's log.
+
+EXAMPLES
+  epctl events --follow
+  epctl events --json | jq -c 'select(.kind == "group_broke") | .fields'
+  epctl events --since 120 --follow
+)HELP"};
+
+const Page kWatch = {"Rates of devices, sessions and groups, again and again", R"HELP(
+Operations and bytes per second, median and 99th percentile of the time from submission to end, between
+two looks; depth of the queue now; stalls and failures since the look before; and what the slowest
+operation waits for. Redrawn on a terminal, else one block of text (or one line of JSON) per look.
+
+EXAMPLES
+  epctl watch
+  epctl watch --interval 0.5 --count 10 --json | jq .groups
+)HELP"};
+
+const Page kSet = {"Change a device or a group while it runs", R"HELP(
+Takes effect with the next operations; none is lost, no result changes. Nothing is written to the
+configuration file: what is set ends with the daemon. It outlives engines. A reload of the configuration
+replaces the SMs of all devices if the file's devices.sms has changed.
+
+WHAT CAN BE SET
+  device DEVICE  sms=N       SMs (host devices: threads) that operations may use, from 1
+  group GROUP    sms=N       the same for one group's operations; 0: all of the device's
+                 priority=N  among the groups of a device, -8 .. 7, higher goes first
+
+EXAMPLES
+  epctl set device host:0 sms=4
+  epctl set group layer-experts sms=2 priority=5
+)HELP"};
+
+const Page kSetDevice = {"SMs of a device", R"HELP(
+EXAMPLE
+  epctl set device host:0 sms=4
+)HELP"};
+
+const Page kSetGroup = {"SMs and priority of a group", R"HELP(
+A group is named by its name or, where users have groups of the same name, by its id.
+
+EXAMPLE
+  epctl set group layer-experts sms=2 priority=5
+)HELP"};
+
+const Page kEvict = {"End a session, or take a rank out of its group", R"HELP(
+Whoever may open the control socket may evict: its mode and group are the only authorisation.
+
+EXAMPLES
+  epctl evict session 12 --reason "holds up the others"
+  epctl evict group layer-experts rank 3
+)HELP"};
+
+const Page kEvictSession = {"End a session", R"HELP(
+Its client gets ABORTED with the reason; its groups lose their ranks, and the other ranks are told why.
+
+EXAMPLE
+  epctl evict session 12 --reason "holds up the others"
+)HELP"};
+
+const Page kEvictGroup = {"Take one rank out of its group", R"HELP(
+As if the rank had left: all ranks, itself included, get RANK_LOST with the reason. Its session and its
+other groups go on.
+
+EXAMPLE
+  epctl evict group layer-experts rank 3 --reason "node is to be serviced"
+)HELP"};
+
+const Page kCompletion = {"Print the completion script of a shell", R"HELP(
+The script asks epctl itself, so it knows every command of the installed epctl, and devices, groups,
+sessions and operations of the running daemon. Packages install it where shells look.
+
+EXAMPLES
+  source <(epctl completion bash)
+  epctl completion zsh > ~/.zfunc/_epctl
+  epctl completion fish > ~/.config/fish/completions/epctl.fish
 )HELP"};
 
 const Page kVersion = {"Versions of epctl and of the daemon", R"HELP(

@@ -19,5 +19,16 @@ extern const Page kConfig;
 extern const Page kDrain;
 extern const Page kDoctor;
 extern const Page kVersion;
+extern const Page kOp;
+extern const Page kStats;
+extern const Page kEvents;
+extern const Page kWatch;
+extern const Page kSet;
+extern const Page kSetDevice;
+extern const Page kSetGroup;
+extern const Page kEvict;
+extern const Page kEvictSession;
+extern const Page kEvictGroup;
+extern const Page kCompletion;
 
 }  // namespace epd::ctl::help

@@ -2,6 +2,7 @@
 
 #include <google/protobuf/descriptor.h>
 #include <cctype>
+#include <map>
 
 namespace epd::ctl {
 namespace {
@@ -56,6 +57,21 @@ Json single(const Message& message, const FieldDescriptor& field) {
   return nullptr;
 }
 
+// map<string, ...>, ordered by key.
+Json map_object(const Message& message, const FieldDescriptor& field) {
+  const auto& reflection = *message.GetReflection();
+  std::map<std::string, Json> ordered;
+  for (int k = 0; k < reflection.FieldSize(message, &field); ++k) {
+    const Message& entry = reflection.GetRepeatedMessage(message, &field, k);
+    const auto& descriptor = *entry.GetDescriptor();
+    ordered[entry.GetReflection()->GetString(entry, descriptor.map_key())] =
+        single(entry, *descriptor.map_value());
+  }
+  Json object = Json::object();
+  for (auto& [key, value] : ordered) object[key] = std::move(value);
+  return object;
+}
+
 }  // namespace
 
 std::string enum_word(const google::protobuf::EnumDescriptor& type, int number) {
@@ -73,6 +89,10 @@ Json to_json(const Message& message) {
     const FieldDescriptor& field = *descriptor.field(i);
     if (!field.is_repeated()) {
       object[field.name()] = single(message, field);
+      continue;
+    }
+    if (field.is_map()) {
+      object[field.name()] = map_object(message, field);
       continue;
     }
     Json list = Json::array();

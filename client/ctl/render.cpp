@@ -112,6 +112,7 @@ std::string render(const v1::ListGroupsResponse& groups, bool members) {
                {"PAYLOAD"},
                {"INDEX"},
                {"SMS", kRight},
+               {"PRIO", kRight},
                {"EPOCH", kRight},
                {"AGE", kRight}});
   Table member_table({{"GROUP", kRight}, {"RANK", kRight}, {"SESSION", kRight}, {"DEVICE"}, {"STATE"}});
@@ -121,8 +122,8 @@ std::string render(const v1::ListGroupsResponse& groups, bool members) {
     table.add({number(group.group_id()), group.name(), word(group.state()), number(shape.num_ranks()),
                number(shape.num_experts()), number(shape.max_tokens()), number(shape.hidden()),
                number(shape.topk()), number(shape.depth()), word(shape.payload()), word(shape.index_type()),
-               group.sms() == 0 ? "all" : number(group.sms()), number(group.epoch()),
-               format_ms(group.age_ms())});
+               group.sms() == 0 ? "all" : number(group.sms()), std::to_string(group.priority()),
+               number(group.epoch()), format_ms(group.age_ms())});
     const std::string name = "group " + number(group.group_id()) + " (" + printable(group.name()) + "): ";
     if (group.missing_ranks_size() != 0) {
       notes += name + "waits for " + plural(static_cast<std::uint64_t>(group.missing_ranks_size()), "rank") +
@@ -142,7 +143,8 @@ std::string render(const v1::ListGroupsResponse& groups, bool members) {
 }
 
 std::string render(const v1::ListOperationsResponse& operations) {
-  Table table({{"GROUP", kRight},
+  Table table({{"ID"},
+               {"GROUP", kRight},
                {"OP", kRight},
                {"KIND"},
                {"RANK", kRight},
@@ -155,11 +157,13 @@ std::string render(const v1::ListOperationsResponse& operations) {
                {"AGE", kRight}});
   for (const v1::Operation& operation : operations.operations()) {
     const std::string waits =
-        operation.waiting_for() < 0 ? "" : "rank " + std::to_string(operation.waiting_for());
-    table.add({number(operation.group_id()), number(operation.op_index()), word(operation.op()),
-               number(operation.rank()), operation.device(), number(operation.session_id()),
-               number(operation.slot()), number(operation.num_tokens()), word(operation.stage()), waits,
-               format_us(operation.age_us())});
+        operation.waiting_for() < 0
+            ? ""
+            : "rank " + std::to_string(operation.waiting_for()) + " " + format_us(operation.waiting_us());
+    table.add({operation.id(), number(operation.group_id()), number(operation.op_index()),
+               word(operation.op()), number(operation.rank()), operation.device(),
+               number(operation.session_id()), number(operation.slot()), number(operation.num_tokens()),
+               word(operation.stage()), waits, format_us(operation.age_us())});
   }
   return table.empty() ? "no operations in flight\n" : table.text();
 }

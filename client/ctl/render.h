@@ -12,5 +12,9 @@ std::string render(const v1::ListSessionsResponse& sessions);
 std::string render(const v1::ListGroupsResponse& groups, bool members);
 std::string render(const v1::ListOperationsResponse& operations);
 std::string render(const v1::GetConfigResponse& config);
+std::string render(const v1::GetOperationResponse& detail);
+std::string render(const v1::GetStatisticsResponse& statistics, bool ranks);
+// One line.
+std::string render(const v1::Event& event);
 
 }  // namespace epd::ctl

@@ -1,0 +1,120 @@
+#include "grammar.h"
+
+#include "help.h"
+
+namespace epd::ctl {
+namespace {
+
+constexpr std::uint32_t kMaxTimeoutMs = 600'000;
+constexpr std::uint32_t kMaxDrainMs = 86'400'000;
+constexpr double kMinIntervalS = 0.05;
+constexpr double kMaxIntervalS = 3600;
+
+CLI::App* add_group_of_commands(CLI::App& app, const char* name, const help::Page& page) {
+  CLI::App* sub = app.add_subcommand(name, page.summary);
+  sub->footer(page.text);
+  sub->fallthrough();  // global options are fine after the command too
+  return sub;
+}
+
+CLI::App* add_command(CLI::App& app, Arguments& arguments, const char* name, Command command,
+                      const help::Page& page) {
+  CLI::App* sub = add_group_of_commands(app, name, page);
+  sub->callback([&arguments, command] { arguments.command = command; });
+  return sub;
+}
+
+void add_options(CLI::App& app, Arguments& arguments) {
+  app.add_option("--socket", arguments.socket, "Control socket of the daemon")
+      ->envname("EPD_CONTROL_SOCKET")
+      ->type_name("PATH")
+      ->check([](const std::string& path) { return path.empty() ? "is empty; allowed: a path" : ""; })
+      ->capture_default_str();
+  app.add_flag("--json", arguments.json, "JSON instead of text");
+  app.add_option("--timeout-ms", arguments.timeout_ms, "How long to wait for each answer, 1..600000")
+      ->type_name("MS")
+      ->check(CLI::Range(std::uint32_t{1}, kMaxTimeoutMs))
+      ->capture_default_str();
+}
+
+void add_views(CLI::App& app, Arguments& arguments) {
+  add_command(app, arguments, "status", Command::kStatus, help::kStatus);
+  add_command(app, arguments, "devices", Command::kDevices, help::kDevices);
+  add_command(app, arguments, "sessions", Command::kSessions, help::kSessions);
+  CLI::App* groups = add_command(app, arguments, "groups", Command::kGroups, help::kGroups);
+  groups->add_flag("--members", arguments.members, "List the members of each group too");
+  add_command(app, arguments, "ops", Command::kOps, help::kOps);
+  CLI::App* op = add_command(app, arguments, "op", Command::kOp, help::kOp);
+  op->add_option("ID", arguments.operation, "As epctl ops prints it")->type_name("OPERATION")->required();
+  CLI::App* stats = add_command(app, arguments, "stats", Command::kStats, help::kStats);
+  stats->add_flag("--ranks", arguments.ranks, "One line per rank of each group too");
+  CLI::App* watch = add_command(app, arguments, "watch", Command::kWatch, help::kWatch);
+  watch->add_option("--interval", arguments.interval_s, "Seconds between two looks, 0.05..3600")
+      ->type_name("SECONDS")
+      ->check(CLI::Range(kMinIntervalS, kMaxIntervalS))
+      ->capture_default_str();
+  watch->add_option("--count", arguments.count, "End after so many looks; default: until interrupted")
+      ->type_name("N")
+      ->check(CLI::PositiveNumber);
+  CLI::App* events = add_command(app, arguments, "events", Command::kEvents, help::kEvents);
+  events->add_flag("--follow", arguments.follow, "Go on with what happens from now on");
+  events->add_option("--since", arguments.since, "Only events after number N")->type_name("N");
+  add_command(app, arguments, "config", Command::kConfig, help::kConfig);
+}
+
+void add_set(CLI::App& app, Arguments& arguments) {
+  CLI::App* set = add_group_of_commands(app, "set", help::kSet);
+  set->require_subcommand(1);
+  CLI::App* device = add_command(*set, arguments, "device", Command::kSetDevice, help::kSetDevice);
+  device->add_option("NAME", arguments.target, "As epctl devices prints it")->type_name("DEVICE")->required();
+  device->add_option("SETTING", arguments.settings, "What to set")->type_name("sms=N")->required();
+  CLI::App* group = add_command(*set, arguments, "group", Command::kSetGroup, help::kSetGroup);
+  group->add_option("GROUP", arguments.target, "Name or id")->type_name("GROUP")->required();
+  group->add_option("SETTING", arguments.settings, "What to set")->type_name("sms=N|priority=N")->required();
+}
+
+void add_evict(CLI::App& app, Arguments& arguments) {
+  static std::string rank_word;  // of no further use
+  CLI::App* evict = add_group_of_commands(app, "evict", help::kEvict);
+  evict->require_subcommand(1);
+  CLI::App* session = add_command(*evict, arguments, "session", Command::kEvictSession, help::kEvictSession);
+  session->add_option("ID", arguments.session_id, "As epctl sessions prints it")
+      ->type_name("SESSION")
+      ->required();
+  CLI::App* group = add_command(*evict, arguments, "group", Command::kEvictRank, help::kEvictGroup);
+  group->add_option("GROUP", arguments.target, "Name or id")->type_name("GROUP")->required();
+  group->add_option("rank", rank_word, "The word \"rank\"")->required()->check(CLI::IsMember({"rank"}));
+  group->add_option("RANK", arguments.rank, "Its number")->type_name("N")->required();
+  for (CLI::App* command : {session, group}) {
+    command->add_option("--reason", arguments.reason, "What clients are told, up to 160 bytes")
+        ->type_name("TEXT");
+  }
+}
+
+}  // namespace
+
+void build_grammar(CLI::App& app, Arguments& arguments) {
+  app.footer(help::kProgramFooter);
+  app.require_subcommand(1);
+  app.get_formatter()->column_width(28);
+  add_options(app, arguments);
+  add_views(app, arguments);
+  add_set(app, arguments);
+  add_evict(app, arguments);
+  CLI::App* drain = add_command(app, arguments, "drain", Command::kDrain, help::kDrain);
+  drain
+      ->add_option("--timeout-ms", arguments.drain_ms,
+                   "Time for sessions to end by themselves, 1..86400000; default: as configured")
+      ->type_name("MS")
+      ->check(CLI::Range(std::uint32_t{1}, kMaxDrainMs));
+  drain->add_flag("--wait", arguments.wait, "Return when the daemon has gone");
+  CLI::App* doctor = add_command(app, arguments, "doctor", Command::kDoctor, help::kDoctor);
+  doctor->add_flag("--strict", arguments.strict, "Warnings are problems too (exit code 4)");
+  add_command(app, arguments, "version", Command::kVersion, help::kVersion);
+  CLI::App* completion = add_command(app, arguments, "completion", Command::kCompletion, help::kCompletion);
+  completion->add_option("SHELL", arguments.shell, "Whose script to print")
+      ->required()
+      ->check(CLI::IsMember({"bash", "zsh", "fish"}));
+}
+
+}  // namespace epd::ctl

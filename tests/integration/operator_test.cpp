@@ -1,0 +1,416 @@
+// The operator's tools against a real daemon: stuck operations explain themselves, events, statistics, live
+// settings, evictions.
+#include "support/cases.h"
+#include "support/client.h"
+#include "support/daemon.h"
+#include "support/ranks.h"
+#include "support/script.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <atomic>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace epd::test {
+namespace {
+
+using nlohmann::json;
+
+class Operator : public testing::Test {
+ protected:
+  void start(std::vector<std::pair<std::string, std::string>> settings = {}) {
+    DaemonOptions options;
+    options.devices = 2;
+    options.settings = std::move(settings);
+    daemon_ = std::make_unique<Daemon>(std::move(options));
+    ASSERT_TRUE(daemon_->start());
+  }
+  void TearDown() override {
+    if (daemon_ != nullptr && daemon_->running()) daemon_->stop();
+  }
+  // epctl --json ...; a test failure and null if it fails or prints no JSON.
+  json epctl(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), "--json");
+    const CommandResult result = daemon_->epctl(arguments);
+    EXPECT_EQ(result.exit_code, 0) << arguments.at(1) << ": " << result.out << result.err;
+    json parsed = json::parse(result.out, nullptr, false);
+    EXPECT_FALSE(parsed.is_discarded()) << result.out;
+    return parsed;
+  }
+  // One document per line.
+  std::vector<json> lines(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), "--json");
+    std::istringstream out(daemon_->epctl(arguments).out);
+    std::vector<json> documents;
+    for (std::string line; std::getline(out, line);) documents.push_back(json::parse(line, nullptr, false));
+    return documents;
+  }
+  // What epctl op says of the only operation in flight; null if there is none.
+  json the_operation() {
+    const json operations = epctl({"ops"})["operations"];
+    if (operations.size() != 1) return nullptr;
+    const CommandResult result = daemon_->epctl({"--json", "op", operations[0]["id"]});
+    return result.exit_code == 0 ? json::parse(result.out, nullptr, false) : json(nullptr);
+  }
+  std::set<std::string> event_kinds() {
+    std::set<std::string> kinds;
+    for (const json& event : lines({"events"})) kinds.insert(event["kind"]);
+    return kinds;
+  }
+
+  std::unique_ptr<Daemon> daemon_;
+};
+
+struct Stage {
+  Gate joined;
+  Gate go;
+  Gate stop;
+  std::atomic<std::uint64_t> operations{0};
+};
+
+// ---- epctl op
+
+// Two ranks; rank 0 submits and waits, rank 1 does so when the test says.
+class Stuck : public Operator {
+ protected:
+  void start_ranks() {
+    for (std::uint32_t rank = 0; rank < 2; ++rank) {
+      ranks_.emplace_back([this, rank]() -> std::string {
+        const Session session(daemon_->socket(), daemon_->device(rank));
+        const Group group(session, small_config("stuck", rank, 2));
+        stage_->joined.arrive();
+        if (rank == 1) stage_->go.wait_for(1);
+        epd_ticket_t ticket = 0;
+        epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+        args.timeout_ms = 60000;
+        must(epd_dispatch(group.get(), &args, &ticket, nullptr), "dispatch");
+        must(group.wait(ticket, 60000), "dispatch");
+        stage_->stop.arrive();
+        stage_->stop.wait_for(2);
+        return "";
+      });
+    }
+    ASSERT_TRUE(eventually(30, [&] { return stage_->joined.count == 2; }));
+    ASSERT_TRUE(eventually(30, [&] {
+      detail_ = the_operation();
+      return !detail_.is_null() && !detail_["waits"].empty();
+    })) << detail_;
+  }
+  bool text_becomes(const std::string& part) {
+    return eventually(20, [&] {
+      detail_ = the_operation();
+      return !detail_.is_null() && detail_["text"].get<std::string>().find(part) != std::string::npos;
+    });
+  }
+  void finish() {
+    stage_->go.open();
+    expect_all_ok(wait_all(ranks_, 60));
+  }
+
+  Shared<Stage> stage_;
+  std::vector<RankProcess> ranks_;
+  json detail_;
+};
+
+TEST_F(Stuck, APeerThatHasNotSubmittedIsNamed) {
+  start();
+  start_ranks();
+  const json& wait = detail_["waits"][0];
+  EXPECT_EQ(wait["rank"], 1);
+  EXPECT_EQ(wait["pid"], ranks_[1].pid());
+  EXPECT_EQ(wait["device"], "host:1");
+  EXPECT_EQ(wait["submitted"], false);
+  EXPECT_EQ(wait["client_stopped"], false);
+  EXPECT_EQ(wait["engine_stopped"], false);
+  EXPECT_EQ(detail_["pid"], ranks_[0].pid());
+  EXPECT_EQ(detail_["group"], "stuck");
+  const json& operation = detail_["operation"];
+  EXPECT_EQ(operation["stage"], "wait_ready");
+  EXPECT_GT(operation["deadline_in_us"].get<std::int64_t>(), 20'000'000);
+  EXPECT_LE(operation["deadline_in_us"].get<std::int64_t>(), 60'000'000);
+  std::vector<std::string> stages;
+  for (const json& stage : operation["stages"]) stages.push_back(stage["stage"]);
+  EXPECT_EQ(stages, (std::vector<std::string>{"seen", "planning", "wait_ready"}));
+  const std::uint64_t waited = operation["waiting_us"];
+  sleep_ms(50);
+  EXPECT_GE(the_operation()["operation"]["waiting_us"].get<std::uint64_t>(), waited + 50'000) << "since then";
+  EXPECT_NE(detail_["text"].get<std::string>().find("has not submitted it"), std::string::npos) << detail_;
+
+  ranks_[1].kill(SIGSTOP);
+  EXPECT_TRUE(text_becomes("has not submitted it; its process is stopped by a signal")) << detail_;
+  EXPECT_EQ(detail_["waits"][0]["client_stopped"], true);
+  const json watch = lines({"watch", "--interval", "0.1", "--count", "1"}).at(0);
+  EXPECT_EQ(watch["slowest"]["waits"][0]["client_stopped"], true) << watch;
+  ranks_[1].kill(SIGCONT);
+  finish();
+  EXPECT_EQ(daemon_->epctl({"op", detail_["operation"]["id"]}).exit_code, 1) << "it has ended";
+}
+
+TEST_F(Stuck, AStoppedEngineIsNamedAndNotItsClient) {
+  start();
+  start_ranks();
+  const pid_t engine = daemon_->engine(1);
+  ::kill(engine, SIGSTOP);
+  EXPECT_TRUE(text_becomes("the engine of host:1 (pid " + std::to_string(engine) + ") stands still"))
+      << detail_;
+  EXPECT_EQ(detail_["waits"][0]["engine_stopped"], true);
+  EXPECT_EQ(detail_["waits"][0]["client_stopped"], false);
+  ::kill(engine, SIGCONT);
+  ::kill(daemon_->engine(0), SIGSTOP);
+  EXPECT_TRUE(text_becomes("its own engine")) << detail_;
+  EXPECT_EQ(detail_["engine_stopped"], true);
+  ::kill(daemon_->engine(0), SIGCONT);
+  EXPECT_TRUE(text_becomes("has not submitted it")) << detail_;
+  finish();
+}
+
+// ---- events, evictions
+
+TEST_F(Operator, EventsTellWhatHappenedAndWhy) {
+  start();
+  Shared<Stage> stage;
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(daemon_->socket(), daemon_->device(rank));
+      const Group group(session, small_config("eventful", rank, 2));
+      stage->joined.arrive();
+      stage->stop.wait_for(1);
+      return "";
+    });
+  }
+  ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 2; }));
+  ::kill(daemon_->engine(0), SIGKILL);
+  ASSERT_TRUE(eventually(20, [&] { return event_kinds().contains("group_resumed"); }));
+  daemon_->rewrite({{"limits.max_sessions", "9"}});
+  daemon_->signal(SIGHUP);
+  ranks[1].kill(SIGKILL);
+  ASSERT_TRUE(eventually(20, [&] {
+    const auto kinds = event_kinds();
+    return kinds.contains("rank_lost") && kinds.contains("config_reloaded");
+  }));
+  daemon_->rewrite({{"limits.max_sessions", "0"}});
+  daemon_->signal(SIGHUP);
+  stage->stop.open();
+  EXPECT_TRUE(ranks[0].wait(30).ok);
+  ASSERT_TRUE(eventually(20, [&] { return event_kinds().contains("config_refused"); }));
+  const std::set<std::string> kinds = event_kinds();
+  for (const char* kind :
+       {"daemon_state", "engine_started", "engine_ready", "engine_died", "session_attached", "session_ended",
+        "rank_joined", "rank_lost", "group_broke", "group_resumed", "config_reloaded", "config_refused"}) {
+    EXPECT_TRUE(kinds.contains(kind)) << kind;
+  }
+  std::uint64_t expected = 1;
+  const std::string log = daemon_->log();
+  bool found = false;
+  for (const json& event : lines({"events"})) {
+    EXPECT_EQ(event["sequence"], expected++);
+    EXPECT_NE(log.find(event["text"].get<std::string>()), std::string::npos) << "not in the log: " << event;
+    if (event["kind"] != "rank_lost" || event["fields"]["rank"] != "1") continue;
+    found = true;
+    EXPECT_EQ(event["fields"]["how"], "died");
+    EXPECT_EQ(event["fields"]["pid"], std::to_string(ranks[1].pid()));
+  }
+  EXPECT_TRUE(found);
+}
+
+TEST_F(Operator, AnEvictedSessionIsToldByWhomAndWhy) {
+  start();
+  Shared<Stage> stage;
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(daemon_->socket(), daemon_->device(rank));
+      const Group group(session, small_config("evicted", rank, 2));
+      stage->joined.arrive();
+      epd_ticket_t ticket = 0;
+      epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+      if (rank == 0) {  // waits for rank 1, which is evicted instead
+        must(epd_dispatch(group.get(), &args, &ticket, nullptr), "dispatch");
+        must(group.wait(ticket, 30000), "dispatch", EPD_RANK_LOST);
+        must_say("evicted by operator: it is slow");
+        return "";
+      }
+      RANK_CHECK(eventually(30, [&] { return epd_session_check(session.get()) == EPD_ABORTED; }), "it ends");
+      must_say("evicted by operator: it is slow");
+      return "";
+    });
+  }
+  ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 2; }));
+  json victim;
+  const json sessions = epctl({"sessions"})["sessions"];
+  for (const json& session : sessions)
+    if (session["pid"] == ranks[1].pid()) victim = session["session_id"];
+  const std::string id = std::to_string(victim.get<std::uint64_t>());
+  EXPECT_EQ(daemon_->epctl({"evict", "session", "999999"}).exit_code, 1);
+  epctl({"evict", "session", id, "--reason", "it is slow"});
+  expect_all_ok(wait_all(ranks, 60));
+  EXPECT_EQ(daemon_->epctl({"evict", "session", id}).exit_code, 1) << "it is gone";
+  EXPECT_TRUE(event_kinds().contains("evicted"));
+}
+
+TEST_F(Operator, AnEvictedRankLosesItsGroupAndKeepsItsSession) {
+  start();
+  Shared<Stage> stage;
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(daemon_->socket(), daemon_->device(rank));
+      epd_group_config_t config = small_config("thrown-out", rank, 2);
+      {
+        const Group group(session, config);
+        stage->joined.arrive();
+        stage->go.wait_for(1);
+        epd_ticket_t ticket = 0;
+        epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+        epd_status_t status = epd_dispatch(group.get(), &args, &ticket, nullptr);
+        if (status == EPD_OK) status = group.wait(ticket, 30000);
+        RANK_CHECK(status == EPD_RANK_LOST, epd_status_name(status));
+        must_say("rank 1 (session");
+        must_say("was evicted by operator: make room");
+      }
+      const Group again(session, config);  // the same session may join again
+      epd_ticket_t ticket = 0;
+      must(epd_noop(again.get(), 0, &ticket), "noop");
+      must(again.wait(ticket, 10000), "noop");
+      return "";
+    });
+  }
+  ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 2; }));
+  EXPECT_EQ(daemon_->epctl({"evict", "group", "thrown-out", "rank", "2"}).exit_code, 1);
+  EXPECT_EQ(daemon_->epctl({"evict", "group", "nobody", "rank", "1"}).exit_code, 1);
+  epctl({"evict", "group", "thrown-out", "rank", "1", "--reason", "make room"});
+  stage->go.open();
+  expect_all_ok(wait_all(ranks, 60));
+}
+
+// ---- statistics, settings
+
+TEST_F(Operator, SettingsChangeUnderLoadAndCountersTellAllOfIt) {
+  start();
+  Case c;
+  c.seed = 47;
+  c.num_ranks = 4;
+  c.num_experts = 8;
+  c.max_tokens = 128;
+  c.hidden = 2048;
+  c.topk = 4;
+  c.depth = 4;
+  c.sizes = Sizes::kFull;
+  ScriptOptions script;
+  script.rounds = 24;
+  Shared<Stage> stage;
+  script.on_complete = [&stage](std::uint64_t) { stage->operations.fetch_add(1); };
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(daemon_->socket(), daemon_->device(rank));
+      const Group group(session, c.config("live", rank));
+      ScriptRunner(group, c, rank, script).run();
+      stage->joined.arrive();
+      stage->stop.wait_for(1);
+      return "";
+    });
+  }
+  ASSERT_TRUE(eventually(60, [&] { return stage->operations > 0; }));
+  const std::vector<std::vector<std::string>> changes = {
+      {"device", "host:0", "sms=1"}, {"group", "live", "sms=2", "priority=5"}, {"device", "host:1", "sms=4"},
+      {"group", "live", "sms=0"},    {"group", "live", "priority=-8"},         {"device", "host:0", "sms=3"}};
+  for (std::vector<std::string> change : changes) {
+    change.insert(change.begin(), "set");
+    epctl(change);
+  }
+  EXPECT_TRUE(eventually(20, [&] {
+    const json devices = epctl({"devices"})["devices"];
+    return devices[0]["sms"] == 3 && devices[1]["sms"] == 4;
+  }));
+  const json group = epctl({"groups"})["groups"][0];
+  EXPECT_EQ(group["sms"], 0);
+  EXPECT_EQ(group["priority"], -8);
+  const json frame = lines({"watch", "--interval", "0.3", "--count", "1"}).at(0);
+  EXPECT_EQ(frame["devices"].size(), 2u);
+  EXPECT_EQ(frame["sessions"].size(), 4u);
+  EXPECT_EQ(frame["groups"][0]["name"], "live");
+  ASSERT_TRUE(eventually(120, [&] { return stage->joined.count == 4; })) << "every result was checked";
+
+  const json statistics = epctl({"stats"});
+  ASSERT_EQ(statistics["groups"].size(), 1u);
+  ASSERT_EQ(statistics["ranks"].size(), 4u);
+  ASSERT_EQ(statistics["sessions"].size(), 4u);
+  const json& sum = statistics["groups"][0]["statistics"];
+  EXPECT_EQ(sum["dispatches"], 4 * script.rounds);
+  EXPECT_EQ(sum["combines"], 4 * script.rounds);
+  EXPECT_EQ(sum["completed"], 8 * script.rounds) << "no operation was lost";
+  EXPECT_EQ(sum["failed"].size(), 0u);
+  EXPECT_EQ(sum["queue_depth"], 0);
+  EXPECT_EQ(sum["total"]["count"], 8 * script.rounds);
+  EXPECT_GT(sum["total"]["p99_us"].get<std::uint64_t>(), 0u);
+  EXPECT_GT(sum["bytes_dispatched"].get<std::uint64_t>(), 0u);
+  std::uint64_t of_devices = 0;
+  const json devices = epctl({"devices"})["devices"];
+  for (const json& device : devices) of_devices += device["bytes_dispatched"].get<std::uint64_t>();
+  EXPECT_EQ(sum["bytes_dispatched"], of_devices);
+  stage->stop.open();
+  expect_all_ok(wait_all(ranks, 60));
+}
+
+TEST_F(Operator, WhatIsSetOutlivesEnginesAndYieldsToAChangedFile) {
+  start();
+  epctl({"set", "device", "host:0", "sms=3"});
+  const auto sms = [&](std::uint32_t device) { return epctl({"devices"})["devices"][device]["sms"]; };
+  EXPECT_TRUE(eventually(10, [&] { return sms(0) == 3; }));
+  ::kill(daemon_->engine(0), SIGKILL);
+  EXPECT_TRUE(eventually(20, [&] {
+    const json device = epctl({"devices"})["devices"][0];
+    return device["restarts"] == 1 && device["state"] == "ready" && device["sms"] == 3;
+  }));
+  daemon_->rewrite({{"limits.max_sessions", "9"}});  // says nothing new of SMs
+  daemon_->signal(SIGHUP);
+  EXPECT_TRUE(eventually(10, [&] { return epctl({"status"})["daemon"]["config_generation"] == 2; }));
+  sleep_ms(100);
+  EXPECT_EQ(sms(0), 3);
+  daemon_->rewrite_sms(1);
+  daemon_->signal(SIGHUP);
+  EXPECT_TRUE(eventually(10, [&] { return sms(0) == 1 && sms(1) == 1; }));
+}
+
+TEST_F(Operator, SettingsOutOfRangeNameWhatIsAllowed) {
+  start();
+  struct Bad {
+    std::vector<std::string> arguments;
+    std::string says;
+  };
+  Shared<Stage> stage;
+  RankProcess rank([&]() -> std::string {
+    const Session session(daemon_->socket(), "host:0");
+    const Group group(session, small_config("bounded", 0, 1));
+    stage->joined.arrive();
+    stage->stop.wait_for(1);
+    return "";
+  });
+  ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 1; }));
+  for (const Bad& bad :
+       {Bad{{"device", "host:0", "sms=0"}, "INVALID_ARGUMENT: sms is 0; allowed: 1.."},
+        Bad{{"device", "host:0", "sms=100000"}, "INVALID_ARGUMENT: sms is 100000; allowed: 1.."},
+        Bad{{"device", "host:9", "sms=1"}, "NOT_FOUND: device is \"host:9\"; allowed: host:0, host:1"},
+        Bad{{"group", "bounded", "priority=8"}, "priority is 8; allowed: -8..7"},
+        Bad{{"group", "bounded", "priority=-9"}, "priority is -9; allowed: -8..7"},
+        Bad{{"group", "bounded", "sms=100000"}, "sms is 100000; allowed: 0.."},
+        Bad{{"group", "unknown", "sms=1"}, "NOT_FOUND: there is no group \"unknown\""}}) {
+    std::vector<std::string> arguments = bad.arguments;
+    arguments.insert(arguments.begin(), "set");
+    const CommandResult result = daemon_->epctl(arguments);
+    EXPECT_EQ(result.exit_code, 1) << bad.says;
+    EXPECT_NE(result.err.find(bad.says), std::string::npos) << result.err;
+  }
+  stage->stop.open();
+  EXPECT_TRUE(rank.wait(30).ok);
+}
+
+}  // namespace
+}  // namespace epd::test

@@ -1,0 +1,193 @@
+// epctl's tools for operators: op, stats, events, watch, set, evict, completion.
+#include "ctl_fixture.h"
+
+#include <sstream>
+
+namespace epd::ctl {
+namespace {
+
+std::vector<Json> json_lines(const std::string& text) {
+  std::vector<Json> documents;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) documents.push_back(Json::parse(line, nullptr, false));
+  return documents;
+}
+
+TEST_F(CtlTest, OpTellsWhomItWaitsForAndWhy) {
+  start_server();
+  const Finished text = epctl({"op", "11:500"});
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  for (const char* part :
+       {"operation 11:500  dispatch 77 of group 9 (layer-experts), epoch 3", "stage      wait_ready",
+        "deadline   in 29.0 s", "history    seen +2 us planning +3 us",
+        "waits for  rank 1 (session 12, pid 7012, host:1) has not submitted it", "why        waits for"}) {
+    EXPECT_TRUE(text.says(part)) << part << "\n" << text.out;
+  }
+  const Json document = epctl({"op", "11:500", "--json"}).json();
+  ASSERT_TRUE(document.is_object());
+  EXPECT_EQ(document["operation"]["id"], "11:500");
+  EXPECT_EQ(document["waits"][0]["client_stopped"], true);
+  const Finished missing = epctl({"op", "11:9"});
+  EXPECT_EQ(missing.exit_code, 1);
+  EXPECT_TRUE(missing.complains("NOT_FOUND")) << missing.err;
+  EXPECT_EQ(epctl({"op"}).exit_code, 2);
+}
+
+TEST_F(CtlTest, StatsShowCountersAndPercentiles) {
+  start_server();
+  const Finished text = epctl({"stats"});
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  for (const char* part : {"SESSION", "GROUP", "1.0 MiB", "321", "RANK_LOST 3", "INVALID_ARGUMENT 2"})
+    EXPECT_TRUE(text.says(part)) << part << "\n" << text.out;
+  EXPECT_FALSE(text.says("RANK  SESSION"));
+  EXPECT_TRUE(epctl({"stats", "--ranks"}).says("RANK  SESSION"));
+  const Json document = epctl({"stats", "--json"}).json();
+  ASSERT_TRUE(document.is_object());
+  EXPECT_EQ(document["sessions"].size(), 2u);
+  EXPECT_EQ(document["groups"][0]["statistics"]["completed"], 380);
+  EXPECT_EQ(document["ranks"][0]["statistics"]["total"]["buckets"].size(), 2u);
+}
+
+TEST_F(CtlTest, EventsPrintOneLineEach) {
+  start_server();
+  const Finished text = epctl({"events", "--since", "1"});
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_FALSE(text.says("session attached"));
+  EXPECT_TRUE(text.says("rank joined  group=9  text=\"rank 1 died\"")) << text.out;
+  const Finished json = epctl({"events", "--json"});
+  const std::vector<Json> lines = json_lines(json.out);
+  ASSERT_EQ(lines.size(), 3u) << json.out;
+  EXPECT_EQ(lines[2]["sequence"], 3);
+  EXPECT_EQ(lines[2]["kind"], "group_broke");
+  EXPECT_EQ(lines[2]["text"], "group breaks");
+  EXPECT_EQ(lines[2]["fields"]["text"], "rank 1 died");
+  EXPECT_EQ(epctl({"events", "--since", "99"}).exit_code, 1);
+}
+
+TEST_F(CtlTest, EventsFollowAndTellOfTheLost) {
+  start_server();
+  for (int i = 0; i < 10; ++i) tell_server("event number " + std::to_string(i));
+  Process follower({EPCTL_PATH, "--socket", control_, "events", "--follow", "--since", "1"});
+  EXPECT_TRUE(follower.read_until("... 4 earlier events are no longer remembered"));
+  EXPECT_TRUE(follower.read_until("number 9"));
+  tell_server("event news");
+  EXPECT_TRUE(follower.read_until("news"));
+}
+
+TEST_F(CtlTest, WatchPrintsBlocksOfTextIntoAPipe) {
+  start_server();
+  const Finished text = epctl({"watch", "--interval", "0.05", "--count", "2"});
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_EQ(text.out.find('\x1b'), std::string::npos);
+  for (const char* part : {"epd 0.1.0  serving", "DEVICE  STATE  SMS", "host:1  ready", "layer-experts",
+                           "OPS/S", "slowest operation 11:500 (dispatch of group 9, rank 0"}) {
+    EXPECT_TRUE(text.says(part)) << part << "\n" << text.out;
+  }
+  const Finished json = epctl({"watch", "--interval", "0.05", "--count", "3", "--json"});
+  const std::vector<Json> frames = json_lines(json.out);
+  ASSERT_EQ(frames.size(), 3u) << json.out;
+  for (const Json& frame : frames) {
+    ASSERT_TRUE(frame.is_object());
+    EXPECT_EQ(frame["devices"].size(), 2u);
+    EXPECT_EQ(frame["sessions"][0]["ops_per_s"], 0.0) << "the fake's counters stand still";
+    EXPECT_EQ(frame["sessions"][0]["queue_depth"], 1);
+    EXPECT_EQ(frame["slowest"]["operation"]["id"], "11:500");
+  }
+  tell_server("empty");
+  EXPECT_TRUE(epctl({"watch", "--interval", "0.05", "--count", "1"}).says("no operation waits"));
+  EXPECT_EQ(epctl({"watch", "--interval", "0"}).exit_code, 2);
+}
+
+TEST_F(CtlTest, SetAndEvictSayWhatTheyDid) {
+  start_server();
+  const Finished device = epctl({"set", "device", "host:0", "sms=4"});
+  EXPECT_EQ(device.exit_code, 0) << device.err;
+  EXPECT_EQ(device.out, "host:0: sms=4\n");
+  const Json group = epctl({"--json", "set", "group", "layer-experts", "sms=2", "priority=-5"}).json();
+  ASSERT_TRUE(group.is_object());
+  EXPECT_EQ(group["set"]["priority"], -5);
+  EXPECT_EQ(epctl({"evict", "session", "11", "--reason", "too slow"}).out, "session 11 evicted\n");
+  EXPECT_EQ(epctl({"evict", "group", "late", "rank", "2"}).out, "rank 2 of group late evicted\n");
+  ASSERT_TRUE(server_->write("asked\n"));
+  for (const char* line : {"set device host:0 sms=4\n", "set group layer-experts sms=2 priority=-5\n",
+                           "evict session 11 too slow\n", "evict group late rank 2 \n", "done\n"}) {
+    EXPECT_TRUE(server_->read_until(line)) << line;
+  }
+}
+
+TEST_F(CtlTest, SettingsThatCannotBeAreRefusedWithWhatIsAllowed) {
+  start_server();
+  for (const char* setting :
+       {"sms", "=4", "sms=", "sms=four", "sms=4x", "priority=1", "sms=-1", "sms=4294967296"}) {
+    const Finished result = epctl({"set", "device", "host:0", setting});
+    EXPECT_EQ(result.exit_code, 2) << setting;
+    EXPECT_TRUE(result.complains("allowed: sms=NUMBER")) << result.err;
+  }
+  EXPECT_TRUE(epctl({"set", "--help"}).says("priority=N"));
+  for (const std::vector<std::string>& wrong : {std::vector<std::string>{"set"},
+                                                {"set", "device", "host:0"},
+                                                {"set", "session", "1", "sms=1"},
+                                                {"evict"},
+                                                {"evict", "session"},
+                                                {"evict", "session", "x"},
+                                                {"evict", "group", "late"},
+                                                {"evict", "group", "late", "number", "2"}}) {
+    EXPECT_EQ(epctl(wrong).exit_code, 2);
+  }
+  tell_server("fail 2 sms is 99; allowed: 1..8");
+  const Finished refused = epctl({"set", "device", "host:0", "sms=99"});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_TRUE(refused.complains("INVALID_ARGUMENT: sms is 99; allowed: 1..8")) << refused.err;
+}
+
+// What bash offers for a line that ends at the cursor.
+std::string bash_offers(const std::string& line) {
+  const std::string epctl_path = EPCTL_PATH;
+  const std::string program = "source <(" + epctl_path +
+                              " completion bash); complete -p epctl >/dev/null || exit 9; COMP_LINE='" +
+                              line + "'; COMP_POINT=${#COMP_LINE}; _epctl; printf '%s|' \"${COMPREPLY[@]}\"";
+  const Finished result = Process({"/bin/bash", "--norc", "-c", program}).finish();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  return result.out;
+}
+
+TEST_F(CtlTest, BashCompletesCommandsOptionsAndNames) {
+  start_server();
+  const std::string base = std::string(EPCTL_PATH) + " --socket " + control_ + " ";
+  EXPECT_NE(bash_offers(base).find("watch|"), std::string::npos);
+  EXPECT_EQ(bash_offers(base + "ev"), "events|evict|");
+  EXPECT_EQ(bash_offers(base + "events --f"), "--follow|");
+  EXPECT_EQ(bash_offers(base + "set "), "device|group|");
+  EXPECT_EQ(bash_offers(base + "set device "), "host:0|host:1|");
+  EXPECT_EQ(bash_offers(base + "set device host:"), "0|1|") << "readline replaces what follows the colon";
+  EXPECT_EQ(bash_offers(base + "set device host:0 "), "sms=|");
+  EXPECT_EQ(bash_offers(base + "set group l"), "layer-experts|late|");
+  EXPECT_EQ(bash_offers(base + "set group late sms=1 p"), "priority=|");
+  EXPECT_EQ(bash_offers(base + "evict session 1"), "11|12|");
+  EXPECT_EQ(bash_offers(base + "op 12:"), "501|");
+  EXPECT_EQ(bash_offers(base + "completion "), "bash|zsh|fish|");
+  EXPECT_EQ(bash_offers(std::string(EPCTL_PATH) + " --socket /nowhere set device "), "|") << "no daemon";
+}
+
+TEST_F(CtlTest, CompletionKnowsEveryCommandThatHelpLists) {
+  const std::string offered = Process({EPCTL_PATH, "complete", "--", ""}).finish().out;
+  const std::string help = epctl({"--help"}).out;
+  std::istringstream lines(help.substr(help.find("Subcommands:")));
+  std::string line;
+  std::getline(lines, line);
+  int commands = 0;
+  while (std::getline(lines, line) && line.starts_with("  ")) {
+    if (line[2] == ' ') continue;  // a summary that goes on
+    const std::string name = line.substr(2, line.find(' ', 2) - 2);
+    EXPECT_NE(("\n" + offered).find("\n" + name + "\n"), std::string::npos) << name;
+    ++commands;
+  }
+  EXPECT_GE(commands, 16);
+  for (const char* shell : {"bash", "zsh", "fish"}) {
+    EXPECT_TRUE(epctl({"completion", shell}).says("complete --")) << shell;
+  }
+  EXPECT_EQ(epctl({"completion", "tcsh"}).exit_code, 2);
+}
+
+}  // namespace
+}  // namespace epd::ctl
