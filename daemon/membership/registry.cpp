@@ -219,9 +219,10 @@ void GroupRegistry::session_closed(std::uint64_t session_id, const std::string& 
 }
 
 void GroupRegistry::evict(std::uint64_t group_id, std::uint32_t rank, const std::string& how) {
-  const Group& group = groups_.at(group_id);
-  const Member& member = group.members.at(rank);
-  if (group.phase == GroupPhase::kForming || group.phase == GroupPhase::kStarting) {
+  Group& group = groups_.at(group_id);
+  Member& member = group.members.at(rank);
+  const bool rejoins = std::exchange(member.joining, false);
+  if (rejoins || group.phase == GroupPhase::kForming || group.phase == GroupPhase::kStarting) {
     emit(ReplyRefused{member.session_id, member.join_request,
                       Status(StatusCode::kAborted, "rank " + std::to_string(rank) + " " + how)});
   }

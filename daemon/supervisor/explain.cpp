@@ -49,6 +49,7 @@ std::string stage_words(const std::string& stage) {
 }
 
 std::string describe(const WaitView& wait) {
+  if (wait.session_id == 0) return "rank " + std::to_string(wait.rank) + " has left the group";
   std::string text = "rank " + std::to_string(wait.rank) + " (session " + std::to_string(wait.session_id) +
                      ", pid " + std::to_string(wait.pid) + ", " + wait.device + ") ";
   if (wait.gone) return text + "has left the group";

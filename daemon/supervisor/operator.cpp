@@ -103,9 +103,11 @@ Status Node::set_group(const std::string& name, const GroupSettingsChange& chang
   for (const auto& [device, slot] : group.engines) {
     if (knows_group(slot)) fleet_->send(device, abi::LinkType::kGroupSettings, group_settings(group, device));
   }
-  const abi::GroupSettings shown = group_settings(group, group.members.begin()->second.device);
   record_event(EventKind::kSettingChanged, LogLevel::kInfo, "group set by the operator",
-               {{"group", group.id}, {"name", group.name}, {"sms", shown.sms}, {"priority", shown.priority}});
+               {{"group", group.id},
+                {"name", group.name},
+                {"sms", kept.sms ? std::to_string(*kept.sms) : "as joined"},
+                {"priority", kept.priority ? std::to_string(*kept.priority) : "as joined"}});
   return {};
 }
 

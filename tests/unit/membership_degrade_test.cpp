@@ -55,6 +55,30 @@ TEST_F(Degrade, ALostRankIsMaskedAndTheOthersGoOnWithoutRedoingWhatItHadNotDone)
   EXPECT_EQ(registry_.next_due_ns(), std::numeric_limits<std::uint64_t>::max());
 }
 
+TEST_F(Degrade, AnEvictedRankIsMaskedAndTheOthersGoOn) {
+  activate(3);
+  registry_.evict(1, 1, "was evicted by operator");
+  stopped(1, 7);
+  for (std::uint32_t d = 0; d < 3; ++d) broken(d, d == 1 ? ~std::uint64_t{0} : 7);
+  removed(1);
+  take();
+  EXPECT_EQ(group().phase, GroupPhase::kActive);
+  EXPECT_EQ(group().members.count(1), 0u);
+  EXPECT_EQ(group().reason.text, "rank 1 (session 11, pid 1001) was evicted by operator");
+}
+
+TEST_F(Degrade, AnEvictedRankThatRejoinsIsRefusedOnce) {
+  activate_without(1);
+  registry_.join(newcomer(1, 77, 1));
+  take();
+  ASSERT_TRUE(group().members.at(1).joining);
+  registry_.evict(1, 1, "was evicted by operator");
+  std::size_t refused = 0;
+  for (const std::string& line : take()) refused += line.starts_with("refused") ? 1 : 0;
+  EXPECT_EQ(refused, 1u);
+  EXPECT_EQ(refusal_.code(), StatusCode::kAborted);
+}
+
 TEST_F(Degrade, LeavingIsALossThatIsAnswered) {
   activate(3);
   registry_.leave(11, 500, members_.at(11));
