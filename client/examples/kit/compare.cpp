@@ -160,7 +160,7 @@ std::string compare_dispatch(const GroupParams& params, const RankReceived& expe
 
 std::string compare_combine(const GroupParams& params, const RankCombined& expected,
                             const epd_buffers_t& got) {
-  const std::string error =
+  std::string error =
       compare_rows("out", view(expected.out), static_cast<const std::uint16_t*>(got.out), params.hidden);
   if (!error.empty()) return error;
   return compare_rows("out_weights", view(expected.out_weights), got.out_weights, params.topk);

@@ -164,7 +164,7 @@ struct BoardLayout {
   std::uint64_t total_bytes = 0;
 
   constexpr explicit BoardLayout(const GroupShape& s) {
-    counts_stride = (std::uint64_t{s.num_ranks} + 1 + 2 * s.experts_per_rank() + 1) * 4;
+    counts_stride = (std::uint64_t{s.num_ranks} + 1 + 2 * std::uint64_t{s.experts_per_rank()} + 1) * 4;
     counts_stride = (counts_stride + 63) / 64 * 64;
     total_bytes = counts + counts_stride * s.depth;
   }
