@@ -1,0 +1,268 @@
+// Dispatch: a row is read once into shared memory, cast there if it has to be, and leaves from there to all its
+// places by bulk stores.
+#pragma once
+
+#include "cuda/cast.cuh"
+#include "cuda/placement.cuh"
+#include "cuda/stages.cuh"
+
+namespace epd::kernels::cuda {
+
+// A token's choices, one to a lane (k = lane), and where they send it.
+struct TokenChoice {
+  std::int32_t expert = -1;
+  std::int32_t row = -1;  // at `rank`; -1: this lane sends nothing
+  std::uint32_t rank = kFull;
+  float weight = 0.0f;
+};
+
+__device__ inline TokenChoice load_choice(const Operation& op, std::uint32_t token, std::uint32_t end) {
+  TokenChoice choice;
+  if (token >= end || lane_of() >= op.shape.topk) return choice;
+  const std::uint32_t place = token * op.shape.topk + lane_of();
+  choice.expert = op.routing.topk[place];
+  choice.row = op.routing.rows[place];
+  if (op.topk_weights != nullptr) choice.weight = __ldcg(op.topk_weights + place);
+  return choice;
+}
+
+// The row number within the CTA becomes the place at the target, and is kept.
+__device__ inline void place_choice(const Operation& op, const Shared& shared, std::uint32_t token,
+                                    TokenChoice& choice) {
+  if (choice.expert < 0) return;
+  choice.rank = choice.expert / experts_per_rank(op.shape);
+  if (choice.row < 0 || op.cached) return;
+  choice.row += static_cast<std::int32_t>(shared.base[op.shape.per_expert ? choice.expert : choice.rank]);
+  op.routing.rows[token * op.shape.topk + lane_of()] = choice.row;
+}
+
+__device__ inline void store_index(const Operation& op, void* indices, std::size_t at, std::int32_t value) {
+  if (op.shape.index64) {
+    static_cast<std::int64_t*>(indices)[at] = value;
+  } else {
+    static_cast<std::int32_t*>(indices)[at] = value;
+  }
+}
+
+// Compact: all of a token's choices go with each row, those of other ranks as -1.
+__device__ inline void send_choices(const Operation& op, const Shared& shared, std::uint32_t token,
+                                    const TokenChoice& choice) {
+  const std::uint32_t topk = op.shape.topk;
+  for (std::uint32_t senders = __ballot_sync(kFull, choice.row >= 0); senders != 0; senders &= senders - 1) {
+    const int lane = __ffs(static_cast<int>(senders)) - 1;
+    const std::uint32_t rank = __shfl_sync(kFull, choice.rank, lane);
+    const std::size_t row = __shfl_sync(kFull, choice.row, lane);
+    const DispatchTarget& target = shared.targets[rank];
+    const bool here = choice.rank == rank;
+    if (lane_of() < topk) {
+      const auto first = static_cast<std::int32_t>(rank * experts_per_rank(op.shape));
+      store_index(op, target.recv_topk_idx, row * topk + lane_of(), here ? choice.expert - first : -1);
+      target.recv_topk_weights[row * topk + lane_of()] = here ? choice.weight : 0.0f;
+    }
+    if (lane_of() == 0) {
+      reinterpret_cast<int2*>(target.recv_src)[row] = {static_cast<int>(op.rank), static_cast<int>(token)};
+    }
+  }
+}
+
+// Sum of the token's weights of the lane's expert (per_expert) or rank, in order of k from +0.0. NaN has one
+// form. All lanes call.
+__device__ inline float sum_weights(const Operation& op, const TokenChoice& choice) {
+  const std::uint32_t mine = op.shape.per_expert ? static_cast<std::uint32_t>(choice.expert) : choice.rank;
+  float sum = 0.0f;
+  for (std::uint32_t k = 0; k < op.shape.topk; ++k) {
+    const std::uint32_t other = __shfl_sync(kFull, mine, static_cast<int>(k));
+    const float weight = __shfl_sync(kFull, choice.weight, static_cast<int>(k));
+    if (other == mine) sum = __fadd_rn(sum, weight);
+  }
+  return sum == sum ? sum : __uint_as_float(0x7fc00000u);
+}
+
+// Per-expert layouts: one choice with each row.
+__device__ inline void send_choice(const Operation& op, const Shared& shared, std::uint32_t token,
+                                   const TokenChoice& choice) {
+  const float weight = op.topk_weights == nullptr ? 0.0f : sum_weights(op, choice);
+  if (choice.row < 0) return;
+  const DispatchTarget& target = shared.targets[choice.rank];
+  const auto first = static_cast<std::int32_t>(choice.rank * experts_per_rank(op.shape));
+  store_index(op, target.recv_topk_idx, choice.row, choice.expert - first);
+  target.recv_topk_weights[choice.row] = weight;
+  reinterpret_cast<int2*>(target.recv_src)[choice.row] = {static_cast<int>(op.rank), static_cast<int>(token)};
+}
+
+// Scales of a size that bulk copies don't take.
+__device__ inline void send_scale_words(const Operation& op, const Shared& shared, const std::uint8_t* scales,
+                                        const TokenChoice& choice) {
+  const std::uint32_t words = op.shape.format.scale_bytes / 4;
+  for (std::uint32_t senders = __ballot_sync(kFull, choice.row >= 0); senders != 0; senders &= senders - 1) {
+    const int lane = __ffs(static_cast<int>(senders)) - 1;
+    const std::uint32_t rank = __shfl_sync(kFull, choice.rank, lane);
+    const std::size_t row = __shfl_sync(kFull, choice.row, lane);
+    auto* const to = static_cast<std::uint32_t*>(shared.targets[rank].recv_scales) + row * words;
+    for (std::uint32_t i = lane_of(); i < words; i += 32) to[i] = reinterpret_cast<const std::uint32_t*>(scales)[i];
+  }
+}
+
+__device__ inline void load_row(const Operation& op, const Stages& stages, std::uint32_t stage, std::uint32_t token) {
+  const RowFormat& format = op.shape.format;
+  const bool scales = op.x_scales != nullptr;
+  std::uint64_t* const barrier = stages.barriers + stage;
+  if (lane_of() == 0) {
+    barrier_expect(barrier, format.x_bytes + (scales && format.scale_bytes % 16 == 0 ? format.scale_bytes : 0));
+  }
+  std::uint8_t* const to = stages.at(stage);
+  warp_load(to, static_cast<const std::uint8_t*>(op.x) + std::size_t{token} * format.x_bytes, format.x_bytes,
+            lane_of() == 0, barrier);
+  if (!scales) return;
+  const std::uint8_t* from = static_cast<const std::uint8_t*>(op.x_scales) + std::size_t{token} * format.scale_bytes;
+  if (format.scale_bytes % 16 == 0) {
+    warp_load(to + format.x_bytes, from, format.scale_bytes, lane_of() == 0, barrier);
+    return;
+  }
+  for (std::uint32_t i = lane_of(); i < format.scale_bytes / 4; i += 32) {
+    reinterpret_cast<std::uint32_t*>(to + format.x_bytes)[i] = reinterpret_cast<const std::uint32_t*>(from)[i];
+  }
+}
+
+// The row in the stage to all places of its token.
+__device__ inline void send_row(const Operation& op, const Shared& shared, std::uint8_t* stage,
+                                const TokenChoice& choice) {
+  const RowFormat& format = op.shape.format;
+  std::uint8_t* const scales = stage + format.x_bytes;
+  if (format.cast) cast_row(stage, scales, format);
+  fence_async_shared();
+  __syncwarp();
+  const bool sends = choice.row >= 0;
+  const DispatchTarget& target = shared.targets[sends ? choice.rank : 0];
+  const std::size_t row = sends ? choice.row : 0;
+  warp_store(static_cast<std::uint8_t*>(target.recv_x) + row * format.row_bytes, stage, format.row_bytes, sends);
+  if (format.scale_bytes % 16 == 0 && format.scale_bytes != 0) {
+    warp_store(static_cast<std::uint8_t*>(target.recv_scales) + row * format.scale_bytes, scales,
+               format.scale_bytes, sends);
+  } else if (format.scale_bytes != 0) {
+    send_scale_words(op, shared, scales, choice);
+  }
+  stores_commit();
+}
+
+// Pushes the rows of the CTA's tokens. Returns when all stores of the calling thread are performed.
+__device__ inline void push_rows(const Operation& op, Cta cta, const Shared& shared) {
+  if (warp_of() >= op.movers.warps) return;
+  const Range tokens = part_of(op.num_tokens, cta.index, cta.count);
+  const Stages stages(op, shared);
+  stages.open();
+  const std::uint32_t step = op.movers.warps;
+  const std::uint32_t ahead = stages.count == 1 ? 1 : stages.count - 1;
+  StageCursor loading;
+  StageCursor sending;
+  std::uint32_t to_load = tokens.begin + warp_of();
+  const auto load_next = [&] {
+    if (to_load < tokens.end) load_row(op, stages, loading.stage, to_load);
+    loading.advance(stages.count);
+    to_load += step;
+  };
+  for (std::uint32_t i = 0; i < ahead; ++i) load_next();
+  TokenChoice next = load_choice(op, tokens.begin + warp_of(), tokens.end);
+  for (std::uint32_t token = tokens.begin + warp_of(); token < tokens.end; token += step) {
+    TokenChoice choice = next;
+    next = load_choice(op, token + step, tokens.end);
+    place_choice(op, shared, token, choice);
+    barrier_wait(stages.barriers + sending.stage, sending.parity);
+    __syncwarp();
+    send_row(op, shared, stages.at(sending.stage), choice);
+    sending.advance(stages.count);
+    if (op.shape.per_expert) {
+      send_choice(op, shared, token, choice);
+    } else {
+      send_choices(op, shared, token, choice);
+    }
+    // The stage that is loaded next was sent from one step ago, or just now if there is but one.
+    if (stages.count == 1) {
+      stores_wait_read<0>();
+    } else {
+      stores_wait_read<1>();
+    }
+    fence_async_shared();
+    __syncwarp();
+    load_next();
+  }
+  stores_wait_done();
+  stages.close();
+}
+
+// Marks and zeroes this rank's own rows [begin, end) that nobody fills.
+__device__ inline void fill_range(const Operation& op, Cta cta, std::uint64_t begin, std::uint64_t end) {
+  const DispatchTarget& own = op.peers[op.rank].target;
+  const std::uint32_t choices = op.shape.per_expert ? 1 : op.shape.topk;
+  const auto zero = [](void* rows, std::uint64_t row, std::uint32_t bytes) {
+    auto* const words = reinterpret_cast<std::uint32_t*>(static_cast<std::uint8_t*>(rows) + row * bytes);
+    for (std::uint32_t i = lane_of(); i < bytes / 4; i += 32) words[i] = 0;
+  };
+  const std::uint32_t warps = blockDim.x / 32;
+  for (std::uint64_t row = begin + cta.index * warps + warp_of(); row < end; row += cta.count * warps) {
+    if (lane_of() < choices) {
+      store_index(op, own.recv_topk_idx, row * choices + lane_of(), -1);
+      own.recv_topk_weights[row * choices + lane_of()] = 0.0f;
+    }
+    if (lane_of() == 0) reinterpret_cast<int2*>(own.recv_src)[row] = {-1, -1};
+    if (!op.zero_padding) continue;
+    zero(own.recv_x, row, op.shape.format.row_bytes);
+    zero(own.recv_scales, row, op.shape.format.scale_bytes);
+  }
+}
+
+// Packed: padding always, and with `mark_unused` what lies behind. The others: only with `mark_unused`.
+__device__ inline void fill_rows(const Operation& op, Cta cta, const Shared& shared) {
+  const bool packed = op.shape.per_expert && !op.shape.expert_blocks;
+  if (!packed && !op.mark_unused) return;
+  std::uint64_t end = 0;
+  if (op.shape.per_expert) {
+    for (std::uint32_t i = 0; i < experts_per_rank(op.shape); ++i) {
+      fill_range(op, cta, shared.ends[i * 2], shared.ends[i * 2 + 1]);
+      end = shared.ends[i * 2 + 1];
+    }
+  } else {
+    end = rank_column(op, op.rank, 0).total;
+  }
+  if (op.mark_unused) fill_range(op, cta, end, op.shape.recv_rows);
+}
+
+// What a cached dispatch knows without counting.
+__device__ inline void recall_placement(const Operation& op, const Shared& shared) {
+  const PlacementSections at(op.shape);
+  const std::uint32_t experts = op.shape.per_expert ? experts_per_rank(op.shape) : 0;
+  for (std::uint32_t i = threadIdx.x; i < experts; i += blockDim.x) {
+    const std::int32_t first = op.routing.placement[at.expert_offsets + i];
+    shared.ends[i * 2] = first + op.routing.placement[at.expert_counts + i];
+    shared.ends[i * 2 + 1] = op.routing.placement[at.expert_offsets + i + 1];
+  }
+  __syncthreads();
+}
+
+// One CTA's part of a dispatch.
+__device__ inline void run_dispatch(const Operation& op, Cta cta, std::uint8_t* memory) {
+  const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
+  const Shared shared(Kind::kDispatch, op, memory);
+  if (threadIdx.x < op.shape.num_ranks) shared.targets[threadIdx.x] = op.peers[threadIdx.x].target;
+  const Peer& own = op.peers[op.rank];
+  if (op.cached) {
+    if (cta.index == 0) announce(op);
+    recall_placement(op, shared);
+  } else {
+    if (!count_choices(op, cta, shared)) return;
+    if (!wait_signals(op, own.ready, 1u << op.rank, deadline_ns)) return;
+    sum_lower_ctas(op, cta, shared);
+  }
+  if (!wait_signals(op, own.ready, ranks_there(op), deadline_ns)) return;
+  if (!check_announcements(op)) return;
+  if (!op.cached && !place_rows(op, shared)) return;
+  if (cta.index == 0) {
+    if (!op.cached) record_placement(op, shared);
+    deliver_counts(op);
+  }
+  fill_rows(op, cta, shared);
+  push_rows(op, cta, shared);
+  finish(op, cta, deadline_ns, [&op] { return num_recv_rows(op); });
+}
+
+}  // namespace epd::kernels::cuda

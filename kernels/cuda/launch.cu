@@ -1,0 +1,109 @@
+// One launch is one operation; how shared memory is divided for it.
+#include "cuda/combine.cuh"
+#include "cuda/dispatch.cuh"
+
+#include <algorithm>
+
+namespace epd::kernels::cuda {
+namespace {
+
+static_assert(sizeof(Operation) <= 4096, "a kernel's parameters on every architecture");
+
+__global__ void __launch_bounds__(kMaxThreads, 1) dispatch_kernel(const __grid_constant__ Operation op) {
+  extern __shared__ __align__(128) std::uint8_t memory[];
+  run_dispatch(op, {blockIdx.x, gridDim.x}, memory);
+}
+
+template <bool kPerExpert>
+__global__ void __launch_bounds__(kMaxThreads, 1) combine_kernel(const __grid_constant__ Operation op) {
+  extern __shared__ __align__(128) std::uint8_t memory[];
+  run_combine<kPerExpert>(op, {blockIdx.x, gridDim.x}, memory);
+}
+
+
+const void* kernel_of(Kind kind, bool per_expert) {
+  if (kind == Kind::kDispatch) return reinterpret_cast<const void*>(&dispatch_kernel);
+  return per_expert ? reinterpret_cast<const void*>(&combine_kernel<true>)
+                    : reinterpret_cast<const void*>(&combine_kernel<false>);
+}
+
+constexpr std::uint32_t round_to(std::uint32_t value, std::uint32_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+constexpr std::uint32_t kMaxWarps = kMaxThreads / 32;
+constexpr std::uint32_t kStaticBytes = 1024;        // for the kernels' own __shared__ words and the driver
+constexpr std::uint32_t kCombineStage = 16 * 1024;  // a stage of combine: a piece of each row of a token
+constexpr std::uint32_t kPieceUnit = 512;           // 16 bytes for each lane
+
+// A stage holds one row with its scales.
+std::uint32_t dispatch_stage(const Operation& op) {
+  return round_to(op.shape.format.x_bytes + op.shape.format.scale_bytes, 128);
+}
+
+// A stage holds a piece of every row that a token may have.
+void divide_rows(Operation& op) {
+  const Shape& shape = op.shape;
+  const std::uint32_t rows = (shape.per_expert ? shape.topk : std::min(shape.topk, shape.num_ranks)) + 2;
+  const std::uint32_t wanted = rows - (op.bias[0] == nullptr) - (op.bias[1] == nullptr);
+  const std::uint32_t row_bytes = shape.hidden * 2;
+  const std::uint32_t most = std::max(kCombineStage / wanted / kPieceUnit * kPieceUnit, kPieceUnit);
+  const std::uint32_t pieces = (row_bytes + most - 1) / most;
+  op.movers.chunk_bytes = std::min(round_to((row_bytes + pieces - 1) / pieces, kPieceUnit), row_bytes);
+  op.movers.stage_bytes = round_to(op.movers.chunk_bytes * wanted, 128);
+}
+
+}  // namespace
+
+std::size_t workspace_bytes(const Shape& shape, std::uint32_t max_sms) {
+  const std::size_t targets = shape.per_expert ? shape.num_experts : shape.num_ranks;
+  return kWorkspaceHead + (shape.num_ranks + shape.num_experts + max_sms * targets) * sizeof(std::uint32_t);
+}
+
+bool configure(Kind kind, std::size_t max_shared_bytes, Operation& op) {
+  Movers& movers = op.movers;
+  if (op.shape.num_ranks > kMaxRanks || max_shared_bytes <= kStaticBytes) return false;
+  const auto room = static_cast<std::uint32_t>(max_shared_bytes) - kStaticBytes;
+  if (kind == Kind::kDispatch) {
+    movers.stage_bytes = dispatch_stage(op);
+  } else {
+    divide_rows(op);
+  }
+  std::uint32_t stages = room / movers.stage_bytes;
+  while (stages > 0 && HeaderLayout(kind, op.shape, stages).bytes + stages * movers.stage_bytes > room) --stages;
+  if (stages == 0) return false;
+  // movers.stages: as preset, else one.
+  movers.stages = std::clamp(movers.stages, 1u, stages);
+  movers.warps = std::min(stages / movers.stages, kMaxWarps);
+  movers.threads = kMaxThreads;
+  movers.header_bytes = HeaderLayout(kind, op.shape, movers.warps * movers.stages).bytes;
+  movers.shared_bytes = room / 128 * 128;
+  // Counting takes the stages' memory for itself before rows move.
+  const std::uint32_t targets = op.shape.per_expert ? op.shape.num_experts : op.shape.num_ranks;
+  return (movers.shared_bytes - movers.header_bytes) / 4 >= op.shape.num_ranks + op.shape.num_experts + targets;
+}
+
+int prepare() {
+  int device = 0;
+  int bytes = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  }
+  for (const Kind kind : {Kind::kDispatch, Kind::kCombine}) {
+    for (const bool per_expert : {false, true}) {
+      if (error != cudaSuccess) return error;
+      error = cudaFuncSetAttribute(kernel_of(kind, per_expert), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   bytes - static_cast<int>(kStaticBytes));
+    }
+  }
+  return error;
+}
+
+int launch(Kind kind, const Operation& op, std::uint32_t sms, CUstream_st* stream) {
+  void* arguments[] = {const_cast<Operation*>(&op)};
+  return cudaLaunchKernel(kernel_of(kind, op.shape.per_expert), dim3(sms), dim3(op.movers.threads), arguments,
+                          op.movers.shared_bytes, stream);
+}
+
+}  // namespace epd::kernels::cuda
