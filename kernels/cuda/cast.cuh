@@ -49,14 +49,13 @@ __device__ inline std::uint32_t max_pair(std::uint32_t a, std::uint32_t b) {
   return result;
 }
 
-// amax of the block of which each of 16 lanes holds 8 values.
-__device__ inline float block_amax(uint4 v) {
+// Magnitudes of two pairs.
+__device__ inline std::uint32_t max_magnitudes(std::uint32_t a, std::uint32_t b) {
   constexpr std::uint32_t kMagnitudes = 0x7fff7fffu;
-  std::uint32_t m = max_pair(max_pair(v.x & kMagnitudes, v.y & kMagnitudes),
-                             max_pair(v.z & kMagnitudes, v.w & kMagnitudes));
-#pragma unroll
-  for (int step = 8; step > 0; step /= 2) m = max_pair(m, __shfl_xor_sync(kFull, m, step));
-  return fmaxf(kMinAmax, fmaxf(low_float(m), high_float(m)));
+  return max_pair(a & kMagnitudes, b & kMagnitudes);
+}
+__device__ inline std::uint32_t max_magnitudes(uint4 v) {
+  return max_pair(max_magnitudes(v.x, v.y), max_magnitudes(v.z, v.w));
 }
 
 __device__ inline uint2 cast_eight(uint4 v, float inverse) {
@@ -74,35 +73,67 @@ __device__ inline void put_scale(std::uint8_t* scales, ScaleFormat format, std::
   }
 }
 
-inline constexpr std::uint32_t kCastBatch = 4;  // vectors of a lane at once, so that their latencies overlap
+// A section of a row: 32 blocks, so that each lane divides for one of them. In step j, 8 lanes hold block 4*j +
+// lane / 8, two vectors of 16 bytes each.
+struct CastSection {
+  static constexpr std::uint32_t kBlocks = 32;
+  static constexpr std::uint32_t kSteps = 8;
+  uint4 v[kSteps][2];
+  float inverse;  // of block `lane`
 
-// `row`: bf16 in, codes out over its first half. Vector i of 16 bytes becomes 8 bytes at i*8. A batch's codes
-// lie below the next batch's values, and when a lane writes any, all lanes have read the batch: the shuffles
-// need them all.
-__device__ inline void cast_row(std::uint8_t* row, std::uint8_t* scales, const RowFormat& format) {
-  const std::uint32_t vectors = format.hidden / 8;
-  const bool pow2 = format.scales != ScaleFormat::kFloat32;
-  for (std::uint32_t first = 0; first < vectors; first += 32 * kCastBatch) {
-    uint4 v[kCastBatch];
-    float amax[kCastBatch];
+  __device__ static std::uint32_t block(std::uint32_t step) { return 4 * step + lane_of() / 8; }
+
+  __device__ void load(const uint4* row, std::uint32_t blocks) {
 #pragma unroll
-    for (std::uint32_t b = 0; b < kCastBatch; ++b) {
-      const std::uint32_t i = first + b * 32 + lane_of();
-      v[b] = i < vectors ? reinterpret_cast<const uint4*>(row)[i] : uint4{0, 0, 0, 0};
-    }
-#pragma unroll
-    for (std::uint32_t b = 0; b < kCastBatch; ++b) amax[b] = block_amax(v[b]);
-#pragma unroll
-    for (std::uint32_t b = 0; b < kCastBatch; ++b) {
-      const std::uint32_t i = first + b * 32 + lane_of();
-      if (i >= vectors) continue;
-      const BlockScale scale = block_scale(amax[b], pow2);
-      reinterpret_cast<uint2*>(row)[i] = cast_eight(v[b], scale.inverse);
-      if (lane_of() % 16 == 0) put_scale(scales, format.scales, i / 16, scale.scale);
+    for (std::uint32_t j = 0; j < kSteps; ++j) {
+      const bool valid = block(j) < blocks;
+      const uint4* const at = row + block(j) * 16 + lane_of() % 8;
+      v[j][0] = valid ? at[0] : uint4{0, 0, 0, 0};
+      v[j][1] = valid ? at[8] : uint4{0, 0, 0, 0};
     }
   }
+
+  // Of block `lane`.
+  __device__ float amax() const {
+    std::uint32_t own = 0;
+#pragma unroll
+    for (std::uint32_t j = 0; j < kSteps; ++j) {
+      std::uint32_t m = max_pair(max_magnitudes(v[j][0]), max_magnitudes(v[j][1]));
+#pragma unroll
+      for (int step = 4; step > 0; step /= 2) m = max_pair(m, __shfl_xor_sync(kFull, m, step));
+      const std::uint32_t theirs = __shfl_sync(kFull, m, static_cast<int>(lane_of() % 4 * 8));
+      if (lane_of() / 4 == j) own = theirs;
+    }
+    return fmaxf(kMinAmax, fmaxf(low_float(own), high_float(own)));
+  }
+
+  __device__ void store(uint2* row, std::uint32_t blocks) const {
+#pragma unroll
+    for (std::uint32_t j = 0; j < kSteps; ++j) {
+      const float factor = __shfl_sync(kFull, inverse, static_cast<int>(block(j)));
+      if (block(j) >= blocks) continue;
+      uint2* const at = row + block(j) * 16 + lane_of() % 8;
+      at[0] = cast_eight(v[j][0], factor);
+      at[8] = cast_eight(v[j][1], factor);
+    }
+  }
+};
+
+// `row`: bf16 in, codes out over its first half. A section's codes lie below the next section's values, and
+// when a lane writes any, all lanes have read the section: the shuffles need them all.
+__device__ inline void cast_row(std::uint8_t* row, std::uint8_t* scales, const RowFormat& format) {
+  const std::uint32_t blocks = format.hidden / 128;
+  const bool pow2 = format.scales != ScaleFormat::kFloat32;
+  for (std::uint32_t first = 0; first < blocks; first += CastSection::kBlocks) {
+    CastSection section;
+    section.load(reinterpret_cast<const uint4*>(row) + first * 16, blocks - first);
+    const BlockScale scale = block_scale(section.amax(), pow2);
+    section.inverse = scale.inverse;
+    if (first + lane_of() < blocks) put_scale(scales, format.scales, first + lane_of(), scale.scale);
+    section.store(reinterpret_cast<uint2*>(row) + first * 16, blocks - first);
+  }
   if (format.scales == ScaleFormat::kUe8m0) {
-    for (std::uint32_t i = vectors / 16 + lane_of(); i < format.scale_bytes; i += 32) scales[i] = 0;
+    for (std::uint32_t i = blocks + lane_of(); i < format.scale_bytes; i += 32) scales[i] = 0;
   }
 }
 

@@ -480,7 +480,7 @@ int run_failures() {
   OpResult r = f.run({0}, 2'000'000'000);
   failed += check("a bad choice is refused",
                   r.error == OpError::kBadChoice && r.token == 5 && r.k == 2 && r.value == 8 && r.tag == f.tag);
-  const std::int64_t good = 1;
+  const std::int64_t good = 6;
   put(static_cast<std::int64_t*>(f.world().rank(0).topk_idx) + 5 * 4 + 2, &good, 8);
   r = f.run({0}, 20'000'000);
   failed += check("a missing rank ends in the deadline", r.error == OpError::kDeadline && r.culprit == 1);
