@@ -206,9 +206,11 @@ __device__ inline void sum_piece(const Operation& op, const std::uint8_t* stage,
   auto* const out = reinterpret_cast<uint4*>(
       reinterpret_cast<std::uint8_t*>(op.out) + std::size_t{piece.token} * op.shape.hidden * 2 + piece.offset);
   const std::uint32_t biases = num_biases(op);
+  const std::uint32_t pitch = op.movers.chunk_bytes;
+  const std::uint32_t vectors = piece.bytes / 16;
 #pragma unroll 2
-  for (std::uint32_t i = lane_of(); i < piece.bytes / 16; i += 32) {
-    uint4 result = sum_vector<kPerExpert>(stage + i * 16, header, biases, op.movers.chunk_bytes).rounded();
+  for (std::uint32_t i = lane_of(); i < vectors; i += 32) {
+    uint4 result = sum_vector<kPerExpert>(stage + i * 16, header, biases, pitch).rounded();
     if ((shows_nan(result.x) | shows_nan(result.y) | shows_nan(result.z) | shows_nan(result.w)) != 0) {
       result = {with_own_nan(result.x), with_own_nan(result.y), with_own_nan(result.z), with_own_nan(result.w)};
     }
@@ -269,7 +271,7 @@ __device__ inline void pull_rows(const Operation& op, Cta cta, const Shared& sha
   stages.close();
 }
 
-// One CTA's part of a combine.
+// One CTA's part of a combine. `op` is the CTA's own copy.
 template <bool kPerExpert>
 __device__ inline void run_combine(const Operation& op, Cta cta, std::uint8_t* memory) {
   const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;

@@ -129,9 +129,6 @@ __device__ inline void send_row(const Operation& op, const Shared& shared, std::
                                 const TokenChoice& choice) {
   const RowFormat& format = op.shape.format;
   std::uint8_t* const scales = stage + format.x_bytes;
-  if (format.cast) cast_row(stage, scales, format);
-  fence_async_shared();
-  __syncwarp();
   const bool sends = choice.row >= 0;
   const DispatchTarget& target = shared.targets[sends ? choice.rank : 0];
   const std::size_t row = sends ? choice.row : 0;
@@ -145,61 +142,117 @@ __device__ inline void send_row(const Operation& op, const Shared& shared, std::
   stores_commit();
 }
 
-// Pushes the rows of the CTA's tokens. Returns when all stores of the calling thread are performed.
-__device__ inline void push_rows(const Operation& op, Cta cta, const Shared& shared) {
-  if (warp_of() >= op.movers.warps) return;
-  const Range tokens = part_of(op.num_tokens, cta.index, cta.count);
-  const Stages stages(op, shared);
-  stages.open();
-  const std::uint32_t step = op.movers.warps;
-  const std::uint32_t ahead = stages.count == 1 ? 1 : stages.count - 1;
-  StageCursor loading;
-  StageCursor sending;
-  std::uint32_t to_load = tokens.begin + warp_of();
-  const auto load_next = [&] {
-    if (to_load < tokens.end) load_row(op, stages, loading.stage, to_load);
-    loading.advance(stages.count);
-    to_load += step;
-  };
-  for (std::uint32_t i = 0; i < ahead; ++i) load_next();
-  TokenChoice next = load_choice(op, tokens.begin + warp_of(), tokens.end);
-  for (std::uint32_t token = tokens.begin + warp_of(); token < tokens.end; token += step) {
-    TokenChoice choice = next;
-    next = load_choice(op, token + step, tokens.end);
-    place_choice(op, shared, token, choice);
-    barrier_wait(stages.barriers + sending.stage, sending.parity);
+// One warp's part of pushing: every so many-th token of the CTA. The first rows are loaded, and the first cast,
+// before anything is known of their places.
+class Pusher {
+ public:
+  __device__ Pusher(const Operation& op, Cta cta, const Shared& shared)
+      : op_(op), shared_(shared), stages_(op, shared), moves_(warp_of() < op.movers.warps) {
+    const Range tokens = part_of(op.num_tokens, cta.index, cta.count);
+    token_ = tokens.begin + warp_of();
+    end_ = moves_ ? tokens.end : 0;
+    to_load_ = token_;
+  }
+  __device__ bool moves() const { return moves_; }
+
+  __device__ void begin() {
+    if (!moves_) return;
+    stages_.open();
+    const std::uint32_t ahead = stages_.count == 1 ? 1 : stages_.count - 1;
+    for (std::uint32_t i = 0; i < ahead; ++i) load_next();
+  }
+
+  __device__ void prepare() {
+    if (token_ >= end_) return;
+    take_row();
+    prepared_ = true;
+  }
+
+  // Returns when all stores of the calling thread are performed.
+  __device__ void run() {
+    TokenChoice next = load_choice(op_, token_, end_);
+    for (; token_ < end_; token_ += op_.movers.warps) {
+      TokenChoice choice = next;
+      next = load_choice(op_, token_ + op_.movers.warps, end_);
+      place_choice(op_, shared_, token_, choice);
+      if (!prepared_) take_row();
+      prepared_ = false;
+      send_row(op_, shared_, stages_.at(sending_.stage), choice);
+      sending_.advance(stages_.count);
+      if (op_.shape.per_expert) {
+        send_choice(op_, shared_, token_, choice);
+      } else {
+        send_choices(op_, shared_, token_, choice);
+      }
+      // The stage that is loaded next was sent from one step ago, or just now if there is but one.
+      if (stages_.count == 1) {
+        stores_wait_read<0>();
+      } else {
+        stores_wait_read<1>();
+      }
+      fence_async_shared();
+      __syncwarp();
+      load_next();
+    }
+    stores_wait_done();
+    stages_.close();
+  }
+
+  // The operation has failed: nothing may be on its way into this CTA's memory when it leaves.
+  __device__ void abandon() {
+    if (!moves_) return;
+    for (std::uint32_t token = token_; token < end_ && token != to_load_; token += op_.movers.warps) {
+      if (!prepared_) barrier_wait(stages_.barriers + sending_.stage, sending_.parity);
+      prepared_ = false;
+      sending_.advance(stages_.count);
+    }
+    stages_.close();
+  }
+
+ private:
+  __device__ void load_next() {
+    if (to_load_ >= end_) return;
+    load_row(op_, stages_, loading_.stage, to_load_);
+    loading_.advance(stages_.count);
+    to_load_ += op_.movers.warps;
+  }
+  // The row in the next stage as it leaves.
+  __device__ void take_row() {
+    barrier_wait(stages_.barriers + sending_.stage, sending_.parity);
     __syncwarp();
-    send_row(op, shared, stages.at(sending.stage), choice);
-    sending.advance(stages.count);
-    if (op.shape.per_expert) {
-      send_choice(op, shared, token, choice);
-    } else {
-      send_choices(op, shared, token, choice);
-    }
-    // The stage that is loaded next was sent from one step ago, or just now if there is but one.
-    if (stages.count == 1) {
-      stores_wait_read<0>();
-    } else {
-      stores_wait_read<1>();
-    }
+    std::uint8_t* const row = stages_.at(sending_.stage);
+    if (op_.shape.format.cast) cast_row(row, row + op_.shape.format.x_bytes, op_.shape.format);
     fence_async_shared();
     __syncwarp();
-    load_next();
   }
-  stores_wait_done();
-  stages.close();
-}
 
-// Marks and zeroes this rank's own rows [begin, end) that nobody fills.
-__device__ inline void fill_range(const Operation& op, Cta cta, std::uint64_t begin, std::uint64_t end) {
+  const Operation& op_;
+  const Shared& shared_;
+  const Stages stages_;
+  const bool moves_;
+  bool prepared_ = false;
+  StageCursor loading_;
+  StageCursor sending_;
+  std::uint32_t token_;
+  std::uint32_t to_load_;
+  std::uint32_t end_;
+};
+
+struct Rows {
+  std::uint64_t begin;
+  std::uint64_t end;
+};
+
+// Marks and zeroes rows of this rank's own that nobody fills.
+__device__ inline void fill_range(const Operation& op, Cta cta, const Team& team, Rows rows) {
   const DispatchTarget& own = op.peers[op.rank].target;
   const std::uint32_t choices = op.shape.per_expert ? 1 : op.shape.topk;
-  const auto zero = [](void* rows, std::uint64_t row, std::uint32_t bytes) {
-    auto* const words = reinterpret_cast<std::uint32_t*>(static_cast<std::uint8_t*>(rows) + row * bytes);
+  const auto zero = [](void* memory, std::uint64_t row, std::uint32_t bytes) {
+    auto* const words = reinterpret_cast<std::uint32_t*>(static_cast<std::uint8_t*>(memory) + row * bytes);
     for (std::uint32_t i = lane_of(); i < bytes / 4; i += 32) words[i] = 0;
   };
-  const std::uint32_t warps = blockDim.x / 32;
-  for (std::uint64_t row = begin + cta.index * warps + warp_of(); row < end; row += cta.count * warps) {
+  const std::uint32_t step = cta.count * team.warps;
+  for (std::uint64_t row = rows.begin + cta.index * team.warps + team.warp(); row < rows.end; row += step) {
     if (lane_of() < choices) {
       store_index(op, own.recv_topk_idx, row * choices + lane_of(), -1);
       own.recv_topk_weights[row * choices + lane_of()] = 0.0f;
@@ -212,19 +265,19 @@ __device__ inline void fill_range(const Operation& op, Cta cta, std::uint64_t be
 }
 
 // Packed: padding always, and with `mark_unused` what lies behind. The others: only with `mark_unused`.
-__device__ inline void fill_rows(const Operation& op, Cta cta, const Shared& shared) {
+__device__ inline void fill_rows(const Operation& op, Cta cta, const Shared& shared, const Team& team) {
   const bool packed = op.shape.per_expert && !op.shape.expert_blocks;
   if (!packed && !op.mark_unused) return;
   std::uint64_t end = 0;
   if (op.shape.per_expert) {
     for (std::uint32_t i = 0; i < experts_per_rank(op.shape); ++i) {
-      fill_range(op, cta, shared.ends[i * 2], shared.ends[i * 2 + 1]);
+      fill_range(op, cta, team, {shared.ends[i * 2], shared.ends[i * 2 + 1]});
       end = shared.ends[i * 2 + 1];
     }
   } else {
     end = rank_column(op, op.rank, 0).total;
   }
-  if (op.mark_unused) fill_range(op, cta, end, op.shape.recv_rows);
+  if (op.mark_unused) fill_range(op, cta, team, {end, op.shape.recv_rows});
 }
 
 // What a cached dispatch knows without counting.
@@ -239,29 +292,51 @@ __device__ inline void recall_placement(const Operation& op, const Shared& share
   __syncthreads();
 }
 
-// One CTA's part of a dispatch.
-__device__ inline void run_dispatch(const Operation& op, Cta cta, std::uint8_t* memory) {
-  const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
-  const Shared shared(Kind::kDispatch, op, memory);
-  if (threadIdx.x < op.shape.num_ranks) shared.targets[threadIdx.x] = op.peers[threadIdx.x].target;
+// Counts or recalls, exchanges, and finds every place. False: the operation has failed.
+__device__ inline bool route(const Operation& op, Cta cta, const Shared& shared, Pusher& pusher,
+                             std::uint64_t deadline_ns) {
   const Peer& own = op.peers[op.rank];
   if (op.cached) {
     if (cta.index == 0) announce(op);
     recall_placement(op, shared);
+    pusher.prepare();
   } else {
-    if (!count_choices(op, cta, shared)) return;
-    if (!wait_signals(op, own.ready, 1u << op.rank, deadline_ns)) return;
+    if (!count_choices(op, cta, shared)) return false;
+    pusher.prepare();
+    if (!wait_signals(op, own.ready, 1u << op.rank, deadline_ns)) return false;
     sum_lower_ctas(op, cta, shared);
   }
-  if (!wait_signals(op, own.ready, ranks_there(op), deadline_ns)) return;
-  if (!check_announcements(op)) return;
-  if (!op.cached && !place_rows(op, shared)) return;
+  if (!wait_signals(op, own.ready, ranks_there(op), deadline_ns)) return false;
+  if (!check_announcements(op)) return false;
+  return op.cached || place_rows(op, shared);
+}
+
+// What the warps do that move no rows.
+__device__ inline void keep_books(const Operation& op, Cta cta, const Shared& shared) {
+  const Team clerks{op.movers.warps, blockDim.x / 32 - op.movers.warps};
   if (cta.index == 0) {
-    if (!op.cached) record_placement(op, shared);
-    deliver_counts(op);
+    if (!op.cached) record_placement(op, shared, clerks);
+    deliver_counts(op, clerks);
   }
-  fill_rows(op, cta, shared);
-  push_rows(op, cta, shared);
+  fill_rows(op, cta, shared, clerks);
+}
+
+// One CTA's part of a dispatch. `op` is the CTA's own copy.
+__device__ inline void run_dispatch(const Operation& op, Cta cta, std::uint8_t* memory) {
+  const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
+  const Shared shared(Kind::kDispatch, op, memory);
+  if (threadIdx.x < op.shape.num_ranks) shared.targets[threadIdx.x] = op.peers[threadIdx.x].target;
+  Pusher pusher(op, cta, shared);
+  pusher.begin();
+  if (!route(op, cta, shared, pusher, deadline_ns)) {
+    pusher.abandon();
+    return;
+  }
+  if (pusher.moves()) {
+    pusher.run();
+  } else {
+    keep_books(op, cta, shared);
+  }
   finish(op, cta, deadline_ns, [&op] { return num_recv_rows(op); });
 }
 

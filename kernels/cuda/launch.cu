@@ -7,17 +7,31 @@
 namespace epd::kernels::cuda {
 namespace {
 
-static_assert(sizeof(Operation) <= 4096, "a kernel's parameters on every architecture");
+// All threads of the CTA.
+__device__ inline void fetch(const Operation* from, Operation& to) {
+  static_assert(sizeof(Operation) % 16 == 0);
+  const auto* const source = reinterpret_cast<const uint4*>(from);
+  for (std::uint32_t i = threadIdx.x; i < sizeof(Operation) / 16; i += blockDim.x) {
+    reinterpret_cast<uint4*>(&to)[i] = __ldcg(source + i);
+  }
+  __syncthreads();
+}
 
-__global__ void __launch_bounds__(kMaxThreads, 1) dispatch_kernel(const __grid_constant__ Operation op) {
+__global__ void __launch_bounds__(kMaxThreads, 1) dispatch_kernel(const Operation* op) {
   extern __shared__ __align__(128) std::uint8_t memory[];
-  run_dispatch(op, {blockIdx.x, gridDim.x}, memory);
+  __shared__ alignas(16) std::uint8_t copy[sizeof(Operation)];
+  Operation& own = *reinterpret_cast<Operation*>(copy);
+  fetch(op, own);
+  run_dispatch(own, {blockIdx.x, gridDim.x}, memory);
 }
 
 template <bool kPerExpert>
-__global__ void __launch_bounds__(kMaxThreads, 1) combine_kernel(const __grid_constant__ Operation op) {
+__global__ void __launch_bounds__(kMaxThreads, 1) combine_kernel(const Operation* op) {
   extern __shared__ __align__(128) std::uint8_t memory[];
-  run_combine<kPerExpert>(op, {blockIdx.x, gridDim.x}, memory);
+  __shared__ alignas(16) std::uint8_t copy[sizeof(Operation)];
+  Operation& own = *reinterpret_cast<Operation*>(copy);
+  fetch(op, own);
+  run_combine<kPerExpert>(own, {blockIdx.x, gridDim.x}, memory);
 }
 
 
@@ -32,7 +46,9 @@ constexpr std::uint32_t round_to(std::uint32_t value, std::uint32_t multiple) {
 }
 
 constexpr std::uint32_t kMaxWarps = kMaxThreads / 32;
-constexpr std::uint32_t kStaticBytes = 1024;        // for the kernels' own __shared__ words and the driver
+constexpr std::uint32_t kClerks = 2;         // at least, in dispatch: warps that move no rows
+constexpr std::uint32_t kStaticBytes = 5 * 1024;    // for the operation's copy, a few words, and the driver
+static_assert(sizeof(Operation) + 512 + 1024 <= kStaticBytes);
 constexpr std::uint32_t kCombineStage = 16 * 1024;  // a stage of combine: a piece of each row of a token
 constexpr std::uint32_t kPieceUnit = 512;           // 16 bytes for each lane
 
@@ -74,13 +90,11 @@ bool configure(Kind kind, std::size_t max_shared_bytes, Operation& op) {
   if (stages == 0) return false;
   // movers.stages: as preset, else one.
   movers.stages = std::clamp(movers.stages, 1u, stages);
-  movers.warps = std::min(stages / movers.stages, kMaxWarps);
+  movers.warps = std::min(stages / movers.stages, kMaxWarps - (kind == Kind::kDispatch ? kClerks : 0));
   movers.threads = kMaxThreads;
   movers.header_bytes = HeaderLayout(kind, op.shape, movers.warps * movers.stages).bytes;
   movers.shared_bytes = room / 128 * 128;
-  // Counting takes the stages' memory for itself before rows move.
-  const std::uint32_t targets = op.shape.per_expert ? op.shape.num_experts : op.shape.num_ranks;
-  return (movers.shared_bytes - movers.header_bytes) / 4 >= op.shape.num_ranks + op.shape.num_experts + targets;
+  return true;
 }
 
 int prepare() {
@@ -100,8 +114,8 @@ int prepare() {
   return error;
 }
 
-int launch(Kind kind, const Operation& op, std::uint32_t sms, CUstream_st* stream) {
-  void* arguments[] = {const_cast<Operation*>(&op)};
+int launch(Kind kind, const Operation& op, const Operation* on_device, std::uint32_t sms, CUstream_st* stream) {
+  void* arguments[] = {&on_device};
   return cudaLaunchKernel(kernel_of(kind, op.shape.per_expert), dim3(sms), dim3(op.movers.threads), arguments,
                           op.movers.shared_bytes, stream);
 }

@@ -128,16 +128,16 @@ struct PlacementSections {
 };
 
 // CTA 0, whose base is that of the rank, writes the placement down.
-__device__ inline void record_placement(const Operation& op, const Shared& shared) {
+__device__ inline void record_placement(const Operation& op, const Shared& shared, const Team& team) {
   const PlacementSections at(op.shape);
   std::int32_t* const words = op.routing.placement;
   const std::uint32_t ranks = op.shape.num_ranks;
   const std::uint32_t experts = experts_per_rank(op.shape);
-  for (std::uint32_t i = threadIdx.x; i < at.rank_offsets; i += blockDim.x) words[i] = shared.base[i];
-  for (std::uint32_t s = threadIdx.x; s <= ranks; s += blockDim.x) {
+  for (std::uint32_t i = team.thread(); i < at.rank_offsets; i += team.threads()) words[i] = shared.base[i];
+  for (std::uint32_t s = team.thread(); s <= ranks; s += team.threads()) {
     words[at.rank_offsets + s] = rank_column(op, op.rank, s).below;
   }
-  for (std::uint32_t i = threadIdx.x; i < experts; i += blockDim.x) {
+  for (std::uint32_t i = team.thread(); i < experts; i += team.threads()) {
     const std::uint32_t e = op.rank * experts + i;
     const std::uint32_t total = expert_column(op, e, 0).total;
     words[at.expert_counts + i] = op.shape.per_expert ? total : round_up(total, op.shape.alignment);
@@ -153,16 +153,16 @@ __device__ inline void record_placement(const Operation& op, const Shared& share
       row += count;
     }
   }
-  __syncthreads();
+  team.sync();
 }
 
 // CTA 0: the recorded placement to the client and to the CPU.
-__device__ inline void deliver_counts(const Operation& op) {
+__device__ inline void deliver_counts(const Operation& op, const Team& team) {
   const PlacementSections at(op.shape);
   const std::int32_t* const words = op.routing.placement;
   const auto put = [&](std::int32_t* to, std::uint32_t first, std::uint32_t last) {
     if (to == nullptr) return;
-    for (std::uint32_t i = first + threadIdx.x; i < last; i += blockDim.x) to[i - first] = words[i];
+    for (std::uint32_t i = first + team.thread(); i < last; i += team.threads()) to[i - first] = words[i];
   };
   put(op.counts.rank_offsets, at.rank_offsets, at.expert_counts);
   put(op.counts.expert_counts, at.expert_counts, at.expert_offsets);
@@ -170,8 +170,8 @@ __device__ inline void deliver_counts(const Operation& op) {
   put(op.counts.source_ranges, at.source_ranges, at.end);
   put(op.counts.host_placement, 0, at.end);
   if (op.counts.host_ready == nullptr) return;
-  __syncthreads();
-  if (threadIdx.x != 0) return;
+  team.sync();
+  if (team.thread() != 0) return;
   fence_system();
   store_release_system(op.counts.host_ready, op.tag);
 }

@@ -7,19 +7,17 @@
 
 namespace epd::kernels::cuda {
 
-// Each warp counts tokens of its own, in order; `counting` warps share scratch memory of
-// [counting][targets] counters and [R + E] totals of the CTA.
+// Each counting warp counts tokens of its own, in order.
 struct Counters {
   std::uint32_t warps;  // that count
   std::uint32_t targets;
-  std::uint32_t* of_warp;
+  std::uint32_t* of_warp;  // [warps,targets]
   std::uint32_t* ranks;    // [R] per-expert layouts: tokens that go there
   std::uint32_t* experts;  // [E] compact: selections
 
   __device__ Counters(const Operation& op, const Shared& shared) : targets(num_targets(op.shape)) {
-    const std::uint32_t totals = op.shape.num_ranks + op.shape.num_experts;
-    warps = min(blockDim.x / 32, (shared.scratch_words - totals) / targets);
-    ranks = shared.scratch();
+    warps = shared.counting_warps;
+    ranks = shared.scratch;
     experts = ranks + op.shape.num_ranks;
     of_warp = experts + op.shape.num_experts;
   }

@@ -1,5 +1,4 @@
-// How a CTA's shared memory is divided: a header, then the stages of the warps that move rows. Until rows
-// move, the stages' memory holds what counting needs.
+// How a CTA's shared memory is divided: a header, then the stages of the warps that move rows.
 #pragma once
 
 #include "kernels/cuda.h"
@@ -22,7 +21,11 @@ struct HeaderLayout {
   std::uint32_t base;      // [targets] where this CTA's first row for each target lies
   std::uint32_t ends;      // [E/R,2] own experts: end of the rows received, end of the block
   std::uint32_t headers;   // [warps*stages] StageHeader, combine
+  std::uint32_t scratch;   // dispatch: Counters
+  std::uint32_t counting_warps;
   std::uint32_t bytes;
+
+  static constexpr std::uint32_t kCounterBytes = 8192;  // more only if one warp's counters need it
 
   __host__ __device__ constexpr HeaderLayout(Kind kind, const Shape& shape, std::uint32_t num_stages) {
     const bool dispatch = kind == Kind::kDispatch;
@@ -32,9 +35,11 @@ struct HeaderLayout {
     const std::uint32_t num_targets = shape.per_expert ? shape.num_experts : shape.num_ranks;
     ends = base + (dispatch ? num_targets * 4 : 0);
     headers = ends + (dispatch ? shape.num_experts / shape.num_ranks * 8 : 0);
-    const std::uint32_t end =
-        headers + (dispatch ? 0 : num_stages * static_cast<std::uint32_t>(sizeof(StageHeader)));
-    bytes = (end + 127) / 128 * 128;
+    scratch = headers + (dispatch ? 0 : num_stages * static_cast<std::uint32_t>(sizeof(StageHeader)));
+    const std::uint32_t wanted = kCounterBytes / 4 / num_targets;
+    counting_warps = wanted < 1 ? 1 : wanted > kMaxThreads / 32 ? kMaxThreads / 32 : wanted;
+    const std::uint32_t words = shape.num_ranks + shape.num_experts + counting_warps * num_targets;
+    bytes = (scratch + (dispatch ? words * 4 : 0) + 127) / 128 * 128;
   }
 };
 
@@ -45,8 +50,9 @@ struct Shared {
   std::uint32_t* base;
   std::uint32_t* ends;
   StageHeader* headers;
+  std::uint32_t* scratch;
+  std::uint32_t counting_warps;
   std::uint8_t* stages;
-  std::uint32_t scratch_words;  // of 4 bytes, in place of the stages
 
   __device__ Shared(Kind kind, const Operation& op, std::uint8_t* memory) {
     const HeaderLayout layout(kind, op.shape, op.movers.warps * op.movers.stages);
@@ -55,10 +61,10 @@ struct Shared {
     base = reinterpret_cast<std::uint32_t*>(memory + layout.base);
     ends = reinterpret_cast<std::uint32_t*>(memory + layout.ends);
     headers = reinterpret_cast<StageHeader*>(memory + layout.headers);
+    scratch = reinterpret_cast<std::uint32_t*>(memory + layout.scratch);
+    counting_warps = layout.counting_warps;
     stages = memory + op.movers.header_bytes;
-    scratch_words = (op.movers.shared_bytes - op.movers.header_bytes) / 4;
   }
-  __device__ std::uint32_t* scratch() const { return reinterpret_cast<std::uint32_t*>(stages); }
 };
 
 }  // namespace epd::kernels::cuda

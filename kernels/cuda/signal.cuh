@@ -12,6 +12,17 @@ struct Cta {
   std::uint32_t count;
 };
 
+// Some of a CTA's warps, the last ones, that do something together.
+struct Team {
+  std::uint32_t first_warp;
+  std::uint32_t warps;
+
+  __device__ std::uint32_t thread() const { return threadIdx.x - first_warp * 32; }
+  __device__ std::uint32_t threads() const { return warps * 32; }
+  __device__ std::uint32_t warp() const { return warp_of() - first_warp; }
+  __device__ void sync() const { asm volatile("bar.sync 1, %0;" ::"r"(threads()) : "memory"); }
+};
+
 // Head of the workspace. Counters return to zero with each operation that succeeds.
 struct Workspace {
   std::uint32_t counted;   // CTAs whose counts are in

@@ -38,9 +38,11 @@ class Bench {
     }
   }
 
-  // prepare(i, device) is enqueued before the gate, measured(i, device) behind it, on `streams`.
+  // prepare(i, device) is enqueued first; then measured(i, device, open), which calls open() where the gate and
+  // the first event belong. On `streams`.
   using Enqueue = std::function<void(std::uint32_t, std::uint32_t)>;
-  Times time(const std::vector<cudaStream_t>& streams, const Enqueue& prepare, const Enqueue& measured) {
+  using Measured = std::function<void(std::uint32_t, std::uint32_t, const std::function<void()>&)>;
+  Times time(const std::vector<cudaStream_t>& streams, const Enqueue& prepare, const Measured& measured) {
     const std::uint32_t warm = 3;
     std::vector<cudaEvent_t> events(std::size_t{2} * devices_ * (iterations_ + warm));
     ++ticket_;
@@ -50,11 +52,12 @@ class Bench {
         EPD_CUDA(cudaSetDevice(static_cast<int>(d)));
         if (prepare) prepare(i, d);
         EPD_CUDA(cudaMemsetAsync(flush_[d], static_cast<int>(i), kFlushBytes, streams[d]));
-        gate_kernel<<<1, 1, 0, streams[d]>>>(lines_, d, tag_, go_, ticket_);
         cudaEvent_t* const pair = &events[std::size_t{2} * (i * devices_ + d)];
         for (int e = 0; e < 2; ++e) EPD_CUDA(cudaEventCreate(&pair[e]));
-        EPD_CUDA(cudaEventRecord(pair[0], streams[d]));
-        if (measured) measured(i, d);
+        measured(i, d, [&] {
+          gate_kernel<<<1, 1, 0, streams[d]>>>(lines_, d, tag_, go_, ticket_);
+          EPD_CUDA(cudaEventRecord(pair[0], streams[d]));
+        });
         EPD_CUDA(cudaEventRecord(pair[1], streams[d]));
       }
     }
@@ -141,7 +144,9 @@ class Ceilings {
   }
   double push_rate() const { return best_push_; }
   double pull_rate() const { return best_pull_; }
-  Times empty() { return bench_.time(streams_, nullptr, nullptr); }
+  Times empty() {
+    return bench_.time(streams_, nullptr, [](std::uint32_t, std::uint32_t, const auto& open) { open(); });
+  }
 
  private:
   static constexpr std::uint32_t kRows = 4096;
@@ -174,7 +179,10 @@ class Ceilings {
   }
   double rate(const std::function<void(std::uint32_t)>& run, std::uint32_t targets) {
     if (targets == 0) return 1;
-    const Times times = bench_.time(streams_, nullptr, [&](std::uint32_t, std::uint32_t d) { run(d); });
+    const Times times = bench_.time(streams_, nullptr, [&](std::uint32_t, std::uint32_t d, const auto& open) {
+      open();
+      run(d);
+    });
     return 1e-3 * kRows * kProbeRow * targets / times.at(0.5);
   }
 
@@ -218,19 +226,20 @@ class Group {
     std::vector<cudaStream_t> streams;
     for (std::uint32_t r = 0; r < world_->size(); ++r) streams.push_back(world_->rank(r).stream);
     const std::uint64_t first = tag_;
-    const auto dispatch = [&](std::uint32_t i, std::uint32_t r) {
+    const auto dispatch = [&](std::uint32_t i, std::uint32_t r, const std::function<void()>& open) {
       Operation op = world_->operation(r, first + 2 * i + 1, 1);
       op.topk_idx = routes_[r] + std::size_t{i % kRoutes} * setup_.tokens * 8;
       op.topk_weights = world_->rank(r).topk_weights;
-      world_->start(Kind::kDispatch, op, sms, kind == Kind::kDispatch ? stages : 1);
+      world_->start(Kind::kDispatch, op, sms, kind == Kind::kDispatch ? stages : 1, open);
     };
-    const auto combine = [&](std::uint32_t i, std::uint32_t r) {
+    const auto combine = [&](std::uint32_t i, std::uint32_t r, const std::function<void()>& open) {
       Operation op = world_->operation(r, first + 2 * i + 2, 2);
       op.topk_weights = world_->rank(r).topk_weights;
-      world_->start(Kind::kCombine, op, sms, stages);
+      world_->start(Kind::kCombine, op, sms, stages, open);
     };
+    const auto dispatch_before = [&](std::uint32_t i, std::uint32_t r) { dispatch(i, r, nullptr); };
     const Times times = kind == Kind::kDispatch ? bench_.time(streams, nullptr, dispatch)
-                                                : bench_.time(streams, dispatch, combine);
+                                                : bench_.time(streams, dispatch_before, combine);
     tag_ += 1000;
     for (std::uint32_t r = 0; r < world_->size(); ++r) {
       const OpResult result = world_->result(r);

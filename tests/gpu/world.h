@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -106,6 +107,8 @@ struct Rank {
   kernels::cuda::CountOutputs counts;
   void* workspace = nullptr;
   OpResult* result = nullptr;
+  Operation* operations = nullptr;
+  Operation* uploads = nullptr;  // pinned, so that a copy doesn't wait for the stream
   std::uint32_t* abort = nullptr;  // mapped host memory
   std::uint32_t num_tokens = 0;
 };
@@ -113,6 +116,7 @@ struct Rank {
 class World {
  public:
   static constexpr std::uint32_t kMaxSms = 132;
+  static constexpr std::uint32_t kOperations = 1024;  // uploaded and not yet overwritten
 
   explicit World(const WorldShape& world) : shape_(world.shape), world_(world) {
     ranks_.resize(shape_.num_ranks);
@@ -123,6 +127,7 @@ class World {
       cudaSetDevice(rank.device);
       cudaStreamDestroy(rank.stream);
       cudaFreeHost(rank.abort);
+      cudaFreeHost(rank.uploads);
     }
   }
 
@@ -164,8 +169,10 @@ class World {
     return op;
   }
 
-  void start(Kind kind, Operation& op, std::uint32_t sms, std::uint32_t stages = 0) {
-    const Rank& own = ranks_[op.rank];
+  // `before_launch`: enqueued between the operation's upload and its kernel.
+  void start(Kind kind, Operation& op, std::uint32_t sms, std::uint32_t stages = 0,
+             const std::function<void()>& before_launch = nullptr) {
+    Rank& own = ranks_[op.rank];
     EPD_CUDA(cudaSetDevice(own.device));
     int bytes = 0;
     EPD_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, own.device));
@@ -174,7 +181,12 @@ class World {
       std::fprintf(stderr, "configure refused\n");
       std::exit(1);
     }
-    EPD_CUDA(kernels::cuda::launch(kind, op, sms, own.stream));
+    const std::uint32_t place = uploads_++ % kOperations;
+    Operation* const slot = own.operations + place;
+    own.uploads[place] = op;
+    EPD_CUDA(cudaMemcpyAsync(slot, own.uploads + place, sizeof(op), cudaMemcpyHostToDevice, own.stream));
+    if (before_launch) before_launch();
+    EPD_CUDA(kernels::cuda::launch(kind, op, slot, sms, own.stream));
   }
 
   // Waits for all ranks.
@@ -216,8 +228,9 @@ class World {
     EPD_CUDA(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking));
     EPD_CUDA(cudaHostAlloc(&rank.abort, 64, cudaHostAllocMapped | cudaHostAllocPortable));
     *rank.abort = 0;
+    EPD_CUDA(cudaHostAlloc(&rank.uploads, kOperations * sizeof(Operation), cudaHostAllocPortable));
     rank.memory = std::make_unique<DeviceMemory>(
-        rank.device, rows * row_total + tokens * token_total + words * 12 + workspace + (1 << 20) +
+        rank.device, rows * row_total + tokens * token_total + words * 12 + workspace + (1 << 20) + kOperations * sizeof(Operation) +
                          shape_.num_ranks * (shape_.num_ranks + shape_.num_experts + 64) * 4);
     rank.memory->fill(0);
     DeviceMemory& m = *rank.memory;
@@ -247,6 +260,7 @@ class World {
     rank.counts.source_ranges = m.take<std::int32_t>(experts * shape_.num_ranks * 2);
     rank.workspace = m.take<std::uint8_t>(workspace);
     rank.result = m.take<OpResult>(1);
+    rank.operations = m.take<Operation>(kOperations);
   }
 
   std::size_t num_placement_words() const {
@@ -260,6 +274,7 @@ class World {
   WorldShape world_;
   std::vector<Rank> ranks_;
   std::uint64_t tag_ = 0;
+  std::uint32_t uploads_ = 0;
 };
 
 }  // namespace epd::gpu_test

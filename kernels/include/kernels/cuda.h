@@ -1,8 +1,7 @@
 // Dispatch and combine on a CUDA device: one launch does a whole operation, counting and exchange
 // included. Plain data and two launchers; no CUDA header is needed to call them.
 //
-// Pointers are addresses of this device, or of a peer's memory that is mapped here. `Operation` is only
-// read, so it may lie in device memory or travel as a kernel's parameter.
+// Pointers are addresses of this device, or of a peer's memory that is mapped here.
 #pragma once
 
 #include "kernels/operations.h"
@@ -98,7 +97,10 @@ struct CountOutputs {
   std::uint64_t* host_ready = nullptr;
 };
 
-struct Operation {
+// Everything about one operation of one rank. It lies in device memory, 16-byte aligned, until the operation
+// has ended; each CTA copies it first. (As a kernel's parameter it would cost a microsecond for each line
+// of constant memory that is touched, one after the other.)
+struct alignas(16) Operation {
   Shape shape;
   Movers movers;
   std::uint32_t rank = 0;
@@ -138,7 +140,8 @@ bool configure(Kind kind, std::size_t max_shared_bytes, Operation& op);
 // Loads the kernels and raises their shared-memory limits on the current device. 0, or a cudaError_t.
 int prepare();
 
-// One CTA on each of `sms` SMs, all of which must be able to run at once. 0, or a cudaError_t.
-int launch(Kind kind, const Operation& op, std::uint32_t sms, CUstream_st* stream);
+// One CTA on each of `sms` SMs, all of which must be able to run at once. `op`: configured; `on_device`: the
+// same, in device memory when the kernel starts. 0, or a cudaError_t.
+int launch(Kind kind, const Operation& op, const Operation* on_device, std::uint32_t sms, CUstream_st* stream);
 
 }  // namespace epd::kernels::cuda
