@@ -1,4 +1,4 @@
-// The FP8 block cast of one row in shared memory, in place, by one warp.
+// The FP8 block cast of one row, from global into shared memory, by one warp.
 #pragma once
 
 #include "cuda/ptx.cuh"
@@ -88,8 +88,8 @@ struct CastSection {
     for (std::uint32_t j = 0; j < kSteps; ++j) {
       const bool valid = block(j) < blocks;
       const uint4* const at = row + block(j) * 16 + lane_of() % 8;
-      v[j][0] = valid ? at[0] : uint4{0, 0, 0, 0};
-      v[j][1] = valid ? at[8] : uint4{0, 0, 0, 0};
+      v[j][0] = valid ? __ldcg(at) : uint4{0, 0, 0, 0};
+      v[j][1] = valid ? __ldcg(at + 8) : uint4{0, 0, 0, 0};
     }
   }
 
@@ -119,18 +119,16 @@ struct CastSection {
   }
 };
 
-// `row`: bf16 in, codes out over its first half. A section's codes lie below the next section's values, and
-// when a lane writes any, all lanes have read the section: the shuffles need them all.
-__device__ inline void cast_row(std::uint8_t* row, std::uint8_t* scales, const RowFormat& format) {
+__device__ inline void cast_row(const void* row, std::uint8_t* codes, std::uint8_t* scales, const RowFormat& format) {
   const std::uint32_t blocks = format.hidden / 128;
   const bool pow2 = format.scales != ScaleFormat::kFloat32;
   for (std::uint32_t first = 0; first < blocks; first += CastSection::kBlocks) {
     CastSection section;
-    section.load(reinterpret_cast<const uint4*>(row) + first * 16, blocks - first);
+    section.load(static_cast<const uint4*>(row) + first * 16, blocks - first);
     const BlockScale scale = block_scale(section.amax(), pow2);
     section.inverse = scale.inverse;
     if (first + lane_of() < blocks) put_scale(scales, format.scales, first + lane_of(), scale.scale);
-    section.store(reinterpret_cast<uint2*>(row) + first * 16, blocks - first);
+    section.store(reinterpret_cast<uint2*>(codes) + first * 16, blocks - first);
   }
   if (format.scales == ScaleFormat::kUe8m0) {
     for (std::uint32_t i = blocks + lane_of(); i < format.scale_bytes; i += 32) scales[i] = 0;

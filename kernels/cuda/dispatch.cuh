@@ -26,13 +26,17 @@ __device__ inline TokenChoice load_choice(const Operation& op, std::uint32_t tok
   return choice;
 }
 
-// The row number within the CTA becomes the place at the target, and is kept.
+// The row number within the CTA that counted the token becomes the place at the target, and is kept.
 __device__ inline void place_choice(const Operation& op, const Shared& shared, std::uint32_t token,
                                     TokenChoice& choice) {
   if (choice.expert < 0) return;
   choice.rank = choice.expert / experts_per_rank(op.shape);
   if (choice.row < 0 || op.cached) return;
-  choice.row += static_cast<std::int32_t>(shared.base[op.shape.per_expert ? choice.expert : choice.rank]);
+  const std::uint32_t* const base =
+      op.shape.per_expert
+          ? shared.base + choice.expert
+          : shared.base + part_with(op.num_tokens, token, op.movers.ctas) * op.shape.num_ranks + choice.rank;
+  choice.row += static_cast<std::int32_t>(*base);
   op.routing.rows[token * op.shape.topk + lane_of()] = choice.row;
 }
 
@@ -128,7 +132,7 @@ __device__ inline void load_row(const Operation& op, const Stages& stages, std::
 __device__ inline void send_row(const Operation& op, const Shared& shared, std::uint8_t* stage,
                                 const TokenChoice& choice) {
   const RowFormat& format = op.shape.format;
-  std::uint8_t* const scales = stage + format.x_bytes;
+  std::uint8_t* const scales = stage + format.row_bytes;
   const bool sends = choice.row >= 0;
   const DispatchTarget& target = shared.targets[sends ? choice.rank : 0];
   const std::size_t row = sends ? choice.row : 0;
@@ -142,24 +146,29 @@ __device__ inline void send_row(const Operation& op, const Shared& shared, std::
   stores_commit();
 }
 
-// One warp's part of pushing: every so many-th token of the CTA. The first rows are loaded, and the first cast,
-// before anything is known of their places.
+// One warp's part of pushing. The first row is loaded, or cast, before anything is known of its places.
+// Where a token's place can be found by any CTA, warps take tokens as they get free (links serve some SMs
+// better than others); else each CTA keeps to the tokens that it counted.
 class Pusher {
  public:
   __device__ Pusher(const Operation& op, Cta cta, const Shared& shared)
       : op_(op), shared_(shared), stages_(op, shared), moves_(warp_of() < op.movers.warps) {
-    const Range tokens = part_of(op.num_tokens, cta.index, cta.count);
-    token_ = tokens.begin + warp_of();
+    claims_ = !op.shape.per_expert || op.cached;
+    const Range tokens = claims_ ? Range{0, op.num_tokens} : part_of(op.num_tokens, cta.index, cta.count);
+    step_ = claims_ ? op.movers.warps * cta.count : op.movers.warps;
     end_ = moves_ ? tokens.end : 0;
-    to_load_ = token_;
+    token_ = tokens.begin + warp_of() + (claims_ ? op.movers.warps * cta.index : 0);
   }
   __device__ bool moves() const { return moves_; }
 
   __device__ void begin() {
     if (!moves_) return;
     stages_.open();
-    const std::uint32_t ahead = stages_.count == 1 ? 1 : stages_.count - 1;
-    for (std::uint32_t i = 0; i < ahead; ++i) load_next();
+    if (op_.shape.format.cast) {
+      prefetch_row(token_);
+    } else if (token_ < end_) {
+      load_row(op_, stages_, 0, token_);
+    }
   }
 
   __device__ void prepare() {
@@ -170,29 +179,29 @@ class Pusher {
 
   // Returns when all stores of the calling thread are performed.
   __device__ void run() {
-    TokenChoice next = load_choice(op_, token_, end_);
-    for (; token_ < end_; token_ += op_.movers.warps) {
-      TokenChoice choice = next;
-      next = load_choice(op_, token_ + op_.movers.warps, end_);
+    TokenChoice choice = load_choice(op_, token_, end_);
+    std::uint32_t next = following(claim(), token_);
+    while (token_ < end_) {
+      const TokenChoice next_choice = load_choice(op_, next, end_);
+      const std::uint32_t claimed = claim();
+      if (op_.shape.format.cast) prefetch_row(next);
       place_choice(op_, shared_, token_, choice);
       if (!prepared_) take_row();
       prepared_ = false;
-      send_row(op_, shared_, stages_.at(sending_.stage), choice);
-      sending_.advance(stages_.count);
+      send_row(op_, shared_, stages_.at(cursor_.stage), choice);
+      cursor_.advance(stages_.count);
       if (op_.shape.per_expert) {
         send_choice(op_, shared_, token_, choice);
       } else {
         send_choices(op_, shared_, token_, choice);
       }
-      // The stage that is loaded next was sent from one step ago, or just now if there is but one.
-      if (stages_.count == 1) {
-        stores_wait_read<0>();
-      } else {
-        stores_wait_read<1>();
+      if (next < end_ && !op_.shape.format.cast) {
+        free_stage();
+        load_row(op_, stages_, cursor_.stage, next);
       }
-      fence_async_shared();
-      __syncwarp();
-      load_next();
+      token_ = next;
+      choice = next_choice;
+      next = following(claimed, next);
     }
     stores_wait_done();
     stages_.close();
@@ -201,27 +210,46 @@ class Pusher {
   // The operation has failed: nothing may be on its way into this CTA's memory when it leaves.
   __device__ void abandon() {
     if (!moves_) return;
-    for (std::uint32_t token = token_; token < end_ && token != to_load_; token += op_.movers.warps) {
-      if (!prepared_) barrier_wait(stages_.barriers + sending_.stage, sending_.parity);
-      prepared_ = false;
-      sending_.advance(stages_.count);
-    }
+    if (token_ < end_ && !prepared_ && !op_.shape.format.cast) barrier_wait(stages_.barriers, cursor_.parity);
     stages_.close();
   }
 
  private:
-  __device__ void load_next() {
-    if (to_load_ >= end_) return;
-    load_row(op_, stages_, loading_.stage, to_load_);
-    loading_.advance(stages_.count);
-    to_load_ += op_.movers.warps;
+  // The next token is asked for early and taken late, so that the answer has time. Lane 0 has it.
+  __device__ std::uint32_t claim() const {
+    return claims_ && lane_of() == 0 ? atomicAdd(&workspace(op_).claimed, 1) : 0;
   }
-  // The row in the next stage as it leaves.
-  __device__ void take_row() {
-    barrier_wait(stages_.barriers + sending_.stage, sending_.parity);
+  __device__ std::uint32_t following(std::uint32_t claimed, std::uint32_t token) const {
+    return step_ + (claims_ ? __shfl_sync(kFull, claimed, 0) : token);
+  }
+
+  __device__ const std::uint8_t* row_of(std::uint32_t token) const {
+    return static_cast<const std::uint8_t*>(op_.x) + std::size_t{token} * op_.shape.format.x_bytes;
+  }
+  __device__ void prefetch_row(std::uint32_t token) const {
+    if (token < end_ && lane_of() == 0) prefetch(row_of(token), op_.shape.format.x_bytes);
+  }
+
+  // What left the stage at the cursor has been read.
+  __device__ void free_stage() {
+    if (stages_.count == 1) {
+      stores_wait_read<0>();
+    } else {
+      stores_wait_read<1>();
+    }
+    fence_async_shared();
     __syncwarp();
-    std::uint8_t* const row = stages_.at(sending_.stage);
-    if (op_.shape.format.cast) cast_row(row, row + op_.shape.format.x_bytes, op_.shape.format);
+  }
+  // The row in the stage at the cursor as it leaves.
+  __device__ void take_row() {
+    const RowFormat& format = op_.shape.format;
+    if (format.cast) {
+      free_stage();
+      std::uint8_t* const to = stages_.at(cursor_.stage);
+      cast_row(row_of(token_), to, to + format.row_bytes, format);
+    } else {
+      barrier_wait(stages_.barriers + cursor_.stage, cursor_.parity);
+    }
     fence_async_shared();
     __syncwarp();
   }
@@ -230,11 +258,11 @@ class Pusher {
   const Shared& shared_;
   const Stages stages_;
   const bool moves_;
+  bool claims_;
   bool prepared_ = false;
-  StageCursor loading_;
-  StageCursor sending_;
+  StageCursor cursor_;
   std::uint32_t token_;
-  std::uint32_t to_load_;
+  std::uint32_t step_;
   std::uint32_t end_;
 };
 

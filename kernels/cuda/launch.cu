@@ -49,12 +49,14 @@ constexpr std::uint32_t kMaxWarps = kMaxThreads / 32;
 constexpr std::uint32_t kClerks = 2;         // at least, in dispatch: warps that move no rows
 constexpr std::uint32_t kStaticBytes = 5 * 1024;    // for the operation's copy, a few words, and the driver
 static_assert(sizeof(Operation) + 512 + 1024 <= kStaticBytes);
-constexpr std::uint32_t kCombineStage = 16 * 1024;  // a stage of combine: a piece of each row of a token
+constexpr std::uint32_t kCombineStage = 8 * 1024;  // a stage of combine: a piece of each row of a token
 constexpr std::uint32_t kPieceUnit = 512;           // 16 bytes for each lane
 
-// A stage holds one row with its scales.
-std::uint32_t dispatch_stage(const Operation& op) {
-  return round_to(op.shape.format.x_bytes + op.shape.format.scale_bytes, 128);
+// A stage holds one row with its scales. A row that is cast is not loaded into one: while the last one leaves,
+// the next is cast.
+void divide_stages(Operation& op) {
+  op.movers.stages = op.shape.format.cast ? 2 : 1;
+  op.movers.stage_bytes = round_to(op.shape.format.row_bytes + op.shape.format.scale_bytes, 128);
 }
 
 // A stage holds a piece of every row that a token may have.
@@ -76,23 +78,23 @@ std::size_t workspace_bytes(const Shape& shape, std::uint32_t max_sms) {
   return kWorkspaceHead + (shape.num_ranks + shape.num_experts + max_sms * targets) * sizeof(std::uint32_t);
 }
 
-bool configure(Kind kind, std::size_t max_shared_bytes, Operation& op) {
+bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Operation& op) {
   Movers& movers = op.movers;
   if (op.shape.num_ranks > kMaxRanks || max_shared_bytes <= kStaticBytes) return false;
   const auto room = static_cast<std::uint32_t>(max_shared_bytes) - kStaticBytes;
   if (kind == Kind::kDispatch) {
-    movers.stage_bytes = dispatch_stage(op);
+    divide_stages(op);
   } else {
     divide_rows(op);
   }
+  movers.ctas = sms;
   std::uint32_t stages = room / movers.stage_bytes;
-  while (stages > 0 && HeaderLayout(kind, op.shape, stages).bytes + stages * movers.stage_bytes > room) --stages;
+  while (stages > 0 && HeaderLayout(kind, op.shape, stages, sms).bytes + stages * movers.stage_bytes > room) --stages;
   if (stages == 0) return false;
-  // movers.stages: as preset, else one.
   movers.stages = std::clamp(movers.stages, 1u, stages);
   movers.warps = std::min(stages / movers.stages, kMaxWarps - (kind == Kind::kDispatch ? kClerks : 0));
   movers.threads = kMaxThreads;
-  movers.header_bytes = HeaderLayout(kind, op.shape, movers.warps * movers.stages).bytes;
+  movers.header_bytes = HeaderLayout(kind, op.shape, movers.warps * movers.stages, sms).bytes;
   movers.shared_bytes = room / 128 * 128;
   return true;
 }
@@ -114,9 +116,9 @@ int prepare() {
   return error;
 }
 
-int launch(Kind kind, const Operation& op, const Operation* on_device, std::uint32_t sms, CUstream_st* stream) {
+int launch(Kind kind, const Operation& op, const Operation* on_device, CUstream_st* stream) {
   void* arguments[] = {&on_device};
-  return cudaLaunchKernel(kernel_of(kind, op.shape.per_expert), dim3(sms), dim3(op.movers.threads), arguments,
+  return cudaLaunchKernel(kernel_of(kind, op.shape.per_expert), dim3(op.movers.ctas), dim3(op.movers.threads), arguments,
                           op.movers.shared_bytes, stream);
 }
 

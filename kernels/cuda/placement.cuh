@@ -45,9 +45,11 @@ __device__ inline void fail_room(const Operation& op, std::uint32_t rank, std::i
 // base += where this rank's rows begin. Each returns whether there is room everywhere.
 __device__ inline bool place_ranks(const Operation& op, const Shared& shared) {
   bool fits = true;
-  for (std::uint32_t d = threadIdx.x; d < op.shape.num_ranks; d += blockDim.x) {
+  const std::uint32_t ranks = op.shape.num_ranks;
+  for (std::uint32_t i = threadIdx.x; i < op.movers.ctas * ranks; i += blockDim.x) {
+    const std::uint32_t d = i % ranks;
     const ColumnSum rows = rank_column(op, d, op.rank);
-    shared.base[d] += rows.below;
+    shared.base[i] += rows.below;
     if (rows.total <= op.shape.recv_rows) continue;
     fits = false;
     fail_room(op, d, -1, rows.total);
@@ -84,11 +86,7 @@ __device__ inline bool place_packed(const Operation& op, const Shared& shared) {
       const std::uint32_t i = first + lane_of();
       const ColumnSum rows = i < experts ? expert_column(op, d * experts + i, op.rank) : ColumnSum{};
       const std::uint32_t padded = round_up(rows.total, op.shape.alignment);
-      std::uint32_t end = padded;
-      for (std::uint32_t step = 1; step < 32; step *= 2) {
-        const std::uint32_t lower = __shfl_up_sync(kFull, end, step);
-        if (lane_of() >= step) end += lower;
-      }
+      const std::uint32_t end = sum_lanes_up_to(padded);
       if (i < experts) shared.base[d * experts + i] += offset + end - padded + rows.below;
       if (i < experts && d == op.rank) {
         shared.ends[i * 2] = offset + end - padded + rows.total;

@@ -135,6 +135,13 @@ __device__ inline void warp_load(std::uint8_t* to, const void* from, std::uint32
 #endif
 }
 
+// Brings memory into the L2 cache; a hint. One lane.
+__device__ inline void prefetch(const void* from, std::uint32_t bytes) {
+#if EPD_BULK
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#endif
+}
+
 // Shared to global memory, likewise; part of the lane's current group.
 __device__ inline void warp_store(void* to, std::uint8_t* from, std::uint32_t bytes, bool mine) {
 #if EPD_BULK

@@ -87,17 +87,32 @@ __device__ inline std::int32_t number_choice(const Operation& op, const Counters
   return sends ? static_cast<std::int32_t>(number) : -1;
 }
 
-// Visits the choices of the warp's tokens in order: visit(place, valid), by all lanes at once.
-template <typename Visit>
-__device__ inline void for_choices(const Operation& op, const Counters& counters, Cta cta, Visit visit) {
+// Visits the choices of the warp's tokens in order, all lanes at once: visit(lanes, place, valid, load(place)).
+// Several steps' loads are under way together.
+template <typename Load, typename Visit>
+__device__ inline void for_choices(const Operation& op, const Counters& counters, Cta cta, Load load, Visit visit) {
+  constexpr std::uint32_t kBatch = 4;
   if (warp_of() >= counters.warps) return;
   const ChoiceLanes lanes(op.shape.topk);
   const Range cta_tokens = part_of(op.num_tokens, cta.index, cta.count);
-  const Range tokens = part_of(cta_tokens.end - cta_tokens.begin, warp_of(), counters.warps);
-  for (std::uint32_t first = tokens.begin; first < tokens.end; first += lanes.tokens()) {
-    const std::uint32_t token = first + lanes.token;
-    const bool valid = token < tokens.end && lanes.k < op.shape.topk;
-    visit(lanes, (cta_tokens.begin + token) * op.shape.topk + lanes.k, valid);
+  const Range part = part_of(cta_tokens.end - cta_tokens.begin, warp_of(), counters.warps);
+  const std::uint32_t end = cta_tokens.begin + part.end;
+  for (std::uint32_t first = cta_tokens.begin + part.begin; first < end; first += kBatch * lanes.tokens()) {
+    decltype(load(0u)) loaded[kBatch];
+    const auto place_of = [&](std::uint32_t b) {
+      return (first + b * lanes.tokens() + lanes.token) * op.shape.topk + lanes.k;
+    };
+    const auto is_valid = [&](std::uint32_t b) {
+      return lanes.k < op.shape.topk && first + b * lanes.tokens() + lanes.token < end;
+    };
+#pragma unroll
+    for (std::uint32_t b = 0; b < kBatch; ++b) {
+      if (is_valid(b)) loaded[b] = load(place_of(b));
+    }
+#pragma unroll
+    for (std::uint32_t b = 0; b < kBatch; ++b) {
+      if (first + b * lanes.tokens() < end) visit(lanes, place_of(b), is_valid(b), loaded[b]);
+    }
   }
 }
 
@@ -159,48 +174,62 @@ __device__ inline bool exchange_counts(const Operation& op) {
   return true;
 }
 
-// Reads, checks and counts this CTA's choices and sees to it that all ranks learn the counts. Afterwards
-// routing.rows holds numbers within the CTA. False: the operation has failed.
-__device__ inline bool count_choices(const Operation& op, Cta cta, const Shared& shared) {
-  __shared__ bool last;
-  const Counters counters(op, shared);
+struct Numbered {
+  std::int32_t expert;
+  std::int32_t number;
+};
+
+// Reads, checks and counts this CTA's choices; afterwards routing.rows holds numbers within the CTA.
+__device__ inline void number_rows(const Operation& op, Cta cta, const Counters& counters) {
   for (std::uint32_t i = threadIdx.x; i < counters.words(); i += blockDim.x) counters.ranks[i] = 0;
   __syncthreads();
-  for_choices(op, counters, cta, [&](const ChoiceLanes& lanes, std::uint32_t place, bool valid) {
-    const std::int32_t expert = valid ? accept_choice(op, place, read_choice(op, place)) : -1;
-    const std::int32_t number = number_choice(op, counters, lanes, expert);
-    if (!valid) return;
-    op.routing.topk[place] = expert;
-    op.routing.rows[place] = number;
-  });
+  for_choices(
+      op, counters, cta, [&](std::uint32_t place) { return read_choice(op, place); },
+      [&](const ChoiceLanes& lanes, std::uint32_t place, bool valid, std::int64_t value) {
+        const std::int32_t expert = valid ? accept_choice(op, place, value) : -1;
+        const std::int32_t number = number_choice(op, counters, lanes, expert);
+        if (!valid) return;
+        op.routing.topk[place] = expert;
+        op.routing.rows[place] = number;
+      });
   __syncthreads();
   sum_warps(op, counters, cta);
   __syncthreads();
-  if (threadIdx.x == 0) last = count_up(&workspace(op).counted, cta.count - 1) == cta.count - 1;
-  __syncthreads();
-  const bool good = !last || exchange_counts(op);
-  for_choices(op, counters, cta, [&](const ChoiceLanes&, std::uint32_t place, bool valid) {
-    if (!valid) return;
-    const std::int32_t expert = op.routing.topk[place];
-    const std::int32_t number = op.routing.rows[place];
-    if (number < 0) return;
-    const std::uint32_t target = op.shape.per_expert ? expert : expert / experts_per_rank(op.shape);
-    op.routing.rows[place] =
-        number + static_cast<std::int32_t>(counters.of_warp[warp_of() * counters.targets + target]);
-  });
-  __syncthreads();
-  return good;
+  for_choices(
+      op, counters, cta,
+      [&](std::uint32_t place) { return Numbered{op.routing.topk[place], op.routing.rows[place]}; },
+      [&](const ChoiceLanes&, std::uint32_t place, bool valid, Numbered choice) {
+        if (!valid || choice.number < 0) return;
+        const std::uint32_t target =
+            op.shape.per_expert ? choice.expert : choice.expert / experts_per_rank(op.shape);
+        const std::uint32_t before = counters.of_warp[warp_of() * counters.targets + target];
+        if (before != 0) op.routing.rows[place] = choice.number + static_cast<std::int32_t>(before);
+      });
 }
 
-// base[target] = rows that lower CTAs send there. Needs all CTAs' counts.
+// Counts this CTA's tokens; the last CTA to have done so tells all ranks. False: the operation has failed.
+__device__ inline bool count_choices(const Operation& op, Cta cta, const Shared& shared) {
+  __shared__ bool last;
+  number_rows(op, cta, Counters(op, shared));
+  __syncthreads();
+  if (threadIdx.x == 0) last = count_up(&workspace(op).counted, cta.count - 1) == cta.count - 1;
+  __syncthreads();
+  return !last || exchange_counts(op);
+}
+
+// base = rows that lower CTAs send: compact for each CTA, else for this one. Needs all CTAs' counts.
 __device__ inline void sum_lower_ctas(const Operation& op, Cta cta, const Shared& shared) {
   const std::uint32_t targets = num_targets(op.shape);
-  if (targets <= 32) {
+  if (!op.shape.per_expert) {
     for (std::uint32_t target = warp_of(); target < targets; target += blockDim.x / 32) {
-      std::uint32_t sum = 0;
-      for (std::uint32_t c = lane_of(); c < cta.index; c += 32) sum += __ldcg(cta_counts(op) + c * targets + target);
-      sum = __reduce_add_sync(kFull, sum);
-      if (lane_of() == 0) shared.base[target] = sum;
+      std::uint32_t lower = 0;
+      for (std::uint32_t first = 0; first < cta.count; first += 32) {
+        const std::uint32_t c = first + lane_of();
+        const std::uint32_t count = c < cta.count ? __ldcg(cta_counts(op) + c * targets + target) : 0;
+        const std::uint32_t sum = sum_lanes_up_to(count);
+        if (c < cta.count) shared.base[c * targets + target] = lower + sum - count;
+        lower += __shfl_sync(kFull, sum, 31);
+      }
     }
     return;
   }

@@ -18,7 +18,8 @@ struct StageHeader {
 struct HeaderLayout {
   std::uint32_t barriers;  // [warps*stages]
   std::uint32_t targets;   // [R] pointers of DispatchTarget
-  std::uint32_t base;      // [targets] where this CTA's first row for each target lies
+  std::uint32_t base;      // compact [CTA,R], else [E]: where the first row for each target lies, of each CTA or
+                           // of this one
   std::uint32_t ends;      // [E/R,2] own experts: end of the rows received, end of the block
   std::uint32_t headers;   // [warps*stages] StageHeader, combine
   std::uint32_t scratch;   // dispatch: Counters
@@ -27,13 +28,14 @@ struct HeaderLayout {
 
   static constexpr std::uint32_t kCounterBytes = 8192;  // more only if one warp's counters need it
 
-  __host__ __device__ constexpr HeaderLayout(Kind kind, const Shape& shape, std::uint32_t num_stages) {
+  __host__ __device__ constexpr HeaderLayout(Kind kind, const Shape& shape, std::uint32_t num_stages,
+                                             std::uint32_t ctas) {
     const bool dispatch = kind == Kind::kDispatch;
     barriers = 0;
     targets = barriers + num_stages * 8;
     base = targets + (dispatch ? shape.num_ranks * static_cast<std::uint32_t>(sizeof(DispatchTarget)) : 0);
     const std::uint32_t num_targets = shape.per_expert ? shape.num_experts : shape.num_ranks;
-    ends = base + (dispatch ? num_targets * 4 : 0);
+    ends = base + (dispatch ? num_targets * (shape.per_expert ? 1 : ctas) * 4 : 0);
     headers = ends + (dispatch ? shape.num_experts / shape.num_ranks * 8 : 0);
     scratch = headers + (dispatch ? 0 : num_stages * static_cast<std::uint32_t>(sizeof(StageHeader)));
     const std::uint32_t wanted = kCounterBytes / 4 / num_targets;
@@ -55,7 +57,7 @@ struct Shared {
   std::uint8_t* stages;
 
   __device__ Shared(Kind kind, const Operation& op, std::uint8_t* memory) {
-    const HeaderLayout layout(kind, op.shape, op.movers.warps * op.movers.stages);
+    const HeaderLayout layout(kind, op.shape, op.movers.warps * op.movers.stages, op.movers.ctas);
     barriers = reinterpret_cast<std::uint64_t*>(memory + layout.barriers);
     targets = reinterpret_cast<DispatchTarget*>(memory + layout.targets);
     base = reinterpret_cast<std::uint32_t*>(memory + layout.base);

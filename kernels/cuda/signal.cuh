@@ -28,7 +28,7 @@ struct Workspace {
   std::uint32_t counted;   // CTAs whose counts are in
   std::uint32_t finished;  // CTAs that have moved their rows
   std::uint32_t dropped;   // selections of ranks that are not there
-  std::uint32_t reserved;
+  std::uint32_t claimed;   // tokens that warps have taken beyond their first
   std::uint64_t bad_choice;  // all ones less the least (place << 32 | value) that was refused; 0 = none
   std::uint64_t failed;      // tag of the operation that failed last
 };
@@ -164,6 +164,7 @@ __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadli
   }
   __syncthreads();
   if (!last) return;
+  if (threadIdx.x == 0) workspace(op).claimed = 0;
   if (threadIdx.x < op.shape.num_ranks && is_there(op, threadIdx.x)) {
     fence_system();
     store_release_system(op.peers[threadIdx.x].arrived + op.rank * kSignalWords, op.tag);
@@ -178,6 +179,15 @@ __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadli
   }
 }
 
+// Over lanes 0 to the caller's.
+__device__ inline std::uint32_t sum_lanes_up_to(std::uint32_t value) {
+  for (std::uint32_t step = 1; step < 32; step *= 2) {
+    const std::uint32_t lower = __shfl_up_sync(kFull, value, step);
+    if (lane_of() >= step) value += lower;
+  }
+  return value;
+}
+
 // [begin, end) of `count` items for part `index` of `parts`.
 struct Range {
   std::uint32_t begin;
@@ -188,6 +198,10 @@ __device__ inline Range part_of(std::uint32_t count, std::uint32_t index, std::u
     return static_cast<std::uint32_t>(std::uint64_t{count} * i / parts);
   };
   return {at(index), at(index + 1)};
+}
+// The part that item `item` is in.
+__device__ inline std::uint32_t part_with(std::uint32_t count, std::uint32_t item, std::uint32_t parts) {
+  return static_cast<std::uint32_t>((std::uint64_t{item + 1} * parts - 1) / count);
 }
 
 }  // namespace epd::kernels::cuda

@@ -324,29 +324,19 @@ int run(int argc, char** argv) {
   const double pull = ceilings.pull_rate();
   {
     Group fp8({"compact fp8-cast 4096", false, true, 4096}, devices, bench);
-    for (const std::uint32_t stages : {1u, 2u, 3u}) {
-      for (const std::uint32_t sms : {24u, 8u}) fp8.report(Kind::kDispatch, sms, stages, push);
-    }
-    fp8.report(Kind::kDispatch, 16, 1, push);
+    for (const std::uint32_t sms : {24u, 16u, 8u}) fp8.report(Kind::kDispatch, sms, 1, push);
   }
   {
     Group bf16({"compact bf16 4096", false, false, 4096}, devices, bench);
-    for (const std::uint32_t stages : {1u, 2u, 3u}) {
-      for (const std::uint32_t sms : {24u, 8u}) bf16.report(Kind::kDispatch, sms, stages, push);
-    }
-    bf16.report(Kind::kDispatch, 16, 1, push);
-    for (const std::uint32_t stages : {1u, 2u, 3u}) {
-      for (const std::uint32_t sms : {24u, 8u}) bf16.report(Kind::kCombine, sms, stages, pull);
-    }
-    bf16.report(Kind::kCombine, 16, 2, pull);
+    for (const std::uint32_t sms : {24u, 16u, 8u}) bf16.report(Kind::kDispatch, sms, 1, push);
+    for (const std::uint32_t sms : {24u, 16u, 8u}) bf16.report(Kind::kCombine, sms, 2, pull);
   }
   {
     Group expert({"expert fp8-cast 128", true, true, 128}, devices, bench);
     for (const std::uint32_t sms : {16u, 24u, 32u, 64u, 128u}) {
       expert.report(Kind::kDispatch, sms, 1, push);
-      expert.report(Kind::kCombine, sms, 1, pull);
+      expert.report(Kind::kCombine, sms, 2, pull);
     }
-    expert.report(Kind::kCombine, 24, 2, pull);
   }
   if (!full) return 0;
   Group zipf({"compact bf16 4096 zipf", false, false, 4096, true}, devices, bench);

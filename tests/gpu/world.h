@@ -176,8 +176,8 @@ class World {
     EPD_CUDA(cudaSetDevice(own.device));
     int bytes = 0;
     EPD_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, own.device));
-    op.movers.stages = stages;
-    if (!kernels::cuda::configure(kind, static_cast<std::size_t>(bytes), op)) {
+    if (stages != 0) op.movers.stages = stages;
+    if (!kernels::cuda::configure(kind, static_cast<std::size_t>(bytes), sms, op)) {
       std::fprintf(stderr, "configure refused\n");
       std::exit(1);
     }
@@ -186,7 +186,7 @@ class World {
     own.uploads[place] = op;
     EPD_CUDA(cudaMemcpyAsync(slot, own.uploads + place, sizeof(op), cudaMemcpyHostToDevice, own.stream));
     if (before_launch) before_launch();
-    EPD_CUDA(kernels::cuda::launch(kind, op, slot, sms, own.stream));
+    EPD_CUDA(kernels::cuda::launch(kind, op, slot, own.stream));
   }
 
   // Waits for all ranks.

@@ -70,11 +70,12 @@ struct Shape {
 
 // How a CTA divides its shared memory; from configure().
 struct Movers {
+  std::uint32_t ctas = 0;
   std::uint32_t threads = 0;
   std::uint32_t shared_bytes = 0;
   std::uint32_t header_bytes = 0;  // before the stages
   std::uint32_t warps = 0;         // that move rows
-  std::uint32_t stages = 0;        // of each
+  std::uint32_t stages = 2;        // of each
   std::uint32_t stage_bytes = 0;
   std::uint32_t chunk_bytes = 0;  // combine: of a row, at a time
 };
@@ -134,14 +135,15 @@ enum class Kind { kDispatch, kCombine };
 // Bytes of device memory that an operation in flight needs for itself.
 std::size_t workspace_bytes(const Shape& shape, std::uint32_t max_sms);
 
-// `max_shared_bytes`: what one CTA may have on the device. False: a row does not fit.
-bool configure(Kind kind, std::size_t max_shared_bytes, Operation& op);
+// Divides the work among `sms` CTAs. `max_shared_bytes`: what one may have on the device. False: a row does not
+// fit. movers.stages of a combine is taken as it is given.
+bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Operation& op);
 
 // Loads the kernels and raises their shared-memory limits on the current device. 0, or a cudaError_t.
 int prepare();
 
-// One CTA on each of `sms` SMs, all of which must be able to run at once. `op`: configured; `on_device`: the
+// One CTA on each of as many SMs as `op` is configured for; all must be able to run at once. `op`: configured; `on_device`: the
 // same, in device memory when the kernel starts. 0, or a cudaError_t.
-int launch(Kind kind, const Operation& op, const Operation* on_device, std::uint32_t sms, CUstream_st* stream);
+int launch(Kind kind, const Operation& op, const Operation* on_device, CUstream_st* stream);
 
 }  // namespace epd::kernels::cuda
