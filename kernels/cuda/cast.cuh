@@ -1,4 +1,4 @@
-// The FP8 block cast of one row, from global into shared memory, by one warp.
+// The FP8 block cast of one row, from shared memory into shared memory, by one warp.
 #pragma once
 
 #include "cuda/ptx.cuh"
@@ -73,11 +73,11 @@ __device__ inline void put_scale(std::uint8_t* scales, ScaleFormat format, std::
   }
 }
 
-// A section of a row: 32 blocks, so that each lane divides for one of them. In step j, 8 lanes hold block 4*j +
+// A section of a row: some blocks, and a lane divides for each of them. In step j, 8 lanes hold block 4*j +
 // lane / 8, two vectors of 16 bytes each.
 struct CastSection {
-  static constexpr std::uint32_t kBlocks = 32;
   static constexpr std::uint32_t kSteps = 8;
+  static constexpr std::uint32_t kBlocks = 4 * kSteps;
   uint4 v[kSteps][2];
   float inverse;  // of block `lane`
 
@@ -88,8 +88,8 @@ struct CastSection {
     for (std::uint32_t j = 0; j < kSteps; ++j) {
       const bool valid = block(j) < blocks;
       const uint4* const at = row + block(j) * 16 + lane_of() % 8;
-      v[j][0] = valid ? __ldcg(at) : uint4{0, 0, 0, 0};
-      v[j][1] = valid ? __ldcg(at + 8) : uint4{0, 0, 0, 0};
+      v[j][0] = valid ? at[0] : uint4{0, 0, 0, 0};
+      v[j][1] = valid ? at[8] : uint4{0, 0, 0, 0};
     }
   }
 
@@ -127,7 +127,7 @@ __device__ inline void cast_row(const void* row, std::uint8_t* codes, std::uint8
     section.load(static_cast<const uint4*>(row) + first * 16, blocks - first);
     const BlockScale scale = block_scale(section.amax(), pow2);
     section.inverse = scale.inverse;
-    if (first + lane_of() < blocks) put_scale(scales, format.scales, first + lane_of(), scale.scale);
+    if (lane_of() < CastSection::kBlocks && first + lane_of() < blocks) put_scale(scales, format.scales, first + lane_of(), scale.scale);
     section.store(reinterpret_cast<uint2*>(codes) + first * 16, blocks - first);
   }
   if (format.scales == ScaleFormat::kUe8m0) {

@@ -107,68 +107,79 @@ __device__ inline void send_scale_words(const Operation& op, const Shared& share
   }
 }
 
-__device__ inline void load_row(const Operation& op, const Stages& stages, std::uint32_t stage, std::uint32_t token) {
+// Where the parts of a row lie in its stage: x and, if x comes with scales, those; or what they are cast to, and x.
+struct StageLayout {
+  std::uint8_t* row;
+  std::uint8_t* scales;
+  std::uint8_t* x;
+  __device__ StageLayout(const RowFormat& format, std::uint8_t* stage)
+      : row(stage), scales(stage + format.row_bytes), x(stage) {
+    if (format.cast) x = scales + (format.scale_bytes + 127) / 128 * 128;
+  }
+};
+
+__device__ inline void load_row(const Operation& op, const StageLayout& to, std::uint64_t* barrier,
+                                std::uint32_t token) {
   const RowFormat& format = op.shape.format;
   const bool scales = op.x_scales != nullptr;
-  std::uint64_t* const barrier = stages.barriers + stage;
-  if (lane_of() == 0) {
-    barrier_expect(barrier, format.x_bytes + (scales && format.scale_bytes % 16 == 0 ? format.scale_bytes : 0));
-  }
-  std::uint8_t* const to = stages.at(stage);
-  warp_load(to, static_cast<const std::uint8_t*>(op.x) + std::size_t{token} * format.x_bytes, format.x_bytes,
+  const bool bulk_scales = scales && format.scale_bytes % 16 == 0;
+  if (lane_of() == 0) barrier_expect(barrier, format.x_bytes + (bulk_scales ? format.scale_bytes : 0));
+  warp_load(to.x, static_cast<const std::uint8_t*>(op.x) + std::size_t{token} * format.x_bytes, format.x_bytes,
             lane_of() == 0, barrier);
   if (!scales) return;
   const std::uint8_t* from = static_cast<const std::uint8_t*>(op.x_scales) + std::size_t{token} * format.scale_bytes;
-  if (format.scale_bytes % 16 == 0) {
-    warp_load(to + format.x_bytes, from, format.scale_bytes, lane_of() == 0, barrier);
+  if (bulk_scales) {
+    warp_load(to.scales, from, format.scale_bytes, lane_of() == 0, barrier);
     return;
   }
   for (std::uint32_t i = lane_of(); i < format.scale_bytes / 4; i += 32) {
-    reinterpret_cast<std::uint32_t*>(to + format.x_bytes)[i] = reinterpret_cast<const std::uint32_t*>(from)[i];
+    reinterpret_cast<std::uint32_t*>(to.scales)[i] = reinterpret_cast<const std::uint32_t*>(from)[i];
   }
 }
 
 // The row in the stage to all places of its token.
-__device__ inline void send_row(const Operation& op, const Shared& shared, std::uint8_t* stage,
+__device__ inline void send_row(const Operation& op, const Shared& shared, const StageLayout& stage,
                                 const TokenChoice& choice) {
   const RowFormat& format = op.shape.format;
-  std::uint8_t* const scales = stage + format.row_bytes;
   const bool sends = choice.row >= 0;
   const DispatchTarget& target = shared.targets[sends ? choice.rank : 0];
   const std::size_t row = sends ? choice.row : 0;
-  warp_store(static_cast<std::uint8_t*>(target.recv_x) + row * format.row_bytes, stage, format.row_bytes, sends);
+  warp_store(static_cast<std::uint8_t*>(target.recv_x) + row * format.row_bytes, stage.row, format.row_bytes, sends);
   if (format.scale_bytes % 16 == 0 && format.scale_bytes != 0) {
-    warp_store(static_cast<std::uint8_t*>(target.recv_scales) + row * format.scale_bytes, scales,
+    warp_store(static_cast<std::uint8_t*>(target.recv_scales) + row * format.scale_bytes, stage.scales,
                format.scale_bytes, sends);
   } else if (format.scale_bytes != 0) {
-    send_scale_words(op, shared, scales, choice);
+    send_scale_words(op, shared, stage.scales, choice);
   }
   stores_commit();
 }
 
-// One warp's part of pushing. The first row is loaded, or cast, before anything is known of its places.
+// One warp's part of pushing. The first row is loaded, and cast, before anything is known of its places.
 // Where a token's place can be found by any CTA, warps take tokens as they get free (links serve some SMs
 // better than others); else each CTA keeps to the tokens that it counted.
 class Pusher {
  public:
   __device__ Pusher(const Operation& op, Cta cta, const Shared& shared)
-      : op_(op), shared_(shared), stages_(op, shared), moves_(warp_of() < op.movers.warps) {
-    claims_ = !op.shape.per_expert || op.cached;
+      : op_(op),
+        shared_(shared),
+        stages_(op, shared),
+        stage_(op.shape.format, stages_.at(0)),
+        moves_(warp_of() < op.movers.warps),
+        claims_(!op.shape.per_expert || op.cached) {
     const Range tokens = claims_ ? Range{0, op.num_tokens} : part_of(op.num_tokens, cta.index, cta.count);
     step_ = claims_ ? op.movers.warps * cta.count : op.movers.warps;
     end_ = moves_ ? tokens.end : 0;
     token_ = tokens.begin + warp_of() + (claims_ ? op.movers.warps * cta.index : 0);
+    next_ = kFull;
   }
   __device__ bool moves() const { return moves_; }
 
   __device__ void begin() {
     if (!moves_) return;
     stages_.open();
-    if (op_.shape.format.cast) {
-      prefetch_row(token_);
-    } else if (token_ < end_) {
-      load_row(op_, stages_, 0, token_);
-    }
+    if (token_ >= end_) return;
+    load_row(op_, stage_, stages_.barriers, token_);
+    next_ = following(claim(), token_);
   }
 
   __device__ void prepare() {
@@ -180,28 +191,25 @@ class Pusher {
   // Returns when all stores of the calling thread are performed.
   __device__ void run() {
     TokenChoice choice = load_choice(op_, token_, end_);
-    std::uint32_t next = following(claim(), token_);
     while (token_ < end_) {
-      const TokenChoice next_choice = load_choice(op_, next, end_);
+      const TokenChoice next_choice = load_choice(op_, next_, end_);
       const std::uint32_t claimed = claim();
-      if (op_.shape.format.cast) prefetch_row(next);
       place_choice(op_, shared_, token_, choice);
       if (!prepared_) take_row();
       prepared_ = false;
-      send_row(op_, shared_, stages_.at(cursor_.stage), choice);
-      cursor_.advance(stages_.count);
+      send_row(op_, shared_, stage_, choice);
       if (op_.shape.per_expert) {
         send_choice(op_, shared_, token_, choice);
       } else {
         send_choices(op_, shared_, token_, choice);
       }
-      if (next < end_ && !op_.shape.format.cast) {
-        free_stage();
-        load_row(op_, stages_, cursor_.stage, next);
+      if (!op_.shape.format.cast) {
+        wait_sent();
+        load_next();
       }
-      token_ = next;
+      token_ = next_;
       choice = next_choice;
-      next = following(claimed, next);
+      next_ = following(claimed, next_);
     }
     stores_wait_done();
     stages_.close();
@@ -210,7 +218,8 @@ class Pusher {
   // The operation has failed: nothing may be on its way into this CTA's memory when it leaves.
   __device__ void abandon() {
     if (!moves_) return;
-    if (token_ < end_ && !prepared_ && !op_.shape.format.cast) barrier_wait(stages_.barriers, cursor_.parity);
+    const bool loads = prepared_ ? op_.shape.format.cast && next_ < end_ : token_ < end_;
+    if (loads) barrier_wait(stages_.barriers, parity_);
     stages_.close();
   }
 
@@ -222,46 +231,39 @@ class Pusher {
   __device__ std::uint32_t following(std::uint32_t claimed, std::uint32_t token) const {
     return step_ + (claims_ ? __shfl_sync(kFull, claimed, 0) : token);
   }
-
-  __device__ const std::uint8_t* row_of(std::uint32_t token) const {
-    return static_cast<const std::uint8_t*>(op_.x) + std::size_t{token} * op_.shape.format.x_bytes;
+  __device__ void load_next() {
+    if (next_ < end_) load_row(op_, stage_, stages_.barriers, next_);
   }
-  __device__ void prefetch_row(std::uint32_t token) const {
-    if (token < end_ && lane_of() == 0) prefetch(row_of(token), op_.shape.format.x_bytes);
-  }
-
-  // What left the stage at the cursor has been read.
-  __device__ void free_stage() {
-    if (stages_.count == 1) {
-      stores_wait_read<0>();
-    } else {
-      stores_wait_read<1>();
-    }
+  // What was sent has been read, so that its memory may be written.
+  __device__ void wait_sent() {
+    stores_wait_read();
     fence_async_shared();
     __syncwarp();
   }
-  // The row in the stage at the cursor as it leaves.
+  // The row as it leaves. The x of a row that is cast is no longer needed then.
   __device__ void take_row() {
-    const RowFormat& format = op_.shape.format;
-    if (format.cast) {
-      free_stage();
-      std::uint8_t* const to = stages_.at(cursor_.stage);
-      cast_row(row_of(token_), to, to + format.row_bytes, format);
-    } else {
-      barrier_wait(stages_.barriers + cursor_.stage, cursor_.parity);
+    barrier_wait(stages_.barriers, parity_);
+    parity_ ^= 1;
+    __syncwarp();
+    if (op_.shape.format.cast) {
+      wait_sent();
+      cast_row(stage_.x, stage_.row, stage_.scales, op_.shape.format);
     }
     fence_async_shared();
     __syncwarp();
+    if (op_.shape.format.cast) load_next();
   }
 
   const Operation& op_;
   const Shared& shared_;
   const Stages stages_;
+  const StageLayout stage_;
   const bool moves_;
-  bool claims_;
+  const bool claims_;
   bool prepared_ = false;
-  StageCursor cursor_;
+  std::uint32_t parity_ = 0;
   std::uint32_t token_;
+  std::uint32_t next_;
   std::uint32_t step_;
   std::uint32_t end_;
 };

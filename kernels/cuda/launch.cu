@@ -52,11 +52,13 @@ static_assert(sizeof(Operation) + 512 + 1024 <= kStaticBytes);
 constexpr std::uint32_t kCombineStage = 8 * 1024;  // a stage of combine: a piece of each row of a token
 constexpr std::uint32_t kPieceUnit = 512;           // 16 bytes for each lane
 
-// A stage holds one row with its scales. A row that is cast is not loaded into one: while the last one leaves,
-// the next is cast.
+// A stage holds one row with its scales. Of a row that is cast it holds both forms, so that the next can come
+// while the last one leaves.
 void divide_stages(Operation& op) {
-  op.movers.stages = op.shape.format.cast ? 2 : 1;
-  op.movers.stage_bytes = round_to(op.shape.format.row_bytes + op.shape.format.scale_bytes, 128);
+  const RowFormat& format = op.shape.format;
+  op.movers.stages = 1;
+  op.movers.stage_bytes = format.row_bytes + round_to(format.scale_bytes, 128) + (format.cast ? format.x_bytes : 0);
+  op.movers.stage_bytes = round_to(op.movers.stage_bytes, 128);
 }
 
 // A stage holds a piece of every row that a token may have.

@@ -135,13 +135,6 @@ __device__ inline void warp_load(std::uint8_t* to, const void* from, std::uint32
 #endif
 }
 
-// Brings memory into the L2 cache; a hint. One lane.
-__device__ inline void prefetch(const void* from, std::uint32_t bytes) {
-#if EPD_BULK
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#endif
-}
-
 // Shared to global memory, likewise; part of the lane's current group.
 __device__ inline void warp_store(void* to, std::uint8_t* from, std::uint32_t bytes, bool mine) {
 #if EPD_BULK
@@ -161,11 +154,10 @@ __device__ inline void stores_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 #endif
 }
-// Until all but the newest `kPending` groups of this lane have read their source.
-template <int kPending>
+// Until all groups of this lane have read their source.
 __device__ inline void stores_wait_read() {
 #if EPD_BULK
-  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 #endif
 }
 // Until all stores of this lane are performed, so that a release by this thread publishes them.

@@ -42,79 +42,138 @@ struct ChoiceLanes {
   __device__ std::uint32_t tokens() const { return 32 / width; }
 };
 
+// Expert to rank without a divide: exact for experts below 2^16.
+struct RankOfExpert {
+  std::uint32_t reciprocal;  // 0: one expert on each rank
+
+  __device__ explicit RankOfExpert(const Shape& shape) {
+    const std::uint32_t experts = experts_per_rank(shape);
+    reciprocal = experts == 1 ? 0 : (0xffffffffu / experts) + 1;
+  }
+  __device__ std::uint32_t operator()(std::uint32_t expert) const {
+    return reciprocal == 0 ? expert : __umulhi(expert, reciprocal);
+  }
+};
+
 // The value at `place`, read once from memory that the client may be changing.
 __device__ inline std::int64_t read_choice(const Operation& op, std::uint32_t place) {
   if (op.shape.index64) return static_cast<const volatile std::int64_t*>(op.topk_idx)[place];
   return static_cast<const volatile std::int32_t*>(op.topk_idx)[place];
 }
 
-// The choice as it counts: -1 for none, for ranks that are not there, and for what is refused.
-__device__ inline std::int32_t accept_choice(const Operation& op, std::uint32_t place, std::int64_t value) {
-  if (value < -1 || value >= op.shape.num_experts) {
-    const auto saturated = static_cast<std::int32_t>(max(min(value, std::int64_t{INT32_MAX}), std::int64_t{INT32_MIN}));
-    const std::uint64_t key = std::uint64_t{place} << 32 | static_cast<std::uint32_t>(saturated);
-    atomicMax(reinterpret_cast<unsigned long long*>(&workspace(op).bad_choice), ~key);
-    return -1;
-  }
-  if (value >= 0 && !is_there(op, static_cast<std::uint32_t>(value) / experts_per_rank(op.shape))) {
-    atomicAdd(&workspace(op).dropped, 1);
-    return -1;
-  }
-  return static_cast<std::int32_t>(value);
-}
+// What every lane knows while it counts.
+struct Counting {
+  const Operation& op;
+  const Counters& counters;
+  ChoiceLanes lanes;
+  RankOfExpert rank_of;
+  std::uint32_t there;  // set of ranks
 
-// One step of a warp: each lane's choice gets its number among the warp's rows for the same target, or -1 if
-// a lower k of the token sends that row already.
-__device__ inline std::int32_t number_choice(const Operation& op, const Counters& counters,
-                                             const ChoiceLanes& lanes, std::int32_t expert) {
-  const bool chosen = expert >= 0;
-  const std::uint32_t rank = chosen ? expert / experts_per_rank(op.shape) : kFull;
-  const std::uint32_t target = op.shape.per_expert ? static_cast<std::uint32_t>(expert) : rank;
-  const std::uint32_t same = __match_any_sync(kFull, target);
-  const bool sends = chosen && (same & lanes.group & lanes_below()) == 0;
-  const std::uint32_t senders = same & __ballot_sync(kFull, sends);
-  if (op.shape.per_expert) {
-    const std::uint32_t same_rank = __match_any_sync(kFull, rank);
-    if (chosen && (same_rank & lanes.group & lanes_below()) == 0) atomicAdd(&counters.ranks[rank], 1);
-  } else if (chosen) {
-    atomicAdd(&counters.experts[expert], 1);
-  }
-  std::uint32_t* const counter = counters.of_warp + warp_of() * counters.targets + target;
-  const std::uint32_t number = sends ? *counter + __popc(senders & lanes_below()) : 0;
-  __syncwarp();
-  if (sends && (senders & lanes_below()) == 0) *counter = number + __popc(senders);
-  __syncwarp();
-  return sends ? static_cast<std::int32_t>(number) : -1;
-}
+  __device__ Counting(const Operation& operation, const Counters& all)
+      : op(operation), counters(all), lanes(op.shape.topk), rank_of(op.shape), there(ranks_there(op)) {}
 
-// Visits the choices of the warp's tokens in order, all lanes at once: visit(lanes, place, valid, load(place)).
-// Several steps' loads are under way together.
-template <typename Load, typename Visit>
-__device__ inline void for_choices(const Operation& op, const Counters& counters, Cta cta, Load load, Visit visit) {
-  constexpr std::uint32_t kBatch = 4;
-  if (warp_of() >= counters.warps) return;
-  const ChoiceLanes lanes(op.shape.topk);
-  const Range cta_tokens = part_of(op.num_tokens, cta.index, cta.count);
-  const Range part = part_of(cta_tokens.end - cta_tokens.begin, warp_of(), counters.warps);
-  const std::uint32_t end = cta_tokens.begin + part.end;
-  for (std::uint32_t first = cta_tokens.begin + part.begin; first < end; first += kBatch * lanes.tokens()) {
-    decltype(load(0u)) loaded[kBatch];
-    const auto place_of = [&](std::uint32_t b) {
-      return (first + b * lanes.tokens() + lanes.token) * op.shape.topk + lanes.k;
-    };
-    const auto is_valid = [&](std::uint32_t b) {
-      return lanes.k < op.shape.topk && first + b * lanes.tokens() + lanes.token < end;
-    };
-#pragma unroll
-    for (std::uint32_t b = 0; b < kBatch; ++b) {
-      if (is_valid(b)) loaded[b] = load(place_of(b));
+  __device__ std::uint32_t target_of(std::int32_t expert) const {
+    const auto e = static_cast<std::uint32_t>(expert);
+    return op.shape.per_expert ? e : rank_of(e);
+  }
+  __device__ std::uint32_t& counter(std::uint32_t target) const {
+    return counters.of_warp[warp_of() * counters.targets + target];
+  }
+
+  // The choice as it counts: -1 for none, for ranks that are not there, and for what is refused.
+  __device__ std::int32_t accept(std::uint32_t place, std::int64_t value) const {
+    if (value == -1) return -1;
+    if (value < 0 || value >= op.shape.num_experts) {
+      const std::int64_t bounded = max(min(value, std::int64_t{INT32_MAX}), std::int64_t{INT32_MIN});
+      const std::uint64_t key = std::uint64_t{place} << 32 | static_cast<std::uint32_t>(bounded);
+      atomicMax(reinterpret_cast<unsigned long long*>(&workspace(op).bad_choice), ~key);
+      return -1;
     }
+    if (((there >> rank_of(static_cast<std::uint32_t>(value))) & 1) == 0) {
+      atomicAdd(&workspace(op).dropped, 1);
+      return -1;
+    }
+    return static_cast<std::int32_t>(value);
+  }
+
+  // One step of a warp: each lane's choice gets its number among the warp's rows for the same target, or -1 if
+  // a lower k of the token sends that row already.
+  __device__ std::int32_t number(std::int32_t expert) const {
+    const bool chosen = expert >= 0;
+    const std::uint32_t target = chosen ? target_of(expert) : kFull;
+    const std::uint32_t same = __match_any_sync(kFull, target);
+    const bool sends = chosen && (same & lanes.group & lanes_below()) == 0;
+    const std::uint32_t senders = same & __ballot_sync(kFull, sends);
+    if (op.shape.per_expert) {
+      const std::uint32_t rank = chosen ? rank_of(expert) : kFull;
+      const std::uint32_t same_rank = __match_any_sync(kFull, rank);
+      if (chosen && (same_rank & lanes.group & lanes_below()) == 0) atomicAdd(&counters.ranks[rank], 1);
+    } else if (chosen) {
+      atomicAdd(&counters.experts[expert], 1);
+    }
+    const std::uint32_t before = sends ? counter(target) + __popc(senders & lanes_below()) : 0;
+    __syncwarp();
+    if (sends && (senders & lanes_below()) == 0) counter(target) = before + __popc(senders);
+    __syncwarp();
+    return sends ? static_cast<std::int32_t>(before) : -1;
+  }
+};
+
+// Some steps of a warp, whose loads are under way together. Tokens [begin, end) of the warp.
+struct ChoiceBatch {
+  static constexpr std::uint32_t kSteps = 8;
+  std::int32_t expert[kSteps];
+  std::int32_t row[kSteps];  // number among the warp's rows
+  std::uint32_t begin;
+  std::uint32_t end;
+
+  __device__ static std::uint32_t tokens(const Counting& counting) { return kSteps * counting.lanes.tokens(); }
+  __device__ std::uint32_t token(const Counting& c, std::uint32_t step) const {
+    return begin + step * c.lanes.tokens() + c.lanes.token;
+  }
+  __device__ bool valid(const Counting& c, std::uint32_t step) const {
+    return c.lanes.k < c.op.shape.topk && token(c, step) < end;
+  }
+  __device__ std::uint32_t place(const Counting& c, std::uint32_t step) const {
+    return token(c, step) * c.op.shape.topk + c.lanes.k;
+  }
+
+  __device__ void read(const Counting& c) {
+    std::int64_t value[kSteps];
 #pragma unroll
-    for (std::uint32_t b = 0; b < kBatch; ++b) {
-      if (first + b * lanes.tokens() < end) visit(lanes, place_of(b), is_valid(b), loaded[b]);
+    for (std::uint32_t i = 0; i < kSteps; ++i) value[i] = valid(c, i) ? read_choice(c.op, place(c, i)) : -1;
+#pragma unroll
+    for (std::uint32_t i = 0; i < kSteps; ++i) {
+      expert[i] = row[i] = -1;
+      if (begin + i * c.lanes.tokens() >= end) continue;  // for all lanes
+      expert[i] = c.accept(place(c, i), value[i]);
+      row[i] = c.number(expert[i]);
     }
   }
-}
+  // Back from where store() left it.
+  __device__ void read_again(const Counting& c) {
+#pragma unroll
+    for (std::uint32_t i = 0; i < kSteps; ++i) {
+      expert[i] = valid(c, i) ? c.op.routing.topk[place(c, i)] : -1;
+      row[i] = valid(c, i) ? c.op.routing.rows[place(c, i)] : -1;
+    }
+  }
+  // Numbers among the CTA's rows, once the counters say where the warp's begin.
+  __device__ void add_lower_warps(const Counting& c) {
+#pragma unroll
+    for (std::uint32_t i = 0; i < kSteps; ++i) {
+      if (row[i] >= 0) row[i] += static_cast<std::int32_t>(c.counter(c.target_of(expert[i])));
+    }
+  }
+  __device__ void store(const Counting& c) const {
+#pragma unroll
+    for (std::uint32_t i = 0; i < kSteps; ++i) {
+      if (!valid(c, i)) continue;
+      c.op.routing.topk[place(c, i)] = expert[i];
+      c.op.routing.rows[place(c, i)] = row[i];
+    }
+  }
+};
 
 // Sums of the CTA's warps to the workspace; counters become each warp's first number.
 __device__ inline void sum_warps(const Operation& op, const Counters& counters, Cta cta) {
@@ -174,37 +233,31 @@ __device__ inline bool exchange_counts(const Operation& op) {
   return true;
 }
 
-struct Numbered {
-  std::int32_t expert;
-  std::int32_t number;
-};
-
-// Reads, checks and counts this CTA's choices; afterwards routing.rows holds numbers within the CTA.
+// Reads, checks and counts this CTA's choices; afterwards routing.rows holds numbers within the CTA. A warp with
+// one batch keeps it in registers meanwhile.
 __device__ inline void number_rows(const Operation& op, Cta cta, const Counters& counters) {
   for (std::uint32_t i = threadIdx.x; i < counters.words(); i += blockDim.x) counters.ranks[i] = 0;
+  const Counting counting(op, counters);
+  const Range tokens = part_of(op.num_tokens, cta.index, cta.count);
+  const Range part = part_of(tokens.end - tokens.begin, min(warp_of(), counters.warps), counters.warps);
+  const std::uint32_t begin = tokens.begin + part.begin;
+  const std::uint32_t end = warp_of() < counters.warps ? tokens.begin + part.end : begin;
+  const std::uint32_t step = ChoiceBatch::tokens(counting);
+  ChoiceBatch batch;
+  batch.end = end;
   __syncthreads();
-  for_choices(
-      op, counters, cta, [&](std::uint32_t place) { return read_choice(op, place); },
-      [&](const ChoiceLanes& lanes, std::uint32_t place, bool valid, std::int64_t value) {
-        const std::int32_t expert = valid ? accept_choice(op, place, value) : -1;
-        const std::int32_t number = number_choice(op, counters, lanes, expert);
-        if (!valid) return;
-        op.routing.topk[place] = expert;
-        op.routing.rows[place] = number;
-      });
+  for (batch.begin = begin; batch.begin < end; batch.begin += step) {
+    batch.read(counting);
+    if (end - begin > step) batch.store(counting);
+  }
   __syncthreads();
   sum_warps(op, counters, cta);
   __syncthreads();
-  for_choices(
-      op, counters, cta,
-      [&](std::uint32_t place) { return Numbered{op.routing.topk[place], op.routing.rows[place]}; },
-      [&](const ChoiceLanes&, std::uint32_t place, bool valid, Numbered choice) {
-        if (!valid || choice.number < 0) return;
-        const std::uint32_t target =
-            op.shape.per_expert ? choice.expert : choice.expert / experts_per_rank(op.shape);
-        const std::uint32_t before = counters.of_warp[warp_of() * counters.targets + target];
-        if (before != 0) op.routing.rows[place] = choice.number + static_cast<std::int32_t>(before);
-      });
+  for (batch.begin = begin; batch.begin < end; batch.begin += step) {
+    if (end - begin > step) batch.read_again(counting);
+    batch.add_lower_warps(counting);
+    batch.store(counting);
+  }
 }
 
 // Counts this CTA's tokens; the last CTA to have done so tells all ranks. False: the operation has failed.

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kProbeWarps * 32, 1) push_probe(ProbeTargets t
     std::uint8_t* const to = targets.at[i % targets.count] + std::size_t{i / targets.count} * kProbeRow;
     warp_store(to, row, kProbeRow, lane_of() == 0);
     stores_commit();
-    stores_wait_read<3>();
+    asm volatile("cp.async.bulk.wait_group.read 3;" ::: "memory");
   }
   stores_wait_done();
 }
