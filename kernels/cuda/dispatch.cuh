@@ -94,16 +94,17 @@ __device__ inline void send_choice(const Operation& op, const Shared& shared, st
   reinterpret_cast<int2*>(target.recv_src)[choice.row] = {static_cast<int>(op.rank), static_cast<int>(token)};
 }
 
-// Scales of a size that bulk copies don't take.
-__device__ inline void send_scale_words(const Operation& op, const Shared& shared, const std::uint8_t* scales,
-                                        const TokenChoice& choice) {
-  const std::uint32_t words = op.shape.format.scale_bytes / 4;
+// Scales are too short for bulk stores to pay: a lane's piece of 16 (or 4) bytes to each place.
+template <typename Unit>
+__device__ inline void send_scales(const Operation& op, const Shared& shared, const std::uint8_t* scales,
+                                   const TokenChoice& choice) {
+  const std::uint32_t units = op.shape.format.scale_bytes / sizeof(Unit);
   for (std::uint32_t senders = __ballot_sync(kFull, choice.row >= 0); senders != 0; senders &= senders - 1) {
     const int lane = __ffs(static_cast<int>(senders)) - 1;
     const std::uint32_t rank = __shfl_sync(kFull, choice.rank, lane);
     const std::size_t row = __shfl_sync(kFull, choice.row, lane);
-    auto* const to = static_cast<std::uint32_t*>(shared.targets[rank].recv_scales) + row * words;
-    for (std::uint32_t i = lane_of(); i < words; i += 32) to[i] = reinterpret_cast<const std::uint32_t*>(scales)[i];
+    Unit* const to = static_cast<Unit*>(shared.targets[rank].recv_scales) + row * units;
+    for (std::uint32_t i = lane_of(); i < units; i += 32) to[i] = reinterpret_cast<const Unit*>(scales)[i];
   }
 }
 
@@ -145,13 +146,13 @@ __device__ inline void send_row(const Operation& op, const Shared& shared, const
   const DispatchTarget& target = shared.targets[sends ? choice.rank : 0];
   const std::size_t row = sends ? choice.row : 0;
   warp_store(static_cast<std::uint8_t*>(target.recv_x) + row * format.row_bytes, stage.row, format.row_bytes, sends);
-  if (format.scale_bytes % 16 == 0 && format.scale_bytes != 0) {
-    warp_store(static_cast<std::uint8_t*>(target.recv_scales) + row * format.scale_bytes, stage.scales,
-               format.scale_bytes, sends);
-  } else if (format.scale_bytes != 0) {
-    send_scale_words(op, shared, stage.scales, choice);
-  }
   stores_commit();
+  if (format.scale_bytes == 0) return;
+  if (format.scale_bytes % 16 == 0) {
+    send_scales<uint4>(op, shared, stage.scales, choice);
+  } else {
+    send_scales<std::uint32_t>(op, shared, stage.scales, choice);
+  }
 }
 
 // One warp's part of pushing. The first row is loaded, and cast, before anything is known of its places.

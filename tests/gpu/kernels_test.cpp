@@ -1,5 +1,6 @@
 // Every CUDA kernel against the reference, bit for bit, on fresh random inputs: all layouts, payloads and
-// options, over all GPUs of the machine. Usage: kernels_test [cases] [seed] [hidden limit]
+// options, over all GPUs of the machine. Usage: kernels_test [cases] [seed] [hidden limit] [no-failures]
+// "no-failures" leaves out what depends on time: under racecheck a launch can take longer than a deadline.
 #include "gpu/world.h"
 #include "kernels/numbers.h"
 #include "kernels/reference.h"
@@ -506,7 +507,7 @@ int run(int argc, char** argv) {
   std::printf("kernels_test: %d cases, seed %llu, %d GPUs\n", cases, static_cast<unsigned long long>(seed),
               num_devices());
   enable_peers();
-  int failed = run_failures();
+  int failed = argc > 4 ? 0 : run_failures();
   for (int i = 0; i < cases; ++i) {
     Random random(seed + static_cast<std::uint64_t>(i));
     const Case c = random_case(random, max_hidden);
