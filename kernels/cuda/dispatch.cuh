@@ -26,18 +26,17 @@ __device__ inline TokenChoice load_choice(const Operation& op, std::uint32_t tok
   return choice;
 }
 
-// The row number within the CTA that counted the token becomes the place at the target, and is kept.
+// The row number within the CTA that counted the token becomes the place at the target.
 __device__ inline void place_choice(const Operation& op, const Shared& shared, std::uint32_t token,
                                     TokenChoice& choice) {
   if (choice.expert < 0) return;
   choice.rank = choice.expert / experts_per_rank(op.shape);
-  if (choice.row < 0 || op.cached) return;
+  if (choice.row >= -1) return;
   const std::uint32_t* const base =
       op.shape.per_expert
           ? shared.base + choice.expert
           : shared.base + part_with(op.num_tokens, token, op.movers.ctas) * op.shape.num_ranks + choice.rank;
-  choice.row += static_cast<std::int32_t>(*base);
-  op.routing.rows[token * op.shape.topk + lane_of()] = choice.row;
+  choice.row = static_cast<std::int32_t>(*base) - 2 - choice.row;
 }
 
 __device__ inline void store_index(const Operation& op, void* indices, std::size_t at, std::int32_t value) {
@@ -199,11 +198,6 @@ class Pusher {
       if (!prepared_) take_row();
       prepared_ = false;
       send_row(op_, shared_, stage_, choice);
-      if (op_.shape.per_expert) {
-        send_choice(op_, shared_, token_, choice);
-      } else {
-        send_choices(op_, shared_, token_, choice);
-      }
       if (!op_.shape.format.cast) {
         wait_sent();
         load_next();
@@ -342,6 +336,23 @@ __device__ inline bool route(const Operation& op, Cta cta, const Shared& shared,
   return op.cached || place_rows(op, shared);
 }
 
+// What comes with the rows of the CTA's tokens, and their places, kept for later operations.
+__device__ inline void send_books(const Operation& op, Cta cta, const Shared& shared, const Team& clerks) {
+  const Range tokens = part_of(op.num_tokens, cta.index, cta.count);
+  TokenChoice next = load_choice(op, tokens.begin + clerks.warp(), tokens.end);
+  for (std::uint32_t token = tokens.begin + clerks.warp(); token < tokens.end; token += clerks.warps) {
+    TokenChoice choice = next;
+    next = load_choice(op, token + clerks.warps, tokens.end);
+    place_choice(op, shared, token, choice);
+    if (choice.row >= 0 && !op.cached) op.routing.rows[token * op.shape.topk + lane_of()] = choice.row;
+    if (op.shape.per_expert) {
+      send_choice(op, shared, token, choice);
+    } else {
+      send_choices(op, shared, token, choice);
+    }
+  }
+}
+
 // What the warps do that move no rows.
 __device__ inline void keep_books(const Operation& op, Cta cta, const Shared& shared) {
   const Team clerks{op.movers.warps, blockDim.x / 32 - op.movers.warps};
@@ -349,6 +360,7 @@ __device__ inline void keep_books(const Operation& op, Cta cta, const Shared& sh
     if (!op.cached) record_placement(op, shared, clerks);
     deliver_counts(op, clerks);
   }
+  send_books(op, cta, shared, clerks);
   fill_rows(op, cta, shared, clerks);
 }
 

@@ -156,6 +156,7 @@ struct ChoiceBatch {
     for (std::uint32_t i = 0; i < kSteps; ++i) {
       expert[i] = valid(c, i) ? c.op.routing.topk[place(c, i)] : -1;
       row[i] = valid(c, i) ? c.op.routing.rows[place(c, i)] : -1;
+      if (row[i] < -1) row[i] = -2 - row[i];
     }
   }
   // Numbers among the CTA's rows, once the counters say where the warp's begin.
@@ -170,7 +171,7 @@ struct ChoiceBatch {
     for (std::uint32_t i = 0; i < kSteps; ++i) {
       if (!valid(c, i)) continue;
       c.op.routing.topk[place(c, i)] = expert[i];
-      c.op.routing.rows[place(c, i)] = row[i];
+      c.op.routing.rows[place(c, i)] = row[i] < 0 ? -1 : -2 - row[i];
     }
   }
 };
@@ -233,7 +234,8 @@ __device__ inline bool exchange_counts(const Operation& op) {
   return true;
 }
 
-// Reads, checks and counts this CTA's choices; afterwards routing.rows holds numbers within the CTA. A warp with
+// Reads, checks and counts this CTA's choices; afterwards routing.rows holds numbers within the CTA, as -2 - i:
+// whoever reads one can tell it from a place, so that places may take their room one by one. A warp with
 // one batch keeps it in registers meanwhile.
 __device__ inline void number_rows(const Operation& op, Cta cta, const Counters& counters) {
   for (std::uint32_t i = threadIdx.x; i < counters.words(); i += blockDim.x) counters.ranks[i] = 0;

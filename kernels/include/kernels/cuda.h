@@ -83,7 +83,8 @@ struct Movers {
 // What a routing leaves for combine and for dispatches that reuse it: this device's own memory.
 struct Routing {
   std::int32_t* topk = nullptr;       // [n,K] validated copy; -1 for ranks that are not there
-  std::int32_t* rows = nullptr;       // [n,K] row at the choice's rank if the choice sends it, else -1
+  std::int32_t* rows = nullptr;       // [n,K] row at the choice's rank if the choice sends it, else -1 (while the
+                                      // dispatch runs also -2 - i: the i-th row of a CTA)
   std::int32_t* placement = nullptr;  // abi::placement_words, kernels::Placement
 };
 
