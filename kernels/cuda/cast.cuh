@@ -39,8 +39,12 @@ __device__ inline std::uint32_t to_e4m3x2(float low, float high) {
 #endif
 }
 
-__device__ inline float low_float(std::uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ inline float high_float(std::uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+__device__ inline float low_float(std::uint32_t pair) {
+  return __uint_as_float(pair << 16);
+}
+__device__ inline float high_float(std::uint32_t pair) {
+  return __uint_as_float(pair & 0xffff0000u);
+}
 
 // The larger magnitudes of two pairs; a NaN loses against anything else.
 __device__ inline std::uint32_t max_pair(std::uint32_t a, std::uint32_t b) {
@@ -119,7 +123,8 @@ struct CastSection {
   }
 };
 
-__device__ inline void cast_row(const void* row, std::uint8_t* codes, std::uint8_t* scales, const RowFormat& format) {
+__device__ inline void cast_row(const void* row, std::uint8_t* codes, std::uint8_t* scales,
+                                const RowFormat& format) {
   const std::uint32_t blocks = format.hidden / 128;
   const bool pow2 = format.scales != ScaleFormat::kFloat32;
   for (std::uint32_t first = 0; first < blocks; first += CastSection::kBlocks) {
@@ -127,7 +132,8 @@ __device__ inline void cast_row(const void* row, std::uint8_t* codes, std::uint8
     section.load(static_cast<const uint4*>(row) + first * 16, blocks - first);
     const BlockScale scale = block_scale(section.amax(), pow2);
     section.inverse = scale.inverse;
-    if (lane_of() < CastSection::kBlocks && first + lane_of() < blocks) put_scale(scales, format.scales, first + lane_of(), scale.scale);
+    if (lane_of() < CastSection::kBlocks && first + lane_of() < blocks)
+      put_scale(scales, format.scales, first + lane_of(), scale.scale);
     section.store(reinterpret_cast<uint2*>(codes) + first * 16, blocks - first);
   }
   if (format.scales == ScaleFormat::kUe8m0) {

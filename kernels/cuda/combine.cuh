@@ -5,6 +5,7 @@
 #include "cuda/cast.cuh"
 #include "cuda/signal.cuh"
 #include "cuda/stages.cuh"
+#include "cuda/weights.cuh"
 
 namespace epd::kernels::cuda {
 
@@ -34,17 +35,6 @@ __device__ inline RawChoice load_raw(const Operation& op, std::uint32_t token) {
   raw.row = __ldcg(op.routing.rows + place);
   if (op.topk_weights != nullptr) raw.weight = __ldcg(op.topk_weights + place);
   return raw;
-}
-
-// Sum of the weights of the choices with the lane's `key`, in order of k from +0.0; NaN has one form.
-__device__ inline float sum_weights(std::uint32_t topk, std::uint32_t key, float weight) {
-  float sum = 0.0f;
-  for (std::uint32_t k = 0; k < topk; ++k) {
-    const std::uint32_t other = __shfl_sync(kFull, key, static_cast<int>(k));
-    const float more = __shfl_sync(kFull, weight, static_cast<int>(k));
-    if (other == key) sum = __fadd_rn(sum, more);
-  }
-  return sum == sum ? sum : __uint_as_float(0x7fc00000u);
 }
 
 template <bool kPerExpert>
@@ -82,7 +72,8 @@ struct Piece {
   std::uint32_t bytes;
 };
 
-// Pieces in the order in which a warp takes them: whole tokens if there are enough of them, else single pieces.
+// Pieces in the order in which a warp takes them: whole tokens if there are enough of them, else single
+// pieces.
 struct PieceOrder {
   std::uint32_t per_token;
   std::uint32_t run;  // pieces of a token that one warp takes
@@ -147,7 +138,9 @@ __device__ inline std::uint32_t to_bf16x2(float low, float high) {
   return pair;
 }
 // No rounded number is 0x7fff, so that adding one to a half shows where it is.
-__device__ inline std::uint32_t shows_nan(std::uint32_t pair) { return (pair + 0x00010001u) & ~pair & 0x80008000u; }
+__device__ inline std::uint32_t shows_nan(std::uint32_t pair) {
+  return (pair + 0x00010001u) & ~pair & 0x80008000u;
+}
 __device__ inline std::uint32_t with_own_nan(std::uint32_t pair) {
   if ((pair & 0xffffu) == 0x7fffu) pair ^= 0x7fffu ^ 0x7fc0u;
   if (pair >> 16 == 0x7fffu) pair ^= (0x7fffu ^ 0x7fc0u) << 16;
@@ -173,10 +166,11 @@ struct Eight {
   }
 };
 
-// The sum of one vector of 8 columns. A factor of 1 leaves a product exact, so unweighted sums take the same way.
+// The sum of one vector of 8 columns. A factor of 1 leaves a product exact, so unweighted sums take the same
+// way.
 template <bool kPerExpert>
-__device__ inline Eight sum_vector(const std::uint8_t* vector, const StageHeader& header, std::uint32_t biases,
-                                   std::uint32_t pitch) {
+__device__ inline Eight sum_vector(const std::uint8_t* vector, const StageHeader& header,
+                                   std::uint32_t biases, std::uint32_t pitch) {
   const auto at = [vector, pitch](std::uint32_t row) {
     return *reinterpret_cast<const uint4*>(vector + row * pitch);
   };
@@ -203,8 +197,8 @@ __device__ inline Eight sum_vector(const std::uint8_t* vector, const StageHeader
 template <bool kPerExpert>
 __device__ inline void sum_piece(const Operation& op, const std::uint8_t* stage, const StageHeader& header,
                                  const Piece& piece) {
-  auto* const out = reinterpret_cast<uint4*>(
-      reinterpret_cast<std::uint8_t*>(op.out) + std::size_t{piece.token} * op.shape.hidden * 2 + piece.offset);
+  auto* const out = reinterpret_cast<uint4*>(reinterpret_cast<std::uint8_t*>(op.out) +
+                                             std::size_t{piece.token} * op.shape.hidden * 2 + piece.offset);
   const std::uint32_t biases = num_biases(op);
   const std::uint32_t pitch = op.movers.chunk_bytes;
   const std::uint32_t vectors = piece.bytes / 16;
@@ -212,7 +206,8 @@ __device__ inline void sum_piece(const Operation& op, const std::uint8_t* stage,
   for (std::uint32_t i = lane_of(); i < vectors; i += 32) {
     uint4 result = sum_vector<kPerExpert>(stage + i * 16, header, biases, pitch).rounded();
     if ((shows_nan(result.x) | shows_nan(result.y) | shows_nan(result.z) | shows_nan(result.w)) != 0) {
-      result = {with_own_nan(result.x), with_own_nan(result.y), with_own_nan(result.z), with_own_nan(result.w)};
+      result = {with_own_nan(result.x), with_own_nan(result.y), with_own_nan(result.z),
+                with_own_nan(result.w)};
     }
     out[i] = result;
   }
@@ -224,11 +219,13 @@ __device__ inline void return_weights(const Operation& op, std::uint32_t token, 
                                       const PulledRow& pulled) {
   const std::uint32_t key = kPerExpert ? static_cast<std::uint32_t>(raw.expert) : pulled.rank;
   const std::uint32_t carriers = __match_any_sync(kFull, key) & __ballot_sync(kFull, raw.row >= 0);
-  const std::int32_t row = __shfl_sync(kFull, raw.row, carriers == 0 ? 0 : __ffs(static_cast<int>(carriers)) - 1);
+  const std::int32_t row =
+      __shfl_sync(kFull, raw.row, carriers == 0 ? 0 : __ffs(static_cast<int>(carriers)) - 1);
   if (lane_of() >= op.shape.topk) return;
   float weight = 0.0f;
   if (raw.expert >= 0 && op.peers[pulled.rank].source.y_weights != nullptr) {
-    const std::size_t first = kPerExpert ? row : std::size_t{static_cast<std::uint32_t>(row)} * op.shape.topk + lane_of();
+    const std::size_t first =
+        kPerExpert ? row : std::size_t{static_cast<std::uint32_t>(row)} * op.shape.topk + lane_of();
     weight = op.peers[pulled.rank].source.y_weights[first];
   }
   op.out_weights[token * op.shape.topk + lane_of()] = weight;
@@ -251,7 +248,8 @@ __device__ inline void pull_rows(const Operation& op, Cta cta, const Shared& sha
     const Piece piece = loading.now(op);
     if (loading.piece == 0) {
       pulled = work_out<kPerExpert>(op, next);
-      if (op.out_weights != nullptr && piece.offset == 0) return_weights<kPerExpert>(op, piece.token, next, pulled);
+      if (op.out_weights != nullptr && piece.offset == 0)
+        return_weights<kPerExpert>(op, piece.token, next, pulled);
       next = load_raw(op, loading.token_of(loading.at + loading.step));
     }
     load_piece(op, stages, headers[load_at.stage], load_at.stage, piece, pulled);

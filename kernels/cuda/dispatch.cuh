@@ -1,10 +1,11 @@
-// Dispatch: a row is read once into shared memory, cast there if it has to be, and leaves from there to all its
-// places by bulk stores.
+// Dispatch: a row is read once into shared memory, cast there if it has to be, and leaves from there to all
+// its places by bulk stores.
 #pragma once
 
 #include "cuda/cast.cuh"
 #include "cuda/placement.cuh"
 #include "cuda/stages.cuh"
+#include "cuda/weights.cuh"
 
 namespace epd::kernels::cuda {
 
@@ -68,23 +69,11 @@ __device__ inline void send_choices(const Operation& op, const Shared& shared, s
   }
 }
 
-// Sum of the token's weights of the lane's expert (per_expert) or rank, in order of k from +0.0. NaN has one
-// form. All lanes call.
-__device__ inline float sum_weights(const Operation& op, const TokenChoice& choice) {
-  const std::uint32_t mine = op.shape.per_expert ? static_cast<std::uint32_t>(choice.expert) : choice.rank;
-  float sum = 0.0f;
-  for (std::uint32_t k = 0; k < op.shape.topk; ++k) {
-    const std::uint32_t other = __shfl_sync(kFull, mine, static_cast<int>(k));
-    const float weight = __shfl_sync(kFull, choice.weight, static_cast<int>(k));
-    if (other == mine) sum = __fadd_rn(sum, weight);
-  }
-  return sum == sum ? sum : __uint_as_float(0x7fc00000u);
-}
-
 // Per-expert layouts: one choice with each row.
 __device__ inline void send_choice(const Operation& op, const Shared& shared, std::uint32_t token,
                                    const TokenChoice& choice) {
-  const float weight = op.topk_weights == nullptr ? 0.0f : sum_weights(op, choice);
+  const float weight =
+      op.topk_weights == nullptr ? 0.0f : sum_weights(op.shape.topk, choice.expert, choice.weight);
   if (choice.row < 0) return;
   const DispatchTarget& target = shared.targets[choice.rank];
   const auto first = static_cast<std::int32_t>(choice.rank * experts_per_rank(op.shape));
@@ -107,7 +96,8 @@ __device__ inline void send_scales(const Operation& op, const Shared& shared, co
   }
 }
 
-// Where the parts of a row lie in its stage: x and, if x comes with scales, those; or what they are cast to, and x.
+// Where the parts of a row lie in its stage: x and, if x comes with scales, those; or what they are cast to,
+// and x.
 struct StageLayout {
   std::uint8_t* row;
   std::uint8_t* scales;
@@ -124,10 +114,11 @@ __device__ inline void load_row(const Operation& op, const StageLayout& to, std:
   const bool scales = op.x_scales != nullptr;
   const bool bulk_scales = scales && format.scale_bytes % 16 == 0;
   if (lane_of() == 0) barrier_expect(barrier, format.x_bytes + (bulk_scales ? format.scale_bytes : 0));
-  warp_load(to.x, static_cast<const std::uint8_t*>(op.x) + std::size_t{token} * format.x_bytes, format.x_bytes,
-            lane_of() == 0, barrier);
+  warp_load(to.x, static_cast<const std::uint8_t*>(op.x) + std::size_t{token} * format.x_bytes,
+            format.x_bytes, lane_of() == 0, barrier);
   if (!scales) return;
-  const std::uint8_t* from = static_cast<const std::uint8_t*>(op.x_scales) + std::size_t{token} * format.scale_bytes;
+  const std::uint8_t* from =
+      static_cast<const std::uint8_t*>(op.x_scales) + std::size_t{token} * format.scale_bytes;
   if (bulk_scales) {
     warp_load(to.scales, from, format.scale_bytes, lane_of() == 0, barrier);
     return;
@@ -144,7 +135,8 @@ __device__ inline void send_row(const Operation& op, const Shared& shared, const
   const bool sends = choice.row >= 0;
   const DispatchTarget& target = shared.targets[sends ? choice.rank : 0];
   const std::size_t row = sends ? choice.row : 0;
-  warp_store(static_cast<std::uint8_t*>(target.recv_x) + row * format.row_bytes, stage.row, format.row_bytes, sends);
+  warp_store(static_cast<std::uint8_t*>(target.recv_x) + row * format.row_bytes, stage.row, format.row_bytes,
+             sends);
   stores_commit();
   if (format.scale_bytes == 0) return;
   if (format.scale_bytes % 16 == 0) {

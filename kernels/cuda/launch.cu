@@ -34,7 +34,6 @@ __global__ void __launch_bounds__(kMaxThreads, 1) combine_kernel(const Operation
   run_combine<kPerExpert>(own, {blockIdx.x, gridDim.x}, memory);
 }
 
-
 const void* kernel_of(Kind kind, bool per_expert) {
   if (kind == Kind::kDispatch) return reinterpret_cast<const void*>(&dispatch_kernel);
   return per_expert ? reinterpret_cast<const void*>(&combine_kernel<true>)
@@ -46,18 +45,19 @@ constexpr std::uint32_t round_to(std::uint32_t value, std::uint32_t multiple) {
 }
 
 constexpr std::uint32_t kMaxWarps = kMaxThreads / 32;
-constexpr std::uint32_t kClerks = 2;         // at least, in dispatch: warps that move no rows
-constexpr std::uint32_t kStaticBytes = 5 * 1024;    // for the operation's copy, a few words, and the driver
+constexpr std::uint32_t kClerks = 2;              // at least, in dispatch: warps that move no rows
+constexpr std::uint32_t kStaticBytes = 5 * 1024;  // for the operation's copy, a few words, and the driver
 static_assert(sizeof(Operation) + 512 + 1024 <= kStaticBytes);
 constexpr std::uint32_t kCombineStage = 8 * 1024;  // a stage of combine: a piece of each row of a token
-constexpr std::uint32_t kPieceUnit = 512;           // 16 bytes for each lane
+constexpr std::uint32_t kPieceUnit = 512;          // 16 bytes for each lane
 
 // A stage holds one row with its scales. Of a row that is cast it holds both forms, so that the next can come
 // while the last one leaves.
 void divide_stages(Operation& op) {
   const RowFormat& format = op.shape.format;
   op.movers.stages = 1;
-  op.movers.stage_bytes = format.row_bytes + round_to(format.scale_bytes, 128) + (format.cast ? format.x_bytes : 0);
+  op.movers.stage_bytes =
+      format.row_bytes + round_to(format.scale_bytes, 128) + (format.cast ? format.x_bytes : 0);
   op.movers.stage_bytes = round_to(op.movers.stage_bytes, 128);
 }
 
@@ -91,7 +91,8 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
   }
   movers.ctas = sms;
   std::uint32_t stages = room / movers.stage_bytes;
-  while (stages > 0 && HeaderLayout(kind, op.shape, stages, sms).bytes + stages * movers.stage_bytes > room) --stages;
+  while (stages > 0 && HeaderLayout(kind, op.shape, stages, sms).bytes + stages * movers.stage_bytes > room)
+    --stages;
   if (stages == 0) return false;
   movers.stages = std::clamp(movers.stages, 1u, stages);
   movers.warps = std::min(stages / movers.stages, kMaxWarps - (kind == Kind::kDispatch ? kClerks : 0));
@@ -120,8 +121,8 @@ int prepare() {
 
 int launch(Kind kind, const Operation& op, const Operation* on_device, CUstream_st* stream) {
   void* arguments[] = {&on_device};
-  return cudaLaunchKernel(kernel_of(kind, op.shape.per_expert), dim3(op.movers.ctas), dim3(op.movers.threads), arguments,
-                          op.movers.shared_bytes, stream);
+  return cudaLaunchKernel(kernel_of(kind, op.shape.per_expert), dim3(op.movers.ctas), dim3(op.movers.threads),
+                          arguments, op.movers.shared_bytes, stream);
 }
 
 }  // namespace epd::kernels::cuda

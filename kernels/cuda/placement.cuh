@@ -11,8 +11,8 @@ struct ColumnSum {
   std::uint32_t below = 0;
 };
 
-__device__ inline ColumnSum sum_column(const Operation& op, const std::uint32_t* matrix, std::uint32_t columns,
-                                       std::uint32_t column, std::uint32_t rank) {
+__device__ inline ColumnSum sum_column(const Operation& op, const std::uint32_t* matrix,
+                                       std::uint32_t columns, std::uint32_t column, std::uint32_t rank) {
   ColumnSum sum;
 #pragma unroll 4
   for (std::uint32_t source = 0; source < op.shape.num_ranks; ++source) {
@@ -34,7 +34,8 @@ __device__ inline std::uint32_t round_up(std::uint32_t value, std::uint32_t mult
   return multiple == 1 ? value : (value + multiple - 1) / multiple * multiple;
 }
 
-__device__ inline void fail_room(const Operation& op, std::uint32_t rank, std::int32_t expert, std::uint64_t rows) {
+__device__ inline void fail_room(const Operation& op, std::uint32_t rank, std::int32_t expert,
+                                 std::uint64_t rows) {
   OpResult ending = ended(OpError::kNoRoom, static_cast<std::int32_t>(rank));
   ending.expert = expert;
   ending.rows = rows;

@@ -33,12 +33,17 @@ __device__ inline std::uint64_t load_relaxed(const std::uint64_t* at) {
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
   return value;
 }
-__device__ inline void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+__device__ inline void fence_system() {
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
 
 // Counts to `last` and then wraps to 0; returns the number before.
 __device__ inline std::uint32_t count_up(std::uint32_t* at, std::uint32_t last) {
   std::uint32_t before;
-  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(at), "r"(last) : "memory");
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(at), "r"(last)
+               : "memory");
   return before;
 }
 
@@ -48,9 +53,15 @@ __device__ inline std::uint64_t nanoseconds() {
   return now;
 }
 
-__device__ inline std::uint32_t lane_of() { return threadIdx.x % 32; }
-__device__ inline std::uint32_t warp_of() { return threadIdx.x / 32; }
-__device__ inline std::uint32_t lanes_below() { return (1u << lane_of()) - 1; }
+__device__ inline std::uint32_t lane_of() {
+  return threadIdx.x % 32;
+}
+__device__ inline std::uint32_t warp_of() {
+  return threadIdx.x / 32;
+}
+__device__ inline std::uint32_t lanes_below() {
+  return (1u << lane_of()) - 1;
+}
 
 // ---- bulk copies ----
 __device__ inline std::uint32_t shared_address(const void* at) {

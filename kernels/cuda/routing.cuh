@@ -96,8 +96,8 @@ struct Counting {
     return static_cast<std::int32_t>(value);
   }
 
-  // One step of a warp: each lane's choice gets its number among the warp's rows for the same target, or -1 if
-  // a lower k of the token sends that row already.
+  // One step of a warp: each lane's choice gets its number among the warp's rows for the same target, or -1
+  // if a lower k of the token sends that row already.
   __device__ std::int32_t number(std::int32_t expert) const {
     const bool chosen = expert >= 0;
     const std::uint32_t target = chosen ? target_of(expert) : kFull;
@@ -127,7 +127,9 @@ struct ChoiceBatch {
   std::uint32_t begin;
   std::uint32_t end;
 
-  __device__ static std::uint32_t tokens(const Counting& counting) { return kSteps * counting.lanes.tokens(); }
+  __device__ static std::uint32_t tokens(const Counting& counting) {
+    return kSteps * counting.lanes.tokens();
+  }
   __device__ std::uint32_t token(const Counting& c, std::uint32_t step) const {
     return begin + step * c.lanes.tokens() + c.lanes.token;
   }
@@ -220,7 +222,8 @@ __device__ inline bool exchange_counts(const Operation& op) {
     const std::uint32_t count = __ldcg(totals(op) + i);
     totals(op)[i] = 0;
     const bool is_rank = i < ranks;
-    const std::uint32_t only = is_rank || op.shape.per_expert ? ranks : (i - ranks) / experts_per_rank(op.shape);
+    const std::uint32_t only =
+        is_rank || op.shape.per_expert ? ranks : (i - ranks) / experts_per_rank(op.shape);
     for (std::uint32_t d = 0; d < ranks; ++d) {
       if (!is_there(op, d) || (only != ranks && only != d)) continue;
       if (is_rank) {
@@ -234,8 +237,8 @@ __device__ inline bool exchange_counts(const Operation& op) {
   return true;
 }
 
-// Reads, checks and counts this CTA's choices; afterwards routing.rows holds numbers within the CTA, as -2 - i:
-// whoever reads one can tell it from a place, so that places may take their room one by one. A warp with
+// Reads, checks and counts this CTA's choices; afterwards routing.rows holds numbers within the CTA, as -2 -
+// i: whoever reads one can tell it from a place, so that places may take their room one by one. A warp with
 // one batch keeps it in registers meanwhile.
 __device__ inline void number_rows(const Operation& op, Cta cta, const Counters& counters) {
   for (std::uint32_t i = threadIdx.x; i < counters.words(); i += blockDim.x) counters.ranks[i] = 0;

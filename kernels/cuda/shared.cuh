@@ -18,11 +18,11 @@ struct StageHeader {
 struct HeaderLayout {
   std::uint32_t barriers;  // [warps*stages]
   std::uint32_t targets;   // [R] pointers of DispatchTarget
-  std::uint32_t base;      // compact [CTA,R], else [E]: where the first row for each target lies, of each CTA or
-                           // of this one
-  std::uint32_t ends;      // [E/R,2] own experts: end of the rows received, end of the block
-  std::uint32_t headers;   // [warps*stages] StageHeader, combine
-  std::uint32_t scratch;   // dispatch: Counters
+  std::uint32_t base;  // compact [CTA,R], else [E]: where the first row for each target lies, of each CTA or
+                       // of this one
+  std::uint32_t ends;  // [E/R,2] own experts: end of the rows received, end of the block
+  std::uint32_t headers;  // [warps*stages] StageHeader, combine
+  std::uint32_t scratch;  // dispatch: Counters
   std::uint32_t counting_warps;
   std::uint32_t bytes;
 

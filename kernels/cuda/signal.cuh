@@ -25,17 +25,19 @@ struct Team {
 
 // Head of the workspace. Counters return to zero with each operation that succeeds.
 struct Workspace {
-  std::uint32_t counted;   // CTAs whose counts are in
-  std::uint32_t finished;  // CTAs that have moved their rows
-  std::uint32_t dropped;   // selections of ranks that are not there
-  std::uint32_t claimed;   // tokens that warps have taken beyond their first
+  std::uint32_t counted;     // CTAs whose counts are in
+  std::uint32_t finished;    // CTAs that have moved their rows
+  std::uint32_t dropped;     // selections of ranks that are not there
+  std::uint32_t claimed;     // tokens that warps have taken beyond their first
   std::uint64_t bad_choice;  // all ones less the least (place << 32 | value) that was refused; 0 = none
   std::uint64_t failed;      // tag of the operation that failed last
 };
 inline constexpr std::uint32_t kWorkspaceHead = 64;
 static_assert(sizeof(Workspace) <= kWorkspaceHead);
 
-__device__ inline Workspace& workspace(const Operation& op) { return *static_cast<Workspace*>(op.workspace); }
+__device__ inline Workspace& workspace(const Operation& op) {
+  return *static_cast<Workspace*>(op.workspace);
+}
 // [R] then [E]: what this rank sends, zero between operations.
 __device__ inline std::uint32_t* totals(const Operation& op) {
   return reinterpret_cast<std::uint32_t*>(static_cast<std::uint8_t*>(op.workspace) + kWorkspaceHead);

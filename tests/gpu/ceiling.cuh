@@ -1,5 +1,5 @@
-// What the links and the memory give: plain bulk stores and loads, from the same instructions that the kernels
-// use, and a gate that lets all devices start together.
+// What the links and the memory give: plain bulk stores and loads, from the same instructions that the
+// kernels use, and a gate that lets all devices start together.
 #pragma once
 
 #include "cuda/ptx.cuh"
@@ -63,8 +63,8 @@ __global__ void __launch_bounds__(kProbeWarps * 32, 1) pull_probe(ProbeTargets t
     if (lane_of() == 0) barrier_expect(barrier, lanes * piece);
     __syncwarp();
     // Each lane's piece from another target: as combine pulls.
-    const std::uint8_t* const from =
-        targets.at[(i + lane_of()) % targets.count] + std::size_t{i / targets.count} * kProbeRow + lane_of() * piece;
+    const std::uint8_t* const from = targets.at[(i + lane_of()) % targets.count] +
+                                     std::size_t{i / targets.count} * kProbeRow + lane_of() * piece;
     warp_load(row + lane_of() * piece, from, piece, lane_of() < lanes, barrier);
     barrier_wait(barrier, parity);
     parity ^= 1;

@@ -17,7 +17,9 @@ constexpr std::uint32_t kRoutes = 8;
 
 struct Times {
   std::vector<float> us;  // sorted
-  float at(double q) const { return us[static_cast<std::size_t>(q * static_cast<double>(us.size() - 1) + 0.5)]; }
+  float at(double q) const {
+    return us[static_cast<std::size_t>(q * static_cast<double>(us.size() - 1) + 0.5)];
+  }
 };
 
 // One stream for each device, on which everything measured runs.
@@ -38,8 +40,8 @@ class Bench {
     }
   }
 
-  // prepare(i, device) is enqueued first; then measured(i, device, open), which calls open() where the gate and
-  // the first event belong. On `streams`.
+  // prepare(i, device) is enqueued first; then measured(i, device, open), which calls open() where the gate
+  // and the first event belong. On `streams`.
   using Enqueue = std::function<void(std::uint32_t, std::uint32_t)>;
   using Measured = std::function<void(std::uint32_t, std::uint32_t, const std::function<void()>&)>;
   Times time(const std::vector<cudaStream_t>& streams, const Enqueue& prepare, const Measured& measured) {
@@ -125,7 +127,8 @@ class Ceilings {
       const double pushed = rate([&](std::uint32_t d) { push(d, sms, peers(d, false)); }, devices_ - 1);
       const double pulled = rate([&](std::uint32_t d) { pull(d, sms, 14336 / 4); }, devices_ - 1);
       const double both = rate([&](std::uint32_t d) { push(d, sms, peers(d, true)); }, devices_);
-      std::printf("   %2u SMs: push %.0f  pull %.0f  push to peers and self %.0f\n", sms, pushed, pulled, both);
+      std::printf("   %2u SMs: push %.0f  pull %.0f  push to peers and self %.0f\n", sms, pushed, pulled,
+                  both);
       best_push_ = std::max(best_push_, pushed);
       best_pull_ = std::max(best_pull_, pulled);
     }
@@ -136,10 +139,11 @@ class Ceilings {
       const auto own = [&](std::uint32_t d) { return ProbeTargets{{memory_[d]}, 1, kRows}; };
       const double bulk = rate([&](std::uint32_t d) { push(d, sms, own(d)); }, 1);
       const double plain = rate([&](std::uint32_t d) { plain_push(d, sms, own(d)); }, 1);
-      const double plain_peers = rate([&](std::uint32_t d) { plain_push(d, sms, peers(d, false)); }, devices_ - 1);
+      const double plain_peers =
+          rate([&](std::uint32_t d) { plain_push(d, sms, peers(d, false)); }, devices_ - 1);
       const double pull_small = rate([&](std::uint32_t d) { pull(d, sms, 14336 / 8); }, devices_ - 1);
-      std::printf("   %2u SMs: own memory bulk %.0f plain %.0f; peers plain %.0f; pull of 1792 bytes %.0f\n", sms, bulk,
-                  plain, plain_peers, pull_small);
+      std::printf("   %2u SMs: own memory bulk %.0f plain %.0f; peers plain %.0f; pull of 1792 bytes %.0f\n",
+                  sms, bulk, plain, plain_peers, pull_small);
     }
   }
   double push_rate() const { return best_push_; }
@@ -173,8 +177,8 @@ class Ceilings {
     for (std::uint32_t i = 1; i < devices_; ++i) {
       const std::uint32_t to = (d + i) % devices_;
       EPD_CUDA(cudaMemcpyPeerAsync(memory_[to] + std::size_t{kRows} * kProbeRow * d, static_cast<int>(to),
-                                   memory_[d] + std::size_t{kRows} * kProbeRow * devices_, static_cast<int>(d),
-                                   std::size_t{kRows} * kProbeRow, streams_[d]));
+                                   memory_[d] + std::size_t{kRows} * kProbeRow * devices_,
+                                   static_cast<int>(d), std::size_t{kRows} * kProbeRow, streams_[d]));
     }
   }
   double rate(const std::function<void(std::uint32_t)>& run, std::uint32_t targets) {
@@ -215,8 +219,8 @@ class Group {
     s.index64 = true;
     s.expert_capacity = std::uint64_t{devices} * setup.tokens;
     s.recv_rows = setup.per_expert ? 256 / devices * s.expert_capacity : s.expert_capacity;
-    s.format = {setup.cast, kernels::ScaleFormat::kFloat32, 7168, 14336, setup.cast ? 7168u : 14336u,
-                setup.cast ? 224u : 0u};
+    s.format = {setup.cast, kernels::ScaleFormat::kFloat32, 7168,
+                14336,      setup.cast ? 7168u : 14336u,    setup.cast ? 224u : 0u};
     world_ = std::make_unique<World>(WorldShape{s, setup.tokens, {}});
     for (std::uint32_t r = 0; r < devices; ++r) make_inputs(r);
   }
@@ -244,7 +248,8 @@ class Group {
     for (std::uint32_t r = 0; r < world_->size(); ++r) {
       const OpResult result = world_->result(r);
       if (result.error != kernels::cuda::OpError::kNone) {
-        std::printf("   rank %u failed: error %u culprit %d\n", r, static_cast<unsigned>(result.error), result.culprit);
+        std::printf("   rank %u failed: error %u culprit %d\n", r, static_cast<unsigned>(result.error),
+                    result.culprit);
         std::exit(1);
       }
     }
@@ -252,9 +257,10 @@ class Group {
     const double row = kind == Kind::kDispatch ? f.row_bytes + f.scale_bytes : 14336.0;
     const double wire = remote_rows_ * row;
     const double rate = 1e-3 * wire / times.at(0.5);
-    std::printf("   %-8s %-26s %3u SMs x%u: p50 %7.1f us  p99 %7.1f  wire %6.1f MB  %4.0f GB/s  %3.0f%% of ceiling\n",
-                kind == Kind::kDispatch ? "dispatch" : "combine", setup_.name, sms, stages, times.at(0.5),
-                times.at(0.99), wire * 1e-6, rate, 100 * rate / ceiling);
+    std::printf(
+        "   %-8s %-26s %3u SMs x%u: p50 %7.1f us  p99 %7.1f  wire %6.1f MB  %4.0f GB/s  %3.0f%% of ceiling\n",
+        kind == Kind::kDispatch ? "dispatch" : "combine", setup_.name, sms, stages, times.at(0.5),
+        times.at(0.99), wire * 1e-6, rate, 100 * rate / ceiling);
     std::fflush(stdout);
   }
 
@@ -351,4 +357,6 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace epd::gpu_test
 
-int main(int argc, char** argv) { return epd::gpu_test::run(argc, argv); }
+int main(int argc, char** argv) {
+  return epd::gpu_test::run(argc, argv);
+}

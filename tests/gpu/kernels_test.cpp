@@ -1,155 +1,18 @@
 // Every CUDA kernel against the reference, bit for bit, on fresh random inputs: all layouts, payloads and
 // options, over all GPUs of the machine. Usage: kernels_test [cases] [seed] [hidden limit] [no-failures]
 // "no-failures" leaves out what depends on time: under racecheck a launch can take longer than a deadline.
+#include "gpu/kernel_cases.h"
 #include "gpu/world.h"
-#include "kernels/numbers.h"
-#include "kernels/reference.h"
 
 #include <algorithm>
 #include <bit>
 #include <chrono>
-#include <random>
-#include <span>
 #include <thread>
 
 namespace epd::gpu_test {
 namespace {
 
-namespace ref = kernels::reference;
-using kernels::ScaleFormat;
-using Random = std::mt19937_64;
-
 constexpr int kPoison = 0xcd;
-constexpr std::uint16_t kPoison16 = 0xcdcd;
-
-enum class Pattern { kUniform, kZipf, kOneExpert, kNone, kSparse, kDuplicates };
-const char* const kPatterns[] = {"uniform", "zipf", "one-expert", "none", "sparse", "duplicates"};
-
-struct Case {
-  ref::GroupParams group;
-  std::vector<std::uint32_t> tokens;  // of each rank
-  Pattern pattern = Pattern::kUniform;
-  bool index64 = true;
-  bool weights = true;       // dispatch delivers weights
-  bool weighted = false;     // combine
-  bool return_weights = false;
-  std::uint32_t biases = 0;
-  bool mark_unused = false;
-  bool zero_padding = false;
-  bool cached = false;  // a second dispatch reuses the routing
-  std::uint32_t sms = 24;
-  std::uint32_t stages = 1;
-
-  std::string text() const {
-    static const char* const layouts[] = {"compact", "packed", "expert"};
-    static const char* const payloads[] = {"bf16", "fp8-cast", "fp8", "opaque"};
-    char line[400];
-    std::snprintf(line, sizeof(line),
-                  "%s %s scales=%d R=%u E=%u H=%u K=%u n0=%u align=%u %s idx%d w=%d%d rw=%d b=%u mark=%d%d cached=%d "
-                  "masked=%d sms=%u stages=%u",
-                  layouts[static_cast<int>(group.layout)], payloads[static_cast<int>(group.payload)],
-                  static_cast<int>(group.scale_format), group.num_ranks, group.num_experts, group.hidden, group.topk,
-                  tokens[0], group.alignment, kPatterns[static_cast<int>(pattern)], index64 ? 64 : 32, weights,
-                  weighted, return_weights, biases, mark_unused, zero_padding, cached, !group.masked.empty(), sms,
-                  stages);
-    return line;
-  }
-};
-
-std::uint32_t pick(Random& random, std::initializer_list<std::uint32_t> values) {
-  return values.begin()[random() % values.size()];
-}
-
-Case random_case(Random& random, std::uint32_t max_hidden) {
-  Case c;
-  ref::GroupParams& g = c.group;
-  g.num_ranks = pick(random, {1, 2, 3, 4, 4, 4, 5, 8});
-  g.num_experts = g.num_ranks * pick(random, {1, 2, 3, 8, 16, 64});
-  g.topk = std::min(pick(random, {1, 2, 3, 6, 8, 8, 8, 9, 32}), 32u);
-  g.hidden = std::min(pick(random, {128, 256, 384, 1024, 2048, 7168}), max_hidden);
-  g.layout = static_cast<ref::Layout>(random() % 3);
-  g.payload = static_cast<ref::Payload>(random() % 4);
-  if (random() % 3 == 0) g.payload = ref::Payload::kFp8Cast;
-  if (g.payload == ref::Payload::kFp8Cast) g.scale_format = static_cast<ScaleFormat>(random() % 3);
-  if (g.payload == ref::Payload::kFp8 && random() % 2) g.scale_format = ScaleFormat::kUe8m0;
-  if (g.payload == ref::Payload::kOpaque) g.opaque_bytes = 16 * (1 + random() % 64);
-  g.alignment = g.layout == ref::Layout::kExpert ? 1 : pick(random, {1, 1, 4, 128});
-  if (g.num_ranks > 2 && random() % 6 == 0) {
-    g.masked.assign(g.num_ranks, false);
-    g.masked[random() % g.num_ranks] = true;
-  }
-  const std::uint32_t most = pick(random, {1, 5, 33, 64, 130});
-  for (std::uint32_t r = 0; r < g.num_ranks; ++r) {
-    c.tokens.push_back(random() % 5 == 0 ? 0 : static_cast<std::uint32_t>(random() % (most + 1)));
-  }
-  c.pattern = static_cast<Pattern>(random() % 6);
-  c.index64 = random() % 2;
-  c.weights = random() % 4 != 0;
-  c.weighted = random() % 2;
-  c.return_weights = random() % 3 == 0;
-  c.biases = random() % 3 == 0 ? random() % 3 : 0;
-  c.mark_unused = random() % 4 == 0;
-  c.zero_padding = random() % 2;
-  c.cached = random() % 3 == 0;
-  c.sms = pick(random, {1, 2, 8, 16});
-  c.stages = pick(random, {1, 2, 3});
-  return c;
-}
-
-std::uint16_t random_bf16(Random& random) {
-  const auto bits = static_cast<std::uint16_t>(random());
-  if (random() % 64 == 0) return bits;  // anything: NaN, Inf, subnormal
-  return static_cast<std::uint16_t>((bits & 0x807f) | (112 + random() % 24) << 7);
-}
-
-std::vector<std::uint16_t> random_bf16s(Random& random, std::size_t count) {
-  std::vector<std::uint16_t> values(count);
-  for (auto& value : values) value = random_bf16(random);
-  return values;
-}
-
-std::vector<float> random_floats(Random& random, std::size_t count) {
-  std::vector<float> values(count);
-  for (auto& value : values) value = static_cast<float>(static_cast<std::int64_t>(random() % 2001) - 1000) / 700.0f;
-  return values;
-}
-
-std::int64_t random_expert(Random& random, const Case& c) {
-  const std::uint32_t experts = c.group.num_experts;
-  switch (c.pattern) {
-    case Pattern::kUniform: return static_cast<std::int64_t>(random() % experts);
-    case Pattern::kZipf: {
-      const double u = static_cast<double>(random() % 1000000 + 1) / 1000000.0;
-      return std::min<std::int64_t>(experts - 1, static_cast<std::int64_t>(1.0 / u) - 1);
-    }
-    case Pattern::kOneExpert: return experts / 2;
-    case Pattern::kNone: return -1;
-    case Pattern::kSparse: return random() % 4 != 0 ? -1 : static_cast<std::int64_t>(random() % experts);
-    case Pattern::kDuplicates: break;
-  }
-  return static_cast<std::int64_t>(random() % std::min(experts, 3u));
-}
-
-ref::RankInput random_input(Random& random, const Case& c, std::uint32_t tokens) {
-  const ref::GroupParams& g = c.group;
-  ref::RankInput input;
-  input.num_tokens = tokens;
-  input.x.resize(std::size_t{tokens} * ref::x_bytes(g));
-  if (g.payload == ref::Payload::kBf16 || g.payload == ref::Payload::kFp8Cast) {
-    const auto values = random_bf16s(random, std::size_t{tokens} * g.hidden);
-    if (!values.empty()) std::memcpy(input.x.data(), values.data(), input.x.size());
-  } else {
-    for (auto& byte : input.x) byte = static_cast<std::uint8_t>(random());
-  }
-  if (g.payload == ref::Payload::kFp8) {
-    input.x_scales.resize(std::size_t{tokens} * ref::scale_bytes(g));
-    for (auto& byte : input.x_scales) byte = static_cast<std::uint8_t>(random());
-  }
-  input.topk_idx.resize(std::size_t{tokens} * g.topk);
-  for (auto& expert : input.topk_idx) expert = random_expert(random, c);
-  if (c.weights || c.weighted) input.topk_weights = random_floats(random, input.topk_idx.size());
-  return input;
-}
 
 kernels::cuda::Shape shape_of(const Case& c, std::uint64_t expert_capacity, std::uint64_t recv_rows) {
   const ref::GroupParams& g = c.group;
@@ -164,7 +27,11 @@ kernels::cuda::Shape shape_of(const Case& c, std::uint64_t expert_capacity, std:
   s.alignment = g.alignment;
   s.expert_capacity = expert_capacity;
   s.recv_rows = recv_rows;
-  s.format = {g.payload == ref::Payload::kFp8Cast, g.scale_format, g.hidden, ref::x_bytes(g), ref::row_bytes(g),
+  s.format = {g.payload == ref::Payload::kFp8Cast,
+              g.scale_format,
+              g.hidden,
+              ref::x_bytes(g),
+              ref::row_bytes(g),
               ref::scale_bytes(g)};
   return s;
 }
@@ -195,9 +62,9 @@ class CaseRun {
     std::uint64_t rows = 1;
     for (const auto& received : expected_) rows = std::max<std::uint64_t>(rows, received.num_rows);
     if (case_.group.layout != ref::Layout::kExpert) rows += random() % 3;
-    world_ = std::make_unique<World>(WorldShape{shape_of(case_, case_.group.expert_capacity, rows),
-                                                std::max(*std::max_element(c.tokens.begin(), c.tokens.end()), 1u),
-                                                c.group.masked});
+    world_ = std::make_unique<World>(
+        WorldShape{shape_of(case_, case_.group.expert_capacity, rows),
+                   std::max(*std::max_element(c.tokens.begin(), c.tokens.end()), 1u), c.group.masked});
     for (std::uint32_t r = 0; r < world_->size(); ++r) give(r);
   }
 
@@ -260,7 +127,8 @@ class CaseRun {
     EPD_CUDA(cudaSetDevice(rank.device));
     EPD_CUDA(cudaMemset(rank.peer.target.recv_x, kPoison, s.recv_rows * s.format.row_bytes));
     EPD_CUDA(cudaMemset(rank.peer.target.recv_scales, kPoison, s.recv_rows * s.format.scale_bytes));
-    EPD_CUDA(cudaMemset(rank.peer.target.recv_topk_idx, kPoison, s.recv_rows * choices * (s.index64 ? 8 : 4)));
+    EPD_CUDA(
+        cudaMemset(rank.peer.target.recv_topk_idx, kPoison, s.recv_rows * choices * (s.index64 ? 8 : 4)));
     EPD_CUDA(cudaMemset(rank.peer.target.recv_topk_weights, kPoison, s.recv_rows * choices * 4));
     EPD_CUDA(cudaMemset(rank.peer.target.recv_src, kPoison, s.recv_rows * 8));
     EPD_CUDA(cudaMemset(rank.counts.rank_offsets, kPoison, (s.num_ranks + 1) * 4));
@@ -279,7 +147,7 @@ class CaseRun {
 
   void dispatch(bool cached) {
     for (std::uint32_t r = 0; r < world_->size(); ++r) poison_received(r);
-    const std::uint64_t tag = world_->next_tag();
+    const std::uint64_t tag = last_tag_ = world_->next_tag();
     for (std::uint32_t r = 0; r < world_->size(); ++r) {
       if (!world_->masked(r)) start_dispatch(r, tag, cached);
     }
@@ -288,11 +156,13 @@ class CaseRun {
       if (world_->masked(r)) continue;
       const OpResult result = world_->result(r);
       if (result.error != kernels::cuda::OpError::kNone || result.tag != tag) {
-        std::printf("  rank %u: error %u culprit %d\n", r, static_cast<unsigned>(result.error), result.culprit);
+        std::printf("  rank %u: error %u culprit %d\n", r, static_cast<unsigned>(result.error),
+                    result.culprit);
         good_ = false;
       }
       expect(result.num_recv_rows == expected_[r].num_recv_rows, r, "num_recv_rows");
-      if (!cached) expect(result.num_dropped == ref::dropped_selections(case_.group, inputs_[r]), r, "num_dropped");
+      if (!cached)
+        expect(result.num_dropped == ref::dropped_selections(case_.group, inputs_[r]), r, "num_dropped");
     }
   }
 
@@ -347,8 +217,9 @@ class CaseRun {
       }
       for (std::size_t k = 0; k < choices && good_; ++k) {
         const std::size_t at = i * choices + k;
-        const std::uint32_t weight =
-            !written ? 0xcdcdcdcdu : exists ? std::bit_cast<std::uint32_t>(want.recv_topk_weights[at]) : 0u;
+        const std::uint32_t weight = !written ? 0xcdcdcdcdu
+                                     : exists ? std::bit_cast<std::uint32_t>(want.recv_topk_weights[at])
+                                              : 0u;
         expect(weights[at] == weight, r, "recv_topk_weights");
         const std::int64_t none = s.index64 ? static_cast<std::int64_t>(0xcdcdcdcdcdcdcdcd) : kPoison32;
         expect(indices[at] == (!written ? none : exists ? want.recv_topk_idx[at] : -1), r, "recv_topk_idx");
@@ -361,6 +232,11 @@ class CaseRun {
     expect(same(rank.counts.expert_counts, want.expert_counts), r, "expert_counts");
     expect(same(rank.counts.expert_offsets, want.expert_offsets), r, "expert_offsets");
     expect(same(rank.counts.source_ranges, want.source_ranges), r, "source_ranges");
+    const std::int32_t* const host =
+        rank.counts.host_placement + (s.per_expert ? s.num_experts : s.num_ranks);
+    expect(same(host, want.rank_offsets), r, "rank_offsets for the CPU");
+    expect(same(host + s.num_ranks + 1, want.expert_counts), r, "expert_counts for the CPU");
+    expect(*rank.counts.host_ready == last_tag_, r, "the signal for the CPU");
   }
 
   void combine() {
@@ -415,12 +291,16 @@ class CaseRun {
   std::vector<ref::RankInput> inputs_;
   std::vector<ref::RankReceived> expected_;
   std::unique_ptr<World> world_;
+  std::uint64_t last_tag_ = 0;
   bool good_ = true;
 };
 
 Case plain_case(std::uint32_t ranks, std::uint32_t tokens) {
   Case c;
-  c.group = {ranks, ranks * 4, 256, 4};
+  c.group.num_ranks = ranks;
+  c.group.num_experts = ranks * 4;
+  c.group.hidden = 256;
+  c.group.topk = 4;
   c.tokens.assign(ranks, tokens);
   c.sms = 8;
   return c;
@@ -479,8 +359,8 @@ int run_failures() {
   const std::int64_t bad = 8;
   put(static_cast<std::int64_t*>(f.world().rank(0).topk_idx) + 5 * 4 + 2, &bad, 8);
   OpResult r = f.run({0}, 2'000'000'000);
-  failed += check("a bad choice is refused",
-                  r.error == OpError::kBadChoice && r.token == 5 && r.k == 2 && r.value == 8 && r.tag == f.tag);
+  failed += check("a bad choice is refused", r.error == OpError::kBadChoice && r.token == 5 && r.k == 2 &&
+                                                 r.value == 8 && r.tag == f.tag);
   const std::int64_t good = 6;
   put(static_cast<std::int64_t*>(f.world().rank(0).topk_idx) + 5 * 4 + 2, &good, 8);
   r = f.run({0}, 20'000'000);
@@ -492,7 +372,8 @@ int run_failures() {
   r = f.run({0, 1}, 2'000'000'000, true);
   failed += check("different operations are noticed", r.error == OpError::kMismatch && r.culprit == 1);
   r = f.run({0, 1}, 2'000'000'000);
-  failed += check("after failures the next operation runs", r.error == OpError::kNone && r.num_recv_rows == 16);
+  failed +=
+      check("after failures the next operation runs", r.error == OpError::kNone && r.num_recv_rows == 16);
   FailureRun small(15);
   r = small.run({0, 1}, 2'000'000'000);
   failed += check("too little room is refused",
@@ -512,7 +393,8 @@ int run(int argc, char** argv) {
     Random random(seed + static_cast<std::uint64_t>(i));
     const Case c = random_case(random, max_hidden);
     if (CaseRun(c, random).run()) continue;
-    std::printf("FAIL case %d (seed %llu): %s\n", i, static_cast<unsigned long long>(seed + i), c.text().c_str());
+    std::printf("FAIL case %d (seed %llu): %s\n", i, static_cast<unsigned long long>(seed + i),
+                c.text().c_str());
     if (++failed > 20) break;
   }
   std::printf("%s: %d cases, %d failed\n", failed == 0 ? "PASS" : "FAIL", cases, failed);
@@ -522,4 +404,6 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace epd::gpu_test
 
-int main(int argc, char** argv) { return epd::gpu_test::run(argc, argv); }
+int main(int argc, char** argv) {
+  return epd::gpu_test::run(argc, argv);
+}

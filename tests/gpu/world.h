@@ -108,7 +108,7 @@ struct Rank {
   void* workspace = nullptr;
   OpResult* result = nullptr;
   Operation* operations = nullptr;
-  Operation* uploads = nullptr;  // pinned, so that a copy doesn't wait for the stream
+  Operation* uploads = nullptr;    // pinned, so that a copy doesn't wait for the stream
   std::uint32_t* abort = nullptr;  // mapped host memory
   std::uint32_t num_tokens = 0;
 };
@@ -128,6 +128,8 @@ class World {
       cudaStreamDestroy(rank.stream);
       cudaFreeHost(rank.abort);
       cudaFreeHost(rank.uploads);
+      cudaFreeHost(rank.counts.host_placement);
+      cudaFreeHost(rank.counts.host_ready);
     }
   }
 
@@ -221,8 +223,10 @@ class World {
     const std::size_t experts = shape_.num_experts / shape_.num_ranks;
     const std::size_t words = num_placement_words();
     const std::size_t workspace = kernels::cuda::workspace_bytes(shape_, kMaxSms);
-    const std::size_t row_total = f.row_bytes + f.scale_bytes + choices() * (index_bytes + 8) + 8 + shape_.hidden * 2;
-    const std::size_t token_total = f.x_bytes + f.scale_bytes + shape_.topk * (index_bytes + 16) + shape_.hidden * 6;
+    const std::size_t row_total =
+        f.row_bytes + f.scale_bytes + choices() * (index_bytes + 8) + 8 + shape_.hidden * 2;
+    const std::size_t token_total =
+        f.x_bytes + f.scale_bytes + shape_.topk * (index_bytes + 16) + shape_.hidden * 6;
     rank.device = static_cast<int>(r) % num_devices();
     EPD_CUDA(cudaSetDevice(rank.device));
     EPD_CUDA(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking));
@@ -230,7 +234,8 @@ class World {
     *rank.abort = 0;
     EPD_CUDA(cudaHostAlloc(&rank.uploads, kOperations * sizeof(Operation), cudaHostAllocPortable));
     rank.memory = std::make_unique<DeviceMemory>(
-        rank.device, rows * row_total + tokens * token_total + words * 12 + workspace + (1 << 20) + kOperations * sizeof(Operation) +
+        rank.device, rows * row_total + tokens * token_total + words * 12 + workspace + (1 << 20) +
+                         kOperations * sizeof(Operation) +
                          shape_.num_ranks * (shape_.num_ranks + shape_.num_experts + 64) * 4);
     rank.memory->fill(0);
     DeviceMemory& m = *rank.memory;
@@ -258,6 +263,9 @@ class World {
     rank.counts.expert_counts = m.take<std::int32_t>(experts);
     rank.counts.expert_offsets = m.take<std::int32_t>(experts + 1);
     rank.counts.source_ranges = m.take<std::int32_t>(experts * shape_.num_ranks * 2);
+    EPD_CUDA(
+        cudaHostAlloc(&rank.counts.host_placement, words * 4, cudaHostAllocMapped | cudaHostAllocPortable));
+    EPD_CUDA(cudaHostAlloc(&rank.counts.host_ready, 64, cudaHostAllocMapped | cudaHostAllocPortable));
     rank.workspace = m.take<std::uint8_t>(workspace);
     rank.result = m.take<OpResult>(1);
     rank.operations = m.take<Operation>(kOperations);

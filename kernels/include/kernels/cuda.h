@@ -13,8 +13,8 @@ struct CUstream_st;
 
 namespace epd::kernels::cuda {
 
-inline constexpr std::uint32_t kMaxRanks = 32;      // reached over NVLink; a set of ranks is one word
-inline constexpr std::uint32_t kSignalWords = 8;    // a signal is a word on a 64-byte line of its own
+inline constexpr std::uint32_t kMaxRanks = 32;    // reached over NVLink; a set of ranks is one word
+inline constexpr std::uint32_t kSignalWords = 8;  // a signal is a word on a 64-byte line of its own
 inline constexpr std::uint32_t kAnnouncementWords = 4;
 inline constexpr std::uint32_t kMaxThreads = 512;
 
@@ -45,10 +45,10 @@ struct OpResult {
 // One rank of the group. `ready` is null for a rank that is not there.
 struct Peer {
   // Its exchange block of this operation (abi::ExchangeArenaLayout).
-  std::uint64_t* ready = nullptr;         // [R] lines of kSignalWords
-  std::uint64_t* arrived = nullptr;       // [R] lines of kSignalWords
-  std::uint64_t* announcement = nullptr;  // [R,4]
-  std::uint32_t* rank_counts = nullptr;   // [R,R]
+  std::uint64_t* ready = nullptr;          // [R] lines of kSignalWords
+  std::uint64_t* arrived = nullptr;        // [R] lines of kSignalWords
+  std::uint64_t* announcement = nullptr;   // [R,4]
+  std::uint32_t* rank_counts = nullptr;    // [R,R]
   std::uint32_t* expert_counts = nullptr;  // [R,E]
   DispatchTarget target;                   // dispatch
   CombineSource source;                    // combine
@@ -82,9 +82,9 @@ struct Movers {
 
 // What a routing leaves for combine and for dispatches that reuse it: this device's own memory.
 struct Routing {
-  std::int32_t* topk = nullptr;       // [n,K] validated copy; -1 for ranks that are not there
-  std::int32_t* rows = nullptr;       // [n,K] row at the choice's rank if the choice sends it, else -1 (while the
-                                      // dispatch runs also -2 - i: the i-th row of a CTA)
+  std::int32_t* topk = nullptr;  // [n,K] validated copy; -1 for ranks that are not there
+  std::int32_t* rows = nullptr;  // [n,K] row at the choice's rank if the choice sends it, else -1 (while the
+                                 // dispatch runs also -2 - i: the i-th row of a CTA)
   std::int32_t* placement = nullptr;  // abi::placement_words, kernels::Placement
 };
 
@@ -124,9 +124,9 @@ struct alignas(16) Operation {
   std::uint16_t* out = nullptr;
   float* out_weights = nullptr;
 
-  void* workspace = nullptr;               // workspace_bytes(), zeroed once, and again after a failure
-  const std::uint32_t* abort = nullptr;    // nonzero: leave. May be null
-  std::uint64_t timeout_ns = 0;            // of the operation on the device
+  void* workspace = nullptr;             // workspace_bytes(), zeroed once, and again after a failure
+  const std::uint32_t* abort = nullptr;  // nonzero: leave. May be null
+  std::uint64_t timeout_ns = 0;          // of the operation on the device
   OpResult* result = nullptr;
   Peer peers[kMaxRanks];
 };
@@ -136,15 +136,15 @@ enum class Kind { kDispatch, kCombine };
 // Bytes of device memory that an operation in flight needs for itself.
 std::size_t workspace_bytes(const Shape& shape, std::uint32_t max_sms);
 
-// Divides the work among `sms` CTAs. `max_shared_bytes`: what one may have on the device. False: a row does not
-// fit. movers.stages of a combine is taken as it is given.
+// Divides the work among `sms` CTAs. `max_shared_bytes`: what one may have on the device. False: a row does
+// not fit. movers.stages of a combine is taken as it is given.
 bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Operation& op);
 
 // Loads the kernels and raises their shared-memory limits on the current device. 0, or a cudaError_t.
 int prepare();
 
-// One CTA on each of as many SMs as `op` is configured for; all must be able to run at once. `op`: configured; `on_device`: the
-// same, in device memory when the kernel starts. 0, or a cudaError_t.
+// One CTA on each of as many SMs as `op` is configured for; all must be able to run at once. `op`:
+// configured; `on_device`: the same, in device memory when the kernel starts. 0, or a cudaError_t.
 int launch(Kind kind, const Operation& op, const Operation* on_device, CUstream_st* stream);
 
 }  // namespace epd::kernels::cuda
