@@ -1,55 +1,125 @@
+#include "host/rank_of_expert.h"
 #include "host/row_kernels.h"
+#include "host/store_policy.h"
+#include "host/weights.h"
 #include "kernels/operations.h"
 
+#include <algorithm>
 #include <vector>
 
 namespace epd::kernels {
 namespace {
 
-// W of the token on one rank.
-float rank_weight(const CombineArgs& args, std::uint32_t token, std::uint32_t rank) {
-  const std::size_t first = std::size_t{token} * args.topk;
-  const std::uint32_t first_expert = rank * args.experts_per_rank;
-  float weight = 0.0f;
-  for (std::size_t i = first; i < first + args.topk; ++i) {
-    const std::uint32_t local = static_cast<std::uint32_t>(args.plan->topk[i]) - first_expert;
-    if (local < args.experts_per_rank) weight += args.topk_weights[i];
+class Combiner {
+ public:
+  Combiner(host::Choice choice, const CombineArgs& args)
+      : choice_(choice),
+        args_(args),
+        rank_of_expert_(args.experts_per_rank),
+        per_expert_(args.plan->per_expert) {
+    rows_.reserve(args.topk + std::size(args.bias));
+    partial_sums_.reserve(args.topk + std::size(args.bias));
   }
-  return weight;
-}
 
-void find_rows(const CombineArgs& args, std::uint32_t token, std::vector<host::WeightedRow>& rows) {
-  rows.clear();
-  for (std::uint32_t i = args.plan->begin[token]; i < args.plan->begin[token + 1]; ++i) {
-    const RouteEntry& entry = args.plan->entries[i];
-    const CombineSource& source = args.sources[entry.rank];
-    const std::size_t row = std::size_t{source.base_row} + entry.position;
-    const float weight = args.topk_weights == nullptr ? 1.0f : rank_weight(args, token, entry.rank);
-    rows.push_back({source.y + row * args.hidden, weight});
+  void combine(std::uint32_t token) {
+    find_rows(token);
+    const host::RowSum sum{rows_, partial_sums_, args_.topk_weights != nullptr};
+    choice_.kernels->sum_rows(sum, args_.hidden, args_.out + std::size_t{token} * args_.hidden,
+                              choice_.stores);
+    if (args_.out_weights != nullptr) return_weights(token);
   }
-}
+
+ private:
+  std::uint32_t rank_of(const RouteEntry& entry) const {
+    return per_expert_ ? rank_of_expert_(entry.target) : entry.target;
+  }
+  std::size_t row_of(const RouteEntry& entry) const {
+    return static_cast<std::uint32_t>(args_.base[entry.target]) + entry.position;
+  }
+  std::span<const RouteEntry> entries(std::uint32_t token) const {
+    const RoutingPlan& plan = *args_.plan;
+    return std::span(plan.entries).subspan(plan.begin[token], plan.begin[token + 1] - plan.begin[token]);
+  }
+  const std::int32_t* chosen(std::uint32_t token) const {
+    return args_.plan->topk.data() + std::size_t{token} * args_.topk;
+  }
+
+  float weight(std::uint32_t token, const RouteEntry& entry) const {
+    if (args_.topk_weights == nullptr) return 1.0f;
+    const float* weights = args_.topk_weights + std::size_t{token} * args_.topk;
+    if (per_expert_) return host::weight_of_expert(chosen(token), weights, args_.topk, entry.target);
+    return host::weight_of_rank(chosen(token), weights, args_.topk, entry.target * args_.experts_per_rank,
+                                args_.experts_per_rank);
+  }
+
+  void find_rows(std::uint32_t token) {
+    rows_.clear();
+    partial_sums_.clear();
+    // A bias is a row like others, of a partial sum of its own: multiplied by 1 and rounded to bf16 it stays
+    // what it is.
+    for (const std::uint16_t* bias : args_.bias) {
+      if (bias == nullptr) continue;
+      rows_.push_back({bias + std::size_t{token} * args_.hidden, 1.0f});
+      if (per_expert_) partial_sums_.push_back(1);
+    }
+    std::uint32_t last_rank = static_cast<std::uint32_t>(args_.sources.size());
+    for (const RouteEntry& entry : entries(token)) {
+      const std::uint32_t rank = rank_of(entry);
+      const std::uint16_t* y = args_.sources[rank].y;
+      if (y == nullptr) continue;
+      rows_.push_back({y + row_of(entry) * args_.hidden, weight(token, entry)});
+      if (!per_expert_) continue;
+      if (rank != last_rank) partial_sums_.push_back(0);
+      ++partial_sums_.back();
+      last_rank = rank;
+    }
+  }
+
+  void return_weights(std::uint32_t token) const {
+    const std::size_t first = std::size_t{token} * args_.topk;
+    std::fill_n(args_.out_weights + first, args_.topk, 0.0f);
+    for (const RouteEntry& entry : entries(token)) {
+      const CombineSource& source = args_.sources[rank_of(entry)];
+      if (source.y_weights == nullptr) continue;
+      return_weights_of(entry, source.y_weights, chosen(token), args_.out_weights + first);
+    }
+  }
+
+  // Those of the choices that the entry's row carried.
+  void return_weights_of(const RouteEntry& entry, const float* y_weights, const std::int32_t* choices,
+                         float* out) const {
+    const std::size_t row = row_of(entry);
+    for (std::uint32_t k = 0; k < args_.topk; ++k) {
+      const auto expert = static_cast<std::uint32_t>(choices[k]);
+      if (per_expert_) {
+        if (expert == entry.target) out[k] = y_weights[row];
+      } else if (expert - entry.target * args_.experts_per_rank < args_.experts_per_rank) {
+        out[k] = y_weights[row * args_.topk + k];
+      }
+    }
+  }
+
+  host::Choice choice_;
+  const CombineArgs& args_;
+  host::RankOfExpert rank_of_expert_;
+  bool per_expert_;
+  std::vector<host::WeightedRow> rows_;      // of the token at hand
+  std::vector<std::uint32_t> partial_sums_;  // per-expert plans: rows of each rank
+};
 
 }  // namespace
 
-host::Choice host::combine_choice(const CombineArgs& args) {
-  const std::size_t volume = args.plan->entries.size() * args.hidden * sizeof(std::uint16_t);
-  return {&best_row_kernels(), stores_for(volume)};
-}
-
 void host::combine_rows_with(Choice choice, const CombineArgs& args, std::uint32_t begin, std::uint32_t end) {
-  const auto sum =
-      args.topk_weights == nullptr ? choice.kernels->sum_rows : choice.kernels->weighted_sum_rows;
-  std::vector<WeightedRow> rows;
-  rows.reserve(args.topk);
-  for (std::uint32_t token = begin; token < end; ++token) {
-    find_rows(args, token, rows);
-    sum(rows, args.hidden, args.out + std::size_t{token} * args.hidden, choice.stores);
-  }
+  Combiner combiner(choice, args);
+  for (std::uint32_t token = begin; token < end; ++token) combiner.combine(token);
   choice.kernels->store_fence();
 }
 
 void combine_rows(const CombineArgs& args, std::uint32_t begin, std::uint32_t end) {
-  host::combine_rows_with(host::combine_choice(args), args, begin, end);
+  // The volume of what is pulled says how much else wants the caches.
+  const std::size_t volume = args.plan->entries.size() * args.hidden * sizeof(std::uint16_t);
+  const host::Stores stores = host::StorePolicy::of_process().preferred(volume);
+  host::combine_rows_with({&host::best_row_kernels(), stores}, args, begin, end);
 }
 
 }  // namespace epd::kernels

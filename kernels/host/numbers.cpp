@@ -48,25 +48,34 @@ float e4m3_to_float(std::uint8_t bits) {
   return negative ? -magnitude : magnitude;
 }
 
-float cast_block_e4m3(const std::uint16_t* x, std::uint8_t* q) {
+namespace {
+
+float cast_one_block(const std::uint16_t* x, bool pow2, std::uint8_t* q) {
   float scale = 0;
   void* const destination = q;
-  host::best_row_kernels().cast_row(x, kScaleBlock, {&destination, 1}, &scale, host::Stores::kCached);
+  host::best_row_kernels().cast_row({x, kScaleBlock, &scale, pow2}, {&destination, 1}, host::Stores::kCached);
   return scale;
 }
 
-namespace host {
+}  // namespace
 
-float cast_special_block(const std::uint16_t* x, std::uint8_t* q) {
+float cast_block_e4m3(const std::uint16_t* x, std::uint8_t* q) {
+  return cast_one_block(x, false, q);
+}
+
+float cast_block_e4m3_pow2(const std::uint16_t* x, std::uint8_t* q) {
+  return cast_one_block(x, true, q);
+}
+
+float host::cast_special_block(const std::uint16_t* x, bool pow2, std::uint8_t* q) {
   float amax = kMinAmax;
   for (std::uint32_t i = 0; i < kScaleBlock; ++i) {
     const float magnitude = std::fabs(bf16_to_float(x[i]));
     if (magnitude > amax) amax = magnitude;  // false for NaN
   }
-  const float inverse = kE4m3Max / amax;
-  for (std::uint32_t i = 0; i < kScaleBlock; ++i) q[i] = float_to_e4m3(bf16_to_float(x[i]) * inverse);
-  return amax / kE4m3Max;
+  const BlockScale scale = block_scale(amax, pow2);
+  for (std::uint32_t i = 0; i < kScaleBlock; ++i) q[i] = float_to_e4m3(bf16_to_float(x[i]) * scale.inverse);
+  return scale.scale;
 }
 
-}  // namespace host
 }  // namespace epd::kernels

@@ -2,8 +2,10 @@
 // the interface, tests and the benchmark reach in here to run every path.
 #pragma once
 
+#include "kernels/numbers.h"
 #include "kernels/operations.h"
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -12,33 +14,49 @@ namespace epd::kernels::host {
 
 struct WeightedRow {
   const std::uint16_t* row;
-  float weight;
+  float weight;  // canonical (weights.h); 1 if the sum is not weighted
+};
+
+// A row to be cast.
+struct CastRow {
+  const std::uint16_t* x;
+  std::size_t hidden;
+  float* scales;  // out, one per block
+  bool pow2;
+};
+
+// What one output row is the sum of, as combine_rows says.
+struct RowSum {
+  std::span<const WeightedRow> rows;
+  // Numbers of consecutive rows that are summed first, and rounded to bf16; empty: every row is added as it
+  // is.
+  std::span<const std::uint32_t> partial_sums;
+  bool weighted = false;
 };
 
 // How outputs are stored. Cached: the reader finds them in a shared cache. Streaming: past the caches, for
-// volumes that would not stay there; only where the address is a multiple of 64.
+// volumes that would not stay there; only whole lines of 64 bytes.
 enum class Stores { kCached, kStreaming };
 
-// Above this volume, the bytes that one rank's operation pushes or pulls, streaming is faster: README.md.
+// How far ahead inputs are prefetched, bytes: of a cast, whose stores and arithmetic leave the hardware's
+// prefetcher behind; of partial sums, which read more rows at once than it follows. See README.md.
+inline constexpr std::size_t kCastAhead = 4096;
+inline constexpr std::size_t kSumAhead = 1024;
+
+// Above this volume, the bytes that one rank's operation pushes or pulls, streaming is faster everywhere.
 inline constexpr std::size_t kStreamingVolume = std::size_t{32} << 20;
 
-inline Stores stores_for(std::size_t volume) {
-  return volume > kStreamingVolume ? Stores::kStreaming : Stores::kCached;
-}
-
-// `hidden` and `bytes` are multiples of 128; pointers need their type's natural alignment only; outputs
+// `hidden` is a multiple of 128, `bytes` of 16; pointers need their type's natural alignment only; outputs
 // overlap nothing. Streaming stores may be pending on return: the caller ends its batch with store_fence().
 struct RowKernels {
   const char* name;
   // Copies `bytes` from `source` to each destination.
   void (*copy_row)(const void* source, std::size_t bytes, std::span<void* const> destinations, Stores stores);
-  // cast_block_e4m3 of every block of the row, codes to each destination. Scales: ordinary stores.
-  void (*cast_row)(const std::uint16_t* x, std::size_t hidden, std::span<void* const> destinations,
-                   float* scales, Stores stores);
-  // out = bf16(sum of the rows in their order), as combine_rows says; no row gives zeros.
-  void (*sum_rows)(std::span<const WeightedRow> rows, std::size_t hidden, std::uint16_t* out, Stores stores);
-  void (*weighted_sum_rows)(std::span<const WeightedRow> rows, std::size_t hidden, std::uint16_t* out,
-                            Stores stores);
+  // Every block of the row, codes to each destination: cast_block_e4m3, or with `pow2` cast_block_e4m3_pow2.
+  // Scales: ordinary stores.
+  void (*cast_row)(const CastRow& row, std::span<void* const> destinations, Stores stores);
+  // No row gives zeros.
+  void (*sum_rows)(const RowSum& sum, std::size_t hidden, std::uint16_t* out, Stores stores);
   void (*store_fence)();
 };
 
@@ -48,15 +66,11 @@ std::span<const RowKernels* const> available_row_kernels();
 // The fastest of them.
 const RowKernels& best_row_kernels();
 
-// What dispatch_rows and combine_rows choose; tests and the benchmark choose otherwise.
+// dispatch_rows and combine_rows with what they choose otherwise: the best kernels, and StorePolicy's stores.
 struct Choice {
   const RowKernels* kernels;
   Stores stores;
 };
-Choice dispatch_choice(const DispatchArgs& args);
-Choice combine_choice(const CombineArgs& args);
-
-// dispatch_rows and combine_rows, so chosen.
 void dispatch_rows_with(Choice choice, const DispatchArgs& args, std::uint32_t begin, std::uint32_t end);
 void combine_rows_with(Choice choice, const CombineArgs& args, std::uint32_t begin, std::uint32_t end);
 
@@ -66,7 +80,22 @@ extern const RowKernels kAvx2RowKernels;
 extern const RowKernels kAvx512RowKernels;
 #endif
 
-// A block that holds NaN or Inf: too rare for vectors. Also the definition that the paths must equal.
-float cast_special_block(const std::uint16_t* x, std::uint8_t* q);
+// How a block with this amax is scaled.
+struct BlockScale {
+  float scale;
+  float inverse;  // what elements are multiplied by
+};
+inline BlockScale block_scale(float amax, bool pow2) {
+  if (!pow2) return {amax / kE4m3Max, kE4m3Max / amax};
+  // amax comes from bf16 or is kMinAmax: the quotient is a normal number, rounded onto a power of two only
+  // where it is one; an infinite one gives Inf and 0.
+  const auto bits = std::bit_cast<std::uint32_t>(amax / kE4m3Max);
+  const std::uint32_t exponent = (bits + 0x7fffffu) >> 23;
+  return {std::bit_cast<float>(exponent << 23),
+          exponent == 255 ? 0.0f : std::bit_cast<float>((254 - exponent) << 23)};
+}
+
+// A block that holds NaN or Inf: too rare for vectors. Returns the scale.
+float cast_special_block(const std::uint16_t* x, bool pow2, std::uint8_t* q);
 
 }  // namespace epd::kernels::host

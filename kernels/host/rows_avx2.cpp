@@ -42,8 +42,18 @@ EPD_AVX2_INLINE __m256i upper_halves(__m256i v) {
 }
 
 template <Stores kStores>
+EPD_AVX2_INLINE void put(void* place, __m128i value) {
+  if constexpr (kStores == Stores::kStreaming) {
+    _mm_stream_si128(static_cast<__m128i*>(place), value);
+  } else {
+    _mm_storeu_si128(static_cast<__m128i*>(place), value);
+  }
+}
+
+template <Stores kStores>
 EPD_AVX2 void copy_to_all(const char* source, std::size_t bytes, std::span<void* const> destinations) {
-  for (std::size_t i = 0; i < bytes; i += 128) {
+  std::size_t i = 0;
+  for (; i + 128 <= bytes; i += 128) {
     const __m256i a = load(source + i);
     const __m256i b = load(source + i + 32);
     const __m256i c = load(source + i + 64);
@@ -56,13 +66,30 @@ EPD_AVX2 void copy_to_all(const char* source, std::size_t bytes, std::span<void*
       put<kStores>(place + 96, d);
     }
   }
+  for (; i < bytes; i += 16) {
+    const __m128i value = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i));
+    for (void* destination : destinations) put<kStores>(static_cast<char*>(destination) + i, value);
+  }
+}
+
+// A row that begins or ends within a cache line: the lines that are all its own go past the caches.
+EPD_AVX2 void stream_inner_lines(const char* source, std::size_t bytes, char* destination) {
+  const std::size_t head = std::min<std::size_t>(bytes, -reinterpret_cast<std::uintptr_t>(destination) % 64);
+  const std::size_t inner_end = head + (bytes - head) / 64 * 64;
+  std::memcpy(destination, source, head);
+  for (std::size_t i = head; i < inner_end; i += 32)
+    put<Stores::kStreaming>(destination + i, load(source + i));
+  std::memcpy(destination + inner_end, source + inner_end, bytes - inner_end);
 }
 
 void copy_row(const void* source, std::size_t bytes, std::span<void* const> destinations, Stores stores) {
+  const auto* from = static_cast<const char*>(source);
   if (can_stream(destinations, stores)) {
-    copy_to_all<Stores::kStreaming>(static_cast<const char*>(source), bytes, destinations);
+    copy_to_all<Stores::kStreaming>(from, bytes, destinations);
+  } else if (stores == Stores::kStreaming) {
+    for (void* destination : destinations) stream_inner_lines(from, bytes, static_cast<char*>(destination));
   } else {
-    for (void* destination : destinations) std::memcpy(destination, source, bytes);
+    for (void* destination : destinations) std::memcpy(destination, from, bytes);
   }
 }
 
@@ -107,14 +134,17 @@ EPD_AVX2_INLINE std::uint32_t largest_magnitude(const std::uint16_t* x) {
 }
 
 template <Stores kStores>
-EPD_AVX2 void cast_to_all(const std::uint16_t* x, std::size_t hidden, std::span<void* const> destinations,
-                          float* scales) {
-  for (std::size_t start = 0; start < hidden; start += kScaleBlock) {
-    const std::uint16_t* block = x + start;
+EPD_AVX2 void cast_to_all(const CastRow& row, std::span<void* const> destinations) {
+  float* scales = row.scales;
+  for (std::size_t start = 0; start < row.hidden; start += kScaleBlock) {
+    const std::uint16_t* block = row.x + start;
+    for (std::size_t i = 0; i < kScaleBlock; i += 32) {
+      _mm_prefetch(reinterpret_cast<const char*>(block + i) + kCastAhead, _MM_HINT_T0);
+    }
     const std::uint32_t largest = largest_magnitude(block);
     if (largest >= 0x7f80) [[unlikely]] {
       std::uint8_t q[kScaleBlock];
-      *scales++ = cast_special_block(block, q);
+      *scales++ = cast_special_block(block, row.pow2, q);
       for (void* destination : destinations) {
         std::uint8_t* place = static_cast<std::uint8_t*>(destination) + start;
         for (std::uint32_t i = 0; i < kScaleBlock; i += 32) put<kStores>(place + i, load(q + i));
@@ -122,7 +152,8 @@ EPD_AVX2 void cast_to_all(const std::uint16_t* x, std::size_t hidden, std::span<
       continue;
     }
     const float amax = std::max(bf16_to_float(static_cast<std::uint16_t>(largest)), kMinAmax);
-    const __m256 inverse = _mm256_set1_ps(kE4m3Max / amax);
+    const BlockScale scale = block_scale(amax, row.pow2);
+    const __m256 inverse = _mm256_set1_ps(scale.inverse);
     __m256i codes[4];
     for (std::size_t i = 0; i < 4; ++i)
       codes[i] = cast_32(load(block + 32 * i), load(block + 32 * i + 16), inverse);
@@ -130,16 +161,15 @@ EPD_AVX2 void cast_to_all(const std::uint16_t* x, std::size_t hidden, std::span<
       std::uint8_t* place = static_cast<std::uint8_t*>(destination) + start;
       for (std::size_t i = 0; i < 4; ++i) put<kStores>(place + 32 * i, codes[i]);
     }
-    *scales++ = amax / kE4m3Max;
+    *scales++ = scale.scale;
   }
 }
 
-void cast_row(const std::uint16_t* x, std::size_t hidden, std::span<void* const> destinations, float* scales,
-              Stores stores) {
+void cast_row(const CastRow& row, std::span<void* const> destinations, Stores stores) {
   if (can_stream(destinations, stores)) {
-    cast_to_all<Stores::kStreaming>(x, hidden, destinations, scales);
+    cast_to_all<Stores::kStreaming>(row, destinations);
   } else {
-    cast_to_all<Stores::kCached>(x, hidden, destinations, scales);
+    cast_to_all<Stores::kCached>(row, destinations);
   }
 }
 
@@ -158,35 +188,90 @@ EPD_AVX2_INLINE __m256 accumulate(__m256 sum, __m256 value, __m256 weight) {
   return _mm256_add_ps(sum, value);
 }
 
-template <bool kWeighted, Stores kStores>
-EPD_AVX2 void sum_columns(std::span<const WeightedRow> rows, std::size_t hidden, std::uint16_t* out) {
-  constexpr std::size_t kVectors = 4;  // of 16 bf16
+// Sums of kVectors times 16 columns.
+template <std::size_t kVectors>
+struct Columns {
+  __m256 even[kVectors];
+  __m256 odd[kVectors];
+};
+
+template <bool kWeighted, bool kPrefetch, std::size_t kVectors>
+EPD_AVX2_INLINE void add_row(Columns<kVectors>& sums, const WeightedRow& source, std::size_t start) {
+  const __m256 weight = _mm256_set1_ps(source.weight);
+  if constexpr (kPrefetch) {
+    static_assert(kVectors == 2);  // one cache line
+    _mm_prefetch(reinterpret_cast<const char*>(source.row + start) + kSumAhead, _MM_HINT_T0);
+  }
+  for (std::size_t v = 0; v < kVectors; ++v) {
+    const __m256i y = load(source.row + start + v * 16);
+    sums.even[v] = accumulate<kWeighted>(sums.even[v], _mm256_castsi256_ps(_mm256_slli_epi32(y, 16)), weight);
+    sums.odd[v] = accumulate<kWeighted>(sums.odd[v], _mm256_castsi256_ps(upper_halves(y)), weight);
+  }
+}
+
+template <std::size_t kVectors>
+EPD_AVX2_INLINE void clear(Columns<kVectors>& sums) {
+  for (std::size_t v = 0; v < kVectors; ++v) sums.even[v] = sums.odd[v] = _mm256_setzero_ps();
+}
+
+// To bf16, as float. The NaNs that come here have no lower half: bf16's, the canonical one, the processor's
+// own.
+EPD_AVX2_INLINE __m256 rounded_partial_sum(__m256 sum) {
+  const __m256i bits = _mm256_castps_si256(sum);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  return _mm256_castsi256_ps(
+      upper_halves(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd)));
+}
+
+template <bool kWeighted, std::size_t kVectors>
+EPD_AVX2_INLINE void add_partial_sum(Columns<kVectors>& sums, std::span<const WeightedRow> rows,
+                                     std::size_t start) {
+  if (!kWeighted && rows.size() == 1) return add_row<false, true>(sums, rows[0], start);  // is bf16 already
+  Columns<kVectors> partial;
+  clear(partial);
+  for (const WeightedRow& source : rows) add_row<kWeighted, true>(partial, source, start);
+  for (std::size_t v = 0; v < kVectors; ++v) {
+    sums.even[v] = _mm256_add_ps(sums.even[v], rounded_partial_sum(partial.even[v]));
+    sums.odd[v] = _mm256_add_ps(sums.odd[v], rounded_partial_sum(partial.odd[v]));
+  }
+}
+
+template <bool kWeighted, bool kPartial, Stores kStores>
+EPD_AVX2 void sum_columns(const RowSum& sum, std::size_t hidden, std::uint16_t* out) {
+  constexpr std::size_t kVectors = kPartial ? 2 : 4;  // of 16 bf16
   for (std::size_t start = 0; start < hidden; start += kVectors * 16) {
-    __m256 even[kVectors];
-    __m256 odd[kVectors];
-    for (std::size_t v = 0; v < kVectors; ++v) even[v] = odd[v] = _mm256_setzero_ps();
-    for (const WeightedRow& source : rows) {
-      const __m256 weight = _mm256_set1_ps(source.weight);
-      for (std::size_t v = 0; v < kVectors; ++v) {
-        const __m256i y = load(source.row + start + v * 16);
-        even[v] = accumulate<kWeighted>(even[v], _mm256_castsi256_ps(_mm256_slli_epi32(y, 16)), weight);
-        odd[v] = accumulate<kWeighted>(odd[v], _mm256_castsi256_ps(upper_halves(y)), weight);
+    Columns<kVectors> sums;
+    clear(sums);
+    if constexpr (kPartial) {
+      const WeightedRow* first = sum.rows.data();
+      for (const std::uint32_t count : sum.partial_sums) {
+        add_partial_sum<kWeighted>(sums, {first, count}, start);
+        first += count;
       }
+    } else {
+      for (const WeightedRow& source : sum.rows) add_row<kWeighted, false>(sums, source, start);
     }
     for (std::size_t v = 0; v < kVectors; ++v) {
-      const __m256i low = _mm256_srli_epi32(round_upper(even[v]), 16);
-      put<kStores>(out + start + v * 16, _mm256_blend_epi16(low, round_upper(odd[v]), 0xaa));
+      const __m256i low = _mm256_srli_epi32(round_upper(sums.even[v]), 16);
+      put<kStores>(out + start + v * 16, _mm256_blend_epi16(low, round_upper(sums.odd[v]), 0xaa));
     }
   }
 }
 
-template <bool kWeighted>
-void sum_any(std::span<const WeightedRow> rows, std::size_t hidden, std::uint16_t* out, Stores stores) {
-  if (stores == Stores::kStreaming && is_line_aligned(out)) {
-    sum_columns<kWeighted, Stores::kStreaming>(rows, hidden, out);
-  } else {
-    sum_columns<kWeighted, Stores::kCached>(rows, hidden, out);
+template <Stores kStores>
+void sum_any(const RowSum& sum, std::size_t hidden, std::uint16_t* out) {
+  if (sum.partial_sums.empty()) {
+    if (sum.weighted) return sum_columns<true, false, kStores>(sum, hidden, out);
+    return sum_columns<false, false, kStores>(sum, hidden, out);
   }
+  if (sum.weighted) return sum_columns<true, true, kStores>(sum, hidden, out);
+  return sum_columns<false, true, kStores>(sum, hidden, out);
+}
+
+void sum_rows(const RowSum& sum, std::size_t hidden, std::uint16_t* out, Stores stores) {
+  if (stores == Stores::kStreaming && is_line_aligned(out))
+    return sum_any<Stores::kStreaming>(sum, hidden, out);
+  return sum_any<Stores::kCached>(sum, hidden, out);
 }
 
 void store_fence() {
@@ -195,7 +280,7 @@ void store_fence() {
 
 }  // namespace
 
-const RowKernels kAvx2RowKernels = {"avx2", copy_row, cast_row, sum_any<false>, sum_any<true>, store_fence};
+const RowKernels kAvx2RowKernels = {"avx2", copy_row, cast_row, sum_rows, store_fence};
 
 }  // namespace epd::kernels::host
 

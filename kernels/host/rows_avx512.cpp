@@ -41,8 +41,18 @@ EPD_AVX512_INLINE void put(void* place, __m512i value) {
 }
 
 template <Stores kStores>
+EPD_AVX512_INLINE void put(void* place, __m128i value) {
+  if constexpr (kStores == Stores::kStreaming) {
+    _mm_stream_si128(static_cast<__m128i*>(place), value);
+  } else {
+    _mm_storeu_si128(static_cast<__m128i*>(place), value);
+  }
+}
+
+template <Stores kStores>
 EPD_AVX512 void copy_to_all(const char* source, std::size_t bytes, std::span<void* const> destinations) {
-  for (std::size_t i = 0; i < bytes; i += 128) {
+  std::size_t i = 0;
+  for (; i + 128 <= bytes; i += 128) {
     const __m512i a = _mm512_loadu_si512(source + i);
     const __m512i b = _mm512_loadu_si512(source + i + 64);
     for (void* destination : destinations) {
@@ -51,13 +61,30 @@ EPD_AVX512 void copy_to_all(const char* source, std::size_t bytes, std::span<voi
       put<kStores>(place + 64, b);
     }
   }
+  for (; i < bytes; i += 16) {
+    const __m128i value = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i));
+    for (void* destination : destinations) put<kStores>(static_cast<char*>(destination) + i, value);
+  }
+}
+
+// A row that begins or ends within a cache line: the lines that are all its own go past the caches.
+EPD_AVX512 void stream_inner_lines(const char* source, std::size_t bytes, char* destination) {
+  const std::size_t head = std::min<std::size_t>(bytes, -reinterpret_cast<std::uintptr_t>(destination) % 64);
+  const std::size_t inner_end = head + (bytes - head) / 64 * 64;
+  std::memcpy(destination, source, head);
+  for (std::size_t i = head; i < inner_end; i += 64)
+    put<Stores::kStreaming>(destination + i, _mm512_loadu_si512(source + i));
+  std::memcpy(destination + inner_end, source + inner_end, bytes - inner_end);
 }
 
 void copy_row(const void* source, std::size_t bytes, std::span<void* const> destinations, Stores stores) {
+  const auto* from = static_cast<const char*>(source);
   if (can_stream(destinations, stores)) {
-    copy_to_all<Stores::kStreaming>(static_cast<const char*>(source), bytes, destinations);
+    copy_to_all<Stores::kStreaming>(from, bytes, destinations);
+  } else if (stores == Stores::kStreaming) {
+    for (void* destination : destinations) stream_inner_lines(from, bytes, static_cast<char*>(destination));
   } else {
-    for (void* destination : destinations) std::memcpy(destination, source, bytes);
+    for (void* destination : destinations) std::memcpy(destination, from, bytes);
   }
 }
 
@@ -105,15 +132,18 @@ EPD_AVX512_INLINE std::uint32_t largest_u16(__m512i v) {
 }
 
 template <Stores kStores>
-EPD_AVX512 void cast_to_all(const std::uint16_t* x, std::size_t hidden, std::span<void* const> destinations,
-                            float* scales) {
+EPD_AVX512 void cast_to_all(const CastRow& row, std::span<void* const> destinations) {
+  float* scales = row.scales;
   const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
   const __m512i magnitude = _mm512_set1_epi16(0x7fff);
-  for (std::size_t start = 0; start < hidden; start += kScaleBlock) {
-    const __m512i x0 = _mm512_loadu_si512(x + start);
-    const __m512i x1 = _mm512_loadu_si512(x + start + 32);
-    const __m512i x2 = _mm512_loadu_si512(x + start + 64);
-    const __m512i x3 = _mm512_loadu_si512(x + start + 96);
+  for (std::size_t start = 0; start < row.hidden; start += kScaleBlock) {
+    for (std::size_t i = 0; i < kScaleBlock; i += 32) {
+      _mm_prefetch(reinterpret_cast<const char*>(row.x + start + i) + kCastAhead, _MM_HINT_T0);
+    }
+    const __m512i x0 = _mm512_loadu_si512(row.x + start);
+    const __m512i x1 = _mm512_loadu_si512(row.x + start + 32);
+    const __m512i x2 = _mm512_loadu_si512(row.x + start + 64);
+    const __m512i x3 = _mm512_loadu_si512(row.x + start + 96);
     const __m512i m01 = _mm512_max_epu16(_mm512_and_si512(x0, magnitude), _mm512_and_si512(x1, magnitude));
     const __m512i m23 = _mm512_max_epu16(_mm512_and_si512(x2, magnitude), _mm512_and_si512(x3, magnitude));
     const std::uint32_t largest = largest_u16(_mm512_max_epu16(m01, m23));
@@ -121,15 +151,16 @@ EPD_AVX512 void cast_to_all(const std::uint16_t* x, std::size_t hidden, std::spa
     __m512i back;
     if (largest >= 0x7f80) [[unlikely]] {
       std::uint8_t q[kScaleBlock];
-      *scales++ = cast_special_block(x + start, q);
+      *scales++ = cast_special_block(row.x + start, row.pow2, q);
       front = _mm512_loadu_si512(q);
       back = _mm512_loadu_si512(q + 64);
     } else {
       const float amax = std::max(bf16_to_float(static_cast<std::uint16_t>(largest)), kMinAmax);
-      const __m512 inverse_times_8 = _mm512_set1_ps(kE4m3Max / amax * 8.0f);
+      const BlockScale scale = block_scale(amax, row.pow2);
+      const __m512 inverse_times_8 = _mm512_set1_ps(scale.inverse * 8.0f);
       front = _mm512_permutexvar_epi64(order, cast_64(x0, x1, inverse_times_8));
       back = _mm512_permutexvar_epi64(order, cast_64(x2, x3, inverse_times_8));
-      *scales++ = amax / kE4m3Max;
+      *scales++ = scale.scale;
     }
     for (void* destination : destinations) {
       auto* place = static_cast<std::uint8_t*>(destination) + start;
@@ -139,12 +170,11 @@ EPD_AVX512 void cast_to_all(const std::uint16_t* x, std::size_t hidden, std::spa
   }
 }
 
-void cast_row(const std::uint16_t* x, std::size_t hidden, std::span<void* const> destinations, float* scales,
-              Stores stores) {
+void cast_row(const CastRow& row, std::span<void* const> destinations, Stores stores) {
   if (can_stream(destinations, stores)) {
-    cast_to_all<Stores::kStreaming>(x, hidden, destinations, scales);
+    cast_to_all<Stores::kStreaming>(row, destinations);
   } else {
-    cast_to_all<Stores::kCached>(x, hidden, destinations, scales);
+    cast_to_all<Stores::kCached>(row, destinations);
   }
 }
 
@@ -163,37 +193,87 @@ EPD_AVX512_INLINE __m512 accumulate(__m512 sum, __m512 value, __m512 weight) {
   return _mm512_add_ps(sum, value);
 }
 
-template <bool kWeighted, Stores kStores>
-EPD_AVX512 void sum_columns(std::span<const WeightedRow> rows, std::size_t hidden, std::uint16_t* out) {
-  constexpr std::size_t kVectors = 4;  // of 32 bf16
+// Sums of 128 columns.
+constexpr std::size_t kVectors = 4;  // of 32 bf16
+struct Columns {
+  __m512 even[kVectors];
+  __m512 odd[kVectors];
+};
+
+template <bool kWeighted, bool kPrefetch>
+EPD_AVX512_INLINE void add_row(Columns& sums, const WeightedRow& source, std::size_t start) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  const __m512 weight = _mm512_set1_ps(source.weight);
+  for (std::size_t v = 0; v < kVectors; ++v) {
+    const std::uint16_t* columns = source.row + start + v * 32;
+    if constexpr (kPrefetch) _mm_prefetch(reinterpret_cast<const char*>(columns) + kSumAhead, _MM_HINT_T0);
+    const __m512i y = _mm512_loadu_si512(columns);
+    sums.even[v] = accumulate<kWeighted>(sums.even[v], _mm512_castsi512_ps(_mm512_slli_epi32(y, 16)), weight);
+    sums.odd[v] = accumulate<kWeighted>(sums.odd[v], _mm512_castsi512_ps(_mm512_and_si512(y, upper)), weight);
+  }
+}
+
+EPD_AVX512_INLINE void clear(Columns& sums) {
+  for (std::size_t v = 0; v < kVectors; ++v) sums.even[v] = sums.odd[v] = _mm512_setzero_ps();
+}
+
+// To bf16, as float. The NaNs that come here have no lower half: bf16's, the canonical one, the processor's
+// own.
+EPD_AVX512_INLINE __m512 rounded_partial_sum(__m512 sum) {
+  const __m512i bits = _mm512_castps_si512(sum);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  return _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+
+template <bool kWeighted>
+EPD_AVX512_INLINE void add_partial_sum(Columns& sums, std::span<const WeightedRow> rows, std::size_t start) {
+  if (!kWeighted && rows.size() == 1) return add_row<false, true>(sums, rows[0], start);  // is bf16 already
+  Columns partial;
+  clear(partial);
+  for (const WeightedRow& source : rows) add_row<kWeighted, true>(partial, source, start);
+  for (std::size_t v = 0; v < kVectors; ++v) {
+    sums.even[v] = _mm512_add_ps(sums.even[v], rounded_partial_sum(partial.even[v]));
+    sums.odd[v] = _mm512_add_ps(sums.odd[v], rounded_partial_sum(partial.odd[v]));
+  }
+}
+
+template <bool kWeighted, bool kPartial, Stores kStores>
+EPD_AVX512 void sum_columns(const RowSum& sum, std::size_t hidden, std::uint16_t* out) {
   for (std::size_t start = 0; start < hidden; start += kVectors * 32) {
-    __m512 even[kVectors];
-    __m512 odd[kVectors];
-    for (std::size_t v = 0; v < kVectors; ++v) even[v] = odd[v] = _mm512_setzero_ps();
-    for (const WeightedRow& source : rows) {
-      const __m512 weight = _mm512_set1_ps(source.weight);
-      for (std::size_t v = 0; v < kVectors; ++v) {
-        const __m512i y = _mm512_loadu_si512(source.row + start + v * 32);
-        even[v] = accumulate<kWeighted>(even[v], _mm512_castsi512_ps(_mm512_slli_epi32(y, 16)), weight);
-        odd[v] = accumulate<kWeighted>(odd[v], _mm512_castsi512_ps(_mm512_and_si512(y, upper)), weight);
+    Columns sums;
+    clear(sums);
+    if constexpr (kPartial) {
+      const WeightedRow* first = sum.rows.data();
+      for (const std::uint32_t count : sum.partial_sums) {
+        add_partial_sum<kWeighted>(sums, {first, count}, start);
+        first += count;
       }
+    } else {
+      for (const WeightedRow& source : sum.rows) add_row<kWeighted, false>(sums, source, start);
     }
     for (std::size_t v = 0; v < kVectors; ++v) {
-      const __m512i low = _mm512_srli_epi32(round_upper(even[v]), 16);
-      const __m512i both = _mm512_mask_blend_epi16(0xaaaaaaaau, low, round_upper(odd[v]));
+      const __m512i low = _mm512_srli_epi32(round_upper(sums.even[v]), 16);
+      const __m512i both = _mm512_mask_blend_epi16(0xaaaaaaaau, low, round_upper(sums.odd[v]));
       put<kStores>(out + start + v * 32, both);
     }
   }
 }
 
-template <bool kWeighted>
-void sum_any(std::span<const WeightedRow> rows, std::size_t hidden, std::uint16_t* out, Stores stores) {
-  if (stores == Stores::kStreaming && is_line_aligned(out)) {
-    sum_columns<kWeighted, Stores::kStreaming>(rows, hidden, out);
-  } else {
-    sum_columns<kWeighted, Stores::kCached>(rows, hidden, out);
+template <Stores kStores>
+void sum_any(const RowSum& sum, std::size_t hidden, std::uint16_t* out) {
+  if (sum.partial_sums.empty()) {
+    if (sum.weighted) return sum_columns<true, false, kStores>(sum, hidden, out);
+    return sum_columns<false, false, kStores>(sum, hidden, out);
   }
+  if (sum.weighted) return sum_columns<true, true, kStores>(sum, hidden, out);
+  return sum_columns<false, true, kStores>(sum, hidden, out);
+}
+
+void sum_rows(const RowSum& sum, std::size_t hidden, std::uint16_t* out, Stores stores) {
+  if (stores == Stores::kStreaming && is_line_aligned(out))
+    return sum_any<Stores::kStreaming>(sum, hidden, out);
+  return sum_any<Stores::kCached>(sum, hidden, out);
 }
 
 void store_fence() {
@@ -202,8 +282,7 @@ void store_fence() {
 
 }  // namespace
 
-const RowKernels kAvx512RowKernels = {"avx512",       copy_row,      cast_row,
-                                      sum_any<false>, sum_any<true>, store_fence};
+const RowKernels kAvx512RowKernels = {"avx512", copy_row, cast_row, sum_rows, store_fence};
 
 }  // namespace epd::kernels::host
 

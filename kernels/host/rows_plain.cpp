@@ -1,8 +1,10 @@
 // The path for any architecture: loops that a compiler turns into whatever vectors it may assume.
+#include "host/fma.h"
 #include "host/row_kernels.h"
 #include "kernels/numbers.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -31,54 +33,63 @@ void cast_finite_block(const std::uint16_t* x, float inverse, std::uint8_t* q) {
 }
 
 // Codes to q; returns the scale.
-float cast_block(const std::uint16_t* x, std::uint8_t* q) {
+float cast_block(const std::uint16_t* x, bool pow2, std::uint8_t* q) {
   std::int16_t largest = 0;  // magnitudes of bf16 order as their bits do
   for (std::uint32_t i = 0; i < kScaleBlock; ++i) {
     largest = std::max(largest, static_cast<std::int16_t>(x[i] & 0x7fff));
   }
-  if (largest >= 0x7f80) return cast_special_block(x, q);
+  if (largest >= 0x7f80) return cast_special_block(x, pow2, q);
   const float amax = std::max(bf16_to_float(static_cast<std::uint16_t>(largest)), kMinAmax);
-  cast_finite_block(x, kE4m3Max / amax, q);
-  return amax / kE4m3Max;
+  const BlockScale scale = block_scale(amax, pow2);
+  cast_finite_block(x, scale.inverse, q);
+  return scale.scale;
 }
 
-void cast_row(const std::uint16_t* x, std::size_t hidden, std::span<void* const> destinations, float* scales,
-              Stores /*stores*/) {
-  for (std::size_t start = 0; start < hidden; start += kScaleBlock) {
+void cast_row(const CastRow& row, std::span<void* const> destinations, Stores /*stores*/) {
+  float* scales = row.scales;
+  for (std::size_t start = 0; start < row.hidden; start += kScaleBlock) {
     std::uint8_t q[kScaleBlock];
-    *scales++ = cast_block(x + start, q);
+    *scales++ = cast_block(row.x + start, row.pow2, q);
     for (void* destination : destinations) {
       std::memcpy(static_cast<std::uint8_t*>(destination) + start, q, kScaleBlock);
     }
   }
 }
 
-void round_columns(const float* sums, std::uint16_t* out) {
-  for (std::size_t i = 0; i < kColumns; ++i) out[i] = float_to_bf16(sums[i]);
+using Columns = std::array<float, kColumns>;
+
+float fused(float weight, float value, float sum) {
+#if defined(FP_FAST_FMAF)
+  return std::fma(weight, value, sum);
+#else
+  return fma_by_double(weight, value, sum);
+#endif
 }
 
-void sum_rows(std::span<const WeightedRow> rows, std::size_t hidden, std::uint16_t* out, Stores /*stores*/) {
-  for (std::size_t start = 0; start < hidden; start += kColumns) {
-    float sums[kColumns] = {};
-    for (const WeightedRow& source : rows) {
-      const std::uint16_t* row = source.row + start;
-      for (std::size_t i = 0; i < kColumns; ++i) sums[i] += bf16_to_float(row[i]);
+void add_row(const WeightedRow& source, std::size_t start, bool weighted, Columns& sums) {
+  const std::uint16_t* row = source.row + start;
+  if (weighted) {
+    for (std::size_t i = 0; i < kColumns; ++i) {
+      sums[i] = fused(source.weight, bf16_to_float(row[i]), sums[i]);
     }
-    round_columns(sums, out + start);
+  } else {
+    for (std::size_t i = 0; i < kColumns; ++i) sums[i] += bf16_to_float(row[i]);
   }
 }
 
-void weighted_sum_rows(std::span<const WeightedRow> rows, std::size_t hidden, std::uint16_t* out,
-                       Stores /*stores*/) {
+void sum_rows(const RowSum& sum, std::size_t hidden, std::uint16_t* out, Stores /*stores*/) {
   for (std::size_t start = 0; start < hidden; start += kColumns) {
-    float sums[kColumns] = {};
-    for (const WeightedRow& source : rows) {
-      const std::uint16_t* row = source.row + start;
-      for (std::size_t i = 0; i < kColumns; ++i) {
-        sums[i] = std::fma(source.weight, bf16_to_float(row[i]), sums[i]);
-      }
+    Columns sums{};
+    if (sum.partial_sums.empty()) {
+      for (const WeightedRow& source : sum.rows) add_row(source, start, sum.weighted, sums);
     }
-    round_columns(sums, out + start);
+    const WeightedRow* source = sum.rows.data();
+    for (const std::uint32_t count : sum.partial_sums) {
+      Columns partial{};
+      for (std::uint32_t i = 0; i < count; ++i) add_row(*source++, start, sum.weighted, partial);
+      for (std::size_t i = 0; i < kColumns; ++i) sums[i] += bf16_to_float(float_to_bf16(partial[i]));
+    }
+    for (std::size_t i = 0; i < kColumns; ++i) out[start + i] = float_to_bf16(sums[i]);
   }
 }
 
@@ -86,6 +97,6 @@ void store_fence() {}  // ordinary stores only
 
 }  // namespace
 
-const RowKernels kPlainRowKernels = {"plain", copy_row, cast_row, sum_rows, weighted_sum_rows, store_fence};
+const RowKernels kPlainRowKernels = {"plain", copy_row, cast_row, sum_rows, store_fence};
 
 }  // namespace epd::kernels::host

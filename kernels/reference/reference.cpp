@@ -5,6 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
+#include <limits>
+#include <span>
+#include <utility>
 
 namespace epd::kernels::reference {
 namespace {
@@ -39,129 +43,376 @@ std::uint8_t nearest_e4m3(float value) {
   return static_cast<std::uint8_t>(std::signbit(value) ? 0x80 | code : code);
 }
 
-float cast_block(const std::uint16_t* x, std::uint8_t* q) {
+// The least power of two that is no less than `scale`.
+float power_of_two_above(float scale) {
+  if (std::isinf(scale)) return scale;
+  double power = 1;
+  while (power > static_cast<double>(scale)) power /= 2;
+  while (power < static_cast<double>(scale)) power *= 2;
+  return static_cast<float>(power);
+}
+
+float cast_block(const std::uint16_t* x, ScaleFormat format, std::uint8_t* q) {
   float amax = 1e-30f;
   for (int i = 0; i < 128; ++i) {
     const float value = bf16_to_float(x[i]);
     if (!std::isnan(value)) amax = std::max(amax, std::fabs(value));
   }
-  const float inverse = 448.0f / amax;
+  float scale = amax / 448.0f;
+  float inverse = 448.0f / amax;
+  if (format != ScaleFormat::kFloat32) {
+    scale = power_of_two_above(scale);
+    inverse = 1.0f / scale;
+  }
   for (int i = 0; i < 128; ++i) {
     const float product = bf16_to_float(x[i]) * inverse;
     q[i] = nearest_e4m3(product);
   }
-  return amax / 448.0f;
+  return scale;
 }
 
 std::uint32_t experts_per_rank(const GroupParams& params) {
   return params.num_experts / params.num_ranks;
 }
 
-bool lives_on(const GroupParams& params, std::int64_t expert, std::uint32_t rank) {
-  return expert >= 0 && expert / experts_per_rank(params) == rank;
+std::uint32_t choices_per_row(const GroupParams& params) {
+  return params.layout == Layout::kCompact ? params.topk : 1;
 }
 
-bool sends(const GroupParams& params, const RankInput& input, std::uint32_t token, std::uint32_t rank) {
+bool is_masked(const GroupParams& params, std::uint32_t rank) {
+  return !params.masked.empty() && params.masked[rank];
+}
+
+// The token's k-th choice; -1 if it is none or its rank is not there.
+std::int64_t choice(const GroupParams& params, const RankInput& input, std::uint32_t token, std::uint32_t k) {
+  const std::int64_t expert = input.topk_idx[std::size_t{token} * params.topk + k];
+  if (expert < 0 || is_masked(params, static_cast<std::uint32_t>(expert / experts_per_rank(params))))
+    return -1;
+  return expert;
+}
+
+// What carries which of a token's choices: a row for a rank carries those that live there, a row for an
+// expert those that name it.
+struct Row {
+  std::int32_t source = -1;  // -1: no token fills it
+  std::int32_t token = -1;
+  std::uint32_t rank = 0;    // where it is received
+  std::int64_t expert = -1;  // of the group; -1 in layout compact
+};
+
+bool carries(const GroupParams& params, const Row& row, std::int64_t expert) {
+  if (expert < 0) return false;
+  return row.expert < 0 ? expert / experts_per_rank(params) == row.rank : expert == row.expert;
+}
+
+bool is_wanted(const GroupParams& params, const RankInput& input, const Row& row) {
   for (std::uint32_t k = 0; k < params.topk; ++k) {
-    if (lives_on(params, input.topk_idx[std::size_t{token} * params.topk + k], rank)) return true;
+    if (carries(params, row, choice(params, input, static_cast<std::uint32_t>(row.token), k))) return true;
   }
   return false;
 }
 
-void append_row(const GroupParams& params, const RankInput& input, std::uint32_t token,
-                RankReceived& received) {
-  const std::uint16_t* x = input.x.data() + std::size_t{token} * params.hidden;
-  if (!params.fp8) {
-    received.recv_bf16.insert(received.recv_bf16.end(), x, x + params.hidden);
-    return;
-  }
-  for (std::uint32_t start = 0; start < params.hidden; start += 128) {
-    std::uint8_t q[128];
-    received.recv_scales.push_back(cast_block(x + start, q));
-    received.recv_e4m3.insert(received.recv_e4m3.end(), q, q + 128);
-  }
-}
-
-void append_choices(const GroupParams& params, const RankInput& input, std::uint32_t token,
-                    std::uint32_t rank, RankReceived& received) {
-  for (std::uint32_t k = 0; k < params.topk; ++k) {
-    const std::size_t place = std::size_t{token} * params.topk + k;
-    const std::int64_t expert = input.topk_idx[place];
-    const bool here = lives_on(params, expert, rank);
-    received.recv_topk_idx.push_back(here ? expert - std::int64_t{rank} * experts_per_rank(params) : -1);
-    received.recv_topk_weights.push_back(here && !input.topk_weights.empty() ? input.topk_weights[place]
-                                                                             : 0.0f);
-    if (here) ++received.expert_counts[expert % experts_per_rank(params)];
-  }
-}
-
-// The sum over k of the weights of the choices that live on `rank`.
-float weight_on(const GroupParams& params, const RankInput& input, std::uint32_t token, std::uint32_t rank) {
-  float weight = 0.0f;
-  for (std::uint32_t k = 0; k < params.topk; ++k) {
-    const std::size_t place = std::size_t{token} * params.topk + k;
-    if (lives_on(params, input.topk_idx[place], rank)) weight = weight + input.topk_weights[place];
-  }
-  return weight;
-}
-
-// For each destination, the row where the first token of `source` goes.
-std::vector<std::size_t> first_rows(const GroupParams& params, const std::vector<RankInput>& inputs,
-                                    std::uint32_t source) {
-  std::vector<std::size_t> rows(params.num_ranks, 0);
-  for (std::uint32_t rank = 0; rank < params.num_ranks; ++rank) {
-    for (std::uint32_t lower = 0; lower < source; ++lower) {
-      for (std::uint32_t token = 0; token < inputs[lower].num_tokens; ++token) {
-        if (sends(params, inputs[lower], token, rank)) ++rows[rank];
-      }
+// The rows that are received for `expert`, or if it is -1 by the rank, from all sources.
+std::vector<Row> rows_of(const GroupParams& params, const std::vector<RankInput>& inputs, std::uint32_t rank,
+                         std::int64_t expert) {
+  std::vector<Row> rows;
+  for (std::uint32_t source = 0; source < params.num_ranks; ++source) {
+    if (is_masked(params, source)) continue;
+    for (std::uint32_t token = 0; token < inputs[source].num_tokens; ++token) {
+      const Row row = {static_cast<std::int32_t>(source), static_cast<std::int32_t>(token), rank, expert};
+      if (is_wanted(params, inputs[source], row)) rows.push_back(row);
     }
   }
   return rows;
 }
 
+// All rows of the rank's recv_x as they lie, those that no token fills too. Tells where experts begin.
+std::vector<Row> rows_at(const GroupParams& params, const std::vector<RankInput>& inputs, std::uint32_t rank,
+                         std::vector<std::int32_t>& expert_offsets) {
+  expert_offsets.clear();
+  if (params.layout == Layout::kCompact) return rows_of(params, inputs, rank, -1);
+  std::vector<Row> rows;
+  for (std::uint32_t i = 0; i < experts_per_rank(params); ++i) {
+    expert_offsets.push_back(static_cast<std::int32_t>(rows.size()));
+    const std::vector<Row> block = rows_of(params, inputs, rank, rank * experts_per_rank(params) + i);
+    rows.insert(rows.end(), block.begin(), block.end());
+    if (params.layout == Layout::kExpert) rows.resize(std::size_t{i + 1} * params.expert_capacity);
+    while (params.layout == Layout::kPacked && rows.size() % params.alignment != 0) rows.emplace_back();
+  }
+  expert_offsets.push_back(static_cast<std::int32_t>(rows.size()));
+  return rows;
+}
+
+// Of the choices that the row carries, in order of k. NaN has one form.
+float weight_of(const GroupParams& params, const RankInput& input, const Row& row) {
+  float weight = 0.0f;
+  for (std::uint32_t k = 0; k < params.topk; ++k) {
+    const auto token = static_cast<std::uint32_t>(row.token);
+    if (carries(params, row, choice(params, input, token, k))) {
+      weight = weight + input.topk_weights[std::size_t{token} * params.topk + k];
+    }
+  }
+  return std::isnan(weight) ? std::numeric_limits<float>::quiet_NaN() : weight;
+}
+
+void append(std::vector<std::uint8_t>& bytes, const void* more, std::size_t count) {
+  const auto* first = static_cast<const std::uint8_t*>(more);
+  bytes.insert(bytes.end(), first, first + count);
+}
+
+void append_cast(const GroupParams& params, const std::uint8_t* x, RankReceived& received) {
+  const std::size_t end = received.recv_scales.size() + scale_bytes(params);
+  for (std::uint32_t start = 0; start < params.hidden; start += 128) {
+    std::uint16_t block[128];
+    std::memcpy(block, x + std::size_t{2} * start, sizeof(block));
+    std::uint8_t q[128];
+    const float scale = cast_block(block, params.scale_format, q);
+    append(received.recv_x, q, sizeof(q));
+    if (params.scale_format == ScaleFormat::kUe8m0) {
+      received.recv_scales.push_back(std::isinf(scale) ? 255
+                                                       : static_cast<std::uint8_t>(std::ilogb(scale) + 127));
+    } else {
+      append(received.recv_scales, &scale, sizeof(scale));
+    }
+  }
+  received.recv_scales.resize(end, 0);
+}
+
+void append_values(const GroupParams& params, const RankInput& input, std::uint32_t token,
+                   RankReceived& received) {
+  const std::uint8_t* x = input.x.data() + std::size_t{token} * x_bytes(params);
+  if (params.payload == Payload::kFp8Cast) {
+    append_cast(params, x, received);
+    return;
+  }
+  append(received.recv_x, x, row_bytes(params));
+  if (params.payload == Payload::kFp8) {
+    append(received.recv_scales, input.x_scales.data() + std::size_t{token} * scale_bytes(params),
+           scale_bytes(params));
+  }
+}
+
+void append_choices(const GroupParams& params, const RankInput& input, const Row& row,
+                    RankReceived& received) {
+  const std::int64_t first_expert = std::int64_t{row.rank} * experts_per_rank(params);
+  const bool has_weights = !input.topk_weights.empty();
+  if (row.expert >= 0) {
+    received.recv_topk_idx.push_back(row.expert - first_expert);
+    received.recv_topk_weights.push_back(has_weights ? weight_of(params, input, row) : 0.0f);
+    return;
+  }
+  for (std::uint32_t k = 0; k < params.topk; ++k) {
+    const auto token = static_cast<std::uint32_t>(row.token);
+    const std::int64_t expert = choice(params, input, token, k);
+    const bool here = carries(params, row, expert);
+    received.recv_topk_idx.push_back(here ? expert - first_expert : -1);
+    received.recv_topk_weights.push_back(
+        here && has_weights ? input.topk_weights[std::size_t{token} * params.topk + k] : 0.0f);
+  }
+}
+
+void append_unfilled(const GroupParams& params, RankReceived& received) {
+  received.recv_x.resize(received.recv_x.size() + row_bytes(params));
+  received.recv_scales.resize(received.recv_scales.size() + scale_bytes(params));
+  received.recv_topk_idx.push_back(-1);
+  received.recv_topk_weights.push_back(0.0f);
+}
+
+// rank_offsets: how many tokens of each source have a row here.
+void count_sources(const GroupParams& params, const std::vector<RankInput>& inputs, std::uint32_t rank,
+                   RankReceived& received) {
+  received.rank_offsets.assign(params.num_ranks + 1, 0);
+  for (const Row& row : rows_of(params, inputs, rank, -1)) {
+    for (std::size_t i = static_cast<std::size_t>(row.source) + 1; i <= params.num_ranks; ++i) {
+      ++received.rank_offsets[i];
+    }
+  }
+}
+
+// Compact: every selection counts, and sums are rounded up.
+void count_selections(const GroupParams& params, const std::vector<RankInput>& inputs, std::uint32_t rank,
+                      RankReceived& received) {
+  for (const RankInput& input : inputs) {
+    if (is_masked(params, static_cast<std::uint32_t>(&input - inputs.data()))) continue;
+    for (std::uint32_t token = 0; token < input.num_tokens; ++token) {
+      for (std::uint32_t k = 0; k < params.topk; ++k) {
+        const std::int64_t expert = choice(params, input, token, k);
+        if (expert < 0 || expert / experts_per_rank(params) != rank) continue;
+        ++received.expert_counts[static_cast<std::size_t>(expert % experts_per_rank(params))];
+      }
+    }
+  }
+  const auto alignment = static_cast<std::int32_t>(params.alignment);
+  for (std::int32_t& count : received.expert_counts) {
+    while (count % alignment != 0) ++count;
+  }
+}
+
+// Packed, expert: what lies in recv_x.
+void count_rows(const GroupParams& params, const std::vector<Row>& rows, RankReceived& received) {
+  for (std::uint32_t i = 0; i < experts_per_rank(params); ++i) {
+    std::int32_t next = received.expert_offsets[i];
+    for (std::uint32_t source = 0; source < params.num_ranks; ++source) {
+      const std::int32_t first = next;
+      while (next < received.expert_offsets[i + 1] &&
+             rows[static_cast<std::size_t>(next)].source == static_cast<std::int32_t>(source)) {
+        ++next;
+      }
+      received.source_ranges.insert(received.source_ranges.end(), {first, next - first});
+    }
+    received.expert_counts[i] = next - received.expert_offsets[i];
+  }
+}
+
+using Floats = std::vector<float>;
+
+void round_to_bf16(Floats& values) {
+  for (float& value : values) value = bf16_to_float(float_to_bf16(value));
+}
+
+void add(const std::uint16_t* row, Floats& sum) {
+  for (std::size_t h = 0; h < sum.size(); ++h) sum[h] = sum[h] + bf16_to_float(row[h]);
+}
+
+void add_weighted(const std::uint16_t* row, float weight, Floats& sum) {
+  for (std::size_t h = 0; h < sum.size(); ++h) sum[h] = std::fma(weight, bf16_to_float(row[h]), sum[h]);
+}
+
+// The rows of one rank, as combine sees them.
+struct Answer {
+  const GroupParams& params;
+  const RankInput& input;  // of the rank that combines
+  const CombineInput& given;
+  const CombineOptions& options;
+  std::vector<Row> rows;  // as they lie in y
+  std::vector<std::vector<std::size_t>>
+      places;  // [n] those of each token, in order of the k that asked for them
+
+  std::uint32_t first_k(std::size_t place) const {
+    std::uint32_t k = 0;
+    while (!carries(params, rows[place],
+                    choice(params, input, static_cast<std::uint32_t>(rows[place].token), k)))
+      ++k;
+    return k;
+  }
+
+  void find_places(std::uint32_t rank) {
+    places.resize(input.num_tokens);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      if (rows[i].source == static_cast<std::int32_t>(rank)) {
+        places[static_cast<std::size_t>(rows[i].token)].push_back(i);
+      }
+    }
+    for (auto& of_token : places) {
+      std::sort(of_token.begin(), of_token.end(),
+                [this](std::size_t a, std::size_t b) { return first_k(a) < first_k(b); });
+    }
+  }
+
+  void add_row(std::size_t place, Floats& sum) const {
+    const std::uint16_t* y = given.y.data() + place * params.hidden;
+    if (options.weighted) {
+      add_weighted(y, weight_of(params, input, rows[place]), sum);
+    } else {
+      add(y, sum);
+    }
+  }
+
+  void add_to(std::uint32_t token, Floats& sum) const {
+    if (places[token].empty()) return;
+    if (params.layout == Layout::kCompact) {
+      add_row(places[token][0], sum);
+      return;
+    }
+    Floats partial(params.hidden, 0.0f);
+    for (const std::size_t place : places[token]) add_row(place, partial);
+    round_to_bf16(partial);
+    for (std::size_t h = 0; h < sum.size(); ++h) sum[h] = sum[h] + partial[h];
+  }
+
+  void return_weights(std::uint32_t token, float* out) const {
+    for (const std::size_t place : places[token]) {
+      for (std::uint32_t k = 0; k < params.topk; ++k) {
+        if (!carries(params, rows[place], choice(params, input, token, k))) continue;
+        out[k] =
+            given.y_weights[place * choices_per_row(params) + (params.layout == Layout::kCompact ? k : 0)];
+      }
+    }
+  }
+};
+
+std::vector<Answer> answers_to(const GroupParams& params, const std::vector<RankInput>& inputs,
+                               const std::vector<CombineInput>& answers, const CombineOptions& options,
+                               std::uint32_t rank) {
+  std::vector<Answer> all;
+  std::vector<std::int32_t> unused;
+  for (std::uint32_t d = 0; d < params.num_ranks; ++d) {
+    if (is_masked(params, d)) continue;
+    all.push_back({params, inputs[rank], answers[d], options, rows_at(params, inputs, d, unused), {}});
+    all.back().find_places(rank);
+  }
+  return all;
+}
+
 }  // namespace
+
+std::uint32_t x_bytes(const GroupParams& params) {
+  return params.payload == Payload::kFp8Cast ? 2 * params.hidden : row_bytes(params);
+}
+
+std::uint32_t row_bytes(const GroupParams& params) {
+  switch (params.payload) {
+    case Payload::kBf16: return 2 * params.hidden;
+    case Payload::kFp8Cast:
+    case Payload::kFp8: return params.hidden;
+    case Payload::kOpaque: break;
+  }
+  return params.opaque_bytes;
+}
+
+std::uint32_t scale_bytes(const GroupParams& params) {
+  if (params.payload != Payload::kFp8Cast && params.payload != Payload::kFp8) return 0;
+  const std::uint32_t scales = params.hidden / 128;
+  if (params.scale_format != ScaleFormat::kUe8m0) return 4 * scales;
+  return scales % 4 == 0 ? scales : scales + 4 - scales % 4;
+}
+
+std::uint32_t dropped_selections(const GroupParams& params, const RankInput& input) {
+  std::uint32_t dropped = 0;
+  for (std::uint32_t token = 0; token < input.num_tokens; ++token) {
+    for (std::uint32_t k = 0; k < params.topk; ++k) {
+      const bool chosen = input.topk_idx[std::size_t{token} * params.topk + k] >= 0;
+      if (chosen && choice(params, input, token, k) < 0) ++dropped;
+    }
+  }
+  return dropped;
+}
 
 RankReceived dispatch_to(const GroupParams& params, const std::vector<RankInput>& inputs,
                          std::uint32_t rank) {
   RankReceived received;
+  const std::vector<Row> rows = rows_at(params, inputs, rank, received.expert_offsets);
+  received.num_rows = static_cast<std::uint32_t>(rows.size());
+  for (const Row& row : rows) {
+    if (row.source < 0) {
+      append_unfilled(params, received);
+    } else {
+      const RankInput& input = inputs[static_cast<std::size_t>(row.source)];
+      append_values(params, input, static_cast<std::uint32_t>(row.token), received);
+      append_choices(params, input, row, received);
+      if (params.layout == Layout::kExpert) ++received.num_recv_rows;
+    }
+    received.recv_src.insert(received.recv_src.end(), {row.source, row.token});
+  }
+  if (params.layout != Layout::kExpert) received.num_recv_rows = received.num_rows;
   received.expert_counts.assign(experts_per_rank(params), 0);
-  for (std::uint32_t source = 0; source < params.num_ranks; ++source) {
-    received.rank_offsets.push_back(static_cast<std::int32_t>(received.num_rows));
-    for (std::uint32_t token = 0; token < inputs[source].num_tokens; ++token) {
-      if (!sends(params, inputs[source], token, rank)) continue;
-      append_row(params, inputs[source], token, received);
-      append_choices(params, inputs[source], token, rank, received);
-      received.recv_src.push_back(static_cast<std::int32_t>(source));
-      received.recv_src.push_back(static_cast<std::int32_t>(token));
-      ++received.num_rows;
-    }
+  count_sources(params, inputs, rank, received);
+  if (params.layout == Layout::kCompact) {
+    count_selections(params, inputs, rank, received);
+  } else {
+    count_rows(params, rows, received);
   }
-  received.rank_offsets.push_back(static_cast<std::int32_t>(received.num_rows));
   return received;
-}
-
-std::vector<std::uint16_t> combine_to(const GroupParams& params, const std::vector<RankInput>& inputs,
-                                      const std::vector<std::vector<std::uint16_t>>& y, bool weighted,
-                                      std::uint32_t rank) {
-  const RankInput& input = inputs[rank];
-  std::vector<std::uint16_t> out;
-  out.reserve(std::size_t{input.num_tokens} * params.hidden);
-  std::vector<std::size_t> next_row = first_rows(params, inputs, rank);
-  std::vector<float> sum(params.hidden);
-  for (std::uint32_t token = 0; token < input.num_tokens; ++token) {
-    std::fill(sum.begin(), sum.end(), 0.0f);
-    for (std::uint32_t from = 0; from < params.num_ranks; ++from) {
-      if (!sends(params, input, token, from)) continue;
-      const float weight = weighted ? weight_on(params, input, token, from) : 1.0f;
-      const std::uint16_t* row = y[from].data() + next_row[from]++ * params.hidden;
-      for (std::uint32_t h = 0; h < params.hidden; ++h) {
-        const float value = bf16_to_float(row[h]);
-        sum[h] = weighted ? std::fma(weight, value, sum[h]) : sum[h] + value;
-      }
-    }
-    for (const float value : sum) out.push_back(float_to_bf16(value));
-  }
-  return out;
 }
 
 std::vector<RankReceived> dispatch(const GroupParams& params, const std::vector<RankInput>& inputs) {
@@ -172,15 +423,36 @@ std::vector<RankReceived> dispatch(const GroupParams& params, const std::vector<
   return received;
 }
 
-std::vector<std::vector<std::uint16_t>> combine(const GroupParams& params,
-                                                const std::vector<RankInput>& inputs,
-                                                const std::vector<std::vector<std::uint16_t>>& y,
-                                                bool weighted) {
-  std::vector<std::vector<std::uint16_t>> out;
-  for (std::uint32_t rank = 0; rank < params.num_ranks; ++rank) {
-    out.push_back(combine_to(params, inputs, y, weighted, rank));
+RankCombined combine_to(const GroupParams& params, const std::vector<RankInput>& inputs,
+                        const std::vector<CombineInput>& answers, const CombineOptions& options,
+                        std::uint32_t rank) {
+  const RankInput& input = inputs[rank];
+  const std::vector<Answer> all = answers_to(params, inputs, answers, options, rank);
+  RankCombined combined;
+  if (options.return_weights) combined.out_weights.assign(input.topk_idx.size(), 0.0f);
+  for (std::uint32_t token = 0; token < input.num_tokens; ++token) {
+    Floats sum(params.hidden, 0.0f);
+    for (const auto& bias : answers[rank].bias) {
+      if (!bias.empty()) add(bias.data() + std::size_t{token} * params.hidden, sum);
+    }
+    for (const Answer& answer : all) {
+      answer.add_to(token, sum);
+      if (options.return_weights) {
+        answer.return_weights(token, combined.out_weights.data() + std::size_t{token} * params.topk);
+      }
+    }
+    for (const float value : sum) combined.out.push_back(float_to_bf16(value));
   }
-  return out;
+  return combined;
+}
+
+std::vector<RankCombined> combine(const GroupParams& params, const std::vector<RankInput>& inputs,
+                                  const std::vector<CombineInput>& answers, const CombineOptions& options) {
+  std::vector<RankCombined> combined;
+  for (std::uint32_t rank = 0; rank < params.num_ranks; ++rank) {
+    combined.push_back(combine_to(params, inputs, answers, options, rank));
+  }
+  return combined;
 }
 
 }  // namespace epd::kernels::reference

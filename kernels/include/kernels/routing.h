@@ -41,7 +41,7 @@ struct RoutingInput {
   std::uint32_t topk = 0;
   std::uint32_t num_ranks = 0;
   std::uint32_t num_experts = 0;
-  std::span<const bool> masked;  // [R], or empty: ranks that are not there; their choices count as none
+  std::span<const std::uint8_t> masked = {};  // [R] not 0: the rank is not there, its choices count as none
 };
 
 // The first choice outside [-1, num_experts).

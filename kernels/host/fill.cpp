@@ -1,0 +1,43 @@
+#include "kernels/operations.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace epd::kernels {
+namespace {
+
+template <typename Index>
+void mark_rows(const FillArgs& args, std::size_t row, std::size_t count) {
+  const std::size_t choices = args.choices_per_row;
+  std::fill_n(static_cast<Index*>(args.target.recv_topk_idx) + row * choices, count * choices, Index{-1});
+  std::fill_n(args.target.recv_topk_weights + row * choices, count * choices, 0.0f);
+  std::fill_n(args.target.recv_src + row * 2, count * 2, std::int32_t{-1});
+}
+
+void fill(const FillArgs& args, std::size_t row, std::size_t count) {
+  if (args.index64) {
+    mark_rows<std::int64_t>(args, row, count);
+  } else {
+    mark_rows<std::int32_t>(args, row, count);
+  }
+  if (!args.zero) return;
+  const auto zero = [row, count](void* rows, std::size_t bytes) {
+    if (bytes != 0) std::memset(static_cast<char*>(rows) + row * bytes, 0, count * bytes);
+  };
+  zero(args.target.recv_x, args.format.row_bytes);
+  zero(args.target.recv_scales, args.format.scale_bytes);
+}
+
+}  // namespace
+
+void fill_rows(const FillArgs& args, std::uint32_t begin, std::uint32_t end) {
+  std::uint64_t first = 0;  // the item that the range begins with
+  for (const RowRange& range : args.ranges) {
+    const std::uint64_t from = std::max<std::uint64_t>(begin, first);
+    const std::uint64_t to = std::min<std::uint64_t>(end, first + range.count);
+    if (from < to) fill(args, range.begin + (from - first), to - from);
+    first += range.count;
+  }
+}
+
+}  // namespace epd::kernels
