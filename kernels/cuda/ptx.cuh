@@ -1,0 +1,181 @@
+// The instructions that the compiler has no names for: ordered loads and stores, bulk copies, mbarriers.
+// Before sm_90 a warp copies by itself, at once, and the waits are empty.
+#pragma once
+
+#include <cstdint>
+
+namespace epd::kernels::cuda {
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define EPD_BULK 1
+#else
+#define EPD_BULK 0
+#endif
+
+inline constexpr std::uint32_t kFull = 0xffffffffu;
+
+// ---- memory shared with other devices ----
+__device__ inline std::uint64_t load_acquire_system(const std::uint64_t* at) {
+  std::uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+  return value;
+}
+__device__ inline void store_release_system(std::uint64_t* at, std::uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+__device__ inline std::uint32_t load_relaxed_system(const std::uint32_t* at) {
+  std::uint32_t value;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+  return value;
+}
+__device__ inline std::uint64_t load_relaxed(const std::uint64_t* at) {
+  std::uint64_t value;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+  return value;
+}
+__device__ inline void fence_system() {
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
+// Counts to `last` and then wraps to 0; returns the number before.
+__device__ inline std::uint32_t count_up(std::uint32_t* at, std::uint32_t last) {
+  std::uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(at), "r"(last)
+               : "memory");
+  return before;
+}
+
+__device__ inline std::uint64_t nanoseconds() {
+  std::uint64_t now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  return now;
+}
+
+__device__ inline std::uint32_t lane_of() {
+  return threadIdx.x % 32;
+}
+__device__ inline std::uint32_t warp_of() {
+  return threadIdx.x / 32;
+}
+__device__ inline std::uint32_t lanes_below() {
+  return (1u << lane_of()) - 1;
+}
+
+// ---- bulk copies ----
+__device__ inline std::uint32_t shared_address(const void* at) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(at));
+}
+
+// Orders this thread's accesses of all memory before (and after) those of the async proxy.
+__device__ inline void fence_async() {
+#if EPD_BULK
+  asm volatile("fence.proxy.async;" ::: "memory");
+#endif
+}
+// The same for this CTA's shared memory only.
+__device__ inline void fence_async_shared() {
+#if EPD_BULK
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+__device__ inline void barrier_init(std::uint64_t* barrier) {
+#if EPD_BULK
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+#endif
+}
+__device__ inline void barrier_invalidate(std::uint64_t* barrier) {
+#if EPD_BULK
+  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+#endif
+}
+// The phase ends when `bytes` have landed.
+__device__ inline void barrier_expect(std::uint64_t* barrier, std::uint32_t bytes) {
+#if EPD_BULK
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(bytes)
+               : "memory");
+#endif
+}
+// Waits for copies that this CTA issued. They end unless the device faults, so nothing else is looked at.
+__device__ inline void barrier_wait(std::uint64_t* barrier, std::uint32_t parity) {
+#if EPD_BULK
+  std::uint32_t done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{ .reg .pred p;\n"
+        "  mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "  selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+  }
+#endif
+}
+
+#if !EPD_BULK
+// Each lane in `mine` has a copy of its own; the warp does one after the other.
+__device__ inline void warp_copy(std::uint8_t* to, const std::uint8_t* from, std::uint32_t bytes, bool mine) {
+  for (std::uint32_t lanes = __ballot_sync(kFull, mine); lanes != 0; lanes &= lanes - 1) {
+    const int lane = __ffs(static_cast<int>(lanes)) - 1;
+    auto* const d = reinterpret_cast<uint4*>(__shfl_sync(kFull, reinterpret_cast<std::uintptr_t>(to), lane));
+    const auto* const s =
+        reinterpret_cast<const uint4*>(__shfl_sync(kFull, reinterpret_cast<std::uintptr_t>(from), lane));
+    const std::uint32_t count = __shfl_sync(kFull, bytes, lane) / 16;
+    for (std::uint32_t i = lane_of(); i < count; i += 32) d[i] = s[i];
+  }
+}
+#endif
+
+// Global to shared memory: each lane with `mine` its own copy of `bytes` (a multiple of 16, both addresses
+// too), counted on the barrier. All lanes call.
+__device__ inline void warp_load(std::uint8_t* to, const void* from, std::uint32_t bytes, bool mine,
+                                 std::uint64_t* barrier) {
+#if EPD_BULK
+  if (mine) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            shared_address(to)),
+        "l"(from), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+  }
+#else
+  warp_copy(to, static_cast<const std::uint8_t*>(from), bytes, mine);
+#endif
+}
+
+// Shared to global memory, likewise; part of the lane's current group.
+__device__ inline void warp_store(void* to, std::uint8_t* from, std::uint32_t bytes, bool mine) {
+#if EPD_BULK
+  if (mine) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+                 "r"(shared_address(from)), "r"(bytes)
+                 : "memory");
+  }
+#else
+  warp_copy(static_cast<std::uint8_t*>(to), from, bytes, mine);
+#endif
+}
+
+// Ends the lane's group of stores.
+__device__ inline void stores_commit() {
+#if EPD_BULK
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#endif
+}
+// Until all groups of this lane have read their source.
+__device__ inline void stores_wait_read() {
+#if EPD_BULK
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+#endif
+}
+// Until all stores of this lane are performed, so that a release by this thread publishes them.
+__device__ inline void stores_wait_done() {
+#if EPD_BULK
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+#endif
+}
+
+}  // namespace epd::kernels::cuda

@@ -1,0 +1,302 @@
+// From the client's choices to counts at every rank and, for each choice, its number among the rows that
+// this CTA sends to the same target. A target is a rank (compact) or an expert (packed, expert).
+#pragma once
+
+#include "cuda/shared.cuh"
+#include "cuda/signal.cuh"
+
+namespace epd::kernels::cuda {
+
+// Each counting warp counts tokens of its own, in order.
+struct Counters {
+  std::uint32_t warps;  // that count
+  std::uint32_t targets;
+  std::uint32_t* of_warp;  // [warps,targets]
+  std::uint32_t* ranks;    // [R] per-expert layouts: tokens that go there
+  std::uint32_t* experts;  // [E] compact: selections
+
+  __device__ Counters(const Operation& op, const Shared& shared) : targets(num_targets(op.shape)) {
+    warps = shared.counting_warps;
+    ranks = shared.scratch;
+    experts = ranks + op.shape.num_ranks;
+    of_warp = experts + op.shape.num_experts;
+  }
+  __device__ std::uint32_t words() const {
+    return static_cast<std::uint32_t>(of_warp - ranks) + warps * targets;
+  }
+};
+
+// How lanes are given to choices: `width` lanes for a token, the first K of them used.
+struct ChoiceLanes {
+  std::uint32_t width;
+  std::uint32_t k;
+  std::uint32_t token;  // of the tokens that the warp takes at once
+  std::uint32_t group;  // lanes of the same token
+
+  __device__ explicit ChoiceLanes(std::uint32_t topk) {
+    width = topk == 1 ? 1 : 1u << (32 - __clz(static_cast<int>(topk - 1)));
+    k = lane_of() % width;
+    token = lane_of() / width;
+    group = (width == 32 ? kFull : (1u << width) - 1) << (lane_of() - k);
+  }
+  __device__ std::uint32_t tokens() const { return 32 / width; }
+};
+
+// Expert to rank without a divide: exact for experts below 2^16.
+struct RankOfExpert {
+  std::uint32_t reciprocal;  // 0: one expert on each rank
+
+  __device__ explicit RankOfExpert(const Shape& shape) {
+    const std::uint32_t experts = experts_per_rank(shape);
+    reciprocal = experts == 1 ? 0 : (0xffffffffu / experts) + 1;
+  }
+  __device__ std::uint32_t operator()(std::uint32_t expert) const {
+    return reciprocal == 0 ? expert : __umulhi(expert, reciprocal);
+  }
+};
+
+// The value at `place`, read once from memory that the client may be changing.
+__device__ inline std::int64_t read_choice(const Operation& op, std::uint32_t place) {
+  if (op.shape.index64) return static_cast<const volatile std::int64_t*>(op.topk_idx)[place];
+  return static_cast<const volatile std::int32_t*>(op.topk_idx)[place];
+}
+
+// What every lane knows while it counts.
+struct Counting {
+  const Operation& op;
+  const Counters& counters;
+  ChoiceLanes lanes;
+  RankOfExpert rank_of;
+  std::uint32_t there;  // set of ranks
+
+  __device__ Counting(const Operation& operation, const Counters& all)
+      : op(operation), counters(all), lanes(op.shape.topk), rank_of(op.shape), there(ranks_there(op)) {}
+
+  __device__ std::uint32_t target_of(std::int32_t expert) const {
+    const auto e = static_cast<std::uint32_t>(expert);
+    return op.shape.per_expert ? e : rank_of(e);
+  }
+  __device__ std::uint32_t& counter(std::uint32_t target) const {
+    return counters.of_warp[warp_of() * counters.targets + target];
+  }
+
+  // The choice as it counts: -1 for none, for ranks that are not there, and for what is refused.
+  __device__ std::int32_t accept(std::uint32_t place, std::int64_t value) const {
+    if (value == -1) return -1;
+    if (value < 0 || value >= op.shape.num_experts) {
+      const std::int64_t bounded = max(min(value, std::int64_t{INT32_MAX}), std::int64_t{INT32_MIN});
+      const std::uint64_t key = std::uint64_t{place} << 32 | static_cast<std::uint32_t>(bounded);
+      atomicMax(reinterpret_cast<unsigned long long*>(&workspace(op).bad_choice), ~key);
+      return -1;
+    }
+    if (((there >> rank_of(static_cast<std::uint32_t>(value))) & 1) == 0) {
+      atomicAdd(&workspace(op).dropped, 1);
+      return -1;
+    }
+    return static_cast<std::int32_t>(value);
+  }
+
+  // One step of a warp: each lane's choice gets its number among the warp's rows for the same target, or -1
+  // if a lower k of the token sends that row already.
+  __device__ std::int32_t number(std::int32_t expert) const {
+    const bool chosen = expert >= 0;
+    const std::uint32_t target = chosen ? target_of(expert) : kFull;
+    const std::uint32_t same = __match_any_sync(kFull, target);
+    const bool sends = chosen && (same & lanes.group & lanes_below()) == 0;
+    const std::uint32_t senders = same & __ballot_sync(kFull, sends);
+    if (op.shape.per_expert) {
+      const std::uint32_t rank = chosen ? rank_of(expert) : kFull;
+      const std::uint32_t same_rank = __match_any_sync(kFull, rank);
+      if (chosen && (same_rank & lanes.group & lanes_below()) == 0) atomicAdd(&counters.ranks[rank], 1);
+    } else if (chosen) {
+      atomicAdd(&counters.experts[expert], 1);
+    }
+    const std::uint32_t before = sends ? counter(target) + __popc(senders & lanes_below()) : 0;
+    __syncwarp();
+    if (sends && (senders & lanes_below()) == 0) counter(target) = before + __popc(senders);
+    __syncwarp();
+    return sends ? static_cast<std::int32_t>(before) : -1;
+  }
+};
+
+// Some steps of a warp, whose loads are under way together. Tokens [begin, end) of the warp.
+struct ChoiceBatch {
+  static constexpr std::uint32_t kSteps = 8;
+  std::int32_t expert[kSteps];
+  std::int32_t row[kSteps];  // number among the warp's rows
+  std::uint32_t begin;
+  std::uint32_t end;
+
+  __device__ static std::uint32_t tokens(const Counting& counting) {
+    return kSteps * counting.lanes.tokens();
+  }
+  __device__ std::uint32_t token(const Counting& c, std::uint32_t step) const {
+    return begin + step * c.lanes.tokens() + c.lanes.token;
+  }
+  __device__ bool valid(const Counting& c, std::uint32_t step) const {
+    return c.lanes.k < c.op.shape.topk && token(c, step) < end;
+  }
+  __device__ std::uint32_t place(const Counting& c, std::uint32_t step) const {
+    return token(c, step) * c.op.shape.topk + c.lanes.k;
+  }
+
+  __device__ void read(const Counting& c) {
+    std::int64_t value[kSteps];
+#pragma unroll
+    for (std::uint32_t i = 0; i < kSteps; ++i) value[i] = valid(c, i) ? read_choice(c.op, place(c, i)) : -1;
+#pragma unroll
+    for (std::uint32_t i = 0; i < kSteps; ++i) {
+      expert[i] = row[i] = -1;
+      if (begin + i * c.lanes.tokens() >= end) continue;  // for all lanes
+      expert[i] = c.accept(place(c, i), value[i]);
+      row[i] = c.number(expert[i]);
+    }
+  }
+  // Back from where store() left it.
+  __device__ void read_again(const Counting& c) {
+#pragma unroll
+    for (std::uint32_t i = 0; i < kSteps; ++i) {
+      expert[i] = valid(c, i) ? c.op.routing.topk[place(c, i)] : -1;
+      row[i] = valid(c, i) ? c.op.routing.rows[place(c, i)] : -1;
+      if (row[i] < -1) row[i] = -2 - row[i];
+    }
+  }
+  // Numbers among the CTA's rows, once the counters say where the warp's begin.
+  __device__ void add_lower_warps(const Counting& c) {
+#pragma unroll
+    for (std::uint32_t i = 0; i < kSteps; ++i) {
+      if (row[i] >= 0) row[i] += static_cast<std::int32_t>(c.counter(c.target_of(expert[i])));
+    }
+  }
+  __device__ void store(const Counting& c) const {
+#pragma unroll
+    for (std::uint32_t i = 0; i < kSteps; ++i) {
+      if (!valid(c, i)) continue;
+      c.op.routing.topk[place(c, i)] = expert[i];
+      c.op.routing.rows[place(c, i)] = row[i] < 0 ? -1 : -2 - row[i];
+    }
+  }
+};
+
+// Sums of the CTA's warps to the workspace; counters become each warp's first number.
+__device__ inline void sum_warps(const Operation& op, const Counters& counters, Cta cta) {
+  std::uint32_t* const rank_totals = totals(op);
+  std::uint32_t* const expert_totals = rank_totals + op.shape.num_ranks;
+  std::uint32_t* const target_totals = op.shape.per_expert ? expert_totals : rank_totals;
+  for (std::uint32_t target = threadIdx.x; target < counters.targets; target += blockDim.x) {
+    std::uint32_t sum = 0;
+    for (std::uint32_t warp = 0; warp < counters.warps; ++warp) {
+      std::uint32_t& counter = counters.of_warp[warp * counters.targets + target];
+      const std::uint32_t count = counter;
+      counter = sum;
+      sum += count;
+    }
+    cta_counts(op)[cta.index * counters.targets + target] = sum;
+    if (sum != 0) atomicAdd(&target_totals[target], sum);
+  }
+  const std::uint32_t others = op.shape.per_expert ? op.shape.num_ranks : op.shape.num_experts;
+  const std::uint32_t* const other = op.shape.per_expert ? counters.ranks : counters.experts;
+  std::uint32_t* const other_totals = op.shape.per_expert ? rank_totals : expert_totals;
+  for (std::uint32_t i = threadIdx.x; i < others; i += blockDim.x) {
+    if (other[i] != 0) atomicAdd(&other_totals[i], other[i]);
+  }
+}
+
+// The last CTA that has counted tells every rank. False: a choice was refused.
+__device__ inline bool exchange_counts(const Operation& op) {
+  const std::uint64_t bad = workspace(op).bad_choice;
+  if (bad != 0) {
+    if (threadIdx.x == 0) {
+      OpResult ending = ended(OpError::kBadChoice, static_cast<std::int32_t>(op.rank));
+      const auto place = static_cast<std::uint32_t>(~bad >> 32);
+      ending.token = place / op.shape.topk;
+      ending.k = place % op.shape.topk;
+      ending.value = static_cast<std::int32_t>(static_cast<std::uint32_t>(~bad));
+      fail(op, ending);
+    }
+    return false;
+  }
+  const std::uint32_t ranks = op.shape.num_ranks;
+  const std::uint32_t experts = op.shape.num_experts;
+  for (std::uint32_t i = threadIdx.x; i < ranks + experts; i += blockDim.x) {
+    const std::uint32_t count = __ldcg(totals(op) + i);
+    totals(op)[i] = 0;
+    const bool is_rank = i < ranks;
+    const std::uint32_t only =
+        is_rank || op.shape.per_expert ? ranks : (i - ranks) / experts_per_rank(op.shape);
+    for (std::uint32_t d = 0; d < ranks; ++d) {
+      if (!is_there(op, d) || (only != ranks && only != d)) continue;
+      if (is_rank) {
+        op.peers[d].rank_counts[op.rank * ranks + i] = count;
+      } else {
+        op.peers[d].expert_counts[op.rank * experts + i - ranks] = count;
+      }
+    }
+  }
+  announce(op);
+  return true;
+}
+
+// Reads, checks and counts this CTA's choices; afterwards routing.rows holds numbers within the CTA, as -2 -
+// i: whoever reads one can tell it from a place, so that places may take their room one by one. A warp with
+// one batch keeps it in registers meanwhile.
+__device__ inline void number_rows(const Operation& op, Cta cta, const Counters& counters) {
+  for (std::uint32_t i = threadIdx.x; i < counters.words(); i += blockDim.x) counters.ranks[i] = 0;
+  const Counting counting(op, counters);
+  const Range tokens = part_of(op.num_tokens, cta.index, cta.count);
+  const Range part = part_of(tokens.end - tokens.begin, min(warp_of(), counters.warps), counters.warps);
+  const std::uint32_t begin = tokens.begin + part.begin;
+  const std::uint32_t end = warp_of() < counters.warps ? tokens.begin + part.end : begin;
+  const std::uint32_t step = ChoiceBatch::tokens(counting);
+  ChoiceBatch batch;
+  batch.end = end;
+  __syncthreads();
+  for (batch.begin = begin; batch.begin < end; batch.begin += step) {
+    batch.read(counting);
+    if (end - begin > step) batch.store(counting);
+  }
+  __syncthreads();
+  sum_warps(op, counters, cta);
+  __syncthreads();
+  for (batch.begin = begin; batch.begin < end; batch.begin += step) {
+    if (end - begin > step) batch.read_again(counting);
+    batch.add_lower_warps(counting);
+    batch.store(counting);
+  }
+}
+
+// Counts this CTA's tokens; the last CTA to have done so tells all ranks. False: the operation has failed.
+__device__ inline bool count_choices(const Operation& op, Cta cta, const Shared& shared) {
+  __shared__ bool last;
+  number_rows(op, cta, Counters(op, shared));
+  __syncthreads();
+  if (threadIdx.x == 0) last = count_up(&workspace(op).counted, cta.count - 1) == cta.count - 1;
+  __syncthreads();
+  return !last || exchange_counts(op);
+}
+
+// base = rows that lower CTAs send: compact for each CTA, else for this one. Needs all CTAs' counts.
+__device__ inline void sum_lower_ctas(const Operation& op, Cta cta, const Shared& shared) {
+  const std::uint32_t targets = num_targets(op.shape);
+  if (!op.shape.per_expert) {
+    for (std::uint32_t target = warp_of(); target < targets; target += blockDim.x / 32) {
+      std::uint32_t lower = 0;
+      for (std::uint32_t first = 0; first < cta.count; first += 32) {
+        const std::uint32_t c = first + lane_of();
+        const std::uint32_t count = c < cta.count ? __ldcg(cta_counts(op) + c * targets + target) : 0;
+        const std::uint32_t sum = sum_lanes_up_to(count);
+        if (c < cta.count) shared.base[c * targets + target] = lower + sum - count;
+        lower += __shfl_sync(kFull, sum, 31);
+      }
+    }
+    return;
+  }
+  for (std::uint32_t target = threadIdx.x; target < targets; target += blockDim.x) {
+    std::uint32_t sum = 0;
+#pragma unroll 8
+    for (std::uint32_t c = 0; c < cta.index; ++c) sum += __ldcg(cta_counts(op) + c * targets + target);
+    shared.base[target] = sum;
+  }
+}
+
+}  // namespace epd::kernels::cuda

@@ -1,0 +1,209 @@
+// What CTAs and ranks tell each other: counters, signals, and the end of every wait.
+#pragma once
+
+#include "cuda/ptx.cuh"
+#include "kernels/cuda.h"
+
+namespace epd::kernels::cuda {
+
+// One of the CTAs that run an operation together.
+struct Cta {
+  std::uint32_t index;
+  std::uint32_t count;
+};
+
+// Some of a CTA's warps, the last ones, that do something together.
+struct Team {
+  std::uint32_t first_warp;
+  std::uint32_t warps;
+
+  __device__ std::uint32_t thread() const { return threadIdx.x - first_warp * 32; }
+  __device__ std::uint32_t threads() const { return warps * 32; }
+  __device__ std::uint32_t warp() const { return warp_of() - first_warp; }
+  __device__ void sync() const { asm volatile("bar.sync 1, %0;" ::"r"(threads()) : "memory"); }
+};
+
+// Head of the workspace. Counters return to zero with each operation that succeeds.
+struct Workspace {
+  std::uint32_t counted;     // CTAs whose counts are in
+  std::uint32_t finished;    // CTAs that have moved their rows
+  std::uint32_t dropped;     // selections of ranks that are not there
+  std::uint32_t claimed;     // tokens that warps have taken beyond their first
+  std::uint64_t bad_choice;  // all ones less the least (place << 32 | value) that was refused; 0 = none
+  std::uint64_t failed;      // tag of the operation that failed last
+};
+inline constexpr std::uint32_t kWorkspaceHead = 64;
+static_assert(sizeof(Workspace) <= kWorkspaceHead);
+
+__device__ inline Workspace& workspace(const Operation& op) {
+  return *static_cast<Workspace*>(op.workspace);
+}
+// [R] then [E]: what this rank sends, zero between operations.
+__device__ inline std::uint32_t* totals(const Operation& op) {
+  return reinterpret_cast<std::uint32_t*>(static_cast<std::uint8_t*>(op.workspace) + kWorkspaceHead);
+}
+// [CTA][targets]: what each CTA's tokens send.
+__device__ inline std::uint32_t* cta_counts(const Operation& op) {
+  return totals(op) + op.shape.num_ranks + op.shape.num_experts;
+}
+__device__ inline std::uint32_t num_targets(const Shape& shape) {
+  return shape.per_expert ? shape.num_experts : shape.num_ranks;
+}
+__device__ inline std::uint32_t experts_per_rank(const Shape& shape) {
+  return shape.num_experts / shape.num_ranks;
+}
+__device__ inline bool is_there(const Operation& op, std::uint32_t rank) {
+  return op.peers[rank].ready != nullptr;
+}
+
+// Stores `ending` as the operation's result, with its tag last. One thread.
+__device__ inline void publish(const Operation& op, const OpResult& ending) {
+  OpResult& result = *op.result;
+  result.error = ending.error;
+  result.culprit = ending.culprit;
+  result.token = ending.token;
+  result.k = ending.k;
+  result.value = ending.value;
+  result.expert = ending.expert;
+  result.rows = ending.rows;
+  result.room = ending.room;
+  result.num_recv_rows = ending.num_recv_rows;
+  result.num_dropped = ending.num_dropped;
+  store_release_system(&result.tag, op.tag);
+}
+
+// The first failure of the operation is published; every CTA leaves when it sees one.
+__device__ inline void fail(const Operation& op, const OpResult& ending) {
+  auto* const failed = reinterpret_cast<unsigned long long*>(&workspace(op).failed);
+  if (atomicExch(failed, op.tag) != op.tag) publish(op, ending);
+}
+
+__device__ inline OpResult ended(OpError error, std::int32_t culprit) {
+  OpResult ending{};
+  ending.error = error;
+  ending.culprit = culprit;
+  ending.expert = -1;
+  return ending;
+}
+
+// Whether a waiting thread has to leave; says why if it is the first. `waiting`: set of ranks.
+__device__ inline bool must_leave(const Operation& op, std::uint64_t deadline_ns, std::uint32_t waiting) {
+  if (load_relaxed(&workspace(op).failed) == op.tag) return true;
+  const auto culprit = static_cast<std::int32_t>(__ffs(static_cast<int>(waiting))) - 1;
+  if (op.abort != nullptr && load_relaxed_system(op.abort) != 0) {
+    fail(op, ended(OpError::kAborted, culprit));
+    return true;
+  }
+  if (nanoseconds() >= deadline_ns) {
+    fail(op, ended(OpError::kDeadline, culprit));
+    return true;
+  }
+  return false;
+}
+
+// Until this rank's own `lines` (ready or arrived) of all ranks in the set `ranks` have got as far as the
+// operation. False: it has failed. Called by all threads of the CTA; then everything that those ranks
+// released is visible to each of them.
+__device__ inline bool wait_signals(const Operation& op, const std::uint64_t* lines, std::uint32_t ranks,
+                                    std::uint64_t deadline_ns) {
+  bool leave = false;
+  if (warp_of() == 0) {
+    std::uint32_t waiting = ranks;
+    for (std::uint32_t looks = 1; waiting != 0; ++looks) {
+      const bool mine = ((waiting >> lane_of()) & 1) != 0;
+      const bool there = mine && load_acquire_system(lines + lane_of() * kSignalWords) >= op.tag;
+      waiting &= ~__ballot_sync(kFull, there);
+      if (waiting == 0 || looks % 64 != 0) continue;
+      if (lane_of() == 0) leave = must_leave(op, deadline_ns, waiting);
+      leave = __shfl_sync(kFull, leave, 0);
+      if (leave) break;
+    }
+  }
+  return __syncthreads_or(leave) == 0;
+}
+
+__device__ inline std::uint32_t ranks_there(const Operation& op) {
+  const bool there = lane_of() < op.shape.num_ranks && is_there(op, lane_of());
+  return __ballot_sync(kFull, there);
+}
+
+// Writes this rank's announcement at every rank and then signals `ready`. Counts were stored before, by
+// threads of this CTA. All threads call.
+__device__ inline void announce(const Operation& op) {
+  __syncthreads();
+  const std::uint32_t rank = threadIdx.x;
+  if (rank >= op.shape.num_ranks || !is_there(op, rank)) return;
+  const Peer& peer = op.peers[rank];
+  for (std::uint32_t i = 0; i < kAnnouncementWords; ++i) {
+    peer.announcement[op.rank * kAnnouncementWords + i] = op.announcement[i];
+  }
+  fence_system();
+  store_release_system(peer.ready + op.rank * kSignalWords, op.tag);
+}
+
+// After wait_signals: whether all ranks run the same operation. All threads call.
+__device__ inline bool check_announcements(const Operation& op) {
+  const std::uint32_t rank = threadIdx.x;
+  bool differs = false;
+  if (rank < op.shape.num_ranks && is_there(op, rank)) {
+    const std::uint64_t* theirs = op.peers[op.rank].announcement + rank * kAnnouncementWords;
+    differs = theirs[1] != op.announcement[1] || theirs[2] != op.announcement[2];
+    if (differs) fail(op, ended(OpError::kMismatch, static_cast<std::int32_t>(rank)));
+  }
+  return __syncthreads_or(differs) == 0;
+}
+
+// Called by all threads of each CTA when its rows are stored (or pulled) and visible to the calling threads.
+// The last CTA tells every rank, waits until every rank has told this one, and publishes the result.
+// `count_rows()`: M, asked of one thread meanwhile.
+template <typename CountRows>
+__device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadline_ns, CountRows count_rows) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    fence_system();
+    last = count_up(&workspace(op).finished, cta.count - 1) == cta.count - 1;
+  }
+  __syncthreads();
+  if (!last) return;
+  if (threadIdx.x == 0) workspace(op).claimed = 0;
+  if (threadIdx.x < op.shape.num_ranks && is_there(op, threadIdx.x)) {
+    fence_system();
+    store_release_system(op.peers[threadIdx.x].arrived + op.rank * kSignalWords, op.tag);
+  }
+  OpResult ending = ended(OpError::kNone, -1);
+  if (threadIdx.x == 0) ending.num_recv_rows = count_rows();
+  if (!wait_signals(op, op.peers[op.rank].arrived, ranks_there(op), deadline_ns)) return;
+  if (threadIdx.x == 0) {
+    ending.num_dropped = workspace(op).dropped;
+    workspace(op).dropped = 0;
+    publish(op, ending);
+  }
+}
+
+// Over lanes 0 to the caller's.
+__device__ inline std::uint32_t sum_lanes_up_to(std::uint32_t value) {
+  for (std::uint32_t step = 1; step < 32; step *= 2) {
+    const std::uint32_t lower = __shfl_up_sync(kFull, value, step);
+    if (lane_of() >= step) value += lower;
+  }
+  return value;
+}
+
+// [begin, end) of `count` items for part `index` of `parts`.
+struct Range {
+  std::uint32_t begin;
+  std::uint32_t end;
+};
+__device__ inline Range part_of(std::uint32_t count, std::uint32_t index, std::uint32_t parts) {
+  const auto at = [&](std::uint32_t i) {
+    return static_cast<std::uint32_t>(std::uint64_t{count} * i / parts);
+  };
+  return {at(index), at(index + 1)};
+}
+// The part that item `item` is in.
+__device__ inline std::uint32_t part_with(std::uint32_t count, std::uint32_t item, std::uint32_t parts) {
+  return static_cast<std::uint32_t>((std::uint64_t{item + 1} * parts - 1) / count);
+}
+
+}  // namespace epd::kernels::cuda

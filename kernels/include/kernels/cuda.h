@@ -1,0 +1,150 @@
+// Dispatch and combine on a CUDA device: one launch does a whole operation, counting and exchange
+// included. Plain data and two launchers; no CUDA header is needed to call them.
+//
+// Pointers are addresses of this device, or of a peer's memory that is mapped here.
+#pragma once
+
+#include "kernels/operations.h"
+
+#include <cstddef>
+#include <cstdint>
+
+struct CUstream_st;
+
+namespace epd::kernels::cuda {
+
+inline constexpr std::uint32_t kMaxRanks = 32;    // reached over NVLink; a set of ranks is one word
+inline constexpr std::uint32_t kSignalWords = 8;  // a signal is a word on a 64-byte line of its own
+inline constexpr std::uint32_t kAnnouncementWords = 4;
+inline constexpr std::uint32_t kMaxThreads = 512;
+
+enum class OpError : std::uint32_t {
+  kNone = 0,
+  kBadChoice,  // token, k, value
+  kNoRoom,     // culprit, expert, rows, room
+  kMismatch,   // culprit announced something else
+  kAborted,    // culprit: the lowest rank that was waited for
+  kDeadline,   // likewise
+};
+
+// Where an operation ended. `tag` is stored last, with release at system scope.
+struct OpResult {
+  std::uint64_t tag;
+  OpError error;
+  std::int32_t culprit;
+  std::uint32_t token;
+  std::uint32_t k;
+  std::int32_t value;  // of a bad choice, saturated to 32 bits
+  std::int32_t expert;
+  std::uint64_t rows;
+  std::uint64_t room;
+  std::uint32_t num_recv_rows;
+  std::uint32_t num_dropped;  // selections of ranks that are not there
+};
+
+// One rank of the group. `ready` is null for a rank that is not there.
+struct Peer {
+  // Its exchange block of this operation (abi::ExchangeArenaLayout).
+  std::uint64_t* ready = nullptr;          // [R] lines of kSignalWords
+  std::uint64_t* arrived = nullptr;        // [R] lines of kSignalWords
+  std::uint64_t* announcement = nullptr;   // [R,4]
+  std::uint32_t* rank_counts = nullptr;    // [R,R]
+  std::uint32_t* expert_counts = nullptr;  // [R,E]
+  DispatchTarget target;                   // dispatch
+  CombineSource source;                    // combine
+};
+
+struct Shape {
+  std::uint32_t num_ranks = 0;
+  std::uint32_t num_experts = 0;
+  std::uint32_t topk = 0;
+  std::uint32_t hidden = 0;
+  bool per_expert = false;
+  bool expert_blocks = false;
+  bool index64 = false;
+  std::uint32_t alignment = 1;
+  std::uint64_t expert_capacity = 0;
+  std::uint64_t recv_rows = 0;
+  RowFormat format;
+};
+
+// How a CTA divides its shared memory; from configure().
+struct Movers {
+  std::uint32_t ctas = 0;
+  std::uint32_t threads = 0;
+  std::uint32_t shared_bytes = 0;
+  std::uint32_t header_bytes = 0;  // before the stages
+  std::uint32_t warps = 0;         // that move rows
+  std::uint32_t stages = 2;        // of each
+  std::uint32_t stage_bytes = 0;
+  std::uint32_t chunk_bytes = 0;  // combine: of a row, at a time
+};
+
+// What a routing leaves for combine and for dispatches that reuse it: this device's own memory.
+struct Routing {
+  std::int32_t* topk = nullptr;  // [n,K] validated copy; -1 for ranks that are not there
+  std::int32_t* rows = nullptr;  // [n,K] row at the choice's rank if the choice sends it, else -1 (while the
+                                 // dispatch runs also -2 - i: the i-th row of a CTA)
+  std::int32_t* placement = nullptr;  // abi::placement_words, kernels::Placement
+};
+
+// Where a dispatch tells what was received. Null: not wanted.
+struct CountOutputs {
+  std::int32_t* rank_offsets = nullptr;
+  std::int32_t* expert_counts = nullptr;
+  std::int32_t* expert_offsets = nullptr;
+  std::int32_t* source_ranges = nullptr;
+  // For a CPU that polls: the placement's words, then `tag` with release at system scope.
+  std::int32_t* host_placement = nullptr;
+  std::uint64_t* host_ready = nullptr;
+};
+
+// Everything about one operation of one rank. It lies in device memory, 16-byte aligned, until the operation
+// has ended; each CTA copies it first. (As a kernel's parameter it would cost a microsecond for each line
+// of constant memory that is touched, one after the other.)
+struct alignas(16) Operation {
+  Shape shape;
+  Movers movers;
+  std::uint32_t rank = 0;
+  std::uint32_t num_tokens = 0;
+  std::uint64_t tag = 0;
+  std::uint64_t announcement[kAnnouncementWords] = {};  // words 1 and 2 must agree among the ranks
+  bool cached = false;                                  // dispatch: `routing` is already made
+  bool mark_unused = false;                             // rows above what was received are marked too
+  bool zero_padding = false;                            // and rows so marked are zeroed
+  Routing routing;
+  CountOutputs counts;
+  // dispatch
+  const void* topk_idx = nullptr;       // [n,K], the client's: read once
+  const float* topk_weights = nullptr;  // [n,K] or null; combine: null = unweighted
+  const void* x = nullptr;
+  const void* x_scales = nullptr;
+  // combine
+  const std::uint16_t* bias[2] = {};
+  std::uint16_t* out = nullptr;
+  float* out_weights = nullptr;
+
+  void* workspace = nullptr;             // workspace_bytes(), zeroed once, and again after a failure
+  const std::uint32_t* abort = nullptr;  // nonzero: leave. May be null
+  std::uint64_t timeout_ns = 0;          // of the operation on the device
+  OpResult* result = nullptr;
+  Peer peers[kMaxRanks];
+};
+
+enum class Kind { kDispatch, kCombine };
+
+// Bytes of device memory that an operation in flight needs for itself.
+std::size_t workspace_bytes(const Shape& shape, std::uint32_t max_sms);
+
+// Divides the work among `sms` CTAs. `max_shared_bytes`: what one may have on the device. False: a row does
+// not fit. movers.stages of a combine is taken as it is given.
+bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Operation& op);
+
+// Loads the kernels and raises their shared-memory limits on the current device. 0, or a cudaError_t.
+int prepare();
+
+// One CTA on each of as many SMs as `op` is configured for; all must be able to run at once. `op`:
+// configured; `on_device`: the same, in device memory when the kernel starts. 0, or a cudaError_t.
+int launch(Kind kind, const Operation& op, const Operation* on_device, CUstream_st* stream);
+
+}  // namespace epd::kernels::cuda

@@ -1,0 +1,409 @@
+// Every CUDA kernel against the reference, bit for bit, on fresh random inputs: all layouts, payloads and
+// options, over all GPUs of the machine. Usage: kernels_test [cases] [seed] [hidden limit] [no-failures]
+// "no-failures" leaves out what depends on time: under racecheck a launch can take longer than a deadline.
+#include "gpu/kernel_cases.h"
+#include "gpu/world.h"
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <thread>
+
+namespace epd::gpu_test {
+namespace {
+
+constexpr int kPoison = 0xcd;
+
+kernels::cuda::Shape shape_of(const Case& c, std::uint64_t expert_capacity, std::uint64_t recv_rows) {
+  const ref::GroupParams& g = c.group;
+  kernels::cuda::Shape s;
+  s.num_ranks = g.num_ranks;
+  s.num_experts = g.num_experts;
+  s.topk = g.topk;
+  s.hidden = g.hidden;
+  s.per_expert = g.layout != ref::Layout::kCompact;
+  s.expert_blocks = g.layout == ref::Layout::kExpert;
+  s.index64 = c.index64;
+  s.alignment = g.alignment;
+  s.expert_capacity = expert_capacity;
+  s.recv_rows = recv_rows;
+  s.format = {g.payload == ref::Payload::kFp8Cast,
+              g.scale_format,
+              g.hidden,
+              ref::x_bytes(g),
+              ref::row_bytes(g),
+              ref::scale_bytes(g)};
+  return s;
+}
+
+template <typename T>
+void put(T* to, const void* from, std::size_t bytes) {
+  if (bytes != 0) EPD_CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
+}
+template <typename T>
+std::vector<T> get(const void* from, std::size_t count) {
+  std::vector<T> values(count);
+  if (count != 0) EPD_CUDA(cudaMemcpy(values.data(), from, count * sizeof(T), cudaMemcpyDefault));
+  return values;
+}
+
+std::vector<std::int64_t> get_indices(const void* from, std::size_t count, bool index64) {
+  if (index64) return get<std::int64_t>(from, count);
+  const auto narrow = get<std::int32_t>(from, count);
+  return {narrow.begin(), narrow.end()};
+}
+
+class CaseRun {
+ public:
+  CaseRun(const Case& c, Random& random) : case_(c), random_(random) {
+    for (const std::uint32_t tokens : c.tokens) inputs_.push_back(random_input(random, c, tokens));
+    choose_room();
+    expected_ = ref::dispatch(case_.group, inputs_);
+    std::uint64_t rows = 1;
+    for (const auto& received : expected_) rows = std::max<std::uint64_t>(rows, received.num_rows);
+    if (case_.group.layout != ref::Layout::kExpert) rows += random() % 3;
+    world_ = std::make_unique<World>(
+        WorldShape{shape_of(case_, case_.group.expert_capacity, rows),
+                   std::max(*std::max_element(c.tokens.begin(), c.tokens.end()), 1u), c.group.masked});
+    for (std::uint32_t r = 0; r < world_->size(); ++r) give(r);
+  }
+
+  bool run() {
+    dispatch(false);
+    for (std::uint32_t r = 0; r < world_->size(); ++r) check_dispatch(r);
+    if (case_.cached && good_) {
+      dispatch(true);
+      for (std::uint32_t r = 0; r < world_->size(); ++r) check_dispatch(r);
+    }
+    if (good_) combine();
+    return good_;
+  }
+
+ private:
+  void choose_room() {
+    ref::GroupParams& g = case_.group;
+    if (g.layout != ref::Layout::kExpert) return;
+    std::vector<std::uint32_t> counts(g.num_experts, 0);
+    for (const auto& input : inputs_) {
+      for (std::uint32_t t = 0; t < input.num_tokens; ++t) {
+        std::vector<bool> seen(g.num_experts, false);
+        for (std::uint32_t k = 0; k < g.topk; ++k) {
+          const auto e = input.topk_idx[std::size_t{t} * g.topk + k];
+          if (e >= 0 && !seen[static_cast<std::size_t>(e)]) {
+            seen[static_cast<std::size_t>(e)] = true;
+            ++counts[static_cast<std::size_t>(e)];
+          }
+        }
+      }
+    }
+    g.expert_capacity = std::max(*std::max_element(counts.begin(), counts.end()), 1u) + random_() % 3;
+  }
+
+  void give(std::uint32_t r) {
+    Rank& rank = world_->rank(r);
+    const ref::RankInput& input = inputs_[r];
+    rank.num_tokens = input.num_tokens;
+    put(rank.x, input.x.data(), input.x.size());
+    put(rank.x_scales, input.x_scales.data(), input.x_scales.size());
+    if (case_.index64) {
+      put(rank.topk_idx, input.topk_idx.data(), input.topk_idx.size() * 8);
+    } else {
+      const std::vector<std::int32_t> narrow(input.topk_idx.begin(), input.topk_idx.end());
+      put(rank.topk_idx, narrow.data(), narrow.size() * 4);
+    }
+    put(rank.topk_weights, input.topk_weights.data(), input.topk_weights.size() * 4);
+  }
+
+  void expect(bool condition, std::uint32_t rank, const char* what) {
+    if (condition) return;
+    good_ = false;
+    std::printf("  rank %u: %s differs\n", rank, what);
+  }
+
+  void poison_received(std::uint32_t r) {
+    const Rank& rank = world_->rank(r);
+    const auto& s = world_->shape();
+    const std::size_t choices = s.per_expert ? 1 : s.topk;
+    EPD_CUDA(cudaSetDevice(rank.device));
+    EPD_CUDA(cudaMemset(rank.peer.target.recv_x, kPoison, s.recv_rows * s.format.row_bytes));
+    EPD_CUDA(cudaMemset(rank.peer.target.recv_scales, kPoison, s.recv_rows * s.format.scale_bytes));
+    EPD_CUDA(
+        cudaMemset(rank.peer.target.recv_topk_idx, kPoison, s.recv_rows * choices * (s.index64 ? 8 : 4)));
+    EPD_CUDA(cudaMemset(rank.peer.target.recv_topk_weights, kPoison, s.recv_rows * choices * 4));
+    EPD_CUDA(cudaMemset(rank.peer.target.recv_src, kPoison, s.recv_rows * 8));
+    EPD_CUDA(cudaMemset(rank.counts.rank_offsets, kPoison, (s.num_ranks + 1) * 4));
+    EPD_CUDA(cudaMemset(rank.counts.expert_counts, kPoison, s.num_experts / s.num_ranks * 4));
+  }
+
+  void start_dispatch(std::uint32_t r, std::uint64_t tag, bool cached) {
+    Operation op = world_->operation(r, tag, 1);
+    op.cached = cached;
+    op.mark_unused = case_.mark_unused;
+    op.zero_padding = case_.zero_padding;
+    op.x_scales = case_.group.payload == ref::Payload::kFp8 ? world_->rank(r).x_scales : nullptr;
+    op.topk_weights = inputs_[r].topk_weights.empty() ? nullptr : world_->rank(r).topk_weights;
+    world_->start(Kind::kDispatch, op, case_.sms, case_.stages);
+  }
+
+  void dispatch(bool cached) {
+    for (std::uint32_t r = 0; r < world_->size(); ++r) poison_received(r);
+    const std::uint64_t tag = last_tag_ = world_->next_tag();
+    for (std::uint32_t r = 0; r < world_->size(); ++r) {
+      if (!world_->masked(r)) start_dispatch(r, tag, cached);
+    }
+    world_->wait();
+    for (std::uint32_t r = 0; r < world_->size(); ++r) {
+      if (world_->masked(r)) continue;
+      const OpResult result = world_->result(r);
+      if (result.error != kernels::cuda::OpError::kNone || result.tag != tag) {
+        std::printf("  rank %u: error %u culprit %d\n", r, static_cast<unsigned>(result.error),
+                    result.culprit);
+        good_ = false;
+      }
+      expect(result.num_recv_rows == expected_[r].num_recv_rows, r, "num_recv_rows");
+      if (!cached)
+        expect(result.num_dropped == ref::dropped_selections(case_.group, inputs_[r]), r, "num_dropped");
+    }
+  }
+
+  // Whether row i has to be as the reference says, or else untouched. Layout expert leaves gaps.
+  bool is_written(const ref::RankReceived& want, std::size_t i) const {
+    return want.recv_src[i * 2] >= 0 || case_.mark_unused || case_.group.layout == ref::Layout::kPacked;
+  }
+
+  void check_rows(std::uint32_t r, const char* what, const std::vector<std::uint8_t>& got,
+                  const std::vector<std::uint8_t>& want, std::size_t row_bytes) {
+    const ref::RankReceived& received = expected_[r];
+    for (std::size_t i = 0; i < received.num_rows; ++i) {
+      const auto same = [&](auto byte_of) {
+        for (std::size_t b = 0; b < row_bytes; ++b) {
+          if (got[i * row_bytes + b] != byte_of(b)) return false;
+        }
+        return true;
+      };
+      if (received.recv_src[i * 2] >= 0) {
+        if (!same([&](std::size_t b) { return want[i * row_bytes + b]; })) {
+          std::printf("  rank %u: %s row %zu of %u differs\n", r, what, i, received.num_rows);
+          good_ = false;
+          return;
+        }
+      } else {
+        const bool zeroed = is_written(received, i) && case_.zero_padding;
+        expect(same([&](std::size_t) { return zeroed ? 0 : kPoison; }), r, "an unfilled row");
+      }
+    }
+  }
+
+  void check_dispatch(std::uint32_t r) {
+    if (world_->masked(r)) return;
+    const Rank& rank = world_->rank(r);
+    const auto& s = world_->shape();
+    const ref::RankReceived& want = expected_[r];
+    const std::size_t choices = s.per_expert ? 1 : s.topk;
+    check_rows(r, "recv_x", get<std::uint8_t>(rank.peer.target.recv_x, want.recv_x.size()), want.recv_x,
+               s.format.row_bytes);
+    check_rows(r, "recv_scales", get<std::uint8_t>(rank.peer.target.recv_scales, want.recv_scales.size()),
+               want.recv_scales, s.format.scale_bytes);
+    const auto indices = get_indices(rank.peer.target.recv_topk_idx, s.recv_rows * choices, s.index64);
+    const auto weights = get<std::uint32_t>(rank.peer.target.recv_topk_weights, s.recv_rows * choices);
+    const auto src = get<std::int32_t>(rank.peer.target.recv_src, s.recv_rows * 2);
+    constexpr auto kPoison32 = static_cast<std::int32_t>(0xcdcdcdcd);
+    for (std::size_t i = 0; i < s.recv_rows; ++i) {
+      const bool exists = i < want.num_rows;
+      const bool written = exists ? is_written(want, i) : case_.mark_unused;
+      for (int j = 0; j < 2; ++j) {
+        const std::int32_t value = !written ? kPoison32 : exists ? want.recv_src[i * 2 + j] : -1;
+        expect(src[i * 2 + j] == value, r, "recv_src");
+      }
+      for (std::size_t k = 0; k < choices && good_; ++k) {
+        const std::size_t at = i * choices + k;
+        const std::uint32_t weight = !written ? 0xcdcdcdcdu
+                                     : exists ? std::bit_cast<std::uint32_t>(want.recv_topk_weights[at])
+                                              : 0u;
+        expect(weights[at] == weight, r, "recv_topk_weights");
+        const std::int64_t none = s.index64 ? static_cast<std::int64_t>(0xcdcdcdcdcdcdcdcd) : kPoison32;
+        expect(indices[at] == (!written ? none : exists ? want.recv_topk_idx[at] : -1), r, "recv_topk_idx");
+      }
+    }
+    const auto same = [](const std::int32_t* from, const std::vector<std::int32_t>& values) {
+      return get<std::int32_t>(from, values.size()) == values;
+    };
+    expect(same(rank.counts.rank_offsets, want.rank_offsets), r, "rank_offsets");
+    expect(same(rank.counts.expert_counts, want.expert_counts), r, "expert_counts");
+    expect(same(rank.counts.expert_offsets, want.expert_offsets), r, "expert_offsets");
+    expect(same(rank.counts.source_ranges, want.source_ranges), r, "source_ranges");
+    const std::int32_t* const host =
+        rank.counts.host_placement + (s.per_expert ? s.num_experts : s.num_ranks);
+    expect(same(host, want.rank_offsets), r, "rank_offsets for the CPU");
+    expect(same(host + s.num_ranks + 1, want.expert_counts), r, "expert_counts for the CPU");
+    expect(*rank.counts.host_ready == last_tag_, r, "the signal for the CPU");
+  }
+
+  void combine() {
+    const auto& s = world_->shape();
+    const std::size_t choices = s.per_expert ? 1 : s.topk;
+    std::vector<ref::CombineInput> answers(world_->size());
+    const bool weighted = case_.weighted;
+    for (std::uint32_t r = 0; r < world_->size(); ++r) {
+      Rank& rank = world_->rank(r);
+      answers[r].y = random_bf16s(random_, std::size_t{expected_[r].num_rows} * s.hidden);
+      put(rank.y, answers[r].y.data(), answers[r].y.size() * 2);
+      answers[r].y_weights = random_floats(random_, expected_[r].num_rows * choices);
+      put(rank.y_weights, answers[r].y_weights.data(), answers[r].y_weights.size() * 4);
+      for (std::uint32_t b = 0; b < case_.biases; ++b) {
+        answers[r].bias[b] = random_bf16s(random_, std::size_t{rank.num_tokens} * s.hidden);
+        put(rank.bias[b], answers[r].bias[b].data(), answers[r].bias[b].size() * 2);
+      }
+      EPD_CUDA(cudaSetDevice(rank.device));
+      EPD_CUDA(cudaMemset(rank.out, kPoison, std::size_t{rank.num_tokens} * s.hidden * 2));
+      EPD_CUDA(cudaMemset(rank.out_weights, kPoison, std::size_t{rank.num_tokens} * s.topk * 4));
+    }
+    const std::uint64_t tag = world_->next_tag();
+    for (std::uint32_t r = 0; r < world_->size(); ++r) {
+      if (world_->masked(r)) continue;
+      Rank& rank = world_->rank(r);
+      Operation op = world_->operation(r, tag, 2);
+      op.topk_weights = weighted ? rank.topk_weights : nullptr;
+      for (std::uint32_t b = 0; b < case_.biases; ++b) op.bias[b] = rank.bias[b];
+      op.out_weights = case_.return_weights ? rank.out_weights : nullptr;
+      world_->start(Kind::kCombine, op, case_.sms, case_.stages);
+    }
+    world_->wait();
+    for (std::uint32_t r = 0; r < world_->size(); ++r) check_combine(r, answers, tag);
+  }
+
+  void check_combine(std::uint32_t r, const std::vector<ref::CombineInput>& answers, std::uint64_t tag) {
+    if (world_->masked(r)) return;
+    const Rank& rank = world_->rank(r);
+    const OpResult result = world_->result(r);
+    expect(result.error == kernels::cuda::OpError::kNone && result.tag == tag, r, "combine's result");
+    const ref::RankCombined want =
+        ref::combine_to(case_.group, inputs_, answers, {case_.weighted, case_.return_weights}, r);
+    expect(get<std::uint16_t>(rank.out, want.out.size()) == want.out, r, "out");
+    const auto weights = get<std::uint32_t>(rank.out_weights, want.out_weights.size());
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      expect(weights[i] == std::bit_cast<std::uint32_t>(want.out_weights[i]), r, "out_weights");
+    }
+  }
+
+  Case case_;
+  Random& random_;
+  std::vector<ref::RankInput> inputs_;
+  std::vector<ref::RankReceived> expected_;
+  std::unique_ptr<World> world_;
+  std::uint64_t last_tag_ = 0;
+  bool good_ = true;
+};
+
+Case plain_case(std::uint32_t ranks, std::uint32_t tokens) {
+  Case c;
+  c.group.num_ranks = ranks;
+  c.group.num_experts = ranks * 4;
+  c.group.hidden = 256;
+  c.group.topk = 4;
+  c.tokens.assign(ranks, tokens);
+  c.sms = 8;
+  return c;
+}
+
+// What goes wrong has to end, with the right words.
+class FailureRun {
+ public:
+  explicit FailureRun(std::uint64_t room = 4096) {
+    Case c = plain_case(2, 16);
+    world_ = std::make_unique<World>(WorldShape{shape_of(c, 0, room), 16, {}});
+    for (std::uint32_t r = 0; r < 2; ++r) {
+      Rank& rank = world_->rank(r);
+      rank.num_tokens = 16;
+      std::vector<std::int64_t> choices(64);
+      for (std::size_t i = 0; i < choices.size(); ++i) choices[i] = static_cast<std::int64_t>(i % 8);
+      put(rank.topk_idx, choices.data(), choices.size() * 8);
+    }
+  }
+  World& world() { return *world_; }
+
+  // Starts a dispatch of each rank in `ranks`; each may differ by `what`.
+  OpResult run(std::initializer_list<std::uint32_t> ranks, std::uint64_t timeout_ns, bool differ = false) {
+    tag = world_->next_tag();
+    for (const std::uint32_t r : ranks) {
+      Operation op = world_->operation(r, tag, differ ? r : 0);
+      op.timeout_ns = timeout_ns;
+      world_->start(Kind::kDispatch, op, 8);
+    }
+    if (abort_after_start) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      *reinterpret_cast<volatile std::uint32_t*>(world_->rank(0).abort) = 1;
+    }
+    world_->wait();
+    const OpResult result = world_->result(0);
+    *world_->rank(0).abort = 0;
+    world_->clear_workspaces();
+    return result;
+  }
+  std::uint64_t tag = 0;
+  bool abort_after_start = false;
+
+ private:
+  std::unique_ptr<World> world_;
+};
+
+int check(const char* name, bool good) {
+  std::printf("%-40s %s\n", name, good ? "PASS" : "FAIL");
+  return good ? 0 : 1;
+}
+
+int run_failures() {
+  using kernels::cuda::OpError;
+  int failed = 0;
+  FailureRun f;
+  const std::int64_t bad = 8;
+  put(static_cast<std::int64_t*>(f.world().rank(0).topk_idx) + 5 * 4 + 2, &bad, 8);
+  OpResult r = f.run({0}, 2'000'000'000);
+  failed += check("a bad choice is refused", r.error == OpError::kBadChoice && r.token == 5 && r.k == 2 &&
+                                                 r.value == 8 && r.tag == f.tag);
+  const std::int64_t good = 6;
+  put(static_cast<std::int64_t*>(f.world().rank(0).topk_idx) + 5 * 4 + 2, &good, 8);
+  r = f.run({0}, 20'000'000);
+  failed += check("a missing rank ends in the deadline", r.error == OpError::kDeadline && r.culprit == 1);
+  f.abort_after_start = true;
+  r = f.run({0}, 5'000'000'000);
+  failed += check("the abort word ends a wait", r.error == OpError::kAborted && r.culprit == 1);
+  f.abort_after_start = false;
+  r = f.run({0, 1}, 2'000'000'000, true);
+  failed += check("different operations are noticed", r.error == OpError::kMismatch && r.culprit == 1);
+  r = f.run({0, 1}, 2'000'000'000);
+  failed +=
+      check("after failures the next operation runs", r.error == OpError::kNone && r.num_recv_rows == 16);
+  FailureRun small(15);
+  r = small.run({0, 1}, 2'000'000'000);
+  failed += check("too little room is refused",
+                  r.error == OpError::kNoRoom && r.rows == 16 && r.room == 15 && r.expert == -1);
+  return failed;
+}
+
+int run(int argc, char** argv) {
+  const int cases = argc > 1 ? std::atoi(argv[1]) : 100;
+  const std::uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : std::random_device{}();
+  const auto max_hidden = static_cast<std::uint32_t>(argc > 3 ? std::atoi(argv[3]) : 7168);
+  std::printf("kernels_test: %d cases, seed %llu, %d GPUs\n", cases, static_cast<unsigned long long>(seed),
+              num_devices());
+  enable_peers();
+  int failed = argc > 4 ? 0 : run_failures();
+  for (int i = 0; i < cases; ++i) {
+    Random random(seed + static_cast<std::uint64_t>(i));
+    const Case c = random_case(random, max_hidden);
+    if (CaseRun(c, random).run()) continue;
+    std::printf("FAIL case %d (seed %llu): %s\n", i, static_cast<unsigned long long>(seed + i),
+                c.text().c_str());
+    if (++failed > 20) break;
+  }
+  std::printf("%s: %d cases, %d failed\n", failed == 0 ? "PASS" : "FAIL", cases, failed);
+  return failed == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace epd::gpu_test
+
+int main(int argc, char** argv) {
+  return epd::gpu_test::run(argc, argv);
+}

@@ -1,0 +1,56 @@
+#!/bin/sh
+# Builds the CUDA kernels, their test and their benchmark on a machine with GPUs, and runs all of it within
+# about eight minutes. Usage: tests/gpu/run.sh [full]     (from the root of the sources; output in build/gpu)
+set -u
+here=$(cd "$(dirname "$0")/../.." && pwd)
+out=${EPD_GPU_BUILD:-$here/build/gpu}
+mkdir -p "$out"
+export CUDA_MODULE_LOADING=EAGER  # loading a kernel while another waits for it never ends
+flags="-std=c++20 -O3 -fmad=false -I$here/tests -I$here/kernels -I$here/kernels/include"
+arch="-gencode=arch=compute_90a,code=sm_90a"
+
+build() {
+  nvcc $flags $arch -c "$here/kernels/cuda/launch.cu" -o "$out/launch.o" &
+  a=$!
+  nvcc $flags $arch -c "$here/tests/gpu/kernels_bench.cu" -o "$out/bench.o" &
+  b=$!
+  nvcc $flags -c "$here/tests/gpu/kernels_test.cpp" -o "$out/test.o" &
+  c=$!
+  nvcc -std=c++20 -O2 -Xcompiler -ffp-contract=off -I"$here/kernels" -I"$here/kernels/include" \
+    -c "$here/kernels/reference/reference.cpp" -o "$out/reference.o" &
+  d=$!
+  wait $a && wait $b && wait $c && wait $d || return 1
+  nvcc "$out/test.o" "$out/launch.o" "$out/reference.o" -o "$out/kernels_test" &&
+    nvcc "$out/bench.o" "$out/launch.o" -o "$out/kernels_bench"
+}
+
+start=$(date +%s)
+build || { echo "FAIL build"; exit 1; }
+echo "built in $(($(date +%s) - start)) s"
+failed=0
+step() {  # step <name> <seconds> <command...>
+  name=$1
+  limit=$2
+  shift 2
+  begin=$(date +%s)
+  timeout -s KILL "$limit" "$@" > "$out/$name.log" 2>&1
+  rc=$?
+  [ $rc -eq 0 ] && verdict=PASS || { verdict="FAIL (exit $rc)"; failed=1; }
+  table="$table$(printf '%-12s %s, %s s' "$name" "$verdict" $(($(date +%s) - begin)))
+"
+}
+table=""
+step test 120 "$out/kernels_test" "${EPD_GPU_CASES:-150}"
+step bench 120 "$out/kernels_bench" ${1:-}
+if command -v compute-sanitizer > /dev/null && [ "${EPD_GPU_SANITIZE:-1}" = 1 ]; then
+  step memcheck 90 compute-sanitizer --tool memcheck --error-exitcode 9 "$out/kernels_test" 30 1 256
+  step racecheck 90 compute-sanitizer --tool racecheck --error-exitcode 9 "$out/kernels_test" 15 1 256 no-failures
+fi
+for name in test memcheck racecheck; do
+  [ -f "$out/$name.log" ] && { echo "== $name"; tail -25 "$out/$name.log"; }
+done
+echo "== bench"
+cat "$out/bench.log"
+echo "== summary"
+printf '%s' "$table"
+exit $failed

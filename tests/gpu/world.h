@@ -1,0 +1,288 @@
+// All ranks of a group in one process: memory, operations, launches. Ranks share devices if there are more of
+// them. Everything ends the program on a CUDA error, with the call's text.
+#pragma once
+
+#include "kernels/cuda.h"
+
+#include <cuda_runtime.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace epd::gpu_test {
+
+using kernels::cuda::Kind;
+using kernels::cuda::Operation;
+using kernels::cuda::OpResult;
+
+#define EPD_CUDA(call)                                                                                \
+  do {                                                                                                \
+    const cudaError_t error_ = static_cast<cudaError_t>(call);                                        \
+    if (error_ != cudaSuccess) {                                                                      \
+      std::fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(error_)); \
+      std::exit(1);                                                                                   \
+    }                                                                                                 \
+  } while (0)
+
+// Device memory of one rank, handed out in pieces; freed with the object.
+class DeviceMemory {
+ public:
+  DeviceMemory(int device, std::size_t bytes) : device_(device), bytes_(bytes) {
+    EPD_CUDA(cudaSetDevice(device));
+    EPD_CUDA(cudaMalloc(&base_, bytes));
+  }
+  ~DeviceMemory() { cudaFree(base_); }
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+
+  template <typename T>
+  T* take(std::size_t count) {
+    T* const place = reinterpret_cast<T*>(static_cast<char*>(base_) + used_);
+    used_ += (count * sizeof(T) + 4095) / 4096 * 4096 + 4096;
+    if (used_ > bytes_) {
+      std::fprintf(stderr, "test memory of %zu bytes is too small\n", bytes_);
+      std::exit(1);
+    }
+    return place;
+  }
+  void fill(int byte) {
+    EPD_CUDA(cudaSetDevice(device_));
+    EPD_CUDA(cudaMemset(base_, byte, bytes_));
+  }
+
+ private:
+  int device_;
+  std::size_t bytes_;
+  std::size_t used_ = 0;
+  void* base_ = nullptr;
+};
+
+struct WorldShape {
+  kernels::cuda::Shape shape;
+  std::uint32_t max_tokens = 0;
+  std::vector<bool> masked;
+};
+
+inline int num_devices() {
+  int count = 0;
+  EPD_CUDA(cudaGetDeviceCount(&count));
+  return count;
+}
+
+inline void enable_peers() {
+  const int count = num_devices();
+  for (int a = 0; a < count; ++a) {
+    EPD_CUDA(cudaSetDevice(a));
+    EPD_CUDA(kernels::cuda::prepare());
+    for (int b = 0; b < count; ++b) {
+      if (a == b) continue;
+      const cudaError_t error = cudaDeviceEnablePeerAccess(b, 0);
+      if (error != cudaErrorPeerAccessAlreadyEnabled) EPD_CUDA(error);
+      cudaGetLastError();
+    }
+  }
+}
+
+// One rank: its regions, as an arena would have them.
+struct Rank {
+  int device = 0;
+  cudaStream_t stream = nullptr;
+  std::unique_ptr<DeviceMemory> memory;
+  kernels::cuda::Peer peer;
+  std::uint8_t* x = nullptr;
+  std::uint8_t* x_scales = nullptr;
+  void* topk_idx = nullptr;
+  float* topk_weights = nullptr;
+  std::uint16_t* y = nullptr;
+  float* y_weights = nullptr;
+  std::uint16_t* bias[2] = {};
+  std::uint16_t* out = nullptr;
+  float* out_weights = nullptr;
+  kernels::cuda::Routing routing;
+  kernels::cuda::CountOutputs counts;
+  void* workspace = nullptr;
+  OpResult* result = nullptr;
+  Operation* operations = nullptr;
+  Operation* uploads = nullptr;    // pinned, so that a copy doesn't wait for the stream
+  std::uint32_t* abort = nullptr;  // mapped host memory
+  std::uint32_t num_tokens = 0;
+};
+
+class World {
+ public:
+  static constexpr std::uint32_t kMaxSms = 132;
+  static constexpr std::uint32_t kOperations = 1024;  // uploaded and not yet overwritten
+
+  explicit World(const WorldShape& world) : shape_(world.shape), world_(world) {
+    ranks_.resize(shape_.num_ranks);
+    for (std::uint32_t r = 0; r < shape_.num_ranks; ++r) make(r);
+  }
+  ~World() {
+    for (Rank& rank : ranks_) {
+      cudaSetDevice(rank.device);
+      cudaStreamDestroy(rank.stream);
+      cudaFreeHost(rank.abort);
+      cudaFreeHost(rank.uploads);
+      cudaFreeHost(rank.counts.host_placement);
+      cudaFreeHost(rank.counts.host_ready);
+    }
+  }
+
+  Rank& rank(std::uint32_t r) { return ranks_[r]; }
+  std::uint32_t size() const { return shape_.num_ranks; }
+  bool masked(std::uint32_t r) const { return !world_.masked.empty() && world_.masked[r]; }
+  const kernels::cuda::Shape& shape() const { return shape_; }
+  // Also waits for what was copied or set before: the ranks' streams don't.
+  std::uint64_t next_tag() {
+    for (const Rank& rank : ranks_) {
+      EPD_CUDA(cudaSetDevice(rank.device));
+      EPD_CUDA(cudaDeviceSynchronize());
+    }
+    return ++tag_;
+  }
+
+  // Common parts of an operation of rank r; the caller sets its options, then calls start().
+  Operation operation(std::uint32_t r, std::uint64_t tag, std::uint64_t what) {
+    Rank& own = ranks_[r];
+    Operation op;
+    op.shape = shape_;
+    op.rank = r;
+    op.num_tokens = own.num_tokens;
+    op.tag = tag;
+    op.announcement[0] = tag;
+    op.announcement[1] = what;
+    op.routing = own.routing;
+    op.counts = own.counts;
+    op.topk_idx = own.topk_idx;
+    op.x = own.x;
+    op.out = own.out;
+    op.workspace = own.workspace;
+    op.abort = own.abort;
+    op.timeout_ns = 5'000'000'000;
+    op.result = own.result;
+    for (std::uint32_t i = 0; i < size(); ++i) {
+      if (!masked(i)) op.peers[i] = ranks_[i].peer;
+    }
+    return op;
+  }
+
+  // `before_launch`: enqueued between the operation's upload and its kernel.
+  void start(Kind kind, Operation& op, std::uint32_t sms, std::uint32_t stages = 0,
+             const std::function<void()>& before_launch = nullptr) {
+    Rank& own = ranks_[op.rank];
+    EPD_CUDA(cudaSetDevice(own.device));
+    int bytes = 0;
+    EPD_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, own.device));
+    if (stages != 0) op.movers.stages = stages;
+    if (!kernels::cuda::configure(kind, static_cast<std::size_t>(bytes), sms, op)) {
+      std::fprintf(stderr, "configure refused\n");
+      std::exit(1);
+    }
+    const std::uint32_t place = uploads_++ % kOperations;
+    Operation* const slot = own.operations + place;
+    own.uploads[place] = op;
+    EPD_CUDA(cudaMemcpyAsync(slot, own.uploads + place, sizeof(op), cudaMemcpyHostToDevice, own.stream));
+    if (before_launch) before_launch();
+    EPD_CUDA(kernels::cuda::launch(kind, op, slot, own.stream));
+  }
+
+  // Waits for all ranks.
+  void wait() {
+    for (const Rank& rank : ranks_) {
+      EPD_CUDA(cudaSetDevice(rank.device));
+      EPD_CUDA(cudaStreamSynchronize(rank.stream));
+    }
+  }
+  OpResult result(std::uint32_t r) const {
+    OpResult result;
+    EPD_CUDA(cudaMemcpy(&result, ranks_[r].result, sizeof(result), cudaMemcpyDefault));
+    return result;
+  }
+  // After a failure.
+  void clear_workspaces() {
+    for (const Rank& rank : ranks_) {
+      EPD_CUDA(cudaSetDevice(rank.device));
+      EPD_CUDA(cudaMemset(rank.workspace, 0, kernels::cuda::workspace_bytes(shape_, kMaxSms)));
+    }
+  }
+
+ private:
+  std::uint32_t choices() const { return shape_.per_expert ? 1 : shape_.topk; }
+
+  void make(std::uint32_t r) {
+    Rank& rank = ranks_[r];
+    const kernels::RowFormat& f = shape_.format;
+    const std::size_t rows = shape_.recv_rows;
+    const std::size_t tokens = world_.max_tokens;
+    const std::size_t index_bytes = shape_.index64 ? 8 : 4;
+    const std::size_t experts = shape_.num_experts / shape_.num_ranks;
+    const std::size_t words = num_placement_words();
+    const std::size_t workspace = kernels::cuda::workspace_bytes(shape_, kMaxSms);
+    const std::size_t row_total =
+        f.row_bytes + f.scale_bytes + choices() * (index_bytes + 8) + 8 + shape_.hidden * 2;
+    const std::size_t token_total =
+        f.x_bytes + f.scale_bytes + shape_.topk * (index_bytes + 16) + shape_.hidden * 6;
+    rank.device = static_cast<int>(r) % num_devices();
+    EPD_CUDA(cudaSetDevice(rank.device));
+    EPD_CUDA(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking));
+    EPD_CUDA(cudaHostAlloc(&rank.abort, 64, cudaHostAllocMapped | cudaHostAllocPortable));
+    *rank.abort = 0;
+    EPD_CUDA(cudaHostAlloc(&rank.uploads, kOperations * sizeof(Operation), cudaHostAllocPortable));
+    rank.memory = std::make_unique<DeviceMemory>(
+        rank.device, rows * row_total + tokens * token_total + words * 12 + workspace + (1 << 20) +
+                         kOperations * sizeof(Operation) +
+                         shape_.num_ranks * (shape_.num_ranks + shape_.num_experts + 64) * 4);
+    rank.memory->fill(0);
+    DeviceMemory& m = *rank.memory;
+    rank.peer.ready = m.take<std::uint64_t>(shape_.num_ranks * 8);
+    rank.peer.arrived = m.take<std::uint64_t>(shape_.num_ranks * 8);
+    rank.peer.announcement = m.take<std::uint64_t>(shape_.num_ranks * 4);
+    rank.peer.rank_counts = m.take<std::uint32_t>(shape_.num_ranks * shape_.num_ranks);
+    rank.peer.expert_counts = m.take<std::uint32_t>(shape_.num_ranks * shape_.num_experts);
+    rank.peer.target = {m.take<std::uint8_t>(rows * f.row_bytes), m.take<std::uint8_t>(rows * f.scale_bytes),
+                        m.take<std::uint8_t>(rows * choices() * index_bytes), m.take<float>(rows * choices()),
+                        m.take<std::int32_t>(rows * 2)};
+    rank.y = m.take<std::uint16_t>(rows * shape_.hidden);
+    rank.y_weights = m.take<float>(rows * choices());
+    rank.peer.source = {rank.y, rank.y_weights};
+    rank.x = m.take<std::uint8_t>(tokens * f.x_bytes);
+    rank.x_scales = m.take<std::uint8_t>(tokens * f.scale_bytes);
+    rank.topk_idx = m.take<std::uint8_t>(tokens * shape_.topk * index_bytes);
+    rank.topk_weights = m.take<float>(tokens * shape_.topk);
+    for (auto& bias : rank.bias) bias = m.take<std::uint16_t>(tokens * shape_.hidden);
+    rank.out = m.take<std::uint16_t>(tokens * shape_.hidden);
+    rank.out_weights = m.take<float>(tokens * shape_.topk);
+    rank.routing = {m.take<std::int32_t>(tokens * shape_.topk), m.take<std::int32_t>(tokens * shape_.topk),
+                    m.take<std::int32_t>(words)};
+    rank.counts.rank_offsets = m.take<std::int32_t>(shape_.num_ranks + 1);
+    rank.counts.expert_counts = m.take<std::int32_t>(experts);
+    rank.counts.expert_offsets = m.take<std::int32_t>(experts + 1);
+    rank.counts.source_ranges = m.take<std::int32_t>(experts * shape_.num_ranks * 2);
+    EPD_CUDA(
+        cudaHostAlloc(&rank.counts.host_placement, words * 4, cudaHostAllocMapped | cudaHostAllocPortable));
+    EPD_CUDA(cudaHostAlloc(&rank.counts.host_ready, 64, cudaHostAllocMapped | cudaHostAllocPortable));
+    rank.workspace = m.take<std::uint8_t>(workspace);
+    rank.result = m.take<OpResult>(1);
+    rank.operations = m.take<Operation>(kOperations);
+  }
+
+  std::size_t num_placement_words() const {
+    const std::size_t ranks = shape_.num_ranks;
+    const std::size_t experts = shape_.num_experts / ranks;
+    if (!shape_.per_expert) return ranks + ranks + 1 + experts;
+    return shape_.num_experts + ranks + 1 + experts + experts + 1 + experts * ranks * 2;
+  }
+
+  kernels::cuda::Shape shape_;
+  WorldShape world_;
+  std::vector<Rank> ranks_;
+  std::uint64_t tag_ = 0;
+  std::uint32_t uploads_ = 0;
+};
+
+}  // namespace epd::gpu_test
