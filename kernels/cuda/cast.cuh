@@ -123,8 +123,9 @@ struct CastSection {
   }
 };
 
-__device__ inline void cast_row(const void* row, std::uint8_t* codes, std::uint8_t* scales,
-                                const RowFormat& format) {
+// Not inlined: instructions, too, come from memory the first time, and a small operation feels it.
+__device__ __noinline__ inline void cast_row(const void* row, std::uint8_t* codes, std::uint8_t* scales,
+                                             const RowFormat& format) {
   const std::uint32_t blocks = format.hidden / 128;
   const bool pow2 = format.scales != ScaleFormat::kFloat32;
   for (std::uint32_t first = 0; first < blocks; first += CastSection::kBlocks) {

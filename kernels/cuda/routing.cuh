@@ -121,7 +121,7 @@ struct Counting {
 
 // Some steps of a warp, whose loads are under way together. Tokens [begin, end) of the warp.
 struct ChoiceBatch {
-  static constexpr std::uint32_t kSteps = 8;
+  static constexpr std::uint32_t kSteps = 4;
   std::int32_t expert[kSteps];
   std::int32_t row[kSteps];  // number among the warp's rows
   std::uint32_t begin;

@@ -190,20 +190,17 @@ __device__ inline std::uint32_t sum_lanes_up_to(std::uint32_t value) {
   return value;
 }
 
-// [begin, end) of `count` items for part `index` of `parts`.
+// [begin, end) of `count` items for part `index` of `parts`. Tokens times CTAs (or warps) fit in 32 bits.
 struct Range {
   std::uint32_t begin;
   std::uint32_t end;
 };
 __device__ inline Range part_of(std::uint32_t count, std::uint32_t index, std::uint32_t parts) {
-  const auto at = [&](std::uint32_t i) {
-    return static_cast<std::uint32_t>(std::uint64_t{count} * i / parts);
-  };
-  return {at(index), at(index + 1)};
+  return {count * index / parts, count * (index + 1) / parts};
 }
 // The part that item `item` is in.
 __device__ inline std::uint32_t part_with(std::uint32_t count, std::uint32_t item, std::uint32_t parts) {
-  return static_cast<std::uint32_t>((std::uint64_t{item + 1} * parts - 1) / count);
+  return ((item + 1) * parts - 1) / count;
 }
 
 }  // namespace epd::kernels::cuda
