@@ -8,7 +8,6 @@
 
 namespace epd {
 
-using abi::Op;
 using abi::OpStage;
 using abi::Region;
 

@@ -27,10 +27,8 @@ void GroupRegistry::stop_member(Group& group, Member& member) {
   } else if (slot.phase == EnginePhase::kDone || slot.phase == EnginePhase::kAbsent) {
     // What its old engine had taken and not completed can't be known any more.
     member_has_stopped(member, memory_.next_index(group.id, member.rank));
-  } else if (!member.announced) {
-    member_has_stopped(member, kNever);  // it has submitted nothing
-  } else if (group.fatal_sent && slot.phase == EnginePhase::kBroken) {
-    member_has_stopped(member, kNever);  // everything has failed there already
+  } else if (!member.announced || (group.fatal_sent && slot.phase == EnginePhase::kBroken)) {
+    member_has_stopped(member, kNever);  // it has submitted nothing, or everything has failed there already
   } else {
     member.stop_due_ns = due_in_ms(limits_.engine_ack_ms);
     emit(SendStopMember{member.device, {group.id, member.rank, 0, 0}});

@@ -69,7 +69,8 @@ Status read_table(const toml::table& table, const std::string& prefix, const std
     const bool number = option->kind == OptionKind::kNumber;
     if (const auto* text = node.as_string(); text != nullptr && !number) {
       if (has_control_characters(text->get()))
-        return invalid_argument(key + " in " + here + " holds control characters; allowed: none");
+        return invalid_argument(
+            std::string(key).append(" in ").append(here).append(" holds control characters; allowed: none"));
       settings.values[key] = {text->get(), "file"};
     } else if (const auto* integer = node.as_integer();
                integer != nullptr && (number || option->kind == OptionKind::kBytes)) {

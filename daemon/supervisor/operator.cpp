@@ -92,7 +92,7 @@ Status Node::set_group(const std::string& name, const GroupSettingsChange& chang
     if (Status status = check_range("sms", *change.sms, 0, most_sms); !status.ok()) return status;
   }
   if (change.priority) {
-    const Status status = check_range("priority", *change.priority, abi::kMinPriority, abi::kMaxPriority);
+    Status status = check_range("priority", *change.priority, abi::kMinPriority, abi::kMaxPriority);
     if (!status.ok()) return status;
   }
   std::erase_if(group_settings_,

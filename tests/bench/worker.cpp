@@ -290,9 +290,10 @@ reference::RankInput Worker::input_of(std::uint32_t rank, std::uint32_t iteratio
   kit::InputView view{plan_.tokens, nullptr, choices.idx.data(), choices.weights.data()};
   std::vector<std::uint8_t> x, scales;
   if (with_rows) {
-    x = any_data<std::uint8_t>(x_seed(plan_, rank), plan_.max_tokens() * reference::x_bytes(params_));
-    scales =
-        any_data<std::uint8_t>(~x_seed(plan_, rank), plan_.max_tokens() * reference::scale_bytes(params_));
+    x = any_data<std::uint8_t>(x_seed(plan_, rank),
+                               std::size_t{plan_.max_tokens()} * reference::x_bytes(params_));
+    scales = any_data<std::uint8_t>(~x_seed(plan_, rank),
+                                    std::size_t{plan_.max_tokens()} * reference::scale_bytes(params_));
     view.x = x.data();
     if (plan_.payload == EPD_PAYLOAD_FP8) view.x_scales = scales.data();
   }

@@ -83,7 +83,8 @@ std::uint64_t Hostile::shown(const std::string& command, const std::string& key)
 
 void must_hold(const std::string& text, const std::vector<std::string>& words) {
   for (const std::string& word : words)
-    RANK_CHECK(text.find(word) != std::string::npos, "\"" + text + "\" lacks \"" + word + "\"");
+    RANK_CHECK(text.find(word) != std::string::npos,
+               std::string("\"").append(text).append("\" lacks \"").append(word).append("\""));
 }
 
 }  // namespace epd::test

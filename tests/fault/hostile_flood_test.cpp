@@ -152,6 +152,7 @@ TEST_F(Hostile, ManySessionsOfAUserAreRefusedAtItsQuota) {
   attack([&] {
     become(kMallory);
     std::vector<std::unique_ptr<HostileSession>> sessions;
+    sessions.reserve(40);
     for (int i = 0; i < 40; ++i)
       sessions.push_back(std::make_unique<HostileSession>(socket(), i % 2 == 0 ? "host:0" : "host:1"));
     const abi::Hello hello = RawClient::good_hello();

@@ -331,7 +331,7 @@ class Target {
       }
       case kWithFds: send_with_descriptors(input); break;
       case kListen: listen(); break;
-      case kTime: clock_.advance_ms(input.byte() * 500u); break;
+      case kTime: clock_.advance_ms(std::uint64_t{input.byte()} * 500); break;
       case kClose: socket.reset(); break;
       case kShutdown: ::shutdown(socket.get(), SHUT_WR); break;
       default: break;

@@ -71,7 +71,7 @@ struct Round {
   Round(std::uint64_t its_data, std::uint64_t its_routing) : data(its_data), routing(its_routing) {}
   std::uint64_t data;
   std::uint64_t routing;
-  auto operator<=>(const Round&) const = default;
+  auto operator<=>(const Round&) const = default;  // NOLINT(modernize-use-nullptr): clang-tidy 14
 };
 
 using Input = kernels::reference::RankInput;

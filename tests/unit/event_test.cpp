@@ -47,6 +47,7 @@ TEST(EventLog, ReadersAndWritersAtOnceSeeEveryEventOrHearOfItsLoss) {
   EventLog log(16);
   constexpr std::uint64_t kEach = 2000;
   std::vector<std::thread> writers;
+  writers.reserve(2);
   for (int i = 0; i < 2; ++i) {
     writers.emplace_back([&] {
       for (std::uint64_t k = 0; k < kEach; ++k) log.add({});

@@ -38,7 +38,8 @@ inline constexpr std::array<ShapeField, 16> kShapeFields = {{
 }};
 static_assert(sizeof(GroupShape) == kShapeFields.size() * sizeof(std::uint32_t));
 // Within these limits recv_rows() never passes kMaxRecvRows: R * min(K, E/R) <= E.
-static_assert(std::uint64_t{kMaxExperts} * kMaxTokens + std::uint64_t{kMaxExperts} * (kMaxAlignment - 1) <= kMaxRecvRows);
+static_assert(std::uint64_t{kMaxExperts} * kMaxTokens + std::uint64_t{kMaxExperts} * (kMaxAlignment - 1) <=
+              kMaxRecvRows);
 
 namespace detail {
 
