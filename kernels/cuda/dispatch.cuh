@@ -345,19 +345,18 @@ __device__ inline void send_books(const Operation& op, Cta cta, const Shared& sh
   }
 }
 
-// What the warps do that move no rows. In CTA 0 the first of them writes down the placement: its fence takes
-// longer than a small operation's other books.
+// What the warps do that move no rows. CTA 0 writes the placement down too: first, so that the CPU learns of
+// it early, unless there are so few tokens that it would hold up the whole operation.
 __device__ inline void keep_books(const Operation& op, Cta cta, const Shared& shared) {
-  const std::uint32_t idle = blockDim.x / 32 - op.movers.warps;
-  const Team scribe{op.movers.warps, 1};
-  const Team clerks{op.movers.warps + 1, idle - 1};
-  if (warp_of() == scribe.first_warp && cta.index == 0) {
-    if (!op.cached) record_placement(op, shared, scribe);
-    deliver_counts(op, scribe);
-    return;
+  const Team clerks{op.movers.warps, blockDim.x / 32 - op.movers.warps};
+  const bool few = op.num_tokens <= 4 * cta.count * clerks.warps;
+  if (few) send_books(op, cta, shared, clerks);
+  if (cta.index == 0) {
+    if (!op.cached) record_placement(op, shared, clerks);
+    deliver_counts(op, clerks);
   }
-  send_books(op, cta, shared, cta.index == 0 ? clerks : Team{op.movers.warps, idle});
-  if (warp_of() != scribe.first_warp) fill_rows(op, cta, shared, clerks);
+  if (!few) send_books(op, cta, shared, clerks);
+  fill_rows(op, cta, shared, clerks);
 }
 
 // One CTA's part of a dispatch. `op` is the CTA's own copy.
