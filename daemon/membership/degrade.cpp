@@ -147,11 +147,13 @@ void GroupRegistry::expire_rejoins(Group& group) {
   for (const auto& [rank, member] : group.members) {
     if (member.joining && !member.gone && member.join_due_ns <= now) late.push_back(rank);
   }
+  const std::uint64_t id = group.id;
   for (const std::uint32_t rank : late) {
     Member& member = group.members.at(rank);
     member.joining = false;
     emit(ReplyRefused{member.session_id, member.join_request, status});
-    lose_member(group.id, rank, "did not rejoin in time");
+    lose_member(id, rank, "did not rejoin in time");  // may forget the group
+    if (groups_.count(id) == 0) return;
     if (group.phase != GroupPhase::kActive && group.phase != GroupPhase::kBreaking) return;
   }
 }
