@@ -42,6 +42,7 @@ enum Step : std::uint8_t {
   kTime,
   kClose,
   kShutdown,  // of the sending side only
+  kEngine,    // dies and comes back
   kNumSteps,
 };
 
@@ -99,6 +100,10 @@ class Host final : public SessionHost, public membership::MemberMemory {
         std::visit([&](const auto& a) { answer(table, a); }, action);
     }
   }
+  void restart(std::uint32_t device) {
+    registry_.engine_down(device, "fuzz");
+    registry_.engine_up(device);
+  }
   membership::GroupRegistry& registry() { return registry_; }
   std::size_t held() const { return held_.size(); }
 
@@ -115,10 +120,7 @@ class Host final : public SessionHost, public membership::MemberMemory {
   void answer(SessionTable&, const membership::SendRemoveGroup& a) {
     registry_.group_removed(a.device, a.message);
   }
-  void answer(SessionTable&, const membership::KillEngine& a) {
-    registry_.engine_down(a.device, a.text);
-    registry_.engine_up(a.device);
-  }
+  void answer(SessionTable&, const membership::KillEngine& a) { restart(a.device); }
   void answer(SessionTable& table, const membership::ReplyJoined& a) {
     table.reply(a.session_id, a.request_id, AttachType::kJoined, a.message, {arena_.get(), arena_.get()});
   }
@@ -308,7 +310,7 @@ class Target {
   void step(Bytes& input) {
     UniqueFd& socket = sockets_[chosen_];
     const std::uint8_t step = input.byte() % kNumSteps;
-    if (!socket.valid() && step != kChoose && step != kTime) socket = connect();
+    if (!socket.valid() && step != kChoose && step != kTime && step != kEngine) socket = connect();
     switch (step) {
       case kConnect: socket = connect(); break;
       case kChoose: chosen_ = input.byte() % kConnections; break;
@@ -334,6 +336,7 @@ class Target {
       case kTime: clock_.advance_ms(std::uint64_t{input.byte()} * 500); break;
       case kClose: socket.reset(); break;
       case kShutdown: ::shutdown(socket.get(), SHUT_WR); break;
+      case kEngine: host_.restart(input.byte() % kDevices); break;
       default: break;
     }
   }
