@@ -7,6 +7,8 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LES
   # At -O3 GCC 12 warns about std::string's own operator+ (GCC bug 105329).
   target_compile_options(epd_options INTERFACE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-Wno-restrict>)
 endif()
+# A check that fails names its file from the source directory on, wherever it was built.
+add_compile_options($<$<COMPILE_LANGUAGE:C,CXX>:-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=>)
 if(EPD_SANITIZE)
   string(REPLACE ";" "," _epd_sanitize "${EPD_SANITIZE}")
   add_compile_options(-fsanitize=${_epd_sanitize} -fno-omit-frame-pointer)
