@@ -1,5 +1,5 @@
 // Dispatch and combine on a CUDA device: one launch does a whole operation, counting and exchange
-// included. Plain data and two launchers; no CUDA header is needed to call them.
+// included. Plain data and the image of the kernels; who launches them brings the driver.
 //
 // Pointers are addresses of this device, or of a peer's memory that is mapped here.
 #pragma once
@@ -8,8 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
-
-struct CUstream_st;
+#include <span>
 
 namespace epd::kernels::cuda {
 
@@ -80,12 +79,26 @@ struct Movers {
   std::uint32_t chunk_bytes = 0;  // combine: of a row, at a time
 };
 
+// abi::RoutingRecord
+struct RouteHead {
+  std::uint64_t handle;
+  std::uint64_t epoch;
+  std::uint32_t num_tokens;
+  std::uint32_t num_recv_rows;
+  std::uint32_t num_dropped;
+  std::uint32_t reserved;
+};
+
 // What a routing leaves for combine and for dispatches that reuse it: this device's own memory.
 struct Routing {
   std::int32_t* topk = nullptr;  // [n,K] validated copy; -1 for ranks that are not there
   std::int32_t* rows = nullptr;  // [n,K] row at the choice's rank if the choice sends it, else -1 (while the
                                  // dispatch runs also -2 - i: the i-th row of a CTA)
   std::int32_t* placement = nullptr;  // abi::placement_words, kernels::Placement
+  // A dispatch that makes the routing stores this when every rank is done, the handle last. Null: not wanted.
+  RouteHead* head = nullptr;
+  std::uint64_t handle = 0;
+  std::uint64_t epoch = 0;
 };
 
 // Where a dispatch tells what was received. Null: not wanted.
@@ -140,11 +153,14 @@ std::size_t workspace_bytes(const Shape& shape, std::uint32_t max_sms);
 // not fit. movers.stages of a combine is taken as it is given.
 bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Operation& op);
 
-// Loads the kernels and raises their shared-memory limits on the current device. 0, or a cudaError_t.
-int prepare();
+// The kernels, for cuLibraryLoadData: a fat binary, and what is in it. Each takes one parameter, a pointer to an
+// Operation in device memory, and as much dynamic shared memory as max_shared_bytes less kStaticBytes allows.
+std::span<const std::byte> image();
+inline constexpr std::uint32_t kStaticBytes = 5 * 1024;  // for the operation's copy, a few words, and the driver
+inline constexpr const char* kKernelNames[] = {"epd_dispatch", "epd_combine", "epd_combine_per_expert"};
 
-// One CTA on each of as many SMs as `op` is configured for; all must be able to run at once. `op`:
-// configured; `on_device`: the same, in device memory when the kernel starts. 0, or a cudaError_t.
-int launch(Kind kind, const Operation& op, const Operation* on_device, CUstream_st* stream);
+// Of `op`, which is configured: movers.ctas CTAs of movers.threads threads and movers.shared_bytes, one CTA on
+// an SM; all must be able to run at once.
+const char* kernel_name(Kind kind, const Operation& op);
 
 }  // namespace epd::kernels::cuda

@@ -77,9 +77,18 @@ constexpr std::uint64_t region_bytes(const GroupShape& s, Region region) {
   return 0;
 }
 
+// On a CUDA device: by these a stream of the client and one of the engine wait for each other, without a host
+// between them. Each holds the low half of the ticket of the slot's last operation that got so far.
+struct StreamWords {
+  alignas(64) std::uint32_t ready;  // written on the client's stream: the operation's inputs are there
+  alignas(64) std::uint32_t done;   // written on the engine's stream: it has ended, well or not
+};
+static_assert(sizeof(StreamWords) == 128);
+
 struct UserArenaLayout {
   std::array<std::uint64_t, kNumRegions> offset{};  // within a slot
   std::uint64_t slot_bytes = 0;
+  std::uint64_t words = 0;  // StreamWords[depth]
   std::uint64_t total_bytes = 0;
 
   constexpr explicit UserArenaLayout(const GroupShape& shape) {
@@ -87,7 +96,14 @@ struct UserArenaLayout {
       offset[i] = slot_bytes;
       slot_bytes += align_up(region_bytes(shape, static_cast<Region>(i)), kRegionAlign);
     }
-    total_bytes = slot_bytes * shape.depth;
+    words = slot_bytes * shape.depth;
+    total_bytes = words + align_up(sizeof(StreamWords) * shape.depth, kRegionAlign);
+  }
+  constexpr std::uint64_t ready_word(std::uint32_t slot) const {
+    return words + slot * sizeof(StreamWords) + offsetof(StreamWords, ready);
+  }
+  constexpr std::uint64_t done_word(std::uint32_t slot) const {
+    return words + slot * sizeof(StreamWords) + offsetof(StreamWords, done);
   }
   constexpr std::uint64_t at(std::uint32_t slot, Region region) const {
     return slot_bytes * slot + offset[static_cast<std::size_t>(region)];
@@ -159,7 +175,8 @@ constexpr std::uint64_t placement_words(const GroupShape& s) {
 //                     else: rows that s sends to each expert
 // A dispatch that reuses a routing announces no counts.
 // Beside the blocks, num_routes() routing records, written by d's own engine:
-//   record, placement (placement_words), topk[T,K] (int32, validated)
+//   record, placement (placement_words), topk[T,K] (int32, validated), and on CUDA devices
+//   rows[T,K] (int32: the row at the choice's rank if the choice sends it, else -1)
 struct ExchangeArenaLayout {
   std::uint64_t ready = 0;
   std::uint64_t arrived = 0;
@@ -170,6 +187,7 @@ struct ExchangeArenaLayout {
   std::uint64_t routing = 0;    // of record 0
   std::uint64_t placement = 0;  // within a routing record
   std::uint64_t topk = 0;       // likewise
+  std::uint64_t rows = 0;       // likewise
   std::uint64_t routing_bytes = 0;
   std::uint64_t total_bytes = 0;
 
@@ -183,7 +201,8 @@ struct ExchangeArenaLayout {
     routing = block_bytes * s.depth;
     placement = align_up(sizeof(RoutingRecord), 64);
     topk = align_up(placement + placement_words(s) * 4, 64);
-    routing_bytes = align_up(topk + std::uint64_t{s.max_tokens} * s.topk * 4, kRegionAlign);
+    rows = align_up(topk + std::uint64_t{s.max_tokens} * s.topk * 4, 64);
+    routing_bytes = align_up(rows + std::uint64_t{s.max_tokens} * s.topk * 4, kRegionAlign);
     total_bytes = routing + routing_bytes * s.num_routes();
   }
   constexpr std::uint64_t block(std::uint64_t op_index, std::uint32_t depth) const {

@@ -40,6 +40,9 @@ struct Welcome {
   std::uint8_t boot_id[16];  // of this daemon run
   char daemon[64];           // daemon name and version
   char device[kDeviceNameBytes];
+  DeviceKind device_kind;
+  std::uint8_t device_uuid[16];  // of a CUDA device: its number here and in the client may differ
+  std::uint32_t reserved;
 };
 
 struct Refused {
@@ -111,6 +114,7 @@ constexpr std::uint64_t layout_hash() {
       4, 16, 64, 256, 3, 2, Payload::kFp8Cast, IndexType::kInt64, LossPolicy::kFailFast};
   constexpr UserArenaLayout arena(probe);
   for (std::uint64_t v : arena.offset) h = mix(h, v);
+  h = mix(h, arena.words);
   h = mix(h, arena.total_bytes);
   return mix(h, BoardLayout(probe).total_bytes);
 }

@@ -35,8 +35,10 @@ enum OpFlags : std::uint32_t {
   kFlagDefer = 1u << 5,          // say when the inputs have been read: BoardSlot::sent_ticket
   kBiasShift = 6,                // combine: two bits, the number of biases to add
   kFlagBiases = 3u << kBiasShift,
-  kDispatchFlags = kFlagWeights | kFlagCached | kFlagZeroPadding | kFlagMarkUnused | kFlagDefer,
-  kCombineFlags = kFlagWeights | kFlagReturnWeights | kFlagDefer | kFlagBiases,
+  kFlagStream = 1u << 8,  // any, on CUDA devices: begins when StreamWords::ready says so, ends with ::done
+  kNoopFlags = kFlagStream,
+  kDispatchFlags = kFlagWeights | kFlagCached | kFlagZeroPadding | kFlagMarkUnused | kFlagDefer | kFlagStream,
+  kCombineFlags = kFlagWeights | kFlagReturnWeights | kFlagDefer | kFlagBiases | kFlagStream,
 };
 
 struct Submission {

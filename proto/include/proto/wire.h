@@ -21,6 +21,8 @@ inline constexpr std::size_t kMaxMessageFds = 4;
 inline constexpr std::size_t kTextBytes = 512;
 inline constexpr std::size_t kDeviceNameBytes = 32;
 
+enum class DeviceKind : std::uint32_t { kHost = 0, kCuda = 1 };
+
 struct WireHeader {
   std::uint32_t magic;
   std::uint16_t type;
