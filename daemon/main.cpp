@@ -148,7 +148,7 @@ struct EngineFlags {
 
 CLI::App* add_engine_command(CLI::App& app, EngineFlags& flags) {
   CLI::App* command = app.add_subcommand("engine", "Serve one device; started by the daemon, not by hand");
-  command->add_option("--device", flags.options.device, "host:N")->required();
+  command->add_option("--device", flags.options.device, "host:N or cuda:N")->required();
   command->add_option("--link-fd", flags.options.link_fd, "Socket to the supervisor");
   command->add_option("--page-fd", flags.options.page_fd, "This engine's EnginePage");
   command->add_option("--bell-fd", flags.options.bell_fd, "Eventfd that other engines ring");

@@ -1,8 +1,9 @@
 #include "host_device.h"
 
+#include "base/memory.h"
+
 #include <sys/mman.h>
 #include <algorithm>
-#include <charconv>
 
 namespace epd {
 namespace {
@@ -73,12 +74,25 @@ void HostDevice::set_num_sms(std::uint32_t sms) {
   wake_.notify_all();
 }
 
-Result<Mapping> HostDevice::map_arena(int fd, std::uint64_t bytes) {
+namespace {
+
+class HostArena final : public Arena {
+ public:
+  explicit HostArena(Mapping mapping) : Arena(mapping.bytes()), mapping_(std::move(mapping)) {}
+
+ private:
+  const Mapping mapping_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Arena>> HostDevice::map_arena(int fd, std::uint64_t bytes) {
   Result<Mapping> mapping = Mapping::map(fd, bytes, Access::kReadWrite);
+  if (!mapping.ok()) return mapping.status();
   // Fewer page faults and TLB misses where the kernel offers huge pages for shared memory; elsewhere
   // the advice is refused, which is fine.
-  if (mapping.ok()) ::madvise(mapping->data(), bytes, MADV_HUGEPAGE);
-  return mapping;
+  ::madvise(mapping->data(), bytes, MADV_HUGEPAGE);
+  return std::unique_ptr<Arena>(std::make_unique<HostArena>(std::move(mapping).value()));
 }
 
 std::unique_ptr<Work> HostDevice::dispatch(const kernels::DispatchArgs& args, const Share& share) {
@@ -153,20 +167,6 @@ void HostDevice::helper_main(std::uint32_t index) {
       lock.lock();
     }
   }
-}
-
-Result<std::unique_ptr<Device>> make_device(std::string_view name, std::function<void()> notify) {
-  constexpr std::string_view kPrefix = "host:";
-  std::uint32_t index = 0;
-  if (name.starts_with(kPrefix)) {
-    const char* begin = name.data() + kPrefix.size();
-    const char* end = name.data() + name.size();
-    const auto [stop, error] = std::from_chars(begin, end, index);
-    if (error == std::errc() && stop == end && begin != end) {
-      return std::unique_ptr<Device>(std::make_unique<HostDevice>(std::string(name), std::move(notify)));
-    }
-  }
-  return invalid_argument("device is \"" + std::string(name) + "\"; allowed: host:N with N = 0, 1, 2, ...");
 }
 
 }  // namespace epd

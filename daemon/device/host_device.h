@@ -45,7 +45,7 @@ class HostWork final : public Work {
   std::atomic<std::uint64_t> finished_{0};
 };
 
-class HostDevice final : public Device {
+class HostDevice final : public Device, public RowMover {
  public:
   HostDevice(std::string name, std::function<void()> notify);
   ~HostDevice() override;
@@ -54,7 +54,8 @@ class HostDevice final : public Device {
   std::uint32_t max_sms() const override { return max_sms_; }
   std::uint32_t num_sms() const override { return num_sms_; }
   void set_num_sms(std::uint32_t sms) override;
-  Result<Mapping> map_arena(int fd, std::uint64_t bytes) override;
+  Result<std::unique_ptr<Arena>> map_arena(int fd, std::uint64_t bytes) override;
+  RowMover* mover() override { return this; }
   std::unique_ptr<Work> dispatch(const kernels::DispatchArgs& args, const Share& share) override;
   std::unique_ptr<Work> fill(const kernels::FillArgs& args, const Share& share) override;
   std::unique_ptr<Work> combine(const kernels::CombineArgs& args, const Share& share) override;

@@ -25,6 +25,11 @@ class ExchangeBlock {
         layout_(layout),
         active_since_(active_since) {}
 
+  // Of a block, wherever it lies.
+  ExchangeBlock(std::byte* block, const abi::GroupShape& shape, const abi::ExchangeArenaLayout& layout,
+                std::span<const std::uint64_t> active_since)
+      : base_(block), shape_(shape), layout_(layout), active_since_(active_since) {}
+
   std::atomic<std::uint64_t>& ready(std::uint32_t source) const { return line(layout_.ready, source); }
   std::atomic<std::uint64_t>& arrived(std::uint32_t source) const { return line(layout_.arrived, source); }
   abi::OpAnnouncement& announcement(std::uint32_t source) const {

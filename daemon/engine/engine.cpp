@@ -17,6 +17,7 @@ constexpr std::uint64_t kBellKey = kLinkKey - 1;
 constexpr std::uint64_t kLinkPollNs = 100'000;        // look at the link this often while busy
 constexpr std::uint32_t kRoundsPerLowChunk = 16;      // see step_operations
 constexpr std::uint64_t kMaxSleepNs = 1'000'000'000;  // so that the heartbeat advances
+constexpr std::uint64_t kDeviceLookNs = 50'000;       // nobody rings for what a GPU has done
 
 }  // namespace
 
@@ -77,31 +78,37 @@ bool Engine::step_operations() {
   const std::int32_t first = all_move ? std::numeric_limits<std::int32_t>::min() : moving_priority();
   for (auto it = operations_.begin(); it != operations_.end();) {
     Operation& operation = **it;
-    Group& group = operation.member().group;
-    const bool stands_back = group.priority < first && operation.can_move();
-    const StepResult result = stands_back ? StepResult::kIdle : operation.step(*device_, page_, now_ns_);
-    if (result == StepResult::kIdle && now_ns_ >= operation.deadline_ns() &&
-        operation.stage() != abi::OpStage::kBreaking) {
-      const abi::Break failure = operation.deadline_failure(now_ns_);
-      operation.abandon();
-      if (group.phase == GroupPhase::kLost) {
-        finish(operation, failure.cause, failure);
-        it = operations_.erase(it);
-        continue;
-      }
-      request_break(group, failure);
-    } else if (result == StepResult::kFailed) {
-      request_break(group, operation.failure());
-    }
+    const StepResult result = step(operation, first);
     if (result == StepResult::kDone) {
       finish(operation, StatusCode::kOk, {});
-      it = operations_.erase(it);
+    } else if (operation.verdict() && operation.settled()) {
+      finish(operation, operation.verdict()->cause, *operation.verdict());
     } else {
+      progress |= result == StepResult::kProgress;
       ++it;
+      continue;
     }
-    progress |= result == StepResult::kProgress || result == StepResult::kDone;
+    it = operations_.erase(it);
+    progress = true;
   }
   return progress;
+}
+
+StepResult Engine::step(Operation& operation, std::int32_t first) {
+  Group& group = operation.member().group;
+  if (operation.stage() == abi::OpStage::kBreaking) {
+    return operation.settled() && operation.completed_anyway() ? StepResult::kDone : StepResult::kIdle;
+  }
+  const bool stands_back = group.priority < first && operation.can_move();
+  StepResult result = stands_back ? StepResult::kIdle : operation.step(now_ns_);
+  if (result == StepResult::kIdle && now_ns_ >= operation.deadline_ns()) result = operation.expire(now_ns_);
+  if (result != StepResult::kFailed) return result;
+  if (group.phase == GroupPhase::kLost) {
+    operation.set_verdict(operation.failure());  // the group will not break once more
+  } else {
+    request_break(group, operation.failure());
+  }
+  return StepResult::kIdle;
 }
 
 // The highest among operations whose rows this thread could move now.
@@ -124,8 +131,9 @@ void Engine::request_break(Group& group, const abi::Break& failure) {
 void Engine::finish_arrived(Group& group) {
   for (auto it = operations_.begin(); it != operations_.end();) {
     Operation& operation = **it;
-    if (&operation.member().group == &group && operation.stage() == abi::OpStage::kWaitArrived &&
-        operation.step(*device_, page_, now_ns_) == StepResult::kDone) {
+    const bool may_be_done =
+        operation.stage() == abi::OpStage::kWaitArrived || (operation.needs_polling() && operation.settled());
+    if (&operation.member().group == &group && may_be_done && operation.step(now_ns_) == StepResult::kDone) {
       finish(operation, StatusCode::kOk, {});
       it = operations_.erase(it);
     } else {
@@ -134,17 +142,32 @@ void Engine::finish_arrived(Group& group) {
   }
 }
 
+// Those that the device has not left yet end when it has.
 void Engine::fail_operations(Group& group, std::uint64_t from, const abi::Break& cause) {
   for (auto it = operations_.begin(); it != operations_.end();) {
     Operation& operation = **it;
-    if (&operation.member().group == &group &&
-        (operation.index() >= from || operation.stage() == abi::OpStage::kBreaking)) {
+    if (&operation.member().group != &group ||
+        (operation.index() < from && operation.stage() != abi::OpStage::kBreaking)) {
+      ++it;
+    } else if (operation.settled()) {
       finish(operation, cause.cause, cause);
       it = operations_.erase(it);
     } else {
+      operation.set_verdict(cause);
       ++it;
     }
   }
+}
+
+bool Engine::settled(const Group& group) const {
+  return std::all_of(operations_.begin(), operations_.end(), [&group](const auto& operation) {
+    return &operation->member().group != &group || operation->settled();
+  });
+}
+
+// Of a group that is to be forgotten now: its operations have been abandoned.
+void Engine::settle(Group& group) {
+  while (!settled(group)) ::sched_yield();
 }
 
 void Engine::acknowledge_breaks() {
@@ -156,9 +179,11 @@ void Engine::acknowledge_breaks() {
           operations_.begin(), operations_.end(),
           [group_id = id](const auto& operation) { return operation->member().group.id == group_id; });
       if (busy) continue;
+      for (const auto& member : group->members) member->lane.reset();
       group->ranks.clear();  // nothing touches an arena of this group any more
       group->peers.clear();
     }
+    if (!settled(*group)) continue;
     std::uint64_t next = std::numeric_limits<std::uint64_t>::max();
     for (const auto& member : group->members) {
       if (!member->stopped) next = std::min(next, member->next_index());
@@ -189,14 +214,15 @@ void Engine::answer_orphans(Member& member, StatusCode status) {
       if (board_slot.counts_ticket == orphan.record.ticket)
         completion.num_recv_rows = board_slot.num_recv_rows;
       if (!member.group.ranks.empty() && orphan.record.route < member.group.shape.num_routes()) {
-        completion.num_dropped_selections =
-            member.routes.saved_dropped(orphan.record.route, member.exchange());
+        completion.num_dropped_selections = member.saved_dropped(orphan.record.route);
       }
     } else if (known_slot) {
       member.publish_message(
           orphan.record.slot, orphan.record.ticket,
           "the engine of " + device_->name() + " was restarted with this operation in flight");
     }
+    if (known_slot && member.lane != nullptr && !member.group.ranks.empty())
+      member.lane->release(stream_signal(member, orphan.record.slot, orphan.record.ticket));
     count_ended(member, abi::Op::kNone, completion);
     member.session->complete(completion);
     return true;
@@ -291,11 +317,13 @@ void Engine::sleep() {
     return;
   }
   const std::uint64_t now = clock_.now_ns();
-  const std::uint64_t until = next_deadline_ns();
+  const std::uint64_t until = next_look_ns(now);
   const std::uint64_t wait_ns = until <= now ? 0 : std::min(until - now, kMaxSleepNs);
+  const timespec wait{static_cast<time_t>(wait_ns / 1'000'000'000),
+                      static_cast<long>(wait_ns % 1'000'000'000)};
   epoll_event events[16];
   count(page_->sleeps);
-  const int ready = ::epoll_wait(epoll_.get(), events, 16, static_cast<int>((wait_ns + 999'999) / 1'000'000));
+  const int ready = ::epoll_pwait2(epoll_.get(), events, 16, &wait, nullptr);
   set_sleeping(false);
   // A sleep so short that polling on would have won.
   if (ready > 0 && clock_.now_ns() - now < 2 * spin_limit_ns()) grow_spin_budget();
@@ -316,9 +344,10 @@ void Engine::sleep() {
   }
 }
 
-std::uint64_t Engine::next_deadline_ns() const {
+std::uint64_t Engine::next_look_ns(std::uint64_t now) const {
   std::uint64_t next = std::numeric_limits<std::uint64_t>::max();
   for (const auto& operation : operations_) {
+    if (operation->needs_polling()) next = std::min(next, now + kDeviceLookNs);
     if (operation->stage() != abi::OpStage::kBreaking) next = std::min(next, operation->deadline_ns());
   }
   for (const auto& [id, session] : sessions_) {

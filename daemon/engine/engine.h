@@ -6,7 +6,8 @@
 #include "base/packet.h"
 #include "device/device.h"
 #include "group.h"
-#include "operation.h"
+#include "launched_operation.h"
+#include "moved_operation.h"
 #include "page.h"
 #include "session_port.h"
 
@@ -38,6 +39,7 @@ class Engine {
   Status begin_group(const abi::GroupBegin& message);
   Status add_rank(Packet& packet);
   Status add_member(Packet& packet);
+  Status open_lane(Group& group, Member& member);
   Status commit_group(const abi::GroupRef& message);
   Status stop_member(const abi::MemberRef& message);
   Status break_group(const abi::Break& message);
@@ -62,14 +64,21 @@ class Engine {
   std::string illegal(const SessionPort& session, const abi::Submission& submission) const;
   void refuse(SessionPort& session, const abi::Submission& submission, Member& member);
   void end_session(SessionPort& session, const std::string& text);
+  std::unique_ptr<Operation> make_operation(Member& member, const abi::Submission& submission,
+                                            std::uint64_t deadline_ns);
+  // The client's stream waits for an operation that nothing will run.
+  void release_stream(const Member& member, const abi::Submission& submission);
   void finish(const Operation& operation, StatusCode status, const abi::Break& cause);
 
   // engine.cpp: the loop
   bool step_operations();
+  StepResult step(Operation& operation, std::int32_t first);
   std::int32_t moving_priority() const;
   void request_break(Group& group, const abi::Break& failure);
   void finish_arrived(Group& group);
   void fail_operations(Group& group, std::uint64_t from, const abi::Break& cause);
+  void settle(Group& group);
+  bool settled(const Group& group) const;
   void acknowledge_breaks();
   void answer_orphans(Member& member, StatusCode status);
   void answer_stray_orphans();
@@ -80,7 +89,7 @@ class Engine {
   void sleep();
   void set_sleeping(bool sleeping);
   bool anything_pending();
-  std::uint64_t next_deadline_ns() const;
+  std::uint64_t next_look_ns(std::uint64_t now) const;
   void watch(int fd, std::uint64_t key);
 
   UniqueFd link_;

@@ -19,11 +19,16 @@ Member::Member(Group& in_group, std::uint32_t rank_there, std::uint32_t its_numb
       routes(in_group.shape) {}
 
 std::byte* Member::user(std::uint32_t slot, abi::Region region) const {
-  return group.ranks[rank].user.bytes() + group.user_layout.at(slot, region);
+  return group.ranks[rank].user->bytes() + group.user_layout.at(slot, region);
 }
 
 std::byte* Member::exchange() const {
-  return group.ranks[rank].exchange.bytes();
+  return group.ranks[rank].exchange->bytes();
+}
+
+std::uint32_t Member::saved_dropped(std::uint32_t record) const {
+  return heads != nullptr ? heads->saved_dropped(record, exchange())
+                          : routes.saved_dropped(record, exchange());
 }
 
 void Member::publish_next_index() const {
@@ -116,7 +121,7 @@ void Group::ring_peers() const {
 
 std::string Group::check_complete() const {
   for (std::uint32_t rank = 0; rank < shape.num_ranks; ++rank) {
-    if (active(rank) && !ranks[rank].user.valid())
+    if (active(rank) && ranks[rank].user == nullptr)
       return "rank " + std::to_string(rank) + " was not announced";
   }
   if (members.empty()) return "no member on this device";

@@ -2,9 +2,10 @@
 #pragma once
 
 #include "base/memory.h"
-#include "device/device.h"
+#include "device/launcher.h"
 #include "proto/link.h"
 #include "route.h"
+#include "route_heads.h"
 #include "stats.h"
 
 #include <algorithm>
@@ -25,8 +26,8 @@ enum class GroupPhase {
 };
 
 struct GroupRankMemory {
-  Mapping user;
-  Mapping exchange;
+  std::unique_ptr<Arena> user;
+  std::unique_ptr<Arena> exchange;
   std::uint32_t device_index = 0;
 };
 
@@ -50,6 +51,8 @@ class Member {
   abi::Board& board() const { return *board_mapping.as<abi::Board>(); }
   std::byte* user(std::uint32_t slot, abi::Region region) const;
   std::byte* exchange() const;
+  // Selections that the dispatch saved in the record dropped; 0 if there is none.
+  std::uint32_t saved_dropped(std::uint32_t record) const;
   // Lowest operation not completed.
   std::uint64_t next_index() const {
     return std::min(inflight.empty() ? next_number : *inflight.begin(), failed_from);
@@ -75,6 +78,8 @@ class Member {
   std::set<std::uint64_t> inflight;        // numbers of operations not completed
   std::vector<std::uint64_t> slot_op;      // [depth] ticket in flight on the slot, 0 = free
   RouteTable routes;
+  std::unique_ptr<Lane> lane;         // on a device that runs whole operations, with
+  std::unique_ptr<RouteHeads> heads;  // these in place of `routes`
   bool stopped = false;
   Statistics statistics;
 };
@@ -94,6 +99,7 @@ struct Group {
   bool break_requested = false;
   bool break_acked = false;
   bool released = false;                           // kRelease: operations fail at once until kResume
+  Status unusable;                                 // why this device can't serve it
   abi::Break cause{};                              // of the break under way, or of the last
   std::vector<GroupRankMemory> ranks;              // [R]; emptied when lost
   std::vector<std::uint64_t> active_since;         // [R] epoch in which the rank came; 0 = masked

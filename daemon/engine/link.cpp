@@ -185,9 +185,11 @@ Status Engine::add_rank(Packet& packet) {
     group->set_active(message.rank, 0);
     return {};
   }
-  Result<Mapping> user = device_->map_arena(packet.fds[0].get(), group->user_layout.total_bytes);
+  Result<std::unique_ptr<Arena>> user =
+      device_->map_arena(packet.fds[0].get(), group->user_layout.total_bytes);
   if (!user.ok()) return user.status();
-  Result<Mapping> exchange = device_->map_arena(packet.fds[1].get(), group->exchange_layout.total_bytes);
+  Result<std::unique_ptr<Arena>> exchange =
+      device_->map_arena(packet.fds[1].get(), group->exchange_layout.total_bytes);
   if (!exchange.ok()) return exchange.status();
   GroupRankMemory& rank = group->ranks[message.rank];
   rank.user = std::move(user).value();
@@ -229,6 +231,7 @@ Status Engine::add_member(Packet& packet) {
   auto member = std::make_unique<Member>(*group, message.rank, message.member, session->second.get(),
                                          std::move(board).value());
   member->first_index = message.first_index;
+  if (Status status = open_lane(*group, *member); !status.ok()) return status;
   // Under a break it goes on where its former engine stood; kResume says where all go on.
   if (group->starts_broken) member->next_number = member->board().next_index.load(std::memory_order_relaxed);
   member->statistics = Statistics::of_member(page_, message.session_id, group->id, message.rank);
@@ -237,11 +240,34 @@ Status Engine::add_member(Packet& packet) {
   return {};
 }
 
+// A rank on a device that runs whole operations. What is in its memory is anything, unless a former engine
+// has served it.
+Status Engine::open_lane(Group& group, Member& member) {
+  Launcher* launcher = device_->launcher();
+  if (launcher == nullptr) return {};
+  Result<std::unique_ptr<Lane>> lane = launcher->open_lane(lane_shape(group.shape, group.priority));
+  if (!lane.ok()) {
+    group.unusable = lane.status();
+    return {};
+  }
+  member.lane = std::move(lane).value();
+  member.heads = std::make_unique<RouteHeads>(group.shape, *launcher);
+  const abi::Board& board = member.board();
+  if (board.memory_cleared.load(std::memory_order_relaxed) != 0) return {};
+  launcher->clear(group.ranks[member.rank].user->bytes(), group.user_layout.total_bytes);
+  launcher->clear(group.ranks[member.rank].exchange->bytes(), group.exchange_layout.total_bytes);
+  member.board().memory_cleared.store(1, std::memory_order_relaxed);
+  return {};
+}
+
 Status Engine::commit_group(const abi::GroupRef& message) {
   Group* group = find_group(message.group_id);
   if (group == nullptr) return invalid_argument("kGroupCommit for group " + std::to_string(message.group_id));
   abi::GroupReady ready{message.group_id, StatusCode::kOk, {}};
-  if (const std::string missing = group->check_complete(); !missing.empty()) {
+  if (!group->unusable.ok()) {
+    ready.status = group->unusable.code();
+    abi::set_text(ready.text, group->unusable.message().data(), group->unusable.message().size());
+  } else if (const std::string missing = group->check_complete(); !missing.empty()) {
     ready.status = StatusCode::kInternal;
     abi::set_text(ready.text, missing.data(), missing.size());
   } else if (group->starts_broken) {

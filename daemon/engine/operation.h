@@ -3,11 +3,8 @@
 //   planning ─► wait_ready ─► moving ─► wait_arrived ─► done
 //       └──────────┴────────────┴───────────┴──► breaking (the group is asked to break)
 //
-// planning      a new routing is read once, copied and counted; an old one is found. Announced to all ranks
-// wait_ready    until every rank has announced: then counts, and so every place, are known
-// moving        the device fills what stays empty of its own rows and pushes rows (dispatch), or it pulls and
-//               sums rows (combine)
-// wait_arrived  until every rank is done with this rank's arena
+// On a host device the engine does what the stages say (moved_operation.h); a CUDA device does a whole
+// operation by itself, and here it is planning, then moving (launched_operation.h).
 #pragma once
 
 #include "announcement.h"
@@ -15,10 +12,9 @@
 #include "group.h"
 #include "page.h"
 
-#include <deque>
 #include <memory>
+#include <optional>
 #include <string>
-#include <vector>
 
 namespace epd {
 
@@ -29,22 +25,25 @@ std::uint32_t saturated_us(std::uint64_t from_ns, std::uint64_t to_ns);
 
 class Operation {
  public:
-  Operation(Member& member, const abi::Submission& submission, std::uint64_t seen_ns,
-            std::uint64_t deadline_ns);
-  ~Operation();
+  virtual ~Operation();
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
   // One short piece of work. kFailed: failure() says what the group is to be told.
-  StepResult step(Device& device, Page& page, std::uint64_t now_ns);
+  virtual StepResult step(std::uint64_t now_ns) = 0;
   // Whether step() would get on: the same look, without the work.
-  bool runnable() const;
+  virtual bool runnable() const = 0;
   // Whether the loop's thread could move rows of it now.
-  bool can_move() const { return stage_ == abi::OpStage::kMoving && !works_.front()->waiting(); }
-  // Stops touching any arena, at once.
-  void abandon();
-  // A deadline's text and culprit; for an operation that still waits.
-  abi::Break deadline_failure(std::uint64_t now_ns) const;
+  virtual bool can_move() const { return false; }
+  // Whether the loop must look again soon, because nobody rings for what it waits for.
+  virtual bool needs_polling() const { return false; }
+  // Its deadline has passed. kFailed at once, or kIdle and from step() later.
+  virtual StepResult expire(std::uint64_t now_ns) = 0;
+  // Stops touching any arena: at once, or as soon as settled() says.
+  virtual void abandon() = 0;
+  virtual bool settled() const { return true; }
+  // Of one that was abandoned and has settled: every rank has completed it all the same.
+  virtual bool completed_anyway() { return false; }
 
   Member& member() const { return member_; }
   const abi::Submission& submission() const { return submission_; }
@@ -54,36 +53,34 @@ class Operation {
   const abi::Break& failure() const { return failure_; }
   abi::Completion completion(StatusCode status, std::int32_t culprit, std::uint64_t now_ns) const;
 
+  // As what it is to end once it has settled.
+  void set_verdict(const abi::Break& cause) { verdict_ = cause; }
+  const std::optional<abi::Break>& verdict() const { return verdict_; }
+
   void show(abi::OpView* view);  // takes over the entry
 
- private:
+ protected:
+  Operation(Member& member, const abi::Submission& submission, std::uint64_t seen_ns,
+            std::uint64_t deadline_ns);
+
   bool is_dispatch() const { return submission_.op == abi::Op::kDispatch; }
   bool has(abi::OpFlags flag) const { return (submission_.flags & flag) != 0; }
   // A dispatch that makes a routing rather than using one.
   bool routes() const { return is_dispatch() && !has(abi::kFlagCached); }
+  // A block serves the operations `depth` apart; its former user must be done everywhere.
+  bool block_is_free() const { return member_.next_index() + group_.shape.depth > index_; }
   void enter(abi::OpStage stage);
-  ExchangeBlock block_of(std::uint32_t rank) const;
-  StepResult plan_new();
-  StepResult plan_known();
-  void announce();
-  StepResult wait_ready(Device& device, std::uint64_t now_ns);
-  StepResult move(Page& page);
-  StepResult wait_arrived();
   StepResult fail(StatusCode cause, std::int32_t culprit, const std::string& text);
-  void wait_for(std::uint32_t rank);
   StepResult held_up();  // an earlier operation must end first
-
-  // movement.cpp: what the device is given
-  kernels::PlacementError place();
+  abi::OpAnnouncement announcement(std::uint64_t routing_epoch) const;
+  // "operation 7 (dispatch, slot 1) of rank 2 ended after 30000 ms"
+  std::string expired_text(std::uint64_t now_ns) const;
+  // What both kinds of device can find, in the same words.
+  StepResult fail_choice(std::uint32_t token, std::uint32_t k, std::int64_t value);
   StepResult fail_placement(const kernels::PlacementError& error);
-  void deliver_counts();
-  Share share() const;
-  kernels::DispatchTarget target_at(std::uint32_t rank) const;
-  void start_dispatch(Device& device);
-  void start_fill(Device& device);
-  void start_combine(Device& device);
-  void count_bytes(Page& page) const;
-  std::uint32_t count_lost_selections() const;
+  StepResult fail_stale_handle();
+  StepResult fail_changed_group(std::uint64_t routing_epoch);
+  std::uint32_t share_sms() const;
 
   Member& member_;
   Group& group_;
@@ -92,19 +89,16 @@ class Operation {
   const std::uint64_t tag_;
   const std::uint64_t seen_ns_;
   const std::uint64_t deadline_ns_;
-  abi::OpStage stage_ = abi::OpStage::kPlanning;
-  std::uint32_t scanned_ = 0;  // ranks below have been seen ready (or arrived)
   std::uint64_t launched_ns_ = 0;
   std::uint32_t num_recv_rows_ = 0;
   std::uint32_t num_dropped_ = 0;
-  std::shared_ptr<Route> route_;
-  std::vector<kernels::DispatchTarget> targets_;
-  std::vector<kernels::CombineSource> sources_;
-  std::vector<kernels::RowRange> unfilled_;
-  std::deque<std::unique_ptr<Work>> works_;  // of the stage moving: what is not done yet
+  abi::OpView* view_ = nullptr;
+
+ private:
+  abi::OpStage stage_ = abi::OpStage::kPlanning;
   bool held_up_ = false;
   abi::Break failure_{};
-  abi::OpView* view_ = nullptr;
+  std::optional<abi::Break> verdict_;
 };
 
 }  // namespace epd

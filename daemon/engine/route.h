@@ -1,7 +1,7 @@
 // The routings that one rank keeps: what combine, and dispatches that reuse one, need of a past dispatch.
 #pragma once
 
-#include "kernels/routing.h"
+#include "kernels/operations.h"
 #include "proto/arena.h"
 
 #include <cstddef>
@@ -44,5 +44,6 @@ class RouteTable {
 };
 
 kernels::PlacementRules placement_rules(const abi::GroupShape& shape);
+kernels::RowFormat row_format(const abi::GroupShape& shape);
 
 }  // namespace epd

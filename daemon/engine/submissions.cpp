@@ -40,7 +40,7 @@ std::string bad_field(const char* field, std::uint64_t value, const std::string&
 
 std::uint32_t flags_of(Op op) {
   if (op == Op::kDispatch) return abi::kDispatchFlags;
-  return op == Op::kCombine ? std::uint32_t{abi::kCombineFlags} : 0;
+  return op == Op::kCombine ? std::uint32_t{abi::kCombineFlags} : std::uint32_t{abi::kNoopFlags};
 }
 
 // What can be said without knowing what else is in flight.
@@ -86,6 +86,9 @@ std::string Engine::illegal(const SessionPort& session, const Submission& s) con
   }
   const Member& member = *found->second;
   if (std::string why = illegal_in_shape(s, member.group.shape); !why.empty()) return why;
+  if ((s.flags & abi::kFlagStream) != 0 && device_->launcher() == nullptr) {
+    return bad_field("flags", s.flags, "no stream's on " + device_->name());
+  }
   if (s.epoch > member.group.epoch) {
     return bad_field("epoch", s.epoch, "at most " + std::to_string(member.group.epoch));
   }
@@ -95,6 +98,19 @@ std::string Engine::illegal(const SessionPort& session, const Submission& s) con
         "one without an operation in flight (ticket " + std::to_string(member.slot_op[s.slot]) + ")");
   }
   return "";
+}
+
+std::unique_ptr<Operation> Engine::make_operation(Member& member, const abi::Submission& submission,
+                                                  std::uint64_t deadline_ns) {
+  if (Launcher* launcher = device_->launcher(); launcher != nullptr)
+    return std::make_unique<LaunchedOperation>(member, submission, now_ns_, deadline_ns, *launcher, page_);
+  return std::make_unique<MovedOperation>(member, submission, now_ns_, deadline_ns, *device_->mover(), page_);
+}
+
+void Engine::release_stream(const Member& member, const abi::Submission& submission) {
+  if ((submission.flags & abi::kFlagStream) == 0 || member.lane == nullptr || member.group.ranks.empty())
+    return;
+  member.lane->release(stream_signal(member, submission.slot, submission.ticket));
 }
 
 void Engine::accept(SessionPort& session, const Submission& submission) {
@@ -123,6 +139,8 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
   count(page_->ops_submitted);
   if (submission.op == Op::kNoop) {
     count_taken(member, Op::kNoop);
+    if ((submission.flags & abi::kFlagStream) != 0 && !group.ranks.empty())
+      member.lane->pass(submission.slot, stream_signal(member, submission.slot, submission.ticket));
     session.begin(submission, kUnnumbered);
     abi::Completion completion{};
     completion.ticket = submission.ticket;
@@ -143,8 +161,7 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
   }
   const std::uint32_t timeout_ms =
       submission.timeout_ms != 0 ? submission.timeout_ms : settings_.default_timeout_ms;
-  auto operation = std::make_unique<Operation>(member, submission, now_ns_,
-                                               now_ns_ + std::uint64_t{timeout_ms} * 1'000'000);
+  auto operation = make_operation(member, submission, now_ns_ + std::uint64_t{timeout_ms} * 1'000'000);
   session.begin(submission, operation->index());
   member.inflight.insert(operation->index());
   member.slot_op[submission.slot] = submission.ticket;
@@ -169,6 +186,7 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
 // For a group that has ended or has moved to an epoch which this client does not know yet.
 void Engine::refuse(SessionPort& session, const Submission& submission, Member& member) {
   const abi::Break& cause = member.group.cause;
+  release_stream(member, submission);
   abi::Completion completion{};
   completion.ticket = submission.ticket;
   completion.status = cause.cause;
@@ -202,6 +220,7 @@ void Engine::finish(const Operation& operation, StatusCode status, const abi::Br
   member.slot_op[slot] = 0;
   member.publish_next_index();
   count(status == StatusCode::kOk ? page_->ops_completed : page_->ops_failed);
+  if (status != StatusCode::kOk) release_stream(member, operation.submission());
   const abi::Completion completion =
       operation.completion(status, status == StatusCode::kOk ? -1 : cause.culprit_rank, clock_.now_ns());
   count_ended(member, operation.submission().op, completion);

@@ -8,6 +8,8 @@
 namespace epd::membership {
 namespace {
 
+constexpr std::uint32_t kMaxCudaRanks = 32;  // kernels::cuda::kMaxRanks
+
 Status check_name(const abi::Join& join) {
   const std::size_t length = abi::text_length(join.group);
   if (length == 0 || length > abi::kMaxGroupName) {
@@ -42,6 +44,21 @@ Status check_join(const abi::Join& join) {
   if (join.reserved != 0)
     return invalid_argument("reserved is " + std::to_string(join.reserved) + "; allowed: 0");
   return {};
+}
+
+Status check_device(abi::DeviceKind kind, const abi::GroupShape& shape) {
+  if (kind != abi::DeviceKind::kCuda || shape.num_ranks <= kMaxCudaRanks) return {};
+  return {StatusCode::kUnsupported, "num_ranks is " + std::to_string(shape.num_ranks) +
+                                        "; allowed: at most " + std::to_string(kMaxCudaRanks) +
+                                        " on CUDA devices"};
+}
+
+Status check_same_kind(abi::DeviceKind first, abi::DeviceKind joiner, const std::string& group) {
+  if (first == joiner) return {};
+  const auto name = [](abi::DeviceKind kind) { return kind == abi::DeviceKind::kCuda ? "CUDA" : "host"; };
+  return invalid_argument(std::string("this session is on a ") + name(joiner) +
+                          " device, but the ranks already in group \"" + group + "\" are on " + name(first) +
+                          " devices");
 }
 
 Status check_same_shape(const abi::GroupShape& first, const abi::GroupShape& joiner,

@@ -58,6 +58,7 @@ Status GroupRegistry::check_group_quotas(const JoinRequest& request) const {
 
 Status GroupRegistry::try_join(const JoinRequest& request) {
   if (Status status = check_join(request.join); !status.ok()) return status;
+  if (Status status = check_device(request.device_kind, request.join.shape); !status.ok()) return status;
   const std::string name(request.join.group);
   Group* group = find_named(request.uid, name);
   const bool first = group == nullptr;
@@ -69,10 +70,12 @@ Status GroupRegistry::try_join(const JoinRequest& request) {
     group->uid = request.uid;
     group->name = name;
     group->shape = request.join.shape;
+    group->device_kind = request.device_kind;
     group->created_ns = clock_.now_ns();
     names_[{request.uid, name}] = id;
   }
   Status status = check_same_shape(group->shape, request.join.shape, name);
+  if (status.ok()) status = check_same_kind(group->device_kind, request.device_kind, name);
   const bool runs = group->phase == GroupPhase::kActive || group->phase == GroupPhase::kBreaking;
   if (status.ok() && runs && group->shape.policy == abi::LossPolicy::kDegrade) return rejoin(*group, request);
   if (status.ok()) {
@@ -111,7 +114,7 @@ Status GroupRegistry::add_member(Group& group, std::uint32_t rank, const JoinReq
                               std::to_string(places.size()) +
                               " groups; allowed: " + std::to_string(kMaxMembershipsPerSession));
   }
-  if (Status status = memory_.acquire(group.id, rank, request.uid, group.shape); !status.ok()) return status;
+  if (Status status = memory_.acquire({group.id, rank, request.uid, request.device}, group.shape); !status.ok()) return status;
   if (place == places.end()) place = places.emplace(places.end());
   place->generation = place->generation % 0xffffu + 1;
   place->group_id = group.id;

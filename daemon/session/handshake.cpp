@@ -62,8 +62,8 @@ Result<std::uint32_t> SessionTable::choose_device(const Session& session, const 
   std::optional<std::uint32_t> best;
   Status unusable = not_found("there is no device");
   for (std::uint32_t i = 0; i < options_.devices.size(); ++i) {
-    known += (i == 0 ? "" : ", ") + options_.devices[i];
-    if (!wanted.empty() && options_.devices[i] != wanted) continue;
+    known += (i == 0 ? "" : ", ") + options_.devices[i].name;
+    if (!wanted.empty() && options_.devices[i].name != wanted) continue;
     if (Status status = host_.may_use_device(session.peer, i); !status.ok()) {
       if (!wanted.empty()) return status;
       unusable = status;
@@ -95,8 +95,10 @@ Status SessionTable::welcome(const Session& session, const abi::Hello& hello, st
   message.session_id = session.id;
   std::copy(options_.boot_id.begin(), options_.boot_id.end(), message.boot_id);
   abi::set_text(message.daemon, options_.daemon.data(), options_.daemon.size());
-  const std::string& device = options_.devices[session.device];
-  abi::set_text(message.device, device.data(), device.size());
+  const Options::Device& device = options_.devices[session.device];
+  abi::set_text(message.device, device.name.data(), device.name.size());
+  message.device_kind = device.kind;
+  std::copy(device.uuid.begin(), device.uuid.end(), message.device_uuid);
   return send_message(session.socket.get(), abi::AttachType::kWelcome, message,
                       {session.segments.a.get(), client.b_read_only.get(), client.bell.get()}, request_id);
 }
@@ -140,7 +142,7 @@ void SessionTable::hello(Session& session, const Packet& packet) {
                {{"session", session.id},
                 {"uid", session.peer.uid},
                 {"pid", session.peer.pid},
-                {"device", options_.devices[session.device]},
+                {"device", options_.devices[session.device].name},
                 {"library", session.library}});
   host_.session_opened(session);
 }

@@ -22,23 +22,24 @@ void write_first_board(Board& board) {
 }  // namespace
 
 // Subtracting, so that no sum can overflow.
-Status ArenaStore::check_quota(std::uint32_t uid, std::uint64_t bytes) const {
+Status ArenaStore::check_quota(const MemberArenas& wanted) const {
+  const std::uint64_t bytes = wanted.bytes;
   const auto refuse = [bytes](const std::string& who, std::uint64_t used, const Quota& quota) {
     return resource_exhausted("this rank needs " + std::to_string(bytes) + " bytes of arenas and " + who +
                               " " + std::to_string(used) + "; allowed: " + std::to_string(quota.limit) +
                               " (" + quota.source + ")");
   };
-  if (total_bytes_ > max_bytes_ || bytes > max_bytes_ - total_bytes_)
+  if (total_bytes_ > max_bytes_ || wanted.host_bytes > max_bytes_ - total_bytes_)
     return refuse("all users have", total_bytes_, {max_bytes_, "limits.max_arena_bytes"});
-  const auto found = users_.find(uid);
+  const auto found = users_.find(wanted.uid);
   const User user = found == users_.end() ? User{} : found->second;
   if (user.bytes > user.quota.limit || bytes > user.quota.limit - user.bytes)
-    return refuse("user " + std::to_string(uid) + " has", user.bytes, user.quota);
+    return refuse("user " + std::to_string(wanted.uid) + " has", user.bytes, user.quota);
   return {};
 }
 
-Status ArenaStore::acquire(std::uint64_t group_id, std::uint32_t rank, std::uint32_t uid,
-                           const abi::GroupShape& shape) {
+Status ArenaStore::acquire(std::pair<std::uint64_t, std::uint32_t> member, std::uint32_t uid,
+                           const DeviceName& device, const abi::GroupShape& shape) {
   // A shape inside its limits keeps these three, and their sum, far below 2^64 (see arena.h).
   const std::uint64_t user_bytes = abi::UserArenaLayout(shape).total_bytes;
   const std::uint64_t exchange_bytes = abi::ExchangeArenaLayout(shape).total_bytes;
@@ -46,14 +47,15 @@ Status ArenaStore::acquire(std::uint64_t group_id, std::uint32_t rank, std::uint
   MemberArenas made;
   made.uid = uid;
   made.bytes = user_bytes + exchange_bytes + board_bytes;
-  if (Status status = check_quota(uid, made.bytes); !status.ok()) {
+  made.host_bytes = device.kind == abi::DeviceKind::kHost ? made.bytes : board_bytes;
+  if (Status status = check_quota(made); !status.ok()) {
     drop_idle_user(uid);
     return status;
   }
 
-  Result<UniqueFd> user = make_sealed_memfd("epd-user-arena", user_bytes);
+  Result<UniqueFd> user = make_arena_memory(device, "epd-user-arena", user_bytes);
   if (!user.ok()) return user.status();
-  Result<UniqueFd> exchange = make_sealed_memfd("epd-exchange-arena", exchange_bytes);
+  Result<UniqueFd> exchange = make_arena_memory(device, "epd-exchange-arena", exchange_bytes);
   if (!exchange.ok()) return exchange.status();
   Result<UniqueFd> board = make_sealed_memfd("epd-board", board_bytes);
   if (!board.ok()) return board.status();
@@ -65,9 +67,9 @@ Status ArenaStore::acquire(std::uint64_t group_id, std::uint32_t rank, std::uint
   made.exchange = std::move(*exchange);
   made.board = std::move(*board);
   made.board_map = std::move(*map);
-  total_bytes_ += made.bytes;
+  total_bytes_ += made.host_bytes;
   users_[uid].bytes += made.bytes;
-  arenas_[{group_id, rank}] = std::move(made);
+  arenas_[member] = std::move(made);
   return {};
 }
 
@@ -79,7 +81,7 @@ void ArenaStore::drop_idle_user(std::uint32_t uid) {
 void ArenaStore::release(std::uint64_t group_id, std::uint32_t rank) {
   const auto found = arenas_.find({group_id, rank});
   if (found == arenas_.end()) return;
-  total_bytes_ -= found->second.bytes;
+  total_bytes_ -= found->second.host_bytes;
   const std::uint32_t uid = found->second.uid;
   users_.at(uid).bytes -= found->second.bytes;
   arenas_.erase(found);

@@ -3,6 +3,7 @@
 
 #include "base/memory.h"
 #include "base/quota.h"
+#include "device/memory.h"
 #include "proto/session.h"
 #include "proto/shape.h"
 
@@ -15,7 +16,8 @@ namespace epd {
 
 struct MemberArenas {
   std::uint32_t uid = 0;
-  std::uint64_t bytes = 0;  // of the two arenas and the board
+  std::uint64_t bytes = 0;       // of the two arenas and the board
+  std::uint64_t host_bytes = 0;  // of them in host memory
   UniqueFd user;
   UniqueFd exchange;
   UniqueFd board;
@@ -29,8 +31,10 @@ class ArenaStore {
   // Holds for the acquires of this user that follow, until it is set again.
   void set_user_quota(std::uint32_t uid, Quota quota) { users_[uid].quota = std::move(quota); }
 
-  // RESOURCE_EXHAUSTED, with the numbers, if a limit says no. The board is ready to be read.
-  Status acquire(std::uint64_t group_id, std::uint32_t rank, std::uint32_t uid, const abi::GroupShape& shape);
+  // For (group, rank). RESOURCE_EXHAUSTED, with the numbers, if a limit says no; max_bytes is of host memory,
+  // a GPU's is limited by what it has. The board is ready to be read.
+  Status acquire(std::pair<std::uint64_t, std::uint32_t> member, std::uint32_t uid, const DeviceName& device,
+                 const abi::GroupShape& shape);
   void release(std::uint64_t group_id, std::uint32_t rank);
   // nullptr if released.
   const MemberArenas* find(std::uint64_t group_id, std::uint32_t rank) const;
@@ -42,7 +46,7 @@ class ArenaStore {
                  std::int32_t culprit_rank);
 
  private:
-  Status check_quota(std::uint32_t uid, std::uint64_t bytes) const;
+  Status check_quota(const MemberArenas& wanted) const;
 
   void drop_idle_user(std::uint32_t uid);
 
@@ -52,7 +56,7 @@ class ArenaStore {
   };
 
   std::uint64_t max_bytes_;
-  std::uint64_t total_bytes_ = 0;
+  std::uint64_t total_bytes_ = 0;  // in host memory
   std::map<std::uint32_t, User> users_;
   std::map<std::pair<std::uint64_t, std::uint32_t>, MemberArenas> arenas_;
 };

@@ -143,6 +143,8 @@ Status check_together(const Config& config) {
                             "; allowed: at most engine.restart_backoff_max_ms = " +
                             std::to_string(config.restart_backoff_max_ms));
   }
+  if (config.host_devices == 0 && config.cuda_devices == 0)
+    return invalid_argument("devices.host and devices.cuda are both 0; allowed: at least one device");
   if (config.socket.empty() || config.control_socket.empty())
     return invalid_argument("daemon.socket or daemon.control_socket is empty; allowed: a path");
   if (config.socket == config.control_socket)
@@ -150,6 +152,8 @@ Status check_together(const Config& config) {
                             "\"; allowed: two paths");
   return {};
 }
+
+constexpr std::uint32_t kCudaSms = 24;  // with which the large operations come close to the wire's speed
 
 std::string variable(const char* name) {
   const char* value = std::getenv(name);
@@ -162,8 +166,9 @@ std::uint64_t number_or_zero(const std::string& text) {
 
 }  // namespace
 
-std::uint32_t Config::effective_sms() const {
+std::uint32_t Config::effective_sms(abi::DeviceKind kind) const {
   if (device_sms != 0) return device_sms;
+  if (kind == abi::DeviceKind::kCuda) return kCudaSms;
   return std::max(1u, std::thread::hardware_concurrency() / std::max(1u, host_devices));
 }
 

@@ -63,11 +63,15 @@ std::vector<Option> make_table() {
        "",
        kFixed,
        "Form of log lines, on standard error."},
-      number("devices.host", "1", &C::host_devices, 1, 64, kFixed,
+      number("devices.host", "1", &C::host_devices, 0, 64, kFixed,
              "Number of emulated host devices (host:0, host:1, ...), one engine process each."),
+      number("devices.cuda", "0", &C::cuda_devices, 0, 64, kFixed,
+             "Number of GPUs to serve (cuda:0, cuda:1, ... as the driver numbers them), one engine process "
+             "each."),
       number("devices.sms", "0", &C::device_sms, 0, 1024, kLive,
-             "SMs of each device that operations may use (host: worker threads); 0: processors / devices, at "
-             "least 1."),
+             "SMs of each device that operations may use (host: worker threads); 0: on a GPU 24, on a host "
+             "device "
+             "processors / devices, at least 1."),
       number("limits.max_sessions", "256", &C::max_sessions, 1, 65536, kLive, "Sessions at one time."),
       number("limits.max_sessions_per_user", "256", &C::max_sessions_per_user, 1, 65536, kLive,
              "Sessions of one user at one time."),

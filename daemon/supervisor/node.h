@@ -3,6 +3,7 @@
 
 #include "arena_store.h"
 #include "base/event.h"
+#include "device/memory.h"
 #include "fleet.h"
 #include "loop.h"
 #include "membership/registry.h"
@@ -76,14 +77,19 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   void engine_failed(std::uint32_t device, const std::string& text) override;
 
   // MemberMemory
-  Status acquire(std::uint64_t group_id, std::uint32_t rank, std::uint32_t uid,
-                 const abi::GroupShape& shape) override;
+  Status acquire(const membership::MemoryOwner& owner, const abi::GroupShape& shape) override;
   void release(std::uint64_t group_id, std::uint32_t rank) override;
   std::uint64_t next_index(std::uint64_t group_id, std::uint32_t rank) override;
   void mark_lost(std::uint64_t group_id, std::uint32_t rank, const std::string& text, StatusCode cause,
                  std::int32_t culprit_rank) override;
 
+  struct NodeDevice {
+    DeviceName name;
+    DeviceFacts facts;
+  };
+
   // node.cpp
+  Status find_devices();
   std::uint64_t turn();
   void tell_session(const Session& session);
   void session_failed(const abi::SessionFailed& message);
@@ -141,6 +147,7 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   std::uint64_t started_ns_ = 0;
   std::unique_ptr<Loop> loop_;
   ServiceNotifier notifier_;
+  std::vector<NodeDevice> devices_;  // by index
   ArenaStore arenas_;
   membership::GroupRegistry registry_;
   std::unique_ptr<SessionTable> sessions_;

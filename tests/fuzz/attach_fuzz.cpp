@@ -78,8 +78,8 @@ class Host final : public SessionHost, public membership::MemberMemory {
     registry_.leave(session.id, request_id, leave.member);
   }
 
-  Status acquire(std::uint64_t group, std::uint32_t rank, std::uint32_t,
-                 const abi::GroupShape& shape) override {
+  Status acquire(const membership::MemoryOwner& owner, const abi::GroupShape& shape) override {
+    const auto [group, rank] = std::pair(owner.group_id, owner.rank);
     require(shape.num_ranks >= 1 && shape.num_ranks <= abi::kMaxRanks && rank < shape.num_ranks &&
                 shape.hidden <= abi::kMaxHidden && shape.max_tokens <= abi::kMaxTokens &&
                 shape.topk <= abi::kMaxTopk && shape.depth <= abi::kMaxDepth,
@@ -163,7 +163,7 @@ class Target {
     require(listener.ok(), listener.status().to_string());
     SessionTable::Options options;
     options.daemon = "epd fuzz";
-    options.devices = {"host:0", "host:1"};
+    options.devices = {{"host:0"}, {"host:1"}};
     options.limits = {kConnections, 5'000};
     auto table = SessionTable::create(std::move(options), std::move(*listener), clock_, host_);
     require(table.ok(), table.status().to_string());

@@ -49,7 +49,7 @@ TEST_F(ConfigFile, WithoutAFileEverythingHasItsDefault) {
   EXPECT_EQ(config.value().socket_mode, 0660u);
   EXPECT_EQ(config.value().operation_ms, 30'000u);
   EXPECT_EQ(config.value().level(), LogLevel::kInfo);
-  EXPECT_GE(config.value().effective_sms(), 1u);
+  EXPECT_GE(config.value().effective_sms(abi::DeviceKind::kHost), 1u);
   EXPECT_GT(config.value().effective_arena_bytes(), std::uint64_t{1} << 30);
   for (const ConfigEntry& entry : config.value().entries) EXPECT_EQ(entry.origin, "default") << entry.key;
   EXPECT_EQ(config.value().entries.size(), config_options().size());

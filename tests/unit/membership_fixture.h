@@ -21,7 +21,8 @@ inline constexpr std::uint32_t kUid = 1000;
 class FakeMemory final : public MemberMemory {
  public:
   using Key = std::pair<std::uint64_t, std::uint32_t>;
-  Status acquire(std::uint64_t group, std::uint32_t rank, std::uint32_t, const GroupShape&) override {
+  Status acquire(const MemoryOwner& owner, const GroupShape&) override {
+    const auto [group, rank] = std::pair(owner.group_id, owner.rank);
     if (held.size() >= limit) return resource_exhausted("no room");
     EXPECT_TRUE(held.insert({group, rank}).second) << "acquired twice: rank " << rank;
     board_index[{group, rank}] = 0;

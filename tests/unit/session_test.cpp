@@ -80,7 +80,7 @@ class Attach : public testing::Test {
     ASSERT_TRUE(listener.ok()) << listener.status().to_string();
     SessionTable::Options options;
     options.daemon = "epd test";
-    options.devices = {"host:0", "host:1"};
+    options.devices = {{"host:0"}, {"host:1"}};
     options.limits = limits;
     auto table = SessionTable::create(std::move(options), std::move(*listener), clock_, host_);
     ASSERT_TRUE(table.ok()) << table.status().to_string();

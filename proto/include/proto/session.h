@@ -155,6 +155,8 @@ struct Board {
   std::atomic<std::uint32_t> cause;         // StatusCode of the last break
   std::atomic<std::int32_t> culprit_rank;
   char message[kMessageBytes];
+  std::atomic<std::uint32_t> memory_cleared;  // an engine has seen to it that the arenas began as zeros
+  std::uint32_t reserved;
   std::atomic<std::uint64_t> active[kMaxRanks / 64];  // bit r % 64 of word r / 64: rank r takes part
   BoardSlot slots[kMaxDepth];
   // then, per slot: int32 rank_offsets[R + 1], expert_counts[E/R], expert_offsets[E/R + 1]; see BoardLayout

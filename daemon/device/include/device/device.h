@@ -1,21 +1,63 @@
-// What an engine needs of a device: memory that ranks share, and somewhere to run the operations.
-// One implementation per kind of device; the engine knows only this.
+// What an engine needs of a device: memory that ranks share, and somewhere to run the operations. The engine
+// knows only this.
+//
+// A host device moves rows; what ranks tell each other is the engine's work (RowMover). A CUDA device runs
+// whole operations by itself, exchange included (Launcher).
 //
 // Threads: every call comes from the engine's loop. `notify` (given at creation) may be called from
 // any thread, when work finishes that the loop has not seen finish.
 #pragma once
 
-#include "base/memory.h"
 #include "base/status.h"
+#include "device/name.h"
 #include "kernels/operations.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
-#include <string_view>
 
 namespace epd {
+
+class RowMover;
+class Launcher;
+
+// A mapping of an arena. The address is of the device's memory: only a host device's may be read here.
+class Arena {
+ public:
+  virtual ~Arena() = default;
+  std::byte* bytes() const { return base_; }
+
+ protected:
+  explicit Arena(std::byte* base) : base_(base) {}
+
+ private:
+  std::byte* base_;
+};
+
+// What an operation may have of a device.
+struct Share {
+  std::uint32_t sms = 0;      // at most; 0 = all that set_num_sms allows
+  std::int32_t priority = 0;  // SMs take the highest first
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  virtual const std::string& name() const = 0;
+  virtual std::uint32_t max_sms() const = 0;
+  virtual std::uint32_t num_sms() const = 0;
+  // Clamped to 1 .. max_sms(); takes effect with the next chunk (host) or operation (CUDA).
+  virtual void set_num_sms(std::uint32_t sms) = 0;
+
+  virtual Result<std::unique_ptr<Arena>> map_arena(int fd, std::uint64_t bytes) = 0;
+
+  // One of the two.
+  virtual RowMover* mover() { return nullptr; }
+  virtual Launcher* launcher() { return nullptr; }
+};
 
 enum class WorkState { kAdvanced, kWaiting, kDone };
 
@@ -32,30 +74,15 @@ class Work {
   virtual bool waiting() const = 0;
 };
 
-// What an operation may have of a device.
-struct Share {
-  std::uint32_t sms = 0;      // at most; 0 = all that set_num_sms allows
-  std::int32_t priority = 0;  // SMs take the highest first
-};
-
-class Device {
+class RowMover {
  public:
-  virtual ~Device() = default;
-
-  virtual const std::string& name() const = 0;
-  virtual std::uint32_t max_sms() const = 0;
-  virtual std::uint32_t num_sms() const = 0;
-  // Clamped to 1 .. max_sms(); takes effect with the next chunk.
-  virtual void set_num_sms(std::uint32_t sms) = 0;
-
-  virtual Result<Mapping> map_arena(int fd, std::uint64_t bytes) = 0;
-
+  virtual ~RowMover() = default;
   virtual std::unique_ptr<Work> dispatch(const kernels::DispatchArgs& args, const Share& share) = 0;
   virtual std::unique_ptr<Work> fill(const kernels::FillArgs& args, const Share& share) = 0;
   virtual std::unique_ptr<Work> combine(const kernels::CombineArgs& args, const Share& share) = 0;
 };
 
-// "host:N". INVALID_ARGUMENT for a name that is not understood.
-Result<std::unique_ptr<Device>> make_device(std::string_view name, std::function<void()> notify);
+// INVALID_ARGUMENT for a name that is not understood; UNSUPPORTED for a GPU that can't be used.
+Result<std::unique_ptr<Device>> make_device(const std::string& name, std::function<void()> notify);
 
 }  // namespace epd

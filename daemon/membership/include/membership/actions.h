@@ -87,13 +87,20 @@ using Actions = std::vector<Action>;
 // "break device=1 group=3 epoch=2 fatal=1 cause=RANK_LOST culprit=2 fail_from=7": for logs and tests.
 std::string to_string(const Action& action);
 
+// Whose memory, and on which device.
+struct MemoryOwner {
+  std::uint64_t group_id = 0;
+  std::uint32_t rank = 0;
+  std::uint32_t uid = 0;
+  std::uint32_t device = 0;
+};
+
 // The memory of members, as far as the registry must know it. Calls return at once.
 class MemberMemory {
  public:
   virtual ~MemberMemory() = default;
   // Makes the arenas and the board of a rank; RESOURCE_EXHAUSTED if a quota says no.
-  virtual Status acquire(std::uint64_t group_id, std::uint32_t rank, std::uint32_t uid,
-                         const abi::GroupShape& shape) = 0;
+  virtual Status acquire(const MemoryOwner& owner, const abi::GroupShape& shape) = 0;
   // Gives them up. Mappings of others live on until they drop them.
   virtual void release(std::uint64_t group_id, std::uint32_t rank) = 0;
   // Board::next_index. Used only while no engine serves the rank.

@@ -43,6 +43,7 @@ struct JoinRequest {
   std::uint32_t uid = 0;
   std::int32_t pid = 0;
   std::uint32_t device = 0;
+  abi::DeviceKind device_kind = abi::DeviceKind::kHost;
   abi::Join join{};
   Quota max_groups;  // of this user
 };
@@ -107,6 +108,7 @@ struct Group {
   std::uint32_t uid = 0;  // of all its members
   std::string name;
   abi::GroupShape shape{};
+  abi::DeviceKind device_kind = abi::DeviceKind::kHost;  // of all its members' devices
   GroupPhase phase = GroupPhase::kForming;
   std::uint64_t epoch = 1;
   std::uint64_t resume_index = 0;

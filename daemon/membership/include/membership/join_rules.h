@@ -10,6 +10,10 @@ namespace epd::membership {
 
 // Every field against the limits of shape.h.
 Status check_join(const abi::Join& join);
+// What a kind of device can't do: UNSUPPORTED.
+Status check_device(abi::DeviceKind kind, const abi::GroupShape& shape);
+// INVALID_ARGUMENT: the ranks of a group are on devices of one kind.
+Status check_same_kind(abi::DeviceKind first, abi::DeviceKind joiner, const std::string& group);
 // INVALID_ARGUMENT naming the first field that differs, with both values.
 Status check_same_shape(const abi::GroupShape& first, const abi::GroupShape& joiner,
                         const std::string& group);

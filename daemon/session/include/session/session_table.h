@@ -66,7 +66,12 @@ class SessionTable {
   struct Options {
     std::string daemon;  // name and version
     std::array<std::uint8_t, 16> boot_id{};
-    std::vector<std::string> devices;  // by index
+    struct Device {
+      std::string name;
+      abi::DeviceKind kind = abi::DeviceKind::kHost;
+      std::array<std::uint8_t, 16> uuid{};
+    };
+    std::vector<Device> devices;  // by index
     SessionLimits limits;
   };
 

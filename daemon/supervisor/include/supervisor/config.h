@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/status.h"
+#include "proto/wire.h"
 #include "supervisor/access_policy.h"
 #include "supervisor/control_facade.h"
 
@@ -26,6 +27,7 @@ struct Config {
   std::uint32_t log_level = 0;   // LogLevel
   std::uint32_t log_format = 0;  // LogFormat
   std::uint32_t host_devices = 0;
+  std::uint32_t cuda_devices = 0;
   std::uint32_t device_sms = 0;  // 0: see effective_sms
   std::uint32_t max_sessions = 0;
   std::uint32_t max_sessions_per_user = 0;
@@ -52,7 +54,7 @@ struct Config {
 
   LogLevel level() const { return static_cast<LogLevel>(log_level); }
   LogFormat format() const { return static_cast<LogFormat>(log_format); }
-  std::uint32_t effective_sms() const;
+  std::uint32_t effective_sms(abi::DeviceKind kind) const;
   std::uint64_t effective_arena_bytes() const;
   std::uint64_t effective_arena_bytes_per_user() const;
   // What one user may have; a rule of the policy goes before limits.*_per_user.

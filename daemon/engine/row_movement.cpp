@@ -1,6 +1,6 @@
-// Operation: from everybody's counts to work of the device.
+// MovedOperation: from everybody's counts to work of the device.
 
-#include "operation.h"
+#include "moved_operation.h"
 
 #include <algorithm>
 
@@ -15,24 +15,9 @@ T* in_arena(std::byte* place) {
   return reinterpret_cast<T*>(place);
 }
 
-kernels::RowFormat row_format(const abi::GroupShape& s) {
-  kernels::RowFormat format;
-  format.cast = s.payload == abi::Payload::kFp8Cast;
-  switch (s.scale_format) {
-    case abi::ScaleFormat::kFloat32: format.scales = kernels::ScaleFormat::kFloat32; break;
-    case abi::ScaleFormat::kFloat32Pow2: format.scales = kernels::ScaleFormat::kFloat32Pow2; break;
-    case abi::ScaleFormat::kUe8m0: format.scales = kernels::ScaleFormat::kUe8m0; break;
-  }
-  format.hidden = s.hidden;
-  format.x_bytes = s.x_bytes();
-  format.row_bytes = s.row_bytes();
-  format.scale_bytes = s.scale_bytes();
-  return format;
-}
-
 }  // namespace
 
-kernels::PlacementError Operation::place() {
+kernels::PlacementError MovedOperation::place() {
   const std::uint32_t ranks = group_.shape.num_ranks;
   const ExchangeBlock own = block_of(member_.rank);
   std::vector<const std::uint32_t*> rank_counts(ranks);
@@ -51,16 +36,8 @@ kernels::PlacementError Operation::place() {
   return error;
 }
 
-StepResult Operation::fail_placement(const kernels::PlacementError& error) {
-  const std::string where = error.expert < 0 ? "" : " for expert " + std::to_string(error.expert);
-  return fail(StatusCode::kResourceExhausted, static_cast<std::int32_t>(error.rank),
-              "operation " + std::to_string(index_) + ": rank " + std::to_string(error.rank) +
-                  " would receive " + std::to_string(error.rows) + " rows" + where +
-                  "; allowed: max_recv_rows = " + std::to_string(error.room));
-}
-
 // To the regions and to the board, for the CPU.
-void Operation::deliver_counts() {
+void MovedOperation::deliver_counts() {
   const std::uint32_t slot = submission_.slot;
   const kernels::Placement& placement = route_->placement;
   const auto put = [&](Region region, std::span<const std::int32_t> values) {
@@ -74,20 +51,14 @@ void Operation::deliver_counts() {
   member_.publish_counts(slot, submission_.ticket, placement);
 }
 
-Share Operation::share() const {
-  const std::uint32_t own = submission_.sms;
-  const std::uint32_t group = group_.sms;
-  return {own == 0 || group == 0 ? std::max(own, group) : std::min(own, group), group_.priority};
-}
-
-kernels::DispatchTarget Operation::target_at(std::uint32_t rank) const {
-  std::byte* arena = group_.ranks[rank].user.bytes();
+kernels::DispatchTarget MovedOperation::target_at(std::uint32_t rank) const {
+  std::byte* arena = group_.ranks[rank].user->bytes();
   const auto at = [&](Region region) { return arena + group_.user_layout.at(submission_.slot, region); };
   return {at(Region::kRecvX), at(Region::kRecvScales), at(Region::kRecvTopkIdx),
           in_arena<float>(at(Region::kRecvTopkWeights)), in_arena<std::int32_t>(at(Region::kRecvSrc))};
 }
 
-void Operation::start_dispatch(Device& device) {
+void MovedOperation::start_dispatch() {
   const abi::GroupShape& s = group_.shape;
   const std::uint32_t slot = submission_.slot;
   targets_.resize(s.num_ranks);
@@ -108,10 +79,10 @@ void Operation::start_dispatch(Device& device) {
   args.topk = s.topk;
   args.experts_per_rank = s.experts_per_rank();
   args.index64 = s.index_type == abi::IndexType::kInt64;
-  works_.push_back(device.dispatch(args, share()));
+  works_.push_back(mover_.dispatch(args, share()));
 }
 
-void Operation::start_fill(Device& device) {
+void MovedOperation::start_fill() {
   const abi::GroupShape& s = group_.shape;
   if (s.layout != abi::Layout::kPacked && !has(abi::kFlagMarkUnused)) return;
   unfilled_ = kernels::unfilled_rows(placement_rules(s), route_->placement, has(abi::kFlagMarkUnused));
@@ -123,17 +94,17 @@ void Operation::start_fill(Device& device) {
   args.choices_per_row = s.choices_per_row();
   args.index64 = s.index_type == abi::IndexType::kInt64;
   args.zero = has(abi::kFlagZeroPadding);
-  works_.push_back(device.fill(args, share()));
+  works_.push_back(mover_.fill(args, share()));
 }
 
-void Operation::start_combine(Device& device) {
+void MovedOperation::start_combine() {
   const abi::GroupShape& s = group_.shape;
   const std::uint32_t slot = submission_.slot;
   sources_.resize(s.num_ranks);
   for (std::uint32_t d = 0; d < s.num_ranks; ++d) {
     // A rank that was lost since the dispatch has none of its rows, even if it is back.
     if (!group_.serves(d, route_->epoch)) continue;
-    std::byte* arena = group_.ranks[d].user.bytes();
+    std::byte* arena = group_.ranks[d].user->bytes();
     sources_[d] = {in_arena<const std::uint16_t>(arena + group_.user_layout.at(slot, Region::kY)),
                    in_arena<const float>(arena + group_.user_layout.at(slot, Region::kYWeights))};
   }
@@ -154,11 +125,11 @@ void Operation::start_combine(Device& device) {
   args.hidden = s.hidden;
   args.topk = s.topk;
   args.experts_per_rank = s.experts_per_rank();
-  works_.push_back(device.combine(args, share()));
+  works_.push_back(mover_.combine(args, share()));
 }
 
 // Selections whose rows went to ranks that were lost since.
-std::uint32_t Operation::count_lost_selections() const {
+std::uint32_t MovedOperation::count_lost_selections() const {
   if (route_->epoch >= group_.changed_epoch) return 0;
   std::uint32_t lost = 0;
   for (const std::int32_t choice : route_->plan.topk) {
@@ -169,13 +140,13 @@ std::uint32_t Operation::count_lost_selections() const {
   return lost;
 }
 
-void Operation::count_bytes(Page& page) const {
+void MovedOperation::count_bytes() const {
   const abi::GroupShape& s = group_.shape;
   const std::uint64_t rows = route_->plan.entries.size();
   if (is_dispatch()) {
-    count_moved(page, member_, submission_.op, rows * (std::uint64_t{s.row_bytes()} + s.scale_bytes()));
+    count_moved(page_, member_, submission_.op, rows * (std::uint64_t{s.row_bytes()} + s.scale_bytes()));
   } else {
-    count_moved(page, member_, submission_.op, rows * s.hidden * 2);
+    count_moved(page_, member_, submission_.op, rows * s.hidden * 2);
   }
 }
 

@@ -1,0 +1,168 @@
+#include "cuda_device.h"
+
+#include "base/log.h"
+#include "cuda_lane.h"
+#include "cuda_memory.h"
+
+#include <unistd.h>
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+namespace epd {
+
+void cuda_must(const CudaDriver& driver, const char* what, CUresult result) {
+  if (result == CUDA_SUCCESS) return;
+  log_event(LogLevel::kError, "the GPU has failed; the engine ends",
+            {{"error", driver.describe(what, result)}});
+  ::_exit(kExitDeviceFailed);  // no destructor may touch the context again
+}
+
+// ---- partition
+
+Result<std::shared_ptr<Partition>> Partition::make(const CudaDriver& driver, CUdevice device,
+                                                   std::uint32_t sms, const Partition* beside) {
+  std::shared_ptr<Partition> partition(new Partition(driver));
+  CUdevResource whole{};
+  CUresult result = driver.cuDeviceGetDevResource(device, &whole, CU_DEV_RESOURCE_TYPE_SM);
+  if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuDeviceGetDevResource", result));
+  if (beside != nullptr && beside->rest_.sm.smCount >= sms) whole = beside->rest_;
+  CUdevResource own{};
+  unsigned int groups = 1;
+  result = driver.cuDevSmResourceSplitByCount(&own, &groups, &whole, &partition->rest_, 0, sms);
+  if (result != CUDA_SUCCESS || groups == 0) own = whole;  // of so many SMs nothing is left over
+  CUdevResourceDesc description = nullptr;
+  result = driver.cuDevResourceGenerateDesc(&description, &own, 1);
+  if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuDevResourceGenerateDesc", result));
+  result = driver.cuGreenCtxCreate(&partition->green_, description, device, CU_GREEN_CTX_DEFAULT_STREAM);
+  if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuGreenCtxCreate", result));
+  result = driver.cuCtxFromGreenCtx(&partition->context_, partition->green_);
+  if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuCtxFromGreenCtx", result));
+  partition->control_ = partition->make_stream(0, result);
+  if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuGreenCtxStreamCreate", result));
+  return partition;
+}
+
+Partition::~Partition() {
+  if (control_ != nullptr) driver_.cuStreamDestroy(control_);
+  if (green_ != nullptr) driver_.cuGreenCtxDestroy(green_);
+}
+
+CUstream Partition::make_stream(int priority, CUresult& result) const {
+  CUstream stream = nullptr;
+  result = driver_.cuGreenCtxStreamCreate(&stream, green_, CU_STREAM_NON_BLOCKING, priority);
+  return result == CUDA_SUCCESS ? stream : nullptr;
+}
+
+// ---- device
+
+Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name) {
+  // With a kernel that stays, the first launch of any other would wait for ever to be loaded.
+  ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  Result<DeviceFacts> facts = cuda_facts(name);
+  if (!facts.ok()) return facts.status();
+  Result<const CudaDriver*> loaded = cuda_driver();
+  if (!loaded.ok()) return loaded.status();
+  const CudaDriver& driver = **loaded;
+  CUdevice number = 0;
+  CUresult result = driver.cuDeviceGet(&number, static_cast<int>(name.index));
+  if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuDeviceGet", result));
+  std::unique_ptr<CudaDevice> device(new CudaDevice(driver, number, name.text()));
+  device->max_sms_ = facts->num_sms;
+  device->num_sms_ = facts->num_sms;
+  if (Status status = device->start(); !status.ok()) return status;
+  return std::unique_ptr<Device>(std::move(device));
+}
+
+Status CudaDevice::start() {
+  const auto failed = [this](const char* what, CUresult result) {
+    return internal_error(name_ + ": " + driver_.describe(what, result));
+  };
+  CUcontext primary = nullptr;  // of the process until it ends; green contexts need it
+  CUresult result = driver_.cuDevicePrimaryCtxRetain(&primary, device_);
+  if (result == CUDA_SUCCESS) result = driver_.cuCtxSetCurrent(primary);
+  if (result != CUDA_SUCCESS) return failed("cuDevicePrimaryCtxRetain", result);
+  int bytes = 0;
+  result =
+      driver_.cuDeviceGetAttribute(&bytes, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device_);
+  if (result != CUDA_SUCCESS) return failed("cuDeviceGetAttribute", result);
+  max_shared_bytes_ = static_cast<std::size_t>(bytes);
+  result = driver_.cuLibraryLoadData(&library_, kernels::cuda::image().data(), nullptr, nullptr, 0, nullptr,
+                                     nullptr, 0);
+  if (result != CUDA_SUCCESS) return failed("cuLibraryLoadData", result);
+  for (std::size_t i = 0; i < kernels_.size(); ++i) {
+    result = driver_.cuLibraryGetKernel(&kernels_[i], library_, kernels::cuda::kKernelNames[i]);
+    if (result != CUDA_SUCCESS) return failed("cuLibraryGetKernel", result);
+    result = driver_.cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                          bytes - static_cast<int>(kernels::cuda::kStaticBytes), kernels_[i],
+                                          device_);
+    if (result != CUDA_SUCCESS) return failed("cuKernelSetAttribute", result);
+  }
+  Result<std::shared_ptr<Partition>> partition = Partition::make(driver_, device_, num_sms_, nullptr);
+  if (!partition.ok()) return {partition.status().code(), name_ + ": " + partition.status().message()};
+  partition_ = *partition;
+  result = driver_.cuCtxSetCurrent(partition_->context());
+  return result == CUDA_SUCCESS ? Status() : failed("cuCtxSetCurrent", result);
+}
+
+// Lanes move to the new partition when nothing of theirs is in flight. Until then both are in use, so the new
+// one takes other SMs.
+void CudaDevice::set_num_sms(std::uint32_t sms) {
+  sms = std::clamp(sms, 1u, max_sms_);
+  if (sms == num_sms_) return;
+  Result<std::shared_ptr<Partition>> made = Partition::make(driver_, device_, sms, partition_.get());
+  if (!made.ok()) {
+    log_event(LogLevel::kError, "the number of SMs stays as it was",
+              {{"device", name_}, {"sms", num_sms_}, {"asked", sms}, {"error", made.status().message()}});
+    return;
+  }
+  num_sms_ = sms;
+  partition_ = *made;
+  cuda_must(driver_, "cuCtxSetCurrent", driver_.cuCtxSetCurrent(partition_->context()));
+}
+
+Result<std::unique_ptr<Arena>> CudaDevice::map_arena(int fd, std::uint64_t bytes) {
+  return map_cuda_memory(driver_, device_, fd, bytes);
+}
+
+Result<std::unique_ptr<Lane>> CudaDevice::open_lane(const LaneShape& shape) {
+  Result<std::unique_ptr<Lane>> lane = CudaLane::open(*this, shape);
+  if (lane.ok()) ++num_lanes_;
+  return lane;
+}
+
+CUkernel CudaDevice::kernel(kernels::cuda::Kind kind, const kernels::cuda::Operation& op) const {
+  const char* const wanted = kernels::cuda::kernel_name(kind, op);
+  for (std::size_t i = 0; i < kernels_.size(); ++i) {
+    if (std::strcmp(kernels::cuda::kKernelNames[i], wanted) == 0) return kernels_[i];
+  }
+  EPD_CHECK(!"a kernel of the image");
+  return nullptr;
+}
+
+void CudaDevice::read(void* to, const void* device, std::size_t bytes) {
+  const CUstream stream = partition_->control();
+  cuda_must(driver_, "cuMemcpyDtoHAsync",
+            driver_.cuMemcpyDtoHAsync(to, reinterpret_cast<CUdeviceptr>(device), bytes, stream));
+  cuda_must(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(stream));
+}
+
+void CudaDevice::write(void* device, const void* from, std::size_t bytes) {
+  const CUstream stream = partition_->control();
+  cuda_must(driver_, "cuMemcpyHtoDAsync",
+            driver_.cuMemcpyHtoDAsync(reinterpret_cast<CUdeviceptr>(device), from, bytes, stream));
+  cuda_must(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(stream));
+}
+
+void CudaDevice::clear(void* device, std::size_t bytes) {
+  const CUstream stream = partition_->control();
+  cuda_must(driver_, "cuMemsetD8Async",
+            driver_.cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(device), 0, bytes, stream));
+  cuda_must(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(stream));
+}
+
+Result<std::unique_ptr<Device>> make_cuda_device(const DeviceName& name) {
+  return CudaDevice::make(name);
+}
+
+}  // namespace epd

@@ -1,0 +1,87 @@
+// A GPU: a partition of its SMs, the kernels, and lanes to run them in. The calling thread is the engine's
+// loop, and its current context stays the partition's.
+#pragma once
+
+#include "cuda_driver.h"
+#include "device/launcher.h"
+
+#include <array>
+#include <memory>
+#include <string>
+
+namespace epd {
+
+// Of any call that must not fail: a GPU on which one did is lost to this process, which ends
+// (kExitDeviceFailed).
+void cuda_must(const CudaDriver& driver, const char* what, CUresult result);
+
+// SMs that are the engine's, as a green context. Lives as long as a lane's stream is in it.
+class Partition {
+ public:
+  // `beside`: a partition that is still in use; the SMs are taken from the others if there are enough.
+  static Result<std::shared_ptr<Partition>> make(const CudaDriver& driver, CUdevice device, std::uint32_t sms,
+                                                 const Partition* beside);
+  ~Partition();
+  Partition(const Partition&) = delete;
+  Partition& operator=(const Partition&) = delete;
+
+  // Null if the driver refuses.
+  CUstream make_stream(int priority, CUresult& result) const;
+  CUcontext context() const { return context_; }
+  CUstream control() const { return control_; }  // for what may wait for nothing
+
+ private:
+  explicit Partition(const CudaDriver& driver) : driver_(driver) {}
+
+  const CudaDriver& driver_;
+  CUgreenCtx green_ = nullptr;
+  CUcontext context_ = nullptr;
+  CUstream control_ = nullptr;
+  CUdevResource rest_{};  // of what this one was taken from
+};
+
+class CudaDevice final : public Device, public Launcher {
+ public:
+  static Result<std::unique_ptr<Device>> make(const DeviceName& name);
+
+  const std::string& name() const override { return name_; }
+  std::uint32_t max_sms() const override { return max_sms_; }
+  std::uint32_t num_sms() const override { return num_sms_; }
+  void set_num_sms(std::uint32_t sms) override;
+  Result<std::unique_ptr<Arena>> map_arena(int fd, std::uint64_t bytes) override;
+  Launcher* launcher() override { return this; }
+
+  Result<std::unique_ptr<Lane>> open_lane(const LaneShape& shape) override;
+  void read(void* to, const void* device, std::size_t bytes) override;
+  void write(void* device, const void* from, std::size_t bytes) override;
+  void clear(void* device, std::size_t bytes) override;
+
+  // For lanes.
+  const CudaDriver& driver() const { return driver_; }
+  const std::shared_ptr<Partition>& partition() const { return partition_; }
+  std::size_t max_shared_bytes() const { return max_shared_bytes_; }
+  // What each lane may have, so that all fit beside each other.
+  std::uint32_t lane_sms() const { return std::max(1u, num_sms_ / std::max(1u, num_lanes_)); }
+  CUkernel kernel(kernels::cuda::Kind kind, const kernels::cuda::Operation& op) const;
+  void lane_closed() { --num_lanes_; }
+
+ private:
+  CudaDevice(const CudaDriver& driver, CUdevice device, std::string name)
+      : driver_(driver), device_(device), name_(std::move(name)) {}
+  Status start();
+
+  const CudaDriver& driver_;
+  const CUdevice device_;
+  const std::string name_;
+  std::uint32_t max_sms_ = 0;
+  std::uint32_t num_sms_ = 0;
+  std::uint32_t num_lanes_ = 0;
+  std::size_t max_shared_bytes_ = 0;
+  std::shared_ptr<Partition> partition_;
+  CUlibrary library_ = nullptr;
+  std::array<CUkernel, std::size(kernels::cuda::kKernelNames)> kernels_{};
+};
+
+Result<std::unique_ptr<Device>> make_cuda_device(const DeviceName& name);
+
+}  // namespace epd

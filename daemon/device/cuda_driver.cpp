@@ -1,0 +1,52 @@
+#include "cuda_driver.h"
+
+#include <dlfcn.h>
+
+namespace epd {
+namespace {
+
+constexpr const char* kLibrary = "libcuda.so.1";
+
+Status unsupported(std::string text) {
+  return {StatusCode::kUnsupported, std::move(text)};
+}
+
+// Names with their versions, as cuda.h maps them.
+#define EPD_TEXT_OF(name) #name
+#define EPD_TEXT(name) EPD_TEXT_OF(name)
+
+Status load(CudaDriver& driver) {
+  void* library = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);  // kept for the life of the process
+  if (library == nullptr) return unsupported(std::string("no CUDA driver on this machine: ") + ::dlerror());
+#define EPD_CUDA_LOAD(name)                                                                              \
+  driver.name = reinterpret_cast<decltype(driver.name)>(::dlsym(library, EPD_TEXT(name)));               \
+  if (driver.name == nullptr) {                                                                          \
+    return unsupported(std::string(kLibrary) + " has no " EPD_TEXT(name) "; needed: a driver of CUDA " + \
+                       std::to_string(CUDA_VERSION / 1000) + " or newer");                               \
+  }
+  EPD_CUDA_FUNCTIONS(EPD_CUDA_LOAD)
+#undef EPD_CUDA_LOAD
+  if (const CUresult result = driver.cuInit(0); result != CUDA_SUCCESS)
+    return unsupported(driver.describe("cuInit", result));
+  return {};
+}
+
+}  // namespace
+
+std::string CudaDriver::describe(const char* what, CUresult result) const {
+  const char* name = nullptr;
+  const char* text = nullptr;
+  cuGetErrorName(result, &name);
+  cuGetErrorString(result, &text);
+  return std::string(what) + ": " + (name != nullptr ? name : std::to_string(result)) + " (" +
+         (text != nullptr ? text : "unknown to this driver") + ")";
+}
+
+Result<const CudaDriver*> cuda_driver() {
+  static CudaDriver driver;
+  static const Status status = load(driver);
+  if (!status.ok()) return status;
+  return &driver;
+}
+
+}  // namespace epd

@@ -1,0 +1,38 @@
+// The CUDA driver, opened when first asked for: the same program starts where there is none.
+#pragma once
+
+#include "base/status.h"
+
+#include <cuda.h>
+
+#define EPD_CUDA_FUNCTIONS(X)                                                                               \
+  X(cuInit)                                                                                                 \
+  X(cuDriverGetVersion) X(cuGetErrorName) X(cuGetErrorString) X(cuDeviceGetCount) X(cuDeviceGet)            \
+      X(cuDeviceGetName) X(cuDeviceGetUuid) X(cuDeviceGetAttribute) X(cuDevicePrimaryCtxRetain)             \
+          X(cuCtxSetCurrent) X(cuCtxGetStreamPriorityRange) X(cuMemGetAllocationGranularity) X(cuMemCreate) \
+              X(cuMemRelease) X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle)             \
+                  X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess)    \
+                      X(cuMemAlloc) X(cuMemFree) X(cuMemHostAlloc) X(cuMemFreeHost) X(cuMemcpyHtoDAsync)    \
+                          X(cuMemcpyDtoHAsync) X(cuMemsetD8Async) X(cuStreamDestroy) X(cuStreamQuery)       \
+                              X(cuStreamSynchronize) X(cuStreamWaitValue32) X(cuStreamWriteValue32)         \
+                                  X(cuStreamWriteValue64) X(cuLibraryLoadData) X(cuLibraryGetKernel)        \
+                                      X(cuKernelSetAttribute) X(cuLaunchKernel) X(cuDeviceGetDevResource)   \
+                                          X(cuDevSmResourceSplitByCount) X(cuDevResourceGenerateDesc)       \
+                                              X(cuGreenCtxCreate) X(cuGreenCtxDestroy) X(cuCtxFromGreenCtx) \
+                                                  X(cuGreenCtxStreamCreate)
+
+namespace epd {
+
+struct CudaDriver {
+#define EPD_CUDA_MEMBER(name) decltype(&::name) name = nullptr;
+  EPD_CUDA_FUNCTIONS(EPD_CUDA_MEMBER)
+#undef EPD_CUDA_MEMBER
+
+  // "cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (out of memory)"
+  std::string describe(const char* what, CUresult result) const;
+};
+
+// Loaded and initialised; UNSUPPORTED if there is no driver, no GPU, or the driver is too old.
+Result<const CudaDriver*> cuda_driver();
+
+}  // namespace epd

@@ -1,0 +1,247 @@
+#include "cuda_lane.h"
+
+#include "base/clock.h"
+
+#include <sched.h>
+#include <algorithm>
+
+namespace epd {
+
+using kernels::cuda::Kind;
+using kernels::cuda::Operation;
+using kernels::cuda::OpError;
+using kernels::cuda::OpResult;
+
+namespace {
+
+constexpr std::size_t kLine = 64;
+constexpr std::size_t kHostAlign = 256;
+constexpr std::uint64_t kLookAtStreamNs = 1'000'000;
+
+constexpr std::size_t aligned(std::size_t bytes, std::size_t alignment) {
+  return (bytes + alignment - 1) / alignment * alignment;
+}
+
+CUdeviceptr address(const void* pointer) {
+  return reinterpret_cast<CUdeviceptr>(pointer);
+}
+
+}  // namespace
+
+class CudaFlight final : public Flight {
+ public:
+  CudaFlight(CudaLane& lane, const LaunchRequest& request, std::uint64_t tag)
+      : lane_(lane), slot_(request.slot), signal_(request.signal), tag_(tag) {
+    ++lane_.in_flight_;
+  }
+
+  ~CudaFlight() override {
+    if (!ended()) abort();
+    while (!ended()) ::sched_yield();  // it leaves within microseconds of its start, or the GPU has failed
+    if (result().error != OpError::kNone) lane_.dirty_ = true;
+    --lane_.in_flight_;
+  }
+
+  bool counted() override { return tag_at(lane_.host_slot(slot_).counted); }
+
+  bool ended() override {
+    if (tag_at(lane_.host_slot(slot_).result.tag)) return true;
+    // Of a GPU that has failed nothing comes any more.
+    const std::uint64_t now = MonotonicClock().now_ns();
+    if (now - looked_ns_ >= kLookAtStreamNs) {
+      looked_ns_ = now;
+      const CUresult state = lane_.driver_.cuStreamQuery(lane_.stream_);
+      if (state != CUDA_ERROR_NOT_READY) lane_.must("cuStreamQuery", state);
+    }
+    return false;
+  }
+
+  std::span<const std::int32_t> counts() const override {
+    return {lane_.placement(slot_), lane_.shape_.placement_words};
+  }
+  const OpResult& result() const override { return lane_.host_slot(slot_).result; }
+
+  void abort() override {
+    if (lane_.slots_[slot_].aborted) return;
+    lane_.slots_[slot_].aborted = true;
+    const CUstream control = lane_.device_.partition()->control();
+    lane_.must("cuStreamWriteValue32",
+               lane_.driver_.cuStreamWriteValue32(control, lane_.abort_word(slot_), 1, 0));
+    const auto free_wait = [&](const StreamSignal& signal) {
+      if (signal.ready == nullptr) return;
+      lane_.must("cuStreamWriteValue32",
+                 lane_.driver_.cuStreamWriteValue32(control, address(signal.ready), signal.value, 0));
+    };
+    free_wait(signal_);
+    for (const CudaLane::SlotState& slot : lane_.slots_) free_wait(slot.passing);
+  }
+
+ private:
+  bool tag_at(std::uint64_t& word) const {
+    return std::atomic_ref(word).load(std::memory_order_acquire) == tag_;
+  }
+
+  CudaLane& lane_;
+  const std::uint32_t slot_;
+  const StreamSignal signal_;
+  const std::uint64_t tag_;
+  std::uint64_t looked_ns_ = MonotonicClock().now_ns();
+};
+
+CudaLane::CudaLane(CudaDevice& device, const LaneShape& shape)
+    : device_(device), driver_(device.driver()), shape_(shape), slots_(shape.depth) {}
+
+Result<std::unique_ptr<Lane>> CudaLane::open(CudaDevice& device, const LaneShape& shape) {
+  Operation probe;
+  probe.shape = shape.shape;
+  for (std::uint32_t i = 0; i < shape.num_biases; ++i)
+    probe.bias[i] = reinterpret_cast<std::uint16_t*>(kLine);
+  for (const Kind kind : {Kind::kDispatch, Kind::kCombine}) {
+    if (kernels::cuda::configure(kind, device.max_shared_bytes(), device.max_sms(), probe)) continue;
+    return Status(StatusCode::kUnsupported,
+                  device.name() + " can't hold rows of " + std::to_string(shape.shape.format.row_bytes) +
+                      " bytes of " + std::to_string(shape.shape.num_ranks) + " ranks in the " +
+                      std::to_string(device.max_shared_bytes()) + " bytes of an SM's shared memory");
+  }
+  std::unique_ptr<CudaLane> lane(new CudaLane(device, shape));
+  if (Status status = lane->allocate(); !status.ok()) return status;
+  return std::unique_ptr<Lane>(std::move(lane));
+}
+
+Status CudaLane::allocate() {
+  host_stride_ = aligned(sizeof(HostSlot) + shape_.placement_words * sizeof(std::int32_t), kHostAlign);
+  workspace_bytes_ = kernels::cuda::workspace_bytes(shape_.shape, device_.max_sms());
+  const std::size_t before = shape_.depth * (aligned(sizeof(Operation), kLine) + kLine);
+  void* host = nullptr;
+  CUresult result = driver_.cuMemHostAlloc(&host, host_stride_ * shape_.depth, CU_MEMHOSTALLOC_PORTABLE);
+  host_ = static_cast<std::byte*>(host);
+  if (result == CUDA_SUCCESS) result = driver_.cuMemAlloc(&memory_, before + workspace_bytes_);
+  if (result != CUDA_SUCCESS) {
+    return resource_exhausted(
+        device_.name() + " has no room for a rank's workspace: " + driver_.describe("cuMemAlloc", result));
+  }
+  std::fill_n(host_, host_stride_ * shape_.depth, std::byte{0});
+  workspace_ = memory_ + before;
+  device_.clear(reinterpret_cast<void*>(memory_), before + workspace_bytes_);
+  follow_partition();
+  return {};
+}
+
+CudaLane::~CudaLane() {
+  if (stream_ != nullptr) {
+    for (const SlotState& slot : slots_) {
+      if (slot.passing.ready == nullptr) continue;
+      must("cuStreamWriteValue32",
+           driver_.cuStreamWriteValue32(device_.partition()->control(), address(slot.passing.ready),
+                                        slot.passing.value, 0));
+    }
+    must("cuStreamSynchronize", driver_.cuStreamSynchronize(stream_));
+    driver_.cuStreamDestroy(stream_);
+    device_.lane_closed();
+  }
+  if (memory_ != 0) driver_.cuMemFree(memory_);
+  if (host_ != nullptr) driver_.cuMemFreeHost(host_);
+}
+
+CUdeviceptr CudaLane::abort_word(std::uint32_t slot) const {
+  return memory_ + shape_.depth * aligned(sizeof(Operation), kLine) + slot * kLine;
+}
+
+CUdeviceptr CudaLane::device_op(std::uint32_t slot) const {
+  return memory_ + slot * aligned(sizeof(Operation), kLine);
+}
+
+void CudaLane::follow_partition() {
+  if (partition_ == device_.partition() || in_flight_ != 0) return;
+  if (stream_ != nullptr) {
+    // What has ended may still have its last word to write, and passes may wait.
+    const CUresult state = driver_.cuStreamQuery(stream_);
+    if (state == CUDA_ERROR_NOT_READY) return;
+    must("cuStreamQuery", state);
+    must("cuStreamDestroy", driver_.cuStreamDestroy(stream_));
+  }
+  int least = 0;
+  int greatest = 0;  // the smaller number
+  must("cuCtxGetStreamPriorityRange", driver_.cuCtxGetStreamPriorityRange(&least, &greatest));
+  CUresult result = CUDA_SUCCESS;
+  stream_ = device_.partition()->make_stream(std::clamp(-shape_.priority, greatest, least), result);
+  must("cuGreenCtxStreamCreate", result);
+  partition_ = device_.partition();
+}
+
+// The lane's own part of the operation.
+void CudaLane::prepare(const LaunchRequest& request) {
+  Operation& op = *request.op;
+  HostSlot& host = host_slot(request.slot);
+  op.workspace = reinterpret_cast<void*>(workspace_);
+  op.abort = reinterpret_cast<const std::uint32_t*>(abort_word(request.slot));
+  op.result = &host.result;
+  if (request.kind == Kind::kDispatch) {
+    op.counts.host_placement = placement(request.slot);
+    op.counts.host_ready = &host.counted;
+  }
+  const std::uint32_t share = device_.lane_sms();
+  const std::uint32_t sms = request.sms == 0 ? share : std::min(request.sms, share);
+  EPD_CHECK(kernels::cuda::configure(request.kind, device_.max_shared_bytes(), sms, op));
+  host.result.tag = 0;
+  host.counted = 0;
+  host.staging = op;
+}
+
+std::unique_ptr<Flight> CudaLane::launch(const LaunchRequest& request) {
+  follow_partition();
+  prepare(request);
+  SlotState& slot = slots_[request.slot];
+  slot.passing = {};  // what waits for it still waits for no more than this operation
+  const Operation& op = *request.op;
+  if (dirty_ && in_flight_ == 0) {
+    must("cuMemsetD8Async", driver_.cuMemsetD8Async(workspace_, 0, workspace_bytes_, stream_));
+    dirty_ = false;
+  }
+  if (slot.aborted) {
+    const CUdeviceptr word = abort_word(request.slot);
+    must("cuStreamSynchronize", driver_.cuStreamSynchronize(device_.partition()->control()));
+    must("cuStreamWriteValue32", driver_.cuStreamWriteValue32(stream_, word, 0, 0));
+    slot.aborted = false;
+  }
+  // What the record held is overwritten from now on; if this engine dies meanwhile, nobody may take it for a
+  // routing.
+  if (op.routing.head != nullptr) {
+    must("cuStreamWriteValue64",
+         driver_.cuStreamWriteValue64(stream_, address(&op.routing.head->handle), 0, 0));
+  }
+  must("cuMemcpyHtoDAsync",
+       driver_.cuMemcpyHtoDAsync(device_op(request.slot), &host_slot(request.slot).staging, sizeof(Operation),
+                                 stream_));
+  const StreamSignal& signal = request.signal;
+  if (signal.ready != nullptr) {
+    must("cuStreamWaitValue32",
+         driver_.cuStreamWaitValue32(stream_, address(signal.ready), signal.value, CU_STREAM_WAIT_VALUE_GEQ));
+  }
+  CUdeviceptr on_device = device_op(request.slot);
+  void* arguments[] = {&on_device};
+  must("cuLaunchKernel",
+       driver_.cuLaunchKernel(reinterpret_cast<CUfunction>(device_.kernel(request.kind, op)), op.movers.ctas,
+                              1, 1, op.movers.threads, 1, 1, op.movers.shared_bytes, stream_, arguments,
+                              nullptr));
+  if (signal.done != nullptr) {
+    must("cuStreamWriteValue32",
+         driver_.cuStreamWriteValue32(stream_, address(signal.done), signal.value, 0));
+  }
+  return std::make_unique<CudaFlight>(*this, request, op.tag);
+}
+
+void CudaLane::pass(std::uint32_t slot, const StreamSignal& signal) {
+  follow_partition();
+  slots_[slot].passing = signal;
+  must("cuStreamWaitValue32",
+       driver_.cuStreamWaitValue32(stream_, address(signal.ready), signal.value, CU_STREAM_WAIT_VALUE_GEQ));
+  must("cuStreamWriteValue32", driver_.cuStreamWriteValue32(stream_, address(signal.done), signal.value, 0));
+}
+
+void CudaLane::release(const StreamSignal& signal) {
+  must("cuStreamWriteValue32",
+       driver_.cuStreamWriteValue32(device_.partition()->control(), address(signal.done), signal.value, 0));
+}
+
+}  // namespace epd

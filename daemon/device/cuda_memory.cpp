@@ -1,0 +1,162 @@
+#include "cuda_memory.h"
+
+namespace epd {
+namespace {
+
+CUmemAllocationProp properties(CUdevice device) {
+  CUmemAllocationProp prop{};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  prop.location.id = device;
+  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  return prop;
+}
+
+Result<std::uint64_t> rounded(const CudaDriver& driver, CUdevice device, std::uint64_t bytes) {
+  const CUmemAllocationProp prop = properties(device);
+  std::size_t unit = 0;
+  const CUresult result =
+      driver.cuMemGetAllocationGranularity(&unit, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+  if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuMemGetAllocationGranularity", result));
+  return (bytes + unit - 1) / unit * unit;
+}
+
+Result<CUdevice> find_device(const CudaDriver& driver, const DeviceName& name) {
+  int count = 0;
+  CUresult result = driver.cuDeviceGetCount(&count);
+  CUdevice device = 0;
+  if (result == CUDA_SUCCESS && name.index >= static_cast<std::uint32_t>(count)) {
+    return Status(StatusCode::kUnsupported,
+                  "device is " + name.text() + ", and the driver has " + std::to_string(count) +
+                      " GPUs; allowed: cuda:0 .. cuda:" + std::to_string(count - 1));
+  }
+  if (result == CUDA_SUCCESS) result = driver.cuDeviceGet(&device, static_cast<int>(name.index));
+  if (result != CUDA_SUCCESS)
+    return Status(StatusCode::kUnsupported, name.text() + ": " + driver.describe("cuDeviceGet", result));
+  return device;
+}
+
+// What there is no way around.
+struct Need {
+  CUdevice_attribute attribute;
+  const char* what;
+};
+constexpr Need kNeeds[] = {
+    {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, "virtual memory management"},
+    {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, "memory by file descriptor"},
+};
+
+class CudaArena final : public Arena {
+ public:
+  CudaArena(const CudaDriver& driver, CUdeviceptr base, std::uint64_t bytes)
+      : Arena(reinterpret_cast<std::byte*>(base)), driver_(driver), bytes_(bytes) {}
+  ~CudaArena() override {
+    const auto base = reinterpret_cast<CUdeviceptr>(bytes());
+    driver_.cuMemUnmap(base, bytes_);
+    driver_.cuMemAddressFree(base, bytes_);
+  }
+
+ private:
+  const CudaDriver& driver_;
+  const std::uint64_t bytes_;
+};
+
+}  // namespace
+
+Result<DeviceFacts> cuda_facts(const DeviceName& name) {
+  Result<const CudaDriver*> loaded = cuda_driver();
+  if (!loaded.ok()) return loaded.status();
+  const CudaDriver& driver = **loaded;
+  Result<CUdevice> found = find_device(driver, name);
+  if (!found.ok()) return found.status();
+  const CUdevice device = *found;
+  const auto attribute = [&](CUdevice_attribute which) {
+    int value = 0;
+    return driver.cuDeviceGetAttribute(&value, which, device) == CUDA_SUCCESS ? value : 0;
+  };
+  for (const Need& need : kNeeds) {
+    if (attribute(need.attribute) == 0)
+      return Status(StatusCode::kUnsupported, name.text() + " has no " + need.what + ", which epd needs");
+  }
+  DeviceFacts facts;
+  CUuuid uuid{};
+  char model[128] = {};
+  int version = 0;
+  CUresult result = driver.cuDeviceGetUuid(&uuid, device);
+  if (result == CUDA_SUCCESS) result = driver.cuDeviceGetName(model, sizeof(model), device);
+  if (result == CUDA_SUCCESS) result = driver.cuDriverGetVersion(&version);
+  if (result != CUDA_SUCCESS)
+    return Status(StatusCode::kUnsupported, name.text() + ": " + driver.describe("its facts", result));
+  for (std::size_t i = 0; i < facts.uuid.size(); ++i)
+    facts.uuid[i] = static_cast<std::uint8_t>(uuid.bytes[i]);
+  facts.model = model;
+  facts.driver = static_cast<std::uint32_t>(version);
+  facts.num_sms = static_cast<std::uint32_t>(attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT));
+  facts.compute = static_cast<std::uint32_t>(attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) * 10 +
+                                             attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
+  facts.mps = attribute(CU_DEVICE_ATTRIBUTE_MPS_ENABLED) != 0;
+  return facts;
+}
+
+// The descriptor alone keeps the memory: a handle would only keep it in this process as well.
+Result<UniqueFd> make_cuda_memory(const DeviceName& name, std::uint64_t bytes) {
+  Result<const CudaDriver*> loaded = cuda_driver();
+  if (!loaded.ok()) return loaded.status();
+  const CudaDriver& driver = **loaded;
+  Result<CUdevice> device = find_device(driver, name);
+  if (!device.ok()) return device.status();
+  Result<std::uint64_t> size = rounded(driver, *device, bytes);
+  if (!size.ok()) return size.status();
+  const CUmemAllocationProp prop = properties(*device);
+  CUmemGenericAllocationHandle handle = 0;
+  CUresult result = driver.cuMemCreate(&handle, *size, &prop, 0);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+    return resource_exhausted(name.text() + " has no " + std::to_string(*size) +
+                              " bytes left for an arena; allowed: what its memory holds");
+  }
+  if (result != CUDA_SUCCESS)
+    return internal_error(name.text() + ": " + driver.describe("cuMemCreate", result));
+  int fd = -1;
+  result = driver.cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+  driver.cuMemRelease(handle);
+  if (result != CUDA_SUCCESS)
+    return internal_error(name.text() + ": " + driver.describe("cuMemExportToShareableHandle", result));
+  return UniqueFd(fd);
+}
+
+Result<std::unique_ptr<Arena>> map_cuda_memory(const CudaDriver& driver, CUdevice device, int fd,
+                                               std::uint64_t bytes) {
+  Result<std::uint64_t> size = rounded(driver, device, bytes);
+  if (!size.ok()) return size.status();
+  const auto failed = [&](const char* what, CUresult result) {
+    return internal_error("an arena of " + std::to_string(bytes) +
+                          " bytes can't be mapped: " + driver.describe(what, result));
+  };
+  CUmemGenericAllocationHandle handle = 0;
+  CUresult result =
+      driver.cuMemImportFromShareableHandle(&handle, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)),
+                                            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  if (result != CUDA_SUCCESS) return failed("cuMemImportFromShareableHandle", result);
+  CUdeviceptr base = 0;
+  result = driver.cuMemAddressReserve(&base, *size, 0, 0, 0);
+  if (result != CUDA_SUCCESS) {
+    driver.cuMemRelease(handle);
+    return failed("cuMemAddressReserve", result);
+  }
+  result = driver.cuMemMap(base, *size, 0, handle, 0);
+  driver.cuMemRelease(handle);  // the mapping keeps it
+  if (result != CUDA_SUCCESS) {
+    driver.cuMemAddressFree(base, *size);
+    return failed("cuMemMap", result);
+  }
+  auto arena = std::make_unique<CudaArena>(driver, base, *size);
+  CUmemAccessDesc access{};
+  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  access.location.id = device;
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  result = driver.cuMemSetAccess(base, *size, &access, 1);
+  if (result != CUDA_SUCCESS) return failed("cuMemSetAccess", result);
+  return std::unique_ptr<Arena>(std::move(arena));
+}
+
+}  // namespace epd

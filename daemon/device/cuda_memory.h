@@ -1,0 +1,16 @@
+// Device memory by descriptors: made by the supervisor, mapped by engines.
+#pragma once
+
+#include "cuda_driver.h"
+#include "device/device.h"
+#include "device/memory.h"
+
+namespace epd {
+
+Result<DeviceFacts> cuda_facts(const DeviceName& device);
+Result<UniqueFd> make_cuda_memory(const DeviceName& device, std::uint64_t bytes);
+// Of this or a peer's memory, for `device`; needs no context.
+Result<std::unique_ptr<Arena>> map_cuda_memory(const CudaDriver& driver, CUdevice device, int fd,
+                                               std::uint64_t bytes);
+
+}  // namespace epd

@@ -1,0 +1,70 @@
+// Which implementation stands behind a name.
+#include "device/device.h"
+#include "device/memory.h"
+
+#include "base/memory.h"
+#include "host_device.h"
+#if EPD_WITH_CUDA
+#include "cuda_device.h"
+#include "cuda_memory.h"
+#endif
+
+#include <charconv>
+
+namespace epd {
+namespace {
+
+bool parse_index(std::string_view text, std::uint32_t& index) {
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), index);
+  return error == std::errc() && stop == text.data() + text.size() && !text.empty();
+}
+
+#if !EPD_WITH_CUDA
+Status built_without(const DeviceName& device) {
+  return {StatusCode::kUnsupported, device.text() + ": this epd was built without CUDA (EPD_CUDA=OFF)"};
+}
+#endif
+
+}  // namespace
+
+Result<DeviceName> parse_device_name(std::string_view text) {
+  for (const abi::DeviceKind kind : {abi::DeviceKind::kHost, abi::DeviceKind::kCuda}) {
+    const std::string_view prefix = kind == abi::DeviceKind::kHost ? "host:" : "cuda:";
+    DeviceName name{kind, 0};
+    if (text.starts_with(prefix) && parse_index(text.substr(prefix.size()), name.index)) return name;
+  }
+  return invalid_argument("device is \"" + std::string(text) +
+                          "\"; allowed: host:N or cuda:N with N = 0, 1, 2, ...");
+}
+
+Result<DeviceFacts> device_facts(const DeviceName& device) {
+  if (device.kind == abi::DeviceKind::kHost) return DeviceFacts{};
+#if EPD_WITH_CUDA
+  return cuda_facts(device);
+#else
+  return built_without(device);
+#endif
+}
+
+Result<UniqueFd> make_arena_memory(const DeviceName& device, const char* label, std::uint64_t bytes) {
+  if (device.kind == abi::DeviceKind::kHost) return make_sealed_memfd(label, bytes);
+#if EPD_WITH_CUDA
+  return make_cuda_memory(device, bytes);
+#else
+  return built_without(device);
+#endif
+}
+
+Result<std::unique_ptr<Device>> make_device(const std::string& name, std::function<void()> notify) {
+  Result<DeviceName> parsed = parse_device_name(name);
+  if (!parsed.ok()) return parsed.status();
+  if (parsed->kind == abi::DeviceKind::kHost)
+    return std::unique_ptr<Device>(std::make_unique<HostDevice>(name, std::move(notify)));
+#if EPD_WITH_CUDA
+  return make_cuda_device(*parsed);
+#else
+  return built_without(*parsed);
+#endif
+}
+
+}  // namespace epd

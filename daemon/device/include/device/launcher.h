@@ -1,0 +1,78 @@
+// A device that runs whole operations. Each rank that it serves has a lane: a stream, and what its operations
+// need beside the arenas. Operations of a lane run in order; lanes run beside each other, and together never
+// ask for more SMs than the device has for them, so that none waits behind another that waits for a peer.
+#pragma once
+
+#include "device/device.h"
+#include "kernels/cuda.h"
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+namespace epd {
+
+// By which streams of the client and of the engine wait for each other; addresses of the rank's user arena.
+struct StreamSignal {
+  std::uint32_t* ready = nullptr;  // null: the operation begins and ends without
+  std::uint32_t* done = nullptr;
+  std::uint32_t value = 0;
+};
+
+struct LaunchRequest {
+  kernels::cuda::Kind kind = kernels::cuda::Kind::kDispatch;
+  std::uint32_t slot = 0;  // of the lane; nothing else is in flight on it
+  // All but movers, workspace, abort, result and the host's counts, which are the lane's to fill in.
+  kernels::cuda::Operation* op = nullptr;
+  StreamSignal signal;
+  std::uint32_t sms = 0;  // at most; 0: the lane's share
+};
+
+// An operation in flight. Destroying it waits until the device has left it: abort() first, unless it has
+// ended.
+class Flight {
+ public:
+  virtual ~Flight() = default;
+  // Once true, counts() and result() may be read. Both are looks at host memory.
+  virtual bool counted() = 0;
+  virtual bool ended() = 0;
+  virtual std::span<const std::int32_t> counts() const = 0;  // kernels::Placement's words
+  virtual const kernels::cuda::OpResult& result() const = 0;
+  // Makes it end soon, and frees it from waiting for the client's stream.
+  virtual void abort() = 0;
+};
+
+struct LaneShape {
+  kernels::cuda::Shape shape;
+  std::uint32_t depth = 0;
+  std::uint32_t placement_words = 0;
+  std::uint32_t num_biases = 0;
+  std::int32_t priority = 0;
+};
+
+class Lane {
+ public:
+  virtual ~Lane() = default;
+  virtual std::unique_ptr<Flight> launch(const LaunchRequest& request) = 0;
+  // On the lane's stream: done follows ready.
+  virtual void pass(std::uint32_t slot, const StreamSignal& signal) = 0;
+  // At once, whatever the lane's stream waits for.
+  virtual void release(const StreamSignal& signal) = 0;
+};
+
+class Launcher {
+ public:
+  virtual ~Launcher() = default;
+  // UNSUPPORTED: the device can't hold a row, or too many ranks.
+  virtual Result<std::unique_ptr<Lane>> open_lane(const LaneShape& shape) = 0;
+  // Between the host and memory of an arena; done when these return. Rare: a restart, a loss.
+  virtual void read(void* to, const void* device, std::size_t bytes) = 0;
+  virtual void write(void* device, const void* from, std::size_t bytes) = 0;
+  virtual void clear(void* device, std::size_t bytes) = 0;
+};
+
+// How an engine ends whose GPU has failed: nothing can be done there any more, and the next engine finds all
+// memory as it was.
+inline constexpr int kExitDeviceFailed = 3;
+
+}  // namespace epd

@@ -1,0 +1,31 @@
+// Memory that outlives engines, and what can be told about a device without using it: for the supervisor,
+// which never creates a context.
+#pragma once
+
+#include "base/fd.h"
+#include "base/status.h"
+#include "device/name.h"
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+namespace epd {
+
+struct DeviceFacts {
+  std::array<std::uint8_t, 16> uuid{};  // zero: a host device
+  std::string model;
+  std::uint32_t num_sms = 0;
+  std::uint32_t compute = 0;  // 90 for 9.0
+  std::uint32_t driver = 0;   // 13000 for CUDA 13.0
+  bool mps = false;           // contexts are shared through MPS
+};
+
+// UNSUPPORTED: no such device, no driver, or one that lacks what epd needs; the text says which.
+Result<DeviceFacts> device_facts(const DeviceName& device);
+
+// Memory that any engine and client can map through the descriptor, which alone keeps it. A host device's is
+// zero-filled; what is in a GPU's is for its engine to clear. RESOURCE_EXHAUSTED: the device has no more.
+Result<UniqueFd> make_arena_memory(const DeviceName& device, const char* label, std::uint64_t bytes);
+
+}  // namespace epd

@@ -1,0 +1,64 @@
+// An operation that a device runs by itself, exchange included: one launch, then looks at what it says.
+//
+// planning  the routing of an old dispatch is found
+// moving    the device counts, exchanges, moves rows; it tells counts, then its result
+//
+// An operation that is abandoned goes on until the device has left it. Then it may turn out that every rank
+// had completed it: completed_anyway().
+#pragma once
+
+#include "device/launcher.h"
+#include "operation.h"
+
+namespace epd {
+
+class LaunchedOperation final : public Operation {
+ public:
+  LaunchedOperation(Member& member, const abi::Submission& submission, std::uint64_t seen_ns,
+                    std::uint64_t deadline_ns, Launcher& launcher, Page& page);
+  ~LaunchedOperation() override;
+
+  StepResult step(std::uint64_t now_ns) override;
+  bool runnable() const override;
+  bool needs_polling() const override { return flight_ != nullptr; }
+  StepResult expire(std::uint64_t now_ns) override;
+  void abandon() override;
+  bool settled() const override { return flight_ == nullptr || flight_->ended(); }
+  bool completed_anyway() override;
+
+ private:
+  struct Route {
+    RouteHeads::Head head{};
+    std::byte* record = nullptr;
+  };
+
+  StepResult plan(std::uint64_t now_ns);
+  void describe(kernels::cuda::Operation& op) const;
+  void describe_dispatch(kernels::cuda::Operation& op) const;
+  void describe_combine(kernels::cuda::Operation& op) const;
+  void describe_peers(kernels::cuda::Operation& op) const;
+  StepResult look(std::uint64_t now_ns);
+  void publish_counts();
+  StepResult conclude(std::uint64_t now_ns);
+  StepResult fail_as(const kernels::cuda::OpResult& result, std::uint64_t now_ns);
+  std::string disagreement() const;
+  void keep_route(const kernels::cuda::OpResult& result);
+  std::uint32_t count_lost_selections() const;
+  bool all_arrived() const;
+  std::byte* own_block() const;
+
+  Launcher& launcher_;
+  Page& page_;
+  Route route_;
+  std::unique_ptr<Flight> flight_;
+  bool counted_ = false;
+  bool expired_ = false;
+  bool concluded_ = false;
+};
+
+// The device's view of a group's operations.
+LaneShape lane_shape(const abi::GroupShape& shape, std::int32_t priority);
+// By which the streams of client and engine wait for each other; nothing without kFlagStream.
+StreamSignal stream_signal(const Member& member, std::uint32_t slot, std::uint64_t ticket);
+
+}  // namespace epd
