@@ -1,8 +1,8 @@
 // What CTAs and ranks tell each other: counters, signals, and the end of every wait.
 #pragma once
 
+#include "cuda/layout.h"
 #include "cuda/ptx.cuh"
-#include "kernels/cuda.h"
 
 namespace epd::kernels::cuda {
 
@@ -32,7 +32,6 @@ struct Workspace {
   std::uint64_t bad_choice;  // all ones less the least (place << 32 | value) that was refused; 0 = none
   std::uint64_t failed;      // tag of the operation that failed last
 };
-inline constexpr std::uint32_t kWorkspaceHead = 64;
 static_assert(sizeof(Workspace) <= kWorkspaceHead);
 
 __device__ inline Workspace& workspace(const Operation& op) {
