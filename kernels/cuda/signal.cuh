@@ -71,6 +71,17 @@ __device__ inline void publish(const Operation& op, const OpResult& ending) {
   store_release_system(&result.tag, op.tag);
 }
 
+// Stores what a dispatch that made a routing tells of it, the handle last. One thread.
+__device__ inline void publish_routing(const Operation& op, const OpResult& ending) {
+  RouteHead& head = *op.routing.head;
+  head.epoch = op.routing.epoch;
+  head.num_tokens = op.num_tokens;
+  head.num_recv_rows = ending.num_recv_rows;
+  head.num_dropped = ending.num_dropped;
+  fence_system();
+  store_release_system(&head.handle, op.routing.handle);
+}
+
 // The first failure of the operation is published; every CTA leaves when it sees one.
 __device__ inline void fail(const Operation& op, const OpResult& ending) {
   auto* const failed = reinterpret_cast<unsigned long long*>(&workspace(op).failed);
@@ -153,7 +164,8 @@ __device__ inline bool check_announcements(const Operation& op) {
 }
 
 // Called by all threads of each CTA when its rows are stored (or pulled) and visible to the calling threads.
-// The last CTA tells every rank, waits until every rank has told this one, and publishes the result.
+// The last CTA tells every rank, waits until every rank has told this one, and publishes the routing's head (a
+// dispatch that makes one) and then the result.
 // `count_rows()`: M, asked of one thread meanwhile.
 template <typename CountRows>
 __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadline_ns, CountRows count_rows) {
@@ -176,6 +188,7 @@ __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadli
   if (threadIdx.x == 0) {
     ending.num_dropped = workspace(op).dropped;
     workspace(op).dropped = 0;
+    if (op.routing.head != nullptr) publish_routing(op, ending);
     publish(op, ending);
   }
 }

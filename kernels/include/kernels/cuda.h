@@ -157,8 +157,7 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
 // an Operation in device memory, and as much dynamic shared memory as max_shared_bytes less kStaticBytes
 // allows.
 std::span<const std::byte> image();
-inline constexpr std::uint32_t kStaticBytes =
-    5 * 1024;  // for the operation's copy, a few words, and the driver
+inline constexpr std::uint32_t kStaticBytes = 5 * 1024;  // the operation's copy, a few words, the driver's
 inline constexpr const char* kKernelNames[] = {"epd_dispatch", "epd_combine", "epd_combine_per_expert"};
 
 // Of `op`, which is configured: movers.ctas CTAs of movers.threads threads and movers.shared_bytes, one CTA
