@@ -10,7 +10,7 @@
 namespace epd::kernels::cuda {
 namespace {
 
-constexpr std::size_t kHopperBytes = 227 * 1024;
+constexpr std::size_t kHopperBytes = std::size_t{227} * 1024;
 
 Operation operation(bool per_expert, std::uint32_t hidden = 7168) {
   Operation op;
