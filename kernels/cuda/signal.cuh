@@ -1,8 +1,8 @@
 // What CTAs and ranks tell each other: counters, signals, and the end of every wait.
 #pragma once
 
+#include "cuda/layout.h"
 #include "cuda/ptx.cuh"
-#include "kernels/cuda.h"
 
 namespace epd::kernels::cuda {
 
@@ -32,7 +32,6 @@ struct Workspace {
   std::uint64_t bad_choice;  // all ones less the least (place << 32 | value) that was refused; 0 = none
   std::uint64_t failed;      // tag of the operation that failed last
 };
-inline constexpr std::uint32_t kWorkspaceHead = 64;
 static_assert(sizeof(Workspace) <= kWorkspaceHead);
 
 __device__ inline Workspace& workspace(const Operation& op) {
@@ -70,6 +69,17 @@ __device__ inline void publish(const Operation& op, const OpResult& ending) {
   result.num_recv_rows = ending.num_recv_rows;
   result.num_dropped = ending.num_dropped;
   store_release_system(&result.tag, op.tag);
+}
+
+// Stores what a dispatch that made a routing tells of it, the handle last. One thread.
+__device__ inline void publish_routing(const Operation& op, const OpResult& ending) {
+  RouteHead& head = *op.routing.head;
+  head.epoch = op.routing.epoch;
+  head.num_tokens = op.num_tokens;
+  head.num_recv_rows = ending.num_recv_rows;
+  head.num_dropped = ending.num_dropped;
+  fence_system();
+  store_release_system(&head.handle, op.routing.handle);
 }
 
 // The first failure of the operation is published; every CTA leaves when it sees one.
@@ -154,7 +164,8 @@ __device__ inline bool check_announcements(const Operation& op) {
 }
 
 // Called by all threads of each CTA when its rows are stored (or pulled) and visible to the calling threads.
-// The last CTA tells every rank, waits until every rank has told this one, and publishes the result.
+// The last CTA tells every rank, waits until every rank has told this one, and publishes the routing's head (a
+// dispatch that makes one) and then the result.
 // `count_rows()`: M, asked of one thread meanwhile.
 template <typename CountRows>
 __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadline_ns, CountRows count_rows) {
@@ -177,6 +188,7 @@ __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadli
   if (threadIdx.x == 0) {
     ending.num_dropped = workspace(op).dropped;
     workspace(op).dropped = 0;
+    if (op.routing.head != nullptr) publish_routing(op, ending);
     publish(op, ending);
   }
 }

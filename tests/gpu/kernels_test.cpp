@@ -13,6 +13,7 @@ namespace epd::gpu_test {
 namespace {
 
 constexpr int kPoison = 0xcd;
+constexpr std::uint32_t kPoison32 = 0xcdcdcdcd;
 
 kernels::cuda::Shape shape_of(const Case& c, std::uint64_t expert_capacity, std::uint64_t recv_rows) {
   const ref::GroupParams& g = c.group;
@@ -65,6 +66,7 @@ class CaseRun {
     world_ = std::make_unique<World>(
         WorldShape{shape_of(case_, case_.group.expert_capacity, rows),
                    std::max(*std::max_element(c.tokens.begin(), c.tokens.end()), 1u), c.group.masked});
+    heads_.resize(world_->size());
     for (std::uint32_t r = 0; r < world_->size(); ++r) give(r);
   }
 
@@ -133,11 +135,15 @@ class CaseRun {
     EPD_CUDA(cudaMemset(rank.peer.target.recv_src, kPoison, s.recv_rows * 8));
     EPD_CUDA(cudaMemset(rank.counts.rank_offsets, kPoison, (s.num_ranks + 1) * 4));
     EPD_CUDA(cudaMemset(rank.counts.expert_counts, kPoison, s.num_experts / s.num_ranks * 4));
+    EPD_CUDA(cudaMemset(rank.head, kPoison, sizeof(*rank.head)));
   }
 
   void start_dispatch(std::uint32_t r, std::uint64_t tag, bool cached) {
     Operation op = world_->operation(r, tag, 1);
     op.cached = cached;
+    if (!cached) op.routing.head = world_->rank(r).head;
+    op.routing.handle = heads_[r].handle;
+    op.routing.epoch = heads_[r].epoch;
     op.mark_unused = case_.mark_unused;
     op.zero_padding = case_.zero_padding;
     op.x_scales = case_.group.payload == ref::Payload::kFp8 ? world_->rank(r).x_scales : nullptr;
@@ -149,7 +155,14 @@ class CaseRun {
     for (std::uint32_t r = 0; r < world_->size(); ++r) poison_received(r);
     const std::uint64_t tag = last_tag_ = world_->next_tag();
     for (std::uint32_t r = 0; r < world_->size(); ++r) {
+      heads_[r] = {random_(),
+                   random_(),
+                   inputs_[r].num_tokens,
+                   expected_[r].num_recv_rows,
+                   ref::dropped_selections(case_.group, inputs_[r]),
+                   kPoison32};
       if (!world_->masked(r)) start_dispatch(r, tag, cached);
+      if (cached) std::memset(&heads_[r], kPoison, sizeof(heads_[r]));
     }
     world_->wait();
     for (std::uint32_t r = 0; r < world_->size(); ++r) {
@@ -194,8 +207,15 @@ class CaseRun {
     }
   }
 
+  // Stored by the dispatch that made the routing; as it was after any other operation.
+  void check_head(std::uint32_t r) {
+    const auto head = get<kernels::cuda::RouteHead>(world_->rank(r).head, 1);
+    expect(std::memcmp(head.data(), &heads_[r], sizeof(heads_[r])) == 0, r, "the routing's head");
+  }
+
   void check_dispatch(std::uint32_t r) {
     if (world_->masked(r)) return;
+    check_head(r);
     const Rank& rank = world_->rank(r);
     const auto& s = world_->shape();
     const ref::RankReceived& want = expected_[r];
@@ -207,21 +227,23 @@ class CaseRun {
     const auto indices = get_indices(rank.peer.target.recv_topk_idx, s.recv_rows * choices, s.index64);
     const auto weights = get<std::uint32_t>(rank.peer.target.recv_topk_weights, s.recv_rows * choices);
     const auto src = get<std::int32_t>(rank.peer.target.recv_src, s.recv_rows * 2);
-    constexpr auto kPoison32 = static_cast<std::int32_t>(0xcdcdcdcd);
     for (std::size_t i = 0; i < s.recv_rows; ++i) {
       const bool exists = i < want.num_rows;
       const bool written = exists ? is_written(want, i) : case_.mark_unused;
       for (int j = 0; j < 2; ++j) {
-        const std::int32_t value = !written ? kPoison32 : exists ? want.recv_src[i * 2 + j] : -1;
+        const std::int32_t value = !written ? static_cast<std::int32_t>(kPoison32)
+                                   : exists ? want.recv_src[i * 2 + j]
+                                            : -1;
         expect(src[i * 2 + j] == value, r, "recv_src");
       }
       for (std::size_t k = 0; k < choices && good_; ++k) {
         const std::size_t at = i * choices + k;
-        const std::uint32_t weight = !written ? 0xcdcdcdcdu
+        const std::uint32_t weight = !written ? kPoison32
                                      : exists ? std::bit_cast<std::uint32_t>(want.recv_topk_weights[at])
                                               : 0u;
         expect(weights[at] == weight, r, "recv_topk_weights");
-        const std::int64_t none = s.index64 ? static_cast<std::int64_t>(0xcdcdcdcdcdcdcdcd) : kPoison32;
+        const std::int64_t none =
+            s.index64 ? static_cast<std::int64_t>(0xcdcdcdcdcdcdcdcd) : static_cast<std::int32_t>(kPoison32);
         expect(indices[at] == (!written ? none : exists ? want.recv_topk_idx[at] : -1), r, "recv_topk_idx");
       }
     }
@@ -274,6 +296,7 @@ class CaseRun {
 
   void check_combine(std::uint32_t r, const std::vector<ref::CombineInput>& answers, std::uint64_t tag) {
     if (world_->masked(r)) return;
+    check_head(r);
     const Rank& rank = world_->rank(r);
     const OpResult result = world_->result(r);
     expect(result.error == kernels::cuda::OpError::kNone && result.tag == tag, r, "combine's result");
@@ -291,6 +314,7 @@ class CaseRun {
   std::vector<ref::RankInput> inputs_;
   std::vector<ref::RankReceived> expected_;
   std::unique_ptr<World> world_;
+  std::vector<kernels::cuda::RouteHead> heads_;  // as they have to be
   std::uint64_t last_tag_ = 0;
   bool good_ = true;
 };
@@ -324,9 +348,15 @@ class FailureRun {
 
   // Starts a dispatch of each rank in `ranks`; each may differ by `what`.
   OpResult run(std::initializer_list<std::uint32_t> ranks, std::uint64_t timeout_ns, bool differ = false) {
+    for (std::uint32_t r = 0; r < 2; ++r) {
+      EPD_CUDA(cudaSetDevice(world_->rank(r).device));
+      EPD_CUDA(cudaMemset(world_->rank(r).head, kPoison, sizeof(kernels::cuda::RouteHead)));
+    }
     tag = world_->next_tag();
     for (const std::uint32_t r : ranks) {
       Operation op = world_->operation(r, tag, differ ? r : 0);
+      op.routing.head = world_->rank(r).head;
+      op.routing.handle = kHandle;
       op.timeout_ns = timeout_ns;
       world_->start(Kind::kDispatch, op, 8);
     }
@@ -336,14 +366,28 @@ class FailureRun {
     }
     world_->wait();
     const OpResult result = world_->result(0);
+    check_head(result);
     *world_->rank(0).abort = 0;
     world_->clear_workspaces();
     return result;
   }
   std::uint64_t tag = 0;
   bool abort_after_start = false;
+  bool heads_good = true;  // stored by a dispatch that succeeds, left alone by one that fails
 
  private:
+  static constexpr std::uint64_t kHandle = 77;
+
+  void check_head(const OpResult& result) {
+    const auto words = get<std::uint32_t>(world_->rank(0).head, sizeof(kernels::cuda::RouteHead) / 4);
+    const auto untouched = [](std::uint32_t word) { return word == kPoison32; };
+    if (result.error == kernels::cuda::OpError::kNone) {
+      heads_good &= words[0] == kHandle && words[1] == 0;
+    } else {
+      heads_good &= std::all_of(words.begin(), words.end(), untouched);
+    }
+  }
+
   std::unique_ptr<World> world_;
 };
 
@@ -378,6 +422,7 @@ int run_failures() {
   r = small.run({0, 1}, 2'000'000'000);
   failed += check("too little room is refused",
                   r.error == OpError::kNoRoom && r.rows == 16 && r.room == 15 && r.expert == -1);
+  failed += check("failures leave a routing's head alone", f.heads_good && small.heads_good);
   return failed;
 }
 

@@ -10,18 +10,21 @@ flags="-std=c++20 -O3 -fmad=false -I$here/tests -I$here/kernels -I$here/kernels/
 arch="-gencode=arch=compute_90a,code=sm_90a"
 
 build() {
-  nvcc $flags $arch -c "$here/kernels/cuda/launch.cu" -o "$out/launch.o" &
+  nvcc $flags $arch --fatbin "$here/kernels/cuda/kernels.cu" -o "$out/image.fatbin" &&
+    gcc -c -DEPD_CUDA_IMAGE="\"$out/image.fatbin\"" "$here/kernels/cuda/image.S" -o "$out/image.o" &
   a=$!
   nvcc $flags $arch -c "$here/tests/gpu/kernels_bench.cu" -o "$out/bench.o" &
   b=$!
   nvcc $flags -c "$here/tests/gpu/kernels_test.cpp" -o "$out/test.o" &
   c=$!
+  nvcc $flags -c "$here/kernels/cuda/configure.cpp" -o "$out/configure.o" &
+  e=$!
   nvcc -std=c++20 -O2 -Xcompiler -ffp-contract=off -I"$here/kernels" -I"$here/kernels/include" \
     -c "$here/kernels/reference/reference.cpp" -o "$out/reference.o" &
   d=$!
-  wait $a && wait $b && wait $c && wait $d || return 1
-  nvcc "$out/test.o" "$out/launch.o" "$out/reference.o" -o "$out/kernels_test" &&
-    nvcc "$out/bench.o" "$out/launch.o" -o "$out/kernels_bench"
+  wait $a && wait $b && wait $c && wait $d && wait $e || return 1
+  nvcc "$out/test.o" "$out/image.o" "$out/configure.o" "$out/reference.o" -lcuda -o "$out/kernels_test" &&
+    nvcc "$out/bench.o" "$out/image.o" "$out/configure.o" -lcuda -o "$out/kernels_bench"
 }
 
 start=$(date +%s)

@@ -2,13 +2,10 @@
 // them. Everything ends the program on a CUDA error, with the call's text.
 #pragma once
 
-#include "kernels/cuda.h"
-
-#include <cuda_runtime.h>
+#include "gpu/image.h"
 
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -19,15 +16,6 @@ namespace epd::gpu_test {
 using kernels::cuda::Kind;
 using kernels::cuda::Operation;
 using kernels::cuda::OpResult;
-
-#define EPD_CUDA(call)                                                                                \
-  do {                                                                                                \
-    const cudaError_t error_ = static_cast<cudaError_t>(call);                                        \
-    if (error_ != cudaSuccess) {                                                                      \
-      std::fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(error_)); \
-      std::exit(1);                                                                                   \
-    }                                                                                                 \
-  } while (0)
 
 // Device memory of one rank, handed out in pieces; freed with the object.
 class DeviceMemory {
@@ -77,8 +65,7 @@ inline int num_devices() {
 inline void enable_peers() {
   const int count = num_devices();
   for (int a = 0; a < count; ++a) {
-    EPD_CUDA(cudaSetDevice(a));
-    EPD_CUDA(kernels::cuda::prepare());
+    Image::get().prepare(a);
     for (int b = 0; b < count; ++b) {
       if (a == b) continue;
       const cudaError_t error = cudaDeviceEnablePeerAccess(b, 0);
@@ -103,7 +90,8 @@ struct Rank {
   std::uint16_t* bias[2] = {};
   std::uint16_t* out = nullptr;
   float* out_weights = nullptr;
-  kernels::cuda::Routing routing;
+  kernels::cuda::Routing routing;  // without a head: an operation asks for it itself
+  kernels::cuda::RouteHead* head = nullptr;
   kernels::cuda::CountOutputs counts;
   void* workspace = nullptr;
   OpResult* result = nullptr;
@@ -188,7 +176,7 @@ class World {
     own.uploads[place] = op;
     EPD_CUDA(cudaMemcpyAsync(slot, own.uploads + place, sizeof(op), cudaMemcpyHostToDevice, own.stream));
     if (before_launch) before_launch();
-    EPD_CUDA(kernels::cuda::launch(kind, op, slot, own.stream));
+    Image::get().launch(kind, op, slot, own.stream);
   }
 
   // Waits for all ranks.
@@ -259,6 +247,7 @@ class World {
     rank.out_weights = m.take<float>(tokens * shape_.topk);
     rank.routing = {m.take<std::int32_t>(tokens * shape_.topk), m.take<std::int32_t>(tokens * shape_.topk),
                     m.take<std::int32_t>(words)};
+    rank.head = m.take<kernels::cuda::RouteHead>(1);
     rank.counts.rank_offsets = m.take<std::int32_t>(shape_.num_ranks + 1);
     rank.counts.expert_counts = m.take<std::int32_t>(experts);
     rank.counts.expert_offsets = m.take<std::int32_t>(experts + 1);

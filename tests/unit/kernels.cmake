@@ -8,3 +8,10 @@ foreach(_name numbers routing placement dispatch combine stores)
   gtest_discover_tests(kernels_${_name}_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
     PROPERTIES LABELS unit TIMEOUT 300)
 endforeach()
+
+if(EPD_CUDA)
+  add_executable(kernels_cuda_test ${CMAKE_CURRENT_LIST_DIR}/kernels_cuda_test.cpp)
+  target_link_libraries(kernels_cuda_test PRIVATE epd_kernels_cuda epd_options GTest::gtest_main)
+  gtest_discover_tests(kernels_cuda_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+    PROPERTIES LABELS unit TIMEOUT 60)
+endif()

@@ -153,14 +153,15 @@ std::size_t workspace_bytes(const Shape& shape, std::uint32_t max_sms);
 // not fit. movers.stages of a combine is taken as it is given.
 bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Operation& op);
 
-// The kernels, for cuLibraryLoadData: a fat binary, and what is in it. Each takes one parameter, a pointer to an
-// Operation in device memory, and as much dynamic shared memory as max_shared_bytes less kStaticBytes allows.
+// The kernels, for cuLibraryLoadData: a fat binary, and what is in it. Each takes one parameter, a pointer to
+// an Operation in device memory, and as much dynamic shared memory as max_shared_bytes less kStaticBytes
+// allows.
 std::span<const std::byte> image();
-inline constexpr std::uint32_t kStaticBytes = 5 * 1024;  // for the operation's copy, a few words, and the driver
+inline constexpr std::uint32_t kStaticBytes = 5 * 1024;  // the operation's copy, a few words, the driver's
 inline constexpr const char* kKernelNames[] = {"epd_dispatch", "epd_combine", "epd_combine_per_expert"};
 
-// Of `op`, which is configured: movers.ctas CTAs of movers.threads threads and movers.shared_bytes, one CTA on
-// an SM; all must be able to run at once.
+// Of `op`, which is configured: movers.ctas CTAs of movers.threads threads and movers.shared_bytes, one CTA
+// on an SM; all must be able to run at once.
 const char* kernel_name(Kind kind, const Operation& op);
 
 }  // namespace epd::kernels::cuda

@@ -1,53 +1,23 @@
-// One launch is one operation; how shared memory is divided for it.
-#include "cuda/combine.cuh"
-#include "cuda/dispatch.cuh"
+// How shared memory is divided for an operation; the image of the kernels.
+#include "cuda/layout.h"
 
 #include <algorithm>
 
+// image.S
+extern "C" {
+extern const std::byte epd_cuda_image[];
+extern const std::byte epd_cuda_image_end[];
+}
+
 namespace epd::kernels::cuda {
 namespace {
-
-// All threads of the CTA.
-__device__ inline void fetch(const Operation* from, Operation& to) {
-  static_assert(sizeof(Operation) % 16 == 0);
-  const auto* const source = reinterpret_cast<const uint4*>(from);
-  for (std::uint32_t i = threadIdx.x; i < sizeof(Operation) / 16; i += blockDim.x) {
-    reinterpret_cast<uint4*>(&to)[i] = __ldcg(source + i);
-  }
-  __syncthreads();
-}
-
-__global__ void __launch_bounds__(kMaxThreads, 1) dispatch_kernel(const Operation* op) {
-  extern __shared__ __align__(128) std::uint8_t memory[];
-  __shared__ alignas(16) std::uint8_t copy[sizeof(Operation)];
-  Operation& own = *reinterpret_cast<Operation*>(copy);
-  fetch(op, own);
-  run_dispatch(own, {blockIdx.x, gridDim.x}, memory);
-}
-
-template <bool kPerExpert>
-__global__ void __launch_bounds__(kMaxThreads, 1) combine_kernel(const Operation* op) {
-  extern __shared__ __align__(128) std::uint8_t memory[];
-  __shared__ alignas(16) std::uint8_t copy[sizeof(Operation)];
-  Operation& own = *reinterpret_cast<Operation*>(copy);
-  fetch(op, own);
-  run_combine<kPerExpert>(own, {blockIdx.x, gridDim.x}, memory);
-}
-
-const void* kernel_of(Kind kind, bool per_expert) {
-  if (kind == Kind::kDispatch) return reinterpret_cast<const void*>(&dispatch_kernel);
-  return per_expert ? reinterpret_cast<const void*>(&combine_kernel<true>)
-                    : reinterpret_cast<const void*>(&combine_kernel<false>);
-}
 
 constexpr std::uint32_t round_to(std::uint32_t value, std::uint32_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
 constexpr std::uint32_t kMaxWarps = kMaxThreads / 32;
-constexpr std::uint32_t kClerks = 2;              // at least, in dispatch: warps that move no rows
-constexpr std::uint32_t kStaticBytes = 5 * 1024;  // for the operation's copy, a few words, and the driver
-static_assert(sizeof(Operation) + 512 + 1024 <= kStaticBytes);
+constexpr std::uint32_t kClerks = 2;               // at least, in dispatch: warps that move no rows
 constexpr std::uint32_t kCombineStage = 8 * 1024;  // a stage of combine: a piece of each row of a token
 constexpr std::uint32_t kPieceUnit = 512;          // 16 bytes for each lane
 
@@ -102,27 +72,13 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
   return true;
 }
 
-int prepare() {
-  int device = 0;
-  int bytes = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  }
-  for (const Kind kind : {Kind::kDispatch, Kind::kCombine}) {
-    for (const bool per_expert : {false, true}) {
-      if (error != cudaSuccess) return error;
-      error = cudaFuncSetAttribute(kernel_of(kind, per_expert), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   bytes - static_cast<int>(kStaticBytes));
-    }
-  }
-  return error;
+std::span<const std::byte> image() {
+  return {epd_cuda_image, epd_cuda_image_end};
 }
 
-int launch(Kind kind, const Operation& op, const Operation* on_device, CUstream_st* stream) {
-  void* arguments[] = {&on_device};
-  return cudaLaunchKernel(kernel_of(kind, op.shape.per_expert), dim3(op.movers.ctas), dim3(op.movers.threads),
-                          arguments, op.movers.shared_bytes, stream);
+const char* kernel_name(Kind kind, const Operation& op) {
+  if (kind == Kind::kDispatch) return kKernelNames[0];
+  return kKernelNames[op.shape.per_expert ? 2 : 1];
 }
 
 }  // namespace epd::kernels::cuda

@@ -1,0 +1,56 @@
+// What configure() and the kernels must agree on: how memory is divided. Compiled by both compilers.
+#pragma once
+
+#include "kernels/cuda.h"
+
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define EPD_HOST_DEVICE __host__ __device__
+#else
+#define EPD_HOST_DEVICE
+#endif
+
+namespace epd::kernels::cuda {
+
+inline constexpr std::uint32_t kWorkspaceHead = 64;  // bytes; counts follow
+
+// What combine knows of the rows in a stage.
+struct StageHeader {
+  std::uint32_t num_rows;
+  std::uint32_t ends;  // bit p: row p is its rank's last, per-expert layouts
+  float weight[32];
+};
+
+// Byte offsets of the header's parts.
+struct HeaderLayout {
+  std::uint32_t barriers;  // [warps*stages]
+  std::uint32_t targets;   // [R] pointers of DispatchTarget
+  std::uint32_t base;  // compact [CTA,R], else [E]: where the first row for each target lies, of each CTA or
+                       // of this one
+  std::uint32_t ends;  // [E/R,2] own experts: end of the rows received, end of the block
+  std::uint32_t headers;  // [warps*stages] StageHeader, combine
+  std::uint32_t scratch;  // dispatch: Counters
+  std::uint32_t counting_warps;
+  std::uint32_t bytes;
+
+  static constexpr std::uint32_t kCounterBytes = 8192;  // more only if one warp's counters need it
+
+  EPD_HOST_DEVICE constexpr HeaderLayout(Kind kind, const Shape& shape, std::uint32_t num_stages,
+                                         std::uint32_t ctas) {
+    const bool dispatch = kind == Kind::kDispatch;
+    barriers = 0;
+    targets = barriers + num_stages * 8;
+    base = targets + (dispatch ? shape.num_ranks * static_cast<std::uint32_t>(sizeof(DispatchTarget)) : 0);
+    const std::uint32_t num_targets = shape.per_expert ? shape.num_experts : shape.num_ranks;
+    ends = base + (dispatch ? num_targets * (shape.per_expert ? 1 : ctas) * 4 : 0);
+    headers = ends + (dispatch ? shape.num_experts / shape.num_ranks * 8 : 0);
+    scratch = headers + (dispatch ? 0 : num_stages * static_cast<std::uint32_t>(sizeof(StageHeader)));
+    const std::uint32_t wanted = kCounterBytes / 4 / num_targets;
+    counting_warps = wanted < 1 ? 1 : wanted > kMaxThreads / 32 ? kMaxThreads / 32 : wanted;
+    const std::uint32_t words = shape.num_ranks + shape.num_experts + counting_warps * num_targets;
+    bytes = (scratch + (dispatch ? words * 4 : 0) + 127) / 128 * 128;
+  }
+};
+
+}  // namespace epd::kernels::cuda

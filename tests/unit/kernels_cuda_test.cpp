@@ -1,0 +1,87 @@
+// The host's part of the CUDA kernels; the kernels themselves need a GPU (tests/gpu).
+#include "kernels/cuda.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstring>
+#include <string_view>
+
+namespace epd::kernels::cuda {
+namespace {
+
+constexpr std::size_t kHopperBytes = std::size_t{227} * 1024;
+
+Operation operation(bool per_expert, std::uint32_t hidden = 7168) {
+  Operation op;
+  op.shape.num_ranks = 8;
+  op.shape.num_experts = 256;
+  op.shape.topk = 8;
+  op.shape.hidden = hidden;
+  op.shape.per_expert = per_expert;
+  op.shape.format = {true, ScaleFormat::kFloat32, hidden, hidden * 2, hidden, hidden / 128 * 4};
+  return op;
+}
+
+TEST(CudaImage, IsAFatBinaryOfAllKernels) {
+  const std::span<const std::byte> image = cuda::image();
+  ASSERT_GT(image.size(), 4096u);
+  constexpr std::array<unsigned char, 4> kMagic = {0x50, 0xed, 0x55, 0xba};  // 0xBA55ED50
+  EXPECT_EQ(std::memcmp(image.data(), kMagic.data(), kMagic.size()), 0);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(image.data()) % 16, 0u);
+  const std::string_view bytes(reinterpret_cast<const char*>(image.data()), image.size());
+  for (const char* const name : kKernelNames) {
+    const std::string_view whole(name, std::strlen(name) + 1);  // epd_combine begins another name
+    EXPECT_NE(bytes.find(whole), std::string_view::npos) << name;
+  }
+}
+
+TEST(CudaKernelName, FollowsTheKindAndTheLayout) {
+  EXPECT_STREQ(kernel_name(Kind::kDispatch, operation(false)), "epd_dispatch");
+  EXPECT_STREQ(kernel_name(Kind::kDispatch, operation(true)), "epd_dispatch");
+  EXPECT_STREQ(kernel_name(Kind::kCombine, operation(false)), "epd_combine");
+  EXPECT_STREQ(kernel_name(Kind::kCombine, operation(true)), "epd_combine_per_expert");
+}
+
+TEST(CudaConfigure, DividesWhatThereIs) {
+  for (const Kind kind : {Kind::kDispatch, Kind::kCombine}) {
+    for (const bool per_expert : {false, true}) {
+      for (const std::uint32_t sms : {1u, 24u, 132u}) {
+        Operation op = operation(per_expert);
+        ASSERT_TRUE(configure(kind, kHopperBytes, sms, op)) << per_expert << " " << sms;
+        const Movers& movers = op.movers;
+        EXPECT_EQ(movers.ctas, sms);
+        EXPECT_LE(movers.threads, kMaxThreads);
+        EXPECT_LE(movers.shared_bytes + kStaticBytes, kHopperBytes);
+        EXPECT_LE(movers.header_bytes + movers.warps * movers.stages * movers.stage_bytes,
+                  movers.shared_bytes);
+        EXPECT_EQ(movers.header_bytes % 128, 0u);
+        EXPECT_EQ(movers.stage_bytes % 128, 0u);
+        EXPECT_GE(movers.stages, 1u);
+        EXPECT_GE(movers.warps, 1u);
+        EXPECT_LT(movers.warps, movers.threads / 32 + (kind == Kind::kCombine));
+      }
+    }
+  }
+}
+
+TEST(CudaConfigure, RefusesWhatDoesNotFit) {
+  Operation op = operation(false);
+  EXPECT_FALSE(configure(Kind::kDispatch, kStaticBytes, 8, op));
+  EXPECT_FALSE(configure(Kind::kDispatch, kStaticBytes + 1024, 8, op));
+  EXPECT_FALSE(configure(Kind::kCombine, kStaticBytes + 1024, 8, op));
+  op = operation(false, 128 * 1024);  // a row and its cast: 384 KiB
+  EXPECT_FALSE(configure(Kind::kDispatch, kHopperBytes, 8, op));
+  EXPECT_TRUE(configure(Kind::kCombine, kHopperBytes, 8, op));  // takes rows in pieces
+  op = operation(false);
+  op.shape.num_ranks = 2 * kMaxRanks;
+  EXPECT_FALSE(configure(Kind::kDispatch, kHopperBytes, 8, op));
+}
+
+TEST(CudaWorkspace, GrowsWithTheCtas) {
+  const Shape shape = operation(true).shape;
+  EXPECT_EQ(workspace_bytes(shape, 24) - workspace_bytes(shape, 23), shape.num_experts * 4u);
+}
+
+}  // namespace
+}  // namespace epd::kernels::cuda
