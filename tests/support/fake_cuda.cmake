@@ -24,6 +24,6 @@ target_include_directories(fake_cuda PRIVATE ${CMAKE_CURRENT_LIST_DIR})
 target_include_directories(fake_cuda SYSTEM PUBLIC ${EPD_FAKE_CUDA_INCLUDE})
 target_link_libraries(fake_cuda PRIVATE epd_kernels epd_options Threads::Threads ${CMAKE_DL_LIBS})
 # Nothing of the rooms inside shows, and threads of streams keep the library in memory.
-target_link_options(fake_cuda PRIVATE -Wl,--exclude-libs,ALL -Wl,-z,nodelete)
+target_link_options(fake_cuda PRIVATE -Wl,--version-script=${_dir}/exports.map -Wl,-z,nodelete)
 set_target_properties(fake_cuda PROPERTIES
-  OUTPUT_NAME cuda VERSION 1 SOVERSION 1 LIBRARY_OUTPUT_DIRECTORY ${EPD_FAKE_CUDA_DIR})
+  LINK_DEPENDS ${_dir}/exports.map OUTPUT_NAME cuda VERSION 1 SOVERSION 1 LIBRARY_OUTPUT_DIRECTORY ${EPD_FAKE_CUDA_DIR})

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -79,7 +80,8 @@ EventState* map_state(const std::string& file, int flags) {
   const int fd = ::open(file.c_str(), flags | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) return nullptr;
   void* state = MAP_FAILED;
-  if ((flags & O_CREAT) == 0 || ::ftruncate(fd, sizeof(EventState)) == 0)
+  // Who may open it is decided by who gets the handle, as with the true driver.
+  if ((flags & O_CREAT) == 0 || (::fchmod(fd, 0666) == 0 && ::ftruncate(fd, sizeof(EventState)) == 0))
     state = ::mmap(nullptr, sizeof(EventState), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   ::close(fd);
   return state == MAP_FAILED ? nullptr : static_cast<EventState*>(state);
