@@ -1,0 +1,270 @@
+// cuInit and cuDevice*: settings, and what a device says of itself.
+#include "fake_cuda/driver.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <sstream>
+
+namespace epd::fake_cuda {
+namespace {
+
+constexpr std::size_t kMemoryBytes = std::size_t{141} << 30;
+
+std::atomic<Driver*> the_driver{nullptr};
+
+std::string environment(const char* name, const char* otherwise) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? otherwise : value;
+}
+
+// "2,3": as far as it makes sense.
+std::vector<int> visible_devices(int count) {
+  std::vector<int> devices;
+  const char* const list = std::getenv("CUDA_VISIBLE_DEVICES");
+  for (int i = 0; list == nullptr && i < count; ++i) devices.push_back(i);
+  std::istringstream items(list == nullptr ? "" : list);
+  for (std::string item; std::getline(items, item, ',');) {
+    char* end = nullptr;
+    const long number = std::strtol(item.c_str(), &end, 10);
+    if (item.empty() || *end != '\0' || number < 0 || number >= count) break;
+    devices.push_back(static_cast<int>(number));
+  }
+  return devices;
+}
+
+bool allocates(const std::string& function) {
+  return function == "cuMemCreate" || function == "cuMemAlloc" || function == "cuMemHostAlloc" ||
+         function == "cuMemAddressReserve";
+}
+
+// "function:n[:error][@device]", several with commas between.
+std::vector<Fault> parse_faults(const std::string& list) {
+  std::vector<Fault> faults;
+  std::istringstream items(list);
+  for (std::string item; std::getline(items, item, ',');) {
+    Fault fault;
+    if (const std::size_t at = item.find('@'); at != std::string::npos) {
+      fault.device = std::atoi(item.c_str() + at + 1);
+      item.resize(at);
+    }
+    std::istringstream parts(item);
+    std::string call;
+    std::string error;
+    std::getline(parts, fault.function, ':');
+    std::getline(parts, call, ':');
+    std::getline(parts, error, ':');
+    fault.call = std::strtoull(call.c_str(), nullptr, 10);
+    fault.error = !error.empty()              ? static_cast<CUresult>(std::atoi(error.c_str()))
+                  : allocates(fault.function) ? CUDA_ERROR_OUT_OF_MEMORY
+                                              : CUDA_ERROR_ILLEGAL_ADDRESS;
+    faults.push_back(fault);
+  }
+  return faults;
+}
+
+// Errors that end a context.
+bool is_sticky(CUresult error) {
+  return error == CUDA_ERROR_ILLEGAL_ADDRESS || error == CUDA_ERROR_LAUNCH_FAILED ||
+         error == CUDA_ERROR_ECC_UNCORRECTABLE || error == CUDA_ERROR_LAUNCH_TIMEOUT ||
+         error == CUDA_ERROR_HARDWARE_STACK_ERROR || error == CUDA_ERROR_ILLEGAL_INSTRUCTION;
+}
+
+CUresult inject(Driver& all, const char* function, const Context* context) {
+  if (all.settings.faults.empty()) return CUDA_SUCCESS;
+  const std::lock_guard lock(all.mutex);
+  CUresult result = CUDA_SUCCESS;
+  for (Fault& fault : all.settings.faults) {
+    if (fault.function != function) continue;
+    if (fault.device >= 0 && (context == nullptr || context->device.machine != fault.device)) continue;
+    if (++fault.calls == fault.call) result = fault.error;
+  }
+  return result;
+}
+
+CUresult initialise() {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  if (Driver* const all = the_driver.load()) {
+    return all->process == ::getpid() ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+  }
+  auto all = std::make_unique<Driver>();
+  all->settings = Settings::from_environment();
+  all->process = ::getpid();
+  if (all->settings.devices.empty()) return CUDA_ERROR_NO_DEVICE;
+  for (const int machine : all->settings.devices) {
+    auto device = std::make_unique<Device>();
+    device->ordinal = static_cast<int>(all->devices.size());
+    device->machine = machine;
+    if (!all->settings.fault_dir.empty())
+      device->fault_file = all->settings.fault_dir + "/device-" + std::to_string(machine);
+    all->devices.push_back(std::move(device));
+  }
+  all->primaries.resize(all->devices.size());
+  the_driver.store(all.release());
+  return CUDA_SUCCESS;
+}
+
+int attribute(const Driver& all, const Device& device, CUdevice_attribute which) {
+  switch (which) {
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: return kNumSms;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: return 9;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: return 0;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: return kSharedMemoryOptin;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK: return 49152;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: return 233472;
+    case CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK: return 1024;
+    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK: return 1024;
+    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: return 2048;
+    case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK: return 65536;
+    case CU_DEVICE_ATTRIBUTE_WARP_SIZE: return 32;
+    case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X: return 2147483647;
+    case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X: return 1024;
+    case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: return 60 << 20;
+    case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT: return 3;
+    case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: return 0x10 + device.machine;
+    case CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY:
+    case CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS:
+    case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
+    case CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH:
+    case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
+    case CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS:
+    case CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR:
+    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED: return 1;
+    case CU_DEVICE_ATTRIBUTE_MPS_ENABLED: return all.settings.mps ? 1 : 0;
+    default: return 0;
+  }
+}
+
+CUresult get_uuid(CUuuid* uuid, CUdevice ordinal) {
+  if (const CUresult error = enter("cuDeviceGetUuid", Needs::kNothing)) return error;
+  const Device* const device = driver()->device(ordinal);
+  if (device == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  if (uuid == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  std::memcpy(uuid->bytes, "\xfa\x4eGPU of no ker", 15);
+  uuid->bytes[15] = static_cast<char>(device->machine + 1);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+Settings Settings::from_environment() {
+  Settings settings;
+  settings.devices = visible_devices(std::atoi(environment("EPD_FAKE_CUDA_DEVICES", "4").c_str()));
+  settings.mps = environment("EPD_FAKE_CUDA_MPS", "1") != "0";
+  settings.fault_dir = environment("EPD_FAKE_CUDA_FAULT_DIR", "");
+  settings.faults = parse_faults(environment("EPD_FAKE_CUDA_FAIL", ""));
+  return settings;
+}
+
+Driver* driver() {
+  return the_driver.load();
+}
+
+CUresult Device::check() {
+  const CUresult known = error.load();
+  if (known != CUDA_SUCCESS || fault_file.empty() || ::access(fault_file.c_str(), F_OK) != 0) return known;
+  if (contexts.load() != 0) fail(CUDA_ERROR_ILLEGAL_ADDRESS);
+  return error.load();
+}
+
+void Device::fail(CUresult result) {
+  CUresult none = CUDA_SUCCESS;
+  error.compare_exchange_strong(none, result);
+}
+
+CUresult enter(const char* function, Needs needs) {
+  Driver* const all = driver();
+  if (all == nullptr || all->process != ::getpid()) return CUDA_ERROR_NOT_INITIALIZED;
+  const std::shared_ptr<Context> context = current_context();
+  const CUresult injected = inject(*all, function, context.get());
+  if (is_sticky(injected) && context != nullptr) context->device.fail(injected);
+  if (injected != CUDA_SUCCESS) return injected;
+  if (needs == Needs::kNothing) return CUDA_SUCCESS;
+  if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  return context->device.check();
+}
+
+void complain(const std::string& text) {
+  std::fprintf(stderr, "fake cuda [%d]: %s\n", ::getpid(), text.c_str());
+}
+
+}  // namespace epd::fake_cuda
+
+using epd::fake_cuda::driver;
+using epd::fake_cuda::enter;
+using epd::fake_cuda::Needs;
+
+CUresult CUDAAPI cuInit(unsigned int flags) {
+  if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  return epd::fake_cuda::initialise();
+}
+
+CUresult CUDAAPI cuDriverGetVersion(int* version) {
+  if (version == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *version = CUDA_VERSION;
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuDeviceGetCount(int* count) {
+  if (const CUresult error = enter("cuDeviceGetCount", Needs::kNothing)) return error;
+  if (count == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *count = static_cast<int>(driver()->devices.size());
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuDeviceGet(CUdevice* device, int ordinal) {
+  if (const CUresult error = enter("cuDeviceGet", Needs::kNothing)) return error;
+  if (driver()->device(ordinal) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  if (device == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *device = ordinal;
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuDeviceGetName(char* name, int len, CUdevice device) {
+  if (const CUresult error = enter("cuDeviceGetName", Needs::kNothing)) return error;
+  if (driver()->device(device) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  if (name == nullptr || len <= 0) return CUDA_ERROR_INVALID_VALUE;
+  std::snprintf(name, static_cast<std::size_t>(len), "NVIDIA H200 (fake)");
+  return CUDA_SUCCESS;
+}
+
+// cuDeviceGetUuid is cuDeviceGetUuid_v2 since CUDA 13; the old name is still in the library.
+CUresult CUDAAPI cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
+  return epd::fake_cuda::get_uuid(uuid, device);
+}
+#undef cuDeviceGetUuid
+extern "C" __attribute__((visibility("default"))) CUresult CUDAAPI cuDeviceGetUuid(CUuuid* uuid,
+                                                                                   CUdevice device) {
+  return epd::fake_cuda::get_uuid(uuid, device);
+}
+
+CUresult CUDAAPI cuDeviceGetAttribute(int* value, CUdevice_attribute which, CUdevice device) {
+  if (const CUresult error = enter("cuDeviceGetAttribute", Needs::kNothing)) return error;
+  if (driver()->device(device) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  if (value == nullptr || which <= 0 || which >= CU_DEVICE_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
+  *value = epd::fake_cuda::attribute(*driver(), *driver()->device(device), which);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
+  if (const CUresult error = enter("cuDeviceCanAccessPeer", Needs::kNothing)) return error;
+  if (driver()->device(device) == nullptr || driver()->device(peer) == nullptr)
+    return CUDA_ERROR_INVALID_DEVICE;
+  if (can == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *can = device != peer ? 1 : 0;
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuDeviceTotalMem(std::size_t* bytes, CUdevice device) {
+  if (const CUresult error = enter("cuDeviceTotalMem", Needs::kNothing)) return error;
+  if (driver()->device(device) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  if (bytes == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *bytes = epd::fake_cuda::kMemoryBytes;
+  return CUDA_SUCCESS;
+}

@@ -1,0 +1,137 @@
+// What all parts of the fake driver know: settings, devices, contexts, and the way into every call.
+#pragma once
+
+#include "fake_cuda/api.h"
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace epd::fake_cuda {
+
+class Stream;
+
+inline constexpr unsigned kNumSms = 132;
+inline constexpr int kSharedMemoryOptin = 232448;
+
+// The n-th call of a function fails.
+struct Fault {
+  std::string function;
+  std::uint64_t call = 0;
+  CUresult error = CUDA_SUCCESS;
+  int device = -1;  // of the calling thread's context; -1: any, or none
+  std::uint64_t calls = 0;
+};
+
+// From the environment, read once by cuInit. See README.md.
+struct Settings {
+  std::vector<int> devices;  // that this process sees: their numbers on the machine
+  bool mps = true;
+  std::string fault_dir;
+  std::vector<Fault> faults;  // guarded by Driver::mutex
+
+  static Settings from_environment();
+};
+
+// A device as this process sees it. Its error ends every context of the process on it.
+struct Device {
+  int ordinal = 0;  // in this process
+  int machine = 0;  // on the machine
+  std::atomic<int> contexts{0};
+  std::atomic<CUresult> error{CUDA_SUCCESS};
+  std::string fault_file;  // empty: none is looked for
+
+  // Also looks for the fault file.
+  CUresult check();
+  void fail(CUresult result);
+};
+
+struct Context {
+  Context(Device& on, unsigned sms) : device(on), num_sms(sms) { ++device.contexts; }
+  ~Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  Device& device;
+  const unsigned num_sms;
+  bool primary = false;
+  std::mutex mutex;
+  std::vector<std::shared_ptr<Stream>> streams;  // guarded by mutex; blocking and non-blocking ones
+  std::shared_ptr<Stream> default_stream;        // guarded by mutex; null until it is used
+};
+
+// Objects behind handles. A handle that is not in its table is refused.
+template <typename T>
+class Table {
+ public:
+  T* add(std::shared_ptr<T> object) {
+    T* const handle = object.get();
+    const std::lock_guard lock(mutex_);
+    objects_.emplace(handle, std::move(object));
+    return handle;
+  }
+  std::shared_ptr<T> find(const void* handle) const {
+    const std::lock_guard lock(mutex_);
+    const auto at = objects_.find(handle);
+    return at == objects_.end() ? nullptr : at->second;
+  }
+  std::shared_ptr<T> remove(const void* handle) {
+    const std::lock_guard lock(mutex_);
+    const auto at = objects_.find(handle);
+    if (at == objects_.end()) return nullptr;
+    std::shared_ptr<T> object = std::move(at->second);
+    objects_.erase(at);
+    return object;
+  }
+  template <typename Visit>
+  void visit(Visit visit) const {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [handle, object] : objects_) visit(*object);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::unordered_map<const void*, std::shared_ptr<T>> objects_;
+};
+
+struct Primary {
+  std::shared_ptr<Context> context;
+  unsigned retained = 0;
+};
+
+struct Driver {
+  Settings settings;
+  int process = 0;  // that called cuInit: a fork of it is refused, as by the true driver
+  std::vector<std::unique_ptr<Device>> devices;
+  Table<Context> contexts;
+  std::mutex mutex;
+  std::vector<Primary> primaries;  // guarded by mutex; [devices]
+
+  Device* device(CUdevice ordinal) {
+    return ordinal < 0 || static_cast<std::size_t>(ordinal) >= devices.size() ? nullptr
+                                                                              : devices[ordinal].get();
+  }
+};
+// Null before cuInit. Never destroyed: threads of streams live until the process ends.
+Driver* driver();
+
+// What a call must find, besides an initialised driver.
+enum class Needs { kNothing, kContext };
+
+// Each call begins with this: counts it, fails it if it is to fail, and refuses it without a context or on a
+// device that has faulted. `function` as cuda.h spells it, without a version.
+CUresult enter(const char* function, Needs needs);
+
+// The calling thread's; null if there is none, or if it is destroyed.
+std::shared_ptr<Context> current_context();
+void make_current(const std::shared_ptr<Context>& context);
+
+// A line on stderr: what a true device would only call an illegal address.
+void complain(const std::string& text);
+
+}  // namespace epd::fake_cuda

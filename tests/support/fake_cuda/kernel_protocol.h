@@ -1,0 +1,34 @@
+// What the kernels do, by a host: the same exchange between ranks, the same results to the last bit, the same
+// endings. See kernels/cuda/signal.cuh, dispatch.cuh and combine.cuh, which this follows.
+#pragma once
+
+#include "kernels/cuda.h"
+
+#include <cstddef>
+#include <functional>
+#include <string>
+
+namespace epd::fake_cuda {
+
+// The device that a kernel runs on.
+struct KernelDevice {
+  // Whether the device reaches the bytes.
+  std::function<bool(const void*, std::size_t)> reaches;
+  // Whether the kernel is to leave without a word: its stream is gone, or the device has faulted.
+  std::function<bool()> over;
+  // Between two looks at what is waited for; starts anew for each wait.
+  std::function<void(unsigned looks)> pause;
+};
+
+struct Launch {
+  std::string kernel;  // one of kernels::cuda::kKernelNames
+  unsigned ctas = 0;
+  unsigned threads = 0;
+  unsigned shared_bytes = 0;
+};
+
+// Runs a kernel on the calling thread. Empty: it has ended, well or with a result that says how. Else what a
+// device would have faulted at.
+std::string run_kernel(const Launch& launch, const kernels::cuda::Operation* op, const KernelDevice& device);
+
+}  // namespace epd::fake_cuda

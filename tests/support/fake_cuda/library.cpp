@@ -1,0 +1,211 @@
+// cuLibrary*, cuKernel* and launches. Any image will do: the kernels are those that the fake knows by name.
+#include "fake_cuda/kernel_protocol.h"
+#include "fake_cuda/memory.h"
+#include "fake_cuda/stream.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+using namespace epd::fake_cuda;
+using epd::kernels::cuda::kKernelNames;
+using epd::kernels::cuda::Operation;
+
+namespace {
+
+constexpr int kStaticBytes = 4608;  // of each kernel: an operation's copy and a few words
+constexpr int kDefaultShared = 49152;
+constexpr int kReservedShared = 1024;
+constexpr std::size_t kMaxDevices = 64;
+constexpr unsigned kMaxThreads = epd::kernels::cuda::kMaxThreads;
+
+// One kernel of a library.
+struct Kernel {
+  std::string name;
+  std::array<std::atomic<int>, kMaxDevices> dynamic_shared{};  // allowed, of each device
+};
+
+struct Library {
+  std::vector<std::shared_ptr<Kernel>> kernels;
+};
+
+Table<Library>& libraries() {
+  static auto* const table = new Table<Library>;
+  return *table;
+}
+Table<Kernel>& kernels() {
+  static auto* const table = new Table<Kernel>;
+  return *table;
+}
+
+constexpr int kMostDynamic = kSharedMemoryOptin - kStaticBytes;
+
+CUresult get_attribute(int* value, CUfunction_attribute which, const Kernel& kernel, int device) {
+  if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  switch (which) {
+    case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = kMaxThreads; return CUDA_SUCCESS;
+    case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: *value = kStaticBytes; return CUDA_SUCCESS;
+    case CU_FUNC_ATTRIBUTE_NUM_REGS: *value = 128; return CUDA_SUCCESS;
+    case CU_FUNC_ATTRIBUTE_PTX_VERSION:
+    case CU_FUNC_ATTRIBUTE_BINARY_VERSION: *value = 90; return CUDA_SUCCESS;
+    case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
+      *value = kernel.dynamic_shared[static_cast<std::size_t>(device)].load();
+      return CUDA_SUCCESS;
+    default: *value = 0; return which < CU_FUNC_ATTRIBUTE_MAX ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
+CUresult set_attribute(CUfunction_attribute which, int value, Kernel& kernel, int device) {
+  if (which == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT) return CUDA_SUCCESS;
+  if (which != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value < 0 || value > kMostDynamic)
+    return CUDA_ERROR_INVALID_VALUE;
+  kernel.dynamic_shared[static_cast<std::size_t>(device)].store(value);
+  return CUDA_SUCCESS;
+}
+
+struct Grid {
+  unsigned ctas[3];
+  unsigned threads[3];
+  unsigned shared_bytes;
+};
+
+CUresult check_launch(const Kernel& kernel, const Stream& stream, const Grid& grid) {
+  const unsigned threads = grid.threads[0] * grid.threads[1] * grid.threads[2];
+  if (grid.ctas[0] == 0 || grid.ctas[1] != 1 || grid.ctas[2] != 1) return CUDA_ERROR_INVALID_VALUE;
+  if (threads == 0 || threads != grid.threads[0]) return CUDA_ERROR_INVALID_VALUE;
+  if (threads > kMaxThreads) return CUDA_ERROR_INVALID_VALUE;
+  const int most = kernel.dynamic_shared[static_cast<std::size_t>(stream.device().ordinal)].load();
+  if (grid.shared_bytes > static_cast<unsigned>(most)) return CUDA_ERROR_INVALID_VALUE;
+  if (grid.ctas[0] <= stream.num_sms()) return CUDA_SUCCESS;
+  // A true device would start what there is room for, which would wait for the rest for ever.
+  complain(kernel.name + ": " + std::to_string(grid.ctas[0]) + " CTAs on " +
+           std::to_string(stream.num_sms()) + " SMs can't all run at once");
+  return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
+}
+
+bool run(Stream& stream, const Launch& launch, const Operation* op) {
+  KernelDevice device;
+  device.reaches = [&](const void* address, std::size_t bytes) {
+    return memory().accessible(stream.device().ordinal, address, bytes);
+  };
+  device.over = [&] { return stream.over(); };
+  device.pause = [backoff = Backoff()](unsigned looks) mutable {
+    if (looks == 1) backoff = Backoff();
+    backoff.pause();
+  };
+  const std::string wrong = run_kernel(launch, op, device);
+  if (wrong.empty()) return true;
+  complain(launch.kernel + " on device " + std::to_string(stream.device().machine) + ": " + wrong);
+  stream.device().fail(CUDA_ERROR_ILLEGAL_ADDRESS);
+  return false;
+}
+
+CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** params, void** extra) {
+  const std::shared_ptr<Kernel> kernel = kernels().find(function);
+  const std::shared_ptr<Stream> stream = find_stream(handle);
+  if (kernel == nullptr || stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (extra != nullptr || params == nullptr || params[0] == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult error = check_launch(*kernel, *stream, grid)) return error;
+  const Operation* op = nullptr;
+  std::memcpy(&op, params[0], sizeof(op));
+  const Launch how{kernel->name, grid.ctas[0], grid.threads[0], grid.shared_bytes};
+  return enqueue(handle, [op, how, own = stream.get()] { return run(*own, how, op); });
+}
+
+}  // namespace
+
+CUresult CUDAAPI cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option*, void**, unsigned int,
+                                   CUlibraryOption*, void**, unsigned int) {
+  if (const CUresult error = enter("cuLibraryLoadData", Needs::kNothing)) return error;
+  if (library == nullptr || code == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const auto made = std::make_shared<Library>();
+  for (const char* const name : kKernelNames) {
+    const auto kernel = std::make_shared<Kernel>();
+    kernel->name = name;
+    for (auto& bytes : kernel->dynamic_shared) bytes.store(kDefaultShared - kStaticBytes - kReservedShared);
+    kernels().add(kernel);
+    made->kernels.push_back(kernel);
+  }
+  *library = reinterpret_cast<CUlibrary>(libraries().add(made));
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuLibraryUnload(CUlibrary library) {
+  if (const CUresult error = enter("cuLibraryUnload", Needs::kNothing)) return error;
+  const std::shared_ptr<Library> known = libraries().remove(library);
+  if (known == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  for (const auto& kernel : known->kernels) kernels().remove(kernel.get());
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuLibraryGetKernel(CUkernel* kernel, CUlibrary library, const char* name) {
+  if (const CUresult error = enter("cuLibraryGetKernel", Needs::kNothing)) return error;
+  const std::shared_ptr<Library> known = libraries().find(library);
+  if (known == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (kernel == nullptr || name == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const auto found = std::find_if(known->kernels.begin(), known->kernels.end(),
+                                  [&](const auto& each) { return each->name == name; });
+  if (found == known->kernels.end()) return CUDA_ERROR_NOT_FOUND;
+  *kernel = reinterpret_cast<CUkernel>(found->get());
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
+  if (const CUresult error = enter("cuKernelGetFunction", Needs::kContext)) return error;
+  if (kernels().find(kernel) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *function = reinterpret_cast<CUfunction>(kernel);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuKernelSetAttribute(CUfunction_attribute which, int value, CUkernel kernel,
+                                      CUdevice device) {
+  if (const CUresult error = enter("cuKernelSetAttribute", Needs::kNothing)) return error;
+  const std::shared_ptr<Kernel> known = kernels().find(kernel);
+  if (known == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (driver()->device(device) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  return set_attribute(which, value, *known, device);
+}
+
+CUresult CUDAAPI cuKernelGetAttribute(int* value, CUfunction_attribute which, CUkernel kernel,
+                                      CUdevice device) {
+  if (const CUresult error = enter("cuKernelGetAttribute", Needs::kNothing)) return error;
+  const std::shared_ptr<Kernel> known = kernels().find(kernel);
+  if (known == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (driver()->device(device) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  return get_attribute(value, which, *known, device);
+}
+
+CUresult CUDAAPI cuFuncSetAttribute(CUfunction function, CUfunction_attribute which, int value) {
+  if (const CUresult error = enter("cuFuncSetAttribute", Needs::kContext)) return error;
+  const std::shared_ptr<Kernel> known = kernels().find(function);
+  if (known == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  return set_attribute(which, value, *known, current_context()->device.ordinal);
+}
+
+CUresult CUDAAPI cuFuncGetAttribute(int* value, CUfunction_attribute which, CUfunction function) {
+  if (const CUresult error = enter("cuFuncGetAttribute", Needs::kContext)) return error;
+  const std::shared_ptr<Kernel> known = kernels().find(function);
+  if (known == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  return get_attribute(value, which, *known, current_context()->device.ordinal);
+}
+
+CUresult CUDAAPI cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
+                                unsigned int grid_z, unsigned int block_x, unsigned int block_y,
+                                unsigned int block_z, unsigned int shared_bytes, CUstream stream,
+                                void** params, void** extra) {
+  if (const CUresult error = enter("cuLaunchKernel", Needs::kContext)) return error;
+  const Grid grid{{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes};
+  return launch(function, grid, stream, params, extra);
+}
+
+// Attributes are not looked at.
+CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** params,
+                                  void** extra) {
+  if (const CUresult error = enter("cuLaunchKernelEx", Needs::kContext)) return error;
+  if (config == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const Grid grid{{config->gridDimX, config->gridDimY, config->gridDimZ},
+                  {config->blockDimX, config->blockDimY, config->blockDimZ},
+                  config->sharedMemBytes};
+  return launch(function, grid, config->hStream, params, extra);
+}

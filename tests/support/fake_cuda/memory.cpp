@@ -1,0 +1,199 @@
+#include "fake_cuda/memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace epd::fake_cuda {
+namespace {
+
+constexpr std::uint64_t kAllDevices = ~std::uint64_t{0};
+
+void* at(std::uintptr_t address) {
+  return reinterpret_cast<void*>(address);
+}
+
+bool keep_addresses(std::uintptr_t address, std::size_t bytes) {
+  return ::mmap(at(address), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+                0) != MAP_FAILED;
+}
+
+int protection(CUmemAccess_flags flags) {
+  if (flags == CU_MEM_ACCESS_FLAGS_PROT_READ) return PROT_READ;
+  return flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? PROT_READ | PROT_WRITE : PROT_NONE;
+}
+
+}  // namespace
+
+Allocation::~Allocation() {
+  if (fd >= 0) ::close(fd);
+}
+
+Memory& memory() {
+  static Memory* const the_memory = new Memory;
+  return *the_memory;
+}
+
+bool Memory::reaches(int device, std::uintptr_t address, std::size_t bytes) const {
+  const std::uintptr_t end = address + bytes;
+  while (address < end) {
+    auto range = ranges_.upper_bound(address);
+    if (range == ranges_.begin()) return false;
+    --range;
+    if (address - range->first >= range->second.bytes) return false;
+    if (device >= 0 && (range->second.devices >> device & 1) == 0) return false;
+    if (device < 0 && range->second.devices == 0) return false;
+    address = range->first + range->second.bytes;
+  }
+  return true;
+}
+
+bool Memory::accessible(int device, const void* address, std::size_t bytes) const {
+  const std::shared_lock lock(mutex_);
+  return reaches(device, reinterpret_cast<std::uintptr_t>(address), bytes);
+}
+
+bool Memory::reserved(std::uintptr_t address, std::size_t bytes) const {
+  auto range = reserved_.upper_bound(address);
+  if (range == reserved_.begin()) return false;
+  --range;
+  return address + bytes <= range->first + range->second.bytes;
+}
+
+std::vector<Memory::Map::iterator> Memory::mappings(std::uintptr_t address, std::size_t bytes) {
+  std::vector<Map::iterator> found;
+  for (const std::uintptr_t end = address + bytes; address < end;) {
+    const auto range = ranges_.find(address);
+    if (range == ranges_.end() || range->second.kind != RangeKind::kMapped) return {};
+    if (range->second.bytes > end - address) return {};
+    found.push_back(range);
+    address += range->second.bytes;
+  }
+  return found;
+}
+
+CUresult Memory::reserve(std::size_t bytes, std::size_t alignment, CUdeviceptr& address) {
+  alignment = alignment < kGranularity ? kGranularity : alignment;
+  if (bytes == 0 || bytes % kGranularity != 0 || (alignment & (alignment - 1)) != 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  void* const block =
+      ::mmap(nullptr, bytes + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (block == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  const auto first = reinterpret_cast<std::uintptr_t>(block);
+  const std::uintptr_t aligned = (first + alignment - 1) / alignment * alignment;
+  if (aligned != first) ::munmap(block, aligned - first);
+  if (const std::size_t rest = first + alignment - aligned; rest != 0) ::munmap(at(aligned + bytes), rest);
+  const std::unique_lock lock(mutex_);
+  reserved_[aligned] = {bytes, RangeKind::kReserved, 0};
+  address = aligned;
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::free_reserved(CUdeviceptr address, std::size_t bytes) {
+  const std::unique_lock lock(mutex_);
+  const auto range = reserved_.find(address);
+  if (range == reserved_.end() || range->second.bytes != bytes) return CUDA_ERROR_INVALID_VALUE;
+  const auto next = ranges_.lower_bound(address);
+  if (next != ranges_.end() && next->first < address + bytes) return CUDA_ERROR_INVALID_VALUE;
+  ::munmap(pointer(address), bytes);
+  reserved_.erase(range);
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::map(CUdeviceptr address, std::size_t bytes, const Allocation& allocation) {
+  const std::unique_lock lock(mutex_);
+  if (bytes == 0 || bytes % kGranularity != 0 || address % kGranularity != 0 || bytes > allocation.bytes)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (!reserved(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
+  const auto next = ranges_.lower_bound(address);
+  if (next != ranges_.end() && next->first < address + bytes) return CUDA_ERROR_INVALID_VALUE;
+  if (::mmap(pointer(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, allocation.fd, 0) == MAP_FAILED)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  ranges_[address] = {bytes, RangeKind::kMapped, 0};
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::unmap(CUdeviceptr address, std::size_t bytes) {
+  const std::unique_lock lock(mutex_);
+  const auto parts = mappings(address, bytes);
+  if (parts.empty() || !keep_addresses(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
+  for (const auto& part : parts) ranges_.erase(part);
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::allow(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* desc,
+                       std::size_t count) {
+  const std::unique_lock lock(mutex_);
+  const auto parts = mappings(address, bytes);
+  if (parts.empty() || desc == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
+  std::uint64_t given = 0;
+  std::uint64_t taken = 0;
+  int most = PROT_NONE;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+    if (driver()->device(desc[i].location.id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+    const std::uint64_t bit = std::uint64_t{1} << desc[i].location.id;
+    const int wanted = protection(desc[i].flags);
+    (wanted == PROT_NONE ? taken : given) |= bit;
+    most |= wanted;
+  }
+  for (const auto& part : parts) {
+    Range& range = part->second;
+    // What another device may do already stays allowed: the process has one mapping for all.
+    if ((range.devices & ~taken & ~given) != 0) most = PROT_READ | PROT_WRITE;
+    if (::mprotect(at(part->first), range.bytes, most) != 0) return CUDA_ERROR_INVALID_VALUE;
+    range.devices = (range.devices | given) & ~taken;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::allocate(std::size_t bytes, RangeKind kind, std::uint64_t devices, void*& address) {
+  if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  const std::size_t unit = kind == RangeKind::kDevice ? kGranularity : 4096;
+  if (bytes > std::size_t{1} << 46) return CUDA_ERROR_OUT_OF_MEMORY;
+  bytes = (bytes + unit - 1) / unit * unit;
+  void* const block = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (block == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  const std::unique_lock lock(mutex_);
+  ranges_[reinterpret_cast<std::uintptr_t>(block)] = {bytes, kind, devices};
+  address = block;
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::free(void* address, RangeKind kind) {
+  const std::unique_lock lock(mutex_);
+  const auto range = ranges_.find(reinterpret_cast<std::uintptr_t>(address));
+  if (range == ranges_.end() || range->second.kind != kind) return CUDA_ERROR_INVALID_VALUE;
+  ::munmap(address, range->second.bytes);
+  ranges_.erase(range);
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::add_registered(void* address, std::size_t bytes) {
+  const auto first = reinterpret_cast<std::uintptr_t>(address);
+  const std::uintptr_t page = first / 4096 * 4096;
+  std::vector<unsigned char> resident((first + bytes - page + 4095) / 4096);
+  if (bytes == 0 || ::mincore(at(page), first + bytes - page, resident.data()) != 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  const std::unique_lock lock(mutex_);
+  const auto next = ranges_.lower_bound(first);
+  if (next != ranges_.end() && next->first < first + bytes) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  if (next != ranges_.begin()) {
+    const auto before = std::prev(next);
+    if (before->first + before->second.bytes > first) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  }
+  ranges_[first] = {bytes, RangeKind::kRegistered, kAllDevices};
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::remove_registered(void* address) {
+  const std::unique_lock lock(mutex_);
+  const auto range = ranges_.find(reinterpret_cast<std::uintptr_t>(address));
+  if (range == ranges_.end() || range->second.kind != RangeKind::kRegistered)
+    return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+  ranges_.erase(range);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace epd::fake_cuda

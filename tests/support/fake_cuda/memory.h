@@ -1,0 +1,89 @@
+// Which addresses a device can reach, and what lies behind them.
+#pragma once
+
+#include "fake_cuda/driver.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <shared_mutex>
+#include <vector>
+
+namespace epd::fake_cuda {
+
+inline constexpr std::size_t kGranularity = std::size_t{2} << 20;
+
+// What cuMemCreate made, or another process did: a memfd that says of which device it is.
+struct Allocation {
+  int fd = -1;
+  int device = 0;  // in this process
+  std::size_t bytes = 0;
+  bool shareable = false;
+
+  Allocation() = default;
+  ~Allocation();
+  Allocation(const Allocation&) = delete;
+  Allocation& operator=(const Allocation&) = delete;
+};
+
+enum class RangeKind {
+  kReserved,    // addresses without memory
+  kMapped,      // cuMemMap
+  kDevice,      // cuMemAlloc
+  kHost,        // cuMemHostAlloc
+  kRegistered,  // cuMemHostRegister
+};
+
+struct Range {
+  std::size_t bytes = 0;
+  RangeKind kind = RangeKind::kReserved;
+  std::uint64_t devices = 0;  // bit d: device d of this process reaches it
+};
+
+// Ranges by their first address. Mapped ranges lie within reserved ones.
+class Memory {
+ public:
+  // Whether the device reaches all of it. Nothing is reached nowhere, and always.
+  bool accessible(int device, const void* address, std::size_t bytes) const;
+  // Whether it is any memory that the driver knows, device's or pinned.
+  bool known(const void* address, std::size_t bytes) const { return accessible(-1, address, bytes); }
+
+  // Runs `use` if the device reaches the bytes, and keeps them mapped meanwhile. False: it does not.
+  template <typename Use>
+  bool with(int device, const void* address, std::size_t bytes, Use use) const {
+    const std::shared_lock lock(mutex_);
+    if (!reaches(device, reinterpret_cast<std::uintptr_t>(address), bytes)) return false;
+    use();
+    return true;
+  }
+
+  CUresult reserve(std::size_t bytes, std::size_t alignment, CUdeviceptr& address);
+  CUresult free_reserved(CUdeviceptr address, std::size_t bytes);
+  CUresult map(CUdeviceptr address, std::size_t bytes, const Allocation& allocation);
+  CUresult unmap(CUdeviceptr address, std::size_t bytes);
+  CUresult allow(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* desc, std::size_t count);
+
+  CUresult allocate(std::size_t bytes, RangeKind kind, std::uint64_t devices, void*& address);
+  CUresult free(void* address, RangeKind kind);
+  CUresult add_registered(void* address, std::size_t bytes);
+  CUresult remove_registered(void* address);
+
+ private:
+  using Map = std::map<std::uintptr_t, Range>;
+  bool reaches(int device, std::uintptr_t address, std::size_t bytes) const;
+  bool reserved(std::uintptr_t address, std::size_t bytes) const;
+  // The mappings that make up exactly [address, address + bytes); empty if they don't.
+  std::vector<Map::iterator> mappings(std::uintptr_t address, std::size_t bytes);
+
+  mutable std::shared_mutex mutex_;
+  Map ranges_;    // guarded by mutex_; all but kReserved
+  Map reserved_;  // guarded by mutex_
+};
+
+Memory& memory();
+
+inline void* pointer(CUdeviceptr address) {
+  return reinterpret_cast<void*>(address);
+}
+
+}  // namespace epd::fake_cuda

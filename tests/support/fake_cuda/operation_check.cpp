@@ -1,0 +1,148 @@
+#include "fake_cuda/operation_check.h"
+
+#include <cstdint>
+#include <cstdio>
+
+namespace epd::fake_cuda {
+namespace {
+
+using namespace kernels;
+using namespace kernels::cuda;
+
+// Collects the first thing that is wrong.
+class Checker {
+ public:
+  Checker(const Operation& op, const KernelDevice& device)
+      : op_(op),
+        s_(op.shape),
+        device_(device),
+        tokens_(op.num_tokens),
+        choices_(s_.per_expert ? 1 : s_.topk) {}
+
+  std::string dispatch() {
+    common(op_.cached);
+    const RowFormat& f = s_.format;
+    if (!op_.cached) must("topk_idx", op_.topk_idx, tokens_ * s_.topk * index_bytes());
+    must("x", op_.x, tokens_ * f.x_bytes);
+    if (!f.cast) must("x_scales", op_.x_scales, tokens_ * f.scale_bytes);
+    may("topk_weights", op_.topk_weights, tokens_ * s_.topk * 4);
+    may("routing.head", op_.routing.head, op_.cached ? 0 : sizeof(RouteHead));
+    counts();
+    for (std::uint32_t rank = 0; rank < s_.num_ranks; ++rank) {
+      if (op_.peers[rank].ready != nullptr) target(op_.peers[rank].target);
+    }
+    return wrong_;
+  }
+
+  std::string combine() {
+    common(true);
+    const std::size_t row = std::size_t{s_.hidden} * 2;
+    may("topk_weights", op_.topk_weights, tokens_ * s_.topk * 4);
+    must("out", op_.out, tokens_ * row);
+    may("bias[0]", op_.bias[0], tokens_ * row);
+    may("bias[1]", op_.bias[1], tokens_ * row);
+    may("out_weights", op_.out_weights, tokens_ * s_.topk * 4);
+    for (std::uint32_t rank = 0; rank < s_.num_ranks; ++rank) {
+      if (op_.peers[rank].ready == nullptr) continue;
+      const CombineSource& source = op_.peers[rank].source;
+      must("a peer's y", source.y, s_.recv_rows * row);
+      if (op_.out_weights != nullptr)
+        must("a peer's y_weights", source.y_weights, s_.recv_rows * choices_ * 4);
+    }
+    return wrong_;
+  }
+
+ private:
+  std::size_t index_bytes() const { return s_.index64 ? 8 : 4; }
+  std::size_t placement_words() const {
+    const std::size_t ranks = s_.num_ranks;
+    const std::size_t experts = s_.num_experts / ranks;
+    if (!s_.per_expert) return ranks + (ranks + 1) + experts;
+    return s_.num_experts + (ranks + 1) + experts + (experts + 1) + experts * ranks * 2;
+  }
+
+  void may(const char* what, const void* address, std::size_t bytes) {
+    if (address == nullptr || !wrong_.empty() || bytes == 0 || device_.reaches(address, bytes)) return;
+    char text[160];
+    std::snprintf(text, sizeof(text), "%s, %zu bytes at %p, is out of reach", what, bytes, address);
+    wrong_ = text;
+  }
+  void must(const char* what, const void* address, std::size_t bytes) {
+    if (address == nullptr && bytes != 0 && wrong_.empty()) wrong_ = std::string(what) + " is null";
+    may(what, address, bytes);
+  }
+
+  void common(bool routed) {
+    const std::size_t ranks = s_.num_ranks;
+    must("result", op_.result, sizeof(OpResult));
+    may("abort", op_.abort, 4);
+    must("workspace", op_.workspace, 64 + (ranks + s_.num_experts) * 4);
+    must("routing.topk", op_.routing.topk, tokens_ * s_.topk * 4);
+    must("routing.rows", op_.routing.rows, tokens_ * s_.topk * 4);
+    must("routing.placement", op_.routing.placement, placement_words() * 4);
+    for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+      const Peer& peer = op_.peers[rank];
+      if (peer.ready == nullptr) continue;
+      must("a peer's ready", peer.ready, ranks * kSignalWords * 8);
+      must("a peer's arrived", peer.arrived, ranks * kSignalWords * 8);
+      must("a peer's announcement", peer.announcement, ranks * kAnnouncementWords * 8);
+      if (routed) continue;
+      must("a peer's rank_counts", peer.rank_counts, ranks * ranks * 4);
+      must("a peer's expert_counts", peer.expert_counts, ranks * s_.num_experts * 4);
+    }
+  }
+
+  void counts() {
+    const std::size_t experts = s_.num_experts / s_.num_ranks;
+    const std::size_t blocks = s_.per_expert ? experts : 0;
+    may("counts.rank_offsets", op_.counts.rank_offsets, (s_.num_ranks + 1) * 4);
+    may("counts.expert_counts", op_.counts.expert_counts, experts * 4);
+    may("counts.expert_offsets", op_.counts.expert_offsets, s_.per_expert ? (experts + 1) * 4 : 0);
+    may("counts.source_ranges", op_.counts.source_ranges, blocks * s_.num_ranks * 8);
+    may("counts.host_placement", op_.counts.host_placement, placement_words() * 4);
+    may("counts.host_ready", op_.counts.host_ready, 8);
+  }
+
+  void target(const DispatchTarget& target) {
+    const std::size_t rows = s_.recv_rows;
+    must("a peer's recv_x", target.recv_x, rows * s_.format.row_bytes);
+    must("a peer's recv_scales", target.recv_scales, rows * s_.format.scale_bytes);
+    must("a peer's recv_topk_idx", target.recv_topk_idx, rows * choices_ * index_bytes());
+    must("a peer's recv_topk_weights", target.recv_topk_weights, rows * choices_ * 4);
+    must("a peer's recv_src", target.recv_src, rows * 8);
+  }
+
+  const Operation& op_;
+  const Shape& s_;
+  const KernelDevice& device_;
+  const std::size_t tokens_;
+  const std::size_t choices_;  // that come with a row
+  std::string wrong_;
+};
+
+std::string check_shape(const Launch& launch, const Operation& op) {
+  const Shape& s = op.shape;
+  if (s.num_ranks == 0 || s.num_ranks > kMaxRanks || op.rank >= s.num_ranks)
+    return "shape.num_ranks, or rank";
+  if (s.num_experts == 0 || s.num_experts % s.num_ranks != 0) return "shape.num_experts";
+  if (s.topk == 0 || s.topk > 32) return "shape.topk";
+  if (op.peers[op.rank].ready == nullptr) return "the rank itself is not among its peers";
+  if (launch.ctas != op.movers.ctas || launch.threads != op.movers.threads ||
+      launch.shared_bytes != op.movers.shared_bytes) {
+    return "it is launched otherwise than `movers` says";
+  }
+  const bool combines = launch.kernel != kKernelNames[0];
+  const bool per_expert = launch.kernel == kKernelNames[2];
+  if (combines && per_expert != s.per_expert) return "it is the kernel of another layout";
+  return {};
+}
+
+}  // namespace
+
+std::string check_operation(const Launch& launch, const Operation& op, const KernelDevice& device) {
+  if (std::string wrong = check_shape(launch, op); !wrong.empty()) return wrong;
+  Checker checker(op, device);
+  return launch.kernel == kKernelNames[0] ? checker.dispatch() : checker.combine();
+}
+
+}  // namespace epd::fake_cuda

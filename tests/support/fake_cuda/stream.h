@@ -1,0 +1,85 @@
+// A stream: a thread that does one thing after another. It starts with the first thing to do.
+#pragma once
+
+#include "fake_cuda/driver.h"
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+
+namespace epd::fake_cuda {
+
+// Sleeps longer and longer, so that many waits leave two cores to others.
+class Backoff {
+ public:
+  void pause();
+
+ private:
+  unsigned looks_ = 0;
+};
+
+class Stream : public std::enable_shared_from_this<Stream> {
+ public:
+  // False: it waited in vain, and what comes after it on the stream is dropped.
+  using Work = std::function<bool()>;
+
+  Stream(std::shared_ptr<Context> context, bool blocking)
+      : context_(context), device_(context->device), num_sms_(context->num_sms), blocking_(blocking) {}
+
+  Device& device() const { return device_; }
+  unsigned num_sms() const { return num_sms_; }
+  bool blocking() const { return blocking_; }
+  std::shared_ptr<Context> context() const { return context_.lock(); }
+
+  // Destroyed, or its device has faulted: whoever waits on the stream's thread leaves.
+  bool over() { return destroyed_.load() || device_.check() != CUDA_SUCCESS; }
+  // A wait on the stream's thread. False: over before `satisfied`.
+  template <typename Satisfied>
+  bool wait_until(Satisfied satisfied) {
+    Backoff backoff;
+    while (!satisfied()) {
+      if (over()) return false;
+      backoff.pause();
+    }
+    return true;
+  }
+
+  void submit(Work work);
+  std::uint64_t submitted();
+  // All that was submitted before is done. False: not within the time.
+  bool done(std::uint64_t count);
+  CUresult synchronise();
+  CUresult query();
+  void destroy();
+
+ private:
+  void run();
+
+  const std::weak_ptr<Context> context_;
+  Device& device_;
+  const unsigned num_sms_;
+  const bool blocking_;
+  std::atomic<bool> destroyed_{false};
+  std::mutex mutex_;
+  std::condition_variable work_;
+  std::condition_variable done_;
+  std::deque<Work> queue_;       // guarded by mutex_
+  std::uint64_t submitted_ = 0;  // guarded by mutex_
+  std::uint64_t completed_ = 0;  // guarded by mutex_
+  bool started_ = false;         // guarded by mutex_
+};
+
+// Puts a new stream into the context.
+CUresult make_stream(const std::shared_ptr<Context>& context, bool blocking, CUstream* stream);
+void destroy_stream(const std::shared_ptr<Stream>& stream);
+void destroy_streams(Context& context);
+
+// The stream of a handle; the current context's default stream for null. Null: no such stream.
+std::shared_ptr<Stream> find_stream(CUstream stream);
+// As submit(), and in order with the default stream, if both are of the blocking kind.
+CUresult enqueue(CUstream stream, Stream::Work work);
+CUresult synchronise_context(Context& context);
+// What a call without a stream waits for: the default stream and the blocking ones.
+CUresult synchronise_blocking(Context& context);
+
+}  // namespace epd::fake_cuda

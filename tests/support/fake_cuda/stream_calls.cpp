@@ -1,0 +1,243 @@
+// cuStream*, cuLaunchHostFunc, copies and fills.
+#include "fake_cuda/memory.h"
+#include "fake_cuda/stream.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+
+using namespace epd::fake_cuda;
+
+namespace {
+
+// What a true device would say of an address that it does not reach.
+bool fault(Stream& stream, const char* what, const void* address, std::size_t bytes) {
+  char text[160];
+  std::snprintf(text, sizeof(text), "%s: %zu bytes at %p are not memory of device %d, or mapped for it", what,
+                bytes, address, stream.device().machine);
+  complain(text);
+  stream.device().fail(CUDA_ERROR_ILLEGAL_ADDRESS);
+  return false;
+}
+
+CUresult create(CUstream* stream, unsigned int flags) {
+  if ((flags & ~static_cast<unsigned>(CU_STREAM_NON_BLOCKING)) != 0) return CUDA_ERROR_INVALID_VALUE;
+  return make_stream(current_context(), (flags & CU_STREAM_NON_BLOCKING) == 0, stream);
+}
+
+template <typename Word, typename Signed>
+bool satisfied(Word now, Word value, unsigned int condition) {
+  switch (condition) {
+    case CU_STREAM_WAIT_VALUE_EQ: return now == value;
+    case CU_STREAM_WAIT_VALUE_AND: return (now & value) != 0;
+    case CU_STREAM_WAIT_VALUE_NOR: return static_cast<Word>(~(now | value)) != 0;
+    default: return static_cast<Signed>(now - value) >= 0;
+  }
+}
+
+// A word is aligned, and memory of the device or pinned.
+template <typename Word>
+CUresult check_word(CUstream stream, CUdeviceptr address) {
+  if (find_stream(stream) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (address == 0 || address % sizeof(Word) != 0) return CUDA_ERROR_INVALID_VALUE;
+  return memory().known(pointer(address), sizeof(Word)) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+template <typename Word, typename Signed>
+CUresult wait_value(CUstream handle, CUdeviceptr address, Word value, unsigned int flags) {
+  if (flags > CU_STREAM_WAIT_VALUE_NOR) return CUDA_ERROR_INVALID_VALUE;  // and no flush, as on most devices
+  if (const CUresult error = check_word<Word>(handle, address)) return error;
+  Stream* const stream = find_stream(handle).get();
+  return enqueue(handle, [=] {
+    auto* const word = static_cast<Word*>(pointer(address));
+    bool reached = true;
+    const bool good = stream->wait_until([&] {
+      bool there = false;
+      reached = memory().with(stream->device().ordinal, word, sizeof(Word), [&] {
+        there = satisfied<Word, Signed>(std::atomic_ref(*word).load(std::memory_order_acquire), value, flags);
+      });
+      return there || !reached;
+    });
+    return reached ? good : fault(*stream, "cuStreamWaitValue", word, sizeof(Word));
+  });
+}
+
+template <typename Word>
+CUresult write_value(CUstream handle, CUdeviceptr address, Word value, unsigned int flags) {
+  if (flags != CU_STREAM_WRITE_VALUE_DEFAULT) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult error = check_word<Word>(handle, address)) return error;
+  Stream* const stream = find_stream(handle).get();
+  return enqueue(handle, [=] {
+    auto* const word = static_cast<Word*>(pointer(address));
+    if (memory().with(stream->device().ordinal, word, sizeof(Word),
+                      [&] { std::atomic_ref(*word).store(value, std::memory_order_release); })) {
+      return true;
+    }
+    return fault(*stream, "cuStreamWriteValue", word, sizeof(Word));
+  });
+}
+
+// Of a copy's two ends, those that have to be memory which the driver knows.
+struct Ends {
+  bool to;
+  bool from;
+};
+
+bool reachable(const void* to, const void* from, std::size_t bytes, Ends device) {
+  return (!device.to || memory().known(to, bytes)) && (!device.from || memory().known(from, bytes));
+}
+
+CUresult copy_now(const char* function, void* to, const void* from, std::size_t bytes, Ends device) {
+  if (const CUresult error = enter(function, Needs::kContext)) return error;
+  if (!reachable(to, from, bytes, device)) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult error = synchronise_blocking(*current_context())) return error;
+  if (bytes != 0) std::memmove(to, from, bytes);
+  return CUDA_SUCCESS;
+}
+
+// From memory that is not pinned a copy is taken at once, as by the true driver, which stages it; into such
+// memory the call waits.
+CUresult copy_later(const char* function, void* to, const void* from, std::size_t bytes, Ends device,
+                    CUstream handle) {
+  if (const CUresult error = enter(function, Needs::kContext)) return error;
+  const std::shared_ptr<Stream> stream = find_stream(handle);
+  if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (!reachable(to, from, bytes, device)) return CUDA_ERROR_INVALID_VALUE;
+  if (bytes == 0) return CUDA_SUCCESS;
+  std::vector<char> staged;
+  const bool from_pageable = !memory().known(from, bytes);
+  const bool to_pageable = !memory().known(to, bytes);
+  if (from_pageable) {
+    const auto* const first = static_cast<const char*>(from);
+    staged.assign(first, first + bytes);
+  }
+  const CUresult error = enqueue(handle, [=, own = stream.get(), staged = std::move(staged)] {
+    if ((!to_pageable && !memory().known(to, bytes)) || (!from_pageable && !memory().known(from, bytes)))
+      return fault(*own, "a copy", memory().known(to, bytes) ? from : to, bytes);
+    std::memmove(to, from_pageable ? staged.data() : from, bytes);
+    return true;
+  });
+  return error == CUDA_SUCCESS && to_pageable ? stream->synchronise() : error;
+}
+
+template <typename Unit>
+CUresult fill(const char* function, CUdeviceptr to, Unit unit, std::size_t count, CUstream handle,
+              bool wait) {
+  if (const CUresult error = enter(function, Needs::kContext)) return error;
+  const std::shared_ptr<Stream> stream = find_stream(handle);
+  const std::size_t bytes = count * sizeof(Unit);
+  if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (to % sizeof(Unit) != 0 || !memory().known(pointer(to), bytes)) return CUDA_ERROR_INVALID_VALUE;
+  const CUresult error = enqueue(handle, [=, own = stream.get()] {
+    if (!memory().known(pointer(to), bytes)) return fault(*own, "a fill", pointer(to), bytes);
+    std::fill_n(static_cast<Unit*>(pointer(to)), count, unit);
+    return true;
+  });
+  return error == CUDA_SUCCESS && wait ? stream->synchronise() : error;
+}
+
+}  // namespace
+
+CUresult CUDAAPI cuStreamCreate(CUstream* stream, unsigned int flags) {
+  if (const CUresult error = enter("cuStreamCreate", Needs::kContext)) return error;
+  return create(stream, flags);
+}
+
+CUresult CUDAAPI cuStreamCreateWithPriority(CUstream* stream, unsigned int flags, int) {
+  if (const CUresult error = enter("cuStreamCreateWithPriority", Needs::kContext)) return error;
+  return create(stream, flags);
+}
+
+CUresult CUDAAPI cuStreamDestroy(CUstream handle) {
+  if (const CUresult error = enter("cuStreamDestroy", Needs::kNothing)) return error;
+  if (handle == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  const std::shared_ptr<Stream> stream = find_stream(handle);
+  if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  destroy_stream(stream);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuStreamSynchronize(CUstream handle) {
+  if (const CUresult error = enter("cuStreamSynchronize", Needs::kContext)) return error;
+  const std::shared_ptr<Stream> stream = find_stream(handle);
+  if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  return handle == nullptr ? synchronise_blocking(*current_context()) : stream->synchronise();
+}
+
+CUresult CUDAAPI cuStreamQuery(CUstream handle) {
+  if (const CUresult error = enter("cuStreamQuery", Needs::kContext)) return error;
+  const std::shared_ptr<Stream> stream = find_stream(handle);
+  return stream == nullptr ? CUDA_ERROR_INVALID_HANDLE : stream->query();
+}
+
+CUresult CUDAAPI cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t value,
+                                     unsigned int flags) {
+  if (const CUresult error = enter("cuStreamWaitValue32", Needs::kContext)) return error;
+  return wait_value<std::uint32_t, std::int32_t>(stream, address, value, flags);
+}
+
+CUresult CUDAAPI cuStreamWaitValue64(CUstream stream, CUdeviceptr address, cuuint64_t value,
+                                     unsigned int flags) {
+  if (const CUresult error = enter("cuStreamWaitValue64", Needs::kContext)) return error;
+  return wait_value<std::uint64_t, std::int64_t>(stream, address, value, flags);
+}
+
+CUresult CUDAAPI cuStreamWriteValue32(CUstream stream, CUdeviceptr address, cuuint32_t value,
+                                      unsigned int flags) {
+  if (const CUresult error = enter("cuStreamWriteValue32", Needs::kContext)) return error;
+  return write_value<std::uint32_t>(stream, address, value, flags);
+}
+
+CUresult CUDAAPI cuStreamWriteValue64(CUstream stream, CUdeviceptr address, cuuint64_t value,
+                                      unsigned int flags) {
+  if (const CUresult error = enter("cuStreamWriteValue64", Needs::kContext)) return error;
+  return write_value<std::uint64_t>(stream, address, value, flags);
+}
+
+CUresult CUDAAPI cuLaunchHostFunc(CUstream stream, CUhostFn function, void* data) {
+  if (const CUresult error = enter("cuLaunchHostFunc", Needs::kContext)) return error;
+  if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return enqueue(stream, [=] {
+    function(data);
+    return true;
+  });
+}
+
+CUresult CUDAAPI cuMemcpyHtoD(CUdeviceptr to, const void* from, std::size_t bytes) {
+  return copy_now("cuMemcpyHtoD", pointer(to), from, bytes, {true, false});
+}
+CUresult CUDAAPI cuMemcpyDtoH(void* to, CUdeviceptr from, std::size_t bytes) {
+  return copy_now("cuMemcpyDtoH", to, pointer(from), bytes, {false, true});
+}
+CUresult CUDAAPI cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
+  return copy_now("cuMemcpyDtoD", pointer(to), pointer(from), bytes, {true, true});
+}
+CUresult CUDAAPI cuMemcpy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
+  return copy_now("cuMemcpy", pointer(to), pointer(from), bytes, {false, false});
+}
+CUresult CUDAAPI cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, std::size_t bytes, CUstream stream) {
+  return copy_later("cuMemcpyHtoDAsync", pointer(to), from, bytes, {true, false}, stream);
+}
+CUresult CUDAAPI cuMemcpyDtoHAsync(void* to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
+  return copy_later("cuMemcpyDtoHAsync", to, pointer(from), bytes, {false, true}, stream);
+}
+CUresult CUDAAPI cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
+  return copy_later("cuMemcpyDtoDAsync", pointer(to), pointer(from), bytes, {true, true}, stream);
+}
+CUresult CUDAAPI cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
+  return copy_later("cuMemcpyAsync", pointer(to), pointer(from), bytes, {false, false}, stream);
+}
+
+CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr to, unsigned char value, std::size_t count, CUstream stream) {
+  return fill<unsigned char>("cuMemsetD8Async", to, value, count, stream, false);
+}
+CUresult CUDAAPI cuMemsetD32Async(CUdeviceptr to, unsigned int value, std::size_t count, CUstream stream) {
+  return fill<unsigned int>("cuMemsetD32Async", to, value, count, stream, false);
+}
+CUresult CUDAAPI cuMemsetD8(CUdeviceptr to, unsigned char value, std::size_t count) {
+  return fill<unsigned char>("cuMemsetD8", to, value, count, nullptr, true);
+}
+CUresult CUDAAPI cuMemsetD32(CUdeviceptr to, unsigned int value, std::size_t count) {
+  return fill<unsigned int>("cuMemsetD32", to, value, count, nullptr, true);
+}
