@@ -97,24 +97,26 @@ Status read_switches(const Switch (&switches)[N], std::uint32_t& flags) {
 }
 
 Status read_dispatch(const epd_dispatch_args_t& a, SubmitRequest& request) {
-  request = {abi::Op::kDispatch, a.slot, a.num_tokens, 0, a.timeout_ms, a.sms, a.handle, a.keep_handle != 0};
-  if (a.reserved != 0) return epd::client::bad_value("reserved", a.reserved, "0");
+  request = {abi::Op::kDispatch, a.slot,           a.num_tokens, 0, a.timeout_ms, a.sms, a.handle,
+             a.keep_handle != 0, a.on_stream != 0, a.stream};
   return read_switches({{"weights", a.weights, abi::kFlagWeights},
                         {"keep_handle", a.keep_handle, 0},
                         {"defer_receive", a.defer_receive, abi::kFlagDefer},
                         {"zero_padding", a.zero_padding, abi::kFlagZeroPadding},
-                        {"mark_unused", a.mark_unused, abi::kFlagMarkUnused}},
+                        {"mark_unused", a.mark_unused, abi::kFlagMarkUnused},
+                        {"on_stream", a.on_stream, 0}},
                        request.flags);
 }
 
 Status read_combine(const epd_combine_args_t& a, SubmitRequest& request) {
-  request = {abi::Op::kCombine, a.slot, 0, 0, a.timeout_ms, a.sms, a.handle, false};
-  if (a.reserved != 0) return epd::client::bad_value("reserved", a.reserved, "0");
+  request = {abi::Op::kCombine, a.slot,  0, 0, a.timeout_ms, a.sms, a.handle, false,
+             a.on_stream != 0,  a.stream};
   if (a.num_biases > abi::kMaxBiases)
     return epd::client::bad_value("num_biases", a.num_biases, "0 .. " + std::to_string(abi::kMaxBiases));
   request.flags = a.num_biases << abi::kBiasShift;
   return read_switches({{"weighted", a.weighted, abi::kFlagWeights},
                         {"return_weights", a.return_weights, abi::kFlagReturnWeights},
+                        {"on_stream", a.on_stream, 0},
                         {"defer_receive", a.defer_receive, abi::kFlagDefer}},
                        request.flags);
 }
@@ -268,6 +270,17 @@ epd_status_t epd_noop(epd_group_t* group, uint32_t slot, epd_ticket_t* ticket) {
   });
 }
 
+epd_status_t epd_noop_on_stream(epd_group_t* group, uint32_t slot, void* stream, epd_ticket_t* ticket) {
+  return guarded([&]() -> Status {
+    EPD_REQUIRE(group);
+    EPD_REQUIRE(ticket);
+    SubmitRequest request{abi::Op::kNoop, slot};
+    request.on_stream = true;
+    request.stream = stream;
+    return unwrap(group)->session.submit(*unwrap(group), request, *ticket, nullptr);
+  });
+}
+
 epd_status_t epd_ticket_wait(epd_group_t* group, epd_ticket_t ticket, int32_t timeout_ms,
                              epd_result_t* result) {
   return guarded([&]() -> Status {
@@ -312,6 +325,13 @@ epd_status_t epd_ticket_wait_sent(epd_group_t* group, epd_ticket_t ticket, int32
   return guarded([&]() -> Status {
     EPD_REQUIRE(group);
     return unwrap(group)->session.wait_sent(*unwrap(group), ticket, timeout_ms);
+  });
+}
+
+epd_status_t epd_ticket_wait_on_stream(epd_group_t* group, epd_ticket_t ticket, void* stream) {
+  return guarded([&]() -> Status {
+    EPD_REQUIRE(group);
+    return unwrap(group)->session.wait_on_stream(*unwrap(group), ticket, stream);
   });
 }
 

@@ -63,6 +63,16 @@ Status map_segments(Packet& packet, Attachment& out) {
   return {};
 }
 
+Status open_device(Attachment& out) {
+  const auto kind = static_cast<std::uint32_t>(out.welcome.device_kind);
+  switch (out.welcome.device_kind) {
+    case abi::DeviceKind::kHost: return {};
+    case abi::DeviceKind::kCuda: return open_cuda_device(out.welcome, out.device);
+  }
+  return {StatusCode::kUnsupported, "the daemon's device is of kind " + std::to_string(kind) + ", which " +
+                                        kLibrary + " does not know"};
+}
+
 }  // namespace
 
 Status attach(const AttachRequest& request, Attachment& out) {
@@ -89,7 +99,8 @@ Status attach(const AttachRequest& request, Attachment& out) {
   }
   if (packet.type() != abi::AttachType::kWelcome || !packet.read(out.welcome)) return refusal(packet);
   status = check_welcome(out.welcome, hello);
-  return status.ok() ? map_segments(packet, out) : status;
+  if (status.ok()) status = map_segments(packet, out);
+  return status.ok() ? open_device(out) : status;
 }
 
 }  // namespace epd::client

@@ -1,7 +1,8 @@
-// The handshake: from a socket path to a session's descriptors and mapped segments.
+// The handshake: from a socket path to a session's descriptors, mapped segments and device.
 #pragma once
 
 #include "attach_socket.h"
+#include "device.h"
 
 namespace epd::client {
 
@@ -11,6 +12,7 @@ struct Attachment {
   Mapping segment_a;  // read-write
   Mapping segment_b;  // read-only
   abi::Welcome welcome{};
+  std::unique_ptr<Device> device;  // null: the session is on a host device
 };
 
 struct AttachRequest {

@@ -2,9 +2,11 @@
 #pragma once
 
 #include "board.h"
+#include "device.h"
 #include "proto/attach.h"
 
 #include <array>
+#include <mutex>
 #include <vector>
 
 namespace epd::client {
@@ -48,7 +50,13 @@ struct Group {
 
   // Null if the group has no such region.
   void* region(std::uint32_t slot, abi::Region which) const {
-    return abi::region_bytes(shape, which) != 0 ? user.as<char>(arena.at(slot, which)) : nullptr;
+    if (abi::region_bytes(shape, which) == 0) return nullptr;
+    return reinterpret_cast<void*>(user_base() + arena.at(slot, which));
+  }
+  // Addresses of the host or of the device: nothing in the library looks at what is there.
+  std::uintptr_t user_base() const {
+    return device_user.address() != 0 ? device_user.address()
+                                      : reinterpret_cast<std::uintptr_t>(user.as<char>());
   }
 
   // routes.cpp; all with the session's mutex.
@@ -70,15 +78,23 @@ struct Group {
   std::uint32_t rank = 0;
   std::uint32_t default_timeout_ms = 0;  // of operations that give none
   std::uint64_t first_index = 0;         // the operation with which this rank came; 0 unless it has rejoined
-  Mapping user;
+  Mapping user;                          // on host devices, else
+  DeviceMemory device_user;              // this
   BoardView board;
+  // Held by a submission from its checks until it is in the ring. Taken before the session's mutex, which a
+  // driver call in between must not hold.
+  std::mutex submit_mutex;
   // Guarded by the session's mutex.
   std::uint64_t epoch = 0;
   std::uint64_t next_index = 0;  // number of the next dispatch or combine; the engine counts alike
   std::array<GroupSlot, abi::kMaxDepth> slots{};
   std::vector<Route> routes;               // [num_routes]
   std::vector<std::uint32_t> free_routes;  // of those beyond the slots'; the last is taken next
-  bool left = false;                       // leave has begun; hooks may still hold the handle
+  // Of each slot's last operation on a stream, 0 = none: what its StreamWords hold, or will.
+  std::array<epd_ticket_t, abi::kMaxDepth> stream_tickets{};
+  // Whether the library itself is to release the streams that wait for this group's operations.
+  enum class Release { kNo, kWanted, kDone } release = Release::kNo;
+  bool left = false;  // leave has begun; hooks may still hold the handle
 };
 
 // The checked configuration, zeros replaced by the defaults, as it goes to the daemon.

@@ -8,6 +8,23 @@
 
 namespace epd::client {
 
+Status start_thread(const char* name, std::function<void()> body, std::thread& thread) {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::error_code error;
+  try {
+    thread = std::thread(std::move(body));
+  } catch (const std::system_error& failed) {
+    error = failed.code();
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (error) return errno_status(std::string("starting the thread ") + name, error.value());
+  ::pthread_setname_np(thread.native_handle(), name);
+  return {};
+}
+
 class HookWaiter final : public Waiter {
  public:
   explicit HookWaiter(const Session& session) : session_(session) {}
@@ -32,20 +49,9 @@ Status Session::on_complete(Group& group, epd_ticket_t ticket, epd_hook_t hook, 
                      " is not in flight in this group: never issued, retired already, or it has a hook");
   }
   if (!hook_thread_.joinable()) {
-    // The host program's signals are not for this thread.
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    std::error_code error;
-    try {
-      hook_thread_ = std::thread([this] { run_hooks(); });
-    } catch (const std::system_error& failed) {
-      error = failed.code();
-    }
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    if (error) return errno_status("starting the thread for hooks", error.value());
-    ::pthread_setname_np(hook_thread_.native_handle(), "epd-hooks");
+    Status started = start_thread(
+        "epd-hooks", [this] { run_hooks(); }, hook_thread_);
+    if (!started.ok()) return started;
   }
   Operation& op = found->second;
   std::list<HookCall> call(1);

@@ -1,6 +1,8 @@
 // Session: join and leave, and everything else that comes over the attach socket.
 #include "session.h"
 
+#include <algorithm>
+
 namespace epd::client {
 namespace {
 
@@ -115,6 +117,12 @@ Status Session::join(const epd_group_config_t& config, Group*& out) {
   return {};
 }
 
+Status Session::map_user_arena(const UniqueFd& fd, Group& group) {
+  const std::uint64_t bytes = group.arena.total_bytes;
+  if (attachment_.device != nullptr) return attachment_.device->map(fd, bytes, group.device_user);
+  return Mapping::map(fd, bytes, Access::kReadWrite, "the user arena", group.user);
+}
+
 Status Session::adopt_joined(Packet& packet, Group& group) {
   abi::Joined joined{};
   if (!packet.read(joined)) return refusal(packet);
@@ -134,8 +142,7 @@ Status Session::adopt_joined(Packet& packet, Group& group) {
                           std::to_string(packet.num_fds) + " descriptors; needed: below " +
                           std::to_string(group.shape.num_ranks) + " and 2");
   }
-  Status status =
-      Mapping::map(packet.fds[0], joined.user_bytes, Access::kReadWrite, "the user arena", group.user);
+  Status status = map_user_arena(packet.fds[0], group);
   if (!status.ok()) return status;
   Mapping board;
   status = Mapping::map(packet.fds[1], joined.board_bytes, Access::kReadOnly, "the board", board);
@@ -163,6 +170,7 @@ void Session::leave(Group* group, Deadline deadline) {
     drain_locked();
     group->left = true;
     abort_locked(StatusCode::kAborted, "this rank has left the group", group);
+    want_release_locked(*group);
     await_hooks_locked(lock, *group);
     for (auto it = operations_.begin(); it != operations_.end();) {
       it = it->second.group == group ? operations_.erase(it) : std::next(it);
@@ -170,8 +178,12 @@ void Session::leave(Group* group, Deadline deadline) {
     notify_ready_locked(nullptr);
   }
   send_leave(group->member, deadline);
+  await_release(*group);
+  std::list<std::unique_ptr<Group>> gone;  // unmapped without the lock
   const Lock lock(mutex_);
-  groups_.remove_if([group](const std::unique_ptr<Group>& other) { return other.get() == group; });
+  const auto found = std::find_if(groups_.begin(), groups_.end(),
+                                  [group](const auto& other) { return other.get() == group; });
+  if (found != groups_.end()) gone.splice(gone.end(), groups_, found);
 }
 
 }  // namespace epd::client

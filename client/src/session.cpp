@@ -20,7 +20,8 @@ Session::Session(Attachment attachment) : attachment_(std::move(attachment)) {}
 
 Status Session::prepare() {
   wake_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!wake_.valid()) return errno_status("eventfd", errno);
+  watch_wake_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake_.valid() || !watch_wake_.valid()) return errno_status("eventfd", errno);
   return {};
 }
 
@@ -32,6 +33,7 @@ Session::~Session() {
     end_locked({StatusCode::kAborted, "the session was detached"});
   }
   stop_hooks();
+  stop_watch();
   // A courtesy to whoever reads the daemon's log: without it the end of the connection is a death.
   [[maybe_unused]] const Status said = send(attachment_.socket, abi::AttachType::kDetach, 0, nullptr, 0);
 }
@@ -48,6 +50,7 @@ epd_session_info_t Session::info() const {
     info.boot_id[2 * i] = kDigits[welcome.boot_id[i] >> 4];
     info.boot_id[2 * i + 1] = kDigits[welcome.boot_id[i] & 15];
   }
+  info.device_kind = static_cast<epd_device_kind_t>(welcome.device_kind);
   return info;
 }
 
@@ -62,6 +65,7 @@ void Session::end_locked(Status status) {
   if (!ended_.ok()) return;
   ended_ = std::move(status);
   abort_locked(ended_.code(), ended_.text().c_str(), nullptr);
+  for (const auto& group : groups_) want_release_locked(*group);
   notify_ready_locked(nullptr);
   kick();
 }

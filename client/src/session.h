@@ -13,6 +13,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -39,13 +40,17 @@ struct Operation {
   Group* group = nullptr;
   abi::Op op = abi::Op::kNone;
   std::uint32_t slot = 0;
-  bool deferred = false;              // submitted with defer_receive
+  bool deferred = false;  // submitted with defer_receive
+  bool on_stream = false;
   SteadyClock::time_point answer_by;  // an engine that runs has ended it by then
   bool done = false;
   epd_result_t result{};             // once done
   std::string text;                  // why it failed; may be empty
   std::list<HookCall> waiting_hook;  // at most one; made beforehand so that completing can't fail
 };
+
+// A thread that takes none of the host program's signals.
+Status start_thread(const char* name, std::function<void()> body, std::thread& thread);
 
 // What one thread waits for. Linked into the session while it does.
 class Waiter {
@@ -73,6 +78,8 @@ struct SubmitRequest {
   std::uint32_t sms = 0;
   epd_handle_t handle = 0;  // combine, dispatch with an old routing
   bool keep = false;        // dispatch: its handle
+  bool on_stream = false;   // CUDA devices; begins and ends in `stream`, a CUstream
+  void* stream = nullptr;
 };
 
 class Session {
@@ -95,6 +102,9 @@ class Session {
   Status submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket, epd_handle_t* handle);
   Status release_handle(Group& group, epd_handle_t handle);
 
+  // streams.cpp
+  Status wait_on_stream(Group& group, epd_ticket_t ticket, void* stream);
+
   // tickets.cpp: the text of a failed operation comes back in the status
   Status wait_ticket(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, epd_result_t* result);
   bool pending(Group& group, epd_ticket_t ticket);
@@ -110,6 +120,7 @@ class Session {
   friend class BoardWaiter;
   friend class ResumeWaiter;
   friend class HookWaiter;
+  friend struct SessionTestAccess;
   using Lock = std::unique_lock<std::mutex>;
   using Operations = std::unordered_map<std::uint64_t, Operation>;
 
@@ -138,8 +149,26 @@ class Session {
   };
   Status ready_to_submit(Lock& lock, Group& group, const SubmitRequest& request);
   Status choose_route(Lock& lock, Group& group, const SubmitRequest& request, RouteUse& use);
-  Status push(Lock& lock, Group& group, const SubmitRequest& request, const RouteUse& use);
+  // All that can refuse a submission.
+  Status admit(Lock& lock, Group& group, const SubmitRequest& request, RouteUse& use);
+  Status push(Lock& lock, Group& group, const SubmitRequest& request, const RouteUse& use,
+              epd_ticket_t ticket);
+  Status no_room(Lock& lock);
   Status blocked(Lock& lock, std::string why);  // WOULD_BLOCK, unless the session is over
+
+  // streams.cpp
+  Status check_stream(const SubmitRequest& request) const;
+  // On the caller's stream: the inputs are there. Called and returns with mutex_, which it lets go meanwhile.
+  Status mark_ready(Lock& lock, Group& group, const SubmitRequest& request, epd_ticket_t ticket);
+  Status enqueue_wait(const Group& group, std::uint32_t slot, epd_ticket_t ticket, void* stream);
+  Status start_watch_locked();
+  void watch();
+  bool release_a_group(Lock& lock);  // false: none wants it
+  void want_release_locked(Group& group);
+  // Returns when no stream can wait in the group's memory any more.
+  void await_release(Group& group);
+  void kick_watch() const;
+  void stop_watch();
 
   // session.cpp
   void end_locked(Status status);
@@ -160,6 +189,7 @@ class Session {
   bool take_packets(std::uint32_t id, Packet& reply);  // request_mutex_ held; true: reply to request id
   bool look_at_socket(bool hang_up);                   // false: a request in progress will look
   Status adopt_joined(Packet& packet, Group& group);
+  Status map_user_arena(const UniqueFd& fd, Group& group);
   void send_leave(std::uint32_t member, Deadline deadline);
 
   // hooks.cpp
@@ -192,6 +222,11 @@ class Session {
   const Group* hook_running_ = nullptr;
   std::size_t hooks_outstanding_ = 0;  // asked for, operation not ended
   bool stopping_ = false;
+
+  std::thread watch_thread_;  // from the first operation on a stream to detach
+  UniqueFd watch_wake_;       // eventfd: makes it look up
+  std::condition_variable released_;
+  bool watch_stopping_ = false;
 
   // The leader's alone; leadership passes under mutex_.
   SpinBudget spin_;

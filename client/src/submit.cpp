@@ -33,6 +33,7 @@ Status check_request(const Group& group, const SubmitRequest& request) {
 std::uint32_t engine_flags(const abi::GroupShape& shape, const SubmitRequest& request) {
   std::uint32_t flags = request.flags;
   if (request.op == abi::Op::kDispatch && request.handle != 0) flags |= abi::kFlagCached;
+  if (request.on_stream) flags |= abi::kFlagStream;
   if (shape.layout != abi::Layout::kPacked) flags &= ~std::uint32_t{abi::kFlagZeroPadding};
   return flags;
 }
@@ -94,10 +95,31 @@ Status Session::choose_route(Lock& lock, Group& group, const SubmitRequest& requ
                                         " is in flight on another slot");
 }
 
-Status Session::push(Lock& lock, Group& group, const SubmitRequest& request, const RouteUse& use) {
+Status Session::no_room(Lock& lock) {
+  const std::uint64_t head = b().submission_head.value.load(std::memory_order_acquire);
+  if (submission_tail_ - head > abi::kSubmissionSlots) {
+    return internal_error("the engine's submission index " + std::to_string(head) +
+                          " does not fit the client's " + std::to_string(submission_tail_));
+  }
+  return blocked(lock, "the session's ring is full: " + std::to_string(abi::kSubmissionSlots) +
+                           " submissions wait for the engine");
+}
+
+Status Session::admit(Lock& lock, Group& group, const SubmitRequest& request, RouteUse& use) {
+  Status status = ready_to_submit(lock, group, request);
+  if (!status.ok()) return status;
+  use = {};
+  status = choose_route(lock, group, request, use);
+  if (!status.ok()) return status;
+  const std::uint64_t head = b().submission_head.value.load(std::memory_order_acquire);
+  return submission_tail_ - head < abi::kSubmissionSlots ? Status() : no_room(lock);
+}
+
+Status Session::push(Lock& lock, Group& group, const SubmitRequest& request, const RouteUse& use,
+                     epd_ticket_t ticket) {
   const bool new_routing = request.op == abi::Op::kDispatch && use.writes;
   abi::Submission submission{};
-  submission.ticket = last_ticket_ + 1;
+  submission.ticket = ticket;
   submission.epoch = group.epoch;
   submission.handle = use.route != kNoRoute && !use.writes ? op_of(request.handle) : 0;
   submission.submit_ns = monotonic_ns();
@@ -110,28 +132,21 @@ Status Session::push(Lock& lock, Group& group, const SubmitRequest& request, con
   submission.route = use.route != kNoRoute ? use.route : 0;
   submission.sms = request.sms;
   // Before the push: the completion may be there as soon as it is published.
-  Operation& op = operations_[submission.ticket];
+  Operation& op = operations_[ticket];
   op.group = &group;
   op.op = request.op;
   op.slot = request.slot;
   op.deferred = (request.flags & abi::kFlagDefer) != 0;
+  op.on_stream = request.on_stream;
   const std::uint32_t timeout_ms = request.timeout_ms != 0 ? request.timeout_ms : group.default_timeout_ms;
   op.answer_by = SteadyClock::now() + std::chrono::milliseconds(timeout_ms) + kAnswerGrace;
-  const abi::PushResult pushed =
-      abi::ring_push(a().submissions, submission_tail_, b().submission_head, submission);
-  if (pushed != abi::PushResult::kPushed) {
-    operations_.erase(submission.ticket);
-    if (pushed == abi::PushResult::kCorrupt) {
-      return internal_error("the engine's submission index " +
-                            std::to_string(b().submission_head.value.load(std::memory_order_relaxed)) +
-                            " does not fit the client's " + std::to_string(submission_tail_));
-    }
-    return blocked(lock, "the session's ring is full: " + std::to_string(abi::kSubmissionSlots) +
-                             " submissions wait for the engine");
+  if (abi::ring_push(a().submissions, submission_tail_, b().submission_head, submission) !=
+      abi::PushResult::kPushed) {
+    operations_.erase(ticket);
+    return no_room(lock);  // though there was: the engine's index has gone wrong
   }
   ++submission_tail_;
-  last_ticket_ = submission.ticket;
-  group.slots[request.slot] = {submission.ticket, use.route, use.writes};
+  group.slots[request.slot] = {ticket, use.route, use.writes};
   if (request.op != abi::Op::kNoop) ++group.next_index;
   return {};
 }
@@ -139,18 +154,27 @@ Status Session::push(Lock& lock, Group& group, const SubmitRequest& request, con
 Status Session::submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,
                        epd_handle_t* handle) {
   Status status = check_request(group, request);
+  if (status.ok()) status = check_stream(request);
   if (!status.ok()) return status;
   {
+    const std::lock_guard<std::mutex> order(group.submit_mutex);
     Lock lock(mutex_);
-    status = ready_to_submit(lock, group, request);
-    if (!status.ok()) return status;
     RouteUse use;
-    status = choose_route(lock, group, request, use);
+    status = admit(lock, group, request, use);
     if (!status.ok()) return status;
+    // Used up whatever comes: should this not be published after all, no later operation on the slot may
+    // find its ready word written already.
+    const epd_ticket_t number = ++last_ticket_;
+    if (request.on_stream) {
+      status = mark_ready(lock, group, request, number);
+      // Meanwhile the session may have ended, the group broken, or other groups filled the ring.
+      if (status.ok()) status = admit(lock, group, request, use);
+      if (!status.ok()) return status;
+    }
     const epd_handle_t made = use.writes ? make_handle(group.next_index, use.route) : request.handle;
-    status = push(lock, group, request, use);
+    status = push(lock, group, request, use, number);
     if (!status.ok()) return status;
-    ticket = last_ticket_;
+    ticket = number;
     if (use.writes) {
       if (request.keep) group.free_routes.pop_back();
       group.routes[use.route] = {Route::State::kKnown, made, ticket, request.num_tokens};
@@ -158,7 +182,8 @@ Status Session::submit(Group& group, const SubmitRequest& request, epd_ticket_t&
     if (handle != nullptr) *handle = made;
   }
   ring_engine(abi::kAsleep);
-  return {};
+  if (!request.on_stream || (request.flags & abi::kFlagDefer) != 0) return {};
+  return enqueue_wait(group, request.slot, ticket, request.stream);
 }
 
 Status Session::release_handle(Group& group, epd_handle_t handle) {

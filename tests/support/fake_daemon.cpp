@@ -154,7 +154,10 @@ void FakeDaemon::welcome(const abi::Hello& hello, std::uint32_t request_id) {
   body.boot_id[0] = 0xab;
   body.boot_id[15] = 0x01;
   abi::set_text(body.daemon, "fake 9.9.9", 10);
-  abi::set_text(body.device, "host:3", 6);
+  const bool cuda = settings_.device_kind == abi::DeviceKind::kCuda;
+  abi::set_text(body.device, cuda ? "cuda:3" : "host:3", 6);
+  body.device_kind = settings_.device_kind;
+  std::memset(body.device_uuid, settings_.device_uuid, sizeof(body.device_uuid));
   if (settings_.short_welcome) {
     (void)send_packet(connection_.get(), static_cast<std::uint16_t>(abi::AttachType::kWelcome), request_id,
                       &body, 10);

@@ -34,6 +34,8 @@ struct FakeSettings {
   std::uint32_t welcome_fds = 3;
   std::int64_t more_user_bytes = 0;   // added to what Joined says
   std::int64_t less_board_bytes = 0;  // missing in the board's file
+  abi::DeviceKind device_kind = abi::DeviceKind::kHost;
+  std::uint8_t device_uuid = 0;  // each byte of it
   bool automatic = true;  // completes every submission with OK; else the test does, see next_submission
 };
 

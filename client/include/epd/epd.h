@@ -84,19 +84,26 @@ typedef struct epd_attach_options {
 #define EPD_ATTACH_OPTIONS_INIT \
   { sizeof(epd_attach_options_t), NULL, NULL, 0 }
 
+typedef enum epd_device_kind { EPD_DEVICE_HOST = 0, EPD_DEVICE_CUDA = 1 } epd_device_kind_t;
+
 typedef struct epd_session_info_s {
   size_t size;
   uint64_t session_id;
   char device[32];
   char daemon[64];  /* name and version of the daemon */
   char boot_id[33]; /* hexadecimal; another one after a reconnect means another daemon run */
+  epd_device_kind_t device_kind;
 } epd_session_info_t;
 #define EPD_SESSION_INFO_INIT \
-  { sizeof(epd_session_info_t), 0, "", "", "" }
+  { sizeof(epd_session_info_t), 0, "", "", "", EPD_DEVICE_HOST }
 
 /* options may be NULL. Errors: DAEMON_LOST (nobody listens), VERSION_MISMATCH (names both
  * versions), PERMISSION_DENIED, RESOURCE_EXHAUSTED (quota), NOT_FOUND (no such device),
- * DEADLINE_EXCEEDED, INVALID_ARGUMENT. */
+ * DEADLINE_EXCEEDED, INVALID_ARGUMENT (also: a CUDA device that this process does not see), UNSUPPORTED (a
+ * CUDA device, and no driver in this process), INTERNAL. On a CUDA device the session lives in the calling
+ * thread's current context if that is on the device, else in the device's primary context, which is the CUDA
+ * runtime's; that context must outlive the session. Devices are matched by uuid: their numbers here and in
+ * the daemon may differ. */
 EPD_API epd_status_t epd_session_attach(const epd_attach_options_t* options, epd_session_t** session);
 /* Leaves all groups, ends operations in flight (their rows may or may not have moved), frees the
  * handle. NULL is allowed. */
@@ -183,7 +190,9 @@ typedef struct epd_group_config {
 EPD_API epd_status_t epd_group_join(epd_session_t* session, const epd_group_config_t* config,
                                     epd_group_t** group);
 /* Operations that peers have in flight and that need nothing more of this rank still complete;
- * others, and later ones, end with RANK_LOST. (EPD_DEGRADE: all in flight.) NULL is allowed. */
+ * others, and later ones, end with RANK_LOST. (EPD_DEGRADE: all in flight.) NULL is allowed. On a CUDA device
+ * it returns, like cudaFree, when all that was enqueued in the session's context has run: the regions are
+ * gone. */
 EPD_API void epd_group_leave(epd_group_t* group);
 EPD_API uint32_t epd_group_rank(const epd_group_t* group);
 /* 1 while the rank takes part in the group's operations; 0 if it is lost (EPD_DEGRADE), or no rank of it. */
@@ -192,7 +201,8 @@ EPD_API int epd_group_active(const epd_group_t* group, uint32_t rank);
 /* The regions of one buffer slot in this rank's arena, shared with the engine: nothing is copied
  * between you and it. A region may be written until the operation that reads it is submitted, and
  * again when that has completed (or says that it reads it no more, see defer_receive); an output is valid
- * from completion until the next operation is submitted on the slot.
+ * from completion until the next operation is submitted on the slot. On a CUDA device these are addresses of
+ * the device.
  *
  * row = one received row: H bf16, H e4m3, or opaque_bytes. rows = max_recv_rows, or in the worst case:
  * compact R*T; packed R*T*min(K, E/R) + E/R*(expert_alignment-1); expert E/R blocks of R*T. C = K (compact)
@@ -256,7 +266,20 @@ EPD_API epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, ep
  * handles (or none). All other arguments concern this rank's own rows and may differ; num_tokens may be 0. A
  * submission returns at once. WOULD_BLOCK: the slot has an operation in flight; or one on another slot makes
  * the routing that is to be used, or uses the one that would be replaced; or the session's ring is full.
- * Nothing was submitted then. */
+ * Nothing was submitted then.
+ *
+ * Streams. On a CUDA device (epd_session_info) an operation begins at once, and the regions that it reads
+ * must be complete by then, unless it is submitted with on_stream: then it begins when what was enqueued in
+ * the stream before the call is done, and what is enqueued in it after the call begins when the operation has
+ * ended. With defer_receive the stream does not wait until epd_ticket_wait_on_stream makes it. No call waits
+ * for the device (only, like CUDA's own, for room in a stream's queue). A stream always goes on, however the
+ * operation ends: whether its outputs are good, the ticket's status tells, which must be waited for or given
+ * a hook as ever. Deadlines count from the submission, so they include what the stream had to do before. The
+ * stream must be of the context in which the session is (see epd_session_attach) and must not be capturing a
+ * graph. The slot's next operation after one that failed belongs on the same stream, or on another after that
+ * one has been synchronised. Errors beside each function's own: INVALID_ARGUMENT (not a CUDA device);
+ * INTERNAL with the driver's error: if *ticket was set, the operation was submitted and only the stream does
+ * not wait for it. */
 
 typedef struct epd_dispatch_args {
   size_t size;
@@ -273,10 +296,11 @@ typedef struct epd_dispatch_args {
   uint32_t mark_unused; /* 1: all rows that no token fills, up to the room there is, are marked: recv_topk_idx
                            -1, weight 0, recv_src -1; so that nobody needs to know M */
   uint32_t sms;         /* of the device, for this operation; 0: the group's */
-  uint32_t reserved;
+  uint32_t on_stream;   /* 1: begins and ends in `stream`, see "Streams" */
+  void* stream;         /* a cudaStream_t or CUstream; NULL is CUDA's default stream */
 } epd_dispatch_args_t;
 #define EPD_DISPATCH_ARGS_INIT \
-  { sizeof(epd_dispatch_args_t), 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(epd_dispatch_args_t), 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, NULL }
 
 /* Reads x, x_scales, topk_idx, topk_weights of the slot; delivers the recv_* regions. *handle (may be NULL
  * unless keep_handle) names the routing for combine, and for dispatches that use it again, on any slot. It is
@@ -301,10 +325,11 @@ typedef struct epd_combine_args {
   uint32_t return_weights; /* 1: y_weights come back as out_weights */
   uint32_t defer_receive;  /* 1: epd_ticket_wait_sent tells when the inputs have been read */
   uint32_t sms;            /* of the device, for this operation; 0: the group's */
-  uint32_t reserved;
+  uint32_t on_stream;      /* 1: begins and ends in `stream`, see "Streams" */
+  void* stream;            /* a cudaStream_t or CUstream; NULL is CUDA's default stream */
 } epd_combine_args_t;
 #define EPD_COMBINE_ARGS_INIT \
-  { sizeof(epd_combine_args_t), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(epd_combine_args_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL }
 
 /* Reads y of the slot, laid out as the dispatch delivered its rows, and delivers for each token t of it
  *   out[t] = bias[0][t] + bias[1][t] + sum over ranks d, ascending, of P_d
@@ -324,6 +349,9 @@ EPD_API epd_status_t epd_combine(epd_group_t* group, const epd_combine_args_t* a
 
 /* Does nothing, to the engine and back; not collective. Measures the hand-off. */
 EPD_API epd_status_t epd_noop(epd_group_t* group, uint32_t slot, epd_ticket_t* ticket);
+/* The same with on_stream. */
+EPD_API epd_status_t epd_noop_on_stream(epd_group_t* group, uint32_t slot, void* stream,
+                                        epd_ticket_t* ticket);
 
 /* ---- completion ---------------------------------------------------------------------------- */
 
@@ -376,6 +404,12 @@ EPD_API epd_status_t epd_ticket_counts(epd_group_t* group, epd_ticket_t ticket, 
  * ticket stays valid. WOULD_BLOCK or DEADLINE_EXCEEDED: not yet; the operation's own status if it failed;
  * INVALID_ARGUMENT: not submitted with defer_receive. */
 EPD_API epd_status_t epd_ticket_wait_sent(epd_group_t* group, epd_ticket_t ticket, int32_t timeout_ms);
+
+/* What is enqueued in the stream from here on begins when the operation has ended. For tickets of operations
+ * submitted with on_stream, as long as they are not retired: after defer_receive it is the receive hook; and
+ * it makes further streams wait, any number of times, also when the operation has ended. Returns at once.
+ * NOT_FOUND: retired; INVALID_ARGUMENT: not submitted with on_stream; INTERNAL: the driver's error. */
+EPD_API epd_status_t epd_ticket_wait_on_stream(epd_group_t* group, epd_ticket_t ticket, void* stream);
 
 /* Calls hook(result, user) once, on a thread of the library, when the operation has ended; also if it
  * has already. The ticket is retired by it: do not wait for it as well. */

@@ -25,6 +25,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -135,7 +136,8 @@ struct Counts {
   Span<const std::int32_t> expert_offsets;  // empty if compact
 };
 
-// The optional fields of epd_dispatch_args_t and epd_combine_args_t.
+// The optional fields of epd_dispatch_args_t and epd_combine_args_t. stream: a cudaStream_t or CUstream, in
+// which the operation begins and ends (nullptr: CUDA's default one); none: it begins at once.
 struct DispatchOptions {
   bool weights = true;
   epd_handle_t handle = 0;  // not 0: the routing of that dispatch again
@@ -145,6 +147,7 @@ struct DispatchOptions {
   bool mark_unused = false;
   std::uint32_t sms = 0;
   std::uint32_t timeout_ms = 0;
+  std::optional<void*> stream;
 };
 struct CombineOptions {
   bool weighted = false;
@@ -153,6 +156,7 @@ struct CombineOptions {
   bool defer_receive = false;
   std::uint32_t sms = 0;
   std::uint32_t timeout_ms = 0;
+  std::optional<void*> stream;
 };
 
 namespace detail {
@@ -327,6 +331,11 @@ class Ticket {
   void wait_sent(std::int32_t timeout_ms = EPD_FOREVER) const {
     detail::check(epd_ticket_wait_sent(handle(), ticket_, timeout_ms));
   }
+  // Of an operation on a stream: what is enqueued in this stream from here on begins when it has ended. The
+  // ticket stays.
+  void wait_on_stream(void* stream) const {
+    detail::check(epd_ticket_wait_on_stream(handle(), ticket_, stream));
+  }
   // The arrival, to be called once: hook() is wait(). The ticket is empty afterwards.
   class ReceiveHook;
   ReceiveHook receive_hook();
@@ -452,6 +461,8 @@ class Group {
     args.zero_padding = options.zero_padding ? 1 : 0;
     args.mark_unused = options.mark_unused ? 1 : 0;
     args.sms = options.sms;
+    args.on_stream = options.stream.has_value() ? 1 : 0;
+    args.stream = options.stream.value_or(nullptr);
     Dispatch result;
     detail::check(try_dispatch(args, result));
     return result;
@@ -460,7 +471,7 @@ class Group {
     epd_ticket_t ticket = 0;
     epd_handle_t handle = 0;
     const epd_status_t status = epd_dispatch(get(), &args, &ticket, &handle);
-    if (status != EPD_OK) return status;
+    if (ticket == 0) return status;  // else it was submitted, whatever its stream does
     result.ticket = Ticket(owner_, ticket);
     result.handle = handle;
     result.kept = args.keep_handle != 0 ? KeptHandle(owner_, handle) : KeptHandle();
@@ -477,6 +488,8 @@ class Group {
     args.return_weights = options.return_weights ? 1 : 0;
     args.defer_receive = options.defer_receive ? 1 : 0;
     args.sms = options.sms;
+    args.on_stream = options.stream.has_value() ? 1 : 0;
+    args.stream = options.stream.value_or(nullptr);
     Ticket result;
     detail::check(try_combine(args, result));
     return result;
@@ -484,7 +497,7 @@ class Group {
   epd_status_t try_combine(const epd_combine_args_t& args, Ticket& result) {
     epd_ticket_t ticket = 0;
     const epd_status_t status = epd_combine(get(), &args, &ticket);
-    if (status == EPD_OK) result = Ticket(owner_, ticket);
+    if (ticket != 0) result = Ticket(owner_, ticket);
     return status;
   }
 
@@ -492,6 +505,14 @@ class Group {
     epd_ticket_t ticket = 0;
     detail::check(epd_noop(get(), slot, &ticket));
     return Ticket(owner_, ticket);
+  }
+  Ticket noop_on_stream(std::uint32_t slot, void* stream) {
+    epd_ticket_t ticket = 0;
+    const epd_status_t status = epd_noop_on_stream(get(), slot, stream, &ticket);
+    Ticket result;
+    if (ticket != 0) result = Ticket(owner_, ticket);
+    detail::check(status);
+    return result;
   }
 
   // See epd_group_resume.

@@ -1,0 +1,240 @@
+// A CUDA device as a session uses it, through the driver's functions.
+#include "cuda_driver.h"
+#include "device.h"
+
+#include <cstring>
+
+namespace epd::client {
+namespace {
+
+// "GPU-01234567-89ab-cdef-0123-456789abcdef", as nvidia-smi prints it.
+std::string uuid_text(const void* uuid) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  unsigned char bytes[sizeof(CUuuid)];
+  std::memcpy(bytes, uuid, sizeof(bytes));
+  std::string text = "GPU";
+  for (std::size_t i = 0; i < sizeof(bytes); ++i) {
+    if (i == 0 || (i >= 4 && i <= 10 && i % 2 == 0)) text += '-';
+    text += kDigits[bytes[i] >> 4];
+    text += kDigits[bytes[i] & 15];
+  }
+  return text;
+}
+
+Status find_device(const CudaDriver& driver, const abi::Welcome& welcome, CUdevice& out) {
+  std::string visible;
+  int count = 0;
+  CUresult error = driver.cuInit(0);
+  if (error == CUDA_SUCCESS) error = driver.cuDeviceGetCount(&count);
+  // No device at all is a matter of visibility too: CUDA_VISIBLE_DEVICES may be empty.
+  if (error == CUDA_ERROR_NO_DEVICE) error = CUDA_SUCCESS;
+  if (error != CUDA_SUCCESS) return cuda_status(driver, error, "starting CUDA's driver");
+  for (int i = 0; i < count; ++i) {
+    CUdevice device = 0;
+    CUuuid uuid{};
+    error = driver.cuDeviceGet(&device, i);
+    if (error == CUDA_SUCCESS) error = driver.cuDeviceGetUuid(&uuid, device);
+    if (error != CUDA_SUCCESS)
+      return cuda_status(driver, error, "looking at CUDA device " + std::to_string(i));
+    static_assert(sizeof(uuid) == sizeof(welcome.device_uuid));
+    if (std::memcmp(&uuid, welcome.device_uuid, sizeof(uuid)) == 0) {
+      out = device;
+      return {};
+    }
+    visible += (i == 0 ? "" : ", ") + uuid_text(&uuid);
+  }
+  return invalid_argument("device " + std::string(welcome.device, abi::text_length(welcome.device)) + " is " +
+                          uuid_text(welcome.device_uuid) +
+                          ", which this process does not see (CUDA_VISIBLE_DEVICES?); visible: " +
+                          (visible.empty() ? "none" : visible));
+}
+
+// Makes a context current in this thread, for a scope.
+class Current {
+ public:
+  Current(const CudaDriver& driver, CUcontext context)
+      : driver_(driver), error_(driver.cuCtxPushCurrent(context)) {}
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+  ~Current() {
+    CUcontext popped = nullptr;
+    if (error_ == CUDA_SUCCESS) driver_.cuCtxPopCurrent(&popped);
+  }
+  CUresult error() const { return error_; }
+
+ private:
+  const CudaDriver& driver_;
+  const CUresult error_;
+};
+
+class CudaDevice final : public Device {
+ public:
+  CudaDevice(const CudaDriver& driver, CUdevice device) : driver_(driver), device_(device) {}
+  ~CudaDevice() override;
+  Status start();  // once, before anything else
+
+  Status map(const UniqueFd& fd, std::uint64_t bytes, DeviceMemory& out) override;
+  void unmap(std::uintptr_t address, std::size_t bytes) noexcept override;
+  Status write(void* stream, std::uintptr_t word, std::uint32_t value) override;
+  Status wait(void* stream, std::uintptr_t word, std::uint32_t value) override;
+  Status write_aside(std::uintptr_t word, std::uint32_t value) override;
+  Status finish_aside() override;
+  void synchronize() noexcept override;
+
+ private:
+  Status choose_context();
+  Status make_aside();
+  // Calls with the context current.
+  template <typename Call>
+  Status within(const char* what, Call call) {
+    const Current current(driver_, context_);
+    if (current.error() != CUDA_SUCCESS) return status(current.error(), "cuCtxPushCurrent");
+    return status(call(), what);
+  }
+  Status status(CUresult error, const char* what) const {
+    return error == CUDA_SUCCESS ? Status() : cuda_status(driver_, error, what);
+  }
+
+  const CudaDriver& driver_;
+  const CUdevice device_;
+  CUcontext context_ = nullptr;
+  bool retained_ = false;  // the context is the primary one, retained here
+  CUstream aside_ = nullptr;
+};
+
+Status CudaDevice::start() {
+  Status chosen = choose_context();
+  return chosen.ok() ? make_aside() : chosen;
+}
+
+Status CudaDevice::choose_context() {
+  CUcontext current = nullptr;
+  CUdevice its_device = -1;
+  if (driver_.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current != nullptr &&
+      driver_.cuCtxGetDevice(&its_device) == CUDA_SUCCESS && its_device == device_) {
+    context_ = current;
+    return {};
+  }
+  Status made = status(driver_.cuDevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain");
+  retained_ = made.ok();
+  return made;
+}
+
+// The stream that releases the application's when nobody else will. Of the highest priority because streams
+// of one priority may share a hardware queue, in which a write could stand behind the wait that it is to end.
+Status CudaDevice::make_aside() {
+  return within("creating a stream", [&] {
+    int least = 0;
+    int greatest = 0;
+    const CUresult error = driver_.cuCtxGetStreamPriorityRange(&least, &greatest);
+    if (error != CUDA_SUCCESS) return error;
+    return driver_.cuStreamCreateWithPriority(&aside_, CU_STREAM_NON_BLOCKING, greatest);
+  });
+}
+
+// The process may be at its exit, or the context gone: then there is nothing left to give back.
+CudaDevice::~CudaDevice() {
+  if (context_ == nullptr) return;
+  {
+    const Current current(driver_, context_);
+    if (current.error() == CUDA_SUCCESS && aside_ != nullptr) driver_.cuStreamDestroy(aside_);
+  }
+  if (retained_) driver_.cuDevicePrimaryCtxRelease(device_);
+}
+
+Status CudaDevice::map(const UniqueFd& fd, std::uint64_t bytes, DeviceMemory& out) {
+  const Current current(driver_, context_);
+  if (current.error() != CUDA_SUCCESS) return status(current.error(), "cuCtxPushCurrent");
+  CUmemAllocationProp kind{};
+  kind.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  kind.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  kind.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  kind.location.id = device_;
+  std::size_t granularity = 0;
+  CUresult error =
+      driver_.cuMemGetAllocationGranularity(&granularity, &kind, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+  if (error != CUDA_SUCCESS) return status(error, "cuMemGetAllocationGranularity");
+  const std::size_t size = abi::align_up(bytes, granularity != 0 ? granularity : 1);
+
+  CUmemGenericAllocationHandle allocation = 0;
+  void* const descriptor = reinterpret_cast<void*>(static_cast<std::uintptr_t>(fd.get()));
+  error = driver_.cuMemImportFromShareableHandle(&allocation, descriptor,
+                                                 CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  if (error != CUDA_SUCCESS) return status(error, "cuMemImportFromShareableHandle of the user arena");
+  const char* step = "cuMemAddressReserve";
+  CUdeviceptr address = 0;
+  bool mapped = false;
+  error = driver_.cuMemAddressReserve(&address, size, 0, 0, 0);
+  const bool reserved = error == CUDA_SUCCESS;
+  if (reserved) {
+    step = "cuMemMap";
+    error = driver_.cuMemMap(address, size, 0, allocation, 0);
+    mapped = error == CUDA_SUCCESS;
+  }
+  if (mapped) {
+    step = "cuMemSetAccess";
+    CUmemAccessDesc access{};
+    access.location = kind.location;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    error = driver_.cuMemSetAccess(address, size, &access, 1);
+  }
+  driver_.cuMemRelease(allocation);  // the mapping keeps the memory
+  if (error == CUDA_SUCCESS) {
+    out = DeviceMemory(*this, address, size);
+    return {};
+  }
+  if (mapped) driver_.cuMemUnmap(address, size);
+  if (reserved) driver_.cuMemAddressFree(address, size);
+  return cuda_status(driver_, error,
+                     std::string(step) + " of " + std::to_string(size) + " bytes for the user arena");
+}
+
+// No context is needed. Whatever fails: the driver or the context is gone, and the mapping with it.
+void CudaDevice::unmap(std::uintptr_t address, std::size_t bytes) noexcept {
+  driver_.cuMemUnmap(address, bytes);
+  driver_.cuMemAddressFree(address, bytes);
+}
+
+Status CudaDevice::write(void* stream, std::uintptr_t word, std::uint32_t value) {
+  return within("cuStreamWriteValue32", [&] {
+    return driver_.cuStreamWriteValue32(static_cast<CUstream>(stream), word, value,
+                                        CU_STREAM_WRITE_VALUE_DEFAULT);
+  });
+}
+
+Status CudaDevice::wait(void* stream, std::uintptr_t word, std::uint32_t value) {
+  return within("cuStreamWaitValue32", [&] {
+    return driver_.cuStreamWaitValue32(static_cast<CUstream>(stream), word, value, CU_STREAM_WAIT_VALUE_GEQ);
+  });
+}
+
+Status CudaDevice::write_aside(std::uintptr_t word, std::uint32_t value) {
+  return write(aside_, word, value);
+}
+
+Status CudaDevice::finish_aside() {
+  return within("cuStreamSynchronize", [&] { return driver_.cuStreamSynchronize(aside_); });
+}
+
+void CudaDevice::synchronize() noexcept {
+  const Current current(driver_, context_);
+  if (current.error() == CUDA_SUCCESS) driver_.cuCtxSynchronize();
+}
+
+}  // namespace
+
+Status open_cuda_device(const abi::Welcome& welcome, std::unique_ptr<Device>& out) {
+  const CudaDriver* driver = nullptr;
+  Status status = cuda_loader(driver);
+  if (!status.ok()) return status;
+  CUdevice device = 0;
+  status = find_device(*driver, welcome, device);
+  if (!status.ok()) return status;
+  auto opened = std::make_unique<CudaDevice>(*driver, device);
+  status = opened->start();
+  if (!status.ok()) return status;
+  out = std::move(opened);
+  return {};
+}
+
+}  // namespace epd::client

@@ -1,0 +1,59 @@
+// The functions of CUDA's driver that the library calls, found at run time: nothing links libcuda. Included
+// only where cuda.h is, see CMakeLists.txt.
+#pragma once
+
+#include "status.h"
+
+#include <cuda.h>
+
+namespace epd::client {
+
+// In cuda.h many of these names are macros for the version that the header describes (cuDeviceGetUuid_v2).
+// Both the member's name and the symbol's go through the expansion, so that type and symbol fit together.
+#define EPD_CUDA_FUNCTIONS(X)       \
+  X(cuInit)                         \
+  X(cuGetErrorName)                 \
+  X(cuDeviceGetCount)               \
+  X(cuDeviceGet)                    \
+  X(cuDeviceGetUuid)                \
+  X(cuDevicePrimaryCtxRetain)       \
+  X(cuDevicePrimaryCtxRelease)      \
+  X(cuCtxGetCurrent)                \
+  X(cuCtxGetDevice)                 \
+  X(cuCtxPushCurrent)               \
+  X(cuCtxPopCurrent)                \
+  X(cuCtxSynchronize)               \
+  X(cuCtxGetStreamPriorityRange)    \
+  X(cuMemGetAllocationGranularity)  \
+  X(cuMemImportFromShareableHandle) \
+  X(cuMemRelease)                   \
+  X(cuMemAddressReserve)            \
+  X(cuMemAddressFree)               \
+  X(cuMemMap)                       \
+  X(cuMemUnmap)                     \
+  X(cuMemSetAccess)                 \
+  X(cuStreamCreateWithPriority)     \
+  X(cuStreamDestroy)                \
+  X(cuStreamSynchronize)            \
+  X(cuStreamWriteValue32)           \
+  X(cuStreamWaitValue32)
+
+struct CudaDriver {
+#define EPD_CUDA_MEMBER(function) decltype(&::function) function = nullptr;
+  EPD_CUDA_FUNCTIONS(EPD_CUDA_MEMBER)
+#undef EPD_CUDA_MEMBER
+};
+
+// Opens libcuda.so.1, once in the process and for good. UNSUPPORTED: it is not there, or too old.
+Status load_cuda_driver(const CudaDriver*& driver);
+
+// What open_cuda_device calls: load_cuda_driver, unless a test has put its own in place.
+using CudaLoader = Status (*)(const CudaDriver*& driver);
+extern CudaLoader cuda_loader;
+
+// "CUDA_ERROR_INVALID_VALUE"
+std::string error_name(const CudaDriver& driver, CUresult error);
+// "<what>: <error name>": RESOURCE_EXHAUSTED if memory ran out, else INTERNAL; OK if there is no error.
+Status cuda_status(const CudaDriver& driver, CUresult error, const std::string& what);
+
+}  // namespace epd::client

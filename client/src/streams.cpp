@@ -1,0 +1,173 @@
+// Session: operations that begin and end in a stream of the application's, and the thread that sees to it
+// that no stream waits for a daemon that is gone. See README, "Streams".
+#include "session.h"
+
+#include <poll.h>
+#include <unistd.h>
+#include <utility>
+
+namespace epd::client {
+namespace {
+
+// Streams compare 32 bits of a ticket, cyclically: a word that is 2^31 behind would look as if it were ahead.
+constexpr std::uint64_t kStaleAfter = std::uint64_t{1} << 30;
+
+std::uint32_t low(epd_ticket_t ticket) {
+  return static_cast<std::uint32_t>(ticket);
+}
+
+// Brings the words of a slot, that no stream has used for so long, up to just before the ticket.
+Status renew_words(Device& device, const Group& group, std::uint32_t slot, epd_ticket_t ticket) {
+  const std::uintptr_t base = group.user_base();
+  Status status = device.write_aside(base + group.arena.ready_word(slot), low(ticket - 1));
+  if (status.ok()) status = device.write_aside(base + group.arena.done_word(slot), low(ticket - 1));
+  return status.ok() ? device.finish_aside() : status;
+}
+
+}  // namespace
+
+Status Session::check_stream(const SubmitRequest& request) const {
+  if (!request.on_stream) {
+    if (request.stream == nullptr) return {};
+    return invalid_argument("stream is given, and on_stream is 0; allowed: a stream with on_stream 1");
+  }
+  if (attachment_.device != nullptr) return {};
+  const abi::Welcome& welcome = attachment_.welcome;
+  return bad_value(
+      "on_stream", 1,
+      "on a CUDA device; this session's is " + std::string(welcome.device, abi::text_length(welcome.device)));
+}
+
+// Without the session's mutex: while a stream's queue is full the driver makes its caller wait, and what
+// empties the queue may need the mutex (completions, the end of the session).
+Status Session::mark_ready(Lock& lock, Group& group, const SubmitRequest& request, epd_ticket_t ticket) {
+  Status status = start_watch_locked();
+  if (!status.ok()) return status;
+  // Before anything is enqueued: a session that ends now releases this ticket too.
+  const epd_ticket_t before = std::exchange(group.stream_tickets[request.slot], ticket);
+  lock.unlock();
+  Device& device = *attachment_.device;
+  if (ticket - before >= kStaleAfter) status = renew_words(device, group, request.slot, ticket);
+  if (status.ok()) {
+    const std::uintptr_t ready = group.user_base() + group.arena.ready_word(request.slot);
+    status = device.write(request.stream, ready, low(ticket));
+  }
+  lock.lock();
+  if (!status.ok()) group.stream_tickets[request.slot] = before;
+  return status;
+}
+
+Status Session::enqueue_wait(const Group& group, std::uint32_t slot, epd_ticket_t ticket, void* stream) {
+  const std::uintptr_t done = group.user_base() + group.arena.done_word(slot);
+  Status status = attachment_.device->wait(stream, done, low(ticket));
+  if (status.ok()) return status;
+  return {status.code(), status.text() + "; ticket " + std::to_string(ticket) +
+                             " was submitted and is valid, but the stream does not wait for it"};
+}
+
+Status Session::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) {
+  std::uint32_t slot = 0;
+  {
+    const Lock lock(mutex_);
+    const auto found = operations_.find(ticket);
+    if (found == operations_.end() || found->second.group != &group) {
+      return not_found("ticket " + std::to_string(ticket) +
+                       " is not in flight in this group: never issued, or retired already");
+    }
+    if (!found->second.on_stream) {
+      return invalid_argument("ticket " + std::to_string(ticket) +
+                              " is of an operation without on_stream; allowed: those submitted with it");
+    }
+    slot = found->second.slot;
+  }
+  return enqueue_wait(group, slot, ticket, stream);
+}
+
+// ---- the watch ------------------------------------------------------------------------------------
+
+Status Session::start_watch_locked() {
+  if (watch_thread_.joinable()) return {};
+  return start_thread(
+      "epd-watch", [this] { watch(); }, watch_thread_);
+}
+
+void Session::kick_watch() const {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t n = ::write(watch_wake_.get(), &one, sizeof(one));
+}
+
+// The application may sleep in a call of CUDA's for a stream that waits for the daemon. So somebody must look
+// whether the daemon is there, even if no thread is in the library. Costs nothing until the connection
+// closes.
+void Session::watch() {
+  Lock lock(mutex_);
+  for (;;) {
+    if (release_a_group(lock)) continue;
+    if (watch_stopping_) return;
+    const int socket = ended_.ok() ? attachment_.socket.get() : -1;
+    lock.unlock();
+    pollfd entries[2] = {{watch_wake_.get(), POLLIN, 0}, {socket, POLLRDHUP, 0}};
+    ::poll(entries, 2, -1);
+    if (entries[0].revents != 0) {
+      std::uint64_t count;
+      [[maybe_unused]] const ssize_t n = ::read(watch_wake_.get(), &count, sizeof(count));
+    }
+    if (entries[1].revents != 0) look_at_socket(true);
+    lock.lock();
+  }
+}
+
+// Of the slots' last operations on streams, also of those that have completed: the engine may have died
+// between saying so and writing the word.
+bool Session::release_a_group(Lock& lock) {
+  for (const auto& owned : groups_) {
+    Group& group = *owned;  // stays while it is kWanted, see await_release
+    if (group.release != Group::Release::kWanted) continue;
+    const auto tickets = group.stream_tickets;
+    lock.unlock();
+    for (std::uint32_t slot = 0; slot < group.shape.depth; ++slot) {
+      if (tickets[slot] == 0) continue;
+      const std::uintptr_t done = group.user_base() + group.arena.done_word(slot);
+      // Where this fails, context or driver are gone, and the streams with them.
+      [[maybe_unused]] const Status written = attachment_.device->write_aside(done, low(tickets[slot]));
+    }
+    lock.lock();
+    group.release = Group::Release::kDone;
+    released_.notify_all();
+    return true;
+  }
+  return false;
+}
+
+// From here on nothing is submitted in the group any more: it is left, or the session has ended.
+void Session::want_release_locked(Group& group) {
+  if (group.release != Group::Release::kNo) return;
+  for (const epd_ticket_t ticket : group.stream_tickets) {
+    if (ticket == 0) continue;
+    group.release = Group::Release::kWanted;
+    kick_watch();
+    return;
+  }
+}
+
+void Session::await_release(Group& group) {
+  if (attachment_.device == nullptr) return;
+  {
+    Lock lock(mutex_);
+    released_.wait(lock, [&] { return group.release != Group::Release::kWanted; });
+  }
+  // As cudaFree does: the waits just released, and whatever else of the application's reads the arena, must
+  // have run before it is unmapped.
+  attachment_.device->synchronize();
+}
+
+void Session::stop_watch() {
+  {
+    const Lock lock(mutex_);
+    watch_stopping_ = true;
+  }
+  kick_watch();
+  if (watch_thread_.joinable()) watch_thread_.join();
+}
+
+}  // namespace epd::client

@@ -1,0 +1,343 @@
+#include "recorded_cuda.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+namespace epd::testing {
+namespace {
+
+RecordedCuda* here = nullptr;
+thread_local std::vector<CUcontext> contexts;  // the last is current
+constexpr std::size_t kGranularity = std::size_t{2} << 20;
+
+std::uint32_t load(std::uintptr_t address) {
+  return std::atomic_ref(*reinterpret_cast<std::uint32_t*>(address)).load();
+}
+
+client::Status load_recorded(const client::CudaDriver*& driver) {
+  driver = &RecordedCuda::table();
+  return {};
+}
+
+}  // namespace
+
+// The functions of the table.
+struct RecordedCalls {
+  static CUresult answer(const char* function, bool needs_context = true) {
+    if (needs_context && contexts.empty()) {
+      here->mistakes_.push_back(std::string(function) + " without a context");
+      return CUDA_ERROR_INVALID_CONTEXT;
+    }
+    const auto found = here->failures_.find(function);
+    return found != here->failures_.end() ? found->second : CUDA_SUCCESS;
+  }
+#define RECORDED_BEGIN(function, needs_context)         \
+  const std::lock_guard<std::mutex> lock(here->mutex_); \
+  if (const CUresult given = answer(function, needs_context); given != CUDA_SUCCESS) return given
+
+  static CUresult init(unsigned) {
+    RECORDED_BEGIN("cuInit", false);
+    return CUDA_SUCCESS;
+  }
+  static CUresult error_name(CUresult error, const char** name) {
+    switch (error) {
+      case CUDA_ERROR_INVALID_VALUE: *name = "CUDA_ERROR_INVALID_VALUE"; break;
+      case CUDA_ERROR_OUT_OF_MEMORY: *name = "CUDA_ERROR_OUT_OF_MEMORY"; break;
+      case CUDA_ERROR_LAUNCH_FAILED: *name = "CUDA_ERROR_LAUNCH_FAILED"; break;
+      default: return CUDA_ERROR_INVALID_VALUE;
+    }
+    return CUDA_SUCCESS;
+  }
+  static CUresult device_count(int* count) {
+    RECORDED_BEGIN("cuDeviceGetCount", false);
+    *count = static_cast<int>(here->uuids_.size());
+    return CUDA_SUCCESS;
+  }
+  static CUresult device_get(CUdevice* device, int ordinal) {
+    *device = ordinal;
+    return CUDA_SUCCESS;
+  }
+  static CUresult device_uuid(CUuuid* uuid, CUdevice device) {
+    std::memset(uuid, here->uuids_.at(static_cast<std::size_t>(device)), sizeof(*uuid));
+    return CUDA_SUCCESS;
+  }
+  static CUresult primary_retain(CUcontext* context, CUdevice device) {
+    RECORDED_BEGIN("cuDevicePrimaryCtxRetain", false);
+    *context = RecordedCuda::context_of(device);
+    ++here->retained_;
+    return CUDA_SUCCESS;
+  }
+  static CUresult primary_release(CUdevice) {
+    const std::lock_guard<std::mutex> lock(here->mutex_);
+    --here->retained_;
+    return CUDA_SUCCESS;
+  }
+  static CUresult get_current(CUcontext* context) {
+    *context = contexts.empty() ? nullptr : contexts.back();
+    return CUDA_SUCCESS;
+  }
+  static CUresult get_device(CUdevice* device) {
+    RECORDED_BEGIN("cuCtxGetDevice", true);
+    *device = static_cast<CUdevice>(reinterpret_cast<std::uintptr_t>(contexts.back()) & 0xff);
+    return CUDA_SUCCESS;
+  }
+  static CUresult push(CUcontext context) {
+    RECORDED_BEGIN("cuCtxPushCurrent", false);
+    contexts.push_back(context);
+    return CUDA_SUCCESS;
+  }
+  static CUresult pop(CUcontext* context) {
+    *context = contexts.back();
+    contexts.pop_back();
+    return CUDA_SUCCESS;
+  }
+  static CUresult synchronize() {
+    RECORDED_BEGIN("cuCtxSynchronize", true);
+    ++here->synchronized_;
+    return CUDA_SUCCESS;
+  }
+  static CUresult priorities(int* least, int* greatest) {
+    *least = 0;
+    *greatest = -5;
+    return CUDA_SUCCESS;
+  }
+  static CUresult granularity(std::size_t* bytes, const CUmemAllocationProp* kind,
+                              CUmemAllocationGranularity_flags) {
+    RECORDED_BEGIN("cuMemGetAllocationGranularity", true);
+    if (kind->requestedHandleTypes != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+      return CUDA_ERROR_INVALID_VALUE;
+    *bytes = kGranularity;
+    return CUDA_SUCCESS;
+  }
+  static CUresult import(CUmemGenericAllocationHandle* handle, void* descriptor, CUmemAllocationHandleType) {
+    RECORDED_BEGIN("cuMemImportFromShareableHandle", true);
+    *handle = here->next_handle_++;
+    here->imported_[*handle] = ::dup(static_cast<int>(reinterpret_cast<std::uintptr_t>(descriptor)));
+    return CUDA_SUCCESS;
+  }
+  static CUresult release(CUmemGenericAllocationHandle handle) {
+    const std::lock_guard<std::mutex> lock(here->mutex_);
+    ::close(here->imported_.at(handle));
+    here->imported_.erase(handle);
+    return CUDA_SUCCESS;
+  }
+  static CUresult reserve(CUdeviceptr* address, std::size_t bytes, std::size_t, CUdeviceptr,
+                          unsigned long long) {
+    RECORDED_BEGIN("cuMemAddressReserve", true);
+    if (bytes % kGranularity != 0) return CUDA_ERROR_INVALID_VALUE;
+    void* place = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    *address = reinterpret_cast<CUdeviceptr>(place);
+    here->reserved_[*address] = bytes;
+    return CUDA_SUCCESS;
+  }
+  static CUresult address_free(CUdeviceptr address, std::size_t bytes) {
+    const std::lock_guard<std::mutex> lock(here->mutex_);
+    ::munmap(reinterpret_cast<void*>(address), bytes);
+    here->reserved_.erase(address);
+    return CUDA_SUCCESS;
+  }
+  static CUresult map(CUdeviceptr address, std::size_t bytes, std::size_t,
+                      CUmemGenericAllocationHandle handle, unsigned long long) {
+    RECORDED_BEGIN("cuMemMap", true);
+    // No access before cuMemSetAccess; none ever behind the end of the file.
+    ::mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED,
+           here->imported_.at(handle), 0);
+    here->mapped_[address] = bytes;
+    return CUDA_SUCCESS;
+  }
+  static CUresult unmap(CUdeviceptr address, std::size_t bytes) {
+    const std::lock_guard<std::mutex> lock(here->mutex_);
+    for (auto& [stream, state] : here->streams_) {
+      for (const StreamOp& op : state.waiting) {
+        if (op.address >= address && op.address < address + bytes)
+          here->mistakes_.push_back("unmapped while a stream still has operations there");
+      }
+    }
+    ::mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
+           0);
+    here->mapped_.erase(address);
+    return CUDA_SUCCESS;
+  }
+  static CUresult set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc*, std::size_t) {
+    RECORDED_BEGIN("cuMemSetAccess", true);
+    ::mprotect(reinterpret_cast<void*>(address), bytes, PROT_READ | PROT_WRITE);
+    return CUDA_SUCCESS;
+  }
+  static CUresult stream_create(CUstream* stream, unsigned flags, int priority) {
+    RECORDED_BEGIN("cuStreamCreateWithPriority", true);
+    if (flags != CU_STREAM_NON_BLOCKING || priority != -5) return CUDA_ERROR_INVALID_VALUE;
+    *stream = reinterpret_cast<CUstream>(0xa51de000 + here->next_handle_++);
+    ++here->num_streams_;
+    return CUDA_SUCCESS;
+  }
+  static CUresult stream_destroy(CUstream) {
+    RECORDED_BEGIN("cuStreamDestroy", true);
+    --here->num_streams_;
+    return CUDA_SUCCESS;
+  }
+  static CUresult stream_synchronize(CUstream) {
+    RECORDED_BEGIN("cuStreamSynchronize", true);
+    return CUDA_SUCCESS;
+  }
+  static CUresult enqueue(const char* function, CUstream stream, const StreamOp& op) {
+    std::function<void(CUstream, const StreamOp&)> hook;
+    {
+      RECORDED_BEGIN(function, true);
+      hook = here->hook_;
+    }
+    if (hook) hook(stream, op);
+    const std::lock_guard<std::mutex> lock(here->mutex_);
+    RecordedCuda::Stream& state = here->streams_[stream];
+    state.all.push_back(op);
+    state.waiting.push_back(op);
+    ++here->num_enqueued_;
+    here->run_locked();
+    return CUDA_SUCCESS;
+  }
+  static CUresult write(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
+    if (flags != CU_STREAM_WRITE_VALUE_DEFAULT) return CUDA_ERROR_INVALID_VALUE;
+    return enqueue("cuStreamWriteValue32", stream, {StreamOp::kWrite, address, value});
+  }
+  static CUresult wait(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
+    if (flags != CU_STREAM_WAIT_VALUE_GEQ) return CUDA_ERROR_INVALID_VALUE;
+    return enqueue("cuStreamWaitValue32", stream, {StreamOp::kWait, address, value});
+  }
+};
+
+const client::CudaDriver& RecordedCuda::table() {
+  static const client::CudaDriver driver = [] {
+    client::CudaDriver d;
+    d.cuInit = &RecordedCalls::init;
+    d.cuGetErrorName = &RecordedCalls::error_name;
+    d.cuDeviceGetCount = &RecordedCalls::device_count;
+    d.cuDeviceGet = &RecordedCalls::device_get;
+    d.cuDeviceGetUuid = &RecordedCalls::device_uuid;
+    d.cuDevicePrimaryCtxRetain = &RecordedCalls::primary_retain;
+    d.cuDevicePrimaryCtxRelease = &RecordedCalls::primary_release;
+    d.cuCtxGetCurrent = &RecordedCalls::get_current;
+    d.cuCtxGetDevice = &RecordedCalls::get_device;
+    d.cuCtxPushCurrent = &RecordedCalls::push;
+    d.cuCtxPopCurrent = &RecordedCalls::pop;
+    d.cuCtxSynchronize = &RecordedCalls::synchronize;
+    d.cuCtxGetStreamPriorityRange = &RecordedCalls::priorities;
+    d.cuMemGetAllocationGranularity = &RecordedCalls::granularity;
+    d.cuMemImportFromShareableHandle = &RecordedCalls::import;
+    d.cuMemRelease = &RecordedCalls::release;
+    d.cuMemAddressReserve = &RecordedCalls::reserve;
+    d.cuMemAddressFree = &RecordedCalls::address_free;
+    d.cuMemMap = &RecordedCalls::map;
+    d.cuMemUnmap = &RecordedCalls::unmap;
+    d.cuMemSetAccess = &RecordedCalls::set_access;
+    d.cuStreamCreateWithPriority = &RecordedCalls::stream_create;
+    d.cuStreamDestroy = &RecordedCalls::stream_destroy;
+    d.cuStreamSynchronize = &RecordedCalls::stream_synchronize;
+    d.cuStreamWriteValue32 = &RecordedCalls::write;
+    d.cuStreamWaitValue32 = &RecordedCalls::wait;
+    return d;
+  }();
+  return driver;
+}
+
+RecordedCuda::RecordedCuda(std::vector<std::uint8_t> uuids) : uuids_(std::move(uuids)) {
+  here = this;
+  client::cuda_loader = &load_recorded;
+}
+
+RecordedCuda::~RecordedCuda() {
+  client::cuda_loader = &client::load_cuda_driver;
+  contexts.clear();
+  here = nullptr;
+}
+
+void RecordedCuda::run_locked() {
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (auto& [stream, state] : streams_) {
+      while (!state.held && !state.waiting.empty()) {
+        const StreamOp op = state.waiting.front();
+        if (op.kind == StreamOp::kWait && static_cast<std::int32_t>(load(op.address) - op.value) < 0) break;
+        if (op.kind == StreamOp::kWrite)
+          std::atomic_ref(*reinterpret_cast<std::uint32_t*>(op.address)).store(op.value);
+        state.waiting.pop_front();
+        moved = true;
+      }
+    }
+  }
+}
+
+CUcontext RecordedCuda::context_of(int device) {
+  return reinterpret_cast<CUcontext>(std::uintptr_t{0xc0de00} + static_cast<std::uintptr_t>(device));
+}
+void RecordedCuda::set_current(CUcontext context) {
+  contexts.assign(context != nullptr ? 1 : 0, context);
+}
+CUcontext RecordedCuda::current() const {
+  return contexts.empty() ? nullptr : contexts.back();
+}
+void RecordedCuda::on_enqueue(std::function<void(CUstream, const StreamOp&)> hook) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  hook_ = std::move(hook);
+}
+void RecordedCuda::fail(const std::string& function, CUresult error) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  failures_[function] = error;
+}
+void RecordedCuda::hold(CUstream stream, bool held) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  streams_[stream].held = held;
+  run_locked();
+}
+void RecordedCuda::poke(std::uintptr_t address, std::uint32_t value) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::atomic_ref(*reinterpret_cast<std::uint32_t*>(address)).store(value);
+  run_locked();
+}
+std::vector<StreamOp> RecordedCuda::enqueued(CUstream stream) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = streams_.find(stream);
+  return found != streams_.end() ? found->second.all : std::vector<StreamOp>();
+}
+std::size_t RecordedCuda::enqueued_anywhere() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return num_enqueued_;
+}
+std::size_t RecordedCuda::stuck(CUstream stream) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = streams_.find(stream);
+  return found != streams_.end() ? found->second.waiting.size() : 0;
+}
+bool RecordedCuda::await_idle(CUstream stream) const {
+  for (int i = 0; i < 10'000; ++i) {
+    if (stuck(stream) == 0) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return false;
+}
+std::size_t RecordedCuda::mapped_bytes() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::size_t bytes = 0;
+  for (const auto& [address, size] : mapped_) bytes += size;
+  return bytes;
+}
+int RecordedCuda::retained() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return retained_;
+}
+int RecordedCuda::synchronized() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return synchronized_;
+}
+std::vector<std::string> RecordedCuda::mistakes() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<std::string> all = mistakes_;
+  if (!reserved_.empty()) all.push_back("addresses left reserved");
+  if (!imported_.empty()) all.push_back("imported handles left");
+  if (num_streams_ != 0) all.push_back("streams left");
+  return all;
+}
+
+}  // namespace epd::testing
