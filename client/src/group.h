@@ -81,8 +81,8 @@ struct Group {
   Mapping user;                          // on host devices, else
   DeviceMemory device_user;              // this
   BoardView board;
-  // Held by a submission from its checks until it is in the ring. Taken before the session's mutex, which a
-  // driver call in between must not hold.
+  // Held by a submission from its checks until it is in the ring: keeps the order of the group's operations
+  // while the session's mutex is let go for a driver call.
   std::mutex submit_mutex;
   // Guarded by the session's mutex.
   std::uint64_t epoch = 0;

@@ -1,10 +1,11 @@
 // A session: the attach connection, the shared segments, and every operation in flight.
 //
 // Threads. Any thread may call. `mutex_` guards all state but the attach socket's reading end, which
-// belongs to `request_mutex_`; the order is request_mutex_, then mutex_. Neither is held while
-// sleeping, except request_mutex_ by the request that awaits its reply. At most one waiting thread is
-// the leader: it alone spins and sleeps on the descriptors; the others sleep on their own condition
-// variable. See README, "Who sleeps where".
+// belongs to `request_mutex_`; the order is a group's submit_mutex, request_mutex_, mutex_. None is held
+// while sleeping, except request_mutex_ by the request that awaits its reply, and submit_mutex in calls of a
+// device's driver, which are made without the other two. At most one waiting thread is the leader: it alone
+// spins and sleeps on the descriptors; the others sleep on their own condition variable. See README, "Who
+// sleeps where".
 #pragma once
 
 #include "attach.h"

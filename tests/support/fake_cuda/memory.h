@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <shared_mutex>
 #include <vector>
@@ -51,8 +52,18 @@ class Memory {
   // Runs `use` if the device reaches the bytes, and keeps them mapped meanwhile. False: it does not.
   template <typename Use>
   bool with(int device, const void* address, std::size_t bytes, Use use) const {
+    return with(device, {{address, bytes}}, use);
+  }
+  struct Bytes {
+    const void* address;
+    std::size_t bytes;
+  };
+  template <typename Use>
+  bool with(int device, std::initializer_list<Bytes> all, Use use) const {
     const std::shared_lock lock(mutex_);
-    if (!reaches(device, reinterpret_cast<std::uintptr_t>(address), bytes)) return false;
+    for (const Bytes& each : all) {
+      if (!reaches(device, reinterpret_cast<std::uintptr_t>(each.address), each.bytes)) return false;
+    }
     use();
     return true;
   }

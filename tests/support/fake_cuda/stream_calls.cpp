@@ -113,10 +113,11 @@ CUresult copy_later(const char* function, void* to, const void* from, std::size_
     staged.assign(first, first + bytes);
   }
   const CUresult error = enqueue(handle, [=, own = stream.get(), staged = std::move(staged)] {
-    if ((!to_pageable && !memory().known(to, bytes)) || (!from_pageable && !memory().known(from, bytes)))
-      return fault(*own, "a copy", memory().known(to, bytes) ? from : to, bytes);
-    std::memmove(to, from_pageable ? staged.data() : from, bytes);
-    return true;
+    const void* const source = from_pageable ? staged.data() : from;
+    const Memory::Bytes target{to, to_pageable ? 0 : bytes};
+    const Memory::Bytes origin{source, from_pageable ? 0 : bytes};
+    if (memory().with(-1, {target, origin}, [&] { std::memmove(to, source, bytes); })) return true;
+    return fault(*own, "a copy", memory().known(to, target.bytes) ? from : to, bytes);
   });
   return error == CUDA_SUCCESS && to_pageable ? stream->synchronise() : error;
 }
@@ -130,9 +131,9 @@ CUresult fill(const char* function, CUdeviceptr to, Unit unit, std::size_t count
   if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (to % sizeof(Unit) != 0 || !memory().known(pointer(to), bytes)) return CUDA_ERROR_INVALID_VALUE;
   const CUresult error = enqueue(handle, [=, own = stream.get()] {
-    if (!memory().known(pointer(to), bytes)) return fault(*own, "a fill", pointer(to), bytes);
-    std::fill_n(static_cast<Unit*>(pointer(to)), count, unit);
-    return true;
+    auto* const first = static_cast<Unit*>(pointer(to));
+    if (memory().with(-1, first, bytes, [&] { std::fill_n(first, count, unit); })) return true;
+    return fault(*own, "a fill", first, bytes);
   });
   return error == CUDA_SUCCESS && wait ? stream->synchronise() : error;
 }
