@@ -1,10 +1,13 @@
 #include "conformance.h"
 
+#include "support/cuda_memory.h"
+
 #include <cstdlib>
 
 namespace epd::test {
 
 std::unique_ptr<Daemon> Conformance::daemon_;
+std::string Conformance::prefix_;
 
 std::uint64_t base_seed() {
   static const std::uint64_t seed = [] {
@@ -15,7 +18,10 @@ std::uint64_t base_seed() {
 }
 
 void Conformance::SetUp() {
-  if (daemon_ != nullptr && daemon_->running()) return;
+  if (GetParam() == "cuda" && !has_cuda_driver()) GTEST_SKIP() << "no CUDA driver to be opened here";
+  if (daemon_ != nullptr && daemon_->running() && prefix_ == GetParam()) return;
+  TearDownTestSuite();
+  prefix_ = GetParam();
   DaemonOptions options;
   options.prefix = GetParam();
   daemon_ = std::make_unique<Daemon>(options);
@@ -73,7 +79,7 @@ epd_ticket_t submit_dispatch(const Group& group, const Case& c, std::uint32_t ra
   args.slot = slot;
   args.timeout_ms = timeout_ms;
   epd_ticket_t ticket = 0;
-  must(epd_dispatch(group.get(), &args, &ticket, handle), "dispatch on slot " + std::to_string(slot));
+  must(group.dispatch(&args, &ticket, handle), "dispatch on slot " + std::to_string(slot));
   RANK_CHECK(ticket != 0, "0 is never a ticket");
   return ticket;
 }
@@ -90,7 +96,7 @@ epd_ticket_t submit_combine(const Group& group, const Case& c, std::uint32_t ran
   args.handle = handle;
   args.timeout_ms = timeout_ms;
   epd_ticket_t ticket = 0;
-  must(epd_combine(group.get(), &args, &ticket), "combine on slot " + std::to_string(slot));
+  must(group.combine(&args, &ticket), "combine on slot " + std::to_string(slot));
   return ticket;
 }
 

@@ -43,6 +43,7 @@ class Conformance : public testing::TestWithParam<std::string> {
 
  private:
   static std::unique_ptr<Daemon> daemon_;
+  static std::string prefix_;  // of its devices
 };
 
 constexpr int kWaitMs = 30000;

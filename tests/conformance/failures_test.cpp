@@ -8,7 +8,7 @@ namespace epd::test {
 namespace {
 
 class Failures : public Conformance {};
-INSTANTIATE_TEST_SUITE_P(Devices, Failures, testing::Values("host"),
+INSTANTIATE_TEST_SUITE_P(Devices, Failures, testing::Values("host", "cuda"),
                          [](const auto& tested) { return tested.param; });
 
 Case small_case(std::uint32_t num_ranks, std::uint32_t depth = 2) {
@@ -57,7 +57,7 @@ void must_be_broken(const Group& group, const Expected& want) {
   epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
   args.timeout_ms = 20000;
   epd_ticket_t ticket = 0;
-  const epd_status_t submitted = epd_dispatch(group.get(), &args, &ticket, nullptr);
+  const epd_status_t submitted = group.dispatch(&args, &ticket, nullptr);
   must_fail_soon(group, submitted, ticket, want);
 }
 
@@ -95,7 +95,7 @@ TEST_P(Failures, AStaleHandleIsNotFoundAndHarmless) {
     epd_ticket_t ticket = 0;
     for (const epd_handle_t bad : {old_handle, epd_handle_t{0}, new_handle + 1, ~epd_handle_t{0}}) {
       args.handle = bad;
-      must(epd_combine(group.get(), &args, &ticket), "handle " + std::to_string(bad), EPD_NOT_FOUND);
+      must(group.combine(&args, &ticket), "handle " + std::to_string(bad), EPD_NOT_FOUND);
       must_say(std::to_string(bad));
     }
     finish_combine(group, c, rank, 0, 1, submit_combine(group, c, rank, 0, 1, new_handle));
@@ -125,7 +125,7 @@ TEST_P(Failures, ABadChoiceIsNamedOnEveryRank) {
         const Expected want{EPD_INVALID_ARGUMENT, {"topk_idx[5,1] is " + std::to_string(value), "rank 1"}, 1};
         // A rank that comes late finds the group broken already.
         epd_ticket_t ticket = 0;
-        const epd_status_t submitted = epd_dispatch(group.get(), &args, &ticket, nullptr);
+        const epd_status_t submitted = group.dispatch(&args, &ticket, nullptr);
         must_fail_soon(group, submitted, ticket, want);
         must_be_broken(group, {want.status, want.words});
         must_go_on(group, c, rank, done);
@@ -207,9 +207,9 @@ TEST_P(Failures, HandlesThatAreNoMoreAreNotFound) {
       epd_dispatch_args_t dispatch = EPD_DISPATCH_ARGS_INIT;
       dispatch.handle = handle;
       epd_ticket_t ticket = 0;
-      must(epd_combine(where.get(), &combine, &ticket), why, EPD_NOT_FOUND);
+      must(where.combine(&combine, &ticket), why, EPD_NOT_FOUND);
       must_say(std::to_string(handle));
-      must(epd_dispatch(where.get(), &dispatch, &ticket, nullptr), why, EPD_NOT_FOUND);
+      must(where.dispatch(&dispatch, &ticket, nullptr), why, EPD_NOT_FOUND);
       must_say(std::to_string(handle));
     };
     const Input input = make_input(c, rank, 0);
@@ -219,7 +219,7 @@ TEST_P(Failures, HandlesThatAreNoMoreAreNotFound) {
     args.keep_handle = 1;
     epd_ticket_t ticket = 0;
     epd_handle_t kept = 0;
-    must(epd_dispatch(group.get(), &args, &ticket, &kept), "dispatch");
+    must(group.dispatch(&args, &ticket, &kept), "dispatch");
     finish_dispatch(group, c, rank, 1, 0, ticket);
     one_round(group, c, rank, 2);  // on slot 0
     refused(other, kept, "another group's");
@@ -311,7 +311,7 @@ TEST_P(Failures, APeerThatLeavesIsNamedToTheOthers) {
         epd_ticket_t other = 0;
         epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
         args.slot = 1;
-        must(epd_dispatch(group.get(), &args, &other, nullptr), "a submission to the lost group",
+        must(group.dispatch(&args, &other, nullptr), "a submission to the lost group",
              EPD_RANK_LOST);
         must(epd_group_resume(group.get(), 1000, nullptr), "resume of a lost group", EPD_RANK_LOST);
       }

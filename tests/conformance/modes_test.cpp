@@ -13,7 +13,7 @@ namespace {
 constexpr epd_layout_t kLayouts[] = {EPD_LAYOUT_COMPACT, EPD_LAYOUT_PACKED, EPD_LAYOUT_EXPERT};
 
 class Modes : public Conformance {};
-INSTANTIATE_TEST_SUITE_P(Devices, Modes, testing::Values("host"),
+INSTANTIATE_TEST_SUITE_P(Devices, Modes, testing::Values("host", "cuda"),
                          [](const auto& tested) { return tested.param; });
 
 Case mode_case(std::uint32_t num_ranks, epd_layout_t layout, std::uint32_t depth = 2) {
@@ -119,7 +119,7 @@ TEST_P(Modes, AKeptHandleStandsWhateverItsSlotDoes) {
     args.keep_handle = 1;
     epd_ticket_t ticket = 0;
     epd_handle_t kept = 0;
-    must(epd_dispatch(group.get(), &args, &ticket, &kept), "dispatch");
+    must(group.dispatch(&args, &ticket, &kept), "dispatch");
     finish_dispatch(group, c, rank, 0, 0, ticket);
     for (std::uint64_t round = 1; round < 20; ++round) one_round(group, c, rank, round);
     for (std::uint32_t slot = 0; slot < c.depth; ++slot) {
@@ -128,7 +128,7 @@ TEST_P(Modes, AKeptHandleStandsWhateverItsSlotDoes) {
       args = dispatch_args(c, 0);
       args.slot = slot;
       args.handle = kept;
-      must(epd_dispatch(group.get(), &args, &ticket, nullptr), "cached dispatch");
+      must(group.dispatch(&args, &ticket, nullptr), "cached dispatch");
       finish_dispatch(group, c, rank, slot, again, ticket);
       finish_combine(group, c, rank, slot, again, submit_combine(group, c, rank, slot, again, kept));
     }
@@ -220,7 +220,7 @@ TEST_P(Modes, ExpertsNeedNotKnowHowManyRowsThereAre) {
           args.slot = slot;
           args.handle = handle;
           epd_ticket_t combined = 0;
-          must(epd_combine(group.get(), &args, &combined), "combine");
+          must(group.combine(&args, &combined), "combine");
           must(group.wait(combined, kWaitMs), "combine");
           const std::vector<Input> inputs = make_inputs(c, round);
           const auto want = kernels::reference::combine_to(c.params(), inputs, echoes(c, inputs), {}, rank);

@@ -10,7 +10,7 @@ namespace epd::test {
 namespace {
 
 class Operations : public Conformance {};
-INSTANTIATE_TEST_SUITE_P(Devices, Operations, testing::Values("host"),
+INSTANTIATE_TEST_SUITE_P(Devices, Operations, testing::Values("host", "cuda"),
                          [](const auto& tested) { return tested.param; });
 
 Case small_case(std::uint32_t num_ranks, std::uint32_t depth = 2) {
@@ -42,7 +42,7 @@ class RandomCases : public Conformance {
     run_scripts(scripts, 120);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Devices, RandomCases, testing::Values("host"),
+INSTANTIATE_TEST_SUITE_P(Devices, RandomCases, testing::Values("host", "cuda"),
                          [](const auto& tested) { return tested.param; });
 
 TEST_P(RandomCases, OneRank) {
@@ -256,7 +256,7 @@ TEST_P(Operations, OneMoreThanTheDepthWouldBlock) {
         epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
         args.slot = slot;
         epd_ticket_t ticket = 0;
-        must(epd_dispatch(group.get(), &args, &ticket, nullptr), "one more", EPD_WOULD_BLOCK);
+        must(group.dispatch(&args, &ticket, nullptr), "one more", EPD_WOULD_BLOCK);
         must(epd_noop(group.get(), slot, &ticket), "a noop on a busy slot", EPD_WOULD_BLOCK);
         RANK_CHECK(epd_ticket_pending(group.get(), tickets[slot]) == 1, "the peer has not come");
       }
@@ -300,9 +300,9 @@ TEST_P(Operations, CountsOfAnEndedDispatchNeedNoWait) {
     epd_counts_t counts = EPD_COUNTS_INIT;
     must(epd_ticket_counts(group.get(), ticket, 0, &counts), "counts");
     epd_result_t result = EPD_RESULT_INIT;
-    must(epd_ticket_poll(group.get(), ticket, &result), "counts do not retire the ticket");
+    must(group.wait(ticket, 0, &result), "counts do not retire the ticket");
     RANK_CHECK(result.num_recv_rows == counts.num_recv_rows, "counts and result agree");
-    must(epd_ticket_poll(group.get(), ticket, &result), "poll of a retired ticket", EPD_NOT_FOUND);
+    must(group.wait(ticket, 0, &result), "poll of a retired ticket", EPD_NOT_FOUND);
   });
 }
 
@@ -313,7 +313,7 @@ TEST_P(Operations, WaitingTakesItsTimeAndKeepsTheTicket) {
     if (rank == 1) held->wait_for(1);
     const epd_ticket_t ticket = submit_dispatch(group, c, rank, 0, 0);
     if (rank == 0) {
-      must(epd_ticket_poll(group.get(), ticket, nullptr), "poll", EPD_WOULD_BLOCK);
+      must(group.wait(ticket, 0, nullptr), "poll", EPD_WOULD_BLOCK);
       epd_counts_t counts = EPD_COUNTS_INIT;
       must(epd_ticket_counts(group.get(), ticket, 0, &counts), "counts", EPD_WOULD_BLOCK);
       must(epd_ticket_counts(group.get(), ticket, 20, &counts), "counts", EPD_DEADLINE_EXCEEDED);
@@ -475,21 +475,21 @@ TEST_P(Operations, ArgumentsAreRefusedByNameAndValue) {
     epd_ticket_t ticket = 0;
     epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
     args.num_tokens = c.max_tokens + 1;
-    must(epd_dispatch(group.get(), &args, &ticket, nullptr), "too many tokens", EPD_INVALID_ARGUMENT);
+    must(group.dispatch(&args, &ticket, nullptr), "too many tokens", EPD_INVALID_ARGUMENT);
     must_say("num_tokens");
     must_say(std::to_string(c.max_tokens + 1));
     args = EPD_DISPATCH_ARGS_INIT;
     args.slot = c.depth;
-    must(epd_dispatch(group.get(), &args, &ticket, nullptr), "slot", EPD_INVALID_ARGUMENT);
+    must(group.dispatch(&args, &ticket, nullptr), "slot", EPD_INVALID_ARGUMENT);
     must_say("slot");
     args = EPD_DISPATCH_ARGS_INIT;
     args.size = 1;
-    must(epd_dispatch(group.get(), &args, &ticket, nullptr), "size", EPD_INVALID_ARGUMENT);
+    must(group.dispatch(&args, &ticket, nullptr), "size", EPD_INVALID_ARGUMENT);
     must(epd_dispatch(nullptr, &args, &ticket, nullptr), "no group", EPD_INVALID_ARGUMENT);
-    must(epd_dispatch(group.get(), nullptr, &ticket, nullptr), "no arguments", EPD_INVALID_ARGUMENT);
+    must(group.dispatch(nullptr, &ticket, nullptr), "no arguments", EPD_INVALID_ARGUMENT);
     epd_combine_args_t combine = EPD_COMBINE_ARGS_INIT;
     combine.slot = 99;
-    must(epd_combine(group.get(), &combine, &ticket), "slot", EPD_INVALID_ARGUMENT);
+    must(group.combine(&combine, &ticket), "slot", EPD_INVALID_ARGUMENT);
     must(epd_noop(group.get(), 99, &ticket), "slot", EPD_INVALID_ARGUMENT);
     must_say("99");
     one_round(group, c, 0, 0);

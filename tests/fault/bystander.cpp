@@ -60,7 +60,7 @@ class Bystander::Rank {
     dispatch.timeout_ms = kDeadlineMs;
     epd_handle_t handle = 0;
     const epd_result_t received = timed(1, "dispatch", [&](epd_ticket_t* ticket) {
-      return epd_dispatch(group_.get(), &dispatch, ticket, &handle);
+      return group_.dispatch(&dispatch, ticket, &handle);
     });
     std::string wrong = check_dispatch(case_, buffers, inputs, rank_, received, nullptr);
     RANK_CHECK(wrong.empty(), wrong);
@@ -70,7 +70,7 @@ class Bystander::Rank {
     combine.handle = handle;
     combine.weighted = 1;
     combine.timeout_ms = kDeadlineMs;
-    timed(2, "combine", [&](epd_ticket_t* ticket) { return epd_combine(group_.get(), &combine, ticket); });
+    timed(2, "combine", [&](epd_ticket_t* ticket) { return group_.combine(&combine, ticket); });
     wrong = check_combine(case_, buffers, inputs, rank_, round);
     RANK_CHECK(wrong.empty(), wrong);
   }

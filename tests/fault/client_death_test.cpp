@@ -54,7 +54,7 @@ epd_status_t submit(const Group& group, const Case& c, std::uint32_t rank, std::
   args.slot = slot;
   args.num_tokens = input.num_tokens;
   args.timeout_ms = kHangMs;
-  return epd_dispatch(group.get(), &args, ticket, nullptr);
+  return group.dispatch(&args, ticket, nullptr);
 }
 
 TEST_F(ClientDeath, WhileIdle) {

@@ -61,14 +61,14 @@ std::string whole_life(const Daemon& daemon, const Case& c, const std::string& n
   combine.weighted = c.weighted ? 1 : 0;
   epd_result_t result = EPD_RESULT_INIT;
   step(Stretch::kSubmit,
-       [&] { must(epd_dispatch(group.get(), &dispatch, &ticket, &combine.handle), "dispatch"); });
+       [&] { must(group.dispatch(&dispatch, &ticket, &combine.handle), "dispatch"); });
   const Stretch wait = traced == Stretch::kWaitLong ? Stretch::kWaitLong : Stretch::kWait;
   death.waiting = ::getpid();
   step(wait, [&] { must(group.wait(ticket, kHangMs, &result), "dispatch"); });
   must_be_right(check_dispatch(c, buffers, inputs, kVictim, result, nullptr));
   fill_combine(c, buffers, kVictim, 0, result.num_recv_rows);
   step(Stretch::kCombine, [&] {
-    must(epd_combine(group.get(), &combine, &ticket), "combine");
+    must(group.combine(&combine, &ticket), "combine");
     must(group.wait(ticket, kHangMs), "combine");
   });
   must_be_right(check_combine(c, buffers, inputs, kVictim, 0));

@@ -39,7 +39,7 @@ std::string live_and_die(const Daemon& daemon, const Case& c, int cycle, std::ui
       epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
       args.num_tokens = input.num_tokens;
       epd_ticket_t ticket = 0;
-      const epd_status_t status = epd_dispatch(group.get(), &args, &ticket, nullptr);
+      const epd_status_t status = group.dispatch(&args, &ticket, nullptr);
       if (last != Last::kInAPair) must(status, "dispatch");  // the other one may be dead already
       if (last == Last::kCompleted) must(group.wait(ticket, 20000), "dispatch");
     }

@@ -102,7 +102,7 @@ std::string combine_after_loss(const Group& group, const Case& c, std::uint32_t 
   epd_ticket_t ticket = 0;
   epd_handle_t handle = 0;
   epd_result_t result = EPD_RESULT_INIT;
-  must(epd_dispatch(group.get(), &args, &ticket, &handle), "dispatch");
+  must(group.dispatch(&args, &ticket, &handle), "dispatch");
   must(group.wait(ticket, kHangMs, &result), "dispatch");
   RANK_CHECK(result.num_dropped_selections == 0, "nothing is dropped yet");
   fill_combine(c, buffers, rank, {0, 0}, result.num_recv_rows);
@@ -116,7 +116,7 @@ std::string combine_after_loss(const Group& group, const Case& c, std::uint32_t 
   epd_resume_info_t info = EPD_RESUME_INFO_INIT;
   bool heard = false;
   for (;;) {  // an engine that dies as well may make two breaks of it
-    epd_status_t status = epd_combine(group.get(), &combine, &ticket);
+    epd_status_t status = group.combine(&combine, &ticket);
     if (status == EPD_OK) status = group.wait(ticket, kHangMs, &result);
     if (status == EPD_OK) break;
     RANK_CHECK(status == EPD_RANK_LOST || (engine_dies && status == EPD_ENGINE_RESTARTED),

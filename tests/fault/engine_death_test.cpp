@@ -61,7 +61,7 @@ epd_ticket_t dispatch(const Group& group, const Case& c, std::uint32_t rank, std
   args.num_tokens = input.num_tokens;
   args.timeout_ms = kHangMs;
   epd_ticket_t ticket = 0;
-  must(epd_dispatch(group.get(), &args, &ticket, handle), "dispatch");
+  must(group.dispatch(&args, &ticket, handle), "dispatch");
   return ticket;
 }
 
@@ -81,7 +81,7 @@ void combine_after_restart(const Group& group, const Case& c, epd_handle_t handl
   args.weighted = c.weighted ? 1 : 0;
   args.timeout_ms = kHangMs;
   epd_ticket_t ticket = 0;
-  epd_status_t status = epd_combine(group.get(), &args, &ticket);
+  epd_status_t status = group.combine(&args, &ticket);
   if (status == EPD_OK) status = group.wait(ticket, kHangMs);
   RANK_CHECK(status == EPD_OK || status == EPD_ENGINE_RESTARTED,
              std::string(epd_status_name(status)) + ": " + epd_last_error());
@@ -90,7 +90,7 @@ void combine_after_restart(const Group& group, const Case& c, epd_handle_t handl
   must(epd_group_resume(group.get(), kHangMs, &info), "resume");
   RANK_CHECK(info.resume_op == 1,
              "the dispatch is done, the combine is not: " + std::to_string(info.resume_op));
-  must(epd_combine(group.get(), &args, &ticket), "combine");
+  must(group.combine(&args, &ticket), "combine");
   must(group.wait(ticket, kHangMs), "combine");
 }
 

@@ -197,10 +197,10 @@ std::string overtaken(const Session& session, const Case& c, std::uint32_t rank,
     epd_ticket_t second = 0;
     epd_ticket_t third = 0;
     fill_dispatch(c, group.buffers(0), inputs[rank]);
-    must(epd_dispatch(group.get(), &slow, &first, nullptr), "the slow dispatch");
-    must(epd_dispatch(group.get(), &empty, &second, &combine.handle), "the empty dispatch");
+    must(group.dispatch(&slow, &first, nullptr), "the slow dispatch");
+    must(group.dispatch(&empty, &second, &combine.handle), "the empty dispatch");
     epd_status_t status = group.wait(second, 60000);
-    if (status == EPD_OK) status = epd_combine(group.get(), &combine, &third);
+    if (status == EPD_OK) status = group.combine(&combine, &third);
     if (status == EPD_OK) status = group.wait(third, 60000);
     epd_result_t result = EPD_RESULT_INIT;
     const epd_status_t slow_status = group.wait(first, 60000, &result);

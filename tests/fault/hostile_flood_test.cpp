@@ -254,14 +254,14 @@ void run_with_changing_inputs(const std::string& socket, const std::string& devi
     dispatch.timeout_ms = 300;
     epd_handle_t handle = 0;
     epd_status_t status =
-        run([&](epd_ticket_t* ticket) { return epd_dispatch(group.get(), &dispatch, ticket, &handle); });
+        run([&](epd_ticket_t* ticket) { return group.dispatch(&dispatch, ticket, &handle); });
     if (status == EPD_OK) {
       if (result.num_recv_rows > 2 * c.max_tokens) trouble = std::to_string(result.num_recv_rows) + " rows";
       epd_combine_args_t combine = EPD_COMBINE_ARGS_INIT;
       combine.handle = handle;
       combine.weighted = 1;
       combine.timeout_ms = 300;
-      status = run([&](epd_ticket_t* ticket) { return epd_combine(group.get(), &combine, ticket); });
+      status = run([&](epd_ticket_t* ticket) { return group.combine(&combine, ticket); });
     }
     ++(status == EPD_OK ? done : failed);
     if (status == EPD_OK) continue;

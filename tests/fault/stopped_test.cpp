@@ -45,7 +45,7 @@ epd_ticket_t dispatch(const Group& group, const Case& c, std::uint32_t rank) {
   args.num_tokens = input.num_tokens;
   args.timeout_ms = kOperationMs;
   epd_ticket_t ticket = 0;
-  must(epd_dispatch(group.get(), &args, &ticket, nullptr), "dispatch");
+  must(group.dispatch(&args, &ticket, nullptr), "dispatch");
   return ticket;
 }
 
@@ -157,7 +157,7 @@ TEST_F(Stopped, AnEngineDoesNotKeepItsGroupFromEnding) {
       epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
       fill_dispatch(c, group.buffers(0), Input{});
       epd_ticket_t ticket = 0;
-      epd_status_t status = epd_dispatch(group.get(), &args, &ticket, nullptr);
+      epd_status_t status = group.dispatch(&args, &ticket, nullptr);
       if (status == EPD_OK) status = group.wait(ticket, kHangMs);
       RANK_CHECK(status == EPD_RANK_LOST, std::string(epd_status_name(status)) + ": " + epd_last_error());
       return "";

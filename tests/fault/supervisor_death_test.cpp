@@ -57,7 +57,7 @@ epd_ticket_t submit(const Group& group, std::uint32_t slot) {
   args.slot = slot;
   args.timeout_ms = 60000;
   epd_ticket_t ticket = 0;
-  must(epd_dispatch(group.get(), &args, &ticket, nullptr), "dispatch");
+  must(group.dispatch(&args, &ticket, nullptr), "dispatch");
   return ticket;
 }
 
@@ -74,7 +74,7 @@ void everything_is_lost(const Session& session, const Group& group) {
   epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
   args.slot = 2;
   epd_ticket_t ticket = 0;
-  must(epd_dispatch(group.get(), &args, &ticket, nullptr), "dispatch", EPD_DAEMON_LOST);
+  must(group.dispatch(&args, &ticket, nullptr), "dispatch", EPD_DAEMON_LOST);
   must(epd_noop(group.get(), 2, &ticket), "noop", EPD_DAEMON_LOST);
   must(epd_group_resume(group.get(), 2000, nullptr), "resume", EPD_DAEMON_LOST);
   const epd_group_config_t config = small_config("after", 0, 1);

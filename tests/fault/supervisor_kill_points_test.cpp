@@ -88,7 +88,7 @@ struct Client {
     epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
     args.timeout_ms = timeout_ms;
     epd_ticket_t ticket = 0;
-    must(epd_dispatch(group.get(), &args, &ticket, nullptr), "dispatch");
+    must(group.dispatch(&args, &ticket, nullptr), "dispatch");
     return ticket;
   }
   void freeze() {
@@ -337,7 +337,7 @@ std::string life(const Daemon& daemon, Stage& stage) {
       const Group group(joined);
       epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
       epd_ticket_t ticket = 0;
-      epd_status_t status = epd_dispatch(group.get(), &args, &ticket, nullptr);
+      epd_status_t status = group.dispatch(&args, &ticket, nullptr);
       if (status == EPD_OK) status = group.wait(ticket, kHangMs);
       served(status, "dispatch");
     }

@@ -80,7 +80,7 @@ void saturate(const Daemon& daemon, Stage& stage, const Case& c, std::uint32_t r
     for (std::uint32_t slot = 0; slot < c.depth; ++slot) {
       if (tickets[slot] != 0 && group.wait(tickets[slot], 30000) != EPD_OK) return;  // a peer has stopped
       args.slot = slot;
-      if (epd_dispatch(group.get(), &args, &tickets[slot], nullptr) != EPD_OK) return;
+      if (group.dispatch(&args, &tickets[slot], nullptr) != EPD_OK) return;
       stage.operations.fetch_add(1);
     }
   }
@@ -311,7 +311,7 @@ TEST_F(Operate, TerminationEndsSessionsThatStay) {
       epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
       args.timeout_ms = 60000;
       if (rank == 0)
-        must(epd_dispatch(group.get(), &args, &ticket, nullptr), "dispatch");  // waits for rank 1
+        must(group.dispatch(&args, &ticket, nullptr), "dispatch");  // waits for rank 1
       stage->joined.arrive();
       const auto ended = [](epd_status_t status) {
         return status == EPD_ABORTED || status == EPD_DAEMON_LOST;

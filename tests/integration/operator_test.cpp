@@ -88,7 +88,7 @@ class Stuck : public Operator {
         epd_ticket_t ticket = 0;
         epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
         args.timeout_ms = 60000;
-        must(epd_dispatch(group.get(), &args, &ticket, nullptr), "dispatch");
+        must(group.dispatch(&args, &ticket, nullptr), "dispatch");
         must(group.wait(ticket, 60000), "dispatch");
         stage_->stop.arrive();
         stage_->stop.wait_for(2);
@@ -231,7 +231,7 @@ TEST_F(Operator, AnEvictedSessionIsToldByWhomAndWhy) {
       epd_ticket_t ticket = 0;
       epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
       if (rank == 0) {  // waits for rank 1, which is evicted instead
-        must(epd_dispatch(group.get(), &args, &ticket, nullptr), "dispatch");
+        must(group.dispatch(&args, &ticket, nullptr), "dispatch");
         must(group.wait(ticket, 30000), "dispatch", EPD_RANK_LOST);
         must_say("evicted by operator: it is slow");
         return "";
@@ -268,7 +268,7 @@ TEST_F(Operator, AnEvictedRankLosesItsGroupAndKeepsItsSession) {
         stage->go.wait_for(1);
         epd_ticket_t ticket = 0;
         epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
-        epd_status_t status = epd_dispatch(group.get(), &args, &ticket, nullptr);
+        epd_status_t status = group.dispatch(&args, &ticket, nullptr);
         if (status == EPD_OK) status = group.wait(ticket, 30000);
         RANK_CHECK(status == EPD_RANK_LOST, epd_status_name(status));
         must_say("rank 1 (session");

@@ -1,9 +1,15 @@
 #include "support/client.h"
 
+#include "proto/arena.h"
+#include "support/cuda_memory.h"
 #include "support/ranks.h"
 
 #include <unistd.h>
+#include <cstdlib>
+#include <cstring>
+#include <map>
 #include <utility>
+#include <vector>
 
 namespace epd::test {
 
@@ -39,28 +45,137 @@ Session& Session::operator=(Session&& other) noexcept {
   return *this;
 }
 
-Group::Group(const Session& session, const epd_group_config_t& config) {
-  must(epd_group_join(session.get(), &config, &handle_), std::string("join ") + config.name);
+namespace {
+
+abi::GroupShape shape_of(const epd_group_config_t& c) {
+  abi::GroupShape s{};
+  s.num_ranks = c.num_ranks;
+  s.num_experts = c.num_experts;
+  s.max_tokens = c.max_tokens;
+  s.hidden = c.hidden;
+  s.topk = c.topk;
+  s.depth = c.depth != 0 ? c.depth : abi::kDefaultDepth;
+  s.payload = static_cast<abi::Payload>(c.payload);
+  s.index_type = static_cast<abi::IndexType>(c.index_type);
+  s.layout = static_cast<abi::Layout>(c.layout);
+  s.scale_format = static_cast<abi::ScaleFormat>(c.scale_format);
+  s.expert_alignment = c.expert_alignment != 0 ? c.expert_alignment : 1;
+  s.opaque_bytes = c.opaque_bytes;
+  s.num_biases = c.num_biases;
+  s.num_handles = c.num_handles;
+  s.max_recv_rows = c.max_recv_rows;
+  return s;
 }
 
-Group::Group(Group&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+}  // namespace
+
+struct Group::Mirror {
+  int gpu = 0;
+  std::uint64_t slot_bytes = 0;
+  std::vector<std::byte> host;       // all slots
+  std::byte* device = nullptr;       // of slot 0
+  std::map<epd_ticket_t, std::uint32_t> in_flight;  // slot of each
+
+  std::byte* of(std::uint32_t slot) { return host.data() + slot * slot_bytes; }
+  bool busy(std::uint32_t slot) const {
+    for (const auto& [ticket, its_slot] : in_flight) {
+      if (its_slot == slot) return true;
+    }
+    return false;
+  }
+  void push(std::uint32_t slot) {
+    if (!busy(slot)) copy_to_gpu(gpu, device + slot * slot_bytes, of(slot), slot_bytes);
+  }
+  void pull(std::uint32_t slot) { copy_from_gpu(gpu, of(slot), device + slot * slot_bytes, slot_bytes); }
+};
+
+Group::Group(const Session& session, const epd_group_config_t& config) {
+  must(epd_group_join(session.get(), &config, &handle_), std::string("join ") + config.name);
+  epd_session_info_t info = EPD_SESSION_INFO_INIT;
+  must(epd_session_info(session.get(), &info), "session info");
+  if (info.device_kind != EPD_DEVICE_CUDA) return;
+  const abi::GroupShape shape = shape_of(config);
+  mirror_ = std::make_shared<Mirror>();
+  mirror_->gpu = std::atoi(std::strchr(info.device, ':') + 1);
+  mirror_->slot_bytes = abi::UserArenaLayout(shape).slot_bytes;
+  mirror_->host.resize(mirror_->slot_bytes * shape.depth);
+  epd_buffers_t first = EPD_BUFFERS_INIT;
+  must(epd_group_buffers(handle_, 0, &first), "buffers");
+  mirror_->device = static_cast<std::byte*>(first.x);
+}
+
+Group::Group(Group&& other) noexcept
+    : handle_(std::exchange(other.handle_, nullptr)), mirror_(std::move(other.mirror_)) {}
 
 Group& Group::operator=(Group&& other) noexcept {
   if (this != &other) {
     epd_group_leave(handle_);
     handle_ = std::exchange(other.handle_, nullptr);
+    mirror_ = std::move(other.mirror_);
   }
   return *this;
 }
 
 epd_buffers_t Group::buffers(std::uint32_t slot) const {
-  epd_buffers_t buffers = EPD_BUFFERS_INIT;
-  must(epd_group_buffers(handle_, slot, &buffers), "buffers of slot " + std::to_string(slot));
-  return buffers;
+  epd_buffers_t b = EPD_BUFFERS_INIT;
+  must(epd_group_buffers(handle_, slot, &b), "buffers of slot " + std::to_string(slot));
+  if (mirror_ == nullptr) return b;
+  const auto move = [this](auto*& pointer) {
+    if (pointer == nullptr) return;
+    const auto offset = reinterpret_cast<std::byte*>(pointer) - mirror_->device;
+    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(mirror_->host.data() + offset);
+  };
+  move(b.x);
+  move(b.x_scales);
+  move(b.topk_idx);
+  move(b.topk_weights);
+  move(b.recv_x);
+  move(b.recv_scales);
+  move(b.recv_topk_idx);
+  move(b.recv_topk_weights);
+  move(b.recv_src);
+  move(b.rank_offsets);
+  move(b.expert_counts);
+  move(b.expert_offsets);
+  move(b.source_ranges);
+  move(b.y);
+  move(b.y_weights);
+  move(b.bias[0]);
+  move(b.bias[1]);
+  move(b.out);
+  move(b.out_weights);
+  return b;
+}
+
+epd_status_t Group::dispatch(const epd_dispatch_args_t* args, epd_ticket_t* ticket, epd_handle_t* handle) const {
+  if (mirror_ != nullptr) mirror_->push(args->slot);
+  return submitted(epd_dispatch(handle_, args, ticket, handle), args->slot, ticket);
+}
+
+epd_status_t Group::combine(const epd_combine_args_t* args, epd_ticket_t* ticket) const {
+  if (mirror_ != nullptr) mirror_->push(args->slot);
+  return submitted(epd_combine(handle_, args, ticket), args->slot, ticket);
+}
+
+epd_status_t Group::submitted(epd_status_t status, std::uint32_t slot, const epd_ticket_t* ticket) const {
+  if (mirror_ != nullptr && status == EPD_OK) mirror_->in_flight[*ticket] = slot;
+  return status;
+}
+
+void Group::update(const void* part, std::size_t bytes) const {
+  if (mirror_ == nullptr) return;
+  const auto offset = static_cast<const std::byte*>(part) - mirror_->host.data();
+  copy_to_gpu(mirror_->gpu, mirror_->device + offset, part, bytes);
 }
 
 epd_status_t Group::wait(epd_ticket_t ticket, int timeout_ms, epd_result_t* result) const {
-  return epd_ticket_wait(handle_, ticket, timeout_ms, result);
+  const epd_status_t status = epd_ticket_wait(handle_, ticket, timeout_ms, result);
+  if (mirror_ == nullptr || epd_ticket_pending(handle_, ticket) != 0) return status;
+  const auto found = mirror_->in_flight.find(ticket);
+  if (found == mirror_->in_flight.end()) return status;
+  mirror_->pull(found->second);
+  mirror_->in_flight.erase(found);
+  return status;
 }
 
 epd_group_config_t small_config(const char* name, std::uint32_t rank, std::uint32_t num_ranks) {

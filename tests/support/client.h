@@ -4,7 +4,9 @@
 
 #include "epd/epd.h"
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 namespace epd::test {
@@ -29,6 +31,8 @@ class Session {
   epd_session_t* handle_ = nullptr;
 };
 
+// A membership. On a CUDA device buffers() are a copy in host memory: dispatch() and combine() take the slot to the
+// device first, wait() brings it back.
 class Group {
  public:
   Group() = default;
@@ -39,11 +43,19 @@ class Group {
   ~Group() { epd_group_leave(handle_); }
   epd_group_t* get() const { return handle_; }
   epd_buffers_t buffers(std::uint32_t slot) const;
-  // The status, and what the library says of it.
+  epd_status_t dispatch(const epd_dispatch_args_t* args, epd_ticket_t* ticket, epd_handle_t* handle) const;
+  epd_status_t combine(const epd_combine_args_t* args, epd_ticket_t* ticket) const;
+  // A part of buffers() that was changed while its slot has an operation in flight.
+  void update(const void* part, std::size_t bytes) const;
+  // The status, and what the library says of it. All that asks for a ticket's end and then looks at buffers.
   epd_status_t wait(epd_ticket_t ticket, int timeout_ms, epd_result_t* result = nullptr) const;
 
  private:
+  struct Mirror;
+  epd_status_t submitted(epd_status_t status, std::uint32_t slot, const epd_ticket_t* ticket) const;
+
   epd_group_t* handle_ = nullptr;
+  std::shared_ptr<Mirror> mirror_;  // null on a host device
 };
 
 // A config that is valid and small; change what the test is about.

@@ -135,6 +135,7 @@ void Daemon::write_config() const {
   std::ofstream out(directory_ + "/epd.toml");
   out << "daemon.socket = \"" << socket_ << "\"\n"
       << "daemon.control_socket = \"" << control_ << "\"\n"
+      << (options_.prefix == "host" ? "" : "devices.host = 0\n")
       << "devices." << options_.prefix << " = " << options_.devices << "\n"
       << "devices.sms = " << options_.sms << "\n";
   for (const auto& [key, value] : options_.settings) out << key << " = " << value << "\n";

@@ -130,7 +130,7 @@ epd_status_t ScriptRunner::submit_dispatch(const Step& s, const Input& own, epd_
   args.keep_handle = s.keep ? 1 : 0;
   if (cached) args.handle = routed.handle;
   epd_handle_t handle = 0;
-  const epd_status_t status = epd_dispatch(group_.get(), &args, &ticket, &handle);
+  const epd_status_t status = group_.dispatch(&args, &ticket, &handle);
   if (status != EPD_OK) return status;
   RANK_CHECK(handle != 0 && (!cached || handle == routed.handle), "handle " + std::to_string(handle));
   routed.handle = handle;
@@ -151,7 +151,7 @@ epd_status_t ScriptRunner::submit_combine(const Step& s, epd_ticket_t& ticket) {
   args.slot = s.slot;
   args.handle = routed.handle;
   args.timeout_ms = options_.timeout_ms;
-  return epd_combine(group_.get(), &args, &ticket);
+  return group_.combine(&args, &ticket);
 }
 
 epd_status_t ScriptRunner::submit(std::size_t step) {
@@ -246,7 +246,9 @@ void ScriptRunner::spoil_inputs(const InFlight& oldest) {
   const epd_buffers_t buffers = group_.buffers(step.slot);
   const abi::GroupShape shape = case_.shape();
   const auto spoil = [&](void* region, abi::Region which) {
-    if (region != nullptr) std::memset(region, 0x5a, abi::region_bytes(shape, which));
+    if (region == nullptr) return;
+    std::memset(region, 0x5a, abi::region_bytes(shape, which));
+    group_.update(region, abi::region_bytes(shape, which));
   };
   spoil(buffers.topk_weights, abi::Region::kTopkWeights);
   if (step.kind == Kind::kCombine) {

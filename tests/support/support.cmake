@@ -7,6 +7,7 @@ add_library(epd_test_support STATIC
   ${CMAKE_CURRENT_LIST_DIR}/case_checks.cpp
   ${CMAKE_CURRENT_LIST_DIR}/cases.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/cuda_memory.cpp
   ${CMAKE_CURRENT_LIST_DIR}/kill_points.cpp
   ${CMAKE_CURRENT_LIST_DIR}/engine_pages.cpp
   ${CMAKE_CURRENT_LIST_DIR}/raw_client.cpp
@@ -23,6 +24,12 @@ function(epd_system_test name)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE epd_test_support epd_options GTest::gtest_main ${ARG_LIBS})
   add_dependencies(${name} epd epctl)
+  # CUDA devices where there are none: see fake_cuda/README.md.
+  set(environment)
+  if(TARGET fake_cuda)
+    add_dependencies(${name} fake_cuda)
+    set(environment ENVIRONMENT LD_LIBRARY_PATH=$<TARGET_FILE_DIR:fake_cuda>)
+  endif()
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
-    PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT} RESOURCE_LOCK epd_daemon)
+    PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT} RESOURCE_LOCK epd_daemon ${environment})
 endfunction()
