@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 namespace epd {
@@ -257,7 +258,7 @@ std::uint32_t LaunchedOperation::count_lost_selections() const {
 
 StepResult LaunchedOperation::fail_as(const OpResult& result, std::uint64_t now_ns) {
   switch (result.error) {
-    case OpError::kBadChoice: return fail_choice(result.token, result.k, result.value);
+    case OpError::kBadChoice: return fail_choice(result.token, result.k, refused_value(result));
     case OpError::kNoRoom:
       return fail_placement(
           {true, static_cast<std::uint32_t>(result.culprit), result.expert, result.rows, result.room});
@@ -270,6 +271,18 @@ StepResult LaunchedOperation::fail_as(const OpResult& result, std::uint64_t now_
   text += result.culprit < 0 ? ": its inputs were not ready"
                              : ": rank " + std::to_string(result.culprit) + " has not got as far";
   return fail(StatusCode::kDeadlineExceeded, result.culprit, text);
+}
+
+// The device tells values in 32 bits; a larger one is looked up, if it still stands there.
+std::int64_t LaunchedOperation::refused_value(const OpResult& result) const {
+  constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
+  const bool saturated = result.value == kMost || result.value == -kMost - 1;
+  if (!saturated || group_.shape.index_type != abi::IndexType::kInt64) return result.value;
+  std::int64_t value = 0;
+  const std::size_t place = std::size_t{result.token} * group_.shape.topk + result.k;
+  launcher_.read(&value, member_.user(submission_.slot, Region::kTopkIdx) + place * sizeof(value),
+                 sizeof(value));
+  return value >= kMost || value < -kMost ? value : result.value;
 }
 
 std::byte* LaunchedOperation::own_block() const {

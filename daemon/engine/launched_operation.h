@@ -41,6 +41,7 @@ class LaunchedOperation final : public Operation {
   void publish_counts();
   StepResult conclude(std::uint64_t now_ns);
   StepResult fail_as(const kernels::cuda::OpResult& result, std::uint64_t now_ns);
+  std::int64_t refused_value(const kernels::cuda::OpResult& result) const;
   std::string disagreement() const;
   void keep_route(const kernels::cuda::OpResult& result);
   std::uint32_t count_lost_selections() const;

@@ -311,8 +311,7 @@ TEST_P(Failures, APeerThatLeavesIsNamedToTheOthers) {
         epd_ticket_t other = 0;
         epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
         args.slot = 1;
-        must(group.dispatch(&args, &other, nullptr), "a submission to the lost group",
-             EPD_RANK_LOST);
+        must(group.dispatch(&args, &other, nullptr), "a submission to the lost group", EPD_RANK_LOST);
         must(epd_group_resume(group.get(), 1000, nullptr), "resume of a lost group", EPD_RANK_LOST);
       }
     }

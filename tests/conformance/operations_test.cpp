@@ -383,6 +383,8 @@ struct Chain {
   const Case* test_case;
   std::uint32_t rank;
   epd_handle_t handle = 0;
+  epd_ticket_t dispatched = 0;
+  epd_ticket_t combined = 0;
   std::atomic<int> stage{0};
   std::string failure = {};
 };
@@ -396,9 +398,9 @@ void combine_done(const epd_result_t* result, void* user) {
 void dispatch_done(const epd_result_t*, void* user) {
   auto* chain = static_cast<Chain*>(user);
   try {
-    const epd_ticket_t ticket =
-        submit_combine(*chain->group, *chain->test_case, chain->rank, 0, 0, chain->handle);
-    must(epd_ticket_on_complete(chain->group->get(), ticket, combine_done, chain), "hook in a hook");
+    chain->group->ended(chain->dispatched);
+    chain->combined = submit_combine(*chain->group, *chain->test_case, chain->rank, 0, 0, chain->handle);
+    must(epd_ticket_on_complete(chain->group->get(), chain->combined, combine_done, chain), "hook in a hook");
   } catch (const RankFailure& error) {
     chain->failure = error.text;
     chain->stage = 2;
@@ -409,10 +411,11 @@ TEST_P(Operations, AHookMaySubmitTheNextOperation) {
   const Case c = small_case(3);
   with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
     Chain chain{&group, &c, rank};
-    const epd_ticket_t ticket = submit_dispatch(group, c, rank, 0, 0, &chain.handle);
-    must(epd_ticket_on_complete(group.get(), ticket, dispatch_done, &chain), "hook");
+    chain.dispatched = submit_dispatch(group, c, rank, 0, 0, &chain.handle);
+    must(epd_ticket_on_complete(group.get(), chain.dispatched, dispatch_done, &chain), "hook");
     RANK_CHECK(eventually(30, [&] { return chain.stage.load() == 2; }), "the chain ends");
     RANK_CHECK(chain.failure.empty(), chain.failure);
+    group.ended(chain.combined);
     const std::string text = check_combine(c, group.buffers(0), make_inputs(c, 0), rank, 0);
     RANK_CHECK(text.empty(), text);
   });

@@ -9,7 +9,6 @@
 #include <cstring>
 #include <map>
 #include <utility>
-#include <vector>
 
 namespace epd::test {
 
@@ -72,11 +71,16 @@ abi::GroupShape shape_of(const epd_group_config_t& c) {
 struct Group::Mirror {
   int gpu = 0;
   std::uint64_t slot_bytes = 0;
-  std::vector<std::byte> host;       // all slots
-  std::byte* device = nullptr;       // of slot 0
+  std::uint32_t depth = 0;
+  std::byte* host = nullptr;                        // all slots; aligned as the regions are
+  std::byte* device = nullptr;                      // of slot 0
   std::map<epd_ticket_t, std::uint32_t> in_flight;  // slot of each
 
-  std::byte* of(std::uint32_t slot) { return host.data() + slot * slot_bytes; }
+  Mirror() = default;
+  Mirror(const Mirror&) = delete;
+  Mirror& operator=(const Mirror&) = delete;
+  ~Mirror() { std::free(host); }
+  std::byte* of(std::uint32_t slot) const { return host + slot * slot_bytes; }
   bool busy(std::uint32_t slot) const {
     for (const auto& [ticket, its_slot] : in_flight) {
       if (its_slot == slot) return true;
@@ -84,7 +88,7 @@ struct Group::Mirror {
     return false;
   }
   void push(std::uint32_t slot) {
-    if (!busy(slot)) copy_to_gpu(gpu, device + slot * slot_bytes, of(slot), slot_bytes);
+    if (slot < depth && !busy(slot)) copy_to_gpu(gpu, device + slot * slot_bytes, of(slot), slot_bytes);
   }
   void pull(std::uint32_t slot) { copy_from_gpu(gpu, of(slot), device + slot * slot_bytes, slot_bytes); }
 };
@@ -98,7 +102,9 @@ Group::Group(const Session& session, const epd_group_config_t& config) {
   mirror_ = std::make_shared<Mirror>();
   mirror_->gpu = std::atoi(std::strchr(info.device, ':') + 1);
   mirror_->slot_bytes = abi::UserArenaLayout(shape).slot_bytes;
-  mirror_->host.resize(mirror_->slot_bytes * shape.depth);
+  mirror_->depth = shape.depth;
+  mirror_->host =
+      static_cast<std::byte*>(std::aligned_alloc(abi::kRegionAlign, mirror_->slot_bytes * shape.depth));
   epd_buffers_t first = EPD_BUFFERS_INIT;
   must(epd_group_buffers(handle_, 0, &first), "buffers");
   mirror_->device = static_cast<std::byte*>(first.x);
@@ -123,7 +129,7 @@ epd_buffers_t Group::buffers(std::uint32_t slot) const {
   const auto move = [this](auto*& pointer) {
     if (pointer == nullptr) return;
     const auto offset = reinterpret_cast<std::byte*>(pointer) - mirror_->device;
-    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(mirror_->host.data() + offset);
+    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(mirror_->host + offset);
   };
   move(b.x);
   move(b.x_scales);
@@ -147,14 +153,17 @@ epd_buffers_t Group::buffers(std::uint32_t slot) const {
   return b;
 }
 
-epd_status_t Group::dispatch(const epd_dispatch_args_t* args, epd_ticket_t* ticket, epd_handle_t* handle) const {
-  if (mirror_ != nullptr) mirror_->push(args->slot);
-  return submitted(epd_dispatch(handle_, args, ticket, handle), args->slot, ticket);
+epd_status_t Group::dispatch(const epd_dispatch_args_t* args, epd_ticket_t* ticket,
+                             epd_handle_t* handle) const {
+  const std::uint32_t slot = args != nullptr ? args->slot : ~0u;
+  if (mirror_ != nullptr) mirror_->push(slot);
+  return submitted(epd_dispatch(handle_, args, ticket, handle), slot, ticket);
 }
 
 epd_status_t Group::combine(const epd_combine_args_t* args, epd_ticket_t* ticket) const {
-  if (mirror_ != nullptr) mirror_->push(args->slot);
-  return submitted(epd_combine(handle_, args, ticket), args->slot, ticket);
+  const std::uint32_t slot = args != nullptr ? args->slot : ~0u;
+  if (mirror_ != nullptr) mirror_->push(slot);
+  return submitted(epd_combine(handle_, args, ticket), slot, ticket);
 }
 
 epd_status_t Group::submitted(epd_status_t status, std::uint32_t slot, const epd_ticket_t* ticket) const {
@@ -164,17 +173,21 @@ epd_status_t Group::submitted(epd_status_t status, std::uint32_t slot, const epd
 
 void Group::update(const void* part, std::size_t bytes) const {
   if (mirror_ == nullptr) return;
-  const auto offset = static_cast<const std::byte*>(part) - mirror_->host.data();
+  const auto offset = static_cast<const std::byte*>(part) - mirror_->host;
   copy_to_gpu(mirror_->gpu, mirror_->device + offset, part, bytes);
+}
+
+void Group::ended(epd_ticket_t ticket) const {
+  if (mirror_ == nullptr) return;
+  const auto found = mirror_->in_flight.find(ticket);
+  if (found == mirror_->in_flight.end()) return;
+  mirror_->pull(found->second);
+  mirror_->in_flight.erase(found);
 }
 
 epd_status_t Group::wait(epd_ticket_t ticket, int timeout_ms, epd_result_t* result) const {
   const epd_status_t status = epd_ticket_wait(handle_, ticket, timeout_ms, result);
-  if (mirror_ == nullptr || epd_ticket_pending(handle_, ticket) != 0) return status;
-  const auto found = mirror_->in_flight.find(ticket);
-  if (found == mirror_->in_flight.end()) return status;
-  mirror_->pull(found->second);
-  mirror_->in_flight.erase(found);
+  if (mirror_ != nullptr && epd_ticket_pending(handle_, ticket) == 0) ended(ticket);
   return status;
 }
 

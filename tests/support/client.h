@@ -31,8 +31,8 @@ class Session {
   epd_session_t* handle_ = nullptr;
 };
 
-// A membership. On a CUDA device buffers() are a copy in host memory: dispatch() and combine() take the slot to the
-// device first, wait() brings it back.
+// A membership. On a CUDA device buffers() are a copy in host memory: dispatch() and combine() take the slot
+// to the device first, wait() brings it back.
 class Group {
  public:
   Group() = default;
@@ -49,6 +49,8 @@ class Group {
   void update(const void* part, std::size_t bytes) const;
   // The status, and what the library says of it. All that asks for a ticket's end and then looks at buffers.
   epd_status_t wait(epd_ticket_t ticket, int timeout_ms, epd_result_t* result = nullptr) const;
+  // For a ticket whose end was told otherwise than by wait().
+  void ended(epd_ticket_t ticket) const;
 
  private:
   struct Mirror;

@@ -34,7 +34,8 @@ struct Driver {
 
   void use(int gpu) const {
     void* context = nullptr;  // retained once more each time: the process's until it ends
-    RANK_CHECK(retain(&context, gpu) == 0 && set_current(context) == 0, "no context on GPU " + std::to_string(gpu));
+    RANK_CHECK(retain(&context, gpu) == 0 && set_current(context) == 0,
+               "no context on GPU " + std::to_string(gpu));
   }
 };
 
