@@ -31,7 +31,7 @@ CUdeviceptr address(const void* pointer) {
 class CudaFlight final : public Flight {
  public:
   CudaFlight(CudaLane& lane, const LaunchRequest& request, std::uint64_t tag)
-      : lane_(lane), slot_(request.slot), signal_(request.signal), tag_(tag) {
+      : lane_(lane), place_(request.place), signal_(request.signal), tag_(tag) {
     ++lane_.in_flight_;
   }
 
@@ -42,10 +42,10 @@ class CudaFlight final : public Flight {
     --lane_.in_flight_;
   }
 
-  bool counted() override { return tag_at(lane_.host_slot(slot_).counted); }
+  bool counted() override { return tag_at(lane_.host_place(place_).counted); }
 
   bool ended() override {
-    if (tag_at(lane_.host_slot(slot_).result.tag)) return true;
+    if (tag_at(lane_.host_place(place_).result.tag)) return true;
     // Of a GPU that has failed nothing comes any more.
     const std::uint64_t now = MonotonicClock().now_ns();
     if (now - looked_ns_ >= kLookAtStreamNs) {
@@ -57,23 +57,17 @@ class CudaFlight final : public Flight {
   }
 
   std::span<const std::int32_t> counts() const override {
-    return {lane_.placement(slot_), lane_.shape_.placement_words};
+    return {lane_.placement(place_), lane_.shape_.placement_words};
   }
-  const OpResult& result() const override { return lane_.host_slot(slot_).result; }
+  const OpResult& result() const override { return lane_.host_place(place_).result; }
 
   void abort() override {
-    if (lane_.slots_[slot_].aborted) return;
-    lane_.slots_[slot_].aborted = true;
+    if (lane_.aborted_[place_]) return;
+    lane_.aborted_[place_] = true;
     const CUstream control = lane_.device_.partition()->control();
-    lane_.must("cuStreamWriteValue32",
-               lane_.driver_.cuStreamWriteValue32(control, lane_.abort_word(slot_), 1, 0));
-    const auto free_wait = [&](const StreamSignal& signal) {
-      if (signal.ready == nullptr) return;
-      lane_.must("cuStreamWriteValue32",
-                 lane_.driver_.cuStreamWriteValue32(control, address(signal.ready), signal.value, 0));
-    };
-    free_wait(signal_);
-    for (const CudaLane::SlotState& slot : lane_.slots_) free_wait(slot.passing);
+    lane_.write_word(control, reinterpret_cast<const void*>(lane_.abort_word(place_)), 1);
+    if (signal_.ready != nullptr) lane_.write_word(control, signal_.ready, signal_.value);
+    lane_.free_passes();
   }
 
  private:
@@ -82,14 +76,14 @@ class CudaFlight final : public Flight {
   }
 
   CudaLane& lane_;
-  const std::uint32_t slot_;
+  const std::uint32_t place_;
   const StreamSignal signal_;
   const std::uint64_t tag_;
   std::uint64_t looked_ns_ = MonotonicClock().now_ns();
 };
 
 CudaLane::CudaLane(CudaDevice& device, const LaneShape& shape)
-    : device_(device), driver_(device.driver()), shape_(shape), slots_(shape.depth) {}
+    : device_(device), driver_(device.driver()), shape_(shape), aborted_(shape.depth) {}
 
 Result<std::unique_ptr<Lane>> CudaLane::open(CudaDevice& device, const LaneShape& shape) {
   Operation probe;
@@ -109,7 +103,7 @@ Result<std::unique_ptr<Lane>> CudaLane::open(CudaDevice& device, const LaneShape
 }
 
 Status CudaLane::allocate() {
-  host_stride_ = aligned(sizeof(HostSlot) + shape_.placement_words * sizeof(std::int32_t), kHostAlign);
+  host_stride_ = aligned(sizeof(HostPlace) + shape_.placement_words * sizeof(std::int32_t), kHostAlign);
   workspace_bytes_ = kernels::cuda::workspace_bytes(shape_.shape, device_.max_sms());
   const std::size_t before = shape_.depth * (aligned(sizeof(Operation), kLine) + kLine);
   void* host = nullptr;
@@ -129,12 +123,7 @@ Status CudaLane::allocate() {
 
 CudaLane::~CudaLane() {
   if (stream_ != nullptr) {
-    for (const SlotState& slot : slots_) {
-      if (slot.passing.ready == nullptr) continue;
-      must("cuStreamWriteValue32",
-           driver_.cuStreamWriteValue32(device_.partition()->control(), address(slot.passing.ready),
-                                        slot.passing.value, 0));
-    }
+    free_passes();
     must("cuStreamSynchronize", driver_.cuStreamSynchronize(stream_));
     driver_.cuStreamDestroy(stream_);
     device_.lane_closed();
@@ -143,12 +132,12 @@ CudaLane::~CudaLane() {
   if (host_ != nullptr) driver_.cuMemFreeHost(host_);
 }
 
-CUdeviceptr CudaLane::abort_word(std::uint32_t slot) const {
-  return memory_ + shape_.depth * aligned(sizeof(Operation), kLine) + slot * kLine;
+CUdeviceptr CudaLane::abort_word(std::uint32_t place) const {
+  return memory_ + shape_.depth * aligned(sizeof(Operation), kLine) + place * kLine;
 }
 
-CUdeviceptr CudaLane::device_op(std::uint32_t slot) const {
-  return memory_ + slot * aligned(sizeof(Operation), kLine);
+CUdeviceptr CudaLane::device_op(std::uint32_t place) const {
+  return memory_ + place * aligned(sizeof(Operation), kLine);
 }
 
 void CudaLane::follow_partition() {
@@ -172,12 +161,12 @@ void CudaLane::follow_partition() {
 // The lane's own part of the operation.
 void CudaLane::prepare(const LaunchRequest& request) {
   Operation& op = *request.op;
-  HostSlot& host = host_slot(request.slot);
+  HostPlace& host = host_place(request.place);
   op.workspace = reinterpret_cast<void*>(workspace_);
-  op.abort = reinterpret_cast<const std::uint32_t*>(abort_word(request.slot));
+  op.abort = reinterpret_cast<const std::uint32_t*>(abort_word(request.place));
   op.result = &host.result;
   if (request.kind == Kind::kDispatch) {
-    op.counts.host_placement = placement(request.slot);
+    op.counts.host_placement = placement(request.place);
     op.counts.host_ready = &host.counted;
   }
   const std::uint32_t share = device_.lane_sms();
@@ -191,18 +180,15 @@ void CudaLane::prepare(const LaunchRequest& request) {
 std::unique_ptr<Flight> CudaLane::launch(const LaunchRequest& request) {
   follow_partition();
   prepare(request);
-  SlotState& slot = slots_[request.slot];
-  slot.passing = {};  // what waits for it still waits for no more than this operation
   const Operation& op = *request.op;
   if (dirty_ && in_flight_ == 0) {
     must("cuMemsetD8Async", driver_.cuMemsetD8Async(workspace_, 0, workspace_bytes_, stream_));
     dirty_ = false;
   }
-  if (slot.aborted) {
-    const CUdeviceptr word = abort_word(request.slot);
+  if (aborted_[request.place]) {
     must("cuStreamSynchronize", driver_.cuStreamSynchronize(device_.partition()->control()));
-    must("cuStreamWriteValue32", driver_.cuStreamWriteValue32(stream_, word, 0, 0));
-    slot.aborted = false;
+    write_word(stream_, reinterpret_cast<const void*>(abort_word(request.place)), 0);
+    aborted_[request.place] = false;
   }
   // What the record held is overwritten from now on; if this engine dies meanwhile, nobody may take it for a
   // routing.
@@ -211,37 +197,43 @@ std::unique_ptr<Flight> CudaLane::launch(const LaunchRequest& request) {
          driver_.cuStreamWriteValue64(stream_, address(&op.routing.head->handle), 0, 0));
   }
   must("cuMemcpyHtoDAsync",
-       driver_.cuMemcpyHtoDAsync(device_op(request.slot), &host_slot(request.slot).staging, sizeof(Operation),
-                                 stream_));
+       driver_.cuMemcpyHtoDAsync(device_op(request.place), &host_place(request.place).staging,
+                                 sizeof(Operation), stream_));
   const StreamSignal& signal = request.signal;
   if (signal.ready != nullptr) {
+    passing_.erase(signal.ready);  // who frees this one frees the earlier too
     must("cuStreamWaitValue32",
          driver_.cuStreamWaitValue32(stream_, address(signal.ready), signal.value, CU_STREAM_WAIT_VALUE_GEQ));
   }
-  CUdeviceptr on_device = device_op(request.slot);
+  CUdeviceptr on_device = device_op(request.place);
   void* arguments[] = {&on_device};
   must("cuLaunchKernel",
        driver_.cuLaunchKernel(reinterpret_cast<CUfunction>(device_.kernel(request.kind, op)), op.movers.ctas,
                               1, 1, op.movers.threads, 1, 1, op.movers.shared_bytes, stream_, arguments,
                               nullptr));
-  if (signal.done != nullptr) {
-    must("cuStreamWriteValue32",
-         driver_.cuStreamWriteValue32(stream_, address(signal.done), signal.value, 0));
-  }
+  if (signal.done != nullptr) write_word(stream_, signal.done, signal.value);
   return std::make_unique<CudaFlight>(*this, request, op.tag);
 }
 
-void CudaLane::pass(std::uint32_t slot, const StreamSignal& signal) {
+void CudaLane::write_word(CUstream stream, const void* word, std::uint32_t value) const {
+  must("cuStreamWriteValue32", driver_.cuStreamWriteValue32(stream, address(word), value, 0));
+}
+
+void CudaLane::pass(const StreamSignal& signal) {
   follow_partition();
-  slots_[slot].passing = signal;
+  passing_[signal.ready] = signal;
   must("cuStreamWaitValue32",
        driver_.cuStreamWaitValue32(stream_, address(signal.ready), signal.value, CU_STREAM_WAIT_VALUE_GEQ));
-  must("cuStreamWriteValue32", driver_.cuStreamWriteValue32(stream_, address(signal.done), signal.value, 0));
+  write_word(stream_, signal.done, signal.value);
+}
+
+void CudaLane::free_passes() {
+  for (const auto& [word, signal] : passing_) write_word(device_.partition()->control(), word, signal.value);
+  passing_.clear();
 }
 
 void CudaLane::release(const StreamSignal& signal) {
-  must("cuStreamWriteValue32",
-       driver_.cuStreamWriteValue32(device_.partition()->control(), address(signal.done), signal.value, 0));
+  write_word(device_.partition()->control(), signal.done, signal.value);
 }
 
 }  // namespace epd

@@ -3,7 +3,7 @@
 
 #include "cuda_device.h"
 
-#include <atomic>
+#include <map>
 #include <vector>
 
 namespace epd {
@@ -14,33 +14,31 @@ class CudaLane final : public Lane {
   ~CudaLane() override;
 
   std::unique_ptr<Flight> launch(const LaunchRequest& request) override;
-  void pass(std::uint32_t slot, const StreamSignal& signal) override;
+  void pass(const StreamSignal& signal) override;
   void release(const StreamSignal& signal) override;
 
  private:
   friend class CudaFlight;
 
-  // What of a slot the host and the device both see; followed by the words of a placement.
-  struct HostSlot {
+  // What of a place the host and the device both see; followed by the words of a placement.
+  struct HostPlace {
     kernels::cuda::Operation staging;
     kernels::cuda::OpResult result;
     std::uint64_t counted;  // tag
   };
-  struct SlotState {
-    bool aborted = false;  // its abort word has been set
-    StreamSignal passing;  // of the last pass(); ready null: none
-  };
-
   CudaLane(CudaDevice& device, const LaneShape& shape);
   Status allocate();
-  HostSlot& host_slot(std::uint32_t slot) const {
-    return *reinterpret_cast<HostSlot*>(host_ + slot * host_stride_);
+  HostPlace& host_place(std::uint32_t place) const {
+    return *reinterpret_cast<HostPlace*>(host_ + place * host_stride_);
   }
-  std::int32_t* placement(std::uint32_t slot) const {
-    return reinterpret_cast<std::int32_t*>(host_ + slot * host_stride_ + sizeof(HostSlot));
+  std::int32_t* placement(std::uint32_t place) const {
+    return reinterpret_cast<std::int32_t*>(host_ + place * host_stride_ + sizeof(HostPlace));
   }
-  CUdeviceptr abort_word(std::uint32_t slot) const;
-  CUdeviceptr device_op(std::uint32_t slot) const;
+  CUdeviceptr abort_word(std::uint32_t place) const;
+  CUdeviceptr device_op(std::uint32_t place) const;
+  void write_word(CUstream stream, const void* word, std::uint32_t value) const;
+  // Of passes: nothing that comes after them in the stream can have begun.
+  void free_passes();
   void follow_partition();
   void prepare(const LaunchRequest& request);
   void must(const char* what, CUresult result) const { cuda_must(driver_, what, result); }
@@ -55,7 +53,8 @@ class CudaLane final : public Lane {
   CUdeviceptr memory_ = 0;  // operations, abort words, workspace
   CUdeviceptr workspace_ = 0;
   std::size_t workspace_bytes_ = 0;
-  std::vector<SlotState> slots_;
+  std::vector<bool> aborted_;                    // [depth] the place's abort word has been set
+  std::map<const void*, StreamSignal> passing_;  // the last of each ready word
   std::uint32_t in_flight_ = 0;
   bool dirty_ = false;  // an operation has failed: the workspace's counters are anything
 };

@@ -15,7 +15,7 @@ Member::Member(Group& in_group, std::uint32_t rank_there, std::uint32_t its_numb
       session(served),
       board_mapping(std::move(board_memory)),
       next_number(in_group.resume_index),
-      slot_op(in_group.shape.depth),
+      slot_use(in_group.shape.depth),
       routes(in_group.shape) {}
 
 std::byte* Member::user(std::uint32_t slot, abi::Region region) const {

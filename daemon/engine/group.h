@@ -76,7 +76,12 @@ class Member {
   std::uint64_t next_number = 0;           // of the next operation
   std::uint64_t failed_from = kNoFailure;  // lowest that failed in this epoch: to be done again
   std::set<std::uint64_t> inflight;        // numbers of operations not completed
-  std::vector<std::uint64_t> slot_op;      // [depth] ticket in flight on the slot, 0 = free
+  struct SlotUse {
+    std::uint32_t operations = 0;  // in flight on the slot; more than one only if all are a stream's
+    bool of_stream = false;
+    std::uint64_t ticket = 0;  // of the last
+  };
+  std::vector<SlotUse> slot_use;  // [depth]
   RouteTable routes;
   std::unique_ptr<Lane> lane;         // on a device that runs whole operations, with
   std::unique_ptr<RouteHeads> heads;  // these in place of `routes`

@@ -81,8 +81,9 @@ bool LaunchedOperation::runnable() const {
 StepResult LaunchedOperation::plan(std::uint64_t now_ns) {
   route_.record = member_.exchange() + group_.exchange_layout.routing_of(submission_.route);
   if (routes()) {
-    member_.heads->forget(submission_.route);
-    route_.head = {0, group_.epoch, submission_.num_tokens, 0, 0, 0};
+    // What follows in the lane may use it before this engine knows how it ends: if badly, then all fail.
+    route_.head = {index_ + 1, group_.epoch, submission_.num_tokens, 0, 0, 0};
+    member_.heads->keep(submission_.route, route_.head);
   } else if (submission_.handle >= member_.first_index) {
     const RouteHeads::Head* head =
         member_.heads->find(submission_.route, submission_.handle, member_.exchange());
@@ -96,7 +97,7 @@ StepResult LaunchedOperation::plan(std::uint64_t now_ns) {
   describe(op);
   LaunchRequest request;
   request.kind = is_dispatch() ? Kind::kDispatch : Kind::kCombine;
-  request.slot = submission_.slot;
+  request.place = static_cast<std::uint32_t>(index_ % group_.shape.depth);  // as its exchange block: free
   request.op = &op;
   if (has(abi::kFlagStream)) {
     request.signal = stream_signal(member_, submission_.slot, submission_.ticket);
@@ -224,7 +225,10 @@ void LaunchedOperation::publish_counts() {
 StepResult LaunchedOperation::conclude(std::uint64_t now_ns) {
   concluded_ = true;
   const OpResult result = flight_->result();
-  if (result.error != OpError::kNone) return fail_as(result, now_ns);
+  if (result.error != OpError::kNone) {
+    forget_route();
+    return fail_as(result, now_ns);
+  }
   keep_route(result);
   if (is_dispatch() && has(abi::kFlagDefer)) member_.publish_sent(submission_.slot, submission_.ticket);
   // Bytes of rows delivered to this rank stand for those it sent: the device counts no others.
@@ -240,9 +244,16 @@ void LaunchedOperation::keep_route(const OpResult& result) {
     route_.head = {index_ + 1,           group_.epoch,       submission_.num_tokens,
                    result.num_recv_rows, result.num_dropped, 0};
     member_.heads->keep(submission_.route, route_.head);
+  } else if (const RouteHeads::Head* head =
+                 member_.heads->find(submission_.route, submission_.handle, nullptr)) {
+    route_.head = *head;  // its dispatch has ended meanwhile
   }
   if (is_dispatch()) num_recv_rows_ = route_.head.num_recv_rows;
   num_dropped_ = route_.head.num_dropped + count_lost_selections();
+}
+
+void LaunchedOperation::forget_route() {
+  if (routes()) member_.heads->forget(submission_.route, index_);
 }
 
 // Selections whose rows went to ranks that were lost since.
@@ -329,7 +340,10 @@ bool LaunchedOperation::completed_anyway() {
       launcher_.write(route_.record, &head, sizeof(head));
     }
   }
-  if (result.error != OpError::kNone) return false;
+  if (result.error != OpError::kNone) {
+    forget_route();
+    return false;
+  }
   if (is_dispatch() && !counted_) publish_counts();
   keep_route(result);
   return true;

@@ -25,6 +25,7 @@ class LaunchedOperation final : public Operation {
   void abandon() override;
   bool settled() const override { return flight_ == nullptr || flight_->ended(); }
   bool completed_anyway() override;
+  bool releases_stream() const override { return flight_ != nullptr; }
 
  private:
   struct Route {
@@ -43,6 +44,7 @@ class LaunchedOperation final : public Operation {
   StepResult fail_as(const kernels::cuda::OpResult& result, std::uint64_t now_ns);
   std::int64_t refused_value(const kernels::cuda::OpResult& result) const;
   std::string disagreement() const;
+  void forget_route();
   void keep_route(const kernels::cuda::OpResult& result);
   std::uint32_t count_lost_selections() const;
   bool all_arrived() const;

@@ -42,6 +42,8 @@ class Operation {
   // Stops touching any arena: at once, or as soon as settled() says.
   virtual void abandon() = 0;
   virtual bool settled() const { return true; }
+  // Whether the client's stream will go on without being told.
+  virtual bool releases_stream() const { return false; }
   // Of one that was abandoned and has settled: every rank has completed it all the same.
   virtual bool completed_anyway() { return false; }
 

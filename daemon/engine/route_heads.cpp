@@ -6,6 +6,7 @@ const RouteHeads::Head* RouteHeads::find(std::uint32_t record, std::uint64_t op_
                                          const std::byte* arena) {
   Head& head = heads_[record];
   if (head.handle != op_index + 1) {
+    if (arena == nullptr) return nullptr;
     const Head found = saved(record, arena);
     if (found.handle != op_index + 1) return nullptr;
     head = found;

@@ -92,10 +92,11 @@ std::string Engine::illegal(const SessionPort& session, const Submission& s) con
   if (s.epoch > member.group.epoch) {
     return bad_field("epoch", s.epoch, "at most " + std::to_string(member.group.epoch));
   }
-  if (s.op != Op::kNoop && member.slot_op[s.slot] != 0) {
-    return bad_field(
-        "slot", s.slot,
-        "one without an operation in flight (ticket " + std::to_string(member.slot_op[s.slot]) + ")");
+  const Member::SlotUse& use = member.slot_use[s.slot];
+  const bool in_order = use.of_stream && (s.flags & abi::kFlagStream) != 0;
+  if (s.op != Op::kNoop && use.operations != 0 && !in_order) {
+    return bad_field("slot", s.slot,
+                     "one without an operation in flight (ticket " + std::to_string(use.ticket) + ")");
   }
   return "";
 }
@@ -140,7 +141,7 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
   if (submission.op == Op::kNoop) {
     count_taken(member, Op::kNoop);
     if ((submission.flags & abi::kFlagStream) != 0 && !group.ranks.empty())
-      member.lane->pass(submission.slot, stream_signal(member, submission.slot, submission.ticket));
+      member.lane->pass(stream_signal(member, submission.slot, submission.ticket));
     session.begin(submission, kUnnumbered);
     abi::Completion completion{};
     completion.ticket = submission.ticket;
@@ -164,7 +165,8 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
   auto operation = make_operation(member, submission, now_ns_ + std::uint64_t{timeout_ms} * 1'000'000);
   session.begin(submission, operation->index());
   member.inflight.insert(operation->index());
-  member.slot_op[submission.slot] = submission.ticket;
+  Member::SlotUse& use = member.slot_use[submission.slot];
+  use = {use.operations + 1, (submission.flags & abi::kFlagStream) != 0, submission.ticket};
   ++member.next_number;
   count_taken(member, submission.op);
   if (abi::OpView* view = page_.claim(submission); view != nullptr) {
@@ -217,10 +219,11 @@ void Engine::finish(const Operation& operation, StatusCode status, const abi::Br
   const std::uint32_t slot = operation.submission().slot;
   member.inflight.erase(operation.index());
   if (status != StatusCode::kOk) member.failed_from = std::min(member.failed_from, operation.index());
-  member.slot_op[slot] = 0;
+  --member.slot_use[slot].operations;
   member.publish_next_index();
   count(status == StatusCode::kOk ? page_->ops_completed : page_->ops_failed);
-  if (status != StatusCode::kOk) release_stream(member, operation.submission());
+  if (status != StatusCode::kOk && !operation.releases_stream())
+    release_stream(member, operation.submission());
   const abi::Completion completion =
       operation.completion(status, status == StatusCode::kOk ? -1 : cause.culprit_rank, clock_.now_ns());
   count_ended(member, operation.submission().op, completion);

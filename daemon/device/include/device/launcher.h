@@ -21,7 +21,7 @@ struct StreamSignal {
 
 struct LaunchRequest {
   kernels::cuda::Kind kind = kernels::cuda::Kind::kDispatch;
-  std::uint32_t slot = 0;  // of the lane; nothing else is in flight on it
+  std::uint32_t place = 0;  // of the lane, below its depth; nothing else is in flight there
   // All but movers, workspace, abort, result and the host's counts, which are the lane's to fill in.
   kernels::cuda::Operation* op = nullptr;
   StreamSignal signal;
@@ -55,7 +55,7 @@ class Lane {
   virtual ~Lane() = default;
   virtual std::unique_ptr<Flight> launch(const LaunchRequest& request) = 0;
   // On the lane's stream: done follows ready.
-  virtual void pass(std::uint32_t slot, const StreamSignal& signal) = 0;
+  virtual void pass(const StreamSignal& signal) = 0;
   // At once, whatever the lane's stream waits for.
   virtual void release(const StreamSignal& signal) = 0;
 };
