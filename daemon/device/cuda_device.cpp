@@ -108,7 +108,7 @@ Status CudaDevice::start() {
 // Lanes move to the new partition when nothing of theirs is in flight. Until then both are in use, so the new
 // one takes other SMs.
 void CudaDevice::set_num_sms(std::uint32_t sms) {
-  sms = std::clamp(sms, 1u, max_sms_);
+  sms = std::clamp(sms, std::max(1u, num_lanes_), max_sms_);  // each lane keeps one
   if (sms == num_sms_) return;
   Result<std::shared_ptr<Partition>> made = Partition::make(driver_, device_, sms, partition_.get());
   if (!made.ok()) {
@@ -126,9 +126,34 @@ Result<std::unique_ptr<Arena>> CudaDevice::map_arena(int fd, std::uint64_t bytes
 }
 
 Result<std::unique_ptr<Lane>> CudaDevice::open_lane(const LaneShape& shape) {
+  if (num_lanes_ >= num_sms_) {
+    return resource_exhausted(name_ + " serves " + std::to_string(num_lanes_) +
+                              " ranks; allowed: one for each of its " + std::to_string(num_sms_) +
+                              " SMs for operations (devices.sms), since none may wait for another's");
+  }
   Result<std::unique_ptr<Lane>> lane = CudaLane::open(*this, shape);
   if (lane.ok()) ++num_lanes_;
   return lane;
+}
+
+Result<LaneMemory> CudaDevice::take_memory(std::size_t device_bytes, std::size_t host_bytes) {
+  const auto fits = std::find_if(free_memory_.begin(), free_memory_.end(), [&](const LaneMemory& memory) {
+    return memory.device_bytes >= device_bytes && memory.host_bytes >= host_bytes;
+  });
+  if (fits != free_memory_.end()) {
+    const LaneMemory memory = *fits;
+    free_memory_.erase(fits);
+    return memory;
+  }
+  LaneMemory memory{0, device_bytes, nullptr, host_bytes};
+  void* host = nullptr;
+  CUresult result = driver_.cuMemHostAlloc(&host, host_bytes, CU_MEMHOSTALLOC_PORTABLE);
+  memory.host = static_cast<std::byte*>(host);
+  if (result == CUDA_SUCCESS) result = driver_.cuMemAlloc(&memory.device, device_bytes);
+  if (result == CUDA_SUCCESS) return memory;
+  if (host != nullptr) driver_.cuMemFreeHost(host);
+  return resource_exhausted(name_ +
+                            " has no room for a rank's workspace: " + driver_.describe("cuMemAlloc", result));
 }
 
 CUkernel CudaDevice::kernel(kernels::cuda::Kind kind, const kernels::cuda::Operation& op) const {

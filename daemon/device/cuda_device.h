@@ -8,6 +8,7 @@
 #include <array>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace epd {
 
@@ -40,6 +41,15 @@ class Partition {
   CUdevResource rest_{};  // of what this one was taken from
 };
 
+// What a lane needs of memory. Never freed, but used again: freeing waits for all streams, and what one of
+// them waits for may be what this engine is to launch next.
+struct LaneMemory {
+  CUdeviceptr device = 0;
+  std::size_t device_bytes = 0;
+  std::byte* host = nullptr;  // pinned
+  std::size_t host_bytes = 0;
+};
+
 class CudaDevice final : public Device, public Launcher {
  public:
   static Result<std::unique_ptr<Device>> make(const DeviceName& name);
@@ -63,6 +73,8 @@ class CudaDevice final : public Device, public Launcher {
   // What each lane may have, so that all fit beside each other.
   std::uint32_t lane_sms() const { return std::max(1u, num_sms_ / std::max(1u, num_lanes_)); }
   CUkernel kernel(kernels::cuda::Kind kind, const kernels::cuda::Operation& op) const;
+  Result<LaneMemory> take_memory(std::size_t device_bytes, std::size_t host_bytes);
+  void give_back(const LaneMemory& memory) { free_memory_.push_back(memory); }
   void lane_closed() { --num_lanes_; }
 
  private:
@@ -78,6 +90,7 @@ class CudaDevice final : public Device, public Launcher {
   std::uint32_t num_lanes_ = 0;
   std::size_t max_shared_bytes_ = 0;
   std::shared_ptr<Partition> partition_;
+  std::vector<LaneMemory> free_memory_;
   CUlibrary library_ = nullptr;
   std::array<CUkernel, std::size(kernels::cuda::kKernelNames)> kernels_{};
 };

@@ -106,17 +106,12 @@ Status CudaLane::allocate() {
   host_stride_ = aligned(sizeof(HostPlace) + shape_.placement_words * sizeof(std::int32_t), kHostAlign);
   workspace_bytes_ = kernels::cuda::workspace_bytes(shape_.shape, device_.max_sms());
   const std::size_t before = shape_.depth * (aligned(sizeof(Operation), kLine) + kLine);
-  void* host = nullptr;
-  CUresult result = driver_.cuMemHostAlloc(&host, host_stride_ * shape_.depth, CU_MEMHOSTALLOC_PORTABLE);
-  host_ = static_cast<std::byte*>(host);
-  if (result == CUDA_SUCCESS) result = driver_.cuMemAlloc(&memory_, before + workspace_bytes_);
-  if (result != CUDA_SUCCESS) {
-    return resource_exhausted(
-        device_.name() + " has no room for a rank's workspace: " + driver_.describe("cuMemAlloc", result));
-  }
-  std::fill_n(host_, host_stride_ * shape_.depth, std::byte{0});
-  workspace_ = memory_ + before;
-  device_.clear(reinterpret_cast<void*>(memory_), before + workspace_bytes_);
+  Result<LaneMemory> memory = device_.take_memory(before + workspace_bytes_, host_stride_ * shape_.depth);
+  if (!memory.ok()) return memory.status();
+  memory_ = *memory;
+  std::fill_n(memory_.host, host_stride_ * shape_.depth, std::byte{0});
+  workspace_ = memory_.device + before;
+  device_.clear(reinterpret_cast<void*>(memory_.device), before + workspace_bytes_);
   follow_partition();
   return {};
 }
@@ -128,16 +123,15 @@ CudaLane::~CudaLane() {
     driver_.cuStreamDestroy(stream_);
     device_.lane_closed();
   }
-  if (memory_ != 0) driver_.cuMemFree(memory_);
-  if (host_ != nullptr) driver_.cuMemFreeHost(host_);
+  if (memory_.device != 0) device_.give_back(memory_);
 }
 
 CUdeviceptr CudaLane::abort_word(std::uint32_t place) const {
-  return memory_ + shape_.depth * aligned(sizeof(Operation), kLine) + place * kLine;
+  return memory_.device + shape_.depth * aligned(sizeof(Operation), kLine) + place * kLine;
 }
 
 CUdeviceptr CudaLane::device_op(std::uint32_t place) const {
-  return memory_ + place * aligned(sizeof(Operation), kLine);
+  return memory_.device + place * aligned(sizeof(Operation), kLine);
 }
 
 void CudaLane::follow_partition() {

@@ -29,10 +29,10 @@ class CudaLane final : public Lane {
   CudaLane(CudaDevice& device, const LaneShape& shape);
   Status allocate();
   HostPlace& host_place(std::uint32_t place) const {
-    return *reinterpret_cast<HostPlace*>(host_ + place * host_stride_);
+    return *reinterpret_cast<HostPlace*>(memory_.host + place * host_stride_);
   }
   std::int32_t* placement(std::uint32_t place) const {
-    return reinterpret_cast<std::int32_t*>(host_ + place * host_stride_ + sizeof(HostPlace));
+    return reinterpret_cast<std::int32_t*>(memory_.host + place * host_stride_ + sizeof(HostPlace));
   }
   CUdeviceptr abort_word(std::uint32_t place) const;
   CUdeviceptr device_op(std::uint32_t place) const;
@@ -48,9 +48,8 @@ class CudaLane final : public Lane {
   const LaneShape shape_;
   std::shared_ptr<Partition> partition_;
   CUstream stream_ = nullptr;
-  std::byte* host_ = nullptr;  // pinned
+  LaneMemory memory_;  // of the device: operations, abort words, workspace; of the host: places
   std::size_t host_stride_ = 0;
-  CUdeviceptr memory_ = 0;  // operations, abort words, workspace
   CUdeviceptr workspace_ = 0;
   std::size_t workspace_bytes_ = 0;
   std::vector<bool> aborted_;                    // [depth] the place's abort word has been set

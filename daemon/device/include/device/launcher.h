@@ -63,7 +63,7 @@ class Lane {
 class Launcher {
  public:
   virtual ~Launcher() = default;
-  // UNSUPPORTED: the device can't hold a row, or too many ranks.
+  // UNSUPPORTED: the device can't hold a row. RESOURCE_EXHAUSTED: more ranks than SMs, or no memory.
   virtual Result<std::unique_ptr<Lane>> open_lane(const LaneShape& shape) = 0;
   // Between the host and memory of an arena; done when these return. Rare: a restart, a loss.
   virtual void read(void* to, const void* device, std::size_t bytes) = 0;
