@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 
 namespace epd {
 
@@ -38,20 +39,30 @@ Result<std::shared_ptr<Partition>> Partition::make(const CudaDriver& driver, CUd
   if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuGreenCtxCreate", result));
   result = driver.cuCtxFromGreenCtx(&partition->context_, partition->green_);
   if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuCtxFromGreenCtx", result));
-  partition->control_ = partition->make_stream(0, result);
+  result = driver.cuGreenCtxStreamCreate(&partition->control_, partition->green_, CU_STREAM_NON_BLOCKING,
+                                         std::numeric_limits<int>::min());  // clamped to the highest
   if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuGreenCtxStreamCreate", result));
   return partition;
 }
 
 Partition::~Partition() {
+  for (const auto& [priority, stream] : free_streams_) driver_.cuStreamDestroy(stream);
   if (control_ != nullptr) driver_.cuStreamDestroy(control_);
   if (green_ != nullptr) driver_.cuGreenCtxDestroy(green_);
 }
 
-CUstream Partition::make_stream(int priority, CUresult& result) const {
+CUstream Partition::take_stream(int priority) {
+  const auto free = std::find_if(free_streams_.begin(), free_streams_.end(),
+                                 [priority](const auto& entry) { return entry.first == priority; });
   CUstream stream = nullptr;
-  result = driver_.cuGreenCtxStreamCreate(&stream, green_, CU_STREAM_NON_BLOCKING, priority);
-  return result == CUDA_SUCCESS ? stream : nullptr;
+  if (free != free_streams_.end()) {
+    stream = free->second;
+    free_streams_.erase(free);
+  } else {
+    cuda_must(driver_, "cuGreenCtxStreamCreate",
+              driver_.cuGreenCtxStreamCreate(&stream, green_, CU_STREAM_NON_BLOCKING, priority));
+  }
+  return stream;
 }
 
 // ---- device
@@ -59,6 +70,7 @@ CUstream Partition::make_stream(int priority, CUresult& result) const {
 Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name) {
   // With a kernel that stays, the first launch of any other would wait for ever to be loaded.
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(kQueues).c_str(), 0);
   Result<DeviceFacts> facts = cuda_facts(name);
   if (!facts.ok()) return facts.status();
   Result<const CudaDriver*> loaded = cuda_driver();
@@ -126,6 +138,10 @@ Result<std::unique_ptr<Arena>> CudaDevice::map_arena(int fd, std::uint64_t bytes
 }
 
 Result<std::unique_ptr<Lane>> CudaDevice::open_lane(const LaneShape& shape) {
+  if (num_lanes_ >= kMaxLanes) {
+    return resource_exhausted(name_ + " serves " + std::to_string(num_lanes_) +
+                              " ranks; allowed: " + std::to_string(kMaxLanes) + " on one GPU");
+  }
   if (num_lanes_ >= num_sms_) {
     return resource_exhausted(name_ + " serves " + std::to_string(num_lanes_) +
                               " ranks; allowed: one for each of its " + std::to_string(num_sms_) +

@@ -8,6 +8,7 @@
 #include <array>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace epd {
@@ -15,6 +16,11 @@ namespace epd {
 // Of any call that must not fail: a GPU on which one did is lost to this process, which ends
 // (kExitDeviceFailed).
 void cuda_must(const CudaDriver& driver, const char* what, CUresult result);
+
+// Queues from the host to the device that the engine asks the driver for, and the lanes that so many allow:
+// what is left is for the control stream, and for streams of a former partition.
+inline constexpr std::uint32_t kQueues = 32;
+inline constexpr std::uint32_t kMaxLanes = 24;
 
 // SMs that are the engine's, as a green context. Lives as long as a lane's stream is in it.
 class Partition {
@@ -26,8 +32,10 @@ class Partition {
   Partition(const Partition&) = delete;
   Partition& operator=(const Partition&) = delete;
 
-  // Null if the driver refuses.
-  CUstream make_stream(int priority, CUresult& result) const;
+  // Streams are used again and never destroyed. The driver lays them on a limited number of queues in turn,
+  // as they are made (kQueues): two on one queue would wait for each other, whatever they do.
+  CUstream take_stream(int priority);
+  void give_back(CUstream stream, int priority) { free_streams_.emplace_back(priority, stream); }
   CUcontext context() const { return context_; }
   CUstream control() const { return control_; }  // for what may wait for nothing
 
@@ -38,6 +46,7 @@ class Partition {
   CUgreenCtx green_ = nullptr;
   CUcontext context_ = nullptr;
   CUstream control_ = nullptr;
+  std::vector<std::pair<int, CUstream>> free_streams_;
   CUdevResource rest_{};  // of what this one was taken from
 };
 
