@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 
 namespace epd {
 
@@ -38,20 +39,30 @@ Result<std::shared_ptr<Partition>> Partition::make(const CudaDriver& driver, CUd
   if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuGreenCtxCreate", result));
   result = driver.cuCtxFromGreenCtx(&partition->context_, partition->green_);
   if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuCtxFromGreenCtx", result));
-  partition->control_ = partition->make_stream(0, result);
+  result = driver.cuGreenCtxStreamCreate(&partition->control_, partition->green_, CU_STREAM_NON_BLOCKING,
+                                         std::numeric_limits<int>::min());  // clamped to the highest
   if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuGreenCtxStreamCreate", result));
   return partition;
 }
 
 Partition::~Partition() {
+  for (const auto& [priority, stream] : free_streams_) driver_.cuStreamDestroy(stream);
   if (control_ != nullptr) driver_.cuStreamDestroy(control_);
   if (green_ != nullptr) driver_.cuGreenCtxDestroy(green_);
 }
 
-CUstream Partition::make_stream(int priority, CUresult& result) const {
+CUstream Partition::take_stream(int priority) {
+  const auto free = std::find_if(free_streams_.begin(), free_streams_.end(),
+                                 [priority](const auto& entry) { return entry.first == priority; });
   CUstream stream = nullptr;
-  result = driver_.cuGreenCtxStreamCreate(&stream, green_, CU_STREAM_NON_BLOCKING, priority);
-  return result == CUDA_SUCCESS ? stream : nullptr;
+  if (free != free_streams_.end()) {
+    stream = free->second;
+    free_streams_.erase(free);
+  } else {
+    cuda_must(driver_, "cuGreenCtxStreamCreate",
+              driver_.cuGreenCtxStreamCreate(&stream, green_, CU_STREAM_NON_BLOCKING, priority));
+  }
+  return stream;
 }
 
 // ---- device
@@ -59,6 +70,7 @@ CUstream Partition::make_stream(int priority, CUresult& result) const {
 Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name) {
   // With a kernel that stays, the first launch of any other would wait for ever to be loaded.
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(kQueues).c_str(), 0);
   Result<DeviceFacts> facts = cuda_facts(name);
   if (!facts.ok()) return facts.status();
   Result<const CudaDriver*> loaded = cuda_driver();
@@ -108,7 +120,7 @@ Status CudaDevice::start() {
 // Lanes move to the new partition when nothing of theirs is in flight. Until then both are in use, so the new
 // one takes other SMs.
 void CudaDevice::set_num_sms(std::uint32_t sms) {
-  sms = std::clamp(sms, 1u, max_sms_);
+  sms = std::clamp(sms, std::max(1u, num_lanes_), max_sms_);  // each lane keeps one
   if (sms == num_sms_) return;
   Result<std::shared_ptr<Partition>> made = Partition::make(driver_, device_, sms, partition_.get());
   if (!made.ok()) {
@@ -126,9 +138,38 @@ Result<std::unique_ptr<Arena>> CudaDevice::map_arena(int fd, std::uint64_t bytes
 }
 
 Result<std::unique_ptr<Lane>> CudaDevice::open_lane(const LaneShape& shape) {
+  if (num_lanes_ >= kMaxLanes) {
+    return resource_exhausted(name_ + " serves " + std::to_string(num_lanes_) +
+                              " ranks; allowed: " + std::to_string(kMaxLanes) + " on one GPU");
+  }
+  if (num_lanes_ >= num_sms_) {
+    return resource_exhausted(name_ + " serves " + std::to_string(num_lanes_) +
+                              " ranks; allowed: one for each of its " + std::to_string(num_sms_) +
+                              " SMs for operations (devices.sms), since none may wait for another's");
+  }
   Result<std::unique_ptr<Lane>> lane = CudaLane::open(*this, shape);
   if (lane.ok()) ++num_lanes_;
   return lane;
+}
+
+Result<LaneMemory> CudaDevice::take_memory(std::size_t device_bytes, std::size_t host_bytes) {
+  const auto fits = std::find_if(free_memory_.begin(), free_memory_.end(), [&](const LaneMemory& memory) {
+    return memory.device_bytes >= device_bytes && memory.host_bytes >= host_bytes;
+  });
+  if (fits != free_memory_.end()) {
+    const LaneMemory memory = *fits;
+    free_memory_.erase(fits);
+    return memory;
+  }
+  LaneMemory memory{0, device_bytes, nullptr, host_bytes};
+  void* host = nullptr;
+  CUresult result = driver_.cuMemHostAlloc(&host, host_bytes, CU_MEMHOSTALLOC_PORTABLE);
+  memory.host = static_cast<std::byte*>(host);
+  if (result == CUDA_SUCCESS) result = driver_.cuMemAlloc(&memory.device, device_bytes);
+  if (result == CUDA_SUCCESS) return memory;
+  if (host != nullptr) driver_.cuMemFreeHost(host);
+  return resource_exhausted(name_ +
+                            " has no room for a rank's workspace: " + driver_.describe("cuMemAlloc", result));
 }
 
 CUkernel CudaDevice::kernel(kernels::cuda::Kind kind, const kernels::cuda::Operation& op) const {

@@ -8,12 +8,19 @@
 #include <array>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace epd {
 
 // Of any call that must not fail: a GPU on which one did is lost to this process, which ends
 // (kExitDeviceFailed).
 void cuda_must(const CudaDriver& driver, const char* what, CUresult result);
+
+// Queues from the host to the device that the engine asks the driver for, and the lanes that so many allow:
+// what is left is for the control stream, and for streams of a former partition.
+inline constexpr std::uint32_t kQueues = 32;
+inline constexpr std::uint32_t kMaxLanes = 24;
 
 // SMs that are the engine's, as a green context. Lives as long as a lane's stream is in it.
 class Partition {
@@ -25,8 +32,10 @@ class Partition {
   Partition(const Partition&) = delete;
   Partition& operator=(const Partition&) = delete;
 
-  // Null if the driver refuses.
-  CUstream make_stream(int priority, CUresult& result) const;
+  // Streams are used again and never destroyed. The driver lays them on a limited number of queues in turn,
+  // as they are made (kQueues): two on one queue would wait for each other, whatever they do.
+  CUstream take_stream(int priority);
+  void give_back(CUstream stream, int priority) { free_streams_.emplace_back(priority, stream); }
   CUcontext context() const { return context_; }
   CUstream control() const { return control_; }  // for what may wait for nothing
 
@@ -37,7 +46,17 @@ class Partition {
   CUgreenCtx green_ = nullptr;
   CUcontext context_ = nullptr;
   CUstream control_ = nullptr;
+  std::vector<std::pair<int, CUstream>> free_streams_;
   CUdevResource rest_{};  // of what this one was taken from
+};
+
+// What a lane needs of memory. Never freed, but used again: freeing waits for all streams, and what one of
+// them waits for may be what this engine is to launch next.
+struct LaneMemory {
+  CUdeviceptr device = 0;
+  std::size_t device_bytes = 0;
+  std::byte* host = nullptr;  // pinned
+  std::size_t host_bytes = 0;
 };
 
 class CudaDevice final : public Device, public Launcher {
@@ -63,6 +82,8 @@ class CudaDevice final : public Device, public Launcher {
   // What each lane may have, so that all fit beside each other.
   std::uint32_t lane_sms() const { return std::max(1u, num_sms_ / std::max(1u, num_lanes_)); }
   CUkernel kernel(kernels::cuda::Kind kind, const kernels::cuda::Operation& op) const;
+  Result<LaneMemory> take_memory(std::size_t device_bytes, std::size_t host_bytes);
+  void give_back(const LaneMemory& memory) { free_memory_.push_back(memory); }
   void lane_closed() { --num_lanes_; }
 
  private:
@@ -78,6 +99,7 @@ class CudaDevice final : public Device, public Launcher {
   std::uint32_t num_lanes_ = 0;
   std::size_t max_shared_bytes_ = 0;
   std::shared_ptr<Partition> partition_;
+  std::vector<LaneMemory> free_memory_;
   CUlibrary library_ = nullptr;
   std::array<CUkernel, std::size(kernels::cuda::kKernelNames)> kernels_{};
 };

@@ -56,16 +56,23 @@ class CudaFlight final : public Flight {
     return false;
   }
 
+  bool left() override {
+    if (!ended()) return false;
+    if (result().error == OpError::kNone) return true;
+    const CUresult state = lane_.driver_.cuStreamQuery(lane_.stream_);
+    if (state != CUDA_ERROR_NOT_READY) lane_.must("cuStreamQuery", state);
+    return state == CUDA_SUCCESS;
+  }
+
   std::span<const std::int32_t> counts() const override {
     return {lane_.placement(place_), lane_.shape_.placement_words};
   }
   const OpResult& result() const override { return lane_.host_place(place_).result; }
 
   void abort() override {
-    if (lane_.aborted_[place_]) return;
-    lane_.aborted_[place_] = true;
+    std::atomic_ref abort(lane_.host_place(place_).abort);
+    if (abort.exchange(1) != 0) return;
     const CUstream control = lane_.device_.partition()->control();
-    lane_.write_word(control, reinterpret_cast<const void*>(lane_.abort_word(place_)), 1);
     if (signal_.ready != nullptr) lane_.write_word(control, signal_.ready, signal_.value);
     lane_.free_passes();
   }
@@ -83,7 +90,7 @@ class CudaFlight final : public Flight {
 };
 
 CudaLane::CudaLane(CudaDevice& device, const LaneShape& shape)
-    : device_(device), driver_(device.driver()), shape_(shape), aborted_(shape.depth) {}
+    : device_(device), driver_(device.driver()), shape_(shape) {}
 
 Result<std::unique_ptr<Lane>> CudaLane::open(CudaDevice& device, const LaneShape& shape) {
   Operation probe;
@@ -105,18 +112,13 @@ Result<std::unique_ptr<Lane>> CudaLane::open(CudaDevice& device, const LaneShape
 Status CudaLane::allocate() {
   host_stride_ = aligned(sizeof(HostPlace) + shape_.placement_words * sizeof(std::int32_t), kHostAlign);
   workspace_bytes_ = kernels::cuda::workspace_bytes(shape_.shape, device_.max_sms());
-  const std::size_t before = shape_.depth * (aligned(sizeof(Operation), kLine) + kLine);
-  void* host = nullptr;
-  CUresult result = driver_.cuMemHostAlloc(&host, host_stride_ * shape_.depth, CU_MEMHOSTALLOC_PORTABLE);
-  host_ = static_cast<std::byte*>(host);
-  if (result == CUDA_SUCCESS) result = driver_.cuMemAlloc(&memory_, before + workspace_bytes_);
-  if (result != CUDA_SUCCESS) {
-    return resource_exhausted(
-        device_.name() + " has no room for a rank's workspace: " + driver_.describe("cuMemAlloc", result));
-  }
-  std::fill_n(host_, host_stride_ * shape_.depth, std::byte{0});
-  workspace_ = memory_ + before;
-  device_.clear(reinterpret_cast<void*>(memory_), before + workspace_bytes_);
+  const std::size_t before = shape_.depth * aligned(sizeof(Operation), kLine);
+  Result<LaneMemory> memory = device_.take_memory(before + workspace_bytes_, host_stride_ * shape_.depth);
+  if (!memory.ok()) return memory.status();
+  memory_ = *memory;
+  std::fill_n(memory_.host, host_stride_ * shape_.depth, std::byte{0});
+  workspace_ = memory_.device + before;
+  device_.clear(reinterpret_cast<void*>(memory_.device), before + workspace_bytes_);
   follow_partition();
   return {};
 }
@@ -125,19 +127,14 @@ CudaLane::~CudaLane() {
   if (stream_ != nullptr) {
     free_passes();
     must("cuStreamSynchronize", driver_.cuStreamSynchronize(stream_));
-    driver_.cuStreamDestroy(stream_);
+    let_stream_go();
     device_.lane_closed();
   }
-  if (memory_ != 0) driver_.cuMemFree(memory_);
-  if (host_ != nullptr) driver_.cuMemFreeHost(host_);
-}
-
-CUdeviceptr CudaLane::abort_word(std::uint32_t place) const {
-  return memory_ + shape_.depth * aligned(sizeof(Operation), kLine) + place * kLine;
+  if (memory_.device != 0) device_.give_back(memory_);
 }
 
 CUdeviceptr CudaLane::device_op(std::uint32_t place) const {
-  return memory_ + place * aligned(sizeof(Operation), kLine);
+  return memory_.device + place * aligned(sizeof(Operation), kLine);
 }
 
 void CudaLane::follow_partition() {
@@ -147,15 +144,19 @@ void CudaLane::follow_partition() {
     const CUresult state = driver_.cuStreamQuery(stream_);
     if (state == CUDA_ERROR_NOT_READY) return;
     must("cuStreamQuery", state);
-    must("cuStreamDestroy", driver_.cuStreamDestroy(stream_));
+    let_stream_go();
   }
   int least = 0;
   int greatest = 0;  // the smaller number
   must("cuCtxGetStreamPriorityRange", driver_.cuCtxGetStreamPriorityRange(&least, &greatest));
-  CUresult result = CUDA_SUCCESS;
-  stream_ = device_.partition()->make_stream(std::clamp(-shape_.priority, greatest, least), result);
-  must("cuGreenCtxStreamCreate", result);
   partition_ = device_.partition();
+  stream_priority_ = std::clamp(-shape_.priority, greatest, least);
+  stream_ = partition_->take_stream(stream_priority_);
+}
+
+void CudaLane::let_stream_go() {
+  partition_->give_back(stream_, stream_priority_);
+  stream_ = nullptr;
 }
 
 // The lane's own part of the operation.
@@ -163,7 +164,7 @@ void CudaLane::prepare(const LaunchRequest& request) {
   Operation& op = *request.op;
   HostPlace& host = host_place(request.place);
   op.workspace = reinterpret_cast<void*>(workspace_);
-  op.abort = reinterpret_cast<const std::uint32_t*>(abort_word(request.place));
+  op.abort = &host.abort;
   op.result = &host.result;
   if (request.kind == Kind::kDispatch) {
     op.counts.host_placement = placement(request.place);
@@ -174,6 +175,7 @@ void CudaLane::prepare(const LaunchRequest& request) {
   EPD_CHECK(kernels::cuda::configure(request.kind, device_.max_shared_bytes(), sms, op));
   host.result.tag = 0;
   host.counted = 0;
+  host.abort = 0;
   host.staging = op;
 }
 
@@ -184,11 +186,6 @@ std::unique_ptr<Flight> CudaLane::launch(const LaunchRequest& request) {
   if (dirty_ && in_flight_ == 0) {
     must("cuMemsetD8Async", driver_.cuMemsetD8Async(workspace_, 0, workspace_bytes_, stream_));
     dirty_ = false;
-  }
-  if (aborted_[request.place]) {
-    must("cuStreamSynchronize", driver_.cuStreamSynchronize(device_.partition()->control()));
-    write_word(stream_, reinterpret_cast<const void*>(abort_word(request.place)), 0);
-    aborted_[request.place] = false;
   }
   // What the record held is overwritten from now on; if this engine dies meanwhile, nobody may take it for a
   // routing.

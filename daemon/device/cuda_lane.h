@@ -25,21 +25,22 @@ class CudaLane final : public Lane {
     kernels::cuda::Operation staging;
     kernels::cuda::OpResult result;
     std::uint64_t counted;  // tag
+    std::uint32_t abort;    // looked at by waiting kernels; here, as no stream need have a turn to write it
   };
   CudaLane(CudaDevice& device, const LaneShape& shape);
   Status allocate();
   HostPlace& host_place(std::uint32_t place) const {
-    return *reinterpret_cast<HostPlace*>(host_ + place * host_stride_);
+    return *reinterpret_cast<HostPlace*>(memory_.host + place * host_stride_);
   }
   std::int32_t* placement(std::uint32_t place) const {
-    return reinterpret_cast<std::int32_t*>(host_ + place * host_stride_ + sizeof(HostPlace));
+    return reinterpret_cast<std::int32_t*>(memory_.host + place * host_stride_ + sizeof(HostPlace));
   }
-  CUdeviceptr abort_word(std::uint32_t place) const;
   CUdeviceptr device_op(std::uint32_t place) const;
   void write_word(CUstream stream, const void* word, std::uint32_t value) const;
   // Of passes: nothing that comes after them in the stream can have begun.
   void free_passes();
   void follow_partition();
+  void let_stream_go();
   void prepare(const LaunchRequest& request);
   void must(const char* what, CUresult result) const { cuda_must(driver_, what, result); }
 
@@ -48,12 +49,11 @@ class CudaLane final : public Lane {
   const LaneShape shape_;
   std::shared_ptr<Partition> partition_;
   CUstream stream_ = nullptr;
-  std::byte* host_ = nullptr;  // pinned
+  int stream_priority_ = 0;
+  LaneMemory memory_;  // of the device: operations, workspace; of the host: places
   std::size_t host_stride_ = 0;
-  CUdeviceptr memory_ = 0;  // operations, abort words, workspace
   CUdeviceptr workspace_ = 0;
   std::size_t workspace_bytes_ = 0;
-  std::vector<bool> aborted_;                    // [depth] the place's abort word has been set
   std::map<const void*, StreamSignal> passing_;  // the last of each ready word
   std::uint32_t in_flight_ = 0;
   bool dirty_ = false;  // an operation has failed: the workspace's counters are anything

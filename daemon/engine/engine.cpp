@@ -17,7 +17,8 @@ constexpr std::uint64_t kBellKey = kLinkKey - 1;
 constexpr std::uint64_t kLinkPollNs = 100'000;        // look at the link this often while busy
 constexpr std::uint32_t kRoundsPerLowChunk = 16;      // see step_operations
 constexpr std::uint64_t kMaxSleepNs = 1'000'000'000;  // so that the heartbeat advances
-constexpr std::uint64_t kDeviceLookNs = 50'000;       // nobody rings for what a GPU has done
+constexpr std::uint64_t kLeaveNs = 1'000'000'000;
+constexpr std::uint64_t kDeviceLookNs = 50'000;  // nobody rings for what a GPU has done
 
 }  // namespace
 
@@ -65,6 +66,17 @@ int Engine::run() {
     progress |= remove_sessions();
     if (progress || spin()) continue;
     sleep();
+  }
+  return leave();
+}
+
+int Engine::leave() {
+  for (const auto& operation : operations_) operation->abandon();
+  const std::uint64_t patience_ns = clock_.now_ns() + kLeaveNs;
+  const auto busy = [](const auto& operation) { return !operation->settled(); };
+  while (std::any_of(operations_.begin(), operations_.end(), busy)) {
+    if (clock_.now_ns() > patience_ns) ::_exit(exit_code_);  // a device that hangs does not hold up the end
+    ::sched_yield();
   }
   operations_.clear();
   return exit_code_;

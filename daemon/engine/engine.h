@@ -71,6 +71,7 @@ class Engine {
   void finish(const Operation& operation, StatusCode status, const abi::Break& cause);
 
   // engine.cpp: the loop
+  int leave();
   bool step_operations();
   StepResult step(Operation& operation, std::int32_t first);
   std::int32_t moving_priority() const;

@@ -23,7 +23,7 @@ class LaunchedOperation final : public Operation {
   bool needs_polling() const override { return flight_ != nullptr; }
   StepResult expire(std::uint64_t now_ns) override;
   void abandon() override;
-  bool settled() const override { return flight_ == nullptr || flight_->ended(); }
+  bool settled() const override { return flight_ == nullptr || flight_->left(); }
   bool completed_anyway() override;
   bool releases_stream() const override { return flight_ != nullptr; }
 

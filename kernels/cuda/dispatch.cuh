@@ -292,7 +292,7 @@ __device__ inline void fill_rows(const Operation& op, Cta cta, const Shared& sha
       end = shared.ends[i * 2 + 1];
     }
   } else {
-    end = rank_column(op, op.rank, 0).total;
+    end = op.cached ? num_recv_rows(op) : rank_column(op, op.rank, 0).total;
   }
   if (op.mark_unused) fill_range(op, cta, team, {end, op.shape.recv_rows});
 }

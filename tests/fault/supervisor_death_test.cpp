@@ -175,7 +175,7 @@ TEST_F(SupervisorDeath, InAStormOfSubmissions) {
 
 TEST_F(SupervisorDeath, ASecondDaemonOnALiveSocketIsRefused) {
   const CommandResult second =
-      run_command({EPD_TEST_DAEMON, "serve", "--config", daemon_->directory() + "/epd.toml"}, 20);
+      run_command({daemon_program(), "serve", "--config", daemon_->directory() + "/epd.toml"}, 20);
   EXPECT_GT(second.exit_code, 0) << second.err;
   EXPECT_NE(second.err.find(daemon_->socket()), std::string::npos) << second.err;
   expect_serves(*daemon_, 2, "still-here");

@@ -182,7 +182,7 @@ TEST_F(Operate, AnEngineThatWasRestartedIsShown) {
 
 TEST_F(Operate, NobodyListensNamesTheSocket) {
   const CommandResult result =
-      run_command({EPD_TEST_EPCTL, "--socket", "/tmp/epd-test-nobody.sock", "status"}, 20);
+      run_command({epctl_program(), "--socket", "/tmp/epd-test-nobody.sock", "status"}, 20);
   EXPECT_GT(result.exit_code, 0);
   EXPECT_NE(result.err.find("/tmp/epd-test-nobody.sock"), std::string::npos) << result.err;
 }
@@ -259,7 +259,7 @@ TEST_F(Operate, ABadConfigurationIsRefusedByKeyAndValue) {
   const std::string directory = daemon_->directory();
   daemon_->stop();
   daemon_->rewrite({{"limits.max_sessions", "0"}});
-  const std::vector<std::string> serve = {EPD_TEST_DAEMON, "serve", "--config", directory + "/epd.toml"};
+  const std::vector<std::string> serve = {daemon_program(), "serve", "--config", directory + "/epd.toml"};
   CommandResult result = run_command(serve, 20);
   EXPECT_GT(result.exit_code, 0);
   EXPECT_NE(result.err.find("limits.max_sessions"), std::string::npos) << result.err;

@@ -14,6 +14,7 @@ struct Driver {
   int (*init)(unsigned int) = nullptr;
   int (*retain)(void**, int) = nullptr;
   int (*set_current)(void*) = nullptr;
+  int (*synchronize)() = nullptr;
   int (*to_device)(Address, const void*, std::size_t) = nullptr;
   int (*from_device)(void*, Address, std::size_t) = nullptr;
 
@@ -27,6 +28,7 @@ struct Driver {
     find(init, "cuInit");
     find(retain, "cuDevicePrimaryCtxRetain");
     find(set_current, "cuCtxSetCurrent");
+    find(synchronize, "cuCtxSynchronize");
     find(to_device, "cuMemcpyHtoD_v2");
     find(from_device, "cuMemcpyDtoH_v2");
     RANK_CHECK(init(0) == 0, "cuInit");
@@ -62,6 +64,7 @@ bool has_cuda_driver() {
 void copy_to_gpu(int gpu, void* to, const void* from, std::size_t bytes) {
   driver().use(gpu);
   check(driver().to_device(reinterpret_cast<Driver::Address>(to), from, bytes), "cuMemcpyHtoD");
+  check(driver().synchronize(), "cuCtxSynchronize");  // the copy returns when it has read the host's memory
 }
 
 void copy_from_gpu(int gpu, void* to, const void* from, std::size_t bytes) {

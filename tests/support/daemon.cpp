@@ -63,6 +63,23 @@ std::string tail(const std::string& text, std::size_t bytes) {
 
 }  // namespace
 
+namespace {
+
+std::string program(const char* built, const char* name) {
+  const char* folder = std::getenv("EPD_TEST_BIN");
+  return folder == nullptr ? built : std::string(folder) + "/" + name;
+}
+
+}  // namespace
+
+std::string daemon_program() {
+  return program(EPD_TEST_DAEMON, "epd");
+}
+
+std::string epctl_program() {
+  return program(EPD_TEST_EPCTL, "epctl");
+}
+
 CommandResult run_command(const std::vector<std::string>& arguments, double seconds,
                           const std::vector<std::string>& environment) {
   CommandResult result;
@@ -155,7 +172,7 @@ void Daemon::rewrite_sms(std::uint32_t sms) {
 }
 
 bool Daemon::spawn() {
-  const std::vector<std::string> arguments = {EPD_TEST_DAEMON, "serve", "--config", directory_ + "/epd.toml"};
+  const std::vector<std::string> arguments = {daemon_program(), "serve", "--config", directory_ + "/epd.toml"};
   const std::vector<char*> argv = pointers(arguments);
   const int log_fd = ::open(log_path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
   if (log_fd < 0) return false;
@@ -176,7 +193,7 @@ bool Daemon::spawn() {
 bool Daemon::start() {
   write_config();
   if (!spawn()) {
-    ADD_FAILURE() << "can't start " << EPD_TEST_DAEMON;
+    ADD_FAILURE() << "can't start " << daemon_program();
     return false;
   }
   return wait_ready();
@@ -271,7 +288,7 @@ std::string Daemon::log() const {
 }
 
 CommandResult Daemon::epctl(std::vector<std::string> arguments, double seconds) const {
-  arguments.insert(arguments.begin(), {EPD_TEST_EPCTL, "--socket", control_});
+  arguments.insert(arguments.begin(), {epctl_program(), "--socket", control_});
   return run_command(arguments, seconds);
 }
 

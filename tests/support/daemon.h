@@ -18,6 +18,10 @@ struct CommandResult {
 CommandResult run_command(const std::vector<std::string>& arguments, double seconds = 30,
                           const std::vector<std::string>& environment = {});
 
+// Where the build put them, or in the folder that EPD_TEST_BIN names.
+std::string daemon_program();
+std::string epctl_program();
+
 struct DaemonOptions {
   std::uint32_t devices = 4;
   std::string prefix = "host";  // of the devices' names

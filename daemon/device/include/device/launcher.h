@@ -36,6 +36,9 @@ class Flight {
   // Once true, counts() and result() may be read. Both are looks at host memory.
   virtual bool counted() = 0;
   virtual bool ended() = 0;
+  // Ended, and nothing of it runs any more. One that has failed says so before all of it has left, so then
+  // this waits for the lane's later operations too.
+  virtual bool left() = 0;
   virtual std::span<const std::int32_t> counts() const = 0;  // kernels::Placement's words
   virtual const kernels::cuda::OpResult& result() const = 0;
   // Makes it end soon, and frees it from waiting for the client's stream.
@@ -63,7 +66,7 @@ class Lane {
 class Launcher {
  public:
   virtual ~Launcher() = default;
-  // UNSUPPORTED: the device can't hold a row, or too many ranks.
+  // UNSUPPORTED: the device can't hold a row. RESOURCE_EXHAUSTED: more ranks than SMs, or no memory.
   virtual Result<std::unique_ptr<Lane>> open_lane(const LaneShape& shape) = 0;
   // Between the host and memory of an arena; done when these return. Rare: a restart, a loss.
   virtual void read(void* to, const void* device, std::size_t bytes) = 0;

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Packs what was built here for a machine with GPUs that has none of our libraries. See --help.
+set -euo pipefail
+
+if (( $# != 2 )) || [[ $1 == --help || $1 == -h ]]; then
+  cat <<'END'
+Usage: tests/gpu/pack.sh BUILD_DIR DIR
+
+Copies the daemon, epctl, libepd, epbench and the tests that know CUDA devices from BUILD_DIR (build/dev) into DIR,
+stripped, with the libraries they need but for the C library: DIR/bin, DIR/lib. There: tests/gpu/run.sh --daemon DIR
+END
+  exit 2
+fi
+build=$1
+out=$2
+programs=(epd epctl epbench operations_test)
+for optional in streams_test cuda_faults_test; do
+  if [[ -x $build/bin/$optional ]]; then programs+=("$optional"); fi
+done
+
+rm -rf "$out"
+mkdir -p "$out/bin" "$out/lib"
+for program in "${programs[@]}"; do
+  if [[ ! -x $build/bin/$program ]]; then echo "error: $build/bin/$program is not built" >&2; exit 1; fi
+  strip -o "$out/bin/$program" "$build/bin/$program"
+done
+while read -r soname path; do
+  case $soname in
+    libc.so.6 | libm.so.6 | libmvec.so.1 | libpthread.so.0 | libdl.so.2 | librt.so.1 | libresolv.so.2) continue ;;
+  esac
+  strip -o "$out/lib/$soname" "$path"
+done < <(for program in "$out"/bin/*; do ldd "$build/bin/$(basename "$program")"; done |
+           awk '/=> \// {print $1, $3}' | sort --unique)
+for file in "$out"/bin/*; do patchelf --set-rpath "\$ORIGIN/../lib" "$file"; done
+for file in "$out"/lib/*; do patchelf --set-rpath "\$ORIGIN" "$file"; done
+du --summarize --human-readable "$out"
