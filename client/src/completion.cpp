@@ -55,6 +55,7 @@ void Session::finish_locked(Operations::iterator found, const abi::Completion& c
                             const char* text) noexcept {
   Operation& op = found->second;
   op.done = true;
+  --num_in_flight_;
   op.result.size = sizeof(op.result);
   op.result.status = static_cast<epd_status_t>(checked_code(static_cast<std::uint32_t>(completion.status)));
   op.result.culprit_rank = completion.culprit_rank;

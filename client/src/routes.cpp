@@ -6,7 +6,7 @@
 namespace epd::client {
 namespace {
 
-// Taken by an engine, in the ring, or ended and not seen: so pushing back never allocates.
+// Taken by an engine, in the ring, or ended and not seen (without streams): so pushing back never allocates.
 constexpr std::size_t kMostInFlight = 2 * abi::kSubmissionSlots + abi::kCompletionSlots;
 
 }  // namespace

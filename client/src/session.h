@@ -214,6 +214,7 @@ class Session {
   std::uint64_t submission_tail_ = 0;
   std::atomic<std::uint64_t> completion_head_{0};  // written under mutex_, read by the leader without
   Operations operations_;
+  std::size_t num_in_flight_ = 0;  // of operations_: not done
   std::vector<Waiter*> waiters_;
   bool has_leader_ = false;
   SteadyClock::time_point last_probe_{};

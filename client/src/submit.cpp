@@ -6,6 +6,11 @@
 namespace epd::client {
 namespace {
 
+// What may be in flight in a session that uses streams. An application that sleeps in a call of CUDA's takes
+// no completions, and an engine that finds no room for them takes no submissions, for which the stream may
+// wait. So there is room for all, and for a few that come twice because engines died.
+constexpr std::size_t kMostUnseen = abi::kCompletionSlots - 4;
+
 std::uint64_t monotonic_ns() {
   timespec now{};
   ::clock_gettime(CLOCK_MONOTONIC, &now);
@@ -114,6 +119,11 @@ Status Session::admit(Lock& lock, Group& group, const SubmitRequest& request, Ro
   use = {};
   status = choose_route(lock, group, request, use);
   if (!status.ok()) return status;
+  if (watch_thread_.joinable() && num_in_flight_ >= kMostUnseen) drain_locked();
+  if (watch_thread_.joinable() && num_in_flight_ >= kMostUnseen) {
+    return blocked(lock, "the session's ring is full: " + std::to_string(num_in_flight_) +
+                             " operations have not been seen to end");
+  }
   const std::uint64_t head = b().submission_head.value.load(std::memory_order_acquire);
   return submission_tail_ - head < abi::kSubmissionSlots ? Status() : no_room(lock);
 }
@@ -151,6 +161,7 @@ Status Session::push(Lock& lock, Group& group, const SubmitRequest& request, con
     return no_room(lock);  // though there was: the engine's index has gone wrong
   }
   ++submission_tail_;
+  ++num_in_flight_;
   if (request.op != abi::Op::kNoop) ++group.next_index;
   return {};
 }

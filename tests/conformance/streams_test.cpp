@@ -6,6 +6,7 @@
 
 #include <signal.h>
 #include <cstring>
+#include <map>
 
 namespace epd::test {
 namespace {
@@ -47,10 +48,10 @@ std::vector<Input> inputs_of(const Case& c, std::uint64_t round) {
 
 // A ring that is full says so, and takes more as soon as the engine has.
 template <typename Submit>
-void submit_when_there_is_room(const char* what, Submit submit) {
+epd_status_t when_there_is_room(Submit submit) {
   for (const double end = now_s() + kStreamSeconds;;) {
     const epd_status_t status = submit();
-    if (status != EPD_WOULD_BLOCK || now_s() > end) return must(status, what);
+    if (status != EPD_WOULD_BLOCK || now_s() > end) return status;
     must_say("ring is full");
     sleep_ms(1);
   }
@@ -62,27 +63,43 @@ class Rounds {
   // No memory is taken while streams wait: pinning some waits for them.
   Rounds(const Group& group, const Case& c, std::uint32_t rank, std::size_t most)
       : group_(group), case_(c), rank_(rank), bytes_(group.slot_bytes()), stream_(group.gpu()) {
-    free_ = pinned_memory(group.gpu(), most * kCopies * bytes_);
+    left_ = most * kCopies;
+    free_ = pinned_memory(group.gpu(), left_ * bytes_);
     rounds_.reserve(most);
   }
   GpuStream& stream() { return stream_; }
 
   // Combines on the slot after the dispatch's, if it is told to.
   void submit(std::uint64_t number, std::uint32_t timeout_ms = 20000, bool elsewhere = false) {
-    Round r;
-    r.number = number;
-    r.given = take();
-    r.received = take();
-    r.combined = take();
+    must(try_submit(number, timeout_ms, elsewhere), "round " + std::to_string(number));
+  }
+  // The status of the first operation that was refused.
+  epd_status_t try_submit(std::uint64_t number, std::uint32_t timeout_ms = 20000, bool elsewhere = false) {
+    Round& r = add(number);
     const auto slot = static_cast<std::uint32_t>(number % case_.depth);
     const std::uint32_t other = elsewhere ? (slot + 1) % case_.depth : slot;
     upload(r, slot);
-    dispatch(r, slot, timeout_ms);
+    epd_status_t status = dispatch(r, slot, timeout_ms);
+    if (status != EPD_OK) return status;
     stream_.copy_out(r.received, group_.slot_on_gpu(slot), bytes_);
     answer(slot, other);
-    combine(r, other, timeout_ms);
-    stream_.copy_out(r.combined, group_.slot_on_gpu(other), bytes_);
-    rounds_.push_back(r);
+    status = combine(r, other, timeout_ms);
+    if (status == EPD_OK) stream_.copy_out(r.combined, group_.slot_on_gpu(other), bytes_);
+    return status;
+  }
+  // Of a round whose dispatch has been completed before.
+  epd_status_t try_submit_combine(std::uint64_t number) {
+    Round& r = add(number);
+    const auto slot = static_cast<std::uint32_t>(number % case_.depth);
+    r.handle = handles_[number];
+    upload(r, slot);
+    const auto y = answer_of(inputs_of(case_, number), rank_).y;
+    std::byte* const place = take();
+    if (!y.empty()) std::memcpy(place, y.data(), y.size() * 2);
+    stream_.copy_in(group_.buffers_in(group_.slot_on_gpu(slot)).y, place, y.size() * 2);
+    const epd_status_t status = combine(r, slot, 20000);
+    if (status == EPD_OK) stream_.copy_out(r.combined, group_.slot_on_gpu(slot), bytes_);
+    return status;
   }
 
   void must_finish() { RANK_CHECK(stream_.finish(kStreamSeconds), "the stream waits"); }
@@ -100,6 +117,30 @@ class Rounds {
       check_out(r, inputs);
     }
     rounds_.clear();
+  }
+  // False if the engine was restarted under some of them.
+  bool check_those_that_ended_well() {
+    bool good = true;
+    const auto ended_well = [&](const Round& r, epd_ticket_t ticket, epd_result_t* result, const char* what) {
+      if (ticket == 0) return false;
+      const epd_status_t status = epd_ticket_wait(group_.get(), ticket, kWaitMs, result);
+      if (status == EPD_OK) return true;
+      must(status, name(r, what), EPD_ENGINE_RESTARTED);
+      good = false;
+      return false;
+    };
+    for (const Round& r : rounds_) {
+      const std::vector<Input> inputs = inputs_of(case_, r.number);
+      epd_result_t result = EPD_RESULT_INIT;
+      if (ended_well(r, r.dispatch, &result, "dispatch")) {
+        const std::string text =
+            check_dispatch(case_, group_.buffers_in(r.received), inputs, rank_, result, nullptr);
+        RANK_CHECK(text.empty(), name(r, "dispatch") + ": " + text);
+      }
+      if (ended_well(r, r.combine, nullptr, "combine")) check_out(r, inputs);
+    }
+    rounds_.clear();
+    return good;
   }
   void all_must_fail(epd_status_t status) {
     for (const Round& r : rounds_) {
@@ -121,7 +162,19 @@ class Rounds {
   };
   static constexpr std::size_t kCopies = 3;
 
-  std::byte* take() { return std::exchange(free_, free_ + bytes_); }
+  std::byte* take() {
+    RANK_CHECK(left_-- > 0, "more rounds than were planned");
+    return std::exchange(free_, free_ + bytes_);
+  }
+  Round& add(std::uint64_t number) {
+    Round r;
+    r.number = number;
+    r.given = take();
+    r.received = take();
+    r.combined = take();
+    rounds_.push_back(r);
+    return rounds_.back();
+  }
   static std::string name(const Round& r, const char* what) {
     return std::string(what) + " of round " + std::to_string(r.number);
   }
@@ -132,16 +185,18 @@ class Rounds {
     stream_.copy_in(group_.slot_on_gpu(slot), r.given, bytes_);
   }
 
-  void dispatch(Round& r, std::uint32_t slot, std::uint32_t timeout_ms) {
+  epd_status_t dispatch(Round& r, std::uint32_t slot, std::uint32_t timeout_ms) {
     epd_dispatch_args_t args = dispatch_args(case_, input_of(case_, rank_, r.number).num_tokens);
     args.slot = slot;
     args.timeout_ms = timeout_ms;
     args.on_stream = 1;
     args.stream = stream_.get();
-    submit_when_there_is_room("dispatch",
-                              [&] { return epd_dispatch(group_.get(), &args, &r.dispatch, &r.handle); });
-    if (case_.defer)
+    const epd_status_t status =
+        when_there_is_room([&] { return epd_dispatch(group_.get(), &args, &r.dispatch, &r.handle); });
+    handles_[r.number] = r.handle;
+    if (status == EPD_OK && case_.defer)
       must(epd_ticket_wait_on_stream(group_.get(), r.dispatch, stream_.get()), "wait on the stream");
+    return status;
   }
 
   void answer(std::uint32_t from_slot, std::uint32_t to_slot) {
@@ -153,26 +208,32 @@ class Rounds {
     stream_.copy(to.topk_weights, from.topk_weights, abi::region_bytes(shape, abi::Region::kTopkWeights));
   }
 
-  void combine(Round& r, std::uint32_t slot, std::uint32_t timeout_ms) {
+  epd_status_t combine(Round& r, std::uint32_t slot, std::uint32_t timeout_ms) {
     epd_combine_args_t args = combine_args(case_, r.number);
     args.slot = slot;
     args.handle = r.handle;
     args.timeout_ms = timeout_ms;
     args.on_stream = 1;
     args.stream = stream_.get();
-    submit_when_there_is_room("combine", [&] { return epd_combine(group_.get(), &args, &r.combine); });
-    if (case_.defer)
+    const epd_status_t status =
+        when_there_is_room([&] { return epd_combine(group_.get(), &args, &r.combine); });
+    if (status == EPD_OK && case_.defer)
       must(epd_ticket_wait_on_stream(group_.get(), r.combine, stream_.get()), "wait on the stream");
+    return status;
+  }
+
+  // What the expert makes of what the rank receives.
+  Answer answer_of(const std::vector<Input>& inputs, std::uint32_t rank) const {
+    const auto received = kernels::reference::dispatch_to(case_.params(), inputs, rank);
+    Answer answer;
+    answer.y.resize(received.recv_x.size() / 2);
+    if (!answer.y.empty()) std::memcpy(answer.y.data(), received.recv_x.data(), received.recv_x.size());
+    return answer;
   }
 
   void check_out(const Round& r, const std::vector<Input>& inputs) const {
-    std::vector<Answer> answers(case_.num_ranks);
-    for (std::uint32_t rank = 0; rank < case_.num_ranks; ++rank) {
-      const auto received = kernels::reference::dispatch_to(case_.params(), inputs, rank);
-      answers[rank].y.resize(received.recv_x.size() / 2);
-      if (!answers[rank].y.empty())
-        std::memcpy(answers[rank].y.data(), received.recv_x.data(), received.recv_x.size());
-    }
+    std::vector<Answer> answers;
+    for (std::uint32_t rank = 0; rank < case_.num_ranks; ++rank) answers.push_back(answer_of(inputs, rank));
     const auto want =
         kernels::reference::combine_to(case_.params(), inputs, answers, {case_.weighted, false}, rank_);
     const auto* out = static_cast<const std::uint16_t*>(group_.buffers_in(r.combined).out);
@@ -188,7 +249,9 @@ class Rounds {
   const std::size_t bytes_;
   GpuStream stream_;
   std::byte* free_ = nullptr;
+  std::size_t left_ = 0;  // slots' copies from there
   std::vector<Round> rounds_;
+  std::map<std::uint64_t, epd_handle_t> handles_;
 };
 
 std::uint64_t epoch_of(const Group& group) {
@@ -328,8 +391,9 @@ void rounds_and_noops(const Case& c, const Group& group, std::uint32_t rank, boo
   std::vector<epd_ticket_t> noops;
   const auto noop = [&](std::uint32_t slot) {
     epd_ticket_t ticket = 0;
-    submit_when_there_is_room(
-        "noop", [&] { return epd_noop_on_stream(group.get(), slot, rounds.stream().get(), &ticket); });
+    must(when_there_is_room(
+             [&] { return epd_noop_on_stream(group.get(), slot, rounds.stream().get(), &ticket); }),
+         "noop");
     noops.push_back(ticket);
   };
   rounds.stream().hold();
@@ -425,6 +489,64 @@ TEST_P(Streams, AnEngineThatIsKilledHoldsNoStream) {
     ASSERT_EQ(::kill(engine, SIGKILL), 0);
     expect_all_ok(wait_all(ranks, 90));
   }
+}
+
+// Rounds 0 .. most - 1, all enqueued as soon as there is room, and again from where the group says after each
+// break. Until all ranks are through, a rank may be asked to redo what its peers have not completed.
+void rounds_through_breaks(const Case& c, const Group& group, std::uint32_t rank, std::uint64_t most,
+                           Gate& finished) {
+  Rounds rounds(group, c, rank, most * 10);
+  std::uint64_t epoch = epoch_of(group);
+  std::uint64_t next = 0;  // operation
+  for (const double end = now_s() + 60;;) {
+    RANK_CHECK(now_s() < end, "not through");
+    epd_status_t status = next % 2 != 0 ? rounds.try_submit_combine(next++ / 2) : EPD_OK;
+    for (; status == EPD_OK && next < 2 * most; next += 2) status = rounds.try_submit(next / 2);
+    if (status != EPD_OK) must(status, "a submission", EPD_ENGINE_RESTARTED);
+    rounds.must_finish();
+    const bool through = rounds.check_those_that_ended_well() && status == EPD_OK;
+    if (through) {
+      finished.arrive();
+    }
+    epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+    do {
+      if (finished.count.load() >= c.num_ranks) return;
+      if (through) sleep_ms(2);
+      status = epd_group_resume(group.get(), 20000, &info);
+      if (finished.count.load() >= c.num_ranks) return;  // others may have left by now
+      must(status, "resume");
+      RANK_CHECK(now_s() < end, "the others are not through");
+    } while (info.epoch == epoch || (through && info.resume_op >= next));
+    if (through) finished.count.fetch_sub(1);
+    epoch = info.epoch;
+    next = info.resume_op;
+  }
+}
+
+TEST_P(Streams, DISABLED_EnginesThatAreKilledUnderRoundsFarAhead) {
+  DaemonOptions options;
+  options.prefix = GetParam();
+  options.settings = {{"engine.max_restarts_per_minute", "1000"}, {"engine.restart_backoff_max_ms", "20"}};
+  Daemon own(options);
+  ASSERT_TRUE(own.start());
+  const Case c = stream_case(3, 2);
+  Shared<Gate> finished;
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(own.socket(), own.device(rank));
+      const Group group(session, c.config("under", rank));
+      rounds_through_breaks(c, group, rank, 200, *finished);
+      return "";
+    });
+  }
+  for (std::uint32_t kills = 0; kills < 6 && finished->count < c.num_ranks; ++kills) {
+    sleep_ms(60 + 17 * static_cast<int>(kills));
+    const pid_t engine = own.engine(kills % c.num_ranks % own.devices());
+    if (engine > 0) ::kill(engine, SIGKILL);
+  }
+  expect_all_ok(wait_all(ranks, 90));
+  own.stop();
 }
 
 TEST_P(Streams, ADaemonThatIsKilledHoldsNoStream) {

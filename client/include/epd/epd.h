@@ -266,7 +266,8 @@ EPD_API epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, ep
  * handles (or none). All other arguments concern this rank's own rows and may differ; num_tokens may be 0. A
  * submission returns at once. WOULD_BLOCK: the slot has an operation in flight; or one on another slot makes
  * the routing that is to be used, or uses the one that would be replaced; or the session's ring is full (64
- * submissions that the engine has not taken). Nothing was submitted then. Operations in flight are no
+ * submissions that the engine has not taken; once streams are used: 60 operations whose end no call has
+ * looked for, any submission looks). Nothing was submitted then. Operations in flight are no
  * hindrance if they and the new one were submitted with on_stream in the same stream: then the stream gives
  * the order (see below).
  *
