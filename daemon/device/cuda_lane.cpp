@@ -229,8 +229,14 @@ void CudaLane::free_passes() {
   passing_.clear();
 }
 
+// A word that falls back makes a stream wait for ever. So this comes behind what operations before it still
+// have to write there, and is left out if a later one was released already.
 void CudaLane::release(const StreamSignal& signal) {
-  write_word(device_.partition()->control(), signal.done, signal.value);
+  const auto [last, first] = released_.try_emplace(signal.done, signal.value);
+  if (!first && static_cast<std::int32_t>(signal.value - last->second) <= 0) return;
+  last->second = signal.value;
+  follow_partition();
+  write_word(stream_, signal.done, signal.value);
 }
 
 }  // namespace epd

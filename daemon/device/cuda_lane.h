@@ -54,7 +54,8 @@ class CudaLane final : public Lane {
   std::size_t host_stride_ = 0;
   CUdeviceptr workspace_ = 0;
   std::size_t workspace_bytes_ = 0;
-  std::map<const void*, StreamSignal> passing_;  // the last of each ready word
+  std::map<const void*, StreamSignal> passing_;    // the last of each ready word
+  std::map<const void*, std::uint32_t> released_;  // the furthest of each done word
   std::uint32_t in_flight_ = 0;
   bool dirty_ = false;  // an operation has failed: the workspace's counters are anything
 };

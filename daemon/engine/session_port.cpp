@@ -3,6 +3,7 @@
 #include "base/clock.h"
 
 #include <sys/socket.h>
+#include <algorithm>
 #include <cerrno>
 
 namespace epd {
@@ -40,6 +41,9 @@ void SessionPort::adopt() {
   for (const abi::InflightRecord& record : b_->inflight) {
     if (record.ticket != 0) orphans_.push_back({record});
   }
+  // As they were submitted: what is released for one may not take back what was released for a later one.
+  std::sort(orphans_.begin(), orphans_.end(),
+            [](const Orphan& a, const Orphan& b) { return a.record.ticket < b.record.ticket; });
   inflight_ = orphans_.size();
   set_sleeping(false);
   set_state(abi::SessionState::kServing);

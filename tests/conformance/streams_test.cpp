@@ -523,7 +523,7 @@ void rounds_through_breaks(const Case& c, const Group& group, std::uint32_t rank
   }
 }
 
-TEST_P(Streams, DISABLED_EnginesThatAreKilledUnderRoundsFarAhead) {
+TEST_P(Streams, EnginesThatAreKilledUnderRoundsFarAhead) {
   DaemonOptions options;
   options.prefix = GetParam();
   options.settings = {{"engine.max_restarts_per_minute", "1000"}, {"engine.restart_backoff_max_ms", "20"}};

@@ -59,7 +59,7 @@ class Lane {
   virtual std::unique_ptr<Flight> launch(const LaunchRequest& request) = 0;
   // On the lane's stream: done follows ready.
   virtual void pass(const StreamSignal& signal) = 0;
-  // At once, whatever the lane's stream waits for.
+  // On the lane's stream: done, without waiting for ready. Never takes the word back.
   virtual void release(const StreamSignal& signal) = 0;
 };
 
