@@ -254,8 +254,9 @@ Status Engine::open_lane(Group& group, Member& member) {
   member.heads = std::make_unique<RouteHeads>(group.shape, *launcher);
   const abi::Board& board = member.board();
   if (board.memory_cleared.load(std::memory_order_relaxed) != 0) return {};
-  launcher->clear(group.ranks[member.rank].user->bytes(), group.user_layout.total_bytes);
+  // What peers write first goes first: under `degrade` they may begin as soon as they are told of this rank.
   launcher->clear(group.ranks[member.rank].exchange->bytes(), group.exchange_layout.total_bytes);
+  launcher->clear(group.ranks[member.rank].user->bytes(), group.user_layout.total_bytes);
   member.board().memory_cleared.store(1, std::memory_order_relaxed);
   return {};
 }

@@ -13,19 +13,23 @@ namespace {
 
 constexpr int kHangMs = 30000;
 
-class EngineDeath : public testing::Test {
+class EngineDeath : public testing::TestWithParam<std::string> {
  protected:
-  void SetUp() override { start(4, patient_settings()); }
+  void SetUp() override {
+    if (GetParam() == "cuda" && !has_cuda_driver()) GTEST_SKIP() << "no CUDA driver to be opened here";
+    start(4, patient_settings());
+  }
   void start(std::uint32_t devices, std::vector<std::pair<std::string, std::string>> settings) {
     if (daemon_ != nullptr) daemon_->stop();
     DaemonOptions options;
     options.devices = devices;
+    use_devices(options, GetParam());
     options.settings = std::move(settings);
     daemon_ = std::make_unique<Daemon>(std::move(options));
     ASSERT_TRUE(daemon_->start());
   }
   void TearDown() override {
-    if (daemon_->running()) daemon_->stop();
+    if (daemon_ != nullptr && daemon_->running()) daemon_->stop();
   }
   // Kills the engine of a device and returns once it is dead.
   void kill_engine(std::uint32_t device, int number = SIGKILL) {
@@ -39,6 +43,8 @@ class EngineDeath : public testing::Test {
   }
   std::unique_ptr<Daemon> daemon_;
 };
+INSTANTIATE_TEST_SUITE_P(Devices, EngineDeath, testing::Values("host", "cuda"),
+                         [](const auto& tested) { return tested.param; });
 
 struct Stage {
   Gate ready;
@@ -94,7 +100,7 @@ void combine_after_restart(const Group& group, const Case& c, epd_handle_t handl
   must(group.wait(ticket, kHangMs), "combine");
 }
 
-TEST_F(EngineDeath, ArenasAndRoutingSurvive) {
+TEST_P(EngineDeath, ArenasAndRoutingSurvive) {
   const Case c = fault_case(3, 2);
   Shared<Stage> stage;
   std::vector<RankProcess> ranks;
@@ -127,7 +133,7 @@ TEST_F(EngineDeath, ArenasAndRoutingSurvive) {
   expect_all_ok(wait_all(ranks, 60));
 }
 
-TEST_F(EngineDeath, WithAnOperationInFlight) {
+TEST_P(EngineDeath, WithAnOperationInFlight) {
   const Case c = fault_case(2, 2);
   Shared<Stage> stage;
   std::vector<RankProcess> ranks;
@@ -160,7 +166,7 @@ TEST_F(EngineDeath, WithAnOperationInFlight) {
 }
 
 // A storm of random cases while engines die one after another.
-TEST_F(EngineDeath, AgainAndAgainUnderLoad) {
+TEST_P(EngineDeath, AgainAndAgainUnderLoad) {
   std::mt19937 random(4711);
   for (std::uint32_t turn = 0; turn < 4; ++turn) {
     Case c = random_case(700 + turn, 4 + turn % 2);  // five ranks: two on one device
@@ -216,7 +222,7 @@ TEST_F(EngineDeath, AgainAndAgainUnderLoad) {
   }
 }
 
-TEST_F(EngineDeath, AllEnginesAtOnce) {
+TEST_P(EngineDeath, AllEnginesAtOnce) {
   const Case c = fault_case(4, 3);
   Shared<Stage> stage;
   std::vector<RankProcess> ranks;
@@ -237,7 +243,7 @@ TEST_F(EngineDeath, AllEnginesAtOnce) {
   expect_all_ok(wait_all(ranks, 90));
 }
 
-TEST_F(EngineDeath, ABystanderOnAnotherDeviceNoticesNothing) {
+TEST_P(EngineDeath, ABystanderOnAnotherDeviceNoticesNothing) {
   const Case c = fault_case(2, 2);
   Shared<Stage> stage;
   std::vector<RankProcess> ranks;
@@ -259,7 +265,7 @@ TEST_F(EngineDeath, ABystanderOnAnotherDeviceNoticesNothing) {
   expect_all_ok(wait_all(ranks, 90));
 }
 
-TEST_F(EngineDeath, AnEngineThatHangsIsReplaced) {
+TEST_P(EngineDeath, AnEngineThatHangsIsReplaced) {
   auto settings = patient_settings();
   settings.emplace_back("timeouts.engine_watchdog_ms", "2000");
   start(2, settings);
@@ -288,7 +294,7 @@ TEST_F(EngineDeath, AnEngineThatHangsIsReplaced) {
   expect_all_ok(wait_all(ranks, 90));
 }
 
-TEST_F(EngineDeath, AnEngineThatDiesTooOftenIsGivenUp) {
+TEST_P(EngineDeath, AnEngineThatDiesTooOftenIsGivenUp) {
   start(2, {{"engine.max_restarts_per_minute", "2"}, {"engine.restart_backoff_max_ms", "20"}});
   Shared<Stage> stage;
   RankProcess client([&]() -> std::string {
