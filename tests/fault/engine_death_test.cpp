@@ -146,7 +146,8 @@ TEST_P(EngineDeath, WithAnOperationInFlight) {
         stage->ready.arrive();
         epd_result_t result = EPD_RESULT_INIT;
         must(group.wait(ticket, kHangMs, &result), "the operation in flight", EPD_ENGINE_RESTARTED);
-        RANK_CHECK(std::string(epd_last_error()).find("host:0") != std::string::npos, epd_last_error());
+        RANK_CHECK(std::string(epd_last_error()).find(daemon_->device(0)) != std::string::npos,
+                   epd_last_error());
         stage->go.arrive();
       } else {
         stage->go.wait_for(1);
@@ -298,18 +299,19 @@ TEST_P(EngineDeath, AnEngineThatDiesTooOftenIsGivenUp) {
   start(2, {{"engine.max_restarts_per_minute", "2"}, {"engine.restart_backoff_max_ms", "20"}});
   Shared<Stage> stage;
   RankProcess client([&]() -> std::string {
-    const Session session(daemon_->socket(), "host:0");
+    const Session session(daemon_->socket(), daemon_->device(0));
     stage->ready.arrive();
     RANK_CHECK(eventually(30, [&] { return epd_session_check(session.get()) != EPD_OK; }),
                "the session ends");
     std::string text = epd_last_error();
-    RANK_CHECK(text.find("host:0") != std::string::npos, text);
+    RANK_CHECK(text.find(daemon_->device(0)) != std::string::npos, text);
     epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
     options.socket_path = daemon_->socket().c_str();
-    options.device = "host:0";
+    const std::string device = daemon_->device(0);
+    options.device = device.c_str();
     epd_session_t* other = nullptr;
     RANK_CHECK(epd_session_attach(&options, &other) != EPD_OK, "nobody can attach to it");
-    must_say("host:0");
+    must_say(daemon_->device(0));
     return text;
   });
   ASSERT_TRUE(eventually(30, [&] { return stage->ready.count == 1; }));
@@ -322,8 +324,9 @@ TEST_P(EngineDeath, AnEngineThatDiesTooOftenIsGivenUp) {
   const RankOutcome outcome = client.wait(40);
   EXPECT_TRUE(outcome.ok) << outcome.to_string();
   const Case c = fault_case(1);
-  expect_all_ok(run_ranks(
-      1, 30, [&](std::uint32_t) { return run_case(daemon_->socket(), "host:1", "other-device", c, 0, {}); }));
+  expect_all_ok(run_ranks(1, 30, [&](std::uint32_t) {
+    return run_case(daemon_->socket(), daemon_->device(1), "other-device", c, 0, {});
+  }));
 }
 
 }  // namespace
