@@ -1,11 +1,13 @@
 // epbench: see README.md and --help.
 #include "coordinator.h"
+#include "gpu_driver.h"
 #include "kit/error.h"
 #include "lifecycle.h"
 #include "options.h"
 #include "report.h"
 #include "suite.h"
 
+#include <algorithm>
 #include <cstdio>
 
 namespace epd::bench {
@@ -29,7 +31,7 @@ bool run(const Options& options, const Daemon& daemon) {
       return print(reports, options.json, to_table(reports));
     }
     case Command::kSuite: {
-      const auto reports = run_suite(options.run, daemon);
+      const auto reports = run_suite(options.run, options.small_suite, daemon);
       return print(reports, options.json, to_markdown(reports));
     }
     case Command::kAttach: {
@@ -47,16 +49,29 @@ bool run(const Options& options, const Daemon& daemon) {
 std::uint32_t devices_for(const Options& options) {
   switch (options.command) {
     case Command::kRun: return options.run.ranks;
-    case Command::kSuite: return kSuiteDevices;
+    case Command::kSuite: return kSuiteRanks;
     case Command::kAttach: return 1;
     case Command::kReap: return 2;
   }
   return 1;
 }
 
-int run_tool(const Options& options) {
+// Ranks lie in turn on the GPUs that there are.
+Daemon::Devices find_devices(Options& options) {
+  RunPlan& run = options.run;
+  const std::uint32_t wanted = devices_for(options);
+  if (!run.on_gpus()) return {.host = wanted, .sms = run.sms};
+  if (run.sms == 0) run.sms = kDefaultGpuSms;
+  const std::uint32_t found = count_gpus();
+  run.gpus = std::min(found, wanted);
+  if (found < wanted) std::fprintf(stderr, "epbench: %u ranks share %u GPUs\n", wanted, found);
+  return {.cuda = run.gpus, .sms = run.sms};
+}
+
+int run_tool(Options& options) {
   try {
-    Daemon daemon(options.daemon, devices_for(options), options.run.sms);
+    const Daemon::Devices devices = find_devices(options);
+    Daemon daemon(options.daemon, devices);
     bool correct = false;
     try {
       correct = run(options, daemon);

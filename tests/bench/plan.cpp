@@ -59,6 +59,10 @@ kernels::reference::GroupParams RunPlan::params() const {
   return p;
 }
 
+std::string RunPlan::device_of(std::uint32_t rank) const {
+  return on_gpus() ? "cuda:" + std::to_string(rank % gpus) : "host:" + std::to_string(rank);
+}
+
 std::string RunPlan::mode() const {
   const char* const layouts[] = {"", "packed ", "expert "};
   const char* const payloads[] = {"bf16", "fp8", "fp8 as given", "opaque"};
@@ -68,6 +72,7 @@ std::string RunPlan::mode() const {
 
 bool RunPlan::checks(std::uint32_t iteration) const {
   if (check == CheckLevel::kNone) return false;
+  if (check == CheckLevel::kOne) return iteration == kit::Random(seed ^ 0xc4ec).below(iterations);
   if (check == CheckLevel::kAll || iteration == 0 || iteration + 1 == iterations) return true;
   return kit::Random(kit::derive(seed ^ 0xc4ec, iteration)).unit() * iterations < 4.0;
 }
