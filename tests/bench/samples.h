@@ -7,6 +7,13 @@
 
 namespace epd::bench {
 
+// Of one rank.
+struct Verdict {
+  std::uint32_t checks;
+  std::uint32_t failures;
+  char first[256];  // the first difference
+};
+
 // [iterations, ranks] each; iteration-major.
 struct OperationSamples {
   OperationSamples() = default;
@@ -20,7 +27,8 @@ struct OperationSamples {
         ceiling_end_us(std::size_t{iterations} * ranks),
         moved_rows(std::size_t{iterations} * ranks),
         wire_rows(std::size_t{iterations} * ranks),
-        logical_rows(std::size_t{iterations} * ranks) {}
+        logical_rows(std::size_t{iterations} * ranks),
+        verdicts(ranks) {}
 
   kit::SharedArray<double> time_us;  // on GPUs in the stream, else by the host
   // On GPUs only: in the stream, the host running ahead; and by the host: from submission to completion,
@@ -34,13 +42,7 @@ struct OperationSamples {
   kit::SharedArray<std::uint32_t> moved_rows;    // pushed or pulled by this rank, its own included
   kit::SharedArray<std::uint32_t> wire_rows;     // of these, to or from other ranks
   kit::SharedArray<std::uint32_t> logical_rows;  // received by this rank's dispatch, its own included
-};
-
-// Of one rank.
-struct Verdict {
-  std::uint32_t checks;
-  std::uint32_t failures;
-  char first[256];  // the first difference
+  kit::SharedArray<Verdict> verdicts;            // [ranks]
 };
 
 struct Samples {
@@ -50,7 +52,6 @@ struct Samples {
         noop_us(noops),
         noop_ahead_us(noops),
         row_counts(std::size_t{ranks} * targets),
-        verdicts(ranks),
         daemon(64),
         gpu(128) {}
 
@@ -59,7 +60,6 @@ struct Samples {
   kit::SharedArray<double> noop_us;
   kit::SharedArray<double> noop_ahead_us;  // on GPUs only
   kit::SharedArray<std::uint32_t> row_counts;  // of the current iteration: kit::TargetCounts
-  kit::SharedArray<Verdict> verdicts;
   kit::SharedArray<char> daemon;  // its name and version
   kit::SharedArray<char> gpu;     // rank 0's, and whether there is MPS
 };

@@ -419,7 +419,7 @@ void Worker::check_dispatch(std::uint32_t iteration, const Slot& slot, std::uint
   if (gpu_ != nullptr)
     snapshot = Snapshot::of_dispatch(params_, slot.buffers, end_of_rows(self_.rank()), *device_);
   const epd_buffers_t& delivered = gpu_ != nullptr ? snapshot.buffers() : slot.buffers;
-  add_verdict("dispatch, iteration " + std::to_string(iteration),
+  add_verdict(context_.samples->dispatch, "dispatch, iteration " + std::to_string(iteration),
               kit::compare_dispatch(params_, expected, num_recv_rows, delivered));
 }
 
@@ -436,12 +436,13 @@ void Worker::check_combine(std::uint32_t iteration, const Slot& slot) {
   Snapshot snapshot;
   if (gpu_ != nullptr) snapshot = Snapshot::of_combine(params_, slot.buffers, plan_.tokens, *device_);
   const epd_buffers_t& delivered = gpu_ != nullptr ? snapshot.buffers() : slot.buffers;
-  add_verdict("combine, iteration " + std::to_string(iteration),
+  add_verdict(context_.samples->combine, "combine, iteration " + std::to_string(iteration),
               kit::compare_combine(params_, expected, delivered));
 }
 
-void Worker::add_verdict(const std::string& what, const std::string& difference) {
-  Verdict& verdict = context_.samples->verdicts[self_.rank()];
+void Worker::add_verdict(const OperationSamples& samples, const std::string& what,
+                         const std::string& difference) {
+  Verdict& verdict = samples.verdicts[self_.rank()];
   ++verdict.checks;
   if (difference.empty()) return;
   if (verdict.failures++ != 0) return;

@@ -87,7 +87,7 @@ class Worker {
   std::size_t end_of_rows(std::uint32_t rank) const;
   void fill_y(Slot& slot) const;
   kit::TargetCounts counts() const;
-  void add_verdict(const std::string& what, const std::string& difference);
+  void add_verdict(const OperationSamples& samples, const std::string& what, const std::string& difference);
   Choices choices_of(std::uint32_t rank, std::uint32_t iteration) const;
   template <typename T>
   void put(void* region, const std::vector<T>& data) const;
