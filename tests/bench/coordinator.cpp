@@ -30,14 +30,6 @@ std::size_t noop_count(const RunPlan& plan) {
   return std::size_t{plan.iterations} * plan.ranks * kNoopsPerIteration;
 }
 
-kit::RoutingSpec routing_spec(const RunPlan& plan) {
-  kit::RoutingSpec spec = kit::parse_routing(plan.routing);
-  spec.num_experts = plan.experts;
-  spec.topk = plan.topk;
-  spec.seed = plan.seed;
-  return spec;
-}
-
 class ProgressLine {
  public:
   ProgressLine(std::string label, std::uint32_t total)
@@ -87,7 +79,7 @@ std::vector<Report> run_ranks(const RunPlan& plan, const Daemon& daemon, const s
   const std::uint32_t ceiling_tokens = no_ceiling ? 0 : plan.tokens;
   kit::CopyCeiling ceiling(plan.params(), ceiling_tokens);
   const RunContext context{
-      plan, daemon.socket(), next_group_name(), kit::RoutingSource(routing_spec(plan)), &ceiling, &samples};
+      plan, daemon.socket(), next_group_name(), kit::RoutingSource(plan.routing_spec()), &ceiling, &samples};
   const ProgressLine progress(label, plan.warmup + plan.iterations);
   kit::Team team(plan.ranks);
   kit::Team::Options options;

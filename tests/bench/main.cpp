@@ -24,15 +24,41 @@ bool print(const std::vector<AnyReport>& reports, bool json, const std::string& 
   return correct;
 }
 
-bool run(const Options& options, const Daemon& daemon) {
-  switch (options.command) {
-    case Command::kRun: {
-      const auto reports = run_ranks(options.run, daemon, "epbench");
-      return print(reports, options.json, to_table(reports));
+// What to do of operations; nothing for the other commands.
+std::vector<SuiteRun> runs_of(const Options& options) {
+  if (options.command == Command::kSuite) return suite_runs(options.run, options.small_suite);
+  if (options.command == Command::kRun) return {{options.run, "epbench"}};
+  return {};
+}
+
+std::vector<GpuCeiling> ceilings_of(const std::vector<SuiteRun>& runs) {
+  std::vector<RunPlan> plans;
+  for (const SuiteRun& run : runs) {
+    if (run.plan.on_gpus()) plans.push_back(run.plan);
+  }
+  return measure_ceilings(plans);
+}
+
+std::vector<Report> run_all(const std::vector<SuiteRun>& runs, const std::vector<GpuCeiling>& ceilings,
+                            const Daemon& daemon) {
+  std::vector<Report> all;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    for (Report& report : run_ranks(runs[i].plan, daemon, runs[i].label)) {
+      if (i < ceilings.size()) add_ceiling(ceilings[i], report);
+      all.push_back(std::move(report));
     }
+  }
+  return all;
+}
+
+bool run(const Options& options, const std::vector<SuiteRun>& runs, const std::vector<GpuCeiling>& ceilings,
+         const Daemon& daemon) {
+  switch (options.command) {
+    case Command::kRun:
     case Command::kSuite: {
-      const auto reports = run_suite(options.run, options.small_suite, daemon);
-      return print(reports, options.json, to_markdown(reports));
+      const auto reports = run_all(runs, ceilings, daemon);
+      const bool suite = options.command == Command::kSuite;
+      return print(reports, options.json, suite ? to_markdown(reports) : to_table(reports));
     }
     case Command::kAttach: {
       const auto reports = measure_attach(daemon, options.rounds);
@@ -71,10 +97,13 @@ Daemon::Devices find_devices(Options& options) {
 int run_tool(Options& options) {
   try {
     const Daemon::Devices devices = find_devices(options);
+    const std::vector<SuiteRun> runs = runs_of(options);
+    for (const SuiteRun& each : runs) validate(each.plan);
+    const std::vector<GpuCeiling> ceilings = ceilings_of(runs);  // before the daemon's engines are there
     Daemon daemon(options.daemon, devices);
     bool correct = false;
     try {
-      correct = run(options, daemon);
+      correct = run(options, runs, ceilings, daemon);
     } catch (const kit::ToolError& error) {
       std::fprintf(stderr, "epbench: %s%s\n", error.what(), daemon.log().c_str());
       return 1;

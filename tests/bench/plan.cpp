@@ -70,6 +70,14 @@ std::string RunPlan::mode() const {
   return std::string(layouts[layout]) + payloads[payload] + formats[scales];
 }
 
+kit::RoutingSpec RunPlan::routing_spec() const {
+  kit::RoutingSpec spec = kit::parse_routing(routing);
+  spec.num_experts = experts;
+  spec.topk = topk;
+  spec.seed = seed;
+  return spec;
+}
+
 bool RunPlan::checks(std::uint32_t iteration) const {
   if (check == CheckLevel::kNone) return false;
   if (check == CheckLevel::kOne) return iteration == kit::Random(seed ^ 0xc4ec).below(iterations);

@@ -57,6 +57,7 @@ struct RunPlan {
   epd_group_config_t config() const;
   abi::GroupShape shape() const;
   kernels::reference::GroupParams params() const;
+  kit::RoutingSpec routing_spec() const;
   // "bf16", "packed fp8", ...: what rows dispatch delivers.
   std::string mode() const;
   // Every rank decides alike. Some: the first iteration, the last, and about four between. One: any of them.

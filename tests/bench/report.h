@@ -1,6 +1,7 @@
 // From samples to figures, and figures to text.
 #pragma once
 
+#include "gpu_ceiling.h"
 #include "kit/statistics.h"
 #include "plan.h"
 #include "samples.h"
@@ -9,15 +10,6 @@
 #include <vector>
 
 namespace epd::bench {
-
-// What the links of the same GPUs gave plain copies of the same bytes before the run, GB/s per GPU; see gpu_ceiling.h.
-// 0: not measured.
-struct GpuCeiling {
-  double push = 0;  // bulk stores to peers
-  double pull = 0;  // bulk loads from peers
-  double copy_engine = 0;
-  const char* why_not = nullptr;  // nothing was measured
-};
 
 // Of an operation on GPUs, beside what every operation has. Times in us; net: less the p50 of the no-op that was
 // timed alike.

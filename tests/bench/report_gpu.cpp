@@ -60,7 +60,13 @@ std::string legend(const Report& report) {
       "with the reference, one for each rank and\niteration that was checked.\n";
   if (report.plan.gpus < report.plan.ranks)
     text += format("%u ranks share %u GPUs in turn.\n", report.plan.ranks, report.plan.gpus);
-  if (report.stream.ceiling.why_not != nullptr) text += format("Ceiling: n/a, %s.\n", report.stream.ceiling.why_not);
+  const GpuCeiling& ceiling = report.stream.ceiling;
+  if (ceiling.push > 0) {
+    text += format("Plain copies, %u GPUs at once, GB/s: push %.0f, pull %.0f, copy engine %.0f.\n", report.plan.ranks,
+                   ceiling.push, ceiling.pull, ceiling.copy_engine);
+  } else if (!ceiling.why_not.empty()) {
+    text += "No ceiling: " + ceiling.why_not + ".\n";
+  }
   return text;
 }
 
@@ -160,7 +166,9 @@ std::string to_gpu_table(const std::vector<Report>& reports) {
 }
 
 std::string to_gpu_markdown(const std::vector<Report>& reports) {
-  std::string text = conditions(reports.front()) + noop_line(reports.front()) + legend(reports.front());
+  const auto moving = std::find_if(reports.begin(), reports.end(), [](const Report& r) { return r.moves_rows(); });
+  const Report& first = moving != reports.end() ? *moving : reports.front();
+  std::string text = conditions(first) + noop_line(reports.front()) + legend(first);
   append_differences(reports, text);
   text +=
       "\n| ranks | tokens | SMs | operation | p50 / p99 | net | net, ahead | wire GB/s | ceiling | share | host p50 | call "

@@ -99,12 +99,4 @@ std::vector<SuiteRun> suite_runs(const RunPlan& base, bool small) {
   return runs;
 }
 
-std::vector<Report> run_suite(const RunPlan& base, bool small, const Daemon& daemon) {
-  std::vector<Report> reports;
-  for (const SuiteRun& run : suite_runs(base, small)) {
-    for (Report& report : run_ranks(run.plan, daemon, run.label)) reports.push_back(std::move(report));
-  }
-  return reports;
-}
-
 }  // namespace epd::bench

@@ -1,7 +1,7 @@
 // The fixed sets of runs behind the tables in the README.
 #pragma once
 
-#include "coordinator.h"
+#include "plan.h"
 
 #include <string>
 #include <vector>
@@ -19,7 +19,6 @@ struct SuiteRun {
 // expert at 128 tokens, packed at 4096; 2 ranks at 4096.
 // Iterations, seed and devices are the plan's. `small`: fewer tokens, smaller rows.
 std::vector<SuiteRun> suite_runs(const RunPlan& plan, bool small);
-std::vector<Report> run_suite(const RunPlan& plan, bool small, const Daemon& daemon);
 inline constexpr std::uint32_t kSuiteRanks = 4;
 
 }  // namespace epd::bench
