@@ -139,7 +139,7 @@ class Probe {
     void* library = nullptr;
     check(launch_.load(&library, epd_ceiling_image, nullptr, nullptr, 0, nullptr, nullptr, 0),
           "loading the ceiling's kernels");
-    check(launch_.kernel(&push_, library, "push_probe"), "the driver runs no other kernels than epd's");
+    check(launch_.kernel(&push_, library, "push_probe"), "finding the ceiling's kernels in the driver");
     check(launch_.kernel(&pull_, library, "pull_probe"), "pull_probe");
     check(launch_.kernel(&gate_, library, "gate_kernel"), "gate_kernel");
 #else
@@ -311,9 +311,12 @@ std::string unfit(const RunPlan& plan) {
   return "";
 }
 
-// In shared memory: what the child found.
+// In shared memory: what the child found for one plan.
 struct Found {
   double push, pull, copy_engine;
+};
+struct Failure {
+  char text[256];
 };
 
 void measure(const std::vector<RunPlan>& plans, const kit::SharedArray<Found>& found) {
@@ -345,18 +348,25 @@ std::vector<GpuCeiling> measure_ceilings(const std::vector<RunPlan>& plans) {
   std::vector<GpuCeiling> ceilings(plans.size());
   const bool any = std::any_of(plans.begin(), plans.end(), [](const RunPlan& plan) { return unfit(plan).empty(); });
   const kit::SharedArray<Found> found(plans.size());
-  std::string failure;
+  const kit::SharedArray<Failure> failure(1);
+  const auto body = [&](kit::TeamRank&) {
+    try {
+      measure(plans, found);
+    } catch (const kit::ToolError& error) {
+      std::strncpy(failure[0].text, error.what(), sizeof(failure[0].text) - 1);
+    }
+  };
   try {
     kit::Team team(1);
     kit::Team::Options options;
     options.limit = kLimit;
-    if (any) team.run([&](kit::TeamRank&) { measure(plans, found); }, options);
-  } catch (const kit::ToolError& error) {
-    failure = error.what();
+    if (any) team.run(body, options);
+  } catch (const kit::ToolError& error) {  // it was killed
+    std::strncpy(failure[0].text, error.what(), sizeof(failure[0].text) - 1);
   }
   for (std::size_t i = 0; i < plans.size(); ++i) {
     ceilings[i] = {found[i].push, found[i].pull, found[i].copy_engine, unfit(plans[i])};
-    if (ceilings[i].why_not.empty()) ceilings[i].why_not = failure;
+    if (ceilings[i].why_not.empty()) ceilings[i].why_not = failure[0].text;
   }
   return ceilings;
 }

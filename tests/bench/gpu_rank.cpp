@@ -51,7 +51,9 @@ GpuRank::~GpuRank() {
 }
 
 void GpuRank::put(void* region, const void* from, std::size_t bytes) {
-  if (bytes != 0) driver_.require(driver_.put(address(region), from, bytes, stream_), "cuMemcpyHtoDAsync");
+  if (bytes == 0) return;
+  driver_.require(driver_.put(address(region), from, bytes, stream_), "cuMemcpyHtoDAsync");
+  settle();  // `from` is read no more
 }
 
 void GpuRank::get(void* to, const void* region, std::size_t bytes) {

@@ -2,6 +2,7 @@
 #include "coordinator.h"
 #include "gpu_driver.h"
 #include "kit/error.h"
+#include "kit/session.h"
 #include "lifecycle.h"
 #include "options.h"
 #include "report.h"
@@ -39,16 +40,33 @@ std::vector<GpuCeiling> ceilings_of(const std::vector<SuiteRun>& runs) {
   return measure_ceilings(plans);
 }
 
-std::vector<Report> run_all(const std::vector<SuiteRun>& runs, const std::vector<GpuCeiling>& ceilings,
-                            const Daemon& daemon) {
-  std::vector<Report> all;
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    for (Report& report : run_ranks(runs[i].plan, daemon, runs[i].label)) {
-      if (i < ceilings.size()) add_ceiling(ceilings[i], report);
-      all.push_back(std::move(report));
+struct Outcome {
+  std::vector<Report> reports;
+  std::uint32_t failures = 0;  // runs without reports
+};
+
+// A suite goes on after a run that did not finish, once: time on GPUs is dear.
+Outcome run_all(const std::vector<SuiteRun>& runs, const std::vector<GpuCeiling>& ceilings, const Daemon& daemon) {
+  constexpr std::uint32_t kMostFailures = 2;
+  Outcome outcome;
+  for (std::size_t i = 0; i < runs.size() && outcome.failures < kMostFailures; ++i) {
+    const double begin = kit::now_us();
+    try {
+      for (Report& report : run_ranks(runs[i].plan, daemon, runs[i].label)) {
+        if (i < ceilings.size()) add_ceiling(ceilings[i], report);
+        outcome.reports.push_back(std::move(report));
+      }
+    } catch (const kit::ToolError& error) {
+      if (runs.size() == 1) throw;
+      ++outcome.failures;
+      std::fprintf(stderr, "epbench: %s: %s%s\n", runs[i].label.c_str(), error.what(), daemon.log().c_str());
+    }
+    if (runs.size() > 1) {
+      std::fprintf(stderr, "%s: %zu of %zu runs, %.1f s\n", runs[i].label.c_str(), i + 1, runs.size(),
+                   (kit::now_us() - begin) * 1e-6);
     }
   }
-  return all;
+  return outcome;
 }
 
 bool run(const Options& options, const std::vector<SuiteRun>& runs, const std::vector<GpuCeiling>& ceilings,
@@ -56,9 +74,11 @@ bool run(const Options& options, const std::vector<SuiteRun>& runs, const std::v
   switch (options.command) {
     case Command::kRun:
     case Command::kSuite: {
-      const auto reports = run_all(runs, ceilings, daemon);
+      const Outcome outcome = run_all(runs, ceilings, daemon);
       const bool suite = options.command == Command::kSuite;
-      return print(reports, options.json, suite ? to_markdown(reports) : to_table(reports));
+      const bool correct =
+          print(outcome.reports, options.json, suite ? to_markdown(outcome.reports) : to_table(outcome.reports));
+      return correct && outcome.failures == 0;
     }
     case Command::kAttach: {
       const auto reports = measure_attach(daemon, options.rounds);
@@ -75,7 +95,7 @@ bool run(const Options& options, const std::vector<SuiteRun>& runs, const std::v
 std::uint32_t devices_for(const Options& options) {
   switch (options.command) {
     case Command::kRun: return options.run.ranks;
-    case Command::kSuite: return kSuiteRanks;
+    case Command::kSuite: return options.run.on_gpus() ? options.run.ranks : kSuiteRanks;
     case Command::kAttach: return 1;
     case Command::kReap: return 2;
   }

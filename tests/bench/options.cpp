@@ -154,6 +154,7 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
   suite->add_option("--iters", options.run.iterations, "Measured iterations of each row")
       ->capture_default_str();
   suite->add_option("--seed", options.run.seed, "Of routing and data")->capture_default_str();
+  suite->add_option("--ranks", options.run.ranks, "Backend cuda: client processes")->capture_default_str();
   suite->add_flag("--small", options.small_suite, "Few tokens and small rows: to see that all of it works");
   suite->add_flag("--warm-cache", options.run.warm_cache, "Flush no caches before the timed parts");
   add_backend_option(*suite, names);

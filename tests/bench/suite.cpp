@@ -63,7 +63,6 @@ std::vector<SuiteRun> host_runs(const RunPlan& base) {
 std::vector<SuiteRun> cuda_runs(RunPlan plan) {
   std::vector<SuiteRun> runs;
   plan.check = CheckLevel::kOne;
-  plan.ranks = kSuiteRanks;
   runs.push_back({noop(plan), "suite: noop"});
   append_compact(plan, kTraining, "suite: ", runs);
   RunPlan few = plan;
@@ -73,7 +72,7 @@ std::vector<SuiteRun> cuda_runs(RunPlan plan) {
   RunPlan pair = plan;
   pair.ranks = 2;
   pair.gpus = std::min(pair.gpus, pair.ranks);
-  append_compact(pair, kTraining, "suite: 2 ranks, ", runs);
+  if (plan.ranks > 2) append_compact(pair, kTraining, "suite: 2 ranks, ", runs);
   RunPlan zipf = plan;
   zipf.routing = "zipf";
   append_compact(zipf, kTraining, "suite: zipf, ", runs);

@@ -15,6 +15,8 @@ namespace {
 
 namespace reference = kernels::reference;
 
+constexpr std::chrono::seconds kAttachPatience{30};  // a GPU's engine takes seconds to start
+
 std::uint64_t x_seed(const RunPlan& plan, std::uint32_t rank) {
   return kit::derive(plan.seed, 0x10000 + rank);
 }
@@ -87,7 +89,7 @@ void Worker::make_device() {
 }
 
 void Worker::connect() {
-  session_ = kit::attach(context_.socket, plan_.device_of(self_.rank()));
+  session_ = kit::attach(context_.socket, plan_.device_of(self_.rank()), kAttachPatience);
   epd_group_config_t config = plan_.config();
   config.name = context_.group.c_str();
   config.rank = static_cast<std::int32_t>(self_.rank());
@@ -304,7 +306,7 @@ Worker::Timing Worker::timed_in_stream(const Attempt& attempt) {
   Timing timing;
   if (!attempt.ahead) device_->flush_cache();
   device_->settle();
-  self_.barrier();
+  self_.start_together();
   if (attempt.ahead) device_->flush_cache();
   gpu_->record_begin();
   const double begin = kit::now_us();
