@@ -85,6 +85,16 @@ bool RunPlan::checks(std::uint32_t iteration) const {
   return kit::Random(kit::derive(seed ^ 0xc4ec, iteration)).unit() * iterations < 4.0;
 }
 
+RunPlan::Columns RunPlan::checked_columns(std::uint32_t rank) const {
+  constexpr std::uint32_t kWindow = 1024;  // blocks of 128 have a scale each, and four of them share a word
+  constexpr std::uint32_t kStep = 512;
+  constexpr std::uint64_t kLargeCast = std::uint64_t{1} << 25;
+  const bool large = std::uint64_t{ranks} * tokens * topk * hidden > kLargeCast && hidden > kWindow;
+  if (check != CheckLevel::kOne || payload != EPD_PAYLOAD_FP8_CAST || !large) return {0, hidden};
+  const std::uint32_t places = (hidden - kWindow) / kStep + 1;
+  return {kStep * kit::Random(kit::derive(seed ^ 0xc01, rank)).below(places), kWindow};
+}
+
 void require_range(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
   if (value >= low && value <= high) return;
   kit::fail(std::string(name) + " is " + std::to_string(value) + "; allowed: " + std::to_string(low) + ".." +

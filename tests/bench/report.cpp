@@ -205,6 +205,7 @@ std::string to_json(const Report& report) {
   json["biases"] = plan.biases;
   json["return_weights"] = plan.return_weights;
   json["checks"] = report.checks;
+  json["checked_columns"] = report.checked_columns();
   json["correct"] = report.correct;
   if (!report.first_difference.empty()) json["first_difference"] = report.first_difference;
   json["daemon"] = report.daemon;

@@ -44,6 +44,10 @@ struct Report {
   std::string gpu;
   std::string first_difference;
 
+  // Values of each row that checks compared.
+  std::uint32_t checked_columns() const {
+    return operation == "dispatch" ? plan.checked_columns(0).count : plan.hidden;
+  }
   bool moves_rows() const { return operation != "noop"; }
 };
 

@@ -39,8 +39,12 @@ std::string share_of(double part, double whole) {
   return whole > 0 ? format("%.0f %%", 100 * part / whole) : "n/a";
 }
 
+// How many results were compared, and, if not of all columns, of how many.
 std::string checks_of(const Report& report) {
-  return verdict_of(report) + (report.checks != 0 ? format(" (%u)", report.checks) : "");
+  if (report.checks == 0) return verdict_of(report);
+  const std::uint32_t columns = report.checked_columns();
+  const std::string part = columns == report.plan.hidden ? "" : format(", %u columns", columns);
+  return verdict_of(report) + format(" (%u%s)", report.checks, part.c_str());
 }
 
 std::string conditions(const Report& report) {

@@ -1,5 +1,7 @@
 #include "snapshot.h"
 
+#include <cstring>
+
 namespace epd::bench {
 
 namespace reference = kernels::reference;
@@ -16,6 +18,7 @@ void Snapshot::take(T* epd_buffers_t::*region, const epd_buffers_t& from, std::s
 Snapshot Snapshot::of_dispatch(const reference::GroupParams& params, const epd_buffers_t& from,
                                std::size_t rows, RankDevice& device) {
   Snapshot made;
+  made.rows_ = rows;
   const auto take = [&](auto region, std::size_t bytes) { made.take(region, from, bytes, device); };
   const std::size_t choices = params.layout == reference::Layout::kCompact ? params.topk : 1;
   const std::size_t experts = params.num_experts / params.num_ranks;
@@ -30,6 +33,30 @@ Snapshot Snapshot::of_dispatch(const reference::GroupParams& params, const epd_b
   take(&epd_buffers_t::source_ranges, experts * params.num_ranks * 2 * sizeof(std::int32_t));
   device.settle();
   return made;
+}
+
+namespace {
+
+// Of each row of `width` bytes those from `first` on.
+void keep_bytes(void* region, std::size_t rows, std::size_t width, std::size_t first, std::size_t count) {
+  auto* const bytes = static_cast<char*>(region);
+  for (std::size_t row = 0; row < rows; ++row) std::memmove(bytes + row * count, bytes + row * width + first, count);
+}
+
+}  // namespace
+
+void Snapshot::keep_columns(const reference::GroupParams& params, std::uint32_t first, std::uint32_t count) {
+  if (count == params.hidden) return;
+  const std::size_t width = reference::row_bytes(params);
+  const std::size_t value = width / params.hidden;
+  keep_bytes(buffers_.recv_x, rows_, width, first * value, count * value);
+  reference::GroupParams before = params;
+  reference::GroupParams kept = params;
+  before.hidden = first;
+  kept.hidden = count;
+  if (buffers_.recv_scales == nullptr) return;
+  keep_bytes(buffers_.recv_scales, rows_, reference::scale_bytes(params), reference::scale_bytes(before),
+             reference::scale_bytes(kept));
 }
 
 Snapshot Snapshot::of_combine(const reference::GroupParams& params, const epd_buffers_t& from,

@@ -18,6 +18,9 @@ class Snapshot {
   static Snapshot of_combine(const kernels::reference::GroupParams& params, const epd_buffers_t& from,
                              std::size_t tokens, RankDevice& device);
 
+  // Of dispatched bf16 or cast rows only these values and their scales, as if the rows had no others.
+  void keep_columns(const kernels::reference::GroupParams& params, std::uint32_t first, std::uint32_t count);
+
   // Only regions of that operation; the others are null.
   const epd_buffers_t& buffers() const { return buffers_; }
 
@@ -26,6 +29,7 @@ class Snapshot {
   void take(T* epd_buffers_t::*region, const epd_buffers_t& from, std::size_t bytes, RankDevice& device);
 
   std::vector<std::vector<char>> memory_;
+  std::size_t rows_ = 0;
   epd_buffers_t buffers_ = EPD_BUFFERS_INIT;
 };
 

@@ -38,6 +38,16 @@ std::vector<T> any_data(std::uint64_t seed, std::size_t count) {
   return data;
 }
 
+// Of rows of bf16 values.
+void keep_columns(std::uint32_t hidden, const RunPlan::Columns& columns, std::vector<std::uint8_t>& x) {
+  if (columns.count == hidden) return;
+  const std::size_t rows = x.size() / (2 * std::size_t{hidden});
+  const std::size_t kept = 2 * std::size_t{columns.count};
+  for (std::size_t row = 0; row < rows; ++row)
+    std::memmove(x.data() + row * kept, x.data() + 2 * (row * hidden + columns.first), kept);
+  x.resize(rows * kept);
+}
+
 // A rank that checks a combine needs the y of all; beyond this one rank checks, in turn.
 bool oracle_is_large(const RunPlan& plan) {
   if (plan.layout == EPD_LAYOUT_COMPACT && !plan.on_gpus()) return false;
@@ -414,15 +424,23 @@ reference::CombineInput Worker::answer_of(std::uint32_t rank) const {
 }
 
 void Worker::check_dispatch(std::uint32_t iteration, const Slot& slot, std::uint32_t num_recv_rows) {
+  const RunPlan::Columns columns = plan_.checked_columns(self_.rank());
+  reference::GroupParams params = params_;
+  params.hidden = columns.count;
   std::vector<reference::RankInput> inputs;
-  for (std::uint32_t rank = 0; rank < plan_.ranks; ++rank) inputs.push_back(input_of(rank, iteration, true));
-  const auto expected = reference::dispatch_to(params_, inputs, self_.rank());
+  for (std::uint32_t rank = 0; rank < plan_.ranks; ++rank) {
+    inputs.push_back(input_of(rank, iteration, true));
+    keep_columns(params_.hidden, columns, inputs.back().x);
+  }
+  const auto expected = reference::dispatch_to(params, inputs, self_.rank());
   Snapshot snapshot;
-  if (gpu_ != nullptr)
+  if (gpu_ != nullptr || columns.count != params_.hidden) {
     snapshot = Snapshot::of_dispatch(params_, slot.buffers, end_of_rows(self_.rank()), *device_);
-  const epd_buffers_t& delivered = gpu_ != nullptr ? snapshot.buffers() : slot.buffers;
+    snapshot.keep_columns(params_, columns.first, columns.count);
+  }
+  const epd_buffers_t& delivered = snapshot.buffers().recv_src != nullptr ? snapshot.buffers() : slot.buffers;
   add_verdict(context_.samples->dispatch, "dispatch, iteration " + std::to_string(iteration),
-              kit::compare_dispatch(params_, expected, num_recv_rows, delivered));
+              kit::compare_dispatch(params, expected, num_recv_rows, delivered));
 }
 
 void Worker::check_combine(std::uint32_t iteration, const Slot& slot) {
