@@ -198,8 +198,8 @@ class Probe {
   }
 
   void launch(void* kernel, const Gpu& gpu, std::uint32_t ctas, void** arguments) const {
-    check(launch_.launch(kernel, ctas, 1, 1, gpu_test::kProbeThreads, 1, 1, gpu_test::kProbeShared, gpu.stream,
-                         arguments, nullptr),
+    check(launch_.launch(kernel, ctas, 1, 1, gpu_test::kProbeThreads, 1, 1, gpu_test::kProbeShared,
+                         gpu.stream, arguments, nullptr),
           "cuLaunchKernel");
   }
 
@@ -295,7 +295,8 @@ WireBytes wire_bytes(const RunPlan& plan) {
     input.num_ranks = plan.ranks;
     input.num_experts = plan.experts;
     kernels::RoutingPlan route;
-    if (kernels::build_routing_plan(input, route).bad) kit::fail("the routing chose an expert that is not there");
+    if (kernels::build_routing_plan(input, route).bad)
+      kit::fail("the routing chose an expert that is not there");
     const std::uint32_t targets = kit::targets_per_rank(plan.params());
     const auto leaves = [&](const kernels::RouteEntry& entry) { return entry.target / targets != rank; };
     rows = std::max<std::uint64_t>(
@@ -346,7 +347,8 @@ void measure(const std::vector<RunPlan>& plans, const kit::SharedArray<Found>& f
 
 std::vector<GpuCeiling> measure_ceilings(const std::vector<RunPlan>& plans) {
   std::vector<GpuCeiling> ceilings(plans.size());
-  const bool any = std::any_of(plans.begin(), plans.end(), [](const RunPlan& plan) { return unfit(plan).empty(); });
+  const bool any =
+      std::any_of(plans.begin(), plans.end(), [](const RunPlan& plan) { return unfit(plan).empty(); });
   const kit::SharedArray<Found> found(plans.size());
   const kit::SharedArray<Failure> failure(1);
   const auto body = [&](kit::TeamRank&) {

@@ -1,4 +1,5 @@
-// What the links between GPUs give plain copies: every GPU to or from all others at once, from memory to memory.
+// What the links between GPUs give plain copies: every GPU to or from all others at once, from memory to
+// memory.
 #pragma once
 
 #include "plan.h"
@@ -17,9 +18,9 @@ struct GpuCeiling {
   std::string why_not;     // why nothing was measured
 };
 
-// For each plan with the bytes that its busiest rank sends to others (push, copy engine) and pulls from them in its
-// first iteration, by as many CTAs as the plan has SMs and by 24; the faster counts. In a process of its own. The
-// plans' `gpus` are set. Never fails: what can't be measured says why.
+// For each plan with the bytes that its busiest rank sends to others (push, copy engine) and pulls from them
+// in its first iteration, by as many CTAs as the plan has SMs and by 24; the faster counts. In a process of
+// its own. The plans' `gpus` are set. Never fails: what can't be measured says why.
 std::vector<GpuCeiling> measure_ceilings(const std::vector<RunPlan>& plans);
 
 }  // namespace epd::bench

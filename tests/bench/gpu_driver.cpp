@@ -19,7 +19,8 @@ GpuDriver open_driver() {
   driver.library = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);  // never closed: it has threads of its own
   if (driver.library == nullptr) {
     const char* why = ::dlerror();
-    kit::fail(std::string("backend cuda needs NVIDIA's driver library: ") + (why != nullptr ? why : kLibrary));
+    kit::fail(std::string("backend cuda needs NVIDIA's driver library: ") +
+              (why != nullptr ? why : kLibrary));
   }
   const auto find = [&driver](auto& function, const char* symbol) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(driver.find(symbol));

@@ -46,7 +46,8 @@ struct Outcome {
 };
 
 // A suite goes on after a run that did not finish, once: time on GPUs is dear.
-Outcome run_all(const std::vector<SuiteRun>& runs, const std::vector<GpuCeiling>& ceilings, const Daemon& daemon) {
+Outcome run_all(const std::vector<SuiteRun>& runs, const std::vector<GpuCeiling>& ceilings,
+                const Daemon& daemon) {
   constexpr std::uint32_t kMostFailures = 2;
   Outcome outcome;
   for (std::size_t i = 0; i < runs.size() && outcome.failures < kMostFailures; ++i) {
@@ -76,8 +77,8 @@ bool run(const Options& options, const std::vector<SuiteRun>& runs, const std::v
     case Command::kSuite: {
       const Outcome outcome = run_all(runs, ceilings, daemon);
       const bool suite = options.command == Command::kSuite;
-      const bool correct =
-          print(outcome.reports, options.json, suite ? to_markdown(outcome.reports) : to_table(outcome.reports));
+      const bool correct = print(outcome.reports, options.json,
+                                 suite ? to_markdown(outcome.reports) : to_table(outcome.reports));
       return correct && outcome.failures == 0;
     }
     case Command::kAttach: {

@@ -59,7 +59,8 @@ void add_backend_option(CLI::App& app, Names& names) {
 
 void add_run_options(CLI::App& app, Options& options, Names& names) {
   RunPlan& run = options.run;
-  app.add_option("--ranks", run.ranks, "Client processes, rank r on host:r, or on cuda:r (in turn, if there are fewer)")
+  app.add_option("--ranks", run.ranks,
+                 "Client processes, rank r on host:r, or on cuda:r (in turn, if there are fewer)")
       ->capture_default_str();
   app.add_option("--op", names.operation, "dispatch, combine, both or noop")
       ->check(one_of("operation", {"dispatch", "combine", "both", "noop"}))
@@ -79,8 +80,9 @@ void add_run_options(CLI::App& app, Options& options, Names& names) {
   app.add_option("--depth", run.depth, "Buffer slots, used in turn (memory: see README)")
       ->capture_default_str();
   app.add_option("--seed", run.seed, "Of routing and data")->capture_default_str();
-  app.add_option("--check", names.check,
-                 "Iterations compared with the reference: all, some (first, last, about four more), one, none")
+  app.add_option(
+         "--check", names.check,
+         "Iterations compared with the reference: all, some (first, last, about four more), one, none")
       ->check(one_of("check", {"all", "some", "one", "none"}))
       ->capture_default_str();
   app.add_flag("--warm-cache", run.warm_cache, "Flush no caches before the timed parts");
@@ -117,9 +119,10 @@ void apply(const Names& names, RunPlan& run) {
                                                             {"combine", Operation::kCombine},
                                                             {"both", Operation::kBoth},
                                                             {"noop", Operation::kNoop}};
-  static const std::map<std::string, CheckLevel> kLevels{
-      {"all", CheckLevel::kAll}, {"some", CheckLevel::kSome}, {"one", CheckLevel::kOne},
-      {"none", CheckLevel::kNone}};
+  static const std::map<std::string, CheckLevel> kLevels{{"all", CheckLevel::kAll},
+                                                         {"some", CheckLevel::kSome},
+                                                         {"one", CheckLevel::kOne},
+                                                         {"none", CheckLevel::kNone}};
   run.operation = kOperations.at(names.operation);
   run.check = kLevels.at(names.check);
   run.backend = names.backend == "cuda" ? Backend::kCuda : Backend::kHost;

@@ -60,8 +60,8 @@ struct RunPlan {
   kit::RoutingSpec routing_spec() const;
   // "bf16", "packed fp8", ...: what rows dispatch delivers.
   std::string mode() const;
-  // Values of each row that the check of a dispatch compares, from `first` on: all, but where one check is asked for
-  // of a large cast, which the reference takes seconds for, a window; another one on each rank.
+  // Values of each row that the check of a dispatch compares, from `first` on: all, but where one check is
+  // asked for of a large cast, which the reference takes seconds for, a window; another one on each rank.
   struct Columns {
     std::uint32_t first = 0;
     std::uint32_t count = 0;

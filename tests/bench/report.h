@@ -11,16 +11,16 @@
 
 namespace epd::bench {
 
-// Of an operation on GPUs, beside what every operation has. Times in us; net: less the p50 of the no-op that was
-// timed alike.
+// Of an operation on GPUs, beside what every operation has. Times in us; net: less the p50 of the no-op that
+// was timed alike.
 struct StreamFigures {
   double net_p50 = 0, net_p99 = 0;
   kit::Summary ahead;  // in the stream, submitted before the stream came to it
   kit::Summary noop_ahead;
   double net_ahead_p50 = 0, net_ahead_p99 = 0;
-  kit::Summary host;    // from submission to completion as the CPU sees it
-  kit::Summary call;    // the submission itself, all ranks
-  kit::Summary counts;  // dispatch: from submission to epd_ticket_counts
+  kit::Summary host;           // from submission to completion as the CPU sees it
+  kit::Summary call;           // the submission itself, all ranks
+  kit::Summary counts;         // dispatch: from submission to epd_ticket_counts
   double counts_fraction = 0;  // p50 of counts / host
   double net_wire_gbps = 0;    // wire bytes over net_p50
   GpuCeiling ceiling;

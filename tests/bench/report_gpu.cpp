@@ -49,25 +49,29 @@ std::string checks_of(const Report& report) {
 
 std::string conditions(const Report& report) {
   const RunPlan& plan = report.plan;
-  std::string text = format("%s; H=%u E=%u K=%u, %u iterations, routing fresh in each, %s; %s.\n", report.gpu.c_str(),
-                            plan.hidden, plan.experts, plan.topk, plan.iterations,
+  std::string text = format("%s; H=%u E=%u K=%u, %u iterations, routing fresh in each, %s; %s.\n",
+                            report.gpu.c_str(), plan.hidden, plan.experts, plan.topk, plan.iterations,
                             plan.warm_cache ? "caches left warm" : "L2 flushed", report.daemon.c_str());
   return text;
 }
 
 std::string legend(const Report& report) {
   std::string text =
-      "Client-stream time, slowest rank, us. net: less the p50 of an empty operation timed alike; ahead: submitted while "
-      "the stream was\nstill busy. GB/s of the busiest rank at net p50; ceiling: plain copies of the same bytes on the same "
-      "GPUs before the run\n(dispatch: bulk stores, combine: bulk loads). call: epd_dispatch or epd_combine on the CPU; "
-      "counts: epd_ticket_counts returned,\nand its share of the time until the CPU saw the end (host). (n): results compared "
+      "Client-stream time, slowest rank, us. net: less the p50 of an empty operation timed alike; ahead: "
+      "submitted while "
+      "the stream was\nstill busy. GB/s of the busiest rank at net p50; ceiling: plain copies of the same "
+      "bytes on the same "
+      "GPUs before the run\n(dispatch: bulk stores, combine: bulk loads). call: epd_dispatch or epd_combine "
+      "on the CPU; "
+      "counts: epd_ticket_counts returned,\nand its share of the time until the CPU saw the end (host). (n): "
+      "results compared "
       "with the reference, one for each rank and\niteration that was checked.\n";
   if (report.plan.gpus < report.plan.ranks)
     text += format("%u ranks share %u GPUs in turn.\n", report.plan.ranks, report.plan.gpus);
   const GpuCeiling& ceiling = report.stream.ceiling;
   if (ceiling.push > 0) {
-    text += format("Plain copies, %u GPUs at once, GB/s: push %.0f, pull %.0f, copy engine %.0f.\n", report.plan.ranks,
-                   ceiling.push, ceiling.pull, ceiling.copy_engine);
+    text += format("Plain copies, %u GPUs at once, GB/s: push %.0f, pull %.0f, copy engine %.0f.\n",
+                   report.plan.ranks, ceiling.push, ceiling.pull, ceiling.copy_engine);
   } else if (!ceiling.why_not.empty()) {
     text += "No ceiling: " + ceiling.why_not + ".\n";
   }
@@ -89,20 +93,20 @@ std::string markdown_line(const Report& report) {
   const RunPlan& plan = report.plan;
   const StreamFigures& stream = report.stream;
   if (!report.moves_rows()) {
-    return format("| %u | - | - | noop | %.1f / %.1f | - | %.1f / %.1f | - | - | - | - | - | - | %s |\n", plan.ranks,
-                  report.time.p50, report.time.p99, stream.noop_ahead.p50, stream.noop_ahead.p99,
+    return format("| %u | - | - | noop | %.1f / %.1f | - | %.1f / %.1f | - | - | - | - | - | - | %s |\n",
+                  plan.ranks, report.time.p50, report.time.p99, stream.noop_ahead.p50, stream.noop_ahead.p99,
                   checks_of(report).c_str());
   }
-  const std::string counts = stream.counts.p50 > 0
-                                 ? format("%.0f (%.0f %%)", stream.counts.p50, 100 * stream.counts_fraction)
-                                 : "-";
+  const std::string counts =
+      stream.counts.p50 > 0 ? format("%.0f (%.0f %%)", stream.counts.p50, 100 * stream.counts_fraction) : "-";
   return format(
-      "| %u | %u | %u | %s%s | %.0f / %.0f | %.0f / %.0f | %.0f / %.0f | %.0f | %s | %s | %.0f | %.1f | %s | %s |\n",
-      plan.ranks, plan.tokens, plan.sms, operation_of(report).c_str(), routing_of(report).c_str(), report.time.p50,
-      report.time.p99, stream.net_p50, stream.net_p99, stream.net_ahead_p50, stream.net_ahead_p99,
-      stream.net_wire_gbps, speed_of(report.ceiling_gbps).c_str(),
-      share_of(stream.net_wire_gbps, report.ceiling_gbps).c_str(), stream.host.p50, stream.call.p50, counts.c_str(),
-      checks_of(report).c_str());
+      "| %u | %u | %u | %s%s | %.0f / %.0f | %.0f / %.0f | %.0f / %.0f | %.0f | %s | %s | %.0f | %.1f | %s | "
+      "%s |\n",
+      plan.ranks, plan.tokens, plan.sms, operation_of(report).c_str(), routing_of(report).c_str(),
+      report.time.p50, report.time.p99, stream.net_p50, stream.net_p99, stream.net_ahead_p50,
+      stream.net_ahead_p99, stream.net_wire_gbps, speed_of(report.ceiling_gbps).c_str(),
+      share_of(stream.net_wire_gbps, report.ceiling_gbps).c_str(), stream.host.p50, stream.call.p50,
+      counts.c_str(), checks_of(report).c_str());
 }
 
 }  // namespace
@@ -152,8 +156,8 @@ std::string to_gpu_table(const std::vector<Report>& reports) {
       text += "  " + verdict_of(report) + "\n";
       continue;
     }
-    text += format("  net p50 %8.1f  p99 %8.1f  ahead: p50 %8.1f  net %8.1f\n", stream.net_p50, stream.net_p99,
-                   stream.ahead.p50, stream.net_ahead_p50);
+    text += format("  net p50 %8.1f  p99 %8.1f  ahead: p50 %8.1f  net %8.1f\n", stream.net_p50,
+                   stream.net_p99, stream.ahead.p50, stream.net_ahead_p50);
     text += format("%-24s wire %.2f GB/s (gross %.2f), ceiling %s (copy engine %s), share %s; %s\n", "",
                    stream.net_wire_gbps, report.wire_gbps, speed_of(report.ceiling_gbps).c_str(),
                    speed_of(stream.ceiling.copy_engine).c_str(),
@@ -170,12 +174,14 @@ std::string to_gpu_table(const std::vector<Report>& reports) {
 }
 
 std::string to_gpu_markdown(const std::vector<Report>& reports) {
-  const auto moving = std::find_if(reports.begin(), reports.end(), [](const Report& r) { return r.moves_rows(); });
+  const auto moving =
+      std::find_if(reports.begin(), reports.end(), [](const Report& r) { return r.moves_rows(); });
   const Report& first = moving != reports.end() ? *moving : reports.front();
   std::string text = conditions(first) + noop_line(reports.front()) + legend(first);
   append_differences(reports, text);
   text +=
-      "\n| ranks | tokens | SMs | operation | p50 / p99 | net | net, ahead | wire GB/s | ceiling | share | host p50 | call "
+      "\n| ranks | tokens | SMs | operation | p50 / p99 | net | net, ahead | wire GB/s | ceiling | share | "
+      "host p50 | call "
       "| counts | result |\n|---:|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|\n";
   for (const Report& report : reports) text += markdown_line(report);
   return text;

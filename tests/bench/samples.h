@@ -58,10 +58,10 @@ struct Samples {
   OperationSamples dispatch;
   OperationSamples combine;
   kit::SharedArray<double> noop_us;
-  kit::SharedArray<double> noop_ahead_us;  // on GPUs only
+  kit::SharedArray<double> noop_ahead_us;      // on GPUs only
   kit::SharedArray<std::uint32_t> row_counts;  // of the current iteration: kit::TargetCounts
-  kit::SharedArray<char> daemon;  // its name and version
-  kit::SharedArray<char> gpu;     // rank 0's, and whether there is MPS
+  kit::SharedArray<char> daemon;               // its name and version
+  kit::SharedArray<char> gpu;                  // rank 0's, and whether there is MPS
 };
 
 // Back-to-back no-ops after each iteration of another operation (on rank 0), and per iteration of the

@@ -40,7 +40,8 @@ namespace {
 // Of each row of `width` bytes those from `first` on.
 void keep_bytes(void* region, std::size_t rows, std::size_t width, std::size_t first, std::size_t count) {
   auto* const bytes = static_cast<char*>(region);
-  for (std::size_t row = 0; row < rows; ++row) std::memmove(bytes + row * count, bytes + row * width + first, count);
+  for (std::size_t row = 0; row < rows; ++row)
+    std::memmove(bytes + row * count, bytes + row * width + first, count);
 }
 
 }  // namespace

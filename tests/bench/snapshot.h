@@ -12,7 +12,8 @@ namespace epd::bench {
 
 class Snapshot {
  public:
-  // Of the group's regions `from`: rows [0, rows) of what dispatch delivers, or the tokens' rows that combine does.
+  // Of the group's regions `from`: rows [0, rows) of what dispatch delivers, or the tokens' rows that combine
+  // does.
   static Snapshot of_dispatch(const kernels::reference::GroupParams& params, const epd_buffers_t& from,
                               std::size_t rows, RankDevice& device);
   static Snapshot of_combine(const kernels::reference::GroupParams& params, const epd_buffers_t& from,

@@ -16,7 +16,8 @@ RunPlan noop(RunPlan plan) {
 }
 
 // Dispatch of fp8 rows, dispatch and combine of bf16 rows.
-void append_compact(RunPlan plan, std::uint32_t tokens, const std::string& label, std::vector<SuiteRun>& runs) {
+void append_compact(RunPlan plan, std::uint32_t tokens, const std::string& label,
+                    std::vector<SuiteRun>& runs) {
   plan.tokens = tokens;
   plan.payload = EPD_PAYLOAD_BF16;
   plan.operation = Operation::kBoth;

@@ -57,10 +57,7 @@ bool oracle_is_large(const RunPlan& plan) {
 }  // namespace
 
 Worker::Worker(const RunContext& context, kit::TeamRank& self)
-    : context_(context),
-      plan_(context.plan),
-      self_(self),
-      params_(context.plan.params()) {}
+    : context_(context), plan_(context.plan), self_(self), params_(context.plan.params()) {}
 
 void Worker::run() {
   make_device();
@@ -173,8 +170,8 @@ void Worker::run_stream_noops(std::size_t first, std::uint32_t count) {
 }
 
 // One iteration, all ranks in step: prepare, (barrier, dispatch), check, (barrier, combine), check,
-// ceilings, no-ops. Only what is between a barrier and the end of the wait is timed. On GPUs every operation is done
-// twice, first with the host ahead of the stream; what is checked is the second one.
+// ceilings, no-ops. Only what is between a barrier and the end of the wait is timed. On GPUs every operation
+// is done twice, first with the host ahead of the stream; what is checked is the second one.
 void Worker::iterate(std::uint32_t iteration) {
   const bool warm = iteration < plan_.warmup;
   const std::uint32_t measured = warm ? 0 : iteration - plan_.warmup;
@@ -310,8 +307,8 @@ Worker::Timing Worker::timed_by_host(const Attempt& attempt) {
   return timing;
 }
 
-// The stream is idle when the pair of events begins; or, ahead, it flushes the cache meanwhile, as the work of an
-// application would keep it busy.
+// The stream is idle when the pair of events begins; or, ahead, it flushes the cache meanwhile, as the work
+// of an application would keep it busy.
 Worker::Timing Worker::timed_in_stream(const Attempt& attempt) {
   Timing timing;
   if (!attempt.ahead) device_->flush_cache();

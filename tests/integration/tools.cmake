@@ -30,14 +30,14 @@ set_tests_properties(tools.epbench_both_bf16 tools.epbench_dispatch_fp8_zipf too
 # The same on CUDA devices, with the fake driver.
 include(${CMAKE_CURRENT_LIST_DIR}/../support/fake_cuda.cmake)
 if(EPD_FAKE_CUDA)
-  set(_epbench_cuda epbench --epd $<TARGET_FILE:epd> --backend cuda --warm-cache --experts 16 --iters 4 --warmup 1)
+  set(_epbench_cuda epbench --epd $<TARGET_FILE:epd> --backend cuda --warm-cache --iters 4 --warmup 1)
   add_test(NAME tools.epbench_cuda_both
-    COMMAND ${_epbench_cuda} --ranks 4 --op both --tokens 64 --hidden 1024 --check all --json)
+    COMMAND ${_epbench_cuda} --experts 16 --ranks 4 --op both --tokens 64 --hidden 1024 --check all --json)
   add_test(NAME tools.epbench_cuda_expert_zipf_cached
     COMMAND ${_epbench_cuda} --ranks 3 --experts 12 --topk 3 --op both --layout expert --payload fp8 --scales ue8m0 --cached --weighted
             --biases 1 --return-weights --mark-unused --tokens 33 --hidden 640 --routing zipf --check all)
   add_test(NAME tools.epbench_cuda_checks_a_window
-    COMMAND ${_epbench_cuda} --ranks 2 --op dispatch --payload fp8 --tokens 600 --hidden 4096 --check one)
+    COMMAND ${_epbench_cuda} --experts 16 --ranks 2 --op dispatch --payload fp8 --tokens 600 --hidden 4096 --check one)
   set_tests_properties(tools.epbench_cuda_checks_a_window PROPERTIES PASS_REGULAR_EXPRESSION "bit-exact \\(2, 1024 columns\\)")
   add_test(NAME tools.epbench_cuda_noop_shared_devices COMMAND ${_epbench_cuda} --ranks 3 --experts 12 --op noop)
   add_test(NAME tools.epbench_cuda_suite COMMAND epbench suite --epd $<TARGET_FILE:epd> --backend cuda --small --warm-cache --iters 3)

@@ -26,7 +26,7 @@ using SteadyClock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kBarrierLimit{120};
 constexpr std::chrono::microseconds kYieldTime{100};  // before sleeping: ranks usually arrive together
 constexpr std::chrono::microseconds kAwakeTime{10'000};
-constexpr std::chrono::seconds kGrace{5};             // for the other ranks, once one has failed
+constexpr std::chrono::seconds kGrace{5};  // for the other ranks, once one has failed
 constexpr long kSliceNs = 100'000'000;
 
 void futex_wait_slice(std::atomic<std::uint32_t>& word, std::uint32_t expected) {

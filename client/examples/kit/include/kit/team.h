@@ -35,7 +35,8 @@ class TeamRank {
   std::uint32_t size() const { return size_; }
   // Returns when all ranks have called it. Throws ToolError when a rank has failed, or after two minutes.
   void barrier();
-  // The same, and all return within about a microsecond of one another: a barrier, and then one that none sleeps in.
+  // The same, and all return within about a microsecond of one another: a barrier, and then one that none
+  // sleeps in.
   void start_together();
   void set_progress(std::uint32_t value) { state_.progress.store(value, std::memory_order_relaxed); }
 
