@@ -43,6 +43,8 @@ RunPlan packed(RunPlan plan) {
   plan.tokens = kTraining;
   plan.layout = EPD_LAYOUT_PACKED;
   plan.alignment = 128;
+  if (plan.on_gpus())
+    plan.max_recv_rows = plan.tokens * plan.topk * 3 / 2;  // half as much again as an even share
   return plan;
 }
 

@@ -17,6 +17,8 @@ namespace reference = kernels::reference;
 
 constexpr std::chrono::seconds kAttachPatience{30};  // a GPU's engine takes seconds to start
 
+constexpr std::int32_t kJoinPatienceMs = 30'000;  // and large arenas take long to make
+
 std::uint64_t x_seed(const RunPlan& plan, std::uint32_t rank) {
   return kit::derive(plan.seed, 0x10000 + rank);
 }
@@ -100,6 +102,7 @@ void Worker::connect() {
   epd_group_config_t config = plan_.config();
   config.name = context_.group.c_str();
   config.rank = static_cast<std::int32_t>(self_.rank());
+  if (gpu_ != nullptr) config.timeout_ms = kJoinPatienceMs;
   group_ = kit::join(session_.get(), config);
   if (self_.rank() == 0) {
     const std::string name = kit::daemon_name(session_.get());
