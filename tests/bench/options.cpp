@@ -12,16 +12,19 @@ namespace {
 constexpr const char* kAbout =
     "Measures epd from client processes: one process per rank, results checked bit for bit against the\n"
     "reference, plain copies of the same bytes measured in the same run as the ceiling.\n"
-    "Starts its own daemon with one emulated host device per rank, unless --socket names a running one.";
+    "Starts its own daemon with one emulated host device or GPU per rank, unless --socket names a running "
+    "one.";
 
 constexpr const char* kFooter =
     "Figures: p50_us.. of one operation, slowest rank of each iteration, from submission to the end of the\n"
-    "wait; GB/s (1e9 bytes) for the busiest rank at p50. Definitions: tests/bench/README.md.\n"
+    "wait, on GPUs between events in the client's stream; GB/s (1e9 bytes) for the busiest rank at p50.\n"
+    "Definitions: tests/bench/README.md.\n"
     "Exit status: 0 all results correct; 1 a result was wrong or the run failed; 2 a wrong option.\n"
     "\nExamples:\n"
     "  epbench --ranks 4 --op both --tokens 128\n"
     "  epbench --op dispatch --payload fp8 --tokens 4096 --routing zipf --json\n"
-    "  epbench suite\n";
+    "  epbench suite\n"
+    "  epbench suite --backend cuda\n";
 
 void add_daemon_options(CLI::App& app, Options& options) {
   app.add_option("--socket", options.daemon.socket, "Attach to the daemon at this socket instead");
@@ -150,7 +153,8 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
   add_run_options(app, options, names);
   add_mode_options(app, options.run, names);
   app.set_version_flag("--version", std::string("epbench ") + epd_version());
-  CLI::App* suite = app.add_subcommand("suite", "The table of the README: ranks 1/2/4 x tokens 128/4096");
+  CLI::App* suite = app.add_subcommand(
+      "suite", "The tables of the README: ranks 1/2/4 x tokens 128/4096; on GPUs another set");
   CLI::App* attach = app.add_subcommand("attach", "Time to attach and to detach a session");
   CLI::App* reap = app.add_subcommand("reap", "Time from kill -9 of a client until its peer knows");
   for (CLI::App* command : {suite, attach, reap}) add_daemon_options(*command, options);

@@ -19,10 +19,6 @@ std::vector<double> slowest(const kit::SharedArray<double>& samples, std::uint32
   return kit::slowest_rank(samples.span(), ranks);
 }
 
-double less(double time, double noop) {
-  return std::max(0.0, time - noop);
-}
-
 std::string operation_of(const Report& report) {
   return report.moves_rows() ? report.operation + " " + rows_of(report) : report.operation;
 }
@@ -123,10 +119,10 @@ void add_stream_figures(const RunPlan& plan, const Samples& samples, Report& rep
   stream.ahead = kit::summarize(slowest(measured.ahead_us, plan.ranks));
   stream.host = kit::summarize(slowest(measured.host_us, plan.ranks));
   stream.call = kit::summarize(measured.call_us.span());
-  stream.net_p50 = less(report.time.p50, report.noop.p50);
-  stream.net_p99 = less(report.time.p99, report.noop.p50);
-  stream.net_ahead_p50 = less(stream.ahead.p50, stream.noop_ahead.p50);
-  stream.net_ahead_p99 = less(stream.ahead.p99, stream.noop_ahead.p50);
+  stream.net_p50 = report.time.p50 - report.noop.p50;
+  stream.net_p99 = report.time.p99 - report.noop.p50;
+  stream.net_ahead_p50 = stream.ahead.p50 - stream.noop_ahead.p50;
+  stream.net_ahead_p99 = stream.ahead.p99 - stream.noop_ahead.p50;
   if (stream.net_p50 > 0) stream.net_wire_gbps = report.wire_gbps * report.time.p50 / stream.net_p50;
   if (report.operation != "dispatch") return;
   stream.counts = kit::summarize(slowest(measured.counts_us, plan.ranks));
