@@ -97,8 +97,9 @@ Status read_switches(const Switch (&switches)[N], std::uint32_t& flags) {
 }
 
 Status read_dispatch(const epd_dispatch_args_t& a, SubmitRequest& request) {
-  request = {abi::Op::kDispatch, a.slot,           a.num_tokens, 0, a.timeout_ms, a.sms, a.handle,
-             a.keep_handle != 0, a.on_stream != 0, a.stream};
+  request = {
+      abi::Op::kDispatch,          a.slot, a.num_tokens, 0, a.timeout_ms, a.sms, a.handle, a.keep_handle != 0,
+      {a.on_stream != 0, a.stream}};
   return read_switches({{"weights", a.weights, abi::kFlagWeights},
                         {"keep_handle", a.keep_handle, 0},
                         {"defer_receive", a.defer_receive, abi::kFlagDefer},
@@ -109,8 +110,8 @@ Status read_dispatch(const epd_dispatch_args_t& a, SubmitRequest& request) {
 }
 
 Status read_combine(const epd_combine_args_t& a, SubmitRequest& request) {
-  request = {abi::Op::kCombine, a.slot,  0, 0, a.timeout_ms, a.sms, a.handle, false,
-             a.on_stream != 0,  a.stream};
+  request = {abi::Op::kCombine,           a.slot, 0, 0, a.timeout_ms, a.sms, a.handle, false,
+             {a.on_stream != 0, a.stream}};
   if (a.num_biases > abi::kMaxBiases)
     return epd::client::bad_value("num_biases", a.num_biases, "0 .. " + std::to_string(abi::kMaxBiases));
   request.flags = a.num_biases << abi::kBiasShift;
@@ -275,8 +276,7 @@ epd_status_t epd_noop_on_stream(epd_group_t* group, uint32_t slot, void* stream,
     EPD_REQUIRE(group);
     EPD_REQUIRE(ticket);
     SubmitRequest request{abi::Op::kNoop, slot};
-    request.on_stream = true;
-    request.stream = stream;
+    request.stream = {true, stream};
     return unwrap(group)->session.submit(*unwrap(group), request, *ticket, nullptr);
   });
 }

@@ -55,6 +55,7 @@ void Session::finish_locked(Operations::iterator found, const abi::Completion& c
                             const char* text) noexcept {
   Operation& op = found->second;
   op.done = true;
+  --num_in_flight_;
   op.result.size = sizeof(op.result);
   op.result.status = static_cast<epd_status_t>(checked_code(static_cast<std::uint32_t>(completion.status)));
   op.result.culprit_rank = completion.culprit_rank;
@@ -64,8 +65,8 @@ void Session::finish_locked(Operations::iterator found, const abi::Completion& c
   op.result.launched_us = completion.launched_us;
   op.result.done_us = completion.done_us;
   op.result.num_dropped_selections = completion.num_dropped_selections;
-  GroupSlot& slot = op.group->slots[op.slot];
-  if (slot.ticket == found->first) op.group->release_slot(slot, op.result.status == EPD_OK);
+  op.group->end_in_flight(found->first, op.result.status == EPD_OK);
+  want_slot_release_locked(*op.group, op.slot);
   if (op.result.status != EPD_OK) {
     try {
       op.text = text != nullptr ? std::string(text) : op.group->board.message_for(op.slot, found->first);

@@ -39,10 +39,34 @@ struct Route {
 
 inline constexpr std::uint32_t kNoRoute = ~0u;
 
-struct GroupSlot {
-  epd_ticket_t ticket = 0;         // of the operation in flight; 0 = free
+// The stream in which an operation begins and ends, if in any.
+struct StreamUse {
+  bool on_stream = false;
+  void* stream = nullptr;
+};
+
+// Whether the stream alone sees to it that what was submitted first is first. CUDA's per-thread default
+// stream (CU_STREAM_PER_THREAD) is another one in each thread, so it says nothing.
+inline bool in_one_stream(const StreamUse& first, const StreamUse& second) {
+  return first.on_stream && second.on_stream && first.stream == second.stream &&
+         reinterpret_cast<std::uintptr_t>(first.stream) != 2;
+}
+
+// An operation in flight: submitted, its completion not seen yet.
+struct InFlight {
+  epd_ticket_t ticket = 0;
+  std::uint32_t slot = 0;
   std::uint32_t route = kNoRoute;  // that it reads or writes
   bool writes_route = false;
+  StreamUse stream;
+};
+
+// What the library knows of the StreamWords of a slot.
+struct SlotWords {
+  epd_ticket_t last = 0;   // the last that was to begin in a stream, 0 = none: what `ready` holds or will
+  epd_ticket_t ended = 0;  // the last of those that have ended
+  bool behind = false;     // one has failed: its engine may be unable to write `done`
+  bool releasing = false;  // the watch is about to write `ended` there
 };
 
 struct Group {
@@ -62,13 +86,17 @@ struct Group {
   // routes.cpp; all with the session's mutex.
   // The record of a handle that may be used, or NOT_FOUND.
   Status find_route(epd_handle_t handle, std::uint32_t& route) const;
-  // Whether an operation in flight stands in the way of one that writes (or only reads) the record.
-  bool route_busy(std::uint32_t route, bool writes) const;
-  // The operation in flight on the slot has ended.
-  void release_slot(GroupSlot& slot, bool ok);
+  // The first operation in flight on the slot that is in the way of one in this stream, or null.
+  const InFlight* slot_busy(std::uint32_t slot, const StreamUse& next) const;
+  bool stream_in_flight(std::uint32_t slot) const;
+  // Whether one stands in the way of an operation that writes (or only reads) the record.
+  bool route_busy(std::uint32_t route, bool writes, const StreamUse& next) const;
+  // An operation has ended. They may end in any order.
+  void end_in_flight(epd_ticket_t ticket, bool ok);
   // Dispatches from this one on have to be done again: they established nothing.
   void forget_routes_from(std::uint64_t op_index);
   Status release_handle(epd_handle_t handle);
+  bool wants_release() const;  // of the streams of all slots, or of one's
 
   Session& session;
   const abi::GroupShape shape;
@@ -86,12 +114,11 @@ struct Group {
   std::mutex submit_mutex;
   // Guarded by the session's mutex.
   std::uint64_t epoch = 0;
-  std::uint64_t next_index = 0;  // number of the next dispatch or combine; the engine counts alike
-  std::array<GroupSlot, abi::kMaxDepth> slots{};
+  std::uint64_t next_index = 0;            // number of the next dispatch or combine; the engine counts alike
+  std::vector<InFlight> in_flight;         // in order of submission
   std::vector<Route> routes;               // [num_routes]
   std::vector<std::uint32_t> free_routes;  // of those beyond the slots'; the last is taken next
-  // Of each slot's last operation on a stream, 0 = none: what its StreamWords hold, or will.
-  std::array<epd_ticket_t, abi::kMaxDepth> stream_tickets{};
+  std::array<SlotWords, abi::kMaxDepth> words{};
   // Whether the library itself is to release the streams that wait for this group's operations.
   enum class Release { kNo, kWanted, kDone } release = Release::kNo;
   bool left = false;  // leave has begun; hooks may still hold the handle

@@ -4,10 +4,17 @@
 #include <algorithm>
 
 namespace epd::client {
+namespace {
+
+// Taken by an engine, in the ring, or ended and not seen (without streams): so pushing back never allocates.
+constexpr std::size_t kMostInFlight = 2 * abi::kSubmissionSlots + abi::kCompletionSlots;
+
+}  // namespace
 
 Group::Group(Session& owner, const abi::GroupShape& agreed)
     : session(owner), shape(agreed), arena(agreed), routes(agreed.num_routes()) {
   free_routes.reserve(shape.num_handles);
+  in_flight.reserve(kMostInFlight);
   for (std::uint32_t route = shape.num_routes(); route-- > shape.depth;) free_routes.push_back(route);
 }
 
@@ -29,27 +36,50 @@ Status Group::find_route(epd_handle_t handle, std::uint32_t& route) const {
                         : "none, it has had no dispatch"));
 }
 
-bool Group::route_busy(std::uint32_t route, bool writes) const {
-  return std::any_of(slots.begin(), slots.end(), [&](const GroupSlot& slot) {
-    return slot.ticket != 0 && slot.route == route && (writes || slot.writes_route);
+const InFlight* Group::slot_busy(std::uint32_t slot, const StreamUse& next) const {
+  const auto found = std::find_if(in_flight.begin(), in_flight.end(), [&](const InFlight& op) {
+    return op.slot == slot && !in_one_stream(op.stream, next);
+  });
+  return found != in_flight.end() ? &*found : nullptr;
+}
+
+bool Group::stream_in_flight(std::uint32_t slot) const {
+  return std::any_of(in_flight.begin(), in_flight.end(),
+                     [&](const InFlight& op) { return op.slot == slot && op.stream.on_stream; });
+}
+
+bool Group::wants_release() const {
+  return release == Release::kWanted ||
+         std::any_of(words.begin(), words.end(), [](const SlotWords& slot) { return slot.releasing; });
+}
+
+bool Group::route_busy(std::uint32_t route, bool writes, const StreamUse& next) const {
+  return std::any_of(in_flight.begin(), in_flight.end(), [&](const InFlight& op) {
+    return op.route == route && (writes || op.writes_route) && !in_one_stream(op.stream, next);
   });
 }
 
-void Group::release_slot(GroupSlot& slot, bool ok) {
-  if (!ok && slot.writes_route) {
-    Route& route = routes[slot.route];
-    // A resume may have given the record away before this was heard.
-    if (route.state == Route::State::kKnown && route.ticket == slot.ticket) {
-      const bool kept = slot.route >= shape.depth;
-      route = {};
-      if (kept) {
-        free_routes.push_back(slot.route);
-      } else {
-        route.state = Route::State::kUnsure;
-      }
-    }
+void Group::end_in_flight(epd_ticket_t ticket, bool ok) {
+  const auto found = std::find_if(in_flight.begin(), in_flight.end(),
+                                  [&](const InFlight& op) { return op.ticket == ticket; });
+  if (found == in_flight.end()) return;
+  const InFlight op = *found;
+  in_flight.erase(found);
+  if (op.stream.on_stream) {
+    SlotWords& slot = words[op.slot];
+    slot.ended = std::max(slot.ended, ticket);
+    slot.behind = slot.behind || !ok;
   }
-  slot = {};
+  if (ok || !op.writes_route) return;
+  Route& route = routes[op.route];
+  // A later dispatch may have the record: the next in the stream, or one after a resume that came first.
+  if (route.state != Route::State::kKnown || route.ticket != ticket) return;
+  route = {};
+  if (op.route >= shape.depth) {
+    free_routes.push_back(op.route);
+  } else {
+    route.state = Route::State::kUnsure;
+  }
 }
 
 void Group::forget_routes_from(std::uint64_t op_index) {
@@ -70,7 +100,7 @@ Status Group::release_handle(epd_handle_t handle) {
       routes[route].handle != handle) {
     return not_found("handle " + std::to_string(handle) + " is not a kept handle of this group");
   }
-  if (route_busy(static_cast<std::uint32_t>(route), true))
+  if (route_busy(static_cast<std::uint32_t>(route), true, {}))
     return would_block("an operation in flight uses handle " + std::to_string(handle));
   routes[route] = {};
   free_routes.push_back(static_cast<std::uint32_t>(route));

@@ -79,8 +79,7 @@ struct SubmitRequest {
   std::uint32_t sms = 0;
   epd_handle_t handle = 0;  // combine, dispatch with an old routing
   bool keep = false;        // dispatch: its handle
-  bool on_stream = false;   // CUDA devices; begins and ends in `stream`, a CUstream
-  void* stream = nullptr;
+  StreamUse stream = {};    // CUDA devices; a CUstream
 };
 
 class Session {
@@ -166,6 +165,10 @@ class Session {
   void watch();
   bool release_a_group(Lock& lock);  // false: none wants it
   void want_release_locked(Group& group);
+  // After an operation has ended: if one on the slot has failed and none is in flight there any more.
+  void want_slot_release_locked(Group& group, std::uint32_t slot) noexcept;
+  // True if it had to wait, in which it lets mutex_ go.
+  bool await_slot_release(Lock& lock, const Group& group, std::uint32_t slot);
   // Returns when no stream can wait in the group's memory any more.
   void await_release(Group& group);
   void kick_watch() const;
@@ -211,6 +214,7 @@ class Session {
   std::uint64_t submission_tail_ = 0;
   std::atomic<std::uint64_t> completion_head_{0};  // written under mutex_, read by the leader without
   Operations operations_;
+  std::size_t num_in_flight_ = 0;  // of operations_: not done
   std::vector<Waiter*> waiters_;
   bool has_leader_ = false;
   SteadyClock::time_point last_probe_{};

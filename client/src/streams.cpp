@@ -27,8 +27,8 @@ Status renew_words(Device& device, const Group& group, std::uint32_t slot, epd_t
 }  // namespace
 
 Status Session::check_stream(const SubmitRequest& request) const {
-  if (!request.on_stream) {
-    if (request.stream == nullptr) return {};
+  if (!request.stream.on_stream) {
+    if (request.stream.stream == nullptr) return {};
     return invalid_argument("stream is given, and on_stream is 0; allowed: a stream with on_stream 1");
   }
   if (attachment_.device != nullptr) return {};
@@ -44,16 +44,25 @@ Status Session::mark_ready(Lock& lock, Group& group, const SubmitRequest& reques
   Status status = start_watch_locked();
   if (!status.ok()) return status;
   // Before anything is enqueued: a session that ends now releases this ticket too.
-  const epd_ticket_t before = std::exchange(group.stream_tickets[request.slot], ticket);
+  SlotWords& words = group.words[request.slot];
+  const epd_ticket_t before = words.last;
+  const bool stale = ticket - before >= kStaleAfter;
+  // Renewing would begin and end it.
+  if (stale && group.stream_in_flight(request.slot)) {
+    return would_block("slot " + std::to_string(request.slot) + " still has ticket " +
+                       std::to_string(before) + " in flight, " + std::to_string(ticket - before) +
+                       " tickets ago");
+  }
+  words.last = ticket;
   lock.unlock();
   Device& device = *attachment_.device;
-  if (ticket - before >= kStaleAfter) status = renew_words(device, group, request.slot, ticket);
+  if (stale) status = renew_words(device, group, request.slot, ticket);
   if (status.ok()) {
     const std::uintptr_t ready = group.user_base() + group.arena.ready_word(request.slot);
-    status = device.write(request.stream, ready, low(ticket));
+    status = device.write(request.stream.stream, ready, low(ticket));
   }
   lock.lock();
-  if (!status.ok()) group.stream_tickets[request.slot] = before;
+  if (!status.ok()) words.last = before;
   return status;
 }
 
@@ -117,33 +126,58 @@ void Session::watch() {
   }
 }
 
-// Of the slots' last operations on streams, also of those that have completed: the engine may have died
-// between saying so and writing the word.
+// All slots of a group that has ended: of their last operations, also of those that have completed, for the
+// engine may have died between saying so and writing the word. Or a slot whose operations have ended badly.
 bool Session::release_a_group(Lock& lock) {
   for (const auto& owned : groups_) {
-    Group& group = *owned;  // stays while it is kWanted, see await_release
-    if (group.release != Group::Release::kWanted) continue;
-    const auto tickets = group.stream_tickets;
+    Group& group = *owned;  // stays as long as there is something to release, see await_release
+    if (!group.wants_release()) continue;
+    const bool all = group.release == Group::Release::kWanted;
+    const auto before = group.words;
     lock.unlock();
     for (std::uint32_t slot = 0; slot < group.shape.depth; ++slot) {
-      if (tickets[slot] == 0) continue;
+      const epd_ticket_t ticket = all ? before[slot].last : before[slot].releasing ? before[slot].ended : 0;
+      if (ticket == 0) continue;
       const std::uintptr_t done = group.user_base() + group.arena.done_word(slot);
       // Where this fails, context or driver are gone, and the streams with them.
-      [[maybe_unused]] const Status written = attachment_.device->write_aside(done, low(tickets[slot]));
+      [[maybe_unused]] const Status written = attachment_.device->write_aside(done, low(ticket));
     }
+    // The word must not fall back behind what the engine writes for the slot's next operation.
+    if (!all) [[maybe_unused]]
+      const Status finished = attachment_.device->finish_aside();
     lock.lock();
-    group.release = Group::Release::kDone;
+    for (std::uint32_t slot = 0; slot < group.shape.depth; ++slot) {
+      if (all || before[slot].releasing) group.words[slot].releasing = false;
+    }
+    if (all) group.release = Group::Release::kDone;
     released_.notify_all();
     return true;
   }
   return false;
 }
 
+// Not while others are in flight there: the engine may write for these at any time, and a word must not fall
+// back. They end too, for what makes an operation fail without its word ends all.
+void Session::want_slot_release_locked(Group& group, std::uint32_t slot) noexcept {
+  SlotWords& words = group.words[slot];
+  if (!words.behind || group.release != Group::Release::kNo || group.stream_in_flight(slot)) return;
+  words.behind = false;
+  words.releasing = true;
+  kick_watch();
+}
+
+bool Session::await_slot_release(Lock& lock, const Group& group, std::uint32_t slot) {
+  const SlotWords& words = group.words[slot];
+  if (!words.releasing) return false;
+  released_.wait(lock, [&] { return !words.releasing; });
+  return true;
+}
+
 // From here on nothing is submitted in the group any more: it is left, or the session has ended.
 void Session::want_release_locked(Group& group) {
   if (group.release != Group::Release::kNo) return;
-  for (const epd_ticket_t ticket : group.stream_tickets) {
-    if (ticket == 0) continue;
+  for (const SlotWords& words : group.words) {
+    if (words.last == 0) continue;
     group.release = Group::Release::kWanted;
     kick_watch();
     return;
@@ -154,7 +188,7 @@ void Session::await_release(Group& group) {
   if (attachment_.device == nullptr) return;
   {
     Lock lock(mutex_);
-    released_.wait(lock, [&] { return group.release != Group::Release::kWanted; });
+    released_.wait(lock, [&] { return !group.wants_release(); });
   }
   // As cudaFree does: the waits just released, and whatever else of the application's reads the arena, must
   // have run before it is unmapped.

@@ -6,6 +6,11 @@
 namespace epd::client {
 namespace {
 
+// What may be in flight in a session that uses streams. An application that sleeps in a call of CUDA's takes
+// no completions, and an engine that finds no room for them takes no submissions, for which the stream may
+// wait. So there is room for all, and for a few that come twice because engines died.
+constexpr std::size_t kMostUnseen = abi::kCompletionSlots - 4;
+
 std::uint64_t monotonic_ns() {
   timespec now{};
   ::clock_gettime(CLOCK_MONOTONIC, &now);
@@ -33,7 +38,7 @@ Status check_request(const Group& group, const SubmitRequest& request) {
 std::uint32_t engine_flags(const abi::GroupShape& shape, const SubmitRequest& request) {
   std::uint32_t flags = request.flags;
   if (request.op == abi::Op::kDispatch && request.handle != 0) flags |= abi::kFlagCached;
-  if (request.on_stream) flags |= abi::kFlagStream;
+  if (request.stream.on_stream) flags |= abi::kFlagStream;
   if (shape.layout != abi::Layout::kPacked) flags &= ~std::uint32_t{abi::kFlagZeroPadding};
   return flags;
 }
@@ -49,16 +54,18 @@ Status Session::blocked(Lock& lock, std::string why) {
 }
 
 Status Session::ready_to_submit(Lock& lock, Group& group, const SubmitRequest& request) {
-  const GroupSlot& slot = group.slots[request.slot];
-  if (slot.ticket != 0) drain_locked();
+  const auto in_flight = [&] { return group.slot_busy(request.slot, request.stream); };
+  // In a stream nothing else may ever look: the engine needs room for what it completes.
+  if (request.stream.on_stream || in_flight() != nullptr) drain_locked();
   note_ended_locked();
   if (!ended_.ok()) return ended_;
   if (group.left) return {StatusCode::kAborted, "this rank has left the group"};
   Status status = group.board.usable_in(group.epoch);
   if (!status.ok()) return status;
-  if (slot.ticket != 0) {
+  if (const InFlight* op = in_flight(); op != nullptr) {
     return blocked(lock, "slot " + std::to_string(request.slot) + " has ticket " +
-                             std::to_string(slot.ticket) + " in flight");
+                             std::to_string(op->ticket) + " in flight" +
+                             (op->stream.on_stream ? ", in another stream" : ""));
   }
   return {};
 }
@@ -87,8 +94,8 @@ Status Session::choose_route(Lock& lock, Group& group, const SubmitRequest& requ
   } else {
     use = {request.slot, true};
   }
-  if (group.route_busy(use.route, use.writes)) drain_locked();
-  if (!group.route_busy(use.route, use.writes)) return {};
+  if (group.route_busy(use.route, use.writes, request.stream)) drain_locked();
+  if (!group.route_busy(use.route, use.writes, request.stream)) return {};
   return blocked(lock, use.writes ? "an operation in flight on another slot uses the routing of slot " +
                                         std::to_string(request.slot)
                                   : "the dispatch of handle " + std::to_string(request.handle) +
@@ -101,6 +108,7 @@ Status Session::no_room(Lock& lock) {
     return internal_error("the engine's submission index " + std::to_string(head) +
                           " does not fit the client's " + std::to_string(submission_tail_));
   }
+  drain_locked();  // an engine without room for its completions takes nothing
   return blocked(lock, "the session's ring is full: " + std::to_string(abi::kSubmissionSlots) +
                            " submissions wait for the engine");
 }
@@ -111,6 +119,11 @@ Status Session::admit(Lock& lock, Group& group, const SubmitRequest& request, Ro
   use = {};
   status = choose_route(lock, group, request, use);
   if (!status.ok()) return status;
+  if (watch_thread_.joinable() && num_in_flight_ >= kMostUnseen) drain_locked();
+  if (watch_thread_.joinable() && num_in_flight_ >= kMostUnseen) {
+    return blocked(lock, "the session's ring is full: " + std::to_string(num_in_flight_) +
+                             " operations have not been seen to end");
+  }
   const std::uint64_t head = b().submission_head.value.load(std::memory_order_acquire);
   return submission_tail_ - head < abi::kSubmissionSlots ? Status() : no_room(lock);
 }
@@ -137,16 +150,18 @@ Status Session::push(Lock& lock, Group& group, const SubmitRequest& request, con
   op.op = request.op;
   op.slot = request.slot;
   op.deferred = (request.flags & abi::kFlagDefer) != 0;
-  op.on_stream = request.on_stream;
+  op.on_stream = request.stream.on_stream;
+  group.in_flight.push_back({ticket, request.slot, use.route, use.writes, request.stream});
   const std::uint32_t timeout_ms = request.timeout_ms != 0 ? request.timeout_ms : group.default_timeout_ms;
   op.answer_by = SteadyClock::now() + std::chrono::milliseconds(timeout_ms) + kAnswerGrace;
   if (abi::ring_push(a().submissions, submission_tail_, b().submission_head, submission) !=
       abi::PushResult::kPushed) {
     operations_.erase(ticket);
+    group.in_flight.pop_back();
     return no_room(lock);  // though there was: the engine's index has gone wrong
   }
   ++submission_tail_;
-  group.slots[request.slot] = {ticket, use.route, use.writes};
+  ++num_in_flight_;
   if (request.op != abi::Op::kNoop) ++group.next_index;
   return {};
 }
@@ -165,10 +180,13 @@ Status Session::submit(Group& group, const SubmitRequest& request, epd_ticket_t&
     // Used up whatever comes: should this not be published after all, no later operation on the slot may
     // find its ready word written already.
     const epd_ticket_t number = ++last_ticket_;
-    if (request.on_stream) {
+    if (request.stream.on_stream) {
       status = mark_ready(lock, group, request, number);
       // Meanwhile the session may have ended, the group broken, or other groups filled the ring.
       if (status.ok()) status = admit(lock, group, request, use);
+      while (status.ok() && await_slot_release(lock, group, request.slot)) {
+        status = admit(lock, group, request, use);
+      }
       if (!status.ok()) return status;
     }
     const epd_handle_t made = use.writes ? make_handle(group.next_index, use.route) : request.handle;
@@ -182,8 +200,8 @@ Status Session::submit(Group& group, const SubmitRequest& request, epd_ticket_t&
     if (handle != nullptr) *handle = made;
   }
   ring_engine(abi::kAsleep);
-  if (!request.on_stream || (request.flags & abi::kFlagDefer) != 0) return {};
-  return enqueue_wait(group, request.slot, ticket, request.stream);
+  if (!request.stream.on_stream || (request.flags & abi::kFlagDefer) != 0) return {};
+  return enqueue_wait(group, request.slot, ticket, request.stream.stream);
 }
 
 Status Session::release_handle(Group& group, epd_handle_t handle) {

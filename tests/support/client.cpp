@@ -125,11 +125,14 @@ Group& Group::operator=(Group&& other) noexcept {
 epd_buffers_t Group::buffers(std::uint32_t slot) const {
   epd_buffers_t b = EPD_BUFFERS_INIT;
   must(epd_group_buffers(handle_, slot, &b), "buffers of slot " + std::to_string(slot));
-  if (mirror_ == nullptr) return b;
-  const auto move = [this](auto*& pointer) {
+  return mirror_ != nullptr ? moved(b, mirror_->device, mirror_->host) : b;
+}
+
+epd_buffers_t Group::moved(epd_buffers_t b, const std::byte* from, std::byte* to) {
+  const auto move = [&](auto*& pointer) {
     if (pointer == nullptr) return;
-    const auto offset = reinterpret_cast<std::byte*>(pointer) - mirror_->device;
-    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(mirror_->host + offset);
+    const auto offset = reinterpret_cast<std::byte*>(pointer) - from;
+    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(to + offset);
   };
   move(b.x);
   move(b.x_scales);
@@ -151,6 +154,24 @@ epd_buffers_t Group::buffers(std::uint32_t slot) const {
   move(b.out);
   move(b.out_weights);
   return b;
+}
+
+int Group::gpu() const {
+  return mirror_->gpu;
+}
+
+std::size_t Group::slot_bytes() const {
+  return mirror_->slot_bytes;
+}
+
+std::byte* Group::slot_on_gpu(std::uint32_t slot) const {
+  return mirror_->device + slot * mirror_->slot_bytes;
+}
+
+epd_buffers_t Group::buffers_in(std::byte* copy) const {
+  epd_buffers_t first = EPD_BUFFERS_INIT;
+  must(epd_group_buffers(handle_, 0, &first), "buffers");
+  return moved(first, mirror_->device, copy);
 }
 
 epd_status_t Group::dispatch(const epd_dispatch_args_t* args, epd_ticket_t* ticket,

@@ -52,8 +52,16 @@ class Group {
   // For a ticket whose end was told otherwise than by wait().
   void ended(epd_ticket_t ticket) const;
 
+  // On a CUDA device, for tests that move slots by themselves.
+  int gpu() const;
+  std::size_t slot_bytes() const;
+  std::byte* slot_on_gpu(std::uint32_t slot) const;
+  // The regions of a slot in a copy of all of it.
+  epd_buffers_t buffers_in(std::byte* copy) const;
+
  private:
   struct Mirror;
+  static epd_buffers_t moved(epd_buffers_t buffers, const std::byte* from, std::byte* to);
   epd_status_t submitted(epd_status_t status, std::uint32_t slot, const epd_ticket_t* ticket) const;
 
   epd_group_t* handle_ = nullptr;

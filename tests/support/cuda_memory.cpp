@@ -3,6 +3,7 @@
 #include "support/ranks.h"
 
 #include <dlfcn.h>
+#include <atomic>
 #include <string>
 
 namespace epd::test {
@@ -17,6 +18,14 @@ struct Driver {
   int (*synchronize)() = nullptr;
   int (*to_device)(Address, const void*, std::size_t) = nullptr;
   int (*from_device)(void*, Address, std::size_t) = nullptr;
+  int (*pinned)(void**, std::size_t, unsigned int) = nullptr;
+  int (*make_stream)(void**, unsigned int) = nullptr;
+  int (*destroy_stream)(void*) = nullptr;
+  int (*query)(void*) = nullptr;
+  int (*copy_in)(Address, const void*, std::size_t, void*) = nullptr;
+  int (*copy_out)(void*, Address, std::size_t, void*) = nullptr;
+  int (*copy)(Address, Address, std::size_t, void*) = nullptr;
+  int (*wait)(void*, Address, std::uint32_t, unsigned int) = nullptr;
 
   Driver() {
     void* library = ::dlopen("libcuda.so.1", RTLD_NOW);
@@ -31,6 +40,14 @@ struct Driver {
     find(synchronize, "cuCtxSynchronize");
     find(to_device, "cuMemcpyHtoD_v2");
     find(from_device, "cuMemcpyDtoH_v2");
+    find(pinned, "cuMemHostAlloc");
+    find(make_stream, "cuStreamCreate");
+    find(destroy_stream, "cuStreamDestroy_v2");
+    find(query, "cuStreamQuery");
+    find(copy_in, "cuMemcpyHtoDAsync_v2");
+    find(copy_out, "cuMemcpyDtoHAsync_v2");
+    find(copy, "cuMemcpyDtoDAsync_v2");
+    find(wait, "cuStreamWaitValue32_v2");
     RANK_CHECK(init(0) == 0, "cuInit");
   }
 
@@ -70,6 +87,74 @@ void copy_to_gpu(int gpu, void* to, const void* from, std::size_t bytes) {
 void copy_from_gpu(int gpu, void* to, const void* from, std::size_t bytes) {
   driver().use(gpu);
   check(driver().from_device(to, reinterpret_cast<Driver::Address>(from), bytes), "cuMemcpyDtoH");
+}
+
+namespace {
+
+// cuda.h's
+constexpr unsigned int kPortableAndMapped = 1 | 2;
+constexpr unsigned int kNonBlocking = 1;
+constexpr unsigned int kGreaterOrEqual = 0;
+constexpr int kNotReady = 600;
+
+Driver::Address address(const void* pointer) {
+  return reinterpret_cast<Driver::Address>(pointer);
+}
+
+}  // namespace
+
+std::byte* pinned_memory(int gpu, std::size_t bytes) {
+  driver().use(gpu);
+  void* memory = nullptr;
+  check(driver().pinned(&memory, bytes, kPortableAndMapped), "cuMemHostAlloc");
+  return static_cast<std::byte*>(memory);
+}
+
+GpuStream::GpuStream(int gpu) : gpu_(gpu) {
+  gate_ = reinterpret_cast<std::uint32_t*>(pinned_memory(gpu, sizeof(*gate_)));
+  *gate_ = 1;
+  check(driver().make_stream(&stream_, kNonBlocking), "cuStreamCreate");
+}
+
+GpuStream::~GpuStream() {
+  let_go();
+  driver().destroy_stream(stream_);
+}
+
+void GpuStream::copy_in(void* to, const void* from, std::size_t bytes) const {
+  driver().use(gpu_);
+  check(driver().copy_in(address(to), from, bytes, stream_), "cuMemcpyHtoDAsync");
+}
+
+void GpuStream::copy_out(void* to, const void* from, std::size_t bytes) const {
+  driver().use(gpu_);
+  check(driver().copy_out(to, address(from), bytes, stream_), "cuMemcpyDtoHAsync");
+}
+
+void GpuStream::copy(void* to, const void* from, std::size_t bytes) const {
+  driver().use(gpu_);
+  check(driver().copy(address(to), address(from), bytes, stream_), "cuMemcpyDtoDAsync");
+}
+
+void GpuStream::hold() {
+  driver().use(gpu_);
+  std::atomic_ref(*gate_).store(0);
+  check(driver().wait(stream_, address(gate_), 1, kGreaterOrEqual), "cuStreamWaitValue32");
+}
+
+void GpuStream::let_go() const {
+  std::atomic_ref(*gate_).store(1);
+}
+
+bool GpuStream::idle() const {
+  driver().use(gpu_);
+  const int result = driver().query(stream_);
+  if (result != kNotReady) check(result, "cuStreamQuery");
+  return result != kNotReady;
+}
+
+bool GpuStream::finish(double seconds) const {
+  return eventually(seconds, [this] { return idle(); });
 }
 
 }  // namespace epd::test

@@ -1,16 +1,50 @@
-// Copies between a test's memory and a GPU's: regions of a group on a CUDA device are not the host's to touch.
+// Copies between a test's memory and a GPU's: regions of a group on a CUDA device are not the host's to
+// touch. And streams, as an application has them.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace epd::test {
 
-// Whether there is a driver to open (a true one, or support/fake_cuda by LD_LIBRARY_PATH). Says nothing of GPUs.
+// Whether there is a driver to open (a true one, or support/fake_cuda by LD_LIBRARY_PATH). Says nothing of
+// GPUs.
 bool has_cuda_driver();
 
-// Blocking, by GPU `gpu` as the driver numbers them. Throw RankFailure. Not before a fork that is to use the driver.
+// Blocking, by GPU `gpu` as the driver numbers them. Throw RankFailure. Not before a fork that is to use the
+// driver.
 void copy_to_gpu(int gpu, void* to, const void* from, std::size_t bytes);
 void copy_from_gpu(int gpu, void* to, const void* from, std::size_t bytes);
+
+// Pinned memory of the process, which copies in streams need. It stays until the process ends: freeing it
+// would wait for all streams.
+std::byte* pinned_memory(int gpu, std::size_t bytes);
+
+// A stream of the calling thread's GPU. All but finish() only enqueue; all throw RankFailure.
+class GpuStream {
+ public:
+  explicit GpuStream(int gpu);
+  ~GpuStream();
+  GpuStream(const GpuStream&) = delete;
+  GpuStream& operator=(const GpuStream&) = delete;
+
+  void* get() const { return stream_; }
+  void copy_in(void* to_gpu, const void* pinned, std::size_t bytes) const;
+  void copy_out(void* pinned, const void* from_gpu, std::size_t bytes) const;
+  void copy(void* to_gpu, const void* from_gpu, std::size_t bytes) const;
+  // What comes after begins when let_go() has been called.
+  void hold();
+  void let_go() const;
+  // Whether all has run by now.
+  bool idle() const;
+  // Waits for that; false after `seconds`.
+  bool finish(double seconds) const;
+
+ private:
+  const int gpu_;
+  void* stream_ = nullptr;
+  std::uint32_t* gate_ = nullptr;  // pinned
+};
 
 }  // namespace epd::test

@@ -19,6 +19,7 @@ target_compile_definitions(client_test PRIVATE
 # CUDA devices, with a driver of the test's own: against the library's objects, to put it in place.
 if(EPD_CUDA_DRIVER_INCLUDE_DIR)
   add_executable(client_cuda_test ${CMAKE_CURRENT_LIST_DIR}/client_cuda_test.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/client_cuda_queue_test.cpp
     ${CMAKE_CURRENT_LIST_DIR}/recorded_cuda.cpp $<TARGET_OBJECTS:epd_client_objects>)
   target_include_directories(client_cuda_test PRIVATE $<TARGET_PROPERTY:epd_client_objects,INTERFACE_INCLUDE_DIRECTORIES>)
   target_include_directories(client_cuda_test SYSTEM PRIVATE ${EPD_CUDA_DRIVER_INCLUDE_DIR})

@@ -1,95 +1,13 @@
-// The client library on a CUDA device: a recorded driver below, the scripted daemon beside it.
-#include "client_fixture.h"
+// The client library on a CUDA device: memory, words in streams, attaching.
+#include "client_cuda_fixture.h"
 #include "epd/epd.hpp"
-#include "recorded_cuda.h"
-#include "session.h"
 
-#include <atomic>
 #include <cstdlib>
 #include <functional>
 #include <thread>
 
-namespace epd::client {
-// What only a test may do: tickets near the end of 32 bits.
-struct SessionTestAccess {
-  static void set_last_ticket(epd_session_t* session, std::uint64_t ticket) {
-    reinterpret_cast<Session*>(session)->last_ticket_ = ticket;
-  }
-};
-}  // namespace epd::client
-
 namespace epd::testing {
 namespace {
-
-constexpr std::uint8_t kUuid = 0x5a;
-
-FakeSettings cuda_settings() {
-  FakeSettings settings;
-  settings.automatic = false;
-  settings.device_kind = abi::DeviceKind::kCuda;
-  settings.device_uuid = kUuid;
-  return settings;
-}
-
-class ClientCuda : public ::testing::Test {
- protected:
-  void SetUp() override {
-    daemon_.set(cuda_settings());
-    ASSERT_EQ(attach_to(daemon_, &session_), EPD_OK) << epd_last_error();
-    const epd_group_config_t config = small_config();
-    ASSERT_EQ(epd_group_join(session_, &config, &group_), EPD_OK) << epd_last_error();
-    epd_buffers_t buffers = EPD_BUFFERS_INIT;
-    ASSERT_EQ(epd_group_buffers(group_, 0, &buffers), EPD_OK);
-    base_ = reinterpret_cast<std::uintptr_t>(buffers.x);
-  }
-  void TearDown() override {
-    detach();
-    EXPECT_EQ(cuda_.current(), nullptr);
-    EXPECT_EQ(cuda_.mapped_bytes(), 0u);
-    EXPECT_EQ(cuda_.retained(), 0);
-    for (const std::string& mistake : cuda_.mistakes()) ADD_FAILURE() << mistake;
-  }
-  void detach() {
-    epd_session_detach(session_);
-    session_ = nullptr;
-    group_ = nullptr;
-  }
-
-  abi::UserArenaLayout arena() { return abi::UserArenaLayout(daemon_.member().shape); }
-  std::uintptr_t ready(std::uint32_t slot) { return base_ + arena().ready_word(slot); }
-  std::uintptr_t done(std::uint32_t slot) { return base_ + arena().done_word(slot); }
-  std::uint32_t at(std::uintptr_t address) {
-    return std::atomic_ref(*reinterpret_cast<std::uint32_t*>(address)).load();
-  }
-  // What the engine does at an operation's end.
-  void end(const abi::Submission& submission, StatusCode status = StatusCode::kOk) {
-    cuda_.poke(done(submission.slot), static_cast<std::uint32_t>(submission.ticket));
-    daemon_.complete(submission, status);
-  }
-  epd_status_t dispatch(std::uint32_t slot, CUstream stream, epd_ticket_t* ticket, bool deferred = false,
-                        epd_handle_t* handle = nullptr) {
-    epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
-    args.slot = slot;
-    args.num_tokens = 3;
-    args.on_stream = 1;
-    args.stream = stream;
-    args.defer_receive = deferred ? 1 : 0;
-    return epd_dispatch(group_, &args, ticket, handle);
-  }
-  static void expect(const StreamOp& op, StreamOp::Kind kind, std::uintptr_t address, std::uint64_t value) {
-    EXPECT_EQ(op.kind, kind);
-    EXPECT_EQ(op.address, address);
-    EXPECT_EQ(op.value, static_cast<std::uint32_t>(value));
-  }
-
-  const CUstream stream_ = reinterpret_cast<CUstream>(0x1000);
-  const CUstream other_ = reinterpret_cast<CUstream>(0x2000);
-  RecordedCuda cuda_{{0x11, kUuid}};
-  FakeDaemon daemon_;
-  epd_session_t* session_ = nullptr;
-  epd_group_t* group_ = nullptr;
-  std::uintptr_t base_ = 0;
-};
 
 TEST_F(ClientCuda, MapsTheArenaOfTheDeviceWithThatUuid) {
   epd_session_info_t info = EPD_SESSION_INFO_INIT;
@@ -176,7 +94,7 @@ TEST_F(ClientCuda, ARefusedSubmissionEnqueuesNothing) {
   ASSERT_EQ(dispatch(0, stream_, &ticket), EPD_OK) << epd_last_error();
   const std::size_t before = cuda_.enqueued_anywhere();
   epd_ticket_t refused = 0;
-  EXPECT_EQ(dispatch(0, stream_, &refused), EPD_WOULD_BLOCK);  // the slot is busy
+  EXPECT_EQ(dispatch(0, other_, &refused), EPD_WOULD_BLOCK);  // the slot is busy
   EXPECT_EQ(dispatch(99, stream_, &refused), EPD_INVALID_ARGUMENT);
   epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
   args.slot = 1;

@@ -201,8 +201,8 @@ EPD_API int epd_group_active(const epd_group_t* group, uint32_t rank);
 /* The regions of one buffer slot in this rank's arena, shared with the engine: nothing is copied
  * between you and it. A region may be written until the operation that reads it is submitted, and
  * again when that has completed (or says that it reads it no more, see defer_receive); an output is valid
- * from completion until the next operation is submitted on the slot. On a CUDA device these are addresses of
- * the device.
+ * from completion until the next operation is submitted on the slot (in a stream: until that begins). On a
+ * CUDA device these are addresses of the device.
  *
  * row = one received row: H bf16, H e4m3, or opaque_bytes. rows = max_recv_rows, or in the worst case:
  * compact R*T; packed R*T*min(K, E/R) + E/R*(expert_alignment-1); expert E/R blocks of R*T. C = K (compact)
@@ -265,8 +265,11 @@ EPD_API epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, ep
  * All ranks submit the same operations of a group in the same order, on the same slots, under the same
  * handles (or none). All other arguments concern this rank's own rows and may differ; num_tokens may be 0. A
  * submission returns at once. WOULD_BLOCK: the slot has an operation in flight; or one on another slot makes
- * the routing that is to be used, or uses the one that would be replaced; or the session's ring is full.
- * Nothing was submitted then.
+ * the routing that is to be used, or uses the one that would be replaced; or the session's ring is full (64
+ * submissions that the engine has not taken; once streams are used: 60 operations whose end no call has
+ * looked for, any submission looks). Nothing was submitted then. Operations in flight are no
+ * hindrance if they and the new one were submitted with on_stream in the same stream: then the stream gives
+ * the order (see below).
  *
  * Streams. On a CUDA device (epd_session_info) an operation begins at once, and the regions that it reads
  * must be complete by then, unless it is submitted with on_stream: then it begins when what was enqueued in
@@ -275,11 +278,18 @@ EPD_API epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, ep
  * for the device (only, like CUDA's own, for room in a stream's queue). A stream always goes on, however the
  * operation ends: whether its outputs are good, the ticket's status tells, which must be waited for or given
  * a hook as ever. Deadlines count from the submission, so they include what the stream had to do before. The
- * stream must be of the context in which the session is (see epd_session_attach) and must not be capturing a
- * graph. The slot's next operation after one that failed belongs on the same stream, or on another after that
- * one has been synchronised. Errors beside each function's own: INVALID_ARGUMENT (not a CUDA device);
- * INTERNAL with the driver's error: if *ticket was set, the operation was submitted and only the stream does
- * not wait for it. */
+ * stream must be of the context in which the session is (see epd_session_attach), must not be capturing a
+ * graph, and must live until its operations have ended; cudaStreamPerThread is not taken for one stream. The
+ * slot's next operation after one that failed belongs on the same stream, or on another after that one has
+ * been synchronised. Errors beside each function's own: INVALID_ARGUMENT (not a CUDA device); INTERNAL with
+ * the driver's error: if *ticket was set, the operation was submitted and only the stream does not wait for
+ * it.
+ *
+ * Many operations of one stream may be in flight, also on one slot: dispatch, kernels of the caller's,
+ * combine under that dispatch's handle, the next dispatch on the slot and so on can be submitted before
+ * anything has run; a failure of the group ends all of them. What of a slot is read by the host meanwhile
+ * (counts) may be that of a later operation. With defer_receive the stream is to wait for the operation
+ * before it touches the slot again. */
 
 typedef struct epd_dispatch_args {
   size_t size;
