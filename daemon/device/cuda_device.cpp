@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "cuda_lane.h"
 #include "cuda_memory.h"
+#include "proto/link.h"
 
 #include <unistd.h>
 #include <algorithm>
@@ -16,7 +17,7 @@ void cuda_must(const CudaDriver& driver, const char* what, CUresult result) {
   if (result == CUDA_SUCCESS) return;
   log_event(LogLevel::kError, "the GPU has failed; the engine ends",
             {{"error", driver.describe(what, result)}});
-  ::_exit(kExitDeviceFailed);  // no destructor may touch the context again
+  ::_exit(abi::kExitDeviceFailed);  // no destructor may touch the context again
 }
 
 // ---- partition
@@ -88,7 +89,7 @@ Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name) {
 
 Status CudaDevice::start() {
   const auto failed = [this](const char* what, CUresult result) {
-    return internal_error(name_ + ": " + driver_.describe(what, result));
+    return driver_.refused(StatusCode::kInternal, name_ + ": ", what, result);
   };
   CUcontext primary = nullptr;  // of the process until it ends; green contexts need it
   CUresult result = driver_.cuDevicePrimaryCtxRetain(&primary, device_);

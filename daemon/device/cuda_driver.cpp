@@ -26,9 +26,8 @@ Status load(CudaDriver& driver) {
   }
   EPD_CUDA_FUNCTIONS(EPD_CUDA_LOAD)
 #undef EPD_CUDA_LOAD
-  if (const CUresult result = driver.cuInit(0); result != CUDA_SUCCESS)
-    return unsupported(driver.describe("cuInit", result));
-  return {};
+  const CUresult result = driver.cuInit(0);
+  return result == CUDA_SUCCESS ? Status() : driver.refused(StatusCode::kUnsupported, "", "cuInit", result);
 }
 
 }  // namespace
@@ -40,6 +39,12 @@ std::string CudaDriver::describe(const char* what, CUresult result) const {
   cuGetErrorString(result, &text);
   return std::string(what) + ": " + (name != nullptr ? name : std::to_string(result)) + " (" +
          (text != nullptr ? text : "unknown to this driver") + ")";
+}
+
+Status CudaDriver::refused(StatusCode otherwise, const std::string& where, const char* what,
+                           CUresult result) const {
+  const StatusCode code = result == CUDA_ERROR_MPS_SERVER_NOT_READY ? StatusCode::kWouldBlock : otherwise;
+  return {code, where + describe(what, result)};
 }
 
 Result<const CudaDriver*> cuda_driver() {

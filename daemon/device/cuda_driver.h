@@ -5,24 +5,23 @@
 
 #include <cuda.h>
 
-#define EPD_CUDA_FUNCTIONS(X)                                                                             \
-  X(cuInit)                                                                                               \
-  X(cuDriverGetVersion)                                                                                   \
-  X(cuGetErrorName)                                                                                       \
-  X(cuGetErrorString)                                                                                     \
-  X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetName) X(cuDeviceGetUuid) X(cuDeviceGetAttribute)        \
-      X(cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent) X(cuCtxGetStreamPriorityRange)                       \
-          X(cuMemGetAllocationGranularity) X(cuMemCreate) X(cuMemRelease) X(cuMemExportToShareableHandle) \
-              X(cuMemImportFromShareableHandle) X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemMap)    \
-                  X(cuMemUnmap) X(cuMemSetAccess) X(cuMemAlloc) X(cuMemHostAlloc) X(cuMemFreeHost)        \
-                      X(cuMemcpyHtoDAsync) X(cuMemcpyDtoHAsync) X(cuMemsetD8Async) X(cuStreamDestroy)     \
-                          X(cuStreamQuery) X(cuStreamSynchronize) X(cuStreamWaitValue32)                  \
-                              X(cuStreamWriteValue32) X(cuStreamWriteValue64) X(cuLibraryLoadData)        \
-                                  X(cuLibraryGetKernel) X(cuKernelSetAttribute) X(cuLaunchKernel)         \
-                                      X(cuDeviceGetDevResource) X(cuDevSmResourceSplitByCount)            \
-                                          X(cuDevResourceGenerateDesc) X(cuGreenCtxCreate)                \
-                                              X(cuGreenCtxDestroy) X(cuCtxFromGreenCtx)                   \
-                                                  X(cuGreenCtxStreamCreate)
+#define EPD_CUDA_FUNCTIONS(X)                                                                                \
+  X(cuInit)                                                                                                  \
+  X(cuDriverGetVersion)                                                                                      \
+  X(cuGetErrorName)                                                                                          \
+  X(cuGetErrorString)                                                                                        \
+  X(cuDeviceGetCount)                                                                                        \
+  X(cuDeviceGet) X(cuDeviceGetName) X(cuDeviceGetUuid) X(cuDeviceGetAttribute) X(cuDevicePrimaryCtxRetain)   \
+      X(cuCtxSetCurrent) X(cuCtxGetStreamPriorityRange) X(cuMemGetAllocationGranularity) X(cuMemCreate)      \
+          X(cuMemRelease) X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle)                  \
+              X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess)         \
+                  X(cuMemAlloc) X(cuMemHostAlloc) X(cuMemFreeHost) X(cuMemcpyHtoDAsync) X(cuMemcpyDtoHAsync) \
+                      X(cuMemsetD8Async) X(cuStreamDestroy) X(cuStreamQuery) X(cuStreamSynchronize)          \
+                          X(cuStreamWaitValue32) X(cuStreamWriteValue32) X(cuStreamWriteValue64)             \
+                              X(cuLibraryLoadData) X(cuLibraryGetKernel) X(cuKernelSetAttribute)             \
+                                  X(cuLaunchKernel) X(cuDeviceGetDevResource) X(cuDevSmResourceSplitByCount) \
+                                      X(cuDevResourceGenerateDesc) X(cuGreenCtxCreate) X(cuGreenCtxDestroy)  \
+                                          X(cuCtxFromGreenCtx) X(cuGreenCtxStreamCreate)
 
 namespace epd {
 
@@ -31,6 +30,8 @@ struct CudaDriver {
   EPD_CUDA_FUNCTIONS(EPD_CUDA_MEMBER)
 #undef EPD_CUDA_MEMBER
 
+  // WOULD_BLOCK while MPS recovers from a fault and takes nobody, else `otherwise`.
+  Status refused(StatusCode otherwise, const std::string& where, const char* what, CUresult result) const;
   // "cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (out of memory)"
   std::string describe(const char* what, CUresult result) const;
 };

@@ -40,6 +40,7 @@ class Engine {
   Status add_rank(Packet& packet);
   Status add_member(Packet& packet);
   Status open_lane(Group& group, Member& member);
+  void clear_signals(const Group& group) const;
   Status commit_group(const abi::GroupRef& message);
   Status stop_member(const abi::MemberRef& message);
   Status break_group(const abi::Break& message);

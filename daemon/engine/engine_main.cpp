@@ -19,6 +19,7 @@ int engine_main(const EngineOptions& options) {
   const MonotonicClock clock;
   Engine engine(std::move(link), std::move(bell), Page(std::move(page).value()), clock);
   auto device = make_device(options.device, [&engine] { engine.wake(); });
+  if (device.status().code() == StatusCode::kWouldBlock) return abi::kExitDeviceBusy;
   if (!device.ok()) {
     log_event(LogLevel::kError, "no such device", {{"error", device.status().to_string()}});
     return 2;

@@ -79,20 +79,20 @@ bool LaunchedOperation::runnable() const {
 }
 
 StepResult LaunchedOperation::plan(std::uint64_t now_ns) {
-  route_.record = member_.exchange() + group_.exchange_layout.routing_of(submission_.route);
   if (routes()) {
     // What follows in the lane may use it before this engine knows how it ends: if badly, then all fail.
-    route_.head = {index_ + 1, group_.epoch, submission_.num_tokens, 0, 0, 0};
-    member_.heads->keep(submission_.route, route_.head);
+    const RouteHeads::Head head{index_ + 1, group_.epoch, submission_.num_tokens, 0, 0, 0};
+    route_ = member_.heads->begin(submission_.route, head, member_.exchange());
   } else if (submission_.handle >= member_.first_index) {
-    const RouteHeads::Head* head =
-        member_.heads->find(submission_.route, submission_.handle, member_.exchange());
-    if (head == nullptr) return fail_stale_handle();
-    if (is_dispatch() && head->epoch < group_.changed_epoch) return fail_changed_group(head->epoch);
-    route_.head = *head;
+    route_ = member_.heads->find(submission_.route, submission_.handle, member_.exchange());
+    if (route_.half == nullptr) return fail_stale_handle();
+    if (is_dispatch() && route_.head.epoch < group_.changed_epoch)
+      return fail_changed_group(route_.head.epoch);
   } else if (is_dispatch()) {
     return fail_changed_group(0);
-  }  // else: of a dispatch before this rank's time it has no rows
+  } else {  // of a dispatch before this rank's time it has no rows
+    route_.half = member_.exchange() + group_.exchange_layout.routing_of(submission_.route);
+  }
   kernels::cuda::Operation op;
   describe(op);
   LaunchRequest request;
@@ -117,9 +117,9 @@ void LaunchedOperation::describe(kernels::cuda::Operation& op) const {
   op.tag = tag_;
   const abi::OpAnnouncement own = announcement(route_.head.epoch);
   std::memcpy(op.announcement, &own, sizeof(own));
-  op.routing.topk = at<std::int32_t>(route_.record, layout.topk);
-  op.routing.rows = at<std::int32_t>(route_.record, layout.rows);
-  op.routing.placement = at<std::int32_t>(route_.record, layout.placement);
+  op.routing.topk = at<std::int32_t>(route_.half, layout.topk);
+  op.routing.rows = at<std::int32_t>(route_.half, layout.rows);
+  op.routing.placement = at<std::int32_t>(route_.half, layout.placement);
   // The engine's own deadline comes first, unless the loop stands still.
   op.timeout_ns = deadline_ns_ - seen_ns_;
   if (has(abi::kFlagWeights)) {
@@ -150,7 +150,7 @@ void LaunchedOperation::describe_dispatch(kernels::cuda::Operation& op) const {
   mine(Region::kExpertOffsets, op.counts.expert_offsets);
   mine(Region::kSourceRanges, op.counts.source_ranges);
   if (!routes()) return;
-  op.routing.head = at<kernels::cuda::RouteHead>(route_.record, 0);
+  op.routing.head = at<kernels::cuda::RouteHead>(route_.half, 0);
   op.routing.handle = index_ + 1;
   op.routing.epoch = group_.epoch;
 }
@@ -243,10 +243,11 @@ void LaunchedOperation::keep_route(const OpResult& result) {
   if (routes()) {
     route_.head = {index_ + 1,           group_.epoch,       submission_.num_tokens,
                    result.num_recv_rows, result.num_dropped, 0};
-    member_.heads->keep(submission_.route, route_.head);
-  } else if (const RouteHeads::Head* head =
-                 member_.heads->find(submission_.route, submission_.handle, nullptr)) {
-    route_.head = *head;  // its dispatch has ended meanwhile
+    member_.heads->update(submission_.route, route_.head);
+  } else if (submission_.handle >= member_.first_index) {  // its dispatch has ended meanwhile
+    const RouteHeads::Place now =
+        member_.heads->find(submission_.route, submission_.handle, member_.exchange());
+    if (now.half == route_.half) route_.head = now.head;
   }
   if (is_dispatch()) num_recv_rows_ = route_.head.num_recv_rows;
   num_dropped_ = route_.head.num_dropped + count_lost_selections();
@@ -260,7 +261,7 @@ void LaunchedOperation::forget_route() {
 std::uint32_t LaunchedOperation::count_lost_selections() const {
   if (route_.head.epoch >= group_.changed_epoch || route_.head.num_tokens == 0) return 0;
   std::vector<std::int32_t> topk(std::size_t{route_.head.num_tokens} * group_.shape.topk);
-  launcher_.read(topk.data(), route_.record + group_.exchange_layout.topk, topk.size() * sizeof(topk[0]));
+  launcher_.read(topk.data(), route_.half + group_.exchange_layout.topk, topk.size() * sizeof(topk[0]));
   return static_cast<std::uint32_t>(std::count_if(topk.begin(), topk.end(), [this](std::int32_t choice) {
     return choice >= 0 && !group_.serves(static_cast<std::uint32_t>(choice) / group_.shape.experts_per_rank(),
                                          route_.head.epoch);
@@ -337,7 +338,7 @@ bool LaunchedOperation::completed_anyway() {
     result.num_dropped = 0;
     if (routes()) {
       const RouteHeads::Head head{index_ + 1, group_.epoch, submission_.num_tokens, num_recv_rows_, 0, 0};
-      launcher_.write(route_.record, &head, sizeof(head));
+      launcher_.write(route_.half, &head, sizeof(head));
     }
   }
   if (result.error != OpError::kNone) {

@@ -28,11 +28,6 @@ class LaunchedOperation final : public Operation {
   bool releases_stream() const override { return flight_ != nullptr; }
 
  private:
-  struct Route {
-    RouteHeads::Head head{};
-    std::byte* record = nullptr;
-  };
-
   StepResult plan(std::uint64_t now_ns);
   void describe(kernels::cuda::Operation& op) const;
   void describe_dispatch(kernels::cuda::Operation& op) const;
@@ -52,7 +47,7 @@ class LaunchedOperation final : public Operation {
 
   Launcher& launcher_;
   Page& page_;
-  Route route_;
+  RouteHeads::Place route_;
   std::unique_ptr<Flight> flight_;
   bool counted_ = false;
   bool expired_ = false;

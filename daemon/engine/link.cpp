@@ -252,12 +252,36 @@ Status Engine::open_lane(Group& group, Member& member) {
   }
   member.lane = std::move(lane).value();
   member.heads = std::make_unique<RouteHeads>(group.shape, *launcher);
-  const abi::Board& board = member.board();
-  if (board.memory_cleared.load(std::memory_order_relaxed) != 0) return {};
-  launcher->clear(group.ranks[member.rank].user->bytes(), group.user_layout.total_bytes);
-  launcher->clear(group.ranks[member.rank].exchange->bytes(), group.exchange_layout.total_bytes);
+  if (member.board().memory_cleared.load(std::memory_order_relaxed) != 0) return {};
+  const GroupRankMemory& memory = group.ranks[member.rank];
+  // What peers write to one that rejoins is theirs to clear, see clear_signals.
+  const bool rejoins = group.active_since[member.rank] > group.epoch;
+  const std::uint64_t first = rejoins ? group.exchange_layout.routing : 0;
+  launcher->clear(memory.exchange->bytes() + first, group.exchange_layout.total_bytes - first);
+  launcher->clear(memory.user->bytes(), group.user_layout.total_bytes);
   member.board().memory_cleared.store(1, std::memory_order_relaxed);
   return {};
+}
+
+// A rank that begins with this epoch, in a group that runs: its signals are cleared by who will write them,
+// before he does. Its client is told that it has joined when every engine has resumed, so it looks at none
+// before that.
+void Engine::clear_signals(const Group& group) const {
+  Launcher* launcher = device_->launcher();
+  if (launcher == nullptr) return;
+  const abi::ExchangeArenaLayout& layout = group.exchange_layout;
+  for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
+    if (group.active_since[rank] != group.epoch) continue;
+    for (const auto& member : group.members) {
+      for (std::uint32_t block = 0; block < group.shape.depth; ++block) {
+        std::byte* base = group.ranks[rank].exchange->bytes() + layout.block_bytes * block;
+        launcher->clear(base + layout.ready + member->rank * sizeof(abi::SignalLine),
+                        sizeof(abi::SignalLine));
+        launcher->clear(base + layout.arrived + member->rank * sizeof(abi::SignalLine),
+                        sizeof(abi::SignalLine));
+      }
+    }
+  }
 }
 
 Status Engine::commit_group(const abi::GroupRef& message) {
@@ -323,6 +347,7 @@ Status Engine::resume_group(const abi::Resume& message) {
   if (group == nullptr) return invalid_argument("kResume for group " + std::to_string(message.group_id));
   group->epoch = message.epoch;
   group->resume_index = message.resume_index;
+  clear_signals(*group);
   group->phase = GroupPhase::kActive;
   group->break_requested = false;
   group->released = false;

@@ -2,27 +2,47 @@
 
 namespace epd {
 
-const RouteHeads::Head* RouteHeads::find(std::uint32_t record, std::uint64_t op_index,
-                                         const std::byte* arena) {
-  Head& head = heads_[record];
-  if (head.handle != op_index + 1) {
-    if (arena == nullptr) return nullptr;
-    const Head found = saved(record, arena);
-    if (found.handle != op_index + 1) return nullptr;
-    head = found;
+RouteHeads::Record& RouteHeads::load(std::uint32_t record, const std::byte* arena) {
+  Record& entry = records_[record];
+  if (std::exchange(entry.loaded, true)) return entry;
+  for (std::size_t half = 0; half < entry.halves.size(); ++half) {
+    launcher_.read(&entry.halves[half], arena + layout_.routing_of(record) + layout_.half_bytes * half,
+                   sizeof(Head));
   }
-  return &head;
+  return entry;
 }
 
-std::uint32_t RouteHeads::saved_dropped(std::uint32_t record, const std::byte* arena) const {
-  const Head found = saved(record, arena);
-  return found.handle != 0 ? found.num_dropped : 0;
+RouteHeads::Place RouteHeads::begin(std::uint32_t record, const Head& head, std::byte* arena) {
+  Record& entry = load(record, arena);
+  const std::size_t older = entry.halves[0].handle <= entry.halves[1].handle ? 0 : 1;
+  entry.halves[older] = head;
+  return {head, half_at(arena, record, older)};
 }
 
-RouteHeads::Head RouteHeads::saved(std::uint32_t record, const std::byte* arena) const {
-  Head head{};
-  launcher_.read(&head, arena + layout_.routing_of(record), sizeof(head));
-  return head;
+RouteHeads::Place RouteHeads::find(std::uint32_t record, std::uint64_t op_index, std::byte* arena) {
+  const Record& entry = load(record, arena);
+  for (std::size_t half = 0; half < entry.halves.size(); ++half) {
+    if (entry.halves[half].handle == op_index + 1) return {entry.halves[half], half_at(arena, record, half)};
+  }
+  return {};
+}
+
+void RouteHeads::update(std::uint32_t record, const Head& head) {
+  for (Head& known : records_[record].halves) {
+    if (known.handle == head.handle) known = head;
+  }
+}
+
+void RouteHeads::forget(std::uint32_t record, std::uint64_t op_index) {
+  for (Head& known : records_[record].halves) {
+    if (known.handle == op_index + 1) known = {};
+  }
+}
+
+std::uint32_t RouteHeads::saved_dropped(std::uint32_t record, std::byte* arena) {
+  const Record& entry = load(record, arena);
+  const Head& last = entry.halves[0].handle >= entry.halves[1].handle ? entry.halves[0] : entry.halves[1];
+  return last.handle != 0 ? last.num_dropped : 0;
 }
 
 }  // namespace epd

@@ -4,34 +4,48 @@
 #include "device/launcher.h"
 #include "proto/arena.h"
 
+#include <array>
+#include <utility>
 #include <vector>
 
 namespace epd {
 
-// The heads of a rank's routing records.
+// The heads of a rank's routing records. A record has two halves: what its last dispatch left stays until the
+// next one has ended, since a break may have its combine done again after this rank has gone on to the next.
 class RouteHeads {
  public:
   using Head = kernels::cuda::RouteHead;
+  struct Place {
+    Head head{};
+    std::byte* half = nullptr;  // in the arena
+  };
 
   RouteHeads(const abi::GroupShape& shape, Launcher& launcher)
-      : layout_(shape), launcher_(launcher), heads_(shape.num_routes()) {}
+      : layout_(shape), launcher_(launcher), records_(shape.num_routes()) {}
 
-  // Of dispatch `op_index`, from memory or, after a restart, from `arena` (if not null); null if stale.
-  const Head* find(std::uint32_t record, std::uint64_t op_index, const std::byte* arena);
-  // Selections that the dispatch saved in the record dropped; 0 if there is none.
-  std::uint32_t saved_dropped(std::uint32_t record, const std::byte* arena) const;
-  // If it is that of dispatch `op_index`.
-  void forget(std::uint32_t record, std::uint64_t op_index) {
-    if (heads_[record].handle == op_index + 1) heads_[record] = {};
-  }
-  void keep(std::uint32_t record, const Head& head) { heads_[record] = head; }
+  // Where a dispatch writes its routing, `head` with it. It is found from now on.
+  Place begin(std::uint32_t record, const Head& head, std::byte* arena);
+  // Of dispatch `op_index`; `half` null if stale.
+  Place find(std::uint32_t record, std::uint64_t op_index, std::byte* arena);
+  // Of the dispatch that `head` names.
+  void update(std::uint32_t record, const Head& head);
+  void forget(std::uint32_t record, std::uint64_t op_index);
+  // Selections that the last dispatch saved in the record dropped; 0 if there is none.
+  std::uint32_t saved_dropped(std::uint32_t record, std::byte* arena);
 
  private:
-  Head saved(std::uint32_t record, const std::byte* arena) const;
+  struct Record {
+    bool loaded = false;  // a former engine may have left something in the arena
+    std::array<Head, 2> halves{};
+  };
+  Record& load(std::uint32_t record, const std::byte* arena);
+  std::byte* half_at(std::byte* arena, std::uint32_t record, std::size_t half) const {
+    return arena + layout_.routing_of(record) + layout_.half_bytes * half;
+  }
 
   const abi::ExchangeArenaLayout layout_;
   Launcher& launcher_;
-  std::vector<Head> heads_;
+  std::vector<Record> records_;
 };
 
 }  // namespace epd

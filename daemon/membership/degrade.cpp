@@ -126,8 +126,15 @@ void GroupRegistry::resumed(std::uint32_t device, const abi::Resumed& message) {
   Group& group = groups_.at(message.group_id);
   if (message.epoch != group.epoch) return;
   slot->due_ns = 0;
+  // On CUDA devices a newcomer may look at its peers' signals only after all of them have cleared those.
+  const bool all = group.device_kind == abi::DeviceKind::kCuda;
+  if (all && std::any_of(group.engines.begin(), group.engines.end(), [](const auto& entry) {
+        return entry.second.phase == EnginePhase::kServing && entry.second.due_ns != 0;
+      })) {
+    return;
+  }
   for (auto& [rank, member] : group.members) {
-    if (member.device != device || !member.joining || member.gone) continue;
+    if ((!all && member.device != device) || !member.joining || member.gone) continue;
     member.joining = false;
     reply_joined(group, member);
   }

@@ -126,7 +126,8 @@ std::string EngineProcess::reap() {
   reaped_ = true;
   if (waited < 0) return "unknown";
   if (WIFSIGNALED(state)) return "signal " + std::to_string(WTERMSIG(state));
-  return "exit " + std::to_string(WEXITSTATUS(state));
+  exit_code_ = WEXITSTATUS(state);
+  return "exit " + std::to_string(exit_code_);
 }
 
 Status EngineProcess::send_bytes(std::uint16_t type, const void* body, std::size_t bytes,

@@ -49,6 +49,8 @@ class EngineProcess {
   bool is_stopped() const;
   // After pidfd() has become readable: "exit 1", "signal 9".
   std::string reap();
+  // Once reaped; -1: ended by a signal.
+  int exit_code() const { return exit_code_; }
 
  private:
   struct Queued {
@@ -61,6 +63,7 @@ class EngineProcess {
 
   pid_t pid_ = -1;
   bool reaped_ = false;
+  int exit_code_ = -1;
   UniqueFd link_;
   UniqueFd pidfd_;
   std::deque<Queued> queue_;

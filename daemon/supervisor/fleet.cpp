@@ -12,6 +12,8 @@ namespace {
 constexpr std::uint64_t kMsNs = 1'000'000;
 constexpr std::uint64_t kLastWordsMs = 1'000;  // between the end of a link and the end of its engine
 constexpr std::uint64_t kSparedMs = 1'000;     // to answer after a stop
+constexpr std::uint64_t kTryAgainNs = 20'000'000;
+constexpr std::uint64_t kSayBusyNs = 5'000'000'000;
 constexpr std::uint64_t kMinuteNs = 60'000 * kMsNs;
 
 }  // namespace
@@ -171,6 +173,7 @@ void EngineFleet::on_exit(std::uint32_t index) {
   stop_watching(device.link_watch, device.process->link_fd());
   const pid_t pid = device.process->pid();
   device.last_exit = device.process->reap();
+  const bool busy = device.process->exit_code() == abi::kExitDeviceBusy;
   device.process.reset();
   device.kill_at_ns = 0;
   device.state = DeviceState::kRestarting;
@@ -180,6 +183,10 @@ void EngineFleet::on_exit(std::uint32_t index) {
   if (!device.kill_reason.empty()) text += ", killed because " + device.kill_reason;
   device.kill_reason.clear();
   if (stopping_) return;
+  if (busy) {
+    try_again(index);
+    return;
+  }
   record_event(EventKind::kEngineDied, LogLevel::kError, "engine died",
                {{"device", device.name}, {"pid", pid}, {"exit", device.last_exit}});
   host_.engine_down(index, text);
@@ -193,6 +200,17 @@ void EngineFleet::clear_page(Device& device) const {
   for (abi::OpView& op : page->ops) op.ticket.store(0, std::memory_order_release);
   for (abi::StatisticsRow& row : page->sessions.rows) row.key.store(0, std::memory_order_release);
   for (abi::StatisticsRow& row : page->members.rows) row.key.store(0, std::memory_order_release);
+}
+
+// After a fault MPS takes no process until the last that had its part in it has gone. That is no death of the
+// engine's: it never lived.
+void EngineFleet::try_again(std::uint32_t index) {
+  Device& device = devices_[index];
+  const std::uint64_t now = clock_.now_ns();
+  device.start_at_ns = now + kTryAgainNs;
+  if (now < device.say_busy_ns) return;
+  device.say_busy_ns = now + kSayBusyNs;
+  host_.engine_waits(index);
 }
 
 void EngineFleet::schedule_restart(std::uint32_t index) {

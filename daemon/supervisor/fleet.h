@@ -23,6 +23,8 @@ class FleetHost {
   virtual void engine_message(std::uint32_t device, const Packet& packet) = 0;
   // It is dead; everything it had sent has been delivered. `text` says how, for clients to read.
   virtual void engine_down(std::uint32_t device, const std::string& text) = 0;
+  // The device takes no new process yet. Said now and then.
+  virtual void engine_waits(std::uint32_t device) = 0;
   // After engine_down: it will not be started again.
   virtual void engine_failed(std::uint32_t device, const std::string& text) = 0;
 };
@@ -97,6 +99,7 @@ class EngineFleet {
     std::string kill_reason;  // why we killed it, until it is dead
     std::uint64_t started_ns = 0;
     std::uint64_t start_at_ns = 0;  // when down: the next start; 0 = none
+    std::uint64_t say_busy_ns = 0;  // when to say again that the GPU takes nobody
     std::uint64_t kill_at_ns = 0;   // it has closed its link: patience until then
     std::uint64_t backoff_ms = 0;
     std::deque<std::uint64_t> deaths;  // of the last minute
@@ -112,6 +115,7 @@ class EngineFleet {
   void on_link(std::uint32_t device, std::uint32_t events);
   void read_link(std::uint32_t device);
   void on_exit(std::uint32_t device);
+  void try_again(std::uint32_t device);
   void schedule_restart(std::uint32_t device);
   void after_send(std::uint32_t device, const Status& status);
   void check_alive(std::uint32_t device);

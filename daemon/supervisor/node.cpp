@@ -239,6 +239,18 @@ void Node::engine_down(std::uint32_t device, const std::string& text) {
   registry_.engine_down(device, text);
 }
 
+void Node::engine_waits(std::uint32_t device) {
+  std::string pids;
+  for (const auto& [id, session] : sessions_->connections()) {
+    if (session.attached && session.device == device)
+      pids += (pids.empty() ? "" : ", ") + std::to_string(session.peer.pid);
+  }
+  log_event(
+      LogLevel::kWarning,
+      "the GPU's MPS server takes no new process until all that its fault has hit are gone; the engine waits",
+      {{"device", fleet_->name(device)}, {"clients", pids}});
+}
+
 void Node::engine_failed(std::uint32_t device, const std::string& text) {
   std::vector<std::uint64_t> ids;
   for (const auto& [id, session] : sessions_->connections()) {

@@ -74,6 +74,7 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   void engine_ready(std::uint32_t device) override;
   void engine_message(std::uint32_t device, const Packet& packet) override;
   void engine_down(std::uint32_t device, const std::string& text) override;
+  void engine_waits(std::uint32_t device) override;
   void engine_failed(std::uint32_t device, const std::string& text) override;
 
   // MemberMemory

@@ -21,16 +21,13 @@ std::string next_group_name() {
 }
 
 std::size_t noop_count(const RunPlan& plan) {
+  if (plan.on_gpus()) {
+    const std::uint32_t each =
+        plan.operation == Operation::kNoop ? kStreamNoopsPerIteration : kStreamNoopsBetween;
+    return std::size_t{plan.iterations} * plan.ranks * each;
+  }
   if (plan.operation != Operation::kNoop) return std::size_t{plan.iterations} * kNoopsBetween;
   return std::size_t{plan.iterations} * plan.ranks * kNoopsPerIteration;
-}
-
-kit::RoutingSpec routing_spec(const RunPlan& plan) {
-  kit::RoutingSpec spec = kit::parse_routing(plan.routing);
-  spec.num_experts = plan.experts;
-  spec.topk = plan.topk;
-  spec.seed = plan.seed;
-  return spec;
 }
 
 class ProgressLine {
@@ -54,10 +51,12 @@ class ProgressLine {
 
 }  // namespace
 
-Daemon::Daemon(const DaemonPlan& plan, std::uint32_t devices, std::uint32_t sms) : socket_(plan.socket) {
-  if (plan.socket.empty()) {
-    own_.emplace(kit::DaemonOptions{.program = plan.program, .host_devices = devices, .sms = sms});
-  }
+Daemon::Daemon(const DaemonPlan& plan, const Devices& devices) : socket_(plan.socket) {
+  if (!plan.socket.empty()) return;
+  own_.emplace(kit::DaemonOptions{.program = plan.program,
+                                  .host_devices = devices.host,
+                                  .cuda_devices = devices.cuda,
+                                  .sms = devices.sms});
 }
 
 void Daemon::stop() {
@@ -76,10 +75,11 @@ std::vector<Report> run_ranks(const RunPlan& plan, const Daemon& daemon, const s
   validate(plan);
   const std::uint32_t targets = plan.ranks * kit::targets_per_rank(plan.params());
   Samples samples(plan.iterations, plan.ranks, noop_count(plan), targets);
-  const std::uint32_t ceiling_tokens = plan.operation == Operation::kNoop ? 0 : plan.tokens;
+  const bool no_ceiling = plan.operation == Operation::kNoop || plan.on_gpus();
+  const std::uint32_t ceiling_tokens = no_ceiling ? 0 : plan.tokens;
   kit::CopyCeiling ceiling(plan.params(), ceiling_tokens);
   const RunContext context{
-      plan, daemon.socket(), next_group_name(), kit::RoutingSource(routing_spec(plan)), &ceiling, &samples};
+      plan, daemon.socket(), next_group_name(), kit::RoutingSource(plan.routing_spec()), &ceiling, &samples};
   const ProgressLine progress(label, plan.warmup + plan.iterations);
   kit::Team team(plan.ranks);
   kit::Team::Options options;

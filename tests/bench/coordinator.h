@@ -11,10 +11,15 @@
 
 namespace epd::bench {
 
-// The daemon of this process: one of its own with `devices` host devices, or a running one.
+// The daemon of this process: one of its own, or a running one.
 class Daemon {
  public:
-  Daemon(const DaemonPlan& plan, std::uint32_t devices, std::uint32_t sms);
+  struct Devices {
+    std::uint32_t host = 0;
+    std::uint32_t cuda = 0;
+    std::uint32_t sms = 0;
+  };
+  Daemon(const DaemonPlan& plan, const Devices& devices);
   const std::string& socket() const { return own_ ? own_->socket() : socket_; }
   pid_t pid() const { return own_ ? own_->pid() : -1; }  // -1: not ours
   // Throws kit::ToolError if our own did not stop cleanly.

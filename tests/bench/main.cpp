@@ -1,11 +1,14 @@
 // epbench: see README.md and --help.
 #include "coordinator.h"
+#include "gpu_driver.h"
 #include "kit/error.h"
+#include "kit/session.h"
 #include "lifecycle.h"
 #include "options.h"
 #include "report.h"
 #include "suite.h"
 
+#include <algorithm>
 #include <cstdio>
 
 namespace epd::bench {
@@ -22,15 +25,61 @@ bool print(const std::vector<AnyReport>& reports, bool json, const std::string& 
   return correct;
 }
 
-bool run(const Options& options, const Daemon& daemon) {
-  switch (options.command) {
-    case Command::kRun: {
-      const auto reports = run_ranks(options.run, daemon, "epbench");
-      return print(reports, options.json, to_table(reports));
+// What to do of operations; nothing for the other commands.
+std::vector<SuiteRun> runs_of(const Options& options) {
+  if (options.command == Command::kSuite) return suite_runs(options.run, options.small_suite);
+  if (options.command == Command::kRun) return {{options.run, "epbench"}};
+  return {};
+}
+
+std::vector<GpuCeiling> ceilings_of(const std::vector<SuiteRun>& runs) {
+  std::vector<RunPlan> plans;
+  for (const SuiteRun& run : runs) {
+    if (run.plan.on_gpus()) plans.push_back(run.plan);
+  }
+  return measure_ceilings(plans);
+}
+
+struct Outcome {
+  std::vector<Report> reports;
+  std::uint32_t failures = 0;  // runs without reports
+};
+
+// A suite goes on after a run that did not finish, once: time on GPUs is dear.
+Outcome run_all(const std::vector<SuiteRun>& runs, const std::vector<GpuCeiling>& ceilings,
+                const Daemon& daemon) {
+  constexpr std::uint32_t kMostFailures = 2;
+  Outcome outcome;
+  for (std::size_t i = 0; i < runs.size() && outcome.failures < kMostFailures; ++i) {
+    const double begin = kit::now_us();
+    try {
+      for (Report& report : run_ranks(runs[i].plan, daemon, runs[i].label)) {
+        if (i < ceilings.size()) add_ceiling(ceilings[i], report);
+        outcome.reports.push_back(std::move(report));
+      }
+    } catch (const kit::ToolError& error) {
+      if (runs.size() == 1) throw;
+      ++outcome.failures;
+      std::fprintf(stderr, "epbench: %s: %s%s\n", runs[i].label.c_str(), error.what(), daemon.log().c_str());
     }
+    if (runs.size() > 1) {
+      std::fprintf(stderr, "%s: %zu of %zu runs, %.1f s\n", runs[i].label.c_str(), i + 1, runs.size(),
+                   (kit::now_us() - begin) * 1e-6);
+    }
+  }
+  return outcome;
+}
+
+bool run(const Options& options, const std::vector<SuiteRun>& runs, const std::vector<GpuCeiling>& ceilings,
+         const Daemon& daemon) {
+  switch (options.command) {
+    case Command::kRun:
     case Command::kSuite: {
-      const auto reports = run_suite(options.run, daemon);
-      return print(reports, options.json, to_markdown(reports));
+      const Outcome outcome = run_all(runs, ceilings, daemon);
+      const bool suite = options.command == Command::kSuite;
+      const bool correct = print(outcome.reports, options.json,
+                                 suite ? to_markdown(outcome.reports) : to_table(outcome.reports));
+      return correct && outcome.failures == 0;
     }
     case Command::kAttach: {
       const auto reports = measure_attach(daemon, options.rounds);
@@ -47,19 +96,35 @@ bool run(const Options& options, const Daemon& daemon) {
 std::uint32_t devices_for(const Options& options) {
   switch (options.command) {
     case Command::kRun: return options.run.ranks;
-    case Command::kSuite: return kSuiteDevices;
+    case Command::kSuite: return options.run.on_gpus() ? options.run.ranks : kSuiteRanks;
     case Command::kAttach: return 1;
     case Command::kReap: return 2;
   }
   return 1;
 }
 
-int run_tool(const Options& options) {
+// Ranks lie in turn on the GPUs that there are.
+Daemon::Devices find_devices(Options& options) {
+  RunPlan& run = options.run;
+  const std::uint32_t wanted = devices_for(options);
+  if (!run.on_gpus()) return {.host = wanted, .sms = run.sms};
+  if (run.sms == 0) run.sms = kDefaultGpuSms;
+  const std::uint32_t found = count_gpus();
+  run.gpus = std::min(found, wanted);
+  if (found < wanted) std::fprintf(stderr, "epbench: %u ranks share %u GPUs\n", wanted, found);
+  return {.cuda = run.gpus, .sms = run.sms};
+}
+
+int run_tool(Options& options) {
   try {
-    Daemon daemon(options.daemon, devices_for(options), options.run.sms);
+    const Daemon::Devices devices = find_devices(options);
+    const std::vector<SuiteRun> runs = runs_of(options);
+    for (const SuiteRun& each : runs) validate(each.plan);
+    const std::vector<GpuCeiling> ceilings = ceilings_of(runs);  // before the daemon's engines are there
+    Daemon daemon(options.daemon, devices);
     bool correct = false;
     try {
-      correct = run(options, daemon);
+      correct = run(options, runs, ceilings, daemon);
     } catch (const kit::ToolError& error) {
       std::fprintf(stderr, "epbench: %s%s\n", error.what(), daemon.log().c_str());
       return 1;

@@ -12,16 +12,19 @@ namespace {
 constexpr const char* kAbout =
     "Measures epd from client processes: one process per rank, results checked bit for bit against the\n"
     "reference, plain copies of the same bytes measured in the same run as the ceiling.\n"
-    "Starts its own daemon with one emulated host device per rank, unless --socket names a running one.";
+    "Starts its own daemon with one emulated host device or GPU per rank, unless --socket names a running "
+    "one.";
 
 constexpr const char* kFooter =
     "Figures: p50_us.. of one operation, slowest rank of each iteration, from submission to the end of the\n"
-    "wait; GB/s (1e9 bytes) for the busiest rank at p50. Definitions: tests/bench/README.md.\n"
+    "wait, on GPUs between events in the client's stream; GB/s (1e9 bytes) for the busiest rank at p50.\n"
+    "Definitions: tests/bench/README.md.\n"
     "Exit status: 0 all results correct; 1 a result was wrong or the run failed; 2 a wrong option.\n"
     "\nExamples:\n"
     "  epbench --ranks 4 --op both --tokens 128\n"
     "  epbench --op dispatch --payload fp8 --tokens 4096 --routing zipf --json\n"
-    "  epbench suite\n";
+    "  epbench suite\n"
+    "  epbench suite --backend cuda\n";
 
 void add_daemon_options(CLI::App& app, Options& options) {
   app.add_option("--socket", options.daemon.socket, "Attach to the daemon at this socket instead");
@@ -51,11 +54,16 @@ struct Names {
   std::string check = "some";
 };
 
+void add_backend_option(CLI::App& app, Names& names) {
+  app.add_option("--backend", names.backend, "Devices: host (emulated, threads as SMs) or cuda")
+      ->check(one_of("backend", {"host", "cuda"}))
+      ->capture_default_str();
+}
+
 void add_run_options(CLI::App& app, Options& options, Names& names) {
   RunPlan& run = options.run;
-  app.add_option("--backend", names.backend, "Devices: host (emulated, threads as SMs)")
-      ->check(one_of("backend", {"host"}));
-  app.add_option("--ranks", run.ranks, "Client processes, each on its own device host:r")
+  app.add_option("--ranks", run.ranks,
+                 "Client processes, rank r on host:r, or on cuda:r (in turn, if there are fewer)")
       ->capture_default_str();
   app.add_option("--op", names.operation, "dispatch, combine, both or noop")
       ->check(one_of("operation", {"dispatch", "combine", "both", "noop"}))
@@ -65,7 +73,7 @@ void add_run_options(CLI::App& app, Options& options, Names& names) {
   app.add_option("--experts", run.experts, "Experts of the group, a multiple of the ranks")
       ->capture_default_str();
   app.add_option("--topk", run.topk, "Experts per token")->capture_default_str();
-  app.add_option("--sms", run.sms, "Threads of each device to use (0: the device's default)")
+  app.add_option("--sms", run.sms, "SMs (host: threads) of each device to use (0: the device's default)")
       ->capture_default_str();
   app.add_option("--routing", run.routing, "uniform, zipf, group-limited, one-expert, or a routing file")
       ->capture_default_str();
@@ -75,10 +83,12 @@ void add_run_options(CLI::App& app, Options& options, Names& names) {
   app.add_option("--depth", run.depth, "Buffer slots, used in turn (memory: see README)")
       ->capture_default_str();
   app.add_option("--seed", run.seed, "Of routing and data")->capture_default_str();
-  app.add_option("--check", names.check,
-                 "Iterations compared with the reference: all, some (first, last, about four more), none")
-      ->check(one_of("check", {"all", "some", "none"}))
+  app.add_option(
+         "--check", names.check,
+         "Iterations compared with the reference: all, some (first, last, about four more), one, none")
+      ->check(one_of("check", {"all", "some", "one", "none"}))
       ->capture_default_str();
+  app.add_flag("--warm-cache", run.warm_cache, "Flush no caches before the timed parts");
 }
 
 void add_mode_options(CLI::App& app, RunPlan& run, Names& names) {
@@ -112,10 +122,13 @@ void apply(const Names& names, RunPlan& run) {
                                                             {"combine", Operation::kCombine},
                                                             {"both", Operation::kBoth},
                                                             {"noop", Operation::kNoop}};
-  static const std::map<std::string, CheckLevel> kLevels{
-      {"all", CheckLevel::kAll}, {"some", CheckLevel::kSome}, {"none", CheckLevel::kNone}};
+  static const std::map<std::string, CheckLevel> kLevels{{"all", CheckLevel::kAll},
+                                                         {"some", CheckLevel::kSome},
+                                                         {"one", CheckLevel::kOne},
+                                                         {"none", CheckLevel::kNone}};
   run.operation = kOperations.at(names.operation);
   run.check = kLevels.at(names.check);
+  run.backend = names.backend == "cuda" ? Backend::kCuda : Backend::kHost;
   static const std::map<std::string, epd_layout_t> kLayouts{
       {"compact", EPD_LAYOUT_COMPACT}, {"packed", EPD_LAYOUT_PACKED}, {"expert", EPD_LAYOUT_EXPERT}};
   static const std::map<std::string, epd_payload_t> kPayloads{{"bf16", EPD_PAYLOAD_BF16},
@@ -136,16 +149,22 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
   app.footer(kFooter);
   Names names;
   add_daemon_options(app, options);
+  add_backend_option(app, names);
   add_run_options(app, options, names);
   add_mode_options(app, options.run, names);
   app.set_version_flag("--version", std::string("epbench ") + epd_version());
-  CLI::App* suite = app.add_subcommand("suite", "The table of the README: ranks 1/2/4 x tokens 128/4096");
+  CLI::App* suite = app.add_subcommand(
+      "suite", "The tables of the README: ranks 1/2/4 x tokens 128/4096; on GPUs another set");
   CLI::App* attach = app.add_subcommand("attach", "Time to attach and to detach a session");
   CLI::App* reap = app.add_subcommand("reap", "Time from kill -9 of a client until its peer knows");
   for (CLI::App* command : {suite, attach, reap}) add_daemon_options(*command, options);
   suite->add_option("--iters", options.run.iterations, "Measured iterations of each row")
       ->capture_default_str();
   suite->add_option("--seed", options.run.seed, "Of routing and data")->capture_default_str();
+  suite->add_option("--ranks", options.run.ranks, "Backend cuda: client processes")->capture_default_str();
+  suite->add_flag("--small", options.small_suite, "Few tokens and small rows: to see that all of it works");
+  suite->add_flag("--warm-cache", options.run.warm_cache, "Flush no caches before the timed parts");
+  add_backend_option(*suite, names);
   for (CLI::App* command : {attach, reap}) {
     command->add_option("--rounds", options.rounds, "Measurements")->capture_default_str();
   }
@@ -156,6 +175,7 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
     if (*suite) options.command = Command::kSuite;
     if (*attach) options.command = Command::kAttach;
     if (*reap) options.command = Command::kReap;
+    if (options.run.on_gpus() && (*attach || *reap)) kit::fail("attach and reap measure host devices only");
     require_range("rounds", options.rounds, 1, 100'000);
     validate(options.run);
     return true;

@@ -15,6 +15,7 @@ struct Options {
   RunPlan run;
   DaemonPlan daemon;
   bool json = false;
+  bool small_suite = false;
   std::uint32_t rounds = 100;  // of attach and reap
 };
 

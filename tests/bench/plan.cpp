@@ -59,6 +59,10 @@ kernels::reference::GroupParams RunPlan::params() const {
   return p;
 }
 
+std::string RunPlan::device_of(std::uint32_t rank) const {
+  return on_gpus() ? "cuda:" + std::to_string(rank % gpus) : "host:" + std::to_string(rank);
+}
+
 std::string RunPlan::mode() const {
   const char* const layouts[] = {"", "packed ", "expert "};
   const char* const payloads[] = {"bf16", "fp8", "fp8 as given", "opaque"};
@@ -66,10 +70,29 @@ std::string RunPlan::mode() const {
   return std::string(layouts[layout]) + payloads[payload] + formats[scales];
 }
 
+kit::RoutingSpec RunPlan::routing_spec() const {
+  kit::RoutingSpec spec = kit::parse_routing(routing);
+  spec.num_experts = experts;
+  spec.topk = topk;
+  spec.seed = seed;
+  return spec;
+}
+
 bool RunPlan::checks(std::uint32_t iteration) const {
   if (check == CheckLevel::kNone) return false;
+  if (check == CheckLevel::kOne) return iteration == kit::Random(seed ^ 0xc4ec).below(iterations);
   if (check == CheckLevel::kAll || iteration == 0 || iteration + 1 == iterations) return true;
   return kit::Random(kit::derive(seed ^ 0xc4ec, iteration)).unit() * iterations < 4.0;
+}
+
+RunPlan::Columns RunPlan::checked_columns(std::uint32_t rank) const {
+  constexpr std::uint32_t kWindow = 1024;  // blocks of 128 have a scale each, and four of them share a word
+  constexpr std::uint32_t kStep = 512;
+  constexpr std::uint64_t kLargeCast = std::uint64_t{1} << 25;
+  const bool large = std::uint64_t{ranks} * tokens * topk * hidden > kLargeCast && hidden > kWindow;
+  if (check != CheckLevel::kOne || payload != EPD_PAYLOAD_FP8_CAST || !large) return {0, hidden};
+  const std::uint32_t places = (hidden - kWindow) / kStep + 1;
+  return {kStep * kit::Random(kit::derive(seed ^ 0xc01, rank)).below(places), kWindow};
 }
 
 void require_range(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {

@@ -12,9 +12,13 @@
 namespace epd::bench {
 
 enum class Operation { kDispatch, kCombine, kBoth, kNoop };
-enum class CheckLevel { kAll, kSome, kNone };
+enum class CheckLevel { kAll, kSome, kOne, kNone };
+enum class Backend { kHost, kCuda };
+inline constexpr std::uint32_t kDefaultGpuSms = 24;
 
 struct RunPlan {
+  Backend backend = Backend::kHost;
+  std::uint32_t gpus = 0;  // backend cuda: on which ranks lie in turn
   Operation operation = Operation::kBoth;
   std::uint32_t ranks = 4;
   std::uint32_t tokens = 128;  // of each rank, in each call
@@ -40,18 +44,30 @@ struct RunPlan {
   std::uint32_t warmup = 4;
   std::uint64_t seed = 1;
   CheckLevel check = CheckLevel::kSome;
+  bool warm_cache = false;  // nothing is flushed before timed parts
   std::string routing = "uniform";
 
   bool does_dispatch() const { return operation == Operation::kDispatch || operation == Operation::kBoth; }
   bool does_combine() const { return operation == Operation::kCombine || operation == Operation::kBoth; }
   std::uint32_t max_tokens() const { return tokens != 0 ? tokens : 1; }
+  bool on_gpus() const { return backend == Backend::kCuda; }
+  // "host:2"
+  std::string device_of(std::uint32_t rank) const;
   // The group's, but for its name, rank and time limit.
   epd_group_config_t config() const;
   abi::GroupShape shape() const;
   kernels::reference::GroupParams params() const;
+  kit::RoutingSpec routing_spec() const;
   // "bf16", "packed fp8", ...: what rows dispatch delivers.
   std::string mode() const;
-  // Every rank decides alike: the first iteration, the last, and about four between.
+  // Values of each row that the check of a dispatch compares, from `first` on: all, but where one check is
+  // asked for of a large cast, which the reference takes seconds for, a window; another one on each rank.
+  struct Columns {
+    std::uint32_t first = 0;
+    std::uint32_t count = 0;
+  };
+  Columns checked_columns(std::uint32_t rank) const;
+  // Every rank decides alike. Some: the first iteration, the last, and about four between. One: any of them.
   bool checks(std::uint32_t iteration) const;
 };
 

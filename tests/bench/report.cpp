@@ -35,7 +35,7 @@ double gbps(double bytes, double us) {
   return us > 0 ? bytes / us * 1e-3 : 0;
 }
 
-void add_verdicts(const Samples& samples, Report& report) {
+void add_verdicts(const OperationSamples& samples, Report& report) {
   report.correct = true;
   for (const Verdict& verdict : samples.verdicts.span()) {
     report.checks += verdict.checks;
@@ -54,8 +54,10 @@ Report report_operation(const char* name, const RunPlan& plan, const Samples& sa
   report.daemon = samples.daemon.data();
   report.time = kit::summarize(kit::slowest_rank(measured.time_us.span(), plan.ranks));
   report.noop = kit::summarize(samples.noop_us.span());
-  report.ceiling_p50_us =
-      kit::ceiling_time_us(measured.ceiling_begin_us.span(), measured.ceiling_end_us.span(), plan.ranks);
+  if (!plan.on_gpus()) {
+    report.ceiling_p50_us =
+        kit::ceiling_time_us(measured.ceiling_begin_us.span(), measured.ceiling_end_us.span(), plan.ranks);
+  }
   const double row_bytes = static_cast<double>(dispatch ? kit::dispatch_row_bytes(plan.params())
                                                         : kit::combine_row_bytes(plan.hidden));
   const double us = report.time.p50;
@@ -69,7 +71,8 @@ Report report_operation(const char* name, const RunPlan& plan, const Samples& sa
   report.moved_gbps = gbps(moved.busiest * row_bytes, us);
   report.ceiling_gbps = gbps(moved.busiest * row_bytes, report.ceiling_p50_us);
   report.ceiling_fraction = report.ceiling_gbps > 0 ? report.moved_gbps / report.ceiling_gbps : 0;
-  add_verdicts(samples, report);
+  add_verdicts(measured, report);
+  if (plan.on_gpus()) add_stream_figures(plan, samples, report);
   return report;
 }
 
@@ -77,12 +80,6 @@ std::string format(const char* pattern, auto... values) {
   char text[512];
   std::snprintf(text, sizeof(text), pattern, values...);
   return text;
-}
-
-std::string verdict_of(const Report& report) {
-  if (!report.correct) return "WRONG";
-  if (!report.moves_rows()) return "ok";
-  return report.checks == 0 ? "unchecked" : "bit-exact";
 }
 
 const char* layout_name(epd_layout_t layout) {
@@ -100,11 +97,33 @@ const char* scales_name(epd_scale_format_t scales) {
   return names[scales];
 }
 
-// What rows the operation moves: combine's are bf16 whatever dispatch sent.
-std::string rows_of(const Report& report) {
-  RunPlan plan = report.plan;
-  if (report.operation == "combine") plan.payload = EPD_PAYLOAD_BF16, plan.scales = EPD_SCALES_FLOAT32;
-  return plan.mode() + (plan.cached && report.operation == "dispatch" ? " cached" : "");
+Json summary_json(const kit::Summary& summary) {
+  return {{"p50", summary.p50}, {"p90", summary.p90}, {"p99", summary.p99}, {"max", summary.max}};
+}
+
+void append_gpu(const Report& report, Json& json) {
+  const StreamFigures& stream = report.stream;
+  json["gpu"] = report.gpu;
+  json["gpus"] = report.plan.gpus;
+  json["noop_ahead_us"] = summary_json(stream.noop_ahead);
+  json["ahead_us"] = summary_json(stream.ahead);
+  if (!report.moves_rows()) return;
+  json["net_p50_us"] = stream.net_p50;
+  json["net_p99_us"] = stream.net_p99;
+  json["net_ahead_p50_us"] = stream.net_ahead_p50;
+  json["net_ahead_p99_us"] = stream.net_ahead_p99;
+  json["net_wire_gbps"] = stream.net_wire_gbps;
+  json["host_us"] = summary_json(stream.host);
+  json["call_us"] = summary_json(stream.call);
+  if (report.operation == "dispatch") {
+    json["counts_us"] = summary_json(stream.counts);
+    json["counts_fraction"] = stream.counts_fraction;
+  }
+  const auto measured = [](double value) { return value > 0 ? Json(value) : Json(); };
+  json["ceiling_push_gbps"] = measured(stream.ceiling.push);
+  json["ceiling_pull_gbps"] = measured(stream.ceiling.pull);
+  json["ceiling_copy_engine_gbps"] = measured(stream.ceiling.copy_engine);
+  if (report.ceiling_gbps <= 0) json["ceiling_gbps"] = json["ceiling_fraction"] = Json();
 }
 
 void append_differences(const std::vector<Report>& reports, std::string& text) {
@@ -114,6 +133,19 @@ void append_differences(const std::vector<Report>& reports, std::string& text) {
 }
 
 }  // namespace
+
+std::string verdict_of(const Report& report) {
+  if (!report.correct) return "WRONG";
+  if (!report.moves_rows()) return "ok";
+  return report.checks == 0 ? "unchecked" : "bit-exact";
+}
+
+// What rows the operation moves: combine's are bf16 whatever dispatch sent.
+std::string rows_of(const Report& report) {
+  RunPlan plan = report.plan;
+  if (report.operation == "combine") plan.payload = EPD_PAYLOAD_BF16, plan.scales = EPD_SCALES_FLOAT32;
+  return plan.mode() + (plan.cached && report.operation == "dispatch" ? " cached" : "");
+}
 
 std::vector<Report> make_reports(const RunPlan& plan, const Samples& samples) {
   std::vector<Report> reports;
@@ -125,6 +157,7 @@ std::vector<Report> make_reports(const RunPlan& plan, const Samples& samples) {
     report.plan = plan;
     report.daemon = samples.daemon.data();
     report.time = report.noop = kit::summarize(samples.noop_us.span());
+    if (plan.on_gpus()) add_stream_figures(plan, samples, report);
     report.correct = true;  // every one of them ended with OK, else there would be no report
     reports.push_back(report);
   }
@@ -134,7 +167,7 @@ std::vector<Report> make_reports(const RunPlan& plan, const Samples& samples) {
 std::string to_json(const Report& report) {
   const RunPlan& plan = report.plan;
   Json json{{"op", report.operation},
-            {"backend", "host"},
+            {"backend", plan.on_gpus() ? "cuda" : "host"},
             {"ranks", plan.ranks},
             {"tokens", plan.tokens},
             {"hidden", plan.hidden},
@@ -150,6 +183,7 @@ std::string to_json(const Report& report) {
             {"depth", plan.depth},
             {"routing", plan.routing},
             {"seed", plan.seed},
+            {"warm_cache", plan.warm_cache},
             {"iters", plan.iterations},
             {"samples", report.time.count},
             {"min_us", report.time.min},
@@ -163,6 +197,7 @@ std::string to_json(const Report& report) {
       {"moved_gbps", report.moved_gbps},         {"ceiling_gbps", report.ceiling_gbps},
       {"ceiling_p50_us", report.ceiling_p50_us}, {"ceiling_fraction", report.ceiling_fraction}};
   for (const auto& [name, value] : speeds) json[name] = report.moves_rows() ? Json(value) : Json();
+  if (plan.on_gpus()) append_gpu(report, json);
   json["noop_p50_us"] = report.noop.p50;
   json["noop_p99_us"] = report.noop.p99;
   json["cached"] = plan.cached;
@@ -170,6 +205,7 @@ std::string to_json(const Report& report) {
   json["biases"] = plan.biases;
   json["return_weights"] = plan.return_weights;
   json["checks"] = report.checks;
+  json["checked_columns"] = report.checked_columns();
   json["correct"] = report.correct;
   if (!report.first_difference.empty()) json["first_difference"] = report.first_difference;
   json["daemon"] = report.daemon;
@@ -178,6 +214,7 @@ std::string to_json(const Report& report) {
 
 std::string to_table(const std::vector<Report>& reports) {
   if (reports.empty()) return "";
+  if (reports.front().plan.on_gpus()) return to_gpu_table(reports);
   const RunPlan& plan = reports.front().plan;
   std::string text =
       format("%u ranks x %u tokens, H=%u E=%u K=%u, %s, routing %s, %u iterations; %s\n", plan.ranks,
@@ -203,6 +240,7 @@ std::string to_table(const std::vector<Report>& reports) {
 }
 
 std::string to_markdown(const std::vector<Report>& reports) {
+  if (!reports.empty() && reports.front().plan.on_gpus()) return to_gpu_markdown(reports);
   std::string text =
       "| ranks | tokens | operation | p50 us | p99 us | wire GB/s | moved GB/s | ceiling GB/s | of ceiling | "
       "result |\n|---:|---:|---|---:|---:|---:|---:|---:|---:|---|\n";

@@ -5,57 +5,100 @@
 namespace epd::bench {
 namespace {
 
-constexpr std::uint32_t kRanks[] = {1, 2, 4};
-constexpr std::uint32_t kTokens[] = {128, 4096};
+constexpr std::uint32_t kRanks[] = {1, 2, kSuiteRanks};
+constexpr std::uint32_t kDecode = 128;
+constexpr std::uint32_t kTraining = 4096;
+constexpr std::uint32_t kFewSms = 8;
 
-void append(std::vector<Report>& all, std::vector<Report> more) {
-  for (Report& report : more) all.push_back(std::move(report));
+RunPlan noop(RunPlan plan) {
+  plan.operation = Operation::kNoop;
+  return plan;
 }
 
-// Decode: few tokens, each expert's rows in a block with room for several times its share. Training: many
-// tokens, packed for grouped GEMM.
-void append_modes(const RunPlan& base, std::uint32_t ranks, const Daemon& daemon,
-                  std::vector<Report>& reports) {
-  const std::string label = "suite: " + std::to_string(ranks) + " ranks, ";
-  RunPlan plan = base;
-  plan.ranks = ranks;
+// Dispatch of fp8 rows, dispatch and combine of bf16 rows.
+void append_compact(RunPlan plan, std::uint32_t tokens, const std::string& label,
+                    std::vector<SuiteRun>& runs) {
+  plan.tokens = tokens;
+  plan.payload = EPD_PAYLOAD_BF16;
   plan.operation = Operation::kBoth;
-  plan.tokens = 128;
+  runs.push_back({plan, label + "bf16"});
+  plan.payload = EPD_PAYLOAD_FP8_CAST;
+  plan.operation = Operation::kDispatch;
+  runs.push_back({plan, label + "fp8"});
+}
+
+// Decode: few tokens, each expert's rows in a block with room for several times its share.
+RunPlan expert(RunPlan plan) {
+  plan.operation = Operation::kBoth;
+  plan.tokens = kDecode;
   plan.layout = EPD_LAYOUT_EXPERT;
   plan.payload = EPD_PAYLOAD_FP8_CAST;
-  plan.max_recv_rows = std::min(64u, ranks * plan.tokens);
-  append(reports, run_ranks(plan, daemon, label + "expert"));
-  plan.tokens = 4096;
+  plan.max_recv_rows = std::min(64u, plan.ranks * plan.tokens);
+  return plan;
+}
+
+// Training: many tokens, packed for grouped GEMM.
+RunPlan packed(RunPlan plan) {
+  plan.operation = Operation::kBoth;
+  plan.tokens = kTraining;
   plan.layout = EPD_LAYOUT_PACKED;
-  plan.payload = EPD_PAYLOAD_BF16;
   plan.alignment = 128;
+  if (plan.on_gpus())
+    plan.max_recv_rows = plan.tokens * plan.topk * 3 / 2;  // half as much again as an even share
+  return plan;
+}
+
+std::vector<SuiteRun> host_runs(const RunPlan& base) {
+  std::vector<SuiteRun> runs;
+  for (const std::uint32_t ranks : kRanks) {
+    RunPlan plan = base;
+    plan.ranks = ranks;
+    const std::string label = "suite: " + std::to_string(ranks) + " ranks, ";
+    runs.push_back({noop(plan), label + "noop"});
+    for (const std::uint32_t tokens : {kDecode, kTraining})
+      append_compact(plan, tokens, label + std::to_string(tokens) + " tokens, ", runs);
+    runs.push_back({expert(plan), label + "expert"});
+    runs.push_back({packed(plan), label + "packed"});
+  }
+  return runs;
+}
+
+std::vector<SuiteRun> cuda_runs(RunPlan plan) {
+  std::vector<SuiteRun> runs;
+  plan.check = CheckLevel::kOne;
+  runs.push_back({noop(plan), "suite: noop"});
+  append_compact(plan, kTraining, "suite: ", runs);
+  RunPlan few = plan;
+  few.sms = kFewSms;
+  append_compact(few, kTraining, "suite: few SMs, ", runs);
+  append_compact(plan, 2 * kTraining, "suite: twice the tokens, ", runs);
+  RunPlan pair = plan;
+  pair.ranks = 2;
+  pair.gpus = std::min(pair.gpus, pair.ranks);
+  if (plan.ranks > 2) append_compact(pair, kTraining, "suite: 2 ranks, ", runs);
+  RunPlan zipf = plan;
+  zipf.routing = "zipf";
+  append_compact(zipf, kTraining, "suite: zipf, ", runs);
+  runs.push_back({expert(plan), "suite: expert"});
+  runs.push_back({packed(plan), "suite: packed"});
+  return runs;
+}
+
+void shrink(RunPlan& plan) {
+  plan.tokens = std::max(1u, plan.tokens / 64);
+  plan.hidden = 1024;
+  plan.experts = 16;
   plan.max_recv_rows = 0;
-  append(reports, run_ranks(plan, daemon, label + "packed"));
 }
 
 }  // namespace
 
-std::vector<Report> run_suite(const RunPlan& base, const Daemon& daemon) {
-  std::vector<Report> reports;
-  for (const std::uint32_t ranks : kRanks) {
-    RunPlan plan = base;
-    plan.ranks = ranks;
-    plan.operation = Operation::kNoop;
-    const std::string rank_label = "suite: " + std::to_string(ranks) + " ranks";
-    append(reports, run_ranks(plan, daemon, rank_label + ", noop"));
-    for (const std::uint32_t tokens : kTokens) {
-      const std::string label = rank_label + ", " + std::to_string(tokens) + " tokens, ";
-      plan.tokens = tokens;
-      plan.payload = EPD_PAYLOAD_BF16;
-      plan.operation = Operation::kBoth;
-      append(reports, run_ranks(plan, daemon, label + "bf16"));
-      plan.payload = EPD_PAYLOAD_FP8_CAST;
-      plan.operation = Operation::kDispatch;
-      append(reports, run_ranks(plan, daemon, label + "fp8"));
-    }
-    append_modes(base, ranks, daemon, reports);
+std::vector<SuiteRun> suite_runs(const RunPlan& base, bool small) {
+  std::vector<SuiteRun> runs = base.on_gpus() ? cuda_runs(base) : host_runs(base);
+  for (SuiteRun& run : runs) {
+    if (small) shrink(run.plan);
   }
-  return reports;
+  return runs;
 }
 
 }  // namespace epd::bench

@@ -5,18 +5,19 @@
 #include "kit/error.h"
 #include "kit/random.h"
 #include "proto/arena.h"
+#include "snapshot.h"
 
 #include <algorithm>
 #include <cstring>
-
-#include <unistd.h>
 
 namespace epd::bench {
 namespace {
 
 namespace reference = kernels::reference;
 
-constexpr std::size_t kMinEvictBytes = std::size_t{8} << 20;
+constexpr std::chrono::seconds kAttachPatience{30};  // a GPU's engine takes seconds to start
+
+constexpr std::int32_t kJoinPatienceMs = 30'000;  // and large arenas take long to make
 
 std::uint64_t x_seed(const RunPlan& plan, std::uint32_t rank) {
   return kit::derive(plan.seed, 0x10000 + rank);
@@ -39,43 +40,42 @@ std::vector<T> any_data(std::uint64_t seed, std::size_t count) {
   return data;
 }
 
-template <typename T>
-void put(void* region, const std::vector<T>& data) {
-  if (region != nullptr && !data.empty()) std::memcpy(region, data.data(), data.size() * sizeof(T));
+// Of rows of bf16 values.
+void keep_columns(std::uint32_t hidden, const RunPlan::Columns& columns, std::vector<std::uint8_t>& x) {
+  if (columns.count == hidden) return;
+  const std::size_t rows = x.size() / (2 * std::size_t{hidden});
+  const std::size_t kept = 2 * std::size_t{columns.count};
+  for (std::size_t row = 0; row < rows; ++row)
+    std::memmove(x.data() + row * kept, x.data() + 2 * (row * hidden + columns.first), kept);
+  x.resize(rows * kept);
 }
 
 // A rank that checks a combine needs the y of all; beyond this one rank checks, in turn.
 bool oracle_is_large(const RunPlan& plan) {
-  if (plan.layout == EPD_LAYOUT_COMPACT) return false;
+  if (plan.layout == EPD_LAYOUT_COMPACT && !plan.on_gpus()) return false;
   return std::uint64_t{plan.ranks} * plan.tokens * plan.topk * plan.hidden * 2 > std::uint64_t{1} << 30;
-}
-
-std::size_t evict_bytes() {
-  const long l2 = ::sysconf(_SC_LEVEL2_CACHE_SIZE);
-  return std::max(kMinEvictBytes, 2 * static_cast<std::size_t>(std::max(l2, 0L)));
 }
 
 }  // namespace
 
 Worker::Worker(const RunContext& context, kit::TeamRank& self)
-    : context_(context),
-      plan_(context.plan),
-      self_(self),
-      params_(context.plan.params()),
-      evict_(evict_bytes(), 1) {}
+    : context_(context), plan_(context.plan), self_(self), params_(context.plan.params()) {}
 
 void Worker::run() {
+  make_device();
   connect();
   if (plan_.operation == Operation::kNoop) {
     self_.barrier();
     for (std::uint32_t i = 0; i < plan_.warmup + plan_.iterations; ++i) {
       const std::size_t at = i < plan_.warmup ? 0 : i - plan_.warmup;
-      run_noops((at * self_.size() + self_.rank()) * kNoopsPerIteration, kNoopsPerIteration);
+      const std::size_t line = at * self_.size() + self_.rank();
+      if (gpu_ != nullptr) run_stream_noops(line * kStreamNoopsPerIteration, kStreamNoopsPerIteration);
+      if (gpu_ == nullptr) run_noops(line * kNoopsPerIteration, kNoopsPerIteration);
       if (self_.rank() == 0) self_.set_progress(i + 1);
     }
   } else {
     fill_slots();
-    context_.ceiling->warm(self_.rank());
+    if (gpu_ == nullptr) context_.ceiling->warm(self_.rank());
     for (std::uint32_t i = 0; i < plan_.warmup + plan_.iterations; ++i) {
       iterate(i);
       if (self_.rank() == 0) self_.set_progress(i + 1);
@@ -84,16 +84,35 @@ void Worker::run() {
   self_.barrier();  // nobody leaves while others still measure
 }
 
+void Worker::make_device() {
+  if (!plan_.on_gpus()) {
+    device_ = std::make_unique<HostRank>(!plan_.warm_cache);
+    return;
+  }
+  auto gpu = std::make_unique<GpuRank>(self_.rank() % plan_.gpus, !plan_.warm_cache);
+  gpu_ = gpu.get();
+  device_ = std::move(gpu);
+  if (self_.rank() != 0) return;
+  const std::string name = gpu_->name() + (gpu_->mps() ? ", MPS" : ", no MPS");
+  std::strncpy(context_.samples->gpu.data(), name.c_str(), context_.samples->gpu.size() - 1);
+}
+
 void Worker::connect() {
-  session_ = kit::attach(context_.socket, "host:" + std::to_string(self_.rank()));
+  session_ = kit::attach(context_.socket, plan_.device_of(self_.rank()), kAttachPatience);
   epd_group_config_t config = plan_.config();
   config.name = context_.group.c_str();
   config.rank = static_cast<std::int32_t>(self_.rank());
+  if (gpu_ != nullptr) config.timeout_ms = kJoinPatienceMs;
   group_ = kit::join(session_.get(), config);
   if (self_.rank() == 0) {
     const std::string name = kit::daemon_name(session_.get());
     std::strncpy(context_.samples->daemon.data(), name.c_str(), context_.samples->daemon.size() - 1);
   }
+}
+
+template <typename T>
+void Worker::put(void* region, const std::vector<T>& data) const {
+  if (region != nullptr) device_->put(region, data.data(), data.size() * sizeof(T));
 }
 
 // x, y and biases stay as they are in all iterations: every rank can make every other rank's again for the
@@ -113,10 +132,11 @@ void Worker::fill_slots() {
     // Elsewhere the worst case is too much to touch, and the warm-up touches what is used.
     if (plan_.layout == EPD_LAYOUT_COMPACT) {
       const kernels::RowRange all{0, plan_.ranks * plan_.max_tokens()};
-      kit::poison_dispatch(params_, {&all, 1}, buffers);
+      kit::poison_dispatch(params_, {&all, 1}, buffers, filler());
     }
-    kit::poison_combine(params_, plan_.max_tokens(), buffers);
+    kit::poison_combine(params_, plan_.max_tokens(), buffers, filler());
   }
+  device_->settle();
 }
 
 // For the rows that this iteration's combine may read, and some more, so that it is seldom done again.
@@ -126,7 +146,11 @@ void Worker::fill_y(Slot& slot) const {
   const std::size_t room = plan_.shape().recv_rows();
   slot.rows_of_y = plan_.layout == EPD_LAYOUT_COMPACT ? room : std::min(room, end * 9 / 8);
   const std::size_t values = slot.rows_of_y * plan_.hidden;
-  kit::fill_bf16(y_seed(plan_, self_.rank()), static_cast<std::uint16_t*>(slot.buffers.y), values);
+  if (gpu_ == nullptr) {
+    kit::fill_bf16(y_seed(plan_, self_.rank()), static_cast<std::uint16_t*>(slot.buffers.y), values);
+  } else {
+    put(slot.buffers.y, any_data<std::uint16_t>(y_seed(plan_, self_.rank()), values));
+  }
   put(slot.buffers.y_weights,
       any_data<float>(~y_seed(plan_, self_.rank()), slot.rows_of_y * plan_.shape().choices_per_row()));
 }
@@ -141,8 +165,16 @@ void Worker::run_noops(std::size_t first, std::uint32_t count) {
   }
 }
 
+void Worker::run_stream_noops(std::size_t first, std::uint32_t count) {
+  for (std::uint32_t i = 0; i < count; ++i) {
+    context_.samples->noop_ahead_us[first + i] = timed_noop(true).time_us;
+    context_.samples->noop_us[first + i] = timed_noop(false).time_us;
+  }
+}
+
 // One iteration, all ranks in step: prepare, (barrier, dispatch), check, (barrier, combine), check,
-// ceilings, no-ops. Only what is between a barrier and the end of the wait is timed.
+// ceilings, no-ops. Only what is between a barrier and the end of the wait is timed. On GPUs every operation
+// is done twice, first with the host ahead of the stream; what is checked is the second one.
 void Worker::iterate(std::uint32_t iteration) {
   const bool warm = iteration < plan_.warmup;
   const std::uint32_t measured = warm ? 0 : iteration - plan_.warmup;
@@ -157,15 +189,23 @@ void Worker::iterate(std::uint32_t iteration) {
     const epd_ticket_t ticket = kit::submit(group_.get(), dispatch_args(slot_index), &slot.handle);
     kit::finish(group_.get(), ticket, "dispatch");
   }
+  if (gpu_ != nullptr && plan_.does_dispatch())
+    samples.dispatch.ahead_us[at] = timed_dispatch(slot_index, true).time_us;
   if (check) poison(slot);
-  epd_result_t result = EPD_RESULT_INIT;
-  const double dispatch_us = timed_dispatch(slot, slot_index, result);
-  if (!warm) record(samples.dispatch, at, dispatch_us);
-  if (check && plan_.does_dispatch()) check_dispatch(iteration, slot, result.num_recv_rows);
+  const Timing dispatched = timed_dispatch(slot_index, false);
+  record(samples.dispatch, at, dispatched);
+  if (check && plan_.does_dispatch()) check_dispatch(iteration, slot, dispatched.result.num_recv_rows);
   if (plan_.does_combine()) {
-    const double combine_us = timed_combine(slot, slot_index);
-    if (!warm) record(samples.combine, at, combine_us);
+    if (gpu_ != nullptr) {
+      samples.combine.ahead_us[at] = timed_combine(slot_index, true).time_us;
+      if (check) poison_combine(slot);
+    }
+    record(samples.combine, at, timed_combine(slot_index, false));
     if (check) check_combine(iteration, slot);
+  }
+  if (gpu_ != nullptr) {
+    const std::size_t line = std::size_t{measured} * plan_.ranks + self_.rank();
+    return run_stream_noops(line * kStreamNoopsBetween, kStreamNoopsBetween);
   }
   if (plan_.does_dispatch()) measure_ceiling(samples.dispatch, measured, true);
   if (plan_.does_combine()) measure_ceiling(samples.combine, measured, false);
@@ -175,11 +215,11 @@ void Worker::iterate(std::uint32_t iteration) {
 
 void Worker::prepare(std::uint32_t iteration) {
   Slot& slot = slots_[iteration % plan_.depth];
-  const kit::RoutingRequest request{self_.rank(), plan_.ranks, plan_.tokens, iteration};
-  auto* idx = static_cast<std::int32_t*>(slot.buffers.topk_idx);
-  context_.routing.fill(request, idx, slot.buffers.topk_weights);
+  const Choices choices = choices_of(self_.rank(), iteration);
+  put(slot.buffers.topk_idx, choices.idx);
+  put(slot.buffers.topk_weights, choices.weights);
   kernels::RoutingInput input;
-  input.topk_idx = idx;
+  input.topk_idx = choices.idx.data();
   input.per_expert = plan_.layout != EPD_LAYOUT_COMPACT;
   input.num_tokens = plan_.tokens;
   input.topk = plan_.topk;
@@ -193,6 +233,7 @@ void Worker::prepare(std::uint32_t iteration) {
   self_.barrier();
   bases_ = kit::base_rows(counts(), self_.rank());
   if (plan_.does_combine()) fill_y(slot);
+  device_->settle();
 }
 
 kit::TargetCounts Worker::counts() const {
@@ -221,9 +262,18 @@ std::size_t Worker::end_of_rows(std::uint32_t rank) const {
   return std::size_t{last.begin} + last.count;
 }
 
+kit::FillMemory Worker::filler() const {
+  return [this](void* region, int byte, std::size_t bytes) { device_->fill(region, byte, bytes); };
+}
+
 void Worker::poison(const Slot& slot) {
-  kit::poison_dispatch(params_, filled_rows(self_.rank()), slot.buffers);
-  kit::poison_combine(params_, plan_.max_tokens(), slot.buffers);
+  kit::poison_dispatch(params_, filled_rows(self_.rank()), slot.buffers, filler());
+  poison_combine(slot);
+}
+
+void Worker::poison_combine(const Slot& slot) {
+  kit::poison_combine(params_, plan_.max_tokens(), slot.buffers, filler());
+  device_->settle();
 }
 
 epd_dispatch_args_t Worker::dispatch_args(std::uint32_t slot_index) const {
@@ -235,35 +285,85 @@ epd_dispatch_args_t Worker::dispatch_args(std::uint32_t slot_index) const {
   return args;
 }
 
-double Worker::timed_dispatch(Slot& slot, std::uint32_t slot_index, epd_result_t& result) {
-  flush_cache();
-  self_.barrier();
-  epd_dispatch_args_t args = dispatch_args(slot_index);
-  if (plan_.cached) args.handle = slot.handle;
-  const double begin = kit::now_us();
-  const epd_ticket_t ticket = kit::submit(group_.get(), args, &slot.handle);
-  result = kit::finish(group_.get(), ticket, "dispatch");
-  return kit::now_us() - begin;
-}
-
-double Worker::timed_combine(Slot& slot, std::uint32_t slot_index) {
-  flush_cache();
-  self_.barrier();
+epd_combine_args_t Worker::combine_args(std::uint32_t slot_index) const {
   epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
   args.slot = slot_index;
-  args.handle = slot.handle;
+  args.handle = slots_[slot_index].handle;
   args.weighted = plan_.weighted ? 1 : 0;
   args.num_biases = plan_.biases;
   args.return_weights = plan_.return_weights ? 1 : 0;
-  const double begin = kit::now_us();
-  const epd_ticket_t ticket = kit::submit(group_.get(), args);
-  kit::finish(group_.get(), ticket, "combine");
-  return kit::now_us() - begin;
+  return args;
 }
 
-void Worker::record(OperationSamples& samples, std::size_t at, double time_us) const {
+Worker::Timing Worker::timed(const Attempt& attempt) {
+  return gpu_ != nullptr ? timed_in_stream(attempt) : timed_by_host(attempt);
+}
+
+Worker::Timing Worker::timed_by_host(const Attempt& attempt) {
+  Timing timing;
+  device_->flush_cache();
+  self_.barrier();
+  const double begin = kit::now_us();
+  const epd_ticket_t ticket = attempt.submit();
+  timing.result = kit::finish(group_.get(), ticket, attempt.what);
+  timing.time_us = timing.host_us = kit::now_us() - begin;
+  return timing;
+}
+
+// The stream is idle when the pair of events begins; or, ahead, it flushes the cache meanwhile, as the work
+// of an application would keep it busy.
+Worker::Timing Worker::timed_in_stream(const Attempt& attempt) {
+  Timing timing;
+  if (!attempt.ahead) device_->flush_cache();
+  device_->settle();
+  self_.start_together();
+  if (attempt.ahead) device_->flush_cache();
+  gpu_->record_begin();
+  const double begin = kit::now_us();
+  const epd_ticket_t ticket = attempt.submit();
+  timing.call_us = kit::now_us() - begin;
+  gpu_->record_end();
+  if (attempt.has_counts) {
+    epd_counts_t counts = EPD_COUNTS_INIT;
+    kit::require(epd_ticket_counts(group_.get(), ticket, EPD_FOREVER, &counts), "counts");
+    timing.counts_us = kit::now_us() - begin;
+  }
+  timing.result = kit::finish(group_.get(), ticket, attempt.what);
+  timing.host_us = kit::now_us() - begin;
+  timing.time_us = gpu_->elapsed_us();
+  return timing;
+}
+
+Worker::Timing Worker::timed_dispatch(std::uint32_t slot_index, bool ahead) {
+  Slot& slot = slots_[slot_index];
+  epd_dispatch_args_t args = dispatch_args(slot_index);
+  if (plan_.cached) args.handle = slot.handle;
+  if (gpu_ != nullptr) args.on_stream = 1, args.stream = gpu_->stream();
+  return timed({"dispatch", [&] { return kit::submit(group_.get(), args, &slot.handle); }, true, ahead});
+}
+
+Worker::Timing Worker::timed_combine(std::uint32_t slot_index, bool ahead) {
+  epd_combine_args_t args = combine_args(slot_index);
+  if (gpu_ != nullptr) args.on_stream = 1, args.stream = gpu_->stream();
+  return timed({"combine", [&] { return kit::submit(group_.get(), args); }, false, ahead});
+}
+
+Worker::Timing Worker::timed_noop(bool ahead) {
+  return timed({"noop",
+                [this] {
+                  epd_ticket_t ticket = 0;
+                  kit::require(epd_noop_on_stream(group_.get(), 0, gpu_->stream(), &ticket), "noop");
+                  return ticket;
+                },
+                false, ahead});
+}
+
+void Worker::record(OperationSamples& samples, std::size_t at, const Timing& timing) const {
   const auto moved = static_cast<std::uint32_t>(route_.entries.size());
-  samples.time_us[at] = time_us;
+  samples.time_us[at] = timing.time_us;
+  samples.host_us[at] = timing.host_us;
+  samples.call_us[at] = timing.call_us;
+  samples.counts_us[at] = timing.counts_us;
   samples.moved_rows[at] = moved;
   samples.wire_rows[at] = moved - kit::rows_between(counts(), self_.rank(), self_.rank());
   samples.logical_rows[at] = kit::received_rows(counts(), self_.rank());
@@ -272,7 +372,7 @@ void Worker::record(OperationSamples& samples, std::size_t at, double time_us) c
 void Worker::measure_ceiling(OperationSamples& samples, std::uint32_t measured, bool of_dispatch) {
   const std::size_t at = std::size_t{measured} * plan_.ranks + self_.rank();
   const kit::CopyKind kind = kit::copy_kind(measured);
-  flush_cache();
+  device_->flush_cache();
   self_.barrier();
   samples.ceiling_begin_us[at] = kit::now_us();
   if (of_dispatch) {
@@ -324,11 +424,23 @@ reference::CombineInput Worker::answer_of(std::uint32_t rank) const {
 }
 
 void Worker::check_dispatch(std::uint32_t iteration, const Slot& slot, std::uint32_t num_recv_rows) {
+  const RunPlan::Columns columns = plan_.checked_columns(self_.rank());
+  reference::GroupParams params = params_;
+  params.hidden = columns.count;
   std::vector<reference::RankInput> inputs;
-  for (std::uint32_t rank = 0; rank < plan_.ranks; ++rank) inputs.push_back(input_of(rank, iteration, true));
-  const auto expected = reference::dispatch_to(params_, inputs, self_.rank());
-  add_verdict("dispatch, iteration " + std::to_string(iteration),
-              kit::compare_dispatch(params_, expected, num_recv_rows, slot.buffers));
+  for (std::uint32_t rank = 0; rank < plan_.ranks; ++rank) {
+    inputs.push_back(input_of(rank, iteration, true));
+    keep_columns(params_.hidden, columns, inputs.back().x);
+  }
+  const auto expected = reference::dispatch_to(params, inputs, self_.rank());
+  Snapshot snapshot;
+  if (gpu_ != nullptr || columns.count != params_.hidden) {
+    snapshot = Snapshot::of_dispatch(params_, slot.buffers, end_of_rows(self_.rank()), *device_);
+    snapshot.keep_columns(params_, columns.first, columns.count);
+  }
+  const epd_buffers_t& delivered = snapshot.buffers().recv_src != nullptr ? snapshot.buffers() : slot.buffers;
+  add_verdict(context_.samples->dispatch, "dispatch, iteration " + std::to_string(iteration),
+              kit::compare_dispatch(params, expected, num_recv_rows, delivered));
 }
 
 void Worker::check_combine(std::uint32_t iteration, const Slot& slot) {
@@ -341,24 +453,21 @@ void Worker::check_combine(std::uint32_t iteration, const Slot& slot) {
   }
   const auto expected =
       reference::combine_to(params_, inputs, answers, {plan_.weighted, plan_.return_weights}, self_.rank());
-  add_verdict("combine, iteration " + std::to_string(iteration),
-              kit::compare_combine(params_, expected, slot.buffers));
+  Snapshot snapshot;
+  if (gpu_ != nullptr) snapshot = Snapshot::of_combine(params_, slot.buffers, plan_.tokens, *device_);
+  const epd_buffers_t& delivered = gpu_ != nullptr ? snapshot.buffers() : slot.buffers;
+  add_verdict(context_.samples->combine, "combine, iteration " + std::to_string(iteration),
+              kit::compare_combine(params_, expected, delivered));
 }
 
-void Worker::add_verdict(const std::string& what, const std::string& difference) {
-  Verdict& verdict = context_.samples->verdicts[self_.rank()];
+void Worker::add_verdict(const OperationSamples& samples, const std::string& what,
+                         const std::string& difference) {
+  Verdict& verdict = samples.verdicts[self_.rank()];
   ++verdict.checks;
   if (difference.empty()) return;
   if (verdict.failures++ != 0) return;
   const std::string text = "rank " + std::to_string(self_.rank()) + ": " + what + ": " + difference;
   std::strncpy(verdict.first, text.c_str(), sizeof(verdict.first) - 1);
-}
-
-// More than the core's own caches hold, so that inputs and outputs are not in them.
-void Worker::flush_cache() {
-  constexpr std::size_t kLine = 64;
-  volatile char* bytes = evict_.data();
-  for (std::size_t i = 0; i < evict_.size(); i += kLine) bytes[i] = static_cast<char>(bytes[i] + 1);
 }
 
 }  // namespace epd::bench

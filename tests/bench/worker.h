@@ -1,14 +1,19 @@
 // One rank of a run, in its own process.
 #pragma once
 
+#include "gpu_rank.h"
 #include "kernels/routing.h"
 #include "kit/ceiling.h"
+#include "kit/compare.h"
 #include "kit/routing.h"
 #include "kit/session.h"
 #include "kit/team.h"
 #include "plan.h"
+#include "rank_device.h"
 #include "samples.h"
 
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -40,17 +45,38 @@ class Worker {
     std::vector<std::int32_t> idx;
     std::vector<float> weights;
   };
+  // An operation to time.
+  struct Attempt {
+    const char* what;
+    std::function<epd_ticket_t()> submit;
+    bool has_counts = false;
+    bool ahead = false;  // on GPUs: submitted while the stream still flushes the cache
+  };
+  struct Timing {
+    double time_us = 0;  // on GPUs in the stream, else host_us
+    double host_us = 0, call_us = 0, counts_us = 0;
+    epd_result_t result = EPD_RESULT_INIT;
+  };
 
+  void make_device();
   void connect();
   void fill_slots();
   void run_noops(std::size_t first, std::uint32_t count);
+  void run_stream_noops(std::size_t first, std::uint32_t count);
   void iterate(std::uint32_t iteration);
   void prepare(std::uint32_t iteration);
+  kit::FillMemory filler() const;
   void poison(const Slot& slot);
+  void poison_combine(const Slot& slot);
   epd_dispatch_args_t dispatch_args(std::uint32_t slot_index) const;
-  double timed_dispatch(Slot& slot, std::uint32_t slot_index, epd_result_t& result);
-  double timed_combine(Slot& slot, std::uint32_t slot_index);
-  void record(OperationSamples& samples, std::size_t at, double time_us) const;
+  epd_combine_args_t combine_args(std::uint32_t slot_index) const;
+  Timing timed(const Attempt& attempt);
+  Timing timed_by_host(const Attempt& attempt);
+  Timing timed_in_stream(const Attempt& attempt);
+  Timing timed_dispatch(std::uint32_t slot_index, bool ahead);
+  Timing timed_combine(std::uint32_t slot_index, bool ahead);
+  Timing timed_noop(bool ahead);
+  void record(OperationSamples& samples, std::size_t at, const Timing& timing) const;
   void measure_ceiling(OperationSamples& samples, std::uint32_t measured, bool of_dispatch);
   void check_dispatch(std::uint32_t iteration, const Slot& slot, std::uint32_t num_recv_rows);
   void check_combine(std::uint32_t iteration, const Slot& slot);
@@ -61,20 +87,22 @@ class Worker {
   std::size_t end_of_rows(std::uint32_t rank) const;
   void fill_y(Slot& slot) const;
   kit::TargetCounts counts() const;
-  void add_verdict(const std::string& what, const std::string& difference);
+  void add_verdict(const OperationSamples& samples, const std::string& what, const std::string& difference);
   Choices choices_of(std::uint32_t rank, std::uint32_t iteration) const;
-  void flush_cache();
+  template <typename T>
+  void put(void* region, const std::vector<T>& data) const;
 
   const RunContext& context_;
   const RunPlan& plan_;
   kit::TeamRank& self_;
+  std::unique_ptr<RankDevice> device_;  // its context outlives the session
+  GpuRank* gpu_ = nullptr;              // the same; null on host devices
   kit::SessionPtr session_;
   kit::GroupPtr group_;  // leaves before session_ detaches
   const kernels::reference::GroupParams params_;
   std::vector<Slot> slots_;
   kernels::RoutingPlan route_;
   std::vector<std::uint32_t> bases_;
-  std::vector<char> evict_;
 };
 
 }  // namespace epd::bench

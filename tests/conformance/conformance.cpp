@@ -23,12 +23,7 @@ void Conformance::SetUp() {
   TearDownTestSuite();
   prefix_ = GetParam();
   DaemonOptions options;
-  options.prefix = GetParam();
-  if (GetParam() == "cuda") {
-    const char* gpus = std::getenv("EPD_TEST_GPUS");
-    if (gpus != nullptr) options.devices = static_cast<std::uint32_t>(std::strtoul(gpus, nullptr, 10));
-    options.sms = 32;  // each rank on a device has at least one of its own
-  }
+  use_devices(options, GetParam());
   daemon_ = std::make_unique<Daemon>(options);
   ASSERT_TRUE(daemon_->start());
 }

@@ -13,20 +13,24 @@ namespace {
 constexpr int kHangMs = 30000;
 constexpr std::uint32_t kRanks = 4;
 
-class DegradeFault : public testing::Test {
+class DegradeFault : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
+    if (GetParam() == "cuda" && !has_cuda_driver()) GTEST_SKIP() << "no CUDA driver to be opened here";
     DaemonOptions options;
     options.devices = 3;  // ranks 0 and 3 share one
+    use_devices(options, GetParam());
     options.settings = patient_settings();
     daemon_ = std::make_unique<Daemon>(std::move(options));
     ASSERT_TRUE(daemon_->start());
   }
   void TearDown() override {
-    if (daemon_->running()) daemon_->stop();
+    if (daemon_ != nullptr && daemon_->running()) daemon_->stop();
   }
   std::unique_ptr<Daemon> daemon_;
 };
+INSTANTIATE_TEST_SUITE_P(Devices, DegradeFault, testing::Values("host", "cuda"),
+                         [](const auto& tested) { return tested.param; });
 
 struct Stage {
   Gate ready;
@@ -48,7 +52,7 @@ void only_these(const ScriptStats& stats, const std::set<std::string>& allowed) 
   for (const auto& [status, count] : stats.failures) RANK_CHECK(allowed.contains(status), stats.to_string());
 }
 
-TEST_F(DegradeFault, TheOthersGoOnWithoutALostRank) {
+TEST_P(DegradeFault, TheOthersGoOnWithoutALostRank) {
   const std::size_t memfds = settled_memfds(*daemon_);
   for (std::uint32_t turn = 0; turn < 3; ++turn) {
     SCOPED_TRACE("turn " + std::to_string(turn));
@@ -138,7 +142,7 @@ std::string combine_after_loss(const Group& group, const Case& c, std::uint32_t 
   return std::to_string(dropped) + " selections dropped";
 }
 
-TEST_F(DegradeFault, ACombineWhoseDispatchCameBeforeTheLoss) {
+TEST_P(DegradeFault, ACombineWhoseDispatchCameBeforeTheLoss) {
   for (const bool engine_dies : {false, true}) {
     SCOPED_TRACE(engine_dies ? "and an engine dies as well" : "");
     Case c = degrade_case(2);
@@ -167,7 +171,7 @@ TEST_F(DegradeFault, ACombineWhoseDispatchCameBeforeTheLoss) {
   }
 }
 
-TEST_F(DegradeFault, ALostRankRejoinsAndAllAreWholeAgain) {
+TEST_P(DegradeFault, ALostRankRejoinsAndAllAreWholeAgain) {
   for (std::uint32_t turn = 0; turn < 3; ++turn) {
     SCOPED_TRACE("turn " + std::to_string(turn));
     Case c = degrade_case(1 + turn);

@@ -13,19 +13,23 @@ namespace {
 
 constexpr int kHangMs = 30000;
 
-class EngineDeath : public testing::Test {
+class EngineDeath : public testing::TestWithParam<std::string> {
  protected:
-  void SetUp() override { start(4, patient_settings()); }
+  void SetUp() override {
+    if (GetParam() == "cuda" && !has_cuda_driver()) GTEST_SKIP() << "no CUDA driver to be opened here";
+    start(4, patient_settings());
+  }
   void start(std::uint32_t devices, std::vector<std::pair<std::string, std::string>> settings) {
     if (daemon_ != nullptr) daemon_->stop();
     DaemonOptions options;
     options.devices = devices;
+    use_devices(options, GetParam());
     options.settings = std::move(settings);
     daemon_ = std::make_unique<Daemon>(std::move(options));
     ASSERT_TRUE(daemon_->start());
   }
   void TearDown() override {
-    if (daemon_->running()) daemon_->stop();
+    if (daemon_ != nullptr && daemon_->running()) daemon_->stop();
   }
   // Kills the engine of a device and returns once it is dead.
   void kill_engine(std::uint32_t device, int number = SIGKILL) {
@@ -39,6 +43,8 @@ class EngineDeath : public testing::Test {
   }
   std::unique_ptr<Daemon> daemon_;
 };
+INSTANTIATE_TEST_SUITE_P(Devices, EngineDeath, testing::Values("host", "cuda"),
+                         [](const auto& tested) { return tested.param; });
 
 struct Stage {
   Gate ready;
@@ -94,7 +100,7 @@ void combine_after_restart(const Group& group, const Case& c, epd_handle_t handl
   must(group.wait(ticket, kHangMs), "combine");
 }
 
-TEST_F(EngineDeath, ArenasAndRoutingSurvive) {
+TEST_P(EngineDeath, ArenasAndRoutingSurvive) {
   const Case c = fault_case(3, 2);
   Shared<Stage> stage;
   std::vector<RankProcess> ranks;
@@ -127,7 +133,7 @@ TEST_F(EngineDeath, ArenasAndRoutingSurvive) {
   expect_all_ok(wait_all(ranks, 60));
 }
 
-TEST_F(EngineDeath, WithAnOperationInFlight) {
+TEST_P(EngineDeath, WithAnOperationInFlight) {
   const Case c = fault_case(2, 2);
   Shared<Stage> stage;
   std::vector<RankProcess> ranks;
@@ -140,7 +146,8 @@ TEST_F(EngineDeath, WithAnOperationInFlight) {
         stage->ready.arrive();
         epd_result_t result = EPD_RESULT_INIT;
         must(group.wait(ticket, kHangMs, &result), "the operation in flight", EPD_ENGINE_RESTARTED);
-        RANK_CHECK(std::string(epd_last_error()).find("host:0") != std::string::npos, epd_last_error());
+        RANK_CHECK(std::string(epd_last_error()).find(daemon_->device(0)) != std::string::npos,
+                   epd_last_error());
         stage->go.arrive();
       } else {
         stage->go.wait_for(1);
@@ -160,7 +167,7 @@ TEST_F(EngineDeath, WithAnOperationInFlight) {
 }
 
 // A storm of random cases while engines die one after another.
-TEST_F(EngineDeath, AgainAndAgainUnderLoad) {
+TEST_P(EngineDeath, AgainAndAgainUnderLoad) {
   std::mt19937 random(4711);
   for (std::uint32_t turn = 0; turn < 4; ++turn) {
     Case c = random_case(700 + turn, 4 + turn % 2);  // five ranks: two on one device
@@ -216,7 +223,7 @@ TEST_F(EngineDeath, AgainAndAgainUnderLoad) {
   }
 }
 
-TEST_F(EngineDeath, AllEnginesAtOnce) {
+TEST_P(EngineDeath, AllEnginesAtOnce) {
   const Case c = fault_case(4, 3);
   Shared<Stage> stage;
   std::vector<RankProcess> ranks;
@@ -237,7 +244,7 @@ TEST_F(EngineDeath, AllEnginesAtOnce) {
   expect_all_ok(wait_all(ranks, 90));
 }
 
-TEST_F(EngineDeath, ABystanderOnAnotherDeviceNoticesNothing) {
+TEST_P(EngineDeath, ABystanderOnAnotherDeviceNoticesNothing) {
   const Case c = fault_case(2, 2);
   Shared<Stage> stage;
   std::vector<RankProcess> ranks;
@@ -259,7 +266,7 @@ TEST_F(EngineDeath, ABystanderOnAnotherDeviceNoticesNothing) {
   expect_all_ok(wait_all(ranks, 90));
 }
 
-TEST_F(EngineDeath, AnEngineThatHangsIsReplaced) {
+TEST_P(EngineDeath, AnEngineThatHangsIsReplaced) {
   auto settings = patient_settings();
   settings.emplace_back("timeouts.engine_watchdog_ms", "2000");
   start(2, settings);
@@ -288,22 +295,23 @@ TEST_F(EngineDeath, AnEngineThatHangsIsReplaced) {
   expect_all_ok(wait_all(ranks, 90));
 }
 
-TEST_F(EngineDeath, AnEngineThatDiesTooOftenIsGivenUp) {
+TEST_P(EngineDeath, AnEngineThatDiesTooOftenIsGivenUp) {
   start(2, {{"engine.max_restarts_per_minute", "2"}, {"engine.restart_backoff_max_ms", "20"}});
   Shared<Stage> stage;
   RankProcess client([&]() -> std::string {
-    const Session session(daemon_->socket(), "host:0");
+    const Session session(daemon_->socket(), daemon_->device(0));
     stage->ready.arrive();
     RANK_CHECK(eventually(30, [&] { return epd_session_check(session.get()) != EPD_OK; }),
                "the session ends");
     std::string text = epd_last_error();
-    RANK_CHECK(text.find("host:0") != std::string::npos, text);
+    RANK_CHECK(text.find(daemon_->device(0)) != std::string::npos, text);
     epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
     options.socket_path = daemon_->socket().c_str();
-    options.device = "host:0";
+    const std::string device = daemon_->device(0);
+    options.device = device.c_str();
     epd_session_t* other = nullptr;
     RANK_CHECK(epd_session_attach(&options, &other) != EPD_OK, "nobody can attach to it");
-    must_say("host:0");
+    must_say(daemon_->device(0));
     return text;
   });
   ASSERT_TRUE(eventually(30, [&] { return stage->ready.count == 1; }));
@@ -316,8 +324,9 @@ TEST_F(EngineDeath, AnEngineThatDiesTooOftenIsGivenUp) {
   const RankOutcome outcome = client.wait(40);
   EXPECT_TRUE(outcome.ok) << outcome.to_string();
   const Case c = fault_case(1);
-  expect_all_ok(run_ranks(
-      1, 30, [&](std::uint32_t) { return run_case(daemon_->socket(), "host:1", "other-device", c, 0, {}); }));
+  expect_all_ok(run_ranks(1, 30, [&](std::uint32_t) {
+    return run_case(daemon_->socket(), daemon_->device(1), "other-device", c, 0, {});
+  }));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include "support/cases.h"
 #include "support/census.h"
 #include "support/client.h"
+#include "support/cuda_memory.h"
 #include "support/daemon.h"
 #include "support/ranks.h"
 #include "support/script.h"

@@ -3,23 +3,14 @@
 #pragma once
 
 #include "cuda/ptx.cuh"
+#include "gpu/ceiling.h"
 
 #include <cstdint>
 
 namespace epd::gpu_test {
 
-inline constexpr std::uint32_t kProbeRow = 14336;
-inline constexpr std::uint32_t kProbeWarps = 14;
-inline constexpr std::uint32_t kMaxProbeTargets = 8;
-
-struct ProbeTargets {
-  std::uint8_t* at[kMaxProbeTargets];
-  std::uint32_t count;
-  std::uint32_t rows_each;
-};
-
 // Rows to all targets in turn.
-__global__ void __launch_bounds__(kProbeWarps * 32, 1) push_probe(ProbeTargets targets) {
+extern "C" __global__ void __launch_bounds__(kProbeThreads, 1) push_probe(ProbeTargets targets) {
   using namespace kernels::cuda;
   extern __shared__ __align__(128) std::uint8_t memory[];
   std::uint8_t* const row = memory + warp_of() * kProbeRow;
@@ -34,7 +25,7 @@ __global__ void __launch_bounds__(kProbeWarps * 32, 1) push_probe(ProbeTargets t
 }
 
 // The same by 16-byte stores of all lanes, from registers.
-__global__ void __launch_bounds__(kProbeWarps * 32, 1) push_plain_probe(ProbeTargets targets) {
+extern "C" __global__ void __launch_bounds__(kProbeThreads, 1) push_plain_probe(ProbeTargets targets) {
   using namespace kernels::cuda;
   const std::uint32_t total = targets.rows_each * targets.count;
   const uint4 value = {threadIdx.x, blockIdx.x, 3, 4};
@@ -47,7 +38,7 @@ __global__ void __launch_bounds__(kProbeWarps * 32, 1) push_plain_probe(ProbeTar
 }
 
 // Rows from all targets in turn, `piece` bytes at a time.
-__global__ void __launch_bounds__(kProbeWarps * 32, 1) pull_probe(ProbeTargets targets, std::uint32_t piece) {
+extern "C" __global__ void __launch_bounds__(kProbeThreads, 1) pull_probe(ProbeTargets targets, std::uint32_t piece) {
   using namespace kernels::cuda;
   extern __shared__ __align__(128) std::uint8_t memory[];
   __shared__ std::uint64_t barriers[kProbeWarps];
@@ -72,13 +63,8 @@ __global__ void __launch_bounds__(kProbeWarps * 32, 1) pull_probe(ProbeTargets t
   }
 }
 
-struct GateLines {
-  std::uint64_t* at[kMaxProbeTargets];  // [devices] words of each device
-  std::uint32_t count;
-};
-
 // Opens when the host has said `go` and all devices have come here with `tag`; gives up after five seconds.
-__global__ void gate_kernel(GateLines lines, std::uint32_t device, std::uint64_t tag, const std::uint32_t* go,
+extern "C" __global__ void gate_kernel(GateLines lines, std::uint32_t device, std::uint64_t tag, const std::uint32_t* go,
                             std::uint32_t ticket) {
   using namespace kernels::cuda;
   const std::uint64_t end = nanoseconds() + 5'000'000'000;

@@ -113,7 +113,7 @@ class Ceilings {
       std::uint8_t* memory = nullptr;
       EPD_CUDA(cudaMalloc(&memory, std::size_t{kRows} * kProbeRow * (devices + 1)));
       memory_.push_back(memory);
-      const int bytes = kProbeRow * kProbeWarps;
+      const int bytes = static_cast<int>(kProbeShared);
       EPD_CUDA(cudaFuncSetAttribute(push_probe, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
       EPD_CUDA(cudaFuncSetAttribute(pull_probe, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
       EPD_CUDA(cudaDeviceSynchronize());
@@ -125,7 +125,7 @@ class Ceilings {
     best_push_ = best_pull_ = 1;
     for (const std::uint32_t sms : {8u, 24u, 64u}) {
       const double pushed = rate([&](std::uint32_t d) { push(d, sms, peers(d, false)); }, devices_ - 1);
-      const double pulled = rate([&](std::uint32_t d) { pull(d, sms, 14336 / 4); }, devices_ - 1);
+      const double pulled = rate([&](std::uint32_t d) { pull(d, sms, kPullPiece); }, devices_ - 1);
       const double both = rate([&](std::uint32_t d) { push(d, sms, peers(d, true)); }, devices_);
       std::printf("   %2u SMs: push %.0f  pull %.0f  push to peers and self %.0f\n", sms, pushed, pulled,
                   both);
@@ -165,13 +165,13 @@ class Ceilings {
     return targets;
   }
   void push(std::uint32_t d, std::uint32_t sms, const ProbeTargets& targets) {
-    push_probe<<<sms, kProbeWarps * 32, kProbeRow * kProbeWarps, streams_[d]>>>(targets);
+    push_probe<<<sms, kProbeThreads, kProbeShared, streams_[d]>>>(targets);
   }
   void plain_push(std::uint32_t d, std::uint32_t sms, const ProbeTargets& targets) {
-    push_plain_probe<<<sms, kProbeWarps * 32, 0, streams_[d]>>>(targets);
+    push_plain_probe<<<sms, kProbeThreads, 0, streams_[d]>>>(targets);
   }
   void pull(std::uint32_t d, std::uint32_t sms, std::uint32_t piece) {
-    pull_probe<<<sms, kProbeWarps * 32, kProbeRow * kProbeWarps, streams_[d]>>>(peers(d, false), piece);
+    pull_probe<<<sms, kProbeThreads, kProbeShared, streams_[d]>>>(peers(d, false), piece);
   }
   void copy_engine(std::uint32_t d) {
     for (std::uint32_t i = 1; i < devices_; ++i) {

@@ -27,14 +27,40 @@ set_tests_properties(tools.epbench_both_bf16 tools.epbench_dispatch_fp8_zipf too
   tools.epbench_packed_opaque_cached tools.epbench_expert_given tools.epbench_noop tools.epbench_attach tools.epbench_reap tools.demo tools.epbench_replays_the_demo
   PROPERTIES LABELS integration TIMEOUT 120)
 
+# The same on CUDA devices, with the fake driver.
+include(${CMAKE_CURRENT_LIST_DIR}/../support/fake_cuda.cmake)
+if(EPD_FAKE_CUDA)
+  set(_epbench_cuda epbench --epd $<TARGET_FILE:epd> --backend cuda --warm-cache --iters 4 --warmup 1)
+  add_test(NAME tools.epbench_cuda_both
+    COMMAND ${_epbench_cuda} --experts 16 --ranks 4 --op both --tokens 64 --hidden 1024 --check all --json)
+  add_test(NAME tools.epbench_cuda_expert_zipf_cached
+    COMMAND ${_epbench_cuda} --ranks 3 --experts 12 --topk 3 --op both --layout expert --payload fp8 --scales ue8m0 --cached --weighted
+            --biases 1 --return-weights --mark-unused --tokens 33 --hidden 640 --routing zipf --check all)
+  add_test(NAME tools.epbench_cuda_checks_a_window
+    COMMAND ${_epbench_cuda} --experts 16 --ranks 2 --op dispatch --payload fp8 --tokens 600 --hidden 4096 --check one)
+  set_tests_properties(tools.epbench_cuda_checks_a_window PROPERTIES PASS_REGULAR_EXPRESSION "bit-exact \\(2, 1024 columns\\)")
+  add_test(NAME tools.epbench_cuda_noop_shared_devices COMMAND ${_epbench_cuda} --ranks 3 --experts 12 --op noop)
+  add_test(NAME tools.epbench_cuda_suite COMMAND epbench suite --epd $<TARGET_FILE:epd> --backend cuda --small --warm-cache --iters 3)
+  add_test(NAME tools.epbench_cuda_without_devices COMMAND epbench --backend cuda)
+  set_tests_properties(tools.epbench_cuda_without_devices PROPERTIES PASS_REGULAR_EXPRESSION "CUDA_ERROR_NO_DEVICE")
+  set(_fake LD_LIBRARY_PATH=$<TARGET_FILE_DIR:fake_cuda>)
+  set_tests_properties(tools.epbench_cuda_both tools.epbench_cuda_expert_zipf_cached tools.epbench_cuda_checks_a_window
+    tools.epbench_cuda_suite PROPERTIES ENVIRONMENT "${_fake}")
+  set_tests_properties(tools.epbench_cuda_noop_shared_devices PROPERTIES ENVIRONMENT "${_fake};EPD_FAKE_CUDA_DEVICES=2")
+  set_tests_properties(tools.epbench_cuda_without_devices PROPERTIES ENVIRONMENT "${_fake};EPD_FAKE_CUDA_DEVICES=0")
+  set_tests_properties(tools.epbench_cuda_both tools.epbench_cuda_expert_zipf_cached tools.epbench_cuda_checks_a_window
+    tools.epbench_cuda_noop_shared_devices tools.epbench_cuda_suite tools.epbench_cuda_without_devices
+    PROPERTIES LABELS integration TIMEOUT 120)
+endif()
+
 # What is not served is refused with what is allowed, before anything starts.
 add_test(NAME tools.epbench_refuses_layout COMMAND epbench --layout tall)
-add_test(NAME tools.epbench_refuses_backend COMMAND epbench --backend cuda)
+add_test(NAME tools.epbench_refuses_backend COMMAND epbench --backend tpu)
 add_test(NAME tools.epbench_refuses_hidden COMMAND epbench --hidden 100)
 add_test(NAME tools.epbench_refuses_missing_routing_file COMMAND epbench --epd $<TARGET_FILE:epd> --routing /no/such/file)
 add_test(NAME tools.demo_refuses_experts COMMAND epd-moe-demo --experts 100)
 set_tests_properties(tools.epbench_refuses_layout PROPERTIES PASS_REGULAR_EXPRESSION "layout 'tall' is not served; allowed: compact, packed, expert")
-set_tests_properties(tools.epbench_refuses_backend PROPERTIES PASS_REGULAR_EXPRESSION "backend 'cuda' is not served; allowed: host")
+set_tests_properties(tools.epbench_refuses_backend PROPERTIES PASS_REGULAR_EXPRESSION "backend 'tpu' is not served; allowed: host, cuda")
 set_tests_properties(tools.epbench_refuses_hidden PROPERTIES PASS_REGULAR_EXPRESSION "hidden is 100; allowed: multiples of 128, 128 .. 16384")
 set_tests_properties(tools.epbench_refuses_missing_routing_file PROPERTIES PASS_REGULAR_EXPRESSION "routing '/no/such/file' is not a file")
 set_tests_properties(tools.demo_refuses_experts PROPERTIES PASS_REGULAR_EXPRESSION "experts is 100; the group-limited gate allows multiples of 8")

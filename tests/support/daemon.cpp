@@ -80,6 +80,14 @@ std::string epctl_program() {
   return program(EPD_TEST_EPCTL, "epctl");
 }
 
+void use_devices(DaemonOptions& options, const std::string& kind) {
+  options.prefix = kind;
+  if (kind != "cuda") return;
+  options.sms = 32;
+  const char* gpus = std::getenv("EPD_TEST_GPUS");
+  if (gpus != nullptr) options.devices = static_cast<std::uint32_t>(std::strtoul(gpus, nullptr, 10));
+}
+
 CommandResult run_command(const std::vector<std::string>& arguments, double seconds,
                           const std::vector<std::string>& environment) {
   CommandResult result;
@@ -152,8 +160,8 @@ void Daemon::write_config() const {
   std::ofstream out(directory_ + "/epd.toml");
   out << "daemon.socket = \"" << socket_ << "\"\n"
       << "daemon.control_socket = \"" << control_ << "\"\n"
-      << (options_.prefix == "host" ? "" : "devices.host = 0\n")
-      << "devices." << options_.prefix << " = " << options_.devices << "\n"
+      << (options_.prefix == "host" ? "" : "devices.host = 0\n") << "devices." << options_.prefix << " = "
+      << options_.devices << "\n"
       << "devices.sms = " << options_.sms << "\n";
   for (const auto& [key, value] : options_.settings) out << key << " = " << value << "\n";
 }
@@ -172,7 +180,8 @@ void Daemon::rewrite_sms(std::uint32_t sms) {
 }
 
 bool Daemon::spawn() {
-  const std::vector<std::string> arguments = {daemon_program(), "serve", "--config", directory_ + "/epd.toml"};
+  const std::vector<std::string> arguments = {daemon_program(), "serve", "--config",
+                                              directory_ + "/epd.toml"};
   const std::vector<char*> argv = pointers(arguments);
   const int log_fd = ::open(log_path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
   if (log_fd < 0) return false;

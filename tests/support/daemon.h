@@ -31,6 +31,10 @@ struct DaemonOptions {
   std::string directory;  // "" = a new one; a given one is used as it is and kept
 };
 
+// For devices of that kind, "host" or "cuda": as many GPUs as EPD_TEST_GPUS says, on which each rank has an
+// SM.
+void use_devices(DaemonOptions& options, const std::string& kind);
+
 class Daemon {
  public:
   explicit Daemon(DaemonOptions options = {});

@@ -95,11 +95,15 @@ void fill_bf16(std::uint64_t seed, std::uint16_t* out, std::size_t count) {
   }
 }
 
+void fill_host_memory(void* region, int byte, std::size_t bytes) {
+  std::memset(region, byte, bytes);
+}
+
 void poison_dispatch(const GroupParams& params, std::span<const kernels::RowRange> rows,
-                     const epd_buffers_t& buffers) {
+                     const epd_buffers_t& buffers, const FillMemory& fill) {
   const Widths w(params);
-  const auto poison = [](void* region, std::size_t first, std::size_t bytes) {
-    if (region != nullptr) std::memset(static_cast<char*>(region) + first, kPoison, bytes);
+  const auto poison = [&fill](void* region, std::size_t first, std::size_t bytes) {
+    if (region != nullptr && bytes != 0) fill(static_cast<char*>(region) + first, kPoison, bytes);
   };
   for (const kernels::RowRange& range : rows) {
     const auto part = [&](void* region, std::size_t width) {
@@ -117,9 +121,10 @@ void poison_dispatch(const GroupParams& params, std::span<const kernels::RowRang
   poison(buffers.source_ranges, 0, w.experts * params.num_ranks * 2 * sizeof(std::int32_t));
 }
 
-void poison_combine(const GroupParams& params, std::uint32_t max_tokens, const epd_buffers_t& buffers) {
-  std::memset(buffers.out, kPoison, std::size_t{max_tokens} * params.hidden * 2);
-  std::memset(buffers.out_weights, kPoison, std::size_t{max_tokens} * params.topk * sizeof(float));
+void poison_combine(const GroupParams& params, std::uint32_t max_tokens, const epd_buffers_t& buffers,
+                    const FillMemory& fill) {
+  fill(buffers.out, kPoison, std::size_t{max_tokens} * params.hidden * 2);
+  fill(buffers.out_weights, kPoison, std::size_t{max_tokens} * params.topk * sizeof(float));
 }
 
 RankInput make_input(const GroupParams& params, const InputView& input) {

@@ -25,7 +25,8 @@ using SteadyClock = std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kBarrierLimit{120};
 constexpr std::chrono::microseconds kYieldTime{100};  // before sleeping: ranks usually arrive together
-constexpr std::chrono::seconds kGrace{5};             // for the other ranks, once one has failed
+constexpr std::chrono::microseconds kAwakeTime{10'000};
+constexpr std::chrono::seconds kGrace{5};  // for the other ranks, once one has failed
 constexpr long kSliceNs = 100'000'000;
 
 void futex_wait_slice(std::atomic<std::uint32_t>& word, std::uint32_t expected) {
@@ -81,6 +82,15 @@ bool has_ended(pid_t pid) {
 }  // namespace
 
 void TeamRank::barrier() {
+  meet(kYieldTime);
+}
+
+void TeamRank::start_together() {
+  meet(kYieldTime);
+  meet(kAwakeTime);
+}
+
+void TeamRank::meet(std::chrono::microseconds yield_time) {
   const std::uint32_t generation = state_.generation.load();
   if (state_.arrived.fetch_add(1) + 1 == size_) {
     state_.arrived.store(0);
@@ -93,7 +103,7 @@ void TeamRank::barrier() {
     if (state_.aborted.load() != 0) fail("another rank has failed");
     const auto waited = SteadyClock::now() - begin;
     if (waited > kBarrierLimit) fail("the other ranks did not come to a barrier within 120 s");
-    if (waited < kYieldTime) {
+    if (waited < yield_time) {
       ::sched_yield();
     } else {
       futex_wait_slice(state_.generation, generation);

@@ -174,7 +174,8 @@ constexpr std::uint64_t placement_words(const GroupShape& s) {
 //   expert_counts[s][e] compact: selections of s for the experts of d, other columns are not written;
 //                     else: rows that s sends to each expert
 // A dispatch that reuses a routing announces no counts.
-// Beside the blocks, num_routes() routing records, written by d's own engine:
+// Beside the blocks, num_routes() routing records, written by d's own engine. On CUDA devices each has two halves,
+// since a dispatch overwrites before all ranks have come to it: the older is overwritten. Each half:
 //   record, placement (placement_words), topk[T,K] (int32, validated), and on CUDA devices
 //   rows[T,K] (int32: the row at the choice's rank if the choice sends it, else -1)
 struct ExchangeArenaLayout {
@@ -185,10 +186,11 @@ struct ExchangeArenaLayout {
   std::uint64_t expert_counts = 0;
   std::uint64_t block_bytes = 0;
   std::uint64_t routing = 0;    // of record 0
-  std::uint64_t placement = 0;  // within a routing record
+  std::uint64_t placement = 0;  // within a half
   std::uint64_t topk = 0;       // likewise
   std::uint64_t rows = 0;       // likewise
-  std::uint64_t routing_bytes = 0;
+  std::uint64_t half_bytes = 0;
+  std::uint64_t routing_bytes = 0;  // of a record
   std::uint64_t total_bytes = 0;
 
   constexpr explicit ExchangeArenaLayout(const GroupShape& s) {
@@ -202,7 +204,8 @@ struct ExchangeArenaLayout {
     placement = align_up(sizeof(RoutingRecord), 64);
     topk = align_up(placement + placement_words(s) * 4, 64);
     rows = align_up(topk + std::uint64_t{s.max_tokens} * s.topk * 4, 64);
-    routing_bytes = align_up(rows + std::uint64_t{s.max_tokens} * s.topk * 4, kRegionAlign);
+    half_bytes = align_up(rows + std::uint64_t{s.max_tokens} * s.topk * 4, kRegionAlign);
+    routing_bytes = half_bytes * 2;
     total_bytes = routing + routing_bytes * s.num_routes();
   }
   constexpr std::uint64_t block(std::uint64_t op_index, std::uint32_t depth) const {

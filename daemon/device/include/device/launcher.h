@@ -74,8 +74,4 @@ class Launcher {
   virtual void clear(void* device, std::size_t bytes) = 0;
 };
 
-// How an engine ends whose GPU has failed: nothing can be done there any more, and the next engine finds all
-// memory as it was.
-inline constexpr int kExitDeviceFailed = 3;
-
 }  // namespace epd

@@ -11,7 +11,8 @@ namespace epd::kit {
 struct DaemonOptions {
   std::string program;             // path of epd; empty: beside this executable
   std::uint32_t host_devices = 1;  // host:0 and up
-  std::uint32_t sms = 0;           // worker threads of each; 0: the daemon's default
+  std::uint32_t cuda_devices = 0;  // cuda:0 and up
+  std::uint32_t sms = 0;           // of each (host: worker threads); 0: the daemon's default
 };
 
 // Started by the constructor, stopped by stop() or the destructor. Dies with this process.

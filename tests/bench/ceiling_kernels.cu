@@ -1,0 +1,2 @@
+// The image that gpu_ceiling.cpp launches from.
+#include "gpu/ceiling.cuh"

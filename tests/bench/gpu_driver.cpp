@@ -1,0 +1,73 @@
+#include "gpu_driver.h"
+
+#include "kit/error.h"
+#include "kit/shared_array.h"
+#include "kit/team.h"
+
+#include <dlfcn.h>
+#include <string>
+#include <type_traits>
+
+namespace epd::bench {
+namespace {
+
+constexpr char kLibrary[] = "libcuda.so.1";
+constexpr std::chrono::seconds kProbeLimit{120};
+
+GpuDriver open_driver() {
+  GpuDriver driver;
+  driver.library = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);  // never closed: it has threads of its own
+  if (driver.library == nullptr) {
+    const char* why = ::dlerror();
+    kit::fail(std::string("backend cuda needs NVIDIA's driver library: ") +
+              (why != nullptr ? why : kLibrary));
+  }
+  const auto find = [&driver](auto& function, const char* symbol) {
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(driver.find(symbol));
+    return function != nullptr;
+  };
+#define EPD_GPU_FIND(member, symbol, parameters) \
+  if (!find(driver.member, symbol)) kit::fail(std::string(kLibrary) + " has no " symbol);
+  EPD_GPU_FUNCTIONS(EPD_GPU_FIND)
+#undef EPD_GPU_FIND
+  if (!find(driver.elapsed, "cuEventElapsedTime_v2") && !find(driver.elapsed, "cuEventElapsedTime")) {
+    kit::fail(std::string(kLibrary) + " has no cuEventElapsedTime");
+  }
+  driver.require(driver.init(0), "starting CUDA's driver");
+  return driver;
+}
+
+}  // namespace
+
+void* GpuDriver::find(const char* symbol) const {
+  return ::dlsym(library, symbol);
+}
+
+void GpuDriver::require(int result, const char* what) const {
+  if (result == 0) return;
+  const char* name = nullptr;
+  const bool known = error_name(result, &name) == 0 && name != nullptr;
+  kit::fail(std::string(what) + ": " + (known ? name : "CUDA error " + std::to_string(result)));
+}
+
+const GpuDriver& gpu_driver() {
+  static const GpuDriver driver = open_driver();
+  return driver;
+}
+
+std::uint32_t count_gpus() {
+  const kit::SharedArray<int> count(1);
+  kit::Team team(1);
+  kit::Team::Options options;
+  options.limit = kProbeLimit;
+  team.run(
+      [&count](kit::TeamRank&) {
+        const GpuDriver& driver = gpu_driver();
+        driver.require(driver.device_count(count.data()), "counting GPUs");
+      },
+      options);
+  if (count[0] <= 0) kit::fail("backend cuda: this process sees no GPU (CUDA_VISIBLE_DEVICES?)");
+  return static_cast<std::uint32_t>(count[0]);
+}
+
+}  // namespace epd::bench

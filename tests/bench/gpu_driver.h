@@ -1,0 +1,58 @@
+// The functions of CUDA's driver that epbench calls, found at run time and declared by hand: it is built
+// without cuda.h too, and nothing links libcuda.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace epd::bench {
+
+using GpuAddress = unsigned long long;
+
+// member, symbol, parameters. Contexts, streams, events, libraries and kernels are opaque pointers, devices
+// and results ints.
+#define EPD_GPU_FUNCTIONS(X)                                                    \
+  X(init, "cuInit", (unsigned))                                                 \
+  X(error_name, "cuGetErrorName", (int, const char**))                          \
+  X(device_count, "cuDeviceGetCount", (int*))                                   \
+  X(device, "cuDeviceGet", (int*, int))                                         \
+  X(device_name, "cuDeviceGetName", (char*, int, int))                          \
+  X(attribute, "cuDeviceGetAttribute", (int*, int, int))                        \
+  X(retain_primary, "cuDevicePrimaryCtxRetain", (void**, int))                  \
+  X(release_primary, "cuDevicePrimaryCtxRelease_v2", (int))                     \
+  X(set_current, "cuCtxSetCurrent", (void*))                                    \
+  X(create_stream, "cuStreamCreate", (void**, unsigned))                        \
+  X(destroy_stream, "cuStreamDestroy_v2", (void*))                              \
+  X(create_event, "cuEventCreate", (void**, unsigned))                          \
+  X(destroy_event, "cuEventDestroy_v2", (void*))                                \
+  X(record_event, "cuEventRecord", (void*, void*))                              \
+  X(query_event, "cuEventQuery", (void*))                                       \
+  X(allocate, "cuMemAlloc_v2", (GpuAddress*, std::size_t))                      \
+  X(free, "cuMemFree_v2", (GpuAddress))                                         \
+  X(put, "cuMemcpyHtoDAsync_v2", (GpuAddress, const void*, std::size_t, void*)) \
+  X(get, "cuMemcpyDtoHAsync_v2", (void*, GpuAddress, std::size_t, void*))       \
+  X(fill, "cuMemsetD8Async", (GpuAddress, unsigned char, std::size_t, void*))
+
+struct GpuDriver {
+#define EPD_GPU_MEMBER(member, symbol, parameters) int(*member) parameters = nullptr;
+  EPD_GPU_FUNCTIONS(EPD_GPU_MEMBER)
+#undef EPD_GPU_MEMBER
+  int (*elapsed)(float*, void*, void*) = nullptr;  // cuEventElapsedTime, whichever version there is
+
+  // Null if the library has no such symbol.
+  void* find(const char* symbol) const;
+  // Throws kit::ToolError "<what>: <error name>" unless `result` is 0.
+  void require(int result, const char* what) const;
+
+  void* library = nullptr;
+};
+
+// Opened at the first call, for the life of the process; cuInit has been called. Throws kit::ToolError. Not
+// in a process that forks others which use the driver.
+const GpuDriver& gpu_driver();
+
+// GPUs that processes like this one see; found by a process of its own, so that this one may fork. Throws
+// kit::ToolError if there is none.
+std::uint32_t count_gpus();
+
+}  // namespace epd::bench

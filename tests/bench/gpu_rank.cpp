@@ -1,0 +1,123 @@
+#include "gpu_rank.h"
+
+#include "kit/error.h"
+#include "kit/session.h"
+
+#include <chrono>
+#include <thread>
+
+namespace epd::bench {
+namespace {
+
+// Of cuda.h.
+constexpr int kNotReady = 600;
+constexpr unsigned kStreamNonBlocking = 1;
+constexpr unsigned kEventDefault = 0;
+constexpr unsigned kEventDisableTiming = 2;
+constexpr int kL2CacheSize = 38;
+constexpr int kMpsEnabled = 133;
+
+constexpr double kPatienceUs = 60e6;
+constexpr double kSpinUs = 2000;
+
+GpuAddress address(const void* pointer) {
+  return static_cast<GpuAddress>(reinterpret_cast<std::uintptr_t>(pointer));
+}
+
+}  // namespace
+
+GpuRank::GpuRank(std::uint32_t ordinal, bool flushes) : driver_(gpu_driver()) {
+  driver_.require(driver_.device(&device_, static_cast<int>(ordinal)), "cuDeviceGet");
+  driver_.require(driver_.retain_primary(&context_, device_), "cuDevicePrimaryCtxRetain");
+  driver_.require(driver_.set_current(context_), "cuCtxSetCurrent");
+  driver_.require(driver_.create_stream(&stream_, kStreamNonBlocking), "cuStreamCreate");
+  driver_.require(driver_.create_event(&begin_, kEventDefault), "cuEventCreate");
+  driver_.require(driver_.create_event(&end_, kEventDefault), "cuEventCreate");
+  driver_.require(driver_.create_event(&settled_, kEventDisableTiming), "cuEventCreate");
+  if (!flushes) return;
+  evict_bytes_ = 2 * static_cast<std::size_t>(attribute(kL2CacheSize));
+  driver_.require(driver_.allocate(&evict_, evict_bytes_), "cuMemAlloc for flushing the L2 cache");
+  flush_cache();
+  settle();
+}
+
+GpuRank::~GpuRank() {
+  if (evict_ != 0) driver_.free(evict_);
+  for (void* const event : {begin_, end_, settled_}) {
+    if (event != nullptr) driver_.destroy_event(event);
+  }
+  if (stream_ != nullptr) driver_.destroy_stream(stream_);
+  if (context_ != nullptr) driver_.release_primary(device_);
+}
+
+void GpuRank::put(void* region, const void* from, std::size_t bytes) {
+  if (bytes == 0) return;
+  driver_.require(driver_.put(address(region), from, bytes, stream_), "cuMemcpyHtoDAsync");
+  settle();  // `from` is read no more
+}
+
+void GpuRank::get(void* to, const void* region, std::size_t bytes) {
+  if (bytes != 0) driver_.require(driver_.get(to, address(region), bytes, stream_), "cuMemcpyDtoHAsync");
+}
+
+void GpuRank::fill(void* region, int byte, std::size_t bytes) {
+  if (bytes == 0) return;
+  driver_.require(driver_.fill(address(region), static_cast<unsigned char>(byte), bytes, stream_),
+                  "cuMemsetD8Async");
+}
+
+void GpuRank::flush_cache() {
+  if (evict_bytes_ == 0) return;
+  driver_.require(driver_.fill(evict_, ++evict_value_, evict_bytes_, stream_), "cuMemsetD8Async");
+}
+
+void GpuRank::settle() {
+  driver_.require(driver_.record_event(settled_, stream_), "cuEventRecord");
+  wait_for(settled_);
+}
+
+void GpuRank::record_begin() {
+  driver_.require(driver_.record_event(begin_, stream_), "cuEventRecord");
+}
+
+void GpuRank::record_end() {
+  driver_.require(driver_.record_event(end_, stream_), "cuEventRecord");
+}
+
+double GpuRank::elapsed_us() {
+  wait_for(end_);
+  float milliseconds = 0;
+  driver_.require(driver_.elapsed(&milliseconds, begin_, end_), "cuEventElapsedTime");
+  return static_cast<double>(milliseconds) * 1e3;
+}
+
+// Asks again and again instead of blocking, so that the wait has an end.
+void GpuRank::wait_for(void* event) const {
+  const double begin = kit::now_us();
+  for (;;) {
+    const int result = driver_.query_event(event);
+    if (result == 0) return;
+    if (result != kNotReady) driver_.require(result, "waiting for the stream");
+    const double waited = kit::now_us() - begin;
+    if (waited > kPatienceUs) kit::fail("the stream of this rank has not come to an end within a minute");
+    if (waited > kSpinUs) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+int GpuRank::attribute(int which) const {
+  int value = 0;
+  driver_.require(driver_.attribute(&value, which, device_), "cuDeviceGetAttribute");
+  return value;
+}
+
+std::string GpuRank::name() const {
+  char text[128] = "";
+  driver_.require(driver_.device_name(text, sizeof(text) - 1, device_), "cuDeviceGetName");
+  return text;
+}
+
+bool GpuRank::mps() const {
+  return attribute(kMpsEnabled) != 0;
+}
+
+}  // namespace epd::bench

@@ -1,0 +1,54 @@
+// A rank on a GPU: the device's primary context, a stream of the rank's own, and events in it.
+#pragma once
+
+#include "gpu_driver.h"
+#include "rank_device.h"
+
+#include <cstdint>
+#include <string>
+
+namespace epd::bench {
+
+class GpuRank : public RankDevice {
+ public:
+  // Makes the context current in this thread. Throws kit::ToolError, as everything here.
+  GpuRank(std::uint32_t ordinal, bool flushes);
+  ~GpuRank() override;
+  GpuRank(const GpuRank&) = delete;
+  GpuRank& operator=(const GpuRank&) = delete;
+
+  void put(void* region, const void* from, std::size_t bytes) override;
+  void get(void* to, const void* region, std::size_t bytes) override;
+  void fill(void* region, int byte, std::size_t bytes) override;
+  void flush_cache() override;
+  // At most a minute.
+  void settle() override;
+
+  void* stream() const { return stream_; }
+  // A pair of events in the stream, one after the other; elapsed_us waits for the second, at most a minute.
+  void record_begin();
+  void record_end();
+  double elapsed_us();
+
+  // "NVIDIA H200"
+  std::string name() const;
+  // Whether contexts on the device are shared through MPS.
+  bool mps() const;
+
+ private:
+  void wait_for(void* event) const;
+  int attribute(int which) const;
+
+  const GpuDriver& driver_;
+  int device_ = 0;
+  void* context_ = nullptr;
+  void* stream_ = nullptr;
+  void* begin_ = nullptr;
+  void* end_ = nullptr;
+  void* settled_ = nullptr;
+  GpuAddress evict_ = 0;
+  std::size_t evict_bytes_ = 0;
+  unsigned char evict_value_ = 0;
+};
+
+}  // namespace epd::bench
