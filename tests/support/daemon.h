@@ -30,7 +30,7 @@ struct DaemonOptions {
 class Daemon {
  public:
   explicit Daemon(DaemonOptions options = {});
-  ~Daemon();  // kills what is left; prints the log if the test failed
+  ~Daemon();  // kills what is left; sanitizers must be silent in the log; prints it if the test failed
   Daemon(const Daemon&) = delete;
   Daemon& operator=(const Daemon&) = delete;
 
