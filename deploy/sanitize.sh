@@ -27,7 +27,8 @@ targets=()
 chosen=()
 case $preset in
   asan) chosen=(-L 'unit|conformance|fault|fuzz') ;;
-  tsan) targets=(base_test engine_test session_test membership_test config_test client_test kernels_operations_test) ;;
+  tsan) targets=(proto_test base_test engine_test session_test membership_test config_test client_test
+                 kernels_dispatch_test kernels_combine_test) ;;
   --help | -h) usage; exit 0 ;;
   *) usage >&2; exit 2 ;;
 esac
