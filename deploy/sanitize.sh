@@ -12,6 +12,9 @@ tsan  ThreadSanitizer: the unit tests of everything that runs threads, without g
       instrumented (preset tsan, build/tsan). Between processes it sees nothing: there the models of
       proto/model speak.
 
+What any process reports lies in build/PRESET/reports afterwards, and is a finding even where its test passed: a
+test that kills engines forgives an engine that dies by itself.
+
 Other options go to ctest and replace asan's choice of tests, for example:
   deploy/sanitize.sh asan -R EngineDeath
 
@@ -24,7 +27,8 @@ targets=()
 chosen=()
 case $preset in
   asan) chosen=(-L 'unit|conformance|fault|fuzz') ;;
-  tsan) targets=(base_test engine_test session_test membership_test config_test client_test kernels_operations_test) ;;
+  tsan) targets=(proto_test base_test engine_test session_test membership_test config_test client_test
+                 kernels_dispatch_test kernels_combine_test) ;;
   --help | -h) usage; exit 0 ;;
   *) usage >&2; exit 2 ;;
 esac
@@ -38,21 +42,33 @@ install_dependencies
 quietly "Configuring" cmake --preset "$preset"
 quietly "Building" cmake --build "build/$preset" --parallel "$(build_jobs)" ${targets:+--target "${targets[@]}"}
 
-export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1} UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1:halt_on_error=1}
-export TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1:second_deadlock_stack=1}
-if (( ${#chosen[@]} != 0 )); then
-  exec ctest --test-dir "build/$preset" --output-on-failure --no-tests=error "${chosen[@]}"
-fi
-# ctest would complain of every test that was not built.
+reports=$PWD/build/$preset/reports
+rm -rf "$reports"
+install --directory --mode 1777 "$reports"  # some tests run clients of other users
+common=log_path=$reports/report:log_exe_name=1
+export ASAN_OPTIONS=$common:detect_leaks=1:${ASAN_OPTIONS:-}
+export UBSAN_OPTIONS=$common:print_stacktrace=1:halt_on_error=1:${UBSAN_OPTIONS:-}
+export TSAN_OPTIONS=$common:halt_on_error=1:second_deadlock_stack=1:${TSAN_OPTIONS:-}
 status=0
-for target in "${targets[@]}"; do
-  log=build/$preset/$target.log
-  begin=$SECONDS
-  if timeout 900 "build/$preset/bin/$target" >"$log" 2>&1; then
-    echo "$target: ok, $((SECONDS - begin)) s"
-  else
-    echo "$target: FAILED, see $log"
-    status=1
-  fi
-done
+if (( ${#chosen[@]} != 0 )); then
+  ctest --test-dir "build/$preset" --output-on-failure --no-tests=error "${chosen[@]}" || status=1
+else
+  # ctest would complain of every test that was not built.
+  for target in "${targets[@]}"; do
+    log=build/$preset/$target.log
+    begin=$SECONDS
+    if timeout 900 "build/$preset/bin/$target" >"$log" 2>&1; then
+      echo "$target: ok, $((SECONDS - begin)) s"
+    else
+      echo "$target: FAILED, see $log"
+      status=1
+    fi
+  done
+fi
+found=$(find "$reports" -type f | wc -l)
+if (( found != 0 )); then
+  echo "$found reports in $reports; what they begin with:"
+  grep -hE -m 1 'ERROR|WARNING|runtime error' -r "$reports" | sed 's/^==[0-9]*==//' | sort | uniq -c
+  status=1
+fi
 exit "$status"

@@ -224,7 +224,7 @@ TEST_P(Modes, ExpertsNeedNotKnowHowManyRowsThereAre) {
           must(group.wait(combined, kWaitMs), "combine");
           const std::vector<Input> inputs = make_inputs(c, round);
           const auto want = kernels::reference::combine_to(c.params(), inputs, echoes(c, inputs), {}, rank);
-          RANK_CHECK(std::memcmp(b.out, want.out.data(), want.out.size() * 2) == 0,
+          RANK_CHECK(want.out.empty() || std::memcmp(b.out, want.out.data(), want.out.size() * 2) == 0,
                      c.describe() + ", round " + std::to_string(round));
         }
       });

@@ -150,6 +150,7 @@ Daemon::~Daemon() {
     while (::waitpid(-1, nullptr, WNOHANG) > 0) {
     }
   }
+  check_log();
   if (!testing::UnitTest::GetInstance()->Passed())
     std::fprintf(stderr, "---- log of the daemon\n%s----\n", tail(log(), 16000).c_str());
   std::error_code ignored;
@@ -254,7 +255,6 @@ void Daemon::stop() {
   for (const pid_t engine : engine_pids)
     EXPECT_TRUE(eventually(5, [&] { return !is_running(engine); })) << "engine " << engine << " is left";
   EXPECT_FALSE(fs::exists(socket_)) << "the socket is left";
-  check_log();
 }
 
 void Daemon::check_log() const {

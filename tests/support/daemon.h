@@ -38,7 +38,7 @@ void use_devices(DaemonOptions& options, const std::string& kind);
 class Daemon {
  public:
   explicit Daemon(DaemonOptions options = {});
-  ~Daemon();  // kills what is left; prints the log if the test failed
+  ~Daemon();  // kills what is left; sanitizers must be silent in the log; prints it if the test failed
   Daemon(const Daemon&) = delete;
   Daemon& operator=(const Daemon&) = delete;
 

@@ -14,6 +14,9 @@
 #include <ctime>
 #include <exception>
 #include <utility>
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/lsan_interface.h>
+#endif
 
 namespace epd::test {
 namespace {
@@ -44,6 +47,12 @@ void write_all(int fd, const std::string& text) {
     text = std::string("exception: ") + error.what();
     code = 1;
   }
+#ifdef __SANITIZE_ADDRESS__  // _exit() looks for no leaks
+  if (code == 0 && __lsan_do_recoverable_leak_check() != 0) {
+    text += " [leaks, see LeakSanitizer's report]";
+    code = 1;
+  }
+#endif
   write_all(pipe, text);
   ::_exit(code);
 }
