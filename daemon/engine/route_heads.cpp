@@ -14,9 +14,13 @@ RouteHeads::Record& RouteHeads::load(std::uint32_t record, const std::byte* aren
 
 RouteHeads::Place RouteHeads::begin(std::uint32_t record, const Head& head, std::byte* arena) {
   Record& entry = load(record, arena);
-  const std::size_t older = entry.halves[0].handle <= entry.halves[1].handle ? 0 : 1;
-  entry.halves[older] = head;
-  return {head, half_at(arena, record, older)};
+  std::size_t half = entry.halves[0].handle <= entry.halves[1].handle ? 0 : 1;  // the older
+  // What is there of this dispatch or of later ones is from before a break: it is done again now, must not be
+  // found twice, and goes before what still stands.
+  const bool stands = entry.halves[half].handle < head.handle;
+  if (stands && entry.halves[1 - half].handle >= head.handle) half = 1 - half;
+  entry.halves[half] = head;
+  return {head, half_at(arena, record, half)};
 }
 
 RouteHeads::Place RouteHeads::find(std::uint32_t record, std::uint64_t op_index, std::byte* arena) {

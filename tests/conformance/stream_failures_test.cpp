@@ -1,0 +1,185 @@
+// Streams that go on whoever dies, and rounds that go on after it.
+#include "stream_rounds.h"
+
+#include <signal.h>
+
+namespace epd::test {
+namespace {
+
+class StreamFailures : public Conformance {};
+INSTANTIATE_TEST_SUITE_P(Devices, StreamFailures, testing::Values("cuda"),
+                         [](const auto& tested) { return tested.param; });
+
+// A rank that had nothing in flight may not have heard of the break yet.
+void resume_past(const Group& group, std::uint64_t epoch, std::uint64_t resume_op) {
+  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+  const bool resumed = eventually(60, [&] {
+    must(epd_group_resume(group.get(), 60000, &info), "resume");
+    return info.epoch > epoch;
+  });
+  RANK_CHECK(resumed, "still in epoch " + std::to_string(epoch));
+  RANK_CHECK(info.resume_op == resume_op, std::to_string(info.resume_op));
+}
+
+// Two rounds that succeed, two of rank 0's that nobody answers and that end with `status` on all tickets, and
+// four more after them. `waiting` opens when rank 0's stream waits; rank 1 goes on when it has seen the end.
+void break_and_go_on(const Case& c, const Group& group, std::uint32_t rank, std::uint32_t timeout_ms,
+                     epd_status_t status, Gate& waiting, Gate& failed) {
+  Rounds rounds(group, c, rank, 8);
+  const std::uint64_t epoch = epoch_of(group);
+  for (std::uint64_t i = 0; i < 2; ++i) rounds.submit(i);
+  rounds.must_finish();
+  rounds.check_all();
+  waiting.arrive();
+  waiting.wait_for(c.num_ranks);
+  if (rank == 0) {
+    for (std::uint64_t i = 2; i < 4; ++i) rounds.submit(i, timeout_ms);
+    waiting.arrive();
+    rounds.must_finish();
+    rounds.all_must_fail(status);
+    failed.arrive();
+  } else {
+    failed.wait_for(1);
+  }
+  resume_past(group, epoch, 4);
+  for (std::uint64_t i = 2; i < 6; ++i) rounds.submit(i);
+  rounds.must_finish();
+  rounds.check_all();
+}
+
+TEST_P(StreamFailures, APeerThatDoesNotComeHoldsAStreamUntilTheDeadline) {
+  const Case c = stream_case(2, 1);
+  Shared<Gate> waiting;
+  Shared<Gate> failed;
+  with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
+    break_and_go_on(c, group, rank, 300, EPD_DEADLINE_EXCEEDED, *waiting, *failed);
+  });
+}
+
+TEST_P(StreamFailures, AnEngineThatIsKilledHoldsNoStream) {
+  for (const std::uint32_t victim : {0u, 1u}) {
+    SCOPED_TRACE("the engine of rank " + std::to_string(victim));
+    const Case c = stream_case(2, 1);
+    const std::string name = group_name();
+    Shared<Gate> waiting;
+    Shared<Gate> failed;
+    std::vector<RankProcess> ranks;
+    for (std::uint32_t rank = 0; rank < 2; ++rank) {
+      ranks.emplace_back([&, rank]() -> std::string {
+        const Session session(daemon().socket(), daemon().device(rank));
+        const Group group(session, c.config(name.c_str(), rank));
+        break_and_go_on(c, group, rank, 30000, EPD_ENGINE_RESTARTED, *waiting, *failed);
+        return "";
+      });
+    }
+    ASSERT_TRUE(eventually(60, [&] { return waiting->count == 3; }));
+    sleep_ms(50);  // so that it is in the kernel, or about to be
+    const pid_t engine = daemon().engine(victim % daemon().devices());
+    ASSERT_GT(engine, 0);
+    ASSERT_EQ(::kill(engine, SIGKILL), 0);
+    expect_all_ok(wait_all(ranks, 90));
+  }
+}
+
+// Rounds 0 .. most - 1, all enqueued as soon as there is room, and again from where the group says after each
+// break. Until all ranks are through, a rank may be asked to redo what its peers have not completed.
+void rounds_through_breaks(const Case& c, const Group& group, std::uint32_t rank, std::uint64_t most,
+                           Gate& finished) {
+  Rounds rounds(group, c, rank, most * 3);
+  std::uint64_t epoch = epoch_of(group);
+  std::uint64_t next = 0;  // operation
+  for (const double end = now_s() + 60;;) {
+    RANK_CHECK(now_s() < end, "not through");
+    epd_status_t status = next % 2 != 0 ? rounds.try_submit_combine(next++ / 2) : EPD_OK;
+    for (; status == EPD_OK && next < 2 * most; next += 2) status = rounds.try_submit(next / 2);
+    if (status != EPD_OK) must(status, "a submission", EPD_ENGINE_RESTARTED);
+    rounds.must_finish();
+    const bool through = rounds.check_those_that_ended_well() && status == EPD_OK;
+    if (through) {
+      finished.arrive();
+    }
+    epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+    do {
+      if (finished.count.load() >= c.num_ranks) return;
+      if (through) sleep_ms(2);
+      status = epd_group_resume(group.get(), 20000, &info);
+      if (finished.count.load() >= c.num_ranks) return;  // others may have left by now
+      must(status, "resume");
+      RANK_CHECK(now_s() < end, "the others are not through");
+    } while (info.epoch == epoch || (through && info.resume_op >= next));
+    if (through) finished.count.fetch_sub(1);
+    epoch = info.epoch;
+    next = info.resume_op;
+  }
+}
+
+TEST_P(StreamFailures, EnginesThatAreKilledUnderRoundsFarAhead) {
+  DaemonOptions options;
+  options.prefix = GetParam();
+  options.settings = {{"engine.max_restarts_per_minute", "1000"}, {"engine.restart_backoff_max_ms", "20"}};
+  Daemon own(options);
+  ASSERT_TRUE(own.start());
+  const Case c = stream_case(3, 2);
+  Shared<Gate> finished;
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(own.socket(), own.device(rank));
+      const Group group(session, c.config("under", rank));
+      rounds_through_breaks(c, group, rank, 200, *finished);
+      return "";
+    });
+  }
+  for (std::uint32_t kills = 0; kills < 6 && finished->count < c.num_ranks; ++kills) {
+    sleep_ms(60 + 17 * static_cast<int>(kills));
+    const pid_t engine = own.engine(kills % c.num_ranks % own.devices());
+    if (engine > 0) ::kill(engine, SIGKILL);
+  }
+  expect_all_ok(wait_all(ranks, 90));
+  own.stop();
+}
+
+TEST_P(StreamFailures, ADaemonThatIsKilledHoldsNoStream) {
+  DaemonOptions options;
+  options.prefix = GetParam();
+  Daemon own(options);
+  ASSERT_TRUE(own.start());
+  const Case c = stream_case(2, 1);
+  Shared<Gate> waiting;
+  Shared<Gate> killed;
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(own.socket(), own.device(rank));
+      const Group group(session, c.config("killed", rank));
+      Rounds rounds(group, c, rank, 4);
+      for (std::uint64_t i = 0; i < 2; ++i) rounds.submit(i);
+      rounds.must_finish();
+      rounds.check_all();
+      if (rank == 0) {
+        for (std::uint64_t i = 2; i < 4; ++i) rounds.submit(i);
+        waiting->arrive();
+        rounds.must_finish();  // nobody is in the library
+        rounds.all_must_fail(EPD_DAEMON_LOST);
+      } else {
+        waiting->arrive();
+        killed->wait_for(1);
+      }
+      epd_ticket_t ticket = 0;
+      const bool lost = eventually(20, [&] {
+        const epd_status_t status = epd_noop_on_stream(group.get(), 0, rounds.stream().get(), &ticket);
+        return status == EPD_DAEMON_LOST;
+      });
+      RANK_CHECK(lost, epd_last_error());
+      return "";
+    });
+  }
+  ASSERT_TRUE(eventually(60, [&] { return waiting->count == 2; }));
+  sleep_ms(50);
+  own.signal(SIGKILL);
+  killed->open();
+  expect_all_ok(wait_all(ranks, 90));
+}
+
+}  // namespace
+}  // namespace epd::test

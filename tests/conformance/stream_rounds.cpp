@@ -1,0 +1,213 @@
+#include "stream_rounds.h"
+
+#include <cstring>
+#include <utility>
+
+namespace epd::test {
+namespace {
+
+// The expert answers a row with the row, so rows must be numbers that can be added.
+Input input_of(const Case& c, std::uint32_t rank, std::uint64_t round) {
+  Input input = make_input(c, rank, round);
+  std::vector<std::uint16_t> row(c.hidden);
+  for (std::uint32_t t = 0; t < input.num_tokens; ++t) {
+    make_y_row(c, rank, round, t, row.data());
+    std::memcpy(&input.x[std::size_t{t} * c.hidden * 2], row.data(), row.size() * 2);
+  }
+  return input;
+}
+
+std::vector<Input> inputs_of(const Case& c, std::uint64_t round) {
+  std::vector<Input> inputs;
+  for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) inputs.push_back(input_of(c, rank, round));
+  return inputs;
+}
+
+std::string name(std::uint64_t round, const char* what) {
+  return std::string(what) + " of round " + std::to_string(round);
+}
+
+}  // namespace
+
+Case stream_case(std::uint32_t num_ranks, std::uint32_t depth, epd_layout_t layout) {
+  Case c;
+  c.seed = base_seed() + 7000;
+  c.num_ranks = num_ranks;
+  c.num_experts = num_ranks * 2;
+  c.max_tokens = 8;
+  c.depth = depth;
+  c.layout = layout;
+  c.alignment = layout == EPD_LAYOUT_PACKED ? 4 : 1;
+  return c;
+}
+
+Rounds::Rounds(const Group& group, const Case& c, std::uint32_t rank, std::size_t most)
+    : group_(group), case_(c), rank_(rank), bytes_(group.slot_bytes()), stream_(group.gpu()) {
+  left_ = most * kCopies;
+  free_ = pinned_memory(group.gpu(), left_ * bytes_);
+  rounds_.reserve(most);
+}
+
+void Rounds::submit(std::uint64_t number, std::uint32_t timeout_ms, bool elsewhere) {
+  must(try_submit(number, timeout_ms, elsewhere), "round " + std::to_string(number));
+}
+
+epd_status_t Rounds::try_submit(std::uint64_t number, std::uint32_t timeout_ms, bool elsewhere) {
+  Round& r = add(number);
+  const auto slot = static_cast<std::uint32_t>(number % case_.depth);
+  const std::uint32_t other = elsewhere ? (slot + 1) % case_.depth : slot;
+  upload(r, slot);
+  epd_status_t status = dispatch(r, slot, timeout_ms);
+  if (status != EPD_OK) return status;
+  stream_.copy_out(r.received, group_.slot_on_gpu(slot), bytes_);
+  answer(slot, other);
+  status = combine(r, other, timeout_ms);
+  if (status == EPD_OK) stream_.copy_out(r.combined, group_.slot_on_gpu(other), bytes_);
+  return status;
+}
+
+epd_status_t Rounds::try_submit_combine(std::uint64_t number) {
+  Round& r = add(number);
+  const auto slot = static_cast<std::uint32_t>(number % case_.depth);
+  r.handle = handles_[number];
+  upload(r, slot);
+  const auto y = answer_of(inputs_of(case_, number), rank_).y;
+  std::byte* const place = take();
+  if (!y.empty()) std::memcpy(place, y.data(), y.size() * 2);
+  stream_.copy_in(group_.buffers_in(group_.slot_on_gpu(slot)).y, place, y.size() * 2);
+  const epd_status_t status = combine(r, slot, 20000);
+  if (status == EPD_OK) stream_.copy_out(r.combined, group_.slot_on_gpu(slot), bytes_);
+  return status;
+}
+
+std::byte* Rounds::take() {
+  RANK_CHECK(left_-- > 0, "more rounds than were planned");
+  return std::exchange(free_, free_ + bytes_);
+}
+
+Rounds::Round& Rounds::add(std::uint64_t number) {
+  Round r;
+  r.number = number;
+  r.given = take();
+  r.received = take();
+  r.combined = take();
+  rounds_.push_back(r);
+  return rounds_.back();
+}
+
+void Rounds::upload(const Round& r, std::uint32_t slot) {
+  std::memset(r.given, kPoison, bytes_);
+  fill_dispatch(case_, group_.buffers_in(r.given), input_of(case_, rank_, r.number));
+  stream_.copy_in(group_.slot_on_gpu(slot), r.given, bytes_);
+}
+
+epd_status_t Rounds::dispatch(Round& r, std::uint32_t slot, std::uint32_t timeout_ms) {
+  epd_dispatch_args_t args = dispatch_args(case_, input_of(case_, rank_, r.number).num_tokens);
+  args.slot = slot;
+  args.timeout_ms = timeout_ms;
+  args.on_stream = 1;
+  args.stream = stream_.get();
+  const epd_status_t status =
+      when_there_is_room([&] { return epd_dispatch(group_.get(), &args, &r.dispatch, &r.handle); });
+  if (status == EPD_OK) handles_[r.number] = r.handle;
+  if (status == EPD_OK && case_.defer)
+    must(epd_ticket_wait_on_stream(group_.get(), r.dispatch, stream_.get()), "wait on the stream");
+  return status;
+}
+
+void Rounds::answer(std::uint32_t from_slot, std::uint32_t to_slot) {
+  const epd_buffers_t from = group_.buffers_in(group_.slot_on_gpu(from_slot));
+  const epd_buffers_t to = group_.buffers_in(group_.slot_on_gpu(to_slot));
+  const abi::GroupShape shape = case_.shape();
+  stream_.copy(to.y, from.recv_x, abi::region_bytes(shape, abi::Region::kY));
+  if (from_slot == to_slot) return;
+  stream_.copy(to.topk_weights, from.topk_weights, abi::region_bytes(shape, abi::Region::kTopkWeights));
+}
+
+epd_status_t Rounds::combine(Round& r, std::uint32_t slot, std::uint32_t timeout_ms) {
+  epd_combine_args_t args = combine_args(case_, r.number);
+  args.slot = slot;
+  args.handle = r.handle;
+  args.timeout_ms = timeout_ms;
+  args.on_stream = 1;
+  args.stream = stream_.get();
+  const epd_status_t status =
+      when_there_is_room([&] { return epd_combine(group_.get(), &args, &r.combine); });
+  if (status == EPD_OK && case_.defer)
+    must(epd_ticket_wait_on_stream(group_.get(), r.combine, stream_.get()), "wait on the stream");
+  return status;
+}
+
+// What the expert makes of what the rank receives.
+Answer Rounds::answer_of(const std::vector<Input>& inputs, std::uint32_t rank) const {
+  const auto received = kernels::reference::dispatch_to(case_.params(), inputs, rank);
+  Answer answer;
+  answer.y.resize(received.recv_x.size() / 2);
+  if (!answer.y.empty()) std::memcpy(answer.y.data(), received.recv_x.data(), received.recv_x.size());
+  return answer;
+}
+
+void Rounds::check_received(const Round& r, const epd_result_t& result) const {
+  const std::string text = check_dispatch(case_, group_.buffers_in(r.received), inputs_of(case_, r.number),
+                                          rank_, result, nullptr);
+  RANK_CHECK(text.empty(), name(r.number, "dispatch") + ": " + text);
+}
+
+void Rounds::check_combined(const Round& r) const {
+  const std::vector<Input> inputs = inputs_of(case_, r.number);
+  std::vector<Answer> answers;
+  for (std::uint32_t rank = 0; rank < case_.num_ranks; ++rank) answers.push_back(answer_of(inputs, rank));
+  const auto want =
+      kernels::reference::combine_to(case_.params(), inputs, answers, {case_.weighted, false}, rank_);
+  const auto* out = static_cast<const std::uint16_t*>(group_.buffers_in(r.combined).out);
+  for (std::size_t i = 0; i < want.out.size(); ++i) {
+    RANK_CHECK(out[i] == want.out[i], name(r.number, "combine") + ": out[" + std::to_string(i) + "] is " +
+                                          std::to_string(out[i]) + ", not " + std::to_string(want.out[i]));
+  }
+}
+
+void Rounds::check_all() {
+  for (const Round& r : rounds_) {
+    epd_result_t result = EPD_RESULT_INIT;
+    must(epd_ticket_wait(group_.get(), r.dispatch, kWaitMs, &result), name(r.number, "dispatch"));
+    must(epd_ticket_wait(group_.get(), r.combine, kWaitMs, nullptr), name(r.number, "combine"));
+    check_received(r, result);
+    check_combined(r);
+  }
+  rounds_.clear();
+}
+
+void Rounds::all_must_fail(epd_status_t status) {
+  for (const Round& r : rounds_) {
+    must(epd_ticket_wait(group_.get(), r.dispatch, kWaitMs, nullptr), name(r.number, "dispatch"), status);
+    must(epd_ticket_wait(group_.get(), r.combine, kWaitMs, nullptr), name(r.number, "combine"), status);
+  }
+  rounds_.clear();
+}
+
+bool Rounds::check_those_that_ended_well() {
+  bool good = true;
+  const auto ended_well = [&](epd_ticket_t ticket, epd_result_t* result, const std::string& what) {
+    if (ticket == 0) return false;  // refused
+    const epd_status_t status = epd_ticket_wait(group_.get(), ticket, kWaitMs, result);
+    if (status == EPD_OK) return true;
+    must(status, what, EPD_ENGINE_RESTARTED);
+    good = false;
+    return false;
+  };
+  for (const Round& r : rounds_) {
+    epd_result_t result = EPD_RESULT_INIT;
+    if (ended_well(r.dispatch, &result, name(r.number, "dispatch"))) check_received(r, result);
+    if (ended_well(r.combine, nullptr, name(r.number, "combine"))) check_combined(r);
+  }
+  rounds_.clear();
+  return good;
+}
+
+std::uint64_t epoch_of(const Group& group) {
+  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+  must(epd_group_resume(group.get(), 20000, &info), "resume");
+  return info.epoch;
+}
+
+}  // namespace epd::test

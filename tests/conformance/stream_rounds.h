@@ -1,0 +1,85 @@
+// Rounds of one rank, all in one stream of its own: what the tests of streams enqueue and check.
+#pragma once
+
+#include "conformance.h"
+
+#include "support/cuda_memory.h"
+
+#include <map>
+
+namespace epd::test {
+
+inline constexpr double kStreamSeconds = 60;  // longer than any operation's deadline
+
+Case stream_case(std::uint32_t num_ranks, std::uint32_t depth, epd_layout_t layout = EPD_LAYOUT_COMPACT);
+
+// A ring that is full says so, and takes more as soon as the engine has.
+template <typename Submit>
+epd_status_t when_there_is_room(Submit submit) {
+  for (const double end = now_s() + kStreamSeconds;;) {
+    const epd_status_t status = submit();
+    if (status != EPD_WOULD_BLOCK || now_s() > end) return status;
+    must_say("ring is full");
+    sleep_ms(1);
+  }
+}
+
+// A round is: upload, dispatch, an expert that answers each row with the row, combine; and downloads behind
+// both. Nothing waits for anything but in the stream. All throw RankFailure.
+class Rounds {
+ public:
+  // At most so many in all. No memory is taken later, while streams wait: pinning some may wait for them.
+  Rounds(const Group& group, const Case& c, std::uint32_t rank, std::size_t most);
+  GpuStream& stream() { return stream_; }
+
+  // Combines on the slot after the dispatch's, if it is told to.
+  void submit(std::uint64_t number, std::uint32_t timeout_ms = 20000, bool elsewhere = false);
+  // The status of the first operation that was refused.
+  epd_status_t try_submit(std::uint64_t number, std::uint32_t timeout_ms = 20000, bool elsewhere = false);
+  // Of a round whose dispatch has been completed before.
+  epd_status_t try_submit_combine(std::uint64_t number);
+
+  void must_finish() { RANK_CHECK(stream_.finish(kStreamSeconds), "the stream waits"); }
+
+  // Of all rounds since the last call of one of these three, after must_finish():
+  void check_all();
+  void all_must_fail(epd_status_t status);
+  // False if the engine was restarted under some of them.
+  bool check_those_that_ended_well();
+
+ private:
+  struct Round {
+    std::uint64_t number = 0;
+    std::byte* given = nullptr;     // copies of the slot: as it was uploaded,
+    std::byte* received = nullptr;  // after the dispatch,
+    std::byte* combined = nullptr;  // after the combine
+    epd_ticket_t dispatch = 0;
+    epd_ticket_t combine = 0;
+    epd_handle_t handle = 0;
+  };
+  static constexpr std::size_t kCopies = 3;
+
+  std::byte* take();
+  Round& add(std::uint64_t number);
+  void upload(const Round& r, std::uint32_t slot);
+  epd_status_t dispatch(Round& r, std::uint32_t slot, std::uint32_t timeout_ms);
+  void answer(std::uint32_t from_slot, std::uint32_t to_slot);
+  epd_status_t combine(Round& r, std::uint32_t slot, std::uint32_t timeout_ms);
+  Answer answer_of(const std::vector<Input>& inputs, std::uint32_t rank) const;
+  void check_received(const Round& r, const epd_result_t& result) const;
+  void check_combined(const Round& r) const;
+
+  const Group& group_;
+  const Case case_;
+  const std::uint32_t rank_;
+  const std::size_t bytes_;  // of a slot
+  GpuStream stream_;
+  std::byte* free_ = nullptr;
+  std::size_t left_ = 0;  // copies from there
+  std::vector<Round> rounds_;
+  std::map<std::uint64_t, epd_handle_t> handles_;  // of each round's last dispatch
+};
+
+std::uint64_t epoch_of(const Group& group);
+
+}  // namespace epd::test
