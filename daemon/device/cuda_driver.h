@@ -5,23 +5,24 @@
 
 #include <cuda.h>
 
-#define EPD_CUDA_FUNCTIONS(X)                                                                                \
-  X(cuInit)                                                                                                  \
-  X(cuDriverGetVersion)                                                                                      \
-  X(cuGetErrorName)                                                                                          \
-  X(cuGetErrorString)                                                                                        \
-  X(cuDeviceGetCount)                                                                                        \
-  X(cuDeviceGet) X(cuDeviceGetName) X(cuDeviceGetUuid) X(cuDeviceGetAttribute) X(cuDevicePrimaryCtxRetain)   \
-      X(cuCtxSetCurrent) X(cuCtxGetStreamPriorityRange) X(cuMemGetAllocationGranularity) X(cuMemCreate)      \
-          X(cuMemRelease) X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle)                  \
-              X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess)         \
-                  X(cuMemAlloc) X(cuMemHostAlloc) X(cuMemFreeHost) X(cuMemcpyHtoDAsync) X(cuMemcpyDtoHAsync) \
-                      X(cuMemsetD8Async) X(cuStreamDestroy) X(cuStreamQuery) X(cuStreamSynchronize)          \
-                          X(cuStreamWaitValue32) X(cuStreamWriteValue32) X(cuStreamWriteValue64)             \
-                              X(cuLibraryLoadData) X(cuLibraryGetKernel) X(cuKernelSetAttribute)             \
-                                  X(cuLaunchKernel) X(cuDeviceGetDevResource) X(cuDevSmResourceSplitByCount) \
-                                      X(cuDevResourceGenerateDesc) X(cuGreenCtxCreate) X(cuGreenCtxDestroy)  \
-                                          X(cuCtxFromGreenCtx) X(cuGreenCtxStreamCreate)
+// It takes the list for something else.
+// clang-format off
+#define EPD_CUDA_FUNCTIONS(X)                                                                               \
+  X(cuInit)                                                                                                 \
+  X(cuDriverGetVersion) X(cuGetErrorName) X(cuGetErrorString) X(cuDeviceGetCount) X(cuDeviceGet)            \
+      X(cuDeviceGetName) X(cuDeviceGetUuid) X(cuDeviceGetAttribute) X(cuDevicePrimaryCtxRetain)             \
+          X(cuCtxSetCurrent) X(cuCtxGetStreamPriorityRange) X(cuMemGetAllocationGranularity) X(cuMemCreate) \
+              X(cuMemRelease) X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle)             \
+                  X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess)    \
+                      X(cuMemAlloc) X(cuMemHostAlloc) X(cuMemFreeHost) X(cuMemcpyHtoDAsync)                 \
+                          X(cuMemcpyDtoHAsync) X(cuMemsetD8Async) X(cuStreamDestroy) X(cuStreamQuery)       \
+                              X(cuStreamSynchronize) X(cuStreamWaitValue32) X(cuStreamWriteValue32)         \
+                                  X(cuStreamWriteValue64) X(cuLibraryLoadData) X(cuLibraryGetKernel)        \
+                                      X(cuKernelSetAttribute) X(cuLaunchKernel) X(cuDeviceGetDevResource)   \
+                                          X(cuDevSmResourceSplitByCount) X(cuDevResourceGenerateDesc)       \
+                                              X(cuGreenCtxCreate) X(cuGreenCtxDestroy) X(cuCtxFromGreenCtx) \
+                                                  X(cuGreenCtxStreamCreate)
+// clang-format on
 
 namespace epd {
 

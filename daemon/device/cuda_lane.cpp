@@ -126,7 +126,9 @@ Status CudaLane::allocate() {
 CudaLane::~CudaLane() {
   if (stream_ != nullptr) {
     free_passes();
+    // Both may still write into arenas that are unmapped next.
     must("cuStreamSynchronize", driver_.cuStreamSynchronize(stream_));
+    must("cuStreamSynchronize", driver_.cuStreamSynchronize(device_.partition()->control()));
     let_stream_go();
     device_.lane_closed();
   }

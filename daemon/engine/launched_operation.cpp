@@ -15,6 +15,7 @@ using kernels::cuda::OpResult;
 
 static_assert(sizeof(kernels::cuda::RouteHead) == sizeof(abi::RoutingRecord));
 static_assert(sizeof(abi::OpAnnouncement) == kernels::cuda::kAnnouncementWords * sizeof(std::uint64_t));
+static_assert(abi::kTagIndexBits == kernels::cuda::kRoutingIndexBits);
 static_assert(sizeof(abi::SignalLine) == kernels::cuda::kSignalWords * sizeof(std::uint64_t));
 
 namespace {

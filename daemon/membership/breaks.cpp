@@ -156,9 +156,9 @@ void GroupRegistry::resume(Group& group) {
     if (slot.phase != EnginePhase::kBroken) continue;
     slot.phase = EnginePhase::kServing;
     const bool all = group.device_kind == abi::DeviceKind::kCuda;  // see resumed()
-    const bool awaited = std::any_of(group.members.begin(), group.members.end(), [&, d = device](const auto& e) {
-      return (all || e.second.device == d) && e.second.joining;
-    });
+    const bool awaited = std::any_of(
+        group.members.begin(), group.members.end(),
+        [&, d = device](const auto& e) { return (all || e.second.device == d) && e.second.joining; });
     if (awaited) slot.due_ns = due_in_ms(limits_.engine_ack_ms);
     emit(SendResume{device, message});
   }

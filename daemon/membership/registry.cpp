@@ -114,7 +114,9 @@ Status GroupRegistry::add_member(Group& group, std::uint32_t rank, const JoinReq
                               std::to_string(places.size()) +
                               " groups; allowed: " + std::to_string(kMaxMembershipsPerSession));
   }
-  if (Status status = memory_.acquire({group.id, rank, request.uid, request.device}, group.shape); !status.ok()) return status;
+  if (Status status = memory_.acquire({group.id, rank, request.uid, request.device}, group.shape);
+      !status.ok())
+    return status;
   if (place == places.end()) place = places.emplace(places.end());
   place->generation = place->generation % 0xffffu + 1;
   place->group_id = group.id;

@@ -157,16 +157,15 @@ __device__ inline bool check_announcements(const Operation& op) {
   bool differs = false;
   if (rank < op.shape.num_ranks && is_there(op, rank)) {
     const std::uint64_t* theirs = op.peers[op.rank].announcement + rank * kAnnouncementWords;
-    differs = theirs[1] != op.announcement[1] || theirs[2] != op.announcement[2];
+    differs = theirs[1] != op.announcement[1] || !same_routing(theirs[2], op.announcement[2]);
     if (differs) fail(op, ended(OpError::kMismatch, static_cast<std::int32_t>(rank)));
   }
   return __syncthreads_or(differs) == 0;
 }
 
 // Called by all threads of each CTA when its rows are stored (or pulled) and visible to the calling threads.
-// The last CTA tells every rank, waits until every rank has told this one, and publishes the routing's head (a
-// dispatch that makes one) and then the result.
-// `count_rows()`: M, asked of one thread meanwhile.
+// The last CTA tells every rank, waits until every rank has told this one, and publishes the routing's head
+// (a dispatch that makes one) and then the result. `count_rows()`: M, asked of one thread meanwhile.
 template <typename CountRows>
 __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadline_ns, CountRows count_rows) {
   __shared__ bool last;

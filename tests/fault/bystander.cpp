@@ -59,9 +59,8 @@ class Bystander::Rank {
     dispatch.weights = 1;
     dispatch.timeout_ms = kDeadlineMs;
     epd_handle_t handle = 0;
-    const epd_result_t received = timed(1, "dispatch", [&](epd_ticket_t* ticket) {
-      return group_.dispatch(&dispatch, ticket, &handle);
-    });
+    const epd_result_t received = timed(
+        1, "dispatch", [&](epd_ticket_t* ticket) { return group_.dispatch(&dispatch, ticket, &handle); });
     std::string wrong = check_dispatch(case_, buffers, inputs, rank_, received, nullptr);
     RANK_CHECK(wrong.empty(), wrong);
 

@@ -60,8 +60,7 @@ std::string whole_life(const Daemon& daemon, const Case& c, const std::string& n
   epd_combine_args_t combine = EPD_COMBINE_ARGS_INIT;
   combine.weighted = c.weighted ? 1 : 0;
   epd_result_t result = EPD_RESULT_INIT;
-  step(Stretch::kSubmit,
-       [&] { must(group.dispatch(&dispatch, &ticket, &combine.handle), "dispatch"); });
+  step(Stretch::kSubmit, [&] { must(group.dispatch(&dispatch, &ticket, &combine.handle), "dispatch"); });
   const Stretch wait = traced == Stretch::kWaitLong ? Stretch::kWaitLong : Stretch::kWait;
   death.waiting = ::getpid();
   step(wait, [&] { must(group.wait(ticket, kHangMs, &result), "dispatch"); });

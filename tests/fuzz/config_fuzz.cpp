@@ -46,12 +46,14 @@ void check(const Config& config) {
   const std::vector<OptionInfo> options = config_options();
   require(config.entries.size() == options.size() + config.access.rules().size(),
           "every option and rule is shown");
-  require(config.host_devices + config.cuda_devices >= 1 && config.host_devices <= 64, "devices.host in its limits");
+  require(config.host_devices + config.cuda_devices >= 1 && config.host_devices <= 64,
+          "devices.host in its limits");
   require(config.max_sessions >= 1 && config.max_sessions <= 65536, "limits.max_sessions in its limits");
   require(config.socket_mode <= 0777, "daemon.socket_mode in its limits");
   require(!config.socket.empty() && config.socket != config.control_socket, "two sockets");
   require(config.restart_backoff_min_ms <= config.restart_backoff_max_ms, "pauses in order");
-  require(config.effective_sms(abi::DeviceKind::kHost) >= 1 && config.effective_arena_bytes() >= 1, "effective values");
+  require(config.effective_sms(abi::DeviceKind::kHost) >= 1 && config.effective_arena_bytes() >= 1,
+          "effective values");
   const std::vector<std::uint32_t> gids = {0, 1000};
   for (const std::uint32_t uid : {0u, 1000u, 65534u}) {
     const Caller caller{uid, gids};

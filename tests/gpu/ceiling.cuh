@@ -38,7 +38,8 @@ extern "C" __global__ void __launch_bounds__(kProbeThreads, 1) push_plain_probe(
 }
 
 // Rows from all targets in turn, `piece` bytes at a time.
-extern "C" __global__ void __launch_bounds__(kProbeThreads, 1) pull_probe(ProbeTargets targets, std::uint32_t piece) {
+extern "C" __global__ void __launch_bounds__(kProbeThreads, 1)
+    pull_probe(ProbeTargets targets, std::uint32_t piece) {
   using namespace kernels::cuda;
   extern __shared__ __align__(128) std::uint8_t memory[];
   __shared__ std::uint64_t barriers[kProbeWarps];
@@ -64,8 +65,8 @@ extern "C" __global__ void __launch_bounds__(kProbeThreads, 1) pull_probe(ProbeT
 }
 
 // Opens when the host has said `go` and all devices have come here with `tag`; gives up after five seconds.
-extern "C" __global__ void gate_kernel(GateLines lines, std::uint32_t device, std::uint64_t tag, const std::uint32_t* go,
-                            std::uint32_t ticket) {
+extern "C" __global__ void gate_kernel(GateLines lines, std::uint32_t device, std::uint64_t tag,
+                                       const std::uint32_t* go, std::uint32_t ticket) {
   using namespace kernels::cuda;
   const std::uint64_t end = nanoseconds() + 5'000'000'000;
   while (load_relaxed_system(go) < ticket && nanoseconds() < end) {

@@ -310,8 +310,7 @@ TEST_F(Operate, TerminationEndsSessionsThatStay) {
       epd_ticket_t ticket = 0;
       epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
       args.timeout_ms = 60000;
-      if (rank == 0)
-        must(group.dispatch(&args, &ticket, nullptr), "dispatch");  // waits for rank 1
+      if (rank == 0) must(group.dispatch(&args, &ticket, nullptr), "dispatch");  // waits for rank 1
       stage->joined.arrive();
       const auto ended = [](epd_status_t status) {
         return status == EPD_ABORTED || status == EPD_DAEMON_LOST;

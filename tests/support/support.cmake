@@ -1,4 +1,5 @@
 include_guard(GLOBAL)
+include(${CMAKE_CURRENT_LIST_DIR}/fake_cuda.cmake)
 # Shared by the tests that run a real daemon and real client processes.
 add_library(epd_test_support STATIC
   ${CMAKE_CURRENT_LIST_DIR}/census.cpp

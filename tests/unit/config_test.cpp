@@ -97,8 +97,8 @@ TEST_F(ConfigFile, BadValuesAreRefusedWithWhatIsAllowed) {
     std::vector<const char*> words;
   };
   const Case cases[] = {
-      {"devices.host = 0", {"devices.host", "\"0\"", "1..64"}},
-      {"devices.host = -1", {"devices.host", "\"-1\"", "1..64"}},
+      {"devices.host = 0", {"devices.host", "devices.cuda", "at least one device"}},
+      {"devices.host = -1", {"devices.host", "\"-1\"", "0..64"}},
       {"devices.host = \"2\"", {"devices.host", "integer", "line 1"}},
       {"devices.host = 2.5", {"devices.host", "integer"}},
       {"log.level = \"loud\"", {"log.level", "loud", "trace, debug, info, warning, error"}},
@@ -256,8 +256,8 @@ TEST_F(ConfigFile, AReloadRefusesWhatIsFixedByName) {
   for (const char* word : {"devices.host", "\"2\"", "\"3\"", "nothing was applied"})
     EXPECT_NE(after.status().message().find(word), std::string::npos) << after.status().message();
   for (const OptionInfo& option : config_options()) {
-    const bool fixed =
-        option.key.rfind("daemon.", 0) == 0 || option.key == "log.format" || option.key == "devices.host";
+    const bool fixed = option.key.rfind("daemon.", 0) == 0 || option.key == "log.format" ||
+                       option.key == "devices.host" || option.key == "devices.cuda";
     EXPECT_EQ(option.reloadable, !fixed) << option.key;
   }
 }

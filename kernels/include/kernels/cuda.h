@@ -15,6 +15,17 @@ namespace epd::kernels::cuda {
 inline constexpr std::uint32_t kMaxRanks = 32;    // reached over NVLink; a set of ranks is one word
 inline constexpr std::uint32_t kSignalWords = 8;  // a signal is a word on a 64-byte line of its own
 inline constexpr std::uint32_t kAnnouncementWords = 4;
+inline constexpr std::uint32_t kRoutingIndexBits =
+    40;  // of announcement word 2; above them an epoch, 0 = not known
+
+// Whether two announcements name the same routing (0: a new one). A rank that came after a dispatch does not
+// know its epoch.
+constexpr bool same_routing(std::uint64_t a, std::uint64_t b) {
+  if (a == b) return true;
+  const bool came_later =
+      a != 0 && b != 0 && ((a >> kRoutingIndexBits) == 0 || (b >> kRoutingIndexBits) == 0);
+  return came_later && (a ^ b) << (64 - kRoutingIndexBits) == 0;
+}
 inline constexpr std::uint32_t kMaxThreads = 512;
 
 enum class OpError : std::uint32_t {
@@ -121,7 +132,7 @@ struct alignas(16) Operation {
   std::uint32_t rank = 0;
   std::uint32_t num_tokens = 0;
   std::uint64_t tag = 0;
-  std::uint64_t announcement[kAnnouncementWords] = {};  // words 1 and 2 must agree among the ranks
+  std::uint64_t announcement[kAnnouncementWords] = {};  // word 1, and the routing in word 2, must agree
   bool cached = false;                                  // dispatch: `routing` is already made
   bool mark_unused = false;                             // rows above what was received are marked too
   bool zero_padding = false;                            // and rows so marked are zeroed

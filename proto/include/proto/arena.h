@@ -174,8 +174,8 @@ constexpr std::uint64_t placement_words(const GroupShape& s) {
 //   expert_counts[s][e] compact: selections of s for the experts of d, other columns are not written;
 //                     else: rows that s sends to each expert
 // A dispatch that reuses a routing announces no counts.
-// Beside the blocks, num_routes() routing records, written by d's own engine. On CUDA devices each has two halves,
-// since a dispatch overwrites before all ranks have come to it: the older is overwritten. Each half:
+// Beside the blocks, num_routes() routing records, written by d's own engine. On CUDA devices each has two
+// halves, since a dispatch overwrites before all ranks have come to it: the older is overwritten. Each half:
 //   record, placement (placement_words), topk[T,K] (int32, validated), and on CUDA devices
 //   rows[T,K] (int32: the row at the choice's rank if the choice sends it, else -1)
 struct ExchangeArenaLayout {

@@ -50,7 +50,8 @@ enum class LinkType : std::uint16_t {
   kResumed = 40,
 };
 
-// How an engine's process ends: 0 as told, 1 the supervisor is gone, 2 something that a restart may not mend, and:
+// How an engine's process ends: 0 as told, 1 the supervisor is gone, 2 something that a restart may not mend,
+// and:
 inline constexpr int kExitDeviceFailed = 3;  // nothing can be done with the GPU any more; memory is as it was
 inline constexpr int kExitDeviceBusy = 4;    // the GPU takes no new process yet: try again
 

@@ -139,7 +139,7 @@ bool Kernel::check_announcements() const {
   std::optional<std::uint32_t> differs;
   for_ranks_there([&](std::uint32_t rank) {
     const std::uint64_t* theirs = own().announcement + rank * kAnnouncementWords;
-    const bool same = theirs[1] == op_.announcement[1] && theirs[2] == op_.announcement[2];
+    const bool same = theirs[1] == op_.announcement[1] && same_routing(theirs[2], op_.announcement[2]);
     if (!same && !differs) differs = rank;
   });
   if (differs) publish(ended(OpError::kMismatch, static_cast<std::int32_t>(*differs)));
