@@ -336,9 +336,9 @@ bool LaunchedOperation::completed_anyway() {
     if (is_dispatch() && !counted_) publish_counts();
     result.error = OpError::kNone;
     result.num_recv_rows = num_recv_rows_;
-    result.num_dropped = 0;
     if (routes()) {
-      const RouteHeads::Head head{index_ + 1, group_.epoch, submission_.num_tokens, num_recv_rows_, 0, 0};
+      const RouteHeads::Head head{index_ + 1,     group_.epoch,       submission_.num_tokens,
+                                  num_recv_rows_, result.num_dropped, 0};
       launcher_.write(route_.half, &head, sizeof(head));
     }
   }

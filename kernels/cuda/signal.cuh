@@ -101,7 +101,9 @@ __device__ inline bool must_leave(const Operation& op, std::uint64_t deadline_ns
   if (load_relaxed(&workspace(op).failed) == op.tag) return true;
   const auto culprit = static_cast<std::int32_t>(__ffs(static_cast<int>(waiting))) - 1;
   if (op.abort != nullptr && load_relaxed_system(op.abort) != 0) {
-    fail(op, ended(OpError::kAborted, culprit));
+    OpResult ending = ended(OpError::kAborted, culprit);
+    ending.num_dropped = __ldcg(&workspace(op).dropped);  // should all ranks turn out to be done
+    fail(op, ending);
     return true;
   }
   if (nanoseconds() >= deadline_ns) {

@@ -49,7 +49,7 @@ struct OpResult {
   std::uint64_t rows;
   std::uint64_t room;
   std::uint32_t num_recv_rows;
-  std::uint32_t num_dropped;  // selections of ranks that are not there
+  std::uint32_t num_dropped;  // selections of ranks that are not there; kAborted too, once all are counted
 };
 
 // One rank of the group. `ready` is null for a rank that is not there.

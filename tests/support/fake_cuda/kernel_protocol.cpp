@@ -116,7 +116,9 @@ bool Kernel::wait_signals(const std::uint64_t* lines) {
     if (device_.over()) return false;
     const auto culprit = static_cast<std::int32_t>(__builtin_ctz(waiting));
     if (op_.abort != nullptr && load_acquire(op_.abort) != 0) {
-      publish(ended(OpError::kAborted, culprit));
+      OpResult ending = ended(OpError::kAborted, culprit);
+      ending.num_dropped = plan_.num_dropped;
+      publish(ending);
       return false;
     }
     if (nanoseconds() - start_ns_ >= op_.timeout_ns) {
