@@ -14,9 +14,6 @@ fi
 build=$1
 out=$2
 programs=(epd epctl epbench operations_test)
-for optional in streams_test cuda_faults_test; do
-  if [[ -x $build/bin/$optional ]]; then programs+=("$optional"); fi
-done
 
 rm -rf "$out"
 mkdir -p "$out/bin" "$out/lib"

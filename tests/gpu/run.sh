@@ -1,7 +1,14 @@
 #!/bin/sh
 # Builds the CUDA kernels, their test and their benchmark on a machine with GPUs, and runs all of it within
-# about eight minutes. Usage: tests/gpu/run.sh [full]     (from the root of the sources; output in build/gpu)
+# about eight minutes. Usage: tests/gpu/run.sh [--daemon DIR] [full]   (from the root of the sources; output in
+# build/gpu). With --daemon also, under MPS, the conformance tests and the benchmark's suite of what pack.sh has put
+# in DIR. (Tests that kill an engine are left out: under MPS that takes the clients of its GPU along.)
 set -u
+daemon=
+if [ "${1:-}" = --daemon ]; then
+  daemon=$(cd "${2:?--daemon needs a folder}" && pwd) || exit 2
+  shift 2
+fi
 here=$(cd "$(dirname "$0")/../.." && pwd)
 out=${EPD_GPU_BUILD:-$here/build/gpu}
 mkdir -p "$out"
@@ -49,11 +56,21 @@ if command -v compute-sanitizer > /dev/null && [ "${EPD_GPU_SANITIZE:-1}" = 1 ];
   step memcheck 90 compute-sanitizer --tool memcheck --error-exitcode 9 "$out/kernels_test" 30 1 256
   step racecheck 90 compute-sanitizer --tool racecheck --error-exitcode 9 "$out/kernels_test" 15 1 256 no-failures
 fi
-for name in test memcheck racecheck; do
+if [ -n "$daemon" ]; then
+  EPD_TEST_BIN=$daemon/bin
+  EPD_TEST_GPUS=$(nvidia-smi --list-gpus | wc -l)
+  export EPD_TEST_BIN EPD_TEST_GPUS
+  nvidia-cuda-mps-control -d && sleep 1
+  step conformance 150 "$daemon/bin/operations_test" --gtest_filter='*/cuda-*ThatIsKilled*:*ThatAreKilled*'
+  step suite 120 "$daemon/bin/epbench" suite --backend cuda
+  echo quit | nvidia-cuda-mps-control > /dev/null
+fi
+for name in test memcheck racecheck conformance; do
   [ -f "$out/$name.log" ] && { echo "== $name"; tail -25 "$out/$name.log"; }
 done
 echo "== bench"
 cat "$out/bench.log"
+[ -f "$out/suite.log" ] && { echo "== suite"; cat "$out/suite.log"; }
 echo "== summary"
 printf '%s' "$table"
 exit $failed
