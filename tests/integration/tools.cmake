@@ -29,7 +29,7 @@ set_tests_properties(tools.epbench_both_bf16 tools.epbench_dispatch_fp8_zipf too
 
 # The same on CUDA devices, with the fake driver.
 include(${CMAKE_CURRENT_LIST_DIR}/../support/fake_cuda.cmake)
-if(EPD_FAKE_CUDA)
+if(EPD_CUDA AND EPD_FAKE_CUDA)
   set(_epbench_cuda epbench --epd $<TARGET_FILE:epd> --backend cuda --warm-cache --iters 4 --warmup 1)
   add_test(NAME tools.epbench_cuda_both
     COMMAND ${_epbench_cuda} --experts 16 --ranks 4 --op both --tokens 64 --hidden 1024 --check all --json)

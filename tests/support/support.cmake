@@ -27,7 +27,7 @@ function(epd_system_test name)
   add_dependencies(${name} epd epctl)
   # CUDA devices where there are none: see fake_cuda/README.md.
   set(environment)
-  if(TARGET fake_cuda)
+  if(EPD_CUDA AND TARGET fake_cuda)
     add_dependencies(${name} fake_cuda)
     set(environment ENVIRONMENT LD_LIBRARY_PATH=$<TARGET_FILE_DIR:fake_cuda>)
   endif()
