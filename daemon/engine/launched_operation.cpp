@@ -230,6 +230,7 @@ StepResult LaunchedOperation::conclude(std::uint64_t now_ns) {
     forget_route();
     return fail_as(result, now_ns);
   }
+  if (is_dispatch() && !counted_) publish_counts();  // both came between two looks
   keep_route(result);
   if (is_dispatch() && has(abi::kFlagDefer)) member_.publish_sent(submission_.slot, submission_.ticket);
   // Bytes of rows delivered to this rank stand for those it sent: the device counts no others.
