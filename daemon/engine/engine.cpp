@@ -177,7 +177,8 @@ bool Engine::settled(const Group& group) const {
   });
 }
 
-// Of a group that is to be forgotten now: its operations have been abandoned.
+// Of a group that is to be forgotten now: its operations have been abandoned, and none may outlive it. A
+// device that does not let go of one has its engine killed by the supervisor, which waits for the answer.
 void Engine::settle(Group& group) {
   while (!settled(group)) ::sched_yield();
 }

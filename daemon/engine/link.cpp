@@ -404,6 +404,7 @@ Status Engine::remove_group(const abi::GroupRef& message) {
     for (const auto& operation : operations_) {
       if (&operation->member().group == group) operation->abandon();
     }
+    settle(*group);
     fail_operations(*group, 0, gone);
     for (const auto& member : group->members) {
       answer_orphans(*member, StatusCode::kAborted);
