@@ -141,7 +141,8 @@ int check_config(const ServeFlags& flags) {
 }
 
 struct EngineFlags {
-  EngineOptions options{"", 3, 4, 5};
+  EngineOptions options{"", false, 3, 4, 5};
+  std::string mode = "launched";
   std::string log_level = "info";
   std::string log_format = "logfmt";
 };
@@ -149,6 +150,7 @@ struct EngineFlags {
 CLI::App* add_engine_command(CLI::App& app, EngineFlags& flags) {
   CLI::App* command = app.add_subcommand("engine", "Serve one device; started by the daemon, not by hand");
   command->add_option("--device", flags.options.device, "host:N or cuda:N")->required();
+  command->add_option("--mode", flags.mode)->check(CLI::IsMember({"launched", "resident"}));
   command->add_option("--link-fd", flags.options.link_fd, "Socket to the supervisor");
   command->add_option("--page-fd", flags.options.page_fd, "This engine's EnginePage");
   command->add_option("--bell-fd", flags.options.bell_fd, "Eventfd that other engines ring");
@@ -167,7 +169,9 @@ int run_engine(const EngineFlags& flags) {
   ::prctl(PR_SET_NAME, ("epd-" + flags.options.device).c_str());
   log_init("engine " + flags.options.device, levels.at(flags.log_level),
            flags.log_format == "json" ? LogFormat::kJson : LogFormat::kLogfmt);
-  return engine_main(flags.options);
+  EngineOptions options = flags.options;
+  options.resident = flags.mode == "resident";
+  return engine_main(options);
 }
 
 // A mistyped option deserves a better answer than CLI11's.

@@ -1,9 +1,10 @@
 #include "cuda_device.h"
 
 #include "base/log.h"
-#include "cuda_lane.h"
 #include "cuda_memory.h"
+#include "launched_lane.h"
 #include "proto/link.h"
+#include "resident_lane.h"
 
 #include <unistd.h>
 #include <algorithm>
@@ -19,6 +20,13 @@ void cuda_must(const CudaDriver& driver, const char* what, CUresult result) {
             {{"error", driver.describe(what, result)}});
   ::_exit(abi::kExitDeviceFailed);  // no destructor may touch the context again
 }
+
+namespace {
+
+// Of which no resident kernel may take hold: the driver's own kernels (memset) must have somewhere to run.
+constexpr std::uint32_t kSpareSms = 2;
+
+}  // namespace
 
 // ---- partition
 
@@ -68,7 +76,7 @@ CUstream Partition::take_stream(int priority) {
 
 // ---- device
 
-Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name) {
+Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name, LaunchMode mode) {
   // With a kernel that stays, the first launch of any other would wait for ever to be loaded.
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(kQueues).c_str(), 0);
@@ -80,20 +88,25 @@ Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name) {
   CUdevice number = 0;
   CUresult result = driver.cuDeviceGet(&number, static_cast<int>(name.index));
   if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuDeviceGet", result));
-  std::unique_ptr<CudaDevice> device(new CudaDevice(driver, number, name.text()));
+  std::unique_ptr<CudaDevice> device(new CudaDevice(driver, number, name.text(), mode));
   device->max_sms_ = facts->num_sms;
-  device->num_sms_ = facts->num_sms;
+  if (mode == LaunchMode::kResident) device->max_sms_ -= std::min(kSpareSms, facts->num_sms - 1);
+  device->num_sms_ = device->max_sms_;
   if (Status status = device->start(); !status.ok()) return status;
   return std::unique_ptr<Device>(std::move(device));
+}
+
+CudaDevice::~CudaDevice() {
+  if (clearing_ != nullptr) driver_.cuStreamDestroy(clearing_);
 }
 
 Status CudaDevice::start() {
   const auto failed = [this](const char* what, CUresult result) {
     return driver_.refused(StatusCode::kInternal, name_ + ": ", what, result);
   };
-  CUcontext primary = nullptr;  // of the process until it ends; green contexts need it
-  CUresult result = driver_.cuDevicePrimaryCtxRetain(&primary, device_);
-  if (result == CUDA_SUCCESS) result = driver_.cuCtxSetCurrent(primary);
+  CUresult result = driver_.cuDevicePrimaryCtxRetain(&primary_, device_);
+  if (result == CUDA_SUCCESS) result = driver_.cuCtxSetCurrent(primary_);
+  if (result == CUDA_SUCCESS) result = driver_.cuStreamCreate(&clearing_, CU_STREAM_NON_BLOCKING);
   if (result != CUDA_SUCCESS) return failed("cuDevicePrimaryCtxRetain", result);
   int bytes = 0;
   result =
@@ -121,7 +134,7 @@ Status CudaDevice::start() {
 // Lanes move to the new partition when nothing of theirs is in flight. Until then both are in use, so the new
 // one takes other SMs.
 void CudaDevice::set_num_sms(std::uint32_t sms) {
-  sms = std::clamp(sms, std::max(1u, num_lanes_), max_sms_);  // each lane keeps one
+  sms = std::clamp(sms, std::max(1u, num_lanes()), max_sms_);  // each lane keeps one
   if (sms == num_sms_) return;
   Result<std::shared_ptr<Partition>> made = Partition::make(driver_, device_, sms, partition_.get());
   if (!made.ok()) {
@@ -132,6 +145,11 @@ void CudaDevice::set_num_sms(std::uint32_t sms) {
   num_sms_ = sms;
   partition_ = *made;
   cuda_must(driver_, "cuCtxSetCurrent", driver_.cuCtxSetCurrent(partition_->context()));
+  share_anew();
+}
+
+void CudaDevice::share_anew() {
+  for (CudaLane* lane : lanes_) lane->follow_share();
 }
 
 Result<std::unique_ptr<Arena>> CudaDevice::map_arena(int fd, std::uint64_t bytes) {
@@ -139,18 +157,29 @@ Result<std::unique_ptr<Arena>> CudaDevice::map_arena(int fd, std::uint64_t bytes
 }
 
 Result<std::unique_ptr<Lane>> CudaDevice::open_lane(const LaneShape& shape) {
-  if (num_lanes_ >= kMaxLanes) {
-    return resource_exhausted(name_ + " serves " + std::to_string(num_lanes_) +
+  if (num_lanes() >= kMaxLanes) {
+    return resource_exhausted(name_ + " serves " + std::to_string(num_lanes()) +
                               " ranks; allowed: " + std::to_string(kMaxLanes) + " on one GPU");
   }
-  if (num_lanes_ >= num_sms_) {
-    return resource_exhausted(name_ + " serves " + std::to_string(num_lanes_) +
+  if (num_lanes() >= num_sms_) {
+    return resource_exhausted(name_ + " serves " + std::to_string(num_lanes()) +
                               " ranks; allowed: one for each of its " + std::to_string(num_sms_) +
                               " SMs for operations (devices.sms), since none may wait for another's");
   }
-  Result<std::unique_ptr<Lane>> lane = CudaLane::open(*this, shape);
-  if (lane.ok()) ++num_lanes_;
-  return lane;
+  std::unique_ptr<CudaLane> lane;
+  if (mode_ == LaunchMode::kResident) {
+    lane = std::make_unique<ResidentLane>(*this, shape);
+  } else {
+    lane = std::make_unique<LaunchedLane>(*this, shape);
+  }
+  if (Status status = lane->allocate(); !status.ok()) return status;
+  lanes_.push_back(lane.get());
+  share_anew();
+  return std::unique_ptr<Lane>(std::move(lane));
+}
+
+void CudaDevice::lane_closed(CudaLane* lane) {
+  if (std::erase(lanes_, lane) != 0) share_anew();
 }
 
 Result<LaneMemory> CudaDevice::take_memory(std::size_t device_bytes, std::size_t host_bytes) {
@@ -173,10 +202,9 @@ Result<LaneMemory> CudaDevice::take_memory(std::size_t device_bytes, std::size_t
                             " has no room for a rank's workspace: " + driver_.describe("cuMemAlloc", result));
 }
 
-CUkernel CudaDevice::kernel(kernels::cuda::Kind kind, const kernels::cuda::Operation& op) const {
-  const char* const wanted = kernels::cuda::kernel_name(kind, op);
+CUkernel CudaDevice::kernel(const char* name) const {
   for (std::size_t i = 0; i < kernels_.size(); ++i) {
-    if (std::strcmp(kernels::cuda::kKernelNames[i], wanted) == 0) return kernels_[i];
+    if (std::strcmp(kernels::cuda::kKernelNames[i], name) == 0) return kernels_[i];
   }
   EPD_CHECK(!"a kernel of the image");
   return nullptr;
@@ -196,15 +224,17 @@ void CudaDevice::write(void* device, const void* from, std::size_t bytes) {
   cuda_must(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(stream));
 }
 
+// By a kernel of the driver's: the partition's SMs may all be held.
 void CudaDevice::clear(void* device, std::size_t bytes) {
-  const CUstream stream = partition_->control();
+  cuda_must(driver_, "cuCtxSetCurrent", driver_.cuCtxSetCurrent(primary_));
   cuda_must(driver_, "cuMemsetD8Async",
-            driver_.cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(device), 0, bytes, stream));
-  cuda_must(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(stream));
+            driver_.cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(device), 0, bytes, clearing_));
+  cuda_must(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(clearing_));
+  cuda_must(driver_, "cuCtxSetCurrent", driver_.cuCtxSetCurrent(partition_->context()));
 }
 
-Result<std::unique_ptr<Device>> make_cuda_device(const DeviceName& name) {
-  return CudaDevice::make(name);
+Result<std::unique_ptr<Device>> make_cuda_device(const DeviceName& name, LaunchMode mode) {
+  return CudaDevice::make(name, mode);
 }
 
 }  // namespace epd

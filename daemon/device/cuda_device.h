@@ -59,9 +59,12 @@ struct LaneMemory {
   std::size_t host_bytes = 0;
 };
 
+class CudaLane;
+
 class CudaDevice final : public Device, public Launcher {
  public:
-  static Result<std::unique_ptr<Device>> make(const DeviceName& name);
+  static Result<std::unique_ptr<Device>> make(const DeviceName& name, LaunchMode mode);
+  ~CudaDevice() override;
 
   const std::string& name() const override { return name_; }
   std::uint32_t max_sms() const override { return max_sms_; }
@@ -80,30 +83,35 @@ class CudaDevice final : public Device, public Launcher {
   const std::shared_ptr<Partition>& partition() const { return partition_; }
   std::size_t max_shared_bytes() const { return max_shared_bytes_; }
   // What each lane may have, so that all fit beside each other.
-  std::uint32_t lane_sms() const { return std::max(1u, num_sms_ / std::max(1u, num_lanes_)); }
-  CUkernel kernel(kernels::cuda::Kind kind, const kernels::cuda::Operation& op) const;
+  std::uint32_t lane_sms() const { return std::max(1u, num_sms_ / std::max(1u, num_lanes())); }
+  CUkernel kernel(const char* name) const;
   Result<LaneMemory> take_memory(std::size_t device_bytes, std::size_t host_bytes);
   void give_back(const LaneMemory& memory) { free_memory_.push_back(memory); }
-  void lane_closed() { --num_lanes_; }
+  void lane_closed(CudaLane* lane);
 
  private:
-  CudaDevice(const CudaDriver& driver, CUdevice device, std::string name)
-      : driver_(driver), device_(device), name_(std::move(name)) {}
+  CudaDevice(const CudaDriver& driver, CUdevice device, std::string name, LaunchMode mode)
+      : driver_(driver), device_(device), name_(std::move(name)), mode_(mode) {}
   Status start();
+  std::uint32_t num_lanes() const { return static_cast<std::uint32_t>(lanes_.size()); }
+  void share_anew();
 
   const CudaDriver& driver_;
   const CUdevice device_;
   const std::string name_;
+  const LaunchMode mode_;
   std::uint32_t max_sms_ = 0;
   std::uint32_t num_sms_ = 0;
-  std::uint32_t num_lanes_ = 0;
   std::size_t max_shared_bytes_ = 0;
+  CUcontext primary_ = nullptr;  // of the process until it ends; green contexts need it
+  CUstream clearing_ = nullptr;  // the primary context's, of all SMs
   std::shared_ptr<Partition> partition_;
+  std::vector<CudaLane*> lanes_;
   std::vector<LaneMemory> free_memory_;
   CUlibrary library_ = nullptr;
   std::array<CUkernel, std::size(kernels::cuda::kKernelNames)> kernels_{};
 };
 
-Result<std::unique_ptr<Device>> make_cuda_device(const DeviceName& name);
+Result<std::unique_ptr<Device>> make_cuda_device(const DeviceName& name, LaunchMode mode);
 
 }  // namespace epd

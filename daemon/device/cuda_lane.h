@@ -1,47 +1,58 @@
-// One rank's stream on a GPU, and what its operations need beside the arenas.
+// What all lanes of a GPU have: places for operations, flights, and the client's words. How operations get to
+// run is for launched_lane.h and resident_lane.h.
 #pragma once
 
 #include "cuda_device.h"
 
+#include <array>
 #include <map>
-#include <vector>
+#include <memory>
 
 namespace epd {
 
-class CudaLane final : public Lane {
+class CudaLane : public Lane {
  public:
-  static Result<std::unique_ptr<Lane>> open(CudaDevice& device, const LaneShape& shape);
   ~CudaLane() override;
 
-  std::unique_ptr<Flight> launch(const LaunchRequest& request) override;
-  void pass(const StreamSignal& signal) override;
-  void release(const StreamSignal& signal) override;
+  std::unique_ptr<Flight> launch(const LaunchRequest& request) final;
+  void release(const kernels::cuda::Signal& signal) final;
 
- private:
-  friend class CudaFlight;
+  // Once, before anything else. UNSUPPORTED: the device can't hold a row.
+  Status allocate();
+  // The device's SMs, or their share for each lane, are not what they were. Also called whenever nothing is
+  // in flight.
+  virtual void follow_share() = 0;
 
-  // What of a place the host and the device both see; followed by the words of a placement.
+ protected:
+  using Kind = kernels::cuda::Kind;
+  using Operation = kernels::cuda::Operation;
+  using Signal = kernels::cuda::Signal;
+
+  CudaLane(CudaDevice& device, const LaneShape& shape);
+
+  // Runs the operation, which lies in host_place(place).staging, behind those started before.
+  virtual void start(Kind kind, std::uint32_t place) = 0;
+  // Its abort word is set: frees it from waiting for the client's stream.
+  virtual void free_from_waiting(const Signal& signal) = 0;
+  virtual std::size_t queue_bytes() const { return 0; }  // of device memory, zeroed, at queue()
+
+  // What of a place the host and the device both see. Those of dispatch and combine are followed by a
+  // placement.
   struct HostPlace {
-    kernels::cuda::Operation staging;
+    Operation staging;
     kernels::cuda::OpResult result;
     std::uint64_t counted;  // tag
     std::uint32_t abort;    // looked at by waiting kernels; here, as no stream need have a turn to write it
   };
-  CudaLane(CudaDevice& device, const LaneShape& shape);
-  Status allocate();
-  HostPlace& host_place(std::uint32_t place) const {
-    return *reinterpret_cast<HostPlace*>(memory_.host + place * host_stride_);
-  }
-  std::int32_t* placement(std::uint32_t place) const {
-    return reinterpret_cast<std::int32_t*>(memory_.host + place * host_stride_ + sizeof(HostPlace));
-  }
-  CUdeviceptr device_op(std::uint32_t place) const;
-  void write_word(CUstream stream, const void* word, std::uint32_t value) const;
-  // Of passes: nothing that comes after them in the stream can have begun.
-  void free_passes();
-  void follow_partition();
+  HostPlace& host_place(std::uint32_t place) const;
+  CUdeviceptr device_op(std::uint32_t place) const { return memory_.device + place * sizeof(Operation); }
+  CUdeviceptr queue() const { return workspace_ + workspace_bytes_; }
+  std::uint32_t in_flight() const { return in_flight_; }
+  void take_stream();
+  // Nothing is in flight, and the stream has come to its end.
   void let_stream_go();
-  void prepare(const LaunchRequest& request);
+  CUstream control() const { return device_.partition()->control(); }
+  void write_word(const void* word, std::uint32_t value) const;
   void must(const char* what, CUresult result) const { cuda_must(driver_, what, result); }
 
   CudaDevice& device_;
@@ -49,15 +60,31 @@ class CudaLane final : public Lane {
   const LaneShape shape_;
   std::shared_ptr<Partition> partition_;
   CUstream stream_ = nullptr;
+
+ private:
+  friend class CudaFlight;
+
+  std::int32_t* placement(std::uint32_t place) const;
+  void prepare(const LaunchRequest& request, std::uint32_t place);
+  std::uint32_t take_noop_place();
+  void flight_ended(std::uint32_t place, const Signal& signal);
+  void write_owed(const void* word);
+
   int stream_priority_ = 0;
-  LaneMemory memory_;  // of the device: operations, workspace; of the host: places
+  LaneMemory memory_;  // of the device: operations, workspace, queue; of the host: places
   std::size_t host_stride_ = 0;
   CUdeviceptr workspace_ = 0;
   std::size_t workspace_bytes_ = 0;
-  std::map<const void*, StreamSignal> passing_;    // the last of each ready word
-  std::map<const void*, std::uint32_t> released_;  // the furthest of each done word
   std::uint32_t in_flight_ = 0;
-  bool dirty_ = false;  // an operation has failed: the workspace's counters are anything
+  std::uint64_t noops_ = 0;
+  std::array<bool, kMaxNoops> noop_places_{};  // taken
+  struct Word {
+    std::uint32_t flights = 0;  // that will write it
+    bool owed = false;          // `furthest` is still to be written
+    bool written = false;       // `furthest` means something
+    std::uint32_t furthest = 0;
+  };
+  std::map<const void*, Word> done_;
 };
 
 }  // namespace epd

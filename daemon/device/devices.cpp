@@ -55,14 +55,16 @@ Result<UniqueFd> make_arena_memory(const DeviceName& device, const char* label, 
 #endif
 }
 
-Result<std::unique_ptr<Device>> make_device(const std::string& name, std::function<void()> notify) {
+Result<std::unique_ptr<Device>> make_device(const std::string& name, LaunchMode mode,
+                                            std::function<void()> notify) {
   Result<DeviceName> parsed = parse_device_name(name);
   if (!parsed.ok()) return parsed.status();
   if (parsed->kind == abi::DeviceKind::kHost)
     return std::unique_ptr<Device>(std::make_unique<HostDevice>(name, std::move(notify)));
 #if EPD_WITH_CUDA
-  return make_cuda_device(*parsed);
+  return make_cuda_device(*parsed, mode);
 #else
+  static_cast<void>(mode);
   return built_without(*parsed);
 #endif
 }

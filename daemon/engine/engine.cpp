@@ -115,8 +115,8 @@ StepResult Engine::step(Operation& operation, std::int32_t first) {
   StepResult result = stands_back ? StepResult::kIdle : operation.step(now_ns_);
   if (result == StepResult::kIdle && now_ns_ >= operation.deadline_ns()) result = operation.expire(now_ns_);
   if (result != StepResult::kFailed) return result;
-  if (group.phase == GroupPhase::kLost) {
-    operation.set_verdict(operation.failure());  // the group will not break once more
+  if (group.phase == GroupPhase::kLost || !operation.is_collective()) {
+    operation.set_verdict(operation.failure());  // the group will not break (once more) for it
   } else {
     request_break(group, operation.failure());
   }

@@ -63,6 +63,7 @@ class Engine {
   bool poll_sessions();
   void accept(SessionPort& session, const abi::Submission& submission);
   std::string illegal(const SessionPort& session, const abi::Submission& submission) const;
+  void answer_noop(SessionPort& session, const abi::Submission& submission, Member& member);
   void refuse(SessionPort& session, const abi::Submission& submission, Member& member);
   void end_session(SessionPort& session, const std::string& text);
   std::unique_ptr<Operation> make_operation(Member& member, const abi::Submission& submission,

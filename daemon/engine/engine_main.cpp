@@ -18,7 +18,8 @@ int engine_main(const EngineOptions& options) {
   }
   const MonotonicClock clock;
   Engine engine(std::move(link), std::move(bell), Page(std::move(page).value()), clock);
-  auto device = make_device(options.device, [&engine] { engine.wake(); });
+  const LaunchMode mode = options.resident ? LaunchMode::kResident : LaunchMode::kLaunched;
+  auto device = make_device(options.device, mode, [&engine] { engine.wake(); });
   if (device.status().code() == StatusCode::kWouldBlock) return abi::kExitDeviceBusy;
   if (!device.ok()) {
     log_event(LogLevel::kError, "no such device", {{"error", device.status().to_string()}});

@@ -16,6 +16,7 @@
 
 namespace epd {
 
+class Operation;
 class SessionPort;
 
 enum class GroupPhase {
@@ -83,8 +84,9 @@ class Member {
   };
   std::vector<SlotUse> slot_use;  // [depth]
   RouteTable routes;
-  std::unique_ptr<Lane> lane;         // on a device that runs whole operations, with
-  std::unique_ptr<RouteHeads> heads;  // these in place of `routes`
+  std::unique_ptr<Lane> lane;                  // on a device that runs whole operations, with
+  std::unique_ptr<RouteHeads> heads;           // these in place of `routes`
+  std::vector<const Operation*> not_launched;  // there, in the order of submission
   bool stopped = false;
   Statistics statistics;
 };

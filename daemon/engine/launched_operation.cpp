@@ -48,7 +48,7 @@ LaneShape lane_shape(const abi::GroupShape& shape, std::int32_t priority) {
           shape.num_biases, priority};
 }
 
-StreamSignal stream_signal(const Member& member, std::uint32_t slot, std::uint64_t ticket) {
+kernels::cuda::Signal stream_signal(const Member& member, std::uint32_t slot, std::uint64_t ticket) {
   const Group& group = member.group;
   std::byte* arena = group.ranks[member.rank].user->bytes();
   return {at<std::uint32_t>(arena, group.user_layout.ready_word(slot)),
@@ -57,13 +57,26 @@ StreamSignal stream_signal(const Member& member, std::uint32_t slot, std::uint64
 
 LaunchedOperation::LaunchedOperation(Member& member, const abi::Submission& submission, std::uint64_t seen_ns,
                                      std::uint64_t deadline_ns, Launcher& launcher, Page& page)
-    : Operation(member, submission, seen_ns, deadline_ns), launcher_(launcher), page_(page) {}
+    : Operation(member, submission, seen_ns, deadline_ns), launcher_(launcher), page_(page) {
+  member_.not_launched.push_back(this);
+}
 
-LaunchedOperation::~LaunchedOperation() = default;
+LaunchedOperation::~LaunchedOperation() {
+  leave_queue();
+}
+
+// The lane keeps the order in which it is told of operations, and that must be the streams'.
+bool LaunchedOperation::may_launch() const {
+  return member_.not_launched.front() == this && (is_noop() || block_is_free());
+}
+
+void LaunchedOperation::leave_queue() {
+  std::erase(member_.not_launched, this);
+}
 
 StepResult LaunchedOperation::step(std::uint64_t now_ns) {
   switch (stage()) {
-    case OpStage::kPlanning: return block_is_free() ? plan(now_ns) : held_up();
+    case OpStage::kPlanning: return may_launch() ? plan(now_ns) : held_up();
     case OpStage::kMoving: return look(now_ns);
     case OpStage::kWaitReady:
     case OpStage::kWaitArrived:
@@ -74,40 +87,57 @@ StepResult LaunchedOperation::step(std::uint64_t now_ns) {
 }
 
 bool LaunchedOperation::runnable() const {
-  if (stage() == OpStage::kPlanning) return block_is_free();
+  if (stage() == OpStage::kPlanning) return may_launch();
   if (flight_ == nullptr) return false;
   return concluded_ ? false : flight_->ended() || (!counted_ && is_dispatch() && flight_->counted());
 }
 
 StepResult LaunchedOperation::plan(std::uint64_t now_ns) {
+  if (!is_noop() && !find_route()) return StepResult::kFailed;
+  launch(now_ns);
+  return StepResult::kProgress;
+}
+
+// False: failure() says why.
+bool LaunchedOperation::find_route() {
   if (routes()) {
     // What follows in the lane may use it before this engine knows how it ends: if badly, then all fail.
     const RouteHeads::Head head{index_ + 1, group_.epoch, submission_.num_tokens, 0, 0, 0};
     route_ = member_.heads->begin(submission_.route, head, member_.exchange());
   } else if (submission_.handle >= member_.first_index) {
     route_ = member_.heads->find(submission_.route, submission_.handle, member_.exchange());
-    if (route_.half == nullptr) return fail_stale_handle();
-    if (is_dispatch() && route_.head.epoch < group_.changed_epoch)
-      return fail_changed_group(route_.head.epoch);
+    if (route_.half == nullptr) {
+      fail_stale_handle();
+      return false;
+    }
+    if (is_dispatch() && route_.head.epoch < group_.changed_epoch) {
+      fail_changed_group(route_.head.epoch);
+      return false;
+    }
   } else if (is_dispatch()) {
-    return fail_changed_group(0);
+    fail_changed_group(0);
+    return false;
   } else {  // of a dispatch before this rank's time it has no rows
     route_.half = member_.exchange() + group_.exchange_layout.routing_of(submission_.route);
   }
+  return true;
+}
+
+void LaunchedOperation::launch(std::uint64_t now_ns) {
   kernels::cuda::Operation op;
-  describe(op);
+  if (!is_noop()) describe(op);
+  // The engine's own deadline comes first, unless the loop stands still.
+  op.timeout_ns = deadline_ns_ - seen_ns_;
+  if (has(abi::kFlagStream)) op.signal = stream_signal(member_, submission_.slot, submission_.ticket);
   LaunchRequest request;
-  request.kind = is_dispatch() ? Kind::kDispatch : Kind::kCombine;
+  if (!is_noop()) request.kind = is_dispatch() ? Kind::kDispatch : Kind::kCombine;
   request.place = static_cast<std::uint32_t>(index_ % group_.shape.depth);  // as its exchange block: free
   request.op = &op;
-  if (has(abi::kFlagStream)) {
-    request.signal = stream_signal(member_, submission_.slot, submission_.ticket);
-  }
   request.sms = share_sms();
   flight_ = member_.lane->launch(request);
+  leave_queue();
   launched_ns_ = now_ns;
   enter(OpStage::kMoving);
-  return StepResult::kProgress;
 }
 
 void LaunchedOperation::describe(kernels::cuda::Operation& op) const {
@@ -121,8 +151,6 @@ void LaunchedOperation::describe(kernels::cuda::Operation& op) const {
   op.routing.topk = at<std::int32_t>(route_.half, layout.topk);
   op.routing.rows = at<std::int32_t>(route_.half, layout.rows);
   op.routing.placement = at<std::int32_t>(route_.half, layout.placement);
-  // The engine's own deadline comes first, unless the loop stands still.
-  op.timeout_ns = deadline_ns_ - seen_ns_;
   if (has(abi::kFlagWeights)) {
     op.topk_weights = reinterpret_cast<const float*>(member_.user(submission_.slot, Region::kTopkWeights));
   }
@@ -230,6 +258,7 @@ StepResult LaunchedOperation::conclude(std::uint64_t now_ns) {
     forget_route();
     return fail_as(result, now_ns);
   }
+  if (is_noop()) return StepResult::kDone;
   if (is_dispatch() && !counted_) publish_counts();  // both came between two looks
   keep_route(result);
   if (is_dispatch() && has(abi::kFlagDefer)) member_.publish_sent(submission_.slot, submission_.ticket);
@@ -325,6 +354,7 @@ StepResult LaunchedOperation::expire(std::uint64_t now_ns) {
 
 void LaunchedOperation::abandon() {
   if (flight_ != nullptr && !flight_->ended()) flight_->abort();
+  leave_queue();
   enter(OpStage::kBreaking);
 }
 
@@ -333,6 +363,7 @@ bool LaunchedOperation::completed_anyway() {
   if (flight_ == nullptr || concluded_) return false;
   concluded_ = true;
   OpResult result = flight_->result();
+  if (is_noop()) return result.error == OpError::kNone;
   if (result.error == OpError::kAborted && all_arrived()) {
     if (is_dispatch() && !counted_) publish_counts();
     result.error = OpError::kNone;

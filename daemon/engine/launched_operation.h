@@ -1,7 +1,10 @@
 // An operation that a device runs by itself, exchange included: one launch, then looks at what it says.
 //
-// planning  the routing of an old dispatch is found
+// planning  the routing of an old dispatch is found; the member's operations before it have been launched
 // moving    the device counts, exchanges, moves rows; it tells counts, then its result
+//
+// A noop in a stream is one too: it passes the stream's word on, in the order of the member's operations,
+// which is that of its streams. It has no number, and its failure is nobody else's.
 //
 // An operation that is abandoned goes on until the device has left it. Then it may turn out that every rank
 // had completed it: completed_anyway().
@@ -26,9 +29,15 @@ class LaunchedOperation final : public Operation {
   bool settled() const override { return flight_ == nullptr || flight_->left(); }
   bool completed_anyway() override;
   bool releases_stream() const override { return flight_ != nullptr; }
+  bool is_collective() const override { return !is_noop(); }
 
  private:
+  bool is_noop() const { return submission_.op == abi::Op::kNoop; }
+  bool may_launch() const;
   StepResult plan(std::uint64_t now_ns);
+  bool find_route();
+  void launch(std::uint64_t now_ns);
+  void leave_queue();
   void describe(kernels::cuda::Operation& op) const;
   void describe_dispatch(kernels::cuda::Operation& op) const;
   void describe_combine(kernels::cuda::Operation& op) const;
@@ -56,7 +65,7 @@ class LaunchedOperation final : public Operation {
 
 // The device's view of a group's operations.
 LaneShape lane_shape(const abi::GroupShape& shape, std::int32_t priority);
-// By which the streams of client and engine wait for each other; nothing without kFlagStream.
-StreamSignal stream_signal(const Member& member, std::uint32_t slot, std::uint64_t ticket);
+// By which the streams of client and engine wait for each other.
+kernels::cuda::Signal stream_signal(const Member& member, std::uint32_t slot, std::uint64_t ticket);
 
 }  // namespace epd

@@ -44,6 +44,8 @@ class Operation {
   virtual bool settled() const { return true; }
   // Whether the client's stream will go on without being told.
   virtual bool releases_stream() const { return false; }
+  // Whether it has a number in its group, and all ranks take part.
+  virtual bool is_collective() const { return true; }
   // Of one that was abandoned and has settled: every rank has completed it all the same.
   virtual bool completed_anyway() { return false; }
 

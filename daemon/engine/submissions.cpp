@@ -138,24 +138,13 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
   Member& member = *session.members.at(submission.member);
   Group& group = member.group;
   count(page_->ops_submitted);
-  if (submission.op == Op::kNoop) {
-    count_taken(member, Op::kNoop);
-    if ((submission.flags & abi::kFlagStream) != 0 && !group.ranks.empty())
-      member.lane->pass(stream_signal(member, submission.slot, submission.ticket));
-    session.begin(submission, kUnnumbered);
-    abi::Completion completion{};
-    completion.ticket = submission.ticket;
-    completion.culprit_rank = -1;
-    completion.member = submission.member;
-    completion.slot = submission.slot;
-    completion.seen_us = completion.launched_us = completion.done_us =
-        saturated_us(submission.submit_ns, now_ns_);
-    session.complete(completion);
-    count_ended(member, Op::kNoop, completion);
-    count(page_->ops_completed);
+  const bool is_noop = submission.op == Op::kNoop;
+  if (is_noop && (submission.flags & abi::kFlagStream) == 0) {
+    answer_noop(session, submission, member);
     return;
   }
-  if (submission.epoch != group.epoch || group.phase == GroupPhase::kLost || group.released) {
+  const bool stale = !is_noop && submission.epoch != group.epoch;
+  if (stale || group.phase == GroupPhase::kLost || group.released) {
     session.begin(submission, kUnnumbered);
     refuse(session, submission, member);
     return;
@@ -163,11 +152,13 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
   const std::uint32_t timeout_ms =
       submission.timeout_ms != 0 ? submission.timeout_ms : settings_.default_timeout_ms;
   auto operation = make_operation(member, submission, now_ns_ + std::uint64_t{timeout_ms} * 1'000'000);
-  session.begin(submission, operation->index());
-  member.inflight.insert(operation->index());
-  Member::SlotUse& use = member.slot_use[submission.slot];
-  use = {use.operations + 1, (submission.flags & abi::kFlagStream) != 0, submission.ticket};
-  ++member.next_number;
+  session.begin(submission, is_noop ? kUnnumbered : operation->index());
+  if (!is_noop) {
+    member.inflight.insert(operation->index());
+    Member::SlotUse& use = member.slot_use[submission.slot];
+    use = {use.operations + 1, (submission.flags & abi::kFlagStream) != 0, submission.ticket};
+    ++member.next_number;
+  }
   count_taken(member, submission.op);
   if (abi::OpView* view = page_.claim(submission); view != nullptr) {
     view->session_id = session.id();
@@ -183,6 +174,22 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
     operation->abandon();
   }
   operations_.push_back(std::move(operation));
+}
+
+// Outside of any stream there is nothing that it could wait for.
+void Engine::answer_noop(SessionPort& session, const Submission& submission, Member& member) {
+  count_taken(member, Op::kNoop);
+  session.begin(submission, kUnnumbered);
+  abi::Completion completion{};
+  completion.ticket = submission.ticket;
+  completion.culprit_rank = -1;
+  completion.member = submission.member;
+  completion.slot = submission.slot;
+  completion.seen_us = completion.launched_us = completion.done_us =
+      saturated_us(submission.submit_ns, now_ns_);
+  session.complete(completion);
+  count_ended(member, Op::kNoop, completion);
+  count(page_->ops_completed);
 }
 
 // For a group that has ended or has moved to an epoch which this client does not know yet.
@@ -217,10 +224,12 @@ void Engine::end_session(SessionPort& session, const std::string& text) {
 void Engine::finish(const Operation& operation, StatusCode status, const abi::Break& cause) {
   Member& member = operation.member();
   const std::uint32_t slot = operation.submission().slot;
-  member.inflight.erase(operation.index());
-  if (status != StatusCode::kOk) member.failed_from = std::min(member.failed_from, operation.index());
-  --member.slot_use[slot].operations;
-  member.publish_next_index();
+  if (operation.is_collective()) {
+    member.inflight.erase(operation.index());
+    if (status != StatusCode::kOk) member.failed_from = std::min(member.failed_from, operation.index());
+    --member.slot_use[slot].operations;
+    member.publish_next_index();
+  }
   count(status == StatusCode::kOk ? page_->ops_completed : page_->ops_failed);
   if (status != StatusCode::kOk && !operation.releases_stream())
     release_stream(member, operation.submission());

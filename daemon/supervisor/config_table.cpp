@@ -72,6 +72,18 @@ std::vector<Option> make_table() {
              "SMs of each device that operations may use (host: worker threads); 0: on a GPU 24, on a host "
              "device "
              "processors / devices, at least 1."),
+      {"devices.mode",
+       "launched",
+       OptionKind::kChoice,
+       &C::mode,
+       0,
+       0,
+       {"launched", "resident"},
+       "",
+       kFixed,
+       "How GPUs run operations. launched: a kernel for each, which takes SMs while it runs. resident: a "
+       "kernel "
+       "stays on devices.sms SMs, which are nobody else's then, and begins at once; needs MPS."},
       number("limits.max_sessions", "256", &C::max_sessions, 1, 65536, kLive, "Sessions at one time."),
       number("limits.max_sessions_per_user", "256", &C::max_sessions_per_user, 1, 65536, kLive,
              "Sessions of one user at one time."),

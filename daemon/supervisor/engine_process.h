@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "base/packet.h"
+#include "device/device.h"
 #include "proto/link.h"
 
 #include <sys/types.h>
@@ -15,8 +16,9 @@ namespace epd {
 struct EngineCommand {
   std::string binary;  // "/proc/self/exe"
   std::string device;  // "host:0"
-  int page_fd = -1;    // becomes descriptor 4 of the engine
-  int bell_fd = -1;    // becomes descriptor 5
+  LaunchMode mode = LaunchMode::kLaunched;
+  int page_fd = -1;  // becomes descriptor 4 of the engine
+  int bell_fd = -1;  // becomes descriptor 5
   LogLevel log_level = LogLevel::kInfo;
   LogFormat log_format = LogFormat::kLogfmt;
 };

@@ -64,8 +64,8 @@ void EngineFleet::spawn(std::uint32_t index) {
   device.looked_stopped = false;
   device.spared_until_ns = 0;
   Result<std::unique_ptr<EngineProcess>> process =
-      EngineProcess::spawn({options_.binary, device.name, device.page_fd.get(), device.bell.get(),
-                            options_.log_level, options_.log_format});
+      EngineProcess::spawn({options_.binary, device.name, options_.mode, device.page_fd.get(),
+                            device.bell.get(), options_.log_level, options_.log_format});
   if (!process.ok()) {
     device.last_exit = process.status().message();
     record_event(EventKind::kEngineDied, LogLevel::kError, "engine not started",

@@ -85,6 +85,13 @@ Status Node::find_devices() {
                  {"driver", facts->driver},
                  {"mps", facts->mps}});
       if (facts->mps) continue;
+      if (static_cast<LaunchMode>(config_.mode) == LaunchMode::kResident) {
+        return Status(
+            StatusCode::kUnsupported,
+            "devices.mode is \"resident\" and MPS does not run on " + name.text() +
+                ": the kernel that stays would take turns with the clients' for the whole GPU; allowed: "
+                "\"launched\", or MPS (nvidia-cuda-mps-control -d)");
+      }
       log_event(
           LogLevel::kWarning,
           "without MPS clients and the engine take turns on the GPU, which makes small operations some 20 "
@@ -127,7 +134,8 @@ EngineFleet::Options Node::fleet_options() const {
           config_.engine_watchdog_ms,
           config_.restart_backoff_min_ms,
           config_.restart_backoff_max_ms,
-          config_.max_restarts_per_minute};
+          config_.max_restarts_per_minute,
+          static_cast<LaunchMode>(config_.mode)};
 }
 
 abi::Settings Node::settings(std::uint32_t device) const {

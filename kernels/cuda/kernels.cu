@@ -1,6 +1,8 @@
-// The entry points: one launch is one operation. Device code only; their names are kKernelNames.
+// The entry points: one launch is one operation, or stays and runs what it is told. Device code only; their
+// names are kKernelNames.
 #include "cuda/combine.cuh"
 #include "cuda/dispatch.cuh"
+#include "cuda/resident.cuh"
 
 namespace epd::kernels::cuda {
 
@@ -20,15 +22,32 @@ __device__ inline const Operation& fetch(const Operation* from) {
 }
 
 extern "C" __global__ void __launch_bounds__(kMaxThreads, 1) epd_dispatch(const Operation* op) {
-  run_dispatch(fetch(op), {blockIdx.x, gridDim.x}, dynamic_memory);
+  const Operation& own = fetch(op);
+  run_dispatch(own, {blockIdx.x, gridDim.x}, dynamic_memory);
+  leave(own, gridDim.x);
 }
 
 extern "C" __global__ void __launch_bounds__(kMaxThreads, 1) epd_combine(const Operation* op) {
-  run_combine<false>(fetch(op), {blockIdx.x, gridDim.x}, dynamic_memory);
+  const Operation& own = fetch(op);
+  run_combine<false>(own, {blockIdx.x, gridDim.x}, dynamic_memory);
+  leave(own, gridDim.x);
 }
 
 extern "C" __global__ void __launch_bounds__(kMaxThreads, 1) epd_combine_per_expert(const Operation* op) {
-  run_combine<true>(fetch(op), {blockIdx.x, gridDim.x}, dynamic_memory);
+  const Operation& own = fetch(op);
+  run_combine<true>(own, {blockIdx.x, gridDim.x}, dynamic_memory);
+  leave(own, gridDim.x);
+}
+
+extern "C" __global__ void __launch_bounds__(kMaxThreads, 1)
+    epd_resident(ResidentQueue* queue, const Operation* operations, std::uint32_t first) {
+  for (std::uint32_t index = first;; ++index) {
+    const Entry entry = next_entry(*queue, index);
+    if (entry.task == Task::kStop) return;
+    const Operation& op = fetch(operations + entry.place);
+    if (wait_ready(op)) run_task(entry.task, op, {blockIdx.x, op.movers.ctas}, dynamic_memory);
+    if (leave(op, gridDim.x) && threadIdx.x == 0) store_release(&queue->left, index + 1);
+  }
 }
 
 }  // namespace epd::kernels::cuda

@@ -20,8 +20,16 @@ __device__ inline std::uint64_t load_acquire_system(const std::uint64_t* at) {
   asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
   return value;
 }
+__device__ inline std::uint32_t load_acquire_system(const std::uint32_t* at) {
+  std::uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+  return value;
+}
 __device__ inline void store_release_system(std::uint64_t* at, std::uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+__device__ inline void store_release_system(std::uint32_t* at, std::uint32_t value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
 __device__ inline std::uint32_t load_relaxed_system(const std::uint32_t* at) {
   std::uint32_t value;
@@ -32,6 +40,17 @@ __device__ inline std::uint64_t load_relaxed(const std::uint64_t* at) {
   std::uint64_t value;
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
   return value;
+}
+__device__ inline std::uint32_t load_acquire(const std::uint32_t* at) {
+  std::uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+  return value;
+}
+__device__ inline void store_release(std::uint32_t* at, std::uint32_t value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
+__device__ inline void fence_device() {
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 __device__ inline void fence_system() {
   asm volatile("fence.acq_rel.sys;" ::: "memory");

@@ -268,6 +268,12 @@ __device__ inline void number_rows(const Operation& op, Cta cta, const Counters&
 // Counts this CTA's tokens; the last CTA to have done so tells all ranks. False: the operation has failed.
 __device__ inline bool count_choices(const Operation& op, Cta cta, const Shared& shared) {
   __shared__ bool last;
+  // What the record held is overwritten from now on; if the engine dies meanwhile, nobody may take it for a
+  // routing.
+  if (threadIdx.x == 0 && op.routing.head != nullptr) {
+    *static_cast<volatile std::uint64_t*>(&op.routing.head->handle) = 0;
+    fence_device();
+  }
   number_rows(op, cta, Counters(op, shared));
   __syncthreads();
   if (threadIdx.x == 0) last = count_up(&workspace(op).counted, cta.count - 1) == cta.count - 1;

@@ -23,8 +23,9 @@ struct Team {
   __device__ void sync() const { asm volatile("bar.sync 1, %0;" ::"r"(threads()) : "memory"); }
 };
 
-// Head of the workspace. Counters return to zero with each operation that succeeds.
+// Head of the workspace. Counters return to zero with each operation.
 struct Workspace {
+  std::uint32_t leaving;     // CTAs that have left the operation
   std::uint32_t counted;     // CTAs whose counts are in
   std::uint32_t finished;    // CTAs that have moved their rows
   std::uint32_t dropped;     // selections of ranks that are not there
@@ -96,6 +97,11 @@ __device__ inline OpResult ended(OpError error, std::int32_t culprit) {
   return ending;
 }
 
+// Lets the client's stream go on. One thread, for which everything that the stream may read is visible.
+__device__ inline void tell_stream(const Operation& op) {
+  if (op.signal.done != nullptr) store_release_system(op.signal.done, op.signal.value);
+}
+
 // Whether a waiting thread has to leave; says why if it is the first. `waiting`: set of ranks.
 __device__ inline bool must_leave(const Operation& op, std::uint64_t deadline_ns, std::uint32_t waiting) {
   if (load_relaxed(&workspace(op).failed) == op.tag) return true;
@@ -132,6 +138,44 @@ __device__ inline bool wait_signals(const Operation& op, const std::uint64_t* li
     }
   }
   return __syncthreads_or(leave) == 0;
+}
+
+// Until the client's stream has got as far as the operation. False: it has failed. All threads of the CTA
+// call; then everything that the stream wrote before is visible to each of them.
+__device__ inline bool wait_ready(const Operation& op) {
+  bool leave = false;
+  if (threadIdx.x == 0 && op.signal.ready != nullptr) {
+    const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
+    for (std::uint32_t looks = 1;; ++looks) {
+      const auto ahead = static_cast<std::int32_t>(load_acquire_system(op.signal.ready) - op.signal.value);
+      if (ahead >= 0) break;
+      if (looks % 64 == 0) leave = must_leave(op, deadline_ns, 0);
+      if (leave) break;
+    }
+  }
+  return __syncthreads_or(leave) == 0;
+}
+
+// Each CTA's last step, failed or not: all threads call. True for the last of `ctas` to come here, which has
+// put in order what a failure left, so that the next operation may begin.
+__device__ inline bool leave(const Operation& op, std::uint32_t ctas) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) last = count_up(&workspace(op).leaving, ctas - 1) == ctas - 1;
+  __syncthreads();
+  if (!last) return false;
+  const bool failed = load_relaxed(&workspace(op).failed) == op.tag;
+  __syncthreads();
+  if (!failed) return true;
+  auto* const words = static_cast<std::uint32_t*>(op.workspace);
+  for (std::uint32_t i = threadIdx.x; i < op.workspace_bytes / 4; i += blockDim.x) words[i] = 0;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    fence_system();
+    tell_stream(op);
+    store_release_system(&op.result->left, op.tag);
+  }
+  return true;
 }
 
 __device__ inline std::uint32_t ranks_there(const Operation& op) {
@@ -187,6 +231,7 @@ __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadli
   if (threadIdx.x == 0) ending.num_recv_rows = count_rows();
   if (!wait_signals(op, op.peers[op.rank].arrived, ranks_there(op), deadline_ns)) return;
   if (threadIdx.x == 0) {
+    tell_stream(op);
     ending.num_dropped = workspace(op).dropped;
     workspace(op).dropped = 0;
     if (op.routing.head != nullptr) publish_routing(op, ending);

@@ -55,6 +55,14 @@ class Image {
                             arguments, nullptr));
   }
 
+  // A kernel that stays, on the current device.
+  void stay(kernels::cuda::ResidentQueue* queue, const kernels::cuda::Operation* operations,
+            std::uint32_t first, std::uint32_t ctas, std::uint32_t shared_bytes, CUstream stream) const {
+    void* arguments[] = {&queue, &operations, &first};
+    EPD_CUDA(cuLaunchKernel(reinterpret_cast<CUfunction>(find(kernels::cuda::kResidentKernel)), ctas, 1, 1,
+                            kernels::cuda::kMaxThreads, 1, 1, shared_bytes, stream, arguments, nullptr));
+  }
+
  private:
   Image() {
     EPD_CUDA(cuInit(0));

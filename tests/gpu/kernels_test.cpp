@@ -56,16 +56,16 @@ std::vector<std::int64_t> get_indices(const void* from, std::size_t count, bool 
 
 class CaseRun {
  public:
-  CaseRun(const Case& c, Random& random) : case_(c), random_(random) {
+  CaseRun(const Case& c, Random& random, bool resident) : case_(c), random_(random) {
     for (const std::uint32_t tokens : c.tokens) inputs_.push_back(random_input(random, c, tokens));
     choose_room();
     expected_ = ref::dispatch(case_.group, inputs_);
     std::uint64_t rows = 1;
     for (const auto& received : expected_) rows = std::max<std::uint64_t>(rows, received.num_rows);
     if (case_.group.layout != ref::Layout::kExpert) rows += random() % 3;
-    world_ = std::make_unique<World>(
-        WorldShape{shape_of(case_, case_.group.expert_capacity, rows),
-                   std::max(*std::max_element(c.tokens.begin(), c.tokens.end()), 1u), c.group.masked});
+    world_ = std::make_unique<World>(WorldShape{
+        shape_of(case_, case_.group.expert_capacity, rows),
+        std::max(*std::max_element(c.tokens.begin(), c.tokens.end()), 1u), c.group.masked, resident});
     heads_.resize(world_->size());
     for (std::uint32_t r = 0; r < world_->size(); ++r) give(r);
   }
@@ -333,9 +333,9 @@ Case plain_case(std::uint32_t ranks, std::uint32_t tokens) {
 // What goes wrong has to end, with the right words.
 class FailureRun {
  public:
-  explicit FailureRun(std::uint64_t room = 4096) {
+  explicit FailureRun(bool resident, std::uint64_t room = 4096) {
     Case c = plain_case(2, 16);
-    world_ = std::make_unique<World>(WorldShape{shape_of(c, 0, room), 16, {}});
+    world_ = std::make_unique<World>(WorldShape{shape_of(c, 0, room), 16, {}, resident});
     for (std::uint32_t r = 0; r < 2; ++r) {
       Rank& rank = world_->rank(r);
       rank.num_tokens = 16;
@@ -358,6 +358,8 @@ class FailureRun {
       op.routing.head = world_->rank(r).head;
       op.routing.handle = kHandle;
       op.timeout_ns = timeout_ns;
+      op.signal.done = world_->rank(r).words + 1;
+      op.signal.value = static_cast<std::uint32_t>(tag);
       world_->start(Kind::kDispatch, op, 8);
     }
     if (abort_after_start) {
@@ -368,12 +370,12 @@ class FailureRun {
     const OpResult result = world_->result(0);
     check_head(result);
     *world_->rank(0).abort = 0;
-    world_->clear_workspaces();
     return result;
   }
   std::uint64_t tag = 0;
   bool abort_after_start = false;
-  bool heads_good = true;  // stored by a dispatch that succeeds, left alone by one that fails
+  bool heads_good = true;  // stored by a dispatch that succeeds, no routing's after one that fails
+  bool ends_good = true;   // of a failure: the client's word written, and all has been left
 
  private:
   static constexpr std::uint64_t kHandle = 77;
@@ -381,10 +383,12 @@ class FailureRun {
   void check_head(const OpResult& result) {
     const auto words = get<std::uint32_t>(world_->rank(0).head, sizeof(kernels::cuda::RouteHead) / 4);
     const auto untouched = [](std::uint32_t word) { return word == kPoison32; };
+    ends_good &= get<std::uint32_t>(world_->rank(0).words + 1, 1)[0] == static_cast<std::uint32_t>(tag);
     if (result.error == kernels::cuda::OpError::kNone) {
       heads_good &= words[0] == kHandle && words[1] == 0;
     } else {
-      heads_good &= std::all_of(words.begin(), words.end(), untouched);
+      heads_good &= words[0] == 0 && words[1] == 0 && std::all_of(words.begin() + 2, words.end(), untouched);
+      ends_good &= result.left == tag;
     }
   }
 
@@ -396,10 +400,11 @@ int check(const char* name, bool good) {
   return good ? 0 : 1;
 }
 
-int run_failures() {
+int run_failures(bool resident) {
   using kernels::cuda::OpError;
+  std::printf("%s:\n", resident ? "by a kernel that stays" : "launched");
   int failed = 0;
-  FailureRun f;
+  FailureRun f(resident);
   const std::int64_t bad = 8;
   put(static_cast<std::int64_t*>(f.world().rank(0).topk_idx) + 5 * 4 + 2, &bad, 8);
   OpResult r = f.run({0}, 2'000'000'000);
@@ -418,11 +423,12 @@ int run_failures() {
   r = f.run({0, 1}, 2'000'000'000);
   failed +=
       check("after failures the next operation runs", r.error == OpError::kNone && r.num_recv_rows == 16);
-  FailureRun small(15);
+  FailureRun small(resident, 15);
   r = small.run({0, 1}, 2'000'000'000);
   failed += check("too little room is refused",
                   r.error == OpError::kNoRoom && r.rows == 16 && r.room == 15 && r.expert == -1);
-  failed += check("failures leave a routing's head alone", f.heads_good && small.heads_good);
+  failed += check("failures leave no routing's head", f.heads_good && small.heads_good);
+  failed += check("failures let the client's stream go on", f.ends_good && small.ends_good);
   return failed;
 }
 
@@ -433,13 +439,14 @@ int run(int argc, char** argv) {
   std::printf("kernels_test: %d cases, seed %llu, %d GPUs\n", cases, static_cast<unsigned long long>(seed),
               num_devices());
   enable_peers();
-  int failed = argc > 4 ? 0 : run_failures();
+  int failed = argc > 4 ? 0 : run_failures(false) + run_failures(true);
   for (int i = 0; i < cases; ++i) {
     Random random(seed + static_cast<std::uint64_t>(i));
     const Case c = random_case(random, max_hidden);
-    if (CaseRun(c, random).run()) continue;
-    std::printf("FAIL case %d (seed %llu): %s\n", i, static_cast<unsigned long long>(seed + i),
-                c.text().c_str());
+    const bool resident = i % 2 == 1;
+    if (CaseRun(c, random, resident).run()) continue;
+    std::printf("FAIL case %d (seed %llu)%s: %s\n", i, static_cast<unsigned long long>(seed + i),
+                resident ? ", by a kernel that stays" : "", c.text().c_str());
     if (++failed > 20) break;
   }
   std::printf("%s: %d cases, %d failed\n", failed == 0 ? "PASS" : "FAIL", cases, failed);

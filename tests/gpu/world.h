@@ -4,6 +4,7 @@
 
 #include "gpu/image.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -54,6 +55,7 @@ struct WorldShape {
   kernels::cuda::Shape shape;
   std::uint32_t max_tokens = 0;
   std::vector<bool> masked;
+  bool resident = false;  // between the first start() and wait() a kernel stays on each rank's device
 };
 
 inline int num_devices() {
@@ -98,6 +100,13 @@ struct Rank {
   Operation* operations = nullptr;
   Operation* uploads = nullptr;    // pinned, so that a copy doesn't wait for the stream
   std::uint32_t* abort = nullptr;  // mapped host memory
+  std::uint32_t* words = nullptr;  // of the client: ready, done
+  // Of a world whose kernels stay.
+  cudaStream_t control = nullptr;
+  kernels::cuda::ResidentQueue* queue = nullptr;
+  std::uint64_t* entries = nullptr;  // pinned
+  std::uint32_t next = 0;
+  bool running = false;
   std::uint32_t num_tokens = 0;
 };
 
@@ -114,6 +123,8 @@ class World {
     for (Rank& rank : ranks_) {
       cudaSetDevice(rank.device);
       cudaStreamDestroy(rank.stream);
+      cudaStreamDestroy(rank.control);
+      cudaFreeHost(rank.entries);
       cudaFreeHost(rank.abort);
       cudaFreeHost(rank.uploads);
       cudaFreeHost(rank.counts.host_placement);
@@ -150,6 +161,7 @@ class World {
     op.x = own.x;
     op.out = own.out;
     op.workspace = own.workspace;
+    op.workspace_bytes = kernels::cuda::workspace_bytes(shape_, kMaxSms);
     op.abort = own.abort;
     op.timeout_ns = 5'000'000'000;
     op.result = own.result;
@@ -167,6 +179,7 @@ class World {
     int bytes = 0;
     EPD_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, own.device));
     if (stages != 0) op.movers.stages = stages;
+    if (world_.resident) sms = std::min(sms, staying_ctas());
     if (!kernels::cuda::configure(kind, static_cast<std::size_t>(bytes), sms, op)) {
       std::fprintf(stderr, "configure refused\n");
       std::exit(1);
@@ -174,6 +187,12 @@ class World {
     const std::uint32_t place = uploads_++ % kOperations;
     Operation* const slot = own.operations + place;
     own.uploads[place] = op;
+    if (world_.resident) {
+      stay(own, static_cast<std::uint32_t>(bytes));
+      EPD_CUDA(cudaMemcpyAsync(slot, own.uploads + place, sizeof(op), cudaMemcpyHostToDevice, own.control));
+      tell(own, kernels::cuda::task_of(kind, op), place);
+      return;
+    }
     EPD_CUDA(cudaMemcpyAsync(slot, own.uploads + place, sizeof(op), cudaMemcpyHostToDevice, own.stream));
     if (before_launch) before_launch();
     Image::get().launch(kind, op, slot, own.stream);
@@ -181,8 +200,10 @@ class World {
 
   // Waits for all ranks.
   void wait() {
-    for (const Rank& rank : ranks_) {
+    for (Rank& rank : ranks_) {
       EPD_CUDA(cudaSetDevice(rank.device));
+      if (rank.running) tell(rank, kernels::cuda::Task::kStop, 0);
+      rank.running = false;
       EPD_CUDA(cudaStreamSynchronize(rank.stream));
     }
   }
@@ -191,15 +212,28 @@ class World {
     EPD_CUDA(cudaMemcpy(&result, ranks_[r].result, sizeof(result), cudaMemcpyDefault));
     return result;
   }
-  // After a failure.
-  void clear_workspaces() {
-    for (const Rank& rank : ranks_) {
-      EPD_CUDA(cudaSetDevice(rank.device));
-      EPD_CUDA(cudaMemset(rank.workspace, 0, kernels::cuda::workspace_bytes(shape_, kMaxSms)));
-    }
-  }
 
  private:
+  // All that the ranks of a device may have at once: more than operations ask for, as long as ranks share
+  // none.
+  std::uint32_t staying_ctas() const {
+    const auto devices = static_cast<std::uint32_t>(num_devices());
+    return kMaxSms / ((size() + devices - 1) / devices);
+  }
+  void stay(Rank& rank, std::uint32_t shared_bytes) {
+    if (rank.running) return;
+    rank.running = true;
+    EPD_CUDA(cudaMemcpyAsync(&rank.queue->left, &rank.next, 4, cudaMemcpyHostToDevice, rank.control));
+    Image::get().stay(rank.queue, rank.operations, rank.next, staying_ctas(),
+                      shared_bytes - kernels::cuda::kStaticBytes, rank.stream);
+  }
+  void tell(Rank& rank, kernels::cuda::Task task, std::uint32_t place) {
+    const std::uint32_t at = rank.next % kernels::cuda::kQueueEntries;
+    rank.entries[at] = kernels::cuda::queue_entry(rank.next++, task, place);
+    EPD_CUDA(cudaMemcpyAsync(rank.queue->entries + at, rank.entries + at, 8, cudaMemcpyHostToDevice,
+                             rank.control));
+  }
+
   std::uint32_t choices() const { return shape_.per_expert ? 1 : shape_.topk; }
 
   void make(std::uint32_t r) {
@@ -218,6 +252,8 @@ class World {
     rank.device = static_cast<int>(r) % num_devices();
     EPD_CUDA(cudaSetDevice(rank.device));
     EPD_CUDA(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking));
+    EPD_CUDA(cudaStreamCreateWithFlags(&rank.control, cudaStreamNonBlocking));
+    EPD_CUDA(cudaHostAlloc(&rank.entries, kernels::cuda::kQueueEntries * 8, cudaHostAllocPortable));
     EPD_CUDA(cudaHostAlloc(&rank.abort, 64, cudaHostAllocMapped | cudaHostAllocPortable));
     *rank.abort = 0;
     EPD_CUDA(cudaHostAlloc(&rank.uploads, kOperations * sizeof(Operation), cudaHostAllocPortable));
@@ -258,6 +294,8 @@ class World {
     rank.workspace = m.take<std::uint8_t>(workspace);
     rank.result = m.take<OpResult>(1);
     rank.operations = m.take<Operation>(kOperations);
+    rank.words = m.take<std::uint32_t>(2);
+    rank.queue = m.take<kernels::cuda::ResidentQueue>(1);
   }
 
   std::size_t num_placement_words() const {

@@ -48,6 +48,7 @@ Operation World::operation(std::uint32_t r, std::uint64_t tag, std::uint64_t wha
   op.x = own.x;
   op.out = own.out;
   op.workspace = own.workspace;
+  op.workspace_bytes = 64 + (shape_.num_ranks + shape_.num_experts) * 256 * 4;
   op.abort = own.abort;
   op.timeout_ns = 30'000'000'000;
   op.result = own.result;

@@ -40,6 +40,7 @@ enum class OpError : std::uint32_t {
 // Where an operation ended. `tag` is stored last, with release at system scope.
 struct OpResult {
   std::uint64_t tag;
+  std::uint64_t left;  // the same tag, of one that failed, when no CTA runs it any more: stored after `tag`
   OpError error;
   std::int32_t culprit;
   std::uint32_t token;
@@ -123,10 +124,18 @@ struct CountOutputs {
   std::uint64_t* host_ready = nullptr;
 };
 
-// Everything about one operation of one rank. It lies in device memory, 16-byte aligned, until the operation
+// Words by which operations and streams of the client wait for each other; in the rank's user arena. Compared
+// cyclically.
+struct Signal {
+  std::uint32_t* ready = nullptr;  // the operation begins when this has got to `value`. Null: at once
+  std::uint32_t* done = nullptr;   // gets `value` when the operation has ended, well or not. May be null
+  std::uint32_t value = 0;
+};
+
+// Everything about one operation of one rank. It lies in device memory until the operation
 // has ended; each CTA copies it first. (As a kernel's parameter it would cost a microsecond for each line
 // of constant memory that is touched, one after the other.)
-struct alignas(16) Operation {
+struct alignas(64) Operation {
   Shape shape;
   Movers movers;
   std::uint32_t rank = 0;
@@ -148,14 +157,30 @@ struct alignas(16) Operation {
   std::uint16_t* out = nullptr;
   float* out_weights = nullptr;
 
-  void* workspace = nullptr;             // workspace_bytes(), zeroed once, and again after a failure
+  Signal signal;
+  void* workspace = nullptr;  // zeroed once
+  std::uint64_t workspace_bytes = 0;
   const std::uint32_t* abort = nullptr;  // nonzero: leave. May be null
   std::uint64_t timeout_ns = 0;          // of the operation on the device
   OpResult* result = nullptr;
   Peer peers[kMaxRanks];
 };
 
-enum class Kind { kDispatch, kCombine };
+enum class Kind { kDispatch, kCombine, kNoop };
+
+// What a resident kernel is told: operations, in order, and at last to stop. Device memory, zeroed once;
+// entry i of its life lies at i % kQueueEntries.
+inline constexpr std::uint32_t kQueueEntries = 128;
+enum class Task : std::uint32_t { kStop, kNoop, kDispatch, kCombine, kCombinePerExpert };
+struct alignas(64) ResidentQueue {
+  std::uint64_t
+      entries[kQueueEntries];  // by the host: queue_entry(), stored when the operation lies in place
+  std::uint32_t left;          // entries below this one have been left by all CTAs
+};
+// `place`: of the operation, in the array that the kernel was given.
+constexpr std::uint64_t queue_entry(std::uint32_t index, Task task, std::uint32_t place) {
+  return std::uint64_t{index + 1u} << 32 | static_cast<std::uint64_t>(task) << 16 | place;
+}
 
 // Bytes of device memory that an operation in flight needs for itself.
 std::size_t workspace_bytes(const Shape& shape, std::uint32_t max_sms);
@@ -164,15 +189,21 @@ std::size_t workspace_bytes(const Shape& shape, std::uint32_t max_sms);
 // not fit. movers.stages of a combine is taken as it is given.
 bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Operation& op);
 
-// The kernels, for cuLibraryLoadData: a fat binary, and what is in it. Each takes one parameter, a pointer to
-// an Operation in device memory, and as much dynamic shared memory as max_shared_bytes less kStaticBytes
-// allows.
+// The kernels, for cuLibraryLoadData: a fat binary, and what is in it. Each may have as much dynamic shared
+// memory as max_shared_bytes less kStaticBytes. All but the last run one operation, to which their only
+// parameter points in device memory. The last stays: its parameters are a ResidentQueue*, an array of
+// operations, and the number (32 bits) of the first entry. It runs on as many SMs as it has CTAs, of
+// kMaxThreads and all shared memory, so that nothing else fits beside it, and operations may ask for fewer.
 std::span<const std::byte> image();
 inline constexpr std::uint32_t kStaticBytes = 5 * 1024;  // the operation's copy, a few words, the driver's
-inline constexpr const char* kKernelNames[] = {"epd_dispatch", "epd_combine", "epd_combine_per_expert"};
+inline constexpr const char* kKernelNames[] = {"epd_dispatch", "epd_combine", "epd_combine_per_expert",
+                                               "epd_resident"};
+inline constexpr const char* kResidentKernel = kKernelNames[3];
 
 // Of `op`, which is configured: movers.ctas CTAs of movers.threads threads and movers.shared_bytes, one CTA
 // on an SM; all must be able to run at once.
 const char* kernel_name(Kind kind, const Operation& op);
+// The same for a resident kernel.
+Task task_of(Kind kind, const Operation& op);
 
 }  // namespace epd::kernels::cuda

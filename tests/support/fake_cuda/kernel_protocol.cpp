@@ -51,6 +51,11 @@ class Kernel {
 
   std::string dispatch();
   std::string combine();
+  void noop() const { publish(ended(OpError::kNone, -1)); }
+  // Until the client's stream has got as far. False: it has failed.
+  bool wait_ready() const;
+  // The end of an operation that has failed.
+  void leave() const;
 
  private:
   bool is_there(std::uint32_t rank) const { return op_.peers[rank].ready != nullptr; }
@@ -63,6 +68,9 @@ class Kernel {
   }
 
   void publish(const OpResult& ending) const;
+  void tell_stream() const;
+  // What ends a wait besides what is waited for. `culprit`: what the ending says then.
+  bool must_leave(std::int32_t culprit) const;
   bool wait_signals(const std::uint64_t* lines);
   void announce() const;
   bool check_announcements() const;
@@ -88,7 +96,41 @@ class Kernel {
   Placement placement_;
 };
 
+void Kernel::tell_stream() const {
+  if (op_.signal.done != nullptr) store_release(op_.signal.done, op_.signal.value);
+}
+
+void Kernel::leave() const {
+  if (load_acquire(&op_.result->tag) != op_.tag || op_.result->error == OpError::kNone) return;
+  tell_stream();
+  store_release(&op_.result->left, op_.tag);
+}
+
+bool Kernel::must_leave(std::int32_t culprit) const {
+  if (device_.over()) return true;
+  if (op_.abort != nullptr && load_acquire(op_.abort) != 0) {
+    OpResult ending = ended(OpError::kAborted, culprit);
+    ending.num_dropped = plan_.num_dropped;
+    publish(ending);
+    return true;
+  }
+  if (nanoseconds() - start_ns_ < op_.timeout_ns) return false;
+  publish(ended(OpError::kDeadline, culprit));
+  return true;
+}
+
+bool Kernel::wait_ready() const {
+  if (op_.signal.ready == nullptr) return true;
+  for (unsigned looks = 1; static_cast<std::int32_t>(load_acquire(op_.signal.ready) - op_.signal.value) < 0;
+       ++looks) {
+    if (must_leave(-1)) return false;
+    device_.pause(looks);
+  }
+  return true;
+}
+
 void Kernel::publish(const OpResult& ending) const {
+  if (ending.error == OpError::kNone) tell_stream();
   OpResult& result = *op_.result;
   const OpResult copy = ending;
   result.error = copy.error;
@@ -113,18 +155,7 @@ bool Kernel::wait_signals(const std::uint64_t* lines) {
       if (mine && load_acquire(lines + rank * kSignalWords) >= op_.tag) waiting &= ~(1u << rank);
     }
     if (waiting == 0) return true;
-    if (device_.over()) return false;
-    const auto culprit = static_cast<std::int32_t>(__builtin_ctz(waiting));
-    if (op_.abort != nullptr && load_acquire(op_.abort) != 0) {
-      OpResult ending = ended(OpError::kAborted, culprit);
-      ending.num_dropped = plan_.num_dropped;
-      publish(ending);
-      return false;
-    }
-    if (nanoseconds() - start_ns_ >= op_.timeout_ns) {
-      publish(ended(OpError::kDeadline, culprit));
-      return false;
-    }
+    if (must_leave(static_cast<std::int32_t>(__builtin_ctz(waiting)))) return false;
     device_.pause(looks);
   }
 }
@@ -317,6 +348,7 @@ std::string Kernel::dispatch() {
     announce();
     if (std::string wrong = recall(); !wrong.empty()) return wrong;
   } else {
+    if (op_.routing.head != nullptr) store_release(&op_.routing.head->handle, std::uint64_t{0});
     if (!count_choices()) return {};
     send_counts();
     announce();
@@ -369,14 +401,55 @@ std::string Kernel::combine() {
 
 }  // namespace
 
+namespace {
+
+std::string run_task(Task task, const Operation& op, const KernelDevice& device) {
+  Kernel kernel(op, device);
+  std::string wrong;
+  if (kernel.wait_ready()) {
+    if (task == Task::kNoop) kernel.noop();
+    if (task == Task::kDispatch) wrong = kernel.dispatch();
+    if (task == Task::kCombine || task == Task::kCombinePerExpert) wrong = kernel.combine();
+  }
+  kernel.leave();
+  return wrong;
+}
+
+}  // namespace
+
 std::string run_kernel(const Launch& launch, const Operation* given, const KernelDevice& device) {
-  if (reinterpret_cast<std::uintptr_t>(given) % alignof(Operation) != 0)
-    return "the operation is not aligned";
   if (given == nullptr || !device.reaches(given, sizeof(Operation))) return "the operation is out of reach";
   const Operation op = *given;
-  if (std::string wrong = check_operation(launch, op, device); !wrong.empty()) return wrong;
-  Kernel kernel(op, device);
-  return launch.kernel == kKernelNames[0] ? kernel.dispatch() : kernel.combine();
+  const Task task = launch.kernel == kKernelNames[0]   ? Task::kDispatch
+                    : launch.kernel == kKernelNames[1] ? Task::kCombine
+                                                       : Task::kCombinePerExpert;
+  if (std::string wrong = check_operation(launch, task, op, device); !wrong.empty()) return wrong;
+  return run_task(task, op, device);
+}
+
+std::string run_resident(const Launch& launch, const ResidentLaunch& told, const KernelDevice& device) {
+  if (told.queue == nullptr || !device.reaches(told.queue, sizeof(ResidentQueue)))
+    return "the queue is out of reach";
+  for (std::uint32_t index = told.first;; ++index) {
+    const std::uint64_t* const at = &told.queue->entries[index % kQueueEntries];
+    for (unsigned looks = 1; load_acquire(at) >> 32 != index + 1u || load_acquire(&told.queue->left) != index;
+         ++looks) {
+      if (device.over()) return {};
+      device.pause(looks);
+    }
+    const std::uint64_t entry = load_acquire(at);
+    const auto task = static_cast<Task>(entry >> 16 & 0xffff);
+    if (task == Task::kStop) return {};
+    const Operation* const given = told.operations + (entry & 0xffff);
+    if (!device.reaches(given, sizeof(Operation))) return "an operation is out of reach";
+    const Operation op = *given;
+    if (op.movers.ctas > launch.ctas) return "an operation asks for more CTAs than there are";
+    const Launch its{launch.kernel, op.movers.ctas, op.movers.threads, op.movers.shared_bytes};
+    if (std::string wrong = check_operation(its, task, op, device); !wrong.empty()) return wrong;
+    if (std::string wrong = run_task(task, op, device); !wrong.empty()) return wrong;
+    if (device.over()) return {};
+    store_release(&told.queue->left, index + 1);
+  }
 }
 
 }  // namespace epd::fake_cuda

@@ -5,6 +5,7 @@
 #include "kernels/cuda.h"
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <string>
 
@@ -30,5 +31,14 @@ struct Launch {
 // Runs a kernel on the calling thread. Empty: it has ended, well or with a result that says how. Else what a
 // device would have faulted at.
 std::string run_kernel(const Launch& launch, const kernels::cuda::Operation* op, const KernelDevice& device);
+
+// The parameters of kResidentKernel.
+struct ResidentLaunch {
+  kernels::cuda::ResidentQueue* queue = nullptr;
+  const kernels::cuda::Operation* operations = nullptr;
+  std::uint32_t first = 0;
+};
+// The same for the kernel that stays, until it is told to stop.
+std::string run_resident(const Launch& launch, const ResidentLaunch& told, const KernelDevice& device);
 
 }  // namespace epd::fake_cuda

@@ -9,6 +9,7 @@
 
 using namespace epd::fake_cuda;
 using epd::kernels::cuda::kKernelNames;
+using epd::kernels::cuda::kResidentKernel;
 using epd::kernels::cuda::Operation;
 
 namespace {
@@ -83,7 +84,8 @@ CUresult check_launch(const Kernel& kernel, const Stream& stream, const Grid& gr
   return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
 }
 
-bool run(Stream& stream, const Launch& launch, const Operation* op) {
+template <typename Run>
+bool run(Stream& stream, const Launch& launch, Run run_it) {
   KernelDevice device;
   device.reaches = [&](const void* address, std::size_t bytes) {
     return memory().accessible(stream.device().ordinal, address, bytes);
@@ -93,7 +95,7 @@ bool run(Stream& stream, const Launch& launch, const Operation* op) {
     if (looks == 1) backoff = Backoff();
     backoff.pause();
   };
-  const std::string wrong = run_kernel(launch, op, device);
+  const std::string wrong = run_it(launch, device);
   if (wrong.empty()) return true;
   complain(launch.kernel + " on device " + std::to_string(stream.device().machine) + ": " + wrong);
   stream.device().fail(CUDA_ERROR_ILLEGAL_ADDRESS);
@@ -106,10 +108,25 @@ CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** p
   if (kernel == nullptr || stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (extra != nullptr || params == nullptr || params[0] == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult error = check_launch(*kernel, *stream, grid)) return error;
+  const Launch how{kernel->name, grid.ctas[0], grid.threads[0], grid.shared_bytes};
+  if (kernel->name == kResidentKernel) {
+    if (params[1] == nullptr || params[2] == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    ResidentLaunch told;
+    std::memcpy(&told.queue, params[0], sizeof(told.queue));
+    std::memcpy(&told.operations, params[1], sizeof(told.operations));
+    std::memcpy(&told.first, params[2], sizeof(told.first));
+    return enqueue(handle, [told, how, own = stream.get()] {
+      return run(*own, how, [&](const Launch& launch, const auto& device) {
+        return run_resident(launch, told, device);
+      });
+    });
+  }
   const Operation* op = nullptr;
   std::memcpy(&op, params[0], sizeof(op));
-  const Launch how{kernel->name, grid.ctas[0], grid.threads[0], grid.shared_bytes};
-  return enqueue(handle, [op, how, own = stream.get()] { return run(*own, how, op); });
+  return enqueue(handle, [op, how, own = stream.get()] {
+    return run(*own, how,
+               [op](const Launch& launch, const auto& device) { return run_kernel(launch, op, device); });
+  });
 }
 
 }  // namespace

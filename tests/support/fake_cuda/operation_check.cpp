@@ -34,6 +34,11 @@ class Checker {
     return wrong_;
   }
 
+  std::string noop() {
+    ends();
+    return wrong_;
+  }
+
   std::string combine() {
     common(true);
     const std::size_t row = std::size_t{s_.hidden} * 2;
@@ -73,11 +78,20 @@ class Checker {
     may(what, address, bytes);
   }
 
-  void common(bool routed) {
-    const std::size_t ranks = s_.num_ranks;
+  void ends() {
     must("result", op_.result, sizeof(OpResult));
     may("abort", op_.abort, 4);
-    must("workspace", op_.workspace, 64 + (ranks + s_.num_experts) * 4);
+    may("signal.ready", op_.signal.ready, 4);
+    may("signal.done", op_.signal.done, 4);
+    must("workspace", op_.workspace, op_.workspace_bytes);
+  }
+
+  void common(bool routed) {
+    const std::size_t ranks = s_.num_ranks;
+    ends();
+    const std::size_t targets = s_.per_expert ? s_.num_experts : ranks;
+    const std::size_t least = 64 + (ranks + s_.num_experts + op_.movers.ctas * targets) * 4;
+    if (op_.workspace_bytes < least && wrong_.empty()) wrong_ = "workspace_bytes";
     must("routing.topk", op_.routing.topk, tokens_ * s_.topk * 4);
     must("routing.rows", op_.routing.rows, tokens_ * s_.topk * 4);
     must("routing.placement", op_.routing.placement, placement_words() * 4);
@@ -121,7 +135,7 @@ class Checker {
   std::string wrong_;
 };
 
-std::string check_shape(const Launch& launch, const Operation& op) {
+std::string check_shape(const Launch& launch, Task task, const Operation& op) {
   const Shape& s = op.shape;
   if (s.num_ranks == 0 || s.num_ranks > kMaxRanks || op.rank >= s.num_ranks)
     return "shape.num_ranks, or rank";
@@ -132,18 +146,19 @@ std::string check_shape(const Launch& launch, const Operation& op) {
       launch.shared_bytes != op.movers.shared_bytes) {
     return "it is launched otherwise than `movers` says";
   }
-  const bool combines = launch.kernel != kKernelNames[0];
-  const bool per_expert = launch.kernel == kKernelNames[2];
-  if (combines && per_expert != s.per_expert) return "it is the kernel of another layout";
+  const bool per_expert = task == Task::kCombinePerExpert;
+  if (task != Task::kDispatch && per_expert != s.per_expert) return "it is the kernel of another layout";
   return {};
 }
 
 }  // namespace
 
-std::string check_operation(const Launch& launch, const Operation& op, const KernelDevice& device) {
-  if (std::string wrong = check_shape(launch, op); !wrong.empty()) return wrong;
+std::string check_operation(const Launch& launch, Task task, const Operation& op,
+                            const KernelDevice& device) {
   Checker checker(op, device);
-  return launch.kernel == kKernelNames[0] ? checker.dispatch() : checker.combine();
+  if (task == Task::kNoop) return checker.noop();
+  if (std::string wrong = check_shape(launch, task, op); !wrong.empty()) return wrong;
+  return task == Task::kDispatch ? checker.dispatch() : checker.combine();
 }
 
 }  // namespace epd::fake_cuda

@@ -82,7 +82,14 @@ class RowMover {
   virtual std::unique_ptr<Work> combine(const kernels::CombineArgs& args, const Share& share) = 0;
 };
 
+// How a GPU runs operations. Host devices know no difference.
+enum class LaunchMode {
+  kLaunched,  // one kernel for each: SMs are taken while it runs
+  kResident,  // a kernel stays on the SMs and is told what to do: no launch in the path
+};
+
 // INVALID_ARGUMENT for a name that is not understood; UNSUPPORTED for a GPU that can't be used.
-Result<std::unique_ptr<Device>> make_device(const std::string& name, std::function<void()> notify);
+Result<std::unique_ptr<Device>> make_device(const std::string& name, LaunchMode mode,
+                                            std::function<void()> notify);
 
 }  // namespace epd

@@ -1,6 +1,7 @@
 // A device that runs whole operations. Each rank that it serves has a lane: a stream, and what its operations
-// need beside the arenas. Operations of a lane run in order; lanes run beside each other, and together never
-// ask for more SMs than the device has for them, so that none waits behind another that waits for a peer.
+// need beside the arenas; it launches each, or hands them to a kernel that stays (LaunchMode). Operations of
+// a lane run in order; lanes run beside each other, and together never ask for more SMs than the device has
+// for them, so that none waits behind another that waits for a peer.
 #pragma once
 
 #include "device/device.h"
@@ -12,19 +13,12 @@
 
 namespace epd {
 
-// By which streams of the client and of the engine wait for each other; addresses of the rank's user arena.
-struct StreamSignal {
-  std::uint32_t* ready = nullptr;  // null: the operation begins and ends without
-  std::uint32_t* done = nullptr;
-  std::uint32_t value = 0;
-};
-
 struct LaunchRequest {
-  kernels::cuda::Kind kind = kernels::cuda::Kind::kDispatch;
-  std::uint32_t place = 0;  // of the lane, below its depth; nothing else is in flight there
-  // All but movers, workspace, abort, result and the host's counts, which are the lane's to fill in.
+  kernels::cuda::Kind kind = kernels::cuda::Kind::kNoop;
+  std::uint32_t place = 0;  // of the lane, below its depth; nothing else is in flight there. Noops need none
+  // `signal`, and of all but noops everything but movers, workspace, abort, result and the host's counts,
+  // which are the lane's to fill in.
   kernels::cuda::Operation* op = nullptr;
-  StreamSignal signal;
   std::uint32_t sms = 0;  // at most; 0: the lane's share
 };
 
@@ -36,8 +30,7 @@ class Flight {
   // Once true, counts() and result() may be read. Both are looks at host memory.
   virtual bool counted() = 0;
   virtual bool ended() = 0;
-  // Ended, and nothing of it runs any more. One that has failed says so before all of it has left, so then
-  // this waits for the lane's later operations too.
+  // Ended, and nothing of it runs any more: one that has failed says so before all of it has left.
   virtual bool left() = 0;
   virtual std::span<const std::int32_t> counts() const = 0;  // kernels::Placement's words
   virtual const kernels::cuda::OpResult& result() const = 0;
@@ -55,12 +48,14 @@ struct LaneShape {
 
 class Lane {
  public:
+  static constexpr std::uint32_t kMaxNoops = 64;
+
   virtual ~Lane() = default;
+  // At most kMaxNoops noops at a time.
   virtual std::unique_ptr<Flight> launch(const LaunchRequest& request) = 0;
-  // On the lane's stream: done follows ready.
-  virtual void pass(const StreamSignal& signal) = 0;
-  // On the lane's stream: done, without waiting for ready. Never takes the word back.
-  virtual void release(const StreamSignal& signal) = 0;
+  // For an operation that will never be launched: `done`, when no flight that has the same word may still
+  // write a lower value there. Never takes the word back.
+  virtual void release(const kernels::cuda::Signal& signal) = 0;
 };
 
 class Launcher {

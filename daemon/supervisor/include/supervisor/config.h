@@ -29,6 +29,7 @@ struct Config {
   std::uint32_t host_devices = 0;
   std::uint32_t cuda_devices = 0;
   std::uint32_t device_sms = 0;  // 0: see effective_sms
+  std::uint32_t mode = 0;        // LaunchMode
   std::uint32_t max_sessions = 0;
   std::uint32_t max_sessions_per_user = 0;
   std::uint32_t max_groups = 0;

@@ -1,0 +1,61 @@
+#include "launched_lane.h"
+
+namespace epd {
+
+LaunchedLane::~LaunchedLane() {
+  if (stream_ == nullptr) return;
+  // What has ended may still be leaving.
+  must("cuStreamSynchronize", driver_.cuStreamSynchronize(stream_));
+  let_stream_go();
+}
+
+// A share is asked for with each operation; only another partition needs another stream.
+void LaunchedLane::follow_share() {
+  if (partition_ == device_.partition() || in_flight() != 0) return;
+  if (stream_ != nullptr) {
+    const CUresult state = driver_.cuStreamQuery(stream_);
+    if (state == CUDA_ERROR_NOT_READY) return;
+    must("cuStreamQuery", state);
+    let_stream_go();
+  }
+  take_stream();
+}
+
+// The stream waits for the client and not the kernel: until then its SMs are for others.
+void LaunchedLane::start(Kind kind, std::uint32_t place) {
+  HostPlace& host = host_place(place);
+  const Signal signal = host.staging.signal;
+  host.staging.signal.ready = nullptr;
+  if (kind != Kind::kNoop) {
+    must("cuMemcpyHtoDAsync",
+         driver_.cuMemcpyHtoDAsync(device_op(place), &host.staging, sizeof(Operation), stream_));
+  }
+  if (signal.ready != nullptr) {
+    must("cuStreamWaitValue32",
+         driver_.cuStreamWaitValue32(stream_, reinterpret_cast<CUdeviceptr>(signal.ready), signal.value,
+                                     CU_STREAM_WAIT_VALUE_GEQ));
+  }
+  if (kind == Kind::kNoop) {
+    if (signal.done != nullptr) {
+      must("cuStreamWriteValue32", driver_.cuStreamWriteValue32(
+                                       stream_, reinterpret_cast<CUdeviceptr>(signal.done), signal.value, 0));
+    }
+    must("cuStreamWriteValue64",
+         driver_.cuStreamWriteValue64(stream_, reinterpret_cast<CUdeviceptr>(&host.result.tag),
+                                      host.staging.tag, 0));
+    return;
+  }
+  const kernels::cuda::Movers& movers = host.staging.movers;
+  CUdeviceptr on_device = device_op(place);
+  void* arguments[] = {&on_device};
+  const CUkernel kernel = device_.kernel(kernels::cuda::kernel_name(kind, host.staging));
+  must("cuLaunchKernel",
+       driver_.cuLaunchKernel(reinterpret_cast<CUfunction>(kernel), movers.ctas, 1, 1, movers.threads, 1, 1,
+                              movers.shared_bytes, stream_, arguments, nullptr));
+}
+
+void LaunchedLane::free_from_waiting(const Signal& signal) {
+  if (signal.ready != nullptr) write_word(signal.ready, signal.value);
+}
+
+}  // namespace epd
