@@ -169,8 +169,7 @@ void CudaLane::prepare(const LaunchRequest& request, std::uint32_t place) {
       op.counts.host_placement = placement(place);
       op.counts.host_ready = &host.counted;
     }
-    const std::uint32_t share = device_.lane_sms();
-    const std::uint32_t sms = request.sms == 0 ? share : std::min(request.sms, share);
+    const std::uint32_t sms = request.sms == 0 ? num_sms() : std::min(request.sms, num_sms());
     EPD_CHECK(kernels::cuda::configure(request.kind, device_.max_shared_bytes(), sms, op));
   }
   host.staging = op;

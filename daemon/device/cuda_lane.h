@@ -30,6 +30,7 @@ class CudaLane : public Lane {
 
   CudaLane(CudaDevice& device, const LaneShape& shape);
 
+  virtual std::uint32_t num_sms() const = 0;  // that an operation may have now
   // Runs the operation, which lies in host_place(place).staging, behind those started before.
   virtual void start(Kind kind, std::uint32_t place) = 0;
   // Its abort word is set: frees it from waiting for the client's stream.

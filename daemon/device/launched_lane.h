@@ -13,6 +13,7 @@ class LaunchedLane final : public CudaLane {
   void follow_share() override;
 
  private:
+  std::uint32_t num_sms() const override { return device_.lane_sms(); }
   void start(Kind kind, std::uint32_t place) override;
   void free_from_waiting(const Signal& signal) override;
 };

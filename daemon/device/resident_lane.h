@@ -14,13 +14,16 @@ class ResidentLane final : public CudaLane {
   void follow_share() override;
 
  private:
+  std::uint32_t num_sms() const override {
+    return ctas_;
+  }  // the share of today comes when nothing is in flight
   void start(Kind kind, std::uint32_t place) override;
   void free_from_waiting(const Signal&) override {}  // the kernel looks at the abort word
   std::size_t queue_bytes() const override { return sizeof(kernels::cuda::ResidentQueue); }
   void tell(kernels::cuda::Task task, std::uint32_t place);
   void stop();
 
-  std::uint32_t ctas_ = 0;  // 0: it is not running
+  std::uint32_t ctas_ = 0;  // of the kernel; 0: it is not running
   std::uint32_t next_ = 0;  // entry of the queue
 };
 

@@ -1,7 +1,5 @@
 #include "conformance.h"
 
-#include "support/cuda_memory.h"
-
 #include <cstdlib>
 
 namespace epd::test {
@@ -18,7 +16,7 @@ std::uint64_t base_seed() {
 }
 
 void Conformance::SetUp() {
-  if (GetParam() == "cuda" && !has_cuda_driver()) GTEST_SKIP() << "no CUDA driver to be opened here";
+  if (!can_use_devices(GetParam())) GTEST_SKIP() << "no CUDA driver to be opened here";
   if (daemon_ != nullptr && daemon_->running() && prefix_ == GetParam()) return;
   TearDownTestSuite();
   prefix_ = GetParam();

@@ -10,7 +10,7 @@ namespace epd::test {
 namespace {
 
 class Operations : public Conformance {};
-INSTANTIATE_TEST_SUITE_P(Devices, Operations, testing::Values("host", "cuda"),
+INSTANTIATE_TEST_SUITE_P(Devices, Operations, testing::Values("host", "cuda", "resident"),
                          [](const auto& tested) { return tested.param; });
 
 Case small_case(std::uint32_t num_ranks, std::uint32_t depth = 2) {
@@ -42,7 +42,7 @@ class RandomCases : public Conformance {
     run_scripts(scripts, 120);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Devices, RandomCases, testing::Values("host", "cuda"),
+INSTANTIATE_TEST_SUITE_P(Devices, RandomCases, testing::Values("host", "cuda", "resident"),
                          [](const auto& tested) { return tested.param; });
 
 TEST_P(RandomCases, OneRank) {

@@ -7,7 +7,7 @@ namespace epd::test {
 namespace {
 
 class StreamFailures : public Conformance {};
-INSTANTIATE_TEST_SUITE_P(Devices, StreamFailures, testing::Values("cuda"),
+INSTANTIATE_TEST_SUITE_P(Devices, StreamFailures, testing::Values("cuda", "resident"),
                          [](const auto& tested) { return tested.param; });
 
 // A rank that had nothing in flight may not have heard of the break yet.
@@ -115,7 +115,7 @@ void rounds_through_breaks(const Case& c, const Group& group, std::uint32_t rank
 
 TEST_P(StreamFailures, EnginesThatAreKilledUnderRoundsFarAhead) {
   DaemonOptions options;
-  options.prefix = GetParam();
+  use_devices(options, GetParam());
   options.settings = {{"engine.max_restarts_per_minute", "1000"}, {"engine.restart_backoff_max_ms", "20"}};
   Daemon own(options);
   ASSERT_TRUE(own.start());
@@ -141,7 +141,7 @@ TEST_P(StreamFailures, EnginesThatAreKilledUnderRoundsFarAhead) {
 
 TEST_P(StreamFailures, ADaemonThatIsKilledHoldsNoStream) {
   DaemonOptions options;
-  options.prefix = GetParam();
+  use_devices(options, GetParam());
   Daemon own(options);
   ASSERT_TRUE(own.start());
   const Case c = stream_case(2, 1);

@@ -16,7 +16,7 @@ constexpr std::uint32_t kRanks = 4;
 class DegradeFault : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    if (GetParam() == "cuda" && !has_cuda_driver()) GTEST_SKIP() << "no CUDA driver to be opened here";
+    if (!can_use_devices(GetParam())) GTEST_SKIP() << "no CUDA driver to be opened here";
     DaemonOptions options;
     options.devices = 3;  // ranks 0 and 3 share one
     use_devices(options, GetParam());
@@ -29,7 +29,7 @@ class DegradeFault : public testing::TestWithParam<std::string> {
   }
   std::unique_ptr<Daemon> daemon_;
 };
-INSTANTIATE_TEST_SUITE_P(Devices, DegradeFault, testing::Values("host", "cuda"),
+INSTANTIATE_TEST_SUITE_P(Devices, DegradeFault, testing::Values("host", "cuda", "resident"),
                          [](const auto& tested) { return tested.param; });
 
 struct Stage {

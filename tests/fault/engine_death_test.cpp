@@ -16,7 +16,7 @@ constexpr int kHangMs = 30000;
 class EngineDeath : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    if (GetParam() == "cuda" && !has_cuda_driver()) GTEST_SKIP() << "no CUDA driver to be opened here";
+    if (!can_use_devices(GetParam())) GTEST_SKIP() << "no CUDA driver to be opened here";
     start(4, patient_settings());
   }
   void start(std::uint32_t devices, std::vector<std::pair<std::string, std::string>> settings) {
@@ -43,7 +43,7 @@ class EngineDeath : public testing::TestWithParam<std::string> {
   }
   std::unique_ptr<Daemon> daemon_;
 };
-INSTANTIATE_TEST_SUITE_P(Devices, EngineDeath, testing::Values("host", "cuda"),
+INSTANTIATE_TEST_SUITE_P(Devices, EngineDeath, testing::Values("host", "cuda", "resident"),
                          [](const auto& tested) { return tested.param; });
 
 struct Stage {

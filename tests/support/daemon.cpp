@@ -2,6 +2,7 @@
 
 #include "support/census.h"
 #include "support/client.h"
+#include "support/cuda_memory.h"
 #include "support/ranks.h"
 
 #include <fcntl.h>
@@ -81,11 +82,16 @@ std::string epctl_program() {
 }
 
 void use_devices(DaemonOptions& options, const std::string& kind) {
-  options.prefix = kind;
-  if (kind != "cuda") return;
+  if (kind == "host") return;
+  options.prefix = "cuda";
   options.sms = 32;
+  if (kind == "resident") options.mode = kind;
   const char* gpus = std::getenv("EPD_TEST_GPUS");
   if (gpus != nullptr) options.devices = static_cast<std::uint32_t>(std::strtoul(gpus, nullptr, 10));
+}
+
+bool can_use_devices(const std::string& kind) {
+  return kind == "host" || has_cuda_driver();
 }
 
 CommandResult run_command(const std::vector<std::string>& arguments, double seconds,
@@ -163,6 +169,7 @@ void Daemon::write_config() const {
       << "daemon.control_socket = \"" << control_ << "\"\n"
       << (options_.prefix == "host" ? "" : "devices.host = 0\n") << "devices." << options_.prefix << " = "
       << options_.devices << "\n"
+      << "devices.mode = \"" << options_.mode << "\"\n"
       << "devices.sms = " << options_.sms << "\n";
   for (const auto& [key, value] : options_.settings) out << key << " = " << value << "\n";
 }

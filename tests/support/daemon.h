@@ -24,16 +24,19 @@ std::string epctl_program();
 
 struct DaemonOptions {
   std::uint32_t devices = 4;
-  std::string prefix = "host";  // of the devices' names
+  std::string prefix = "host";    // of the devices' names
+  std::string mode = "launched";  // of GPUs
   std::uint32_t sms = 2;
   // Further lines of the configuration: {"limits.max_sessions", "3"}; values in TOML's notation.
   std::vector<std::pair<std::string, std::string>> settings;
   std::string directory;  // "" = a new one; a given one is used as it is and kept
 };
 
-// For devices of that kind, "host" or "cuda": as many GPUs as EPD_TEST_GPUS says, on which each rank has an
-// SM.
+// For devices of that kind, "host", "cuda", or "resident" (GPUs with a kernel that stays): as many GPUs as
+// EPD_TEST_GPUS says, on which each rank has an SM.
 void use_devices(DaemonOptions& options, const std::string& kind);
+// Whether a test of that kind of device can run here.
+bool can_use_devices(const std::string& kind);
 
 class Daemon {
  public:

@@ -47,7 +47,7 @@ class Kernel {
       : op_(op),
         device_(device),
         start_ns_(nanoseconds()),
-        experts_(op.shape.num_experts / op.shape.num_ranks) {}
+        experts_(op.shape.num_experts / std::max(op.shape.num_ranks, 1u)) {}  // a noop has no shape
 
   std::string dispatch();
   std::string combine();
