@@ -112,7 +112,7 @@ Daemon::Devices find_devices(Options& options) {
   const std::uint32_t found = count_gpus();
   run.gpus = std::min(found, wanted);
   if (found < wanted) std::fprintf(stderr, "epbench: %u ranks share %u GPUs\n", wanted, found);
-  return {.cuda = run.gpus, .sms = run.sms};
+  return {.cuda = run.gpus, .resident = run.resident, .sms = run.sms};
 }
 
 int run_tool(Options& options) {

@@ -47,6 +47,7 @@ CLI::Validator one_of(const std::string& what, const std::vector<std::string>& a
 
 struct Names {
   std::string backend = "host";
+  std::string mode = "launched";
   std::string operation = "both";
   std::string layout = "compact";
   std::string payload = "bf16";
@@ -57,6 +58,11 @@ struct Names {
 void add_backend_option(CLI::App& app, Names& names) {
   app.add_option("--backend", names.backend, "Devices: host (emulated, threads as SMs) or cuda")
       ->check(one_of("backend", {"host", "cuda"}))
+      ->capture_default_str();
+  app.add_option(
+         "--mode", names.mode,
+         "How GPUs run operations, devices.mode of the daemon: launched (a kernel for each) or resident")
+      ->check(one_of("mode", {"launched", "resident"}))
       ->capture_default_str();
 }
 
@@ -129,6 +135,7 @@ void apply(const Names& names, RunPlan& run) {
   run.operation = kOperations.at(names.operation);
   run.check = kLevels.at(names.check);
   run.backend = names.backend == "cuda" ? Backend::kCuda : Backend::kHost;
+  run.resident = names.mode == "resident";
   static const std::map<std::string, epd_layout_t> kLayouts{
       {"compact", EPD_LAYOUT_COMPACT}, {"packed", EPD_LAYOUT_PACKED}, {"expert", EPD_LAYOUT_EXPERT}};
   static const std::map<std::string, epd_payload_t> kPayloads{{"bf16", EPD_PAYLOAD_BF16},

@@ -19,6 +19,7 @@ inline constexpr std::uint32_t kDefaultGpuSms = 24;
 struct RunPlan {
   Backend backend = Backend::kHost;
   std::uint32_t gpus = 0;  // backend cuda: on which ranks lie in turn
+  bool resident = false;   // their kernels stay (devices.mode)
   Operation operation = Operation::kBoth;
   std::uint32_t ranks = 4;
   std::uint32_t tokens = 128;  // of each rank, in each call

@@ -141,8 +141,8 @@ void add_ceiling(const GpuCeiling& ceiling, Report& report) {
 
 std::string to_gpu_table(const std::vector<Report>& reports) {
   const RunPlan& plan = reports.front().plan;
-  std::string text = format("%u ranks x %u tokens, %u SMs, routing %s; ", plan.ranks, plan.tokens, plan.sms,
-                            plan.routing.c_str()) +
+  std::string text = format("%u ranks x %u tokens, %u SMs, %s, routing %s; ", plan.ranks, plan.tokens,
+                            plan.sms, plan.resident ? "resident" : "launched", plan.routing.c_str()) +
                      conditions(reports.front());
   for (const Report& report : reports) {
     const StreamFigures& stream = report.stream;

@@ -12,6 +12,7 @@ struct DaemonOptions {
   std::string program;             // path of epd; empty: beside this executable
   std::uint32_t host_devices = 1;  // host:0 and up
   std::uint32_t cuda_devices = 0;  // cuda:0 and up
+  bool resident = false;           // devices.mode of these
   std::uint32_t sms = 0;           // of each (host: worker threads); 0: the daemon's default
 };
 
