@@ -1,9 +1,8 @@
-#!/ usr / bin / env bash
-#Packs what was built here for a machine with GPUs that has none of our libraries.See-- help.
-set - euo pipefail
+#!/usr/bin/env bash
+# Packs what was built here for a machine with GPUs that has none of our libraries. See --help.
+set -euo pipefail
 
-        if (($ # != 2)) ||
-    [[$1 == --help || $1 == -h]]; then
+if (( $# != 2 )) || [[ $1 == --help || $1 == -h ]]; then
   cat <<'END'
 Usage: tests/gpu/pack.sh BUILD_DIR DIR
 
@@ -18,18 +17,11 @@ programs=(epd epctl epbench operations_test)
 
 rm -rf "$out"
 mkdir -p "$out/bin" "$out/lib"
-for program in "${programs[@]}";
-do
-  if
-    [[!-x $build / bin / $program]];
-then echo "error: $build/bin/$program is not built" > &2;
-exit 1;
-fi strip -
-    o
-    "$out/bin/$program"
-    "$build/bin/$program" done while read -
-    r soname path;
-do
+for program in "${programs[@]}"; do
+  if [[ ! -x $build/bin/$program ]]; then echo "error: $build/bin/$program is not built" >&2; exit 1; fi
+  strip -o "$out/bin/$program" "$build/bin/$program"
+done
+while read -r soname path; do
   case $soname in
     libc.so.6 | libm.so.6 | libmvec.so.1 | libpthread.so.0 | libdl.so.2 | librt.so.1 | libresolv.so.2) continue ;;
   esac

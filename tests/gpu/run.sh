@@ -1,9 +1,11 @@
-#!/ bin / sh
-#Builds the CUDA kernels, their test and their benchmark on a machine with GPUs, and runs all of it within
-#about eight minutes.Usage : tests / gpu / run.sh[--daemon DIR][full](from the root of the sources; output in
-#build / gpu).With-- daemon also, under MPS, the conformance tests and the benchmark's suite of what pack.sh has put
-#in DIR.(Tests that kill an engine are left out : under MPS that takes the clients of its GPU along.)
-set - u daemon = if["${1:-}" = --daemon]; then
+#!/bin/sh
+# Builds the CUDA kernels, their test and their benchmark on a machine with GPUs, and runs all of it within
+# about eight minutes. Usage: tests/gpu/run.sh [--daemon DIR] [full]   (from the root of the sources; output in
+# build/gpu). With --daemon also, under MPS, the conformance tests and the benchmark's suite of what pack.sh has put
+# in DIR. (Tests that kill an engine are left out: under MPS that takes the clients of its GPU along.)
+set -u
+daemon=
+if [ "${1:-}" = --daemon ]; then
   daemon=$(cd "${2:?--daemon needs a folder}" && pwd) || exit 2
   shift 2
 fi
@@ -33,32 +35,28 @@ build() {
 }
 
 start=$(date +%s)
-build || {
-  echo "FAIL build";
-  exit 1;
-}
-echo "built in $(($(date +%s) - start)) s" failed = 0 step(){
-    #step<name><seconds><command...> name = $1 limit = $2 shift 2 begin = $(date + % s) timeout - s KILL
-                                                                              "$limit"
-                                                                              "$@" >
-                                                                          "$out/$name.log" 2 > & 1 rc = $
-    ? [$rc - eq 0]&& verdict = PASS || {verdict = "FAIL (exit $rc)";
-failed = 1;
-}
-table = "$table$(printf '%-12s %s, %s s' " $name " " $verdict
-        " $(($(date +%s) - begin)))
-        "
+build || { echo "FAIL build"; exit 1; }
+echo "built in $(($(date +%s) - start)) s"
+failed=0
+step() {  # step <name> <seconds> <command...>
+  name=$1
+  limit=$2
+  shift 2
+  begin=$(date +%s)
+  timeout -s KILL "$limit" "$@" > "$out/$name.log" 2>&1
+  rc=$?
+  [ $rc -eq 0 ] && verdict=PASS || { verdict="FAIL (exit $rc)"; failed=1; }
+  table="$table$(printf '%-12s %s, %s s' "$name" "$verdict" $(($(date +%s) - begin)))
+"
 }
 table=""
 step test 120 "$out/kernels_test" "${EPD_GPU_CASES:-150}"
-step bench 120 "$out/kernels_bench" ${
-  1 : -
-}
-if command
-  - v compute - sanitizer > / dev / null && ["${EPD_GPU_SANITIZE:-1}" = 1];
-then step memcheck 90 compute - sanitizer-- tool memcheck-- error -
-    exitcode 9 "$out/kernels_test" 30 1 256 step racecheck 90 compute - sanitizer-- tool racecheck-- error -
-    exitcode 9 "$out/kernels_test" 15 1 256 no - failures fi if[-n "$daemon"]; then
+step bench 120 "$out/kernels_bench" ${1:-}
+if command -v compute-sanitizer > /dev/null && [ "${EPD_GPU_SANITIZE:-1}" = 1 ]; then
+  step memcheck 90 compute-sanitizer --tool memcheck --error-exitcode 9 "$out/kernels_test" 30 1 256
+  step racecheck 90 compute-sanitizer --tool racecheck --error-exitcode 9 "$out/kernels_test" 15 1 256 no-failures
+fi
+if [ -n "$daemon" ]; then
   EPD_TEST_BIN=$daemon/bin
   EPD_TEST_GPUS=$(nvidia-smi --list-gpus | wc -l)
   export EPD_TEST_BIN EPD_TEST_GPUS
@@ -67,13 +65,12 @@ then step memcheck 90 compute - sanitizer-- tool memcheck-- error -
   step suite 120 "$daemon/bin/epbench" suite --backend cuda
   echo quit | nvidia-cuda-mps-control > /dev/null
 fi
-for name in test memcheck racecheck conformance;
-do [-f "$out/$name.log"]&& {
-    echo "== $name";
-    tail - 25 "$out/$name.log";
-  }
-done echo "== bench" cat "$out/bench.log"[-f "$out/suite.log"]&& {
-  echo "== suite";
-  cat "$out/suite.log";
-}
-echo "== summary" printf '%s' "$table" exit $failed
+for name in test memcheck racecheck conformance; do
+  [ -f "$out/$name.log" ] && { echo "== $name"; tail -25 "$out/$name.log"; }
+done
+echo "== bench"
+cat "$out/bench.log"
+[ -f "$out/suite.log" ] && { echo "== suite"; cat "$out/suite.log"; }
+echo "== summary"
+printf '%s' "$table"
+exit $failed
