@@ -42,6 +42,7 @@ class CudaFlight final : public Flight {
   }
 
   bool counted() override { return is_ours(place_.counted); }
+  bool sent() override { return is_ours(place_.sent); }
   bool ended() override { return is_ours(place_.result.tag) || look_at_device(); }
   bool left() override {
     return ended() && (result().error == OpError::kNone || is_ours(place_.result.left) || look_at_device());
@@ -159,7 +160,7 @@ void CudaLane::prepare(const LaunchRequest& request, std::uint32_t place) {
   op.abort = &host.abort;
   op.result = &host.result;
   host.result = {};
-  host.counted = 0;
+  host.counted = host.sent = 0;
   host.abort = 0;
   if (request.kind == Kind::kNoop) {
     op.tag = kNoopTags + ++noops_;
@@ -168,6 +169,7 @@ void CudaLane::prepare(const LaunchRequest& request, std::uint32_t place) {
     if (request.kind == Kind::kDispatch) {
       op.counts.host_placement = placement(place);
       op.counts.host_ready = &host.counted;
+      op.counts.host_sent = &host.sent;
     }
     const std::uint32_t sms = request.sms == 0 ? num_sms() : std::min(request.sms, num_sms());
     EPD_CHECK(kernels::cuda::configure(request.kind, device_.max_shared_bytes(), sms, op));

@@ -43,6 +43,7 @@ class CudaLane : public Lane {
     Operation staging;
     kernels::cuda::OpResult result;
     std::uint64_t counted;  // tag
+    std::uint64_t sent;     // likewise
     std::uint32_t abort;    // looked at by waiting kernels; here, as no stream need have a turn to write it
   };
   HostPlace& host_place(std::uint32_t place) const;

@@ -89,7 +89,7 @@ StepResult LaunchedOperation::step(std::uint64_t now_ns) {
 bool LaunchedOperation::runnable() const {
   if (stage() == OpStage::kPlanning) return may_launch();
   if (flight_ == nullptr) return false;
-  return concluded_ ? false : flight_->ended() || (!counted_ && is_dispatch() && flight_->counted());
+  return !concluded_ && (flight_->ended() || counts_news() || sent_news());
 }
 
 StepResult LaunchedOperation::plan(std::uint64_t now_ns) {
@@ -225,11 +225,30 @@ void LaunchedOperation::describe_peers(kernels::cuda::Operation& op) const {
 }
 
 StepResult LaunchedOperation::look(std::uint64_t now_ns) {
-  if (is_dispatch() && !counted_ && flight_->counted()) {
+  bool progress = false;
+  if (counts_news()) {
     publish_counts();
-    if (!flight_->ended()) return StepResult::kProgress;
+    progress = true;
   }
-  return flight_->ended() ? conclude(now_ns) : StepResult::kIdle;
+  if (sent_news()) {
+    publish_sent();
+    progress = true;
+  }
+  if (flight_->ended()) return conclude(now_ns);
+  return progress ? StepResult::kProgress : StepResult::kIdle;
+}
+
+bool LaunchedOperation::counts_news() const {
+  return is_dispatch() && !counted_ && flight_->counted();
+}
+
+bool LaunchedOperation::sent_news() const {
+  return is_dispatch() && has(abi::kFlagDefer) && !sent_ && flight_->sent();
+}
+
+void LaunchedOperation::publish_sent() {
+  sent_ = true;
+  member_.publish_sent(submission_.slot, submission_.ticket);
 }
 
 void LaunchedOperation::publish_counts() {
@@ -261,7 +280,7 @@ StepResult LaunchedOperation::conclude(std::uint64_t now_ns) {
   if (is_noop()) return StepResult::kDone;
   if (is_dispatch() && !counted_) publish_counts();  // both came between two looks
   keep_route(result);
-  if (is_dispatch() && has(abi::kFlagDefer)) member_.publish_sent(submission_.slot, submission_.ticket);
+  if (is_dispatch() && has(abi::kFlagDefer) && !sent_) publish_sent();
   // Bytes of rows delivered to this rank stand for those it sent: the device counts no others.
   const abi::GroupShape& s = group_.shape;
   const std::uint64_t row = is_dispatch() ? std::uint64_t{s.row_bytes()} + s.scale_bytes() : s.hidden * 2ull;

@@ -43,7 +43,10 @@ class LaunchedOperation final : public Operation {
   void describe_combine(kernels::cuda::Operation& op) const;
   void describe_peers(kernels::cuda::Operation& op) const;
   StepResult look(std::uint64_t now_ns);
+  bool counts_news() const;
+  bool sent_news() const;
   void publish_counts();
+  void publish_sent();
   StepResult conclude(std::uint64_t now_ns);
   StepResult fail_as(const kernels::cuda::OpResult& result, std::uint64_t now_ns);
   std::int64_t refused_value(const kernels::cuda::OpResult& result) const;
@@ -58,7 +61,8 @@ class LaunchedOperation final : public Operation {
   Page& page_;
   RouteHeads::Place route_;
   std::unique_ptr<Flight> flight_;
-  bool counted_ = false;
+  bool counted_ = false;  // and told
+  bool sent_ = false;
   bool expired_ = false;
   bool concluded_ = false;
 };

@@ -92,7 +92,9 @@ std::vector<Option> make_table() {
              "Groups of one user at one time."),
       bytes("limits.max_arena_bytes", "0", &C::max_arena_bytes,
             "Bytes of all arenas together; 0: 16 times the physical memory. Arenas have worst-case sizes and "
-            "take memory only where rows have been written, so this counts promises, not pages."),
+            "take memory only where rows have been written, so this counts promises, not pages. Of a GPU's "
+            "memory, "
+            "which is taken at once, the GPU itself is the limit."),
       bytes("limits.max_arena_bytes_per_user", "0", &C::max_arena_bytes_per_user,
             "The same for one user; 0: as limits.max_arena_bytes."),
       {"access.default",

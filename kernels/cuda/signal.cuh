@@ -228,7 +228,10 @@ __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadli
     store_release_system(op.peers[threadIdx.x].arrived + op.rank * kSignalWords, op.tag);
   }
   OpResult ending = ended(OpError::kNone, -1);
-  if (threadIdx.x == 0) ending.num_recv_rows = count_rows();
+  if (threadIdx.x == 0) {
+    if (op.counts.host_sent != nullptr) store_release_system(op.counts.host_sent, op.tag);
+    ending.num_recv_rows = count_rows();
+  }
   if (!wait_signals(op, op.peers[op.rank].arrived, ranks_there(op), deadline_ns)) return;
   if (threadIdx.x == 0) {
     tell_stream(op);

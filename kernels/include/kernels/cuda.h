@@ -122,6 +122,9 @@ struct CountOutputs {
   // For a CPU that polls: the placement's words, then `tag` with release at system scope.
   std::int32_t* host_placement = nullptr;
   std::uint64_t* host_ready = nullptr;
+  // Gets `tag` when this rank's rows have left, before those of others have come: x is read no more. Host
+  // memory.
+  std::uint64_t* host_sent = nullptr;
 };
 
 // Words by which operations and streams of the client wait for each other; in the rank's user arena. Compared

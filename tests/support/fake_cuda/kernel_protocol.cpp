@@ -180,6 +180,7 @@ bool Kernel::check_announcements() const {
 }
 
 bool Kernel::arrive() {
+  if (op_.counts.host_sent != nullptr) store_release(op_.counts.host_sent, op_.tag);
   for_ranks_there(
       [&](std::uint32_t rank) { store_release(op_.peers[rank].arrived + op_.rank * kSignalWords, op_.tag); });
   return wait_signals(own().arrived);

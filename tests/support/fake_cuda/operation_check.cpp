@@ -116,6 +116,7 @@ class Checker {
     may("counts.source_ranges", op_.counts.source_ranges, blocks * s_.num_ranks * 8);
     may("counts.host_placement", op_.counts.host_placement, placement_words() * 4);
     may("counts.host_ready", op_.counts.host_ready, 8);
+    may("counts.host_sent", op_.counts.host_sent, 8);
   }
 
   void target(const DispatchTarget& target) {

@@ -27,8 +27,9 @@ struct LaunchRequest {
 class Flight {
  public:
   virtual ~Flight() = default;
-  // Once true, counts() and result() may be read. Both are looks at host memory.
+  // Once true, counts() and result() may be read. These are looks at host memory.
   virtual bool counted() = 0;
+  virtual bool sent() = 0;  // of a dispatch: its inputs are read no more
   virtual bool ended() = 0;
   // Ended, and nothing of it runs any more: one that has failed says so before all of it has left.
   virtual bool left() = 0;
