@@ -3,11 +3,30 @@
 #include "base/log.h"
 #include "engine.h"
 
+#include <signal.h>
+#include <unistd.h>
 #include <memory>
 
 namespace epd {
 
+namespace {
+
+constexpr unsigned kLeaveSeconds = 3;
+
+// The supervisor is gone, which the loop notices by itself, by the link. Should it hang, then this ends it.
+void limit_time(int) {
+  ::alarm(kLeaveSeconds);
+}
+
+}  // namespace
+
 int engine_main(const EngineOptions& options) {
+  if (options.device.starts_with("cuda:")) {  // see EngineProcess::spawn
+    struct sigaction action = {};
+    action.sa_handler = limit_time;
+    action.sa_flags = SA_RESTART;
+    ::sigaction(SIGTERM, &action, nullptr);
+  }
   UniqueFd link(options.link_fd);
   UniqueFd page_fd(options.page_fd);
   UniqueFd bell(options.bell_fd);

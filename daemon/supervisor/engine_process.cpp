@@ -25,9 +25,9 @@ constexpr int kParkingFd = 64;    // above those, so that no dup2 overwrites one
 constexpr int kLinkBufferBytes = 1 << 20;
 
 // Between fork and exec of a process with other threads: system calls only.
-[[noreturn]] void become_engine(const std::array<int, kNumEngineFds>& fds, pid_t supervisor,
+[[noreturn]] void become_engine(const std::array<int, kNumEngineFds>& fds, pid_t supervisor, int death_signal,
                                 const char* binary, char* const* arguments) {
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  ::prctl(PR_SET_PDEATHSIG, death_signal);
   if (::getppid() != supervisor) ::_exit(127);  // it died before the line above
   ::setpgid(0, 0);                              // a terminal's Ctrl-C is for the supervisor alone
   std::array<int, kNumEngineFds> parked{};
@@ -91,8 +91,11 @@ Result<std::unique_ptr<EngineProcess>> EngineProcess::spawn(const EngineCommand&
   const pid_t pid = ::fork();
   if (pid < 0) return errno_status("fork");
   if (pid == 0) {
-    become_engine({link->second.get(), command.page_fd, command.bell_fd}, self, command.binary.c_str(),
-                  arguments.data());
+    // Under MPS a process that is killed amid a kernel takes the clients of its GPU along, so an engine of a
+    // GPU is only told, and leaves by itself (engine_main).
+    const bool on_gpu = command.device.starts_with("cuda:");
+    become_engine({link->second.get(), command.page_fd, command.bell_fd}, self, on_gpu ? SIGTERM : SIGKILL,
+                  command.binary.c_str(), arguments.data());
   }
   engine->pid_ = pid;
   engine->link_ = std::move(link->first);
