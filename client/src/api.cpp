@@ -114,11 +114,16 @@ Status read_switches(const Switch (&switches)[N], std::uint32_t& flags) {
 }
 
 Status read_dispatch(const epd_dispatch_args_t& a, SubmitRequest& request) {
-  request = {abi::Op::kDispatch,           a.slot,
-             a.num_tokens,                 0,
-             a.timeout_ms,                 a.sms,
-             a.handle,                     a.keep_handle != 0,
-             {a.on_stream != 0, a.stream}, static_cast<WaitBy>(a.wait_by)};
+  request = {abi::Op::kDispatch,
+             a.slot,
+             a.num_tokens,
+             0,
+             a.timeout_ms,
+             a.sms,
+             a.handle,
+             a.keep_handle != 0,
+             {a.on_stream != 0, a.stream},
+             static_cast<WaitBy>(a.wait_by)};
   if (a.reserved != 0) return epd::client::bad_value("reserved", a.reserved, "0");
   return read_switches({{"weights", a.weights, abi::kFlagWeights},
                         {"keep_handle", a.keep_handle, 0},

@@ -12,7 +12,7 @@ struct Attachment {
   Mapping segment_a;  // read-write
   Mapping segment_b;  // read-only
   abi::Welcome welcome{};
-  std::unique_ptr<Device> device;  // null: the session is on a host device
+  std::unique_ptr<Device> device;             // null: the session is on a host device
   WaitBy wait_by = WaitBy::kMemoryOperation;  // where a call says nothing
 };
 

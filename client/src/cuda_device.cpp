@@ -251,9 +251,8 @@ Status CudaDevice::wait(void* stream, const StreamWait& wait, WaitBy by) {
 }
 
 Status CudaDevice::write_and_wait(void* stream, std::uintptr_t word, const StreamWait& wait) {
-  return within("launching epd_signal_and_wait", [&] {
-    return kernels_->signal_and_wait(static_cast<CUstream>(stream), word, wait);
-  });
+  return within("launching epd_signal_and_wait",
+                [&] { return kernels_->signal_and_wait(static_cast<CUstream>(stream), word, wait); });
 }
 
 Status CudaDevice::write_aside(std::uintptr_t word, std::uint32_t value) {

@@ -169,8 +169,8 @@ class Session {
   // streams.cpp
   // Also chooses what the caller left to the session.
   Status check_stream(SubmitRequest& request) const;
-  // On the caller's stream: the inputs are there; or, if it begins and waits, that it can be told so. Called and
-  // returns with mutex_, which it lets go meanwhile.
+  // On the caller's stream: the inputs are there; or, if it begins and waits, that it can be told so. Called
+  // and returns with mutex_, which it lets go meanwhile.
   Status mark_ready(Lock& lock, Group& group, const SubmitRequest& request, epd_ticket_t ticket);
   // What a stream waits for that waits for the operation. Needs mutex_, the others not.
   static StreamWait end_of(const Group& group, const Operation& op, epd_ticket_t ticket);

@@ -29,12 +29,12 @@ CUresult StreamKernels::take(CUdevice device, const char* name, CUkernel& kernel
                                       CU_SHAREDMEM_CARVEOUT_MAX_SHARED, kernel, device);
 }
 
-// Under lazy loading, the default, the driver brings a kernel to the device when it is needed first, which waits for
-// whatever runs there: for a wait that this very launch is to end, or that of another session. That a handle
-// has been asked for promises nothing about that; a launch that has run has loaded all that launching needs.
+// Under lazy loading, the default, the driver brings a kernel to the device when it is needed first, which
+// waits for whatever runs there: for a wait that this very launch is to end, or that of another session. That
+// a handle has been asked for promises nothing about that; a launch that has run has loaded all that
+// launching needs.
 Status StreamKernels::load(CUdevice device, CUstream stream) {
-  if (image() == nullptr)
-    return {StatusCode::kUnsupported, "this libepd was built without CUDA's compiler"};
+  if (image() == nullptr) return {StatusCode::kUnsupported, "this libepd was built without CUDA's compiler"};
   CUresult error = driver_.cuLibraryLoadData(&library_, image(), nullptr, nullptr, 0, nullptr, nullptr, 0);
   if (error == CUDA_SUCCESS) error = take(device, "epd_signal", signal_);
   if (error == CUDA_SUCCESS) error = take(device, "epd_wait", wait_);

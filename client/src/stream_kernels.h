@@ -14,8 +14,8 @@ class StreamKernels {
   StreamKernels& operator=(const StreamKernels&) = delete;
   ~StreamKernels();
 
-  // Once, in the context that is current and that `stream` is of; waits for the stream. UNSUPPORTED: the library has
-  // none for this device, or none at all.
+  // Once, in the context that is current and that `stream` is of; waits for the stream. UNSUPPORTED: the
+  // library has none for this device, or none at all.
   Status load(CUdevice device, CUstream stream);
 
   // Enqueue, in the context that is current; after load(). Legal in a stream that captures.

@@ -109,11 +109,11 @@ typedef struct epd_session_info_s {
 /* options may be NULL. Errors: DAEMON_LOST (nobody listens), VERSION_MISMATCH (names both
  * versions), PERMISSION_DENIED, RESOURCE_EXHAUSTED (quota), NOT_FOUND (no such device),
  * DEADLINE_EXCEEDED, INVALID_ARGUMENT (also: a CUDA device that this process does not see), UNSUPPORTED (a
- * CUDA device, and no driver in this process, or no kernels to wait by), INTERNAL. On a CUDA device the session
- * lives in the calling thread's current context if that is on the device, else in the device's primary context,
- * which is the CUDA runtime's; that context must outlive the session. Devices are matched by uuid: their numbers
- * here and in the daemon may differ. Attach before streams of the context wait for other sessions' operations:
- * attaching loads kernels, which may have to wait for what runs there. */
+ * CUDA device, and no driver in this process, or no kernels to wait by), INTERNAL. On a CUDA device the
+ * session lives in the calling thread's current context if that is on the device, else in the device's
+ * primary context, which is the CUDA runtime's; that context must outlive the session. Devices are matched by
+ * uuid: their numbers here and in the daemon may differ. Attach before streams of the context wait for other
+ * sessions' operations: attaching loads kernels, which may have to wait for what runs there. */
 EPD_API epd_status_t epd_session_attach(const epd_attach_options_t* options, epd_session_t** session);
 /* Leaves all groups, ends operations in flight (their rows may or may not have moved), frees the
  * handle. NULL is allowed. */
@@ -296,14 +296,14 @@ EPD_API epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, ep
  * only the stream does not wait for it (by kernel and without defer_receive: nor lets it begin).
  *
  * wait_by, of each call, says by what the stream and the engine wait for each other. By memory operation, the
- * default, nothing of the GPU is used meanwhile. By kernel the hand-off is shorter by some microseconds: one kernel
- * of one thread says that the operation may begin and waits for its end, on an SM that it shares with other kernels;
- * with defer_receive one says the first and is gone, and epd_ticket_wait_on_stream enqueues another. Both are
- * released whatever ends: operation, engine, group, session or daemon. A kernel also goes on by itself 5 seconds
- * after the operation's deadline, as waits of the CPU do (convention 5). While a kernel waits: under MPS, killing
- * this process faults its GPU for all processes there, as with any kernel of yours; and what makes CUDA wait for
- * all of the context waits for it too (loading a kernel at its first launch, cudaFree), so load your kernels
- * before (CUDA_MODULE_LOADING=EAGER, or a first run).
+ * default, nothing of the GPU is used meanwhile. By kernel the hand-off is shorter by some microseconds: one
+ * kernel of one thread says that the operation may begin and waits for its end, on an SM that it shares with
+ * other kernels; with defer_receive one says the first and is gone, and epd_ticket_wait_on_stream enqueues
+ * another. Both are released whatever ends: operation, engine, group, session or daemon. A kernel also goes
+ * on by itself 5 seconds after the operation's deadline, as waits of the CPU do (convention 5). While a
+ * kernel waits: under MPS, killing this process faults its GPU for all processes there, as with any kernel of
+ * yours; and what makes CUDA wait for all of the context waits for it too (loading a kernel at its first
+ * launch, cudaFree), so load your kernels before (CUDA_MODULE_LOADING=EAGER, or a first run).
  *
  * Many operations of one stream may be in flight, also on one slot: dispatch, kernels of the caller's,
  * combine under that dispatch's handle, the next dispatch on the slot and so on can be submitted before
@@ -441,9 +441,9 @@ EPD_API epd_status_t epd_ticket_wait_sent(epd_group_t* group, epd_ticket_t ticke
 
 /* What is enqueued in the stream from here on begins when the operation has ended. For tickets of operations
  * submitted with on_stream, as long as they are not retired: after defer_receive it is the receive hook; and
- * it makes further streams wait, any number of times, also when the operation has ended. wait_by: epd_wait_by_t;
- * 0: as the operation was submitted. Returns at once. NOT_FOUND: retired; INVALID_ARGUMENT: not submitted with
- * on_stream; UNSUPPORTED: no kernels to wait by; INTERNAL: the driver's error. */
+ * it makes further streams wait, any number of times, also when the operation has ended. wait_by:
+ * epd_wait_by_t; 0: as the operation was submitted. Returns at once. NOT_FOUND: retired; INVALID_ARGUMENT:
+ * not submitted with on_stream; UNSUPPORTED: no kernels to wait by; INTERNAL: the driver's error. */
 EPD_API epd_status_t epd_ticket_wait_on_stream(epd_group_t* group, epd_ticket_t ticket, void* stream,
                                                uint32_t wait_by);
 

@@ -68,9 +68,9 @@ class Span {
 };
 
 struct AttachOptions {
-  std::string socket_path;      // "": $EPD_SOCKET, else /run/epd/epd.sock
-  std::string device;           // "host:0"; "": the least used
-  std::int32_t timeout_ms = 0;  // 0: 5000
+  std::string socket_path;                      // "": $EPD_SOCKET, else /run/epd/epd.sock
+  std::string device;                           // "host:0"; "": the least used
+  std::int32_t timeout_ms = 0;                  // 0: 5000
   epd_wait_by_t wait_by = EPD_WAIT_BY_DEFAULT;  // of streams, where a call says nothing
 };
 
@@ -138,8 +138,8 @@ struct Counts {
 };
 
 // The optional fields of epd_dispatch_args_t and epd_combine_args_t. stream: a cudaStream_t or CUstream, in
-// which the operation begins and ends (nullptr: CUDA's default one); none: it begins at once. wait_by: by what
-// that stream waits.
+// which the operation begins and ends (nullptr: CUDA's default one); none: it begins at once. wait_by: by
+// what that stream waits.
 struct DispatchOptions {
   bool weights = true;
   epd_handle_t handle = 0;  // not 0: the routing of that dispatch again

@@ -1,4 +1,5 @@
-// The kernels of the client library (client/src/stream_kernels.cu), by a host: a stream writes and awaits words.
+// The kernels of the client library (client/src/stream_kernels.cu), by a host: a stream writes and awaits
+// words.
 #pragma once
 
 #include "fake_cuda/stream.h"
