@@ -86,7 +86,8 @@ TEST_F(ClientCudaWaits, OtherValuesAreRefused) {
   for (const std::uint32_t on_stream : {0u, 1u}) {
     args.on_stream = on_stream;
     EXPECT_EQ(epd_dispatch(group_, &args, &ticket, nullptr), EPD_INVALID_ARGUMENT);
-    EXPECT_ERROR_HAS("wait_by is 3; allowed: 0 (the default), 1 (EPD_WAIT_BY_MEMORY_OPERATION) or 2 (EPD_WAIT_BY_KERNEL)");
+    EXPECT_ERROR_HAS(
+        "wait_by is 3; allowed: 0 (the default), 1 (EPD_WAIT_BY_MEMORY_OPERATION) or 2 (EPD_WAIT_BY_KERNEL)");
   }
   args.wait_by = EPD_WAIT_BY_KERNEL;
   args.reserved = 7;
