@@ -192,7 +192,8 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
     if (*attach) options.command = Command::kAttach;
     if (*reap) options.command = Command::kReap;
     if (options.run.on_gpus() && (*attach || *reap)) kit::fail("attach and reap measure host devices only");
-    if (!options.run.on_gpus() && (app.count("--wait") != 0 || app.count("--busy-us") != 0))
+    if (!options.run.on_gpus() &&
+        (app.count("--wait") + app.count("--busy-us") + suite->count("--busy-us") != 0))
       kit::fail("wait and busy-us are about streams; allowed: with backend cuda");
     require_range("rounds", options.rounds, 1, 100'000);
     validate(options.run);
