@@ -12,6 +12,7 @@ using epd::client::report;
 using epd::client::Session;
 using epd::client::Status;
 using epd::client::SubmitRequest;
+using epd::client::WaitBy;
 namespace abi = epd::abi;
 
 // The opaque handles are these objects; the C names are never defined.
@@ -50,6 +51,22 @@ std::string socket_path(const char* given) {
   const char* from_environment = std::getenv("EPD_SOCKET");
   if (from_environment != nullptr && from_environment[0] != '\0') return from_environment;
   return "/run/epd/epd.sock";
+}
+
+Status default_wait_by(std::uint32_t given, WaitBy& wait_by) {
+  wait_by = static_cast<WaitBy>(given);
+  if (wait_by != WaitBy::kDefault) return epd::client::check_wait_by(wait_by);
+  const char* from_environment = std::getenv("EPD_WAIT_BY");
+  const std::string text = from_environment != nullptr ? from_environment : "";
+  if (text.empty() || text == "memory_operation") {
+    wait_by = WaitBy::kMemoryOperation;
+  } else if (text == "kernel") {
+    wait_by = WaitBy::kKernel;
+  } else {
+    return epd::client::invalid_argument("EPD_WAIT_BY is \"" + text +
+                                         "\"; allowed: kernel or memory_operation");
+  }
+  return {};
 }
 
 epd_buffers_t regions_of(const Group& group, std::uint32_t slot) {
@@ -97,9 +114,17 @@ Status read_switches(const Switch (&switches)[N], std::uint32_t& flags) {
 }
 
 Status read_dispatch(const epd_dispatch_args_t& a, SubmitRequest& request) {
-  request = {
-      abi::Op::kDispatch,          a.slot, a.num_tokens, 0, a.timeout_ms, a.sms, a.handle, a.keep_handle != 0,
-      {a.on_stream != 0, a.stream}};
+  request = {abi::Op::kDispatch,
+             a.slot,
+             a.num_tokens,
+             0,
+             a.timeout_ms,
+             a.sms,
+             a.handle,
+             a.keep_handle != 0,
+             {a.on_stream != 0, a.stream},
+             static_cast<WaitBy>(a.wait_by)};
+  if (a.reserved != 0) return epd::client::bad_value("reserved", a.reserved, "0");
   return read_switches({{"weights", a.weights, abi::kFlagWeights},
                         {"keep_handle", a.keep_handle, 0},
                         {"defer_receive", a.defer_receive, abi::kFlagDefer},
@@ -110,8 +135,17 @@ Status read_dispatch(const epd_dispatch_args_t& a, SubmitRequest& request) {
 }
 
 Status read_combine(const epd_combine_args_t& a, SubmitRequest& request) {
-  request = {abi::Op::kCombine,           a.slot, 0, 0, a.timeout_ms, a.sms, a.handle, false,
-             {a.on_stream != 0, a.stream}};
+  request = {abi::Op::kCombine,
+             a.slot,
+             0,
+             0,
+             a.timeout_ms,
+             a.sms,
+             a.handle,
+             false,
+             {a.on_stream != 0, a.stream},
+             static_cast<WaitBy>(a.wait_by)};
+  if (a.reserved != 0) return epd::client::bad_value("reserved", a.reserved, "0");
   if (a.num_biases > abi::kMaxBiases)
     return epd::client::bad_value("num_biases", a.num_biases, "0 .. " + std::to_string(abi::kMaxBiases));
   request.flags = a.num_biases << abi::kBiasShift;
@@ -136,8 +170,10 @@ epd_status_t epd_session_attach(const epd_attach_options_t* options, epd_session
     }
     const auto deadline = epd::client::Deadline::in_ms(o.timeout_ms != 0 ? o.timeout_ms : 5000);
     epd::client::Attachment attachment;
+    WaitBy wait_by{};
+    EPD_RETURN_IF_ERROR(default_wait_by(o.wait_by, wait_by));
     EPD_RETURN_IF_ERROR(epd::client::attach(
-        {socket_path(o.socket_path), o.device != nullptr ? o.device : "", deadline}, attachment));
+        {socket_path(o.socket_path), o.device != nullptr ? o.device : "", deadline, wait_by}, attachment));
     auto made = std::make_unique<Session>(std::move(attachment));
     EPD_RETURN_IF_ERROR(made->prepare());
     *session = reinterpret_cast<epd_session_t*>(made.release());
@@ -271,12 +307,14 @@ epd_status_t epd_noop(epd_group_t* group, uint32_t slot, epd_ticket_t* ticket) {
   });
 }
 
-epd_status_t epd_noop_on_stream(epd_group_t* group, uint32_t slot, void* stream, epd_ticket_t* ticket) {
+epd_status_t epd_noop_on_stream(epd_group_t* group, uint32_t slot, void* stream, uint32_t wait_by,
+                                epd_ticket_t* ticket) {
   return guarded([&]() -> Status {
     EPD_REQUIRE(group);
     EPD_REQUIRE(ticket);
     SubmitRequest request{abi::Op::kNoop, slot};
     request.stream = {true, stream};
+    request.wait_by = static_cast<WaitBy>(wait_by);
     return unwrap(group)->session.submit(*unwrap(group), request, *ticket, nullptr);
   });
 }
@@ -328,10 +366,12 @@ epd_status_t epd_ticket_wait_sent(epd_group_t* group, epd_ticket_t ticket, int32
   });
 }
 
-epd_status_t epd_ticket_wait_on_stream(epd_group_t* group, epd_ticket_t ticket, void* stream) {
+epd_status_t epd_ticket_wait_on_stream(epd_group_t* group, epd_ticket_t ticket, void* stream,
+                                       uint32_t wait_by) {
   return guarded([&]() -> Status {
     EPD_REQUIRE(group);
-    return unwrap(group)->session.wait_on_stream(*unwrap(group), ticket, stream);
+    return unwrap(group)->session.wait_on_stream(*unwrap(group), ticket, stream,
+                                                 static_cast<WaitBy>(wait_by));
   });
 }
 

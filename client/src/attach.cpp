@@ -100,7 +100,9 @@ Status attach(const AttachRequest& request, Attachment& out) {
   if (packet.type() != abi::AttachType::kWelcome || !packet.read(out.welcome)) return refusal(packet);
   status = check_welcome(out.welcome, hello);
   if (status.ok()) status = map_segments(packet, out);
-  return status.ok() ? open_device(out) : status;
+  if (status.ok()) status = open_device(out);
+  out.wait_by = request.wait_by;
+  return status.ok() && out.device != nullptr ? out.device->can_wait_by(out.wait_by) : status;
 }
 
 }  // namespace epd::client

@@ -1,8 +1,10 @@
 // A CUDA device as a session uses it, through the driver's functions.
 #include "cuda_driver.h"
 #include "device.h"
+#include "stream_kernels.h"
 
 #include <cstring>
+#include <optional>
 
 namespace epd::client {
 namespace {
@@ -75,8 +77,11 @@ class CudaDevice final : public Device {
 
   Status map(const UniqueFd& fd, std::uint64_t bytes, DeviceMemory& out) override;
   void unmap(std::uintptr_t address, std::size_t bytes) noexcept override;
-  Status write(void* stream, std::uintptr_t word, std::uint32_t value) override;
-  Status wait(void* stream, std::uintptr_t word, std::uint32_t value) override;
+  Status can_wait_by(WaitBy by) const override;
+  Status check_stream(void* stream) override;
+  Status write(void* stream, std::uintptr_t word, std::uint32_t value, WaitBy by) override;
+  Status wait(void* stream, const StreamWait& wait, WaitBy by) override;
+  Status write_and_wait(void* stream, std::uintptr_t word, const StreamWait& wait) override;
   Status write_aside(std::uintptr_t word, std::uint32_t value) override;
   Status finish_aside() override;
   void synchronize() noexcept override;
@@ -84,6 +89,7 @@ class CudaDevice final : public Device {
  private:
   Status choose_context();
   Status make_aside();
+  Status load_kernels();
   // Calls with the context current.
   template <typename Call>
   Status within(const char* what, Call call) {
@@ -100,11 +106,26 @@ class CudaDevice final : public Device {
   CUcontext context_ = nullptr;
   bool retained_ = false;  // the context is the primary one, retained here
   CUstream aside_ = nullptr;
+  std::optional<StreamKernels> kernels_;  // none: kernels_loaded_ says why
+  Status kernels_loaded_;
 };
 
 Status CudaDevice::start() {
-  Status chosen = choose_context();
-  return chosen.ok() ? make_aside() : chosen;
+  Status status = choose_context();
+  if (status.ok()) status = make_aside();
+  // Memory operations do without, so it is told to who asks for them. Now, because later something may run
+  // that never lets them be loaded.
+  if (status.ok()) kernels_loaded_ = load_kernels();
+  return status;
+}
+
+Status CudaDevice::load_kernels() {
+  const Current current(driver_, context_);
+  if (current.error() != CUDA_SUCCESS) return status(current.error(), "cuCtxPushCurrent");
+  kernels_.emplace(driver_);
+  Status loaded = kernels_->load(device_, aside_);
+  if (!loaded.ok()) kernels_.reset();
+  return loaded;
 }
 
 Status CudaDevice::choose_context() {
@@ -138,6 +159,7 @@ CudaDevice::~CudaDevice() {
   {
     const Current current(driver_, context_);
     if (current.error() == CUDA_SUCCESS && aside_ != nullptr) driver_.cuStreamDestroy(aside_);
+    kernels_.reset();
   }
   if (retained_) driver_.cuDevicePrimaryCtxRelease(device_);
 }
@@ -195,21 +217,46 @@ void CudaDevice::unmap(std::uintptr_t address, std::size_t bytes) noexcept {
   driver_.cuMemAddressFree(address, bytes);
 }
 
-Status CudaDevice::write(void* stream, std::uintptr_t word, std::uint32_t value) {
+Status CudaDevice::can_wait_by(WaitBy by) const {
+  if (by != WaitBy::kKernel || kernels_loaded_.ok()) return {};
+  return {kernels_loaded_.code(),
+          "waiting by kernel: " + kernels_loaded_.text() + "; allowed: EPD_WAIT_BY_MEMORY_OPERATION"};
+}
+
+// The one question that is allowed whatever the stream does.
+Status CudaDevice::check_stream(void* stream) {
+  return within("cuStreamIsCapturing", [&] {
+    CUstreamCaptureStatus capturing{};
+    return driver_.cuStreamIsCapturing(static_cast<CUstream>(stream), &capturing);
+  });
+}
+
+Status CudaDevice::write(void* stream, std::uintptr_t word, std::uint32_t value, WaitBy by) {
+  if (by == WaitBy::kKernel)
+    return within("launching epd_signal",
+                  [&] { return kernels_->signal(static_cast<CUstream>(stream), word, value); });
   return within("cuStreamWriteValue32", [&] {
     return driver_.cuStreamWriteValue32(static_cast<CUstream>(stream), word, value,
                                         CU_STREAM_WRITE_VALUE_DEFAULT);
   });
 }
 
-Status CudaDevice::wait(void* stream, std::uintptr_t word, std::uint32_t value) {
+Status CudaDevice::wait(void* stream, const StreamWait& wait, WaitBy by) {
+  if (by == WaitBy::kKernel)
+    return within("launching epd_wait", [&] { return kernels_->wait(static_cast<CUstream>(stream), wait); });
   return within("cuStreamWaitValue32", [&] {
-    return driver_.cuStreamWaitValue32(static_cast<CUstream>(stream), word, value, CU_STREAM_WAIT_VALUE_GEQ);
+    return driver_.cuStreamWaitValue32(static_cast<CUstream>(stream), wait.word, wait.value,
+                                       CU_STREAM_WAIT_VALUE_GEQ);
   });
 }
 
+Status CudaDevice::write_and_wait(void* stream, std::uintptr_t word, const StreamWait& wait) {
+  return within("launching epd_signal_and_wait",
+                [&] { return kernels_->signal_and_wait(static_cast<CUstream>(stream), word, wait); });
+}
+
 Status CudaDevice::write_aside(std::uintptr_t word, std::uint32_t value) {
-  return write(aside_, word, value);
+  return write(aside_, word, value, WaitBy::kMemoryOperation);
 }
 
 Status CudaDevice::finish_aside() {

@@ -35,8 +35,14 @@ namespace epd::client {
   X(cuStreamCreateWithPriority)     \
   X(cuStreamDestroy)                \
   X(cuStreamSynchronize)            \
+  X(cuStreamIsCapturing)            \
   X(cuStreamWriteValue32)           \
-  X(cuStreamWaitValue32)
+  X(cuStreamWaitValue32)            \
+  X(cuLibraryLoadData)              \
+  X(cuLibraryUnload)                \
+  X(cuLibraryGetKernel)             \
+  X(cuKernelSetAttribute)           \
+  X(cuLaunchKernel)
 
 struct CudaDriver {
 #define EPD_CUDA_MEMBER(function) decltype(&::function) function = nullptr;

@@ -17,6 +17,20 @@ namespace epd::client {
 
 class DeviceMemory;
 
+// How a stream writes and awaits words: epd_wait_by_t.
+enum class WaitBy : std::uint32_t {
+  kDefault = EPD_WAIT_BY_DEFAULT,
+  kMemoryOperation = EPD_WAIT_BY_MEMORY_OPERATION,
+  kKernel = EPD_WAIT_BY_KERNEL,
+};
+
+// Until the word is `value` or up to 2^31 - 1 further.
+struct StreamWait {
+  std::uintptr_t word = 0;
+  std::uint32_t value = 0;
+  std::uint64_t limit_ns = 0;  // a kernel goes on after this whatever the word is; a memory operation can't
+};
+
 class Device {
  public:
   Device() = default;
@@ -29,12 +43,18 @@ class Device {
   // Of map(); only DeviceMemory calls it.
   virtual void unmap(std::uintptr_t address, std::size_t bytes) noexcept = 0;
 
-  // Enqueue in a stream of the caller's. They return at once, unless its queue is full.
-  virtual Status write(void* stream, std::uintptr_t word, std::uint32_t value) = 0;
-  // What comes after waits until the word is `value` or up to 2^31 - 1 further.
-  virtual Status wait(void* stream, std::uintptr_t word, std::uint32_t value) = 0;
+  // OK, or UNSUPPORTED, or why the kernels could not be loaded.
+  virtual Status can_wait_by(WaitBy by) const = 0;
+  // Whether it is a stream. Not all that is none can be told.
+  virtual Status check_stream(void* stream) = 0;
 
-  // Like write, in a stream of the library's that waits for no other.
+  // Enqueue in a stream of the caller's. They return at once, unless its queue is full. Not by default.
+  virtual Status write(void* stream, std::uintptr_t word, std::uint32_t value, WaitBy by) = 0;
+  virtual Status wait(void* stream, const StreamWait& wait, WaitBy by) = 0;
+  // Both by one kernel: the value that it waits for is written to `word` first.
+  virtual Status write_and_wait(void* stream, std::uintptr_t word, const StreamWait& wait) = 0;
+
+  // A memory operation in a stream of the library's that waits for no other.
   virtual Status write_aside(std::uintptr_t word, std::uint32_t value) = 0;
   // Returns when all write_aside before it are done.
   virtual Status finish_aside() = 0;

@@ -43,6 +43,7 @@ struct Operation {
   std::uint32_t slot = 0;
   bool deferred = false;  // submitted with defer_receive
   bool on_stream = false;
+  WaitBy wait_by = WaitBy::kDefault;  // on_stream: not by default
   SteadyClock::time_point answer_by;  // an engine that runs has ended it by then
   bool done = false;
   epd_result_t result{};             // once done
@@ -80,7 +81,16 @@ struct SubmitRequest {
   epd_handle_t handle = 0;  // combine, dispatch with an old routing
   bool keep = false;        // dispatch: its handle
   StreamUse stream = {};    // CUDA devices; a CUstream
+  WaitBy wait_by = WaitBy::kDefault;
+
+  // One kernel lets it begin and waits for it.
+  bool begins_and_waits() const {
+    return stream.on_stream && wait_by == WaitBy::kKernel && (flags & abi::kFlagDefer) == 0;
+  }
 };
+
+// INVALID_ARGUMENT if it is none of epd_wait_by_t's.
+Status check_wait_by(WaitBy given);
 
 class Session {
  public:
@@ -99,11 +109,11 @@ class Session {
   void leave(Group* group, Deadline deadline);
 
   // submit.cpp; *handle of a dispatch may be null
-  Status submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket, epd_handle_t* handle);
+  Status submit(Group& group, SubmitRequest request, epd_ticket_t& ticket, epd_handle_t* handle);
   Status release_handle(Group& group, epd_handle_t handle);
 
   // streams.cpp
-  Status wait_on_stream(Group& group, epd_ticket_t ticket, void* stream);
+  Status wait_on_stream(Group& group, epd_ticket_t ticket, void* stream, WaitBy wait_by);
 
   // tickets.cpp: the text of a failed operation comes back in the status
   Status wait_ticket(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, epd_result_t* result);
@@ -157,10 +167,16 @@ class Session {
   Status blocked(Lock& lock, std::string why);  // WOULD_BLOCK, unless the session is over
 
   // streams.cpp
-  Status check_stream(const SubmitRequest& request) const;
-  // On the caller's stream: the inputs are there. Called and returns with mutex_, which it lets go meanwhile.
+  // Also chooses what the caller left to the session.
+  Status check_stream(SubmitRequest& request) const;
+  // On the caller's stream: the inputs are there; or, if it begins and waits, that it can be told so. Called
+  // and returns with mutex_, which it lets go meanwhile.
   Status mark_ready(Lock& lock, Group& group, const SubmitRequest& request, epd_ticket_t ticket);
-  Status enqueue_wait(const Group& group, std::uint32_t slot, epd_ticket_t ticket, void* stream);
+  // What a stream waits for that waits for the operation. Needs mutex_, the others not.
+  static StreamWait end_of(const Group& group, const Operation& op, epd_ticket_t ticket);
+  Status enqueue_wait(void* stream, const StreamWait& wait, WaitBy by, epd_ticket_t ticket);
+  Status begin_and_wait(const Group& group, const SubmitRequest& request, const StreamWait& wait,
+                        epd_ticket_t ticket);
   Status start_watch_locked();
   void watch();
   bool release_a_group(Lock& lock);  // false: none wants it

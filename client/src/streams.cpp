@@ -4,6 +4,7 @@
 
 #include <poll.h>
 #include <unistd.h>
+#include <algorithm>
 #include <utility>
 
 namespace epd::client {
@@ -24,14 +25,36 @@ Status renew_words(Device& device, const Group& group, std::uint32_t slot, epd_t
   return status.ok() ? device.finish_aside() : status;
 }
 
+// Of a call that fails though it has submitted something.
+Status submitted_but(const Status& status, epd_ticket_t ticket, const char* what) {
+  if (status.ok()) return {};
+  return {status.code(),
+          status.text() + "; ticket " + std::to_string(ticket) + " was submitted and is valid, but " + what};
+}
+
 }  // namespace
 
-Status Session::check_stream(const SubmitRequest& request) const {
-  if (!request.stream.on_stream) {
-    if (request.stream.stream == nullptr) return {};
-    return invalid_argument("stream is given, and on_stream is 0; allowed: a stream with on_stream 1");
+Status check_wait_by(WaitBy given) {
+  switch (given) {
+    case WaitBy::kDefault:
+    case WaitBy::kMemoryOperation:
+    case WaitBy::kKernel: return {};
   }
-  if (attachment_.device != nullptr) return {};
+  return bad_value("wait_by", static_cast<std::uint32_t>(given),
+                   "0 (the default), 1 (EPD_WAIT_BY_MEMORY_OPERATION) or 2 (EPD_WAIT_BY_KERNEL)");
+}
+
+Status Session::check_stream(SubmitRequest& request) const {
+  Status status = check_wait_by(request.wait_by);
+  if (!status.ok()) return status;
+  if (!request.stream.on_stream) {
+    if (request.stream.stream != nullptr)
+      return invalid_argument("stream is given, and on_stream is 0; allowed: a stream with on_stream 1");
+    if (request.wait_by == WaitBy::kDefault) return {};
+    return bad_value("wait_by", static_cast<std::uint32_t>(request.wait_by), "0, as on_stream is 0");
+  }
+  if (request.wait_by == WaitBy::kDefault) request.wait_by = attachment_.wait_by;
+  if (attachment_.device != nullptr) return attachment_.device->can_wait_by(request.wait_by);
   const abi::Welcome& welcome = attachment_.welcome;
   return bad_value(
       "on_stream", 1,
@@ -59,23 +82,37 @@ Status Session::mark_ready(Lock& lock, Group& group, const SubmitRequest& reques
   if (stale) status = renew_words(device, group, request.slot, ticket);
   if (status.ok()) {
     const std::uintptr_t ready = group.user_base() + group.arena.ready_word(request.slot);
-    status = device.write(request.stream.stream, ready, low(ticket));
+    void* const stream = request.stream.stream;
+    status = request.begins_and_waits() ? device.check_stream(stream)
+                                        : device.write(stream, ready, low(ticket), request.wait_by);
   }
   lock.lock();
   if (!status.ok()) words.last = before;
   return status;
 }
 
-Status Session::enqueue_wait(const Group& group, std::uint32_t slot, epd_ticket_t ticket, void* stream) {
-  const std::uintptr_t done = group.user_base() + group.arena.done_word(slot);
-  Status status = attachment_.device->wait(stream, done, low(ticket));
-  if (status.ok()) return status;
-  return {status.code(), status.text() + "; ticket " + std::to_string(ticket) +
-                             " was submitted and is valid, but the stream does not wait for it"};
+// The stream may come to it late, but by the limit after this an engine that runs has ended it.
+StreamWait Session::end_of(const Group& group, const Operation& op, epd_ticket_t ticket) {
+  const auto limit = std::max<nanoseconds>(op.answer_by - SteadyClock::now(), kAnswerGrace);
+  return {group.user_base() + group.arena.done_word(op.slot), low(ticket),
+          static_cast<std::uint64_t>(limit.count())};
 }
 
-Status Session::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) {
-  std::uint32_t slot = 0;
+Status Session::enqueue_wait(void* stream, const StreamWait& wait, WaitBy by, epd_ticket_t ticket) {
+  return submitted_but(attachment_.device->wait(stream, wait, by), ticket, "the stream does not wait for it");
+}
+
+Status Session::begin_and_wait(const Group& group, const SubmitRequest& request, const StreamWait& wait,
+                               epd_ticket_t ticket) {
+  const std::uintptr_t ready = group.user_base() + group.arena.ready_word(request.slot);
+  return submitted_but(attachment_.device->write_and_wait(request.stream.stream, ready, wait), ticket,
+                       "the stream neither lets it begin nor waits for it");
+}
+
+Status Session::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream, WaitBy wait_by) {
+  Status status = check_wait_by(wait_by);
+  if (!status.ok()) return status;
+  StreamWait wait;
   {
     const Lock lock(mutex_);
     const auto found = operations_.find(ticket);
@@ -87,9 +124,11 @@ Status Session::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) 
       return invalid_argument("ticket " + std::to_string(ticket) +
                               " is of an operation without on_stream; allowed: those submitted with it");
     }
-    slot = found->second.slot;
+    if (wait_by == WaitBy::kDefault) wait_by = found->second.wait_by;
+    wait = end_of(group, found->second, ticket);
   }
-  return enqueue_wait(group, slot, ticket, stream);
+  status = attachment_.device->can_wait_by(wait_by);
+  return status.ok() ? enqueue_wait(stream, wait, wait_by, ticket) : status;
 }
 
 // ---- the watch ------------------------------------------------------------------------------------

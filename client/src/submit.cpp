@@ -151,6 +151,7 @@ Status Session::push(Lock& lock, Group& group, const SubmitRequest& request, con
   op.slot = request.slot;
   op.deferred = (request.flags & abi::kFlagDefer) != 0;
   op.on_stream = request.stream.on_stream;
+  op.wait_by = request.wait_by;
   group.in_flight.push_back({ticket, request.slot, use.route, use.writes, request.stream});
   const std::uint32_t timeout_ms = request.timeout_ms != 0 ? request.timeout_ms : group.default_timeout_ms;
   op.answer_by = SteadyClock::now() + std::chrono::milliseconds(timeout_ms) + kAnswerGrace;
@@ -166,11 +167,11 @@ Status Session::push(Lock& lock, Group& group, const SubmitRequest& request, con
   return {};
 }
 
-Status Session::submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,
-                       epd_handle_t* handle) {
+Status Session::submit(Group& group, SubmitRequest request, epd_ticket_t& ticket, epd_handle_t* handle) {
   Status status = check_request(group, request);
   if (status.ok()) status = check_stream(request);
   if (!status.ok()) return status;
+  StreamWait wait;
   {
     const std::lock_guard<std::mutex> order(group.submit_mutex);
     Lock lock(mutex_);
@@ -198,10 +199,14 @@ Status Session::submit(Group& group, const SubmitRequest& request, epd_ticket_t&
       group.routes[use.route] = {Route::State::kKnown, made, ticket, request.num_tokens};
     }
     if (handle != nullptr) *handle = made;
+    wait = end_of(group, operations_.at(number), number);
+    lock.unlock();
+    ring_engine(abi::kAsleep);
+    // In the order of submission, as the ready words are written.
+    if (request.begins_and_waits()) return begin_and_wait(group, request, wait, number);
   }
-  ring_engine(abi::kAsleep);
   if (!request.stream.on_stream || (request.flags & abi::kFlagDefer) != 0) return {};
-  return enqueue_wait(group, request.slot, ticket, request.stream.stream);
+  return enqueue_wait(request.stream.stream, wait, request.wait_by, ticket);
 }
 
 Status Session::release_handle(Group& group, epd_handle_t handle) {

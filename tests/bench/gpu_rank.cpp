@@ -3,6 +3,7 @@
 #include "kit/error.h"
 #include "kit/session.h"
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -19,6 +20,8 @@ constexpr int kMpsEnabled = 133;
 
 constexpr double kPatienceUs = 60e6;
 constexpr double kSpinUs = 2000;
+// What is filled where no cache is to be flushed: little of it, and longer than enqueueing takes.
+constexpr std::size_t kSmallFill = std::size_t{8} << 20;
 
 GpuAddress address(const void* pointer) {
   return static_cast<GpuAddress>(reinterpret_cast<std::uintptr_t>(pointer));
@@ -26,7 +29,7 @@ GpuAddress address(const void* pointer) {
 
 }  // namespace
 
-GpuRank::GpuRank(std::uint32_t ordinal, bool flushes) : driver_(gpu_driver()) {
+GpuRank::GpuRank(std::uint32_t ordinal, bool flushes) : driver_(gpu_driver()), flushes_(flushes) {
   driver_.require(driver_.device(&device_, static_cast<int>(ordinal)), "cuDeviceGet");
   driver_.require(driver_.retain_primary(&context_, device_), "cuDevicePrimaryCtxRetain");
   driver_.require(driver_.set_current(context_), "cuCtxSetCurrent");
@@ -34,15 +37,15 @@ GpuRank::GpuRank(std::uint32_t ordinal, bool flushes) : driver_(gpu_driver()) {
   driver_.require(driver_.create_event(&begin_, kEventDefault), "cuEventCreate");
   driver_.require(driver_.create_event(&end_, kEventDefault), "cuEventCreate");
   driver_.require(driver_.create_event(&settled_, kEventDisableTiming), "cuEventCreate");
-  if (!flushes) return;
-  evict_bytes_ = 2 * static_cast<std::size_t>(attribute(kL2CacheSize));
-  driver_.require(driver_.allocate(&evict_, evict_bytes_), "cuMemAlloc for flushing the L2 cache");
-  flush_cache();
+  fill_bytes_ = flushes ? 2 * static_cast<std::size_t>(attribute(kL2CacheSize)) : kSmallFill;
+  driver_.require(driver_.allocate(&fills_, fill_bytes_), "cuMemAlloc for flushing the L2 cache");
+  enqueue_fill();
   settle();
+  fill_us_ = time_of_fill_us();
 }
 
 GpuRank::~GpuRank() {
-  if (evict_ != 0) driver_.free(evict_);
+  if (fills_ != 0) driver_.free(fills_);
   for (void* const event : {begin_, end_, settled_}) {
     if (event != nullptr) driver_.destroy_event(event);
   }
@@ -67,8 +70,24 @@ void GpuRank::fill(void* region, int byte, std::size_t bytes) {
 }
 
 void GpuRank::flush_cache() {
-  if (evict_bytes_ == 0) return;
-  driver_.require(driver_.fill(evict_, ++evict_value_, evict_bytes_, stream_), "cuMemsetD8Async");
+  if (flushes_) enqueue_fill();
+}
+
+void GpuRank::keep_busy(double us) {
+  enqueue_fill();
+  for (double filled = fill_us_; filled < us; filled += fill_us_) enqueue_fill();
+}
+
+void GpuRank::enqueue_fill() {
+  driver_.require(driver_.fill(fills_, ++fill_value_, fill_bytes_, stream_), "cuMemsetD8Async");
+}
+
+double GpuRank::time_of_fill_us() {
+  constexpr int kFills = 8;
+  record_begin();
+  for (int i = 0; i < kFills; ++i) enqueue_fill();
+  record_end();
+  return std::max(elapsed_us() / kFills, 0.5);
 }
 
 void GpuRank::settle() {

@@ -21,6 +21,8 @@ class GpuRank : public RankDevice {
   void get(void* to, const void* region, std::size_t bytes) override;
   void fill(void* region, int byte, std::size_t bytes) override;
   void flush_cache() override;
+  // Keeps the stream busy for about so long, with fills; they flush the cache too, if the rank does.
+  void keep_busy(double us);
   // At most a minute.
   void settle() override;
 
@@ -36,6 +38,8 @@ class GpuRank : public RankDevice {
   bool mps() const;
 
  private:
+  void enqueue_fill();
+  double time_of_fill_us();
   void wait_for(void* event) const;
   int attribute(int which) const;
 
@@ -46,9 +50,11 @@ class GpuRank : public RankDevice {
   void* begin_ = nullptr;
   void* end_ = nullptr;
   void* settled_ = nullptr;
-  GpuAddress evict_ = 0;
-  std::size_t evict_bytes_ = 0;
-  unsigned char evict_value_ = 0;
+  const bool flushes_;
+  GpuAddress fills_ = 0;
+  std::size_t fill_bytes_ = 0;
+  unsigned char fill_value_ = 0;
+  double fill_us_ = 0;
 };
 
 }  // namespace epd::bench

@@ -53,6 +53,7 @@ struct Names {
   std::string payload = "bf16";
   std::string scales = "float32";
   std::string check = "some";
+  std::string wait = "memop";
 };
 
 void add_backend_option(CLI::App& app, Names& names) {
@@ -63,6 +64,14 @@ void add_backend_option(CLI::App& app, Names& names) {
          "--mode", names.mode,
          "How GPUs run operations, devices.mode of the daemon: launched (a kernel for each) or resident")
       ->check(one_of("mode", {"launched", "resident"}))
+      ->capture_default_str();
+}
+
+void add_busy_option(CLI::App& app, RunPlan& run) {
+  app.add_option("--busy-us", run.busy_us,
+                 "Backend cuda: every operation is timed once more \"ahead\", submitted while its stream is "
+                 "kept busy "
+                 "for so long")
       ->capture_default_str();
 }
 
@@ -95,6 +104,11 @@ void add_run_options(CLI::App& app, Options& options, Names& names) {
       ->check(one_of("check", {"all", "some", "one", "none"}))
       ->capture_default_str();
   app.add_flag("--warm-cache", run.warm_cache, "Flush no caches before the timed parts");
+  app.add_option("--wait", names.wait,
+                 "Backend cuda: by what a stream waits: memop (stream memory operations) or kernel")
+      ->check(one_of("wait", {"memop", "kernel"}))
+      ->capture_default_str();
+  add_busy_option(app, run);
 }
 
 void add_mode_options(CLI::App& app, RunPlan& run, Names& names) {
@@ -136,6 +150,7 @@ void apply(const Names& names, RunPlan& run) {
   run.check = kLevels.at(names.check);
   run.backend = names.backend == "cuda" ? Backend::kCuda : Backend::kHost;
   run.resident = names.mode == "resident";
+  run.wait_by = names.wait == "kernel" ? EPD_WAIT_BY_KERNEL : EPD_WAIT_BY_MEMORY_OPERATION;
   static const std::map<std::string, epd_layout_t> kLayouts{
       {"compact", EPD_LAYOUT_COMPACT}, {"packed", EPD_LAYOUT_PACKED}, {"expert", EPD_LAYOUT_EXPERT}};
   static const std::map<std::string, epd_payload_t> kPayloads{{"bf16", EPD_PAYLOAD_BF16},
@@ -172,6 +187,7 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
   suite->add_flag("--small", options.small_suite, "Few tokens and small rows: to see that all of it works");
   suite->add_flag("--warm-cache", options.run.warm_cache, "Flush no caches before the timed parts");
   add_backend_option(*suite, names);
+  add_busy_option(*suite, options.run);
   for (CLI::App* command : {attach, reap}) {
     command->add_option("--rounds", options.rounds, "Measurements")->capture_default_str();
   }
@@ -183,6 +199,9 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
     if (*attach) options.command = Command::kAttach;
     if (*reap) options.command = Command::kReap;
     if (options.run.on_gpus() && (*attach || *reap)) kit::fail("attach and reap measure host devices only");
+    if (!options.run.on_gpus() &&
+        (app.count("--wait") + app.count("--busy-us") + suite->count("--busy-us") != 0))
+      kit::fail("wait and busy-us are about streams; allowed: with backend cuda");
     require_range("rounds", options.rounds, 1, 100'000);
     validate(options.run);
     return true;

@@ -63,6 +63,10 @@ std::string RunPlan::device_of(std::uint32_t rank) const {
   return on_gpus() ? "cuda:" + std::to_string(rank % gpus) : "host:" + std::to_string(rank);
 }
 
+std::string RunPlan::wait_name() const {
+  return wait_by == EPD_WAIT_BY_KERNEL ? "kernel" : "memop";
+}
+
 std::string RunPlan::mode() const {
   const char* const layouts[] = {"", "packed ", "expert "};
   const char* const payloads[] = {"bf16", "fp8", "fp8 as given", "opaque"};
@@ -106,6 +110,7 @@ void validate(const RunPlan& plan) {
   require_range("tokens", plan.tokens, 0, abi::kMaxTokens);
   require_range("iters", plan.iterations, 1, 1'000'000);
   require_range("warmup", plan.warmup, 0, 1'000'000);
+  require_range("busy-us", plan.busy_us, 1, 1'000'000);
   require_range("priority", plan.priority, abi::kMinPriority, abi::kMaxPriority);
   if (const std::string wrong = abi::check_shape(plan.shape()); !wrong.empty()) kit::fail(wrong);
 }

@@ -46,6 +46,9 @@ struct RunPlan {
   std::uint64_t seed = 1;
   CheckLevel check = CheckLevel::kSome;
   bool warm_cache = false;  // nothing is flushed before timed parts
+  // Backend cuda: by what streams wait, and for how long one is kept busy before what is timed "ahead".
+  epd_wait_by_t wait_by = EPD_WAIT_BY_MEMORY_OPERATION;
+  std::uint32_t busy_us = 200;
   std::string routing = "uniform";
 
   bool does_dispatch() const { return operation == Operation::kDispatch || operation == Operation::kBoth; }
@@ -59,6 +62,8 @@ struct RunPlan {
   abi::GroupShape shape() const;
   kernels::reference::GroupParams params() const;
   kit::RoutingSpec routing_spec() const;
+  // "memop", "kernel"
+  std::string wait_name() const;
   // "bf16", "packed fp8", ...: what rows dispatch delivers.
   std::string mode() const;
   // Values of each row that the check of a dispatch compares, from `first` on: all, but where one check is

@@ -105,6 +105,8 @@ void append_gpu(const Report& report, Json& json) {
   const StreamFigures& stream = report.stream;
   json["gpu"] = report.gpu;
   json["gpus"] = report.plan.gpus;
+  json["wait"] = report.plan.wait_name();
+  json["busy_us"] = report.plan.busy_us;
   json["noop_ahead_us"] = summary_json(stream.noop_ahead);
   json["ahead_us"] = summary_json(stream.ahead);
   if (!report.moves_rows()) return;

@@ -53,9 +53,12 @@ std::string conditions(const Report& report) {
 
 std::string legend(const Report& report) {
   std::string text =
-      "Client-stream time, slowest rank, us. net: less the p50 of an empty operation timed alike; ahead: "
-      "submitted while "
-      "the stream was\nstill busy. GB/s of the busiest rank at net p50; ceiling: plain copies of the same "
+      "Client-stream time, slowest rank, us. wait: the stream waits by stream memory operation (memop) or by "
+      "kernel. net: less the p50\nof an empty operation timed alike (same wait); ahead: submitted while the "
+      "stream "
+      "was kept busy (" +
+      std::to_string(report.plan.busy_us) +
+      " us).\nGB/s of the busiest rank at net p50; ceiling: plain copies of the same "
       "bytes on the same "
       "GPUs before the run\n(dispatch: bulk stores, combine: bulk loads). call: epd_dispatch or epd_combine "
       "on the CPU; "
@@ -75,8 +78,10 @@ std::string legend(const Report& report) {
 }
 
 std::string noop_line(const Report& report) {
-  return format("Empty operation (noop): p50 %.1f us, p99 %.1f us; ahead p50 %.1f us, p99 %.1f us.\n",
-                report.noop.p50, report.noop.p99, report.stream.noop_ahead.p50, report.stream.noop_ahead.p99);
+  return format(
+      "Empty operation (noop), wait by %s: p50 %.1f us, p99 %.1f us; ahead p50 %.1f us, p99 %.1f us.\n",
+      report.plan.wait_name().c_str(), report.noop.p50, report.noop.p99, report.stream.noop_ahead.p50,
+      report.stream.noop_ahead.p99);
 }
 
 void append_differences(const std::vector<Report>& reports, std::string& text) {
@@ -89,18 +94,19 @@ std::string markdown_line(const Report& report) {
   const RunPlan& plan = report.plan;
   const StreamFigures& stream = report.stream;
   if (!report.moves_rows()) {
-    return format("| %u | - | - | noop | %.1f / %.1f | - | %.1f / %.1f | - | - | - | - | - | - | %s |\n",
-                  plan.ranks, report.time.p50, report.time.p99, stream.noop_ahead.p50, stream.noop_ahead.p99,
-                  checks_of(report).c_str());
+    return format("| %u | - | - | noop | %s | %.1f / %.1f | - | %.1f / %.1f | - | - | - | - | - | - | %s |\n",
+                  plan.ranks, plan.wait_name().c_str(), report.time.p50, report.time.p99,
+                  stream.noop_ahead.p50, stream.noop_ahead.p99, checks_of(report).c_str());
   }
   const std::string counts =
       stream.counts.p50 > 0 ? format("%.0f (%.0f %%)", stream.counts.p50, 100 * stream.counts_fraction) : "-";
   return format(
-      "| %u | %u | %u | %s%s | %.0f / %.0f | %.0f / %.0f | %.0f / %.0f | %.0f | %s | %s | %.0f | %.1f | %s | "
+      "| %u | %u | %u | %s%s | %s | %.0f / %.0f | %.0f / %.0f | %.0f / %.0f | %.0f | %s | %s | %.0f | %.1f | "
+      "%s | "
       "%s |\n",
       plan.ranks, plan.tokens, plan.sms, operation_of(report).c_str(), routing_of(report).c_str(),
-      report.time.p50, report.time.p99, stream.net_p50, stream.net_p99, stream.net_ahead_p50,
-      stream.net_ahead_p99, stream.net_wire_gbps, speed_of(report.ceiling_gbps).c_str(),
+      plan.wait_name().c_str(), report.time.p50, report.time.p99, stream.net_p50, stream.net_p99,
+      stream.net_ahead_p50, stream.net_ahead_p99, stream.net_wire_gbps, speed_of(report.ceiling_gbps).c_str(),
       share_of(stream.net_wire_gbps, report.ceiling_gbps).c_str(), stream.host.p50, stream.call.p50,
       counts.c_str(), checks_of(report).c_str());
 }
@@ -141,9 +147,10 @@ void add_ceiling(const GpuCeiling& ceiling, Report& report) {
 
 std::string to_gpu_table(const std::vector<Report>& reports) {
   const RunPlan& plan = reports.front().plan;
-  std::string text = format("%u ranks x %u tokens, %u SMs, %s, routing %s; ", plan.ranks, plan.tokens,
-                            plan.sms, plan.resident ? "resident" : "launched", plan.routing.c_str()) +
-                     conditions(reports.front());
+  std::string text =
+      format("%u ranks x %u tokens, %u SMs, %s, routing %s, wait by %s; ", plan.ranks, plan.tokens, plan.sms,
+             plan.resident ? "resident" : "launched", plan.routing.c_str(), plan.wait_name().c_str()) +
+      conditions(reports.front());
   for (const Report& report : reports) {
     const StreamFigures& stream = report.stream;
     text += format("%-24s p50 %8.1f  p90 %8.1f  p99 %8.1f", operation_of(report).c_str(), report.time.p50,
@@ -176,9 +183,10 @@ std::string to_gpu_markdown(const std::vector<Report>& reports) {
   std::string text = conditions(first) + noop_line(reports.front()) + legend(first);
   append_differences(reports, text);
   text +=
-      "\n| ranks | tokens | SMs | operation | p50 / p99 | net | net, ahead | wire GB/s | ceiling | share | "
+      "\n| ranks | tokens | SMs | operation | wait | p50 / p99 | net | net, ahead | wire GB/s | ceiling | "
+      "share | "
       "host p50 | call "
-      "| counts | result |\n|---:|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|\n";
+      "| counts | result |\n|---:|---:|---:|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|\n";
   for (const Report& report : reports) text += markdown_line(report);
   return text;
 }

@@ -37,6 +37,14 @@ RunPlan expert(RunPlan plan) {
   return plan;
 }
 
+// On GPUs, where the hand-off counts: by memory operation and by kernel.
+void append_both_waits(RunPlan plan, const std::string& label, std::vector<SuiteRun>& runs) {
+  plan.wait_by = EPD_WAIT_BY_MEMORY_OPERATION;
+  runs.push_back({plan, label});
+  plan.wait_by = EPD_WAIT_BY_KERNEL;
+  runs.push_back({plan, label + ", by kernel"});
+}
+
 // Training: many tokens, packed for grouped GEMM.
 RunPlan packed(RunPlan plan) {
   plan.operation = Operation::kBoth;
@@ -66,7 +74,7 @@ std::vector<SuiteRun> host_runs(const RunPlan& base) {
 std::vector<SuiteRun> cuda_runs(RunPlan plan) {
   std::vector<SuiteRun> runs;
   plan.check = CheckLevel::kOne;
-  runs.push_back({noop(plan), "suite: noop"});
+  append_both_waits(noop(plan), "suite: noop", runs);
   append_compact(plan, kTraining, "suite: ", runs);
   RunPlan few = plan;
   few.sms = kFewSms;
@@ -79,7 +87,7 @@ std::vector<SuiteRun> cuda_runs(RunPlan plan) {
   RunPlan zipf = plan;
   zipf.routing = "zipf";
   append_compact(zipf, kTraining, "suite: zipf, ", runs);
-  runs.push_back({expert(plan), "suite: expert"});
+  append_both_waits(expert(plan), "suite: expert", runs);
   runs.push_back({packed(plan), "suite: packed"});
   return runs;
 }

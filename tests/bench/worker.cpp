@@ -310,14 +310,14 @@ Worker::Timing Worker::timed_by_host(const Attempt& attempt) {
   return timing;
 }
 
-// The stream is idle when the pair of events begins; or, ahead, it flushes the cache meanwhile, as the work
-// of an application would keep it busy.
+// The stream is idle when the pair of events begins; or, ahead, it is kept busy meanwhile, as the work of an
+// application would do.
 Worker::Timing Worker::timed_in_stream(const Attempt& attempt) {
   Timing timing;
   if (!attempt.ahead) device_->flush_cache();
   device_->settle();
   self_.start_together();
-  if (attempt.ahead) device_->flush_cache();
+  if (attempt.ahead) gpu_->keep_busy(plan_.busy_us);
   gpu_->record_begin();
   const double begin = kit::now_us();
   const epd_ticket_t ticket = attempt.submit();
@@ -338,13 +338,13 @@ Worker::Timing Worker::timed_dispatch(std::uint32_t slot_index, bool ahead) {
   Slot& slot = slots_[slot_index];
   epd_dispatch_args_t args = dispatch_args(slot_index);
   if (plan_.cached) args.handle = slot.handle;
-  if (gpu_ != nullptr) args.on_stream = 1, args.stream = gpu_->stream();
+  if (gpu_ != nullptr) args.on_stream = 1, args.stream = gpu_->stream(), args.wait_by = plan_.wait_by;
   return timed({"dispatch", [&] { return kit::submit(group_.get(), args, &slot.handle); }, true, ahead});
 }
 
 Worker::Timing Worker::timed_combine(std::uint32_t slot_index, bool ahead) {
   epd_combine_args_t args = combine_args(slot_index);
-  if (gpu_ != nullptr) args.on_stream = 1, args.stream = gpu_->stream();
+  if (gpu_ != nullptr) args.on_stream = 1, args.stream = gpu_->stream(), args.wait_by = plan_.wait_by;
   return timed({"combine", [&] { return kit::submit(group_.get(), args); }, false, ahead});
 }
 
@@ -352,7 +352,8 @@ Worker::Timing Worker::timed_noop(bool ahead) {
   return timed({"noop",
                 [this] {
                   epd_ticket_t ticket = 0;
-                  kit::require(epd_noop_on_stream(group_.get(), 0, gpu_->stream(), &ticket), "noop");
+                  kit::require(epd_noop_on_stream(group_.get(), 0, gpu_->stream(), plan_.wait_by, &ticket),
+                               "noop");
                   return ticket;
                 },
                 false, ahead});

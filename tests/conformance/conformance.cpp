@@ -16,12 +16,13 @@ std::uint64_t base_seed() {
 }
 
 void Conformance::SetUp() {
-  if (!can_use_devices(GetParam())) GTEST_SKIP() << "no CUDA driver to be opened here";
-  if (daemon_ != nullptr && daemon_->running() && prefix_ == GetParam()) return;
+  const std::string kind = device_kind();
+  if (!can_use_devices(kind)) GTEST_SKIP() << "no CUDA driver to be opened here";
+  if (daemon_ != nullptr && daemon_->running() && prefix_ == kind) return;
   TearDownTestSuite();
-  prefix_ = GetParam();
+  prefix_ = kind;
   DaemonOptions options;
-  use_devices(options, GetParam());
+  use_devices(options, kind);
   daemon_ = std::make_unique<Daemon>(options);
   ASSERT_TRUE(daemon_->start());
 }

@@ -2,13 +2,14 @@
 #include "stream_rounds.h"
 
 #include <signal.h>
+#include <atomic>
+#include <memory>
 
 namespace epd::test {
 namespace {
 
-class StreamFailures : public Conformance {};
-INSTANTIATE_TEST_SUITE_P(Devices, StreamFailures, testing::Values("cuda", "resident"),
-                         [](const auto& tested) { return tested.param; });
+class StreamFailures : public StreamConformance {};
+EPD_INSTANTIATE_STREAMS(StreamFailures);
 
 // A rank that had nothing in flight may not have heard of the break yet.
 void resume_past(const Group& group, std::uint64_t epoch, std::uint64_t resume_op) {
@@ -115,7 +116,7 @@ void rounds_through_breaks(const Case& c, const Group& group, std::uint32_t rank
 
 TEST_P(StreamFailures, EnginesThatAreKilledUnderRoundsFarAhead) {
   DaemonOptions options;
-  use_devices(options, GetParam());
+  use_devices(options, device_kind());
   options.settings = {{"engine.max_restarts_per_minute", "1000"}, {"engine.restart_backoff_max_ms", "20"}};
   Daemon own(options);
   ASSERT_TRUE(own.start());
@@ -141,7 +142,7 @@ TEST_P(StreamFailures, EnginesThatAreKilledUnderRoundsFarAhead) {
 
 TEST_P(StreamFailures, ADaemonThatIsKilledHoldsNoStream) {
   DaemonOptions options;
-  use_devices(options, GetParam());
+  use_devices(options, device_kind());
   Daemon own(options);
   ASSERT_TRUE(own.start());
   const Case c = stream_case(2, 1);
@@ -167,7 +168,8 @@ TEST_P(StreamFailures, ADaemonThatIsKilledHoldsNoStream) {
       }
       epd_ticket_t ticket = 0;
       const bool lost = eventually(20, [&] {
-        const epd_status_t status = epd_noop_on_stream(group.get(), 0, rounds.stream().get(), &ticket);
+        const epd_status_t status =
+            epd_noop_on_stream(group.get(), 0, rounds.stream().get(), c.wait_by, &ticket);
         return status == EPD_DAEMON_LOST;
       });
       RANK_CHECK(lost, epd_last_error());
@@ -179,6 +181,111 @@ TEST_P(StreamFailures, ADaemonThatIsKilledHoldsNoStream) {
   own.signal(SIGKILL);
   killed->open();
   expect_all_ok(wait_all(ranks, 90));
+}
+
+// Two rounds that succeed; then two of rank 0's that nobody answers, and nobody of rank 0's is in the
+// library.
+void wait_in_vain(const Case& c, Rounds& rounds, std::uint32_t rank, Gate& waiting) {
+  for (std::uint64_t i = 0; i < 2; ++i) rounds.submit(i);
+  rounds.must_finish();
+  rounds.check_all();
+  waiting.arrive();
+  waiting.wait_for(c.num_ranks);
+  if (rank != 0) return;
+  for (std::uint64_t i = 2; i < 4; ++i) rounds.submit(i);
+  RANK_CHECK(!rounds.stream().idle(), "nobody answers");
+  waiting.arrive();
+}
+
+TEST_P(StreamFailures, AGroupThatEndsHoldsNoStream) {
+  for (const bool killed : {false, true}) {
+    SCOPED_TRACE(killed ? "rank 1 is killed" : "rank 1 leaves");
+    const Case c = stream_case(2, 1);
+    const std::string name = group_name();
+    Shared<Gate> waiting;
+    std::vector<RankProcess> ranks;
+    for (std::uint32_t rank = 0; rank < 2; ++rank) {
+      ranks.emplace_back([&, rank]() -> std::string {
+        const Session session(daemon().socket(), daemon().device(rank));
+        const Group group(session, c.config(name.c_str(), rank));
+        Rounds rounds(group, c, rank, 4);
+        wait_in_vain(c, rounds, rank, *waiting);
+        if (rank == 0) {
+          rounds.must_finish();
+          rounds.all_must_fail(EPD_RANK_LOST);
+          return "";
+        }
+        waiting->wait_for(3);
+        if (killed) ::raise(SIGKILL);
+        return "";
+      });
+    }
+    const auto outcomes = wait_all(ranks, 90);
+    EXPECT_TRUE(outcomes[0].ok) << outcomes[0].to_string();
+    EXPECT_EQ(outcomes[1].ok, !killed) << outcomes[1].to_string();
+  }
+}
+
+TEST_P(StreamFailures, AnEvictedSessionHoldsNoStream) {
+  const Case c = stream_case(2, 1);
+  const std::string name = group_name();
+  Shared<Gate> waiting;
+  Shared<std::atomic<std::uint64_t>> victim;
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(daemon().socket(), daemon().device(rank));
+      const Group group(session, c.config(name.c_str(), rank));
+      Rounds rounds(group, c, rank, 4);
+      epd_session_info_t info = EPD_SESSION_INFO_INIT;
+      must(epd_session_info(session.get(), &info), "info");
+      if (rank == 0) victim->store(info.session_id);
+      wait_in_vain(c, rounds, rank, *waiting);
+      if (rank == 0) {
+        rounds.must_finish();
+        rounds.all_must_fail(EPD_ABORTED);
+        waiting->arrive();
+      }
+      waiting->wait_for(4);
+      return "";
+    });
+  }
+  ASSERT_TRUE(eventually(60, [&] { return waiting->count == 3; }));
+  EXPECT_EQ(daemon().epctl({"evict", "session", std::to_string(victim->load())}).exit_code, 0);
+  expect_all_ok(wait_all(ranks, 90));
+}
+
+// Also what was enqueued behind the waits runs before the regions go.
+TEST_P(StreamFailures, LeavingAndDetachingHoldNoStream) {
+  for (const bool leaves : {true, false}) {
+    SCOPED_TRACE(leaves ? "the group is left" : "the session is detached");
+    const Case c = stream_case(2, 1);
+    const std::string name = group_name();
+    Shared<Gate> waiting;
+    std::vector<RankProcess> ranks;
+    for (std::uint32_t rank = 0; rank < 2; ++rank) {
+      ranks.emplace_back([&, rank]() -> std::string {
+        Session session(daemon().socket(), daemon().device(rank));
+        auto group = std::make_unique<Group>(session, c.config(name.c_str(), rank));
+        Rounds rounds(*group, c, rank, 4);
+        wait_in_vain(c, rounds, rank, *waiting);
+        if (rank != 0) {
+          waiting->wait_for(4);
+          return "";
+        }
+        if (leaves) {
+          group.reset();
+        } else {
+          session = Session();
+          [[maybe_unused]] const Group* gone = group.release();  // with the session
+        }
+        RANK_CHECK(rounds.stream().idle(), "leaving has waited for it");
+        waiting->arrive();
+        return "";
+      });
+    }
+    expect_all_ok(wait_all(ranks, 90));
+  }
 }
 
 }  // namespace

@@ -29,8 +29,9 @@ std::string name(std::uint64_t round, const char* what) {
 
 }  // namespace
 
-Case stream_case(std::uint32_t num_ranks, std::uint32_t depth, epd_layout_t layout) {
+Case StreamConformance::stream_case(std::uint32_t num_ranks, std::uint32_t depth, epd_layout_t layout) {
   Case c;
+  c.wait_by = wait_by();
   c.seed = base_seed() + 7000;
   c.num_ranks = num_ranks;
   c.num_experts = num_ranks * 2;
@@ -107,11 +108,12 @@ epd_status_t Rounds::dispatch(Round& r, std::uint32_t slot, std::uint32_t timeou
   args.timeout_ms = timeout_ms;
   args.on_stream = 1;
   args.stream = stream_.get();
+  args.wait_by = case_.wait_by;
   const epd_status_t status =
       when_there_is_room([&] { return epd_dispatch(group_.get(), &args, &r.dispatch, &r.handle); });
   if (status == EPD_OK) handles_[r.number] = r.handle;
   if (status == EPD_OK && case_.defer)
-    must(epd_ticket_wait_on_stream(group_.get(), r.dispatch, stream_.get()), "wait on the stream");
+    must(epd_ticket_wait_on_stream(group_.get(), r.dispatch, stream_.get(), 0), "wait on the stream");
   return status;
 }
 
@@ -131,10 +133,11 @@ epd_status_t Rounds::combine(Round& r, std::uint32_t slot, std::uint32_t timeout
   args.timeout_ms = timeout_ms;
   args.on_stream = 1;
   args.stream = stream_.get();
+  args.wait_by = case_.wait_by;
   const epd_status_t status =
       when_there_is_room([&] { return epd_combine(group_.get(), &args, &r.combine); });
   if (status == EPD_OK && case_.defer)
-    must(epd_ticket_wait_on_stream(group_.get(), r.combine, stream_.get()), "wait on the stream");
+    must(epd_ticket_wait_on_stream(group_.get(), r.combine, stream_.get(), 0), "wait on the stream");
   return status;
 }
 

@@ -11,7 +11,21 @@ namespace epd::test {
 
 inline constexpr double kStreamSeconds = 60;  // longer than any operation's deadline
 
-Case stream_case(std::uint32_t num_ranks, std::uint32_t depth, epd_layout_t layout = EPD_LAYOUT_COMPACT);
+// On CUDA devices, whose streams wait as they do by default, or by kernel.
+class StreamConformance : public Conformance {
+ protected:
+  std::string device_kind() const override {
+    return GetParam().starts_with("resident") ? "resident" : "cuda";
+  }
+  static epd_wait_by_t wait_by() {
+    return GetParam() == "cuda_by_kernel" ? EPD_WAIT_BY_KERNEL : EPD_WAIT_BY_DEFAULT;
+  }
+  static Case stream_case(std::uint32_t num_ranks, std::uint32_t depth,
+                          epd_layout_t layout = EPD_LAYOUT_COMPACT);
+};
+#define EPD_INSTANTIATE_STREAMS(suite)                                                                      \
+  INSTANTIATE_TEST_SUITE_P(Devices, suite, testing::Values("cuda", "cuda_by_kernel", "resident_by_kernel"), \
+                           [](const auto& tested) { return tested.param; })
 
 // A ring that is full says so, and takes more as soon as the engine has.
 template <typename Submit>

@@ -4,9 +4,8 @@
 namespace epd::test {
 namespace {
 
-class Streams : public Conformance {};
-INSTANTIATE_TEST_SUITE_P(Devices, Streams, testing::Values("cuda", "resident"),
-                         [](const auto& tested) { return tested.param; });
+class Streams : public StreamConformance {};
+EPD_INSTANTIATE_STREAMS(Streams);
 
 // ---- far ahead ---------------------------------------------------------------------------------
 
@@ -91,10 +90,11 @@ TEST_P(Streams, WithDeferReceiveAStreamWaitsWhenToldTo) {
     args.defer_receive = 1;
     args.on_stream = 1;
     args.stream = stream.get();
+    args.wait_by = c.wait_by;
     epd_ticket_t ticket = 0;
     must(epd_dispatch(group.get(), &args, &ticket, nullptr), "dispatch");
     RANK_CHECK(stream.finish(kStreamSeconds), "nobody told it to wait");
-    must(epd_ticket_wait_on_stream(group.get(), ticket, receiver.get()), "wait on a stream");
+    must(epd_ticket_wait_on_stream(group.get(), ticket, receiver.get(), 0), "wait on a stream");
     receiver.copy_out(copy, group.slot_on_gpu(0), bytes);
     if (rank == 0) {
       RANK_CHECK(!receiver.idle(), "rank 1 has sent nothing");
@@ -128,8 +128,9 @@ void rounds_and_noops(const Case& c, const Group& group, std::uint32_t rank, boo
   std::vector<epd_ticket_t> noops;
   const auto noop = [&](std::uint32_t slot) {
     epd_ticket_t ticket = 0;
-    must(when_there_is_room(
-             [&] { return epd_noop_on_stream(group.get(), slot, rounds.stream().get(), &ticket); }),
+    must(when_there_is_room([&] {
+           return epd_noop_on_stream(group.get(), slot, rounds.stream().get(), c.wait_by, &ticket);
+         }),
          "noop");
     noops.push_back(ticket);
   };

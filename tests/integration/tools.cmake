@@ -40,29 +40,38 @@ if(EPD_CUDA AND EPD_FAKE_CUDA)
     COMMAND ${_epbench_cuda} --experts 16 --ranks 2 --op dispatch --payload fp8 --tokens 600 --hidden 4096 --check one)
   set_tests_properties(tools.epbench_cuda_checks_a_window PROPERTIES PASS_REGULAR_EXPRESSION "bit-exact \\(2, 1024 columns\\)")
   add_test(NAME tools.epbench_cuda_noop_shared_devices COMMAND ${_epbench_cuda} --ranks 3 --experts 12 --op noop)
+  add_test(NAME tools.epbench_cuda_waits_by_kernel
+    COMMAND ${_epbench_cuda} --wait kernel --busy-us 50 --experts 16 --ranks 2 --op both --tokens 16 --hidden 512 --check all)
+  set_tests_properties(tools.epbench_cuda_waits_by_kernel PROPERTIES
+    PASS_REGULAR_EXPRESSION "wait by kernel.*bit-exact.*bit-exact.*kept busy \\(50 us\\)" FAIL_REGULAR_EXPRESSION WRONG)
   add_test(NAME tools.epbench_cuda_suite COMMAND epbench suite --epd $<TARGET_FILE:epd> --backend cuda --small --warm-cache --iters 3)
   add_test(NAME tools.epbench_cuda_without_devices COMMAND epbench --backend cuda)
   set_tests_properties(tools.epbench_cuda_without_devices PROPERTIES PASS_REGULAR_EXPRESSION "CUDA_ERROR_NO_DEVICE")
   set(_fake LD_LIBRARY_PATH=$<TARGET_FILE_DIR:fake_cuda>)
   set_tests_properties(tools.epbench_cuda_both tools.epbench_cuda_expert_zipf_cached tools.epbench_cuda_checks_a_window
-    tools.epbench_cuda_suite PROPERTIES ENVIRONMENT "${_fake}")
+    tools.epbench_cuda_waits_by_kernel tools.epbench_cuda_suite PROPERTIES ENVIRONMENT "${_fake}")
   set_tests_properties(tools.epbench_cuda_noop_shared_devices PROPERTIES ENVIRONMENT "${_fake};EPD_FAKE_CUDA_DEVICES=2")
   set_tests_properties(tools.epbench_cuda_without_devices PROPERTIES ENVIRONMENT "${_fake};EPD_FAKE_CUDA_DEVICES=0")
   set_tests_properties(tools.epbench_cuda_both tools.epbench_cuda_expert_zipf_cached tools.epbench_cuda_checks_a_window
-    tools.epbench_cuda_noop_shared_devices tools.epbench_cuda_suite tools.epbench_cuda_without_devices
+    tools.epbench_cuda_waits_by_kernel tools.epbench_cuda_noop_shared_devices tools.epbench_cuda_suite
+    tools.epbench_cuda_without_devices
     PROPERTIES LABELS integration TIMEOUT 120)
 endif()
 
 # What is not served is refused with what is allowed, before anything starts.
 add_test(NAME tools.epbench_refuses_layout COMMAND epbench --layout tall)
 add_test(NAME tools.epbench_refuses_backend COMMAND epbench --backend tpu)
+add_test(NAME tools.epbench_refuses_wait COMMAND epbench --backend cuda --wait long)
+add_test(NAME tools.epbench_refuses_wait_on_host COMMAND epbench --wait kernel)
 add_test(NAME tools.epbench_refuses_hidden COMMAND epbench --hidden 100)
 add_test(NAME tools.epbench_refuses_missing_routing_file COMMAND epbench --epd $<TARGET_FILE:epd> --routing /no/such/file)
 add_test(NAME tools.demo_refuses_experts COMMAND epd-moe-demo --experts 100)
 set_tests_properties(tools.epbench_refuses_layout PROPERTIES PASS_REGULAR_EXPRESSION "layout 'tall' is not served; allowed: compact, packed, expert")
 set_tests_properties(tools.epbench_refuses_backend PROPERTIES PASS_REGULAR_EXPRESSION "backend 'tpu' is not served; allowed: host, cuda")
+set_tests_properties(tools.epbench_refuses_wait PROPERTIES PASS_REGULAR_EXPRESSION "wait 'long' is not served; allowed: memop, kernel")
+set_tests_properties(tools.epbench_refuses_wait_on_host PROPERTIES PASS_REGULAR_EXPRESSION "about streams; allowed: with backend cuda")
 set_tests_properties(tools.epbench_refuses_hidden PROPERTIES PASS_REGULAR_EXPRESSION "hidden is 100; allowed: multiples of 128, 128 .. 16384")
 set_tests_properties(tools.epbench_refuses_missing_routing_file PROPERTIES PASS_REGULAR_EXPRESSION "routing '/no/such/file' is not a file")
 set_tests_properties(tools.demo_refuses_experts PROPERTIES PASS_REGULAR_EXPRESSION "experts is 100; the group-limited gate allows multiples of 8")
-set_tests_properties(tools.epbench_refuses_layout tools.epbench_refuses_backend tools.epbench_refuses_hidden
+set_tests_properties(tools.epbench_refuses_layout tools.epbench_refuses_backend tools.epbench_refuses_wait tools.epbench_refuses_wait_on_host tools.epbench_refuses_hidden
   tools.epbench_refuses_missing_routing_file tools.demo_refuses_experts PROPERTIES LABELS integration TIMEOUT 30)

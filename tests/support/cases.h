@@ -47,6 +47,7 @@ struct Case {
   bool zero_padding = false;
   bool mark_unused = false;
   bool defer = false;
+  epd_wait_by_t wait_by = EPD_WAIT_BY_DEFAULT;  // of those in streams
   std::uint32_t sms = 0;
   Routing routing = Routing::kUniform;
   Sizes sizes = Sizes::kUneven;

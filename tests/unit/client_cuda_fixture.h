@@ -29,7 +29,8 @@ inline FakeSettings cuda_settings() {
   return settings;
 }
 
-class ClientCuda : public ::testing::Test {
+// Its operations wait as the library does by default.
+class ClientCudaBase : public ::testing::Test {
  protected:
   void SetUp() override {
     daemon_.set(cuda_settings());
@@ -73,6 +74,7 @@ class ClientCuda : public ::testing::Test {
     args.on_stream = 1;
     args.stream = stream;
     args.defer_receive = deferred ? 1 : 0;
+    args.wait_by = wait_by_;
     return epd_dispatch(group_, &args, ticket, handle);
   }
   epd_status_t combine(std::uint32_t slot, CUstream stream, epd_handle_t handle, epd_ticket_t* ticket) {
@@ -81,7 +83,11 @@ class ClientCuda : public ::testing::Test {
     args.handle = handle;
     args.on_stream = 1;
     args.stream = stream;
+    args.wait_by = wait_by_;
     return epd_combine(group_, &args, ticket);
+  }
+  epd_status_t noop(std::uint32_t slot, CUstream stream, epd_ticket_t* ticket) {
+    return epd_noop_on_stream(group_, slot, stream, wait_by_, ticket);
   }
   epd_status_t wait(epd_ticket_t ticket) { return epd_ticket_wait(group_, ticket, 20'000, nullptr); }
   // All that has been submitted and not been taken yet.
@@ -103,6 +109,25 @@ class ClientCuda : public ::testing::Test {
   epd_session_t* session_ = nullptr;
   epd_group_t* group_ = nullptr;
   std::uintptr_t base_ = 0;
+  epd_wait_by_t wait_by_ = EPD_WAIT_BY_DEFAULT;
+};
+
+inline constexpr bool kHasKernels =
+#ifdef EPD_CLIENT_HAS_KERNELS
+    true;
+#else
+    false;
+#endif
+
+// What holds by whatever a stream waits.
+class ClientCuda : public ClientCudaBase, public ::testing::WithParamInterface<epd_wait_by_t> {
+ protected:
+  void SetUp() override {
+    ClientCudaBase::SetUp();
+    wait_by_ = GetParam();
+    if (by_kernel() && !kHasKernels) GTEST_SKIP() << "this libepd has no kernels: no nvcc";
+  }
+  static bool by_kernel() { return GetParam() == EPD_WAIT_BY_KERNEL; }
 };
 
 }  // namespace epd::testing

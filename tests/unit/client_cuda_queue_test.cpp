@@ -9,7 +9,7 @@ namespace epd::testing {
 namespace {
 
 // dispatch, combine, dispatch, combine on one slot, and nothing has completed yet.
-TEST_F(ClientCuda, OperationsOfOneStreamNeedNoLookBetweenThem) {
+TEST_P(ClientCuda, OperationsOfOneStreamNeedNoLookBetweenThem) {
   constexpr int kRounds = 3;
   std::vector<epd_ticket_t> tickets(2 * kRounds);
   std::vector<epd_handle_t> handles(kRounds);
@@ -41,7 +41,7 @@ TEST_F(ClientCuda, OperationsOfOneStreamNeedNoLookBetweenThem) {
   EXPECT_EQ(dispatch(1, other_, &refused), EPD_OK) << epd_last_error();
 }
 
-TEST_F(ClientCuda, OnlyTheSameStreamOrdersASlot) {
+TEST_P(ClientCuda, OnlyTheSameStreamOrdersASlot) {
   epd_ticket_t first = 0;
   epd_ticket_t ticket = 0;
   epd_handle_t handle = 0;
@@ -53,8 +53,8 @@ TEST_F(ClientCuda, OnlyTheSameStreamOrdersASlot) {
   epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
   EXPECT_EQ(epd_dispatch(group_, &args, &ticket, nullptr), EPD_WOULD_BLOCK);
   EXPECT_EQ(epd_noop(group_, 0, &ticket), EPD_WOULD_BLOCK);
-  EXPECT_EQ(epd_noop_on_stream(group_, 0, other_, &ticket), EPD_WOULD_BLOCK);
-  EXPECT_EQ(epd_noop_on_stream(group_, 0, stream_, &ticket), EPD_OK) << epd_last_error();
+  EXPECT_EQ(noop(0, other_, &ticket), EPD_WOULD_BLOCK);
+  EXPECT_EQ(noop(0, stream_, &ticket), EPD_OK) << epd_last_error();
   // Nor after one without a stream.
   args.slot = 1;
   ASSERT_EQ(epd_dispatch(group_, &args, &ticket, nullptr), EPD_OK);
@@ -66,7 +66,7 @@ TEST_F(ClientCuda, OnlyTheSameStreamOrdersASlot) {
   EXPECT_EQ(dispatch(3, CU_STREAM_PER_THREAD, &ticket), EPD_WOULD_BLOCK);
 }
 
-TEST_F(ClientCuda, OnlyTheSameStreamOrdersARouting) {
+TEST_P(ClientCuda, OnlyTheSameStreamOrdersARouting) {
   epd_ticket_t ticket = 0;
   epd_handle_t handle = 0;
   ASSERT_EQ(dispatch(0, stream_, &ticket, false, &handle), EPD_OK) << epd_last_error();
@@ -88,12 +88,12 @@ TEST_F(ClientCuda, OnlyTheSameStreamOrdersARouting) {
   EXPECT_EQ(dispatch(0, stream_, &ticket), EPD_OK) << epd_last_error();
 }
 
-TEST_F(ClientCuda, TheyMayEndInAnyOrder) {
+TEST_P(ClientCuda, TheyMayEndInAnyOrder) {
   epd_ticket_t tickets[3];
   epd_handle_t handle = 0;
   ASSERT_EQ(dispatch(0, stream_, &tickets[0], false, &handle), EPD_OK) << epd_last_error();
   ASSERT_EQ(combine(0, stream_, handle, &tickets[1]), EPD_OK) << epd_last_error();
-  ASSERT_EQ(epd_noop_on_stream(group_, 0, stream_, &tickets[2]), EPD_OK) << epd_last_error();
+  ASSERT_EQ(noop(0, stream_, &tickets[2]), EPD_OK) << epd_last_error();
   const auto all = submissions();
   ASSERT_EQ(all.size(), 3u);
   epd_ticket_t refused = 0;
@@ -107,7 +107,7 @@ TEST_F(ClientCuda, TheyMayEndInAnyOrder) {
   EXPECT_EQ(dispatch(0, other_, &refused), EPD_OK) << epd_last_error();
 }
 
-TEST_F(ClientCuda, TheRingIsFullAtLast) {
+TEST_P(ClientCuda, TheRingIsFullAtLast) {
   std::vector<epd_ticket_t> tickets(abi::kCompletionSlots - 4);
   for (epd_ticket_t& ticket : tickets) ASSERT_EQ(dispatch(0, stream_, &ticket), EPD_OK) << epd_last_error();
   const std::size_t before = cuda_.enqueued_anywhere();
@@ -130,7 +130,7 @@ TEST_F(ClientCuda, TheRingIsFullAtLast) {
   for (const epd_ticket_t ticket : tickets) EXPECT_EQ(wait(ticket), EPD_OK);
 }
 
-TEST_F(ClientCuda, ABreakTakesAllOfThem) {
+TEST_P(ClientCuda, ABreakTakesAllOfThem) {
   epd_ticket_t tickets[4];
   epd_handle_t handles[2];
   for (int i = 0; i < 2; ++i) {
@@ -159,7 +159,7 @@ TEST_F(ClientCuda, ABreakTakesAllOfThem) {
 }
 
 // Redone in the stream before this client hears that the old operations failed.
-TEST_F(ClientCuda, ALateFailureDoesNotTakeTheRedosRoute) {
+TEST_P(ClientCuda, ALateFailureDoesNotTakeTheRedosRoute) {
   epd_ticket_t late[2];
   epd_ticket_t ticket = 0;
   epd_handle_t old_handle = 0;
@@ -168,6 +168,7 @@ TEST_F(ClientCuda, ALateFailureDoesNotTakeTheRedosRoute) {
   args.on_stream = 1;
   args.stream = stream_;
   args.keep_handle = 1;
+  args.wait_by = wait_by_;
   ASSERT_EQ(epd_dispatch(group_, &args, &late[0], &old_handle), EPD_OK) << epd_last_error();
   ASSERT_EQ(combine(0, stream_, old_handle, &late[1]), EPD_OK) << epd_last_error();
   EXPECT_EQ(epd_handle_release(group_, old_handle), EPD_WOULD_BLOCK);
@@ -186,11 +187,12 @@ TEST_F(ClientCuda, ALateFailureDoesNotTakeTheRedosRoute) {
   EXPECT_EQ(epd_handle_release(group_, handle), EPD_OK) << epd_last_error();
 }
 
-TEST_F(ClientCuda, AKeptHandleWhoseDispatchFailedIsGivenBackOnce) {
+TEST_P(ClientCuda, AKeptHandleWhoseDispatchFailedIsGivenBackOnce) {
   epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
   args.on_stream = 1;
   args.stream = stream_;
   args.keep_handle = 1;
+  args.wait_by = wait_by_;
   epd_ticket_t tickets[3];
   epd_handle_t failed = 0;
   ASSERT_EQ(epd_dispatch(group_, &args, &tickets[0], &failed), EPD_OK) << epd_last_error();
@@ -207,7 +209,7 @@ TEST_F(ClientCuda, AKeptHandleWhoseDispatchFailedIsGivenBackOnce) {
 }
 
 // The engine could not write `done`: its GPU has failed, or it has no lane any more.
-TEST_F(ClientCuda, AFailureThatIsSeenReleasesTheStream) {
+TEST_P(ClientCuda, AFailureThatIsSeenReleasesTheStream) {
   epd_ticket_t tickets[3];
   epd_handle_t handle = 0;
   ASSERT_EQ(dispatch(0, stream_, &tickets[0], false, &handle), EPD_OK) << epd_last_error();
@@ -232,7 +234,7 @@ TEST_F(ClientCuda, AFailureThatIsSeenReleasesTheStream) {
 }
 
 // Else the word would fall back behind what the engine writes for that one.
-TEST_F(ClientCuda, TheSlotsNextOperationIsPublishedAfterTheRelease) {
+TEST_P(ClientCuda, TheSlotsNextOperationIsPublishedAfterTheRelease) {
   epd_ticket_t failed = 0;
   epd_ticket_t next = 0;
   ASSERT_EQ(dispatch(0, stream_, &failed), EPD_OK) << epd_last_error();
@@ -260,7 +262,7 @@ TEST_F(ClientCuda, TheSlotsNextOperationIsPublishedAfterTheRelease) {
   EXPECT_EQ(wait(next), EPD_OK);
 }
 
-TEST_F(ClientCuda, WordsAreNotRenewedUnderAnOperationInFlight) {
+TEST_P(ClientCuda, WordsAreNotRenewedUnderAnOperationInFlight) {
   epd_ticket_t first = 0;
   epd_ticket_t ticket = 0;
   ASSERT_EQ(dispatch(0, stream_, &first), EPD_OK) << epd_last_error();

@@ -9,7 +9,12 @@
 namespace epd::testing {
 namespace {
 
-TEST_F(ClientCuda, MapsTheArenaOfTheDeviceWithThatUuid) {
+INSTANTIATE_TEST_SUITE_P(By, ClientCuda, ::testing::Values(EPD_WAIT_BY_DEFAULT, EPD_WAIT_BY_KERNEL),
+                         [](const auto& tested) {
+                           return tested.param == EPD_WAIT_BY_KERNEL ? "Kernel" : "MemoryOperation";
+                         });
+
+TEST_F(ClientCudaBase, MapsTheArenaOfTheDeviceWithThatUuid) {
   epd_session_info_t info = EPD_SESSION_INFO_INIT;
   ASSERT_EQ(epd_session_info(session_, &info), EPD_OK);
   EXPECT_EQ(info.device_kind, EPD_DEVICE_CUDA);
@@ -26,14 +31,14 @@ TEST_F(ClientCuda, MapsTheArenaOfTheDeviceWithThatUuid) {
   EXPECT_EQ(cuda_.synchronized(), 1);
 }
 
-TEST_F(ClientCuda, WithoutAStreamNothingIsEnqueued) {
+TEST_F(ClientCudaBase, WithoutAStreamNothingIsEnqueued) {
   epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
   epd_ticket_t ticket = 0;
   ASSERT_EQ(epd_dispatch(group_, &args, &ticket, nullptr), EPD_OK) << epd_last_error();
   const auto submission = daemon_.next_submission();
   ASSERT_TRUE(submission.has_value());
   EXPECT_EQ(submission->flags & abi::kFlagStream, 0u);
-  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket, stream_), EPD_INVALID_ARGUMENT);
+  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket, stream_, 0), EPD_INVALID_ARGUMENT);
   EXPECT_ERROR_HAS("on_stream");
   daemon_.complete(*submission);
   EXPECT_EQ(epd_ticket_wait(group_, ticket, 20'000, nullptr), EPD_OK);
@@ -43,11 +48,12 @@ TEST_F(ClientCuda, WithoutAStreamNothingIsEnqueued) {
   EXPECT_ERROR_HAS("on_stream is 0");
 }
 
-TEST_F(ClientCuda, WritesReadyThenPublishesThenWaits) {
+TEST_P(ClientCuda, WritesReadyThenPublishesThenWaits) {
   std::optional<abi::Submission> submission;
   cuda_.on_enqueue([&](CUstream, const StreamOp& op) {
     auto found = daemon_.next_submission(0);
-    EXPECT_EQ(found.has_value(), op.kind == StreamOp::kWait);
+    // One kernel for both is launched when it is clear that there is something to wait for.
+    EXPECT_EQ(found.has_value(), op.kind == (by_kernel() ? StreamOp::kWrite : StreamOp::kWait));
     if (found) submission = found;
   });
   epd_ticket_t ticket = 0;
@@ -58,6 +64,7 @@ TEST_F(ClientCuda, WritesReadyThenPublishesThenWaits) {
   EXPECT_EQ(submission->flags, abi::kFlagStream | abi::kFlagWeights);
   const auto ops = cuda_.enqueued(stream_);
   ASSERT_EQ(ops.size(), 2u);
+  for (const StreamOp& op : ops) EXPECT_STREQ(op.kernel, by_kernel() ? "epd_signal_and_wait" : nullptr);
   expect(ops[0], StreamOp::kWrite, ready(2), ticket);
   expect(ops[1], StreamOp::kWait, done(2), ticket);
   EXPECT_EQ(at(ready(2)), ticket);
@@ -71,6 +78,7 @@ TEST_F(ClientCuda, WritesReadyThenPublishesThenWaits) {
   args.slot = 2;
   args.handle = handle;
   args.on_stream = 1;  // the default stream
+  args.wait_by = wait_by_;
   ASSERT_EQ(epd_combine(group_, &args, &ticket), EPD_OK) << epd_last_error();
   EXPECT_EQ(cuda_.enqueued(nullptr).size(), 2u);
   submission = daemon_.next_submission();
@@ -79,7 +87,7 @@ TEST_F(ClientCuda, WritesReadyThenPublishesThenWaits) {
   end(*submission);
   ASSERT_EQ(epd_ticket_wait(group_, ticket, 20'000, nullptr), EPD_OK);
 
-  ASSERT_EQ(epd_noop_on_stream(group_, 2, stream_, &ticket), EPD_OK) << epd_last_error();
+  ASSERT_EQ(noop(2, stream_, &ticket), EPD_OK) << epd_last_error();
   submission = daemon_.next_submission();
   ASSERT_TRUE(submission.has_value());
   EXPECT_EQ(submission->flags, std::uint32_t{abi::kFlagStream});
@@ -89,7 +97,7 @@ TEST_F(ClientCuda, WritesReadyThenPublishesThenWaits) {
   EXPECT_EQ(epd_ticket_wait(group_, ticket, 20'000, nullptr), EPD_DEADLINE_EXCEEDED);
 }
 
-TEST_F(ClientCuda, ARefusedSubmissionEnqueuesNothing) {
+TEST_P(ClientCuda, ARefusedSubmissionEnqueuesNothing) {
   epd_ticket_t ticket = 0;
   ASSERT_EQ(dispatch(0, stream_, &ticket), EPD_OK) << epd_last_error();
   const std::size_t before = cuda_.enqueued_anywhere();
@@ -113,7 +121,8 @@ TEST_F(ClientCuda, ARefusedSubmissionEnqueuesNothing) {
   EXPECT_EQ(cuda_.enqueued_anywhere(), before);
 }
 
-TEST_F(ClientCuda, ASessionThatEndsAfterTheWritePublishesNothing) {
+// By kernel nothing has been written then, but the stream has been looked at.
+TEST_P(ClientCuda, ASessionThatEndsAfterTheWritePublishesNothing) {
   cuda_.on_enqueue([&](CUstream stream, const StreamOp&) {
     if (stream == stream_) daemon_.end_session(StatusCode::kPermissionDenied, "the operator said so");
   });
@@ -125,7 +134,7 @@ TEST_F(ClientCuda, ASessionThatEndsAfterTheWritePublishesNothing) {
 }
 
 // Its ready word has been written: no later operation may take that for its own.
-TEST_F(ClientCuda, ATicketThatWasWrittenButNotSubmittedIsUsedUp) {
+TEST_F(ClientCudaBase, ATicketThatWasWrittenButNotSubmittedIsUsedUp) {
   epd_ticket_t ticket = 0;
   cuda_.on_enqueue([&](CUstream, const StreamOp&) {
     daemon_.write_board(abi::GroupState::kBroken, 1, 0, StatusCode::kEngineRestarted, "it fell");
@@ -144,7 +153,7 @@ TEST_F(ClientCuda, ATicketThatWasWrittenButNotSubmittedIsUsedUp) {
   EXPECT_EQ(at(ready(0)), ticket);
 }
 
-TEST_F(ClientCuda, DriverErrors) {
+TEST_F(ClientCudaBase, DriverErrors) {
   epd_ticket_t ticket = 0;
   cuda_.fail("cuStreamWriteValue32", CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(dispatch(0, stream_, &ticket), EPD_INTERNAL);
@@ -163,14 +172,16 @@ TEST_F(ClientCuda, DriverErrors) {
   EXPECT_EQ(epd_ticket_wait(group_, ticket, 20'000, nullptr), EPD_OK);
 }
 
-TEST_F(ClientCuda, DeferReceiveLeavesTheWaitToItsHook) {
+TEST_P(ClientCuda, DeferReceiveLeavesTheWaitToItsHook) {
   epd_ticket_t ticket = 0;
   ASSERT_EQ(dispatch(0, stream_, &ticket, true), EPD_OK) << epd_last_error();
   ASSERT_EQ(cuda_.enqueued(stream_).size(), 1u);
   EXPECT_EQ(cuda_.stuck(stream_), 0u);
-  ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, stream_), EPD_OK) << epd_last_error();
-  ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_), EPD_OK) << epd_last_error();
+  EXPECT_STREQ(cuda_.enqueued(stream_)[0].kernel, by_kernel() ? "epd_signal" : nullptr);
+  ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, stream_, 0), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_, 0), EPD_OK) << epd_last_error();
   ASSERT_EQ(cuda_.enqueued(stream_).size(), 2u);
+  EXPECT_STREQ(cuda_.enqueued(stream_)[1].kernel, by_kernel() ? "epd_wait" : nullptr);
   expect(cuda_.enqueued(stream_)[1], StreamOp::kWait, done(0), ticket);
   expect(cuda_.enqueued(other_)[0], StreamOp::kWait, done(0), ticket);
   const auto submission = daemon_.next_submission();
@@ -181,14 +192,14 @@ TEST_F(ClientCuda, DeferReceiveLeavesTheWaitToItsHook) {
   end(*submission);
   EXPECT_EQ(cuda_.stuck(stream_) + cuda_.stuck(other_), 0u);
   // Also when it has ended, until the ticket is retired.
-  ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_), EPD_OK);
+  ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_, 0), EPD_OK);
   EXPECT_EQ(cuda_.stuck(other_), 0u);
   ASSERT_EQ(epd_ticket_wait(group_, ticket, 20'000, nullptr), EPD_OK);
-  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_), EPD_NOT_FOUND);
+  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_, 0), EPD_NOT_FOUND);
 }
 
 // Nobody is in the library: the application sleeps in a call of CUDA's, for the stream.
-TEST_F(ClientCuda, TheDaemonsDeathReleasesTheStreams) {
+TEST_P(ClientCuda, TheDaemonsDeathReleasesTheStreams) {
   epd_ticket_t first = 0;
   epd_ticket_t second = 0;
   ASSERT_EQ(dispatch(0, stream_, &first), EPD_OK) << epd_last_error();
@@ -201,13 +212,13 @@ TEST_F(ClientCuda, TheDaemonsDeathReleasesTheStreams) {
   EXPECT_EQ(at(done(3)), second);
   EXPECT_EQ(epd_ticket_wait(group_, first, EPD_FOREVER, nullptr), EPD_DAEMON_LOST);
   // Whoever begins to wait now does not wait at all.
-  ASSERT_EQ(epd_ticket_wait_on_stream(group_, second, stream_), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_ticket_wait_on_stream(group_, second, stream_, 0), EPD_OK) << epd_last_error();
   EXPECT_TRUE(cuda_.await_idle(stream_));
   epd_ticket_t refused = 0;
   EXPECT_EQ(dispatch(0, stream_, &refused), EPD_DAEMON_LOST);
 }
 
-TEST_F(ClientCuda, ADaemonThatDiesWhileTheDriverMakesTheCallerWait) {
+TEST_P(ClientCuda, ADaemonThatDiesWhileTheDriverMakesTheCallerWait) {
   epd_ticket_t first = 0;
   ASSERT_EQ(dispatch(0, stream_, &first), EPD_OK) << epd_last_error();
   // The queue is full until the stream goes on, which the daemon's death must bring about.
@@ -216,12 +227,18 @@ TEST_F(ClientCuda, ADaemonThatDiesWhileTheDriverMakesTheCallerWait) {
     daemon_.hang_up();
     EXPECT_TRUE(cuda_.await_idle(stream_));
   });
-  epd_ticket_t refused = 0;
-  EXPECT_EQ(dispatch(1, stream_, &refused), EPD_DAEMON_LOST);
+  epd_ticket_t second = 0;
+  if (by_kernel()) {  // which was submitted before
+    EXPECT_EQ(dispatch(1, stream_, &second), EPD_OK) << epd_last_error();
+    EXPECT_EQ(wait(second), EPD_DAEMON_LOST);
+  } else {
+    EXPECT_EQ(dispatch(1, stream_, &second), EPD_DAEMON_LOST);
+    EXPECT_EQ(second, 0u);
+  }
   EXPECT_TRUE(cuda_.await_idle(stream_));
 }
 
-TEST_F(ClientCuda, LeavingReleasesTheStreamsBeforeItUnmaps) {
+TEST_P(ClientCuda, LeavingReleasesTheStreamsBeforeItUnmaps) {
   epd_ticket_t ticket = 0;
   ASSERT_EQ(dispatch(0, stream_, &ticket), EPD_OK) << epd_last_error();
   EXPECT_EQ(cuda_.stuck(stream_), 1u);
@@ -231,7 +248,7 @@ TEST_F(ClientCuda, LeavingReleasesTheStreamsBeforeItUnmaps) {
   EXPECT_EQ(cuda_.mapped_bytes(), 0u);
 }
 
-TEST_F(ClientCuda, AContextThatIsGoneHangsNobody) {
+TEST_P(ClientCuda, AContextThatIsGoneHangsNobody) {
   epd_ticket_t ticket = 0;
   ASSERT_EQ(dispatch(0, other_, &ticket, true), EPD_OK) << epd_last_error();
   cuda_.fail("cuCtxPushCurrent", CUDA_ERROR_DEINITIALIZED);
@@ -246,7 +263,7 @@ TEST_F(ClientCuda, AContextThatIsGoneHangsNobody) {
 }
 
 // A word that was last written 2^31 tickets ago would look as if it were ahead.
-TEST_F(ClientCuda, WordsAreRenewedBeforeTheyLookAhead) {
+TEST_P(ClientCuda, WordsAreRenewedBeforeTheyLookAhead) {
   const std::uint64_t far = (std::uint64_t{1} << 31) + 10;
   client::SessionTestAccess::set_last_ticket(session_, far);
   cuda_.hold(stream_, true);
@@ -268,7 +285,7 @@ TEST_F(ClientCuda, WordsAreRenewedBeforeTheyLookAhead) {
   EXPECT_EQ(cuda_.enqueued_anywhere(), before + 2);
 }
 
-TEST_F(ClientCuda, TheWrapperHasTheSame) {
+TEST_F(ClientCudaBase, TheWrapperHasTheSame) {
   detach();  // the fake daemon serves one session
   epd::AttachOptions options;
   options.socket_path = daemon_.socket_path();
@@ -420,7 +437,11 @@ TEST(ClientCudaHost, HostDevicesHaveNoStreams) {
   EXPECT_EQ(epd_dispatch(group, &args, &ticket, nullptr), EPD_INVALID_ARGUMENT);
   EXPECT_ERROR_HAS("on_stream is 1; allowed: on a CUDA device");
   EXPECT_ERROR_HAS("host:3");
-  EXPECT_EQ(epd_noop_on_stream(group, 0, nullptr, &ticket), EPD_INVALID_ARGUMENT);
+  EXPECT_EQ(epd_noop_on_stream(group, 0, nullptr, 0, &ticket), EPD_INVALID_ARGUMENT);
+  args.on_stream = 0;
+  args.wait_by = EPD_WAIT_BY_KERNEL;
+  EXPECT_EQ(epd_dispatch(group, &args, &ticket, nullptr), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("wait_by is 2; allowed: 0, as on_stream is 0");
   EXPECT_EQ(ticket, 0u);
   epd_session_detach(session);
 }

@@ -48,6 +48,7 @@ struct RecordedCalls {
       case CUDA_ERROR_INVALID_VALUE: *name = "CUDA_ERROR_INVALID_VALUE"; break;
       case CUDA_ERROR_OUT_OF_MEMORY: *name = "CUDA_ERROR_OUT_OF_MEMORY"; break;
       case CUDA_ERROR_LAUNCH_FAILED: *name = "CUDA_ERROR_LAUNCH_FAILED"; break;
+      case CUDA_ERROR_INVALID_HANDLE: *name = "CUDA_ERROR_INVALID_HANDLE"; break;
       default: return CUDA_ERROR_INVALID_VALUE;
     }
     return CUDA_SUCCESS;
@@ -183,28 +184,100 @@ struct RecordedCalls {
     RECORDED_BEGIN("cuStreamSynchronize", true);
     return CUDA_SUCCESS;
   }
-  static CUresult enqueue(const char* function, CUstream stream, const StreamOp& op) {
+  static CUresult enqueue(const char* function, CUstream stream, const std::vector<StreamOp>& ops) {
     std::function<void(CUstream, const StreamOp&)> hook;
     {
       RECORDED_BEGIN(function, true);
       hook = here->hook_;
     }
-    if (hook) hook(stream, op);
+    for (const StreamOp& op : ops) {
+      if (hook) hook(stream, op);
+    }
     const std::lock_guard<std::mutex> lock(here->mutex_);
     RecordedCuda::Stream& state = here->streams_[stream];
-    state.all.push_back(op);
-    state.waiting.push_back(op);
-    ++here->num_enqueued_;
+    for (const StreamOp& op : ops) {
+      if (op.kind == StreamOp::kCheck) continue;
+      state.all.push_back(op);
+      state.waiting.push_back(op);
+      ++here->num_enqueued_;
+    }
     here->run_locked();
     return CUDA_SUCCESS;
   }
+  static CUresult is_capturing(CUstream stream, CUstreamCaptureStatus* status) {
+    *status = CU_STREAM_CAPTURE_STATUS_NONE;
+    return enqueue("cuStreamIsCapturing", stream, {{StreamOp::kCheck, 0, 0}});
+  }
   static CUresult write(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
     if (flags != CU_STREAM_WRITE_VALUE_DEFAULT) return CUDA_ERROR_INVALID_VALUE;
-    return enqueue("cuStreamWriteValue32", stream, {StreamOp::kWrite, address, value});
+    return enqueue("cuStreamWriteValue32", stream, {{StreamOp::kWrite, address, value}});
   }
   static CUresult wait(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
     if (flags != CU_STREAM_WAIT_VALUE_GEQ) return CUDA_ERROR_INVALID_VALUE;
-    return enqueue("cuStreamWaitValue32", stream, {StreamOp::kWait, address, value});
+    return enqueue("cuStreamWaitValue32", stream, {{StreamOp::kWait, address, value}});
+  }
+
+  static CUresult load_library(CUlibrary* library, const void* code, CUjit_option*, void**, unsigned,
+                               CUlibraryOption*, void**, unsigned) {
+    RECORDED_BEGIN("cuLibraryLoadData", false);
+    if (code == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    ++here->num_libraries_;
+    *library = reinterpret_cast<CUlibrary>(here->kernels_);
+    return CUDA_SUCCESS;
+  }
+  static CUresult unload_library(CUlibrary) {
+    const std::lock_guard<std::mutex> lock(here->mutex_);
+    --here->num_libraries_;
+    return CUDA_SUCCESS;
+  }
+  static CUresult get_kernel(CUkernel* kernel, CUlibrary, const char* name) {
+    RECORDED_BEGIN("cuLibraryGetKernel", false);
+    for (RecordedCuda::Kernel& each : here->kernels_) {
+      if (std::strcmp(each.name, name) == 0) *kernel = reinterpret_cast<CUkernel>(&each);
+    }
+    return CUDA_SUCCESS;
+  }
+  static CUresult set_attribute(CUfunction_attribute which, int value, CUkernel kernel, CUdevice) {
+    RECORDED_BEGIN("cuKernelSetAttribute", false);
+    if (which == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT)
+      reinterpret_cast<RecordedCuda::Kernel*>(kernel)->carveout = value;
+    return CUDA_SUCCESS;
+  }
+  template <typename T>
+  static T parameter(void** parameters, int index) {
+    T value;
+    std::memcpy(&value, parameters[index], sizeof(value));
+    return value;
+  }
+  static CUresult launch(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned x,
+                         unsigned y, unsigned z, unsigned shared_bytes, CUstream stream, void** parameters,
+                         void**) {
+    RecordedCuda::Kernel& kernel = *reinterpret_cast<RecordedCuda::Kernel*>(function);
+    const auto first = parameter<std::uintptr_t>(parameters, 0);
+    {
+      RECORDED_BEGIN(kernel.name, true);
+      if (grid_x * grid_y * grid_z * x * y * z != 1 || shared_bytes != 0)
+        here->mistakes_.push_back(std::string(kernel.name) + " is of one thread");
+      if (first == 0) {
+        if (!kernel.loaded) here->loaded_.push_back(kernel.name);
+        kernel.loaded = true;
+        return CUDA_SUCCESS;
+      }
+      if (!kernel.loaded) here->mistakes_.push_back(std::string(kernel.name) + " had not been loaded");
+    }
+    const std::size_t index = static_cast<std::size_t>(&kernel - here->kernels_);
+    if (index == 0)
+      return enqueue(kernel.name, stream,
+                     {{StreamOp::kWrite, first, parameter<std::uint32_t>(parameters, 1), kernel.name}});
+    if (index == 1)
+      return enqueue(kernel.name, stream,
+                     {{StreamOp::kWait, first, parameter<std::uint32_t>(parameters, 1), kernel.name,
+                       parameter<std::uint64_t>(parameters, 2)}});
+    const auto value = parameter<std::uint32_t>(parameters, 2);
+    return enqueue(kernel.name, stream,
+                   {{StreamOp::kWrite, first, value, kernel.name},
+                    {StreamOp::kWait, parameter<std::uintptr_t>(parameters, 1), value, kernel.name,
+                     parameter<std::uint64_t>(parameters, 3)}});
   }
 };
 
@@ -235,8 +308,14 @@ const client::CudaDriver& RecordedCuda::table() {
     d.cuStreamCreateWithPriority = &RecordedCalls::stream_create;
     d.cuStreamDestroy = &RecordedCalls::stream_destroy;
     d.cuStreamSynchronize = &RecordedCalls::stream_synchronize;
+    d.cuStreamIsCapturing = &RecordedCalls::is_capturing;
     d.cuStreamWriteValue32 = &RecordedCalls::write;
     d.cuStreamWaitValue32 = &RecordedCalls::wait;
+    d.cuLibraryLoadData = &RecordedCalls::load_library;
+    d.cuLibraryUnload = &RecordedCalls::unload_library;
+    d.cuLibraryGetKernel = &RecordedCalls::get_kernel;
+    d.cuKernelSetAttribute = &RecordedCalls::set_attribute;
+    d.cuLaunchKernel = &RecordedCalls::launch;
     return d;
   }();
   return driver;
@@ -267,6 +346,26 @@ void RecordedCuda::run_locked() {
       }
     }
   }
+}
+
+std::vector<std::string> RecordedCuda::loaded() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return loaded_;
+}
+bool RecordedCuda::prefers_shared_memory(const std::string& kernel) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const Kernel& each : kernels_) {
+    if (each.name == kernel) return each.carveout == CU_SHAREDMEM_CARVEOUT_MAX_SHARED;
+  }
+  return false;
+}
+void RecordedCuda::pass_limits() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& [stream, state] : streams_) {
+    if (!state.held && !state.waiting.empty() && state.waiting.front().limit_ns != 0)
+      state.waiting.pop_front();
+  }
+  run_locked();
 }
 
 CUcontext RecordedCuda::context_of(int device) {
@@ -337,6 +436,7 @@ std::vector<std::string> RecordedCuda::mistakes() const {
   if (!reserved_.empty()) all.push_back("addresses left reserved");
   if (!imported_.empty()) all.push_back("imported handles left");
   if (num_streams_ != 0) all.push_back("streams left");
+  if (num_libraries_ != 0) all.push_back("libraries left");
   return all;
 }
 

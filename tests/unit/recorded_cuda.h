@@ -1,6 +1,7 @@
 // A CUDA driver for tests of libepd: what the library's table of functions points to. Memory is the memfd
-// that the fake daemon sends, mapped here; streams are queues of writes and waits that run as far as they can
-// at each call. Everything is recorded; calls without the right context, and leaks, fail the test.
+// that the fake daemon sends, mapped here; streams are queues of writes and waits, by memory operation or
+// kernel, that run as far as they can at each call. Everything is recorded; calls without the right context,
+// kernels that were not loaded before they are needed, and leaks, fail the test.
 #pragma once
 
 #include "cuda_driver.h"
@@ -16,9 +17,11 @@
 namespace epd::testing {
 
 struct StreamOp {
-  enum Kind { kWrite, kWait } kind;
+  enum Kind { kWrite, kWait, kCheck } kind;  // kCheck: only asked about, never in a queue
   std::uintptr_t address;
   std::uint32_t value;
+  const char* kernel = nullptr;  // its name; the write and the wait of one kernel are two of these
+  std::uint64_t limit_ns = 0;    // of a kernel's wait
 };
 
 class RecordedCuda {
@@ -34,7 +37,7 @@ class RecordedCuda {
   void set_current(CUcontext context);  // of the calling thread, as an application does
   CUcontext current() const;
   static CUcontext context_of(int device);
-  // Called at each write or wait on a stream, before it is enqueued; without locks.
+  // Called at each write, wait or check of a stream, before it is enqueued; without locks.
   void on_enqueue(std::function<void(CUstream, const StreamOp&)> hook);
   // From now on the function answers so; CUDA_SUCCESS: as it should.
   void fail(const std::string& function, CUresult error);
@@ -50,6 +53,10 @@ class RecordedCuda {
   int retained() const;
   int synchronized() const;
   std::vector<std::string> mistakes() const;
+  std::vector<std::string> loaded() const;  // kernels, in the order of their first launch
+  bool prefers_shared_memory(const std::string& kernel) const;
+  // The limits of the kernels that wait now have passed.
+  void pass_limits();
 
  private:
   friend struct RecordedCalls;
@@ -57,6 +64,11 @@ class RecordedCuda {
     std::vector<StreamOp> all;
     std::deque<StreamOp> waiting;
     bool held = false;
+  };
+  struct Kernel {
+    const char* name = nullptr;
+    int carveout = -1;
+    bool loaded = false;
   };
   void run_locked();
 
@@ -74,6 +86,9 @@ class RecordedCuda {
   int synchronized_ = 0;
   int num_streams_ = 0;  // created by the library, alive
   std::uint64_t next_handle_ = 1;
+  int num_libraries_ = 0;  // loaded
+  Kernel kernels_[3] = {{"epd_signal"}, {"epd_wait"}, {"epd_signal_and_wait"}};
+  std::vector<std::string> loaded_;
 };
 
 }  // namespace epd::testing

@@ -75,14 +75,23 @@ EPD_API const char* epd_last_error(void);
 
 /* ---- sessions ------------------------------------------------------------------------------ */
 
+/* By what a stream tells the engine that an operation may begin, and waits for its end; see "Streams". */
+typedef enum epd_wait_by {
+  EPD_WAIT_BY_DEFAULT = 0,          /* as the session, or the operation that is waited for */
+  EPD_WAIT_BY_MEMORY_OPERATION = 1, /* stream memory operations: no SM is used while the stream waits */
+  EPD_WAIT_BY_KERNEL = 2            /* a kernel of one thread: less latency */
+} epd_wait_by_t;
+
 typedef struct epd_attach_options {
   size_t size;
   const char* socket_path; /* NULL: $EPD_SOCKET, else /run/epd/epd.sock */
   const char* device;      /* "host:0"; NULL: the least used device */
   int32_t timeout_ms;      /* for the whole handshake; 0: 5000 */
+  uint32_t wait_by;        /* epd_wait_by_t, of operations that say nothing; 0: $EPD_WAIT_BY ("kernel" or
+                              "memory_operation"), else by memory operation */
 } epd_attach_options_t;
 #define EPD_ATTACH_OPTIONS_INIT \
-  { sizeof(epd_attach_options_t), NULL, NULL, 0 }
+  { sizeof(epd_attach_options_t), NULL, NULL, 0, 0 }
 
 typedef enum epd_device_kind { EPD_DEVICE_HOST = 0, EPD_DEVICE_CUDA = 1 } epd_device_kind_t;
 
@@ -100,10 +109,11 @@ typedef struct epd_session_info_s {
 /* options may be NULL. Errors: DAEMON_LOST (nobody listens), VERSION_MISMATCH (names both
  * versions), PERMISSION_DENIED, RESOURCE_EXHAUSTED (quota), NOT_FOUND (no such device),
  * DEADLINE_EXCEEDED, INVALID_ARGUMENT (also: a CUDA device that this process does not see), UNSUPPORTED (a
- * CUDA device, and no driver in this process), INTERNAL. On a CUDA device the session lives in the calling
- * thread's current context if that is on the device, else in the device's primary context, which is the CUDA
- * runtime's; that context must outlive the session. Devices are matched by uuid: their numbers here and in
- * the daemon may differ. */
+ * CUDA device, and no driver in this process, or no kernels to wait by), INTERNAL. On a CUDA device the
+ * session lives in the calling thread's current context if that is on the device, else in the device's
+ * primary context, which is the CUDA runtime's; that context must outlive the session. Devices are matched by
+ * uuid: their numbers here and in the daemon may differ. Attach before streams of the context wait for other
+ * sessions' operations: attaching loads kernels, which may have to wait for what runs there. */
 EPD_API epd_status_t epd_session_attach(const epd_attach_options_t* options, epd_session_t** session);
 /* Leaves all groups, ends operations in flight (their rows may or may not have moved), frees the
  * handle. NULL is allowed. */
@@ -281,9 +291,19 @@ EPD_API epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, ep
  * stream must be of the context in which the session is (see epd_session_attach), must not be capturing a
  * graph, and must live until its operations have ended; cudaStreamPerThread is not taken for one stream. The
  * slot's next operation after one that failed belongs on the same stream, or on another after that one has
- * been synchronised. Errors beside each function's own: INVALID_ARGUMENT (not a CUDA device); INTERNAL with
- * the driver's error: if *ticket was set, the operation was submitted and only the stream does not wait for
- * it.
+ * been synchronised. Errors beside each function's own: INVALID_ARGUMENT (not a CUDA device); UNSUPPORTED (no
+ * kernels to wait by); INTERNAL with the driver's error: if *ticket was set, the operation was submitted and
+ * only the stream does not wait for it (by kernel and without defer_receive: nor lets it begin).
+ *
+ * wait_by, of each call, says by what the stream and the engine wait for each other. By memory operation, the
+ * default, nothing of the GPU is used meanwhile. By kernel the hand-off is shorter by some microseconds: one
+ * kernel of one thread says that the operation may begin and waits for its end, on an SM that it shares with
+ * other kernels; with defer_receive one says the first and is gone, and epd_ticket_wait_on_stream enqueues
+ * another. Both are released whatever ends: operation, engine, group, session or daemon. A kernel also goes
+ * on by itself 5 seconds after the operation's deadline, as waits of the CPU do (convention 5). While a
+ * kernel waits: under MPS, killing this process faults its GPU for all processes there, as with any kernel of
+ * yours; and what makes CUDA wait for all of the context waits for it too (loading a kernel at its first
+ * launch, cudaFree), so load your kernels before (CUDA_MODULE_LOADING=EAGER, or a first run).
  *
  * Many operations of one stream may be in flight, also on one slot: dispatch, kernels of the caller's,
  * combine under that dispatch's handle, the next dispatch on the slot and so on can be submitted before
@@ -308,9 +328,11 @@ typedef struct epd_dispatch_args {
   uint32_t sms;         /* of the device, for this operation; 0: the group's */
   uint32_t on_stream;   /* 1: begins and ends in `stream`, see "Streams" */
   void* stream;         /* a cudaStream_t or CUstream; NULL is CUDA's default stream */
+  uint32_t wait_by;     /* epd_wait_by_t, see "Streams"; 0 without on_stream */
+  uint32_t reserved;    /* 0 */
 } epd_dispatch_args_t;
 #define EPD_DISPATCH_ARGS_INIT \
-  { sizeof(epd_dispatch_args_t), 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, NULL }
+  { sizeof(epd_dispatch_args_t), 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0 }
 
 /* Reads x, x_scales, topk_idx, topk_weights of the slot; delivers the recv_* regions. *handle (may be NULL
  * unless keep_handle) names the routing for combine, and for dispatches that use it again, on any slot. It is
@@ -337,9 +359,11 @@ typedef struct epd_combine_args {
   uint32_t sms;            /* of the device, for this operation; 0: the group's */
   uint32_t on_stream;      /* 1: begins and ends in `stream`, see "Streams" */
   void* stream;            /* a cudaStream_t or CUstream; NULL is CUDA's default stream */
+  uint32_t wait_by;        /* epd_wait_by_t, see "Streams"; 0 without on_stream */
+  uint32_t reserved;       /* 0 */
 } epd_combine_args_t;
 #define EPD_COMBINE_ARGS_INIT \
-  { sizeof(epd_combine_args_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL }
+  { sizeof(epd_combine_args_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0 }
 
 /* Reads y of the slot, laid out as the dispatch delivered its rows, and delivers for each token t of it
  *   out[t] = bias[0][t] + bias[1][t] + sum over ranks d, ascending, of P_d
@@ -359,8 +383,8 @@ EPD_API epd_status_t epd_combine(epd_group_t* group, const epd_combine_args_t* a
 
 /* Does nothing, to the engine and back; not collective. Measures the hand-off. */
 EPD_API epd_status_t epd_noop(epd_group_t* group, uint32_t slot, epd_ticket_t* ticket);
-/* The same with on_stream. */
-EPD_API epd_status_t epd_noop_on_stream(epd_group_t* group, uint32_t slot, void* stream,
+/* The same with on_stream; wait_by: epd_wait_by_t. */
+EPD_API epd_status_t epd_noop_on_stream(epd_group_t* group, uint32_t slot, void* stream, uint32_t wait_by,
                                         epd_ticket_t* ticket);
 
 /* ---- completion ---------------------------------------------------------------------------- */
@@ -417,9 +441,11 @@ EPD_API epd_status_t epd_ticket_wait_sent(epd_group_t* group, epd_ticket_t ticke
 
 /* What is enqueued in the stream from here on begins when the operation has ended. For tickets of operations
  * submitted with on_stream, as long as they are not retired: after defer_receive it is the receive hook; and
- * it makes further streams wait, any number of times, also when the operation has ended. Returns at once.
- * NOT_FOUND: retired; INVALID_ARGUMENT: not submitted with on_stream; INTERNAL: the driver's error. */
-EPD_API epd_status_t epd_ticket_wait_on_stream(epd_group_t* group, epd_ticket_t ticket, void* stream);
+ * it makes further streams wait, any number of times, also when the operation has ended. wait_by:
+ * epd_wait_by_t; 0: as the operation was submitted. Returns at once. NOT_FOUND: retired; INVALID_ARGUMENT:
+ * not submitted with on_stream; UNSUPPORTED: no kernels to wait by; INTERNAL: the driver's error. */
+EPD_API epd_status_t epd_ticket_wait_on_stream(epd_group_t* group, epd_ticket_t ticket, void* stream,
+                                               uint32_t wait_by);
 
 /* Calls hook(result, user) once, on a thread of the library, when the operation has ended; also if it
  * has already. The ticket is retired by it: do not wait for it as well. */

@@ -68,9 +68,10 @@ class Span {
 };
 
 struct AttachOptions {
-  std::string socket_path;      // "": $EPD_SOCKET, else /run/epd/epd.sock
-  std::string device;           // "host:0"; "": the least used
-  std::int32_t timeout_ms = 0;  // 0: 5000
+  std::string socket_path;                      // "": $EPD_SOCKET, else /run/epd/epd.sock
+  std::string device;                           // "host:0"; "": the least used
+  std::int32_t timeout_ms = 0;                  // 0: 5000
+  epd_wait_by_t wait_by = EPD_WAIT_BY_DEFAULT;  // of streams, where a call says nothing
 };
 
 // The fields of epd_group_config_t; limits there.
@@ -137,7 +138,8 @@ struct Counts {
 };
 
 // The optional fields of epd_dispatch_args_t and epd_combine_args_t. stream: a cudaStream_t or CUstream, in
-// which the operation begins and ends (nullptr: CUDA's default one); none: it begins at once.
+// which the operation begins and ends (nullptr: CUDA's default one); none: it begins at once. wait_by: by
+// what that stream waits.
 struct DispatchOptions {
   bool weights = true;
   epd_handle_t handle = 0;  // not 0: the routing of that dispatch again
@@ -148,6 +150,7 @@ struct DispatchOptions {
   std::uint32_t sms = 0;
   std::uint32_t timeout_ms = 0;
   std::optional<void*> stream;
+  epd_wait_by_t wait_by = EPD_WAIT_BY_DEFAULT;
 };
 struct CombineOptions {
   bool weighted = false;
@@ -157,6 +160,7 @@ struct CombineOptions {
   std::uint32_t sms = 0;
   std::uint32_t timeout_ms = 0;
   std::optional<void*> stream;
+  epd_wait_by_t wait_by = EPD_WAIT_BY_DEFAULT;
 };
 
 namespace detail {
@@ -333,8 +337,8 @@ class Ticket {
   }
   // Of an operation on a stream: what is enqueued in this stream from here on begins when it has ended. The
   // ticket stays.
-  void wait_on_stream(void* stream) const {
-    detail::check(epd_ticket_wait_on_stream(handle(), ticket_, stream));
+  void wait_on_stream(void* stream, epd_wait_by_t wait_by = EPD_WAIT_BY_DEFAULT) const {
+    detail::check(epd_ticket_wait_on_stream(handle(), ticket_, stream, wait_by));
   }
   // The arrival, to be called once: hook() is wait(). The ticket is empty afterwards.
   class ReceiveHook;
@@ -463,6 +467,7 @@ class Group {
     args.sms = options.sms;
     args.on_stream = options.stream.has_value() ? 1 : 0;
     args.stream = options.stream.value_or(nullptr);
+    args.wait_by = options.wait_by;
     Dispatch result;
     detail::check(try_dispatch(args, result));
     return result;
@@ -490,6 +495,7 @@ class Group {
     args.sms = options.sms;
     args.on_stream = options.stream.has_value() ? 1 : 0;
     args.stream = options.stream.value_or(nullptr);
+    args.wait_by = options.wait_by;
     Ticket result;
     detail::check(try_combine(args, result));
     return result;
@@ -506,9 +512,9 @@ class Group {
     detail::check(epd_noop(get(), slot, &ticket));
     return Ticket(owner_, ticket);
   }
-  Ticket noop_on_stream(std::uint32_t slot, void* stream) {
+  Ticket noop_on_stream(std::uint32_t slot, void* stream, epd_wait_by_t wait_by = EPD_WAIT_BY_DEFAULT) {
     epd_ticket_t ticket = 0;
-    const epd_status_t status = epd_noop_on_stream(get(), slot, stream, &ticket);
+    const epd_status_t status = epd_noop_on_stream(get(), slot, stream, wait_by, &ticket);
     Ticket result;
     if (ticket != 0) result = Ticket(owner_, ticket);
     detail::check(status);
@@ -541,6 +547,7 @@ class Session {
     raw.socket_path = options.socket_path.empty() ? nullptr : options.socket_path.c_str();
     raw.device = options.device.empty() ? nullptr : options.device.c_str();
     raw.timeout_ms = options.timeout_ms;
+    raw.wait_by = options.wait_by;
     detail::check(epd_session_attach(&raw, &owner_->handle));
   }
 

@@ -2,6 +2,7 @@
 #include "fake_cuda/kernel_protocol.h"
 #include "fake_cuda/memory.h"
 #include "fake_cuda/stream.h"
+#include "fake_cuda/word_kernels.h"
 
 #include <algorithm>
 #include <array>
@@ -108,6 +109,10 @@ CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** p
   if (kernel == nullptr || stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (extra != nullptr || params == nullptr || params[0] == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult error = check_launch(*kernel, *stream, grid)) return error;
+  if (is_word_kernel(kernel->name)) {
+    if (grid.ctas[0] != 1 || grid.threads[0] != 1) return CUDA_ERROR_INVALID_VALUE;
+    return enqueue(handle, word_kernel(kernel->name, params, *stream));
+  }
   const Launch how{kernel->name, grid.ctas[0], grid.threads[0], grid.shared_bytes};
   if (kernel->name == kResidentKernel) {
     if (params[1] == nullptr || params[2] == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -136,13 +141,15 @@ CUresult CUDAAPI cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_o
   if (const CUresult error = enter("cuLibraryLoadData", Needs::kNothing)) return error;
   if (library == nullptr || code == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const auto made = std::make_shared<Library>();
-  for (const char* const name : kKernelNames) {
+  const auto add = [&made](const char* name) {
     const auto kernel = std::make_shared<Kernel>();
     kernel->name = name;
     for (auto& bytes : kernel->dynamic_shared) bytes.store(kDefaultShared - kStaticBytes - kReservedShared);
     kernels().add(kernel);
     made->kernels.push_back(kernel);
-  }
+  };
+  for (const char* const name : kKernelNames) add(name);
+  for (const char* const name : kWordKernels) add(name);
   *library = reinterpret_cast<CUlibrary>(libraries().add(made));
   return CUDA_SUCCESS;
 }

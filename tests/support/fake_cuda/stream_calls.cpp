@@ -172,6 +172,14 @@ CUresult CUDAAPI cuStreamQuery(CUstream handle) {
   return stream == nullptr ? CUDA_ERROR_INVALID_HANDLE : stream->query();
 }
 
+CUresult CUDAAPI cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
+  if (const CUresult error = enter("cuStreamIsCapturing", Needs::kContext)) return error;
+  if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (find_stream(handle) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  *status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return CUDA_SUCCESS;
+}
+
 CUresult CUDAAPI cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t value,
                                      unsigned int flags) {
   if (const CUresult error = enter("cuStreamWaitValue32", Needs::kContext)) return error;

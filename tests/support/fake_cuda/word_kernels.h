@@ -1,0 +1,18 @@
+// The kernels of the client library (client/src/stream_kernels.cu), by a host: a stream writes and awaits
+// words.
+#pragma once
+
+#include "fake_cuda/stream.h"
+
+#include <array>
+#include <string>
+
+namespace epd::fake_cuda {
+
+inline constexpr std::array<const char*, 3> kWordKernels{"epd_signal", "epd_wait", "epd_signal_and_wait"};
+
+bool is_word_kernel(const std::string& kernel);
+// A launch of one of them as the stream's work; the parameters are copied now.
+Stream::Work word_kernel(const std::string& kernel, void** parameters, Stream& stream);
+
+}  // namespace epd::fake_cuda
