@@ -1,6 +1,9 @@
-// A client's work that operations are to overlap with: C = A * B in bf16 on tensor cores, one tile of C to a CTA. Plain, not
-// the fastest; what counts is that it keeps SMs, shared memory and tensor cores busy as a GEMM does.
+// A client's work that operations are to overlap with: C = A * B in bf16 on tensor cores, one tile of C to a
+// CTA. Plain, not the fastest; what counts is that it keeps SMs, shared memory and tensor cores busy as a
+// GEMM does.
 #pragma once
+
+#include "bench/gemm.h"
 
 #include <cuda_bf16.h>
 #include <mma.h>
@@ -9,18 +12,14 @@
 
 namespace epd::bench {
 
-inline constexpr std::uint32_t kGemmTile = 128;  // rows and columns of C to a CTA; M and N are multiples
-inline constexpr std::uint32_t kGemmDepth = 32;  // of A and B that are in shared memory at a time; K is a multiple
-inline constexpr std::uint32_t kGemmThreads = 256;
-
 struct GemmTiles {
   __nv_bfloat16 a[kGemmTile][kGemmDepth + 8];  // 8: so that rows begin in other banks
   __nv_bfloat16 b[kGemmDepth][kGemmTile + 8];
 };
 
 // Of 16 bytes each, by all threads.
-__device__ inline void load_tiles(GemmTiles& to, const __nv_bfloat16* a, const __nv_bfloat16* b, std::uint32_t n,
-                                  std::uint32_t k) {
+__device__ inline void load_tiles(GemmTiles& to, const __nv_bfloat16* a, const __nv_bfloat16* b,
+                                  std::uint32_t n, std::uint32_t k) {
   for (std::uint32_t i = threadIdx.x; i < kGemmTile * kGemmDepth / 8; i += kGemmThreads) {
     const std::uint32_t row = i / (kGemmDepth / 8);
     const std::uint32_t column = i % (kGemmDepth / 8) * 8;
@@ -54,7 +53,8 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads)
     __syncthreads();
     const GemmTiles& now = tiles[at / kGemmDepth % 2];
     if (at + kGemmDepth < k) {
-      load_tiles(tiles[(at / kGemmDepth + 1) % 2], a + at + kGemmDepth, b + std::size_t{at + kGemmDepth} * n, n, k);
+      load_tiles(tiles[(at / kGemmDepth + 1) % 2], a + at + kGemmDepth, b + std::size_t{at + kGemmDepth} * n,
+                 n, k);
     }
     for (std::uint32_t step = 0; step < kGemmDepth; step += 16) {
       wmma::fragment<wmma::matrix_a, 16, 16, 16, __nv_bfloat16, wmma::row_major> left[4];

@@ -34,8 +34,8 @@ GpuRank::GpuRank(std::uint32_t ordinal, bool flushes) : driver_(gpu_driver()), f
   driver_.require(driver_.retain_primary(&context_, device_), "cuDevicePrimaryCtxRetain");
   driver_.require(driver_.set_current(context_), "cuCtxSetCurrent");
   driver_.require(driver_.create_stream(&stream_, kStreamNonBlocking), "cuStreamCreate");
-  driver_.require(driver_.create_event(&begin_, kEventDefault), "cuEventCreate");
-  driver_.require(driver_.create_event(&end_, kEventDefault), "cuEventCreate");
+  for (void** const event : {&begin_, &end_, &inner_begin_, &inner_end_})
+    driver_.require(driver_.create_event(event, kEventDefault), "cuEventCreate");
   driver_.require(driver_.create_event(&settled_, kEventDisableTiming), "cuEventCreate");
   fill_bytes_ = flushes ? 2 * static_cast<std::size_t>(attribute(kL2CacheSize)) : kSmallFill;
   driver_.require(driver_.allocate(&fills_, fill_bytes_), "cuMemAlloc for flushing the L2 cache");
@@ -46,7 +46,7 @@ GpuRank::GpuRank(std::uint32_t ordinal, bool flushes) : driver_(gpu_driver()), f
 
 GpuRank::~GpuRank() {
   if (fills_ != 0) driver_.free(fills_);
-  for (void* const event : {begin_, end_, settled_}) {
+  for (void* const event : {begin_, end_, inner_begin_, inner_end_, settled_}) {
     if (event != nullptr) driver_.destroy_event(event);
   }
   if (stream_ != nullptr) driver_.destroy_stream(stream_);
@@ -104,9 +104,25 @@ void GpuRank::record_end() {
 }
 
 double GpuRank::elapsed_us() {
-  wait_for(end_);
+  return between(begin_, end_);
+}
+
+void GpuRank::record_inner_begin() {
+  driver_.require(driver_.record_event(inner_begin_, stream_), "cuEventRecord");
+}
+
+void GpuRank::record_inner_end() {
+  driver_.require(driver_.record_event(inner_end_, stream_), "cuEventRecord");
+}
+
+double GpuRank::inner_us() {
+  return between(inner_begin_, inner_end_);
+}
+
+double GpuRank::between(void* begin, void* end) const {
+  wait_for(end);
   float milliseconds = 0;
-  driver_.require(driver_.elapsed(&milliseconds, begin_, end_), "cuEventElapsedTime");
+  driver_.require(driver_.elapsed(&milliseconds, begin, end), "cuEventElapsedTime");
   return static_cast<double>(milliseconds) * 1e3;
 }
 

@@ -31,6 +31,10 @@ class GpuRank : public RankDevice {
   void record_begin();
   void record_end();
   double elapsed_us();
+  // Another pair, within.
+  void record_inner_begin();
+  void record_inner_end();
+  double inner_us();
 
   // "NVIDIA H200"
   std::string name() const;
@@ -40,6 +44,7 @@ class GpuRank : public RankDevice {
  private:
   void enqueue_fill();
   double time_of_fill_us();
+  double between(void* begin, void* end) const;
   void wait_for(void* event) const;
   int attribute(int which) const;
 
@@ -49,6 +54,8 @@ class GpuRank : public RankDevice {
   void* stream_ = nullptr;
   void* begin_ = nullptr;
   void* end_ = nullptr;
+  void* inner_begin_ = nullptr;
+  void* inner_end_ = nullptr;
   void* settled_ = nullptr;
   const bool flushes_;
   GpuAddress fills_ = 0;

@@ -109,6 +109,9 @@ void add_run_options(CLI::App& app, Options& options, Names& names) {
       ->check(one_of("wait", {"memop", "kernel"}))
       ->capture_default_str();
   add_busy_option(app, run);
+  app.add_flag(
+      "--overlap", run.overlap,
+      "Backend cuda: measure too what a GEMM of the client's and the operation cost beside each other");
 }
 
 void add_mode_options(CLI::App& app, RunPlan& run, Names& names) {
@@ -200,8 +203,9 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
     if (*reap) options.command = Command::kReap;
     if (options.run.on_gpus() && (*attach || *reap)) kit::fail("attach and reap measure host devices only");
     if (!options.run.on_gpus() &&
-        (app.count("--wait") + app.count("--busy-us") + suite->count("--busy-us") != 0))
-      kit::fail("wait and busy-us are about streams; allowed: with backend cuda");
+        (app.count("--wait") + app.count("--busy-us") + app.count("--overlap") + suite->count("--busy-us") !=
+         0))
+      kit::fail("wait, busy-us and overlap are about streams; allowed: with backend cuda");
     require_range("rounds", options.rounds, 1, 100'000);
     validate(options.run);
     return true;

@@ -49,6 +49,7 @@ struct RunPlan {
   // Backend cuda: by what streams wait, and for how long one is kept busy before what is timed "ahead".
   epd_wait_by_t wait_by = EPD_WAIT_BY_MEMORY_OPERATION;
   std::uint32_t busy_us = 200;
+  bool overlap = false;  // a GEMM beside each operation is measured too
   std::string routing = "uniform";
 
   bool does_dispatch() const { return operation == Operation::kDispatch || operation == Operation::kBoth; }

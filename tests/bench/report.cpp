@@ -113,6 +113,13 @@ void append_gpu(const Report& report, Json& json) {
   json["net_p50_us"] = stream.net_p50;
   json["net_p99_us"] = stream.net_p99;
   json["net_ahead_p50_us"] = stream.net_ahead_p50;
+  if (report.plan.overlap) {
+    json["overlap"] = {
+        {"operation_us", stream.overlap.operation},     {"gemm_us", stream.overlap.gemm},
+        {"serial_us", stream.overlap.serial},           {"overlapped_us", stream.overlap.overlapped},
+        {"gemm_beside_us", stream.overlap.gemm_beside}, {"efficiency", stream.overlap.efficiency()},
+        {"gemm_slowdown", stream.overlap.slowdown()}};
+  }
   json["net_ahead_p99_us"] = stream.net_ahead_p99;
   json["net_wire_gbps"] = stream.net_wire_gbps;
   json["host_us"] = summary_json(stream.host);

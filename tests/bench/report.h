@@ -3,6 +3,7 @@
 
 #include "gpu_ceiling.h"
 #include "kit/statistics.h"
+#include "overlap.h"
 #include "plan.h"
 #include "samples.h"
 
@@ -24,6 +25,7 @@ struct StreamFigures {
   double counts_fraction = 0;  // p50 of counts / host
   double net_wire_gbps = 0;    // wire bytes over net_p50
   GpuCeiling ceiling;
+  OverlapTimes overlap;  // p50 each; all 0 unless asked for
 };
 
 // One operation of one run.

@@ -84,6 +84,15 @@ std::string noop_line(const Report& report) {
       report.stream.noop_ahead.p99);
 }
 
+std::string overlap_line(const Report& report) {
+  const OverlapTimes& times = report.stream.overlap;
+  return format(
+      "%-24s alone %.1f, GEMM alone %.1f, one after the other %.1f, beside each other %.1f: %.0f %% of the "
+      "operation hidden, GEMM beside it %.1f (%.3f x)\n",
+      "", times.operation, times.gemm, times.serial, times.overlapped, 100 * times.efficiency(),
+      times.gemm_beside, times.slowdown());
+}
+
 void append_differences(const std::vector<Report>& reports, std::string& text) {
   for (const Report& report : reports) {
     if (!report.first_difference.empty()) text += "first difference: " + report.first_difference + "\n";
@@ -123,6 +132,11 @@ void add_stream_figures(const RunPlan& plan, const Samples& samples, Report& rep
   }
   const OperationSamples& measured = report.operation == "dispatch" ? samples.dispatch : samples.combine;
   stream.ahead = kit::summarize(slowest(measured.ahead_us, plan.ranks));
+  if (plan.overlap) {
+    const auto typical = [&](const auto& times) { return kit::summarize(slowest(times, plan.ranks)).p50; };
+    stream.overlap = {stream.ahead.p50, typical(measured.gemm_us), typical(measured.serial_us),
+                      typical(measured.overlapped_us), typical(measured.gemm_beside_us)};
+  }
   stream.host = kit::summarize(slowest(measured.host_us, plan.ranks));
   stream.call = kit::summarize(measured.call_us.span());
   stream.net_p50 = report.time.p50 - report.noop.p50;
@@ -170,6 +184,7 @@ std::string to_gpu_table(const std::vector<Report>& reports) {
     if (stream.counts.p50 > 0)
       text += format(", counts p50 %.1f (%.0f %%)", stream.counts.p50, 100 * stream.counts_fraction);
     text += "\n";
+    if (plan.overlap) text += overlap_line(report);
   }
   text += noop_line(reports.front()) + legend(reports.front());
   append_differences(reports, text);

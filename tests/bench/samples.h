@@ -23,6 +23,10 @@ struct OperationSamples {
         host_us(std::size_t{iterations} * ranks),
         call_us(std::size_t{iterations} * ranks),
         counts_us(std::size_t{iterations} * ranks),
+        gemm_us(std::size_t{iterations} * ranks),
+        serial_us(std::size_t{iterations} * ranks),
+        overlapped_us(std::size_t{iterations} * ranks),
+        gemm_beside_us(std::size_t{iterations} * ranks),
         ceiling_begin_us(std::size_t{iterations} * ranks),
         ceiling_end_us(std::size_t{iterations} * ranks),
         moved_rows(std::size_t{iterations} * ranks),
@@ -37,6 +41,11 @@ struct OperationSamples {
   kit::SharedArray<double> host_us;
   kit::SharedArray<double> call_us;
   kit::SharedArray<double> counts_us;
+  // With --overlap, in the stream: see OverlapTimes.
+  kit::SharedArray<double> gemm_us;
+  kit::SharedArray<double> serial_us;
+  kit::SharedArray<double> overlapped_us;
+  kit::SharedArray<double> gemm_beside_us;
   kit::SharedArray<double> ceiling_begin_us;  // on the clock that all processes share
   kit::SharedArray<double> ceiling_end_us;
   kit::SharedArray<std::uint32_t> moved_rows;    // pushed or pulled by this rank, its own included

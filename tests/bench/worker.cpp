@@ -63,6 +63,7 @@ Worker::Worker(const RunContext& context, kit::TeamRank& self)
 
 void Worker::run() {
   make_device();
+  if (plan_.overlap) gemm_ = std::make_unique<Gemm>(*gpu_, gemm_rows(plan_.tokens));
   connect();
   if (plan_.operation == Operation::kNoop) {
     self_.barrier();
@@ -203,6 +204,7 @@ void Worker::iterate(std::uint32_t iteration) {
     record(samples.combine, at, timed_combine(slot_index, false));
     if (check) check_combine(iteration, slot);
   }
+  if (plan_.overlap) overlap(slot_index, at);
   if (gpu_ != nullptr) {
     const std::size_t line = std::size_t{measured} * plan_.ranks + self_.rank();
     return run_stream_noops(line * kStreamNoopsBetween, kStreamNoopsBetween);
@@ -357,6 +359,58 @@ Worker::Timing Worker::timed_noop(bool ahead) {
                   return ticket;
                 },
                 false, ahead});
+}
+
+void Worker::overlap(std::uint32_t slot_index, std::size_t at) {
+  Slot& slot = slots_[slot_index];
+  if (plan_.does_dispatch()) {
+    measure_overlap(context_.samples->dispatch, at, "dispatch", [&](bool deferred) {
+      epd_dispatch_args_t args = dispatch_args(slot_index);
+      if (plan_.cached) args.handle = slot.handle;
+      args.on_stream = 1, args.stream = gpu_->stream(), args.wait_by = plan_.wait_by;
+      args.defer_receive = deferred ? 1 : 0;
+      return kit::submit(group_.get(), args, &slot.handle);
+    });
+  }
+  if (plan_.does_combine()) {
+    measure_overlap(context_.samples->combine, at, "combine", [&](bool deferred) {
+      epd_combine_args_t args = combine_args(slot_index);
+      args.on_stream = 1, args.stream = gpu_->stream(), args.wait_by = plan_.wait_by;
+      args.defer_receive = deferred ? 1 : 0;
+      return kit::submit(group_.get(), args);
+    });
+  }
+}
+
+// Each ahead: all that is timed has been enqueued when it begins.
+void Worker::measure_overlap(OperationSamples& samples, std::size_t at, const char* what,
+                             const Submit& submit) {
+  const auto begin = [this] {
+    device_->settle();
+    self_.start_together();
+    gpu_->keep_busy(plan_.busy_us);
+    gpu_->record_begin();
+  };
+  const auto end = [this, what](epd_ticket_t ticket) {
+    gpu_->record_end();
+    if (ticket != 0) kit::finish(group_.get(), ticket, what);
+    return gpu_->elapsed_us();
+  };
+  begin();
+  gemm_->enqueue(gpu_->stream());
+  samples.gemm_us[at] = end(0);
+  begin();
+  const epd_ticket_t first = submit(false);
+  gemm_->enqueue(gpu_->stream());
+  samples.serial_us[at] = end(first);
+  begin();
+  const epd_ticket_t second = submit(true);
+  gpu_->record_inner_begin();
+  gemm_->enqueue(gpu_->stream());
+  gpu_->record_inner_end();
+  kit::require(epd_ticket_wait_on_stream(group_.get(), second, gpu_->stream(), plan_.wait_by), what);
+  samples.overlapped_us[at] = end(second);
+  samples.gemm_beside_us[at] = gpu_->inner_us();
 }
 
 void Worker::record(OperationSamples& samples, std::size_t at, const Timing& timing) const {

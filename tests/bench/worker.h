@@ -8,6 +8,7 @@
 #include "kit/routing.h"
 #include "kit/session.h"
 #include "kit/team.h"
+#include "overlap.h"
 #include "plan.h"
 #include "rank_device.h"
 #include "samples.h"
@@ -76,6 +77,10 @@ class Worker {
   Timing timed_dispatch(std::uint32_t slot_index, bool ahead);
   Timing timed_combine(std::uint32_t slot_index, bool ahead);
   Timing timed_noop(bool ahead);
+  void overlap(std::uint32_t slot_index, std::size_t at);
+  // A GEMM alone, one after the other, and beside each other.
+  using Submit = std::function<epd_ticket_t(bool deferred)>;
+  void measure_overlap(OperationSamples& samples, std::size_t at, const char* what, const Submit& submit);
   void record(OperationSamples& samples, std::size_t at, const Timing& timing) const;
   void measure_ceiling(OperationSamples& samples, std::uint32_t measured, bool of_dispatch);
   void check_dispatch(std::uint32_t iteration, const Slot& slot, std::uint32_t num_recv_rows);
@@ -100,6 +105,7 @@ class Worker {
   kit::SessionPtr session_;
   kit::GroupPtr group_;  // leaves before session_ detaches
   const kernels::reference::GroupParams params_;
+  std::unique_ptr<Gemm> gemm_;
   std::vector<Slot> slots_;
   kernels::RoutingPlan route_;
   std::vector<std::uint32_t> bases_;

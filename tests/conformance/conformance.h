@@ -27,7 +27,7 @@ class Conformance : public testing::TestWithParam<std::string> {
   using Body = std::function<void(const Session&, const Group&, std::uint32_t rank)>;
 
   void SetUp() override;
-  // Of the devices: "host" or "cuda". A suite may have other parameters.
+  // Of the devices, as use_devices() has it. A suite may have other parameters.
   virtual std::string device_kind() const { return GetParam(); }
   // All ranks of a case attach, join and run the body.
   void with_ranks(const Case& c, const Body& body, double seconds = 90);

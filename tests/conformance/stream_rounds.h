@@ -18,7 +18,7 @@ class StreamConformance : public Conformance {
     return GetParam().starts_with("resident") ? "resident" : "cuda";
   }
   static epd_wait_by_t wait_by() {
-    return GetParam() == "cuda_by_kernel" ? EPD_WAIT_BY_KERNEL : EPD_WAIT_BY_DEFAULT;
+    return GetParam().ends_with("by_kernel") ? EPD_WAIT_BY_KERNEL : EPD_WAIT_BY_DEFAULT;
   }
   static Case stream_case(std::uint32_t num_ranks, std::uint32_t depth,
                           epd_layout_t layout = EPD_LAYOUT_COMPACT);
