@@ -33,7 +33,7 @@ class CudaFlight final : public Flight {
         place_(lane.host_place(place)),
         number_(place),
         signal_(signal),
-        tag_(place_.staging.tag) {}
+        tag_(lane.given(place).tag) {}
 
   ~CudaFlight() override {
     if (!ended()) abort();
@@ -94,16 +94,18 @@ Status CudaLane::allocate() {
                 std::to_string(device_.max_shared_bytes()) + " bytes of an SM's shared memory"};
   }
   host_stride_ = aligned(sizeof(HostPlace) + shape_.placement_words * sizeof(std::int32_t), kHostAlign);
+  host_places_ = num_places() * sizeof(Operation);
   workspace_bytes_ =
       aligned(kernels::cuda::workspace_bytes(shape_.shape, device_.max_sms()), alignof(Operation));
-  const std::size_t before = (shape_.depth + kMaxNoops) * sizeof(Operation);
-  Result<LaneMemory> memory = device_.take_memory(
-      before + workspace_bytes_ + queue_bytes(), host_stride_ * shape_.depth + sizeof(HostPlace) * kMaxNoops);
+  const std::size_t before = num_places() * sizeof(Operation);
+  const std::size_t device_bytes = before + workspace_bytes_ + extra_device_bytes();
+  Result<LaneMemory> memory =
+      device_.take_memory(device_bytes, host_places_ + places_bytes() + extra_host_bytes());
   if (!memory.ok()) return memory.status();
   memory_ = *memory;
   std::fill_n(memory_.host, memory_.host_bytes, std::byte{0});
   workspace_ = memory_.device + before;
-  device_.clear(reinterpret_cast<void*>(memory_.device), before + workspace_bytes_ + queue_bytes());
+  device_.clear(reinterpret_cast<void*>(memory_.device), device_bytes);
   return {};
 }
 
@@ -118,7 +120,7 @@ CudaLane::HostPlace& CudaLane::host_place(std::uint32_t place) const {
   const std::size_t noops = host_stride_ * shape_.depth;
   const std::size_t at =
       place < shape_.depth ? place * host_stride_ : noops + (place - shape_.depth) * sizeof(HostPlace);
-  return *reinterpret_cast<HostPlace*>(memory_.host + at);
+  return *reinterpret_cast<HostPlace*>(memory_.host + host_places_ + at);
 }
 
 std::int32_t* CudaLane::placement(std::uint32_t place) const {
@@ -174,7 +176,7 @@ void CudaLane::prepare(const LaunchRequest& request, std::uint32_t place) {
     const std::uint32_t sms = request.sms == 0 ? num_sms() : std::min(request.sms, num_sms());
     EPD_CHECK(kernels::cuda::configure(request.kind, device_.max_shared_bytes(), sms, op));
   }
-  host.staging = op;
+  given(place) = op;
 }
 
 std::unique_ptr<Flight> CudaLane::launch(const LaunchRequest& request) {

@@ -23,12 +23,11 @@ void LaunchedLane::follow_share() {
 
 // The stream waits for the client and not the kernel: until then its SMs are for others.
 void LaunchedLane::start(Kind kind, std::uint32_t place) {
-  HostPlace& host = host_place(place);
-  const Signal signal = host.staging.signal;
-  host.staging.signal.ready = nullptr;
+  Operation& op = given(place);
+  const Signal signal = op.signal;
+  op.signal.ready = nullptr;
   if (kind != Kind::kNoop) {
-    must("cuMemcpyHtoDAsync",
-         driver_.cuMemcpyHtoDAsync(device_op(place), &host.staging, sizeof(Operation), stream_));
+    must("cuMemcpyHtoDAsync", driver_.cuMemcpyHtoDAsync(device_op(place), &op, sizeof(Operation), stream_));
   }
   if (signal.ready != nullptr) {
     must("cuStreamWaitValue32",
@@ -41,14 +40,14 @@ void LaunchedLane::start(Kind kind, std::uint32_t place) {
                                        stream_, reinterpret_cast<CUdeviceptr>(signal.done), signal.value, 0));
     }
     must("cuStreamWriteValue64",
-         driver_.cuStreamWriteValue64(stream_, reinterpret_cast<CUdeviceptr>(&host.result.tag),
-                                      host.staging.tag, 0));
+         driver_.cuStreamWriteValue64(stream_, reinterpret_cast<CUdeviceptr>(&host_place(place).result.tag),
+                                      op.tag, 0));
     return;
   }
-  const kernels::cuda::Movers& movers = host.staging.movers;
+  const kernels::cuda::Movers& movers = op.movers;
   CUdeviceptr on_device = device_op(place);
   void* arguments[] = {&on_device};
-  const CUkernel kernel = device_.kernel(kernels::cuda::kernel_name(kind, host.staging));
+  const CUkernel kernel = device_.kernel(kernels::cuda::kernel_name(kind, op));
   must("cuLaunchKernel",
        driver_.cuLaunchKernel(reinterpret_cast<CUfunction>(kernel), movers.ctas, 1, 1, movers.threads, 1, 1,
                               movers.shared_bytes, stream_, arguments, nullptr));

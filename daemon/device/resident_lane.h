@@ -19,7 +19,11 @@ class ResidentLane final : public CudaLane {
   }  // the share of today comes when nothing is in flight
   void start(Kind kind, std::uint32_t place) override;
   void free_from_waiting(const Signal&) override {}  // the kernel looks at the abort word
-  std::size_t queue_bytes() const override { return sizeof(kernels::cuda::ResidentQueue); }
+  std::size_t extra_device_bytes() const override { return sizeof(kernels::cuda::ResidentState); }
+  std::size_t extra_host_bytes() const override {
+    return kernels::cuda::kQueueEntries * sizeof(std::uint64_t);
+  }
+  std::uint64_t* entries() const { return reinterpret_cast<std::uint64_t*>(extra_host()); }
   void tell(kernels::cuda::Task task, std::uint32_t place);
   void stop();
 

@@ -39,14 +39,13 @@ extern "C" __global__ void __launch_bounds__(kMaxThreads, 1) epd_combine_per_exp
   leave(own, gridDim.x);
 }
 
-extern "C" __global__ void __launch_bounds__(kMaxThreads, 1)
-    epd_resident(ResidentQueue* queue, const Operation* operations, std::uint32_t first) {
-  for (std::uint32_t index = first;; ++index) {
-    const Entry entry = next_entry(*queue, index);
+extern "C" __global__ void __launch_bounds__(kMaxThreads, 1) epd_resident(const ResidentArguments own) {
+  for (std::uint32_t index = own.first;; ++index) {
+    const Entry entry = next_entry(own, index);
     if (entry.task == Task::kStop) return;
-    const Operation& op = fetch(operations + entry.place);
+    const Operation& op = fetch(own.operations + entry.place);
     if (wait_ready(op)) run_task(entry.task, op, {blockIdx.x, op.movers.ctas}, dynamic_memory);
-    if (leave(op, gridDim.x) && threadIdx.x == 0) store_release(&queue->left, index + 1);
+    if (leave(op, gridDim.x) && threadIdx.x == 0) store_release(&own.state->left, index + 1);
   }
 }
 

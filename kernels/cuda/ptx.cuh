@@ -49,6 +49,9 @@ __device__ inline std::uint32_t load_acquire(const std::uint32_t* at) {
 __device__ inline void store_release(std::uint32_t* at, std::uint32_t value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
+__device__ inline void store_release(std::uint64_t* at, std::uint64_t value) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
 __device__ inline void fence_device() {
   asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }

@@ -56,9 +56,9 @@ class Image {
   }
 
   // A kernel that stays, on the current device.
-  void stay(kernels::cuda::ResidentQueue* queue, const kernels::cuda::Operation* operations,
-            std::uint32_t first, std::uint32_t ctas, std::uint32_t shared_bytes, CUstream stream) const {
-    void* arguments[] = {&queue, &operations, &first};
+  void stay(kernels::cuda::ResidentArguments own, std::uint32_t ctas, std::uint32_t shared_bytes,
+            CUstream stream) const {
+    void* arguments[] = {&own};
     EPD_CUDA(cuLaunchKernel(reinterpret_cast<CUfunction>(find(kernels::cuda::kResidentKernel)), ctas, 1, 1,
                             kernels::cuda::kMaxThreads, 1, 1, shared_bytes, stream, arguments, nullptr));
   }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -102,8 +103,7 @@ struct Rank {
   std::uint32_t* abort = nullptr;  // mapped host memory
   std::uint32_t* words = nullptr;  // of the client: ready, done
   // Of a world whose kernels stay.
-  cudaStream_t control = nullptr;
-  kernels::cuda::ResidentQueue* queue = nullptr;
+  kernels::cuda::ResidentState* state = nullptr;
   std::uint64_t* entries = nullptr;  // pinned
   std::uint32_t next = 0;
   bool running = false;
@@ -123,7 +123,6 @@ class World {
     for (Rank& rank : ranks_) {
       cudaSetDevice(rank.device);
       cudaStreamDestroy(rank.stream);
-      cudaStreamDestroy(rank.control);
       cudaFreeHost(rank.entries);
       cudaFreeHost(rank.abort);
       cudaFreeHost(rank.uploads);
@@ -189,7 +188,6 @@ class World {
     own.uploads[place] = op;
     if (world_.resident) {
       stay(own, static_cast<std::uint32_t>(bytes));
-      EPD_CUDA(cudaMemcpyAsync(slot, own.uploads + place, sizeof(op), cudaMemcpyHostToDevice, own.control));
       tell(own, kernels::cuda::task_of(kind, op), place);
       return;
     }
@@ -223,15 +221,13 @@ class World {
   void stay(Rank& rank, std::uint32_t shared_bytes) {
     if (rank.running) return;
     rank.running = true;
-    EPD_CUDA(cudaMemcpyAsync(&rank.queue->left, &rank.next, 4, cudaMemcpyHostToDevice, rank.control));
-    Image::get().stay(rank.queue, rank.operations, rank.next, staying_ctas(),
+    Image::get().stay({rank.state, rank.operations, rank.entries, rank.uploads, rank.next}, staying_ctas(),
                       shared_bytes - kernels::cuda::kStaticBytes, rank.stream);
   }
   void tell(Rank& rank, kernels::cuda::Task task, std::uint32_t place) {
-    const std::uint32_t at = rank.next % kernels::cuda::kQueueEntries;
-    rank.entries[at] = kernels::cuda::queue_entry(rank.next++, task, place);
-    EPD_CUDA(cudaMemcpyAsync(rank.queue->entries + at, rank.entries + at, 8, cudaMemcpyHostToDevice,
-                             rank.control));
+    std::uint64_t* const at = rank.entries + rank.next % kernels::cuda::kQueueEntries;
+    __atomic_store_n(at, kernels::cuda::queue_entry(rank.next, task, place), __ATOMIC_RELEASE);
+    ++rank.next;
   }
 
   std::uint32_t choices() const { return shape_.per_expert ? 1 : shape_.topk; }
@@ -252,8 +248,8 @@ class World {
     rank.device = static_cast<int>(r) % num_devices();
     EPD_CUDA(cudaSetDevice(rank.device));
     EPD_CUDA(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking));
-    EPD_CUDA(cudaStreamCreateWithFlags(&rank.control, cudaStreamNonBlocking));
     EPD_CUDA(cudaHostAlloc(&rank.entries, kernels::cuda::kQueueEntries * 8, cudaHostAllocPortable));
+    std::memset(rank.entries, 0, kernels::cuda::kQueueEntries * 8);
     EPD_CUDA(cudaHostAlloc(&rank.abort, 64, cudaHostAllocMapped | cudaHostAllocPortable));
     *rank.abort = 0;
     EPD_CUDA(cudaHostAlloc(&rank.uploads, kOperations * sizeof(Operation), cudaHostAllocPortable));
@@ -295,7 +291,7 @@ class World {
     rank.result = m.take<OpResult>(1);
     rank.operations = m.take<Operation>(kOperations);
     rank.words = m.take<std::uint32_t>(2);
-    rank.queue = m.take<kernels::cuda::ResidentQueue>(1);
+    rank.state = m.take<kernels::cuda::ResidentState>(1);
   }
 
   std::size_t num_placement_words() const {

@@ -171,19 +171,27 @@ struct alignas(64) Operation {
 
 enum class Kind { kDispatch, kCombine, kNoop };
 
-// What a resident kernel is told: operations, in order, and at last to stop. Device memory, zeroed once;
-// entry i of its life lies at i % kQueueEntries.
+// What a resident kernel is told: operations, in order, and at last to stop. Entries lie in host memory,
+// where the kernel looks for them (the driver would need a copy and a store in some stream, which take tens
+// of microseconds beside a busy client); entry i of its life at i % kQueueEntries.
 inline constexpr std::uint32_t kQueueEntries = 128;
 enum class Task : std::uint32_t { kStop, kNoop, kDispatch, kCombine, kCombinePerExpert };
-struct alignas(64) ResidentQueue {
-  std::uint64_t
-      entries[kQueueEntries];  // by the host: queue_entry(), stored when the operation lies in place
-  std::uint32_t left;          // entries below this one have been left by all CTAs
-};
-// `place`: of the operation, in the array that the kernel was given.
+// `place`: of the operation, in the arrays that the kernel was given.
 constexpr std::uint64_t queue_entry(std::uint32_t index, Task task, std::uint32_t place) {
   return std::uint64_t{index + 1u} << 32 | static_cast<std::uint64_t>(task) << 16 | place;
 }
+// What its CTAs tell each other. Device memory, zeroed once.
+struct alignas(64) ResidentState {
+  std::uint64_t entry;             // as CTA 0 has found it; the operation lies in device memory then
+  alignas(64) std::uint32_t left;  // entries below this one have been left by all CTAs
+};
+struct ResidentArguments {
+  ResidentState* state = nullptr;
+  Operation* operations = nullptr;         // of the device, by place
+  const std::uint64_t* entries = nullptr;  // [kQueueEntries], of the host; stored with release
+  const Operation* given = nullptr;        // by place, of the host: as they are when their entry is stored
+  std::uint32_t first = 0;                 // entry
+};
 
 // Bytes of device memory that an operation in flight needs for itself.
 std::size_t workspace_bytes(const Shape& shape, std::uint32_t max_sms);
@@ -194,9 +202,9 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
 
 // The kernels, for cuLibraryLoadData: a fat binary, and what is in it. Each may have as much dynamic shared
 // memory as max_shared_bytes less kStaticBytes. All but the last run one operation, to which their only
-// parameter points in device memory. The last stays: its parameters are a ResidentQueue*, an array of
-// operations, and the number (32 bits) of the first entry. It runs on as many SMs as it has CTAs, of
-// kMaxThreads and all shared memory, so that nothing else fits beside it, and operations may ask for fewer.
+// parameter points in device memory. The last stays; its parameter is ResidentArguments.
+// It runs on as many SMs as it has CTAs, of kMaxThreads and all shared memory, so that nothing else fits
+// beside it, and operations may ask for fewer.
 std::span<const std::byte> image();
 inline constexpr std::uint32_t kStaticBytes = 5 * 1024;  // the operation's copy, a few words, the driver's
 inline constexpr const char* kKernelNames[] = {"epd_dispatch", "epd_combine", "epd_combine_per_expert",

@@ -428,28 +428,31 @@ std::string run_kernel(const Launch& launch, const Operation* given, const Kerne
   return run_task(task, op, device);
 }
 
-std::string run_resident(const Launch& launch, const ResidentLaunch& told, const KernelDevice& device) {
-  if (told.queue == nullptr || !device.reaches(told.queue, sizeof(ResidentQueue)))
-    return "the queue is out of reach";
-  for (std::uint32_t index = told.first;; ++index) {
-    const std::uint64_t* const at = &told.queue->entries[index % kQueueEntries];
-    for (unsigned looks = 1; load_acquire(at) >> 32 != index + 1u || load_acquire(&told.queue->left) != index;
-         ++looks) {
+std::string run_resident(const Launch& launch, const ResidentArguments& own, const KernelDevice& device) {
+  if (!device.reaches(own.state, sizeof(ResidentState))) return "the state is out of reach";
+  if (!device.reaches(own.entries, kQueueEntries * sizeof(std::uint64_t)))
+    return "the entries are out of reach";
+  for (std::uint32_t index = own.first;; ++index) {
+    const std::uint64_t* const at = &own.entries[index % kQueueEntries];
+    for (unsigned looks = 1; load_acquire(at) >> 32 != index + 1u; ++looks) {
       if (device.over()) return {};
       device.pause(looks);
     }
+    if (own.state->left != index) return "the state is not that of the first entry";
     const std::uint64_t entry = load_acquire(at);
     const auto task = static_cast<Task>(entry >> 16 & 0xffff);
+    own.state->left = index + 1;
     if (task == Task::kStop) return {};
-    const Operation* const given = told.operations + (entry & 0xffff);
-    if (!device.reaches(given, sizeof(Operation))) return "an operation is out of reach";
-    const Operation op = *given;
+    const std::uint64_t place = entry & 0xffff;
+    if (!device.reaches(own.given + place, sizeof(Operation)) ||
+        !device.reaches(own.operations + place, sizeof(Operation)))
+      return "an operation is out of reach";
+    const Operation op = own.operations[place] = own.given[place];
     if (op.movers.ctas > launch.ctas) return "an operation asks for more CTAs than there are";
     const Launch its{launch.kernel, op.movers.ctas, op.movers.threads, op.movers.shared_bytes};
     if (std::string wrong = check_operation(its, task, op, device); !wrong.empty()) return wrong;
     if (std::string wrong = run_task(task, op, device); !wrong.empty()) return wrong;
     if (device.over()) return {};
-    store_release(&told.queue->left, index + 1);
   }
 }
 

@@ -32,13 +32,8 @@ struct Launch {
 // device would have faulted at.
 std::string run_kernel(const Launch& launch, const kernels::cuda::Operation* op, const KernelDevice& device);
 
-// The parameters of kResidentKernel.
-struct ResidentLaunch {
-  kernels::cuda::ResidentQueue* queue = nullptr;
-  const kernels::cuda::Operation* operations = nullptr;
-  std::uint32_t first = 0;
-};
 // The same for the kernel that stays, until it is told to stop.
-std::string run_resident(const Launch& launch, const ResidentLaunch& told, const KernelDevice& device);
+std::string run_resident(const Launch& launch, const kernels::cuda::ResidentArguments& own,
+                         const KernelDevice& device);
 
 }  // namespace epd::fake_cuda

@@ -115,15 +115,11 @@ CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** p
   }
   const Launch how{kernel->name, grid.ctas[0], grid.threads[0], grid.shared_bytes};
   if (kernel->name == kResidentKernel) {
-    if (params[1] == nullptr || params[2] == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    ResidentLaunch told;
-    std::memcpy(&told.queue, params[0], sizeof(told.queue));
-    std::memcpy(&told.operations, params[1], sizeof(told.operations));
-    std::memcpy(&told.first, params[2], sizeof(told.first));
-    return enqueue(handle, [told, how, own = stream.get()] {
-      return run(*own, how, [&](const Launch& launch, const auto& device) {
-        return run_resident(launch, told, device);
-      });
+    epd::kernels::cuda::ResidentArguments own;
+    std::memcpy(&own, params[0], sizeof(own));
+    return enqueue(handle, [own, how, its = stream.get()] {
+      return run(*its, how,
+                 [&](const Launch& launch, const auto& device) { return run_resident(launch, own, device); });
     });
   }
   const Operation* op = nullptr;
