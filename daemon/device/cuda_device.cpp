@@ -14,19 +14,23 @@
 
 namespace epd {
 
-void cuda_must(const CudaDriver& driver, const char* what, CUresult result) {
-  if (result == CUDA_SUCCESS) return;
-  log_event(LogLevel::kError, "the GPU has failed; the engine ends",
-            {{"error", driver.describe(what, result)}});
+namespace {
+
+[[noreturn]] void lost(const std::string& error) {
+  log_event(LogLevel::kError, "the GPU has failed; the engine ends", {{"error", error}});
   ::_exit(abi::kExitDeviceFailed);  // no destructor may touch the context again
 }
 
-namespace {
+constexpr int kHighest = std::numeric_limits<int>::min();  // of streams; clamped
 
 // Of which no resident kernel may take hold: the driver's own kernels (memset) must have somewhere to run.
 constexpr std::uint32_t kSpareSms = 2;
 
 }  // namespace
+
+void cuda_must(const CudaDriver& driver, const char* what, CUresult result) {
+  if (result != CUDA_SUCCESS) lost(driver.describe(what, result));
+}
 
 // ---- partition
 
@@ -48,10 +52,22 @@ Result<std::shared_ptr<Partition>> Partition::make(const CudaDriver& driver, CUd
   if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuGreenCtxCreate", result));
   result = driver.cuCtxFromGreenCtx(&partition->context_, partition->green_);
   if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuCtxFromGreenCtx", result));
-  result = driver.cuGreenCtxStreamCreate(&partition->control_, partition->green_, CU_STREAM_NON_BLOCKING,
-                                         std::numeric_limits<int>::min());  // clamped to the highest
-  if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuGreenCtxStreamCreate", result));
+  if (Status status = partition->make_stream(&partition->control_, kHighest); !status.ok()) return status;
   return partition;
+}
+
+Result<std::shared_ptr<Partition>> Partition::whole(const CudaDriver& driver, CUcontext primary) {
+  std::shared_ptr<Partition> partition(new Partition(driver));
+  partition->context_ = primary;
+  if (Status status = partition->make_stream(&partition->control_, kHighest); !status.ok()) return status;
+  return partition;
+}
+
+Status Partition::make_stream(CUstream* stream, int priority) const {
+  const CUresult result =
+      green_ != nullptr ? driver_.cuGreenCtxStreamCreate(stream, green_, CU_STREAM_NON_BLOCKING, priority)
+                        : driver_.cuStreamCreateWithPriority(stream, CU_STREAM_NON_BLOCKING, priority);
+  return result == CUDA_SUCCESS ? Status() : internal_error(driver_.describe("creating a stream", result));
 }
 
 Partition::~Partition() {
@@ -68,8 +84,8 @@ CUstream Partition::take_stream(int priority) {
     stream = free->second;
     free_streams_.erase(free);
   } else {
-    cuda_must(driver_, "cuGreenCtxStreamCreate",
-              driver_.cuGreenCtxStreamCreate(&stream, green_, CU_STREAM_NON_BLOCKING, priority));
+    const Status status = make_stream(&stream, priority);
+    if (!status.ok()) lost(status.message());
   }
   return stream;
 }
@@ -124,7 +140,9 @@ Status CudaDevice::start() {
                                           device_);
     if (result != CUDA_SUCCESS) return failed("cuKernelSetAttribute", result);
   }
-  Result<std::shared_ptr<Partition>> partition = Partition::make(driver_, device_, num_sms_, nullptr);
+  Result<std::shared_ptr<Partition>> partition = mode_ == LaunchMode::kResident
+                                                     ? Partition::whole(driver_, primary_)
+                                                     : Partition::make(driver_, device_, num_sms_, nullptr);
   if (!partition.ok()) return {partition.status().code(), name_ + ": " + partition.status().message()};
   partition_ = *partition;
   result = driver_.cuCtxSetCurrent(partition_->context());
@@ -136,6 +154,11 @@ Status CudaDevice::start() {
 void CudaDevice::set_num_sms(std::uint32_t sms) {
   sms = std::clamp(sms, std::max(1u, num_lanes()), max_sms_);  // each lane keeps one
   if (sms == num_sms_) return;
+  if (mode_ == LaunchMode::kResident) {
+    num_sms_ = sms;
+    share_anew();
+    return;
+  }
   Result<std::shared_ptr<Partition>> made = Partition::make(driver_, device_, sms, partition_.get());
   if (!made.ok()) {
     log_event(LogLevel::kError, "the number of SMs stays as it was",

@@ -22,9 +22,13 @@ void cuda_must(const CudaDriver& driver, const char* what, CUresult result);
 inline constexpr std::uint32_t kQueues = 32;
 inline constexpr std::uint32_t kMaxLanes = 24;
 
-// SMs that are the engine's, as a green context. Lives as long as a lane's stream is in it.
+// Where lanes have their streams. Lives as long as one is in it.
 class Partition {
  public:
+  // Of the whole device: for kernels that stay, which hold SMs by themselves. (In a green context they would
+  // take turns with the clients' kernels, 200 us each, also under MPS.)
+  static Result<std::shared_ptr<Partition>> whole(const CudaDriver& driver, CUcontext primary);
+  // Of some SMs that are the engine's, as a green context.
   // `beside`: a partition that is still in use; the SMs are taken from the others if there are enough.
   static Result<std::shared_ptr<Partition>> make(const CudaDriver& driver, CUdevice device, std::uint32_t sms,
                                                  const Partition* beside);
@@ -42,8 +46,10 @@ class Partition {
  private:
   explicit Partition(const CudaDriver& driver) : driver_(driver) {}
 
+  Status make_stream(CUstream* stream, int priority) const;
+
   const CudaDriver& driver_;
-  CUgreenCtx green_ = nullptr;
+  CUgreenCtx green_ = nullptr;  // null: the whole device
   CUcontext context_ = nullptr;
   CUstream control_ = nullptr;
   std::vector<std::pair<int, CUstream>> free_streams_;
