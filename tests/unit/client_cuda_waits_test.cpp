@@ -26,9 +26,8 @@ class ClientCudaWaits : public ClientCudaBase {
     options.socket_path = daemon_.socket_path().c_str();
     options.wait_by = wait_by;
     const epd_status_t status = epd_session_attach(&options, &session_);
-    if (status != EPD_OK) return status;
-    const epd_group_config_t config = small_config();
-    return epd_group_join(session_, &config, &group_);
+    if (status == EPD_OK) join();
+    return status;
   }
   // The kernel that the last operation in the stream was a part of.
   std::string last_kernel(CUstream stream) {
@@ -59,7 +58,6 @@ TEST_F(ClientCudaWaits, WithoutKernelsMemoryOperationsRemain) {
     cuda_.fail(step, CUDA_ERROR_LAUNCH_FAILED);
     EXPECT_EQ(attach_again(EPD_WAIT_BY_KERNEL), EPD_INTERNAL);
     EXPECT_ERROR_HAS("waiting by kernel: loading libepd's kernels: CUDA_ERROR_LAUNCH_FAILED");
-    session_ = nullptr;
     ASSERT_EQ(attach_again(EPD_WAIT_BY_DEFAULT), EPD_OK) << epd_last_error();
     cuda_.fail(step, CUDA_SUCCESS);
     epd_ticket_t ticket = 0;
@@ -76,7 +74,6 @@ TEST_F(ClientCudaWaits, WithoutKernelsMemoryOperationsRemain) {
   cuda_.fail("cuLibraryLoadData", CUDA_ERROR_NO_BINARY_FOR_GPU);
   EXPECT_EQ(attach_again(EPD_WAIT_BY_KERNEL), EPD_UNSUPPORTED);
   EXPECT_ERROR_HAS("no kernels for this GPU; allowed: EPD_WAIT_BY_MEMORY_OPERATION");
-  session_ = nullptr;
 }
 
 TEST_F(ClientCudaWaits, OtherValuesAreRefused) {
@@ -114,11 +111,9 @@ TEST_F(ClientCudaWaits, OtherValuesAreRefused) {
   finish(ticket);
   EXPECT_EQ(attach_again(static_cast<epd_wait_by_t>(3)), EPD_INVALID_ARGUMENT);
   EXPECT_ERROR_HAS("wait_by is 3");
-  session_ = nullptr;
   ::setenv(kVariable, "Kernel", 1);
   EXPECT_EQ(attach_again(EPD_WAIT_BY_DEFAULT), EPD_INVALID_ARGUMENT);
   EXPECT_ERROR_HAS("EPD_WAIT_BY is \"Kernel\"; allowed: kernel or memory_operation");
-  session_ = nullptr;
   EXPECT_EQ(attach_again(EPD_WAIT_BY_KERNEL), EPD_OK) << "what is given goes before what is around";
 }
 
