@@ -2,7 +2,9 @@
 #include "client_cuda_fixture.h"
 #include "epd/epd.hpp"
 
+#include <chrono>
 #include <cstdlib>
+#include <thread>
 
 namespace epd::testing {
 namespace {
@@ -279,6 +281,23 @@ TEST_P(ClientCuda, AnEvictionReleasesTheStreams) {
   EXPECT_TRUE(cuda_.await_idle(other_));
   EXPECT_EQ(wait(first), EPD_PERMISSION_DENIED);
   EXPECT_EQ(wait(second), EPD_PERMISSION_DENIED);
+}
+
+// An engine that outlives its daemon gives up the first operation, and then ends too.
+TEST_P(ClientCuda, AWordThatFallsBackAfterTheReleaseIsWrittenAgain) {
+  epd_ticket_t tickets[2];
+  for (epd_ticket_t& ticket : tickets) ASSERT_EQ(dispatch(0, stream_, &ticket), EPD_OK) << epd_last_error();
+  cuda_.hold(stream_, true);
+  daemon_.hang_up();
+  for (int i = 0; i < 10'000 && at(done(0)) != tickets[1]; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  cuda_.poke(done(0), static_cast<std::uint32_t>(tickets[0]));
+  cuda_.hold(stream_, false);
+  EXPECT_TRUE(cuda_.await_idle(stream_));
+  EXPECT_EQ(at(done(0)), tickets[1]);
+  cuda_.poke(done(0), static_cast<std::uint32_t>(tickets[0]));
+  ASSERT_EQ(epd_ticket_wait_on_stream(group_, tickets[1], other_, wait_by_), EPD_OK) << epd_last_error();
+  EXPECT_TRUE(cuda_.await_idle(other_));
 }
 
 TEST_P(ClientCuda, DetachingReleasesTheStreamsBeforeItUnmaps) {
