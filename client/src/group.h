@@ -120,7 +120,8 @@ struct Group {
   std::vector<std::uint32_t> free_routes;  // of those beyond the slots'; the last is taken next
   std::array<SlotWords, abi::kMaxDepth> words{};
   // Whether the library itself is to release the streams that wait for this group's operations.
-  enum class Release { kNo, kWanted, kDone } release = Release::kNo;
+  // kDone is wanted again from time to time, until there is nothing to release any more (kOver).
+  enum class Release { kNo, kWanted, kDone, kOver } release = Release::kNo;
   bool left = false;  // leave has begun; hooks may still hold the handle
 };
 

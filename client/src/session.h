@@ -180,6 +180,8 @@ class Session {
   Status start_watch_locked();
   void watch();
   bool release_a_group(Lock& lock);  // false: none wants it
+  bool any_released_locked() const;
+  void want_releases_again_locked();
   void want_release_locked(Group& group);
   // After an operation has ended: if one on the slot has failed and none is in flight there any more.
   void want_slot_release_locked(Group& group, std::uint32_t slot) noexcept;

@@ -13,6 +13,10 @@ namespace {
 // Streams compare 32 bits of a ticket, cyclically: a word that is 2^31 behind would look as if it were ahead.
 constexpr std::uint64_t kStaleAfter = std::uint64_t{1} << 30;
 
+// When what has been released is released again: the first time, and no less often than the second.
+constexpr int kAgainAfter_ms = 10;
+constexpr int kAgainAtLeast_ms = 1000;
+
 std::uint32_t low(epd_ticket_t ticket) {
   return static_cast<std::uint32_t>(ticket);
 }
@@ -149,19 +153,36 @@ void Session::kick_watch() const {
 // closes.
 void Session::watch() {
   Lock lock(mutex_);
-  for (;;) {
+  for (int again_ms = kAgainAfter_ms;;) {
     if (release_a_group(lock)) continue;
     if (watch_stopping_) return;
     const int socket = ended_.ok() ? attachment_.socket.get() : -1;
+    const int timeout_ms = any_released_locked() ? again_ms : -1;
     lock.unlock();
     pollfd entries[2] = {{watch_wake_.get(), POLLIN, 0}, {socket, POLLRDHUP, 0}};
-    ::poll(entries, 2, -1);
+    const bool in_vain = ::poll(entries, 2, timeout_ms) == 0;
     if (entries[0].revents != 0) {
       std::uint64_t count;
       [[maybe_unused]] const ssize_t n = ::read(watch_wake_.get(), &count, sizeof(count));
     }
     if (entries[1].revents != 0) look_at_socket(true);
     lock.lock();
+    if (!in_vain) continue;
+    want_releases_again_locked();
+    again_ms = std::min(2 * again_ms, kAgainAtLeast_ms);
+  }
+}
+
+bool Session::any_released_locked() const {
+  return std::any_of(groups_.begin(), groups_.end(),
+                     [](const auto& group) { return group->release == Group::Release::kDone; });
+}
+
+// The engine may outlive the daemon for a moment, in which it writes `done` of an operation that it gives up,
+// behind what has been written here for later ones.
+void Session::want_releases_again_locked() {
+  for (const auto& group : groups_) {
+    if (group->release == Group::Release::kDone) group->release = Group::Release::kWanted;
   }
 }
 
@@ -232,6 +253,12 @@ void Session::await_release(Group& group) {
   // As cudaFree does: the waits just released, and whatever else of the application's reads the arena, must
   // have run before it is unmapped.
   attachment_.device->synchronize();
+  Lock lock(mutex_);
+  released_.wait(lock, [&] { return !group.wants_release(); });
+  if (group.release == Group::Release::kNo) return;
+  group.release = Group::Release::kOver;
+  lock.unlock();
+  [[maybe_unused]] const Status written = attachment_.device->finish_aside();
 }
 
 void Session::stop_watch() {

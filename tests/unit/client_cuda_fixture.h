@@ -35,6 +35,9 @@ class ClientCudaBase : public ::testing::Test {
   void SetUp() override {
     daemon_.set(cuda_settings());
     ASSERT_EQ(attach_to(daemon_, &session_), EPD_OK) << epd_last_error();
+    join();
+  }
+  void join() {
     epd_group_config_t config = small_config();
     config.num_handles = 2;
     ASSERT_EQ(epd_group_join(session_, &config, &group_), EPD_OK) << epd_last_error();

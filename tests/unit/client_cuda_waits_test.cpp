@@ -2,7 +2,9 @@
 #include "client_cuda_fixture.h"
 #include "epd/epd.hpp"
 
+#include <chrono>
 #include <cstdlib>
+#include <thread>
 
 namespace epd::testing {
 namespace {
@@ -26,9 +28,8 @@ class ClientCudaWaits : public ClientCudaBase {
     options.socket_path = daemon_.socket_path().c_str();
     options.wait_by = wait_by;
     const epd_status_t status = epd_session_attach(&options, &session_);
-    if (status != EPD_OK) return status;
-    const epd_group_config_t config = small_config();
-    return epd_group_join(session_, &config, &group_);
+    if (status == EPD_OK) join();
+    return status;
   }
   // The kernel that the last operation in the stream was a part of.
   std::string last_kernel(CUstream stream) {
@@ -59,7 +60,6 @@ TEST_F(ClientCudaWaits, WithoutKernelsMemoryOperationsRemain) {
     cuda_.fail(step, CUDA_ERROR_LAUNCH_FAILED);
     EXPECT_EQ(attach_again(EPD_WAIT_BY_KERNEL), EPD_INTERNAL);
     EXPECT_ERROR_HAS("waiting by kernel: loading libepd's kernels: CUDA_ERROR_LAUNCH_FAILED");
-    session_ = nullptr;
     ASSERT_EQ(attach_again(EPD_WAIT_BY_DEFAULT), EPD_OK) << epd_last_error();
     cuda_.fail(step, CUDA_SUCCESS);
     epd_ticket_t ticket = 0;
@@ -76,7 +76,6 @@ TEST_F(ClientCudaWaits, WithoutKernelsMemoryOperationsRemain) {
   cuda_.fail("cuLibraryLoadData", CUDA_ERROR_NO_BINARY_FOR_GPU);
   EXPECT_EQ(attach_again(EPD_WAIT_BY_KERNEL), EPD_UNSUPPORTED);
   EXPECT_ERROR_HAS("no kernels for this GPU; allowed: EPD_WAIT_BY_MEMORY_OPERATION");
-  session_ = nullptr;
 }
 
 TEST_F(ClientCudaWaits, OtherValuesAreRefused) {
@@ -114,11 +113,9 @@ TEST_F(ClientCudaWaits, OtherValuesAreRefused) {
   finish(ticket);
   EXPECT_EQ(attach_again(static_cast<epd_wait_by_t>(3)), EPD_INVALID_ARGUMENT);
   EXPECT_ERROR_HAS("wait_by is 3");
-  session_ = nullptr;
   ::setenv(kVariable, "Kernel", 1);
   EXPECT_EQ(attach_again(EPD_WAIT_BY_DEFAULT), EPD_INVALID_ARGUMENT);
   EXPECT_ERROR_HAS("EPD_WAIT_BY is \"Kernel\"; allowed: kernel or memory_operation");
-  session_ = nullptr;
   EXPECT_EQ(attach_again(EPD_WAIT_BY_KERNEL), EPD_OK) << "what is given goes before what is around";
 }
 
@@ -284,6 +281,23 @@ TEST_P(ClientCuda, AnEvictionReleasesTheStreams) {
   EXPECT_TRUE(cuda_.await_idle(other_));
   EXPECT_EQ(wait(first), EPD_PERMISSION_DENIED);
   EXPECT_EQ(wait(second), EPD_PERMISSION_DENIED);
+}
+
+// An engine that outlives its daemon gives up the first operation, and then ends too.
+TEST_P(ClientCuda, AWordThatFallsBackAfterTheReleaseIsWrittenAgain) {
+  epd_ticket_t tickets[2];
+  for (epd_ticket_t& ticket : tickets) ASSERT_EQ(dispatch(0, stream_, &ticket), EPD_OK) << epd_last_error();
+  cuda_.hold(stream_, true);
+  daemon_.hang_up();
+  for (int i = 0; i < 10'000 && at(done(0)) != tickets[1]; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  cuda_.poke(done(0), static_cast<std::uint32_t>(tickets[0]));
+  cuda_.hold(stream_, false);
+  EXPECT_TRUE(cuda_.await_idle(stream_));
+  EXPECT_EQ(at(done(0)), tickets[1]);
+  cuda_.poke(done(0), static_cast<std::uint32_t>(tickets[0]));
+  ASSERT_EQ(epd_ticket_wait_on_stream(group_, tickets[1], other_, wait_by_), EPD_OK) << epd_last_error();
+  EXPECT_TRUE(cuda_.await_idle(other_));
 }
 
 TEST_P(ClientCuda, DetachingReleasesTheStreamsBeforeItUnmaps) {

@@ -1,4 +1,5 @@
-// The client library's kernels on the fake driver: a stream writes and awaits words by kernel, as by memory operation.
+// The client library's kernels on the fake driver: a stream writes and awaits words by kernel, as by memory
+// operation.
 #include "unit/fake_cuda_world.h"
 
 #include <chrono>

@@ -300,10 +300,12 @@ EPD_API epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, ep
  * kernel of one thread says that the operation may begin and waits for its end, on an SM that it shares with
  * other kernels; with defer_receive one says the first and is gone, and epd_ticket_wait_on_stream enqueues
  * another. Both are released whatever ends: operation, engine, group, session or daemon. A kernel also goes
- * on by itself 5 seconds after the operation's deadline, as waits of the CPU do (convention 5). While a
- * kernel waits: under MPS, killing this process faults its GPU for all processes there, as with any kernel of
- * yours; and what makes CUDA wait for all of the context waits for it too (loading a kernel at its first
- * launch, cudaFree), so load your kernels before (CUDA_MODULE_LOADING=EAGER, or a first run).
+ * on by itself 5 seconds after the operation's deadline, as waits of the CPU do (convention 5). It is meant
+ * for an engine that is resident on its SMs: one that launches a kernel for each operation may find an SM
+ * taken by the very wait. While a kernel waits: under MPS, killing this process faults its GPU for all
+ * processes there, as with any kernel of yours; and what makes CUDA wait for all of the context waits for it
+ * too (loading a kernel at its first launch, cudaFree), so load yours before (CUDA_MODULE_LOADING=EAGER, or a
+ * first run).
  *
  * Many operations of one stream may be in flight, also on one slot: dispatch, kernels of the caller's,
  * combine under that dispatch's handle, the next dispatch on the slot and so on can be submitted before
