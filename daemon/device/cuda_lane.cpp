@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <algorithm>
 #include <atomic>
+#include <utility>
 
 namespace epd {
 
@@ -54,7 +55,7 @@ class CudaFlight final : public Flight {
   const OpResult& result() const override { return place_.result; }
 
   void abort() override {
-    if (std::atomic_ref(place_.abort).exchange(1) == 0) lane_.free_from_waiting(signal_);
+    if (!std::exchange(aborted_, true)) lane_.abort(number_, signal_);
   }
 
  private:
@@ -76,6 +77,7 @@ class CudaFlight final : public Flight {
   const std::uint32_t number_;
   const Signal signal_;
   const std::uint64_t tag_;
+  bool aborted_ = false;
   std::uint64_t looked_ns_ = MonotonicClock().now_ns();
 };
 
@@ -99,8 +101,7 @@ Status CudaLane::allocate() {
       aligned(kernels::cuda::workspace_bytes(shape_.shape, device_.max_sms()), alignof(Operation));
   const std::size_t before = num_places() * sizeof(Operation);
   const std::size_t device_bytes = before + workspace_bytes_ + extra_device_bytes();
-  Result<LaneMemory> memory =
-      device_.take_memory(device_bytes, host_places_ + places_bytes() + extra_host_bytes());
+  Result<LaneMemory> memory = device_.take_memory(device_bytes, host_places_ + places_bytes());
   if (!memory.ok()) return memory.status();
   memory_ = *memory;
   std::fill_n(memory_.host, memory_.host_bytes, std::byte{0});
@@ -159,11 +160,11 @@ void CudaLane::prepare(const LaunchRequest& request, std::uint32_t place) {
   HostPlace& host = host_place(place);
   op.workspace = reinterpret_cast<void*>(workspace_);
   op.workspace_bytes = workspace_bytes_;
-  op.abort = &host.abort;
+  op.abort = abort_word(place);
   op.result = &host.result;
   host.result = {};
   host.counted = host.sent = 0;
-  host.abort = 0;
+  clear_abort(place);
   if (request.kind == Kind::kNoop) {
     op.tag = kNoopTags + ++noops_;
     op.movers.ctas = 1;

@@ -33,11 +33,12 @@ class CudaLane : public Lane {
   virtual std::uint32_t num_sms() const = 0;  // that an operation may have now
   // Runs the operation, which lies in given(place), behind those started before.
   virtual void start(Kind kind, std::uint32_t place) = 0;
-  // Its abort word is set: frees it from waiting for the client's stream.
-  virtual void free_from_waiting(const Signal& signal) = 0;
-  // Of memory, zeroed, for the lane's own use.
-  virtual std::size_t extra_device_bytes() const { return 0; }
-  virtual std::size_t extra_host_bytes() const { return 0; }
+  // The word that the operation in a place looks at; as it is to begin; and: makes it end soon, wherever it
+  // waits.
+  virtual const std::uint32_t* abort_word(std::uint32_t place) const = 0;
+  virtual void clear_abort(std::uint32_t place) = 0;
+  virtual void abort(std::uint32_t place, const Signal& signal) = 0;
+  virtual std::size_t extra_device_bytes() const { return 0; }  // zeroed, at extra_device()
 
   // What of a place the host and the device both see. Those of dispatch and combine are followed by a
   // placement.
@@ -45,14 +46,14 @@ class CudaLane : public Lane {
     kernels::cuda::OpResult result;
     std::uint64_t counted;  // tag
     std::uint64_t sent;     // likewise
-    std::uint32_t abort;    // looked at by waiting kernels; here, as no stream need have a turn to write it
+    std::uint32_t abort;    // of launched operations
   };
   HostPlace& host_place(std::uint32_t place) const;
   // Operations as the host writes them, and the device's copies, by place.
   Operation& given(std::uint32_t place) const { return reinterpret_cast<Operation*>(memory_.host)[place]; }
   CUdeviceptr device_op(std::uint32_t place) const { return memory_.device + place * sizeof(Operation); }
+  std::uint32_t num_places() const { return shape_.depth + kMaxNoops; }
   CUdeviceptr extra_device() const { return workspace_ + workspace_bytes_; }
-  std::byte* extra_host() const { return memory_.host + host_places_ + places_bytes(); }
   std::uint32_t in_flight() const { return in_flight_; }
   void take_stream();
   // Nothing is in flight, and the stream has come to its end.
@@ -72,14 +73,13 @@ class CudaLane : public Lane {
 
   std::int32_t* placement(std::uint32_t place) const;
   void prepare(const LaunchRequest& request, std::uint32_t place);
-  std::uint32_t num_places() const { return shape_.depth + kMaxNoops; }
   std::size_t places_bytes() const { return host_stride_ * shape_.depth + sizeof(HostPlace) * kMaxNoops; }
   std::uint32_t take_noop_place();
   void flight_ended(std::uint32_t place, const Signal& signal);
   void write_owed(const void* word);
 
   int stream_priority_ = 0;
-  LaneMemory memory_;  // of the device: operations, workspace, extra; of the host: operations, places, extra
+  LaneMemory memory_;  // of the device: operations, workspace, extra; of the host: operations, places
   std::size_t host_places_ = 0;
   std::size_t host_stride_ = 0;
   CUdeviceptr workspace_ = 0;

@@ -1,5 +1,7 @@
 #include "launched_lane.h"
 
+#include <atomic>
+
 namespace epd {
 
 LaunchedLane::~LaunchedLane() {
@@ -53,7 +55,8 @@ void LaunchedLane::start(Kind kind, std::uint32_t place) {
                               movers.shared_bytes, stream_, arguments, nullptr));
 }
 
-void LaunchedLane::free_from_waiting(const Signal& signal) {
+void LaunchedLane::abort(std::uint32_t place, const Signal& signal) {
+  std::atomic_ref(host_place(place).abort).store(1);
   if (signal.ready != nullptr) write_word(signal.ready, signal.value);
 }
 

@@ -15,7 +15,10 @@ class LaunchedLane final : public CudaLane {
  private:
   std::uint32_t num_sms() const override { return device_.lane_sms(); }
   void start(Kind kind, std::uint32_t place) override;
-  void free_from_waiting(const Signal& signal) override;
+  // In the host's memory, as no stream need have a turn then to write it.
+  const std::uint32_t* abort_word(std::uint32_t place) const override { return &host_place(place).abort; }
+  void clear_abort(std::uint32_t place) override { host_place(place).abort = 0; }
+  void abort(std::uint32_t place, const Signal& signal) override;
 };
 
 }  // namespace epd

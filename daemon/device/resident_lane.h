@@ -3,11 +3,13 @@
 
 #include "cuda_lane.h"
 
+#include <vector>
+
 namespace epd {
 
 class ResidentLane final : public CudaLane {
  public:
-  ResidentLane(CudaDevice& device, const LaneShape& shape) : CudaLane(device, shape) {}
+  ResidentLane(CudaDevice& device, const LaneShape& shape);
   ~ResidentLane() override;
 
   // Stops the kernel, and starts it anew on the lane's share of today.
@@ -18,17 +20,16 @@ class ResidentLane final : public CudaLane {
     return ctas_;
   }  // the share of today comes when nothing is in flight
   void start(Kind kind, std::uint32_t place) override;
-  void free_from_waiting(const Signal&) override {}  // the kernel looks at the abort word
-  std::size_t extra_device_bytes() const override { return sizeof(kernels::cuda::ResidentState); }
-  std::size_t extra_host_bytes() const override {
-    return kernels::cuda::kQueueEntries * sizeof(std::uint64_t);
-  }
-  std::uint64_t* entries() const { return reinterpret_cast<std::uint64_t*>(extra_host()); }
+  const std::uint32_t* abort_word(std::uint32_t place) const override;
+  void clear_abort(std::uint32_t place) override;
+  void abort(std::uint32_t place, const Signal& signal) override;
+  std::size_t extra_device_bytes() const override;
   void tell(kernels::cuda::Task task, std::uint32_t place);
   void stop();
 
-  std::uint32_t ctas_ = 0;  // of the kernel; 0: it is not running
-  std::uint32_t next_ = 0;  // entry of the queue
+  std::uint32_t ctas_ = 0;     // of the kernel; 0: it is not running
+  std::uint32_t next_ = 0;     // entry of the queue
+  std::vector<bool> aborted_;  // [places]: the word is set
 };
 
 }  // namespace epd

@@ -103,6 +103,7 @@ struct Rank {
   std::uint32_t* abort = nullptr;  // mapped host memory
   std::uint32_t* words = nullptr;  // of the client: ready, done
   // Of a world whose kernels stay.
+  cudaStream_t control = nullptr;
   kernels::cuda::ResidentState* state = nullptr;
   std::uint64_t* entries = nullptr;  // pinned
   std::uint32_t next = 0;
@@ -123,6 +124,7 @@ class World {
     for (Rank& rank : ranks_) {
       cudaSetDevice(rank.device);
       cudaStreamDestroy(rank.stream);
+      cudaStreamDestroy(rank.control);
       cudaFreeHost(rank.entries);
       cudaFreeHost(rank.abort);
       cudaFreeHost(rank.uploads);
@@ -221,12 +223,14 @@ class World {
   void stay(Rank& rank, std::uint32_t shared_bytes) {
     if (rank.running) return;
     rank.running = true;
-    Image::get().stay({rank.state, rank.operations, rank.entries, rank.uploads, rank.next}, staying_ctas(),
+    Image::get().stay({rank.state, rank.operations, rank.uploads, rank.next}, staying_ctas(),
                       shared_bytes - kernels::cuda::kStaticBytes, rank.stream);
   }
   void tell(Rank& rank, kernels::cuda::Task task, std::uint32_t place) {
-    std::uint64_t* const at = rank.entries + rank.next % kernels::cuda::kQueueEntries;
-    __atomic_store_n(at, kernels::cuda::queue_entry(rank.next, task, place), __ATOMIC_RELEASE);
+    const std::uint32_t at = rank.next % kernels::cuda::kQueueEntries;
+    rank.entries[at] = kernels::cuda::queue_entry(rank.next, task, place);
+    EPD_CUDA(cudaMemcpyAsync(rank.state->entries + at, rank.entries + at, 8, cudaMemcpyHostToDevice,
+                             rank.control));
     ++rank.next;
   }
 
@@ -248,6 +252,7 @@ class World {
     rank.device = static_cast<int>(r) % num_devices();
     EPD_CUDA(cudaSetDevice(rank.device));
     EPD_CUDA(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking));
+    EPD_CUDA(cudaStreamCreateWithFlags(&rank.control, cudaStreamNonBlocking));
     EPD_CUDA(cudaHostAlloc(&rank.entries, kernels::cuda::kQueueEntries * 8, cudaHostAllocPortable));
     std::memset(rank.entries, 0, kernels::cuda::kQueueEntries * 8);
     EPD_CUDA(cudaHostAlloc(&rank.abort, 64, cudaHostAllocMapped | cudaHostAllocPortable));

@@ -171,26 +171,29 @@ struct alignas(64) Operation {
 
 enum class Kind { kDispatch, kCombine, kNoop };
 
-// What a resident kernel is told: operations, in order, and at last to stop. Entries lie in host memory,
-// where the kernel looks for them (the driver would need a copy and a store in some stream, which take tens
-// of microseconds beside a busy client); entry i of its life at i % kQueueEntries.
+// What a resident kernel is told: operations, in order, and at last to stop. Entry i of its life lies at
+// i % kQueueEntries.
+//
+// A resident kernel never looks again and again at the host's memory: while one does, every step of every
+// stream of that GPU, the clients' too, takes 30 us longer (the GPU's membar for the whole system waits for
+// such reads).
 inline constexpr std::uint32_t kQueueEntries = 128;
 enum class Task : std::uint32_t { kStop, kNoop, kDispatch, kCombine, kCombinePerExpert };
 // `place`: of the operation, in the arrays that the kernel was given.
 constexpr std::uint64_t queue_entry(std::uint32_t index, Task task, std::uint32_t place) {
   return std::uint64_t{index + 1u} << 32 | static_cast<std::uint64_t>(task) << 16 | place;
 }
-// What its CTAs tell each other. Device memory, zeroed once.
+// Device memory, zeroed once.
 struct alignas(64) ResidentState {
-  std::uint64_t entry;             // as CTA 0 has found it; the operation lies in device memory then
-  alignas(64) std::uint32_t left;  // entries below this one have been left by all CTAs
+  std::uint64_t entries[kQueueEntries];  // by the host, when the operation lies in place
+  alignas(64) std::uint64_t entry;       // as CTA 0 has found it; the operation lies in device memory then
+  alignas(64) std::uint32_t left;        // entries below this one have been left by all CTAs
 };
 struct ResidentArguments {
   ResidentState* state = nullptr;
-  Operation* operations = nullptr;         // of the device, by place
-  const std::uint64_t* entries = nullptr;  // [kQueueEntries], of the host; stored with release
-  const Operation* given = nullptr;        // by place, of the host: as they are when their entry is stored
-  std::uint32_t first = 0;                 // entry
+  Operation* operations = nullptr;   // of the device, by place
+  const Operation* given = nullptr;  // by place, of the host: as they are when their entry is stored
+  std::uint32_t first = 0;           // entry
 };
 
 // Bytes of device memory that an operation in flight needs for itself.

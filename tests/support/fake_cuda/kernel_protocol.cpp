@@ -430,10 +430,8 @@ std::string run_kernel(const Launch& launch, const Operation* given, const Kerne
 
 std::string run_resident(const Launch& launch, const ResidentArguments& own, const KernelDevice& device) {
   if (!device.reaches(own.state, sizeof(ResidentState))) return "the state is out of reach";
-  if (!device.reaches(own.entries, kQueueEntries * sizeof(std::uint64_t)))
-    return "the entries are out of reach";
   for (std::uint32_t index = own.first;; ++index) {
-    const std::uint64_t* const at = &own.entries[index % kQueueEntries];
+    const std::uint64_t* const at = &own.state->entries[index % kQueueEntries];
     for (unsigned looks = 1; load_acquire(at) >> 32 != index + 1u; ++looks) {
       if (device.over()) return {};
       device.pause(looks);
