@@ -134,6 +134,11 @@ void CudaDevice::set_num_sms(std::uint32_t sms) {
   cuda_must(driver_, "cuCtxSetCurrent", driver_.cuCtxSetCurrent(partition_->context()));
 }
 
+void CudaDevice::check() {
+  const CUresult state = driver_.cuStreamQuery(partition_->control());
+  if (state != CUDA_ERROR_NOT_READY) cuda_must(driver_, "cuStreamQuery", state);
+}
+
 Result<std::unique_ptr<Arena>> CudaDevice::map_arena(int fd, std::uint64_t bytes) {
   return map_cuda_memory(driver_, device_, fd, bytes);
 }

@@ -69,6 +69,7 @@ class CudaDevice final : public Device, public Launcher {
   void set_num_sms(std::uint32_t sms) override;
   Result<std::unique_ptr<Arena>> map_arena(int fd, std::uint64_t bytes) override;
   Launcher* launcher() override { return this; }
+  void check() override;
 
   Result<std::unique_ptr<Lane>> open_lane(const LaneShape& shape) override;
   void read(void* to, const void* device, std::size_t bytes) override;

@@ -85,6 +85,8 @@ class Engine {
   void answer_orphans(Member& member, StatusCode status);
   void answer_stray_orphans();
   bool remove_sessions();
+  void check_device();
+  void check_device_often();
   bool spin();
   std::uint64_t spin_limit_ns() const;
   void grow_spin_budget();
@@ -107,6 +109,8 @@ class Engine {
   std::uint32_t rounds_ = 0;
   std::uint64_t spin_budget_ns_ = 0;
   std::uint64_t last_link_ns_ = 0;
+  std::uint64_t next_check_ns_ = 0;   // of the device
+  std::uint64_t check_often_ns_ = 0;  // until then, because a client has gone
   std::list<Packet> link_backlog_;  // messages that the supervisor had no room for
   // Operations before the members they point to, and those before the sessions: destruction order.
   std::unordered_map<std::uint64_t, std::unique_ptr<SessionPort>> sessions_;

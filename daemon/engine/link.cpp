@@ -142,6 +142,7 @@ Status Engine::add_session(Packet& packet) {
 }
 
 Status Engine::remove_session(const abi::SessionRef& message) {
+  check_device_often();
   const auto found = sessions_.find(message.session_id);
   if (found == sessions_.end()) {
     send(LinkType::kSessionRemoved, message);  // never got this far, or failed to open

@@ -144,7 +144,10 @@ void EngineFleet::kill(std::uint32_t index, const std::string& why) {
     record_event(EventKind::kEngineDied, LogLevel::kWarning, "engine killed",
                  {{"device", device.name}, {"pid", device.process->pid()}, {"reason", why}});
   }
-  device.process->kill();
+  host_.before_kill(index, [this, index, pid = device.process->pid()] {
+    const Device& now = devices_[index];
+    if (now.process != nullptr && now.process->pid() == pid) now.process->kill();
+  });
 }
 
 void EngineFleet::kill_unless_stopped(std::uint32_t index, const std::string& why) {

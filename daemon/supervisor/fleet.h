@@ -8,6 +8,7 @@
 #include "supervisor/control_facade.h"
 
 #include <deque>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -25,6 +26,8 @@ class FleetHost {
   virtual void engine_down(std::uint32_t device, const std::string& text) = 0;
   // The device takes no new process yet. Said now and then.
   virtual void engine_waits(std::uint32_t device) = 0;
+  // It is about to be killed. `then` does that, if it is still there: to be called once, now or soon.
+  virtual void before_kill(std::uint32_t device, std::function<void()> then) = 0;
   // After engine_down: it will not be started again.
   virtual void engine_failed(std::uint32_t device, const std::string& text) = 0;
 };
@@ -78,6 +81,7 @@ class EngineFleet {
     return *devices_[device].page.as<abi::EnginePage>();
   }
   DeviceView view(std::uint32_t device) const;
+  const EngineProcess* process(std::uint32_t device) const { return devices_[device].process.get(); }  // or null
   std::uint32_t max_sms(std::uint32_t device) const { return devices_[device].max_sms; }  // 0: not known yet
   // Whether every engine that should run has moved since the last call.
   bool all_loops_advanced();
