@@ -12,29 +12,33 @@ std::string add_name(std::string list, const std::string& name) {
 
 Check judge_mps(const std::string& with, const std::string& without) {
   if (without.empty()) return {Level::kOk, "mps", "clients and engines share " + with + " through MPS", ""};
-  return {Level::kWarn, "mps",
-          without + " without MPS: clients and engines take turns, each hand-off between them costs about 280 us "
-                    "(with MPS: 13), and no kernel can stay resident",
-          "nvidia-cuda-mps-control -d, by the user whom epd and its clients run as (or root), and with the same "
-          "CUDA_MPS_PIPE_DIRECTORY; then start epd and the clients again"};
+  return {
+      Level::kWarn, "mps",
+      without +
+          " without MPS: clients and engines take turns, each hand-off between them costs about 280 us "
+          "(with MPS: 13), and no kernel can stay resident",
+      "nvidia-cuda-mps-control -d, by the user whom epd and its clients run as (or root), and with the same "
+      "CUDA_MPS_PIPE_DIRECTORY; then start epd and the clients again"};
 }
 
 Check judge_mps_control(const std::string& error) {
   if (error.empty())
     return {Level::kOk, "mps_control", "MPS can be asked to terminate work before it is cut off", ""};
-  return {Level::kWarn, "mps_control",
-          "MPS can't be asked to terminate work (" + error +
-              "): a client that is evicted, or an engine that is killed, in the middle of a kernel takes along "
-              "all processes of its GPU",
-          "let epd find nvidia-cuda-mps-control (mps.control) and MPS's CUDA_MPS_PIPE_DIRECTORY, as the user who "
-          "started MPS, and in its PID namespace"};
+  return {
+      Level::kWarn, "mps_control",
+      "MPS can't be asked to terminate work (" + error +
+          "): a client that is evicted, or an engine that is killed, in the middle of a kernel takes along "
+          "all processes of its GPU",
+      "let epd find nvidia-cuda-mps-control (mps.control) and MPS's CUDA_MPS_PIPE_DIRECTORY, as the user who "
+      "started MPS, and in its PID namespace"};
 }
 
 Check judge_peers(const std::string& apart, int gpus) {
   if (apart.empty())
     return {Level::kOk, "peer_access", std::to_string(gpus) + " GPUs map each other's memory", ""};
   return {Level::kFail, "peer_access", "no P2P between " + apart + ": groups with ranks on both are refused",
-          "see nvidia-smi topo -p2p rw and, in a virtual machine, its settings; or serve only GPUs that reach each "
+          "see nvidia-smi topo -p2p rw and, in a virtual machine, its settings; or serve only GPUs that "
+          "reach each "
           "other (CUDA_VISIBLE_DEVICES of epd)"};
 }
 

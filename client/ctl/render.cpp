@@ -63,8 +63,9 @@ std::string gpu_table(const google::protobuf::RepeatedPtrField<v1::Device>& devi
     const v1::CudaDevice& gpu = device.cuda();
     std::string unreachable;
     for (const std::string& name : gpu.unreachable()) unreachable += (unreachable.empty() ? "" : ", ") + name;
-    table.add({device.name(), gpu.model(), gpu.compute_capability(), gpu.cuda_version(), number(gpu.num_sms()),
-               number(gpu.sm_partition()), gpu.mps() ? "on" : "off: takes turns", unreachable});
+    table.add({device.name(), gpu.model(), gpu.compute_capability(), gpu.cuda_version(),
+               number(gpu.num_sms()), number(gpu.sm_partition()), gpu.mps() ? "on" : "off: takes turns",
+               unreachable});
   }
   return table.empty() ? "" : "\n" + table.text();
 }

@@ -20,7 +20,7 @@ constexpr std::uint64_t kMaxSleepNs = 1'000'000'000;  // so that the heartbeat a
 constexpr std::uint64_t kLeaveNs = 1'000'000'000;
 constexpr std::uint64_t kCheckOftenNs = 5'000'000;       // see check_device
 constexpr std::uint64_t kAfterClientNs = 2'000'000'000;  // for so long after a client has gone
-constexpr std::uint64_t kDeviceLookNs = 50'000;  // nobody rings for what a GPU has done
+constexpr std::uint64_t kDeviceLookNs = 50'000;          // nobody rings for what a GPU has done
 
 }  // namespace
 
@@ -285,8 +285,8 @@ bool Engine::remove_sessions() {
   return removed;
 }
 
-// Under MPS a client that ends in the middle of its own kernel takes along every process on the GPU, and MPS takes
-// nobody new until all of them are gone: an engine with nothing to do must notice too.
+// Under MPS a client that ends in the middle of its own kernel takes along every process on the GPU, and MPS
+// takes nobody new until all of them are gone: an engine with nothing to do must notice too.
 void Engine::check_device() {
   if (now_ns_ < next_check_ns_) return;
   device_->check();
@@ -376,7 +376,8 @@ void Engine::sleep() {
 }
 
 std::uint64_t Engine::next_look_ns(std::uint64_t now) const {
-  std::uint64_t next = next_check_ns_ < check_often_ns_ ? next_check_ns_ : std::numeric_limits<std::uint64_t>::max();
+  std::uint64_t next =
+      next_check_ns_ < check_often_ns_ ? next_check_ns_ : std::numeric_limits<std::uint64_t>::max();
   for (const auto& operation : operations_) {
     if (operation->needs_polling()) next = std::min(next, now + kDeviceLookNs);
     if (operation->stage() != abi::OpStage::kBreaking) next = std::min(next, operation->deadline_ns());

@@ -111,7 +111,7 @@ class Engine {
   std::uint64_t last_link_ns_ = 0;
   std::uint64_t next_check_ns_ = 0;   // of the device
   std::uint64_t check_often_ns_ = 0;  // until then, because a client has gone
-  std::list<Packet> link_backlog_;  // messages that the supervisor had no room for
+  std::list<Packet> link_backlog_;    // messages that the supervisor had no room for
   // Operations before the members they point to, and those before the sessions: destruction order.
   std::unordered_map<std::uint64_t, std::unique_ptr<SessionPort>> sessions_;
   std::map<std::uint64_t, std::unique_ptr<Group>> groups_;

@@ -81,7 +81,9 @@ class EngineFleet {
     return *devices_[device].page.as<abi::EnginePage>();
   }
   DeviceView view(std::uint32_t device) const;
-  const EngineProcess* process(std::uint32_t device) const { return devices_[device].process.get(); }  // or null
+  const EngineProcess* process(std::uint32_t device) const {
+    return devices_[device].process.get();
+  }                                                                                       // or null
   std::uint32_t max_sms(std::uint32_t device) const { return devices_[device].max_sms; }  // 0: not known yet
   // Whether every engine that should run has moved since the last call.
   bool all_loops_advanced();

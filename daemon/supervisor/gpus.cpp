@@ -20,11 +20,12 @@ void tell_of(const DeviceName& name, const DeviceFacts& facts) {
              {"partition_sms", facts.sm_partition},
              {"mps", facts.mps}});
   if (!facts.mps) {
-    log_event(LogLevel::kWarning,
-              "without MPS clients and the engine take turns on the GPU: each hand-off between them costs about "
-              "280 us, and no kernel can stay resident; start nvidia-cuda-mps-control -d before epd and its "
-              "clients",
-              {{"device", name.text()}});
+    log_event(
+        LogLevel::kWarning,
+        "without MPS clients and the engine take turns on the GPU: each hand-off between them costs about "
+        "280 us, and no kernel can stay resident; start nvidia-cuda-mps-control -d before epd and its "
+        "clients",
+        {{"device", name.text()}});
   }
 }
 
@@ -74,9 +75,8 @@ Status Node::check_reach(std::uint32_t device, std::uint32_t other) const {
 std::optional<CudaView> Node::cuda_view(std::uint32_t device) const {
   const NodeDevice& d = devices_[device];
   if (!is_cuda(d.name)) return std::nullopt;
-  CudaView view{d.facts.model,   d.facts.compute,      d.facts.driver,
-                d.facts.num_sms, d.facts.sm_partition, d.facts.mps,
-                {}};
+  CudaView view{
+      d.facts.model, d.facts.compute, d.facts.driver, d.facts.num_sms, d.facts.sm_partition, d.facts.mps, {}};
   for (const std::uint32_t other : d.unreachable) view.unreachable.push_back(devices_[other].name.text());
   return view;
 }
@@ -98,16 +98,17 @@ Status Node::start_mps_control() {
   mps_->probe([this](const Result<std::string>& answer) {
     if (answer.ok()) return;
     mps_error_ = answer.status().message();
-    log_event(LogLevel::kWarning,
-              "MPS can't be asked to terminate work on a GPU: a client that is evicted or an engine that is killed "
-              "in the middle of a kernel takes along all processes of its GPU",
-              {{"reason", mps_error_}});
+    log_event(
+        LogLevel::kWarning,
+        "MPS can't be asked to terminate work on a GPU: a client that is evicted or an engine that is killed "
+        "in the middle of a kernel takes along all processes of its GPU",
+        {{"reason", mps_error_}});
   });
   return {};
 }
 
-// `then` is called when nothing of the process runs on the GPU any more, or that can't be had in time: now, or
-// later on the loop.
+// `then` is called when nothing of the process runs on the GPU any more, or that can't be had in time: now,
+// or later on the loop.
 void Node::terminate_work(std::uint32_t device, pid_t pid, int pidfd, std::function<void()> then) {
   Result<UniqueFd> same = mps_ == nullptr || !devices_[device].facts.mps || pidfd < 0
                               ? Result<UniqueFd>(not_found("nobody to ask"))
@@ -120,15 +121,16 @@ void Node::terminate_work(std::uint32_t device, pid_t pid, int pidfd, std::funct
   for (std::uint32_t i = 0; i < fleet_->size(); ++i) {
     if (fleet_->process(i) != nullptr) target.ours.push_back(fleet_->process(i)->pid());
   }
-  mps_->terminate(std::move(target), [this, device, pid, then = std::move(then)](const Result<std::string>& how) {
-    const bool fine = how.ok() || how.status().code() == StatusCode::kNotFound;
-    log_event(fine ? LogLevel::kInfo : LogLevel::kWarning,
-              how.ok() ? "work on the GPU terminated by MPS" : "work on the GPU not terminated",
-              {{"device", fleet_->name(device)},
-               {"pid", pid},
-               {"how", how.ok() ? how.value() : how.status().to_string()}});
-    then();
-  });
+  mps_->terminate(
+      std::move(target), [this, device, pid, then = std::move(then)](const Result<std::string>& how) {
+        const bool fine = how.ok() || how.status().code() == StatusCode::kNotFound;
+        log_event(fine ? LogLevel::kInfo : LogLevel::kWarning,
+                  how.ok() ? "work on the GPU terminated by MPS" : "work on the GPU not terminated",
+                  {{"device", fleet_->name(device)},
+                   {"pid", pid},
+                   {"how", how.ok() ? how.value() : how.status().to_string()}});
+        then();
+      });
 }
 
 void Node::before_kill(std::uint32_t device, std::function<void()> then) {
@@ -137,8 +139,8 @@ void Node::before_kill(std::uint32_t device, std::function<void()> then) {
 }
 
 // Ends a session against its client's will. Such a client mostly ends as well, by itself or by whoever had it
-// evicted, and its kernels may run: MPS terminates them first. That ends all of its process's work on GPUs, so it is
-// left out while the process has another session.
+// evicted, and its kernels may run: MPS terminates them first. That ends all of its process's work on GPUs,
+// so it is left out while the process has another session.
 void Node::expel(const Session& session, const Status& status) {
   const auto& all = sessions_->connections();
   const bool stays = std::any_of(all.begin(), all.end(), [&](const auto& entry) {

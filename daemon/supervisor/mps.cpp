@@ -161,8 +161,7 @@ Result<std::string> MpsControl::terminate_now(const Question& question) const {
                        ", so it may mean another one by that number (another PID namespace?)");
     }
     if (has_ended(target.pidfd.get())) return not_found("process " + pid + " has ended");
-    Result<std::string> said =
-        run("terminate_client " + std::to_string(server) + " " + pid, question.due_ns);
+    Result<std::string> said = run("terminate_client " + std::to_string(server) + " " + pid, question.due_ns);
     if (!said.ok()) return said;
     const std::string took = std::to_string((clock_.now_ns() - begin) / kMsNs) + " ms";
     return "terminated by server " + std::to_string(server) + " within " + took +
@@ -218,9 +217,9 @@ Result<std::string> MpsControl::run(const std::string& command, std::uint64_t du
   }
   const std::string said = options_.program + " " + command;
   if (!in_time) {
-    return Status(StatusCode::kDeadlineExceeded, said + ": no answer in time; allowed: " +
-                                                     std::to_string(options_.timeout_ms) +
-                                                     " ms (mps.timeout_ms)");
+    return Status(StatusCode::kDeadlineExceeded,
+                  said + ": no answer in time; allowed: " + std::to_string(options_.timeout_ms) +
+                      " ms (mps.timeout_ms)");
   }
   if (!WIFEXITED(state) || WEXITSTATUS(state) != 0) {
     return internal_error(said + ": " +

@@ -1,8 +1,8 @@
-// MPS's control program, which can terminate what a process runs on the GPU. That comes before the process is cut
-// off: one that ends in the middle of a kernel takes along every process on its GPU.
+// MPS's control program, which can terminate what a process runs on the GPU. That comes before the process is
+// cut off: one that ends in the middle of a kernel takes along every process on its GPU.
 //
-// Asking takes some ten milliseconds and may hang, so a thread of its own does it, one question after another.
-// Threads: all calls from the loop's, which is also where answers arrive.
+// Asking takes some ten milliseconds and may hang, so a thread of its own does it, one question after
+// another. Threads: all calls from the loop's, which is also where answers arrive.
 #pragma once
 
 #include "base/clock.h"
@@ -23,7 +23,7 @@ namespace epd {
 class MpsControl {
  public:
   struct Options {
-    std::string program;  // nvidia-cuda-mps-control, by its path or to be found in PATH
+    std::string program;               // nvidia-cuda-mps-control, by its path or to be found in PATH
     std::uint32_t timeout_ms = 1'000;  // for a whole answer, waiting for its turn included
   };
   // The text says what was done.

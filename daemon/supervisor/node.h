@@ -27,8 +27,8 @@ namespace epd {
 
 // Connects the rooms: sessions and engines report events, the registry decides, and what it wants
 // done is done here. Split over node.cpp (sessions, engines), group_messages.cpp (the registry's actions),
-// lifecycle.cpp (signals, drain, reload, notification), operator.cpp (set, evict), gpus.cpp (GPUs and MPS) and what the control plane
-// sees: views.cpp, statistics.cpp, explain.cpp (one operation).
+// lifecycle.cpp (signals, drain, reload, notification), operator.cpp (set, evict), gpus.cpp (GPUs and MPS)
+// and what the control plane sees: views.cpp, statistics.cpp, explain.cpp (one operation).
 class Node final : public SessionHost, public FleetHost, public membership::MemberMemory {
  public:
   explicit Node(SupervisorOptions options);

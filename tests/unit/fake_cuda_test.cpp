@@ -546,7 +546,8 @@ int apart(const std::string&) {
 
 const std::map<std::string, int (*)(const std::string&)>& children() {
   static const std::map<std::string, int (*)(const std::string&)> all = {
-      {"reader", reader}, {"visible", visible}, {"none", none}, {"failing", failing}, {"faulting", faulting}, {"apart", apart}};
+      {"reader", reader},   {"visible", visible},   {"none", none},
+      {"failing", failing}, {"faulting", faulting}, {"apart", apart}};
   return all;
 }
 

@@ -160,7 +160,8 @@ TEST_F(Mps, ItsEndDoesNotWaitForAProgramThatHangs) {
   for (int i = 0; i < 2000 && asked().find("terminate") == std::string::npos; ++i) ::usleep(5000);
   const std::uint64_t begin_ns = clock_.now_ns();
   control.reset();
-  EXPECT_LT(clock_.now_ns() - begin_ns, kHangMs * std::uint64_t{1'000'000} / 2) << "it waited for the time limit";
+  EXPECT_LT(clock_.now_ns() - begin_ns, kHangMs * std::uint64_t{1'000'000} / 2)
+      << "it waited for the time limit";
 }
 
 TEST_F(Mps, FailuresOfTheProgramAreTold) {
@@ -185,8 +186,7 @@ TEST_F(Mps, WhatTheProgramSaysIsTold) {
 TEST_F(Mps, AProbeAsksForServersOnly) {
   write("servers", "");
   const auto control = start();
-  const Result<std::string> answer =
-      answer_to([&](auto given) { control->probe(std::move(given)); });
+  const Result<std::string> answer = answer_to([&](auto given) { control->probe(std::move(given)); });
   EXPECT_TRUE(answer.ok()) << answer.status().to_string();
   EXPECT_EQ(asked(), "get_server_list\n");
 }

@@ -198,9 +198,8 @@ bool can_reach(CUdevice device, CUdevice peer) {
   const int a = driver()->device(device)->machine;
   const int b = driver()->device(peer)->machine;
   const auto& apart = driver()->settings.apart;
-  return std::none_of(apart.begin(), apart.end(), [&](const auto& pair) {
-    return pair == std::pair(a, b) || pair == std::pair(b, a);
-  });
+  return std::none_of(apart.begin(), apart.end(),
+                      [&](const auto& pair) { return pair == std::pair(a, b) || pair == std::pair(b, a); });
 }
 
 void Device::fail(CUresult result) {

@@ -35,7 +35,7 @@ struct Settings {
   bool mps = true;
   std::string fault_dir;
   std::vector<std::pair<int, int>> apart;  // devices of the machine without P2P
-  std::vector<Fault> faults;  // guarded by Driver::mutex
+  std::vector<Fault> faults;               // guarded by Driver::mutex
 
   static Settings from_environment();
 };

@@ -52,7 +52,8 @@ class Device {
   // Clamped to 1 .. max_sms(); takes effect with the next chunk (host) or operation (CUDA).
   virtual void set_num_sms(std::uint32_t sms) = 0;
 
-  // Ends the process (kExitDeviceFailed) if the device has failed, which does not show while nothing runs on it.
+  // Ends the process (kExitDeviceFailed) if the device has failed, which does not show while nothing runs on
+  // it.
   virtual void check() {}
 
   virtual Result<std::unique_ptr<Arena>> map_arena(int fd, std::uint64_t bytes) = 0;

@@ -33,7 +33,8 @@ struct DaemonView {
   std::uint64_t arena_bytes = 0;       // promised to clients (touched pages may be fewer)
   std::uint64_t sessions_total = 0;    // since start
   std::uint64_t sessions_refused = 0;  // since start
-  std::string mps_control_error;       // why MPS can't be asked to terminate a client; "" if it can, or without MPS
+  std::string
+      mps_control_error;  // why MPS can't be asked to terminate a client; "" if it can, or without MPS
 };
 
 // What the driver says of a GPU.
