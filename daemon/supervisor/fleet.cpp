@@ -144,10 +144,15 @@ void EngineFleet::kill(std::uint32_t index, const std::string& why) {
     record_event(EventKind::kEngineDied, LogLevel::kWarning, "engine killed",
                  {{"device", device.name}, {"pid", device.process->pid()}, {"reason", why}});
   }
-  host_.before_kill(index, [this, index, pid = device.process->pid()] {
-    const Device& now = devices_[index];
-    if (now.process != nullptr && now.process->pid() == pid) now.process->kill();
-  });
+  const auto now = [this, index, pid = device.process->pid()] {
+    const Device& d = devices_[index];
+    if (d.process != nullptr && d.process->pid() == pid) d.process->kill();
+  };
+  if (is_ready(index)) {
+    host_.before_kill(index, now);
+  } else {
+    now();  // it runs nothing yet
+  }
 }
 
 void EngineFleet::kill_unless_stopped(std::uint32_t index, const std::string& why) {
@@ -177,6 +182,7 @@ void EngineFleet::on_exit(std::uint32_t index) {
   const pid_t pid = device.process->pid();
   device.last_exit = device.process->reap();
   const bool busy = device.process->exit_code() == abi::kExitDeviceBusy;
+  const bool failed = device.process->exit_code() == abi::kExitDeviceFailed;
   device.process.reset();
   device.kill_at_ns = 0;
   device.state = DeviceState::kRestarting;
@@ -192,7 +198,7 @@ void EngineFleet::on_exit(std::uint32_t index) {
   }
   record_event(EventKind::kEngineDied, LogLevel::kError, "engine died",
                {{"device", device.name}, {"pid", pid}, {"exit", device.last_exit}});
-  host_.engine_down(index, text);
+  host_.engine_down(index, text, failed);
   schedule_restart(index);
 }
 

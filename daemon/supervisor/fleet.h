@@ -23,10 +23,12 @@ class FleetHost {
   virtual void engine_ready(std::uint32_t device) = 0;
   virtual void engine_message(std::uint32_t device, const Packet& packet) = 0;
   // It is dead; everything it had sent has been delivered. `text` says how, for clients to read.
-  virtual void engine_down(std::uint32_t device, const std::string& text) = 0;
+  // `device_failed`: it has ended because the device had.
+  virtual void engine_down(std::uint32_t device, const std::string& text, bool device_failed) = 0;
   // The device takes no new process yet. Said now and then.
   virtual void engine_waits(std::uint32_t device) = 0;
-  // It is about to be killed. `then` does that, if it is still there: to be called once, now or soon.
+  // It serves, and is about to be killed. `then` does that, if it is still there: to be called once, now or
+  // soon.
   virtual void before_kill(std::uint32_t device, std::function<void()> then) = 0;
   // After engine_down: it will not be started again.
   virtual void engine_failed(std::uint32_t device, const std::string& text) = 0;

@@ -3,12 +3,31 @@
 #include "node.h"
 
 #include <algorithm>
+#include <fstream>
+#include <sstream>
 
 namespace epd {
 namespace {
 
 bool is_cuda(const DeviceName& name) {
   return name.kind == abi::DeviceKind::kCuda;
+}
+
+// Whether a process is on its way out, as /proc says. Not where that hides other users' processes.
+bool is_ending(const PeerIdentity& peer) {
+  constexpr unsigned long kExiting = 0x4;  // the kernel's PF_EXITING
+  if (!peer.pidfd.valid()) return false;   // the number may be another's by now
+  std::ifstream file("/proc/" + std::to_string(peer.pid) + "/stat");
+  std::string line;
+  std::getline(file, line);
+  const std::size_t name_end = line.rfind(')');  // the name may hold anything
+  if (name_end == std::string::npos) return false;
+  std::istringstream fields(line.substr(name_end + 1));
+  std::string state;
+  long skipped = 0;  // parent, process group, session, terminal, its process group
+  unsigned long flags = 0;
+  fields >> state >> skipped >> skipped >> skipped >> skipped >> skipped >> flags;
+  return fields && (flags & kExiting) != 0;
 }
 
 void tell_of(const DeviceName& name, const DeviceFacts& facts) {
@@ -152,6 +171,17 @@ void Node::expel(const Session& session, const Status& status) {
   } else {
     terminate_work(session.device, session.peer.pid, session.peer.pidfd.get(), end);
   }
+}
+
+// A GPU mostly fails because a client was killed in the middle of its kernel. That one needs half a second to
+// end, with all that it has mapped of the GPU, and only then are its socket and its process seen to have; the
+// other ranks of its groups need not wait for that.
+void Node::end_dying_sessions(std::uint32_t device) {
+  std::vector<std::uint64_t> dying;
+  for (const auto& [id, session] : sessions_->connections()) {
+    if (session.attached && session.device == device && is_ending(session.peer)) dying.push_back(id);
+  }
+  for (const std::uint64_t id : dying) sessions_->died(id);
 }
 
 void Node::engine_waits(std::uint32_t device) {

@@ -163,14 +163,15 @@ Result<std::string> MpsControl::terminate_now(const Question& question) const {
     if (has_ended(target.pidfd.get())) return not_found("process " + pid + " has ended");
     Result<std::string> said = run("terminate_client " + std::to_string(server) + " " + pid, question.due_ns);
     if (!said.ok()) return said;
-    const std::string took = std::to_string((clock_.now_ns() - begin) / kMsNs) + " ms";
-    return "terminated by server " + std::to_string(server) + " within " + took +
-           (said->empty() ? "" : ": " + *said);
+    // It exits with 0 in any case; what the server returned stands in its last line, after what was wrong.
+    if (one_line(*said) != "0") return internal_error("terminate_client: " + one_line(*said));
+    return "terminated by server " + std::to_string(server) + " within " +
+           std::to_string((clock_.now_ns() - begin) / kMsNs) + " ms";
   }
   return not_found("MPS knows no client " + pid);
 }
 
-// What the program says to one command, without the last line end.
+// What the program says to one command: numbers, one a line, or nothing.
 Result<std::string> MpsControl::run(const std::string& command, std::uint64_t due_ns) const {
   Result<Pipe> in = make_pipe();
   if (!in.ok()) return in.status();
@@ -227,7 +228,9 @@ Result<std::string> MpsControl::run(const std::string& command, std::uint64_t du
                                             : "signal " + std::to_string(WTERMSIG(state))) +
                           (text.empty() ? "" : ", " + one_line(text)));
   }
-  return numbers_in(text).empty() ? one_line(text) : text;
+  if (text.find_first_not_of(" \r\n") != std::string::npos && numbers_in(text).empty())
+    return internal_error(said + ": " + one_line(text));  // as for a command that it does not know
+  return text;
 }
 
 }  // namespace epd

@@ -205,8 +205,9 @@ void Node::engine_ready(std::uint32_t device) {
   registry_.engine_up(device);
 }
 
-void Node::engine_down(std::uint32_t device, const std::string& text) {
+void Node::engine_down(std::uint32_t device, const std::string& text, bool device_failed) {
   removals_[device].clear();
+  if (device_failed) end_dying_sessions(device);
   for (const auto& [id, session] : sessions_->connections()) {
     if (session.attached && session.device == device) unserve_segments(session.segments);
   }

@@ -74,7 +74,7 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   // FleetHost
   void engine_ready(std::uint32_t device) override;
   void engine_message(std::uint32_t device, const Packet& packet) override;
-  void engine_down(std::uint32_t device, const std::string& text) override;
+  void engine_down(std::uint32_t device, const std::string& text, bool device_failed) override;
   void engine_waits(std::uint32_t device) override;
   void before_kill(std::uint32_t device, std::function<void()> then) override;
   void engine_failed(std::uint32_t device, const std::string& text) override;
@@ -110,6 +110,7 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   std::optional<CudaView> cuda_view(std::uint32_t device) const;
   void terminate_work(std::uint32_t device, pid_t pid, int pidfd, std::function<void()> then);
   void expel(const Session& session, const Status& status);
+  void end_dying_sessions(std::uint32_t device);
 
   // explain.cpp
   WaitView wait_view(const membership::Group& group, std::uint32_t rank, const OperationView* its) const;

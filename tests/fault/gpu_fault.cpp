@@ -73,6 +73,10 @@ void FaultyGpus::expect_only_this_engine_died(std::uint32_t device) const {
   std::istringstream lines(daemon_->log());
   std::uint32_t deaths = 0;
   for (std::string line; std::getline(lines, line);) {
+    for (const char* told :
+         {"the GPU has failed", "engine died", "takes no new", "engine ready", "how=\"died\""}) {
+      if (line.find(told) != std::string::npos) std::printf("  %s\n", line.c_str());
+    }
     if (line.find("engine died") == std::string::npos) continue;
     ++deaths;
     EXPECT_NE(line.find("device=\"" + daemon_->device(device) + "\""), std::string::npos) << line;

@@ -26,7 +26,7 @@ class FaultyGpus {
 
   // Kills the process, which occupies the GPU, and returns when, in seconds. The GPU's engine is dead then.
   double kill_in_a_kernel(RankProcess& process, std::uint32_t device);
-  // Because the GPU had failed, and once; the others' have not died.
+  // Because the GPU had failed, and once; the others' have not died. Prints what the daemon told of engines.
   void expect_only_this_engine_died(std::uint32_t device) const;
 
   bool can_terminate() const;

@@ -35,16 +35,17 @@ void set_first(std::atomic<double>& time) {
 }
 
 void print_times(const char* what, double killed, const Stage& stage) {
-  const auto ms = [killed](const std::atomic<double>& time) {
-    return time == 0 ? -1 : (time - killed) * 1000;
+  const auto after = [killed](const std::atomic<double>& time) {
+    char text[32];
+    std::snprintf(text, sizeof(text), "%.1f ms", (time - killed) * 1000);
+    return std::string(time == 0 ? "none" : text);
   };
   for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
     if (rank == kVictim) continue;
     const RankTimes& times = stage.times[rank];
-    std::printf(
-        "%s, rank %u: after the kill a typed status %.1f ms, its next operation %.1f ms, the next of all "
-        "ranks %.1f ms\n",
-        what, rank, ms(times.told), ms(times.again), ms(times.whole));
+    std::printf("%s, rank %u, since the kill: typed status %s, next operation %s, next of all ranks %s\n",
+                what, rank, after(times.told).c_str(), after(times.again).c_str(),
+                after(times.whole).c_str());
   }
 }
 
@@ -325,7 +326,7 @@ TEST_F(GpuFault, AnEngineThatHangsIsTerminatedFirst) {
   RankProcess client([&]() -> std::string {
     const Session session(daemon().socket(), daemon().device(kVictim));
     const Group group(session, small_config("hangs", 0, 1));
-    note(occupy_gpu(static_cast<int>(kVictim)));
+    note(occupy_gpu(static_cast<int>(kVictim), 12));  // until after the kill
     stage->ready.arrive();
     stage->joined.wait_for(1);
     const Keepsake keepsake(session, 0);

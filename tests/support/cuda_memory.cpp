@@ -146,10 +146,10 @@ again:
 }
 )PTX";
 
-bool spin_for_long(void* stream) {
+bool spin_for(int seconds, void* stream) {
   void* library = nullptr;
   void* kernel = nullptr;
-  std::uint64_t time_ns = 600'000'000'000;
+  std::uint64_t time_ns = static_cast<std::uint64_t>(seconds) * 1'000'000'000;
   void* arguments[] = {&time_ns};
   return driver().load(&library, kSpinKernel, nullptr, nullptr, 0, nullptr, nullptr, 0) == 0 &&
          driver().kernel(&kernel, library, "epd_test_spin") == 0 &&
@@ -157,14 +157,15 @@ bool spin_for_long(void* stream) {
 }
 
 // Two streams, so that one has work while the other is waited for.
-[[noreturn]] void fill_for_ever(int gpu) {
+void fill_for(int seconds, int gpu) {
   constexpr std::size_t kBytes = 16 << 20;
   driver().use(gpu);
   Driver::Address memory = 0;
   check(driver().allocate(&memory, kBytes), "cuMemAlloc");
   void* streams[2] = {};
   for (void*& stream : streams) check(driver().make_stream(&stream, kNonBlocking), "cuStreamCreate");
-  for (std::uint32_t turn = 0;; ++turn) {
+  const double end = now_s() + seconds;
+  for (std::uint32_t turn = 0; now_s() < end; ++turn) {
     for (int i = 0; i < 16; ++i) driver().fill(memory, 1, kBytes, streams[turn % 2]);
     driver().stream_synchronize(streams[1 - turn % 2]);
   }
@@ -172,12 +173,12 @@ bool spin_for_long(void* stream) {
 
 }  // namespace
 
-std::string occupy_gpu(int gpu) {
+std::string occupy_gpu(int gpu, int seconds) {
   driver().use(gpu);
   void* stream = nullptr;
   check(driver().make_stream(&stream, kNonBlocking), "cuStreamCreate");
-  if (spin_for_long(stream)) return "one long kernel";
-  std::thread([gpu] { fill_for_ever(gpu); }).detach();  // the fake driver knows no such kernel
+  if (spin_for(seconds, stream)) return "one long kernel";
+  std::thread([gpu, seconds] { fill_for(seconds, gpu); }).detach();  // the fake driver knows no such kernel
   return "fills, one after another";
 }
 

@@ -183,6 +183,25 @@ TEST_F(Mps, WhatTheProgramSaysIsTold) {
       << answer.status().message();
 }
 
+// The true one says so, and exits with 0.
+TEST_F(Mps, AServerThatRefusesHasNotTerminated) {
+  const Idle client;
+  write("servers", "10\n");
+  list("10", {client.pid()});
+  write("says", "Invalid process 7!\n1\n");
+  const Result<std::string> answer = terminate(*start(), client, {client.pid()});
+  EXPECT_EQ(answer.status().code(), StatusCode::kInternal);
+  EXPECT_NE(answer.status().message().find("Invalid process 7! 1"), std::string::npos)
+      << answer.status().message();
+}
+
+TEST_F(Mps, AProgramThatDoesNotKnowTheCommandIsNoHelp) {
+  write("servers", "Unknown command \"get_server_list\"\n");
+  const auto control = start();
+  const Result<std::string> answer = answer_to([&](auto given) { control->probe(std::move(given)); });
+  EXPECT_EQ(answer.status().code(), StatusCode::kInternal) << answer.status().to_string();
+}
+
 TEST_F(Mps, AProbeAsksForServersOnly) {
   write("servers", "");
   const auto control = start();
