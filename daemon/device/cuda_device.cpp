@@ -13,10 +13,43 @@
 
 namespace epd {
 
+namespace {
+
+std::function<void()>& last_word() {
+  static std::function<void()> word;
+  return word;
+}
+
+// With these the driver has stopped all work of the context. After another, what is in flight may still run.
+bool context_is_lost(CUresult result) {
+  switch (result) {
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_LAUNCH_FAILED:
+    case CUDA_ERROR_MPS_CLIENT_TERMINATED: return true;
+    default: return false;
+  }
+}
+
+}  // namespace
+
+void set_last_word(std::function<void()> word) {
+  last_word() = std::move(word);
+}
+
+// The end of a process that has used a GPU takes the driver almost half a second. Peers need not wait for
+// that.
 void cuda_must(const CudaDriver& driver, const char* what, CUresult result) {
   if (result == CUDA_SUCCESS) return;
   log_event(LogLevel::kError, "the GPU has failed; the engine ends",
             {{"error", driver.describe(what, result)}});
+  if (context_is_lost(result) && last_word()) last_word()();
   ::_exit(abi::kExitDeviceFailed);  // no destructor may touch the context again
 }
 

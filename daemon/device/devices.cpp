@@ -64,6 +64,12 @@ Result<UniqueFd> make_arena_memory(const DeviceName& device, const char* label, 
 #endif
 }
 
+void on_device_failed([[maybe_unused]] std::function<void()> last_word) {
+#if EPD_WITH_CUDA
+  set_last_word(std::move(last_word));
+#endif
+}
+
 Result<std::unique_ptr<Device>> make_device(const std::string& name, std::function<void()> notify) {
   Result<DeviceName> parsed = parse_device_name(name);
   if (!parsed.ok()) return parsed.status();

@@ -27,6 +27,8 @@ class Engine {
   void set_device(std::unique_ptr<Device> device) { device_ = std::move(device); }
   // From any thread: something the loop waits for has happened.
   void wake();
+  // The loop's thread is about to end the process.
+  void say_device_failed();
   // Until kStop or the end of the link. Returns the process's exit code.
   int run();
 

@@ -18,6 +18,7 @@ int engine_main(const EngineOptions& options) {
   }
   const MonotonicClock clock;
   Engine engine(std::move(link), std::move(bell), Page(std::move(page).value()), clock);
+  on_device_failed([&engine] { engine.say_device_failed(); });
   auto device = make_device(options.device, [&engine] { engine.wake(); });
   if (device.status().code() == StatusCode::kWouldBlock) return abi::kExitDeviceBusy;
   if (!device.ok()) {

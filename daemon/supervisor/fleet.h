@@ -22,8 +22,8 @@ class FleetHost {
   // kReady has come; the engine knows nothing yet.
   virtual void engine_ready(std::uint32_t device) = 0;
   virtual void engine_message(std::uint32_t device, const Packet& packet) = 0;
-  // It is dead; everything it had sent has been delivered. `text` says how, for clients to read.
-  // `device_failed`: it has ended because the device had.
+  // It is dead, or is about to be and does nothing any more; everything it had sent has been delivered.
+  // `text` says how, for clients to read. `device_failed`: because the device has.
   virtual void engine_down(std::uint32_t device, const std::string& text, bool device_failed) = 0;
   // The device takes no new process yet. Said now and then.
   virtual void engine_waits(std::uint32_t device) = 0;
@@ -105,6 +105,7 @@ class EngineFleet {
     std::uint32_t restarts = 0;
     std::string last_exit;
     std::string kill_reason;  // why we killed it, until it is dead
+    bool down_told = false;   // by its last word, before it is dead
     std::uint64_t started_ns = 0;
     std::uint64_t start_at_ns = 0;  // when down: the next start; 0 = none
     std::uint64_t say_busy_ns = 0;  // when to say again that the GPU takes nobody
@@ -122,6 +123,7 @@ class EngineFleet {
   void spawn(std::uint32_t device);
   void on_link(std::uint32_t device, std::uint32_t events);
   void read_link(std::uint32_t device);
+  void on_device_failed(std::uint32_t device);
   void on_exit(std::uint32_t device);
   void try_again(std::uint32_t device);
   void schedule_restart(std::uint32_t device);

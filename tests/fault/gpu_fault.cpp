@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <cstdlib>
 #include <filesystem>
@@ -18,6 +20,20 @@ constexpr const char* kFaultDir = "EPD_FAKE_CUDA_FAULT_DIR";
 constexpr const char* kMpsDir = "EPD_FAKE_MPS_DIR";
 
 }  // namespace
+
+HeldExit::HeldExit(pid_t pid)
+    : pid_(pid), traced_(::ptrace(PTRACE_SEIZE, pid, nullptr, PTRACE_O_TRACEEXIT) == 0) {}
+
+HeldExit::~HeldExit() {
+  if (traced_ && eventually(20, [this] { return reached(); }))
+    ::ptrace(PTRACE_DETACH, pid_, nullptr, nullptr);
+}
+
+bool HeldExit::reached() {
+  int state = 0;
+  reached_ = reached_ || ::waitpid(pid_, &state, WNOHANG | __WALL) == pid_;
+  return reached_;
+}
 
 FaultyGpus::FaultyGpus() : true_gpus_(std::getenv("EPD_TEST_GPUS") != nullptr) {
   if (!has_cuda_driver()) {
@@ -52,20 +68,27 @@ bool FaultyGpus::start(const std::vector<std::pair<std::string, std::string>>& s
   return daemon_->start();
 }
 
-double FaultyGpus::kill_in_a_kernel(RankProcess& process, std::uint32_t device) {
-  const pid_t engine = daemon_->engine(device);
-  const std::string fault = folder_ + "/device-" + std::to_string(device);
-  const std::string busy = folder_ + "/busy-" + std::to_string(device);
+double FaultyGpus::strike(RankProcess& process, std::uint32_t device) {
   const double killed = now_s();
   process.kill(SIGKILL);
-  std::ofstream(busy).close();
-  std::ofstream(fault).close();
+  std::ofstream(folder_ + "/busy-" + std::to_string(device)).close();
+  std::ofstream(folder_ + "/device-" + std::to_string(device)).close();
+  return killed;
+}
+
+void FaultyGpus::recover(std::uint32_t device) {
+  fs::remove(folder_ + "/device-" + std::to_string(device));
+  if (!true_gpus_) sleep_ms(60);  // some engines and clients are turned away
+  fs::remove(folder_ + "/busy-" + std::to_string(device));
+}
+
+double FaultyGpus::kill_in_a_kernel(RankProcess& process, std::uint32_t device) {
+  const pid_t engine = daemon_->engine(device);
+  const double killed = strike(process, device);
   EXPECT_TRUE(eventually(20, [&] { return !is_running(engine); })) << "the engine has not noticed";
   std::printf("the engine was gone %.1f ms after the kill\n", (now_s() - killed) * 1000);
-  fs::remove(fault);
-  if (!true_gpus_) sleep_ms(60);  // some engines and clients are turned away
-  fs::remove(busy);
-  process.wait(10);
+  recover(device);
+  std::printf("the killed process ran %s\n", process.wait(10).note.c_str());
   return killed;
 }
 

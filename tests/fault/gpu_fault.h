@@ -12,6 +12,23 @@
 
 namespace epd::test {
 
+// Keeps the last step of a process's end back: it does nothing any more, but it is there.
+class HeldExit {
+ public:
+  explicit HeldExit(pid_t pid);
+  ~HeldExit();  // lets it go
+  HeldExit(const HeldExit&) = delete;
+  HeldExit& operator=(const HeldExit&) = delete;
+  bool works() const { return traced_; }
+  // Whether it has come to its end, and is held there.
+  bool reached();
+
+ private:
+  const pid_t pid_;
+  bool traced_ = false;
+  bool reached_ = false;
+};
+
 class FaultyGpus {
  public:
   FaultyGpus();
@@ -24,8 +41,12 @@ class FaultyGpus {
   bool start(const std::vector<std::pair<std::string, std::string>>& settings);
   Daemon& daemon() const { return *daemon_; }
 
-  // Kills the process, which occupies the GPU, and returns when, in seconds. The GPU's engine is dead then.
+  // Kills the process, which occupies the GPU, and returns when, in seconds. The GPU's engine is dead then,
+  // and the GPU recovers.
   double kill_in_a_kernel(RankProcess& process, std::uint32_t device);
+  // The same without waiting for anything, and what must follow.
+  double strike(RankProcess& process, std::uint32_t device);
+  void recover(std::uint32_t device);
   // Because the GPU had failed, and once; the others' have not died. Prints what the daemon told of engines.
   void expect_only_this_engine_died(std::uint32_t device) const;
 

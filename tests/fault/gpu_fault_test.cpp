@@ -241,6 +241,48 @@ TEST_F(GpuFault, AGroupThatFailsFastEndsAndTheNextOneForms) {
   gpus_->expect_only_this_engine_died(kVictim);
 }
 
+// The driver takes almost half a second to end a process that has used a GPU. An engine says its last word
+// before, so the others do not wait for that.
+TEST_F(GpuFault, TheOthersDoNotWaitForTheEndOfTheEnginesProcess) {
+  const Case c = gpu_case(true);
+  Shared<Stage> stage;
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(daemon().socket(), daemon().device(rank));
+      const Group group(session, c.config("degrade", rank));
+      ScriptOptions o;
+      o.rounds = 60;
+      o.order = Order::kInTurn;
+      o.recover = true;
+      o.finished = &stage->finished;
+      o.num_finishers = kRanks - 1;
+      o.on_complete = [&](std::uint64_t completed) {
+        if (completed != 30) return;
+        if (rank == kVictim) note(occupy_gpu(static_cast<int>(kVictim)));
+        stage->ready.arrive();
+        if (rank == kVictim) sleep_ms(60000);
+      };
+      const ScriptStats stats = ScriptRunner(group, c, rank, o).run();
+      only_these(stats, {"RANK_LOST", "ENGINE_RESTARTED"});
+      RANK_CHECK(epd_group_active(group.get(), kVictim) == 0, "the rank is lost");
+      return stats.to_string();
+    });
+  }
+  ASSERT_TRUE(eventually(60, [&] { return stage->ready.count == kRanks; }));
+  HeldExit engine(daemon().engine(kVictim));
+  if (!engine.works()) GTEST_SKIP() << "may not trace here";
+  gpus_->strike(ranks[kVictim], kVictim);
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    if (rank == kVictim) continue;
+    const RankOutcome outcome = ranks[rank].wait(60);
+    EXPECT_TRUE(outcome.ok) << "rank " << rank << " " << outcome.to_string();
+  }
+  EXPECT_TRUE(engine.reached()) << "the engine has not noticed";
+  EXPECT_EQ(daemon().log().find("engine died"), std::string::npos) << "its process is still held";
+  gpus_->recover(kVictim);
+}
+
 // An engine with nothing in flight must notice as well: MPS takes nobody new before it has gone.
 TEST_F(GpuFault, AnEngineWithNothingToDoComesBackToo) {
   Shared<Stage> stage;
@@ -326,7 +368,7 @@ TEST_F(GpuFault, AnEngineThatHangsIsTerminatedFirst) {
   RankProcess client([&]() -> std::string {
     const Session session(daemon().socket(), daemon().device(kVictim));
     const Group group(session, small_config("hangs", 0, 1));
-    note(occupy_gpu(static_cast<int>(kVictim), 12));  // until after the kill
+    note(occupy_gpu(static_cast<int>(kVictim), 12));  // past the kill, and not for ever: copies wait for it
     stage->ready.arrive();
     stage->joined.wait_for(1);
     const Keepsake keepsake(session, 0);

@@ -86,6 +86,10 @@ class RowMover {
   virtual std::unique_ptr<Work> combine(const kernels::CombineArgs& args, const Share& share) = 0;
 };
 
+// Called as the process ends because its device has failed (kExitDeviceFailed) and runs nothing of it any
+// more. To be set before make_device.
+void on_device_failed(std::function<void()> last_word);
+
 // INVALID_ARGUMENT for a name that is not understood; UNSUPPORTED for a GPU that can't be used.
 Result<std::unique_ptr<Device>> make_device(const std::string& name, std::function<void()> notify);
 
