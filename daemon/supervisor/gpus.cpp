@@ -114,16 +114,28 @@ Status Node::start_mps_control() {
       MpsControl::start(*loop_, clock_, {config_.mps_control, config_.mps_timeout_ms});
   if (!control.ok()) return control.status();
   mps_ = std::move(*control);
-  mps_->probe([this](const Result<std::string>& answer) {
+  return {};
+}
+
+// When engines are on their GPUs.
+void Node::probe_mps_control() {
+  if (mps_ == nullptr) return;
+  mps_->probe(engine_pids(), [this](const Result<std::string>& answer) {
     if (answer.ok()) return;
     mps_error_ = answer.status().message();
-    log_event(
-        LogLevel::kWarning,
-        "MPS can't be asked to terminate work on a GPU: a client that is evicted or an engine that is killed "
-        "in the middle of a kernel takes along all processes of its GPU",
-        {{"reason", mps_error_}});
+    log_event(LogLevel::kWarning,
+              "MPS can't be asked to terminate work on a GPU: a client that is evicted or an engine that is "
+              "killed in the middle of a kernel takes along all processes of its GPU",
+              {{"reason", mps_error_}});
   });
-  return {};
+}
+
+std::vector<pid_t> Node::engine_pids() const {
+  std::vector<pid_t> pids;
+  for (std::uint32_t i = 0; i < fleet_->size(); ++i) {
+    if (fleet_->process(i) != nullptr) pids.push_back(fleet_->process(i)->pid());
+  }
+  return pids;
 }
 
 // `then` is called when nothing of the process runs on the GPU any more, or that can't be had in time: now,
@@ -136,20 +148,17 @@ void Node::terminate_work(std::uint32_t device, pid_t pid, int pidfd, std::funct
     then();
     return;
   }
-  MpsControl::Target target{pid, std::move(*same), {}};
-  for (std::uint32_t i = 0; i < fleet_->size(); ++i) {
-    if (fleet_->process(i) != nullptr) target.ours.push_back(fleet_->process(i)->pid());
-  }
-  mps_->terminate(
-      std::move(target), [this, device, pid, then = std::move(then)](const Result<std::string>& how) {
-        const bool fine = how.ok() || how.status().code() == StatusCode::kNotFound;
-        log_event(fine ? LogLevel::kInfo : LogLevel::kWarning,
-                  how.ok() ? "work on the GPU terminated by MPS" : "work on the GPU not terminated",
-                  {{"device", fleet_->name(device)},
-                   {"pid", pid},
-                   {"how", how.ok() ? how.value() : how.status().to_string()}});
-        then();
-      });
+  mps_->terminate(MpsControl::Target{pid, std::move(*same), engine_pids()},
+                  [this, device, pid, then = std::move(then)](const Result<std::string>& how) {
+                    const bool fine = how.ok() || how.status().code() == StatusCode::kNotFound;
+                    log_event(
+                        fine ? LogLevel::kInfo : LogLevel::kWarning,
+                        how.ok() ? "work on the GPU terminated by MPS" : "work on the GPU not terminated",
+                        {{"device", fleet_->name(device)},
+                         {"pid", pid},
+                         {"how", how.ok() ? how.value() : how.status().to_string()}});
+                    then();
+                  });
 }
 
 void Node::before_kill(std::uint32_t device, std::function<void()> then) {

@@ -72,8 +72,9 @@ std::vector<pid_t> numbers_in(const std::string& text) {
   return numbers;
 }
 
-bool contains(const std::vector<pid_t>& list, pid_t pid) {
-  return std::find(list.begin(), list.end(), pid) != list.end();
+bool lists_any(const std::string& text, const std::vector<pid_t>& pids) {
+  const std::vector<pid_t> listed = numbers_in(text);
+  return std::find_first_of(listed.begin(), listed.end(), pids.begin(), pids.end()) != listed.end();
 }
 
 // One line that can't break a log.
@@ -105,9 +106,10 @@ MpsControl::~MpsControl() {
   thread_.join();
 }
 
-void MpsControl::probe(Answer answer) {
+void MpsControl::probe(std::vector<pid_t> ours, Answer answer) {
   Question question;
   question.probe = true;
+  question.target.ours = std::move(ours);
   question.answer = std::move(answer);
   ask(std::move(question));
 }
@@ -138,10 +140,21 @@ void MpsControl::work() {
       question = std::move(questions_.front());
       questions_.pop_front();
     }
-    Result<std::string> result =
-        question.probe ? run("get_server_list", question.due_ns) : terminate_now(question);
+    Result<std::string> result = question.probe ? probe_now(question) : terminate_now(question);
     loop_.post([answer = std::move(question.answer), result = std::move(result)] { answer(result); });
   }
+}
+
+Result<std::string> MpsControl::probe_now(const Question& question) const {
+  Result<std::string> servers = run("get_server_list", question.due_ns);
+  if (!servers.ok()) return servers;
+  for (const pid_t server : numbers_in(*servers)) {
+    Result<std::string> listed = run("get_client_list " + std::to_string(server), question.due_ns);
+    if (!listed.ok()) return listed;
+    if (lists_any(*listed, question.target.ours)) return "server " + std::to_string(server);
+  }
+  return not_found(
+      "MPS lists no engine of this daemon: it is in another PID namespace, or another MPS than theirs");
 }
 
 Result<std::string> MpsControl::terminate_now(const Question& question) const {
@@ -153,10 +166,8 @@ Result<std::string> MpsControl::terminate_now(const Question& question) const {
   for (const pid_t server : numbers_in(*servers)) {
     Result<std::string> listed = run("get_client_list " + std::to_string(server), question.due_ns);
     if (!listed.ok()) return listed;
-    const std::vector<pid_t> clients = numbers_in(*listed);
-    if (!contains(clients, target.pid)) continue;
-    if (std::none_of(target.ours.begin(), target.ours.end(),
-                     [&](pid_t own) { return contains(clients, own); })) {
+    if (!lists_any(*listed, {target.pid})) continue;
+    if (!lists_any(*listed, target.ours)) {
       return not_found("MPS lists no engine of this daemon beside process " + pid +
                        ", so it may mean another one by that number (another PID namespace?)");
     }

@@ -32,14 +32,15 @@ class MpsControl {
   static Result<std::unique_ptr<MpsControl>> start(Loop& loop, const Clock& clock, Options options);
   ~MpsControl();  // answers what is still asked with nothing
 
-  // Whether it answers at all.
-  void probe(Answer answer);
+  // `ours`: processes of this daemon on GPUs. If MPS lists none of them, it knows processes by other numbers
+  // than we do (another PID namespace), and a number might be anybody's.
+
+  // Whether work could be terminated: it answers, and lists one of ours. Else as terminate().
+  void probe(std::vector<pid_t> ours, Answer answer);
 
   struct Target {
     pid_t pid = 0;
     UniqueFd pidfd;  // of the same process: a later one of that number is left alone
-    // Processes of ours on the GPU. If MPS lists none of them, it knows processes by other numbers than we do
-    // (another PID namespace), and `pid` might be anybody's.
     std::vector<pid_t> ours;
   };
   // NOT_FOUND: MPS does not know it, so nothing of it runs. DEADLINE_EXCEEDED. UNSUPPORTED: no such program.
@@ -58,6 +59,7 @@ class MpsControl {
       : loop_(loop), clock_(clock), options_(std::move(options)), stop_(std::move(stop)) {}
   void ask(Question question);
   void work();
+  Result<std::string> probe_now(const Question& question) const;
   Result<std::string> terminate_now(const Question& question) const;
   Result<std::string> run(const std::string& command, std::uint64_t due_ns) const;
 

@@ -107,6 +107,8 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   Status find_devices();
   Status find_unreachable();
   Status start_mps_control();
+  void probe_mps_control();
+  std::vector<pid_t> engine_pids() const;
   std::optional<CudaView> cuda_view(std::uint32_t device) const;
   void terminate_work(std::uint32_t device, pid_t pid, int pidfd, std::function<void()> then);
   void expel(const Session& session, const Status& status);

@@ -7,7 +7,7 @@ echo "$command${server:+ $server}${client:+ $client}" >> "$EPD_FAKE_MPS_DIR/aske
 cd "$EPD_FAKE_MPS_DIR" || exit 9
 case $command in
   get_server_list) cat servers ;;
-  get_client_list) cat "clients-$server" ;;
+  get_client_list) [ ! -f "clients-$server" ] || cat "clients-$server" ;;
   terminate_client)
     [ ! -f hang ] || exec sleep 60
     if [ -f says ]; then cat says; else echo 0; fi

@@ -166,7 +166,7 @@ TEST_F(Mps, ItsEndDoesNotWaitForAProgramThatHangs) {
 
 TEST_F(Mps, FailuresOfTheProgramAreTold) {
   const auto control = start("/no/such/program");
-  const Result<std::string> missing = answer_to([&](auto answer) { control->probe(std::move(answer)); });
+  const Result<std::string> missing = answer_to([&](auto answer) { control->probe({1}, std::move(answer)); });
   EXPECT_EQ(missing.status().code(), StatusCode::kUnsupported) << missing.status().to_string();
   EXPECT_NE(missing.status().message().find("mps.control"), std::string::npos);
 }
@@ -198,16 +198,27 @@ TEST_F(Mps, AServerThatRefusesHasNotTerminated) {
 TEST_F(Mps, AProgramThatDoesNotKnowTheCommandIsNoHelp) {
   write("servers", "Unknown command \"get_server_list\"\n");
   const auto control = start();
-  const Result<std::string> answer = answer_to([&](auto given) { control->probe(std::move(given)); });
+  const Result<std::string> answer = answer_to([&](auto given) { control->probe({1}, std::move(given)); });
   EXPECT_EQ(answer.status().code(), StatusCode::kInternal) << answer.status().to_string();
 }
 
-TEST_F(Mps, AProbeAsksForServersOnly) {
-  write("servers", "");
+TEST_F(Mps, AProbeLooksForAnEngine) {
+  write("servers", "10\n20\n");
+  list("10", {1});
+  list("20", {2, 3});
   const auto control = start();
-  const Result<std::string> answer = answer_to([&](auto given) { control->probe(std::move(given)); });
+  const Result<std::string> answer = answer_to([&](auto given) { control->probe({4, 3}, std::move(given)); });
   EXPECT_TRUE(answer.ok()) << answer.status().to_string();
-  EXPECT_EQ(asked(), "get_server_list\n");
+  EXPECT_EQ(asked(), "get_server_list\nget_client_list 10\nget_client_list 20\n");
+}
+
+TEST_F(Mps, AProbeThatFindsNoEngineSaysWhatThatMeans) {
+  write("servers", "10\n");
+  list("10", {1, 2});
+  const auto control = start();
+  const Result<std::string> answer = answer_to([&](auto given) { control->probe({3}, std::move(given)); });
+  EXPECT_EQ(answer.status().code(), StatusCode::kNotFound) << answer.status().to_string();
+  EXPECT_NE(answer.status().message().find("PID namespace"), std::string::npos) << answer.status().message();
 }
 
 }  // namespace
