@@ -31,8 +31,7 @@ bool context_is_lost(CUresult result) {
     case CUDA_ERROR_MISALIGNED_ADDRESS:
     case CUDA_ERROR_INVALID_ADDRESS_SPACE:
     case CUDA_ERROR_INVALID_PC:
-    case CUDA_ERROR_LAUNCH_FAILED:
-    case CUDA_ERROR_MPS_CLIENT_TERMINATED: return true;
+    case CUDA_ERROR_LAUNCH_FAILED: return true;
     default: return false;
   }
 }

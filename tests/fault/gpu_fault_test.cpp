@@ -223,7 +223,7 @@ TEST_F(GpuFault, AGroupThatFailsFastEndsAndTheNextOneForms) {
         };
         const ScriptStats stats = ScriptRunner(group, c, rank, o).run();
         only_these(stats, {"RANK_LOST", "ENGINE_RESTARTED"});
-        RANK_CHECK(stats.failures.contains("RANK_LOST"), stats.to_string());
+        RANK_CHECK(stats.completed < 2 * std::uint64_t{o.rounds}, "nothing but RANK_LOST ends it before");
       }
       keepsake.check();
       return next_group(session, rank);
