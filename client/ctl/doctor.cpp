@@ -101,7 +101,10 @@ Exit run_doctor(const Arguments& arguments, Connection& connection, Output& outp
   const auto append = [&](std::vector<Check> more) {
     checks.insert(checks.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
   };
-  if (!daemon.failure) append(judge_devices(daemon.status));
+  if (!daemon.failure) {
+    append(judge_devices(daemon.status));
+    append(judge_gpus(daemon.status));
+  }
   append(judge_host(probe_host(), daemon.status));
   arguments.json ? print_json(checks, output) : print(checks, output);
   const bool problems =

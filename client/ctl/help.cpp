@@ -52,6 +52,11 @@ One line per device. Counters are those of the present engine; a restart begins 
   SMS         SMs (host devices: threads) that operations may use
   HEARTBEAT   when the engine's loop last turned; "sleeping" when it has nothing to do
   RESTARTS    engines that died, and how the last one ended
+GPUs have a second line, with what the driver said of them when the daemon started.
+  CUDA        version that the driver speaks
+  PARTITION   SMs that can be set apart, at the least
+  MPS         on: clients and engine run at the same time; off: they take turns
+  NO P2P WITH devices whose memory it can't map: no group may have ranks on both
 
 EXAMPLES
   epctl devices
@@ -119,8 +124,8 @@ EXAMPLES
 )HELP"};
 
 const Page kDoctor = {"Check daemon, devices and host, and say what to do", R"HELP(
-Looks from the outside: sockets and permissions, versions, devices, then limits and settings of
-this host. One line per check, OK, WARN or FAIL, with what to do below those that are not OK. Host
+Looks from the outside: sockets and permissions, versions, devices, what GPUs can and what follows (MPS, P2P,
+partitions), then limits and settings of this host. One line per check, OK, WARN or FAIL, with what to do below those that are not OK. Host
 checks run without a daemon too. Exits with 4 if a check failed; with --strict also on warnings.
 
 EXAMPLES
@@ -215,7 +220,9 @@ EXAMPLES
 )HELP"};
 
 const Page kEvictSession = {"End a session", R"HELP(
-Its client gets ABORTED with the reason; its groups lose their ranks, and the other ranks are told why.
+Its client gets ABORTED with the reason; its groups lose their ranks, and the other ranks are told why. On a
+GPU under MPS all work of its process is terminated first, unless the process has another session; the log
+says how that went.
 
 EXAMPLE
   epctl evict session 12 --reason "holds up the others"

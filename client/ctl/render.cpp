@@ -48,6 +48,28 @@ std::string device_table(const google::protobuf::RepeatedPtrField<v1::Device>& d
   return table.empty() ? "no devices\n" : table.text();
 }
 
+// Nothing for host devices alone.
+std::string gpu_table(const google::protobuf::RepeatedPtrField<v1::Device>& devices) {
+  Table table({{"GPU"},
+               {"MODEL"},
+               {"COMPUTE", kRight},
+               {"CUDA", kRight},
+               {"SMS", kRight},
+               {"PARTITION", kRight},
+               {"MPS"},
+               {"NO P2P WITH"}});
+  for (const v1::Device& device : devices) {
+    if (!device.has_cuda()) continue;
+    const v1::CudaDevice& gpu = device.cuda();
+    std::string unreachable;
+    for (const std::string& name : gpu.unreachable()) unreachable += (unreachable.empty() ? "" : ", ") + name;
+    table.add({device.name(), gpu.model(), gpu.compute_capability(), gpu.cuda_version(),
+               number(gpu.num_sms()), number(gpu.sm_partition()), gpu.mps() ? "on" : "off: takes turns",
+               unreachable});
+  }
+  return table.empty() ? "" : "\n" + table.text();
+}
+
 std::string ranks(const google::protobuf::RepeatedField<std::uint32_t>& missing) {
   constexpr int kShown = 16;
   std::string text;
@@ -74,11 +96,11 @@ std::string render(const v1::GetStatusResponse& status) {
     text += "  last reload     refused: " + printable(daemon.last_reload_error()) + "\n";
   }
   text += "  boot            " + printable(daemon.boot_id()) + "\n\n";
-  return text + device_table(status.devices());
+  return text + device_table(status.devices()) + gpu_table(status.devices());
 }
 
 std::string render(const v1::ListDevicesResponse& devices) {
-  return device_table(devices.devices());
+  return device_table(devices.devices()) + gpu_table(devices.devices());
 }
 
 std::string render(const v1::ListSessionsResponse& sessions) {

@@ -57,8 +57,11 @@ std::string error_name(const CudaDriver& driver, CUresult error) {
 
 Status cuda_status(const CudaDriver& driver, CUresult error, const std::string& what) {
   if (error == CUDA_SUCCESS) return {};
-  return {error == CUDA_ERROR_OUT_OF_MEMORY ? StatusCode::kResourceExhausted : StatusCode::kInternal,
-          what + ": " + error_name(driver, error)};
+  // While MPS recovers from a fault it takes nobody: to be tried again.
+  const StatusCode code = error == CUDA_ERROR_OUT_OF_MEMORY          ? StatusCode::kResourceExhausted
+                          : error == CUDA_ERROR_MPS_SERVER_NOT_READY ? StatusCode::kWouldBlock
+                                                                     : StatusCode::kInternal;
+  return {code, what + ": " + error_name(driver, error)};
 }
 
 }  // namespace epd::client

@@ -95,6 +95,20 @@ void translate(const abi::GroupShape& shape, v1::GroupShape& message) {
   }
 }
 
+std::string version_text(std::uint32_t major, std::uint32_t minor) {
+  return std::to_string(major) + "." + std::to_string(minor);
+}
+
+void translate(const CudaView& view, v1::CudaDevice& message) {
+  message.set_model(clean_text(view.model));
+  message.set_compute_capability(version_text(view.compute / 10, view.compute % 10));
+  message.set_cuda_version(version_text(view.driver / 1000, view.driver % 1000 / 10));
+  message.set_num_sms(view.num_sms);
+  message.set_sm_partition(view.sm_partition);
+  message.set_mps(view.mps);
+  for (const std::string& name : view.unreachable) message.add_unreachable(clean_text(name));
+}
+
 void translate(const DeviceView& view, v1::Device& message) {
   message.set_name(clean_text(view.name));
   message.set_state(translate(view.state));
@@ -111,6 +125,7 @@ void translate(const DeviceView& view, v1::Device& message) {
   message.set_bytes_dispatched(view.bytes_dispatched);
   message.set_bytes_combined(view.bytes_combined);
   message.set_submissions_refused(view.submissions_refused);
+  if (view.cuda) translate(*view.cuda, *message.mutable_cuda());
 }
 
 void translate(const SessionView& view, v1::Session& message) {
@@ -237,6 +252,7 @@ void translate(const DaemonView& view, v1::DaemonStatus& message) {
   message.set_arena_bytes(view.arena_bytes);
   message.set_sessions_total(view.sessions_total);
   message.set_sessions_refused(view.sessions_refused);
+  message.set_mps_control_error(clean_text(view.mps_control_error));
 }
 
 void translate(std::vector<DeviceView> views, google::protobuf::RepeatedPtrField<v1::Device>& messages) {

@@ -16,8 +16,32 @@ namespace epd {
 
 namespace {
 
-[[noreturn]] void lost(const std::string& error) {
+std::function<void()>& last_word() {
+  static std::function<void()> word;
+  return word;
+}
+
+// With these the driver has stopped all work of the context. After another, what is in flight may still run.
+bool context_is_lost(CUresult result) {
+  switch (result) {
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_LAUNCH_FAILED: return true;
+    default: return false;
+  }
+}
+
+// The end of a process that has used a GPU takes the driver almost half a second. Peers need not wait for
+// that.
+[[noreturn]] void lost(const std::string& error, CUresult result) {
   log_event(LogLevel::kError, "the GPU has failed; the engine ends", {{"error", error}});
+  if (context_is_lost(result) && last_word()) last_word()();
   ::_exit(abi::kExitDeviceFailed);  // no destructor may touch the context again
 }
 
@@ -29,7 +53,11 @@ constexpr std::uint32_t kSpareSms = 2;
 }  // namespace
 
 void cuda_must(const CudaDriver& driver, const char* what, CUresult result) {
-  if (result != CUDA_SUCCESS) lost(driver.describe(what, result));
+  if (result != CUDA_SUCCESS) lost(driver.describe(what, result), result);
+}
+
+void set_last_word(std::function<void()> word) {
+  last_word() = std::move(word);
 }
 
 // ---- partition
@@ -85,7 +113,7 @@ CUstream Partition::take_stream(int priority) {
     free_streams_.erase(free);
   } else {
     const Status status = make_stream(&stream, priority);
-    if (!status.ok()) lost(status.message());
+    if (!status.ok()) lost(status.message(), CUDA_ERROR_UNKNOWN);
   }
   return stream;
 }
@@ -173,6 +201,11 @@ void CudaDevice::set_num_sms(std::uint32_t sms) {
 
 void CudaDevice::share_anew() {
   for (CudaLane* lane : lanes_) lane->follow_share();
+}
+
+void CudaDevice::check() {
+  const CUresult state = driver_.cuStreamQuery(partition_->control());
+  if (state != CUDA_ERROR_NOT_READY) cuda_must(driver_, "cuStreamQuery", state);
 }
 
 Result<std::unique_ptr<Arena>> CudaDevice::map_arena(int fd, std::uint64_t bytes) {

@@ -6,6 +6,7 @@
 #include "device/launcher.h"
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,6 +17,8 @@ namespace epd {
 // Of any call that must not fail: a GPU on which one did is lost to this process, which ends
 // (kExitDeviceFailed).
 void cuda_must(const CudaDriver& driver, const char* what, CUresult result);
+
+void set_last_word(std::function<void()> word);
 
 // Queues from the host to the device that the engine asks the driver for, and the lanes that so many allow:
 // what is left is for the control stream, and for streams of a former partition.
@@ -78,6 +81,7 @@ class CudaDevice final : public Device, public Launcher {
   void set_num_sms(std::uint32_t sms) override;
   Result<std::unique_ptr<Arena>> map_arena(int fd, std::uint64_t bytes) override;
   Launcher* launcher() override { return this; }
+  void check() override;
 
   Result<std::unique_ptr<Lane>> open_lane(const LaneShape& shape) override;
   void read(void* to, const void* device, std::size_t bytes) override;

@@ -10,7 +10,7 @@
 #define EPD_CUDA_FUNCTIONS(X)                                                                               \
   X(cuInit)                                                                                                 \
   X(cuDriverGetVersion) X(cuGetErrorName) X(cuGetErrorString) X(cuDeviceGetCount) X(cuDeviceGet)            \
-      X(cuDeviceGetName) X(cuDeviceGetUuid) X(cuDeviceGetAttribute) X(cuDevicePrimaryCtxRetain)             \
+      X(cuDeviceGetName) X(cuDeviceGetUuid) X(cuDeviceGetAttribute) X(cuDeviceCanAccessPeer) X(cuDevicePrimaryCtxRetain)             \
           X(cuCtxSetCurrent) X(cuCtxGetStreamPriorityRange) X(cuMemGetAllocationGranularity) X(cuMemCreate) \
               X(cuMemRelease) X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle)             \
                   X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess)    \

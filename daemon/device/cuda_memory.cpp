@@ -95,7 +95,29 @@ Result<DeviceFacts> cuda_facts(const DeviceName& name) {
   facts.compute = static_cast<std::uint32_t>(attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) * 10 +
                                              attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
   facts.mps = attribute(CU_DEVICE_ATTRIBUTE_MPS_ENABLED) != 0;
+  CUdevResource sms{};
+  if (driver.cuDeviceGetDevResource(device, &sms, CU_DEV_RESOURCE_TYPE_SM) == CUDA_SUCCESS)
+    facts.sm_partition = sms.sm.minSmPartitionSize;
   return facts;
+}
+
+Result<bool> cuda_devices_reach_each_other(const DeviceName& a, const DeviceName& b) {
+  Result<const CudaDriver*> loaded = cuda_driver();
+  if (!loaded.ok()) return loaded.status();
+  const CudaDriver& driver = **loaded;
+  Result<CUdevice> first = find_device(driver, a);
+  if (!first.ok()) return first.status();
+  Result<CUdevice> second = find_device(driver, b);
+  if (!second.ok()) return second.status();
+  int there = 0;
+  int back = 0;
+  CUresult result = driver.cuDeviceCanAccessPeer(&there, *first, *second);
+  if (result == CUDA_SUCCESS) result = driver.cuDeviceCanAccessPeer(&back, *second, *first);
+  if (result != CUDA_SUCCESS) {
+    return Status(StatusCode::kUnsupported,
+                  a.text() + " and " + b.text() + ": " + driver.describe("cuDeviceCanAccessPeer", result));
+  }
+  return there != 0 && back != 0;
 }
 
 // The descriptor alone keeps the memory: a handle would only keep it in this process as well.

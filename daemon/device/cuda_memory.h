@@ -8,6 +8,7 @@
 namespace epd {
 
 Result<DeviceFacts> cuda_facts(const DeviceName& device);
+Result<bool> cuda_devices_reach_each_other(const DeviceName& a, const DeviceName& b);
 Result<UniqueFd> make_cuda_memory(const DeviceName& device, std::uint64_t bytes);
 // Of this or a peer's memory, for `device`; needs no context.
 Result<std::unique_ptr<Arena>> map_cuda_memory(const CudaDriver& driver, CUdevice device, int fd,

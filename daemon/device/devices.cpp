@@ -46,12 +46,27 @@ Result<DeviceFacts> device_facts(const DeviceName& device) {
 #endif
 }
 
+Result<bool> devices_reach_each_other(const DeviceName& a, const DeviceName& b) {
+  if (a.kind != abi::DeviceKind::kCuda || b.kind != abi::DeviceKind::kCuda || a.index == b.index) return true;
+#if EPD_WITH_CUDA
+  return cuda_devices_reach_each_other(a, b);
+#else
+  return built_without(a);
+#endif
+}
+
 Result<UniqueFd> make_arena_memory(const DeviceName& device, const char* label, std::uint64_t bytes) {
   if (device.kind == abi::DeviceKind::kHost) return make_sealed_memfd(label, bytes);
 #if EPD_WITH_CUDA
   return make_cuda_memory(device, bytes);
 #else
   return built_without(device);
+#endif
+}
+
+void on_device_failed([[maybe_unused]] std::function<void()> last_word) {
+#if EPD_WITH_CUDA
+  set_last_word(std::move(last_word));
 #endif
 }
 

@@ -18,7 +18,9 @@ constexpr std::uint64_t kLinkPollNs = 100'000;        // look at the link this o
 constexpr std::uint32_t kRoundsPerLowChunk = 16;      // see step_operations
 constexpr std::uint64_t kMaxSleepNs = 1'000'000'000;  // so that the heartbeat advances
 constexpr std::uint64_t kLeaveNs = 1'000'000'000;
-constexpr std::uint64_t kDeviceLookNs = 50'000;  // nobody rings for what a GPU has done
+constexpr std::uint64_t kCheckOftenNs = 5'000'000;       // see check_device
+constexpr std::uint64_t kAfterClientNs = 2'000'000'000;  // for so long after a client has gone
+constexpr std::uint64_t kDeviceLookNs = 50'000;          // nobody rings for what a GPU has done
 
 }  // namespace
 
@@ -64,6 +66,7 @@ int Engine::run() {
     progress |= step_operations();
     acknowledge_breaks();
     progress |= remove_sessions();
+    check_device();
     if (progress || spin()) continue;
     sleep();
   }
@@ -282,6 +285,21 @@ bool Engine::remove_sessions() {
   return removed;
 }
 
+// Under MPS a client that ends in the middle of its own kernel takes along every process on the GPU, and MPS
+// takes nobody new until all of them are gone: an engine with nothing to do must notice too.
+void Engine::check_device() {
+  if (now_ns_ < next_check_ns_) return;
+  device_->check();
+  next_check_ns_ = now_ns_ + (now_ns_ < check_often_ns_ ? kCheckOftenNs : kMaxSleepNs);
+}
+
+// A client has gone. That it took the device along shows a moment later.
+void Engine::check_device_often() {
+  if (device_->launcher() == nullptr) return;
+  check_often_ns_ = now_ns_ + kAfterClientNs;
+  next_check_ns_ = 0;
+}
+
 // Polls on for a while when that pays: a short wait costs less than a sleep. Yields meanwhile, because
 // engines and clients may outnumber the cores.
 bool Engine::spin() {
@@ -358,7 +376,8 @@ void Engine::sleep() {
 }
 
 std::uint64_t Engine::next_look_ns(std::uint64_t now) const {
-  std::uint64_t next = std::numeric_limits<std::uint64_t>::max();
+  std::uint64_t next =
+      next_check_ns_ < check_often_ns_ ? next_check_ns_ : std::numeric_limits<std::uint64_t>::max();
   for (const auto& operation : operations_) {
     if (operation->needs_polling()) next = std::min(next, now + kDeviceLookNs);
     if (operation->stage() != abi::OpStage::kBreaking) next = std::min(next, operation->deadline_ns());

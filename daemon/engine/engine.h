@@ -27,6 +27,8 @@ class Engine {
   void set_device(std::unique_ptr<Device> device) { device_ = std::move(device); }
   // From any thread: something the loop waits for has happened.
   void wake();
+  // The loop's thread is about to end the process.
+  void say_device_failed();
   // Until kStop or the end of the link. Returns the process's exit code.
   int run();
 
@@ -86,6 +88,8 @@ class Engine {
   void answer_orphans(Member& member, StatusCode status);
   void answer_stray_orphans();
   bool remove_sessions();
+  void check_device();
+  void check_device_often();
   bool spin();
   std::uint64_t spin_limit_ns() const;
   void grow_spin_budget();
@@ -108,7 +112,9 @@ class Engine {
   std::uint32_t rounds_ = 0;
   std::uint64_t spin_budget_ns_ = 0;
   std::uint64_t last_link_ns_ = 0;
-  std::list<Packet> link_backlog_;  // messages that the supervisor had no room for
+  std::uint64_t next_check_ns_ = 0;   // of the device
+  std::uint64_t check_often_ns_ = 0;  // until then, because a client has gone
+  std::list<Packet> link_backlog_;    // messages that the supervisor had no room for
   // Operations before the members they point to, and those before the sessions: destruction order.
   std::unordered_map<std::uint64_t, std::unique_ptr<SessionPort>> sessions_;
   std::map<std::uint64_t, std::unique_ptr<Group>> groups_;

@@ -37,6 +37,7 @@ int engine_main(const EngineOptions& options) {
   }
   const MonotonicClock clock;
   Engine engine(std::move(link), std::move(bell), Page(std::move(page).value()), clock);
+  on_device_failed([&engine] { engine.say_device_failed(); });
   const LaunchMode mode = options.resident ? LaunchMode::kResident : LaunchMode::kLaunched;
   auto device = make_device(options.device, mode, [&engine] { engine.wake(); });
   if (device.status().code() == StatusCode::kWouldBlock) return abi::kExitDeviceBusy;

@@ -19,6 +19,13 @@ void Engine::send_bytes(LinkType type, const void* body, std::size_t bytes) {
   flush_link();
 }
 
+void Engine::say_device_failed() {
+  flush_link();
+  // If there is no room, the end of the process will tell.
+  if (link_backlog_.empty())
+    (void)send_packet(link_.get(), static_cast<std::uint16_t>(LinkType::kDeviceFailed), 0, nullptr, 0);
+}
+
 void Engine::flush_link() {
   while (!link_backlog_.empty()) {
     const Packet& packet = link_backlog_.front();
@@ -142,6 +149,7 @@ Status Engine::add_session(Packet& packet) {
 }
 
 Status Engine::remove_session(const abi::SessionRef& message) {
+  check_device_often();
   const auto found = sessions_.find(message.session_id);
   if (found == sessions_.end()) {
     send(LinkType::kSessionRemoved, message);  // never got this far, or failed to open

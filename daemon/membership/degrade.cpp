@@ -55,10 +55,15 @@ Status GroupRegistry::rejoin(Group& group, const JoinRequest& request) {
   return {};
 }
 
-// All that wait come in one break.
+// All that wait come in one break. One whose engine is down waits on: the others need not stop for it before
+// it can be served.
 void GroupRegistry::admit_waiting(Group& group) {
   std::vector<std::uint32_t> ranks;
   for (const WaitingJoin& join : std::exchange(group.waiting, {})) {
+    if (!is_up(join.request.device)) {
+      group.waiting.push_back(join);
+      continue;
+    }
     Result<std::uint32_t> rank = admit(group, join.request);
     if (rank.ok()) {
       group.members.at(*rank).join_due_ns = join.due_ns;

@@ -30,6 +30,7 @@ void GroupRegistry::engine_up(std::uint32_t device) {
   if (up_.size() <= device) up_.resize(device + 1);
   up_[device] = true;
   for (auto& [id, group] : groups_) {
+    if (group.phase == GroupPhase::kActive) admit_waiting(group);
     if (group.phase != GroupPhase::kStarting && group.phase != GroupPhase::kBreaking) continue;
     const auto slot = group.engines.find(device);
     if (slot != group.engines.end() && slot->second.phase == EnginePhase::kAbsent)

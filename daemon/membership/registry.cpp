@@ -105,7 +105,19 @@ Result<std::uint32_t> GroupRegistry::pick_rank(const Group& group, std::int32_t 
                           "); free: " + (missing.empty() ? "none" : rank_list(missing)));
 }
 
+Status GroupRegistry::check_reach(const Group& group, const JoinRequest& request) const {
+  for (const auto& [rank, member] : group.members) {
+    if (member.gone) continue;
+    const Status status = memory_.check_reach(request.device, member.device);
+    if (status.ok()) continue;
+    return {status.code(), status.message() + ", and rank " + std::to_string(rank) + " of group \"" +
+                               group.name + "\" is on the latter"};
+  }
+  return {};
+}
+
 Status GroupRegistry::add_member(Group& group, std::uint32_t rank, const JoinRequest& request) {
+  if (Status status = check_reach(group, request); !status.ok()) return status;
   std::vector<MemberPlace>& places = sessions_[request.session_id];
   auto place =
       std::find_if(places.begin(), places.end(), [](const MemberPlace& p) { return p.group_id == 0; });

@@ -5,6 +5,7 @@
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 #include <cerrno>
@@ -160,6 +161,8 @@ Result<PeerIdentity> peer_identity(int socket) {
   if (::getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &length) == 0) {
     peer.pidfd.reset(pidfd);
     ::fcntl(pidfd, F_SETFD, FD_CLOEXEC);
+  } else if (peer.pid > 0) {  // an older kernel: it has connected just now, so the number is still its own
+    peer.pidfd.reset(static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0)));
   }
   return peer;
 }

@@ -127,6 +127,12 @@ std::vector<Option> make_table() {
              "Longest such pause."),
       number("engine.max_restarts_per_minute", "10", &C::max_restarts_per_minute, 0, 10000, kLive,
              "An engine that dies more often than this in a minute is given up, and its sessions end."),
+      text(
+          "mps.control", "nvidia-cuda-mps-control", &C::mps_control, "",
+          "Program that is asked to terminate a client's or an engine's work on a GPU under MPS before it is "
+          "evicted or killed; a path, or to be found in PATH. Empty: nobody is asked."),
+      number("mps.timeout_ms", "1000", &C::mps_timeout_ms, 1, 60'000, kFixed,
+             "How long that may take before the eviction or the kill goes on without."),
   };
 }
 

@@ -108,7 +108,9 @@ void EngineFleet::read_link(std::uint32_t index) {
       case ReceiveResult::kMalformed: kill(index, error.message()); return;
       case ReceiveResult::kPacket: break;
     }
-    if (static_cast<abi::LinkType>(packet.header.type) != abi::LinkType::kReady) {
+    if (static_cast<abi::LinkType>(packet.header.type) == abi::LinkType::kDeviceFailed) {
+      on_device_failed(index);
+    } else if (static_cast<abi::LinkType>(packet.header.type) != abi::LinkType::kReady) {
       host_.engine_message(index, packet);
     } else if (device.state != DeviceState::kReady) {
       device.state = DeviceState::kReady;
@@ -121,6 +123,20 @@ void EngineFleet::read_link(std::uint32_t index) {
       host_.engine_ready(index);
     }
   }
+}
+
+// Its process is still to end, which takes the driver a while; the next engine waits for that, its groups
+// need not.
+void EngineFleet::on_device_failed(std::uint32_t index) {
+  Device& device = devices_[index];
+  if (!is_ready(index) || stopping_) return;
+  device.state = DeviceState::kRestarting;
+  device.down_told = true;
+  clear_page(device);
+  host_.engine_down(index,
+                    "the engine of " + device.name + " (pid " + std::to_string(device.process->pid()) +
+                        ") ended: its device has failed",
+                    true);
 }
 
 void EngineFleet::after_send(std::uint32_t index, const Status& status) {
@@ -144,7 +160,15 @@ void EngineFleet::kill(std::uint32_t index, const std::string& why) {
     record_event(EventKind::kEngineDied, LogLevel::kWarning, "engine killed",
                  {{"device", device.name}, {"pid", device.process->pid()}, {"reason", why}});
   }
-  device.process->kill();
+  const auto now = [this, index, pid = device.process->pid()] {
+    const Device& d = devices_[index];
+    if (d.process != nullptr && d.process->pid() == pid) d.process->kill();
+  };
+  if (is_ready(index)) {
+    host_.before_kill(index, now);
+  } else {
+    now();  // it runs nothing yet
+  }
 }
 
 void EngineFleet::kill_unless_stopped(std::uint32_t index, const std::string& why) {
@@ -174,6 +198,7 @@ void EngineFleet::on_exit(std::uint32_t index) {
   const pid_t pid = device.process->pid();
   device.last_exit = device.process->reap();
   const bool busy = device.process->exit_code() == abi::kExitDeviceBusy;
+  const bool failed = device.process->exit_code() == abi::kExitDeviceFailed;
   device.process.reset();
   device.kill_at_ns = 0;
   device.state = DeviceState::kRestarting;
@@ -189,7 +214,7 @@ void EngineFleet::on_exit(std::uint32_t index) {
   }
   record_event(EventKind::kEngineDied, LogLevel::kError, "engine died",
                {{"device", device.name}, {"pid", pid}, {"exit", device.last_exit}});
-  host_.engine_down(index, text);
+  if (!std::exchange(device.down_told, false)) host_.engine_down(index, text, failed);
   schedule_restart(index);
 }
 

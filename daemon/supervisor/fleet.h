@@ -8,6 +8,7 @@
 #include "supervisor/control_facade.h"
 
 #include <deque>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,10 +22,14 @@ class FleetHost {
   // kReady has come; the engine knows nothing yet.
   virtual void engine_ready(std::uint32_t device) = 0;
   virtual void engine_message(std::uint32_t device, const Packet& packet) = 0;
-  // It is dead; everything it had sent has been delivered. `text` says how, for clients to read.
-  virtual void engine_down(std::uint32_t device, const std::string& text) = 0;
+  // It is dead, or is about to be and does nothing any more; everything it had sent has been delivered.
+  // `text` says how, for clients to read. `device_failed`: because the device has.
+  virtual void engine_down(std::uint32_t device, const std::string& text, bool device_failed) = 0;
   // The device takes no new process yet. Said now and then.
   virtual void engine_waits(std::uint32_t device) = 0;
+  // It serves, and is about to be killed. `then` does that, if it is still there: to be called once, now or
+  // soon.
+  virtual void before_kill(std::uint32_t device, std::function<void()> then) = 0;
   // After engine_down: it will not be started again.
   virtual void engine_failed(std::uint32_t device, const std::string& text) = 0;
 };
@@ -79,6 +84,9 @@ class EngineFleet {
     return *devices_[device].page.as<abi::EnginePage>();
   }
   DeviceView view(std::uint32_t device) const;
+  const EngineProcess* process(std::uint32_t device) const {
+    return devices_[device].process.get();
+  }                                                                                       // or null
   std::uint32_t max_sms(std::uint32_t device) const { return devices_[device].max_sms; }  // 0: not known yet
   // Whether every engine that should run has moved since the last call.
   bool all_loops_advanced();
@@ -98,6 +106,7 @@ class EngineFleet {
     std::uint32_t restarts = 0;
     std::string last_exit;
     std::string kill_reason;  // why we killed it, until it is dead
+    bool down_told = false;   // by its last word, before it is dead
     std::uint64_t started_ns = 0;
     std::uint64_t start_at_ns = 0;  // when down: the next start; 0 = none
     std::uint64_t say_busy_ns = 0;  // when to say again that the GPU takes nobody
@@ -115,6 +124,7 @@ class EngineFleet {
   void spawn(std::uint32_t device);
   void on_link(std::uint32_t device, std::uint32_t events);
   void read_link(std::uint32_t device);
+  void on_device_failed(std::uint32_t device);
   void on_exit(std::uint32_t device);
   void try_again(std::uint32_t device);
   void schedule_restart(std::uint32_t device);

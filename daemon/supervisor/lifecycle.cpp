@@ -99,6 +99,7 @@ void Node::advance_phase() {
     record_event(
         EventKind::kDaemonState, LogLevel::kInfo, "serving",
         {{"devices", fleet_->size()}, {"socket", config_.socket}, {"after_ms", (now - started_ns_) / kMsNs}});
+    probe_mps_control();
     if (on_serving_) on_serving_(true);
     notifier_.send("READY=1");
   }

@@ -67,41 +67,8 @@ Status Node::start() {
   removals_.resize(devices.size());
   device_sms_.resize(devices.size());
   fleet_ = std::make_unique<EngineFleet>(*loop_, clock_, *this, fleet_options());
+  if (Status status = start_mps_control(); !status.ok()) return status;
   return fleet_->start(devices);
-}
-
-Status Node::find_devices() {
-  const auto add = [this](abi::DeviceKind kind, std::uint32_t count) -> Status {
-    for (std::uint32_t i = 0; i < count; ++i) {
-      const DeviceName name{kind, i};
-      Result<DeviceFacts> facts = device_facts(name);
-      if (!facts.ok()) return facts.status();
-      devices_.push_back({name, *facts});
-      if (kind == abi::DeviceKind::kHost) continue;
-      log_event(LogLevel::kInfo, "GPU found",
-                {{"device", name.text()},
-                 {"model", facts->model},
-                 {"sms", facts->num_sms},
-                 {"driver", facts->driver},
-                 {"mps", facts->mps}});
-      if (facts->mps) continue;
-      if (static_cast<LaunchMode>(config_.mode) == LaunchMode::kResident) {
-        return Status(
-            StatusCode::kUnsupported,
-            "devices.mode is \"resident\" and MPS does not run on " + name.text() +
-                ": the kernel that stays would take turns with the clients' for the whole GPU; allowed: "
-                "\"launched\", or MPS (nvidia-cuda-mps-control -d)");
-      }
-      log_event(
-          LogLevel::kWarning,
-          "without MPS clients and the engine take turns on the GPU, which makes small operations some 20 "
-          "times slower; start it with nvidia-cuda-mps-control -d",
-          {{"device", name.text()}});
-    }
-    return {};
-  };
-  Status status = add(abi::DeviceKind::kCuda, config_.cuda_devices);
-  return status.ok() ? add(abi::DeviceKind::kHost, config_.host_devices) : status;
 }
 
 int Node::run() {
@@ -239,24 +206,13 @@ void Node::engine_ready(std::uint32_t device) {
   registry_.engine_up(device);
 }
 
-void Node::engine_down(std::uint32_t device, const std::string& text) {
+void Node::engine_down(std::uint32_t device, const std::string& text, bool device_failed) {
   removals_[device].clear();
+  if (device_failed) end_dying_sessions(device);
   for (const auto& [id, session] : sessions_->connections()) {
     if (session.attached && session.device == device) unserve_segments(session.segments);
   }
   registry_.engine_down(device, text);
-}
-
-void Node::engine_waits(std::uint32_t device) {
-  std::string pids;
-  for (const auto& [id, session] : sessions_->connections()) {
-    if (session.attached && session.device == device)
-      pids += (pids.empty() ? "" : ", ") + std::to_string(session.peer.pid);
-  }
-  log_event(
-      LogLevel::kWarning,
-      "the GPU's MPS server takes no new process until all that its fault has hit are gone; the engine waits",
-      {{"device", fleet_->name(device)}, {"clients", pids}});
 }
 
 void Node::engine_failed(std::uint32_t device, const std::string& text) {
@@ -272,7 +228,8 @@ void Node::session_failed(const abi::SessionFailed& message) {
   static LogLimiter limiter;
   limiter.record(EventKind::kRefused, LogLevel::kWarning, "session ended for an illegal submission",
                  {{"session", message.session_id}, {"reason", text}});
-  sessions_->end(message.session_id, Status(message.status, text));
+  const Session* session = sessions_->find(message.session_id);
+  if (session != nullptr) expel(*session, Status(message.status, text));
 }
 
 void Node::engine_message(std::uint32_t device, const Packet& packet) {

@@ -7,6 +7,7 @@
 #include "fleet.h"
 #include "loop.h"
 #include "membership/registry.h"
+#include "mps.h"
 #include "notify.h"
 #include "session/session_table.h"
 #include "supervisor/supervisor.h"
@@ -26,8 +27,8 @@ namespace epd {
 
 // Connects the rooms: sessions and engines report events, the registry decides, and what it wants
 // done is done here. Split over node.cpp (sessions, engines), group_messages.cpp (the registry's actions),
-// lifecycle.cpp (signals, drain, reload, notification), operator.cpp (set, evict) and what the control plane
-// sees: views.cpp, statistics.cpp, explain.cpp (one operation).
+// lifecycle.cpp (signals, drain, reload, notification), operator.cpp (set, evict), gpus.cpp (GPUs and MPS)
+// and what the control plane sees: views.cpp, statistics.cpp, explain.cpp (one operation).
 class Node final : public SessionHost, public FleetHost, public membership::MemberMemory {
  public:
   explicit Node(SupervisorOptions options);
@@ -73,11 +74,13 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   // FleetHost
   void engine_ready(std::uint32_t device) override;
   void engine_message(std::uint32_t device, const Packet& packet) override;
-  void engine_down(std::uint32_t device, const std::string& text) override;
+  void engine_down(std::uint32_t device, const std::string& text, bool device_failed) override;
   void engine_waits(std::uint32_t device) override;
+  void before_kill(std::uint32_t device, std::function<void()> then) override;
   void engine_failed(std::uint32_t device, const std::string& text) override;
 
   // MemberMemory
+  Status check_reach(std::uint32_t device, std::uint32_t other) const override;
   Status acquire(const membership::MemoryOwner& owner, const abi::GroupShape& shape) override;
   void release(std::uint64_t group_id, std::uint32_t rank) override;
   std::uint64_t next_index(std::uint64_t group_id, std::uint32_t rank) override;
@@ -87,10 +90,10 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   struct NodeDevice {
     DeviceName name;
     DeviceFacts facts;
+    std::vector<std::uint32_t> unreachable;  // indices
   };
 
   // node.cpp
-  Status find_devices();
   std::uint64_t turn();
   void tell_session(const Session& session);
   void session_failed(const abi::SessionFailed& message);
@@ -99,6 +102,17 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   void apply_limits();
   EngineFleet::Options fleet_options() const;
   abi::Settings settings(std::uint32_t device) const;
+
+  // gpus.cpp
+  Status find_devices();
+  Status find_unreachable();
+  Status start_mps_control();
+  void probe_mps_control();
+  std::vector<pid_t> engine_pids() const;
+  std::optional<CudaView> cuda_view(std::uint32_t device) const;
+  void terminate_work(std::uint32_t device, pid_t pid, int pidfd, std::function<void()> then);
+  void expel(const Session& session, const Status& status);
+  void end_dying_sessions(std::uint32_t device);
 
   // explain.cpp
   WaitView wait_view(const membership::Group& group, std::uint32_t rank, const OperationView* its) const;
@@ -153,6 +167,8 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   membership::GroupRegistry registry_;
   std::unique_ptr<SessionTable> sessions_;
   std::unique_ptr<EngineFleet> fleet_;
+  std::unique_ptr<MpsControl> mps_;  // null: nobody to ask
+  std::string mps_error_;
   UniqueFd signals_;
 
   // Per device: sessions whose kRemoveSession is unanswered, and when patience ends.

@@ -128,7 +128,7 @@ Status Node::evict_session(std::uint64_t session_id, const std::string& reason) 
                      "; allowed: one that epctl sessions prints");
   record_event(EventKind::kEvicted, LogLevel::kWarning, "session evicted by the operator",
                {{"session", session_id}, {"pid", session->peer.pid}, {"reason", reason}});
-  sessions_->end(session_id, {StatusCode::kAborted, with_reason("evicted by operator", reason)});
+  expel(*session, {StatusCode::kAborted, with_reason("evicted by operator", reason)});
   return {};
 }
 

@@ -121,6 +121,7 @@ DaemonView Node::daemon_view() const {
   view.arena_bytes = arenas_.total_bytes();
   view.sessions_total = sessions_->total_attached();
   view.sessions_refused = sessions_->total_refused();
+  view.mps_control_error = mps_error_;
   return view;
 }
 
@@ -129,6 +130,7 @@ std::vector<DeviceView> Node::device_views() const {
   for (std::uint32_t i = 0; i < fleet_->size(); ++i) {
     views.push_back(fleet_->view(i));
     views.back().sessions = sessions_->attached_on(i);
+    views.back().cuda = cuda_view(i);
   }
   return views;
 }

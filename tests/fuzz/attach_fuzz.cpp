@@ -78,6 +78,7 @@ class Host final : public SessionHost, public membership::MemberMemory {
     registry_.leave(session.id, request_id, leave.member);
   }
 
+  Status check_reach(std::uint32_t, std::uint32_t) const override { return {}; }
   Status acquire(const membership::MemoryOwner& owner, const abi::GroupShape& shape) override {
     const auto [group, rank] = std::pair(owner.group_id, owner.rank);
     require(shape.num_ranks >= 1 && shape.num_ranks <= abi::kMaxRanks && rank < shape.num_ranks &&

@@ -1,8 +1,9 @@
 #!/bin/sh
 # Builds the CUDA kernels, their test and their benchmark on a machine with GPUs, and runs all of it within
-# about eight minutes. Usage: tests/gpu/run.sh [--daemon DIR] [full]   (from the root of the sources; output in
-# build/gpu). With --daemon also, under MPS, the conformance tests and the benchmark's suite of what pack.sh has put
-# in DIR. (Tests that kill an engine are left out: under MPS that takes the clients of its GPU along.)
+# about nine minutes. Usage: tests/gpu/run.sh [--daemon DIR] [full]   (from the root of the sources; output in
+# build/gpu). With --daemon also, under MPS, the conformance tests, the GPU faults and the benchmark's suite of what
+# pack.sh has put in DIR. (Conformance tests that kill an engine are left out: under MPS that takes the clients of its
+# GPU along.)
 set -u
 daemon=
 if [ "${1:-}" = --daemon ]; then
@@ -62,10 +63,11 @@ if [ -n "$daemon" ]; then
   export EPD_TEST_BIN EPD_TEST_GPUS
   nvidia-cuda-mps-control -d && sleep 1
   step conformance 150 "$daemon/bin/operations_test" --gtest_filter='*/cuda-*ThatIsKilled*:*ThatAreKilled*'
+  step faults 120 "$daemon/bin/gpu_fault_test"
   step suite 120 "$daemon/bin/epbench" suite --backend cuda
   echo quit | nvidia-cuda-mps-control > /dev/null
 fi
-for name in test memcheck racecheck conformance; do
+for name in test memcheck racecheck conformance faults; do
   [ -f "$out/$name.log" ] && { echo "== $name"; tail -25 "$out/$name.log"; }
 done
 echo "== bench"

@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <atomic>
 #include <string>
+#include <thread>
 
 namespace epd::test {
 namespace {
@@ -26,6 +27,13 @@ struct Driver {
   int (*copy_out)(void*, Address, std::size_t, void*) = nullptr;
   int (*copy)(Address, Address, std::size_t, void*) = nullptr;
   int (*wait)(void*, Address, std::uint32_t, unsigned int) = nullptr;
+  int (*fill)(Address, unsigned char, std::size_t, void*) = nullptr;
+  int (*stream_synchronize)(void*) = nullptr;
+  int (*allocate)(Address*, std::size_t) = nullptr;
+  int (*load)(void**, const void*, void*, void*, unsigned int, void*, void*, unsigned int) = nullptr;
+  int (*kernel)(void**, void*, const char*) = nullptr;
+  int (*launch)(void*, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int,
+                unsigned int, void*, void**, void**) = nullptr;
 
   Driver() {
     void* library = ::dlopen("libcuda.so.1", RTLD_NOW);
@@ -48,6 +56,12 @@ struct Driver {
     find(copy_out, "cuMemcpyDtoHAsync_v2");
     find(copy, "cuMemcpyDtoDAsync_v2");
     find(wait, "cuStreamWaitValue32_v2");
+    find(fill, "cuMemsetD8Async");
+    find(stream_synchronize, "cuStreamSynchronize");
+    find(allocate, "cuMemAlloc_v2");
+    find(load, "cuLibraryLoadData");
+    find(kernel, "cuLibraryGetKernel");
+    find(launch, "cuLaunchKernel");
     RANK_CHECK(init(0) == 0, "cuInit");
   }
 
@@ -108,6 +122,64 @@ std::byte* pinned_memory(int gpu, std::size_t bytes) {
   void* memory = nullptr;
   check(driver().pinned(&memory, bytes, kPortableAndMapped), "cuMemHostAlloc");
   return static_cast<std::byte*>(memory);
+}
+
+namespace {
+
+// One thread that looks at the clock for a time in nanoseconds. Compiled by the driver.
+constexpr char kSpinKernel[] = R"PTX(
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry epd_test_spin(.param .u64 time)
+{
+  .reg .u64 %rd<4>;
+  .reg .pred %p;
+  ld.param.u64 %rd0, [time];
+  mov.u64 %rd1, %globaltimer;
+again:
+  mov.u64 %rd2, %globaltimer;
+  sub.u64 %rd3, %rd2, %rd1;
+  setp.lt.u64 %p, %rd3, %rd0;
+  @%p bra again;
+  ret;
+}
+)PTX";
+
+bool spin_for(int seconds, void* stream) {
+  void* library = nullptr;
+  void* kernel = nullptr;
+  std::uint64_t time_ns = static_cast<std::uint64_t>(seconds) * 1'000'000'000;
+  void* arguments[] = {&time_ns};
+  return driver().load(&library, kSpinKernel, nullptr, nullptr, 0, nullptr, nullptr, 0) == 0 &&
+         driver().kernel(&kernel, library, "epd_test_spin") == 0 &&
+         driver().launch(kernel, 1, 1, 1, 1, 1, 1, 0, stream, arguments, nullptr) == 0;
+}
+
+// Two streams, so that one has work while the other is waited for.
+void fill_for(int seconds, int gpu) {
+  constexpr std::size_t kBytes = 16 << 20;
+  driver().use(gpu);
+  Driver::Address memory = 0;
+  check(driver().allocate(&memory, kBytes), "cuMemAlloc");
+  void* streams[2] = {};
+  for (void*& stream : streams) check(driver().make_stream(&stream, kNonBlocking), "cuStreamCreate");
+  const double end = now_s() + seconds;
+  for (std::uint32_t turn = 0; now_s() < end; ++turn) {
+    for (int i = 0; i < 16; ++i) driver().fill(memory, 1, kBytes, streams[turn % 2]);
+    driver().stream_synchronize(streams[1 - turn % 2]);
+  }
+}
+
+}  // namespace
+
+std::string occupy_gpu(int gpu, int seconds) {
+  driver().use(gpu);
+  void* stream = nullptr;
+  check(driver().make_stream(&stream, kNonBlocking), "cuStreamCreate");
+  if (spin_for(seconds, stream)) return "one long kernel";
+  std::thread([gpu, seconds] { fill_for(seconds, gpu); }).detach();  // the fake driver knows no such kernel
+  return "fills, one after another";
 }
 
 GpuStream::GpuStream(int gpu) : gpu_(gpu) {

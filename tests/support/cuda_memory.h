@@ -21,6 +21,10 @@ void copy_from_gpu(int gpu, void* to, const void* from, std::size_t bytes);
 // would wait for all streams.
 std::byte* pinned_memory(int gpu, std::size_t bytes);
 
+// Keeps the GPU at work for the process, beside others: whoever kills it then kills it in the middle of a
+// kernel. Returns what it runs.
+std::string occupy_gpu(int gpu, int seconds = 600);
+
 // A stream of the calling thread's GPU. All but finish() only enqueue; all throw RankFailure.
 class GpuStream {
  public:

@@ -393,6 +393,8 @@ void ScriptRunner::run_to_end() {
         ++next_;
         if (options_.on_submit) options_.on_submit(next_);
         continue;
+      } else if (options_.on_failure) {
+        options_.on_failure(status);
       }
       RANK_CHECK(options_.recover || status == options_.end,
                  at(next_) + " was refused with " + epd_status_name(status) + ": " + epd_last_error());

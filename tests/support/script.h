@@ -50,7 +50,7 @@ struct ScriptOptions {
   std::uint32_t timeout_ms = 20000;
   std::function<void(std::uint64_t)> on_submit = {};    // (operations submitted so far)
   std::function<void(std::uint64_t)> on_complete = {};  // (operations completed with OK so far)
-  std::function<void(epd_status_t)> on_failure = {};    // an operation ended with this
+  std::function<void(epd_status_t)> on_failure = {};    // an operation ended with this, or was refused
 };
 
 struct ScriptStats {

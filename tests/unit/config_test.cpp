@@ -256,8 +256,9 @@ TEST_F(ConfigFile, AReloadRefusesWhatIsFixedByName) {
   for (const char* word : {"devices.host", "\"2\"", "\"3\"", "nothing was applied"})
     EXPECT_NE(after.status().message().find(word), std::string::npos) << after.status().message();
   for (const OptionInfo& option : config_options()) {
-    const bool fixed = option.key.rfind("daemon.", 0) == 0 || option.key == "log.format" ||
-                       option.key == "devices.host" || option.key == "devices.cuda";
+    const bool fixed = option.key.starts_with("daemon.") || option.key.starts_with("mps.") ||
+                       option.key == "log.format" || option.key == "devices.host" ||
+                       option.key == "devices.cuda";
     EXPECT_EQ(option.reloadable, !fixed) << option.key;
   }
 }

@@ -83,6 +83,60 @@ TEST(CtlDoctorRules, DeviceStates) {
   EXPECT_EQ(judge_devices({}).at(0).level, Level::kFail) << "a daemon without devices serves nobody";
 }
 
+// A check by its name; kOk and a failure of the test if there is none.
+Check check_named(const std::vector<Check>& checks, const std::string& name) {
+  for (const Check& check : checks) {
+    if (check.name != name) continue;
+    EXPECT_EQ(check.advice.empty(), check.level == Level::kOk) << name;
+    return check;
+  }
+  ADD_FAILURE() << "no check " << name;
+  return {};
+}
+
+TEST(CtlDoctorRules, Gpus) {
+  v1::GetStatusResponse status;
+  status.add_devices()->set_name("host:0");
+  EXPECT_TRUE(judge_gpus(status).empty());
+  for (const char* name : {"cuda:0", "cuda:1", "cuda:2"}) {
+    v1::Device& device = *status.add_devices();
+    device.set_name(name);
+    v1::CudaDevice& gpu = *device.mutable_cuda();
+    gpu.set_model("NVIDIA H200");
+    gpu.set_compute_capability("9.0");
+    gpu.set_cuda_version("13.0");
+    gpu.set_num_sms(132);
+    gpu.set_sm_partition(8);
+    gpu.set_mps(true);
+  }
+  const auto check = [&](const std::string& name) { return check_named(judge_gpus(status), name); };
+  for (const char* name : {"gpu cuda:0", "gpu cuda:2", "mps", "mps_control", "sm_partitions", "peer_access"})
+    EXPECT_EQ(check(name).level, Level::kOk) << name;
+  EXPECT_NE(check("gpu cuda:1").text.find("NVIDIA H200, compute capability 9.0, 132 SMs, CUDA 13.0"),
+            std::string::npos);
+
+  status.mutable_daemon()->set_mps_control_error("exit 1, Cannot find MPS control daemon process");
+  EXPECT_EQ(check("mps_control").level, Level::kWarn);
+  EXPECT_NE(check("mps_control").text.find("Cannot find MPS"), std::string::npos);
+  status.mutable_devices(3)->mutable_cuda()->set_mps(false);
+  EXPECT_EQ(check("mps").level, Level::kWarn) << "the daemon runs all the same";
+  EXPECT_NE(check("mps").text.find("cuda:2 without MPS"), std::string::npos);
+  EXPECT_NE(check("mps").text.find("280 us"), std::string::npos);
+  for (v1::Device& device : *status.mutable_devices()) {
+    if (device.has_cuda()) device.mutable_cuda()->set_mps(false);
+  }
+  for (const Check& each : judge_gpus(status))
+    EXPECT_NE(each.name, "mps_control") << "there is nobody to ask";
+
+  status.mutable_devices(1)->mutable_cuda()->add_unreachable("cuda:2");
+  status.mutable_devices(3)->mutable_cuda()->add_unreachable("cuda:0");
+  EXPECT_EQ(check("peer_access").level, Level::kFail);
+  EXPECT_NE(check("peer_access").text.find("cuda:0 and cuda:2:"), std::string::npos) << "each pair once";
+  status.mutable_devices(2)->mutable_cuda()->set_sm_partition(0);
+  EXPECT_EQ(check("sm_partitions").level, Level::kFail);
+  EXPECT_NE(check("sm_partitions").text.find("cuda:1"), std::string::npos);
+}
+
 TEST(CtlDoctorRules, VersionsAndSockets) {
   DaemonFacts daemon;
   daemon.control_path = "/run/epd/control.sock";

@@ -510,14 +510,44 @@ int faulting(const std::string& directory) {
   CHILD_CHECK(cuMemAlloc(&word, 64) == CUDA_ERROR_ILLEGAL_ADDRESS);
   EPD_CU(cuDevicePrimaryCtxRelease(0));
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  std::ofstream(directory + "/busy-0").close();
+  CUcontext none = nullptr;
+  CHILD_CHECK(cuDevicePrimaryCtxRetain(&none, 0) == CUDA_ERROR_MPS_SERVER_NOT_READY);
+  std::filesystem::remove(directory + "/busy-0");
   EPD_CU(cuCtxSetCurrent(primary_context(0)));
   EPD_CU(cuMemAlloc(&word, 64));
   return 0;
 }
 
+TEST(FakeCudaEnvironment, KeepsDevicesApart) {
+  EXPECT_EQ(run_child("apart", {{"EPD_FAKE_CUDA_NO_PEER", "2-0"}}), 0);
+}
+
+int apart(const std::string&) {
+  EPD_CU(cuCtxSetCurrent(primary_context(0)));
+  int can = 1;
+  EPD_CU(cuDeviceCanAccessPeer(&can, 0, 2));
+  CHILD_CHECK(can == 0);
+  EPD_CU(cuDeviceCanAccessPeer(&can, 0, 1));
+  CHILD_CHECK(can == 1);
+  const CUmemAllocationProp prop = device_memory(0);
+  CUmemGenericAllocationHandle handle = 0;
+  CUdeviceptr base = 0;
+  EPD_CU(cuMemCreate(&handle, kUnit, &prop, 0));
+  EPD_CU(cuMemAddressReserve(&base, kUnit, 0, 0, 0));
+  EPD_CU(cuMemMap(base, kUnit, 0, handle, 0));
+  for (const int device : {0, 1, 2}) {
+    const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    const CUresult wanted = device == 2 ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+    CHILD_CHECK(cuMemSetAccess(base, kUnit, &access, 1) == wanted);
+  }
+  return 0;
+}
+
 const std::map<std::string, int (*)(const std::string&)>& children() {
   static const std::map<std::string, int (*)(const std::string&)> all = {
-      {"reader", reader}, {"visible", visible}, {"none", none}, {"failing", failing}, {"faulting", faulting}};
+      {"reader", reader},   {"visible", visible},   {"none", none},
+      {"failing", failing}, {"faulting", faulting}, {"apart", apart}};
   return all;
 }
 

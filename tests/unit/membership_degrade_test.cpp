@@ -170,6 +170,19 @@ TEST_F(Degrade, ARankRejoinsInABreakOfItsOwnAndIsAnsweredWhenItsEngineGoesOn) {
   EXPECT_EQ(registry_.next_due_ns(), std::numeric_limits<std::uint64_t>::max());
 }
 
+TEST_F(Degrade, AJoinerWhoseEngineIsDownDisturbsNobodyUntilItIsBack) {
+  activate_without(2);
+  registry_.engine_down(2, "the engine of device 2 ended");
+  take();
+  registry_.join(newcomer(2, 77, 2));
+  EXPECT_TRUE(take().empty());
+  EXPECT_EQ(group().phase, GroupPhase::kActive);
+  registry_.engine_up(2);
+  EXPECT_EQ(take(), (Lines{"break device=0 group=1 epoch=2 fatal=0 cause=ABORTED culprit=2",
+                           "break device=1 group=1 epoch=2 fatal=0 cause=ABORTED culprit=2",
+                           "start device=2 group=1 broken=1"}));
+}
+
 TEST_F(Degrade, ARankRejoinsOnADeviceThatServesTheGroupAlready) {
   activate_without(2);
   registry_.join(newcomer(2, 77, 0));

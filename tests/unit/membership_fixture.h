@@ -21,6 +21,12 @@ inline constexpr std::uint32_t kUid = 1000;
 class FakeMemory final : public MemberMemory {
  public:
   using Key = std::pair<std::uint64_t, std::uint32_t>;
+  Status check_reach(std::uint32_t device, std::uint32_t other) const override {
+    const auto pair = std::minmax(device, other);
+    if (!apart.contains({pair.first, pair.second})) return {};
+    return {StatusCode::kUnsupported,
+            "device " + std::to_string(device) + " does not reach device " + std::to_string(other)};
+  }
   Status acquire(const MemoryOwner& owner, const GroupShape&) override {
     const auto [group, rank] = std::pair(owner.group_id, owner.rank);
     if (held.size() >= limit) return resource_exhausted("no room");
@@ -43,6 +49,7 @@ class FakeMemory final : public MemberMemory {
   std::set<Key> held;
   std::map<Key, std::uint64_t> board_index;
   std::map<std::uint32_t, std::string> lost;
+  std::set<std::pair<std::uint32_t, std::uint32_t>> apart;  // devices, the lower first
 };
 
 inline GroupShape shape_of(std::uint32_t ranks, LossPolicy policy = LossPolicy::kFailFast) {

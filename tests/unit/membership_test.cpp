@@ -195,6 +195,20 @@ TEST_F(Membership, GroupAndMemoryLimitsRefuseTheJoinerOnly) {
   EXPECT_EQ(take().size(), 2u);
 }
 
+TEST_F(Membership, RanksOnDevicesThatDoNotReachEachOtherDoNotMeet) {
+  memory_.apart.insert({0, 1});
+  registry_.join(request(0, 3));
+  EXPECT_EQ(take(), Lines{});
+  registry_.join(request(1, 3));
+  EXPECT_EQ(take().size(), 1u);
+  EXPECT_EQ(refusal_.code(), StatusCode::kUnsupported);
+  EXPECT_EQ(refusal_.message(),
+            "device 1 does not reach device 0, and rank 0 of group \"g\" is on the latter");
+  EXPECT_EQ(memory_.held.size(), 1u) << "the joiner's memory was never asked for";
+  registry_.join(request(2, 3));  // on device 0 too
+  EXPECT_EQ(take(), Lines{}) << "the others are not harmed";
+}
+
 TEST_F(Membership, AFirstJoinerWithoutMemoryLeavesNoGroup) {
   memory_.limit = 0;
   registry_.join(request(0, 2));

@@ -109,7 +109,8 @@ typedef struct epd_session_info_s {
 /* options may be NULL. Errors: DAEMON_LOST (nobody listens), VERSION_MISMATCH (names both
  * versions), PERMISSION_DENIED, RESOURCE_EXHAUSTED (quota), NOT_FOUND (no such device),
  * DEADLINE_EXCEEDED, INVALID_ARGUMENT (also: a CUDA device that this process does not see), UNSUPPORTED (a
- * CUDA device, and no driver in this process, or no kernels to wait by), INTERNAL. On a CUDA device the
+ * CUDA device, and no driver in this process, or no kernels to wait by), WOULD_BLOCK (MPS recovers from a
+ * fault on the GPU and takes no process yet: try again), INTERNAL. On a CUDA device the
  * session lives in the calling thread's current context if that is on the device, else in the device's
  * primary context, which is the CUDA runtime's; that context must outlive the session. Devices are matched by
  * uuid: their numbers here and in the daemon may differ. Attach before streams of the context wait for other

@@ -38,6 +38,7 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice ordinal) 
   Device* const device = driver()->device(ordinal);
   if (device == nullptr) return CUDA_ERROR_INVALID_DEVICE;
   if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult error = device->admit()) return error;
   const std::lock_guard lock(driver()->mutex);
   Primary& primary = driver()->primaries[static_cast<std::size_t>(ordinal)];
   if (primary.context == nullptr) {
@@ -71,6 +72,7 @@ CUresult CUDAAPI cuCtxCreate(CUcontext* context, CUctxCreateParams* params, unsi
   Device* const device = driver()->device(ordinal);
   if (device == nullptr) return CUDA_ERROR_INVALID_DEVICE;
   if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult error = device->admit()) return error;
   unsigned sms = kNumSms;
   if (params != nullptr && params->numExecAffinityParams == 1 &&
       params->execAffinityParams->type == CU_EXEC_AFFINITY_TYPE_SM_COUNT) {

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -38,6 +39,18 @@ std::vector<int> visible_devices(int count) {
 bool allocates(const std::string& function) {
   return function == "cuMemCreate" || function == "cuMemAlloc" || function == "cuMemHostAlloc" ||
          function == "cuMemAddressReserve";
+}
+
+// "0-1,2-3"
+std::vector<std::pair<int, int>> parse_pairs(const std::string& list) {
+  std::vector<std::pair<int, int>> pairs;
+  std::istringstream items(list);
+  for (std::string item; std::getline(items, item, ',');) {
+    const std::size_t dash = item.find('-');
+    if (dash != std::string::npos)
+      pairs.emplace_back(std::atoi(item.c_str()), std::atoi(item.c_str() + dash + 1));
+  }
+  return pairs;
 }
 
 // "function:n[:error][@device]", several with commas between.
@@ -100,6 +113,8 @@ CUresult initialise() {
     device->machine = machine;
     if (!all->settings.fault_dir.empty())
       device->fault_file = all->settings.fault_dir + "/device-" + std::to_string(machine);
+    if (!all->settings.fault_dir.empty())
+      device->busy_file = all->settings.fault_dir + "/busy-" + std::to_string(machine);
     all->devices.push_back(std::move(device));
   }
   all->primaries.resize(all->devices.size());
@@ -158,6 +173,7 @@ Settings Settings::from_environment() {
   settings.devices = visible_devices(std::atoi(environment("EPD_FAKE_CUDA_DEVICES", "4").c_str()));
   settings.mps = environment("EPD_FAKE_CUDA_MPS", "1") != "0";
   settings.fault_dir = environment("EPD_FAKE_CUDA_FAULT_DIR", "");
+  settings.apart = parse_pairs(environment("EPD_FAKE_CUDA_NO_PEER", ""));
   settings.faults = parse_faults(environment("EPD_FAKE_CUDA_FAIL", ""));
   return settings;
 }
@@ -171,6 +187,19 @@ CUresult Device::check() {
   if (known != CUDA_SUCCESS || fault_file.empty() || ::access(fault_file.c_str(), F_OK) != 0) return known;
   if (contexts.load() != 0) fail(CUDA_ERROR_ILLEGAL_ADDRESS);
   return error.load();
+}
+
+CUresult Device::admit() const {
+  const bool busy = !busy_file.empty() && ::access(busy_file.c_str(), F_OK) == 0;
+  return busy && contexts.load() == 0 ? CUDA_ERROR_MPS_SERVER_NOT_READY : CUDA_SUCCESS;
+}
+
+bool can_reach(CUdevice device, CUdevice peer) {
+  const int a = driver()->device(device)->machine;
+  const int b = driver()->device(peer)->machine;
+  const auto& apart = driver()->settings.apart;
+  return std::none_of(apart.begin(), apart.end(),
+                      [&](const auto& pair) { return pair == std::pair(a, b) || pair == std::pair(b, a); });
 }
 
 void Device::fail(CUresult result) {
@@ -257,7 +286,7 @@ CUresult CUDAAPI cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer)
   if (driver()->device(device) == nullptr || driver()->device(peer) == nullptr)
     return CUDA_ERROR_INVALID_DEVICE;
   if (can == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  *can = device != peer ? 1 : 0;
+  *can = device != peer && epd::fake_cuda::can_reach(device, peer) ? 1 : 0;
   return CUDA_SUCCESS;
 }
 

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace epd::fake_cuda {
@@ -33,7 +34,8 @@ struct Settings {
   std::vector<int> devices;  // that this process sees: their numbers on the machine
   bool mps = true;
   std::string fault_dir;
-  std::vector<Fault> faults;  // guarded by Driver::mutex
+  std::vector<std::pair<int, int>> apart;  // devices of the machine without P2P
+  std::vector<Fault> faults;               // guarded by Driver::mutex
 
   static Settings from_environment();
 };
@@ -45,9 +47,12 @@ struct Device {
   std::atomic<int> contexts{0};
   std::atomic<CUresult> error{CUDA_SUCCESS};
   std::string fault_file;  // empty: none is looked for
+  std::string busy_file;   // likewise
 
   // Also looks for the fault file.
   CUresult check();
+  // Whether this process may have another context here.
+  CUresult admit() const;
   void fail(CUresult result);
 };
 
@@ -117,6 +122,8 @@ struct Driver {
                                                                               : devices[ordinal].get();
   }
 };
+// Whether a device may map the memory of another; numbers of this process.
+bool can_reach(CUdevice device, CUdevice peer);
 // Null before cuInit. Never destroyed: threads of streams live until the process ends.
 Driver* driver();
 

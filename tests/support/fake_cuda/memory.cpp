@@ -110,7 +110,7 @@ CUresult Memory::map(CUdeviceptr address, std::size_t bytes, const Allocation& a
   if (next != ranges_.end() && next->first < address + bytes) return CUDA_ERROR_INVALID_VALUE;
   if (::mmap(pointer(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, allocation.fd, 0) == MAP_FAILED)
     return CUDA_ERROR_OUT_OF_MEMORY;
-  ranges_[address] = {bytes, RangeKind::kMapped, 0};
+  ranges_[address] = {bytes, RangeKind::kMapped, 0, allocation.device};
   return CUDA_SUCCESS;
 }
 
@@ -133,6 +133,10 @@ CUresult Memory::allow(CUdeviceptr address, std::size_t bytes, const CUmemAccess
   for (std::size_t i = 0; i < count; ++i) {
     if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
     if (driver()->device(desc[i].location.id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+    for (const auto& part : parts) {
+      if (part->second.home >= 0 && !can_reach(desc[i].location.id, part->second.home))
+        return CUDA_ERROR_INVALID_DEVICE;
+    }
     const std::uint64_t bit = std::uint64_t{1} << desc[i].location.id;
     const int wanted = protection(desc[i].flags);
     (wanted == PROT_NONE ? taken : given) |= bit;
@@ -156,7 +160,7 @@ CUresult Memory::allocate(std::size_t bytes, RangeKind kind, std::uint64_t devic
   void* const block = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (block == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   const std::unique_lock lock(mutex_);
-  ranges_[reinterpret_cast<std::uintptr_t>(block)] = {bytes, kind, devices};
+  ranges_[reinterpret_cast<std::uintptr_t>(block)] = {bytes, kind, devices, -1};
   address = block;
   return CUDA_SUCCESS;
 }
@@ -183,7 +187,7 @@ CUresult Memory::add_registered(void* address, std::size_t bytes) {
     const auto before = std::prev(next);
     if (before->first + before->second.bytes > first) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
   }
-  ranges_[first] = {bytes, RangeKind::kRegistered, kAllDevices};
+  ranges_[first] = {bytes, RangeKind::kRegistered, kAllDevices, -1};
   return CUDA_SUCCESS;
 }
 

@@ -39,6 +39,7 @@ struct Range {
   std::size_t bytes = 0;
   RangeKind kind = RangeKind::kReserved;
   std::uint64_t devices = 0;  // bit d: device d of this process reaches it
+  int home = -1;              // kMapped: the device, of this process, whose memory it is
 };
 
 // Ranges by their first address. Mapped ranges lie within reserved ones.

@@ -52,6 +52,10 @@ class Device {
   // Clamped to 1 .. max_sms(); takes effect with the next chunk (host) or operation (CUDA).
   virtual void set_num_sms(std::uint32_t sms) = 0;
 
+  // Ends the process (kExitDeviceFailed) if the device has failed, which does not show while nothing runs on
+  // it.
+  virtual void check() {}
+
   virtual Result<std::unique_ptr<Arena>> map_arena(int fd, std::uint64_t bytes) = 0;
 
   // One of the two.
@@ -87,6 +91,10 @@ enum class LaunchMode {
   kLaunched,  // one kernel for each: SMs are taken while it runs
   kResident,  // a kernel stays on the SMs and is told what to do: no launch in the path
 };
+
+// Called as the process ends because its device has failed (kExitDeviceFailed) and runs nothing of it any
+// more. To be set before make_device.
+void on_device_failed(std::function<void()> last_word);
 
 // INVALID_ARGUMENT for a name that is not understood; UNSUPPORTED for a GPU that can't be used.
 Result<std::unique_ptr<Device>> make_device(const std::string& name, LaunchMode mode,

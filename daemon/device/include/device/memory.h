@@ -16,13 +16,16 @@ struct DeviceFacts {
   std::array<std::uint8_t, 16> uuid{};  // zero: a host device
   std::string model;
   std::uint32_t num_sms = 0;
-  std::uint32_t compute = 0;  // 90 for 9.0
-  std::uint32_t driver = 0;   // 13000 for CUDA 13.0
-  bool mps = false;           // contexts are shared through MPS
+  std::uint32_t compute = 0;       // 90 for 9.0
+  std::uint32_t driver = 0;        // 13000 for CUDA 13.0
+  std::uint32_t sm_partition = 0;  // SMs of the smallest partition (green context); 0: there are none
+  bool mps = false;                // contexts are shared through MPS
 };
 
 // UNSUPPORTED: no such device, no driver, or one that lacks what epd needs; the text says which.
 Result<DeviceFacts> device_facts(const DeviceName& device);
+// Whether engines of these two can map each other's memory: always, unless both are GPUs without P2P.
+Result<bool> devices_reach_each_other(const DeviceName& a, const DeviceName& b);
 
 // Memory that any engine and client can map through the descriptor, which alone keeps it. A host device's is
 // zero-filled; what is in a GPU's is for its engine to clear. RESOURCE_EXHAUSTED: the device has no more.

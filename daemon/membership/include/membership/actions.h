@@ -99,6 +99,8 @@ struct MemoryOwner {
 class MemberMemory {
  public:
   virtual ~MemberMemory() = default;
+  // OK, or UNSUPPORTED: engines of these devices can't map each other's memory.
+  virtual Status check_reach(std::uint32_t device, std::uint32_t other) const = 0;
   // Makes the arenas and the board of a rank; RESOURCE_EXHAUSTED if a quota says no.
   virtual Status acquire(const MemoryOwner& owner, const abi::GroupShape& shape) = 0;
   // Gives them up. Mappings of others live on until they drop them.

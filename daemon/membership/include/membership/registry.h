@@ -76,6 +76,7 @@ class GroupRegistry {
   Result<std::uint32_t> pick_rank(const Group& group, std::int32_t wanted) const;
   Status add_member(Group& group, std::uint32_t rank, const JoinRequest& request);
   Status check_group_quotas(const JoinRequest& request) const;
+  Status check_reach(const Group& group, const JoinRequest& request) const;
   Group* find_named(std::uint32_t uid, const std::string& name);
   void start(Group& group);
   void abort_start(Group& group, const Status& status);

@@ -43,7 +43,7 @@ struct PeerIdentity {
   std::uint32_t uid = 0;
   std::uint32_t gid = 0;
   std::vector<std::uint32_t> gids;  // the primary first, then the supplementary
-  UniqueFd pidfd;                   // invalid where the kernel has no SO_PEERPIDFD
+  UniqueFd pidfd;  // invalid for a process of another PID namespace, which has no number here
 };
 
 // Who connected, as the kernel knows it.

@@ -95,6 +95,8 @@ class SessionTable {
   // Says Goodbye and closes.
   void end(std::uint64_t session_id, const Status& status);
   void end_all(const Status& status);
+  // Its process is on its way out, which shows here only when it is through.
+  void died(std::uint64_t session_id) { close(session_id, "died"); }
   // Stops listening and removes the socket; sessions live on.
   void stop_listening();
 

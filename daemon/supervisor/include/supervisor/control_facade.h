@@ -33,6 +33,19 @@ struct DaemonView {
   std::uint64_t arena_bytes = 0;       // promised to clients (touched pages may be fewer)
   std::uint64_t sessions_total = 0;    // since start
   std::uint64_t sessions_refused = 0;  // since start
+  std::string
+      mps_control_error;  // why MPS can't be asked to terminate a client; "" if it can, or without MPS
+};
+
+// What the driver says of a GPU.
+struct CudaView {
+  std::string model;
+  std::uint32_t compute = 0;  // 90 for 9.0
+  std::uint32_t driver = 0;   // 13000: it speaks CUDA 13.0
+  std::uint32_t num_sms = 0;
+  std::uint32_t sm_partition = 0;  // SMs of the smallest partition; 0: it can't be divided
+  bool mps = false;
+  std::vector<std::string> unreachable;  // devices served here whose memory it can't map (no P2P)
 };
 
 enum class DeviceState { kStarting, kReady, kRestarting, kFailed };
@@ -54,6 +67,7 @@ struct DeviceView {
   std::uint64_t bytes_dispatched = 0;
   std::uint64_t bytes_combined = 0;
   std::uint64_t submissions_refused = 0;
+  std::optional<CudaView> cuda;  // of a GPU
 };
 
 struct SessionView {

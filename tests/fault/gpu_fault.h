@@ -1,0 +1,67 @@
+// A daemon on four GPUs under MPS, and what ends a process in the middle of its kernel there. On a machine
+// with GPUs (EPD_TEST_GPUS) all of it is true; elsewhere files stand for what MPS does (support/fake_cuda,
+// fake_mps_control).
+#pragma once
+
+#include "fault.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace epd::test {
+
+// Keeps the last step of a process's end back: it does nothing any more, but it is there.
+class HeldExit {
+ public:
+  explicit HeldExit(pid_t pid);
+  ~HeldExit();  // lets it go
+  HeldExit(const HeldExit&) = delete;
+  HeldExit& operator=(const HeldExit&) = delete;
+  bool works() const { return traced_; }
+  // Whether it has come to its end, and is held there.
+  bool reached();
+
+ private:
+  const pid_t pid_;
+  bool traced_ = false;
+  bool reached_ = false;
+};
+
+class FaultyGpus {
+ public:
+  FaultyGpus();
+  ~FaultyGpus();  // stops the daemon
+  FaultyGpus(const FaultyGpus&) = delete;
+  FaultyGpus& operator=(const FaultyGpus&) = delete;
+
+  bool usable() const { return why_not_.empty(); }
+  const std::string& why_not() const { return why_not_; }
+  bool start(const std::vector<std::pair<std::string, std::string>>& settings);
+  Daemon& daemon() const { return *daemon_; }
+
+  // Kills the process, which occupies the GPU, and returns when, in seconds. The GPU's engine is dead then,
+  // and the GPU recovers.
+  double kill_in_a_kernel(RankProcess& process, std::uint32_t device);
+  // The same without waiting for anything, and what must follow.
+  double strike(RankProcess& process, std::uint32_t device);
+  void recover(std::uint32_t device);
+  // Because the GPU had failed, and once; the others' have not died. Prints what the daemon told of engines.
+  void expect_only_this_engine_died(std::uint32_t device) const;
+
+  bool can_terminate() const;
+  // What the fake MPS says; the true one knows by itself.
+  void list_clients(const std::vector<pid_t>& clients) const;
+  bool was_terminated(pid_t pid) const;
+  // "" if it has none.
+  std::string session_of(pid_t client) const;
+
+ private:
+  const bool true_gpus_;
+  std::string why_not_;
+  std::string folder_;  // of the fakes' files
+  std::unique_ptr<Daemon> daemon_;
+};
+
+}  // namespace epd::test

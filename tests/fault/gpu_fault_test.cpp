@@ -1,0 +1,398 @@
+// A process ends in the middle of its kernel. Under MPS that takes along every process on its GPU: the engine
+// too, which comes back, while ranks on other GPUs go on. Without a GPU the fake driver's fault files stand
+// for MPS.
+#include "gpu_fault.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <algorithm>
+
+namespace epd::test {
+namespace {
+
+constexpr std::uint32_t kRanks = 4;
+constexpr std::uint32_t kVictim = 2;
+
+// Seconds; 0: not yet.
+struct RankTimes {
+  std::atomic<double> told{0};   // an operation ended with a status that says why
+  std::atomic<double> again{0};  // the first that succeeded after that
+  std::atomic<double> whole{0};  // the first of all ranks, the victim's successor included
+};
+
+struct Stage {
+  Gate ready;     // ranks that are where they shall be when the victim dies
+  Gate degraded;  // survivors that have gone on without it
+  Gate attached;  // the successor has
+  Gate joined;
+  Gate finished;
+  Gate seen;
+  RankTimes times[kRanks];
+};
+
+void set_first(std::atomic<double>& time) {
+  if (time == 0) time = now_s();
+}
+
+void print_times(const char* what, double killed, const Stage& stage) {
+  const auto after = [killed](const std::atomic<double>& time) {
+    char text[32];
+    std::snprintf(text, sizeof(text), "%.1f ms", (time - killed) * 1000);
+    return std::string(time == 0 ? "none" : text);
+  };
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    if (rank == kVictim) continue;
+    const RankTimes& times = stage.times[rank];
+    std::printf("%s, rank %u, since the kill: typed status %s, next operation %s, next of all ranks %s\n",
+                what, rank, after(times.told).c_str(), after(times.again).c_str(),
+                after(times.whole).c_str());
+  }
+}
+
+class GpuFault : public testing::Test {
+ protected:
+  void SetUp() override { start({}); }
+  void start(const std::vector<std::pair<std::string, std::string>>& settings) {
+    gpus_.reset();  // it takes its environment along
+    gpus_ = std::make_unique<FaultyGpus>();
+    if (!gpus_->usable()) GTEST_SKIP() << gpus_->why_not();
+    ASSERT_TRUE(gpus_->start(settings));
+  }
+  void TearDown() override { gpus_.reset(); }
+  Daemon& daemon() const { return gpus_->daemon(); }
+
+  // A successor for the victim: tried again by new processes while MPS takes nobody.
+  RankProcess successor(Stage& stage, const std::function<std::string(const Session&)>& body) const {
+    for (const double end = now_s() + 30; now_s() < end;) {
+      RankProcess process([&]() -> std::string {
+        const std::string socket = daemon().socket();
+        const std::string device = daemon().device(kVictim);
+        epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
+        options.socket_path = socket.c_str();
+        options.device = device.c_str();
+        epd_session_t* handle = nullptr;
+        const epd_status_t status = epd_session_attach(&options, &handle);
+        if (status == EPD_WOULD_BLOCK) return "";
+        must(status, "attach");
+        const Session session(handle);
+        stage.attached.arrive();
+        return body(session);
+      });
+      const bool in = eventually(20, [&] { return stage.attached.count != 0 || !is_running(process.pid()); });
+      if (in && stage.attached.count != 0) return process;
+      const RankOutcome outcome = process.wait(1);
+      EXPECT_TRUE(outcome.ok) << outcome.to_string();
+      if (!outcome.ok) break;
+    }
+    return {};
+  }
+
+  std::unique_ptr<FaultyGpus> gpus_;
+};
+
+Case gpu_case(bool degrade) {
+  Case c;
+  c.seed = 51;
+  c.num_ranks = kRanks;
+  c.num_experts = kRanks * 4;
+  c.max_tokens = 64;
+  c.hidden = 512;
+  c.topk = 4;
+  c.depth = 2;
+  c.sizes = Sizes::kUneven;
+  c.degrade = degrade;
+  return c;
+}
+
+// Memory of a group of its own, with a pattern that must still be there in the end.
+class Keepsake {
+ public:
+  Keepsake(const Session& session, std::uint32_t rank)
+      : group_(session, small_config(("keepsake-" + std::to_string(rank)).c_str(), 0, 1)),
+        pattern_(group_.slot_bytes()) {
+    for (std::size_t i = 0; i < pattern_.size(); ++i)
+      pattern_[i] = static_cast<std::byte>((i * 7 + i / 251 + rank) & 0xff);
+    copy_to_gpu(group_.gpu(), group_.slot_on_gpu(0), pattern_.data(), pattern_.size());
+  }
+  void check() const {
+    std::vector<std::byte> now(pattern_.size());
+    copy_from_gpu(group_.gpu(), now.data(), group_.slot_on_gpu(0), now.size());
+    RANK_CHECK(now == pattern_, "the arena has changed");
+  }
+
+ private:
+  const Group group_;
+  std::vector<std::byte> pattern_;
+};
+
+void only_these(const ScriptStats& stats, const std::set<std::string>& allowed) {
+  for (const auto& [status, count] : stats.failures) RANK_CHECK(allowed.contains(status), stats.to_string());
+}
+
+// Every result of every rank is compared, before, without and with the victim's successor.
+TEST_F(GpuFault, ADegradedGroupGoesOnAndTakesTheRankBack) {
+  const Case c = gpu_case(true);
+  constexpr std::uint64_t kLoss = 30;     // operations completed by each when the victim dies
+  constexpr std::uint64_t kRejoin = 120;  // and when its successor must be in
+  Shared<Stage> stage;
+  const auto options = [&] {
+    ScriptOptions o;
+    o.rounds = 120;
+    o.order = Order::kInTurn;
+    o.recover = true;
+    o.finished = &stage->finished;
+    return o;
+  };
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(daemon().socket(), daemon().device(rank));
+      const Keepsake keepsake(session, rank);
+      const Group group(session, c.config("degrade", rank));
+      RankTimes& times = stage->times[rank];
+      ScriptOptions o = options();
+      o.on_failure = [&](epd_status_t) { set_first(times.told); };
+      o.on_complete = [&](std::uint64_t completed) {
+        if (completed == kLoss) {
+          if (rank == kVictim) note(occupy_gpu(static_cast<int>(kVictim)));
+          stage->ready.arrive();
+          if (rank == kVictim) sleep_ms(60000);  // until it is killed
+        }
+        if (times.told != 0) set_first(times.again);
+        if (completed == kRejoin - 20) stage->degraded.arrive();
+        if (completed == kRejoin) stage->joined.wait_for(1);
+        if (times.again != 0 && epd_group_active(group.get(), kVictim) == 1) set_first(times.whole);
+      };
+      const ScriptStats stats = ScriptRunner(group, c, rank, o).run();
+      only_these(stats, {"RANK_LOST", "ENGINE_RESTARTED", "ABORTED"});
+      RANK_CHECK(times.told != 0 && times.whole != 0, stats.to_string());
+      keepsake.check();
+      stage->seen.arrive();
+      stage->seen.wait_for(kRanks);  // nobody leaves before
+      return stats.to_string();
+    });
+  }
+  ASSERT_TRUE(eventually(60, [&] { return stage->ready.count == kRanks; }));
+  const double killed = gpus_->kill_in_a_kernel(ranks[kVictim], kVictim);
+  RankProcess newcomer = successor(*stage, [&](const Session& session) -> std::string {
+    const Group group(session, c.config("degrade", kVictim));
+    stage->joined.open();
+    const ScriptStats stats = ScriptRunner(group, c, kVictim, options()).run();
+    only_these(stats, {"ENGINE_RESTARTED"});
+    RANK_CHECK(stats.completed > 20, stats.to_string());
+    stage->seen.arrive();
+    stage->seen.wait_for(kRanks);
+    return stats.to_string();
+  });
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    const RankOutcome outcome = rank == kVictim ? newcomer.wait(60) : ranks[rank].wait(60);
+    EXPECT_TRUE(outcome.ok) << "rank " << rank << " " << outcome.to_string();
+  }
+  print_times("degrade", killed, *stage);
+  gpus_->expect_only_this_engine_died(kVictim);
+}
+
+TEST_F(GpuFault, AGroupThatFailsFastEndsAndTheNextOneForms) {
+  const Case c = gpu_case(false);
+  Shared<Stage> stage;
+  const auto next_group = [&](const Session& session, std::uint32_t rank) {
+    const Group group(session, c.config("next", rank));
+    ScriptOptions o;
+    o.rounds = 10;
+    o.on_complete = [&](std::uint64_t) { set_first(stage->times[rank].whole); };
+    return ScriptRunner(group, c, rank, o).run().to_string();
+  };
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(daemon().socket(), daemon().device(rank));
+      const Keepsake keepsake(session, rank);
+      {
+        const Group group(session, c.config("first", rank));
+        ScriptOptions o;
+        o.rounds = 1000;
+        o.order = Order::kInTurn;
+        o.recover = true;  // an engine that dies first makes a break of its own
+        o.end = EPD_RANK_LOST;
+        o.on_failure = [&](epd_status_t) { set_first(stage->times[rank].told); };
+        o.on_complete = [&](std::uint64_t completed) {
+          if (completed != 30) return;
+          if (rank == kVictim) note(occupy_gpu(static_cast<int>(kVictim)));
+          stage->ready.arrive();
+          if (rank == kVictim) sleep_ms(60000);
+        };
+        const ScriptStats stats = ScriptRunner(group, c, rank, o).run();
+        only_these(stats, {"RANK_LOST", "ENGINE_RESTARTED"});
+        RANK_CHECK(stats.completed < 2 * std::uint64_t{o.rounds}, "nothing but RANK_LOST ends it before");
+      }
+      keepsake.check();
+      return next_group(session, rank);
+    });
+  }
+  ASSERT_TRUE(eventually(60, [&] { return stage->ready.count == kRanks; }));
+  const double killed = gpus_->kill_in_a_kernel(ranks[kVictim], kVictim);
+  RankProcess newcomer =
+      successor(*stage, [&](const Session& session) { return next_group(session, kVictim); });
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    const RankOutcome outcome = rank == kVictim ? newcomer.wait(60) : ranks[rank].wait(60);
+    EXPECT_TRUE(outcome.ok) << "rank " << rank << " " << outcome.to_string();
+  }
+  print_times("fail_fast", killed, *stage);
+  gpus_->expect_only_this_engine_died(kVictim);
+}
+
+// The driver takes almost half a second to end a process that has used a GPU. An engine says its last word
+// before, so the others do not wait for that.
+TEST_F(GpuFault, TheOthersDoNotWaitForTheEndOfTheEnginesProcess) {
+  const Case c = gpu_case(true);
+  Shared<Stage> stage;
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(daemon().socket(), daemon().device(rank));
+      const Group group(session, c.config("degrade", rank));
+      ScriptOptions o;
+      o.rounds = 60;
+      o.order = Order::kInTurn;
+      o.recover = true;
+      o.finished = &stage->finished;
+      o.num_finishers = kRanks - 1;
+      o.on_complete = [&](std::uint64_t completed) {
+        if (completed != 30) return;
+        if (rank == kVictim) note(occupy_gpu(static_cast<int>(kVictim)));
+        stage->ready.arrive();
+        if (rank == kVictim) sleep_ms(60000);
+      };
+      const ScriptStats stats = ScriptRunner(group, c, rank, o).run();
+      only_these(stats, {"RANK_LOST", "ENGINE_RESTARTED"});
+      RANK_CHECK(epd_group_active(group.get(), kVictim) == 0, "the rank is lost");
+      return stats.to_string();
+    });
+  }
+  ASSERT_TRUE(eventually(60, [&] { return stage->ready.count == kRanks; }));
+  HeldExit engine(daemon().engine(kVictim));
+  if (!engine.works()) GTEST_SKIP() << "may not trace here";
+  gpus_->strike(ranks[kVictim], kVictim);
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    if (rank == kVictim) continue;
+    const RankOutcome outcome = ranks[rank].wait(60);
+    EXPECT_TRUE(outcome.ok) << "rank " << rank << " " << outcome.to_string();
+  }
+  EXPECT_TRUE(engine.reached()) << "the engine has not noticed";
+  EXPECT_EQ(daemon().log().find("engine died"), std::string::npos) << "its process is still held";
+  gpus_->recover(kVictim);
+}
+
+// An engine with nothing in flight must notice as well: MPS takes nobody new before it has gone.
+TEST_F(GpuFault, AnEngineWithNothingToDoComesBackToo) {
+  Shared<Stage> stage;
+  RankProcess client([&]() -> std::string {
+    const Session session(daemon().socket(), daemon().device(kVictim));
+    note(occupy_gpu(static_cast<int>(kVictim)));
+    stage->ready.arrive();
+    sleep_ms(60000);
+    return "";
+  });
+  ASSERT_TRUE(eventually(60, [&] { return stage->ready.count == 1; }));
+  sleep_ms(50);
+  const double killed = gpus_->kill_in_a_kernel(client, kVictim);
+  RankProcess next = successor(*stage, [&](const Session& session) -> std::string {
+    const Group group(session, small_config("after", 0, 1));
+    epd_ticket_t ticket = 0;
+    must(epd_noop(group.get(), 0, &ticket), "noop");
+    must(group.wait(ticket, 30000), "noop");
+    return std::to_string((now_s() - killed) * 1000);
+  });
+  const RankOutcome outcome = next.wait(40);
+  EXPECT_TRUE(outcome.ok) << outcome.to_string();
+  std::printf("idle engine: the first operation of the next client %s ms after the kill\n",
+              outcome.text.c_str());
+  gpus_->expect_only_this_engine_died(kVictim);
+}
+
+// Evicted in the middle of its kernel, and killed then: its work has been terminated, so nobody else is hurt.
+TEST_F(GpuFault, AnEvictedClientIsTerminatedFirst) {
+  if (!gpus_->can_terminate()) GTEST_SKIP() << "no nvidia-cuda-mps-control to be asked here";
+  Shared<Stage> stage;
+  std::vector<RankProcess> clients;
+  for (const bool victim : {true, false}) {
+    clients.emplace_back([&, victim]() -> std::string {
+      const Session session(daemon().socket(), daemon().device(kVictim));
+      const Group group(session, small_config(victim ? "evicted" : "bystander", 0, 1));
+      if (victim) {
+        note(occupy_gpu(static_cast<int>(kVictim)));
+        stage->ready.arrive();
+        sleep_ms(60000);
+      }
+      stage->ready.arrive();
+      for (std::uint32_t i = 0; stage->finished.count == 0 || i < 100; ++i) {
+        epd_ticket_t ticket = 0;
+        must(epd_noop(group.get(), 0, &ticket), "the bystander's noop");
+        must(group.wait(ticket, 30000), "the bystander's noop");
+        std::vector<std::byte> slot(group.slot_bytes());
+        copy_from_gpu(group.gpu(), slot.data(), group.slot_on_gpu(0), slot.size());  // its own context lives
+      }
+      return "";
+    });
+  }
+  ASSERT_TRUE(eventually(60, [&] { return stage->ready.count == 2; }));
+  sleep_ms(50);
+  const pid_t engine = daemon().engine(kVictim);
+  gpus_->list_clients({daemon().engine(kVictim), clients[0].pid(), clients[1].pid()});
+  const std::string session = gpus_->session_of(clients[0].pid());
+  const double asked = now_s();
+  const CommandResult evicted = daemon().epctl({"evict", "session", session, "--reason", "test"});
+  EXPECT_EQ(evicted.exit_code, 0) << evicted.err;
+  ASSERT_TRUE(eventually(20, [&] { return gpus_->session_of(clients[0].pid()).empty(); }));
+  std::printf("evicted within %.1f ms\n", (now_s() - asked) * 1000);
+  const std::string log = daemon().log();
+  const std::size_t terminated = log.find("work on the GPU terminated by MPS");
+  ASSERT_NE(terminated, std::string::npos);
+  EXPECT_LT(terminated, log.find("evicted by operator: test")) << "first MPS, then Goodbye";
+  EXPECT_TRUE(gpus_->was_terminated(clients[0].pid()));
+  clients[0].kill(SIGKILL);
+  clients[0].wait(10);
+  sleep_ms(300);
+  stage->finished.open();
+  const RankOutcome outcome = clients[1].wait(40);
+  EXPECT_TRUE(outcome.ok) << outcome.to_string();
+  EXPECT_EQ(daemon().engine(kVictim), engine) << "the engine was taken along";
+}
+
+// An engine that hangs is killed, but first MPS is asked; its client, in the middle of a kernel, keeps its
+// context.
+TEST_F(GpuFault, AnEngineThatHangsIsTerminatedFirst) {
+  if (!gpus_->can_terminate()) GTEST_SKIP() << "no nvidia-cuda-mps-control to be asked here";
+  start({{"timeouts.engine_watchdog_ms", "2000"}});
+  Shared<Stage> stage;
+  RankProcess client([&]() -> std::string {
+    const Session session(daemon().socket(), daemon().device(kVictim));
+    const Group group(session, small_config("hangs", 0, 1));
+    note(occupy_gpu(static_cast<int>(kVictim), 12));  // past the kill, and not for ever: copies wait for it
+    stage->ready.arrive();
+    stage->joined.wait_for(1);
+    const Keepsake keepsake(session, 0);
+    keepsake.check();
+    epd_ticket_t ticket = 0;
+    epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+    must(epd_group_resume(group.get(), 30000, &info), "resume");
+    must(epd_noop(group.get(), 0, &ticket), "noop");
+    must(group.wait(ticket, 30000), "noop");
+    return "";
+  });
+  ASSERT_TRUE(eventually(60, [&] { return stage->ready.count == 1; }));
+  const pid_t engine = daemon().engine(kVictim);
+  gpus_->list_clients({engine, client.pid()});
+  ASSERT_TRUE(hang_process(engine));
+  EXPECT_TRUE(eventually(30, [&] {
+    return daemon().engine(kVictim) > 0 && daemon().engine(kVictim) != engine &&
+           all_devices_answer(daemon().socket(), "cuda", 1, nullptr);
+  }));
+  EXPECT_TRUE(gpus_->was_terminated(engine));
+  stage->joined.open();
+  const RankOutcome outcome = client.wait(40);
+  EXPECT_TRUE(outcome.ok) << outcome.to_string();
+}
+
+}  // namespace
+}  // namespace epd::test

@@ -1,0 +1,146 @@
+// What the daemon says of its GPUs, and how it runs where something is missing. Under the fake driver.
+#include "support/client.h"
+#include "support/cuda_memory.h"
+#include "support/daemon.h"
+#include "support/ranks.h"
+
+#include <gtest/gtest.h>
+#include <cstdlib>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+namespace epd::test {
+namespace {
+
+using nlohmann::json;
+
+class Gpus : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!has_cuda_driver()) GTEST_SKIP() << "no CUDA driver to be opened here";
+    if (std::getenv("EPD_TEST_GPUS") != nullptr) GTEST_SKIP() << "true GPUs lack what they lack";
+  }
+  void start(const char* variable, const char* value,
+             std::vector<std::pair<std::string, std::string>> settings) {
+    ::setenv(variable, value, 1);
+    DaemonOptions options;
+    use_devices(options, "cuda");
+    options.devices = 3;
+    options.settings = std::move(settings);
+    daemon_ = std::make_unique<Daemon>(std::move(options));
+    const bool started = daemon_->start();
+    ::unsetenv(variable);
+    ASSERT_TRUE(started);
+  }
+  void TearDown() override {
+    if (daemon_ != nullptr && daemon_->running()) daemon_->stop();
+  }
+  json epctl(std::vector<std::string> arguments, int exit_code) const {
+    arguments.emplace_back("--json");
+    const CommandResult result = daemon_->epctl(arguments);
+    EXPECT_EQ(result.exit_code, exit_code) << result.err;
+    return json::parse(result.out, nullptr, false);
+  }
+  json check(const std::string& name, int exit_code) const {
+    const json findings = epctl({"doctor"}, exit_code);
+    for (const json& each : findings["checks"]) {
+      if (each["name"] == name) return each;
+    }
+    ADD_FAILURE() << "no check " << name;
+    return {};
+  }
+  bool logged(const std::string& text) const { return daemon_->log().find(text) != std::string::npos; }
+
+  // Two ranks, one on each; what the second one's join gives, and what is said of it.
+  std::string join_on(std::uint32_t first, std::uint32_t second, epd_status_t* status) const {
+    Shared<Gate> over;
+    const auto config = [](std::uint32_t rank) {
+      epd_group_config_t c = small_config("pair", rank, 2);
+      c.timeout_ms = 3000;
+      return c;
+    };
+    RankProcess partner([&]() -> std::string {
+      const Session session(daemon_->socket(), daemon_->device(first));
+      const epd_group_config_t c = config(0);
+      epd_group_t* handle = nullptr;
+      if (epd_group_join(session.get(), &c, &handle) == EPD_OK) over->wait_for(1);
+      const Group group(handle);
+      return "";
+    });
+    Shared<std::atomic<int>> result;
+    RankProcess joiner([&]() -> std::string {
+      const Session session(daemon_->socket(), daemon_->device(second));
+      const epd_group_config_t c = config(1);
+      epd_group_t* handle = nullptr;
+      RANK_CHECK(
+          eventually(20, [&] { return daemon_->epctl({"groups"}).out.find("pair") != std::string::npos; }),
+          "the partner waits");
+      *result = epd_group_join(session.get(), &c, &handle);
+      const std::string said = *result == EPD_OK ? "" : epd_last_error();
+      const Group group(handle);
+      over->open();
+      return said;
+    });
+    const RankOutcome outcome = joiner.wait(40);
+    EXPECT_TRUE(outcome.ok) << outcome.to_string();
+    over->open();
+    EXPECT_TRUE(partner.wait(40).ok);
+    *status = static_cast<epd_status_t>(result->load());
+    return outcome.text;
+  }
+
+  std::unique_ptr<Daemon> daemon_;
+};
+
+TEST_F(Gpus, AreDescribed) {
+  start("EPD_FAKE_CUDA_MPS", "1", {{"mps.control", "\"/no/such/program\""}});
+  const json devices = epctl({"devices"}, 0)["devices"];
+  ASSERT_EQ(devices.size(), 3u);
+  const json& gpu = devices[1]["cuda"];
+  EXPECT_EQ(gpu["model"], "NVIDIA H200 (fake)");
+  EXPECT_EQ(gpu["compute_capability"], "9.0");
+  EXPECT_EQ(gpu["cuda_version"].get<std::string>().substr(0, 3), "13.");
+  EXPECT_EQ(gpu["num_sms"], 132);
+  EXPECT_EQ(gpu["sm_partition"], 8);
+  EXPECT_EQ(gpu["mps"], true);
+  EXPECT_EQ(gpu["unreachable"].size(), 0u);
+  const std::string text = daemon_->epctl({"devices"}).out;
+  EXPECT_NE(text.find("NO P2P WITH"), std::string::npos) << text;
+  for (const char* name : {"gpu cuda:2", "mps", "sm_partitions", "peer_access"})
+    EXPECT_EQ(check(name, 0)["level"], "ok") << name;
+  EXPECT_TRUE(eventually(10, [&] { return logged("MPS can't be asked to terminate work"); }));
+  const json control = check("mps_control", 0);
+  EXPECT_EQ(control["level"], "warn") << "its program is not there";
+  EXPECT_NE(control["text"].get<std::string>().find("/no/such/program"), std::string::npos);
+}
+
+TEST_F(Gpus, WithoutMpsItRunsAndSaysWhatThatCosts) {
+  start("EPD_FAKE_CUDA_MPS", "0", {});  // every device has answered a noop
+  EXPECT_TRUE(logged("each hand-off between them costs about 280 us, and no kernel can stay resident"));
+  const json mps = check("mps", 0);
+  EXPECT_EQ(mps["level"], "warn");
+  EXPECT_NE(mps["advice"].get<std::string>().find("nvidia-cuda-mps-control -d"), std::string::npos);
+  EXPECT_EQ(epctl({"status"}, 0)["daemon"]["mps_control_error"], "") << "there is nobody to ask";
+  epd_status_t status = EPD_INTERNAL;
+  EXPECT_EQ(join_on(0, 2, &status), "");
+  EXPECT_EQ(status, EPD_OK);
+}
+
+TEST_F(Gpus, WithoutAWayBetweenTwoAGroupOnBothIsRefused) {
+  start("EPD_FAKE_CUDA_NO_PEER", "0-2", {});
+  EXPECT_TRUE(logged("two GPUs can't map each other's memory"));
+  const json peers = check("peer_access", 4);
+  EXPECT_EQ(peers["level"], "fail");
+  EXPECT_NE(peers["text"].get<std::string>().find("cuda:0 and cuda:2:"), std::string::npos);
+  EXPECT_EQ(epctl({"devices"}, 0)["devices"][0]["cuda"]["unreachable"], json::array({"cuda:2"}));
+  epd_status_t status = EPD_OK;
+  const std::string said = join_on(0, 2, &status);
+  EXPECT_EQ(status, EPD_UNSUPPORTED) << said;
+  for (const char* part : {"cuda:2 can't map the memory of cuda:0", "no P2P", "rank 0 of group \"pair\""})
+    EXPECT_NE(said.find(part), std::string::npos) << said;
+  EXPECT_EQ(join_on(0, 1, &status), "");
+  EXPECT_EQ(status, EPD_OK) << "others meet as ever";
+}
+
+}  // namespace
+}  // namespace epd::test
