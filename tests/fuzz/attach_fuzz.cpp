@@ -63,7 +63,8 @@ class Host final : public SessionHost, public membership::MemberMemory {
   void session_closed(const Session& session, const std::string& how) override {
     registry_.session_closed(session.id, how);
   }
-  void join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join) override {
+  void join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join,
+                      std::vector<UniqueFd> memory) override {
     membership::JoinRequest request;
     request.session_id = session.id;
     request.request_id = request_id;
@@ -72,18 +73,22 @@ class Host final : public SessionHost, public membership::MemberMemory {
     request.device = session.device;
     request.join = join;
     request.max_groups = {3, "fuzz"};
+    request.memory = std::make_shared<const std::vector<UniqueFd>>(std::move(memory));
     registry_.join(request);
   }
   void leave_requested(const Session& session, std::uint32_t request_id, const abi::Leave& leave) override {
     registry_.leave(session.id, request_id, leave.member);
   }
 
-  Status acquire(const membership::MemoryOwner& owner, const abi::GroupShape& shape) override {
+  Status acquire(const membership::MemoryOwner& owner, const abi::GroupShape& shape,
+                 const abi::Bindings& bindings, const membership::ClientMemory& memory) override {
     const auto [group, rank] = std::pair(owner.group_id, owner.rank);
     require(shape.num_ranks >= 1 && shape.num_ranks <= abi::kMaxRanks && rank < shape.num_ranks &&
                 shape.hidden <= abi::kMaxHidden && shape.max_tokens <= abi::kMaxTokens &&
                 shape.topk <= abi::kMaxTopk && shape.depth <= abi::kMaxDepth,
             "memory is asked for shapes within their limits only");
+    require(abi::check_bindings(shape, bindings, memory->size()).empty(),
+            "and for bindings within theirs");
     require(held_.insert({group, rank}).second, "memory is asked for once");
     return {};
   }

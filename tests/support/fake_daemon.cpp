@@ -173,7 +173,7 @@ void FakeDaemon::join(const abi::Join& request, std::uint32_t request_id) {
   auto member = std::make_unique<FakeMember>();
   member->member = static_cast<std::uint32_t>(members_.size()) + 100;
   member->shape = request.shape;
-  const std::uint64_t user_bytes = abi::UserArenaLayout(request.shape).total_bytes;
+  const std::uint64_t user_bytes = abi::UserArenaLayout(request.shape, abi::bound_regions(request.bindings)).total_bytes;
   const std::uint64_t board_bytes = abi::BoardLayout(request.shape).total_bytes;
   const std::uint64_t file_bytes = board_bytes - static_cast<std::uint64_t>(settings_.less_board_bytes);
   const UniqueFd user_fd = make_segment("fake-user", user_bytes, true);

@@ -21,7 +21,8 @@ inline constexpr std::uint32_t kUid = 1000;
 class FakeMemory final : public MemberMemory {
  public:
   using Key = std::pair<std::uint64_t, std::uint32_t>;
-  Status acquire(const MemoryOwner& owner, const GroupShape&) override {
+  Status acquire(const MemoryOwner& owner, const GroupShape&, const abi::Bindings&,
+                 const ClientMemory&) override {
     const auto [group, rank] = std::pair(owner.group_id, owner.rank);
     if (held.size() >= limit) return resource_exhausted("no room");
     EXPECT_TRUE(held.insert({group, rank}).second) << "acquired twice: rank " << rank;

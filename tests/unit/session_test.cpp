@@ -34,7 +34,9 @@ class FakeHost final : public SessionHost {
     closed.push_back(session.id);
     closed_how = how;
   }
-  void join_requested(const Session& session, std::uint32_t request, const abi::Join& join) override {
+  void join_requested(const Session& session, std::uint32_t request, const abi::Join& join,
+                      std::vector<UniqueFd> memory) override {
+    last_memory = std::move(memory);
     joins.push_back({session.id, request});
     last_join = join;
   }
@@ -49,6 +51,7 @@ class FakeHost final : public SessionHost {
   std::string closed_how;
   std::vector<std::pair<std::uint64_t, std::uint32_t>> joins, leaves;
   abi::Join last_join{};
+  std::vector<UniqueFd> last_memory;
 };
 
 abi::Hello good_hello() {
