@@ -74,8 +74,7 @@ Status read_bindings(const epd_group_config_t& config, const abi::GroupShape& sh
   for (std::uint32_t i = 0; i < config.num_bindings; ++i) {
     const std::string which = "bindings[" + std::to_string(i) + "]";
     epd_binding_t given{};
-    Status status =
-        read_struct(reinterpret_cast<const epd_binding_t*>(next), which.c_str(), given);
+    Status status = read_struct(reinterpret_cast<const epd_binding_t*>(next), which.c_str(), given);
     if (status.ok()) status = add_binding(given, which, shape, own);
     if (!status.ok()) return status;
     next += given.size;  // what the caller's is long

@@ -97,10 +97,9 @@ Status Session::join(const epd_group_config_t& config, Group*& out) {
   auto group = std::make_unique<Group>(*this, join.shape, std::move(own));
   const std::int64_t wait_ms = config.timeout_ms == 0 ? kLongestJoinMs : config.timeout_ms + kReplyMarginMs;
   Packet reply;
-  status = request(
-      {abi::AttachType::kJoin, abi::AttachType::kJoined, &join, sizeof(join), Deadline::in_ms(wait_ms),
-       group->own.fds},
-      reply);
+  status = request({abi::AttachType::kJoin, abi::AttachType::kJoined, &join, sizeof(join),
+                    Deadline::in_ms(wait_ms), group->own.fds},
+                   reply);
   if (status.code() == StatusCode::kDeadlineExceeded && reply.num_fds == 0 && reply.body_bytes == 0) {
     // Not even a refusal: whether this rank is a member now is unknown, so the session is over.
     const Lock lock(mutex_);

@@ -1,5 +1,6 @@
-// What can be told of a descriptor that a client sent. A call that asks a file system (fstat of a file on FUSE)
-// could be made to wait for as long as the client likes, so none is made before the file is known to be a memfd.
+// What can be told of a descriptor that a client sent. A call that asks a file system (fstat of a file on
+// FUSE) could be made to wait for as long as the client likes, so none is made before the file is known to be
+// a memfd.
 #include "device/memory.h"
 
 #include <fcntl.h>

@@ -195,7 +195,8 @@ Result<std::unique_ptr<Arena>> map_cuda_client_memory(const CudaDriver& driver, 
   Result<std::uint64_t> size = rounded(driver, device, bytes);
   if (!size.ok()) return size.status();
   constexpr const char* kAllowed =
-      "; allowed: what cuMemExportToShareableHandle gives for an allocation of cuMemCreate on this rank's GPU";
+      "; allowed: what cuMemExportToShareableHandle gives for an allocation of cuMemCreate on this rank's "
+      "GPU";
   Import import(driver);
   CUresult result = import.open(fd);
   CUmemAllocationProp prop{};
@@ -212,8 +213,9 @@ Result<std::unique_ptr<Arena>> map_cuda_client_memory(const CudaDriver& driver, 
   Failure failure;
   std::unique_ptr<Arena> memory = map_handle(driver, device, import.get(), *size, failure);
   if (memory != nullptr) return memory;
-  return invalid_argument("can't be mapped as far as " + std::to_string(*size) + " bytes: " +
-                          driver.describe(failure.call, failure.result) + "; allowed: an allocation that large");
+  return invalid_argument("can't be mapped as far as " + std::to_string(*size) +
+                          " bytes: " + driver.describe(failure.call, failure.result) +
+                          "; allowed: an allocation that large");
 }
 
 }  // namespace epd

@@ -211,12 +211,10 @@ void LaunchedOperation::describe_peers(kernels::cuda::Operation& op) const {
     const auto its = [&](Region region) { return group_.ranks[d].at(slot, region); };
     if (is_dispatch()) {
       peer.target = {its(Region::kRecvX), its(Region::kRecvScales), its(Region::kRecvTopkIdx),
-                     at<float>(its(Region::kRecvTopkWeights), 0),
-                     at<std::int32_t>(its(Region::kRecvSrc), 0)};
+                     at<float>(its(Region::kRecvTopkWeights), 0), at<std::int32_t>(its(Region::kRecvSrc), 0)};
     } else if (group_.serves(d, route_.head.epoch)) {  // one that was lost since has none of its rows
-      peer.source = {
-          at<const std::uint16_t>(its(Region::kY), 0),
-          has(abi::kFlagReturnWeights) ? at<const float>(its(Region::kYWeights), 0) : nullptr};
+      peer.source = {at<const std::uint16_t>(its(Region::kY), 0),
+                     has(abi::kFlagReturnWeights) ? at<const float>(its(Region::kYWeights), 0) : nullptr};
     }
   }
 }

@@ -230,8 +230,8 @@ Status Engine::map_client_memory(Group& group, const abi::GroupRank& message, co
     return internal_error(wrong);
   for (std::uint32_t index = 1; index <= memories; ++index) {
     Result<std::unique_ptr<Arena>> memory = device_->map_client_memory(
-        packet.fds[abi::kRankFds + index - 1].get(),
-        abi::memory_bytes(group.shape, message.bindings, index), message.here != 0);
+        packet.fds[abi::kRankFds + index - 1].get(), abi::memory_bytes(group.shape, message.bindings, index),
+        message.here != 0);
     if (!memory.ok()) {
       return {memory.status().code(), "the memory that " + abi::bound_names(message.bindings, index) +
                                           " is bound to " + memory.status().message()};
@@ -244,7 +244,8 @@ Status Engine::map_client_memory(Group& group, const abi::GroupRank& message, co
 // To this engine the rank is masked. No operation can be completed so while others count on it, and the
 // supervisor refuses the group or breaks it.
 void Engine::refuse_rank(Group& group, std::uint32_t rank, const Status& status) {
-  log_event(LogLevel::kWarning, "rank refused", {{"group", group.id}, {"rank", rank}, {"reason", status.message()}});
+  log_event(LogLevel::kWarning, "rank refused",
+            {{"group", group.id}, {"rank", rank}, {"reason", status.message()}});
   group.set_active(rank, 0);
   group.refused.insert(rank);
   abi::RankRefused message{group.id, rank, status.code(), {}};

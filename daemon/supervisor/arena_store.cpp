@@ -39,8 +39,8 @@ Status ArenaStore::check_quota(const MemberArenas& wanted) const {
   const std::uint64_t memories = user.client_memories + wanted.wanted.num_memories();
   if (memories <= kMaxClientMemoriesPerUser) return {};
   return resource_exhausted("user " + std::to_string(wanted.uid) + " would have regions bound to " +
-                            std::to_string(memories) + " allocations of its own; allowed: " +
-                            std::to_string(kMaxClientMemoriesPerUser));
+                            std::to_string(memories) +
+                            " allocations of its own; allowed: " + std::to_string(kMaxClientMemoriesPerUser));
 }
 
 namespace {

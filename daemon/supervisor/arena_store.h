@@ -48,8 +48,8 @@ class ArenaStore {
   void set_user_quota(std::uint32_t uid, Quota quota) { users_[uid].quota = std::move(quota); }
 
   // For (group, rank). RESOURCE_EXHAUSTED, with the numbers, if a limit says no; max_bytes is of host memory,
-  // a GPU's is limited by what it has. INVALID_ARGUMENT if memory of the client's can't be used, as far as that
-  // can be told without using it. The board is ready to be read.
+  // a GPU's is limited by what it has. INVALID_ARGUMENT if memory of the client's can't be used, as far as
+  // that can be told without using it. The board is ready to be read.
   Status acquire(std::pair<std::uint64_t, std::uint32_t> member, std::uint32_t uid, const DeviceName& device,
                  const WantedMemory& wanted);
   void release(std::uint64_t group_id, std::uint32_t rank);

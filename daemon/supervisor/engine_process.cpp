@@ -138,8 +138,7 @@ std::string EngineProcess::reap() {
   return "exit " + std::to_string(exit_code_);
 }
 
-Status EngineProcess::send_bytes(std::uint16_t type, const void* body, std::size_t bytes,
-                                 const FdList& fds) {
+Status EngineProcess::send_bytes(std::uint16_t type, const void* body, std::size_t bytes, const FdList& fds) {
   if (queue_.empty()) {
     Status status = send_packet(link_.get(), type, 0, body, bytes, fds);
     if (status.code() != StatusCode::kWouldBlock) return status;

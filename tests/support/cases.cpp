@@ -194,9 +194,9 @@ std::string Case::describe() const {
          (num_biases != 0 ? " biases " + std::to_string(num_biases) : "") + (send_weights ? " weights" : "") +
          (weighted ? " weighted" : "") + (return_weights ? " return_weights" : "") +
          (zero_padding ? " zero_padding" : "") + (mark_unused ? " mark_unused" : "") +
-         (defer ? " defer" : "") +
-         (bound != 0 ? " bound " + std::to_string(bound) : "") + (sms != 0 ? " sms " + std::to_string(sms) : "") + ", routing " +
-         routing_name(routing) + ", sizes " + sizes_name(sizes);
+         (defer ? " defer" : "") + (bound != 0 ? " bound " + std::to_string(bound) : "") +
+         (sms != 0 ? " sms " + std::to_string(sms) : "") + ", routing " + routing_name(routing) + ", sizes " +
+         sizes_name(sizes);
 }
 
 std::uint32_t Case::bound_on(std::uint32_t rank) const {

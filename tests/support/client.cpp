@@ -110,9 +110,9 @@ struct Group::Mirror {
   int gpu = 0;
   abi::GroupShape shape;
   abi::UserArenaLayout layout;
-  bool one_piece = false;               // the device's lies likewise
-  std::vector<epd_buffers_t> device;    // by slot
-  std::byte* host = nullptr;            // all slots; aligned as the regions are
+  bool one_piece = false;                           // the device's lies likewise
+  std::vector<epd_buffers_t> device;                // by slot
+  std::byte* host = nullptr;                        // all slots; aligned as the regions are
   std::map<epd_ticket_t, std::uint32_t> in_flight;  // slot of each
 
   explicit Mirror(const abi::GroupShape& its_shape) : shape(its_shape), layout(its_shape) {}
@@ -192,9 +192,8 @@ epd_buffers_t Group::on_device(std::uint32_t slot) const {
 epd_buffers_t Group::buffers(std::uint32_t slot) const {
   epd_buffers_t b = on_device(slot);
   if (mirror_ == nullptr) return b;
-  each_region(b, [&](abi::Region region, void*& place) {
-    place = mirror_->host + mirror_->layout.at(slot, region);
-  });
+  each_region(
+      b, [&](abi::Region region, void*& place) { place = mirror_->host + mirror_->layout.at(slot, region); });
   return b;
 }
 

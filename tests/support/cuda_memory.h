@@ -17,8 +17,8 @@ bool has_cuda_driver();
 void copy_to_gpu(int gpu, void* to, const void* from, std::size_t bytes);
 void copy_from_gpu(int gpu, void* to, const void* from, std::size_t bytes);
 
-// An allocation of cuMemCreate that can be passed on by descriptor, mapped for its GPU; all of it stays until the
-// process ends but the descriptor, which is the caller's.
+// An allocation of cuMemCreate that can be passed on by descriptor, mapped for its GPU; all of it stays until
+// the process ends but the descriptor, which is the caller's.
 struct GpuAllocation {
   int fd = -1;
   std::byte* address = nullptr;

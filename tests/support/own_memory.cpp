@@ -77,9 +77,8 @@ BoundMemory bind_regions(const epd_session_info_t& session, const epd_group_conf
   }
   for (const std::uint64_t bytes : end) {
     if (bytes == 0) break;
-    made.memory.push_back(session.device_kind == EPD_DEVICE_CUDA
-                              ? Allocation::of_gpu(gpu_of(session), bytes)
-                              : Allocation::of_host(bytes));
+    made.memory.push_back(session.device_kind == EPD_DEVICE_CUDA ? Allocation::of_gpu(gpu_of(session), bytes)
+                                                                 : Allocation::of_host(bytes));
   }
   for (std::size_t i = 0; i < made.bindings.size(); ++i) {
     epd_binding_t& binding = made.bindings[i];

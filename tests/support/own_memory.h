@@ -10,7 +10,8 @@
 
 namespace epd::test {
 
-// An allocation that can be passed on by descriptor, mapped by this process. Lives until the last copy is gone.
+// An allocation that can be passed on by descriptor, mapped by this process. Lives until the last copy is
+// gone.
 class Allocation {
  public:
   // Sealed as epd wants it, and filled with bytes that are no zeros.

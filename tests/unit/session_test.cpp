@@ -324,6 +324,30 @@ TEST_F(Attach, MalformedPacketsAreRefusedWithTheValueAndEndTheConnection) {
   const UniqueFd healthy = attach();
 }
 
+TEST_F(Attach, AJoinMayBringMemory) {
+  const UniqueFd socket = attach();
+  Result<UniqueFd> memory = make_sealed_memfd("memory", 4096);
+  ASSERT_TRUE(send_message(socket.get(), AttachType::kJoin, abi::Join{},
+                           std::vector<int>(abi::kNumRegions, memory->get()), 7)
+                  .ok());
+  pump();
+  ASSERT_EQ(host_.joins.size(), 1u);
+  ASSERT_EQ(host_.last_memory.size(), abi::kNumRegions);
+  EXPECT_EQ(sealed_size(host_.last_memory[0].get()).value(), 4096u);
+}
+
+TEST_F(Attach, NoMoreMemoryThanThereAreRegions) {
+  const UniqueFd socket = attach();
+  ASSERT_TRUE(send_message(socket.get(), AttachType::kJoin, abi::Join{},
+                           std::vector<int>(abi::kNumRegions + 1, socket.get()), 7)
+                  .ok());
+  pump();
+  Packet packet;
+  ASSERT_EQ(receive(socket, packet), ReceiveResult::kPacket);
+  expect_refused_and_closed(socket, packet, {"20 descriptors", "allowed: 19"});
+  EXPECT_TRUE(host_.joins.empty());
+}
+
 TEST_F(Attach, DescriptorsFromAClientAreRefused) {
   const UniqueFd socket = connect();
   ASSERT_TRUE(send_message(socket.get(), AttachType::kHello, good_hello(), {0}).ok());

@@ -181,19 +181,19 @@ typedef enum epd_region {
  *                cuMemExportToShareableHandle (not cudaMalloc's)
  *   host device  a memfd (memfd_create, MFD_ALLOW_SEALING) that has been given its size and F_SEAL_SHRINK, of
  *                ordinary pages
- * Several bindings may name one descriptor, and they may overlap where the operations allow: y on top of recv_x,
- * for experts that work in place. The descriptor may be closed when the join has returned.
+ * Several bindings may name one descriptor, and they may overlap where the operations allow: y on top of
+ * recv_x, for experts that work in place. The descriptor may be closed when the join has returned.
  *
- * Rows of an operation that is in flight when the group is left may still arrive after epd_group_leave: to use
- * the memory for something else, wait for your operations first. */
+ * Rows of an operation that is in flight when the group is left may still arrive after epd_group_leave: to
+ * use the memory for something else, wait for your operations first. */
 typedef struct epd_binding {
   size_t size;
   epd_region_t region;
   int fd;
   uint64_t offset; /* of slot 0's in the memory: a multiple of 128 */
   uint64_t stride; /* from slot to slot: a multiple of 128, at least epd_region_bytes; 0: that, rounded up */
-  void* address;   /* where this process has mapped slot 0's: what epd_group_buffers gives, + slot * stride. On a
-                      CUDA device an address of the device */
+  void* address; /* where this process has mapped slot 0's: what epd_group_buffers gives, + slot * stride. On
+                    a CUDA device an address of the device */
 } epd_binding_t;
 #define EPD_BINDING_INIT \
   { sizeof(epd_binding_t), EPD_REGION_X, -1, 0, 0, NULL }
@@ -236,12 +236,12 @@ typedef struct epd_group_config {
 /* Blocks until all R ranks have joined. Errors: INVALID_ARGUMENT (names the field; for a mismatch
  * with the ranks already there, both values), DEADLINE_EXCEEDED (names the missing ranks; a rank that
  * rejoins: the group has not agreed in time),
- * RESOURCE_EXHAUSTED, UNSUPPORTED, DAEMON_LOST. Memory of the caller's that can't be bound: INVALID_ARGUMENT, which
- * says of which region and rank; the other ranks' joins then end with the same. */
+ * RESOURCE_EXHAUSTED, UNSUPPORTED, DAEMON_LOST. Memory that can't be bound: INVALID_ARGUMENT, which names the
+ * region; what only an engine finds out ends the joins of all ranks, and names the rank. */
 EPD_API epd_status_t epd_group_join(epd_session_t* session, const epd_group_config_t* config,
                                     epd_group_t** group);
-/* Bytes of a region in one slot of such a group, before it is joined; 0 if it would have no such region. Errors:
- * INVALID_ARGUMENT (the shape, or the region). name, rank and bindings are not looked at. */
+/* Bytes of a region in one slot of such a group, before it is joined; 0 if it would have no such region.
+ * Errors: INVALID_ARGUMENT (the shape, or the region). name, rank and bindings are not looked at. */
 EPD_API epd_status_t epd_region_bytes(const epd_group_config_t* config, epd_region_t region, uint64_t* bytes);
 /* Operations that peers have in flight and that need nothing more of this rank still complete;
  * others, and later ones, end with RANK_LOST. (EPD_DEGRADE: all in flight.) NULL is allowed. On a CUDA device
@@ -252,11 +252,11 @@ EPD_API uint32_t epd_group_rank(const epd_group_t* group);
 /* 1 while the rank takes part in the group's operations; 0 if it is lost (EPD_DEGRADE), or no rank of it. */
 EPD_API int epd_group_active(const epd_group_t* group, uint32_t rank);
 
-/* The regions of one buffer slot, in this rank's arena or where it has bound them, shared with the engine: nothing is copied
- * between you and it. A region may be written until the operation that reads it is submitted, and
- * again when that has completed (or says that it reads it no more, see defer_receive); an output is valid
- * from completion until the next operation is submitted on the slot (in a stream: until that begins). On a
- * CUDA device these are addresses of the device.
+/* The regions of one buffer slot, in this rank's arena or where it has bound them, shared with the engine:
+ * nothing is copied between you and it. A region may be written until the operation that reads it is
+ * submitted, and again when that has completed (or says that it reads it no more, see defer_receive); an
+ * output is valid from completion until the next operation is submitted on the slot (in a stream: until that
+ * begins). On a CUDA device these are addresses of the device.
  *
  * row = one received row: H bf16, H e4m3, or opaque_bytes. rows = max_recv_rows, or in the worst case:
  * compact R*T; packed R*T*min(K, E/R) + E/R*(expert_alignment-1); expert E/R blocks of R*T. C = K (compact)

@@ -1,5 +1,5 @@
-// What a rank may bind to memory of its own, as one table: the daemon judges joins by it, the client library by
-// the same before it sends one. Messages name the region, the value and what is allowed.
+// What a rank may bind to memory of its own, as one table: the daemon judges joins by it, the client library
+// by the same before it sends one. Messages name the region, the value and what is allowed.
 #pragma once
 
 #include "proto/arena.h"
@@ -15,12 +15,25 @@ inline constexpr std::uint64_t kBindingAlign = 128;
 inline constexpr std::uint64_t kMaxBindingOffset = std::uint64_t{1} << 50;
 
 // As in epd.h.
-inline constexpr std::array<const char*, kNumRegions> kRegionNames = {
-    "x",           "x_scales",          "topk_idx", "topk_weights", "recv_x",
-    "recv_scales", "recv_topk_idx",     "recv_topk_weights",        "recv_src",
-    "rank_offsets", "expert_counts",    "expert_offsets",           "source_ranges",
-    "y",           "y_weights",         "bias[0]",  "bias[1]",      "out",
-    "out_weights"};
+inline constexpr std::array<const char*, kNumRegions> kRegionNames = {"x",
+                                                                      "x_scales",
+                                                                      "topk_idx",
+                                                                      "topk_weights",
+                                                                      "recv_x",
+                                                                      "recv_scales",
+                                                                      "recv_topk_idx",
+                                                                      "recv_topk_weights",
+                                                                      "recv_src",
+                                                                      "rank_offsets",
+                                                                      "expert_counts",
+                                                                      "expert_offsets",
+                                                                      "source_ranges",
+                                                                      "y",
+                                                                      "y_weights",
+                                                                      "bias[0]",
+                                                                      "bias[1]",
+                                                                      "out",
+                                                                      "out_weights"};
 
 // The end of the last slot's, as an offset in the memory.
 constexpr std::uint64_t binding_end(const GroupShape& s, Region region, const Binding& binding) {

@@ -100,8 +100,8 @@ struct MemoryOwner {
 class MemberMemory {
  public:
   virtual ~MemberMemory() = default;
-  // Makes the arenas and the board of a rank, and keeps what its regions are bound to; RESOURCE_EXHAUSTED if a
-  // quota says no, INVALID_ARGUMENT for memory of the client's that can't be used.
+  // Makes the arenas and the board of a rank, and keeps what its regions are bound to; RESOURCE_EXHAUSTED if
+  // a quota says no, INVALID_ARGUMENT for memory of the client's that can't be used.
   virtual Status acquire(const MemoryOwner& owner, const abi::GroupShape& shape,
                          const abi::Bindings& bindings, const ClientMemory& memory) = 0;
   // Gives them up. Mappings of others live on until they drop them.
