@@ -209,6 +209,23 @@ epd_status_t epd_session_check(const epd_session_t* session) {
   });
 }
 
+epd_status_t epd_region_bytes(const epd_group_config_t* config, epd_region_t region, uint64_t* bytes) {
+  return guarded([&]() -> Status {
+    EPD_REQUIRE(bytes);
+    epd_group_config_t c{};
+    EPD_RETURN_IF_ERROR(epd::client::read_struct(config, "config", c));
+    abi::GroupShape shape{};
+    EPD_RETURN_IF_ERROR(epd::client::read_shape(c, shape));
+    uint32_t index;  // a caller may have written any number into an enum of C
+    static_assert(sizeof(region) == sizeof(index));
+    std::memcpy(&index, &region, sizeof(index));
+    if (index >= abi::kNumRegions)
+      return epd::client::bad_value("region", index, "0 .. " + std::to_string(abi::kNumRegions - 1));
+    *bytes = abi::region_bytes(shape, static_cast<abi::Region>(index));
+    return {};
+  });
+}
+
 epd_status_t epd_group_join(epd_session_t* session, const epd_group_config_t* config, epd_group_t** group) {
   return guarded([&]() -> Status {
     EPD_REQUIRE(session);

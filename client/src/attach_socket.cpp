@@ -91,13 +91,24 @@ Received receive(const UniqueFd& socket, Packet& packet, std::string& error) {
 }
 
 Status send(const UniqueFd& socket, abi::AttachType type, std::uint32_t request_id, const void* body,
-            std::size_t body_bytes) {
-  abi::WireHeader header{abi::kWireMagic, static_cast<std::uint16_t>(type), 0,
+            std::size_t body_bytes, const std::vector<int>& fds) {
+  abi::WireHeader header{abi::kWireMagic, static_cast<std::uint16_t>(type),
+                         static_cast<std::uint16_t>(fds.size()),
                          static_cast<std::uint32_t>(sizeof(abi::WireHeader) + body_bytes), request_id};
   iovec parts[2] = {{&header, sizeof(header)}, {const_cast<void*>(body), body_bytes}};
   msghdr message{};
   message.msg_iov = parts;
   message.msg_iovlen = 2;
+  alignas(cmsghdr) char control[CMSG_SPACE(abi::kMaxMessageFds * sizeof(int))] = {};
+  if (!fds.empty()) {
+    message.msg_control = control;
+    message.msg_controllen = CMSG_SPACE(fds.size() * sizeof(int));
+    cmsghdr* c = CMSG_FIRSTHDR(&message);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(fds.size() * sizeof(int));
+    std::memcpy(CMSG_DATA(c), fds.data(), fds.size() * sizeof(int));
+  }
   ssize_t n;
   do {
     n = ::sendmsg(socket.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);

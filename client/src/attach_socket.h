@@ -8,6 +8,7 @@
 #include <array>
 #include <cstring>
 #include <string>
+#include <vector>
 
 namespace epd::client {
 
@@ -34,9 +35,10 @@ enum class Received { kPacket, kNothing, kClosed, kMalformed };
 Status connect_to(const std::string& path, Deadline deadline, UniqueFd& socket);
 // Does not block. kMalformed: `error` says why; descriptors that came with it are closed.
 Received receive(const UniqueFd& socket, Packet& packet, std::string& error);
-// Does not block; no SIGPIPE. DAEMON_LOST if the connection is gone.
+// Does not block; no SIGPIPE. With descriptors, which stay the caller's; at most kMaxMessageFds. DAEMON_LOST
+// if the connection is gone.
 Status send(const UniqueFd& socket, abi::AttachType type, std::uint32_t request_id, const void* body,
-            std::size_t body_bytes);
+            std::size_t body_bytes, const std::vector<int>& fds = {});
 
 template <typename T>
 Status send(const UniqueFd& socket, abi::AttachType type, std::uint32_t request_id, const T& body) {

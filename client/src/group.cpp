@@ -65,14 +65,19 @@ abi::GroupShape make_shape(const epd_group_config_t& c) {
 
 }  // namespace
 
-Status make_join(const epd_group_config_t& c, abi::Join& join) {
+Status read_shape(const epd_group_config_t& c, abi::GroupShape& shape) {
+  shape = make_shape(c);
+  std::string wrong = abi::check_shape(shape);
+  return wrong.empty() ? Status() : invalid_argument(std::move(wrong));
+}
+
+Status make_join(const epd_group_config_t& c, abi::Join& join, OwnMemory& own) {
   if (c.name == nullptr || !good_name(c.name)) {
     return invalid_argument("name is " + (c.name != nullptr ? "\"" + std::string(c.name) + "\"" : "NULL") +
                             "; allowed: 1 .. 63 characters of [A-Za-z0-9._-]");
   }
-  join.shape = make_shape(c);
-  std::string wrong = abi::check_shape(join.shape);
-  if (!wrong.empty()) return invalid_argument(std::move(wrong));
+  Status status = read_shape(c, join.shape);
+  if (!status.ok()) return status;
   if (c.rank < -1 || c.rank >= static_cast<std::int32_t>(c.num_ranks)) {
     return bad_value("rank", c.rank, "-1 (any free one) .. " + std::to_string(c.num_ranks - 1));
   }
@@ -83,6 +88,9 @@ Status make_join(const epd_group_config_t& c, abi::Join& join) {
     return bad_value("priority", c.priority,
                      std::to_string(abi::kMinPriority) + " .. " + std::to_string(abi::kMaxPriority));
   }
+  status = read_bindings(c, join.shape, own);
+  if (!status.ok()) return status;
+  join.bindings = own.bindings;
   abi::set_text(join.group, c.name, std::strlen(c.name));
   join.rank = c.rank;
   join.timeout_ms = static_cast<std::uint32_t>(c.timeout_ms);

@@ -1,6 +1,7 @@
 // One rank's membership in a group, as the library keeps it.
 #pragma once
 
+#include "bindings.h"
 #include "board.h"
 #include "device.h"
 #include "proto/attach.h"
@@ -70,11 +71,13 @@ struct SlotWords {
 };
 
 struct Group {
-  Group(Session& owner, const abi::GroupShape& agreed);
+  Group(Session& owner, const abi::GroupShape& agreed, OwnMemory bound);
 
   // Null if the group has no such region.
   void* region(std::uint32_t slot, abi::Region which) const {
     if (abi::region_bytes(shape, which) == 0) return nullptr;
+    const auto index = static_cast<std::size_t>(which);
+    if (own.at[index] != 0) return reinterpret_cast<void*>(own.at[index] + slot * own.bindings[index].stride);
     return reinterpret_cast<void*>(user_base() + arena.at(slot, which));
   }
   // Addresses of the host or of the device: nothing in the library looks at what is there.
@@ -100,6 +103,7 @@ struct Group {
 
   Session& session;
   const abi::GroupShape shape;
+  const OwnMemory own;  // its descriptors are the caller's, and perhaps closed
   const abi::UserArenaLayout arena;
   // Set by join, before anyone else sees the group.
   std::uint32_t member = 0;
@@ -125,7 +129,9 @@ struct Group {
   bool left = false;  // leave has begun; hooks may still hold the handle
 };
 
-// The checked configuration, zeros replaced by the defaults, as it goes to the daemon.
-Status make_join(const epd_group_config_t& config, abi::Join& join);
+// The checked shape, zeros replaced by the defaults.
+Status read_shape(const epd_group_config_t& config, abi::GroupShape& shape);
+// The checked configuration, as it goes to the daemon, with `own`'s descriptors.
+Status make_join(const epd_group_config_t& config, abi::Join& join, OwnMemory& own);
 
 }  // namespace epd::client

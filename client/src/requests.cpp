@@ -76,7 +76,7 @@ Status Session::request(const Request& request, Packet& reply) {
       unanswered_ = 0;
     }
     const std::uint32_t id = ++last_request_id_;
-    Status status = send(attachment_.socket, request.type, id, request.body, request.body_bytes);
+    Status status = send(attachment_.socket, request.type, id, request.body, request.body_bytes, request.fds);
     // If the connection is gone, reading tells why.
     if (!status.ok() && status.code() != StatusCode::kDaemonLost) return status;
     status = await_reply(id, request.deadline, reply);
@@ -91,14 +91,15 @@ Status Session::request(const Request& request, Packet& reply) {
 
 Status Session::join(const epd_group_config_t& config, Group*& out) {
   abi::Join join{};
-  Status status = make_join(config, join);
+  OwnMemory own;
+  Status status = make_join(config, join, own);
   if (!status.ok()) return status;
-  auto group = std::make_unique<Group>(*this, join.shape);
+  auto group = std::make_unique<Group>(*this, join.shape, std::move(own));
   const std::int64_t wait_ms = config.timeout_ms == 0 ? kLongestJoinMs : config.timeout_ms + kReplyMarginMs;
   Packet reply;
-  status = request(
-      {abi::AttachType::kJoin, abi::AttachType::kJoined, &join, sizeof(join), Deadline::in_ms(wait_ms)},
-      reply);
+  status = request({abi::AttachType::kJoin, abi::AttachType::kJoined, &join, sizeof(join),
+                    Deadline::in_ms(wait_ms), group->own.fds},
+                   reply);
   if (status.code() == StatusCode::kDeadlineExceeded && reply.num_fds == 0 && reply.body_bytes == 0) {
     // Not even a refusal: whether this rank is a member now is unknown, so the session is over.
     const Lock lock(mutex_);
@@ -161,7 +162,7 @@ void Session::send_leave(std::uint32_t member, Deadline deadline) {
   Packet reply;
   // Whatever comes of it: a daemon that does not answer will see the connection close.
   [[maybe_unused]] const Status status =
-      request({abi::AttachType::kLeave, abi::AttachType::kLeft, &leave, sizeof(leave), deadline}, reply);
+      request({abi::AttachType::kLeave, abi::AttachType::kLeft, &leave, sizeof(leave), deadline, {}}, reply);
 }
 
 void Session::leave(Group* group, Deadline deadline) {

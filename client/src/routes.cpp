@@ -11,8 +11,12 @@ constexpr std::size_t kMostInFlight = 2 * abi::kSubmissionSlots + abi::kCompleti
 
 }  // namespace
 
-Group::Group(Session& owner, const abi::GroupShape& agreed)
-    : session(owner), shape(agreed), arena(agreed), routes(agreed.num_routes()) {
+Group::Group(Session& owner, const abi::GroupShape& agreed, OwnMemory bound)
+    : session(owner),
+      shape(agreed),
+      own(std::move(bound)),
+      arena(agreed, abi::bound_regions(own.bindings)),
+      routes(agreed.num_routes()) {
   free_routes.reserve(shape.num_handles);
   in_flight.reserve(kMostInFlight);
   for (std::uint32_t route = shape.num_routes(); route-- > shape.depth;) free_routes.push_back(route);

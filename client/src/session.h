@@ -205,6 +205,7 @@ class Session {
     const void* body;
     std::size_t body_bytes;
     Deadline deadline;
+    std::vector<int> fds;  // of the caller, to go with it
   };
   Status request(const Request& request, Packet& reply);
   Status await_reply(std::uint32_t id, Deadline deadline, Packet& reply);

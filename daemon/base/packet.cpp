@@ -59,7 +59,7 @@ ReceiveResult receive_packet(int socket, Packet& packet, Status& error) {
 }
 
 Status send_packet(int socket, std::uint16_t type, std::uint32_t request_id, const void* body,
-                   std::size_t body_bytes, std::initializer_list<int> fds) {
+                   std::size_t body_bytes, const FdList& fds) {
   EPD_CHECK(body_bytes + sizeof(abi::WireHeader) <= abi::kMaxMessageBytes &&
             fds.size() <= abi::kMaxMessageFds);
   abi::WireHeader header{abi::kWireMagic, type, static_cast<std::uint16_t>(fds.size()),

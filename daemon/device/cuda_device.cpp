@@ -212,6 +212,10 @@ Result<std::unique_ptr<Arena>> CudaDevice::map_arena(int fd, std::uint64_t bytes
   return map_cuda_memory(driver_, device_, fd, bytes);
 }
 
+Result<std::unique_ptr<Arena>> CudaDevice::map_client_memory(int fd, std::uint64_t bytes, bool here) {
+  return map_cuda_client_memory(driver_, device_, fd, bytes, here);
+}
+
 Result<std::unique_ptr<Lane>> CudaDevice::open_lane(const LaneShape& shape) {
   if (num_lanes() >= kMaxLanes) {
     return resource_exhausted(name_ + " serves " + std::to_string(num_lanes()) +

@@ -80,6 +80,7 @@ class CudaDevice final : public Device, public Launcher {
   std::uint32_t num_sms() const override { return num_sms_; }
   void set_num_sms(std::uint32_t sms) override;
   Result<std::unique_ptr<Arena>> map_arena(int fd, std::uint64_t bytes) override;
+  Result<std::unique_ptr<Arena>> map_client_memory(int fd, std::uint64_t bytes, bool here) override;
   Launcher* launcher() override { return this; }
   void check() override;
 

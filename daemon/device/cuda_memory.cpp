@@ -146,39 +146,98 @@ Result<UniqueFd> make_cuda_memory(const DeviceName& name, std::uint64_t bytes) {
   return UniqueFd(fd);
 }
 
-Result<std::unique_ptr<Arena>> map_cuda_memory(const CudaDriver& driver, CUdevice device, int fd,
-                                               std::uint64_t bytes) {
-  Result<std::uint64_t> size = rounded(driver, device, bytes);
-  if (!size.ok()) return size.status();
-  const auto failed = [&](const char* what, CUresult result) {
-    return internal_error("an arena of " + std::to_string(bytes) +
-                          " bytes can't be mapped: " + driver.describe(what, result));
-  };
-  CUmemGenericAllocationHandle handle = 0;
-  CUresult result =
-      driver.cuMemImportFromShareableHandle(&handle, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)),
-                                            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-  if (result != CUDA_SUCCESS) return failed("cuMemImportFromShareableHandle", result);
+namespace {
+
+// Owns a handle; a mapping keeps the memory without it.
+class Import {
+ public:
+  explicit Import(const CudaDriver& driver) : driver_(driver) {}
+  Import(const Import&) = delete;
+  Import& operator=(const Import&) = delete;
+  ~Import() {
+    if (valid_) driver_.cuMemRelease(handle_);
+  }
+  CUresult open(int fd) {
+    const CUresult result = driver_.cuMemImportFromShareableHandle(
+        &handle_, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)),
+        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    valid_ = result == CUDA_SUCCESS;
+    return result;
+  }
+  CUmemGenericAllocationHandle get() const { return handle_; }
+
+ private:
+  const CudaDriver& driver_;
+  CUmemGenericAllocationHandle handle_ = 0;
+  bool valid_ = false;
+};
+
+struct Failure {
+  const char* call = nullptr;
+  CUresult result = CUDA_SUCCESS;
+};
+
+// For `device`, which may be a peer of the memory's own. `size` is whole units.
+std::unique_ptr<Arena> map_handle(const CudaDriver& driver, CUdevice device,
+                                  CUmemGenericAllocationHandle handle, std::uint64_t size, Failure& failure) {
   CUdeviceptr base = 0;
-  result = driver.cuMemAddressReserve(&base, *size, 0, 0, 0);
-  if (result != CUDA_SUCCESS) {
-    driver.cuMemRelease(handle);
-    return failed("cuMemAddressReserve", result);
+  failure = {"cuMemAddressReserve", driver.cuMemAddressReserve(&base, size, 0, 0, 0)};
+  if (failure.result != CUDA_SUCCESS) return nullptr;
+  failure = {"cuMemMap", driver.cuMemMap(base, size, 0, handle, 0)};
+  if (failure.result != CUDA_SUCCESS) {
+    driver.cuMemAddressFree(base, size);
+    return nullptr;
   }
-  result = driver.cuMemMap(base, *size, 0, handle, 0);
-  driver.cuMemRelease(handle);  // the mapping keeps it
-  if (result != CUDA_SUCCESS) {
-    driver.cuMemAddressFree(base, *size);
-    return failed("cuMemMap", result);
-  }
-  auto arena = std::make_unique<CudaArena>(driver, base, *size);
+  auto arena = std::make_unique<CudaArena>(driver, base, size);
   CUmemAccessDesc access{};
   access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   access.location.id = device;
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  result = driver.cuMemSetAccess(base, *size, &access, 1);
-  if (result != CUDA_SUCCESS) return failed("cuMemSetAccess", result);
-  return std::unique_ptr<Arena>(std::move(arena));
+  failure = {"cuMemSetAccess", driver.cuMemSetAccess(base, size, &access, 1)};
+  return failure.result == CUDA_SUCCESS ? std::move(arena) : nullptr;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Arena>> map_cuda_memory(const CudaDriver& driver, CUdevice device, int fd,
+                                               std::uint64_t bytes) {
+  Result<std::uint64_t> size = rounded(driver, device, bytes);
+  if (!size.ok()) return size.status();
+  Import import(driver);
+  Failure failure{"cuMemImportFromShareableHandle", import.open(fd)};
+  std::unique_ptr<Arena> arena;
+  if (failure.result == CUDA_SUCCESS) arena = map_handle(driver, device, import.get(), *size, failure);
+  if (arena != nullptr) return arena;
+  return internal_error("an arena of " + std::to_string(bytes) +
+                        " bytes can't be mapped: " + driver.describe(failure.call, failure.result));
+}
+
+Result<std::unique_ptr<Arena>> map_cuda_client_memory(const CudaDriver& driver, CUdevice device, int fd,
+                                                      std::uint64_t bytes, bool here) {
+  Result<std::uint64_t> size = rounded(driver, device, bytes);
+  if (!size.ok()) return size.status();
+  constexpr const char* kAllowed =
+      "; allowed: what cuMemExportToShareableHandle gives for an allocation of cuMemCreate on this rank's "
+      "GPU";
+  Import import(driver);
+  CUresult result = import.open(fd);
+  CUmemAllocationProp prop{};
+  if (result == CUDA_SUCCESS) result = driver.cuMemGetAllocationPropertiesFromHandle(&prop, import.get());
+  if (result != CUDA_SUCCESS)
+    return invalid_argument("is none of a GPU: " + driver.describe("its import", result) + kAllowed);
+  const bool on_gpu = prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+  if (!on_gpu || (here && prop.location.id != device)) {
+    return invalid_argument("is on " +
+                            (on_gpu ? "GPU " + std::to_string(prop.location.id)
+                                    : "location type " + std::to_string(prop.location.type)) +
+                            ", and the rank on GPU " + std::to_string(device) + kAllowed);
+  }
+  Failure failure;
+  std::unique_ptr<Arena> memory = map_handle(driver, device, import.get(), *size, failure);
+  if (memory != nullptr) return memory;
+  return invalid_argument("can't be mapped as far as " + std::to_string(*size) +
+                          " bytes: " + driver.describe(failure.call, failure.result) +
+                          "; allowed: an allocation that large");
 }
 
 }  // namespace epd

@@ -14,4 +14,8 @@ Result<UniqueFd> make_cuda_memory(const DeviceName& device, std::uint64_t bytes)
 Result<std::unique_ptr<Arena>> map_cuda_memory(const CudaDriver& driver, CUdevice device, int fd,
                                                std::uint64_t bytes);
 
+// A client's own; INVALID_ARGUMENT, see Device::map_client_memory.
+Result<std::unique_ptr<Arena>> map_cuda_client_memory(const CudaDriver& driver, CUdevice device, int fd,
+                                                      std::uint64_t bytes, bool here);
+
 }  // namespace epd

@@ -95,6 +95,14 @@ Result<std::unique_ptr<Arena>> HostDevice::map_arena(int fd, std::uint64_t bytes
   return std::unique_ptr<Arena>(std::make_unique<HostArena>(std::move(mapping).value()));
 }
 
+// What could be wrong with it has been seen by the supervisor; but its client may have sealed it since.
+Result<std::unique_ptr<Arena>> HostDevice::map_client_memory(int fd, std::uint64_t bytes, bool /*here*/) {
+  Result<std::unique_ptr<Arena>> mapped = map_arena(fd, bytes);
+  if (mapped.ok()) return mapped;
+  return invalid_argument("can't be used: " + mapped.status().message() +
+                          "; allowed: memory that may be mapped for reading and writing");
+}
+
 std::unique_ptr<Work> HostDevice::dispatch(const kernels::DispatchArgs& args, const Share& share) {
   const std::uint32_t tokens = args.plan->num_tokens();
   const std::uint64_t rows = args.plan->entries.size();

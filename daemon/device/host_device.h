@@ -55,6 +55,7 @@ class HostDevice final : public Device, public RowMover {
   std::uint32_t num_sms() const override { return num_sms_; }
   void set_num_sms(std::uint32_t sms) override;
   Result<std::unique_ptr<Arena>> map_arena(int fd, std::uint64_t bytes) override;
+  Result<std::unique_ptr<Arena>> map_client_memory(int fd, std::uint64_t bytes, bool here) override;
   RowMover* mover() override { return this; }
   std::unique_ptr<Work> dispatch(const kernels::DispatchArgs& args, const Share& share) override;
   std::unique_ptr<Work> fill(const kernels::FillArgs& args, const Share& share) override;

@@ -40,6 +40,9 @@ class Engine {
   Status remove_session(const abi::SessionRef& message);
   Status begin_group(const abi::GroupBegin& message);
   Status add_rank(Packet& packet);
+  Status map_rank(Group& group, const abi::GroupRank& message, const Packet& packet);
+  Status map_client_memory(Group& group, const abi::GroupRank& message, const Packet& packet);
+  void refuse_rank(Group& group, std::uint32_t rank, const Status& status);
   Status add_member(Packet& packet);
   Status open_lane(Group& group, Member& member);
   void clear_signals(const Group& group) const;

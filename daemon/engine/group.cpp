@@ -7,6 +7,16 @@
 
 namespace epd {
 
+void GroupRankMemory::place_regions(const abi::GroupShape& shape, const abi::Bindings& bindings) {
+  layout_ = abi::UserArenaLayout(shape, abi::bound_regions(bindings));
+  for (std::size_t i = 0; i < abi::kNumRegions; ++i) {
+    const abi::Binding& binding = bindings[i];
+    places_[i] = binding.memory == 0
+                     ? Place{user->bytes() + layout_.offset[i], layout_.slot_bytes}
+                     : Place{client[binding.memory - 1]->bytes() + binding.offset, binding.stride};
+  }
+}
+
 Member::Member(Group& in_group, std::uint32_t rank_there, std::uint32_t its_number, SessionPort* served,
                Mapping board_memory)
     : group(in_group),
@@ -19,7 +29,7 @@ Member::Member(Group& in_group, std::uint32_t rank_there, std::uint32_t its_numb
       routes(in_group.shape) {}
 
 std::byte* Member::user(std::uint32_t slot, abi::Region region) const {
-  return group.ranks[rank].user->bytes() + group.user_layout.at(slot, region);
+  return group.ranks[rank].at(slot, region);
 }
 
 std::byte* Member::exchange() const {
@@ -87,7 +97,6 @@ void Member::publish_sent(std::uint32_t slot, std::uint64_t ticket) const {
 
 void Group::set_shape(const abi::GroupShape& new_shape) {
   shape = new_shape;
-  user_layout = abi::UserArenaLayout(shape);
   exchange_layout = abi::ExchangeArenaLayout(shape);
   ranks.resize(shape.num_ranks);
   active_since.assign(shape.num_ranks, 0);
@@ -124,7 +133,7 @@ std::string Group::check_complete() const {
     if (active(rank) && ranks[rank].user == nullptr)
       return "rank " + std::to_string(rank) + " was not announced";
   }
-  if (members.empty()) return "no member on this device";
+  if (members.empty() && refused.empty()) return "no member on this device";
   return "";
 }
 

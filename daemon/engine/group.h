@@ -9,6 +9,7 @@
 #include "stats.h"
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <set>
 #include <string>
@@ -26,10 +27,31 @@ enum class GroupPhase {
   kLost,      // fatal
 };
 
+// A rank's memory. Its regions lie in its user arena or where its client has bound them.
 struct GroupRankMemory {
   std::unique_ptr<Arena> user;
   std::unique_ptr<Arena> exchange;
+  std::vector<std::unique_ptr<Arena>> client;  // its client's own
   std::uint32_t device_index = 0;
+
+  // Once the memory is there. The bindings' `memory` is at most client.size().
+  void place_regions(const abi::GroupShape& shape, const abi::Bindings& bindings);
+  // The only place that knows where a region is.
+  std::byte* at(std::uint32_t slot, abi::Region region) const {
+    const Place& place = places_[static_cast<std::size_t>(region)];
+    return place.base + place.stride * slot;
+  }
+  std::byte* ready_word(std::uint32_t slot) const { return user->bytes() + layout_.ready_word(slot); }
+  std::byte* done_word(std::uint32_t slot) const { return user->bytes() + layout_.done_word(slot); }
+  std::uint64_t user_bytes() const { return layout_.total_bytes; }
+
+ private:
+  struct Place {
+    std::byte* base = nullptr;  // of slot 0
+    std::uint64_t stride = 0;   // from slot to slot
+  };
+  abi::UserArenaLayout layout_{abi::GroupShape{1, 1, 1, 128, 1, 1, {}, {}, {}}};
+  std::array<Place, abi::kNumRegions> places_{};
 };
 
 // An engine to ring; several ranks may share one.
@@ -95,7 +117,6 @@ struct Group {
   std::uint64_t id = 0;
   std::string name;
   abi::GroupShape shape{};
-  abi::UserArenaLayout user_layout{abi::GroupShape{1, 1, 1, 128, 1, 1, {}, {}, {}}};
   abi::ExchangeArenaLayout exchange_layout{abi::GroupShape{1, 1, 1, 128, 1, 1, {}, {}, {}}};
   std::uint32_t sms = 0;      // of its device that an operation may use; 0 = all
   std::int32_t priority = 0;  // among the device's groups, higher first
@@ -110,6 +131,7 @@ struct Group {
   abi::Break cause{};                              // of the break under way, or of the last
   std::vector<GroupRankMemory> ranks;              // [R]; emptied when lost
   std::vector<std::uint64_t> active_since;         // [R] epoch in which the rank came; 0 = masked
+  std::set<std::uint32_t> refused;                 // masked here alone, until the supervisor says more
   std::vector<std::uint8_t> masked;                // [R] active_since as a mask; empty while no rank is
   std::uint64_t changed_epoch = 0;                 // in which a rank was last masked or replaced
   std::vector<std::unique_ptr<PeerEngine>> peers;  // engines of the group, each once

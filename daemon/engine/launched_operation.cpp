@@ -49,10 +49,9 @@ LaneShape lane_shape(const abi::GroupShape& shape, std::int32_t priority) {
 }
 
 kernels::cuda::Signal stream_signal(const Member& member, std::uint32_t slot, std::uint64_t ticket) {
-  const Group& group = member.group;
-  std::byte* arena = group.ranks[member.rank].user->bytes();
-  return {at<std::uint32_t>(arena, group.user_layout.ready_word(slot)),
-          at<std::uint32_t>(arena, group.user_layout.done_word(slot)), static_cast<std::uint32_t>(ticket)};
+  const GroupRankMemory& memory = member.group.ranks[member.rank];
+  return {at<std::uint32_t>(memory.ready_word(slot), 0), at<std::uint32_t>(memory.done_word(slot), 0),
+          static_cast<std::uint32_t>(ticket)};
 }
 
 LaunchedOperation::LaunchedOperation(Member& member, const abi::Submission& submission, std::uint64_t seen_ns,
@@ -199,7 +198,6 @@ void LaunchedOperation::describe_combine(kernels::cuda::Operation& op) const {
 
 void LaunchedOperation::describe_peers(kernels::cuda::Operation& op) const {
   const abi::ExchangeArenaLayout& layout = group_.exchange_layout;
-  const abi::UserArenaLayout& user = group_.user_layout;
   const std::uint32_t slot = submission_.slot;
   for (std::uint32_t d = 0; d < group_.shape.num_ranks; ++d) {
     if (!group_.active(d)) continue;
@@ -210,16 +208,13 @@ void LaunchedOperation::describe_peers(kernels::cuda::Operation& op) const {
     peer.announcement = at<std::uint64_t>(block, layout.announcement);
     peer.rank_counts = at<std::uint32_t>(block, layout.rank_counts);
     peer.expert_counts = at<std::uint32_t>(block, layout.expert_counts);
-    std::byte* arena = group_.ranks[d].user->bytes();
+    const auto its = [&](Region region) { return group_.ranks[d].at(slot, region); };
     if (is_dispatch()) {
-      peer.target = {arena + user.at(slot, Region::kRecvX), arena + user.at(slot, Region::kRecvScales),
-                     arena + user.at(slot, Region::kRecvTopkIdx),
-                     at<float>(arena, user.at(slot, Region::kRecvTopkWeights)),
-                     at<std::int32_t>(arena, user.at(slot, Region::kRecvSrc))};
+      peer.target = {its(Region::kRecvX), its(Region::kRecvScales), its(Region::kRecvTopkIdx),
+                     at<float>(its(Region::kRecvTopkWeights), 0), at<std::int32_t>(its(Region::kRecvSrc), 0)};
     } else if (group_.serves(d, route_.head.epoch)) {  // one that was lost since has none of its rows
-      peer.source = {
-          at<const std::uint16_t>(arena, user.at(slot, Region::kY)),
-          has(abi::kFlagReturnWeights) ? at<const float>(arena, user.at(slot, Region::kYWeights)) : nullptr};
+      peer.source = {at<const std::uint16_t>(its(Region::kY), 0),
+                     has(abi::kFlagReturnWeights) ? at<const float>(its(Region::kYWeights), 0) : nullptr};
     }
   }
 }

@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "engine.h"
+#include "proto/binding_rules.h"
 
 #include <cstring>
 
@@ -182,27 +183,24 @@ Status Engine::add_rank(Packet& packet) {
   Group* group = find_group(message.group_id);
   const bool changeable = group != nullptr && (group->phase == GroupPhase::kStarting ||
                                                (group->phase == GroupPhase::kBreaking && group->break_acked));
-  if (!changeable || message.rank >= group->shape.num_ranks ||
-      packet.fds.size() != (message.active_since != 0 ? 4 : 0)) {
+  const bool fits = message.active_since != 0 ? packet.fds.size() >= abi::kRankFds : packet.fds.empty();
+  if (!changeable || message.rank >= group->shape.num_ranks || !fits) {
     return invalid_argument("kGroupRank for group " + std::to_string(message.group_id) + " rank " +
                             std::to_string(message.rank) + " with " + std::to_string(packet.fds.size()) +
                             " descriptors");
   }
+  group->refused.erase(message.rank);
   if (message.active_since == 0) {
     drop_member(*group, message.rank);
     group->set_active(message.rank, 0);
     return {};
   }
-  Result<std::unique_ptr<Arena>> user =
-      device_->map_arena(packet.fds[0].get(), group->user_layout.total_bytes);
-  if (!user.ok()) return user.status();
-  Result<std::unique_ptr<Arena>> exchange =
-      device_->map_arena(packet.fds[1].get(), group->exchange_layout.total_bytes);
-  if (!exchange.ok()) return exchange.status();
-  GroupRankMemory& rank = group->ranks[message.rank];
-  rank.user = std::move(user).value();
-  rank.exchange = std::move(exchange).value();
-  rank.device_index = message.device_index;
+  if (Status status = map_rank(*group, message, packet); !status.ok()) return status;
+  if (Status status = map_client_memory(*group, message, packet); !status.ok()) {
+    refuse_rank(*group, message.rank, status);
+    return {};
+  }
+  group->ranks[message.rank].place_regions(group->shape, message.bindings);
   group->set_active(message.rank, message.active_since);
   for (const auto& peer : group->peers) {
     if (peer->device_index == message.device_index) return {};
@@ -217,11 +215,58 @@ Status Engine::add_rank(Packet& packet) {
   return {};
 }
 
+// What the supervisor has made: that it can't be mapped is no client's fault.
+Status Engine::map_rank(Group& group, const abi::GroupRank& message, const Packet& packet) {
+  const abi::UserArenaLayout layout(group.shape, abi::bound_regions(message.bindings));
+  Result<std::unique_ptr<Arena>> user = device_->map_arena(packet.fds[0].get(), layout.total_bytes);
+  if (!user.ok()) return user.status();
+  Result<std::unique_ptr<Arena>> exchange =
+      device_->map_arena(packet.fds[1].get(), group.exchange_layout.total_bytes);
+  if (!exchange.ok()) return exchange.status();
+  GroupRankMemory& rank = group.ranks[message.rank];
+  rank.user = std::move(user).value();
+  rank.exchange = std::move(exchange).value();
+  rank.client.clear();
+  rank.device_index = message.device_index;
+  return {};
+}
+
+// What its client has sent may be anything; only the bindings have been checked.
+Status Engine::map_client_memory(Group& group, const abi::GroupRank& message, const Packet& packet) {
+  const std::size_t memories = packet.fds.size() - abi::kRankFds;
+  if (const std::string wrong = abi::check_bindings(group.shape, message.bindings, memories); !wrong.empty())
+    return internal_error(wrong);
+  for (std::uint32_t index = 1; index <= memories; ++index) {
+    Result<std::unique_ptr<Arena>> memory = device_->map_client_memory(
+        packet.fds[abi::kRankFds + index - 1].get(), abi::memory_bytes(group.shape, message.bindings, index),
+        message.here != 0);
+    if (!memory.ok()) {
+      return {memory.status().code(), "the memory that " + abi::bound_names(message.bindings, index) +
+                                          " is bound to " + memory.status().message()};
+    }
+    group.ranks[message.rank].client.push_back(std::move(memory).value());
+  }
+  return {};
+}
+
+// To this engine the rank is masked. No operation can be completed so while others count on it, and the
+// supervisor refuses the group or breaks it.
+void Engine::refuse_rank(Group& group, std::uint32_t rank, const Status& status) {
+  log_event(LogLevel::kWarning, "rank refused",
+            {{"group", group.id}, {"rank", rank}, {"reason", status.message()}});
+  group.set_active(rank, 0);
+  group.refused.insert(rank);
+  abi::RankRefused message{group.id, rank, status.code(), {}};
+  abi::set_text(message.text, status.message().data(), status.message().size());
+  send(LinkType::kRankRefused, message);
+}
+
 Status Engine::add_member(Packet& packet) {
   const Result<abi::GroupMember> body = packet.read<abi::GroupMember>();
   if (!body.ok()) return body.status();
   const abi::GroupMember& message = body.value();
   Group* group = find_group(message.group_id);
+  if (group != nullptr && group->refused.count(message.rank) == 1) return {};
   const auto session = sessions_.find(message.session_id);
   if (group == nullptr || session == sessions_.end() || packet.fds.size() != 1 ||
       message.rank >= group->shape.num_ranks || !group->active(message.rank)) {
@@ -266,7 +311,7 @@ Status Engine::open_lane(Group& group, Member& member) {
   const bool rejoins = group.active_since[member.rank] > group.epoch;
   const std::uint64_t first = rejoins ? group.exchange_layout.routing : 0;
   launcher->clear(memory.exchange->bytes() + first, group.exchange_layout.total_bytes - first);
-  launcher->clear(memory.user->bytes(), group.user_layout.total_bytes);
+  launcher->clear(memory.user->bytes(), memory.user_bytes());
   member.board().memory_cleared.store(1, std::memory_order_relaxed);
   return {};
 }
@@ -306,7 +351,8 @@ Status Engine::commit_group(const abi::GroupRef& message) {
     group->phase = GroupPhase::kBreaking;
     group->break_acked = true;  // kGroupReady is the acknowledgement
     group->cause.cause = StatusCode::kEngineRestarted;
-    group->cause.culprit_rank = static_cast<std::int32_t>(group->members.front()->rank);
+    group->cause.culprit_rank =
+        group->members.empty() ? -1 : static_cast<std::int32_t>(group->members.front()->rank);
     const std::string text = "the engine of " + device_->name() + " was restarted";
     abi::set_text(group->cause.text, text.data(), text.size());
   } else {
@@ -320,10 +366,15 @@ Status Engine::commit_group(const abi::GroupRef& message) {
 Status Engine::stop_member(const abi::MemberRef& message) {
   Group* group = find_group(message.group_id);
   Member* member = group == nullptr ? nullptr : find_member(*group, message.rank);
-  if (member == nullptr) return invalid_argument("kStopMember for group " + std::to_string(message.group_id));
-  member->stopped = true;
+  const bool refused = group != nullptr && group->refused.count(message.rank) == 1;
+  if (member == nullptr && !refused)
+    return invalid_argument("kStopMember for group " + std::to_string(message.group_id));
   abi::MemberRef reply = message;
-  reply.next_submit = member->next_number;
+  reply.next_submit = group->resume_index;  // one that was refused has submitted nothing
+  if (member != nullptr) {
+    member->stopped = true;
+    reply.next_submit = member->next_number;
+  }
   send(LinkType::kMemberStopped, reply);
   return {};
 }

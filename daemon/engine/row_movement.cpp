@@ -52,8 +52,7 @@ void MovedOperation::deliver_counts() {
 }
 
 kernels::DispatchTarget MovedOperation::target_at(std::uint32_t rank) const {
-  std::byte* arena = group_.ranks[rank].user->bytes();
-  const auto at = [&](Region region) { return arena + group_.user_layout.at(submission_.slot, region); };
+  const auto at = [&](Region region) { return group_.ranks[rank].at(submission_.slot, region); };
   return {at(Region::kRecvX), at(Region::kRecvScales), at(Region::kRecvTopkIdx),
           in_arena<float>(at(Region::kRecvTopkWeights)), in_arena<std::int32_t>(at(Region::kRecvSrc))};
 }
@@ -104,9 +103,8 @@ void MovedOperation::start_combine() {
   for (std::uint32_t d = 0; d < s.num_ranks; ++d) {
     // A rank that was lost since the dispatch has none of its rows, even if it is back.
     if (!group_.serves(d, route_->epoch)) continue;
-    std::byte* arena = group_.ranks[d].user->bytes();
-    sources_[d] = {in_arena<const std::uint16_t>(arena + group_.user_layout.at(slot, Region::kY)),
-                   in_arena<const float>(arena + group_.user_layout.at(slot, Region::kYWeights))};
+    sources_[d] = {in_arena<const std::uint16_t>(group_.ranks[d].at(slot, Region::kY)),
+                   in_arena<const float>(group_.ranks[d].at(slot, Region::kYWeights))};
   }
   kernels::CombineArgs args;
   args.plan = &route_->plan;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace epd::membership {
 
@@ -120,8 +121,25 @@ void GroupRegistry::group_ready(std::uint32_t device, const abi::GroupReady& mes
   for (const auto& [rank, member] : group.members) reply_joined(group, member);
 }
 
+void GroupRegistry::rank_refused(std::uint32_t device, const abi::RankRefused& message) {
+  if (slot_of(message.group_id, device) == nullptr) return;
+  Group& group = groups_.at(message.group_id);
+  const auto found = group.members.find(message.rank);
+  if (found == group.members.end() || found->second.gone) return;
+  const Status status(message.status, "rank " + std::to_string(message.rank) + ": " +
+                                          std::string(message.text, abi::text_length(message.text)));
+  if (group.phase == GroupPhase::kStarting) {
+    abort_start(group, status);
+    return;
+  }
+  Member& member = found->second;
+  if (std::exchange(member.joining, false))
+    emit(ReplyRefused{member.session_id, member.join_request, status});
+  lose_member(group.id, message.rank, "can't be served: " + status.message());
+}
+
 void GroupRegistry::reply_joined(const Group& group, const Member& member) {
-  const std::uint64_t arena_bytes = abi::UserArenaLayout(group.shape).total_bytes;
+  const std::uint64_t arena_bytes = abi::UserArenaLayout(group.shape, member.bound).total_bytes;
   const std::uint64_t board_bytes = abi::BoardLayout(group.shape).total_bytes;
   emit(ReplyJoined{member.session_id,
                    member.join_request,

@@ -1,5 +1,6 @@
 #include "membership/join_rules.h"
 
+#include "proto/binding_rules.h"
 #include "proto/shape_rules.h"
 
 #include <cstring>
@@ -29,7 +30,7 @@ Status check_name(const abi::Join& join) {
 
 }  // namespace
 
-Status check_join(const abi::Join& join) {
+Status check_join(const abi::Join& join, std::size_t num_memories) {
   if (Status status = check_name(join); !status.ok()) return status;
   const abi::GroupShape& s = join.shape;
   if (std::string wrong = abi::check_shape(s); !wrong.empty()) return invalid_argument(std::move(wrong));
@@ -43,6 +44,8 @@ Status check_join(const abi::Join& join) {
   }
   if (join.reserved != 0)
     return invalid_argument("reserved is " + std::to_string(join.reserved) + "; allowed: 0");
+  if (std::string wrong = abi::check_bindings(s, join.bindings, num_memories); !wrong.empty())
+    return invalid_argument(std::move(wrong));
   return {};
 }
 

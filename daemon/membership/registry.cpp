@@ -57,7 +57,8 @@ Status GroupRegistry::check_group_quotas(const JoinRequest& request) const {
 }
 
 Status GroupRegistry::try_join(const JoinRequest& request) {
-  if (Status status = check_join(request.join); !status.ok()) return status;
+  const std::size_t memories = request.memory == nullptr ? 0 : request.memory->size();
+  if (Status status = check_join(request.join, memories); !status.ok()) return status;
   if (Status status = check_device(request.device_kind, request.join.shape); !status.ok()) return status;
   const std::string name(request.join.group);
   Group* group = find_named(request.uid, name);
@@ -126,9 +127,9 @@ Status GroupRegistry::add_member(Group& group, std::uint32_t rank, const JoinReq
                               std::to_string(places.size()) +
                               " groups; allowed: " + std::to_string(kMaxMembershipsPerSession));
   }
-  if (Status status = memory_.acquire({group.id, rank, request.uid, request.device}, group.shape);
-      !status.ok())
-    return status;
+  Status status = memory_.acquire({group.id, rank, request.uid, request.device}, group.shape,
+                                  request.join.bindings, request.memory);
+  if (!status.ok()) return status;
   if (place == places.end()) place = places.emplace(places.end());
   place->generation = place->generation % 0xffffu + 1;
   place->group_id = group.id;
@@ -143,6 +144,7 @@ Status GroupRegistry::add_member(Group& group, std::uint32_t rank, const JoinReq
   member.device = request.device;
   member.sms = request.join.sms;
   member.priority = request.join.priority;
+  member.bound = abi::bound_regions(request.join.bindings);
   member.join_request = request.request_id;
   member.join_due_ns =
       due_in_ms(request.join.timeout_ms != 0 ? request.join.timeout_ms : limits_.join_timeout_ms);

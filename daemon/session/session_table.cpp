@@ -138,10 +138,11 @@ void SessionTable::receive(std::uint64_t id) {
 void SessionTable::handle(Session& session, Packet& packet) {
   const std::uint32_t request_id = packet.header.request_id;
   const auto type = static_cast<abi::AttachType>(packet.header.type);
-  if (!packet.fds.empty()) {
+  const std::size_t allowed = session.attached && type == abi::AttachType::kJoin ? abi::kNumRegions : 0;
+  if (packet.fds.size() > allowed) {
     malformed(session, request_id,
               invalid_argument("message carries " + std::to_string(packet.fds.size()) +
-                               " descriptors; allowed: 0"));
+                               " descriptors; allowed: " + std::to_string(allowed)));
     return;
   }
   if (!session.attached) {
@@ -169,7 +170,7 @@ void SessionTable::handle(Session& session, Packet& packet) {
     Result<abi::Join> join = packet.read<abi::Join>();
     if (!join.ok()) return malformed(session, request_id, join.status());
     session.pending_request = request_id;
-    host_.join_requested(session, request_id, *join);
+    host_.join_requested(session, request_id, *join, std::move(packet.fds));
   } else if (type == abi::AttachType::kLeave) {
     Result<abi::Leave> leave = packet.read<abi::Leave>();
     if (!leave.ok()) return malformed(session, request_id, leave.status());
@@ -197,7 +198,7 @@ void SessionTable::malformed(Session& session, std::uint32_t request_id, const S
 }
 
 void SessionTable::send_reply(std::uint64_t session_id, std::uint32_t request_id, std::uint16_t type,
-                              const void* body, std::size_t bytes, std::initializer_list<int> fds) {
+                              const void* body, std::size_t bytes, const FdList& fds) {
   const auto found = connections_.find(session_id);
   if (found == connections_.end() || found->second.pending_request != request_id) return;
   found->second.pending_request.reset();

@@ -1,6 +1,7 @@
 #include "arena_store.h"
 
 #include "proto/arena.h"
+#include "proto/binding_rules.h"
 #include "proto/wire.h"
 
 namespace epd {
@@ -35,20 +36,48 @@ Status ArenaStore::check_quota(const MemberArenas& wanted) const {
   const User user = found == users_.end() ? User{} : found->second;
   if (user.bytes > user.quota.limit || bytes > user.quota.limit - user.bytes)
     return refuse("user " + std::to_string(wanted.uid) + " has", user.bytes, user.quota);
+  const std::uint64_t memories = user.client_memories + wanted.wanted.num_memories();
+  if (memories <= kMaxClientMemoriesPerUser) return {};
+  return resource_exhausted("user " + std::to_string(wanted.uid) + " would have regions bound to " +
+                            std::to_string(memories) +
+                            " allocations of its own; allowed: " + std::to_string(kMaxClientMemoriesPerUser));
+}
+
+namespace {
+
+Status check_client_memories(const DeviceName& device, const WantedMemory& wanted) {
+  for (std::size_t i = 0; i < wanted.num_memories(); ++i) {
+    const auto index = static_cast<std::uint32_t>(i + 1);
+    Status status = check_client_memory(device, (*wanted.memory)[i].get(),
+                                        abi::memory_bytes(wanted.shape, wanted.bindings, index));
+    if (status.ok()) continue;
+    return {status.code(), "the memory that " + abi::bound_names(wanted.bindings, index) + " is bound to " +
+                               status.message()};
+  }
   return {};
 }
 
+}  // namespace
+
 Status ArenaStore::acquire(std::pair<std::uint64_t, std::uint32_t> member, std::uint32_t uid,
-                           const DeviceName& device, const abi::GroupShape& shape) {
+                           const DeviceName& device, const WantedMemory& wanted) {
+  const abi::GroupShape& shape = wanted.shape;
+
   // A shape inside its limits keeps these three, and their sum, far below 2^64 (see arena.h).
-  const std::uint64_t user_bytes = abi::UserArenaLayout(shape).total_bytes;
+  const std::uint64_t user_bytes =
+      abi::UserArenaLayout(shape, abi::bound_regions(wanted.bindings)).total_bytes;
   const std::uint64_t exchange_bytes = abi::ExchangeArenaLayout(shape).total_bytes;
   const std::uint64_t board_bytes = abi::BoardLayout(shape).total_bytes;
   MemberArenas made;
   made.uid = uid;
-  made.bytes = user_bytes + exchange_bytes + board_bytes;
-  made.host_bytes = device.kind == abi::DeviceKind::kHost ? made.bytes : board_bytes;
-  if (Status status = check_quota(made); !status.ok()) {
+  made.wanted = wanted;
+  const bool host = device.kind == abi::DeviceKind::kHost;
+  const std::uint64_t all_user_bytes = host ? abi::UserArenaLayout(shape).total_bytes : user_bytes;
+  made.bytes = all_user_bytes + exchange_bytes + board_bytes;
+  made.host_bytes = host ? made.bytes : board_bytes;
+  Status status = check_quota(made);
+  if (status.ok()) status = check_client_memories(device, wanted);
+  if (!status.ok()) {
     drop_idle_user(uid);
     return status;
   }
@@ -69,6 +98,7 @@ Status ArenaStore::acquire(std::pair<std::uint64_t, std::uint32_t> member, std::
   made.board_map = std::move(*map);
   total_bytes_ += made.host_bytes;
   users_[uid].bytes += made.bytes;
+  users_[uid].client_memories += wanted.num_memories();
   arenas_[member] = std::move(made);
   return {};
 }
@@ -84,6 +114,7 @@ void ArenaStore::release(std::uint64_t group_id, std::uint32_t rank) {
   total_bytes_ -= found->second.host_bytes;
   const std::uint32_t uid = found->second.uid;
   users_.at(uid).bytes -= found->second.bytes;
+  users_.at(uid).client_memories -= found->second.wanted.num_memories();
   arenas_.erase(found);
   drop_idle_user(uid);
 }

@@ -4,6 +4,7 @@
 #include "base/memory.h"
 #include "base/quota.h"
 #include "device/memory.h"
+#include "membership/group.h"
 #include "proto/session.h"
 #include "proto/shape.h"
 
@@ -14,10 +15,22 @@
 
 namespace epd {
 
+// What a rank keeps its regions in: arenas of ours, but for those that it has bound to memory of its own.
+struct WantedMemory {
+  abi::GroupShape shape{};
+  abi::Bindings bindings{};
+  membership::ClientMemory memory;
+
+  std::size_t num_memories() const { return memory == nullptr ? 0 : memory->size(); }
+};
+
 struct MemberArenas {
   std::uint32_t uid = 0;
-  std::uint64_t bytes = 0;       // of the two arenas and the board
+  // Counted: the two arenas and the board. On a host device also what is bound: engines may be the first to
+  // touch a page of it, and a page is charged to who touches it first.
+  std::uint64_t bytes = 0;
   std::uint64_t host_bytes = 0;  // of them in host memory
+  WantedMemory wanted;
   UniqueFd user;
   UniqueFd exchange;
   UniqueFd board;
@@ -26,15 +39,19 @@ struct MemberArenas {
 
 class ArenaStore {
  public:
+  // Descriptors that the members of one user may have us keep of memory of their own.
+  static constexpr std::uint64_t kMaxClientMemoriesPerUser = 4096;
+
   explicit ArenaStore(std::uint64_t max_bytes) : max_bytes_(max_bytes) {}
   void set_max_bytes(std::uint64_t max_bytes) { max_bytes_ = max_bytes; }
   // Holds for the acquires of this user that follow, until it is set again.
   void set_user_quota(std::uint32_t uid, Quota quota) { users_[uid].quota = std::move(quota); }
 
   // For (group, rank). RESOURCE_EXHAUSTED, with the numbers, if a limit says no; max_bytes is of host memory,
-  // a GPU's is limited by what it has. The board is ready to be read.
+  // a GPU's is limited by what it has. INVALID_ARGUMENT if memory of the client's can't be used, as far as
+  // that can be told without using it. The board is ready to be read.
   Status acquire(std::pair<std::uint64_t, std::uint32_t> member, std::uint32_t uid, const DeviceName& device,
-                 const abi::GroupShape& shape);
+                 const WantedMemory& wanted);
   void release(std::uint64_t group_id, std::uint32_t rank);
   // nullptr if released.
   const MemberArenas* find(std::uint64_t group_id, std::uint32_t rank) const;
@@ -52,6 +69,7 @@ class ArenaStore {
 
   struct User {
     std::uint64_t bytes = 0;
+    std::uint64_t client_memories = 0;
     Quota quota;
   };
 

@@ -138,8 +138,7 @@ std::string EngineProcess::reap() {
   return "exit " + std::to_string(exit_code_);
 }
 
-Status EngineProcess::send_bytes(std::uint16_t type, const void* body, std::size_t bytes,
-                                 std::initializer_list<int> fds) {
+Status EngineProcess::send_bytes(std::uint16_t type, const void* body, std::size_t bytes, const FdList& fds) {
   if (queue_.empty()) {
     Status status = send_packet(link_.get(), type, 0, body, bytes, fds);
     if (status.code() != StatusCode::kWouldBlock) return status;
@@ -160,19 +159,10 @@ Status EngineProcess::send_bytes(std::uint16_t type, const void* body, std::size
 Status EngineProcess::flush() {
   while (!queue_.empty()) {
     const Queued& next = queue_.front();
-    const auto fd = [&next](std::size_t i) { return next.fds[i].get(); };
-    Status status;
-    const void* body = next.body.data();
-    const std::size_t bytes = next.body.size();
-    switch (next.fds.size()) {
-      case 0: status = send_packet(link_.get(), next.type, 0, body, bytes); break;
-      case 1: status = send_packet(link_.get(), next.type, 0, body, bytes, {fd(0)}); break;
-      case 3: status = send_packet(link_.get(), next.type, 0, body, bytes, {fd(0), fd(1), fd(2)}); break;
-      case 4:
-        status = send_packet(link_.get(), next.type, 0, body, bytes, {fd(0), fd(1), fd(2), fd(3)});
-        break;
-      default: return internal_error("a message with " + std::to_string(next.fds.size()) + " descriptors");
-    }
+    std::vector<int> fds;
+    for (const UniqueFd& fd : next.fds) fds.push_back(fd.get());
+    const Status status =
+        send_packet(link_.get(), next.type, 0, next.body.data(), next.body.size(), std::move(fds));
     if (status.code() == StatusCode::kWouldBlock) return {};
     if (!status.ok()) return status;
     queue_.pop_front();

@@ -39,7 +39,7 @@ class EngineProcess {
   // Sends at once, or keeps the message (with duplicates of the descriptors) until flush() finds room.
   // An error means that the link is broken.
   template <typename T>
-  Status send(abi::LinkType type, const T& body, std::initializer_list<int> fds = {}) {
+  Status send(abi::LinkType type, const T& body, const FdList& fds = {}) {
     return send_bytes(static_cast<std::uint16_t>(type), &body, sizeof(body), fds);
   }
   Status send_stop() { return send_bytes(static_cast<std::uint16_t>(abi::LinkType::kStop), nullptr, 0, {}); }
@@ -61,7 +61,7 @@ class EngineProcess {
     std::vector<UniqueFd> fds;
   };
   EngineProcess() = default;
-  Status send_bytes(std::uint16_t type, const void* body, std::size_t bytes, std::initializer_list<int> fds);
+  Status send_bytes(std::uint16_t type, const void* body, std::size_t bytes, const FdList& fds);
 
   pid_t pid_ = -1;
   bool reaped_ = false;

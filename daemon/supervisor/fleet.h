@@ -57,7 +57,7 @@ class EngineFleet {
 
   // Nothing happens if the engine is down.
   template <typename T>
-  void send(std::uint32_t device, abi::LinkType type, const T& body, std::initializer_list<int> fds = {}) {
+  void send(std::uint32_t device, abi::LinkType type, const T& body, const FdList& fds = {}) {
     if (is_ready(device)) after_send(device, devices_[device].process->send(type, body, fds));
   }
   void kill(std::uint32_t device, const std::string& why);

@@ -48,9 +48,15 @@ void Node::send_rank(std::uint32_t device, const membership::Group& group, std::
     return;
   }
   const std::uint32_t its_device = group.members.at(rank).device;
-  fleet_->send(
-      device, abi::LinkType::kGroupRank, abi::GroupRank{group.id, rank, its_device, active_since},
-      {arenas->user.get(), arenas->exchange.get(), fleet_->bell_fd(its_device), fleet_->page_fd(its_device)});
+  std::vector<int> fds = {arenas->user.get(), arenas->exchange.get(), fleet_->bell_fd(its_device),
+                          fleet_->page_fd(its_device)};
+  if (arenas->wanted.memory != nullptr) {
+    for (const UniqueFd& fd : *arenas->wanted.memory) fds.push_back(fd.get());
+  }
+  fleet_->send(device, abi::LinkType::kGroupRank,
+               abi::GroupRank{group.id, rank, its_device, active_since, its_device == device ? 1u : 0u, 0,
+                              arenas->wanted.bindings},
+               std::move(fds));
 }
 
 void Node::send_member(const membership::Group& group, const membership::Member& member) {

@@ -175,7 +175,8 @@ void Node::check_removals() {
   }
 }
 
-void Node::join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join) {
+void Node::join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join,
+                          std::vector<UniqueFd> memory) {
   const Caller caller = caller_of(session.peer);
   Status status = admitting();
   if (status.ok()) {
@@ -188,7 +189,8 @@ void Node::join_requested(const Session& session, std::uint32_t request_id, cons
   }
   arenas_.set_user_quota(caller.uid, config_.max_arena_bytes_of(caller));
   registry_.join({session.id, request_id, session.peer.uid, session.peer.pid, session.device,
-                  devices_[session.device].name.kind, join, config_.max_groups_of(caller)});
+                  devices_[session.device].name.kind, join, config_.max_groups_of(caller),
+                  std::make_shared<const std::vector<UniqueFd>>(std::move(memory))});
 }
 
 void Node::leave_requested(const Session& session, std::uint32_t request_id, const abi::Leave& leave) {
@@ -260,6 +262,9 @@ void Node::engine_message(std::uint32_t device, const Packet& packet) {
       return on([&](const auto& m) { registry_.broken(device, m); }, static_cast<abi::Broken*>(nullptr));
     case abi::LinkType::kResumed:
       return on([&](const auto& m) { registry_.resumed(device, m); }, static_cast<abi::Resumed*>(nullptr));
+    case abi::LinkType::kRankRefused:
+      return on([&](const auto& m) { registry_.rank_refused(device, m); },
+                static_cast<abi::RankRefused*>(nullptr));
     case abi::LinkType::kGroupRemoved:
       return on([&](const auto& m) { registry_.group_removed(device, m); },
                 static_cast<abi::GroupRef*>(nullptr));
@@ -269,8 +274,10 @@ void Node::engine_message(std::uint32_t device, const Packet& packet) {
 
 // ---- memory of members
 
-Status Node::acquire(const membership::MemoryOwner& owner, const abi::GroupShape& shape) {
-  return arenas_.acquire({owner.group_id, owner.rank}, owner.uid, devices_[owner.device].name, shape);
+Status Node::acquire(const membership::MemoryOwner& owner, const abi::GroupShape& shape,
+                     const abi::Bindings& bindings, const membership::ClientMemory& memory) {
+  return arenas_.acquire({owner.group_id, owner.rank}, owner.uid, devices_[owner.device].name,
+                         {shape, bindings, memory});
 }
 
 void Node::release(std::uint64_t group_id, std::uint32_t rank) {

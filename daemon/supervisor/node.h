@@ -68,7 +68,8 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   Quota max_sessions_of(const PeerIdentity& peer) override;
   void session_opened(const Session& session) override;
   void session_closed(const Session& session, const std::string& how) override;
-  void join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join) override;
+  void join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join,
+                      std::vector<UniqueFd> memory) override;
   void leave_requested(const Session& session, std::uint32_t request_id, const abi::Leave& leave) override;
 
   // FleetHost
@@ -81,7 +82,8 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
 
   // MemberMemory
   Status check_reach(std::uint32_t device, std::uint32_t other) const override;
-  Status acquire(const membership::MemoryOwner& owner, const abi::GroupShape& shape) override;
+  Status acquire(const membership::MemoryOwner& owner, const abi::GroupShape& shape,
+                 const abi::Bindings& bindings, const membership::ClientMemory& memory) override;
   void release(std::uint64_t group_id, std::uint32_t rank) override;
   std::uint64_t next_index(std::uint64_t group_id, std::uint32_t rank) override;
   void mark_lost(std::uint64_t group_id, std::uint32_t rank, const std::string& text, StatusCode cause,

@@ -6,12 +6,14 @@
 #include "base/log.h"
 #include "fuzz.h"
 #include "membership/registry.h"
+#include "proto/binding_rules.h"
 #include "session/session_table.h"
 
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
+#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <map>
@@ -63,7 +65,8 @@ class Host final : public SessionHost, public membership::MemberMemory {
   void session_closed(const Session& session, const std::string& how) override {
     registry_.session_closed(session.id, how);
   }
-  void join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join) override {
+  void join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join,
+                      std::vector<UniqueFd> memory) override {
     membership::JoinRequest request;
     request.session_id = session.id;
     request.request_id = request_id;
@@ -72,6 +75,7 @@ class Host final : public SessionHost, public membership::MemberMemory {
     request.device = session.device;
     request.join = join;
     request.max_groups = {3, "fuzz"};
+    request.memory = std::make_shared<const std::vector<UniqueFd>>(std::move(memory));
     registry_.join(request);
   }
   void leave_requested(const Session& session, std::uint32_t request_id, const abi::Leave& leave) override {
@@ -79,12 +83,14 @@ class Host final : public SessionHost, public membership::MemberMemory {
   }
 
   Status check_reach(std::uint32_t, std::uint32_t) const override { return {}; }
-  Status acquire(const membership::MemoryOwner& owner, const abi::GroupShape& shape) override {
+  Status acquire(const membership::MemoryOwner& owner, const abi::GroupShape& shape,
+                 const abi::Bindings& bindings, const membership::ClientMemory& memory) override {
     const auto [group, rank] = std::pair(owner.group_id, owner.rank);
     require(shape.num_ranks >= 1 && shape.num_ranks <= abi::kMaxRanks && rank < shape.num_ranks &&
                 shape.hidden <= abi::kMaxHidden && shape.max_tokens <= abi::kMaxTokens &&
                 shape.topk <= abi::kMaxTopk && shape.depth <= abi::kMaxDepth,
             "memory is asked for shapes within their limits only");
+    require(abi::check_bindings(shape, bindings, memory->size()).empty(), "and for bindings within theirs");
     require(held_.insert({group, rank}).second, "memory is asked for once");
     return {};
   }
@@ -270,13 +276,23 @@ class Target {
   }
 
   void send_with_descriptors(Bytes& input) {
+    // A Join that binds its first regions to them, or a Hello, which brings none.
+    const std::size_t count = input.byte() % (abi::kMaxMessageFds + 3);
+    const std::uint8_t said = input.byte();
     abi::Hello hello = good_hello();
     input.dent(hello);
-    const std::size_t count = input.byte() % 12;
-    const std::uint8_t said = input.byte();
-    const abi::WireHeader header{abi::kWireMagic, input.byte(), said, sizeof(header) + sizeof(hello), 1};
-    iovec parts[2] = {{const_cast<abi::WireHeader*>(&header), sizeof(header)}, {&hello, sizeof(hello)}};
-    alignas(cmsghdr) char control[CMSG_SPACE(12 * sizeof(int))] = {};
+    abi::Join join = good_join("a", 1);
+    for (std::uint32_t i = 0; i < std::min(count, abi::kNumRegions); ++i)
+      join.bindings[i] = {i + 1, 0, 0, abi::align_up(abi::region_bytes(join.shape, abi::Region{i}), 128)};
+    input.dent(join);
+    const bool joins = input.byte() % 2 == 0;
+    void* body = joins ? static_cast<void*>(&join) : &hello;
+    const std::size_t bytes = joins ? sizeof(join) : sizeof(hello);
+    const auto type = joins ? static_cast<std::uint16_t>(AttachType::kJoin) : std::uint16_t{input.byte()};
+    const abi::WireHeader header{abi::kWireMagic, type, said,
+                                 static_cast<std::uint32_t>(sizeof(header) + bytes), 1};
+    iovec parts[2] = {{const_cast<abi::WireHeader*>(&header), sizeof(header)}, {body, bytes}};
+    alignas(cmsghdr) char control[CMSG_SPACE((abi::kMaxMessageFds + 3) * sizeof(int))] = {};
     msghdr message{};
     message.msg_iov = parts;
     message.msg_iovlen = 2;

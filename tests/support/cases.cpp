@@ -195,8 +195,20 @@ std::string Case::describe() const {
          (weighted ? " weighted" : "") + (return_weights ? " return_weights" : "") +
          (zero_padding ? " zero_padding" : "") + (mark_unused ? " mark_unused" : "") +
          (defer ? " defer" : "") + (wait_by == EPD_WAIT_BY_KERNEL ? " by kernel" : "") +
+         (bound != 0 ? " bound " + std::to_string(bound) : "") +
          (sms != 0 ? " sms " + std::to_string(sms) : "") + ", routing " + routing_name(routing) + ", sizes " +
          sizes_name(sizes);
+}
+
+std::uint32_t Case::bound_on(std::uint32_t rank) const {
+  constexpr auto kRegions = static_cast<std::uint32_t>(abi::kNumRegions);
+  std::uint32_t here = 0;
+  for (std::uint32_t i = 0; i < kRegions; ++i) {
+    const std::uint32_t region = (i + 5 * rank) % kRegions;
+    if ((bound >> i & 1) != 0 && abi::region_bytes(shape(), static_cast<abi::Region>(region)) != 0)
+      here |= 1u << region;
+  }
+  return here;
 }
 
 abi::GroupShape Case::shape() const {
@@ -323,6 +335,7 @@ Case random_case(std::uint64_t seed, std::uint32_t num_ranks) {
   constexpr Sizes kSizes[] = {Sizes::kFull, Sizes::kUneven, Sizes::kUneven, Sizes::kSomeEmpty};
   c.sizes = random.below(16) == 0 ? Sizes::kAllEmpty : kSizes[random.below(4)];
   if (random.below(3) == 0) c.max_recv_rows = rows_needed(c, kRoundsThatFit);
+  if (random.below(3) == 0) c.bound = 1 + random.below((1u << abi::kNumRegions) - 1);
   return c;
 }
 

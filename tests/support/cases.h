@@ -40,6 +40,8 @@ struct Case {
   bool index64 = false;
   // The group goes on without lost ranks, and takes them back: a script with `recover` does as well.
   bool degrade = false;
+  // Regions that ranks keep in memory of their own, by abi::region_bit; other ones on each rank.
+  std::uint32_t bound = 0;
   // Its operations.
   bool send_weights = true;     // dispatch
   bool weighted = true;         // combine
@@ -56,6 +58,7 @@ struct Case {
   abi::GroupShape shape() const;
   kernels::reference::GroupParams params() const;
   epd_group_config_t config(const char* name, std::uint32_t rank) const;
+  std::uint32_t bound_on(std::uint32_t rank) const;  // of those that the group has
 };
 
 // A case within a few megabytes; every field but num_ranks follows from the seed. If it has a max_recv_rows,

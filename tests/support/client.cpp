@@ -8,7 +8,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace epd::test {
 
@@ -68,91 +70,130 @@ abi::GroupShape shape_of(const epd_group_config_t& c) {
 
 }  // namespace
 
+namespace {
+
+// Calls move(region, pointer) for each region that the group has.
+template <typename Move>
+void each_region(epd_buffers_t& b, Move move) {
+  using abi::Region;
+  const auto visit = [&](Region region, auto*& pointer) {
+    if (pointer == nullptr) return;
+    void* place = pointer;
+    move(region, place);
+    pointer = static_cast<std::remove_reference_t<decltype(pointer)>>(place);
+  };
+  visit(Region::kX, b.x);
+  visit(Region::kXScales, b.x_scales);
+  visit(Region::kTopkIdx, b.topk_idx);
+  visit(Region::kTopkWeights, b.topk_weights);
+  visit(Region::kRecvX, b.recv_x);
+  visit(Region::kRecvScales, b.recv_scales);
+  visit(Region::kRecvTopkIdx, b.recv_topk_idx);
+  visit(Region::kRecvTopkWeights, b.recv_topk_weights);
+  visit(Region::kRecvSrc, b.recv_src);
+  visit(Region::kRankOffsets, b.rank_offsets);
+  visit(Region::kExpertCounts, b.expert_counts);
+  visit(Region::kExpertOffsets, b.expert_offsets);
+  visit(Region::kSourceRanges, b.source_ranges);
+  visit(Region::kY, b.y);
+  visit(Region::kYWeights, b.y_weights);
+  visit(Region::kBias0, b.bias[0]);
+  visit(Region::kBias1, b.bias[1]);
+  visit(Region::kOut, b.out);
+  visit(Region::kOutWeights, b.out_weights);
+}
+
+}  // namespace
+
+// The copy in host memory lies as an arena without bound regions does.
 struct Group::Mirror {
   int gpu = 0;
-  std::uint64_t slot_bytes = 0;
-  std::uint32_t depth = 0;
+  abi::GroupShape shape;
+  abi::UserArenaLayout layout;
+  bool one_piece = false;                           // the device's lies likewise
+  std::vector<epd_buffers_t> device;                // by slot
   std::byte* host = nullptr;                        // all slots; aligned as the regions are
-  std::byte* device = nullptr;                      // of slot 0
   std::map<epd_ticket_t, std::uint32_t> in_flight;  // slot of each
 
-  Mirror() = default;
+  explicit Mirror(const abi::GroupShape& its_shape) : shape(its_shape), layout(its_shape) {}
   Mirror(const Mirror&) = delete;
   Mirror& operator=(const Mirror&) = delete;
   ~Mirror() { std::free(host); }
-  std::byte* of(std::uint32_t slot) const { return host + slot * slot_bytes; }
   bool busy(std::uint32_t slot) const {
     for (const auto& [ticket, its_slot] : in_flight) {
       if (its_slot == slot) return true;
     }
     return false;
   }
-  void push(std::uint32_t slot) {
-    if (slot < depth && !busy(slot)) copy_to_gpu(gpu, device + slot * slot_bytes, of(slot), slot_bytes);
+  // Calls copy(on the device, here, bytes).
+  template <typename Copy>
+  void copy_slot(std::uint32_t slot, Copy copy) {
+    if (one_piece) {
+      copy(static_cast<std::byte*>(device[slot].x), host + slot * layout.slot_bytes, layout.slot_bytes);
+      return;
+    }
+    each_region(device[slot], [&](abi::Region region, void* place) {
+      copy(static_cast<std::byte*>(place), host + layout.at(slot, region), abi::region_bytes(shape, region));
+    });
   }
-  void pull(std::uint32_t slot) { copy_from_gpu(gpu, of(slot), device + slot * slot_bytes, slot_bytes); }
+  void push(std::uint32_t slot) {
+    if (slot >= shape.depth || busy(slot)) return;
+    copy_slot(slot, [&](std::byte* there, std::byte* here, std::size_t bytes) {
+      copy_to_gpu(gpu, there, here, bytes);
+    });
+  }
+  void pull(std::uint32_t slot) {
+    copy_slot(slot, [&](std::byte* there, std::byte* here, std::size_t bytes) {
+      copy_from_gpu(gpu, here, there, bytes);
+    });
+  }
 };
 
-Group::Group(const Session& session, const epd_group_config_t& config) {
-  must(epd_group_join(session.get(), &config, &handle_), std::string("join ") + config.name);
+Group::Group(const Session& session, epd_group_config_t config, std::uint32_t bound) {
   epd_session_info_t info = EPD_SESSION_INFO_INIT;
   must(epd_session_info(session.get(), &info), "session info");
+  if (bound != 0) {
+    own_ = bind_regions(info, config, bound);
+    config.bindings = own_.bindings.data();
+    config.num_bindings = static_cast<std::uint32_t>(own_.bindings.size());
+  }
+  must(epd_group_join(session.get(), &config, &handle_), std::string("join ") + config.name);
   if (info.device_kind != EPD_DEVICE_CUDA) return;
   const abi::GroupShape shape = shape_of(config);
-  mirror_ = std::make_shared<Mirror>();
-  mirror_->gpu = std::atoi(std::strchr(info.device, ':') + 1);
-  mirror_->slot_bytes = abi::UserArenaLayout(shape).slot_bytes;
-  mirror_->depth = shape.depth;
-  mirror_->host =
-      static_cast<std::byte*>(std::aligned_alloc(abi::kRegionAlign, mirror_->slot_bytes * shape.depth));
-  epd_buffers_t first = EPD_BUFFERS_INIT;
-  must(epd_group_buffers(handle_, 0, &first), "buffers");
-  mirror_->device = static_cast<std::byte*>(first.x);
+  mirror_ = std::make_shared<Mirror>(shape);
+  mirror_->gpu = gpu_of(info);
+  mirror_->one_piece = bound == 0;
+  mirror_->host = static_cast<std::byte*>(
+      std::aligned_alloc(abi::kRegionAlign, mirror_->layout.slot_bytes * shape.depth));
+  for (std::uint32_t slot = 0; slot < shape.depth; ++slot) mirror_->device.push_back(on_device(slot));
 }
 
 Group::Group(Group&& other) noexcept
-    : handle_(std::exchange(other.handle_, nullptr)), mirror_(std::move(other.mirror_)) {}
+    : handle_(std::exchange(other.handle_, nullptr)),
+      own_(std::move(other.own_)),
+      mirror_(std::move(other.mirror_)) {}
 
 Group& Group::operator=(Group&& other) noexcept {
   if (this != &other) {
     epd_group_leave(handle_);
     handle_ = std::exchange(other.handle_, nullptr);
+    own_ = std::move(other.own_);
     mirror_ = std::move(other.mirror_);
   }
   return *this;
 }
 
-epd_buffers_t Group::buffers(std::uint32_t slot) const {
+epd_buffers_t Group::on_device(std::uint32_t slot) const {
   epd_buffers_t b = EPD_BUFFERS_INIT;
   must(epd_group_buffers(handle_, slot, &b), "buffers of slot " + std::to_string(slot));
-  return mirror_ != nullptr ? moved(b, mirror_->device, mirror_->host) : b;
+  return b;
 }
 
-epd_buffers_t Group::moved(epd_buffers_t b, const std::byte* from, std::byte* to) {
-  const auto move = [&](auto*& pointer) {
-    if (pointer == nullptr) return;
-    const auto offset = reinterpret_cast<std::byte*>(pointer) - from;
-    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(to + offset);
-  };
-  move(b.x);
-  move(b.x_scales);
-  move(b.topk_idx);
-  move(b.topk_weights);
-  move(b.recv_x);
-  move(b.recv_scales);
-  move(b.recv_topk_idx);
-  move(b.recv_topk_weights);
-  move(b.recv_src);
-  move(b.rank_offsets);
-  move(b.expert_counts);
-  move(b.expert_offsets);
-  move(b.source_ranges);
-  move(b.y);
-  move(b.y_weights);
-  move(b.bias[0]);
-  move(b.bias[1]);
-  move(b.out);
-  move(b.out_weights);
+epd_buffers_t Group::buffers(std::uint32_t slot) const {
+  epd_buffers_t b = on_device(slot);
+  if (mirror_ == nullptr) return b;
+  each_region(
+      b, [&](abi::Region region, void*& place) { place = mirror_->host + mirror_->layout.at(slot, region); });
   return b;
 }
 
@@ -161,17 +202,17 @@ int Group::gpu() const {
 }
 
 std::size_t Group::slot_bytes() const {
-  return mirror_->slot_bytes;
+  return mirror_->layout.slot_bytes;
 }
 
 std::byte* Group::slot_on_gpu(std::uint32_t slot) const {
-  return mirror_->device + slot * mirror_->slot_bytes;
+  return static_cast<std::byte*>(mirror_->device[slot].x);
 }
 
 epd_buffers_t Group::buffers_in(std::byte* copy) const {
-  epd_buffers_t first = EPD_BUFFERS_INIT;
-  must(epd_group_buffers(handle_, 0, &first), "buffers");
-  return moved(first, mirror_->device, copy);
+  epd_buffers_t b = on_device(0);
+  each_region(b, [&](abi::Region region, void*& place) { place = copy + mirror_->layout.at(0, region); });
+  return b;
 }
 
 epd_status_t Group::dispatch(const epd_dispatch_args_t* args, epd_ticket_t* ticket,
@@ -194,8 +235,13 @@ epd_status_t Group::submitted(epd_status_t status, std::uint32_t slot, const epd
 
 void Group::update(const void* part, std::size_t bytes) const {
   if (mirror_ == nullptr) return;
-  const auto offset = static_cast<const std::byte*>(part) - mirror_->host;
-  copy_to_gpu(mirror_->gpu, mirror_->device + offset, part, bytes);
+  const auto offset = static_cast<std::uint64_t>(static_cast<const std::byte*>(part) - mirror_->host);
+  const auto slot = static_cast<std::uint32_t>(offset / mirror_->layout.slot_bytes);
+  each_region(mirror_->device[slot], [&](abi::Region region, void* place) {
+    const std::uint64_t first = mirror_->layout.at(slot, region);
+    if (offset < first || offset >= first + abi::region_bytes(mirror_->shape, region)) return;
+    copy_to_gpu(mirror_->gpu, static_cast<std::byte*>(place) + (offset - first), part, bytes);
+  });
 }
 
 void Group::ended(epd_ticket_t ticket) const {

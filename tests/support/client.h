@@ -3,6 +3,7 @@
 #pragma once
 
 #include "epd/epd.h"
+#include "support/own_memory.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -36,7 +37,8 @@ class Session {
 class Group {
  public:
   Group() = default;
-  Group(const Session& session, const epd_group_config_t& config);
+  // `bound`: regions that are bound to memory of the test's own (abi::region_bit).
+  Group(const Session& session, epd_group_config_t config, std::uint32_t bound = 0);
   explicit Group(epd_group_t* taken_over) : handle_(taken_over) {}
   Group(Group&& other) noexcept;
   Group& operator=(Group&& other) noexcept;
@@ -52,7 +54,7 @@ class Group {
   // For a ticket whose end was told otherwise than by wait().
   void ended(epd_ticket_t ticket) const;
 
-  // On a CUDA device, for tests that move slots by themselves.
+  // On a CUDA device, for tests that move slots by themselves; not with bound regions.
   int gpu() const;
   std::size_t slot_bytes() const;
   std::byte* slot_on_gpu(std::uint32_t slot) const;
@@ -61,10 +63,11 @@ class Group {
 
  private:
   struct Mirror;
-  static epd_buffers_t moved(epd_buffers_t buffers, const std::byte* from, std::byte* to);
+  epd_buffers_t on_device(std::uint32_t slot) const;
   epd_status_t submitted(epd_status_t status, std::uint32_t slot, const epd_ticket_t* ticket) const;
 
   epd_group_t* handle_ = nullptr;
+  BoundMemory own_;
   std::shared_ptr<Mirror> mirror_;  // null on a host device
 };
 

@@ -10,6 +10,23 @@
 namespace epd::test {
 namespace {
 
+// cuda.h's, as far as they are filled in here.
+struct Location {
+  int type = 1;  // a device
+  int id = 0;
+};
+struct AllocationProperties {
+  int type = 1;     // pinned
+  int handles = 1;  // POSIX file descriptors
+  Location location;
+  void* win32 = nullptr;
+  unsigned char flags[8] = {};
+};
+struct Access {
+  Location location;
+  int flags = 3;  // reading and writing
+};
+
 // What of the driver a copy needs, by hand: this is built without its header too.
 struct Driver {
   using Address = unsigned long long;
@@ -34,6 +51,13 @@ struct Driver {
   int (*kernel)(void**, void*, const char*) = nullptr;
   int (*launch)(void*, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int,
                 unsigned int, void*, void**, void**) = nullptr;
+  int (*unit)(std::size_t*, const AllocationProperties*, int) = nullptr;
+  int (*create)(unsigned long long*, std::size_t, const AllocationProperties*, unsigned long long) = nullptr;
+  int (*export_fd)(void*, unsigned long long, int, unsigned long long) = nullptr;
+  int (*release)(unsigned long long) = nullptr;
+  int (*reserve)(Address*, std::size_t, std::size_t, Address, unsigned long long) = nullptr;
+  int (*map)(Address, std::size_t, std::size_t, unsigned long long, unsigned long long) = nullptr;
+  int (*allow)(Address, std::size_t, const Access*, std::size_t) = nullptr;
 
   Driver() {
     void* library = ::dlopen("libcuda.so.1", RTLD_NOW);
@@ -62,6 +86,13 @@ struct Driver {
     find(load, "cuLibraryLoadData");
     find(kernel, "cuLibraryGetKernel");
     find(launch, "cuLaunchKernel");
+    find(unit, "cuMemGetAllocationGranularity");
+    find(create, "cuMemCreate");
+    find(export_fd, "cuMemExportToShareableHandle");
+    find(release, "cuMemRelease");
+    find(reserve, "cuMemAddressReserve");
+    find(map, "cuMemMap");
+    find(allow, "cuMemSetAccess");
     RANK_CHECK(init(0) == 0, "cuInit");
   }
 
@@ -101,6 +132,28 @@ void copy_to_gpu(int gpu, void* to, const void* from, std::size_t bytes) {
 void copy_from_gpu(int gpu, void* to, const void* from, std::size_t bytes) {
   driver().use(gpu);
   check(driver().from_device(to, reinterpret_cast<Driver::Address>(from), bytes), "cuMemcpyDtoH");
+}
+
+GpuAllocation allocate_on_gpu(int gpu, std::size_t bytes) {
+  driver().use(gpu);
+  AllocationProperties properties;
+  properties.location.id = gpu;
+  std::size_t unit = 0;
+  check(driver().unit(&unit, &properties, 0), "cuMemGetAllocationGranularity");
+  GpuAllocation made;
+  made.bytes = (bytes + unit - 1) / unit * unit;
+  unsigned long long handle = 0;
+  check(driver().create(&handle, made.bytes, &properties, 0), "cuMemCreate");
+  check(driver().export_fd(&made.fd, handle, 1, 0), "cuMemExportToShareableHandle");
+  Driver::Address address = 0;
+  check(driver().reserve(&address, made.bytes, 0, 0, 0), "cuMemAddressReserve");
+  check(driver().map(address, made.bytes, 0, handle, 0), "cuMemMap");
+  check(driver().release(handle), "cuMemRelease");  // the mapping keeps it
+  Access access;
+  access.location.id = gpu;
+  check(driver().allow(address, made.bytes, &access, 1), "cuMemSetAccess");
+  made.address = reinterpret_cast<std::byte*>(address);
+  return made;
 }
 
 namespace {

@@ -17,6 +17,15 @@ bool has_cuda_driver();
 void copy_to_gpu(int gpu, void* to, const void* from, std::size_t bytes);
 void copy_from_gpu(int gpu, void* to, const void* from, std::size_t bytes);
 
+// An allocation of cuMemCreate that can be passed on by descriptor, mapped for its GPU; all of it stays until
+// the process ends but the descriptor, which is the caller's.
+struct GpuAllocation {
+  int fd = -1;
+  std::byte* address = nullptr;
+  std::size_t bytes = 0;  // at least what was asked for
+};
+GpuAllocation allocate_on_gpu(int gpu, std::size_t bytes);
+
 // Pinned memory of the process, which copies in streams need. It stays until the process ends: freeing it
 // would wait for all streams.
 std::byte* pinned_memory(int gpu, std::size_t bytes);

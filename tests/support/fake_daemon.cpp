@@ -108,7 +108,7 @@ void FakeDaemon::handle(Packet& packet) {
       if (settings_.refuse_join) {
         reply_refused(*settings_.refuse_join, id);
       } else if (!settings_.silent_join) {
-        join(must(packet.read<abi::Join>()), id);
+        join(must(packet.read<abi::Join>()), id, std::move(packet.fds));
       }
       return;
     case abi::AttachType::kLeave: {
@@ -169,11 +169,14 @@ void FakeDaemon::welcome(const abi::Hello& hello, std::uint32_t request_id) {
   }
 }
 
-void FakeDaemon::join(const abi::Join& request, std::uint32_t request_id) {
+void FakeDaemon::join(const abi::Join& request, std::uint32_t request_id, std::vector<UniqueFd> memory) {
   auto member = std::make_unique<FakeMember>();
   member->member = static_cast<std::uint32_t>(members_.size()) + 100;
   member->shape = request.shape;
-  const std::uint64_t user_bytes = abi::UserArenaLayout(request.shape).total_bytes;
+  member->bindings = request.bindings;
+  member->memory = std::move(memory);
+  const std::uint64_t user_bytes =
+      abi::UserArenaLayout(request.shape, abi::bound_regions(request.bindings)).total_bytes;
   const std::uint64_t board_bytes = abi::BoardLayout(request.shape).total_bytes;
   const std::uint64_t file_bytes = board_bytes - static_cast<std::uint64_t>(settings_.less_board_bytes);
   const UniqueFd user_fd = make_segment("fake-user", user_bytes, true);

@@ -43,6 +43,8 @@ struct FakeSettings {
 struct FakeMember {
   std::uint32_t member = 0;
   abi::GroupShape shape{};
+  abi::Bindings bindings{};
+  std::vector<UniqueFd> memory;  // the descriptors that came with the join
   std::uint64_t epoch = 1;
   std::uint64_t next_index = 0;
   Mapping user;
@@ -92,7 +94,7 @@ class FakeDaemon {
   void serve();
   void handle(Packet& packet);
   void welcome(const abi::Hello& hello, std::uint32_t request_id);
-  void join(const abi::Join& request, std::uint32_t request_id);
+  void join(const abi::Join& request, std::uint32_t request_id, std::vector<UniqueFd> memory);
   void reply_refused(const Status& status, std::uint32_t request_id);
   void run_engine();
   FakeMember& member_of(std::uint32_t number);

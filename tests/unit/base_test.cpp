@@ -308,7 +308,7 @@ TEST_F(Packets, MalformedOnesAreRefusedAndTheirDescriptorsClosed) {
   expect_malformed("less than a header");
   send_header({abi::kWireMagic, 1, 0, 5000, 0}, 5000, 0);
   expect_malformed("larger than any message");
-  send_header({abi::kWireMagic, 1, 9, 32, 0}, 32, 9);
+  send_header({abi::kWireMagic, 1, abi::kMaxMessageFds + 1, 32, 0}, 32, abi::kMaxMessageFds + 1);
   expect_malformed("more descriptors than any message has");
 
   ASSERT_TRUE(send_message(there_.get(), PingType::kFirst, PingBody{9, 9, 9}).ok());

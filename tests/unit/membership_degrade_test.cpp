@@ -249,6 +249,50 @@ TEST_F(Degrade, AJoinerThatDiesBeforeItIsInIsSimplyMaskedAgain) {
   EXPECT_EQ(memory_.held.size(), 2u);
 }
 
+abi::RankRefused refusal_of(std::uint32_t rank) {
+  abi::RankRefused message{1, rank, StatusCode::kInvalidArgument, {}};
+  abi::set_text(message.text, "the memory is none", 18);
+  return message;
+}
+
+TEST_F(Degrade, AJoinerWhoseMemoryItsEngineCantUseIsRefusedAndMasked) {
+  activate_without(2);
+  registry_.join(newcomer(2, 77, 2));
+  take();
+  registry_.rank_refused(2, refusal_of(2));
+  EXPECT_EQ(take(), (Lines{"refused session=77 request=100 status=INVALID_ARGUMENT",
+                           "stop_member device=2 group=1 rank=2"}));
+  EXPECT_EQ(refusal_.message(), "rank 2: the memory is none");
+  broken(0, 5, 2);
+  broken(1, 5, 2);
+  stopped(2, 5);
+  ready(2);
+  EXPECT_EQ(take(), (Lines{"rank device=0 group=1 rank=2 since=0", "rank device=1 group=1 rank=2 since=0",
+                           "remove device=2 group=1", "resume device=0 group=1 epoch=3 index=5",
+                           "resume device=1 group=1 epoch=3 index=5"}));
+  EXPECT_EQ(memory_.held.size(), 2u);
+}
+
+// A peer's engine is told of the newcomer only when all have broken; kResume is on its way by then.
+TEST_F(Degrade, AJoinerWhoseMemoryAPeersEngineCantUseCostsOneMoreBreak) {
+  activate_without(2);
+  registry_.join(newcomer(2, 77, 2));
+  broken(0, 5, 2);
+  broken(1, 5, 2);
+  ready(2);
+  take();
+  registry_.rank_refused(1, refusal_of(2));
+  EXPECT_EQ(take(), (Lines{"refused session=77 request=100 status=INVALID_ARGUMENT",
+                           "stop_member device=2 group=1 rank=2",
+                           "break device=0 group=1 epoch=3 fatal=0 cause=RANK_LOST culprit=2",
+                           "break device=1 group=1 epoch=3 fatal=0 cause=RANK_LOST culprit=2",
+                           "break device=2 group=1 epoch=3 fatal=0 cause=RANK_LOST culprit=2"}));
+  for (std::uint32_t device = 0; device < 3; ++device) resumed(device, 3);
+  EXPECT_TRUE(take().empty()) << "it has been answered";
+  registry_.rank_refused(0, refusal_of(2));
+  EXPECT_TRUE(take().empty()) << "once";
+}
+
 TEST_F(Degrade, AJoinerThatDiesAfterTheGroupWentOnIsLostLikeAnyRank) {
   activate_without(2);
   registry_.join(newcomer(2, 77, 2));

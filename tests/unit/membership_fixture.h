@@ -27,7 +27,8 @@ class FakeMemory final : public MemberMemory {
     return {StatusCode::kUnsupported,
             "device " + std::to_string(device) + " does not reach device " + std::to_string(other)};
   }
-  Status acquire(const MemoryOwner& owner, const GroupShape&) override {
+  Status acquire(const MemoryOwner& owner, const GroupShape&, const abi::Bindings&,
+                 const ClientMemory&) override {
     const auto [group, rank] = std::pair(owner.group_id, owner.rank);
     if (held.size() >= limit) return resource_exhausted("no room");
     EXPECT_TRUE(held.insert({group, rank}).second) << "acquired twice: rank " << rank;

@@ -46,6 +46,43 @@ TEST_F(Membership, ATakenRankIsRefusedAndNamesItsHolder) {
   EXPECT_EQ(group().members.at(1).session_id, 11u);
 }
 
+TEST_F(Membership, MemoryThatAnEngineCantUseRefusesTheWholeGroup) {
+  for (std::uint32_t rank = 0; rank < 2; ++rank) registry_.join(request(rank, 2));
+  take();
+  abi::RankRefused message{1, 1, StatusCode::kInvalidArgument, {}};
+  abi::set_text(message.text, "the memory is none", 18);
+  registry_.rank_refused(0, message);
+  EXPECT_EQ(take(), (Lines{"refused session=10 request=100 status=INVALID_ARGUMENT",
+                           "refused session=11 request=101 status=INVALID_ARGUMENT",
+                           "remove device=0 group=1", "remove device=1 group=1"}));
+  EXPECT_EQ(refusal_.message(), "rank 1: the memory is none");
+  registry_.rank_refused(1, message);
+  EXPECT_TRUE(take().empty());
+  removed(0);
+  removed(1);
+  EXPECT_FALSE(known());
+}
+
+TEST_F(Membership, BindingsAreCheckedAgainstTheDescriptorsThatCame) {
+  JoinRequest r = request(0, 2);
+  r.join.bindings[0].memory = 1;
+  r.join.bindings[0].stride = 16 * 256;
+  registry_.join(r);
+  EXPECT_EQ(take(), (Lines{"refused session=10 request=100 status=INVALID_ARGUMENT"}));
+  EXPECT_NE(refusal_.message().find("binding of x: memory is 1; allowed: 0 (the arena) .. 0"),
+            std::string::npos)
+      << refusal_.message();
+  r.memory = std::make_shared<const std::vector<UniqueFd>>(2);
+  registry_.join(r);
+  take();
+  EXPECT_NE(refusal_.message().find("descriptor 2 of 2 is not bound"), std::string::npos)
+      << refusal_.message();
+  r.memory = std::make_shared<const std::vector<UniqueFd>>(1);
+  registry_.join(r);
+  EXPECT_TRUE(take().empty());
+  EXPECT_EQ(group(registry_.groups().begin()->first).members.at(0).bound, 1u);
+}
+
 struct BadField {
   const char* field;
   void (*spoil)(abi::Join&);

@@ -34,7 +34,9 @@ class FakeHost final : public SessionHost {
     closed.push_back(session.id);
     closed_how = how;
   }
-  void join_requested(const Session& session, std::uint32_t request, const abi::Join& join) override {
+  void join_requested(const Session& session, std::uint32_t request, const abi::Join& join,
+                      std::vector<UniqueFd> memory) override {
+    last_memory = std::move(memory);
     joins.push_back({session.id, request});
     last_join = join;
   }
@@ -49,6 +51,7 @@ class FakeHost final : public SessionHost {
   std::string closed_how;
   std::vector<std::pair<std::uint64_t, std::uint32_t>> joins, leaves;
   abi::Join last_join{};
+  std::vector<UniqueFd> last_memory;
 };
 
 abi::Hello good_hello() {
@@ -319,6 +322,30 @@ TEST_F(Attach, MalformedPacketsAreRefusedWithTheValueAndEndTheConnection) {
   EXPECT_EQ(table_->total_refused(), 7u);
   EXPECT_TRUE(table_->connections().empty());
   const UniqueFd healthy = attach();
+}
+
+TEST_F(Attach, AJoinMayBringMemory) {
+  const UniqueFd socket = attach();
+  Result<UniqueFd> memory = make_sealed_memfd("memory", 4096);
+  ASSERT_TRUE(send_message(socket.get(), AttachType::kJoin, abi::Join{},
+                           std::vector<int>(abi::kNumRegions, memory->get()), 7)
+                  .ok());
+  pump();
+  ASSERT_EQ(host_.joins.size(), 1u);
+  ASSERT_EQ(host_.last_memory.size(), abi::kNumRegions);
+  EXPECT_EQ(sealed_size(host_.last_memory[0].get()).value(), 4096u);
+}
+
+TEST_F(Attach, NoMoreMemoryThanThereAreRegions) {
+  const UniqueFd socket = attach();
+  ASSERT_TRUE(send_message(socket.get(), AttachType::kJoin, abi::Join{},
+                           std::vector<int>(abi::kNumRegions + 1, socket.get()), 7)
+                  .ok());
+  pump();
+  Packet packet;
+  ASSERT_EQ(receive(socket, packet), ReceiveResult::kPacket);
+  expect_refused_and_closed(socket, packet, {"20 descriptors", "allowed: 19"});
+  EXPECT_TRUE(host_.joins.empty());
 }
 
 TEST_F(Attach, DescriptorsFromAClientAreRefused) {

@@ -161,7 +161,55 @@ typedef enum epd_loss_policy {
   EPD_DEGRADE = 1
 } epd_loss_policy_t;
 
-/* All ranks must agree on everything but rank, timeout_ms, sms and priority. */
+/* The regions of a buffer slot; what each holds is told at epd_buffers_t. */
+typedef enum epd_region {
+  EPD_REGION_X = 0,
+  EPD_REGION_X_SCALES = 1,
+  EPD_REGION_TOPK_IDX = 2,
+  EPD_REGION_TOPK_WEIGHTS = 3,
+  EPD_REGION_RECV_X = 4,
+  EPD_REGION_RECV_SCALES = 5,
+  EPD_REGION_RECV_TOPK_IDX = 6,
+  EPD_REGION_RECV_TOPK_WEIGHTS = 7,
+  EPD_REGION_RECV_SRC = 8,
+  EPD_REGION_RANK_OFFSETS = 9,
+  EPD_REGION_EXPERT_COUNTS = 10,
+  EPD_REGION_EXPERT_OFFSETS = 11,
+  EPD_REGION_SOURCE_RANGES = 12,
+  EPD_REGION_Y = 13,
+  EPD_REGION_Y_WEIGHTS = 14,
+  EPD_REGION_BIAS_0 = 15,
+  EPD_REGION_BIAS_1 = 16,
+  EPD_REGION_OUT = 17,
+  EPD_REGION_OUT_WEIGHTS = 18
+} epd_region_t;
+
+/* A region in memory of your own, in place of the group's: the operations read and write it there, nothing is
+ * copied, and the daemon makes no memory for it. It holds for all slots and as long as the membership.
+ *
+ * The memory must be an allocation that can be passed on by descriptor:
+ *   CUDA device  cuMemCreate on this session's GPU with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, exported by
+ *                cuMemExportToShareableHandle (not cudaMalloc's)
+ *   host device  a memfd (memfd_create, MFD_ALLOW_SEALING) that has been given its size and F_SEAL_SHRINK, of
+ *                ordinary pages
+ * Several bindings may name one descriptor, and they may overlap where the operations allow: y on top of
+ * recv_x, for experts that work in place. The descriptor may be closed when the join has returned.
+ *
+ * Rows of an operation that is in flight when the group is left may still arrive after epd_group_leave: to
+ * use the memory for something else, wait for your operations first. */
+typedef struct epd_binding {
+  size_t size;
+  epd_region_t region;
+  int fd;
+  uint64_t offset; /* of slot 0's in the memory: a multiple of 128 */
+  uint64_t stride; /* from slot to slot: a multiple of 128, at least epd_region_bytes; 0: that, rounded up */
+  void* address; /* where this process has mapped slot 0's: what epd_group_buffers gives, + slot * stride. On
+                    a CUDA device an address of the device */
+} epd_binding_t;
+#define EPD_BINDING_INIT \
+  { sizeof(epd_binding_t), EPD_REGION_X, -1, 0, 0, NULL }
+
+/* All ranks must agree on everything but rank, timeout_ms, sms, priority and bindings. */
 typedef struct epd_group_config {
   size_t size;
   const char* name;     /* 1..63 characters of [A-Za-z0-9._-] */
@@ -187,19 +235,25 @@ typedef struct epd_group_config {
   uint32_t max_recv_rows; /* rows of recv_x and y (layout expert: of each expert's block); 0: the worst case.
                              A dispatch that would need more fails with RESOURCE_EXHAUSTED on all ranks */
   int32_t priority; /* of this rank's operations among those of its device: -8 .. 7, higher goes first */
+  const epd_binding_t* bindings; /* regions that this rank keeps in memory of its own, each at most once */
+  uint32_t num_bindings;
 } epd_group_config_t;
 #define EPD_GROUP_CONFIG_INIT                                                                  \
   {                                                                                            \
     sizeof(epd_group_config_t), NULL, -1, 0, 0, 0, 0, 0, 0, EPD_PAYLOAD_BF16, EPD_INDEX_INT32, \
-        EPD_FAIL_FAST, 0, 0, EPD_LAYOUT_COMPACT, EPD_SCALES_FLOAT32, 0, 0, 0, 0, 0, 0          \
+        EPD_FAIL_FAST, 0, 0, EPD_LAYOUT_COMPACT, EPD_SCALES_FLOAT32, 0, 0, 0, 0, 0, 0, NULL, 0 \
   }
 
 /* Blocks until all R ranks have joined. Errors: INVALID_ARGUMENT (names the field; for a mismatch
  * with the ranks already there, both values), DEADLINE_EXCEEDED (names the missing ranks; a rank that
  * rejoins: the group has not agreed in time),
- * RESOURCE_EXHAUSTED, UNSUPPORTED, DAEMON_LOST. */
+ * RESOURCE_EXHAUSTED, UNSUPPORTED, DAEMON_LOST. Memory that can't be bound: INVALID_ARGUMENT, which names the
+ * region; what only an engine finds out ends the joins of all ranks, and names the rank. */
 EPD_API epd_status_t epd_group_join(epd_session_t* session, const epd_group_config_t* config,
                                     epd_group_t** group);
+/* Bytes of a region in one slot of such a group, before it is joined; 0 if it would have no such region.
+ * Errors: INVALID_ARGUMENT (the shape, or the region). name, rank and bindings are not looked at. */
+EPD_API epd_status_t epd_region_bytes(const epd_group_config_t* config, epd_region_t region, uint64_t* bytes);
 /* Operations that peers have in flight and that need nothing more of this rank still complete;
  * others, and later ones, end with RANK_LOST. (EPD_DEGRADE: all in flight.) NULL is allowed. On a CUDA device
  * it returns, like cudaFree, when all that was enqueued in the session's context has run: the regions are
@@ -209,11 +263,11 @@ EPD_API uint32_t epd_group_rank(const epd_group_t* group);
 /* 1 while the rank takes part in the group's operations; 0 if it is lost (EPD_DEGRADE), or no rank of it. */
 EPD_API int epd_group_active(const epd_group_t* group, uint32_t rank);
 
-/* The regions of one buffer slot in this rank's arena, shared with the engine: nothing is copied
- * between you and it. A region may be written until the operation that reads it is submitted, and
- * again when that has completed (or says that it reads it no more, see defer_receive); an output is valid
- * from completion until the next operation is submitted on the slot (in a stream: until that begins). On a
- * CUDA device these are addresses of the device.
+/* The regions of one buffer slot, in this rank's arena or where it has bound them, shared with the engine:
+ * nothing is copied between you and it. A region may be written until the operation that reads it is
+ * submitted, and again when that has completed (or says that it reads it no more, see defer_receive); an
+ * output is valid from completion until the next operation is submitted on the slot (in a stream: until that
+ * begins). On a CUDA device these are addresses of the device.
  *
  * row = one received row: H bf16, H e4m3, or opaque_bytes. rows = max_recv_rows, or in the worst case:
  * compact R*T; packed R*T*min(K, E/R) + E/R*(expert_alignment-1); expert E/R blocks of R*T. C = K (compact)

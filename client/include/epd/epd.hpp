@@ -30,6 +30,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 namespace epd {
 
@@ -97,6 +98,7 @@ struct Config {
   std::uint32_t num_handles = 0;
   std::uint32_t max_recv_rows = 0;
   std::int32_t priority = 0;
+  std::vector<epd_binding_t> bindings;  // regions in memory of your own
 };
 
 // The regions of a slot in whole arrays; how much of each an operation uses is told in epd.h. A region that
@@ -189,6 +191,35 @@ using Hook = std::function<void(const epd_result_t&)>;
 extern "C" inline void epd_hpp_call_hook(const epd_result_t* result, void* user) {
   const std::unique_ptr<Hook> hook(static_cast<Hook*>(user));
   (*hook)(*result);
+}
+
+// Points into `config`.
+inline epd_group_config_t make_config(const Config& config) {
+  epd_group_config_t raw = EPD_GROUP_CONFIG_INIT;
+  raw.name = config.name.c_str();
+  raw.rank = config.rank;
+  raw.num_ranks = config.num_ranks;
+  raw.num_experts = config.num_experts;
+  raw.max_tokens = config.max_tokens;
+  raw.hidden = config.hidden;
+  raw.topk = config.topk;
+  raw.depth = config.depth;
+  raw.payload = config.payload;
+  raw.index_type = config.index_type;
+  raw.policy = config.policy;
+  raw.sms = config.sms;
+  raw.timeout_ms = config.timeout_ms;
+  raw.layout = config.layout;
+  raw.scale_format = config.scale_format;
+  raw.expert_alignment = config.expert_alignment;
+  raw.opaque_bytes = config.opaque_bytes;
+  raw.num_biases = config.num_biases;
+  raw.num_handles = config.num_handles;
+  raw.max_recv_rows = config.max_recv_rows;
+  raw.priority = config.priority;
+  raw.bindings = config.bindings.data();
+  raw.num_bindings = static_cast<std::uint32_t>(config.bindings.size());
+  return raw;
 }
 
 // How many elements the regions have.
@@ -539,6 +570,14 @@ class Group {
   std::shared_ptr<detail::GroupOwner> owner_;
 };
 
+// Bytes of a region in one slot, see epd_region_bytes.
+inline std::uint64_t region_bytes(const Config& config, epd_region_t region) {
+  const epd_group_config_t raw = detail::make_config(config);
+  std::uint64_t bytes = 0;
+  detail::check(epd_region_bytes(&raw, region, &bytes));
+  return bytes;
+}
+
 class Session {
  public:
   explicit Session(const AttachOptions& options = AttachOptions())
@@ -563,28 +602,7 @@ class Session {
   Group join(const Config& config) {
     auto group = std::make_shared<detail::GroupOwner>(owner_, config);
     if (group->config.depth == 0) group->config.depth = 4;
-    epd_group_config_t raw = EPD_GROUP_CONFIG_INIT;
-    raw.name = config.name.c_str();
-    raw.rank = config.rank;
-    raw.num_ranks = config.num_ranks;
-    raw.num_experts = config.num_experts;
-    raw.max_tokens = config.max_tokens;
-    raw.hidden = config.hidden;
-    raw.topk = config.topk;
-    raw.depth = config.depth;
-    raw.payload = config.payload;
-    raw.index_type = config.index_type;
-    raw.policy = config.policy;
-    raw.sms = config.sms;
-    raw.timeout_ms = config.timeout_ms;
-    raw.layout = config.layout;
-    raw.scale_format = config.scale_format;
-    raw.expert_alignment = config.expert_alignment;
-    raw.opaque_bytes = config.opaque_bytes;
-    raw.num_biases = config.num_biases;
-    raw.num_handles = config.num_handles;
-    raw.max_recv_rows = config.max_recv_rows;
-    raw.priority = config.priority;
+    const epd_group_config_t raw = detail::make_config(config);
     detail::check(epd_group_join(get(), &raw, &group->handle));
     return Group(std::move(group));
   }

@@ -3,6 +3,7 @@
 //
 // User arena: `depth` slots, each holding the regions below. The client maps its own; the engines
 // of the node map all of a group's.
+// A rank may keep regions in memory of its own instead (Binding).
 // Exchange arena: `depth` blocks of what ranks tell each other about one operation, and the routing
 // that combine needs. Engines only.
 #pragma once
@@ -85,15 +86,37 @@ struct StreamWords {
 };
 static_assert(sizeof(StreamWords) == 128);
 
+// Where a region lies that its rank has bound to memory of its own: that of slot s at offset + s * stride of
+// the memory. `memory` counts the descriptors that came with it from 1; 0: the region is in the arena.
+struct Binding {
+  std::uint32_t memory = 0;
+  std::uint32_t reserved = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t stride = 0;
+};
+static_assert(sizeof(Binding) == 24);
+using Bindings = std::array<Binding, kNumRegions>;  // by Region
+
+constexpr std::uint32_t region_bit(Region region) {
+  return 1u << static_cast<std::uint32_t>(region);
+}
+constexpr std::uint32_t bound_regions(const Bindings& bindings) {
+  std::uint32_t bound = 0;
+  for (std::size_t i = 0; i < kNumRegions; ++i) bound |= bindings[i].memory != 0 ? 1u << i : 0;
+  return bound;
+}
+
+// Regions in `bound` (region_bit) are elsewhere and have no room here.
 struct UserArenaLayout {
   std::array<std::uint64_t, kNumRegions> offset{};  // within a slot
   std::uint64_t slot_bytes = 0;
   std::uint64_t words = 0;  // StreamWords[depth]
   std::uint64_t total_bytes = 0;
 
-  constexpr explicit UserArenaLayout(const GroupShape& shape) {
+  constexpr explicit UserArenaLayout(const GroupShape& shape, std::uint32_t bound = 0) {
     for (std::size_t i = 0; i < kNumRegions; ++i) {
       offset[i] = slot_bytes;
+      if ((bound >> i & 1) != 0) continue;
       slot_bytes += align_up(region_bytes(shape, static_cast<Region>(i)), kRegionAlign);
     }
     words = slot_bytes * shape.depth;

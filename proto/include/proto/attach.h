@@ -12,8 +12,8 @@ enum class AttachType : std::uint16_t {
   kHello = 1,    // client -> supervisor; must come first, within the daemon's attach deadline
   kWelcome = 2,  // fds: segment A (rw), segment B (read-only), doorbell socket
   kRefused = 3,  // any request
-  kJoin = 4,
-  kJoined = 5,  // fds: user arena (rw), board (read-only)
+  kJoin = 4,     // fds: memory of the client's own that its bindings name
+  kJoined = 5,   // fds: user arena (rw), board (read-only)
   kLeave = 6,
   kLeft = 7,
   kGoodbye = 8,  // supervisor -> client, unasked: the session is over, and why
@@ -58,6 +58,7 @@ struct Join {
   std::int32_t priority;     // of this rank's operations on its device: kMinPriority .. kMaxPriority
   std::uint32_t reserved;
   GroupShape shape;
+  Bindings bindings;  // this rank's alone
 };
 
 struct Joined {
@@ -66,8 +67,8 @@ struct Joined {
   std::uint64_t group_id;
   std::uint64_t epoch;
   std::uint64_t resume_index;
-  std::uint64_t user_bytes;          // UserArenaLayout::total_bytes, repeated for the check
-  std::uint64_t board_bytes;         // BoardLayout::total_bytes, likewise
+  std::uint64_t user_bytes;   // UserArenaLayout::total_bytes less what is bound, repeated for the check
+  std::uint64_t board_bytes;  // BoardLayout::total_bytes, likewise
   std::uint32_t default_timeout_ms;  // of operations that give none
   std::uint32_t reserved;
 };
@@ -87,7 +88,7 @@ struct Goodbye {
   char text[kTextBytes];
 };
 
-static_assert(sizeof(Join) + sizeof(WireHeader) <= kMaxMessageBytes);
+static_assert(sizeof(Join) + sizeof(WireHeader) <= kMaxMessageBytes && kNumRegions <= kMaxMessageFds);
 static_assert(std::is_trivially_copyable_v<Welcome> && std::is_trivially_copyable_v<Join>);
 
 // Changes whenever a size or offset that client and daemon share changes.

@@ -26,7 +26,8 @@ enum class LinkType : std::uint16_t {
   kAddSession = 1,     // fds: segment A, segment B (rw), engine's end of the doorbell
   kRemoveSession = 2,  // answered with kSessionRemoved when its operations have ended
   kGroupBegin = 3,
-  // fds: user arena, exchange arena, eventfd and EnginePage of that rank's engine; none if it is masked
+  // fds: user arena, exchange arena, eventfd and EnginePage of that rank's engine, then the memory of its
+  // client's own that the bindings name; none if it is masked
   kGroupRank = 4,
   kGroupMember = 5,  // fds: board (rw)
   kGroupCommit = 6,
@@ -49,6 +50,7 @@ enum class LinkType : std::uint16_t {
   kGroupRemoved = 39,
   kResumed = 40,
   kDeviceFailed = 41,  // its last word: nothing of it runs on the device any more, and its process ends
+  kRankRefused = 42,  // memory that a rank's client brought can't be used here; it stays masked
 };
 
 // How an engine's process ends: 0 as told, 1 the supervisor is gone, 2 something that a restart may not mend,
@@ -89,7 +91,12 @@ struct GroupRank {
   std::uint32_t rank;
   std::uint32_t device_index;
   std::uint64_t active_since;  // the epoch in which it came; 0: masked, it takes no part
+  std::uint32_t here = 0;      // 1: this engine's own device serves it
+  std::uint32_t reserved = 0;
+  Bindings bindings = {};
 };
+inline constexpr std::size_t kRankFds = 4;  // before the client's memory
+static_assert(kRankFds + kNumRegions <= kMaxMessageFds);
 
 struct GroupMember {
   std::uint64_t group_id;
@@ -105,6 +112,13 @@ struct GroupRef {  // kGroupCommit, kRemoveGroup, kGroupRemoved, kRelease
 
 struct GroupReady {
   std::uint64_t group_id;
+  StatusCode status;
+  char text[kTextBytes];
+};
+
+struct RankRefused {
+  std::uint64_t group_id;
+  std::uint32_t rank;
   StatusCode status;
   char text[kTextBytes];
 };

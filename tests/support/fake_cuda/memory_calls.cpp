@@ -120,6 +120,20 @@ CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* ha
   return CUDA_SUCCESS;
 }
 
+CUresult CUDAAPI cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop,
+                                                        CUmemGenericAllocationHandle handle) {
+  if (const CUresult error = enter("cuMemGetAllocationPropertiesFromHandle", Needs::kNothing)) return error;
+  const std::shared_ptr<Allocation> known = find(handle);
+  if (known == nullptr || prop == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *prop = {};
+  prop->type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop->requestedHandleTypes =
+      known->shareable ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE;
+  prop->location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  prop->location.id = known->device;
+  return CUDA_SUCCESS;
+}
+
 CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr* address, std::size_t size, std::size_t alignment,
                                      CUdeviceptr, unsigned long long flags) {
   if (const CUresult error = enter("cuMemAddressReserve", Needs::kNothing)) return error;

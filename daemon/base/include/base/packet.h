@@ -33,6 +33,20 @@ struct Packet {
   }
 };
 
+// Descriptors to send: `{a, b}` or a vector; the sender's own.
+class FdList {
+ public:
+  FdList() = default;
+  FdList(std::initializer_list<int> fds) : fds_(fds) {}
+  FdList(std::vector<int> fds) : fds_(std::move(fds)) {}
+  std::size_t size() const { return fds_.size(); }
+  const int* begin() const { return fds_.data(); }
+  const int* end() const { return fds_.data() + fds_.size(); }
+
+ private:
+  std::vector<int> fds_;
+};
+
 enum class ReceiveResult { kPacket, kNothing, kClosed, kMalformed };
 
 // Receives one packet without blocking. kMalformed: wrong magic, length or descriptor count (they
@@ -41,10 +55,10 @@ ReceiveResult receive_packet(int socket, Packet& packet, Status& error);
 
 // Sends without blocking and without SIGPIPE. WOULD_BLOCK if the peer does not read.
 Status send_packet(int socket, std::uint16_t type, std::uint32_t request_id, const void* body,
-                   std::size_t body_bytes, std::initializer_list<int> fds = {});
+                   std::size_t body_bytes, const FdList& fds = {});
 
 template <typename Type, typename T>
-Status send_message(int socket, Type type, const T& body, std::initializer_list<int> fds = {},
+Status send_message(int socket, Type type, const T& body, const FdList& fds = {},
                     std::uint32_t request_id = 0) {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(Type) == 2);
   return send_packet(socket, static_cast<std::uint16_t>(type), request_id, &body, sizeof(T), fds);

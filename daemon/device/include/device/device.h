@@ -57,6 +57,10 @@ class Device {
   virtual void check() {}
 
   virtual Result<std::unique_ptr<Arena>> map_arena(int fd, std::uint64_t bytes) = 0;
+  // The first `bytes` of a client's own memory, through a descriptor that may be anything which
+  // check_client_memory lets pass. `here`: it must be memory of this device. What can't be used is
+  // INVALID_ARGUMENT, with a text that goes on after "the memory that ... is bound to".
+  virtual Result<std::unique_ptr<Arena>> map_client_memory(int fd, std::uint64_t bytes, bool here) = 0;
 
   // One of the two.
   virtual RowMover* mover() { return nullptr; }

@@ -31,4 +31,13 @@ Result<bool> devices_reach_each_other(const DeviceName& a, const DeviceName& b);
 // zero-filled; what is in a GPU's is for its engine to clear. RESOURCE_EXHAUSTED: the device has no more.
 Result<UniqueFd> make_arena_memory(const DeviceName& device, const char* label, std::uint64_t bytes);
 
+// Whether a client's descriptor can be memory of this device, as far as that can be told without using it:
+// nothing that is asked here can make the caller wait for the client. INVALID_ARGUMENT, with a text that goes
+// on after "the memory that ... is bound to".
+//   host  a memfd of ordinary pages, sealed against shrinking (nobody who maps it gets SIGBUS), open for
+//   reading
+//         and writing and not sealed against it, of at least `bytes`
+//   cuda  a device or a nameless file, as drivers export memory; the engines' drivers see the rest
+Status check_client_memory(const DeviceName& device, int fd, std::uint64_t bytes);
+
 }  // namespace epd

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base/status.h"
+#include "membership/group.h"
 #include "proto/attach.h"
 #include "proto/link.h"
 
@@ -101,8 +102,10 @@ class MemberMemory {
   virtual ~MemberMemory() = default;
   // OK, or UNSUPPORTED: engines of these devices can't map each other's memory.
   virtual Status check_reach(std::uint32_t device, std::uint32_t other) const = 0;
-  // Makes the arenas and the board of a rank; RESOURCE_EXHAUSTED if a quota says no.
-  virtual Status acquire(const MemoryOwner& owner, const abi::GroupShape& shape) = 0;
+  // Makes the arenas and the board of a rank, and keeps what its regions are bound to; RESOURCE_EXHAUSTED if
+  // a quota says no, INVALID_ARGUMENT for memory of the client's that can't be used.
+  virtual Status acquire(const MemoryOwner& owner, const abi::GroupShape& shape,
+                         const abi::Bindings& bindings, const ClientMemory& memory) = 0;
   // Gives them up. Mappings of others live on until they drop them.
   virtual void release(std::uint64_t group_id, std::uint32_t rank) = 0;
   // Board::next_index. Used only while no engine serves the rank.

@@ -2,12 +2,14 @@
 // Plain data; only GroupRegistry changes it.
 #pragma once
 
+#include "base/fd.h"
 #include "base/quota.h"
 #include "base/status.h"
 #include "proto/attach.h"
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -37,6 +39,9 @@ constexpr std::uint32_t member_index(std::uint32_t member) {
   return member & 0xffffu;
 }
 
+// Descriptors of memory that a client keeps regions in; null: of none.
+using ClientMemory = std::shared_ptr<const std::vector<UniqueFd>>;
+
 struct JoinRequest {
   std::uint64_t session_id = 0;
   std::uint32_t request_id = 0;
@@ -46,6 +51,7 @@ struct JoinRequest {
   abi::DeviceKind device_kind = abi::DeviceKind::kHost;
   abi::Join join{};
   Quota max_groups;  // of this user
+  ClientMemory memory;
 };
 
 struct Member {
@@ -57,6 +63,7 @@ struct Member {
   std::uint32_t device = 0;
   std::uint32_t sms = 0;
   std::int32_t priority = 0;
+  std::uint32_t bound = 0;  // regions in memory of its client's own (abi::region_bit)
   std::uint32_t join_request = 0;
   std::uint64_t join_due_ns = 0;
 

@@ -8,8 +8,8 @@
 
 namespace epd::membership {
 
-// Every field against the limits of shape.h.
-Status check_join(const abi::Join& join);
+// Every field against the limits of shape.h; the bindings also against the descriptors that came.
+Status check_join(const abi::Join& join, std::size_t num_memories);
 // What a kind of device can't do: UNSUPPORTED.
 Status check_device(abi::DeviceKind kind, const abi::GroupShape& shape);
 // INVALID_ARGUMENT: the ranks of a group are on devices of one kind.

@@ -54,6 +54,8 @@ class GroupRegistry {
   void broken(std::uint32_t device, const abi::Broken& message);
   void resumed(std::uint32_t device, const abi::Resumed& message);
   void group_removed(std::uint32_t device, const abi::GroupRef& message);
+  // A rank's own memory can't be used by the engine: a group that starts is refused, one that runs loses it.
+  void rank_refused(std::uint32_t device, const abi::RankRefused& message);
 
   // Deals with what is due. Call at next_due_ns() or later (UINT64_MAX: nothing will be due).
   void tick();

@@ -54,7 +54,9 @@ class SessionHost {
   // `how`: "died", "detached", "was ended: ...". The session is gone from the table when this returns.
   virtual void session_closed(const Session& session, const std::string& how) = 0;
   // Each is to be answered with SessionTable::reply, at once or later.
-  virtual void join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join) = 0;
+  // `memory`: the descriptors that came with it.
+  virtual void join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join,
+                              std::vector<UniqueFd> memory) = 0;
   virtual void leave_requested(const Session& session, std::uint32_t request_id, const abi::Leave& leave) = 0;
 };
 
@@ -88,7 +90,7 @@ class SessionTable {
   // Answers the session's pending request, if it still lives and has one with this id.
   template <typename T>
   void reply(std::uint64_t session_id, std::uint32_t request_id, abi::AttachType type, const T& body,
-             std::initializer_list<int> fds = {}) {
+             const FdList& fds = {}) {
     send_reply(session_id, request_id, static_cast<std::uint16_t>(type), &body, sizeof(body), fds);
   }
   void refuse(std::uint64_t session_id, std::uint32_t request_id, const Status& status);
@@ -120,7 +122,7 @@ class SessionTable {
   void malformed(Session& session, std::uint32_t request_id, const Status& error);
   void close(std::uint64_t id, const std::string& how);
   void send_reply(std::uint64_t session_id, std::uint32_t request_id, std::uint16_t type, const void* body,
-                  std::size_t bytes, std::initializer_list<int> fds);
+                  std::size_t bytes, const FdList& fds);
 
   // handshake.cpp
   void hello(Session& session, const Packet& packet);

@@ -1,0 +1,112 @@
+// What a rank may bind to memory of its own, as one table: the daemon judges joins by it, the client library
+// by the same before it sends one. Messages name the region, the value and what is allowed.
+#pragma once
+
+#include "proto/arena.h"
+
+#include <array>
+#include <string>
+
+namespace epd::abi {
+
+// Where rows may begin. A tensor of [depth, T, H] always fits.
+inline constexpr std::uint64_t kBindingAlign = 128;
+// Far above any device's memory; keeps sums below 2^64.
+inline constexpr std::uint64_t kMaxBindingOffset = std::uint64_t{1} << 50;
+
+// As in epd.h.
+inline constexpr std::array<const char*, kNumRegions> kRegionNames = {"x",
+                                                                      "x_scales",
+                                                                      "topk_idx",
+                                                                      "topk_weights",
+                                                                      "recv_x",
+                                                                      "recv_scales",
+                                                                      "recv_topk_idx",
+                                                                      "recv_topk_weights",
+                                                                      "recv_src",
+                                                                      "rank_offsets",
+                                                                      "expert_counts",
+                                                                      "expert_offsets",
+                                                                      "source_ranges",
+                                                                      "y",
+                                                                      "y_weights",
+                                                                      "bias[0]",
+                                                                      "bias[1]",
+                                                                      "out",
+                                                                      "out_weights"};
+
+// The end of the last slot's, as an offset in the memory.
+constexpr std::uint64_t binding_end(const GroupShape& s, Region region, const Binding& binding) {
+  return binding.offset + (s.depth - 1) * binding.stride + region_bytes(s, region);
+}
+
+namespace detail {
+
+inline std::string check_place(const std::string& what, std::uint64_t value, std::uint64_t low) {
+  if (value >= low && value <= kMaxBindingOffset && value % kBindingAlign == 0) return "";
+  return what + " is " + std::to_string(value) + "; allowed: multiples of " + std::to_string(kBindingAlign) +
+         ", " + std::to_string(low) + " .. 2^50";
+}
+
+}  // namespace detail
+
+// "" or what is wrong. The shape has passed check_shape.
+inline std::string check_binding(const GroupShape& s, Region region, const Binding& binding) {
+  const std::string name = std::string("binding of ") + kRegionNames[static_cast<std::size_t>(region)];
+  if (binding.reserved != 0)
+    return name + ": reserved is " + std::to_string(binding.reserved) + "; allowed: 0";
+  const std::uint64_t bytes = region_bytes(s, region);
+  if (bytes == 0) return name + ": this group has no such region";
+  std::string wrong = detail::check_place(name + ": offset", binding.offset, 0);
+  if (wrong.empty() && s.depth > 1)
+    wrong = detail::check_place(name + ": stride", binding.stride, align_up(bytes, kBindingAlign));
+  if (wrong.empty() && s.depth == 1) wrong = detail::check_place(name + ": stride", binding.stride, 0);
+  return wrong;
+}
+
+// Of all regions, with as many descriptors of memory as came with them.
+inline std::string check_bindings(const GroupShape& s, const Bindings& bindings, std::size_t num_memories) {
+  std::uint32_t used = 0;
+  for (std::size_t i = 0; i < kNumRegions; ++i) {
+    const Binding& binding = bindings[i];
+    if (binding.memory > num_memories) {
+      return std::string("binding of ") + kRegionNames[i] + ": memory is " + std::to_string(binding.memory) +
+             "; allowed: 0 (the arena) .. " + std::to_string(num_memories) + ", the descriptors that came";
+    }
+    if (binding.memory == 0) {
+      if (binding.offset == 0 && binding.stride == 0 && binding.reserved == 0) continue;
+      return std::string("binding of ") + kRegionNames[i] + ": memory is 0 with a place; allowed: neither";
+    }
+    used |= 1u << (binding.memory - 1);
+    std::string wrong = check_binding(s, static_cast<Region>(i), binding);
+    if (!wrong.empty()) return wrong;
+  }
+  for (std::size_t i = 0; i < num_memories; ++i) {
+    if ((used >> i & 1) == 0)
+      return "descriptor " + std::to_string(i + 1) + " of " + std::to_string(num_memories) +
+             " is not bound to a region; allowed: those that bindings name";
+  }
+  return "";
+}
+
+// "recv_x, y": what is bound to memory `index` (from 1).
+inline std::string bound_names(const Bindings& bindings, std::uint32_t index) {
+  std::string names;
+  for (std::size_t i = 0; i < kNumRegions; ++i) {
+    if (bindings[i].memory == index) names += (names.empty() ? "" : ", ") + std::string(kRegionNames[i]);
+  }
+  return names;
+}
+
+// How much of memory `index` (from 1) the bindings reach.
+inline std::uint64_t memory_bytes(const GroupShape& s, const Bindings& bindings, std::uint32_t index) {
+  std::uint64_t end = 0;
+  for (std::size_t i = 0; i < kNumRegions; ++i) {
+    if (bindings[i].memory != index) continue;
+    const std::uint64_t own = binding_end(s, static_cast<Region>(i), bindings[i]);
+    end = own > end ? own : end;
+  }
+  return end;
+}
+
+}  // namespace epd::abi
