@@ -1,6 +1,6 @@
 // The entry points: one launch is one operation. Device code only; their names are kKernelNames.
-#include "cuda/combine.cuh"
-#include "cuda/dispatch.cuh"
+#include "cuda/expand.cuh"
+#include "cuda/partial_sums.cuh"
 
 namespace epd::kernels::cuda {
 

@@ -21,7 +21,23 @@ struct Team {
   __device__ std::uint32_t threads() const { return warps * 32; }
   __device__ std::uint32_t warp() const { return warp_of() - first_warp; }
   __device__ void sync() const { asm volatile("bar.sync 1, %0;" ::"r"(threads()) : "memory"); }
+  // Whether it is true of all threads; they meet here.
+  __device__ bool all(bool mine) const {
+    std::uint32_t result;
+    asm volatile(
+        "{ .reg .pred p, q;\n"
+        "  setp.ne.u32 p, %1, 0;\n"
+        "  bar.red.and.pred q, 1, %2, p;\n"
+        "  selp.u32 %0, 1, 0, q; }"
+        : "=r"(result)
+        : "r"(static_cast<std::uint32_t>(mine)), "r"(threads())
+        : "memory");
+    return result != 0;
+  }
 };
+__device__ inline Team whole_cta() {
+  return {0, blockDim.x / 32};
+}
 
 // Head of the workspace. Counters return to zero with each operation that succeeds.
 struct Workspace {
@@ -31,6 +47,8 @@ struct Workspace {
   std::uint32_t claimed;     // tokens that warps have taken beyond their first
   std::uint64_t bad_choice;  // all ones less the least (place << 32 | value) that was refused; 0 = none
   std::uint64_t failed;      // tag of the operation that failed last
+  std::uint64_t chosen;      // tag of the operation whose choices are copied, landing.cuh
+  std::uint32_t sent;        // CTAs that have sent all, landing.cuh
 };
 static_assert(sizeof(Workspace) <= kWorkspaceHead);
 
@@ -113,6 +131,23 @@ __device__ inline bool must_leave(const Operation& op, std::uint64_t deadline_ns
   return false;
 }
 
+// Until each lane with `mine` sees in its `word` that the operation has got there. False: it has failed. All lanes
+// of a warp call; then what was released is visible to each of them. `rank`: whom the lane waits for.
+__device__ inline bool wait_words(const Operation& op, const std::uint64_t* word, bool mine, std::uint32_t rank,
+                                  std::uint64_t deadline_ns) {
+  for (std::uint32_t looks = 1;; ++looks) {
+    mine = mine && load_acquire_system(word) < op.tag;
+    if (__all_sync(kFull, !mine)) break;
+    if (looks % 64 != 0) continue;
+    const std::uint32_t waiting = __reduce_or_sync(kFull, mine ? 1u << rank : 0);
+    bool leave = false;
+    if (lane_of() == 0) leave = must_leave(op, deadline_ns, waiting);
+    if (__shfl_sync(kFull, leave, 0)) return false;
+  }
+  __syncwarp();
+  return true;
+}
+
 // Until this rank's own `lines` (ready or arrived) of all ranks in the set `ranks` have got as far as the
 // operation. False: it has failed. Called by all threads of the CTA; then everything that those ranks
 // released is visible to each of them.
@@ -166,10 +201,11 @@ __device__ inline bool check_announcements(const Operation& op) {
 }
 
 // Called by all threads of each CTA when its rows are stored (or pulled) and visible to the calling threads.
-// The last CTA tells every rank, waits until every rank has told this one, and publishes the routing's head
+// The last CTA tells every rank (if the others have not been told before: only this one), waits until every rank has told this one, and publishes the routing's head
 // (a dispatch that makes one) and then the result. `count_rows()`: M, asked of one thread meanwhile.
 template <typename CountRows>
-__device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadline_ns, CountRows count_rows) {
+__device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadline_ns, CountRows count_rows,
+                              bool told = false) {
   __shared__ bool last;
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -179,7 +215,8 @@ __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadli
   __syncthreads();
   if (!last) return;
   if (threadIdx.x == 0) workspace(op).claimed = 0;
-  if (threadIdx.x < op.shape.num_ranks && is_there(op, threadIdx.x)) {
+  if (threadIdx.x < op.shape.num_ranks && is_there(op, threadIdx.x) &&
+      (!told || threadIdx.x == op.rank)) {
     fence_system();
     store_release_system(op.peers[threadIdx.x].arrived + op.rank * kSignalWords, op.tag);
   }

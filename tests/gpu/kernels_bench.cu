@@ -1,6 +1,7 @@
 // Times of dispatch and combine beside what the links give in the same run. All ranks start together behind a
 // gate; a figure is the slowest rank's time between two events around the operation, fresh routing
-// each time, L2 flushed. Usage: kernels_bench [full]
+// each time, L2 flushed. Usage: kernels_bench [full | few]
+// few: per-expert layouts and few tokens, with and without landings.
 #include "gpu/ceiling.cuh"
 #include "gpu/world.h"
 
@@ -204,6 +205,7 @@ struct Setup {
   bool cast;
   std::uint32_t tokens;
   bool zipf = false;
+  bool landing = false;
 };
 
 // A group with inputs in place and routings to choose from.
@@ -221,7 +223,7 @@ class Group {
     s.recv_rows = setup.per_expert ? 256 / devices * s.expert_capacity : s.expert_capacity;
     s.format = {setup.cast, kernels::ScaleFormat::kFloat32, 7168,
                 14336,      setup.cast ? 7168u : 14336u,    setup.cast ? 224u : 0u};
-    world_ = std::make_unique<World>(WorldShape{s, setup.tokens, {}});
+    world_ = std::make_unique<World>(WorldShape{s, setup.tokens, {}, setup.landing});
     for (std::uint32_t r = 0; r < devices; ++r) make_inputs(r);
   }
 
@@ -284,7 +286,8 @@ class Group {
       std::vector<bool> sent(256, false);
       for (const std::int64_t e : token) {
         const auto rank = static_cast<std::uint32_t>(e) / (256 / world_->size());
-        const std::size_t key = setup_.per_expert ? static_cast<std::size_t>(e) : rank;
+        const bool every_row = setup_.per_expert && !setup_.landing;
+        const std::size_t key = every_row ? static_cast<std::size_t>(e) : rank;
         if (rank != r && !sent[key]) ++remote;
         sent[key] = true;
       }
@@ -318,7 +321,26 @@ class Group {
   std::uint64_t tag_ = 0;
 };
 
+// Layout expert, few tokens.
+void run_few(std::uint32_t devices, Bench& bench, double push, double pull) {
+  for (const std::uint32_t tokens : {1u, 16u, 64u, 128u, 512u}) {
+    for (const bool landing : {false, true}) {
+      for (const bool cast : {true, false}) {
+        char name[64];
+        std::snprintf(name, sizeof(name), "expert %s %u%s", cast ? "fp8-cast" : "bf16", tokens,
+                      landing ? " landing" : "");
+        Group group({name, true, cast, tokens, false, landing}, devices, bench);
+        for (const std::uint32_t sms : {16u, 24u, 32u}) {
+          group.report(Kind::kDispatch, sms, 1, push);
+          if (!cast) group.report(Kind::kCombine, sms, 2, landing ? push : pull);
+        }
+      }
+    }
+  }
+}
+
 int run(int argc, char** argv) {
+  const bool few = argc > 1 && std::string(argv[1]) == "few";
   const bool full = argc > 1 && std::string(argv[1]) == "full";
   enable_peers();
   const auto devices = static_cast<std::uint32_t>(num_devices());
@@ -328,6 +350,10 @@ int run(int argc, char** argv) {
   std::printf("   an empty pair of events: %.1f us\n", ceilings.empty().at(0.5));
   const double push = ceilings.push_rate();
   const double pull = ceilings.pull_rate();
+  if (few) {
+    run_few(devices, bench, push, pull);
+    return 0;
+  }
   {
     Group fp8({"compact fp8-cast 4096", false, true, 4096}, devices, bench);
     for (const std::uint32_t sms : {24u, 16u, 8u}) fp8.report(Kind::kDispatch, sms, 1, push);

@@ -60,9 +60,24 @@ struct Peer {
   std::uint64_t* announcement = nullptr;   // [R,4]
   std::uint32_t* rank_counts = nullptr;    // [R,R]
   std::uint32_t* expert_counts = nullptr;  // [R,E]
+  std::uint8_t* landing = nullptr;         // its abi::LandingLayout of this operation, if the group has one
   DispatchTarget target;                   // dispatch
   CombineSource source;                    // combine
 };
+
+// abi::LandingLayout: where the parts of every rank's landing begin. Groups with one send a row (or a partial sum)
+// once for a (token, rank).
+struct Landing {
+  std::uint32_t max_tokens = 0;  // T; 0: there is none
+  std::uint32_t slot_bytes = 0;
+  std::uint64_t counted = 0;  // [R] lines of kSignalWords
+  std::uint64_t landed = 0;   // [R,T,kLandingPieces] tags
+  std::uint64_t asked = 0;    // [R,T] tags
+  std::uint64_t choices = 0;  // [R,T,K] of two words
+  std::uint64_t slots = 0;    // [R,T] of slot_bytes
+};
+inline constexpr std::uint32_t kLandingPieces = 4;
+inline constexpr std::uint32_t kMaxLandingTokens = 512;
 
 struct Shape {
   std::uint32_t num_ranks = 0;
@@ -132,12 +147,14 @@ struct alignas(16) Operation {
   std::uint32_t rank = 0;
   std::uint32_t num_tokens = 0;
   std::uint64_t tag = 0;
-  std::uint64_t announcement[kAnnouncementWords] = {};  // word 1, and the routing in word 2, must agree
+  // Word 1, and the routing in word 2, must agree; the low half of word 3 is num_tokens.
+  std::uint64_t announcement[kAnnouncementWords] = {};
   bool cached = false;                                  // dispatch: `routing` is already made
   bool mark_unused = false;                             // rows above what was received are marked too
   bool zero_padding = false;                            // and rows so marked are zeroed
   Routing routing;
   CountOutputs counts;
+  Landing landing;
   // dispatch
   const void* topk_idx = nullptr;       // [n,K], the client's: read once
   const float* topk_weights = nullptr;  // [n,K] or null; combine: null = unweighted
@@ -168,7 +185,7 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
 // an Operation in device memory, and as much dynamic shared memory as max_shared_bytes less kStaticBytes
 // allows.
 std::span<const std::byte> image();
-inline constexpr std::uint32_t kStaticBytes = 5 * 1024;  // the operation's copy, a few words, the driver's
+inline constexpr std::uint32_t kStaticBytes = 6 * 1024;  // the operation's copy, a few words, the driver's
 inline constexpr const char* kKernelNames[] = {"epd_dispatch", "epd_combine", "epd_combine_per_expert"};
 
 // Of `op`, which is configured: movers.ctas CTAs of movers.threads threads and movers.shared_bytes, one CTA

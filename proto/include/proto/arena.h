@@ -174,10 +174,49 @@ constexpr std::uint64_t placement_words(const GroupShape& s) {
 //   expert_counts[s][e] compact: selections of s for the experts of d, other columns are not written;
 //                     else: rows that s sends to each expert
 // A dispatch that reuses a routing announces no counts.
+// Behind the blocks and the routing records, one landing for each block, if few tokens may travel: see
+// LandingLayout. Only kernels of CUDA devices use it.
 // Beside the blocks, num_routes() routing records, written by d's own engine. On CUDA devices each has two
 // halves, since a dispatch overwrites before all ranks have come to it: the older is overwritten. Each half:
 //   record, placement (placement_words), topk[T,K] (int32, validated), and on CUDA devices
 //   rows[T,K] (int32: the row at the choice's rank if the choice sends it, else -1)
+// Where rows lie on their way while few tokens travel and each would have several rows at a rank: once for a
+// (token, rank), in place of once for every row. Written by peers, when the rank is ready for the operation:
+//   counted[s]        source s has told its counts and choices (dispatch)
+//   landed[s][t][p]   dispatch: token t of source s lies in its slot (p = 0); combine: rank s has stored piece p of
+//                     its partial sum for this rank's token t
+//   asked[s][t]       combine: source s has told which rows of this rank its token t takes
+//   choices[s][t][k]  two words for each choice of source s: dispatch: expert and number, weight; combine: row, weight
+//   slots[s][t]       the row and its scales, or the partial sum
+inline constexpr std::uint32_t kLandingTokens = 512;
+inline constexpr std::uint32_t kLandingRanks = 32;
+inline constexpr std::uint64_t kLandingBytes = std::uint64_t{256} << 20;
+inline constexpr std::uint32_t kLandingPieces = 4;  // of a partial sum, at most
+
+struct LandingLayout {
+  std::uint64_t counted = 0;
+  std::uint64_t landed = 0;
+  std::uint64_t asked = 0;
+  std::uint64_t choices = 0;
+  std::uint64_t slots = 0;
+  std::uint64_t slot_bytes = 0;
+  std::uint64_t bytes = 0;  // 0: there is none
+
+  constexpr explicit LandingLayout(const GroupShape& s) {
+    const std::uint64_t tokens = std::uint64_t{s.num_ranks} * s.max_tokens;
+    const bool small = s.num_ranks <= kLandingRanks && s.max_tokens <= kLandingTokens;
+    if (!s.per_expert() || s.topk < 2 || !small) return;
+    const std::uint64_t row = align_up(std::uint64_t{s.row_bytes()} + s.scale_bytes(), 16);
+    slot_bytes = row > s.hidden * 2ull ? row : s.hidden * 2ull;
+    if (tokens * slot_bytes > kLandingBytes) return;
+    landed = counted + s.num_ranks * sizeof(std::uint64_t) * 8;
+    asked = landed + tokens * kLandingPieces * 8;
+    choices = align_up(asked + tokens * 8, 64);
+    slots = align_up(choices + tokens * s.topk * 8, 128);
+    bytes = align_up(slots + tokens * slot_bytes, kRegionAlign);
+  }
+};
+
 struct ExchangeArenaLayout {
   std::uint64_t ready = 0;
   std::uint64_t arrived = 0;
@@ -191,6 +230,8 @@ struct ExchangeArenaLayout {
   std::uint64_t rows = 0;       // likewise
   std::uint64_t half_bytes = 0;
   std::uint64_t routing_bytes = 0;  // of a record
+  std::uint64_t landings = 0;       // of block 0
+  std::uint64_t landing_bytes = 0;  // of each; 0: there are none
   std::uint64_t total_bytes = 0;
 
   constexpr explicit ExchangeArenaLayout(const GroupShape& s) {
@@ -206,12 +247,17 @@ struct ExchangeArenaLayout {
     rows = align_up(topk + std::uint64_t{s.max_tokens} * s.topk * 4, 64);
     half_bytes = align_up(rows + std::uint64_t{s.max_tokens} * s.topk * 4, kRegionAlign);
     routing_bytes = half_bytes * 2;
-    total_bytes = routing + routing_bytes * s.num_routes();
+    landings = routing + routing_bytes * s.num_routes();
+    landing_bytes = LandingLayout(s).bytes;
+    total_bytes = landings + landing_bytes * s.depth;
   }
   constexpr std::uint64_t block(std::uint64_t op_index, std::uint32_t depth) const {
     return block_bytes * (op_index % depth);
   }
   constexpr std::uint64_t routing_of(std::uint32_t route) const { return routing + routing_bytes * route; }
+  constexpr std::uint64_t landing(std::uint64_t op_index, std::uint32_t depth) const {
+    return landings + landing_bytes * (op_index % depth);
+  }
 };
 
 }  // namespace epd::abi
