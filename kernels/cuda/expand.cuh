@@ -1,5 +1,5 @@
-// Dispatch through landings: a row crosses the wire once for each rank, before its places are known; the receiver
-// spreads it over its experts' rows when it has landed and everybody's counts are there.
+// Dispatch through landings: a row crosses the wire once for each rank, before its places are known; the
+// receiver spreads it over its experts' rows when it has landed and everybody's counts are there.
 #pragma once
 
 #include "cuda/dispatch.cuh"
@@ -16,8 +16,8 @@ struct ExpandBoard {
   static constexpr std::uint32_t kFailed = 2;
 };
 
-// Where the rows of every source begin at each expert of this rank, and how many they are: [R,E/R] each, in the memory
-// of the counters.
+// Where the rows of every source begin at each expert of this rank, and how many they are: [R,E/R] each, in
+// the memory of the counters.
 struct SourceRows {
   std::uint32_t* first;
   std::uint32_t* count;
@@ -117,8 +117,7 @@ __device__ inline bool find_places(const Operation& op, const Shared& shared, co
   good = clerks.all(good) && place_sources(op, shared, clerks);
   if (clerks.thread() == 0) {
     __threadfence_block();
-    *static_cast<volatile std::uint32_t*>(&board.placed) =
-        good ? ExpandBoard::kPlaced : ExpandBoard::kFailed;
+    *static_cast<volatile std::uint32_t*>(&board.placed) = good ? ExpandBoard::kPlaced : ExpandBoard::kFailed;
   }
   return good;
 }
@@ -345,7 +344,8 @@ __device__ inline void run_landing_dispatch(const Operation& op, Cta cta, std::u
     if (good) fill_rows(op, cta, shared, clerks);
   }
   if (__syncthreads_or(!good) != 0) return;
-  finish(op, cta, deadline_ns, [&op] { return num_recv_rows(op); }, true);
+  finish(
+      op, cta, deadline_ns, [&op] { return num_recv_rows(op); }, true);
 }
 
 // One CTA's part of a dispatch. `op` is the CTA's own copy.

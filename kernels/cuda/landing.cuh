@@ -1,13 +1,13 @@
-// Landings: while few tokens travel, a row lies once at each rank that takes it, in a slot of its source and token,
-// before it is spread over experts' rows (dispatch), or after they have been summed (combine).
+// Landings: while few tokens travel, a row lies once at each rank that takes it, in a slot of its source and
+// token, before it is spread over experts' rows (dispatch), or after they have been summed (combine).
 #pragma once
 
 #include "cuda/placement.cuh"
 
 namespace epd::kernels::cuda {
 
-// What a source tells of a choice. Dispatch: `what` is expert << 16 | number among the source's rows of the expert;
-// combine: the row.
+// What a source tells of a choice. Dispatch: `what` is expert << 16 | number among the source's rows of the
+// expert; combine: the row.
 struct ToldChoice {
   std::int32_t what;  // -1: none
   float weight;
@@ -58,8 +58,8 @@ __device__ inline std::uint32_t announced_tokens(const Operation& op) {
   return min(static_cast<std::uint32_t>(__ldcg(word)), op.landing.max_tokens);
 }
 
-// Each of `warps` warps of each CTA calls when the last that it sent to other ranks has been released: the last of
-// all then tells them. `sent`: in shared memory, 0 before.
+// Each of `warps` warps of each CTA calls when the last that it sent to other ranks has been released: the
+// last of all then tells them. `sent`: in shared memory, 0 before.
 __device__ inline void tell_others(const Operation& op, Cta cta, std::uint32_t& sent, std::uint32_t warps) {
   bool last = false;
   __syncwarp();

@@ -1,5 +1,5 @@
-// Combine through landings: who holds a token's rows adds them up, so that one partial sum for each (token, rank)
-// crosses the wire; the token's owner adds those up.
+// Combine through landings: who holds a token's rows adds them up, so that one partial sum for each (token,
+// rank) crosses the wire; the token's owner adds those up.
 #pragma once
 
 #include "cuda/combine.cuh"
@@ -69,7 +69,8 @@ __device__ inline void sum_rows(const Summands& rows, const std::uint8_t* const 
   }
 }
 
-// Into how many pieces a row is cut so that a source's few tokens keep all warps busy. Holder and owner ask alike.
+// Into how many pieces a row is cut so that a source's few tokens keep all warps busy. Holder and owner ask
+// alike.
 __device__ inline std::uint32_t pieces_of(const Operation& op, std::uint32_t num_tokens) {
   const std::uint32_t rows = num_tokens * op.shape.num_ranks;
   return rows <= 128 ? kLandingPieces : rows <= 256 ? 2 : 1;
@@ -121,13 +122,15 @@ __device__ inline void ask_for_sums(const Operation& op, std::uint32_t token, co
 // This rank's part of the sum of a token of `source`, to its slot there. False: the operation has failed.
 __device__ inline bool send_sum(const Operation& op, std::uint32_t source, std::uint32_t token,
                                 std::uint32_t piece, std::uint32_t pieces, std::uint64_t deadline_ns) {
-  if (!wait_words(op, asked_tag(op, op.rank, source, token), lane_of() == 0, source, deadline_ns)) return false;
+  if (!wait_words(op, asked_tag(op, op.rank, source, token), lane_of() == 0, source, deadline_ns))
+    return false;
   ToldChoice told{-1, 0.0f};
   if (lane_of() < op.shape.topk) told = read_told(told_choices(op, op.rank, source, token) + lane_of());
   const std::uint16_t* const y = op.peers[op.rank].source.y;
   const auto row = static_cast<std::uint32_t>(told.what);
   const bool holds = told.what >= 0 && row < op.shape.recv_rows && y != nullptr;
-  const auto* const at = reinterpret_cast<const std::uint8_t*>(y + std::size_t{holds ? row : 0} * op.shape.hidden);
+  const auto* const at =
+      reinterpret_cast<const std::uint8_t*>(y + std::size_t{holds ? row : 0} * op.shape.hidden);
   const Summands rows{__ballot_sync(kFull, holds), at, told.weight};
   if (rows.lanes == 0) return true;
   auto* const slot = reinterpret_cast<uint4*>(landing_slot(op, source, op.rank, token));
@@ -194,7 +197,8 @@ __device__ inline void run_landing_combine(const Operation& op, Cta cta) {
     good = add_sums(op, i / kLandingPieces, i % kLandingPieces, deadline_ns);
   }
   if (__syncthreads_or(!good) != 0) return;
-  finish(op, cta, deadline_ns, [] { return 0u; }, true);
+  finish(
+      op, cta, deadline_ns, [] { return 0u; }, true);
 }
 
 // One CTA's part of a combine. `op` is the CTA's own copy.

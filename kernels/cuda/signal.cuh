@@ -131,10 +131,10 @@ __device__ inline bool must_leave(const Operation& op, std::uint64_t deadline_ns
   return false;
 }
 
-// Until each lane with `mine` sees in its `word` that the operation has got there. False: it has failed. All lanes
-// of a warp call; then what was released is visible to each of them. `rank`: whom the lane waits for.
-__device__ inline bool wait_words(const Operation& op, const std::uint64_t* word, bool mine, std::uint32_t rank,
-                                  std::uint64_t deadline_ns) {
+// Until each lane with `mine` sees in its `word` that the operation has got there. False: it has failed. All
+// lanes of a warp call; then what was released is visible to each of them. `rank`: whom the lane waits for.
+__device__ inline bool wait_words(const Operation& op, const std::uint64_t* word, bool mine,
+                                  std::uint32_t rank, std::uint64_t deadline_ns) {
   for (std::uint32_t looks = 1;; ++looks) {
     mine = mine && load_acquire_system(word) < op.tag;
     if (__all_sync(kFull, !mine)) break;
@@ -201,8 +201,9 @@ __device__ inline bool check_announcements(const Operation& op) {
 }
 
 // Called by all threads of each CTA when its rows are stored (or pulled) and visible to the calling threads.
-// The last CTA tells every rank (if the others have not been told before: only this one), waits until every rank has told this one, and publishes the routing's head
-// (a dispatch that makes one) and then the result. `count_rows()`: M, asked of one thread meanwhile.
+// The last CTA tells every rank (if the others have not been told before: only this one), waits until every
+// rank has told this one, and publishes the routing's head (a dispatch that makes one) and then the result.
+// `count_rows()`: M, asked of one thread meanwhile.
 template <typename CountRows>
 __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadline_ns, CountRows count_rows,
                               bool told = false) {
@@ -215,8 +216,7 @@ __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadli
   __syncthreads();
   if (!last) return;
   if (threadIdx.x == 0) workspace(op).claimed = 0;
-  if (threadIdx.x < op.shape.num_ranks && is_there(op, threadIdx.x) &&
-      (!told || threadIdx.x == op.rank)) {
+  if (threadIdx.x < op.shape.num_ranks && is_there(op, threadIdx.x) && (!told || threadIdx.x == op.rank)) {
     fence_system();
     store_release_system(op.peers[threadIdx.x].arrived + op.rank * kSignalWords, op.tag);
   }
