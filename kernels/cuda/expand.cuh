@@ -1,183 +1,96 @@
-// Dispatch through landings: a row crosses the wire once for each rank, before its places are known; the
-// receiver spreads it over its experts' rows when it has landed and everybody's counts are there.
+// Dispatch through landings: a row crosses the wire once for each rank, before its places are known; the receiver
+// works them out from everybody's choices and spreads the row over its experts' rows as it lands.
 #pragma once
 
+#include "cuda/choice_bits.cuh"
 #include "cuda/dispatch.cuh"
-#include "cuda/landing.cuh"
 
 namespace epd::kernels::cuda {
 
-// What a CTA's warps tell each other during a dispatch through landings; zero before.
-struct ExpandBoard {
-  std::uint32_t sent;     // warps that have sent their rows
-  std::uint32_t claimed;  // landed rows that warps have taken
-  std::uint32_t placed;   // kPlaced: the places are known; kFailed: the operation has failed
-  static constexpr std::uint32_t kPlaced = 1;
-  static constexpr std::uint32_t kFailed = 2;
+// Where the parts of a landed row lie: row, scales, weights; and behind them in a stage what it is cast from.
+struct LandedRow {
+  std::uint32_t weights;
+  std::uint32_t bytes;
+
+  __device__ explicit LandedRow(const Operation& op) {
+    weights = (op.shape.format.row_bytes + op.shape.format.scale_bytes + 15) / 16 * 16;
+    bytes = weights + (op.shape.topk * 4 + 15) / 16 * 16;
+  }
+  __device__ StageLayout in_stage(const Operation& op, std::uint8_t* stage) const {
+    StageLayout layout(op.shape.format, stage);
+    if (op.shape.format.cast) layout.x = stage + (bytes + 127) / 128 * 128;
+    return layout;
+  }
 };
 
-// Where the rows of every source begin at each expert of this rank, and how many they are: [R,E/R] each, in
-// the memory of the counters.
-struct SourceRows {
-  std::uint32_t* first;
-  std::uint32_t* count;
-  __device__ SourceRows(const Operation& op, const Shared& shared)
-      : first(shared.scratch), count(shared.scratch + op.shape.num_experts) {}
-};
-
-// ---- CTA 0: this rank's choices, for everybody
-
-// Choices, numbers and weights to every rank, after the counts. All threads of a CTA call.
-__device__ inline void tell_choices(const Operation& op) {
-  const std::uint32_t count = op.num_tokens * op.shape.topk;
-  for (std::uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
-    const std::int32_t expert = __ldcg(op.routing.topk + i);
-    const std::int32_t row = __ldcg(op.routing.rows + i);
-    const float weight = op.topk_weights == nullptr ? 0.0f : __ldcg(op.topk_weights + i);
-    std::uint32_t number = kNoNumber;
-    if (row < -1) number = -2 - row;
-    if (row >= 0) number = row - __ldcg(op.routing.placement + expert);  // a known routing: base comes first
-    const std::int32_t what = expert < 0 ? -1 : static_cast<std::int32_t>(expert << 16 | number);
-    for (std::uint32_t d = 0; d < op.shape.num_ranks; ++d) {
-      if (is_there(op, d)) tell(told_choices(op, d, op.rank, 0) + i, {what, weight});
-    }
-  }
-  __syncthreads();
-  if (threadIdx.x >= op.shape.num_ranks || !is_there(op, threadIdx.x)) return;
-  fence_system();
-  store_release_system(counted_line(op, threadIdx.x, op.rank), op.tag);
-}
-
-// Until all ranks are ready and known to do the same. False: failed.
-__device__ inline bool wait_ready(const Operation& op, std::uint64_t deadline_ns) {
-  return wait_signals(op, op.peers[op.rank].ready, ranks_there(op), deadline_ns) && check_announcements(op);
-}
-
-__device__ inline bool tell_routing(const Operation& op, const Shared& shared, std::uint64_t deadline_ns) {
-  if (!op.cached) {
-    number_rows(op, {0, 1}, Counters(op, shared));
-    __syncthreads();
-    if (!check_choices(op)) return false;
-    if (threadIdx.x == 0) {
-      fence_system();
-      store_release_system(&workspace(op).chosen, op.tag);
-    }
-  }
-  if (!wait_ready(op, deadline_ns)) return false;
-  if (!op.cached) send_counts(op);
-  tell_choices(op);
-  return true;
-}
-
-// ---- places
-
-// By a team of each CTA, from everybody's counts or from a known routing. False: failed.
-__device__ inline bool place_sources(const Operation& op, const Shared& shared, const Team& team) {
-  const SourceRows rows(op, shared);
-  const std::uint32_t experts = experts_per_rank(op.shape);
-  if (op.cached) {
-    const PlacementSections at(op.shape);
-    const std::int32_t* const words = op.routing.placement;
-    for (std::uint32_t i = team.thread(); i < op.shape.num_experts; i += team.threads()) {
-      const std::uint32_t source = i / experts;
-      const std::uint32_t range = at.source_ranges + (i % experts * op.shape.num_ranks + source) * 2;
-      rows.first[i] = __ldcg(words + range);
-      rows.count[i] = __ldcg(words + range + 1);
-    }
-    for (std::uint32_t i = team.thread(); i < experts; i += team.threads()) {
-      const std::int32_t first = __ldcg(words + at.expert_offsets + i);
-      shared.ends[i * 2] = first + __ldcg(words + at.expert_counts + i);
-      shared.ends[i * 2 + 1] = __ldcg(words + at.expert_offsets + i + 1);
-    }
-    return team.all(true);
-  }
-  for (std::uint32_t e = team.thread(); e < op.shape.num_experts; e += team.threads()) shared.base[e] = 0;
-  team.sync();
-  if (!place_rows(op, shared, team)) return false;
-  for (std::uint32_t i = team.thread(); i < op.shape.num_experts; i += team.threads()) {
-    const std::uint32_t source = i / experts;
-    const std::uint32_t expert = op.rank * experts + i % experts;
-    const ColumnSum sum = expert_column(op, expert, source);
-    const std::uint32_t* const counts = op.peers[op.rank].expert_counts + source * op.shape.num_experts;
-    rows.first[i] = shared.ends[i % experts * 2] - sum.total + sum.below;
-    rows.count[i] = is_there(op, source) ? __ldcg(counts + expert) : 0;
-  }
-  return team.all(true);
-}
-
-// The clerks' way to the places; then the movers may go on. False: failed.
-__device__ inline bool find_places(const Operation& op, const Shared& shared, const Team& clerks,
-                                   ExpandBoard& board, std::uint64_t deadline_ns) {
-  bool good = true;
-  if (clerks.warp() == 0) {
-    const bool mine = lane_of() < op.shape.num_ranks && is_there(op, lane_of());
-    const std::uint32_t source = mine ? lane_of() : op.rank;
-    good = wait_words(op, counted_line(op, op.rank, source), mine, source, deadline_ns);
-  }
-  good = clerks.all(good) && place_sources(op, shared, clerks);
-  if (clerks.thread() == 0) {
-    __threadfence_block();
-    *static_cast<volatile std::uint32_t*>(&board.placed) = good ? ExpandBoard::kPlaced : ExpandBoard::kFailed;
-  }
-  return good;
-}
-
-// ---- the movers
-
-// One warp's part: it sends rows of this rank's tokens, then spreads what has landed.
+// One warp that moves rows: it sends those of this rank's tokens, then spreads what has landed. CTA 0 keeps the books
+// and moves none, if there are others.
 class Carrier {
  public:
-  // CTA 0 has the choices to tell and sends no rows, if there are others.
-  __device__ Carrier(const Operation& op, Cta cta, const Shared& shared, ExpandBoard& board)
+  __device__ Carrier(const Operation& op, Cta cta, const Shared& shared, LandingBoard& board)
       : op_(op),
-        cta_(cta),
-        shared_(shared),
         board_(board),
+        shared_(shared),
         stages_(op, shared),
-        stage_(op.shape.format, stages_.at(0)),
-        moves_(warp_of() < op.movers.warps) {
-    const std::uint32_t senders = cta.count == 1 ? 1 : cta.count - 1;
-    const std::uint32_t index = cta.count == 1 ? 0 : cta.index - 1;  // of CTA 0: beyond all tokens
-    step_ = senders * op.movers.warps;
-    token_ = cta.count > 1 && cta.index == 0 ? op.num_tokens : index + senders * warp_of();
-    if (!moves_) token_ = op.num_tokens;
+        landed_(op),
+        stage_(landed_.in_stage(op, stages_.at(0))),
+        cta_(cta.count == 1 ? cta : Cta{cta.index - 1, cta.count - 1}),
+        moves_(warp_of() < op.movers.warps && (cta.count == 1 || cta.index != 0)) {
+    step_ = cta_.count * op.movers.warps;
+    token_ = moves_ ? cta_.index + cta_.count * warp_of() : op.num_tokens;
   }
   __device__ bool moves() const { return moves_; }
 
+  // The first row and its choices come while others are waited for.
   __device__ void begin() {
     if (!moves_) return;
     stages_.open();
     load(token_);
+    choice_ = read(token_);
+    weight_ = read_weight(token_);
   }
-  // The first row gets its form while others are waited for.
-  __device__ void prepare() {
-    if (token_ >= op_.num_tokens) return;
-    take();
-    prepared_ = true;
+
+  // Tells everybody what its tokens have chosen. False: a choice was refused.
+  __device__ bool tell_choices() {
+    for (std::uint32_t token = token_; token < op_.num_tokens; token += step_) {
+      const std::int32_t expert = accept(token, token == token_ ? choice_ : read(token));
+      if (__any_sync(kFull, expert < -1)) return false;
+      if (token == token_) choice_ = expert;
+      if (!op_.cached && lane_of() < op_.shape.topk)
+        op_.routing.topk[token * op_.shape.topk + lane_of()] = expert;
+      tell_token(token, expert);
+    }
+    return true;
   }
 
   // Returns when all is released.
   __device__ void send() {
-    while (token_ < op_.num_tokens) {
-      if (!prepared_) take();
-      prepared_ = false;
-      send_one();
+    for (bool first = true; token_ < op_.num_tokens; first = false) {
+      const bool has = lane_of() < op_.shape.topk;
+      if (!first) {
+        choice_ = has ? __ldcg(op_.routing.topk + token_ * op_.shape.topk + lane_of()) : -1;
+        weight_ = read_weight(token_);
+      }
+      take();
+      if (has) reinterpret_cast<float*>(stage_.row + landed_.weights)[lane_of()] = weight_;
+      fence_async_shared();
+      __syncwarp();
+      send_one(static_cast<std::int32_t>(choice_));
       token_ += step_;
       load(token_);
     }
-    tell_others(op_, cta_, board_.sent, op_.movers.warps);
   }
 
   // Spreads landed rows, as warps get free. False: the operation has failed.
-  __device__ bool spread(std::uint64_t deadline_ns) {
+  __device__ bool spread(const ChoiceBits& bits, std::uint64_t deadline_ns) {
     if (!wait_places()) return leave(false);
-    const std::uint32_t tokens = announced_tokens(op_);  // of source `lane`
-    const std::uint32_t most = __reduce_max_sync(kFull, tokens);
     const std::uint32_t ranks = op_.shape.num_ranks;
+    std::uint32_t most = 0;
+    for (std::uint32_t s = 0; s < ranks; ++s) most = max(most, board_.tokens[s]);
     for (std::uint32_t i = claim(); i < most * ranks; i = claim()) {
       const std::uint32_t source = (i + op_.rank) % ranks;
-      if (i / ranks >= __shfl_sync(kFull, tokens, static_cast<int>(source))) continue;
-      if (!spread_one(source, i / ranks, deadline_ns)) return leave(false);
+      if (i / ranks >= board_.tokens[source]) continue;
+      if (!spread_one(bits, source, i / ranks, deadline_ns)) return leave(false);
     }
     return leave(true);
   }
@@ -185,7 +98,7 @@ class Carrier {
   // The operation has failed: nothing may be on its way into this CTA's memory when it leaves.
   __device__ void abandon() {
     if (!moves_) return;
-    if (token_ < op_.num_tokens && !prepared_) barrier_wait(stages_.barriers, parity_);
+    if (token_ < op_.num_tokens) barrier_wait(stages_.barriers, parity_);
     stages_.close();
   }
 
@@ -193,38 +106,68 @@ class Carrier {
   __device__ void load(std::uint32_t token) {
     if (token < op_.num_tokens) load_row(op_, stage_, stages_.barriers, token);
   }
-  // The row as it leaves.
-  __device__ void take() {
-    wait_loaded();
-    if (op_.shape.format.cast) cast_row(stage_.x, stage_.row, stage_.scales, op_.shape.format);
-    fence_async_shared();
-    __syncwarp();
-  }
   __device__ void wait_loaded() {
     barrier_wait(stages_.barriers, parity_);
     parity_ ^= 1;
     __syncwarp();
   }
+  // The row as it leaves.
+  __device__ void take() {
+    wait_loaded();
+    if (op_.shape.format.cast) cast_row(stage_.x, stage_.row, stage_.scales, op_.shape.format);
+  }
 
+  // Choice `lane` of a token, read once from memory that the client may be changing; or from a known routing.
+  __device__ std::int64_t read(std::uint32_t token) const {
+    if (token >= op_.num_tokens || lane_of() >= op_.shape.topk) return -1;
+    const std::uint32_t place = token * op_.shape.topk + lane_of();
+    return op_.cached ? __ldcg(op_.routing.topk + place) : read_choice(op_, place);
+  }
+  __device__ float read_weight(std::uint32_t token) const {
+    if (op_.topk_weights == nullptr || token >= op_.num_tokens || lane_of() >= op_.shape.topk) return 0.0f;
+    return __ldcg(op_.topk_weights + token * op_.shape.topk + lane_of());
+  }
+  // -1 also for ranks that are not there, -2 for what is refused.
+  __device__ std::int32_t accept(std::uint32_t token, std::int64_t value) const {
+    if (value == -1 || op_.cached) return static_cast<std::int32_t>(value);
+    if (value < 0 || value >= op_.shape.num_experts) {
+      refuse(op_, token * op_.shape.topk + lane_of(), value);
+      return -2;
+    }
+    const auto expert = static_cast<std::int32_t>(value);
+    if (is_there(op_, expert / experts_per_rank(op_.shape))) return expert;
+    atomicAdd(&workspace(op_).dropped, 1);
+    return -1;
+  }
+  // Words of four choices, each to all ranks.
+  __device__ void tell_token(std::uint32_t token, std::int32_t expert) const {
+    const std::uint32_t words = chosen_per_token(op_.shape);
+    const std::uint32_t count = words * op_.shape.num_ranks;
+    for (std::uint32_t first = 0; first < count; first += 32) {
+      const std::uint32_t i = first + lane_of();
+      std::uint64_t value = 0;
+      for (std::uint32_t j = 0; j < 4; ++j) {
+        const std::uint32_t k = i % words * 4 + j;
+        const std::int32_t other = __shfl_sync(kFull, expert, static_cast<int>(k));
+        value |= std::uint64_t{static_cast<std::uint16_t>(k < op_.shape.topk ? other : -1)} << (16 * j);
+      }
+      if (i < count && is_there(op_, i / words))
+        tell(chosen_words(op_, i / words, op_.rank, token) + i % words, op_.tag, value);
+    }
+  }
   // To every rank that the token has chosen.
-  __device__ void send_one() {
-    std::int32_t expert = -1;
-    if (lane_of() < op_.shape.topk) expert = __ldcg(op_.routing.topk + token_ * op_.shape.topk + lane_of());
+  __device__ void send_one(std::int32_t expert) {
     const std::uint32_t rank = expert < 0 ? 0 : expert / experts_per_rank(op_.shape);
     const std::uint32_t ranks = __reduce_or_sync(kFull, expert < 0 ? 0u : 1u << rank);
     const bool mine = ((ranks >> lane_of()) & 1) != 0;
     const std::uint32_t to = mine ? lane_of() : op_.rank;
-    warp_store(landing_slot(op_, to, op_.rank, token_), stage_.row, slot_bytes(), mine);
+    warp_store(landing_slot(op_, to, op_.rank, token_), stage_.row, landed_.bytes, mine);
     stores_commit();
     stores_wait_done();
+    __syncwarp();
     if (mine) store_release_system(landed_tag(op_, to, op_.rank, token_, 0), op_.tag);
     fence_async_shared();
     __syncwarp();
-  }
-  // Of a row with its scales.
-  __device__ std::uint32_t slot_bytes() const {
-    const RowFormat& format = op_.shape.format;
-    return (format.row_bytes + format.scale_bytes + 15) / 16 * 16;
   }
 
   __device__ bool wait_places() const {
@@ -233,7 +176,7 @@ class Carrier {
     }
     __threadfence_block();
     __syncwarp();
-    return *placed == ExpandBoard::kPlaced;
+    return *placed == LandingBoard::kPlaced;
   }
   // A landed row of this CTA's share.
   __device__ std::uint32_t claim() const {
@@ -242,40 +185,36 @@ class Carrier {
     return cta_.index + cta_.count * __shfl_sync(kFull, next, 0);
   }
 
-  __device__ bool spread_one(std::uint32_t source, std::uint32_t token, std::uint64_t deadline_ns) {
-    const std::uint32_t experts = experts_per_rank(op_.shape);
-    ToldChoice told{-1, 0.0f};
-    if (lane_of() < op_.shape.topk) told = read_told(told_choices(op_, op_.rank, source, token) + lane_of());
-    const std::uint32_t expert = told.what < 0 ? kFull : static_cast<std::uint32_t>(told.what) >> 16;
-    const std::uint32_t local = expert - op_.rank * experts;
-    const float weight = sum_weights(op_.shape.topk, expert, told.weight);
-    const SourceRows rows(op_, shared_);
+  __device__ bool spread_one(const ChoiceBits& bits, std::uint32_t source, std::uint32_t token,
+                             std::uint64_t deadline_ns) {
+    const std::uint32_t expert = chosen_expert(op_, source, token);
+    const std::uint32_t same = __match_any_sync(kFull, expert);
     TokenChoice place;
     place.rank = op_.rank;
-    if (told.what >= 0 && local < experts) {
-      const std::uint32_t number = told.what & 0xffff;
-      if (number < rows.count[source * experts + local])
-        place.row = static_cast<std::int32_t>(rows.first[source * experts + local] + number);
-    }
+    const std::uint32_t local = bits.local(expert);
+    if (local < experts_per_rank(op_.shape) && (same & lanes_below()) == 0)
+      place.row = static_cast<std::int32_t>(bits.row(local, source, token));
     if (__ballot_sync(kFull, place.row >= 0) == 0) return true;
-    if (place.row >= 0) {
-      const DispatchTarget& own = shared_.targets[op_.rank];
-      store_index(op_, own.recv_topk_idx, place.row, static_cast<std::int32_t>(local));
-      own.recv_topk_weights[place.row] = weight;
-      reinterpret_cast<int2*>(own.recv_src)[place.row] = {static_cast<int>(source), static_cast<int>(token)};
-    }
     if (!wait_words(op_, landed_tag(op_, op_.rank, source, token, 0), lane_of() == 0, source, deadline_ns))
       return false;
     stores_wait_read();
     fence_async();
     __syncwarp();
-    if (lane_of() == 0) barrier_expect(stages_.barriers, slot_bytes());
-    warp_load(stage_.row, landing_slot(op_, op_.rank, source, token), slot_bytes(), lane_of() == 0,
+    if (lane_of() == 0) barrier_expect(stages_.barriers, landed_.bytes);
+    warp_load(stage_.row, landing_slot(op_, op_.rank, source, token), landed_.bytes, lane_of() == 0,
               stages_.barriers);
     wait_loaded();
     fence_async_shared();
     __syncwarp();
     send_row(op_, shared_, stage_, place);
+    const float* const weights = reinterpret_cast<const float*>(stage_.row + landed_.weights);
+    const float weight =
+        sum_weights(op_.shape.topk, expert, lane_of() < op_.shape.topk ? weights[lane_of()] : 0.0f);
+    if (place.row < 0) return true;
+    const DispatchTarget& own = shared_.targets[op_.rank];
+    store_index(op_, own.recv_topk_idx, place.row, static_cast<std::int32_t>(local));
+    own.recv_topk_weights[place.row] = weight;
+    reinterpret_cast<int2*>(own.recv_src)[place.row] = {static_cast<int>(source), static_cast<int>(token)};
     return true;
   }
   __device__ bool leave(bool good) const {
@@ -285,67 +224,90 @@ class Carrier {
   }
 
   const Operation& op_;
-  const Cta cta_;
+  LandingBoard& board_;
   const Shared& shared_;
-  ExpandBoard& board_;
   const Stages stages_;
+  const LandedRow landed_;
   const StageLayout stage_;
+  const Cta cta_;  // among those that move rows
   const bool moves_;
-  bool prepared_ = false;
   std::uint32_t parity_ = 0;
   std::uint32_t token_;
   std::uint32_t step_;
+  std::int64_t choice_ = -1;  // `lane` of the token
+  float weight_ = 0.0f;       // likewise
 };
 
-// Places of this rank's own rows, kept for later operations.
-__device__ inline void keep_places(const Operation& op, const Shared& shared, const Team& team) {
-  const std::uint32_t count = op.num_tokens * op.shape.topk;
-  for (std::uint32_t i = team.thread(); i < count; i += team.threads()) {
-    const std::int32_t row = op.routing.rows[i];
-    if (row < -1) op.routing.rows[i] = static_cast<std::int32_t>(shared.base[op.routing.topk[i]]) - 2 - row;
+// The clerks' part of every CTA: places, from everybody's choices. False: failed.
+__device__ inline bool find_places(const Operation& op, const Shared& shared, const Team& clerks,
+                                   const ChoiceBits& bits, LandingBoard& board, std::uint64_t deadline_ns) {
+  bool good = clerks.all(bits.collect(clerks, board.tokens, deadline_ns));
+  if (good) {
+    bits.count(clerks);
+    good = bits.place(clerks, shared.ends);
   }
+  if (clerks.thread() == 0) {
+    __threadfence_block();
+    *static_cast<volatile std::uint32_t*>(&board.placed) = good ? LandingBoard::kPlaced : LandingBoard::kNowhere;
+  }
+  return good;
+}
+
+// CTA 0: what a routing leaves for later operations, and the counts.
+__device__ inline bool keep_landing_books(const Operation& op, const Shared& shared, const Team& clerks,
+                                          const ChoiceBits& bits) {
+  if (!op.cached) {
+    bits.write_counts(clerks);
+    for (std::uint32_t e = clerks.thread(); e < op.shape.num_experts; e += clerks.threads()) shared.base[e] = 0;
+    clerks.sync();
+    if (!place_rows(op, shared, clerks)) return false;
+    record_placement(op, shared, clerks);
+    bits.write_rows(clerks, shared.base);
+  }
+  deliver_counts(op, clerks);
+  if (clerks.thread() == 0) workspace(op).rows = num_recv_rows(op);
+  return true;
 }
 
 // One CTA's part of a dispatch through landings.
 __device__ inline void run_landing_dispatch(const Operation& op, Cta cta, std::uint8_t* memory) {
-  __shared__ ExpandBoard board;
+  __shared__ LandingBoard board;
   const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
   const Shared shared(Kind::kDispatch, op, memory);
-  if (threadIdx.x == 0) board = {};
+  const Team clerks{op.movers.warps, blockDim.x / 32 - op.movers.warps};
+  if (cta.index == 0 && warp_of() == 0) say_hello(op);
   if (threadIdx.x < op.shape.num_ranks) shared.targets[threadIdx.x] = op.peers[threadIdx.x].target;
-  if (cta.index == 0) announce(op);
+  if (threadIdx.x == 0) board = {};
+  const ChoiceBits bits(op, cta, shared);
   Carrier carrier(op, cta, shared, board);
   carrier.begin();
-  bool good = true;
-  if (cta.index == 0) good = tell_routing(op, shared, deadline_ns);
-  if (good && cta.index != 0) {
-    carrier.prepare();
-    good = wait_ready(op, deadline_ns);
-    if (good && !op.cached && warp_of() < op.movers.warps)
-      good = wait_words(op, &workspace(op).chosen, lane_of() == 0, op.rank, deadline_ns);
-  }
-  if (__syncthreads_or(!good) != 0) {
+  bits.clear();
+  if (cta.index == 0) announce(op);
+  if (!wait_hello(op, board, deadline_ns) || (cta.count == 1 && !wait_ready(op, deadline_ns))) {
     carrier.abandon();
     return;
   }
+  bool good = true;
   if (carrier.moves()) {
-    carrier.send();
-    good = carrier.spread(deadline_ns);
-  } else {
-    const Team clerks{op.movers.warps, blockDim.x / 32 - op.movers.warps};
-    good = find_places(op, shared, clerks, board, deadline_ns);
-    if (good && cta.index == 0) {
-      if (!op.cached) {
-        keep_places(op, shared, clerks);
-        record_placement(op, shared, clerks);
-      }
-      deliver_counts(op, clerks);
+    good = carrier.tell_choices();
+    if (good) {
+      carrier.send();
+      tell_others(op, cta, board, op.movers.warps);
+      good = carrier.spread(bits, deadline_ns);
+    } else {
+      carrier.abandon();
     }
+  } else if (warp_of() >= op.movers.warps) {
+    good = find_places(op, shared, clerks, bits, board, deadline_ns);
+    if (good && cta.index == 0) good = keep_landing_books(op, shared, clerks, bits);
     if (good) fill_rows(op, cta, shared, clerks);
+  } else if (warp_of() == 0) {  // of CTA 0
+    good = warp_checks_ready(op, deadline_ns);
+    if (good) tell_others(op, cta, board, 1);
   }
   if (__syncthreads_or(!good) != 0) return;
-  finish(
-      op, cta, deadline_ns, [&op] { return num_recv_rows(op); }, true);
+  const auto count_rows = [&op] { return __ldcg(&workspace(op).rows); };
+  finish(op, cta, deadline_ns, count_rows, true);
 }
 
 // One CTA's part of a dispatch. `op` is the CTA's own copy.

@@ -1,5 +1,5 @@
-// Combine through landings: who holds a token's rows adds them up, so that one partial sum for each (token,
-// rank) crosses the wire; the token's owner adds those up.
+// Combine through landings: who holds a token's rows adds them up, so that one partial sum for each (token, rank)
+// crosses the wire; the token's owner adds those up.
 #pragma once
 
 #include "cuda/combine.cuh"
@@ -7,70 +7,79 @@
 
 namespace epd::kernels::cuda {
 
-// Rows that a warp adds up, in order of lanes. `row` and `weight` are of the lane.
+// Rows that a warp adds up, in order of lanes.
 struct Summands {
-  std::uint32_t lanes;  // that have one
-  const std::uint8_t* row;
-  float weight;
+  std::uint32_t lanes;      // that have one
+  const std::uint8_t* row;  // of the lane
+  float weight;             // likewise
 };
 
-// Some vectors of a row for each lane, in flight together.
-struct VectorBatch {
-  static constexpr std::uint32_t kSteps = 4;
-  static constexpr std::uint32_t kVectors = kSteps * 32;
-  uint4 v[kSteps];
+// Pieces of rows come to a warp's stages by bulk loads, and are added up there.
+class Adder {
+ public:
+  __device__ Adder(const Operation& op, const Shared& shared)
+      : stages_(op, shared), header_(shared.headers[warp_of() * stages_.count]) {}
+  __device__ void open() const { stages_.open(); }
+  __device__ void close() const { stages_.close(); }
 
-  __device__ void load(const std::uint8_t* row, std::uint32_t first, std::uint32_t end) {
-#pragma unroll
-    for (std::uint32_t u = 0; u < kSteps; ++u) {
-      const std::uint32_t i = first + u * 32 + lane_of();
-      v[u] = i < end ? __ldcg(reinterpret_cast<const uint4*>(row) + i) : uint4{0, 0, 0, 0};
+  // Adds up vectors [begin, end) of the rows, and of the biases before them; each rounded one goes to store(i, vector).
+  template <typename Store>
+  __device__ void add(const Summands& rows, const std::uint8_t* const (&biases)[2], Range vectors, Store store) {
+    const bool has = ((rows.lanes >> lane_of()) & 1) != 0;
+    const std::uint32_t position = __popc(rows.lanes & lanes_below());
+    const std::uint32_t count = __popc(rows.lanes);
+    const std::uint32_t most = stages_.bytes / 16 / max(count, 1u);
+    const std::uint32_t piece = most >= 32 ? most / 32 * 32 : most;  // vectors
+    if (has) header_.weight[position] = rows.weight;
+    std::uint32_t loading = vectors.begin;
+    StageCursor load_at = at_;
+    const auto load = [&] {
+      if (loading >= vectors.end || count == 0) return;
+      const std::uint32_t bytes = min(piece, vectors.end - loading) * 16;
+      if (lane_of() == 0) barrier_expect(stages_.barriers + load_at.stage, bytes * count);
+      __syncwarp();
+      warp_load(stages_.at(load_at.stage) + position * piece * 16, rows.row + loading * 16, bytes, has,
+                stages_.barriers + load_at.stage);
+      loading += piece;
+      load_at.advance(stages_.count);
+    };
+    fence_async();  // of stages read before, and for rows that others have stored
+    __syncwarp();
+    for (std::uint32_t i = 0; i < stages_.count; ++i) load();
+    for (std::uint32_t begin = vectors.begin; begin < vectors.end; begin += piece) {
+      if (count != 0) {
+        barrier_wait(stages_.barriers + at_.stage, at_.parity);
+        __syncwarp();
+      }
+      const auto* const stage = reinterpret_cast<const uint4*>(stages_.at(at_.stage));
+      const std::uint32_t end = min(begin + piece, vectors.end);
+#pragma unroll 2
+      for (std::uint32_t i = begin + lane_of(); i < end; i += 32) {
+        Eight sum;
+        sum.clear();
+        for (const std::uint8_t* const bias : biases) {
+          if (bias != nullptr) sum.add(__ldcg(reinterpret_cast<const uint4*>(bias) + i), 1.0f);
+        }
+#pragma unroll 4
+        for (std::uint32_t row = 0; row < count; ++row)
+          sum.add(stage[row * piece + i - begin], header_.weight[row]);
+        store(i, sum.rounded());
+      }
+      if (count == 0) continue;
+      at_.advance(stages_.count);
+      fence_async_shared();
+      __syncwarp();
+      load();
     }
   }
+
+ private:
+  const Stages stages_;
+  StageHeader& header_;
+  StageCursor at_;
 };
 
-// Adds up vectors [begin, end) of the rows and hands each rounded one to store(i, vector). All lanes call.
-template <typename Store>
-__device__ inline void sum_rows(const Summands& rows, const std::uint8_t* const (&biases)[2], Range vectors,
-                                Store store) {
-  constexpr std::uint32_t kSteps = VectorBatch::kSteps;
-  const auto address = reinterpret_cast<std::uintptr_t>(rows.row);
-  const auto row_of = [address](std::uint32_t lanes) {
-    return reinterpret_cast<const std::uint8_t*>(
-        __shfl_sync(kFull, address, __ffs(static_cast<int>(lanes)) - 1));
-  };
-  for (std::uint32_t first = vectors.begin; first < vectors.end; first += VectorBatch::kVectors) {
-    Eight sum[kSteps];
-#pragma unroll
-    for (Eight& s : sum) s.clear();
-    VectorBatch now;
-    if (rows.lanes != 0) now.load(row_of(rows.lanes), first, vectors.end);
-    for (const std::uint8_t* const bias : biases) {
-      if (bias == nullptr) continue;
-      VectorBatch more;
-      more.load(bias, first, vectors.end);
-#pragma unroll
-      for (std::uint32_t u = 0; u < kSteps; ++u) sum[u].add(more.v[u], 1.0f);
-    }
-    for (std::uint32_t left = rows.lanes; left != 0;) {
-      const float weight = __shfl_sync(kFull, rows.weight, __ffs(static_cast<int>(left)) - 1);
-      left &= left - 1;
-      VectorBatch next = now;
-      if (left != 0) next.load(row_of(left), first, vectors.end);
-#pragma unroll
-      for (std::uint32_t u = 0; u < kSteps; ++u) sum[u].add(now.v[u], weight);
-      now = next;
-    }
-#pragma unroll
-    for (std::uint32_t u = 0; u < kSteps; ++u) {
-      const std::uint32_t i = first + u * 32 + lane_of();
-      if (i < vectors.end) store(i, sum[u].rounded());
-    }
-  }
-}
-
-// Into how many pieces a row is cut so that a source's few tokens keep all warps busy. Holder and owner ask
-// alike.
+// Into how many pieces a row is cut so that a source's few tokens keep all warps busy. Holder and owner ask alike.
 __device__ inline std::uint32_t pieces_of(const Operation& op, std::uint32_t num_tokens) {
   const std::uint32_t rows = num_tokens * op.shape.num_ranks;
   return rows <= 128 ? kLandingPieces : rows <= 256 ? 2 : 1;
@@ -83,84 +92,78 @@ __device__ inline Range piece_range(const Operation& op, std::uint32_t piece, st
 struct WarpOrder {
   std::uint32_t first;
   std::uint32_t step;
-  __device__ explicit WarpOrder(Cta cta)
-      : first(cta.index + cta.count * warp_of()), step(cta.count * (blockDim.x / 32)) {}
+  __device__ WarpOrder(const Operation& op, Cta cta)
+      : first(cta.index + cta.count * warp_of()), step(cta.count * op.movers.warps) {}
 };
 
 // The choice of lane k, if the token takes its row.
 struct TakenRow {
-  RawChoice raw;
   std::uint32_t rank = kFull;
   bool takes = false;
 
-  __device__ TakenRow(const Operation& op, const RawChoice& choice) : raw(choice) {
+  __device__ TakenRow(const Operation& op, const RawChoice& raw) {
     if (raw.expert >= 0) rank = raw.expert / experts_per_rank(op.shape);
     takes = raw.row >= 0 && op.peers[rank].source.y != nullptr;
   }
 };
 
-// Tells every rank which of its rows a token takes, with their weights; and gets the weights that come back.
+// Tells every rank which of its rows a token takes, with their weights.
 __device__ inline void ask_for_sums(const Operation& op, std::uint32_t token, const RawChoice& raw) {
   const TakenRow taken(op, raw);
   float weight = 1.0f;
   if (op.topk_weights != nullptr)
     weight = sum_weights(op.shape.topk, static_cast<std::uint32_t>(raw.expert), raw.weight);
+  if (lane_of() >= op.shape.topk) return;
+  const std::uint64_t row = std::uint64_t{__float_as_uint(weight)} << 32 | static_cast<std::uint32_t>(raw.row);
   for (std::uint32_t d = 0; d < op.shape.num_ranks; ++d) {
-    if (!is_there(op, d) || lane_of() >= op.shape.topk) continue;
-    const bool here = taken.takes && taken.rank == d;
-    tell(told_choices(op, d, op.rank, token) + lane_of(), {here ? raw.row : -1, here ? weight : 0.0f});
+    if (!is_there(op, d)) continue;
+    tell(asked_words(op, d, op.rank, token) + lane_of(), op.tag, taken.takes && taken.rank == d ? row : kFull);
   }
-  __syncwarp();
-  if (lane_of() < op.shape.num_ranks && is_there(op, lane_of()))
-    store_release_system(asked_tag(op, lane_of(), op.rank, token), op.tag);
-  if (op.out_weights == nullptr) return;
-  PulledRow pulled;
-  pulled.rank = taken.rank;
-  return_weights<true>(op, token, raw, pulled);
 }
 
 // This rank's part of the sum of a token of `source`, to its slot there. False: the operation has failed.
-__device__ inline bool send_sum(const Operation& op, std::uint32_t source, std::uint32_t token,
+__device__ inline bool send_sum(const Operation& op, Adder& adder, std::uint32_t source, std::uint32_t token,
                                 std::uint32_t piece, std::uint32_t pieces, std::uint64_t deadline_ns) {
-  if (!wait_words(op, asked_tag(op, op.rank, source, token), lane_of() == 0, source, deadline_ns))
-    return false;
-  ToldChoice told{-1, 0.0f};
-  if (lane_of() < op.shape.topk) told = read_told(told_choices(op, op.rank, source, token) + lane_of());
+  const bool mine = lane_of() < op.shape.topk;
+  std::uint64_t told = kFull;
+  const ToldWord* const word = asked_words(op, op.rank, source, token) + (mine ? lane_of() : 0);
+  if (!wait_told(op, word, mine, source, deadline_ns, told)) return false;
   const std::uint16_t* const y = op.peers[op.rank].source.y;
-  const auto row = static_cast<std::uint32_t>(told.what);
-  const bool holds = told.what >= 0 && row < op.shape.recv_rows && y != nullptr;
-  const auto* const at =
-      reinterpret_cast<const std::uint8_t*>(y + std::size_t{holds ? row : 0} * op.shape.hidden);
-  const Summands rows{__ballot_sync(kFull, holds), at, told.weight};
+  const auto row = static_cast<std::uint32_t>(told);
+  const bool holds = row < op.shape.recv_rows && row != kFull && y != nullptr;
+  const Summands rows{
+      __ballot_sync(kFull, holds),
+      reinterpret_cast<const std::uint8_t*>(y + std::size_t{holds ? row : 0} * op.shape.hidden),
+      __uint_as_float(static_cast<std::uint32_t>(told >> 32))};
   if (rows.lanes == 0) return true;
   auto* const slot = reinterpret_cast<uint4*>(landing_slot(op, source, op.rank, token));
-  sum_rows(rows, {nullptr, nullptr}, piece_range(op, piece, pieces),
-           [slot](std::uint32_t i, uint4 vector) { slot[i] = vector; });
+  adder.add(rows, {nullptr, nullptr}, piece_range(op, piece, pieces),
+            [slot](std::uint32_t i, uint4 vector) { slot[i] = vector; });
   __syncwarp();
   if (lane_of() == 0) store_release_system(landed_tag(op, source, op.rank, token, piece), op.tag);
   return true;
 }
 
-// All of a warp's. The sources take turns, so that the links to all of them are busy.
-__device__ inline bool send_sums(const Operation& op, const WarpOrder& order, std::uint64_t deadline_ns) {
-  const std::uint32_t tokens = announced_tokens(op);  // of source `lane`
-  const std::uint32_t pieces = pieces_of(op, tokens);
-  const std::uint32_t most = __reduce_max_sync(kFull, tokens * pieces);
+// All of a warp's. Neighbours begin with different sources, so that the links to all of them are busy.
+__device__ inline bool send_sums(const Operation& op, Adder& adder, const WarpOrder& order,
+                                 const std::uint32_t* tokens, std::uint64_t deadline_ns) {
   const std::uint32_t ranks = op.shape.num_ranks;
+  std::uint32_t most = 0;
+  for (std::uint32_t s = 0; s < ranks; ++s) most = max(most, tokens[s] * pieces_of(op, tokens[s]));
   for (std::uint32_t i = order.first; i < most * ranks; i += order.step) {
-    const std::uint32_t source = (i + op.rank) % ranks;
-    const std::uint32_t cut = __shfl_sync(kFull, pieces, static_cast<int>(source));
     const std::uint32_t task = i / ranks;
-    if (task >= __shfl_sync(kFull, tokens * pieces, static_cast<int>(source))) continue;
-    if (!send_sum(op, source, task / cut, task % cut, cut, deadline_ns)) return false;
+    const std::uint32_t source = (i + task / 8 + op.rank) % ranks;
+    const std::uint32_t pieces = pieces_of(op, tokens[source]);
+    if (task >= tokens[source] * pieces) continue;
+    if (!send_sum(op, adder, source, task / pieces, task % pieces, pieces, deadline_ns)) return false;
   }
   return true;
 }
 
 // A quarter of the sum of one of this rank's own tokens.
-__device__ inline bool add_sums(const Operation& op, std::uint32_t token, std::uint32_t quarter,
-                                std::uint64_t deadline_ns) {
-  const TakenRow taken(op, load_raw(op, token));
+__device__ inline bool add_sums(const Operation& op, Adder& adder, std::uint32_t token, std::uint32_t quarter,
+                                const RawChoice& raw, std::uint64_t deadline_ns) {
+  const TakenRow taken(op, raw);
   const std::uint32_t ranks = __reduce_or_sync(kFull, taken.takes ? 1u << taken.rank : 0u);
   const bool mine = ((ranks >> lane_of()) & 1) != 0;
   const std::uint32_t from = mine ? lane_of() : op.rank;
@@ -171,31 +174,60 @@ __device__ inline bool add_sums(const Operation& op, std::uint32_t token, std::u
     return op.bias[i] == nullptr ? nullptr : reinterpret_cast<const std::uint8_t*>(op.bias[i] + row);
   };
   auto* const out = reinterpret_cast<uint4*>(op.out + row);
-  const Summands sums{ranks, landing_slot(op, op.rank, from, token), 1.0f};
-  sum_rows(sums, {bias_of(0), bias_of(1)}, piece_range(op, quarter, kLandingPieces),
-           [out](std::uint32_t i, uint4 v) { out[i] = with_own_nans(v); });
+  adder.add({ranks, landing_slot(op, op.rank, from, token), 1.0f}, {bias_of(0), bias_of(1)},
+            piece_range(op, quarter, kLandingPieces),
+            [out](std::uint32_t i, uint4 v) { out[i] = with_own_nans(v); });
   return true;
 }
 
-// One CTA's part of a combine through landings.
-__device__ inline void run_landing_combine(const Operation& op, Cta cta) {
-  __shared__ std::uint32_t sent;
-  const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
-  const WarpOrder order(cta);
-  if (threadIdx.x == 0) sent = 0;
-  if (cta.index == 0) announce(op);
-  RawChoice raw = load_raw(op, order.first);
-  if (!wait_signals(op, op.peers[op.rank].ready, ranks_there(op), deadline_ns)) return;
-  if (!check_announcements(op)) return;
+// The weights that come back.
+__device__ inline void return_all_weights(const Operation& op, const WarpOrder& order) {
   for (std::uint32_t token = order.first; token < op.num_tokens; token += order.step) {
-    ask_for_sums(op, token, raw);
-    raw = load_raw(op, token + order.step);
+    const RawChoice raw = load_raw(op, token);
+    PulledRow pulled;
+    pulled.rank = TakenRow(op, raw).rank;
+    return_weights<true>(op, token, raw, pulled);
   }
-  bool good = send_sums(op, order, deadline_ns);
-  if (good) tell_others(op, cta, sent, blockDim.x / 32);
-  for (std::uint32_t i = order.first; good && i < op.num_tokens * kLandingPieces; i += order.step) {
-    good = add_sums(op, i / kLandingPieces, i % kLandingPieces, deadline_ns);
+}
+
+// A moving warp's part. False: the operation has failed.
+__device__ inline bool combine_landing(const Operation& op, Cta cta, const Shared& shared, LandingBoard& board,
+                                       std::uint64_t deadline_ns) {
+  const WarpOrder order(op, cta);
+  Adder adder(op, shared);
+  adder.open();
+  const std::uint32_t quarters = op.num_tokens * kLandingPieces;
+  bool good = send_sums(op, adder, order, board.tokens, deadline_ns);
+  RawChoice raw = load_raw(op, order.first / kLandingPieces);
+  if (good && cta.index == 0 && warp_of() == 0) good = warp_checks_ready(op, deadline_ns);
+  if (good && op.out_weights != nullptr) return_all_weights(op, order);
+  if (good) tell_others(op, cta, board, op.movers.warps);
+  for (std::uint32_t i = order.first; good && i < quarters; i += order.step) {
+    const RawChoice next = load_raw(op, (i + order.step) / kLandingPieces);
+    good = add_sums(op, adder, i / kLandingPieces, i % kLandingPieces, raw, deadline_ns);
+    raw = next;
   }
+  adder.close();
+  return good;
+}
+
+// One CTA's part of a combine through landings.
+__device__ inline void run_landing_combine(const Operation& op, Cta cta, std::uint8_t* memory) {
+  __shared__ LandingBoard board;
+  const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
+  const Shared shared(Kind::kCombine, op, memory);
+  const WarpOrder order(op, cta);
+  const bool moves = warp_of() < op.movers.warps;
+  if (cta.index == 0 && warp_of() == 0) say_hello(op);
+  if (threadIdx.x == 0) board = {};
+  // Nobody reads what was told here before: whoever does has not let the operation before end.
+  for (std::uint32_t token = order.first; moves && token < op.num_tokens; token += order.step) {
+    ask_for_sums(op, token, load_raw(op, token));
+  }
+  if (cta.index == 0) announce(op);
+  __syncthreads();
+  if (!wait_hello(op, board, deadline_ns)) return;
+  const bool good = !moves || combine_landing(op, cta, shared, board, deadline_ns);
   if (__syncthreads_or(!good) != 0) return;
   finish(
       op, cta, deadline_ns, [] { return 0u; }, true);
@@ -205,7 +237,7 @@ __device__ inline void run_landing_combine(const Operation& op, Cta cta) {
 template <bool kPerExpert>
 __device__ inline void run_combine(const Operation& op, Cta cta, std::uint8_t* memory) {
   if (kPerExpert && op.landing.max_tokens != 0) {
-    run_landing_combine(op, cta);
+    run_landing_combine(op, cta, memory);
   } else {
     run_pulling_combine<kPerExpert>(op, cta, memory);
   }

@@ -47,8 +47,8 @@ struct Workspace {
   std::uint32_t claimed;     // tokens that warps have taken beyond their first
   std::uint64_t bad_choice;  // all ones less the least (place << 32 | value) that was refused; 0 = none
   std::uint64_t failed;      // tag of the operation that failed last
-  std::uint64_t chosen;      // tag of the operation whose choices are copied, landing.cuh
   std::uint32_t sent;        // CTAs that have sent all, landing.cuh
+  std::uint32_t rows;        // M of the operation, expand.cuh
 };
 static_assert(sizeof(Workspace) <= kWorkspaceHead);
 
@@ -188,16 +188,19 @@ __device__ inline void announce(const Operation& op) {
   store_release_system(peer.ready + op.rank * kSignalWords, op.tag);
 }
 
+// Whether a rank that is ready has announced the same; if not, the operation fails.
+__device__ inline bool agrees(const Operation& op, std::uint32_t rank) {
+  const std::uint64_t* theirs = op.peers[op.rank].announcement + rank * kAnnouncementWords;
+  if (theirs[1] == op.announcement[1] && same_routing(theirs[2], op.announcement[2])) return true;
+  fail(op, ended(OpError::kMismatch, static_cast<std::int32_t>(rank)));
+  return false;
+}
+
 // After wait_signals: whether all ranks run the same operation. All threads call.
 __device__ inline bool check_announcements(const Operation& op) {
   const std::uint32_t rank = threadIdx.x;
-  bool differs = false;
-  if (rank < op.shape.num_ranks && is_there(op, rank)) {
-    const std::uint64_t* theirs = op.peers[op.rank].announcement + rank * kAnnouncementWords;
-    differs = theirs[1] != op.announcement[1] || !same_routing(theirs[2], op.announcement[2]);
-    if (differs) fail(op, ended(OpError::kMismatch, static_cast<std::int32_t>(rank)));
-  }
-  return __syncthreads_or(differs) == 0;
+  const bool there = rank < op.shape.num_ranks && is_there(op, rank);
+  return __syncthreads_and(!there || agrees(op, rank)) != 0;
 }
 
 // Called by all threads of each CTA when its rows are stored (or pulled) and visible to the calling threads.
@@ -210,14 +213,13 @@ __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadli
   __shared__ bool last;
   __syncthreads();
   if (threadIdx.x == 0) {
-    fence_system();
+    if (!told) fence_system();
     last = count_up(&workspace(op).finished, cta.count - 1) == cta.count - 1;
   }
   __syncthreads();
   if (!last) return;
   if (threadIdx.x == 0) workspace(op).claimed = 0;
   if (threadIdx.x < op.shape.num_ranks && is_there(op, threadIdx.x) && (!told || threadIdx.x == op.rank)) {
-    fence_system();
     store_release_system(op.peers[threadIdx.x].arrived + op.rank * kSignalWords, op.tag);
   }
   OpResult ending = ended(OpError::kNone, -1);

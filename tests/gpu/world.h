@@ -69,11 +69,12 @@ struct LandingPlan {
     const std::size_t tokens = std::size_t{s.num_ranks} * world.max_tokens;
     const auto up = [](std::size_t value) { return (value + 127) / 128 * 128; };
     at.max_tokens = world.max_tokens;
-    at.slot_bytes = std::max((s.format.row_bytes + s.format.scale_bytes + 15) / 16 * 16, s.hidden * 2);
-    at.landed = s.num_ranks * kernels::cuda::kSignalWords * 8;
-    at.asked = at.landed + tokens * kernels::cuda::kLandingPieces * 8;
-    at.choices = up(at.asked + tokens * 8);
-    at.slots = up(at.choices + tokens * s.topk * 8);
+    const std::uint32_t row = (s.format.row_bytes + s.format.scale_bytes + 15) / 16 * 16 + (s.topk + 3) / 4 * 16;
+    at.slot_bytes = std::max(row, s.hidden * 2);
+    at.landed = s.num_ranks * 64;
+    at.chosen = up(at.landed + tokens * kernels::cuda::kLandingPieces * 8);
+    at.asked = at.chosen + tokens * ((s.topk + 3) / 4) * 16;
+    at.slots = up(at.asked + tokens * s.topk * 16);
     bytes = at.slots + tokens * at.slot_bytes;
   }
 };

@@ -181,38 +181,43 @@ constexpr std::uint64_t placement_words(const GroupShape& s) {
 //   record, placement (placement_words), topk[T,K] (int32, validated), and on CUDA devices
 //   rows[T,K] (int32: the row at the choice's rank if the choice sends it, else -1)
 // Where rows lie on their way while few tokens travel and each would have several rows at a rank: once for a
-// (token, rank), in place of once for every row. Written by peers, when the rank is ready for the operation:
-//   counted[s]        source s has told its counts and choices (dispatch)
-//   landed[s][t][p]   dispatch: token t of source s lies in its slot (p = 0); combine: rank s has stored piece p of
-//                     its partial sum for this rank's token t
-//   asked[s][t]       combine: source s has told which rows of this rank its token t takes
-//   choices[s][t][k]  two words for each choice of source s: dispatch: expert and number, weight; combine: row, weight
-//   slots[s][t]       the row and its scales, or the partial sum
-inline constexpr std::uint32_t kLandingTokens = 512;
+// (token, rank), in place of once for every row. Written by peers:
+//   hello[s]          source s has begun the operation with so many tokens: it may be written to
+//   chosen[s][t][]    dispatch: the choices of token t of source s, four to a word. A word here is 16 bytes and carries
+//                     the tag with it
+//   asked[s][t][k]    combine: for each choice of that token a word with the row that it takes, and its weight
+//   landed[s][t][p]   tag. Dispatch: token t of source s lies in its slot (p = 0). Combine: rank s has stored piece p
+//                     of its partial sum for this rank's token t
+//   slots[s][t]       the row, its scales and its weights, or the partial sum
 inline constexpr std::uint32_t kLandingRanks = 32;
+inline constexpr std::uint64_t kLandingTokens = 512;
 inline constexpr std::uint64_t kLandingBytes = std::uint64_t{256} << 20;
-inline constexpr std::uint32_t kLandingPieces = 4;  // of a partial sum, at most
+inline constexpr std::uint64_t kLandingBits = std::uint64_t{1} << 20;        // a bit for each (expert, rank, token)
+inline constexpr std::uint64_t kLandingSourceBits = std::uint64_t{1} << 18;  // and for each (expert, token)
+inline constexpr std::uint32_t kLandingPieces = 4;                           // of a partial sum, at most
 
 struct LandingLayout {
-  std::uint64_t counted = 0;
+  std::uint64_t hello = 0;
   std::uint64_t landed = 0;
+  std::uint64_t chosen = 0;
   std::uint64_t asked = 0;
-  std::uint64_t choices = 0;
   std::uint64_t slots = 0;
   std::uint64_t slot_bytes = 0;
   std::uint64_t bytes = 0;  // 0: there is none
 
   constexpr explicit LandingLayout(const GroupShape& s) {
-    const std::uint64_t tokens = std::uint64_t{s.num_ranks} * s.max_tokens;
-    const bool small = s.num_ranks <= kLandingRanks && s.max_tokens <= kLandingTokens;
+    const std::uint64_t bits = s.num_experts * align_up(s.max_tokens, 32);
+    const bool small = s.max_tokens <= kLandingTokens && s.num_ranks <= kLandingRanks &&
+                       bits <= kLandingSourceBits && bits * s.num_ranks <= kLandingBits;
     if (!s.per_expert() || s.topk < 2 || !small) return;
-    const std::uint64_t row = align_up(std::uint64_t{s.row_bytes()} + s.scale_bytes(), 16);
+    const std::uint64_t tokens = std::uint64_t{s.num_ranks} * s.max_tokens;
+    const std::uint64_t row = align_up(std::uint64_t{s.row_bytes()} + s.scale_bytes(), 16) + align_up(s.topk * 4, 16);
     slot_bytes = row > s.hidden * 2ull ? row : s.hidden * 2ull;
     if (tokens * slot_bytes > kLandingBytes) return;
-    landed = counted + s.num_ranks * sizeof(std::uint64_t) * 8;
-    asked = landed + tokens * kLandingPieces * 8;
-    choices = align_up(asked + tokens * 8, 64);
-    slots = align_up(choices + tokens * s.topk * 8, 128);
+    landed = hello + s.num_ranks * 64;
+    chosen = align_up(landed + tokens * kLandingPieces * 8, 64);
+    asked = chosen + tokens * ((s.topk + 3) / 4) * 16;
+    slots = align_up(asked + tokens * s.topk * 16, 128);
     bytes = align_up(slots + tokens * slot_bytes, kRegionAlign);
   }
 };
