@@ -7,11 +7,12 @@
 
 namespace epd::kernels::cuda {
 
-// Choice `lane` of a token, told before; kFull: none (0xffff in the word).
-__device__ inline std::uint32_t chosen_expert(const Operation& op, std::uint32_t source, std::uint32_t token) {
-  if (lane_of() >= op.shape.topk) return kFull;
-  const ToldWord word = look(chosen_words(op, op.rank, source, token) + lane_of() / 4);
-  const auto expert = static_cast<std::uint16_t>(word.value >> (lane_of() % 4 * 16));
+// Choice k of a token, told before; kFull: none (0xffff in the word).
+__device__ inline std::uint32_t chosen_expert(const Operation& op, std::uint32_t source, std::uint32_t token,
+                                              std::uint32_t k) {
+  if (k >= op.shape.topk) return kFull;
+  const ToldWord word = look(chosen_words(op, op.rank, source, token) + k / 4);
+  const auto expert = static_cast<std::uint16_t>(word.value >> (k % 4 * 16));
   return expert == 0xffff ? kFull : expert;
 }
 
@@ -43,10 +44,10 @@ class ChoiceBits {
         first_(shared.scratch),
         count_(shared.scratch + op.shape.num_experts) {}
 
-  // All threads of the CTA.
-  __device__ void clear() const {
+  // The first `threads` threads of the CTA.
+  __device__ void clear(std::uint32_t threads) const {
     const std::uint32_t words = experts_ * op_.shape.num_ranks * set_words_;
-    for (std::uint32_t i = threadIdx.x; i < words; i += blockDim.x) sets_[i] = 0;
+    for (std::uint32_t i = threadIdx.x; i < words; i += threads) sets_[i] = 0;
   }
 
   // The thread's share of what everybody tells. False: the operation has failed.
@@ -143,15 +144,35 @@ class ChoiceBits {
 
   // CTA 0: the rows of this rank's tokens, where `base` says that they begin. A team.
   __device__ void write_rows(const Team& team, const std::uint32_t* base) const {
-    for (std::uint32_t token = team.warp(); token < op_.num_tokens; token += team.warps) {
-      const std::uint32_t expert = chosen_expert(op_, op_.rank, token);
-      const bool first = (__match_any_sync(kFull, expert) & lanes_below()) == 0;
-      if (lane_of() >= op_.shape.topk) continue;
-      std::int32_t row = -1;
-      if (expert != kFull && first)
-        row = static_cast<std::int32_t>(base[expert] + members(set(expert, op_.rank), token));
-      op_.routing.rows[token * op_.shape.topk + lane_of()] = row;
+    const ChoiceLanes lanes(op_.shape.topk);
+    const std::uint32_t step = lanes.tokens() * team.warps;
+    for (std::uint32_t begin = team.warp() * lanes.tokens(); begin < op_.num_tokens; begin += kBatch * step) {
+      std::uint32_t expert[kBatch];
+#pragma unroll
+      for (std::uint32_t j = 0; j < kBatch; ++j) {
+        const std::uint32_t token = begin + j * step + lanes.token;
+        expert[j] = token < op_.num_tokens ? chosen_expert(op_, op_.rank, token, lanes.k) : kFull;
+      }
+#pragma unroll
+      for (std::uint32_t j = 0; j < kBatch; ++j) {
+        const std::uint32_t token = begin + j * step + lanes.token;
+        const bool first = (__match_any_sync(kFull, expert[j]) & lanes.group & lanes_below()) == 0;
+        if (token >= op_.num_tokens || lanes.k >= op_.shape.topk) continue;
+        const bool sends = expert[j] != kFull && first;
+        op_.routing.rows[token * op_.shape.topk + lanes.k] =
+            sends ? static_cast<std::int32_t>(base[expert[j]] + members(set(expert[j], op_.rank), token)) : -1;
+      }
     }
+  }
+
+  // M. A warp.
+  __device__ std::uint32_t num_rows(const std::uint32_t* ends) const {
+    const std::uint32_t experts = experts_per_rank(op_.shape);
+    if (!op_.shape.expert_blocks) return ends[experts * 2 - 1];
+    std::uint32_t rows = 0;
+    for (std::uint32_t i = lane_of(); i < experts; i += 32)
+      rows += ends[i * 2] - static_cast<std::uint32_t>(i * op_.shape.expert_capacity);
+    return __reduce_add_sync(kFull, rows);
   }
 
  private:

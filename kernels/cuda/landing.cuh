@@ -97,38 +97,29 @@ __device__ inline void say_hello(const Operation& op) {
   tell(hello_word(op, lane_of(), op.rank), op.tag, op.num_tokens);
 }
 
-// Until all ranks have said so; then the board has their tokens. False: failed. All threads of the CTA call.
-__device__ inline bool wait_hello(const Operation& op, LandingBoard& board, std::uint64_t deadline_ns) {
-  bool leave = false;
+// The last warp of every CTA moves nothing; that of CTA 0 is the herald.
+__device__ inline std::uint32_t herald_warp() {
+  return blockDim.x / 32 - 1;
+}
+
+// Until all ranks have said so; then the board has their tokens. False: failed, or the operation can't go on (`good`) for
+// some warp. All warps but the last call.
+__device__ inline bool wait_hello(const Operation& op, LandingBoard& board, bool good, std::uint64_t deadline_ns) {
   if (warp_of() == 0) {
     ToldWord word{};
     std::uint32_t waiting = ranks_there(op);
-    for (std::uint32_t looks = 1; waiting != 0; ++looks) {
+    for (std::uint32_t looks = 1; waiting != 0 && good; ++looks) {
       const bool mine = ((waiting >> lane_of()) & 1) != 0;
       if (mine) word = look_acquire(hello_word(op, op.rank, lane_of()));
       waiting &= ~__ballot_sync(kFull, mine && word.tag >= op.tag);
       if (waiting == 0 || looks % 64 != 0) continue;
+      bool leave = false;
       if (lane_of() == 0) leave = must_leave(op, deadline_ns, waiting);
-      leave = __shfl_sync(kFull, leave, 0);
-      if (leave) break;
+      good = __shfl_sync(kFull, leave, 0) == 0;
     }
-    __syncwarp();
     board.tokens[lane_of()] = min(static_cast<std::uint32_t>(word.value), op.landing.max_tokens);
   }
-  return __syncthreads_or(leave) == 0;
-}
-
-// Until all ranks are ready and known to do the same. False: failed. All threads of a CTA call.
-__device__ inline bool wait_ready(const Operation& op, std::uint64_t deadline_ns) {
-  return wait_signals(op, op.peers[op.rank].ready, ranks_there(op), deadline_ns) && check_announcements(op);
-}
-// The same by one warp.
-__device__ inline bool warp_checks_ready(const Operation& op, std::uint64_t deadline_ns) {
-  const bool mine = lane_of() < op.shape.num_ranks && is_there(op, lane_of());
-  const Peer& own = op.peers[op.rank];
-  const std::uint32_t rank = mine ? lane_of() : op.rank;
-  if (!wait_words(op, own.ready + rank * kSignalWords, mine, rank, deadline_ns)) return false;
-  return __all_sync(kFull, !mine || agrees(op, rank)) != 0;
+  return Team{0, herald_warp()}.all(good);
 }
 
 // Until the lane's word, if it has one, is told. False: failed. All lanes of a warp call.
@@ -165,6 +156,21 @@ __device__ inline void tell_others(const Operation& op, Cta cta, LandingBoard& b
   const std::uint32_t rank = lane_of();
   if (rank >= op.shape.num_ranks || rank == op.rank || !is_there(op, rank)) return;
   store_release_system(op.peers[rank].arrived + op.rank * kSignalWords, op.tag);
+}
+
+// The herald announces, compares announcements, and ends when all others have sent this rank all. `warps`: that call
+// tell_others in CTA 0, this one among them. False: the operation has failed.
+__device__ inline bool herald(const Operation& op, Cta cta, LandingBoard& board, std::uint32_t warps,
+                              std::uint64_t deadline_ns) {
+  const Peer& own = op.peers[op.rank];
+  const bool there = lane_of() < op.shape.num_ranks && is_there(op, lane_of());
+  const std::uint32_t rank = there ? lane_of() : op.rank;
+  announce_at(op, lane_of());
+  __syncwarp();
+  if (!wait_words(op, own.ready + rank * kSignalWords, there, rank, deadline_ns)) return false;
+  if (__any_sync(kFull, there && !agrees(op, rank)) != 0) return false;
+  tell_others(op, cta, board, warps);
+  return wait_words(op, own.arrived + rank * kSignalWords, there && rank != op.rank, rank, deadline_ns);
 }
 
 }  // namespace epd::kernels::cuda

@@ -79,13 +79,9 @@ class Adder {
   StageCursor at_;
 };
 
-// Into how many pieces a row is cut so that a source's few tokens keep all warps busy. Holder and owner ask alike.
-__device__ inline std::uint32_t pieces_of(const Operation& op, std::uint32_t num_tokens) {
-  const std::uint32_t rows = num_tokens * op.shape.num_ranks;
-  return rows <= 128 ? kLandingPieces : rows <= 256 ? 2 : 1;
-}
-__device__ inline Range piece_range(const Operation& op, std::uint32_t piece, std::uint32_t pieces) {
-  return part_of(op.shape.hidden / 8, piece, pieces);
+// Rows are cut into pieces, so that tokens of many rows keep no warp longer than others.
+__device__ inline Range piece_range(const Operation& op, std::uint32_t piece) {
+  return part_of(op.shape.hidden / 8, piece, kLandingPieces);
 }
 
 // A warp among all of an operation, neighbours on different SMs.
@@ -121,53 +117,94 @@ __device__ inline void ask_for_sums(const Operation& op, std::uint32_t token, co
   }
 }
 
-// This rank's part of the sum of a token of `source`, to its slot there. False: the operation has failed.
-__device__ inline bool send_sum(const Operation& op, Adder& adder, std::uint32_t source, std::uint32_t token,
-                                std::uint32_t piece, std::uint32_t pieces, std::uint64_t deadline_ns) {
+// A piece of this rank's part of the sum of a token of another.
+struct SumTask {
+  std::uint32_t source = 0;
+  std::uint32_t token = kFull;  // kFull: none
+  std::uint32_t piece = 0;
+  ToldWord word{};  // of choice `lane`, if it was there already
+
+  // Number i. Neighbours begin with different sources, so that the links to all of them are busy.
+  __device__ SumTask(const Operation& op, const std::uint32_t* tokens, std::uint32_t i) {
+    const std::uint32_t ranks = op.shape.num_ranks;
+    const std::uint32_t task = i / ranks;
+    source = (i + task / 8 + op.rank) % ranks;
+    if (task >= tokens[source] * kLandingPieces) return;
+    token = task / kLandingPieces;
+    piece = task % kLandingPieces;
+    if (lane_of() < op.shape.topk) word = look(at(op));
+  }
+  __device__ const ToldWord* at(const Operation& op) const {
+    return asked_words(op, op.rank, source, token) + min(lane_of(), op.shape.topk - 1);
+  }
+};
+
+// Tags that a warp releases together: a release waits for all that is on its way.
+struct SumTags {
+  static constexpr std::uint32_t kMost = 4;
+  std::uint64_t* tag = nullptr;  // of lane i: the i-th
+  std::uint32_t count = 0;
+
+  __device__ void add(const Operation& op, std::uint64_t* at) {
+    if (lane_of() == count) tag = at;
+    if (++count == kMost) release(op);
+  }
+  __device__ void release(const Operation& op) {
+    __syncwarp();
+    if (lane_of() < count) store_release_system(tag, op.tag);
+    count = 0;
+  }
+};
+
+// To its slot at the source. False: the operation has failed.
+__device__ inline bool send_sum(const Operation& op, Adder& adder, const SumTask& task, SumTags& tags,
+                                std::uint64_t deadline_ns) {
   const bool mine = lane_of() < op.shape.topk;
-  std::uint64_t told = kFull;
-  const ToldWord* const word = asked_words(op, op.rank, source, token) + (mine ? lane_of() : 0);
-  if (!wait_told(op, word, mine, source, deadline_ns, told)) return false;
+  std::uint64_t asked = mine ? task.word.value : kFull;
+  const bool late = mine && task.word.tag != op.tag;
+  if (__any_sync(kFull, late)) {
+    tags.release(op);
+    if (!wait_told(op, task.at(op), late, task.source, deadline_ns, asked)) return false;
+  }
   const std::uint16_t* const y = op.peers[op.rank].source.y;
-  const auto row = static_cast<std::uint32_t>(told);
+  const auto row = static_cast<std::uint32_t>(asked);
   const bool holds = row < op.shape.recv_rows && row != kFull && y != nullptr;
   const Summands rows{
       __ballot_sync(kFull, holds),
       reinterpret_cast<const std::uint8_t*>(y + std::size_t{holds ? row : 0} * op.shape.hidden),
-      __uint_as_float(static_cast<std::uint32_t>(told >> 32))};
+      __uint_as_float(static_cast<std::uint32_t>(asked >> 32))};
   if (rows.lanes == 0) return true;
-  auto* const slot = reinterpret_cast<uint4*>(landing_slot(op, source, op.rank, token));
-  adder.add(rows, {nullptr, nullptr}, piece_range(op, piece, pieces),
+  auto* const slot = reinterpret_cast<uint4*>(landing_slot(op, task.source, op.rank, task.token));
+  adder.add(rows, {nullptr, nullptr}, piece_range(op, task.piece),
             [slot](std::uint32_t i, uint4 vector) { slot[i] = vector; });
-  __syncwarp();
-  if (lane_of() == 0) store_release_system(landed_tag(op, source, op.rank, token, piece), op.tag);
+  tags.add(op, landed_tag(op, task.source, op.rank, task.token, task.piece));
   return true;
 }
 
-// All of a warp's. Neighbours begin with different sources, so that the links to all of them are busy.
+// All of a warp's.
 __device__ inline bool send_sums(const Operation& op, Adder& adder, const WarpOrder& order,
                                  const std::uint32_t* tokens, std::uint64_t deadline_ns) {
-  const std::uint32_t ranks = op.shape.num_ranks;
   std::uint32_t most = 0;
-  for (std::uint32_t s = 0; s < ranks; ++s) most = max(most, tokens[s] * pieces_of(op, tokens[s]));
-  for (std::uint32_t i = order.first; i < most * ranks; i += order.step) {
-    const std::uint32_t task = i / ranks;
-    const std::uint32_t source = (i + task / 8 + op.rank) % ranks;
-    const std::uint32_t pieces = pieces_of(op, tokens[source]);
-    if (task >= tokens[source] * pieces) continue;
-    if (!send_sum(op, adder, source, task / pieces, task % pieces, pieces, deadline_ns)) return false;
+  for (std::uint32_t s = 0; s < op.shape.num_ranks; ++s) most = max(most, tokens[s]);
+  const std::uint32_t end = most * kLandingPieces * op.shape.num_ranks;
+  SumTags tags;
+  SumTask task(op, tokens, order.first);
+  for (std::uint32_t i = order.first; i < end; i += order.step) {
+    const SumTask next(op, tokens, i + order.step);
+    if (task.token != kFull && !send_sum(op, adder, task, tags, deadline_ns)) return false;
+    task = next;
   }
+  tags.release(op);
   return true;
 }
 
-// A quarter of the sum of one of this rank's own tokens.
-__device__ inline bool add_sums(const Operation& op, Adder& adder, std::uint32_t token, std::uint32_t quarter,
+// A piece of the sum of one of this rank's own tokens.
+__device__ inline bool add_sums(const Operation& op, Adder& adder, std::uint32_t token, std::uint32_t piece,
                                 const RawChoice& raw, std::uint64_t deadline_ns) {
   const TakenRow taken(op, raw);
   const std::uint32_t ranks = __reduce_or_sync(kFull, taken.takes ? 1u << taken.rank : 0u);
   const bool mine = ((ranks >> lane_of()) & 1) != 0;
   const std::uint32_t from = mine ? lane_of() : op.rank;
-  const std::uint32_t piece = quarter * pieces_of(op, op.num_tokens) / kLandingPieces;
   if (!wait_words(op, landed_tag(op, op.rank, from, token, piece), mine, from, deadline_ns)) return false;
   const std::size_t row = std::size_t{token} * op.shape.hidden;
   const auto bias_of = [&op, row](std::uint32_t i) {
@@ -175,7 +212,7 @@ __device__ inline bool add_sums(const Operation& op, Adder& adder, std::uint32_t
   };
   auto* const out = reinterpret_cast<uint4*>(op.out + row);
   adder.add({ranks, landing_slot(op, op.rank, from, token), 1.0f}, {bias_of(0), bias_of(1)},
-            piece_range(op, quarter, kLandingPieces),
+            piece_range(op, piece),
             [out](std::uint32_t i, uint4 v) { out[i] = with_own_nans(v); });
   return true;
 }
@@ -196,13 +233,12 @@ __device__ inline bool combine_landing(const Operation& op, Cta cta, const Share
   const WarpOrder order(op, cta);
   Adder adder(op, shared);
   adder.open();
-  const std::uint32_t quarters = op.num_tokens * kLandingPieces;
+  const std::uint32_t pieces = op.num_tokens * kLandingPieces;
   bool good = send_sums(op, adder, order, board.tokens, deadline_ns);
   RawChoice raw = load_raw(op, order.first / kLandingPieces);
-  if (good && cta.index == 0 && warp_of() == 0) good = warp_checks_ready(op, deadline_ns);
   if (good && op.out_weights != nullptr) return_all_weights(op, order);
-  if (good) tell_others(op, cta, board, op.movers.warps);
-  for (std::uint32_t i = order.first; good && i < quarters; i += order.step) {
+  if (good) tell_others(op, cta, board, op.movers.warps + (cta.index == 0));
+  for (std::uint32_t i = order.first; good && i < pieces; i += order.step) {
     const RawChoice next = load_raw(op, (i + order.step) / kLandingPieces);
     good = add_sums(op, adder, i / kLandingPieces, i % kLandingPieces, raw, deadline_ns);
     raw = next;
@@ -218,16 +254,20 @@ __device__ inline void run_landing_combine(const Operation& op, Cta cta, std::ui
   const Shared shared(Kind::kCombine, op, memory);
   const WarpOrder order(op, cta);
   const bool moves = warp_of() < op.movers.warps;
-  if (cta.index == 0 && warp_of() == 0) say_hello(op);
   if (threadIdx.x == 0) board = {};
-  // Nobody reads what was told here before: whoever does has not let the operation before end.
-  for (std::uint32_t token = order.first; moves && token < op.num_tokens; token += order.step) {
-    ask_for_sums(op, token, load_raw(op, token));
-  }
-  if (cta.index == 0) announce(op);
   __syncthreads();
-  if (!wait_hello(op, board, deadline_ns)) return;
-  const bool good = !moves || combine_landing(op, cta, shared, board, deadline_ns);
+  bool good = true;
+  if (warp_of() == herald_warp()) {
+    if (cta.index == 0) good = herald(op, cta, board, op.movers.warps + 1, deadline_ns);
+  } else {
+    if (cta.index == 0 && warp_of() == 0) say_hello(op);
+    // What was told here before has been read: who reads it has not let the operation before end.
+    for (std::uint32_t token = order.first; moves && token < op.num_tokens; token += order.step) {
+      ask_for_sums(op, token, load_raw(op, token));
+    }
+    good = wait_hello(op, board, true, deadline_ns);
+    if (good && moves) good = combine_landing(op, cta, shared, board, deadline_ns);
+  }
   if (__syncthreads_or(!good) != 0) return;
   finish(
       op, cta, deadline_ns, [] { return 0u; }, true);

@@ -174,11 +174,8 @@ __device__ inline std::uint32_t ranks_there(const Operation& op) {
   return __ballot_sync(kFull, there);
 }
 
-// Writes this rank's announcement at every rank and then signals `ready`. Counts were stored before, by
-// threads of this CTA. All threads call.
-__device__ inline void announce(const Operation& op) {
-  __syncthreads();
-  const std::uint32_t rank = threadIdx.x;
+// Writes this rank's announcement at `rank` and then signals `ready` there.
+__device__ inline void announce_at(const Operation& op, std::uint32_t rank) {
   if (rank >= op.shape.num_ranks || !is_there(op, rank)) return;
   const Peer& peer = op.peers[rank];
   for (std::uint32_t i = 0; i < kAnnouncementWords; ++i) {
@@ -186,6 +183,11 @@ __device__ inline void announce(const Operation& op) {
   }
   fence_system();
   store_release_system(peer.ready + op.rank * kSignalWords, op.tag);
+}
+// At every rank. Counts were stored before, by threads of this CTA. All threads call.
+__device__ inline void announce(const Operation& op) {
+  __syncthreads();
+  announce_at(op, threadIdx.x);
 }
 
 // Whether a rank that is ready has announced the same; if not, the operation fails.
@@ -204,8 +206,8 @@ __device__ inline bool check_announcements(const Operation& op) {
 }
 
 // Called by all threads of each CTA when its rows are stored (or pulled) and visible to the calling threads.
-// The last CTA tells every rank (if the others have not been told before: only this one), waits until every
-// rank has told this one, and publishes the routing's head (a dispatch that makes one) and then the result.
+// The last CTA tells every rank, waits until every rank has told this one, and publishes the routing's head (a
+// dispatch that makes one) and then the result. `told`: the others have been told, and have told, before.
 // `count_rows()`: M, asked of one thread meanwhile.
 template <typename CountRows>
 __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadline_ns, CountRows count_rows,
@@ -219,13 +221,14 @@ __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadli
   __syncthreads();
   if (!last) return;
   if (threadIdx.x == 0) workspace(op).claimed = 0;
-  if (threadIdx.x < op.shape.num_ranks && is_there(op, threadIdx.x) && (!told || threadIdx.x == op.rank)) {
+  if (!told && threadIdx.x < op.shape.num_ranks && is_there(op, threadIdx.x)) {
     store_release_system(op.peers[threadIdx.x].arrived + op.rank * kSignalWords, op.tag);
   }
   OpResult ending = ended(OpError::kNone, -1);
   if (threadIdx.x == 0) ending.num_recv_rows = count_rows();
-  if (!wait_signals(op, op.peers[op.rank].arrived, ranks_there(op), deadline_ns)) return;
+  if (!told && !wait_signals(op, op.peers[op.rank].arrived, ranks_there(op), deadline_ns)) return;
   if (threadIdx.x == 0) {
+    if (told) store_relaxed_system(op.peers[op.rank].arrived + op.rank * kSignalWords, op.tag);
     ending.num_dropped = workspace(op).dropped;
     workspace(op).dropped = 0;
     if (op.routing.head != nullptr) publish_routing(op, ending);

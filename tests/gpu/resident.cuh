@@ -63,7 +63,7 @@ __device__ inline void resident_gate(const ResidentPlan& plan, std::uint32_t i) 
 template <kernels::cuda::Kind kKind>
 __global__ void __launch_bounds__(kernels::cuda::kMaxThreads, 1) resident_kernel(ResidentPlan plan) {
   using namespace kernels::cuda;
-  extern __shared__ __align__(128) std::uint8_t memory[];
+  extern __shared__ __align__(128) std::uint8_t resident_memory[];
   __shared__ alignas(16) std::uint8_t copy[sizeof(Operation)];
   for (std::uint32_t i = 0; i < plan.count; ++i) {
     const std::uint32_t step = gridDim.x * blockDim.x;
@@ -78,9 +78,9 @@ __global__ void __launch_bounds__(kernels::cuda::kMaxThreads, 1) resident_kernel
     __syncthreads();
     const auto& op = *reinterpret_cast<const Operation*>(copy);
     if constexpr (kKind == Kind::kCombine) {
-      run_combine<true>(op, {blockIdx.x, gridDim.x}, memory);
+      run_combine<true>(op, {blockIdx.x, gridDim.x}, resident_memory);
     } else {
-      run_dispatch(op, {blockIdx.x, gridDim.x}, memory);
+      run_dispatch(op, {blockIdx.x, gridDim.x}, resident_memory);
     }
     __syncthreads();
     if (threadIdx.x == 0) atomicMax(reinterpret_cast<unsigned long long*>(plan.end + i), nanoseconds());
