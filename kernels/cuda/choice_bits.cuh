@@ -122,23 +122,59 @@ class ChoiceBits {
     return first_[local * op_.shape.num_ranks + source] + members(set(own(local), source), token);
   }
 
-  // CTA 0: everybody's counts, as others than landings exchange them. A team.
-  __device__ void write_counts(const Team& team) const {
-    const Peer& peer = op_.peers[op_.rank];
-    const std::uint32_t ranks = op_.shape.num_ranks;
-    const std::uint32_t all = op_.shape.num_experts;
-    for (std::uint32_t i = team.thread(); i < all * ranks; i += team.threads())
-      peer.expert_counts[i] = members(set(i % all, i / all), op_.landing.max_tokens);
+  // CTA 0: where this rank's rows begin at each expert, as place_rows says. A team. False: there is no room.
+  __device__ bool place_own(const Team& team, std::uint32_t* base) const {
     const std::uint32_t experts = experts_per_rank(op_.shape);
-    for (std::uint32_t i = team.warp(); i < ranks * ranks; i += team.warps) {
-      std::uint32_t tokens = 0;
-      for (std::uint32_t word = 0; word < set_words_; ++word) {
-        std::uint32_t any = 0;
-        for (std::uint32_t e = lane_of(); e < experts; e += 32) any |= set(i % ranks * experts + e, i / ranks)[word];
-        tokens += __popc(__reduce_or_sync(kFull, any));
+    bool fits = true;
+    if (op_.shape.expert_blocks) {
+      for (std::uint32_t e = team.thread(); e < op_.shape.num_experts; e += team.threads()) {
+        const ColumnSum rows = sum(e);
+        base[e] = static_cast<std::uint32_t>(e % experts * op_.shape.expert_capacity) + rows.below;
+        if (rows.total <= op_.shape.expert_capacity) continue;
+        fits = false;
+        fail_room(op_, e / experts, static_cast<std::int32_t>(e), rows.total);
       }
-      if (lane_of() == 0) peer.rank_counts[i] = tokens;
+      return team.all(fits);
     }
+    for (std::uint32_t d = team.warp(); d < op_.shape.num_ranks; d += team.warps) {
+      std::uint32_t offset = 0;
+      for (std::uint32_t first = 0; first < experts; first += 32) {
+        const std::uint32_t i = first + lane_of();
+        const ColumnSum rows = i < experts ? sum(d * experts + i) : ColumnSum{};
+        const std::uint32_t padded = round_up(rows.total, op_.shape.alignment);
+        const std::uint32_t end = sum_lanes_up_to(padded);
+        if (i < experts) base[d * experts + i] = offset + end - padded + rows.below;
+        offset += __shfl_sync(kFull, end, 31);
+      }
+      if (offset <= op_.shape.recv_rows) continue;
+      fits = false;
+      if (lane_of() == 0) fail_room(op_, d, -1, offset);
+    }
+    return team.all(fits);
+  }
+
+  // Room for a placement's words: of CTA 0, which has no stages, behind the sets; else in global memory.
+  __device__ std::int32_t* placement_words(const Shared& shared) const {
+    if (sets_ == shared.bits) return op_.routing.placement;
+    return reinterpret_cast<std::int32_t*>(sets_ + op_.shape.num_experts * op_.shape.num_ranks * set_words_);
+  }
+
+  // CTA 0: the placement, as record_placement has it. A team.
+  __device__ void write_placement(const Team& team, const Shared& shared, std::int32_t* words) const {
+    const PlacementSections at(op_.shape);
+    const std::uint32_t ranks = op_.shape.num_ranks;
+    const std::uint32_t experts = experts_per_rank(op_.shape);
+    for (std::uint32_t i = team.thread(); i < at.rank_offsets; i += team.threads()) words[i] = shared.base[i];
+    for (std::uint32_t i = team.thread(); i < experts; i += team.threads()) {
+      words[at.expert_counts + i] = shared.ends[i * 2] - first_[i * ranks];
+      words[at.expert_offsets + i] = first_[i * ranks];
+      if (i == experts - 1) words[at.expert_offsets + experts] = shared.ends[i * 2 + 1];
+    }
+    for (std::uint32_t i = team.thread(); i < op_.shape.num_experts; i += team.threads()) {
+      words[at.source_ranges + i * 2] = first_[i];
+      words[at.source_ranges + i * 2 + 1] = count_[i];
+    }
+    if (team.warp() == team.warps - 1) write_rank_offsets(words + at.rank_offsets);
     team.sync();
   }
 
@@ -183,6 +219,30 @@ class ChoiceBits {
   }
   __device__ std::uint32_t* set(std::uint32_t expert, std::uint32_t source) const {
     return sets_ + (expert * op_.shape.num_ranks + source) * set_words_;
+  }
+  // Rows of all sources at an expert, and of those below this rank.
+  __device__ ColumnSum sum(std::uint32_t expert) const {
+    ColumnSum rows;
+    for (std::uint32_t s = 0; s < op_.shape.num_ranks; ++s) {
+      const std::uint32_t count = members(set(expert, s), op_.landing.max_tokens);
+      rows.total += count;
+      if (s < op_.rank) rows.below += count;
+    }
+    return rows;
+  }
+  // Tokens of each source that come to this rank, summed up. A warp.
+  __device__ void write_rank_offsets(std::int32_t* offsets) const {
+    const std::uint32_t experts = experts_per_rank(op_.shape);
+    std::uint32_t tokens = 0;
+    for (std::uint32_t s = 0; s < op_.shape.num_ranks; ++s) {
+      if (lane_of() == 0) offsets[s] = static_cast<std::int32_t>(tokens);
+      for (std::uint32_t word = 0; word < set_words_; ++word) {
+        std::uint32_t any = 0;
+        for (std::uint32_t i = lane_of(); i < experts; i += 32) any |= set(own(i), s)[word];
+        tokens += __popc(__reduce_or_sync(kFull, any));
+      }
+    }
+    if (lane_of() == 0) offsets[op_.shape.num_ranks] = static_cast<std::int32_t>(tokens);
   }
   // Tokens of the set below `token`.
   __device__ std::uint32_t members(const std::uint32_t* set, std::uint32_t token) const {

@@ -52,8 +52,7 @@ class Carrier {
   }
   __device__ bool moves() const { return moves_; }
 
-  // The first row comes and gets its form, and all choices are looked at, while others are waited for. False: a choice
-  // was refused.
+  // The first row comes, and all choices are looked at, while others are waited for. False: a choice was refused.
   __device__ bool begin() {
     if (!moves_) return true;
     stages_.open();
@@ -68,7 +67,6 @@ class Carrier {
       if (!op_.cached && lane_of() < op_.shape.topk)
         op_.routing.topk[token * op_.shape.topk + lane_of()] = expert;
     }
-    if (token_ < op_.num_tokens) take();
     return good;
   }
 
@@ -85,8 +83,8 @@ class Carrier {
       if (!first) {
         expert_ = read_again(token_);
         weight_ = read_weight(token_);
-        take();
       }
+      take();
       if (lane_of() < op_.shape.topk) reinterpret_cast<float*>(stage_.row + landed_.weights)[lane_of()] = weight_;
       fence_async_shared();
       __syncwarp();
@@ -115,9 +113,11 @@ class Carrier {
     return leave(good);
   }
 
-  // After begin(): nothing is on its way into this CTA's memory.
-  __device__ void abandon() const {
-    if (moves_) stages_.close();
+  // After begin(), in place of send(). Nothing may be on its way into this CTA's memory when it leaves.
+  __device__ void abandon() {
+    if (!moves_) return;
+    if (token_ < op_.num_tokens) wait_loaded(0);
+    stages_.close();
   }
 
  private:
@@ -305,18 +305,18 @@ __device__ inline bool find_places(const Operation& op, const Shared& shared, co
   return good;
 }
 
-// CTA 0: what a routing leaves for later operations, and the counts.
+// CTA 0: what a routing leaves for later operations, and the counts. False: failed.
 __device__ inline bool keep_landing_books(const Operation& op, const Shared& shared, const Team& clerks,
                                           const ChoiceBits& bits) {
-  if (!op.cached) {
-    bits.write_counts(clerks);
-    for (std::uint32_t e = clerks.thread(); e < op.shape.num_experts; e += clerks.threads()) shared.base[e] = 0;
-    clerks.sync();
-    if (!place_rows(op, shared, clerks)) return false;
-    record_placement(op, shared, clerks);
+  if (op.cached) {
+    deliver_counts(op, clerks);
+  } else {
+    std::int32_t* const words = bits.placement_words(shared);
+    if (!bits.place_own(clerks, shared.base)) return false;
+    bits.write_placement(clerks, shared, words);
+    deliver_words(op, clerks, words, op.routing.placement);
+    bits.write_rows(clerks, shared.base);
   }
-  deliver_counts(op, clerks);
-  if (!op.cached) bits.write_rows(clerks, shared.base);
   if (clerks.warp() == clerks.warps - 1) {
     const std::uint32_t rows = bits.num_rows(shared.ends);
     if (lane_of() == 0) workspace(op).rows = rows;

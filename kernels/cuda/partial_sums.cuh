@@ -43,8 +43,6 @@ class Adder {
       loading += piece;
       load_at.advance(stages_.count);
     };
-    fence_async();  // of stages read before, and for rows that others have stored
-    __syncwarp();
     for (std::uint32_t i = 0; i < stages_.count; ++i) load();
     for (std::uint32_t begin = vectors.begin; begin < vectors.end; begin += piece) {
       if (count != 0) {
@@ -206,6 +204,8 @@ __device__ inline bool add_sums(const Operation& op, Adder& adder, std::uint32_t
   const bool mine = ((ranks >> lane_of()) & 1) != 0;
   const std::uint32_t from = mine ? lane_of() : op.rank;
   if (!wait_words(op, landed_tag(op, op.rank, from, token, piece), mine, from, deadline_ns)) return false;
+  fence_async();
+  __syncwarp();
   const std::size_t row = std::size_t{token} * op.shape.hidden;
   const auto bias_of = [&op, row](std::uint32_t i) {
     return op.bias[i] == nullptr ? nullptr : reinterpret_cast<const std::uint8_t*>(op.bias[i] + row);

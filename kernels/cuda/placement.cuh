@@ -155,10 +155,10 @@ __device__ inline void record_placement(const Operation& op, const Shared& share
   team.sync();
 }
 
-// CTA 0: the recorded placement to the client and to the CPU.
-__device__ inline void deliver_counts(const Operation& op, const Team& team) {
+// CTA 0: a placement to the client and to the CPU, and where else it is wanted (null: nowhere).
+__device__ inline void deliver_words(const Operation& op, const Team& team, const std::int32_t* words,
+                                     std::int32_t* record) {
   const PlacementSections at(op.shape);
-  const std::int32_t* const words = op.routing.placement;
   const auto put = [&](std::int32_t* to, std::uint32_t first, std::uint32_t last) {
     if (to == nullptr) return;
     for (std::uint32_t i = first + team.thread(); i < last; i += team.threads()) to[i - first] = words[i];
@@ -168,11 +168,17 @@ __device__ inline void deliver_counts(const Operation& op, const Team& team) {
   put(op.counts.expert_offsets, at.expert_offsets, at.source_ranges);
   put(op.counts.source_ranges, at.source_ranges, at.end);
   put(op.counts.host_placement, 0, at.end);
+  put(record, 0, at.end);
   if (op.counts.host_ready == nullptr) return;
   team.sync();
   if (team.thread() != 0) return;
   fence_system();
   store_release_system(op.counts.host_ready, op.tag);
+}
+
+// CTA 0: the recorded one.
+__device__ inline void deliver_counts(const Operation& op, const Team& team) {
+  deliver_words(op, team, op.routing.placement, nullptr);
 }
 
 // M of a recorded placement.
