@@ -14,66 +14,109 @@ struct Summands {
   float weight;             // likewise
 };
 
-// Pieces of rows come to a warp's stages by bulk loads, and are added up there.
+// Rows of a warp that are added up: parts of them come to its stages by bulk loads.
 class Adder {
  public:
+  // Vectors [at, end) of the rows.
+  struct Job {
+    Summands rows{};
+    std::uint32_t at = 0;
+    std::uint32_t loading = 0;
+    std::uint32_t end = 0;
+    std::uint32_t part = 1;  // vectors of each row that a stage takes
+    std::uint32_t count = 0;
+    float* weights = nullptr;  // in order of lanes
+  };
+
   __device__ Adder(const Operation& op, const Shared& shared)
-      : stages_(op, shared), header_(shared.headers[warp_of() * stages_.count]) {}
+      : stages_(op, shared), headers_(shared.headers + warp_of() * stages_.count) {}
   __device__ void open() const { stages_.open(); }
   __device__ void close() const { stages_.close(); }
 
-  // Adds up vectors [begin, end) of the rows, and of the biases before them; each rounded one goes to store(i, vector).
+  // At most two at a time.
+  __device__ Job job(const Summands& rows, Range vectors) {
+    Job job;
+    job.rows = rows;
+    job.at = job.loading = vectors.begin;
+    job.end = vectors.end;
+    job.count = __popc(rows.lanes);
+    const std::uint32_t most = stages_.bytes / 16 / max(job.count, 1u);
+    job.part = most >= 32 ? most / 32 * 32 : most;
+    job.weights = headers_[next_header_].weight;
+    next_header_ ^= 1;
+    if (((rows.lanes >> lane_of()) & 1) != 0) job.weights[position(rows)] = rows.weight;
+    __syncwarp();
+    return job;
+  }
+
+  // Adds the rows up, and the biases before them; each rounded vector goes to store(i, vector). Meanwhile `next` comes.
   template <typename Store>
-  __device__ void add(const Summands& rows, const std::uint8_t* const (&biases)[2], Range vectors, Store store) {
-    const bool has = ((rows.lanes >> lane_of()) & 1) != 0;
-    const std::uint32_t position = __popc(rows.lanes & lanes_below());
-    const std::uint32_t count = __popc(rows.lanes);
-    const std::uint32_t most = stages_.bytes / 16 / max(count, 1u);
-    const std::uint32_t piece = most >= 32 ? most / 32 * 32 : most;  // vectors
-    if (has) header_.weight[position] = rows.weight;
-    std::uint32_t loading = vectors.begin;
-    StageCursor load_at = at_;
-    const auto load = [&] {
-      if (loading >= vectors.end || count == 0) return;
-      const std::uint32_t bytes = min(piece, vectors.end - loading) * 16;
-      if (lane_of() == 0) barrier_expect(stages_.barriers + load_at.stage, bytes * count);
-      __syncwarp();
-      warp_load(stages_.at(load_at.stage) + position * piece * 16, rows.row + loading * 16, bytes, has,
-                stages_.barriers + load_at.stage);
-      loading += piece;
-      load_at.advance(stages_.count);
-    };
-    for (std::uint32_t i = 0; i < stages_.count; ++i) load();
-    for (std::uint32_t begin = vectors.begin; begin < vectors.end; begin += piece) {
-      if (count != 0) {
+  __device__ void add(Job& now, Job& next, const std::uint8_t* const (&biases)[2], Store store) {
+    load(now);
+    load(next);
+    for (; now.at < now.end; now.at += now.part) {
+      if (now.count != 0) {
         barrier_wait(stages_.barriers + at_.stage, at_.parity);
         __syncwarp();
       }
-      const auto* const stage = reinterpret_cast<const uint4*>(stages_.at(at_.stage));
-      const std::uint32_t end = min(begin + piece, vectors.end);
-#pragma unroll 2
-      for (std::uint32_t i = begin + lane_of(); i < end; i += 32) {
-        Eight sum;
-        sum.clear();
-        for (const std::uint8_t* const bias : biases) {
-          if (bias != nullptr) sum.add(__ldcg(reinterpret_cast<const uint4*>(bias) + i), 1.0f);
-        }
-#pragma unroll 4
-        for (std::uint32_t row = 0; row < count; ++row)
-          sum.add(stage[row * piece + i - begin], header_.weight[row]);
-        store(i, sum.rounded());
-      }
-      if (count == 0) continue;
+      add_part(now, biases, store);
+      if (now.count == 0) continue;
       at_.advance(stages_.count);
+      --on_their_way_;
       fence_async_shared();
       __syncwarp();
-      load();
+      load(now);
+      load(next);
+    }
+  }
+  // What is on its way lands before the warp leaves.
+  __device__ void drain() {
+    for (; on_their_way_ != 0; --on_their_way_) {
+      barrier_wait(stages_.barriers + at_.stage, at_.parity);
+      at_.advance(stages_.count);
     }
   }
 
  private:
+  __device__ static std::uint32_t position(const Summands& rows) { return __popc(rows.lanes & lanes_below()); }
+
+  // As many parts as there is room for.
+  __device__ void load(Job& job) {
+    for (; on_their_way_ < stages_.count && job.count != 0 && job.loading < job.end; ++on_their_way_) {
+      const std::uint32_t bytes = min(job.part, job.end - job.loading) * 16;
+      std::uint64_t* const barrier = stages_.barriers + load_at_.stage;
+      if (lane_of() == 0) barrier_expect(barrier, bytes * job.count);
+      __syncwarp();
+      warp_load(stages_.at(load_at_.stage) + position(job.rows) * job.part * 16, job.rows.row + job.loading * 16,
+                bytes, ((job.rows.lanes >> lane_of()) & 1) != 0, barrier);
+      job.loading += job.part;
+      load_at_.advance(stages_.count);
+    }
+  }
+
+  template <typename Store>
+  __device__ void add_part(const Job& job, const std::uint8_t* const (&biases)[2], Store store) const {
+    const auto* const stage = reinterpret_cast<const uint4*>(stages_.at(at_.stage));
+    const std::uint32_t end = min(job.at + job.part, job.end);
+#pragma unroll 2
+    for (std::uint32_t i = job.at + lane_of(); i < end; i += 32) {
+      Eight sum;
+      sum.clear();
+      for (const std::uint8_t* const bias : biases) {
+        if (bias != nullptr) sum.add(__ldcg(reinterpret_cast<const uint4*>(bias) + i), 1.0f);
+      }
+#pragma unroll 4
+      for (std::uint32_t row = 0; row < job.count; ++row)
+        sum.add(stage[row * job.part + i - job.at], job.weights[row]);
+      store(i, sum.rounded());
+    }
+  }
+
   const Stages stages_;
-  StageHeader& header_;
+  StageHeader* const headers_;
+  std::uint32_t next_header_ = 0;
+  std::uint32_t on_their_way_ = 0;
+  StageCursor load_at_;
   StageCursor at_;
 };
 
@@ -122,6 +165,7 @@ struct SumTask {
   std::uint32_t piece = 0;
   ToldWord word{};  // of choice `lane`, if it was there already
 
+  SumTask() = default;
   // Number i. Neighbours begin with different sources, so that the links to all of them are busy.
   __device__ SumTask(const Operation& op, const std::uint32_t* tokens, std::uint32_t i) {
     const std::uint32_t ranks = op.shape.num_ranks;
@@ -154,43 +198,45 @@ struct SumTags {
   }
 };
 
-// To its slot at the source. False: the operation has failed.
-__device__ inline bool send_sum(const Operation& op, Adder& adder, const SumTask& task, SumTags& tags,
-                                std::uint64_t deadline_ns) {
-  const bool mine = lane_of() < op.shape.topk;
-  std::uint64_t asked = mine ? task.word.value : kFull;
-  const bool late = mine && task.word.tag != op.tag;
-  if (__any_sync(kFull, late)) {
-    tags.release(op);
-    if (!wait_told(op, task.at(op), late, task.source, deadline_ns, asked)) return false;
-  }
+// What the source has asked for, of this rank's rows.
+__device__ inline Summands asked_rows(const Operation& op, std::uint64_t asked) {
   const std::uint16_t* const y = op.peers[op.rank].source.y;
   const auto row = static_cast<std::uint32_t>(asked);
   const bool holds = row < op.shape.recv_rows && row != kFull && y != nullptr;
-  const Summands rows{
-      __ballot_sync(kFull, holds),
-      reinterpret_cast<const std::uint8_t*>(y + std::size_t{holds ? row : 0} * op.shape.hidden),
-      __uint_as_float(static_cast<std::uint32_t>(asked >> 32))};
-  if (rows.lanes == 0) return true;
-  auto* const slot = reinterpret_cast<uint4*>(landing_slot(op, task.source, op.rank, task.token));
-  adder.add(rows, {nullptr, nullptr}, piece_range(op, task.piece),
-            [slot](std::uint32_t i, uint4 vector) { slot[i] = vector; });
-  tags.add(op, landed_tag(op, task.source, op.rank, task.token, task.piece));
-  return true;
+  return {__ballot_sync(kFull, holds),
+          reinterpret_cast<const std::uint8_t*>(y + std::size_t{holds ? row : 0} * op.shape.hidden),
+          __uint_as_float(static_cast<std::uint32_t>(asked >> 32))};
 }
 
-// All of a warp's.
+// All of a warp's. False: the operation has failed.
 __device__ inline bool send_sums(const Operation& op, Adder& adder, const WarpOrder& order,
                                  const std::uint32_t* tokens, std::uint64_t deadline_ns) {
   std::uint32_t most = 0;
   for (std::uint32_t s = 0; s < op.shape.num_ranks; ++s) most = max(most, tokens[s]);
   const std::uint32_t end = most * kLandingPieces * op.shape.num_ranks;
+  const bool has = lane_of() < op.shape.topk;
   SumTags tags;
-  SumTask task(op, tokens, order.first);
-  for (std::uint32_t i = order.first; i < end; i += order.step) {
-    const SumTask next(op, tokens, i + order.step);
-    if (task.token != kFull && !send_sum(op, adder, task, tags, deadline_ns)) return false;
-    task = next;
+  SumTask task;  // none
+  Adder::Job now;
+  for (std::uint32_t i = order.first; i < end + order.step; i += order.step) {
+    const SumTask next_task = i < end ? SumTask(op, tokens, i) : SumTask();
+    Adder::Job next;
+    std::uint64_t asked = has && next_task.token != kFull ? next_task.word.value : kFull;
+    const bool late = has && next_task.token != kFull && next_task.word.tag != op.tag;
+    const bool waits = __any_sync(kFull, late) != 0;
+    if (!waits) next = adder.job(asked_rows(op, asked), piece_range(op, next_task.piece));
+    if (now.count != 0) {
+      auto* const slot = reinterpret_cast<uint4*>(landing_slot(op, task.source, op.rank, task.token));
+      adder.add(now, next, {nullptr, nullptr}, [slot](std::uint32_t v, uint4 vector) { slot[v] = vector; });
+      tags.add(op, landed_tag(op, task.source, op.rank, task.token, task.piece));
+    }
+    if (waits) {
+      tags.release(op);
+      if (!wait_told(op, next_task.at(op), late, next_task.source, deadline_ns, asked)) return false;
+      next = adder.job(asked_rows(op, asked), piece_range(op, next_task.piece));
+    }
+    now = next;
+    task = next_task;
   }
   tags.release(op);
   return true;
@@ -211,9 +257,9 @@ __device__ inline bool add_sums(const Operation& op, Adder& adder, std::uint32_t
     return op.bias[i] == nullptr ? nullptr : reinterpret_cast<const std::uint8_t*>(op.bias[i] + row);
   };
   auto* const out = reinterpret_cast<uint4*>(op.out + row);
-  adder.add({ranks, landing_slot(op, op.rank, from, token), 1.0f}, {bias_of(0), bias_of(1)},
-            piece_range(op, piece),
-            [out](std::uint32_t i, uint4 v) { out[i] = with_own_nans(v); });
+  Adder::Job job = adder.job({ranks, landing_slot(op, op.rank, from, token), 1.0f}, piece_range(op, piece));
+  Adder::Job none;
+  adder.add(job, none, {bias_of(0), bias_of(1)}, [out](std::uint32_t i, uint4 v) { out[i] = with_own_nans(v); });
   return true;
 }
 
@@ -243,6 +289,7 @@ __device__ inline bool combine_landing(const Operation& op, Cta cta, const Share
     good = add_sums(op, adder, i / kLandingPieces, i % kLandingPieces, raw, deadline_ns);
     raw = next;
   }
+  adder.drain();
   adder.close();
   return good;
 }
