@@ -197,8 +197,8 @@ void LaunchedOperation::describe_peers(kernels::cuda::Operation& op) const {
     peer.rank_counts = at<std::uint32_t>(block, layout.rank_counts);
     peer.expert_counts = at<std::uint32_t>(block, layout.expert_counts);
     if (layout.landing_bytes != 0) {
-      peer.landing = at<std::uint8_t>(group_.ranks[d].exchange->bytes(),
-                                      layout.landing(index_, group_.shape.depth));
+      peer.landing =
+          at<std::uint8_t>(group_.ranks[d].exchange->bytes(), layout.landing(index_, group_.shape.depth));
     }
     std::byte* arena = group_.ranks[d].user->bytes();
     if (is_dispatch()) {

@@ -1,5 +1,5 @@
-// Everybody's choices as sets of tokens, one for each (expert, source), in shared memory: counts, numbers and places
-// follow from them.
+// Everybody's choices as sets of tokens, one for each (expert, source), in shared memory: counts, numbers and
+// places follow from them.
 #pragma once
 
 #include "cuda/landing.cuh"
@@ -16,7 +16,8 @@ __device__ inline std::uint32_t chosen_expert(const Operation& op, std::uint32_t
   return expert == 0xffff ? kFull : expert;
 }
 
-// A choice that does not exist. Each warp that finds one looks for the first of all, so that all say the same.
+// A choice that does not exist. Each warp that finds one looks for the first of all, so that all say the
+// same.
 __device__ __noinline__ inline void refuse(const Operation& op, std::uint32_t place, std::int64_t value) {
   for (std::uint32_t lower = 0; lower < place; ++lower) {
     const std::int64_t other = read_choice(op, lower);
@@ -27,12 +28,12 @@ __device__ __noinline__ inline void refuse(const Operation& op, std::uint32_t pl
   OpResult ending = ended(OpError::kBadChoice, static_cast<std::int32_t>(op.rank));
   ending.token = place / op.shape.topk;
   ending.k = place % op.shape.topk;
-  ending.value =
-      static_cast<std::int32_t>(max(min(value, std::int64_t{INT32_MAX}), std::int64_t{INT32_MIN}));
+  ending.value = static_cast<std::int32_t>(max(min(value, std::int64_t{INT32_MAX}), std::int64_t{INT32_MIN}));
   fail(op, ending);
 }
 
-// A CTA has the sets of its rank's experts; CTA 0, which finds the places of this rank's rows everywhere, those of all.
+// A CTA has the sets of its rank's experts; CTA 0, which finds the places of this rank's rows everywhere,
+// those of all.
 class ChoiceBits {
  public:
   __device__ ChoiceBits(const Operation& op, Cta cta, const Shared& shared)
@@ -40,7 +41,8 @@ class ChoiceBits {
         set_words_((op.landing.max_tokens + 31) / 32),
         first_expert_(cta.index == 0 ? 0 : op.rank * experts_per_rank(op.shape)),
         experts_(cta.index == 0 ? op.shape.num_experts : experts_per_rank(op.shape)),
-        sets_(cta.index == 0 && cta.count > 1 ? reinterpret_cast<std::uint32_t*>(shared.stages) : shared.bits),
+        sets_(cta.index == 0 && cta.count > 1 ? reinterpret_cast<std::uint32_t*>(shared.stages)
+                                              : shared.bits),
         first_(shared.scratch),
         count_(shared.scratch + op.shape.num_experts) {}
 
@@ -196,7 +198,8 @@ class ChoiceBits {
         if (token >= op_.num_tokens || lanes.k >= op_.shape.topk) continue;
         const bool sends = expert[j] != kFull && first;
         op_.routing.rows[token * op_.shape.topk + lanes.k] =
-            sends ? static_cast<std::int32_t>(base[expert[j]] + members(set(expert[j], op_.rank), token)) : -1;
+            sends ? static_cast<std::int32_t>(base[expert[j]] + members(set(expert[j], op_.rank), token))
+                  : -1;
       }
     }
   }
@@ -286,8 +289,8 @@ class ChoiceBits {
     return true;
   }
 
-  __device__ void begin_sources(std::uint32_t local, std::uint32_t at, std::uint32_t* ends, std::uint32_t total,
-                                std::uint32_t end) const {
+  __device__ void begin_sources(std::uint32_t local, std::uint32_t at, std::uint32_t* ends,
+                                std::uint32_t total, std::uint32_t end) const {
     ends[local * 2] = at + total;
     ends[local * 2 + 1] = end;
     for (std::uint32_t s = 0; s < op_.shape.num_ranks; ++s) {

@@ -48,7 +48,8 @@ void divide_rows(Operation& op) {
 // Through landings: a row with its scales and weights, as it lies in its slot; and what it is cast from.
 void divide_landing_stages(Operation& op) {
   const RowFormat& format = op.shape.format;
-  const std::uint32_t slot = round_to(format.row_bytes + format.scale_bytes, 16) + round_to(op.shape.topk * 4, 16);
+  const std::uint32_t slot =
+      round_to(format.row_bytes + format.scale_bytes, 16) + round_to(op.shape.topk * 4, 16);
   const std::uint32_t row = round_to(slot, 128);
   op.movers.stages = 2;  // two rows, or one and what it is cast from
   op.movers.stage_bytes = round_to((row + std::max(row, format.cast ? format.x_bytes : 0)) / 2, 128);
@@ -85,7 +86,8 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
   }
   movers.ctas = sms;
   std::uint32_t stages = room / movers.stage_bytes;
-  while (stages > 0 && HeaderLayout(kind, op.shape, tokens, stages, sms).bytes + stages * movers.stage_bytes > room)
+  while (stages > 0 &&
+         HeaderLayout(kind, op.shape, tokens, stages, sms).bytes + stages * movers.stage_bytes > room)
     --stages;
   if (stages < (lands ? 2 : 1)) return false;
   movers.stages = std::clamp(movers.stages, 1u, stages);

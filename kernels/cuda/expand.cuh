@@ -1,5 +1,5 @@
-// Dispatch through landings: a row crosses the wire once for each rank, before its places are known; the receiver
-// works them out from everybody's choices and spreads the row over its experts' rows as it lands.
+// Dispatch through landings: a row crosses the wire once for each rank, before its places are known; the
+// receiver works them out from everybody's choices and spreads the row over its experts' rows as it lands.
 #pragma once
 
 #include "cuda/choice_bits.cuh"
@@ -34,8 +34,8 @@ struct LandedToken {
   __device__ bool none() const { return token == kFull; }
 };
 
-// One warp that moves rows: it sends those of this rank's tokens, then spreads what has landed. CTA 0 keeps the books
-// and moves none, if there are others.
+// One warp that moves rows: it sends those of this rank's tokens, then spreads what has landed. CTA 0 keeps
+// the books and moves none, if there are others.
 class Carrier {
  public:
   __device__ Carrier(const Operation& op, Cta cta, const Shared& shared, LandingBoard& board)
@@ -52,7 +52,8 @@ class Carrier {
   }
   __device__ bool moves() const { return moves_; }
 
-  // The first row comes, and all choices are looked at, while others are waited for. False: a choice was refused.
+  // The first row comes, and all choices are looked at, while others are waited for. False: a choice was
+  // refused.
   __device__ bool begin() {
     if (!moves_) return true;
     stages_.open();
@@ -85,7 +86,8 @@ class Carrier {
         weight_ = read_weight(token_);
       }
       take();
-      if (lane_of() < op_.shape.topk) reinterpret_cast<float*>(stage_.row + landed_.weights)[lane_of()] = weight_;
+      if (lane_of() < op_.shape.topk)
+        reinterpret_cast<float*>(stage_.row + landed_.weights)[lane_of()] = weight_;
       fence_async_shared();
       __syncwarp();
       send_one();
@@ -221,7 +223,9 @@ class Carrier {
     }
     return {};
   }
-  __device__ std::uint8_t* buffer_at(std::uint32_t buffer) const { return stage_.row + buffer * landed_.pitch; }
+  __device__ std::uint8_t* buffer_at(std::uint32_t buffer) const {
+    return stage_.row + buffer * landed_.pitch;
+  }
   __device__ const std::uint64_t* tag_of(const LandedToken& landed) const {
     return landed_tag(op_, op_.rank, landed.source, landed.token, 0);
   }
@@ -300,7 +304,8 @@ __device__ inline bool find_places(const Operation& op, const Shared& shared, co
   }
   if (clerks.thread() == 0) {
     __threadfence_block();
-    *static_cast<volatile std::uint32_t*>(&board.placed) = good ? LandingBoard::kPlaced : LandingBoard::kNowhere;
+    *static_cast<volatile std::uint32_t*>(&board.placed) =
+        good ? LandingBoard::kPlaced : LandingBoard::kNowhere;
   }
   return good;
 }
@@ -325,8 +330,8 @@ __device__ inline bool keep_landing_books(const Operation& op, const Shared& sha
 }
 
 // All warps of a CTA but the last.
-__device__ inline bool dispatch_landing(const Operation& op, Cta cta, const Shared& shared, LandingBoard& board,
-                                        std::uint64_t deadline_ns) {
+__device__ inline bool dispatch_landing(const Operation& op, Cta cta, const Shared& shared,
+                                        LandingBoard& board, std::uint64_t deadline_ns) {
   const ChoiceBits bits(op, cta, shared);
   Carrier carrier(op, cta, shared, board);
   if (cta.index == 0 && warp_of() == 0) say_hello(op);
@@ -350,7 +355,7 @@ __device__ inline bool dispatch_landing(const Operation& op, Cta cta, const Shar
 }
 
 // One CTA's part of a dispatch through landings.
-__device__ inline void run_landing_dispatch(const Operation& op, Cta cta, std::uint8_t* memory) {
+__device__ __noinline__ inline void run_landing_dispatch(const Operation& op, Cta cta, std::uint8_t* memory) {
   __shared__ LandingBoard board;
   const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
   const Shared shared(Kind::kDispatch, op, memory);

@@ -1,13 +1,13 @@
-// Landings: while few tokens travel, a row lies once at each rank that takes it, in a slot of its source and token,
-// before it is spread over experts' rows (dispatch), or after they have been summed (combine).
+// Landings: while few tokens travel, a row lies once at each rank that takes it, in a slot of its source and
+// token, before it is spread over experts' rows (dispatch), or after they have been summed (combine).
 #pragma once
 
 #include "cuda/signal.cuh"
 
 namespace epd::kernels::cuda {
 
-// What is told in a landing: a word that carries the operation's tag with it, so that nobody has to say besides that
-// it is there.
+// What is told in a landing: a word that carries the operation's tag with it, so that nobody has to say
+// besides that it is there.
 struct ToldWord {
   std::uint64_t tag;
   std::uint64_t value;
@@ -89,8 +89,8 @@ struct LandingBoard {
   static constexpr std::uint32_t kNowhere = 2;
 };
 
-// A warp of CTA 0 tells every rank that this one has begun. What it read of the operation before in its block has
-// been read.
+// A warp of CTA 0 tells every rank that this one has begun. What it read of the operation before in its block
+// has been read.
 __device__ inline void say_hello(const Operation& op) {
   if (lane_of() >= op.shape.num_ranks || !is_there(op, lane_of())) return;
   fence_system();
@@ -102,9 +102,10 @@ __device__ inline std::uint32_t herald_warp() {
   return blockDim.x / 32 - 1;
 }
 
-// Until all ranks have said so; then the board has their tokens. False: failed, or the operation can't go on (`good`) for
-// some warp. All warps but the last call.
-__device__ inline bool wait_hello(const Operation& op, LandingBoard& board, bool good, std::uint64_t deadline_ns) {
+// Until all ranks have said so; then the board has their tokens. False: failed, or the operation can't go on
+// (`good`) for some warp. All warps but the last call.
+__device__ inline bool wait_hello(const Operation& op, LandingBoard& board, bool good,
+                                  std::uint64_t deadline_ns) {
   if (warp_of() == 0) {
     ToldWord word{};
     std::uint32_t waiting = ranks_there(op);
@@ -140,8 +141,8 @@ __device__ inline bool wait_told(const Operation& op, const ToldWord* at, bool m
   }
 }
 
-// Each of `warps` warps of each CTA calls when the last that it sent to other ranks has been released: the last of
-// all then tells them.
+// Each of `warps` warps of each CTA calls when the last that it sent to other ranks has been released: the
+// last of all then tells them.
 __device__ inline void tell_others(const Operation& op, Cta cta, LandingBoard& board, std::uint32_t warps) {
   bool last = false;
   __syncwarp();
@@ -158,8 +159,8 @@ __device__ inline void tell_others(const Operation& op, Cta cta, LandingBoard& b
   store_release_system(op.peers[rank].arrived + op.rank * kSignalWords, op.tag);
 }
 
-// The herald announces, compares announcements, and ends when all others have sent this rank all. `warps`: that call
-// tell_others in CTA 0, this one among them. False: the operation has failed.
+// The herald announces, compares announcements, and ends when all others have sent this rank all. `warps`:
+// that call tell_others in CTA 0, this one among them. False: the operation has failed.
 __device__ inline bool herald(const Operation& op, Cta cta, LandingBoard& board, std::uint32_t warps,
                               std::uint64_t deadline_ns) {
   const Peer& own = op.peers[op.rank];

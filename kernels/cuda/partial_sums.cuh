@@ -1,5 +1,5 @@
-// Combine through landings: who holds a token's rows adds them up, so that one partial sum for each (token, rank)
-// crosses the wire; the token's owner adds those up.
+// Combine through landings: who holds a token's rows adds them up, so that one partial sum for each (token,
+// rank) crosses the wire; the token's owner adds those up.
 #pragma once
 
 #include "cuda/combine.cuh"
@@ -49,7 +49,8 @@ class Adder {
     return job;
   }
 
-  // Adds the rows up, and the biases before them; each rounded vector goes to store(i, vector). Meanwhile `next` comes.
+  // Adds the rows up, and the biases before them; each rounded vector goes to store(i, vector). Meanwhile
+  // `next` comes.
   template <typename Store>
   __device__ void add(Job& now, Job& next, const std::uint8_t* const (&biases)[2], Store store) {
     load(now);
@@ -78,7 +79,9 @@ class Adder {
   }
 
  private:
-  __device__ static std::uint32_t position(const Summands& rows) { return __popc(rows.lanes & lanes_below()); }
+  __device__ static std::uint32_t position(const Summands& rows) {
+    return __popc(rows.lanes & lanes_below());
+  }
 
   // As many parts as there is room for.
   __device__ void load(Job& job) {
@@ -87,8 +90,8 @@ class Adder {
       std::uint64_t* const barrier = stages_.barriers + load_at_.stage;
       if (lane_of() == 0) barrier_expect(barrier, bytes * job.count);
       __syncwarp();
-      warp_load(stages_.at(load_at_.stage) + position(job.rows) * job.part * 16, job.rows.row + job.loading * 16,
-                bytes, ((job.rows.lanes >> lane_of()) & 1) != 0, barrier);
+      warp_load(stages_.at(load_at_.stage) + position(job.rows) * job.part * 16,
+                job.rows.row + job.loading * 16, bytes, ((job.rows.lanes >> lane_of()) & 1) != 0, barrier);
       job.loading += job.part;
       load_at_.advance(stages_.count);
     }
@@ -151,10 +154,12 @@ __device__ inline void ask_for_sums(const Operation& op, std::uint32_t token, co
   if (op.topk_weights != nullptr)
     weight = sum_weights(op.shape.topk, static_cast<std::uint32_t>(raw.expert), raw.weight);
   if (lane_of() >= op.shape.topk) return;
-  const std::uint64_t row = std::uint64_t{__float_as_uint(weight)} << 32 | static_cast<std::uint32_t>(raw.row);
+  const std::uint64_t row =
+      std::uint64_t{__float_as_uint(weight)} << 32 | static_cast<std::uint32_t>(raw.row);
   for (std::uint32_t d = 0; d < op.shape.num_ranks; ++d) {
     if (!is_there(op, d)) continue;
-    tell(asked_words(op, d, op.rank, token) + lane_of(), op.tag, taken.takes && taken.rank == d ? row : kFull);
+    tell(asked_words(op, d, op.rank, token) + lane_of(), op.tag,
+         taken.takes && taken.rank == d ? row : kFull);
   }
 }
 
@@ -259,7 +264,8 @@ __device__ inline bool add_sums(const Operation& op, Adder& adder, std::uint32_t
   auto* const out = reinterpret_cast<uint4*>(op.out + row);
   Adder::Job job = adder.job({ranks, landing_slot(op, op.rank, from, token), 1.0f}, piece_range(op, piece));
   Adder::Job none;
-  adder.add(job, none, {bias_of(0), bias_of(1)}, [out](std::uint32_t i, uint4 v) { out[i] = with_own_nans(v); });
+  adder.add(job, none, {bias_of(0), bias_of(1)},
+            [out](std::uint32_t i, uint4 v) { out[i] = with_own_nans(v); });
   return true;
 }
 
@@ -274,8 +280,8 @@ __device__ inline void return_all_weights(const Operation& op, const WarpOrder& 
 }
 
 // A moving warp's part. False: the operation has failed.
-__device__ inline bool combine_landing(const Operation& op, Cta cta, const Shared& shared, LandingBoard& board,
-                                       std::uint64_t deadline_ns) {
+__device__ inline bool combine_landing(const Operation& op, Cta cta, const Shared& shared,
+                                       LandingBoard& board, std::uint64_t deadline_ns) {
   const WarpOrder order(op, cta);
   Adder adder(op, shared);
   adder.open();
@@ -295,7 +301,7 @@ __device__ inline bool combine_landing(const Operation& op, Cta cta, const Share
 }
 
 // One CTA's part of a combine through landings.
-__device__ inline void run_landing_combine(const Operation& op, Cta cta, std::uint8_t* memory) {
+__device__ __noinline__ inline void run_landing_combine(const Operation& op, Cta cta, std::uint8_t* memory) {
   __shared__ LandingBoard board;
   const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
   const Shared shared(Kind::kCombine, op, memory);

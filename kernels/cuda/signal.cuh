@@ -206,8 +206,8 @@ __device__ inline bool check_announcements(const Operation& op) {
 }
 
 // Called by all threads of each CTA when its rows are stored (or pulled) and visible to the calling threads.
-// The last CTA tells every rank, waits until every rank has told this one, and publishes the routing's head (a
-// dispatch that makes one) and then the result. `told`: the others have been told, and have told, before.
+// The last CTA tells every rank, waits until every rank has told this one, and publishes the routing's head
+// (a dispatch that makes one) and then the result. `told`: the others have been told, and have told, before.
 // `count_rows()`: M, asked of one thread meanwhile.
 template <typename CountRows>
 __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadline_ns, CountRows count_rows,

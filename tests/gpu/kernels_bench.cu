@@ -1,7 +1,8 @@
 // Times of dispatch and combine beside what the links give in the same run. All ranks start together behind a
 // gate; a figure is the slowest rank's time between two events around the operation, fresh routing
 // each time, L2 flushed. Usage: kernels_bench [full | few | resident]
-// few: layout expert and few tokens, with and without landings. resident: the same in a kernel that stays, resident.cuh.
+// few: layout expert and few tokens, with and without landings. resident: the same in a kernel that stays,
+// resident.cuh.
 #include "gpu/ceiling.cuh"
 #include "gpu/resident.cuh"
 #include "gpu/world.h"
@@ -298,7 +299,7 @@ class Group {
                 kind == Kind::kDispatch ? "dispatch" : "combine", setup_.name, sms, us[us.size() / 2],
                 us[us.size() * 9 / 10]);
     std::fflush(stdout);
-    //MARKS
+    // MARKS
   }
 
  private:

@@ -1,5 +1,5 @@
-// Operations one after the other in one kernel that stays: their times without launch and end, and with instructions at
-// hand. The kernel itself flushes L2 before each and lets all devices start together.
+// Operations one after the other in one kernel that stays: their times without launch and end, and with
+// instructions at hand. The kernel itself flushes L2 before each and lets all devices start together.
 #pragma once
 
 #include "cuda/expand.cuh"
@@ -119,18 +119,21 @@ class ResidentRun {
   // All runs are made, and each has its operations.
   void meet(const std::vector<std::unique_ptr<ResidentRun>>& runs) {
     EPD_CUDA(cudaSetDevice(device_));
-    EPD_CUDA(cudaMemcpy(plan_.operations, operations_.data(), kCount * sizeof(operations_[0]), cudaMemcpyDefault));
+    EPD_CUDA(
+        cudaMemcpy(plan_.operations, operations_.data(), kCount * sizeof(operations_[0]), cudaMemcpyDefault));
     plan_.lines.count = static_cast<std::uint32_t>(runs.size());
     for (std::size_t r = 0; r < runs.size(); ++r) plan_.lines.at[r] = runs[r]->plan_.begin - kWords + 64;
-    for (const auto kernel : {resident_kernel<kernels::cuda::Kind::kDispatch>, resident_kernel<kernels::cuda::Kind::kCombine>}) {
+    for (const auto kernel :
+         {resident_kernel<kernels::cuda::Kind::kDispatch>, resident_kernel<kernels::cuda::Kind::kCombine>}) {
       EPD_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kDynamicBytes));
     }
     EPD_CUDA(cudaDeviceSynchronize());
   }
   void launch(kernels::cuda::Kind kind, cudaStream_t stream) {
     EPD_CUDA(cudaSetDevice(device_));
-    const auto kernel = kind == kernels::cuda::Kind::kDispatch ? resident_kernel<kernels::cuda::Kind::kDispatch>
-                                                               : resident_kernel<kernels::cuda::Kind::kCombine>;
+    const auto kernel = kind == kernels::cuda::Kind::kDispatch
+                            ? resident_kernel<kernels::cuda::Kind::kDispatch>
+                            : resident_kernel<kernels::cuda::Kind::kCombine>;
     kernel<<<sms_, kernels::cuda::kMaxThreads, kDynamicBytes, stream>>>(plan_);
     EPD_CUDA(cudaGetLastError());
   }

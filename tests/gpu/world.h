@@ -69,7 +69,8 @@ struct LandingPlan {
     const std::size_t tokens = std::size_t{s.num_ranks} * world.max_tokens;
     const auto up = [](std::size_t value) { return (value + 127) / 128 * 128; };
     at.max_tokens = world.max_tokens;
-    const std::uint32_t row = (s.format.row_bytes + s.format.scale_bytes + 15) / 16 * 16 + (s.topk + 3) / 4 * 16;
+    const std::uint32_t row =
+        (s.format.row_bytes + s.format.scale_bytes + 15) / 16 * 16 + (s.topk + 3) / 4 * 16;
     at.slot_bytes = std::max(row, s.hidden * 2);
     at.landed = s.num_ranks * 64;
     at.chosen = up(at.landed + tokens * kernels::cuda::kLandingPieces * 8);

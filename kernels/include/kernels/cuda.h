@@ -65,8 +65,8 @@ struct Peer {
   CombineSource source;                    // combine
 };
 
-// abi::LandingLayout: where the parts of every rank's landing begin. Groups with one send a row (or a partial sum)
-// once for a (token, rank).
+// abi::LandingLayout: where the parts of every rank's landing begin. Groups with one send a row (or a partial
+// sum) once for a (token, rank).
 struct Landing {
   std::uint32_t max_tokens = 0;  // T; 0: there is none
   std::uint32_t slot_bytes = 0;
@@ -149,9 +149,9 @@ struct alignas(16) Operation {
   std::uint64_t tag = 0;
   // Word 1, and the routing in word 2, must agree; the low half of word 3 is num_tokens.
   std::uint64_t announcement[kAnnouncementWords] = {};
-  bool cached = false;                                  // dispatch: `routing` is already made
-  bool mark_unused = false;                             // rows above what was received are marked too
-  bool zero_padding = false;                            // and rows so marked are zeroed
+  bool cached = false;        // dispatch: `routing` is already made
+  bool mark_unused = false;   // rows above what was received are marked too
+  bool zero_padding = false;  // and rows so marked are zeroed
   Routing routing;
   CountOutputs counts;
   Landing landing;

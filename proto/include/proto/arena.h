@@ -183,16 +183,18 @@ constexpr std::uint64_t placement_words(const GroupShape& s) {
 // Where rows lie on their way while few tokens travel and each would have several rows at a rank: once for a
 // (token, rank), in place of once for every row. Written by peers:
 //   hello[s]          source s has begun the operation with so many tokens: it may be written to
-//   chosen[s][t][]    dispatch: the choices of token t of source s, four to a word. A word here is 16 bytes and carries
+//   chosen[s][t][]    dispatch: the choices of token t of source s, four to a word. A word here is 16 bytes
+//   and carries
 //                     the tag with it
-//   asked[s][t][k]    combine: for each choice of that token a word with the row that it takes, and its weight
-//   landed[s][t][p]   tag. Dispatch: token t of source s lies in its slot (p = 0). Combine: rank s has stored piece p
+//   asked[s][t][k]    combine: for each choice of that token a word with the row that it takes, and its
+//   weight landed[s][t][p]   tag. Dispatch: token t of source s lies in its slot (p = 0). Combine: rank s has
+//   stored piece p
 //                     of its partial sum for this rank's token t
 //   slots[s][t]       the row, its scales and its weights, or the partial sum
 inline constexpr std::uint32_t kLandingRanks = 32;
 inline constexpr std::uint64_t kLandingTokens = 512;
 inline constexpr std::uint64_t kLandingBytes = std::uint64_t{256} << 20;
-inline constexpr std::uint64_t kLandingBits = std::uint64_t{1} << 20;        // a bit for each (expert, rank, token)
+inline constexpr std::uint64_t kLandingBits = std::uint64_t{1} << 20;  // a bit for each (expert, rank, token)
 inline constexpr std::uint64_t kLandingSourceBits = std::uint64_t{1} << 18;  // and for each (expert, token)
 inline constexpr std::uint32_t kLandingPieces = 4;                           // of a partial sum, at most
 
@@ -211,7 +213,8 @@ struct LandingLayout {
                        bits <= kLandingSourceBits && bits * s.num_ranks <= kLandingBits;
     if (!s.per_expert() || s.topk < 2 || !small) return;
     const std::uint64_t tokens = std::uint64_t{s.num_ranks} * s.max_tokens;
-    const std::uint64_t row = align_up(std::uint64_t{s.row_bytes()} + s.scale_bytes(), 16) + align_up(s.topk * 4, 16);
+    const std::uint64_t row =
+        align_up(std::uint64_t{s.row_bytes()} + s.scale_bytes(), 16) + align_up(s.topk * 4, 16);
     slot_bytes = row > s.hidden * 2ull ? row : s.hidden * 2ull;
     if (tokens * slot_bytes > kLandingBytes) return;
     landed = hello + s.num_ranks * 64;
