@@ -135,14 +135,20 @@ __device__ inline bool must_leave(const Operation& op, std::uint64_t deadline_ns
 // lanes of a warp call; then what was released is visible to each of them. `rank`: whom the lane waits for.
 __device__ inline bool wait_words(const Operation& op, const std::uint64_t* word, bool mine,
                                   std::uint32_t rank, std::uint64_t deadline_ns) {
-  for (std::uint32_t looks = 1;; ++looks) {
-    mine = mine && load_acquire_system(word) < op.tag;
-    if (__all_sync(kFull, !mine)) break;
-    if (looks % 64 != 0) continue;
-    const std::uint32_t waiting = __reduce_or_sync(kFull, mine ? 1u << rank : 0);
-    bool leave = false;
-    if (lane_of() == 0) leave = must_leave(op, deadline_ns, waiting);
-    if (__shfl_sync(kFull, leave, 0)) return false;
+  bool missing = mine && load_acquire_system(word) < op.tag;
+  if (__any_sync(kFull, missing)) {
+    // Looks that acquire nothing: those that do would hold up the loads of all warps of the SM.
+    const bool waited = missing;
+    for (std::uint32_t looks = 1;; ++looks) {
+      missing = missing && load_relaxed_system(word) < op.tag;
+      if (__all_sync(kFull, !missing)) break;
+      if (looks % 64 != 0) continue;
+      const std::uint32_t waiting = __reduce_or_sync(kFull, missing ? 1u << rank : 0);
+      bool leave = false;
+      if (lane_of() == 0) leave = must_leave(op, deadline_ns, waiting);
+      if (__shfl_sync(kFull, leave, 0)) return false;
+    }
+    if (waited) load_acquire_system(word);
   }
   __syncwarp();
   return true;
