@@ -194,7 +194,7 @@ constexpr std::uint64_t placement_words(const GroupShape& s) {
 inline constexpr std::uint32_t kLandingRanks = 32;
 inline constexpr std::uint64_t kLandingTokens = 512;
 inline constexpr std::uint64_t kLandingBytes = std::uint64_t{256} << 20;
-inline constexpr std::uint64_t kLandingBits = std::uint64_t{1} << 20;  // a bit for each (expert, rank, token)
+inline constexpr std::uint64_t kLandingBits = std::uint64_t{1} << 19;  // a bit for each (expert, rank, token)
 inline constexpr std::uint64_t kLandingSourceBits = std::uint64_t{1} << 18;  // and for each (expert, token)
 inline constexpr std::uint32_t kLandingPieces = 4;                           // of a partial sum, at most
 
