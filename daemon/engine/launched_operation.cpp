@@ -17,6 +17,9 @@ static_assert(sizeof(kernels::cuda::RouteHead) == sizeof(abi::RoutingRecord));
 static_assert(sizeof(abi::OpAnnouncement) == kernels::cuda::kAnnouncementWords * sizeof(std::uint64_t));
 static_assert(abi::kTagIndexBits == kernels::cuda::kRoutingIndexBits);
 static_assert(sizeof(abi::SignalLine) == kernels::cuda::kSignalWords * sizeof(std::uint64_t));
+static_assert(offsetof(abi::OpAnnouncement, num_tokens) == 3 * sizeof(std::uint64_t));
+static_assert(abi::kLandingPieces == kernels::cuda::kLandingPieces);
+static_assert(abi::kLandingTokens <= kernels::cuda::kMaxLandingTokens);
 
 namespace {
 
@@ -39,6 +42,15 @@ kernels::cuda::Shape device_shape(const abi::GroupShape& s) {
   shape.recv_rows = s.recv_rows();
   shape.format = row_format(s);
   return shape;
+}
+
+kernels::cuda::Landing device_landing(const abi::GroupShape& s) {
+  const abi::LandingLayout layout(s);
+  if (layout.bytes == 0) return {};
+  return {s.max_tokens,  static_cast<std::uint32_t>(layout.slot_bytes),
+          layout.hello,  layout.landed,
+          layout.chosen, layout.asked,
+          layout.slots};
 }
 
 }  // namespace
@@ -145,8 +157,10 @@ void LaunchedOperation::describe(kernels::cuda::Operation& op) const {
   op.rank = member_.rank;
   op.num_tokens = route_.head.num_tokens;
   op.tag = tag_;
-  const abi::OpAnnouncement own = announcement(route_.head.epoch);
+  abi::OpAnnouncement own = announcement(route_.head.epoch);
+  own.num_tokens = op.num_tokens;
   std::memcpy(op.announcement, &own, sizeof(own));
+  op.landing = device_landing(group_.shape);
   op.routing.topk = at<std::int32_t>(route_.half, layout.topk);
   op.routing.rows = at<std::int32_t>(route_.half, layout.rows);
   op.routing.placement = at<std::int32_t>(route_.half, layout.placement);
@@ -208,6 +222,10 @@ void LaunchedOperation::describe_peers(kernels::cuda::Operation& op) const {
     peer.announcement = at<std::uint64_t>(block, layout.announcement);
     peer.rank_counts = at<std::uint32_t>(block, layout.rank_counts);
     peer.expert_counts = at<std::uint32_t>(block, layout.expert_counts);
+    if (layout.landing_bytes != 0) {
+      peer.landing =
+          at<std::uint8_t>(group_.ranks[d].exchange->bytes(), layout.landing(index_, group_.shape.depth));
+    }
     const auto its = [&](Region region) { return group_.ranks[d].at(slot, region); };
     if (is_dispatch()) {
       peer.target = {its(Region::kRecvX), its(Region::kRecvScales), its(Region::kRecvTopkIdx),

@@ -147,6 +147,11 @@ __device__ inline std::uint32_t with_own_nan(std::uint32_t pair) {
   return pair;
 }
 
+__device__ inline uint4 with_own_nans(uint4 v) {
+  if ((shows_nan(v.x) | shows_nan(v.y) | shows_nan(v.z) | shows_nan(v.w)) == 0) return v;
+  return {with_own_nan(v.x), with_own_nan(v.y), with_own_nan(v.z), with_own_nan(v.w)};
+}
+
 struct Eight {
   float v[8];
   __device__ void clear() {
@@ -204,12 +209,7 @@ __device__ inline void sum_piece(const Operation& op, const std::uint8_t* stage,
   const std::uint32_t vectors = piece.bytes / 16;
 #pragma unroll 2
   for (std::uint32_t i = lane_of(); i < vectors; i += 32) {
-    uint4 result = sum_vector<kPerExpert>(stage + i * 16, header, biases, pitch).rounded();
-    if ((shows_nan(result.x) | shows_nan(result.y) | shows_nan(result.z) | shows_nan(result.w)) != 0) {
-      result = {with_own_nan(result.x), with_own_nan(result.y), with_own_nan(result.z),
-                with_own_nan(result.w)};
-    }
-    out[i] = result;
+    out[i] = with_own_nans(sum_vector<kPerExpert>(stage + i * 16, header, biases, pitch).rounded());
   }
 }
 
@@ -269,9 +269,9 @@ __device__ inline void pull_rows(const Operation& op, Cta cta, const Shared& sha
   stages.close();
 }
 
-// One CTA's part of a combine. `op` is the CTA's own copy.
+// One CTA's part of a combine that pulls. `op` is the CTA's own copy.
 template <bool kPerExpert>
-__device__ inline void run_combine(const Operation& op, Cta cta, std::uint8_t* memory) {
+__device__ inline void run_pulling_combine(const Operation& op, Cta cta, std::uint8_t* memory) {
   const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
   const Shared shared(Kind::kCombine, op, memory);
   if (cta.index == 0) announce(op);

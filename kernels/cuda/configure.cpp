@@ -18,6 +18,8 @@ constexpr std::uint32_t round_to(std::uint32_t value, std::uint32_t multiple) {
 
 constexpr std::uint32_t kMaxWarps = kMaxThreads / 32;
 constexpr std::uint32_t kClerks = 2;               // at least, in dispatch: warps that move no rows
+constexpr std::uint32_t kLandingClerks = 8;        // likewise: they read everybody's choices; and the herald
+constexpr std::uint32_t kSumStage = 7 * 1024;      // of a combine through landings: pieces of rows to add up
 constexpr std::uint32_t kCombineStage = 8 * 1024;  // a stage of combine: a piece of each row of a token
 constexpr std::uint32_t kPieceUnit = 512;          // 16 bytes for each lane
 
@@ -43,6 +45,21 @@ void divide_rows(Operation& op) {
   op.movers.stage_bytes = round_to(op.movers.chunk_bytes * wanted, 128);
 }
 
+// Through landings: a row with its scales and weights, as it lies in its slot; and what it is cast from.
+void divide_landing_stages(Operation& op) {
+  const RowFormat& format = op.shape.format;
+  const std::uint32_t slot =
+      round_to(format.row_bytes + format.scale_bytes, 16) + round_to(op.shape.topk * 4, 16);
+  const std::uint32_t row = round_to(slot, 128);
+  op.movers.stages = 2;  // two rows, or one and what it is cast from
+  op.movers.stage_bytes = round_to((row + std::max(row, format.cast ? format.x_bytes : 0)) / 2, 128);
+}
+
+void divide_sums(Operation& op) {
+  op.movers.stages = 2;
+  op.movers.stage_bytes = kSumStage;
+}
+
 }  // namespace
 
 std::size_t workspace_bytes(const Shape& shape, std::uint32_t max_sms) {
@@ -54,20 +71,30 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
   Movers& movers = op.movers;
   if (op.shape.num_ranks > kMaxRanks || max_shared_bytes <= kStaticBytes) return false;
   const auto room = static_cast<std::uint32_t>(max_shared_bytes) - kStaticBytes;
+  const std::uint32_t tokens = op.landing.max_tokens;
+  const bool lands = tokens != 0 && op.shape.per_expert;
   if (kind == Kind::kDispatch) {
-    divide_stages(op);
+    if (lands) {
+      divide_landing_stages(op);
+    } else {
+      divide_stages(op);
+    }
+  } else if (lands) {
+    divide_sums(op);
   } else {
     divide_rows(op);
   }
   movers.ctas = sms;
   std::uint32_t stages = room / movers.stage_bytes;
-  while (stages > 0 && HeaderLayout(kind, op.shape, stages, sms).bytes + stages * movers.stage_bytes > room)
+  while (stages > 0 &&
+         HeaderLayout(kind, op.shape, tokens, stages, sms).bytes + stages * movers.stage_bytes > room)
     --stages;
-  if (stages == 0) return false;
+  if (stages < (lands ? 2 : 1)) return false;
   movers.stages = std::clamp(movers.stages, 1u, stages);
-  movers.warps = std::min(stages / movers.stages, kMaxWarps - (kind == Kind::kDispatch ? kClerks : 0));
+  const std::uint32_t clerks = kind != Kind::kDispatch ? lands : lands ? kLandingClerks : kClerks;
+  movers.warps = std::min(stages / movers.stages, kMaxWarps - clerks);
   movers.threads = kMaxThreads;
-  movers.header_bytes = HeaderLayout(kind, op.shape, movers.warps * movers.stages, sms).bytes;
+  movers.header_bytes = HeaderLayout(kind, op.shape, tokens, movers.warps * movers.stages, sms).bytes;
   movers.shared_bytes = room / 128 * 128;
   return true;
 }

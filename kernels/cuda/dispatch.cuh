@@ -325,7 +325,7 @@ __device__ inline bool route(const Operation& op, Cta cta, const Shared& shared,
   }
   if (!wait_signals(op, own.ready, ranks_there(op), deadline_ns)) return false;
   if (!check_announcements(op)) return false;
-  return op.cached || place_rows(op, shared);
+  return op.cached || place_rows(op, shared, whole_cta());
 }
 
 // What comes with the rows of the CTA's tokens, and their places, kept for later operations.
@@ -359,8 +359,8 @@ __device__ inline void keep_books(const Operation& op, Cta cta, const Shared& sh
   fill_rows(op, cta, shared, clerks);
 }
 
-// One CTA's part of a dispatch. `op` is the CTA's own copy.
-__device__ inline void run_dispatch(const Operation& op, Cta cta, std::uint8_t* memory) {
+// One CTA's part of a dispatch that pushes every row to its place. `op` is the CTA's own copy.
+__device__ inline void run_pushing_dispatch(const Operation& op, Cta cta, std::uint8_t* memory) {
   const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
   const Shared shared(Kind::kDispatch, op, memory);
   if (threadIdx.x < op.shape.num_ranks) shared.targets[threadIdx.x] = op.peers[threadIdx.x].target;

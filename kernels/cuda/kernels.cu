@@ -1,7 +1,7 @@
 // The entry points: one launch is one operation, or stays and runs what it is told. Device code only; their
 // names are kKernelNames.
-#include "cuda/combine.cuh"
-#include "cuda/dispatch.cuh"
+#include "cuda/expand.cuh"
+#include "cuda/partial_sums.cuh"
 #include "cuda/resident.cuh"
 
 namespace epd::kernels::cuda {
@@ -21,7 +21,11 @@ __device__ inline const Operation& fetch(const Operation* from) {
   return *reinterpret_cast<const Operation*>(copy);
 }
 
-extern "C" __global__ void __launch_bounds__(kMaxThreads, 1) epd_dispatch(const Operation* op) {
+// Registers for a client's waiting kernel are left over, as shared memory is (kStaticBytes): 512 threads of
+// 128 would take all of an SM.
+inline constexpr int kLaunchedRegisters = 120;
+
+extern "C" __global__ void __maxnreg__(kLaunchedRegisters) epd_dispatch(const Operation* op) {
   const Operation& own = fetch(op);
   run_dispatch(own, {blockIdx.x, gridDim.x}, dynamic_memory);
   leave(own, gridDim.x);

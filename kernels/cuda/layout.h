@@ -30,14 +30,16 @@ struct HeaderLayout {
                        // of this one
   std::uint32_t ends;  // [E/R,2] own experts: end of the rows received, end of the block
   std::uint32_t headers;  // [warps*stages] StageHeader, combine
-  std::uint32_t scratch;  // dispatch: Counters
+  std::uint32_t scratch;  // dispatch: Counters; through landings SourceRows
+  std::uint32_t bits;     // dispatch through landings: ChoiceBits
   std::uint32_t counting_warps;
   std::uint32_t bytes;
 
   static constexpr std::uint32_t kCounterBytes = 8192;  // more only if one warp's counters need it
 
-  EPD_HOST_DEVICE constexpr HeaderLayout(Kind kind, const Shape& shape, std::uint32_t num_stages,
-                                         std::uint32_t ctas) {
+  // `tokens`: Landing::max_tokens
+  EPD_HOST_DEVICE constexpr HeaderLayout(Kind kind, const Shape& shape, std::uint32_t tokens,
+                                         std::uint32_t num_stages, std::uint32_t ctas) {
     const bool dispatch = kind == Kind::kDispatch;
     barriers = 0;
     targets = barriers + num_stages * 8;
@@ -49,7 +51,9 @@ struct HeaderLayout {
     const std::uint32_t wanted = kCounterBytes / 4 / num_targets;
     counting_warps = wanted < 1 ? 1 : wanted > kMaxThreads / 32 ? kMaxThreads / 32 : wanted;
     const std::uint32_t words = shape.num_ranks + shape.num_experts + counting_warps * num_targets;
-    bytes = (scratch + (dispatch ? words * 4 : 0) + 127) / 128 * 128;
+    bits = scratch + (dispatch ? words * 4 : 0);
+    const std::uint32_t sets = dispatch ? shape.num_experts * (ctas == 1 ? shape.num_ranks : 1) : 0;
+    bytes = (bits + sets * ((tokens + 31) / 32) * 4 + 127) / 128 * 128;
   }
 };
 

@@ -44,10 +44,10 @@ __device__ inline void fail_room(const Operation& op, std::uint32_t rank, std::i
 }
 
 // base += where this rank's rows begin. Each returns whether there is room everywhere.
-__device__ inline bool place_ranks(const Operation& op, const Shared& shared) {
+__device__ inline bool place_ranks(const Operation& op, const Shared& shared, const Team& team) {
   bool fits = true;
   const std::uint32_t ranks = op.shape.num_ranks;
-  for (std::uint32_t i = threadIdx.x; i < op.movers.ctas * ranks; i += blockDim.x) {
+  for (std::uint32_t i = team.thread(); i < op.movers.ctas * ranks; i += team.threads()) {
     const std::uint32_t d = i % ranks;
     const ColumnSum rows = rank_column(op, d, op.rank);
     shared.base[i] += rows.below;
@@ -55,13 +55,13 @@ __device__ inline bool place_ranks(const Operation& op, const Shared& shared) {
     fits = false;
     fail_room(op, d, -1, rows.total);
   }
-  return __syncthreads_and(fits) != 0;
+  return team.all(fits);
 }
 
-__device__ inline bool place_blocks(const Operation& op, const Shared& shared) {
+__device__ inline bool place_blocks(const Operation& op, const Shared& shared, const Team& team) {
   const std::uint32_t experts = experts_per_rank(op.shape);
   bool fits = true;
-  for (std::uint32_t e = threadIdx.x; e < op.shape.num_experts; e += blockDim.x) {
+  for (std::uint32_t e = team.thread(); e < op.shape.num_experts; e += team.threads()) {
     const ColumnSum rows = expert_column(op, e, op.rank);
     const auto offset = static_cast<std::uint32_t>(e % experts * op.shape.expert_capacity);
     shared.base[e] += offset + rows.below;
@@ -73,15 +73,15 @@ __device__ inline bool place_blocks(const Operation& op, const Shared& shared) {
     fits = false;
     fail_room(op, e / experts, static_cast<std::int32_t>(e), rows.total);
   }
-  return __syncthreads_and(fits) != 0;
+  return team.all(fits);
 }
 
 // Experts of a rank one after the other, each beginning at a multiple of the alignment: a prefix sum of
 // counts that are rounded up. One warp for a rank.
-__device__ inline bool place_packed(const Operation& op, const Shared& shared) {
+__device__ inline bool place_packed(const Operation& op, const Shared& shared, const Team& team) {
   const std::uint32_t experts = experts_per_rank(op.shape);
   bool fits = true;
-  for (std::uint32_t d = warp_of(); d < op.shape.num_ranks; d += blockDim.x / 32) {
+  for (std::uint32_t d = team.warp(); d < op.shape.num_ranks; d += team.warps) {
     std::uint32_t offset = 0;
     for (std::uint32_t first = 0; first < experts; first += 32) {
       const std::uint32_t i = first + lane_of();
@@ -99,13 +99,13 @@ __device__ inline bool place_packed(const Operation& op, const Shared& shared) {
     fits = false;
     if (lane_of() == 0) fail_room(op, d, -1, offset);
   }
-  return __syncthreads_and(fits) != 0;
+  return team.all(fits);
 }
 
 // After all ranks are ready: base becomes the CTA's first row for each target. False: failed.
-__device__ inline bool place_rows(const Operation& op, const Shared& shared) {
-  if (!op.shape.per_expert) return place_ranks(op, shared);
-  return op.shape.expert_blocks ? place_blocks(op, shared) : place_packed(op, shared);
+__device__ inline bool place_rows(const Operation& op, const Shared& shared, const Team& team) {
+  if (!op.shape.per_expert) return place_ranks(op, shared, team);
+  return op.shape.expert_blocks ? place_blocks(op, shared, team) : place_packed(op, shared, team);
 }
 
 // The sections of a placement's words, as kernels::Placement has them.
@@ -155,10 +155,10 @@ __device__ inline void record_placement(const Operation& op, const Shared& share
   team.sync();
 }
 
-// CTA 0: the recorded placement to the client and to the CPU.
-__device__ inline void deliver_counts(const Operation& op, const Team& team) {
+// CTA 0: a placement to the client and to the CPU, and where else it is wanted (null: nowhere).
+__device__ inline void deliver_words(const Operation& op, const Team& team, const std::int32_t* words,
+                                     std::int32_t* record) {
   const PlacementSections at(op.shape);
-  const std::int32_t* const words = op.routing.placement;
   const auto put = [&](std::int32_t* to, std::uint32_t first, std::uint32_t last) {
     if (to == nullptr) return;
     for (std::uint32_t i = first + team.thread(); i < last; i += team.threads()) to[i - first] = words[i];
@@ -168,11 +168,17 @@ __device__ inline void deliver_counts(const Operation& op, const Team& team) {
   put(op.counts.expert_offsets, at.expert_offsets, at.source_ranges);
   put(op.counts.source_ranges, at.source_ranges, at.end);
   put(op.counts.host_placement, 0, at.end);
+  put(record, 0, at.end);
   if (op.counts.host_ready == nullptr) return;
   team.sync();
   if (team.thread() != 0) return;
   fence_system();
   store_release_system(op.counts.host_ready, op.tag);
+}
+
+// CTA 0: the recorded one.
+__device__ inline void deliver_counts(const Operation& op, const Team& team) {
+  deliver_words(op, team, op.routing.placement, nullptr);
 }
 
 // M of a recorded placement.

@@ -36,6 +36,11 @@ __device__ inline std::uint32_t load_relaxed_system(const std::uint32_t* at) {
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
   return value;
 }
+__device__ inline std::uint64_t load_relaxed_system(const std::uint64_t* at) {
+  std::uint64_t value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+  return value;
+}
 __device__ inline std::uint64_t load_relaxed(const std::uint64_t* at) {
   std::uint64_t value;
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
@@ -54,6 +59,9 @@ __device__ inline void store_release(std::uint64_t* at, std::uint64_t value) {
 }
 __device__ inline void fence_device() {
   asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+__device__ inline void store_relaxed_system(std::uint64_t* at, std::uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 __device__ inline void fence_system() {
   asm volatile("fence.acq_rel.sys;" ::: "memory");

@@ -1,8 +1,8 @@
 // A kernel that stays: what its CTAs do between operations.
 #pragma once
 
-#include "cuda/combine.cuh"
-#include "cuda/dispatch.cuh"
+#include "cuda/expand.cuh"
+#include "cuda/partial_sums.cuh"
 
 namespace epd::kernels::cuda {
 
@@ -56,15 +56,24 @@ __device__ inline Entry next_entry(const ResidentArguments& own, std::uint32_t i
   return entry;
 }
 
+// Each with registers of its own: together they would need more than there are.
+__device__ __noinline__ inline void resident_dispatch(const Operation& op, Cta cta, std::uint8_t* memory) {
+  run_dispatch(op, cta, memory);
+}
+template <bool kPerExpert>
+__device__ __noinline__ inline void resident_combine(const Operation& op, Cta cta, std::uint8_t* memory) {
+  run_combine<kPerExpert>(op, cta, memory);
+}
+
 __device__ inline void run_task(Task task, const Operation& op, Cta cta, std::uint8_t* memory) {
   if (task == Task::kNoop && cta.index == 0 && threadIdx.x == 0) {
     tell_stream(op);
     publish(op, ended(OpError::kNone, -1));
   }
   if (cta.index >= cta.count) return;  // it may not use all SMs
-  if (task == Task::kDispatch) run_dispatch(op, cta, memory);
-  if (task == Task::kCombine) run_combine<false>(op, cta, memory);
-  if (task == Task::kCombinePerExpert) run_combine<true>(op, cta, memory);
+  if (task == Task::kDispatch) resident_dispatch(op, cta, memory);
+  if (task == Task::kCombine) resident_combine<false>(op, cta, memory);
+  if (task == Task::kCombinePerExpert) resident_combine<true>(op, cta, memory);
 }
 
 }  // namespace epd::kernels::cuda

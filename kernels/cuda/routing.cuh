@@ -202,20 +202,23 @@ __device__ inline void sum_warps(const Operation& op, const Counters& counters, 
   }
 }
 
-// The last CTA that has counted tells every rank. False: a choice was refused.
-__device__ inline bool exchange_counts(const Operation& op) {
-  const std::uint64_t bad = workspace(op).bad_choice;
-  if (bad != 0) {
-    if (threadIdx.x == 0) {
-      OpResult ending = ended(OpError::kBadChoice, static_cast<std::int32_t>(op.rank));
-      const auto place = static_cast<std::uint32_t>(~bad >> 32);
-      ending.token = place / op.shape.topk;
-      ending.k = place % op.shape.topk;
-      ending.value = static_cast<std::int32_t>(static_cast<std::uint32_t>(~bad));
-      fail(op, ending);
-    }
-    return false;
+// All choices are counted. False: one was refused.
+__device__ inline bool check_choices(const Operation& op) {
+  const std::uint64_t bad = load_relaxed(&workspace(op).bad_choice);
+  if (bad == 0) return true;
+  if (threadIdx.x == 0) {
+    OpResult ending = ended(OpError::kBadChoice, static_cast<std::int32_t>(op.rank));
+    const auto place = static_cast<std::uint32_t>(~bad >> 32);
+    ending.token = place / op.shape.topk;
+    ending.k = place % op.shape.topk;
+    ending.value = static_cast<std::int32_t>(static_cast<std::uint32_t>(~bad));
+    fail(op, ending);
   }
+  return false;
+}
+
+// The rank's counts to every rank.
+__device__ inline void send_counts(const Operation& op) {
   const std::uint32_t ranks = op.shape.num_ranks;
   const std::uint32_t experts = op.shape.num_experts;
   for (std::uint32_t i = threadIdx.x; i < ranks + experts; i += blockDim.x) {
@@ -233,8 +236,6 @@ __device__ inline bool exchange_counts(const Operation& op) {
       }
     }
   }
-  announce(op);
-  return true;
 }
 
 // Reads, checks and counts this CTA's choices; afterwards routing.rows holds numbers within the CTA, as -2 -
@@ -268,17 +269,15 @@ __device__ inline void number_rows(const Operation& op, Cta cta, const Counters&
 // Counts this CTA's tokens; the last CTA to have done so tells all ranks. False: the operation has failed.
 __device__ inline bool count_choices(const Operation& op, Cta cta, const Shared& shared) {
   __shared__ bool last;
-  // What the record held is overwritten from now on; if the engine dies meanwhile, nobody may take it for a
-  // routing.
-  if (threadIdx.x == 0 && op.routing.head != nullptr) {
-    *static_cast<volatile std::uint64_t*>(&op.routing.head->handle) = 0;
-    fence_device();
-  }
   number_rows(op, cta, Counters(op, shared));
   __syncthreads();
   if (threadIdx.x == 0) last = count_up(&workspace(op).counted, cta.count - 1) == cta.count - 1;
   __syncthreads();
-  return !last || exchange_counts(op);
+  if (!last) return true;
+  if (!check_choices(op)) return false;
+  send_counts(op);
+  announce(op);
+  return true;
 }
 
 // base = rows that lower CTAs send: compact for each CTA, else for this one. Needs all CTAs' counts.

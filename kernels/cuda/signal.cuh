@@ -21,7 +21,23 @@ struct Team {
   __device__ std::uint32_t threads() const { return warps * 32; }
   __device__ std::uint32_t warp() const { return warp_of() - first_warp; }
   __device__ void sync() const { asm volatile("bar.sync 1, %0;" ::"r"(threads()) : "memory"); }
+  // Whether it is true of all threads; they meet here.
+  __device__ bool all(bool mine) const {
+    std::uint32_t result;
+    asm volatile(
+        "{ .reg .pred p, q;\n"
+        "  setp.ne.u32 p, %1, 0;\n"
+        "  bar.red.and.pred q, 1, %2, p;\n"
+        "  selp.u32 %0, 1, 0, q; }"
+        : "=r"(result)
+        : "r"(static_cast<std::uint32_t>(mine)), "r"(threads())
+        : "memory");
+    return result != 0;
+  }
 };
+__device__ inline Team whole_cta() {
+  return {0, blockDim.x / 32};
+}
 
 // Head of the workspace. Counters return to zero with each operation.
 struct Workspace {
@@ -32,6 +48,8 @@ struct Workspace {
   std::uint32_t claimed;     // tokens that warps have taken beyond their first
   std::uint64_t bad_choice;  // all ones less the least (place << 32 | value) that was refused; 0 = none
   std::uint64_t failed;      // tag of the operation that failed last
+  std::uint32_t sent;        // CTAs that have sent all, landing.cuh
+  std::uint32_t rows;        // M of the operation, expand.cuh
 };
 static_assert(sizeof(Workspace) <= kWorkspaceHead);
 
@@ -119,6 +137,29 @@ __device__ inline bool must_leave(const Operation& op, std::uint64_t deadline_ns
   return false;
 }
 
+// Until each lane with `mine` sees in its `word` that the operation has got there. False: it has failed. All
+// lanes of a warp call; then what was released is visible to each of them. `rank`: whom the lane waits for.
+__device__ inline bool wait_words(const Operation& op, const std::uint64_t* word, bool mine,
+                                  std::uint32_t rank, std::uint64_t deadline_ns) {
+  bool missing = mine && load_acquire_system(word) < op.tag;
+  if (__any_sync(kFull, missing)) {
+    // Looks that acquire nothing: those that do would hold up the loads of all warps of the SM.
+    const bool waited = missing;
+    for (std::uint32_t looks = 1;; ++looks) {
+      missing = missing && load_relaxed_system(word) < op.tag;
+      if (__all_sync(kFull, !missing)) break;
+      if (looks % 64 != 0) continue;
+      const std::uint32_t waiting = __reduce_or_sync(kFull, missing ? 1u << rank : 0);
+      bool leave = false;
+      if (lane_of() == 0) leave = must_leave(op, deadline_ns, waiting);
+      if (__shfl_sync(kFull, leave, 0)) return false;
+    }
+    if (waited) load_acquire_system(word);
+  }
+  __syncwarp();
+  return true;
+}
+
 // Until this rank's own `lines` (ready or arrived) of all ranks in the set `ranks` have got as far as the
 // operation. False: it has failed. Called by all threads of the CTA; then everything that those ranks
 // released is visible to each of them.
@@ -183,11 +224,8 @@ __device__ inline std::uint32_t ranks_there(const Operation& op) {
   return __ballot_sync(kFull, there);
 }
 
-// Writes this rank's announcement at every rank and then signals `ready`. Counts were stored before, by
-// threads of this CTA. All threads call.
-__device__ inline void announce(const Operation& op) {
-  __syncthreads();
-  const std::uint32_t rank = threadIdx.x;
+// Writes this rank's announcement at `rank` and then signals `ready` there.
+__device__ inline void announce_at(const Operation& op, std::uint32_t rank) {
   if (rank >= op.shape.num_ranks || !is_there(op, rank)) return;
   const Peer& peer = op.peers[rank];
   for (std::uint32_t i = 0; i < kAnnouncementWords; ++i) {
@@ -196,35 +234,44 @@ __device__ inline void announce(const Operation& op) {
   fence_system();
   store_release_system(peer.ready + op.rank * kSignalWords, op.tag);
 }
+// At every rank. Counts were stored before, by threads of this CTA. All threads call.
+__device__ inline void announce(const Operation& op) {
+  __syncthreads();
+  announce_at(op, threadIdx.x);
+}
+
+// Whether a rank that is ready has announced the same; if not, the operation fails.
+__device__ inline bool agrees(const Operation& op, std::uint32_t rank) {
+  const std::uint64_t* theirs = op.peers[op.rank].announcement + rank * kAnnouncementWords;
+  if (theirs[1] == op.announcement[1] && same_routing(theirs[2], op.announcement[2])) return true;
+  fail(op, ended(OpError::kMismatch, static_cast<std::int32_t>(rank)));
+  return false;
+}
 
 // After wait_signals: whether all ranks run the same operation. All threads call.
 __device__ inline bool check_announcements(const Operation& op) {
   const std::uint32_t rank = threadIdx.x;
-  bool differs = false;
-  if (rank < op.shape.num_ranks && is_there(op, rank)) {
-    const std::uint64_t* theirs = op.peers[op.rank].announcement + rank * kAnnouncementWords;
-    differs = theirs[1] != op.announcement[1] || !same_routing(theirs[2], op.announcement[2]);
-    if (differs) fail(op, ended(OpError::kMismatch, static_cast<std::int32_t>(rank)));
-  }
-  return __syncthreads_or(differs) == 0;
+  const bool there = rank < op.shape.num_ranks && is_there(op, rank);
+  return __syncthreads_and(!there || agrees(op, rank)) != 0;
 }
 
 // Called by all threads of each CTA when its rows are stored (or pulled) and visible to the calling threads.
 // The last CTA tells every rank, waits until every rank has told this one, and publishes the routing's head
-// (a dispatch that makes one) and then the result. `count_rows()`: M, asked of one thread meanwhile.
+// (a dispatch that makes one) and then the result. `told`: the others have been told, and have told, before.
+// `count_rows()`: M, asked of one thread meanwhile.
 template <typename CountRows>
-__device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadline_ns, CountRows count_rows) {
+__device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadline_ns, CountRows count_rows,
+                              bool told = false) {
   __shared__ bool last;
   __syncthreads();
   if (threadIdx.x == 0) {
-    fence_system();
+    if (!told) fence_system();
     last = count_up(&workspace(op).finished, cta.count - 1) == cta.count - 1;
   }
   __syncthreads();
   if (!last) return;
   if (threadIdx.x == 0) workspace(op).claimed = 0;
-  if (threadIdx.x < op.shape.num_ranks && is_there(op, threadIdx.x)) {
-    fence_system();
+  if (!told && threadIdx.x < op.shape.num_ranks && is_there(op, threadIdx.x)) {
     store_release_system(op.peers[threadIdx.x].arrived + op.rank * kSignalWords, op.tag);
   }
   OpResult ending = ended(OpError::kNone, -1);
@@ -232,9 +279,10 @@ __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadli
     if (op.counts.host_sent != nullptr) store_release_system(op.counts.host_sent, op.tag);
     ending.num_recv_rows = count_rows();
   }
-  if (!wait_signals(op, op.peers[op.rank].arrived, ranks_there(op), deadline_ns)) return;
+  if (!told && !wait_signals(op, op.peers[op.rank].arrived, ranks_there(op), deadline_ns)) return;
   if (threadIdx.x == 0) {
     tell_stream(op);
+    if (told) store_relaxed_system(op.peers[op.rank].arrived + op.rank * kSignalWords, op.tag);
     ending.num_dropped = workspace(op).dropped;
     workspace(op).dropped = 0;
     if (op.routing.head != nullptr) publish_routing(op, ending);

@@ -30,6 +30,7 @@ struct Case {
   bool mark_unused = false;
   bool zero_padding = false;
   bool cached = false;  // a second dispatch reuses the routing
+  bool landing = false;
   std::uint32_t sms = 24;
   std::uint32_t stages = 1;
 
@@ -40,12 +41,12 @@ struct Case {
     std::snprintf(
         line, sizeof(line),
         "%s %s scales=%d R=%u E=%u H=%u K=%u n0=%u align=%u %s idx%d w=%d%d rw=%d b=%u mark=%d%d cached=%d "
-        "masked=%d sms=%u stages=%u",
+        "masked=%d landing=%d sms=%u stages=%u",
         layouts[static_cast<int>(group.layout)], payloads[static_cast<int>(group.payload)],
         static_cast<int>(group.scale_format), group.num_ranks, group.num_experts, group.hidden, group.topk,
         tokens[0], group.alignment, kPatterns[static_cast<int>(pattern)], index64 ? 64 : 32, weights,
-        weighted, return_weights, biases, mark_unused, zero_padding, cached, !group.masked.empty(), sms,
-        stages);
+        weighted, return_weights, biases, mark_unused, zero_padding, cached, !group.masked.empty(), landing,
+        sms, stages);
     return line;
   }
 };
@@ -87,6 +88,7 @@ inline Case random_case(Random& random, std::uint32_t max_hidden) {
   c.cached = random() % 3 == 0;
   c.sms = pick(random, {1, 2, 8, 16});
   c.stages = pick(random, {1, 2, 3});
+  c.landing = g.layout != ref::Layout::kCompact && random() % 3 != 0;
   return c;
 }
 

@@ -63,9 +63,10 @@ class CaseRun {
     std::uint64_t rows = 1;
     for (const auto& received : expected_) rows = std::max<std::uint64_t>(rows, received.num_rows);
     if (case_.group.layout != ref::Layout::kExpert) rows += random() % 3;
-    world_ = std::make_unique<World>(WorldShape{
-        shape_of(case_, case_.group.expert_capacity, rows),
-        std::max(*std::max_element(c.tokens.begin(), c.tokens.end()), 1u), c.group.masked, resident});
+    world_ =
+        std::make_unique<World>(WorldShape{shape_of(case_, case_.group.expert_capacity, rows),
+                                           std::max(*std::max_element(c.tokens.begin(), c.tokens.end()), 1u),
+                                           c.group.masked, resident, c.landing});
     heads_.resize(world_->size());
     for (std::uint32_t r = 0; r < world_->size(); ++r) give(r);
   }
@@ -333,9 +334,10 @@ Case plain_case(std::uint32_t ranks, std::uint32_t tokens) {
 // What goes wrong has to end, with the right words.
 class FailureRun {
  public:
-  explicit FailureRun(bool resident, std::uint64_t room = 4096) {
+  FailureRun(bool resident, bool landing, std::uint64_t room = 4096) {
     Case c = plain_case(2, 16);
-    world_ = std::make_unique<World>(WorldShape{shape_of(c, 0, room), 16, {}, resident});
+    if (landing) c.group.layout = ref::Layout::kPacked;
+    world_ = std::make_unique<World>(WorldShape{shape_of(c, 0, room), 16, {}, resident, landing});
     for (std::uint32_t r = 0; r < 2; ++r) {
       Rank& rank = world_->rank(r);
       rank.num_tokens = 16;
@@ -400,11 +402,14 @@ int check(const char* name, bool good) {
   return good ? 0 : 1;
 }
 
-int run_failures(bool resident) {
+// Rows arrive at either rank from 8 tokens of each; through landings (layout packed) 4 from each of these.
+int run_failures(bool resident, bool landing) {
   using kernels::cuda::OpError;
-  std::printf("%s:\n", resident ? "by a kernel that stays" : "launched");
+  std::printf("%s%s:\n", resident ? "by a kernel that stays" : "launched",
+              landing ? ", through landings" : "");
+  const std::uint64_t rows = landing ? 64 : 16;
   int failed = 0;
-  FailureRun f(resident);
+  FailureRun f(resident, landing);
   const std::int64_t bad = 8;
   put(static_cast<std::int64_t*>(f.world().rank(0).topk_idx) + 5 * 4 + 2, &bad, 8);
   OpResult r = f.run({0}, 2'000'000'000);
@@ -422,11 +427,11 @@ int run_failures(bool resident) {
   failed += check("different operations are noticed", r.error == OpError::kMismatch && r.culprit == 1);
   r = f.run({0, 1}, 2'000'000'000);
   failed +=
-      check("after failures the next operation runs", r.error == OpError::kNone && r.num_recv_rows == 16);
-  FailureRun small(resident, 15);
+      check("after failures the next operation runs", r.error == OpError::kNone && r.num_recv_rows == rows);
+  FailureRun small(resident, landing, rows - 1);
   r = small.run({0, 1}, 2'000'000'000);
   failed += check("too little room is refused",
-                  r.error == OpError::kNoRoom && r.rows == 16 && r.room == 15 && r.expert == -1);
+                  r.error == OpError::kNoRoom && r.rows == rows && r.room == rows - 1 && r.expert == -1);
   failed += check("failures leave no routing's head", f.heads_good && small.heads_good);
   failed += check("failures let the client's stream go on", f.ends_good && small.ends_good);
   return failed;
@@ -439,7 +444,12 @@ int run(int argc, char** argv) {
   std::printf("kernels_test: %d cases, seed %llu, %d GPUs\n", cases, static_cast<unsigned long long>(seed),
               num_devices());
   enable_peers();
-  int failed = argc > 4 ? 0 : run_failures(false) + run_failures(true);
+  int failed = 0;
+  if (argc <= 4) {
+    for (const bool resident : {false, true}) {
+      for (const bool landing : {false, true}) failed += run_failures(resident, landing);
+    }
+  }
   for (int i = 0; i < cases; ++i) {
     Random random(seed + static_cast<std::uint64_t>(i));
     const Case c = random_case(random, max_hidden);

@@ -57,6 +57,29 @@ struct WorldShape {
   std::uint32_t max_tokens = 0;
   std::vector<bool> masked;
   bool resident = false;  // between the first start() and wait() a kernel stays on each rank's device
+  bool landing = false;
+};
+
+// abi::LandingLayout of the world, and its size.
+struct LandingPlan {
+  kernels::cuda::Landing at;
+  std::size_t bytes = 0;
+
+  explicit LandingPlan(const WorldShape& world) {
+    if (!world.landing) return;
+    const kernels::cuda::Shape& s = world.shape;
+    const std::size_t tokens = std::size_t{s.num_ranks} * world.max_tokens;
+    const auto up = [](std::size_t value) { return (value + 127) / 128 * 128; };
+    at.max_tokens = world.max_tokens;
+    const std::uint32_t row =
+        (s.format.row_bytes + s.format.scale_bytes + 15) / 16 * 16 + (s.topk + 3) / 4 * 16;
+    at.slot_bytes = std::max(row, s.hidden * 2);
+    at.landed = s.num_ranks * 64;
+    at.chosen = up(at.landed + tokens * kernels::cuda::kLandingPieces * 8);
+    at.asked = at.chosen + tokens * ((s.topk + 3) / 4) * 16;
+    at.slots = up(at.asked + tokens * s.topk * 16);
+    bytes = at.slots + tokens * at.slot_bytes;
+  }
 };
 
 inline int num_devices() {
@@ -116,7 +139,7 @@ class World {
   static constexpr std::uint32_t kMaxSms = 132;
   static constexpr std::uint32_t kOperations = 1024;  // uploaded and not yet overwritten
 
-  explicit World(const WorldShape& world) : shape_(world.shape), world_(world) {
+  explicit World(const WorldShape& world) : shape_(world.shape), world_(world), landing_(world) {
     ranks_.resize(shape_.num_ranks);
     for (std::uint32_t r = 0; r < shape_.num_ranks; ++r) make(r);
   }
@@ -156,6 +179,8 @@ class World {
     op.tag = tag;
     op.announcement[0] = tag;
     op.announcement[1] = what;
+    op.announcement[3] = own.num_tokens;
+    op.landing = landing_.at;
     op.routing = own.routing;
     op.counts = own.counts;
     op.topk_idx = own.topk_idx;
@@ -259,8 +284,8 @@ class World {
     *rank.abort = 0;
     EPD_CUDA(cudaHostAlloc(&rank.uploads, kOperations * sizeof(Operation), cudaHostAllocPortable));
     rank.memory = std::make_unique<DeviceMemory>(
-        rank.device, rows * row_total + tokens * token_total + words * 12 + workspace + (1 << 20) +
-                         kOperations * sizeof(Operation) +
+        rank.device, rows * row_total + tokens * token_total + words * 12 + workspace + landing_.bytes +
+                         (1 << 20) + kOperations * sizeof(Operation) +
                          shape_.num_ranks * (shape_.num_ranks + shape_.num_experts + 64) * 4);
     rank.memory->fill(0);
     DeviceMemory& m = *rank.memory;
@@ -269,6 +294,7 @@ class World {
     rank.peer.announcement = m.take<std::uint64_t>(shape_.num_ranks * 4);
     rank.peer.rank_counts = m.take<std::uint32_t>(shape_.num_ranks * shape_.num_ranks);
     rank.peer.expert_counts = m.take<std::uint32_t>(shape_.num_ranks * shape_.num_experts);
+    if (landing_.bytes != 0) rank.peer.landing = m.take<std::uint8_t>(landing_.bytes);
     rank.peer.target = {m.take<std::uint8_t>(rows * f.row_bytes), m.take<std::uint8_t>(rows * f.scale_bytes),
                         m.take<std::uint8_t>(rows * choices() * index_bytes), m.take<float>(rows * choices()),
                         m.take<std::int32_t>(rows * 2)};
@@ -308,6 +334,7 @@ class World {
 
   kernels::cuda::Shape shape_;
   WorldShape world_;
+  LandingPlan landing_;
   std::vector<Rank> ranks_;
   std::uint64_t tag_ = 0;
   std::uint32_t uploads_ = 0;

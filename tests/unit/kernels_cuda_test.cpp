@@ -65,6 +65,29 @@ TEST(CudaConfigure, DividesWhatThereIs) {
   }
 }
 
+TEST(CudaConfigure, LandingsLeaveWarpsThatMoveNothing) {
+  for (const std::size_t bytes : {kHopperBytes, std::size_t{163} * 1024}) {
+    for (const std::uint32_t sms : {1u, 2u, 32u}) {
+      for (const std::uint32_t tokens : {1u, 128u, 256u}) {
+        Operation op = operation(true);
+        op.landing.max_tokens = tokens;
+        const std::uint32_t words = (tokens + 31) / 32 * (sms == 1 ? 8 : 1) * 256;
+        ASSERT_TRUE(configure(Kind::kDispatch, bytes, sms, op)) << sms << " " << tokens;
+        const std::uint32_t moving = op.movers.warps * op.movers.stages * op.movers.stage_bytes;
+        EXPECT_LE(op.movers.warps + 2, kMaxThreads / 32) << "clerks and the herald";
+        EXPECT_EQ(op.movers.stages, 2u);
+        EXPECT_GE(op.movers.stages * op.movers.stage_bytes, 2 * (7168u + 224 + 32)) << "two landed rows";
+        EXPECT_GE(op.movers.stages * op.movers.stage_bytes, 7168u + 224 + 32 + 14336) << "a row and its x";
+        EXPECT_GE(op.movers.header_bytes, words * 4) << "a set of tokens for each expert and source";
+        EXPECT_LE(op.movers.header_bytes + moving, op.movers.shared_bytes);
+        ASSERT_TRUE(configure(Kind::kCombine, bytes, sms, op)) << sms << " " << tokens;
+        EXPECT_LT(op.movers.warps, kMaxThreads / 32) << "the herald";
+        EXPECT_GE(op.movers.stage_bytes / 16, 32u) << "a vector of each of 32 rows";
+      }
+    }
+  }
+}
+
 TEST(CudaConfigure, RefusesWhatDoesNotFit) {
   Operation op = operation(false);
   EXPECT_FALSE(configure(Kind::kDispatch, kStaticBytes, 8, op));

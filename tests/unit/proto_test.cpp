@@ -421,10 +421,66 @@ TEST(ExchangeArena, BlocksAndRoutingAreAlignedDisjointAndInside) {
     ASSERT_LE(Wide{layout.topk} + Wide{s.max_tokens} * s.topk * 4, Wide{layout.routing_bytes});
     ASSERT_GE(Wide{layout.routing}, Wide{layout.block_bytes} * s.depth)
         << "routing records overlap the blocks";
-    ASSERT_EQ(Wide{layout.total_bytes},
-              Wide{layout.block_bytes} * s.depth + Wide{layout.routing_bytes} * s.num_routes());
+    ASSERT_GE(Wide{layout.landings}, Wide{layout.routing} + Wide{layout.routing_bytes} * s.num_routes())
+        << "landings overlap routing records";
+    ASSERT_EQ(Wide{layout.total_bytes}, Wide{layout.landings} + Wide{layout.landing_bytes} * s.depth);
     ASSERT_LE(Wide{layout.routing_of(s.num_routes() - 1)} + layout.routing_bytes, Wide{layout.total_bytes});
   }
+}
+
+GroupShape decoding(std::uint32_t tokens, std::uint32_t ranks = 4) {
+  GroupShape s = shape_of(ranks, 256, tokens, 7168, 8, 4);
+  s.layout = Layout::kExpert;
+  return s;
+}
+
+TEST(Landing, PartsAreAlignedDisjointAndInside) {
+  for (const Payload payload : {Payload::kBf16, Payload::kFp8Cast, Payload::kOpaque}) {
+    for (const std::uint32_t tokens : {1u, 13u, 128u, 512u}) {
+      GroupShape s = decoding(tokens);
+      s.payload = payload;
+      s.topk = 7;
+      if (payload == Payload::kOpaque) s.opaque_bytes = 16 * 1001;
+      const LandingLayout landing(s);
+      const std::uint64_t slots = std::uint64_t{s.num_ranks} * tokens;
+      ASSERT_NE(landing.bytes, 0u) << tokens;
+      EXPECT_LE(landing.hello + s.num_ranks * 64, landing.landed);
+      EXPECT_LE(landing.landed + slots * kLandingPieces * 8, landing.chosen);
+      EXPECT_LE(landing.chosen + slots * 2 * 16, landing.asked);  // seven choices, four to a word
+      EXPECT_LE(landing.asked + slots * 7 * 16, landing.slots);
+      EXPECT_LE(landing.slots + slots * landing.slot_bytes, landing.bytes);
+      EXPECT_GE(landing.slot_bytes, s.row_bytes() + s.scale_bytes() + 7 * 4)
+          << "a row, its scales, its weights";
+      EXPECT_GE(landing.slot_bytes, s.hidden * 2) << "a partial sum";
+      EXPECT_EQ(landing.landed % 8, 0u);
+      EXPECT_EQ(landing.chosen % 16, 0u);
+      EXPECT_EQ(landing.asked % 16, 0u);
+      EXPECT_EQ(landing.slots % 128, 0u);
+      EXPECT_EQ(landing.slot_bytes % 16, 0u);
+    }
+  }
+}
+
+TEST(Landing, OnlyFewTokensHaveOne) {
+  EXPECT_NE(LandingLayout(decoding(512)).bytes, 0u);
+  EXPECT_EQ(LandingLayout(decoding(513)).bytes, 0u);
+  EXPECT_EQ(LandingLayout(decoding(1, 64)).bytes, 0u) << "more ranks than one node has";
+  GroupShape s = decoding(128);
+  s.layout = Layout::kCompact;
+  EXPECT_EQ(LandingLayout(s).bytes, 0u) << "one row for each (token, rank) anyway";
+  s = decoding(128);
+  s.topk = 1;
+  EXPECT_EQ(LandingLayout(s).bytes, 0u) << "likewise";
+  s = decoding(512, 32);
+  EXPECT_EQ(LandingLayout(s).bytes, 0u) << "4 million bits of choices";
+  s.max_tokens = 64;
+  EXPECT_NE(LandingLayout(s).bytes, 0u);
+  s.num_experts = 32;
+  s.max_tokens = 512;
+  EXPECT_NE(LandingLayout(s).bytes, 0u);
+  s.payload = Payload::kOpaque;
+  s.opaque_bytes = kMaxOpaqueBytes;
+  EXPECT_EQ(LandingLayout(s).bytes, 0u) << "a gigabyte of slots";
 }
 
 TEST(ExchangeArena, OperationsInFlightHaveBlocksOfTheirOwn) {
@@ -437,6 +493,7 @@ TEST(ExchangeArena, OperationsInFlightHaveBlocksOfTheirOwn) {
       EXPECT_GE(a > b ? a - b : b - a, layout.block_bytes) << op << " and " << other;
     }
     EXPECT_LE(layout.block(op, s.depth) + layout.block_bytes, layout.routing);
+    EXPECT_EQ(layout.landing(op, s.depth), layout.landings + layout.landing_bytes * (op % s.depth));
   }
 }
 

@@ -61,9 +61,24 @@ struct Peer {
   std::uint64_t* announcement = nullptr;   // [R,4]
   std::uint32_t* rank_counts = nullptr;    // [R,R]
   std::uint32_t* expert_counts = nullptr;  // [R,E]
+  std::uint8_t* landing = nullptr;         // its abi::LandingLayout of this operation, if the group has one
   DispatchTarget target;                   // dispatch
   CombineSource source;                    // combine
 };
+
+// abi::LandingLayout: where the parts of every rank's landing begin. Groups with one send a row (or a partial
+// sum) once for a (token, rank).
+struct Landing {
+  std::uint32_t max_tokens = 0;  // T; 0: there is none
+  std::uint32_t slot_bytes = 0;
+  std::uint64_t hello = 0;   // [R] words of 16 bytes on 64-byte lines
+  std::uint64_t landed = 0;  // [R,T,kLandingPieces] tags
+  std::uint64_t chosen = 0;  // [R,T,ceil(K/4)] words of 16 bytes
+  std::uint64_t asked = 0;   // [R,T,K] words of 16 bytes
+  std::uint64_t slots = 0;   // [R,T] of slot_bytes
+};
+inline constexpr std::uint32_t kLandingPieces = 4;
+inline constexpr std::uint32_t kMaxLandingTokens = 512;
 
 struct Shape {
   std::uint32_t num_ranks = 0;
@@ -144,12 +159,14 @@ struct alignas(64) Operation {
   std::uint32_t rank = 0;
   std::uint32_t num_tokens = 0;
   std::uint64_t tag = 0;
-  std::uint64_t announcement[kAnnouncementWords] = {};  // word 1, and the routing in word 2, must agree
-  bool cached = false;                                  // dispatch: `routing` is already made
-  bool mark_unused = false;                             // rows above what was received are marked too
-  bool zero_padding = false;                            // and rows so marked are zeroed
+  // Word 1, and the routing in word 2, must agree; the low half of word 3 is num_tokens.
+  std::uint64_t announcement[kAnnouncementWords] = {};
+  bool cached = false;        // dispatch: `routing` is already made
+  bool mark_unused = false;   // rows above what was received are marked too
+  bool zero_padding = false;  // and rows so marked are zeroed
   Routing routing;
   CountOutputs counts;
+  Landing landing;
   // dispatch
   const void* topk_idx = nullptr;       // [n,K], the client's: read once
   const float* topk_weights = nullptr;  // [n,K] or null; combine: null = unweighted
@@ -209,7 +226,9 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
 // It runs on as many SMs as it has CTAs, of kMaxThreads and all shared memory, so that nothing else fits
 // beside it, and operations may ask for fewer.
 std::span<const std::byte> image();
-inline constexpr std::uint32_t kStaticBytes = 5 * 1024;  // the operation's copy, a few words, the driver's
+// The operation's copy, a few words, the driver's; and room for a kernel of a client's that waits for this
+// one, which must not keep a launched CTA from its SM.
+inline constexpr std::uint32_t kStaticBytes = 10 * 1024;
 inline constexpr const char* kKernelNames[] = {"epd_dispatch", "epd_combine", "epd_combine_per_expert",
                                                "epd_resident"};
 inline constexpr const char* kResidentKernel = kKernelNames[3];

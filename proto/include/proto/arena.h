@@ -197,10 +197,57 @@ constexpr std::uint64_t placement_words(const GroupShape& s) {
 //   expert_counts[s][e] compact: selections of s for the experts of d, other columns are not written;
 //                     else: rows that s sends to each expert
 // A dispatch that reuses a routing announces no counts.
+// Behind the blocks and the routing records, one landing for each block, if few tokens may travel: see
+// LandingLayout. Only kernels of CUDA devices use it.
 // Beside the blocks, num_routes() routing records, written by d's own engine. On CUDA devices each has two
 // halves, since a dispatch overwrites before all ranks have come to it: the older is overwritten. Each half:
 //   record, placement (placement_words), topk[T,K] (int32, validated), and on CUDA devices
 //   rows[T,K] (int32: the row at the choice's rank if the choice sends it, else -1)
+// Where rows lie on their way while few tokens travel and each would have several rows at a rank: once for a
+// (token, rank), in place of once for every row. Written by peers:
+//   hello[s]          source s has begun the operation with so many tokens: it may be written to
+//   chosen[s][t][]    dispatch: the choices of token t of source s, four to a word. A word here is 16 bytes
+//   and carries
+//                     the tag with it
+//   asked[s][t][k]    combine: for each choice of that token a word with the row that it takes, and its
+//   weight landed[s][t][p]   tag. Dispatch: token t of source s lies in its slot (p = 0). Combine: rank s has
+//   stored piece p
+//                     of its partial sum for this rank's token t
+//   slots[s][t]       the row, its scales and its weights, or the partial sum
+inline constexpr std::uint32_t kLandingRanks = 32;
+inline constexpr std::uint64_t kLandingTokens = 512;
+inline constexpr std::uint64_t kLandingBytes = std::uint64_t{256} << 20;
+inline constexpr std::uint64_t kLandingBits = std::uint64_t{1} << 19;  // a bit for each (expert, rank, token)
+inline constexpr std::uint64_t kLandingSourceBits = std::uint64_t{1} << 18;  // and for each (expert, token)
+inline constexpr std::uint32_t kLandingPieces = 4;                           // of a partial sum, at most
+
+struct LandingLayout {
+  std::uint64_t hello = 0;
+  std::uint64_t landed = 0;
+  std::uint64_t chosen = 0;
+  std::uint64_t asked = 0;
+  std::uint64_t slots = 0;
+  std::uint64_t slot_bytes = 0;
+  std::uint64_t bytes = 0;  // 0: there is none
+
+  constexpr explicit LandingLayout(const GroupShape& s) {
+    const std::uint64_t bits = s.num_experts * align_up(s.max_tokens, 32);
+    const bool small = s.max_tokens <= kLandingTokens && s.num_ranks <= kLandingRanks &&
+                       bits <= kLandingSourceBits && bits * s.num_ranks <= kLandingBits;
+    if (!s.per_expert() || s.topk < 2 || !small) return;
+    const std::uint64_t tokens = std::uint64_t{s.num_ranks} * s.max_tokens;
+    const std::uint64_t row =
+        align_up(std::uint64_t{s.row_bytes()} + s.scale_bytes(), 16) + align_up(s.topk * 4, 16);
+    slot_bytes = row > s.hidden * 2ull ? row : s.hidden * 2ull;
+    if (tokens * slot_bytes > kLandingBytes) return;
+    landed = hello + s.num_ranks * 64;
+    chosen = align_up(landed + tokens * kLandingPieces * 8, 64);
+    asked = chosen + tokens * ((s.topk + 3) / 4) * 16;
+    slots = align_up(asked + tokens * s.topk * 16, 128);
+    bytes = align_up(slots + tokens * slot_bytes, kRegionAlign);
+  }
+};
+
 struct ExchangeArenaLayout {
   std::uint64_t ready = 0;
   std::uint64_t arrived = 0;
@@ -214,6 +261,8 @@ struct ExchangeArenaLayout {
   std::uint64_t rows = 0;       // likewise
   std::uint64_t half_bytes = 0;
   std::uint64_t routing_bytes = 0;  // of a record
+  std::uint64_t landings = 0;       // of block 0
+  std::uint64_t landing_bytes = 0;  // of each; 0: there are none
   std::uint64_t total_bytes = 0;
 
   constexpr explicit ExchangeArenaLayout(const GroupShape& s) {
@@ -229,12 +278,17 @@ struct ExchangeArenaLayout {
     rows = align_up(topk + std::uint64_t{s.max_tokens} * s.topk * 4, 64);
     half_bytes = align_up(rows + std::uint64_t{s.max_tokens} * s.topk * 4, kRegionAlign);
     routing_bytes = half_bytes * 2;
-    total_bytes = routing + routing_bytes * s.num_routes();
+    landings = routing + routing_bytes * s.num_routes();
+    landing_bytes = LandingLayout(s).bytes;
+    total_bytes = landings + landing_bytes * s.depth;
   }
   constexpr std::uint64_t block(std::uint64_t op_index, std::uint32_t depth) const {
     return block_bytes * (op_index % depth);
   }
   constexpr std::uint64_t routing_of(std::uint32_t route) const { return routing + routing_bytes * route; }
+  constexpr std::uint64_t landing(std::uint64_t op_index, std::uint32_t depth) const {
+    return landings + landing_bytes * (op_index % depth);
+  }
 };
 
 }  // namespace epd::abi

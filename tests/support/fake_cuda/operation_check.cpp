@@ -67,6 +67,16 @@ class Checker {
     return s_.num_experts + (ranks + 1) + experts + (experts + 1) + experts * ranks * 2;
   }
 
+  void landing() {
+    if (!wrong_.empty()) return;
+    if (tokens_ > op_.landing.max_tokens) wrong_ = "there are more tokens than the landing has slots";
+    if (static_cast<std::uint32_t>(op_.announcement[3]) != op_.num_tokens)
+      wrong_ = "the announcement has another number of tokens";
+  }
+  std::size_t landing_bytes() const {
+    return op_.landing.slots + s_.num_ranks * op_.landing.max_tokens * std::size_t{op_.landing.slot_bytes};
+  }
+
   void may(const char* what, const void* address, std::size_t bytes) {
     if (address == nullptr || !wrong_.empty() || bytes == 0 || device_.reaches(address, bytes)) return;
     char text[160];
@@ -80,6 +90,7 @@ class Checker {
 
   void ends() {
     must("result", op_.result, sizeof(OpResult));
+    if (op_.landing.max_tokens != 0) landing();
     may("abort", op_.abort, 4);
     may("signal.ready", op_.signal.ready, 4);
     may("signal.done", op_.signal.done, 4);
@@ -101,6 +112,7 @@ class Checker {
       must("a peer's ready", peer.ready, ranks * kSignalWords * 8);
       must("a peer's arrived", peer.arrived, ranks * kSignalWords * 8);
       must("a peer's announcement", peer.announcement, ranks * kAnnouncementWords * 8);
+      if (op_.landing.max_tokens != 0) must("a peer's landing", peer.landing, landing_bytes());
       if (routed) continue;
       must("a peer's rank_counts", peer.rank_counts, ranks * ranks * 4);
       must("a peer's expert_counts", peer.expert_counts, ranks * s_.num_experts * 4);

@@ -1,0 +1,177 @@
+// Landings: while few tokens travel, a row lies once at each rank that takes it, in a slot of its source and
+// token, before it is spread over experts' rows (dispatch), or after they have been summed (combine).
+#pragma once
+
+#include "cuda/signal.cuh"
+
+namespace epd::kernels::cuda {
+
+// What is told in a landing: a word that carries the operation's tag with it, so that nobody has to say
+// besides that it is there.
+struct ToldWord {
+  std::uint64_t tag;
+  std::uint64_t value;
+};
+static_assert(sizeof(ToldWord) == 16);
+
+// One access of 16 bytes: both halves or neither.
+__device__ inline void tell(ToldWord* at, std::uint64_t tag, std::uint64_t value) {
+  asm volatile(
+      "{ .reg .b128 word;\n"
+      "  mov.b128 word, {%1, %2};\n"
+      "  st.relaxed.sys.global.b128 [%0], word; }" ::"l"(at),
+      "l"(tag), "l"(value)
+      : "memory");
+}
+__device__ inline ToldWord look(const ToldWord* at) {
+  ToldWord word;
+  asm volatile(
+      "{ .reg .b128 word;\n"
+      "  ld.relaxed.sys.global.b128 word, [%2];\n"
+      "  mov.b128 {%0, %1}, word; }"
+      : "=l"(word.tag), "=l"(word.value)
+      : "l"(at)
+      : "memory");
+  return word;
+}
+
+__device__ inline ToldWord look_acquire(const ToldWord* at) {
+  ToldWord word;
+  asm volatile(
+      "{ .reg .b128 word;\n"
+      "  ld.acquire.sys.global.b128 word, [%2];\n"
+      "  mov.b128 {%0, %1}, word; }"
+      : "=l"(word.tag), "=l"(word.value)
+      : "l"(at)
+      : "memory");
+  return word;
+}
+
+// Parts of the landing of rank `at`.
+__device__ inline std::size_t landing_place(const Operation& op, std::uint32_t source, std::uint32_t token) {
+  return std::size_t{source} * op.landing.max_tokens + token;
+}
+__device__ inline ToldWord* hello_word(const Operation& op, std::uint32_t at, std::uint32_t source) {
+  return reinterpret_cast<ToldWord*>(op.peers[at].landing + op.landing.hello + source * 64);
+}
+// Dispatch: the words of a token's choices, four in each.
+__device__ inline std::uint32_t chosen_per_token(const Shape& shape) {
+  return (shape.topk + 3) / 4;
+}
+__device__ inline ToldWord* chosen_words(const Operation& op, std::uint32_t at, std::uint32_t source,
+                                         std::uint32_t token) {
+  return reinterpret_cast<ToldWord*>(op.peers[at].landing + op.landing.chosen) +
+         landing_place(op, source, token) * chosen_per_token(op.shape);
+}
+// Combine: a word for each choice of a token.
+__device__ inline ToldWord* asked_words(const Operation& op, std::uint32_t at, std::uint32_t source,
+                                        std::uint32_t token) {
+  return reinterpret_cast<ToldWord*>(op.peers[at].landing + op.landing.asked) +
+         landing_place(op, source, token) * op.shape.topk;
+}
+__device__ inline std::uint64_t* landed_tag(const Operation& op, std::uint32_t at, std::uint32_t source,
+                                            std::uint32_t token, std::uint32_t piece) {
+  return reinterpret_cast<std::uint64_t*>(op.peers[at].landing + op.landing.landed) +
+         landing_place(op, source, token) * kLandingPieces + piece;
+}
+__device__ inline std::uint8_t* landing_slot(const Operation& op, std::uint32_t at, std::uint32_t source,
+                                             std::uint32_t token) {
+  return op.peers[at].landing + op.landing.slots + landing_place(op, source, token) * op.landing.slot_bytes;
+}
+
+// What a CTA's warps tell each other during an operation through landings; zero before.
+struct LandingBoard {
+  std::uint32_t tokens[kMaxRanks];  // of each source
+  std::uint32_t sent;               // warps that have sent all
+  std::uint32_t claimed;            // landed rows that warps have taken
+  std::uint32_t placed;             // the places are known, or kNowhere: the operation has failed
+  static constexpr std::uint32_t kPlaced = 1;
+  static constexpr std::uint32_t kNowhere = 2;
+};
+
+// A warp of CTA 0 tells every rank that this one has begun. What it read of the operation before in its block
+// has been read.
+__device__ inline void say_hello(const Operation& op) {
+  if (lane_of() >= op.shape.num_ranks || !is_there(op, lane_of())) return;
+  fence_system();
+  tell(hello_word(op, lane_of(), op.rank), op.tag, op.num_tokens);
+}
+
+// The last warp of every CTA moves nothing; that of CTA 0 is the herald.
+__device__ inline std::uint32_t herald_warp() {
+  return blockDim.x / 32 - 1;
+}
+
+// Until all ranks have said so; then the board has their tokens. False: failed, or the operation can't go on
+// (`good`) for some warp. All warps but the last call.
+__device__ inline bool wait_hello(const Operation& op, LandingBoard& board, bool good,
+                                  std::uint64_t deadline_ns) {
+  if (warp_of() == 0) {
+    ToldWord word{};
+    std::uint32_t waiting = ranks_there(op);
+    for (std::uint32_t looks = 1; waiting != 0 && good; ++looks) {
+      const bool mine = ((waiting >> lane_of()) & 1) != 0;
+      if (mine) word = look_acquire(hello_word(op, op.rank, lane_of()));
+      waiting &= ~__ballot_sync(kFull, mine && word.tag >= op.tag);
+      if (waiting == 0 || looks % 64 != 0) continue;
+      bool leave = false;
+      if (lane_of() == 0) leave = must_leave(op, deadline_ns, waiting);
+      good = __shfl_sync(kFull, leave, 0) == 0;
+    }
+    board.tokens[lane_of()] = min(static_cast<std::uint32_t>(word.value), op.landing.max_tokens);
+  }
+  return Team{0, herald_warp()}.all(good);
+}
+
+// Until the lane's word, if it has one, is told. False: failed. All lanes of a warp call.
+__device__ inline bool wait_told(const Operation& op, const ToldWord* at, bool mine, std::uint32_t rank,
+                                 std::uint64_t deadline_ns, std::uint64_t& value) {
+  for (std::uint32_t looks = 1;; ++looks) {
+    if (mine) {
+      const ToldWord word = look(at);
+      value = word.value;
+      mine = word.tag != op.tag;
+    }
+    if (__all_sync(kFull, !mine)) return true;
+    if (looks % 64 != 0) continue;
+    const std::uint32_t waiting = __reduce_or_sync(kFull, mine ? 1u << rank : 0u);
+    bool leave = false;
+    if (lane_of() == 0) leave = must_leave(op, deadline_ns, waiting);
+    if (__shfl_sync(kFull, leave, 0)) return false;
+  }
+}
+
+// Each of `warps` warps of each CTA calls when the last that it sent to other ranks has been released: the
+// last of all then tells them.
+__device__ inline void tell_others(const Operation& op, Cta cta, LandingBoard& board, std::uint32_t warps) {
+  bool last = false;
+  __syncwarp();
+  if (lane_of() == 0) {
+    __threadfence_block();
+    last = atomicAdd(&board.sent, 1) == warps - 1;
+    __threadfence_block();
+    if (last) last = count_up(&workspace(op).sent, cta.count - 1) == cta.count - 1;
+  }
+  __syncwarp();
+  if (!__shfl_sync(kFull, last, 0)) return;
+  const std::uint32_t rank = lane_of();
+  if (rank >= op.shape.num_ranks || rank == op.rank || !is_there(op, rank)) return;
+  store_release_system(op.peers[rank].arrived + op.rank * kSignalWords, op.tag);
+}
+
+// The herald announces, compares announcements, and ends when all others have sent this rank all. `warps`:
+// that call tell_others in CTA 0, this one among them. False: the operation has failed.
+__device__ inline bool herald(const Operation& op, Cta cta, LandingBoard& board, std::uint32_t warps,
+                              std::uint64_t deadline_ns) {
+  const Peer& own = op.peers[op.rank];
+  const bool there = lane_of() < op.shape.num_ranks && is_there(op, lane_of());
+  const std::uint32_t rank = there ? lane_of() : op.rank;
+  announce_at(op, lane_of());
+  __syncwarp();
+  if (!wait_words(op, own.ready + rank * kSignalWords, there, rank, deadline_ns)) return false;
+  if (__any_sync(kFull, there && !agrees(op, rank)) != 0) return false;
+  tell_others(op, cta, board, warps);
+  return wait_words(op, own.arrived + rank * kSignalWords, there && rank != op.rank, rank, deadline_ns);
+}
+
+}  // namespace epd::kernels::cuda
