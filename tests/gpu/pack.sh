@@ -13,7 +13,7 @@ END
 fi
 build=$1
 out=$2
-programs=(epd epctl epbench operations_test gpu_fault_test)
+programs=(epd epctl epbench operations_test bound_test gpu_fault_test)
 
 rm -rf "$out"
 mkdir -p "$out/bin" "$out/lib"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds the CUDA kernels, their test and their benchmark on a machine with GPUs, and runs all of it within
-# about nine minutes. Usage: tests/gpu/run.sh [--daemon DIR] [full]   (from the root of the sources; output in
-# build/gpu). With --daemon also, under MPS, the conformance tests, the GPU faults and the benchmark's suite of what
+# about eight minutes. Usage: tests/gpu/run.sh [--daemon DIR] [full]   (from the root of the sources; output in
+# build/gpu; EPD_GPU_STEPS="test suite" runs these steps alone). With --daemon also, under MPS, the conformance tests, the GPU faults and the benchmark's suite of what
 # pack.sh has put in DIR. (Conformance tests that kill an engine are left out: under MPS that takes the clients of its
 # GPU along.)
 set -u
@@ -43,36 +43,61 @@ step() {  # step <name> <seconds> <command...>
   name=$1
   limit=$2
   shift 2
+  case " ${EPD_GPU_STEPS:-$name} " in *" $name "*) ;; *) return ;; esac
   begin=$(date +%s)
-  timeout -s KILL "$limit" "$@" > "$out/$name.log" 2>&1
+  if [ "$1" = overlap ]; then
+    overlap > "$out/$name.log" 2>&1  # has its own limits
+  else
+    timeout -s KILL "$limit" "$@" > "$out/$name.log" 2>&1
+  fi
   rc=$?
   [ $rc -eq 0 ] && verdict=PASS || { verdict="FAIL (exit $rc)"; failed=1; }
   table="$table$(printf '%-12s %s, %s s' "$name" "$verdict" $(($(date +%s) - begin)))
 "
 }
 table=""
-step test 120 "$out/kernels_test" "${EPD_GPU_CASES:-150}"
-step bench 120 "$out/kernels_bench" ${1:-}
-if command -v compute-sanitizer > /dev/null && [ "${EPD_GPU_SANITIZE:-1}" = 1 ]; then
-  step memcheck 90 compute-sanitizer --tool memcheck --error-exitcode 9 "$out/kernels_test" 30 1 256
-  step racecheck 90 compute-sanitizer --tool racecheck --error-exitcode 9 "$out/kernels_test" 15 1 256 no-failures
-fi
+step test 60 "$out/kernels_test" "${EPD_GPU_CASES:-100}"
 if [ -n "$daemon" ]; then
   EPD_TEST_BIN=$daemon/bin
   EPD_TEST_GPUS=$(nvidia-smi --list-gpus | wc -l)
   export EPD_TEST_BIN EPD_TEST_GPUS
   nvidia-cuda-mps-control -d && sleep 1
-  step conformance 150 "$daemon/bin/operations_test" --gtest_filter='*/cuda-*ThatIsKilled*:*ThatAreKilled*'
-  step faults 120 "$daemon/bin/gpu_fault_test"
-  step suite 120 "$daemon/bin/epbench" suite --backend cuda
+  epbench() { timeout -s KILL 100 "$daemon/bin/epbench" --backend cuda --iters 20 "$@"; }
+  overlap() {
+    for mode in launched resident; do
+      epbench --mode $mode --wait kernel --tokens 4096 --overlap --check none
+      epbench --mode $mode --wait kernel --tokens 128 --layout expert --payload fp8 --max-recv-rows 64 --overlap --check none
+    done
+  }
+  # Tests that kill an engine take the clients of its GPU along under MPS.
+  kills='*ThatIsKilled*:*ThatAreKilled*:*OutliveTheEngine*:*Engine*'
+  step faults 70 "$daemon/bin/gpu_fault_test"
+  step suite 100 "$daemon/bin/epbench" suite --backend cuda --iters 12
+  step resident 100 "$daemon/bin/epbench" suite --backend cuda --mode resident --iters 12
+  step overlap 60 overlap
+  # A daemon starts anew with each kind of device: one kind after the other.
+  for kind in cuda_by_kernel resident_by_kernel; do
+    step "$kind" 60 "$daemon/bin/operations_test" --gtest_filter="*Streams*/$kind-$kills"
+  done
+  step conformance 60 "$daemon/bin/operations_test" --gtest_filter="*RandomCases*/resident:*Modes*/resident-$kills"
+  for kind in cuda resident; do
+    step "bound_$kind" 40 "$daemon/bin/bound_test" --gtest_filter="*/$kind-$kills"
+  done
   echo quit | nvidia-cuda-mps-control > /dev/null
 fi
-for name in test memcheck racecheck conformance faults; do
-  [ -f "$out/$name.log" ] && { echo "== $name"; tail -25 "$out/$name.log"; }
+step bench 60 "$out/kernels_bench" ${1:-}
+if command -v compute-sanitizer > /dev/null && [ "${EPD_GPU_SANITIZE:-1}" = 1 ]; then
+  step memcheck 60 compute-sanitizer --tool memcheck --error-exitcode 9 "$out/kernels_test" 12 1 256 no-failures
+  step racecheck 60 compute-sanitizer --tool racecheck --error-exitcode 9 "$out/kernels_test" 8 1 256 no-failures no-landings
+fi
+for name in test memcheck racecheck cuda_by_kernel resident_by_kernel conformance bound_cuda bound_resident; do
+  [ -f "$out/$name.log" ] && { echo "== $name"; tail -12 "$out/$name.log"; }
+done
+for name in faults suite resident overlap; do
+  [ -f "$out/$name.log" ] && { echo "== $name"; cat "$out/$name.log"; }
 done
 echo "== bench"
 cat "$out/bench.log"
-[ -f "$out/suite.log" ] && { echo "== suite"; cat "$out/suite.log"; }
 echo "== summary"
 printf '%s' "$table"
 exit $failed

@@ -258,7 +258,7 @@ TEST_F(ConfigFile, AReloadRefusesWhatIsFixedByName) {
   for (const OptionInfo& option : config_options()) {
     const bool fixed = option.key.starts_with("daemon.") || option.key.starts_with("mps.") ||
                        option.key == "log.format" || option.key == "devices.host" ||
-                       option.key == "devices.cuda";
+                       option.key == "devices.cuda" || option.key == "devices.mode";
     EXPECT_EQ(option.reloadable, !fixed) << option.key;
   }
 }

@@ -50,7 +50,7 @@ enum class LinkType : std::uint16_t {
   kGroupRemoved = 39,
   kResumed = 40,
   kDeviceFailed = 41,  // its last word: nothing of it runs on the device any more, and its process ends
-  kRankRefused = 42,  // memory that a rank's client brought can't be used here; it stays masked
+  kRankRefused = 42,   // memory that a rank's client brought can't be used here; it stays masked
 };
 
 // How an engine's process ends: 0 as told, 1 the supervisor is gone, 2 something that a restart may not mend,
