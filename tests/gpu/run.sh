@@ -87,8 +87,8 @@ if [ -n "$daemon" ]; then
 fi
 step bench 60 "$out/kernels_bench" ${1:-}
 if command -v compute-sanitizer > /dev/null && [ "${EPD_GPU_SANITIZE:-1}" = 1 ]; then
-  step memcheck 60 compute-sanitizer --tool memcheck --error-exitcode 9 "$out/kernels_test" 12 1 256 no-failures
-  step racecheck 60 compute-sanitizer --tool racecheck --error-exitcode 9 "$out/kernels_test" 8 1 256 no-failures no-landings
+  step memcheck 60 compute-sanitizer --tool memcheck --error-exitcode 9 "$out/kernels_test" 12 1 256 no-failures no-resident
+  step racecheck 60 compute-sanitizer --tool racecheck --error-exitcode 9 "$out/kernels_test" 8 1 256 no-failures no-landings no-resident
 fi
 for name in test memcheck racecheck cuda_by_kernel resident_by_kernel conformance bound_cuda bound_resident; do
   [ -f "$out/$name.log" ] && { echo "== $name"; tail -12 "$out/$name.log"; }
