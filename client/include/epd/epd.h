@@ -440,8 +440,8 @@ EPD_API epd_status_t epd_combine(epd_group_t* group, const epd_combine_args_t* a
 
 /* Does nothing, to the engine and back; not collective. Measures the hand-off. */
 EPD_API epd_status_t epd_noop(epd_group_t* group, uint32_t slot, epd_ticket_t* ticket);
-/* The same with on_stream, in the order of the group's other operations; wait_by: epd_wait_by_t. Its deadline is
- * the group's default; it fails with those that it comes after if the group breaks. */
+/* The same with on_stream, in the order of the group's other operations; wait_by: epd_wait_by_t. Its deadline
+ * is the group's default; it fails with those that it comes after if the group breaks. */
 EPD_API epd_status_t epd_noop_on_stream(epd_group_t* group, uint32_t slot, void* stream, uint32_t wait_by,
                                         epd_ticket_t* ticket);
 
