@@ -199,6 +199,14 @@ void CudaDevice::set_num_sms(std::uint32_t sms) {
   share_anew();
 }
 
+std::uint32_t CudaDevice::lane_sms(const CudaLane& lane) const {
+  std::vector<std::int32_t> priorities;
+  priorities.reserve(lanes_.size());
+  for (const CudaLane* each : lanes_) priorities.push_back(each->priority());
+  const auto at = std::find(lanes_.begin(), lanes_.end(), &lane);
+  return lane_share(num_sms_, priorities, static_cast<std::size_t>(at - lanes_.begin()));
+}
+
 void CudaDevice::share_anew() {
   for (CudaLane* lane : lanes_) lane->follow_share();
 }

@@ -93,8 +93,7 @@ class CudaDevice final : public Device, public Launcher {
   const CudaDriver& driver() const { return driver_; }
   const std::shared_ptr<Partition>& partition() const { return partition_; }
   std::size_t max_shared_bytes() const { return max_shared_bytes_; }
-  // What each lane may have, so that all fit beside each other.
-  std::uint32_t lane_sms() const { return std::max(1u, num_sms_ / std::max(1u, num_lanes())); }
+  std::uint32_t lane_sms(const CudaLane& lane) const;  // lane_share()
   CUkernel kernel(const char* name) const;
   Result<LaneMemory> take_memory(std::size_t device_bytes, std::size_t host_bytes);
   void give_back(const LaneMemory& memory) { free_memory_.push_back(memory); }

@@ -22,6 +22,7 @@ class CudaLane : public Lane {
   // The device's SMs, or their share for each lane, are not what they were. Also called whenever nothing is
   // in flight.
   virtual void follow_share() = 0;
+  std::int32_t priority() const { return shape_.priority; }
 
  protected:
   using Kind = kernels::cuda::Kind;

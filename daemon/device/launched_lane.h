@@ -13,7 +13,7 @@ class LaunchedLane final : public CudaLane {
   void follow_share() override;
 
  private:
-  std::uint32_t num_sms() const override { return device_.lane_sms(); }
+  std::uint32_t num_sms() const override { return device_.lane_sms(*this); }
   void start(Kind kind, std::uint32_t place) override;
   // In the host's memory, as no stream need have a turn then to write it.
   const std::uint32_t* abort_word(std::uint32_t place) const override { return &host_place(place).abort; }

@@ -18,7 +18,7 @@ ResidentLane::~ResidentLane() {
 }
 
 void ResidentLane::follow_share() {
-  const std::uint32_t share = device_.lane_sms();
+  const std::uint32_t share = device_.lane_sms(*this);
   if (in_flight() != 0 || (ctas_ == share && partition_ == device_.partition())) return;
   if (ctas_ != 0) stop();
   take_stream();

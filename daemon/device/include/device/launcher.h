@@ -59,6 +59,11 @@ class Lane {
   virtual void release(const kernels::cuda::Signal& signal) = 0;
 };
 
+// What one of a device's lanes may have of its SMs, so that all fit beside each other: one SM, and of those
+// that are left then its part by weight, which doubles with each step of priority. `lanes`: their priorities,
+// not more than `sms`.
+std::uint32_t lane_share(std::uint32_t sms, std::span<const std::int32_t> lanes, std::size_t lane);
+
 class Launcher {
  public:
   virtual ~Launcher() = default;
