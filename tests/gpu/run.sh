@@ -1,9 +1,8 @@
 #!/bin/sh
 # Builds the CUDA kernels, their test and their benchmark on a machine with GPUs, and runs all of it within
 # about eight minutes. Usage: tests/gpu/run.sh [--daemon DIR] [full]   (from the root of the sources; output in
-# build/gpu; EPD_GPU_STEPS="test suite" runs these steps alone). With --daemon also, under MPS, the conformance tests, the GPU faults and the benchmark's suite of what
-# pack.sh has put in DIR. (Conformance tests that kill an engine are left out: under MPS that takes the clients of its
-# GPU along.)
+# build/gpu; EPD_GPU_STEPS="test suite" runs these steps alone). With --daemon also, under MPS, what pack.sh has put in
+# DIR: the GPU faults, the benchmark's suite in both modes, overlap, streams, conformance, bound memory.
 set -u
 daemon=
 if [ "${1:-}" = --daemon ]; then
@@ -45,14 +44,10 @@ step() {  # step <name> <seconds> <command...>
   shift 2
   case " ${EPD_GPU_STEPS:-$name} " in *" $name "*) ;; *) return ;; esac
   begin=$(date +%s)
-  if [ "$1" = overlap ]; then
-    overlap > "$out/$name.log" 2>&1  # has its own limits
-  else
-    timeout -s KILL "$limit" "$@" > "$out/$name.log" 2>&1
-  fi
+  timeout -s KILL "$limit" "$@" > "$out/$name.log" 2>&1
   rc=$?
   [ $rc -eq 0 ] && verdict=PASS || { verdict="FAIL (exit $rc)"; failed=1; }
-  table="$table$(printf '%-12s %s, %s s' "$name" "$verdict" $(($(date +%s) - begin)))
+  table="$table$(printf '%-23s %s, %s s' "$name" "$verdict" $(($(date +%s) - begin)))
 "
 }
 table=""
@@ -62,19 +57,17 @@ if [ -n "$daemon" ]; then
   EPD_TEST_GPUS=$(nvidia-smi --list-gpus | wc -l)
   export EPD_TEST_BIN EPD_TEST_GPUS
   nvidia-cuda-mps-control -d && sleep 1
-  epbench() { timeout -s KILL 100 "$daemon/bin/epbench" --backend cuda --iters 20 "$@"; }
-  overlap() {
-    for mode in launched resident; do
-      epbench --mode $mode --wait kernel --tokens 4096 --overlap --check none
-      epbench --mode $mode --wait kernel --tokens 128 --layout expert --payload fp8 --max-recv-rows 64 --overlap --check none
-    done
-  }
+  epbench="$daemon/bin/epbench --backend cuda --iters 20"
   # Tests that kill an engine take the clients of its GPU along under MPS.
   kills='*ThatIsKilled*:*ThatAreKilled*:*OutliveTheEngine*:*Engine*'
   step faults 70 "$daemon/bin/gpu_fault_test"
   step suite 100 "$daemon/bin/epbench" suite --backend cuda --iters 12
   step resident 100 "$daemon/bin/epbench" suite --backend cuda --mode resident --iters 12
-  step overlap 60 overlap
+  for mode in launched resident; do
+    beside="$epbench --mode $mode --wait kernel --overlap --check none"
+    step "overlap_4096_$mode" 60 $beside --tokens 4096
+    step "overlap_128_$mode" 60 $beside --tokens 128 --layout expert --payload fp8 --max-recv-rows 64
+  done
   # A daemon starts anew with each kind of device: one kind after the other.
   for kind in cuda_by_kernel resident_by_kernel; do
     step "$kind" 60 "$daemon/bin/operations_test" --gtest_filter="*Streams*/$kind-$kills"
@@ -93,11 +86,9 @@ fi
 for name in test memcheck racecheck cuda_by_kernel resident_by_kernel conformance bound_cuda bound_resident; do
   [ -f "$out/$name.log" ] && { echo "== $name"; tail -12 "$out/$name.log"; }
 done
-for name in faults suite resident overlap; do
+for name in faults suite resident overlap_4096_launched overlap_128_launched overlap_4096_resident overlap_128_resident bench; do
   [ -f "$out/$name.log" ] && { echo "== $name"; cat "$out/$name.log"; }
 done
-echo "== bench"
-cat "$out/bench.log"
 echo "== summary"
 printf '%s' "$table"
 exit $failed

@@ -191,9 +191,8 @@ enum class Kind { kDispatch, kCombine, kNoop };
 // What a resident kernel is told: operations, in order, and at last to stop. Entry i of its life lies at
 // i % kQueueEntries.
 //
-// A resident kernel never looks again and again at the host's memory: while one does, every step of every
-// stream of that GPU, the clients' too, takes 30 us longer (the GPU's membar for the whole system waits for
-// such reads).
+// A resident kernel never looks again and again at the host's memory: while it did, steps of the clients'
+// streams on that GPU took some 30 us longer (measured; see daemon/device/README).
 inline constexpr std::uint32_t kQueueEntries = 128;
 enum class Task : std::uint32_t { kStop, kNoop, kDispatch, kCombine, kCombinePerExpert };
 // `place`: of the operation, in the arrays that the kernel was given.
