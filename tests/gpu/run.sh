@@ -74,14 +74,14 @@ if [ -n "$daemon" ]; then
   done
   step conformance 60 "$daemon/bin/operations_test" --gtest_filter="*RandomCases*/resident:*Modes*/resident-$kills"
   for kind in cuda resident; do
-    step "bound_$kind" 40 "$daemon/bin/bound_test" --gtest_filter="*/$kind-$kills"
+    step "bound_$kind" 90 "$daemon/bin/bound_test" --gtest_filter="*/$kind-$kills"
   done
   echo quit | nvidia-cuda-mps-control > /dev/null
 fi
 step bench 60 "$out/kernels_bench" ${1:-}
 if command -v compute-sanitizer > /dev/null && [ "${EPD_GPU_SANITIZE:-1}" = 1 ]; then
-  step memcheck 60 compute-sanitizer --tool memcheck --error-exitcode 9 "$out/kernels_test" 12 1 256 no-failures no-resident
-  step racecheck 60 compute-sanitizer --tool racecheck --error-exitcode 9 "$out/kernels_test" 8 1 256 no-failures no-landings no-resident
+  step memcheck 60 compute-sanitizer --tool memcheck --error-exitcode 9 "$out/kernels_test" 60 1 256 no-failures no-resident
+  step racecheck 60 compute-sanitizer --tool racecheck --error-exitcode 9 "$out/kernels_test" 40 1 256 no-failures no-landings no-resident
 fi
 for name in test memcheck racecheck cuda_by_kernel resident_by_kernel conformance bound_cuda bound_resident; do
   [ -f "$out/$name.log" ] && { echo "== $name"; tail -12 "$out/$name.log"; }
