@@ -209,7 +209,13 @@ typedef struct epd_binding {
 #define EPD_BINDING_INIT \
   { sizeof(epd_binding_t), EPD_REGION_X, -1, 0, 0, NULL }
 
-/* All ranks must agree on everything but rank, timeout_ms, sms, priority and bindings. */
+/* How this rank's operations get to the engine; see "Commands". */
+typedef enum epd_commands {
+  EPD_COMMANDS_BY_HOST = 0,
+  EPD_COMMANDS_BY_STREAM = 1 /* CUDA devices of a daemon with devices.mode = "resident" */
+} epd_commands_t;
+
+/* All ranks must agree on everything but rank, timeout_ms, sms, priority, bindings and commands. */
 typedef struct epd_group_config {
   size_t size;
   const char* name;     /* 1..63 characters of [A-Za-z0-9._-] */
@@ -237,11 +243,13 @@ typedef struct epd_group_config {
   int32_t priority; /* of this rank's operations among those of its device: -8 .. 7, higher goes first */
   const epd_binding_t* bindings; /* regions that this rank keeps in memory of its own, each at most once */
   uint32_t num_bindings;
+  epd_commands_t commands; /* by host: any thread submits. By stream: streams ask for operations themselves */
 } epd_group_config_t;
-#define EPD_GROUP_CONFIG_INIT                                                                  \
-  {                                                                                            \
-    sizeof(epd_group_config_t), NULL, -1, 0, 0, 0, 0, 0, 0, EPD_PAYLOAD_BF16, EPD_INDEX_INT32, \
-        EPD_FAIL_FAST, 0, 0, EPD_LAYOUT_COMPACT, EPD_SCALES_FLOAT32, 0, 0, 0, 0, 0, 0, NULL, 0 \
+#define EPD_GROUP_CONFIG_INIT                                                                   \
+  {                                                                                             \
+    sizeof(epd_group_config_t), NULL, -1, 0, 0, 0, 0, 0, 0, EPD_PAYLOAD_BF16, EPD_INDEX_INT32,  \
+        EPD_FAIL_FAST, 0, 0, EPD_LAYOUT_COMPACT, EPD_SCALES_FLOAT32, 0, 0, 0, 0, 0, 0, NULL, 0, \
+        EPD_COMMANDS_BY_HOST                                                                    \
   }
 
 /* Blocks until all R ranks have joined. Errors: INVALID_ARGUMENT (names the field; for a mismatch
@@ -326,6 +334,21 @@ typedef struct epd_resume_info {
  * number of tokens, inputs) until operation i + depth has completed here; then every rank has completed i. */
 EPD_API epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, epd_resume_info_t* info);
 
+typedef struct epd_progress {
+  size_t size;
+  uint64_t next_op; /* all of the group's operations below have been completed on this rank */
+  uint32_t ended;   /* commands that have ended, cyclic; 0 unless EPD_COMMANDS_BY_STREAM */
+  uint32_t failed;  /* of these, how many were not carried out, since the join */
+} epd_progress_t;
+#define EPD_PROGRESS_INIT \
+  { sizeof(epd_progress_t), 0, 0, 0 }
+
+/* OK if the group can be used and, with EPD_COMMANDS_BY_STREAM, all commands that had ended before the call
+ * were carried out since the last epd_group_resume. Else the status of the group's break, with its text:
+ * waits up to 5 seconds for the group to say it. Some tens of microseconds with commands, of which none are
+ * waited for: to know of those in a stream, synchronise it first. progress may be NULL. */
+EPD_API epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progress);
+
 /* ---- operations ----------------------------------------------------------------------------
  * All ranks submit the same operations of a group in the same order, on the same slots, under the same
  * handles (or none). All other arguments concern this rank's own rows and may differ; num_tokens may be 0. A
@@ -368,6 +391,28 @@ EPD_API epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, ep
  * (counts) may be that of a later operation. With defer_receive the stream is to wait for the operation
  * before it touches the slot again. */
 
+/* Commands. A rank that joins with EPD_COMMANDS_BY_STREAM hands the order of its operations to its streams: a
+ * call with on_stream enqueues a kernel of one thread that asks the engine's kernel for the operation when
+ * the stream gets there, with no host in the path, and (without defer_receive) waits for its end. So a stream
+ * that captures a graph may be used, and the graph replayed any number of times, each time a new operation
+ * with what the regions hold then. Ranks need not all do the same. Differences:
+ *   - on_stream is required. The order of the group's operations is that in which the streams get to them;
+ * use one stream, or order several by events.
+ *   - num_tokens_at gives n from device memory, at the time the stream gets there. More than max_tokens is an
+ *     illegal command, which ends the session.
+ *   - A handle names a routing record and not one dispatch: used by a combine, it means the last dispatch
+ * that wrote the record before. What the routing of slot s is, each new dispatch on s replaces.
+ *   - There are no results for the CPU. The ticket of a call says only its slot: epd_ticket_wait_on_stream
+ * alone takes it, and waits for the slot's last operation in the stream's order. epd_group_check tells
+ * whether all went well. Counts are in the regions alone.
+ *   - An operation that fails, and all that follow it, are not carried out; streams go on. After
+ *     epd_group_check has said so, synchronise the streams and call epd_group_resume: what streams ask for
+ *     before it has returned is not carried out either.
+ *   - The deadline counts from when the engine has begun the operation.
+ *   - The first call with arguments that no call had before (slot, kind, flags, timeout, sms, routing) makes
+ *     them known to the engine and waits for that, some tens of microseconds; at most 64 different ones in a
+ *     group, else RESOURCE_EXHAUSTED. Make each call once before timing anything. */
+
 typedef struct epd_dispatch_args {
   size_t size;
   uint32_t slot;       /* 0..depth-1 */
@@ -387,9 +432,11 @@ typedef struct epd_dispatch_args {
   void* stream;         /* a cudaStream_t or CUstream; NULL is CUDA's default stream */
   uint32_t wait_by;     /* epd_wait_by_t, see "Streams"; 0 without on_stream */
   uint32_t reserved;    /* 0 */
+  const uint32_t* num_tokens_at; /* commands: n is read there, in device memory, in place of num_tokens, which
+                                    is 0 then. NULL: num_tokens */
 } epd_dispatch_args_t;
 #define EPD_DISPATCH_ARGS_INIT \
-  { sizeof(epd_dispatch_args_t), 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0 }
+  { sizeof(epd_dispatch_args_t), 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0, NULL }
 
 /* Reads x, x_scales, topk_idx, topk_weights of the slot; delivers the recv_* regions. *handle (may be NULL
  * unless keep_handle) names the routing for combine, and for dispatches that use it again, on any slot. It is

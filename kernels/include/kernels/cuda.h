@@ -35,6 +35,12 @@ enum class OpError : std::uint32_t {
   kMismatch,   // culprit announced something else
   kAborted,    // culprit: the lowest rank that was waited for
   kDeadline,   // likewise
+  // Of commands alone, and without having begun:
+  kNoRouting,    // its record holds none
+  kOldRouting,   // rows: the routing's epoch. Ranks have come or gone since
+  kBadProgram,   // rows: the command's word. No such program has been recorded
+  kBadTokens,    // rows: the command's word; room: the most that are allowed
+  kLostCommand,  // rows: the word that lies where the command should be. Later commands have replaced it
 };
 
 // Where an operation ended. `tag` is stored last, with release at system scope.
@@ -148,6 +154,9 @@ struct Signal {
   std::uint32_t* ready = nullptr;  // the operation begins when this has got to `value`. Null: at once
   std::uint32_t* done = nullptr;   // gets `value` when the operation has ended, well or not. May be null
   std::uint32_t value = 0;
+  // Of commands, stored before `done`; may be null.
+  std::uint32_t* flag = nullptr;    // gets 1
+  std::uint32_t* failed = nullptr;  // one is added if it ended badly
 };
 
 // Everything about one operation of one rank. It lies in device memory until the operation
@@ -199,6 +208,109 @@ enum class Task : std::uint32_t { kStop, kNoop, kDispatch, kCombine, kCombinePer
 constexpr std::uint64_t queue_entry(std::uint32_t index, Task task, std::uint32_t place) {
   return std::uint64_t{index + 1u} << 32 | static_cast<std::uint64_t>(task) << 16 | place;
 }
+
+// ---- commands: operations that a stream of the client's asks for by itself (abi::CommandWords)
+
+inline constexpr std::uint32_t kCommandSlots = 64;
+inline constexpr std::uint32_t kMaxPrograms = 64;
+inline constexpr std::uint32_t kJournalEntries = 1024;
+
+// abi::CommandWords. In memory that the client writes: each word is read once, and judged.
+struct CommandWords {
+  alignas(64) std::uint64_t commands[kCommandSlots];
+  alignas(64) std::uint32_t tail;
+  std::uint32_t epoch;
+  alignas(64) std::uint32_t rung[16];
+  alignas(64) std::uint32_t closed;
+  alignas(64) std::uint32_t done;
+  std::uint32_t failed;
+  alignas(64) std::uint32_t flags[kMaxPrograms];
+};
+
+// What commands name: an operation described as if it were number 0 of its group (block 0), with the first
+// half of its routing record and without tag, tokens, result, abort and signal. Device memory; written by the
+// host while no command of it can run.
+struct alignas(64) Program {
+  Operation op;
+  Task task = Task::kStop;  // kStop: not recorded
+  std::uint32_t route = 0;  // routing record that it writes (makes_routing) or uses
+  std::uint32_t makes_routing = 0;
+  std::uint32_t max_tokens = 0;         // that a command may say
+  std::uint64_t since[kMaxRanks] = {};  // combine: the epoch in which each rank came. A rank has no rows of
+                                        // routings that are older, its source counts as null
+};
+
+// A routing record as commands know it.
+struct RouteState {
+  std::uint64_t tag = 0;  // of its dispatch, abi::op_tag; 0: it holds none
+  std::uint32_t num_tokens = 0;
+  std::uint32_t half = 0;  // in which it lies. The next dispatch writes the other one
+};
+
+// Where commands go on. By the host in pinned memory, read once for each turn.
+struct CommandStart {
+  std::uint64_t epoch = 0;
+  std::uint64_t index = 0;          // of the next dispatch or combine in the group
+  std::uint64_t changed_epoch = 0;  // a cached dispatch needs a routing of this epoch or a later one
+  std::uint32_t num_routes = 0;
+  std::uint32_t sets = 0;      // 1: `sequence` counts too (a new engine); 0: the kernel knows better
+  std::uint32_t sequence = 0;  // of the next command
+  std::uint32_t reserved = 0;
+  const RouteState* routes = nullptr;  // [num_routes], pinned
+};
+
+// An end that the host is to know, in order. Discarded commands have none.
+struct alignas(64) JournalEntry {
+  OpResult result;      // tag and left: the operation's, 0 if it has not begun
+  std::uint64_t index;  // its number in the group; of a noop: none
+  std::uint32_t program;
+  std::uint32_t num_tokens;
+  std::uint32_t command;  // its number
+  std::uint32_t number;   // of the entry + 1, cyclic. Stored last, with release at system scope
+};
+
+// Pinned memory of the host, which the kernel writes, and reads only as said at CommandStart.
+struct CommandHost {
+  alignas(64) CommandStart start;
+  alignas(64) std::uint32_t turn;  // the turn that the kernel has taken: stored when no command of an earlier
+                                   // one runs any more
+  alignas(64) JournalEntry journal[kJournalEntries];
+};
+
+// What the kernel keeps, and the host's words for it (by stream memory operations). Device memory, zeroed
+// once; RouteState[num_routes] lie behind.
+struct alignas(64) CommandState {
+  // By the host.
+  std::uint32_t turn;          // odd: commands are carried out from CommandStart on; even: they are discarded
+  std::uint32_t journal_read;  // entries that the host has read
+  std::uint32_t abort;         // not 0: the command that runs is to end
+  // The kernel's own.
+  alignas(64) std::uint64_t epoch;
+  std::uint64_t index;
+  std::uint64_t changed_epoch;
+  std::uint32_t sequence;  // of the next command
+  std::uint32_t journal;   // entries written
+  std::uint32_t turn_taken;
+  std::uint32_t failed;  // one has failed: others are discarded until the next turn
+  std::uint64_t noops;
+};
+
+// `words` null: the lane takes no commands.
+struct CommandArguments {
+  CommandWords* words = nullptr;
+  CommandState* state = nullptr;
+  RouteState* routes = nullptr;
+  const Program* programs = nullptr;  // [kMaxPrograms]
+  CommandHost* host = nullptr;
+  std::uint32_t depth = 0;  // blocks of an exchange arena
+  std::uint32_t rank = 0;
+  std::uint64_t block_bytes = 0;    // from block to block, of everybody's arena
+  std::uint64_t landing_bytes = 0;  // likewise
+  std::uint64_t half_bytes = 0;     // from a routing record's first half to its second
+};
+
+// ---- what a resident kernel is given
+
 // Device memory, zeroed once.
 struct alignas(64) ResidentState {
   std::uint64_t entries[kQueueEntries];  // by the host, when the operation lies in place
@@ -210,6 +322,7 @@ struct ResidentArguments {
   Operation* operations = nullptr;   // of the device, by place
   const Operation* given = nullptr;  // by place, of the host: as they are when their entry is stored
   std::uint32_t first = 0;           // entry
+  CommandArguments commands;
 };
 
 // Bytes of device memory that an operation in flight needs for itself.

@@ -8,6 +8,7 @@
 // that combine needs. Engines only.
 #pragma once
 
+#include "proto/commands.h"
 #include "proto/shape.h"
 
 #include <array>
@@ -86,6 +87,8 @@ struct StreamWords {
 };
 static_assert(sizeof(StreamWords) == 128);
 
+static_assert(kCommandBuffers == kMaxDepth);
+
 // Where a region lies that its rank has bound to memory of its own: that of slot s at offset + s * stride of
 // the memory. `memory` counts the descriptors that came with it from 1; 0: the region is in the arena.
 struct Binding {
@@ -110,7 +113,8 @@ constexpr std::uint32_t bound_regions(const Bindings& bindings) {
 struct UserArenaLayout {
   std::array<std::uint64_t, kNumRegions> offset{};  // within a slot
   std::uint64_t slot_bytes = 0;
-  std::uint64_t words = 0;  // StreamWords[depth]
+  std::uint64_t words = 0;     // StreamWords[depth]
+  std::uint64_t commands = 0;  // CommandWords
   std::uint64_t total_bytes = 0;
 
   constexpr explicit UserArenaLayout(const GroupShape& shape, std::uint32_t bound = 0) {
@@ -120,7 +124,8 @@ struct UserArenaLayout {
       slot_bytes += align_up(region_bytes(shape, static_cast<Region>(i)), kRegionAlign);
     }
     words = slot_bytes * shape.depth;
-    total_bytes = words + align_up(sizeof(StreamWords) * shape.depth, kRegionAlign);
+    commands = words + sizeof(StreamWords) * shape.depth;
+    total_bytes = align_up(commands + sizeof(CommandWords), kRegionAlign);
   }
   constexpr std::uint64_t ready_word(std::uint32_t slot) const {
     return words + slot * sizeof(StreamWords) + offsetof(StreamWords, ready);

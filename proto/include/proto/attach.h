@@ -56,7 +56,7 @@ struct Join {
   std::uint32_t timeout_ms;  // how long to wait for the other ranks; 0 = the daemon's default
   std::uint32_t sms;         // SMs (host: threads) per device for this group's operations; 0 = default
   std::int32_t priority;     // of this rank's operations on its device: kMinPriority .. kMaxPriority
-  std::uint32_t reserved;
+  std::uint32_t commands;    // 1: this rank's operations are commands (proto/commands.h), 0: submissions
   GroupShape shape;
   Bindings bindings;  // this rank's alone
 };
@@ -116,6 +116,7 @@ constexpr std::uint64_t layout_hash() {
   constexpr UserArenaLayout arena(probe);
   for (std::uint64_t v : arena.offset) h = mix(h, v);
   h = mix(h, arena.words);
+  h = mix(h, arena.commands);
   h = mix(h, arena.total_bytes);
   return mix(h, BoardLayout(probe).total_bytes);
 }

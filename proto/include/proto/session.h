@@ -36,16 +36,21 @@ enum OpFlags : std::uint32_t {
   kBiasShift = 6,                // combine: two bits, the number of biases to add
   kFlagBiases = 3u << kBiasShift,
   kFlagStream = 1u << 8,  // any, on CUDA devices: begins when StreamWords::ready says so, ends with ::done
-  kNoopFlags = kFlagStream,
-  kDispatchFlags = kFlagWeights | kFlagCached | kFlagZeroPadding | kFlagMarkUnused | kFlagDefer | kFlagStream,
-  kCombineFlags = kFlagWeights | kFlagReturnWeights | kFlagDefer | kFlagBiases | kFlagStream,
+  // any, and all of a member with Join::commands: not to be run now, but to be kept as program `handle`,
+  // which commands name. A program is not changed: to record it again is to say the same again.
+  kFlagRecord = 1u << 9,
+  kNoopFlags = kFlagStream | kFlagRecord,
+  kDispatchFlags = kFlagWeights | kFlagCached | kFlagZeroPadding | kFlagMarkUnused | kFlagDefer |
+                   kFlagStream | kFlagRecord,
+  kCombineFlags = kFlagWeights | kFlagReturnWeights | kFlagDefer | kFlagBiases | kFlagStream | kFlagRecord,
 };
 
 struct Submission {
   std::uint64_t sequence;   // ring position + 1, stored last
   std::uint64_t ticket;     // chosen by the client, echoed; not 0, and not one in flight
   std::uint64_t epoch;      // the group epoch that the client acts in
-  std::uint64_t handle;     // combine, cached dispatch: op_index of the dispatch whose routing is used
+  std::uint64_t handle;     // combine, cached dispatch: op_index of the dispatch whose routing is used;
+                            // kFlagRecord: number of the program, < kMaxPrograms
   std::uint64_t submit_ns;  // CLOCK_MONOTONIC
   Op op;
   std::uint32_t member;        // from Joined; index and generation

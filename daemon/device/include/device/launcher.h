@@ -39,12 +39,55 @@ class Flight {
   virtual void abort() = 0;
 };
 
+// Of a lane whose operations are commands (proto/commands.h): a stream of the client's asks for them, the
+// kernel that stays carries them out, and the engine hears of it afterwards.
+//
+// Halted, as it is at first, it discards commands: streams go on, words.failed counts.
+class CommandPort {
+ public:
+  using Program = kernels::cuda::Program;
+
+  // Where an operation's memory lies for the next numbers, as kernels::cuda::CommandArguments.
+  struct Layout {
+    std::byte* words = nullptr;  // abi::CommandWords, in the rank's user arena
+    std::uint32_t rank = 0;
+    std::uint32_t depth = 0;
+    std::uint32_t num_routes = 0;
+    std::uint64_t block_bytes = 0;
+    std::uint64_t landing_bytes = 0;
+    std::uint64_t half_bytes = 0;
+  };
+  struct Start {
+    std::uint64_t epoch = 0;
+    std::uint64_t index = 0;
+    std::uint64_t changed_epoch = 0;
+    std::span<const kernels::cuda::RouteState> routes;  // [num_routes]
+  };
+
+  virtual ~CommandPort() = default;
+  // Once, before all else: commands are taken (and discarded) from here on.
+  virtual void open(const Layout& layout) = 0;
+  // Program `number` < kMaxPrograms, movers excepted, of at most `sms` SMs (0: the lane's share). Only one
+  // that has not been recorded, or while halted().
+  virtual void record(std::uint32_t number, kernels::cuda::Kind kind, const Program& program,
+                      std::uint32_t sms) = 0;
+  // Ends the command that runs, and discards others until resume().
+  virtual void halt() = 0;
+  // Nothing runs since halt(), and ends() has everything.
+  virtual bool halted() const = 0;
+  virtual void resume(const Start& start) = 0;
+  // Ends in the order of their commands. A look at host memory; null: none yet. Valid until pop().
+  virtual const kernels::cuda::JournalEntry* front() const = 0;
+  virtual void pop() = 0;
+};
+
 struct LaneShape {
   kernels::cuda::Shape shape;
   std::uint32_t depth = 0;
   std::uint32_t placement_words = 0;
   std::uint32_t num_biases = 0;
   std::int32_t priority = 0;
+  bool commands = false;  // UNSUPPORTED where no kernel stays
 };
 
 class Lane {
@@ -57,6 +100,8 @@ class Lane {
   // For an operation that will never be launched: `done`, when no flight that has the same word may still
   // write a lower value there. Never takes the word back.
   virtual void release(const kernels::cuda::Signal& signal) = 0;
+  // Null unless LaneShape::commands. Destroying the lane closes it: whoever waits for a command goes on.
+  virtual CommandPort* commands() { return nullptr; }
 };
 
 // What one of a device's lanes may have of its SMs, so that all fit beside each other: one SM, and of those
