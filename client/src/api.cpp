@@ -123,7 +123,8 @@ Status read_dispatch(const epd_dispatch_args_t& a, SubmitRequest& request) {
              a.handle,
              a.keep_handle != 0,
              {a.on_stream != 0, a.stream},
-             static_cast<WaitBy>(a.wait_by)};
+             static_cast<WaitBy>(a.wait_by),
+             a.num_tokens_at};
   if (a.reserved != 0) return epd::client::bad_value("reserved", a.reserved, "0");
   return read_switches({{"weights", a.weights, abi::kFlagWeights},
                         {"keep_handle", a.keep_handle, 0},
@@ -144,7 +145,8 @@ Status read_combine(const epd_combine_args_t& a, SubmitRequest& request) {
              a.handle,
              false,
              {a.on_stream != 0, a.stream},
-             static_cast<WaitBy>(a.wait_by)};
+             static_cast<WaitBy>(a.wait_by),
+             nullptr};
   if (a.reserved != 0) return epd::client::bad_value("reserved", a.reserved, "0");
   if (a.num_biases > abi::kMaxBiases)
     return epd::client::bad_value("num_biases", a.num_biases, "0 .. " + std::to_string(abi::kMaxBiases));
@@ -280,6 +282,17 @@ epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, epd_resume
     EPD_RETURN_IF_ERROR(unwrap(group)->session.resume(*unwrap(group), timeout_ms, out));
     if (info != nullptr) epd::client::write_struct(info, out);
     return {};
+  });
+}
+
+epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progress) {
+  return guarded([&]() -> Status {
+    EPD_REQUIRE(group);
+    if (progress != nullptr) EPD_RETURN_IF_ERROR(epd::client::check_output(progress, "progress"));
+    epd_progress_t out = EPD_PROGRESS_INIT;
+    Status status = unwrap(group)->session.check_group(*unwrap(group), out);
+    if (progress != nullptr) epd::client::write_struct(progress, out);
+    return status;
   });
 }
 

@@ -35,6 +35,8 @@ class BoardView {
   bool active(std::uint32_t rank) const {
     return (board().active[rank / 64].load(std::memory_order_acquire) >> (rank % 64) & 1) != 0;
   }
+  // Of operations: all below have been completed on this rank.
+  std::uint64_t next_index() const { return board().next_index.load(std::memory_order_acquire); }
   // "" unless the slot's message is about this ticket.
   std::string message_for(std::uint32_t slot, std::uint64_t ticket) const;
 

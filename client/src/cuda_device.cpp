@@ -82,8 +82,12 @@ class CudaDevice final : public Device {
   Status write(void* stream, std::uintptr_t word, std::uint32_t value, WaitBy by) override;
   Status wait(void* stream, const StreamWait& wait, WaitBy by) override;
   Status write_and_wait(void* stream, std::uintptr_t word, const StreamWait& wait) override;
+  Status command(void* stream, const StreamCommand& command) override;
+  Status await_command(void* stream, std::uintptr_t words, std::uint32_t slot,
+                       std::uint64_t limit_ns) override;
   Status write_aside(std::uintptr_t word, std::uint32_t value) override;
   Status finish_aside() override;
+  Status read_aside(std::uintptr_t from, std::span<std::uint32_t> words) override;
   void synchronize() noexcept override;
 
  private:
@@ -255,12 +259,31 @@ Status CudaDevice::write_and_wait(void* stream, std::uintptr_t word, const Strea
                 [&] { return kernels_->signal_and_wait(static_cast<CUstream>(stream), word, wait); });
 }
 
+Status CudaDevice::command(void* stream, const StreamCommand& command) {
+  return within("launching epd_command",
+                [&] { return kernels_->command(static_cast<CUstream>(stream), command); });
+}
+
+Status CudaDevice::await_command(void* stream, std::uintptr_t words, std::uint32_t slot,
+                                 std::uint64_t limit_ns) {
+  return within("launching epd_await_command", [&] {
+    return kernels_->await_command(static_cast<CUstream>(stream), words, slot, limit_ns);
+  });
+}
+
 Status CudaDevice::write_aside(std::uintptr_t word, std::uint32_t value) {
   return write(aside_, word, value, WaitBy::kMemoryOperation);
 }
 
 Status CudaDevice::finish_aside() {
   return within("cuStreamSynchronize", [&] { return driver_.cuStreamSynchronize(aside_); });
+}
+
+Status CudaDevice::read_aside(std::uintptr_t from, std::span<std::uint32_t> words) {
+  Status copied = within("cuMemcpyDtoHAsync", [&] {
+    return driver_.cuMemcpyDtoHAsync(words.data(), from, words.size_bytes(), aside_);
+  });
+  return copied.ok() ? finish_aside() : copied;
 }
 
 void CudaDevice::synchronize() noexcept {

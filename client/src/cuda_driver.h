@@ -38,6 +38,7 @@ namespace epd::client {
   X(cuStreamIsCapturing)            \
   X(cuStreamWriteValue32)           \
   X(cuStreamWaitValue32)            \
+  X(cuMemcpyDtoHAsync)              \
   X(cuLibraryLoadData)              \
   X(cuLibraryUnload)                \
   X(cuLibraryGetKernel)             \

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <utility>
 
 namespace epd::client {
@@ -29,6 +30,18 @@ struct StreamWait {
   std::uintptr_t word = 0;
   std::uint32_t value = 0;
   std::uint64_t limit_ns = 0;  // a kernel goes on after this whatever the word is; a memory operation can't
+};
+
+// A command for the engine's kernel, see abi::CommandWords.
+struct StreamCommand {
+  std::uintptr_t words = 0;
+  std::uint32_t slot = 0;
+  std::uint32_t program = 0;
+  std::uint32_t num_tokens = 0;
+  std::uintptr_t num_tokens_at = 0;  // 0: num_tokens
+  bool flagged = false;              // a memory operation will wait for the program's flag
+  bool waits = false;                // the kernel waits for the command's end itself
+  std::uint64_t limit_ns = 0;        // at most so long
 };
 
 class Device {
@@ -54,10 +67,18 @@ class Device {
   // Both by one kernel: the value that it waits for is written to `word` first.
   virtual Status write_and_wait(void* stream, std::uintptr_t word, const StreamWait& wait) = 0;
 
+  // Enqueue as well, and are legal in a stream that captures: a kernel that rings the command, and one that
+  // waits for the end of the last command on the slot. After can_wait_by(kKernel).
+  virtual Status command(void* stream, const StreamCommand& command) = 0;
+  virtual Status await_command(void* stream, std::uintptr_t words, std::uint32_t slot,
+                               std::uint64_t limit_ns) = 0;
+
   // A memory operation in a stream of the library's that waits for no other.
   virtual Status write_aside(std::uintptr_t word, std::uint32_t value) = 0;
   // Returns when all write_aside before it are done.
   virtual Status finish_aside() = 0;
+  // Behind all write_aside before it; returns with the words.
+  virtual Status read_aside(std::uintptr_t from, std::span<std::uint32_t> words) = 0;
   // Returns when everything enqueued in the context has run, or can't any more.
   virtual void synchronize() noexcept = 0;
 };

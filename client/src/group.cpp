@@ -88,6 +88,10 @@ Status make_join(const epd_group_config_t& c, abi::Join& join, OwnMemory& own) {
     return bad_value("priority", c.priority,
                      std::to_string(abi::kMinPriority) + " .. " + std::to_string(abi::kMaxPriority));
   }
+  join.commands = as<std::uint32_t>(c.commands);
+  if (join.commands > EPD_COMMANDS_BY_STREAM) {
+    return bad_value("commands", join.commands, "0 (EPD_COMMANDS_BY_HOST) or 1 (EPD_COMMANDS_BY_STREAM)");
+  }
   status = read_bindings(c, join.shape, own);
   if (!status.ok()) return status;
   join.bindings = own.bindings;

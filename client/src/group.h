@@ -3,6 +3,7 @@
 
 #include "bindings.h"
 #include "board.h"
+#include "commands.h"
 #include "device.h"
 #include "proto/attach.h"
 
@@ -15,6 +16,7 @@ namespace epd::client {
 class Session;
 
 // A handle is the number of its dispatch + 1, and the routing record that the engine keeps for it.
+// In a group with commands: as of the first dispatch, whichever has written the record.
 constexpr epd_handle_t make_handle(std::uint64_t op_index, std::uint32_t route) {
   return (std::uint64_t{route} << abi::kTagIndexBits) | (op_index + 1);
 }
@@ -86,6 +88,9 @@ struct Group {
                                       : reinterpret_cast<std::uintptr_t>(user.as<char>());
   }
 
+  // In a group with commands: abi::CommandWords.
+  std::uintptr_t command_words() const { return device_user.address() + arena.commands; }
+
   // routes.cpp; all with the session's mutex.
   // The record of a handle that may be used, or NOT_FOUND.
   Status find_route(epd_handle_t handle, std::uint32_t& route) const;
@@ -123,6 +128,7 @@ struct Group {
   std::vector<Route> routes;               // [num_routes]
   std::vector<std::uint32_t> free_routes;  // of those beyond the slots'; the last is taken next
   std::array<SlotWords, abi::kMaxDepth> words{};
+  Commands commands;
   // Whether the library itself is to release the streams that wait for this group's operations.
   // kDone is wanted again from time to time, until there is nothing to release any more (kOver).
   enum class Release { kNo, kWanted, kDone, kOver } release = Release::kNo;

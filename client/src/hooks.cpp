@@ -42,6 +42,8 @@ bool Session::in_hook_thread() const {
 }
 
 Status Session::on_complete(Group& group, epd_ticket_t ticket, epd_hook_t hook, void* user) {
+  Status refused = refuse_command_ticket(group, ticket);
+  if (!refused.ok()) return refused;
   const Lock lock(mutex_);
   const auto found = operations_.find(ticket);
   if (found == operations_.end() || found->second.group != &group || !found->second.waiting_hook.empty()) {

@@ -93,6 +93,7 @@ Status Session::join(const epd_group_config_t& config, Group*& out) {
   abi::Join join{};
   OwnMemory own;
   Status status = make_join(config, join, own);
+  if (status.ok() && join.commands != 0) status = can_command();
   if (!status.ok()) return status;
   auto group = std::make_unique<Group>(*this, join.shape, std::move(own));
   const std::int64_t wait_ms = config.timeout_ms == 0 ? kLongestJoinMs : config.timeout_ms + kReplyMarginMs;
@@ -107,7 +108,9 @@ Status Session::join(const epd_group_config_t& config, Group*& out) {
     return ended_;
   }
   if (!status.ok()) return status;
+  group->commands.by_stream = join.commands != 0;
   status = adopt_joined(reply, *group);
+  if (status.ok()) status = open_commands(*group);
   if (!status.ok()) {
     send_leave(group->member, Deadline::in_ms(kLeaveMs));
     return status;

@@ -3,9 +3,9 @@
 // Threads. Any thread may call. `mutex_` guards all state but the attach socket's reading end, which
 // belongs to `request_mutex_`; the order is a group's submit_mutex, request_mutex_, mutex_. None is held
 // while sleeping, except request_mutex_ by the request that awaits its reply, and submit_mutex in calls of a
-// device's driver, which are made without the other two. At most one waiting thread is the leader: it alone
-// spins and sleeps on the descriptors; the others sleep on their own condition variable. See README, "Who
-// sleeps where".
+// device's driver, which are made without the other two, and while the engine takes a program. At most one
+// waiting thread is the leader: it alone spins and sleeps on the descriptors; the others sleep on their own
+// condition variable. See README, "Who sleeps where".
 #pragma once
 
 #include "attach.h"
@@ -82,6 +82,7 @@ struct SubmitRequest {
   bool keep = false;        // dispatch: its handle
   StreamUse stream = {};    // CUDA devices; a CUstream
   WaitBy wait_by = WaitBy::kDefault;
+  const std::uint32_t* num_tokens_at = nullptr;  // commands: on the device, in place of num_tokens
 
   // One kernel lets it begin and waits for it.
   bool begins_and_waits() const {
@@ -89,6 +90,10 @@ struct SubmitRequest {
   }
 };
 
+// Flags as the engine takes them: it ends sessions for flags that can't have a meaning.
+std::uint32_t engine_flags(const abi::GroupShape& shape, const SubmitRequest& request);
+// CLOCK_MONOTONIC
+std::uint64_t monotonic_ns();
 // INVALID_ARGUMENT if it is none of epd_wait_by_t's.
 Status check_wait_by(WaitBy given);
 
@@ -122,6 +127,9 @@ class Session {
   Status wait_sent(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms);
   Status resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t& info);
 
+  // commands.cpp
+  Status check_group(Group& group, epd_progress_t& progress);
+
   // hooks.cpp
   Status on_complete(Group& group, epd_ticket_t ticket, epd_hook_t hook, void* user);
 
@@ -130,6 +138,7 @@ class Session {
   friend class BoardWaiter;
   friend class ResumeWaiter;
   friend class HookWaiter;
+  friend class BreakWaiter;
   friend struct SessionTestAccess;
   using Lock = std::unique_lock<std::mutex>;
   using Operations = std::unordered_map<std::uint64_t, Operation>;
@@ -164,6 +173,7 @@ class Session {
   Status push(Lock& lock, Group& group, const SubmitRequest& request, const RouteUse& use,
               epd_ticket_t ticket);
   Status no_room(Lock& lock);
+  static Status no_handle_left(const Group& group);
   Status blocked(Lock& lock, std::string why);  // WOULD_BLOCK, unless the session is over
 
   // streams.cpp
@@ -191,6 +201,24 @@ class Session {
   void await_release(Group& group);
   void kick_watch() const;
   void stop_watch();
+
+  // commands.cpp: submit(), wait_on_stream() and resume() of groups with commands
+  Status command(Group& group, SubmitRequest request, epd_ticket_t& ticket, epd_handle_t* handle);
+  Status wait_for_command(const Group& group, epd_ticket_t ticket, void* stream, WaitBy wait_by);
+  Status renew_commands(Group& group);  // needs no mutex
+  Status can_command() const;
+  Status open_commands(Group& group);  // once, in join
+  // INVALID_ARGUMENT for all that wants a result.
+  static Status refuse_command_ticket(const Group& group, epd_ticket_t ticket);
+  Status write_epoch(Group& group, std::uint64_t epoch);
+  Status usable_for_commands(const Group& group);
+  // A record to keep is taken from the free ones.
+  static Status choose_command_route(Group& group, const SubmitRequest& request, RouteUse& use);
+  Status record(Lock& lock, Group& group, std::uint32_t number);
+  Status prepare_program(Lock& lock, Group& group, const Program& program, std::uint32_t& number);
+  Status enqueue_command(const Group& group, const SubmitRequest& request, StreamCommand command);
+  static StreamWait flag_of(const Group& group, std::uint32_t program);
+  void close_commands(const Group& group);  // of the watch; needs no mutex
 
   // session.cpp
   void end_locked(Status status);

@@ -39,9 +39,13 @@ Status StreamKernels::load(CUdevice device, CUstream stream) {
   if (error == CUDA_SUCCESS) error = take(device, "epd_signal", signal_);
   if (error == CUDA_SUCCESS) error = take(device, "epd_wait", wait_);
   if (error == CUDA_SUCCESS) error = take(device, "epd_signal_and_wait", signal_and_wait_);
+  if (error == CUDA_SUCCESS) error = take(device, "epd_command", command_);
+  if (error == CUDA_SUCCESS) error = take(device, "epd_await_command", await_command_);
   if (error == CUDA_SUCCESS) error = signal(stream, 0, 0);
   if (error == CUDA_SUCCESS) error = wait(stream, {});
   if (error == CUDA_SUCCESS) error = signal_and_wait(stream, 0, {});
+  if (error == CUDA_SUCCESS) error = command(stream, {});
+  if (error == CUDA_SUCCESS) error = await_command(stream, 0, 0, 0);
   if (error == CUDA_SUCCESS) error = driver_.cuStreamSynchronize(stream);
   if (error == CUDA_ERROR_NO_BINARY_FOR_GPU)
     return {StatusCode::kUnsupported, "this libepd has no kernels for this GPU"};
@@ -69,6 +73,21 @@ CUresult StreamKernels::signal_and_wait(CUstream stream, std::uintptr_t ready, c
   StreamWait w = wait;
   void* parameters[] = {&ready, &w.word, &w.value, &w.limit_ns};
   return launch(signal_and_wait_, stream, parameters);
+}
+
+CUresult StreamKernels::command(CUstream stream, const StreamCommand& command) const {
+  StreamCommand c = command;
+  std::uint32_t flagged = c.flagged ? 1 : 0;
+  std::uint32_t waits = c.waits ? 1 : 0;
+  void* parameters[] = {&c.words,         &c.slot,  &c.program, &c.num_tokens,
+                        &c.num_tokens_at, &flagged, &waits,     &c.limit_ns};
+  return launch(command_, stream, parameters);
+}
+
+CUresult StreamKernels::await_command(CUstream stream, std::uintptr_t words, std::uint32_t slot,
+                                      std::uint64_t limit_ns) const {
+  void* parameters[] = {&words, &slot, &limit_ns};
+  return launch(await_command_, stream, parameters);
 }
 
 }  // namespace epd::client

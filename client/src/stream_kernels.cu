@@ -1,9 +1,16 @@
 // How a stream tells the engine that an operation may begin and waits for its end without stream memory
 // operations: kernels of one thread. The words are StreamWords of a slot (proto/arena.h).
 //
-// Memory ordering. What came before in the stream has run when the kernel begins; the store that marks ready is a
-// release and the load that sees done an acquire, both for the whole system, because the engine is another
-// process, and its peers are other GPUs. What comes after in the stream begins when the kernel has ended.
+// Memory ordering. What came before in the stream has run when the kernel begins; the store that marks ready
+// is a release and the load that sees done an acquire, both for the whole system, because the engine is
+// another process, and its peers are other GPUs. What comes after in the stream begins when the kernel has
+// ended.
+//
+// Commands go by a ring instead (abi::CommandWords): the command's word is stored as `ready` is, and `done`
+// is looked at likewise. Only kernels of this process write the ring, in whatever streams, so an atomic of
+// the device numbers the commands.
+#include "proto/commands.h"
+
 #include <cstdint>
 
 namespace {
@@ -37,6 +44,36 @@ __device__ void await(const std::uint32_t* word, std::uint32_t value, std::uint6
   while (!reached(word, value) && clock_ns() - begin < limit_ns) __nanosleep(kSleep_ns);
 }
 
+// ---- commands
+
+using epd::abi::CommandWords;
+
+// What a command has room for: more is more than any group's max_tokens, and stays so.
+constexpr std::uint32_t kMostTokens = 0x1ffff;
+// Looks at `done` for each at `closed`, which is not 0 once, if ever.
+constexpr std::uint32_t kLooksPerClosed = 16;
+
+__device__ std::uint32_t load(const std::uint32_t* word) {
+  std::uint32_t now;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
+  return now;
+}
+
+__device__ void store(std::uint32_t* word, std::uint32_t value) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+
+__device__ void await_end(const CommandWords& words, std::uint32_t end, std::uint64_t limit_ns) {
+  for (std::uint32_t i = 0; i < kLooks; ++i) {
+    if (reached(&words.done, end)) return;
+  }
+  const std::uint64_t begin = clock_ns();
+  for (std::uint32_t i = 0; !reached(&words.done, end) && clock_ns() - begin < limit_ns; ++i) {
+    if (i % kLooksPerClosed == 0 && load(&words.closed) != 0) return;
+    __nanosleep(kSleep_ns);
+  }
+}
+
 }  // namespace
 
 // Without a word they do nothing: that is how they are loaded, see stream_kernels.cpp.
@@ -57,4 +94,40 @@ extern "C" __global__ void __launch_bounds__(1)
   if (ready == nullptr) return;
   mark(ready, value);
   await(done, value, limit_ns);
+}
+
+// Rings a command. What it needs to know is loaded together, for each load takes as long as all of them.
+// Whoever closes stores `closed` and then the flags; this clears its flag and then looks at `closed`. With
+// the fence between, and one on the other side, one of the two sees the other: the flag stays 1.
+extern "C" __global__ void __launch_bounds__(1)
+    epd_command(CommandWords* words, std::uint32_t slot, std::uint32_t program, std::uint32_t num_tokens,
+                const std::uint32_t* num_tokens_at, std::uint32_t flagged, std::uint32_t waits,
+                std::uint64_t limit_ns) {
+  if (words == nullptr) return;
+  if (flagged != 0) {
+    store(&words->flags[program], 0);
+    __threadfence_system();
+  }
+  const std::uint32_t closed = load(&words->closed);
+  const std::uint32_t epoch = load(&words->epoch);
+  if (num_tokens_at != nullptr) num_tokens = load(num_tokens_at);
+  const std::uint32_t number = atomicAdd(&words->tail, 1);
+  store(&words->rung[slot], number + 1);
+  if (closed != 0) {
+    store(&words->flags[program], 1);
+    return;
+  }
+  const std::uint64_t command = epd::abi::pack(
+      {number, num_tokens < kMostTokens ? num_tokens : kMostTokens, program, flagged != 0, epoch & 0xff});
+  asm volatile(
+      "st.release.sys.global.u64 [%0], %1;" ::"l"(&words->commands[number % epd::abi::kCommandSlots]),
+      "l"(command)
+      : "memory");
+  if (waits != 0) await_end(*words, number + 1, limit_ns);
+}
+
+// For the end of the last command on the slot before this in the stream.
+extern "C" __global__ void __launch_bounds__(1)
+    epd_await_command(CommandWords* words, std::uint32_t slot, std::uint64_t limit_ns) {
+  if (words != nullptr) await_end(*words, load(&words->rung[slot]), limit_ns);
 }

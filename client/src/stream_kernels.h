@@ -22,6 +22,9 @@ class StreamKernels {
   CUresult signal(CUstream stream, std::uintptr_t ready, std::uint32_t value) const;
   CUresult wait(CUstream stream, const StreamWait& wait) const;
   CUresult signal_and_wait(CUstream stream, std::uintptr_t ready, const StreamWait& wait) const;
+  CUresult command(CUstream stream, const StreamCommand& command) const;
+  CUresult await_command(CUstream stream, std::uintptr_t words, std::uint32_t slot,
+                         std::uint64_t limit_ns) const;
 
  private:
   CUresult take(CUdevice device, const char* name, CUkernel& kernel);
@@ -32,6 +35,8 @@ class StreamKernels {
   CUkernel signal_ = nullptr;
   CUkernel wait_ = nullptr;
   CUkernel signal_and_wait_ = nullptr;
+  CUkernel command_ = nullptr;
+  CUkernel await_command_ = nullptr;
 };
 
 }  // namespace epd::client

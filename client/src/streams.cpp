@@ -116,6 +116,8 @@ Status Session::begin_and_wait(const Group& group, const SubmitRequest& request,
 Status Session::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream, WaitBy wait_by) {
   Status status = check_wait_by(wait_by);
   if (!status.ok()) return status;
+  if (group.commands.by_stream && CommandTicket::is(ticket))
+    return wait_for_command(group, ticket, stream, wait_by);
   StreamWait wait;
   {
     const Lock lock(mutex_);
@@ -195,6 +197,7 @@ bool Session::release_a_group(Lock& lock) {
     const bool all = group.release == Group::Release::kWanted;
     const auto before = group.words;
     lock.unlock();
+    if (group.commands.by_stream) close_commands(group);
     for (std::uint32_t slot = 0; slot < group.shape.depth; ++slot) {
       const epd_ticket_t ticket = all ? before[slot].last : before[slot].releasing ? before[slot].ended : 0;
       if (ticket == 0) continue;
@@ -214,6 +217,16 @@ bool Session::release_a_group(Lock& lock) {
     return true;
   }
   return false;
+}
+
+// `closed` comes first, see abi::CommandWords: of a kernel that rings and this one sees the other.
+void Session::close_commands(const Group& group) {
+  Device& device = *attachment_.device;
+  const CommandPlaces at{group.command_words()};
+  // As above.
+  [[maybe_unused]] Status written = device.write_aside(at.closed(), 1);
+  for (std::uint32_t program = 0; program < abi::kMaxPrograms; ++program)
+    written = device.write_aside(at.flag(program), 1);
 }
 
 // Not while others are in flight there: the engine may write for these at any time, and a word must not fall
@@ -236,6 +249,11 @@ bool Session::await_slot_release(Lock& lock, const Group& group, std::uint32_t s
 // From here on nothing is submitted in the group any more: it is left, or the session has ended.
 void Session::want_release_locked(Group& group) {
   if (group.release != Group::Release::kNo) return;
+  if (group.commands.rung) {
+    group.release = Group::Release::kWanted;
+    kick_watch();
+    return;
+  }
   for (const SlotWords& words : group.words) {
     if (words.last == 0) continue;
     group.release = Group::Release::kWanted;

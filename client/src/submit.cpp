@@ -11,12 +11,6 @@ namespace {
 // wait. So there is room for all, and for a few that come twice because engines died.
 constexpr std::size_t kMostUnseen = abi::kCompletionSlots - 4;
 
-std::uint64_t monotonic_ns() {
-  timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
-}
-
 Status check_request(const Group& group, const SubmitRequest& request) {
   if (request.slot >= group.shape.depth) {
     return bad_value("slot", request.slot, "0 .. " + std::to_string(group.shape.depth - 1));
@@ -31,10 +25,19 @@ Status check_request(const Group& group, const SubmitRequest& request) {
   if (request.keep && request.handle != 0) {
     return bad_value("keep_handle", 1, "0 under a handle: its routing stays as long as it was to stay");
   }
+  if (request.num_tokens_at != nullptr && !group.commands.by_stream)
+    return invalid_argument("num_tokens_at is given; allowed: NULL, but in groups with commands");
   return {};
 }
 
-// Flags as the engine takes them: it ends sessions for flags that can't have a meaning.
+}  // namespace
+
+std::uint64_t monotonic_ns() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
+}
+
 std::uint32_t engine_flags(const abi::GroupShape& shape, const SubmitRequest& request) {
   std::uint32_t flags = request.flags;
   if (request.op == abi::Op::kDispatch && request.handle != 0) flags |= abi::kFlagCached;
@@ -42,8 +45,6 @@ std::uint32_t engine_flags(const abi::GroupShape& shape, const SubmitRequest& re
   if (shape.layout != abi::Layout::kPacked) flags &= ~std::uint32_t{abi::kFlagZeroPadding};
   return flags;
 }
-
-}  // namespace
 
 // Nobody may be waiting who would notice that the daemon is gone, so look.
 Status Session::blocked(Lock& lock, std::string why) {
@@ -86,10 +87,7 @@ Status Session::choose_route(Lock& lock, Group& group, const SubmitRequest& requ
   } else if (request.keep) {
     // Completions that nobody has seen yet may give records back.
     if (group.free_routes.empty()) drain_locked();
-    if (group.free_routes.empty()) {
-      return {StatusCode::kResourceExhausted, "no handle is left to keep: the group's num_handles is " +
-                                                  std::to_string(group.shape.num_handles)};
-    }
+    if (group.free_routes.empty()) return no_handle_left(group);
     use = {group.free_routes.back(), true};
   } else {
     use = {request.slot, true};
@@ -100,6 +98,11 @@ Status Session::choose_route(Lock& lock, Group& group, const SubmitRequest& requ
                                         std::to_string(request.slot)
                                   : "the dispatch of handle " + std::to_string(request.handle) +
                                         " is in flight on another slot");
+}
+
+Status Session::no_handle_left(const Group& group) {
+  return {StatusCode::kResourceExhausted,
+          "no handle is left to keep: the group's num_handles is " + std::to_string(group.shape.num_handles)};
 }
 
 Status Session::no_room(Lock& lock) {
@@ -171,6 +174,7 @@ Status Session::submit(Group& group, SubmitRequest request, epd_ticket_t& ticket
   Status status = check_request(group, request);
   if (status.ok()) status = check_stream(request);
   if (!status.ok()) return status;
+  if (group.commands.by_stream) return command(group, request, ticket, handle);
   StreamWait wait;
   {
     const std::lock_guard<std::mutex> order(group.submit_mutex);

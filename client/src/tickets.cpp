@@ -102,6 +102,7 @@ class ResumeWaiter final : public Waiter {
 Status Session::wait_ticket(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms,
                             epd_result_t* result) {
   Status status = check_timeout(timeout_ms);
+  if (status.ok()) status = refuse_command_ticket(group, ticket);
   if (!status.ok()) return status;
   TicketWaiter waiter(*this, group, ticket);
   Lock lock(mutex_);
@@ -126,6 +127,7 @@ bool Session::pending(Group& group, epd_ticket_t ticket) {
 
 Status Session::counts(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, epd_counts_t& counts) {
   Status status = check_timeout(timeout_ms);
+  if (status.ok()) status = refuse_command_ticket(group, ticket);
   if (!status.ok()) return status;
   TicketWaiter by_ticket(*this, group, ticket);
   Lock lock(mutex_);
@@ -156,6 +158,7 @@ Status Session::counts(Group& group, epd_ticket_t ticket, std::int32_t timeout_m
 
 Status Session::wait_sent(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms) {
   Status status = check_timeout(timeout_ms);
+  if (status.ok()) status = refuse_command_ticket(group, ticket);
   if (!status.ok()) return status;
   TicketWaiter by_ticket(*this, group, ticket);
   Lock lock(mutex_);
@@ -190,12 +193,14 @@ Status Session::resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t&
   if (board.epoch > group.epoch) {
     group.epoch = board.epoch;
     group.next_index = board.resume_index;
-    group.forget_routes_from(board.resume_index);
+    // Handles of commands name records, whatever becomes of what these hold.
+    if (!group.commands.by_stream) group.forget_routes_from(board.resume_index);
   }
   info.epoch = group.epoch;
   info.resume_op = group.next_index;
   info.num_active_ranks = board.num_active_ranks;
-  return {};
+  lock.unlock();
+  return group.commands.by_stream ? renew_commands(group) : Status();
 }
 
 }  // namespace epd::client

@@ -99,6 +99,7 @@ struct Config {
   std::uint32_t max_recv_rows = 0;
   std::int32_t priority = 0;
   std::vector<epd_binding_t> bindings;  // regions in memory of your own
+  epd_commands_t commands = EPD_COMMANDS_BY_HOST;
 };
 
 // The regions of a slot in whole arrays; how much of each an operation uses is told in epd.h. A region that
@@ -141,7 +142,8 @@ struct Counts {
 
 // The optional fields of epd_dispatch_args_t and epd_combine_args_t. stream: a cudaStream_t or CUstream, in
 // which the operation begins and ends (nullptr: CUDA's default one); none: it begins at once. wait_by: by
-// what that stream waits.
+// what that stream waits. num_tokens_at: with commands, where n is read in device memory; the call's is 0
+// then.
 struct DispatchOptions {
   bool weights = true;
   epd_handle_t handle = 0;  // not 0: the routing of that dispatch again
@@ -153,6 +155,7 @@ struct DispatchOptions {
   std::uint32_t timeout_ms = 0;
   std::optional<void*> stream;
   epd_wait_by_t wait_by = EPD_WAIT_BY_DEFAULT;
+  const std::uint32_t* num_tokens_at = nullptr;
 };
 struct CombineOptions {
   bool weighted = false;
@@ -219,6 +222,7 @@ inline epd_group_config_t make_config(const Config& config) {
   raw.priority = config.priority;
   raw.bindings = config.bindings.data();
   raw.num_bindings = static_cast<std::uint32_t>(config.bindings.size());
+  raw.commands = config.commands;
   return raw;
 }
 
@@ -302,7 +306,8 @@ inline Buffers make_buffers(const Config& c, const epd_buffers_t& raw) {
 
 }  // namespace detail
 
-// One operation in flight, or nothing (after wait, on_complete, or a move).
+// One operation in flight, or nothing (after wait, on_complete, or a move). In a group with commands it is
+// good for wait_on_stream alone.
 class Ticket {
  public:
   Ticket() = default;
@@ -400,7 +405,7 @@ class Ticket {
   }
   // Lets the library forget the result when it comes.
   void drop() noexcept {
-    if (valid()) {
+    if (valid() && group_->config.commands == EPD_COMMANDS_BY_HOST) {
       epd_ticket_on_complete(
           group_->handle, ticket_, [](const epd_result_t*, void*) {}, nullptr);
     }
@@ -499,6 +504,7 @@ class Group {
     args.on_stream = options.stream.has_value() ? 1 : 0;
     args.stream = options.stream.value_or(nullptr);
     args.wait_by = options.wait_by;
+    args.num_tokens_at = options.num_tokens_at;
     Dispatch result;
     detail::check(try_dispatch(args, result));
     return result;
@@ -552,6 +558,12 @@ class Group {
     return result;
   }
 
+  // Throws what epd_group_check says.
+  epd_progress_t check() const {
+    epd_progress_t progress = EPD_PROGRESS_INIT;
+    detail::check(epd_group_check(get(), &progress));
+    return progress;
+  }
   // See epd_group_resume.
   epd_resume_info_t resume(std::int32_t timeout_ms = EPD_FOREVER) {
     epd_resume_info_t info = EPD_RESUME_INFO_INIT;
