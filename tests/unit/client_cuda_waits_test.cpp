@@ -48,14 +48,15 @@ class ClientCudaWaits : public ClientCudaBase {
 
 // Later a kernel of the engine's may run that they are waited for by, and nothing can be loaded.
 TEST_F(ClientCudaWaits, AttachingLoadsTheKernels) {
-  EXPECT_EQ(cuda_.loaded(), (std::vector<std::string>{"epd_signal", "epd_wait", "epd_signal_and_wait"}));
+  EXPECT_EQ(cuda_.loaded(), (std::vector<std::string>{"epd_signal", "epd_wait", "epd_signal_and_wait",
+                                                      "epd_command", "epd_await_command"}));
   for (const std::string& kernel : cuda_.loaded()) EXPECT_TRUE(cuda_.prefers_shared_memory(kernel)) << kernel;
   EXPECT_EQ(cuda_.enqueued_anywhere(), 0u);
 }
 
 TEST_F(ClientCudaWaits, WithoutKernelsMemoryOperationsRemain) {
   for (const char* step : {"cuLibraryLoadData", "cuLibraryGetKernel", "cuKernelSetAttribute", "epd_signal",
-                           "epd_wait", "epd_signal_and_wait"}) {
+                           "epd_wait", "epd_signal_and_wait", "epd_command", "epd_await_command"}) {
     SCOPED_TRACE(step);
     cuda_.fail(step, CUDA_ERROR_LAUNCH_FAILED);
     EXPECT_EQ(attach_again(EPD_WAIT_BY_KERNEL), EPD_INTERNAL);

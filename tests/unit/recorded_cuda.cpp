@@ -1,7 +1,10 @@
 #include "recorded_cuda.h"
 
+#include "proto/commands.h"
+
 #include <sys/mman.h>
 #include <unistd.h>
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -16,6 +19,30 @@ constexpr std::size_t kGranularity = std::size_t{2} << 20;
 
 std::uint32_t load(std::uintptr_t address) {
   return std::atomic_ref(*reinterpret_cast<std::uint32_t*>(address)).load();
+}
+
+// What epd_command does, but for its wait.
+void ring(const StreamOp& op) {
+  auto& words = *reinterpret_cast<abi::CommandWords*>(op.address);
+  if (op.flagged) std::atomic_ref(words.flags[op.value]).store(0);
+  const std::uint32_t n = op.num_tokens_at != 0 ? std::min(load(op.num_tokens_at), 0x1ffffu) : op.num_tokens;
+  const std::uint32_t number = std::atomic_ref(words.tail).fetch_add(1);
+  std::atomic_ref(words.rung[op.slot]).store(number + 1);
+  if (std::atomic_ref(words.closed).load() != 0) {
+    std::atomic_ref(words.flags[op.value]).store(1);
+    return;
+  }
+  std::atomic_ref(words.commands[number % abi::kCommandSlots])
+      .store(abi::pack({number, n, op.value, op.flagged, words.epoch & 0xff}));
+}
+
+bool can_end(const StreamOp& op) {
+  if (op.kind == StreamOp::kWait) return static_cast<std::int32_t>(load(op.address) - op.value) >= 0;
+  if (op.kind != StreamOp::kAwait) return true;
+  auto& words = *reinterpret_cast<abi::CommandWords*>(op.address);
+  if (std::atomic_ref(words.closed).load() != 0) return true;
+  const std::uint32_t done = std::atomic_ref(words.done).load();
+  return static_cast<std::int32_t>(done - std::atomic_ref(words.rung[op.slot]).load()) >= 0;
 }
 
 client::Status load_recorded(const client::CudaDriver*& driver) {
@@ -180,6 +207,12 @@ struct RecordedCalls {
     --here->num_streams_;
     return CUDA_SUCCESS;
   }
+  static CUresult copy_out(void* to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
+    RECORDED_BEGIN("cuMemcpyDtoHAsync", true);
+    if (!here->streams_[stream].waiting.empty()) here->mistakes_.push_back("a copy behind what waits");
+    std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+    return CUDA_SUCCESS;
+  }
   static CUresult stream_synchronize(CUstream) {
     RECORDED_BEGIN("cuStreamSynchronize", true);
     return CUDA_SUCCESS;
@@ -249,6 +282,20 @@ struct RecordedCalls {
     std::memcpy(&value, parameters[index], sizeof(value));
     return value;
   }
+  static CUresult command(const char* name, CUstream stream, std::uintptr_t words, void** parameters) {
+    StreamOp op{StreamOp::kRing, words, parameter<std::uint32_t>(parameters, 2), name};
+    op.slot = parameter<std::uint32_t>(parameters, 1);
+    op.num_tokens = parameter<std::uint32_t>(parameters, 3);
+    op.num_tokens_at = parameter<std::uintptr_t>(parameters, 4);
+    op.flagged = parameter<std::uint32_t>(parameters, 5) != 0;
+    std::vector<StreamOp> ops = {op};
+    if (parameter<std::uint32_t>(parameters, 6) != 0) {
+      op.kind = StreamOp::kAwait;
+      op.limit_ns = parameter<std::uint64_t>(parameters, 7);
+      ops.push_back(op);
+    }
+    return enqueue(name, stream, ops);
+  }
   static CUresult launch(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned x,
                          unsigned y, unsigned z, unsigned shared_bytes, CUstream stream, void** parameters,
                          void**) {
@@ -273,6 +320,12 @@ struct RecordedCalls {
       return enqueue(kernel.name, stream,
                      {{StreamOp::kWait, first, parameter<std::uint32_t>(parameters, 1), kernel.name,
                        parameter<std::uint64_t>(parameters, 2)}});
+    if (index == 3) return command(kernel.name, stream, first, parameters);
+    if (index == 4) {
+      StreamOp op{StreamOp::kAwait, first, 0, kernel.name, parameter<std::uint64_t>(parameters, 2)};
+      op.slot = parameter<std::uint32_t>(parameters, 1);
+      return enqueue(kernel.name, stream, {op});
+    }
     const auto value = parameter<std::uint32_t>(parameters, 2);
     return enqueue(kernel.name, stream,
                    {{StreamOp::kWrite, first, value, kernel.name},
@@ -311,6 +364,7 @@ const client::CudaDriver& RecordedCuda::table() {
     d.cuStreamIsCapturing = &RecordedCalls::is_capturing;
     d.cuStreamWriteValue32 = &RecordedCalls::write;
     d.cuStreamWaitValue32 = &RecordedCalls::wait;
+    d.cuMemcpyDtoHAsync = &RecordedCalls::copy_out;
     d.cuLibraryLoadData = &RecordedCalls::load_library;
     d.cuLibraryUnload = &RecordedCalls::unload_library;
     d.cuLibraryGetKernel = &RecordedCalls::get_kernel;
@@ -338,7 +392,8 @@ void RecordedCuda::run_locked() {
     for (auto& [stream, state] : streams_) {
       while (!state.held && !state.waiting.empty()) {
         const StreamOp op = state.waiting.front();
-        if (op.kind == StreamOp::kWait && static_cast<std::int32_t>(load(op.address) - op.value) < 0) break;
+        if (!can_end(op)) break;
+        if (op.kind == StreamOp::kRing) ring(op);
         if (op.kind == StreamOp::kWrite)
           std::atomic_ref(*reinterpret_cast<std::uint32_t*>(op.address)).store(op.value);
         state.waiting.pop_front();

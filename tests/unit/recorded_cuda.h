@@ -17,11 +17,22 @@
 namespace epd::testing {
 
 struct StreamOp {
-  enum Kind { kWrite, kWait, kCheck } kind;  // kCheck: only asked about, never in a queue
+  enum Kind {
+    kWrite,
+    kWait,
+    kCheck,  // only asked about, never in a queue
+    kRing,   // a command; address: abi::CommandWords
+    kAwait,  // the last command of `slot`
+  } kind;
   std::uintptr_t address;
-  std::uint32_t value;
+  std::uint32_t value;           // kRing: the program
   const char* kernel = nullptr;  // its name; the write and the wait of one kernel are two of these
   std::uint64_t limit_ns = 0;    // of a kernel's wait
+  // kRing, kAwait
+  std::uint32_t slot = 0;
+  std::uint32_t num_tokens = 0;
+  std::uintptr_t num_tokens_at = 0;
+  bool flagged = false;
 };
 
 class RecordedCuda {
@@ -87,7 +98,8 @@ class RecordedCuda {
   int num_streams_ = 0;  // created by the library, alive
   std::uint64_t next_handle_ = 1;
   int num_libraries_ = 0;  // loaded
-  Kernel kernels_[3] = {{"epd_signal"}, {"epd_wait"}, {"epd_signal_and_wait"}};
+  Kernel kernels_[5] = {
+      {"epd_signal"}, {"epd_wait"}, {"epd_signal_and_wait"}, {"epd_command"}, {"epd_await_command"}};
   std::vector<std::string> loaded_;
 };
 

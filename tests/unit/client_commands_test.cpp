@@ -1,0 +1,560 @@
+// The client library with commands: what it makes known to the engine, what its streams ring, and that no
+// stream waits for one that nobody takes.
+#include "client_cuda_fixture.h"
+#include "epd/epd.hpp"
+#include "proto/commands.h"
+
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+
+namespace epd::testing {
+namespace {
+
+// An engine that takes all programs; what its kernel does, the tests do.
+class ClientCommands : public ClientCudaBase {
+ protected:
+  void SetUp() override {
+    ClientCudaBase::SetUp();
+    if (!kHasKernels) GTEST_SKIP() << "this libepd has no kernels: no nvcc";
+    epd_group_leave(group_);
+    group_ = nullptr;
+    ASSERT_EQ(join_with_commands(&group_), EPD_OK) << epd_last_error();
+    member_ = &daemon_.member(1);
+    epd_buffers_t buffers = EPD_BUFFERS_INIT;
+    ASSERT_EQ(epd_group_buffers(group_, 0, &buffers), EPD_OK);
+    base_ = reinterpret_cast<std::uintptr_t>(buffers.x);
+    engine_ = std::thread([this] { take_programs(); });
+  }
+  void TearDown() override {
+    stop_ = true;
+    if (engine_.joinable()) engine_.join();
+    ClientCudaBase::TearDown();
+  }
+  epd_status_t join_with_commands(epd_group_t** group) {
+    epd_group_config_t config = small_config();
+    config.num_handles = 2;
+    config.commands = EPD_COMMANDS_BY_STREAM;
+    return epd_group_join(session_, &config, group);
+  }
+  void take_programs() {
+    while (!stop_) {
+      const auto submission = daemon_.next_submission(5);
+      if (!submission.has_value()) continue;
+      daemon_.complete(*submission, refuse_with_);
+      const std::lock_guard<std::mutex> lock(mutex_);
+      programs_.push_back(*submission);
+    }
+  }
+  std::vector<abi::Submission> programs() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return programs_;
+  }
+
+  abi::CommandWords& words() {
+    return *reinterpret_cast<abi::CommandWords*>(base_ + abi::UserArenaLayout(member_->shape).commands);
+  }
+  std::uintptr_t address(const std::uint32_t& word) { return reinterpret_cast<std::uintptr_t>(&word); }
+  // The command that was rung last.
+  abi::Command last_command() {
+    return abi::unpack(words().commands[(words().tail - 1) % abi::kCommandSlots]);
+  }
+  // What the engine's kernel does with the oldest one that it has not ended.
+  void end_command(bool well = true) {
+    const abi::Command command = abi::unpack(words().commands[words().done % abi::kCommandSlots]);
+    EXPECT_EQ(command.number, words().done);
+    if (!well) cuda_.poke(address(words().failed), words().failed + 1);
+    if (command.flagged) cuda_.poke(address(words().flags[command.program]), 1);
+    cuda_.poke(address(words().done), words().done + 1);
+  }
+  epd_dispatch_args_t dispatch_args(std::uint32_t slot) {
+    epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+    args.slot = slot;
+    args.num_tokens = 3;
+    args.on_stream = 1;
+    args.stream = stream_;
+    args.wait_by = EPD_WAIT_BY_KERNEL;
+    return args;
+  }
+  epd_status_t dispatch_with(const epd_dispatch_args_t& args) {
+    return epd_dispatch(group_, &args, &ticket_, &handle_);
+  }
+  void expect_refused(const epd_dispatch_args_t& args, const char* text) {
+    const std::uint32_t rung = words().tail;
+    EXPECT_EQ(dispatch_with(args), EPD_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS(text);
+    EXPECT_EQ(words().tail, rung);
+  }
+  void break_and_resume(std::uint64_t epoch) {
+    write_board(abi::GroupState::kBroken, epoch - 1, StatusCode::kEngineRestarted, "the engine is back");
+    write_board(abi::GroupState::kActive, epoch, StatusCode::kEngineRestarted, "the engine is back");
+  }
+  // Of this group, which is the second member.
+  void write_board(abi::GroupState state, std::uint64_t epoch, StatusCode cause, const std::string& text) {
+    abi::Board& board = member_->board();
+    board.change.fetch_add(1);
+    board.state = static_cast<std::uint32_t>(state);
+    board.epoch = epoch;
+    board.cause = static_cast<std::uint32_t>(cause);
+    abi::set_text(board.message, text.data(), text.size());
+    board.change.fetch_add(1);
+  }
+
+  FakeMember* member_ = nullptr;
+  epd_ticket_t ticket_ = 0;
+  epd_handle_t handle_ = 0;
+  std::atomic<StatusCode> refuse_with_{StatusCode::kOk};
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::mutex mutex_;
+  std::vector<abi::Submission> programs_;
+  std::thread engine_;
+};
+
+TEST_F(ClientCommands, TheEngineHearsOfEachOperationOnce) {
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_EQ(dispatch_with(dispatch_args(2)), EPD_OK) << epd_last_error();
+    EXPECT_EQ(cuda_.stuck(stream_), 1u);
+    end_command();
+    EXPECT_EQ(cuda_.stuck(stream_), 0u);
+  }
+  const auto all = programs();
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_EQ(all[0].op, abi::Op::kDispatch);
+  EXPECT_EQ(all[0].handle, 0u);
+  EXPECT_EQ(all[0].slot, 2u);
+  EXPECT_EQ(all[0].route, 2u);
+  EXPECT_EQ(all[0].num_tokens, 0u);
+  EXPECT_EQ(all[0].flags, abi::kFlagWeights | abi::kFlagRecord);
+  EXPECT_EQ(words().tail, 3u);
+  EXPECT_EQ(words().rung[2], 3u);
+}
+
+TEST_F(ClientCommands, WhatDiffersIsAnotherProgram) {
+  std::vector<epd_dispatch_args_t> all(6, dispatch_args(0));
+  all[1].slot = 1;
+  all[2].weights = 0;
+  all[3].timeout_ms = 77;
+  all[4].sms = 3;
+  all[5].defer_receive = 1;
+  for (int twice = 0; twice < 2; ++twice) {
+    for (std::uint32_t i = 0; i < all.size(); ++i) {
+      ASSERT_EQ(dispatch_with(all[i]), EPD_OK) << epd_last_error();
+      EXPECT_EQ(last_command().program, i);
+      end_command();
+    }
+  }
+  EXPECT_EQ(programs().size(), all.size());
+  EXPECT_EQ(programs()[3].timeout_ms, 77u);
+  EXPECT_EQ(programs()[4].sms, 3u);
+  // By what a stream waits, and how many tokens there are, the command says.
+  all[0].wait_by = EPD_WAIT_BY_MEMORY_OPERATION;
+  all[0].num_tokens = 8;
+  ASSERT_EQ(dispatch_with(all[0]), EPD_OK) << epd_last_error();
+  EXPECT_EQ(last_command().program, 0u);
+  EXPECT_EQ(last_command().num_tokens, 8u);
+  EXPECT_TRUE(last_command().flagged);
+  end_command();
+  EXPECT_EQ(programs().size(), all.size());
+}
+
+TEST_F(ClientCommands, MoreProgramsThanThereIsRoomFor) {
+  epd_dispatch_args_t args = dispatch_args(0);
+  args.defer_receive = 1;
+  for (std::uint32_t i = 0; i < abi::kMaxPrograms; ++i) {
+    args.timeout_ms = i + 1;
+    ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
+    end_command();
+  }
+  args.timeout_ms = 1000;
+  EXPECT_EQ(dispatch_with(args), EPD_RESOURCE_EXHAUSTED);
+  EXPECT_ERROR_HAS("64 different operations already");
+  args.timeout_ms = 5;
+  EXPECT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
+  EXPECT_EQ(last_command().program, 4u);
+  end_command();
+}
+
+TEST_F(ClientCommands, AProgramThatIsRefusedIsSaidAgain) {
+  refuse_with_ = StatusCode::kResourceExhausted;
+  EXPECT_EQ(dispatch_with(dispatch_args(0)), EPD_RESOURCE_EXHAUSTED);
+  EXPECT_EQ(words().tail, 0u);
+  refuse_with_ = StatusCode::kOk;
+  EXPECT_EQ(dispatch_with(dispatch_args(0)), EPD_OK) << epd_last_error();
+  end_command();
+  ASSERT_EQ(programs().size(), 2u);
+  EXPECT_EQ(programs()[0].handle, programs()[1].handle);
+}
+
+TEST_F(ClientCommands, HandlesNameRecords) {
+  epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
+  args.on_stream = 1;
+  args.stream = stream_;
+  args.wait_by = EPD_WAIT_BY_KERNEL;
+  args.handle = 1;
+  EXPECT_EQ(epd_combine(group_, &args, &ticket_), EPD_NOT_FOUND);
+  EXPECT_ERROR_HAS("handle 1 is of a slot that has had no dispatch");
+  std::set<epd_handle_t> handles;
+  for (std::uint32_t slot = 0; slot < 2; ++slot) {
+    for (int twice = 0; twice < 2; ++twice) {
+      ASSERT_EQ(dispatch_with(dispatch_args(slot)), EPD_OK) << epd_last_error();
+      end_command();
+      handles.insert(handle_);
+    }
+  }
+  EXPECT_EQ(handles.size(), 2u);
+  args.handle = handle_;
+  args.slot = 3;
+  ASSERT_EQ(epd_combine(group_, &args, &ticket_), EPD_OK) << epd_last_error();
+  end_command();
+  EXPECT_EQ(programs().back().op, abi::Op::kCombine);
+  EXPECT_EQ(programs().back().slot, 3u);
+  EXPECT_EQ(programs().back().route, 1u);
+  EXPECT_EQ(programs().back().num_tokens, 0u);
+  epd_dispatch_args_t cached = dispatch_args(0);
+  cached.handle = handle_;
+  ASSERT_EQ(dispatch_with(cached), EPD_OK) << epd_last_error();
+  EXPECT_EQ(last_command().num_tokens, 0u);
+  end_command();
+  EXPECT_EQ(programs().back().flags, abi::kFlagWeights | abi::kFlagCached | abi::kFlagRecord);
+  EXPECT_EQ(handle_, args.handle);
+  args.handle += 1;
+  EXPECT_EQ(epd_combine(group_, &args, &ticket_), EPD_NOT_FOUND);
+}
+
+TEST_F(ClientCommands, KeptHandlesTakeRecordsAndGiveThemBack) {
+  epd_dispatch_args_t keep = dispatch_args(0);
+  keep.keep_handle = 1;
+  epd_handle_t kept[2] = {};
+  for (epd_handle_t& each : kept) {
+    ASSERT_EQ(dispatch_with(keep), EPD_OK) << epd_last_error();
+    end_command();
+    each = handle_;
+  }
+  EXPECT_EQ(programs()[0].route, 4u);
+  EXPECT_EQ(programs()[1].route, 5u);
+  EXPECT_EQ(dispatch_with(keep), EPD_RESOURCE_EXHAUSTED);
+  EXPECT_ERROR_HAS("num_handles is 2");
+  EXPECT_EQ(epd_handle_release(group_, kept[0]), EPD_OK) << epd_last_error();
+  EXPECT_EQ(epd_handle_release(group_, kept[0]), EPD_NOT_FOUND);
+  epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
+  args.on_stream = 1;
+  args.handle = kept[0];
+  EXPECT_EQ(epd_combine(group_, &args, &ticket_), EPD_NOT_FOUND);
+  EXPECT_ERROR_HAS("is not kept any more");
+  // A launch that fails gives its record back.
+  cuda_.fail("epd_command", CUDA_ERROR_LAUNCH_FAILED);
+  EXPECT_EQ(dispatch_with(keep), EPD_INTERNAL);
+  cuda_.fail("epd_command", CUDA_SUCCESS);
+  ASSERT_EQ(dispatch_with(keep), EPD_OK) << epd_last_error();
+  end_command();
+  EXPECT_EQ(handle_, kept[0]);
+  EXPECT_EQ(programs().size(), 2u) << "the same record makes the same program";
+}
+
+TEST_F(ClientCommands, TokensAreCountedWhenTheStreamGetsThere) {
+  std::uint32_t n = 7;
+  epd_dispatch_args_t args = dispatch_args(0);
+  args.num_tokens_at = &n;
+  expect_refused(args, "num_tokens is 3; allowed: 0 with num_tokens_at");
+  args.num_tokens = 0;
+  cuda_.hold(stream_, true);
+  ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
+  n = 5;
+  cuda_.hold(stream_, false);
+  EXPECT_EQ(last_command().num_tokens, 5u);
+  end_command();
+  args.handle = handle_;
+  expect_refused(args, "num_tokens_at is given under a handle");
+  args = dispatch_args(0);
+  args.num_tokens = 9;
+  expect_refused(args, "num_tokens is 9; allowed: 0 .. 8");
+}
+
+TEST_F(ClientCommands, OperationsMustBeOnAStream) {
+  epd_dispatch_args_t args = dispatch_args(0);
+  args.on_stream = 0;
+  args.stream = nullptr;
+  args.wait_by = 0;
+  expect_refused(args, "on_stream is 0; allowed: 1");
+  EXPECT_EQ(epd_noop(group_, 0, &ticket_), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("on_stream is 0; allowed: 1");
+  EXPECT_EQ(epd_noop_on_stream(group_, 0, stream_, EPD_WAIT_BY_KERNEL, &ticket_), EPD_OK);
+  EXPECT_EQ(programs().back().op, abi::Op::kNoop);
+  EXPECT_EQ(programs().back().flags, static_cast<std::uint32_t>(abi::kFlagRecord));
+  end_command();
+}
+
+TEST_F(ClientCommands, TicketsAreForStreams) {
+  epd_dispatch_args_t args = dispatch_args(1);
+  args.defer_receive = 1;
+  ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
+  EXPECT_EQ(cuda_.stuck(stream_), 0u) << "nobody told it to wait";
+  for (const epd_wait_by_t by : {EPD_WAIT_BY_DEFAULT, EPD_WAIT_BY_KERNEL})
+    EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_, other_, by), EPD_OK) << epd_last_error();
+  EXPECT_STREQ(cuda_.enqueued(other_).back().kernel, "epd_await_command");
+  EXPECT_EQ(cuda_.stuck(other_), 2u);
+  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_, other_, EPD_WAIT_BY_MEMORY_OPERATION),
+            EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("as the operation was asked for with EPD_WAIT_BY_KERNEL");
+  end_command();
+  EXPECT_EQ(cuda_.stuck(other_), 0u);
+
+  epd_counts_t counts = EPD_COUNTS_INIT;
+  const auto nothing = [](const epd_result_t*, void*) {};
+  for (const epd_status_t status :
+       {epd_ticket_wait(group_, ticket_, 0, nullptr), epd_ticket_poll(group_, ticket_, nullptr),
+        epd_ticket_wait_sent(group_, ticket_, 0), epd_ticket_counts(group_, ticket_, 0, &counts),
+        epd_ticket_on_complete(group_, ticket_, nothing, nullptr)}) {
+    EXPECT_EQ(status, EPD_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("is of a command, which has no result for the CPU");
+  }
+  EXPECT_EQ(epd_ticket_pending(group_, ticket_), 0);
+  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_ + 2, other_, 0), EPD_OK) << "of another slot";
+  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_ + 100, other_, 0), EPD_NOT_FOUND);
+}
+
+TEST_F(ClientCommands, MemoryOperationsWaitForTheProgramsFlag) {
+  epd_dispatch_args_t args = dispatch_args(0);
+  args.wait_by = EPD_WAIT_BY_MEMORY_OPERATION;
+  for (int twice = 0; twice < 2; ++twice) {
+    ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
+    expect(cuda_.enqueued(stream_).back(), StreamOp::kWait, address(words().flags[0]), 1);
+    EXPECT_EQ(cuda_.enqueued(stream_).back().kernel, nullptr);
+    EXPECT_EQ(cuda_.stuck(stream_), 1u) << "the flag of the last one has been cleared";
+    end_command();
+    EXPECT_EQ(cuda_.stuck(stream_), 0u);
+  }
+  args.defer_receive = 1;
+  ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
+  EXPECT_EQ(cuda_.stuck(stream_), 0u);
+  for (const epd_wait_by_t by : {EPD_WAIT_BY_DEFAULT, EPD_WAIT_BY_MEMORY_OPERATION, EPD_WAIT_BY_KERNEL})
+    EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_, other_, by), EPD_OK) << epd_last_error();
+  EXPECT_EQ(cuda_.stuck(other_), 3u);
+  end_command();
+  EXPECT_EQ(cuda_.stuck(other_), 0u);
+}
+
+// What a graph would refuse: anything but kernels and memory operations in the stream, or a question to it.
+TEST_F(ClientCommands, AStreamThatCapturesMayBeUsed) {
+  std::vector<StreamOp::Kind> kinds;
+  cuda_.on_enqueue([&](CUstream stream, const StreamOp& op) {
+    if (stream == stream_) kinds.push_back(op.kind);
+  });
+  cuda_.hold(stream_, true);
+  const std::uint64_t synchronized = static_cast<std::uint64_t>(cuda_.synchronized());
+  for (const epd_wait_by_t by : {EPD_WAIT_BY_KERNEL, EPD_WAIT_BY_MEMORY_OPERATION}) {
+    epd_dispatch_args_t args = dispatch_args(0);
+    args.wait_by = by;
+    ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
+  }
+  EXPECT_EQ(kinds, (std::vector{StreamOp::kRing, StreamOp::kAwait, StreamOp::kRing, StreamOp::kWait}));
+  EXPECT_EQ(static_cast<std::uint64_t>(cuda_.synchronized()), synchronized);
+  EXPECT_EQ(words().tail, 0u) << "it is the stream that rings";
+  cuda_.on_enqueue(nullptr);
+  cuda_.hold(stream_, false);
+  end_command();
+  end_command();
+  EXPECT_EQ(cuda_.stuck(stream_), 0u);
+}
+
+// Whatever comes first may take all of its time, and there may be one on each slot.
+TEST_F(ClientCommands, AKernelGivesUpAfterAllDeadlines) {
+  epd_dispatch_args_t args = dispatch_args(0);
+  args.timeout_ms = 100'000;
+  ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
+  EXPECT_EQ(cuda_.enqueued(stream_).back().limit_ns, (4 * 100'000ull + 5'000) * 1'000'000);
+  cuda_.pass_limits();
+  EXPECT_EQ(cuda_.stuck(stream_), 0u);
+  end_command();
+}
+
+// ---- breaks ---------------------------------------------------------------------------------------
+
+TEST_F(ClientCommands, CheckSaysWhyCommandsWereNotCarriedOut) {
+  ASSERT_EQ(dispatch_with(dispatch_args(0)), EPD_OK) << epd_last_error();
+  end_command();
+  epd_progress_t progress = EPD_PROGRESS_INIT;
+  EXPECT_EQ(epd_group_check(group_, nullptr), EPD_OK) << epd_last_error();
+  ASSERT_EQ(dispatch_with(dispatch_args(0)), EPD_OK) << epd_last_error();
+  end_command(false);
+  std::thread late([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    write_board(abi::GroupState::kBroken, 1, StatusCode::kInvalidArgument, "topk_idx[3] is 99");
+  });
+  member_->board().next_index = 1;
+  EXPECT_EQ(epd_group_check(group_, &progress), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("topk_idx[3] is 99");
+  late.join();
+  EXPECT_EQ(progress.ended, 2u);
+  EXPECT_EQ(progress.failed, 1u);
+  EXPECT_EQ(progress.next_op, 1u);
+  EXPECT_EQ(dispatch_with(dispatch_args(0)), EPD_INVALID_ARGUMENT) << "refused at once";
+  EXPECT_EQ(words().tail, 2u);
+}
+
+TEST_F(ClientCommands, ResumeMakesAllKnownAgain) {
+  EXPECT_EQ(words().epoch, 1u) << "the join's";
+  for (const std::uint32_t slot : {0u, 1u}) {
+    ASSERT_EQ(dispatch_with(dispatch_args(slot)), EPD_OK) << epd_last_error();
+    end_command();
+  }
+  ASSERT_EQ(dispatch_with(dispatch_args(0)), EPD_OK) << epd_last_error();
+  end_command(false);
+  break_and_resume(2);
+  EXPECT_EQ(epd_group_check(group_, nullptr), EPD_ENGINE_RESTARTED);
+  refuse_with_ = StatusCode::kEngineRestarted;
+  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+  EXPECT_EQ(epd_group_resume(group_, 1000, &info), EPD_ENGINE_RESTARTED) << "it died again";
+  EXPECT_EQ(words().epoch, 1u);
+  EXPECT_EQ(dispatch_with(dispatch_args(0)), EPD_ENGINE_RESTARTED);
+  refuse_with_ = StatusCode::kOk;
+  ASSERT_EQ(epd_group_resume(group_, 1000, &info), EPD_OK) << epd_last_error();
+  EXPECT_EQ(info.epoch, 2u);
+  EXPECT_EQ(words().epoch, 2u);
+  const auto all = programs();
+  ASSERT_EQ(all.size(), 5u);
+  for (std::size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(all[3 + i].handle, all[i].handle);
+    EXPECT_EQ(all[3 + i].slot, all[i].slot);
+    EXPECT_EQ(all[3 + i].epoch, 2u);
+  }
+  EXPECT_EQ(epd_group_check(group_, nullptr), EPD_OK) << "what failed before has been told of";
+  ASSERT_EQ(dispatch_with(dispatch_args(0)), EPD_OK) << epd_last_error();
+  EXPECT_EQ(last_command().epoch, 2u);
+  end_command();
+  EXPECT_EQ(programs().size(), 5u);
+  ASSERT_EQ(epd_group_resume(group_, 1000, &info), EPD_OK);
+  EXPECT_EQ(programs().size(), 5u) << "nothing had broken";
+  epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
+  args.on_stream = 1;
+  args.stream = stream_;
+  args.wait_by = EPD_WAIT_BY_KERNEL;
+  args.handle = handle_;
+  EXPECT_EQ(epd_combine(group_, &args, &ticket_), EPD_OK) << "handles stay: " << epd_last_error();
+  end_command();
+}
+
+TEST_F(ClientCommands, OfAHostsGroupCheckReadsTheBoard) {
+  epd_group_t* other = nullptr;
+  const epd_group_config_t config = small_config();
+  ASSERT_EQ(epd_group_join(session_, &config, &other), EPD_OK) << epd_last_error();
+  epd_progress_t progress = EPD_PROGRESS_INIT;
+  daemon_.member(2).board().next_index = 12;
+  EXPECT_EQ(epd_group_check(other, &progress), EPD_OK);
+  EXPECT_EQ(progress.next_op, 12u);
+  EXPECT_EQ(progress.ended, 0u);
+  epd_dispatch_args_t args = dispatch_args(0);
+  std::uint32_t n = 1;
+  args.num_tokens = 0;
+  args.num_tokens_at = &n;
+  EXPECT_EQ(epd_dispatch(other, &args, &ticket_, nullptr), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("num_tokens_at is given; allowed: NULL, but in groups with commands");
+  epd_group_leave(other);
+}
+
+// ---- nobody comes any more ------------------------------------------------------------------------
+
+TEST_F(ClientCommands, StreamsGoOnWithoutTheDaemon) {
+  epd_dispatch_args_t args = dispatch_args(0);
+  ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
+  args.wait_by = EPD_WAIT_BY_MEMORY_OPERATION;
+  args.stream = other_;
+  args.slot = 1;
+  ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
+  EXPECT_EQ(cuda_.stuck(stream_), 1u);
+  EXPECT_EQ(cuda_.stuck(other_), 1u);
+  const epd_ticket_t ticket = ticket_;
+  daemon_.hang_up();
+  EXPECT_TRUE(cuda_.await_idle(stream_));
+  EXPECT_TRUE(cuda_.await_idle(other_));
+  EXPECT_EQ(epd_group_check(group_, nullptr), EPD_DAEMON_LOST);
+  EXPECT_EQ(dispatch_with(args), EPD_DAEMON_LOST);
+  EXPECT_EQ(words().closed, 1u);
+  // What a graph may still bring.
+  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_, 0), EPD_OK);
+  EXPECT_TRUE(cuda_.await_idle(other_));
+}
+
+// A command that was rung in between clears a flag that has been raised.
+TEST_F(ClientCommands, FlagsAreRaisedAgainAndAgain) {
+  epd_dispatch_args_t args = dispatch_args(0);
+  args.wait_by = EPD_WAIT_BY_MEMORY_OPERATION;
+  ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
+  daemon_.hang_up();
+  EXPECT_TRUE(cuda_.await_idle(stream_));
+  cuda_.poke(address(words().flags[0]), 0);
+  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_, stream_, 0), EPD_OK);
+  EXPECT_TRUE(cuda_.await_idle(stream_));
+}
+
+TEST_F(ClientCommands, LeavingLetsStreamsGo) {
+  ASSERT_EQ(dispatch_with(dispatch_args(0)), EPD_OK) << epd_last_error();
+  EXPECT_EQ(cuda_.stuck(stream_), 1u);
+  const int synchronized = cuda_.synchronized();
+  epd_group_leave(group_);
+  group_ = nullptr;
+  EXPECT_EQ(cuda_.stuck(stream_), 0u);
+  EXPECT_GT(cuda_.synchronized(), synchronized);
+}
+
+// ---- joining --------------------------------------------------------------------------------------
+
+TEST_F(ClientCommands, JoinSaysWhatIsWrong) {
+  epd_group_t* other = nullptr;
+  epd_group_config_t config = small_config();
+  config.commands = static_cast<epd_commands_t>(2);
+  EXPECT_EQ(epd_group_join(session_, &config, &other), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("commands is 2; allowed: 0 (EPD_COMMANDS_BY_HOST) or 1 (EPD_COMMANDS_BY_STREAM)");
+  cuda_.fail("cuMemcpyDtoHAsync", CUDA_ERROR_LAUNCH_FAILED);
+  const std::size_t left = daemon_.left();
+  EXPECT_EQ(join_with_commands(&other), EPD_INTERNAL);
+  EXPECT_ERROR_HAS("cuMemcpyDtoHAsync: CUDA_ERROR_LAUNCH_FAILED");
+  EXPECT_EQ(daemon_.left(), left + 1);
+  cuda_.fail("cuMemcpyDtoHAsync", CUDA_SUCCESS);
+}
+
+TEST_F(ClientCommands, WithoutKernelsThereAreNone) {
+  detach();
+  cuda_.fail("cuLibraryLoadData", CUDA_ERROR_NO_BINARY_FOR_GPU);
+  ASSERT_EQ(attach_to(daemon_, &session_), EPD_OK) << epd_last_error();
+  EXPECT_EQ(join_with_commands(&group_), EPD_UNSUPPORTED);
+  EXPECT_ERROR_HAS("commands is 1 (EPD_COMMANDS_BY_STREAM), which needs libepd's kernels");
+  cuda_.fail("cuLibraryLoadData", CUDA_SUCCESS);
+}
+
+TEST_F(ClientCommands, TheWrapperHasThemToo) {
+  AttachOptions where;
+  where.socket_path = daemon_.socket_path();
+  detach();
+  Session session(where);
+  Config config;
+  config.name = "g";
+  config.num_ranks = 2;
+  config.num_experts = 4;
+  config.max_tokens = 8;
+  config.hidden = 128;
+  config.topk = 2;
+  config.commands = EPD_COMMANDS_BY_STREAM;
+  Group group = session.join(config);
+  base_ = reinterpret_cast<std::uintptr_t>(group.buffers(0).x.data());
+  member_ = &daemon_.member(0);
+  std::uint32_t n = 6;
+  DispatchOptions options;
+  options.stream = stream_;
+  options.num_tokens_at = &n;
+  options.wait_by = EPD_WAIT_BY_KERNEL;
+  {
+    const Dispatch dispatched = group.dispatch(0, 0, options);
+    EXPECT_EQ(last_command().num_tokens, 6u);
+    end_command();
+    dispatched.ticket.wait_on_stream(other_);
+  }
+  EXPECT_EQ(cuda_.stuck(other_), 0u);
+  EXPECT_EQ(group.check().ended, 1u);
+}
+
+}  // namespace
+}  // namespace epd::testing
