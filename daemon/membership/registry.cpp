@@ -144,6 +144,7 @@ Status GroupRegistry::add_member(Group& group, std::uint32_t rank, const JoinReq
   member.device = request.device;
   member.sms = request.join.sms;
   member.priority = request.join.priority;
+  member.commands = request.join.commands != 0;
   member.bound = abi::bound_regions(request.join.bindings);
   member.join_request = request.request_id;
   member.join_due_ns =

@@ -63,7 +63,8 @@ void Node::send_member(const membership::Group& group, const membership::Member&
   const MemberArenas* arenas = arenas_.find(group.id, member.rank);
   if (arenas == nullptr) return;
   fleet_->send(member.device, abi::LinkType::kGroupMember,
-               abi::GroupMember{group.id, member.session_id, member.rank, member.member, member.first_index},
+               abi::GroupMember{group.id, member.session_id, member.rank, member.member, member.first_index,
+                                member.commands ? 1u : 0u, 0},
                {arenas->board.get()});
 }
 

@@ -141,7 +141,7 @@ TEST_F(Membership, EveryFieldIsCheckedByNameAndValue) {
       {"max_recv_rows", [](abi::Join& j) { j.shape.max_recv_rows = 2 * j.shape.max_tokens + 1; }, "worst"},
       {"priority", [](abi::Join& j) { j.priority = 8; }, "-8 .. 7"},
       {"priority", [](abi::Join& j) { j.priority = -9; }, "-9"},
-      {"reserved", [](abi::Join& j) { j.reserved = 1; }, "1"},
+      {"commands", [](abi::Join& j) { j.commands = 2; }, "2"},
       {"rank", [](abi::Join& j) { j.rank = 2; }, "2"},
       {"rank", [](abi::Join& j) { j.rank = -2; }, "-2"},
   };
@@ -195,6 +195,7 @@ TEST_F(Membership, ShapesAtTheLimitsAreTaken) {
         j.shape.num_biases = abi::kMaxBiases;
         j.shape.num_handles = abi::kMaxHandles;
         j.priority = abi::kMinPriority;
+        j.commands = 1;
       }};
   for (const auto& change : changes) {
     JoinRequest r = request(0, 2, "edge");
