@@ -202,6 +202,9 @@ class Session {
   void kick_watch() const;
   void stop_watch();
 
+  // tickets.cpp
+  Status take_epoch(Group& group, std::int32_t timeout_ms, Deadline deadline, epd_resume_info_t& info);
+
   // commands.cpp: submit(), wait_on_stream() and resume() of groups with commands
   Status command(Group& group, SubmitRequest request, epd_ticket_t& ticket, epd_handle_t* handle);
   Status wait_for_command(const Group& group, epd_ticket_t ticket, void* stream, WaitBy wait_by);

@@ -179,9 +179,23 @@ Status Session::wait_sent(Group& group, epd_ticket_t ticket, std::int32_t timeou
 Status Session::resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t& info) {
   Status status = check_timeout(timeout_ms);
   if (!status.ok()) return status;
+  const Deadline deadline = Deadline::in_ms(timeout_ms);
+  for (;;) {
+    status = take_epoch(group, timeout_ms, deadline, info);
+    if (!status.ok() || !group.commands.by_stream) return status;
+    status = renew_commands(group);
+    if (status.ok()) return status;
+    // It may have broken again meanwhile, which is no other case than that it breaks a little later.
+    const Lock lock(mutex_);
+    if (!ended_.ok() || group.board.usable_in(group.epoch).ok() || deadline.passed()) return status;
+  }
+}
+
+Status Session::take_epoch(Group& group, std::int32_t timeout_ms, Deadline deadline,
+                           epd_resume_info_t& info) {
   ResumeWaiter waiter(*this, group);
   Lock lock(mutex_);
-  const bool ready = wait(lock, waiter, Deadline::in_ms(timeout_ms));
+  const bool ready = wait(lock, waiter, deadline);
   if (!ended_.ok()) return ended_;
   if (!ready) {
     const std::string text = "the group has not agreed on a new epoch";
@@ -199,8 +213,7 @@ Status Session::resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t&
   info.epoch = group.epoch;
   info.resume_op = group.next_index;
   info.num_active_ranks = board.num_active_ranks;
-  lock.unlock();
-  return group.commands.by_stream ? renew_commands(group) : Status();
+  return {};
 }
 
 }  // namespace epd::client

@@ -6,6 +6,27 @@
 namespace epd::test {
 namespace {
 
+std::vector<Input> inputs_of(const Case& c, std::uint64_t round) {
+  std::vector<Input> inputs;
+  for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) inputs.push_back(input_of(c, rank, round));
+  return inputs;
+}
+
+std::string name(std::uint64_t round, const char* what) {
+  return std::string(what) + " of round " + std::to_string(round);
+}
+
+// What the expert makes of what the rank receives.
+Answer answer_of(const Case& c, const std::vector<Input>& inputs, std::uint32_t rank) {
+  const auto received = kernels::reference::dispatch_to(c.params(), inputs, rank);
+  Answer answer;
+  answer.y.resize(received.recv_x.size() / 2);
+  if (!answer.y.empty()) std::memcpy(answer.y.data(), received.recv_x.data(), received.recv_x.size());
+  return answer;
+}
+
+}  // namespace
+
 // The expert answers a row with the row, so rows must be numbers that can be added.
 Input input_of(const Case& c, std::uint32_t rank, std::uint64_t round) {
   Input input = make_input(c, rank, round);
@@ -17,21 +38,10 @@ Input input_of(const Case& c, std::uint32_t rank, std::uint64_t round) {
   return input;
 }
 
-std::vector<Input> inputs_of(const Case& c, std::uint64_t round) {
-  std::vector<Input> inputs;
-  for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) inputs.push_back(input_of(c, rank, round));
-  return inputs;
-}
-
-std::string name(std::uint64_t round, const char* what) {
-  return std::string(what) + " of round " + std::to_string(round);
-}
-
-}  // namespace
-
 Case StreamConformance::stream_case(std::uint32_t num_ranks, std::uint32_t depth, epd_layout_t layout) {
   Case c;
   c.wait_by = wait_by();
+  c.commands = commands() ? ~0u : 0;
   c.seed = base_seed() + 7000;
   c.num_ranks = num_ranks;
   c.num_experts = num_ranks * 2;
@@ -43,7 +53,12 @@ Case StreamConformance::stream_case(std::uint32_t num_ranks, std::uint32_t depth
 }
 
 Rounds::Rounds(const Group& group, const Case& c, std::uint32_t rank, std::size_t most)
-    : group_(group), case_(c), rank_(rank), bytes_(group.slot_bytes()), stream_(group.gpu()) {
+    : group_(group),
+      case_(c),
+      rank_(rank),
+      commands_(c.commands_on(rank)),
+      bytes_(group.slot_bytes()),
+      stream_(group.gpu()) {
   left_ = most * kCopies;
   free_ = pinned_memory(group.gpu(), left_ * bytes_);
   rounds_.reserve(most);
@@ -72,7 +87,7 @@ epd_status_t Rounds::try_submit_combine(std::uint64_t number) {
   const auto slot = static_cast<std::uint32_t>(number % case_.depth);
   r.handle = handles_[number];
   upload(r, slot);
-  const auto y = answer_of(inputs_of(case_, number), rank_).y;
+  const auto y = answer_of(case_, inputs_of(case_, number), rank_).y;
   std::byte* const place = take();
   if (!y.empty()) std::memcpy(place, y.data(), y.size() * 2);
   stream_.copy_in(group_.buffers_in(group_.slot_on_gpu(slot)).y, place, y.size() * 2);
@@ -141,39 +156,57 @@ epd_status_t Rounds::combine(Round& r, std::uint32_t slot, std::uint32_t timeout
   return status;
 }
 
-// What the expert makes of what the rank receives.
-Answer Rounds::answer_of(const std::vector<Input>& inputs, std::uint32_t rank) const {
-  const auto received = kernels::reference::dispatch_to(case_.params(), inputs, rank);
-  Answer answer;
-  answer.y.resize(received.recv_x.size() / 2);
-  if (!answer.y.empty()) std::memcpy(answer.y.data(), received.recv_x.data(), received.recv_x.size());
-  return answer;
+std::uint32_t rows_received(const Case& c, const epd_buffers_t& buffers) {
+  const std::int32_t* const rows = c.layout == EPD_LAYOUT_COMPACT
+                                       ? &buffers.rank_offsets[c.num_ranks]
+                                       : &buffers.expert_offsets[c.num_experts / c.num_ranks];
+  return static_cast<std::uint32_t>(*rows);
+}
+
+std::string check_received(const Case& c, const epd_buffers_t& copy, std::uint32_t rank, std::uint64_t round,
+                           std::uint32_t num_recv_rows) {
+  epd_result_t result = EPD_RESULT_INIT;
+  result.num_recv_rows = num_recv_rows;
+  const std::string text = check_dispatch(c, copy, inputs_of(c, round), rank, result, nullptr);
+  return text.empty() ? "" : name(round, "dispatch") + ": " + text;
+}
+
+std::string check_combined(const Case& c, const epd_buffers_t& copy, std::uint32_t rank,
+                           std::uint64_t round) {
+  const std::vector<Input> inputs = inputs_of(c, round);
+  std::vector<Answer> answers;
+  for (std::uint32_t source = 0; source < c.num_ranks; ++source)
+    answers.push_back(answer_of(c, inputs, source));
+  const auto want = kernels::reference::combine_to(c.params(), inputs, answers, {c.weighted, false}, rank);
+  const auto* out = static_cast<const std::uint16_t*>(copy.out);
+  for (std::size_t i = 0; i < want.out.size(); ++i) {
+    if (out[i] == want.out[i]) continue;
+    return name(round, "combine") + ": out[" + std::to_string(i) + "] is " + std::to_string(out[i]) +
+           ", not " + std::to_string(want.out[i]);
+  }
+  return "";
 }
 
 void Rounds::check_received(const Round& r, const epd_result_t& result) const {
-  const std::string text = check_dispatch(case_, group_.buffers_in(r.received), inputs_of(case_, r.number),
-                                          rank_, result, nullptr);
-  RANK_CHECK(text.empty(), name(r.number, "dispatch") + ": " + text);
+  const epd_buffers_t copy = group_.buffers_in(r.received);
+  const std::uint32_t rows = commands_ ? rows_received(case_, copy) : result.num_recv_rows;
+  const std::string text = test::check_received(case_, copy, rank_, r.number, rows);
+  RANK_CHECK(text.empty(), text);
 }
 
 void Rounds::check_combined(const Round& r) const {
-  const std::vector<Input> inputs = inputs_of(case_, r.number);
-  std::vector<Answer> answers;
-  for (std::uint32_t rank = 0; rank < case_.num_ranks; ++rank) answers.push_back(answer_of(inputs, rank));
-  const auto want =
-      kernels::reference::combine_to(case_.params(), inputs, answers, {case_.weighted, false}, rank_);
-  const auto* out = static_cast<const std::uint16_t*>(group_.buffers_in(r.combined).out);
-  for (std::size_t i = 0; i < want.out.size(); ++i) {
-    RANK_CHECK(out[i] == want.out[i], name(r.number, "combine") + ": out[" + std::to_string(i) + "] is " +
-                                          std::to_string(out[i]) + ", not " + std::to_string(want.out[i]));
-  }
+  const std::string text = test::check_combined(case_, group_.buffers_in(r.combined), rank_, r.number);
+  RANK_CHECK(text.empty(), text);
 }
 
 void Rounds::check_all() {
+  if (commands_) must(epd_group_check(group_.get(), nullptr), "check");
   for (const Round& r : rounds_) {
     epd_result_t result = EPD_RESULT_INIT;
-    must(epd_ticket_wait(group_.get(), r.dispatch, kWaitMs, &result), name(r.number, "dispatch"));
-    must(epd_ticket_wait(group_.get(), r.combine, kWaitMs, nullptr), name(r.number, "combine"));
+    if (!commands_) {
+      must(epd_ticket_wait(group_.get(), r.dispatch, kWaitMs, &result), name(r.number, "dispatch"));
+      must(epd_ticket_wait(group_.get(), r.combine, kWaitMs, nullptr), name(r.number, "combine"));
+    }
     check_received(r, result);
     check_combined(r);
   }
@@ -181,6 +214,10 @@ void Rounds::check_all() {
 }
 
 void Rounds::all_must_fail(epd_status_t status) {
+  if (commands_) {
+    must(epd_group_check(group_.get(), nullptr), "check", status);
+    rounds_.clear();
+  }
   for (const Round& r : rounds_) {
     must(epd_ticket_wait(group_.get(), r.dispatch, kWaitMs, nullptr), name(r.number, "dispatch"), status);
     must(epd_ticket_wait(group_.get(), r.combine, kWaitMs, nullptr), name(r.number, "combine"), status);
@@ -188,7 +225,24 @@ void Rounds::all_must_fail(epd_status_t status) {
   rounds_.clear();
 }
 
+// Of a round's two operations the group counts each, from the first on.
+bool Rounds::check_commands_that_ended_well() {
+  epd_progress_t progress = EPD_PROGRESS_INIT;
+  const epd_status_t status = epd_group_check(group_.get(), &progress);
+  if (status != EPD_OK) must(status, "check", EPD_ENGINE_RESTARTED);
+  for (const Round& r : rounds_) {
+    const auto ended = [&](epd_ticket_t ticket, std::uint64_t op) {
+      return ticket != 0 && (status == EPD_OK || op < progress.next_op);
+    };
+    if (ended(r.dispatch, 2 * r.number)) check_received(r, EPD_RESULT_INIT);
+    if (ended(r.combine, 2 * r.number + 1)) check_combined(r);
+  }
+  rounds_.clear();
+  return status == EPD_OK;
+}
+
 bool Rounds::check_those_that_ended_well() {
+  if (commands_) return check_commands_that_ended_well();
   bool good = true;
   const auto ended_well = [&](epd_ticket_t ticket, epd_result_t* result, const std::string& what) {
     if (ticket == 0) return false;  // refused

@@ -11,7 +11,8 @@ namespace epd::test {
 
 inline constexpr double kStreamSeconds = 60;  // longer than any operation's deadline
 
-// On CUDA devices, whose streams wait as they do by default, or by kernel.
+// On CUDA devices, whose streams wait as they do by default, or by kernel; and those whose streams ask for
+// operations themselves.
 class StreamConformance : public Conformance {
  protected:
   std::string device_kind() const override {
@@ -20,11 +21,14 @@ class StreamConformance : public Conformance {
   static epd_wait_by_t wait_by() {
     return GetParam().ends_with("by_kernel") ? EPD_WAIT_BY_KERNEL : EPD_WAIT_BY_DEFAULT;
   }
+  static bool commands() { return GetParam().find("commands") != std::string::npos; }
   static Case stream_case(std::uint32_t num_ranks, std::uint32_t depth,
                           epd_layout_t layout = EPD_LAYOUT_COMPACT);
 };
-#define EPD_INSTANTIATE_STREAMS(suite)                                                                      \
-  INSTANTIATE_TEST_SUITE_P(Devices, suite, testing::Values("cuda", "cuda_by_kernel", "resident_by_kernel"), \
+#define EPD_INSTANTIATE_STREAMS(suite)                                                          \
+  INSTANTIATE_TEST_SUITE_P(Devices, suite,                                                      \
+                           testing::Values("cuda", "cuda_by_kernel", "resident_by_kernel",      \
+                                           "resident_commands", "resident_commands_by_kernel"), \
                            [](const auto& tested) { return tested.param; })
 
 // A ring that is full says so, and takes more as soon as the engine has.
@@ -55,6 +59,7 @@ class Rounds {
 
   void must_finish() { RANK_CHECK(stream_.finish(kStreamSeconds), "the stream waits"); }
 
+  // With commands: by what epd_group_check says.
   // Of all rounds since the last call of one of these three, after must_finish():
   void check_all();
   void all_must_fail(epd_status_t status);
@@ -79,13 +84,14 @@ class Rounds {
   epd_status_t dispatch(Round& r, std::uint32_t slot, std::uint32_t timeout_ms);
   void answer(std::uint32_t from_slot, std::uint32_t to_slot);
   epd_status_t combine(Round& r, std::uint32_t slot, std::uint32_t timeout_ms);
-  Answer answer_of(const std::vector<Input>& inputs, std::uint32_t rank) const;
+  bool check_commands_that_ended_well();
   void check_received(const Round& r, const epd_result_t& result) const;
   void check_combined(const Round& r) const;
 
   const Group& group_;
   const Case case_;
   const std::uint32_t rank_;
+  const bool commands_;
   const std::size_t bytes_;  // of a slot
   GpuStream stream_;
   std::byte* free_ = nullptr;
@@ -94,6 +100,14 @@ class Rounds {
   std::map<std::uint64_t, epd_handle_t> handles_;  // of each round's last dispatch
 };
 
+// What a rank dispatches in a round, whose expert answers each row with the row. And "" or the first
+// difference from what the rank must get for it, in a copy of its slot.
+Input input_of(const Case& c, std::uint32_t rank, std::uint64_t round);
+std::string check_received(const Case& c, const epd_buffers_t& copy, std::uint32_t rank, std::uint64_t round,
+                           std::uint32_t num_recv_rows);
+std::string check_combined(const Case& c, const epd_buffers_t& copy, std::uint32_t rank, std::uint64_t round);
+// M, as the slot's counts say.
+std::uint32_t rows_received(const Case& c, const epd_buffers_t& buffers);
 std::uint64_t epoch_of(const Group& group);
 
 }  // namespace epd::test

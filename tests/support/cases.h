@@ -42,6 +42,8 @@ struct Case {
   bool degrade = false;
   // Regions that ranks keep in memory of their own, by abi::region_bit; other ones on each rank.
   std::uint32_t bound = 0;
+  // Bit r: rank r's streams ask for its operations themselves.
+  std::uint32_t commands = 0;
   // Its operations.
   bool send_weights = true;     // dispatch
   bool weighted = true;         // combine
@@ -58,6 +60,7 @@ struct Case {
   abi::GroupShape shape() const;
   kernels::reference::GroupParams params() const;
   epd_group_config_t config(const char* name, std::uint32_t rank) const;
+  bool commands_on(std::uint32_t rank) const { return (commands >> rank & 1) != 0; }
   std::uint32_t bound_on(std::uint32_t rank) const;  // of those that the group has
 };
 

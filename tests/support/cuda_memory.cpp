@@ -51,6 +51,12 @@ struct Driver {
   int (*kernel)(void**, void*, const char*) = nullptr;
   int (*launch)(void*, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int,
                 unsigned int, void*, void**, void**) = nullptr;
+  int (*begin_capture)(void*, int) = nullptr;
+  int (*end_capture)(void*, void**) = nullptr;
+  int (*instantiate)(void**, void*, unsigned long long) = nullptr;
+  int (*launch_graph)(void*, void*) = nullptr;
+  int (*destroy_executable)(void*) = nullptr;
+  int (*destroy_graph)(void*) = nullptr;
   int (*unit)(std::size_t*, const AllocationProperties*, int) = nullptr;
   int (*create)(unsigned long long*, std::size_t, const AllocationProperties*, unsigned long long) = nullptr;
   int (*export_fd)(void*, unsigned long long, int, unsigned long long) = nullptr;
@@ -86,6 +92,12 @@ struct Driver {
     find(load, "cuLibraryLoadData");
     find(kernel, "cuLibraryGetKernel");
     find(launch, "cuLaunchKernel");
+    find(begin_capture, "cuStreamBeginCapture_v2");
+    find(end_capture, "cuStreamEndCapture");
+    find(instantiate, "cuGraphInstantiateWithFlags");
+    find(launch_graph, "cuGraphLaunch");
+    find(destroy_executable, "cuGraphExecDestroy");
+    find(destroy_graph, "cuGraphDestroy");
     find(unit, "cuMemGetAllocationGranularity");
     find(create, "cuMemCreate");
     find(export_fd, "cuMemExportToShareableHandle");
@@ -259,6 +271,30 @@ void GpuStream::copy_out(void* to, const void* from, std::size_t bytes) const {
 void GpuStream::copy(void* to, const void* from, std::size_t bytes) const {
   driver().use(gpu_);
   check(driver().copy(address(to), address(from), bytes, stream_), "cuMemcpyDtoDAsync");
+}
+
+GpuGraph::~GpuGraph() {
+  if (executable_ != nullptr) driver().destroy_executable(executable_);
+}
+
+void GpuStream::begin_capture() const {
+  constexpr int kGlobal = 0;
+  driver().use(gpu_);
+  check(driver().begin_capture(stream_, kGlobal), "cuStreamBeginCapture");
+}
+
+GpuGraph GpuStream::end_capture() const {
+  void* graph = nullptr;
+  void* executable = nullptr;
+  check(driver().end_capture(stream_, &graph), "cuStreamEndCapture");
+  check(driver().instantiate(&executable, graph, 0), "cuGraphInstantiate");
+  check(driver().destroy_graph(graph), "cuGraphDestroy");
+  return GpuGraph(executable);
+}
+
+void GpuStream::launch(const GpuGraph& graph) const {
+  driver().use(gpu_);
+  check(driver().launch_graph(graph.get(), stream_), "cuGraphLaunch");
 }
 
 void GpuStream::hold() {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 namespace epd::test {
 
@@ -34,6 +35,19 @@ std::byte* pinned_memory(int gpu, std::size_t bytes);
 // kernel. Returns what it runs.
 std::string occupy_gpu(int gpu, int seconds = 600);
 
+// What a stream has captured.
+class GpuGraph {
+ public:
+  explicit GpuGraph(void* executable) : executable_(executable) {}
+  GpuGraph(GpuGraph&& other) noexcept : executable_(std::exchange(other.executable_, nullptr)) {}
+  GpuGraph& operator=(GpuGraph&&) = delete;
+  ~GpuGraph();
+  void* get() const { return executable_; }
+
+ private:
+  void* executable_;
+};
+
 // A stream of the calling thread's GPU. All but finish() only enqueue; all throw RankFailure.
 class GpuStream {
  public:
@@ -46,6 +60,11 @@ class GpuStream {
   void copy_in(void* to_gpu, const void* pinned, std::size_t bytes) const;
   void copy_out(void* pinned, const void* from_gpu, std::size_t bytes) const;
   void copy(void* to_gpu, const void* from_gpu, std::size_t bytes) const;
+  // What is enqueued between these two is not run, but becomes a graph. Without calls that would break the
+  // capture, also of other threads.
+  void begin_capture() const;
+  GpuGraph end_capture() const;
+  void launch(const GpuGraph& graph) const;
   // What comes after begins when let_go() has been called.
   void hold();
   void let_go() const;

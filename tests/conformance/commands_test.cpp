@@ -1,0 +1,481 @@
+// Operations that streams ask for themselves: any sequence of them, graphs that are replayed, ranks that do
+// and ranks that do not, and what becomes of streams when something fails.
+#include "stream_rounds.h"
+
+#include <signal.h>
+#include <cstring>
+#include <random>
+
+namespace epd::test {
+namespace {
+
+class Commands : public StreamConformance {};
+INSTANTIATE_TEST_SUITE_P(Devices, Commands,
+                         testing::Values("resident_commands", "resident_commands_by_kernel"),
+                         [](const auto& tested) { return tested.param; });
+
+// ---- any sequence ---------------------------------------------------------------------------------
+
+// Of one rank: operations as the case's seed says, the same on all ranks, all enqueued before any is looked
+// at. Each has its copies of the slot: as it was before, and after.
+class Sequence {
+ public:
+  Sequence(const Group& group, const Case& c, std::uint32_t rank, std::uint32_t length)
+      : group_(group),
+        case_(c),
+        rank_(rank),
+        bytes_(group.slot_bytes()),
+        stream_(group.gpu()),
+        copies_(pinned_memory(group.gpu(), 2 * length * bytes_)),
+        num_tokens_(reinterpret_cast<std::uint32_t*>(pinned_memory(group.gpu(), length * 4))),
+        counts_(reinterpret_cast<std::byte*>(allocate_on_gpu(group.gpu(), length * 4).address)),
+        random_(c.seed) {
+    steps_.reserve(length);
+    for (std::uint32_t i = 0; i < length; ++i) add(i);
+  }
+
+  void run() {
+    for (std::size_t i = 0; i < steps_.size(); ++i) {
+      note(at(i));
+      enqueue(i);
+      // A deferred operation is waited for behind the next, which is on another slot.
+      if (deferred_ != kNone && deferred_ != i) receive();
+      if (steps_[i].defer) deferred_ = i;
+      if (deferred_ == i && (i + 1 == steps_.size() || steps_[i + 1].slot == steps_[i].slot)) receive();
+    }
+    RANK_CHECK(stream_.finish(kStreamSeconds), "the stream waits");
+    must(epd_group_check(group_.get(), nullptr), "check");
+    for (std::size_t i = 0; i < steps_.size(); ++i) check(i);
+    for (const std::size_t i : kept_) must(epd_handle_release(group_.get(), steps_[i].handle), "release");
+  }
+
+ private:
+  enum class Kind { kNoop, kDispatch, kCached, kCombine };
+  struct Step {
+    Kind kind = Kind::kNoop;
+    std::uint32_t slot = 0;
+    Round round{0};
+    std::size_t of = 0;  // the step whose routing it uses
+    bool keep = false;
+    bool defer = false;
+    bool reads_tokens = false;  // num_tokens_at
+    epd_wait_by_t wait_by = EPD_WAIT_BY_DEFAULT;
+    epd_ticket_t ticket = 0;
+    epd_handle_t handle = 0;
+  };
+  static constexpr std::size_t kNone = ~std::size_t{0};
+
+  std::uint32_t below(std::size_t n) { return static_cast<std::uint32_t>(random_() % n); }
+
+  void add(std::uint32_t number) {
+    Step s;
+    s.slot = below(case_.depth);
+    s.wait_by = below(2) != 0 ? case_.wait_by : EPD_WAIT_BY_KERNEL;
+    const std::uint32_t kind = routed_.empty() ? 1 : below(8);
+    s.kind = kind == 0   ? Kind::kNoop
+             : kind <= 3 ? Kind::kDispatch
+             : kind == 4 ? Kind::kCached
+                         : Kind::kCombine;
+    s.defer = s.kind != Kind::kNoop && below(4) == 0;
+    s.reads_tokens = s.kind == Kind::kDispatch && below(2) != 0;
+    s.keep = s.kind == Kind::kDispatch && kept_.size() < case_.num_handles && below(2) != 0;
+    if (s.kind == Kind::kDispatch) {
+      s.round = Round(number, number % kRoundsThatFit);
+      s.of = number;
+      if (s.keep) {
+        kept_.push_back(number);
+      } else {
+        std::erase_if(routed_, [&](std::size_t i) { return !steps_[i].keep && steps_[i].slot == s.slot; });
+      }
+      routed_.push_back(number);
+    } else if (s.kind != Kind::kNoop) {
+      s.of = routed_[below(routed_.size())];
+      s.round = Round(number, steps_[s.of].round.routing);
+    }
+    steps_.push_back(s);
+  }
+
+  std::string at(std::size_t i) const {
+    const char* const names[] = {"noop", "dispatch", "cached dispatch", "combine"};
+    return case_.describe() + "; rank " + std::to_string(rank_) + ", step " + std::to_string(i) + " (" +
+           names[static_cast<std::size_t>(steps_[i].kind)] + " on slot " + std::to_string(steps_[i].slot) +
+           ")";
+  }
+  std::byte* before(std::size_t i) const { return copies_ + 2 * i * bytes_; }
+  std::byte* after(std::size_t i) const { return before(i) + bytes_; }
+
+  void enqueue(std::size_t i) {
+    Step& s = steps_[i];
+    if (s.kind == Kind::kNoop) {
+      must(epd_noop_on_stream(group_.get(), s.slot, stream_.get(), s.wait_by, &s.ticket), at(i));
+      return;
+    }
+    std::memset(before(i), kPoison, bytes_);
+    const epd_buffers_t given = group_.buffers_in(before(i));
+    const Input input = make_input(case_, rank_, s.round);
+    if (s.kind == Kind::kCombine) {
+      fill_combine(case_, given, rank_, s.round, rows_of(s.of));
+    } else {
+      fill_dispatch(case_, given, input, s.kind == Kind::kCached);
+    }
+    stream_.copy_in(group_.slot_on_gpu(s.slot), before(i), bytes_);
+    must(s.kind == Kind::kCombine ? combine(s) : dispatch(i, input.num_tokens), at(i));
+    if (!s.defer) stream_.copy_out(after(i), group_.slot_on_gpu(s.slot), bytes_);
+  }
+
+  epd_status_t dispatch(std::size_t i, std::uint32_t num_tokens) {
+    Step& s = steps_[i];
+    epd_dispatch_args_t args = dispatch_args(case_, s.kind == Kind::kCached ? 0 : num_tokens);
+    args.slot = s.slot;
+    args.handle = s.kind == Kind::kCached ? steps_[s.of].handle : 0;
+    args.keep_handle = s.keep ? 1 : 0;
+    args.defer_receive = s.defer ? 1 : 0;
+    args.on_stream = 1;
+    args.stream = stream_.get();
+    args.wait_by = s.wait_by;
+    if (s.reads_tokens) {
+      num_tokens_[i] = num_tokens;
+      stream_.copy_in(counts_ + 4 * i, &num_tokens_[i], 4);
+      args.num_tokens = 0;
+      args.num_tokens_at = reinterpret_cast<const std::uint32_t*>(counts_ + 4 * i);
+    }
+    return epd_dispatch(group_.get(), &args, &s.ticket, &s.handle);
+  }
+
+  epd_status_t combine(Step& s) {
+    epd_combine_args_t args = combine_args(case_, s.round);
+    args.slot = s.slot;
+    args.handle = steps_[s.of].handle;
+    args.defer_receive = s.defer ? 1 : 0;
+    args.on_stream = 1;
+    args.stream = stream_.get();
+    args.wait_by = s.wait_by;
+    return epd_combine(group_.get(), &args, &s.ticket);
+  }
+
+  void receive() {
+    const std::size_t i = std::exchange(deferred_, kNone);
+    must(epd_ticket_wait_on_stream(group_.get(), steps_[i].ticket, stream_.get(), 0), "wait for " + at(i));
+    stream_.copy_out(after(i), group_.slot_on_gpu(steps_[i].slot), bytes_);
+  }
+
+  std::uint32_t rows_of(std::size_t dispatch) const {
+    const auto inputs = make_inputs(case_, steps_[dispatch].round);
+    return kernels::reference::dispatch_to(case_.params(), inputs, rank_).num_recv_rows;
+  }
+
+  void check(std::size_t i) const {
+    const Step& s = steps_[i];
+    if (s.kind == Kind::kNoop) return;
+    const epd_buffers_t got = group_.buffers_in(after(i));
+    const auto inputs = make_inputs(case_, s.round);
+    epd_result_t result = EPD_RESULT_INIT;
+    std::string text;
+    if (s.kind == Kind::kCombine) {
+      text = check_combine(case_, got, inputs, rank_, s.round);
+    } else {
+      result.num_recv_rows = rows_received(case_, got);
+      text = check_dispatch(case_, got, inputs, rank_, result, nullptr);
+    }
+    RANK_CHECK(text.empty(), at(i) + ": " + text);
+  }
+
+  const Group& group_;
+  const Case case_;
+  const std::uint32_t rank_;
+  const std::size_t bytes_;
+  const GpuStream stream_;
+  std::byte* const copies_;
+  std::uint32_t* const num_tokens_;
+  std::byte* const counts_;
+  std::mt19937_64 random_;
+  std::vector<Step> steps_;
+  std::vector<std::size_t> routed_;  // dispatches whose routing stands
+  std::vector<std::size_t> kept_;
+  std::size_t deferred_ = kNone;
+};
+
+TEST_P(Commands, AnySequenceIsBitExact) {
+  for (std::uint64_t i = 0; i < 9; ++i) {
+    Case c = random_case(base_seed() + 9000 + i, 2 + i % 3);
+    c.bound = 0;
+    c.degrade = false;
+    c.defer = false;
+    c.layout = static_cast<epd_layout_t>(i % 3);
+    c.alignment = c.layout == EPD_LAYOUT_PACKED ? 4 : 1;
+    c.max_recv_rows = 0;
+    c.depth = 2 + i % 2;
+    c.num_handles = 2;
+    c.wait_by = wait_by();
+    c.commands = ~0u;
+    with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
+      Sequence(group, c, rank, 24).run();
+    });
+  }
+}
+
+// ---- graphs ---------------------------------------------------------------------------------------
+
+// One round, captured once: upload, n too, dispatch, the expert's answer, combine, download. Each replay
+// works on what lies in the same pinned memory then.
+class Replayed {
+ public:
+  Replayed(const Group& group, const Case& c, std::uint32_t rank)
+      : group_(group),
+        case_(c),
+        rank_(rank),
+        bytes_(group.slot_bytes()),
+        stream_(group.gpu()),
+        given_(pinned_memory(group.gpu(), 3 * bytes_)),
+        n_(reinterpret_cast<std::uint32_t*>(pinned_memory(group.gpu(), 4))),
+        n_at_(allocate_on_gpu(group.gpu(), 4).address),
+        graph_(capture()) {}
+
+  void play(std::uint64_t round) {
+    const Input input = input_of(case_, rank_, round);
+    std::memset(given_, kPoison, 3 * bytes_);
+    fill_dispatch(case_, group_.buffers_in(given_), input);
+    *n_ = input.num_tokens;
+    stream_.launch(graph_);
+    RANK_CHECK(stream_.finish(kStreamSeconds), "the stream waits");
+  }
+  // As play(), with a choice of an expert that there is none of.
+  void play_with_a_bad_choice() {
+    std::memset(given_, kPoison, 3 * bytes_);
+    fill_dispatch(case_, group_.buffers_in(given_), input_of(case_, rank_, 0));
+    static_cast<std::int32_t*>(group_.buffers_in(given_).topk_idx)[0] = 1 << 20;
+    *n_ = 1;
+    stream_.launch(graph_);
+    RANK_CHECK(stream_.finish(kStreamSeconds), "the stream waits");
+  }
+  void check(std::uint64_t round) const {
+    const epd_buffers_t received = group_.buffers_in(given_ + bytes_);
+    std::string text = check_received(case_, received, rank_, round, rows_received(case_, received));
+    RANK_CHECK(text.empty(), text);
+    text = check_combined(case_, group_.buffers_in(given_ + 2 * bytes_), rank_, round);
+    RANK_CHECK(text.empty(), text);
+  }
+  const GpuStream& stream() const { return stream_; }
+
+ private:
+  GpuGraph capture() {
+    stream_.begin_capture();
+    stream_.copy_in(n_at_, n_, 4);
+    stream_.copy_in(group_.slot_on_gpu(0), given_, bytes_);
+    epd_dispatch_args_t args = dispatch_args(case_, 0);
+    args.num_tokens_at = reinterpret_cast<const std::uint32_t*>(n_at_);
+    args.on_stream = 1;
+    args.stream = stream_.get();
+    args.wait_by = case_.wait_by;
+    epd_ticket_t ticket = 0;
+    epd_handle_t handle = 0;
+    must(epd_dispatch(group_.get(), &args, &ticket, &handle), "dispatch");
+    stream_.copy_out(given_ + bytes_, group_.slot_on_gpu(0), bytes_);
+    const epd_buffers_t slot = group_.buffers_in(group_.slot_on_gpu(0));
+    stream_.copy(slot.y, slot.recv_x, abi::region_bytes(case_.shape(), abi::Region::kY));
+    epd_combine_args_t then = combine_args(case_, 0);
+    then.handle = handle;
+    then.on_stream = 1;
+    then.stream = stream_.get();
+    then.wait_by = case_.wait_by;
+    must(epd_combine(group_.get(), &then, &ticket), "combine");
+    stream_.copy_out(given_ + 2 * bytes_, group_.slot_on_gpu(0), bytes_);
+    return stream_.end_capture();
+  }
+
+  const Group& group_;
+  const Case case_;
+  const std::uint32_t rank_;
+  const std::size_t bytes_;
+  const GpuStream stream_;
+  std::byte* const given_;  // then as received, then as combined
+  std::uint32_t* const n_;
+  std::byte* const n_at_;
+  const GpuGraph graph_;
+};
+
+TEST_P(Commands, AGraphIsReplayedWithWhatTheRegionsHoldThen) {
+  for (const epd_layout_t layout : {EPD_LAYOUT_COMPACT, EPD_LAYOUT_PACKED, EPD_LAYOUT_EXPERT}) {
+    const Case c = stream_case(3, 1, layout);
+    with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
+      Replayed replayed(group, c, rank);
+      for (std::uint64_t round = 0; round < 20; ++round) {
+        replayed.play(round);
+        replayed.check(round);
+      }
+      must(epd_group_check(group.get(), nullptr), "check");
+    });
+  }
+}
+
+// ---- beside ranks whose hosts submit ---------------------------------------------------------------
+
+TEST_P(Commands, RanksNeedNotAllDoTheSame) {
+  for (const bool deferred : {false, true}) {
+    Case c = stream_case(3, 2);
+    c.commands = 0b101;
+    c.defer = deferred;
+    with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
+      Rounds rounds(group, c, rank, 12);
+      for (std::uint64_t i = 0; i < 12; ++i) rounds.submit(i);
+      rounds.must_finish();
+      rounds.check_all();
+    });
+  }
+}
+
+// ---- failures -------------------------------------------------------------------------------------
+
+void resume(const Group& group) {
+  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+  must(epd_group_resume(group.get(), 30000, &info), "resume");
+}
+
+// Then the group goes on, and so does the graph.
+TEST_P(Commands, ABadChoiceIsToldByCheck) {
+  const Case c = stream_case(2, 1);
+  Shared<Gate> told;
+  with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
+    Replayed replayed(group, c, rank);
+    replayed.play(0);
+    replayed.check(0);
+    must(epd_group_check(group.get(), nullptr), "check");
+    if (rank == 0) {
+      replayed.play_with_a_bad_choice();
+    } else {
+      replayed.play(1);
+    }
+    const epd_status_t status = epd_group_check(group.get(), nullptr);
+    RANK_CHECK(status == EPD_INVALID_ARGUMENT,
+               std::string(epd_status_name(status)) + ": " + epd_last_error());
+    must_say("topk_idx");
+    replayed.play(2);  // not carried out, and holds nobody
+    must(epd_group_check(group.get(), nullptr), "check", EPD_INVALID_ARGUMENT);
+    told->arrive();
+    told->wait_for(2);
+    resume(group);
+    for (std::uint64_t round = 3; round < 8; ++round) {
+      replayed.play(round);
+      replayed.check(round);
+    }
+    must(epd_group_check(group.get(), nullptr), "check");
+  });
+}
+
+TEST_P(Commands, AGraphGoesOnAfterAnEngineThatWasKilled) {
+  for (const std::uint32_t victim : {0u, 1u}) {
+    SCOPED_TRACE("the engine of rank " + std::to_string(victim));
+    const Case c = stream_case(2, 1);
+    const std::string name = group_name();
+    Shared<Gate> played;
+    Shared<Gate> killed;
+    Shared<Gate> told;
+    std::vector<RankProcess> ranks;
+    for (std::uint32_t rank = 0; rank < 2; ++rank) {
+      ranks.emplace_back([&, rank]() -> std::string {
+        const Session session(daemon().socket(), daemon().device(rank));
+        const Group group(session, c.config(name.c_str(), rank));
+        Replayed replayed(group, c, rank);
+        replayed.play(0);
+        replayed.check(0);
+        played->arrive();
+        killed->wait_for(1);
+        if (rank == 0) replayed.play(1);  // rank 1 does not come
+        const bool broken = eventually(30, [&] { return epd_group_check(group.get(), nullptr) != EPD_OK; });
+        RANK_CHECK(broken, "the engine was killed");
+        must(epd_group_check(group.get(), nullptr), "check", EPD_ENGINE_RESTARTED);
+        told->arrive();
+        told->wait_for(2);
+        resume(group);
+        for (std::uint64_t round = 2; round < 6; ++round) {
+          replayed.play(round);
+          replayed.check(round);
+        }
+        must(epd_group_check(group.get(), nullptr), "check");
+        return "";
+      });
+    }
+    ASSERT_TRUE(eventually(60, [&] { return played->count == 2; }));
+    const pid_t engine = daemon().engine(victim % daemon().devices());
+    ASSERT_GT(engine, 0);
+    ASSERT_EQ(::kill(engine, SIGKILL), 0);
+    killed->open();
+    expect_all_ok(wait_all(ranks, 90));
+  }
+}
+
+// Rank 1 dies between two of its commands; rank 0 waits for it.
+TEST_P(Commands, APeerThatDiesBetweenItsCommands) {
+  for (const bool degrade : {false, true}) {
+    SCOPED_TRACE(degrade ? "degrade" : "fail fast");
+    Case c = stream_case(2, 1);
+    c.degrade = degrade;
+    const std::string name = group_name();
+    std::vector<RankProcess> ranks;
+    for (std::uint32_t rank = 0; rank < 2; ++rank) {
+      ranks.emplace_back([&, rank]() -> std::string {
+        const Session session(daemon().socket(), daemon().device(rank));
+        const Group group(session, c.config(name.c_str(), rank));
+        Replayed replayed(group, c, rank);
+        replayed.play(0);
+        replayed.check(0);
+        if (rank == 1) ::raise(SIGKILL);
+        replayed.play(1);
+        must(epd_group_check(group.get(), nullptr), "check", EPD_RANK_LOST);
+        if (!degrade) return "";
+        resume(group);
+        RANK_CHECK(epd_group_active(group.get(), 1) == 0, "it is lost");
+        for (std::uint64_t round = 2; round < 6; ++round) replayed.play(round);
+        must(epd_group_check(group.get(), nullptr), "check");
+        return "";
+      });
+    }
+    const auto outcomes = wait_all(ranks, 90);
+    EXPECT_TRUE(outcomes[0].ok) << outcomes[0].to_string();
+    EXPECT_FALSE(outcomes[1].ok);
+  }
+}
+
+TEST_P(Commands, MoreTokensThanThereMayBeEndTheSession) {
+  const Case c = stream_case(1, 1);
+  with_ranks(c, [&](const Session& session, const Group& group, std::uint32_t) {
+    const GpuStream stream(group.gpu());
+    auto* const n = reinterpret_cast<std::uint32_t*>(pinned_memory(group.gpu(), 4));
+    std::byte* const n_at = allocate_on_gpu(group.gpu(), 4).address;
+    *n = 0xffffff00;
+    stream.copy_in(n_at, n, 4);
+    epd_dispatch_args_t args = dispatch_args(c, 0);
+    args.num_tokens_at = reinterpret_cast<const std::uint32_t*>(n_at);
+    args.on_stream = 1;
+    args.stream = stream.get();
+    args.wait_by = c.wait_by;
+    epd_ticket_t ticket = 0;
+    must(epd_dispatch(group.get(), &args, &ticket, nullptr), "dispatch");
+    RANK_CHECK(stream.finish(kStreamSeconds), "the stream waits");
+    must(epd_group_check(group.get(), nullptr), "check", EPD_INVALID_ARGUMENT);
+    must(epd_session_check(session.get()), "the session", EPD_INVALID_ARGUMENT);
+  });
+}
+
+TEST_P(Commands, OnlyEnginesThatStayTakeThem) {
+  for (const char* const kind : {"cuda", "host"}) {
+    DaemonOptions options;
+    use_devices(options, kind);
+    Daemon own(options);
+    ASSERT_TRUE(own.start());
+    expect_all_ok(run_ranks(1, 60, [&](std::uint32_t) -> std::string {
+      const Session session(own.socket(), own.device(0));
+      epd_group_config_t config = small_config("none", 0, 1);
+      config.commands = EPD_COMMANDS_BY_STREAM;
+      epd_group_t* group = nullptr;
+      const bool host = std::string(kind) == "host";
+      must(epd_group_join(session.get(), &config, &group), "join",
+           host ? EPD_INVALID_ARGUMENT : EPD_UNSUPPORTED);
+      return "";
+    }));
+    own.stop();
+  }
+}
+
+}  // namespace
+}  // namespace epd::test
