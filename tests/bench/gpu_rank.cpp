@@ -14,6 +14,7 @@ namespace {
 constexpr int kNotReady = 600;
 constexpr unsigned kStreamNonBlocking = 1;
 constexpr unsigned kEventDefault = 0;
+constexpr int kCaptureGlobal = 0;
 constexpr unsigned kEventDisableTiming = 2;
 constexpr int kL2CacheSize = 38;
 constexpr int kMpsEnabled = 133;
@@ -45,6 +46,7 @@ GpuRank::GpuRank(std::uint32_t ordinal, bool flushes) : driver_(gpu_driver()), f
 }
 
 GpuRank::~GpuRank() {
+  for (void* const graph : graphs_) driver_.destroy_executable(graph);
   if (fills_ != 0) driver_.free(fills_);
   for (void* const event : {begin_, end_, inner_begin_, inner_end_, settled_}) {
     if (event != nullptr) driver_.destroy_event(event);
@@ -67,6 +69,22 @@ void GpuRank::fill(void* region, int byte, std::size_t bytes) {
   if (bytes == 0) return;
   driver_.require(driver_.fill(address(region), static_cast<unsigned char>(byte), bytes, stream_),
                   "cuMemsetD8Async");
+}
+
+void* GpuRank::capture(const std::function<void()>& enqueue) {
+  driver_.require(driver_.begin_capture(stream_, kCaptureGlobal), "cuStreamBeginCapture");
+  enqueue();
+  void* graph = nullptr;
+  driver_.require(driver_.end_capture(stream_, &graph), "cuStreamEndCapture");
+  void* executable = nullptr;
+  driver_.require(driver_.instantiate(&executable, graph, 0), "cuGraphInstantiate");
+  graphs_.push_back(executable);
+  driver_.require(driver_.destroy_graph(graph), "cuGraphDestroy");
+  return executable;
+}
+
+void GpuRank::launch(void* graph) {
+  driver_.require(driver_.launch_graph(graph, stream_), "cuGraphLaunch");
 }
 
 void GpuRank::flush_cache() {

@@ -5,7 +5,9 @@
 #include "rank_device.h"
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <vector>
 
 namespace epd::bench {
 
@@ -27,6 +29,9 @@ class GpuRank : public RankDevice {
   void settle() override;
 
   void* stream() const { return stream_; }
+  // What `enqueue` enqueues in the stream, as a graph, which lives as long as the rank.
+  void* capture(const std::function<void()>& enqueue);
+  void launch(void* graph);
   // A pair of events in the stream, one after the other; elapsed_us waits for the second, at most a minute.
   void record_begin();
   void record_end();
@@ -57,6 +62,7 @@ class GpuRank : public RankDevice {
   void* inner_begin_ = nullptr;
   void* inner_end_ = nullptr;
   void* settled_ = nullptr;
+  std::vector<void*> graphs_;  // executable
   const bool flushes_;
   GpuAddress fills_ = 0;
   std::size_t fill_bytes_ = 0;

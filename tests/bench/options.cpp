@@ -108,6 +108,10 @@ void add_run_options(CLI::App& app, Options& options, Names& names) {
                  "Backend cuda: by what a stream waits: memop (stream memory operations) or kernel")
       ->check(one_of("wait", {"memop", "kernel"}))
       ->capture_default_str();
+  app.add_flag("--commands", run.commands,
+               "Mode resident: the stream asks for operations itself, with no host in the path");
+  app.add_flag("--graph", run.graph,
+               "The same, and each operation is a graph that was captured once, replayed");
   add_busy_option(app, run);
   app.add_flag(
       "--overlap", run.overlap,
@@ -153,6 +157,7 @@ void apply(const Names& names, RunPlan& run) {
   run.check = kLevels.at(names.check);
   run.backend = names.backend == "cuda" ? Backend::kCuda : Backend::kHost;
   run.resident = names.mode == "resident";
+  run.commands = run.commands || run.graph;
   run.wait_by = names.wait == "kernel" ? EPD_WAIT_BY_KERNEL : EPD_WAIT_BY_MEMORY_OPERATION;
   static const std::map<std::string, epd_layout_t> kLayouts{
       {"compact", EPD_LAYOUT_COMPACT}, {"packed", EPD_LAYOUT_PACKED}, {"expert", EPD_LAYOUT_EXPERT}};

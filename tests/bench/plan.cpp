@@ -23,6 +23,7 @@ epd_group_config_t RunPlan::config() const {
   config.num_biases = biases;
   config.max_recv_rows = max_recv_rows;
   config.priority = priority;
+  config.commands = commands ? EPD_COMMANDS_BY_STREAM : EPD_COMMANDS_BY_HOST;
   return config;
 }
 
@@ -64,7 +65,8 @@ std::string RunPlan::device_of(std::uint32_t rank) const {
 }
 
 std::string RunPlan::wait_name() const {
-  return wait_by == EPD_WAIT_BY_KERNEL ? "kernel" : "memop";
+  const std::string by = wait_by == EPD_WAIT_BY_KERNEL ? "kernel" : "memop";
+  return by + (graph ? " graph" : commands ? " cmd" : "");
 }
 
 std::string RunPlan::mode() const {
@@ -111,6 +113,10 @@ void validate(const RunPlan& plan) {
   require_range("iters", plan.iterations, 1, 1'000'000);
   require_range("warmup", plan.warmup, 0, 1'000'000);
   require_range("busy-us", plan.busy_us, 1, 1'000'000);
+  if (plan.commands && !(plan.on_gpus() && plan.resident))
+    kit::fail("commands and graph are taken by kernels that stay; allowed: with backend cuda, mode resident");
+  if (plan.commands && plan.overlap)
+    kit::fail("overlap asks for tickets; allowed: without commands and graph");
   require_range("priority", plan.priority, abi::kMinPriority, abi::kMaxPriority);
   if (const std::string wrong = abi::check_shape(plan.shape()); !wrong.empty()) kit::fail(wrong);
 }

@@ -49,7 +49,9 @@ struct RunPlan {
   // Backend cuda: by what streams wait, and for how long one is kept busy before what is timed "ahead".
   epd_wait_by_t wait_by = EPD_WAIT_BY_MEMORY_OPERATION;
   std::uint32_t busy_us = 200;
-  bool overlap = false;  // a GEMM beside each operation is measured too
+  bool commands = false;  // the stream asks for operations itself; mode resident
+  bool graph = false;     // and each is a graph that was captured once, replayed
+  bool overlap = false;   // a GEMM beside each operation is measured too
   std::string routing = "uniform";
 
   bool does_dispatch() const { return operation == Operation::kDispatch || operation == Operation::kBoth; }
@@ -63,7 +65,7 @@ struct RunPlan {
   abi::GroupShape shape() const;
   kernels::reference::GroupParams params() const;
   kit::RoutingSpec routing_spec() const;
-  // "memop", "kernel"
+  // "memop", "kernel"; with commands "memop cmd" or "memop graph", likewise
   std::string wait_name() const;
   // "bf16", "packed fp8", ...: what rows dispatch delivers.
   std::string mode() const;

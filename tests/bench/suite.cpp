@@ -45,6 +45,14 @@ void append_both_waits(RunPlan plan, const std::string& label, std::vector<Suite
   runs.push_back({plan, label + ", by kernel"});
 }
 
+// Where kernels stay: the stream itself asks.
+void append_commands(RunPlan plan, const std::string& label, std::vector<SuiteRun>& runs) {
+  if (!plan.resident) return;
+  plan.wait_by = EPD_WAIT_BY_KERNEL;
+  plan.commands = true;
+  runs.push_back({plan, label + ", commands"});
+}
+
 // Training: many tokens, packed for grouped GEMM.
 RunPlan packed(RunPlan plan) {
   plan.operation = Operation::kBoth;
@@ -75,6 +83,7 @@ std::vector<SuiteRun> cuda_runs(RunPlan plan) {
   std::vector<SuiteRun> runs;
   plan.check = CheckLevel::kOne;
   append_both_waits(noop(plan), "suite: noop", runs);
+  append_commands(noop(plan), "suite: noop", runs);
   append_compact(plan, kTraining, "suite: ", runs);
   RunPlan few = plan;
   few.sms = kFewSms;
@@ -88,6 +97,7 @@ std::vector<SuiteRun> cuda_runs(RunPlan plan) {
   zipf.routing = "zipf";
   append_compact(zipf, kTraining, "suite: zipf, ", runs);
   append_both_waits(expert(plan), "suite: expert", runs);
+  append_commands(expert(plan), "suite: expert", runs);
   runs.push_back({packed(plan), "suite: packed"});
   return runs;
 }

@@ -187,15 +187,19 @@ void Worker::iterate(std::uint32_t iteration) {
 
   prepare(iteration);
   if (plan_.cached) {
-    const epd_ticket_t ticket = kit::submit(group_.get(), dispatch_args(slot_index), &slot.handle);
-    kit::finish(group_.get(), ticket, "dispatch");
+    epd_dispatch_args_t args = dispatch_args(slot_index);
+    if (plan_.commands) args.on_stream = 1, args.stream = gpu_->stream(), args.wait_by = plan_.wait_by;
+    const epd_ticket_t ticket = kit::submit(group_.get(), args, &slot.handle);
+    finish(ticket, "dispatch");
   }
   if (gpu_ != nullptr && plan_.does_dispatch())
     samples.dispatch.ahead_us[at] = timed_dispatch(slot_index, true).time_us;
   if (check) poison(slot);
   const Timing dispatched = timed_dispatch(slot_index, false);
   record(samples.dispatch, at, dispatched);
-  if (check && plan_.does_dispatch()) check_dispatch(iteration, slot, dispatched.result.num_recv_rows);
+  if (check && plan_.does_dispatch()) {
+    check_dispatch(iteration, slot, plan_.commands ? num_recv_rows(slot) : dispatched.result.num_recv_rows);
+  }
   if (plan_.does_combine()) {
     if (gpu_ != nullptr) {
       samples.combine.ahead_us[at] = timed_combine(slot_index, true).time_us;
@@ -316,24 +320,53 @@ Worker::Timing Worker::timed_by_host(const Attempt& attempt) {
 // application would do.
 Worker::Timing Worker::timed_in_stream(const Attempt& attempt) {
   Timing timing;
+  const auto submit = replayable(attempt);
   if (!attempt.ahead) device_->flush_cache();
   device_->settle();
   self_.start_together();
   if (attempt.ahead) gpu_->keep_busy(plan_.busy_us);
   gpu_->record_begin();
   const double begin = kit::now_us();
-  const epd_ticket_t ticket = attempt.submit();
+  const epd_ticket_t ticket = submit();
   timing.call_us = kit::now_us() - begin;
   gpu_->record_end();
-  if (attempt.has_counts) {
+  if (attempt.has_counts && !plan_.commands) {
     epd_counts_t counts = EPD_COUNTS_INIT;
     kit::require(epd_ticket_counts(group_.get(), ticket, EPD_FOREVER, &counts), "counts");
     timing.counts_us = kit::now_us() - begin;
   }
-  timing.result = kit::finish(group_.get(), ticket, attempt.what);
+  if (plan_.commands) timing.time_us = gpu_->elapsed_us();  // there is no other news of the end
+  timing.result = finish(ticket, attempt.what);
   timing.host_us = kit::now_us() - begin;
   timing.time_us = gpu_->elapsed_us();
   return timing;
+}
+
+std::function<epd_ticket_t()> Worker::replayable(const Attempt& attempt) {
+  if (!plan_.graph) return attempt.submit;
+  void*& graph = graphs_[{attempt.what, attempt.slot}];
+  if (graph == nullptr) graph = gpu_->capture([&] { attempt.submit(); });
+  return [this, graph] {
+    gpu_->launch(graph);
+    return epd_ticket_t{0};
+  };
+}
+
+epd_result_t Worker::finish(epd_ticket_t ticket, const char* what) {
+  if (!plan_.commands) return kit::finish(group_.get(), ticket, what);
+  device_->settle();
+  kit::require(epd_group_check(group_.get(), nullptr), what);
+  return EPD_RESULT_INIT;
+}
+
+std::uint32_t Worker::num_recv_rows(const Slot& slot) {
+  std::uint32_t rows = 0;
+  const bool compact = plan_.layout == EPD_LAYOUT_COMPACT;
+  const std::int32_t* const at = compact ? slot.buffers.rank_offsets + plan_.ranks
+                                         : slot.buffers.expert_offsets + plan_.experts / plan_.ranks;
+  device_->get(&rows, at, sizeof(rows));
+  device_->settle();
+  return rows;
 }
 
 Worker::Timing Worker::timed_dispatch(std::uint32_t slot_index, bool ahead) {
@@ -341,17 +374,18 @@ Worker::Timing Worker::timed_dispatch(std::uint32_t slot_index, bool ahead) {
   epd_dispatch_args_t args = dispatch_args(slot_index);
   if (plan_.cached) args.handle = slot.handle;
   if (gpu_ != nullptr) args.on_stream = 1, args.stream = gpu_->stream(), args.wait_by = plan_.wait_by;
-  return timed({"dispatch", [&] { return kit::submit(group_.get(), args, &slot.handle); }, true, ahead});
+  return timed(
+      {"dispatch", slot_index, [&] { return kit::submit(group_.get(), args, &slot.handle); }, true, ahead});
 }
 
 Worker::Timing Worker::timed_combine(std::uint32_t slot_index, bool ahead) {
   epd_combine_args_t args = combine_args(slot_index);
   if (gpu_ != nullptr) args.on_stream = 1, args.stream = gpu_->stream(), args.wait_by = plan_.wait_by;
-  return timed({"combine", [&] { return kit::submit(group_.get(), args); }, false, ahead});
+  return timed({"combine", slot_index, [&] { return kit::submit(group_.get(), args); }, false, ahead});
 }
 
 Worker::Timing Worker::timed_noop(bool ahead) {
-  return timed({"noop",
+  return timed({"noop", 0,
                 [this] {
                   epd_ticket_t ticket = 0;
                   kit::require(epd_noop_on_stream(group_.get(), 0, gpu_->stream(), plan_.wait_by, &ticket),

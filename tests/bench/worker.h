@@ -14,8 +14,10 @@
 #include "samples.h"
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace epd::bench {
@@ -49,6 +51,7 @@ class Worker {
   // An operation to time.
   struct Attempt {
     const char* what;
+    std::uint32_t slot;
     std::function<epd_ticket_t()> submit;
     bool has_counts = false;
     bool ahead = false;  // on GPUs: submitted while the stream still flushes the cache
@@ -74,6 +77,11 @@ class Worker {
   Timing timed(const Attempt& attempt);
   Timing timed_by_host(const Attempt& attempt);
   Timing timed_in_stream(const Attempt& attempt);
+  // Calls it; or replays what it once enqueued.
+  std::function<epd_ticket_t()> replayable(const Attempt& attempt);
+  // Of an operation in the stream that has been enqueued.
+  epd_result_t finish(epd_ticket_t ticket, const char* what);
+  std::uint32_t num_recv_rows(const Slot& slot);
   Timing timed_dispatch(std::uint32_t slot_index, bool ahead);
   Timing timed_combine(std::uint32_t slot_index, bool ahead);
   Timing timed_noop(bool ahead);
@@ -106,6 +114,7 @@ class Worker {
   kit::GroupPtr group_;  // leaves before session_ detaches
   const kernels::reference::GroupParams params_;
   std::unique_ptr<Gemm> gemm_;
+  std::map<std::pair<std::string, std::uint32_t>, void*> graphs_;  // of `what` on a slot
   std::vector<Slot> slots_;
   kernels::RoutingPlan route_;
   std::vector<std::uint32_t> bases_;
