@@ -2,14 +2,9 @@
 #pragma once
 
 #include "kernels/cuda.h"
+#include "kernels/host_device.h"
 
 #include <cstdint>
-
-#ifdef __CUDACC__
-#define EPD_HOST_DEVICE __host__ __device__
-#else
-#define EPD_HOST_DEVICE
-#endif
 
 namespace epd::kernels::cuda {
 

@@ -247,13 +247,15 @@ struct RouteState {
   std::uint32_t half = 0;  // in which it lies. The next dispatch writes the other one
 };
 
-// Where commands go on. By the host in pinned memory, read once for each turn.
+// Where commands go on. By the host in pinned memory, read once for each odd turn (`sets` and `sequence` also
+// when a kernel starts).
 struct CommandStart {
   std::uint64_t epoch = 0;
   std::uint64_t index = 0;          // of the next dispatch or combine in the group
   std::uint64_t changed_epoch = 0;  // a cached dispatch needs a routing of this epoch or a later one
   std::uint32_t num_routes = 0;
-  std::uint32_t sets = 0;      // 1: `sequence` counts too (a new engine); 0: the kernel knows better
+  std::uint32_t sets = 0;      // 1: `sequence` counts too (a new engine): at the first kernel's start, or in the
+                               // first odd turn that says so. Later the kernel knows better
   std::uint32_t sequence = 0;  // of the next command
   std::uint32_t reserved = 0;
   const RouteState* routes = nullptr;  // [num_routes], pinned
@@ -261,8 +263,8 @@ struct CommandStart {
 
 // An end that the host is to know, in order. Discarded commands have none.
 struct alignas(64) JournalEntry {
-  OpResult result;      // tag and left: the operation's, 0 if it has not begun
-  std::uint64_t index;  // its number in the group; of a noop: none
+  OpResult result;      // tag and left: the operation's, 0 if it has not begun. A noop's tag only counts noops
+  std::uint64_t index;  // its number in the group; of a noop, and of what has not begun: the next one's
   std::uint32_t program;
   std::uint32_t num_tokens;
   std::uint32_t command;  // its number
@@ -293,6 +295,7 @@ struct alignas(64) CommandState {
   std::uint32_t turn_taken;
   std::uint32_t failed;  // one has failed: others are discarded until the next turn
   std::uint64_t noops;
+  std::uint32_t sequence_set;  // CommandStart::sets has been heeded: it counts once in a lane's life
 };
 
 // `words` null: the lane takes no commands.
@@ -309,13 +312,36 @@ struct CommandArguments {
   std::uint64_t half_bytes = 0;     // from a routing record's first half to its second
 };
 
+// What a program lacks of one operation. A rank's program becomes operation `index` by patching
+// (kernels/command_turn.h).
+struct alignas(16) CommandTurn {
+  std::uint64_t tag;           // abi::op_tag: its epoch and number
+  std::uint64_t routing_tag;   // of the routing that it uses; 0: it makes one
+  JournalEntry* entry;         // where it is to tell how it ends
+  std::uint32_t command;       // number
+  std::uint32_t program;
+  std::uint32_t num_tokens;
+  std::uint32_t block;  // of the exchange arenas
+  std::uint32_t half;   // of the routing record
+  std::uint32_t flagged;
+};
+
 // ---- what a resident kernel is given
+
+// What CTA 0 tells the others to do: one line.
+struct alignas(64) Herald {
+  std::uint64_t entry;  // (heralds before + 1) << 32 | kByCommand or 0 | task << 16 | place or program
+  CommandTurn turn;     // kByCommand
+  static constexpr std::uint64_t kByCommand = 1u << 31;
+};
+static_assert(sizeof(Herald) == 64);
 
 // Device memory, zeroed once.
 struct alignas(64) ResidentState {
   std::uint64_t entries[kQueueEntries];  // by the host, when the operation lies in place
-  alignas(64) std::uint64_t entry;       // as CTA 0 has found it; the operation lies in device memory then
-  alignas(64) std::uint32_t left;        // entries below this one have been left by all CTAs
+  Herald herald;  // as CTA 0 has found it; what it speaks of lies in device memory then
+  alignas(64) std::uint64_t left;  // heralds that all CTAs have left (low half); bit 32: the last one failed
+  std::uint32_t leaving;           // CTAs that have left a kStop
 };
 struct ResidentArguments {
   ResidentState* state = nullptr;

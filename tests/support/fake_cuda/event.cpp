@@ -126,8 +126,11 @@ CUresult CUDAAPI cuEventRecord(CUevent handle, CUstream stream) {
   if (const CUresult error = enter("cuEventRecord", Needs::kContext)) return error;
   const std::shared_ptr<Event> event = events().find(handle);
   if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  const std::shared_ptr<Stream> its = find_stream(stream);
+  if (its == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (!its->may_wait()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   const std::uint64_t count = event->state->recorded.fetch_add(1) + 1;
-  return enqueue(stream, [event, count] {
+  return enqueue(stream, [event, count](Stream&) {
     event->state->time_ns.store(now_ns());
     std::uint64_t before = event->state->completed.load();
     while (before < count && !event->state->completed.compare_exchange_weak(before, count)) {
@@ -175,10 +178,11 @@ CUresult CUDAAPI cuStreamWaitEvent(CUstream handle, CUevent awaited, unsigned in
   const std::shared_ptr<Event> event = events().find(awaited);
   const std::shared_ptr<Stream> stream = find_stream(handle);
   if (event == nullptr || stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (!stream->may_wait()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   const std::uint64_t count = event->state->recorded.load();
   if (event->reached(count)) return CUDA_SUCCESS;
-  return enqueue(handle, [event, count, own = stream.get()] {
-    return own->wait_until([&] { return event->reached(count); });
+  return enqueue(handle, [event, count](Stream& own) {
+    return own.wait_until([&] { return event->reached(count); });
   });
 }
 

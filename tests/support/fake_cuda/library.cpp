@@ -111,21 +111,21 @@ CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** p
   if (const CUresult error = check_launch(*kernel, *stream, grid)) return error;
   if (is_word_kernel(kernel->name)) {
     if (grid.ctas[0] != 1 || grid.threads[0] != 1) return CUDA_ERROR_INVALID_VALUE;
-    return enqueue(handle, word_kernel(kernel->name, params, *stream));
+    return enqueue(handle, word_kernel(kernel->name, params));
   }
   const Launch how{kernel->name, grid.ctas[0], grid.threads[0], grid.shared_bytes};
   if (kernel->name == kResidentKernel) {
     epd::kernels::cuda::ResidentArguments own;
     std::memcpy(&own, params[0], sizeof(own));
-    return enqueue(handle, [own, how, its = stream.get()] {
-      return run(*its, how,
+    return enqueue(handle, [own, how](Stream& its) {
+      return run(its, how,
                  [&](const Launch& launch, const auto& device) { return run_resident(launch, own, device); });
     });
   }
   const Operation* op = nullptr;
   std::memcpy(&op, params[0], sizeof(op));
-  return enqueue(handle, [op, how, own = stream.get()] {
-    return run(*own, how,
+  return enqueue(handle, [op, how](Stream& its) {
+    return run(its, how,
                [op](const Launch& launch, const auto& device) { return run_kernel(launch, op, device); });
   });
 }

@@ -44,7 +44,7 @@ std::vector<std::shared_ptr<Stream>> streams_of(Context& context, bool all) {
 void order_after(Stream& stream, const std::shared_ptr<Stream>& other) {
   const std::uint64_t count = other->submitted();
   if (other->done(count)) return;
-  stream.submit([&stream, other, count] { return stream.wait_until([&] { return other->done(count); }); });
+  stream.submit([other, count](Stream& own) { return own.wait_until([&] { return other->done(count); }); });
 }
 
 }  // namespace
@@ -85,7 +85,7 @@ void Stream::run() {
     Work work = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
-    const bool runs = device_.check() == CUDA_SUCCESS && work();
+    const bool runs = device_.check() == CUDA_SUCCESS && work(*this);
     work = nullptr;
     lock.lock();
     ++completed_;
@@ -121,6 +121,36 @@ CUresult Stream::query() {
   if (const CUresult error = device_.check()) return error;
   const std::lock_guard lock(mutex_);
   return completed_ >= submitted_ ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+bool Stream::begin_capture() {
+  const std::lock_guard lock(mutex_);
+  if (captured_ != nullptr) return false;
+  captured_ = std::make_unique<Captured>();
+  return true;
+}
+
+std::unique_ptr<Stream::Captured> Stream::end_capture() {
+  const std::lock_guard lock(mutex_);
+  return std::move(captured_);
+}
+
+CUstreamCaptureStatus Stream::capture_status() {
+  const std::lock_guard lock(mutex_);
+  if (captured_ == nullptr) return CU_STREAM_CAPTURE_STATUS_NONE;
+  return captured_->spoiled ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+}
+
+bool Stream::capture(const Work& work) {
+  const std::lock_guard lock(mutex_);
+  if (captured_ != nullptr) captured_->work.push_back(work);
+  return captured_ != nullptr;
+}
+
+bool Stream::may_wait() {
+  const std::lock_guard lock(mutex_);
+  if (captured_ != nullptr) captured_->spoiled = true;
+  return captured_ == nullptr;
 }
 
 void Stream::destroy() {
@@ -167,6 +197,7 @@ CUresult enqueue(CUstream handle, Stream::Work work) {
   if (const CUresult error = stream->device().check()) return error;
   const std::shared_ptr<Context> context = stream->context();
   if (context == nullptr) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  if (stream->capture(work)) return CUDA_SUCCESS;
   if (is_default(handle)) {
     for (const auto& other : streams_of(*context, false)) {
       if (other != stream) order_after(*stream, other);

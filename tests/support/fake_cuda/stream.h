@@ -21,7 +21,12 @@ class Backoff {
 class Stream : public std::enable_shared_from_this<Stream> {
  public:
   // False: it waited in vain, and what comes after it on the stream is dropped.
-  using Work = std::function<bool()>;
+  // It is given the stream on which it runs: work that was captured runs on others, again and again.
+  using Work = std::function<bool(Stream&)>;
+  struct Captured {
+    std::vector<Work> work;
+    bool spoiled = false;  // by a call that may not be captured
+  };
 
   Stream(std::shared_ptr<Context> context, bool blocking)
       : context_(context), device_(context->device), num_sms_(context->num_sms), blocking_(blocking) {}
@@ -52,6 +57,14 @@ class Stream : public std::enable_shared_from_this<Stream> {
   CUresult query();
   void destroy();
 
+  // ---- capture: what is enqueued becomes part of a graph. False, null: it is, or is not, capturing
+  bool begin_capture();
+  std::unique_ptr<Captured> end_capture();
+  CUstreamCaptureStatus capture_status();
+  bool capture(const Work& work);
+  // What waits for the stream, or for an event, spoils a capture: false.
+  bool may_wait();
+
  private:
   void run();
 
@@ -67,6 +80,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   std::uint64_t submitted_ = 0;  // guarded by mutex_
   std::uint64_t completed_ = 0;  // guarded by mutex_
   bool started_ = false;         // guarded by mutex_
+  std::unique_ptr<Captured> captured_;  // guarded by mutex_; null: it is not capturing
 };
 
 // Puts a new stream into the context.

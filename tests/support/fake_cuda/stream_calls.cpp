@@ -48,18 +48,17 @@ template <typename Word, typename Signed>
 CUresult wait_value(CUstream handle, CUdeviceptr address, Word value, unsigned int flags) {
   if (flags > CU_STREAM_WAIT_VALUE_NOR) return CUDA_ERROR_INVALID_VALUE;  // and no flush, as on most devices
   if (const CUresult error = check_word<Word>(handle, address)) return error;
-  Stream* const stream = find_stream(handle).get();
-  return enqueue(handle, [=] {
+  return enqueue(handle, [=](Stream& stream) {
     auto* const word = static_cast<Word*>(pointer(address));
     bool reached = true;
-    const bool good = stream->wait_until([&] {
+    const bool good = stream.wait_until([&] {
       bool there = false;
-      reached = memory().with(stream->device().ordinal, word, sizeof(Word), [&] {
+      reached = memory().with(stream.device().ordinal, word, sizeof(Word), [&] {
         there = satisfied<Word, Signed>(std::atomic_ref(*word).load(std::memory_order_acquire), value, flags);
       });
       return there || !reached;
     });
-    return reached ? good : fault(*stream, "cuStreamWaitValue", word, sizeof(Word));
+    return reached ? good : fault(stream, "cuStreamWaitValue", word, sizeof(Word));
   });
 }
 
@@ -67,14 +66,13 @@ template <typename Word>
 CUresult write_value(CUstream handle, CUdeviceptr address, Word value, unsigned int flags) {
   if (flags != CU_STREAM_WRITE_VALUE_DEFAULT) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult error = check_word<Word>(handle, address)) return error;
-  Stream* const stream = find_stream(handle).get();
-  return enqueue(handle, [=] {
+  return enqueue(handle, [=](Stream& stream) {
     auto* const word = static_cast<Word*>(pointer(address));
-    if (memory().with(stream->device().ordinal, word, sizeof(Word),
+    if (memory().with(stream.device().ordinal, word, sizeof(Word),
                       [&] { std::atomic_ref(*word).store(value, std::memory_order_release); })) {
       return true;
     }
-    return fault(*stream, "cuStreamWriteValue", word, sizeof(Word));
+    return fault(stream, "cuStreamWriteValue", word, sizeof(Word));
   });
 }
 
@@ -108,16 +106,17 @@ CUresult copy_later(const char* function, void* to, const void* from, std::size_
   std::vector<char> staged;
   const bool from_pageable = !memory().known(from, bytes);
   const bool to_pageable = !memory().known(to, bytes);
+  if ((from_pageable || to_pageable) && !stream->may_wait()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (from_pageable) {
     const auto* const first = static_cast<const char*>(from);
     staged.assign(first, first + bytes);
   }
-  const CUresult error = enqueue(handle, [=, own = stream.get(), staged = std::move(staged)] {
+  const CUresult error = enqueue(handle, [=, staged = std::move(staged)](Stream& own) {
     const void* const source = from_pageable ? staged.data() : from;
     const Memory::Bytes target{to, to_pageable ? 0 : bytes};
     const Memory::Bytes origin{source, from_pageable ? 0 : bytes};
     if (memory().with(-1, {target, origin}, [&] { std::memmove(to, source, bytes); })) return true;
-    return fault(*own, "a copy", memory().known(to, target.bytes) ? from : to, bytes);
+    return fault(own, "a copy", memory().known(to, target.bytes) ? from : to, bytes);
   });
   return error == CUDA_SUCCESS && to_pageable ? stream->synchronise() : error;
 }
@@ -130,10 +129,10 @@ CUresult fill(const char* function, CUdeviceptr to, Unit unit, std::size_t count
   const std::size_t bytes = count * sizeof(Unit);
   if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (to % sizeof(Unit) != 0 || !memory().known(pointer(to), bytes)) return CUDA_ERROR_INVALID_VALUE;
-  const CUresult error = enqueue(handle, [=, own = stream.get()] {
+  const CUresult error = enqueue(handle, [=](Stream& own) {
     auto* const first = static_cast<Unit*>(pointer(to));
     if (memory().with(-1, first, bytes, [&] { std::fill_n(first, count, unit); })) return true;
-    return fault(*own, "a fill", first, bytes);
+    return fault(own, "a fill", first, bytes);
   });
   return error == CUDA_SUCCESS && wait ? stream->synchronise() : error;
 }
@@ -163,21 +162,15 @@ CUresult CUDAAPI cuStreamSynchronize(CUstream handle) {
   if (const CUresult error = enter("cuStreamSynchronize", Needs::kContext)) return error;
   const std::shared_ptr<Stream> stream = find_stream(handle);
   if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (!stream->may_wait()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   return handle == nullptr ? synchronise_blocking(*current_context()) : stream->synchronise();
 }
 
 CUresult CUDAAPI cuStreamQuery(CUstream handle) {
   if (const CUresult error = enter("cuStreamQuery", Needs::kContext)) return error;
   const std::shared_ptr<Stream> stream = find_stream(handle);
-  return stream == nullptr ? CUDA_ERROR_INVALID_HANDLE : stream->query();
-}
-
-CUresult CUDAAPI cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
-  if (const CUresult error = enter("cuStreamIsCapturing", Needs::kContext)) return error;
-  if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (find_stream(handle) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  *status = CU_STREAM_CAPTURE_STATUS_NONE;
-  return CUDA_SUCCESS;
+  if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  return stream->may_wait() ? stream->query() : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
 CUresult CUDAAPI cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t value,
@@ -207,7 +200,7 @@ CUresult CUDAAPI cuStreamWriteValue64(CUstream stream, CUdeviceptr address, cuui
 CUresult CUDAAPI cuLaunchHostFunc(CUstream stream, CUhostFn function, void* data) {
   if (const CUresult error = enter("cuLaunchHostFunc", Needs::kContext)) return error;
   if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return enqueue(stream, [=] {
+  return enqueue(stream, [=](Stream&) {
     function(data);
     return true;
   });

@@ -1,5 +1,6 @@
 // The kernels of the client library (client/src/stream_kernels.cu), by a host: a stream writes and awaits
-// words.
+// words, and rings
+// commands.
 #pragma once
 
 #include "fake_cuda/stream.h"
@@ -9,10 +10,11 @@
 
 namespace epd::fake_cuda {
 
-inline constexpr std::array<const char*, 3> kWordKernels{"epd_signal", "epd_wait", "epd_signal_and_wait"};
+inline constexpr std::array<const char*, 5> kWordKernels{"epd_signal", "epd_wait", "epd_signal_and_wait",
+                                                         "epd_command", "epd_await_command"};
 
 bool is_word_kernel(const std::string& kernel);
 // A launch of one of them as the stream's work; the parameters are copied now.
-Stream::Work word_kernel(const std::string& kernel, void** parameters, Stream& stream);
+Stream::Work word_kernel(const std::string& kernel, void** parameters);
 
 }  // namespace epd::fake_cuda
