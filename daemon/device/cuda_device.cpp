@@ -216,6 +216,12 @@ void CudaDevice::check() {
   if (state != CUDA_ERROR_NOT_READY) cuda_must(driver_, "cuStreamQuery", state);
 }
 
+bool CudaDevice::advance() {
+  bool under_way = false;
+  for (CudaLane* lane : lanes_) under_way |= lane->advance();
+  return under_way;
+}
+
 Result<std::unique_ptr<Arena>> CudaDevice::map_arena(int fd, std::uint64_t bytes) {
   return map_cuda_memory(driver_, device_, fd, bytes);
 }
@@ -233,6 +239,10 @@ Result<std::unique_ptr<Lane>> CudaDevice::open_lane(const LaneShape& shape) {
     return resource_exhausted(name_ + " serves " + std::to_string(num_lanes()) +
                               " ranks; allowed: one for each of its " + std::to_string(num_sms_) +
                               " SMs for operations (devices.sms), since none may wait for another's");
+  }
+  if (shape.commands && mode_ != LaunchMode::kResident) {
+    return Status(StatusCode::kUnsupported, "commands is 1 (by stream) on " + name_ +
+                                                ", and devices.mode is \"launched\"; allowed: \"resident\"");
   }
   std::unique_ptr<CudaLane> lane;
   if (mode_ == LaunchMode::kResident) {

@@ -83,6 +83,7 @@ class CudaDevice final : public Device, public Launcher {
   Result<std::unique_ptr<Arena>> map_client_memory(int fd, std::uint64_t bytes, bool here) override;
   Launcher* launcher() override { return this; }
   void check() override;
+  bool advance() override;
 
   Result<std::unique_ptr<Lane>> open_lane(const LaneShape& shape) override;
   void read(void* to, const void* device, std::size_t bytes) override;

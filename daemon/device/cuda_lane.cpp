@@ -67,6 +67,7 @@ class CudaFlight final : public Flight {
     const std::uint64_t now = MonotonicClock().now_ns();
     if (now - looked_ns_ < kLookAtDeviceNs) return false;
     looked_ns_ = now;
+    lane_.advance();  // it may wait for the next kernel, and the loop for it
     const CUresult state = lane_.driver_.cuStreamQuery(lane_.stream_);
     if (state != CUDA_ERROR_NOT_READY) lane_.must("cuStreamQuery", state);
     return false;
@@ -101,7 +102,8 @@ Status CudaLane::allocate() {
       aligned(kernels::cuda::workspace_bytes(shape_.shape, device_.max_sms()), alignof(Operation));
   const std::size_t before = num_places() * sizeof(Operation);
   const std::size_t device_bytes = before + workspace_bytes_ + extra_device_bytes();
-  Result<LaneMemory> memory = device_.take_memory(device_bytes, host_places_ + places_bytes());
+  Result<LaneMemory> memory =
+      device_.take_memory(device_bytes, host_places_ + places_bytes() + extra_host_bytes());
   if (!memory.ok()) return memory.status();
   memory_ = *memory;
   std::fill_n(memory_.host, memory_.host_bytes, std::byte{0});
@@ -115,6 +117,10 @@ CudaLane::~CudaLane() {
   must("cuStreamSynchronize", driver_.cuStreamSynchronize(control()));
   if (memory_.device != 0) device_.give_back(memory_);
   device_.lane_closed(this);
+}
+
+std::size_t CudaLane::places_bytes() const {
+  return aligned(host_stride_ * shape_.depth + sizeof(HostPlace) * kMaxNoops, kHostAlign);
 }
 
 CudaLane::HostPlace& CudaLane::host_place(std::uint32_t place) const {
@@ -154,12 +160,21 @@ std::uint32_t CudaLane::take_noop_place() {
   return shape_.depth + static_cast<std::uint32_t>(free - noop_places_.begin());
 }
 
+void CudaLane::describe_own(Kind kind, std::uint32_t sms, Operation& op) const {
+  op.workspace = reinterpret_cast<void*>(workspace_);
+  op.workspace_bytes = workspace_bytes_;
+  if (kind == Kind::kNoop) {
+    op.movers.ctas = 1;
+    return;
+  }
+  sms = sms == 0 ? num_sms() : std::min(sms, num_sms());
+  EPD_CHECK(kernels::cuda::configure(kind, device_.max_shared_bytes(), sms, op));
+}
+
 // The lane's own part of the operation.
 void CudaLane::prepare(const LaunchRequest& request, std::uint32_t place) {
   Operation& op = *request.op;
   HostPlace& host = host_place(place);
-  op.workspace = reinterpret_cast<void*>(workspace_);
-  op.workspace_bytes = workspace_bytes_;
   op.abort = abort_word(place);
   op.result = &host.result;
   host.result = {};
@@ -167,16 +182,12 @@ void CudaLane::prepare(const LaunchRequest& request, std::uint32_t place) {
   clear_abort(place);
   if (request.kind == Kind::kNoop) {
     op.tag = kNoopTags + ++noops_;
-    op.movers.ctas = 1;
-  } else {
-    if (request.kind == Kind::kDispatch) {
-      op.counts.host_placement = placement(place);
-      op.counts.host_ready = &host.counted;
-      op.counts.host_sent = &host.sent;
-    }
-    const std::uint32_t sms = request.sms == 0 ? num_sms() : std::min(request.sms, num_sms());
-    EPD_CHECK(kernels::cuda::configure(request.kind, device_.max_shared_bytes(), sms, op));
+  } else if (request.kind == Kind::kDispatch) {
+    op.counts.host_placement = placement(place);
+    op.counts.host_ready = &host.counted;
+    op.counts.host_sent = &host.sent;
   }
+  describe_own(request.kind, request.sms, op);
   given(place) = op;
 }
 

@@ -22,6 +22,8 @@ class CudaLane : public Lane {
   // The device's SMs, or their share for each lane, are not what they were. Also called whenever nothing is
   // in flight.
   virtual void follow_share() = 0;
+  // Goes on with that; true while it is under way.
+  virtual bool advance() { return false; }
   std::int32_t priority() const { return shape_.priority; }
 
  protected:
@@ -39,7 +41,9 @@ class CudaLane : public Lane {
   virtual const std::uint32_t* abort_word(std::uint32_t place) const = 0;
   virtual void clear_abort(std::uint32_t place) = 0;
   virtual void abort(std::uint32_t place, const Signal& signal) = 0;
-  virtual std::size_t extra_device_bytes() const { return 0; }  // zeroed, at extra_device()
+  // Zeroed, at extra_device() and extra_host().
+  virtual std::size_t extra_device_bytes() const { return 0; }
+  virtual std::size_t extra_host_bytes() const { return 0; }
 
   // What of a place the host and the device both see. Those of dispatch and combine are followed by a
   // placement.
@@ -55,6 +59,9 @@ class CudaLane : public Lane {
   CUdeviceptr device_op(std::uint32_t place) const { return memory_.device + place * sizeof(Operation); }
   std::uint32_t num_places() const { return shape_.depth + kMaxNoops; }
   CUdeviceptr extra_device() const { return workspace_ + workspace_bytes_; }
+  std::byte* extra_host() const { return memory_.host + host_places_ + places_bytes(); }
+  // What of an operation is the lane's to fill in, and how it moves rows on `sms` of its SMs (0: on all).
+  void describe_own(Kind kind, std::uint32_t sms, Operation& op) const;
   std::uint32_t in_flight() const { return in_flight_; }
   void take_stream();
   // Nothing is in flight, and the stream has come to its end.
@@ -74,7 +81,7 @@ class CudaLane : public Lane {
 
   std::int32_t* placement(std::uint32_t place) const;
   void prepare(const LaunchRequest& request, std::uint32_t place);
-  std::size_t places_bytes() const { return host_stride_ * shape_.depth + sizeof(HostPlace) * kMaxNoops; }
+  std::size_t places_bytes() const;
   std::uint32_t take_noop_place();
   void flight_ended(std::uint32_t place, const Signal& signal);
   void write_owed(const void* word);

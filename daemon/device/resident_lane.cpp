@@ -10,21 +10,62 @@ using kernels::cuda::Task;
 
 static_assert(kernels::cuda::kQueueEntries >= 2 * CudaLane::kMaxNoops);  // no entry is overwritten unread
 
-ResidentLane::ResidentLane(CudaDevice& device, const LaneShape& shape)
-    : CudaLane(device, shape), aborted_(num_places(), false) {}
+namespace {
 
+constexpr std::size_t kCommandsAlign = 64;
+
+}  // namespace
+
+ResidentLane::ResidentLane(CudaDevice& device, const LaneShape& shape)
+    : CudaLane(device, shape), aborted_(num_places(), false) {
+  if (shape.commands) commands_ = std::make_unique<ResidentCommands>(*this, shape.num_routes);
+}
+
+// A client may ring as long as its rank is here: the last kernel ends what it runs, and then nobody waits for
+// another.
 ResidentLane::~ResidentLane() {
-  if (ctas_ != 0) stop();
+  if (commands_ != nullptr) commands_->halt();
+  if (ctas_ != 0) {
+    if (!stopping_) stop();
+    must("cuStreamSynchronize", driver_.cuStreamSynchronize(stream_));
+    let_stream_go();
+  }
+  if (commands_ != nullptr) commands_->close();
 }
 
 void ResidentLane::follow_share() {
+  if (stopping_ || (commands_ != nullptr && !commands_->opened())) return;
   const std::uint32_t share = device_.lane_sms(*this);
-  if (in_flight() != 0 || (ctas_ == share && partition_ == device_.partition())) return;
-  if (ctas_ != 0) stop();
-  take_stream();
+  if (ctas_ == share || !may_stop()) return;
+  const bool runs = ctas_ != 0;
+  if (!runs) take_stream();
   ctas_ = share;
+  if (runs) {
+    stop();
+  } else {
+    start_kernel();
+  }
+}
+
+bool ResidentLane::advance() {
+  if (!stopping_) return false;
+  const CUresult state = driver_.cuStreamQuery(stream_);
+  if (state == CUDA_ERROR_NOT_READY) return true;
+  must("cuStreamQuery", state);
+  stopping_ = false;
+  if (commands_ != nullptr) commands_->fit_programs();
+  start_kernel();
+  follow_share();  // of what came meanwhile
+  return stopping_;
+}
+
+void ResidentLane::start_kernel() {
   ResidentArguments own{reinterpret_cast<ResidentState*>(extra_device()),
-                        reinterpret_cast<Operation*>(device_op(0)), &given(0), next_};
+                        reinterpret_cast<Operation*>(device_op(0)),
+                        &given(0),
+                        first_,
+                        {}};
+  if (commands_ != nullptr) own.commands = commands_->arguments();
   void* arguments[] = {&own};
   const CUkernel kernel = device_.kernel(kernels::cuda::kResidentKernel);
   const auto shared = static_cast<unsigned>(device_.max_shared_bytes()) - kernels::cuda::kStaticBytes;
@@ -33,12 +74,11 @@ void ResidentLane::follow_share() {
                               1, 1, shared, stream_, arguments, nullptr));
 }
 
-// It has nothing in flight, so it ends as soon as it looks.
+// It stops when it has come to this entry; those behind it are the next one's.
 void ResidentLane::stop() {
   tell(Task::kStop, 0);
-  must("cuStreamSynchronize", driver_.cuStreamSynchronize(stream_));
-  let_stream_go();
-  ctas_ = 0;
+  first_ = next_;
+  stopping_ = true;
 }
 
 void ResidentLane::start(Kind kind, std::uint32_t place) {
@@ -55,8 +95,17 @@ void ResidentLane::tell(Task task, std::uint32_t place) {
 
 // ---- abort words, behind the state
 
+std::size_t ResidentLane::state_bytes() const {
+  const std::size_t bytes = sizeof(ResidentState) + num_places() * sizeof(std::uint32_t);
+  return (bytes + kCommandsAlign - 1) / kCommandsAlign * kCommandsAlign;
+}
+
 std::size_t ResidentLane::extra_device_bytes() const {
-  return sizeof(ResidentState) + num_places() * sizeof(std::uint32_t);
+  return state_bytes() + (shape_.commands ? ResidentCommands::device_bytes(shape_.num_routes) : 0);
+}
+
+std::size_t ResidentLane::extra_host_bytes() const {
+  return shape_.commands ? ResidentCommands::host_bytes(shape_.num_routes) : 0;
 }
 
 const std::uint32_t* ResidentLane::abort_word(std::uint32_t place) const {

@@ -2,7 +2,9 @@
 #pragma once
 
 #include "cuda_lane.h"
+#include "resident_commands.h"
 
+#include <memory>
 #include <vector>
 
 namespace epd {
@@ -12,24 +14,36 @@ class ResidentLane final : public CudaLane {
   ResidentLane(CudaDevice& device, const LaneShape& shape);
   ~ResidentLane() override;
 
-  // Stops the kernel, and starts it anew on the lane's share of today.
+  // Tells the kernel to stop, and starts it anew on the lane's share of today when it has. Nobody waits for
+  // that: what it is told meanwhile is for the next one.
   void follow_share() override;
+  bool advance() override;
+  CommandPort* commands() override { return commands_.get(); }
 
  private:
-  std::uint32_t num_sms() const override {
-    return ctas_;
-  }  // the share of today comes when nothing is in flight
+  friend class ResidentCommands;
+
+  // Of the kernel that stays, or is to come.
+  std::uint32_t num_sms() const override { return ctas_; }
   void start(Kind kind, std::uint32_t place) override;
   const std::uint32_t* abort_word(std::uint32_t place) const override;
   void clear_abort(std::uint32_t place) override;
   void abort(std::uint32_t place, const Signal& signal) override;
   std::size_t extra_device_bytes() const override;
+  std::size_t extra_host_bytes() const override;
+  std::size_t state_bytes() const;
   void tell(kernels::cuda::Task task, std::uint32_t place);
+  // Of commands nobody knows when one runs: the kernel finishes it, then stops.
+  bool may_stop() const { return commands_ != nullptr || in_flight() == 0; }
   void stop();
+  void start_kernel();
 
-  std::uint32_t ctas_ = 0;     // of the kernel; 0: it is not running
+  std::uint32_t ctas_ = 0;     // 0: there has been no kernel
+  bool stopping_ = false;      // it has been told to
   std::uint32_t next_ = 0;     // entry of the queue
+  std::uint32_t first_ = 0;    // entry with which the next kernel begins
   std::vector<bool> aborted_;  // [places]: the word is set
+  std::unique_ptr<ResidentCommands> commands_;
 };
 
 }  // namespace epd

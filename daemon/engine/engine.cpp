@@ -1,6 +1,7 @@
 #include "engine.h"
 
 #include "base/log.h"
+#include "commands.h"
 
 #include <sched.h>
 #include <sys/epoll.h>
@@ -64,6 +65,10 @@ int Engine::run() {
     }
     bool progress = poll_sessions();
     progress |= step_operations();
+    progress |= read_journals();
+    halt_commands();
+    device_busy_ = device_->advance();
+    answer_stops();
     acknowledge_breaks();
     progress |= remove_sessions();
     check_device();
@@ -75,10 +80,16 @@ int Engine::run() {
 
 int Engine::leave() {
   for (const auto& operation : operations_) operation->abandon();
+  for (const auto& [id, group] : groups_) {
+    for (const auto& member : group->members) {
+      if (member->commands != nullptr) member->commands->halt();
+    }
+  }
   const std::uint64_t patience_ns = clock_.now_ns() + kLeaveNs;
-  const auto busy = [](const auto& operation) { return !operation->settled(); };
-  while (std::any_of(operations_.begin(), operations_.end(), busy)) {
+  const auto busy = [this](const auto& entry) { return !settled(*entry.second); };
+  while (std::any_of(groups_.begin(), groups_.end(), busy)) {
     if (clock_.now_ns() > patience_ns) ::_exit(exit_code_);  // a device that hangs does not hold up the end
+    device_->advance();
     ::sched_yield();
   }
   operations_.clear();
@@ -175,15 +186,19 @@ void Engine::fail_operations(Group& group, std::uint64_t from, const abi::Break&
 }
 
 bool Engine::settled(const Group& group) const {
-  return std::all_of(operations_.begin(), operations_.end(), [&group](const auto& operation) {
-    return &operation->member().group != &group || operation->settled();
-  });
+  return commands_halted(group) &&
+         std::all_of(operations_.begin(), operations_.end(), [&group](const auto& operation) {
+           return &operation->member().group != &group || operation->settled();
+         });
 }
 
 // Of a group that is to be forgotten now: its operations have been abandoned, and none may outlive it. A
 // device that does not let go of one has its engine killed by the supervisor, which waits for the answer.
 void Engine::settle(Group& group) {
-  while (!settled(group)) ::sched_yield();
+  while (!settled(group)) {
+    device_->advance();
+    ::sched_yield();
+  }
 }
 
 void Engine::acknowledge_breaks() {
@@ -194,12 +209,17 @@ void Engine::acknowledge_breaks() {
       const bool busy = std::any_of(
           operations_.begin(), operations_.end(),
           [group_id = id](const auto& operation) { return operation->member().group.id == group_id; });
-      if (busy) continue;
-      for (const auto& member : group->members) member->lane.reset();
+      if (busy || !commands_halted(*group)) continue;
+      for (const auto& member : group->members) {
+        read_journal(*member);
+        member->commands.reset();
+        member->lane.reset();
+      }
       group->ranks.clear();  // nothing touches an arena of this group any more
       group->peers.clear();
     }
     if (!settled(*group)) continue;
+    for (const auto& member : group->members) read_journal(*member);
     std::uint64_t next = std::numeric_limits<std::uint64_t>::max();
     for (const auto& member : group->members) {
       if (!member->stopped) next = std::min(next, member->next_index());
@@ -330,8 +350,8 @@ bool Engine::anything_pending() {
   for (const auto& [id, session] : sessions_) {
     if (session->has_submission() || session->can_flush()) return true;
   }
-  return std::any_of(operations_.begin(), operations_.end(),
-                     [](const auto& operation) { return operation->runnable(); });
+  return journal_pending() || std::any_of(operations_.begin(), operations_.end(),
+                                          [](const auto& operation) { return operation->runnable(); });
 }
 
 void Engine::set_sleeping(bool sleeping) {
@@ -376,8 +396,9 @@ void Engine::sleep() {
 }
 
 std::uint64_t Engine::next_look_ns(std::uint64_t now) const {
-  std::uint64_t next =
-      next_check_ns_ < check_often_ns_ ? next_check_ns_ : std::numeric_limits<std::uint64_t>::max();
+  std::uint64_t next = next_check_ns_ < check_often_ns_ ? next_check_ns_ : kNever;
+  next = std::min(next, next_journal_look_ns(now));
+  if (device_busy_) next = std::min(next, now + kDeviceLookNs);
   for (const auto& operation : operations_) {
     if (operation->needs_polling()) next = std::min(next, now + kDeviceLookNs);
     if (operation->stage() != abi::OpStage::kBreaking) next = std::min(next, operation->deadline_ns());

@@ -18,6 +18,8 @@
 
 namespace epd {
 
+inline constexpr std::uint64_t kNever = ~std::uint64_t{0};
+
 class Engine {
  public:
   Engine(UniqueFd link, UniqueFd bell, Page page, const Clock& clock);
@@ -45,6 +47,7 @@ class Engine {
   void refuse_rank(Group& group, std::uint32_t rank, const Status& status);
   Status add_member(Packet& packet);
   Status open_lane(Group& group, Member& member);
+  void clear_memory(const Group& group, const Member& member) const;
   void clear_signals(const Group& group) const;
   Status commit_group(const abi::GroupRef& message);
   Status stop_member(const abi::MemberRef& message);
@@ -68,6 +71,8 @@ class Engine {
   bool poll_sessions();
   void accept(SessionPort& session, const abi::Submission& submission);
   std::string illegal(const SessionPort& session, const abi::Submission& submission) const;
+  void record(SessionPort& session, const abi::Submission& submission, Member& member);
+  abi::Completion answer(SessionPort& session, const abi::Submission& submission, StatusCode status);
   void answer_noop(SessionPort& session, const abi::Submission& submission, Member& member);
   void refuse(SessionPort& session, const abi::Submission& submission, Member& member);
   void end_session(SessionPort& session, const std::string& text);
@@ -76,6 +81,17 @@ class Engine {
   // The client's stream waits for an operation that nothing will run.
   void release_stream(const Member& member, const abi::Submission& submission);
   void finish(const Operation& operation, StatusCode status, const abi::Break& cause);
+
+  // journals.cpp: commands
+  bool read_journals();
+  bool read_journal(Member& member);
+  void read_entry(Member& member, const kernels::cuda::JournalEntry& entry);
+  StatusCode fail_command(Member& member, const kernels::cuda::JournalEntry& entry);
+  void halt_commands();
+  bool commands_halted(const Group& group) const;
+  void answer_stops();
+  bool journal_pending() const;
+  std::uint64_t next_journal_look_ns(std::uint64_t now) const;
 
   // engine.cpp: the loop
   int leave();
@@ -115,9 +131,11 @@ class Engine {
   std::uint32_t rounds_ = 0;
   std::uint64_t spin_budget_ns_ = 0;
   std::uint64_t last_link_ns_ = 0;
-  std::uint64_t next_check_ns_ = 0;   // of the device
-  std::uint64_t check_often_ns_ = 0;  // until then, because a client has gone
-  std::list<Packet> link_backlog_;    // messages that the supervisor had no room for
+  std::uint64_t next_check_ns_ = 0;    // of the device
+  std::uint64_t check_often_ns_ = 0;   // until then, because a client has gone
+  bool device_busy_ = false;           // with what it does by itself
+  std::vector<abi::MemberRef> stops_;  // to be answered
+  std::list<Packet> link_backlog_;     // messages that the supervisor had no room for
   // Operations before the members they point to, and those before the sessions: destruction order.
   std::unordered_map<std::uint64_t, std::unique_ptr<SessionPort>> sessions_;
   std::map<std::uint64_t, std::unique_ptr<Group>> groups_;

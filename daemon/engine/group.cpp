@@ -1,5 +1,6 @@
 #include "group.h"
 
+#include "commands.h"
 #include "session_port.h"
 
 #include <algorithm>
@@ -27,6 +28,8 @@ Member::Member(Group& in_group, std::uint32_t rank_there, std::uint32_t its_numb
       next_number(in_group.resume_index),
       slot_use(in_group.shape.depth),
       routes(in_group.shape) {}
+
+Member::~Member() = default;
 
 std::byte* Member::user(std::uint32_t slot, abi::Region region) const {
   return group.ranks[rank].at(slot, region);

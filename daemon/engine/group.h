@@ -17,6 +17,7 @@
 
 namespace epd {
 
+class Commands;
 class Operation;
 class SessionPort;
 
@@ -43,6 +44,7 @@ struct GroupRankMemory {
   }
   std::byte* ready_word(std::uint32_t slot) const { return user->bytes() + layout_.ready_word(slot); }
   std::byte* done_word(std::uint32_t slot) const { return user->bytes() + layout_.done_word(slot); }
+  std::byte* command_words() const { return user->bytes() + layout_.commands; }
   std::uint64_t user_bytes() const { return layout_.total_bytes; }
 
  private:
@@ -70,6 +72,7 @@ class Member {
  public:
   Member(Group& in_group, std::uint32_t rank_there, std::uint32_t its_number, SessionPort* served,
          Mapping board_memory);
+  ~Member();
 
   abi::Board& board() const { return *board_mapping.as<abi::Board>(); }
   std::byte* user(std::uint32_t slot, abi::Region region) const;
@@ -109,6 +112,8 @@ class Member {
   std::unique_ptr<Lane> lane;                  // on a device that runs whole operations, with
   std::unique_ptr<RouteHeads> heads;           // these in place of `routes`
   std::vector<const Operation*> not_launched;  // there, in the order of submission
+  bool by_stream = false;                      // its operations are commands, and it has
+  std::unique_ptr<Commands> commands;          // these, of its lane. next_number: of the first not completed
   bool stopped = false;
   Statistics statistics;
 };
@@ -128,6 +133,7 @@ struct Group {
   bool break_acked = false;
   bool released = false;                           // kRelease: operations fail at once until kResume
   Status unusable;                                 // why this device can't serve it
+  std::uint64_t broken_ns = 0;                     // when the break under way came
   abi::Break cause{};                              // of the break under way, or of the last
   std::vector<GroupRankMemory> ranks;              // [R]; emptied when lost
   std::vector<std::uint64_t> active_since;         // [R] epoch in which the rank came; 0 = masked
@@ -145,6 +151,10 @@ struct Group {
   }
   // `since` 0 masks the rank. Peers that no active rank needs any more are let go.
   void set_active(std::uint32_t rank, std::uint64_t since);
+  // Of its device that an operation which asks for `own` may use; 0: all, in both.
+  std::uint32_t share_sms(std::uint32_t own) const {
+    return own == 0 || sms == 0 ? std::max(own, sms) : std::min(own, sms);
+  }
   // Wakes the sleeping engines among `peers`. After a release store that they wait for.
   void ring_peers() const;
   std::string check_complete() const;  // what a commit finds missing; "" if nothing

@@ -1,25 +1,13 @@
 #include "launched_operation.h"
 
 #include <algorithm>
-#include <cstring>
-#include <limits>
 #include <vector>
 
 namespace epd {
 
 using abi::OpStage;
-using abi::Region;
-using kernels::cuda::Kind;
 using kernels::cuda::OpError;
 using kernels::cuda::OpResult;
-
-static_assert(sizeof(kernels::cuda::RouteHead) == sizeof(abi::RoutingRecord));
-static_assert(sizeof(abi::OpAnnouncement) == kernels::cuda::kAnnouncementWords * sizeof(std::uint64_t));
-static_assert(abi::kTagIndexBits == kernels::cuda::kRoutingIndexBits);
-static_assert(sizeof(abi::SignalLine) == kernels::cuda::kSignalWords * sizeof(std::uint64_t));
-static_assert(offsetof(abi::OpAnnouncement, num_tokens) == 3 * sizeof(std::uint64_t));
-static_assert(abi::kLandingPieces == kernels::cuda::kLandingPieces);
-static_assert(abi::kLandingTokens <= kernels::cuda::kMaxLandingTokens);
 
 namespace {
 
@@ -28,37 +16,7 @@ T* at(std::byte* base, std::uint64_t offset) {
   return reinterpret_cast<T*>(base + offset);
 }
 
-kernels::cuda::Shape device_shape(const abi::GroupShape& s) {
-  kernels::cuda::Shape shape;
-  shape.num_ranks = s.num_ranks;
-  shape.num_experts = s.num_experts;
-  shape.topk = s.topk;
-  shape.hidden = s.hidden;
-  shape.per_expert = s.per_expert();
-  shape.expert_blocks = s.layout == abi::Layout::kExpert;
-  shape.index64 = s.index_type == abi::IndexType::kInt64;
-  shape.alignment = s.expert_alignment;
-  shape.expert_capacity = s.expert_capacity();
-  shape.recv_rows = s.recv_rows();
-  shape.format = row_format(s);
-  return shape;
-}
-
-kernels::cuda::Landing device_landing(const abi::GroupShape& s) {
-  const abi::LandingLayout layout(s);
-  if (layout.bytes == 0) return {};
-  return {s.max_tokens,  static_cast<std::uint32_t>(layout.slot_bytes),
-          layout.hello,  layout.landed,
-          layout.chosen, layout.asked,
-          layout.slots};
-}
-
 }  // namespace
-
-LaneShape lane_shape(const abi::GroupShape& shape, std::int32_t priority) {
-  return {device_shape(shape), shape.depth, static_cast<std::uint32_t>(abi::placement_words(shape)),
-          shape.num_biases, priority};
-}
 
 kernels::cuda::Signal stream_signal(const Member& member, std::uint32_t slot, std::uint64_t ticket) {
   const GroupRankMemory& memory = member.group.ranks[member.rank];
@@ -136,105 +94,19 @@ bool LaunchedOperation::find_route() {
 
 void LaunchedOperation::launch(std::uint64_t now_ns) {
   kernels::cuda::Operation op;
-  if (!is_noop()) describe(op);
+  if (!is_noop()) op = describe(member_, submission_, {index_, announcement(route_.head.epoch), route_});
   // The engine's own deadline comes first, unless the loop stands still.
   op.timeout_ns = deadline_ns_ - seen_ns_;
   if (has(abi::kFlagStream)) op.signal = stream_signal(member_, submission_.slot, submission_.ticket);
   LaunchRequest request;
-  if (!is_noop()) request.kind = is_dispatch() ? Kind::kDispatch : Kind::kCombine;
+  request.kind = kind_of(submission_.op);
   request.place = static_cast<std::uint32_t>(index_ % group_.shape.depth);  // as its exchange block: free
   request.op = &op;
-  request.sms = share_sms();
+  request.sms = group_.share_sms(submission_.sms);
   flight_ = member_.lane->launch(request);
   leave_queue();
   launched_ns_ = now_ns;
   enter(OpStage::kMoving);
-}
-
-void LaunchedOperation::describe(kernels::cuda::Operation& op) const {
-  const abi::ExchangeArenaLayout& layout = group_.exchange_layout;
-  op.shape = device_shape(group_.shape);
-  op.rank = member_.rank;
-  op.num_tokens = route_.head.num_tokens;
-  op.tag = tag_;
-  abi::OpAnnouncement own = announcement(route_.head.epoch);
-  own.num_tokens = op.num_tokens;
-  std::memcpy(op.announcement, &own, sizeof(own));
-  op.landing = device_landing(group_.shape);
-  op.routing.topk = at<std::int32_t>(route_.half, layout.topk);
-  op.routing.rows = at<std::int32_t>(route_.half, layout.rows);
-  op.routing.placement = at<std::int32_t>(route_.half, layout.placement);
-  if (has(abi::kFlagWeights)) {
-    op.topk_weights = reinterpret_cast<const float*>(member_.user(submission_.slot, Region::kTopkWeights));
-  }
-  describe_peers(op);
-  if (is_dispatch()) {
-    describe_dispatch(op);
-  } else {
-    describe_combine(op);
-  }
-}
-
-void LaunchedOperation::describe_dispatch(kernels::cuda::Operation& op) const {
-  const std::uint32_t slot = submission_.slot;
-  const auto mine = [&]<typename T>(Region region, T*& pointer) {
-    if (abi::region_bytes(group_.shape, region) != 0)
-      pointer = reinterpret_cast<T*>(member_.user(slot, region));
-  };
-  op.cached = !routes();
-  op.mark_unused = has(abi::kFlagMarkUnused);
-  op.zero_padding = has(abi::kFlagZeroPadding);
-  op.topk_idx = member_.user(slot, Region::kTopkIdx);
-  op.x = member_.user(slot, Region::kX);
-  if (group_.shape.payload == abi::Payload::kFp8) op.x_scales = member_.user(slot, Region::kXScales);
-  mine(Region::kRankOffsets, op.counts.rank_offsets);
-  mine(Region::kExpertCounts, op.counts.expert_counts);
-  mine(Region::kExpertOffsets, op.counts.expert_offsets);
-  mine(Region::kSourceRanges, op.counts.source_ranges);
-  if (!routes()) return;
-  op.routing.head = at<kernels::cuda::RouteHead>(route_.half, 0);
-  op.routing.handle = index_ + 1;
-  op.routing.epoch = group_.epoch;
-}
-
-void LaunchedOperation::describe_combine(kernels::cuda::Operation& op) const {
-  const std::uint32_t slot = submission_.slot;
-  const std::uint32_t biases = (submission_.flags & abi::kFlagBiases) >> abi::kBiasShift;
-  constexpr Region kBiases[] = {Region::kBias0, Region::kBias1};
-  for (std::uint32_t i = 0; i < std::min<std::uint32_t>(biases, 2); ++i) {
-    op.bias[i] = reinterpret_cast<const std::uint16_t*>(member_.user(slot, kBiases[i]));
-  }
-  op.out = reinterpret_cast<std::uint16_t*>(member_.user(slot, Region::kOut));
-  if (has(abi::kFlagReturnWeights)) {
-    op.out_weights = reinterpret_cast<float*>(member_.user(slot, Region::kOutWeights));
-  }
-}
-
-void LaunchedOperation::describe_peers(kernels::cuda::Operation& op) const {
-  const abi::ExchangeArenaLayout& layout = group_.exchange_layout;
-  const std::uint32_t slot = submission_.slot;
-  for (std::uint32_t d = 0; d < group_.shape.num_ranks; ++d) {
-    if (!group_.active(d)) continue;
-    kernels::cuda::Peer& peer = op.peers[d];
-    std::byte* block = group_.ranks[d].exchange->bytes() + layout.block(index_, group_.shape.depth);
-    peer.ready = at<std::uint64_t>(block, layout.ready);
-    peer.arrived = at<std::uint64_t>(block, layout.arrived);
-    peer.announcement = at<std::uint64_t>(block, layout.announcement);
-    peer.rank_counts = at<std::uint32_t>(block, layout.rank_counts);
-    peer.expert_counts = at<std::uint32_t>(block, layout.expert_counts);
-    if (layout.landing_bytes != 0) {
-      peer.landing =
-          at<std::uint8_t>(group_.ranks[d].exchange->bytes(), layout.landing(index_, group_.shape.depth));
-    }
-    const auto its = [&](Region region) { return group_.ranks[d].at(slot, region); };
-    if (is_dispatch()) {
-      peer.target = {its(Region::kRecvX), its(Region::kRecvScales), its(Region::kRecvTopkIdx),
-                     at<float>(its(Region::kRecvTopkWeights), 0), at<std::int32_t>(its(Region::kRecvSrc), 0)};
-    } else if (group_.serves(d, route_.head.epoch)) {  // one that was lost since has none of its rows
-      peer.source = {at<const std::uint16_t>(its(Region::kY), 0),
-                     has(abi::kFlagReturnWeights) ? at<const float>(its(Region::kYWeights), 0) : nullptr};
-    }
-  }
 }
 
 StepResult LaunchedOperation::look(std::uint64_t now_ns) {
@@ -288,7 +160,7 @@ StepResult LaunchedOperation::conclude(std::uint64_t now_ns) {
   const OpResult result = flight_->result();
   if (result.error != OpError::kNone) {
     forget_route();
-    return fail_as(result, now_ns);
+    return fail(device_failure(subject(), launcher_, result, expired_text(now_ns)));
   }
   if (is_noop()) return StepResult::kDone;
   if (is_dispatch() && !counted_) publish_counts();  // both came between two looks
@@ -331,55 +203,10 @@ std::uint32_t LaunchedOperation::count_lost_selections() const {
   }));
 }
 
-StepResult LaunchedOperation::fail_as(const OpResult& result, std::uint64_t now_ns) {
-  switch (result.error) {
-    case OpError::kBadChoice: return fail_choice(result.token, result.k, refused_value(result));
-    case OpError::kNoRoom:
-      return fail_placement(
-          {true, static_cast<std::uint32_t>(result.culprit), result.expert, result.rows, result.room});
-    case OpError::kMismatch: return fail(StatusCode::kInvalidArgument, result.culprit, disagreement());
-    case OpError::kAborted:
-    case OpError::kDeadline:
-    case OpError::kNone: break;
-  }
-  std::string text = expired_text(now_ns);
-  text += result.culprit < 0 ? ": its inputs were not ready"
-                             : ": rank " + std::to_string(result.culprit) + " has not got as far";
-  return fail(StatusCode::kDeadlineExceeded, result.culprit, text);
-}
-
-// The device tells values in 32 bits; a larger one is looked up, if it still stands there.
-std::int64_t LaunchedOperation::refused_value(const OpResult& result) const {
-  constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
-  const bool saturated = result.value == kMost || result.value == -kMost - 1;
-  if (!saturated || group_.shape.index_type != abi::IndexType::kInt64) return result.value;
-  std::int64_t value = 0;
-  const std::size_t place = std::size_t{result.token} * group_.shape.topk + result.k;
-  launcher_.read(&value, member_.user(submission_.slot, Region::kTopkIdx) + place * sizeof(value),
-                 sizeof(value));
-  return value >= kMost || value < -kMost ? value : result.value;
-}
-
-std::byte* LaunchedOperation::own_block() const {
-  return member_.exchange() + group_.exchange_layout.block(index_, group_.shape.depth);
-}
-
-// Which field of whose announcement differs, from a copy of the block.
-std::string LaunchedOperation::disagreement() const {
-  std::vector<std::byte> copy(group_.exchange_layout.block_bytes);
-  launcher_.read(copy.data(), own_block(), copy.size());
-  const ExchangeBlock block(copy.data(), group_.shape, group_.exchange_layout, group_.active_since);
-  const auto found = block.disagreement(member_.rank, index_);
-  return found ? found->text
-               : "operation " + std::to_string(index_) +
-                     ": another rank submitted something else; all ranks must "
-                     "submit the same operations in the same order";
-}
-
 StepResult LaunchedOperation::expire(std::uint64_t now_ns) {
   if (flight_ == nullptr)
-    return fail(StatusCode::kDeadlineExceeded, -1,
-                expired_text(now_ns) + ": an earlier operation had not ended");
+    return fail(
+        {StatusCode::kDeadlineExceeded, -1, expired_text(now_ns) + ": an earlier operation had not ended"});
   if (!std::exchange(expired_, true)) flight_->abort();  // its result will name who was waited for
   return StepResult::kIdle;
 }
@@ -396,7 +223,7 @@ bool LaunchedOperation::completed_anyway() {
   concluded_ = true;
   OpResult result = flight_->result();
   if (is_noop()) return result.error == OpError::kNone;
-  if (result.error == OpError::kAborted && all_arrived()) {
+  if (result.error == OpError::kAborted && all_arrived(member_, launcher_, index_, tag_)) {
     if (is_dispatch() && !counted_) publish_counts();
     result.error = OpError::kNone;
     result.num_recv_rows = num_recv_rows_;
@@ -412,15 +239,6 @@ bool LaunchedOperation::completed_anyway() {
   }
   if (is_dispatch() && !counted_) publish_counts();
   keep_route(result);
-  return true;
-}
-
-bool LaunchedOperation::all_arrived() const {
-  std::vector<abi::SignalLine> lines(group_.shape.num_ranks);
-  launcher_.read(lines.data(), own_block() + group_.exchange_layout.arrived, lines.size() * sizeof(lines[0]));
-  for (std::uint32_t rank = 0; rank < group_.shape.num_ranks; ++rank) {
-    if (group_.active(rank) && lines[rank].tag.load(std::memory_order_relaxed) < tag_) return false;
-  }
   return true;
 }
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "device/launcher.h"
+#include "device_operation.h"
 #include "operation.h"
 
 namespace epd {
@@ -38,24 +39,15 @@ class LaunchedOperation final : public Operation {
   bool find_route();
   void launch(std::uint64_t now_ns);
   void leave_queue();
-  void describe(kernels::cuda::Operation& op) const;
-  void describe_dispatch(kernels::cuda::Operation& op) const;
-  void describe_combine(kernels::cuda::Operation& op) const;
-  void describe_peers(kernels::cuda::Operation& op) const;
   StepResult look(std::uint64_t now_ns);
   bool counts_news() const;
   bool sent_news() const;
   void publish_counts();
   void publish_sent();
   StepResult conclude(std::uint64_t now_ns);
-  StepResult fail_as(const kernels::cuda::OpResult& result, std::uint64_t now_ns);
-  std::int64_t refused_value(const kernels::cuda::OpResult& result) const;
-  std::string disagreement() const;
   void forget_route();
   void keep_route(const kernels::cuda::OpResult& result);
   std::uint32_t count_lost_selections() const;
-  bool all_arrived() const;
-  std::byte* own_block() const;
 
   Launcher& launcher_;
   Page& page_;
@@ -67,8 +59,6 @@ class LaunchedOperation final : public Operation {
   bool concluded_ = false;
 };
 
-// The device's view of a group's operations.
-LaneShape lane_shape(const abi::GroupShape& shape, std::int32_t priority);
 // By which the streams of client and engine wait for each other.
 kernels::cuda::Signal stream_signal(const Member& member, std::uint32_t slot, std::uint64_t ticket);
 

@@ -2,6 +2,7 @@
 // is reported and, since nothing can be trusted then, ends the engine, which the supervisor restarts.
 
 #include "base/log.h"
+#include "commands.h"
 #include "engine.h"
 #include "proto/binding_rules.h"
 
@@ -284,6 +285,7 @@ Status Engine::add_member(Packet& packet) {
   auto member = std::make_unique<Member>(*group, message.rank, message.member, session->second.get(),
                                          std::move(board).value());
   member->first_index = message.first_index;
+  member->by_stream = message.commands != 0;
   if (Status status = open_lane(*group, *member); !status.ok()) return status;
   // Under a break it goes on where its former engine stood; kResume says where all go on.
   if (group->starts_broken) member->next_number = member->board().next_index.load(std::memory_order_relaxed);
@@ -293,19 +295,34 @@ Status Engine::add_member(Packet& packet) {
   return {};
 }
 
-// A rank on a device that runs whole operations. What is in its memory is anything, unless a former engine
-// has served it.
+// A rank on a device that runs whole operations.
 Status Engine::open_lane(Group& group, Member& member) {
   Launcher* launcher = device_->launcher();
-  if (launcher == nullptr) return {};
-  Result<std::unique_ptr<Lane>> lane = launcher->open_lane(lane_shape(group.shape, group.priority));
+  if (launcher == nullptr) {
+    if (member.by_stream) {
+      group.unusable = {StatusCode::kUnsupported, "commands is 1 (by stream) on " + device_->name() +
+                                                      "; allowed: on CUDA devices, with devices.mode = "
+                                                      "\"resident\""};
+    }
+    return {};
+  }
+  LaneShape shape = lane_shape(group.shape, group.priority);
+  shape.commands = member.by_stream;
+  Result<std::unique_ptr<Lane>> lane = launcher->open_lane(shape);
   if (!lane.ok()) {
     group.unusable = lane.status();
     return {};
   }
   member.lane = std::move(lane).value();
   member.heads = std::make_unique<RouteHeads>(group.shape, *launcher);
-  if (member.board().memory_cleared.load(std::memory_order_relaxed) != 0) return {};
+  if (member.board().memory_cleared.load(std::memory_order_relaxed) == 0) clear_memory(group, member);
+  if (member.by_stream) member.commands = std::make_unique<Commands>(member, *launcher);
+  return {};
+}
+
+// What is in the memory of a new rank is anything.
+void Engine::clear_memory(const Group& group, const Member& member) const {
+  Launcher* launcher = device_->launcher();
   const GroupRankMemory& memory = group.ranks[member.rank];
   // What peers write to one that rejoins is theirs to clear, see clear_signals.
   const bool rejoins = group.active_since[member.rank] > group.epoch;
@@ -313,7 +330,6 @@ Status Engine::open_lane(Group& group, Member& member) {
   launcher->clear(memory.exchange->bytes() + first, group.exchange_layout.total_bytes - first);
   launcher->clear(memory.user->bytes(), memory.user_bytes());
   member.board().memory_cleared.store(1, std::memory_order_relaxed);
-  return {};
 }
 
 // A rank that begins with this epoch, in a group that runs: its signals are cleared by who will write them,
@@ -357,7 +373,10 @@ Status Engine::commit_group(const abi::GroupRef& message) {
     abi::set_text(group->cause.text, text.data(), text.size());
   } else {
     group->phase = GroupPhase::kActive;
-    for (const auto& member : group->members) member->publish_state(abi::GroupState::kActive, group->cause);
+    for (const auto& member : group->members) {
+      member->publish_state(abi::GroupState::kActive, group->cause);
+      if (member->commands != nullptr) member->commands->resume(true);
+    }
   }
   send(LinkType::kGroupReady, ready);
   return {};
@@ -369,13 +388,12 @@ Status Engine::stop_member(const abi::MemberRef& message) {
   const bool refused = group != nullptr && group->refused.count(message.rank) == 1;
   if (member == nullptr && !refused)
     return invalid_argument("kStopMember for group " + std::to_string(message.group_id));
-  abi::MemberRef reply = message;
-  reply.next_submit = group->resume_index;  // one that was refused has submitted nothing
   if (member != nullptr) {
     member->stopped = true;
-    reply.next_submit = member->next_number;
+    if (member->commands != nullptr) member->commands->halt();
   }
-  send(LinkType::kMemberStopped, reply);
+  stops_.push_back(message);
+  answer_stops();
   return {};
 }
 
@@ -384,6 +402,7 @@ Status Engine::break_group(const abi::Break& message) {
   if (group == nullptr) return invalid_argument("kBreak for group " + std::to_string(message.group_id));
   if (message.fatal == 0) finish_arrived(*group);
   group->cause = message;
+  group->broken_ns = now_ns_;
   group->break_acked = false;
   group->phase = message.fatal != 0 ? GroupPhase::kLost : GroupPhase::kBreaking;
   for (const auto& operation : operations_) {
@@ -391,6 +410,9 @@ Status Engine::break_group(const abi::Break& message) {
         operation->index() >= (message.fatal != 0 ? message.fail_from : 0)) {
       operation->abandon();
     }
+  }
+  for (const auto& member : group->members) {
+    if (message.fatal == 0 && member->commands != nullptr) member->commands->halt();
   }
   const auto state = message.fatal != 0 ? abi::GroupState::kLost : abi::GroupState::kBroken;
   for (const auto& member : group->members) member->publish_state(state, message);
@@ -423,6 +445,7 @@ Status Engine::resume_group(const abi::Resume& message) {
     member->failed_from = kNoFailure;
     member->publish_next_index();
     answer_orphans(*member, StatusCode::kEngineRestarted);
+    if (member->commands != nullptr) member->commands->resume(false);
   }
   send(LinkType::kResumed, abi::Resumed{group->id, group->epoch});
   return {};
@@ -462,6 +485,9 @@ Status Engine::remove_group(const abi::GroupRef& message) {
     const abi::Break gone{group->id, group->epoch, 0, 1, StatusCode::kAborted, -1, "the group was removed"};
     for (const auto& operation : operations_) {
       if (&operation->member().group == group) operation->abandon();
+    }
+    for (const auto& member : group->members) {
+      if (member->commands != nullptr) member->commands->halt();
     }
     settle(*group);
     fail_operations(*group, 0, gone);

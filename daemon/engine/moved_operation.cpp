@@ -60,7 +60,7 @@ StepResult MovedOperation::plan_new() {
   input.num_experts = s.num_experts;
   input.masked = group_.masked;
   const kernels::RoutingError error = kernels::build_routing_plan(input, route_->plan);
-  if (error.bad) return fail_choice(error.token, error.k, error.value);
+  if (error.bad) return fail(choice_failure(subject(), error.token, error.k, error.value));
   announce();
   return StepResult::kProgress;
 }
@@ -105,10 +105,11 @@ StepResult MovedOperation::wait_ready(std::uint64_t now_ns) {
     return scanned_ != before ? StepResult::kProgress : StepResult::kIdle;
   }
   if (const auto different = own.disagreement(member_.rank, index_)) {
-    return fail(StatusCode::kInvalidArgument, static_cast<std::int32_t>(different->rank), different->text);
+    return fail({StatusCode::kInvalidArgument, static_cast<std::int32_t>(different->rank), different->text});
   }
   if (routes()) {
-    if (const kernels::PlacementError error = place(); error.bad) return fail_placement(error);
+    if (const kernels::PlacementError error = place(); error.bad)
+      return fail(placement_failure(subject(), error));
   }
   launched_ns_ = now_ns;
   if (is_dispatch()) {
@@ -176,7 +177,7 @@ StepResult MovedOperation::expire(std::uint64_t now_ns) {
                                         : ": an earlier operation had not ended";
   }
   abandon();
-  return fail(StatusCode::kDeadlineExceeded, culprit, text);
+  return fail({StatusCode::kDeadlineExceeded, culprit, text});
 }
 
 }  // namespace epd

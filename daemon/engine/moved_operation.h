@@ -40,7 +40,7 @@ class MovedOperation final : public Operation {
   // row_movement.cpp: what the device is given
   kernels::PlacementError place();
   void deliver_counts();
-  Share share() const { return {share_sms(), group_.priority}; }
+  Share share() const { return {group_.share_sms(submission_.sms), group_.priority}; }
   kernels::DispatchTarget target_at(std::uint32_t rank) const;
   void start_dispatch();
   void start_fill();

@@ -64,62 +64,30 @@ abi::OpAnnouncement Operation::announcement(std::uint64_t routing_epoch) const {
   return own;
 }
 
-std::uint32_t Operation::share_sms() const {
-  const std::uint32_t own = submission_.sms;
-  const std::uint32_t group = group_.sms;
-  return own == 0 || group == 0 ? std::max(own, group) : std::min(own, group);
-}
-
 // ---- failures
 
-StepResult Operation::fail(StatusCode cause, std::int32_t culprit, const std::string& text) {
-  failure_ = {};
-  failure_.group_id = group_.id;
-  failure_.epoch = group_.epoch;
-  failure_.cause = cause;
-  failure_.culprit_rank = culprit;
-  abi::set_text(failure_.text, text.data(), text.size());
+StepResult Operation::fail(const Failure& failure) {
+  failure_ = as_break(group_, failure);
   enter(OpStage::kBreaking);
   return StepResult::kFailed;
 }
 
-StepResult Operation::fail_choice(std::uint32_t token, std::uint32_t k, std::int64_t value) {
-  return fail(StatusCode::kInvalidArgument, static_cast<std::int32_t>(member_.rank),
-              "operation " + std::to_string(index_) + ": topk_idx[" + std::to_string(token) + "," +
-                  std::to_string(k) + "] is " + std::to_string(value) + " on rank " +
-                  std::to_string(member_.rank) + "; allowed: -1 .. " +
-                  std::to_string(group_.shape.num_experts - 1));
-}
-
-StepResult Operation::fail_placement(const kernels::PlacementError& error) {
-  const std::string where = error.expert < 0 ? "" : " for expert " + std::to_string(error.expert);
-  return fail(StatusCode::kResourceExhausted, static_cast<std::int32_t>(error.rank),
-              "operation " + std::to_string(index_) + ": rank " + std::to_string(error.rank) +
-                  " would receive " + std::to_string(error.rows) + " rows" + where +
-                  "; allowed: max_recv_rows = " + std::to_string(error.room));
-}
-
 StepResult Operation::fail_stale_handle() {
-  return fail(StatusCode::kNotFound, static_cast<std::int32_t>(member_.rank),
-              "operation " + std::to_string(index_) + ": " + op_name(submission_.op) + " on slot " +
-                  std::to_string(submission_.slot) + " names the routing of dispatch " +
-                  std::to_string(submission_.handle) + ", which record " + std::to_string(submission_.route) +
-                  " of rank " + std::to_string(member_.rank) +
-                  " does not hold; allowed: the last completed dispatch of that record");
+  return fail({StatusCode::kNotFound, static_cast<std::int32_t>(member_.rank),
+               "operation " + std::to_string(index_) + ": " + op_name(submission_.op) + " on slot " +
+                   std::to_string(submission_.slot) + " names the routing of dispatch " +
+                   std::to_string(submission_.handle) + ", which record " +
+                   std::to_string(submission_.route) + " of rank " + std::to_string(member_.rank) +
+                   " does not hold; allowed: the last completed dispatch of that record"});
 }
 
 StepResult Operation::fail_changed_group(std::uint64_t routing_epoch) {
-  return fail(StatusCode::kNotFound, -1,
-              "operation " + std::to_string(index_) + ": the routing of dispatch " +
-                  std::to_string(submission_.handle) + " is of epoch " + std::to_string(routing_epoch) +
-                  ", and ranks were lost or joined in epoch " + std::to_string(group_.changed_epoch) +
-                  "; allowed: a new routing, or one made since");
+  return fail(changed_group_failure(
+      subject(), "the routing of dispatch " + std::to_string(submission_.handle), routing_epoch));
 }
 
 std::string Operation::expired_text(std::uint64_t now_ns) const {
-  return "operation " + std::to_string(index_) + " (" + op_name(submission_.op) + ", slot " +
-         std::to_string(submission_.slot) + ") of rank " + std::to_string(member_.rank) + " ended after " +
-         std::to_string((now_ns - seen_ns_) / 1'000'000) + " ms";
+  return ended_after(subject(), (now_ns - seen_ns_) / 1'000'000);
 }
 
 abi::Completion Operation::completion(StatusCode status, std::int32_t culprit, std::uint64_t now_ns) const {

@@ -9,6 +9,7 @@
 
 #include "announcement.h"
 #include "device/device.h"
+#include "failures.h"
 #include "group.h"
 #include "page.h"
 
@@ -74,17 +75,13 @@ class Operation {
   // A block serves the operations `depth` apart; its former user must be done everywhere.
   bool block_is_free() const { return member_.next_index() + group_.shape.depth > index_; }
   void enter(abi::OpStage stage);
-  StepResult fail(StatusCode cause, std::int32_t culprit, const std::string& text);
+  StepResult fail(const Failure& failure);
   StepResult held_up();  // an earlier operation must end first
   abi::OpAnnouncement announcement(std::uint64_t routing_epoch) const;
-  // "operation 7 (dispatch, slot 1) of rank 2 ended after 30000 ms"
+  Subject subject() const { return {member_, submission_, index_}; }
   std::string expired_text(std::uint64_t now_ns) const;
-  // What both kinds of device can find, in the same words.
-  StepResult fail_choice(std::uint32_t token, std::uint32_t k, std::int64_t value);
-  StepResult fail_placement(const kernels::PlacementError& error);
   StepResult fail_stale_handle();
   StepResult fail_changed_group(std::uint64_t routing_epoch);
-  std::uint32_t share_sms() const;
 
   Member& member_;
   Group& group_;

@@ -43,6 +43,26 @@ void RouteHeads::forget(std::uint32_t record, std::uint64_t op_index) {
   }
 }
 
+RouteHeads::Standing RouteHeads::standing(std::uint32_t record, std::uint64_t next, std::byte* arena) {
+  records_[record].loaded = false;
+  const Record& entry = load(record, arena);
+  Standing last;
+  for (std::uint32_t half = 0; half < entry.halves.size(); ++half) {
+    const Head& head = entry.halves[half];
+    if (head.handle > next) {
+      launcher_.clear(half_at(arena, record, half), sizeof(Head));
+    } else if (head.epoch != 0 && head.handle > last.head.handle) {
+      last = {head, half};
+    }
+  }
+  return last;
+}
+
+void RouteHeads::write_other(std::uint32_t record, const Head& head, std::byte* arena) {
+  const Standing last = standing(record, head.handle - 1, arena);
+  launcher_.write(half_at(arena, record, 1 - last.half), &head, sizeof(head));
+}
+
 std::uint32_t RouteHeads::saved_dropped(std::uint32_t record, std::byte* arena) {
   const Record& entry = load(record, arena);
   const Head& last = entry.halves[0].handle >= entry.halves[1].handle ? entry.halves[0] : entry.halves[1];

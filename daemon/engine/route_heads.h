@@ -30,6 +30,16 @@ class RouteHeads {
   // Of the dispatch that `head` names.
   void update(std::uint32_t record, const Head& head);
   void forget(std::uint32_t record, std::uint64_t op_index);
+  // For commands, whose kernels write heads themselves: those in the arena are the truth.
+  struct Standing {
+    Head head{};  // handle 0: there is none
+    std::uint32_t half = 0;
+  };
+  // Of the last dispatch before operation `next`. What is of that or of later ones is from before a break: it
+  // is forgotten, in the arena too.
+  Standing standing(std::uint32_t record, std::uint64_t next, std::byte* arena);
+  // Of a dispatch that has written its routing beside the last one before it, and not its head.
+  void write_other(std::uint32_t record, const Head& head, std::byte* arena);
   // Selections that the last dispatch saved in the record dropped; 0 if there is none.
   std::uint32_t saved_dropped(std::uint32_t record, std::byte* arena);
 

@@ -1,6 +1,7 @@
 // Engine: from a slot in a session's ring to an operation, and back to a completion.
 
 #include "base/log.h"
+#include "commands.h"
 #include "engine.h"
 
 #include <algorithm>
@@ -89,6 +90,16 @@ std::string Engine::illegal(const SessionPort& session, const Submission& s) con
   if ((s.flags & abi::kFlagStream) != 0 && device_->launcher() == nullptr) {
     return bad_field("flags", s.flags, "no stream's on " + device_->name());
   }
+  const bool records = (s.flags & abi::kFlagRecord) != 0;
+  const bool plain_noop = s.op == Op::kNoop && (s.flags & abi::kFlagStream) == 0;
+  if (records != member.by_stream && !(member.by_stream && plain_noop)) {
+    return bad_field("flags", s.flags,
+                     member.by_stream ? "with kFlagRecord, since this rank's operations are commands"
+                                      : "without kFlagRecord, since this rank's operations are no commands");
+  }
+  if (records && member.commands != nullptr) {
+    if (std::string why = member.commands->refuses(s); !why.empty()) return why;
+  }
   if (s.epoch > member.group.epoch) {
     return bad_field("epoch", s.epoch, "at most " + std::to_string(member.group.epoch));
   }
@@ -138,6 +149,10 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
   Member& member = *session.members.at(submission.member);
   Group& group = member.group;
   count(page_->ops_submitted);
+  if ((submission.flags & abi::kFlagRecord) != 0) {
+    record(session, submission, member);
+    return;
+  }
   const bool is_noop = submission.op == Op::kNoop;
   if (is_noop && (submission.flags & abi::kFlagStream) == 0) {
     answer_noop(session, submission, member);
@@ -176,20 +191,44 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
   operations_.push_back(std::move(operation));
 }
 
+// For commands to name. What is to be done again after a break is recorded after it.
+void Engine::record(SessionPort& session, const Submission& submission, Member& member) {
+  const Group& group = member.group;
+  session.begin(submission, kUnnumbered);
+  const bool starting = group.phase == GroupPhase::kStarting;  // from the ring of a former engine
+  if (member.commands == nullptr || starting) {
+    answer(session, submission, starting ? StatusCode::kEngineRestarted : StatusCode::kAborted);
+    count(page_->ops_failed);
+  } else if (group.phase != GroupPhase::kActive || submission.epoch != group.epoch) {
+    refuse(session, submission, member);
+  } else {
+    member.commands->record(
+        submission, submission.timeout_ms != 0 ? submission.timeout_ms : settings_.default_timeout_ms);
+    answer(session, submission, StatusCode::kOk);
+    count(page_->ops_completed);
+  }
+}
+
 // Outside of any stream there is nothing that it could wait for.
 void Engine::answer_noop(SessionPort& session, const Submission& submission, Member& member) {
   count_taken(member, Op::kNoop);
   session.begin(submission, kUnnumbered);
+  count_ended(member, Op::kNoop, answer(session, submission, StatusCode::kOk));
+  count(page_->ops_completed);
+}
+
+// What has no number, at once.
+abi::Completion Engine::answer(SessionPort& session, const Submission& submission, StatusCode status) {
   abi::Completion completion{};
   completion.ticket = submission.ticket;
+  completion.status = status;
   completion.culprit_rank = -1;
   completion.member = submission.member;
   completion.slot = submission.slot;
   completion.seen_us = completion.launched_us = completion.done_us =
       saturated_us(submission.submit_ns, now_ns_);
   session.complete(completion);
-  count_ended(member, Op::kNoop, completion);
-  count(page_->ops_completed);
+  return completion;
 }
 
 // For a group that has ended or has moved to an epoch which this client does not know yet.

@@ -56,6 +56,10 @@ class Device {
   // it.
   virtual void check() {}
 
+  // Goes on with what it does by itself and must not block the loop: kernels that stay are started anew when
+  // their share of SMs changes. True while some of it is under way: nobody rings at its end.
+  virtual bool advance() { return false; }
+
   virtual Result<std::unique_ptr<Arena>> map_arena(int fd, std::uint64_t bytes) = 0;
   // The first `bytes` of a client's own memory, through a descriptor that may be anything which
   // check_client_memory lets pass. `here`: it must be memory of this device. What can't be used is

@@ -73,7 +73,7 @@ class CommandPort {
                       std::uint32_t sms) = 0;
   // Ends the command that runs, and discards others until resume().
   virtual void halt() = 0;
-  // Nothing runs since halt(), and ends() has everything.
+  // Nothing runs since halt(), and front() comes to everything.
   virtual bool halted() const = 0;
   virtual void resume(const Start& start) = 0;
   // Ends in the order of their commands. A look at host memory; null: none yet. Valid until pop().
@@ -87,7 +87,8 @@ struct LaneShape {
   std::uint32_t placement_words = 0;
   std::uint32_t num_biases = 0;
   std::int32_t priority = 0;
-  bool commands = false;  // UNSUPPORTED where no kernel stays
+  bool commands = false;         // UNSUPPORTED where no kernel stays
+  std::uint32_t num_routes = 0;  // routing records that commands use
 };
 
 class Lane {

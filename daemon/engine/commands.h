@@ -1,0 +1,65 @@
+// The engine's side of a rank whose operations are commands (proto/commands.h): what the programs stand for,
+// where the device is to go on, and what it says that it has done.
+#pragma once
+
+#include "device/launcher.h"
+#include "failures.h"
+#include "proto/session.h"
+
+#include <array>
+#include <optional>
+#include <string>
+
+namespace epd {
+
+class Commands {
+ public:
+  using JournalEntry = kernels::cuda::JournalEntry;
+
+  // The member has its lane and its memory. Halted at first.
+  Commands(Member& member, Launcher& launcher);
+
+  // What no correct library records; "" if it may be.
+  std::string refuses(const abi::Submission& submission) const;
+  // A program is described for the group as it is, and anew in each resume.
+  void record(const abi::Submission& submission, std::uint32_t timeout_ms);
+
+  void halt() { port_.halt(); }
+  bool halted() const { return port_.halted(); }
+  // The operation that the member has next is the device's next. `fresh`: nothing has run in this group, and
+  // no record holds a routing.
+  void resume(bool fresh);
+
+  const JournalEntry* front() const { return port_.front(); }
+  void pop() { port_.pop(); }
+
+  // Of an entry. What ends the session; "" if the command was lawful.
+  std::string illegal(const JournalEntry& entry) const;
+  // Of one that is lawful:
+  const abi::Submission& submission(const JournalEntry& entry) const {
+    return recorded_[entry.program]->submission;
+  }
+  // Whether the operation, which was aborted, has been completed by every rank all the same. Then its routing
+  // stands.
+  bool completed_anyway(const JournalEntry& entry);
+  Failure failure(const JournalEntry& entry) const;
+  // Of rows that it delivered to this rank; those which it sent the device does not count.
+  std::uint64_t bytes_moved(const JournalEntry& entry) const;
+
+  std::uint64_t last_end_ns = 0;  // when the journal last had something
+
+ private:
+  struct Recorded {
+    abi::Submission submission;
+    std::uint32_t timeout_ms;
+  };
+  void describe(const Recorded& recorded);
+
+  Member& member_;
+  Group& group_;
+  Launcher& launcher_;
+  CommandPort& port_;
+  std::array<std::optional<Recorded>, abi::kMaxPrograms> recorded_;
+};
+
+}  // namespace epd

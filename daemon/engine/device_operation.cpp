@@ -1,0 +1,185 @@
+#include "device_operation.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace epd {
+
+using abi::Region;
+using kernels::cuda::Kind;
+
+static_assert(sizeof(kernels::cuda::RouteHead) == sizeof(abi::RoutingRecord));
+static_assert(sizeof(abi::OpAnnouncement) == kernels::cuda::kAnnouncementWords * sizeof(std::uint64_t));
+static_assert(abi::kTagIndexBits == kernels::cuda::kRoutingIndexBits);
+static_assert(sizeof(abi::SignalLine) == kernels::cuda::kSignalWords * sizeof(std::uint64_t));
+static_assert(offsetof(abi::OpAnnouncement, num_tokens) == 3 * sizeof(std::uint64_t));
+static_assert(abi::kLandingPieces == kernels::cuda::kLandingPieces);
+static_assert(abi::kLandingTokens <= kernels::cuda::kMaxLandingTokens);
+
+namespace {
+
+template <typename T>
+T* at(std::byte* base, std::uint64_t offset) {
+  return reinterpret_cast<T*>(base + offset);
+}
+
+kernels::cuda::Shape device_shape(const abi::GroupShape& s) {
+  kernels::cuda::Shape shape;
+  shape.num_ranks = s.num_ranks;
+  shape.num_experts = s.num_experts;
+  shape.topk = s.topk;
+  shape.hidden = s.hidden;
+  shape.per_expert = s.per_expert();
+  shape.expert_blocks = s.layout == abi::Layout::kExpert;
+  shape.index64 = s.index_type == abi::IndexType::kInt64;
+  shape.alignment = s.expert_alignment;
+  shape.expert_capacity = s.expert_capacity();
+  shape.recv_rows = s.recv_rows();
+  shape.format = row_format(s);
+  return shape;
+}
+
+kernels::cuda::Landing device_landing(const abi::GroupShape& s) {
+  const abi::LandingLayout layout(s);
+  if (layout.bytes == 0) return {};
+  return {s.max_tokens,  static_cast<std::uint32_t>(layout.slot_bytes),
+          layout.hello,  layout.landed,
+          layout.chosen, layout.asked,
+          layout.slots};
+}
+
+class Describer {
+ public:
+  Describer(const Member& member, const abi::Submission& submission, const OperationPlace& place)
+      : member_(member),
+        group_(member.group),
+        submission_(submission),
+        index_(place.index),
+        announcement_(place.announcement),
+        route_(place.route) {}
+
+  void describe(kernels::cuda::Operation& op) const;
+
+ private:
+  bool has(abi::OpFlags flag) const { return (submission_.flags & flag) != 0; }
+  bool is_dispatch() const { return submission_.op == abi::Op::kDispatch; }
+  bool routes() const { return makes_routing(submission_); }
+  void describe_dispatch(kernels::cuda::Operation& op) const;
+  void describe_combine(kernels::cuda::Operation& op) const;
+  void describe_peers(kernels::cuda::Operation& op) const;
+
+  const Member& member_;
+  const Group& group_;
+  const abi::Submission& submission_;
+  const std::uint64_t index_;
+  const abi::OpAnnouncement& announcement_;
+  const RouteHeads::Place& route_;
+};
+
+void Describer::describe(kernels::cuda::Operation& op) const {
+  const abi::ExchangeArenaLayout& layout = group_.exchange_layout;
+  op.shape = device_shape(group_.shape);
+  op.rank = member_.rank;
+  op.num_tokens = route_.head.num_tokens;
+  op.tag = announcement_.tag;
+  abi::OpAnnouncement own = announcement_;
+  own.num_tokens = op.num_tokens;
+  std::memcpy(op.announcement, &own, sizeof(own));
+  op.landing = device_landing(group_.shape);
+  op.routing.topk = at<std::int32_t>(route_.half, layout.topk);
+  op.routing.rows = at<std::int32_t>(route_.half, layout.rows);
+  op.routing.placement = at<std::int32_t>(route_.half, layout.placement);
+  if (has(abi::kFlagWeights)) {
+    op.topk_weights = reinterpret_cast<const float*>(member_.user(submission_.slot, Region::kTopkWeights));
+  }
+  describe_peers(op);
+  if (is_dispatch()) {
+    describe_dispatch(op);
+  } else {
+    describe_combine(op);
+  }
+}
+
+void Describer::describe_dispatch(kernels::cuda::Operation& op) const {
+  const std::uint32_t slot = submission_.slot;
+  const auto mine = [&]<typename T>(Region region, T*& pointer) {
+    if (abi::region_bytes(group_.shape, region) != 0)
+      pointer = reinterpret_cast<T*>(member_.user(slot, region));
+  };
+  op.cached = !routes();
+  op.mark_unused = has(abi::kFlagMarkUnused);
+  op.zero_padding = has(abi::kFlagZeroPadding);
+  op.topk_idx = member_.user(slot, Region::kTopkIdx);
+  op.x = member_.user(slot, Region::kX);
+  if (group_.shape.payload == abi::Payload::kFp8) op.x_scales = member_.user(slot, Region::kXScales);
+  mine(Region::kRankOffsets, op.counts.rank_offsets);
+  mine(Region::kExpertCounts, op.counts.expert_counts);
+  mine(Region::kExpertOffsets, op.counts.expert_offsets);
+  mine(Region::kSourceRanges, op.counts.source_ranges);
+  if (!routes()) return;
+  op.routing.head = at<kernels::cuda::RouteHead>(route_.half, 0);
+  op.routing.handle = index_ + 1;
+  op.routing.epoch = route_.head.epoch;
+}
+
+void Describer::describe_combine(kernels::cuda::Operation& op) const {
+  const std::uint32_t slot = submission_.slot;
+  const std::uint32_t biases = (submission_.flags & abi::kFlagBiases) >> abi::kBiasShift;
+  constexpr Region kBiases[] = {Region::kBias0, Region::kBias1};
+  for (std::uint32_t i = 0; i < std::min<std::uint32_t>(biases, 2); ++i) {
+    op.bias[i] = reinterpret_cast<const std::uint16_t*>(member_.user(slot, kBiases[i]));
+  }
+  op.out = reinterpret_cast<std::uint16_t*>(member_.user(slot, Region::kOut));
+  if (has(abi::kFlagReturnWeights)) {
+    op.out_weights = reinterpret_cast<float*>(member_.user(slot, Region::kOutWeights));
+  }
+}
+
+void Describer::describe_peers(kernels::cuda::Operation& op) const {
+  const abi::ExchangeArenaLayout& layout = group_.exchange_layout;
+  const std::uint32_t slot = submission_.slot;
+  for (std::uint32_t d = 0; d < group_.shape.num_ranks; ++d) {
+    if (!group_.active(d)) continue;
+    kernels::cuda::Peer& peer = op.peers[d];
+    std::byte* block = group_.ranks[d].exchange->bytes() + layout.block(index_, group_.shape.depth);
+    peer.ready = at<std::uint64_t>(block, layout.ready);
+    peer.arrived = at<std::uint64_t>(block, layout.arrived);
+    peer.announcement = at<std::uint64_t>(block, layout.announcement);
+    peer.rank_counts = at<std::uint32_t>(block, layout.rank_counts);
+    peer.expert_counts = at<std::uint32_t>(block, layout.expert_counts);
+    if (layout.landing_bytes != 0) {
+      peer.landing =
+          at<std::uint8_t>(group_.ranks[d].exchange->bytes(), layout.landing(index_, group_.shape.depth));
+    }
+    const auto its = [&](Region region) { return group_.ranks[d].at(slot, region); };
+    if (is_dispatch()) {
+      peer.target = {its(Region::kRecvX), its(Region::kRecvScales), its(Region::kRecvTopkIdx),
+                     at<float>(its(Region::kRecvTopkWeights), 0), at<std::int32_t>(its(Region::kRecvSrc), 0)};
+    } else if (group_.serves(d, route_.head.epoch)) {  // one that was lost since has none of its rows
+      peer.source = {at<const std::uint16_t>(its(Region::kY), 0),
+                     has(abi::kFlagReturnWeights) ? at<const float>(its(Region::kYWeights), 0) : nullptr};
+    }
+  }
+}
+
+}  // namespace
+
+LaneShape lane_shape(const abi::GroupShape& shape, std::int32_t priority) {
+  return {device_shape(shape), shape.depth, static_cast<std::uint32_t>(abi::placement_words(shape)),
+          shape.num_biases,    priority,    false,
+          shape.num_routes()};
+}
+
+kernels::cuda::Operation describe(const Member& member, const abi::Submission& submission,
+                                  const OperationPlace& place) {
+  kernels::cuda::Operation op;
+  Describer(member, submission, place).describe(op);
+  return op;
+}
+
+Kind kind_of(abi::Op op) {
+  if (op == abi::Op::kNoop) return Kind::kNoop;
+  return op == abi::Op::kDispatch ? Kind::kDispatch : Kind::kCombine;
+}
+
+}  // namespace epd

@@ -1,0 +1,121 @@
+#include "failures.h"
+
+#include "announcement.h"
+
+#include <limits>
+#include <vector>
+
+namespace epd {
+
+using kernels::cuda::OpError;
+using kernels::cuda::OpResult;
+
+namespace {
+
+std::string operation(const Subject& subject) {
+  return "operation " + std::to_string(subject.index);
+}
+
+// The device tells values in 32 bits; a larger one is looked up, if it still stands there.
+std::int64_t refused_value(const Subject& subject, Launcher& launcher, const OpResult& result) {
+  constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
+  const abi::GroupShape& shape = subject.member.group.shape;
+  const bool saturated = result.value == kMost || result.value == -kMost - 1;
+  if (!saturated || shape.index_type != abi::IndexType::kInt64) return result.value;
+  std::int64_t value = 0;
+  const std::size_t place = std::size_t{result.token} * shape.topk + result.k;
+  const std::byte* idx = subject.member.user(subject.submission.slot, abi::Region::kTopkIdx);
+  launcher.read(&value, idx + place * sizeof(value), sizeof(value));
+  return value >= kMost || value < -kMost ? value : result.value;
+}
+
+// Which field of whose announcement differs, from a copy of the block.
+std::string disagreement(const Subject& subject, Launcher& launcher) {
+  const Group& group = subject.member.group;
+  std::vector<std::byte> copy(group.exchange_layout.block_bytes);
+  launcher.read(copy.data(), own_block(subject.member, subject.index), copy.size());
+  const ExchangeBlock block(copy.data(), group.shape, group.exchange_layout, group.active_since);
+  const auto found = block.disagreement(subject.member.rank, subject.index);
+  return found ? found->text
+               : operation(subject) +
+                     ": another rank submitted something else; all ranks must "
+                     "submit the same operations in the same order";
+}
+
+}  // namespace
+
+abi::Break as_break(const Group& group, const Failure& failure) {
+  abi::Break all{};
+  all.group_id = group.id;
+  all.epoch = group.epoch;
+  all.cause = failure.cause;
+  all.culprit_rank = failure.culprit;
+  abi::set_text(all.text, failure.text.data(), failure.text.size());
+  return all;
+}
+
+std::string ended_after(const Subject& subject, std::uint64_t ms) {
+  return operation(subject) + " (" + op_name(subject.submission.op) + ", slot " +
+         std::to_string(subject.submission.slot) + ") of rank " + std::to_string(subject.member.rank) +
+         " ended after " + std::to_string(ms) + " ms";
+}
+
+Failure choice_failure(const Subject& subject, std::uint32_t token, std::uint32_t k, std::int64_t value) {
+  const Member& member = subject.member;
+  return {StatusCode::kInvalidArgument, static_cast<std::int32_t>(member.rank),
+          operation(subject) + ": topk_idx[" + std::to_string(token) + "," + std::to_string(k) + "] is " +
+              std::to_string(value) + " on rank " + std::to_string(member.rank) + "; allowed: -1 .. " +
+              std::to_string(member.group.shape.num_experts - 1)};
+}
+
+Failure placement_failure(const Subject& subject, const kernels::PlacementError& error) {
+  const std::string where = error.expert < 0 ? "" : " for expert " + std::to_string(error.expert);
+  return {StatusCode::kResourceExhausted, static_cast<std::int32_t>(error.rank),
+          operation(subject) + ": rank " + std::to_string(error.rank) + " would receive " +
+              std::to_string(error.rows) + " rows" + where +
+              "; allowed: max_recv_rows = " + std::to_string(error.room)};
+}
+
+Failure changed_group_failure(const Subject& subject, const std::string& routing,
+                              std::uint64_t routing_epoch) {
+  return {StatusCode::kNotFound, -1,
+          operation(subject) + ": " + routing + " is of epoch " + std::to_string(routing_epoch) +
+              ", and ranks were lost or joined in epoch " +
+              std::to_string(subject.member.group.changed_epoch) +
+              "; allowed: a new routing, or one made since"};
+}
+
+Failure device_failure(const Subject& subject, Launcher& launcher, const OpResult& result,
+                       const std::string& ended_after) {
+  switch (result.error) {
+    case OpError::kBadChoice:
+      return choice_failure(subject, result.token, result.k, refused_value(subject, launcher, result));
+    case OpError::kNoRoom:
+      return placement_failure(subject, {true, static_cast<std::uint32_t>(result.culprit), result.expert,
+                                         result.rows, result.room});
+    case OpError::kMismatch:
+      return {StatusCode::kInvalidArgument, result.culprit, disagreement(subject, launcher)};
+    default: break;
+  }
+  return {StatusCode::kDeadlineExceeded, result.culprit,
+          ended_after + (result.culprit < 0
+                             ? ": its inputs were not ready"
+                             : ": rank " + std::to_string(result.culprit) + " has not got as far")};
+}
+
+std::byte* own_block(const Member& member, std::uint64_t index) {
+  return member.exchange() + member.group.exchange_layout.block(index, member.group.shape.depth);
+}
+
+bool all_arrived(const Member& member, Launcher& launcher, std::uint64_t index, std::uint64_t tag) {
+  const Group& group = member.group;
+  std::vector<abi::SignalLine> lines(group.shape.num_ranks);
+  launcher.read(lines.data(), own_block(member, index) + group.exchange_layout.arrived,
+                lines.size() * sizeof(lines[0]));
+  for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
+    if (group.active(rank) && lines[rank].tag.load(std::memory_order_relaxed) < tag) return false;
+  }
+  return true;
+}
+
+}  // namespace epd

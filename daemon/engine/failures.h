@@ -1,0 +1,44 @@
+// How operations fail, in the same words whoever ran them: host devices, launches, commands.
+#pragma once
+
+#include "device/launcher.h"
+#include "group.h"
+#include "proto/session.h"
+
+#include <cstdint>
+#include <string>
+
+namespace epd {
+
+struct Failure {
+  StatusCode cause = StatusCode::kInternal;
+  std::int32_t culprit = -1;  // rank
+  std::string text;
+};
+
+// Of which operation is spoken.
+struct Subject {
+  const Member& member;
+  const abi::Submission& submission;
+  std::uint64_t index;
+};
+
+abi::Break as_break(const Group& group, const Failure& failure);
+
+// "operation 7 (dispatch, slot 1) of rank 2 ended after 30000 ms"
+std::string ended_after(const Subject& subject, std::uint64_t ms);
+Failure choice_failure(const Subject& subject, std::uint32_t token, std::uint32_t k, std::int64_t value);
+Failure placement_failure(const Subject& subject, const kernels::PlacementError& error);
+// `routing`: "the routing of dispatch 3"
+Failure changed_group_failure(const Subject& subject, const std::string& routing,
+                              std::uint64_t routing_epoch);
+// What a device says of an operation that it ran. `ended_after`: see above.
+Failure device_failure(const Subject& subject, Launcher& launcher, const kernels::cuda::OpResult& result,
+                       const std::string& ended_after);
+
+// Of this rank's block of the exchange arena.
+std::byte* own_block(const Member& member, std::uint64_t index);
+// Whether every rank has said that it is done with this rank in the operation with this tag.
+bool all_arrived(const Member& member, Launcher& launcher, std::uint64_t index, std::uint64_t tag);
+
+}  // namespace epd
