@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 namespace epd::bench {
 namespace {
@@ -360,13 +361,15 @@ epd_result_t Worker::finish(epd_ticket_t ticket, const char* what) {
 }
 
 std::uint32_t Worker::num_recv_rows(const Slot& slot) {
-  std::uint32_t rows = 0;
-  const bool compact = plan_.layout == EPD_LAYOUT_COMPACT;
-  const std::int32_t* const at = compact ? slot.buffers.rank_offsets + plan_.ranks
-                                         : slot.buffers.expert_offsets + plan_.experts / plan_.ranks;
-  device_->get(&rows, at, sizeof(rows));
+  const std::uint32_t experts = plan_.experts / plan_.ranks;
+  std::vector<std::int32_t> rows(plan_.layout == EPD_LAYOUT_EXPERT ? experts : 1);
+  const epd_buffers_t& b = slot.buffers;
+  const std::int32_t* const at = plan_.layout == EPD_LAYOUT_COMPACT  ? b.rank_offsets + plan_.ranks
+                                 : plan_.layout == EPD_LAYOUT_PACKED ? b.expert_offsets + experts
+                                                                     : b.expert_counts;
+  device_->get(rows.data(), at, rows.size() * sizeof(rows[0]));
   device_->settle();
-  return rows;
+  return static_cast<std::uint32_t>(std::accumulate(rows.begin(), rows.end(), 0));
 }
 
 Worker::Timing Worker::timed_dispatch(std::uint32_t slot_index, bool ahead) {

@@ -44,7 +44,7 @@ class Sequence {
       if (deferred_ == i && (i + 1 == steps_.size() || steps_[i + 1].slot == steps_[i].slot)) receive();
     }
     RANK_CHECK(stream_.finish(kStreamSeconds), "the stream waits");
-    must(epd_group_check(group_.get(), nullptr), "check");
+    must_have_gone_well(group_);
     for (std::size_t i = 0; i < steps_.size(); ++i) check(i);
     for (const std::size_t i : kept_) must(epd_handle_release(group_.get(), steps_[i].handle), "release");
   }
@@ -303,7 +303,7 @@ TEST_P(Commands, AGraphIsReplayedWithWhatTheRegionsHoldThen) {
         replayed.play(round);
         replayed.check(round);
       }
-      must(epd_group_check(group.get(), nullptr), "check");
+      must_have_gone_well(group);
     });
   }
 }
@@ -359,6 +359,8 @@ TEST_P(Commands, ABadChoiceIsToldByCheck) {
       replayed.check(round);
     }
     must(epd_group_check(group.get(), nullptr), "check");
+    told->arrive();
+    told->wait_for(4);
   });
 }
 
@@ -392,6 +394,8 @@ TEST_P(Commands, AGraphGoesOnAfterAnEngineThatWasKilled) {
           replayed.check(round);
         }
         must(epd_group_check(group.get(), nullptr), "check");
+        told->arrive();
+        told->wait_for(4);
         return "";
       });
     }

@@ -157,10 +157,19 @@ epd_status_t Rounds::combine(Round& r, std::uint32_t slot, std::uint32_t timeout
 }
 
 std::uint32_t rows_received(const Case& c, const epd_buffers_t& buffers) {
-  const std::int32_t* const rows = c.layout == EPD_LAYOUT_COMPACT
-                                       ? &buffers.rank_offsets[c.num_ranks]
-                                       : &buffers.expert_offsets[c.num_experts / c.num_ranks];
-  return static_cast<std::uint32_t>(*rows);
+  const std::uint32_t experts = c.num_experts / c.num_ranks;
+  if (c.layout == EPD_LAYOUT_COMPACT) return static_cast<std::uint32_t>(buffers.rank_offsets[c.num_ranks]);
+  if (c.layout == EPD_LAYOUT_PACKED) return static_cast<std::uint32_t>(buffers.expert_offsets[experts]);
+  std::uint32_t rows = 0;
+  for (std::uint32_t e = 0; e < experts; ++e) rows += static_cast<std::uint32_t>(buffers.expert_counts[e]);
+  return rows;
+}
+
+void must_have_gone_well(const Group& group, std::uint32_t failed_before) {
+  epd_progress_t progress = EPD_PROGRESS_INIT;
+  const epd_status_t status = epd_group_check(group.get(), &progress);
+  if (status != EPD_RANK_LOST) must(status, "check");
+  RANK_CHECK(progress.failed == failed_before, std::to_string(progress.failed) + " commands were discarded");
 }
 
 std::string check_received(const Case& c, const epd_buffers_t& copy, std::uint32_t rank, std::uint64_t round,
@@ -200,7 +209,7 @@ void Rounds::check_combined(const Round& r) const {
 }
 
 void Rounds::check_all() {
-  if (commands_) must(epd_group_check(group_.get(), nullptr), "check");
+  if (commands_) must_have_gone_well(group_, failed_);
   for (const Round& r : rounds_) {
     epd_result_t result = EPD_RESULT_INIT;
     if (!commands_) {
@@ -215,7 +224,9 @@ void Rounds::check_all() {
 
 void Rounds::all_must_fail(epd_status_t status) {
   if (commands_) {
-    must(epd_group_check(group_.get(), nullptr), "check", status);
+    epd_progress_t progress = EPD_PROGRESS_INIT;
+    must(epd_group_check(group_.get(), &progress), "check", status);
+    failed_ = progress.failed;
     rounds_.clear();
   }
   for (const Round& r : rounds_) {

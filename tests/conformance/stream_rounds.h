@@ -94,6 +94,7 @@ class Rounds {
   const bool commands_;
   const std::size_t bytes_;  // of a slot
   GpuStream stream_;
+  std::uint32_t failed_ = 0;  // commands, as far as has been told
   std::byte* free_ = nullptr;
   std::size_t left_ = 0;  // copies from there
   std::vector<Round> rounds_;
@@ -108,6 +109,8 @@ std::string check_received(const Case& c, const epd_buffers_t& copy, std::uint32
 std::string check_combined(const Case& c, const epd_buffers_t& copy, std::uint32_t rank, std::uint64_t round);
 // M, as the slot's counts say.
 std::uint32_t rows_received(const Case& c, const epd_buffers_t& buffers);
+// All commands have been carried out but so many that others have been told of. Peers may have left by now.
+void must_have_gone_well(const Group& group, std::uint32_t failed_before = 0);
 std::uint64_t epoch_of(const Group& group);
 
 }  // namespace epd::test
