@@ -346,7 +346,8 @@ typedef struct epd_progress {
 /* OK if the group can be used and, with EPD_COMMANDS_BY_STREAM, all commands that had ended before the call
  * were carried out since the last epd_group_resume. Else the status of the group's break, with its text:
  * waits up to 5 seconds for the group to say it. Some tens of microseconds with commands, of which none are
- * waited for: to know of those in a stream, synchronise it first. progress may be NULL. */
+ * waited for: to know of those in a stream, synchronise it first. ABORTED: commands were discarded, but the
+ * group is well: they were rung while it was being resumed. progress may be NULL. */
 EPD_API epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progress);
 
 /* ---- operations ----------------------------------------------------------------------------
@@ -403,7 +404,8 @@ EPD_API epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progres
  *   - A handle names a routing record and not one dispatch: used by a combine, it means the last dispatch
  * that wrote the record before. What the routing of slot s is, each new dispatch on s replaces.
  *   - There are no results for the CPU. The ticket of a call says only its slot: epd_ticket_wait_on_stream
- * alone takes it, and waits for the slot's last operation in the stream's order. epd_group_check tells
+ * alone takes it, and waits for the slot's last operation in the stream's order (by memory operation: the last
+ * of calls like that one, which must have been made by memory operation too). epd_group_check tells
  * whether all went well. Counts are in the regions alone.
  *   - An operation that fails, and all that follow it, are not carried out; streams go on. After
  *     epd_group_check has said so, synchronise the streams and call epd_group_resume: what streams ask for
