@@ -9,16 +9,44 @@ namespace epd::kernels::cuda {
 extern __shared__ __align__(128) std::uint8_t dynamic_memory[];
 
 // The CTA's own copy of the operation. All threads call.
-__device__ inline const Operation& fetch(const Operation* from) {
+__device__ inline Operation& fetch(const Operation* from) {
   static_assert(sizeof(Operation) % 16 == 0);
-  static_assert(sizeof(Operation) + 512 + 1024 <= kStaticBytes);
+  static_assert(sizeof(Operation) + sizeof(Watch) + 512 + 1024 <= kStaticBytes);
   __shared__ alignas(16) std::uint8_t copy[sizeof(Operation)];
   const auto* const source = reinterpret_cast<const uint4*>(from);
   for (std::uint32_t i = threadIdx.x; i < sizeof(Operation) / 16; i += blockDim.x) {
     reinterpret_cast<uint4*>(copy)[i] = __ldcg(source + i);
   }
   __syncthreads();
-  return *reinterpret_cast<const Operation*>(copy);
+  return *reinterpret_cast<Operation*>(copy);
+}
+
+__device__ inline CommandTurn load_turn(const Herald& herald) {
+  union {
+    uint4 words[3];
+    CommandTurn turn;
+  } loaded;
+  static_assert(sizeof(loaded.words) == sizeof(loaded.turn));
+  const auto* const from = reinterpret_cast<const uint4*>(&herald.turn);
+  for (std::uint32_t i = 0; i < 3; ++i) loaded.words[i] = __ldcg(from + i);
+  return loaded.turn;
+}
+
+// The same of a program, as its command has it. The turn comes from L2 together with the operation; to patch
+// the copy takes no further trip. All threads call.
+__device__ inline const Operation& fetch_command(const ResidentArguments& own, std::uint32_t program) {
+  const Program& from = own.commands.programs[program];
+  const bool patches_peer = threadIdx.x < kMaxRanks;
+  const bool patches_rest = threadIdx.x == blockDim.x - 1;
+  CommandTurn turn{};
+  std::uint64_t since = 0;
+  if (patches_peer || patches_rest) turn = load_turn(own.state->herald);
+  if (patches_peer) since = __ldcg(from.since + threadIdx.x);
+  Operation& op = fetch(&from.op);
+  if (patches_peer) patch_peer(op.peers[threadIdx.x], turn, own.commands, since);
+  if (patches_rest) patch_operation(op, turn, own.commands);
+  __syncthreads();
+  return op;
 }
 
 // Registers for a client's waiting kernel are left over, as shared memory is (kStaticBytes): 512 threads of
@@ -43,13 +71,22 @@ extern "C" __global__ void __launch_bounds__(kMaxThreads, 1) epd_combine_per_exp
   leave(own, gridDim.x);
 }
 
-extern "C" __global__ void __launch_bounds__(kMaxThreads, 1) epd_resident(const ResidentArguments own) {
-  for (std::uint32_t index = own.first;; ++index) {
-    const Entry entry = next_entry(own, index);
-    if (entry.task == Task::kStop) return;
-    const Operation& op = fetch(own.operations + entry.place);
+extern "C" __global__ void __launch_bounds__(kMaxThreads, 1)
+    epd_resident(const __grid_constant__ ResidentArguments own) {
+  __shared__ Watch watch;  // CTA 0
+  if (blockIdx.x == 0 && threadIdx.x == 0) begin_watch(own, watch);
+  for (std::uint32_t herald = first_herald(*own.state);; ++herald) {
+    const Entry entry = next_entry(own, watch, herald);
+    if (entry.task == Task::kStop) {
+      leave_kernel(*own.state, herald);
+      return;
+    }
+    const Operation& op =
+        entry.by_command ? fetch_command(own, entry.place) : fetch(own.operations + entry.place);
     if (wait_ready(op)) run_task(entry.task, op, {blockIdx.x, op.movers.ctas}, dynamic_memory);
-    if (leave(op, gridDim.x) && threadIdx.x == 0) store_release(&own.state->left, index + 1);
+    const Leaving left = leave(op, gridDim.x);
+    if (left.last && threadIdx.x == 0)
+      store_release(&own.state->left, std::uint64_t{left.failed} << 32 | (herald + 1));
   }
 }
 

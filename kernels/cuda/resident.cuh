@@ -1,6 +1,7 @@
 // A kernel that stays: what its CTAs do between operations.
 #pragma once
 
+#include "cuda/commands.cuh"
 #include "cuda/expand.cuh"
 #include "cuda/partial_sums.cuh"
 
@@ -8,12 +9,9 @@ namespace epd::kernels::cuda {
 
 struct Entry {
   Task task;
-  std::uint32_t place;
+  std::uint32_t place;  // or program
+  bool by_command;
 };
-
-// Looks without a pause for some milliseconds, then now and then. (A look takes 0.7 us.)
-inline constexpr std::uint32_t kEagerLooks = 4096;
-inline constexpr std::uint32_t kPauseNs = 200;
 
 // Until `at` holds entry `index`. One thread.
 __device__ inline std::uint64_t await_entry(const std::uint64_t* at, std::uint32_t index) {
@@ -24,6 +22,37 @@ __device__ inline std::uint64_t await_entry(const std::uint64_t* at, std::uint32
   }
 }
 
+// Heralds before this kernel's first one. Each CTA asks before it has left any: until then there is no more,
+// and a kernel that was stopped before has been left by all its CTAs.
+__device__ inline std::uint32_t first_herald(const ResidentState& state) {
+  return static_cast<std::uint32_t>(load_acquire(&state.left));
+}
+
+// Until all CTAs have left herald - 1. Whether it failed.
+__device__ inline bool await_left(const ResidentState& state, std::uint32_t herald) {
+  while (true) {
+    const std::uint64_t left = load_acquire(&state.left);
+    if (static_cast<std::uint32_t>(left) == herald) return left >> 32 != 0;
+  }
+}
+
+// Of CTA 0: the next thing to do, when all CTAs have left what was before. One thread. With commands the host
+// hears of that first; without any, entries are looked for meanwhile.
+__device__ inline HeraldWord find_work(const ResidentArguments& own, Watch& watch, std::uint32_t herald) {
+  HeraldWord found = 0;
+  if (own.commands.words == nullptr) {
+    found =
+        static_cast<HeraldWord>(await_entry(own.state->entries + watch.entry % kQueueEntries, watch.entry));
+    await_left(*own.state, herald);
+  } else {
+    const bool failed = await_left(*own.state, herald);
+    conclude(own.commands, watch, failed);
+    found = await_work(own, watch);
+  }
+  if ((found & Herald::kByCommand) == 0) ++watch.entry;
+  return found;
+}
+
 // CTA 0 brings the operation of an entry from the host's memory for all. All its threads call.
 __device__ inline void bring(const Operation* given, Operation* to) {
   const auto* const from = reinterpret_cast<const uint4*>(given);
@@ -32,28 +61,35 @@ __device__ inline void bring(const Operation* given, Operation* to) {
   __syncthreads();
 }
 
-// Entry `index`, when it is there and all CTAs have left the one before; its operation lies in device memory
-// then. All threads of the CTA call.
-__device__ inline Entry next_entry(const ResidentArguments& own, std::uint32_t index) {
-  __shared__ std::uint64_t found;
+// What all CTAs do next; an operation of the queue lies in device memory then. All threads of the CTA call.
+__device__ inline Entry next_entry(const ResidentArguments& own, Watch& watch, std::uint32_t herald) {
+  __shared__ HeraldWord found;
   ResidentState& state = *own.state;
   const bool leads = blockIdx.x == 0;
   __syncthreads();
   if (threadIdx.x == 0) {
-    found = await_entry(leads ? state.entries + index % kQueueEntries : &state.entry, index);
-    while (leads && load_acquire(&state.left) != index) {
-    }
+    found = leads ? find_work(own, watch, herald)
+                  : static_cast<HeraldWord>(await_entry(&state.herald.entry, herald));
   }
   __syncthreads();
-  const Entry entry{static_cast<Task>(found >> 16 & 0xffff), static_cast<std::uint32_t>(found & 0xffff)};
+  const Entry entry{static_cast<Task>(found >> 16 & 0x7fff), found & 0xffff,
+                    (found & Herald::kByCommand) != 0};
   if (!leads) return entry;
-  if (entry.task != Task::kStop) bring(own.given + entry.place, own.operations + entry.place);
+  const bool brings = !entry.by_command && entry.task != Task::kStop;
+  if (brings) bring(own.given + entry.place, own.operations + entry.place);
   if (threadIdx.x == 0) {
-    if (entry.task == Task::kStop) state.left = index + 1;
-    fence_device();
-    store_release(&state.entry, found);
+    if (entry.task == Task::kStop) end_watch(own, watch);
+    if (brings) fence_device();
+    store_release(&state.herald.entry, std::uint64_t{herald + 1} << 32 | found);
   }
   return entry;
+}
+
+// No CTA of a kernel that is over may wait for what the next one is told: all of them count.
+__device__ inline void leave_kernel(ResidentState& state, std::uint32_t herald) {
+  if (threadIdx.x != 0) return;
+  if (count_up(&state.leaving, gridDim.x - 1) == gridDim.x - 1)
+    store_release(&state.left, std::uint64_t{herald + 1});
 }
 
 // Each with registers of its own: together they would need more than there are.

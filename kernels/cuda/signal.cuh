@@ -117,6 +117,7 @@ __device__ inline OpResult ended(OpError error, std::int32_t culprit) {
 
 // Lets the client's stream go on. One thread, for which everything that the stream may read is visible.
 __device__ inline void tell_stream(const Operation& op) {
+  if (op.signal.flag != nullptr) store_release_system(op.signal.flag, 1u);
   if (op.signal.done != nullptr) store_release_system(op.signal.done, op.signal.value);
 }
 
@@ -197,26 +198,33 @@ __device__ inline bool wait_ready(const Operation& op) {
   return __syncthreads_or(leave) == 0;
 }
 
-// Each CTA's last step, failed or not: all threads call. True for the last of `ctas` to come here, which has
-// put in order what a failure left, so that the next operation may begin.
-__device__ inline bool leave(const Operation& op, std::uint32_t ctas) {
+// Of an operation, as the calling CTA leaves it.
+struct Leaving {
+  bool last;    // of all CTAs
+  bool failed;  // known to the last one
+};
+
+// Each CTA's last step, failed or not: all threads call. The last of `ctas` to come here has put in order
+// what a failure left, so that the next operation may begin.
+__device__ inline Leaving leave(const Operation& op, std::uint32_t ctas) {
   __shared__ bool last;
   __syncthreads();
   if (threadIdx.x == 0) last = count_up(&workspace(op).leaving, ctas - 1) == ctas - 1;
   __syncthreads();
-  if (!last) return false;
+  if (!last) return {false, false};
   const bool failed = load_relaxed(&workspace(op).failed) == op.tag;
   __syncthreads();
-  if (!failed) return true;
+  if (!failed) return {true, false};
   auto* const words = static_cast<std::uint32_t*>(op.workspace);
   for (std::uint32_t i = threadIdx.x; i < op.workspace_bytes / 4; i += blockDim.x) words[i] = 0;
   __syncthreads();
   if (threadIdx.x == 0) {
     fence_system();
+    if (op.signal.failed != nullptr) atomicAdd_system(op.signal.failed, 1u);
     tell_stream(op);
     store_release_system(&op.result->left, op.tag);
   }
-  return true;
+  return {true, true};
 }
 
 __device__ inline std::uint32_t ranks_there(const Operation& op) {

@@ -1,5 +1,5 @@
-// How commands are judged, and how operations come from programs. Plain functions, the same for the kernel that
-// stays and for whoever plays its part in tests.
+// How commands are judged, and how operations come from programs. Plain functions, the same for the kernel
+// that stays and for whoever plays its part in tests.
 #pragma once
 
 #include "kernels/cuda.h"

@@ -254,8 +254,8 @@ struct CommandStart {
   std::uint64_t index = 0;          // of the next dispatch or combine in the group
   std::uint64_t changed_epoch = 0;  // a cached dispatch needs a routing of this epoch or a later one
   std::uint32_t num_routes = 0;
-  std::uint32_t sets = 0;      // 1: `sequence` counts too (a new engine): at the first kernel's start, or in the
-                               // first odd turn that says so. Later the kernel knows better
+  std::uint32_t sets = 0;  // 1: `sequence` counts too (a new engine): at the first kernel's start, or in the
+                           // first odd turn that says so. Later the kernel knows better
   std::uint32_t sequence = 0;  // of the next command
   std::uint32_t reserved = 0;
   const RouteState* routes = nullptr;  // [num_routes], pinned
@@ -263,7 +263,7 @@ struct CommandStart {
 
 // An end that the host is to know, in order. Discarded commands have none.
 struct alignas(64) JournalEntry {
-  OpResult result;      // tag and left: the operation's, 0 if it has not begun. A noop's tag only counts noops
+  OpResult result;  // tag and left: the operation's, 0 if it has not begun. A noop's tag only counts noops
   std::uint64_t index;  // its number in the group; of a noop, and of what has not begun: the next one's
   std::uint32_t program;
   std::uint32_t num_tokens;
@@ -315,10 +315,10 @@ struct CommandArguments {
 // What a program lacks of one operation. A rank's program becomes operation `index` by patching
 // (kernels/command_turn.h).
 struct alignas(16) CommandTurn {
-  std::uint64_t tag;           // abi::op_tag: its epoch and number
-  std::uint64_t routing_tag;   // of the routing that it uses; 0: it makes one
-  JournalEntry* entry;         // where it is to tell how it ends
-  std::uint32_t command;       // number
+  std::uint64_t tag;          // abi::op_tag: its epoch and number
+  std::uint64_t routing_tag;  // of the routing that it uses; 0: it makes one
+  JournalEntry* entry;        // where it is to tell how it ends
+  std::uint32_t command;      // number
   std::uint32_t program;
   std::uint32_t num_tokens;
   std::uint32_t block;  // of the exchange arenas
@@ -339,7 +339,7 @@ static_assert(sizeof(Herald) == 64);
 // Device memory, zeroed once.
 struct alignas(64) ResidentState {
   std::uint64_t entries[kQueueEntries];  // by the host, when the operation lies in place
-  Herald herald;  // as CTA 0 has found it; what it speaks of lies in device memory then
+  Herald herald;                   // as CTA 0 has found it; what it speaks of lies in device memory then
   alignas(64) std::uint64_t left;  // heralds that all CTAs have left (low half); bit 32: the last one failed
   std::uint32_t leaving;           // CTAs that have left a kStop
 };
@@ -348,7 +348,7 @@ struct ResidentArguments {
   Operation* operations = nullptr;   // of the device, by place
   const Operation* given = nullptr;  // by place, of the host: as they are when their entry is stored
   std::uint32_t first = 0;           // entry
-  CommandArguments commands;
+  CommandArguments commands = {};
 };
 
 // Bytes of device memory that an operation in flight needs for itself.

@@ -181,9 +181,8 @@ CUresult CUDAAPI cuStreamWaitEvent(CUstream handle, CUevent awaited, unsigned in
   if (!stream->may_wait()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   const std::uint64_t count = event->state->recorded.load();
   if (event->reached(count)) return CUDA_SUCCESS;
-  return enqueue(handle, [event, count](Stream& own) {
-    return own.wait_until([&] { return event->reached(count); });
-  });
+  return enqueue(
+      handle, [event, count](Stream& own) { return own.wait_until([&] { return event->reached(count); }); });
 }
 
 CUresult CUDAAPI cuIpcGetEventHandle(CUipcEventHandle* handle, CUevent shared) {

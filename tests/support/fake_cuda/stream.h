@@ -76,10 +76,10 @@ class Stream : public std::enable_shared_from_this<Stream> {
   std::mutex mutex_;
   std::condition_variable work_;
   std::condition_variable done_;
-  std::deque<Work> queue_;       // guarded by mutex_
-  std::uint64_t submitted_ = 0;  // guarded by mutex_
-  std::uint64_t completed_ = 0;  // guarded by mutex_
-  bool started_ = false;         // guarded by mutex_
+  std::deque<Work> queue_;              // guarded by mutex_
+  std::uint64_t submitted_ = 0;         // guarded by mutex_
+  std::uint64_t completed_ = 0;         // guarded by mutex_
+  bool started_ = false;                // guarded by mutex_
   std::unique_ptr<Captured> captured_;  // guarded by mutex_; null: it is not capturing
 };
 

@@ -114,10 +114,9 @@ Word ring(const Command& command) {
     store(words.flags[command.program], 1);
     return number + 1;
   }
-  const std::uint64_t packed = std::uint64_t{number + 1} << 32 |
-                               std::uint64_t{std::min(given, kMostTokens)} << 15 |
-                               std::uint64_t{command.program} << 9 |
-                               std::uint64_t{command.flagged != 0} << 8 | (epoch & 0xff);
+  const std::uint64_t packed =
+      std::uint64_t{number + 1} << 32 | std::uint64_t{std::min(given, kMostTokens)} << 15 |
+      std::uint64_t{command.program} << 9 | std::uint64_t{command.flagged != 0} << 8 | (epoch & 0xff);
   std::atomic_ref(words.commands[number % kernels::cuda::kCommandSlots])
       .store(packed, std::memory_order_release);
   return number + 1;

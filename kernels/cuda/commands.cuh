@@ -1,0 +1,254 @@
+// Commands, as one thread of CTA 0 takes them: it looks for them between operations, judges them, and tells
+// the host of their ends. The README of this room has the memory ordering.
+#pragma once
+
+#include "cuda/signal.cuh"
+#include "kernels/command_turn.h"
+
+namespace epd::kernels::cuda {
+
+// What that thread keeps, in shared memory: nobody else reads or writes it. Device memory has the state only
+// between kernels.
+struct Watch {
+  static constexpr std::uint32_t kRoutes = 16;  // records of buffer slots come first
+  CommandState state;
+  CommandTurn running;
+  bool runs;            // `running` does
+  std::uint32_t entry;  // next one of the queue
+  std::uint32_t journal_read;
+  std::uint32_t known_routes;  // set of those in `routes`
+  RouteState routes[kRoutes];
+  ProgramHead heads[kMaxPrograms];  // kStop: not known
+};
+
+// ---- what does not change while a turn lasts, and so is read once from L2 (a third of a microsecond each)
+
+__device__ inline void forget(Watch& watch) {
+  watch.known_routes = 0;
+  for (ProgramHead& head : watch.heads) head.task = Task::kStop;
+}
+
+// What has not been recorded may have been since.
+__device__ inline ProgramHead head_of(const CommandArguments& own, Watch& watch, std::uint32_t program) {
+  ProgramHead& head = watch.heads[program];
+  if (head.task == Task::kStop) {
+    const uint4 words = __ldcg(reinterpret_cast<const uint4*>(&own.programs[program].task));
+    head = {static_cast<Task>(words.x), words.y, words.z, words.w};
+  }
+  return head;
+}
+
+__device__ inline RouteState route_of(const CommandArguments& own, Watch& watch, std::uint32_t record) {
+  static_assert(sizeof(RouteState) == 16);
+  const bool kept = record < Watch::kRoutes;
+  if (kept && ((watch.known_routes >> record) & 1) != 0) return watch.routes[record];
+  const uint4 words = __ldcg(reinterpret_cast<const uint4*>(own.routes + record));
+  const RouteState route{std::uint64_t{words.y} << 32 | words.x, words.z, words.w};
+  if (kept) {
+    watch.routes[record] = route;
+    watch.known_routes |= 1u << record;
+  }
+  return route;
+}
+
+__device__ inline void store_route(const CommandArguments& own, Watch& watch, std::uint32_t record,
+                                   const RouteState& route) {
+  own.routes[record] = route;
+  if (record < Watch::kRoutes) {
+    watch.routes[record] = route;
+    watch.known_routes |= 1u << record;
+  }
+}
+
+// ---- turns
+
+// Once in a lane's life: from then on nobody else knows better.
+__device__ inline void set_sequence(const CommandArguments& own, Watch& watch) {
+  const CommandStart& start = own.host->start;
+  if (watch.state.sequence_set != 0 || load_relaxed_system(&start.sets) == 0) return;
+  watch.state.sequence_set = 1;
+  watch.state.sequence = load_relaxed_system(&start.sequence);
+}
+
+// When a kernel begins: where the one before has ended.
+__device__ inline void begin_watch(const ResidentArguments& own, Watch& watch) {
+  watch.entry = own.first;
+  watch.runs = false;
+  if (own.commands.words == nullptr) return;
+  watch.state = *own.commands.state;
+  watch.journal_read = watch.state.journal_read;
+  forget(watch);
+  set_sequence(own.commands, watch);
+}
+
+// And before it ends. The host's words in the same place are left alone.
+__device__ inline void end_watch(const ResidentArguments& own, const Watch& watch) {
+  if (own.commands.words == nullptr) return;
+  CommandState& to = *own.commands.state;
+  to.epoch = watch.state.epoch;
+  to.index = watch.state.index;
+  to.changed_epoch = watch.state.changed_epoch;
+  to.sequence = watch.state.sequence;
+  to.journal = watch.state.journal;
+  to.turn_taken = watch.state.turn_taken;
+  to.failed = watch.state.failed;
+  to.noops = watch.state.noops;
+  to.sequence_set = watch.state.sequence_set;
+}
+
+// The host has said something new, and nothing runs. Here alone host memory is read: a few microseconds.
+__device__ inline void take_turn(const CommandArguments& own, Watch& watch) {
+  const std::uint32_t turn = load_acquire_system(&own.state->turn);
+  forget(watch);
+  if (turn % 2 != 0) {
+    const CommandStart& start = own.host->start;
+    set_sequence(own, watch);
+    watch.state.epoch = load_relaxed_system(&start.epoch);
+    watch.state.index = load_relaxed_system(&start.index);
+    watch.state.changed_epoch = load_relaxed_system(&start.changed_epoch);
+    watch.state.failed = 0;
+    const std::uint32_t routes = load_relaxed_system(&start.num_routes);
+    const auto* const from = reinterpret_cast<const uint4*>(start.routes);
+    for (std::uint32_t i = 0; i < routes; ++i) reinterpret_cast<uint4*>(own.routes)[i] = __ldcv(from + i);
+  }
+  watch.state.turn_taken = turn;
+  store_release_system(&own.host->turn, turn);
+}
+
+// ---- the journal
+
+__device__ inline bool journal_is_full(const CommandArguments& own, Watch& watch) {
+  if (watch.state.journal - watch.journal_read < kJournalEntries) return false;
+  watch.journal_read = load_acquire_system(&own.state->journal_read);
+  return watch.state.journal - watch.journal_read >= kJournalEntries;
+}
+
+__device__ inline JournalEntry& next_entry_of(const CommandArguments& own, const Watch& watch) {
+  return own.host->journal[watch.state.journal % kJournalEntries];
+}
+
+struct JournalLine {
+  std::uint64_t index;
+  std::uint32_t program;
+  std::uint32_t num_tokens;
+  std::uint32_t command;
+};
+// Behind the result, which is there. Stores to host memory, for which the last one waits: a microsecond or
+// two that the client's stream does not see.
+__device__ inline void write_journal(const CommandArguments& own, Watch& watch, const JournalLine& line) {
+  JournalEntry& entry = next_entry_of(own, watch);
+  entry.index = line.index;
+  entry.program = line.program;
+  entry.num_tokens = line.num_tokens;
+  entry.command = line.command;
+  store_release_system(&entry.number, ++watch.state.journal);
+}
+
+// ---- ends
+
+// Of a command that was not run. Those before it, if it is not the one that was awaited, are lost with it.
+__device__ inline void end_command(const CommandArguments& own, Watch& watch, const Command& command,
+                                   bool well) {
+  const std::uint32_t ended = command.number + 1 - watch.state.sequence;
+  watch.state.sequence = command.number + 1;
+  if (!well) atomicAdd_system(&own.words->failed, ended);
+  if (command.flagged != 0) store_release_system(&own.words->flags[command.program], 1u);
+  store_release_system(&own.words->done, command.number + 1);
+}
+
+__device__ inline void write_result(const CommandArguments& own, const Watch& watch,
+                                    const Judgement& judgement, std::uint64_t tag) {
+  OpResult result = ended(judgement.error, -1);
+  result.rows = judgement.rows;
+  result.room = judgement.room;
+  result.tag = tag;
+  next_entry_of(own, watch).result = result;
+}
+
+// A noop too is done here: no other CTA hears of it.
+__device__ inline void end_unheralded(const CommandArguments& own, Watch& watch, const Command& command,
+                                      const Judgement& judgement) {
+  const bool well = judgement.verdict == Verdict::kNoop;
+  end_command(own, watch, command, well);
+  if (judgement.verdict == Verdict::kDiscard) return;
+  if (!well) watch.state.failed = 1;
+  write_result(own, watch, judgement, well ? ++watch.state.noops : 0);
+  write_journal(own, watch, {watch.state.index, command.program, command.num_tokens, command.number});
+}
+
+// All CTAs have left the operation that was heralded last.
+__device__ inline void conclude(const CommandArguments& own, Watch& watch, bool failed) {
+  if (!watch.runs) return;
+  watch.runs = false;
+  const CommandTurn& turn = watch.running;
+  const ProgramHead head = watch.heads[turn.program];
+  if (failed) watch.state.failed = 1;
+  if (!failed && head.makes_routing != 0) store_route(own, watch, head.route, made_route(turn));
+  const std::uint64_t index = watch.state.index - 1;
+  write_journal(own, watch, {index, turn.program, turn.num_tokens, turn.command});
+}
+
+// ---- what CTA 0 looks for
+
+// Looks without a pause for some milliseconds, then now and then. (A look takes 0.7 us.)
+inline constexpr std::uint32_t kEagerLooks = 4096;
+inline constexpr std::uint32_t kPauseNs = 200;
+
+// What CTA 0 tells the others to do; 0: nothing.
+using HeraldWord = std::uint32_t;  // low half of Herald::entry
+
+// Judges the command. To be run: its turn is written.
+__device__ inline HeraldWord accept_command(const CommandArguments& own, Watch& watch, std::uint64_t word,
+                                            CommandTurn& to) {
+  Judgement judgement = judge_word(watch.state, word);
+  if (judgement.verdict == Verdict::kWait) return 0;
+  // What the host has to hear of waits until it can; a turn may come meanwhile.
+  if (judgement.verdict != Verdict::kDiscard && journal_is_full(own, watch)) return 0;
+  const Command command = unpack_command(word);
+  ProgramHead head{};
+  RouteState route;
+  if (judgement.verdict == Verdict::kRun) {
+    head = head_of(own, watch, command.program);
+    if (has_route(head)) route = route_of(own, watch, head.route);
+    judgement = judge_program(watch.state, word, head, route);
+  }
+  if (judgement.verdict != Verdict::kRun) {
+    end_unheralded(own, watch, command, judgement);
+    return 0;
+  }
+  watch.running = make_turn(watch.state, own.depth, command, head, route);
+  watch.running.entry = &next_entry_of(own, watch);
+  watch.runs = true;
+  ++watch.state.index;
+  watch.state.sequence = command.number + 1;
+  to = watch.running;
+  return static_cast<HeraldWord>(Herald::kByCommand) | static_cast<HeraldWord>(head.task) << 16 |
+         command.program;
+}
+
+// Until the queue has an entry, or a command is to be run. All loads of a look but the last are relaxed, so
+// that they are on their way together and a look stays one round trip. The last one acquires: it is the
+// command's. What else turns out to be new is looked at again.
+__device__ inline HeraldWord await_work(const ResidentArguments& own, Watch& watch) {
+  const CommandArguments& commands = own.commands;
+  for (std::uint32_t looks = 0;; ++looks) {
+    const std::uint64_t* const at = own.state->entries + watch.entry % kQueueEntries;
+    const std::uint32_t sequence = watch.state.sequence;
+    const std::uint64_t entry = load_relaxed_system(at);
+    const std::uint32_t turn = load_relaxed_system(&commands.state->turn);
+    const std::uint64_t word = load_acquire_system(&commands.words->commands[sequence % kCommandSlots]);
+    if (static_cast<std::uint32_t>(entry >> 32) == watch.entry + 1)
+      return static_cast<HeraldWord>(load_acquire_system(at));
+    if (turn != watch.state.turn_taken) {
+      take_turn(commands, watch);
+      looks = 0;
+      continue;
+    }
+    const HeraldWord work = accept_command(commands, watch, word, own.state->herald.turn);
+    if (work != 0) return work;
+    if (sequence != watch.state.sequence) looks = 0;
+    if (looks > kEagerLooks) __nanosleep(kPauseNs);
+  }
+}
+
+}  // namespace epd::kernels::cuda

@@ -1,0 +1,130 @@
+// Ranks whose operations are commands, on the fake driver: a kernel that stays on each, the client's stream
+// and the host's words for it.
+#pragma once
+
+#include "kernels/command_turn.h"
+#include "unit/fake_cuda_world.h"
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <thread>
+
+namespace epd::fake_cuda_test {
+
+using kernels::cuda::CommandHost;
+using kernels::cuda::CommandState;
+using kernels::cuda::CommandWords;
+using kernels::cuda::JournalEntry;
+using kernels::cuda::Program;
+using kernels::cuda::ResidentState;
+using kernels::cuda::RouteState;
+using kernels::cuda::Task;
+
+template <typename T>
+T now(const T& word) {
+  return std::atomic_ref(const_cast<T&>(word)).load(std::memory_order_acquire);
+}
+
+// Until it is true, for at most half a minute.
+inline bool comes(const std::function<bool()>& what) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!what()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  return true;
+}
+
+struct CommandRank {
+  CUstream kernel = nullptr;
+  CUstream client = nullptr;
+  CUstream control = nullptr;
+  std::unique_ptr<Arena> arena;
+  std::uint8_t* blocks = nullptr;  // [kDepth]
+  std::uint8_t* halves = nullptr;  // [kRoutes,2]
+  CommandWords* words = nullptr;
+  CommandState* state = nullptr;
+  RouteState* routes = nullptr;
+  Program* programs = nullptr;
+  ResidentState* resident = nullptr;
+  CommandHost* host = nullptr;      // pinned
+  RouteState* starts = nullptr;     // pinned, [kRoutes]
+  Operation* operations = nullptr;  // of the queue, one; pinned
+  Operation* place = nullptr;
+  std::uint32_t next = 0;  // entry of the queue
+  std::uint32_t turn = 0;
+  std::uint32_t read = 0;  // of the journal
+};
+
+class CommandWorld {
+ public:
+  static constexpr std::uint32_t kDepth = 3;
+  static constexpr std::uint32_t kRoutes = 2;
+  static constexpr std::uint32_t kNoop = 3 * kRoutes;
+  static std::uint32_t dispatch(std::uint32_t route) { return 3 * route; }
+  static std::uint32_t cached(std::uint32_t route) { return 3 * route + 1; }
+  static std::uint32_t combine(std::uint32_t route) { return 3 * route + 2; }
+
+  CommandWorld(const kernels::cuda::Shape& shape, std::uint32_t max_tokens);
+  ~CommandWorld();
+  CommandWorld(const CommandWorld&) = delete;
+  CommandWorld& operator=(const CommandWorld&) = delete;
+
+  World& world() { return world_; }
+  Rank& rank(std::uint32_t r) { return world_.rank(r); }
+  CommandRank& own(std::uint32_t r) { return ranks_[r]; }
+  std::uint32_t size() const { return world_.size(); }
+
+  // Describes the programs anew. `change`: what else an operation is to have.
+  void record(std::uint32_t r, const std::function<void(std::uint32_t program, Operation&)>& change);
+  void start_kernel(std::uint32_t r);
+  void stop_kernel(std::uint32_t r);
+  // A noop through the queue, as of a rank without commands.
+  void queue_noop(std::uint32_t r);
+
+  struct Start {
+    std::uint64_t epoch = 1;
+    std::uint64_t index = 0;
+    std::uint64_t changed_epoch = 0;
+    std::vector<RouteState> routes = std::vector<RouteState>(kRoutes);
+  };
+  // The next odd turn, or even one; until the kernel has taken it.
+  void resume(std::uint32_t r, const Start& start);
+  void halt(std::uint32_t r);
+  // Only says so.
+  void say_turn(std::uint32_t r, std::uint32_t turn);
+  void abort(std::uint32_t r, std::uint32_t word);
+
+  struct Ring {
+    std::uint32_t num_tokens = 0;
+    const std::uint32_t* num_tokens_at = nullptr;
+    bool flagged = false;
+    bool waits = true;
+  };
+  void ring(std::uint32_t r, std::uint32_t program, const Ring& how);
+  void synchronise(std::uint32_t r) { EPD_CU(cuStreamSynchronize(use(r).client)); }
+  // A word as a client could store it itself.
+  void store(std::uint32_t r, std::uint32_t number, std::uint64_t word);
+  // The next entry of the journal, which the host has read then. Default: none came.
+  JournalEntry journal(std::uint32_t r);
+  void tell_read(std::uint32_t r);
+
+ private:
+  void make(std::uint32_t r, std::uint32_t max_tokens);
+  kernels::cuda::Peer peer(std::uint32_t r);
+  void write(std::uint32_t r, const void* word, std::uint32_t value);
+  CommandRank& use(std::uint32_t r) {
+    EPD_CU(cuCtxSetCurrent(world_.rank(r).context));
+    return ranks_[r];
+  }
+
+  World world_;
+  std::uint32_t max_tokens_;
+  std::size_t block_bytes_ = 0;
+  std::size_t half_bytes_ = 0;
+  std::vector<CommandRank> ranks_;
+  CUlibrary library_ = nullptr;
+};
+
+}  // namespace epd::fake_cuda_test
