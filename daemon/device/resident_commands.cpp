@@ -74,9 +74,9 @@ void ResidentCommands::write_state(std::size_t offset, std::uint32_t value) {
 // The ring goes on where the last kernel that served it left it, be it another engine's.
 void ResidentCommands::open(const Layout& layout) {
   layout_ = layout;
-  std::uint32_t done = 0;
-  lane_.device_.read(&done, layout.words + offsetof(CommandWords, done), sizeof(done));
-  write_state(offsetof(CommandState, sequence), done);
+  CommandStart& first = host().start;
+  lane_.device_.read(&first.sequence, layout.words + offsetof(CommandWords, done), sizeof(first.sequence));
+  first.sets = 1;
   lane_.write_word(&reinterpret_cast<CommandWords*>(layout.words)->closed, 0);  // by a former engine
   // What is written by that stream is there before a kernel that another one starts.
   lane_.must("cuStreamSynchronize", lane_.driver_.cuStreamSynchronize(lane_.control()));
@@ -135,7 +135,6 @@ void ResidentCommands::resume(const Start& start) {
   EPD_CHECK(halted() && start.routes.size() == num_routes_);
   std::copy(start.routes.begin(), start.routes.end(), host_routes());
   CommandStart& next = host().start;
-  next = {};
   next.epoch = start.epoch;
   next.index = start.index;
   next.changed_epoch = start.changed_epoch;

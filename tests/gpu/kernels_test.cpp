@@ -1,9 +1,9 @@
 // Every CUDA kernel against the reference, bit for bit, on fresh random inputs: all layouts, payloads and
 // options, over all GPUs of the machine. Usage: kernels_test [cases] [seed] [hidden limit] [no-failures]
-// [no-landings] [no-resident]. "no-failures" leaves out what depends on time: under a sanitizer a launch can
-// take longer than a deadline. "no-landings" leaves out what racecheck can't follow: accesses of shared
-// memory that a word there orders (LandingBoard). "no-resident" leaves out the kernel that stays, which a
-// sanitizer makes too slow.
+// [no-landings] [no-resident] [no-commands]. "no-failures" leaves out what depends on time: under a sanitizer
+// a launch can take longer than a deadline. "no-landings" leaves out what racecheck can't follow: accesses of
+// shared memory that a word there orders (LandingBoard). "no-resident" leaves out the kernel that stays,
+// which a sanitizer makes too slow; "no-commands" what is asked of it by commands.
 #include "gpu/kernel_cases.h"
 #include "gpu/world.h"
 
@@ -59,17 +59,16 @@ std::vector<std::int64_t> get_indices(const void* from, std::size_t count, bool 
 
 class CaseRun {
  public:
-  CaseRun(const Case& c, Random& random, bool resident) : case_(c), random_(random) {
+  CaseRun(const Case& c, Random& random, Mode mode) : case_(c), random_(random), mode_(mode) {
     for (const std::uint32_t tokens : c.tokens) inputs_.push_back(random_input(random, c, tokens));
     choose_room();
     expected_ = ref::dispatch(case_.group, inputs_);
     std::uint64_t rows = 1;
     for (const auto& received : expected_) rows = std::max<std::uint64_t>(rows, received.num_rows);
     if (case_.group.layout != ref::Layout::kExpert) rows += random() % 3;
-    world_ =
-        std::make_unique<World>(WorldShape{shape_of(case_, case_.group.expert_capacity, rows),
-                                           std::max(*std::max_element(c.tokens.begin(), c.tokens.end()), 1u),
-                                           c.group.masked, resident, c.landing});
+    world_ = std::make_unique<World>(WorldShape{
+        shape_of(case_, case_.group.expert_capacity, rows),
+        std::max(*std::max_element(c.tokens.begin(), c.tokens.end()), 1u), c.group.masked, mode, c.landing});
     heads_.resize(world_->size());
     for (std::uint32_t r = 0; r < world_->size(); ++r) give(r);
   }
@@ -165,6 +164,10 @@ class CaseRun {
                    expected_[r].num_recv_rows,
                    ref::dropped_selections(case_.group, inputs_[r]),
                    kPoison32};
+      if (mode_ == Mode::kCommands) {  // its own
+        heads_[r].handle = tag & ((std::uint64_t{1} << kernels::cuda::kRoutingIndexBits) - 1);
+        heads_[r].epoch = CommandLane::kEpoch;
+      }
       if (!world_->masked(r)) start_dispatch(r, tag, cached);
       if (cached) std::memset(&heads_[r], kPoison, sizeof(heads_[r]));
     }
@@ -315,6 +318,7 @@ class CaseRun {
 
   Case case_;
   Random& random_;
+  const Mode mode_;
   std::vector<ref::RankInput> inputs_;
   std::vector<ref::RankReceived> expected_;
   std::unique_ptr<World> world_;
@@ -337,10 +341,10 @@ Case plain_case(std::uint32_t ranks, std::uint32_t tokens) {
 // What goes wrong has to end, with the right words.
 class FailureRun {
  public:
-  FailureRun(bool resident, bool landing, std::uint64_t room = 4096) {
+  FailureRun(Mode mode, bool landing, std::uint64_t room = 4096) : mode_(mode) {
     Case c = plain_case(2, 16);
     if (landing) c.group.layout = ref::Layout::kPacked;
-    world_ = std::make_unique<World>(WorldShape{shape_of(c, 0, room), 16, {}, resident, landing});
+    world_ = std::make_unique<World>(WorldShape{shape_of(c, 0, room), 16, {}, mode, landing});
     for (std::uint32_t r = 0; r < 2; ++r) {
       Rank& rank = world_->rank(r);
       rank.num_tokens = 16;
@@ -369,12 +373,12 @@ class FailureRun {
     }
     if (abort_after_start) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      *reinterpret_cast<volatile std::uint32_t*>(world_->rank(0).abort) = 1;
+      world_->abort(0, 1);
     }
     world_->wait();
     const OpResult result = world_->result(0);
     check_head(result);
-    *world_->rank(0).abort = 0;
+    world_->abort(0, 0);
     return result;
   }
   std::uint64_t tag = 0;
@@ -383,22 +387,31 @@ class FailureRun {
   bool ends_good = true;   // of a failure: the client's word written, and all has been left
 
  private:
-  static constexpr std::uint64_t kHandle = 77;
+  static constexpr std::uint32_t kHandle = 77;
 
   void check_head(const OpResult& result) {
     const auto words = get<std::uint32_t>(world_->rank(0).head, sizeof(kernels::cuda::RouteHead) / 4);
     const auto untouched = [](std::uint32_t word) { return word == kPoison32; };
-    ends_good &= get<std::uint32_t>(world_->rank(0).words + 1, 1)[0] == static_cast<std::uint32_t>(tag);
+    ends_good &= mode_ == Mode::kCommands
+                     ? world_->rank(0).commands->told()
+                     : get<std::uint32_t>(world_->rank(0).words + 1, 1)[0] == static_cast<std::uint32_t>(tag);
+    const auto handle = mode_ == Mode::kCommands ? static_cast<std::uint32_t>(tag) : kHandle;
     if (result.error == kernels::cuda::OpError::kNone) {
-      heads_good &= words[0] == kHandle && words[1] == 0;
+      heads_good &= words[0] == handle && words[1] == 0;
     } else {
       heads_good &= words[0] == 0 && words[1] == 0 && std::all_of(words.begin() + 2, words.end(), untouched);
       ends_good &= result.left == tag;
     }
   }
 
+  const Mode mode_;
   std::unique_ptr<World> world_;
 };
+
+const char* name_of(Mode mode) {
+  static const char* const names[] = {"launched", "by a kernel that stays", "by commands"};
+  return names[static_cast<int>(mode)];
+}
 
 int check(const char* name, bool good) {
   std::printf("%-40s %s\n", name, good ? "PASS" : "FAIL");
@@ -406,13 +419,12 @@ int check(const char* name, bool good) {
 }
 
 // Rows arrive at either rank from 8 tokens of each; through landings (layout packed) 4 from each of these.
-int run_failures(bool resident, bool landing) {
+int run_failures(Mode mode, bool landing) {
   using kernels::cuda::OpError;
-  std::printf("%s%s:\n", resident ? "by a kernel that stays" : "launched",
-              landing ? ", through landings" : "");
+  std::printf("%s%s:\n", name_of(mode), landing ? ", through landings" : "");
   const std::uint64_t rows = landing ? 64 : 16;
   int failed = 0;
-  FailureRun f(resident, landing);
+  FailureRun f(mode, landing);
   const std::int64_t bad = 8;
   put(static_cast<std::int64_t*>(f.world().rank(0).topk_idx) + 5 * 4 + 2, &bad, 8);
   OpResult r = f.run({0}, 2'000'000'000);
@@ -431,7 +443,7 @@ int run_failures(bool resident, bool landing) {
   r = f.run({0, 1}, 2'000'000'000);
   failed +=
       check("after failures the next operation runs", r.error == OpError::kNone && r.num_recv_rows == rows);
-  FailureRun small(resident, landing, rows - 1);
+  FailureRun small(mode, landing, rows - 1);
   r = small.run({0, 1}, 2'000'000'000);
   failed += check("too little room is refused",
                   r.error == OpError::kNoRoom && r.rows == rows && r.room == rows - 1 && r.expert == -1);
@@ -451,20 +463,23 @@ int run(int argc, char** argv) {
     return std::any_of(argv + std::min(argc, 4), argv + argc,
                        [&](const char* each) { return std::string(each) == what; });
   };
+  std::vector<Mode> modes{Mode::kLaunched};
+  if (!leaves_out("no-resident")) modes.push_back(Mode::kResident);
+  if (!leaves_out("no-resident") && !leaves_out("no-commands")) modes.push_back(Mode::kCommands);
   int failed = 0;
   if (!leaves_out("no-failures")) {
-    for (const bool resident : {false, true}) {
-      for (const bool landing : {false, true}) failed += run_failures(resident, landing);
+    for (const Mode mode : modes) {
+      for (const bool landing : {false, true}) failed += run_failures(mode, landing);
     }
   }
   for (int i = 0; i < cases; ++i) {
     Random random(seed + static_cast<std::uint64_t>(i));
     Case c = random_case(random, max_hidden);
     if (leaves_out("no-landings")) c.landing = false;
-    const bool resident = i % 2 == 1 && !leaves_out("no-resident");
-    if (CaseRun(c, random, resident).run()) continue;
-    std::printf("FAIL case %d (seed %llu)%s: %s\n", i, static_cast<unsigned long long>(seed + i),
-                resident ? ", by a kernel that stays" : "", c.text().c_str());
+    const Mode mode = modes[static_cast<std::size_t>(i) % modes.size()];
+    if (CaseRun(c, random, mode).run()) continue;
+    std::printf("FAIL case %d (seed %llu), %s: %s\n", i, static_cast<unsigned long long>(seed + i),
+                name_of(mode), c.text().c_str());
     if (++failed > 20) break;
   }
   std::printf("%s: %d cases, %d failed\n", failed == 0 ? "PASS" : "FAIL", cases, failed);

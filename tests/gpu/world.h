@@ -2,6 +2,7 @@
 // them. Everything ends the program on a CUDA error, with the call's text.
 #pragma once
 
+#include "gpu/command_lane.h"
 #include "gpu/image.h"
 
 #include <algorithm>
@@ -52,11 +53,17 @@ class DeviceMemory {
   void* base_ = nullptr;
 };
 
+enum class Mode {
+  kLaunched,
+  kResident,  // between the first start() and wait() a kernel stays on each rank's device
+  kCommands,  // likewise, and operations are asked for by commands
+};
+
 struct WorldShape {
   kernels::cuda::Shape shape;
   std::uint32_t max_tokens = 0;
   std::vector<bool> masked;
-  bool resident = false;  // between the first start() and wait() a kernel stays on each rank's device
+  Mode mode = Mode::kLaunched;
   bool landing = false;
 };
 
@@ -131,6 +138,8 @@ struct Rank {
   std::uint64_t* entries = nullptr;  // pinned
   std::uint32_t next = 0;
   bool running = false;
+  std::unique_ptr<CommandLane> commands;  // of a world that has them
+  bool asked = false;                     // one has been asked for, and not awaited
   std::uint32_t num_tokens = 0;
 };
 
@@ -142,9 +151,11 @@ class World {
   explicit World(const WorldShape& world) : shape_(world.shape), world_(world), landing_(world) {
     ranks_.resize(shape_.num_ranks);
     for (std::uint32_t r = 0; r < shape_.num_ranks; ++r) make(r);
+    if (world.mode == Mode::kCommands) tag_ = CommandLane::kEpoch << kernels::cuda::kRoutingIndexBits;
   }
   ~World() {
     for (Rank& rank : ranks_) {
+      rank.commands.reset();
       cudaSetDevice(rank.device);
       cudaStreamDestroy(rank.stream);
       cudaStreamDestroy(rank.control);
@@ -205,15 +216,21 @@ class World {
     int bytes = 0;
     EPD_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, own.device));
     if (stages != 0) op.movers.stages = stages;
-    if (world_.resident) sms = std::min(sms, staying_ctas());
+    if (world_.mode != Mode::kLaunched) sms = std::min(sms, staying_ctas());
     if (!kernels::cuda::configure(kind, static_cast<std::size_t>(bytes), sms, op)) {
       std::fprintf(stderr, "configure refused\n");
       std::exit(1);
     }
+    if (world_.mode == Mode::kCommands) {
+      stay(own, static_cast<std::uint32_t>(bytes));
+      own.commands->start(kind, op);
+      own.asked = true;
+      return;
+    }
     const std::uint32_t place = uploads_++ % kOperations;
     Operation* const slot = own.operations + place;
     own.uploads[place] = op;
-    if (world_.resident) {
+    if (world_.mode == Mode::kResident) {
       stay(own, static_cast<std::uint32_t>(bytes));
       tell(own, kernels::cuda::task_of(kind, op), place);
       return;
@@ -226,13 +243,23 @@ class World {
   // Waits for all ranks.
   void wait() {
     for (Rank& rank : ranks_) {
+      if (!rank.asked) continue;
+      if (!rank.commands->wait()) std::printf("  a command has not ended, or as another\n");
+      rank.asked = false;
+    }
+    for (Rank& rank : ranks_) {
       EPD_CUDA(cudaSetDevice(rank.device));
       if (rank.running) tell(rank, kernels::cuda::Task::kStop, 0);
       rank.running = false;
       EPD_CUDA(cudaStreamSynchronize(rank.stream));
     }
   }
+  void abort(std::uint32_t r, std::uint32_t value) {
+    if (ranks_[r].commands != nullptr) ranks_[r].commands->abort(value);
+    *reinterpret_cast<volatile std::uint32_t*>(ranks_[r].abort) = value;
+  }
   OpResult result(std::uint32_t r) const {
+    if (ranks_[r].commands != nullptr) return ranks_[r].commands->result();
     OpResult result;
     EPD_CUDA(cudaMemcpy(&result, ranks_[r].result, sizeof(result), cudaMemcpyDefault));
     return result;
@@ -248,8 +275,10 @@ class World {
   void stay(Rank& rank, std::uint32_t shared_bytes) {
     if (rank.running) return;
     rank.running = true;
-    Image::get().stay({rank.state, rank.operations, rank.uploads, rank.next}, staying_ctas(),
-                      shared_bytes - kernels::cuda::kStaticBytes, rank.stream);
+    kernels::cuda::ResidentArguments own{rank.state, rank.operations, rank.uploads, rank.next};
+    const auto number = static_cast<std::uint32_t>(&rank - ranks_.data());
+    if (rank.commands != nullptr) own.commands = rank.commands->arguments(number);
+    Image::get().stay(own, staying_ctas(), shared_bytes - kernels::cuda::kStaticBytes, rank.stream);
   }
   void tell(Rank& rank, kernels::cuda::Task task, std::uint32_t place) {
     const std::uint32_t at = rank.next % kernels::cuda::kQueueEntries;
@@ -278,6 +307,8 @@ class World {
     EPD_CUDA(cudaSetDevice(rank.device));
     EPD_CUDA(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking));
     EPD_CUDA(cudaStreamCreateWithFlags(&rank.control, cudaStreamNonBlocking));
+    if (world_.mode == Mode::kCommands)
+      rank.commands = std::make_unique<CommandLane>(rank.device, rank.control);
     EPD_CUDA(cudaHostAlloc(&rank.entries, kernels::cuda::kQueueEntries * 8, cudaHostAllocPortable));
     std::memset(rank.entries, 0, kernels::cuda::kQueueEntries * 8);
     EPD_CUDA(cudaHostAlloc(&rank.abort, 64, cudaHostAllocMapped | cudaHostAllocPortable));

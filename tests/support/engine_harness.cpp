@@ -1,5 +1,6 @@
 #include "engine_harness.h"
 
+#include "device/memory.h"
 #include "engine/engine_main.h"
 
 #include <poll.h>
@@ -18,8 +19,9 @@ T value_of(Result<T> result) {
 
 }  // namespace
 
-EngineThread::EngineThread(std::uint32_t device_index)
+EngineThread::EngineThread(std::uint32_t device_index, std::string kind)
     : device_index_(device_index),
+      kind_(std::move(kind)),
       page_(value_of(make_sealed_memfd("test-page", sizeof(abi::EnginePage)))),
       bell_(value_of(make_eventfd())) {}
 
@@ -31,7 +33,8 @@ void EngineThread::start() {
   auto [ours, theirs] = value_of(make_socketpair());
   link_ = std::move(ours);
   EngineOptions options;
-  options.device = "host:" + std::to_string(device_index_);
+  options.device = kind_ + ":" + std::to_string(device_index_);
+  options.resident = kind_ == "cuda";
   options.link_fd = theirs.release();
   options.page_fd = value_of(duplicate(page_.get())).release();
   options.bell_fd = value_of(duplicate(bell_.get())).release();
@@ -108,22 +111,26 @@ std::optional<abi::Completion> RawSession::wait(int timeout_ms) {
   return completion;
 }
 
-RawGroup::RawGroup(std::uint64_t id, const abi::GroupShape& shape) : id_(id), shape_(shape) {
+RawGroup::RawGroup(std::uint64_t id, const abi::GroupShape& shape, const std::string& kind,
+                   std::uint32_t num_devices)
+    : id_(id), shape_(shape) {
+  const auto memory = [&](std::uint32_t rank, const char* label, std::uint64_t bytes) {
+    const std::string device = kind + ":" + std::to_string(rank % num_devices);
+    return value_of(make_arena_memory(value_of(parse_device_name(device)), label, bytes));
+  };
   for (std::uint32_t rank = 0; rank < shape.num_ranks; ++rank) {
     const std::uint64_t user = abi::UserArenaLayout(shape).total_bytes;
     const std::uint64_t board = abi::BoardLayout(shape).total_bytes;
-    user_fd_.push_back(value_of(make_sealed_memfd("test-user", user)));
-    exchange_fd_.push_back(
-        value_of(make_sealed_memfd("test-exchange", abi::ExchangeArenaLayout(shape).total_bytes)));
+    user_fd_.push_back(memory(rank, "test-user", user));
+    exchange_fd_.push_back(memory(rank, "test-exchange", abi::ExchangeArenaLayout(shape).total_bytes));
     board_fd_.push_back(value_of(make_sealed_memfd("test-board", board)));
     user_.push_back(value_of(Mapping::map(user_fd_.back().get(), user, Access::kReadWrite)));
     board_.push_back(value_of(Mapping::map(board_fd_.back().get(), board, Access::kReadWrite)));
   }
 }
 
-void RawGroup::add_to_engine(const std::vector<EngineThread*>& engines,
-                             const std::vector<RawSession*>& sessions, std::uint32_t engine,
-                             bool broken) const {
+void RawGroup::announce(const std::vector<EngineThread*>& engines, const std::vector<RawSession*>& sessions,
+                        std::uint32_t engine, bool broken) const {
   EngineThread& target = *engines[engine];
   abi::GroupBegin begin{};
   begin.group_id = id_;
@@ -140,12 +147,19 @@ void RawGroup::add_to_engine(const std::vector<EngineThread*>& engines,
                  engines[device]->page().get()});
     if (device == engine) {
       target.send(abi::LinkType::kGroupMember,
-                  abi::GroupMember{id_, sessions[rank]->id(), rank, member(rank), 0},
+                  abi::GroupMember{id_, sessions[rank]->id(), rank, member(rank), 0,
+                                   rank < commands.size() ? commands[rank] : 0, 0},
                   {board_fd_[rank].get()});
     }
   }
   target.send(abi::LinkType::kGroupCommit, abi::GroupRef{id_});
-  const auto ready = target.expect(abi::LinkType::kGroupReady);
+}
+
+void RawGroup::add_to_engine(const std::vector<EngineThread*>& engines,
+                             const std::vector<RawSession*>& sessions, std::uint32_t engine,
+                             bool broken) const {
+  announce(engines, sessions, engine, broken);
+  const auto ready = engines[engine]->expect(abi::LinkType::kGroupReady);
   if (!ready || ready->read<abi::GroupReady>().value().status != StatusCode::kOk) {
     throw std::runtime_error("group did not get ready");
   }

@@ -20,7 +20,8 @@ namespace epd::test {
 // One engine process's worth of descriptors, on a thread.
 class EngineThread {
  public:
-  explicit EngineThread(std::uint32_t device_index);
+  // `kind`: "host", or "cuda" with a kernel that stays.
+  explicit EngineThread(std::uint32_t device_index, std::string kind = "host");
   ~EngineThread();
 
   void start();
@@ -40,6 +41,7 @@ class EngineThread {
 
  private:
   const std::uint32_t device_index_;
+  const std::string kind_;
   UniqueFd link_;
   UniqueFd page_;
   UniqueFd bell_;
@@ -75,7 +77,8 @@ class RawSession {
 // Memory of a whole group; ranks are dealt to engines round robin.
 class RawGroup {
  public:
-  RawGroup(std::uint64_t id, const abi::GroupShape& shape);
+  RawGroup(std::uint64_t id, const abi::GroupShape& shape, const std::string& kind = "host",
+           std::uint32_t num_devices = 1);
 
   void add_to(const std::vector<EngineThread*>& engines, const std::vector<RawSession*>& sessions) const;
   // To one engine only, as after its restart.
@@ -91,6 +94,14 @@ class RawGroup {
   std::uint64_t epoch = 1;
   std::uint64_t resume_index = 0;
   std::int32_t priority = 0;
+  std::vector<std::uint32_t> commands;  // [R]: Join::commands; empty: 0
+
+  abi::CommandWords& words(std::uint32_t rank) const {
+    return *user_[rank].as<abi::CommandWords>(abi::UserArenaLayout(shape_).commands);
+  }
+  // To one engine, without an answer.
+  void announce(const std::vector<EngineThread*>& engines, const std::vector<RawSession*>& sessions,
+                std::uint32_t engine, bool broken) const;
 
  private:
   const std::uint64_t id_;

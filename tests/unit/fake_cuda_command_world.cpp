@@ -55,17 +55,17 @@ void CommandWorld::make(std::uint32_t r, std::uint32_t max_tokens) {
   const auto& s = world_.shape();
   CUkernel kernel = nullptr;
   EPD_CU(cuLibraryGetKernel(&kernel, library_, kernels::cuda::kResidentKernel));
-  EPD_CU(cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kShared, kernel,
-                              rank(r).device));
+  EPD_CU(
+      cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kShared, kernel, rank(r).device));
   for (CUstream* stream : {&own.kernel, &own.client, &own.control})
     EPD_CU(cuStreamCreate(stream, CU_STREAM_NON_BLOCKING));
   block_bytes_ = BlockLayout(s).bytes;
   const std::size_t choices = (std::size_t{max_tokens} * s.topk * 4 + 63) / 64 * 64;
   half_bytes_ = 64 + 2 * choices + (std::size_t{s.num_experts} * (s.num_ranks * 2 + 4) + 64) * 4;
   half_bytes_ = (half_bytes_ + 63) / 64 * 64;
-  own.arena = std::make_unique<Arena>(rank(r).device, block_bytes_ * kDepth + half_bytes_ * 2 * kRoutes +
-                                                          sizeof(Program) * kernels::cuda::kMaxPrograms +
-                                                          (64 << 10));
+  own.arena =
+      std::make_unique<Arena>(rank(r).device, block_bytes_ * kDepth + half_bytes_ * 2 * kRoutes +
+                                                  sizeof(Program) * kernels::cuda::kMaxPrograms + (64 << 10));
   own.blocks = own.arena->take<std::uint8_t>(block_bytes_ * kDepth);
   own.halves = own.arena->take<std::uint8_t>(half_bytes_ * 2 * kRoutes);
   own.words = own.arena->take<CommandWords>(1);
@@ -73,6 +73,7 @@ void CommandWorld::make(std::uint32_t r, std::uint32_t max_tokens) {
   own.routes = own.arena->take<RouteState>(kRoutes);
   own.programs = own.arena->take<Program>(kernels::cuda::kMaxPrograms);
   own.resident = own.arena->take<ResidentState>(1);
+  own.place = own.arena->take<Operation>(1);
   own.host = pinned<CommandHost>(1);
   own.starts = pinned<RouteState>(kRoutes);
   own.operations = pinned<Operation>(1);
@@ -124,10 +125,9 @@ void CommandWorld::record(std::uint32_t r,
 
 void CommandWorld::start_kernel(std::uint32_t r) {
   CommandRank& own = use(r);
-  kernels::cuda::ResidentArguments arguments{own.resident, own.arena->take<Operation>(1), own.operations,
-                                             own.next};
-  arguments.commands = {own.words, own.state, own.routes,   own.programs, own.host,
-                        kDepth,    r,         block_bytes_, 0,            half_bytes_};
+  kernels::cuda::ResidentArguments arguments{own.resident, own.place, own.operations, own.next};
+  arguments.commands = {own.words, own.state,    own.routes, own.programs, own.host, kDepth,
+                        r,         block_bytes_, 0,          half_bytes_};
   CUkernel kernel = nullptr;
   EPD_CU(cuLibraryGetKernel(&kernel, library_, kernels::cuda::kResidentKernel));
   void* parameters[] = {&arguments};

@@ -1,5 +1,5 @@
-// Ranks whose operations are commands, on the fake driver: a kernel that stays on each, the client's stream and
-// the host's words for it.
+// Ranks whose operations are commands, on the fake driver: a kernel that stays on each, the client's stream
+// and the host's words for it.
 #pragma once
 
 #include "kernels/command_turn.h"
@@ -48,10 +48,11 @@ struct CommandRank {
   RouteState* routes = nullptr;
   Program* programs = nullptr;
   ResidentState* resident = nullptr;
-  CommandHost* host = nullptr;     // pinned
-  RouteState* starts = nullptr;    // pinned, [kRoutes]
-  Operation* operations = nullptr; // of the queue, one; pinned
-  std::uint32_t next = 0;          // entry of the queue
+  CommandHost* host = nullptr;      // pinned
+  RouteState* starts = nullptr;     // pinned, [kRoutes]
+  Operation* operations = nullptr;  // of the queue, one; pinned
+  Operation* place = nullptr;
+  std::uint32_t next = 0;  // entry of the queue
   std::uint32_t turn = 0;
   std::uint32_t read = 0;  // of the journal
 };

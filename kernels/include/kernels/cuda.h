@@ -348,7 +348,7 @@ struct ResidentArguments {
   Operation* operations = nullptr;   // of the device, by place
   const Operation* given = nullptr;  // by place, of the host: as they are when their entry is stored
   std::uint32_t first = 0;           // entry
-  CommandArguments commands;
+  CommandArguments commands = {};
 };
 
 // Bytes of device memory that an operation in flight needs for itself.

@@ -1,0 +1,496 @@
+// Commands: engines with kernels that stay, on the fake driver. The test rings as the client's kernels do.
+
+#include "engine_harness.h"
+#include "kernels/numbers.h"
+#include "kernels/reference.h"
+#include "proto/commands.h"
+
+#include <gtest/gtest.h>
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <random>
+
+namespace epd::test {
+namespace {
+
+using abi::LinkType;
+using abi::Op;
+using abi::Region;
+namespace reference = kernels::reference;
+
+constexpr abi::GroupShape kShape{
+    3, 6, 9, 128, 2, 2, abi::Payload::kBf16, abi::IndexType::kInt32, abi::LossPolicy::kFailFast};
+constexpr std::uint64_t kGroup = 7;
+constexpr std::uint32_t kRanks = 3;
+
+// Programs, on each slot one.
+constexpr std::uint32_t dispatch_on(std::uint32_t slot) {
+  return slot;
+}
+constexpr std::uint32_t combine_on(std::uint32_t slot) {
+  return 10 + slot;
+}
+constexpr std::uint32_t kNoopProgram = 63;
+
+template <typename Condition>
+bool comes(Condition condition, int timeout_ms = 10'000) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  return true;
+}
+
+// What the client's kernels do for one rank.
+class Ringer {
+ public:
+  explicit Ringer(abi::CommandWords& words) : words_(words) {}
+
+  // Returns the number.
+  std::uint32_t ring(std::uint32_t program, std::uint32_t num_tokens, std::uint64_t epoch,
+                     bool flagged = false) {
+    const std::uint32_t number = words_.tail++;
+    if (flagged) words_.flags[program] = 0;
+    std::atomic_ref(words_.commands[number % abi::kCommandSlots])
+        .store(abi::pack({number, num_tokens, program, flagged, static_cast<std::uint32_t>(epoch & 0xff)}),
+               std::memory_order_release);
+    return number;
+  }
+  bool ended(std::uint32_t number, int timeout_ms = 10'000) {
+    return comes([&] { return static_cast<std::int32_t>(done() - number) > 0; }, timeout_ms);
+  }
+  std::uint32_t done() { return std::atomic_ref(words_.done).load(std::memory_order_acquire); }
+  std::uint32_t failed() { return std::atomic_ref(words_.failed).load(); }
+
+ private:
+  abi::CommandWords& words_;
+};
+
+class EngineCommandsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    for (std::uint32_t i = 0; i < 2; ++i) {
+      engines_.push_back(std::make_unique<EngineThread>(i, "cuda"));
+      engines_.back()->start();
+      engine_view_.push_back(engines_.back().get());
+    }
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      sessions_.push_back(std::make_unique<RawSession>(10 + rank));
+      sessions_.back()->add_to(*engine_view_[rank % 2]);
+      session_view_.push_back(sessions_.back().get());
+    }
+    group_ = std::make_unique<RawGroup>(kGroup, kShape, "cuda", 2);
+    group_->commands = commands_;
+    group_->add_to(engine_view_, session_view_);
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) ringers_.emplace_back(group_->words(rank));
+    record_all();
+  }
+
+  void TearDown() override {
+    engines_.clear();  // before the memory
+  }
+
+  bool by_stream(std::uint32_t rank) const { return commands_[rank] != 0; }
+  RawSession& session(std::uint32_t rank) { return *sessions_[rank]; }
+  EngineThread& engine_of(std::uint32_t rank) { return *engine_view_[rank % 2]; }
+
+  abi::Submission submission(std::uint32_t rank, Op op, std::uint32_t slot) const {
+    abi::Submission s{};
+    s.op = op;
+    s.member = RawGroup::member(rank);
+    s.slot = slot;
+    s.route = slot;
+    s.epoch = group_->epoch;
+    return s;
+  }
+  abi::Submission program(std::uint32_t rank, Op op, std::uint32_t slot, std::uint32_t number) const {
+    abi::Submission s = submission(rank, op, slot);
+    s.flags = abi::kFlagRecord;
+    s.handle = number;
+    return s;
+  }
+  StatusCode record(std::uint32_t rank, Op op, std::uint32_t slot, std::uint32_t number) {
+    session(rank).submit(program(rank, op, slot, number));
+    const auto done = session(rank).wait();
+    return done ? done->status : StatusCode::kInternal;
+  }
+  void record_all() {
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      if (!by_stream(rank)) continue;
+      for (std::uint32_t slot = 0; slot < kShape.depth; ++slot) {
+        ASSERT_EQ(record(rank, Op::kDispatch, slot, dispatch_on(slot)), StatusCode::kOk);
+        ASSERT_EQ(record(rank, Op::kCombine, slot, combine_on(slot)), StatusCode::kOk);
+      }
+      ASSERT_EQ(record(rank, Op::kNoop, 0, kNoopProgram), StatusCode::kOk);
+    }
+  }
+
+  // Random routing and rows in every rank's slot; the inputs as the reference takes them.
+  std::vector<reference::RankInput> fill(std::uint32_t slot) {
+    std::vector<reference::RankInput> inputs(kRanks);
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      auto& input = inputs[rank];
+      input.num_tokens = random_() % (kShape.max_tokens + 1);
+      std::vector<std::uint16_t> x;
+      for (std::uint32_t i = 0; i < input.num_tokens * kShape.hidden; ++i) {
+        x.push_back(
+            kernels::float_to_bf16(static_cast<float>(static_cast<int>(random_() % 2001) - 1000) / 64));
+      }
+      const auto* bytes = reinterpret_cast<const std::uint8_t*>(x.data());
+      input.x.assign(bytes, bytes + x.size() * 2);
+      for (std::uint32_t i = 0; i < input.num_tokens * kShape.topk; ++i) {
+        input.topk_idx.push_back(static_cast<std::int64_t>(random_() % (kShape.num_experts + 1)) - 1);
+        group_->region<std::int32_t>(rank, slot, Region::kTopkIdx)[i] =
+            static_cast<std::int32_t>(input.topk_idx.back());
+      }
+      std::copy(input.x.begin(), input.x.end(), group_->region<std::uint8_t>(rank, slot, Region::kX));
+    }
+    return inputs;
+  }
+
+  static reference::GroupParams params() {
+    reference::GroupParams params;
+    params.num_ranks = kRanks;
+    params.num_experts = kShape.num_experts;
+    params.hidden = kShape.hidden;
+    params.topk = kShape.topk;
+    return params;
+  }
+
+  // One operation of every rank, by whatever it uses.
+  void run(Op op, std::uint32_t slot, const std::vector<reference::RankInput>& inputs) {
+    std::vector<std::uint32_t> numbers(kRanks);
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      const std::uint32_t n = op == Op::kDispatch ? inputs[rank].num_tokens : 0;
+      if (by_stream(rank)) {
+        const std::uint32_t which = op == Op::kDispatch ? dispatch_on(slot) : combine_on(slot);
+        numbers[rank] = ringers_[rank].ring(which, n, group_->epoch);
+      } else {
+        abi::Submission s = submission(rank, op, slot);
+        s.num_tokens = n;
+        if (op == Op::kCombine) s.handle = next_ - 1;
+        session(rank).submit(s);
+      }
+    }
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      if (by_stream(rank)) {
+        ASSERT_TRUE(ringers_[rank].ended(numbers[rank])) << "rank " << rank;
+      } else {
+        const auto done = session(rank).wait();
+        ASSERT_TRUE(done.has_value());
+        ASSERT_EQ(done->status, StatusCode::kOk) << group_->board(rank).slots[slot].message;
+        ASSERT_EQ(done->op_index, next_);
+      }
+    }
+    ++next_;
+  }
+
+  void run_and_check(std::uint32_t slot) {
+    const auto inputs = fill(slot);
+    run(Op::kDispatch, slot, inputs);
+    if (HasFatalFailure()) return;
+    const auto expected = reference::dispatch(params(), inputs);
+    std::vector<reference::CombineInput> answers(kRanks);
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      const auto* rows = group_->region<std::uint8_t>(rank, slot, Region::kRecvX);
+      EXPECT_TRUE(std::equal(expected[rank].recv_x.begin(), expected[rank].recv_x.end(), rows)) << rank;
+      auto* y = group_->region<std::uint16_t>(rank, slot, Region::kY);
+      std::copy_n(rows, expected[rank].recv_x.size(), reinterpret_cast<std::uint8_t*>(y));
+      answers[rank].y.assign(y, y + expected[rank].recv_x.size() / 2);
+    }
+    run(Op::kCombine, slot, inputs);
+    if (HasFatalFailure()) return;
+    const auto combined = reference::combine(params(), inputs, answers, {});
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      const auto* out = group_->region<std::uint16_t>(rank, slot, Region::kOut);
+      EXPECT_TRUE(std::equal(combined[rank].out.begin(), combined[rank].out.end(), out)) << "rank " << rank;
+    }
+  }
+
+  // Breaks the group recoverably and resumes it, as the supervisor would.
+  void break_and_resume(StatusCode cause) {
+    abi::Break message{};
+    message.group_id = kGroup;
+    message.epoch = group_->epoch;
+    message.cause = cause;
+    message.culprit_rank = 1;
+    abi::set_text(message.text, "test", 4);
+    std::uint64_t resume = ~std::uint64_t{0};
+    for (EngineThread* engine : engine_view_) engine->send(LinkType::kBreak, message);
+    for (EngineThread* engine : engine_view_) {
+      const auto broken = engine->expect(LinkType::kBroken);
+      ASSERT_TRUE(broken.has_value());
+      resume = std::min(resume, broken->read<abi::Broken>().value().next_index);
+    }
+    next_ = group_->resume_index = resume;
+    ++group_->epoch;
+    for (EngineThread* engine : engine_view_) {
+      engine->send(LinkType::kResume, abi::Resume{kGroup, group_->epoch, resume, StatusCode::kOk, -1, {}});
+    }
+    for (EngineThread* engine : engine_view_) ASSERT_TRUE(engine->expect(LinkType::kResumed).has_value());
+  }
+
+  void expect_session_ended(std::uint32_t rank, const std::string& word) {
+    const auto failed = engine_of(rank).expect(LinkType::kSessionFailed);
+    ASSERT_TRUE(failed.has_value()) << word;
+    EXPECT_EQ(failed->read<abi::SessionFailed>().value().session_id, session(rank).id());
+    EXPECT_NE(std::string(session(rank).b().message).find(word), std::string::npos)
+        << session(rank).b().message;
+  }
+
+  std::mt19937 random_{std::random_device{}()};
+  std::vector<std::uint32_t> commands_{1, 1, 0};  // rank 2 submits: all ranks see the same operations
+  std::vector<std::unique_ptr<EngineThread>> engines_;
+  std::vector<EngineThread*> engine_view_;
+  std::vector<std::unique_ptr<RawSession>> sessions_;
+  std::vector<RawSession*> session_view_;
+  std::unique_ptr<RawGroup> group_;
+  std::vector<Ringer> ringers_;
+  std::uint64_t next_ = 0;  // operation
+};
+
+TEST_F(EngineCommandsTest, CommandsAndSubmissionsOfOneGroupMatchTheReference) {
+  for (std::uint32_t i = 0; i < 100; ++i) {
+    run_and_check(i % kShape.depth);
+    if (HasFatalFailure()) return;
+  }
+  for (const std::uint32_t rank : {0u, 1u}) {
+    EXPECT_EQ(ringers_[rank].failed(), 0u);
+    EXPECT_TRUE(comes([&] { return group_->board(rank).next_index.load() == next_; }))
+        << group_->board(rank).next_index.load();
+  }
+}
+
+TEST_F(EngineCommandsTest, NoopsEndAndHaveNoNumber) {
+  for (int i = 0; i < 200; ++i) {
+    const bool flagged = random_() % 2 != 0;
+    const std::uint32_t number = ringers_[0].ring(kNoopProgram, 0, group_->epoch, flagged);
+    ASSERT_TRUE(ringers_[0].ended(number));
+    EXPECT_TRUE(!flagged || group_->words(0).flags[kNoopProgram] == 1);
+  }
+  run_and_check(1);
+}
+
+// The journal's 1024 entries come round more than twice.
+TEST_F(EngineCommandsTest, TheJournalIsReadAsItFills) {
+  for (std::uint32_t i = 0; i < 2500; ++i) {
+    const std::uint32_t number = ringers_[1].ring(kNoopProgram, 0, group_->epoch);
+    ASSERT_TRUE(i % 32 != 31 || ringers_[1].ended(number)) << i;
+  }
+  run_and_check(0);
+}
+
+TEST_F(EngineCommandsTest, ABadChoiceBreaksTheGroupAndCommandsAreDiscardedUntilItResumes) {
+  run_and_check(0);
+  const auto inputs = fill(1);
+  group_->region<std::int32_t>(1, 1, Region::kTopkIdx)[0] = 6;
+  const std::uint32_t bad = ringers_[1].ring(dispatch_on(1), 1, group_->epoch);
+  ringers_[0].ring(dispatch_on(1), inputs[0].num_tokens, group_->epoch);
+  session(2).submit(submission(2, Op::kDispatch, 1));
+  const auto request = engine_of(1).expect(LinkType::kBreakRequest);
+  ASSERT_TRUE(request.has_value());
+  const auto body = request->read<abi::Break>().value();
+  EXPECT_EQ(body.cause, StatusCode::kInvalidArgument);
+  EXPECT_EQ(body.culprit_rank, 1);
+  EXPECT_NE(std::string(body.text).find("operation 2: topk_idx[0,0] is 6 on rank 1"), std::string::npos)
+      << body.text;
+  EXPECT_TRUE(ringers_[1].ended(bad));
+  const std::uint32_t after = ringers_[1].ring(combine_on(1), 0, group_->epoch);
+  EXPECT_TRUE(ringers_[1].ended(after)) << "streams go on";
+  EXPECT_EQ(ringers_[1].failed(), 2u);
+  break_and_resume(body.cause);
+  EXPECT_EQ(session(2).wait()->status, StatusCode::kInvalidArgument);
+  EXPECT_EQ(next_, 2u);
+  // Of an epoch that has gone.
+  const std::uint32_t late = ringers_[0].ring(dispatch_on(0), 0, group_->epoch - 1);
+  EXPECT_TRUE(ringers_[0].ended(late));
+  EXPECT_EQ(ringers_[0].failed(), 2u);
+  for (std::uint32_t i = 0; i < 10; ++i) run_and_check(i % kShape.depth);
+}
+
+// The routing of the last dispatch outlives a break: a combine of the new epoch uses it.
+TEST_F(EngineCommandsTest, RoutingsOutliveABreak) {
+  for (std::uint32_t i = 0; i < 5; ++i) run_and_check(i % kShape.depth);
+  const auto inputs = fill(0);
+  run(Op::kDispatch, 0, inputs);
+  std::vector<reference::CombineInput> answers(kRanks);
+  const auto expected = reference::dispatch(params(), inputs);
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    auto* y = group_->region<std::uint16_t>(rank, 0, Region::kY);
+    std::copy_n(expected[rank].recv_x.data(), expected[rank].recv_x.size(),
+                reinterpret_cast<std::uint8_t*>(y));
+    answers[rank].y.assign(y, y + expected[rank].recv_x.size() / 2);
+  }
+  const std::uint32_t alone = ringers_[0].ring(combine_on(0), 0, group_->epoch);  // nobody else comes
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  break_and_resume(StatusCode::kEngineRestarted);
+  EXPECT_TRUE(ringers_[0].ended(alone));
+  EXPECT_EQ(ringers_[0].failed(), 1u);
+  run(Op::kCombine, 0, inputs);
+  const auto combined = reference::combine(params(), inputs, answers, {});
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    const auto* out = group_->region<std::uint16_t>(rank, 0, Region::kOut);
+    EXPECT_TRUE(std::equal(combined[rank].out.begin(), combined[rank].out.end(), out)) << "rank " << rank;
+  }
+  run_and_check(1);
+}
+
+TEST_F(EngineCommandsTest, ACombineWithoutARoutingNamesTheRecord) {
+  ringers_[0].ring(combine_on(1), 0, group_->epoch);
+  const auto request = engine_of(0).expect(LinkType::kBreakRequest);
+  ASSERT_TRUE(request.has_value());
+  const auto body = request->read<abi::Break>().value();
+  EXPECT_EQ(body.cause, StatusCode::kNotFound);
+  EXPECT_NE(std::string(body.text).find("the routing in record 1 of rank 0, which holds none"),
+            std::string::npos)
+      << body.text;
+  break_and_resume(body.cause);
+  run_and_check(1);
+}
+
+TEST_F(EngineCommandsTest, TheDeadlineNamesTheRankThatIsMissing) {
+  abi::Submission s = program(0, Op::kDispatch, 0, 40);
+  s.timeout_ms = 50;
+  session(0).submit(s);
+  ASSERT_EQ(session(0).wait()->status, StatusCode::kOk);
+  ringers_[0].ring(40, 0, group_->epoch);
+  ringers_[1].ring(dispatch_on(0), 0, group_->epoch);
+  const auto request = engine_of(0).expect(LinkType::kBreakRequest);
+  ASSERT_TRUE(request.has_value());
+  const auto body = request->read<abi::Break>().value();
+  EXPECT_EQ(body.cause, StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(body.culprit_rank, 2);
+  EXPECT_NE(std::string(body.text).find("ended after 50 ms"), std::string::npos) << body.text;
+  break_and_resume(body.cause);
+  run_and_check(0);
+}
+
+TEST_F(EngineCommandsTest, APrograMayBeRecordedAgainButNotOtherwise) {
+  EXPECT_EQ(record(0, Op::kDispatch, 1, dispatch_on(1)), StatusCode::kOk);
+  run_and_check(1);
+  session(0).submit(program(0, Op::kCombine, 1, dispatch_on(1)));
+  expect_session_ended(0, "handle is 1, a program that was recorded otherwise");
+}
+
+TEST_F(EngineCommandsTest, ProgramsAreNumberedBelowTheirMost) {
+  session(1).submit(program(1, Op::kDispatch, 1, 64));
+  expect_session_ended(1, "handle is 64; allowed: 0 .. 63");
+}
+
+TEST_F(EngineCommandsTest, WhoRingsSubmitsNothingElse) {
+  session(0).submit(submission(0, Op::kNoop, 0));
+  EXPECT_EQ(session(0).wait()->status, StatusCode::kOk);
+  session(0).submit(submission(0, Op::kDispatch, 0));
+  expect_session_ended(0, "flags is 0; allowed: with kFlagRecord");
+}
+
+TEST_F(EngineCommandsTest, WhoSubmitsRecordsNothing) {
+  session(2).submit(program(2, Op::kDispatch, 0, 0));
+  expect_session_ended(2, "flags is 512; allowed: without kFlagRecord");
+}
+
+TEST_F(EngineCommandsTest, IllegalCommandsEndTheSession) {
+  ringers_[0].ring(30, 0, group_->epoch);
+  expect_session_ended(0, "program is 30; allowed: one that was recorded");
+  ringers_[1].ring(dispatch_on(0), kShape.max_tokens + 1, group_->epoch);
+  expect_session_ended(1, "num_tokens is 10; allowed: 0 .. 9");
+}
+
+// A kernel that gives SMs away must end its command first, which waits for a peer.
+TEST_F(EngineCommandsTest, AnotherRankComesWhileACommandWaits) {
+  const auto inputs = fill(0);
+  const std::uint32_t waits = ringers_[0].ring(dispatch_on(0), inputs[0].num_tokens, group_->epoch);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  RawSession other(50);
+  other.add_to(*engine_view_[0]);
+  abi::GroupShape shape = kShape;
+  shape.num_ranks = 1;
+  shape.num_experts = 2;
+  RawGroup beside(8, shape, "cuda", 1);
+  beside.priority = 3;
+  beside.add_to_engine({engine_view_[0]}, {&other}, 0, false);
+  abi::Submission noop = submission(0, Op::kNoop, 0);
+  session(0).submit(noop);
+  EXPECT_EQ(session(0).wait()->status, StatusCode::kOk) << "the loop is not blocked";
+  EXPECT_FALSE(ringers_[0].ended(waits, 0));
+  const std::uint32_t last = ringers_[1].ring(dispatch_on(0), inputs[1].num_tokens, group_->epoch);
+  abi::Submission s = submission(2, Op::kDispatch, 0);
+  s.num_tokens = inputs[2].num_tokens;
+  session(2).submit(s);
+  EXPECT_TRUE(ringers_[0].ended(waits));
+  EXPECT_TRUE(ringers_[1].ended(last));
+  EXPECT_EQ(session(2).wait()->status, StatusCode::kOk);
+  next_ = 1;
+  for (std::uint32_t i = 0; i < 10; ++i) run_and_check(i % kShape.depth);
+  engine_view_[0]->send(LinkType::kRemoveGroup, abi::GroupRef{8});
+  ASSERT_TRUE(engine_view_[0]->expect(LinkType::kGroupRemoved).has_value());
+  for (std::uint32_t i = 0; i < 10; ++i) run_and_check(i % kShape.depth);
+}
+
+TEST_F(EngineCommandsTest, AStoppedRankHasSubmittedWhatItHasCompleted) {
+  run_and_check(0);
+  ringers_[0].ring(dispatch_on(1), 0, group_->epoch);  // waits for the others
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  engine_of(0).send(LinkType::kStopMember, abi::MemberRef{kGroup, 0, 0, 0});
+  const auto stopped = engine_of(0).expect(LinkType::kMemberStopped);
+  ASSERT_TRUE(stopped.has_value());
+  EXPECT_EQ(stopped->read<abi::MemberRef>().value().next_submit, 2u);
+}
+
+TEST_F(EngineCommandsTest, NobodyWaitsForAGroupThatIsGone) {
+  ringers_[0].ring(dispatch_on(0), 0, group_->epoch);
+  for (EngineThread* engine : engine_view_) engine->send(LinkType::kRemoveGroup, abi::GroupRef{kGroup});
+  for (EngineThread* engine : engine_view_) ASSERT_TRUE(engine->expect(LinkType::kGroupRemoved).has_value());
+  for (const std::uint32_t rank : {0u, 1u}) {
+    const abi::CommandWords& words = group_->words(rank);
+    EXPECT_EQ(words.closed, 1u);
+    EXPECT_TRUE(std::all_of(std::begin(words.flags), std::end(words.flags), [](auto f) { return f == 1; }));
+  }
+}
+
+TEST_F(EngineCommandsTest, AnotherEngineGoesOnWhereTheRingStands) {
+  for (std::uint32_t i = 0; i < 3; ++i) run_and_check(i % kShape.depth);
+  EXPECT_EQ(engines_[1]->stop(), 0);
+  ringers_[1].ring(dispatch_on(0), 0, group_->epoch);  // nobody is there
+  abi::Break message{};
+  message.group_id = kGroup;
+  message.epoch = group_->epoch;
+  message.cause = StatusCode::kEngineRestarted;
+  engine_view_[0]->send(LinkType::kBreak, message);
+  ASSERT_TRUE(engine_view_[0]->expect(LinkType::kBroken).has_value());
+  engines_[1]->start();
+  session(1).add_to(*engine_view_[1]);
+  group_->add_to_engine(engine_view_, session_view_, 1, true);
+  group_->resume_index = next_;
+  ++group_->epoch;
+  for (EngineThread* engine : engine_view_) {
+    engine->send(LinkType::kResume, abi::Resume{kGroup, group_->epoch, next_, StatusCode::kOk, -1, {}});
+    ASSERT_TRUE(engine->expect(LinkType::kResumed).has_value());
+  }
+  EXPECT_TRUE(comes([&] { return ringers_[1].failed() == 1; }));
+  record_all();
+  for (std::uint32_t i = 0; i < 5; ++i) run_and_check(i % kShape.depth);
+}
+
+// Of a device without a kernel that stays.
+TEST(EngineCommands, HostDevicesTakeNone) {
+  EngineThread engine(0);
+  engine.start();
+  RawSession session(10);
+  session.add_to(engine);
+  abi::GroupShape shape = kShape;
+  shape.num_ranks = 1;
+  RawGroup group(9, shape);
+  group.commands = {1};
+  group.announce({&engine}, {&session}, 0, false);
+  const auto ready = engine.expect(LinkType::kGroupReady);
+  ASSERT_TRUE(ready.has_value());
+  const auto body = ready->read<abi::GroupReady>().value();
+  EXPECT_EQ(body.status, StatusCode::kUnsupported);
+  EXPECT_NE(std::string(body.text).find("devices.mode = \"resident\""), std::string::npos) << body.text;
+}
+
+}  // namespace
+}  // namespace epd::test

@@ -1,0 +1,108 @@
+// Graphs of one stream on the fake driver: what was captured runs at each launch, with its parameters as they
+// were, on whatever stream.
+#include "unit/fake_cuda_world.h"
+
+#include <functional>
+
+namespace epd::fake_cuda_test {
+namespace {
+
+class FakeCudaGraph : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    EPD_CU(cuCtxSetCurrent(primary_context(0)));
+    EPD_CU(cuMemAlloc(&memory_, 4096));
+    EPD_CU(cuMemsetD8(memory_, 0, 4096));
+    EPD_CU(cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING));
+    EPD_CU(cuStreamCreate(&other_, CU_STREAM_NON_BLOCKING));
+  }
+  void TearDown() override {
+    cuStreamDestroy(stream_);
+    cuStreamDestroy(other_);
+    cuMemFree(memory_);
+    EXPECT_EQ(cuDevicePrimaryCtxRelease(0), CUDA_SUCCESS);
+    cuCtxSetCurrent(nullptr);
+  }
+  CUstreamCaptureStatus status() {
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    EPD_CU(cuStreamIsCapturing(stream_, &status));
+    return status;
+  }
+  std::uint32_t at(std::size_t word) const {
+    return reinterpret_cast<volatile std::uint32_t*>(memory_)[word];
+  }
+
+  CUdeviceptr memory_ = 0;
+  CUstream stream_ = nullptr;
+  CUstream other_ = nullptr;
+};
+
+TEST_F(FakeCudaGraph, WhatWasCapturedRunsAtEachLaunch) {
+  CUlibrary library = nullptr;
+  CUkernel signal = nullptr;
+  EPD_CU(cuLibraryLoadData(&library, "any", nullptr, nullptr, 0, nullptr, nullptr, 0));
+  EPD_CU(cuLibraryGetKernel(&signal, library, "epd_signal"));
+  EPD_CU(cuStreamBeginCapture(stream_, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+  EXPECT_EQ(status(), CU_STREAM_CAPTURE_STATUS_ACTIVE);
+  EXPECT_EQ(cuStreamBeginCapture(stream_, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_ERROR_ILLEGAL_STATE);
+  CUdeviceptr word = memory_;
+  std::uint32_t value = 5;
+  void* parameters[] = {&word, &value};
+  EPD_CU(cuLaunchKernel(reinterpret_cast<CUfunction>(signal), 1, 1, 1, 1, 1, 1, 0, stream_, parameters,
+                        nullptr));
+  value = 6;  // parameters are those of the capture
+  EPD_CU(cuStreamWaitValue32(stream_, memory_ + 4, 1, CU_STREAM_WAIT_VALUE_EQ));
+  EPD_CU(cuMemcpyDtoDAsync(memory_ + 8, memory_, 4, stream_));
+  EPD_CU(cuStreamWriteValue32(stream_, memory_ + 4, 0, 0));
+  CUgraph graph = nullptr;
+  EPD_CU(cuStreamEndCapture(stream_, &graph));
+  EXPECT_EQ(status(), CU_STREAM_CAPTURE_STATUS_NONE);
+  EPD_CU(cuStreamSynchronize(stream_));
+  EXPECT_EQ(at(0), 0u) << "nothing runs while it is captured";
+
+  CUgraphExec executable = nullptr;
+  EPD_CU(cuGraphInstantiate(&executable, graph, 0));
+  EPD_CU(cuGraphDestroy(graph));
+  EPD_CU(cuStreamDestroy(stream_));  // the graph needs it no more
+  EPD_CU(cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING));
+  for (int i = 0; i < 3; ++i) {
+    EPD_CU(cuMemsetD32(memory_, 0, 4));
+    EPD_CU(cuGraphLaunch(executable, other_));
+    EXPECT_EQ(cuStreamQuery(other_), CUDA_ERROR_NOT_READY);
+    EPD_CU(cuStreamWriteValue32(stream_, memory_ + 4, 1, 0));
+    EPD_CU(cuStreamSynchronize(other_));
+    EXPECT_EQ(at(2), 5u);
+    EXPECT_EQ(at(1), 0u);
+  }
+  EPD_CU(cuGraphExecDestroy(executable));
+  EXPECT_EQ(cuGraphLaunch(executable, other_), CUDA_ERROR_INVALID_VALUE);
+  cuLibraryUnload(library);
+}
+
+TEST_F(FakeCudaGraph, WhatWaitsOrIsNotLinearSpoilsTheCapture) {
+  std::uint32_t host = 0;
+  CUevent event = nullptr;
+  EPD_CU(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+  EXPECT_EQ(cuStreamBeginCapture(nullptr, CU_STREAM_CAPTURE_MODE_GLOBAL),
+            CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  const std::function<CUresult()> calls[] = {
+      [&] { return cuStreamSynchronize(stream_); },
+      [&] { return cuStreamQuery(stream_); },
+      [&] { return cuEventRecord(event, stream_); },
+      [&] { return cuStreamWaitEvent(stream_, event, 0); },
+      [&] { return cuMemcpyDtoHAsync(&host, memory_, 4, stream_); },
+  };
+  for (const auto& call : calls) {
+    EPD_CU(cuStreamBeginCapture(stream_, CU_STREAM_CAPTURE_MODE_RELAXED));
+    EXPECT_EQ(call(), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    EXPECT_EQ(status(), CU_STREAM_CAPTURE_STATUS_INVALIDATED);
+    CUgraph graph = nullptr;
+    EXPECT_EQ(cuStreamEndCapture(stream_, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    EXPECT_EQ(graph, nullptr);
+  }
+  EXPECT_EQ(cuStreamEndCapture(stream_, nullptr), CUDA_ERROR_INVALID_VALUE);
+  EPD_CU(cuEventDestroy(event));
+}
+
+}  // namespace
+}  // namespace epd::fake_cuda_test
