@@ -82,11 +82,14 @@ TEST_P(StreamFailures, AnEngineThatIsKilledHoldsNoStream) {
   }
 }
 
+constexpr std::uint32_t kMostKills = 6;
+
 // Rounds 0 .. most - 1, all enqueued as soon as there is room, and again from where the group says after each
 // break. Until all ranks are through, a rank may be asked to redo what its peers have not completed.
 void rounds_through_breaks(const Case& c, const Group& group, std::uint32_t rank, std::uint64_t most,
                            Gate& finished) {
-  Rounds rounds(group, c, rank, most * 3);
+  // A host is told of a break by a refusal, a stream goes on to the end: all is done again after each kill.
+  Rounds rounds(group, c, rank, most * (c.commands_on(rank) ? 2 + kMostKills : 3));
   std::uint64_t epoch = epoch_of(group);
   std::uint64_t next = 0;  // operation
   for (const double end = now_s() + 60;;) {
@@ -131,7 +134,7 @@ TEST_P(StreamFailures, EnginesThatAreKilledUnderRoundsFarAhead) {
       return "";
     });
   }
-  for (std::uint32_t kills = 0; kills < 6 && finished->count < c.num_ranks; ++kills) {
+  for (std::uint32_t kills = 0; kills < kMostKills && finished->count < c.num_ranks; ++kills) {
     sleep_ms(60 + 17 * static_cast<int>(kills));
     const pid_t engine = own.engine(kills % c.num_ranks % own.devices());
     if (engine > 0) ::kill(engine, SIGKILL);

@@ -41,7 +41,8 @@ Input input_of(const Case& c, std::uint32_t rank, std::uint64_t round) {
 Case StreamConformance::stream_case(std::uint32_t num_ranks, std::uint32_t depth, epd_layout_t layout) {
   Case c;
   c.wait_by = wait_by();
-  c.commands = commands() ? ~0u : 0;
+  // Mixed: every other rank.
+  c.commands = !commands() ? 0 : GetParam().find("mixed") != std::string::npos ? 0xaaaaaaaa : ~0u;
   c.seed = base_seed() + 7000;
   c.num_ranks = num_ranks;
   c.num_experts = num_ranks * 2;

@@ -25,11 +25,12 @@ class StreamConformance : public Conformance {
   static Case stream_case(std::uint32_t num_ranks, std::uint32_t depth,
                           epd_layout_t layout = EPD_LAYOUT_COMPACT);
 };
-#define EPD_INSTANTIATE_STREAMS(suite)                                                          \
-  INSTANTIATE_TEST_SUITE_P(Devices, suite,                                                      \
-                           testing::Values("cuda", "cuda_by_kernel", "resident_by_kernel",      \
-                                           "resident_commands", "resident_commands_by_kernel"), \
-                           [](const auto& tested) { return tested.param; })
+#define EPD_INSTANTIATE_STREAMS(suite)                                                     \
+  INSTANTIATE_TEST_SUITE_P(                                                                \
+      Devices, suite,                                                                      \
+      testing::Values("cuda", "cuda_by_kernel", "resident_by_kernel", "resident_commands", \
+                      "resident_commands_by_kernel", "resident_mixed_commands_by_kernel"), \
+      [](const auto& tested) { return tested.param; })
 
 // A ring that is full says so, and takes more as soon as the engine has.
 template <typename Submit>
