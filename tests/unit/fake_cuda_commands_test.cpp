@@ -424,7 +424,7 @@ class FakeCudaCommandEnds : public ::testing::Test {
     c.group.topk = 4;
     commands_ = std::make_unique<CommandWorld>(shape_of(c), kTokens);
     for (std::uint32_t r = 0; r < ranks; ++r) {
-      for (std::size_t i = 0; i < kTokens * 4; ++i)
+      for (std::size_t i = 0; i < std::size_t{kTokens} * 4; ++i)
         choices(r)[i] = static_cast<std::int64_t>(i % (ranks * 4));
     }
   }
@@ -653,7 +653,7 @@ TEST_F(FakeCudaCommandEnds, ARankThatCameLaterHasNoRowsOfOlderRoutings) {
   for (std::uint32_t r = 0; r < 2; ++r) EXPECT_EQ(commands_->journal(r).result.error, OpError::kNone);
   for (std::uint32_t r = 0; r < 2; ++r) {
     commands_->own(r).programs[CommandWorld::combine(0)].since[1] = 2;
-    const std::size_t words = kTokens * commands_->world().shape().hidden;
+    const std::size_t words = std::size_t{kTokens} * commands_->world().shape().hidden;
     std::fill_n(commands_->rank(r).y, commands_->world().shape().recv_rows * words / kTokens,
                 r == 0 ? 0x3f80 : 0x4000);
     std::fill_n(commands_->rank(r).out, words, 0xffff);
