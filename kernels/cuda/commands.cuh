@@ -108,7 +108,8 @@ __device__ inline void take_turn(const CommandArguments& own, Watch& watch) {
     watch.state.changed_epoch = load_relaxed_system(&start.changed_epoch);
     watch.state.failed = 0;
     const std::uint32_t routes = load_relaxed_system(&start.num_routes);
-    const auto* const from = reinterpret_cast<const uint4*>(start.routes);
+    const auto* const routes_at = reinterpret_cast<const std::uint64_t*>(&start.routes);
+    const auto* const from = reinterpret_cast<const uint4*>(load_relaxed_system(routes_at));
     for (std::uint32_t i = 0; i < routes; ++i) reinterpret_cast<uint4*>(own.routes)[i] = __ldcv(from + i);
   }
   watch.state.turn_taken = turn;
