@@ -208,8 +208,12 @@ TEST_P(Commands, AnySequenceIsBitExact) {
     c.num_handles = 2;
     c.wait_by = wait_by();
     c.commands = ~0u;
+    // A noop needs no peer, but does not come after one that has left.
+    Shared<Gate> finished;
     with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
       Sequence(group, c, rank, 24).run();
+      finished->arrive();
+      finished->wait_for(c.num_ranks);
     });
   }
 }
