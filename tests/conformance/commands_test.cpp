@@ -208,8 +208,12 @@ TEST_P(Commands, AnySequenceIsBitExact) {
     c.num_handles = 2;
     c.wait_by = wait_by();
     c.commands = ~0u;
+    // A noop needs no peer, but does not come after one that has left.
+    Shared<Gate> finished;
     with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
       Sequence(group, c, rank, 24).run();
+      finished->arrive();
+      finished->wait_for(c.num_ranks);
     });
   }
 }
@@ -248,11 +252,11 @@ class Replayed {
     stream_.launch(graph_);
     RANK_CHECK(stream_.finish(kStreamSeconds), "the stream waits");
   }
-  void check(std::uint64_t round) const {
+  void check(std::uint64_t round, const std::set<std::uint32_t>& lost = {}) const {
     const epd_buffers_t received = group_.buffers_in(given_ + bytes_);
-    std::string text = check_received(case_, received, rank_, round, rows_received(case_, received));
+    std::string text = check_received(case_, received, rank_, round, rows_received(case_, received), lost);
     RANK_CHECK(text.empty(), text);
-    text = check_combined(case_, group_.buffers_in(given_ + 2 * bytes_), rank_, round);
+    text = check_combined(case_, group_.buffers_in(given_ + 2 * bytes_), rank_, round, lost);
     RANK_CHECK(text.empty(), text);
   }
   const GpuStream& stream() const { return stream_; }
@@ -429,7 +433,10 @@ TEST_P(Commands, APeerThatDiesBetweenItsCommands) {
         if (!degrade) return "";
         resume(group);
         RANK_CHECK(epd_group_active(group.get(), 1) == 0, "it is lost");
-        for (std::uint64_t round = 2; round < 6; ++round) replayed.play(round);
+        for (std::uint64_t round = 2; round < 6; ++round) {
+          replayed.play(round);
+          replayed.check(round, {1});
+        }
         must(epd_group_check(group.get(), nullptr), "check");
         return "";
       });
@@ -438,6 +445,65 @@ TEST_P(Commands, APeerThatDiesBetweenItsCommands) {
     EXPECT_TRUE(outcomes[0].ok) << outcomes[0].to_string();
     EXPECT_FALSE(outcomes[1].ok);
   }
+}
+
+// The same graph before, without, and with a process that has taken the lost one's place.
+TEST_P(Commands, ARankThatRejoins) {
+  Case c = stream_case(2, 1);
+  c.degrade = true;
+  const std::string name = group_name();
+  Shared<Gate> alone;
+  Shared<Gate> together;
+  const auto play = [&](Replayed& replayed, std::uint64_t first, const std::set<std::uint32_t>& lost) {
+    for (std::uint64_t round = first; round < first + 3; ++round) {
+      replayed.play(round);
+      replayed.check(round, lost);
+    }
+  };
+  std::vector<RankProcess> processes;
+  processes.emplace_back([&]() -> std::string {
+    const Session session(daemon().socket(), daemon().device(0));
+    const Group group(session, c.config(name.c_str(), 0));
+    Replayed replayed(group, c, 0);
+    play(replayed, 0, {});
+    const bool lost = eventually(30, [&] { return epd_group_check(group.get(), nullptr) != EPD_OK; });
+    RANK_CHECK(lost, "rank 1 has left");
+    must(epd_group_check(group.get(), nullptr), "check", EPD_RANK_LOST);
+    resume(group);
+    play(replayed, 3, {1});
+    must(epd_group_check(group.get(), nullptr), "check");
+    alone->arrive();
+    const bool back = eventually(30, [&] { return epd_group_check(group.get(), nullptr) != EPD_OK; });
+    RANK_CHECK(back, "rank 1 has rejoined");
+    must(epd_group_check(group.get(), nullptr), "check", EPD_ABORTED);
+    resume(group);
+    together->arrive();
+    together->wait_for(2);
+    play(replayed, 6, {});
+    together->arrive();
+    together->wait_for(4);
+    return "";
+  });
+  processes.emplace_back([&]() -> std::string {
+    const Session session(daemon().socket(), daemon().device(1));
+    const Group group(session, c.config(name.c_str(), 1));
+    Replayed replayed(group, c, 1);
+    play(replayed, 0, {});
+    return "";
+  });
+  processes.emplace_back([&]() -> std::string {
+    alone->wait_for(1);
+    const Session session(daemon().socket(), daemon().device(1));
+    const Group group(session, c.config(name.c_str(), 1));
+    Replayed replayed(group, c, 1);
+    together->arrive();
+    together->wait_for(2);
+    play(replayed, 6, {});
+    together->arrive();
+    together->wait_for(4);
+    return "";
+  });
+  expect_all_ok(wait_all(processes, 90));
 }
 
 TEST_P(Commands, MoreTokensThanThereMayBeEndTheSession) {

@@ -174,16 +174,17 @@ void must_have_gone_well(const Group& group, std::uint32_t failed_before) {
 }
 
 std::string check_received(const Case& c, const epd_buffers_t& copy, std::uint32_t rank, std::uint64_t round,
-                           std::uint32_t num_recv_rows) {
+                           std::uint32_t num_recv_rows, const std::set<std::uint32_t>& lost) {
   epd_result_t result = EPD_RESULT_INIT;
   result.num_recv_rows = num_recv_rows;
-  const std::string text = check_dispatch(c, copy, inputs_of(c, round), rank, result, nullptr);
+  const std::string text =
+      check_dispatch(c, copy, without_ranks(c, inputs_of(c, round), lost), rank, result, nullptr);
   return text.empty() ? "" : name(round, "dispatch") + ": " + text;
 }
 
-std::string check_combined(const Case& c, const epd_buffers_t& copy, std::uint32_t rank,
-                           std::uint64_t round) {
-  const std::vector<Input> inputs = inputs_of(c, round);
+std::string check_combined(const Case& c, const epd_buffers_t& copy, std::uint32_t rank, std::uint64_t round,
+                           const std::set<std::uint32_t>& lost) {
+  const std::vector<Input> inputs = without_ranks(c, inputs_of(c, round), lost);
   std::vector<Answer> answers;
   for (std::uint32_t source = 0; source < c.num_ranks; ++source)
     answers.push_back(answer_of(c, inputs, source));

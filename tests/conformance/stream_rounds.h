@@ -6,6 +6,7 @@
 #include "support/cuda_memory.h"
 
 #include <map>
+#include <set>
 
 namespace epd::test {
 
@@ -106,8 +107,9 @@ class Rounds {
 // difference from what the rank must get for it, in a copy of its slot.
 Input input_of(const Case& c, std::uint32_t rank, std::uint64_t round);
 std::string check_received(const Case& c, const epd_buffers_t& copy, std::uint32_t rank, std::uint64_t round,
-                           std::uint32_t num_recv_rows);
-std::string check_combined(const Case& c, const epd_buffers_t& copy, std::uint32_t rank, std::uint64_t round);
+                           std::uint32_t num_recv_rows, const std::set<std::uint32_t>& lost = {});
+std::string check_combined(const Case& c, const epd_buffers_t& copy, std::uint32_t rank, std::uint64_t round,
+                           const std::set<std::uint32_t>& lost = {});
 // M, as the slot's counts say.
 std::uint32_t rows_received(const Case& c, const epd_buffers_t& buffers);
 // All commands have been carried out but so many that others have been told of. Peers may have left by now.
