@@ -76,6 +76,8 @@ class CommandPort {
   // Nothing runs since halt(), and front() comes to everything.
   virtual bool halted() const = 0;
   virtual void resume(const Start& start) = 0;
+  // The kernel knows of resume(). What is rung before that is discarded.
+  virtual bool resumed() const = 0;
   // Ends in the order of their commands. A look at host memory; null: none yet. Valid until pop().
   virtual const kernels::cuda::JournalEntry* front() const = 0;
   virtual void pop() = 0;
