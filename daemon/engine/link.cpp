@@ -531,6 +531,9 @@ Status Engine::apply_group_settings(const abi::GroupSettings& message) {
     return invalid_argument("kGroupSettings for group " + std::to_string(message.group_id));
   group->sms = message.sms;
   group->priority = message.priority;
+  for (const auto& member : group->members) {
+    if (member->lane != nullptr) member->lane->set_priority(message.priority);
+  }
   return {};
 }
 

@@ -435,6 +435,10 @@ TEST_F(EngineCommandsTest, AnotherRankComesWhileACommandWaits) {
   EXPECT_EQ(session(2).wait()->status, StatusCode::kOk);
   next_ = 1;
   for (std::uint32_t i = 0; i < 10; ++i) run_and_check(i % kShape.depth);
+  for (const std::int32_t priority : {7, -8}) {  // and shares change once more
+    engine_view_[0]->send(LinkType::kGroupSettings, abi::GroupSettings{kGroup, 0, priority});
+    for (std::uint32_t i = 0; i < 10; ++i) run_and_check(i % kShape.depth);
+  }
   engine_view_[0]->send(LinkType::kRemoveGroup, abi::GroupRef{8});
   ASSERT_TRUE(engine_view_[0]->expect(LinkType::kGroupRemoved).has_value());
   for (std::uint32_t i = 0; i < 10; ++i) run_and_check(i % kShape.depth);

@@ -103,6 +103,8 @@ class Lane {
   // For an operation that will never be launched: `done`, when no flight that has the same word may still
   // write a lower value there. Never takes the word back.
   virtual void release(const kernels::cuda::Signal& signal) = 0;
+  // In place of LaneShape::priority: lanes' shares of SMs follow. The stream's own stays as it is.
+  virtual void set_priority(std::int32_t priority) = 0;
   // Null unless LaneShape::commands. Destroying the lane closes it: whoever waits for a command goes on.
   virtual CommandPort* commands() { return nullptr; }
 };
