@@ -99,13 +99,13 @@ class CudaDevice final : public Device, public Launcher {
   Result<LaneMemory> take_memory(std::size_t device_bytes, std::size_t host_bytes);
   void give_back(const LaneMemory& memory) { free_memory_.push_back(memory); }
   void lane_closed(CudaLane* lane);
+  void share_anew();
 
  private:
   CudaDevice(const CudaDriver& driver, CUdevice device, std::string name, LaunchMode mode)
       : driver_(driver), device_(device), name_(std::move(name)), mode_(mode) {}
   Status start();
   std::uint32_t num_lanes() const { return static_cast<std::uint32_t>(lanes_.size()); }
-  void share_anew();
 
   const CudaDriver& driver_;
   const CUdevice device_;

@@ -83,7 +83,11 @@ class CudaFlight final : public Flight {
 };
 
 CudaLane::CudaLane(CudaDevice& device, const LaneShape& shape)
-    : device_(device), driver_(device.driver()), shape_(shape) {}
+    : device_(device), driver_(device.driver()), shape_(shape), priority_(shape.priority) {}
+
+void CudaLane::set_priority(std::int32_t priority) {
+  if (std::exchange(priority_, priority) != priority) device_.share_anew();
+}
 
 Status CudaLane::allocate() {
   Operation probe;

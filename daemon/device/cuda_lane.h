@@ -24,7 +24,8 @@ class CudaLane : public Lane {
   virtual void follow_share() = 0;
   // Goes on with that; true while it is under way.
   virtual bool advance() { return false; }
-  std::int32_t priority() const { return shape_.priority; }
+  std::int32_t priority() const { return priority_; }
+  void set_priority(std::int32_t priority) final;
 
  protected:
   using Kind = kernels::cuda::Kind;
@@ -86,6 +87,7 @@ class CudaLane : public Lane {
   void flight_ended(std::uint32_t place, const Signal& signal);
   void write_owed(const void* word);
 
+  std::int32_t priority_ = 0;
   int stream_priority_ = 0;
   LaneMemory memory_;  // of the device: operations, workspace, extra; of the host: operations, places
   std::size_t host_places_ = 0;

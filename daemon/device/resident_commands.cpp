@@ -127,8 +127,16 @@ void ResidentCommands::halt() {
   write_state(offsetof(CommandState, abort), 1);
 }
 
+bool ResidentCommands::turn_taken() const {
+  return std::atomic_ref(host().turn).load(std::memory_order_acquire) == turn_;
+}
+
 bool ResidentCommands::halted() const {
-  return turn_ % 2 == 0 && std::atomic_ref(host().turn).load(std::memory_order_acquire) == turn_;
+  return turn_ % 2 == 0 && turn_taken();
+}
+
+bool ResidentCommands::resumed() const {
+  return turn_ % 2 != 0 && turn_taken();
 }
 
 void ResidentCommands::resume(const Start& start) {

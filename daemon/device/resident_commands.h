@@ -27,6 +27,7 @@ class ResidentCommands final : public CommandPort {
   void halt() override;
   bool halted() const override;
   void resume(const Start& start) override;
+  bool resumed() const override;
   const kernels::cuda::JournalEntry* front() const override;
   void pop() override;
 
@@ -51,6 +52,7 @@ class ResidentCommands final : public CommandPort {
   kernels::cuda::RouteState* host_routes() const;
   void write_state(std::size_t offset, std::uint32_t value);
   void bring(std::uint32_t number);
+  bool turn_taken() const;
 
   ResidentLane& lane_;
   const std::uint32_t num_routes_;

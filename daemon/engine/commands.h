@@ -30,6 +30,8 @@ class Commands {
   // no record holds a routing.
   void resume(bool fresh);
 
+  bool resumed() const { return port_.resumed(); }
+
   const JournalEntry* front() const { return port_.front(); }
   void pop() { port_.pop(); }
 

@@ -69,6 +69,7 @@ int Engine::run() {
     halt_commands();
     device_busy_ = device_->advance();
     answer_stops();
+    finish_starts();
     acknowledge_breaks();
     progress |= remove_sessions();
     check_device();

@@ -52,6 +52,7 @@ class Engine {
   Status commit_group(const abi::GroupRef& message);
   Status stop_member(const abi::MemberRef& message);
   Status break_group(const abi::Break& message);
+  void start_group(Group& group);
   Status release_group(const abi::GroupRef& message);
   Status resume_group(const abi::Resume& message);
   Status remove_group(const abi::GroupRef& message);
@@ -90,6 +91,7 @@ class Engine {
   void halt_commands();
   bool commands_halted(const Group& group) const;
   void answer_stops();
+  void finish_starts();
   bool journal_pending() const;
   std::uint64_t next_journal_look_ns(std::uint64_t now) const;
 

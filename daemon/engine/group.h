@@ -131,8 +131,9 @@ struct Group {
   bool starts_broken = false;  // a restarted engine: wait for kResume
   bool break_requested = false;
   bool break_acked = false;
-  bool released = false;                           // kRelease: operations fail at once until kResume
-  Status unusable;                                 // why this device can't serve it
+  bool starts_owed = false;  // commands begin: members are told (kGroupReady or kResumed, too) when they have
+  bool released = false;     // kRelease: operations fail at once until kResume
+  Status unusable;           // why this device can't serve it
   std::uint64_t broken_ns = 0;                     // when the break under way came
   abi::Break cause{};                              // of the break under way, or of the last
   std::vector<GroupRankMemory> ranks;              // [R]; emptied when lost

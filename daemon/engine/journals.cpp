@@ -112,6 +112,17 @@ void Engine::answer_stops() {
   });
 }
 
+// Clients ring as soon as they are told that the group goes on, and what is rung before the kernel knows of
+// it would be discarded.
+void Engine::finish_starts() {
+  for (const auto& [id, group] : groups_) {
+    const bool all = std::all_of(group->members.begin(), group->members.end(), [](const auto& member) {
+      return member->commands == nullptr || member->stopped || member->commands->resumed();
+    });
+    if (group->starts_owed && all) start_group(*group);
+  }
+}
+
 bool Engine::journal_pending() const {
   return std::any_of(groups_.begin(), groups_.end(), [](const auto& entry) {
     return std::any_of(entry.second->members.begin(), entry.second->members.end(), [](const auto& member) {
@@ -125,7 +136,8 @@ std::uint64_t Engine::next_journal_look_ns(std::uint64_t now) const {
   for (const auto& [id, group] : groups_) {
     for (const auto& member : group->members) {
       if (member->commands == nullptr) continue;
-      const bool halting = (group->phase != GroupPhase::kActive && !group->break_acked) || member->stopped;
+      const bool halting = (group->phase != GroupPhase::kActive && !group->break_acked) || member->stopped ||
+                           group->starts_owed;
       const bool busy = now < member->commands->last_end_ns + kBusyNs;
       const std::uint64_t wait = busy ? kBusyLookNs : kIdleLookNs;
       next = std::min(next, now + (halting ? kHaltingLookNs : wait));

@@ -372,11 +372,12 @@ Status Engine::commit_group(const abi::GroupRef& message) {
     const std::string text = "the engine of " + device_->name() + " was restarted";
     abi::set_text(group->cause.text, text.data(), text.size());
   } else {
-    group->phase = GroupPhase::kActive;
     for (const auto& member : group->members) {
-      member->publish_state(abi::GroupState::kActive, group->cause);
       if (member->commands != nullptr) member->commands->resume(true);
     }
+    group->starts_owed = true;
+    finish_starts();
+    return {};
   }
   send(LinkType::kGroupReady, ready);
   return {};
@@ -400,6 +401,7 @@ Status Engine::stop_member(const abi::MemberRef& message) {
 Status Engine::break_group(const abi::Break& message) {
   Group* group = find_group(message.group_id);
   if (group == nullptr) return invalid_argument("kBreak for group " + std::to_string(message.group_id));
+  if (group->starts_owed) start_group(*group);  // of which nobody has rung anything yet
   if (message.fatal == 0) finish_arrived(*group);
   group->cause = message;
   group->broken_ns = now_ns_;
@@ -429,7 +431,6 @@ Status Engine::resume_group(const abi::Resume& message) {
   group->epoch = message.epoch;
   group->resume_index = message.resume_index;
   clear_signals(*group);
-  group->phase = GroupPhase::kActive;
   group->break_requested = false;
   group->released = false;
   if (message.cause != StatusCode::kOk) {
@@ -437,18 +438,33 @@ Status Engine::resume_group(const abi::Resume& message) {
     group->cause.culprit_rank = message.culprit_rank;
     std::memcpy(group->cause.text, message.text, sizeof(message.text));
   }
-  // The board first: whoever sees a failed operation must find the new epoch there.
-  for (const auto& member : group->members) member->publish_state(abi::GroupState::kActive, group->cause);
-  fail_operations(*group, 0, group->cause);
   for (const auto& member : group->members) {
     member->next_number = message.resume_index;
+    if (member->commands != nullptr) member->commands->resume(false);
+  }
+  group->starts_owed = true;
+  finish_starts();
+  return {};
+}
+
+// Commands go on already.
+void Engine::start_group(Group& group) {
+  const bool is_new = group.phase == GroupPhase::kStarting;
+  group.starts_owed = false;
+  group.phase = GroupPhase::kActive;
+  // The board first: whoever sees a failed operation must find the new epoch there.
+  for (const auto& member : group.members) member->publish_state(abi::GroupState::kActive, group.cause);
+  if (is_new) {
+    send(LinkType::kGroupReady, abi::GroupReady{group.id, StatusCode::kOk, {}});
+    return;
+  }
+  fail_operations(group, 0, group.cause);
+  for (const auto& member : group.members) {
     member->failed_from = kNoFailure;
     member->publish_next_index();
     answer_orphans(*member, StatusCode::kEngineRestarted);
-    if (member->commands != nullptr) member->commands->resume(false);
   }
-  send(LinkType::kResumed, abi::Resumed{group->id, group->epoch});
-  return {};
+  send(LinkType::kResumed, abi::Resumed{group.id, group.epoch});
 }
 
 // Some other engine is silent. It may still write into buffers of the operations that fail here, but no
@@ -515,6 +531,9 @@ Status Engine::apply_group_settings(const abi::GroupSettings& message) {
     return invalid_argument("kGroupSettings for group " + std::to_string(message.group_id));
   group->sms = message.sms;
   group->priority = message.priority;
+  for (const auto& member : group->members) {
+    if (member->lane != nullptr) member->lane->set_priority(message.priority);
+  }
   return {};
 }
 

@@ -176,7 +176,7 @@ class EngineCommandsTest : public ::testing::Test {
     }
     for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
       if (by_stream(rank)) {
-        ASSERT_TRUE(ringers_[rank].ended(numbers[rank])) << "rank " << rank;
+        ASSERT_TRUE(ringers_[rank].ended(numbers[rank], 3000)) << "rank " << rank << state();
       } else {
         const auto done = session(rank).wait();
         ASSERT_TRUE(done.has_value());
@@ -185,6 +185,17 @@ class EngineCommandsTest : public ::testing::Test {
       }
     }
     ++next_;
+  }
+
+  std::string state() {
+    std::string text;
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      text += "; rank " + std::to_string(rank) + ": ended " + std::to_string(ringers_[rank].done()) + " of " +
+              std::to_string(group_->words(rank).tail) + ", failed " +
+              std::to_string(ringers_[rank].failed()) + ", next operation " +
+              std::to_string(group_->board(rank).next_index.load());
+    }
+    return text;
   }
 
   void run_and_check(std::uint32_t slot) {
@@ -424,6 +435,10 @@ TEST_F(EngineCommandsTest, AnotherRankComesWhileACommandWaits) {
   EXPECT_EQ(session(2).wait()->status, StatusCode::kOk);
   next_ = 1;
   for (std::uint32_t i = 0; i < 10; ++i) run_and_check(i % kShape.depth);
+  for (const std::int32_t priority : {7, -8}) {  // and shares change once more
+    engine_view_[0]->send(LinkType::kGroupSettings, abi::GroupSettings{kGroup, 0, priority});
+    for (std::uint32_t i = 0; i < 10; ++i) run_and_check(i % kShape.depth);
+  }
   engine_view_[0]->send(LinkType::kRemoveGroup, abi::GroupRef{8});
   ASSERT_TRUE(engine_view_[0]->expect(LinkType::kGroupRemoved).has_value());
   for (std::uint32_t i = 0; i < 10; ++i) run_and_check(i % kShape.depth);

@@ -76,6 +76,8 @@ class CommandPort {
   // Nothing runs since halt(), and front() comes to everything.
   virtual bool halted() const = 0;
   virtual void resume(const Start& start) = 0;
+  // The kernel knows of resume(). What is rung before that is discarded.
+  virtual bool resumed() const = 0;
   // Ends in the order of their commands. A look at host memory; null: none yet. Valid until pop().
   virtual const kernels::cuda::JournalEntry* front() const = 0;
   virtual void pop() = 0;
@@ -101,6 +103,8 @@ class Lane {
   // For an operation that will never be launched: `done`, when no flight that has the same word may still
   // write a lower value there. Never takes the word back.
   virtual void release(const kernels::cuda::Signal& signal) = 0;
+  // In place of LaneShape::priority: lanes' shares of SMs follow. The stream's own stays as it is.
+  virtual void set_priority(std::int32_t priority) = 0;
   // Null unless LaneShape::commands. Destroying the lane closes it: whoever waits for a command goes on.
   virtual CommandPort* commands() { return nullptr; }
 };
