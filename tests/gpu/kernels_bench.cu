@@ -225,7 +225,7 @@ class Group {
     s.recv_rows = setup.per_expert ? 256 / devices * s.expert_capacity : s.expert_capacity;
     s.format = {setup.cast, kernels::ScaleFormat::kFloat32, 7168,
                 14336,      setup.cast ? 7168u : 14336u,    setup.cast ? 224u : 0u};
-    world_ = std::make_unique<World>(WorldShape{s, setup.tokens, {}, false, setup.landing});
+    world_ = std::make_unique<World>(WorldShape{s, setup.tokens, {}, Mode::kLaunched, setup.landing});
     for (std::uint32_t r = 0; r < devices; ++r) make_inputs(r);
   }
 
