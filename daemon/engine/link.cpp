@@ -196,6 +196,8 @@ Status Engine::add_rank(Packet& packet) {
     group->set_active(message.rank, 0);
     return {};
   }
+  // A newcomer's engine may be told of it twice. Its kernel may have the addresses by then.
+  if (group->active_since[message.rank] == message.active_since) return {};
   if (Status status = map_rank(*group, message, packet); !status.ok()) return status;
   if (Status status = map_client_memory(*group, message, packet); !status.ok()) {
     refuse_rank(*group, message.rank, status);
