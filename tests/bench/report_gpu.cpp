@@ -133,8 +133,8 @@ std::string markdown_line(const Report& report) {
       "%s |\n",
       plan.ranks, plan.tokens, plan.sms, operation_of(report).c_str(), routing_of(report).c_str(),
       plan.wait_name().c_str(), report.time.p50, report.time.p99, stream.less_events_p50,
-      stream.less_events_ahead_p50, stream.net_p50, stream.net_p99,
-      stream.net_ahead_p50, stream.net_ahead_p99, stream.net_wire_gbps, speed_of(report.ceiling_gbps).c_str(),
+      stream.less_events_ahead_p50, stream.net_p50, stream.net_p99, stream.net_ahead_p50,
+      stream.net_ahead_p99, stream.net_wire_gbps, speed_of(report.ceiling_gbps).c_str(),
       share_of(stream.net_wire_gbps, report.ceiling_gbps).c_str(), stream.host.p50, stream.call.p50,
       counts.c_str(), checks_of(report).c_str());
 }
@@ -195,9 +195,9 @@ std::string to_gpu_table(const std::vector<Report>& reports) {
       text += format("  ahead %8.1f  %s\n", stream.less_events_ahead_p50, verdict_of(report).c_str());
       continue;
     }
-    text += format("  net p50 %8.1f  p99 %8.1f  ahead: p50 %8.1f  less events %8.1f  net %8.1f\n",
-                   stream.net_p50, stream.net_p99, stream.ahead.p50, stream.less_events_ahead_p50,
-                   stream.net_ahead_p50);
+    text +=
+        format("  net p50 %8.1f  p99 %8.1f  ahead: p50 %8.1f  less events %8.1f  net %8.1f\n", stream.net_p50,
+               stream.net_p99, stream.ahead.p50, stream.less_events_ahead_p50, stream.net_ahead_p50);
     text += format("%-24s wire %.2f GB/s (gross %.2f), ceiling %s (copy engine %s), share %s; %s\n", "",
                    stream.net_wire_gbps, report.wire_gbps, speed_of(report.ceiling_gbps).c_str(),
                    speed_of(stream.ceiling.copy_engine).c_str(),
@@ -221,7 +221,8 @@ std::string to_gpu_markdown(const std::vector<Report>& reports) {
   std::string text = conditions(first) + noop_line(reports.front()) + legend(first);
   append_differences(reports, text);
   text +=
-      "\n| ranks | tokens | SMs | operation | wait | p50 / p99 | less events, idle / ahead | net | net, ahead | wire GB/s | ceiling | "
+      "\n| ranks | tokens | SMs | operation | wait | p50 / p99 | less events, idle / ahead | net | net, "
+      "ahead | wire GB/s | ceiling | "
       "share | "
       "host p50 | call "
       "| counts | result |\n|---:|---:|---:|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|\n";

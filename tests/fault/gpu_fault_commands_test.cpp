@@ -20,9 +20,7 @@ struct Fate {
   const char* name;
   Death death;
   bool degrade;
-  bool fails_gpu() const {
-    return death != Death::kBetweenOperations && death != Death::kWaitingByMemop;
-  }
+  bool fails_gpu() const { return death != Death::kBetweenOperations && death != Death::kWaitingByMemop; }
   // One rank comes only when it hears of the death, so that the victim is waiting for it.
   bool in_a_command() const { return death >= Death::kWaitingByKernel; }
   epd_wait_by_t wait_by() const {
@@ -227,16 +225,16 @@ class GpuFaultCommands : public GpuFault, public testing::WithParamInterface<Fat
   const Shared<Stage> stage_;
 };
 
-INSTANTIATE_TEST_SUITE_P(
-    Deaths, GpuFaultCommands,
-    testing::Values(Fate{"between_operations", Death::kBetweenOperations, true},
-                    Fate{"between_operations_fail_fast", Death::kBetweenOperations, false},
-                    Fate{"in_its_kernel", Death::kInItsKernel, true},
-                    Fate{"in_its_kernel_fail_fast", Death::kInItsKernel, false},
-                    Fate{"waiting_by_kernel", Death::kWaitingByKernel, true},
-                    Fate{"waiting_by_memop", Death::kWaitingByMemop, true},
-                    Fate{"with_its_engine", Death::kWithItsEngine, true}),
-    [](const auto& tested) { return tested.param.name; });
+INSTANTIATE_TEST_SUITE_P(Deaths, GpuFaultCommands,
+                         testing::Values(Fate{"between_operations", Death::kBetweenOperations, true},
+                                         Fate{"between_operations_fail_fast", Death::kBetweenOperations,
+                                              false},
+                                         Fate{"in_its_kernel", Death::kInItsKernel, true},
+                                         Fate{"in_its_kernel_fail_fast", Death::kInItsKernel, false},
+                                         Fate{"waiting_by_kernel", Death::kWaitingByKernel, true},
+                                         Fate{"waiting_by_memop", Death::kWaitingByMemop, true},
+                                         Fate{"with_its_engine", Death::kWithItsEngine, true}),
+                         [](const auto& tested) { return tested.param.name; });
 
 TEST_P(GpuFaultCommands, TheOthersGoOnReplaying) {
   std::vector<RankProcess> ranks;

@@ -31,8 +31,7 @@ void GpuFault::start(const std::vector<std::pair<std::string, std::string>>& set
   ASSERT_TRUE(gpus_->start(settings, kind));
 }
 
-RankProcess GpuFault::successor(Stage& stage,
-                                const std::function<std::string(const Session&)>& body) const {
+RankProcess GpuFault::successor(Stage& stage, const std::function<std::string(const Session&)>& body) const {
   for (const double end = now_s() + 30; now_s() < end;) {
     RankProcess process([&]() -> std::string {
       const std::string socket = daemon().socket();
