@@ -140,19 +140,23 @@ void RawGroup::announce(const std::vector<EngineThread*>& engines, const std::ve
   begin.broken = broken ? 1 : 0;
   begin.shape = shape_;
   target.send(abi::LinkType::kGroupBegin, begin);
-  for (std::uint32_t rank = 0; rank < shape_.num_ranks; ++rank) {
-    const auto device = static_cast<std::uint32_t>(rank % engines.size());
-    target.send(abi::LinkType::kGroupRank, abi::GroupRank{id_, rank, device, 1},
-                {user_fd_[rank].get(), exchange_fd_[rank].get(), engines[device]->bell().get(),
-                 engines[device]->page().get()});
-    if (device == engine) {
-      target.send(abi::LinkType::kGroupMember,
-                  abi::GroupMember{id_, sessions[rank]->id(), rank, member(rank), 0,
-                                   rank < commands.size() ? commands[rank] : 0, 0},
-                  {board_fd_[rank].get()});
-    }
-  }
+  for (std::uint32_t rank = 0; rank < shape_.num_ranks; ++rank)
+    announce_rank(engines, sessions, engine, rank);
   target.send(abi::LinkType::kGroupCommit, abi::GroupRef{id_});
+}
+
+void RawGroup::announce_rank(const std::vector<EngineThread*>& engines,
+                             const std::vector<RawSession*>& sessions, std::uint32_t engine,
+                             std::uint32_t rank) const {
+  const auto device = static_cast<std::uint32_t>(rank % engines.size());
+  engines[engine]->send(abi::LinkType::kGroupRank, abi::GroupRank{id_, rank, device, 1},
+                        {user_fd_[rank].get(), exchange_fd_[rank].get(), engines[device]->bell().get(),
+                         engines[device]->page().get()});
+  if (device != engine) return;
+  engines[engine]->send(abi::LinkType::kGroupMember,
+                        abi::GroupMember{id_, sessions[rank]->id(), rank, member(rank), 0,
+                                         rank < commands.size() ? commands[rank] : 0, 0},
+                        {board_fd_[rank].get()});
 }
 
 void RawGroup::add_to_engine(const std::vector<EngineThread*>& engines,

@@ -102,6 +102,8 @@ class RawGroup {
   // To one engine, without an answer.
   void announce(const std::vector<EngineThread*>& engines, const std::vector<RawSession*>& sessions,
                 std::uint32_t engine, bool broken) const;
+  void announce_rank(const std::vector<EngineThread*>& engines, const std::vector<RawSession*>& sessions,
+                     std::uint32_t engine, std::uint32_t rank) const;
 
  private:
   const std::uint64_t id_;

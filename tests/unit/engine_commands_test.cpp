@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <random>
 
 namespace epd::test {
@@ -221,7 +222,8 @@ class EngineCommandsTest : public ::testing::Test {
   }
 
   // Breaks the group recoverably and resumes it, as the supervisor would.
-  void break_and_resume(StatusCode cause) {
+  void break_and_resume(
+      StatusCode cause, const std::function<void()>& between = [] {}) {
     abi::Break message{};
     message.group_id = kGroup;
     message.epoch = group_->epoch;
@@ -235,6 +237,7 @@ class EngineCommandsTest : public ::testing::Test {
       ASSERT_TRUE(broken.has_value());
       resume = std::min(resume, broken->read<abi::Broken>().value().next_index);
     }
+    between();
     next_ = group_->resume_index = resume;
     ++group_->epoch;
     for (EngineThread* engine : engine_view_) {
@@ -485,6 +488,14 @@ TEST_F(EngineCommandsTest, AnotherEngineGoesOnWhereTheRingStands) {
     ASSERT_TRUE(engine->expect(LinkType::kResumed).has_value());
   }
   EXPECT_TRUE(comes([&] { return ringers_[1].failed() == 1; }));
+  record_all();
+  for (std::uint32_t i = 0; i < 5; ++i) run_and_check(i % kShape.depth);
+}
+
+// As one whose rank rejoins when nobody else of the group was on its device.
+TEST_F(EngineCommandsTest, AnEngineThatIsToldOfARankTwiceKeepsWhatItsKernelReads) {
+  run_and_check(0);
+  break_and_resume(StatusCode::kRankLost, [&] { group_->announce_rank(engine_view_, session_view_, 1, 1); });
   record_all();
   for (std::uint32_t i = 0; i < 5; ++i) run_and_check(i % kShape.depth);
 }
