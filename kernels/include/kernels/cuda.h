@@ -98,6 +98,7 @@ struct Shape {
   std::uint64_t expert_capacity = 0;
   std::uint64_t recv_rows = 0;
   RowFormat format;
+  std::uint32_t experts_per_rank = 0;  // by configure(): kernels divide by it in many places
 };
 
 // How a CTA divides its shared memory; from configure().
