@@ -222,6 +222,10 @@ class EngineCommandsTest : public ::testing::Test {
 
   // Breaks the group recoverably and resumes it, as the supervisor would.
   void break_and_resume(StatusCode cause) {
+    break_all(cause);
+    if (!HasFatalFailure()) resume_all();
+  }
+  void break_all(StatusCode cause) {
     abi::Break message{};
     message.group_id = kGroup;
     message.epoch = group_->epoch;
@@ -236,13 +240,24 @@ class EngineCommandsTest : public ::testing::Test {
       resume = std::min(resume, broken->read<abi::Broken>().value().next_index);
     }
     next_ = group_->resume_index = resume;
+  }
+  void resume_all() {
     ++group_->epoch;
     for (EngineThread* engine : engine_view_) {
-      engine->send(LinkType::kResume, abi::Resume{kGroup, group_->epoch, resume, StatusCode::kOk, -1, {}});
+      engine->send(LinkType::kResume,
+                   abi::Resume{kGroup, group_->epoch, group_->resume_index, StatusCode::kOk, -1, {}});
     }
     for (EngineThread* engine : engine_view_) ASSERT_TRUE(engine->expect(LinkType::kResumed).has_value());
   }
 
+  bool is_closed(std::uint32_t rank) {
+    abi::CommandWords& words = group_->words(rank);
+    return comes([&] {
+      return std::atomic_ref(words.closed).load() == 1 &&
+             std::all_of(std::begin(words.flags), std::end(words.flags),
+                         [](std::uint32_t& flag) { return std::atomic_ref(flag).load() == 1; });
+    });
+  }
   void expect_session_ended(std::uint32_t rank, const std::string& word) {
     const auto failed = engine_of(rank).expect(LinkType::kSessionFailed);
     ASSERT_TRUE(failed.has_value()) << word;
@@ -458,11 +473,53 @@ TEST_F(EngineCommandsTest, NobodyWaitsForAGroupThatIsGone) {
   ringers_[0].ring(dispatch_on(0), 0, group_->epoch);
   for (EngineThread* engine : engine_view_) engine->send(LinkType::kRemoveGroup, abi::GroupRef{kGroup});
   for (EngineThread* engine : engine_view_) ASSERT_TRUE(engine->expect(LinkType::kGroupRemoved).has_value());
-  for (const std::uint32_t rank : {0u, 1u}) {
-    const abi::CommandWords& words = group_->words(rank);
-    EXPECT_EQ(words.closed, 1u);
-    EXPECT_TRUE(std::all_of(std::begin(words.flags), std::end(words.flags), [](auto f) { return f == 1; }));
+  for (const std::uint32_t rank : {0u, 1u}) EXPECT_TRUE(is_closed(rank));
+}
+
+// A kernel looks at the words of its rank's arena all the time.
+TEST_F(EngineCommandsTest, ARankThatIsToldOfAgainKeepsItsMemory) {
+  run_and_check(0);
+  for (int i = 0; i < 3; ++i) {
+    break_all(StatusCode::kAborted);
+    for (const std::uint32_t rank : {0u, 1u, 2u})
+      group_->tell_rank(engine_view_, session_view_, rank % 2, rank);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    resume_all();
+    ASSERT_FALSE(HasFatalFailure());
+    run_and_check(i % kShape.depth);
   }
+}
+
+// Its kernel has no SMs yet when it goes.
+TEST_F(EngineCommandsTest, ARankGoesBeforeAnotherHasMadeRoom) {
+  const auto inputs = fill(0);
+  const std::uint32_t waits = ringers_[0].ring(dispatch_on(0), inputs[0].num_tokens, group_->epoch);
+  abi::Submission s = submission(2, Op::kDispatch, 0);  // the engine's other rank waits, too
+  s.num_tokens = inputs[2].num_tokens;
+  session(2).submit(s);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  RawSession other(50);
+  other.add_to(*engine_view_[0]);
+  abi::GroupShape shape = kShape;
+  shape.num_ranks = 1;
+  shape.num_experts = 2;
+  for (const std::uint32_t commands : {0u, 1u, 1u}) {
+    RawGroup beside(8, shape, "cuda", 1);
+    beside.commands = {commands};
+    beside.announce({engine_view_[0]}, {&other}, 0, false);
+    engine_view_[0]->send(LinkType::kRemoveGroup, abi::GroupRef{8});
+    ASSERT_TRUE(engine_view_[0]->expect(LinkType::kGroupRemoved, 2000).has_value());
+    EXPECT_TRUE(commands == 0 || comes([&] { return beside.words(0).closed == 1; }));
+  }
+  session(0).submit(submission(0, Op::kNoop, 0));
+  EXPECT_TRUE(session(0).wait(2000).has_value()) << "the loop is blocked";
+  EXPECT_FALSE(ringers_[0].ended(waits, 0));
+  const std::uint32_t last = ringers_[1].ring(dispatch_on(0), inputs[1].num_tokens, group_->epoch);
+  EXPECT_TRUE(ringers_[0].ended(waits));
+  EXPECT_TRUE(ringers_[1].ended(last));
+  EXPECT_EQ(session(2).wait()->status, StatusCode::kOk);
+  next_ = 1;
+  for (std::uint32_t i = 0; i < 4; ++i) run_and_check(i % kShape.depth);
 }
 
 TEST_F(EngineCommandsTest, AnotherEngineGoesOnWhereTheRingStands) {
