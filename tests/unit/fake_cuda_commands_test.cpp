@@ -190,8 +190,12 @@ class CommandRun {
     }
     resume();
   }
+  // A client's kernel may still be about to see that its command has ended, and looks at the words for that.
   ~CommandRun() {
-    for (std::uint32_t r = 0; r < size(); ++r) commands_.stop_kernel(r);
+    for (std::uint32_t r = 0; r < size(); ++r) {
+      commands_.stop_kernel(r);
+      EPD_CU(cuStreamSynchronize(commands_.own(r).client));
+    }
   }
 
   void run(int steps) {
