@@ -19,9 +19,10 @@ T value_of(Result<T> result) {
 
 }  // namespace
 
-EngineThread::EngineThread(std::uint32_t device_index, std::string kind)
+EngineThread::EngineThread(std::uint32_t device_index, std::string kind, bool resident)
     : device_index_(device_index),
       kind_(std::move(kind)),
+      resident_(resident),
       page_(value_of(make_sealed_memfd("test-page", sizeof(abi::EnginePage)))),
       bell_(value_of(make_eventfd())) {}
 
@@ -34,7 +35,7 @@ void EngineThread::start() {
   link_ = std::move(ours);
   EngineOptions options;
   options.device = kind_ + ":" + std::to_string(device_index_);
-  options.resident = kind_ == "cuda";
+  options.resident = resident_;
   options.link_fd = theirs.release();
   options.page_fd = value_of(duplicate(page_.get())).release();
   options.bell_fd = value_of(duplicate(bell_.get())).release();

@@ -20,8 +20,8 @@ namespace epd::test {
 // One engine process's worth of descriptors, on a thread.
 class EngineThread {
  public:
-  // `kind`: "host", or "cuda" with a kernel that stays.
-  explicit EngineThread(std::uint32_t device_index, std::string kind = "host");
+  // `kind`: "host" or "cuda". `resident`: of a GPU, a kernel stays.
+  explicit EngineThread(std::uint32_t device_index, std::string kind = "host", bool resident = true);
   ~EngineThread();
 
   void start();
@@ -42,6 +42,7 @@ class EngineThread {
  private:
   const std::uint32_t device_index_;
   const std::string kind_;
+  const bool resident_;
   UniqueFd link_;
   UniqueFd page_;
   UniqueFd bell_;

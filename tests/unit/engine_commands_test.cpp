@@ -546,23 +546,32 @@ TEST_F(EngineCommandsTest, AnotherEngineGoesOnWhereTheRingStands) {
   for (std::uint32_t i = 0; i < 5; ++i) run_and_check(i % kShape.depth);
 }
 
-// Of a device without a kernel that stays.
-TEST(EngineCommands, HostDevicesTakeNone) {
-  EngineThread engine(0);
+// Devices without a kernel that stays. The supervisor refuses such a join before.
+class EngineWithoutCommands : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(EngineWithoutCommands, SaysSo) {
+  EngineThread engine(0, GetParam(), false);
   engine.start();
   RawSession session(10);
   session.add_to(engine);
   abi::GroupShape shape = kShape;
   shape.num_ranks = 1;
-  RawGroup group(9, shape);
+  RawGroup group(9, shape, GetParam());
   group.commands = {1};
   group.announce({&engine}, {&session}, 0, false);
   const auto ready = engine.expect(LinkType::kGroupReady);
   ASSERT_TRUE(ready.has_value());
   const auto body = ready->read<abi::GroupReady>().value();
   EXPECT_EQ(body.status, StatusCode::kUnsupported);
-  EXPECT_NE(std::string(body.text).find("devices.mode = \"resident\""), std::string::npos) << body.text;
+  const std::string text(body.text);
+  for (const std::string part : {"commands is 1 (by stream) on ", GetParam(), "devices.mode", "\"resident\""})
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  engine.send(LinkType::kRemoveGroup, abi::GroupRef{9});
+  EXPECT_TRUE(engine.expect(LinkType::kGroupRemoved).has_value());
+  EXPECT_EQ(engine.stop(), 0);
 }
+
+INSTANTIATE_TEST_SUITE_P(Devices, EngineWithoutCommands, ::testing::Values("host", "cuda"));
 
 }  // namespace
 }  // namespace epd::test
