@@ -106,7 +106,7 @@ std::string Commands::illegal(const JournalEntry& entry) const {
       return field("num_tokens", command.num_tokens, "0 .. " + std::to_string(entry.result.room));
     case OpError::kLostCommand:
       return field("number", command.number,
-                   std::to_string(entry.command) + ", since no more than " +
+                   std::to_string(entry.result.room) + ", since no more than " +
                        std::to_string(abi::kCommandSlots) + " may be rung and not ended");
     default: break;
   }

@@ -146,6 +146,15 @@ void RawGroup::replace(std::uint32_t rank, std::uint64_t since) {
   make(rank);
 }
 
+void RawGroup::mask_rank(EngineThread& engine, std::uint32_t rank) const {
+  engine.send(abi::LinkType::kGroupRank, abi::GroupRank{id_, rank, 0, 0});
+}
+
+Mapping RawGroup::map_exchange(std::uint32_t rank) const {
+  return value_of(Mapping::map(exchange_fd_[rank].get(), abi::ExchangeArenaLayout(shape_).total_bytes,
+                               Access::kReadWrite));
+}
+
 void RawGroup::tell_rank(const std::vector<EngineThread*>& engines, const std::vector<RawSession*>& sessions,
                          std::uint32_t engine, std::uint32_t rank) const {
   EngineThread& target = *engines[engine];
@@ -154,10 +163,11 @@ void RawGroup::tell_rank(const std::vector<EngineThread*>& engines, const std::v
               {user_fd_[rank].get(), exchange_fd_[rank].get(), engines[device]->bell().get(),
                engines[device]->page().get()});
   if (device != engine) return;
-  target.send(abi::LinkType::kGroupMember,
-              abi::GroupMember{id_, sessions[rank]->id(), rank, member(rank), 0,
-                               rank < commands.size() ? commands[rank] : 0, 0},
-              {board_fd_[rank].get()});
+  target.send(
+      abi::LinkType::kGroupMember,
+      abi::GroupMember{id_, sessions[rank]->id(), rank, member(rank), since_[rank] > 1 ? resume_index : 0,
+                       rank < commands.size() ? commands[rank] : 0, 0},
+      {board_fd_[rank].get()});
 }
 
 void RawGroup::announce(const std::vector<EngineThread*>& engines, const std::vector<RawSession*>& sessions,

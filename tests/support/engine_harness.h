@@ -103,8 +103,12 @@ class RawGroup {
   // One rank to one engine; its member too, if it is there.
   void tell_rank(const std::vector<EngineThread*>& engines, const std::vector<RawSession*>& sessions,
                  std::uint32_t engine, std::uint32_t rank) const;
+  // The rank is masked.
+  void mask_rank(EngineThread& engine, std::uint32_t rank) const;
   // Memory of its own for another that takes the rank's place, and since when.
   void replace(std::uint32_t rank, std::uint64_t since);
+  // Of the exchange arena.
+  Mapping map_exchange(std::uint32_t rank) const;
   // To one engine, without an answer.
   void announce(const std::vector<EngineThread*>& engines, const std::vector<RawSession*>& sessions,
                 std::uint32_t engine, bool broken) const;

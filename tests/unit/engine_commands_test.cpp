@@ -1,6 +1,7 @@
 // Commands: engines with kernels that stay, on the fake driver. The test rings as the client's kernels do.
 
 #include "engine_harness.h"
+#include "kernels/cuda.h"
 #include "kernels/numbers.h"
 #include "kernels/reference.h"
 #include "proto/commands.h"
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <optional>
 #include <random>
 
 namespace epd::test {
@@ -159,10 +161,12 @@ class EngineCommandsTest : public ::testing::Test {
     return params;
   }
 
-  // One operation of every rank, by whatever it uses.
-  void run(Op op, std::uint32_t slot, const std::vector<reference::RankInput>& inputs) {
+  // One operation of every rank that is there, by whatever it uses. A combine that is submitted uses the
+  // routing of the operation before, or of `routing`.
+  void run(Op op, std::uint32_t slot, const std::vector<reference::RankInput>& inputs,
+           std::optional<std::uint64_t> routing = {}) {
     std::vector<std::uint32_t> numbers(kRanks);
-    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    for (const std::uint32_t rank : there_) {
       const std::uint32_t n = op == Op::kDispatch ? inputs[rank].num_tokens : 0;
       if (by_stream(rank)) {
         const std::uint32_t which = op == Op::kDispatch ? dispatch_on(slot) : combine_on(slot);
@@ -170,11 +174,11 @@ class EngineCommandsTest : public ::testing::Test {
       } else {
         abi::Submission s = submission(rank, op, slot);
         s.num_tokens = n;
-        if (op == Op::kCombine) s.handle = next_ - 1;
+        if (op == Op::kCombine) s.handle = routing.value_or(next_ - 1);
         session(rank).submit(s);
       }
     }
-    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    for (const std::uint32_t rank : there_) {
       if (by_stream(rank)) {
         ASSERT_TRUE(ringers_[rank].ended(numbers[rank], 3000)) << "rank " << rank << state();
       } else {
@@ -250,6 +254,19 @@ class EngineCommandsTest : public ::testing::Test {
     for (EngineThread* engine : engine_view_) ASSERT_TRUE(engine->expect(LinkType::kResumed).has_value());
   }
 
+  // The group, and what is below `fail_from` may be completed.
+  void lose(std::uint64_t fail_from) {
+    abi::Break message{};
+    message.group_id = kGroup;
+    message.epoch = group_->epoch;
+    message.fail_from = fail_from;
+    message.fatal = 1;
+    message.cause = StatusCode::kRankLost;
+    message.culprit_rank = 1;
+    for (EngineThread* engine : engine_view_) engine->send(LinkType::kBreak, message);
+    for (EngineThread* engine : engine_view_)
+      ASSERT_TRUE(engine->expect(LinkType::kBroken, 5000).has_value()) << state();
+  }
   bool is_closed(std::uint32_t rank) {
     abi::CommandWords& words = group_->words(rank);
     return comes([&] {
@@ -274,7 +291,8 @@ class EngineCommandsTest : public ::testing::Test {
   std::vector<RawSession*> session_view_;
   std::unique_ptr<RawGroup> group_;
   std::vector<Ringer> ringers_;
-  std::uint64_t next_ = 0;  // operation
+  std::vector<std::uint32_t> there_{0, 1, 2};  // ranks
+  std::uint64_t next_ = 0;                     // operation
 };
 
 TEST_F(EngineCommandsTest, CommandsAndSubmissionsOfOneGroupMatchTheReference) {
@@ -474,6 +492,134 @@ TEST_F(EngineCommandsTest, NobodyWaitsForAGroupThatIsGone) {
   for (EngineThread* engine : engine_view_) engine->send(LinkType::kRemoveGroup, abi::GroupRef{kGroup});
   for (EngineThread* engine : engine_view_) ASSERT_TRUE(engine->expect(LinkType::kGroupRemoved).has_value());
   for (const std::uint32_t rank : {0u, 1u}) EXPECT_TRUE(is_closed(rank));
+}
+
+// Rank 2 is lost, and then another comes in its place: rows of the older routing that are there add nothing.
+TEST_F(EngineCommandsTest, AnOlderRoutingOutlivesTheLossOfARankAndItsReplacement) {
+  const auto inputs = fill(0);
+  run(Op::kDispatch, 0, inputs);
+  const auto expected = reference::dispatch(params(), inputs);
+  std::vector<reference::CombineInput> answers(kRanks);
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    auto* y = group_->region<std::uint16_t>(rank, 0, Region::kY);
+    std::copy_n(expected[rank].recv_x.data(), expected[rank].recv_x.size(),
+                reinterpret_cast<std::uint8_t*>(y));
+    answers[rank].y.assign(y, y + expected[rank].recv_x.size() / 2);
+  }
+  answers[2].y.assign(answers[2].y.size(), 0);
+  const auto combined = reference::combine(params(), inputs, answers, {});
+  const auto combine = [&] {
+    run(Op::kCombine, 0, inputs, 0);
+    for (const std::uint32_t rank : {0u, 1u}) {
+      auto* out = group_->region<std::uint16_t>(rank, 0, Region::kOut);
+      EXPECT_TRUE(std::equal(combined[rank].out.begin(), combined[rank].out.end(), out)) << "rank " << rank;
+      std::fill_n(out, combined[rank].out.size(), std::uint16_t{0x7fc0});
+    }
+  };
+  break_all(StatusCode::kRankLost);
+  for (EngineThread* engine : engine_view_) group_->mask_rank(*engine, 2);
+  there_ = {0, 1};
+  resume_all();
+  combine();
+  break_all(StatusCode::kAborted);
+  group_->replace(2, group_->epoch + 1);
+  for (std::uint32_t engine = 0; engine < 2; ++engine)
+    group_->tell_rank(engine_view_, session_view_, engine, 2);
+  there_ = {0, 1, 2};
+  resume_all();
+  ASSERT_FALSE(HasFatalFailure());
+  combine();
+  ASSERT_FALSE(HasFatalFailure());
+  for (std::uint32_t i = 0; i < 4; ++i) run_and_check(1);
+
+  abi::Submission again = program(0, Op::kDispatch, 0, 20);
+  again.flags |= abi::kFlagCached;
+  session(0).submit(again);
+  ASSERT_EQ(session(0).wait()->status, StatusCode::kOk);
+  const std::uint32_t refused = ringers_[0].ring(20, 0, group_->epoch);
+  const auto request = engine_of(0).expect(LinkType::kBreakRequest);
+  ASSERT_TRUE(request.has_value());
+  const auto body = request->read<abi::Break>().value();
+  EXPECT_EQ(body.cause, StatusCode::kNotFound);
+  const std::string text(body.text);
+  for (const char* part : {"the routing in record 0 of rank 0 is of epoch 1", "lost or joined in epoch 3"})
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  EXPECT_TRUE(ringers_[0].ended(refused));
+  break_and_resume(body.cause);
+  run_and_check(0);
+}
+
+// What every rank has begun is completed, though nothing tells so when the group is lost.
+TEST_F(EngineCommandsTest, ALostGroupCompletesWhatAllHaveBegun) {
+  run_and_check(0);
+  const auto inputs = fill(1);
+  abi::Submission s = submission(2, Op::kDispatch, 1);
+  s.num_tokens = inputs[2].num_tokens;
+  const std::uint64_t taken = session(2).b().submission_head.value.load();
+  session(2).submit(s);
+  ASSERT_TRUE(comes([&] { return session(2).b().submission_head.value.load() > taken; }));
+  const std::uint32_t first = ringers_[0].ring(dispatch_on(1), inputs[0].num_tokens, group_->epoch);
+  const std::uint32_t second = ringers_[1].ring(dispatch_on(1), inputs[1].num_tokens, group_->epoch);
+  lose(3);
+  EXPECT_TRUE(ringers_[0].ended(first));
+  EXPECT_TRUE(ringers_[1].ended(second));
+  EXPECT_EQ(session(2).wait()->status, StatusCode::kOk);
+  for (const std::uint32_t rank : {0u, 1u}) {
+    EXPECT_EQ(ringers_[rank].failed(), 0u);
+    EXPECT_EQ(group_->board(rank).next_index.load(), 3u);
+    EXPECT_TRUE(is_closed(rank));
+  }
+}
+
+// More than anybody can complete: commands end all the same, and soon.
+TEST_F(EngineCommandsTest, ALostGroupDoesNotWaitForWhoDoesNotCome) {
+  run_and_check(0);
+  const std::uint32_t alone = ringers_[0].ring(dispatch_on(1), 0, group_->epoch);
+  lose(5);
+  EXPECT_TRUE(ringers_[0].ended(alone));
+  EXPECT_EQ(ringers_[0].failed(), 1u);
+  for (const std::uint32_t rank : {0u, 1u}) {
+    EXPECT_EQ(group_->board(rank).next_index.load(), 2u);
+    EXPECT_TRUE(is_closed(rank));
+  }
+}
+
+// A later command lies where the next one was.
+TEST_F(EngineCommandsTest, ACommandThatWasOverwrittenEndsTheSession) {
+  run_and_check(0);
+  abi::CommandWords& words = group_->words(1);
+  const std::uint32_t next = words.tail;
+  words.tail += abi::kCommandSlots;
+  const std::uint32_t late = ringers_[1].ring(dispatch_on(0), 0, group_->epoch);
+  expect_session_ended(
+      1, "number is " + std::to_string(late) + "; allowed: " + std::to_string(next) + ", since");
+  EXPECT_TRUE(ringers_[1].ended(late));
+  EXPECT_EQ(ringers_[1].failed(), abi::kCommandSlots + 1);
+}
+
+// Its last signals came with the break.
+TEST_F(EngineCommandsTest, AnAbortedCommandThatEveryRankCompletedCounts) {
+  const auto inputs = fill(0);
+  const std::uint32_t aborted = ringers_[0].ring(dispatch_on(0), inputs[0].num_tokens, group_->epoch);
+  const abi::ExchangeArenaLayout layout(kShape);
+  const Mapping exchange = group_->map_exchange(0);
+  std::byte* const block = exchange.bytes() + layout.block(0, kShape.depth);
+  ASSERT_TRUE(comes([&] {
+    return reinterpret_cast<abi::SignalLine*>(block + layout.ready)->tag.load() == abi::op_tag(1, 0);
+  }));
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank)
+    reinterpret_cast<abi::SignalLine*>(block + layout.arrived)[rank].tag.store(abi::op_tag(1, 0));
+  break_all(StatusCode::kRankLost);
+  EXPECT_TRUE(ringers_[0].ended(aborted));
+  EXPECT_EQ(group_->board(0).next_index.load(), 1u);
+  EXPECT_EQ(group_->board(1).next_index.load(), 0u);
+  bool found = false;
+  for (std::uint64_t half = 0; half < 2; ++half) {
+    const std::byte* const at = exchange.bytes() + layout.routing_of(0) + layout.half_bytes * half;
+    const auto& head = *reinterpret_cast<const kernels::cuda::RouteHead*>(at);
+    found |= head.handle == 1 && head.epoch == 1 && head.num_tokens == inputs[0].num_tokens;
+  }
+  EXPECT_TRUE(found) << "its routing stands";
 }
 
 // A kernel looks at the words of its rank's arena all the time.

@@ -561,7 +561,9 @@ TEST_F(FakeCudaCommandEnds, ALappedRingIsNoticed) {
   commands_->store(0, later, word);
   ASSERT_TRUE(comes([&] { return now(words().done) == later + 1; }));
   EXPECT_EQ(now(words().failed), kernels::cuda::kCommandSlots + 1);
-  EXPECT_EQ(refused(OpError::kLostCommand).result.rows, word);
+  const JournalEntry lost = refused(OpError::kLostCommand);
+  EXPECT_EQ(lost.result.rows, word);
+  EXPECT_EQ(lost.result.room, 1u) << "the command that was awaited";
 }
 
 TEST_F(FakeCudaCommandEnds, AnEngineThatIsNewGoesOnWhereTheOldOneWas) {

@@ -55,7 +55,7 @@ class FakeMemory final : public MemberMemory {
   std::map<Key, std::uint64_t> board_index;
   std::map<std::uint32_t, std::string> lost;
   std::set<std::pair<std::uint32_t, std::uint32_t>> apart;  // devices, the lower first
-  std::set<std::uint32_t> launched;  // devices without a kernel that stays
+  std::set<std::uint32_t> launched;                         // devices without a kernel that stays
 };
 
 inline GroupShape shape_of(std::uint32_t ranks, LossPolicy policy = LossPolicy::kFailFast) {
