@@ -40,7 +40,7 @@ enum class OpError : std::uint32_t {
   kOldRouting,   // rows: the routing's epoch. Ranks have come or gone since
   kBadProgram,   // rows: the command's word. No such program has been recorded
   kBadTokens,    // rows: the command's word; room: the most that are allowed
-  kLostCommand,  // rows: the word that lies where the command should be. Later commands have replaced it
+  kLostCommand,  // rows: the word that lies where command `room` should be, which later ones have replaced
 };
 
 // Where an operation ended. `tag` is stored last, with release at system scope.
