@@ -117,9 +117,12 @@ Daemon::Devices find_devices(Options& options) {
 
 int run_tool(Options& options) {
   try {
-    const Daemon::Devices devices = find_devices(options);
+    Daemon::Devices devices = find_devices(options);
     const std::vector<SuiteRun> runs = runs_of(options);
-    for (const SuiteRun& each : runs) validate(each.plan);
+    for (const SuiteRun& each : runs) {
+      validate(each.plan);
+      devices.sms = std::max(devices.sms, each.plan.sms);
+    }
     const std::vector<GpuCeiling> ceilings = ceilings_of(runs);  // before the daemon's engines are there
     Daemon daemon(options.daemon, devices);
     bool correct = false;

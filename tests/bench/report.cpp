@@ -109,6 +109,11 @@ void append_gpu(const Report& report, Json& json) {
   json["busy_us"] = report.plan.busy_us;
   json["noop_ahead_us"] = summary_json(stream.noop_ahead);
   json["ahead_us"] = summary_json(stream.ahead);
+  json["events_us"] = summary_json(stream.events);
+  json["events_ahead_us"] = summary_json(stream.events_ahead);
+  json["less_events_p50_us"] = stream.less_events_p50;
+  json["less_events_p99_us"] = stream.less_events_p99;
+  json["less_events_ahead_p50_us"] = stream.less_events_ahead_p50;
   if (!report.moves_rows()) return;
   json["net_p50_us"] = stream.net_p50;
   json["net_p99_us"] = stream.net_p99;

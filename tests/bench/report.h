@@ -13,8 +13,10 @@
 namespace epd::bench {
 
 // Of an operation on GPUs, beside what every operation has. Times in us; net: less the p50 of the no-op that
-// was timed alike.
+// was timed alike; less_events: less that of an empty pair of events that was.
 struct StreamFigures {
+  kit::Summary events, events_ahead;
+  double less_events_p50 = 0, less_events_p99 = 0, less_events_ahead_p50 = 0;
   double net_p50 = 0, net_p99 = 0;
   kit::Summary ahead;  // in the stream, submitted before the stream came to it
   kit::Summary noop_ahead;

@@ -47,14 +47,15 @@ std::string conditions(const Report& report) {
   const RunPlan& plan = report.plan;
   std::string text = format("%s; H=%u E=%u K=%u, %u iterations, routing fresh in each, %s; %s.\n",
                             report.gpu.c_str(), plan.hidden, plan.experts, plan.topk, plan.iterations,
-                            plan.warm_cache ? "caches left warm" : "L2 flushed", report.daemon.c_str());
+                            plan.warm_cache ? "caches not flushed" : "L2 flushed", report.daemon.c_str());
   return text;
 }
 
 std::string legend(const Report& report) {
   std::string text =
       "Client-stream time, slowest rank, us. wait: the stream waits by stream memory operation (memop) or by "
-      "kernel. net: less the p50\nof an empty operation timed alike (same wait); ahead: submitted while the "
+      "kernel. less events: less the p50 of\nan empty pair of events timed alike; net: less "
+      "that of an empty operation (same wait); ahead: submitted while the "
       "stream "
       "was kept busy (" +
       std::to_string(report.plan.busy_us) +
@@ -78,10 +79,14 @@ std::string legend(const Report& report) {
 }
 
 std::string noop_line(const Report& report) {
+  const StreamFigures& stream = report.stream;
   return format(
-      "Empty operation (noop), wait by %s: p50 %.1f us, p99 %.1f us; ahead p50 %.1f us, p99 %.1f us.\n",
-      report.plan.wait_name().c_str(), report.noop.p50, report.noop.p99, report.stream.noop_ahead.p50,
-      report.stream.noop_ahead.p99);
+             "Empty operation (noop), wait by %s: p50 %.1f us, p99 %.1f us; ahead p50 %.1f us, p99 %.1f "
+             "us.\n",
+             report.plan.wait_name().c_str(), report.noop.p50, report.noop.p99, stream.noop_ahead.p50,
+             stream.noop_ahead.p99) +
+         format("Empty pair of events: p50 %.1f us, p99 %.1f us; ahead p50 %.1f us, p99 %.1f us.\n",
+                stream.events.p50, stream.events.p99, stream.events_ahead.p50, stream.events_ahead.p99);
 }
 
 std::string overlap_line(const Report& report) {
@@ -99,23 +104,37 @@ void append_differences(const std::vector<Report>& reports, std::string& text) {
   }
 }
 
+void subtract_events(const Samples& samples, Report& report) {
+  StreamFigures& stream = report.stream;
+  stream.events = kit::summarize(samples.events_us.span());
+  stream.events_ahead = kit::summarize(samples.events_ahead_us.span());
+  stream.less_events_p50 = report.time.p50 - stream.events.p50;
+  stream.less_events_p99 = report.time.p99 - stream.events.p50;
+  stream.less_events_ahead_p50 = stream.ahead.p50 - stream.events_ahead.p50;
+}
+
 std::string markdown_line(const Report& report) {
   const RunPlan& plan = report.plan;
   const StreamFigures& stream = report.stream;
   if (!report.moves_rows()) {
-    return format("| %u | - | - | noop | %s | %.1f / %.1f | - | %.1f / %.1f | - | - | - | - | - | - | %s |\n",
-                  plan.ranks, plan.wait_name().c_str(), report.time.p50, report.time.p99,
-                  stream.noop_ahead.p50, stream.noop_ahead.p99, checks_of(report).c_str());
+    return format(
+        "| %u | - | - | noop | %s | %.1f / %.1f | %.1f / %.1f | - | %.1f / %.1f | - | - | - | - | - | - | %s "
+        "|\n",
+        plan.ranks, plan.wait_name().c_str(), report.time.p50, report.time.p99, stream.less_events_p50,
+        stream.less_events_ahead_p50, stream.noop_ahead.p50, stream.noop_ahead.p99,
+        checks_of(report).c_str());
   }
   const std::string counts =
       stream.counts.p50 > 0 ? format("%.0f (%.0f %%)", stream.counts.p50, 100 * stream.counts_fraction) : "-";
   return format(
-      "| %u | %u | %u | %s%s | %s | %.0f / %.0f | %.0f / %.0f | %.0f / %.0f | %.0f | %s | %s | %.0f | %.1f | "
+      "| %u | %u | %u | %s%s | %s | %.1f / %.1f | %.1f / %.1f | %.1f / %.1f | %.1f / %.1f | %.0f | %s | %s | "
+      "%.0f | %.1f | "
       "%s | "
       "%s |\n",
       plan.ranks, plan.tokens, plan.sms, operation_of(report).c_str(), routing_of(report).c_str(),
-      plan.wait_name().c_str(), report.time.p50, report.time.p99, stream.net_p50, stream.net_p99,
-      stream.net_ahead_p50, stream.net_ahead_p99, stream.net_wire_gbps, speed_of(report.ceiling_gbps).c_str(),
+      plan.wait_name().c_str(), report.time.p50, report.time.p99, stream.less_events_p50,
+      stream.less_events_ahead_p50, stream.net_p50, stream.net_p99, stream.net_ahead_p50,
+      stream.net_ahead_p99, stream.net_wire_gbps, speed_of(report.ceiling_gbps).c_str(),
       share_of(stream.net_wire_gbps, report.ceiling_gbps).c_str(), stream.host.p50, stream.call.p50,
       counts.c_str(), checks_of(report).c_str());
 }
@@ -128,10 +147,12 @@ void add_stream_figures(const RunPlan& plan, const Samples& samples, Report& rep
   stream.noop_ahead = kit::summarize(samples.noop_ahead_us.span());
   if (!report.moves_rows()) {
     stream.ahead = stream.noop_ahead;
+    subtract_events(samples, report);
     return;
   }
   const OperationSamples& measured = report.operation == "dispatch" ? samples.dispatch : samples.combine;
   stream.ahead = kit::summarize(slowest(measured.ahead_us, plan.ranks));
+  subtract_events(samples, report);
   if (plan.overlap) {
     const auto typical = [&](const auto& times) { return kit::summarize(slowest(times, plan.ranks)).p50; };
     stream.overlap = {stream.ahead.p50, typical(measured.gemm_us), typical(measured.serial_us),
@@ -169,12 +190,14 @@ std::string to_gpu_table(const std::vector<Report>& reports) {
     const StreamFigures& stream = report.stream;
     text += format("%-24s p50 %8.1f  p90 %8.1f  p99 %8.1f", operation_of(report).c_str(), report.time.p50,
                    report.time.p90, report.time.p99);
+    text += format("  less events %8.1f", stream.less_events_p50);
     if (!report.moves_rows()) {
-      text += "  " + verdict_of(report) + "\n";
+      text += format("  ahead %8.1f  %s\n", stream.less_events_ahead_p50, verdict_of(report).c_str());
       continue;
     }
-    text += format("  net p50 %8.1f  p99 %8.1f  ahead: p50 %8.1f  net %8.1f\n", stream.net_p50,
-                   stream.net_p99, stream.ahead.p50, stream.net_ahead_p50);
+    text +=
+        format("  net p50 %8.1f  p99 %8.1f  ahead: p50 %8.1f  less events %8.1f  net %8.1f\n", stream.net_p50,
+               stream.net_p99, stream.ahead.p50, stream.less_events_ahead_p50, stream.net_ahead_p50);
     text += format("%-24s wire %.2f GB/s (gross %.2f), ceiling %s (copy engine %s), share %s; %s\n", "",
                    stream.net_wire_gbps, report.wire_gbps, speed_of(report.ceiling_gbps).c_str(),
                    speed_of(stream.ceiling.copy_engine).c_str(),
@@ -198,10 +221,11 @@ std::string to_gpu_markdown(const std::vector<Report>& reports) {
   std::string text = conditions(first) + noop_line(reports.front()) + legend(first);
   append_differences(reports, text);
   text +=
-      "\n| ranks | tokens | SMs | operation | wait | p50 / p99 | net | net, ahead | wire GB/s | ceiling | "
+      "\n| ranks | tokens | SMs | operation | wait | p50 / p99 | less events, idle / ahead | net | net, "
+      "ahead | wire GB/s | ceiling | "
       "share | "
       "host p50 | call "
-      "| counts | result |\n|---:|---:|---:|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|\n";
+      "| counts | result |\n|---:|---:|---:|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|\n";
   for (const Report& report : reports) text += markdown_line(report);
   return text;
 }

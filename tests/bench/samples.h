@@ -60,6 +60,8 @@ struct Samples {
         combine(iterations, ranks),
         noop_us(noops),
         noop_ahead_us(noops),
+        events_us(noops),
+        events_ahead_us(noops),
         row_counts(std::size_t{ranks} * targets),
         daemon(64),
         gpu(128) {}
@@ -67,7 +69,10 @@ struct Samples {
   OperationSamples dispatch;
   OperationSamples combine;
   kit::SharedArray<double> noop_us;
-  kit::SharedArray<double> noop_ahead_us;      // on GPUs only
+  // On GPUs only; `events`: of an empty pair of them.
+  kit::SharedArray<double> noop_ahead_us;
+  kit::SharedArray<double> events_us;
+  kit::SharedArray<double> events_ahead_us;
   kit::SharedArray<std::uint32_t> row_counts;  // of the current iteration: kit::TargetCounts
   kit::SharedArray<char> daemon;               // its name and version
   kit::SharedArray<char> gpu;                  // rank 0's, and whether there is MPS

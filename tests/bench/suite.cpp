@@ -9,6 +9,7 @@ constexpr std::uint32_t kRanks[] = {1, 2, kSuiteRanks};
 constexpr std::uint32_t kDecode = 128;
 constexpr std::uint32_t kTraining = 4096;
 constexpr std::uint32_t kFewSms = 8;
+constexpr std::uint32_t kDecodeSms[] = {32, 16};
 
 RunPlan noop(RunPlan plan) {
   plan.operation = Operation::kNoop;
@@ -45,12 +46,32 @@ void append_both_waits(RunPlan plan, const std::string& label, std::vector<Suite
   runs.push_back({plan, label + ", by kernel"});
 }
 
-// Where kernels stay: the stream itself asks.
+// Where kernels stay: the stream itself asks, call by call and by graphs that are replayed.
 void append_commands(RunPlan plan, const std::string& label, std::vector<SuiteRun>& runs) {
   if (!plan.resident) return;
   plan.wait_by = EPD_WAIT_BY_KERNEL;
   plan.commands = true;
   runs.push_back({plan, label + ", commands"});
+  plan.graph = true;
+  runs.push_back({plan, label + ", graph"});
+}
+
+// The dispatch of fp8 rows, that of bf16 rows, and the combine.
+void append_decode_commands(RunPlan plan, std::vector<SuiteRun>& runs) {
+  for (const std::uint32_t sms : kDecodeSms) {
+    plan.sms = sms;
+    RunPlan decode = expert(plan);
+    decode.operation = Operation::kDispatch;
+    append_commands(decode, "suite: expert fp8", runs);
+    decode.operation = Operation::kBoth;
+    decode.payload = EPD_PAYLOAD_BF16;
+    append_commands(decode, "suite: expert bf16", runs);
+  }
+  plan.sms = kDecodeSms[0];
+  RunPlan single = expert(plan);
+  single.tokens = 1;
+  single.max_recv_rows = 0;
+  append_commands(single, "suite: 1 token", runs);
 }
 
 // Training: many tokens, packed for grouped GEMM.
@@ -97,7 +118,7 @@ std::vector<SuiteRun> cuda_runs(RunPlan plan) {
   zipf.routing = "zipf";
   append_compact(zipf, kTraining, "suite: zipf, ", runs);
   append_both_waits(expert(plan), "suite: expert", runs);
-  append_commands(expert(plan), "suite: expert", runs);
+  append_decode_commands(plan, runs);
   runs.push_back({packed(plan), "suite: packed"});
   return runs;
 }

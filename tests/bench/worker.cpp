@@ -171,6 +171,8 @@ void Worker::run_stream_noops(std::size_t first, std::uint32_t count) {
   for (std::uint32_t i = 0; i < count; ++i) {
     context_.samples->noop_ahead_us[first + i] = timed_noop(true).time_us;
     context_.samples->noop_us[first + i] = timed_noop(false).time_us;
+    context_.samples->events_ahead_us[first + i] = time_of_no_work_us(true);
+    context_.samples->events_us[first + i] = time_of_no_work_us(false);
   }
 }
 
@@ -317,16 +319,10 @@ Worker::Timing Worker::timed_by_host(const Attempt& attempt) {
   return timing;
 }
 
-// The stream is idle when the pair of events begins; or, ahead, it is kept busy meanwhile, as the work of an
-// application would do.
 Worker::Timing Worker::timed_in_stream(const Attempt& attempt) {
   Timing timing;
   const auto submit = replayable(attempt);
-  if (!attempt.ahead) device_->flush_cache();
-  device_->settle();
-  self_.start_together();
-  if (attempt.ahead) gpu_->keep_busy(plan_.busy_us);
-  gpu_->record_begin();
+  begin_in_stream(attempt.ahead);
   const double begin = kit::now_us();
   const epd_ticket_t ticket = submit();
   timing.call_us = kit::now_us() - begin;
@@ -341,6 +337,22 @@ Worker::Timing Worker::timed_in_stream(const Attempt& attempt) {
   timing.host_us = kit::now_us() - begin;
   timing.time_us = gpu_->elapsed_us();
   return timing;
+}
+
+// The stream is idle when the pair of events begins; or, ahead, it is kept busy meanwhile, as the work of an
+// application would do.
+void Worker::begin_in_stream(bool ahead) {
+  if (!ahead) device_->flush_cache();
+  device_->settle();
+  self_.start_together();
+  if (ahead) gpu_->keep_busy(plan_.busy_us);
+  gpu_->record_begin();
+}
+
+double Worker::time_of_no_work_us(bool ahead) {
+  begin_in_stream(ahead);
+  gpu_->record_end();
+  return gpu_->elapsed_us();
 }
 
 std::function<epd_ticket_t()> Worker::replayable(const Attempt& attempt) {

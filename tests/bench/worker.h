@@ -77,6 +77,9 @@ class Worker {
   Timing timed(const Attempt& attempt);
   Timing timed_by_host(const Attempt& attempt);
   Timing timed_in_stream(const Attempt& attempt);
+  // All that comes before what is timed, the first event included.
+  void begin_in_stream(bool ahead);
+  double time_of_no_work_us(bool ahead);
   // Calls it; or replays what it once enqueued.
   std::function<epd_ticket_t()> replayable(const Attempt& attempt);
   // Of an operation in the stream that has been enqueued.

@@ -4,13 +4,11 @@
 #include "conformance.h"
 
 #include "support/cuda_memory.h"
+#include "support/echo.h"
 
 #include <map>
-#include <set>
 
 namespace epd::test {
-
-inline constexpr double kStreamSeconds = 60;  // longer than any operation's deadline
 
 // On CUDA devices, whose streams wait as they do by default, or by kernel; and those whose streams ask for
 // operations themselves.
@@ -103,15 +101,6 @@ class Rounds {
   std::map<std::uint64_t, epd_handle_t> handles_;  // of each round's last dispatch
 };
 
-// What a rank dispatches in a round, whose expert answers each row with the row. And "" or the first
-// difference from what the rank must get for it, in a copy of its slot.
-Input input_of(const Case& c, std::uint32_t rank, std::uint64_t round);
-std::string check_received(const Case& c, const epd_buffers_t& copy, std::uint32_t rank, std::uint64_t round,
-                           std::uint32_t num_recv_rows, const std::set<std::uint32_t>& lost = {});
-std::string check_combined(const Case& c, const epd_buffers_t& copy, std::uint32_t rank, std::uint64_t round,
-                           const std::set<std::uint32_t>& lost = {});
-// M, as the slot's counts say.
-std::uint32_t rows_received(const Case& c, const epd_buffers_t& buffers);
 // All commands have been carried out but so many that others have been told of. Peers may have left by now.
 void must_have_gone_well(const Group& group, std::uint32_t failed_before = 0);
 std::uint64_t epoch_of(const Group& group);

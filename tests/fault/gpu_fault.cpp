@@ -57,9 +57,10 @@ FaultyGpus::~FaultyGpus() {
   fs::remove_all(folder_, ignored);
 }
 
-bool FaultyGpus::start(const std::vector<std::pair<std::string, std::string>>& settings) {
+bool FaultyGpus::start(const std::vector<std::pair<std::string, std::string>>& settings,
+                       const std::string& kind) {
   DaemonOptions options;
-  use_devices(options, "cuda");
+  use_devices(options, kind);
   options.devices = kGpus;
   options.settings = patient_settings();
   if (!true_gpus_) options.settings.emplace_back("mps.control", "\"" EPD_FAKE_MPS_CONTROL "\"");
@@ -68,9 +69,9 @@ bool FaultyGpus::start(const std::vector<std::pair<std::string, std::string>>& s
   return daemon_->start();
 }
 
-double FaultyGpus::strike(RankProcess& process, std::uint32_t device) {
+double FaultyGpus::strike(pid_t process, std::uint32_t device) {
   const double killed = now_s();
-  process.kill(SIGKILL);
+  EXPECT_EQ(::kill(process, SIGKILL), 0);
   std::ofstream(folder_ + "/busy-" + std::to_string(device)).close();
   std::ofstream(folder_ + "/device-" + std::to_string(device)).close();
   return killed;
@@ -84,7 +85,7 @@ void FaultyGpus::recover(std::uint32_t device) {
 
 double FaultyGpus::kill_in_a_kernel(RankProcess& process, std::uint32_t device) {
   const pid_t engine = daemon_->engine(device);
-  const double killed = strike(process, device);
+  const double killed = strike(process.pid(), device);
   EXPECT_TRUE(eventually(20, [&] { return !is_running(engine); })) << "the engine has not noticed";
   std::printf("the engine was gone %.1f ms after the kill\n", (now_s() - killed) * 1000);
   recover(device);
@@ -92,7 +93,22 @@ double FaultyGpus::kill_in_a_kernel(RankProcess& process, std::uint32_t device) 
   return killed;
 }
 
-void FaultyGpus::expect_only_this_engine_died(std::uint32_t device) const {
+double FaultyGpus::kill_engine(RankProcess& client, std::uint32_t device) {
+  const double killed = strike(daemon_->engine(device), device);
+  EXPECT_TRUE(eventually(20, [&] { return !is_running(client.pid()); })) << "the client has not noticed";
+  std::printf("the engine's client was gone %.1f ms after the kill\n", (now_s() - killed) * 1000);
+  recover(device);
+  const RankOutcome outcome = client.wait(10);
+  EXPECT_FALSE(outcome.ok);
+  std::printf("the client: %s\n", outcome.to_string().c_str());
+  return killed;
+}
+
+void FaultyGpus::expect_no_engine_died() const {
+  EXPECT_EQ(daemon_->log().find("engine died"), std::string::npos);
+}
+
+void FaultyGpus::expect_only_this_engine_died(std::uint32_t device, const std::string& how) const {
   std::istringstream lines(daemon_->log());
   std::uint32_t deaths = 0;
   for (std::string line; std::getline(lines, line);) {
@@ -103,7 +119,7 @@ void FaultyGpus::expect_only_this_engine_died(std::uint32_t device) const {
     if (line.find("engine died") == std::string::npos) continue;
     ++deaths;
     EXPECT_NE(line.find("device=\"" + daemon_->device(device) + "\""), std::string::npos) << line;
-    EXPECT_NE(line.find("exit 3"), std::string::npos) << line;
+    EXPECT_NE(line.find(how), std::string::npos) << line;
   }
   EXPECT_EQ(deaths, 1u);
 }

@@ -38,17 +38,22 @@ class FaultyGpus {
 
   bool usable() const { return why_not_.empty(); }
   const std::string& why_not() const { return why_not_; }
-  bool start(const std::vector<std::pair<std::string, std::string>>& settings);
+  // Of devices of that kind, "cuda" or "resident".
+  bool start(const std::vector<std::pair<std::string, std::string>>& settings, const std::string& kind);
   Daemon& daemon() const { return *daemon_; }
 
   // Kills the process, which occupies the GPU, and returns when, in seconds. The GPU's engine is dead then,
   // and the GPU recovers.
   double kill_in_a_kernel(RankProcess& process, std::uint32_t device);
+  // Kills the GPU's engine, which takes along its clients there: this one, which must be using the GPU.
+  double kill_engine(RankProcess& client, std::uint32_t device);
   // The same without waiting for anything, and what must follow.
-  double strike(RankProcess& process, std::uint32_t device);
+  double strike(pid_t process, std::uint32_t device);
   void recover(std::uint32_t device);
-  // Because the GPU had failed, and once; the others' have not died. Prints what the daemon told of engines.
-  void expect_only_this_engine_died(std::uint32_t device) const;
+  // Because the GPU had failed, or else as `how` says, and once; the others' have not died. Prints what the
+  // daemon told of engines.
+  void expect_only_this_engine_died(std::uint32_t device, const std::string& how = "exit 3") const;
+  void expect_no_engine_died() const;
 
   bool can_terminate() const;
   // What the fake MPS says; the true one knows by itself.

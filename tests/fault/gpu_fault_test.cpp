@@ -1,133 +1,13 @@
 // A process ends in the middle of its kernel. Under MPS that takes along every process on its GPU: the engine
 // too, which comes back, while ranks on other GPUs go on. Without a GPU the fake driver's fault files stand
 // for MPS.
-#include "gpu_fault.h"
+#include "gpu_fault_fixture.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <algorithm>
 
 namespace epd::test {
 namespace {
-
-constexpr std::uint32_t kRanks = 4;
-constexpr std::uint32_t kVictim = 2;
-
-// Seconds; 0: not yet.
-struct RankTimes {
-  std::atomic<double> told{0};   // an operation ended with a status that says why
-  std::atomic<double> again{0};  // the first that succeeded after that
-  std::atomic<double> whole{0};  // the first of all ranks, the victim's successor included
-};
-
-struct Stage {
-  Gate ready;     // ranks that are where they shall be when the victim dies
-  Gate degraded;  // survivors that have gone on without it
-  Gate attached;  // the successor has
-  Gate joined;
-  Gate finished;
-  Gate seen;
-  RankTimes times[kRanks];
-};
-
-void set_first(std::atomic<double>& time) {
-  if (time == 0) time = now_s();
-}
-
-void print_times(const char* what, double killed, const Stage& stage) {
-  const auto after = [killed](const std::atomic<double>& time) {
-    char text[32];
-    std::snprintf(text, sizeof(text), "%.1f ms", (time - killed) * 1000);
-    return std::string(time == 0 ? "none" : text);
-  };
-  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
-    if (rank == kVictim) continue;
-    const RankTimes& times = stage.times[rank];
-    std::printf("%s, rank %u, since the kill: typed status %s, next operation %s, next of all ranks %s\n",
-                what, rank, after(times.told).c_str(), after(times.again).c_str(),
-                after(times.whole).c_str());
-  }
-}
-
-class GpuFault : public testing::Test {
- protected:
-  void SetUp() override { start({}); }
-  void start(const std::vector<std::pair<std::string, std::string>>& settings) {
-    gpus_.reset();  // it takes its environment along
-    gpus_ = std::make_unique<FaultyGpus>();
-    if (!gpus_->usable()) GTEST_SKIP() << gpus_->why_not();
-    ASSERT_TRUE(gpus_->start(settings));
-  }
-  void TearDown() override { gpus_.reset(); }
-  Daemon& daemon() const { return gpus_->daemon(); }
-
-  // A successor for the victim: tried again by new processes while MPS takes nobody.
-  RankProcess successor(Stage& stage, const std::function<std::string(const Session&)>& body) const {
-    for (const double end = now_s() + 30; now_s() < end;) {
-      RankProcess process([&]() -> std::string {
-        const std::string socket = daemon().socket();
-        const std::string device = daemon().device(kVictim);
-        epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
-        options.socket_path = socket.c_str();
-        options.device = device.c_str();
-        epd_session_t* handle = nullptr;
-        const epd_status_t status = epd_session_attach(&options, &handle);
-        if (status == EPD_WOULD_BLOCK) return "";
-        must(status, "attach");
-        const Session session(handle);
-        stage.attached.arrive();
-        return body(session);
-      });
-      const bool in = eventually(20, [&] { return stage.attached.count != 0 || !is_running(process.pid()); });
-      if (in && stage.attached.count != 0) return process;
-      const RankOutcome outcome = process.wait(1);
-      EXPECT_TRUE(outcome.ok) << outcome.to_string();
-      if (!outcome.ok) break;
-    }
-    return {};
-  }
-
-  std::unique_ptr<FaultyGpus> gpus_;
-};
-
-Case gpu_case(bool degrade) {
-  Case c;
-  c.seed = 51;
-  c.num_ranks = kRanks;
-  c.num_experts = kRanks * 4;
-  c.max_tokens = 64;
-  c.hidden = 512;
-  c.topk = 4;
-  c.depth = 2;
-  c.sizes = Sizes::kUneven;
-  c.degrade = degrade;
-  return c;
-}
-
-// Memory of a group of its own, with a pattern that must still be there in the end.
-class Keepsake {
- public:
-  Keepsake(const Session& session, std::uint32_t rank)
-      : group_(session, small_config(("keepsake-" + std::to_string(rank)).c_str(), 0, 1)),
-        pattern_(group_.slot_bytes()) {
-    for (std::size_t i = 0; i < pattern_.size(); ++i)
-      pattern_[i] = static_cast<std::byte>((i * 7 + i / 251 + rank) & 0xff);
-    copy_to_gpu(group_.gpu(), group_.slot_on_gpu(0), pattern_.data(), pattern_.size());
-  }
-  void check() const {
-    std::vector<std::byte> now(pattern_.size());
-    copy_from_gpu(group_.gpu(), now.data(), group_.slot_on_gpu(0), now.size());
-    RANK_CHECK(now == pattern_, "the arena has changed");
-  }
-
- private:
-  const Group group_;
-  std::vector<std::byte> pattern_;
-};
-
-void only_these(const ScriptStats& stats, const std::set<std::string>& allowed) {
-  for (const auto& [status, count] : stats.failures) RANK_CHECK(allowed.contains(status), stats.to_string());
-}
 
 // Every result of every rank is compared, before, without and with the victim's successor.
 TEST_F(GpuFault, ADegradedGroupGoesOnAndTakesTheRankBack) {
@@ -144,7 +24,7 @@ TEST_F(GpuFault, ADegradedGroupGoesOnAndTakesTheRankBack) {
     return o;
   };
   std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+  for (std::uint32_t rank = 0; rank < kFaultRanks; ++rank) {
     ranks.emplace_back([&, rank]() -> std::string {
       const Session session(daemon().socket(), daemon().device(rank));
       const Keepsake keepsake(session, rank);
@@ -164,30 +44,27 @@ TEST_F(GpuFault, ADegradedGroupGoesOnAndTakesTheRankBack) {
         if (times.again != 0 && epd_group_active(group.get(), kVictim) == 1) set_first(times.whole);
       };
       const ScriptStats stats = ScriptRunner(group, c, rank, o).run();
-      only_these(stats, {"RANK_LOST", "ENGINE_RESTARTED", "ABORTED"});
+      only_these(stats.failures, {"RANK_LOST", "ENGINE_RESTARTED", "ABORTED"});
       RANK_CHECK(times.told != 0 && times.whole != 0, stats.to_string());
       keepsake.check();
       stage->seen.arrive();
-      stage->seen.wait_for(kRanks);  // nobody leaves before
+      stage->seen.wait_for(kFaultRanks);  // nobody leaves before
       return stats.to_string();
     });
   }
-  ASSERT_TRUE(eventually(60, [&] { return stage->ready.count == kRanks; }));
+  ASSERT_TRUE(eventually(60, [&] { return stage->ready.count == kFaultRanks; }));
   const double killed = gpus_->kill_in_a_kernel(ranks[kVictim], kVictim);
   RankProcess newcomer = successor(*stage, [&](const Session& session) -> std::string {
     const Group group(session, c.config("degrade", kVictim));
     stage->joined.open();
     const ScriptStats stats = ScriptRunner(group, c, kVictim, options()).run();
-    only_these(stats, {"ENGINE_RESTARTED"});
+    only_these(stats.failures, {"ENGINE_RESTARTED"});
     RANK_CHECK(stats.completed > 20, stats.to_string());
     stage->seen.arrive();
-    stage->seen.wait_for(kRanks);
+    stage->seen.wait_for(kFaultRanks);
     return stats.to_string();
   });
-  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
-    const RankOutcome outcome = rank == kVictim ? newcomer.wait(60) : ranks[rank].wait(60);
-    EXPECT_TRUE(outcome.ok) << "rank " << rank << " " << outcome.to_string();
-  }
+  expect_all_end_well(ranks, newcomer);
   print_times("degrade", killed, *stage);
   gpus_->expect_only_this_engine_died(kVictim);
 }
@@ -203,7 +80,7 @@ TEST_F(GpuFault, AGroupThatFailsFastEndsAndTheNextOneForms) {
     return ScriptRunner(group, c, rank, o).run().to_string();
   };
   std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+  for (std::uint32_t rank = 0; rank < kFaultRanks; ++rank) {
     ranks.emplace_back([&, rank]() -> std::string {
       const Session session(daemon().socket(), daemon().device(rank));
       const Keepsake keepsake(session, rank);
@@ -222,21 +99,18 @@ TEST_F(GpuFault, AGroupThatFailsFastEndsAndTheNextOneForms) {
           if (rank == kVictim) sleep_ms(60000);
         };
         const ScriptStats stats = ScriptRunner(group, c, rank, o).run();
-        only_these(stats, {"RANK_LOST", "ENGINE_RESTARTED"});
+        only_these(stats.failures, {"RANK_LOST", "ENGINE_RESTARTED"});
         RANK_CHECK(stats.completed < 2 * std::uint64_t{o.rounds}, "nothing but RANK_LOST ends it before");
       }
       keepsake.check();
       return next_group(session, rank);
     });
   }
-  ASSERT_TRUE(eventually(60, [&] { return stage->ready.count == kRanks; }));
+  ASSERT_TRUE(eventually(60, [&] { return stage->ready.count == kFaultRanks; }));
   const double killed = gpus_->kill_in_a_kernel(ranks[kVictim], kVictim);
   RankProcess newcomer =
       successor(*stage, [&](const Session& session) { return next_group(session, kVictim); });
-  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
-    const RankOutcome outcome = rank == kVictim ? newcomer.wait(60) : ranks[rank].wait(60);
-    EXPECT_TRUE(outcome.ok) << "rank " << rank << " " << outcome.to_string();
-  }
+  expect_all_end_well(ranks, newcomer);
   print_times("fail_fast", killed, *stage);
   gpus_->expect_only_this_engine_died(kVictim);
 }
@@ -247,7 +121,7 @@ TEST_F(GpuFault, TheOthersDoNotWaitForTheEndOfTheEnginesProcess) {
   const Case c = gpu_case(true);
   Shared<Stage> stage;
   std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+  for (std::uint32_t rank = 0; rank < kFaultRanks; ++rank) {
     ranks.emplace_back([&, rank]() -> std::string {
       const Session session(daemon().socket(), daemon().device(rank));
       const Group group(session, c.config("degrade", rank));
@@ -256,7 +130,7 @@ TEST_F(GpuFault, TheOthersDoNotWaitForTheEndOfTheEnginesProcess) {
       o.order = Order::kInTurn;
       o.recover = true;
       o.finished = &stage->finished;
-      o.num_finishers = kRanks - 1;
+      o.num_finishers = kFaultRanks - 1;
       o.on_complete = [&](std::uint64_t completed) {
         if (completed != 30) return;
         if (rank == kVictim) note(occupy_gpu(static_cast<int>(kVictim)));
@@ -264,16 +138,16 @@ TEST_F(GpuFault, TheOthersDoNotWaitForTheEndOfTheEnginesProcess) {
         if (rank == kVictim) sleep_ms(60000);
       };
       const ScriptStats stats = ScriptRunner(group, c, rank, o).run();
-      only_these(stats, {"RANK_LOST", "ENGINE_RESTARTED"});
+      only_these(stats.failures, {"RANK_LOST", "ENGINE_RESTARTED"});
       RANK_CHECK(epd_group_active(group.get(), kVictim) == 0, "the rank is lost");
       return stats.to_string();
     });
   }
-  ASSERT_TRUE(eventually(60, [&] { return stage->ready.count == kRanks; }));
+  ASSERT_TRUE(eventually(60, [&] { return stage->ready.count == kFaultRanks; }));
   HeldExit engine(daemon().engine(kVictim));
   if (!engine.works()) GTEST_SKIP() << "may not trace here";
-  gpus_->strike(ranks[kVictim], kVictim);
-  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+  gpus_->strike(ranks[kVictim].pid(), kVictim);
+  for (std::uint32_t rank = 0; rank < kFaultRanks; ++rank) {
     if (rank == kVictim) continue;
     const RankOutcome outcome = ranks[rank].wait(60);
     EXPECT_TRUE(outcome.ok) << "rank " << rank << " " << outcome.to_string();

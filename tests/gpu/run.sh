@@ -2,7 +2,8 @@
 # Builds the CUDA kernels, their test and their benchmark on a machine with GPUs, and runs all of it within
 # about eight minutes. Usage: tests/gpu/run.sh [--daemon DIR] [full]   (from the root of the sources; output in
 # build/gpu; EPD_GPU_STEPS="test suite" runs these steps alone). With --daemon also, under MPS, what pack.sh has put in
-# DIR: the GPU faults, the benchmark's suite in both modes, overlap, streams, conformance, bound memory.
+# DIR: the GPU faults, the benchmark's suite in both modes, overlap, commands and graphs, streams, conformance, bound
+# memory (`full`: on launched kernels too). All that the steps have said is in all.log.
 set -u
 daemon=
 if [ "${1:-}" = --daemon ]; then
@@ -43,6 +44,7 @@ step() {  # step <name> <seconds> <command...>
   limit=$2
   shift 2
   case " ${EPD_GPU_STEPS:-$name} " in *" $name "*) ;; *) return ;; esac
+  steps="$steps $name"
   begin=$(date +%s)
   timeout -s KILL "$limit" "$@" > "$out/$name.log" 2>&1
   rc=$?
@@ -51,6 +53,7 @@ step() {  # step <name> <seconds> <command...>
 "
 }
 table=""
+steps=""
 step test 60 "$out/kernels_test" "${EPD_GPU_CASES:-100}"
 if [ -n "$daemon" ]; then
   EPD_TEST_BIN=$daemon/bin
@@ -60,20 +63,28 @@ if [ -n "$daemon" ]; then
   epbench="$daemon/bin/epbench --backend cuda --iters 20"
   # Tests that kill an engine take the clients of its GPU along under MPS.
   kills='*ThatIsKilled*:*ThatAreKilled*:*OutliveTheEngine*:*Engine*'
-  step faults 70 "$daemon/bin/gpu_fault_test"
+  step faults 130 "$daemon/bin/gpu_fault_test"
   step suite 100 "$daemon/bin/epbench" suite --backend cuda --iters 12
-  step resident 100 "$daemon/bin/epbench" suite --backend cuda --mode resident --iters 12
+  step resident 110 "$daemon/bin/epbench" suite --backend cuda --mode resident --iters 12
+  decode="$daemon/bin/epbench --backend cuda --mode resident --sms 32 --tokens 128 --layout expert --payload fp8
+    --max-recv-rows 64 --iters 40"
+  step decode_commands 40 $decode --wait kernel --commands
+  step decode_graph 40 $decode --wait kernel --graph
+  step decode_graph_warm 40 $decode --wait kernel --graph --warm-cache
+  step decode_graph_memop 40 $decode --graph
   for mode in launched resident; do
     beside="$epbench --mode $mode --wait kernel --overlap --check none"
     step "overlap_4096_$mode" 60 $beside --tokens 4096
     step "overlap_128_$mode" 60 $beside --tokens 128 --layout expert --payload fp8 --max-recv-rows 64
   done
   # A daemon starts anew with each kind of device: one kind after the other.
-  for kind in cuda_by_kernel resident_by_kernel; do
-    step "$kind" 60 "$daemon/bin/operations_test" --gtest_filter="*Streams*/$kind-$kills"
-  done
+  step streams_cuda 60 "$daemon/bin/operations_test" --gtest_filter="*Streams*/cuda_by_kernel-$kills"
+  step streams_resident 100 "$daemon/bin/operations_test" --gtest_filter="*Streams*/resident_*-$kills"
+  step commands 90 "$daemon/bin/operations_test" --gtest_filter="*Commands*/resident_*-$kills"
   step conformance 60 "$daemon/bin/operations_test" --gtest_filter="*RandomCases*/resident:*Modes*/resident-$kills"
-  for kind in cuda resident; do
+  kinds=resident
+  [ "${1:-}" = full ] && kinds="cuda resident"
+  for kind in $kinds; do
     step "bound_$kind" 90 "$daemon/bin/bound_test" --gtest_filter="*/$kind-$kills"
   done
   echo quit | nvidia-cuda-mps-control > /dev/null
@@ -83,12 +94,22 @@ if command -v compute-sanitizer > /dev/null && [ "${EPD_GPU_SANITIZE:-1}" = 1 ];
   step memcheck 60 compute-sanitizer --tool memcheck --error-exitcode 9 "$out/kernels_test" 60 1 256 no-failures no-resident
   step racecheck 60 compute-sanitizer --tool racecheck --error-exitcode 9 "$out/kernels_test" 40 1 256 no-failures no-landings no-resident
 fi
-for name in test memcheck racecheck cuda_by_kernel resident_by_kernel conformance bound_cuda bound_resident; do
-  [ -f "$out/$name.log" ] && { echo "== $name"; tail -12 "$out/$name.log"; }
-done
-for name in faults suite resident overlap_4096_launched overlap_128_launched overlap_4096_resident overlap_128_resident bench; do
-  [ -f "$out/$name.log" ] && { echo "== $name"; cat "$out/$name.log"; }
+for name in $steps; do
+  case $name in
+    test | memcheck | racecheck | streams_* | commands | conformance | bound_*) lines=12 ;;
+    *) lines=+1 ;;
+  esac
+  echo "== $name"
+  tail -n "$lines" "$out/$name.log"
 done
 echo "== summary"
 printf '%s' "$table"
+{
+  for name in $steps; do
+    echo "== $name"
+    cat "$out/$name.log"
+  done
+  echo "== summary"
+  printf '%s' "$table"
+} > "$out/all.log"
 exit $failed

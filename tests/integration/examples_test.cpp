@@ -47,6 +47,22 @@ TEST_F(Examples, MoeLayerInCpp) {
   }
 }
 
+#ifdef EPD_EXAMPLE_MOE_GRAPH_C
+TEST(ExamplesOnGpus, MoeGraphInC) {
+  DaemonOptions options;
+  use_devices(options, "resident");
+  Daemon daemon(options);
+  ASSERT_TRUE(daemon.start());
+  for (const std::string ranks : {"1", "2", "4"}) {
+    const CommandResult result =
+        run_command({EPD_EXAMPLE_MOE_GRAPH_C, "--ranks", ranks, daemon.socket()}, 120);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(lines_with(result.out, "5 replays right"), std::stoul(ranks)) << result.out;
+  }
+  daemon.stop();
+}
+#endif
+
 TEST(ExamplesAlone, SayThatNobodyListens) {
   for (const std::string program :
        {EPD_EXAMPLE_MINIMAL, EPD_EXAMPLE_MOE_LAYER_C, EPD_EXAMPLE_MOE_LAYER_CPP}) {

@@ -45,15 +45,21 @@ if(EPD_CUDA AND EPD_FAKE_CUDA)
   set_tests_properties(tools.epbench_cuda_waits_by_kernel PROPERTIES
     PASS_REGULAR_EXPRESSION "wait by kernel.*bit-exact.*bit-exact.*kept busy \\(50 us\\)" FAIL_REGULAR_EXPRESSION WRONG)
   add_test(NAME tools.epbench_cuda_suite COMMAND epbench suite --epd $<TARGET_FILE:epd> --backend cuda --small --warm-cache --iters 3)
+  add_test(NAME tools.epbench_cuda_suite_resident
+    COMMAND epbench suite --epd $<TARGET_FILE:epd> --backend cuda --mode resident --small --warm-cache --iters 3)
+  set_tests_properties(tools.epbench_cuda_suite_resident PROPERTIES
+    PASS_REGULAR_EXPRESSION "caches not flushed.*Empty pair of events.*less events.*kernel cmd.*kernel graph"
+    FAIL_REGULAR_EXPRESSION "WRONG|unchecked")
   add_test(NAME tools.epbench_cuda_without_devices COMMAND epbench --backend cuda)
   set_tests_properties(tools.epbench_cuda_without_devices PROPERTIES PASS_REGULAR_EXPRESSION "CUDA_ERROR_NO_DEVICE")
   set(_fake LD_LIBRARY_PATH=$<TARGET_FILE_DIR:fake_cuda>)
   set_tests_properties(tools.epbench_cuda_both tools.epbench_cuda_expert_zipf_cached tools.epbench_cuda_checks_a_window
-    tools.epbench_cuda_waits_by_kernel tools.epbench_cuda_suite PROPERTIES ENVIRONMENT "${_fake}")
+    tools.epbench_cuda_waits_by_kernel tools.epbench_cuda_suite tools.epbench_cuda_suite_resident PROPERTIES ENVIRONMENT "${_fake}")
   set_tests_properties(tools.epbench_cuda_noop_shared_devices PROPERTIES ENVIRONMENT "${_fake};EPD_FAKE_CUDA_DEVICES=2")
   set_tests_properties(tools.epbench_cuda_without_devices PROPERTIES ENVIRONMENT "${_fake};EPD_FAKE_CUDA_DEVICES=0")
   set_tests_properties(tools.epbench_cuda_both tools.epbench_cuda_expert_zipf_cached tools.epbench_cuda_checks_a_window
     tools.epbench_cuda_waits_by_kernel tools.epbench_cuda_noop_shared_devices tools.epbench_cuda_suite
+    tools.epbench_cuda_suite_resident
     tools.epbench_cuda_without_devices
     PROPERTIES LABELS integration TIMEOUT 120)
 endif()

@@ -692,6 +692,16 @@ TEST_F(EngineCommandsTest, AnotherEngineGoesOnWhereTheRingStands) {
   for (std::uint32_t i = 0; i < 5; ++i) run_and_check(i % kShape.depth);
 }
 
+// As one whose rank rejoins when nobody else of the group was on its device.
+TEST_F(EngineCommandsTest, AnEngineThatIsToldOfARankTwiceKeepsWhatItsKernelReads) {
+  run_and_check(0);
+  break_all(StatusCode::kRankLost);
+  group_->tell_rank(engine_view_, session_view_, 1, 1);
+  resume_all();
+  record_all();
+  for (std::uint32_t i = 0; i < 5; ++i) run_and_check(i % kShape.depth);
+}
+
 // Devices without a kernel that stays. The supervisor refuses such a join before.
 class EngineWithoutCommands : public ::testing::TestWithParam<const char*> {};
 
