@@ -3,11 +3,13 @@
 #include "base/log.h"
 #include "cuda_memory.h"
 #include "launched_lane.h"
+#include "proto/commands.h"
 #include "proto/link.h"
 #include "resident_lane.h"
 
 #include <unistd.h>
 #include <algorithm>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -217,9 +219,40 @@ void CudaDevice::check() {
 }
 
 bool CudaDevice::advance() {
-  bool under_way = false;
+  std::erase_if(leaving_, [this](const LeavingLane& lane) { return see_off(lane); });
+  bool under_way = !leaving_.empty();
   for (CudaLane* lane : lanes_) under_way |= lane->advance();
   return under_way;
+}
+
+bool CudaDevice::has_room(const CudaLane& lane, std::uint32_t sms) const {
+  for (const LeavingLane& other : leaving_) sms += other.sms;
+  for (const CudaLane* other : lanes_) sms += other == &lane ? 0 : other->held_sms();
+  return sms <= max_sms_;
+}
+
+bool CudaDevice::see_off(const LeavingLane& lane) {
+  const CUresult state = driver_.cuStreamQuery(lane.stream);
+  if (state == CUDA_ERROR_NOT_READY) return false;
+  cuda_must(driver_, "cuStreamQuery", state);
+  if (lane.commands.words != nullptr) close(lane.commands);
+  lane.partition->give_back(lane.stream, lane.stream_priority);
+  free_memory_.push_back(lane.memory);
+  return true;
+}
+
+// First that nobody comes any more, then what those wait for who have not seen it: see proto/README. The
+// words' memory may be unmapped after this.
+void CudaDevice::close(const CommandPort::Layout& commands) const {
+  const CUstream stream = partition_->control();
+  const auto words = reinterpret_cast<CUdeviceptr>(commands.words);
+  const auto write = [&](std::size_t offset) {
+    cuda_must(driver_, "cuStreamWriteValue32", driver_.cuStreamWriteValue32(stream, words + offset, 1, 0));
+  };
+  write(offsetof(abi::CommandWords, closed));
+  for (std::size_t program = 0; program < abi::kMaxPrograms; ++program)
+    write(offsetof(abi::CommandWords, flags) + program * sizeof(std::uint32_t));
+  cuda_must(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(stream));
 }
 
 Result<std::unique_ptr<Arena>> CudaDevice::map_arena(int fd, std::uint64_t bytes) {

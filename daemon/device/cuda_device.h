@@ -70,6 +70,16 @@ struct LaneMemory {
 
 class CudaLane;
 
+// A lane that has been destroyed, until the last kernel on its stream has ended.
+struct LeavingLane {
+  std::shared_ptr<Partition> partition;
+  CUstream stream = nullptr;
+  int stream_priority = 0;
+  std::uint32_t sms = 0;  // that the kernel holds
+  LaneMemory memory;
+  CommandPort::Layout commands;  // no words: it took none
+};
+
 class CudaDevice final : public Device, public Launcher {
  public:
   static Result<std::unique_ptr<Device>> make(const DeviceName& name, LaunchMode mode);
@@ -99,12 +109,19 @@ class CudaDevice final : public Device, public Launcher {
   Result<LaneMemory> take_memory(std::size_t device_bytes, std::size_t host_bytes);
   void give_back(const LaneMemory& memory) { free_memory_.push_back(memory); }
   void lane_closed(CudaLane* lane);
+  void let_go(LeavingLane lane) { leaving_.push_back(std::move(lane)); }
   void share_anew();
+  // Whether a kernel that holds `sms` can begin, besides those of other lanes. A kernel that began to wait
+  // for one of these could not be ended before it.
+  bool has_room(const CudaLane& lane, std::uint32_t sms) const;
 
  private:
   CudaDevice(const CudaDriver& driver, CUdevice device, std::string name, LaunchMode mode)
       : driver_(driver), device_(device), name_(std::move(name)), mode_(mode) {}
   Status start();
+  // True: it has gone.
+  bool see_off(const LeavingLane& lane);
+  void close(const CommandPort::Layout& commands) const;
   std::uint32_t num_lanes() const { return static_cast<std::uint32_t>(lanes_.size()); }
 
   const CudaDriver& driver_;
@@ -118,6 +135,7 @@ class CudaDevice final : public Device, public Launcher {
   CUstream clearing_ = nullptr;  // the primary context's, of all SMs
   std::shared_ptr<Partition> partition_;
   std::vector<CudaLane*> lanes_;
+  std::vector<LeavingLane> leaving_;
   std::vector<LaneMemory> free_memory_;
   CUlibrary library_ = nullptr;
   std::array<CUkernel, std::size(kernels::cuda::kKernelNames)> kernels_{};

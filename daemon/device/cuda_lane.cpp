@@ -67,7 +67,7 @@ class CudaFlight final : public Flight {
     const std::uint64_t now = MonotonicClock().now_ns();
     if (now - looked_ns_ < kLookAtDeviceNs) return false;
     looked_ns_ = now;
-    lane_.advance();  // it may wait for the next kernel, and the loop for it
+    lane_.device_.advance();  // it may wait for the next kernel, and the loop for it
     const CUresult state = lane_.driver_.cuStreamQuery(lane_.stream_);
     if (state != CUDA_ERROR_NOT_READY) lane_.must("cuStreamQuery", state);
     return false;
@@ -150,6 +150,12 @@ void CudaLane::take_stream() {
 void CudaLane::let_stream_go() {
   partition_->give_back(stream_, stream_priority_);
   stream_ = nullptr;
+}
+
+void CudaLane::leave(std::uint32_t held_sms, const CommandPort::Layout& commands) {
+  device_.let_go({partition_, stream_, stream_priority_, held_sms, memory_, commands});
+  stream_ = nullptr;
+  memory_ = {};
 }
 
 void CudaLane::write_word(const void* word, std::uint32_t value) const {

@@ -24,6 +24,8 @@ class CudaLane : public Lane {
   virtual void follow_share() = 0;
   // Goes on with that; true while it is under way.
   virtual bool advance() { return false; }
+  // SMs that nobody else can have, while nothing runs too.
+  virtual std::uint32_t held_sms() const { return 0; }
   std::int32_t priority() const { return priority_; }
   void set_priority(std::int32_t priority) final;
 
@@ -67,6 +69,9 @@ class CudaLane : public Lane {
   void take_stream();
   // Nothing is in flight, and the stream has come to its end.
   void let_stream_go();
+  // Of a lane that is being destroyed: stream and memory are the device's, until the stream has come to its
+  // end.
+  void leave(std::uint32_t held_sms, const CommandPort::Layout& commands);
   CUstream control() const { return device_.partition()->control(); }
   void write_word(const void* word, std::uint32_t value) const;
   void must(const char* what, CUresult result) const { cuda_must(driver_, what, result); }

@@ -121,10 +121,12 @@ void ResidentCommands::fit_programs() {
 
 // ---- turns
 
+// The first kernel finds the turn as it is then.
 void ResidentCommands::halt() {
   if (turn_ % 2 == 0) return;
   write_state(offsetof(CommandState, turn), ++turn_);
   write_state(offsetof(CommandState, abort), 1);
+  if (!lane_.runs()) std::atomic_ref(host().turn).store(turn_, std::memory_order_relaxed);
 }
 
 bool ResidentCommands::turn_taken() const {
@@ -166,14 +168,6 @@ void ResidentCommands::pop() {
   if (read_ - told_ < kJournalEntries / 4) return;
   told_ = read_;
   write_state(offsetof(CommandState, journal_read), told_);
-}
-
-// First that nobody comes any more, then what those wait for who have not seen it: see proto/README.
-void ResidentCommands::close() {
-  if (!opened()) return;
-  const auto* words = reinterpret_cast<const CommandWords*>(layout_.words);
-  lane_.write_word(&words->closed, 1);
-  for (const std::uint32_t& flag : words->flags) lane_.write_word(&flag, 1);
 }
 
 }  // namespace epd

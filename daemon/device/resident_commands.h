@@ -34,10 +34,9 @@ class ResidentCommands final : public CommandPort {
   // For the lane. The kernel is not to run before this.
   bool opened() const { return layout_.words != nullptr; }
   kernels::cuda::CommandArguments arguments() const;
+  const Layout& layout() const { return layout_; }
   // While no kernel runs: it has other SMs now.
   void fit_programs();
-  // No kernel runs any more, nor will one: whoever waits goes on.
-  void close();
 
  private:
   struct Recorded {

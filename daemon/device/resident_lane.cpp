@@ -1,5 +1,6 @@
 #include "resident_lane.h"
 
+#include <algorithm>
 #include <cstddef>
 
 namespace epd {
@@ -22,33 +23,36 @@ ResidentLane::ResidentLane(CudaDevice& device, const LaneShape& shape)
 }
 
 // A client may ring as long as its rank is here: the last kernel ends what it runs, and then nobody waits for
-// another.
+// another. The loop does not wait for that kernel: it may not have begun.
 ResidentLane::~ResidentLane() {
   if (commands_ != nullptr) commands_->halt();
-  if (ctas_ != 0) {
-    if (!stopping_) stop();
-    must("cuStreamSynchronize", driver_.cuStreamSynchronize(stream_));
-    let_stream_go();
-  }
-  if (commands_ != nullptr) commands_->close();
+  if (stream_ == nullptr) return;
+  if (runs() && !stopping_) stop();
+  leave(held_, commands_ != nullptr ? commands_->layout() : CommandPort::Layout{});
 }
 
 void ResidentLane::follow_share() {
   if (stopping_ || (commands_ != nullptr && !commands_->opened())) return;
+  if (stream_ == nullptr) take_stream();
   const std::uint32_t share = device_.lane_sms(*this);
-  if (ctas_ == share || !may_stop()) return;
-  const bool runs = ctas_ != 0;
-  if (!runs) take_stream();
-  ctas_ = share;
-  if (runs) {
+  waits_ = false;
+  if (ctas_ == share || (runs() && !may_stop())) return;
+  waits_ = share > ctas_ && !device_.has_room(*this, share);
+  if (waits_) return;
+  held_ = std::max(held_, share);
+  if (runs()) {
+    ctas_ = share;
     stop();
   } else {
+    ctas_ = share;
+    if (commands_ != nullptr) commands_->fit_programs();
     start_kernel();
   }
 }
 
 bool ResidentLane::advance() {
-  if (!stopping_) return false;
+  if (waits_) follow_share();
+  if (!stopping_) return waits_;
   const CUresult state = driver_.cuStreamQuery(stream_);
   if (state == CUDA_ERROR_NOT_READY) return true;
   must("cuStreamQuery", state);
@@ -56,10 +60,11 @@ bool ResidentLane::advance() {
   if (commands_ != nullptr) commands_->fit_programs();
   start_kernel();
   follow_share();  // of what came meanwhile
-  return stopping_;
+  return stopping_ || waits_;
 }
 
 void ResidentLane::start_kernel() {
+  held_ = ctas_;
   ResidentArguments own{reinterpret_cast<ResidentState*>(extra_device()),
                         reinterpret_cast<Operation*>(device_op(0)),
                         &given(0),

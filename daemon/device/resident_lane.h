@@ -15,16 +15,17 @@ class ResidentLane final : public CudaLane {
   ~ResidentLane() override;
 
   // Tells the kernel to stop, and starts it anew on the lane's share of today when it has. Nobody waits for
-  // that: what it is told meanwhile is for the next one.
+  // that: what it is told meanwhile is for the next one. It grows, or begins, when others have made room.
   void follow_share() override;
   bool advance() override;
+  std::uint32_t held_sms() const override { return held_; }
   CommandPort* commands() override { return commands_.get(); }
 
  private:
   friend class ResidentCommands;
 
-  // Of the kernel that stays, or is to come.
-  std::uint32_t num_sms() const override { return ctas_; }
+  // Of the kernel that stays, or is to come: the first one may be small.
+  std::uint32_t num_sms() const override { return runs() ? ctas_ : 1; }
   void start(Kind kind, std::uint32_t place) override;
   const std::uint32_t* abort_word(std::uint32_t place) const override;
   void clear_abort(std::uint32_t place) override;
@@ -35,10 +36,13 @@ class ResidentLane final : public CudaLane {
   void tell(kernels::cuda::Task task, std::uint32_t place);
   // Of commands nobody knows when one runs: the kernel finishes it, then stops.
   bool may_stop() const { return commands_ != nullptr || in_flight() == 0; }
+  bool runs() const { return ctas_ != 0; }
   void stop();
   void start_kernel();
 
   std::uint32_t ctas_ = 0;     // 0: there has been no kernel
+  std::uint32_t held_ = 0;     // SMs: of the kernel, and of the next one if that has been told to stop
+  bool waits_ = false;         // for room
   bool stopping_ = false;      // it has been told to
   std::uint32_t next_ = 0;     // entry of the queue
   std::uint32_t first_ = 0;    // entry with which the next kernel begins

@@ -31,7 +31,8 @@ std::string record_of(const Member& member, const Submission& submission) {
 Commands::Commands(Member& member, Launcher& launcher)
     : member_(member), group_(member.group), launcher_(launcher), port_(*member.lane->commands()) {
   const abi::ExchangeArenaLayout& layout = group_.exchange_layout;
-  port_.open({group_.ranks[member.rank].command_words(), member.rank, group_.shape.depth,
+  const GroupRankMemory& memory = group_.ranks[member.rank];
+  port_.open({memory.command_words(), memory.user, member.rank, group_.shape.depth,
               static_cast<std::uint32_t>(group_.shape.num_routes()), layout.block_bytes, layout.landing_bytes,
               layout.half_bytes});
 }
@@ -105,7 +106,7 @@ std::string Commands::illegal(const JournalEntry& entry) const {
       return field("num_tokens", command.num_tokens, "0 .. " + std::to_string(entry.result.room));
     case OpError::kLostCommand:
       return field("number", command.number,
-                   std::to_string(entry.command) + ", since no more than " +
+                   std::to_string(entry.result.room) + ", since no more than " +
                        std::to_string(abi::kCommandSlots) + " may be rung and not ended");
     default: break;
   }

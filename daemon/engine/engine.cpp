@@ -94,6 +94,11 @@ int Engine::leave() {
     ::sched_yield();
   }
   operations_.clear();
+  groups_.clear();
+  while (device_->advance()) {
+    if (clock_.now_ns() > patience_ns) ::_exit(exit_code_);
+    ::sched_yield();
+  }
   return exit_code_;
 }
 

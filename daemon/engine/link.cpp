@@ -182,22 +182,24 @@ Status Engine::add_rank(Packet& packet) {
   if (!body.ok()) return body.status();
   const abi::GroupRank& message = body.value();
   Group* group = find_group(message.group_id);
-  const bool changeable = group != nullptr && (group->phase == GroupPhase::kStarting ||
-                                               (group->phase == GroupPhase::kBreaking && group->break_acked));
+  const bool changeable = group != nullptr && !group->starts_owed &&
+                          (group->phase == GroupPhase::kStarting ||
+                           (group->phase == GroupPhase::kBreaking && group->break_acked));
   const bool fits = message.active_since != 0 ? packet.fds.size() >= abi::kRankFds : packet.fds.empty();
   if (!changeable || message.rank >= group->shape.num_ranks || !fits) {
     return invalid_argument("kGroupRank for group " + std::to_string(message.group_id) + " rank " +
                             std::to_string(message.rank) + " with " + std::to_string(packet.fds.size()) +
                             " descriptors");
   }
+  // One that came while this engine was being told of the group is told of again: the same memory, which a
+  // kernel may look at.
+  if (message.active_since != 0 && group->active_since[message.rank] == message.active_since) return {};
   group->refused.erase(message.rank);
+  drop_member(*group, message.rank);
   if (message.active_since == 0) {
-    drop_member(*group, message.rank);
     group->set_active(message.rank, 0);
     return {};
   }
-  // A newcomer's engine may be told of it twice. Its kernel may have the addresses by then.
-  if (group->active_since[message.rank] == message.active_since) return {};
   if (Status status = map_rank(*group, message, packet); !status.ok()) return status;
   if (Status status = map_client_memory(*group, message, packet); !status.ok()) {
     refuse_rank(*group, message.rank, status);

@@ -60,6 +60,9 @@ Status GroupRegistry::try_join(const JoinRequest& request) {
   const std::size_t memories = request.memory == nullptr ? 0 : request.memory->size();
   if (Status status = check_join(request.join, memories); !status.ok()) return status;
   if (Status status = check_device(request.device_kind, request.join.shape); !status.ok()) return status;
+  if (request.join.commands != 0) {
+    if (Status status = memory_.check_commands(request.device); !status.ok()) return status;
+  }
   const std::string name(request.join.group);
   Group* group = find_named(request.uid, name);
   const bool first = group == nullptr;

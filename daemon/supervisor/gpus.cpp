@@ -100,6 +100,16 @@ Status Node::check_reach(std::uint32_t device, std::uint32_t other) const {
                                         " (no P2P between them; nvidia-smi topo -p2p rw)"};
 }
 
+Status Node::check_commands(std::uint32_t device) const {
+  const DeviceName& name = devices_[device].name;
+  const bool stays = static_cast<LaunchMode>(config_.mode) == LaunchMode::kResident;
+  if (is_cuda(name) && stays) return {};
+  return {StatusCode::kUnsupported,
+          "commands is 1 (by stream) on " + name.text() +
+              (is_cuda(name) ? ", and devices.mode is \"launched\"; allowed: \"resident\""
+                             : "; allowed: on CUDA devices, with devices.mode = \"resident\"")};
+}
+
 std::optional<CudaView> Node::cuda_view(std::uint32_t device) const {
   const NodeDevice& d = devices_[device];
   if (!is_cuda(d.name)) return std::nullopt;

@@ -40,7 +40,7 @@ __device__ inline RawChoice load_raw(const Operation& op, std::uint32_t token) {
 template <bool kPerExpert>
 __device__ inline PulledRow work_out(const Operation& op, const RawChoice& raw) {
   PulledRow pulled;
-  if (raw.expert >= 0) pulled.rank = raw.expert / (op.shape.num_experts / op.shape.num_ranks);
+  if (raw.expert >= 0) pulled.rank = raw.expert / op.shape.experts_per_rank;
   pulled.pulls = raw.row >= 0 && op.peers[pulled.rank].source.y != nullptr;
   pulled.row = raw.row;
   const std::uint32_t pullers = __ballot_sync(kFull, pulled.pulls);

@@ -70,6 +70,7 @@ std::size_t workspace_bytes(const Shape& shape, std::uint32_t max_sms) {
 bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Operation& op) {
   Movers& movers = op.movers;
   if (op.shape.num_ranks > kMaxRanks || max_shared_bytes <= kStaticBytes) return false;
+  op.shape.experts_per_rank = op.shape.num_experts / op.shape.num_ranks;
   const auto room = static_cast<std::uint32_t>(max_shared_bytes) - kStaticBytes;
   const std::uint32_t tokens = op.landing.max_tokens;
   const bool lands = tokens != 0 && op.shape.per_expert;

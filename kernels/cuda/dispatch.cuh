@@ -52,6 +52,7 @@ __device__ inline void store_index(const Operation& op, void* indices, std::size
 __device__ inline void send_choices(const Operation& op, const Shared& shared, std::uint32_t token,
                                     const TokenChoice& choice) {
   const std::uint32_t topk = op.shape.topk;
+#pragma unroll 1
   for (std::uint32_t senders = __ballot_sync(kFull, choice.row >= 0); senders != 0; senders &= senders - 1) {
     const int lane = __ffs(static_cast<int>(senders)) - 1;
     const std::uint32_t rank = __shfl_sync(kFull, choice.rank, lane);
@@ -87,11 +88,13 @@ template <typename Unit>
 __device__ inline void send_scales(const Operation& op, const Shared& shared, const std::uint8_t* scales,
                                    const TokenChoice& choice) {
   const std::uint32_t units = op.shape.format.scale_bytes / sizeof(Unit);
+#pragma unroll 1
   for (std::uint32_t senders = __ballot_sync(kFull, choice.row >= 0); senders != 0; senders &= senders - 1) {
     const int lane = __ffs(static_cast<int>(senders)) - 1;
     const std::uint32_t rank = __shfl_sync(kFull, choice.rank, lane);
     const std::size_t row = __shfl_sync(kFull, choice.row, lane);
     Unit* const to = static_cast<Unit*>(shared.targets[rank].recv_scales) + row * units;
+#pragma unroll 1
     for (std::uint32_t i = lane_of(); i < units; i += 32) to[i] = reinterpret_cast<const Unit*>(scales)[i];
   }
 }
@@ -123,6 +126,7 @@ __device__ inline void load_row(const Operation& op, const StageLayout& to, std:
     warp_load(to.scales, from, format.scale_bytes, lane_of() == 0, barrier);
     return;
   }
+#pragma unroll 1
   for (std::uint32_t i = lane_of(); i < format.scale_bytes / 4; i += 32) {
     reinterpret_cast<std::uint32_t*>(to.scales)[i] = reinterpret_cast<const std::uint32_t*>(from)[i];
   }
@@ -266,9 +270,11 @@ __device__ inline void fill_range(const Operation& op, Cta cta, const Team& team
   const std::uint32_t choices = op.shape.per_expert ? 1 : op.shape.topk;
   const auto zero = [](void* memory, std::uint64_t row, std::uint32_t bytes) {
     auto* const words = reinterpret_cast<std::uint32_t*>(static_cast<std::uint8_t*>(memory) + row * bytes);
+#pragma unroll 1
     for (std::uint32_t i = lane_of(); i < bytes / 4; i += 32) words[i] = 0;
   };
   const std::uint32_t step = cta.count * team.warps;
+#pragma unroll 1
   for (std::uint64_t row = rows.begin + cta.index * team.warps + team.warp(); row < rows.end; row += step) {
     if (lane_of() < choices) {
       store_index(op, own.recv_topk_idx, row * choices + lane_of(), -1);
@@ -287,6 +293,7 @@ __device__ inline void fill_rows(const Operation& op, Cta cta, const Shared& sha
   if (!packed && !op.mark_unused) return;
   std::uint64_t end = 0;
   if (op.shape.per_expert) {
+#pragma unroll 1
     for (std::uint32_t i = 0; i < experts_per_rank(op.shape); ++i) {
       fill_range(op, cta, team, {shared.ends[i * 2], shared.ends[i * 2 + 1]});
       end = shared.ends[i * 2 + 1];
@@ -301,6 +308,7 @@ __device__ inline void fill_rows(const Operation& op, Cta cta, const Shared& sha
 __device__ inline void recall_placement(const Operation& op, const Shared& shared) {
   const PlacementSections at(op.shape);
   const std::uint32_t experts = op.shape.per_expert ? experts_per_rank(op.shape) : 0;
+#pragma unroll 1
   for (std::uint32_t i = threadIdx.x; i < experts; i += blockDim.x) {
     const std::int32_t first = op.routing.placement[at.expert_offsets + i];
     shared.ends[i * 2] = first + op.routing.placement[at.expert_counts + i];
@@ -332,6 +340,7 @@ __device__ inline bool route(const Operation& op, Cta cta, const Shared& shared,
 __device__ inline void send_books(const Operation& op, Cta cta, const Shared& shared, const Team& clerks) {
   const Range tokens = part_of(op.num_tokens, cta.index, cta.count);
   TokenChoice next = load_choice(op, tokens.begin + clerks.warp(), tokens.end);
+#pragma unroll 1
   for (std::uint32_t token = tokens.begin + clerks.warp(); token < tokens.end; token += clerks.warps) {
     TokenChoice choice = next;
     next = load_choice(op, token + clerks.warps, tokens.end);

@@ -61,6 +61,7 @@ class Carrier {
     const std::int64_t first = read(token_);
     weight_ = read_weight(token_);
     bool good = true;
+#pragma unroll 1
     for (std::uint32_t token = token_; token < op_.num_tokens; token += step_) {
       const std::int32_t expert = accept(token, token == token_ ? first : read(token));
       if (token == token_) expert_ = expert;
@@ -73,6 +74,7 @@ class Carrier {
 
   // Tells everybody what its tokens have chosen.
   __device__ void tell_choices() const {
+#pragma unroll 1
     for (std::uint32_t token = token_; token < op_.num_tokens; token += step_) {
       tell_token(token, token == token_ ? expert_ : read_again(token));
     }
@@ -80,6 +82,7 @@ class Carrier {
 
   // Returns when all is released.
   __device__ void send() {
+#pragma unroll 1
     for (bool first = true; token_ < op_.num_tokens; first = false) {
       if (!first) {
         expert_ = read_again(token_);
@@ -100,10 +103,12 @@ class Carrier {
   __device__ bool spread(const ChoiceBits& bits, std::uint64_t deadline_ns) {
     if (!wait_places()) return leave(false);
     std::uint32_t most = 0;
+#pragma unroll 1
     for (std::uint32_t s = 0; s < op_.shape.num_ranks; ++s) most = max(most, board_.tokens[s]);
     LandedToken coming = next_landed(bits, most);
     bool good = true;
     if (!coming.none()) good = fetch(coming, 0, deadline_ns);
+#pragma unroll 1
     for (std::uint32_t buffer = 0; good && !coming.none(); buffer ^= 1) {
       const LandedToken now = coming;
       coming = next_landed(bits, most);
@@ -164,9 +169,11 @@ class Carrier {
   __device__ void tell_token(std::uint32_t token, std::int32_t expert) const {
     const std::uint32_t words = chosen_per_token(op_.shape);
     const std::uint32_t count = words * op_.shape.num_ranks;
+#pragma unroll 1
     for (std::uint32_t first = 0; first < count; first += 32) {
       const std::uint32_t i = first + lane_of();
       std::uint64_t value = 0;
+#pragma unroll 1
       for (std::uint32_t j = 0; j < 4; ++j) {
         const std::uint32_t k = i % words * 4 + j;
         const std::int32_t other = __shfl_sync(kFull, expert, static_cast<int>(k));
@@ -209,6 +216,7 @@ class Carrier {
   // The next that this rank takes.
   __device__ LandedToken next_landed(const ChoiceBits& bits, std::uint32_t most) const {
     const std::uint32_t ranks = op_.shape.num_ranks;
+#pragma unroll 1
     for (std::uint32_t i = claim(); i < most * ranks; i = claim()) {
       LandedToken landed;
       landed.source = (i + op_.rank) % ranks;

@@ -109,6 +109,7 @@ __device__ inline bool wait_hello(const Operation& op, LandingBoard& board, bool
   if (warp_of() == 0) {
     ToldWord word{};
     std::uint32_t waiting = ranks_there(op);
+#pragma unroll 1
     for (std::uint32_t looks = 1; waiting != 0 && good; ++looks) {
       const bool mine = ((waiting >> lane_of()) & 1) != 0;
       if (mine) word = look_acquire(hello_word(op, op.rank, lane_of()));
@@ -126,6 +127,7 @@ __device__ inline bool wait_hello(const Operation& op, LandingBoard& board, bool
 // Until the lane's word, if it has one, is told. False: failed. All lanes of a warp call.
 __device__ inline bool wait_told(const Operation& op, const ToldWord* at, bool mine, std::uint32_t rank,
                                  std::uint64_t deadline_ns, std::uint64_t& value) {
+#pragma unroll 1
   for (std::uint32_t looks = 1;; ++looks) {
     if (mine) {
       const ToldWord word = look(at);

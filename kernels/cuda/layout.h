@@ -41,7 +41,7 @@ struct HeaderLayout {
     base = targets + (dispatch ? shape.num_ranks * static_cast<std::uint32_t>(sizeof(DispatchTarget)) : 0);
     const std::uint32_t num_targets = shape.per_expert ? shape.num_experts : shape.num_ranks;
     ends = base + (dispatch ? num_targets * (shape.per_expert ? 1 : ctas) * 4 : 0);
-    headers = ends + (dispatch ? shape.num_experts / shape.num_ranks * 8 : 0);
+    headers = ends + (dispatch ? shape.experts_per_rank * 8 : 0);
     scratch = headers + (dispatch ? 0 : num_stages * static_cast<std::uint32_t>(sizeof(StageHeader)));
     const std::uint32_t wanted = kCounterBytes / 4 / num_targets;
     counting_warps = wanted < 1 ? 1 : wanted > kMaxThreads / 32 ? kMaxThreads / 32 : wanted;

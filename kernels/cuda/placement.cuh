@@ -47,6 +47,7 @@ __device__ inline void fail_room(const Operation& op, std::uint32_t rank, std::i
 __device__ inline bool place_ranks(const Operation& op, const Shared& shared, const Team& team) {
   bool fits = true;
   const std::uint32_t ranks = op.shape.num_ranks;
+#pragma unroll 1
   for (std::uint32_t i = team.thread(); i < op.movers.ctas * ranks; i += team.threads()) {
     const std::uint32_t d = i % ranks;
     const ColumnSum rows = rank_column(op, d, op.rank);
@@ -61,6 +62,7 @@ __device__ inline bool place_ranks(const Operation& op, const Shared& shared, co
 __device__ inline bool place_blocks(const Operation& op, const Shared& shared, const Team& team) {
   const std::uint32_t experts = experts_per_rank(op.shape);
   bool fits = true;
+#pragma unroll 1
   for (std::uint32_t e = team.thread(); e < op.shape.num_experts; e += team.threads()) {
     const ColumnSum rows = expert_column(op, e, op.rank);
     const auto offset = static_cast<std::uint32_t>(e % experts * op.shape.expert_capacity);
@@ -81,8 +83,10 @@ __device__ inline bool place_blocks(const Operation& op, const Shared& shared, c
 __device__ inline bool place_packed(const Operation& op, const Shared& shared, const Team& team) {
   const std::uint32_t experts = experts_per_rank(op.shape);
   bool fits = true;
+#pragma unroll 1
   for (std::uint32_t d = team.warp(); d < op.shape.num_ranks; d += team.warps) {
     std::uint32_t offset = 0;
+#pragma unroll 1
     for (std::uint32_t first = 0; first < experts; first += 32) {
       const std::uint32_t i = first + lane_of();
       const ColumnSum rows = i < experts ? expert_column(op, d * experts + i, op.rank) : ColumnSum{};
@@ -132,10 +136,13 @@ __device__ inline void record_placement(const Operation& op, const Shared& share
   std::int32_t* const words = op.routing.placement;
   const std::uint32_t ranks = op.shape.num_ranks;
   const std::uint32_t experts = experts_per_rank(op.shape);
+#pragma unroll 1
   for (std::uint32_t i = team.thread(); i < at.rank_offsets; i += team.threads()) words[i] = shared.base[i];
+#pragma unroll 1
   for (std::uint32_t s = team.thread(); s <= ranks; s += team.threads()) {
     words[at.rank_offsets + s] = rank_column(op, op.rank, s).below;
   }
+#pragma unroll 1
   for (std::uint32_t i = team.thread(); i < experts; i += team.threads()) {
     const std::uint32_t e = op.rank * experts + i;
     const std::uint32_t total = expert_column(op, e, 0).total;
@@ -144,6 +151,7 @@ __device__ inline void record_placement(const Operation& op, const Shared& share
     std::uint32_t row = shared.ends[i * 2] - total;
     words[at.expert_offsets + i] = row;
     if (i == experts - 1) words[at.expert_offsets + experts] = shared.ends[i * 2 + 1];
+#pragma unroll 1
     for (std::uint32_t s = 0; s < ranks; ++s) {
       const std::uint32_t count =
           is_there(op, s) ? __ldcg(op.peers[op.rank].expert_counts + s * op.shape.num_experts + e) : 0;
@@ -161,6 +169,7 @@ __device__ inline void deliver_words(const Operation& op, const Team& team, cons
   const PlacementSections at(op.shape);
   const auto put = [&](std::int32_t* to, std::uint32_t first, std::uint32_t last) {
     if (to == nullptr) return;
+#pragma unroll 1
     for (std::uint32_t i = first + team.thread(); i < last; i += team.threads()) to[i - first] = words[i];
   };
   put(op.counts.rank_offsets, at.rank_offsets, at.expert_counts);
@@ -188,6 +197,7 @@ __device__ inline std::uint32_t num_recv_rows(const Operation& op) {
   if (!op.shape.per_expert) return __ldcg(words + at.rank_offsets + op.shape.num_ranks);
   if (!op.shape.expert_blocks) return __ldcg(words + at.expert_offsets + experts_per_rank(op.shape));
   std::uint32_t rows = 0;
+#pragma unroll 1
   for (std::uint32_t i = at.expert_counts; i < at.expert_offsets; ++i) rows += __ldcg(words + i);
   return rows;
 }

@@ -183,8 +183,10 @@ __device__ inline void sum_warps(const Operation& op, const Counters& counters, 
   std::uint32_t* const rank_totals = totals(op);
   std::uint32_t* const expert_totals = rank_totals + op.shape.num_ranks;
   std::uint32_t* const target_totals = op.shape.per_expert ? expert_totals : rank_totals;
+#pragma unroll 1
   for (std::uint32_t target = threadIdx.x; target < counters.targets; target += blockDim.x) {
     std::uint32_t sum = 0;
+#pragma unroll 1
     for (std::uint32_t warp = 0; warp < counters.warps; ++warp) {
       std::uint32_t& counter = counters.of_warp[warp * counters.targets + target];
       const std::uint32_t count = counter;
@@ -197,6 +199,7 @@ __device__ inline void sum_warps(const Operation& op, const Counters& counters, 
   const std::uint32_t others = op.shape.per_expert ? op.shape.num_ranks : op.shape.num_experts;
   const std::uint32_t* const other = op.shape.per_expert ? counters.ranks : counters.experts;
   std::uint32_t* const other_totals = op.shape.per_expert ? rank_totals : expert_totals;
+#pragma unroll 1
   for (std::uint32_t i = threadIdx.x; i < others; i += blockDim.x) {
     if (other[i] != 0) atomicAdd(&other_totals[i], other[i]);
   }
@@ -221,12 +224,14 @@ __device__ inline bool check_choices(const Operation& op) {
 __device__ inline void send_counts(const Operation& op) {
   const std::uint32_t ranks = op.shape.num_ranks;
   const std::uint32_t experts = op.shape.num_experts;
+#pragma unroll 1
   for (std::uint32_t i = threadIdx.x; i < ranks + experts; i += blockDim.x) {
     const std::uint32_t count = __ldcg(totals(op) + i);
     totals(op)[i] = 0;
     const bool is_rank = i < ranks;
     const std::uint32_t only =
         is_rank || op.shape.per_expert ? ranks : (i - ranks) / experts_per_rank(op.shape);
+#pragma unroll 1
     for (std::uint32_t d = 0; d < ranks; ++d) {
       if (!is_there(op, d) || (only != ranks && only != d)) continue;
       if (is_rank) {
@@ -242,6 +247,7 @@ __device__ inline void send_counts(const Operation& op) {
 // i: whoever reads one can tell it from a place, so that places may take their room one by one. A warp with
 // one batch keeps it in registers meanwhile.
 __device__ inline void number_rows(const Operation& op, Cta cta, const Counters& counters) {
+#pragma unroll 1
   for (std::uint32_t i = threadIdx.x; i < counters.words(); i += blockDim.x) counters.ranks[i] = 0;
   const Counting counting(op, counters);
   const Range tokens = part_of(op.num_tokens, cta.index, cta.count);
@@ -252,6 +258,7 @@ __device__ inline void number_rows(const Operation& op, Cta cta, const Counters&
   ChoiceBatch batch;
   batch.end = end;
   __syncthreads();
+#pragma unroll 1
   for (batch.begin = begin; batch.begin < end; batch.begin += step) {
     batch.read(counting);
     if (end - begin > step) batch.store(counting);
@@ -259,6 +266,7 @@ __device__ inline void number_rows(const Operation& op, Cta cta, const Counters&
   __syncthreads();
   sum_warps(op, counters, cta);
   __syncthreads();
+#pragma unroll 1
   for (batch.begin = begin; batch.begin < end; batch.begin += step) {
     if (end - begin > step) batch.read_again(counting);
     batch.add_lower_warps(counting);
@@ -284,8 +292,10 @@ __device__ inline bool count_choices(const Operation& op, Cta cta, const Shared&
 __device__ inline void sum_lower_ctas(const Operation& op, Cta cta, const Shared& shared) {
   const std::uint32_t targets = num_targets(op.shape);
   if (!op.shape.per_expert) {
+#pragma unroll 1
     for (std::uint32_t target = warp_of(); target < targets; target += blockDim.x / 32) {
       std::uint32_t lower = 0;
+#pragma unroll 1
       for (std::uint32_t first = 0; first < cta.count; first += 32) {
         const std::uint32_t c = first + lane_of();
         const std::uint32_t count = c < cta.count ? __ldcg(cta_counts(op) + c * targets + target) : 0;
@@ -296,6 +306,7 @@ __device__ inline void sum_lower_ctas(const Operation& op, Cta cta, const Shared
     }
     return;
   }
+#pragma unroll 1
   for (std::uint32_t target = threadIdx.x; target < targets; target += blockDim.x) {
     std::uint32_t sum = 0;
 #pragma unroll 8

@@ -68,14 +68,14 @@ __device__ inline std::uint32_t num_targets(const Shape& shape) {
   return shape.per_expert ? shape.num_experts : shape.num_ranks;
 }
 __device__ inline std::uint32_t experts_per_rank(const Shape& shape) {
-  return shape.num_experts / shape.num_ranks;
+  return shape.experts_per_rank;
 }
 __device__ inline bool is_there(const Operation& op, std::uint32_t rank) {
   return op.peers[rank].ready != nullptr;
 }
 
 // Stores `ending` as the operation's result, with its tag last. One thread.
-__device__ inline void publish(const Operation& op, const OpResult& ending) {
+__device__ __noinline__ inline void publish(const Operation& op, const OpResult& ending) {
   OpResult& result = *op.result;
   result.error = ending.error;
   result.culprit = ending.culprit;
@@ -102,7 +102,7 @@ __device__ inline void publish_routing(const Operation& op, const OpResult& endi
 }
 
 // The first failure of the operation is published; every CTA leaves when it sees one.
-__device__ inline void fail(const Operation& op, const OpResult& ending) {
+__device__ __noinline__ inline void fail(const Operation& op, const OpResult& ending) {
   auto* const failed = reinterpret_cast<unsigned long long*>(&workspace(op).failed);
   if (atomicExch(failed, op.tag) != op.tag) publish(op, ending);
 }
@@ -122,7 +122,8 @@ __device__ inline void tell_stream(const Operation& op) {
 }
 
 // Whether a waiting thread has to leave; says why if it is the first. `waiting`: set of ranks.
-__device__ inline bool must_leave(const Operation& op, std::uint64_t deadline_ns, std::uint32_t waiting) {
+__device__ __noinline__ inline bool must_leave(const Operation& op, std::uint64_t deadline_ns,
+                                               std::uint32_t waiting) {
   if (load_relaxed(&workspace(op).failed) == op.tag) return true;
   const auto culprit = static_cast<std::int32_t>(__ffs(static_cast<int>(waiting))) - 1;
   if (op.abort != nullptr && load_relaxed_system(op.abort) != 0) {
@@ -146,6 +147,7 @@ __device__ inline bool wait_words(const Operation& op, const std::uint64_t* word
   if (__any_sync(kFull, missing)) {
     // Looks that acquire nothing: those that do would hold up the loads of all warps of the SM.
     const bool waited = missing;
+#pragma unroll 1
     for (std::uint32_t looks = 1;; ++looks) {
       missing = missing && load_relaxed_system(word) < op.tag;
       if (__all_sync(kFull, !missing)) break;
@@ -169,6 +171,7 @@ __device__ inline bool wait_signals(const Operation& op, const std::uint64_t* li
   bool leave = false;
   if (warp_of() == 0) {
     std::uint32_t waiting = ranks;
+#pragma unroll 1
     for (std::uint32_t looks = 1; waiting != 0; ++looks) {
       const bool mine = ((waiting >> lane_of()) & 1) != 0;
       const bool there = mine && load_acquire_system(lines + lane_of() * kSignalWords) >= op.tag;
@@ -188,6 +191,7 @@ __device__ inline bool wait_ready(const Operation& op) {
   bool leave = false;
   if (threadIdx.x == 0 && op.signal.ready != nullptr) {
     const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
+#pragma unroll 1
     for (std::uint32_t looks = 1;; ++looks) {
       const auto ahead = static_cast<std::int32_t>(load_acquire_system(op.signal.ready) - op.signal.value);
       if (ahead >= 0) break;
@@ -216,6 +220,7 @@ __device__ inline Leaving leave(const Operation& op, std::uint32_t ctas) {
   __syncthreads();
   if (!failed) return {true, false};
   auto* const words = static_cast<std::uint32_t*>(op.workspace);
+#pragma unroll 1
   for (std::uint32_t i = threadIdx.x; i < op.workspace_bytes / 4; i += blockDim.x) words[i] = 0;
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -236,6 +241,7 @@ __device__ inline std::uint32_t ranks_there(const Operation& op) {
 __device__ inline void announce_at(const Operation& op, std::uint32_t rank) {
   if (rank >= op.shape.num_ranks || !is_there(op, rank)) return;
   const Peer& peer = op.peers[rank];
+#pragma unroll 1
   for (std::uint32_t i = 0; i < kAnnouncementWords; ++i) {
     peer.announcement[op.rank * kAnnouncementWords + i] = op.announcement[i];
   }
@@ -300,6 +306,7 @@ __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadli
 
 // Over lanes 0 to the caller's.
 __device__ inline std::uint32_t sum_lanes_up_to(std::uint32_t value) {
+#pragma unroll 1
   for (std::uint32_t step = 1; step < 32; step *= 2) {
     const std::uint32_t lower = __shfl_up_sync(kFull, value, step);
     if (lane_of() >= step) value += lower;

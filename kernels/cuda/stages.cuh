@@ -25,6 +25,7 @@ struct Stages {
   // Before the first copy and after the last. The memory was used by ordinary accesses before.
   __device__ void open() const {
     if (lane_of() == 0) {
+#pragma unroll 1
       for (std::uint32_t i = 0; i < count; ++i) barrier_init(barriers + i);
     }
     fence_async();
@@ -33,6 +34,7 @@ struct Stages {
   __device__ void close() const {
     __syncwarp();
     if (lane_of() == 0) {
+#pragma unroll 1
       for (std::uint32_t i = 0; i < count; ++i) barrier_invalidate(barriers + i);
     }
   }

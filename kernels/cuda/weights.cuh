@@ -9,6 +9,7 @@ namespace epd::kernels::cuda {
 // holds choice k; all lanes call.
 __device__ inline float sum_weights(std::uint32_t topk, std::uint32_t key, float weight) {
   float sum = 0.0f;
+#pragma unroll 1
   for (std::uint32_t k = 0; k < topk; ++k) {
     const std::uint32_t other = __shfl_sync(kFull, key, static_cast<int>(k));
     const float more = __shfl_sync(kFull, weight, static_cast<int>(k));

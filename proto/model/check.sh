@@ -4,9 +4,9 @@ set -euo pipefail
 
 usage() {
   cat <<'END'
-Usage: proto/model/check.sh [--help] [--full] [ring | session | peers]...
+Usage: proto/model/check.sh [--help] [--full] [ring | session | peers | commands]...
 
-Explores every state of each model (default: all three), then of its mutants, each with one rule of the protocol
+Explores every state of each model (default: all four), then of its mutants, each with one rule of the protocol
 broken: the model must pass, every mutant must fail in an assertion. Takes about 15 s on one core.
 
   --full   larger bounds as well: some minutes, 4 GiB of memory
@@ -20,14 +20,17 @@ ring_mutants=(NO_RINGER_FENCE NO_SLEEPER_FENCE NO_LAST_LOOK RING_BEFORE_PUBLISH 
 session_mutants=(NO_ENGINE_FENCE NO_ROOM_BELL ROOM_NOT_LOOKED_FOR ADOPTS_SILENTLY TAIL_NOT_ADOPTED
   FORGET_BEFORE_POST SLOT_BACK_BEFORE_RECORD)
 peers_mutants=(NO_RINGER_FENCE NO_SLEEPER_FENCE)
+commands_mutants=(NO_RINGER_FENCE CLEARED_AFTER_RING RELAXED_RING CLOSED_NOT_LOOKED_FOR RELAXED_DONE FLAGS_FIRST)
 
 # The bounds that are explored: those of every run, those of --full.
 ring_bounds=("")
 session_bounds=("" "-DTICKETS=3 -DENGINE_DEATHS=0")
 peers_bounds=("")
+commands_bounds=("")
 ring_full=("-DMESSAGES=6 -DCONSUMER_DEATHS=3")
 session_full=("-DTICKETS=3" "-DENGINE_DEATHS=2")
 peers_full=("-DROUNDS=3")
+commands_full=("-DCOMMANDS=6")
 
 full=
 models=()
@@ -35,11 +38,11 @@ for argument in "$@"; do
   case $argument in
     --help | -h) usage; exit 0 ;;
     --full) full=1 ;;
-    ring | session | peers) models+=("$argument") ;;
-    *) echo "error: '$argument'; allowed: --full, ring, session, peers" >&2; exit 2 ;;
+    ring | session | peers | commands) models+=("$argument") ;;
+    *) echo "error: '$argument'; allowed: --full, ring, session, peers, commands" >&2; exit 2 ;;
   esac
 done
-if (( ${#models[@]} == 0 )); then models=(ring session peers); fi
+if (( ${#models[@]} == 0 )); then models=(ring session peers commands); fi
 for tool in spin cc; do
   if ! command -v "$tool" >/dev/null; then echo "skipped: $tool is not installed"; exit 77; fi
 done

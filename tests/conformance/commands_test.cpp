@@ -465,6 +465,9 @@ TEST_P(Commands, OnlyEnginesThatStayTakeThem) {
       const bool host = std::string(kind) == "host";
       must(epd_group_join(session.get(), &config, &group), "join",
            host ? EPD_INVALID_ARGUMENT : EPD_UNSUPPORTED);
+      if (!host)
+        must_say("commands is 1 (by stream) on " + std::string(own.device(0)) +
+                 ", and devices.mode is \"launched\"; allowed: \"resident\"");
       return "";
     }));
     own.stop();

@@ -19,9 +19,10 @@ T value_of(Result<T> result) {
 
 }  // namespace
 
-EngineThread::EngineThread(std::uint32_t device_index, std::string kind)
+EngineThread::EngineThread(std::uint32_t device_index, std::string kind, bool resident)
     : device_index_(device_index),
       kind_(std::move(kind)),
+      resident_(resident),
       page_(value_of(make_sealed_memfd("test-page", sizeof(abi::EnginePage)))),
       bell_(value_of(make_eventfd())) {}
 
@@ -34,7 +35,7 @@ void EngineThread::start() {
   link_ = std::move(ours);
   EngineOptions options;
   options.device = kind_ + ":" + std::to_string(device_index_);
-  options.resident = kind_ == "cuda";
+  options.resident = resident_;
   options.link_fd = theirs.release();
   options.page_fd = value_of(duplicate(page_.get())).release();
   options.bell_fd = value_of(duplicate(bell_.get())).release();
@@ -113,20 +114,60 @@ std::optional<abi::Completion> RawSession::wait(int timeout_ms) {
 
 RawGroup::RawGroup(std::uint64_t id, const abi::GroupShape& shape, const std::string& kind,
                    std::uint32_t num_devices)
-    : id_(id), shape_(shape) {
-  const auto memory = [&](std::uint32_t rank, const char* label, std::uint64_t bytes) {
-    const std::string device = kind + ":" + std::to_string(rank % num_devices);
+    : id_(id),
+      shape_(shape),
+      kind_(kind),
+      num_devices_(num_devices),
+      since_(shape.num_ranks, 1),
+      user_fd_(shape.num_ranks),
+      exchange_fd_(shape.num_ranks),
+      board_fd_(shape.num_ranks),
+      user_(shape.num_ranks),
+      board_(shape.num_ranks) {
+  for (std::uint32_t rank = 0; rank < shape.num_ranks; ++rank) make(rank);
+}
+
+void RawGroup::make(std::uint32_t rank) {
+  const auto memory = [&](const char* label, std::uint64_t bytes) {
+    const std::string device = kind_ + ":" + std::to_string(rank % num_devices_);
     return value_of(make_arena_memory(value_of(parse_device_name(device)), label, bytes));
   };
-  for (std::uint32_t rank = 0; rank < shape.num_ranks; ++rank) {
-    const std::uint64_t user = abi::UserArenaLayout(shape).total_bytes;
-    const std::uint64_t board = abi::BoardLayout(shape).total_bytes;
-    user_fd_.push_back(memory(rank, "test-user", user));
-    exchange_fd_.push_back(memory(rank, "test-exchange", abi::ExchangeArenaLayout(shape).total_bytes));
-    board_fd_.push_back(value_of(make_sealed_memfd("test-board", board)));
-    user_.push_back(value_of(Mapping::map(user_fd_.back().get(), user, Access::kReadWrite)));
-    board_.push_back(value_of(Mapping::map(board_fd_.back().get(), board, Access::kReadWrite)));
-  }
+  const std::uint64_t user = abi::UserArenaLayout(shape_).total_bytes;
+  const std::uint64_t board = abi::BoardLayout(shape_).total_bytes;
+  user_fd_[rank] = memory("test-user", user);
+  exchange_fd_[rank] = memory("test-exchange", abi::ExchangeArenaLayout(shape_).total_bytes);
+  board_fd_[rank] = value_of(make_sealed_memfd("test-board", board));
+  user_[rank] = value_of(Mapping::map(user_fd_[rank].get(), user, Access::kReadWrite));
+  board_[rank] = value_of(Mapping::map(board_fd_[rank].get(), board, Access::kReadWrite));
+}
+
+void RawGroup::replace(std::uint32_t rank, std::uint64_t since) {
+  since_[rank] = since;
+  make(rank);
+}
+
+void RawGroup::mask_rank(EngineThread& engine, std::uint32_t rank) const {
+  engine.send(abi::LinkType::kGroupRank, abi::GroupRank{id_, rank, 0, 0});
+}
+
+Mapping RawGroup::map_exchange(std::uint32_t rank) const {
+  return value_of(Mapping::map(exchange_fd_[rank].get(), abi::ExchangeArenaLayout(shape_).total_bytes,
+                               Access::kReadWrite));
+}
+
+void RawGroup::tell_rank(const std::vector<EngineThread*>& engines, const std::vector<RawSession*>& sessions,
+                         std::uint32_t engine, std::uint32_t rank) const {
+  EngineThread& target = *engines[engine];
+  const auto device = static_cast<std::uint32_t>(rank % engines.size());
+  target.send(abi::LinkType::kGroupRank, abi::GroupRank{id_, rank, device, since_[rank]},
+              {user_fd_[rank].get(), exchange_fd_[rank].get(), engines[device]->bell().get(),
+               engines[device]->page().get()});
+  if (device != engine) return;
+  target.send(
+      abi::LinkType::kGroupMember,
+      abi::GroupMember{id_, sessions[rank]->id(), rank, member(rank), since_[rank] > 1 ? resume_index : 0,
+                       rank < commands.size() ? commands[rank] : 0, 0},
+      {board_fd_[rank].get()});
 }
 
 void RawGroup::announce(const std::vector<EngineThread*>& engines, const std::vector<RawSession*>& sessions,
@@ -140,23 +181,8 @@ void RawGroup::announce(const std::vector<EngineThread*>& engines, const std::ve
   begin.broken = broken ? 1 : 0;
   begin.shape = shape_;
   target.send(abi::LinkType::kGroupBegin, begin);
-  for (std::uint32_t rank = 0; rank < shape_.num_ranks; ++rank)
-    announce_rank(engines, sessions, engine, rank);
+  for (std::uint32_t rank = 0; rank < shape_.num_ranks; ++rank) tell_rank(engines, sessions, engine, rank);
   target.send(abi::LinkType::kGroupCommit, abi::GroupRef{id_});
-}
-
-void RawGroup::announce_rank(const std::vector<EngineThread*>& engines,
-                             const std::vector<RawSession*>& sessions, std::uint32_t engine,
-                             std::uint32_t rank) const {
-  const auto device = static_cast<std::uint32_t>(rank % engines.size());
-  engines[engine]->send(abi::LinkType::kGroupRank, abi::GroupRank{id_, rank, device, 1},
-                        {user_fd_[rank].get(), exchange_fd_[rank].get(), engines[device]->bell().get(),
-                         engines[device]->page().get()});
-  if (device != engine) return;
-  engines[engine]->send(abi::LinkType::kGroupMember,
-                        abi::GroupMember{id_, sessions[rank]->id(), rank, member(rank), 0,
-                                         rank < commands.size() ? commands[rank] : 0, 0},
-                        {board_fd_[rank].get()});
 }
 
 void RawGroup::add_to_engine(const std::vector<EngineThread*>& engines,

@@ -20,8 +20,8 @@ namespace epd::test {
 // One engine process's worth of descriptors, on a thread.
 class EngineThread {
  public:
-  // `kind`: "host", or "cuda" with a kernel that stays.
-  explicit EngineThread(std::uint32_t device_index, std::string kind = "host");
+  // `kind`: "host" or "cuda". `resident`: of a GPU, a kernel stays.
+  explicit EngineThread(std::uint32_t device_index, std::string kind = "host", bool resident = true);
   ~EngineThread();
 
   void start();
@@ -42,6 +42,7 @@ class EngineThread {
  private:
   const std::uint32_t device_index_;
   const std::string kind_;
+  const bool resident_;
   UniqueFd link_;
   UniqueFd page_;
   UniqueFd bell_;
@@ -99,15 +100,27 @@ class RawGroup {
   abi::CommandWords& words(std::uint32_t rank) const {
     return *user_[rank].as<abi::CommandWords>(abi::UserArenaLayout(shape_).commands);
   }
+  // One rank to one engine; its member too, if it is there.
+  void tell_rank(const std::vector<EngineThread*>& engines, const std::vector<RawSession*>& sessions,
+                 std::uint32_t engine, std::uint32_t rank) const;
+  // The rank is masked.
+  void mask_rank(EngineThread& engine, std::uint32_t rank) const;
+  // Memory of its own for another that takes the rank's place, and since when.
+  void replace(std::uint32_t rank, std::uint64_t since);
+  // Of the exchange arena.
+  Mapping map_exchange(std::uint32_t rank) const;
   // To one engine, without an answer.
   void announce(const std::vector<EngineThread*>& engines, const std::vector<RawSession*>& sessions,
                 std::uint32_t engine, bool broken) const;
-  void announce_rank(const std::vector<EngineThread*>& engines, const std::vector<RawSession*>& sessions,
-                     std::uint32_t engine, std::uint32_t rank) const;
 
  private:
+  void make(std::uint32_t rank);
+
   const std::uint64_t id_;
   const abi::GroupShape shape_;
+  const std::string kind_;
+  const std::uint32_t num_devices_;
+  std::vector<std::uint64_t> since_;  // [R] epoch in which each came
   std::vector<UniqueFd> user_fd_, exchange_fd_, board_fd_;
   std::vector<Mapping> user_, board_;
 };

@@ -1,6 +1,7 @@
 // Commands: engines with kernels that stay, on the fake driver. The test rings as the client's kernels do.
 
 #include "engine_harness.h"
+#include "kernels/cuda.h"
 #include "kernels/numbers.h"
 #include "kernels/reference.h"
 #include "proto/commands.h"
@@ -9,7 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <functional>
+#include <optional>
 #include <random>
 
 namespace epd::test {
@@ -160,10 +161,12 @@ class EngineCommandsTest : public ::testing::Test {
     return params;
   }
 
-  // One operation of every rank, by whatever it uses.
-  void run(Op op, std::uint32_t slot, const std::vector<reference::RankInput>& inputs) {
+  // One operation of every rank that is there, by whatever it uses. A combine that is submitted uses the
+  // routing of the operation before, or of `routing`.
+  void run(Op op, std::uint32_t slot, const std::vector<reference::RankInput>& inputs,
+           std::optional<std::uint64_t> routing = {}) {
     std::vector<std::uint32_t> numbers(kRanks);
-    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    for (const std::uint32_t rank : there_) {
       const std::uint32_t n = op == Op::kDispatch ? inputs[rank].num_tokens : 0;
       if (by_stream(rank)) {
         const std::uint32_t which = op == Op::kDispatch ? dispatch_on(slot) : combine_on(slot);
@@ -171,11 +174,11 @@ class EngineCommandsTest : public ::testing::Test {
       } else {
         abi::Submission s = submission(rank, op, slot);
         s.num_tokens = n;
-        if (op == Op::kCombine) s.handle = next_ - 1;
+        if (op == Op::kCombine) s.handle = routing.value_or(next_ - 1);
         session(rank).submit(s);
       }
     }
-    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    for (const std::uint32_t rank : there_) {
       if (by_stream(rank)) {
         ASSERT_TRUE(ringers_[rank].ended(numbers[rank], 3000)) << "rank " << rank << state();
       } else {
@@ -222,8 +225,11 @@ class EngineCommandsTest : public ::testing::Test {
   }
 
   // Breaks the group recoverably and resumes it, as the supervisor would.
-  void break_and_resume(
-      StatusCode cause, const std::function<void()>& between = [] {}) {
+  void break_and_resume(StatusCode cause) {
+    break_all(cause);
+    if (!HasFatalFailure()) resume_all();
+  }
+  void break_all(StatusCode cause) {
     abi::Break message{};
     message.group_id = kGroup;
     message.epoch = group_->epoch;
@@ -237,15 +243,38 @@ class EngineCommandsTest : public ::testing::Test {
       ASSERT_TRUE(broken.has_value());
       resume = std::min(resume, broken->read<abi::Broken>().value().next_index);
     }
-    between();
     next_ = group_->resume_index = resume;
+  }
+  void resume_all() {
     ++group_->epoch;
     for (EngineThread* engine : engine_view_) {
-      engine->send(LinkType::kResume, abi::Resume{kGroup, group_->epoch, resume, StatusCode::kOk, -1, {}});
+      engine->send(LinkType::kResume,
+                   abi::Resume{kGroup, group_->epoch, group_->resume_index, StatusCode::kOk, -1, {}});
     }
     for (EngineThread* engine : engine_view_) ASSERT_TRUE(engine->expect(LinkType::kResumed).has_value());
   }
 
+  // The group, and what is below `fail_from` may be completed.
+  void lose(std::uint64_t fail_from) {
+    abi::Break message{};
+    message.group_id = kGroup;
+    message.epoch = group_->epoch;
+    message.fail_from = fail_from;
+    message.fatal = 1;
+    message.cause = StatusCode::kRankLost;
+    message.culprit_rank = 1;
+    for (EngineThread* engine : engine_view_) engine->send(LinkType::kBreak, message);
+    for (EngineThread* engine : engine_view_)
+      ASSERT_TRUE(engine->expect(LinkType::kBroken, 5000).has_value()) << state();
+  }
+  bool is_closed(std::uint32_t rank) {
+    abi::CommandWords& words = group_->words(rank);
+    return comes([&] {
+      return std::atomic_ref(words.closed).load() == 1 &&
+             std::all_of(std::begin(words.flags), std::end(words.flags),
+                         [](std::uint32_t& flag) { return std::atomic_ref(flag).load() == 1; });
+    });
+  }
   void expect_session_ended(std::uint32_t rank, const std::string& word) {
     const auto failed = engine_of(rank).expect(LinkType::kSessionFailed);
     ASSERT_TRUE(failed.has_value()) << word;
@@ -262,7 +291,8 @@ class EngineCommandsTest : public ::testing::Test {
   std::vector<RawSession*> session_view_;
   std::unique_ptr<RawGroup> group_;
   std::vector<Ringer> ringers_;
-  std::uint64_t next_ = 0;  // operation
+  std::vector<std::uint32_t> there_{0, 1, 2};  // ranks
+  std::uint64_t next_ = 0;                     // operation
 };
 
 TEST_F(EngineCommandsTest, CommandsAndSubmissionsOfOneGroupMatchTheReference) {
@@ -461,11 +491,181 @@ TEST_F(EngineCommandsTest, NobodyWaitsForAGroupThatIsGone) {
   ringers_[0].ring(dispatch_on(0), 0, group_->epoch);
   for (EngineThread* engine : engine_view_) engine->send(LinkType::kRemoveGroup, abi::GroupRef{kGroup});
   for (EngineThread* engine : engine_view_) ASSERT_TRUE(engine->expect(LinkType::kGroupRemoved).has_value());
-  for (const std::uint32_t rank : {0u, 1u}) {
-    const abi::CommandWords& words = group_->words(rank);
-    EXPECT_EQ(words.closed, 1u);
-    EXPECT_TRUE(std::all_of(std::begin(words.flags), std::end(words.flags), [](auto f) { return f == 1; }));
+  for (const std::uint32_t rank : {0u, 1u}) EXPECT_TRUE(is_closed(rank));
+}
+
+// Rank 2 is lost, and then another comes in its place: rows of the older routing that are there add nothing.
+TEST_F(EngineCommandsTest, AnOlderRoutingOutlivesTheLossOfARankAndItsReplacement) {
+  const auto inputs = fill(0);
+  run(Op::kDispatch, 0, inputs);
+  const auto expected = reference::dispatch(params(), inputs);
+  std::vector<reference::CombineInput> answers(kRanks);
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    auto* y = group_->region<std::uint16_t>(rank, 0, Region::kY);
+    std::copy_n(expected[rank].recv_x.data(), expected[rank].recv_x.size(),
+                reinterpret_cast<std::uint8_t*>(y));
+    answers[rank].y.assign(y, y + expected[rank].recv_x.size() / 2);
   }
+  answers[2].y.assign(answers[2].y.size(), 0);
+  const auto combined = reference::combine(params(), inputs, answers, {});
+  const auto combine = [&] {
+    run(Op::kCombine, 0, inputs, 0);
+    for (const std::uint32_t rank : {0u, 1u}) {
+      auto* out = group_->region<std::uint16_t>(rank, 0, Region::kOut);
+      EXPECT_TRUE(std::equal(combined[rank].out.begin(), combined[rank].out.end(), out)) << "rank " << rank;
+      std::fill_n(out, combined[rank].out.size(), std::uint16_t{0x7fc0});
+    }
+  };
+  break_all(StatusCode::kRankLost);
+  for (EngineThread* engine : engine_view_) group_->mask_rank(*engine, 2);
+  there_ = {0, 1};
+  resume_all();
+  combine();
+  break_all(StatusCode::kAborted);
+  group_->replace(2, group_->epoch + 1);
+  for (std::uint32_t engine = 0; engine < 2; ++engine)
+    group_->tell_rank(engine_view_, session_view_, engine, 2);
+  there_ = {0, 1, 2};
+  resume_all();
+  ASSERT_FALSE(HasFatalFailure());
+  combine();
+  ASSERT_FALSE(HasFatalFailure());
+  for (std::uint32_t i = 0; i < 4; ++i) run_and_check(1);
+
+  abi::Submission again = program(0, Op::kDispatch, 0, 20);
+  again.flags |= abi::kFlagCached;
+  session(0).submit(again);
+  ASSERT_EQ(session(0).wait()->status, StatusCode::kOk);
+  const std::uint32_t refused = ringers_[0].ring(20, 0, group_->epoch);
+  const auto request = engine_of(0).expect(LinkType::kBreakRequest);
+  ASSERT_TRUE(request.has_value());
+  const auto body = request->read<abi::Break>().value();
+  EXPECT_EQ(body.cause, StatusCode::kNotFound);
+  const std::string text(body.text);
+  for (const char* part : {"the routing in record 0 of rank 0 is of epoch 1", "lost or joined in epoch 3"})
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  EXPECT_TRUE(ringers_[0].ended(refused));
+  break_and_resume(body.cause);
+  run_and_check(0);
+}
+
+// What every rank has begun is completed, though nothing tells so when the group is lost.
+TEST_F(EngineCommandsTest, ALostGroupCompletesWhatAllHaveBegun) {
+  run_and_check(0);
+  const auto inputs = fill(1);
+  abi::Submission s = submission(2, Op::kDispatch, 1);
+  s.num_tokens = inputs[2].num_tokens;
+  const std::uint64_t taken = session(2).b().submission_head.value.load();
+  session(2).submit(s);
+  ASSERT_TRUE(comes([&] { return session(2).b().submission_head.value.load() > taken; }));
+  const std::uint32_t first = ringers_[0].ring(dispatch_on(1), inputs[0].num_tokens, group_->epoch);
+  const std::uint32_t second = ringers_[1].ring(dispatch_on(1), inputs[1].num_tokens, group_->epoch);
+  lose(3);
+  EXPECT_TRUE(ringers_[0].ended(first));
+  EXPECT_TRUE(ringers_[1].ended(second));
+  EXPECT_EQ(session(2).wait()->status, StatusCode::kOk);
+  for (const std::uint32_t rank : {0u, 1u}) {
+    EXPECT_EQ(ringers_[rank].failed(), 0u);
+    EXPECT_EQ(group_->board(rank).next_index.load(), 3u);
+    EXPECT_TRUE(is_closed(rank));
+  }
+}
+
+// More than anybody can complete: commands end all the same, and soon.
+TEST_F(EngineCommandsTest, ALostGroupDoesNotWaitForWhoDoesNotCome) {
+  run_and_check(0);
+  const std::uint32_t alone = ringers_[0].ring(dispatch_on(1), 0, group_->epoch);
+  lose(5);
+  EXPECT_TRUE(ringers_[0].ended(alone));
+  EXPECT_EQ(ringers_[0].failed(), 1u);
+  for (const std::uint32_t rank : {0u, 1u}) {
+    EXPECT_EQ(group_->board(rank).next_index.load(), 2u);
+    EXPECT_TRUE(is_closed(rank));
+  }
+}
+
+// A later command lies where the next one was.
+TEST_F(EngineCommandsTest, ACommandThatWasOverwrittenEndsTheSession) {
+  run_and_check(0);
+  abi::CommandWords& words = group_->words(1);
+  const std::uint32_t next = words.tail;
+  words.tail += abi::kCommandSlots;
+  const std::uint32_t late = ringers_[1].ring(dispatch_on(0), 0, group_->epoch);
+  expect_session_ended(
+      1, "number is " + std::to_string(late) + "; allowed: " + std::to_string(next) + ", since");
+  EXPECT_TRUE(ringers_[1].ended(late));
+  EXPECT_EQ(ringers_[1].failed(), abi::kCommandSlots + 1);
+}
+
+// Its last signals came with the break.
+TEST_F(EngineCommandsTest, AnAbortedCommandThatEveryRankCompletedCounts) {
+  const auto inputs = fill(0);
+  const std::uint32_t aborted = ringers_[0].ring(dispatch_on(0), inputs[0].num_tokens, group_->epoch);
+  const abi::ExchangeArenaLayout layout(kShape);
+  const Mapping exchange = group_->map_exchange(0);
+  std::byte* const block = exchange.bytes() + layout.block(0, kShape.depth);
+  ASSERT_TRUE(comes([&] {
+    return reinterpret_cast<abi::SignalLine*>(block + layout.ready)->tag.load() == abi::op_tag(1, 0);
+  }));
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank)
+    reinterpret_cast<abi::SignalLine*>(block + layout.arrived)[rank].tag.store(abi::op_tag(1, 0));
+  break_all(StatusCode::kRankLost);
+  EXPECT_TRUE(ringers_[0].ended(aborted));
+  EXPECT_EQ(group_->board(0).next_index.load(), 1u);
+  EXPECT_EQ(group_->board(1).next_index.load(), 0u);
+  bool found = false;
+  for (std::uint64_t half = 0; half < 2; ++half) {
+    const std::byte* const at = exchange.bytes() + layout.routing_of(0) + layout.half_bytes * half;
+    const auto& head = *reinterpret_cast<const kernels::cuda::RouteHead*>(at);
+    found |= head.handle == 1 && head.epoch == 1 && head.num_tokens == inputs[0].num_tokens;
+  }
+  EXPECT_TRUE(found) << "its routing stands";
+}
+
+// A kernel looks at the words of its rank's arena all the time.
+TEST_F(EngineCommandsTest, ARankThatIsToldOfAgainKeepsItsMemory) {
+  run_and_check(0);
+  for (int i = 0; i < 3; ++i) {
+    break_all(StatusCode::kAborted);
+    for (const std::uint32_t rank : {0u, 1u, 2u})
+      group_->tell_rank(engine_view_, session_view_, rank % 2, rank);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    resume_all();
+    ASSERT_FALSE(HasFatalFailure());
+    run_and_check(i % kShape.depth);
+  }
+}
+
+// Its kernel has no SMs yet when it goes.
+TEST_F(EngineCommandsTest, ARankGoesBeforeAnotherHasMadeRoom) {
+  const auto inputs = fill(0);
+  const std::uint32_t waits = ringers_[0].ring(dispatch_on(0), inputs[0].num_tokens, group_->epoch);
+  abi::Submission s = submission(2, Op::kDispatch, 0);  // the engine's other rank waits, too
+  s.num_tokens = inputs[2].num_tokens;
+  session(2).submit(s);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  RawSession other(50);
+  other.add_to(*engine_view_[0]);
+  abi::GroupShape shape = kShape;
+  shape.num_ranks = 1;
+  shape.num_experts = 2;
+  for (const std::uint32_t commands : {0u, 1u, 1u}) {
+    RawGroup beside(8, shape, "cuda", 1);
+    beside.commands = {commands};
+    beside.announce({engine_view_[0]}, {&other}, 0, false);
+    engine_view_[0]->send(LinkType::kRemoveGroup, abi::GroupRef{8});
+    ASSERT_TRUE(engine_view_[0]->expect(LinkType::kGroupRemoved, 2000).has_value());
+    EXPECT_TRUE(commands == 0 || comes([&] { return beside.words(0).closed == 1; }));
+  }
+  session(0).submit(submission(0, Op::kNoop, 0));
+  EXPECT_TRUE(session(0).wait(2000).has_value()) << "the loop is blocked";
+  EXPECT_FALSE(ringers_[0].ended(waits, 0));
+  const std::uint32_t last = ringers_[1].ring(dispatch_on(0), inputs[1].num_tokens, group_->epoch);
+  EXPECT_TRUE(ringers_[0].ended(waits));
+  EXPECT_TRUE(ringers_[1].ended(last));
+  EXPECT_EQ(session(2).wait()->status, StatusCode::kOk);
+  next_ = 1;
+  for (std::uint32_t i = 0; i < 4; ++i) run_and_check(i % kShape.depth);
 }
 
 TEST_F(EngineCommandsTest, AnotherEngineGoesOnWhereTheRingStands) {
@@ -495,28 +695,39 @@ TEST_F(EngineCommandsTest, AnotherEngineGoesOnWhereTheRingStands) {
 // As one whose rank rejoins when nobody else of the group was on its device.
 TEST_F(EngineCommandsTest, AnEngineThatIsToldOfARankTwiceKeepsWhatItsKernelReads) {
   run_and_check(0);
-  break_and_resume(StatusCode::kRankLost, [&] { group_->announce_rank(engine_view_, session_view_, 1, 1); });
+  break_all(StatusCode::kRankLost);
+  group_->tell_rank(engine_view_, session_view_, 1, 1);
+  resume_all();
   record_all();
   for (std::uint32_t i = 0; i < 5; ++i) run_and_check(i % kShape.depth);
 }
 
-// Of a device without a kernel that stays.
-TEST(EngineCommands, HostDevicesTakeNone) {
-  EngineThread engine(0);
+// Devices without a kernel that stays. The supervisor refuses such a join before.
+class EngineWithoutCommands : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(EngineWithoutCommands, SaysSo) {
+  EngineThread engine(0, GetParam(), false);
   engine.start();
   RawSession session(10);
   session.add_to(engine);
   abi::GroupShape shape = kShape;
   shape.num_ranks = 1;
-  RawGroup group(9, shape);
+  RawGroup group(9, shape, GetParam());
   group.commands = {1};
   group.announce({&engine}, {&session}, 0, false);
   const auto ready = engine.expect(LinkType::kGroupReady);
   ASSERT_TRUE(ready.has_value());
   const auto body = ready->read<abi::GroupReady>().value();
   EXPECT_EQ(body.status, StatusCode::kUnsupported);
-  EXPECT_NE(std::string(body.text).find("devices.mode = \"resident\""), std::string::npos) << body.text;
+  const std::string text(body.text);
+  for (const std::string part : {"commands is 1 (by stream) on ", GetParam(), "devices.mode", "\"resident\""})
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  engine.send(LinkType::kRemoveGroup, abi::GroupRef{9});
+  EXPECT_TRUE(engine.expect(LinkType::kGroupRemoved).has_value());
+  EXPECT_EQ(engine.stop(), 0);
 }
+
+INSTANTIATE_TEST_SUITE_P(Devices, EngineWithoutCommands, ::testing::Values("host", "cuda"));
 
 }  // namespace
 }  // namespace epd::test

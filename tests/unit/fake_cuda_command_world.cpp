@@ -147,6 +147,7 @@ void CommandWorld::stop_kernel(std::uint32_t r) {
 void CommandWorld::queue_noop(std::uint32_t r) {
   CommandRank& own = use(r);
   Operation& op = *own.operations;
+  ASSERT_TRUE(comes([&] { return now(rank(r).result->tag) == op.tag; }));  // it may be read until then
   op = {};
   op.tag = own.next + 1;
   op.result = rank(r).result;

@@ -190,8 +190,12 @@ class CommandRun {
     }
     resume();
   }
+  // A client's kernel may still be about to see that its command has ended, and looks at the words for that.
   ~CommandRun() {
-    for (std::uint32_t r = 0; r < size(); ++r) commands_.stop_kernel(r);
+    for (std::uint32_t r = 0; r < size(); ++r) {
+      commands_.stop_kernel(r);
+      EPD_CU(cuStreamSynchronize(commands_.own(r).client));
+    }
   }
 
   void run(int steps) {
@@ -557,7 +561,9 @@ TEST_F(FakeCudaCommandEnds, ALappedRingIsNoticed) {
   commands_->store(0, later, word);
   ASSERT_TRUE(comes([&] { return now(words().done) == later + 1; }));
   EXPECT_EQ(now(words().failed), kernels::cuda::kCommandSlots + 1);
-  EXPECT_EQ(refused(OpError::kLostCommand).result.rows, word);
+  const JournalEntry lost = refused(OpError::kLostCommand);
+  EXPECT_EQ(lost.result.rows, word);
+  EXPECT_EQ(lost.result.room, 1u) << "the command that was awaited";
 }
 
 TEST_F(FakeCudaCommandEnds, AnEngineThatIsNewGoesOnWhereTheOldOneWas) {

@@ -247,6 +247,21 @@ TEST_F(Membership, RanksOnDevicesThatDoNotReachEachOtherDoNotMeet) {
   EXPECT_EQ(take(), Lines{}) << "the others are not harmed";
 }
 
+TEST_F(Membership, CommandsNeedADeviceThatTakesThem) {
+  memory_.launched.insert(1);
+  JoinRequest by_stream = request(1, 2);
+  by_stream.join.commands = 1;
+  registry_.join(by_stream);
+  EXPECT_EQ(take(), (Lines{"refused session=11 request=101 status=UNSUPPORTED"}));
+  EXPECT_EQ(refusal_.message(), "device 1 takes no commands");
+  EXPECT_TRUE(registry_.groups().empty());
+  registry_.join(request(1, 2));
+  by_stream = request(0, 2);
+  by_stream.join.commands = 1;
+  registry_.join(by_stream);
+  EXPECT_EQ(take().size(), 2u) << "the group starts";
+}
+
 TEST_F(Membership, AFirstJoinerWithoutMemoryLeavesNoGroup) {
   memory_.limit = 0;
   registry_.join(request(0, 2));

@@ -68,7 +68,7 @@ EPD_HOST_DEVICE constexpr Judgement judge_word(const CommandState& state, std::u
   const auto ahead = static_cast<std::int32_t>(command.number - state.sequence);
   if (ahead < 0) return {Verdict::kWait};
   if (!takes_commands(state)) return {Verdict::kDiscard};
-  if (ahead > 0) return {Verdict::kRefuse, OpError::kLostCommand, word};
+  if (ahead > 0) return {Verdict::kRefuse, OpError::kLostCommand, word, state.sequence};
   return {command.epoch == (state.epoch & 0xff) ? Verdict::kRun : Verdict::kDiscard};
 }
 

@@ -40,7 +40,7 @@ enum class OpError : std::uint32_t {
   kOldRouting,   // rows: the routing's epoch. Ranks have come or gone since
   kBadProgram,   // rows: the command's word. No such program has been recorded
   kBadTokens,    // rows: the command's word; room: the most that are allowed
-  kLostCommand,  // rows: the word that lies where the command should be. Later commands have replaced it
+  kLostCommand,  // rows: the word that lies where command `room` should be, which later ones have replaced
 };
 
 // Where an operation ended. `tag` is stored last, with release at system scope.
@@ -98,6 +98,7 @@ struct Shape {
   std::uint64_t expert_capacity = 0;
   std::uint64_t recv_rows = 0;
   RowFormat format;
+  std::uint32_t experts_per_rank = 0;  // by configure(): kernels divide by it in many places
 };
 
 // How a CTA divides its shared memory; from configure().

@@ -103,6 +103,18 @@ bool run(Stream& stream, const Launch& launch, Run run_it) {
   return false;
 }
 
+// Kernels that stay begin when all of their SMs are free. False: over before that.
+bool take_sms(Stream& stream, unsigned sms) {
+  std::atomic<unsigned>& held = stream.device().held_sms;
+  return stream.wait_until([&] {
+    unsigned now = held.load();
+    while (now + sms <= kNumSms) {
+      if (held.compare_exchange_weak(now, now + sms)) return true;
+    }
+    return false;
+  });
+}
+
 CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** params, void** extra) {
   const std::shared_ptr<Kernel> kernel = kernels().find(function);
   const std::shared_ptr<Stream> stream = find_stream(handle);
@@ -118,8 +130,12 @@ CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** p
     epd::kernels::cuda::ResidentArguments own;
     std::memcpy(&own, params[0], sizeof(own));
     return enqueue(handle, [own, how](Stream& its) {
-      return run(its, how,
-                 [&](const Launch& launch, const auto& device) { return run_resident(launch, own, device); });
+      if (!take_sms(its, how.ctas)) return false;
+      const bool well = run(its, how, [&](const Launch& launch, const auto& device) {
+        return run_resident(launch, own, device);
+      });
+      its.device().held_sms -= how.ctas;
+      return well;
     });
   }
   const Operation* op = nullptr;

@@ -49,7 +49,8 @@ class CommandPort {
 
   // Where an operation's memory lies for the next numbers, as kernels::cuda::CommandArguments.
   struct Layout {
-    std::byte* words = nullptr;  // abi::CommandWords, in the rank's user arena
+    std::byte* words = nullptr;     // abi::CommandWords, in
+    std::shared_ptr<Arena> memory;  // the rank's user arena: mapped as long as a kernel may look at them
     std::uint32_t rank = 0;
     std::uint32_t depth = 0;
     std::uint32_t num_routes = 0;
@@ -105,7 +106,8 @@ class Lane {
   virtual void release(const kernels::cuda::Signal& signal) = 0;
   // In place of LaneShape::priority: lanes' shares of SMs follow. The stream's own stays as it is.
   virtual void set_priority(std::int32_t priority) = 0;
-  // Null unless LaneShape::commands. Destroying the lane closes it: whoever waits for a command goes on.
+  // Null unless LaneShape::commands. Once the lane has been destroyed whoever waits for a command goes on,
+  // though a moment may pass: nobody waits here until the kernel has ended.
   virtual CommandPort* commands() { return nullptr; }
 };
 
