@@ -137,7 +137,8 @@ std::string render(const v1::ListGroupsResponse& groups, bool members) {
                {"PRIO", kRight},
                {"EPOCH", kRight},
                {"AGE", kRight}});
-  Table member_table({{"GROUP", kRight}, {"RANK", kRight}, {"SESSION", kRight}, {"DEVICE"}, {"STATE"}});
+  Table member_table(
+      {{"GROUP", kRight}, {"RANK", kRight}, {"SESSION", kRight}, {"DEVICE"}, {"STATE"}, {"COMMANDS"}});
   std::string notes;
   for (const v1::Group& group : groups.groups()) {
     const v1::GroupShape& shape = group.shape();
@@ -154,7 +155,8 @@ std::string render(const v1::ListGroupsResponse& groups, bool members) {
     if (!group.cause().empty()) notes += name + "last break: " + printable(group.cause()) + "\n";
     for (const v1::GroupMember& member : group.members()) {
       member_table.add({number(group.group_id()), number(member.rank()), number(member.session_id()),
-                        member.device(), member.gone() ? "gone" : "here"});
+                        member.device(), member.gone() ? "gone" : "here",
+                        member.by_stream() ? "by stream" : "by host"});
     }
   }
   if (table.empty()) return "no groups\n";

@@ -155,6 +155,7 @@ void translate(const GroupView& view, v1::Group& message) {
     out.set_session_id(member.session_id);
     out.set_device(clean_text(member.device));
     out.set_gone(member.gone);
+    out.set_by_stream(member.by_stream);
   }
   for (const std::uint32_t rank : view.missing_ranks) message.add_missing_ranks(rank);
   message.set_priority(view.priority);

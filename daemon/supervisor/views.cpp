@@ -92,7 +92,8 @@ GroupView view_of(const membership::Group& group, const EngineFleet& fleet, std:
   if (group.reason.cause != StatusCode::kOk)
     view.cause = std::string(status_name(group.reason.cause)) + ": " + group.reason.text;
   for (const auto& [rank, member] : group.members) {
-    view.members.push_back({rank, member.session_id, fleet.name(member.device), member.gone});
+    view.members.push_back(
+        {rank, member.session_id, fleet.name(member.device), member.gone, member.commands});
   }
   if (group.phase != membership::GroupPhase::kForming) return view;
   for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {

@@ -54,7 +54,7 @@ GroupView make_group() {
   group.epoch = 3;
   group.age_ms = 64'000;
   group.cause = "engine of host:1 restarted";
-  group.members = {{1, 12, "host:1", false}, {0, 11, "host:0", false}};
+  group.members = {{1, 12, "host:1", false, true}, {0, 11, "host:0", false, false}};
   return group;
 }
 
@@ -67,7 +67,7 @@ GroupView make_forming_group() {
   group.shape.index_type = abi::IndexType::kInt32;
   group.shape.num_ranks = 4;
   group.cause.clear();
-  group.members = {{2, 11, "host:0", true}};
+  group.members = {{2, 11, "host:0", true, false}};
   group.missing_ranks = {3, 0, 1};
   return group;
 }

@@ -120,6 +120,8 @@ TEST_F(ControlTest, ListGroupsCarriesShapeMembersAndMissingRanks) {
   EXPECT_EQ(group.members(0).rank(), 0u);
   EXPECT_EQ(group.members(0).session_id(), 11u);
   EXPECT_EQ(group.members(1).device(), "host:1");
+  EXPECT_TRUE(group.members(1).by_stream());
+  EXPECT_FALSE(group.members(0).by_stream());
   const v1::Group& forming = response.groups(1);
   EXPECT_EQ(forming.state(), v1::GROUP_STATE_FORMING);
   EXPECT_EQ(forming.shape().payload(), v1::PAYLOAD_BF16);

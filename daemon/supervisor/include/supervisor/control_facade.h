@@ -87,6 +87,7 @@ struct MemberView {
   std::uint64_t session_id = 0;
   std::string device;
   bool gone = false;
+  bool by_stream = false;  // its operations are commands
 };
 
 struct GroupView {
