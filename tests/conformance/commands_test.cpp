@@ -262,12 +262,15 @@ void resume(const Group& group) {
 // Then the group goes on, and so does the graph.
 TEST_P(Commands, ABadChoiceIsToldByCheck) {
   const Case c = stream_case(2, 1);
+  Shared<Gate> checked;
   Shared<Gate> told;
   with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
     Replayed replayed(group, c, rank);
     replayed.play(0);
     replayed.check(0);
     must(epd_group_check(group.get(), nullptr), "check");
+    checked->arrive();
+    checked->wait_for(2);
     if (rank == 0) {
       replayed.play_with_a_bad_choice();
     } else {
