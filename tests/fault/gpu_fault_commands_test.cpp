@@ -4,6 +4,7 @@
 #include "support/replayed.h"
 
 #include <signal.h>
+#include <ostream>
 
 namespace epd::test {
 namespace {
@@ -27,6 +28,11 @@ struct Fate {
     return death == Death::kWaitingByMemop ? EPD_WAIT_BY_MEMORY_OPERATION : EPD_WAIT_BY_KERNEL;
   }
 };
+
+// In the names of tests; else they would have addresses.
+void PrintTo(const Fate& fate, std::ostream* out) {
+  *out << fate.name;
+}
 
 constexpr std::uint32_t kLatecomer = 0;
 // Numbers of the group's operations; a replay is two.
