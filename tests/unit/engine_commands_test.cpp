@@ -622,7 +622,8 @@ TEST_F(EngineCommandsTest, AnAbortedCommandThatEveryRankCompletedCounts) {
   EXPECT_TRUE(found) << "its routing stands";
 }
 
-// A kernel looks at the words of its rank's arena all the time.
+// As one whose rank rejoins when nobody else of the group was on its device. A kernel looks at the words of
+// its rank's arena all the time.
 TEST_F(EngineCommandsTest, ARankThatIsToldOfAgainKeepsItsMemory) {
   run_and_check(0);
   for (int i = 0; i < 3; ++i) {
@@ -688,16 +689,6 @@ TEST_F(EngineCommandsTest, AnotherEngineGoesOnWhereTheRingStands) {
     ASSERT_TRUE(engine->expect(LinkType::kResumed).has_value());
   }
   EXPECT_TRUE(comes([&] { return ringers_[1].failed() == 1; }));
-  record_all();
-  for (std::uint32_t i = 0; i < 5; ++i) run_and_check(i % kShape.depth);
-}
-
-// As one whose rank rejoins when nobody else of the group was on its device.
-TEST_F(EngineCommandsTest, AnEngineThatIsToldOfARankTwiceKeepsWhatItsKernelReads) {
-  run_and_check(0);
-  break_all(StatusCode::kRankLost);
-  group_->tell_rank(engine_view_, session_view_, 1, 1);
-  resume_all();
   record_all();
   for (std::uint32_t i = 0; i < 5; ++i) run_and_check(i % kShape.depth);
 }
