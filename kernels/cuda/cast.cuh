@@ -79,11 +79,10 @@ __device__ inline void put_scale(std::uint8_t* scales, ScaleFormat format, std::
 
 // A section of a row: some blocks, and a lane divides for each of them. In step j, 8 lanes hold block 4*j +
 // lane / 8, two vectors of 16 bytes each.
+template <std::uint32_t kSteps>
 struct CastSection {
-  static constexpr std::uint32_t kSteps = 8;
   static constexpr std::uint32_t kBlocks = 4 * kSteps;
   uint4 v[kSteps][2];
-  float inverse;  // of block `lane`
 
   __device__ static std::uint32_t block(std::uint32_t step) { return 4 * step + lane_of() / 8; }
 
@@ -111,34 +110,36 @@ struct CastSection {
     return fmaxf(kMinAmax, fmaxf(low_float(own), high_float(own)));
   }
 
-  __device__ void store(uint2* row, std::uint32_t blocks) const {
+  // Casts: codes and scales of the section's blocks, of which the row's is `first`, of `blocks`.
+  __device__ void cast(const RowFormat& format, std::uint8_t* codes, std::uint8_t* scales, std::uint32_t first,
+                       std::uint32_t blocks) {
+    const BlockScale scale = block_scale(amax(), format.scales != ScaleFormat::kFloat32);
+    if (lane_of() < kBlocks && first + lane_of() < blocks)
+      put_scale(scales, format.scales, first + lane_of(), scale.scale);
 #pragma unroll
     for (std::uint32_t j = 0; j < kSteps; ++j) {
-      const float factor = __shfl_sync(kFull, inverse, static_cast<int>(block(j)));
-      if (block(j) >= blocks) continue;
-      uint2* const at = row + block(j) * 16 + lane_of() % 8;
+      const float factor = __shfl_sync(kFull, scale.inverse, static_cast<int>(block(j)));
+      if (first + block(j) >= blocks) continue;
+      uint2* const at = reinterpret_cast<uint2*>(codes) + (first + block(j)) * 16 + lane_of() % 8;
       at[0] = cast_eight(v[j][0], factor);
       at[8] = cast_eight(v[j][1], factor);
     }
+    if (format.scales != ScaleFormat::kUe8m0 || first + kBlocks < blocks) return;
+#pragma unroll 1
+    for (std::uint32_t i = blocks + lane_of(); i < format.scale_bytes; i += 32) scales[i] = 0;
   }
 };
 
 // Not inlined: instructions, too, come from memory the first time, and a small operation feels it.
 __device__ __noinline__ inline void cast_row(const void* row, std::uint8_t* codes, std::uint8_t* scales,
                                              const RowFormat& format) {
+  using Section = CastSection<8>;
   const std::uint32_t blocks = format.hidden / 128;
-  const bool pow2 = format.scales != ScaleFormat::kFloat32;
-  for (std::uint32_t first = 0; first < blocks; first += CastSection::kBlocks) {
-    CastSection section;
+#pragma unroll 1
+  for (std::uint32_t first = 0; first < blocks; first += Section::kBlocks) {
+    Section section;
     section.load(static_cast<const uint4*>(row) + first * 16, blocks - first);
-    const BlockScale scale = block_scale(section.amax(), pow2);
-    section.inverse = scale.inverse;
-    if (lane_of() < CastSection::kBlocks && first + lane_of() < blocks)
-      put_scale(scales, format.scales, first + lane_of(), scale.scale);
-    section.store(reinterpret_cast<uint2*>(codes) + first * 16, blocks - first);
-  }
-  if (format.scales == ScaleFormat::kUe8m0) {
-    for (std::uint32_t i = blocks + lane_of(); i < format.scale_bytes; i += 32) scales[i] = 0;
+    section.cast(format, codes, scales, first, blocks);
   }
 }
 

@@ -18,7 +18,7 @@ constexpr std::uint32_t round_to(std::uint32_t value, std::uint32_t multiple) {
 
 constexpr std::uint32_t kMaxWarps = kMaxThreads / 32;
 constexpr std::uint32_t kClerks = 2;               // at least, in dispatch: warps that move no rows
-constexpr std::uint32_t kLandingClerks = 8;        // likewise: they read everybody's choices; and the herald
+constexpr std::uint32_t kLandingClerks = 4;        // likewise, and the herald
 constexpr std::uint32_t kSumStage = 7 * 1024;      // of a combine through landings: pieces of rows to add up
 constexpr std::uint32_t kCombineStage = 8 * 1024;  // a stage of combine: a piece of each row of a token
 constexpr std::uint32_t kPieceUnit = 512;          // 16 bytes for each lane
@@ -45,14 +45,29 @@ void divide_rows(Operation& op) {
   op.movers.stage_bytes = round_to(op.movers.chunk_bytes * wanted, 128);
 }
 
-// Through landings: a row with its scales and weights, as it lies in its slot; and what it is cast from.
-void divide_landing_stages(Operation& op) {
-  const RowFormat& format = op.shape.format;
-  const std::uint32_t slot =
-      round_to(format.row_bytes + format.scale_bytes, 16) + round_to(op.shape.topk * 4, 16);
-  const std::uint32_t row = round_to(slot, 128);
-  op.movers.stages = 2;  // two rows, or one and what it is cast from
-  op.movers.stage_bytes = round_to((row + std::max(row, format.cast ? format.x_bytes : 0)) / 2, 128);
+// Of a dispatch through landings. A stage has a row with all that comes with it, as it lies in its slot. If
+// rows are cast, x follows, or two rows that have landed; else each warp that moves rows has a stage.
+bool divide_landing(std::uint32_t room, Operation& op) {
+  const Shape& shape = op.shape;
+  const RowFormat& format = shape.format;
+  Movers& movers = op.movers;
+  const std::uint32_t row = round_to(
+      round_to(format.row_bytes + format.scale_bytes, 16) + 2 * round_to(shape.topk * 4, 16), 128);
+  movers.stage_bytes = format.cast ? row + std::max(2 * row, round_to(format.x_bytes, 128)) : row;
+  const auto fits = [&](std::uint32_t stages) {
+    movers.warps = std::min((format.cast ? 2 : 1) * stages, kMaxWarps - kLandingClerks);
+    movers.stages = format.cast ? stages : 1;
+    movers.header_bytes = HeaderLayout(Kind::kDispatch, shape, op.landing.max_tokens,
+                                       num_barriers(Kind::kDispatch, op), movers.ctas)
+                              .bytes;
+    return movers.header_bytes + stages * movers.stage_bytes <= room;
+  };
+  std::uint32_t stages = std::min(room / movers.stage_bytes, kMaxWarps - kLandingClerks);
+  while (stages > 0 && !fits(stages)) --stages;
+  if (stages == 0 || movers.ctas == 1) return stages > 0;
+  // CTA 0 moves no rows then: in place of stages it has everybody's counts and the placement.
+  const std::uint32_t placement = 3 * shape.num_experts + 2 * shape.experts_per_rank + shape.num_ranks + 2;
+  return movers.header_bytes + (shape.num_experts * shape.num_ranks + placement) * 4 <= room;
 }
 
 void divide_sums(Operation& op) {
@@ -74,29 +89,26 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
   const auto room = static_cast<std::uint32_t>(max_shared_bytes) - kStaticBytes;
   const std::uint32_t tokens = op.landing.max_tokens;
   const bool lands = tokens != 0 && op.shape.per_expert;
+  movers.ctas = sms;
+  movers.threads = kMaxThreads;
+  movers.shared_bytes = room / 128 * 128;
+  if (kind == Kind::kDispatch && lands) return divide_landing(movers.shared_bytes, op);
   if (kind == Kind::kDispatch) {
-    if (lands) {
-      divide_landing_stages(op);
-    } else {
-      divide_stages(op);
-    }
+    divide_stages(op);
   } else if (lands) {
     divide_sums(op);
   } else {
     divide_rows(op);
   }
-  movers.ctas = sms;
   std::uint32_t stages = room / movers.stage_bytes;
   while (stages > 0 &&
          HeaderLayout(kind, op.shape, tokens, stages, sms).bytes + stages * movers.stage_bytes > room)
     --stages;
   if (stages < (lands ? 2 : 1)) return false;
   movers.stages = std::clamp(movers.stages, 1u, stages);
-  const std::uint32_t clerks = kind != Kind::kDispatch ? lands : lands ? kLandingClerks : kClerks;
+  const std::uint32_t clerks = kind == Kind::kDispatch ? kClerks : lands;
   movers.warps = std::min(stages / movers.stages, kMaxWarps - clerks);
-  movers.threads = kMaxThreads;
   movers.header_bytes = HeaderLayout(kind, op.shape, tokens, movers.warps * movers.stages, sms).bytes;
-  movers.shared_bytes = room / 128 * 128;
   return true;
 }
 

@@ -1,211 +1,279 @@
 // Dispatch through landings: a row crosses the wire once for each rank, before its places are known; the
-// receiver works them out from everybody's choices and spreads the row over its experts' rows as it lands.
+// receiver works them out from everybody's plans and spreads the row over its experts' rows as it lands.
 #pragma once
 
-#include "cuda/choice_bits.cuh"
 #include "cuda/dispatch.cuh"
+#include "cuda/landed_plans.cuh"
+#include "cuda/own_choices.cuh"
 
 namespace epd::kernels::cuda {
 
-// Where the parts of a landed row lie: row, scales, weights; and behind them in a stage what it is cast from.
+// Where the parts of a landed row lie: row, scales; for each choice a weight, and which row it is.
 struct LandedRow {
   std::uint32_t weights;
+  std::uint32_t choices;
   std::uint32_t bytes;
   std::uint32_t pitch;  // of rows in a stage
 
-  __device__ explicit LandedRow(const Operation& op) {
-    weights = (op.shape.format.row_bytes + op.shape.format.scale_bytes + 15) / 16 * 16;
-    bytes = weights + (op.shape.topk * 4 + 15) / 16 * 16;
+  __device__ LandedRow(const RowFormat& format, std::uint32_t topk) {
+    const std::uint32_t words = (topk * 4 + 15) / 16 * 16;
+    weights = (format.row_bytes + format.scale_bytes + 15) / 16 * 16;
+    choices = weights + words;
+    bytes = choices + words;
     pitch = (bytes + 127) / 128 * 128;
-  }
-  __device__ StageLayout in_stage(const Operation& op, std::uint8_t* stage) const {
-    StageLayout layout(op.shape.format, stage);
-    if (op.shape.format.cast) layout.x = stage + pitch;
-    return layout;
   }
 };
 
-// A landed row; lane k has choice k.
-struct LandedToken {
-  std::uint32_t source = 0;
-  std::uint32_t token = kFull;
-  std::uint32_t expert = kFull;
-  std::int32_t row = -1;  // that the choice sends it to
-  __device__ bool none() const { return token == kFull; }
+// A choice as it travels with its row: the expert, and the row's number among those that the expert gets from
+// the source. Every number is below kMaxLandingTokens.
+struct LandedChoice {
+  std::uint32_t word;
+  static constexpr std::uint32_t kNone = 0xffff;  // no expert; or as a number: a lower k has the same expert
+  static __device__ LandedChoice make(std::uint32_t expert, std::uint32_t number) {
+    return {number << 16 | (expert & 0xffff)};
+  }
+  __device__ std::uint32_t expert() const { return word & 0xffff; }
+  __device__ std::uint32_t number() const { return word >> 16; }
+};
+
+// Rows of a warp that are on their way to landings, two at most: whoever waits for a row holds up the next.
+class SentRows {
+ public:
+  // To every rank whose choice a lane has, from a stage that has the row and all that comes with it.
+  __device__ void send(const Operation& op, const OwnChoices& own, const LandedRow& landed, std::uint8_t* stage,
+                       std::uint32_t token) {
+    if (count_ == 2) release_first();
+    LandedChoice choice{kFull};
+    if (lane_of() < op.shape.topk)
+      choice = reinterpret_cast<const LandedChoice*>(stage + landed.choices)[lane_of()];
+    const bool chosen = choice.expert() != LandedChoice::kNone;
+    const std::uint32_t rank = chosen ? own.rank_of(choice.expert()) : 0;
+    const std::uint32_t ranks = __reduce_or_sync(kFull, chosen ? 1u << rank : 0u);
+    const bool mine = ((ranks >> lane_of()) & 1) != 0;
+    const std::uint32_t to = mine ? lane_of() : op.rank;
+    warp_store(landing_slot(op, to, op.rank, token), stage, landed.bytes, mine);
+    stores_commit();
+    std::uint64_t* const tag = mine ? landed_tag(op, to, op.rank, token, 0) : nullptr;
+    tag_ = op.tag;
+    (count_ == 0 ? first_ : second_) = tag;
+    ++count_;
+  }
+  __device__ void release() {
+    if (count_ == 2) release_first();
+    if (count_ == 0) return;
+    stores_wait_done();
+    tell();
+  }
+
+ private:
+  __device__ void release_first() {
+    stores_wait_done_but_last();
+    tell();
+    first_ = second_;
+  }
+  __device__ void tell() {
+    __syncwarp();
+    if (first_ != nullptr) store_release_system(first_, tag_);
+    --count_;
+  }
+
+  std::uint32_t count_ = 0;
+  std::uint64_t tag_ = 0;
+  std::uint64_t* first_ = nullptr;  // the lane's
+  std::uint64_t* second_ = nullptr;
 };
 
 // One warp that moves rows: it sends those of this rank's tokens, then spreads what has landed. CTA 0 keeps
 // the books and moves none, if there are others.
+//
+// Rows that are cast are so in pieces, each by another warp, since the time until the first row leaves counts;
+// whoever ends a row sends it. All of x is loaded before anything is sent: a load would wait behind the SM's
+// own stores. Stages of such rows belong to rows: a row that leaves, then its x, where later two rows land.
+// Of others they belong to warps.
 class Carrier {
  public:
-  __device__ Carrier(const Operation& op, Cta cta, const Shared& shared, LandingBoard& board)
+  __device__ Carrier(const Operation& op, Cta cta, const Shared& shared, const OwnChoices& own,
+                     LandingBoard& board)
       : op_(op),
+        format_(op.shape.format),
+        own_(own),
         board_(board),
         shared_(shared),
-        stages_(op, shared),
-        landed_(op),
-        stage_(landed_.in_stage(op, stages_.at(0))),
+        landed_(format_, op.shape.topk),
+        warps_(op.movers.warps),
         cta_(cta.count == 1 ? cta : Cta{cta.index - 1, cta.count - 1}),
-        moves_(warp_of() < op.movers.warps && (cta.count == 1 || cta.index != 0)) {
-    step_ = cta_.count * op.movers.warps;
-    token_ = moves_ ? cta_.index + cta_.count * warp_of() : op.num_tokens;
+        moves_(warp_of() < warps_ && (cta.count == 1 || cta.index != 0)),
+        row_(warp_of()) {
+    if (moves_ && op.num_tokens > cta_.index) rows_ = (op.num_tokens - cta_.index - 1) / cta_.count + 1;
   }
   __device__ bool moves() const { return moves_; }
 
-  // The first row comes, and all choices are looked at, while others are waited for. False: a choice was
-  // refused.
-  __device__ bool begin() {
-    if (!moves_) return true;
-    stages_.open();
-    load(token_);
-    const std::int64_t first = read(token_);
-    weight_ = read_weight(token_);
-    bool good = true;
-#pragma unroll 1
-    for (std::uint32_t token = token_; token < op_.num_tokens; token += step_) {
-      const std::int32_t expert = accept(token, token == token_ ? first : read(token));
-      if (token == token_) expert_ = expert;
-      good = good && !__any_sync(kFull, expert < -1);
-      if (!op_.cached && lane_of() < op_.shape.topk)
-        op_.routing.topk[token * op_.shape.topk + lane_of()] = expert;
-    }
-    return good;
-  }
-
-  // Tells everybody what its tokens have chosen.
-  __device__ void tell_choices() const {
-#pragma unroll 1
-    for (std::uint32_t token = token_; token < op_.num_tokens; token += step_) {
-      tell_token(token, token == token_ ? expert_ : read_again(token));
-    }
+  // What is sent first is on its way while choices are read.
+  __device__ void begin() {
+    if (!moves_) return;
+    for (std::uint32_t i = warp_of(); lane_of() == 0 && i < warps_ + op_.movers.stages; i += warps_)
+      barrier_init(shared_.barriers + i);
+    fence_async();
+    __syncwarp();
+    load(row_);
   }
 
   // Returns when all is released.
   __device__ void send() {
-#pragma unroll 1
-    for (bool first = true; token_ < op_.num_tokens; first = false) {
-      if (!first) {
-        expert_ = read_again(token_);
-        weight_ = read_weight(token_);
-      }
-      take();
-      if (lane_of() < op_.shape.topk)
-        reinterpret_cast<float*>(stage_.row + landed_.weights)[lane_of()] = weight_;
-      fence_async_shared();
-      __syncwarp();
-      send_one();
-      token_ += step_;
-      load(token_);
+    if (format_.cast) {
+      cast_rows();
+    } else {
+      copy_rows();
     }
+    sent_.release();
   }
 
-  // Spreads landed rows, as warps get free; one comes while another leaves. False: the operation has failed.
-  __device__ bool spread(const ChoiceBits& bits, std::uint64_t deadline_ns) {
+  // Spreads landed rows, as warps get free. False: the operation has failed.
+  __device__ bool spread(const LandedPlans& plans, std::uint64_t deadline_ns) {
     if (!wait_places()) return leave(false);
+    const std::uint32_t ranks = op_.shape.num_ranks;
     std::uint32_t most = 0;
 #pragma unroll 1
-    for (std::uint32_t s = 0; s < op_.shape.num_ranks; ++s) most = max(most, board_.tokens[s]);
-    LandedToken coming = next_landed(bits, most);
-    bool good = true;
-    if (!coming.none()) good = fetch(coming, 0, deadline_ns);
+    for (std::uint32_t s = 0; s < ranks; ++s) most = max(most, board_.tokens[s]);
 #pragma unroll 1
-    for (std::uint32_t buffer = 0; good && !coming.none(); buffer ^= 1) {
-      const LandedToken now = coming;
-      coming = next_landed(bits, most);
-      const bool early = !coming.none() && is_there_now(coming);
-      if (early) fetch_now(coming, buffer ^ 1);
-      store(now, buffer);
-      if (!early && !coming.none()) good = fetch(coming, buffer ^ 1, deadline_ns);
+    for (std::uint32_t i = claim(); i < most * ranks; i = claim()) {
+      const std::uint32_t source = (i + op_.rank) % ranks;
+      const std::uint32_t token = i / ranks;
+      if (!plans.comes(source, token)) continue;
+      const std::uint64_t* const tag = landed_tag(op_, op_.rank, source, token, 0);
+      if (!wait_words(op_, tag, lane_of() == 0, source, deadline_ns)) return leave(false);
+      spread_row(plans, source, token);
     }
-    return leave(good);
+    return leave(true);
   }
 
   // After begin(), in place of send(). Nothing may be on its way into this CTA's memory when it leaves.
   __device__ void abandon() {
     if (!moves_) return;
-    if (token_ < op_.num_tokens) wait_loaded(0);
-    stages_.close();
+    if (row_ < min(rows_, loads_at_once())) barrier_wait(row_barrier(row_), 0);
   }
 
  private:
+  using Section = CastSection<5>;
+
   // ---- tokens of this rank
-  __device__ void load(std::uint32_t token) {
-    if (token < op_.num_tokens) load_row(op_, stage_, stages_.barriers, token);
+  __device__ std::uint32_t token_of(std::uint32_t row) const { return cta_.index + cta_.count * row; }
+  __device__ std::uint32_t loads_at_once() const { return format_.cast ? op_.movers.stages : warps_; }
+  __device__ std::uint8_t* stage(std::uint32_t number) const {
+    return shared_.stages + std::size_t{number} * op_.movers.stage_bytes;
   }
-  // The row as it leaves.
-  __device__ void take() {
-    wait_loaded(0);
-    if (op_.shape.format.cast) cast_row(stage_.x, stage_.row, stage_.scales, op_.shape.format);
+  // Of x in the row's stage; and of what lands in this warp's.
+  __device__ std::uint64_t* row_barrier(std::uint32_t row) const {
+    return shared_.barriers + (format_.cast ? warps_ + row : row);
   }
-  __device__ bool has_choice(std::uint32_t token) const {
-    return token < op_.num_tokens && lane_of() < op_.shape.topk;
+  __device__ std::uint64_t* own_barrier() const { return shared_.barriers + warp_of(); }
+  __device__ std::uint8_t* own_stage() const {
+    if (!format_.cast) return stage(warp_of());
+    return stage(warp_of() / 2) + landed_.pitch * (1 + warp_of() % 2);
   }
-  // Choice `lane` of a token, read once from memory that the client may be changing; or from a known routing.
-  __device__ std::int64_t read(std::uint32_t token) const {
-    if (!has_choice(token)) return -1;
-    return op_.cached ? read_again(token) : read_choice(op_, token * op_.shape.topk + lane_of());
+
+  // A row's x and its choices, by the warp whose number is the row's place.
+  __device__ void load(std::uint32_t row) {
+    const std::uint32_t place = warp_of();
+    if (row >= rows_ || place >= loads_at_once()) return;
+    StageLayout to(format_, stage(place));
+    if (format_.cast) to.x = stage(place) + landed_.pitch;
+    load_row(op_, to, row_barrier(place), token_of(row));
+    read_choices(token_of(row));
   }
-  // As it was accepted.
-  __device__ std::int32_t read_again(std::uint32_t token) const {
-    return has_choice(token) ? __ldcg(op_.routing.topk + token * op_.shape.topk + lane_of()) : -1;
+  __device__ void read_choices(std::uint32_t token) {
+    choice_ = own_.read_lane(token);
+    weight_ = 0.0f;
+    if (op_.topk_weights != nullptr && lane_of() < op_.shape.topk)
+      weight_ = __ldcg(op_.topk_weights + token * op_.shape.topk + lane_of());
   }
-  __device__ float read_weight(std::uint32_t token) const {
-    if (op_.topk_weights == nullptr || !has_choice(token)) return 0.0f;
-    return __ldcg(op_.topk_weights + token * op_.shape.topk + lane_of());
+  // What comes with a row, behind it. Its weight at an expert is that of all choices of it.
+  __device__ void write_choices(std::uint8_t* stage, std::uint32_t token) const {
+    const std::uint32_t expert = own_.accepted(choice_, token);
+    const float weight = sum_weights(op_.shape.topk, expert, weight_);
+    const std::uint32_t same = __match_any_sync(kFull, expert);
+    if (lane_of() >= op_.shape.topk) return;
+    std::uint32_t number = LandedChoice::kNone;
+    if (expert != kFull && (same & lanes_below()) == 0) number = own_.number(expert, token);
+    reinterpret_cast<LandedChoice*>(stage + landed_.choices)[lane_of()] = LandedChoice::make(expert, number);
+    reinterpret_cast<float*>(stage + landed_.weights)[lane_of()] = weight;
   }
-  // -1 also for ranks that are not there, -2 for what is refused.
-  __device__ std::int32_t accept(std::uint32_t token, std::int64_t value) const {
-    if (value == -1 || op_.cached) return static_cast<std::int32_t>(value);
-    if (value < 0 || value >= op_.shape.num_experts) {
-      refuse(op_, token * op_.shape.topk + lane_of(), value);
-      return -2;
-    }
-    const auto expert = static_cast<std::int32_t>(value);
-    if (is_there(op_, expert / experts_per_rank(op_.shape))) return expert;
-    atomicAdd(&workspace(op_).dropped, 1);
-    return -1;
-  }
-  // Words of four choices, each to all ranks.
-  __device__ void tell_token(std::uint32_t token, std::int32_t expert) const {
-    const std::uint32_t words = chosen_per_token(op_.shape);
-    const std::uint32_t count = words * op_.shape.num_ranks;
+
+  // In rounds of as many rows as there are stages.
+  __device__ void cast_rows() {
+    const std::uint32_t stages = op_.movers.stages;
+    const std::uint32_t pieces = (format_.hidden / 128 + Section::kBlocks - 1) / Section::kBlocks;
 #pragma unroll 1
-    for (std::uint32_t first = 0; first < count; first += 32) {
-      const std::uint32_t i = first + lane_of();
-      std::uint64_t value = 0;
-#pragma unroll 1
-      for (std::uint32_t j = 0; j < 4; ++j) {
-        const std::uint32_t k = i % words * 4 + j;
-        const std::int32_t other = __shfl_sync(kFull, expert, static_cast<int>(k));
-        value |= std::uint64_t{static_cast<std::uint16_t>(k < op_.shape.topk ? other : -1)} << (16 * j);
+    for (std::uint32_t first = 0; first < rows_; first += stages) {
+      const std::uint32_t count = min(stages, rows_ - first);
+      if (first != 0) {
+        sent_.release();
+        asm volatile("bar.sync 2, %0;" ::"r"(warps_ * 32) : "memory");
+        row_ = first + warp_of();
+        fence_async_shared();
+        __syncwarp();
+        load(row_);
       }
-      if (i < count && is_there(op_, i / words))
-        tell(chosen_words(op_, i / words, op_.rank, token) + i % words, op_.tag, value);
+      if (warp_of() < count) {
+        write_choices(stage(warp_of()), token_of(row_));
+        end_piece(first, warp_of(), pieces + 1);
+      }
+      // Who has choices to write begins last.
+#pragma unroll 1
+      for (std::uint32_t unit = warps_ - 1 - warp_of(); unit < count * pieces; unit += warps_) {
+        cast_piece(unit / pieces, unit % pieces * Section::kBlocks, (first / stages) & 1);
+        end_piece(first, unit / pieces, pieces + 1);
+      }
     }
   }
-  // To every rank that the token has chosen.
-  __device__ void send_one() const {
-    const std::uint32_t rank = expert_ < 0 ? 0 : expert_ / experts_per_rank(op_.shape);
-    const std::uint32_t ranks = __reduce_or_sync(kFull, expert_ < 0 ? 0u : 1u << rank);
-    const bool mine = ((ranks >> lane_of()) & 1) != 0;
-    const std::uint32_t to = mine ? lane_of() : op_.rank;
-    warp_store(landing_slot(op_, to, op_.rank, token_), stage_.row, landed_.bytes, mine);
-    stores_commit();
-    stores_wait_done();
-    __syncwarp();
-    if (mine) store_release_system(landed_tag(op_, to, op_.rank, token_, 0), op_.tag);
+  __device__ void cast_piece(std::uint32_t place, std::uint32_t first, std::uint32_t parity) const {
+    const std::uint32_t blocks = format_.hidden / 128;
+    std::uint8_t* const to = stage(place);
+    barrier_wait(row_barrier(place), parity);
+    Section section;
+    section.load(reinterpret_cast<const uint4*>(to + landed_.pitch) + first * 16, blocks - first);
+    section.cast(format_, to, to + format_.row_bytes, first, blocks);
+  }
+  // Row first + place, of which the warp has ended one of so many parts.
+  __device__ void end_piece(std::uint32_t first, std::uint32_t place, std::uint32_t parts) {
     fence_async_shared();
     __syncwarp();
+    bool last = false;
+    if (lane_of() == 0) {
+      __threadfence_block();
+      last = atomicAdd(&board_.ended[place], 1) == parts - 1;
+      __threadfence_block();
+      if (last) board_.ended[place] = 0;
+      if (last) atomicAdd(&board_.rows_cast, 1);
+    }
+    if (__shfl_sync(kFull, last, 0)) sent_.send(op_, own_, landed_, stage(place), token_of(first + place));
+  }
+
+  __device__ void copy_rows() {
+    std::uint8_t* const row = own_stage();
+#pragma unroll 1
+    while (row_ < rows_) {
+      wait_loaded();
+      write_choices(row, token_of(row_));
+      fence_async_shared();
+      __syncwarp();
+      sent_.send(op_, own_, landed_, row, token_of(row_));
+      stores_wait_read();
+      __syncwarp();
+      row_ += warps_;
+      load(row_);
+    }
   }
 
   // ---- what has landed
+  // And until no x lies any more where rows land.
   __device__ bool wait_places() const {
-    const volatile std::uint32_t* const placed = &board_.placed;
-    while (*placed == 0) {
+    const volatile LandingBoard& board = board_;
+    while (board.placed == 0 || (format_.cast && board.rows_cast != rows_)) {
     }
     __threadfence_block();
     __syncwarp();
-    return *placed == LandingBoard::kPlaced;
+    return board.placed == LandingBoard::kPlaced;
   }
   // Of this CTA's share.
   __device__ std::uint32_t claim() const {
@@ -213,103 +281,63 @@ class Carrier {
     if (lane_of() == 0) next = atomicAdd(&board_.claimed, 1);
     return cta_.index + cta_.count * __shfl_sync(kFull, next, 0);
   }
-  // The next that this rank takes.
-  __device__ LandedToken next_landed(const ChoiceBits& bits, std::uint32_t most) const {
-    const std::uint32_t ranks = op_.shape.num_ranks;
-#pragma unroll 1
-    for (std::uint32_t i = claim(); i < most * ranks; i = claim()) {
-      LandedToken landed;
-      landed.source = (i + op_.rank) % ranks;
-      landed.token = i / ranks;
-      if (landed.token >= board_.tokens[landed.source]) continue;
-      landed.expert = chosen_expert(op_, landed.source, landed.token, lane_of());
-      const std::uint32_t same = __match_any_sync(kFull, landed.expert);
-      const std::uint32_t local = bits.local(landed.expert);
-      if (local < experts_per_rank(op_.shape) && (same & lanes_below()) == 0)
-        landed.row = static_cast<std::int32_t>(bits.row(local, landed.source, landed.token));
-      if (__any_sync(kFull, landed.row >= 0)) return landed;
-    }
-    return {};
-  }
-  __device__ std::uint8_t* buffer_at(std::uint32_t buffer) const {
-    return stage_.row + buffer * landed_.pitch;
-  }
-  __device__ const std::uint64_t* tag_of(const LandedToken& landed) const {
-    return landed_tag(op_, op_.rank, landed.source, landed.token, 0);
-  }
-  __device__ bool is_there_now(const LandedToken& landed) const {
-    const bool there = lane_of() != 0 || load_acquire_system(tag_of(landed)) >= op_.tag;
-    __syncwarp();
-    return __all_sync(kFull, there) != 0;
-  }
-  __device__ bool fetch(const LandedToken& landed, std::uint32_t buffer, std::uint64_t deadline_ns) const {
-    if (!wait_words(op_, tag_of(landed), lane_of() == 0, landed.source, deadline_ns)) return false;
-    fetch_now(landed, buffer);
-    return true;
-  }
-  // Into a buffer, from which the row before last has left.
-  __device__ void fetch_now(const LandedToken& landed, std::uint32_t buffer) const {
+  // To its places, which are found while it comes to the warp's stage; the row before has left that.
+  __device__ void spread_row(const LandedPlans& plans, std::uint32_t source, std::uint32_t token) {
+    const std::uint8_t* const slot = landing_slot(op_, op_.rank, source, token);
     stores_wait_read();
     fence_async();
     __syncwarp();
-    if (lane_of() == 0) barrier_expect(stages_.barriers + buffer, landed_.bytes);
-    warp_load(buffer_at(buffer), landing_slot(op_, op_.rank, landed.source, landed.token), landed_.bytes,
-              lane_of() == 0, stages_.barriers + buffer);
-  }
-  // To its rows.
-  __device__ void store(const LandedToken& landed, std::uint32_t buffer) {
-    wait_loaded(buffer);
-    fence_async_shared();
-    __syncwarp();
+    if (lane_of() == 0) barrier_expect(own_barrier(), landed_.weights);
+    warp_load(own_stage(), slot, landed_.weights, lane_of() == 0, own_barrier());
+    LandedChoice choice{kFull};
+    float weight = 0.0f;
+    if (lane_of() < op_.shape.topk) {
+      choice.word = __ldcg(reinterpret_cast<const std::uint32_t*>(slot + landed_.choices) + lane_of());
+      weight = __ldcg(reinterpret_cast<const float*>(slot + landed_.weights) + lane_of());
+    }
+    const std::uint32_t local = plans.local(choice.expert());
     TokenChoice place;
     place.rank = op_.rank;
-    place.row = landed.row;
-    send_row(op_, shared_, landed_.in_stage(op_, buffer_at(buffer)), place);
-    const auto* const weights = reinterpret_cast<const float*>(buffer_at(buffer) + landed_.weights);
-    const float weight =
-        sum_weights(op_.shape.topk, landed.expert, lane_of() < op_.shape.topk ? weights[lane_of()] : 0.0f);
-    if (landed.row < 0) return;
+    if (local < experts_per_rank(op_.shape)) place.row = plans.row(local, source, choice.number());
+    wait_loaded();
+    send_row(op_, shared_, StageLayout(format_, own_stage()), place);
+    if (place.row < 0) return;
     const DispatchTarget& own = shared_.targets[op_.rank];
-    const std::uint32_t first = op_.rank * experts_per_rank(op_.shape);
-    store_index(op_, own.recv_topk_idx, landed.row, static_cast<std::int32_t>(landed.expert - first));
-    own.recv_topk_weights[landed.row] = weight;
-    reinterpret_cast<int2*>(own.recv_src)[landed.row] = {static_cast<int>(landed.source),
-                                                         static_cast<int>(landed.token)};
+    store_index(op_, own.recv_topk_idx, place.row, static_cast<std::int32_t>(local));
+    own.recv_topk_weights[place.row] = weight;
+    reinterpret_cast<int2*>(own.recv_src)[place.row] = {static_cast<int>(source), static_cast<int>(token)};
   }
-  __device__ void wait_loaded(std::uint32_t buffer) {
-    barrier_wait(stages_.barriers + buffer, (parities_ >> buffer) & 1);
-    parities_ ^= 1u << buffer;
+  __device__ void wait_loaded() {
+    barrier_wait(own_barrier(), parity_);
+    parity_ ^= 1;
     __syncwarp();
   }
   __device__ bool leave(bool good) const {
     stores_wait_done();
-    stages_.close();
     return good;
   }
 
   const Operation& op_;
+  const RowFormat& format_;
+  const OwnChoices& own_;
   LandingBoard& board_;
   const Shared& shared_;
-  const Stages stages_;
   const LandedRow landed_;
-  const StageLayout stage_;
+  const std::uint32_t warps_;
   const Cta cta_;  // among those that move rows
   const bool moves_;
-  std::uint32_t parities_ = 0;  // of the two buffers
-  std::uint32_t token_;
-  std::uint32_t step_;
-  std::int32_t expert_ = -1;  // choice `lane` of the token
+  std::uint32_t row_;       // that the warp has loaded, among the CTA's
+  std::uint32_t rows_ = 0;  // that the CTA sends
+  std::int64_t choice_ = -1;  // choice `lane` of the row, as given
   float weight_ = 0.0f;       // likewise
+  SentRows sent_;
+  std::uint32_t parity_ = 0;  // of the warp's barrier
 };
 
-// The clerks' part of every CTA: places, from everybody's choices. False: failed.
-__device__ inline bool find_places(const Operation& op, const Shared& shared, const Team& clerks,
-                                   const ChoiceBits& bits, LandingBoard& board, std::uint64_t deadline_ns) {
-  bool good = clerks.all(bits.collect(clerks, board.tokens, deadline_ns));
-  if (good) {
-    bits.count(clerks);
-    good = bits.place(clerks, shared.ends);
-  }
+// The clerks' part of every CTA: places, from everybody's plans. False: failed.
+__device__ inline bool find_places(const Shared& shared, const Team& clerks, const LandedPlans& plans,
+                                   LandingBoard& board, std::uint64_t deadline_ns) {
+  const bool good = plans.collect(clerks, deadline_ns) && plans.place(clerks, shared.ends);
   if (clerks.thread() == 0) {
     __threadfence_block();
     *static_cast<volatile std::uint32_t*>(&board.placed) =
@@ -319,19 +347,20 @@ __device__ inline bool find_places(const Operation& op, const Shared& shared, co
 }
 
 // CTA 0: what a routing leaves for later operations, and the counts. False: failed.
-__device__ inline bool keep_landing_books(const Operation& op, const Shared& shared, const Team& clerks,
-                                          const ChoiceBits& bits) {
+__device__ inline bool keep_landing_books(const Operation& op, Cta cta, const Shared& shared,
+                                          const Team& clerks, const OwnChoices& own,
+                                          const LandedPlans& plans) {
   if (op.cached) {
     deliver_counts(op, clerks);
   } else {
-    std::int32_t* const words = bits.placement_words(shared);
-    if (!bits.place_own(clerks, shared.base)) return false;
-    bits.write_placement(clerks, shared, words);
+    std::int32_t* const words = plans.placement_words(cta);
+    if (!plans.place_own(clerks, shared.base)) return false;
+    plans.write_placement(clerks, shared, words);
     deliver_words(op, clerks, words, op.routing.placement);
-    bits.write_rows(clerks, shared.base);
+    own.write_rows(clerks, shared.base);
   }
   if (clerks.warp() == clerks.warps - 1) {
-    const std::uint32_t rows = bits.num_rows(shared.ends);
+    const std::uint32_t rows = plans.num_rows(shared.ends);
     if (lane_of() == 0) workspace(op).rows = rows;
   }
   return true;
@@ -340,24 +369,30 @@ __device__ inline bool keep_landing_books(const Operation& op, const Shared& sha
 // All warps of a CTA but the last.
 __device__ inline bool dispatch_landing(const Operation& op, Cta cta, const Shared& shared,
                                         LandingBoard& board, std::uint64_t deadline_ns) {
-  const ChoiceBits bits(op, cta, shared);
-  Carrier carrier(op, cta, shared, board);
-  if (cta.index == 0 && warp_of() == 0) say_hello(op);
-  bits.clear(herald_warp() * 32);
-  if (!wait_hello(op, board, carrier.begin(), deadline_ns)) {
+  const Team all{0, herald_warp()};
+  const Team fillers{op.movers.warps, herald_warp() - op.movers.warps};
+  const Team clerks = cta.index == 0 && cta.count > 1 ? all : fillers;
+  const OwnChoices own(op, shared);
+  const LandedPlans plans(op, cta, shared, board);
+  Carrier carrier(op, cta, shared, own, board);
+  if (asks_before_landing(op) && cta.index == 0 && warp_of() == 0) say_hello(op);
+  OwnChoices::Batch first = own.load(all.thread(), all);
+  carrier.begin();
+  own.clear(all);
+  bool good = all.all(own.read(first, all, cta.index == 0));
+  if (good && asks_before_landing(op)) good = wait_hello(op, board, deadline_ns);
+  if (!good) {
     carrier.abandon();
     return false;
   }
   if (carrier.moves()) {
-    carrier.tell_choices();
     carrier.send();
     tell_others(op, cta, board, op.movers.warps + (cta.index == 0));
-    return carrier.spread(bits, deadline_ns);
+    return carrier.spread(plans, deadline_ns);
   }
-  const Team fillers{op.movers.warps, herald_warp() - op.movers.warps};
-  const Team clerks = cta.index == 0 && cta.count > 1 ? Team{0, herald_warp()} : fillers;
-  if (!find_places(op, shared, clerks, bits, board, deadline_ns)) return false;
-  if (cta.index == 0 && !keep_landing_books(op, shared, clerks, bits)) return false;
+  if (cta.index == 0) own.tell_plan(clerks);
+  if (!find_places(shared, clerks, plans, board, deadline_ns)) return false;
+  if (cta.index == 0 && !keep_landing_books(op, cta, shared, clerks, own, plans)) return false;
   if (warp_of() >= op.movers.warps) fill_rows(op, cta, shared, fillers);
   return true;
 }
@@ -368,7 +403,7 @@ __device__ __noinline__ inline void run_landing_dispatch(const Operation& op, Ct
   const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
   const Shared shared(Kind::kDispatch, op, memory);
   if (threadIdx.x < op.shape.num_ranks) shared.targets[threadIdx.x] = op.peers[threadIdx.x].target;
-  if (threadIdx.x == 0) board = {};
+  clear_board(board);
   __syncthreads();
   bool good = true;
   if (warp_of() != herald_warp()) {
@@ -376,12 +411,15 @@ __device__ __noinline__ inline void run_landing_dispatch(const Operation& op, Ct
   } else if (cta.index == 0) {
     good = herald(op, cta, board, cta.count > 1 ? 1 : op.movers.warps + 1, deadline_ns);
   }
-  if (__syncthreads_or(!good) != 0) return;
+  good = __syncthreads_or(!good) == 0;
+  const bool moved = cta.count == 1 || cta.index != 0;
+  if (moved && threadIdx.x < op.movers.warps + op.movers.stages) barrier_invalidate(shared.barriers + threadIdx.x);
+  if (!good) return;
   const auto count_rows = [&op] { return __ldcg(&workspace(op).rows); };
   finish(op, cta, deadline_ns, count_rows, true);
 }
 
-// What the record held is overwritten from now on, by each CTA behind its own barrier; if the engine dies
+// What the record held is overwritten from now on, by each CTA that does behind its own barrier; if the engine dies
 // meanwhile, nobody may take it for a routing. All threads call.
 __device__ inline void open_routing(const Operation& op) {
   if (op.routing.head == nullptr) return;
@@ -394,8 +432,9 @@ __device__ inline void open_routing(const Operation& op) {
 
 // One CTA's part of a dispatch. `op` is the CTA's own copy.
 __device__ inline void run_dispatch(const Operation& op, Cta cta, std::uint8_t* memory) {
-  open_routing(op);
-  if (op.landing.max_tokens != 0) {
+  const bool lands = op.landing.max_tokens != 0;
+  if (!lands || cta.index == 0) open_routing(op);  // through landings nobody else writes it
+  if (lands) {
     run_landing_dispatch(op, cta, memory);
   } else {
     run_pushing_dispatch(op, cta, memory);

@@ -54,15 +54,22 @@ __device__ inline std::size_t landing_place(const Operation& op, std::uint32_t s
 __device__ inline ToldWord* hello_word(const Operation& op, std::uint32_t at, std::uint32_t source) {
   return reinterpret_cast<ToldWord*>(op.peers[at].landing + op.landing.hello + source * 64);
 }
-// Dispatch: the words of a token's choices, four in each.
-__device__ inline std::uint32_t chosen_per_token(const Shape& shape) {
-  return (shape.topk + 3) / 4;
-}
-__device__ inline ToldWord* chosen_words(const Operation& op, std::uint32_t at, std::uint32_t source,
-                                         std::uint32_t token) {
-  return reinterpret_cast<ToldWord*>(op.peers[at].landing + op.landing.chosen) +
-         landing_place(op, source, token) * chosen_per_token(op.shape);
-}
+// Dispatch: what a source tells each rank of its rows before they come.
+struct PlanWords {
+  // Word 0 has the number of tokens. Then:
+  std::uint32_t set_words;    // the tokens that come to the rank, 64 to a word
+  std::uint32_t count_words;  // for the experts of each rank: rows, four experts to a word
+  std::uint32_t end;
+
+  __device__ explicit PlanWords(const Operation& op)
+      : set_words((op.landing.max_tokens + 63) / 64),
+        count_words((experts_per_rank(op.shape) + 3) / 4),
+        end(1 + set_words + op.shape.num_ranks * count_words) {}
+  __device__ std::uint32_t counts_of(std::uint32_t rank) const { return 1 + set_words + rank * count_words; }
+  __device__ ToldWord* at(const Operation& op, std::uint32_t rank, std::uint32_t source) const {
+    return reinterpret_cast<ToldWord*>(op.peers[rank].landing + op.landing.plans) + source * ((end + 3) / 4 * 4);
+  }
+};
 // Combine: a word for each choice of a token.
 __device__ inline ToldWord* asked_words(const Operation& op, std::uint32_t at, std::uint32_t source,
                                         std::uint32_t token) {
@@ -82,12 +89,26 @@ __device__ inline std::uint8_t* landing_slot(const Operation& op, std::uint32_t 
 // What a CTA's warps tell each other during an operation through landings; zero before.
 struct LandingBoard {
   std::uint32_t tokens[kMaxRanks];  // of each source
+  std::uint32_t rows_cast;
+  std::uint32_t ended[kMaxThreads / 32];  // parts of the row in each stage
   std::uint32_t sent;               // warps that have sent all
   std::uint32_t claimed;            // landed rows that warps have taken
-  std::uint32_t placed;             // the places are known, or kNowhere: the operation has failed
+  std::uint32_t placed;             // places are known, or kNowhere: the operation has failed
   static constexpr std::uint32_t kPlaced = 1;
   static constexpr std::uint32_t kNowhere = 2;
 };
+
+// Whether a rank may write to another's landing only when that one has begun too. If operations take turns at
+// two landings or more, whoever read this one has ended: the operation in between could not have ended before.
+__device__ inline bool asks_before_landing(const Operation& op) {
+  return op.landing.count == 1;
+}
+
+// All threads; a barrier follows.
+__device__ inline void clear_board(LandingBoard& board) {
+  constexpr std::uint32_t kWords = sizeof(LandingBoard) / 4;
+  if (threadIdx.x < kWords) reinterpret_cast<std::uint32_t*>(&board)[threadIdx.x] = 0;
+}
 
 // A warp of CTA 0 tells every rank that this one has begun. What it read of the operation before in its block
 // has been read.
@@ -102,10 +123,9 @@ __device__ inline std::uint32_t herald_warp() {
   return blockDim.x / 32 - 1;
 }
 
-// Until all ranks have said so; then the board has their tokens. False: failed, or the operation can't go on
-// (`good`) for some warp. All warps but the last call.
-__device__ inline bool wait_hello(const Operation& op, LandingBoard& board, bool good,
-                                  std::uint64_t deadline_ns) {
+// Until all ranks have said so; then the board has their tokens. False: failed. All warps but the last call.
+__device__ inline bool wait_hello(const Operation& op, LandingBoard& board, std::uint64_t deadline_ns) {
+  bool good = true;
   if (warp_of() == 0) {
     ToldWord word{};
     std::uint32_t waiting = ranks_there(op);

@@ -17,6 +17,12 @@ struct StageHeader {
   float weight[32];
 };
 
+// Of a CTA's shared memory; each has a barrier. A dispatch through landings has some for its warps, too.
+EPD_HOST_DEVICE constexpr std::uint32_t num_barriers(Kind kind, const Operation& op) {
+  const bool lands = kind == Kind::kDispatch && op.landing.max_tokens != 0 && op.shape.per_expert;
+  return lands ? op.movers.warps + op.movers.stages : op.movers.warps * op.movers.stages;
+}
+
 // Byte offsets of the header's parts.
 struct HeaderLayout {
   std::uint32_t barriers;  // [warps*stages]
@@ -25,8 +31,8 @@ struct HeaderLayout {
                        // of this one
   std::uint32_t ends;  // [E/R,2] own experts: end of the rows received, end of the block
   std::uint32_t headers;  // [warps*stages] StageHeader, combine
-  std::uint32_t scratch;  // dispatch: Counters; through landings SourceRows
-  std::uint32_t bits;     // dispatch through landings: ChoiceBits
+  std::uint32_t scratch;  // dispatch: Counters; through landings rows of each source at own experts
+  std::uint32_t bits;     // dispatch through landings: sets of tokens, of each expert and twice of each rank
   std::uint32_t counting_warps;
   std::uint32_t bytes;
 
@@ -47,8 +53,12 @@ struct HeaderLayout {
     counting_warps = wanted < 1 ? 1 : wanted > kMaxThreads / 32 ? kMaxThreads / 32 : wanted;
     const std::uint32_t words = shape.num_ranks + shape.num_experts + counting_warps * num_targets;
     bits = scratch + (dispatch ? words * 4 : 0);
-    const std::uint32_t sets = dispatch ? shape.num_experts * (ctas == 1 ? shape.num_ranks : 1) : 0;
-    bytes = (bits + sets * ((tokens + 31) / 32) * 4 + 127) / 128 * 128;
+    std::uint32_t landing = 0;  // words
+    if (dispatch && tokens != 0) {
+      landing = (shape.num_experts + 2 * shape.num_ranks) * ((tokens + 31) / 32);
+      if (ctas == 1) landing += shape.num_experts * shape.num_ranks;  // counts; else they lie in stages
+    }
+    bytes = (bits + landing * 4 + 127) / 128 * 128;
   }
 };
 

@@ -307,7 +307,7 @@ __device__ __noinline__ inline void run_landing_combine(const Operation& op, Cta
   const Shared shared(Kind::kCombine, op, memory);
   const WarpOrder order(op, cta);
   const bool moves = warp_of() < op.movers.warps;
-  if (threadIdx.x == 0) board = {};
+  clear_board(board);
   __syncthreads();
   bool good = true;
   if (warp_of() == herald_warp()) {
@@ -318,7 +318,7 @@ __device__ __noinline__ inline void run_landing_combine(const Operation& op, Cta
     for (std::uint32_t token = order.first; moves && token < op.num_tokens; token += order.step) {
       ask_for_sums(op, token, load_raw(op, token));
     }
-    good = wait_hello(op, board, true, deadline_ns);
+    good = wait_hello(op, board, deadline_ns);
     if (good && moves) good = combine_landing(op, cta, shared, board, deadline_ns);
   }
   if (__syncthreads_or(!good) != 0) return;

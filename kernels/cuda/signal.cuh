@@ -269,10 +269,14 @@ __device__ inline bool check_announcements(const Operation& op) {
   return __syncthreads_and(!there || agrees(op, rank)) != 0;
 }
 
+__device__ inline void tell_sent(const Operation& op) {
+  if (op.counts.host_sent != nullptr) store_release_system(op.counts.host_sent, op.tag);
+}
+
 // Called by all threads of each CTA when its rows are stored (or pulled) and visible to the calling threads.
 // The last CTA tells every rank, waits until every rank has told this one, and publishes the routing's head
 // (a dispatch that makes one) and then the result. `told`: the others have been told, and have told, before.
-// `count_rows()`: M, asked of one thread meanwhile.
+// `count_rows()`: M, asked of one thread.
 template <typename CountRows>
 __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadline_ns, CountRows count_rows,
                               bool told = false) {
@@ -285,23 +289,24 @@ __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadli
   __syncthreads();
   if (!last) return;
   if (threadIdx.x == 0) workspace(op).claimed = 0;
-  if (!told && threadIdx.x < op.shape.num_ranks && is_there(op, threadIdx.x)) {
-    store_release_system(op.peers[threadIdx.x].arrived + op.rank * kSignalWords, op.tag);
+  if (!told) {
+    if (threadIdx.x < op.shape.num_ranks && is_there(op, threadIdx.x))
+      store_release_system(op.peers[threadIdx.x].arrived + op.rank * kSignalWords, op.tag);
+    if (threadIdx.x == 0) tell_sent(op);
+    if (!wait_signals(op, op.peers[op.rank].arrived, ranks_there(op), deadline_ns)) return;
+  }
+  if (threadIdx.x != 0) return;
+  tell_stream(op);  // first: a client waits for it
+  if (told) {
+    store_relaxed_system(op.peers[op.rank].arrived + op.rank * kSignalWords, op.tag);
+    tell_sent(op);
   }
   OpResult ending = ended(OpError::kNone, -1);
-  if (threadIdx.x == 0) {
-    if (op.counts.host_sent != nullptr) store_release_system(op.counts.host_sent, op.tag);
-    ending.num_recv_rows = count_rows();
-  }
-  if (!told && !wait_signals(op, op.peers[op.rank].arrived, ranks_there(op), deadline_ns)) return;
-  if (threadIdx.x == 0) {
-    tell_stream(op);
-    if (told) store_relaxed_system(op.peers[op.rank].arrived + op.rank * kSignalWords, op.tag);
-    ending.num_dropped = workspace(op).dropped;
-    workspace(op).dropped = 0;
-    if (op.routing.head != nullptr) publish_routing(op, ending);
-    publish(op, ending);
-  }
+  ending.num_recv_rows = count_rows();
+  ending.num_dropped = workspace(op).dropped;
+  workspace(op).dropped = 0;
+  if (op.routing.head != nullptr) publish_routing(op, ending);
+  publish(op, ending);
 }
 
 // Over lanes 0 to the caller's.

@@ -31,6 +31,7 @@ struct Case {
   bool zero_padding = false;
   bool cached = false;  // a second dispatch reuses the routing
   bool landing = false;
+  std::uint32_t landings = 1;
   std::uint32_t sms = 24;
   std::uint32_t stages = 1;
 
@@ -89,6 +90,7 @@ inline Case random_case(Random& random, std::uint32_t max_hidden) {
   c.sms = pick(random, {1, 2, 8, 16});
   c.stages = pick(random, {1, 2, 3});
   c.landing = g.layout != ref::Layout::kCompact && random() % 3 != 0;
+  c.landings = 1 + random() % 3;
   return c;
 }
 

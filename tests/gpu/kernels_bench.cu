@@ -213,20 +213,20 @@ struct Setup {
 // A group with inputs in place and routings to choose from.
 class Group {
  public:
-  Group(const Setup& setup, std::uint32_t devices, Bench& bench) : setup_(setup), bench_(bench), random_(7) {
+  Group(const Setup& setup, std::uint32_t ranks, Bench& bench) : setup_(setup), bench_(bench), random_(7) {
     kernels::cuda::Shape s;
-    s.num_ranks = devices;
+    s.num_ranks = ranks;
     s.num_experts = 256;
     s.topk = 8;
     s.hidden = 7168;
     s.per_expert = s.expert_blocks = setup.per_expert;
     s.index64 = true;
-    s.expert_capacity = std::uint64_t{devices} * setup.tokens;
-    s.recv_rows = setup.per_expert ? 256 / devices * s.expert_capacity : s.expert_capacity;
+    s.expert_capacity = std::uint64_t{ranks} * setup.tokens;
+    s.recv_rows = setup.per_expert ? 256 / ranks * s.expert_capacity : s.expert_capacity;
     s.format = {setup.cast, kernels::ScaleFormat::kFloat32, 7168,
                 14336,      setup.cast ? 7168u : 14336u,    setup.cast ? 224u : 0u};
-    world_ = std::make_unique<World>(WorldShape{s, setup.tokens, {}, Mode::kLaunched, setup.landing});
-    for (std::uint32_t r = 0; r < devices; ++r) make_inputs(r);
+    world_ = std::make_unique<World>(WorldShape{s, setup.tokens, {}, Mode::kLaunched, setup.landing, 2});
+    for (std::uint32_t r = 0; r < ranks; ++r) make_inputs(r);
   }
 
   // p50, p99 in us and the share of the ceiling.
@@ -274,7 +274,7 @@ class Group {
     if (kind == Kind::kCombine) dispatch_once(sms);
     std::vector<std::unique_ptr<ResidentRun>> runs;
     for (std::uint32_t r = 0; r < ranks; ++r) {
-      runs.push_back(std::make_unique<ResidentRun>(static_cast<int>(r), sms));
+      runs.push_back(std::make_unique<ResidentRun>(world_->rank(r).device, r, sms));
       for (std::uint32_t i = 0; i < ResidentRun::kCount; ++i) {
         Operation op = world_->operation(r, tag_ + i + 1, 3);
         if (kind == Kind::kDispatch) op.topk_idx = routes_[r] + std::size_t{i % kRoutes} * setup_.tokens * 8;
@@ -299,7 +299,6 @@ class Group {
                 kind == Kind::kDispatch ? "dispatch" : "combine", setup_.name, sms, us[us.size() / 2],
                 us[us.size() * 9 / 10]);
     std::fflush(stdout);
-    // MARKS
   }
 
  private:
@@ -387,14 +386,16 @@ void run_few(std::uint32_t devices, Bench& bench, double push, double pull) {
   }
 }
 
-void run_resident(std::uint32_t devices, Bench& bench) {
+// `only`: those whose name has it in it.
+void run_resident(std::uint32_t ranks, const std::string& only, Bench& bench) {
   for (const std::uint32_t tokens : {1u, 64u, 128u, 512u}) {
     for (const bool landing : {false, true}) {
       for (const bool cast : {true, false}) {
         char name[64];
         std::snprintf(name, sizeof(name), "expert %s %u%s", cast ? "fp8-cast" : "bf16", tokens,
                       landing ? " landing" : "");
-        Group group({name, true, cast, tokens, false, landing}, devices, bench);
+        if (std::string(name).find(only) == std::string::npos) continue;
+        Group group({name, true, cast, tokens, false, landing}, ranks, bench);
         for (const std::uint32_t sms : {16u, 24u, 32u}) {
           group.report_resident(Kind::kDispatch, sms);
           if (!cast) group.report_resident(Kind::kCombine, sms);
@@ -411,7 +412,8 @@ int run(int argc, char** argv) {
   const auto devices = static_cast<std::uint32_t>(num_devices());
   Bench bench(devices, 40);
   if (argc > 1 && std::string(argv[1]) == "resident") {
-    run_resident(devices, bench);
+    const std::uint32_t ranks = argc > 2 ? static_cast<std::uint32_t>(std::stoul(argv[2])) : devices;
+    run_resident(ranks, argc > 3 ? argv[3] : "", bench);
     return 0;
   }
   Ceilings ceilings(devices, bench);

@@ -1,5 +1,5 @@
 // Operations one after the other in one kernel that stays: their times without launch and end, and with
-// instructions at hand. The kernel itself flushes L2 before each and lets all devices start together.
+// instructions at hand. The kernel itself flushes L2 before each and lets all ranks start together.
 #pragma once
 
 #include "cuda/expand.cuh"
@@ -20,12 +20,12 @@ struct ResidentPlan {
   std::uint32_t flush_vectors;
   std::uint32_t* barrier;  // a counter, and on a line of its own how often all have met
   GateLines lines;
-  std::uint32_t device;
+  std::uint32_t rank;
   std::uint64_t* begin;  // [count] ns
   std::uint64_t* end;    // [count] ns
 };
 
-// All CTAs of the device meet.
+// All CTAs of the rank meet.
 __device__ inline void resident_barrier(const ResidentPlan& plan) {
   using namespace kernels::cuda;
   __syncthreads();
@@ -44,14 +44,14 @@ __device__ inline void resident_barrier(const ResidentPlan& plan) {
   __syncthreads();
 }
 
-// And all devices.
+// And all ranks.
 __device__ inline void resident_gate(const ResidentPlan& plan, std::uint32_t i) {
   using namespace kernels::cuda;
   resident_barrier(plan);
   if (blockIdx.x == 0) {
     if (threadIdx.x < plan.lines.count) {
-      store_release_system(plan.lines.at[threadIdx.x] + kSignalWords * plan.device, i + 1);
-      while (load_acquire_system(plan.lines.at[plan.device] + kSignalWords * threadIdx.x) < i + 1) {
+      store_release_system(plan.lines.at[threadIdx.x] + kSignalWords * plan.rank, i + 1);
+      while (load_acquire_system(plan.lines.at[plan.rank] + kSignalWords * threadIdx.x) < i + 1) {
       }
     }
     __syncthreads();
@@ -87,15 +87,15 @@ __global__ void __launch_bounds__(kernels::cuda::kMaxThreads, 1) resident_kernel
   }
 }
 
-// One device's part: its operations, and what the kernel needs beside them.
+// One rank's part: its operations, and what the kernel needs beside them.
 class ResidentRun {
  public:
   static constexpr std::uint32_t kCount = 30;
   static constexpr std::uint32_t kSharedBytes = 227 * 1024;
 
-  ResidentRun(int device, std::uint32_t sms) : device_(device), sms_(sms) {
+  ResidentRun(int device, std::uint32_t rank, std::uint32_t sms) : device_(device), sms_(sms) {
     EPD_CUDA(cudaSetDevice(device));
-    plan_.device = static_cast<std::uint32_t>(device);
+    plan_.rank = rank;
     plan_.count = kCount;
     plan_.flush_vectors = (128u << 20) / 16;
     EPD_CUDA(cudaMalloc(&plan_.operations, kCount * sizeof(kernels::cuda::Operation)));
@@ -137,7 +137,7 @@ class ResidentRun {
     kernel<<<sms_, kernels::cuda::kMaxThreads, kDynamicBytes, stream>>>(plan_);
     EPD_CUDA(cudaGetLastError());
   }
-  // Raises each time to this device's.
+  // Raises each time to this rank's.
   void most(std::vector<float>& us) const {
     std::vector<std::uint64_t> times(2 * kCount);
     EPD_CUDA(cudaMemcpy(times.data(), plan_.begin, times.size() * 8, cudaMemcpyDefault));

@@ -65,6 +65,7 @@ struct WorldShape {
   std::vector<bool> masked;
   Mode mode = Mode::kLaunched;
   bool landing = false;
+  std::uint32_t landings = 1;  // of each rank, at which operations take turns
 };
 
 // abi::LandingLayout of the world, and its size.
@@ -78,14 +79,16 @@ struct LandingPlan {
     const std::size_t tokens = std::size_t{s.num_ranks} * world.max_tokens;
     const auto up = [](std::size_t value) { return (value + 127) / 128 * 128; };
     at.max_tokens = world.max_tokens;
+    at.count = world.landings;
     const std::uint32_t row =
-        (s.format.row_bytes + s.format.scale_bytes + 15) / 16 * 16 + (s.topk + 3) / 4 * 16;
+        (s.format.row_bytes + s.format.scale_bytes + 15) / 16 * 16 + 2 * ((s.topk + 3) / 4 * 16);
     at.slot_bytes = std::max(row, s.hidden * 2);
     at.landed = s.num_ranks * 64;
-    at.chosen = up(at.landed + tokens * kernels::cuda::kLandingPieces * 8);
-    at.asked = at.chosen + tokens * ((s.topk + 3) / 4) * 16;
+    at.plans = up(at.landed + tokens * kernels::cuda::kLandingPieces * 8);
+    const std::size_t counts = s.num_ranks * ((s.num_experts / s.num_ranks + 3) / 4);
+    at.asked = at.plans + s.num_ranks * ((1 + (world.max_tokens + 63) / 64 + counts + 3) / 4 * 64);
     at.slots = up(at.asked + tokens * s.topk * 16);
-    bytes = at.slots + tokens * at.slot_bytes;
+    bytes = up(at.slots + tokens * at.slot_bytes);
   }
 };
 
@@ -141,6 +144,7 @@ struct Rank {
   std::unique_ptr<CommandLane> commands;  // of a world that has them
   bool asked = false;                     // one has been asked for, and not awaited
   std::uint32_t num_tokens = 0;
+  std::uint32_t made = 0;  // operations
 };
 
 class World {
@@ -204,7 +208,9 @@ class World {
     op.result = own.result;
     for (std::uint32_t i = 0; i < size(); ++i) {
       if (!masked(i)) op.peers[i] = ranks_[i].peer;
+      if (op.peers[i].landing != nullptr) op.peers[i].landing += landing_.bytes * (own.made % world_.landings);
     }
+    ++own.made;
     return op;
   }
 
@@ -315,7 +321,7 @@ class World {
     *rank.abort = 0;
     EPD_CUDA(cudaHostAlloc(&rank.uploads, kOperations * sizeof(Operation), cudaHostAllocPortable));
     rank.memory = std::make_unique<DeviceMemory>(
-        rank.device, rows * row_total + tokens * token_total + words * 12 + workspace + landing_.bytes +
+        rank.device, rows * row_total + tokens * token_total + words * 12 + workspace + landing_.bytes * world_.landings +
                          (1 << 20) + kOperations * sizeof(Operation) +
                          shape_.num_ranks * (shape_.num_ranks + shape_.num_experts + 64) * 4);
     rank.memory->fill(0);
@@ -325,7 +331,7 @@ class World {
     rank.peer.announcement = m.take<std::uint64_t>(shape_.num_ranks * 4);
     rank.peer.rank_counts = m.take<std::uint32_t>(shape_.num_ranks * shape_.num_ranks);
     rank.peer.expert_counts = m.take<std::uint32_t>(shape_.num_ranks * shape_.num_experts);
-    if (landing_.bytes != 0) rank.peer.landing = m.take<std::uint8_t>(landing_.bytes);
+    if (landing_.bytes != 0) rank.peer.landing = m.take<std::uint8_t>(landing_.bytes * world_.landings);
     rank.peer.target = {m.take<std::uint8_t>(rows * f.row_bytes), m.take<std::uint8_t>(rows * f.scale_bytes),
                         m.take<std::uint8_t>(rows * choices() * index_bytes), m.take<float>(rows * choices()),
                         m.take<std::int32_t>(rows * 2)};

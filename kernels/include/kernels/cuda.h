@@ -76,11 +76,12 @@ struct Peer {
 // sum) once for a (token, rank).
 struct Landing {
   std::uint32_t max_tokens = 0;  // T; 0: there is none
+  std::uint32_t count = 1;       // of a rank; operations take turns at them
   std::uint32_t slot_bytes = 0;
   std::uint64_t hello = 0;   // [R] words of 16 bytes on 64-byte lines
   std::uint64_t landed = 0;  // [R,T,kLandingPieces] tags
-  std::uint64_t chosen = 0;  // [R,T,ceil(K/4)] words of 16 bytes
-  std::uint64_t asked = 0;   // [R,T,K] words of 16 bytes
+  std::uint64_t plans = 0;   // [R] of 1 + ceil(T/64) + R * ceil(E/R/4) words of 16 bytes, on 64-byte lines
+  std::uint64_t asked = 0;   // [R,T,K] words of 16 bytes, on 64-byte lines
   std::uint64_t slots = 0;   // [R,T] of slot_bytes
 };
 inline constexpr std::uint32_t kLandingPieces = 4;

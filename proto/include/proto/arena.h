@@ -211,25 +211,27 @@ constexpr std::uint64_t placement_words(const GroupShape& s) {
 // Where rows lie on their way while few tokens travel and each would have several rows at a rank: once for a
 // (token, rank), in place of once for every row. Written by peers:
 //   hello[s]          source s has begun the operation with so many tokens: it may be written to
-//   chosen[s][t][]    dispatch: the choices of token t of source s, four to a word. A word here is 16 bytes
-//   and carries
-//                     the tag with it
-//   asked[s][t][k]    combine: for each choice of that token a word with the row that it takes, and its
-//   weight landed[s][t][p]   tag. Dispatch: token t of source s lies in its slot (p = 0). Combine: rank s has
-//   stored piece p
-//                     of its partial sum for this rank's token t
-//   slots[s][t]       the row, its scales and its weights, or the partial sum
+//   plans[s][]        dispatch: what source s sends, in words of 16 bytes that carry the tag with them: its
+//                     number of tokens; the set of those that come here, 64 to a word; for each rank how many
+//                     rows each of its experts gets, four to a word
+//   asked[s][t][k]    combine: for each choice of token t a word (likewise) with the row that it takes, and
+//                     its weight
+//   landed[s][t][p]   tag. Dispatch: token t of source s lies in its slot (p = 0). Combine: rank s has stored
+//                     piece p of its partial sum for this rank's token t
+//   slots[s][t]       dispatch: the row, its scales, a weight and a word for each choice (expert, number of
+//                     the row among those of its source there). Combine: the partial sum
 inline constexpr std::uint32_t kLandingRanks = 32;
 inline constexpr std::uint64_t kLandingTokens = 512;
 inline constexpr std::uint64_t kLandingBytes = std::uint64_t{256} << 20;
-inline constexpr std::uint64_t kLandingBits = std::uint64_t{1} << 19;  // a bit for each (expert, rank, token)
-inline constexpr std::uint64_t kLandingSourceBits = std::uint64_t{1} << 18;  // and for each (expert, token)
-inline constexpr std::uint32_t kLandingPieces = 4;                           // of a partial sum, at most
+inline constexpr std::uint32_t kLandingExperts = 2048;                   // kernels have in shared memory
+inline constexpr std::uint64_t kLandingCounts = std::uint64_t{1} << 13;  // a count for each (expert, rank)
+inline constexpr std::uint64_t kLandingBits = std::uint64_t{1} << 18;    // and a bit for each (expert, token)
+inline constexpr std::uint32_t kLandingPieces = 4;                      // of a partial sum, at most
 
 struct LandingLayout {
   std::uint64_t hello = 0;
   std::uint64_t landed = 0;
-  std::uint64_t chosen = 0;
+  std::uint64_t plans = 0;
   std::uint64_t asked = 0;
   std::uint64_t slots = 0;
   std::uint64_t slot_bytes = 0;
@@ -238,16 +240,17 @@ struct LandingLayout {
   constexpr explicit LandingLayout(const GroupShape& s) {
     const std::uint64_t bits = s.num_experts * align_up(s.max_tokens, 32);
     const bool small = s.max_tokens <= kLandingTokens && s.num_ranks <= kLandingRanks &&
-                       bits <= kLandingSourceBits && bits * s.num_ranks <= kLandingBits;
+                       s.num_experts <= kLandingExperts && bits <= kLandingBits && std::uint64_t{s.num_experts} * s.num_ranks <= kLandingCounts;
     if (!s.per_expert() || s.topk < 2 || !small) return;
     const std::uint64_t tokens = std::uint64_t{s.num_ranks} * s.max_tokens;
     const std::uint64_t row =
-        align_up(std::uint64_t{s.row_bytes()} + s.scale_bytes(), 16) + align_up(s.topk * 4, 16);
+        align_up(std::uint64_t{s.row_bytes()} + s.scale_bytes(), 16) + 2 * align_up(s.topk * 4, 16);
     slot_bytes = row > s.hidden * 2ull ? row : s.hidden * 2ull;
     if (tokens * slot_bytes > kLandingBytes) return;
     landed = hello + s.num_ranks * 64;
-    chosen = align_up(landed + tokens * kLandingPieces * 8, 64);
-    asked = chosen + tokens * ((s.topk + 3) / 4) * 16;
+    plans = align_up(landed + tokens * kLandingPieces * 8, 64);
+    const std::uint64_t counts = s.num_ranks * ((s.num_experts / s.num_ranks + 3) / 4);
+    asked = plans + s.num_ranks * align_up((1 + (s.max_tokens + 63) / 64 + counts) * 16, 64);
     slots = align_up(asked + tokens * s.topk * 16, 128);
     bytes = align_up(slots + tokens * slot_bytes, kRegionAlign);
   }
