@@ -16,6 +16,11 @@ constexpr std::uint32_t round_to(std::uint32_t value, std::uint32_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
+// Of what numbers below 2^16 are divided by: n / by is the upper half of n times it. 0: by is 1.
+constexpr std::uint32_t reciprocal(std::uint32_t by) {
+  return by <= 1 ? 0 : ~0u / by + 1;
+}
+
 constexpr std::uint32_t kMaxWarps = kMaxThreads / 32;
 constexpr std::uint32_t kClerks = 2;               // at least, in dispatch: warps that move no rows
 constexpr std::uint32_t kLandingClerks = 4;        // likewise, and the herald
@@ -86,6 +91,8 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
   Movers& movers = op.movers;
   if (op.shape.num_ranks > kMaxRanks || max_shared_bytes <= kStaticBytes) return false;
   op.shape.experts_per_rank = op.shape.num_experts / op.shape.num_ranks;
+  op.shape.rank_reciprocal = reciprocal(op.shape.experts_per_rank);
+  op.shape.topk_reciprocal = reciprocal(op.shape.topk);
   const auto room = static_cast<std::uint32_t>(max_shared_bytes) - kStaticBytes;
   const std::uint32_t tokens = op.landing.max_tokens;
   const bool lands = tokens != 0 && op.shape.per_expert;

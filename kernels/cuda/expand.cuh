@@ -39,15 +39,14 @@ struct LandedChoice {
 // Rows of a warp that are on their way to landings, two at most: whoever waits for a row holds up the next.
 class SentRows {
  public:
-  // To every rank whose choice a lane has, from a stage that has the row and all that comes with it.
-  __device__ void send(const Operation& op, const OwnChoices& own, const LandedRow& landed, std::uint8_t* stage,
-                       std::uint32_t token) {
+  // To every rank that is chosen, from a stage that has the row and all that comes with it.
+  __device__ void send(const Operation& op, const LandedRow& landed, std::uint8_t* stage, std::uint32_t token) {
     if (count_ == 2) release_first();
     LandedChoice choice{kFull};
     if (lane_of() < op.shape.topk)
       choice = reinterpret_cast<const LandedChoice*>(stage + landed.choices)[lane_of()];
     const bool chosen = choice.expert() != LandedChoice::kNone;
-    const std::uint32_t rank = chosen ? own.rank_of(choice.expert()) : 0;
+    const std::uint32_t rank = chosen ? rank_of_expert(op.shape, choice.expert()) : 0;
     const std::uint32_t ranks = __reduce_or_sync(kFull, chosen ? 1u << rank : 0u);
     const bool mine = ((ranks >> lane_of()) & 1) != 0;
     const std::uint32_t to = mine ? lane_of() : op.rank;
@@ -136,7 +135,7 @@ class Carrier {
 #pragma unroll 1
     for (std::uint32_t s = 0; s < ranks; ++s) most = max(most, board_.tokens[s]);
 #pragma unroll 1
-    for (std::uint32_t i = claim(); i < most * ranks; i = claim()) {
+    for (std::uint32_t i = claim(cta_, board_.claimed); i < most * ranks; i = claim(cta_, board_.claimed)) {
       const std::uint32_t source = (i + op_.rank) % ranks;
       const std::uint32_t token = i / ranks;
       if (!plans.comes(source, token)) continue;
@@ -199,32 +198,37 @@ class Carrier {
     reinterpret_cast<float*>(stage + landed_.weights)[lane_of()] = weight;
   }
 
-  // In rounds of as many rows as there are stages.
+  // In rounds of as many rows as there are stages. Each piece, and the choices, are a part of a row.
+  __device__ std::uint32_t pieces() const {
+    return (format_.hidden / 128 + Section::kBlocks - 1) / Section::kBlocks;
+  }
   __device__ void cast_rows() {
     const std::uint32_t stages = op_.movers.stages;
-    const std::uint32_t pieces = (format_.hidden / 128 + Section::kBlocks - 1) / Section::kBlocks;
 #pragma unroll 1
-    for (std::uint32_t first = 0; first < rows_; first += stages) {
+    for (std::uint32_t first = 0, parity = 0; first < rows_; first += stages, parity ^= 1) {
+      if (first != 0) load_round(first);
       const std::uint32_t count = min(stages, rows_ - first);
-      if (first != 0) {
-        sent_.release();
-        asm volatile("bar.sync 2, %0;" ::"r"(warps_ * 32) : "memory");
-        row_ = first + warp_of();
-        fence_async_shared();
-        __syncwarp();
-        load(row_);
-      }
       if (warp_of() < count) {
         write_choices(stage(warp_of()), token_of(row_));
-        end_piece(first, warp_of(), pieces + 1);
+        end_part(first, warp_of());
       }
       // Who has choices to write begins last.
 #pragma unroll 1
-      for (std::uint32_t unit = warps_ - 1 - warp_of(); unit < count * pieces; unit += warps_) {
-        cast_piece(unit / pieces, unit % pieces * Section::kBlocks, (first / stages) & 1);
-        end_piece(first, unit / pieces, pieces + 1);
+      for (std::uint32_t unit = warps_ - 1 - warp_of(); unit < count * pieces(); unit += warps_) {
+        const std::uint32_t place = unit / pieces();
+        cast_piece(place, (unit - place * pieces()) * Section::kBlocks, parity);
+        end_part(first, place);
       }
     }
+  }
+  // When all rows of the round before have left.
+  __device__ void load_round(std::uint32_t first) {
+    sent_.release();
+    Team{0, warps_, 2}.sync();
+    row_ = first + warp_of();
+    fence_async_shared();
+    __syncwarp();
+    load(row_);
   }
   __device__ void cast_piece(std::uint32_t place, std::uint32_t first, std::uint32_t parity) const {
     const std::uint32_t blocks = format_.hidden / 128;
@@ -234,19 +238,19 @@ class Carrier {
     section.load(reinterpret_cast<const uint4*>(to + landed_.pitch) + first * 16, blocks - first);
     section.cast(format_, to, to + format_.row_bytes, first, blocks);
   }
-  // Row first + place, of which the warp has ended one of so many parts.
-  __device__ void end_piece(std::uint32_t first, std::uint32_t place, std::uint32_t parts) {
+  // Of row first + place. Who ends the last one sends it.
+  __device__ void end_part(std::uint32_t first, std::uint32_t place) {
     fence_async_shared();
     __syncwarp();
     bool last = false;
     if (lane_of() == 0) {
       __threadfence_block();
-      last = atomicAdd(&board_.ended[place], 1) == parts - 1;
+      last = atomicAdd(&board_.ended[place], 1) == pieces();
       __threadfence_block();
       if (last) board_.ended[place] = 0;
       if (last) atomicAdd(&board_.rows_cast, 1);
     }
-    if (__shfl_sync(kFull, last, 0)) sent_.send(op_, own_, landed_, stage(place), token_of(first + place));
+    if (__shfl_sync(kFull, last, 0)) sent_.send(op_, landed_, stage(place), token_of(first + place));
   }
 
   __device__ void copy_rows() {
@@ -257,7 +261,7 @@ class Carrier {
       write_choices(row, token_of(row_));
       fence_async_shared();
       __syncwarp();
-      sent_.send(op_, own_, landed_, row, token_of(row_));
+      sent_.send(op_, landed_, row, token_of(row_));
       stores_wait_read();
       __syncwarp();
       row_ += warps_;
@@ -274,12 +278,6 @@ class Carrier {
     __threadfence_block();
     __syncwarp();
     return board.placed == LandingBoard::kPlaced;
-  }
-  // Of this CTA's share.
-  __device__ std::uint32_t claim() const {
-    std::uint32_t next = 0;
-    if (lane_of() == 0) next = atomicAdd(&board_.claimed, 1);
-    return cta_.index + cta_.count * __shfl_sync(kFull, next, 0);
   }
   // To its places, which are found while it comes to the warp's stage; the row before has left that.
   __device__ void spread_row(const LandedPlans& plans, std::uint32_t source, std::uint32_t token) {
@@ -369,14 +367,14 @@ __device__ inline bool keep_landing_books(const Operation& op, Cta cta, const Sh
 // All warps of a CTA but the last.
 __device__ inline bool dispatch_landing(const Operation& op, Cta cta, const Shared& shared,
                                         LandingBoard& board, std::uint64_t deadline_ns) {
-  const Team all{0, herald_warp()};
+  const Team all = all_but_last();
   const Team fillers{op.movers.warps, herald_warp() - op.movers.warps};
   const Team clerks = cta.index == 0 && cta.count > 1 ? all : fillers;
   const OwnChoices own(op, shared);
   const LandedPlans plans(op, cta, shared, board);
   Carrier carrier(op, cta, shared, own, board);
   if (asks_before_landing(op) && cta.index == 0 && warp_of() == 0) say_hello(op);
-  OwnChoices::Batch first = own.load(all.thread(), all);
+  const OwnChoices::Batch first = own.load(all.thread(), all);
   carrier.begin();
   own.clear(all);
   bool good = all.all(own.read(first, all, cta.index == 0));

@@ -92,7 +92,8 @@ struct LandingBoard {
   std::uint32_t rows_cast;
   std::uint32_t ended[kMaxThreads / 32];  // parts of the row in each stage
   std::uint32_t sent;               // warps that have sent all
-  std::uint32_t claimed;            // landed rows that warps have taken
+  std::uint32_t claimed;            // landed rows, or sums for others, that warps have taken
+  std::uint32_t own_claimed;        // sums of own tokens, likewise
   std::uint32_t placed;             // places are known, or kNowhere: the operation has failed
   static constexpr std::uint32_t kPlaced = 1;
   static constexpr std::uint32_t kNowhere = 2;
@@ -110,17 +111,27 @@ __device__ inline void clear_board(LandingBoard& board) {
   if (threadIdx.x < kWords) reinterpret_cast<std::uint32_t*>(&board)[threadIdx.x] = 0;
 }
 
+// The last warp of every CTA moves nothing; that of CTA 0 is the herald.
+__device__ inline std::uint32_t herald_warp() {
+  return blockDim.x / 32 - 1;
+}
+__device__ inline Team all_but_last() {
+  return {0, herald_warp(), 3};
+}
+
+// The next of what the CTA's warps take as they get free; neighbours lie on different SMs. A warp calls.
+__device__ inline std::uint32_t claim(Cta cta, std::uint32_t& counter) {
+  std::uint32_t next = 0;
+  if (lane_of() == 0) next = atomicAdd(&counter, 1);
+  return cta.index + cta.count * __shfl_sync(kFull, next, 0);
+}
+
 // A warp of CTA 0 tells every rank that this one has begun. What it read of the operation before in its block
 // has been read.
 __device__ inline void say_hello(const Operation& op) {
   if (lane_of() >= op.shape.num_ranks || !is_there(op, lane_of())) return;
   fence_system();
   tell(hello_word(op, lane_of(), op.rank), op.tag, op.num_tokens);
-}
-
-// The last warp of every CTA moves nothing; that of CTA 0 is the herald.
-__device__ inline std::uint32_t herald_warp() {
-  return blockDim.x / 32 - 1;
 }
 
 // Until all ranks have said so; then the board has their tokens. False: failed. All warps but the last call.
@@ -141,7 +152,7 @@ __device__ inline bool wait_hello(const Operation& op, LandingBoard& board, std:
     }
     board.tokens[lane_of()] = min(static_cast<std::uint32_t>(word.value), op.landing.max_tokens);
   }
-  return Team{0, herald_warp()}.all(good);
+  return all_but_last().all(good);
 }
 
 // Until the lane's word, if it has one, is told. False: failed. All lanes of a warp call.

@@ -31,7 +31,6 @@ class OwnChoices {
  public:
   __device__ OwnChoices(const Operation& op, const Shared& shared)
       : op_(op),
-        rank_of_(op.shape),
         set_words_((op.landing.max_tokens + 31) / 32),
         sets_(shared.bits),
         rank_sets_(sets_ + op.shape.num_experts * set_words_) {}
@@ -60,16 +59,17 @@ class OwnChoices {
   // counted. False: one was refused.
   __device__ bool read(Batch batch, const Team& team, bool keeps) const {
     const std::uint32_t count = op_.num_tokens * op_.shape.topk;
+    const std::uint32_t step = Batch::kCount * team.threads();
     bool good = true;
 #pragma unroll 1
-    for (std::uint32_t first = team.thread(); first < count;) {
+    for (std::uint32_t first = team.thread(); first < count; first += step) {
+      const Batch next = load(first + step, team);
 #pragma unroll
       for (std::uint32_t j = 0; j < Batch::kCount; ++j) {
         const std::uint32_t place = first + j * team.threads();
         if (place < count) good = take(place, batch.value[j], keeps) && good;
       }
-      first += Batch::kCount * team.threads();
-      if (first < count) batch = load(first, team);
+      batch = next;
     }
     return good;
   }
@@ -84,7 +84,6 @@ class OwnChoices {
     const auto expert = static_cast<std::uint32_t>(value);
     return ((set(expert)[token / 32] >> token % 32) & 1) != 0 ? expert : kFull;
   }
-  __device__ std::uint32_t rank_of(std::uint32_t expert) const { return rank_of_(expert); }
   // Of a token's row among those that the expert gets from this rank.
   __device__ std::uint32_t number(std::uint32_t expert, std::uint32_t token) const {
     return members(set(expert), token);
@@ -139,14 +138,14 @@ class OwnChoices {
       return false;
     }
     const auto expert = static_cast<std::uint32_t>(value);
-    const std::uint32_t rank = value < 0 ? 0 : rank_of_(expert);
+    const std::uint32_t rank = value < 0 ? 0 : rank_of_expert(op_.shape, expert);
     const bool counts = value >= 0 && is_there(op_, rank);
     if (keeps) {
       if (value >= 0 && !counts) atomicAdd(&workspace(op_).dropped, 1);
       if (!op_.cached) op_.routing.topk[place] = counts ? static_cast<std::int32_t>(expert) : -1;
     }
     if (!counts) return true;
-    const std::uint32_t token = place / op_.shape.topk;
+    const std::uint32_t token = token_of_choice(op_.shape, place);
     atomicOr(set(expert) + token / 32, 1u << token % 32);
     if (keeps) atomicOr(rank_sets_ + rank * set_words_ + token / 32, 1u << token % 32);
     return true;
@@ -177,7 +176,6 @@ class OwnChoices {
   }
 
   const Operation& op_;
-  const RankOfExpert rank_of_;
   const std::uint32_t set_words_;
   std::uint32_t* const sets_;       // [E,set_words]
   std::uint32_t* const rank_sets_;  // [R,set_words]; CTA 0

@@ -41,7 +41,8 @@ class Adder {
     job.end = vectors.end;
     job.count = __popc(rows.lanes);
     const std::uint32_t most = stages_.bytes / 16 / max(job.count, 1u);
-    job.part = most >= 32 ? most / 32 * 32 : most;
+    const std::uint32_t all = vectors.end - vectors.begin;
+    job.part = most >= all ? max(all, 1u) : most >= 32 ? most / 32 * 32 : most;
     job.weights = headers_[next_header_].weight;
     next_header_ ^= 1;
     if (((rows.lanes >> lane_of()) & 1) != 0) job.weights[position(rows)] = rows.weight;
@@ -123,9 +124,17 @@ class Adder {
   StageCursor at_;
 };
 
-// Rows are cut into pieces, so that tokens of many rows keep no warp longer than others.
+// Rows are cut into pieces, so that tokens of many rows keep no warp longer than others. Own tokens' sums, whose
+// end everybody waits for, into smaller ones: their summands come in one round trip.
 __device__ inline Range piece_range(const Operation& op, std::uint32_t piece) {
   return part_of(op.shape.hidden / 8, piece, kLandingPieces);
+}
+inline constexpr std::uint32_t kOwnParts = 2;  // of a piece
+inline constexpr std::uint32_t kOwnPieces = kOwnParts * kLandingPieces;
+__device__ inline Range own_piece_range(const Operation& op, std::uint32_t piece) {
+  const Range whole = piece_range(op, piece / kOwnParts);
+  const Range part = part_of(whole.end - whole.begin, piece % kOwnParts, kOwnParts);
+  return {whole.begin + part.begin, whole.begin + part.end};
 }
 
 // A warp among all of an operation, neighbours on different SMs.
@@ -213,18 +222,22 @@ __device__ inline Summands asked_rows(const Operation& op, std::uint64_t asked) 
           __uint_as_float(static_cast<std::uint32_t>(asked >> 32))};
 }
 
-// All of a warp's. False: the operation has failed.
-__device__ inline bool send_sums(const Operation& op, Adder& adder, const WarpOrder& order,
-                                 const std::uint32_t* tokens, std::uint64_t deadline_ns) {
+// As warps get free. False: the operation has failed.
+__device__ inline bool send_sums(const Operation& op, Cta cta, Adder& adder, LandingBoard& board,
+                                 std::uint64_t deadline_ns) {
   std::uint32_t most = 0;
-  for (std::uint32_t s = 0; s < op.shape.num_ranks; ++s) most = max(most, tokens[s]);
+#pragma unroll 1
+  for (std::uint32_t s = 0; s < op.shape.num_ranks; ++s) most = max(most, board.tokens[s]);
   const std::uint32_t end = most * kLandingPieces * op.shape.num_ranks;
   const bool has = lane_of() < op.shape.topk;
   SumTags tags;
   SumTask task;  // none
   Adder::Job now;
-  for (std::uint32_t i = order.first; i < end + order.step; i += order.step) {
-    const SumTask next_task = i < end ? SumTask(op, tokens, i) : SumTask();
+#pragma unroll 1
+  for (bool more = true; more;) {
+    const std::uint32_t i = claim(cta, board.claimed);
+    more = i < end;
+    const SumTask next_task = more ? SumTask(op, board.tokens, i) : SumTask();
     Adder::Job next;
     std::uint64_t asked = has && next_task.token != kFull ? next_task.word.value : kFull;
     const bool late = has && next_task.token != kFull && next_task.word.tag != op.tag;
@@ -254,7 +267,7 @@ __device__ inline bool add_sums(const Operation& op, Adder& adder, std::uint32_t
   const std::uint32_t ranks = __reduce_or_sync(kFull, taken.takes ? 1u << taken.rank : 0u);
   const bool mine = ((ranks >> lane_of()) & 1) != 0;
   const std::uint32_t from = mine ? lane_of() : op.rank;
-  if (!wait_words(op, landed_tag(op, op.rank, from, token, piece), mine, from, deadline_ns)) return false;
+  if (!wait_words(op, landed_tag(op, op.rank, from, token, piece / kOwnParts), mine, from, deadline_ns)) return false;
   fence_async();
   __syncwarp();
   const std::size_t row = std::size_t{token} * op.shape.hidden;
@@ -262,7 +275,7 @@ __device__ inline bool add_sums(const Operation& op, Adder& adder, std::uint32_t
     return op.bias[i] == nullptr ? nullptr : reinterpret_cast<const std::uint8_t*>(op.bias[i] + row);
   };
   auto* const out = reinterpret_cast<uint4*>(op.out + row);
-  Adder::Job job = adder.job({ranks, landing_slot(op, op.rank, from, token), 1.0f}, piece_range(op, piece));
+  Adder::Job job = adder.job({ranks, landing_slot(op, op.rank, from, token), 1.0f}, own_piece_range(op, piece));
   Adder::Job none;
   adder.add(job, none, {bias_of(0), bias_of(1)},
             [out](std::uint32_t i, uint4 v) { out[i] = with_own_nans(v); });
@@ -285,15 +298,19 @@ __device__ inline bool combine_landing(const Operation& op, Cta cta, const Share
   const WarpOrder order(op, cta);
   Adder adder(op, shared);
   adder.open();
-  const std::uint32_t pieces = op.num_tokens * kLandingPieces;
-  bool good = send_sums(op, adder, order, board.tokens, deadline_ns);
-  RawChoice raw = load_raw(op, order.first / kLandingPieces);
+  const std::uint32_t pieces = op.num_tokens * kOwnPieces;
+  bool good = send_sums(op, cta, adder, board, deadline_ns);
+  std::uint32_t i = claim(cta, board.own_claimed);
+  RawChoice raw = load_raw(op, i / kOwnPieces);
   if (good && op.out_weights != nullptr) return_all_weights(op, order);
   if (good) tell_others(op, cta, board, op.movers.warps + (cta.index == 0));
-  for (std::uint32_t i = order.first; good && i < pieces; i += order.step) {
-    const RawChoice next = load_raw(op, (i + order.step) / kLandingPieces);
-    good = add_sums(op, adder, i / kLandingPieces, i % kLandingPieces, raw, deadline_ns);
-    raw = next;
+#pragma unroll 1
+  while (good && i < pieces) {
+    const std::uint32_t next = claim(cta, board.own_claimed);
+    const RawChoice next_raw = load_raw(op, next / kOwnPieces);
+    good = add_sums(op, adder, i / kOwnPieces, i % kOwnPieces, raw, deadline_ns);
+    i = next;
+    raw = next_raw;
   }
   adder.drain();
   adder.close();

@@ -42,18 +42,16 @@ struct ChoiceLanes {
   __device__ std::uint32_t tokens() const { return 32 / width; }
 };
 
-// Expert to rank without a divide: exact for experts below 2^16.
-struct RankOfExpert {
-  std::uint32_t reciprocal;  // 0: one expert on each rank
-
-  __device__ explicit RankOfExpert(const Shape& shape) {
-    const std::uint32_t experts = experts_per_rank(shape);
-    reciprocal = experts == 1 ? 0 : (0xffffffffu / experts) + 1;
-  }
-  __device__ std::uint32_t operator()(std::uint32_t expert) const {
-    return reciprocal == 0 ? expert : __umulhi(expert, reciprocal);
-  }
-};
+// Without a division: exact for numbers below 2^16. See Shape.
+__device__ inline std::uint32_t multiply_high(std::uint32_t number, std::uint32_t reciprocal) {
+  return reciprocal == 0 ? number : __umulhi(number, reciprocal);
+}
+__device__ inline std::uint32_t rank_of_expert(const Shape& shape, std::uint32_t expert) {
+  return multiply_high(expert, shape.rank_reciprocal);
+}
+__device__ inline std::uint32_t token_of_choice(const Shape& shape, std::uint32_t place) {
+  return multiply_high(place, shape.topk_reciprocal);
+}
 
 // The value at `place`, read once from memory that the client may be changing.
 __device__ inline std::int64_t read_choice(const Operation& op, std::uint32_t place) {
@@ -66,15 +64,14 @@ struct Counting {
   const Operation& op;
   const Counters& counters;
   ChoiceLanes lanes;
-  RankOfExpert rank_of;
   std::uint32_t there;  // set of ranks
 
   __device__ Counting(const Operation& operation, const Counters& all)
-      : op(operation), counters(all), lanes(op.shape.topk), rank_of(op.shape), there(ranks_there(op)) {}
+      : op(operation), counters(all), lanes(op.shape.topk), there(ranks_there(op)) {}
 
   __device__ std::uint32_t target_of(std::int32_t expert) const {
     const auto e = static_cast<std::uint32_t>(expert);
-    return op.shape.per_expert ? e : rank_of(e);
+    return op.shape.per_expert ? e : rank_of_expert(op.shape, e);
   }
   __device__ std::uint32_t& counter(std::uint32_t target) const {
     return counters.of_warp[warp_of() * counters.targets + target];
@@ -89,7 +86,7 @@ struct Counting {
       atomicMax(reinterpret_cast<unsigned long long*>(&workspace(op).bad_choice), ~key);
       return -1;
     }
-    if (((there >> rank_of(static_cast<std::uint32_t>(value))) & 1) == 0) {
+    if (((there >> rank_of_expert(op.shape, static_cast<std::uint32_t>(value))) & 1) == 0) {
       atomicAdd(&workspace(op).dropped, 1);
       return -1;
     }
@@ -105,7 +102,7 @@ struct Counting {
     const bool sends = chosen && (same & lanes.group & lanes_below()) == 0;
     const std::uint32_t senders = same & __ballot_sync(kFull, sends);
     if (op.shape.per_expert) {
-      const std::uint32_t rank = chosen ? rank_of(expert) : kFull;
+      const std::uint32_t rank = chosen ? rank_of_expert(op.shape, expert) : kFull;
       const std::uint32_t same_rank = __match_any_sync(kFull, rank);
       if (chosen && (same_rank & lanes.group & lanes_below()) == 0) atomicAdd(&counters.ranks[rank], 1);
     } else if (chosen) {

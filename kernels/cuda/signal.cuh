@@ -16,21 +16,24 @@ struct Cta {
 struct Team {
   std::uint32_t first_warp;
   std::uint32_t warps;
+  std::uint32_t barrier = 1;  // teams of which one may wait while the other does have different ones
 
   __device__ std::uint32_t thread() const { return threadIdx.x - first_warp * 32; }
   __device__ std::uint32_t threads() const { return warps * 32; }
   __device__ std::uint32_t warp() const { return warp_of() - first_warp; }
-  __device__ void sync() const { asm volatile("bar.sync 1, %0;" ::"r"(threads()) : "memory"); }
+  __device__ void sync() const {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads()) : "memory");
+  }
   // Whether it is true of all threads; they meet here.
   __device__ bool all(bool mine) const {
     std::uint32_t result;
     asm volatile(
         "{ .reg .pred p, q;\n"
         "  setp.ne.u32 p, %1, 0;\n"
-        "  bar.red.and.pred q, 1, %2, p;\n"
+        "  bar.red.and.pred q, %3, %2, p;\n"
         "  selp.u32 %0, 1, 0, q; }"
         : "=r"(result)
-        : "r"(static_cast<std::uint32_t>(mine)), "r"(threads())
+        : "r"(static_cast<std::uint32_t>(mine)), "r"(threads()), "r"(barrier)
         : "memory");
     return result != 0;
   }
@@ -157,7 +160,7 @@ __device__ inline bool wait_words(const Operation& op, const std::uint64_t* word
       if (lane_of() == 0) leave = must_leave(op, deadline_ns, waiting);
       if (__shfl_sync(kFull, leave, 0)) return false;
     }
-    if (waited) load_acquire_system(word);
+    if (waited) load_acquire_system(word);  // a fence would wait for the warp's stores
   }
   __syncwarp();
   return true;

@@ -99,7 +99,10 @@ struct Shape {
   std::uint64_t expert_capacity = 0;
   std::uint64_t recv_rows = 0;
   RowFormat format;
-  std::uint32_t experts_per_rank = 0;  // by configure(): kernels divide by it in many places
+  // By configure(), for kernels that divide in many places.
+  std::uint32_t experts_per_rank = 0;
+  std::uint32_t rank_reciprocal = 0;  // an expert's rank is the upper half of their product; 0: of itself
+  std::uint32_t topk_reciprocal = 0;  // likewise a choice's token
 };
 
 // How a CTA divides its shared memory; from configure().
