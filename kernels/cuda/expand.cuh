@@ -266,6 +266,8 @@ class Carrier {
       __syncwarp();
       row_ += warps_;
       load(row_);
+      // More on their way would hold up each other: 512 rows of 14 KB took 330 us in place of 157.
+      sent_.release();
     }
   }
 

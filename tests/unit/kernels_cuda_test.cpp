@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <string_view>
@@ -71,18 +72,40 @@ TEST(CudaConfigure, LandingsLeaveWarpsThatMoveNothing) {
       for (const std::uint32_t tokens : {1u, 128u, 256u}) {
         Operation op = operation(true);
         op.landing.max_tokens = tokens;
-        const std::uint32_t words = (tokens + 31) / 32 * (sms == 1 ? 8 : 1) * 256;
+        const std::uint32_t words = (tokens + 31) / 32 * (256 + 2 * 8) + (sms == 1 ? 8 * 256 : 0);
         ASSERT_TRUE(configure(Kind::kDispatch, bytes, sms, op)) << sms << " " << tokens;
-        const std::uint32_t moving = op.movers.warps * op.movers.stages * op.movers.stage_bytes;
+        const std::uint32_t row = 7168 + 224 + 2 * 32;  // as it lies in its slot
         EXPECT_LE(op.movers.warps + 2, kMaxThreads / 32) << "clerks and the herald";
-        EXPECT_EQ(op.movers.stages, 2u);
-        EXPECT_GE(op.movers.stages * op.movers.stage_bytes, 2 * (7168u + 224 + 32)) << "two landed rows";
-        EXPECT_GE(op.movers.stages * op.movers.stage_bytes, 7168u + 224 + 32 + 14336) << "a row and its x";
-        EXPECT_GE(op.movers.header_bytes, words * 4) << "a set of tokens for each expert and source";
-        EXPECT_LE(op.movers.header_bytes + moving, op.movers.shared_bytes);
+        EXPECT_LE(op.movers.warps, 2 * op.movers.stages) << "two rows land in each stage";
+        EXPECT_GE(op.movers.stage_bytes, row + std::max(2 * row, 14336u)) << "behind one that leaves, or x";
+        EXPECT_GE(op.movers.header_bytes, words * 4) << "sets of tokens";
+        EXPECT_LE(op.movers.header_bytes + op.movers.stages * op.movers.stage_bytes, op.movers.shared_bytes);
+        op.shape.format = {false, ScaleFormat::kFloat32, 7168, 14336, 14336, 0};
+        ASSERT_TRUE(configure(Kind::kDispatch, bytes, sms, op)) << sms << " " << tokens;
+        EXPECT_EQ(op.movers.stages, 1u) << "of each warp";
+        EXPECT_LE(op.movers.header_bytes + op.movers.warps * op.movers.stage_bytes, op.movers.shared_bytes);
         ASSERT_TRUE(configure(Kind::kCombine, bytes, sms, op)) << sms << " " << tokens;
         EXPECT_LT(op.movers.warps, kMaxThreads / 32) << "the herald";
         EXPECT_GE(op.movers.stage_bytes / 16, 32u) << "a vector of each of 32 rows";
+      }
+    }
+  }
+}
+
+// As large as abi::LandingLayout allows them.
+TEST(CudaConfigure, HoldsTheBooksOfEveryLanding) {
+  struct Limit {
+    std::uint32_t ranks, experts, tokens;
+  };
+  for (const Limit limit : {Limit{4, 2048, 128}, Limit{32, 256, 512}, Limit{2, 512, 512}, Limit{16, 512, 512}}) {
+    for (const std::size_t bytes : {kHopperBytes, std::size_t{163} * 1024}) {
+      for (const std::uint32_t sms : {1u, 16u}) {
+        Operation op = operation(true);
+        op.shape.num_ranks = limit.ranks;
+        op.shape.num_experts = limit.experts;
+        op.landing.max_tokens = limit.tokens;
+        EXPECT_TRUE(configure(Kind::kDispatch, bytes, sms, op)) << limit.experts << " " << sms;
+        EXPECT_TRUE(configure(Kind::kCombine, bytes, sms, op)) << limit.experts << " " << sms;
       }
     }
   }

@@ -445,16 +445,17 @@ TEST(Landing, PartsAreAlignedDisjointAndInside) {
       const std::uint64_t slots = std::uint64_t{s.num_ranks} * tokens;
       ASSERT_NE(landing.bytes, 0u) << tokens;
       EXPECT_LE(landing.hello + s.num_ranks * 64, landing.landed);
-      EXPECT_LE(landing.landed + slots * kLandingPieces * 8, landing.chosen);
-      EXPECT_LE(landing.chosen + slots * 2 * 16, landing.asked);  // seven choices, four to a word
+      EXPECT_LE(landing.landed + slots * kLandingPieces * 8, landing.plans);
+      const std::uint64_t words = 1 + (tokens + 63) / 64 + 256 / 4;  // 64 experts on each of 4 ranks
+      EXPECT_LE(landing.plans + s.num_ranks * words * 16, landing.asked);
       EXPECT_LE(landing.asked + slots * 7 * 16, landing.slots);
       EXPECT_LE(landing.slots + slots * landing.slot_bytes, landing.bytes);
-      EXPECT_GE(landing.slot_bytes, s.row_bytes() + s.scale_bytes() + 7 * 4)
-          << "a row, its scales, its weights";
+      EXPECT_GE(landing.slot_bytes, s.row_bytes() + s.scale_bytes() + 7 * 8)
+          << "a row, its scales, its weights and choices";
       EXPECT_GE(landing.slot_bytes, s.hidden * 2) << "a partial sum";
       EXPECT_EQ(landing.landed % 8, 0u);
-      EXPECT_EQ(landing.chosen % 16, 0u);
-      EXPECT_EQ(landing.asked % 16, 0u);
+      EXPECT_EQ(landing.plans % 64, 0u);
+      EXPECT_EQ(landing.asked % 64, 0u);
       EXPECT_EQ(landing.slots % 128, 0u);
       EXPECT_EQ(landing.slot_bytes % 16, 0u);
     }
@@ -472,15 +473,23 @@ TEST(Landing, OnlyFewTokensHaveOne) {
   s.topk = 1;
   EXPECT_EQ(LandingLayout(s).bytes, 0u) << "likewise";
   s = decoding(512, 32);
-  EXPECT_EQ(LandingLayout(s).bytes, 0u) << "4 million bits of choices";
-  s.max_tokens = 64;
   EXPECT_NE(LandingLayout(s).bytes, 0u);
-  s.num_experts = 32;
-  s.max_tokens = 512;
+  s.num_experts = 512;
+  EXPECT_EQ(LandingLayout(s).bytes, 0u) << "16384 counts of rows";
+  s.num_ranks = 4;
   EXPECT_NE(LandingLayout(s).bytes, 0u);
+  s.num_experts = 1024;
+  EXPECT_EQ(LandingLayout(s).bytes, 0u) << "half a million bits of choices";
+  s.max_tokens = 256;
+  EXPECT_NE(LandingLayout(s).bytes, 0u);
+  s.max_tokens = 16;
+  s.num_experts = 4096;
+  s.num_ranks = 2;
+  EXPECT_EQ(LandingLayout(s).bytes, 0u) << "too many experts";
+  s = decoding(512, 16);
   s.payload = Payload::kOpaque;
   s.opaque_bytes = kMaxOpaqueBytes;
-  EXPECT_EQ(LandingLayout(s).bytes, 0u) << "a gigabyte of slots";
+  EXPECT_EQ(LandingLayout(s).bytes, 0u) << "half a gigabyte of slots";
 }
 
 TEST(ExchangeArena, OperationsInFlightHaveBlocksOfTheirOwn) {
