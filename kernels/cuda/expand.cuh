@@ -375,12 +375,12 @@ __device__ inline bool dispatch_landing(const Operation& op, Cta cta, const Shar
   const OwnChoices own(op, shared);
   const LandedPlans plans(op, cta, shared, board);
   Carrier carrier(op, cta, shared, own, board);
-  if (asks_before_landing(op) && cta.index == 0 && warp_of() == 0) say_hello(op);
+  const bool asks = asks_before_landing(op);
   const OwnChoices::Batch first = own.load(all.thread(), all);
   carrier.begin();
   own.clear(all);
   bool good = all.all(own.read(first, all, cta.index == 0));
-  if (good && asks_before_landing(op)) good = wait_hello(op, board, deadline_ns);
+  if (good && asks) good = wait_hello(op, board, deadline_ns);
   if (!good) {
     carrier.abandon();
     return false;
@@ -409,6 +409,7 @@ __device__ __noinline__ inline void run_landing_dispatch(const Operation& op, Ct
   if (warp_of() != herald_warp()) {
     good = dispatch_landing(op, cta, shared, board, deadline_ns);
   } else if (cta.index == 0) {
+    say_hello(op);
     good = herald(op, cta, board, cta.count > 1 ? 1 : op.movers.warps + 1, deadline_ns);
   }
   good = __syncthreads_or(!good) == 0;

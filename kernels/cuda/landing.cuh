@@ -99,10 +99,11 @@ struct LandingBoard {
   static constexpr std::uint32_t kNowhere = 2;
 };
 
-// Whether a rank may write to another's landing only when that one has begun too. If operations take turns at
-// two landings or more, whoever read this one has ended: the operation in between could not have ended before.
+// Whether a rank may write to another's landing only when that one has begun, too. Not if operations take turns
+// at two landings or more, and the one before has ended well: then the other had begun that one, and so left
+// the one before it, which was the last to read this landing.
 __device__ inline bool asks_before_landing(const Operation& op) {
-  return op.landing.count == 1;
+  return op.landing.count == 1 || load_relaxed(&workspace(op).ended) + 1 != op.tag;
 }
 
 // All threads; a barrier follows.

@@ -197,7 +197,7 @@ __device__ inline std::uint32_t num_recv_rows(const Operation& op) {
   if (!op.shape.per_expert) return __ldcg(words + at.rank_offsets + op.shape.num_ranks);
   if (!op.shape.expert_blocks) return __ldcg(words + at.expert_offsets + experts_per_rank(op.shape));
   std::uint32_t rows = 0;
-#pragma unroll 1
+#pragma unroll 8
   for (std::uint32_t i = at.expert_counts; i < at.expert_offsets; ++i) rows += __ldcg(words + i);
   return rows;
 }

@@ -53,6 +53,7 @@ struct Workspace {
   std::uint64_t failed;      // tag of the operation that failed last
   std::uint32_t sent;        // CTAs that have sent all, landing.cuh
   std::uint32_t rows;        // M of the operation, expand.cuh
+  std::uint64_t ended;       // tag of the operation that ended last, if it ended well
 };
 static_assert(sizeof(Workspace) <= kWorkspaceHead);
 
@@ -300,6 +301,7 @@ __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadli
   }
   if (threadIdx.x != 0) return;
   tell_stream(op);  // first: a client waits for it
+  workspace(op).ended = op.tag;
   if (told) {
     store_relaxed_system(op.peers[op.rank].arrived + op.rank * kSignalWords, op.tag);
     tell_sent(op);

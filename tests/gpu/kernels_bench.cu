@@ -235,7 +235,7 @@ class Group {
     for (std::uint32_t r = 0; r < world_->size(); ++r) streams.push_back(world_->rank(r).stream);
     const std::uint64_t first = tag_;
     const auto dispatch = [&](std::uint32_t i, std::uint32_t r, const std::function<void()>& open) {
-      Operation op = world_->operation(r, first + 2 * i + 1, 1);
+      Operation op = world_->operation(r, first + (kind == Kind::kDispatch ? i : 2 * i) + 1, 1);
       op.topk_idx = routes_[r] + std::size_t{i % kRoutes} * setup_.tokens * 8;
       op.topk_weights = world_->rank(r).topk_weights;
       world_->start(Kind::kDispatch, op, sms, kind == Kind::kDispatch ? stages : 1, open);

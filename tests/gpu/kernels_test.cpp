@@ -342,10 +342,12 @@ Case plain_case(std::uint32_t ranks, std::uint32_t tokens) {
 // What goes wrong has to end, with the right words.
 class FailureRun {
  public:
-  FailureRun(Mode mode, bool landing, std::uint64_t room = 4096) : mode_(mode) {
+  // `landings` 0: rows are pushed to their places.
+  FailureRun(Mode mode, std::uint32_t landings, std::uint64_t room = 4096) : mode_(mode) {
     Case c = plain_case(2, 16);
-    if (landing) c.group.layout = ref::Layout::kPacked;
-    world_ = std::make_unique<World>(WorldShape{shape_of(c, 0, room), 16, {}, mode, landing});
+    if (landings != 0) c.group.layout = ref::Layout::kPacked;
+    world_ = std::make_unique<World>(
+        WorldShape{shape_of(c, 0, room), 16, {}, mode, landings != 0, std::max(landings, 1u)});
     for (std::uint32_t r = 0; r < 2; ++r) {
       Rank& rank = world_->rank(r);
       rank.num_tokens = 16;
@@ -420,12 +422,12 @@ int check(const char* name, bool good) {
 }
 
 // Rows arrive at either rank from 8 tokens of each; through landings (layout packed) 4 from each of these.
-int run_failures(Mode mode, bool landing) {
+int run_failures(Mode mode, std::uint32_t landings) {
   using kernels::cuda::OpError;
-  std::printf("%s%s:\n", name_of(mode), landing ? ", through landings" : "");
-  const std::uint64_t rows = landing ? 64 : 16;
+  std::printf("%s, %u landings:\n", name_of(mode), landings);
+  const std::uint64_t rows = landings != 0 ? 64 : 16;
   int failed = 0;
-  FailureRun f(mode, landing);
+  FailureRun f(mode, landings);
   const std::int64_t bad = 8;
   put(static_cast<std::int64_t*>(f.world().rank(0).topk_idx) + 5 * 4 + 2, &bad, 8);
   OpResult r = f.run({0}, 2'000'000'000);
@@ -444,7 +446,7 @@ int run_failures(Mode mode, bool landing) {
   r = f.run({0, 1}, 2'000'000'000);
   failed +=
       check("after failures the next operation runs", r.error == OpError::kNone && r.num_recv_rows == rows);
-  FailureRun small(mode, landing, rows - 1);
+  FailureRun small(mode, landings, rows - 1);
   r = small.run({0, 1}, 2'000'000'000);
   failed += check("too little room is refused",
                   r.error == OpError::kNoRoom && r.rows == rows && r.room == rows - 1 && r.expert == -1);
@@ -470,7 +472,7 @@ int run(int argc, char** argv) {
   int failed = 0;
   if (!leaves_out("no-failures")) {
     for (const Mode mode : modes) {
-      for (const bool landing : {false, true}) failed += run_failures(mode, landing);
+      for (const std::uint32_t landings : {0u, 1u, 2u}) failed += run_failures(mode, landings);
     }
   }
   for (int i = 0; i < cases; ++i) {

@@ -144,7 +144,6 @@ struct Rank {
   std::unique_ptr<CommandLane> commands;  // of a world that has them
   bool asked = false;                     // one has been asked for, and not awaited
   std::uint32_t num_tokens = 0;
-  std::uint32_t made = 0;  // operations
 };
 
 class World {
@@ -208,9 +207,8 @@ class World {
     op.result = own.result;
     for (std::uint32_t i = 0; i < size(); ++i) {
       if (!masked(i)) op.peers[i] = ranks_[i].peer;
-      if (op.peers[i].landing != nullptr) op.peers[i].landing += landing_.bytes * (own.made % world_.landings);
+      if (op.peers[i].landing != nullptr) op.peers[i].landing += landing_.bytes * (tag % world_.landings);
     }
-    ++own.made;
     return op;
   }
 
