@@ -197,7 +197,7 @@ struct SumTask {
 
 // Tags that a warp releases together: a release waits for all that is on its way.
 struct SumTags {
-  static constexpr std::uint32_t kMost = 4;
+  static constexpr std::uint32_t kMost = 8;
   std::uint64_t* tag = nullptr;  // of lane i: the i-th
   std::uint32_t count = 0;
 

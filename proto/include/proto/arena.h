@@ -244,12 +244,12 @@ struct LandingLayout {
     if (!s.per_expert() || s.topk < 2 || !small) return;
     const std::uint64_t tokens = std::uint64_t{s.num_ranks} * s.max_tokens;
     const std::uint64_t row =
-        align_up(std::uint64_t{s.row_bytes()} + s.scale_bytes(), 16) + 2 * align_up(s.topk * 4, 16);
+        align_up(std::uint64_t{s.row_bytes()} + s.scale_bytes(), 16) + 2 * align_up(std::uint64_t{s.topk} * 4, 16);
     slot_bytes = row > s.hidden * 2ull ? row : s.hidden * 2ull;
     if (tokens * slot_bytes > kLandingBytes) return;
-    landed = hello + s.num_ranks * 64;
+    landed = hello + std::uint64_t{s.num_ranks} * 64;
     plans = align_up(landed + tokens * kLandingPieces * 8, 64);
-    const std::uint64_t counts = s.num_ranks * ((s.num_experts / s.num_ranks + 3) / 4);
+    const std::uint64_t counts = std::uint64_t{s.num_ranks} * ((s.num_experts / s.num_ranks + 3) / 4);
     asked = plans + s.num_ranks * align_up((1 + (s.max_tokens + 63) / 64 + counts) * 16, 64);
     slots = align_up(asked + tokens * s.topk * 16, 128);
     bytes = align_up(slots + tokens * slot_bytes, kRegionAlign);
