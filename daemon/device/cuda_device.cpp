@@ -328,6 +328,22 @@ void CudaDevice::read(void* to, const void* device, std::size_t bytes) {
   cuda_must(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(stream));
 }
 
+void CudaDevice::read_rows(void* to, const void* device, std::size_t bytes, std::size_t stride,
+                           std::size_t rows) {
+  CUDA_MEMCPY2D copy{};
+  copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.srcDevice = reinterpret_cast<CUdeviceptr>(device);
+  copy.srcPitch = stride;
+  copy.dstMemoryType = CU_MEMORYTYPE_HOST;
+  copy.dstHost = to;
+  copy.dstPitch = bytes;
+  copy.WidthInBytes = bytes;
+  copy.Height = rows;
+  const CUstream stream = partition_->control();
+  cuda_must(driver_, "cuMemcpy2DAsync", driver_.cuMemcpy2DAsync(&copy, stream));
+  cuda_must(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(stream));
+}
+
 void CudaDevice::write(void* device, const void* from, std::size_t bytes) {
   const CUstream stream = partition_->control();
   cuda_must(driver_, "cuMemcpyHtoDAsync",

@@ -97,6 +97,8 @@ class CudaDevice final : public Device, public Launcher {
 
   Result<std::unique_ptr<Lane>> open_lane(const LaneShape& shape) override;
   void read(void* to, const void* device, std::size_t bytes) override;
+  void read_rows(void* to, const void* device, std::size_t bytes, std::size_t stride,
+                 std::size_t rows) override;
   void write(void* device, const void* from, std::size_t bytes) override;
   void clear(void* device, std::size_t bytes) override;
 

@@ -85,8 +85,10 @@ void Commands::resume(bool fresh) {
     if (recorded) describe(*recorded);
   }
   std::vector<RouteState> routes(group_.shape.num_routes());
-  for (std::uint32_t record = 0; !fresh && record < routes.size(); ++record) {
-    const RouteHeads::Standing now = member_.heads->standing(record, member_.next_number, member_.exchange());
+  std::vector<RouteHeads::Standing> standing;
+  if (!fresh) standing = member_.heads->standing(member_.next_number, member_.exchange());
+  for (std::uint32_t record = 0; record < standing.size(); ++record) {
+    const RouteHeads::Standing& now = standing[record];
     if (now.head.handle == 0) continue;
     routes[record] = {abi::op_tag(now.head.epoch, now.head.handle - 1), now.head.num_tokens, now.half};
   }

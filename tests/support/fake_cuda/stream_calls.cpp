@@ -121,6 +121,22 @@ CUresult copy_later(const char* function, void* to, const void* from, std::size_
   return error == CUDA_SUCCESS && to_pageable ? stream->synchronise() : error;
 }
 
+// From the device into the host's memory, whose rows lie one behind the other; nothing else is needed.
+CUresult copy_rows(const CUDA_MEMCPY2D& copy, CUstream handle) {
+  const bool known = copy.srcMemoryType == CU_MEMORYTYPE_DEVICE && copy.dstMemoryType == CU_MEMORYTYPE_HOST &&
+                     copy.srcXInBytes == 0 && copy.srcY == 0 && copy.dstXInBytes == 0 && copy.dstY == 0;
+  if (!known) return CUDA_ERROR_NOT_SUPPORTED;
+  if (copy.srcPitch < copy.WidthInBytes || copy.dstPitch != copy.WidthInBytes)
+    return CUDA_ERROR_INVALID_VALUE;
+  for (std::size_t row = 0; row < copy.Height; ++row) {
+    const CUresult error =
+        copy_later("cuMemcpyDtoHAsync", static_cast<char*>(copy.dstHost) + row * copy.dstPitch,
+                   pointer(copy.srcDevice + row * copy.srcPitch), copy.WidthInBytes, {false, true}, handle);
+    if (error != CUDA_SUCCESS) return error;
+  }
+  return CUDA_SUCCESS;
+}
+
 template <typename Unit>
 CUresult fill(const char* function, CUdeviceptr to, Unit unit, std::size_t count, CUstream handle,
               bool wait) {
@@ -223,6 +239,10 @@ CUresult CUDAAPI cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, std::size_t
 }
 CUresult CUDAAPI cuMemcpyDtoHAsync(void* to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
   return copy_later("cuMemcpyDtoHAsync", to, pointer(from), bytes, {false, true}, stream);
+}
+CUresult CUDAAPI cuMemcpy2DAsync(const CUDA_MEMCPY2D* copy, CUstream stream) {
+  if (const CUresult error = enter("cuMemcpy2DAsync", Needs::kContext)) return error;
+  return copy == nullptr ? CUDA_ERROR_INVALID_VALUE : copy_rows(*copy, stream);
 }
 CUresult CUDAAPI cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
   return copy_later("cuMemcpyDtoDAsync", pointer(to), pointer(from), bytes, {true, true}, stream);

@@ -123,6 +123,9 @@ class Launcher {
   virtual Result<std::unique_ptr<Lane>> open_lane(const LaneShape& shape) = 0;
   // Between the host and memory of an arena; done when these return. Rare: a restart, a loss.
   virtual void read(void* to, const void* device, std::size_t bytes) = 0;
+  // The same of `rows` pieces, `stride` bytes from one to the next there, in one copy: `to` gets them packed.
+  virtual void read_rows(void* to, const void* device, std::size_t bytes, std::size_t stride,
+                         std::size_t rows) = 0;
   virtual void write(void* device, const void* from, std::size_t bytes) = 0;
   virtual void clear(void* device, std::size_t bytes) = 0;
 };
