@@ -1,0 +1,80 @@
+// Commands beside other groups of the same GPU, whose kernels share its SMs.
+
+#include "engine_commands_fixture.h"
+
+#include <gtest/gtest.h>
+
+namespace epd::test {
+namespace {
+
+using EngineCommandsRoomTest = EngineCommandsFixture;
+
+// A kernel that gives SMs away must end its command first, which waits for a peer.
+TEST_F(EngineCommandsRoomTest, AnotherRankComesWhileACommandWaits) {
+  const auto inputs = fill(0);
+  const std::uint32_t waits = ringers_[0].ring(dispatch_on(0), inputs[0].num_tokens, group_->epoch);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  RawSession other(50);
+  other.add_to(*engine_view_[0]);
+  abi::GroupShape shape = kShape;
+  shape.num_ranks = 1;
+  shape.num_experts = 2;
+  RawGroup beside(8, shape, "cuda", 1);
+  beside.priority = 3;
+  beside.add_to_engine({engine_view_[0]}, {&other}, 0, false);
+  abi::Submission noop = submission(0, Op::kNoop, 0);
+  session(0).submit(noop);
+  EXPECT_EQ(session(0).wait()->status, StatusCode::kOk) << "the loop is not blocked";
+  EXPECT_FALSE(ringers_[0].ended(waits, 0));
+  const std::uint32_t last = ringers_[1].ring(dispatch_on(0), inputs[1].num_tokens, group_->epoch);
+  abi::Submission s = submission(2, Op::kDispatch, 0);
+  s.num_tokens = inputs[2].num_tokens;
+  session(2).submit(s);
+  EXPECT_TRUE(ringers_[0].ended(waits));
+  EXPECT_TRUE(ringers_[1].ended(last));
+  EXPECT_EQ(session(2).wait()->status, StatusCode::kOk);
+  next_ = 1;
+  for (std::uint32_t i = 0; i < 10; ++i) run_and_check(i % kShape.depth);
+  for (const std::int32_t priority : {7, -8}) {  // and shares change once more
+    engine_view_[0]->send(LinkType::kGroupSettings, abi::GroupSettings{kGroup, 0, priority});
+    for (std::uint32_t i = 0; i < 10; ++i) run_and_check(i % kShape.depth);
+  }
+  engine_view_[0]->send(LinkType::kRemoveGroup, abi::GroupRef{8});
+  ASSERT_TRUE(engine_view_[0]->expect(LinkType::kGroupRemoved).has_value());
+  for (std::uint32_t i = 0; i < 10; ++i) run_and_check(i % kShape.depth);
+}
+
+// Its kernel has no SMs yet when it goes.
+TEST_F(EngineCommandsRoomTest, ARankGoesBeforeAnotherHasMadeRoom) {
+  const auto inputs = fill(0);
+  const std::uint32_t waits = ringers_[0].ring(dispatch_on(0), inputs[0].num_tokens, group_->epoch);
+  abi::Submission s = submission(2, Op::kDispatch, 0);  // the engine's other rank waits, too
+  s.num_tokens = inputs[2].num_tokens;
+  session(2).submit(s);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  RawSession other(50);
+  other.add_to(*engine_view_[0]);
+  abi::GroupShape shape = kShape;
+  shape.num_ranks = 1;
+  shape.num_experts = 2;
+  for (const std::uint32_t commands : {0u, 1u, 1u}) {
+    RawGroup beside(8, shape, "cuda", 1);
+    beside.commands = {commands};
+    beside.announce({engine_view_[0]}, {&other}, 0, false);
+    engine_view_[0]->send(LinkType::kRemoveGroup, abi::GroupRef{8});
+    ASSERT_TRUE(engine_view_[0]->expect(LinkType::kGroupRemoved, 2000).has_value());
+    EXPECT_TRUE(commands == 0 || comes([&] { return beside.words(0).closed == 1; }));
+  }
+  session(0).submit(submission(0, Op::kNoop, 0));
+  EXPECT_TRUE(session(0).wait(2000).has_value()) << "the loop is blocked";
+  EXPECT_FALSE(ringers_[0].ended(waits, 0));
+  const std::uint32_t last = ringers_[1].ring(dispatch_on(0), inputs[1].num_tokens, group_->epoch);
+  EXPECT_TRUE(ringers_[0].ended(waits));
+  EXPECT_TRUE(ringers_[1].ended(last));
+  EXPECT_EQ(session(2).wait()->status, StatusCode::kOk);
+  next_ = 1;
+  for (std::uint32_t i = 0; i < 4; ++i) run_and_check(i % kShape.depth);
+}
+
+}  // namespace
+}  // namespace epd::test
