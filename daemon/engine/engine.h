@@ -91,9 +91,14 @@ class Engine {
   void halt_commands();
   bool commands_halted(const Group& group) const;
   void answer_stops();
-  void finish_starts();
   bool journal_pending() const;
   std::uint64_t next_journal_look_ns(std::uint64_t now) const;
+
+  // starts.cpp: groups that begin when kernels do
+  void owe_start(Group& group);
+  void finish_starts();
+  void say_waits(const Member& late);
+  std::string holder_of_sms(const Group& group) const;
 
   // engine.cpp: the loop
   int leave();

@@ -39,6 +39,11 @@ bool Engine::read_journal(Member& member) {
     commands.pop();
     progress = true;
   }
+  if (member.group.phase == GroupPhase::kActive && !member.stopped && member.failed_from == kNoFailure) {
+    commands.look(page_, now_ns_);
+  } else {
+    commands.show_none();
+  }
   return progress;
 }
 
@@ -110,17 +115,6 @@ void Engine::answer_stops() {
     send(abi::LinkType::kMemberStopped, reply);
     return true;
   });
-}
-
-// Clients ring as soon as they are told that the group goes on, and what is rung before the kernel knows of
-// it would be discarded.
-void Engine::finish_starts() {
-  for (const auto& [id, group] : groups_) {
-    const bool all = std::all_of(group->members.begin(), group->members.end(), [](const auto& member) {
-      return member->commands == nullptr || member->stopped || member->commands->resumed();
-    });
-    if (group->starts_owed && all) start_group(*group);
-  }
 }
 
 bool Engine::journal_pending() const {

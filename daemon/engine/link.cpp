@@ -379,8 +379,7 @@ Status Engine::commit_group(const abi::GroupRef& message) {
     for (const auto& member : group->members) {
       if (member->commands != nullptr) member->commands->resume(true);
     }
-    group->starts_owed = true;
-    finish_starts();
+    owe_start(*group);
     return {};
   }
   send(LinkType::kGroupReady, ready);
@@ -446,8 +445,7 @@ Status Engine::resume_group(const abi::Resume& message) {
     member->next_number = message.resume_index;
     if (member->commands != nullptr) member->commands->resume(false);
   }
-  group->starts_owed = true;
-  finish_starts();
+  owe_start(*group);
   return {};
 }
 

@@ -85,6 +85,14 @@ bool Group::all_gone() const {
   return std::all_of(members.begin(), members.end(), [](const auto& entry) { return entry.second.gone; });
 }
 
+std::string Group::waits() const {
+  std::string text;
+  for (const auto& [device, slot] : engines) {
+    if (!slot.waits_for.empty()) text += "; " + slot.waits_for;
+  }
+  return text;
+}
+
 std::uint32_t Group::sms_on(std::uint32_t device) const {
   std::uint32_t most = 0;
   for (const auto& [rank, member] : members) {

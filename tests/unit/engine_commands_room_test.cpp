@@ -44,6 +44,63 @@ TEST_F(EngineCommandsRoomTest, AnotherRankComesWhileACommandWaits) {
   for (std::uint32_t i = 0; i < 10; ++i) run_and_check(i % kShape.depth);
 }
 
+// The supervisor is told that the engine lives, and by whom the SMs are held.
+TEST_F(EngineCommandsRoomTest, AGroupThatWaitsForSmsSaysSoAndBeginsWhenTheyAreFree) {
+  const bool submitted = random_() % 2 != 0;  // the operation that holds them, or a command
+  SCOPED_TRACE(submitted ? "an operation waits" : "a command waits");
+  const auto inputs = fill(0);
+  const auto begin = [&](std::uint32_t rank) {
+    if (by_stream(rank)) {
+      ringers_[rank].ring(dispatch_on(0), inputs[rank].num_tokens, group_->epoch);
+      return;
+    }
+    abi::Submission s = submission(rank, Op::kDispatch, 0);
+    s.num_tokens = inputs[rank].num_tokens;
+    session(rank).submit(s);
+  };
+  const std::uint32_t holder = submitted ? 2 : 0;
+  begin(holder);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  RawSession other(50);
+  other.add_to(*engine_view_[0]);
+  abi::GroupShape shape = kShape;
+  shape.num_ranks = 1;
+  shape.num_experts = 2;
+  RawGroup beside(8, shape, "cuda", 1);
+  beside.commands = {1};
+  beside.priority = 3;
+  beside.announce({engine_view_[0]}, {&other}, 0, false);
+  const std::string holds = "the kernel of rank 0 waits for SMs of cuda:0, which operation 0 of rank " +
+                            std::to_string(holder) + " of group 7 holds";
+  for (int i = 0; i < 2; ++i) {
+    const auto waits = engine_view_[0]->expect(LinkType::kGroupWaits);
+    ASSERT_TRUE(waits.has_value());
+    const auto body = waits->read<abi::GroupWaits>().value();
+    EXPECT_EQ(body.group_id, 8u);
+    EXPECT_EQ(std::string(body.text), holds);
+  }
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    if (rank != holder) begin(rank);
+  }
+  const auto ready = engine_view_[0]->expect(LinkType::kGroupReady);
+  ASSERT_TRUE(ready.has_value());
+  EXPECT_EQ(ready->read<abi::GroupReady>().value().group_id, 8u);
+  EXPECT_EQ(ready->read<abi::GroupReady>().value().status, StatusCode::kOk);
+  EXPECT_EQ(session(2).wait()->status, StatusCode::kOk);
+  abi::Submission noop = program(0, Op::kNoop, 0, 0);
+  noop.epoch = 1;
+  other.submit(noop);
+  ASSERT_EQ(other.wait()->status, StatusCode::kOk);
+  Ringer ringer(beside.words(0));
+  EXPECT_TRUE(ringer.ended(ringer.ring(0, 0, 1)));
+  EXPECT_EQ(ringer.failed(), 0u);
+  for (const std::uint32_t rank : {0u, 1u}) EXPECT_TRUE(ringers_[rank].ended(0));
+  next_ = 1;
+  run_and_check(1);
+  engine_view_[0]->send(LinkType::kRemoveGroup, abi::GroupRef{8});
+  ASSERT_TRUE(engine_view_[0]->expect(LinkType::kGroupRemoved).has_value());
+}
+
 // Its kernel has no SMs yet when it goes.
 TEST_F(EngineCommandsRoomTest, ARankGoesBeforeAnotherHasMadeRoom) {
   const auto inputs = fill(0);

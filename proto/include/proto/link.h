@@ -51,6 +51,8 @@ enum class LinkType : std::uint16_t {
   kResumed = 40,
   kDeviceFailed = 41,  // its last word: nothing of it runs on the device any more, and its process ends
   kRankRefused = 42,   // memory that a rank's client brought can't be used here; it stays masked
+  kGroupWaits =
+      43,  // kGroupReady or kResumed has to wait for what is no fault of the engine's: again and again
 };
 
 // How an engine's process ends: 0 as told, 1 the supervisor is gone, 2 something that a restart may not mend,
@@ -116,6 +118,11 @@ struct GroupReady {
   std::uint64_t group_id;
   StatusCode status;
   char text[kTextBytes];
+};
+
+struct GroupWaits {
+  std::uint64_t group_id;
+  char text[kTextBytes];  // for what
 };
 
 struct RankRefused {

@@ -79,9 +79,21 @@ class CommandPort {
   virtual void resume(const Start& start) = 0;
   // The kernel knows of resume(). What is rung before that is discarded.
   virtual bool resumed() const = 0;
+  // Others hold the SMs of the first kernel, which is still to begin. That may take as long as what runs
+  // there.
+  virtual bool waits_for_room() const = 0;
   // Ends in the order of their commands. A look at host memory; null: none yet. Valid until pop().
   virtual const kernels::cuda::JournalEntry* front() const = 0;
   virtual void pop() = 0;
+
+  // What is rung: a copy of the words, begun by look() unless one is under way. It is there when seen() gives
+  // it, once; valid until the next look().
+  struct Ring {
+    alignas(64) std::uint64_t commands[kernels::cuda::kCommandSlots];
+    std::uint32_t done;
+  };
+  virtual void look() = 0;
+  virtual const Ring* seen() = 0;
 };
 
 struct LaneShape {

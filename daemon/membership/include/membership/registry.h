@@ -49,6 +49,8 @@ class GroupRegistry {
   void engine_up(std::uint32_t device);
   void engine_down(std::uint32_t device, const std::string& text);
   void group_ready(std::uint32_t device, const abi::GroupReady& message);
+  // The engine lives, and its answer takes longer than it is to blame for.
+  void group_waits(std::uint32_t device, const abi::GroupWaits& message);
   void member_stopped(std::uint32_t device, const abi::MemberRef& message);
   void break_requested(std::uint32_t device, const abi::Break& message);
   void broken(std::uint32_t device, const abi::Broken& message);
