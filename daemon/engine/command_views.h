@@ -1,5 +1,5 @@
-// The commands of a rank in the engine's page, beside operations that hosts have submitted: what is rung and has
-// not ended, as far as the host knows.
+// The commands of a rank in the engine's page, beside operations that hosts have submitted: what is rung and
+// has not ended, as far as the host knows.
 #pragma once
 
 #include "group.h"
@@ -15,7 +15,7 @@ class CommandViews {
  public:
   struct Rung {
     std::uint32_t number = 0;
-    std::uint64_t index = 0;                     // of the operation in its group; of a noop the next one's
+    std::uint64_t index = 0;                      // of the operation in its group; of a noop the next one's
     const abi::Submission* submission = nullptr;  // that recorded it
     std::uint32_t num_tokens = 0;
     std::uint32_t timeout_ms = 0;

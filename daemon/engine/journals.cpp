@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::uint64_t kBusyNs = 100'000'000;     // so long after the last command others are awaited
 constexpr std::uint64_t kBusyLookNs = 1'000'000;   // nobody rings for what a command has done, and nobody
-constexpr std::uint64_t kIdleLookNs = 10'000'000;  // waits for that
+constexpr std::uint64_t kIdleLookNs = 20'000'000;  // waits for that; operations take longer to fill a journal
 constexpr std::uint64_t kHaltingLookNs = 50'000;
 constexpr std::uint64_t kGraceNs = 100'000'000;  // see halt_commands
 

@@ -11,7 +11,7 @@ namespace epd {
 
 namespace {
 
-constexpr std::uint64_t kFirstWordNs = 5'000'000;    // well within the time that the supervisor gives
+constexpr std::uint64_t kFirstWordNs = 5'000'000;   // well within the time that the supervisor gives
 constexpr std::uint64_t kNextWordNs = 200'000'000;  // likewise
 
 bool owes_start(const Member& member) {

@@ -11,7 +11,8 @@ class EngineCommandsViewsTest : public EngineCommandsFixture {
   void SetUp() override {
     EngineCommandsFixture::SetUp();
     for (EngineThread* engine : engine_view_)
-      pages_.push_back(Mapping::map(engine->page().get(), sizeof(abi::EnginePage), Access::kReadOnly).value());
+      pages_.push_back(
+          Mapping::map(engine->page().get(), sizeof(abi::EnginePage), Access::kReadOnly).value());
   }
 
   struct Shown {

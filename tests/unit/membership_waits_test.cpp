@@ -57,12 +57,14 @@ TEST_F(Waits, TheJoinFailsInTimeAndSaysWhatWasWaitedFor) {
   registry_.join(request(1, 2));
   ready(0);
   take();
-  wait_for(60'000, "the kernel of rank 1 waits for SMs of cuda:1, which operation 5 of rank 0 of group 9 holds");
+  wait_for(60'000,
+           "the kernel of rank 1 waits for SMs of cuda:1, which operation 5 of rank 0 of group 9 holds");
   EXPECT_EQ(take(), (Lines{"refused session=10 request=100 status=DEADLINE_EXCEEDED",
-                           "refused session=11 request=101 status=DEADLINE_EXCEEDED", "remove device=0 group=1",
-                           "remove device=1 group=1"}));
-  for (const char* part : {"group \"g\" has all its ranks", "ranks 1; the kernel of rank 1 waits for SMs of cuda:1",
-                           "operation 5 of rank 0 of group 9 holds"})
+                           "refused session=11 request=101 status=DEADLINE_EXCEEDED",
+                           "remove device=0 group=1", "remove device=1 group=1"}));
+  for (const char* part :
+       {"group \"g\" has all its ranks", "ranks 1; the kernel of rank 1 waits for SMs of cuda:1",
+        "operation 5 of rank 0 of group 9 holds"})
     EXPECT_NE(refusal_.message().find(part), std::string::npos) << refusal_.message();
   say_waits(1, "late");  // crossed with the removal, which is still owed in time
   clock_.advance_ms(3'000);
