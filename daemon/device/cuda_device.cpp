@@ -143,7 +143,7 @@ Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name, LaunchM
 }
 
 CudaDevice::~CudaDevice() {
-  if (clearing_ != nullptr) driver_.cuStreamDestroy(clearing_);
+  if (aside_ != nullptr) driver_.cuStreamDestroy(aside_);
 }
 
 Status CudaDevice::start() {
@@ -152,7 +152,7 @@ Status CudaDevice::start() {
   };
   CUresult result = driver_.cuDevicePrimaryCtxRetain(&primary_, device_);
   if (result == CUDA_SUCCESS) result = driver_.cuCtxSetCurrent(primary_);
-  if (result == CUDA_SUCCESS) result = driver_.cuStreamCreate(&clearing_, CU_STREAM_NON_BLOCKING);
+  if (result == CUDA_SUCCESS) result = driver_.cuStreamCreate(&aside_, CU_STREAM_NON_BLOCKING);
   if (result != CUDA_SUCCESS) return failed("cuDevicePrimaryCtxRetain", result);
   int bytes = 0;
   result =
@@ -235,6 +235,9 @@ bool CudaDevice::see_off(const LeavingLane& lane) {
   const CUresult state = driver_.cuStreamQuery(lane.stream);
   if (state == CUDA_ERROR_NOT_READY) return false;
   cuda_must(driver_, "cuStreamQuery", state);
+  const CUresult aside = driver_.cuStreamQuery(aside_);
+  if (aside == CUDA_ERROR_NOT_READY) return false;
+  cuda_must(driver_, "cuStreamQuery", aside);
   if (lane.commands.words != nullptr) close(lane.commands);
   lane.partition->give_back(lane.stream, lane.stream_priority);
   free_memory_.push_back(lane.memory);
@@ -355,8 +358,8 @@ void CudaDevice::write(void* device, const void* from, std::size_t bytes) {
 void CudaDevice::clear(void* device, std::size_t bytes) {
   cuda_must(driver_, "cuCtxSetCurrent", driver_.cuCtxSetCurrent(primary_));
   cuda_must(driver_, "cuMemsetD8Async",
-            driver_.cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(device), 0, bytes, clearing_));
-  cuda_must(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(clearing_));
+            driver_.cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(device), 0, bytes, aside_));
+  cuda_must(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(aside_));
   cuda_must(driver_, "cuCtxSetCurrent", driver_.cuCtxSetCurrent(partition_->context()));
 }
 

@@ -105,6 +105,8 @@ class CudaDevice final : public Device, public Launcher {
   // For lanes.
   const CudaDriver& driver() const { return driver_; }
   const std::shared_ptr<Partition>& partition() const { return partition_; }
+  // For what may have to wait for SMs, or behind clients' copies. A lane's is over when it has been seen off.
+  CUstream aside() const { return aside_; }
   std::size_t max_shared_bytes() const { return max_shared_bytes_; }
   std::uint32_t lane_sms(const CudaLane& lane) const;  // lane_share()
   CUkernel kernel(const char* name) const;
@@ -134,7 +136,7 @@ class CudaDevice final : public Device, public Launcher {
   std::uint32_t num_sms_ = 0;
   std::size_t max_shared_bytes_ = 0;
   CUcontext primary_ = nullptr;  // of the process until it ends; green contexts need it
-  CUstream clearing_ = nullptr;  // the primary context's, of all SMs
+  CUstream aside_ = nullptr;     // the primary context's, of all SMs
   std::shared_ptr<Partition> partition_;
   std::vector<CudaLane*> lanes_;
   std::vector<LeavingLane> leaving_;

@@ -182,17 +182,20 @@ void ResidentCommands::pop() {
 
 // ---- the ring
 
-// Not the words between: those are the client's own.
+// Not the words between: those are the client's own. And not in the control stream: the copies may lie behind
+// some of a client's, which take milliseconds.
 void ResidentCommands::look() {
   if (std::exchange(looking_, true)) return;
   Look& look = last_look();
-  const auto copy = [this](void* to, std::size_t offset, std::size_t bytes) {
+  const CUstream stream = lane_.device_.aside();
+  const auto copy = [&](void* to, std::size_t offset, std::size_t bytes) {
     const auto from = reinterpret_cast<CUdeviceptr>(layout_.words + offset);
-    lane_.must("cuMemcpyDtoHAsync", lane_.driver_.cuMemcpyDtoHAsync(to, from, bytes, lane_.control()));
+    lane_.must("cuMemcpyDtoHAsync", lane_.driver_.cuMemcpyDtoHAsync(to, from, bytes, stream));
   };
   copy(look.ring.commands, offsetof(CommandWords, commands), sizeof(look.ring.commands));
   copy(&look.ring.done, offsetof(CommandWords, done), sizeof(look.ring.done));
-  lane_.write_word(&look.number, ++looks_);
+  lane_.must("cuStreamWriteValue32", lane_.driver_.cuStreamWriteValue32(
+                                         stream, reinterpret_cast<CUdeviceptr>(&look.number), ++looks_, 0));
 }
 
 const CommandPort::Ring* ResidentCommands::seen() {
