@@ -27,6 +27,7 @@
 namespace epd {
 
 struct CudaDriver {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): the name of a member
 #define EPD_CUDA_MEMBER(name) decltype(&::name) name = nullptr;
   EPD_CUDA_FUNCTIONS(EPD_CUDA_MEMBER)
 #undef EPD_CUDA_MEMBER

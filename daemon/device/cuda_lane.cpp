@@ -9,8 +9,6 @@
 
 namespace epd {
 
-using kernels::cuda::Kind;
-using kernels::cuda::Operation;
 using kernels::cuda::OpError;
 using kernels::cuda::OpResult;
 using kernels::cuda::Signal;
