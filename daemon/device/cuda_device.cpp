@@ -238,7 +238,7 @@ bool CudaDevice::see_off(const LeavingLane& lane) {
   const CUresult aside = driver_.cuStreamQuery(aside_);
   if (aside == CUDA_ERROR_NOT_READY) return false;
   cuda_must(driver_, "cuStreamQuery", aside);
-  if (lane.commands.words != nullptr) close(lane.commands);
+  if (lane.commands.words != nullptr) close_commands(lane.commands.words);
   lane.partition->give_back(lane.stream, lane.stream_priority);
   free_memory_.push_back(lane.memory);
   return true;
@@ -246,11 +246,11 @@ bool CudaDevice::see_off(const LeavingLane& lane) {
 
 // First that nobody comes any more, then what those wait for who have not seen it: see proto/README. The
 // words' memory may be unmapped after this.
-void CudaDevice::close(const CommandPort::Layout& commands) const {
+void CudaDevice::close_commands(std::byte* words) {
   const CUstream stream = partition_->control();
-  const auto words = reinterpret_cast<CUdeviceptr>(commands.words);
   const auto write = [&](std::size_t offset) {
-    cuda_must(driver_, "cuStreamWriteValue32", driver_.cuStreamWriteValue32(stream, words + offset, 1, 0));
+    const auto word = reinterpret_cast<CUdeviceptr>(words + offset);
+    cuda_must(driver_, "cuStreamWriteValue32", driver_.cuStreamWriteValue32(stream, word, 1, 0));
   };
   write(offsetof(abi::CommandWords, closed));
   for (std::size_t program = 0; program < abi::kMaxPrograms; ++program)

@@ -101,6 +101,7 @@ class CudaDevice final : public Device, public Launcher {
                  std::size_t rows) override;
   void write(void* device, const void* from, std::size_t bytes) override;
   void clear(void* device, std::size_t bytes) override;
+  void close_commands(std::byte* words) override;
 
   // For lanes.
   const CudaDriver& driver() const { return driver_; }
@@ -125,7 +126,6 @@ class CudaDevice final : public Device, public Launcher {
   Status start();
   // True: it has gone.
   bool see_off(const LeavingLane& lane);
-  void close(const CommandPort::Layout& commands) const;
   std::uint32_t num_lanes() const { return static_cast<std::uint32_t>(lanes_.size()); }
 
   const CudaDriver& driver_;

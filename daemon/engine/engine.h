@@ -51,6 +51,7 @@ class Engine {
   void clear_signals(const Group& group) const;
   Status commit_group(const abi::GroupRef& message);
   Status stop_member(const abi::MemberRef& message);
+  Status close_commands(Packet& packet);
   Status break_group(const abi::Break& message);
   void start_group(Group& group);
   Status release_group(const abi::GroupRef& message);

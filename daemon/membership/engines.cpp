@@ -33,10 +33,21 @@ void GroupRegistry::engine_up(std::uint32_t device) {
   up_[device] = true;
   for (auto& [id, group] : groups_) {
     if (group.phase == GroupPhase::kActive) admit_waiting(group);
+    if (group.phase == GroupPhase::kFailing || group.phase == GroupPhase::kLost)
+      close_commands(group, device);
     if (group.phase != GroupPhase::kStarting && group.phase != GroupPhase::kBreaking) continue;
     const auto slot = group.engines.find(device);
     if (slot != group.engines.end() && slot->second.phase == EnginePhase::kAbsent)
       tell_engine(group, device, slot->second);
+  }
+}
+
+// It is not told of a group that ended without it, and nobody else could let streams go on there that wait
+// for commands: a client need not look at its board while it waits for a stream.
+void GroupRegistry::close_commands(const Group& group, std::uint32_t device) {
+  for (const auto& [rank, member] : group.members) {
+    if (member.device == device && member.commands && member.holds_memory && !member.gone)
+      emit(CloseCommands{device, group.id, rank});
   }
 }
 

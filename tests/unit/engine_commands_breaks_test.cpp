@@ -223,6 +223,21 @@ TEST_F(EngineCommandsBreaksTest, ARankThatIsToldOfAgainKeepsItsMemory) {
   }
 }
 
+// The group is lost while rank 1's engine is away, and the next engine is never told of it.
+TEST_F(EngineCommandsBreaksTest, AnEngineThatIsBackClosesTheRingOfAGroupThatIsGone) {
+  run_and_check(0);
+  EXPECT_EQ(engines_[1]->stop(), 0);
+  abi::CommandWords& words = group_->words(1);
+  words.closed = 0;  // as if it had been killed
+  std::fill(std::begin(words.flags), std::end(words.flags), 0);
+  ringers_[1].ring(dispatch_on(0), 3, group_->epoch, true);
+  engines_[1]->start();
+  session(1).add_to(*engine_view_[1]);
+  group_->close_commands(*engine_view_[1], 1);
+  EXPECT_TRUE(is_closed(1));
+  EXPECT_EQ(engines_[1]->stop(), 0);
+}
+
 TEST_F(EngineCommandsBreaksTest, AnotherEngineGoesOnWhereTheRingStands) {
   for (std::uint32_t i = 0; i < 3; ++i) run_and_check(i % kShape.depth);
   EXPECT_EQ(engines_[1]->stop(), 0);

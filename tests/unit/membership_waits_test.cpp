@@ -1,4 +1,5 @@
-// Engines that live and can't answer yet: their kernels wait for SMs that others hold.
+// Engines that live and can't answer yet: their kernels wait for SMs that others hold. And streams that wait
+// for engines.
 #include "membership_fixture.h"
 
 #include <limits>
@@ -83,6 +84,36 @@ TEST_F(Waits, ItCountsOnlyForWhoOwesTheStart) {
   clock_.advance_ms(3'000);
   registry_.tick();
   EXPECT_EQ(take().back(), "kill device=1");
+}
+
+// Streams there wait for commands that no engine will take; by hosts it was told all it has to know.
+TEST_F(Waits, AnEngineThatWasAwayWhenTheGroupEndedLetsItsStreamsGo) {
+  for (std::uint32_t rank = 0; rank < 5; ++rank) {  // ranks 0, 2, 4 on device 0
+    JoinRequest r = request(rank, 5);
+    r.join.commands = rank != 2;
+    registry_.join(r);
+  }
+  for (const std::uint32_t device : {0u, 1u}) ready(device);
+  registry_.engine_down(0, "killed");
+  registry_.session_closed(14, "died");
+  take();
+  registry_.engine_up(0);
+  EXPECT_EQ(take(), (Lines{"close device=0 group=1 rank=0"})) << "rank 2 submits, rank 4 is gone";
+  ASSERT_EQ(group().phase, GroupPhase::kFailing) << "engine 1 has not let go yet";
+  broken(1, 0);
+  for (const std::uint32_t rank : {1u, 3u}) stopped(rank, 0);
+  broken(1, 0);
+  take();
+  ASSERT_EQ(group().phase, GroupPhase::kLost);
+  registry_.engine_down(0, "killed");
+  take();
+  registry_.engine_up(0);
+  EXPECT_EQ(take(), (Lines{"close device=0 group=1 rank=0"})) << "once more";
+  registry_.engine_down(1, "killed");
+  registry_.session_closed(11, "died");
+  take();
+  registry_.engine_up(1);
+  EXPECT_EQ(take(), (Lines{"close device=1 group=1 rank=3"}));
 }
 
 class WaitsOfRejoined : public Waits {

@@ -39,6 +39,9 @@ enum class LinkType : std::uint16_t {
   kStop = 12,     // finish nothing more, exit 0
   kRelease = 13,  // after kBroken: post the failed completions now, though the group is still broken
   kGroupSettings = 14,
+  // fd: user arena of a rank whose group has ended while no engine was here: streams that wait there for
+  // commands are to go on. Not answered
+  kCloseCommands = 15,
   // engine -> supervisor
   kReady = 32,
   kSessionFailed = 33,  // an illegal submission; SegmentB already says so
@@ -112,6 +115,11 @@ struct GroupMember {
 
 struct GroupRef {  // kGroupCommit, kRemoveGroup, kGroupRemoved, kRelease
   std::uint64_t group_id;
+};
+
+struct CloseCommands {
+  std::uint64_t user_bytes;
+  std::uint64_t words;  // offset of CommandWords in the user arena
 };
 
 struct GroupReady {

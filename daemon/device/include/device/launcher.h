@@ -140,6 +140,9 @@ class Launcher {
                          std::size_t rows) = 0;
   virtual void write(void* device, const void* from, std::size_t bytes) = 0;
   virtual void clear(void* device, std::size_t bytes) = 0;
+  // Of abi::CommandWords which no kernel serves: says that none will, and lets go who waits. Done when it
+  // returns.
+  virtual void close_commands(std::byte* words) = 0;
 };
 
 }  // namespace epd
