@@ -38,6 +38,14 @@ void CommandViews::show(std::span<const Rung> rung, Page& page, std::uint64_t no
   enter(&first, OpStage::kMoving, now_ns);
 }
 
+void CommandViews::end_before(std::uint32_t number) {
+  std::erase_if(shown_, [number](const Shown& shown) {
+    const bool ended = static_cast<std::int32_t>(shown.number - number) < 0;  // they are cyclic
+    if (ended) Page::release(shown.view);
+    return ended;
+  });
+}
+
 void CommandViews::clear() {
   for (const Shown& shown : shown_) Page::release(shown.view);
   shown_.clear();

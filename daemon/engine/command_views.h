@@ -28,6 +28,8 @@ class CommandViews {
 
   // In order: the first runs, others wait behind it. Their times begin when they are first seen here.
   void show(std::span<const Rung> rung, Page& page, std::uint64_t now_ns);
+  // Commands before this one have ended.
+  void end_before(std::uint32_t number);
   void clear();
   bool empty() const { return shown_.empty(); }
 

@@ -22,7 +22,7 @@ bool same_program(const Submission& a, const Submission& b) {
          a.timeout_ms == b.timeout_ms;
 }
 
-constexpr std::uint64_t kLookNs = 20'000'000;
+constexpr std::uint64_t kLookNs = 50'000'000;
 
 // Of numbers that are cyclic.
 bool is_behind(std::uint32_t number, std::uint32_t other) {
@@ -110,6 +110,7 @@ void Commands::resume(bool fresh) {
 
 void Commands::pop() {
   ended_ = port_.front()->command + 1;
+  views_.end_before(*ended_);
   port_.pop();
 }
 

@@ -38,7 +38,7 @@ class EngineCommandsViewsTest : public EngineCommandsFixture {
     return comes([&] { return shown(rank).size() == count; });
   }
   // Long enough for several looks.
-  static void look_away() { std::this_thread::sleep_for(std::chrono::milliseconds(60)); }
+  static void look_away() { std::this_thread::sleep_for(std::chrono::milliseconds(200)); }
 
   std::vector<Mapping> pages_;
 };
