@@ -67,7 +67,7 @@ class RouteHeadsTest : public ::testing::Test {
 TEST_F(RouteHeadsTest, WhatStandsIsReadInOneCopy) {
   const std::uint64_t next = 1000;
   std::vector<RouteHeads::Standing> expected(records_);
-  std::vector<bool> later(records_ * 2);
+  std::vector<bool> later(std::size_t{records_} * 2);
   for (std::uint32_t record = 0; record < records_; ++record) {
     for (std::uint32_t number = 0; number < 2; ++number) {
       if (random_() % 4 == 0) continue;  // nothing was ever there
@@ -76,7 +76,7 @@ TEST_F(RouteHeadsTest, WhatStandsIsReadInOneCopy) {
       head.epoch = 1 + random_() % 9;
       head.num_tokens = random_() % 6;
       std::memcpy(half(record, number), &head, sizeof(head));
-      later[record * 2 + number] = head.handle > next;
+      later[std::size_t{record} * 2 + number] = head.handle > next;
       const bool last = head.handle <= next && head.handle > expected[record].head.handle;
       if (last) expected[record] = {head, number};
     }
