@@ -42,9 +42,11 @@ class ClientCommands : public ClientCudaBase {
     while (!stop_) {
       const auto submission = daemon_.next_submission(5);
       if (!submission.has_value()) continue;
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        programs_.push_back(*submission);  // who is answered looks at once
+      }
       daemon_.complete(*submission, refuse_with_);
-      const std::lock_guard<std::mutex> lock(mutex_);
-      programs_.push_back(*submission);
     }
   }
   std::vector<abi::Submission> programs() {
