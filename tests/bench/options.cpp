@@ -115,7 +115,8 @@ void add_run_options(CLI::App& app, Options& options, Names& names) {
   add_busy_option(app, run);
   app.add_flag(
       "--overlap", run.overlap,
-      "Backend cuda: measure too what a GEMM of the client's and the operation cost beside each other");
+      "Backend cuda: measure too what a GEMM of the client's and the operation cost beside each other (with "
+      "--graph: as one graph)");
 }
 
 void add_mode_options(CLI::App& app, RunPlan& run, Names& names) {

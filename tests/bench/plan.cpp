@@ -115,8 +115,6 @@ void validate(const RunPlan& plan) {
   require_range("busy-us", plan.busy_us, 1, 1'000'000);
   if (plan.commands && !(plan.on_gpus() && plan.resident))
     kit::fail("commands and graph are taken by kernels that stay; allowed: with backend cuda, mode resident");
-  if (plan.commands && plan.overlap)
-    kit::fail("overlap asks for tickets; allowed: without commands and graph");
   require_range("priority", plan.priority, abi::kMinPriority, abi::kMaxPriority);
   if (const std::string wrong = abi::check_shape(plan.shape()); !wrong.empty()) kit::fail(wrong);
 }

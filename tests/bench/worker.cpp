@@ -138,9 +138,7 @@ void Worker::iterate(std::uint32_t iteration) {
   if (check) poison(slot);
   const Timing dispatched = timed_dispatch(slot_index, false);
   record(samples.dispatch, at, dispatched);
-  if (check && plan_.does_dispatch()) {
-    check_dispatch(iteration, slot, plan_.commands ? num_recv_rows(slot) : dispatched.result.num_recv_rows);
-  }
+  if (check && plan_.does_dispatch()) check_dispatch(iteration, slot, delivered_rows(slot, dispatched));
   if (plan_.does_combine()) {
     if (gpu_ != nullptr) {
       samples.combine.ahead_us[at] = timed_combine(slot_index, true).time_us;
@@ -149,7 +147,7 @@ void Worker::iterate(std::uint32_t iteration) {
     record(samples.combine, at, timed_combine(slot_index, false));
     if (check) check_combine(iteration, slot);
   }
-  if (plan_.overlap) overlap(slot_index, at);
+  if (plan_.overlap) overlap(iteration, at, check);
   if (gpu_ != nullptr) {
     const std::size_t line = std::size_t{measured} * plan_.ranks + self_.rank();
     return run_stream_noops(line * kStreamNoopsBetween, kStreamNoopsBetween);

@@ -54,7 +54,7 @@ Worker::Timing Worker::timed_by_host(const Attempt& attempt) {
   self_.barrier();
   const double begin = kit::now_us();
   const epd_ticket_t ticket = attempt.submit();
-  timing.result = kit::finish(group_.get(), ticket, attempt.what);
+  timing.result = kit::finish(group_.get(), ticket, attempt.what.c_str());
   timing.time_us = timing.host_us = kit::now_us() - begin;
   return timing;
 }
@@ -105,14 +105,16 @@ std::function<epd_ticket_t()> Worker::replayable(const Attempt& attempt) {
   };
 }
 
-epd_result_t Worker::finish(epd_ticket_t ticket, const char* what) {
-  if (!plan_.commands) return kit::finish(group_.get(), ticket, what);
+epd_result_t Worker::finish(epd_ticket_t ticket, const std::string& what) {
+  if (ticket != 0 && !plan_.commands) return kit::finish(group_.get(), ticket, what.c_str());
   device_->settle();
-  kit::require(epd_group_check(group_.get(), nullptr), what);
+  if (plan_.commands) kit::require(epd_group_check(group_.get(), nullptr), what);
   return EPD_RESULT_INIT;
 }
 
-std::uint32_t Worker::num_recv_rows(const Slot& slot) {
+// A command has no result for the host: its counts are in the regions alone.
+std::uint32_t Worker::delivered_rows(const Slot& slot, const Timing& dispatched) {
+  if (!plan_.commands) return dispatched.result.num_recv_rows;
   const std::uint32_t experts = plan_.experts / plan_.ranks;
   std::vector<std::int32_t> rows(plan_.layout == EPD_LAYOUT_EXPERT ? experts : 1);
   const epd_buffers_t& b = slot.buffers;
@@ -150,56 +152,72 @@ Worker::Timing Worker::timed_noop(bool ahead) {
                 false, ahead});
 }
 
-void Worker::overlap(std::uint32_t slot_index, std::size_t at) {
+// What is checked are the results of the last time, beside the GEMM.
+void Worker::overlap(std::uint32_t iteration, std::size_t at, bool check) {
+  const std::uint32_t slot_index = iteration % plan_.depth;
   Slot& slot = slots_[slot_index];
   if (plan_.does_dispatch()) {
-    measure_overlap(context_.samples->dispatch, at, "dispatch", [&](bool deferred) {
-      epd_dispatch_args_t args = dispatch_args(slot_index);
-      if (plan_.cached) args.handle = slot.handle;
-      args.on_stream = 1, args.stream = gpu_->stream(), args.wait_by = plan_.wait_by;
+    epd_dispatch_args_t args = dispatch_args(slot_index);
+    if (plan_.cached) args.handle = slot.handle;
+    args.on_stream = 1, args.stream = gpu_->stream(), args.wait_by = plan_.wait_by;
+    const auto submit = [&, args](bool deferred) mutable {
       args.defer_receive = deferred ? 1 : 0;
       return kit::submit(group_.get(), args, &slot.handle);
-    });
+    };
+    const Timing last = measure_overlap(context_.samples->dispatch, at, {"dispatch", slot_index, submit, [&] {
+                                                                           if (check) poison(slot);
+                                                                         }});
+    if (check) check_dispatch(iteration, slot, delivered_rows(slot, last));
   }
   if (plan_.does_combine()) {
-    measure_overlap(context_.samples->combine, at, "combine", [&](bool deferred) {
-      epd_combine_args_t args = combine_args(slot_index);
-      args.on_stream = 1, args.stream = gpu_->stream(), args.wait_by = plan_.wait_by;
+    epd_combine_args_t args = combine_args(slot_index);
+    args.on_stream = 1, args.stream = gpu_->stream(), args.wait_by = plan_.wait_by;
+    const auto submit = [&, args](bool deferred) mutable {
       args.defer_receive = deferred ? 1 : 0;
       return kit::submit(group_.get(), args);
-    });
+    };
+    measure_overlap(context_.samples->combine, at, {"combine", slot_index, submit, [&] {
+                                                      if (check) poison_combine(slot);
+                                                    }});
+    if (check) check_combine(iteration, slot);
   }
 }
 
-// Each ahead: all that is timed has been enqueued when it begins.
-void Worker::measure_overlap(OperationSamples& samples, std::size_t at, const char* what,
-                             const Submit& submit) {
-  const auto begin = [this] {
-    device_->settle();
-    self_.start_together();
-    gpu_->keep_busy(plan_.busy_us);
-    gpu_->record_begin();
+// Each ahead: all that is timed has been enqueued when it begins. The GEMM's own events would stand between
+// it and the operation, so they are in a run of their own.
+Worker::Timing Worker::measure_overlap(OperationSamples& samples, std::size_t at,
+                                       const Overlapped& overlapped) {
+  const auto timed_ahead = [&](const std::string& what, const std::function<epd_ticket_t()>& enqueue) {
+    return timed_in_stream({what, overlapped.slot, enqueue, false, true}).time_us;
   };
-  const auto end = [this, what](epd_ticket_t ticket) {
-    gpu_->record_end();
-    if (ticket != 0) kit::finish(group_.get(), ticket, what);
-    return gpu_->elapsed_us();
-  };
-  begin();
-  gemm_->enqueue(gpu_->stream());
-  samples.gemm_us[at] = end(0);
-  begin();
-  const epd_ticket_t first = submit(false);
-  gemm_->enqueue(gpu_->stream());
-  samples.serial_us[at] = end(first);
-  begin();
-  const epd_ticket_t second = submit(true);
-  gpu_->record_inner_begin();
-  gemm_->enqueue(gpu_->stream());
-  gpu_->record_inner_end();
-  kit::require(epd_ticket_wait_on_stream(group_.get(), second, gpu_->stream(), plan_.wait_by), what);
-  samples.overlapped_us[at] = end(second);
+  samples.gemm_us[at] = timed_ahead("a GEMM", [&] {
+    gemm_->enqueue(gpu_->stream());
+    return epd_ticket_t{0};
+  });
+  samples.serial_us[at] = timed_ahead(overlapped.what + ", then a GEMM", [&] {
+    const epd_ticket_t ticket = overlapped.submit(false);
+    gemm_->enqueue(gpu_->stream());
+    return ticket;
+  });
+  timed_beside(overlapped, true);
   samples.gemm_beside_us[at] = gpu_->inner_us();
+  overlapped.poison();
+  const Timing last = timed_beside(overlapped, false);
+  samples.overlapped_us[at] = last.time_us;
+  return last;
+}
+
+Worker::Timing Worker::timed_beside(const Overlapped& overlapped, bool gemm_too) {
+  const std::string what = overlapped.what + " beside a GEMM";
+  const auto enqueue = [&] {
+    const epd_ticket_t ticket = overlapped.submit(true);
+    if (gemm_too) gpu_->record_inner_begin();
+    gemm_->enqueue(gpu_->stream());
+    if (gemm_too) gpu_->record_inner_end();
+    kit::require(epd_ticket_wait_on_stream(group_.get(), ticket, gpu_->stream(), plan_.wait_by), what);
+    return ticket;
+  };
+  return timed_in_stream({what + (gemm_too ? ", timed too" : ""), overlapped.slot, enqueue, false, true});
 }
 
 void Worker::record(OperationSamples& samples, std::size_t at, const Timing& timing) const {

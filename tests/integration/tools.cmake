@@ -44,6 +44,17 @@ if(EPD_CUDA AND EPD_FAKE_CUDA)
     COMMAND ${_epbench_cuda} --wait kernel --busy-us 50 --experts 16 --ranks 2 --op both --tokens 16 --hidden 512 --check all)
   set_tests_properties(tools.epbench_cuda_waits_by_kernel PROPERTIES
     PASS_REGULAR_EXPRESSION "wait by kernel.*bit-exact.*bit-exact.*kept busy \\(50 us\\)" FAIL_REGULAR_EXPRESSION WRONG)
+  # Twice the comparisons of a run without: 4 iterations of 2 ranks, by themselves and beside the GEMM.
+  set(_overlap ${_epbench_cuda} --overlap --experts 16 --ranks 2 --op both --tokens 16 --hidden 512 --check all)
+  add_test(NAME tools.epbench_cuda_overlap COMMAND ${_overlap} --cached)
+  add_test(NAME tools.epbench_cuda_overlap_commands COMMAND ${_overlap} --mode resident --commands --layout expert --payload fp8)
+  add_test(NAME tools.epbench_cuda_overlap_commands_by_kernel COMMAND ${_overlap} --mode resident --commands --wait kernel)
+  add_test(NAME tools.epbench_cuda_overlap_graph COMMAND ${_overlap} --mode resident --graph --layout packed)
+  add_test(NAME tools.epbench_cuda_overlap_graph_by_kernel COMMAND ${_overlap} --mode resident --graph --wait kernel)
+  set(_overlaps tools.epbench_cuda_overlap tools.epbench_cuda_overlap_commands tools.epbench_cuda_overlap_commands_by_kernel
+    tools.epbench_cuda_overlap_graph tools.epbench_cuda_overlap_graph_by_kernel)
+  set(_once "bit-exact \\(16\\).*alone [1-9][0-9.]*, GEMM alone [0-9.]+, one after the other [1-9][0-9.]*, beside each other [1-9]")
+  set_tests_properties(${_overlaps} PROPERTIES PASS_REGULAR_EXPRESSION "${_once}.*${_once}" FAIL_REGULAR_EXPRESSION WRONG)
   add_test(NAME tools.epbench_cuda_suite COMMAND epbench suite --epd $<TARGET_FILE:epd> --backend cuda --small --warm-cache --iters 3)
   add_test(NAME tools.epbench_cuda_suite_resident
     COMMAND epbench suite --epd $<TARGET_FILE:epd> --backend cuda --mode resident --small --warm-cache --iters 3)
@@ -53,12 +64,12 @@ if(EPD_CUDA AND EPD_FAKE_CUDA)
   add_test(NAME tools.epbench_cuda_without_devices COMMAND epbench --backend cuda)
   set_tests_properties(tools.epbench_cuda_without_devices PROPERTIES PASS_REGULAR_EXPRESSION "CUDA_ERROR_NO_DEVICE")
   set(_fake LD_LIBRARY_PATH=$<TARGET_FILE_DIR:fake_cuda>)
-  set_tests_properties(tools.epbench_cuda_both tools.epbench_cuda_expert_zipf_cached tools.epbench_cuda_checks_a_window
+  set_tests_properties(tools.epbench_cuda_both tools.epbench_cuda_expert_zipf_cached tools.epbench_cuda_checks_a_window ${_overlaps}
     tools.epbench_cuda_waits_by_kernel tools.epbench_cuda_suite tools.epbench_cuda_suite_resident PROPERTIES ENVIRONMENT "${_fake}")
   set_tests_properties(tools.epbench_cuda_noop_shared_devices PROPERTIES ENVIRONMENT "${_fake};EPD_FAKE_CUDA_DEVICES=2")
   set_tests_properties(tools.epbench_cuda_without_devices PROPERTIES ENVIRONMENT "${_fake};EPD_FAKE_CUDA_DEVICES=0")
   set_tests_properties(tools.epbench_cuda_both tools.epbench_cuda_expert_zipf_cached tools.epbench_cuda_checks_a_window
-    tools.epbench_cuda_waits_by_kernel tools.epbench_cuda_noop_shared_devices tools.epbench_cuda_suite
+    tools.epbench_cuda_waits_by_kernel tools.epbench_cuda_noop_shared_devices tools.epbench_cuda_suite ${_overlaps}
     tools.epbench_cuda_suite_resident
     tools.epbench_cuda_without_devices
     PROPERTIES LABELS integration TIMEOUT 120)
