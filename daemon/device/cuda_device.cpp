@@ -122,7 +122,8 @@ CUstream Partition::take_stream(int priority) {
 
 // ---- device
 
-Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name, LaunchMode mode) {
+Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name, LaunchMode mode,
+                                                 const Clock& clock) {
   // With a kernel that stays, the first launch of any other would wait for ever to be loaded.
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(kQueues).c_str(), 0);
@@ -134,7 +135,7 @@ Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name, LaunchM
   CUdevice number = 0;
   CUresult result = driver.cuDeviceGet(&number, static_cast<int>(name.index));
   if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuDeviceGet", result));
-  std::unique_ptr<CudaDevice> device(new CudaDevice(driver, number, name.text(), mode));
+  std::unique_ptr<CudaDevice> device(new CudaDevice(driver, number, name.text(), mode, clock));
   device->max_sms_ = facts->num_sms;
   if (mode == LaunchMode::kResident) device->max_sms_ -= std::min(kSpareSms, facts->num_sms - 1);
   device->num_sms_ = device->max_sms_;
@@ -225,6 +226,11 @@ bool CudaDevice::advance() {
   return under_way;
 }
 
+void CudaDevice::kernel_stopped(std::uint64_t told_ns) {
+  constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max();
+  kernel_stops_.push_back(static_cast<std::uint32_t>(std::min((now_ns() - told_ns) / 1000, kMost)));
+}
+
 bool CudaDevice::has_room(const CudaLane& lane, std::uint32_t sms) const {
   for (const LeavingLane& other : leaving_) sms += other.sms;
   for (const CudaLane* other : lanes_) sms += other == &lane ? 0 : other->held_sms();
@@ -235,6 +241,7 @@ bool CudaDevice::see_off(const LeavingLane& lane) {
   const CUresult state = driver_.cuStreamQuery(lane.stream);
   if (state == CUDA_ERROR_NOT_READY) return false;
   cuda_must(driver_, "cuStreamQuery", state);
+  if (lane.told_ns != 0) kernel_stopped(lane.told_ns);
   if (lane.commands.words != nullptr) close(lane.commands);
   lane.partition->give_back(lane.stream, lane.stream_priority);
   free_memory_.push_back(lane.memory);
@@ -344,8 +351,9 @@ void CudaDevice::clear(void* device, std::size_t bytes) {
   cuda_must(driver_, "cuCtxSetCurrent", driver_.cuCtxSetCurrent(partition_->context()));
 }
 
-Result<std::unique_ptr<Device>> make_cuda_device(const DeviceName& name, LaunchMode mode) {
-  return CudaDevice::make(name, mode);
+Result<std::unique_ptr<Device>> make_cuda_device(const DeviceName& name, LaunchMode mode,
+                                                 const Clock& clock) {
+  return CudaDevice::make(name, mode, clock);
 }
 
 }  // namespace epd

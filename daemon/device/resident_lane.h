@@ -37,13 +37,14 @@ class ResidentLane final : public CudaLane {
   // Of commands nobody knows when one runs: the kernel finishes it, then stops.
   bool may_stop() const { return commands_ != nullptr || in_flight() == 0; }
   bool runs() const { return ctas_ != 0; }
+  bool stopping() const { return told_ns_ != 0; }
   void stop();
   void start_kernel();
 
   std::uint32_t ctas_ = 0;     // 0: there has been no kernel
   std::uint32_t held_ = 0;     // SMs: of the kernel, and of the next one if that has been told to stop
   bool waits_ = false;         // for room
-  bool stopping_ = false;      // it has been told to
+  std::uint64_t told_ns_ = 0;  // when it was told to stop; 0: it has not been
   std::uint32_t next_ = 0;     // entry of the queue
   std::uint32_t first_ = 0;    // entry with which the next kernel begins
   std::vector<bool> aborted_;  // [places]: the word is set

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <numeric>
 #include <optional>
 #include <random>
 
@@ -667,6 +668,40 @@ TEST_F(EngineCommandsTest, ARankGoesBeforeAnotherHasMadeRoom) {
   EXPECT_EQ(session(2).wait()->status, StatusCode::kOk);
   next_ = 1;
   for (std::uint32_t i = 0; i < 4; ++i) run_and_check(i % kShape.depth);
+}
+
+// Told amid a command, a kernel ends that first.
+TEST_F(EngineCommandsTest, HowLongKernelsTookToStopIsCounted) {
+  const Mapping map =
+      Mapping::map(engines_[0]->page().get(), sizeof(abi::EnginePage), Access::kReadOnly).value();
+  const auto& page = *map.as<const abi::EnginePage>();
+  const auto stops = [&] {
+    const auto& buckets = page.kernel_stops.buckets;
+    return std::accumulate(std::begin(buckets), std::end(buckets), std::uint64_t{0});
+  };
+  run_and_check(0);
+  for (std::uint32_t i = 0; i < 10; ++i) {
+    const std::uint64_t before = stops();
+    engines_[0]->send(LinkType::kSettings, abi::Settings{16 + 2 * (i % 2), 5000, 20, 2});
+    run_and_check(i % kShape.depth);
+    EXPECT_TRUE(comes([&] { return stops() >= before + 2; })) << "of both ranks, " << stops() - before;
+  }
+  constexpr std::chrono::milliseconds kWait{200};
+  const auto inputs = fill(0);
+  const std::uint32_t first = ringers_[0].ring(dispatch_on(0), inputs[0].num_tokens, group_->epoch);
+  std::this_thread::sleep_for(kWait);
+  engines_[0]->send(LinkType::kSettings, abi::Settings{16, 5000, 20, 2});
+  std::this_thread::sleep_for(kWait);
+  const std::uint64_t before = stops();
+  const std::uint32_t last = ringers_[1].ring(dispatch_on(0), inputs[1].num_tokens, group_->epoch);
+  abi::Submission s = submission(2, Op::kDispatch, 0);
+  s.num_tokens = inputs[2].num_tokens;
+  session(2).submit(s);
+  EXPECT_TRUE(ringers_[0].ended(first));
+  EXPECT_TRUE(ringers_[1].ended(last));
+  EXPECT_EQ(session(2).wait()->status, StatusCode::kOk);
+  EXPECT_TRUE(comes([&] { return stops() > before; }));
+  EXPECT_GE(page.kernel_stop_max_us.load(), 100'000u) << "the command's wait counts";
 }
 
 TEST_F(EngineCommandsTest, AnotherEngineGoesOnWhereTheRingStands) {
