@@ -77,6 +77,13 @@ if [ -n "$daemon" ]; then
     step "overlap_4096_$mode" 60 $beside --tokens 4096
     step "overlap_128_$mode" 60 $beside --tokens 128 --layout expert --payload fp8 --max-recv-rows 64
   done
+  for by in commands graph; do
+    beside="$epbench --mode resident --wait kernel --$by --overlap --check one"
+    step "overlap_4096_$by" 60 $beside --tokens 4096
+    step "overlap_128_$by" 60 $beside --tokens 128 --layout expert --payload fp8 --max-recv-rows 64
+  done
+  step stops 60 "$daemon/bin/epbench" --backend cuda --mode resident --wait kernel --commands --tokens 4096 --check one \
+    --iters 400 --sms-changes 10
   # A daemon starts anew with each kind of device: one kind after the other.
   step streams_cuda 60 "$daemon/bin/operations_test" --gtest_filter="*Streams*/cuda_by_kernel-$kills"
   step streams_resident 100 "$daemon/bin/operations_test" --gtest_filter="*Streams*/resident_*-$kills"
