@@ -37,7 +37,7 @@ void ResidentLane::follow_share() {
   if (stream_ == nullptr) take_stream();
   const std::uint32_t share = device_.lane_sms(*this);
   waits_ = false;
-  if (ctas_ == share || (runs() && !may_stop())) return;
+  if (ctas_ == share) return;
   waits_ = share > ctas_ && !device_.has_room(*this, share);
   if (waits_) return;
   held_ = std::max(held_, share);

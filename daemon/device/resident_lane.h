@@ -14,8 +14,9 @@ class ResidentLane final : public CudaLane {
   ResidentLane(CudaDevice& device, const LaneShape& shape);
   ~ResidentLane() override;
 
-  // Tells the kernel to stop, and starts it anew on the lane's share of today when it has. Nobody waits for
-  // that: what it is told meanwhile is for the next one. It grows, or begins, when others have made room.
+  // Tells the kernel to stop when it has ended what it was told before, or the command that it runs, and
+  // starts it anew on the lane's share of today when it has. Nobody waits for that: what it is told meanwhile
+  // is for the next one. It grows, or begins, when others have made room.
   void follow_share() override;
   bool advance() override;
   std::uint32_t held_sms() const override { return held_; }
@@ -34,8 +35,6 @@ class ResidentLane final : public CudaLane {
   std::size_t extra_host_bytes() const override;
   std::size_t state_bytes() const;
   void tell(kernels::cuda::Task task, std::uint32_t place);
-  // Of commands nobody knows when one runs: the kernel finishes it, then stops.
-  bool may_stop() const { return commands_ != nullptr || in_flight() == 0; }
   bool runs() const { return ctas_ != 0; }
   bool stopping() const { return told_ns_ != 0; }
   void stop();

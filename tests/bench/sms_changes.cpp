@@ -28,6 +28,7 @@ std::string epctl(const std::string& control_socket, const std::vector<std::stri
   std::vector<std::string> all{kit::executable_directory() + "/epctl", "--socket", control_socket, "--json"};
   all.insert(all.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
+  argv.reserve(all.size() + 1);
   for (std::string& each : all) argv.push_back(each.data());
   argv.push_back(nullptr);
   int ends[2];

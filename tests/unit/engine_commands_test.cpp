@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <numeric>
@@ -267,6 +268,13 @@ class EngineCommandsTest : public ::testing::Test {
     for (EngineThread* engine : engine_view_) engine->send(LinkType::kBreak, message);
     for (EngineThread* engine : engine_view_)
       ASSERT_TRUE(engine->expect(LinkType::kBroken, 5000).has_value()) << state();
+  }
+  static Mapping map_page(const EngineThread& engine) {
+    return Mapping::map(engine.page().get(), sizeof(abi::EnginePage), Access::kReadOnly).value();
+  }
+  static std::uint64_t kernel_stops(const abi::EnginePage& page) {
+    const auto& buckets = page.kernel_stops.buckets;
+    return std::accumulate(std::begin(buckets), std::end(buckets), std::uint64_t{0});
   }
   bool is_closed(std::uint32_t rank) {
     abi::CommandWords& words = group_->words(rank);
@@ -672,13 +680,9 @@ TEST_F(EngineCommandsTest, ARankGoesBeforeAnotherHasMadeRoom) {
 
 // Told amid a command, a kernel ends that first.
 TEST_F(EngineCommandsTest, HowLongKernelsTookToStopIsCounted) {
-  const Mapping map =
-      Mapping::map(engines_[0]->page().get(), sizeof(abi::EnginePage), Access::kReadOnly).value();
+  const Mapping map = map_page(*engines_[0]);
   const auto& page = *map.as<const abi::EnginePage>();
-  const auto stops = [&] {
-    const auto& buckets = page.kernel_stops.buckets;
-    return std::accumulate(std::begin(buckets), std::end(buckets), std::uint64_t{0});
-  };
+  const auto stops = [&] { return kernel_stops(page); };
   run_and_check(0);
   for (std::uint32_t i = 0; i < 10; ++i) {
     const std::uint64_t before = stops();
@@ -702,6 +706,48 @@ TEST_F(EngineCommandsTest, HowLongKernelsTookToStopIsCounted) {
   EXPECT_EQ(session(2).wait()->status, StatusCode::kOk);
   EXPECT_TRUE(comes([&] { return stops() > before; }));
   EXPECT_GE(page.kernel_stop_max_us.load(), 100'000u) << "the command's wait counts";
+}
+
+// A client that submits ahead always has something in flight.
+TEST_F(EngineCommandsTest, SmsChangeThoughSomethingIsAlwaysInFlight) {
+  const Mapping map = map_page(*engines_[0]);
+  const auto& page = *map.as<const abi::EnginePage>();
+  std::array<std::uint32_t, 2> sms{16, 24};
+  for (std::uint32_t i = 0; i < 20; ++i) {
+    run_and_check(i % kShape.depth);
+    std::vector<std::vector<reference::RankInput>> inputs;
+    const auto submit = [&](std::uint32_t slot) {
+      inputs.push_back(fill(slot));
+      abi::Submission s = submission(2, Op::kDispatch, slot);
+      s.num_tokens = inputs.back()[2].num_tokens;
+      session(2).submit(s);
+    };
+    const auto others_come = [&](std::uint32_t slot) {
+      for (const std::uint32_t rank : {0u, 1u})
+        ringers_[rank].ring(dispatch_on(slot), inputs[slot][rank].num_tokens, group_->epoch);
+      ++next_;
+      return session(2).wait();
+    };
+    const auto in_flight = [&](std::ptrdiff_t wanted) {
+      return comes([&] {
+        return wanted == std::count_if(std::begin(page.ops), std::end(page.ops), [](const abi::OpView& op) {
+                 return op.ticket.load() != 0 &&
+                        op.stage.load() > static_cast<std::uint32_t>(abi::OpStage::kPlanning);
+               });
+      });
+    };
+    submit(0);
+    EXPECT_TRUE(in_flight(1));
+    const std::uint64_t before = kernel_stops(page);
+    engines_[0]->send(LinkType::kSettings, abi::Settings{sms[i % 2], 5000, 20, 2});
+    EXPECT_TRUE(comes([&] { return kernel_stops(page) == before + 1; })) << "rank 0's had nothing to end";
+    submit(1);
+    EXPECT_TRUE(in_flight(2));
+    EXPECT_EQ(others_come(0)->status, StatusCode::kOk);
+    EXPECT_TRUE(comes([&] { return kernel_stops(page) == before + 2; })) << "rank 2's";
+    EXPECT_TRUE(in_flight(1));
+    EXPECT_EQ(others_come(1)->status, StatusCode::kOk);
+  }
 }
 
 TEST_F(EngineCommandsTest, AnotherEngineGoesOnWhereTheRingStands) {
