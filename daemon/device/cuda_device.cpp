@@ -67,6 +67,7 @@ void set_last_word(std::function<void()> word) {
 Result<std::shared_ptr<Partition>> Partition::make(const CudaDriver& driver, CUdevice device,
                                                    std::uint32_t sms, const Partition* beside) {
   std::shared_ptr<Partition> partition(new Partition(driver));
+  partition->num_sms_ = sms;
   CUdevResource whole{};
   CUresult result = driver.cuDeviceGetDevResource(device, &whole, CU_DEV_RESOURCE_TYPE_SM);
   if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuDeviceGetDevResource", result));
@@ -203,11 +204,16 @@ void CudaDevice::set_num_sms(std::uint32_t sms) {
 }
 
 std::uint32_t CudaDevice::lane_sms(const CudaLane& lane) const {
+  const bool resident = mode_ == LaunchMode::kResident;
   std::vector<std::int32_t> priorities;
   priorities.reserve(lanes_.size());
-  for (const CudaLane* each : lanes_) priorities.push_back(each->priority());
-  const auto at = std::find(lanes_.begin(), lanes_.end(), &lane);
-  return lane_share(num_sms_, priorities, static_cast<std::size_t>(at - lanes_.begin()));
+  std::size_t at = 0;
+  for (const CudaLane* each : lanes_) {
+    if (!resident && each->partition() != lane.partition()) continue;
+    if (each == &lane) at = priorities.size();
+    priorities.push_back(each->priority());
+  }
+  return lane_share(resident ? num_sms_ : lane.partition()->num_sms(), priorities, at);
 }
 
 void CudaDevice::share_anew() {

@@ -44,7 +44,8 @@ class Partition {
   CUstream take_stream(int priority);
   void give_back(CUstream stream, int priority) { free_streams_.emplace_back(priority, stream); }
   CUcontext context() const { return context_; }
-  CUstream control() const { return control_; }  // for what may wait for nothing
+  std::uint32_t num_sms() const { return num_sms_; }  // 0: the whole device
+  CUstream control() const { return control_; }       // for what may wait for nothing
 
  private:
   explicit Partition(const CudaDriver& driver) : driver_(driver) {}
@@ -52,6 +53,7 @@ class Partition {
   Status make_stream(CUstream* stream, int priority) const;
 
   const CudaDriver& driver_;
+  std::uint32_t num_sms_ = 0;
   CUgreenCtx green_ = nullptr;  // null: the whole device
   CUcontext context_ = nullptr;
   CUstream control_ = nullptr;
@@ -106,7 +108,8 @@ class CudaDevice final : public Device, public Launcher {
   const CudaDriver& driver() const { return driver_; }
   const std::shared_ptr<Partition>& partition() const { return partition_; }
   std::size_t max_shared_bytes() const { return max_shared_bytes_; }
-  std::uint32_t lane_sms(const CudaLane& lane) const;  // lane_share()
+  // lane_share() of what the lane is in: a launched one may still be in a former partition.
+  std::uint32_t lane_sms(const CudaLane& lane) const;
   CUkernel kernel(const char* name) const;
   Result<LaneMemory> take_memory(std::size_t device_bytes, std::size_t host_bytes);
   void give_back(const LaneMemory& memory) { free_memory_.push_back(memory); }

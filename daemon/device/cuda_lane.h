@@ -27,6 +27,8 @@ class CudaLane : public Lane {
   // SMs that nobody else can have, while nothing runs too.
   virtual std::uint32_t held_sms() const { return 0; }
   std::int32_t priority() const { return priority_; }
+  // Where its stream is; null: it has had none.
+  const Partition* partition() const { return partition_.get(); }
   void set_priority(std::int32_t priority) final;
 
  protected:

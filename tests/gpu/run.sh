@@ -2,8 +2,8 @@
 # Builds the CUDA kernels, their test and their benchmark on a machine with GPUs, and runs all of it within
 # about eight minutes. Usage: tests/gpu/run.sh [--daemon DIR] [full]   (from the root of the sources; output in
 # build/gpu; EPD_GPU_STEPS="test suite" runs these steps alone). With --daemon also, under MPS, what pack.sh has put in
-# DIR: the GPU faults, the benchmark's suite in both modes, overlap, commands and graphs, streams, conformance, bound
-# memory (`full`: on launched kernels too). All that the steps have said is in all.log.
+# DIR: the GPU faults, the benchmark's suite in both modes, commands and graphs, overlap, the time that kernels take to stop,
+# streams, conformance, bound memory (`full`: on launched kernels too). All that the steps have said is in all.log.
 set -u
 daemon=
 if [ "${1:-}" = --daemon ]; then
