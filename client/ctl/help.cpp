@@ -55,6 +55,8 @@ One line per device. Counters are those of the present engine; a restart begins 
 GPUs have a second line, with what the driver said of them when the daemon started.
   CUDA        version that the driver speaks
   PARTITION   SMs that can be set apart, at the least
+  STOP        how long kernels that stay (devices.mode "resident") took to stop when they were told to, as
+              their SMs changed or their rank left: the median, the longest
   MPS         on: clients and engine run at the same time; off: they take turns
   NO P2P WITH devices whose memory it can't map: no group may have ranks on both
 

@@ -8,6 +8,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <iterator>
+#include <numeric>
 #include <optional>
 
 namespace epd::test {
@@ -165,6 +167,13 @@ class EngineCommandsFixture : public EngineFixture {
     for (EngineThread* engine : engine_view_) engine->send(LinkType::kBreak, message);
     for (EngineThread* engine : engine_view_)
       ASSERT_TRUE(engine->expect(LinkType::kBroken, 5000).has_value()) << state();
+  }
+  static Mapping map_page(const EngineThread& engine) {
+    return Mapping::map(engine.page().get(), sizeof(abi::EnginePage), Access::kReadOnly).value();
+  }
+  static std::uint64_t kernel_stops(const abi::EnginePage& page) {
+    const auto& buckets = page.kernel_stops.buckets;
+    return std::accumulate(std::begin(buckets), std::end(buckets), std::uint64_t{0});
   }
   bool is_closed(std::uint32_t rank) {
     abi::CommandWords& words = group_->words(rank);

@@ -3,6 +3,8 @@
 #include "engine_commands_fixture.h"
 
 #include <gtest/gtest.h>
+#include <algorithm>
+#include <array>
 
 namespace epd::test {
 namespace {
@@ -134,6 +136,78 @@ TEST_F(EngineCommandsRoomTest, ARankGoesBeforeAnotherHasMadeRoom) {
   EXPECT_EQ(session(2).wait()->status, StatusCode::kOk);
   next_ = 1;
   for (std::uint32_t i = 0; i < 4; ++i) run_and_check(i % kShape.depth);
+}
+
+// Told amid a command, a kernel ends that first.
+TEST_F(EngineCommandsRoomTest, HowLongKernelsTookToStopIsCounted) {
+  const Mapping map = map_page(*engines_[0]);
+  const auto& page = *map.as<const abi::EnginePage>();
+  const auto stops = [&] { return kernel_stops(page); };
+  run_and_check(0);
+  for (std::uint32_t i = 0; i < 10; ++i) {
+    const std::uint64_t before = stops();
+    engines_[0]->send(LinkType::kSettings, abi::Settings{16 + 2 * (i % 2), 5000, 20, 2});
+    run_and_check(i % kShape.depth);
+    EXPECT_TRUE(comes([&] { return stops() >= before + 2; })) << "of both ranks, " << stops() - before;
+  }
+  constexpr std::chrono::milliseconds kWait{200};
+  const auto inputs = fill(0);
+  const std::uint32_t first = ringers_[0].ring(dispatch_on(0), inputs[0].num_tokens, group_->epoch);
+  std::this_thread::sleep_for(kWait);
+  engines_[0]->send(LinkType::kSettings, abi::Settings{16, 5000, 20, 2});
+  std::this_thread::sleep_for(kWait);
+  const std::uint64_t before = stops();
+  const std::uint32_t last = ringers_[1].ring(dispatch_on(0), inputs[1].num_tokens, group_->epoch);
+  abi::Submission s = submission(2, Op::kDispatch, 0);
+  s.num_tokens = inputs[2].num_tokens;
+  session(2).submit(s);
+  EXPECT_TRUE(ringers_[0].ended(first));
+  EXPECT_TRUE(ringers_[1].ended(last));
+  EXPECT_EQ(session(2).wait()->status, StatusCode::kOk);
+  EXPECT_TRUE(comes([&] { return stops() > before; }));
+  EXPECT_GE(page.kernel_stop_max_us.load(), 100'000u) << "the command's wait counts";
+}
+
+// A client that submits ahead always has something in flight.
+TEST_F(EngineCommandsRoomTest, SmsChangeThoughSomethingIsAlwaysInFlight) {
+  const Mapping map = map_page(*engines_[0]);
+  const auto& page = *map.as<const abi::EnginePage>();
+  std::array<std::uint32_t, 2> sms{16, 24};
+  for (std::uint32_t i = 0; i < 20; ++i) {
+    run_and_check(i % kShape.depth);
+    std::vector<std::vector<reference::RankInput>> inputs;
+    const auto submit = [&](std::uint32_t slot) {
+      inputs.push_back(fill(slot));
+      abi::Submission s = submission(2, Op::kDispatch, slot);
+      s.num_tokens = inputs.back()[2].num_tokens;
+      session(2).submit(s);
+    };
+    const auto others_come = [&](std::uint32_t slot) {
+      for (const std::uint32_t rank : {0u, 1u})
+        ringers_[rank].ring(dispatch_on(slot), inputs[slot][rank].num_tokens, group_->epoch);
+      ++next_;
+      return session(2).wait();
+    };
+    const auto in_flight = [&](std::ptrdiff_t wanted) {
+      return comes([&] {
+        return wanted == std::count_if(std::begin(page.ops), std::end(page.ops), [](const abi::OpView& op) {
+                 return op.ticket.load() != 0 &&
+                        op.stage.load() > static_cast<std::uint32_t>(abi::OpStage::kPlanning);
+               });
+      });
+    };
+    submit(0);
+    EXPECT_TRUE(in_flight(1));
+    const std::uint64_t before = kernel_stops(page);
+    engines_[0]->send(LinkType::kSettings, abi::Settings{sms[i % 2], 5000, 20, 2});
+    EXPECT_TRUE(comes([&] { return kernel_stops(page) == before + 1; })) << "rank 0's had nothing to end";
+    submit(1);
+    EXPECT_TRUE(in_flight(2));
+    EXPECT_EQ(others_come(0)->status, StatusCode::kOk);
+    EXPECT_TRUE(comes([&] { return kernel_stops(page) == before + 2; })) << "rank 2's";
+    EXPECT_TRUE(in_flight(1));
+    EXPECT_EQ(others_come(1)->status, StatusCode::kOk);
+  }
 }
 
 }  // namespace

@@ -222,7 +222,7 @@ TEST_F(FakeCudaCommandEnds, AnOperationThatFailsIsToldAndHaltsOthers) {
   CommandWorld::Ring how;
   how.num_tokens = 5;
   commands_->ring(1, CommandWorld::dispatch(0), how);
-  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
   EXPECT_EQ(now(words(1).done), 0u);
   commands_->halt(1);
   const JournalEntry other = commands_->journal(1);

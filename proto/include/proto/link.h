@@ -248,6 +248,9 @@ struct EnginePage {
   std::uint64_t next_row_key;  // the engine's own
   StatisticsTable<kSessionRows> sessions;
   StatisticsTable<kMemberRows> members;
+  // Of a GPU's kernels that stay: from telling one to stop until the engine saw that it had.
+  alignas(64) Histogram kernel_stops;
+  std::atomic<std::uint32_t> kernel_stop_max_us;
 };
 
 }  // namespace epd::abi
