@@ -55,6 +55,8 @@ One line per device. Counters are those of the present engine; a restart begins 
 GPUs have a second line, with what the driver said of them when the daemon started.
   CUDA        version that the driver speaks
   PARTITION   SMs that can be set apart, at the least
+  STOP        how long kernels that stay (devices.mode "resident") took to stop when they were told to, as
+              their SMs changed or their rank left: the median, the longest
   MPS         on: clients and engine run at the same time; off: they take turns
   NO P2P WITH devices whose memory it can't map: no group may have ranks on both
 
@@ -93,6 +95,10 @@ One line per operation and rank, a snapshot taken while the engines run.
   STAGE      planning, wait_ready (for a rank to submit the same operation), moving, wait_arrived (for
              the rows of a rank), breaking
   WAITS FOR  the rank that holds this one up; the slow rank itself waits for nobody
+
+GPUs run an operation as a whole, and tell of none of its stages: moving, for nobody. Operations that
+streams ask for (by stream in epctl groups --members) are looked for every 50 ms, at most 16 of a rank: those
+that end sooner may not be listed, and their AGE begins when they were first seen.
 
 EXAMPLES
   epctl ops

@@ -48,6 +48,12 @@ std::string device_table(const google::protobuf::RepeatedPtrField<v1::Device>& d
   return table.empty() ? "no devices\n" : table.text();
 }
 
+// Of kernels that stay. Nothing if none has been told to stop.
+std::string stop_times(const v1::Device& device) {
+  if (device.kernel_stops().count() == 0) return "";
+  return format_us(device.kernel_stops().p50_us()) + " / " + format_us(device.kernel_stop_max_us());
+}
+
 // Nothing for host devices alone.
 std::string gpu_table(const google::protobuf::RepeatedPtrField<v1::Device>& devices) {
   Table table({{"GPU"},
@@ -57,6 +63,7 @@ std::string gpu_table(const google::protobuf::RepeatedPtrField<v1::Device>& devi
                {"SMS", kRight},
                {"PARTITION", kRight},
                {"MPS"},
+               {"STOP p50/max", kRight},
                {"NO P2P WITH"}});
   for (const v1::Device& device : devices) {
     if (!device.has_cuda()) continue;
@@ -65,7 +72,7 @@ std::string gpu_table(const google::protobuf::RepeatedPtrField<v1::Device>& devi
     for (const std::string& name : gpu.unreachable()) unreachable += (unreachable.empty() ? "" : ", ") + name;
     table.add({device.name(), gpu.model(), gpu.compute_capability(), gpu.cuda_version(),
                number(gpu.num_sms()), number(gpu.sm_partition()), gpu.mps() ? "on" : "off: takes turns",
-               unreachable});
+               stop_times(device), unreachable});
   }
   return table.empty() ? "" : "\n" + table.text();
 }

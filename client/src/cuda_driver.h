@@ -46,6 +46,7 @@ namespace epd::client {
   X(cuLaunchKernel)
 
 struct CudaDriver {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): the name of a member
 #define EPD_CUDA_MEMBER(function) decltype(&::function) function = nullptr;
   EPD_CUDA_FUNCTIONS(EPD_CUDA_MEMBER)
 #undef EPD_CUDA_MEMBER

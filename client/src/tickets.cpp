@@ -2,9 +2,12 @@
 #include "session.h"
 
 #include <algorithm>
+#include <thread>
 
 namespace epd::client {
 namespace {
+
+constexpr std::chrono::milliseconds kAskAgain{1};  // an engine that is coming back
 
 Status check_timeout(std::int32_t timeout_ms) {
   if (timeout_ms >= 0 || timeout_ms == EPD_FOREVER) return {};
@@ -185,9 +188,15 @@ Status Session::resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t&
     if (!status.ok() || !group.commands.by_stream) return status;
     status = renew_commands(group);
     if (status.ok()) return status;
-    // It may have broken again meanwhile, which is no other case than that it breaks a little later.
-    const Lock lock(mutex_);
-    if (!ended_.ok() || group.board.usable_in(group.epoch).ok() || deadline.passed()) return status;
+    // It may have broken again meanwhile, which is no other case than that it breaks a little later. An
+    // engine that was restarted says so before the board does.
+    const bool restarted = status.code() == StatusCode::kEngineRestarted;
+    {
+      const Lock lock(mutex_);
+      const bool broken = restarted || !group.board.usable_in(group.epoch).ok();
+      if (!ended_.ok() || !broken || deadline.passed()) return status;
+    }
+    if (restarted) std::this_thread::sleep_for(kAskAgain);
   }
 }
 

@@ -126,6 +126,11 @@ void translate(const DeviceView& view, v1::Device& message) {
   message.set_bytes_combined(view.bytes_combined);
   message.set_submissions_refused(view.submissions_refused);
   if (view.cuda) translate(*view.cuda, *message.mutable_cuda());
+  if (std::any_of(view.kernel_stops.begin(), view.kernel_stops.end(),
+                  [](auto count) { return count != 0; })) {
+    translate_histogram(view.kernel_stops, *message.mutable_kernel_stops());
+    message.set_kernel_stop_max_us(view.kernel_stop_max_us);
+  }
 }
 
 void translate(const SessionView& view, v1::Session& message) {

@@ -23,6 +23,7 @@ void translate(std::vector<GroupView> views, google::protobuf::RepeatedPtrField<
 void translate(std::vector<OperationView> views, google::protobuf::RepeatedPtrField<v1::Operation>& messages);
 void translate(std::vector<ConfigEntry> views, google::protobuf::RepeatedPtrField<v1::ConfigEntry>& messages);
 void translate(const OperationDetail& detail, v1::GetOperationResponse& message);
+void translate_histogram(const HistogramView& counts, v1::Histogram& message);
 void translate(AllStatisticsView views, v1::GetStatisticsResponse& message);
 void translate(const EventBatch& batch, v1::WatchEventsResponse& message);
 // What clients of this build must match.

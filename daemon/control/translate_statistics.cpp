@@ -5,9 +5,8 @@
 #include <tuple>
 
 namespace epd {
-namespace {
 
-void translate(const HistogramView& counts, v1::Histogram& message) {
+void translate_histogram(const HistogramView& counts, v1::Histogram& message) {
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < counts.size(); ++i) {
     if (counts[i] == 0) continue;
@@ -20,6 +19,8 @@ void translate(const HistogramView& counts, v1::Histogram& message) {
   message.set_p50_us(abi::histogram_percentile(counts, 500));
   message.set_p99_us(abi::histogram_percentile(counts, 990));
 }
+
+namespace {
 
 void translate(const std::array<std::uint64_t, abi::kStatusSlots>& counts, std::size_t first,
                google::protobuf::RepeatedPtrField<v1::StatusCount>& messages) {
@@ -49,10 +50,10 @@ void translate(const StatisticsView& view, v1::Statistics& message) {
   message.set_stalls_completions(stalls(abi::Stall::kCompletions));
   message.set_stalls_depth(stalls(abi::Stall::kDepth));
   message.set_stalls_group(stalls(abi::Stall::kGroup));
-  translate(interval(abi::Interval::kSeen), *message.mutable_seen());
-  translate(interval(abi::Interval::kLaunched), *message.mutable_launched());
-  translate(interval(abi::Interval::kDone), *message.mutable_done());
-  translate(interval(abi::Interval::kTotal), *message.mutable_total());
+  translate_histogram(interval(abi::Interval::kSeen), *message.mutable_seen());
+  translate_histogram(interval(abi::Interval::kLaunched), *message.mutable_launched());
+  translate_histogram(interval(abi::Interval::kDone), *message.mutable_done());
+  translate_histogram(interval(abi::Interval::kTotal), *message.mutable_total());
 }
 
 template <typename Array>

@@ -12,7 +12,9 @@
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <limits>
+#include <utility>
 
 namespace epd {
 
@@ -67,6 +69,7 @@ void set_last_word(std::function<void()> word) {
 Result<std::shared_ptr<Partition>> Partition::make(const CudaDriver& driver, CUdevice device,
                                                    std::uint32_t sms, const Partition* beside) {
   std::shared_ptr<Partition> partition(new Partition(driver));
+  partition->num_sms_ = sms;
   CUdevResource whole{};
   CUresult result = driver.cuDeviceGetDevResource(device, &whole, CU_DEV_RESOURCE_TYPE_SM);
   if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuDeviceGetDevResource", result));
@@ -122,7 +125,8 @@ CUstream Partition::take_stream(int priority) {
 
 // ---- device
 
-Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name, LaunchMode mode) {
+Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name, LaunchMode mode,
+                                                 const Clock& clock) {
   // With a kernel that stays, the first launch of any other would wait for ever to be loaded.
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(kQueues).c_str(), 0);
@@ -134,7 +138,7 @@ Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name, LaunchM
   CUdevice number = 0;
   CUresult result = driver.cuDeviceGet(&number, static_cast<int>(name.index));
   if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuDeviceGet", result));
-  std::unique_ptr<CudaDevice> device(new CudaDevice(driver, number, name.text(), mode));
+  std::unique_ptr<CudaDevice> device(new CudaDevice(driver, number, name.text(), mode, clock));
   device->max_sms_ = facts->num_sms;
   if (mode == LaunchMode::kResident) device->max_sms_ -= std::min(kSpareSms, facts->num_sms - 1);
   device->num_sms_ = device->max_sms_;
@@ -143,7 +147,7 @@ Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name, LaunchM
 }
 
 CudaDevice::~CudaDevice() {
-  if (clearing_ != nullptr) driver_.cuStreamDestroy(clearing_);
+  if (aside_ != nullptr) driver_.cuStreamDestroy(aside_);
 }
 
 Status CudaDevice::start() {
@@ -152,7 +156,7 @@ Status CudaDevice::start() {
   };
   CUresult result = driver_.cuDevicePrimaryCtxRetain(&primary_, device_);
   if (result == CUDA_SUCCESS) result = driver_.cuCtxSetCurrent(primary_);
-  if (result == CUDA_SUCCESS) result = driver_.cuStreamCreate(&clearing_, CU_STREAM_NON_BLOCKING);
+  if (result == CUDA_SUCCESS) result = driver_.cuStreamCreate(&aside_, CU_STREAM_NON_BLOCKING);
   if (result != CUDA_SUCCESS) return failed("cuDevicePrimaryCtxRetain", result);
   int bytes = 0;
   result =
@@ -202,11 +206,16 @@ void CudaDevice::set_num_sms(std::uint32_t sms) {
 }
 
 std::uint32_t CudaDevice::lane_sms(const CudaLane& lane) const {
+  const bool resident = mode_ == LaunchMode::kResident;
   std::vector<std::int32_t> priorities;
   priorities.reserve(lanes_.size());
-  for (const CudaLane* each : lanes_) priorities.push_back(each->priority());
-  const auto at = std::find(lanes_.begin(), lanes_.end(), &lane);
-  return lane_share(num_sms_, priorities, static_cast<std::size_t>(at - lanes_.begin()));
+  std::size_t at = 0;
+  for (const CudaLane* each : lanes_) {
+    if (!resident && each->partition() != lane.partition()) continue;
+    if (each == &lane) at = priorities.size();
+    priorities.push_back(each->priority());
+  }
+  return lane_share(resident ? num_sms_ : lane.partition()->num_sms(), priorities, at);
 }
 
 void CudaDevice::share_anew() {
@@ -219,10 +228,16 @@ void CudaDevice::check() {
 }
 
 bool CudaDevice::advance() {
-  std::erase_if(leaving_, [this](const LeavingLane& lane) { return see_off(lane); });
+  for (auto lane = leaving_.begin(); lane != leaving_.end();)
+    lane = see_off(*lane) ? leaving_.erase(lane) : std::next(lane);
   bool under_way = !leaving_.empty();
   for (CudaLane* lane : lanes_) under_way |= lane->advance();
   return under_way;
+}
+
+void CudaDevice::kernel_stopped(std::uint64_t told_ns) {
+  constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max();
+  kernel_stops_.push_back(static_cast<std::uint32_t>(std::min((now_ns() - told_ns) / 1000, kMost)));
 }
 
 bool CudaDevice::has_room(const CudaLane& lane, std::uint32_t sms) const {
@@ -231,11 +246,18 @@ bool CudaDevice::has_room(const CudaLane& lane, std::uint32_t sms) const {
   return sms <= max_sms_;
 }
 
-bool CudaDevice::see_off(const LeavingLane& lane) {
-  const CUresult state = driver_.cuStreamQuery(lane.stream);
+bool CudaDevice::is_idle(CUstream stream) const {
+  const CUresult state = driver_.cuStreamQuery(stream);
   if (state == CUDA_ERROR_NOT_READY) return false;
   cuda_must(driver_, "cuStreamQuery", state);
-  if (lane.commands.words != nullptr) close(lane.commands);
+  return true;
+}
+
+bool CudaDevice::see_off(LeavingLane& lane) {
+  if (!is_idle(lane.stream)) return false;
+  if (lane.told_ns != 0) kernel_stopped(std::exchange(lane.told_ns, 0));
+  if (!is_idle(aside_)) return false;
+  if (lane.commands.words != nullptr) close_commands(lane.commands.words);
   lane.partition->give_back(lane.stream, lane.stream_priority);
   free_memory_.push_back(lane.memory);
   return true;
@@ -243,11 +265,11 @@ bool CudaDevice::see_off(const LeavingLane& lane) {
 
 // First that nobody comes any more, then what those wait for who have not seen it: see proto/README. The
 // words' memory may be unmapped after this.
-void CudaDevice::close(const CommandPort::Layout& commands) const {
+void CudaDevice::close_commands(std::byte* words) {
   const CUstream stream = partition_->control();
-  const auto words = reinterpret_cast<CUdeviceptr>(commands.words);
   const auto write = [&](std::size_t offset) {
-    cuda_must(driver_, "cuStreamWriteValue32", driver_.cuStreamWriteValue32(stream, words + offset, 1, 0));
+    const auto word = reinterpret_cast<CUdeviceptr>(words + offset);
+    cuda_must(driver_, "cuStreamWriteValue32", driver_.cuStreamWriteValue32(stream, word, 1, 0));
   };
   write(offsetof(abi::CommandWords, closed));
   for (std::size_t program = 0; program < abi::kMaxPrograms; ++program)
@@ -328,6 +350,22 @@ void CudaDevice::read(void* to, const void* device, std::size_t bytes) {
   cuda_must(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(stream));
 }
 
+void CudaDevice::read_rows(void* to, const void* device, std::size_t bytes, std::size_t stride,
+                           std::size_t rows) {
+  CUDA_MEMCPY2D copy{};
+  copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.srcDevice = reinterpret_cast<CUdeviceptr>(device);
+  copy.srcPitch = stride;
+  copy.dstMemoryType = CU_MEMORYTYPE_HOST;
+  copy.dstHost = to;
+  copy.dstPitch = bytes;
+  copy.WidthInBytes = bytes;
+  copy.Height = rows;
+  const CUstream stream = partition_->control();
+  cuda_must(driver_, "cuMemcpy2DAsync", driver_.cuMemcpy2DAsync(&copy, stream));
+  cuda_must(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(stream));
+}
+
 void CudaDevice::write(void* device, const void* from, std::size_t bytes) {
   const CUstream stream = partition_->control();
   cuda_must(driver_, "cuMemcpyHtoDAsync",
@@ -339,13 +377,14 @@ void CudaDevice::write(void* device, const void* from, std::size_t bytes) {
 void CudaDevice::clear(void* device, std::size_t bytes) {
   cuda_must(driver_, "cuCtxSetCurrent", driver_.cuCtxSetCurrent(primary_));
   cuda_must(driver_, "cuMemsetD8Async",
-            driver_.cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(device), 0, bytes, clearing_));
-  cuda_must(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(clearing_));
+            driver_.cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(device), 0, bytes, aside_));
+  cuda_must(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(aside_));
   cuda_must(driver_, "cuCtxSetCurrent", driver_.cuCtxSetCurrent(partition_->context()));
 }
 
-Result<std::unique_ptr<Device>> make_cuda_device(const DeviceName& name, LaunchMode mode) {
-  return CudaDevice::make(name, mode);
+Result<std::unique_ptr<Device>> make_cuda_device(const DeviceName& name, LaunchMode mode,
+                                                 const Clock& clock) {
+  return CudaDevice::make(name, mode, clock);
 }
 
 }  // namespace epd

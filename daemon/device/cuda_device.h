@@ -44,7 +44,8 @@ class Partition {
   CUstream take_stream(int priority);
   void give_back(CUstream stream, int priority) { free_streams_.emplace_back(priority, stream); }
   CUcontext context() const { return context_; }
-  CUstream control() const { return control_; }  // for what may wait for nothing
+  std::uint32_t num_sms() const { return num_sms_; }  // 0: the whole device
+  CUstream control() const { return control_; }       // for what may wait for nothing
 
  private:
   explicit Partition(const CudaDriver& driver) : driver_(driver) {}
@@ -52,6 +53,7 @@ class Partition {
   Status make_stream(CUstream* stream, int priority) const;
 
   const CudaDriver& driver_;
+  std::uint32_t num_sms_ = 0;
   CUgreenCtx green_ = nullptr;  // null: the whole device
   CUcontext context_ = nullptr;
   CUstream control_ = nullptr;
@@ -75,14 +77,15 @@ struct LeavingLane {
   std::shared_ptr<Partition> partition;
   CUstream stream = nullptr;
   int stream_priority = 0;
-  std::uint32_t sms = 0;  // that the kernel holds
+  std::uint32_t sms = 0;      // that the kernel holds
+  std::uint64_t told_ns = 0;  // when it was told to stop; 0: there is none
   LaneMemory memory;
   CommandPort::Layout commands;  // no words: it took none
 };
 
 class CudaDevice final : public Device, public Launcher {
  public:
-  static Result<std::unique_ptr<Device>> make(const DeviceName& name, LaunchMode mode);
+  static Result<std::unique_ptr<Device>> make(const DeviceName& name, LaunchMode mode, const Clock& clock);
   ~CudaDevice() override;
 
   const std::string& name() const override { return name_; }
@@ -94,21 +97,30 @@ class CudaDevice final : public Device, public Launcher {
   Launcher* launcher() override { return this; }
   void check() override;
   bool advance() override;
+  std::vector<std::uint32_t> take_kernel_stops() override { return std::exchange(kernel_stops_, {}); }
 
   Result<std::unique_ptr<Lane>> open_lane(const LaneShape& shape) override;
   void read(void* to, const void* device, std::size_t bytes) override;
+  void read_rows(void* to, const void* device, std::size_t bytes, std::size_t stride,
+                 std::size_t rows) override;
   void write(void* device, const void* from, std::size_t bytes) override;
   void clear(void* device, std::size_t bytes) override;
+  void close_commands(std::byte* words) override;
 
   // For lanes.
   const CudaDriver& driver() const { return driver_; }
   const std::shared_ptr<Partition>& partition() const { return partition_; }
+  // For what may have to wait for SMs, or behind clients' copies. A lane's is over when it has been seen off.
+  CUstream aside() const { return aside_; }
   std::size_t max_shared_bytes() const { return max_shared_bytes_; }
-  std::uint32_t lane_sms(const CudaLane& lane) const;  // lane_share()
+  // lane_share() of what the lane is in: a launched one may still be in a former partition.
+  std::uint32_t lane_sms(const CudaLane& lane) const;
   CUkernel kernel(const char* name) const;
   Result<LaneMemory> take_memory(std::size_t device_bytes, std::size_t host_bytes);
   void give_back(const LaneMemory& memory) { free_memory_.push_back(memory); }
   void lane_closed(CudaLane* lane);
+  std::uint64_t now_ns() const { return clock_.now_ns(); }
+  void kernel_stopped(std::uint64_t told_ns);
   void let_go(LeavingLane lane) { leaving_.push_back(std::move(lane)); }
   void share_anew();
   // Whether a kernel that holds `sms` can begin, besides those of other lanes. A kernel that began to wait
@@ -116,31 +128,33 @@ class CudaDevice final : public Device, public Launcher {
   bool has_room(const CudaLane& lane, std::uint32_t sms) const;
 
  private:
-  CudaDevice(const CudaDriver& driver, CUdevice device, std::string name, LaunchMode mode)
-      : driver_(driver), device_(device), name_(std::move(name)), mode_(mode) {}
+  CudaDevice(const CudaDriver& driver, CUdevice device, std::string name, LaunchMode mode, const Clock& clock)
+      : driver_(driver), device_(device), name_(std::move(name)), mode_(mode), clock_(clock) {}
   Status start();
   // True: it has gone.
-  bool see_off(const LeavingLane& lane);
-  void close(const CommandPort::Layout& commands) const;
+  bool see_off(LeavingLane& lane);
+  bool is_idle(CUstream stream) const;
   std::uint32_t num_lanes() const { return static_cast<std::uint32_t>(lanes_.size()); }
 
   const CudaDriver& driver_;
   const CUdevice device_;
   const std::string name_;
   const LaunchMode mode_;
+  const Clock& clock_;
   std::uint32_t max_sms_ = 0;
   std::uint32_t num_sms_ = 0;
   std::size_t max_shared_bytes_ = 0;
   CUcontext primary_ = nullptr;  // of the process until it ends; green contexts need it
-  CUstream clearing_ = nullptr;  // the primary context's, of all SMs
+  CUstream aside_ = nullptr;     // the primary context's, of all SMs
   std::shared_ptr<Partition> partition_;
   std::vector<CudaLane*> lanes_;
   std::vector<LeavingLane> leaving_;
+  std::vector<std::uint32_t> kernel_stops_;  // us each
   std::vector<LaneMemory> free_memory_;
   CUlibrary library_ = nullptr;
   std::array<CUkernel, std::size(kernels::cuda::kKernelNames)> kernels_{};
 };
 
-Result<std::unique_ptr<Device>> make_cuda_device(const DeviceName& name, LaunchMode mode);
+Result<std::unique_ptr<Device>> make_cuda_device(const DeviceName& name, LaunchMode mode, const Clock& clock);
 
 }  // namespace epd

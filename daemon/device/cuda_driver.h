@@ -15,7 +15,7 @@
               X(cuMemRelease) X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle)             \
                   X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess) X(cuMemGetAllocationPropertiesFromHandle)    \
                       X(cuMemAlloc) X(cuMemHostAlloc) X(cuMemFreeHost) X(cuMemcpyHtoDAsync)                 \
-                          X(cuMemcpyDtoHAsync) X(cuMemsetD8Async) X(cuStreamCreate) X(cuStreamCreateWithPriority) X(cuStreamDestroy) X(cuStreamQuery)       \
+                          X(cuMemcpyDtoHAsync) X(cuMemcpy2DAsync) X(cuMemsetD8Async) X(cuStreamCreate) X(cuStreamCreateWithPriority) X(cuStreamDestroy) X(cuStreamQuery)       \
                               X(cuStreamSynchronize) X(cuStreamWaitValue32) X(cuStreamWriteValue32)         \
                                   X(cuStreamWriteValue64) X(cuLibraryLoadData) X(cuLibraryGetKernel)        \
                                       X(cuKernelSetAttribute) X(cuLaunchKernel) X(cuDeviceGetDevResource)   \
@@ -27,6 +27,7 @@
 namespace epd {
 
 struct CudaDriver {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): the name of a member
 #define EPD_CUDA_MEMBER(name) decltype(&::name) name = nullptr;
   EPD_CUDA_FUNCTIONS(EPD_CUDA_MEMBER)
 #undef EPD_CUDA_MEMBER

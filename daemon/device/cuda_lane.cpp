@@ -9,8 +9,6 @@
 
 namespace epd {
 
-using kernels::cuda::Kind;
-using kernels::cuda::Operation;
 using kernels::cuda::OpError;
 using kernels::cuda::OpResult;
 using kernels::cuda::Signal;
@@ -152,8 +150,8 @@ void CudaLane::let_stream_go() {
   stream_ = nullptr;
 }
 
-void CudaLane::leave(std::uint32_t held_sms, const CommandPort::Layout& commands) {
-  device_.let_go({partition_, stream_, stream_priority_, held_sms, memory_, commands});
+void CudaLane::leave(std::uint32_t held_sms, std::uint64_t told_ns, const CommandPort::Layout& commands) {
+  device_.let_go({partition_, stream_, stream_priority_, held_sms, told_ns, memory_, commands});
   stream_ = nullptr;
   memory_ = {};
 }

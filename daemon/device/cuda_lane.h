@@ -27,6 +27,8 @@ class CudaLane : public Lane {
   // SMs that nobody else can have, while nothing runs too.
   virtual std::uint32_t held_sms() const { return 0; }
   std::int32_t priority() const { return priority_; }
+  // Where its stream is; null: it has had none.
+  const Partition* partition() const { return partition_.get(); }
   void set_priority(std::int32_t priority) final;
 
  protected:
@@ -71,7 +73,7 @@ class CudaLane : public Lane {
   void let_stream_go();
   // Of a lane that is being destroyed: stream and memory are the device's, until the stream has come to its
   // end.
-  void leave(std::uint32_t held_sms, const CommandPort::Layout& commands);
+  void leave(std::uint32_t held_sms, std::uint64_t told_ns, const CommandPort::Layout& commands);
   CUstream control() const { return device_.partition()->control(); }
   void write_word(const void* word, std::uint32_t value) const;
   void must(const char* what, CUresult result) const { cuda_must(driver_, what, result); }

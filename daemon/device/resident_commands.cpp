@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <utility>
 
 namespace epd {
 
@@ -22,6 +23,7 @@ using kernels::cuda::RouteState;
 using kernels::cuda::Task;
 
 static_assert(sizeof(CommandWords) == sizeof(abi::CommandWords));
+static_assert(sizeof(CommandWords::commands) == sizeof(CommandPort::Ring::commands));
 static_assert(offsetof(CommandWords, closed) == offsetof(abi::CommandWords, closed));
 static_assert(offsetof(CommandWords, done) == offsetof(abi::CommandWords, done));
 static_assert(offsetof(CommandWords, flags) == offsetof(abi::CommandWords, flags));
@@ -44,7 +46,7 @@ std::size_t ResidentCommands::device_bytes(std::uint32_t num_routes) {
 }
 
 std::size_t ResidentCommands::host_bytes(std::uint32_t num_routes) {
-  return sizeof(CommandHost) + routes_bytes(num_routes);
+  return sizeof(CommandHost) + routes_bytes(num_routes) + sizeof(Look);
 }
 
 CUdeviceptr ResidentCommands::state() const {
@@ -65,6 +67,10 @@ CommandHost& ResidentCommands::host() const {
 
 RouteState* ResidentCommands::host_routes() const {
   return reinterpret_cast<RouteState*>(lane_.extra_host() + sizeof(CommandHost));
+}
+
+ResidentCommands::Look& ResidentCommands::last_look() const {
+  return *reinterpret_cast<Look*>(lane_.extra_host() + sizeof(CommandHost) + routes_bytes(num_routes_));
 }
 
 void ResidentCommands::write_state(std::size_t offset, std::uint32_t value) {
@@ -141,6 +147,10 @@ bool ResidentCommands::resumed() const {
   return turn_ % 2 != 0 && turn_taken();
 }
 
+bool ResidentCommands::waits_for_room() const {
+  return !lane_.runs();
+}
+
 void ResidentCommands::resume(const Start& start) {
   EPD_CHECK(halted() && start.routes.size() == num_routes_);
   std::copy(start.routes.begin(), start.routes.end(), host_routes());
@@ -168,6 +178,31 @@ void ResidentCommands::pop() {
   if (read_ - told_ < kJournalEntries / 4) return;
   told_ = read_;
   write_state(offsetof(CommandState, journal_read), told_);
+}
+
+// ---- the ring
+
+// Not the words between: those are the client's own. And not in the control stream: the copies may lie behind
+// some of a client's, which take milliseconds.
+void ResidentCommands::look() {
+  if (std::exchange(looking_, true)) return;
+  Look& look = last_look();
+  const CUstream stream = lane_.device_.aside();
+  const auto copy = [&](void* to, std::size_t offset, std::size_t bytes) {
+    const auto from = reinterpret_cast<CUdeviceptr>(layout_.words + offset);
+    lane_.must("cuMemcpyDtoHAsync", lane_.driver_.cuMemcpyDtoHAsync(to, from, bytes, stream));
+  };
+  copy(look.ring.commands, offsetof(CommandWords, commands), sizeof(look.ring.commands));
+  copy(&look.ring.done, offsetof(CommandWords, done), sizeof(look.ring.done));
+  lane_.must("cuStreamWriteValue32", lane_.driver_.cuStreamWriteValue32(
+                                         stream, reinterpret_cast<CUdeviceptr>(&look.number), ++looks_, 0));
+}
+
+const CommandPort::Ring* ResidentCommands::seen() {
+  Look& look = last_look();
+  if (!looking_ || std::atomic_ref(look.number).load(std::memory_order_acquire) != looks_) return nullptr;
+  looking_ = false;
+  return &look.ring;
 }
 
 }  // namespace epd

@@ -1,6 +1,6 @@
 // What the host's side of a resident lane has for commands. Memory of the lane's, in two parts:
 //   device  CommandState, RouteState[num_routes], Program[kMaxPrograms]
-//   host    CommandHost, RouteState[num_routes]; pinned
+//   host    CommandHost, RouteState[num_routes], Look; pinned
 //
 // Words for the kernel go by the control stream, in their order.
 #pragma once
@@ -28,8 +28,11 @@ class ResidentCommands final : public CommandPort {
   bool halted() const override;
   void resume(const Start& start) override;
   bool resumed() const override;
+  bool waits_for_room() const override;
   const kernels::cuda::JournalEntry* front() const override;
   void pop() override;
+  void look() override;
+  const Ring* seen() override;
 
   // For the lane. The kernel is not to run before this.
   bool opened() const { return layout_.words != nullptr; }
@@ -44,11 +47,16 @@ class ResidentCommands final : public CommandPort {
     std::uint32_t sms = 0;
     Program program;  // kStop: none
   };
+  struct Look {
+    Ring ring;
+    std::uint32_t number;  // of the look that has brought it
+  };
   CUdeviceptr state() const;
   CUdeviceptr routes() const;
   CUdeviceptr programs() const;
   kernels::cuda::CommandHost& host() const;
   kernels::cuda::RouteState* host_routes() const;
+  Look& last_look() const;
   void write_state(std::size_t offset, std::uint32_t value);
   void bring(std::uint32_t number);
   bool turn_taken() const;
@@ -59,6 +67,8 @@ class ResidentCommands final : public CommandPort {
   std::uint32_t turn_ = 0;
   std::uint32_t read_ = 0;  // entries of the journal
   std::uint32_t told_ = 0;  // of these, how many the kernel knows of
+  std::uint32_t looks_ = 0;
+  bool looking_ = false;  // seen() has not given the last one
   std::array<Recorded, kernels::cuda::kMaxPrograms> recorded_{};
 };
 

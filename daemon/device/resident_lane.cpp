@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <utility>
 
 namespace epd {
 
@@ -27,16 +28,16 @@ ResidentLane::ResidentLane(CudaDevice& device, const LaneShape& shape)
 ResidentLane::~ResidentLane() {
   if (commands_ != nullptr) commands_->halt();
   if (stream_ == nullptr) return;
-  if (runs() && !stopping_) stop();
-  leave(held_, commands_ != nullptr ? commands_->layout() : CommandPort::Layout{});
+  if (runs() && !stopping()) stop();
+  leave(held_, told_ns_, commands_ != nullptr ? commands_->layout() : CommandPort::Layout{});
 }
 
 void ResidentLane::follow_share() {
-  if (stopping_ || (commands_ != nullptr && !commands_->opened())) return;
+  if (stopping() || (commands_ != nullptr && !commands_->opened())) return;
   if (stream_ == nullptr) take_stream();
   const std::uint32_t share = device_.lane_sms(*this);
   waits_ = false;
-  if (ctas_ == share || (runs() && !may_stop())) return;
+  if (ctas_ == share) return;
   waits_ = share > ctas_ && !device_.has_room(*this, share);
   if (waits_) return;
   held_ = std::max(held_, share);
@@ -52,15 +53,15 @@ void ResidentLane::follow_share() {
 
 bool ResidentLane::advance() {
   if (waits_) follow_share();
-  if (!stopping_) return waits_;
+  if (!stopping()) return waits_;
   const CUresult state = driver_.cuStreamQuery(stream_);
   if (state == CUDA_ERROR_NOT_READY) return true;
   must("cuStreamQuery", state);
-  stopping_ = false;
+  device_.kernel_stopped(std::exchange(told_ns_, 0));
   if (commands_ != nullptr) commands_->fit_programs();
   start_kernel();
   follow_share();  // of what came meanwhile
-  return stopping_ || waits_;
+  return stopping() || waits_;
 }
 
 void ResidentLane::start_kernel() {
@@ -83,7 +84,7 @@ void ResidentLane::start_kernel() {
 void ResidentLane::stop() {
   tell(Task::kStop, 0);
   first_ = next_;
-  stopping_ = true;
+  told_ns_ = device_.now_ns();
 }
 
 void ResidentLane::start(Kind kind, std::uint32_t place) {

@@ -14,8 +14,9 @@ class ResidentLane final : public CudaLane {
   ResidentLane(CudaDevice& device, const LaneShape& shape);
   ~ResidentLane() override;
 
-  // Tells the kernel to stop, and starts it anew on the lane's share of today when it has. Nobody waits for
-  // that: what it is told meanwhile is for the next one. It grows, or begins, when others have made room.
+  // Tells the kernel to stop when it has ended what it was told before, or the command that it runs, and
+  // starts it anew on the lane's share of today when it has. Nobody waits for that: what it is told meanwhile
+  // is for the next one. It grows, or begins, when others have made room.
   void follow_share() override;
   bool advance() override;
   std::uint32_t held_sms() const override { return held_; }
@@ -34,16 +35,15 @@ class ResidentLane final : public CudaLane {
   std::size_t extra_host_bytes() const override;
   std::size_t state_bytes() const;
   void tell(kernels::cuda::Task task, std::uint32_t place);
-  // Of commands nobody knows when one runs: the kernel finishes it, then stops.
-  bool may_stop() const { return commands_ != nullptr || in_flight() == 0; }
   bool runs() const { return ctas_ != 0; }
+  bool stopping() const { return told_ns_ != 0; }
   void stop();
   void start_kernel();
 
   std::uint32_t ctas_ = 0;     // 0: there has been no kernel
   std::uint32_t held_ = 0;     // SMs: of the kernel, and of the next one if that has been told to stop
   bool waits_ = false;         // for room
-  bool stopping_ = false;      // it has been told to
+  std::uint64_t told_ns_ = 0;  // when it was told to stop; 0: it has not been
   std::uint32_t next_ = 0;     // entry of the queue
   std::uint32_t first_ = 0;    // entry with which the next kernel begins
   std::vector<bool> aborted_;  // [places]: the word is set

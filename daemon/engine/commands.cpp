@@ -22,6 +22,13 @@ bool same_program(const Submission& a, const Submission& b) {
          a.timeout_ms == b.timeout_ms;
 }
 
+constexpr std::uint64_t kLookNs = 50'000'000;
+
+// Of numbers that are cyclic.
+bool is_behind(std::uint32_t number, std::uint32_t other) {
+  return static_cast<std::int32_t>(number - other) < 0;
+}
+
 std::string record_of(const Member& member, const Submission& submission) {
   return "record " + std::to_string(submission.route) + " of rank " + std::to_string(member.rank);
 }
@@ -29,7 +36,11 @@ std::string record_of(const Member& member, const Submission& submission) {
 }  // namespace
 
 Commands::Commands(Member& member, Launcher& launcher)
-    : member_(member), group_(member.group), launcher_(launcher), port_(*member.lane->commands()) {
+    : member_(member),
+      group_(member.group),
+      launcher_(launcher),
+      port_(*member.lane->commands()),
+      views_(member) {
   const abi::ExchangeArenaLayout& layout = group_.exchange_layout;
   const GroupRankMemory& memory = group_.ranks[member.rank];
   port_.open({memory.command_words(), memory.user, member.rank, group_.shape.depth,
@@ -85,12 +96,49 @@ void Commands::resume(bool fresh) {
     if (recorded) describe(*recorded);
   }
   std::vector<RouteState> routes(group_.shape.num_routes());
-  for (std::uint32_t record = 0; !fresh && record < routes.size(); ++record) {
-    const RouteHeads::Standing now = member_.heads->standing(record, member_.next_number, member_.exchange());
+  std::vector<RouteHeads::Standing> standing;
+  if (!fresh) standing = member_.heads->standing(member_.next_number, member_.exchange());
+  for (std::uint32_t record = 0; record < standing.size(); ++record) {
+    const RouteHeads::Standing& now = standing[record];
     if (now.head.handle == 0) continue;
     routes[record] = {abi::op_tag(now.head.epoch, now.head.handle - 1), now.head.num_tokens, now.half};
   }
   port_.resume({group_.epoch, member_.next_number, group_.changed_epoch, routes});
+}
+
+// ---- what is rung
+
+void Commands::pop() {
+  ended_ = port_.front()->command + 1;
+  views_.end_before(*ended_);
+  port_.pop();
+}
+
+void Commands::look(Page& page, std::uint64_t now_ns) {
+  if (const CommandPort::Ring* ring = port_.seen(); ring != nullptr) {
+    // The journal, which was read after that look, may know more; what was discarded it does not tell.
+    if (!ended_ || is_behind(*ended_, ring->done)) ended_ = ring->done;
+    views_.show(rung(*ring), page, now_ns);
+  }
+  if (now_ns < next_look_ns_) return;
+  next_look_ns_ = now_ns + kLookNs;
+  port_.look();
+}
+
+// The client writes the ring, and it may be anything.
+std::vector<CommandViews::Rung> Commands::rung(const CommandPort::Ring& ring) const {
+  std::vector<CommandViews::Rung> all;
+  std::uint64_t index = member_.next_number;
+  for (std::uint32_t i = 0; i < abi::kCommandSlots; ++i) {
+    const std::uint32_t number = *ended_ + i;
+    const abi::Command command = abi::unpack(ring.commands[number % abi::kCommandSlots]);
+    const bool comes = command.number == number && command.epoch == (group_.epoch & 0xff);
+    if (!comes || !recorded_[command.program]) break;
+    const Recorded& recorded = *recorded_[command.program];
+    all.push_back({command.number, index, &recorded.submission, command.num_tokens, recorded.timeout_ms});
+    if (recorded.submission.op != abi::Op::kNoop) ++index;
+  }
+  return all;
 }
 
 // ---- ends

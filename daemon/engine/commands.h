@@ -2,6 +2,7 @@
 // where the device is to go on, and what it says that it has done.
 #pragma once
 
+#include "command_views.h"
 #include "device/launcher.h"
 #include "failures.h"
 #include "proto/session.h"
@@ -9,6 +10,7 @@
 #include <array>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace epd {
 
@@ -31,9 +33,17 @@ class Commands {
   void resume(bool fresh);
 
   bool resumed() const { return port_.resumed(); }
+  bool waits_for_room() const { return port_.waits_for_room(); }
 
   const JournalEntry* front() const { return port_.front(); }
-  void pop() { port_.pop(); }
+  void pop();
+
+  // Shows what is rung, by a look at the ring now and then, which takes a moment. Of an active group, when
+  // the journal has been read.
+  void look(Page& page, std::uint64_t now_ns);
+  void show_none() { views_.clear(); }
+  // Whether one was seen that has not ended.
+  bool runs() const { return !views_.empty(); }
 
   // Of an entry. What ends the session; "" if the command was lawful.
   std::string illegal(const JournalEntry& entry) const;
@@ -56,12 +66,16 @@ class Commands {
     std::uint32_t timeout_ms;
   };
   void describe(const Recorded& recorded);
+  std::vector<CommandViews::Rung> rung(const CommandPort::Ring& ring) const;
 
   Member& member_;
   Group& group_;
   Launcher& launcher_;
   CommandPort& port_;
   std::array<std::optional<Recorded>, abi::kMaxPrograms> recorded_;
+  std::optional<std::uint32_t> ended_;  // commands, as far as the journal or a look at the ring has told
+  std::uint64_t next_look_ns_ = 0;
+  CommandViews views_;
 };
 
 }  // namespace epd

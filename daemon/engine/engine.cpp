@@ -68,6 +68,7 @@ int Engine::run() {
     progress |= read_journals();
     halt_commands();
     device_busy_ = device_->advance();
+    for (const std::uint32_t us : device_->take_kernel_stops()) page_.kernel_stopped(us);
     answer_stops();
     finish_starts();
     acknowledge_breaks();

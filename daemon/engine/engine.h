@@ -51,6 +51,7 @@ class Engine {
   void clear_signals(const Group& group) const;
   Status commit_group(const abi::GroupRef& message);
   Status stop_member(const abi::MemberRef& message);
+  Status close_commands(Packet& packet);
   Status break_group(const abi::Break& message);
   void start_group(Group& group);
   Status release_group(const abi::GroupRef& message);
@@ -91,9 +92,14 @@ class Engine {
   void halt_commands();
   bool commands_halted(const Group& group) const;
   void answer_stops();
-  void finish_starts();
   bool journal_pending() const;
   std::uint64_t next_journal_look_ns(std::uint64_t now) const;
+
+  // starts.cpp: groups that begin when kernels do
+  void owe_start(Group& group);
+  void finish_starts();
+  void say_waits(const Member& late);
+  std::string holder_of_sms(const Group& group) const;
 
   // engine.cpp: the loop
   int leave();

@@ -39,7 +39,7 @@ int engine_main(const EngineOptions& options) {
   Engine engine(std::move(link), std::move(bell), Page(std::move(page).value()), clock);
   on_device_failed([&engine] { engine.say_device_failed(); });
   const LaunchMode mode = options.resident ? LaunchMode::kResident : LaunchMode::kLaunched;
-  auto device = make_device(options.device, mode, [&engine] { engine.wake(); });
+  auto device = make_device(options.device, mode, clock, [&engine] { engine.wake(); });
   if (device.status().code() == StatusCode::kWouldBlock) return abi::kExitDeviceBusy;
   if (!device.ok()) {
     log_event(LogLevel::kError, "no such device", {{"error", device.status().to_string()}});

@@ -132,8 +132,11 @@ struct Group {
   bool break_requested = false;
   bool break_acked = false;
   bool starts_owed = false;  // commands begin: members are told (kGroupReady or kResumed, too) when they have
-  bool released = false;     // kRelease: operations fail at once until kResume
-  Status unusable;           // why this device can't serve it
+  std::uint64_t owed_since_ns = 0;
+  std::uint64_t say_waits_ns = 0;  // when the supervisor is told what they wait for, if they have not begun
+  bool waits_logged = false;
+  bool released = false;                           // kRelease: operations fail at once until kResume
+  Status unusable;                                 // why this device can't serve it
   std::uint64_t broken_ns = 0;                     // when the break under way came
   abi::Break cause{};                              // of the break under way, or of the last
   std::vector<GroupRankMemory> ranks;              // [R]; emptied when lost

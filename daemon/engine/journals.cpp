@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::uint64_t kBusyNs = 100'000'000;     // so long after the last command others are awaited
 constexpr std::uint64_t kBusyLookNs = 1'000'000;   // nobody rings for what a command has done, and nobody
-constexpr std::uint64_t kIdleLookNs = 10'000'000;  // waits for that
+constexpr std::uint64_t kIdleLookNs = 20'000'000;  // waits for that; operations take longer to fill a journal
 constexpr std::uint64_t kHaltingLookNs = 50'000;
 constexpr std::uint64_t kGraceNs = 100'000'000;  // see halt_commands
 
@@ -38,6 +38,11 @@ bool Engine::read_journal(Member& member) {
     read_entry(member, *entry);
     commands.pop();
     progress = true;
+  }
+  if (member.group.phase == GroupPhase::kActive && !member.stopped && member.failed_from == kNoFailure) {
+    commands.look(page_, now_ns_);
+  } else {
+    commands.show_none();
   }
   return progress;
 }
@@ -110,17 +115,6 @@ void Engine::answer_stops() {
     send(abi::LinkType::kMemberStopped, reply);
     return true;
   });
-}
-
-// Clients ring as soon as they are told that the group goes on, and what is rung before the kernel knows of
-// it would be discarded.
-void Engine::finish_starts() {
-  for (const auto& [id, group] : groups_) {
-    const bool all = std::all_of(group->members.begin(), group->members.end(), [](const auto& member) {
-      return member->commands == nullptr || member->stopped || member->commands->resumed();
-    });
-    if (group->starts_owed && all) start_group(*group);
-  }
 }
 
 bool Engine::journal_pending() const {

@@ -77,6 +77,7 @@ void Engine::handle_message(Packet& packet) {
     case LinkType::kAddSession: status = add_session(packet); break;
     case LinkType::kGroupRank: status = add_rank(packet); break;
     case LinkType::kGroupMember: status = add_member(packet); break;
+    case LinkType::kCloseCommands: status = close_commands(packet); break;
     case LinkType::kRemoveSession:
       status = with_body<abi::SessionRef>(packet, [this](const auto& m) { return remove_session(m); });
       break;
@@ -379,8 +380,7 @@ Status Engine::commit_group(const abi::GroupRef& message) {
     for (const auto& member : group->members) {
       if (member->commands != nullptr) member->commands->resume(true);
     }
-    group->starts_owed = true;
-    finish_starts();
+    owe_start(*group);
     return {};
   }
   send(LinkType::kGroupReady, ready);
@@ -399,6 +399,18 @@ Status Engine::stop_member(const abi::MemberRef& message) {
   }
   stops_.push_back(message);
   answer_stops();
+  return {};
+}
+
+// Of a group that this engine was never told of.
+Status Engine::close_commands(Packet& packet) {
+  const Result<abi::CloseCommands> body = packet.read<abi::CloseCommands>();
+  if (!body.ok()) return body.status();
+  Launcher* launcher = device_->launcher();
+  if (packet.fds.size() != 1 || launcher == nullptr) return invalid_argument("kCloseCommands");
+  Result<std::unique_ptr<Arena>> user = device_->map_arena(packet.fds[0].get(), body.value().user_bytes);
+  if (!user.ok()) return user.status();
+  launcher->close_commands((*user)->bytes() + body.value().words);
   return {};
 }
 
@@ -446,8 +458,7 @@ Status Engine::resume_group(const abi::Resume& message) {
     member->next_number = message.resume_index;
     if (member->commands != nullptr) member->commands->resume(false);
   }
-  group->starts_owed = true;
-  finish_starts();
+  owe_start(*group);
   return {};
 }
 

@@ -19,6 +19,9 @@ class Page {
   abi::OpView* claim(const abi::Submission& submission);
   static void release(abi::OpView* view);
 
+  // A kernel that stays has stopped, so long after it was told to.
+  void kernel_stopped(std::uint32_t us);
+
  private:
   Mapping mapping_;
   abi::EnginePage* page_;

@@ -35,9 +35,9 @@ class RouteHeads {
     Head head{};  // handle 0: there is none
     std::uint32_t half = 0;
   };
-  // Of the last dispatch before operation `next`. What is of that or of later ones is from before a break: it
-  // is forgotten, in the arena too.
-  Standing standing(std::uint32_t record, std::uint64_t next, std::byte* arena);
+  // Of each record's last dispatch before operation `next`. What is of that or of later ones is from before a
+  // break: it is forgotten, in the arena too.
+  std::vector<Standing> standing(std::uint64_t next, std::byte* arena);
   // Of a dispatch that has written its routing beside the last one before it, and not its head.
   void write_other(std::uint32_t record, const Head& head, std::byte* arena);
   // Selections that the last dispatch saved in the record dropped; 0 if there is none.
@@ -49,6 +49,8 @@ class RouteHeads {
     std::array<Head, 2> halves{};
   };
   Record& load(std::uint32_t record, const std::byte* arena);
+  void load_all(const std::byte* arena);
+  Standing standing_in(std::uint32_t record, std::uint64_t next, std::byte* arena);
   std::byte* half_at(std::byte* arena, std::uint32_t record, std::size_t half) const {
     return arena + layout_.routing_of(record) + layout_.half_bytes * half;
   }

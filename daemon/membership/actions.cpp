@@ -49,6 +49,9 @@ struct Printer {
   std::string operator()(const SendRemoveGroup& a) const {
     return at("remove", a.device, a.message.group_id);
   }
+  std::string operator()(const CloseCommands& a) const {
+    return at("close", a.device, a.group_id) + " rank=" + std::to_string(a.rank);
+  }
   std::string operator()(const KillEngine& a) const { return "kill device=" + std::to_string(a.device); }
   std::string operator()(const ReplyJoined& a) const {
     return reply("joined", a.session_id, a.request_id) + " rank=" + std::to_string(a.message.rank);
@@ -83,6 +86,14 @@ const char* group_phase_name(GroupPhase phase) {
 
 bool Group::all_gone() const {
   return std::all_of(members.begin(), members.end(), [](const auto& entry) { return entry.second.gone; });
+}
+
+std::string Group::waits() const {
+  std::string text;
+  for (const auto& [device, slot] : engines) {
+    if (!slot.waits_for.empty()) text += "; " + slot.waits_for;
+  }
+  return text;
 }
 
 std::uint32_t Group::sms_on(std::uint32_t device) const {

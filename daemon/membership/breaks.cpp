@@ -155,6 +155,7 @@ void GroupRegistry::resume(Group& group) {
   for (auto& [device, slot] : group.engines) {
     if (slot.phase != EnginePhase::kBroken) continue;
     slot.phase = EnginePhase::kServing;
+    slot.waits_for.clear();
     const bool all = group.device_kind == abi::DeviceKind::kCuda;  // see resumed()
     const bool awaited = std::any_of(
         group.members.begin(), group.members.end(),

@@ -131,6 +131,7 @@ void GroupRegistry::resumed(std::uint32_t device, const abi::Resumed& message) {
   Group& group = groups_.at(message.group_id);
   if (message.epoch != group.epoch) return;
   slot->due_ns = 0;
+  slot->waits_for.clear();
   // On CUDA devices a newcomer may look at its peers' signals only after all of them have cleared those.
   const bool all = group.device_kind == abi::DeviceKind::kCuda;
   if (all && std::any_of(group.engines.begin(), group.engines.end(), [](const auto& entry) {
@@ -147,9 +148,10 @@ void GroupRegistry::resumed(std::uint32_t device, const abi::Resumed& message) {
 
 void GroupRegistry::expire_rejoins(Group& group) {
   const std::uint64_t now = clock_.now_ns();
-  const Status status(
-      StatusCode::kDeadlineExceeded,
-      "group \"" + group.name + "\" is still agreeing on who takes part: an engine is silent");
+  const std::string waits = group.waits();
+  const Status status(StatusCode::kDeadlineExceeded, "group \"" + group.name +
+                                                         "\" is still agreeing on who takes part" +
+                                                         (waits.empty() ? ": an engine is silent" : waits));
   std::erase_if(group.waiting, [&](const WaitingJoin& join) {
     if (join.due_ns > now) return false;
     emit(ReplyRefused{join.request.session_id, join.request.request_id, status});

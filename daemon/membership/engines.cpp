@@ -20,6 +20,7 @@ void GroupRegistry::tell_engine(Group& group, std::uint32_t device, EngineSlot& 
     return;
   }
   slot.phase = EnginePhase::kStarting;
+  slot.waits_for.clear();
   slot.due_ns = due_in_ms(limits_.engine_start_ms);
   for (auto& [rank, member] : group.members) {
     if (member.device == device && !member.gone) member.announced = true;
@@ -32,10 +33,21 @@ void GroupRegistry::engine_up(std::uint32_t device) {
   up_[device] = true;
   for (auto& [id, group] : groups_) {
     if (group.phase == GroupPhase::kActive) admit_waiting(group);
+    if (group.phase == GroupPhase::kFailing || group.phase == GroupPhase::kLost)
+      close_commands(group, device);
     if (group.phase != GroupPhase::kStarting && group.phase != GroupPhase::kBreaking) continue;
     const auto slot = group.engines.find(device);
     if (slot != group.engines.end() && slot->second.phase == EnginePhase::kAbsent)
       tell_engine(group, device, slot->second);
+  }
+}
+
+// It is not told of a group that ended without it, and nobody else could let streams go on there that wait
+// for commands: a client need not look at its board while it waits for a stream.
+void GroupRegistry::close_commands(const Group& group, std::uint32_t device) {
+  for (const auto& [rank, member] : group.members) {
+    if (member.device == device && member.commands && member.holds_memory && !member.gone)
+      emit(CloseCommands{device, group.id, rank});
   }
 }
 
@@ -50,7 +62,7 @@ void GroupRegistry::engine_down_for(Group& group, std::uint32_t device, const st
   EngineSlot& slot = group.engines.at(device);
   const bool over = group.phase == GroupPhase::kFailing || group.phase == GroupPhase::kLost ||
                     group.phase == GroupPhase::kRemoving;
-  slot = EngineSlot{over ? EnginePhase::kDone : EnginePhase::kAbsent, 0, 0, false};
+  slot = EngineSlot{over ? EnginePhase::kDone : EnginePhase::kAbsent, 0, 0, false, ""};
   for (auto& [rank, member] : group.members) {
     if (member.device != device) continue;
     member.announced = false;
@@ -90,6 +102,7 @@ void GroupRegistry::group_ready(std::uint32_t device, const abi::GroupReady& mes
   if (slot == nullptr || slot->phase != EnginePhase::kStarting) return;
   Group& group = groups_.at(message.group_id);
   slot->due_ns = 0;
+  slot->waits_for.clear();
   const bool first_start = group.phase == GroupPhase::kStarting;
   if (message.status != StatusCode::kOk) {
     const std::string text(message.text, abi::text_length(message.text));
@@ -119,6 +132,17 @@ void GroupRegistry::group_ready(std::uint32_t device, const abi::GroupReady& mes
   if (!all) return;
   group.phase = GroupPhase::kActive;
   for (const auto& [rank, member] : group.members) reply_joined(group, member);
+}
+
+// Not a step that is late: nobody is to be killed for it. How long the others wait for it is bounded by their
+// joins' deadlines.
+void GroupRegistry::group_waits(std::uint32_t device, const abi::GroupWaits& message) {
+  EngineSlot* slot = slot_of(message.group_id, device);
+  const bool owes = slot != nullptr && slot->due_ns != 0 &&
+                    (slot->phase == EnginePhase::kStarting || slot->phase == EnginePhase::kServing);
+  if (!owes) return;
+  slot->due_ns = due_in_ms(limits_.engine_start_ms);
+  slot->waits_for.assign(message.text, abi::text_length(message.text));
 }
 
 void GroupRegistry::rank_refused(std::uint32_t device, const abi::RankRefused& message) {

@@ -197,7 +197,7 @@ void GroupRegistry::expire_start(Group& group) {
                             "group \"" + group.name +
                                 "\" has all its ranks, but the engines of some have not begun to "
                                 "serve it in time: ranks " +
-                                rank_list(waiting)));
+                                rank_list(waiting) + group.waits()));
 }
 
 GroupRegistry::MemberPlace* GroupRegistry::place_of(std::uint64_t session_id, std::uint32_t member) {

@@ -373,6 +373,9 @@ DeviceView EngineFleet::view(std::uint32_t index) const {
   view.bytes_dispatched = p.bytes_dispatched.load(std::memory_order_relaxed);
   view.bytes_combined = p.bytes_combined.load(std::memory_order_relaxed);
   view.submissions_refused = p.submissions_refused.load(std::memory_order_relaxed);
+  for (std::size_t i = 0; i < view.kernel_stops.size(); ++i)
+    view.kernel_stops[i] = p.kernel_stops.buckets[i].load(std::memory_order_relaxed);
+  view.kernel_stop_max_us = p.kernel_stop_max_us.load(std::memory_order_relaxed);
   return view;
 }
 

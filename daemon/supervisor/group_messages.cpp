@@ -123,6 +123,14 @@ void Node::carry_out(const membership::SendRemoveGroup& action) {
   fleet_->send(action.device, abi::LinkType::kRemoveGroup, action.message);
 }
 
+void Node::carry_out(const membership::CloseCommands& action) {
+  const MemberArenas* arenas = arenas_.find(action.group_id, action.rank);
+  if (arenas == nullptr) return;
+  const abi::UserArenaLayout layout(arenas->wanted.shape, abi::bound_regions(arenas->wanted.bindings));
+  fleet_->send(action.device, abi::LinkType::kCloseCommands,
+               abi::CloseCommands{layout.total_bytes, layout.commands}, {arenas->user.get()});
+}
+
 void Node::carry_out(const membership::KillEngine& action) {
   fleet_->kill_unless_stopped(action.device, action.text);
 }

@@ -252,6 +252,9 @@ void Node::engine_message(std::uint32_t device, const Packet& packet) {
     case abi::LinkType::kGroupReady:
       return on([&](const auto& m) { registry_.group_ready(device, m); },
                 static_cast<abi::GroupReady*>(nullptr));
+    case abi::LinkType::kGroupWaits:
+      return on([&](const auto& m) { registry_.group_waits(device, m); },
+                static_cast<abi::GroupWaits*>(nullptr));
     case abi::LinkType::kMemberStopped:
       return on([&](const auto& m) { registry_.member_stopped(device, m); },
                 static_cast<abi::MemberRef*>(nullptr));

@@ -2,6 +2,7 @@
 
 #include "kit/error.h"
 #include "kit/team.h"
+#include "sms_changes.h"
 #include "worker.h"
 
 #include <algorithm>
@@ -86,9 +87,15 @@ std::vector<Report> run_ranks(const RunPlan& plan, const Daemon& daemon, const s
   kit::Team::Options options;
   options.limit = kRunLimit;
   options.daemon = daemon.pid();
-  options.on_progress = [&progress](std::uint32_t done) { progress.show(done); };
+  SmsChanges changes(plan, daemon.control_socket());
+  options.on_progress = [&](std::uint32_t done) {
+    progress.show(done);
+    changes.follow(done);
+  };
   team.run([&context](kit::TeamRank& self) { Worker(context, self).run(); }, options);
-  return make_reports(plan, samples);
+  std::vector<Report> reports = make_reports(plan, samples);
+  for (Report& report : reports) report.stream.kernel_stops = changes.kernel_stops();
+  return reports;
 }
 
 }  // namespace epd::bench

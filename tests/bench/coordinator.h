@@ -22,6 +22,8 @@ class Daemon {
   };
   Daemon(const DaemonPlan& plan, const Devices& devices);
   const std::string& socket() const { return own_ ? own_->socket() : socket_; }
+  // Empty: not ours.
+  std::string control_socket() const { return own_ ? own_->control_socket() : ""; }
   pid_t pid() const { return own_ ? own_->pid() : -1; }  // -1: not ours
   // Throws kit::ToolError if our own did not stop cleanly.
   void stop();

@@ -6,8 +6,8 @@ find_package(nlohmann_json REQUIRED)
 
 add_executable(epbench
   ${_bench}/coordinator.cpp ${_bench}/gpu_ceiling.cpp ${_bench}/gpu_driver.cpp ${_bench}/gpu_rank.cpp ${_bench}/lifecycle.cpp ${_bench}/main.cpp
-  ${_bench}/options.cpp ${_bench}/overlap.cpp ${_bench}/plan.cpp ${_bench}/rank_device.cpp ${_bench}/report.cpp ${_bench}/report_gpu.cpp ${_bench}/snapshot.cpp
-  ${_bench}/suite.cpp ${_bench}/worker.cpp)
+  ${_bench}/options.cpp ${_bench}/overlap.cpp ${_bench}/plan.cpp ${_bench}/rank_device.cpp ${_bench}/report.cpp ${_bench}/report_gpu.cpp ${_bench}/sms_changes.cpp ${_bench}/snapshot.cpp
+  ${_bench}/suite.cpp ${_bench}/worker.cpp ${_bench}/worker_checks.cpp ${_bench}/worker_timing.cpp)
 target_link_libraries(epbench PRIVATE epd_kit epd_proto CLI11::CLI11 nlohmann_json::nlohmann_json epd_options ${CMAKE_DL_LIBS})
 target_include_directories(epbench PRIVATE ${PROJECT_SOURCE_DIR}/tests)
 if(EPD_CUDA)  # the kernels of the ceiling on GPUs with bulk copies, as data

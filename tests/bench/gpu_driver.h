@@ -26,6 +26,7 @@ using GpuAddress = unsigned long long;
   X(create_event, "cuEventCreate", (void**, unsigned))                               \
   X(destroy_event, "cuEventDestroy_v2", (void*))                                     \
   X(record_event, "cuEventRecord", (void*, void*))                                   \
+  X(record_event_as, "cuEventRecordWithFlags", (void*, void*, unsigned))             \
   X(query_event, "cuEventQuery", (void*))                                            \
   X(allocate, "cuMemAlloc_v2", (GpuAddress*, std::size_t))                           \
   X(free, "cuMemFree_v2", (GpuAddress))                                              \

@@ -15,6 +15,7 @@ constexpr int kNotReady = 600;
 constexpr unsigned kStreamNonBlocking = 1;
 constexpr unsigned kEventDefault = 0;
 constexpr int kCaptureGlobal = 0;
+constexpr unsigned kRecordExternal = 1;
 constexpr unsigned kEventDisableTiming = 2;
 constexpr int kL2CacheSize = 38;
 constexpr int kMpsEnabled = 133;
@@ -73,7 +74,9 @@ void GpuRank::fill(void* region, int byte, std::size_t bytes) {
 
 void* GpuRank::capture(const std::function<void()>& enqueue) {
   driver_.require(driver_.begin_capture(stream_, kCaptureGlobal), "cuStreamBeginCapture");
+  capturing_ = true;
   enqueue();
+  capturing_ = false;
   void* graph = nullptr;
   driver_.require(driver_.end_capture(stream_, &graph), "cuStreamEndCapture");
   void* executable = nullptr;
@@ -109,16 +112,23 @@ double GpuRank::time_of_fill_us() {
 }
 
 void GpuRank::settle() {
-  driver_.require(driver_.record_event(settled_, stream_), "cuEventRecord");
+  record(settled_);
   wait_for(settled_);
 }
 
+// In a graph as a part of it, so that each launch records it.
+void GpuRank::record(void* event) {
+  driver_.require(capturing_ ? driver_.record_event_as(event, stream_, kRecordExternal)
+                             : driver_.record_event(event, stream_),
+                  "cuEventRecord");
+}
+
 void GpuRank::record_begin() {
-  driver_.require(driver_.record_event(begin_, stream_), "cuEventRecord");
+  record(begin_);
 }
 
 void GpuRank::record_end() {
-  driver_.require(driver_.record_event(end_, stream_), "cuEventRecord");
+  record(end_);
 }
 
 double GpuRank::elapsed_us() {
@@ -126,11 +136,11 @@ double GpuRank::elapsed_us() {
 }
 
 void GpuRank::record_inner_begin() {
-  driver_.require(driver_.record_event(inner_begin_, stream_), "cuEventRecord");
+  record(inner_begin_);
 }
 
 void GpuRank::record_inner_end() {
-  driver_.require(driver_.record_event(inner_end_, stream_), "cuEventRecord");
+  record(inner_end_);
 }
 
 double GpuRank::inner_us() {

@@ -36,7 +36,7 @@ class GpuRank : public RankDevice {
   void record_begin();
   void record_end();
   double elapsed_us();
-  // Another pair, within.
+  // Another pair, within; may be captured.
   void record_inner_begin();
   void record_inner_end();
   double inner_us();
@@ -47,6 +47,7 @@ class GpuRank : public RankDevice {
   bool mps() const;
 
  private:
+  void record(void* event);
   void enqueue_fill();
   double time_of_fill_us();
   double between(void* begin, void* end) const;
@@ -63,6 +64,7 @@ class GpuRank : public RankDevice {
   void* inner_end_ = nullptr;
   void* settled_ = nullptr;
   std::vector<void*> graphs_;  // executable
+  bool capturing_ = false;
   const bool flushes_;
   GpuAddress fills_ = 0;
   std::size_t fill_bytes_ = 0;

@@ -115,7 +115,16 @@ void add_run_options(CLI::App& app, Options& options, Names& names) {
   add_busy_option(app, run);
   app.add_flag(
       "--overlap", run.overlap,
-      "Backend cuda: measure too what a GEMM of the client's and the operation cost beside each other");
+      "Backend cuda: measure too what a GEMM of the client's and the operation cost beside each other (with "
+      "--graph: as one graph)");
+}
+
+void add_sms_changes_option(CLI::App& app, RunPlan& run) {
+  app.add_option(
+         "--sms-changes", run.sms_changes,
+         "Mode resident: so many times while it measures, the SMs of each GPU are changed (epctl), to two "
+         "thirds and back; how long kernels took to stop is told")
+      ->capture_default_str();
 }
 
 void add_mode_options(CLI::App& app, RunPlan& run, Names& names) {
@@ -181,6 +190,7 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
   add_daemon_options(app, options);
   add_backend_option(app, names);
   add_run_options(app, options, names);
+  add_sms_changes_option(app, options.run);
   add_mode_options(app, options.run, names);
   app.set_version_flag("--version", std::string("epbench ") + epd_version());
   CLI::App* suite = app.add_subcommand(
@@ -211,6 +221,8 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
         (app.count("--wait") + app.count("--busy-us") + app.count("--overlap") + suite->count("--busy-us") !=
          0))
       kit::fail("wait, busy-us and overlap are about streams; allowed: with backend cuda");
+    if (options.run.sms_changes != 0 && !options.daemon.socket.empty())
+      kit::fail("sms-changes asks a daemon of epbench's own; allowed: without socket");
     require_range("rounds", options.rounds, 1, 100'000);
     validate(options.run);
     return true;

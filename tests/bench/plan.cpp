@@ -115,8 +115,9 @@ void validate(const RunPlan& plan) {
   require_range("busy-us", plan.busy_us, 1, 1'000'000);
   if (plan.commands && !(plan.on_gpus() && plan.resident))
     kit::fail("commands and graph are taken by kernels that stay; allowed: with backend cuda, mode resident");
-  if (plan.commands && plan.overlap)
-    kit::fail("overlap asks for tickets; allowed: without commands and graph");
+  require_range("sms-changes", plan.sms_changes, 0, 10'000);
+  if (plan.sms_changes != 0 && !(plan.on_gpus() && plan.resident))
+    kit::fail("sms-changes is about kernels that stay; allowed: with backend cuda, mode resident");
   require_range("priority", plan.priority, abi::kMinPriority, abi::kMaxPriority);
   if (const std::string wrong = abi::check_shape(plan.shape()); !wrong.empty()) kit::fail(wrong);
 }

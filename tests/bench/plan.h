@@ -49,9 +49,10 @@ struct RunPlan {
   // Backend cuda: by what streams wait, and for how long one is kept busy before what is timed "ahead".
   epd_wait_by_t wait_by = EPD_WAIT_BY_MEMORY_OPERATION;
   std::uint32_t busy_us = 200;
-  bool commands = false;  // the stream asks for operations itself; mode resident
-  bool graph = false;     // and each is a graph that was captured once, replayed
-  bool overlap = false;   // a GEMM beside each operation is measured too
+  bool commands = false;          // the stream asks for operations itself; mode resident
+  bool graph = false;             // and each is a graph that was captured once, replayed
+  bool overlap = false;           // a GEMM beside each operation is measured too
+  std::uint32_t sms_changes = 0;  // of all GPUs, while it measures; mode resident
   std::string routing = "uniform";
 
   bool does_dispatch() const { return operation == Operation::kDispatch || operation == Operation::kBoth; }

@@ -6,6 +6,7 @@
 #include "overlap.h"
 #include "plan.h"
 #include "samples.h"
+#include "sms_changes.h"
 
 #include <string>
 #include <vector>
@@ -27,7 +28,8 @@ struct StreamFigures {
   double counts_fraction = 0;  // p50 of counts / host
   double net_wire_gbps = 0;    // wire bytes over net_p50
   GpuCeiling ceiling;
-  OverlapTimes overlap;  // p50 each; all 0 unless asked for
+  OverlapTimes overlap;      // p50 each; all 0 unless asked for
+  KernelStops kernel_stops;  // of the whole run; likewise
 };
 
 // One operation of one run.

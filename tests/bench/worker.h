@@ -50,7 +50,7 @@ class Worker {
   };
   // An operation to time.
   struct Attempt {
-    const char* what;
+    std::string what;
     std::uint32_t slot;
     std::function<epd_ticket_t()> submit;
     bool has_counts = false;
@@ -82,16 +82,23 @@ class Worker {
   double time_of_no_work_us(bool ahead);
   // Calls it; or replays what it once enqueued.
   std::function<epd_ticket_t()> replayable(const Attempt& attempt);
-  // Of an operation in the stream that has been enqueued.
-  epd_result_t finish(epd_ticket_t ticket, const char* what);
-  std::uint32_t num_recv_rows(const Slot& slot);
+  // Of what has been enqueued in the stream; ticket 0: no operation that has one.
+  epd_result_t finish(epd_ticket_t ticket, const std::string& what);
+  std::uint32_t delivered_rows(const Slot& slot, const Timing& dispatched);
   Timing timed_dispatch(std::uint32_t slot_index, bool ahead);
   Timing timed_combine(std::uint32_t slot_index, bool ahead);
   Timing timed_noop(bool ahead);
-  void overlap(std::uint32_t slot_index, std::size_t at);
-  // A GEMM alone, one after the other, and beside each other.
-  using Submit = std::function<epd_ticket_t(bool deferred)>;
-  void measure_overlap(OperationSamples& samples, std::size_t at, const char* what, const Submit& submit);
+  // An operation to time beside a GEMM.
+  struct Overlapped {
+    std::string what;
+    std::uint32_t slot;
+    std::function<epd_ticket_t(bool deferred)> submit;
+    std::function<void()> poison;  // before the last time
+  };
+  void overlap(std::uint32_t iteration, std::size_t at, bool check);
+  // The GEMM alone, one after the other, and beside each other: the last time's.
+  Timing measure_overlap(OperationSamples& samples, std::size_t at, const Overlapped& overlapped);
+  Timing timed_beside(const Overlapped& overlapped, bool gemm_too);
   void record(OperationSamples& samples, std::size_t at, const Timing& timing) const;
   void measure_ceiling(OperationSamples& samples, std::uint32_t measured, bool of_dispatch);
   void check_dispatch(std::uint32_t iteration, const Slot& slot, std::uint32_t num_recv_rows);

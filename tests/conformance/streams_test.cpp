@@ -52,6 +52,41 @@ TEST_P(Streams, ManyRoundsOnOneSlot) {
   });
 }
 
+// Of all ranks but one, something is always in flight when the SMs change.
+TEST_P(Streams, RoundsGoOnWhileSmsChange) {
+  constexpr std::uint32_t kChanges = 6;
+  constexpr std::uint64_t kBetween = 4;
+  constexpr std::uint64_t kRounds = kBetween * kChanges;
+  const Case c = stream_case(4, 2);
+  Shared<Gate> asked;
+  Shared<Gate> changed;
+  RankProcess changer([&]() -> std::string {
+    for (std::uint32_t i = 0; i < kChanges; ++i) {
+      asked->wait_for(i + 1);
+      const std::string sms = i % 2 == 0 ? "sms=16" : "sms=32";  // and at last as it was
+      for (std::uint32_t device = 0; device < daemon().devices(); ++device) {
+        const CommandResult set = daemon().epctl({"set", "device", daemon().device(device), sms});
+        RANK_CHECK(set.exit_code == 0, set.err);
+      }
+      changed->arrive();
+    }
+    return "";
+  });
+  with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
+    Rounds rounds(group, c, rank, kRounds);
+    for (std::uint64_t i = 0; i < kRounds; ++i) {
+      rounds.submit(i);
+      if (rank != 0 || i % kBetween != 0) continue;
+      asked->arrive();
+      changed->wait_for(static_cast<std::uint32_t>(i / kBetween) + 1);
+    }
+    rounds.must_finish();
+    rounds.check_all();
+  });
+  const RankOutcome outcome = changer.wait(60);
+  EXPECT_TRUE(outcome.ok) << outcome.to_string();
+}
+
 TEST_P(Streams, StreamsOfTwoGroupsDoNotWaitForEachOther) {
   const Case c = stream_case(2, 1);
   const std::string name = group_name();

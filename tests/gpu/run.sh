@@ -2,8 +2,8 @@
 # Builds the CUDA kernels, their test and their benchmark on a machine with GPUs, and runs all of it within
 # about eight minutes. Usage: tests/gpu/run.sh [--daemon DIR] [full]   (from the root of the sources; output in
 # build/gpu; EPD_GPU_STEPS="test suite" runs these steps alone). With --daemon also, under MPS, what pack.sh has put in
-# DIR: the GPU faults, the benchmark's suite in both modes, overlap, commands and graphs, streams, conformance, bound
-# memory (`full`: on launched kernels too). All that the steps have said is in all.log.
+# DIR: the GPU faults, the benchmark's suite in both modes, commands and graphs, overlap, the time that kernels take to stop,
+# streams, conformance, bound memory (`full`: on launched kernels too). All that the steps have said is in all.log.
 set -u
 daemon=
 if [ "${1:-}" = --daemon ]; then
@@ -77,6 +77,13 @@ if [ -n "$daemon" ]; then
     step "overlap_4096_$mode" 60 $beside --tokens 4096
     step "overlap_128_$mode" 60 $beside --tokens 128 --layout expert --payload fp8 --max-recv-rows 64
   done
+  for by in commands graph; do
+    beside="$epbench --mode resident --wait kernel --$by --overlap --check one"
+    step "overlap_4096_$by" 60 $beside --tokens 4096
+    step "overlap_128_$by" 60 $beside --tokens 128 --layout expert --payload fp8 --max-recv-rows 64
+  done
+  step stops 60 "$daemon/bin/epbench" --backend cuda --mode resident --wait kernel --commands --tokens 4096 --check one \
+    --iters 400 --sms-changes 10
   # A daemon starts anew with each kind of device: one kind after the other.
   step streams_cuda 60 "$daemon/bin/operations_test" --gtest_filter="*Streams*/cuda_by_kernel-$kills"
   step streams_resident 100 "$daemon/bin/operations_test" --gtest_filter="*Streams*/resident_*-$kills"

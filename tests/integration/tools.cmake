@@ -44,6 +44,25 @@ if(EPD_CUDA AND EPD_FAKE_CUDA)
     COMMAND ${_epbench_cuda} --wait kernel --busy-us 50 --experts 16 --ranks 2 --op both --tokens 16 --hidden 512 --check all)
   set_tests_properties(tools.epbench_cuda_waits_by_kernel PROPERTIES
     PASS_REGULAR_EXPRESSION "wait by kernel.*bit-exact.*bit-exact.*kept busy \\(50 us\\)" FAIL_REGULAR_EXPRESSION WRONG)
+  # Twice the comparisons of a run without: 4 iterations of 2 ranks, by themselves and beside the GEMM.
+  set(_overlap ${_epbench_cuda} --overlap --experts 16 --ranks 2 --op both --tokens 16 --hidden 512 --check all)
+  add_test(NAME tools.epbench_cuda_overlap COMMAND ${_overlap} --cached)
+  add_test(NAME tools.epbench_cuda_overlap_commands COMMAND ${_overlap} --mode resident --commands --layout expert --payload fp8)
+  add_test(NAME tools.epbench_cuda_overlap_commands_by_kernel COMMAND ${_overlap} --mode resident --commands --wait kernel)
+  add_test(NAME tools.epbench_cuda_overlap_graph COMMAND ${_overlap} --mode resident --graph --layout packed)
+  add_test(NAME tools.epbench_cuda_overlap_graph_by_kernel COMMAND ${_overlap} --mode resident --graph --wait kernel)
+  set(_overlaps tools.epbench_cuda_overlap tools.epbench_cuda_overlap_commands tools.epbench_cuda_overlap_commands_by_kernel
+    tools.epbench_cuda_overlap_graph tools.epbench_cuda_overlap_graph_by_kernel)
+  set(_once "bit-exact \\(16\\).*alone [1-9][0-9.]*, GEMM alone [0-9.]+, one after the other [1-9][0-9.]*, beside each other [1-9]")
+  set_tests_properties(${_overlaps} PROPERTIES PASS_REGULAR_EXPRESSION "${_once}.*${_once}" FAIL_REGULAR_EXPRESSION WRONG)
+  set(_changes epbench --epd $<TARGET_FILE:epd> --backend cuda --mode resident --sms-changes 10 --warm-cache --iters 100
+    --experts 16 --ranks 2 --op both --tokens 16 --hidden 512 --check all)
+  add_test(NAME tools.epbench_cuda_sms_changes COMMAND ${_changes})
+  add_test(NAME tools.epbench_cuda_sms_changes_commands COMMAND ${_changes} --commands --wait kernel)
+  set(_sms_changes tools.epbench_cuda_sms_changes tools.epbench_cuda_sms_changes_commands)
+  set_tests_properties(${_sms_changes} PROPERTIES PASS_REGULAR_EXPRESSION
+    "bit-exact \\(200\\).*bit-exact \\(200\\).*changed ([5-9]|10) times meanwhile: [1-9][0-9]+ kernels told to stop.*p50 [1-9][0-9]* us, max [1-9]"
+    FAIL_REGULAR_EXPRESSION WRONG)
   add_test(NAME tools.epbench_cuda_suite COMMAND epbench suite --epd $<TARGET_FILE:epd> --backend cuda --small --warm-cache --iters 3)
   add_test(NAME tools.epbench_cuda_suite_resident
     COMMAND epbench suite --epd $<TARGET_FILE:epd> --backend cuda --mode resident --small --warm-cache --iters 3)
@@ -54,11 +73,13 @@ if(EPD_CUDA AND EPD_FAKE_CUDA)
   set_tests_properties(tools.epbench_cuda_without_devices PROPERTIES PASS_REGULAR_EXPRESSION "CUDA_ERROR_NO_DEVICE")
   set(_fake LD_LIBRARY_PATH=$<TARGET_FILE_DIR:fake_cuda>)
   set_tests_properties(tools.epbench_cuda_both tools.epbench_cuda_expert_zipf_cached tools.epbench_cuda_checks_a_window
+    ${_overlaps} ${_sms_changes}
     tools.epbench_cuda_waits_by_kernel tools.epbench_cuda_suite tools.epbench_cuda_suite_resident PROPERTIES ENVIRONMENT "${_fake}")
   set_tests_properties(tools.epbench_cuda_noop_shared_devices PROPERTIES ENVIRONMENT "${_fake};EPD_FAKE_CUDA_DEVICES=2")
   set_tests_properties(tools.epbench_cuda_without_devices PROPERTIES ENVIRONMENT "${_fake};EPD_FAKE_CUDA_DEVICES=0")
   set_tests_properties(tools.epbench_cuda_both tools.epbench_cuda_expert_zipf_cached tools.epbench_cuda_checks_a_window
     tools.epbench_cuda_waits_by_kernel tools.epbench_cuda_noop_shared_devices tools.epbench_cuda_suite
+    ${_overlaps} ${_sms_changes}
     tools.epbench_cuda_suite_resident
     tools.epbench_cuda_without_devices
     PROPERTIES LABELS integration TIMEOUT 120)
@@ -69,6 +90,8 @@ add_test(NAME tools.epbench_refuses_layout COMMAND epbench --layout tall)
 add_test(NAME tools.epbench_refuses_backend COMMAND epbench --backend tpu)
 add_test(NAME tools.epbench_refuses_wait COMMAND epbench --backend cuda --wait long)
 add_test(NAME tools.epbench_refuses_wait_on_host COMMAND epbench --wait kernel)
+add_test(NAME tools.epbench_refuses_sms_changes_of_launched COMMAND epbench --backend cuda --sms-changes 3)
+add_test(NAME tools.epbench_refuses_sms_changes_elsewhere COMMAND epbench --backend cuda --mode resident --sms-changes 3 --socket /no/such/socket)
 add_test(NAME tools.epbench_refuses_hidden COMMAND epbench --hidden 100)
 add_test(NAME tools.epbench_refuses_missing_routing_file COMMAND epbench --epd $<TARGET_FILE:epd> --routing /no/such/file)
 add_test(NAME tools.demo_refuses_experts COMMAND epd-moe-demo --experts 100)
@@ -76,8 +99,11 @@ set_tests_properties(tools.epbench_refuses_layout PROPERTIES PASS_REGULAR_EXPRES
 set_tests_properties(tools.epbench_refuses_backend PROPERTIES PASS_REGULAR_EXPRESSION "backend 'tpu' is not served; allowed: host, cuda")
 set_tests_properties(tools.epbench_refuses_wait PROPERTIES PASS_REGULAR_EXPRESSION "wait 'long' is not served; allowed: memop, kernel")
 set_tests_properties(tools.epbench_refuses_wait_on_host PROPERTIES PASS_REGULAR_EXPRESSION "about streams; allowed: with backend cuda")
+set_tests_properties(tools.epbench_refuses_sms_changes_of_launched PROPERTIES PASS_REGULAR_EXPRESSION "kernels that stay; allowed: with backend cuda, mode resident")
+set_tests_properties(tools.epbench_refuses_sms_changes_elsewhere PROPERTIES PASS_REGULAR_EXPRESSION "a daemon of epbench's own; allowed: without socket")
 set_tests_properties(tools.epbench_refuses_hidden PROPERTIES PASS_REGULAR_EXPRESSION "hidden is 100; allowed: multiples of 128, 128 .. 16384")
 set_tests_properties(tools.epbench_refuses_missing_routing_file PROPERTIES PASS_REGULAR_EXPRESSION "routing '/no/such/file' is not a file")
 set_tests_properties(tools.demo_refuses_experts PROPERTIES PASS_REGULAR_EXPRESSION "experts is 100; the group-limited gate allows multiples of 8")
 set_tests_properties(tools.epbench_refuses_layout tools.epbench_refuses_backend tools.epbench_refuses_wait tools.epbench_refuses_wait_on_host tools.epbench_refuses_hidden
+  tools.epbench_refuses_sms_changes_of_launched tools.epbench_refuses_sms_changes_elsewhere
   tools.epbench_refuses_missing_routing_file tools.demo_refuses_experts PROPERTIES LABELS integration TIMEOUT 30)

@@ -150,6 +150,12 @@ void RawGroup::mask_rank(EngineThread& engine, std::uint32_t rank) const {
   engine.send(abi::LinkType::kGroupRank, abi::GroupRank{id_, rank, 0, 0});
 }
 
+void RawGroup::close_commands(EngineThread& engine, std::uint32_t rank) const {
+  const abi::UserArenaLayout layout(shape_);
+  engine.send(abi::LinkType::kCloseCommands, abi::CloseCommands{layout.total_bytes, layout.commands},
+              {user_fd_[rank].get()});
+}
+
 Mapping RawGroup::map_exchange(std::uint32_t rank) const {
   return value_of(Mapping::map(exchange_fd_[rank].get(), abi::ExchangeArenaLayout(shape_).total_bytes,
                                Access::kReadWrite));

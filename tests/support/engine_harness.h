@@ -103,6 +103,8 @@ class RawGroup {
   // One rank to one engine; its member too, if it is there.
   void tell_rank(const std::vector<EngineThread*>& engines, const std::vector<RawSession*>& sessions,
                  std::uint32_t engine, std::uint32_t rank) const;
+  // As of a group that ended before this engine was here.
+  void close_commands(EngineThread& engine, std::uint32_t rank) const;
   // The rank is masked.
   void mask_rank(EngineThread& engine, std::uint32_t rank) const;
   // Memory of its own for another that takes the rank's place, and since when.

@@ -1,4 +1,7 @@
-// Gate, routing, statistics, comparison, text and the model's arithmetic.
+// Gate, routing, statistics, comparison, text and the model's arithmetic; what epbench runs.
+#include "bench/overlap.h"
+#include "bench/plan.h"
+#include "bench/suite.h"
 #include "kernels/numbers.h"
 #include "kit/ceiling.h"
 #include "kit/compare.h"
@@ -414,6 +417,65 @@ TEST(TestData, Bf16StreamsAreFiniteAndRepeatable) {
     ASSERT_GE(magnitude, 0.0078125f);
     ASSERT_LT(magnitude, 2.0f);
   }
+}
+
+// ---- what epbench runs
+
+std::string refusal_of(const bench::RunPlan& plan) {
+  try {
+    bench::validate(plan);
+  } catch (const kit::ToolError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Plan, CommandsAndGraphsNeedKernelsThatStayAndTakeEverythingElse) {
+  bench::RunPlan plan;
+  plan.commands = plan.overlap = true;
+  for (const bench::Backend backend : {bench::Backend::kHost, bench::Backend::kCuda}) {
+    plan.backend = backend;
+    plan.resident = backend == bench::Backend::kHost;
+    EXPECT_THAT(refusal_of(plan), HasSubstr("with backend cuda, mode resident"));
+  }
+  plan.resident = true;
+  for (const bool graph : {false, true}) {
+    plan.graph = graph;
+    EXPECT_EQ(refusal_of(plan), "");
+    EXPECT_EQ(plan.config().commands, static_cast<std::uint32_t>(EPD_COMMANDS_BY_STREAM));
+    EXPECT_EQ(plan.wait_name(), graph ? "memop graph" : "memop cmd");
+  }
+}
+
+TEST(Suite, RunsWhatItCanOnBothBackendsInBothModes) {
+  for (const bool small : {false, true}) {
+    for (const bool resident : {false, true}) {
+      bench::RunPlan plan;
+      plan.gpus = 4;
+      plan.resident = resident;
+      for (const bench::Backend backend : {bench::Backend::kHost, bench::Backend::kCuda}) {
+        plan.backend = backend;
+        std::uint32_t by_commands = 0;
+        for (const bench::SuiteRun& run : bench::suite_runs(plan, small)) {
+          EXPECT_EQ(refusal_of(run.plan), "") << run.label;
+          by_commands += run.plan.commands ? 1 : 0;
+        }
+        EXPECT_EQ(by_commands != 0, resident && backend == bench::Backend::kCuda);
+      }
+    }
+  }
+}
+
+TEST(Overlap, IsTheShareOfTheOperationThatTheGemmHides) {
+  bench::OverlapTimes times{
+      .operation = 40, .gemm = 100, .serial = 140, .overlapped = 100, .gemm_beside = 104};
+  EXPECT_DOUBLE_EQ(times.efficiency(), 1);
+  EXPECT_DOUBLE_EQ(times.slowdown(), 1.04);
+  times.overlapped = 130;
+  EXPECT_DOUBLE_EQ(times.efficiency(), 0.25);
+  times.overlapped = 150;  // worse than one after the other
+  EXPECT_DOUBLE_EQ(times.efficiency(), -0.25);
+  EXPECT_DOUBLE_EQ(bench::OverlapTimes{}.efficiency(), 0);
 }
 
 // ---- rank processes

@@ -42,9 +42,11 @@ class ClientCommands : public ClientCudaBase {
     while (!stop_) {
       const auto submission = daemon_.next_submission(5);
       if (!submission.has_value()) continue;
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        programs_.push_back(*submission);  // who is answered looks at once
+      }
       daemon_.complete(*submission, refuse_with_);
-      const std::lock_guard<std::mutex> lock(mutex_);
-      programs_.push_back(*submission);
     }
   }
   std::vector<abi::Submission> programs() {
@@ -407,7 +409,8 @@ TEST_F(ClientCommands, ResumeMakesAllKnownAgain) {
   EXPECT_EQ(epd_group_check(group_, nullptr), EPD_ENGINE_RESTARTED);
   refuse_with_ = StatusCode::kEngineRestarted;
   epd_resume_info_t info = EPD_RESUME_INFO_INIT;
-  EXPECT_EQ(epd_group_resume(group_, 1000, &info), EPD_ENGINE_RESTARTED) << "it died again";
+  EXPECT_EQ(epd_group_resume(group_, 50, &info), EPD_ENGINE_RESTARTED) << "it died again";
+  const std::size_t refused = programs().size();
   EXPECT_EQ(words().epoch, 1u);
   EXPECT_EQ(dispatch_with(dispatch_args(0)), EPD_ENGINE_RESTARTED);
   refuse_with_ = StatusCode::kOk;
@@ -415,25 +418,46 @@ TEST_F(ClientCommands, ResumeMakesAllKnownAgain) {
   EXPECT_EQ(info.epoch, 2u);
   EXPECT_EQ(words().epoch, 2u);
   const auto all = programs();
-  ASSERT_EQ(all.size(), 5u);
+  ASSERT_EQ(all.size(), refused + 2);
   for (std::size_t i = 0; i < 2; ++i) {
-    EXPECT_EQ(all[3 + i].handle, all[i].handle);
-    EXPECT_EQ(all[3 + i].slot, all[i].slot);
-    EXPECT_EQ(all[3 + i].epoch, 2u);
+    EXPECT_EQ(all[refused + i].handle, all[i].handle);
+    EXPECT_EQ(all[refused + i].slot, all[i].slot);
+    EXPECT_EQ(all[refused + i].epoch, 2u);
   }
   EXPECT_EQ(epd_group_check(group_, nullptr), EPD_OK) << "what failed before has been told of";
   ASSERT_EQ(dispatch_with(dispatch_args(0)), EPD_OK) << epd_last_error();
   EXPECT_EQ(last_command().epoch, 2u);
   end_command();
-  EXPECT_EQ(programs().size(), 5u);
+  EXPECT_EQ(programs().size(), refused + 2);
   ASSERT_EQ(epd_group_resume(group_, 1000, &info), EPD_OK);
-  EXPECT_EQ(programs().size(), 5u) << "nothing had broken";
+  EXPECT_EQ(programs().size(), refused + 2) << "nothing had broken";
   epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
   args.on_stream = 1;
   args.stream = stream_;
   args.wait_by = EPD_WAIT_BY_KERNEL;
   args.handle = handle_;
   EXPECT_EQ(epd_combine(group_, &args, &ticket_), EPD_OK) << "handles stay: " << epd_last_error();
+  end_command();
+}
+
+// The engine that is back answers what lay in the ring before it has told the board that the group is broken.
+TEST_F(ClientCommands, ResumeOutlivesAnEngineThatDiesMeanwhile) {
+  ASSERT_EQ(dispatch_with(dispatch_args(0)), EPD_OK) << epd_last_error();
+  end_command(false);
+  break_and_resume(2);
+  refuse_with_ = StatusCode::kEngineRestarted;
+  std::thread back([this] {
+    while (programs().size() < 3) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    break_and_resume(3);
+    refuse_with_ = StatusCode::kOk;
+  });
+  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+  EXPECT_EQ(epd_group_resume(group_, 20'000, &info), EPD_OK) << epd_last_error();
+  back.join();
+  EXPECT_EQ(info.epoch, 3u);
+  EXPECT_EQ(words().epoch, 3u);
+  EXPECT_EQ(programs().back().epoch, 3u);
+  ASSERT_EQ(dispatch_with(dispatch_args(0)), EPD_OK) << epd_last_error();
   end_command();
 }
 

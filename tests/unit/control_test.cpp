@@ -31,6 +31,9 @@ TEST_F(ControlTest, ListDevicesCarriesEveryField) {
     views.devices[0].restarts = 3;
     views.devices[0].last_exit = "signal 9";
     views.devices[0].sleeping = true;
+    views.devices[0].kernel_stops[abi::histogram_bucket(3)] = 1;
+    views.devices[0].kernel_stops[abi::histogram_bucket(200)] = 2;
+    views.devices[0].kernel_stop_max_us = 214;
   });
   start();
   v1::ListDevicesResponse response;
@@ -52,6 +55,11 @@ TEST_F(ControlTest, ListDevicesCarriesEveryField) {
   EXPECT_EQ(device.bytes_dispatched(), std::uint64_t{5} << 30);
   EXPECT_EQ(device.bytes_combined(), std::uint64_t{3} << 20);
   EXPECT_EQ(device.submissions_refused(), 2u);
+  EXPECT_FALSE(response.devices(0).has_kernel_stops()) << "none has been told to stop";
+  EXPECT_EQ(device.kernel_stops().count(), 3u);
+  EXPECT_GE(device.kernel_stops().p50_us(), 192u);
+  EXPECT_LE(device.kernel_stops().p50_us(), 214u);
+  EXPECT_EQ(device.kernel_stop_max_us(), 214u);
 }
 
 TEST_F(ControlTest, DevicesAreOrderedByNumber) {

@@ -1,90 +1,21 @@
 // The engine alone, driven through its link and through hand-written ring slots.
 
-#include "engine_harness.h"
-#include "kernels/numbers.h"
-#include "kernels/reference.h"
+#include "engine_fixture.h"
 
 #include <gtest/gtest.h>
-#include <algorithm>
 #include <functional>
 #include <map>
-#include <random>
 
 namespace epd::test {
 namespace {
 
-using abi::LinkType;
-using abi::Op;
-using abi::Region;
-namespace reference = kernels::reference;
-
-constexpr abi::GroupShape kShape{
-    3, 6, 9, 128, 2, 2, abi::Payload::kBf16, abi::IndexType::kInt32, abi::LossPolicy::kFailFast};
-
-class EngineTest : public ::testing::Test {
+class EngineTest : public EngineFixture {
  protected:
-  void SetUp() override {
-    for (std::uint32_t i = 0; i < 2; ++i) {
-      engines_.push_back(std::make_unique<EngineThread>(i));
-      engines_.back()->start();
-      engine_view_.push_back(engines_.back().get());
-    }
-    for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
-      sessions_.push_back(std::make_unique<RawSession>(10 + rank));
-      sessions_.back()->add_to(*engine_view_[rank % 2]);
-      session_view_.push_back(sessions_.back().get());
-    }
-    group_ = std::make_unique<RawGroup>(7, kShape);
-    group_->add_to(engine_view_, session_view_);
-  }
-
-  abi::Submission submission(std::uint32_t rank, Op op, std::uint32_t slot) const {
-    abi::Submission s{};
-    s.op = op;
-    s.member = RawGroup::member(rank);
-    s.slot = slot;
-    s.route = slot;
-    s.epoch = group_->epoch;
-    return s;
-  }
-
-  // Random routing and rows in every rank's slot; the inputs as the reference takes them.
-  std::vector<reference::RankInput> fill(std::uint32_t slot) {
-    std::vector<reference::RankInput> inputs(kShape.num_ranks);
-    for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
-      auto& input = inputs[rank];
-      input.num_tokens = random_() % (kShape.max_tokens + 1);
-      std::vector<std::uint16_t> x;
-      for (std::uint32_t i = 0; i < input.num_tokens * kShape.hidden; ++i) {
-        x.push_back(
-            kernels::float_to_bf16(static_cast<float>(static_cast<int>(random_() % 2001) - 1000) / 64));
-      }
-      const auto* bytes = reinterpret_cast<const std::uint8_t*>(x.data());
-      input.x.assign(bytes, bytes + x.size() * 2);
-      for (std::uint32_t i = 0; i < input.num_tokens * kShape.topk; ++i) {
-        input.topk_idx.push_back(static_cast<std::int64_t>(random_() % (kShape.num_experts + 1)) - 1);
-        group_->region<std::int32_t>(rank, slot, Region::kTopkIdx)[i] =
-            static_cast<std::int32_t>(input.topk_idx.back());
-      }
-      std::copy(input.x.begin(), input.x.end(), group_->region<std::uint8_t>(rank, slot, Region::kX));
-    }
-    return inputs;
-  }
-
-  static reference::GroupParams params() {
-    reference::GroupParams params;
-    params.num_ranks = kShape.num_ranks;
-    params.num_experts = kShape.num_experts;
-    params.hidden = kShape.hidden;
-    params.topk = kShape.topk;
-    return params;
-  }
-
   // One operation of every rank; returns the completions.
   std::vector<abi::Completion> run(const std::function<abi::Submission(std::uint32_t rank)>& make) {
-    for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) sessions_[rank]->submit(make(rank));
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) sessions_[rank]->submit(make(rank));
     std::vector<abi::Completion> all;
-    for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
       const auto done = sessions_[rank]->wait();
       if (!done) throw std::runtime_error("no completion on rank " + std::to_string(rank));
       all.push_back(*done);
@@ -92,22 +23,17 @@ class EngineTest : public ::testing::Test {
     return all;
   }
 
-  // Compares what a dispatch delivered with the reference; the answer is the rows themselves, put into y.
+  // The answer is the rows themselves.
   std::vector<reference::CombineInput> check_received(std::uint32_t slot,
                                                       const std::vector<reference::RankInput>& inputs,
                                                       const std::vector<abi::Completion>& done) {
     const auto expected = reference::dispatch(params(), inputs);
-    std::vector<reference::CombineInput> answers(kShape.num_ranks);
-    for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
       EXPECT_EQ(done[rank].status, StatusCode::kOk) << group_->board(rank).slots[slot].message;
       EXPECT_EQ(done[rank].num_recv_rows, expected[rank].num_recv_rows);
-      const auto* rows = group_->region<std::uint8_t>(rank, slot, Region::kRecvX);
-      EXPECT_TRUE(std::equal(expected[rank].recv_x.begin(), expected[rank].recv_x.end(), rows)) << rank;
-      auto* y = group_->region<std::uint16_t>(rank, slot, Region::kY);
-      std::copy_n(rows, expected[rank].recv_x.size(), reinterpret_cast<std::uint8_t*>(y));
-      answers[rank].y.assign(y, y + expected[rank].recv_x.size() / 2);
     }
-    return answers;
+    check_rows(slot, inputs);
+    return answer(slot, inputs);
   }
 
   // Dispatch, an expert that returns its rows, combine; everything compared with the reference.
@@ -128,58 +54,16 @@ class EngineTest : public ::testing::Test {
   void combine_and_check(std::uint32_t slot, std::uint32_t route,
                          const std::vector<reference::RankInput>& inputs,
                          const std::vector<reference::CombineInput>& answers, std::uint64_t handle) {
-    const auto expected = reference::combine(params(), inputs, answers, {});
     const auto done = run([&](std::uint32_t rank) {
       abi::Submission s = submission(rank, Op::kCombine, slot);
       s.handle = handle;
       s.route = route;
       return s;
     });
-    for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank)
       ASSERT_EQ(done[rank].status, StatusCode::kOk) << group_->board(rank).slots[slot].message;
-      const auto* out = group_->region<std::uint16_t>(rank, slot, Region::kOut);
-      EXPECT_TRUE(std::equal(expected[rank].out.begin(), expected[rank].out.end(), out)) << "rank " << rank;
-    }
+    check_sums(slot, inputs, answers);
   }
-
-  void expect_session_ended(std::uint32_t rank, const std::string& word) {
-    const auto failed = engine_view_[rank % 2]->expect(LinkType::kSessionFailed);
-    ASSERT_TRUE(failed.has_value());
-    const auto body = failed->read<abi::SessionFailed>().value();
-    EXPECT_EQ(body.session_id, sessions_[rank]->id());
-    EXPECT_NE(std::string(body.text).find(word), std::string::npos) << body.text;
-    EXPECT_EQ(sessions_[rank]->b().state.load(), static_cast<std::uint32_t>(abi::SessionState::kEnded));
-    EXPECT_NE(std::string(sessions_[rank]->b().message).find(word), std::string::npos);
-  }
-
-  // Breaks the group recoverably and resumes it, as the supervisor would.
-  void break_and_resume(StatusCode cause) {
-    abi::Break message{};
-    message.group_id = 7;
-    message.epoch = group_->epoch;
-    message.cause = cause;
-    message.culprit_rank = 1;
-    abi::set_text(message.text, "test", 4);
-    std::uint64_t resume = ~std::uint64_t{0};
-    for (EngineThread* engine : engine_view_) engine->send(LinkType::kBreak, message);
-    for (EngineThread* engine : engine_view_) {
-      const auto broken = engine->expect(LinkType::kBroken);
-      ASSERT_TRUE(broken.has_value());
-      resume = std::min(resume, broken->read<abi::Broken>().value().next_index);
-    }
-    ++group_->epoch;
-    group_->resume_index = resume;
-    for (EngineThread* engine : engine_view_) {
-      engine->send(LinkType::kResume, abi::Resume{7, group_->epoch, resume, StatusCode::kOk, -1, {}});
-    }
-  }
-
-  std::mt19937 random_{std::random_device{}()};
-  std::vector<std::unique_ptr<EngineThread>> engines_;
-  std::vector<EngineThread*> engine_view_;
-  std::vector<std::unique_ptr<RawSession>> sessions_;
-  std::vector<RawSession*> session_view_;
-  std::unique_ptr<RawGroup> group_;
 };
 
 TEST_F(EngineTest, DispatchAndCombineMatchTheReference) {
@@ -274,7 +158,7 @@ TEST_F(EngineTest, SecondOperationOnABusySlotEndsTheSession) {
 
 TEST_F(EngineTest, BadChoiceIsNamedAndTheGroupGoesOn) {
   group_->region<std::int32_t>(1, 0, Region::kTopkIdx)[3] = 6;
-  for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
     for (int i = 0; i < 3; ++i) group_->region<std::int32_t>(rank, 0, Region::kTopkIdx)[i] = 0;
     abi::Submission s = submission(rank, Op::kDispatch, 0);
     s.num_tokens = 2;
@@ -298,7 +182,7 @@ TEST_F(EngineTest, BadChoiceIsNamedAndTheGroupGoesOn) {
 }
 
 TEST_F(EngineTest, DifferentSlotsAreNamed) {
-  for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
     sessions_[rank]->submit(submission(rank, Op::kDispatch, rank == 2 ? 1 : 0));
   }
   const auto request = engine_view_[0]->expect(LinkType::kBreakRequest);
@@ -329,13 +213,13 @@ TEST_F(EngineTest, DeadlineNamesTheRankThatIsMissing) {
 
 TEST_F(EngineTest, LostRankFailsWhatItNeverSubmitted) {
   sessions_[0]->submit(submission(0, Op::kDispatch, 0));
-  engine_view_[1]->send(LinkType::kStopMember, abi::MemberRef{7, 1, 0, 0});
+  engine_view_[1]->send(LinkType::kStopMember, abi::MemberRef{kGroup, 1, 0, 0});
   const auto stopped = engine_view_[1]->expect(LinkType::kMemberStopped);
   ASSERT_TRUE(stopped.has_value());
   EXPECT_EQ(stopped->read<abi::MemberRef>().value().next_submit, 0u);
   sessions_[1]->submit(submission(1, Op::kDispatch, 0));  // too late: it waits for the verdict
   abi::Break lost{};
-  lost.group_id = 7;
+  lost.group_id = kGroup;
   lost.epoch = group_->epoch;
   lost.fatal = 1;
   lost.cause = StatusCode::kRankLost;
@@ -354,7 +238,7 @@ TEST_F(EngineTest, LostRankFailsWhatItNeverSubmitted) {
   engine_view_[1]->send(LinkType::kRemoveSession, abi::SessionRef{sessions_[1]->id()});
   EXPECT_TRUE(engine_view_[1]->expect(LinkType::kSessionRemoved).has_value());
   for (EngineThread* engine : engine_view_) {
-    engine->send(LinkType::kRemoveGroup, abi::GroupRef{7});
+    engine->send(LinkType::kRemoveGroup, abi::GroupRef{kGroup});
     EXPECT_TRUE(engine->expect(LinkType::kGroupRemoved).has_value());
   }
 }
@@ -372,7 +256,7 @@ TEST_F(EngineTest, NewEngineAnswersForTheOldOneAndGoesOn) {
   engines_[1]->start();
   sessions_[1]->add_to(*engine_view_[1]);
   abi::Break broken{};
-  broken.group_id = 7;
+  broken.group_id = kGroup;
   broken.epoch = group_->epoch;
   broken.cause = StatusCode::kEngineRestarted;
   engine_view_[0]->send(LinkType::kBreak, broken);
@@ -383,7 +267,7 @@ TEST_F(EngineTest, NewEngineAnswersForTheOldOneAndGoesOn) {
   EXPECT_EQ(group_->board(1).next_index.load(), 4u);
   ++group_->epoch;
   for (EngineThread* engine : engine_view_)
-    engine->send(LinkType::kResume, abi::Resume{7, group_->epoch, 4, StatusCode::kOk, -1, {}});
+    engine->send(LinkType::kResume, abi::Resume{kGroup, group_->epoch, 4, StatusCode::kOk, -1, {}});
   EXPECT_EQ(sessions_[0]->wait()->status, StatusCode::kEngineRestarted);
   EXPECT_EQ(sessions_[1]->wait()->status, StatusCode::kEngineRestarted);
   run_and_check(0);
@@ -407,7 +291,7 @@ TEST_F(EngineTest, WhatEveryRankCompletedSucceedsThoughItsEngineDiedBeforeItSaid
   // What comes while the group breaks fails with it, and leaves the rank's place as it was.
   sessions_[1]->submit(submission(1, Op::kDispatch, 0));
   abi::Break again{};
-  again.group_id = 7;
+  again.group_id = kGroup;
   again.epoch = group_->epoch;
   again.cause = StatusCode::kEngineRestarted;
   engine_view_[1]->send(LinkType::kBreak, again);
@@ -415,7 +299,7 @@ TEST_F(EngineTest, WhatEveryRankCompletedSucceedsThoughItsEngineDiedBeforeItSaid
   ASSERT_TRUE(ack.has_value());
   EXPECT_EQ(ack->read<abi::Broken>().value().next_index, 3u);
   ++group_->epoch;
-  engine_view_[1]->send(LinkType::kResume, abi::Resume{7, group_->epoch, 3, StatusCode::kOk, -1, {}});
+  engine_view_[1]->send(LinkType::kResume, abi::Resume{kGroup, group_->epoch, 3, StatusCode::kOk, -1, {}});
   std::map<std::uint64_t, abi::Completion> done;
   for (int i = 0; i < 3; ++i) {
     const auto completion = sessions_[1]->wait();
@@ -438,7 +322,7 @@ TEST_F(EngineTest, RoutingOutlivesTheEngine) {
   engines_[1]->start();
   sessions_[1]->add_to(*engine_view_[1]);
   abi::Break broken{};
-  broken.group_id = 7;
+  broken.group_id = kGroup;
   broken.epoch = group_->epoch;
   broken.cause = StatusCode::kEngineRestarted;
   engine_view_[0]->send(LinkType::kBreak, broken);
@@ -447,9 +331,9 @@ TEST_F(EngineTest, RoutingOutlivesTheEngine) {
   group_->add_to_engine(engine_view_, session_view_, 1, true);
   ++group_->epoch;
   for (EngineThread* engine : engine_view_)
-    engine->send(LinkType::kResume, abi::Resume{7, group_->epoch, 1, StatusCode::kOk, -1, {}});
+    engine->send(LinkType::kResume, abi::Resume{kGroup, group_->epoch, 1, StatusCode::kOk, -1, {}});
   // Until both have the new epoch.
-  for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
     while (group_->board(rank).epoch.load() != group_->epoch) std::this_thread::yield();
   }
   combine_and_check(0, 0, inputs, answers, 0);
@@ -460,7 +344,7 @@ TEST_F(EngineTest, CachedDispatchUsesTheRoutingOfAnother) {
   const auto first = run([&](std::uint32_t rank) { return dispatch_of(rank, 0, inputs[rank]); });
   check_received(0, inputs, first);
   // Other rows on the other slot, whose choices are nonsense that nobody may read.
-  for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
     auto* x = group_->region<std::uint8_t>(rank, 1, Region::kX);
     for (std::uint8_t& byte : inputs[rank].x) byte = static_cast<std::uint8_t>(random_() & 0x3f);
     std::copy(inputs[rank].x.begin(), inputs[rank].x.end(), x);
@@ -481,7 +365,7 @@ TEST_F(EngineTest, ANewDispatchOnARecordLeavesTheOperationThatUsesItAlone) {
   const auto inputs = fill(0);
   const auto first = run([&](std::uint32_t rank) { return dispatch_of(rank, 0, inputs[rank]); });
   const auto answers = check_received(0, inputs, first);
-  for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
     std::copy(answers[rank].y.begin(), answers[rank].y.end(),
               group_->region<std::uint16_t>(rank, 1, Region::kY));
   }
@@ -500,7 +384,7 @@ TEST_F(EngineTest, ANewDispatchOnARecordLeavesTheOperationThatUsesItAlone) {
   submit_combine(2);
   sessions_[2]->submit(dispatch_of(2, 0, others[2]));
   const auto expected = reference::combine(params(), inputs, answers, {});
-  for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
     for (int i = 0; i < 2; ++i) ASSERT_EQ(sessions_[rank]->wait()->status, StatusCode::kOk);
     const auto* out = group_->region<std::uint16_t>(rank, 1, Region::kOut);
     EXPECT_TRUE(std::equal(expected[rank].out.begin(), expected[rank].out.end(), out)) << "rank " << rank;
@@ -510,7 +394,7 @@ TEST_F(EngineTest, ANewDispatchOnARecordLeavesTheOperationThatUsesItAlone) {
 TEST_F(EngineTest, StaleRoutingIsNamedAndTheGroupGoesOn) {
   run_and_check(0);
   run_and_check(0);
-  for (std::uint32_t rank = 0; rank < kShape.num_ranks; ++rank) {
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
     sessions_[rank]->submit(submission(rank, Op::kCombine, 0));  // of dispatch 0, which dispatch 2 replaced
   }
   const auto request = engine_view_[0]->expect(LinkType::kBreakRequest);

@@ -2,7 +2,10 @@
 // were, on whatever stream.
 #include "unit/fake_cuda_world.h"
 
+#include <array>
+#include <chrono>
 #include <functional>
+#include <thread>
 
 namespace epd::fake_cuda_test {
 namespace {
@@ -77,6 +80,37 @@ TEST_F(FakeCudaGraph, WhatWasCapturedRunsAtEachLaunch) {
   EPD_CU(cuGraphExecDestroy(executable));
   EXPECT_EQ(cuGraphLaunch(executable, other_), CUDA_ERROR_INVALID_VALUE);
   cuLibraryUnload(library);
+}
+
+// Others only say where a capture forks or joins, and have no time.
+TEST_F(FakeCudaGraph, ExternalEventsAreRecordedByEachLaunch) {
+  std::array<CUevent, 2> events{};
+  for (CUevent& event : events) EPD_CU(cuEventCreate(&event, CU_EVENT_DEFAULT));
+  EXPECT_EQ(cuEventRecordWithFlags(events[0], stream_, CU_EVENT_RECORD_EXTERNAL), CUDA_ERROR_INVALID_VALUE);
+  EPD_CU(cuStreamBeginCapture(stream_, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+  EPD_CU(cuEventRecordWithFlags(events[0], stream_, CU_EVENT_RECORD_EXTERNAL));
+  EPD_CU(cuStreamWaitValue32(stream_, memory_, 1, CU_STREAM_WAIT_VALUE_EQ));
+  EPD_CU(cuStreamWriteValue32(stream_, memory_, 0, 0));
+  EPD_CU(cuEventRecordWithFlags(events[1], stream_, CU_EVENT_RECORD_EXTERNAL));
+  CUgraph graph = nullptr;
+  EPD_CU(cuStreamEndCapture(stream_, &graph));
+  float ms = 0;
+  EXPECT_EQ(cuEventElapsedTime(&ms, events[0], events[1]), CUDA_ERROR_INVALID_HANDLE) << "never recorded";
+  CUgraphExec executable = nullptr;
+  EPD_CU(cuGraphInstantiate(&executable, graph, 0));
+  EPD_CU(cuGraphDestroy(graph));
+  for (const int wait_ms : {20, 5}) {
+    EPD_CU(cuGraphLaunch(executable, other_));
+    std::this_thread::sleep_for(std::chrono::milliseconds(wait_ms));
+    EPD_CU(cuStreamWriteValue32(stream_, memory_, 1, 0));
+    EPD_CU(cuStreamSynchronize(other_));
+    const float before = ms;
+    EPD_CU(cuEventElapsedTime(&ms, events[0], events[1]));
+    EXPECT_GT(ms, 0);
+    EXPECT_NE(ms, before) << "of another launch";
+  }
+  EPD_CU(cuGraphExecDestroy(executable));
+  for (CUevent event : events) EPD_CU(cuEventDestroy(event));
 }
 
 TEST_F(FakeCudaGraph, WhatWaitsOrIsNotLinearSpoilsTheCapture) {

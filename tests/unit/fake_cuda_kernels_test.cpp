@@ -1,58 +1,16 @@
 // The kernels of the fake driver against the reference, bit for bit, and the ways in which they end.
-#include "unit/fake_cuda_world.h"
+#include "unit/fake_cuda_cases.h"
 
 #include <algorithm>
 #include <atomic>
 #include <bit>
 #include <chrono>
-#include <cstdlib>
 #include <thread>
 
 namespace epd::fake_cuda_test {
 namespace {
 
-using gpu_test::Case;
-using gpu_test::Random;
-namespace ref = kernels::reference;
-
 constexpr int kPoison = 0xcd;
-
-kernels::cuda::Shape shape_of(const Case& c, std::uint64_t recv_rows) {
-  const ref::GroupParams& g = c.group;
-  kernels::cuda::Shape s;
-  s.num_ranks = g.num_ranks;
-  s.num_experts = g.num_experts;
-  s.topk = g.topk;
-  s.hidden = g.hidden;
-  s.per_expert = g.layout != ref::Layout::kCompact;
-  s.expert_blocks = g.layout == ref::Layout::kExpert;
-  s.index64 = c.index64;
-  s.alignment = g.alignment;
-  s.expert_capacity = g.expert_capacity;
-  s.recv_rows = recv_rows;
-  s.format = {g.payload == ref::Payload::kFp8Cast,
-              g.scale_format,
-              g.hidden,
-              ref::x_bytes(g),
-              ref::row_bytes(g),
-              ref::scale_bytes(g)};
-  return s;
-}
-
-template <typename T>
-void put(void* to, const std::vector<T>& values) {
-  if (!values.empty()) std::memcpy(to, values.data(), values.size() * sizeof(T));
-}
-template <typename T>
-std::vector<T> get(const void* from, std::size_t count) {
-  const T* const first = static_cast<const T*>(from);
-  return {first, first + count};
-}
-std::vector<std::uint32_t> bits(const std::vector<float>& values) {
-  std::vector<std::uint32_t> result;
-  for (const float value : values) result.push_back(std::bit_cast<std::uint32_t>(value));
-  return result;
-}
 
 // Dispatch, perhaps again with the same routing, and combine.
 class CaseRun {
@@ -273,8 +231,7 @@ class CaseRun {
 };
 
 TEST(FakeCudaKernels, EqualTheReference) {
-  const char* const given = std::getenv("EPD_TEST_SEED");
-  const std::uint64_t first = given == nullptr ? 1 : std::strtoull(given, nullptr, 10);
+  const std::uint64_t first = first_seed();
   for (std::uint64_t seed = first; seed < first + 40; ++seed) {
     Random random(seed);
     const Case c = gpu_test::random_case(random, 1024);

@@ -180,6 +180,7 @@ class RandomMembership : public Membership {
     if (!engines_[action.device].stopped) kill(action.device);
   }
   void sort(WakeSession&) {}
+  void sort(CloseCommands&) {}
   void sort(ReplyJoined& a) {
     answered(a.session_id, a.request_id);
     if (open_.count(a.session_id) == 1) joined_[a.session_id] = a.message.member;

@@ -61,7 +61,7 @@ OwnDaemon::~OwnDaemon() {
 
 void OwnDaemon::write_config(const DaemonOptions& options) const {
   std::ofstream file(directory_ + "/epd.toml");
-  file << "[daemon]\nsocket = \"" << socket_ << "\"\ncontrol_socket = \"" << directory_ << "/control.sock\"\n"
+  file << "[daemon]\nsocket = \"" << socket_ << "\"\ncontrol_socket = \"" << control_socket() << "\"\n"
        << "[devices]\nhost = " << options.host_devices << "\ncuda = " << options.cuda_devices << "\n"
        << "mode = \"" << (options.resident ? "resident" : "launched") << "\"\n";
   if (options.sms != 0) file << "sms = " << options.sms << "\n";

@@ -39,6 +39,9 @@ enum class LinkType : std::uint16_t {
   kStop = 12,     // finish nothing more, exit 0
   kRelease = 13,  // after kBroken: post the failed completions now, though the group is still broken
   kGroupSettings = 14,
+  // fd: user arena of a rank whose group has ended while no engine was here: streams that wait there for
+  // commands are to go on. Not answered
+  kCloseCommands = 15,
   // engine -> supervisor
   kReady = 32,
   kSessionFailed = 33,  // an illegal submission; SegmentB already says so
@@ -51,6 +54,8 @@ enum class LinkType : std::uint16_t {
   kResumed = 40,
   kDeviceFailed = 41,  // its last word: nothing of it runs on the device any more, and its process ends
   kRankRefused = 42,   // memory that a rank's client brought can't be used here; it stays masked
+  kGroupWaits =
+      43,  // kGroupReady or kResumed has to wait for what is no fault of the engine's: again and again
 };
 
 // How an engine's process ends: 0 as told, 1 the supervisor is gone, 2 something that a restart may not mend,
@@ -112,10 +117,20 @@ struct GroupRef {  // kGroupCommit, kRemoveGroup, kGroupRemoved, kRelease
   std::uint64_t group_id;
 };
 
+struct CloseCommands {
+  std::uint64_t user_bytes;
+  std::uint64_t words;  // offset of CommandWords in the user arena
+};
+
 struct GroupReady {
   std::uint64_t group_id;
   StatusCode status;
   char text[kTextBytes];
+};
+
+struct GroupWaits {
+  std::uint64_t group_id;
+  char text[kTextBytes];  // for what
 };
 
 struct RankRefused {
@@ -233,6 +248,9 @@ struct EnginePage {
   std::uint64_t next_row_key;  // the engine's own
   StatisticsTable<kSessionRows> sessions;
   StatisticsTable<kMemberRows> members;
+  // Of a GPU's kernels that stay: from telling one to stop until the engine saw that it had.
+  alignas(64) Histogram kernel_stops;
+  std::atomic<std::uint32_t> kernel_stop_max_us;
 };
 
 }  // namespace epd::abi

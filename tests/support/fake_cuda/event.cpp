@@ -28,6 +28,10 @@ struct EventState {
   std::atomic<std::int64_t> time_ns;
 };
 
+std::int64_t now_ns() {
+  return std::chrono::steady_clock::now().time_since_epoch().count();
+}
+
 struct Event {
   explicit Event(bool times) : timing(times) {}
   ~Event() {
@@ -42,6 +46,13 @@ struct Event {
     return state->completed.load(std::memory_order_acquire) >= count;
   }
 
+  void completes(std::uint64_t count) const {
+    state->time_ns.store(now_ns());
+    std::uint64_t before = state->completed.load();
+    while (before < count && !state->completed.compare_exchange_weak(before, count)) {
+    }
+  }
+
   EventState* state = nullptr;
   bool shared = false;
   std::string file;  // of its maker, who unlinks it
@@ -51,10 +62,6 @@ struct Event {
 Table<Event>& events() {
   static auto* const table = new Table<Event>;
   return *table;
-}
-
-std::int64_t now_ns() {
-  return std::chrono::steady_clock::now().time_since_epoch().count();
 }
 
 // Files of processes that are gone: killed ones leave theirs.
@@ -123,18 +130,28 @@ CUresult CUDAAPI cuEventDestroy(CUevent handle) {
 }
 
 CUresult CUDAAPI cuEventRecord(CUevent handle, CUstream stream) {
+  return cuEventRecordWithFlags(handle, stream, CU_EVENT_RECORD_DEFAULT);
+}
+
+// External, in a graph: each launch records it when the stream gets there.
+CUresult CUDAAPI cuEventRecordWithFlags(CUevent handle, CUstream stream, unsigned int flags) {
   if (const CUresult error = enter("cuEventRecord", Needs::kContext)) return error;
   const std::shared_ptr<Event> event = events().find(handle);
   if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   const std::shared_ptr<Stream> its = find_stream(stream);
   if (its == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (flags == CU_EVENT_RECORD_EXTERNAL) {
+    if (its->capture_status() != CU_STREAM_CAPTURE_STATUS_ACTIVE) return CUDA_ERROR_INVALID_VALUE;
+    return enqueue(stream, [event](Stream&) {
+      event->completes(event->state->recorded.fetch_add(1) + 1);
+      return true;
+    });
+  }
+  if (flags != CU_EVENT_RECORD_DEFAULT) return CUDA_ERROR_INVALID_VALUE;
   if (!its->may_wait()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   const std::uint64_t count = event->state->recorded.fetch_add(1) + 1;
   return enqueue(stream, [event, count](Stream&) {
-    event->state->time_ns.store(now_ns());
-    std::uint64_t before = event->state->completed.load();
-    while (before < count && !event->state->completed.compare_exchange_weak(before, count)) {
-    }
+    event->completes(count);
     return true;
   });
 }

@@ -1,4 +1,5 @@
 // cuLibrary*, cuKernel* and launches. Any image will do: the kernels are those that the fake knows by name.
+#include "fake_cuda/bench_kernels.h"
 #include "fake_cuda/kernel_protocol.h"
 #include "fake_cuda/memory.h"
 #include "fake_cuda/stream.h"
@@ -120,6 +121,7 @@ CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** p
   const std::shared_ptr<Stream> stream = find_stream(handle);
   if (kernel == nullptr || stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (extra != nullptr || params == nullptr || params[0] == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (kernel->name == kGemmKernel) return enqueue(handle, gemm_kernel(grid.ctas[0], grid.ctas[1], params));
   if (const CUresult error = check_launch(*kernel, *stream, grid)) return error;
   if (is_word_kernel(kernel->name)) {
     if (grid.ctas[0] != 1 || grid.threads[0] != 1) return CUDA_ERROR_INVALID_VALUE;
@@ -162,6 +164,7 @@ CUresult CUDAAPI cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_o
   };
   for (const char* const name : kKernelNames) add(name);
   for (const char* const name : kWordKernels) add(name);
+  add(kGemmKernel);
   *library = reinterpret_cast<CUlibrary>(libraries().add(made));
   return CUDA_SUCCESS;
 }

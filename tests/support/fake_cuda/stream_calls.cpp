@@ -86,6 +86,27 @@ bool reachable(const void* to, const void* from, std::size_t bytes, Ends device)
   return (!device.to || memory().known(to, bytes)) && (!device.from || memory().known(from, bytes));
 }
 
+// Words that kernels and clients write meanwhile come whole, as by a device's copy.
+void copy_bytes(void* to, const void* from, std::size_t bytes) {
+  constexpr std::size_t kMostWords = 4096;
+  const auto divided_by = [&](std::size_t unit) {
+    return (reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from) | bytes) % unit ==
+           0;
+  };
+  const auto copy = [&]<typename Word>(Word*) {
+    auto* const source = static_cast<Word*>(const_cast<void*>(from));  // NOLINT: only read
+    for (std::size_t i = 0; i < bytes / sizeof(Word); ++i)
+      static_cast<Word*>(to)[i] = std::atomic_ref(source[i]).load(std::memory_order_relaxed);
+  };
+  if (bytes <= kMostWords && divided_by(sizeof(std::uint64_t))) {
+    copy(static_cast<std::uint64_t*>(nullptr));
+  } else if (bytes <= kMostWords && divided_by(sizeof(std::uint32_t))) {
+    copy(static_cast<std::uint32_t*>(nullptr));
+  } else {
+    std::memmove(to, from, bytes);
+  }
+}
+
 CUresult copy_now(const char* function, void* to, const void* from, std::size_t bytes, Ends device) {
   if (const CUresult error = enter(function, Needs::kContext)) return error;
   if (!reachable(to, from, bytes, device)) return CUDA_ERROR_INVALID_VALUE;
@@ -115,10 +136,26 @@ CUresult copy_later(const char* function, void* to, const void* from, std::size_
     const void* const source = from_pageable ? staged.data() : from;
     const Memory::Bytes target{to, to_pageable ? 0 : bytes};
     const Memory::Bytes origin{source, from_pageable ? 0 : bytes};
-    if (memory().with(-1, {target, origin}, [&] { std::memmove(to, source, bytes); })) return true;
+    if (memory().with(-1, {target, origin}, [&] { copy_bytes(to, source, bytes); })) return true;
     return fault(own, "a copy", memory().known(to, target.bytes) ? from : to, bytes);
   });
   return error == CUDA_SUCCESS && to_pageable ? stream->synchronise() : error;
+}
+
+// From the device into the host's memory, whose rows lie one behind the other; nothing else is needed.
+CUresult copy_rows(const CUDA_MEMCPY2D& copy, CUstream handle) {
+  const bool known = copy.srcMemoryType == CU_MEMORYTYPE_DEVICE && copy.dstMemoryType == CU_MEMORYTYPE_HOST &&
+                     copy.srcXInBytes == 0 && copy.srcY == 0 && copy.dstXInBytes == 0 && copy.dstY == 0;
+  if (!known) return CUDA_ERROR_NOT_SUPPORTED;
+  if (copy.srcPitch < copy.WidthInBytes || copy.dstPitch != copy.WidthInBytes)
+    return CUDA_ERROR_INVALID_VALUE;
+  for (std::size_t row = 0; row < copy.Height; ++row) {
+    const CUresult error =
+        copy_later("cuMemcpyDtoHAsync", static_cast<char*>(copy.dstHost) + row * copy.dstPitch,
+                   pointer(copy.srcDevice + row * copy.srcPitch), copy.WidthInBytes, {false, true}, handle);
+    if (error != CUDA_SUCCESS) return error;
+  }
+  return CUDA_SUCCESS;
 }
 
 template <typename Unit>
@@ -223,6 +260,10 @@ CUresult CUDAAPI cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, std::size_t
 }
 CUresult CUDAAPI cuMemcpyDtoHAsync(void* to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
   return copy_later("cuMemcpyDtoHAsync", to, pointer(from), bytes, {false, true}, stream);
+}
+CUresult CUDAAPI cuMemcpy2DAsync(const CUDA_MEMCPY2D* copy, CUstream stream) {
+  if (const CUresult error = enter("cuMemcpy2DAsync", Needs::kContext)) return error;
+  return copy == nullptr ? CUDA_ERROR_INVALID_VALUE : copy_rows(*copy, stream);
 }
 CUresult CUDAAPI cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
   return copy_later("cuMemcpyDtoDAsync", pointer(to), pointer(from), bytes, {true, true}, stream);

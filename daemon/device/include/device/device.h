@@ -8,6 +8,7 @@
 // any thread, when work finishes that the loop has not seen finish.
 #pragma once
 
+#include "base/clock.h"
 #include "base/status.h"
 #include "device/name.h"
 #include "kernels/operations.h"
@@ -17,6 +18,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace epd {
 
@@ -59,6 +61,9 @@ class Device {
   // Goes on with what it does by itself and must not block the loop: kernels that stay are started anew when
   // their share of SMs changes. True while some of it is under way: nobody rings at its end.
   virtual bool advance() { return false; }
+  // Of kernels that stay and were told to stop: microseconds from then until advance() saw that they had,
+  // with what they still had to end. Those since the last call.
+  virtual std::vector<std::uint32_t> take_kernel_stops() { return {}; }
 
   virtual Result<std::unique_ptr<Arena>> map_arena(int fd, std::uint64_t bytes) = 0;
   // The first `bytes` of a client's own memory, through a descriptor that may be anything which
@@ -104,8 +109,9 @@ enum class LaunchMode {
 // more. To be set before make_device.
 void on_device_failed(std::function<void()> last_word);
 
-// INVALID_ARGUMENT for a name that is not understood; UNSUPPORTED for a GPU that can't be used.
-Result<std::unique_ptr<Device>> make_device(const std::string& name, LaunchMode mode,
+// INVALID_ARGUMENT for a name that is not understood; UNSUPPORTED for a GPU that can't be used. The clock
+// outlives the device.
+Result<std::unique_ptr<Device>> make_device(const std::string& name, LaunchMode mode, const Clock& clock,
                                             std::function<void()> notify);
 
 }  // namespace epd

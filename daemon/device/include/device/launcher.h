@@ -79,9 +79,21 @@ class CommandPort {
   virtual void resume(const Start& start) = 0;
   // The kernel knows of resume(). What is rung before that is discarded.
   virtual bool resumed() const = 0;
+  // Others hold the SMs of the first kernel, which is still to begin. That may take as long as what runs
+  // there.
+  virtual bool waits_for_room() const = 0;
   // Ends in the order of their commands. A look at host memory; null: none yet. Valid until pop().
   virtual const kernels::cuda::JournalEntry* front() const = 0;
   virtual void pop() = 0;
+
+  // What is rung: a copy of the words, begun by look() unless one is under way. It is there when seen() gives
+  // it, once; valid until the next look().
+  struct Ring {
+    alignas(64) std::uint64_t commands[kernels::cuda::kCommandSlots];
+    std::uint32_t done;
+  };
+  virtual void look() = 0;
+  virtual const Ring* seen() = 0;
 };
 
 struct LaneShape {
@@ -123,8 +135,14 @@ class Launcher {
   virtual Result<std::unique_ptr<Lane>> open_lane(const LaneShape& shape) = 0;
   // Between the host and memory of an arena; done when these return. Rare: a restart, a loss.
   virtual void read(void* to, const void* device, std::size_t bytes) = 0;
+  // The same of `rows` pieces, `stride` bytes from one to the next there, in one copy: `to` gets them packed.
+  virtual void read_rows(void* to, const void* device, std::size_t bytes, std::size_t stride,
+                         std::size_t rows) = 0;
   virtual void write(void* device, const void* from, std::size_t bytes) = 0;
   virtual void clear(void* device, std::size_t bytes) = 0;
+  // Of abi::CommandWords which no kernel serves: says that none will, and lets go who waits. Done when it
+  // returns.
+  virtual void close_commands(std::byte* words) = 0;
 };
 
 }  // namespace epd

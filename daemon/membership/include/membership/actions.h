@@ -53,6 +53,12 @@ struct SendRemoveGroup {
   std::uint32_t device;
   abi::GroupRef message;
 };
+// kCloseCommands to an engine that is back, of a rank whose group has ended without it.
+struct CloseCommands {
+  std::uint32_t device;
+  std::uint64_t group_id;
+  std::uint32_t rank;
+};
 // The engine has not answered in time: end it, unless it is stopped; its death then takes its usual course.
 // Said again while it is silent.
 struct KillEngine {
@@ -80,9 +86,9 @@ struct WakeSession {
   std::uint64_t session_id;
 };
 
-using Action =
-    std::variant<StartGroup, SendRank, SendMember, SendStopMember, SendBreak, SendRelease, SendResume,
-                 SendRemoveGroup, KillEngine, ReplyJoined, ReplyLeft, ReplyRefused, WakeSession>;
+using Action = std::variant<StartGroup, SendRank, SendMember, SendStopMember, SendBreak, SendRelease,
+                            SendResume, SendRemoveGroup, CloseCommands, KillEngine, ReplyJoined, ReplyLeft,
+                            ReplyRefused, WakeSession>;
 using Actions = std::vector<Action>;
 
 // "break device=1 group=3 epoch=2 fatal=1 cause=RANK_LOST culprit=2 fail_from=7": for logs and tests.

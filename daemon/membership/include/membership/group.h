@@ -96,6 +96,7 @@ struct EngineSlot {
   std::uint64_t due_ns = 0;      // for the answer it owes; 0 = owes none
   std::uint64_t next_index = 0;  // from kBroken
   bool released = false;         // kRelease sent
+  std::string waits_for;         // what its kGroupReady or kResumed waits for, as it last said; "": nothing
 };
 
 // Why a group breaks; the text is what clients read.
@@ -134,6 +135,8 @@ struct Group {
   std::uint64_t fail_from = 0;
 
   bool all_gone() const;
+  // What engines that owe an answer say that they wait for: "; " each; "" if none says anything.
+  std::string waits() const;
   // Whether `device` serves a living rank.
   bool needs(std::uint32_t device) const;
   // Highest number of SMs that a member on `device` asks for; 0 = none asks.

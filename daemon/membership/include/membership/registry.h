@@ -49,6 +49,8 @@ class GroupRegistry {
   void engine_up(std::uint32_t device);
   void engine_down(std::uint32_t device, const std::string& text);
   void group_ready(std::uint32_t device, const abi::GroupReady& message);
+  // The engine lives, and its answer takes longer than it is to blame for.
+  void group_waits(std::uint32_t device, const abi::GroupWaits& message);
   void member_stopped(std::uint32_t device, const abi::MemberRef& message);
   void break_requested(std::uint32_t device, const abi::Break& message);
   void broken(std::uint32_t device, const abi::Broken& message);
@@ -122,6 +124,7 @@ class GroupRegistry {
   // engines.cpp: engines that come and go
   void tell_engine(Group& group, std::uint32_t device, EngineSlot& slot);
   void engine_down_for(Group& group, std::uint32_t device, const std::string& text);
+  void close_commands(const Group& group, std::uint32_t device);
   EngineSlot* slot_of(std::uint64_t group_id, std::uint32_t device);
   bool is_up(std::uint32_t device) const { return device < up_.size() && up_[device]; }
 

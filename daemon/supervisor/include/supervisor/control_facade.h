@@ -48,6 +48,9 @@ struct CudaView {
   std::vector<std::string> unreachable;  // devices served here whose memory it can't map (no P2P)
 };
 
+// Counts of one histogram, by abi::histogram_bucket.
+using HistogramView = std::array<std::uint64_t, abi::kHistogramBuckets>;
+
 enum class DeviceState { kStarting, kReady, kRestarting, kFailed };
 
 struct DeviceView {
@@ -67,6 +70,8 @@ struct DeviceView {
   std::uint64_t bytes_dispatched = 0;
   std::uint64_t bytes_combined = 0;
   std::uint64_t submissions_refused = 0;
+  HistogramView kernel_stops{};  // of kernels that stay, from telling one to stop until it had
+  std::uint64_t kernel_stop_max_us = 0;
   std::optional<CudaView> cuda;  // of a GPU
 };
 
@@ -153,9 +158,6 @@ struct OperationDetail {
   std::vector<WaitView> waits;  // whom it waits for, whom that one waits for, and so on
   std::string text;             // why it has not ended, as a sentence
 };
-
-// Counts of one histogram, by abi::histogram_bucket.
-using HistogramView = std::array<std::uint64_t, abi::kHistogramBuckets>;
 
 struct StatisticsView {
   std::uint64_t queue_depth = 0;

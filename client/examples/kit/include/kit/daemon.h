@@ -25,6 +25,7 @@ class OwnDaemon {
   OwnDaemon& operator=(const OwnDaemon&) = delete;
 
   const std::string& socket() const { return socket_; }
+  std::string control_socket() const { return directory_ + "/control.sock"; }
   pid_t pid() const { return pid_; }
   // The end of what it printed.
   std::string log_tail() const;

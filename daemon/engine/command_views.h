@@ -1,0 +1,48 @@
+// The commands of a rank in the engine's page, beside operations that hosts have submitted: what is rung and
+// has not ended, as far as the host knows.
+#pragma once
+
+#include "group.h"
+#include "page.h"
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace epd {
+
+class CommandViews {
+ public:
+  struct Rung {
+    std::uint32_t number = 0;
+    std::uint64_t index = 0;                      // of the operation in its group; of a noop the next one's
+    const abi::Submission* submission = nullptr;  // that recorded it
+    std::uint32_t num_tokens = 0;
+    std::uint32_t timeout_ms = 0;
+  };
+
+  explicit CommandViews(const Member& member) : member_(member) {}
+  ~CommandViews() { clear(); }
+  CommandViews(const CommandViews&) = delete;
+  CommandViews& operator=(const CommandViews&) = delete;
+
+  // In order: the first runs, others wait behind it. Their times begin when they are first seen here.
+  void show(std::span<const Rung> rung, Page& page, std::uint64_t now_ns);
+  // Commands before this one have ended.
+  void end_before(std::uint32_t number);
+  void clear();
+  bool empty() const { return shown_.empty(); }
+
+ private:
+  struct Shown {
+    std::uint32_t number = 0;
+    abi::OpView* view = nullptr;  // null: the page has no room
+  };
+  abi::OpView* claim(const Rung& rung, Page& page, std::uint64_t now_ns) const;
+  void enter(abi::OpView* view, abi::OpStage stage, std::uint64_t now_ns) const;
+
+  const Member& member_;
+  std::vector<Shown> shown_;
+};
+
+}  // namespace epd

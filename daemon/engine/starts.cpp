@@ -1,0 +1,86 @@
+// Engine: groups that are to begin, or to go on, once the kernels of their commands know of it.
+
+#include "base/log.h"
+#include "commands.h"
+#include "engine.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace epd {
+
+namespace {
+
+constexpr std::uint64_t kFirstWordNs = 5'000'000;   // well within the time that the supervisor gives
+constexpr std::uint64_t kNextWordNs = 200'000'000;  // likewise
+
+bool owes_start(const Member& member) {
+  return member.commands != nullptr && !member.stopped && !member.commands->resumed();
+}
+
+}  // namespace
+
+void Engine::owe_start(Group& group) {
+  group.starts_owed = true;
+  group.owed_since_ns = now_ns_;
+  group.waits_logged = false;
+  group.say_waits_ns = now_ns_ + kFirstWordNs;
+  finish_starts();
+}
+
+// Clients ring as soon as they are told that the group goes on, and what is rung before the kernel knows of
+// it would be discarded.
+void Engine::finish_starts() {
+  for (const auto& [id, group] : groups_) {
+    if (!group->starts_owed) continue;
+    const auto late = std::find_if(group->members.begin(), group->members.end(),
+                                   [](const auto& member) { return owes_start(*member); });
+    if (late == group->members.end()) {
+      start_group(*group);
+    } else if (now_ns_ >= group->say_waits_ns) {
+      say_waits(**late);
+    }
+  }
+}
+
+// A kernel gets its SMs when what runs there has ended, which may wait for a slow peer: the supervisor is not
+// to take that for an engine that hangs. Said as long as this loop turns.
+void Engine::say_waits(const Member& late) {
+  Group& group = late.group;
+  std::string text = "the kernel of rank " + std::to_string(late.rank) + " waits for ";
+  if (late.commands->waits_for_room()) {
+    text += "SMs of " + device_->name() + holder_of_sms(group);
+  } else {
+    text += device_->name() + " to begin it";
+  }
+  // Not of a start that just takes a moment.
+  if (now_ns_ >= group.owed_since_ns + kNextWordNs && !std::exchange(group.waits_logged, true))
+    log_event(LogLevel::kWarning, "group waits", {{"group", group.id}, {"reason", text}});
+  group.say_waits_ns = now_ns_ + kNextWordNs;
+  abi::GroupWaits message{group.id, {}};
+  abi::set_text(message.text, text.data(), text.size());
+  send(abi::LinkType::kGroupWaits, message);
+}
+
+// Of the operations of others the one that is in flight for longest: "" if nothing is known to be.
+std::string Engine::holder_of_sms(const Group& group) const {
+  const auto holds = [](std::uint64_t index, const Member& member) {
+    return ", which operation " + std::to_string(index) + " of rank " + std::to_string(member.rank) +
+           " of group " + std::to_string(member.group.id) + " holds";
+  };
+  for (const auto& operation : operations_) {
+    const Member& member = operation->member();
+    if (&member.group != &group && operation->is_collective() && operation->stage() == abi::OpStage::kMoving)
+      return holds(operation->index(), member);
+  }
+  for (const auto& [id, other] : groups_) {
+    if (other.get() == &group) continue;
+    for (const auto& member : other->members) {
+      if (member->commands != nullptr && member->commands->runs())
+        return holds(member->next_index(), *member);
+    }
+  }
+  return "";
+}
+
+}  // namespace epd

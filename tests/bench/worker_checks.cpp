@@ -1,0 +1,112 @@
+// Worker: what was delivered, against the reference.
+#include "kernels/reference.h"
+#include "kit/compare.h"
+#include "rank_data.h"
+#include "snapshot.h"
+#include "worker.h"
+
+#include <cstring>
+
+namespace epd::bench {
+namespace {
+
+namespace reference = kernels::reference;
+
+// Of rows of bf16 values.
+void keep_columns(std::uint32_t hidden, const RunPlan::Columns& columns, std::vector<std::uint8_t>& x) {
+  if (columns.count == hidden) return;
+  const std::size_t rows = x.size() / (2 * std::size_t{hidden});
+  const std::size_t kept = 2 * std::size_t{columns.count};
+  for (std::size_t row = 0; row < rows; ++row)
+    std::memmove(x.data() + row * kept, x.data() + 2 * (row * hidden + columns.first), kept);
+  x.resize(rows * kept);
+}
+
+// A rank that checks a combine needs the y of all; beyond this one rank checks, in turn.
+bool oracle_is_large(const RunPlan& plan) {
+  if (plan.layout == EPD_LAYOUT_COMPACT && !plan.on_gpus()) return false;
+  return std::uint64_t{plan.ranks} * plan.tokens * plan.topk * plan.hidden * 2 > std::uint64_t{1} << 30;
+}
+
+}  // namespace
+
+reference::RankInput Worker::input_of(std::uint32_t rank, std::uint32_t iteration, bool with_rows) const {
+  const Choices choices = choices_of(rank, iteration);
+  kit::InputView view{plan_.tokens, nullptr, choices.idx.data(), choices.weights.data()};
+  std::vector<std::uint8_t> x, scales;
+  if (with_rows) {
+    x = any_data<std::uint8_t>(x_seed(plan_, rank),
+                               std::size_t{plan_.max_tokens()} * reference::x_bytes(params_));
+    scales = any_data<std::uint8_t>(~x_seed(plan_, rank),
+                                    std::size_t{plan_.max_tokens()} * reference::scale_bytes(params_));
+    view.x = x.data();
+    if (plan_.payload == EPD_PAYLOAD_FP8) view.x_scales = scales.data();
+  }
+  return kit::make_input(params_, view);
+}
+
+reference::CombineInput Worker::answer_of(std::uint32_t rank) const {
+  reference::CombineInput answer;
+  // The oracle wants all blocks of layout expert; nobody reads beyond the last row that is filled.
+  const std::size_t end = end_of_rows(rank);
+  const std::size_t rows = plan_.layout == EPD_LAYOUT_EXPERT ? plan_.shape().recv_rows() : end;
+  answer.y = any_data<std::uint16_t>(y_seed(plan_, rank), end * plan_.hidden);
+  answer.y.resize(rows * plan_.hidden);
+  if (plan_.return_weights) {
+    answer.y_weights = any_data<float>(~y_seed(plan_, rank), end * plan_.shape().choices_per_row());
+    answer.y_weights.resize(rows * plan_.shape().choices_per_row());
+  }
+  for (std::uint32_t i = 0; i < plan_.biases; ++i)
+    answer.bias[i] =
+        any_data<std::uint16_t>(bias_seed(plan_, rank, i), std::size_t{plan_.tokens} * plan_.hidden);
+  return answer;
+}
+
+void Worker::check_dispatch(std::uint32_t iteration, const Slot& slot, std::uint32_t num_recv_rows) {
+  const RunPlan::Columns columns = plan_.checked_columns(self_.rank());
+  reference::GroupParams params = params_;
+  params.hidden = columns.count;
+  std::vector<reference::RankInput> inputs;
+  for (std::uint32_t rank = 0; rank < plan_.ranks; ++rank) {
+    inputs.push_back(input_of(rank, iteration, true));
+    keep_columns(params_.hidden, columns, inputs.back().x);
+  }
+  const auto expected = reference::dispatch_to(params, inputs, self_.rank());
+  Snapshot snapshot;
+  if (gpu_ != nullptr || columns.count != params_.hidden) {
+    snapshot = Snapshot::of_dispatch(params_, slot.buffers, end_of_rows(self_.rank()), *device_);
+    snapshot.keep_columns(params_, columns.first, columns.count);
+  }
+  const epd_buffers_t& delivered = snapshot.buffers().recv_src != nullptr ? snapshot.buffers() : slot.buffers;
+  add_verdict(context_.samples->dispatch, "dispatch, iteration " + std::to_string(iteration),
+              kit::compare_dispatch(params, expected, num_recv_rows, delivered));
+}
+
+void Worker::check_combine(std::uint32_t iteration, const Slot& slot) {
+  if (oracle_is_large(plan_) && iteration % plan_.ranks != self_.rank()) return;
+  std::vector<reference::RankInput> inputs;
+  std::vector<reference::CombineInput> answers;
+  for (std::uint32_t rank = 0; rank < plan_.ranks; ++rank) {
+    inputs.push_back(input_of(rank, iteration, false));
+    answers.push_back(answer_of(rank));
+  }
+  const auto expected =
+      reference::combine_to(params_, inputs, answers, {plan_.weighted, plan_.return_weights}, self_.rank());
+  Snapshot snapshot;
+  if (gpu_ != nullptr) snapshot = Snapshot::of_combine(params_, slot.buffers, plan_.tokens, *device_);
+  const epd_buffers_t& delivered = gpu_ != nullptr ? snapshot.buffers() : slot.buffers;
+  add_verdict(context_.samples->combine, "combine, iteration " + std::to_string(iteration),
+              kit::compare_combine(params_, expected, delivered));
+}
+
+void Worker::add_verdict(const OperationSamples& samples, const std::string& what,
+                         const std::string& difference) {
+  Verdict& verdict = samples.verdicts[self_.rank()];
+  ++verdict.checks;
+  if (difference.empty()) return;
+  if (verdict.failures++ != 0) return;
+  const std::string text = "rank " + std::to_string(self_.rank()) + ": " + what + ": " + difference;
+  std::strncpy(verdict.first, text.c_str(), sizeof(verdict.first) - 1);
+}
+
+}  // namespace epd::bench

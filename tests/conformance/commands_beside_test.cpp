@@ -1,0 +1,185 @@
+// What else there is on the GPU of a rank by commands: who looks at it, groups that want its SMs, an engine
+// that is away.
+#include "stream_rounds.h"
+
+#include "support/replayed.h"
+
+#include <signal.h>
+#include <unistd.h>
+#include <sstream>
+
+namespace epd::test {
+namespace {
+
+class CommandsBeside : public StreamConformance {};
+INSTANTIATE_TEST_SUITE_P(Devices, CommandsBeside,
+                         testing::Values("resident_commands", "resident_commands_by_kernel"),
+                         [](const auto& tested) { return tested.param; });
+
+// A line of `epctl ops`: ID GROUP OP KIND RANK DEVICE SESSION SLOT TOKENS STAGE ...
+struct OpsLine {
+  std::string id, group, op, kind, rank, device, session, slot, tokens, stage;
+};
+std::vector<OpsLine> ops_of(const Daemon& daemon) {
+  std::vector<OpsLine> lines;
+  std::istringstream text(daemon.epctl({"ops"}).out);
+  for (std::string line; std::getline(text, line);) {
+    OpsLine l;
+    std::istringstream words(line);
+    words >> l.id >> l.group >> l.op >> l.kind >> l.rank >> l.device >> l.session >> l.slot >> l.tokens >>
+        l.stage;
+    if (l.id.find(':') != std::string::npos) lines.push_back(l);
+  }
+  return lines;
+}
+
+TEST_P(CommandsBeside, EpctlListsThemWhileTheyRun) {
+  const Case c = stream_case(2, 1);
+  const std::string name = group_name();
+  Shared<Gate> played;
+  Shared<Gate> listed;
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(daemon().socket(), daemon().device(rank));
+      const Group group(session, c.config(name.c_str(), rank));
+      Replayed replayed(group, c, rank);
+      replayed.play(0);
+      replayed.check(0);
+      played->arrive();
+      if (rank == 1) listed->wait_for(1);
+      replayed.play(1);
+      replayed.check(1);
+      must(epd_group_check(group.get(), nullptr), "check");
+      played->arrive();
+      listed->wait_for(2);
+      return "";
+    });
+  }
+  ASSERT_TRUE(eventually(60, [&] { return played->count == 2; }));
+  std::vector<OpsLine> lines;
+  EXPECT_TRUE(eventually(30, [&] {
+    lines = ops_of(daemon());
+    return lines.size() == 1 && lines.front().op == "2";  // a dispatch and a combine have ended
+  })) << lines.size();
+  if (lines.size() == 1) {
+    const OpsLine& l = lines.front();
+    const Input input = make_input(c, 0, Round(1));
+    EXPECT_EQ(l.kind, "dispatch");
+    EXPECT_EQ(l.rank, "0");
+    EXPECT_EQ(l.device, daemon().device(0));
+    EXPECT_EQ(l.slot, "0");
+    EXPECT_EQ(l.tokens, std::to_string(input.num_tokens));
+    EXPECT_EQ(l.stage, "moving");
+    const CommandResult one = daemon().epctl({"op", l.id});
+    EXPECT_EQ(one.exit_code, 0) << one.err;
+    EXPECT_NE(one.out.find("dispatch"), std::string::npos) << one.out;
+  }
+  listed->arrive();
+  EXPECT_TRUE(eventually(60, [&] { return played->count == 4; }));
+  EXPECT_TRUE(eventually(30, [&] { return ops_of(daemon()).empty(); }));
+  listed->arrive();
+  expect_all_ok(wait_all(ranks, 90));
+}
+
+// The rank's kernel needs SMs that an operation of another group holds, which waits for a slow peer for
+// longer than an engine may take to answer.
+TEST_P(CommandsBeside, AGroupThatWaitsForSmsKillsNoEngine) {
+  DaemonOptions options;
+  use_devices(options, "resident");
+  options.sms = 1024;  // all that a device has, so that the first rank has them
+  options.settings.emplace_back("timeouts.engine_watchdog_ms", "2000");
+  Daemon own(options);
+  ASSERT_TRUE(own.start());
+  const std::vector<pid_t> engines = own.engines();
+  const Case c = stream_case(2, 1);
+  const Case alone = stream_case(1, 1);
+  Shared<Gate> waits;
+  Shared<Gate> joined;
+  Shared<Gate> goes_on;
+  Shared<Gate> finished;
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(own.socket(), own.device(rank));
+      const Group group(session, c.config("slow", rank));
+      Replayed replayed(group, c, rank);
+      replayed.play(0);
+      replayed.check(0);
+      waits->arrive();
+      if (rank == 1) goes_on->wait_for(1);
+      for (std::uint64_t round = 1; round < 4; ++round) {
+        replayed.play(round);
+        replayed.check(round);
+      }
+      must(epd_group_check(group.get(), nullptr), "check");
+      finished->arrive();
+      finished->wait_for(2);
+      return "";
+    });
+  }
+  ASSERT_TRUE(eventually(60, [&] { return waits->count == 2; }));
+  ASSERT_TRUE(eventually(30, [&] { return ops_of(own).size() == 1; })) << "rank 0 waits for rank 1";
+  ranks.emplace_back([&]() -> std::string {
+    const Session session(own.socket(), own.device(0));
+    const Group group(session, alone.config("waits", 0));
+    joined->arrive();
+    Replayed replayed(group, alone, 0);
+    for (std::uint64_t round = 0; round < 3; ++round) {
+      replayed.play(round);
+      replayed.check(round);
+    }
+    must(epd_group_check(group.get(), nullptr), "check");
+    return "";
+  });
+  const double since = now_s();
+  EXPECT_TRUE(eventually(30, [&] { return own.log().find("waits for SMs of") != std::string::npos; }));
+  while (now_s() - since < 4) sleep_ms(20);  // twice what it may take to answer
+  EXPECT_EQ(joined->count, 0u) << "there were SMs for it: this test shows nothing";
+  EXPECT_EQ(own.engines(), engines);
+  goes_on->arrive();
+  expect_all_ok(wait_all(ranks, 90));
+  EXPECT_EQ(own.engines(), engines);
+  EXPECT_EQ(own.log().find("engine killed"), std::string::npos);
+  own.stop();
+}
+
+// Its stream waits for a command, and no engine will ever know of the group again.
+TEST_P(CommandsBeside, AGroupThatEndsWhileItsEngineIsAwayHoldsNoStream) {
+  DaemonOptions options;
+  use_devices(options, "resident");
+  options.settings.emplace_back("engine.restart_backoff_min_ms", "1500");
+  Daemon own(options);
+  ASSERT_TRUE(own.start());
+  const Case c = stream_case(2, 1);
+  Shared<Gate> played;
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(own.socket(), own.device(rank));
+      const Group group(session, c.config("ends", rank));
+      Replayed replayed(group, c, rank);
+      replayed.play(0);
+      replayed.check(0);
+      played->arrive();
+      if (rank == 1) ::pause();
+      const double since = now_s();
+      replayed.play(1);  // rank 1 does not come
+      RANK_CHECK(now_s() - since < 15, "the wait had an end of its own: this shows nothing");
+      must(epd_group_check(group.get(), nullptr), "check", EPD_RANK_LOST);
+      return "";
+    });
+  }
+  ASSERT_TRUE(eventually(60, [&] { return played->count == 2; }));
+  ASSERT_TRUE(eventually(30, [&] { return ops_of(own).size() == 1; })) << "rank 0 waits for rank 1";
+  ASSERT_EQ(::kill(own.engine(0), SIGKILL), 0);
+  ASSERT_TRUE(eventually(10, [&] { return own.log().find("engine died") != std::string::npos; }));
+  ranks[1].kill(SIGKILL);
+  const auto outcomes = wait_all(ranks, 60);
+  EXPECT_TRUE(outcomes[0].ok) << outcomes[0].to_string();
+  EXPECT_FALSE(outcomes[1].ok);
+  own.stop();
+}
+
+}  // namespace
+}  // namespace epd::test

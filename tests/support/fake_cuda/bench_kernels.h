@@ -1,0 +1,14 @@
+// The kernels of epbench (tests/bench): work of a client's that has nothing to do with epd.
+#pragma once
+
+#include "fake_cuda/stream.h"
+
+namespace epd::fake_cuda {
+
+inline constexpr char kGemmKernel[] = "bench_gemm";
+
+// A launch of so many CTAs as the stream's work; the parameters are copied now. Nothing is multiplied:
+// whether the device reaches the matrices is all that is looked at.
+Stream::Work gemm_kernel(unsigned columns_of_ctas, unsigned rows_of_ctas, void** parameters);
+
+}  // namespace epd::fake_cuda

@@ -1,0 +1,266 @@
+// Commands of groups that break, are lost, and lose ranks and engines.
+
+#include "engine_commands_fixture.h"
+
+#include <gtest/gtest.h>
+
+namespace epd::test {
+namespace {
+
+using EngineCommandsBreaksTest = EngineCommandsFixture;
+
+TEST_F(EngineCommandsBreaksTest, ABadChoiceBreaksTheGroupAndCommandsAreDiscardedUntilItResumes) {
+  run_and_check(0);
+  const auto inputs = fill(1);
+  group_->region<std::int32_t>(1, 1, Region::kTopkIdx)[0] = 6;
+  const std::uint32_t bad = ringers_[1].ring(dispatch_on(1), 1, group_->epoch);
+  ringers_[0].ring(dispatch_on(1), inputs[0].num_tokens, group_->epoch);
+  session(2).submit(submission(2, Op::kDispatch, 1));
+  const auto request = engine_of(1).expect(LinkType::kBreakRequest);
+  ASSERT_TRUE(request.has_value());
+  const auto body = request->read<abi::Break>().value();
+  EXPECT_EQ(body.cause, StatusCode::kInvalidArgument);
+  EXPECT_EQ(body.culprit_rank, 1);
+  EXPECT_NE(std::string(body.text).find("operation 2: topk_idx[0,0] is 6 on rank 1"), std::string::npos)
+      << body.text;
+  EXPECT_TRUE(ringers_[1].ended(bad));
+  const std::uint32_t after = ringers_[1].ring(combine_on(1), 0, group_->epoch);
+  EXPECT_TRUE(ringers_[1].ended(after)) << "streams go on";
+  EXPECT_EQ(ringers_[1].failed(), 2u);
+  break_and_resume(body.cause);
+  EXPECT_EQ(session(2).wait()->status, StatusCode::kInvalidArgument);
+  EXPECT_EQ(next_, 2u);
+  // Of an epoch that has gone.
+  const std::uint32_t late = ringers_[0].ring(dispatch_on(0), 0, group_->epoch - 1);
+  EXPECT_TRUE(ringers_[0].ended(late));
+  EXPECT_EQ(ringers_[0].failed(), 2u);
+  for (std::uint32_t i = 0; i < 10; ++i) run_and_check(i % kShape.depth);
+}
+
+// The routing of the last dispatch outlives a break: a combine of the new epoch uses it.
+TEST_F(EngineCommandsBreaksTest, RoutingsOutliveABreak) {
+  for (std::uint32_t i = 0; i < 5; ++i) run_and_check(i % kShape.depth);
+  const auto inputs = fill(0);
+  run(Op::kDispatch, 0, inputs);
+  const auto answers = answer(0, inputs);
+  const std::uint32_t alone = ringers_[0].ring(combine_on(0), 0, group_->epoch);  // nobody else comes
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  break_and_resume(StatusCode::kEngineRestarted);
+  EXPECT_TRUE(ringers_[0].ended(alone));
+  EXPECT_EQ(ringers_[0].failed(), 1u);
+  run(Op::kCombine, 0, inputs);
+  check_sums(0, inputs, answers);
+  run_and_check(1);
+}
+
+TEST_F(EngineCommandsBreaksTest, ACombineWithoutARoutingNamesTheRecord) {
+  ringers_[0].ring(combine_on(1), 0, group_->epoch);
+  const auto request = engine_of(0).expect(LinkType::kBreakRequest);
+  ASSERT_TRUE(request.has_value());
+  const auto body = request->read<abi::Break>().value();
+  EXPECT_EQ(body.cause, StatusCode::kNotFound);
+  EXPECT_NE(std::string(body.text).find("the routing in record 1 of rank 0, which holds none"),
+            std::string::npos)
+      << body.text;
+  break_and_resume(body.cause);
+  run_and_check(1);
+}
+
+TEST_F(EngineCommandsBreaksTest, TheDeadlineNamesTheRankThatIsMissing) {
+  abi::Submission s = program(0, Op::kDispatch, 0, 40);
+  s.timeout_ms = 50;
+  session(0).submit(s);
+  ASSERT_EQ(session(0).wait()->status, StatusCode::kOk);
+  ringers_[0].ring(40, 0, group_->epoch);
+  ringers_[1].ring(dispatch_on(0), 0, group_->epoch);
+  const auto request = engine_of(0).expect(LinkType::kBreakRequest);
+  ASSERT_TRUE(request.has_value());
+  const auto body = request->read<abi::Break>().value();
+  EXPECT_EQ(body.cause, StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(body.culprit_rank, 2);
+  EXPECT_NE(std::string(body.text).find("ended after 50 ms"), std::string::npos) << body.text;
+  break_and_resume(body.cause);
+  run_and_check(0);
+}
+
+TEST_F(EngineCommandsBreaksTest, AStoppedRankHasSubmittedWhatItHasCompleted) {
+  run_and_check(0);
+  ringers_[0].ring(dispatch_on(1), 0, group_->epoch);  // waits for the others
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  engine_of(0).send(LinkType::kStopMember, abi::MemberRef{kGroup, 0, 0, 0});
+  const auto stopped = engine_of(0).expect(LinkType::kMemberStopped);
+  ASSERT_TRUE(stopped.has_value());
+  EXPECT_EQ(stopped->read<abi::MemberRef>().value().next_submit, 2u);
+}
+
+TEST_F(EngineCommandsBreaksTest, NobodyWaitsForAGroupThatIsGone) {
+  ringers_[0].ring(dispatch_on(0), 0, group_->epoch);
+  for (EngineThread* engine : engine_view_) engine->send(LinkType::kRemoveGroup, abi::GroupRef{kGroup});
+  for (EngineThread* engine : engine_view_) ASSERT_TRUE(engine->expect(LinkType::kGroupRemoved).has_value());
+  for (const std::uint32_t rank : {0u, 1u}) EXPECT_TRUE(is_closed(rank));
+}
+
+// Rank 2 is lost, and then another comes in its place: rows of the older routing that are there add nothing.
+TEST_F(EngineCommandsBreaksTest, AnOlderRoutingOutlivesTheLossOfARankAndItsReplacement) {
+  const auto inputs = fill(0);
+  run(Op::kDispatch, 0, inputs);
+  auto answers = answer(0, inputs);
+  answers[2].y.assign(answers[2].y.size(), 0);
+  const auto combined = reference::combine(params(), inputs, answers, {});
+  const auto combine = [&] {
+    run(Op::kCombine, 0, inputs, 0);
+    for (const std::uint32_t rank : {0u, 1u}) {
+      auto* out = group_->region<std::uint16_t>(rank, 0, Region::kOut);
+      EXPECT_TRUE(std::equal(combined[rank].out.begin(), combined[rank].out.end(), out)) << "rank " << rank;
+      std::fill_n(out, combined[rank].out.size(), std::uint16_t{0x7fc0});
+    }
+  };
+  break_all(StatusCode::kRankLost);
+  for (EngineThread* engine : engine_view_) group_->mask_rank(*engine, 2);
+  there_ = {0, 1};
+  resume_all();
+  combine();
+  break_all(StatusCode::kAborted);
+  group_->replace(2, group_->epoch + 1);
+  for (std::uint32_t engine = 0; engine < 2; ++engine)
+    group_->tell_rank(engine_view_, session_view_, engine, 2);
+  there_ = {0, 1, 2};
+  resume_all();
+  ASSERT_FALSE(HasFatalFailure());
+  combine();
+  ASSERT_FALSE(HasFatalFailure());
+  for (std::uint32_t i = 0; i < 4; ++i) run_and_check(1);
+
+  abi::Submission again = program(0, Op::kDispatch, 0, 20);
+  again.flags |= abi::kFlagCached;
+  session(0).submit(again);
+  ASSERT_EQ(session(0).wait()->status, StatusCode::kOk);
+  const std::uint32_t refused = ringers_[0].ring(20, 0, group_->epoch);
+  const auto request = engine_of(0).expect(LinkType::kBreakRequest);
+  ASSERT_TRUE(request.has_value());
+  const auto body = request->read<abi::Break>().value();
+  EXPECT_EQ(body.cause, StatusCode::kNotFound);
+  const std::string text(body.text);
+  for (const char* part : {"the routing in record 0 of rank 0 is of epoch 1", "lost or joined in epoch 3"})
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  EXPECT_TRUE(ringers_[0].ended(refused));
+  break_and_resume(body.cause);
+  run_and_check(0);
+}
+
+// What every rank has begun is completed, though nothing tells so when the group is lost.
+TEST_F(EngineCommandsBreaksTest, ALostGroupCompletesWhatAllHaveBegun) {
+  run_and_check(0);
+  const auto inputs = fill(1);
+  abi::Submission s = submission(2, Op::kDispatch, 1);
+  s.num_tokens = inputs[2].num_tokens;
+  const std::uint64_t taken = session(2).b().submission_head.value.load();
+  session(2).submit(s);
+  ASSERT_TRUE(comes([&] { return session(2).b().submission_head.value.load() > taken; }));
+  const std::uint32_t first = ringers_[0].ring(dispatch_on(1), inputs[0].num_tokens, group_->epoch);
+  const std::uint32_t second = ringers_[1].ring(dispatch_on(1), inputs[1].num_tokens, group_->epoch);
+  lose(3);
+  EXPECT_TRUE(ringers_[0].ended(first));
+  EXPECT_TRUE(ringers_[1].ended(second));
+  EXPECT_EQ(session(2).wait()->status, StatusCode::kOk);
+  for (const std::uint32_t rank : {0u, 1u}) {
+    EXPECT_EQ(ringers_[rank].failed(), 0u);
+    EXPECT_EQ(group_->board(rank).next_index.load(), 3u);
+    EXPECT_TRUE(is_closed(rank));
+  }
+}
+
+// More than anybody can complete: commands end all the same, and soon.
+TEST_F(EngineCommandsBreaksTest, ALostGroupDoesNotWaitForWhoDoesNotCome) {
+  run_and_check(0);
+  const std::uint32_t alone = ringers_[0].ring(dispatch_on(1), 0, group_->epoch);
+  lose(5);
+  EXPECT_TRUE(ringers_[0].ended(alone));
+  EXPECT_EQ(ringers_[0].failed(), 1u);
+  for (const std::uint32_t rank : {0u, 1u}) {
+    EXPECT_EQ(group_->board(rank).next_index.load(), 2u);
+    EXPECT_TRUE(is_closed(rank));
+  }
+}
+
+// Its last signals came with the break.
+TEST_F(EngineCommandsBreaksTest, AnAbortedCommandThatEveryRankCompletedCounts) {
+  const auto inputs = fill(0);
+  const std::uint32_t aborted = ringers_[0].ring(dispatch_on(0), inputs[0].num_tokens, group_->epoch);
+  const abi::ExchangeArenaLayout layout(kShape);
+  const Mapping exchange = group_->map_exchange(0);
+  std::byte* const block = exchange.bytes() + layout.block(0, kShape.depth);
+  ASSERT_TRUE(comes([&] {
+    return reinterpret_cast<abi::SignalLine*>(block + layout.ready)->tag.load() == abi::op_tag(1, 0);
+  }));
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank)
+    reinterpret_cast<abi::SignalLine*>(block + layout.arrived)[rank].tag.store(abi::op_tag(1, 0));
+  break_all(StatusCode::kRankLost);
+  EXPECT_TRUE(ringers_[0].ended(aborted));
+  EXPECT_EQ(group_->board(0).next_index.load(), 1u);
+  EXPECT_EQ(group_->board(1).next_index.load(), 0u);
+  bool found = false;
+  for (std::uint64_t half = 0; half < 2; ++half) {
+    const std::byte* const at = exchange.bytes() + layout.routing_of(0) + layout.half_bytes * half;
+    const auto& head = *reinterpret_cast<const kernels::cuda::RouteHead*>(at);
+    found |= head.handle == 1 && head.epoch == 1 && head.num_tokens == inputs[0].num_tokens;
+  }
+  EXPECT_TRUE(found) << "its routing stands";
+}
+
+// As one whose rank rejoins when nobody else of the group was on its device. A kernel looks at the words of
+// its rank's arena all the time.
+TEST_F(EngineCommandsBreaksTest, ARankThatIsToldOfAgainKeepsItsMemory) {
+  run_and_check(0);
+  for (int i = 0; i < 3; ++i) {
+    break_all(StatusCode::kAborted);
+    for (const std::uint32_t rank : {0u, 1u, 2u})
+      group_->tell_rank(engine_view_, session_view_, rank % 2, rank);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    resume_all();
+    ASSERT_FALSE(HasFatalFailure());
+    run_and_check(i % kShape.depth);
+  }
+}
+
+// The group is lost while rank 1's engine is away, and the next engine is never told of it.
+TEST_F(EngineCommandsBreaksTest, AnEngineThatIsBackClosesTheRingOfAGroupThatIsGone) {
+  run_and_check(0);
+  EXPECT_EQ(engines_[1]->stop(), 0);
+  abi::CommandWords& words = group_->words(1);
+  words.closed = 0;  // as if it had been killed
+  std::fill(std::begin(words.flags), std::end(words.flags), 0);
+  ringers_[1].ring(dispatch_on(0), 3, group_->epoch, true);
+  engines_[1]->start();
+  session(1).add_to(*engine_view_[1]);
+  group_->close_commands(*engine_view_[1], 1);
+  EXPECT_TRUE(is_closed(1));
+  EXPECT_EQ(engines_[1]->stop(), 0);
+}
+
+TEST_F(EngineCommandsBreaksTest, AnotherEngineGoesOnWhereTheRingStands) {
+  for (std::uint32_t i = 0; i < 3; ++i) run_and_check(i % kShape.depth);
+  EXPECT_EQ(engines_[1]->stop(), 0);
+  ringers_[1].ring(dispatch_on(0), 0, group_->epoch);  // nobody is there
+  abi::Break message{};
+  message.group_id = kGroup;
+  message.epoch = group_->epoch;
+  message.cause = StatusCode::kEngineRestarted;
+  engine_view_[0]->send(LinkType::kBreak, message);
+  ASSERT_TRUE(engine_view_[0]->expect(LinkType::kBroken).has_value());
+  engines_[1]->start();
+  session(1).add_to(*engine_view_[1]);
+  group_->add_to_engine(engine_view_, session_view_, 1, true);
+  group_->resume_index = next_;
+  ++group_->epoch;
+  for (EngineThread* engine : engine_view_) {
+    engine->send(LinkType::kResume, abi::Resume{kGroup, group_->epoch, next_, StatusCode::kOk, -1, {}});
+    ASSERT_TRUE(engine->expect(LinkType::kResumed).has_value());
+  }
+  EXPECT_TRUE(comes([&] { return ringers_[1].failed() == 1; }));
+  record_all();
+  for (std::uint32_t i = 0; i < 5; ++i) run_and_check(i % kShape.depth);
+}
+
+}  // namespace
+}  // namespace epd::test

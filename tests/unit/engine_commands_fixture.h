@@ -1,0 +1,192 @@
+// The same group on GPUs of the fake driver, with kernels that stay: ranks 0 and 1 ask by commands, which the
+// test rings as the client's kernels do; rank 2 submits. All see the same operations.
+#pragma once
+
+#include "engine_fixture.h"
+#include "kernels/cuda.h"
+#include "proto/commands.h"
+
+#include <atomic>
+#include <chrono>
+#include <iterator>
+#include <numeric>
+#include <optional>
+
+namespace epd::test {
+
+// Programs, on each slot one.
+constexpr std::uint32_t dispatch_on(std::uint32_t slot) {
+  return slot;
+}
+constexpr std::uint32_t combine_on(std::uint32_t slot) {
+  return 10 + slot;
+}
+inline constexpr std::uint32_t kNoopProgram = 63;
+
+template <typename Condition>
+bool comes(Condition condition, int timeout_ms = 10'000) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  return true;
+}
+
+// What the client's kernels do for one rank.
+class Ringer {
+ public:
+  explicit Ringer(abi::CommandWords& words) : words_(words) {}
+
+  // Returns the number.
+  std::uint32_t ring(std::uint32_t program, std::uint32_t num_tokens, std::uint64_t epoch,
+                     bool flagged = false) {
+    const std::uint32_t number = words_.tail++;
+    if (flagged) words_.flags[program] = 0;
+    std::atomic_ref(words_.commands[number % abi::kCommandSlots])
+        .store(abi::pack({number, num_tokens, program, flagged, static_cast<std::uint32_t>(epoch & 0xff)}),
+               std::memory_order_release);
+    return number;
+  }
+  bool ended(std::uint32_t number, int timeout_ms = 10'000) {
+    return comes([&] { return static_cast<std::int32_t>(done() - number) > 0; }, timeout_ms);
+  }
+  std::uint32_t done() { return std::atomic_ref(words_.done).load(std::memory_order_acquire); }
+  std::uint32_t failed() { return std::atomic_ref(words_.failed).load(); }
+
+ private:
+  abi::CommandWords& words_;
+};
+
+class EngineCommandsFixture : public EngineFixture {
+ protected:
+  EngineCommandsFixture() : EngineFixture("cuda", {1, 1, 0}) {}
+
+  void SetUp() override {
+    EngineFixture::SetUp();
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) ringers_.emplace_back(group_->words(rank));
+    record_all();
+  }
+  void TearDown() override {
+    engines_.clear();  // before the memory
+  }
+
+  bool by_stream(std::uint32_t rank) const { return commands_[rank] != 0; }
+
+  abi::Submission program(std::uint32_t rank, Op op, std::uint32_t slot, std::uint32_t number) const {
+    abi::Submission s = submission(rank, op, slot);
+    s.flags = abi::kFlagRecord;
+    s.handle = number;
+    return s;
+  }
+  StatusCode record(std::uint32_t rank, Op op, std::uint32_t slot, std::uint32_t number) {
+    session(rank).submit(program(rank, op, slot, number));
+    const auto done = session(rank).wait();
+    return done ? done->status : StatusCode::kInternal;
+  }
+  void record_all() {
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      if (!by_stream(rank)) continue;
+      for (std::uint32_t slot = 0; slot < kShape.depth; ++slot) {
+        ASSERT_EQ(record(rank, Op::kDispatch, slot, dispatch_on(slot)), StatusCode::kOk);
+        ASSERT_EQ(record(rank, Op::kCombine, slot, combine_on(slot)), StatusCode::kOk);
+      }
+      ASSERT_EQ(record(rank, Op::kNoop, 0, kNoopProgram), StatusCode::kOk);
+    }
+  }
+
+  // One operation of every rank that is there, by whatever it uses. A combine that is submitted uses the
+  // routing of the operation before, or of `routing`.
+  void run(Op op, std::uint32_t slot, const std::vector<reference::RankInput>& inputs,
+           std::optional<std::uint64_t> routing = {}) {
+    std::vector<std::uint32_t> numbers(kRanks);
+    for (const std::uint32_t rank : there_) {
+      const std::uint32_t n = op == Op::kDispatch ? inputs[rank].num_tokens : 0;
+      if (by_stream(rank)) {
+        const std::uint32_t which = op == Op::kDispatch ? dispatch_on(slot) : combine_on(slot);
+        numbers[rank] = ringers_[rank].ring(which, n, group_->epoch);
+      } else {
+        abi::Submission s = submission(rank, op, slot);
+        s.num_tokens = n;
+        if (op == Op::kCombine) s.handle = routing.value_or(next_ - 1);
+        session(rank).submit(s);
+      }
+    }
+    for (const std::uint32_t rank : there_) {
+      if (by_stream(rank)) {
+        ASSERT_TRUE(ringers_[rank].ended(numbers[rank], 3000)) << "rank " << rank << state();
+      } else {
+        const auto done = session(rank).wait();
+        ASSERT_TRUE(done.has_value());
+        ASSERT_EQ(done->status, StatusCode::kOk) << group_->board(rank).slots[slot].message;
+        ASSERT_EQ(done->op_index, next_);
+      }
+    }
+    ++next_;
+  }
+
+  std::string state() {
+    std::string text;
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      text += "; rank " + std::to_string(rank) + ": ended " + std::to_string(ringers_[rank].done()) + " of " +
+              std::to_string(group_->words(rank).tail) + ", failed " +
+              std::to_string(ringers_[rank].failed()) + ", next operation " +
+              std::to_string(group_->board(rank).next_index.load());
+    }
+    return text;
+  }
+
+  void run_and_check(std::uint32_t slot) {
+    const auto inputs = fill(slot);
+    run(Op::kDispatch, slot, inputs);
+    if (HasFatalFailure()) return;
+    check_rows(slot, inputs);
+    const auto answers = answer(slot, inputs);
+    run(Op::kCombine, slot, inputs);
+    if (!HasFatalFailure()) check_sums(slot, inputs, answers);
+  }
+
+  void break_and_resume(StatusCode cause) {
+    break_all(cause);
+    if (!HasFatalFailure()) resume_all();
+  }
+  void break_all(StatusCode cause) {
+    EngineFixture::break_all(cause);
+    next_ = group_->resume_index;
+  }
+
+  // The group, and what is below `fail_from` may be completed.
+  void lose(std::uint64_t fail_from) {
+    abi::Break message{};
+    message.group_id = kGroup;
+    message.epoch = group_->epoch;
+    message.fail_from = fail_from;
+    message.fatal = 1;
+    message.cause = StatusCode::kRankLost;
+    message.culprit_rank = 1;
+    for (EngineThread* engine : engine_view_) engine->send(LinkType::kBreak, message);
+    for (EngineThread* engine : engine_view_)
+      ASSERT_TRUE(engine->expect(LinkType::kBroken, 5000).has_value()) << state();
+  }
+  static Mapping map_page(const EngineThread& engine) {
+    return Mapping::map(engine.page().get(), sizeof(abi::EnginePage), Access::kReadOnly).value();
+  }
+  static std::uint64_t kernel_stops(const abi::EnginePage& page) {
+    const auto& buckets = page.kernel_stops.buckets;
+    return std::accumulate(std::begin(buckets), std::end(buckets), std::uint64_t{0});
+  }
+  bool is_closed(std::uint32_t rank) {
+    abi::CommandWords& words = group_->words(rank);
+    return comes([&] {
+      return std::atomic_ref(words.closed).load() == 1 &&
+             std::all_of(std::begin(words.flags), std::end(words.flags),
+                         [](std::uint32_t& flag) { return std::atomic_ref(flag).load() == 1; });
+    });
+  }
+
+  std::vector<Ringer> ringers_;
+  std::vector<std::uint32_t> there_{0, 1, 2};  // ranks
+  std::uint64_t next_ = 0;                     // operation
+};
+
+}  // namespace epd::test

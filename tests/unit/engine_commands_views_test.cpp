@@ -1,0 +1,156 @@
+// What the engine's page shows of commands that are rung and have not ended.
+#include "engine_commands_fixture.h"
+
+#include <gtest/gtest.h>
+
+namespace epd::test {
+namespace {
+
+class EngineCommandsViewsTest : public EngineCommandsFixture {
+ protected:
+  void SetUp() override {
+    EngineCommandsFixture::SetUp();
+    for (EngineThread* engine : engine_view_)
+      pages_.push_back(
+          Mapping::map(engine->page().get(), sizeof(abi::EnginePage), Access::kReadOnly).value());
+  }
+
+  struct Shown {
+    std::uint64_t ticket, session_id, group_id, op_index, epoch;
+    Op op;
+    std::uint32_t slot, num_tokens;
+    abi::OpStage stage;
+    std::int32_t waiting_for;
+  };
+  // Of a rank, by number of the command.
+  std::vector<Shown> shown(std::uint32_t rank) const {
+    std::vector<Shown> all;
+    for (const abi::OpView& op : pages_[rank % 2].as<abi::EnginePage>()->ops) {
+      const std::uint64_t ticket = op.ticket.load(std::memory_order_acquire);
+      if (ticket == 0 || op.rank != rank) continue;
+      all.push_back({ticket, op.session_id, op.group_id, op.op_index, op.epoch, op.op, op.slot, op.num_tokens,
+                     static_cast<abi::OpStage>(op.stage.load()), op.waiting_for.load()});
+    }
+    std::sort(all.begin(), all.end(), [](const Shown& a, const Shown& b) { return a.ticket < b.ticket; });
+    return all;
+  }
+  bool comes_to_show(std::uint32_t rank, std::size_t count) {
+    return comes([&] { return shown(rank).size() == count; });
+  }
+  // Long enough for several looks.
+  static void look_away() { std::this_thread::sleep_for(std::chrono::milliseconds(200)); }
+
+  std::vector<Mapping> pages_;
+};
+
+TEST_F(EngineCommandsViewsTest, WhatIsRungIsShownUntilItEnds) {
+  for (std::uint32_t i = 0; i < 3; ++i) run_and_check(i % kShape.depth);
+  const auto inputs = fill(1);
+  const std::uint32_t first = ringers_[0].ring(dispatch_on(1), inputs[0].num_tokens, group_->epoch);
+  ASSERT_TRUE(comes_to_show(0, 1));
+  const std::uint32_t noop = ringers_[0].ring(kNoopProgram, 0, group_->epoch);
+  const std::uint32_t last = ringers_[0].ring(combine_on(1), 0, group_->epoch);
+  ASSERT_TRUE(comes_to_show(0, 3));
+  const auto all = shown(0);
+  const Op ops[] = {Op::kDispatch, Op::kNoop, Op::kCombine};
+  const std::uint64_t indices[] = {next_, next_ + 1, next_ + 1};
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    SCOPED_TRACE(i);
+    EXPECT_EQ(all[i].op, ops[i]);
+    EXPECT_EQ(all[i].op_index, indices[i]);
+    EXPECT_EQ(all[i].stage, i == 0 ? abi::OpStage::kMoving : abi::OpStage::kPlanning);
+    EXPECT_EQ(all[i].slot, i == 1 ? 0u : 1u);
+    EXPECT_EQ(all[i].num_tokens, i == 0 ? inputs[0].num_tokens : 0u);
+    EXPECT_EQ(all[i].session_id, session(0).id());
+    EXPECT_EQ(all[i].group_id, kGroup);
+    EXPECT_EQ(all[i].epoch, group_->epoch);
+    EXPECT_EQ(all[i].waiting_for, -1);
+  }
+  EXPECT_TRUE(shown(1).empty()) << "rank 1 has rung nothing";
+  // The others come, and all of it ends.
+  ringers_[1].ring(dispatch_on(1), inputs[1].num_tokens, group_->epoch);
+  abi::Submission s = submission(2, Op::kDispatch, 1);
+  s.num_tokens = inputs[2].num_tokens;
+  session(2).submit(s);
+  EXPECT_EQ(session(2).wait()->status, StatusCode::kOk);
+  EXPECT_TRUE(ringers_[0].ended(first));
+  EXPECT_TRUE(ringers_[0].ended(noop));
+  ASSERT_TRUE(comes([&] {
+    const auto now = shown(0);
+    return now.size() == 1 && now[0].op == Op::kCombine && now[0].stage == abi::OpStage::kMoving;
+  })) << "the next one runs";
+  ringers_[1].ring(combine_on(1), 0, group_->epoch);
+  s = submission(2, Op::kCombine, 1);
+  s.handle = next_;
+  session(2).submit(s);
+  EXPECT_EQ(session(2).wait()->status, StatusCode::kOk);
+  EXPECT_TRUE(ringers_[0].ended(last));
+  for (const std::uint32_t rank : {0u, 1u, 2u}) EXPECT_TRUE(comes_to_show(rank, 0)) << rank;
+}
+
+// Those of before are discarded, and shown no more, though they still lie in the ring.
+TEST_F(EngineCommandsViewsTest, ABreakShowsNothingAndTheNextEpochItsOwn) {
+  run_and_check(0);
+  ringers_[0].ring(dispatch_on(1), 0, group_->epoch);
+  ringers_[0].ring(combine_on(1), 0, group_->epoch);
+  ASSERT_TRUE(comes_to_show(0, 2));
+  break_all(StatusCode::kAborted);
+  EXPECT_TRUE(comes_to_show(0, 0));
+  resume_all();
+  look_away();
+  EXPECT_TRUE(shown(0).empty());
+  const auto inputs = fill(0);
+  ringers_[0].ring(dispatch_on(0), inputs[0].num_tokens, group_->epoch);
+  ASSERT_TRUE(comes_to_show(0, 1));
+  EXPECT_EQ(shown(0)[0].epoch, 2u);
+  EXPECT_EQ(shown(0)[0].op_index, next_);
+}
+
+TEST_F(EngineCommandsViewsTest, AnotherEngineShowsWhatIsRungToIt) {
+  for (std::uint32_t i = 0; i < 3; ++i) run_and_check(i % kShape.depth);
+  EXPECT_EQ(engines_[1]->stop(), 0);
+  engines_[1]->start();
+  session(1).add_to(*engine_view_[1]);
+  abi::Break message{};
+  message.group_id = kGroup;
+  message.epoch = group_->epoch;
+  message.cause = StatusCode::kEngineRestarted;
+  engine_view_[0]->send(LinkType::kBreak, message);
+  ASSERT_TRUE(engine_view_[0]->expect(LinkType::kBroken).has_value());
+  group_->resume_index = next_;
+  group_->add_to_engine(engine_view_, session_view_, 1, true);
+  resume_all();
+  record_all();
+  const auto inputs = fill(1);
+  ringers_[1].ring(dispatch_on(1), inputs[1].num_tokens, group_->epoch);
+  ASSERT_TRUE(comes_to_show(1, 1));
+  EXPECT_EQ(shown(1)[0].op_index, next_);
+  EXPECT_EQ(shown(1)[0].num_tokens, inputs[1].num_tokens);
+}
+
+// The ring is the client's: what is no command that comes next is not shown.
+TEST_F(EngineCommandsViewsTest, WordsThatAreNoNextCommandAreNotShown) {
+  run_and_check(0);
+  abi::CommandWords& words = group_->words(0);
+  const std::uint32_t next = words.tail;
+  const auto epoch = static_cast<std::uint32_t>(group_->epoch);
+  for (std::uint32_t ahead = 1; ahead < 20; ++ahead) {
+    const abi::Command command{next + ahead, static_cast<std::uint32_t>(random_() % 9),
+                               static_cast<std::uint32_t>(random_() % 64), random_() % 2 != 0, epoch};
+    std::atomic_ref(words.commands[command.number % abi::kCommandSlots]).store(abi::pack(command));
+  }
+  look_away();
+  EXPECT_TRUE(shown(0).empty());
+}
+
+// The page has room for others, however many a rank rings.
+TEST_F(EngineCommandsViewsTest, NotMoreThanSixteenOfARankAreShown) {
+  ringers_[0].ring(dispatch_on(0), 0, group_->epoch);
+  for (int i = 0; i < 40; ++i) ringers_[0].ring(kNoopProgram, 0, group_->epoch);
+  ASSERT_TRUE(comes_to_show(0, 16));
+  look_away();
+  EXPECT_EQ(shown(0).size(), 16u);
+}
+
+}  // namespace
+}  // namespace epd::test

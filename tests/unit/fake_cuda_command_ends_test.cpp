@@ -1,0 +1,280 @@
+// All the ways in which commands end, on the fake driver.
+#include "unit/fake_cuda_cases.h"
+#include "unit/fake_cuda_command_world.h"
+
+#include "proto/arena.h"
+
+#include <algorithm>
+
+namespace epd::fake_cuda_test {
+namespace {
+
+constexpr std::uint32_t kTokens = 12;
+
+// One rank, unless a test says else.
+class FakeCudaCommandEnds : public ::testing::Test {
+ protected:
+  void make(std::uint32_t ranks) {
+    Case c;
+    c.group.num_ranks = ranks;
+    c.group.num_experts = ranks * 4;
+    c.group.hidden = 256;
+    c.group.topk = 4;
+    commands_ = std::make_unique<CommandWorld>(shape_of(c, std::uint64_t{ranks} * kTokens), kTokens);
+    for (std::uint32_t r = 0; r < ranks; ++r) {
+      for (std::size_t i = 0; i < std::size_t{kTokens} * 4; ++i)
+        choices(r)[i] = static_cast<std::int64_t>(i % (ranks * 4));
+    }
+  }
+  void TearDown() override {
+    for (std::uint32_t r = 0; commands_ != nullptr && r < commands_->size(); ++r) commands_->stop_kernel(r);
+  }
+  void start(std::uint32_t ranks = 1) {
+    make(ranks);
+    for (std::uint32_t r = 0; r < ranks; ++r) commands_->start_kernel(r);
+    for (std::uint32_t r = 0; r < ranks; ++r) commands_->resume(r, {});
+  }
+  std::int64_t* choices(std::uint32_t r) { return static_cast<std::int64_t*>(commands_->rank(r).topk_idx); }
+  CommandWords& words(std::uint32_t r = 0) { return *commands_->own(r).words; }
+  void ring(std::uint32_t program, std::uint32_t num_tokens = 0, bool flagged = false) {
+    CommandWorld::Ring how;
+    how.num_tokens = num_tokens;
+    how.flagged = flagged;
+    commands_->ring(0, program, how);
+    commands_->synchronise(0);
+  }
+  // The next end is this error, nothing is carried out after it, and all is well in the next turn.
+  JournalEntry refused(OpError error) {
+    const JournalEntry entry = commands_->journal(0);
+    EXPECT_EQ(entry.result.error, error);
+    EXPECT_EQ(entry.result.tag, 0u);
+    const std::uint32_t failed = now(words().failed);
+    const std::uint32_t done = now(words().done);
+    ring(CommandWorld::kNoop, 0, true);
+    EXPECT_EQ(now(words().failed), failed + 1);
+    EXPECT_EQ(now(words().done), done + 1);
+    EXPECT_EQ(now(words().flags[CommandWorld::kNoop]), 1u);
+    return entry;
+  }
+
+  std::unique_ptr<CommandWorld> commands_;
+};
+
+TEST_F(FakeCudaCommandEnds, HaltedAtFirstItDiscards) {
+  make(1);
+  commands_->start_kernel(0);
+  ring(CommandWorld::dispatch(0), 3, true);
+  ring(63);
+  EXPECT_EQ(now(words().done), 2u);
+  EXPECT_EQ(now(words().failed), 2u);
+  EXPECT_EQ(now(words().flags[CommandWorld::dispatch(0)]), 1u);
+  commands_->resume(0, {});
+  ring(CommandWorld::dispatch(0), 3);
+  const JournalEntry entry = commands_->journal(0);
+  EXPECT_EQ(entry.result.error, OpError::kNone);
+  EXPECT_EQ(entry.result.tag, abi::op_tag(1, 0));
+  EXPECT_EQ(entry.result.num_recv_rows, 3u);
+  EXPECT_EQ(entry.command, 2u);
+  EXPECT_EQ(now(words().failed), 2u);
+  commands_->halt(0);
+  ring(CommandWorld::dispatch(0), 3);
+  EXPECT_EQ(now(words().failed), 3u);
+}
+
+TEST_F(FakeCudaCommandEnds, TokensMayBeKnownOnlyToTheDevice) {
+  start();
+  std::uint32_t* const at = commands_->own(0).arena->take<std::uint32_t>(1);
+  for (const std::uint32_t tokens : {5u, 0u, kTokens}) {
+    *at = tokens;
+    CommandWorld::Ring how;
+    how.num_tokens_at = at;
+    commands_->ring(0, CommandWorld::dispatch(1), how);
+    EXPECT_EQ(commands_->journal(0).num_tokens, tokens);
+  }
+  *at = 1u << 20;  // more than a command has room for
+  CommandWorld::Ring how;
+  how.num_tokens_at = at;
+  commands_->ring(0, CommandWorld::dispatch(1), how);
+  EXPECT_EQ(refused(OpError::kBadTokens).result.room, kTokens);
+}
+
+TEST_F(FakeCudaCommandEnds, WhatIsIllegalIsRefusedAndOthersDiscarded) {
+  start();
+  ring(CommandWorld::dispatch(0), kTokens + 1, true);
+  EXPECT_EQ(refused(OpError::kBadTokens).program, CommandWorld::dispatch(0));
+  EXPECT_EQ(now(words().flags[CommandWorld::dispatch(0)]), 1u);
+  commands_->resume(0, {});
+  ring(CommandWorld::combine(0), 1);  // its tokens are the routing's
+  refused(OpError::kBadTokens);
+  commands_->resume(0, {});
+  ring(40);
+  EXPECT_EQ(kernels::cuda::unpack_command(refused(OpError::kBadProgram).result.rows).program, 40u);
+  commands_->resume(0, {});
+  ring(CommandWorld::combine(1));
+  refused(OpError::kNoRouting);
+  commands_->resume(0, {});
+  ring(CommandWorld::dispatch(0), 2);
+  EXPECT_EQ(commands_->journal(0).result.error, OpError::kNone);
+}
+
+TEST_F(FakeCudaCommandEnds, ARoutingOfAChangedGroupServesNoDispatch) {
+  start();
+  ring(CommandWorld::dispatch(0), 2);
+  commands_->journal(0);
+  CommandWorld::Start later;
+  later.epoch = 3;
+  later.index = 1;
+  later.changed_epoch = 2;
+  later.routes[0] = commands_->own(0).routes[0];
+  commands_->halt(0);
+  commands_->resume(0, later);
+  ring(CommandWorld::combine(0));
+  EXPECT_EQ(commands_->journal(0).result.error, OpError::kNone);
+  ring(CommandWorld::cached(0));
+  EXPECT_EQ(refused(OpError::kOldRouting).result.rows, 1u);
+}
+
+TEST_F(FakeCudaCommandEnds, CommandsOfAnotherEpochAreDiscarded) {
+  start();
+  words().epoch = 2;
+  ring(CommandWorld::dispatch(0), 2);
+  EXPECT_EQ(now(words().failed), 1u);
+  words().epoch = 1 + 256;  // its low bits count
+  ring(CommandWorld::dispatch(0), 2);
+  EXPECT_EQ(commands_->journal(0).command, 1u);
+  EXPECT_EQ(now(words().failed), 1u);
+}
+
+TEST_F(FakeCudaCommandEnds, ALappedRingIsNoticed) {
+  start();
+  ring(CommandWorld::kNoop);
+  EXPECT_EQ(commands_->journal(0).command, 0u);
+  const std::uint32_t later = 1 + kernels::cuda::kCommandSlots;
+  const std::uint64_t word = abi::pack({later, 0, CommandWorld::kNoop, true, 1});
+  words().tail = later + 1;
+  commands_->store(0, later, word);
+  ASSERT_TRUE(comes([&] { return now(words().done) == later + 1; }));
+  EXPECT_EQ(now(words().failed), kernels::cuda::kCommandSlots + 1);
+  const JournalEntry lost = refused(OpError::kLostCommand);
+  EXPECT_EQ(lost.result.rows, word);
+  EXPECT_EQ(lost.result.room, 1u) << "the command that was awaited";
+}
+
+TEST_F(FakeCudaCommandEnds, AnEngineThatIsNewGoesOnWhereTheOldOneWas) {
+  make(1);
+  const std::uint32_t sequence = 0xfffffffe;  // numbers are cyclic
+  words().tail = sequence;
+  words().done = sequence;
+  for (std::uint32_t i = 1; i <= kernels::cuda::kCommandSlots; ++i)
+    commands_->store(0, sequence - i, abi::pack({sequence - i, 0, CommandWorld::kNoop, false, 1}));
+  commands_->own(0).host->start.sets = 1;
+  commands_->own(0).host->start.sequence = sequence;
+  commands_->start_kernel(0);
+  commands_->resume(0, {});
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    ring(CommandWorld::kNoop);
+    EXPECT_EQ(commands_->journal(0).command, sequence + i);
+  }
+  EXPECT_EQ(now(words().done), 2u);
+  commands_->stop_kernel(0);
+  commands_->start_kernel(0);  // `sets` stands, and counts no more
+  ring(CommandWorld::kNoop);
+  EXPECT_EQ(commands_->journal(0).command, 2u);
+  EXPECT_EQ(now(words().failed), 0u);
+}
+
+TEST_F(FakeCudaCommandEnds, AFullJournalHoldsUpCommandsAndTurnsAreTakenMeanwhile) {
+  start();
+  const std::uint32_t entries = kernels::cuda::kJournalEntries;
+  for (std::uint32_t i = 0; i < entries; ++i) ring(CommandWorld::kNoop);
+  CommandWorld::Ring how;
+  how.waits = false;
+  commands_->ring(0, CommandWorld::kNoop, how);
+  commands_->synchronise(0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_EQ(now(words().done), entries);
+  for (std::uint32_t i = 0; i < entries; ++i) ASSERT_EQ(commands_->journal(0).command, i);
+  commands_->tell_read(0);
+  EXPECT_EQ(commands_->journal(0).command, entries);
+  for (std::uint32_t i = 1; i < entries; ++i) ring(CommandWorld::kNoop);
+  commands_->ring(0, CommandWorld::kNoop, how);
+  commands_->halt(0);  // discards it
+  EXPECT_TRUE(comes([&] { return now(words().done) == 2 * entries + 1; }));
+  EXPECT_EQ(now(words().failed), 1u);
+}
+
+TEST_F(FakeCudaCommandEnds, AnOperationThatFailsIsToldAndHaltsOthers) {
+  start(2);
+  choices(0)[2 * 4 + 1] = 8;
+  ring(CommandWorld::dispatch(0), 5, true);
+  const JournalEntry entry = commands_->journal(0);
+  EXPECT_EQ(entry.result.error, OpError::kBadChoice);
+  EXPECT_EQ(entry.result.tag, abi::op_tag(1, 0));
+  EXPECT_EQ(entry.result.left, entry.result.tag);
+  EXPECT_EQ(entry.result.token, 2u);
+  EXPECT_EQ(entry.index, 0u);
+  EXPECT_EQ(now(words().failed), 1u);
+  EXPECT_EQ(now(words().flags[CommandWorld::dispatch(0)]), 1u);
+  EXPECT_EQ(commands_->own(0).routes[0].tag, 0u);
+  ring(CommandWorld::dispatch(1), 5);
+  EXPECT_EQ(now(words().failed), 2u);
+  // The other rank waits for this one until the host halts it.
+  CommandWorld::Ring how;
+  how.num_tokens = 5;
+  commands_->ring(1, CommandWorld::dispatch(0), how);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_EQ(now(words(1).done), 0u);
+  commands_->halt(1);
+  const JournalEntry other = commands_->journal(1);
+  EXPECT_EQ(other.result.error, OpError::kAborted);
+  EXPECT_EQ(other.result.culprit, 0);
+  commands_->synchronise(1);
+  EXPECT_EQ(now(words(1).failed), 1u);
+  // And then both go on.
+  choices(0)[2 * 4 + 1] = 7;
+  for (std::uint32_t r = 0; r < 2; ++r) {
+    CommandWorld::Start again;
+    again.epoch = 2;
+    commands_->resume(r, again);
+  }
+  for (std::uint32_t r = 0; r < 2; ++r) commands_->ring(r, CommandWorld::dispatch(0), how);
+  for (std::uint32_t r = 0; r < 2; ++r) {
+    const JournalEntry end = commands_->journal(r);
+    EXPECT_EQ(end.result.error, OpError::kNone);
+    EXPECT_EQ(end.result.tag, abi::op_tag(2, 0));
+  }
+}
+
+TEST_F(FakeCudaCommandEnds, ARankThatCameLaterHasNoRowsOfOlderRoutings) {
+  start(2);
+  CommandWorld::Ring how;
+  how.num_tokens = kTokens;
+  for (std::uint32_t r = 0; r < 2; ++r) commands_->ring(r, CommandWorld::dispatch(0), how);
+  for (std::uint32_t r = 0; r < 2; ++r) EXPECT_EQ(commands_->journal(r).result.error, OpError::kNone);
+  for (std::uint32_t r = 0; r < 2; ++r) {
+    commands_->own(r).programs[CommandWorld::combine(0)].since[1] = 2;
+    const std::size_t words = std::size_t{kTokens} * commands_->world().shape().hidden;
+    std::fill_n(commands_->rank(r).y, commands_->world().shape().recv_rows * words / kTokens,
+                r == 0 ? 0x3f80 : 0x4000);
+    std::fill_n(commands_->rank(r).out, words, 0xffff);
+  }
+  how.num_tokens = 0;
+  for (std::uint32_t r = 0; r < 2; ++r) commands_->ring(r, CommandWorld::combine(0), how);
+  for (std::uint32_t r = 0; r < 2; ++r) EXPECT_EQ(commands_->journal(r).result.error, OpError::kNone);
+  // Tokens go to rank 0 and rank 1 in turn: 1.0 came, and nothing did.
+  EXPECT_EQ(commands_->rank(0).out[0], 0x3f80);
+  EXPECT_EQ(commands_->rank(0).out[commands_->world().shape().hidden], 0);
+}
+
+TEST_F(FakeCudaCommandEnds, WhoRingsWhenItIsClosedWaitsForNothing) {
+  make(1);
+  words().closed = 1;
+  ring(CommandWorld::kNoop, 0, true);
+  EXPECT_EQ(now(words().flags[CommandWorld::kNoop]), 1u);
+  EXPECT_EQ(now(words().tail), 1u);
+  EXPECT_EQ(words().commands[0], 0u);
+  commands_->start_kernel(0);
+}
+
+}  // namespace
+}  // namespace epd::fake_cuda_test

@@ -1,0 +1,157 @@
+// Engines that live and can't answer yet: their kernels wait for SMs that others hold. And streams that wait
+// for engines.
+#include "membership_fixture.h"
+
+#include <limits>
+
+namespace epd::membership {
+namespace {
+
+class Waits : public Membership {
+ protected:
+  explicit Waits() : Membership(2) {}
+
+  void say_waits(std::uint32_t device, const std::string& text, std::uint64_t group = 1) {
+    abi::GroupWaits message{group, {}};
+    abi::set_text(message.text, text.data(), text.size());
+    registry_.group_waits(device, message);
+  }
+  // The engine of device 1 says so every two seconds.
+  void wait_for(std::uint64_t ms, const std::string& text = "the kernel of rank 1 waits for SMs") {
+    for (; ms > 0; ms -= 2'000) {
+      say_waits(1, text);
+      clock_.advance_ms(2'000);
+      registry_.tick();
+    }
+  }
+};
+
+TEST_F(Waits, AnEngineWhoseGroupWaitsForSmsIsNotKilled) {
+  registry_.join(request(0, 2));
+  registry_.join(request(1, 2));
+  ready(0);
+  take();
+  wait_for(58'000);
+  EXPECT_TRUE(take().empty());
+  ready(1);
+  EXPECT_EQ(take(), (Lines{"joined session=10 request=100 rank=0", "joined session=11 request=101 rank=1"}));
+  EXPECT_EQ(registry_.next_due_ns(), std::numeric_limits<std::uint64_t>::max());
+}
+
+TEST_F(Waits, OneThatSaysNothingAnyMoreIs) {
+  registry_.join(request(0, 2));
+  registry_.join(request(1, 2));
+  ready(0);
+  take();
+  wait_for(20'000);
+  clock_.advance_ms(7'999);
+  registry_.tick();
+  EXPECT_TRUE(take().empty());
+  clock_.advance_ms(1);
+  registry_.tick();
+  EXPECT_EQ(take(), (Lines{"kill device=1"}));
+}
+
+// The start fails alone: other groups, and the engines, know nothing of it.
+TEST_F(Waits, TheJoinFailsInTimeAndSaysWhatWasWaitedFor) {
+  registry_.join(request(0, 2));
+  registry_.join(request(1, 2));
+  ready(0);
+  take();
+  wait_for(60'000,
+           "the kernel of rank 1 waits for SMs of cuda:1, which operation 5 of rank 0 of group 9 holds");
+  EXPECT_EQ(take(), (Lines{"refused session=10 request=100 status=DEADLINE_EXCEEDED",
+                           "refused session=11 request=101 status=DEADLINE_EXCEEDED",
+                           "remove device=0 group=1", "remove device=1 group=1"}));
+  for (const char* part :
+       {"group \"g\" has all its ranks", "ranks 1; the kernel of rank 1 waits for SMs of cuda:1",
+        "operation 5 of rank 0 of group 9 holds"})
+    EXPECT_NE(refusal_.message().find(part), std::string::npos) << refusal_.message();
+  say_waits(1, "late");  // crossed with the removal, which is still owed in time
+  clock_.advance_ms(3'000);
+  registry_.tick();
+  EXPECT_EQ(take(), (Lines{"kill device=0", "kill device=1"}));
+}
+
+TEST_F(Waits, ItCountsOnlyForWhoOwesTheStart) {
+  activate(2);
+  say_waits(1, "nothing is owed");
+  say_waits(0, "no such group", 77);
+  EXPECT_EQ(registry_.next_due_ns(), std::numeric_limits<std::uint64_t>::max());
+  request_break(0);
+  take();
+  say_waits(1, "the break is to be answered all the same");
+  clock_.advance_ms(3'000);
+  registry_.tick();
+  EXPECT_EQ(take().back(), "kill device=1");
+}
+
+// Streams there wait for commands that no engine will take; by hosts it was told all it has to know.
+TEST_F(Waits, AnEngineThatWasAwayWhenTheGroupEndedLetsItsStreamsGo) {
+  for (std::uint32_t rank = 0; rank < 5; ++rank) {  // ranks 0, 2, 4 on device 0
+    JoinRequest r = request(rank, 5);
+    r.join.commands = rank != 2;
+    registry_.join(r);
+  }
+  for (const std::uint32_t device : {0u, 1u}) ready(device);
+  registry_.engine_down(0, "killed");
+  registry_.session_closed(14, "died");
+  take();
+  registry_.engine_up(0);
+  EXPECT_EQ(take(), (Lines{"close device=0 group=1 rank=0"})) << "rank 2 submits, rank 4 is gone";
+  ASSERT_EQ(group().phase, GroupPhase::kFailing) << "engine 1 has not let go yet";
+  broken(1, 0);
+  for (const std::uint32_t rank : {1u, 3u}) stopped(rank, 0);
+  broken(1, 0);
+  take();
+  ASSERT_EQ(group().phase, GroupPhase::kLost);
+  registry_.engine_down(0, "killed");
+  take();
+  registry_.engine_up(0);
+  EXPECT_EQ(take(), (Lines{"close device=0 group=1 rank=0"})) << "once more";
+  registry_.engine_down(1, "killed");
+  registry_.session_closed(11, "died");
+  take();
+  registry_.engine_up(1);
+  EXPECT_EQ(take(), (Lines{"close device=1 group=1 rank=3"}));
+}
+
+class WaitsOfRejoined : public Waits {
+ protected:
+  // Rank 1 has died and come back; the group goes on in epoch 3 when engine 1 has answered.
+  void SetUp() override {
+    policy_ = LossPolicy::kDegrade;
+    activate(2);
+    registry_.session_closed(11, "died");
+    stopped(1, 4);
+    broken(0, 4);
+    broken(1, ~std::uint64_t{0});
+    removed(1);
+    JoinRequest again = request(1, 2);
+    again.session_id = 77;
+    registry_.join(again);
+    broken(0, 4, 2);
+    ready(1);
+    take();
+    ASSERT_EQ(group().epoch, 3u);
+    resumed(0, 3);
+  }
+};
+
+TEST_F(WaitsOfRejoined, ItsEngineIsNotKilled) {
+  wait_for(30'000);
+  EXPECT_TRUE(take().empty());
+  resumed(1, 3);
+  EXPECT_EQ(take(), (Lines{"joined session=77 request=101 rank=1"}));
+}
+
+TEST_F(WaitsOfRejoined, ItIsRefusedInTimeAndToldWhatWasWaitedFor) {
+  wait_for(60'000, "the kernel of rank 1 waits for SMs of cuda:1");
+  EXPECT_EQ(take().front(), "refused session=77 request=101 status=DEADLINE_EXCEEDED");
+  EXPECT_NE(refusal_.message().find("who takes part; the kernel of rank 1 waits for SMs of cuda:1"),
+            std::string::npos)
+      << refusal_.message();
+}
+
+}  // namespace
+}  // namespace epd::membership
