@@ -42,7 +42,7 @@ kernels::cuda::Shape device_shape(const abi::GroupShape& s) {
 kernels::cuda::Landing device_landing(const abi::GroupShape& s) {
   const abi::LandingLayout layout(s);
   if (layout.bytes == 0) return {};
-  return {s.max_tokens, s.depth,      static_cast<std::uint32_t>(layout.slot_bytes),
+  return {s.max_tokens, s.depth,       static_cast<std::uint32_t>(layout.slot_bytes),
           layout.hello, layout.landed, layout.plans,
           layout.asked, layout.slots};
 }

@@ -111,8 +111,8 @@ struct CastSection {
   }
 
   // Casts: codes and scales of the section's blocks, of which the row's is `first`, of `blocks`.
-  __device__ void cast(const RowFormat& format, std::uint8_t* codes, std::uint8_t* scales, std::uint32_t first,
-                       std::uint32_t blocks) {
+  __device__ void cast(const RowFormat& format, std::uint8_t* codes, std::uint8_t* scales,
+                       std::uint32_t first, std::uint32_t blocks) {
     const BlockScale scale = block_scale(amax(), format.scales != ScaleFormat::kFloat32);
     if (lane_of() < kBlocks && first + lane_of() < blocks)
       put_scale(scales, format.scales, first + lane_of(), scale.scale);

@@ -56,8 +56,8 @@ bool divide_landing(std::uint32_t room, Operation& op) {
   const Shape& shape = op.shape;
   const RowFormat& format = shape.format;
   Movers& movers = op.movers;
-  const std::uint32_t row = round_to(
-      round_to(format.row_bytes + format.scale_bytes, 16) + 2 * round_to(shape.topk * 4, 16), 128);
+  const std::uint32_t row =
+      round_to(round_to(format.row_bytes + format.scale_bytes, 16) + 2 * round_to(shape.topk * 4, 16), 128);
   movers.stage_bytes = format.cast ? row + std::max(2 * row, round_to(format.x_bytes, 128)) : row;
   const auto fits = [&](std::uint32_t stages) {
     movers.warps = std::min((format.cast ? 2 : 1) * stages, kMaxWarps - kLandingClerks);

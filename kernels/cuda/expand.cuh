@@ -40,7 +40,8 @@ struct LandedChoice {
 class SentRows {
  public:
   // To every rank that is chosen, from a stage that has the row and all that comes with it.
-  __device__ void send(const Operation& op, const LandedRow& landed, std::uint8_t* stage, std::uint32_t token) {
+  __device__ void send(const Operation& op, const LandedRow& landed, std::uint8_t* stage,
+                       std::uint32_t token) {
     if (count_ == 2) release_first();
     LandedChoice choice{kFull};
     if (lane_of() < op.shape.topk)
@@ -85,10 +86,10 @@ class SentRows {
 // One warp that moves rows: it sends those of this rank's tokens, then spreads what has landed. CTA 0 keeps
 // the books and moves none, if there are others.
 //
-// Rows that are cast are so in pieces, each by another warp, since the time until the first row leaves counts;
-// whoever ends a row sends it. All of x is loaded before anything is sent: a load would wait behind the SM's
-// own stores. Stages of such rows belong to rows: a row that leaves, then its x, where later two rows land.
-// Of others they belong to warps.
+// Rows that are cast are so in pieces, each by another warp, since the time until the first row leaves
+// counts; whoever ends a row sends it. All of x is loaded before anything is sent: a load would wait behind
+// the SM's own stores. Stages of such rows belong to rows: a row that leaves, then its x, where later two
+// rows land. Of others they belong to warps.
 class Carrier {
  public:
   __device__ Carrier(const Operation& op, Cta cta, const Shared& shared, const OwnChoices& own,
@@ -156,8 +157,12 @@ class Carrier {
   using Section = CastSection<5>;
 
   // ---- tokens of this rank
-  __device__ std::uint32_t token_of(std::uint32_t row) const { return cta_.index + cta_.count * row; }
-  __device__ std::uint32_t loads_at_once() const { return format_.cast ? op_.movers.stages : warps_; }
+  __device__ std::uint32_t token_of(std::uint32_t row) const {
+    return cta_.index + cta_.count * row;
+  }
+  __device__ std::uint32_t loads_at_once() const {
+    return format_.cast ? op_.movers.stages : warps_;
+  }
   __device__ std::uint8_t* stage(std::uint32_t number) const {
     return shared_.stages + std::size_t{number} * op_.movers.stage_bytes;
   }
@@ -165,7 +170,9 @@ class Carrier {
   __device__ std::uint64_t* row_barrier(std::uint32_t row) const {
     return shared_.barriers + (format_.cast ? warps_ + row : row);
   }
-  __device__ std::uint64_t* own_barrier() const { return shared_.barriers + warp_of(); }
+  __device__ std::uint64_t* own_barrier() const {
+    return shared_.barriers + warp_of();
+  }
   __device__ std::uint8_t* own_stage() const {
     if (!format_.cast) return stage(warp_of());
     return stage(warp_of() / 2) + landed_.pitch * (1 + warp_of() % 2);
@@ -326,8 +333,8 @@ class Carrier {
   const std::uint32_t warps_;
   const Cta cta_;  // among those that move rows
   const bool moves_;
-  std::uint32_t row_;       // that the warp has loaded, among the CTA's
-  std::uint32_t rows_ = 0;  // that the CTA sends
+  std::uint32_t row_;         // that the warp has loaded, among the CTA's
+  std::uint32_t rows_ = 0;    // that the CTA sends
   std::int64_t choice_ = -1;  // choice `lane` of the row, as given
   float weight_ = 0.0f;       // likewise
   SentRows sent_;
@@ -414,14 +421,15 @@ __device__ __noinline__ inline void run_landing_dispatch(const Operation& op, Ct
   }
   good = __syncthreads_or(!good) == 0;
   const bool moved = cta.count == 1 || cta.index != 0;
-  if (moved && threadIdx.x < op.movers.warps + op.movers.stages) barrier_invalidate(shared.barriers + threadIdx.x);
+  if (moved && threadIdx.x < op.movers.warps + op.movers.stages)
+    barrier_invalidate(shared.barriers + threadIdx.x);
   if (!good) return;
   const auto count_rows = [&op] { return __ldcg(&workspace(op).rows); };
   finish(op, cta, deadline_ns, count_rows, true);
 }
 
-// What the record held is overwritten from now on, by each CTA that does behind its own barrier; if the engine dies
-// meanwhile, nobody may take it for a routing. All threads call.
+// What the record held is overwritten from now on, by each CTA that does behind its own barrier; if the
+// engine dies meanwhile, nobody may take it for a routing. All threads call.
 __device__ inline void open_routing(const Operation& op) {
   if (op.routing.head == nullptr) return;
   if (threadIdx.x == 0) {

@@ -72,7 +72,8 @@ class LandedPlans {
   }
 
   __device__ bool comes(std::uint32_t source, std::uint32_t token) const {
-    return token < board_.tokens[source] && ((sets_[source * set_words_ + token / 32] >> token % 32) & 1) != 0;
+    return token < board_.tokens[source] &&
+           ((sets_[source * set_words_ + token / 32] >> token % 32) & 1) != 0;
   }
   // Of an expert of this rank; beyond all for others and for none.
   __device__ std::uint32_t local(std::uint32_t expert) const {

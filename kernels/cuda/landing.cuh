@@ -67,7 +67,8 @@ struct PlanWords {
         end(1 + set_words + op.shape.num_ranks * count_words) {}
   __device__ std::uint32_t counts_of(std::uint32_t rank) const { return 1 + set_words + rank * count_words; }
   __device__ ToldWord* at(const Operation& op, std::uint32_t rank, std::uint32_t source) const {
-    return reinterpret_cast<ToldWord*>(op.peers[rank].landing + op.landing.plans) + source * ((end + 3) / 4 * 4);
+    return reinterpret_cast<ToldWord*>(op.peers[rank].landing + op.landing.plans) +
+           source * ((end + 3) / 4 * 4);
   }
 };
 // Combine: a word for each choice of a token.
@@ -91,17 +92,17 @@ struct LandingBoard {
   std::uint32_t tokens[kMaxRanks];  // of each source
   std::uint32_t rows_cast;
   std::uint32_t ended[kMaxThreads / 32];  // parts of the row in each stage
-  std::uint32_t sent;               // warps that have sent all
-  std::uint32_t claimed;            // landed rows, or sums for others, that warps have taken
-  std::uint32_t own_claimed;        // sums of own tokens, likewise
-  std::uint32_t placed;             // places are known, or kNowhere: the operation has failed
+  std::uint32_t sent;                     // warps that have sent all
+  std::uint32_t claimed;                  // landed rows, or sums for others, that warps have taken
+  std::uint32_t own_claimed;              // sums of own tokens, likewise
+  std::uint32_t placed;                   // places are known, or kNowhere: the operation has failed
   static constexpr std::uint32_t kPlaced = 1;
   static constexpr std::uint32_t kNowhere = 2;
 };
 
-// Whether a rank may write to another's landing only when that one has begun, too. Not if operations take turns
-// at two landings or more, and the one before has ended well: then the other had begun that one, and so left
-// the one before it, which was the last to read this landing.
+// Whether a rank may write to another's landing only when that one has begun, too. Not if operations take
+// turns at two landings or more, and the one before has ended well: then the other had begun that one, and so
+// left the one before it, which was the last to read this landing.
 __device__ inline bool asks_before_landing(const Operation& op) {
   return op.landing.count == 1 || load_relaxed(&workspace(op).ended) + 1 != op.tag;
 }

@@ -121,8 +121,7 @@ class OwnChoices {
       const bool first = (__match_any_sync(kFull, expert) & lanes.group & lanes_below()) == 0;
       if (!valid) continue;
       const bool sends = expert >= 0 && first;
-      op_.routing.rows[place] =
-          sends ? static_cast<std::int32_t>(base[expert] + number(expert, token)) : -1;
+      op_.routing.rows[place] = sends ? static_cast<std::int32_t>(base[expert] + number(expert, token)) : -1;
     }
   }
 
@@ -150,7 +149,9 @@ class OwnChoices {
     if (keeps) atomicOr(rank_sets_ + rank * set_words_ + token / 32, 1u << token % 32);
     return true;
   }
-  __device__ std::uint32_t* set(std::uint32_t expert) const { return sets_ + expert * set_words_; }
+  __device__ std::uint32_t* set(std::uint32_t expert) const {
+    return sets_ + expert * set_words_;
+  }
   // Tokens of the set below `token`.
   __device__ static std::uint32_t members(const std::uint32_t* set, std::uint32_t token) {
     std::uint32_t count = 0;

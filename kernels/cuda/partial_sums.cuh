@@ -124,8 +124,8 @@ class Adder {
   StageCursor at_;
 };
 
-// Rows are cut into pieces, so that tokens of many rows keep no warp longer than others. Own tokens' sums, whose
-// end everybody waits for, into smaller ones: their summands come in one round trip.
+// Rows are cut into pieces, so that tokens of many rows keep no warp longer than others. Own tokens' sums,
+// whose end everybody waits for, into smaller ones: their summands come in one round trip.
 __device__ inline Range piece_range(const Operation& op, std::uint32_t piece) {
   return part_of(op.shape.hidden / 8, piece, kLandingPieces);
 }
@@ -267,7 +267,8 @@ __device__ inline bool add_sums(const Operation& op, Adder& adder, std::uint32_t
   const std::uint32_t ranks = __reduce_or_sync(kFull, taken.takes ? 1u << taken.rank : 0u);
   const bool mine = ((ranks >> lane_of()) & 1) != 0;
   const std::uint32_t from = mine ? lane_of() : op.rank;
-  if (!wait_words(op, landed_tag(op, op.rank, from, token, piece / kOwnParts), mine, from, deadline_ns)) return false;
+  if (!wait_words(op, landed_tag(op, op.rank, from, token, piece / kOwnParts), mine, from, deadline_ns))
+    return false;
   fence_async();
   __syncwarp();
   const std::size_t row = std::size_t{token} * op.shape.hidden;
@@ -275,7 +276,8 @@ __device__ inline bool add_sums(const Operation& op, Adder& adder, std::uint32_t
     return op.bias[i] == nullptr ? nullptr : reinterpret_cast<const std::uint8_t*>(op.bias[i] + row);
   };
   auto* const out = reinterpret_cast<uint4*>(op.out + row);
-  Adder::Job job = adder.job({ranks, landing_slot(op, op.rank, from, token), 1.0f}, own_piece_range(op, piece));
+  Adder::Job job =
+      adder.job({ranks, landing_slot(op, op.rank, from, token), 1.0f}, own_piece_range(op, piece));
   Adder::Job none;
   adder.add(job, none, {bias_of(0), bias_of(1)},
             [out](std::uint32_t i, uint4 v) { out[i] = with_own_nans(v); });

@@ -21,9 +21,7 @@ struct Team {
   __device__ std::uint32_t thread() const { return threadIdx.x - first_warp * 32; }
   __device__ std::uint32_t threads() const { return warps * 32; }
   __device__ std::uint32_t warp() const { return warp_of() - first_warp; }
-  __device__ void sync() const {
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads()) : "memory");
-  }
+  __device__ void sync() const { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads()) : "memory"); }
   // Whether it is true of all threads; they meet here.
   __device__ bool all(bool mine) const {
     std::uint32_t result;

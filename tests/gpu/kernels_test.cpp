@@ -66,10 +66,10 @@ class CaseRun {
     std::uint64_t rows = 1;
     for (const auto& received : expected_) rows = std::max<std::uint64_t>(rows, received.num_rows);
     if (case_.group.layout != ref::Layout::kExpert) rows += random() % 3;
-    world_ = std::make_unique<World>(WorldShape{
-        shape_of(case_, case_.group.expert_capacity, rows),
-        std::max(*std::max_element(c.tokens.begin(), c.tokens.end()), 1u), c.group.masked, mode, c.landing,
-                   c.landings});
+    world_ =
+        std::make_unique<World>(WorldShape{shape_of(case_, case_.group.expert_capacity, rows),
+                                           std::max(*std::max_element(c.tokens.begin(), c.tokens.end()), 1u),
+                                           c.group.masked, mode, c.landing, c.landings});
     heads_.resize(world_->size());
     for (std::uint32_t r = 0; r < world_->size(); ++r) give(r);
   }

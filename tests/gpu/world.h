@@ -319,8 +319,8 @@ class World {
     *rank.abort = 0;
     EPD_CUDA(cudaHostAlloc(&rank.uploads, kOperations * sizeof(Operation), cudaHostAllocPortable));
     rank.memory = std::make_unique<DeviceMemory>(
-        rank.device, rows * row_total + tokens * token_total + words * 12 + workspace + landing_.bytes * world_.landings +
-                         (1 << 20) + kOperations * sizeof(Operation) +
+        rank.device, rows * row_total + tokens * token_total + words * 12 + workspace +
+                         landing_.bytes * world_.landings + (1 << 20) + kOperations * sizeof(Operation) +
                          shape_.num_ranks * (shape_.num_ranks + shape_.num_experts + 64) * 4);
     rank.memory->fill(0);
     DeviceMemory& m = *rank.memory;

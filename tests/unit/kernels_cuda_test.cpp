@@ -97,7 +97,8 @@ TEST(CudaConfigure, HoldsTheBooksOfEveryLanding) {
   struct Limit {
     std::uint32_t ranks, experts, tokens;
   };
-  for (const Limit limit : {Limit{4, 2048, 128}, Limit{32, 256, 512}, Limit{2, 512, 512}, Limit{16, 512, 512}}) {
+  for (const Limit limit :
+       {Limit{4, 2048, 128}, Limit{32, 256, 512}, Limit{2, 512, 512}, Limit{16, 512, 512}}) {
     for (const std::size_t bytes : {kHopperBytes, std::size_t{163} * 1024}) {
       for (const std::uint32_t sms : {1u, 16u}) {
         Operation op = operation(true);

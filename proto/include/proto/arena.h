@@ -226,7 +226,7 @@ inline constexpr std::uint64_t kLandingBytes = std::uint64_t{256} << 20;
 inline constexpr std::uint32_t kLandingExperts = 2048;                   // kernels have in shared memory
 inline constexpr std::uint64_t kLandingCounts = std::uint64_t{1} << 13;  // a count for each (expert, rank)
 inline constexpr std::uint64_t kLandingBits = std::uint64_t{1} << 18;    // and a bit for each (expert, token)
-inline constexpr std::uint32_t kLandingPieces = 4;                      // of a partial sum, at most
+inline constexpr std::uint32_t kLandingPieces = 4;                       // of a partial sum, at most
 
 struct LandingLayout {
   std::uint64_t hello = 0;
@@ -240,11 +240,12 @@ struct LandingLayout {
   constexpr explicit LandingLayout(const GroupShape& s) {
     const std::uint64_t bits = s.num_experts * align_up(s.max_tokens, 32);
     const bool small = s.max_tokens <= kLandingTokens && s.num_ranks <= kLandingRanks &&
-                       s.num_experts <= kLandingExperts && bits <= kLandingBits && std::uint64_t{s.num_experts} * s.num_ranks <= kLandingCounts;
+                       s.num_experts <= kLandingExperts && bits <= kLandingBits &&
+                       std::uint64_t{s.num_experts} * s.num_ranks <= kLandingCounts;
     if (!s.per_expert() || s.topk < 2 || !small) return;
     const std::uint64_t tokens = std::uint64_t{s.num_ranks} * s.max_tokens;
-    const std::uint64_t row =
-        align_up(std::uint64_t{s.row_bytes()} + s.scale_bytes(), 16) + 2 * align_up(std::uint64_t{s.topk} * 4, 16);
+    const std::uint64_t row = align_up(std::uint64_t{s.row_bytes()} + s.scale_bytes(), 16) +
+                              2 * align_up(std::uint64_t{s.topk} * 4, 16);
     slot_bytes = row > s.hidden * 2ull ? row : s.hidden * 2ull;
     if (tokens * slot_bytes > kLandingBytes) return;
     landed = hello + std::uint64_t{s.num_ranks} * 64;
