@@ -183,16 +183,28 @@ Status CudaDevice::start() {
   return result == CUDA_SUCCESS ? Status() : failed("cuCtxSetCurrent", result);
 }
 
-// Lanes move to the new partition when nothing of theirs is in flight. Until then both are in use, so the new
-// one takes other SMs.
 void CudaDevice::set_num_sms(std::uint32_t sms) {
   sms = std::clamp(sms, std::max(1u, num_lanes()), max_sms_);  // each lane keeps one
-  if (sms == num_sms_) return;
   if (mode_ == LaunchMode::kResident) {
+    if (sms == num_sms_) return;
     num_sms_ = sms;
     share_anew();
     return;
   }
+  wanted_sms_ = sms;
+  change_partition();
+}
+
+// When nothing is in flight on the device: the driver may wait for kernels while it makes a partition, and
+// kernels wait for those of other devices. A lane moves when its stream has ended, too; until then both
+// partitions are in use, so the new one takes other SMs.
+void CudaDevice::change_partition() {
+  const std::uint32_t sms = wanted_sms_;
+  const bool busy =
+      std::any_of(lanes_.begin(), lanes_.end(), [](const CudaLane* lane) { return lane->in_flight() != 0; });
+  if (sms == 0 || busy || !leaving_.empty()) return;
+  wanted_sms_ = 0;
+  if (sms == num_sms_) return;
   Result<std::shared_ptr<Partition>> made = Partition::make(driver_, device_, sms, partition_.get());
   if (!made.ok()) {
     log_event(LogLevel::kError, "the number of SMs stays as it was",

@@ -92,6 +92,8 @@ class CudaDevice final : public Device, public Launcher {
   std::uint32_t max_sms() const override { return max_sms_; }
   std::uint32_t num_sms() const override { return num_sms_; }
   void set_num_sms(std::uint32_t sms) override;
+  // Of launched lanes: as was asked for, if nothing is in flight.
+  void change_partition();
   Result<std::unique_ptr<Arena>> map_arena(int fd, std::uint64_t bytes) override;
   Result<std::unique_ptr<Arena>> map_client_memory(int fd, std::uint64_t bytes, bool here) override;
   Launcher* launcher() override { return this; }
@@ -143,6 +145,7 @@ class CudaDevice final : public Device, public Launcher {
   const Clock& clock_;
   std::uint32_t max_sms_ = 0;
   std::uint32_t num_sms_ = 0;
+  std::uint32_t wanted_sms_ = 0;  // of launched lanes, when they are idle; 0: none
   std::size_t max_shared_bytes_ = 0;
   CUcontext primary_ = nullptr;  // of the process until it ends; green contexts need it
   CUstream aside_ = nullptr;     // the primary context's, of all SMs

@@ -27,6 +27,7 @@ class CudaLane : public Lane {
   // SMs that nobody else can have, while nothing runs too.
   virtual std::uint32_t held_sms() const { return 0; }
   std::int32_t priority() const { return priority_; }
+  std::uint32_t in_flight() const { return in_flight_; }  // operations
   // Where its stream is; null: it has had none.
   const Partition* partition() const { return partition_.get(); }
   void set_priority(std::int32_t priority) final;
@@ -67,7 +68,6 @@ class CudaLane : public Lane {
   std::byte* extra_host() const { return memory_.host + host_places_ + places_bytes(); }
   // What of an operation is the lane's to fill in, and how it moves rows on `sms` of its SMs (0: on all).
   void describe_own(Kind kind, std::uint32_t sms, Operation& op) const;
-  std::uint32_t in_flight() const { return in_flight_; }
   void take_stream();
   // Nothing is in flight, and the stream has come to its end.
   void let_stream_go();

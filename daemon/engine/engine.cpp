@@ -57,6 +57,7 @@ int Engine::run() {
     now_ns_ = clock_.now_ns();
     count(page_->loops);
     page_->heartbeat_ns.store(now_ns_, std::memory_order_relaxed);
+    page_->sms.store(device_->num_sms(), std::memory_order_relaxed);  // may follow a setting later
     if (now_ns_ - last_link_ns_ >= kLinkPollNs) {
       last_link_ns_ = now_ns_;
       handle_link();

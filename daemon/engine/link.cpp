@@ -535,7 +535,6 @@ Status Engine::remove_group(const abi::GroupRef& message) {
 Status Engine::apply_settings(const abi::Settings& message) {
   settings_ = message;
   device_->set_num_sms(message.sms);
-  page_->sms.store(device_->num_sms(), std::memory_order_relaxed);
   log_set_level(static_cast<LogLevel>(message.log_level));
   return {};
 }
