@@ -236,6 +236,9 @@ class Carrier {
     fence_async_shared();
     __syncwarp();
     load(row_);
+#if !EPD_BULK
+    Team{0, warps_, 2}.sync();  // no barrier says to others that a row is there
+#endif
   }
   __device__ void cast_piece(std::uint32_t place, std::uint32_t first, std::uint32_t parity) const {
     const std::uint32_t blocks = format_.hidden / 128;
