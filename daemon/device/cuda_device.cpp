@@ -196,12 +196,15 @@ void CudaDevice::set_num_sms(std::uint32_t sms) {
 }
 
 // When nothing is in flight on the device: the driver may wait for kernels while it makes a partition, and
-// kernels wait for those of other devices. A lane moves when its stream has ended, too; until then both
-// partitions are in use, so the new one takes other SMs.
+// kernels wait for those of other devices. A lane moves when its stream has ended, too. Until then both
+// partitions are in use, so the new one takes other SMs, and there is no third one: it could have SMs of the
+// first, and kernels of both would wait for each other.
 void CudaDevice::change_partition() {
   const std::uint32_t sms = wanted_sms_;
-  const bool busy =
-      std::any_of(lanes_.begin(), lanes_.end(), [](const CudaLane* lane) { return lane->in_flight() != 0; });
+  const bool busy = std::any_of(lanes_.begin(), lanes_.end(), [this](const CudaLane* lane) {
+    const bool follows = lane->partition() == nullptr || lane->partition() == partition_.get();
+    return lane->in_flight() != 0 || !follows;
+  });
   if (sms == 0 || busy || !leaving_.empty()) return;
   wanted_sms_ = 0;
   if (sms == num_sms_) return;
@@ -240,6 +243,10 @@ void CudaDevice::check() {
 }
 
 bool CudaDevice::advance() {
+  if (wanted_sms_ != 0) {
+    share_anew();  // a lane may not have followed the change before
+    change_partition();
+  }
   for (auto lane = leaving_.begin(); lane != leaving_.end();)
     lane = see_off(*lane) ? leaving_.erase(lane) : std::next(lane);
   bool under_way = !leaving_.empty();

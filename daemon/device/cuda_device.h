@@ -92,8 +92,6 @@ class CudaDevice final : public Device, public Launcher {
   std::uint32_t max_sms() const override { return max_sms_; }
   std::uint32_t num_sms() const override { return num_sms_; }
   void set_num_sms(std::uint32_t sms) override;
-  // Of launched lanes: as was asked for, if nothing is in flight.
-  void change_partition();
   Result<std::unique_ptr<Arena>> map_arena(int fd, std::uint64_t bytes) override;
   Result<std::unique_ptr<Arena>> map_client_memory(int fd, std::uint64_t bytes, bool here) override;
   Launcher* launcher() override { return this; }
@@ -133,6 +131,8 @@ class CudaDevice final : public Device, public Launcher {
   CudaDevice(const CudaDriver& driver, CUdevice device, std::string name, LaunchMode mode, const Clock& clock)
       : driver_(driver), device_(device), name_(std::move(name)), mode_(mode), clock_(clock) {}
   Status start();
+  // Of launched lanes, to what is wanted, if nothing is in flight.
+  void change_partition();
   // True: it has gone.
   bool see_off(LeavingLane& lane);
   bool is_idle(CUstream stream) const;

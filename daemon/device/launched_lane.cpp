@@ -13,7 +13,6 @@ LaunchedLane::~LaunchedLane() {
 
 // A share is asked for with each operation; only another partition needs another stream.
 void LaunchedLane::follow_share() {
-  device_.change_partition();
   if (partition_ == device_.partition() || in_flight() != 0) return;
   if (stream_ != nullptr) {
     const CUresult state = driver_.cuStreamQuery(stream_);

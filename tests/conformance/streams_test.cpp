@@ -1,6 +1,8 @@
 // Operations in streams of the application's: rounds that are enqueued far ahead of what has run.
 #include "stream_rounds.h"
 
+#include <sstream>
+
 namespace epd::test {
 namespace {
 
@@ -52,6 +54,20 @@ TEST_P(Streams, ManyRoundsOnOneSlot) {
   });
 }
 
+// As `epctl devices` has it.
+std::string shown_sms(const Daemon& daemon, const std::string& device) {
+  std::istringstream text(daemon.epctl({"devices"}).out);
+  for (std::string line; std::getline(text, line);) {
+    std::string name;
+    std::string state;
+    std::string pid;
+    std::string sms;
+    std::istringstream(line) >> name >> state >> pid >> sms;
+    if (name == device) return sms;
+  }
+  return "";
+}
+
 // Of all ranks but one, something is always in flight when the SMs change.
 TEST_P(Streams, RoundsGoOnWhileSmsChange) {
   constexpr std::uint32_t kChanges = 6;
@@ -85,6 +101,12 @@ TEST_P(Streams, RoundsGoOnWhileSmsChange) {
   });
   const RankOutcome outcome = changer.wait(60);
   EXPECT_TRUE(outcome.ok) << outcome.to_string();
+  const std::string device = daemon().device(0);
+  for (const std::string sms : {"16", "32"}) {  // with nothing in flight it is as asked for
+    EXPECT_EQ(daemon().epctl({"set", "device", device, "sms=" + sms}).exit_code, 0);
+    EXPECT_TRUE(eventually(10, [&] { return shown_sms(daemon(), device) == sms; }))
+        << shown_sms(daemon(), device);
+  }
 }
 
 TEST_P(Streams, StreamsOfTwoGroupsDoNotWaitForEachOther) {

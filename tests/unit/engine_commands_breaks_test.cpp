@@ -242,12 +242,8 @@ TEST_F(EngineCommandsBreaksTest, AnotherEngineGoesOnWhereTheRingStands) {
   for (std::uint32_t i = 0; i < 3; ++i) run_and_check(i % kShape.depth);
   EXPECT_EQ(engines_[1]->stop(), 0);
   ringers_[1].ring(dispatch_on(0), 0, group_->epoch);  // nobody is there
-  abi::Break message{};
-  message.group_id = kGroup;
-  message.epoch = group_->epoch;
-  message.cause = StatusCode::kEngineRestarted;
-  engine_view_[0]->send(LinkType::kBreak, message);
-  ASSERT_TRUE(engine_view_[0]->expect(LinkType::kBroken).has_value());
+  break_without_engine_1();
+  ASSERT_FALSE(HasFatalFailure());
   engines_[1]->start();
   session(1).add_to(*engine_view_[1]);
   group_->add_to_engine(engine_view_, session_view_, 1, true);

@@ -155,6 +155,16 @@ class EngineCommandsFixture : public EngineFixture {
     next_ = group_->resume_index;
   }
 
+  // Engine 1 is away: the other one alone is told.
+  void break_without_engine_1() {
+    abi::Break message{};
+    message.group_id = kGroup;
+    message.epoch = group_->epoch;
+    message.cause = StatusCode::kEngineRestarted;
+    engine_view_[0]->send(LinkType::kBreak, message);
+    ASSERT_TRUE(engine_view_[0]->expect(LinkType::kBroken).has_value());
+  }
+
   // The group, and what is below `fail_from` may be completed.
   void lose(std::uint64_t fail_from) {
     abi::Break message{};

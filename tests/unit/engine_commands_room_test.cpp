@@ -11,6 +11,14 @@ namespace {
 
 using EngineCommandsRoomTest = EngineCommandsFixture;
 
+// A group of one rank, beside the fixture's.
+abi::GroupShape alone() {
+  abi::GroupShape shape = kShape;
+  shape.num_ranks = 1;
+  shape.num_experts = 2;
+  return shape;
+}
+
 // A kernel that gives SMs away must end its command first, which waits for a peer.
 TEST_F(EngineCommandsRoomTest, AnotherRankComesWhileACommandWaits) {
   const auto inputs = fill(0);
@@ -18,10 +26,7 @@ TEST_F(EngineCommandsRoomTest, AnotherRankComesWhileACommandWaits) {
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   RawSession other(50);
   other.add_to(*engine_view_[0]);
-  abi::GroupShape shape = kShape;
-  shape.num_ranks = 1;
-  shape.num_experts = 2;
-  RawGroup beside(8, shape, "cuda", 1);
+  RawGroup beside(8, alone(), "cuda", 1);
   beside.priority = 3;
   beside.add_to_engine({engine_view_[0]}, {&other}, 0, false);
   abi::Submission noop = submission(0, Op::kNoop, 0);
@@ -65,10 +70,7 @@ TEST_F(EngineCommandsRoomTest, AGroupThatWaitsForSmsSaysSoAndBeginsWhenTheyAreFr
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   RawSession other(50);
   other.add_to(*engine_view_[0]);
-  abi::GroupShape shape = kShape;
-  shape.num_ranks = 1;
-  shape.num_experts = 2;
-  RawGroup beside(8, shape, "cuda", 1);
+  RawGroup beside(8, alone(), "cuda", 1);
   beside.commands = {1};
   beside.priority = 3;
   beside.announce({engine_view_[0]}, {&other}, 0, false);
@@ -116,11 +118,8 @@ TEST_F(EngineCommandsRoomTest, ARankGoesBeforeAnotherHasMadeRoom) {
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   RawSession other(50);
   other.add_to(*engine_view_[0]);
-  abi::GroupShape shape = kShape;
-  shape.num_ranks = 1;
-  shape.num_experts = 2;
   for (const std::uint32_t commands : {0u, 1u, 1u}) {
-    RawGroup beside(8, shape, "cuda", 1);
+    RawGroup beside(8, alone(), "cuda", 1);
     beside.commands = {commands};
     beside.announce({engine_view_[0]}, {&other}, 0, false);
     engine_view_[0]->send(LinkType::kRemoveGroup, abi::GroupRef{8});

@@ -111,12 +111,8 @@ TEST_F(EngineCommandsViewsTest, AnotherEngineShowsWhatIsRungToIt) {
   EXPECT_EQ(engines_[1]->stop(), 0);
   engines_[1]->start();
   session(1).add_to(*engine_view_[1]);
-  abi::Break message{};
-  message.group_id = kGroup;
-  message.epoch = group_->epoch;
-  message.cause = StatusCode::kEngineRestarted;
-  engine_view_[0]->send(LinkType::kBreak, message);
-  ASSERT_TRUE(engine_view_[0]->expect(LinkType::kBroken).has_value());
+  break_without_engine_1();
+  ASSERT_FALSE(HasFatalFailure());
   group_->resume_index = next_;
   group_->add_to_engine(engine_view_, session_view_, 1, true);
   resume_all();
