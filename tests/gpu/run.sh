@@ -49,6 +49,7 @@ step() {  # step <name> <seconds> <command...>
   timeout -s KILL "$limit" "$@" > "$out/$name.log" 2>&1
   rc=$?
   [ $rc -eq 0 ] && verdict=PASS || { verdict="FAIL (exit $rc)"; failed=1; }
+  grep -q "^\[  PASSED  \] 0 tests" "$out/$name.log" && [ $rc -eq 0 ] && verdict="SKIPPED (all tests)"
   table="$table$(printf '%-23s %s, %s s' "$name" "$verdict" $(($(date +%s) - begin)))
 "
 }
