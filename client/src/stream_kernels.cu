@@ -119,8 +119,9 @@ extern "C" __global__ void __launch_bounds__(1)
   }
   const std::uint64_t command = epd::abi::pack(
       {number, num_tokens < kMostTokens ? num_tokens : kMostTokens, program, flagged != 0, epoch & 0xff});
+  // The kernel that acquires it is on this device.
   asm volatile(
-      "st.release.sys.global.u64 [%0], %1;" ::"l"(&words->commands[number % epd::abi::kCommandSlots]),
+      "st.release.gpu.global.u64 [%0], %1;" ::"l"(&words->commands[number % epd::abi::kCommandSlots]),
       "l"(command)
       : "memory");
   if (waits != 0) await_end(*words, number + 1, limit_ns);

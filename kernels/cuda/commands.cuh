@@ -154,7 +154,7 @@ __device__ inline void end_command(const CommandArguments& own, Watch& watch, co
   watch.state.sequence = command.number + 1;
   if (!well) atomicAdd_system(&own.words->failed, ended);
   if (command.flagged != 0) store_release_system(&own.words->flags[command.program], 1u);
-  store_release_system(&own.words->done, command.number + 1);
+  store_release(&own.words->done, command.number + 1);
 }
 
 __device__ inline void write_result(const CommandArguments& own, const Watch& watch,

@@ -24,7 +24,6 @@ constexpr std::uint32_t reciprocal(std::uint32_t by) {
 constexpr std::uint32_t kMaxWarps = kMaxThreads / 32;
 constexpr std::uint32_t kClerks = 2;               // at least, in dispatch: warps that move no rows
 constexpr std::uint32_t kLandingClerks = 4;        // likewise, and the herald
-constexpr std::uint32_t kSumStage = 7 * 1024;      // of a combine through landings: pieces of rows to add up
 constexpr std::uint32_t kCombineStage = 8 * 1024;  // a stage of combine: a piece of each row of a token
 constexpr std::uint32_t kPieceUnit = 512;          // 16 bytes for each lane
 
@@ -75,9 +74,14 @@ bool divide_landing(std::uint32_t room, Operation& op) {
   return movers.header_bytes + (shape.num_experts * shape.num_ranks + placement) * 4 <= room;
 }
 
-void divide_sums(Operation& op) {
-  op.movers.stages = 2;
-  op.movers.stage_bytes = kSumStage;
+// Of a combine through landings: a stage has the pieces of rows that a warp adds up next. The last warp adds
+// none.
+bool divide_sums(std::uint32_t room, Operation& op) {
+  op.movers.stages = 1;
+  op.movers.stage_bytes = kSummedAhead * kSummedAtOnce * 16;
+  op.movers.header_bytes = 0;
+  op.movers.warps = std::min(room / op.movers.stage_bytes, kMaxWarps - 1);
+  return op.movers.warps > 0;
 }
 
 }  // namespace
@@ -95,15 +99,15 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
   op.shape.topk_reciprocal = reciprocal(op.shape.topk);
   const auto room = static_cast<std::uint32_t>(max_shared_bytes) - kStaticBytes;
   const std::uint32_t tokens = op.landing.max_tokens;
-  const bool lands = tokens != 0 && op.shape.per_expert;
   movers.ctas = sms;
   movers.threads = kMaxThreads;
   movers.shared_bytes = room / 128 * 128;
-  if (kind == Kind::kDispatch && lands) return divide_landing(movers.shared_bytes, op);
+  if (lands(op)) {
+    return kind == Kind::kDispatch ? divide_landing(movers.shared_bytes, op)
+                                   : divide_sums(movers.shared_bytes, op);
+  }
   if (kind == Kind::kDispatch) {
     divide_stages(op);
-  } else if (lands) {
-    divide_sums(op);
   } else {
     divide_rows(op);
   }
@@ -111,9 +115,9 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
   while (stages > 0 &&
          HeaderLayout(kind, op.shape, tokens, stages, sms).bytes + stages * movers.stage_bytes > room)
     --stages;
-  if (stages < (lands ? 2 : 1)) return false;
+  if (stages < 1) return false;
   movers.stages = std::clamp(movers.stages, 1u, stages);
-  const std::uint32_t clerks = kind == Kind::kDispatch ? kClerks : lands;
+  const std::uint32_t clerks = kind == Kind::kDispatch ? kClerks : 0;
   movers.warps = std::min(stages / movers.stages, kMaxWarps - clerks);
   movers.header_bytes = HeaderLayout(kind, op.shape, tokens, movers.warps * movers.stages, sms).bytes;
   return true;

@@ -108,14 +108,17 @@ class Carrier {
   }
   __device__ bool moves() const { return moves_; }
 
+  // Of a CTA that moves rows, before anything is loaded: the fence would wait for that. A barrier follows.
+  __device__ static void open(const Operation& op, const Shared& shared) {
+    if (warp_of() >= op.movers.warps) return;
+    for (std::uint32_t i = threadIdx.x; i < op.movers.warps + op.movers.stages;
+         i += op.movers.warps * 32)
+      barrier_init(shared.barriers + i);
+    fence_async();
+  }
   // What is sent first is on its way while choices are read.
   __device__ void begin() {
-    if (!moves_) return;
-    for (std::uint32_t i = warp_of(); lane_of() == 0 && i < warps_ + op_.movers.stages; i += warps_)
-      barrier_init(shared_.barriers + i);
-    fence_async();
-    __syncwarp();
-    load(row_);
+    if (moves_) load(row_);
   }
 
   // Returns when all is released.
@@ -289,7 +292,7 @@ class Carrier {
     }
     __threadfence_block();
     __syncwarp();
-    return board.placed == LandingBoard::kPlaced;
+    return board.placed == LandingBoard::kKnown;
   }
   // To its places, which are found while it comes to the warp's stage; the row before has left that.
   __device__ void spread_row(const LandedPlans& plans, std::uint32_t source, std::uint32_t token) {
@@ -351,7 +354,7 @@ __device__ inline bool find_places(const Shared& shared, const Team& clerks, con
   if (clerks.thread() == 0) {
     __threadfence_block();
     *static_cast<volatile std::uint32_t*>(&board.placed) =
-        good ? LandingBoard::kPlaced : LandingBoard::kNowhere;
+        good ? LandingBoard::kKnown : LandingBoard::kNowhere;
   }
   return good;
 }
@@ -385,12 +388,11 @@ __device__ inline bool dispatch_landing(const Operation& op, Cta cta, const Shar
   const OwnChoices own(op, shared);
   const LandedPlans plans(op, cta, shared, board);
   Carrier carrier(op, cta, shared, own, board);
-  const bool asks = asks_before_landing(op);
   const OwnChoices::Batch first = own.load(all.thread(), all);
   carrier.begin();
-  own.clear(all);
+  const bool asks = asks_before_landing(op);
   bool good = all.all(own.read(first, all, cta.index == 0));
-  if (good && asks) good = wait_hello(op, board, deadline_ns);
+  if (good && asks) good = greet_together(op, board, deadline_ns);
   if (!good) {
     carrier.abandon();
     return false;
@@ -412,8 +414,11 @@ __device__ __noinline__ inline void run_landing_dispatch(const Operation& op, Ct
   __shared__ LandingBoard board;
   const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
   const Shared shared(Kind::kDispatch, op, memory);
+  const bool moves = cta.count == 1 || cta.index != 0;
   if (threadIdx.x < op.shape.num_ranks) shared.targets[threadIdx.x] = op.peers[threadIdx.x].target;
   clear_board(board);
+  OwnChoices(op, shared).clear();
+  if (moves) Carrier::open(op, shared);
   __syncthreads();
   bool good = true;
   if (warp_of() != herald_warp()) {
@@ -423,8 +428,7 @@ __device__ __noinline__ inline void run_landing_dispatch(const Operation& op, Ct
     good = herald(op, cta, board, cta.count > 1 ? 1 : op.movers.warps + 1, deadline_ns);
   }
   good = __syncthreads_or(!good) == 0;
-  const bool moved = cta.count == 1 || cta.index != 0;
-  if (moved && threadIdx.x < op.movers.warps + op.movers.stages)
+  if (moves && threadIdx.x < op.movers.warps + op.movers.stages)
     barrier_invalidate(shared.barriers + threadIdx.x);
   if (!good) return;
   const auto count_rows = [&op] { return __ldcg(&workspace(op).rows); };

@@ -93,10 +93,11 @@ struct LandingBoard {
   std::uint32_t rows_cast;
   std::uint32_t ended[kMaxThreads / 32];  // parts of the row in each stage
   std::uint32_t sent;                     // warps that have sent all
-  std::uint32_t claimed;                  // landed rows, or sums for others, that warps have taken
+  std::uint32_t claimed;                  // landed rows, or sums to be sent, that warps have taken
   std::uint32_t own_claimed;              // sums of own tokens, likewise
   std::uint32_t placed;                   // places are known, or kNowhere: the operation has failed
-  static constexpr std::uint32_t kPlaced = 1;
+  std::uint32_t greeted;                  // `tokens` are known, or kNowhere
+  static constexpr std::uint32_t kKnown = 1;
   static constexpr std::uint32_t kNowhere = 2;
 };
 
@@ -136,25 +137,47 @@ __device__ inline void say_hello(const Operation& op) {
   tell(hello_word(op, lane_of(), op.rank), op.tag, op.num_tokens);
 }
 
-// Until all ranks have said so; then the board has their tokens. False: failed. All warps but the last call.
-__device__ inline bool wait_hello(const Operation& op, LandingBoard& board, std::uint64_t deadline_ns) {
-  bool good = true;
-  if (warp_of() == 0) {
-    ToldWord word{};
-    std::uint32_t waiting = ranks_there(op);
+// Until all ranks have said so; then the board has their tokens. False: failed. A warp.
+__device__ inline bool greet(const Operation& op, LandingBoard& board, std::uint64_t deadline_ns) {
+  ToldWord word{};
+  std::uint32_t waiting = ranks_there(op);
 #pragma unroll 1
-    for (std::uint32_t looks = 1; waiting != 0 && good; ++looks) {
-      const bool mine = ((waiting >> lane_of()) & 1) != 0;
-      if (mine) word = look_acquire(hello_word(op, op.rank, lane_of()));
-      waiting &= ~__ballot_sync(kFull, mine && word.tag >= op.tag);
-      if (waiting == 0 || looks % 64 != 0) continue;
-      bool leave = false;
-      if (lane_of() == 0) leave = must_leave(op, deadline_ns, waiting);
-      good = __shfl_sync(kFull, leave, 0) == 0;
-    }
-    board.tokens[lane_of()] = min(static_cast<std::uint32_t>(word.value), op.landing.max_tokens);
+  for (std::uint32_t looks = 1; waiting != 0; ++looks) {
+    const bool mine = ((waiting >> lane_of()) & 1) != 0;
+    if (mine) word = look_acquire(hello_word(op, op.rank, lane_of()));
+    waiting &= ~__ballot_sync(kFull, mine && word.tag >= op.tag);
+    if (waiting == 0 || looks % 64 != 0) continue;
+    bool leave = false;
+    if (lane_of() == 0) leave = must_leave(op, deadline_ns, waiting);
+    if (__shfl_sync(kFull, leave, 0)) return false;
   }
-  return all_but_last().all(good);
+  board.tokens[lane_of()] = min(static_cast<std::uint32_t>(word.value), op.landing.max_tokens);
+  __syncwarp();
+  return true;
+}
+// Tells the other warps of the CTA, too.
+__device__ inline bool greet_for_all(const Operation& op, LandingBoard& board, std::uint64_t deadline_ns) {
+  const bool good = greet(op, board, deadline_ns);
+  if (lane_of() == 0) {
+    __threadfence_block();
+    *static_cast<volatile std::uint32_t*>(&board.greeted) =
+        good ? LandingBoard::kKnown : LandingBoard::kNowhere;
+  }
+  return good;
+}
+__device__ inline bool is_greeted(const LandingBoard& board) {
+  return static_cast<const volatile std::uint32_t&>(board.greeted) != 0;
+}
+__device__ inline bool wait_greeted(const LandingBoard& board) {
+  while (!is_greeted(board)) {
+  }
+  __threadfence_block();
+  __syncwarp();
+  return board.greeted == LandingBoard::kKnown;
+}
+// All warps but the last.
+__device__ inline bool greet_together(const Operation& op, LandingBoard& board, std::uint64_t deadline_ns) {
+  return all_but_last().all(warp_of() != 0 || greet(op, board, deadline_ns));
 }
 
 // Until the lane's word, if it has one, is told. False: failed. All lanes of a warp call.

@@ -17,10 +17,21 @@ struct StageHeader {
   float weight[32];
 };
 
-// Of a CTA's shared memory; each has a barrier. A dispatch through landings has some for its warps, too.
+// Of a combine through landings: what a warp adds up at once, a piece of a row, and how many of them it has on
+// their way.
+inline constexpr std::uint32_t kSummedVectors = 4;  // of 16 bytes, of each lane
+inline constexpr std::uint32_t kSummedAtOnce = kSummedVectors * 32;
+inline constexpr std::uint32_t kSummedAhead = 7;
+
+EPD_HOST_DEVICE constexpr bool lands(const Operation& op) {
+  return op.landing.max_tokens != 0 && op.shape.per_expert;
+}
+
+// Of a CTA's shared memory; each has a barrier. A dispatch through landings has some for its warps, too; a
+// combine has none.
 EPD_HOST_DEVICE constexpr std::uint32_t num_barriers(Kind kind, const Operation& op) {
-  const bool lands = kind == Kind::kDispatch && op.landing.max_tokens != 0 && op.shape.per_expert;
-  return lands ? op.movers.warps + op.movers.stages : op.movers.warps * op.movers.stages;
+  if (!lands(op)) return op.movers.warps * op.movers.stages;
+  return kind == Kind::kDispatch ? op.movers.warps + op.movers.stages : 0;
 }
 
 // Byte offsets of the header's parts.

@@ -36,11 +36,11 @@ class OwnChoices {
         sets_(shared.bits),
         rank_sets_(sets_ + op.shape.num_experts * set_words_) {}
 
-  __device__ void clear(const Team& team) const {
+  // All threads; a barrier follows.
+  __device__ void clear() const {
     const std::uint32_t words = (op_.shape.num_experts + op_.shape.num_ranks) * set_words_;
 #pragma unroll 1
-    for (std::uint32_t i = team.thread(); i < words; i += team.threads()) sets_[i] = 0;
-    team.sync();
+    for (std::uint32_t i = threadIdx.x; i < words; i += blockDim.x) sets_[i] = 0;
   }
 
   // Choices whose loads are under way together. The thread's share is every threads()-th.

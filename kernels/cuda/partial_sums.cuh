@@ -2,140 +2,32 @@
 // rank) crosses the wire; the token's owner adds those up.
 #pragma once
 
-#include "cuda/combine.cuh"
 #include "cuda/landing.cuh"
+#include "cuda/routing.cuh"
+#include "cuda/summands.cuh"
 
 namespace epd::kernels::cuda {
 
-// Rows that a warp adds up, in order of lanes.
-struct Summands {
-  std::uint32_t lanes;      // that have one
-  const std::uint8_t* row;  // of the lane
-  float weight;             // likewise
-};
-
-// Rows of a warp that are added up: parts of them come to its stages by bulk loads.
-class Adder {
- public:
-  // Vectors [at, end) of the rows.
-  struct Job {
-    Summands rows{};
-    std::uint32_t at = 0;
-    std::uint32_t loading = 0;
-    std::uint32_t end = 0;
-    std::uint32_t part = 1;  // vectors of each row that a stage takes
-    std::uint32_t count = 0;
-    float* weights = nullptr;  // in order of lanes
-  };
-
-  __device__ Adder(const Operation& op, const Shared& shared)
-      : stages_(op, shared), headers_(shared.headers + warp_of() * stages_.count) {}
-  __device__ void open() const { stages_.open(); }
-  __device__ void close() const { stages_.close(); }
-
-  // At most two at a time.
-  __device__ Job job(const Summands& rows, Range vectors) {
-    Job job;
-    job.rows = rows;
-    job.at = job.loading = vectors.begin;
-    job.end = vectors.end;
-    job.count = __popc(rows.lanes);
-    const std::uint32_t most = stages_.bytes / 16 / max(job.count, 1u);
-    const std::uint32_t all = vectors.end - vectors.begin;
-    job.part = most >= all ? max(all, 1u) : most >= 32 ? most / 32 * 32 : most;
-    job.weights = headers_[next_header_].weight;
-    next_header_ ^= 1;
-    if (((rows.lanes >> lane_of()) & 1) != 0) job.weights[position(rows)] = rows.weight;
-    __syncwarp();
-    return job;
-  }
-
-  // Adds the rows up, and the biases before them; each rounded vector goes to store(i, vector). Meanwhile
-  // `next` comes.
-  template <typename Store>
-  __device__ void add(Job& now, Job& next, const std::uint8_t* const (&biases)[2], Store store) {
-    load(now);
-    load(next);
-    for (; now.at < now.end; now.at += now.part) {
-      if (now.count != 0) {
-        barrier_wait(stages_.barriers + at_.stage, at_.parity);
-        __syncwarp();
-      }
-      add_part(now, biases, store);
-      if (now.count == 0) continue;
-      at_.advance(stages_.count);
-      --on_their_way_;
-      fence_async_shared();
-      __syncwarp();
-      load(now);
-      load(next);
-    }
-  }
-  // What is on its way lands before the warp leaves.
-  __device__ void drain() {
-    for (; on_their_way_ != 0; --on_their_way_) {
-      barrier_wait(stages_.barriers + at_.stage, at_.parity);
-      at_.advance(stages_.count);
-    }
-  }
-
- private:
-  __device__ static std::uint32_t position(const Summands& rows) {
-    return __popc(rows.lanes & lanes_below());
-  }
-
-  // As many parts as there is room for.
-  __device__ void load(Job& job) {
-    for (; on_their_way_ < stages_.count && job.count != 0 && job.loading < job.end; ++on_their_way_) {
-      const std::uint32_t bytes = min(job.part, job.end - job.loading) * 16;
-      std::uint64_t* const barrier = stages_.barriers + load_at_.stage;
-      if (lane_of() == 0) barrier_expect(barrier, bytes * job.count);
-      __syncwarp();
-      warp_load(stages_.at(load_at_.stage) + position(job.rows) * job.part * 16,
-                job.rows.row + job.loading * 16, bytes, ((job.rows.lanes >> lane_of()) & 1) != 0, barrier);
-      job.loading += job.part;
-      load_at_.advance(stages_.count);
-    }
-  }
-
-  template <typename Store>
-  __device__ void add_part(const Job& job, const std::uint8_t* const (&biases)[2], Store store) const {
-    const auto* const stage = reinterpret_cast<const uint4*>(stages_.at(at_.stage));
-    const std::uint32_t end = min(job.at + job.part, job.end);
-#pragma unroll 2
-    for (std::uint32_t i = job.at + lane_of(); i < end; i += 32) {
-      Eight sum;
-      sum.clear();
-      for (const std::uint8_t* const bias : biases) {
-        if (bias != nullptr) sum.add(__ldcg(reinterpret_cast<const uint4*>(bias) + i), 1.0f);
-      }
-#pragma unroll 4
-      for (std::uint32_t row = 0; row < job.count; ++row)
-        sum.add(stage[row * job.part + i - job.at], job.weights[row]);
-      store(i, sum.rounded());
-    }
-  }
-
-  const Stages stages_;
-  StageHeader* const headers_;
-  std::uint32_t next_header_ = 0;
-  std::uint32_t on_their_way_ = 0;
-  StageCursor load_at_;
-  StageCursor at_;
-};
-
-// Rows are cut into pieces, so that tokens of many rows keep no warp longer than others. Own tokens' sums,
-// whose end everybody waits for, into smaller ones: their summands come in one round trip.
-__device__ inline Range piece_range(const Operation& op, std::uint32_t piece) {
-  return part_of(op.shape.hidden / 8, piece, kLandingPieces);
+// Of `by`, for multiply_high: exact for numbers below 2^32 / by.
+__device__ inline std::uint32_t reciprocal_of(std::uint32_t by) {
+  return by <= 1 ? 0 : ~0u / by + 1;
 }
-inline constexpr std::uint32_t kOwnParts = 2;  // of a piece
-inline constexpr std::uint32_t kOwnPieces = kOwnParts * kLandingPieces;
-__device__ inline Range own_piece_range(const Operation& op, std::uint32_t piece) {
-  const Range whole = piece_range(op, piece / kOwnParts);
-  const Range part = part_of(whole.end - whole.begin, piece % kOwnParts, kOwnParts);
-  return {whole.begin + part.begin, whole.begin + part.end};
-}
+
+// Sums are cut into pieces that a warp adds up at once: so tokens of many rows keep no warp longer than others.
+struct SumPieces {
+  std::uint32_t vectors;  // of a row
+  std::uint32_t count;
+  std::uint32_t reciprocal;
+
+  __device__ explicit SumPieces(const Operation& op)
+      : vectors(op.shape.hidden / 8),
+        count((vectors + kSummedAtOnce - 1) / kSummedAtOnce),
+        reciprocal(reciprocal_of(count)) {}
+  __device__ std::uint32_t token_of(std::uint32_t i) const { return multiply_high(i, reciprocal); }
+  __device__ Range range(std::uint32_t piece) const {
+    return {piece * kSummedAtOnce, min((piece + 1) * kSummedAtOnce, vectors)};
+  }
+};
 
 // A warp among all of an operation, neighbours on different SMs.
 struct WarpOrder {
@@ -172,115 +64,289 @@ __device__ inline void ask_for_sums(const Operation& op, std::uint32_t token, co
   }
 }
 
-// A piece of this rank's part of the sum of a token of another.
+// A piece of this rank's part of a token's sum.
 struct SumTask {
-  std::uint32_t source = 0;
+  std::uint32_t owner = 0;
   std::uint32_t token = kFull;  // kFull: none
   std::uint32_t piece = 0;
   ToldWord word{};  // of choice `lane`, if it was there already
 
-  SumTask() = default;
-  // Number i. Neighbours begin with different sources, so that the links to all of them are busy.
-  __device__ SumTask(const Operation& op, const std::uint32_t* tokens, std::uint32_t i) {
-    const std::uint32_t ranks = op.shape.num_ranks;
-    const std::uint32_t task = i / ranks;
-    source = (i + task / 8 + op.rank) % ranks;
-    if (task >= tokens[source] * kLandingPieces) return;
-    token = task / kLandingPieces;
-    piece = task % kLandingPieces;
-    if (lane_of() < op.shape.topk) word = look(at(op));
-  }
   __device__ const ToldWord* at(const Operation& op) const {
-    return asked_words(op, op.rank, source, token) + min(lane_of(), op.shape.topk - 1);
+    return asked_words(op, op.rank, owner, token == kFull ? 0 : token) + min(lane_of(), op.shape.topk - 1);
+  }
+  __device__ bool is_late(const Operation& op) const {
+    return token != kFull && lane_of() < op.shape.topk && word.tag != op.tag;
+  }
+  // Of this rank's rows, the one that choice `lane` takes, with its weight; kFull: none.
+  __device__ std::uint64_t row(const Operation& op) const {
+    return token != kFull && lane_of() < op.shape.topk ? word.value : kFull;
   }
 };
 
-// Tags that a warp releases together: a release waits for all that is on its way.
-struct SumTags {
-  static constexpr std::uint32_t kMost = 8;
-  std::uint64_t* tag = nullptr;  // of lane i: the i-th
-  std::uint32_t count = 0;
+// Those of all warps of the rank, in the order in which they are taken. Some of own tokens are first, for which
+// no other rank has to have come; then come those of others, so that they have crossed the wire when the rest of
+// the own ones has been formed. Neighbours go to different ranks, so that the links to all of them are busy.
+class SumTasks {
+ public:
+  __device__ SumTasks(const Operation& op, Cta cta, const LandingBoard& board)
+      : op_(op),
+        board_(board),
+        pieces_(op),
+        others_(op.shape.num_ranks - 1),
+        others_reciprocal_(reciprocal_of(others_)),
+        own_(op.num_tokens * pieces_.count),
+        first_(min(own_, cta.count * op.movers.warps)) {}
 
-  __device__ void add(const Operation& op, std::uint64_t* at) {
-    if (lane_of() == count) tag = at;
-    if (++count == kMost) release(op);
+  __device__ bool has(std::uint32_t i) const { return i < own_ + of_others_; }
+  // Whether it is beyond what is known.
+  __device__ bool asks(std::uint32_t i) const { return i >= first_ && !all_; }
+  // When the board has everybody's tokens.
+  __device__ void know_all() {
+    all_ = true;
+    std::uint32_t most = 0;
+#pragma unroll 1
+    for (std::uint32_t s = 0; s < op_.shape.num_ranks; ++s)
+      most = max(most, s == op_.rank ? 0 : board_.tokens[s]);
+    of_others_ = most * pieces_.count * others_;
   }
-  __device__ void release(const Operation& op) {
-    __syncwarp();
-    if (lane_of() < count) store_release_system(tag, op.tag);
-    count = 0;
+  __device__ SumTask look_at(std::uint32_t i) const {
+    SumTask task;
+    if (!has(i)) return task;
+    task.owner = op_.rank;
+    const bool is_own = i < first_ || i >= first_ + of_others_;
+    if (i >= first_) i -= is_own ? of_others_ : first_;
+    std::uint32_t token = pieces_.token_of(i);
+    task.piece = i - token * pieces_.count;
+    if (!is_own) {
+      const std::uint32_t other = token;
+      token = multiply_high(other, others_reciprocal_);
+      task.owner += 1 + other - token * others_;
+      if (task.owner >= op_.shape.num_ranks) task.owner -= op_.shape.num_ranks;
+      if (token >= board_.tokens[task.owner]) return task;
+    }
+    task.token = token;
+    if (lane_of() < op_.shape.topk) task.word = look(task.at(op_));
+    return task;
   }
+  __device__ Range range(const SumTask& task) const { return pieces_.range(task.piece); }
+
+ private:
+  const Operation& op_;
+  const LandingBoard& board_;
+  const SumPieces pieces_;
+  const std::uint32_t others_;
+  const std::uint32_t others_reciprocal_;
+  const std::uint32_t own_;
+  const std::uint32_t first_;  // own ones
+  std::uint32_t of_others_ = 0;
+  bool all_ = false;
 };
 
-// What the source has asked for, of this rank's rows.
+// Of this rank's rows, those that are asked for.
 __device__ inline Summands asked_rows(const Operation& op, std::uint64_t asked) {
   const std::uint16_t* const y = op.peers[op.rank].source.y;
   const auto row = static_cast<std::uint32_t>(asked);
   const bool holds = row < op.shape.recv_rows && row != kFull && y != nullptr;
-  return {__ballot_sync(kFull, holds),
-          reinterpret_cast<const std::uint8_t*>(y + std::size_t{holds ? row : 0} * op.shape.hidden),
-          __uint_as_float(static_cast<std::uint32_t>(asked >> 32))};
+  return {__ballot_sync(kFull, holds), reinterpret_cast<const std::uint8_t*>(y),
+          std::size_t{op.shape.hidden} * 2, row, __uint_as_float(static_cast<std::uint32_t>(asked >> 32))};
 }
 
-// As warps get free. False: the operation has failed.
-__device__ inline bool send_sums(const Operation& op, Cta cta, Adder& adder, LandingBoard& board,
-                                 std::uint64_t deadline_ns) {
-  std::uint32_t most = 0;
+static_assert(kSummedVectors == 4);  // load_vectors
+
+// A warp forms sums, as it gets free. Rows come to its stage, each lane's vectors by its own loads, some rows
+// ahead of what is added up, across the ends of sums. Rows and sums have numbers; what belongs to number n is kept
+// by lane n % 32.
+class SumStream {
+ public:
+  __device__ SumStream(const Operation& op, Cta cta, std::uint8_t* stages, LandingBoard& board)
+      : op_(op),
+        cta_(cta),
+        board_(board),
+        stage_(shared_address(stages) + warp_of() * op.movers.stage_bytes + lane_of() * 16),
+        tasks_(op, cta, board) {}
+
+  // False: the operation has failed.
+  __device__ bool run(std::uint64_t deadline_ns) {
+    deadline_ns_ = deadline_ns;
+    next_i_ = claim(cta_, board_.claimed);
+    look_ahead();
 #pragma unroll 1
-  for (std::uint32_t s = 0; s < op.shape.num_ranks; ++s) most = max(most, board.tokens[s]);
-  const std::uint32_t end = most * kLandingPieces * op.shape.num_ranks;
-  const bool has = lane_of() < op.shape.topk;
-  SumTags tags;
-  SumTask task;  // none
-  Adder::Job now;
+    while (true) {
 #pragma unroll 1
-  for (bool more = true; more;) {
-    const std::uint32_t i = claim(cta, board.claimed);
-    more = i < end;
-    const SumTask next_task = more ? SumTask(op, board.tokens, i) : SumTask();
-    Adder::Job next;
-    std::uint64_t asked = has && next_task.token != kFull ? next_task.word.value : kFull;
-    const bool late = has && next_task.token != kFull && next_task.word.tag != op.tag;
-    const bool waits = __any_sync(kFull, late) != 0;
-    if (!waits) next = adder.job(asked_rows(op, asked), piece_range(op, next_task.piece));
-    if (now.count != 0) {
-      auto* const slot = reinterpret_cast<uint4*>(landing_slot(op, task.source, op.rank, task.token));
-      adder.add(now, next, {nullptr, nullptr}, [slot](std::uint32_t v, uint4 vector) { slot[v] = vector; });
-      tags.add(op, landed_tag(op, task.source, op.rank, task.token, task.piece));
+      while (has_room() && (left_ != 0 || begin_sum())) load_row();
+      if (loaded_ == added_) break;
+      add_sum();
     }
-    if (waits) {
-      tags.release(op);
-      if (!wait_told(op, next_task.at(op), late, next_task.source, deadline_ns, asked)) return false;
-      next = adder.job(asked_rows(op, asked), piece_range(op, next_task.piece));
-    }
-    now = next;
-    task = next_task;
+    release();
+    return state_ != State::kFailed;
   }
-  tags.release(op);
-  return true;
-}
+
+ private:
+  enum class State { kGoesOn, kOver, kFailed };
+  static constexpr std::uint32_t kReleased = 8;  // at a time: a release waits for all that is on its way
+  static_assert(kReleased + kSummedAhead <= 32);
+
+  // The next sum, of which one asks meanwhile; unless its owner has to come first.
+  __device__ void look_ahead() {
+    looked_ = !tasks_.asks(next_i_);
+    if (looked_) next_ = tasks_.look_at(next_i_);
+  }
+  // The next sum that has rows. What has to come from other ranks is waited for unless rows are on their way.
+  // False: none for now.
+  __device__ bool begin_sum() {
+#pragma unroll 1
+    while (state_ == State::kGoesOn) {
+      if (!looked_) {
+        if (loaded_ != added_ && !is_greeted(board_)) return false;
+        if (!wait_greeted(board_)) return end(State::kFailed);
+        tasks_.know_all();
+        look_ahead();
+      }
+      if (!tasks_.has(next_i_)) return end(State::kOver);
+      const bool late = next_.is_late(op_);
+      if (__any_sync(kFull, late)) {
+        if (loaded_ != added_) {
+          if (late) next_.word = look(next_.at(op_));
+          return false;
+        }
+        release();
+        if (!wait_told(op_, next_.at(op_), late, next_.owner, deadline_ns_, next_.word.value))
+          return end(State::kFailed);
+      }
+      rows_ = asked_rows(op_, next_.row(op_));
+      left_ = rows_.lanes;
+      if (left_ != 0) describe_sum();
+      next_i_ = claim(cta_, board_.claimed);
+      look_ahead();
+      if (left_ != 0) return true;
+    }
+    return false;
+  }
+  __device__ bool end(State state) {
+    state_ = state;
+    return false;
+  }
+  __device__ void describe_sum() {
+    const Range range = tasks_.range(next_);
+    const std::uint32_t vectors = range.end - range.begin;
+    rows_.base += (range.begin + lane_of()) * 16;
+    lacks_ = kSummedAtOnce - vectors;
+    mine_ = vectors <= lane_of() ? 0 : (vectors - lane_of() + 31) / 32;
+    if (lane_of() == begun_ % 32) {
+      to_ = landing_slot(op_, next_.owner, op_.rank, next_.token) + range.begin * 16;
+      tag_ = landed_tag(op_, next_.owner, op_.rank, next_.token, next_.piece);
+      size_ = vectors << 8 | static_cast<std::uint32_t>(__popc(left_));
+    }
+    ++begun_;
+  }
+
+  __device__ bool has_room() const { return loaded_ - added_ < kSummedAhead; }
+  __device__ void load_row() {
+    const int lane = __ffs(static_cast<int>(left_)) - 1;
+    left_ &= left_ - 1;
+    const float weight = __shfl_sync(kFull, rows_.weight, lane);
+    if (lane_of() == loaded_ % 32) weight_ = weight;
+    const std::uint8_t* const from = rows_.base + __shfl_sync(kFull, rows_.row, lane) * rows_.pitch;
+    const std::uint32_t to = stage_ + load_at_ * (kSummedAtOnce * 16);
+    if (lacks_ == 0) {
+      load_vectors(to, from, kSummedVectors);
+    } else {
+      load_vectors(to, from, mine_);
+    }
+    thread_loads_commit();
+    advance(load_at_);
+    ++loaded_;
+  }
+  __device__ static void load_vectors(std::uint32_t to, const std::uint8_t* from, std::uint32_t count) {
+    if (count > 0) thread_load<0>(to, from);
+    if (count > 1) thread_load<512>(to, from);
+    if (count > 2) thread_load<1024>(to, from);
+    if (count > 3) thread_load<1536>(to, from);
+  }
+  // The oldest. Rows of the one that was begun last follow as there is room; no other is begun meanwhile, as
+  // what that takes would drive the sums out of registers.
+  __device__ void add_sum() {
+    const auto lane = static_cast<int>(summed_ % 32);
+    const std::uint32_t size = __shfl_sync(kFull, size_, lane);
+    auto* const to =
+        reinterpret_cast<uint4*>(__shfl_sync(kFull, reinterpret_cast<std::uintptr_t>(to_), lane)) + lane_of();
+    Eight sums[kSummedVectors];
+#pragma unroll
+    for (Eight& sum : sums) sum.clear();
+#pragma unroll 1
+    for (std::uint32_t rows = size & 0xff; rows != 0; --rows) {
+      if (has_room() && left_ != 0) load_row();
+      thread_loads_wait<kSummedAhead - 1>(loaded_ - added_ - 1);
+      const float weight = __shfl_sync(kFull, weight_, static_cast<int>(added_ % 32));
+      const std::uint32_t from = stage_ + add_at_ * (kSummedAtOnce * 16);
+#pragma unroll
+      for (std::uint32_t i = 0; i < kSummedVectors; ++i) sums[i].add(load_shared(from + i * 512), weight);
+      advance(add_at_);
+      ++added_;
+    }
+#pragma unroll
+    for (std::uint32_t i = 0; i < kSummedVectors; ++i) {
+      if (lane_of() + i * 32 < size >> 8) to[i * 32] = sums[i].rounded();
+    }
+    ++summed_;
+    if (summed_ - released_ == kReleased) release();
+  }
+  __device__ void release() {
+    __syncwarp();
+    if (((lane_of() - released_) & 31) < summed_ - released_) store_release_system(tag_, op_.tag);
+    released_ = summed_;
+  }
+  __device__ static void advance(std::uint32_t& slot) {
+    if (++slot == kSummedAhead) slot = 0;
+  }
+
+  const Operation& op_;
+  const Cta cta_;
+  LandingBoard& board_;
+  const std::uint32_t stage_;  // the lane's vectors, in shared memory
+  SumTasks tasks_;
+  std::uint64_t deadline_ns_ = 0;
+  State state_ = State::kGoesOn;
+  // The next sum.
+  std::uint32_t next_i_ = 0;
+  bool looked_ = false;
+  SumTask next_;
+  // The one whose rows are loaded.
+  Summands rows_{};         // from the lane's first vector on
+  std::uint32_t left_ = 0;  // lanes of rows that are not loaded
+  std::uint32_t lacks_ = 0;  // vectors of a row, to be a whole piece
+  std::uint32_t mine_ = 0;   // the lane's
+  // Rows.
+  std::uint32_t load_at_ = 0;
+  std::uint32_t add_at_ = 0;
+  std::uint32_t loaded_ = 0;
+  std::uint32_t added_ = 0;
+  float weight_ = 0.0f;  // of the lane's row
+  // Sums.
+  std::uint32_t begun_ = 0;
+  std::uint32_t summed_ = 0;
+  std::uint32_t released_ = 0;
+  std::uint32_t size_ = 0;  // of the lane's: vectors << 8 | rows
+  std::uint8_t* to_ = nullptr;
+  std::uint64_t* tag_ = nullptr;
+};
 
 // A piece of the sum of one of this rank's own tokens.
-__device__ inline bool add_sums(const Operation& op, Adder& adder, std::uint32_t token, std::uint32_t piece,
-                                const RawChoice& raw, std::uint64_t deadline_ns) {
+__device__ inline bool add_own_piece(const Operation& op, std::uint32_t token, std::uint32_t piece,
+                                     Range vectors, const RawChoice& raw, std::uint64_t deadline_ns) {
   const TakenRow taken(op, raw);
   const std::uint32_t ranks = __reduce_or_sync(kFull, taken.takes ? 1u << taken.rank : 0u);
   const bool mine = ((ranks >> lane_of()) & 1) != 0;
   const std::uint32_t from = mine ? lane_of() : op.rank;
-  if (!wait_words(op, landed_tag(op, op.rank, from, token, piece / kOwnParts), mine, from, deadline_ns))
-    return false;
-  fence_async();
-  __syncwarp();
+  if (!wait_words(op, landed_tag(op, op.rank, from, token, piece), mine, from, deadline_ns)) return false;
   const std::size_t row = std::size_t{token} * op.shape.hidden;
   const auto bias_of = [&op, row](std::uint32_t i) {
     return op.bias[i] == nullptr ? nullptr : reinterpret_cast<const std::uint8_t*>(op.bias[i] + row);
   };
   auto* const out = reinterpret_cast<uint4*>(op.out + row);
-  Adder::Job job =
-      adder.job({ranks, landing_slot(op, op.rank, from, token), 1.0f}, own_piece_range(op, piece));
-  Adder::Job none;
-  adder.add(job, none, {bias_of(0), bias_of(1)},
-            [out](std::uint32_t i, uint4 v) { out[i] = with_own_nans(v); });
+  const std::size_t pitch = std::size_t{op.landing.max_tokens} * op.landing.slot_bytes;
+  add_rows({ranks, landing_slot(op, op.rank, 0, token), pitch, from, 1.0f}, vectors, {bias_of(0), bias_of(1)},
+           [out](std::uint32_t i, uint4 v) { out[i] = with_own_nans(v); });
   return true;
 }
 
@@ -294,51 +360,51 @@ __device__ inline void return_all_weights(const Operation& op, const WarpOrder& 
   }
 }
 
-// A moving warp's part. False: the operation has failed.
-__device__ inline bool combine_landing(const Operation& op, Cta cta, const Shared& shared,
-                                       LandingBoard& board, std::uint64_t deadline_ns) {
-  const WarpOrder order(op, cta);
-  Adder adder(op, shared);
-  adder.open();
-  const std::uint32_t pieces = op.num_tokens * kOwnPieces;
-  bool good = send_sums(op, cta, adder, board, deadline_ns);
+// Sums of own tokens, as warps get free. False: the operation has failed.
+__device__ inline bool add_own(const Operation& op, Cta cta, LandingBoard& board, std::uint64_t deadline_ns) {
+  const SumPieces pieces(op);
+  const std::uint32_t end = op.num_tokens * pieces.count;
   std::uint32_t i = claim(cta, board.own_claimed);
-  RawChoice raw = load_raw(op, i / kOwnPieces);
-  if (good && op.out_weights != nullptr) return_all_weights(op, order);
-  if (good) tell_others(op, cta, board, op.movers.warps + (cta.index == 0));
+  RawChoice raw = load_raw(op, pieces.token_of(i));
 #pragma unroll 1
-  while (good && i < pieces) {
+  while (i < end) {
     const std::uint32_t next = claim(cta, board.own_claimed);
-    const RawChoice next_raw = load_raw(op, next / kOwnPieces);
-    good = add_sums(op, adder, i / kOwnPieces, i % kOwnPieces, raw, deadline_ns);
+    const RawChoice next_raw = load_raw(op, pieces.token_of(next));
+    const std::uint32_t token = pieces.token_of(i);
+    const std::uint32_t piece = i - token * pieces.count;
+    if (!add_own_piece(op, token, piece, pieces.range(piece), raw, deadline_ns)) return false;
     i = next;
     raw = next_raw;
   }
-  adder.drain();
-  adder.close();
-  return good;
+  return true;
+}
+
+// The warps that move rows. False: the operation has failed.
+__device__ inline bool combine_landing(const Operation& op, Cta cta, std::uint8_t* stages,
+                                       LandingBoard& board, std::uint64_t deadline_ns) {
+  const WarpOrder order(op, cta);
+  // What was told here before has been read: who reads it has not let the operation before end.
+  for (std::uint32_t token = order.first; token < op.num_tokens; token += order.step)
+    ask_for_sums(op, token, load_raw(op, token));
+  if (!SumStream(op, cta, stages, board).run(deadline_ns)) return false;
+  if (op.out_weights != nullptr) return_all_weights(op, order);
+  tell_others(op, cta, board, op.movers.warps + (cta.index == 0));
+  return add_own(op, cta, board, deadline_ns);
 }
 
 // One CTA's part of a combine through landings.
 __device__ __noinline__ inline void run_landing_combine(const Operation& op, Cta cta, std::uint8_t* memory) {
   __shared__ LandingBoard board;
   const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
-  const Shared shared(Kind::kCombine, op, memory);
-  const WarpOrder order(op, cta);
-  const bool moves = warp_of() < op.movers.warps;
   clear_board(board);
   __syncthreads();
   bool good = true;
-  if (warp_of() == herald_warp()) {
-    if (cta.index == 0) good = herald(op, cta, board, op.movers.warps + 1, deadline_ns);
-  } else {
-    if (cta.index == 0 && warp_of() == 0) say_hello(op);
-    // What was told here before has been read: who reads it has not let the operation before end.
-    for (std::uint32_t token = order.first; moves && token < op.num_tokens; token += order.step) {
-      ask_for_sums(op, token, load_raw(op, token));
-    }
-    good = wait_hello(op, board, deadline_ns);
-    if (good && moves) good = combine_landing(op, cta, shared, board, deadline_ns);
+  if (warp_of() < op.movers.warps) {
+    good = combine_landing(op, cta, memory, board, deadline_ns);
+  } else if (warp_of() == herald_warp()) {
+    if (cta.index == 0) say_hello(op);
+    good = greet_for_all(op, board, deadline_ns);
+    if (good && cta.index == 0) good = herald(op, cta, board, op.movers.warps + 1, deadline_ns);
   }
   if (__syncthreads_or(!good) != 0) return;
   finish(

@@ -219,4 +219,30 @@ __device__ inline void stores_wait_done() {
 #endif
 }
 
+// ---- copies of 16 bytes by a thread for itself, past registers and L1 ----
+template <std::uint32_t kOffset>
+__device__ inline void thread_load(std::uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %2], 16;" ::"r"(to), "l"(from), "n"(kOffset)
+               : "memory");
+}
+__device__ inline uint4 load_shared(std::uint32_t at) {
+  uint4 value;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(at)
+               : "memory");
+  return value;
+}
+__device__ inline void thread_loads_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Until all of the thread's groups but the last `last` are there, of which there are kMost at most.
+template <std::uint32_t kMost>
+__device__ inline void thread_loads_wait(std::uint32_t last) {
+  if constexpr (kMost != 0) {
+    if (last != kMost) return thread_loads_wait<kMost - 1>(last);
+  }
+  asm volatile("cp.async.wait_group %0;" ::"n"(kMost) : "memory");
+}
+
 }  // namespace epd::kernels::cuda

@@ -117,10 +117,17 @@ __device__ inline OpResult ended(OpError error, std::int32_t culprit) {
   return ending;
 }
 
-// Lets the client's stream go on. One thread, for which everything that the stream may read is visible.
+// Lets the client's stream go on. One thread, for which everything that the stream may read is visible. A
+// stream that has asked by a command waits in a kernel of this device, or for the flag: then a release at the
+// device's scope is enough, which takes a microsecond less.
 __device__ inline void tell_stream(const Operation& op) {
+  const bool by_command = op.signal.failed != nullptr;
   if (op.signal.flag != nullptr) store_release_system(op.signal.flag, 1u);
-  if (op.signal.done != nullptr) store_release_system(op.signal.done, op.signal.value);
+  if (by_command) {
+    store_release(op.signal.done, op.signal.value);
+  } else if (op.signal.done != nullptr) {
+    store_release_system(op.signal.done, op.signal.value);
+  }
 }
 
 // Whether a waiting thread has to leave; says why if it is the first. `waiting`: set of ranks.

@@ -84,7 +84,7 @@ struct Landing {
   std::uint64_t asked = 0;   // [R,T,K] words of 16 bytes, on 64-byte lines
   std::uint64_t slots = 0;   // [R,T] of slot_bytes
 };
-inline constexpr std::uint32_t kLandingPieces = 4;
+inline constexpr std::uint32_t kLandingPieces = 16;
 inline constexpr std::uint32_t kMaxLandingTokens = 512;
 
 struct Shape {
