@@ -63,7 +63,9 @@ class Engine {
   void clear_memory(const Group& group, const Member& member) const;
   void clear_signals(const Group& group) const;
   void drop_member(Group& group, std::uint32_t rank);
-  Status close_commands(Packet& packet);
+  Status close_streams(Packet& packet);
+  // Of a rank that this engine serves no more, though its memory is still mapped.
+  void close_streams_of(const Member& member) const;
 
   // breaks.cpp: groups that stand still, go on, or end
   Status stop_member(const abi::MemberRef& message);

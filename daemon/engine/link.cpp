@@ -76,7 +76,7 @@ void Engine::handle_message(Packet& packet) {
     case LinkType::kAddSession: status = add_session(packet); break;
     case LinkType::kGroupRank: status = add_rank(packet); break;
     case LinkType::kGroupMember: status = add_member(packet); break;
-    case LinkType::kCloseCommands: status = close_commands(packet); break;
+    case LinkType::kCloseStreams: status = close_streams(packet); break;
     case LinkType::kRemoveSession:
       status = with_body<abi::SessionRef>(packet, [this](const auto& m) { return remove_session(m); });
       break;

@@ -1,5 +1,5 @@
-// Engine: the ranks of a group as the supervisor tells of them: their memory, and the members that this device
-// serves.
+// Engine: the ranks of a group as the supervisor tells of them: their memory, and the members that this
+// device serves.
 
 #include "base/log.h"
 #include "commands.h"
@@ -203,20 +203,32 @@ void Engine::drop_member(Group& group, std::uint32_t rank) {
     }
   }
   answer_orphans(*member, StatusCode::kEngineRestarted);
+  close_streams_of(*member);
   if (member->session != nullptr) member->session->end_member(member->number);
   std::erase_if(group.members, [member](const auto& entry) { return entry.get() == member; });
 }
 
-// Of a group that this engine was never told of.
-Status Engine::close_commands(Packet& packet) {
-  const Result<abi::CloseCommands> body = packet.read<abi::CloseCommands>();
+// Of a rank that this engine does not serve. Which words its client uses makes no difference.
+Status Engine::close_streams(Packet& packet) {
+  const Result<abi::CloseStreams> body = packet.read<abi::CloseStreams>();
   if (!body.ok()) return body.status();
+  const abi::CloseStreams& message = body.value();
   Launcher* launcher = device_->launcher();
-  if (packet.fds.size() != 1 || launcher == nullptr) return invalid_argument("kCloseCommands");
-  Result<std::unique_ptr<Arena>> user = device_->map_arena(packet.fds[0].get(), body.value().user_bytes);
+  if (packet.fds.size() != 1 || message.depth > abi::kMaxDepth || launcher == nullptr)
+    return invalid_argument("kCloseStreams");
+  Result<std::unique_ptr<Arena>> user = device_->map_arena(packet.fds[0].get(), message.user_bytes);
   if (!user.ok()) return user.status();
-  launcher->close_commands((*user)->bytes() + body.value().words);
+  launcher->close_streams((*user)->bytes() + message.words, message.depth);
+  launcher->close_commands((*user)->bytes() + message.commands);
   return {};
+}
+
+// Its client may not know yet, and what it submits now is refused when there is no lane to release its
+// stream. (A lane closes its commands itself.)
+void Engine::close_streams_of(const Member& member) const {
+  const Group& group = member.group;
+  if (member.lane == nullptr || member.by_stream || group.ranks.empty()) return;
+  device_->launcher()->close_streams(group.ranks[member.rank].stream_words(), group.shape.depth);
 }
 
 }  // namespace epd
