@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "cuda_memory.h"
 #include "launched_lane.h"
+#include "proto/arena.h"
 #include "proto/commands.h"
 #include "proto/link.h"
 #include "resident_lane.h"
@@ -280,6 +281,23 @@ bool CudaDevice::see_off(LeavingLane& lane) {
   lane.partition->give_back(lane.stream, lane.stream_priority);
   free_memory_.push_back(lane.memory);
   return true;
+}
+
+// Waits compare cyclically, and no ticket that a stream may ask for is as far from the one that it began last
+// (client/README, "Streams"). From `ready`, which only the client writes now: to close twice is to close
+// once.
+void CudaDevice::close_streams(std::byte* words, std::uint32_t depth) {
+  constexpr std::uint32_t kBeyondAll = std::uint32_t{1} << 30;
+  std::vector<abi::StreamWords> now(depth);
+  read(now.data(), words, depth * sizeof(abi::StreamWords));
+  const CUstream stream = partition_->control();
+  for (std::uint32_t slot = 0; slot < depth; ++slot) {
+    const auto done = reinterpret_cast<CUdeviceptr>(words + slot * sizeof(abi::StreamWords) +
+                                                    offsetof(abi::StreamWords, done));
+    cuda_must(driver_, "cuStreamWriteValue32",
+              driver_.cuStreamWriteValue32(stream, done, now[slot].ready + kBeyondAll, 0));
+  }
+  cuda_must(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(stream));
 }
 
 // First that nobody comes any more, then what those wait for who have not seen it: see proto/README. The

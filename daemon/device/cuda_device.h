@@ -105,6 +105,7 @@ class CudaDevice final : public Device, public Launcher {
                  std::size_t rows) override;
   void write(void* device, const void* from, std::size_t bytes) override;
   void clear(void* device, std::size_t bytes) override;
+  void close_streams(std::byte* words, std::uint32_t depth) override;
   void close_commands(std::byte* words) override;
 
   // For lanes.

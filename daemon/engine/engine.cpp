@@ -220,6 +220,7 @@ void Engine::acknowledge_breaks() {
       if (busy || !commands_halted(*group)) continue;
       for (const auto& member : group->members) {
         read_journal(*member);
+        close_streams_of(*member);
         member->commands.reset();
         member->lane.reset();
       }

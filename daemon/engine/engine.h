@@ -41,22 +41,7 @@ class Engine {
   Status add_session(Packet& packet);
   Status remove_session(const abi::SessionRef& message);
   Status begin_group(const abi::GroupBegin& message);
-  Status add_rank(Packet& packet);
-  Status map_rank(Group& group, const abi::GroupRank& message, const Packet& packet);
-  Status map_client_memory(Group& group, const abi::GroupRank& message, const Packet& packet);
-  void refuse_rank(Group& group, std::uint32_t rank, const Status& status);
-  Status add_member(Packet& packet);
-  Status open_lane(Group& group, Member& member);
-  void clear_memory(const Group& group, const Member& member) const;
-  void clear_signals(const Group& group) const;
   Status commit_group(const abi::GroupRef& message);
-  Status stop_member(const abi::MemberRef& message);
-  Status close_commands(Packet& packet);
-  Status break_group(const abi::Break& message);
-  void start_group(Group& group);
-  Status release_group(const abi::GroupRef& message);
-  Status resume_group(const abi::Resume& message);
-  Status remove_group(const abi::GroupRef& message);
   Status apply_settings(const abi::Settings& message);
   Status apply_group_settings(const abi::GroupSettings& message);
   template <typename T>
@@ -67,7 +52,27 @@ class Engine {
   void flush_link();
   Group* find_group(std::uint64_t id);
   Member* find_member(Group& group, std::uint32_t rank);
+
+  // ranks.cpp: those of a group, and their memory
+  Status add_rank(Packet& packet);
+  Status map_rank(Group& group, const abi::GroupRank& message, const Packet& packet);
+  Status map_client_memory(Group& group, const abi::GroupRank& message, const Packet& packet);
+  void refuse_rank(Group& group, std::uint32_t rank, const Status& status);
+  Status add_member(Packet& packet);
+  Status open_lane(Group& group, Member& member);
+  void clear_memory(const Group& group, const Member& member) const;
+  void clear_signals(const Group& group) const;
   void drop_member(Group& group, std::uint32_t rank);
+  Status close_streams(Packet& packet);
+  // Of a rank that this engine serves no more, though its memory is still mapped.
+  void close_streams_of(const Member& member) const;
+
+  // breaks.cpp: groups that stand still, go on, or end
+  Status stop_member(const abi::MemberRef& message);
+  Status break_group(const abi::Break& message);
+  Status resume_group(const abi::Resume& message);
+  Status release_group(const abi::GroupRef& message);
+  Status remove_group(const abi::GroupRef& message);
 
   // submissions.cpp: from ring slot to operation
   bool poll_sessions();
@@ -98,6 +103,7 @@ class Engine {
   // starts.cpp: groups that begin when kernels do
   void owe_start(Group& group);
   void finish_starts();
+  void start_group(Group& group);
   void say_waits(const Member& late);
   std::string holder_of_sms(const Group& group) const;
 

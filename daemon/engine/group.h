@@ -44,6 +44,7 @@ struct GroupRankMemory {
   }
   std::byte* ready_word(std::uint32_t slot) const { return user->bytes() + layout_.ready_word(slot); }
   std::byte* done_word(std::uint32_t slot) const { return user->bytes() + layout_.done_word(slot); }
+  std::byte* stream_words() const { return user->bytes() + layout_.words; }
   std::byte* command_words() const { return user->bytes() + layout_.commands; }
   std::uint64_t user_bytes() const { return layout_.total_bytes; }
 

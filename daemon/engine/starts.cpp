@@ -83,4 +83,24 @@ std::string Engine::holder_of_sms(const Group& group) const {
   return "";
 }
 
+// Commands go on already.
+void Engine::start_group(Group& group) {
+  const bool is_new = group.phase == GroupPhase::kStarting;
+  group.starts_owed = false;
+  group.phase = GroupPhase::kActive;
+  // The board first: whoever sees a failed operation must find the new epoch there.
+  for (const auto& member : group.members) member->publish_state(abi::GroupState::kActive, group.cause);
+  if (is_new) {
+    send(abi::LinkType::kGroupReady, abi::GroupReady{group.id, StatusCode::kOk, {}});
+    return;
+  }
+  fail_operations(group, 0, group.cause);
+  for (const auto& member : group.members) {
+    member->failed_from = kNoFailure;
+    member->publish_next_index();
+    answer_orphans(*member, StatusCode::kEngineRestarted);
+  }
+  send(abi::LinkType::kResumed, abi::Resumed{group.id, group.epoch});
+}
+
 }  // namespace epd

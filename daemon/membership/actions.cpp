@@ -49,7 +49,7 @@ struct Printer {
   std::string operator()(const SendRemoveGroup& a) const {
     return at("remove", a.device, a.message.group_id);
   }
-  std::string operator()(const CloseCommands& a) const {
+  std::string operator()(const CloseStreams& a) const {
     return at("close", a.device, a.group_id) + " rank=" + std::to_string(a.rank);
   }
   std::string operator()(const KillEngine& a) const { return "kill device=" + std::to_string(a.device); }

@@ -33,8 +33,7 @@ void GroupRegistry::engine_up(std::uint32_t device) {
   up_[device] = true;
   for (auto& [id, group] : groups_) {
     if (group.phase == GroupPhase::kActive) admit_waiting(group);
-    if (group.phase == GroupPhase::kFailing || group.phase == GroupPhase::kLost)
-      close_commands(group, device);
+    close_streams(group, device);
     if (group.phase != GroupPhase::kStarting && group.phase != GroupPhase::kBreaking) continue;
     const auto slot = group.engines.find(device);
     if (slot != group.engines.end() && slot->second.phase == EnginePhase::kAbsent)
@@ -42,12 +41,15 @@ void GroupRegistry::engine_up(std::uint32_t device) {
   }
 }
 
-// It is not told of a group that ended without it, and nobody else could let streams go on there that wait
-// for commands: a client need not look at its board while it waits for a stream.
-void GroupRegistry::close_commands(const Group& group, std::uint32_t device) {
+// Of a group that has ended without this engine, or of a rank that was lost without it. The engine is told of
+// neither, and nobody else could let the streams go on that wait there: a client looks at no board while it
+// waits for a stream.
+void GroupRegistry::close_streams(const Group& group, std::uint32_t device) {
+  const bool over = group.phase == GroupPhase::kFailing || group.phase == GroupPhase::kLost;
+  if (group.device_kind != abi::DeviceKind::kCuda || (!over && group.phase != GroupPhase::kBreaking)) return;
   for (const auto& [rank, member] : group.members) {
-    if (member.device == device && member.commands && member.holds_memory && !member.gone)
-      emit(CloseCommands{device, group.id, rank});
+    if (member.device == device && member.holds_memory && (over || member.gone))
+      emit(CloseStreams{device, group.id, rank});
   }
 }
 
@@ -157,8 +159,11 @@ void GroupRegistry::rank_refused(std::uint32_t device, const abi::RankRefused& m
     return;
   }
   Member& member = found->second;
-  if (std::exchange(member.joining, false))
+  if (std::exchange(member.joining, false)) {
     emit(ReplyRefused{member.session_id, member.join_request, status});
+  } else if (group.device_kind == abi::DeviceKind::kCuda && member.device == device) {
+    emit(CloseStreams{device, group.id, message.rank});
+  }
   lose_member(group.id, message.rank, "can't be served: " + status.message());
 }
 

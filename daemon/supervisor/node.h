@@ -138,7 +138,7 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   void carry_out(const membership::SendRelease& action);
   void carry_out(const membership::SendResume& action);
   void carry_out(const membership::SendRemoveGroup& action);
-  void carry_out(const membership::CloseCommands& action);
+  void carry_out(const membership::CloseStreams& action);
   void carry_out(const membership::KillEngine& action);
   void carry_out(const membership::ReplyJoined& action);
   void carry_out(const membership::ReplyLeft& action);

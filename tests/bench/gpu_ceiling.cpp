@@ -217,7 +217,7 @@ class Probe {
     const std::uint64_t each = (bytes / (gpus - 1) + kProbeRow - 1) / kProbeRow;
     const auto rows = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(each, 1, segment_ / kProbeRow));
     ++ticket_;
-    for (std::uint32_t round = 0; round < kWarmup + kRounds; ++round) {
+    for (std::size_t round = 0; round < kWarmup + kRounds; ++round) {
       ++tag_;
       for (std::uint32_t i = 0; i < gpus; ++i) {
         const Gpu& gpu = gpus_[i];
@@ -236,7 +236,7 @@ class Probe {
 
   std::vector<double> slowest_times(std::uint32_t gpus) const {
     std::vector<double> times;
-    for (std::uint32_t round = 0; round < kWarmup + kRounds; ++round) {
+    for (std::size_t round = 0; round < kWarmup + kRounds; ++round) {
       double most = 0;
       for (std::uint32_t i = 0; i < gpus; ++i) {
         use(gpus_[i]);

@@ -41,6 +41,7 @@ using GpuAddress = unsigned long long;
   X(destroy_executable, "cuGraphExecDestroy", (void*))
 
 struct GpuDriver {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): the name of a member, and its parameters
 #define EPD_GPU_MEMBER(member, symbol, parameters) int(*member) parameters = nullptr;
   EPD_GPU_FUNCTIONS(EPD_GPU_MEMBER)
 #undef EPD_GPU_MEMBER

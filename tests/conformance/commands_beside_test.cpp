@@ -1,11 +1,8 @@
-// What else there is on the GPU of a rank by commands: who looks at it, groups that want its SMs, an engine
-// that is away.
+// What else there is on the GPU of a rank by commands: who looks at it, and groups that want its SMs.
 #include "stream_rounds.h"
 
 #include "support/replayed.h"
 
-#include <signal.h>
-#include <unistd.h>
 #include <sstream>
 
 namespace epd::test {
@@ -141,43 +138,6 @@ TEST_P(CommandsBeside, AGroupThatWaitsForSmsKillsNoEngine) {
   expect_all_ok(wait_all(ranks, 90));
   EXPECT_EQ(own.engines(), engines);
   EXPECT_EQ(own.log().find("engine killed"), std::string::npos);
-  own.stop();
-}
-
-// Its stream waits for a command, and no engine will ever know of the group again.
-TEST_P(CommandsBeside, AGroupThatEndsWhileItsEngineIsAwayHoldsNoStream) {
-  DaemonOptions options;
-  use_devices(options, "resident");
-  options.settings.emplace_back("engine.restart_backoff_min_ms", "1500");
-  Daemon own(options);
-  ASSERT_TRUE(own.start());
-  const Case c = stream_case(2, 1);
-  Shared<Gate> played;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(own.socket(), own.device(rank));
-      const Group group(session, c.config("ends", rank));
-      Replayed replayed(group, c, rank);
-      replayed.play(0);
-      replayed.check(0);
-      played->arrive();
-      if (rank == 1) ::pause();
-      const double since = now_s();
-      replayed.play(1);  // rank 1 does not come
-      RANK_CHECK(now_s() - since < 15, "the wait had an end of its own: this shows nothing");
-      must(epd_group_check(group.get(), nullptr), "check", EPD_RANK_LOST);
-      return "";
-    });
-  }
-  ASSERT_TRUE(eventually(60, [&] { return played->count == 2; }));
-  ASSERT_TRUE(eventually(30, [&] { return ops_of(own).size() == 1; })) << "rank 0 waits for rank 1";
-  ASSERT_EQ(::kill(own.engine(0), SIGKILL), 0);
-  ASSERT_TRUE(eventually(10, [&] { return own.log().find("engine died") != std::string::npos; }));
-  ranks[1].kill(SIGKILL);
-  const auto outcomes = wait_all(ranks, 60);
-  EXPECT_TRUE(outcomes[0].ok) << outcomes[0].to_string();
-  EXPECT_FALSE(outcomes[1].ok);
   own.stop();
 }
 

@@ -2,6 +2,7 @@
 #include "stream_rounds.h"
 
 #include <signal.h>
+#include <unistd.h>
 #include <atomic>
 #include <memory>
 
@@ -227,6 +228,49 @@ TEST_P(StreamFailures, AGroupThatEndsHoldsNoStream) {
     EXPECT_TRUE(outcomes[0].ok) << outcomes[0].to_string();
     EXPECT_EQ(outcomes[1].ok, !killed) << outcomes[1].to_string();
   }
+}
+
+// No engine will ever know of the group again, and nobody of rank 0's is in the library. The last of its
+// rounds is submitted when the engine has gone.
+TEST_P(StreamFailures, AGroupThatEndsWhileItsEngineIsAwayHoldsNoStream) {
+  DaemonOptions options;
+  use_devices(options, device_kind());
+  options.settings.emplace_back("engine.restart_backoff_min_ms", "1500");
+  Daemon own(options);
+  ASSERT_TRUE(own.start());
+  const Case c = stream_case(2, 1);
+  Shared<Gate> waiting;
+  Shared<Gate> gone;
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(own.socket(), own.device(rank));
+      const Group group(session, c.config("ends", rank));
+      Rounds rounds(group, c, rank, 5);
+      wait_in_vain(c, rounds, rank, *waiting);
+      if (rank == 1) ::pause();
+      gone->wait_for(1);
+      rounds.submit(4);
+      const double since = now_s();
+      waiting->arrive();
+      rounds.must_finish();
+      RANK_CHECK(now_s() - since < 15, "the waits had an end of their own: this shows nothing");
+      rounds.all_must_fail(c.commands_on(rank) ? EPD_RANK_LOST : EPD_ENGINE_RESTARTED);
+      must(epd_group_check(group.get(), nullptr), "check", EPD_RANK_LOST);
+      return "";
+    });
+  }
+  ASSERT_TRUE(eventually(60, [&] { return waiting->count == 3; }));
+  sleep_ms(50);  // so that its stream waits for what an engine has
+  ASSERT_EQ(::kill(own.engine(0), SIGKILL), 0);
+  ASSERT_TRUE(eventually(10, [&] { return own.log().find("engine died") != std::string::npos; }));
+  gone->arrive();
+  ASSERT_TRUE(eventually(60, [&] { return waiting->count == 4; }));
+  ranks[1].kill(SIGKILL);
+  const auto outcomes = wait_all(ranks, 90);
+  EXPECT_TRUE(outcomes[0].ok) << outcomes[0].to_string();
+  EXPECT_FALSE(outcomes[1].ok);
+  own.stop();
 }
 
 TEST_P(StreamFailures, AnEvictedSessionHoldsNoStream) {

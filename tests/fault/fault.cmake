@@ -13,3 +13,7 @@ epd_system_test(gpu_fault_test LABEL fault TIMEOUT 180
           ${CMAKE_CURRENT_LIST_DIR}/gpu_fault_fixture.cpp ${CMAKE_CURRENT_LIST_DIR}/gpu_fault.cpp ${CMAKE_CURRENT_LIST_DIR}/fault.cpp)
 target_compile_definitions(gpu_fault_test PRIVATE
   EPD_FAKE_MPS_CONTROL="${CMAKE_CURRENT_LIST_DIR}/../support/fake_mps_control.sh")
+# The same on machines with fewer GPUs: with one, what can be seen there.
+epd_system_test_again(gpu_fault_test TwoGpus. LABEL fault TIMEOUT 180 ENVIRONMENT EPD_FAKE_CUDA_DEVICES=set:2)
+epd_system_test_again(gpu_fault_test OneGpu. LABEL fault TIMEOUT 180 ENVIRONMENT EPD_FAKE_CUDA_DEVICES=set:1
+  FILTER OneGpuFault.*:*between_operations*:*memop*)

@@ -5,6 +5,7 @@
 #include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -15,9 +16,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uint32_t kGpus = 4;
 constexpr const char* kFaultDir = "EPD_FAKE_CUDA_FAULT_DIR";
 constexpr const char* kMpsDir = "EPD_FAKE_MPS_DIR";
+
+// Of the machine, be it the fake driver's.
+std::uint32_t gpus_there(bool true_gpus) {
+  const char* number = std::getenv(true_gpus ? "EPD_TEST_GPUS" : "EPD_FAKE_CUDA_DEVICES");
+  return number == nullptr ? FaultyGpus::kMost
+                           : static_cast<std::uint32_t>(std::strtoul(number, nullptr, 10));
+}
 
 }  // namespace
 
@@ -35,11 +42,14 @@ bool HeldExit::reached() {
   return reached_;
 }
 
-FaultyGpus::FaultyGpus() : true_gpus_(std::getenv("EPD_TEST_GPUS") != nullptr) {
+FaultyGpus::FaultyGpus(std::uint32_t least)
+    : true_gpus_(std::getenv("EPD_TEST_GPUS") != nullptr),
+      num_gpus_(std::min(gpus_there(true_gpus_), kMost)) {
   if (!has_cuda_driver()) {
     why_not_ = "no CUDA driver to be opened here";
-  } else if (true_gpus_ && std::atoi(std::getenv("EPD_TEST_GPUS")) < static_cast<int>(kGpus)) {
-    why_not_ = "needs " + std::to_string(kGpus) + " GPUs";
+  } else if (num_gpus_ < least) {
+    why_not_ = "needs " + std::to_string(least) + " GPUs, and there is " + std::to_string(num_gpus_) +
+               (least > 1 ? ": one of them fails, and the ranks that go on are on others" : "");
   }
   std::string pattern = (fs::temp_directory_path() / "epd-gpus-XXXXXX").string();
   folder_ = ::mkdtemp(pattern.data());
@@ -61,7 +71,7 @@ bool FaultyGpus::start(const std::vector<std::pair<std::string, std::string>>& s
                        const std::string& kind) {
   DaemonOptions options;
   use_devices(options, kind);
-  options.devices = kGpus;
+  options.devices = num_gpus_;
   options.settings = patient_settings();
   if (!true_gpus_) options.settings.emplace_back("mps.control", "\"" EPD_FAKE_MPS_CONTROL "\"");
   for (const auto& setting : settings) options.settings.push_back(setting);

@@ -1,4 +1,4 @@
-// A daemon on four GPUs under MPS, and what ends a process in the middle of its kernel there. On a machine
+// A daemon on GPUs under MPS, and what ends a process in the middle of its kernel there. On a machine
 // with GPUs (EPD_TEST_GPUS) all of it is true; elsewhere files stand for what MPS does (support/fake_cuda,
 // fake_mps_control).
 #pragma once
@@ -31,16 +31,20 @@ class HeldExit {
 
 class FaultyGpus {
  public:
-  FaultyGpus();
+  // On as many GPUs as there are, at most kMost, at least that many.
+  explicit FaultyGpus(std::uint32_t least);
   ~FaultyGpus();  // stops the daemon
   FaultyGpus(const FaultyGpus&) = delete;
   FaultyGpus& operator=(const FaultyGpus&) = delete;
+
+  static constexpr std::uint32_t kMost = 4;
 
   bool usable() const { return why_not_.empty(); }
   const std::string& why_not() const { return why_not_; }
   // Of devices of that kind, "cuda" or "resident".
   bool start(const std::vector<std::pair<std::string, std::string>>& settings, const std::string& kind);
   Daemon& daemon() const { return *daemon_; }
+  std::uint32_t num_gpus() const { return num_gpus_; }
 
   // Kills the process, which occupies the GPU, and returns when, in seconds. The GPU's engine is dead then,
   // and the GPU recovers.
@@ -64,6 +68,7 @@ class FaultyGpus {
 
  private:
   const bool true_gpus_;
+  const std::uint32_t num_gpus_;
   std::string why_not_;
   std::string folder_;  // of the fakes' files
   std::unique_ptr<Daemon> daemon_;

@@ -127,7 +127,7 @@ class Player {
 
 class GpuFaultCommands : public GpuFault, public testing::WithParamInterface<Fate> {
  protected:
-  void SetUp() override { start({}, "resident"); }
+  void SetUp() override { start({}, "resident", GetParam().fails_gpu() ? 2 : 1); }
 
   Case fatal_case() const {
     Case c = gpu_case(GetParam().degrade);
@@ -139,7 +139,7 @@ class GpuFaultCommands : public GpuFault, public testing::WithParamInterface<Fat
   // Of each rank, before its first replay from kLoss on.
   void meet_fate(std::uint32_t rank, const Group& group) const {
     const bool victim = rank == kVictim;
-    if (victim && GetParam().death == Death::kInItsKernel) note(occupy_gpu(static_cast<int>(kVictim)));
+    if (victim && GetParam().death == Death::kInItsKernel) occupy_its_gpu();
     stage_->ready.arrive();
     if (victim && !GetParam().in_a_command()) sleep_ms(60000);  // until it is killed
     if (rank != kLatecomer || !GetParam().in_a_command()) return;
@@ -170,7 +170,7 @@ class GpuFaultCommands : public GpuFault, public testing::WithParamInterface<Fat
 
   // A survivor, or the victim until it dies.
   std::string play_until_the_end(std::uint32_t rank) const {
-    const Session session(daemon().socket(), daemon().device(rank));
+    const Session session(daemon().socket(), device_of(rank));
     const Keepsake keepsake(session, rank);
     const Case c = fatal_case();
     {
@@ -217,8 +217,8 @@ class GpuFaultCommands : public GpuFault, public testing::WithParamInterface<Fat
 
   double kill(std::vector<RankProcess>& ranks) const {
     if (GetParam().in_a_command()) sleep_ms(100);  // the victim's stream gets to where it waits
-    if (GetParam().death == Death::kWithItsEngine) return gpus_->kill_engine(ranks[kVictim], kVictim);
-    if (GetParam().fails_gpu()) return gpus_->kill_in_a_kernel(ranks[kVictim], kVictim);
+    if (GetParam().death == Death::kWithItsEngine) return gpus_->kill_engine(ranks[kVictim], victims_gpu());
+    if (GetParam().fails_gpu()) return gpus_->kill_in_a_kernel(ranks[kVictim], victims_gpu());
     const double killed = now_s();
     ranks[kVictim].kill(SIGKILL);
     // Its place is free; and one group of the two that degrade so is seen to go on before it is taken.
@@ -266,9 +266,9 @@ TEST_P(GpuFaultCommands, TheOthersGoOnReplaying) {
   if (!GetParam().fails_gpu()) {
     gpus_->expect_no_engine_died();
   } else if (GetParam().death == Death::kWithItsEngine) {
-    gpus_->expect_only_this_engine_died(kVictim, "signal 9");
+    gpus_->expect_only_this_engine_died(victims_gpu(), "signal 9");
   } else {
-    gpus_->expect_only_this_engine_died(kVictim);
+    gpus_->expect_only_this_engine_died(victims_gpu());
   }
 }
 

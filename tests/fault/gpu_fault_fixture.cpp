@@ -24,18 +24,28 @@ void print_times(const std::string& what, double killed, const Stage& stage) {
 }
 
 void GpuFault::start(const std::vector<std::pair<std::string, std::string>>& settings,
-                     const std::string& kind) {
+                     const std::string& kind, std::uint32_t least_gpus) {
   gpus_.reset();  // it takes its environment along
-  gpus_ = std::make_unique<FaultyGpus>();
+  gpus_ = std::make_unique<FaultyGpus>(least_gpus);
   if (!gpus_->usable()) GTEST_SKIP() << gpus_->why_not();
   ASSERT_TRUE(gpus_->start(settings, kind));
+}
+
+std::uint32_t GpuFault::gpu_of(std::uint32_t rank) const {
+  const std::uint32_t last = gpus_->num_gpus() - 1;
+  if (rank == kVictim || last == 0) return last;
+  return (rank < kVictim ? rank : rank - 1) % last;
+}
+
+void GpuFault::occupy_its_gpu(int seconds) const {
+  note(occupy_gpu(static_cast<int>(victims_gpu()), seconds));
 }
 
 RankProcess GpuFault::successor(Stage& stage, const std::function<std::string(const Session&)>& body) const {
   for (const double end = now_s() + 30; now_s() < end;) {
     RankProcess process([&]() -> std::string {
       const std::string socket = daemon().socket();
-      const std::string device = daemon().device(kVictim);
+      const std::string device = device_of(kVictim);
       epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
       options.socket_path = socket.c_str();
       options.device = device.c_str();

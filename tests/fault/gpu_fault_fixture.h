@@ -1,4 +1,6 @@
-// What the cases of gpu_fault_test share: a daemon on four GPUs, of which one fails.
+// What the cases of gpu_fault_test share: a daemon on GPUs, of which one fails, and four ranks. The victim
+// has that GPU for itself; the others are on the rest, with four GPUs each on its own, with two all three on
+// one.
 #pragma once
 
 #include "gpu_fault.h"
@@ -43,9 +45,15 @@ class GpuFault : public testing::Test {
  protected:
   void SetUp() override { start({}); }
   void start(const std::vector<std::pair<std::string, std::string>>& settings,
-             const std::string& kind = "cuda");
+             const std::string& kind = "cuda", std::uint32_t least_gpus = 2);
   void TearDown() override { gpus_.reset(); }
   Daemon& daemon() const { return gpus_->daemon(); }
+  // Where the rank is: a GPU's number, and its device.
+  std::uint32_t gpu_of(std::uint32_t rank) const;
+  std::uint32_t victims_gpu() const { return gpu_of(kVictim); }
+  // By a kernel of the victim's, in whose process this is.
+  void occupy_its_gpu(int seconds = 600) const;
+  std::string device_of(std::uint32_t rank) const { return daemon().device(gpu_of(rank)); }
 
   // A successor for the victim: tried again by new processes while MPS takes nobody.
   RankProcess successor(Stage& stage, const std::function<std::string(const Session&)>& body) const;
@@ -53,6 +61,12 @@ class GpuFault : public testing::Test {
   void expect_all_end_well(std::vector<RankProcess>& ranks, RankProcess& newcomer) const;
 
   std::unique_ptr<FaultyGpus> gpus_;
+};
+
+// With one GPU all there is to be seen can be seen.
+class OneGpuFault : public GpuFault {
+ protected:
+  void SetUp() override { start({}, "cuda", 1); }
 };
 
 Case gpu_case(bool degrade);

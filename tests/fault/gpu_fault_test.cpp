@@ -26,7 +26,7 @@ TEST_F(GpuFault, ADegradedGroupGoesOnAndTakesTheRankBack) {
   std::vector<RankProcess> ranks;
   for (std::uint32_t rank = 0; rank < kFaultRanks; ++rank) {
     ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon().socket(), daemon().device(rank));
+      const Session session(daemon().socket(), device_of(rank));
       const Keepsake keepsake(session, rank);
       const Group group(session, c.config("degrade", rank));
       RankTimes& times = stage->times[rank];
@@ -34,7 +34,7 @@ TEST_F(GpuFault, ADegradedGroupGoesOnAndTakesTheRankBack) {
       o.on_failure = [&](epd_status_t) { set_first(times.told); };
       o.on_complete = [&](std::uint64_t completed) {
         if (completed == kLoss) {
-          if (rank == kVictim) note(occupy_gpu(static_cast<int>(kVictim)));
+          if (rank == kVictim) occupy_its_gpu();
           stage->ready.arrive();
           if (rank == kVictim) sleep_ms(60000);  // until it is killed
         }
@@ -53,7 +53,7 @@ TEST_F(GpuFault, ADegradedGroupGoesOnAndTakesTheRankBack) {
     });
   }
   ASSERT_TRUE(eventually(60, [&] { return stage->ready.count == kFaultRanks; }));
-  const double killed = gpus_->kill_in_a_kernel(ranks[kVictim], kVictim);
+  const double killed = gpus_->kill_in_a_kernel(ranks[kVictim], victims_gpu());
   RankProcess newcomer = successor(*stage, [&](const Session& session) -> std::string {
     const Group group(session, c.config("degrade", kVictim));
     stage->joined.open();
@@ -66,7 +66,7 @@ TEST_F(GpuFault, ADegradedGroupGoesOnAndTakesTheRankBack) {
   });
   expect_all_end_well(ranks, newcomer);
   print_times("degrade", killed, *stage);
-  gpus_->expect_only_this_engine_died(kVictim);
+  gpus_->expect_only_this_engine_died(victims_gpu());
 }
 
 TEST_F(GpuFault, AGroupThatFailsFastEndsAndTheNextOneForms) {
@@ -82,7 +82,7 @@ TEST_F(GpuFault, AGroupThatFailsFastEndsAndTheNextOneForms) {
   std::vector<RankProcess> ranks;
   for (std::uint32_t rank = 0; rank < kFaultRanks; ++rank) {
     ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon().socket(), daemon().device(rank));
+      const Session session(daemon().socket(), device_of(rank));
       const Keepsake keepsake(session, rank);
       {
         const Group group(session, c.config("first", rank));
@@ -94,7 +94,7 @@ TEST_F(GpuFault, AGroupThatFailsFastEndsAndTheNextOneForms) {
         o.on_failure = [&](epd_status_t) { set_first(stage->times[rank].told); };
         o.on_complete = [&](std::uint64_t completed) {
           if (completed != 30) return;
-          if (rank == kVictim) note(occupy_gpu(static_cast<int>(kVictim)));
+          if (rank == kVictim) occupy_its_gpu();
           stage->ready.arrive();
           if (rank == kVictim) sleep_ms(60000);
         };
@@ -107,12 +107,12 @@ TEST_F(GpuFault, AGroupThatFailsFastEndsAndTheNextOneForms) {
     });
   }
   ASSERT_TRUE(eventually(60, [&] { return stage->ready.count == kFaultRanks; }));
-  const double killed = gpus_->kill_in_a_kernel(ranks[kVictim], kVictim);
+  const double killed = gpus_->kill_in_a_kernel(ranks[kVictim], victims_gpu());
   RankProcess newcomer =
       successor(*stage, [&](const Session& session) { return next_group(session, kVictim); });
   expect_all_end_well(ranks, newcomer);
   print_times("fail_fast", killed, *stage);
-  gpus_->expect_only_this_engine_died(kVictim);
+  gpus_->expect_only_this_engine_died(victims_gpu());
 }
 
 // The driver takes almost half a second to end a process that has used a GPU. An engine says its last word
@@ -123,7 +123,7 @@ TEST_F(GpuFault, TheOthersDoNotWaitForTheEndOfTheEnginesProcess) {
   std::vector<RankProcess> ranks;
   for (std::uint32_t rank = 0; rank < kFaultRanks; ++rank) {
     ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon().socket(), daemon().device(rank));
+      const Session session(daemon().socket(), device_of(rank));
       const Group group(session, c.config("degrade", rank));
       ScriptOptions o;
       o.rounds = 60;
@@ -133,7 +133,7 @@ TEST_F(GpuFault, TheOthersDoNotWaitForTheEndOfTheEnginesProcess) {
       o.num_finishers = kFaultRanks - 1;
       o.on_complete = [&](std::uint64_t completed) {
         if (completed != 30) return;
-        if (rank == kVictim) note(occupy_gpu(static_cast<int>(kVictim)));
+        if (rank == kVictim) occupy_its_gpu();
         stage->ready.arrive();
         if (rank == kVictim) sleep_ms(60000);
       };
@@ -144,9 +144,9 @@ TEST_F(GpuFault, TheOthersDoNotWaitForTheEndOfTheEnginesProcess) {
     });
   }
   ASSERT_TRUE(eventually(60, [&] { return stage->ready.count == kFaultRanks; }));
-  HeldExit engine(daemon().engine(kVictim));
+  HeldExit engine(daemon().engine(victims_gpu()));
   if (!engine.works()) GTEST_SKIP() << "may not trace here";
-  gpus_->strike(ranks[kVictim].pid(), kVictim);
+  gpus_->strike(ranks[kVictim].pid(), victims_gpu());
   for (std::uint32_t rank = 0; rank < kFaultRanks; ++rank) {
     if (rank == kVictim) continue;
     const RankOutcome outcome = ranks[rank].wait(60);
@@ -154,22 +154,22 @@ TEST_F(GpuFault, TheOthersDoNotWaitForTheEndOfTheEnginesProcess) {
   }
   EXPECT_TRUE(engine.reached()) << "the engine has not noticed";
   EXPECT_EQ(daemon().log().find("engine died"), std::string::npos) << "its process is still held";
-  gpus_->recover(kVictim);
+  gpus_->recover(victims_gpu());
 }
 
 // An engine with nothing in flight must notice as well: MPS takes nobody new before it has gone.
-TEST_F(GpuFault, AnEngineWithNothingToDoComesBackToo) {
+TEST_F(OneGpuFault, AnEngineWithNothingToDoComesBackToo) {
   Shared<Stage> stage;
   RankProcess client([&]() -> std::string {
-    const Session session(daemon().socket(), daemon().device(kVictim));
-    note(occupy_gpu(static_cast<int>(kVictim)));
+    const Session session(daemon().socket(), device_of(kVictim));
+    occupy_its_gpu();
     stage->ready.arrive();
     sleep_ms(60000);
     return "";
   });
   ASSERT_TRUE(eventually(60, [&] { return stage->ready.count == 1; }));
   sleep_ms(50);
-  const double killed = gpus_->kill_in_a_kernel(client, kVictim);
+  const double killed = gpus_->kill_in_a_kernel(client, victims_gpu());
   RankProcess next = successor(*stage, [&](const Session& session) -> std::string {
     const Group group(session, small_config("after", 0, 1));
     epd_ticket_t ticket = 0;
@@ -181,20 +181,20 @@ TEST_F(GpuFault, AnEngineWithNothingToDoComesBackToo) {
   EXPECT_TRUE(outcome.ok) << outcome.to_string();
   std::printf("idle engine: the first operation of the next client %s ms after the kill\n",
               outcome.text.c_str());
-  gpus_->expect_only_this_engine_died(kVictim);
+  gpus_->expect_only_this_engine_died(victims_gpu());
 }
 
 // Evicted in the middle of its kernel, and killed then: its work has been terminated, so nobody else is hurt.
-TEST_F(GpuFault, AnEvictedClientIsTerminatedFirst) {
+TEST_F(OneGpuFault, AnEvictedClientIsTerminatedFirst) {
   if (!gpus_->can_terminate()) GTEST_SKIP() << "no nvidia-cuda-mps-control to be asked here";
   Shared<Stage> stage;
   std::vector<RankProcess> clients;
   for (const bool victim : {true, false}) {
     clients.emplace_back([&, victim]() -> std::string {
-      const Session session(daemon().socket(), daemon().device(kVictim));
+      const Session session(daemon().socket(), device_of(kVictim));
       const Group group(session, small_config(victim ? "evicted" : "bystander", 0, 1));
       if (victim) {
-        note(occupy_gpu(static_cast<int>(kVictim)));
+        occupy_its_gpu();
         stage->ready.arrive();
         sleep_ms(60000);
       }
@@ -211,8 +211,8 @@ TEST_F(GpuFault, AnEvictedClientIsTerminatedFirst) {
   }
   ASSERT_TRUE(eventually(60, [&] { return stage->ready.count == 2; }));
   sleep_ms(50);
-  const pid_t engine = daemon().engine(kVictim);
-  gpus_->list_clients({daemon().engine(kVictim), clients[0].pid(), clients[1].pid()});
+  const pid_t engine = daemon().engine(victims_gpu());
+  gpus_->list_clients({daemon().engine(victims_gpu()), clients[0].pid(), clients[1].pid()});
   const std::string session = gpus_->session_of(clients[0].pid());
   const double asked = now_s();
   const CommandResult evicted = daemon().epctl({"evict", "session", session, "--reason", "test"});
@@ -230,19 +230,19 @@ TEST_F(GpuFault, AnEvictedClientIsTerminatedFirst) {
   stage->finished.open();
   const RankOutcome outcome = clients[1].wait(40);
   EXPECT_TRUE(outcome.ok) << outcome.to_string();
-  EXPECT_EQ(daemon().engine(kVictim), engine) << "the engine was taken along";
+  EXPECT_EQ(daemon().engine(victims_gpu()), engine) << "the engine was taken along";
 }
 
 // An engine that hangs is killed, but first MPS is asked; its client, in the middle of a kernel, keeps its
 // context.
-TEST_F(GpuFault, AnEngineThatHangsIsTerminatedFirst) {
+TEST_F(OneGpuFault, AnEngineThatHangsIsTerminatedFirst) {
   if (!gpus_->can_terminate()) GTEST_SKIP() << "no nvidia-cuda-mps-control to be asked here";
-  start({{"timeouts.engine_watchdog_ms", "2000"}});
+  start({{"timeouts.engine_watchdog_ms", "2000"}}, "cuda", 1);
   Shared<Stage> stage;
   RankProcess client([&]() -> std::string {
-    const Session session(daemon().socket(), daemon().device(kVictim));
+    const Session session(daemon().socket(), device_of(kVictim));
     const Group group(session, small_config("hangs", 0, 1));
-    note(occupy_gpu(static_cast<int>(kVictim), 12));  // past the kill, and not for ever: copies wait for it
+    occupy_its_gpu(12);  // past the kill, and not for ever: copies wait for it
     stage->ready.arrive();
     stage->joined.wait_for(1);
     const Keepsake keepsake(session, 0);
@@ -255,11 +255,11 @@ TEST_F(GpuFault, AnEngineThatHangsIsTerminatedFirst) {
     return "";
   });
   ASSERT_TRUE(eventually(60, [&] { return stage->ready.count == 1; }));
-  const pid_t engine = daemon().engine(kVictim);
+  const pid_t engine = daemon().engine(victims_gpu());
   gpus_->list_clients({engine, client.pid()});
   ASSERT_TRUE(hang_process(engine));
   EXPECT_TRUE(eventually(30, [&] {
-    return daemon().engine(kVictim) > 0 && daemon().engine(kVictim) != engine &&
+    return daemon().engine(victims_gpu()) > 0 && daemon().engine(victims_gpu()) != engine &&
            all_devices_answer(daemon().socket(), "cuda", 1, nullptr);
   }));
   EXPECT_TRUE(gpus_->was_terminated(engine));

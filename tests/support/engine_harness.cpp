@@ -150,9 +150,10 @@ void RawGroup::mask_rank(EngineThread& engine, std::uint32_t rank) const {
   engine.send(abi::LinkType::kGroupRank, abi::GroupRank{id_, rank, 0, 0});
 }
 
-void RawGroup::close_commands(EngineThread& engine, std::uint32_t rank) const {
+void RawGroup::close_streams(EngineThread& engine, std::uint32_t rank) const {
   const abi::UserArenaLayout layout(shape_);
-  engine.send(abi::LinkType::kCloseCommands, abi::CloseCommands{layout.total_bytes, layout.commands},
+  engine.send(abi::LinkType::kCloseStreams,
+              abi::CloseStreams{layout.total_bytes, layout.words, layout.commands, shape_.depth, 0},
               {user_fd_[rank].get()});
 }
 

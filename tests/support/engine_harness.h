@@ -100,11 +100,14 @@ class RawGroup {
   abi::CommandWords& words(std::uint32_t rank) const {
     return *user_[rank].as<abi::CommandWords>(abi::UserArenaLayout(shape_).commands);
   }
+  abi::StreamWords& stream_words(std::uint32_t rank, std::uint32_t slot) const {
+    return user_[rank].as<abi::StreamWords>(abi::UserArenaLayout(shape_).words)[slot];
+  }
   // One rank to one engine; its member too, if it is there.
   void tell_rank(const std::vector<EngineThread*>& engines, const std::vector<RawSession*>& sessions,
                  std::uint32_t engine, std::uint32_t rank) const;
   // As of a group that ended before this engine was here.
-  void close_commands(EngineThread& engine, std::uint32_t rank) const;
+  void close_streams(EngineThread& engine, std::uint32_t rank) const;
   // The rank is masked.
   void mask_rank(EngineThread& engine, std::uint32_t rank) const;
   // Memory of its own for another that takes the rank's place, and since when.

@@ -28,12 +28,22 @@ function(epd_system_test name)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE epd_test_support epd_options GTest::gtest_main ${ARG_LIBS})
   add_dependencies(${name} epd epctl)
+  epd_system_test_again(${name} "" LABEL ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT})
+endfunction()
+
+# epd_system_test_again(<name> <prefix> LABEL <label> TIMEOUT <s> [ENVIRONMENT <modification>] [FILTER <tests>]): its
+# tests under names with that prefix, elsewhere.
+function(epd_system_test_again name prefix)
+  cmake_parse_arguments(ARG "" "LABEL;TIMEOUT;ENVIRONMENT;FILTER" "" ${ARGN})
   # CUDA devices where there are none: see fake_cuda/README.md.
   set(environment)
   if(EPD_CUDA AND TARGET fake_cuda)
     add_dependencies(${name} fake_cuda)
     set(environment ENVIRONMENT LD_LIBRARY_PATH=$<TARGET_FILE_DIR:fake_cuda>)
   endif()
-  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+  if(ARG_ENVIRONMENT)
+    list(APPEND environment ENVIRONMENT_MODIFICATION ${ARG_ENVIRONMENT})
+  endif()
+  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 TEST_PREFIX "${prefix}" TEST_FILTER "${ARG_FILTER}"
     PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT} RESOURCE_LOCK epd_daemon ${environment})
 endfunction()

@@ -194,6 +194,12 @@ class EngineCommandsFixture : public EngineFixture {
     });
   }
 
+  // As a stream's wait compares.
+  bool stream_goes_on(std::uint32_t rank, std::uint32_t slot, std::uint32_t ticket) {
+    std::uint32_t& done = group_->stream_words(rank, slot).done;
+    return comes([&] { return static_cast<std::int32_t>(std::atomic_ref(done).load() - ticket) >= 0; });
+  }
+
   std::vector<Ringer> ringers_;
   std::vector<std::uint32_t> there_{0, 1, 2};  // ranks
   std::uint64_t next_ = 0;                     // operation

@@ -35,6 +35,7 @@ class RandomMembership : public Membership {
   void run(std::uint64_t seed, LossPolicy policy) {
     policy_ = policy;
     random_.seed(seed);
+    kind_ = seed % 2 == 0 ? abi::DeviceKind::kCuda : abi::DeviceKind::kHost;
     for (int turn = 0; turn < 400; ++turn) {
       step();
       collect();
@@ -91,6 +92,7 @@ class RandomMembership : public Membership {
     r.session_id = session;
     r.request_id = next_request_++;
     r.device = below(kDevices);
+    r.device_kind = kind_;
     r.join.rank = static_cast<std::int32_t>(below(kRanks + 1)) - 1;
     r.join.timeout_ms = 1 + below(20'000);
     owed_.insert({session, r.request_id});
@@ -180,7 +182,6 @@ class RandomMembership : public Membership {
     if (!engines_[action.device].stopped) kill(action.device);
   }
   void sort(WakeSession&) {}
-  void sort(CloseCommands&) {}
   void sort(ReplyJoined& a) {
     answered(a.session_id, a.request_id);
     if (open_.count(a.session_id) == 1) joined_[a.session_id] = a.message.member;
@@ -213,6 +214,10 @@ class RandomMembership : public Membership {
       known->ranks.erase(a.rank);
       known->members.erase(a.rank);
     }
+  }
+  void obey(std::uint32_t, Engine& engine, const CloseStreams& a) {
+    const auto known = engine.groups.find(a.group_id);
+    EXPECT_TRUE(known == engine.groups.end() || known->second.members.count(a.rank) == 0) << "it is served";
   }
   void obey(std::uint32_t, Engine& engine, const SendMember& a) {
     KnownGroup* known = known_by(engine, a.group_id);
@@ -298,6 +303,7 @@ class RandomMembership : public Membership {
   }
 
   std::mt19937_64 random_;
+  abi::DeviceKind kind_ = abi::DeviceKind::kHost;  // of all devices
   std::array<Engine, kDevices> engines_;
   std::uint64_t next_session_ = 10;
   std::uint32_t next_request_ = 100;

@@ -86,19 +86,36 @@ TEST_F(Waits, ItCountsOnlyForWhoOwesTheStart) {
   EXPECT_EQ(take().back(), "kill device=1");
 }
 
-// Streams there wait for commands that no engine will take; by hosts it was told all it has to know.
-TEST_F(Waits, AnEngineThatWasAwayWhenTheGroupEndedLetsItsStreamsGo) {
-  for (std::uint32_t rank = 0; rank < 5; ++rank) {  // ranks 0, 2, 4 on device 0
-    JoinRequest r = request(rank, 5);
-    r.join.commands = rank != 2;
-    registry_.join(r);
+// Streams of their clients wait for what no engine will run.
+class WaitingStreams : public Membership {
+ protected:
+  void activate_on_gpus(std::uint32_t ranks) {
+    for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+      JoinRequest r = request(rank, ranks);
+      r.device_kind = abi::DeviceKind::kCuda;
+      r.join.commands = rank != 2;
+      registry_.join(r);
+    }
+    for (const std::uint32_t device : {0u, 1u}) ready(device);
+    take();
+    ASSERT_EQ(group().phase, GroupPhase::kActive);
   }
-  for (const std::uint32_t device : {0u, 1u}) ready(device);
+  void refuse(std::uint32_t device, std::uint32_t rank) {
+    abi::RankRefused message{1, rank, StatusCode::kInvalidArgument, {}};
+    abi::set_text(message.text, "the memory is none", 18);
+    registry_.rank_refused(device, message);
+  }
+};
+
+TEST_F(WaitingStreams, AnEngineThatWasAwayWhenTheGroupEndedLetsThemGo) {
+  activate_on_gpus(5);  // ranks 0, 2, 4 on device 0
   registry_.engine_down(0, "killed");
   registry_.session_closed(14, "died");
   take();
   registry_.engine_up(0);
-  EXPECT_EQ(take(), (Lines{"close device=0 group=1 rank=0"})) << "rank 2 submits, rank 4 is gone";
+  EXPECT_EQ(take(), (Lines{"close device=0 group=1 rank=0", "close device=0 group=1 rank=2",
+                           "close device=0 group=1 rank=4"}))
+      << "whoever has memory: of rank 4 only the membership may be gone";
   ASSERT_EQ(group().phase, GroupPhase::kFailing) << "engine 1 has not let go yet";
   broken(1, 0);
   for (const std::uint32_t rank : {1u, 3u}) stopped(rank, 0);
@@ -108,12 +125,44 @@ TEST_F(Waits, AnEngineThatWasAwayWhenTheGroupEndedLetsItsStreamsGo) {
   registry_.engine_down(0, "killed");
   take();
   registry_.engine_up(0);
-  EXPECT_EQ(take(), (Lines{"close device=0 group=1 rank=0"})) << "once more";
+  EXPECT_EQ(take(), (Lines{"close device=0 group=1 rank=0", "close device=0 group=1 rank=2"})) << "once more";
   registry_.engine_down(1, "killed");
   registry_.session_closed(11, "died");
   take();
   registry_.engine_up(1);
   EXPECT_EQ(take(), (Lines{"close device=1 group=1 rank=3"}));
+}
+
+TEST_F(WaitingStreams, HostDevicesHaveNone) {
+  activate(4);
+  registry_.engine_down(0, "killed");
+  registry_.session_closed(11, "died");
+  take();
+  registry_.engine_up(0);
+  EXPECT_EQ(take(), Lines{});
+}
+
+TEST_F(WaitingStreams, AnEngineThatWasAwayWhenARankWasLostLetsThemGo) {
+  policy_ = LossPolicy::kDegrade;
+  activate_on_gpus(4);  // ranks 0, 2 on device 0
+  registry_.engine_down(0, "killed");
+  registry_.evict(1, 2, "was evicted by operator");  // its session goes on
+  take();
+  registry_.engine_up(0);
+  EXPECT_EQ(take(), (Lines{"close device=0 group=1 rank=2", "start device=0 group=1 broken=1"}));
+}
+
+// A new engine can't map what the rank has bound its regions to, and never serves it.
+TEST_F(WaitingStreams, AnEngineThatRefusesARankLetsThemGo) {
+  policy_ = LossPolicy::kDegrade;
+  activate_on_gpus(4);
+  registry_.engine_down(1, "killed");
+  registry_.engine_up(1);
+  take();
+  refuse(0, 3);
+  EXPECT_EQ(take(), (Lines{"stop_member device=1 group=1 rank=3"})) << "its own engine serves it";
+  refuse(1, 1);
+  EXPECT_EQ(take(), (Lines{"close device=1 group=1 rank=1", "stop_member device=1 group=1 rank=1"}));
 }
 
 class WaitsOfRejoined : public Waits {

@@ -35,6 +35,7 @@ class CountingLauncher final : public Launcher {
     std::memset(device, 0, bytes);
   }
 
+  void close_streams(std::byte*, std::uint32_t) override {}
   void close_commands(std::byte*) override {}
 
   int copies = 0;

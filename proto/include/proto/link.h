@@ -39,9 +39,9 @@ enum class LinkType : std::uint16_t {
   kStop = 12,     // finish nothing more, exit 0
   kRelease = 13,  // after kBroken: post the failed completions now, though the group is still broken
   kGroupSettings = 14,
-  // fd: user arena of a rank whose group has ended while no engine was here: streams that wait there for
-  // commands are to go on. Not answered
-  kCloseCommands = 15,
+  // fd: user arena of a rank that no engine will serve any more, and this one never has: streams that wait
+  // there for operations are to go on. Not answered
+  kCloseStreams = 15,
   // engine -> supervisor
   kReady = 32,
   kSessionFailed = 33,  // an illegal submission; SegmentB already says so
@@ -117,9 +117,12 @@ struct GroupRef {  // kGroupCommit, kRemoveGroup, kGroupRemoved, kRelease
   std::uint64_t group_id;
 };
 
-struct CloseCommands {
+struct CloseStreams {
   std::uint64_t user_bytes;
-  std::uint64_t words;  // offset of CommandWords in the user arena
+  std::uint64_t words;     // offsets in the user arena: of StreamWords[depth],
+  std::uint64_t commands;  // of CommandWords
+  std::uint32_t depth;
+  std::uint32_t reserved;
 };
 
 struct GroupReady {

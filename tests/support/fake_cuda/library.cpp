@@ -141,7 +141,7 @@ CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** p
     });
   }
   const Operation* op = nullptr;
-  std::memcpy(&op, params[0], sizeof(op));
+  std::memcpy(&op, params[0], sizeof(op));  // NOLINT(bugprone-sizeof-expression): the pointer
   return enqueue(handle, [op, how](Stream& its) {
     return run(its, how,
                [op](const Launch& launch, const auto& device) { return run_kernel(launch, op, device); });

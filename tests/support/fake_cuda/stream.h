@@ -28,7 +28,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
     bool spoiled = false;  // by a call that may not be captured
   };
 
-  Stream(std::shared_ptr<Context> context, bool blocking)
+  Stream(const std::shared_ptr<Context>& context, bool blocking)
       : context_(context), device_(context->device), num_sms_(context->num_sms), blocking_(blocking) {}
 
   Device& device() const { return device_; }

@@ -15,7 +15,7 @@ using Word = std::uint32_t;
 template <typename T>
 T parameter(void** parameters, std::size_t index) {
   T value;
-  std::memcpy(&value, parameters[index], sizeof(T));
+  std::memcpy(&value, parameters[index], sizeof(T));  // NOLINT(bugprone-sizeof-expression): T a pointer
   return value;
 }
 

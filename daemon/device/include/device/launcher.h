@@ -140,8 +140,10 @@ class Launcher {
                          std::size_t rows) = 0;
   virtual void write(void* device, const void* from, std::size_t bytes) = 0;
   virtual void clear(void* device, std::size_t bytes) = 0;
-  // Of abi::CommandWords which no kernel serves: says that none will, and lets go who waits. Done when it
-  // returns.
+  // Of a rank whose operations nobody will run any more: streams that wait there go on, those too that are
+  // still to come to it. Done when these return. Of abi::StreamWords[depth], which no flight will write:
+  virtual void close_streams(std::byte* words, std::uint32_t depth) = 0;
+  // Of abi::CommandWords, which no kernel serves:
   virtual void close_commands(std::byte* words) = 0;
 };
 

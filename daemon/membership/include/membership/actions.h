@@ -53,8 +53,8 @@ struct SendRemoveGroup {
   std::uint32_t device;
   abi::GroupRef message;
 };
-// kCloseCommands to an engine that is back, of a rank whose group has ended without it.
-struct CloseCommands {
+// kCloseStreams to an engine that does not serve the rank, of which no engine ever will.
+struct CloseStreams {
   std::uint32_t device;
   std::uint64_t group_id;
   std::uint32_t rank;
@@ -87,7 +87,7 @@ struct WakeSession {
 };
 
 using Action = std::variant<StartGroup, SendRank, SendMember, SendStopMember, SendBreak, SendRelease,
-                            SendResume, SendRemoveGroup, CloseCommands, KillEngine, ReplyJoined, ReplyLeft,
+                            SendResume, SendRemoveGroup, CloseStreams, KillEngine, ReplyJoined, ReplyLeft,
                             ReplyRefused, WakeSession>;
 using Actions = std::vector<Action>;
 

@@ -124,7 +124,7 @@ class GroupRegistry {
   // engines.cpp: engines that come and go
   void tell_engine(Group& group, std::uint32_t device, EngineSlot& slot);
   void engine_down_for(Group& group, std::uint32_t device, const std::string& text);
-  void close_commands(const Group& group, std::uint32_t device);
+  void close_streams(const Group& group, std::uint32_t device);
   EngineSlot* slot_of(std::uint64_t group_id, std::uint32_t device);
   bool is_up(std::uint32_t device) const { return device < up_.size() && up_[device]; }
 

@@ -1,0 +1,108 @@
+// Engine: its part in the break protocol (daemon/README): a group stands still, goes on, or ends.
+
+#include "commands.h"
+#include "engine.h"
+
+#include <cstring>
+
+namespace epd {
+
+using abi::LinkType;
+
+Status Engine::stop_member(const abi::MemberRef& message) {
+  Group* group = find_group(message.group_id);
+  Member* member = group == nullptr ? nullptr : find_member(*group, message.rank);
+  const bool refused = group != nullptr && group->refused.count(message.rank) == 1;
+  if (member == nullptr && !refused)
+    return invalid_argument("kStopMember for group " + std::to_string(message.group_id));
+  if (member != nullptr) {
+    member->stopped = true;
+    if (member->commands != nullptr) member->commands->halt();
+  }
+  stops_.push_back(message);
+  answer_stops();
+  return {};
+}
+
+Status Engine::break_group(const abi::Break& message) {
+  Group* group = find_group(message.group_id);
+  if (group == nullptr) return invalid_argument("kBreak for group " + std::to_string(message.group_id));
+  if (group->starts_owed) start_group(*group);  // of which nobody has rung anything yet
+  if (message.fatal == 0) finish_arrived(*group);
+  group->cause = message;
+  group->broken_ns = now_ns_;
+  group->break_acked = false;
+  group->phase = message.fatal != 0 ? GroupPhase::kLost : GroupPhase::kBreaking;
+  for (const auto& operation : operations_) {
+    if (&operation->member().group == group &&
+        operation->index() >= (message.fatal != 0 ? message.fail_from : 0)) {
+      operation->abandon();
+    }
+  }
+  for (const auto& member : group->members) {
+    if (message.fatal == 0 && member->commands != nullptr) member->commands->halt();
+  }
+  const auto state = message.fatal != 0 ? abi::GroupState::kLost : abi::GroupState::kBroken;
+  for (const auto& member : group->members) member->publish_state(state, message);
+  if (message.fatal != 0) {
+    fail_operations(*group, message.fail_from, message);
+    for (const auto& member : group->members) answer_orphans(*member, message.cause);
+  }
+  return {};
+}
+
+Status Engine::resume_group(const abi::Resume& message) {
+  Group* group = find_group(message.group_id);
+  if (group == nullptr) return invalid_argument("kResume for group " + std::to_string(message.group_id));
+  group->epoch = message.epoch;
+  group->resume_index = message.resume_index;
+  clear_signals(*group);
+  group->break_requested = false;
+  group->released = false;
+  if (message.cause != StatusCode::kOk) {
+    group->cause.cause = message.cause;
+    group->cause.culprit_rank = message.culprit_rank;
+    std::memcpy(group->cause.text, message.text, sizeof(message.text));
+  }
+  for (const auto& member : group->members) {
+    member->next_number = message.resume_index;
+    if (member->commands != nullptr) member->commands->resume(false);
+  }
+  owe_start(*group);
+  return {};
+}
+
+// Some other engine is silent. It may still write into buffers of the operations that fail here, but no
+// later operation can begin before it has spoken.
+Status Engine::release_group(const abi::GroupRef& message) {
+  Group* group = find_group(message.group_id);
+  if (group == nullptr || group->phase != GroupPhase::kBreaking || !group->break_acked)
+    return invalid_argument("kRelease for group " + std::to_string(message.group_id));
+  group->released = true;
+  fail_operations(*group, 0, group->cause);
+  return {};
+}
+
+Status Engine::remove_group(const abi::GroupRef& message) {
+  Group* group = find_group(message.group_id);
+  if (group != nullptr) {
+    const abi::Break gone{group->id, group->epoch, 0, 1, StatusCode::kAborted, -1, "the group was removed"};
+    for (const auto& operation : operations_) {
+      if (&operation->member().group == group) operation->abandon();
+    }
+    for (const auto& member : group->members) {
+      if (member->commands != nullptr) member->commands->halt();
+    }
+    settle(*group);
+    fail_operations(*group, 0, gone);
+    for (const auto& member : group->members) {
+      answer_orphans(*member, StatusCode::kAborted);
+      if (member->session != nullptr) member->session->end_member(member->number);
+    }
+    groups_.erase(message.group_id);
+  }
+  send(LinkType::kGroupRemoved, message);
+  return {};
+}
+
+}  // namespace epd

@@ -1,0 +1,234 @@
+// Engine: the ranks of a group as the supervisor tells of them: their memory, and the members that this
+// device serves.
+
+#include "base/log.h"
+#include "commands.h"
+#include "engine.h"
+#include "proto/binding_rules.h"
+
+namespace epd {
+
+using abi::LinkType;
+
+Status Engine::add_rank(Packet& packet) {
+  const Result<abi::GroupRank> body = packet.read<abi::GroupRank>();
+  if (!body.ok()) return body.status();
+  const abi::GroupRank& message = body.value();
+  Group* group = find_group(message.group_id);
+  const bool changeable = group != nullptr && !group->starts_owed &&
+                          (group->phase == GroupPhase::kStarting ||
+                           (group->phase == GroupPhase::kBreaking && group->break_acked));
+  const bool fits = message.active_since != 0 ? packet.fds.size() >= abi::kRankFds : packet.fds.empty();
+  if (!changeable || message.rank >= group->shape.num_ranks || !fits) {
+    return invalid_argument("kGroupRank for group " + std::to_string(message.group_id) + " rank " +
+                            std::to_string(message.rank) + " with " + std::to_string(packet.fds.size()) +
+                            " descriptors");
+  }
+  // One that came while this engine was being told of the group is told of again: the same memory, which a
+  // kernel may look at.
+  if (message.active_since != 0 && group->active_since[message.rank] == message.active_since) return {};
+  group->refused.erase(message.rank);
+  drop_member(*group, message.rank);
+  if (message.active_since == 0) {
+    group->set_active(message.rank, 0);
+    return {};
+  }
+  if (Status status = map_rank(*group, message, packet); !status.ok()) return status;
+  if (Status status = map_client_memory(*group, message, packet); !status.ok()) {
+    refuse_rank(*group, message.rank, status);
+    return {};
+  }
+  group->ranks[message.rank].place_regions(group->shape, message.bindings);
+  group->set_active(message.rank, message.active_since);
+  for (const auto& peer : group->peers) {
+    if (peer->device_index == message.device_index) return {};
+  }
+  Result<Mapping> page = Mapping::map(packet.fds[3].get(), sizeof(abi::EnginePage), Access::kReadOnly);
+  if (!page.ok()) return page.status();
+  auto peer = std::make_unique<PeerEngine>();
+  peer->device_index = message.device_index;
+  peer->bell = std::move(packet.fds[2]);
+  peer->page = std::move(page).value();
+  group->peers.push_back(std::move(peer));
+  return {};
+}
+
+// What the supervisor has made: that it can't be mapped is no client's fault.
+Status Engine::map_rank(Group& group, const abi::GroupRank& message, const Packet& packet) {
+  const abi::UserArenaLayout layout(group.shape, abi::bound_regions(message.bindings));
+  Result<std::unique_ptr<Arena>> user = device_->map_arena(packet.fds[0].get(), layout.total_bytes);
+  if (!user.ok()) return user.status();
+  Result<std::unique_ptr<Arena>> exchange =
+      device_->map_arena(packet.fds[1].get(), group.exchange_layout.total_bytes);
+  if (!exchange.ok()) return exchange.status();
+  GroupRankMemory& rank = group.ranks[message.rank];
+  rank.user = std::move(user).value();
+  rank.exchange = std::move(exchange).value();
+  rank.client.clear();
+  rank.device_index = message.device_index;
+  return {};
+}
+
+// What its client has sent may be anything; only the bindings have been checked.
+Status Engine::map_client_memory(Group& group, const abi::GroupRank& message, const Packet& packet) {
+  const std::size_t memories = packet.fds.size() - abi::kRankFds;
+  if (const std::string wrong = abi::check_bindings(group.shape, message.bindings, memories); !wrong.empty())
+    return internal_error(wrong);
+  for (std::uint32_t index = 1; index <= memories; ++index) {
+    Result<std::unique_ptr<Arena>> memory = device_->map_client_memory(
+        packet.fds[abi::kRankFds + index - 1].get(), abi::memory_bytes(group.shape, message.bindings, index),
+        message.here != 0);
+    if (!memory.ok()) {
+      return {memory.status().code(), "the memory that " + abi::bound_names(message.bindings, index) +
+                                          " is bound to " + memory.status().message()};
+    }
+    group.ranks[message.rank].client.push_back(std::move(memory).value());
+  }
+  return {};
+}
+
+// To this engine the rank is masked. No operation can be completed so while others count on it, and the
+// supervisor refuses the group or breaks it.
+void Engine::refuse_rank(Group& group, std::uint32_t rank, const Status& status) {
+  log_event(LogLevel::kWarning, "rank refused",
+            {{"group", group.id}, {"rank", rank}, {"reason", status.message()}});
+  group.set_active(rank, 0);
+  group.refused.insert(rank);
+  abi::RankRefused message{group.id, rank, status.code(), {}};
+  abi::set_text(message.text, status.message().data(), status.message().size());
+  send(LinkType::kRankRefused, message);
+}
+
+Status Engine::add_member(Packet& packet) {
+  const Result<abi::GroupMember> body = packet.read<abi::GroupMember>();
+  if (!body.ok()) return body.status();
+  const abi::GroupMember& message = body.value();
+  Group* group = find_group(message.group_id);
+  if (group != nullptr && group->refused.count(message.rank) == 1) return {};
+  const auto session = sessions_.find(message.session_id);
+  if (group == nullptr || session == sessions_.end() || packet.fds.size() != 1 ||
+      message.rank >= group->shape.num_ranks || !group->active(message.rank)) {
+    return invalid_argument("kGroupMember for group " + std::to_string(message.group_id) + " session " +
+                            std::to_string(message.session_id));
+  }
+  // One that came while this engine was being told of the group is told of again.
+  if (Member* known = find_member(*group, message.rank); known != nullptr) {
+    known->first_index = message.first_index;
+    return {};
+  }
+  Result<Mapping> board =
+      Mapping::map(packet.fds[0].get(), abi::BoardLayout(group->shape).total_bytes, Access::kReadWrite);
+  if (!board.ok()) return board.status();
+  auto member = std::make_unique<Member>(*group, message.rank, message.member, session->second.get(),
+                                         std::move(board).value());
+  member->first_index = message.first_index;
+  member->by_stream = message.commands != 0;
+  if (Status status = open_lane(*group, *member); !status.ok()) return status;
+  // Under a break it goes on where its former engine stood; kResume says where all go on.
+  if (group->starts_broken) member->next_number = member->board().next_index.load(std::memory_order_relaxed);
+  member->statistics = Statistics::of_member(page_, message.session_id, group->id, message.rank);
+  session->second->members[message.member] = member.get();
+  group->members.push_back(std::move(member));
+  return {};
+}
+
+// A rank on a device that runs whole operations.
+Status Engine::open_lane(Group& group, Member& member) {
+  Launcher* launcher = device_->launcher();
+  if (launcher == nullptr) {
+    if (member.by_stream) {
+      group.unusable = {StatusCode::kUnsupported, "commands is 1 (by stream) on " + device_->name() +
+                                                      "; allowed: on CUDA devices, with devices.mode = "
+                                                      "\"resident\""};
+    }
+    return {};
+  }
+  LaneShape shape = lane_shape(group.shape, group.priority);
+  shape.commands = member.by_stream;
+  Result<std::unique_ptr<Lane>> lane = launcher->open_lane(shape);
+  if (!lane.ok()) {
+    group.unusable = lane.status();
+    return {};
+  }
+  member.lane = std::move(lane).value();
+  member.heads = std::make_unique<RouteHeads>(group.shape, *launcher);
+  if (member.board().memory_cleared.load(std::memory_order_relaxed) == 0) clear_memory(group, member);
+  if (member.by_stream) member.commands = std::make_unique<Commands>(member, *launcher);
+  return {};
+}
+
+// What is in the memory of a new rank is anything.
+void Engine::clear_memory(const Group& group, const Member& member) const {
+  Launcher* launcher = device_->launcher();
+  const GroupRankMemory& memory = group.ranks[member.rank];
+  // What peers write to one that rejoins is theirs to clear, see clear_signals.
+  const bool rejoins = group.active_since[member.rank] > group.epoch;
+  const std::uint64_t first = rejoins ? group.exchange_layout.routing : 0;
+  launcher->clear(memory.exchange->bytes() + first, group.exchange_layout.total_bytes - first);
+  launcher->clear(memory.user->bytes(), memory.user_bytes());
+  member.board().memory_cleared.store(1, std::memory_order_relaxed);
+}
+
+// A rank that begins with this epoch, in a group that runs: its signals are cleared by who will write them,
+// before he does. Its client is told that it has joined when every engine has resumed, so it looks at none
+// before that.
+void Engine::clear_signals(const Group& group) const {
+  Launcher* launcher = device_->launcher();
+  if (launcher == nullptr) return;
+  const abi::ExchangeArenaLayout& layout = group.exchange_layout;
+  for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
+    if (group.active_since[rank] != group.epoch) continue;
+    for (const auto& member : group.members) {
+      for (std::uint32_t block = 0; block < group.shape.depth; ++block) {
+        std::byte* base = group.ranks[rank].exchange->bytes() + layout.block_bytes * block;
+        launcher->clear(base + layout.ready + member->rank * sizeof(abi::SignalLine),
+                        sizeof(abi::SignalLine));
+        launcher->clear(base + layout.arrived + member->rank * sizeof(abi::SignalLine),
+                        sizeof(abi::SignalLine));
+      }
+    }
+  }
+}
+
+// A rank that has been lost; its operations have been abandoned.
+void Engine::drop_member(Group& group, std::uint32_t rank) {
+  Member* member = find_member(group, rank);
+  if (member == nullptr) return;
+  for (auto it = operations_.begin(); it != operations_.end();) {
+    if (&(*it)->member() == member) {
+      finish(**it, group.cause.cause, group.cause);
+      it = operations_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  answer_orphans(*member, StatusCode::kEngineRestarted);
+  close_streams_of(*member);
+  if (member->session != nullptr) member->session->end_member(member->number);
+  std::erase_if(group.members, [member](const auto& entry) { return entry.get() == member; });
+}
+
+// Of a rank that this engine does not serve. Which words its client uses makes no difference.
+Status Engine::close_streams(Packet& packet) {
+  const Result<abi::CloseStreams> body = packet.read<abi::CloseStreams>();
+  if (!body.ok()) return body.status();
+  const abi::CloseStreams& message = body.value();
+  Launcher* launcher = device_->launcher();
+  if (packet.fds.size() != 1 || message.depth > abi::kMaxDepth || launcher == nullptr)
+    return invalid_argument("kCloseStreams");
+  Result<std::unique_ptr<Arena>> user = device_->map_arena(packet.fds[0].get(), message.user_bytes);
+  if (!user.ok()) return user.status();
+  launcher->close_streams((*user)->bytes() + message.words, message.depth);
+  launcher->close_commands((*user)->bytes() + message.commands);
+  return {};
+}
+
+// Its client may not know yet, and what it submits now is refused when there is no lane to release its
+// stream. (A lane closes its commands itself.)
+void Engine::close_streams_of(const Member& member) const {
+  const Group& group = member.group;
+  if (member.lane == nullptr || member.by_stream || group.ranks.empty()) return;
+  device_->launcher()->close_streams(group.ranks[member.rank].stream_words(), group.shape.depth);
+}
+
+}  // namespace epd
