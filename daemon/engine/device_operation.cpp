@@ -14,6 +14,7 @@ static_assert(abi::kTagIndexBits == kernels::cuda::kRoutingIndexBits);
 static_assert(sizeof(abi::SignalLine) == kernels::cuda::kSignalWords * sizeof(std::uint64_t));
 static_assert(offsetof(abi::OpAnnouncement, num_tokens) == 3 * sizeof(std::uint64_t));
 static_assert(abi::kLandingPieces == kernels::cuda::kLandingPieces);
+static_assert(abi::kMaxHidden <= kernels::cuda::kLandingHidden);
 static_assert(abi::kLandingTokens <= kernels::cuda::kMaxLandingTokens);
 
 namespace {

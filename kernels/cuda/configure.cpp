@@ -61,9 +61,8 @@ bool divide_landing(std::uint32_t room, Operation& op) {
   const auto fits = [&](std::uint32_t stages) {
     movers.warps = std::min((format.cast ? 2 : 1) * stages, kMaxWarps - kLandingClerks);
     movers.stages = format.cast ? stages : 1;
-    movers.header_bytes = HeaderLayout(Kind::kDispatch, shape, op.landing.max_tokens,
-                                       num_barriers(Kind::kDispatch, op), movers.ctas)
-                              .bytes;
+    movers.header_bytes =
+        HeaderLayout(Kind::kDispatch, shape, op.landing.max_tokens, num_barriers(op), movers.ctas).bytes;
     return movers.header_bytes + stages * movers.stage_bytes <= room;
   };
   std::uint32_t stages = std::min(room / movers.stage_bytes, kMaxWarps - kLandingClerks);
@@ -77,6 +76,7 @@ bool divide_landing(std::uint32_t room, Operation& op) {
 // Of a combine through landings: a stage has the pieces of rows that a warp adds up next. The last warp adds
 // none.
 bool divide_sums(std::uint32_t room, Operation& op) {
+  if (op.shape.hidden > kLandingHidden) return false;
   op.movers.stages = 1;
   op.movers.stage_bytes = kSummedAhead * kSummedAtOnce * 16;
   op.movers.header_bytes = 0;

@@ -108,17 +108,14 @@ class Carrier {
   }
   __device__ bool moves() const { return moves_; }
 
-  // Of a CTA that moves rows, before anything is loaded: the fence would wait for that. A barrier follows.
-  __device__ static void open(const Operation& op, const Shared& shared) {
-    if (warp_of() >= op.movers.warps) return;
-    for (std::uint32_t i = threadIdx.x; i < op.movers.warps + op.movers.stages;
-         i += op.movers.warps * 32)
-      barrier_init(shared.barriers + i);
-    fence_async();
-  }
   // What is sent first is on its way while choices are read.
   __device__ void begin() {
-    if (moves_) load(row_);
+    if (!moves_) return;
+    if (format_.cast) {
+      load_round(0);
+    } else {
+      load_own();
+    }
   }
 
   // Returns when all is released.
@@ -151,9 +148,8 @@ class Carrier {
   }
 
   // After begin(), in place of send(). Nothing may be on its way into this CTA's memory when it leaves.
-  __device__ void abandon() {
-    if (!moves_) return;
-    if (row_ < min(rows_, loads_at_once())) barrier_wait(row_barrier(row_), 0);
+  __device__ void abandon() const {
+    thread_loads_wait<0>(0);
   }
 
  private:
@@ -163,32 +159,17 @@ class Carrier {
   __device__ std::uint32_t token_of(std::uint32_t row) const {
     return cta_.index + cta_.count * row;
   }
-  __device__ std::uint32_t loads_at_once() const {
-    return format_.cast ? op_.movers.stages : warps_;
-  }
   __device__ std::uint8_t* stage(std::uint32_t number) const {
     return shared_.stages + std::size_t{number} * op_.movers.stage_bytes;
   }
-  // Of x in the row's stage; and of what lands in this warp's.
-  __device__ std::uint64_t* row_barrier(std::uint32_t row) const {
-    return shared_.barriers + (format_.cast ? warps_ + row : row);
-  }
-  __device__ std::uint64_t* own_barrier() const {
-    return shared_.barriers + warp_of();
-  }
+  // What lands goes to the warp's own; and so does a row that is copied.
   __device__ std::uint8_t* own_stage() const {
     if (!format_.cast) return stage(warp_of());
     return stage(warp_of() / 2) + landed_.pitch * (1 + warp_of() % 2);
   }
 
-  // A row's x and its choices, by the warp whose number is the row's place.
-  __device__ void load(std::uint32_t row) {
-    const std::uint32_t place = warp_of();
-    if (row >= rows_ || place >= loads_at_once()) return;
-    StageLayout to(format_, stage(place));
-    if (format_.cast) to.x = stage(place) + landed_.pitch;
-    load_row(op_, to, row_barrier(place), token_of(row));
-    read_choices(token_of(row));
+  __device__ const std::uint8_t* x_of(std::uint32_t row) const {
+    return static_cast<const std::uint8_t*>(op_.x) + std::size_t{token_of(row)} * format_.x_bytes;
   }
   __device__ void read_choices(std::uint32_t token) {
     choice_ = own_.read_lane(token);
@@ -208,45 +189,58 @@ class Carrier {
     reinterpret_cast<float*>(stage + landed_.weights)[lane_of()] = weight;
   }
 
-  // In rounds of as many rows as there are stages. Each piece, and the choices, are a part of a row.
+  // In rounds of as many rows as there are stages. Each piece, and the choices, are a part of a row; the
+  // choices are written by the warp whose number is the row's place.
   __device__ std::uint32_t pieces() const {
     return (format_.hidden / 128 + Section::kBlocks - 1) / Section::kBlocks;
+  }
+  // The warp's pieces of a round: who has choices to write begins last.
+  template <typename Each>
+  __device__ void each_piece(std::uint32_t count, Each each) const {
+#pragma unroll 1
+    for (std::uint32_t unit = warps_ - 1 - warp_of(); unit < count * pieces(); unit += warps_) {
+      const std::uint32_t place = unit / pieces();
+      each(place, (unit - place * pieces()) * Section::kBlocks);
+    }
+  }
+  __device__ std::uint32_t round_rows(std::uint32_t first) const {
+    return first < rows_ ? min(op_.movers.stages, rows_ - first) : 0;
+  }
+  // x by who casts it.
+  __device__ void load_round(std::uint32_t first) {
+    const std::uint32_t blocks = format_.hidden / 128;
+    each_piece(round_rows(first), [&](std::uint32_t place, std::uint32_t block) {
+      lanes_load(stage(place) + landed_.pitch + block * 256, x_of(first + place) + block * 256,
+                 min(Section::kBlocks, blocks - block) * 256);
+    });
+    thread_loads_commit();
+    row_ = first + warp_of();
+    if (warp_of() < round_rows(first)) read_choices(token_of(row_));
   }
   __device__ void cast_rows() {
     const std::uint32_t stages = op_.movers.stages;
 #pragma unroll 1
-    for (std::uint32_t first = 0, parity = 0; first < rows_; first += stages, parity ^= 1) {
-      if (first != 0) load_round(first);
-      const std::uint32_t count = min(stages, rows_ - first);
-      if (warp_of() < count) {
+    for (std::uint32_t first = 0; first < rows_; first += stages) {
+      if (first != 0) {  // all rows of the round before have left
+        sent_.release();
+        Team{0, warps_, 2}.sync();
+        load_round(first);
+      }
+      if (warp_of() < round_rows(first)) {
         write_choices(stage(warp_of()), token_of(row_));
         end_part(first, warp_of());
       }
-      // Who has choices to write begins last.
-#pragma unroll 1
-      for (std::uint32_t unit = warps_ - 1 - warp_of(); unit < count * pieces(); unit += warps_) {
-        const std::uint32_t place = unit / pieces();
-        cast_piece(place, (unit - place * pieces()) * Section::kBlocks, parity);
+      thread_loads_wait<0>(0);
+      __syncwarp();
+      each_piece(round_rows(first), [&](std::uint32_t place, std::uint32_t block) {
+        cast_piece(place, block);
         end_part(first, place);
-      }
+      });
     }
   }
-  // When all rows of the round before have left.
-  __device__ void load_round(std::uint32_t first) {
-    sent_.release();
-    Team{0, warps_, 2}.sync();
-    row_ = first + warp_of();
-    fence_async_shared();
-    __syncwarp();
-    load(row_);
-#if !EPD_BULK
-    Team{0, warps_, 2}.sync();  // no barrier says to others that a row is there
-#endif
-  }
-  __device__ void cast_piece(std::uint32_t place, std::uint32_t first, std::uint32_t parity) const {
+  __device__ void cast_piece(std::uint32_t place, std::uint32_t first) const {
     const std::uint32_t blocks = format_.hidden / 128;
     std::uint8_t* const to = stage(place);
-    barrier_wait(row_barrier(place), parity);
     Section section;
     section.load(reinterpret_cast<const uint4*>(to + landed_.pitch) + first * 16, blocks - first);
     section.cast(format_, to, to + format_.row_bytes, first, blocks);
@@ -266,19 +260,36 @@ class Carrier {
     if (__shfl_sync(kFull, last, 0)) sent_.send(op_, landed_, stage(place), token_of(first + place));
   }
 
+  // A row and its choices.
+  __device__ void load_own() {
+    if (row_ >= rows_) return;
+    std::uint8_t* const to = own_stage();
+    lanes_load(to, x_of(row_), format_.x_bytes);
+    if (op_.x_scales != nullptr) load_scales(to + format_.row_bytes, token_of(row_));
+    thread_loads_commit();
+    read_choices(token_of(row_));
+  }
+  __device__ void load_scales(std::uint8_t* to, std::uint32_t token) const {
+    const std::uint8_t* from =
+        static_cast<const std::uint8_t*>(op_.x_scales) + std::size_t{token} * format_.scale_bytes;
+    if (format_.scale_bytes % 16 == 0) return lanes_load(to, from, format_.scale_bytes);
+#pragma unroll 1
+    for (std::uint32_t i = lane_of(); i < format_.scale_bytes / 4; i += 32)
+      reinterpret_cast<std::uint32_t*>(to)[i] = reinterpret_cast<const std::uint32_t*>(from)[i];
+  }
   __device__ void copy_rows() {
     std::uint8_t* const row = own_stage();
 #pragma unroll 1
     while (row_ < rows_) {
-      wait_loaded();
       write_choices(row, token_of(row_));
+      thread_loads_wait<0>(0);
       fence_async_shared();
       __syncwarp();
       sent_.send(op_, landed_, row, token_of(row_));
       stores_wait_read();
       __syncwarp();
       row_ += warps_;
-      load(row_);
+      load_own();
       // More on their way would hold up each other: 512 rows of 14 KB took 330 us in place of 157.
       sent_.release();
     }
@@ -298,10 +309,9 @@ class Carrier {
   __device__ void spread_row(const LandedPlans& plans, std::uint32_t source, std::uint32_t token) {
     const std::uint8_t* const slot = landing_slot(op_, op_.rank, source, token);
     stores_wait_read();
-    fence_async();
     __syncwarp();
-    if (lane_of() == 0) barrier_expect(own_barrier(), landed_.weights);
-    warp_load(own_stage(), slot, landed_.weights, lane_of() == 0, own_barrier());
+    lanes_load(own_stage(), slot, landed_.weights);
+    thread_loads_commit();
     LandedChoice choice{kFull};
     float weight = 0.0f;
     if (lane_of() < op_.shape.topk) {
@@ -312,18 +322,15 @@ class Carrier {
     TokenChoice place;
     place.rank = op_.rank;
     if (local < experts_per_rank(op_.shape)) place.row = plans.row(local, source, choice.number());
-    wait_loaded();
+    thread_loads_wait<0>(0);
+    fence_async_shared();
+    __syncwarp();
     send_row(op_, shared_, StageLayout(format_, own_stage()), place);
     if (place.row < 0) return;
     const DispatchTarget& own = shared_.targets[op_.rank];
     store_index(op_, own.recv_topk_idx, place.row, static_cast<std::int32_t>(local));
     own.recv_topk_weights[place.row] = weight;
     reinterpret_cast<int2*>(own.recv_src)[place.row] = {static_cast<int>(source), static_cast<int>(token)};
-  }
-  __device__ void wait_loaded() {
-    barrier_wait(own_barrier(), parity_);
-    parity_ ^= 1;
-    __syncwarp();
   }
   __device__ bool leave(bool good) const {
     stores_wait_done();
@@ -344,7 +351,6 @@ class Carrier {
   std::int64_t choice_ = -1;  // choice `lane` of the row, as given
   float weight_ = 0.0f;       // likewise
   SentRows sent_;
-  std::uint32_t parity_ = 0;  // of the warp's barrier
 };
 
 // The clerks' part of every CTA: places, from everybody's plans. False: failed.
@@ -414,11 +420,9 @@ __device__ __noinline__ inline void run_landing_dispatch(const Operation& op, Ct
   __shared__ LandingBoard board;
   const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
   const Shared shared(Kind::kDispatch, op, memory);
-  const bool moves = cta.count == 1 || cta.index != 0;
   if (threadIdx.x < op.shape.num_ranks) shared.targets[threadIdx.x] = op.peers[threadIdx.x].target;
   clear_board(board);
   OwnChoices(op, shared).clear();
-  if (moves) Carrier::open(op, shared);
   __syncthreads();
   bool good = true;
   if (warp_of() != herald_warp()) {
@@ -428,8 +432,6 @@ __device__ __noinline__ inline void run_landing_dispatch(const Operation& op, Ct
     good = herald(op, cta, board, cta.count > 1 ? 1 : op.movers.warps + 1, deadline_ns);
   }
   good = __syncthreads_or(!good) == 0;
-  if (moves && threadIdx.x < op.movers.warps + op.movers.stages)
-    barrier_invalidate(shared.barriers + threadIdx.x);
   if (!good) return;
   const auto count_rows = [&op] { return __ldcg(&workspace(op).rows); };
   finish(op, cta, deadline_ns, count_rows, true);

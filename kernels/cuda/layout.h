@@ -17,21 +17,20 @@ struct StageHeader {
   float weight[32];
 };
 
-// Of a combine through landings: what a warp adds up at once, a piece of a row, and how many of them it has on
-// their way.
+// Of a combine through landings: what a warp adds up at once, a piece of a row, and how many of them it has
+// on their way.
 inline constexpr std::uint32_t kSummedVectors = 4;  // of 16 bytes, of each lane
 inline constexpr std::uint32_t kSummedAtOnce = kSummedVectors * 32;
 inline constexpr std::uint32_t kSummedAhead = 7;
+static_assert(kLandingPieces * kSummedAtOnce * 8 == kLandingHidden);
 
 EPD_HOST_DEVICE constexpr bool lands(const Operation& op) {
   return op.landing.max_tokens != 0 && op.shape.per_expert;
 }
 
-// Of a CTA's shared memory; each has a barrier. A dispatch through landings has some for its warps, too; a
-// combine has none.
-EPD_HOST_DEVICE constexpr std::uint32_t num_barriers(Kind kind, const Operation& op) {
-  if (!lands(op)) return op.movers.warps * op.movers.stages;
-  return kind == Kind::kDispatch ? op.movers.warps + op.movers.stages : 0;
+// Of a CTA's shared memory; each has a barrier. Through landings lanes load for themselves.
+EPD_HOST_DEVICE constexpr std::uint32_t num_barriers(const Operation& op) {
+  return lands(op) ? 0 : op.movers.warps * op.movers.stages;
 }
 
 // Byte offsets of the header's parts.

@@ -26,8 +26,8 @@ __device__ __noinline__ inline void refuse(const Operation& op, std::uint32_t pl
 
 // Every CTA makes them all for itself: that is faster than to be told. A client that changes its choices
 // meanwhile may so be read in different ways: its own rows then have other numbers than were counted, and the
-// receiver leaves those out that it was not told of (LandedPlans::row). A row that it was told of and that is not
-// sent ends the operation at the deadline, in this rank's name, as if the rank had not called.
+// receiver leaves those out that it was not told of (LandedPlans::row). A row that it was told of and that is
+// not sent ends the operation at the deadline, in this rank's name, as if the rank had not called.
 class OwnChoices {
  public:
   __device__ OwnChoices(const Operation& op, const Shared& shared)

@@ -13,7 +13,8 @@ __device__ inline std::uint32_t reciprocal_of(std::uint32_t by) {
   return by <= 1 ? 0 : ~0u / by + 1;
 }
 
-// Sums are cut into pieces that a warp adds up at once: so tokens of many rows keep no warp longer than others.
+// Sums are cut into pieces that a warp adds up at once: so tokens of many rows keep no warp longer than
+// others.
 struct SumPieces {
   std::uint32_t vectors;  // of a row
   std::uint32_t count;
@@ -83,9 +84,10 @@ struct SumTask {
   }
 };
 
-// Those of all warps of the rank, in the order in which they are taken. Some of own tokens are first, for which
-// no other rank has to have come; then come those of others, so that they have crossed the wire when the rest of
-// the own ones has been formed. Neighbours go to different ranks, so that the links to all of them are busy.
+// Those of all warps of the rank, in the order in which they are taken. Some of own tokens are first, for
+// which no other rank has to have come; then come those of others, so that they have crossed the wire when
+// the rest of the own ones has been formed. Neighbours go to different ranks, so that the links to all of
+// them are busy.
 class SumTasks {
  public:
   __device__ SumTasks(const Operation& op, Cta cta, const LandingBoard& board)
@@ -128,7 +130,9 @@ class SumTasks {
     if (lane_of() < op_.shape.topk) task.word = look(task.at(op_));
     return task;
   }
-  __device__ Range range(const SumTask& task) const { return pieces_.range(task.piece); }
+  __device__ Range range(const SumTask& task) const {
+    return pieces_.range(task.piece);
+  }
 
  private:
   const Operation& op_;
@@ -154,8 +158,8 @@ __device__ inline Summands asked_rows(const Operation& op, std::uint64_t asked) 
 static_assert(kSummedVectors == 4);  // load_vectors
 
 // A warp forms sums, as it gets free. Rows come to its stage, each lane's vectors by its own loads, some rows
-// ahead of what is added up, across the ends of sums. Rows and sums have numbers; what belongs to number n is kept
-// by lane n % 32.
+// ahead of what is added up, across the ends of sums. Rows and sums have numbers; what belongs to number n is
+// kept by lane n % 32.
 class SumStream {
  public:
   __device__ SumStream(const Operation& op, Cta cta, std::uint8_t* stages, LandingBoard& board)
@@ -240,7 +244,9 @@ class SumStream {
     ++begun_;
   }
 
-  __device__ bool has_room() const { return loaded_ - added_ < kSummedAhead; }
+  __device__ bool has_room() const {
+    return loaded_ - added_ < kSummedAhead;
+  }
   __device__ void load_row() {
     const int lane = __ffs(static_cast<int>(left_)) - 1;
     left_ &= left_ - 1;
@@ -312,8 +318,8 @@ class SumStream {
   bool looked_ = false;
   SumTask next_;
   // The one whose rows are loaded.
-  Summands rows_{};         // from the lane's first vector on
-  std::uint32_t left_ = 0;  // lanes of rows that are not loaded
+  Summands rows_{};          // from the lane's first vector on
+  std::uint32_t left_ = 0;   // lanes of rows that are not loaded
   std::uint32_t lacks_ = 0;  // vectors of a row, to be a whole piece
   std::uint32_t mine_ = 0;   // the lane's
   // Rows.

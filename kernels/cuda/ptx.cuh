@@ -225,6 +225,13 @@ __device__ inline void thread_load(std::uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %2], 16;" ::"r"(to), "l"(from), "n"(kOffset)
                : "memory");
 }
+// A warp's: each lane copies vectors of its own. `bytes` and both addresses are multiples of 16.
+__device__ inline void lanes_load(std::uint8_t* to, const void* from, std::uint32_t bytes) {
+  const std::uint32_t end = shared_address(to) + bytes;
+  const auto* at = static_cast<const std::uint8_t*>(from) + lane_of() * 16;
+#pragma unroll 4
+  for (std::uint32_t i = end - bytes + lane_of() * 16; i < end; i += 512, at += 512) thread_load<0>(i, at);
+}
 __device__ inline uint4 load_shared(std::uint32_t at) {
   uint4 value;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -18,7 +18,7 @@ struct Shared {
   std::uint8_t* stages;
 
   __device__ Shared(Kind kind, const Operation& op, std::uint8_t* memory) {
-    const HeaderLayout layout(kind, op.shape, op.landing.max_tokens, num_barriers(kind, op), op.movers.ctas);
+    const HeaderLayout layout(kind, op.shape, op.landing.max_tokens, num_barriers(op), op.movers.ctas);
     barriers = reinterpret_cast<std::uint64_t*>(memory + layout.barriers);
     targets = reinterpret_cast<DispatchTarget*>(memory + layout.targets);
     base = reinterpret_cast<std::uint32_t*>(memory + layout.base);

@@ -86,7 +86,10 @@ TEST(CudaConfigure, LandingsLeaveWarpsThatMoveNothing) {
         EXPECT_LE(op.movers.header_bytes + op.movers.warps * op.movers.stage_bytes, op.movers.shared_bytes);
         ASSERT_TRUE(configure(Kind::kCombine, bytes, sms, op)) << sms << " " << tokens;
         EXPECT_LT(op.movers.warps, kMaxThreads / 32) << "the herald";
-        EXPECT_GE(op.movers.stage_bytes / 16, 32u) << "a vector of each of 32 rows";
+        EXPECT_GE(op.movers.stage_bytes, 2 * 2048u) << "a piece that is added up, and the next";
+        EXPECT_LE(op.movers.header_bytes + op.movers.warps * op.movers.stage_bytes, op.movers.shared_bytes);
+        op.shape.hidden = kLandingHidden + 128;
+        EXPECT_FALSE(configure(Kind::kCombine, bytes, sms, op)) << "more pieces than there are tags";
       }
     }
   }

@@ -85,6 +85,7 @@ struct Landing {
   std::uint64_t slots = 0;   // [R,T] of slot_bytes
 };
 inline constexpr std::uint32_t kLandingPieces = 16;
+inline constexpr std::uint32_t kLandingHidden = kLandingPieces * 1024;  // at most
 inline constexpr std::uint32_t kMaxLandingTokens = 512;
 
 struct Shape {

@@ -226,7 +226,7 @@ inline constexpr std::uint64_t kLandingBytes = std::uint64_t{256} << 20;
 inline constexpr std::uint32_t kLandingExperts = 2048;                   // kernels have in shared memory
 inline constexpr std::uint64_t kLandingCounts = std::uint64_t{1} << 13;  // a count for each (expert, rank)
 inline constexpr std::uint64_t kLandingBits = std::uint64_t{1} << 18;    // and a bit for each (expert, token)
-inline constexpr std::uint32_t kLandingPieces = 4;                       // of a partial sum, at most
+inline constexpr std::uint32_t kLandingPieces = 16;                      // of a partial sum, at most
 
 struct LandingLayout {
   std::uint64_t hello = 0;
