@@ -1,8 +1,7 @@
 // Operations that streams ask for themselves: any sequence of them, graphs that are replayed, ranks that do
 // and ranks that do not, and what becomes of streams when something fails.
+#include "replaying_ranks.h"
 #include "stream_rounds.h"
-
-#include "support/replayed.h"
 
 #include <signal.h>
 #include <cstring>
@@ -225,14 +224,11 @@ TEST_P(Commands, AnySequenceIsBitExact) {
 TEST_P(Commands, AGraphIsReplayedWithWhatTheRegionsHoldThen) {
   for (const epd_layout_t layout : {EPD_LAYOUT_COMPACT, EPD_LAYOUT_PACKED, EPD_LAYOUT_EXPERT}) {
     const Case c = stream_case(3, 1, layout);
-    with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
-      Replayed replayed(group, c, rank);
-      for (std::uint64_t round = 0; round < 20; ++round) {
-        replayed.play(round);
-        replayed.check(round);
-      }
-      must_have_gone_well(group);
+    auto ranks = replaying_ranks(daemon(), c, group_name(), [&](const ReplayingRank& self) {
+      self.play(0, 20);
+      must_have_gone_well(self.group);
     });
+    expect_all_ok(wait_all(ranks, 90));
   }
 }
 
@@ -254,82 +250,55 @@ TEST_P(Commands, RanksNeedNotAllDoTheSame) {
 
 // ---- failures -------------------------------------------------------------------------------------
 
-void resume(const Group& group) {
-  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
-  must(epd_group_resume(group.get(), 30000, &info), "resume");
-}
-
 // Then the group goes on, and so does the graph.
 TEST_P(Commands, ABadChoiceIsToldByCheck) {
-  const Case c = stream_case(2, 1);
   Shared<Gate> checked;
   Shared<Gate> told;
-  with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
-    Replayed replayed(group, c, rank);
-    replayed.play(0);
-    replayed.check(0);
-    must(epd_group_check(group.get(), nullptr), "check");
+  auto ranks = replaying_ranks(daemon(), stream_case(2, 1), group_name(), [&](const ReplayingRank& self) {
+    self.play(0, 1);
+    self.must_be(EPD_OK);
     checked->arrive();
     checked->wait_for(2);
-    if (rank == 0) {
-      replayed.play_with_a_bad_choice();
+    if (self.rank == 0) {
+      self.replayed.play_with_a_bad_choice();
     } else {
-      replayed.play(1);
+      self.replayed.play(1);
     }
-    const epd_status_t status = epd_group_check(group.get(), nullptr);
-    RANK_CHECK(status == EPD_INVALID_ARGUMENT,
-               std::string(epd_status_name(status)) + ": " + epd_last_error());
+    self.must_be(EPD_INVALID_ARGUMENT);
     must_say("topk_idx");
-    replayed.play(2);  // not carried out, and holds nobody
-    must(epd_group_check(group.get(), nullptr), "check", EPD_INVALID_ARGUMENT);
+    self.replayed.play(2);  // not carried out, and holds nobody
+    self.must_be(EPD_INVALID_ARGUMENT);
     told->arrive();
     told->wait_for(2);
-    resume(group);
-    for (std::uint64_t round = 3; round < 8; ++round) {
-      replayed.play(round);
-      replayed.check(round);
-    }
-    must(epd_group_check(group.get(), nullptr), "check");
+    self.resume();
+    self.play(3, 8);
+    self.must_be(EPD_OK);
     told->arrive();
     told->wait_for(4);
   });
+  expect_all_ok(wait_all(ranks, 90));
 }
 
 TEST_P(Commands, AGraphGoesOnAfterAnEngineThatWasKilled) {
   for (const std::uint32_t victim : {0u, 1u}) {
     SCOPED_TRACE("the engine of rank " + std::to_string(victim));
-    const Case c = stream_case(2, 1);
-    const std::string name = group_name();
     Shared<Gate> played;
     Shared<Gate> killed;
     Shared<Gate> told;
-    std::vector<RankProcess> ranks;
-    for (std::uint32_t rank = 0; rank < 2; ++rank) {
-      ranks.emplace_back([&, rank]() -> std::string {
-        const Session session(daemon().socket(), daemon().device(rank));
-        const Group group(session, c.config(name.c_str(), rank));
-        Replayed replayed(group, c, rank);
-        replayed.play(0);
-        replayed.check(0);
-        played->arrive();
-        killed->wait_for(1);
-        if (rank == 0) replayed.play(1);  // rank 1 does not come
-        const bool broken = eventually(30, [&] { return epd_group_check(group.get(), nullptr) != EPD_OK; });
-        RANK_CHECK(broken, "the engine was killed");
-        must(epd_group_check(group.get(), nullptr), "check", EPD_ENGINE_RESTARTED);
-        told->arrive();
-        told->wait_for(2);
-        resume(group);
-        for (std::uint64_t round = 2; round < 6; ++round) {
-          replayed.play(round);
-          replayed.check(round);
-        }
-        must(epd_group_check(group.get(), nullptr), "check");
-        told->arrive();
-        told->wait_for(4);
-        return "";
-      });
-    }
+    auto ranks = replaying_ranks(daemon(), stream_case(2, 1), group_name(), [&](const ReplayingRank& self) {
+      self.play(0, 1);
+      played->arrive();
+      killed->wait_for(1);
+      if (self.rank == 0) self.replayed.play(1);  // rank 1 does not come
+      self.must_become(EPD_ENGINE_RESTARTED);
+      told->arrive();
+      told->wait_for(2);
+      self.resume();
+      self.play(2, 6);
+      self.must_be(EPD_OK);
+      told->arrive();
+      told->wait_for(4);
+    });
     ASSERT_TRUE(eventually(60, [&] { return played->count == 2; }));
     const pid_t engine = daemon().engine(victim % daemon().devices());
     ASSERT_GT(engine, 0);
@@ -345,29 +314,17 @@ TEST_P(Commands, APeerThatDiesBetweenItsCommands) {
     SCOPED_TRACE(degrade ? "degrade" : "fail fast");
     Case c = stream_case(2, 1);
     c.degrade = degrade;
-    const std::string name = group_name();
-    std::vector<RankProcess> ranks;
-    for (std::uint32_t rank = 0; rank < 2; ++rank) {
-      ranks.emplace_back([&, rank]() -> std::string {
-        const Session session(daemon().socket(), daemon().device(rank));
-        const Group group(session, c.config(name.c_str(), rank));
-        Replayed replayed(group, c, rank);
-        replayed.play(0);
-        replayed.check(0);
-        if (rank == 1) ::raise(SIGKILL);
-        replayed.play(1);
-        must(epd_group_check(group.get(), nullptr), "check", EPD_RANK_LOST);
-        if (!degrade) return "";
-        resume(group);
-        RANK_CHECK(epd_group_active(group.get(), 1) == 0, "it is lost");
-        for (std::uint64_t round = 2; round < 6; ++round) {
-          replayed.play(round);
-          replayed.check(round, {1});
-        }
-        must(epd_group_check(group.get(), nullptr), "check");
-        return "";
-      });
-    }
+    auto ranks = replaying_ranks(daemon(), c, group_name(), [&](const ReplayingRank& self) {
+      self.play(0, 1);
+      if (self.rank == 1) ::raise(SIGKILL);
+      self.replayed.play(1);
+      self.must_be(EPD_RANK_LOST);
+      if (!degrade) return;
+      self.resume();
+      RANK_CHECK(epd_group_active(self.group.get(), 1) == 0, "it is lost");
+      self.play(2, 6, {1});
+      self.must_be(EPD_OK);
+    });
     const auto outcomes = wait_all(ranks, 90);
     EXPECT_TRUE(outcomes[0].ok) << outcomes[0].to_string();
     EXPECT_FALSE(outcomes[1].ok);
@@ -381,53 +338,30 @@ TEST_P(Commands, ARankThatRejoins) {
   const std::string name = group_name();
   Shared<Gate> alone;
   Shared<Gate> together;
-  const auto play = [&](Replayed& replayed, std::uint64_t first, const std::set<std::uint32_t>& lost) {
-    for (std::uint64_t round = first; round < first + 3; ++round) {
-      replayed.play(round);
-      replayed.check(round, lost);
-    }
+  const auto play_together = [&](const ReplayingRank& self) {
+    together->arrive();
+    together->wait_for(2);
+    self.play(6, 9);
+    together->arrive();
+    together->wait_for(4);
   };
   std::vector<RankProcess> processes;
-  processes.emplace_back([&]() -> std::string {
-    const Session session(daemon().socket(), daemon().device(0));
-    const Group group(session, c.config(name.c_str(), 0));
-    Replayed replayed(group, c, 0);
-    play(replayed, 0, {});
-    const bool lost = eventually(30, [&] { return epd_group_check(group.get(), nullptr) != EPD_OK; });
-    RANK_CHECK(lost, "rank 1 has left");
-    must(epd_group_check(group.get(), nullptr), "check", EPD_RANK_LOST);
-    resume(group);
-    play(replayed, 3, {1});
-    must(epd_group_check(group.get(), nullptr), "check");
+  processes.push_back(replaying_rank(daemon(), c, name, 0, [&](const ReplayingRank& self) {
+    self.play(0, 3);
+    self.must_become(EPD_RANK_LOST);
+    self.resume();
+    self.play(3, 6, {1});
+    self.must_be(EPD_OK);
     alone->arrive();
-    const bool back = eventually(30, [&] { return epd_group_check(group.get(), nullptr) != EPD_OK; });
-    RANK_CHECK(back, "rank 1 has rejoined");
-    must(epd_group_check(group.get(), nullptr), "check", EPD_ABORTED);
-    resume(group);
-    together->arrive();
-    together->wait_for(2);
-    play(replayed, 6, {});
-    together->arrive();
-    together->wait_for(4);
-    return "";
-  });
-  processes.emplace_back([&]() -> std::string {
-    const Session session(daemon().socket(), daemon().device(1));
-    const Group group(session, c.config(name.c_str(), 1));
-    Replayed replayed(group, c, 1);
-    play(replayed, 0, {});
-    return "";
-  });
+    self.must_become(EPD_ABORTED);  // rank 1 has rejoined
+    self.resume();
+    play_together(self);
+  }));
+  processes.push_back(
+      replaying_rank(daemon(), c, name, 1, [&](const ReplayingRank& self) { self.play(0, 3); }));
   processes.emplace_back([&]() -> std::string {
     alone->wait_for(1);
-    const Session session(daemon().socket(), daemon().device(1));
-    const Group group(session, c.config(name.c_str(), 1));
-    Replayed replayed(group, c, 1);
-    together->arrive();
-    together->wait_for(2);
-    play(replayed, 6, {});
-    together->arrive();
-    together->wait_for(4);
+    as_replaying_rank(daemon(), c, name, 1, play_together);
     return "";
   });
   expect_all_ok(wait_all(processes, 90));
