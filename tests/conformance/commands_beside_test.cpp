@@ -77,7 +77,7 @@ TEST_P(CommandsBeside, AGroupThatWaitsForSmsKillsNoEngine) {
   options.settings.emplace_back("timeouts.engine_watchdog_ms", "2000");
   Daemon own(options);
   ASSERT_TRUE(own.start());
-  const std::vector<pid_t> engines = own.engines();
+  const std::vector<pid_t> engines = own.engine_of_each_device();
   Shared<Gate> waits;
   Shared<Gate> joined;
   Shared<Gate> goes_on;
@@ -102,10 +102,10 @@ TEST_P(CommandsBeside, AGroupThatWaitsForSmsKillsNoEngine) {
   EXPECT_TRUE(eventually(30, [&] { return own.log().find("waits for SMs of") != std::string::npos; }));
   while (now_s() - since < 4) sleep_ms(20);  // twice what it may take to answer
   EXPECT_EQ(joined->count, 0u) << "there were SMs for it: this test shows nothing";
-  EXPECT_EQ(own.engines(), engines);
+  EXPECT_EQ(own.engine_of_each_device(), engines);
   goes_on->arrive();
   expect_all_ok(wait_all(ranks, 90));
-  EXPECT_EQ(own.engines(), engines);
+  EXPECT_EQ(own.engine_of_each_device(), engines);
   EXPECT_EQ(own.log().find("engine killed"), std::string::npos);
   own.stop();
 }
