@@ -5,12 +5,19 @@
 
 #include <signal.h>
 #include <cstring>
+#include <functional>
 #include <random>
 
 namespace epd::test {
 namespace {
 
-class Commands : public StreamConformance {};
+class Sequence;
+
+class Commands : public StreamConformance {
+ protected:
+  // Of random cases, from this seed on.
+  void run_sequences(std::uint64_t seed, const std::function<void(Sequence&)>& run);
+};
 INSTANTIATE_TEST_SUITE_P(Devices, Commands,
                          testing::Values("resident_commands", "resident_commands_by_kernel"),
                          [](const auto& tested) { return tested.param; });
@@ -36,18 +43,24 @@ class Sequence {
   }
 
   void run() {
-    for (std::size_t i = 0; i < steps_.size(); ++i) {
-      note(at(i));
-      enqueue(i);
-      // A deferred operation is waited for behind the next, which is on another slot.
-      if (deferred_ != kNone && deferred_ != i) receive();
-      if (steps_[i].defer) deferred_ = i;
-      if (deferred_ == i && (i + 1 == steps_.size() || steps_[i + 1].slot == steps_[i].slot)) receive();
+    for (std::size_t i = 0; i < steps_.size(); ++i) fill(i);
+    enqueue_all();
+    finish();
+    release();
+  }
+  // As one graph, with other rows, choices and numbers of tokens each time.
+  void replay(std::uint32_t times) {
+    for (Step& s : steps_) s.reads_tokens = s.kind == Kind::kDispatch;
+    stream_.begin_capture();
+    enqueue_all();
+    const GpuGraph graph = stream_.end_capture();
+    for (std::uint32_t i = 0; i < times; ++i) {
+      for (Step& s : steps_) s.round = Round(s.round.data + kRounds, s.round.routing + kRounds);
+      for (std::size_t step = 0; step < steps_.size(); ++step) fill(step);
+      stream_.launch(graph);
+      finish();
     }
-    RANK_CHECK(stream_.finish(kStreamSeconds), "the stream waits");
-    must_have_gone_well(group_);
-    for (std::size_t i = 0; i < steps_.size(); ++i) check(i);
-    for (const std::size_t i : kept_) must(epd_handle_release(group_.get(), steps_[i].handle), "release");
+    release();
   }
 
  private:
@@ -65,6 +78,8 @@ class Sequence {
     epd_handle_t handle = 0;
   };
   static constexpr std::size_t kNone = ~std::size_t{0};
+  // Of a replay. So many that a step has as many biases in each, which its arguments say.
+  static constexpr std::uint64_t kRounds = 17 * 2 * 3;
 
   std::uint32_t below(std::size_t n) { return static_cast<std::uint32_t>(random_() % n); }
 
@@ -105,28 +120,46 @@ class Sequence {
   std::byte* before(std::size_t i) const { return copies_ + 2 * i * bytes_; }
   std::byte* after(std::size_t i) const { return before(i) + bytes_; }
 
+  // What is uploaded when the stream gets there.
+  void fill(std::size_t i) {
+    const Step& s = steps_[i];
+    if (s.kind == Kind::kNoop) return;
+    std::memset(before(i), kPoison, bytes_);
+    const epd_buffers_t given = group_.buffers_in(before(i));
+    if (s.kind == Kind::kCombine) {
+      fill_combine(case_, given, rank_, s.round, rows_of(s.of));
+      return;
+    }
+    const Input input = make_input(case_, rank_, s.round);
+    fill_dispatch(case_, given, input, s.kind == Kind::kCached);
+    num_tokens_[i] = input.num_tokens;
+  }
+
+  void enqueue_all() {
+    for (std::size_t i = 0; i < steps_.size(); ++i) {
+      note(at(i));
+      enqueue(i);
+      // A deferred operation is waited for behind the next, which is on another slot.
+      if (deferred_ != kNone && deferred_ != i) receive();
+      if (steps_[i].defer) deferred_ = i;
+      if (deferred_ == i && (i + 1 == steps_.size() || steps_[i + 1].slot == steps_[i].slot)) receive();
+    }
+  }
+
   void enqueue(std::size_t i) {
     Step& s = steps_[i];
     if (s.kind == Kind::kNoop) {
       must(epd_noop_on_stream(group_.get(), s.slot, stream_.get(), s.wait_by, &s.ticket), at(i));
       return;
     }
-    std::memset(before(i), kPoison, bytes_);
-    const epd_buffers_t given = group_.buffers_in(before(i));
-    const Input input = make_input(case_, rank_, s.round);
-    if (s.kind == Kind::kCombine) {
-      fill_combine(case_, given, rank_, s.round, rows_of(s.of));
-    } else {
-      fill_dispatch(case_, given, input, s.kind == Kind::kCached);
-    }
     stream_.copy_in(group_.slot_on_gpu(s.slot), before(i), bytes_);
-    must(s.kind == Kind::kCombine ? combine(s) : dispatch(i, input.num_tokens), at(i));
+    must(s.kind == Kind::kCombine ? combine(s) : dispatch(i), at(i));
     if (!s.defer) stream_.copy_out(after(i), group_.slot_on_gpu(s.slot), bytes_);
   }
 
-  epd_status_t dispatch(std::size_t i, std::uint32_t num_tokens) {
+  epd_status_t dispatch(std::size_t i) {
     Step& s = steps_[i];
-    epd_dispatch_args_t args = dispatch_args(case_, s.kind == Kind::kCached ? 0 : num_tokens);
+    epd_dispatch_args_t args = dispatch_args(case_, s.kind == Kind::kCached ? 0 : num_tokens_[i]);
     args.slot = s.slot;
     args.handle = s.kind == Kind::kCached ? steps_[s.of].handle : 0;
     args.keep_handle = s.keep ? 1 : 0;
@@ -135,7 +168,6 @@ class Sequence {
     args.stream = stream_.get();
     args.wait_by = s.wait_by;
     if (s.reads_tokens) {
-      num_tokens_[i] = num_tokens;
       stream_.copy_in(counts_ + 4 * i, &num_tokens_[i], 4);
       args.num_tokens = 0;
       args.num_tokens_at = reinterpret_cast<const std::uint32_t*>(counts_ + 4 * i);
@@ -163,6 +195,15 @@ class Sequence {
   std::uint32_t rows_of(std::size_t dispatch) const {
     const auto inputs = make_inputs(case_, steps_[dispatch].round);
     return kernels::reference::dispatch_to(case_.params(), inputs, rank_).num_recv_rows;
+  }
+
+  void finish() const {
+    RANK_CHECK(stream_.finish(kStreamSeconds), "the stream waits");
+    must_have_gone_well(group_);
+    for (std::size_t i = 0; i < steps_.size(); ++i) check(i);
+  }
+  void release() const {
+    for (const std::size_t i : kept_) must(epd_handle_release(group_.get(), steps_[i].handle), "release");
   }
 
   void check(std::size_t i) const {
@@ -196,9 +237,9 @@ class Sequence {
   std::size_t deferred_ = kNone;
 };
 
-TEST_P(Commands, AnySequenceIsBitExact) {
+void Commands::run_sequences(std::uint64_t seed, const std::function<void(Sequence&)>& run) {
   for (std::uint64_t i = 0; i < 9; ++i) {
-    Case c = random_case(base_seed() + 9000 + i, 2 + i % 3);
+    Case c = random_case(base_seed() + seed + i, 2 + i % 3);
     c.bound = 0;
     c.degrade = false;
     c.defer = false;
@@ -212,11 +253,20 @@ TEST_P(Commands, AnySequenceIsBitExact) {
     // A noop needs no peer, but does not come after one that has left.
     Shared<Gate> finished;
     with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
-      Sequence(group, c, rank, 24).run();
+      Sequence sequence(group, c, rank, 24);
+      run(sequence);
       finished->arrive();
       finished->wait_for(c.num_ranks);
     });
   }
+}
+
+TEST_P(Commands, AnySequenceIsBitExact) {
+  run_sequences(9000, [](Sequence& sequence) { sequence.run(); });
+}
+
+TEST_P(Commands, AnySequenceMayBeAGraph) {
+  run_sequences(9500, [](Sequence& sequence) { sequence.replay(4); });
 }
 
 // ---- graphs ---------------------------------------------------------------------------------------
