@@ -115,6 +115,37 @@ TEST_P(CommandsBystander, GroupsComeAndGo) {
   for (std::uint32_t rank = 0; rank < 2; ++rank) set({"device", daemon().device(rank), "sms=32"});
 }
 
+// One group has a rank elsewhere too, the other has none.
+TEST_P(CommandsBystander, AllGroupsOfAnEngineGoOnWhenItWasKilled) {
+  Shared<Gate> played;
+  Shared<Gate> killed;
+  std::vector<RankProcess> ranks;
+  Shared<Gate> told[2];
+  const std::string names[] = {group_name(), group_name()};
+  for (const std::uint32_t group : {0u, 1u}) {
+    const Case c = stream_case(1 + group, 1, group == 0 ? EPD_LAYOUT_EXPERT : EPD_LAYOUT_PACKED);
+    Gate& all = *told[group];
+    for (RankProcess& rank : replaying_ranks(daemon(), c, names[group], [&](const ReplayingRank& self) {
+           self.play(0, 3);
+           played->arrive();
+           killed->wait_for(1);
+           self.must_become(EPD_ENGINE_RESTARTED);
+           all.arrive();
+           all.wait_for(c.num_ranks);
+           self.resume();
+           self.play(3, 8);
+           self.must_be(EPD_OK);
+           all.arrive();
+           all.wait_for(2 * c.num_ranks);
+         }))
+      ranks.push_back(std::move(rank));
+  }
+  ASSERT_TRUE(eventually(60, [&] { return played->count == 3; }));
+  ASSERT_EQ(::kill(daemon().engine(0), SIGKILL), 0);
+  killed->open();
+  expect_all_ok(wait_all(ranks, 90));
+}
+
 // ---- nonsense -------------------------------------------------------------------------------------
 
 // The words of a rank, which its client may write as it likes.
