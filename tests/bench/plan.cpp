@@ -3,6 +3,7 @@
 #include "kit/error.h"
 #include "kit/random.h"
 #include "proto/shape_rules.h"
+#include "support/config_shape.h"
 
 namespace epd::bench {
 
@@ -28,36 +29,11 @@ epd_group_config_t RunPlan::config() const {
 }
 
 abi::GroupShape RunPlan::shape() const {
-  abi::GroupShape shape{};
-  shape.num_ranks = ranks;
-  shape.num_experts = experts;
-  shape.max_tokens = max_tokens();
-  shape.hidden = hidden;
-  shape.topk = topk;
-  shape.depth = depth;
-  shape.payload = static_cast<abi::Payload>(payload);
-  shape.layout = static_cast<abi::Layout>(layout);
-  shape.scale_format = static_cast<abi::ScaleFormat>(scales);
-  shape.expert_alignment = alignment;
-  shape.opaque_bytes = opaque_bytes;
-  shape.num_biases = biases;
-  shape.max_recv_rows = max_recv_rows;
-  return shape;
+  return test::shape_of(config());
 }
 
 kernels::reference::GroupParams RunPlan::params() const {
-  kernels::reference::GroupParams p;
-  p.num_ranks = ranks;
-  p.num_experts = experts;
-  p.hidden = hidden;
-  p.topk = topk;
-  p.payload = static_cast<kernels::reference::Payload>(payload);
-  p.scale_format = static_cast<kernels::ScaleFormat>(scales);
-  p.layout = static_cast<kernels::reference::Layout>(layout);
-  p.alignment = alignment;
-  p.expert_capacity = static_cast<std::uint32_t>(shape().expert_capacity());
-  p.opaque_bytes = opaque_bytes;
-  return p;
+  return test::params_of(config());
 }
 
 std::string RunPlan::device_of(std::uint32_t rank) const {

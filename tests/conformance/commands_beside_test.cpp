@@ -1,7 +1,6 @@
 // What else there is on the GPU of a rank by commands: who looks at it, and groups that want its SMs.
+#include "replaying_ranks.h"
 #include "stream_rounds.h"
-
-#include "support/replayed.h"
 
 #include <sstream>
 
@@ -32,27 +31,17 @@ std::vector<OpsLine> ops_of(const Daemon& daemon) {
 
 TEST_P(CommandsBeside, EpctlListsThemWhileTheyRun) {
   const Case c = stream_case(2, 1);
-  const std::string name = group_name();
   Shared<Gate> played;
   Shared<Gate> listed;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon().socket(), daemon().device(rank));
-      const Group group(session, c.config(name.c_str(), rank));
-      Replayed replayed(group, c, rank);
-      replayed.play(0);
-      replayed.check(0);
-      played->arrive();
-      if (rank == 1) listed->wait_for(1);
-      replayed.play(1);
-      replayed.check(1);
-      must(epd_group_check(group.get(), nullptr), "check");
-      played->arrive();
-      listed->wait_for(2);
-      return "";
-    });
-  }
+  auto ranks = replaying_ranks(daemon(), c, group_name(), [&](const ReplayingRank& self) {
+    self.play(0, 1);
+    played->arrive();
+    if (self.rank == 1) listed->wait_for(1);
+    self.play(1, 2);
+    self.must_be(EPD_OK);
+    played->arrive();
+    listed->wait_for(2);
+  });
   ASSERT_TRUE(eventually(60, [&] { return played->count == 2; }));
   std::vector<OpsLine> lines;
   EXPECT_TRUE(eventually(30, [&] {
@@ -88,55 +77,35 @@ TEST_P(CommandsBeside, AGroupThatWaitsForSmsKillsNoEngine) {
   options.settings.emplace_back("timeouts.engine_watchdog_ms", "2000");
   Daemon own(options);
   ASSERT_TRUE(own.start());
-  const std::vector<pid_t> engines = own.engines();
-  const Case c = stream_case(2, 1);
-  const Case alone = stream_case(1, 1);
+  const std::vector<pid_t> engines = own.engine_of_each_device();
   Shared<Gate> waits;
   Shared<Gate> joined;
   Shared<Gate> goes_on;
   Shared<Gate> finished;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(own.socket(), own.device(rank));
-      const Group group(session, c.config("slow", rank));
-      Replayed replayed(group, c, rank);
-      replayed.play(0);
-      replayed.check(0);
-      waits->arrive();
-      if (rank == 1) goes_on->wait_for(1);
-      for (std::uint64_t round = 1; round < 4; ++round) {
-        replayed.play(round);
-        replayed.check(round);
-      }
-      must(epd_group_check(group.get(), nullptr), "check");
-      finished->arrive();
-      finished->wait_for(2);
-      return "";
-    });
-  }
+  auto ranks = replaying_ranks(own, stream_case(2, 1), "slow", [&](const ReplayingRank& self) {
+    self.play(0, 1);
+    waits->arrive();
+    if (self.rank == 1) goes_on->wait_for(1);
+    self.play(1, 4);
+    self.must_be(EPD_OK);
+    finished->arrive();
+    finished->wait_for(2);
+  });
   ASSERT_TRUE(eventually(60, [&] { return waits->count == 2; }));
   ASSERT_TRUE(eventually(30, [&] { return ops_of(own).size() == 1; })) << "rank 0 waits for rank 1";
-  ranks.emplace_back([&]() -> std::string {
-    const Session session(own.socket(), own.device(0));
-    const Group group(session, alone.config("waits", 0));
+  ranks.push_back(replaying_rank(own, stream_case(1, 1), "waits", 0, [&](const ReplayingRank& self) {
     joined->arrive();
-    Replayed replayed(group, alone, 0);
-    for (std::uint64_t round = 0; round < 3; ++round) {
-      replayed.play(round);
-      replayed.check(round);
-    }
-    must(epd_group_check(group.get(), nullptr), "check");
-    return "";
-  });
+    self.play(0, 3);
+    self.must_be(EPD_OK);
+  }));
   const double since = now_s();
   EXPECT_TRUE(eventually(30, [&] { return own.log().find("waits for SMs of") != std::string::npos; }));
   while (now_s() - since < 4) sleep_ms(20);  // twice what it may take to answer
   EXPECT_EQ(joined->count, 0u) << "there were SMs for it: this test shows nothing";
-  EXPECT_EQ(own.engines(), engines);
+  EXPECT_EQ(own.engine_of_each_device(), engines);
   goes_on->arrive();
   expect_all_ok(wait_all(ranks, 90));
-  EXPECT_EQ(own.engines(), engines);
+  EXPECT_EQ(own.engine_of_each_device(), engines);
   EXPECT_EQ(own.log().find("engine killed"), std::string::npos);
   own.stop();
 }

@@ -1,17 +1,23 @@
 // Operations that streams ask for themselves: any sequence of them, graphs that are replayed, ranks that do
 // and ranks that do not, and what becomes of streams when something fails.
+#include "replaying_ranks.h"
 #include "stream_rounds.h"
-
-#include "support/replayed.h"
 
 #include <signal.h>
 #include <cstring>
+#include <functional>
 #include <random>
 
 namespace epd::test {
 namespace {
 
-class Commands : public StreamConformance {};
+class Sequence;
+
+class Commands : public StreamConformance {
+ protected:
+  // Of random cases, from this seed on.
+  void run_sequences(std::uint64_t seed, const std::function<void(Sequence&)>& run);
+};
 INSTANTIATE_TEST_SUITE_P(Devices, Commands,
                          testing::Values("resident_commands", "resident_commands_by_kernel"),
                          [](const auto& tested) { return tested.param; });
@@ -37,18 +43,24 @@ class Sequence {
   }
 
   void run() {
-    for (std::size_t i = 0; i < steps_.size(); ++i) {
-      note(at(i));
-      enqueue(i);
-      // A deferred operation is waited for behind the next, which is on another slot.
-      if (deferred_ != kNone && deferred_ != i) receive();
-      if (steps_[i].defer) deferred_ = i;
-      if (deferred_ == i && (i + 1 == steps_.size() || steps_[i + 1].slot == steps_[i].slot)) receive();
+    for (std::size_t i = 0; i < steps_.size(); ++i) fill(i);
+    enqueue_all();
+    finish();
+    release();
+  }
+  // As one graph, with other rows, choices and numbers of tokens each time.
+  void replay(std::uint32_t times) {
+    for (Step& s : steps_) s.reads_tokens = s.kind == Kind::kDispatch;
+    stream_.begin_capture();
+    enqueue_all();
+    const GpuGraph graph = stream_.end_capture();
+    for (std::uint32_t i = 0; i < times; ++i) {
+      for (Step& s : steps_) s.round = Round(s.round.data + kRounds, s.round.routing + kRounds);
+      for (std::size_t step = 0; step < steps_.size(); ++step) fill(step);
+      stream_.launch(graph);
+      finish();
     }
-    RANK_CHECK(stream_.finish(kStreamSeconds), "the stream waits");
-    must_have_gone_well(group_);
-    for (std::size_t i = 0; i < steps_.size(); ++i) check(i);
-    for (const std::size_t i : kept_) must(epd_handle_release(group_.get(), steps_[i].handle), "release");
+    release();
   }
 
  private:
@@ -66,6 +78,8 @@ class Sequence {
     epd_handle_t handle = 0;
   };
   static constexpr std::size_t kNone = ~std::size_t{0};
+  // Of a replay. So many that a step has as many biases in each, which its arguments say.
+  static constexpr std::uint64_t kRounds = 17 * 2 * 3;
 
   std::uint32_t below(std::size_t n) { return static_cast<std::uint32_t>(random_() % n); }
 
@@ -106,28 +120,46 @@ class Sequence {
   std::byte* before(std::size_t i) const { return copies_ + 2 * i * bytes_; }
   std::byte* after(std::size_t i) const { return before(i) + bytes_; }
 
+  // What is uploaded when the stream gets there.
+  void fill(std::size_t i) {
+    const Step& s = steps_[i];
+    if (s.kind == Kind::kNoop) return;
+    std::memset(before(i), kPoison, bytes_);
+    const epd_buffers_t given = group_.buffers_in(before(i));
+    if (s.kind == Kind::kCombine) {
+      fill_combine(case_, given, rank_, s.round, rows_of(s.of));
+      return;
+    }
+    const Input input = make_input(case_, rank_, s.round);
+    fill_dispatch(case_, given, input, s.kind == Kind::kCached);
+    num_tokens_[i] = input.num_tokens;
+  }
+
+  void enqueue_all() {
+    for (std::size_t i = 0; i < steps_.size(); ++i) {
+      note(at(i));
+      enqueue(i);
+      // A deferred operation is waited for behind the next, which is on another slot.
+      if (deferred_ != kNone && deferred_ != i) receive();
+      if (steps_[i].defer) deferred_ = i;
+      if (deferred_ == i && (i + 1 == steps_.size() || steps_[i + 1].slot == steps_[i].slot)) receive();
+    }
+  }
+
   void enqueue(std::size_t i) {
     Step& s = steps_[i];
     if (s.kind == Kind::kNoop) {
       must(epd_noop_on_stream(group_.get(), s.slot, stream_.get(), s.wait_by, &s.ticket), at(i));
       return;
     }
-    std::memset(before(i), kPoison, bytes_);
-    const epd_buffers_t given = group_.buffers_in(before(i));
-    const Input input = make_input(case_, rank_, s.round);
-    if (s.kind == Kind::kCombine) {
-      fill_combine(case_, given, rank_, s.round, rows_of(s.of));
-    } else {
-      fill_dispatch(case_, given, input, s.kind == Kind::kCached);
-    }
     stream_.copy_in(group_.slot_on_gpu(s.slot), before(i), bytes_);
-    must(s.kind == Kind::kCombine ? combine(s) : dispatch(i, input.num_tokens), at(i));
+    must(s.kind == Kind::kCombine ? combine(s) : dispatch(i), at(i));
     if (!s.defer) stream_.copy_out(after(i), group_.slot_on_gpu(s.slot), bytes_);
   }
 
-  epd_status_t dispatch(std::size_t i, std::uint32_t num_tokens) {
+  epd_status_t dispatch(std::size_t i) {
     Step& s = steps_[i];
-    epd_dispatch_args_t args = dispatch_args(case_, s.kind == Kind::kCached ? 0 : num_tokens);
+    epd_dispatch_args_t args = dispatch_args(case_, s.kind == Kind::kCached ? 0 : num_tokens_[i]);
     args.slot = s.slot;
     args.handle = s.kind == Kind::kCached ? steps_[s.of].handle : 0;
     args.keep_handle = s.keep ? 1 : 0;
@@ -136,7 +168,6 @@ class Sequence {
     args.stream = stream_.get();
     args.wait_by = s.wait_by;
     if (s.reads_tokens) {
-      num_tokens_[i] = num_tokens;
       stream_.copy_in(counts_ + 4 * i, &num_tokens_[i], 4);
       args.num_tokens = 0;
       args.num_tokens_at = reinterpret_cast<const std::uint32_t*>(counts_ + 4 * i);
@@ -164,6 +195,15 @@ class Sequence {
   std::uint32_t rows_of(std::size_t dispatch) const {
     const auto inputs = make_inputs(case_, steps_[dispatch].round);
     return kernels::reference::dispatch_to(case_.params(), inputs, rank_).num_recv_rows;
+  }
+
+  void finish() const {
+    RANK_CHECK(stream_.finish(kStreamSeconds), "the stream waits");
+    must_have_gone_well(group_);
+    for (std::size_t i = 0; i < steps_.size(); ++i) check(i);
+  }
+  void release() const {
+    for (const std::size_t i : kept_) must(epd_handle_release(group_.get(), steps_[i].handle), "release");
   }
 
   void check(std::size_t i) const {
@@ -197,9 +237,9 @@ class Sequence {
   std::size_t deferred_ = kNone;
 };
 
-TEST_P(Commands, AnySequenceIsBitExact) {
+void Commands::run_sequences(std::uint64_t seed, const std::function<void(Sequence&)>& run) {
   for (std::uint64_t i = 0; i < 9; ++i) {
-    Case c = random_case(base_seed() + 9000 + i, 2 + i % 3);
+    Case c = random_case(base_seed() + seed + i, 2 + i % 3);
     c.bound = 0;
     c.degrade = false;
     c.defer = false;
@@ -213,11 +253,20 @@ TEST_P(Commands, AnySequenceIsBitExact) {
     // A noop needs no peer, but does not come after one that has left.
     Shared<Gate> finished;
     with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
-      Sequence(group, c, rank, 24).run();
+      Sequence sequence(group, c, rank, 24);
+      run(sequence);
       finished->arrive();
       finished->wait_for(c.num_ranks);
     });
   }
+}
+
+TEST_P(Commands, AnySequenceIsBitExact) {
+  run_sequences(9000, [](Sequence& sequence) { sequence.run(); });
+}
+
+TEST_P(Commands, AnySequenceMayBeAGraph) {
+  run_sequences(9500, [](Sequence& sequence) { sequence.replay(4); });
 }
 
 // ---- graphs ---------------------------------------------------------------------------------------
@@ -225,14 +274,11 @@ TEST_P(Commands, AnySequenceIsBitExact) {
 TEST_P(Commands, AGraphIsReplayedWithWhatTheRegionsHoldThen) {
   for (const epd_layout_t layout : {EPD_LAYOUT_COMPACT, EPD_LAYOUT_PACKED, EPD_LAYOUT_EXPERT}) {
     const Case c = stream_case(3, 1, layout);
-    with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
-      Replayed replayed(group, c, rank);
-      for (std::uint64_t round = 0; round < 20; ++round) {
-        replayed.play(round);
-        replayed.check(round);
-      }
-      must_have_gone_well(group);
+    auto ranks = replaying_ranks(daemon(), c, group_name(), [&](const ReplayingRank& self) {
+      self.play(0, 20);
+      must_have_gone_well(self.group);
     });
+    expect_all_ok(wait_all(ranks, 90));
   }
 }
 
@@ -254,82 +300,55 @@ TEST_P(Commands, RanksNeedNotAllDoTheSame) {
 
 // ---- failures -------------------------------------------------------------------------------------
 
-void resume(const Group& group) {
-  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
-  must(epd_group_resume(group.get(), 30000, &info), "resume");
-}
-
 // Then the group goes on, and so does the graph.
 TEST_P(Commands, ABadChoiceIsToldByCheck) {
-  const Case c = stream_case(2, 1);
   Shared<Gate> checked;
   Shared<Gate> told;
-  with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
-    Replayed replayed(group, c, rank);
-    replayed.play(0);
-    replayed.check(0);
-    must(epd_group_check(group.get(), nullptr), "check");
+  auto ranks = replaying_ranks(daemon(), stream_case(2, 1), group_name(), [&](const ReplayingRank& self) {
+    self.play(0, 1);
+    self.must_be(EPD_OK);
     checked->arrive();
     checked->wait_for(2);
-    if (rank == 0) {
-      replayed.play_with_a_bad_choice();
+    if (self.rank == 0) {
+      self.replayed.play_with_a_bad_choice();
     } else {
-      replayed.play(1);
+      self.replayed.play(1);
     }
-    const epd_status_t status = epd_group_check(group.get(), nullptr);
-    RANK_CHECK(status == EPD_INVALID_ARGUMENT,
-               std::string(epd_status_name(status)) + ": " + epd_last_error());
+    self.must_be(EPD_INVALID_ARGUMENT);
     must_say("topk_idx");
-    replayed.play(2);  // not carried out, and holds nobody
-    must(epd_group_check(group.get(), nullptr), "check", EPD_INVALID_ARGUMENT);
+    self.replayed.play(2);  // not carried out, and holds nobody
+    self.must_be(EPD_INVALID_ARGUMENT);
     told->arrive();
     told->wait_for(2);
-    resume(group);
-    for (std::uint64_t round = 3; round < 8; ++round) {
-      replayed.play(round);
-      replayed.check(round);
-    }
-    must(epd_group_check(group.get(), nullptr), "check");
+    self.resume();
+    self.play(3, 8);
+    self.must_be(EPD_OK);
     told->arrive();
     told->wait_for(4);
   });
+  expect_all_ok(wait_all(ranks, 90));
 }
 
 TEST_P(Commands, AGraphGoesOnAfterAnEngineThatWasKilled) {
   for (const std::uint32_t victim : {0u, 1u}) {
     SCOPED_TRACE("the engine of rank " + std::to_string(victim));
-    const Case c = stream_case(2, 1);
-    const std::string name = group_name();
     Shared<Gate> played;
     Shared<Gate> killed;
     Shared<Gate> told;
-    std::vector<RankProcess> ranks;
-    for (std::uint32_t rank = 0; rank < 2; ++rank) {
-      ranks.emplace_back([&, rank]() -> std::string {
-        const Session session(daemon().socket(), daemon().device(rank));
-        const Group group(session, c.config(name.c_str(), rank));
-        Replayed replayed(group, c, rank);
-        replayed.play(0);
-        replayed.check(0);
-        played->arrive();
-        killed->wait_for(1);
-        if (rank == 0) replayed.play(1);  // rank 1 does not come
-        const bool broken = eventually(30, [&] { return epd_group_check(group.get(), nullptr) != EPD_OK; });
-        RANK_CHECK(broken, "the engine was killed");
-        must(epd_group_check(group.get(), nullptr), "check", EPD_ENGINE_RESTARTED);
-        told->arrive();
-        told->wait_for(2);
-        resume(group);
-        for (std::uint64_t round = 2; round < 6; ++round) {
-          replayed.play(round);
-          replayed.check(round);
-        }
-        must(epd_group_check(group.get(), nullptr), "check");
-        told->arrive();
-        told->wait_for(4);
-        return "";
-      });
-    }
+    auto ranks = replaying_ranks(daemon(), stream_case(2, 1), group_name(), [&](const ReplayingRank& self) {
+      self.play(0, 1);
+      played->arrive();
+      killed->wait_for(1);
+      if (self.rank == 0) self.replayed.play(1);  // rank 1 does not come
+      self.must_become(EPD_ENGINE_RESTARTED);
+      told->arrive();
+      told->wait_for(2);
+      self.resume();
+      self.play(2, 6);
+      self.must_be(EPD_OK);
+      told->arrive();
+      told->wait_for(4);
+    });
     ASSERT_TRUE(eventually(60, [&] { return played->count == 2; }));
     const pid_t engine = daemon().engine(victim % daemon().devices());
     ASSERT_GT(engine, 0);
@@ -345,29 +364,17 @@ TEST_P(Commands, APeerThatDiesBetweenItsCommands) {
     SCOPED_TRACE(degrade ? "degrade" : "fail fast");
     Case c = stream_case(2, 1);
     c.degrade = degrade;
-    const std::string name = group_name();
-    std::vector<RankProcess> ranks;
-    for (std::uint32_t rank = 0; rank < 2; ++rank) {
-      ranks.emplace_back([&, rank]() -> std::string {
-        const Session session(daemon().socket(), daemon().device(rank));
-        const Group group(session, c.config(name.c_str(), rank));
-        Replayed replayed(group, c, rank);
-        replayed.play(0);
-        replayed.check(0);
-        if (rank == 1) ::raise(SIGKILL);
-        replayed.play(1);
-        must(epd_group_check(group.get(), nullptr), "check", EPD_RANK_LOST);
-        if (!degrade) return "";
-        resume(group);
-        RANK_CHECK(epd_group_active(group.get(), 1) == 0, "it is lost");
-        for (std::uint64_t round = 2; round < 6; ++round) {
-          replayed.play(round);
-          replayed.check(round, {1});
-        }
-        must(epd_group_check(group.get(), nullptr), "check");
-        return "";
-      });
-    }
+    auto ranks = replaying_ranks(daemon(), c, group_name(), [&](const ReplayingRank& self) {
+      self.play(0, 1);
+      if (self.rank == 1) ::raise(SIGKILL);
+      self.replayed.play(1);
+      self.must_be(EPD_RANK_LOST);
+      if (!degrade) return;
+      self.resume();
+      RANK_CHECK(epd_group_active(self.group.get(), 1) == 0, "it is lost");
+      self.play(2, 6, {1});
+      self.must_be(EPD_OK);
+    });
     const auto outcomes = wait_all(ranks, 90);
     EXPECT_TRUE(outcomes[0].ok) << outcomes[0].to_string();
     EXPECT_FALSE(outcomes[1].ok);
@@ -381,53 +388,30 @@ TEST_P(Commands, ARankThatRejoins) {
   const std::string name = group_name();
   Shared<Gate> alone;
   Shared<Gate> together;
-  const auto play = [&](Replayed& replayed, std::uint64_t first, const std::set<std::uint32_t>& lost) {
-    for (std::uint64_t round = first; round < first + 3; ++round) {
-      replayed.play(round);
-      replayed.check(round, lost);
-    }
+  const auto play_together = [&](const ReplayingRank& self) {
+    together->arrive();
+    together->wait_for(2);
+    self.play(6, 9);
+    together->arrive();
+    together->wait_for(4);
   };
   std::vector<RankProcess> processes;
-  processes.emplace_back([&]() -> std::string {
-    const Session session(daemon().socket(), daemon().device(0));
-    const Group group(session, c.config(name.c_str(), 0));
-    Replayed replayed(group, c, 0);
-    play(replayed, 0, {});
-    const bool lost = eventually(30, [&] { return epd_group_check(group.get(), nullptr) != EPD_OK; });
-    RANK_CHECK(lost, "rank 1 has left");
-    must(epd_group_check(group.get(), nullptr), "check", EPD_RANK_LOST);
-    resume(group);
-    play(replayed, 3, {1});
-    must(epd_group_check(group.get(), nullptr), "check");
+  processes.push_back(replaying_rank(daemon(), c, name, 0, [&](const ReplayingRank& self) {
+    self.play(0, 3);
+    self.must_become(EPD_RANK_LOST);
+    self.resume();
+    self.play(3, 6, {1});
+    self.must_be(EPD_OK);
     alone->arrive();
-    const bool back = eventually(30, [&] { return epd_group_check(group.get(), nullptr) != EPD_OK; });
-    RANK_CHECK(back, "rank 1 has rejoined");
-    must(epd_group_check(group.get(), nullptr), "check", EPD_ABORTED);
-    resume(group);
-    together->arrive();
-    together->wait_for(2);
-    play(replayed, 6, {});
-    together->arrive();
-    together->wait_for(4);
-    return "";
-  });
-  processes.emplace_back([&]() -> std::string {
-    const Session session(daemon().socket(), daemon().device(1));
-    const Group group(session, c.config(name.c_str(), 1));
-    Replayed replayed(group, c, 1);
-    play(replayed, 0, {});
-    return "";
-  });
+    self.must_become(EPD_ABORTED);  // rank 1 has rejoined
+    self.resume();
+    play_together(self);
+  }));
+  processes.push_back(
+      replaying_rank(daemon(), c, name, 1, [&](const ReplayingRank& self) { self.play(0, 3); }));
   processes.emplace_back([&]() -> std::string {
     alone->wait_for(1);
-    const Session session(daemon().socket(), daemon().device(1));
-    const Group group(session, c.config(name.c_str(), 1));
-    Replayed replayed(group, c, 1);
-    together->arrive();
-    together->wait_for(2);
-    play(replayed, 6, {});
-    together->arrive();
-    together->wait_for(4);
+    as_replaying_rank(daemon(), c, name, 1, play_together);
     return "";
   });
   expect_all_ok(wait_all(processes, 90));

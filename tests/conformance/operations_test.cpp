@@ -27,43 +27,6 @@ Case small_case(std::uint32_t num_ranks, std::uint32_t depth = 2) {
 
 // ---- results -----------------------------------------------------------------------------------
 
-class RandomCases : public Conformance {
- protected:
-  void run(std::uint32_t num_ranks, std::uint32_t cases) {
-    std::vector<Script> scripts;
-    for (std::uint32_t i = 0; i < cases; ++i) {
-      Case c = random_case(base_seed() * 1000 + i, num_ranks);
-      ScriptOptions options;
-      options.rounds = 3 + i % 3;
-      options.order = static_cast<Order>(i % 5);
-      if (options.order == Order::kTraining) c.num_handles = handles_needed(c);
-      scripts.push_back({c, options});
-    }
-    run_scripts(scripts, 120);
-  }
-};
-INSTANTIATE_TEST_SUITE_P(Devices, RandomCases, testing::Values("host", "cuda", "resident"),
-                         [](const auto& tested) { return tested.param; });
-
-TEST_P(RandomCases, OneRank) {
-  run(1, 30);
-}
-TEST_P(RandomCases, TwoRanks) {
-  run(2, 40);
-}
-TEST_P(RandomCases, ThreeRanks) {
-  run(3, 40);
-}
-TEST_P(RandomCases, FourRanks) {
-  run(4, 40);
-}
-TEST_P(RandomCases, FiveRanksOnFourDevices) {
-  run(5, 30);
-}
-TEST_P(RandomCases, EightRanksOnFourDevices) {
-  run(8, 20);
-}
-
 TEST_P(Operations, NothingIsSelectedAnywhere) {
   Case c = small_case(3);
   c.routing = Routing::kNothing;

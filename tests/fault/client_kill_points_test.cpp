@@ -236,19 +236,8 @@ constexpr std::array kMemoryPoints = {"submit: slot half written",
                                       "wait: completion seen, index not advanced",
                                       "wait: index advanced"};
 
-abi::GroupShape shape_of(const Case& c) {
-  abi::GroupShape shape{};
-  shape.num_ranks = c.num_ranks;
-  shape.num_experts = c.num_experts;
-  shape.max_tokens = c.max_tokens;
-  shape.hidden = c.hidden;
-  shape.topk = c.topk;
-  shape.depth = c.depth;
-  return shape;
-}
-
 void fill_by_hand(const Case& c, const RawRank& rank, const Input& input) {
-  const abi::UserArenaLayout layout(shape_of(c));
+  const abi::UserArenaLayout layout(c.shape());
   const auto at = [&](abi::Region region) { return rank.arena() + layout.at(0, region); };
   std::memcpy(at(abi::Region::kX), input.x.data(), input.x.size() * sizeof(input.x[0]));
   auto* topk_idx = reinterpret_cast<std::int32_t*>(at(abi::Region::kTopkIdx));
@@ -263,7 +252,7 @@ void by_hand(const Daemon& daemon, const Case& c, const std::string& name, Memor
   abi::set_text(join.group, name.data(), name.size());
   join.rank = kVictim;
   join.timeout_ms = 20000;
-  join.shape = shape_of(c);
+  join.shape = c.shape();
   const RawRank rank(daemon.socket(), daemon.device(kVictim), join);
   const Input input = make_input(c, kVictim, 0);
   fill_by_hand(c, rank, input);

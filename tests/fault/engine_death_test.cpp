@@ -41,6 +41,17 @@ class EngineDeath : public testing::TestWithParam<std::string> {
       ASSERT_TRUE(eventually(10, [&] { return !is_running(pid); }));
     }
   }
+  // Ranks of a group that run a script, on the devices from `first` on.
+  std::vector<RankProcess> run_script(const Case& c, const std::string& group, const ScriptOptions& options,
+                                      std::uint32_t first = 0) const {
+    std::vector<RankProcess> ranks;
+    for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {
+      ranks.emplace_back([&, rank] {
+        return run_case(daemon_->socket(), daemon_->device(first + rank), group, c, rank, options);
+      });
+    }
+    return ranks;
+  }
   std::unique_ptr<Daemon> daemon_;
 };
 INSTANTIATE_TEST_SUITE_P(Devices, EngineDeath, testing::Values("host", "cuda", "resident"),
@@ -224,40 +235,24 @@ TEST_P(EngineDeath, AgainAndAgainUnderLoad) {
 }
 
 TEST_P(EngineDeath, AllEnginesAtOnce) {
-  const Case c = fault_case(4, 3);
   Shared<Stage> stage;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 4; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon_->socket(), daemon_->device(rank));
-      const Group group(session, c.config("all", rank));
-      ScriptOptions options;
-      options.rounds = 200;
-      options.recover = true;
-      options.finished = &stage->finished;
-      options.on_complete = [&](std::uint64_t) { stage->progress.fetch_add(1); };
-      return ScriptRunner(group, c, rank, options).run().to_string();
-    });
-  }
+  ScriptOptions options;
+  options.rounds = 200;
+  options.recover = true;
+  options.finished = &stage->finished;
+  options.on_complete = [&](std::uint64_t) { stage->progress.fetch_add(1); };
+  auto ranks = run_script(fault_case(4, 3), "all", options);
   ASSERT_TRUE(eventually(30, [&] { return stage->progress > 40; }));
   for (const pid_t engine : daemon_->engines()) ::kill(engine, SIGKILL);
   expect_all_ok(wait_all(ranks, 90));
 }
 
 TEST_P(EngineDeath, ABystanderOnAnotherDeviceNoticesNothing) {
-  const Case c = fault_case(2, 2);
   Shared<Stage> stage;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon_->socket(), daemon_->device(rank + 2));
-      const Group group(session, c.config("bystander", rank));
-      ScriptOptions options;
-      options.rounds = 400;
-      options.on_complete = [&](std::uint64_t) { stage->progress.fetch_add(1); };
-      return ScriptRunner(group, c, rank, options).run().to_string();
-    });
-  }
+  ScriptOptions options;
+  options.rounds = 400;
+  options.on_complete = [&](std::uint64_t) { stage->progress.fetch_add(1); };
+  auto ranks = run_script(fault_case(2, 2), "bystander", options, 2);
   ASSERT_TRUE(eventually(30, [&] { return stage->progress > 10; }));
   for (int i = 0; i < 4; ++i) {
     kill_engine(static_cast<std::uint32_t>(i % 2));
@@ -270,22 +265,14 @@ TEST_P(EngineDeath, AnEngineThatHangsIsReplaced) {
   auto settings = patient_settings();
   settings.emplace_back("timeouts.engine_watchdog_ms", "2000");
   start(2, settings);
-  const Case c = fault_case(2, 2);
   Shared<Stage> stage;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon_->socket(), daemon_->device(rank));
-      const Group group(session, c.config("hangs", rank));
-      ScriptOptions options;
-      options.rounds = 2000;
-      options.recover = true;
-      options.finished = &stage->finished;
-      options.timeout_ms = 60000;
-      options.on_complete = [&](std::uint64_t) { stage->progress.fetch_add(1); };
-      return ScriptRunner(group, c, rank, options).run().to_string();
-    });
-  }
+  ScriptOptions options;
+  options.rounds = 2000;
+  options.recover = true;
+  options.finished = &stage->finished;
+  options.timeout_ms = 60000;
+  options.on_complete = [&](std::uint64_t) { stage->progress.fetch_add(1); };
+  auto ranks = run_script(fault_case(2, 2), "hangs", options);
   ASSERT_TRUE(eventually(30, [&] { return stage->progress > 10; }));
   const double start_s = now_s();
   const pid_t before = daemon_->engine(1);

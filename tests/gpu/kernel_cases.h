@@ -1,6 +1,7 @@
-// What kernels_test draws: shapes, routings, values.
+// What kernels_test draws: shapes, routings, values; and the shape as kernels are told.
 #pragma once
 
+#include "kernels/cuda.h"
 #include "kernels/reference.h"
 
 #include <algorithm>
@@ -51,6 +52,28 @@ struct Case {
     return line;
   }
 };
+
+inline kernels::cuda::Shape shape_of(const Case& c, std::uint64_t recv_rows) {
+  const ref::GroupParams& g = c.group;
+  kernels::cuda::Shape s;
+  s.num_ranks = g.num_ranks;
+  s.num_experts = g.num_experts;
+  s.topk = g.topk;
+  s.hidden = g.hidden;
+  s.per_expert = g.layout != ref::Layout::kCompact;
+  s.expert_blocks = g.layout == ref::Layout::kExpert;
+  s.index64 = c.index64;
+  s.alignment = g.alignment;
+  s.expert_capacity = g.expert_capacity;
+  s.recv_rows = recv_rows;
+  s.format = {g.payload == ref::Payload::kFp8Cast,
+              g.scale_format,
+              g.hidden,
+              ref::x_bytes(g),
+              ref::row_bytes(g),
+              ref::scale_bytes(g)};
+  return s;
+}
 
 inline std::uint32_t pick(Random& random, std::initializer_list<std::uint32_t> values) {
   return values.begin()[random() % values.size()];

@@ -18,28 +18,6 @@ namespace {
 constexpr int kPoison = 0xcd;
 constexpr std::uint32_t kPoison32 = 0xcdcdcdcd;
 
-kernels::cuda::Shape shape_of(const Case& c, std::uint64_t expert_capacity, std::uint64_t recv_rows) {
-  const ref::GroupParams& g = c.group;
-  kernels::cuda::Shape s;
-  s.num_ranks = g.num_ranks;
-  s.num_experts = g.num_experts;
-  s.topk = g.topk;
-  s.hidden = g.hidden;
-  s.per_expert = g.layout != ref::Layout::kCompact;
-  s.expert_blocks = g.layout == ref::Layout::kExpert;
-  s.index64 = c.index64;
-  s.alignment = g.alignment;
-  s.expert_capacity = expert_capacity;
-  s.recv_rows = recv_rows;
-  s.format = {g.payload == ref::Payload::kFp8Cast,
-              g.scale_format,
-              g.hidden,
-              ref::x_bytes(g),
-              ref::row_bytes(g),
-              ref::scale_bytes(g)};
-  return s;
-}
-
 template <typename T>
 void put(T* to, const void* from, std::size_t bytes) {
   if (bytes != 0) EPD_CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
@@ -66,10 +44,9 @@ class CaseRun {
     std::uint64_t rows = 1;
     for (const auto& received : expected_) rows = std::max<std::uint64_t>(rows, received.num_rows);
     if (case_.group.layout != ref::Layout::kExpert) rows += random() % 3;
-    world_ =
-        std::make_unique<World>(WorldShape{shape_of(case_, case_.group.expert_capacity, rows),
-                                           std::max(*std::max_element(c.tokens.begin(), c.tokens.end()), 1u),
-                                           c.group.masked, mode, c.landing, c.landings});
+    world_ = std::make_unique<World>(
+        WorldShape{shape_of(case_, rows), std::max(*std::max_element(c.tokens.begin(), c.tokens.end()), 1u),
+                   c.group.masked, mode, c.landing, c.landings});
     heads_.resize(world_->size());
     for (std::uint32_t r = 0; r < world_->size(); ++r) give(r);
   }
@@ -347,7 +324,7 @@ class FailureRun {
     Case c = plain_case(2, 16);
     if (landings != 0) c.group.layout = ref::Layout::kPacked;
     world_ = std::make_unique<World>(
-        WorldShape{shape_of(c, 0, room), 16, {}, mode, landings != 0, std::max(landings, 1u)});
+        WorldShape{shape_of(c, room), 16, {}, mode, landings != 0, std::max(landings, 1u)});
     for (std::uint32_t r = 0; r < 2; ++r) {
       Rank& rank = world_->rank(r);
       rank.num_tokens = 16;

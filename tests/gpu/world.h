@@ -4,6 +4,7 @@
 
 #include "gpu/command_lane.h"
 #include "gpu/image.h"
+#include "gpu/rank_regions.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -111,29 +112,12 @@ inline void enable_peers() {
   }
 }
 
-// One rank: its regions, as an arena would have them.
-struct Rank {
+struct Rank : RankRegions {
   int device = 0;
   cudaStream_t stream = nullptr;
   std::unique_ptr<DeviceMemory> memory;
-  kernels::cuda::Peer peer;
-  std::uint8_t* x = nullptr;
-  std::uint8_t* x_scales = nullptr;
-  void* topk_idx = nullptr;
-  float* topk_weights = nullptr;
-  std::uint16_t* y = nullptr;
-  float* y_weights = nullptr;
-  std::uint16_t* bias[2] = {};
-  std::uint16_t* out = nullptr;
-  float* out_weights = nullptr;
-  kernels::cuda::Routing routing;  // without a head: an operation asks for it itself
-  kernels::cuda::RouteHead* head = nullptr;
-  kernels::cuda::CountOutputs counts;
-  void* workspace = nullptr;
-  OpResult* result = nullptr;
   Operation* operations = nullptr;
   Operation* uploads = nullptr;    // pinned, so that a copy doesn't wait for the stream
-  std::uint32_t* abort = nullptr;  // mapped host memory
   std::uint32_t* words = nullptr;  // of the client: ready, done
   // Of a world whose kernels stay.
   cudaStream_t control = nullptr;
@@ -143,7 +127,6 @@ struct Rank {
   bool running = false;
   std::unique_ptr<CommandLane> commands;  // of a world that has them
   bool asked = false;                     // one has been asked for, and not awaited
-  std::uint32_t num_tokens = 0;
 };
 
 class World {
@@ -189,22 +172,13 @@ class World {
     Operation op;
     op.shape = shape_;
     op.rank = r;
-    op.num_tokens = own.num_tokens;
     op.tag = tag;
     op.announcement[0] = tag;
     op.announcement[1] = what;
     op.announcement[3] = own.num_tokens;
     op.landing = landing_.at;
-    op.routing = own.routing;
-    op.counts = own.counts;
-    op.topk_idx = own.topk_idx;
-    op.x = own.x;
-    op.out = own.out;
-    op.workspace = own.workspace;
-    op.workspace_bytes = kernels::cuda::workspace_bytes(shape_, kMaxSms);
-    op.abort = own.abort;
+    own.describe(op);
     op.timeout_ns = 5'000'000'000;
-    op.result = own.result;
     for (std::uint32_t i = 0; i < size(); ++i) {
       if (!masked(i)) op.peers[i] = ranks_[i].peer;
       if (op.peers[i].landing != nullptr) op.peers[i].landing += landing_.bytes * (tag % world_.landings);
@@ -292,21 +266,8 @@ class World {
     ++rank.next;
   }
 
-  std::uint32_t choices() const { return shape_.per_expert ? 1 : shape_.topk; }
-
   void make(std::uint32_t r) {
     Rank& rank = ranks_[r];
-    const kernels::RowFormat& f = shape_.format;
-    const std::size_t rows = shape_.recv_rows;
-    const std::size_t tokens = world_.max_tokens;
-    const std::size_t index_bytes = shape_.index64 ? 8 : 4;
-    const std::size_t experts = shape_.num_experts / shape_.num_ranks;
-    const std::size_t words = num_placement_words();
-    const std::size_t workspace = kernels::cuda::workspace_bytes(shape_, kMaxSms);
-    const std::size_t row_total =
-        f.row_bytes + f.scale_bytes + choices() * (index_bytes + 8) + 8 + shape_.hidden * 2;
-    const std::size_t token_total =
-        f.x_bytes + f.scale_bytes + shape_.topk * (index_bytes + 16) + shape_.hidden * 6;
     rank.device = static_cast<int>(r) % num_devices();
     EPD_CUDA(cudaSetDevice(rank.device));
     EPD_CUDA(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking));
@@ -318,53 +279,19 @@ class World {
     EPD_CUDA(cudaHostAlloc(&rank.abort, 64, cudaHostAllocMapped | cudaHostAllocPortable));
     *rank.abort = 0;
     EPD_CUDA(cudaHostAlloc(&rank.uploads, kOperations * sizeof(Operation), cudaHostAllocPortable));
-    rank.memory = std::make_unique<DeviceMemory>(
-        rank.device, rows * row_total + tokens * token_total + words * 12 + workspace +
-                         landing_.bytes * world_.landings + (1 << 20) + kOperations * sizeof(Operation) +
-                         shape_.num_ranks * (shape_.num_ranks + shape_.num_experts + 64) * 4);
+    EPD_CUDA(cudaHostAlloc(&rank.counts.host_placement, num_placement_words(shape_) * 4,
+                           cudaHostAllocMapped | cudaHostAllocPortable));
+    EPD_CUDA(cudaHostAlloc(&rank.counts.host_ready, 64, cudaHostAllocMapped | cudaHostAllocPortable));
+    const RegionSizes sizes{shape_, world_.max_tokens, kernels::cuda::workspace_bytes(shape_, kMaxSms),
+                            landing_.bytes * world_.landings};
+    rank.memory = std::make_unique<DeviceMemory>(rank.device,
+                                                 sizes.total() + (1 << 20) + kOperations * sizeof(Operation));
     rank.memory->fill(0);
     DeviceMemory& m = *rank.memory;
-    rank.peer.ready = m.take<std::uint64_t>(shape_.num_ranks * 8);
-    rank.peer.arrived = m.take<std::uint64_t>(shape_.num_ranks * 8);
-    rank.peer.announcement = m.take<std::uint64_t>(shape_.num_ranks * 4);
-    rank.peer.rank_counts = m.take<std::uint32_t>(shape_.num_ranks * shape_.num_ranks);
-    rank.peer.expert_counts = m.take<std::uint32_t>(shape_.num_ranks * shape_.num_experts);
-    if (landing_.bytes != 0) rank.peer.landing = m.take<std::uint8_t>(landing_.bytes * world_.landings);
-    rank.peer.target = {m.take<std::uint8_t>(rows * f.row_bytes), m.take<std::uint8_t>(rows * f.scale_bytes),
-                        m.take<std::uint8_t>(rows * choices() * index_bytes), m.take<float>(rows * choices()),
-                        m.take<std::int32_t>(rows * 2)};
-    rank.y = m.take<std::uint16_t>(rows * shape_.hidden);
-    rank.y_weights = m.take<float>(rows * choices());
-    rank.peer.source = {rank.y, rank.y_weights};
-    rank.x = m.take<std::uint8_t>(tokens * f.x_bytes);
-    rank.x_scales = m.take<std::uint8_t>(tokens * f.scale_bytes);
-    rank.topk_idx = m.take<std::uint8_t>(tokens * shape_.topk * index_bytes);
-    rank.topk_weights = m.take<float>(tokens * shape_.topk);
-    for (auto& bias : rank.bias) bias = m.take<std::uint16_t>(tokens * shape_.hidden);
-    rank.out = m.take<std::uint16_t>(tokens * shape_.hidden);
-    rank.out_weights = m.take<float>(tokens * shape_.topk);
-    rank.routing = {m.take<std::int32_t>(tokens * shape_.topk), m.take<std::int32_t>(tokens * shape_.topk),
-                    m.take<std::int32_t>(words)};
-    rank.head = m.take<kernels::cuda::RouteHead>(1);
-    rank.counts.rank_offsets = m.take<std::int32_t>(shape_.num_ranks + 1);
-    rank.counts.expert_counts = m.take<std::int32_t>(experts);
-    rank.counts.expert_offsets = m.take<std::int32_t>(experts + 1);
-    rank.counts.source_ranges = m.take<std::int32_t>(experts * shape_.num_ranks * 2);
-    EPD_CUDA(
-        cudaHostAlloc(&rank.counts.host_placement, words * 4, cudaHostAllocMapped | cudaHostAllocPortable));
-    EPD_CUDA(cudaHostAlloc(&rank.counts.host_ready, 64, cudaHostAllocMapped | cudaHostAllocPortable));
-    rank.workspace = m.take<std::uint8_t>(workspace);
-    rank.result = m.take<OpResult>(1);
+    rank.take_from(m, sizes);
     rank.operations = m.take<Operation>(kOperations);
     rank.words = m.take<std::uint32_t>(2);
     rank.state = m.take<kernels::cuda::ResidentState>(1);
-  }
-
-  std::size_t num_placement_words() const {
-    const std::size_t ranks = shape_.num_ranks;
-    const std::size_t experts = shape_.num_experts / ranks;
-    if (!shape_.per_expert) return ranks + ranks + 1 + experts;
-    return shape_.num_experts + ranks + 1 + experts + experts + 1 + experts * ranks * 2;
   }
 
   kernels::cuda::Shape shape_;

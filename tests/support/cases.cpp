@@ -1,5 +1,7 @@
 #include "support/cases.h"
 
+#include "support/config_shape.h"
+
 #include <algorithm>
 #include <cstring>
 
@@ -212,38 +214,11 @@ std::uint32_t Case::bound_on(std::uint32_t rank) const {
 }
 
 abi::GroupShape Case::shape() const {
-  abi::GroupShape s{};
-  s.num_ranks = num_ranks;
-  s.num_experts = num_experts;
-  s.max_tokens = max_tokens;
-  s.hidden = hidden;
-  s.topk = topk;
-  s.depth = depth;
-  s.payload = static_cast<abi::Payload>(payload);
-  s.index_type = index64 ? abi::IndexType::kInt64 : abi::IndexType::kInt32;
-  s.layout = static_cast<abi::Layout>(layout);
-  s.scale_format = static_cast<abi::ScaleFormat>(scales);
-  s.expert_alignment = alignment;
-  s.opaque_bytes = opaque_bytes;
-  s.num_biases = num_biases;
-  s.num_handles = num_handles;
-  s.max_recv_rows = max_recv_rows;
-  return s;
+  return shape_of(config("", 0));
 }
 
 kernels::reference::GroupParams Case::params() const {
-  kernels::reference::GroupParams p;
-  p.num_ranks = num_ranks;
-  p.num_experts = num_experts;
-  p.hidden = hidden;
-  p.topk = topk;
-  p.payload = static_cast<kernels::reference::Payload>(payload);
-  p.scale_format = static_cast<kernels::ScaleFormat>(scales);
-  p.layout = static_cast<kernels::reference::Layout>(layout);
-  p.alignment = alignment;
-  p.expert_capacity = static_cast<std::uint32_t>(shape().expert_capacity());
-  p.opaque_bytes = opaque_bytes;
-  return p;
+  return params_of(config("", 0));
 }
 
 epd_group_config_t Case::config(const char* name, std::uint32_t rank) const {

@@ -5,6 +5,7 @@
 #include "support/ranks.h"
 
 #include <unistd.h>
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -48,30 +49,6 @@ Session& Session::operator=(Session&& other) noexcept {
 
 namespace {
 
-abi::GroupShape shape_of(const epd_group_config_t& c) {
-  abi::GroupShape s{};
-  s.num_ranks = c.num_ranks;
-  s.num_experts = c.num_experts;
-  s.max_tokens = c.max_tokens;
-  s.hidden = c.hidden;
-  s.topk = c.topk;
-  s.depth = c.depth != 0 ? c.depth : abi::kDefaultDepth;
-  s.payload = static_cast<abi::Payload>(c.payload);
-  s.index_type = static_cast<abi::IndexType>(c.index_type);
-  s.layout = static_cast<abi::Layout>(c.layout);
-  s.scale_format = static_cast<abi::ScaleFormat>(c.scale_format);
-  s.expert_alignment = c.expert_alignment != 0 ? c.expert_alignment : 1;
-  s.opaque_bytes = c.opaque_bytes;
-  s.num_biases = c.num_biases;
-  s.num_handles = c.num_handles;
-  s.max_recv_rows = c.max_recv_rows;
-  return s;
-}
-
-}  // namespace
-
-namespace {
-
 // Calls move(region, pointer) for each region that the group has.
 template <typename Move>
 void each_region(epd_buffers_t& b, Move move) {
@@ -103,19 +80,36 @@ void each_region(epd_buffers_t& b, Move move) {
   visit(Region::kOutWeights, b.out_weights);
 }
 
+// Where the regions of slots lie, as in an arena without bound regions.
+struct SlotLayout {
+  std::array<std::uint64_t, abi::kNumRegions> bytes{};
+  std::array<std::uint64_t, abi::kNumRegions> offset{};
+  std::uint64_t slot_bytes = 0;
+
+  explicit SlotLayout(const epd_group_config_t& config) {
+    for (std::size_t i = 0; i < abi::kNumRegions; ++i) {
+      must(epd_region_bytes(&config, static_cast<epd_region_t>(i), &bytes[i]), "region bytes");
+      offset[i] = slot_bytes;
+      slot_bytes += abi::align_up(bytes[i], abi::kRegionAlign);
+    }
+  }
+  std::uint64_t at(std::uint32_t slot, abi::Region region) const {
+    return slot_bytes * slot + offset[static_cast<std::size_t>(region)];
+  }
+  std::uint64_t bytes_of(abi::Region region) const { return bytes[static_cast<std::size_t>(region)]; }
+};
+
 }  // namespace
 
-// The copy in host memory lies as an arena without bound regions does.
 struct Group::Mirror {
   int gpu = 0;
-  abi::GroupShape shape;
-  abi::UserArenaLayout layout;
+  SlotLayout layout;                                // of the copy here
   bool one_piece = false;                           // the device's lies likewise
   std::vector<epd_buffers_t> device;                // by slot
   std::byte* host = nullptr;                        // all slots; aligned as the regions are
   std::map<epd_ticket_t, std::uint32_t> in_flight;  // slot of each
 
-  explicit Mirror(const abi::GroupShape& its_shape) : shape(its_shape), layout(its_shape) {}
+  explicit Mirror(const epd_group_config_t& config) : layout(config) {}
   Mirror(const Mirror&) = delete;
   Mirror& operator=(const Mirror&) = delete;
   ~Mirror() { std::free(host); }
@@ -133,11 +127,11 @@ struct Group::Mirror {
       return;
     }
     each_region(device[slot], [&](abi::Region region, void* place) {
-      copy(static_cast<std::byte*>(place), host + layout.at(slot, region), abi::region_bytes(shape, region));
+      copy(static_cast<std::byte*>(place), host + layout.at(slot, region), layout.bytes_of(region));
     });
   }
   void push(std::uint32_t slot) {
-    if (slot >= shape.depth || busy(slot)) return;
+    if (slot >= device.size() || busy(slot)) return;
     copy_slot(slot, [&](std::byte* there, std::byte* here, std::size_t bytes) {
       copy_to_gpu(gpu, there, here, bytes);
     });
@@ -159,13 +153,13 @@ Group::Group(const Session& session, epd_group_config_t config, std::uint32_t bo
   }
   must(epd_group_join(session.get(), &config, &handle_), std::string("join ") + config.name);
   if (info.device_kind != EPD_DEVICE_CUDA) return;
-  const abi::GroupShape shape = shape_of(config);
-  mirror_ = std::make_shared<Mirror>(shape);
+  const std::uint32_t depth = config.depth != 0 ? config.depth : abi::kDefaultDepth;
+  mirror_ = std::make_shared<Mirror>(config);
   mirror_->gpu = gpu_of(info);
   mirror_->one_piece = bound == 0;
-  mirror_->host = static_cast<std::byte*>(
-      std::aligned_alloc(abi::kRegionAlign, mirror_->layout.slot_bytes * shape.depth));
-  for (std::uint32_t slot = 0; slot < shape.depth; ++slot) mirror_->device.push_back(on_device(slot));
+  mirror_->host =
+      static_cast<std::byte*>(std::aligned_alloc(abi::kRegionAlign, mirror_->layout.slot_bytes * depth));
+  for (std::uint32_t slot = 0; slot < depth; ++slot) mirror_->device.push_back(on_device(slot));
 }
 
 Group::Group(Group&& other) noexcept
@@ -239,7 +233,7 @@ void Group::update(const void* part, std::size_t bytes) const {
   const auto slot = static_cast<std::uint32_t>(offset / mirror_->layout.slot_bytes);
   each_region(mirror_->device[slot], [&](abi::Region region, void* place) {
     const std::uint64_t first = mirror_->layout.at(slot, region);
-    if (offset < first || offset >= first + abi::region_bytes(mirror_->shape, region)) return;
+    if (offset < first || offset >= first + mirror_->layout.bytes_of(region)) return;
     copy_to_gpu(mirror_->gpu, static_cast<std::byte*>(place) + (offset - first), part, bytes);
   });
 }

@@ -290,6 +290,12 @@ pid_t Daemon::engine(std::uint32_t device) const {
   return -1;
 }
 
+std::vector<pid_t> Daemon::engine_of_each_device() const {
+  std::vector<pid_t> pids;
+  for (std::uint32_t device = 0; device < devices(); ++device) pids.push_back(engine(device));
+  return pids;
+}
+
 std::vector<pid_t> Daemon::all_pids() const {
   std::vector<pid_t> pids = engines();
   if (pid_ > 0) pids.insert(pids.begin(), pid_);

@@ -62,8 +62,9 @@ class Daemon {
 
   bool running() const;
   pid_t pid() const { return pid_; }
-  std::vector<pid_t> engines() const;
+  std::vector<pid_t> engines() const;        // and other children, which do not last
   pid_t engine(std::uint32_t device) const;  // -1 if none runs
+  std::vector<pid_t> engine_of_each_device() const;
   std::vector<pid_t> all_pids() const;
   const std::string& directory() const { return directory_; }
   const std::string& socket() const { return socket_; }

@@ -5,6 +5,8 @@ target_link_libraries(epd_fake_daemon PUBLIC epd_base PRIVATE epd_options)
 
 add_executable(client_test
   ${CMAKE_CURRENT_LIST_DIR}/client_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/client_ends_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/client_hooks_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client_handles_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client_attach_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client_binding_test.cpp
@@ -21,7 +23,8 @@ target_compile_definitions(client_test PRIVATE
 if(EPD_CUDA_DRIVER_INCLUDE_DIR)
   add_executable(client_cuda_test ${CMAKE_CURRENT_LIST_DIR}/client_cuda_test.cpp
     ${CMAKE_CURRENT_LIST_DIR}/client_cuda_queue_test.cpp ${CMAKE_CURRENT_LIST_DIR}/client_cuda_waits_test.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/client_commands_test.cpp ${CMAKE_CURRENT_LIST_DIR}/recorded_cuda.cpp $<TARGET_OBJECTS:epd_client_objects>)
+    ${CMAKE_CURRENT_LIST_DIR}/client_commands_test.cpp ${CMAKE_CURRENT_LIST_DIR}/client_commands_ends_test.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/recorded_cuda.cpp $<TARGET_OBJECTS:epd_client_objects>)
   target_include_directories(client_cuda_test PRIVATE $<TARGET_PROPERTY:epd_client_objects,INTERFACE_INCLUDE_DIRECTORIES>)
   target_include_directories(client_cuda_test SYSTEM PRIVATE ${EPD_CUDA_DRIVER_INCLUDE_DIR})
   target_compile_definitions(client_cuda_test PRIVATE EPD_CLIENT_VERSION="${PROJECT_VERSION}" $<$<BOOL:${EPD_CUDA}>:EPD_CLIENT_HAS_KERNELS>)

@@ -6,7 +6,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <string>
+#include <thread>
 
 namespace epd::testing {
 
@@ -32,6 +34,10 @@ inline epd_group_config_t small_config() {
 
 #define EXPECT_ERROR_HAS(piece) \
   EXPECT_NE(std::string(epd_last_error()).find(piece), std::string::npos) << epd_last_error()
+
+inline void pause_ms(int ms) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+}
 
 class ClientTest : public ::testing::Test {
  protected:
@@ -80,6 +86,14 @@ class ClientTest : public ::testing::Test {
   FakeDaemon daemon_;
   epd_session_t* session_ = nullptr;
   epd_group_t* group_ = nullptr;
+};
+
+// The scripted engine does only what the test says.
+class ClientOps : public ClientTest {};
+// The engine completes everything by itself, and sleeps between.
+class ClientAuto : public ClientTest {
+ protected:
+  ClientAuto() : ClientTest(true) {}
 };
 
 }  // namespace epd::testing

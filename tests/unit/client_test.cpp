@@ -1,28 +1,13 @@
-// The client library's submissions, completions, counts, hooks and breaks, with a scripted engine.
+// The client library's submissions, completions and counts, with a scripted engine.
 #include "client_fixture.h"
 
 #include <atomic>
-#include <chrono>
 #include <future>
 #include <thread>
 #include <vector>
 
 namespace epd::testing {
 namespace {
-
-using std::chrono::milliseconds;
-
-void pause_ms(int ms) {
-  std::this_thread::sleep_for(milliseconds(ms));
-}
-
-// The scripted engine does only what the test says.
-class ClientOps : public ClientTest {};
-// The engine completes everything by itself, and sleeps between.
-class ClientAuto : public ClientTest {
- protected:
-  ClientAuto() : ClientTest(true) {}
-};
 
 TEST_F(ClientOps, SubmissionsCarryWhatWasAsked) {
   epd_handle_t handle = 0;
@@ -216,67 +201,6 @@ TEST_F(ClientOps, DeafDoorbellIsNotTheEnd) {
   EXPECT_EQ(epd_session_check(session_), EPD_OK);
 }
 
-TEST_F(ClientOps, DaemonDeathEndsAllWaits) {
-  const epd_ticket_t first = dispatch(0);
-  const epd_ticket_t second = dispatch(1);
-  auto one = std::async(std::launch::async, [&] { return wait(first, nullptr, EPD_FOREVER); });
-  auto two = std::async(std::launch::async, [&] { return wait(second, nullptr, EPD_FOREVER); });
-  ASSERT_TRUE(daemon_.await_client_sleep());
-  daemon_.hang_up();
-  EXPECT_EQ(one.get(), EPD_DAEMON_LOST);
-  EXPECT_EQ(two.get(), EPD_DAEMON_LOST);
-  epd_ticket_t ticket = 0;
-  EXPECT_EQ(epd_noop(group_, 2, &ticket), EPD_DAEMON_LOST);
-  EXPECT_EQ(epd_session_check(session_), EPD_DAEMON_LOST);
-  EXPECT_EQ(epd_group_resume(group_, 1000, nullptr), EPD_DAEMON_LOST);
-  // What was mapped stays usable: no SIGBUS, no fault.
-  epd_buffers_t buffers = EPD_BUFFERS_INIT;
-  ASSERT_EQ(epd_group_buffers(group_, 0, &buffers), EPD_OK);
-  static_cast<volatile char*>(buffers.y)[0] = 1;
-}
-
-TEST_F(ClientOps, PollingNoticesTheDaemonsDeath) {
-  const epd_ticket_t ticket = dispatch(0);
-  daemon_.hang_up();
-  epd_status_t status = EPD_WOULD_BLOCK;
-  for (int i = 0; i < 10'000 && status == EPD_WOULD_BLOCK; ++i) {
-    status = epd_ticket_poll(group_, ticket, nullptr);
-    pause_ms(1);
-  }
-  EXPECT_EQ(status, EPD_DAEMON_LOST);
-}
-
-TEST_F(ClientOps, GoodbyeTellsWhy) {
-  const epd_ticket_t ticket = dispatch(0);
-  auto waiting = std::async(std::launch::async, [&] {
-    const epd_status_t status = wait(ticket);
-    return std::pair(status, std::string(epd_last_error()));  // the error is the waiting thread's
-  });
-  ASSERT_TRUE(daemon_.await_client_sleep());
-  daemon_.goodbye(StatusCode::kAborted, "drained by the operator");
-  const auto [status, text] = waiting.get();
-  EXPECT_EQ(status, EPD_ABORTED);
-  EXPECT_EQ(text, "drained by the operator");
-  EXPECT_EQ(epd_session_check(session_), EPD_ABORTED);
-}
-
-TEST_F(ClientOps, GoodbyeWithoutHangUpCountsToo) {
-  const epd_ticket_t ticket = dispatch(0);
-  daemon_.goodbye(StatusCode::kAborted, "drained", false);
-  EXPECT_EQ(wait(ticket), EPD_ABORTED);
-}
-
-TEST_F(ClientOps, EndedSessionTellsWhy) {
-  const epd_ticket_t ticket = dispatch(0);
-  auto waiting = std::async(std::launch::async, [&] { return wait(ticket); });
-  ASSERT_TRUE(daemon_.await_client_sleep());
-  daemon_.end_session(StatusCode::kInvalidArgument, "submission field op is 9");
-  EXPECT_EQ(waiting.get(), EPD_INVALID_ARGUMENT);
-  epd_ticket_t other = 0;
-  EXPECT_EQ(epd_noop(group_, 1, &other), EPD_INVALID_ARGUMENT);
-  EXPECT_STREQ(epd_last_error(), "submission field op is 9");
-}
-
 TEST_F(ClientOps, CountsComeBeforeTheRows) {
   const epd_ticket_t ticket = dispatch(1, 6);
   epd_counts_t counts = EPD_COUNTS_INIT;
@@ -331,69 +255,6 @@ TEST_F(ClientOps, CountsEndWithTheOperation) {
   EXPECT_EQ(epd_ticket_counts(group_, noop, 0, &counts), EPD_INVALID_ARGUMENT);
 }
 
-TEST_F(ClientOps, BreakAndResume) {
-  epd_handle_t kept = 0;
-  wait_completed(dispatch(0, 1, &kept));  // operation 0
-  const epd_ticket_t lost = dispatch(1);  // operation 1
-  const auto submission = daemon_.next_submission();
-  daemon_.write_board(abi::GroupState::kBroken, 1, 0, StatusCode::kEngineRestarted,
-                      "the engine of host:0 died");
-  epd_ticket_t ticket = 0;
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
-  args.slot = 2;
-  EXPECT_EQ(epd_dispatch(group_, &args, &ticket, nullptr), EPD_ENGINE_RESTARTED);
-  EXPECT_STREQ(epd_last_error(), "the engine of host:0 died");
-  EXPECT_EQ(epd_group_resume(group_, 0, nullptr), EPD_WOULD_BLOCK);
-  EXPECT_EQ(epd_group_resume(group_, 20, nullptr), EPD_DEADLINE_EXCEEDED);
-  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
-  auto resuming =
-      std::async(std::launch::async, [&] { return epd_group_resume(group_, EPD_FOREVER, &info); });
-  pause_ms(10);
-  daemon_.write_board(abi::GroupState::kActive, 2, 1, StatusCode::kEngineRestarted,
-                      "the engine of host:0 died");
-  daemon_.complete(*submission, StatusCode::kEngineRestarted);
-  EXPECT_EQ(resuming.get(), EPD_OK) << epd_last_error();
-  EXPECT_EQ(info.epoch, 2u);
-  EXPECT_EQ(info.resume_op, 1u);
-  EXPECT_EQ(wait(lost), EPD_ENGINE_RESTARTED);
-  // Numbering goes on at the resume point, and what was complete keeps its handle.
-  epd_handle_t handle = 0;
-  ASSERT_EQ(epd_dispatch(group_, &args, &ticket, &handle), EPD_OK) << epd_last_error();
-  EXPECT_EQ(handle, std::uint64_t{2} << 40 | 2) << "operation 1 on slot 2";
-  EXPECT_EQ(daemon_.next_submission()->epoch, 2u);
-  ASSERT_EQ(combine(0, kept, &ticket), EPD_OK) << epd_last_error();
-  EXPECT_EQ(daemon_.next_submission()->handle, 0u);
-}
-
-TEST_F(ClientOps, StaleEpochMustResumeEvenIfTheGroupIsActiveAgain) {
-  daemon_.write_board(abi::GroupState::kActive, 7, 4, StatusCode::kDeadlineExceeded, "");
-  epd_ticket_t ticket = 0;
-  EXPECT_EQ(epd_noop(group_, 0, &ticket), EPD_DEADLINE_EXCEEDED);
-  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
-  ASSERT_EQ(epd_group_resume(group_, 0, &info), EPD_OK);
-  EXPECT_EQ(info.resume_op, 4u);
-  EXPECT_EQ(epd_noop(group_, 0, &ticket), EPD_OK) << epd_last_error();
-  ASSERT_EQ(epd_group_resume(group_, 0, &info), EPD_OK) << "nothing is wrong now";
-  EXPECT_EQ(info.epoch, 7u);
-}
-
-TEST_F(ClientOps, HalfWrittenBoardIsNotBelieved) {
-  abi::Board& board = daemon_.member().board();
-  board.change.store(1);
-  EXPECT_EQ(epd_group_resume(group_, 0, nullptr), EPD_WOULD_BLOCK);
-  EXPECT_EQ(epd_group_resume(group_, 30, nullptr), EPD_DEADLINE_EXCEEDED);
-  board.change.store(2);
-  EXPECT_EQ(epd_group_resume(group_, 0, nullptr), EPD_OK);
-}
-
-TEST_F(ClientOps, LostGroupStaysLost) {
-  daemon_.write_board(abi::GroupState::kLost, 1, 0, StatusCode::kRankLost, "rank 0 (pid 7) died");
-  epd_ticket_t ticket = 0;
-  EXPECT_EQ(epd_noop(group_, 0, &ticket), EPD_RANK_LOST);
-  EXPECT_EQ(epd_group_resume(group_, EPD_FOREVER, nullptr), EPD_RANK_LOST);
-  EXPECT_STREQ(epd_last_error(), "rank 0 (pid 7) died");
-}
-
 TEST_F(ClientOps, OlderAndNewerStructsOfOperations) {
   struct Newer {
     epd_dispatch_args_t known = EPD_DISPATCH_ARGS_INIT;
@@ -420,98 +281,6 @@ TEST_F(ClientOps, OlderAndNewerStructsOfOperations) {
   EXPECT_EQ(wait(ticket, &result), EPD_OK);
   EXPECT_EQ(result.num_recv_rows, 4711u) << "written behind the caller's struct";
   EXPECT_EQ(result.size, offsetof(epd_result_t, num_recv_rows));
-}
-
-struct HookLog {
-  std::atomic<int> calls{0};
-  std::atomic<int> status{-1};
-  std::promise<std::thread::id> thread;
-};
-
-void log_hook(const epd_result_t* result, void* user) {
-  auto* log = static_cast<HookLog*>(user);
-  log->status = result->status;
-  if (++log->calls == 1) log->thread.set_value(std::this_thread::get_id());
-}
-
-TEST_F(ClientOps, HookRunsOnceOnAThreadOfTheLibrary) {
-  HookLog log;
-  const epd_ticket_t ticket = dispatch(0);
-  ASSERT_EQ(epd_ticket_on_complete(group_, ticket, log_hook, &log), EPD_OK);
-  EXPECT_EQ(epd_ticket_on_complete(group_, ticket, log_hook, &log), EPD_NOT_FOUND) << "one hook";
-  EXPECT_EQ(wait(ticket, nullptr, 0), EPD_NOT_FOUND) << "the hook retires it";
-  EXPECT_EQ(log.calls, 0);
-  daemon_.complete(*daemon_.next_submission(), StatusCode::kDeadlineExceeded);
-  EXPECT_NE(log.thread.get_future().get(), std::this_thread::get_id());
-  EXPECT_EQ(log.status, EPD_DEADLINE_EXCEEDED);
-  detach();
-  EXPECT_EQ(log.calls, 1);
-}
-
-TEST_F(ClientOps, HookAfterTheFactRunsToo) {
-  HookLog log;
-  const epd_ticket_t ticket = dispatch(0);
-  daemon_.complete(*daemon_.next_submission());
-  while (epd_ticket_pending(group_, ticket) != 0) pause_ms(1);
-  ASSERT_EQ(epd_ticket_on_complete(group_, ticket, log_hook, &log), EPD_OK);
-  EXPECT_NE(log.thread.get_future().get(), std::this_thread::get_id());
-  EXPECT_EQ(log.status, EPD_OK);
-}
-
-TEST_F(ClientOps, HooksHearOfLeaveAndDetach) {
-  HookLog left;
-  ASSERT_EQ(epd_ticket_on_complete(group_, dispatch(0), log_hook, &left), EPD_OK);
-  epd_group_leave(group_);
-  EXPECT_EQ(left.calls, 1) << "leave returns when the hooks have run";
-  EXPECT_EQ(left.status, EPD_ABORTED);
-  const epd_group_config_t config = small_config();
-  ASSERT_EQ(epd_group_join(session_, &config, &group_), EPD_OK);
-  HookLog detached;
-  ASSERT_EQ(epd_ticket_on_complete(group_, dispatch(0), log_hook, &detached), EPD_OK);
-  detach();
-  EXPECT_EQ(detached.calls, 1);
-  EXPECT_EQ(detached.status, EPD_ABORTED);
-}
-
-TEST_F(ClientOps, HooksHearOfTheDaemonsDeath) {
-  HookLog log;
-  ASSERT_EQ(epd_ticket_on_complete(group_, dispatch(0), log_hook, &log), EPD_OK);
-  ASSERT_TRUE(daemon_.await_client_sleep());
-  daemon_.hang_up();
-  log.thread.get_future().wait();
-  EXPECT_EQ(log.status, EPD_DAEMON_LOST);
-}
-
-// A hook that submits the next operation, until the group is left under its feet.
-struct Chain {
-  epd_group_t* group;
-  std::atomic<int> runs{0};
-  std::atomic<bool> refused{false};
-};
-
-void chain_hook(const epd_result_t*, void* user) {
-  auto* chain = static_cast<Chain*>(user);
-  ++chain->runs;
-  epd_ticket_t ticket = 0;
-  if (epd_noop(chain->group, 0, &ticket) == EPD_OK) {
-    epd_ticket_on_complete(chain->group, ticket, chain_hook, chain);
-  } else {
-    chain->refused = true;
-  }
-}
-
-TEST_F(ClientAuto, HooksMaySubmitWhileTheGroupIsLeft) {
-  Chain chain{group_};
-  epd_ticket_t ticket = 0;
-  ASSERT_EQ(epd_noop(group_, 0, &ticket), EPD_OK);
-  ASSERT_EQ(epd_ticket_on_complete(group_, ticket, chain_hook, &chain), EPD_OK);
-  while (chain.runs < 50) pause_ms(1);
-  epd_group_leave(group_);
-  group_ = nullptr;
-  EXPECT_TRUE(chain.refused);
-  const int runs = chain.runs;
-  pause_ms(20);
-  EXPECT_EQ(chain.runs, runs);
 }
 
 TEST_F(ClientAuto, RoundTripsWakeASleepingEngine) {

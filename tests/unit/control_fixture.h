@@ -5,25 +5,13 @@
 #include "proto/attach.h"
 #include "support/fake_control_facade.h"
 
-#include <google/protobuf/descriptor.h>
-#include <google/protobuf/dynamic_message.h>
-#include <grp.h>
-#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
-#include <fstream>
-#include <future>
 #include <memory>
 #include <string>
-#include <thread>
-#include <vector>
 #include "epd/v1/control.grpc.pb.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 

@@ -1,6 +1,10 @@
 // The control plane's tools for operators: one operation, statistics, events, settings, evictions.
 #include "control_fixture.h"
 
+#include <future>
+#include <thread>
+#include <vector>
+
 namespace epd {
 namespace {
 

@@ -280,20 +280,34 @@ TEST_F(EngineCommandsBreaksTest, AnotherEngineGoesOnWhereTheRingStands) {
   for (std::uint32_t i = 0; i < 3; ++i) run_and_check(i % kShape.depth);
   EXPECT_EQ(engines_[1]->stop(), 0);
   ringers_[1].ring(dispatch_on(0), 0, group_->epoch);  // nobody is there
-  break_without_engine_1();
+  start_engine_1_again();
   ASSERT_FALSE(HasFatalFailure());
-  engines_[1]->start();
-  session(1).add_to(*engine_view_[1]);
-  group_->add_to_engine(engine_view_, session_view_, 1, true);
-  group_->resume_index = next_;
-  ++group_->epoch;
-  for (EngineThread* engine : engine_view_) {
-    engine->send(LinkType::kResume, abi::Resume{kGroup, group_->epoch, next_, StatusCode::kOk, -1, {}});
-    ASSERT_TRUE(engine->expect(LinkType::kResumed).has_value());
-  }
   EXPECT_TRUE(comes([&] { return ringers_[1].failed() == 1; }));
   record_all();
   for (std::uint32_t i = 0; i < 5; ++i) run_and_check(i % kShape.depth);
+}
+
+// A graph may be replayed more often than a number has room for.
+TEST_F(EngineCommandsBreaksTest, NumbersOfCommandsAreCyclic) {
+  run_and_check(0);
+  EXPECT_EQ(engines_[1]->stop(), 0);
+  const std::uint32_t number = 0u - 8 - random_() % 32;
+  SCOPED_TRACE(number);
+  abi::CommandWords& words = group_->words(1);
+  for (std::uint32_t before = number - abi::kCommandSlots; before != number; ++before)
+    words.commands[before % abi::kCommandSlots] = abi::pack({before, 0, kNoopProgram, false, 1});
+  words.tail = words.done = number;
+  start_engine_1_again();
+  ASSERT_FALSE(HasFatalFailure());
+  record_all();
+  for (std::uint32_t i = 0; i < 40; ++i) {
+    run_and_check(i % kShape.depth);
+    const std::uint32_t noop = ringers_[1].ring(kNoopProgram, 0, group_->epoch, true);
+    ASSERT_TRUE(ringers_[1].ended(noop));
+    EXPECT_EQ(words.flags[kNoopProgram], 1u);
+  }
+  EXPECT_EQ(ringers_[1].done(), number + 3 * 40);
+  EXPECT_EQ(ringers_[1].failed(), 0u);
 }
 
 }  // namespace

@@ -165,6 +165,17 @@ class EngineCommandsFixture : public EngineFixture {
     ASSERT_TRUE(engine_view_[0]->expect(LinkType::kBroken).has_value());
   }
 
+  // After it has been stopped. Its ranks record anew then.
+  void start_engine_1_again() {
+    break_without_engine_1();
+    ASSERT_FALSE(HasFatalFailure());
+    engines_[1]->start();
+    session(1).add_to(*engine_view_[1]);
+    group_->add_to_engine(engine_view_, session_view_, 1, true);
+    group_->resume_index = next_;
+    resume_all();
+  }
+
   // The group, and what is below `fail_from` may be completed.
   void lose(std::uint64_t fail_from) {
     abi::Break message{};

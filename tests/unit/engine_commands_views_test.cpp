@@ -109,13 +109,8 @@ TEST_F(EngineCommandsViewsTest, ABreakShowsNothingAndTheNextEpochItsOwn) {
 TEST_F(EngineCommandsViewsTest, AnotherEngineShowsWhatIsRungToIt) {
   for (std::uint32_t i = 0; i < 3; ++i) run_and_check(i % kShape.depth);
   EXPECT_EQ(engines_[1]->stop(), 0);
-  engines_[1]->start();
-  session(1).add_to(*engine_view_[1]);
-  break_without_engine_1();
+  start_engine_1_again();
   ASSERT_FALSE(HasFatalFailure());
-  group_->resume_index = next_;
-  group_->add_to_engine(engine_view_, session_view_, 1, true);
-  resume_all();
   record_all();
   const auto inputs = fill(1);
   ringers_[1].ring(dispatch_on(1), inputs[1].num_tokens, group_->epoch);

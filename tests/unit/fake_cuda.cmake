@@ -1,6 +1,7 @@
 include(${CMAKE_CURRENT_LIST_DIR}/../support/fake_cuda.cmake)
 if(EPD_FAKE_CUDA)
-  add_executable(fake_cuda_test ${CMAKE_CURRENT_LIST_DIR}/fake_cuda_test.cpp)
+  add_executable(fake_cuda_test ${CMAKE_CURRENT_LIST_DIR}/fake_cuda_test.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/fake_cuda_processes_test.cpp)
   add_executable(fake_cuda_kernels_test ${CMAKE_CURRENT_LIST_DIR}/fake_cuda_kernels_test.cpp
     ${CMAKE_CURRENT_LIST_DIR}/fake_cuda_commands_test.cpp ${CMAKE_CURRENT_LIST_DIR}/fake_cuda_command_ends_test.cpp ${CMAKE_CURRENT_LIST_DIR}/fake_cuda_command_word_test.cpp ${CMAKE_CURRENT_LIST_DIR}/fake_cuda_command_world.cpp
     ${CMAKE_CURRENT_LIST_DIR}/fake_cuda_graph_test.cpp ${CMAKE_CURRENT_LIST_DIR}/fake_cuda_words_test.cpp ${CMAKE_CURRENT_LIST_DIR}/fake_cuda_world.cpp)

@@ -1,4 +1,4 @@
-// Cases of the reference on ranks of the fake driver: the shape that kernels are told, values in and out.
+// Cases of the reference on ranks of the fake driver: values in and out.
 #pragma once
 
 #include "unit/fake_cuda_world.h"
@@ -10,29 +10,8 @@ namespace epd::fake_cuda_test {
 
 using gpu_test::Case;
 using gpu_test::Random;
+using gpu_test::shape_of;
 namespace ref = kernels::reference;
-
-inline kernels::cuda::Shape shape_of(const Case& c, std::uint64_t recv_rows) {
-  const ref::GroupParams& g = c.group;
-  kernels::cuda::Shape s;
-  s.num_ranks = g.num_ranks;
-  s.num_experts = g.num_experts;
-  s.topk = g.topk;
-  s.hidden = g.hidden;
-  s.per_expert = g.layout != ref::Layout::kCompact;
-  s.expert_blocks = g.layout == ref::Layout::kExpert;
-  s.index64 = c.index64;
-  s.alignment = g.alignment;
-  s.expert_capacity = g.expert_capacity;
-  s.recv_rows = recv_rows;
-  s.format = {g.payload == ref::Payload::kFp8Cast,
-              g.scale_format,
-              g.hidden,
-              ref::x_bytes(g),
-              ref::row_bytes(g),
-              ref::scale_bytes(g)};
-  return s;
-}
 
 template <typename T>
 void put(void* to, const std::vector<T>& values) {

@@ -99,7 +99,7 @@ class CaseRun {
 
   void check_result(std::uint32_t r, std::uint64_t tag, bool cached) {
     const OpResult& result = *world_->rank(r).result;
-    const kernels::cuda::RouteHead& head = *world_->rank(r).routing.head;
+    const kernels::cuda::RouteHead& head = *world_->rank(r).head;
     const std::uint32_t dropped = ref::dropped_selections(case_.group, inputs_[r]);
     EXPECT_EQ(result.tag, tag);
     EXPECT_EQ(result.error, OpError::kNone);
@@ -335,7 +335,7 @@ TEST_F(FakeCudaEndings, TooLittleRoomIsRefusedAlikeEverywhere) {
     EXPECT_EQ(result(r).room, 15u);
     EXPECT_EQ(result(r).expert, -1);
   }
-  EXPECT_EQ(world_->rank(0).routing.head->handle, 0u);
+  EXPECT_EQ(world_->rank(0).head->handle, 0u);
   make(15 * 4, ref::Layout::kExpert);
   start(0, 1, kLong);
   start(1, 1, kLong);

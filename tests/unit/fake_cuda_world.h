@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gpu/kernel_cases.h"
+#include "gpu/rank_regions.h"
 #include "kernels/cuda.h"
 
 #include <cuda.h>
@@ -88,28 +89,12 @@ class Arena {
   CUdeviceptr base_ = 0;
 };
 
-struct Rank {
+struct Rank : gpu_test::RankRegions {
   CUdevice device = 0;
   CUcontext context = nullptr;
   CUstream stream = nullptr;
   std::unique_ptr<Arena> arena;
-  kernels::cuda::Peer peer;
-  std::uint8_t* x = nullptr;
-  std::uint8_t* x_scales = nullptr;
-  void* topk_idx = nullptr;
-  float* topk_weights = nullptr;
-  std::uint16_t* y = nullptr;
-  float* y_weights = nullptr;
-  std::uint16_t* bias[2] = {};
-  std::uint16_t* out = nullptr;
-  float* out_weights = nullptr;
-  kernels::cuda::Routing routing;
-  kernels::cuda::CountOutputs counts;
-  void* workspace = nullptr;
-  OpResult* result = nullptr;
   Operation* operation = nullptr;
-  std::uint32_t* abort = nullptr;  // pinned
-  std::uint32_t num_tokens = 0;
 };
 
 class World {
@@ -123,7 +108,7 @@ class World {
   std::uint32_t size() const { return shape_.num_ranks; }
   bool masked(std::uint32_t r) const { return !masked_.empty() && masked_[r]; }
   const kernels::cuda::Shape& shape() const { return shape_; }
-  std::size_t choices() const { return shape_.per_expert ? 1 : shape_.topk; }
+  std::size_t choices() const { return gpu_test::num_choices(shape_); }
   std::uint64_t next_tag() { return ++tag_; }
 
   // Common parts of an operation of rank r, as an engine fills them.
@@ -135,7 +120,6 @@ class World {
 
  private:
   void make(std::uint32_t r, std::size_t max_tokens);
-  std::size_t num_placement_words() const;
 
   kernels::cuda::Shape shape_;
   std::vector<bool> masked_;

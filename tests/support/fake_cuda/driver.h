@@ -2,6 +2,7 @@
 #pragma once
 
 #include "fake_cuda/api.h"
+#include "fake_cuda/staying.h"
 
 #include <atomic>
 #include <cstdint>
@@ -45,7 +46,8 @@ struct Device {
   int ordinal = 0;  // in this process
   int machine = 0;  // on the machine
   std::atomic<int> contexts{0};
-  std::atomic<unsigned> held_sms{0};  // by kernels that stay: nothing else fits beside one
+  std::mutex staying_mutex;
+  std::vector<StayingKernel> staying;  // guarded by staying_mutex
   std::atomic<CUresult> error{CUDA_SUCCESS};
   std::string fault_file;  // empty: none is looked for
   std::string busy_file;   // likewise

@@ -105,15 +105,21 @@ bool run(Stream& stream, const Launch& launch, Run run_it) {
 }
 
 // Kernels that stay begin when all of their SMs are free. False: over before that.
-bool take_sms(Stream& stream, unsigned sms) {
-  std::atomic<unsigned>& held = stream.device().held_sms;
+bool take_sms(Stream& stream, const StayingKernel& kernel) {
+  Device& device = stream.device();
   return stream.wait_until([&] {
-    unsigned now = held.load();
-    while (now + sms <= kNumSms) {
-      if (held.compare_exchange_weak(now, now + sms)) return true;
-    }
-    return false;
+    const std::lock_guard lock(device.staying_mutex);
+    unsigned sms = kernel.ctas;
+    for (const StayingKernel& other : device.staying) sms += other.ctas;
+    if (sms > kNumSms) return false;
+    device.staying.push_back(kernel);
+    return true;
   });
+}
+
+void give_sms(Device& device, const StayingKernel& kernel) {
+  const std::lock_guard lock(device.staying_mutex);
+  device.staying.erase(std::find(device.staying.begin(), device.staying.end(), kernel));
 }
 
 CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** params, void** extra) {
@@ -132,11 +138,12 @@ CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** p
     epd::kernels::cuda::ResidentArguments own;
     std::memcpy(&own, params[0], sizeof(own));
     return enqueue(handle, [own, how](Stream& its) {
-      if (!take_sms(its, how.ctas)) return false;
+      const StayingKernel stays{how.ctas, how.threads, how.shared_bytes};
+      if (!take_sms(its, stays)) return false;
       const bool well = run(its, how, [&](const Launch& launch, const auto& device) {
         return run_resident(launch, own, device);
       });
-      its.device().held_sms -= how.ctas;
+      give_sms(its.device(), stays);
       return well;
     });
   }
@@ -247,4 +254,12 @@ CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction funct
                   {config->blockDimX, config->blockDimY, config->blockDimZ},
                   config->sharedMemBytes};
   return launch(function, grid, config->hStream, params, extra);
+}
+
+unsigned cuFakeStayingKernels(int device, StayingKernel* kernels, unsigned most) {
+  Device* const its = driver() == nullptr ? nullptr : driver()->device(device);
+  if (its == nullptr) return 0;
+  const std::lock_guard lock(its->staying_mutex);
+  std::copy_n(its->staying.begin(), std::min<std::size_t>(most, its->staying.size()), kernels);
+  return static_cast<unsigned>(its->staying.size());
 }

@@ -1,0 +1,250 @@
+// A group by commands beside clients that come and go, die, or ring nonsense on the same GPUs: it goes on
+// replaying, every round is bit-exact, and no engine is restarted.
+#include "replaying_ranks.h"
+#include "stream_rounds.h"
+
+#include "proto/arena.h"
+#include "proto/commands.h"
+
+#include <signal.h>
+#include <atomic>
+#include <cstddef>
+#include <limits>
+#include <random>
+
+namespace epd::test {
+namespace {
+
+class CommandsBystander : public StreamConformance {};
+INSTANTIATE_TEST_SUITE_P(Devices, CommandsBystander,
+                         testing::Values("resident_commands", "resident_commands_by_kernel"),
+                         [](const auto& tested) { return tested.param; });
+
+// A group of which all ranks replay and check, from now until finish().
+class Undisturbed {
+ public:
+  Undisturbed(const Daemon& daemon, const Case& c, const std::string& group)
+      : daemon_(daemon),
+        engines_(daemon.engine_of_each_device()),
+        num_ranks_(c.num_ranks),
+        ranks_(replaying_ranks(daemon, c, group, [this](const ReplayingRank& self) { replay(self); })) {
+    EXPECT_TRUE(goes_on(2));
+  }
+  bool goes_on(std::uint64_t rounds) const {
+    const std::uint64_t until = log_->rounds + rounds;
+    return eventually(60, [&] { return log_->rounds >= until; });
+  }
+  void finish() {
+    EXPECT_TRUE(goes_on(3));
+    log_->end = log_->rounds + 2;  // which nobody has begun
+    expect_all_ok(wait_all(ranks_, 60));
+    EXPECT_EQ(daemon_.engine_of_each_device(), engines_) << "an engine was restarted";
+  }
+
+ private:
+  struct Log {
+    std::atomic<std::uint64_t> rounds{0};  // of the rank that is ahead
+    std::atomic<std::uint64_t> end{std::numeric_limits<std::uint64_t>::max()};
+    Gate finished{};
+  };
+
+  void replay(const ReplayingRank& self) const {
+    for (std::uint64_t round = 0; round < log_->end; ++round) {
+      self.play(round, round + 1);
+      self.must_be(EPD_OK);
+      if (log_->rounds <= round) log_->rounds = round + 1;
+    }
+    log_->finished.arrive();
+    log_->finished.wait_for(num_ranks_);
+  }
+
+  const Daemon& daemon_;
+  const std::vector<pid_t> engines_;
+  const std::uint32_t num_ranks_;
+  const Shared<Log> log_;
+  std::vector<RankProcess> ranks_;
+};
+
+// ---- groups that come and go ----------------------------------------------------------------------
+
+// By commands and submitted; each ends as it should or is killed between its operations. Shares of SMs follow
+// priorities, which change meanwhile, as does the number of SMs.
+TEST_P(CommandsBystander, GroupsComeAndGo) {
+  std::mt19937_64 random(base_seed() + 11000);
+  const auto below = [&](std::uint32_t n) { return static_cast<std::uint32_t>(random() % n); };
+  const auto set = [&](const std::vector<std::string>& what) {
+    std::vector<std::string> arguments = what;
+    arguments.insert(arguments.begin(), "set");
+    const CommandResult result = daemon().epctl(arguments);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+  };
+  const std::string name = group_name();
+  Undisturbed undisturbed(daemon(), stream_case(2, 1), name);
+  for (std::uint32_t i = 0; i < 12; ++i) {
+    Case c = stream_case(1 + below(2), 1 + below(2), static_cast<epd_layout_t>(below(3)));
+    c.seed += i;
+    c.commands = below(2) != 0 ? ~0u : 0;
+    c.priority = static_cast<std::int32_t>(below(16)) - 8;
+    const bool killed = below(3) == 0;
+    SCOPED_TRACE(c.describe() + (killed ? "; killed" : ""));
+    const std::string comer = group_name();
+    Shared<Gate> played;
+    std::vector<RankProcess> ranks;
+    for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {
+      ranks.emplace_back([&, rank]() -> std::string {
+        const Session session(daemon().socket(), daemon().device(rank));
+        const Group group(session, c.config(comer.c_str(), rank));
+        Rounds rounds(group, c, rank, 4);
+        for (std::uint64_t round = 0; round < 4; ++round) rounds.submit(round);
+        rounds.must_finish();
+        rounds.check_all();
+        played->arrive();
+        played->wait_for(c.num_ranks);
+        if (killed) ::raise(SIGKILL);
+        return "";
+      });
+    }
+    set({"group", name, "priority=" + std::to_string(static_cast<int>(below(16)) - 8)});
+    set({"device", daemon().device(below(2)), "sms=" + std::to_string(16 + 8 * below(3))});
+    EXPECT_TRUE(eventually(60, [&] { return played->count == c.num_ranks; }));
+    for (const RankOutcome& outcome : wait_all(ranks, 60))
+      EXPECT_EQ(outcome.ok, !killed) << outcome.to_string();
+    EXPECT_TRUE(undisturbed.goes_on(1));
+  }
+  undisturbed.finish();
+  for (std::uint32_t rank = 0; rank < 2; ++rank) set({"device", daemon().device(rank), "sms=32"});
+}
+
+// One group has a rank elsewhere too, the other has none.
+TEST_P(CommandsBystander, AllGroupsOfAnEngineGoOnWhenItWasKilled) {
+  Shared<Gate> played;
+  Shared<Gate> killed;
+  std::vector<RankProcess> ranks;
+  Shared<Gate> told[2];
+  const std::string names[] = {group_name(), group_name()};
+  for (const std::uint32_t group : {0u, 1u}) {
+    const Case c = stream_case(1 + group, 1, group == 0 ? EPD_LAYOUT_EXPERT : EPD_LAYOUT_PACKED);
+    Gate& all = *told[group];
+    for (RankProcess& rank : replaying_ranks(daemon(), c, names[group], [&](const ReplayingRank& self) {
+           self.play(0, 3);
+           played->arrive();
+           killed->wait_for(1);
+           self.must_become(EPD_ENGINE_RESTARTED);
+           all.arrive();
+           all.wait_for(c.num_ranks);
+           self.resume();
+           self.play(3, 8);
+           self.must_be(EPD_OK);
+           all.arrive();
+           all.wait_for(2 * c.num_ranks);
+         }))
+      ranks.push_back(std::move(rank));
+  }
+  ASSERT_TRUE(eventually(60, [&] { return played->count == 3; }));
+  ASSERT_EQ(::kill(daemon().engine(0), SIGKILL), 0);
+  killed->open();
+  expect_all_ok(wait_all(ranks, 90));
+}
+
+// ---- nonsense -------------------------------------------------------------------------------------
+
+// The words of a rank, which its client may write as it likes.
+class OwnWords {
+ public:
+  OwnWords(const Group& group, const Case& c)
+      : gpu_(group.gpu()),
+        place_(group.slot_on_gpu(0) + abi::UserArenaLayout(c.shape()).commands),
+        max_tokens_(c.max_tokens) {}
+
+  // Each is refused: the session ends.
+  void ring_illegally(std::mt19937_64& random) const {
+    const abi::CommandWords words = read();
+    abi::Command command{words.tail, 1, 0, random() % 2 != 0, words.epoch & 0xff};
+    switch (random() % 4) {
+      case 0: command.program = 2 + random() % 62; break;  // 0 and 1 have been recorded
+      case 1: command.num_tokens = max_tokens_ + 1 + random() % 1000; break;
+      case 2: command.program = 1; break;  // a combine, which takes its tokens from the routing
+      default: command.number += abi::kCommandSlots * (1 + random() % 1000);  // lies where another should
+    }
+    store(command.number % abi::kCommandSlots, abi::pack(command));
+  }
+
+  // Words that may mean anything or nothing, the engine's too.
+  void scribble(std::mt19937_64& random) const {
+    const abi::CommandWords words = read();
+    const auto near = [&] { return words.tail + static_cast<std::uint32_t>(random() % 5) - 2; };
+    switch (random() % 3) {
+      case 0: store(random() % abi::kCommandSlots, random()); break;
+      case 1: {
+        const abi::Command command{near(), static_cast<std::uint32_t>(random() % 16),
+                                   static_cast<std::uint32_t>(random() % (random() % 2 != 0 ? 2 : 64)),
+                                   random() % 2 != 0, random() % 4 != 0 ? words.epoch & 0xff : 0};
+        store(command.number % abi::kCommandSlots, abi::pack(command));
+        break;
+      }
+      default: {
+        constexpr std::size_t kFirst = offsetof(abi::CommandWords, tail) / 4;
+        const std::size_t word = kFirst + random() % (sizeof(abi::CommandWords) / 4 - kFirst);
+        const std::uint32_t value = random() % 2 != 0 ? near() : static_cast<std::uint32_t>(random());
+        copy_to_gpu(gpu_, place_ + 4 * word, &value, 4);
+      }
+    }
+  }
+
+ private:
+  abi::CommandWords read() const {
+    abi::CommandWords words;
+    copy_from_gpu(gpu_, &words, place_, sizeof(words));
+    return words;
+  }
+  void store(std::size_t slot, std::uint64_t word) const {
+    copy_to_gpu(gpu_, place_ + offsetof(abi::CommandWords, commands) + 8 * slot, &word, 8);
+  }
+
+  const int gpu_;
+  std::byte* const place_;
+  const std::uint32_t max_tokens_;
+};
+
+TEST_P(CommandsBystander, WhoRingsNonsenseHurtsOnlyItself) {
+  const Case alone = stream_case(1, 1);
+  Undisturbed undisturbed(daemon(), stream_case(2, 1), group_name());
+  for (std::uint64_t i = 0; i < 20; ++i) {
+    const bool illegal = i % 2 == 0;
+    const std::uint64_t seed = base_seed() + 12000 + i;
+    SCOPED_TRACE((illegal ? "illegal, seed " : "scribbled, seed ") + std::to_string(seed));
+    const std::string name = group_name();
+    std::vector<RankProcess> attacker;
+    attacker.emplace_back([&]() -> std::string {
+      std::mt19937_64 random(seed);
+      const Session session(daemon().socket(), daemon().device(0));
+      const Group group(session, alone.config(name.c_str(), 0));
+      Replayed replayed(group, alone, 0);
+      ReplayingRank{group, replayed, 0}.play(0, 2);
+      const OwnWords words(group, alone);
+      const auto ended = [&] { return epd_session_check(session.get()) != EPD_OK; };
+      if (!illegal) {
+        try {
+          for (int n = 0; n < 200; ++n) words.scribble(random);
+        } catch (const RankFailure& failure) {  // MPS terminates what an ended session has on the GPU
+          RANK_CHECK(eventually(20, ended), failure.text);
+        }
+        return "";
+      }
+      words.ring_illegally(random);
+      RANK_CHECK(eventually(20, ended), "it was taken");
+      must(epd_session_check(session.get()), "the session", EPD_INVALID_ARGUMENT);
+      return "";
+    });
+    EXPECT_EQ(daemon().epctl({"ops"}).exit_code, 0);
+    expect_all_ok(wait_all(attacker, 60));
+    EXPECT_TRUE(undisturbed.goes_on(1));
+  }
+  auto after =
+      replaying_ranks(daemon(), alone, group_name(), [](const ReplayingRank& self) { self.play(0, 5); });
+  expect_all_ok(wait_all(after, 60));
+  undisturbed.finish();
+}
+
+}  // namespace
+}  // namespace epd::test

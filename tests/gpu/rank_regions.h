@@ -1,0 +1,123 @@
+// What a rank of a group has in device memory, as an arena would have it, and what operations are told of it;
+// for tests without a daemon, by whichever driver.
+#pragma once
+
+#include "kernels/cuda.h"
+
+#include <cstddef>
+#include <cstdint>
+
+namespace epd::gpu_test {
+
+inline std::size_t num_choices(const kernels::cuda::Shape& s) {
+  return s.per_expert ? 1 : s.topk;
+}
+inline std::size_t num_placement_words(const kernels::cuda::Shape& s) {
+  const std::size_t ranks = s.num_ranks;
+  const std::size_t experts = s.num_experts / ranks;
+  if (!s.per_expert) return ranks + ranks + 1 + experts;
+  return s.num_experts + ranks + 1 + experts + experts + 1 + experts * ranks * 2;
+}
+
+struct RegionSizes {
+  kernels::cuda::Shape shape;
+  std::size_t max_tokens = 0;
+  std::size_t workspace_bytes = 0;
+  std::size_t landing_bytes = 0;
+
+  // Of all, with up to 4 KiB of padding for each piece.
+  std::size_t total() const {
+    const kernels::RowFormat& f = shape.format;
+    const std::size_t index_bytes = shape.index64 ? 8 : 4;
+    const std::size_t row =
+        f.row_bytes + f.scale_bytes + num_choices(shape) * (index_bytes + 8) + 8 + shape.hidden * 2;
+    const std::size_t token = f.x_bytes + f.scale_bytes + shape.topk * (index_bytes + 16) + shape.hidden * 6;
+    return shape.recv_rows * row + max_tokens * token + num_placement_words(shape) * 16 + workspace_bytes +
+           landing_bytes + shape.num_ranks * (shape.num_ranks + shape.num_experts + 64) * 4 + (256 << 10);
+  }
+};
+
+struct RankRegions {
+  kernels::cuda::Peer peer;
+  std::uint8_t* x = nullptr;
+  std::uint8_t* x_scales = nullptr;
+  void* topk_idx = nullptr;
+  float* topk_weights = nullptr;
+  std::uint16_t* y = nullptr;
+  float* y_weights = nullptr;
+  std::uint16_t* bias[2] = {};
+  std::uint16_t* out = nullptr;
+  float* out_weights = nullptr;
+  kernels::cuda::Routing routing;  // without a head: an operation asks for it itself
+  kernels::cuda::RouteHead* head = nullptr;
+  kernels::cuda::CountOutputs counts;  // those of the host are the caller's to add
+  void* workspace = nullptr;
+  std::size_t workspace_bytes = 0;
+  kernels::cuda::OpResult* result = nullptr;
+  std::uint32_t* abort = nullptr;  // of the host; the caller's to add
+  std::uint32_t num_tokens = 0;
+
+  // Memory::take<T>(count) hands out pieces.
+  template <typename Memory>
+  void take_from(Memory& m, const RegionSizes& sizes) {
+    take_peer(m, sizes);
+    const kernels::cuda::Shape& s = sizes.shape;
+    const std::size_t tokens = sizes.max_tokens;
+    const std::size_t experts = s.num_experts / s.num_ranks;
+    x = m.template take<std::uint8_t>(tokens * s.format.x_bytes);
+    x_scales = m.template take<std::uint8_t>(tokens * s.format.scale_bytes);
+    topk_idx = m.template take<std::uint8_t>(tokens * s.topk * (s.index64 ? 8 : 4));
+    topk_weights = m.template take<float>(tokens * s.topk);
+    for (auto& each : bias) each = m.template take<std::uint16_t>(tokens * s.hidden);
+    out = m.template take<std::uint16_t>(tokens * s.hidden);
+    out_weights = m.template take<float>(tokens * s.topk);
+    routing.topk = m.template take<std::int32_t>(tokens * s.topk);
+    routing.rows = m.template take<std::int32_t>(tokens * s.topk);
+    routing.placement = m.template take<std::int32_t>(num_placement_words(s));
+    head = m.template take<kernels::cuda::RouteHead>(1);
+    counts.rank_offsets = m.template take<std::int32_t>(s.num_ranks + 1);
+    counts.expert_counts = m.template take<std::int32_t>(experts);
+    counts.expert_offsets = m.template take<std::int32_t>(experts + 1);
+    counts.source_ranges = m.template take<std::int32_t>(experts * s.num_ranks * 2);
+    workspace = m.template take<std::uint8_t>(sizes.workspace_bytes);
+    workspace_bytes = sizes.workspace_bytes;
+    result = m.template take<kernels::cuda::OpResult>(1);
+  }
+
+  // Of an operation of this rank; what else it needs, and its peers, are the caller's to add.
+  void describe(kernels::cuda::Operation& op) const {
+    op.num_tokens = num_tokens;
+    op.routing = routing;
+    op.counts = counts;
+    op.topk_idx = topk_idx;
+    op.x = x;
+    op.out = out;
+    op.workspace = workspace;
+    op.workspace_bytes = workspace_bytes;
+    op.abort = abort;
+    op.result = result;
+  }
+
+ private:
+  template <typename Memory>
+  void take_peer(Memory& m, const RegionSizes& sizes) {
+    const kernels::cuda::Shape& s = sizes.shape;
+    const std::size_t rows = s.recv_rows;
+    const std::size_t choices = rows * num_choices(s);
+    peer.ready = m.template take<std::uint64_t>(s.num_ranks * 8);
+    peer.arrived = m.template take<std::uint64_t>(s.num_ranks * 8);
+    peer.announcement = m.template take<std::uint64_t>(s.num_ranks * 4);
+    peer.rank_counts = m.template take<std::uint32_t>(s.num_ranks * s.num_ranks);
+    peer.expert_counts = m.template take<std::uint32_t>(s.num_ranks * s.num_experts);
+    if (sizes.landing_bytes != 0) peer.landing = m.template take<std::uint8_t>(sizes.landing_bytes);
+    peer.target = {m.template take<std::uint8_t>(rows * s.format.row_bytes),
+                   m.template take<std::uint8_t>(rows * s.format.scale_bytes),
+                   m.template take<std::uint8_t>(choices * (s.index64 ? 8 : 4)),
+                   m.template take<float>(choices), m.template take<std::int32_t>(rows * 2)};
+    y = m.template take<std::uint16_t>(rows * s.hidden);
+    y_weights = m.template take<float>(choices);
+    peer.source = {y, y_weights};
+  }
+};
+
+}  // namespace epd::gpu_test

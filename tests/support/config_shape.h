@@ -1,0 +1,48 @@
+// What a group's configuration means to layouts and to the reference.
+#pragma once
+
+#include "epd/epd.h"
+#include "kernels/reference.h"
+#include "proto/shape.h"
+
+#include <cstdint>
+
+namespace epd::test {
+
+inline abi::GroupShape shape_of(const epd_group_config_t& c) {
+  abi::GroupShape s{};
+  s.num_ranks = c.num_ranks;
+  s.num_experts = c.num_experts;
+  s.max_tokens = c.max_tokens;
+  s.hidden = c.hidden;
+  s.topk = c.topk;
+  s.depth = c.depth;
+  s.payload = static_cast<abi::Payload>(c.payload);
+  s.index_type = static_cast<abi::IndexType>(c.index_type);
+  s.layout = static_cast<abi::Layout>(c.layout);
+  s.scale_format = static_cast<abi::ScaleFormat>(c.scale_format);
+  s.expert_alignment = c.expert_alignment;
+  s.opaque_bytes = c.opaque_bytes;
+  s.num_biases = c.num_biases;
+  s.num_handles = c.num_handles;
+  s.max_recv_rows = c.max_recv_rows;
+  return s;
+}
+
+// But for masks.
+inline kernels::reference::GroupParams params_of(const epd_group_config_t& c) {
+  kernels::reference::GroupParams p;
+  p.num_ranks = c.num_ranks;
+  p.num_experts = c.num_experts;
+  p.hidden = c.hidden;
+  p.topk = c.topk;
+  p.payload = static_cast<kernels::reference::Payload>(c.payload);
+  p.scale_format = static_cast<kernels::ScaleFormat>(c.scale_format);
+  p.layout = static_cast<kernels::reference::Layout>(c.layout);
+  p.alignment = c.expert_alignment;
+  p.expert_capacity = static_cast<std::uint32_t>(shape_of(c).expert_capacity());
+  p.opaque_bytes = c.opaque_bytes;
+  return p;
+}
+
+}  // namespace epd::test

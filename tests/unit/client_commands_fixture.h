@@ -1,0 +1,118 @@
+// A group with commands: a scripted engine that takes programs, and streams whose words the tests write.
+#pragma once
+
+#include "client_cuda_fixture.h"
+#include "proto/commands.h"
+
+#include <atomic>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace epd::testing {
+
+// An engine that takes all programs; what its kernel does, the tests do.
+class ClientCommands : public ClientCudaBase {
+ protected:
+  void SetUp() override {
+    ClientCudaBase::SetUp();
+    if (!kHasKernels) GTEST_SKIP() << "this libepd has no kernels: no nvcc";
+    epd_group_leave(group_);
+    group_ = nullptr;
+    ASSERT_EQ(join_with_commands(&group_), EPD_OK) << epd_last_error();
+    member_ = &daemon_.member(1);
+    epd_buffers_t buffers = EPD_BUFFERS_INIT;
+    ASSERT_EQ(epd_group_buffers(group_, 0, &buffers), EPD_OK);
+    base_ = reinterpret_cast<std::uintptr_t>(buffers.x);
+    engine_ = std::thread([this] { take_programs(); });
+  }
+  void TearDown() override {
+    stop_ = true;
+    if (engine_.joinable()) engine_.join();
+    ClientCudaBase::TearDown();
+  }
+  epd_status_t join_with_commands(epd_group_t** group) {
+    epd_group_config_t config = small_config();
+    config.num_handles = 2;
+    config.commands = EPD_COMMANDS_BY_STREAM;
+    return epd_group_join(session_, &config, group);
+  }
+  void take_programs() {
+    while (!stop_) {
+      const auto submission = daemon_.next_submission(5);
+      if (!submission.has_value()) continue;
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        programs_.push_back(*submission);  // who is answered looks at once
+      }
+      daemon_.complete(*submission, refuse_with_);
+    }
+  }
+  std::vector<abi::Submission> programs() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return programs_;
+  }
+
+  abi::CommandWords& words() {
+    return *reinterpret_cast<abi::CommandWords*>(base_ + abi::UserArenaLayout(member_->shape).commands);
+  }
+  std::uintptr_t address(const std::uint32_t& word) { return reinterpret_cast<std::uintptr_t>(&word); }
+  // The command that was rung last.
+  abi::Command last_command() {
+    return abi::unpack(words().commands[(words().tail - 1) % abi::kCommandSlots]);
+  }
+  // What the engine's kernel does with the oldest one that it has not ended.
+  void end_command(bool well = true) {
+    const abi::Command command = abi::unpack(words().commands[words().done % abi::kCommandSlots]);
+    EXPECT_EQ(command.number, words().done);
+    if (!well) cuda_.poke(address(words().failed), words().failed + 1);
+    if (command.flagged) cuda_.poke(address(words().flags[command.program]), 1);
+    cuda_.poke(address(words().done), words().done + 1);
+  }
+  epd_dispatch_args_t dispatch_args(std::uint32_t slot) {
+    epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+    args.slot = slot;
+    args.num_tokens = 3;
+    args.on_stream = 1;
+    args.stream = stream_;
+    args.wait_by = EPD_WAIT_BY_KERNEL;
+    return args;
+  }
+  epd_status_t dispatch_with(const epd_dispatch_args_t& args) {
+    return epd_dispatch(group_, &args, &ticket_, &handle_);
+  }
+  void expect_refused(const epd_dispatch_args_t& args, const char* text) {
+    const std::uint32_t rung = words().tail;
+    EXPECT_EQ(dispatch_with(args), EPD_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS(text);
+    EXPECT_EQ(words().tail, rung);
+  }
+  void break_and_resume(std::uint64_t epoch) {
+    write_board(abi::GroupState::kBroken, epoch - 1, StatusCode::kEngineRestarted, "the engine is back");
+    write_board(abi::GroupState::kActive, epoch, StatusCode::kEngineRestarted, "the engine is back");
+  }
+  // Of this group, which is the second member.
+  void write_board(abi::GroupState state, std::uint64_t epoch, StatusCode cause, const std::string& text) {
+    abi::Board& board = member_->board();
+    board.change.fetch_add(1);
+    board.state = static_cast<std::uint32_t>(state);
+    board.epoch = epoch;
+    board.cause = static_cast<std::uint32_t>(cause);
+    abi::set_text(board.message, text.data(), text.size());
+    board.change.fetch_add(1);
+  }
+
+  FakeMember* member_ = nullptr;
+  epd_ticket_t ticket_ = 0;
+  epd_handle_t handle_ = 0;
+  std::atomic<StatusCode> refuse_with_{StatusCode::kOk};
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::mutex mutex_;
+  std::vector<abi::Submission> programs_;
+  std::thread engine_;
+};
+
+}  // namespace epd::testing

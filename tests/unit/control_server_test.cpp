@@ -1,0 +1,291 @@
+// The control plane as a server: health and its watches, reflection, shutdown, and the socket it listens on.
+#include "control_fixture.h"
+
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/dynamic_message.h>
+#include <grp.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <cstring>
+#include <fstream>
+#include <future>
+#include <thread>
+#include <vector>
+
+namespace epd {
+namespace {
+
+TEST_F(ControlTest, HealthFollowsTheFacade) {
+  start();
+  EXPECT_EQ(check("").health, HealthCheckResponse::NOT_SERVING);
+  EXPECT_EQ(check("control").health, HealthCheckResponse::SERVING);
+  server_->set_serving(true);
+  for (const char* name : {"", "control", "epd.v1.Control", "membership", "device/host:0", "device/host:1"}) {
+    const Checked checked = check(name);
+    EXPECT_TRUE(checked.status.ok()) << name;
+    EXPECT_EQ(checked.health, HealthCheckResponse::SERVING) << name;
+  }
+  facade_.change([](auto& views) { views.devices[0].state = DeviceState::kRestarting; });
+  EXPECT_EQ(check("device/host:1").health, HealthCheckResponse::NOT_SERVING);
+  EXPECT_EQ(check("device/host:0").health, HealthCheckResponse::SERVING);
+  facade_.change([](auto& views) { views.daemon.state = DaemonState::kDraining; });
+  EXPECT_EQ(check("").health, HealthCheckResponse::NOT_SERVING);
+  EXPECT_EQ(check("control").health, HealthCheckResponse::SERVING);
+  facade_.fail({StatusCode::kDeadlineExceeded, "the loop has not answered"});
+  for (const char* name : {"", "control", "membership", "device/host:0"}) {
+    const Checked checked = check(name);
+    EXPECT_TRUE(checked.status.ok()) << name;
+    EXPECT_EQ(checked.health, HealthCheckResponse::NOT_SERVING) << name;
+  }
+}
+
+TEST_F(ControlTest, HealthOfUnknownServicesIsNotFound) {
+  start();
+  for (const char* name : {"device/host:7", "device/", "device", "host:0", "epd.v1.Contro"}) {
+    EXPECT_EQ(check(name).status.error_code(), grpc::StatusCode::NOT_FOUND) << name;
+  }
+  EXPECT_EQ(check(std::string(4000, 'x')).status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(ControlTest, WatchTellsChangesAndServicesThatAppear) {
+  start();
+  grpc::ClientContext context;
+  limit(context);
+  HealthCheckRequest request;
+  request.set_service("device/host:2");
+  auto reader = grpc::health::v1::Health::NewStub(channel_)->Watch(&context, request);
+  HealthCheckResponse response;
+  ASSERT_TRUE(reader->Read(&response));
+  EXPECT_EQ(response.status(), HealthCheckResponse::SERVICE_UNKNOWN);
+  facade_.change([](auto& views) {
+    views.devices.push_back(views.devices[0]);
+    views.devices.back().name = "host:2";
+  });
+  ASSERT_TRUE(reader->Read(&response));
+  EXPECT_EQ(response.status(), HealthCheckResponse::SERVING);
+  facade_.change([](auto& views) { views.devices.back().state = DeviceState::kFailed; });
+  ASSERT_TRUE(reader->Read(&response));
+  EXPECT_EQ(response.status(), HealthCheckResponse::NOT_SERVING);
+  context.TryCancel();
+  EXPECT_FALSE(reader->Read(&response));
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+}
+
+struct OpenWatch {
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientReader<HealthCheckResponse>> reader;
+  HealthCheckResponse response;
+
+  explicit OpenWatch(const std::shared_ptr<grpc::Channel>& channel) {
+    limit(context);
+    reader = grpc::health::v1::Health::NewStub(channel)->Watch(&context, HealthCheckRequest());
+  }
+  bool read() { return reader->Read(&response); }
+};
+
+TEST_F(ControlTest, WatchesAreFewAndASlotComesBack) {
+  start();
+  std::vector<std::unique_ptr<OpenWatch>> watches;
+  for (int i = 0; i < 4; ++i) {
+    watches.push_back(std::make_unique<OpenWatch>(channel_));
+    ASSERT_TRUE(watches.back()->read());
+  }
+  OpenWatch refused(channel_);
+  EXPECT_FALSE(refused.read());
+  EXPECT_EQ(refused.reader->Finish().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_TRUE(check("control").status.ok()) << "watches must leave threads for calls";
+
+  watches.front()->context.TryCancel();
+  watches.front()->reader->Finish();
+  const auto give_up = std::chrono::steady_clock::now() + kHang;
+  bool admitted = false;
+  while (!admitted && std::chrono::steady_clock::now() < give_up) {
+    OpenWatch another(channel_);
+    admitted = another.read();
+    another.context.TryCancel();
+    another.reader->Finish();
+    if (!admitted) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  EXPECT_TRUE(admitted);
+}
+
+TEST_F(ControlTest, ShutdownEndsOpenWatchesAndRemovesTheSocket) {
+  start();
+  server_->set_serving(true);
+  OpenWatch watch(channel_);
+  ASSERT_TRUE(watch.read());
+  EXPECT_EQ(watch.response.status(), HealthCheckResponse::SERVING);
+  auto ended = std::async(std::launch::async, [this] { server_->shutdown(); });
+  ASSERT_EQ(ended.wait_for(kHang), std::future_status::ready);
+  ASSERT_TRUE(watch.read());
+  EXPECT_EQ(watch.response.status(), HealthCheckResponse::NOT_SERVING);
+  EXPECT_FALSE(watch.read());
+  EXPECT_EQ(watch.reader->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_NE(::access(options_.socket_path.c_str(), F_OK), 0);
+  server_->shutdown();  // again: nothing
+}
+
+// Any message of a type that this process knows only by its descriptor.
+class Dynamic {
+ public:
+  explicit Dynamic(const std::string& type) {
+    const auto* descriptor = google::protobuf::DescriptorPool::generated_pool()->FindMessageTypeByName(type);
+    if (descriptor != nullptr) message_.reset(factory_.GetPrototype(descriptor)->New());
+  }
+  google::protobuf::Message& operator*() { return *message_; }
+  bool valid() const { return message_ != nullptr; }
+  void set(const std::string& field, const std::string& value) {
+    message_->GetReflection()->SetString(message_.get(), message_->GetDescriptor()->FindFieldByName(field),
+                                         value);
+  }
+
+ private:
+  google::protobuf::DynamicMessageFactory factory_;
+  std::unique_ptr<google::protobuf::Message> message_;
+};
+
+// One request and its answer over the reflection stream, as text.
+std::string reflect(const std::shared_ptr<grpc::Channel>& channel, const std::string& field,
+                    const std::string& value) {
+  Dynamic request("grpc.reflection.v1alpha.ServerReflectionRequest");
+  Dynamic response("grpc.reflection.v1alpha.ServerReflectionResponse");
+  if (!request.valid() || !response.valid()) return "the reflection messages are not linked";
+  request.set(field, value);
+  grpc::Slice slice((*request).SerializeAsString());
+  grpc::ByteBuffer out(&slice, 1);
+  grpc::ByteBuffer in;
+  grpc::Status status;
+  grpc::ClientContext context;
+  limit(context);
+  grpc::CompletionQueue queue;
+  grpc::GenericStub stub(channel);
+  auto stream =
+      stub.PrepareCall(&context, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", &queue);
+  void* tag = nullptr;
+  bool ok = false;
+  bool good = true;
+  const auto step = [&] { good = queue.Next(&tag, &ok) && ok && good; };
+  stream->StartCall(nullptr);
+  step();
+  stream->Write(out, nullptr);
+  step();
+  stream->Read(&in, nullptr);
+  step();
+  stream->WritesDone(nullptr);
+  step();
+  stream->Finish(&status, nullptr);
+  step();
+  queue.Shutdown();
+  std::vector<grpc::Slice> slices;
+  if (!good || !status.ok() || !in.Dump(&slices).ok()) return "failed: " + status.error_message();
+  std::string bytes;
+  for (const auto& part : slices) bytes.append(reinterpret_cast<const char*>(part.begin()), part.size());
+  if (!(*response).ParseFromString(bytes)) return "unreadable";
+  return (*response).DebugString();
+}
+
+TEST_F(ControlTest, ReflectionListsTheServicesAndServesTheirFiles) {
+  start();
+  const std::string services = reflect(channel_, "list_services", "*");
+  EXPECT_NE(services.find("name: \"epd.v1.Control\""), std::string::npos) << services;
+  EXPECT_NE(services.find("name: \"grpc.health.v1.Health\""), std::string::npos) << services;
+  const std::string file = reflect(channel_, "file_containing_symbol", "epd.v1.Control");
+  EXPECT_NE(file.find("epd/v1/control.proto"), std::string::npos) << file;
+  const std::string health = reflect(channel_, "file_containing_symbol", "grpc.health.v1.Health");
+  EXPECT_NE(health.find("HealthCheckRequest"), std::string::npos) << health;
+}
+
+TEST_F(ControlTest, SocketHasTheModeAskedFor) {
+  const mode_t before = ::umask(022);
+  for (const mode_t mode : {mode_t{0660}, mode_t{0600}, mode_t{0666}}) {
+    options_.mode = mode;
+    start();
+    struct stat info {};
+    ASSERT_EQ(::stat(options_.socket_path.c_str(), &info), 0);
+    EXPECT_TRUE(S_ISSOCK(info.st_mode));
+    EXPECT_EQ(info.st_mode & 07777, mode);
+    server_.reset();
+  }
+  EXPECT_EQ(::umask(before), mode_t{022}) << "the process's umask must come back";
+}
+
+TEST_F(ControlTest, SocketBelongsToTheGroupAskedFor) {
+  std::vector<gid_t> groups(128);
+  const int count = ::getgroups(static_cast<int>(groups.size()), groups.data());
+  gid_t wanted = ::getgid();
+  for (int i = 0; i < count; ++i)
+    if (groups[static_cast<std::size_t>(i)] != ::getgid()) wanted = groups[static_cast<std::size_t>(i)];
+  if (::geteuid() == 0) wanted = 4321;
+  options_.group = std::to_string(wanted);
+  start();
+  struct stat info {};
+  ASSERT_EQ(::stat(options_.socket_path.c_str(), &info), 0);
+  EXPECT_EQ(info.st_gid, wanted);
+}
+
+TEST_F(ControlTest, GroupsAreFoundByNameAndUnknownOnesRefused) {
+  if (const ::group* own = ::getgrgid(::getgid()); own != nullptr) {
+    options_.group = own->gr_name;
+    start();
+    server_.reset();
+  }
+  options_.group = "no-such-group-here";
+  auto server = ControlServer::start(facade_, options_);
+  ASSERT_FALSE(server.ok());
+  EXPECT_EQ(server.status().code(), StatusCode::kNotFound);
+  EXPECT_NE(server.status().message().find("no-such-group-here"), std::string::npos);
+  EXPECT_NE(::access(options_.socket_path.c_str(), F_OK), 0) << "refused before anything was made";
+}
+
+TEST_F(ControlTest, StaleSocketIsReplaced) {
+  const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, options_.socket_path.c_str(), sizeof(address.sun_path) - 1);
+  ASSERT_EQ(::bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  ::close(fd);
+  start();
+  EXPECT_TRUE(check("control").status.ok());
+}
+
+TEST_F(ControlTest, SocketOfALivingServerIsNotTaken) {
+  start();
+  test::FakeControlFacade other;
+  auto second = ControlServer::start(other, options_);
+  ASSERT_FALSE(second.ok());
+  EXPECT_EQ(second.status().code(), StatusCode::kAborted);
+  EXPECT_TRUE(check("control").status.ok()) << "the first one must go on";
+}
+
+TEST_F(ControlTest, OtherFilesAreNotRemoved) {
+  std::ofstream(options_.socket_path) << "precious";
+  auto server = ControlServer::start(facade_, options_);
+  ASSERT_FALSE(server.ok());
+  EXPECT_EQ(server.status().code(), StatusCode::kInvalidArgument);
+  std::string text;
+  std::ifstream(options_.socket_path) >> text;
+  EXPECT_EQ(text, "precious");
+}
+
+TEST_F(ControlTest, PathsThatCannotWorkAreRefused) {
+  const auto refuse = [&](const std::string& path, StatusCode code) {
+    ControlOptions options;
+    options.socket_path = path;
+    auto server = ControlServer::start(facade_, options);
+    ASSERT_FALSE(server.ok()) << path;
+    EXPECT_EQ(server.status().code(), code) << server.status().to_string();
+  };
+  refuse("", StatusCode::kInvalidArgument);
+  refuse(directory_ + "/" + std::string(120, 'x'), StatusCode::kInvalidArgument);
+  refuse(directory_ + "/a?b", StatusCode::kInvalidArgument);
+  refuse(directory_ + "/missing/control.sock", StatusCode::kNotFound);
+  options_.mode = 01777;
+  auto server = ControlServer::start(facade_, options_);
+  ASSERT_FALSE(server.ok());
+  EXPECT_EQ(server.status().code(), StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace epd

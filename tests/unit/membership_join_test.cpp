@@ -1,0 +1,347 @@
+// Joining a group: who meets, what is checked, what is said; groups that form and never start.
+#include "membership_fixture.h"
+#include "proto/shape_rules.h"
+
+namespace epd::membership {
+namespace {
+
+TEST_F(Membership, AGroupStartsWhenItsLastRankJoinsAndAnswersWhenEveryEngineIsReady) {
+  registry_.join(request(0, 3));
+  registry_.join(request(2, 3));
+  EXPECT_TRUE(take().empty());
+  EXPECT_EQ(group().phase, GroupPhase::kForming);
+  registry_.join(request(1, 3));
+  EXPECT_EQ(take(), (Lines{"start device=0 group=1 broken=0", "start device=1 group=1 broken=0"}));
+  ready(0);
+  EXPECT_TRUE(take().empty());
+  ready(1);
+  EXPECT_EQ(take(), (Lines{"joined session=10 request=100 rank=0", "joined session=11 request=101 rank=1",
+                           "joined session=12 request=102 rank=2"}));
+  EXPECT_EQ(group().phase, GroupPhase::kActive);
+  EXPECT_EQ(group().epoch, 1u);
+}
+
+TEST_F(Membership, RankMinusOneTakesTheLowestFreeOne) {
+  registry_.join(request(1, 3));
+  JoinRequest any = request(0, 3);
+  any.join.rank = -1;
+  registry_.join(any);
+  EXPECT_EQ(group().members.at(0).session_id, 10u);
+  any = request(5, 3);
+  any.join.rank = -1;
+  registry_.join(any);
+  EXPECT_EQ(group().members.at(2).session_id, 15u);
+}
+
+TEST_F(Membership, ATakenRankIsRefusedAndNamesItsHolder) {
+  registry_.join(request(1, 3));
+  JoinRequest again = request(1, 3);
+  again.session_id = 77;
+  registry_.join(again);
+  EXPECT_EQ(take(), (Lines{"refused session=77 request=101 status=INVALID_ARGUMENT"}));
+  EXPECT_NE(refusal_.message().find("session 11 (pid 1001)"), std::string::npos) << refusal_.message();
+  EXPECT_NE(refusal_.message().find("0, 2"), std::string::npos) << refusal_.message();
+  EXPECT_EQ(group().members.at(1).session_id, 11u);
+}
+
+TEST_F(Membership, MemoryThatAnEngineCantUseRefusesTheWholeGroup) {
+  for (std::uint32_t rank = 0; rank < 2; ++rank) registry_.join(request(rank, 2));
+  take();
+  abi::RankRefused message{1, 1, StatusCode::kInvalidArgument, {}};
+  abi::set_text(message.text, "the memory is none", 18);
+  registry_.rank_refused(0, message);
+  EXPECT_EQ(take(), (Lines{"refused session=10 request=100 status=INVALID_ARGUMENT",
+                           "refused session=11 request=101 status=INVALID_ARGUMENT",
+                           "remove device=0 group=1", "remove device=1 group=1"}));
+  EXPECT_EQ(refusal_.message(), "rank 1: the memory is none");
+  registry_.rank_refused(1, message);
+  EXPECT_TRUE(take().empty());
+  removed(0);
+  removed(1);
+  EXPECT_FALSE(known());
+}
+
+TEST_F(Membership, BindingsAreCheckedAgainstTheDescriptorsThatCame) {
+  JoinRequest r = request(0, 2);
+  r.join.bindings[0].memory = 1;
+  r.join.bindings[0].stride = 16 * 256;
+  registry_.join(r);
+  EXPECT_EQ(take(), (Lines{"refused session=10 request=100 status=INVALID_ARGUMENT"}));
+  EXPECT_NE(refusal_.message().find("binding of x: memory is 1; allowed: 0 (the arena) .. 0"),
+            std::string::npos)
+      << refusal_.message();
+  r.memory = std::make_shared<const std::vector<UniqueFd>>(2);
+  registry_.join(r);
+  take();
+  EXPECT_NE(refusal_.message().find("descriptor 2 of 2 is not bound"), std::string::npos)
+      << refusal_.message();
+  r.memory = std::make_shared<const std::vector<UniqueFd>>(1);
+  registry_.join(r);
+  EXPECT_TRUE(take().empty());
+  EXPECT_EQ(group(registry_.groups().begin()->first).members.at(0).bound, 1u);
+}
+
+struct BadField {
+  const char* field;
+  void (*spoil)(abi::Join&);
+  const char* value;
+};
+
+TEST_F(Membership, EveryFieldIsCheckedByNameAndValue) {
+  const BadField cases[] = {
+      {"group name", [](abi::Join& j) { j.group[0] = '\0'; }, "0"},
+      {"group name", [](abi::Join& j) { std::strcpy(j.group, "a b"); }, "32"},
+      {"group name", [](abi::Join& j) { std::memset(j.group, 'x', sizeof(j.group)); }, "64"},
+      {"num_ranks", [](abi::Join& j) { j.shape.num_ranks = 0; }, "0"},
+      {"num_ranks", [](abi::Join& j) { j.shape.num_ranks = 1025; }, "1025"},
+      {"num_experts", [](abi::Join& j) { j.shape.num_experts = 0; }, "0"},
+      {"num_experts", [](abi::Join& j) { j.shape.num_experts = 7; }, "7"},
+      {"num_experts", [](abi::Join& j) { j.shape.num_experts = 4098; }, "4098"},
+      {"max_tokens", [](abi::Join& j) { j.shape.max_tokens = 65537; }, "65537"},
+      {"max_tokens", [](abi::Join& j) { j.shape.max_tokens = 0; }, "0"},
+      {"hidden", [](abi::Join& j) { j.shape.hidden = 0; }, "0"},
+      {"hidden", [](abi::Join& j) { j.shape.hidden = 100; }, "100"},
+      {"hidden", [](abi::Join& j) { j.shape.hidden = 16512; }, "16512"},
+      {"topk", [](abi::Join& j) { j.shape.topk = 33; }, "33"},
+      {"depth", [](abi::Join& j) { j.shape.depth = 0; }, "0"},
+      {"depth", [](abi::Join& j) { j.shape.depth = 17; }, "17"},
+      {"payload", [](abi::Join& j) { j.shape.payload = static_cast<abi::Payload>(9); }, "9"},
+      {"index_type", [](abi::Join& j) { j.shape.index_type = static_cast<abi::IndexType>(8); }, "8"},
+      {"policy", [](abi::Join& j) { j.shape.policy = static_cast<LossPolicy>(7); }, "7"},
+      {"layout", [](abi::Join& j) { j.shape.layout = static_cast<abi::Layout>(3); }, "3"},
+      {"scale_format", [](abi::Join& j) { j.shape.scale_format = static_cast<abi::ScaleFormat>(3); }, "3"},
+      {"scale_format", [](abi::Join& j) { j.shape.scale_format = abi::ScaleFormat::kUe8m0; }, "fp8"},
+      {"scale_format",
+       [](abi::Join& j) {
+         j.shape.payload = abi::Payload::kFp8;
+         j.shape.scale_format = abi::ScaleFormat::kFloat32Pow2;
+       },
+       "as given"},
+      {"expert_alignment", [](abi::Join& j) { j.shape.expert_alignment = 0; }, "0"},
+      {"expert_alignment", [](abi::Join& j) { j.shape.expert_alignment = 257; }, "257"},
+      {"opaque_bytes", [](abi::Join& j) { j.shape.opaque_bytes = 16; }, "unless payload is 3"},
+      {"opaque_bytes", [](abi::Join& j) { j.shape.payload = abi::Payload::kOpaque; }, "16 .. 65536"},
+      {"opaque_bytes",
+       [](abi::Join& j) {
+         j.shape.payload = abi::Payload::kOpaque;
+         j.shape.opaque_bytes = 24;
+       },
+       "multiples of 16"},
+      {"opaque_bytes",
+       [](abi::Join& j) {
+         j.shape.payload = abi::Payload::kOpaque;
+         j.shape.opaque_bytes = 65552;
+       },
+       "65536"},
+      {"num_biases", [](abi::Join& j) { j.shape.num_biases = 3; }, "3"},
+      {"num_handles", [](abi::Join& j) { j.shape.num_handles = 4097; }, "4097"},
+      {"max_recv_rows", [](abi::Join& j) { j.shape.max_recv_rows = 0x80000000u; }, "2147483647"},
+      {"max_recv_rows", [](abi::Join& j) { j.shape.max_recv_rows = 2 * j.shape.max_tokens + 1; }, "worst"},
+      {"priority", [](abi::Join& j) { j.priority = 8; }, "-8 .. 7"},
+      {"priority", [](abi::Join& j) { j.priority = -9; }, "-9"},
+      {"commands", [](abi::Join& j) { j.commands = 2; }, "2"},
+      {"rank", [](abi::Join& j) { j.rank = 2; }, "2"},
+      {"rank", [](abi::Join& j) { j.rank = -2; }, "-2"},
+  };
+  for (const BadField& bad : cases) {
+    JoinRequest r = request(0, 2);
+    bad.spoil(r.join);
+    registry_.join(r);
+    EXPECT_EQ(take(), (Lines{"refused session=10 request=100 status=INVALID_ARGUMENT"})) << bad.field;
+    EXPECT_EQ(refusal_.message().rfind(bad.field, 0), 0u) << refusal_.message();
+    EXPECT_NE(refusal_.message().find(bad.value), std::string::npos) << refusal_.message();
+    EXPECT_NE(refusal_.message().find("allowed"), std::string::npos) << refusal_.message();
+  }
+  EXPECT_TRUE(registry_.groups().empty());
+  EXPECT_TRUE(memory_.held.empty());
+}
+
+TEST_F(Membership, AMismatchNamesFieldAndBothValuesAndHarmsNobody) {
+  registry_.join(request(0, 2));
+  JoinRequest other = request(1, 2);
+  other.join.shape.hidden = 256;
+  registry_.join(other);
+  EXPECT_EQ(take(), (Lines{"refused session=11 request=101 status=INVALID_ARGUMENT"}));
+  EXPECT_NE(refusal_.message().find("hidden is 256"), std::string::npos) << refusal_.message();
+  EXPECT_NE(refusal_.message().find("128"), std::string::npos) << refusal_.message();
+  registry_.join(request(1, 2));
+  EXPECT_EQ(take().size(), 2u) << "the group starts";
+}
+
+// One of each kind that is on the edge, so that no rule above refuses too much.
+TEST_F(Membership, ShapesAtTheLimitsAreTaken) {
+  const std::vector<void (*)(abi::Join&)> changes = {
+      [](abi::Join& j) { j.shape.max_recv_rows = 2 * j.shape.max_tokens; },
+      [](abi::Join& j) {
+        j.shape.payload = abi::Payload::kOpaque;
+        j.shape.opaque_bytes = abi::kMaxOpaqueBytes;
+      },
+      [](abi::Join& j) {
+        j.shape.payload = abi::Payload::kFp8;
+        j.shape.scale_format = abi::ScaleFormat::kUe8m0;
+      },
+      [](abi::Join& j) {
+        j.shape.payload = abi::Payload::kFp8Cast;
+        j.shape.scale_format = abi::ScaleFormat::kFloat32Pow2;
+      },
+      [](abi::Join& j) {
+        j.shape.layout = abi::Layout::kPacked;
+        j.shape.expert_alignment = abi::kMaxAlignment;
+        j.shape.max_recv_rows = abi::GroupShape(j.shape).recv_rows();
+      },
+      [](abi::Join& j) {
+        j.shape.num_biases = abi::kMaxBiases;
+        j.shape.num_handles = abi::kMaxHandles;
+        j.priority = abi::kMinPriority;
+        j.commands = 1;
+      }};
+  for (const auto& change : changes) {
+    JoinRequest r = request(0, 2, "edge");
+    change(r.join);
+    registry_.join(r);
+    EXPECT_TRUE(take().empty()) << refusal_.message();
+    registry_.session_closed(r.session_id, "test");
+    take();
+  }
+}
+
+// A new field that the table forgets would not be compared.
+TEST_F(Membership, EveryFieldOfAShapeIsCompared) {
+  for (std::size_t i = 0; i < sizeof(abi::GroupShape) / 4; ++i) {
+    abi::GroupShape changed = shape_of(2);
+    auto* words = reinterpret_cast<std::uint32_t*>(&changed);
+    ++words[i];
+    const abi::ShapeField* field = abi::first_difference(shape_of(2), changed);
+    ASSERT_NE(field, nullptr) << "word " << i;
+    EXPECT_EQ(field, &abi::kShapeFields[i]);
+  }
+}
+
+TEST_F(Membership, GroupAndMemoryLimitsRefuseTheJoinerOnly) {
+  for (const char* name : {"a", "b", "c", "d"}) registry_.join(request(0, 2, name));
+  EXPECT_TRUE(take().empty());
+  registry_.join(request(0, 2, "e"));
+  EXPECT_EQ(take(), (Lines{"refused session=10 request=100 status=RESOURCE_EXHAUSTED"}));
+  EXPECT_NE(refusal_.message().find("allowed: 4"), std::string::npos);
+  memory_.limit = memory_.held.size();
+  registry_.join(request(1, 2, "a"));
+  EXPECT_EQ(take(), (Lines{"refused session=11 request=101 status=RESOURCE_EXHAUSTED"}));
+  memory_.limit = 1000;
+  registry_.join(request(1, 2, "a"));
+  EXPECT_EQ(take().size(), 2u);
+}
+
+TEST_F(Membership, RanksOnDevicesThatDoNotReachEachOtherDoNotMeet) {
+  memory_.apart.insert({0, 1});
+  registry_.join(request(0, 3));
+  EXPECT_EQ(take(), Lines{});
+  registry_.join(request(1, 3));
+  EXPECT_EQ(take().size(), 1u);
+  EXPECT_EQ(refusal_.code(), StatusCode::kUnsupported);
+  EXPECT_EQ(refusal_.message(),
+            "device 1 does not reach device 0, and rank 0 of group \"g\" is on the latter");
+  EXPECT_EQ(memory_.held.size(), 1u) << "the joiner's memory was never asked for";
+  registry_.join(request(2, 3));  // on device 0 too
+  EXPECT_EQ(take(), Lines{}) << "the others are not harmed";
+}
+
+TEST_F(Membership, CommandsNeedADeviceThatTakesThem) {
+  memory_.launched.insert(1);
+  JoinRequest by_stream = request(1, 2);
+  by_stream.join.commands = 1;
+  registry_.join(by_stream);
+  EXPECT_EQ(take(), (Lines{"refused session=11 request=101 status=UNSUPPORTED"}));
+  EXPECT_EQ(refusal_.message(), "device 1 takes no commands");
+  EXPECT_TRUE(registry_.groups().empty());
+  registry_.join(request(1, 2));
+  by_stream = request(0, 2);
+  by_stream.join.commands = 1;
+  registry_.join(by_stream);
+  EXPECT_EQ(take().size(), 2u) << "the group starts";
+}
+
+TEST_F(Membership, AFirstJoinerWithoutMemoryLeavesNoGroup) {
+  memory_.limit = 0;
+  registry_.join(request(0, 2));
+  EXPECT_EQ(take(), (Lines{"refused session=10 request=100 status=RESOURCE_EXHAUSTED"}));
+  EXPECT_TRUE(registry_.groups().empty());
+}
+
+TEST_F(Membership, TheJoinDeadlineNamesTheMissingRanks) {
+  registry_.join(request(0, 4));
+  JoinRequest impatient = request(2, 4);
+  impatient.join.timeout_ms = 500;
+  registry_.join(impatient);
+  EXPECT_EQ(registry_.next_due_ns(), clock_.now_ns() + 500'000'000);
+  clock_.advance_ms(499);
+  registry_.tick();
+  EXPECT_TRUE(take().empty());
+  clock_.advance_ms(1);
+  registry_.tick();
+  EXPECT_EQ(take(), (Lines{"refused session=10 request=100 status=DEADLINE_EXCEEDED",
+                           "refused session=12 request=102 status=DEADLINE_EXCEEDED"}));
+  EXPECT_NE(refusal_.message().find("missing: 1, 3"), std::string::npos) << refusal_.message();
+  EXPECT_TRUE(registry_.groups().empty());
+  EXPECT_TRUE(memory_.held.empty());
+  registry_.join(request(0, 4));  // the name is free again
+  EXPECT_TRUE(take().empty());
+}
+
+TEST_F(Membership, UsersDoNotMeet) {
+  registry_.join(request(0, 2));
+  JoinRequest stranger = request(1, 2);
+  stranger.uid = kUid + 1;
+  registry_.join(stranger);
+  EXPECT_TRUE(take().empty()) << "each waits in a group of its own";
+  EXPECT_EQ(registry_.groups().size(), 2u);
+}
+
+TEST_F(Membership, AFormingGroupLosesTheRankOfAClosedSession) {
+  registry_.join(request(0, 2));
+  registry_.join(request(0, 2, "other"));
+  registry_.session_closed(10, "died");
+  EXPECT_TRUE(take().empty());
+  EXPECT_TRUE(registry_.groups().empty());
+  EXPECT_TRUE(memory_.held.empty());
+  registry_.join(request(0, 3));
+  registry_.join(request(1, 3));
+  registry_.session_closed(11, "died");
+  EXPECT_EQ(registry_.groups().size(), 1u);
+  registry_.join(request(1, 3));
+  registry_.join(request(2, 3));
+  EXPECT_EQ(take().size(), 2u);
+}
+
+TEST_F(Membership, ARankLostWhileTheGroupStartsRefusesTheOthers) {
+  registry_.join(request(0, 2));
+  registry_.join(request(1, 2));
+  take();
+  ready(0);
+  registry_.session_closed(11, "died");
+  EXPECT_EQ(take(), (Lines{"refused session=10 request=100 status=RANK_LOST", "remove device=0 group=1",
+                           "remove device=1 group=1"}));
+  EXPECT_NE(refusal_.message().find("rank 1 (session 11, pid 1001) died"), std::string::npos);
+  EXPECT_EQ(memory_.held.size(), 2u) << "engines may still have it mapped";
+  ready(1);  // crossed our message
+  removed(0);
+  removed(1);
+  EXPECT_TRUE(take().empty());
+  EXPECT_TRUE(registry_.groups().empty());
+  EXPECT_TRUE(memory_.held.empty());
+}
+
+TEST_F(Membership, AnEngineThatCannotServeTheGroupRefusesEveryJoiner) {
+  registry_.join(request(0, 2));
+  registry_.join(request(1, 2));
+  take();
+  abi::GroupReady bad{1, StatusCode::kResourceExhausted, {}};
+  abi::set_text(bad.text, "no memory", 9);
+  registry_.group_ready(0, bad);
+  EXPECT_EQ(take(), (Lines{"refused session=10 request=100 status=RESOURCE_EXHAUSTED",
+                           "refused session=11 request=101 status=RESOURCE_EXHAUSTED",
+                           "remove device=0 group=1", "remove device=1 group=1"}));
+  EXPECT_EQ(refusal_.message(), "no memory");
+}
+
+}  // namespace
+}  // namespace epd::membership
