@@ -189,7 +189,10 @@ Status Engine::commit_group(const abi::GroupRef& message) {
     abi::set_text(ready.text, missing.data(), missing.size());
   } else if (group->starts_broken) {
     group->phase = GroupPhase::kBreaking;
-    group->break_acked = true;  // kGroupReady is the acknowledgement
+    group->break_acked = true;  // kGroupReady is the acknowledgement, and boards say how far ranks have come
+    for (const auto& member : group->members) {
+      if (member->commands != nullptr) member->commands->catch_up();
+    }
     group->cause.cause = StatusCode::kEngineRestarted;
     group->cause.culprit_rank =
         group->members.empty() ? -1 : static_cast<std::int32_t>(group->members.front()->rank);

@@ -287,6 +287,49 @@ TEST_F(EngineCommandsBreaksTest, AnotherEngineGoesOnWhereTheRingStands) {
   for (std::uint32_t i = 0; i < 5; ++i) run_and_check(i % kShape.depth);
 }
 
+// An engine's journal goes with it, and what it had not read of that is on no board.
+TEST_F(EngineCommandsBreaksTest, AnotherEngineKnowsWhatIsOnNoBoard) {
+  const std::uint32_t slot = random_() % kShape.depth;
+  std::uint32_t rounds = 3 + random_() % 5;
+  SCOPED_TRACE(std::to_string(rounds) + " rounds and one on slot " + std::to_string(slot));
+  while (rounds-- > 0) run_and_check(slot);
+  const auto inputs = fill(slot);
+  run(Op::kDispatch, slot, inputs);
+  const auto answers = answer(slot, inputs);
+  run(Op::kCombine, slot, inputs);
+  ASSERT_FALSE(HasFatalFailure());
+  EXPECT_EQ(engines_[1]->stop(), 0);
+  const std::uint64_t last = next_ - 1;
+  group_->board(1).next_index = 1;  // the first combine
+  start_engine_1_again();
+  ASSERT_FALSE(HasFatalFailure());
+  record_all();
+  ASSERT_EQ(next_, last) << "all before what was begun last has ended";
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank)
+    std::fill_n(group_->region<std::uint16_t>(rank, slot, Region::kOut),
+                std::size_t{inputs[rank].num_tokens} * kShape.hidden, std::uint16_t{0x7fc0});
+  run(Op::kCombine, slot, inputs);
+  ASSERT_FALSE(HasFatalFailure());
+  check_sums(slot, inputs, answers);
+  run_and_check(slot);
+}
+
+// A break has undone what had been announced: nothing of it counts.
+TEST_F(EngineCommandsBreaksTest, AnotherEngineTakesNothingFromEarlierEpochs) {
+  for (std::uint32_t i = 0; i < 3; ++i) run_and_check(i % kShape.depth);
+  break_all(StatusCode::kAborted);
+  ASSERT_FALSE(HasFatalFailure());
+  next_ = group_->resume_index = 2;
+  resume_all();
+  ASSERT_FALSE(HasFatalFailure());
+  EXPECT_EQ(engines_[1]->stop(), 0);
+  start_engine_1_again();
+  ASSERT_FALSE(HasFatalFailure());
+  EXPECT_EQ(next_, 2u);
+  record_all();
+  for (std::uint32_t i = 0; i < 4; ++i) run_and_check(i % kShape.depth);
+}
+
 // A graph may be replayed more often than a number has room for.
 TEST_F(EngineCommandsBreaksTest, NumbersOfCommandsAreCyclic) {
   run_and_check(0);

@@ -165,13 +165,15 @@ class EngineCommandsFixture : public EngineFixture {
     ASSERT_TRUE(engine_view_[0]->expect(LinkType::kBroken).has_value());
   }
 
-  // After it has been stopped. Its ranks record anew then.
+  // After it has been stopped. Its ranks record anew then. All go on from where its rank's board says: the
+  // others have come as far.
   void start_engine_1_again() {
     break_without_engine_1();
     ASSERT_FALSE(HasFatalFailure());
     engines_[1]->start();
     session(1).add_to(*engine_view_[1]);
     group_->add_to_engine(engine_view_, session_view_, 1, true);
+    next_ = group_->board(1).next_index.load();
     group_->resume_index = next_;
     resume_all();
   }
