@@ -199,11 +199,11 @@ TEST_F(EngineCommandsRoomTest, SmsChangeThoughSomethingIsAlwaysInFlight) {
     EXPECT_TRUE(in_flight(1));
     const std::uint64_t before = kernel_stops(page);
     engines_[0]->send(LinkType::kSettings, abi::Settings{sms[i % 2], 5000, 20, 2});
-    EXPECT_TRUE(comes([&] { return kernel_stops(page) == before + 1; })) << "rank 0's had nothing to end";
+    EXPECT_TRUE(comes([&] { return kernel_stops(page) > before; })) << "rank 0's has nothing to end";
     submit(1);
     EXPECT_TRUE(in_flight(2));
     EXPECT_EQ(others_come(0)->status, StatusCode::kOk);
-    EXPECT_TRUE(comes([&] { return kernel_stops(page) == before + 2; })) << "rank 2's";
+    EXPECT_TRUE(comes([&] { return kernel_stops(page) >= before + 2; })) << "rank 2's, at the latest now";
     EXPECT_TRUE(in_flight(1));
     EXPECT_EQ(others_come(1)->status, StatusCode::kOk);
   }
