@@ -6,9 +6,9 @@
 // another process, and its peers are other GPUs. What comes after in the stream begins when the kernel has
 // ended.
 //
-// Commands go by a ring instead (abi::CommandWords): the command's word is stored as `ready` is, and `done`
-// is looked at likewise. Only kernels of this process write the ring, in whatever streams, so an atomic of
-// the device numbers the commands.
+// Commands go by a ring instead (abi::CommandWords): the command's word is stored as `ready` is, but released
+// at the device's scope, as only a kernel of this device takes it; `done` is looked at likewise. Only kernels
+// of this process write the ring, in whatever streams, so an atomic of the device numbers the commands.
 #include "proto/commands.h"
 
 #include <cstdint>

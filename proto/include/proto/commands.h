@@ -37,8 +37,8 @@ struct Command {
   std::uint32_t epoch = 0;       // low 8 bits
 };
 
-// A command is one word, stored at once with release at system scope: number + 1 above everything, so that
-// the word alone tells whether command `number` is there.
+// A command is one word, stored at once with release at the device's scope: number + 1 above everything, so
+// that the word alone tells whether command `number` is there.
 constexpr std::uint64_t pack(const Command& c) {
   return std::uint64_t{c.number + 1} << 32 | std::uint64_t{c.num_tokens & 0x1ffff} << 15 |
          std::uint64_t{c.program & 0x3f} << 9 | std::uint64_t{c.flagged} << 8 | (c.epoch & 0xff);
