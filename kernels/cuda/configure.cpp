@@ -16,11 +16,6 @@ constexpr std::uint32_t round_to(std::uint32_t value, std::uint32_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// Of what numbers below 2^16 are divided by: n / by is the upper half of n times it. 0: by is 1.
-constexpr std::uint32_t reciprocal(std::uint32_t by) {
-  return by <= 1 ? 0 : ~0u / by + 1;
-}
-
 constexpr std::uint32_t kMaxWarps = kMaxThreads / 32;
 constexpr std::uint32_t kClerks = 2;               // at least, in dispatch: warps that move no rows
 constexpr std::uint32_t kLandingClerks = 4;        // likewise, and the herald

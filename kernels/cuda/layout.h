@@ -10,6 +10,11 @@ namespace epd::kernels::cuda {
 
 inline constexpr std::uint32_t kWorkspaceHead = 64;  // bytes; counts follow
 
+// Of what numbers below 2^32 / by are divided by: n / by is the upper half of n times it. 0: by is 1.
+EPD_HOST_DEVICE constexpr std::uint32_t reciprocal(std::uint32_t by) {
+  return by <= 1 ? 0 : ~0u / by + 1;
+}
+
 // What combine knows of the rows in a stage.
 struct StageHeader {
   std::uint32_t num_rows;

@@ -8,11 +8,6 @@
 
 namespace epd::kernels::cuda {
 
-// Of `by`, for multiply_high: exact for numbers below 2^32 / by.
-__device__ inline std::uint32_t reciprocal_of(std::uint32_t by) {
-  return by <= 1 ? 0 : ~0u / by + 1;
-}
-
 // Sums are cut into pieces that a warp adds up at once: so tokens of many rows keep no warp longer than
 // others.
 struct SumPieces {
@@ -23,7 +18,7 @@ struct SumPieces {
   __device__ explicit SumPieces(const Operation& op)
       : vectors(op.shape.hidden / 8),
         count((vectors + kSummedAtOnce - 1) / kSummedAtOnce),
-        reciprocal(reciprocal_of(count)) {}
+        reciprocal(cuda::reciprocal(count)) {}
   __device__ std::uint32_t token_of(std::uint32_t i) const { return multiply_high(i, reciprocal); }
   __device__ Range range(std::uint32_t piece) const {
     return {piece * kSummedAtOnce, min((piece + 1) * kSummedAtOnce, vectors)};
@@ -95,7 +90,7 @@ class SumTasks {
         board_(board),
         pieces_(op),
         others_(op.shape.num_ranks - 1),
-        others_reciprocal_(reciprocal_of(others_)),
+        others_reciprocal_(reciprocal(others_)),
         own_(op.num_tokens * pieces_.count),
         first_(min(own_, cta.count * op.movers.warps)) {}
 

@@ -42,7 +42,7 @@ struct ChoiceLanes {
   __device__ std::uint32_t tokens() const { return 32 / width; }
 };
 
-// Without a division: exact for numbers below 2^16. See Shape.
+// Without a division, see reciprocal().
 __device__ inline std::uint32_t multiply_high(std::uint32_t number, std::uint32_t reciprocal) {
   return reciprocal == 0 ? number : __umulhi(number, reciprocal);
 }
