@@ -9,7 +9,19 @@
 namespace epd::test {
 namespace {
 
-using EngineCommandsRoomTest = EngineCommandsFixture;
+class EngineCommandsRoomTest : public EngineCommandsFixture {
+ protected:
+  // To the dispatch on slot 0 that rank 0 has asked for by command `waits`: all end it well.
+  void others_come(const std::vector<reference::RankInput>& inputs, std::uint32_t waits) {
+    const std::uint32_t last = ringers_[1].ring(dispatch_on(0), inputs[1].num_tokens, group_->epoch);
+    abi::Submission s = submission(2, Op::kDispatch, 0);
+    s.num_tokens = inputs[2].num_tokens;
+    session(2).submit(s);
+    EXPECT_TRUE(ringers_[0].ended(waits));
+    EXPECT_TRUE(ringers_[1].ended(last));
+    EXPECT_EQ(session(2).wait()->status, StatusCode::kOk);
+  }
+};
 
 // A group of one rank, beside the fixture's.
 abi::GroupShape alone() {
@@ -33,13 +45,7 @@ TEST_F(EngineCommandsRoomTest, AnotherRankComesWhileACommandWaits) {
   session(0).submit(noop);
   EXPECT_EQ(session(0).wait()->status, StatusCode::kOk) << "the loop is not blocked";
   EXPECT_FALSE(ringers_[0].ended(waits, 0));
-  const std::uint32_t last = ringers_[1].ring(dispatch_on(0), inputs[1].num_tokens, group_->epoch);
-  abi::Submission s = submission(2, Op::kDispatch, 0);
-  s.num_tokens = inputs[2].num_tokens;
-  session(2).submit(s);
-  EXPECT_TRUE(ringers_[0].ended(waits));
-  EXPECT_TRUE(ringers_[1].ended(last));
-  EXPECT_EQ(session(2).wait()->status, StatusCode::kOk);
+  others_come(inputs, waits);
   next_ = 1;
   for (std::uint32_t i = 0; i < 10; ++i) run_and_check(i % kShape.depth);
   for (const std::int32_t priority : {7, -8}) {  // and shares change once more
@@ -156,13 +162,7 @@ TEST_F(EngineCommandsRoomTest, HowLongKernelsTookToStopIsCounted) {
   engines_[0]->send(LinkType::kSettings, abi::Settings{16, 5000, 20, 2});
   std::this_thread::sleep_for(kWait);
   const std::uint64_t before = stops();
-  const std::uint32_t last = ringers_[1].ring(dispatch_on(0), inputs[1].num_tokens, group_->epoch);
-  abi::Submission s = submission(2, Op::kDispatch, 0);
-  s.num_tokens = inputs[2].num_tokens;
-  session(2).submit(s);
-  EXPECT_TRUE(ringers_[0].ended(first));
-  EXPECT_TRUE(ringers_[1].ended(last));
-  EXPECT_EQ(session(2).wait()->status, StatusCode::kOk);
+  others_come(inputs, first);
   EXPECT_TRUE(comes([&] { return stops() > before; }));
   EXPECT_GE(page.kernel_stop_max_us.load(), 100'000u) << "the command's wait counts";
 }
