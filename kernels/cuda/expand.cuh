@@ -39,16 +39,18 @@ struct LandedChoice {
 // Rows of a warp that are on their way to landings, two at most: whoever waits for a row holds up the next.
 class SentRows {
  public:
-  // To every rank that is chosen, from a stage that has the row and all that comes with it.
-  __device__ void send(const Operation& op, const LandedRow& landed, std::uint8_t* stage,
-                       std::uint32_t token) {
-    if (count_ == 2) release_first();
+  // To every rank that is chosen, from a stage that has the row and all that comes with it. `held`: but for this
+  // rank, which takes it from there.
+  __device__ void send(const Operation& op, const LandedRow& landed, std::uint8_t* stage, std::uint32_t token,
+                       bool held) {
+    if (count_ == 2) release_first<1>();
     LandedChoice choice{kFull};
     if (lane_of() < op.shape.topk)
       choice = reinterpret_cast<const LandedChoice*>(stage + landed.choices)[lane_of()];
     const bool chosen = choice.expert() != LandedChoice::kNone;
     const std::uint32_t rank = chosen ? rank_of_expert(op.shape, choice.expert()) : 0;
-    const std::uint32_t ranks = __reduce_or_sync(kFull, chosen ? 1u << rank : 0u);
+    const bool leaves = chosen && !(held && rank == op.rank);
+    const std::uint32_t ranks = __reduce_or_sync(kFull, leaves ? 1u << rank : 0u);
     const bool mine = ((ranks >> lane_of()) & 1) != 0;
     const std::uint32_t to = mine ? lane_of() : op.rank;
     warp_store(landing_slot(op, to, op.rank, token), stage, landed.bytes, mine);
@@ -58,16 +60,17 @@ class SentRows {
     (count_ == 0 ? first_ : second_) = tag;
     ++count_;
   }
+  // kLater: stores of the warp that came after them, in groups.
+  template <std::uint32_t kLater = 0>
   __device__ void release() {
-    if (count_ == 2) release_first();
-    if (count_ == 0) return;
-    stores_wait_done();
-    tell();
+    if (count_ == 2) release_first<1 + kLater>();
+    if (count_ == 1) release_first<kLater>();
   }
 
  private:
+  template <std::uint32_t kLater>
   __device__ void release_first() {
-    stores_wait_done_but_last();
+    stores_wait_done_but<kLater>();
     tell();
     first_ = second_;
   }
@@ -90,6 +93,8 @@ class SentRows {
 // counts; whoever ends a row sends it. All of x is loaded before anything is sent: a load would wait behind
 // the SM's own stores. Stages of such rows belong to rows: a row that leaves, then its x, where later two
 // rows land. Of others they belong to warps.
+//
+// Rows that no other follows in their stage are held: this rank takes them from there, without a landing.
 class Carrier {
  public:
   __device__ Carrier(const Operation& op, Cta cta, const Shared& shared, const OwnChoices& own,
@@ -118,31 +123,33 @@ class Carrier {
     }
   }
 
-  // Returns when all is released.
+  // Two rows at most are not released then.
   __device__ void send() {
     if (format_.cast) {
       cast_rows();
     } else {
       copy_rows();
     }
-    sent_.release();
   }
 
-  // Spreads landed rows, as warps get free. False: the operation has failed.
+  // Spreads rows, held ones and then landed ones, as warps get free. False: the operation has failed.
   __device__ bool spread(const LandedPlans& plans, std::uint64_t deadline_ns) {
     if (!wait_places()) return leave(false);
+    spread_held(plans);
+    count_sent(board_);
     const std::uint32_t ranks = op_.shape.num_ranks;
+    const Cta cta{cta_.count - 1 - cta_.index, cta_.count};  // the first ones have more rows to send
     std::uint32_t most = 0;
 #pragma unroll 1
     for (std::uint32_t s = 0; s < ranks; ++s) most = max(most, board_.tokens[s]);
 #pragma unroll 1
-    for (std::uint32_t i = claim(cta_, board_.claimed); i < most * ranks; i = claim(cta_, board_.claimed)) {
+    for (std::uint32_t i = claim(cta, board_.claimed); i < most * ranks; i = claim(cta, board_.claimed)) {
       const std::uint32_t source = (i + op_.rank) % ranks;
       const std::uint32_t token = i / ranks;
-      if (!plans.comes(source, token)) continue;
+      if (!plans.comes(source, token) || (source == op_.rank && is_held(token))) continue;
       const std::uint64_t* const tag = landed_tag(op_, op_.rank, source, token, 0);
       if (!wait_words(op_, tag, lane_of() == 0, source, deadline_ns)) return leave(false);
-      spread_row(plans, source, token);
+      spread_landed(plans, source, token);
     }
     return leave(true);
   }
@@ -161,6 +168,16 @@ class Carrier {
   }
   __device__ std::uint8_t* stage(std::uint32_t number) const {
     return shared_.stages + std::size_t{number} * op_.movers.stage_bytes;
+  }
+  // The first row that is held of a CTA that has so many.
+  __device__ std::uint32_t first_held(std::uint32_t rows) const {
+    if (!format_.cast) return rows - min(rows, warps_);
+    return rows == 0 ? 0 : (rows - 1) / op_.movers.stages * op_.movers.stages;
+  }
+  __device__ bool is_held(std::uint32_t token) const {
+    const std::uint32_t row = token / cta_.count;
+    const std::uint32_t cta = token - row * cta_.count;
+    return row >= first_held((op_.num_tokens - cta - 1) / cta_.count + 1);
   }
   // What lands goes to the warp's own; and so does a row that is copied.
   __device__ std::uint8_t* own_stage() const {
@@ -257,7 +274,8 @@ class Carrier {
       if (last) board_.ended[place] = 0;
       if (last) atomicAdd(&board_.rows_cast, 1);
     }
-    if (__shfl_sync(kFull, last, 0)) sent_.send(op_, landed_, stage(place), token_of(first + place));
+    if (!__shfl_sync(kFull, last, 0)) return;
+    sent_.send(op_, landed_, stage(place), token_of(first + place), first >= first_held(rows_));
   }
 
   // A row and its choices.
@@ -285,10 +303,11 @@ class Carrier {
       thread_loads_wait<0>(0);
       fence_async_shared();
       __syncwarp();
-      sent_.send(op_, landed_, row, token_of(row_));
+      sent_.send(op_, landed_, row, token_of(row_), row_ >= first_held(rows_));
+      if (row_ + warps_ >= rows_) return;
+      row_ += warps_;
       stores_wait_read();
       __syncwarp();
-      row_ += warps_;
       load_own();
       // More on their way would hold up each other: 512 rows of 14 KB took 330 us in place of 157.
       sent_.release();
@@ -305,27 +324,47 @@ class Carrier {
     __syncwarp();
     return board.placed == LandingBoard::kKnown;
   }
-  // To its places, which are found while it comes to the warp's stage; the row before has left that.
-  __device__ void spread_row(const LandedPlans& plans, std::uint32_t source, std::uint32_t token) {
-    const std::uint8_t* const slot = landing_slot(op_, op_.rank, source, token);
+  // And releases what is sent. Rows that are cast are spread by warps that have sent none. Who has copied a row
+  // spreads it, and before it is acknowledged, unless few are on the wire.
+  __device__ void spread_held(const LandedPlans& plans) {
+    if (!format_.cast) {
+      if (op_.num_tokens <= cta_.count) sent_.release();
+      if (row_ < rows_) spread_staged(plans, own_stage(), op_.rank, token_of(row_));
+      sent_.release<1>();
+      return;
+    }
+    sent_.release();
+    const std::uint32_t first = first_held(rows_);
+    const Cta here{0, 1};
+#pragma unroll 1
+    for (std::uint32_t i = claim(here, board_.own_claimed); first + i < rows_; i = claim(here, board_.own_claimed))
+      spread_staged(plans, stage(i), op_.rank, token_of(first + i));
+  }
+  // From its slot; the row before has left the warp's stage.
+  __device__ void spread_landed(const LandedPlans& plans, std::uint32_t source, std::uint32_t token) const {
     stores_wait_read();
     __syncwarp();
-    lanes_load(own_stage(), slot, landed_.weights);
+    lanes_load(own_stage(), landing_slot(op_, op_.rank, source, token), landed_.bytes);
     thread_loads_commit();
+    thread_loads_wait<0>(0);
+    fence_async_shared();
+    __syncwarp();
+    spread_staged(plans, own_stage(), source, token);
+  }
+  // A row and what comes with it, to those of its places that are of this rank. A group of stores.
+  __device__ void spread_staged(const LandedPlans& plans, std::uint8_t* row, std::uint32_t source,
+                                std::uint32_t token) const {
     LandedChoice choice{kFull};
     float weight = 0.0f;
     if (lane_of() < op_.shape.topk) {
-      choice.word = __ldcg(reinterpret_cast<const std::uint32_t*>(slot + landed_.choices) + lane_of());
-      weight = __ldcg(reinterpret_cast<const float*>(slot + landed_.weights) + lane_of());
+      choice = reinterpret_cast<const LandedChoice*>(row + landed_.choices)[lane_of()];
+      weight = reinterpret_cast<const float*>(row + landed_.weights)[lane_of()];
     }
     const std::uint32_t local = plans.local(choice.expert());
     TokenChoice place;
     place.rank = op_.rank;
     if (local < experts_per_rank(op_.shape)) place.row = plans.row(local, source, choice.number());
-    thread_loads_wait<0>(0);
-    fence_async_shared();
-    __syncwarp();
-    send_row(op_, shared_, StageLayout(format_, own_stage()), place);
+    send_row(op_, shared_, StageLayout(format_, row), place);
     if (place.row < 0) return;
     const DispatchTarget& own = shared_.targets[op_.rank];
     store_index(op_, own.recv_topk_idx, place.row, static_cast<std::int32_t>(local));
@@ -405,7 +444,6 @@ __device__ inline bool dispatch_landing(const Operation& op, Cta cta, const Shar
   }
   if (carrier.moves()) {
     carrier.send();
-    tell_others(op, cta, board, op.movers.warps + (cta.index == 0));
     return carrier.spread(plans, deadline_ns);
   }
   if (cta.index == 0) own.tell_plan(clerks);
@@ -429,7 +467,9 @@ __device__ __noinline__ inline void run_landing_dispatch(const Operation& op, Ct
     good = dispatch_landing(op, cta, shared, board, deadline_ns);
   } else if (cta.index == 0) {
     say_hello(op);
-    good = herald(op, cta, board, cta.count > 1 ? 1 : op.movers.warps + 1, deadline_ns);
+    good = herald(op, cta, board, cta.count > 1 ? 0 : op.movers.warps, deadline_ns);
+  } else {
+    good = tell_others(op, cta, board, op.movers.warps);
   }
   good = __syncthreads_or(!good) == 0;
   if (!good) return;

@@ -94,7 +94,7 @@ struct LandingBoard {
   std::uint32_t ended[kMaxThreads / 32];  // parts of the row in each stage
   std::uint32_t sent;                     // warps that have sent all
   std::uint32_t claimed;                  // landed rows, or sums to be sent, that warps have taken
-  std::uint32_t own_claimed;              // sums of own tokens, likewise
+  std::uint32_t own_claimed;              // rows that are held, or sums of own tokens, likewise
   std::uint32_t placed;                   // places are known, or kNowhere: the operation has failed
   std::uint32_t greeted;                  // `tokens` are known, or kNowhere
   static constexpr std::uint32_t kKnown = 1;
@@ -140,17 +140,12 @@ __device__ inline void say_hello(const Operation& op) {
 // Until all ranks have said so; then the board has their tokens. False: failed. A warp.
 __device__ inline bool greet(const Operation& op, LandingBoard& board, std::uint64_t deadline_ns) {
   ToldWord word{};
-  std::uint32_t waiting = ranks_there(op);
-#pragma unroll 1
-  for (std::uint32_t looks = 1; waiting != 0; ++looks) {
-    const bool mine = ((waiting >> lane_of()) & 1) != 0;
-    if (mine) word = look_acquire(hello_word(op, op.rank, lane_of()));
-    waiting &= ~__ballot_sync(kFull, mine && word.tag >= op.tag);
-    if (waiting == 0 || looks % 64 != 0) continue;
-    bool leave = false;
-    if (lane_of() == 0) leave = must_leave(op, deadline_ns, waiting);
-    if (__shfl_sync(kFull, leave, 0)) return false;
-  }
+  const bool there = ((ranks_there(op) >> lane_of()) & 1) != 0;
+  const bool all = wait_until(op, lane_of(), there, deadline_ns, [&] {
+    word = look_acquire(hello_word(op, op.rank, lane_of()));
+    return word.tag >= op.tag;
+  });
+  if (!all) return false;
   board.tokens[lane_of()] = min(static_cast<std::uint32_t>(word.value), op.landing.max_tokens);
   __syncwarp();
   return true;
@@ -183,42 +178,44 @@ __device__ inline bool greet_together(const Operation& op, LandingBoard& board, 
 // Until the lane's word, if it has one, is told. False: failed. All lanes of a warp call.
 __device__ inline bool wait_told(const Operation& op, const ToldWord* at, bool mine, std::uint32_t rank,
                                  std::uint64_t deadline_ns, std::uint64_t& value) {
-#pragma unroll 1
-  for (std::uint32_t looks = 1;; ++looks) {
-    if (mine) {
-      const ToldWord word = look(at);
-      value = word.value;
-      mine = word.tag != op.tag;
-    }
-    if (__all_sync(kFull, !mine)) return true;
-    if (looks % 64 != 0) continue;
-    const std::uint32_t waiting = __reduce_or_sync(kFull, mine ? 1u << rank : 0u);
-    bool leave = false;
-    if (lane_of() == 0) leave = must_leave(op, deadline_ns, waiting);
-    if (__shfl_sync(kFull, leave, 0)) return false;
-  }
+  return wait_until(op, rank, mine, deadline_ns, [&] {
+    const ToldWord word = look(at);
+    value = word.value;
+    return word.tag == op.tag;
+  });
 }
 
-// Each of `warps` warps of each CTA calls when the last that it sent to other ranks has been released: the
-// last of all then tells them.
-__device__ inline void tell_others(const Operation& op, Cta cta, LandingBoard& board, std::uint32_t warps) {
-  bool last = false;
+// A warp has sent, and released, the last that it sends to other ranks.
+__device__ inline void count_sent(LandingBoard& board) {
   __syncwarp();
+  if (lane_of() != 0) return;
+  __threadfence_block();
+  atomicAdd(&board.sent, 1);
+}
+
+// The last warp of each CTA, which has no stores under way for which its counting would wait: when `warps` have
+// sent all, it counts the CTA, and the last of all tells the other ranks. False: the operation has failed.
+__device__ inline bool tell_others(const Operation& op, Cta cta, LandingBoard& board, std::uint32_t warps) {
+  const volatile std::uint32_t& sent = board.sent;
+#pragma unroll 1
+  for (std::uint32_t looks = 1; __shfl_sync(kFull, sent, 0) != warps; ++looks) {
+    if (looks % 64 != 0) continue;
+    if (__any_sync(kFull, load_relaxed(&workspace(op).failed) == op.tag)) return false;
+  }
+  bool last = false;
   if (lane_of() == 0) {
     __threadfence_block();
-    last = atomicAdd(&board.sent, 1) == warps - 1;
-    __threadfence_block();
-    if (last) last = count_up(&workspace(op).sent, cta.count - 1) == cta.count - 1;
+    last = count_up(&workspace(op).sent, cta.count - 1) == cta.count - 1;
   }
-  __syncwarp();
-  if (!__shfl_sync(kFull, last, 0)) return;
   const std::uint32_t rank = lane_of();
-  if (rank >= op.shape.num_ranks || rank == op.rank || !is_there(op, rank)) return;
+  if (!__shfl_sync(kFull, last, 0)) return true;
+  if (rank >= op.shape.num_ranks || rank == op.rank || !is_there(op, rank)) return true;
   store_release_system(op.peers[rank].arrived + op.rank * kSignalWords, op.tag);
+  return true;
 }
 
-// The herald announces, compares announcements, and ends when all others have sent this rank all. `warps`:
-// that call tell_others in CTA 0, this one among them. False: the operation has failed.
+// The herald announces, compares announcements, tells the others when `warps` of its CTA have sent all, and ends
+// when they have sent this rank all. False: the operation has failed.
 __device__ inline bool herald(const Operation& op, Cta cta, LandingBoard& board, std::uint32_t warps,
                               std::uint64_t deadline_ns) {
   const Peer& own = op.peers[op.rank];
@@ -228,7 +225,7 @@ __device__ inline bool herald(const Operation& op, Cta cta, LandingBoard& board,
   __syncwarp();
   if (!wait_words(op, own.ready + rank * kSignalWords, there, rank, deadline_ns)) return false;
   if (__any_sync(kFull, there && !agrees(op, rank)) != 0) return false;
-  tell_others(op, cta, board, warps);
+  if (!__all_sync(kFull, tell_others(op, cta, board, warps))) return false;
   return wait_words(op, own.arrived + rank * kSignalWords, there && rank != op.rank, rank, deadline_ns);
 }
 

@@ -90,22 +90,13 @@ class OwnChoices {
     return members(set(expert), token);
   }
 
-  // CTA 0: tells every rank the plan.
+  // CTA 0: tells every rank the plan. A team.
   __device__ void tell_plan(const Team& team) const {
     const PlanWords words(op_);
-    const std::uint32_t ranks = op_.shape.num_ranks;
+    tell_counts(team, words);
 #pragma unroll 1
-    for (std::uint32_t i = team.thread(); i < words.end; i += team.threads()) {
-      const bool is_set = i - 1 < words.set_words;
-      std::uint64_t value = op_.num_tokens;
-      if (i >= words.counts_of(0)) value = four_counts(words, i - words.counts_of(0));
-#pragma unroll 1
-      for (std::uint32_t d = 0; d < ranks; ++d) {
-        if (!is_there(op_, d)) continue;
-        if (is_set) value = rank_set(d, i - 1);
-        tell(words.at(op_, d, op_.rank) + i, op_.tag, value);
-      }
-    }
+    for (std::uint32_t i = team.threads() - 1 - team.thread(); i < words.counts_of(0); i += team.threads())
+      tell_all(words, i, [this, i](std::uint32_t d) { return i == 0 ? op_.num_tokens : rank_set(d, i - 1); });
   }
 
   // CTA 0: the rows of this rank's tokens, where `base` says that they begin. The routing has the choices. A
@@ -156,20 +147,36 @@ class OwnChoices {
   // Tokens of the set below `token`.
   __device__ static std::uint32_t members(const std::uint32_t* set, std::uint32_t token) {
     std::uint32_t count = 0;
-#pragma unroll 1
+#pragma unroll 4
     for (std::uint32_t word = 0; word < token / 32; ++word) count += __popc(set[word]);
     if (token % 32 != 0) count += __popc(set[token / 32] & ((1u << token % 32) - 1));
     return count;
   }
-  __device__ std::uint64_t four_counts(const PlanWords& words, std::uint32_t place) const {
-    const std::uint32_t experts = experts_per_rank(op_.shape);
-    const std::uint32_t first = place % words.count_words * 4;
-    const std::uint32_t* const sets = set(place / words.count_words * experts + first);
-    std::uint64_t value = 0;
+  // Word i of the plan, value(d) to rank d.
+  template <typename Value>
+  __device__ void tell_all(const PlanWords& words, std::uint32_t i, Value value) const {
 #pragma unroll 1
-    for (std::uint32_t j = 0; j < min(4u, experts - first); ++j)
-      value |= std::uint64_t{members(sets + j * set_words_, set_words_ * 32)} << (16 * j);
-    return value;
+    for (std::uint32_t d = 0; d < op_.shape.num_ranks; ++d) {
+      if (is_there(op_, d)) tell(words.at(op_, d, op_.rank) + i, op_.tag, value(d));
+    }
+  }
+  // Four lanes to a word, since all others wait for it.
+  __device__ void tell_counts(const Team& team, const PlanWords& words) const {
+    const std::uint32_t count = words.end - words.counts_of(0);
+    const std::uint32_t experts = experts_per_rank(op_.shape);
+#pragma unroll 1
+    for (std::uint32_t begin = team.warp() * 8; begin < count; begin += team.warps * 8) {
+      const std::uint32_t i = begin + lane_of() / 4;
+      const std::uint32_t rank = i / words.count_words;
+      const std::uint32_t local = (i - rank * words.count_words) * 4 + lane_of() % 4;
+      std::uint32_t rows = 0;
+      if (i < count && local < experts) rows = members(set(rank * experts + local), set_words_ * 32);
+      rows <<= lane_of() % 2 * 16;
+      rows |= __shfl_xor_sync(kFull, rows, 1);
+      const std::uint64_t four = std::uint64_t{__shfl_xor_sync(kFull, rows, 2)} << 32 | rows;
+      if (lane_of() % 4 == 0 && i < count)
+        tell_all(words, words.counts_of(0) + i, [four](std::uint32_t) { return four; });
+    }
   }
   __device__ std::uint64_t rank_set(std::uint32_t rank, std::uint32_t word) const {
     const std::uint32_t* const set = rank_sets_ + rank * set_words_ + word * 2;

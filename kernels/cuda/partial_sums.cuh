@@ -389,7 +389,7 @@ __device__ inline bool combine_landing(const Operation& op, Cta cta, std::uint8_
     ask_for_sums(op, token, load_raw(op, token));
   if (!SumStream(op, cta, stages, board).run(deadline_ns)) return false;
   if (op.out_weights != nullptr) return_all_weights(op, order);
-  tell_others(op, cta, board, op.movers.warps + (cta.index == 0));
+  count_sent(board);
   return add_own(op, cta, board, deadline_ns);
 }
 
@@ -405,7 +405,11 @@ __device__ __noinline__ inline void run_landing_combine(const Operation& op, Cta
   } else if (warp_of() == herald_warp()) {
     if (cta.index == 0) say_hello(op);
     good = greet_for_all(op, board, deadline_ns);
-    if (good && cta.index == 0) good = herald(op, cta, board, op.movers.warps + 1, deadline_ns);
+    if (good && cta.index == 0) {
+      good = herald(op, cta, board, op.movers.warps, deadline_ns);
+    } else if (good) {
+      good = tell_others(op, cta, board, op.movers.warps);
+    }
   }
   if (__syncthreads_or(!good) != 0) return;
   finish(

@@ -206,10 +206,11 @@ __device__ inline void stores_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 #endif
 }
-// Until all groups of this lane but the last one are performed.
-__device__ inline void stores_wait_done_but_last() {
+// Until all groups of this lane but the last `kLater` are performed.
+template <std::uint32_t kLater>
+__device__ inline void stores_wait_done_but() {
 #if EPD_BULK
-  asm volatile("cp.async.bulk.wait_group 1;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kLater) : "memory");
 #endif
 }
 // Until all stores of this lane are performed, so that a release by this thread publishes them.
