@@ -3,7 +3,6 @@
 #include "announcement.h"
 #include "device_operation.h"
 
-#include <algorithm>
 #include <vector>
 
 namespace epd {
@@ -91,22 +90,6 @@ void Commands::describe(const Recorded& recorded) {
 }
 
 // ---- turns
-
-// The board may be as far behind as a journal is long: going on from there, all would want routings that
-// later dispatches have overwritten in both halves of their records. Before the last operation that the rank
-// has announced all have ended, and been concluded. What an earlier epoch left may be of what was undone.
-void Commands::catch_up() {
-  const abi::ExchangeArenaLayout& layout = group_.exchange_layout;
-  std::vector<abi::SignalLine> lines(group_.shape.depth);  // in each block its own
-  launcher_.read_rows(lines.data(), member_.exchange() + layout.ready + member_.rank * sizeof(lines[0]),
-                      sizeof(lines[0]), layout.block_bytes, lines.size());
-  for (const abi::SignalLine& line : lines) {
-    const std::uint64_t tag = line.tag.load(std::memory_order_relaxed);
-    if (abi::epoch_of_tag(tag) == group_.epoch)
-      member_.next_number = std::max(member_.next_number, abi::index_of_tag(tag));
-  }
-  member_.publish_next_index();
-}
 
 void Commands::resume(bool fresh) {
   for (const std::optional<Recorded>& recorded : recorded_) {

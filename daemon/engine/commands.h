@@ -28,8 +28,6 @@ class Commands {
 
   void halt() { port_.halt(); }
   bool halted() const { return port_.halted(); }
-  // Of a new engine, under a break: how far its predecessor had come, whose journal went with it.
-  void catch_up();
   // The operation that the member has next is the device's next. `fresh`: nothing has run in this group, and
   // no record holds a routing.
   void resume(bool fresh);

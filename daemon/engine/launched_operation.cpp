@@ -36,7 +36,11 @@ LaunchedOperation::~LaunchedOperation() {
 
 // The lane keeps the order in which it is told of operations, and that must be the streams'.
 bool LaunchedOperation::may_launch() const {
-  return member_.not_launched.front() == this && (is_noop() || block_is_free());
+  return member_.not_launched.front() == this && (is_noop() || (block_is_free() && record_is_free()));
+}
+
+bool LaunchedOperation::record_is_free() const {
+  return !routes() || member_.heads->may_begin(submission_.route);
 }
 
 void LaunchedOperation::leave_queue() {

@@ -39,7 +39,7 @@ void SessionPort::adopt() {
     b_->completion_tail.value.store(++tail_, std::memory_order_relaxed);
   }
   for (const abi::InflightRecord& record : b_->inflight) {
-    if (record.ticket != 0) orphans_.push_back({record});
+    if (record.ticket != 0) orphans_.push_back({record, {}});
   }
   // As they were submitted: what is released for one may not take back what was released for a later one.
   std::sort(orphans_.begin(), orphans_.end(),

@@ -59,8 +59,13 @@ class SessionPort {
 
   // Operations that a former engine took and never answered. Filled by open(), emptied by the engine
   // when it can say what became of them.
+  struct Ending {
+    std::uint32_t num_recv_rows = 0;
+    std::uint32_t num_dropped = 0;
+  };
   struct Orphan {
     abi::InflightRecord record;
+    std::optional<Ending> ending;  // of one that has ended since
   };
   std::vector<Orphan>& orphans() { return orphans_; }
   std::uint64_t opened_ns() const { return opened_ns_; }

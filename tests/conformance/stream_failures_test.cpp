@@ -85,12 +85,14 @@ TEST_P(StreamFailures, AnEngineThatIsKilledHoldsNoStream) {
 
 constexpr std::uint32_t kMostKills = 6;
 
-// Rounds 0 .. most - 1, all enqueued as soon as there is room, and again from where the group says after each
-// break. Until all ranks are through, a rank may be asked to redo what its peers have not completed.
-void rounds_through_breaks(const Case& c, const Group& group, std::uint32_t rank, std::uint64_t most,
+// Rounds 0 .. most - 1 on so many slots, all enqueued as soon as there is room, and again from where the
+// group says after each break. Until all ranks are through, a rank may be asked to redo what its peers have
+// not completed.
+void rounds_through_breaks(const Case& c, const Group& group, std::uint32_t rank, std::uint32_t slots,
                            Gate& finished) {
+  constexpr std::uint64_t most = 200;
   // A host is told of a break by a refusal, a stream goes on to the end: all is done again after each kill.
-  Rounds rounds(group, c, rank, most * (c.commands_on(rank) ? 2 + kMostKills : 3));
+  Rounds rounds(group, c, rank, most * (c.commands_on(rank) ? 2 + kMostKills : 3), slots);
   std::uint64_t epoch = epoch_of(group);
   std::uint64_t next = 0;  // operation
   for (const double end = now_s() + 60;;) {
@@ -118,20 +120,19 @@ void rounds_through_breaks(const Case& c, const Group& group, std::uint32_t rank
   }
 }
 
-TEST_P(StreamFailures, EnginesThatAreKilledUnderRoundsFarAhead) {
+void kill_engines_under_rounds(const std::string& kind, const Case& c, std::uint32_t slots) {
   DaemonOptions options;
-  use_devices(options, device_kind());
+  use_devices(options, kind);
   options.settings = {{"engine.max_restarts_per_minute", "1000"}, {"engine.restart_backoff_max_ms", "20"}};
   Daemon own(options);
   ASSERT_TRUE(own.start());
-  const Case c = stream_case(3, 2);
   Shared<Gate> finished;
   std::vector<RankProcess> ranks;
   for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {
     ranks.emplace_back([&, rank]() -> std::string {
       const Session session(own.socket(), own.device(rank));
       const Group group(session, c.config("under", rank));
-      rounds_through_breaks(c, group, rank, 200, *finished);
+      rounds_through_breaks(c, group, rank, slots, *finished);
       return "";
     });
   }
@@ -142,6 +143,19 @@ TEST_P(StreamFailures, EnginesThatAreKilledUnderRoundsFarAhead) {
   }
   expect_all_ok(wait_all(ranks, 90));
   own.stop();
+}
+
+TEST_P(StreamFailures, EnginesThatAreKilledUnderRoundsFarAhead) {
+  const Case c = stream_case(3, 2);
+  kill_engines_under_rounds(device_kind(), c, c.depth);
+}
+
+// Each dispatch overwrites the routing of the last but one, while as many operations are in flight as may be.
+TEST_P(StreamFailures, EnginesThatAreKilledUnderRoundsFarAheadOnOneSlot) {
+  for (const std::uint32_t depth : {4u, 16u}) {
+    SCOPED_TRACE("depth " + std::to_string(depth));
+    kill_engines_under_rounds(device_kind(), stream_case(3, depth), 1);
+  }
 }
 
 TEST_P(StreamFailures, ADaemonThatIsKilledHoldsNoStream) {

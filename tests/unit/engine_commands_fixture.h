@@ -1,5 +1,6 @@
-// The same group on GPUs of the fake driver, with kernels that stay: ranks 0 and 1 ask by commands, which the
-// test rings as the client's kernels do; rank 2 submits. All see the same operations.
+// The same group on GPUs of the fake driver, with kernels that stay: ranks 0 and 1 ask by commands (unless a
+// test wants others), which the test rings as the client's kernels do; rank 2 submits. All see the same
+// operations.
 #pragma once
 
 #include "engine_fixture.h"
@@ -60,7 +61,8 @@ class Ringer {
 
 class EngineCommandsFixture : public EngineFixture {
  protected:
-  EngineCommandsFixture() : EngineFixture("cuda", {1, 1, 0}) {}
+  explicit EngineCommandsFixture(std::vector<std::uint32_t> commands = {1, 1, 0})
+      : EngineFixture("cuda", std::move(commands)) {}
 
   void SetUp() override {
     EngineFixture::SetUp();
