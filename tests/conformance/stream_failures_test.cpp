@@ -244,15 +244,16 @@ TEST_P(StreamFailures, AGroupThatEndsHoldsNoStream) {
   }
 }
 
-// No engine will ever know of the group again, and nobody of rank 0's is in the library. The last of its
-// rounds is submitted when the engine has gone.
-TEST_P(StreamFailures, AGroupThatEndsWhileItsEngineIsAwayHoldsNoStream) {
+// Rank 0 waits for what nobody answers and nobody of it is in the library, its engine has gone, and `end`
+// ends its part in the group: no engine will ever know of that again. The last of its rounds is submitted
+// when the engine has gone.
+template <typename End>
+void end_without_an_engine(const std::string& kind, const Case& c, End end, epd_status_t told) {
   DaemonOptions options;
-  use_devices(options, device_kind());
+  use_devices(options, kind);
   options.settings.emplace_back("engine.restart_backoff_min_ms", "1500");
   Daemon own(options);
   ASSERT_TRUE(own.start());
-  const Case c = stream_case(2, 1);
   Shared<Gate> waiting;
   Shared<Gate> gone;
   std::vector<RankProcess> ranks;
@@ -269,8 +270,8 @@ TEST_P(StreamFailures, AGroupThatEndsWhileItsEngineIsAwayHoldsNoStream) {
       waiting->arrive();
       rounds.must_finish();
       RANK_CHECK(now_s() - since < 15, "the waits had an end of their own: this shows nothing");
-      rounds.all_must_fail(c.commands_on(rank) ? EPD_RANK_LOST : EPD_ENGINE_RESTARTED);
-      must(epd_group_check(group.get(), nullptr), "check", EPD_RANK_LOST);
+      rounds.all_must_fail(c.commands_on(rank) ? told : EPD_ENGINE_RESTARTED);
+      must(epd_group_check(group.get(), nullptr), "check", told);
       return "";
     });
   }
@@ -280,11 +281,29 @@ TEST_P(StreamFailures, AGroupThatEndsWhileItsEngineIsAwayHoldsNoStream) {
   ASSERT_TRUE(eventually(10, [&] { return own.log().find("engine died") != std::string::npos; }));
   gone->arrive();
   ASSERT_TRUE(eventually(60, [&] { return waiting->count == 4; }));
+  end(own, ranks[1]);
+  const RankOutcome outcome = ranks[0].wait(90);
+  EXPECT_TRUE(outcome.ok) << outcome.to_string();
   ranks[1].kill(SIGKILL);
-  const auto outcomes = wait_all(ranks, 90);
-  EXPECT_TRUE(outcomes[0].ok) << outcomes[0].to_string();
-  EXPECT_FALSE(outcomes[1].ok);
   own.stop();
+}
+
+TEST_P(StreamFailures, AGroupThatEndsWhileItsEngineIsAwayHoldsNoStream) {
+  end_without_an_engine(
+      device_kind(), stream_case(2, 1), [](Daemon&, RankProcess& peer) { peer.kill(SIGKILL); },
+      EPD_RANK_LOST);
+}
+
+TEST_P(StreamFailures, ARankThatIsEvictedWhileItsEngineIsAwayHoldsNoStream) {
+  for (const bool degrade : {true, false}) {
+    SCOPED_TRACE(degrade ? "the group goes on without it" : "the group ends");
+    Case c = stream_case(2, 1);
+    c.degrade = degrade;
+    const auto evict = [](Daemon& own, RankProcess&) {
+      EXPECT_EQ(own.epctl({"evict", "group", "ends", "rank", "0"}).exit_code, 0);
+    };
+    end_without_an_engine(device_kind(), c, evict, EPD_RANK_LOST);
+  }
 }
 
 TEST_P(StreamFailures, AnEvictedSessionHoldsNoStream) {
