@@ -161,7 +161,7 @@ void LaunchedOperation::publish_counts() {
 
 StepResult LaunchedOperation::conclude(std::uint64_t now_ns) {
   concluded_ = true;
-  const OpResult result = flight_->result();
+  const OpResult& result = flight_->result();  // `left` may still come
   if (result.error != OpError::kNone) {
     forget_route();
     return fail(device_failure(subject(), launcher_, result, expired_text(now_ns)));

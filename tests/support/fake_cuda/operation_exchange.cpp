@@ -32,14 +32,15 @@ void OperationExchange::tell_stream() const {
   if (op_.signal.done != nullptr) store_release(op_.signal.done, op_.signal.value);
 }
 
+// The host takes a place again as soon as it is told that all went well.
 void OperationExchange::leave() const {
-  if (load_acquire(&op_.result->tag) != op_.tag || op_.result->error == OpError::kNone) return;
+  if (!failed_) return;
   if (op_.signal.failed != nullptr) std::atomic_ref(*op_.signal.failed).fetch_add(1);
   tell_stream();
   store_release(&op_.result->left, op_.tag);
 }
 
-bool OperationExchange::must_leave(std::int32_t culprit) const {
+bool OperationExchange::must_leave(std::int32_t culprit) {
   if (device_.over()) return true;
   if (op_.abort != nullptr && load_acquire(op_.abort) != 0) {
     OpResult ending = ended(OpError::kAborted, culprit);
@@ -52,7 +53,7 @@ bool OperationExchange::must_leave(std::int32_t culprit) const {
   return true;
 }
 
-bool OperationExchange::wait_ready() const {
+bool OperationExchange::wait_ready() {
   if (op_.signal.ready == nullptr) return true;
   for (unsigned looks = 1; static_cast<std::int32_t>(load_acquire(op_.signal.ready) - op_.signal.value) < 0;
        ++looks) {
@@ -62,8 +63,9 @@ bool OperationExchange::wait_ready() const {
   return true;
 }
 
-void OperationExchange::publish(const OpResult& ending) const {
-  if (ending.error == OpError::kNone) tell_stream();
+void OperationExchange::publish(const OpResult& ending) {
+  failed_ = ending.error != OpError::kNone;
+  if (!failed_) tell_stream();
   OpResult& result = *op_.result;
   const OpResult copy = ending;
   result.error = copy.error;
@@ -79,7 +81,7 @@ void OperationExchange::publish(const OpResult& ending) const {
   store_release(&result.tag, op_.tag);
 }
 
-bool OperationExchange::wait_signals(const std::uint64_t* lines) const {
+bool OperationExchange::wait_signals(const std::uint64_t* lines) {
   std::uint32_t waiting = 0;
   for_ranks_there([&](std::uint32_t rank) { waiting |= 1u << rank; });
   for (unsigned looks = 1;; ++looks) {
@@ -101,7 +103,7 @@ void OperationExchange::announce() const {
   });
 }
 
-bool OperationExchange::check_announcements() const {
+bool OperationExchange::check_announcements() {
   std::optional<std::uint32_t> differs;
   for_ranks_there([&](std::uint32_t rank) {
     const std::uint64_t* theirs = own().announcement + rank * kAnnouncementWords;
@@ -112,7 +114,7 @@ bool OperationExchange::check_announcements() const {
   return !differs;
 }
 
-bool OperationExchange::arrive() const {
+bool OperationExchange::arrive() {
   if (op_.counts.host_sent != nullptr) store_release(op_.counts.host_sent, op_.tag);
   for_ranks_there(
       [&](std::uint32_t rank) { store_release(op_.peers[rank].arrived + op_.rank * kSignalWords, op_.tag); });

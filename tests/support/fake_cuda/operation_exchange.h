@@ -25,7 +25,7 @@ class OperationExchange {
   OperationExchange(const kernels::cuda::Operation& op, const KernelDevice& device);
 
   // Until the client's stream has got as far. False: it has failed.
-  bool wait_ready() const;
+  bool wait_ready();
   // The end of an operation that has failed.
   void leave() const;
 
@@ -41,13 +41,13 @@ class OperationExchange {
     }
   }
 
-  void publish(const OpResult& ending) const;
+  void publish(const OpResult& ending);
   // False: the operation has failed.
-  bool wait_signals(const std::uint64_t* lines) const;
+  bool wait_signals(const std::uint64_t* lines);
   void announce() const;
-  bool check_announcements() const;
+  bool check_announcements();
   // Tells all ranks, and waits for them.
-  bool arrive() const;
+  bool arrive();
 
   const kernels::cuda::Operation& op_;
   std::uint32_t num_dropped_ = 0;  // as an ending says that was aborted
@@ -55,10 +55,11 @@ class OperationExchange {
  private:
   void tell_stream() const;
   // What ends a wait besides what is waited for. `culprit`: what the ending says then.
-  bool must_leave(std::int32_t culprit) const;
+  bool must_leave(std::int32_t culprit);
 
   const KernelDevice& device_;
   const std::uint64_t start_ns_;
+  bool failed_ = false;  // it has said so
 };
 
 }  // namespace epd::fake_cuda

@@ -23,7 +23,7 @@ class Kernel : public OperationExchange {
 
   std::string dispatch();
   std::string combine();
-  void noop() const { publish(ended(OpError::kNone, -1)); }
+  void noop() { publish(ended(OpError::kNone, -1)); }
 
  private:
   bool count_choices();
