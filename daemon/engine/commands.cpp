@@ -162,20 +162,6 @@ std::string Commands::illegal(const JournalEntry& entry) const {
   return field("program", entry.program, "one that was recorded");
 }
 
-bool Commands::completed_anyway(const JournalEntry& entry) {
-  const Submission& s = submission(entry);
-  if (entry.result.error != OpError::kAborted || s.op == abi::Op::kNoop || entry.result.tag == 0)
-    return false;
-  if (!all_arrived(member_, launcher_, entry.index, entry.result.tag)) return false;
-  if (makes_routing(s)) {
-    const RouteHeads::Head head{entry.index + 1,          abi::epoch_of_tag(entry.result.tag),
-                                entry.num_tokens,         entry.result.num_recv_rows,
-                                entry.result.num_dropped, 0};
-    member_.heads->write_other(s.route, head, member_.exchange());
-  }
-  return true;
-}
-
 Failure Commands::failure(const JournalEntry& entry) const {
   const Submission& s = submission(entry);
   const Subject subject{member_, s, entry.index};

@@ -51,9 +51,6 @@ class Commands {
   const abi::Submission& submission(const JournalEntry& entry) const {
     return recorded_[entry.program]->submission;
   }
-  // Whether the operation, which was aborted, has been completed by every rank all the same. Then its routing
-  // stands.
-  bool completed_anyway(const JournalEntry& entry);
   Failure failure(const JournalEntry& entry) const;
   // Of rows that it delivered to this rank; those which it sent the device does not count.
   std::uint64_t bytes_moved(const JournalEntry& entry) const;

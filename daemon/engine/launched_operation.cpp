@@ -221,13 +221,15 @@ void LaunchedOperation::abandon() {
   enter(OpStage::kBreaking);
 }
 
-// The break and the last arrival may have crossed: what the peers saw succeed must not fail here.
+// The break and the last arrival may have crossed: what the peers saw succeed need not fail here. It does in
+// a stream, which went on when the operation was aborted, perhaps without the last rows.
 bool LaunchedOperation::completed_anyway() {
   if (flight_ == nullptr || concluded_) return false;
   concluded_ = true;
   OpResult result = flight_->result();
   if (is_noop()) return result.error == OpError::kNone;
-  if (result.error == OpError::kAborted && all_arrived(member_, launcher_, index_, tag_)) {
+  if (result.error == OpError::kAborted && !has(abi::kFlagStream) &&
+      all_arrived(member_, launcher_, index_, tag_)) {
     if (is_dispatch() && !counted_) publish_counts();
     result.error = OpError::kNone;
     result.num_recv_rows = num_recv_rows_;

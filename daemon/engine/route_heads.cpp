@@ -76,12 +76,6 @@ RouteHeads::Standing RouteHeads::standing_in(std::uint32_t record, std::uint64_t
   return last;
 }
 
-void RouteHeads::write_other(std::uint32_t record, const Head& head, std::byte* arena) {
-  records_[record].loaded = false;
-  const Standing last = standing_in(record, head.handle - 1, arena);
-  launcher_.write(half_at(arena, record, 1 - last.half), &head, sizeof(head));
-}
-
 std::uint32_t RouteHeads::saved_dropped(std::uint32_t record, std::byte* arena) {
   const Record& entry = load(record, arena);
   const Head& last = entry.halves[0].handle >= entry.halves[1].handle ? entry.halves[0] : entry.halves[1];

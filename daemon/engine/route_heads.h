@@ -43,8 +43,6 @@ class RouteHeads {
   // Of each record's last dispatch before operation `next`. What is of that or of later ones is from before a
   // break: it is forgotten, in the arena too.
   std::vector<Standing> standing(std::uint64_t next, std::byte* arena);
-  // Of a dispatch that has written its routing beside the last one before it, and not its head.
-  void write_other(std::uint32_t record, const Head& head, std::byte* arena);
   // Selections that the last dispatch saved in the record dropped; 0 if there is none.
   std::uint32_t saved_dropped(std::uint32_t record, std::byte* arena);
 

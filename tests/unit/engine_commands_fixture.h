@@ -157,6 +157,19 @@ class EngineCommandsFixture : public EngineFixture {
     next_ = group_->resume_index;
   }
 
+  // Operation `index`, which waits for others, of the rank: they say that they have done their part in it.
+  void all_arrive_at(std::uint32_t rank, std::uint64_t index) {
+    const abi::ExchangeArenaLayout layout(kShape);
+    const Mapping exchange = group_->map_exchange(rank);
+    std::byte* const block = exchange.bytes() + layout.block(index, kShape.depth);
+    const std::uint64_t tag = abi::op_tag(group_->epoch, index);
+    const auto lines = [&](std::uint64_t offset) {
+      return reinterpret_cast<abi::SignalLine*>(block + offset);
+    };
+    ASSERT_TRUE(comes([&] { return lines(layout.ready)[rank].tag.load() == tag; }));
+    for (std::uint32_t each = 0; each < kRanks; ++each) lines(layout.arrived)[each].tag.store(tag);
+  }
+
   // Engine 1 is away: the other one alone is told.
   void break_without_engine_1() {
     abi::Break message{};

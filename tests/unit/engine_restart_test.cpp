@@ -140,5 +140,39 @@ TEST_F(EngineRestartTest, WhatHadFailedIsDoneAgain) {
   check_sums(0, inputs, answers);
 }
 
+// Its last signals came with the break. A stream has gone on without the rows that came with them; nobody
+// else has.
+TEST_F(EngineRestartTest, AnAbortedOperationThatEveryRankCompletedCountsButInAStream) {
+  for (const bool in_stream : {false, true}) {
+    SCOPED_TRACE(in_stream ? "in a stream" : "by the host alone");
+    run_and_check(0);
+    const auto inputs = fill(0);
+    abi::Submission s = submission(0, Op::kDispatch, 0);
+    s.num_tokens = inputs[0].num_tokens;
+    if (in_stream) {
+      s.flags = abi::kFlagStream;
+      s.ticket = 100'000 + random_() % 1000;
+      group_->stream_words(0, 0) = {static_cast<std::uint32_t>(s.ticket),
+                                    static_cast<std::uint32_t>(s.ticket - 1)};
+    }
+    session(0).submit(s);
+    all_arrive_at(0, next_);
+    const std::uint64_t index = next_;
+    break_all(StatusCode::kRankLost);
+    ASSERT_FALSE(HasFatalFailure());
+    EXPECT_EQ(group_->board(0).next_index.load(), in_stream ? index : index + 1);
+    EXPECT_EQ(next_, index) << "the others have not";
+    resume_all();
+    ASSERT_FALSE(HasFatalFailure());
+    const auto done = session(0).wait();
+    ASSERT_TRUE(done.has_value());
+    EXPECT_EQ(done->status, in_stream ? StatusCode::kRankLost : StatusCode::kOk);
+    if (in_stream) {
+      EXPECT_TRUE(stream_goes_on(0, 0, static_cast<std::uint32_t>(s.ticket)));
+    }
+    for (std::uint32_t i = 0; i < 3; ++i) run_and_check(0);
+  }
+}
+
 }  // namespace
 }  // namespace epd::test
