@@ -85,6 +85,7 @@ class SessionPort {
   SessionPort() = default;
   bool post(const abi::Completion& completion);
   void adopt();
+  void give_back_recorded();
 
   std::uint64_t id_ = 0;
   // The submission waits in the ring for the group that it names.
