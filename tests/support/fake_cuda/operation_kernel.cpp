@@ -71,14 +71,14 @@ bool Kernel::count_choices() {
 }
 
 void Kernel::send_counts() const {
-  const std::uint32_t ranks = op_.shape.num_ranks;
-  const std::uint32_t experts = op_.shape.num_experts;
+  const std::size_t ranks = op_.shape.num_ranks;
+  const std::size_t experts = op_.shape.num_experts;
   for_ranks_there([&](std::uint32_t rank) {
     std::copy(plan_.rank_counts.begin(), plan_.rank_counts.end(),
               op_.peers[rank].rank_counts + op_.rank * ranks);
-    const std::uint32_t first = op_.shape.per_expert ? 0 : rank * experts_;
-    const std::uint32_t count = op_.shape.per_expert ? experts : experts_;
-    std::copy_n(plan_.expert_counts.begin() + first, count,
+    const std::size_t first = op_.shape.per_expert ? 0 : std::size_t{rank} * experts_;
+    const std::size_t count = op_.shape.per_expert ? experts : experts_;
+    std::copy_n(plan_.expert_counts.data() + first, count,
                 op_.peers[rank].expert_counts + op_.rank * experts + first);
   });
 }
@@ -87,8 +87,8 @@ bool Kernel::place() {
   std::vector<const std::uint32_t*> rank_counts(op_.shape.num_ranks, nullptr);
   std::vector<const std::uint32_t*> expert_counts(op_.shape.num_ranks, nullptr);
   for_ranks_there([&](std::uint32_t rank) {
-    rank_counts[rank] = own().rank_counts + rank * op_.shape.num_ranks;
-    expert_counts[rank] = own().expert_counts + rank * op_.shape.num_experts;
+    rank_counts[rank] = own().rank_counts + std::size_t{rank} * op_.shape.num_ranks;
+    expert_counts[rank] = own().expert_counts + std::size_t{rank} * op_.shape.num_experts;
   });
   const PlacementError error = place_rows(rules(), {rank_counts, expert_counts}, op_.rank, placement_);
   if (!error.bad) return true;
