@@ -3,7 +3,6 @@
 #include "announcement.h"
 #include "device_operation.h"
 
-#include <algorithm>
 #include <vector>
 
 namespace epd {
@@ -92,22 +91,6 @@ void Commands::describe(const Recorded& recorded) {
 
 // ---- turns
 
-// The board may be as far behind as a journal is long: going on from there, all would want routings that
-// later dispatches have overwritten in both halves of their records. Before the last operation that the rank
-// has announced all have ended, and been concluded. What an earlier epoch left may be of what was undone.
-void Commands::catch_up() {
-  const abi::ExchangeArenaLayout& layout = group_.exchange_layout;
-  std::vector<abi::SignalLine> lines(group_.shape.depth);  // in each block its own
-  launcher_.read_rows(lines.data(), member_.exchange() + layout.ready + member_.rank * sizeof(lines[0]),
-                      sizeof(lines[0]), layout.block_bytes, lines.size());
-  for (const abi::SignalLine& line : lines) {
-    const std::uint64_t tag = line.tag.load(std::memory_order_relaxed);
-    if (abi::epoch_of_tag(tag) == group_.epoch)
-      member_.next_number = std::max(member_.next_number, abi::index_of_tag(tag));
-  }
-  member_.publish_next_index();
-}
-
 void Commands::resume(bool fresh) {
   for (const std::optional<Recorded>& recorded : recorded_) {
     if (recorded) describe(*recorded);
@@ -177,20 +160,6 @@ std::string Commands::illegal(const JournalEntry& entry) const {
   }
   if (entry.program < abi::kMaxPrograms && recorded_[entry.program]) return "";
   return field("program", entry.program, "one that was recorded");
-}
-
-bool Commands::completed_anyway(const JournalEntry& entry) {
-  const Submission& s = submission(entry);
-  if (entry.result.error != OpError::kAborted || s.op == abi::Op::kNoop || entry.result.tag == 0)
-    return false;
-  if (!all_arrived(member_, launcher_, entry.index, entry.result.tag)) return false;
-  if (makes_routing(s)) {
-    const RouteHeads::Head head{entry.index + 1,          abi::epoch_of_tag(entry.result.tag),
-                                entry.num_tokens,         entry.result.num_recv_rows,
-                                entry.result.num_dropped, 0};
-    member_.heads->write_other(s.route, head, member_.exchange());
-  }
-  return true;
 }
 
 Failure Commands::failure(const JournalEntry& entry) const {

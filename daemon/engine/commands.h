@@ -28,8 +28,6 @@ class Commands {
 
   void halt() { port_.halt(); }
   bool halted() const { return port_.halted(); }
-  // Of a new engine, under a break: how far its predecessor had come, whose journal went with it.
-  void catch_up();
   // The operation that the member has next is the device's next. `fresh`: nothing has run in this group, and
   // no record holds a routing.
   void resume(bool fresh);
@@ -53,9 +51,6 @@ class Commands {
   const abi::Submission& submission(const JournalEntry& entry) const {
     return recorded_[entry.program]->submission;
   }
-  // Whether the operation, which was aborted, has been completed by every rank all the same. Then its routing
-  // stands.
-  bool completed_anyway(const JournalEntry& entry);
   Failure failure(const JournalEntry& entry) const;
   // Of rows that it delivered to this rank; those which it sent the device does not count.
   std::uint64_t bytes_moved(const JournalEntry& entry) const;

@@ -238,61 +238,6 @@ void Engine::acknowledge_breaks() {
   }
 }
 
-// An operation below resume_index has been completed by every rank; the former engine died before it could
-// say so. Nobody will redo it, so it has succeeded.
-void Engine::answer_orphans(Member& member, StatusCode status) {
-  if (member.session == nullptr) return;
-  std::erase_if(member.session->orphans(), [&](const SessionPort::Orphan& orphan) {
-    if (orphan.record.member != member.number) return false;
-    abi::Completion completion{};
-    completion.ticket = orphan.record.ticket;
-    completion.op_index = orphan.record.op_index == kUnnumbered ? 0 : orphan.record.op_index;
-    completion.status = status;
-    completion.culprit_rank = static_cast<std::int32_t>(member.rank);
-    completion.member = orphan.record.member;
-    completion.slot = orphan.record.slot;
-    const bool known_slot = orphan.record.slot < member.group.shape.depth;
-    if (known_slot && orphan.record.op_index < member.group.resume_index) {
-      const abi::BoardSlot& board_slot = member.board().slots[orphan.record.slot];
-      completion.status = StatusCode::kOk;
-      completion.culprit_rank = -1;
-      if (board_slot.counts_ticket == orphan.record.ticket)
-        completion.num_recv_rows = board_slot.num_recv_rows;
-      if (!member.group.ranks.empty() && orphan.record.route < member.group.shape.num_routes()) {
-        completion.num_dropped_selections = member.saved_dropped(orphan.record.route);
-      }
-    } else if (known_slot) {
-      member.publish_message(
-          orphan.record.slot, orphan.record.ticket,
-          "the engine of " + device_->name() + " was restarted with this operation in flight");
-    }
-    if (known_slot && member.lane != nullptr && !member.group.ranks.empty())
-      member.lane->release(stream_signal(member, orphan.record.slot, orphan.record.ticket));
-    count_ended(member, abi::Op::kNone, completion);
-    member.session->complete(completion);
-    return true;
-  });
-}
-
-// Those whose group did not come back with this engine.
-void Engine::answer_stray_orphans() {
-  for (const auto& [id, session] : sessions_) {
-    if (session->orphans().empty() || now_ns_ < session->opened_ns() + kGroupGraceNs) continue;
-    std::erase_if(session->orphans(), [&port = *session](const SessionPort::Orphan& orphan) {
-      if (port.members.contains(orphan.record.member)) return false;
-      abi::Completion completion{};
-      completion.ticket = orphan.record.ticket;
-      completion.status = StatusCode::kEngineRestarted;
-      completion.culprit_rank = -1;
-      completion.member = orphan.record.member;
-      completion.slot = orphan.record.slot;
-      port.statistics.ended(completion.status);
-      port.complete(completion);
-      return true;
-    });
-  }
-}
-
 bool Engine::remove_sessions() {
   bool removed = false;
   for (auto it = sessions_.begin(); it != sessions_.end();) {

@@ -107,6 +107,11 @@ class Engine {
   void say_waits(const Member& late);
   std::string holder_of_sms(const Group& group) const;
 
+  // restart.cpp: what a former engine has left
+  void catch_up(Member& member);
+  void answer_orphans(Member& member, StatusCode status);
+  void answer_stray_orphans();
+
   // engine.cpp: the loop
   int leave();
   bool step_operations();
@@ -118,8 +123,6 @@ class Engine {
   void settle(Group& group);
   bool settled(const Group& group) const;
   void acknowledge_breaks();
-  void answer_orphans(Member& member, StatusCode status);
-  void answer_stray_orphans();
   bool remove_sessions();
   void check_device();
   void check_device_often();

@@ -57,7 +57,7 @@ void Engine::read_entry(Member& member, const kernels::cuda::JournalEntry& entry
   count(page_->ops_submitted);
   count_taken(member, op);
   abi::Completion completion{};  // which nobody gets: for counting
-  const bool done = entry.result.error == OpError::kNone || commands.completed_anyway(entry);
+  const bool done = entry.result.error == OpError::kNone;
   if (done && op != abi::Op::kNoop) {
     member.next_number = entry.index + 1;
     member.publish_next_index();
@@ -69,7 +69,8 @@ void Engine::read_entry(Member& member, const kernels::cuda::JournalEntry& entry
   count_ended(member, abi::Op::kNone, completion);  // nobody has measured its steps
 }
 
-// What was aborted, was so because the group breaks or ends, or this rank does.
+// What was aborted, was so because the group breaks or ends, or this rank does. It has failed though every
+// rank may have completed it: its stream has gone on, perhaps without the last rows.
 StatusCode Engine::fail_command(Member& member, const kernels::cuda::JournalEntry& entry) {
   if (member.commands->submission(entry).op == abi::Op::kNoop) return StatusCode::kAborted;
   member.next_number = entry.index;

@@ -36,7 +36,11 @@ LaunchedOperation::~LaunchedOperation() {
 
 // The lane keeps the order in which it is told of operations, and that must be the streams'.
 bool LaunchedOperation::may_launch() const {
-  return member_.not_launched.front() == this && (is_noop() || block_is_free());
+  return member_.not_launched.front() == this && (is_noop() || (block_is_free() && record_is_free()));
+}
+
+bool LaunchedOperation::record_is_free() const {
+  return !routes() || member_.heads->may_begin(submission_.route);
 }
 
 void LaunchedOperation::leave_queue() {
@@ -157,7 +161,7 @@ void LaunchedOperation::publish_counts() {
 
 StepResult LaunchedOperation::conclude(std::uint64_t now_ns) {
   concluded_ = true;
-  const OpResult result = flight_->result();
+  const OpResult& result = flight_->result();  // `left` may still come
   if (result.error != OpError::kNone) {
     forget_route();
     return fail(device_failure(subject(), launcher_, result, expired_text(now_ns)));
@@ -217,13 +221,15 @@ void LaunchedOperation::abandon() {
   enter(OpStage::kBreaking);
 }
 
-// The break and the last arrival may have crossed: what the peers saw succeed must not fail here.
+// The break and the last arrival may have crossed: what the peers saw succeed need not fail here. It does in
+// a stream, which went on when the operation was aborted, perhaps without the last rows.
 bool LaunchedOperation::completed_anyway() {
   if (flight_ == nullptr || concluded_) return false;
   concluded_ = true;
   OpResult result = flight_->result();
   if (is_noop()) return result.error == OpError::kNone;
-  if (result.error == OpError::kAborted && all_arrived(member_, launcher_, index_, tag_)) {
+  if (result.error == OpError::kAborted && !has(abi::kFlagStream) &&
+      all_arrived(member_, launcher_, index_, tag_)) {
     if (is_dispatch() && !counted_) publish_counts();
     result.error = OpError::kNone;
     result.num_recv_rows = num_recv_rows_;

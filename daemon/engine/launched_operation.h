@@ -35,6 +35,7 @@ class LaunchedOperation final : public Operation {
  private:
   bool is_noop() const { return submission_.op == abi::Op::kNoop; }
   bool may_launch() const;
+  bool record_is_free() const;
   StepResult plan(std::uint64_t now_ns);
   bool find_route();
   void launch(std::uint64_t now_ns);

@@ -190,9 +190,7 @@ Status Engine::commit_group(const abi::GroupRef& message) {
   } else if (group->starts_broken) {
     group->phase = GroupPhase::kBreaking;
     group->break_acked = true;  // kGroupReady is the acknowledgement, and boards say how far ranks have come
-    for (const auto& member : group->members) {
-      if (member->commands != nullptr) member->commands->catch_up();
-    }
+    for (const auto& member : group->members) catch_up(*member);
     group->cause.cause = StatusCode::kEngineRestarted;
     group->cause.culprit_rank =
         group->members.empty() ? -1 : static_cast<std::int32_t>(group->members.front()->rank);

@@ -20,13 +20,16 @@ RouteHeads::Place RouteHeads::begin(std::uint32_t record, const Head& head, std:
   const bool stands = entry.halves[half].handle < head.handle;
   if (stands && entry.halves[1 - half].handle >= head.handle) half = 1 - half;
   entry.halves[half] = head;
-  return {head, half_at(arena, record, half)};
+  auto making = std::make_shared<char>();
+  entry.making = making;
+  return {head, half_at(arena, record, half), std::move(making)};
 }
 
 RouteHeads::Place RouteHeads::find(std::uint32_t record, std::uint64_t op_index, std::byte* arena) {
   const Record& entry = load(record, arena);
   for (std::size_t half = 0; half < entry.halves.size(); ++half) {
-    if (entry.halves[half].handle == op_index + 1) return {entry.halves[half], half_at(arena, record, half)};
+    if (entry.halves[half].handle == op_index + 1)
+      return {entry.halves[half], half_at(arena, record, half), {}};
   }
   return {};
 }
@@ -48,7 +51,7 @@ void RouteHeads::load_all(const std::byte* arena) {
   std::vector<std::array<Head, 2>> heads(records_.size());
   launcher_.read_rows(heads.data(), arena + layout_.routing, sizeof(Head), layout_.half_bytes,
                       heads.size() * 2);
-  for (std::size_t record = 0; record < heads.size(); ++record) records_[record] = {true, heads[record]};
+  for (std::size_t record = 0; record < heads.size(); ++record) records_[record] = {true, heads[record], {}};
 }
 
 std::vector<RouteHeads::Standing> RouteHeads::standing(std::uint64_t next, std::byte* arena) {
@@ -71,12 +74,6 @@ RouteHeads::Standing RouteHeads::standing_in(std::uint32_t record, std::uint64_t
     }
   }
   return last;
-}
-
-void RouteHeads::write_other(std::uint32_t record, const Head& head, std::byte* arena) {
-  records_[record].loaded = false;
-  const Standing last = standing_in(record, head.handle - 1, arena);
-  launcher_.write(half_at(arena, record, 1 - last.half), &head, sizeof(head));
 }
 
 std::uint32_t RouteHeads::saved_dropped(std::uint32_t record, std::byte* arena) {

@@ -5,6 +5,7 @@
 #include "proto/arena.h"
 
 #include <array>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -17,12 +18,16 @@ class RouteHeads {
   using Head = kernels::cuda::RouteHead;
   struct Place {
     Head head{};
-    std::byte* half = nullptr;  // in the arena
+    std::byte* half = nullptr;           // in the arena
+    std::shared_ptr<const void> making;  // of begin(): for who makes it to hold
   };
 
   RouteHeads(const abi::GroupShape& shape, Launcher& launcher)
       : layout_(shape), launcher_(launcher), records_(shape.num_routes()) {}
 
+  // Whether nobody makes one in the record. Until a dispatch is seen to have ended, its group may go on from
+  // an operation that wants the routing before, and the next dispatch would overwrite that, even if aborted.
+  bool may_begin(std::uint32_t record) const { return records_[record].making.expired(); }
   // Where a dispatch writes its routing, `head` with it. It is found from now on.
   Place begin(std::uint32_t record, const Head& head, std::byte* arena);
   // Of dispatch `op_index`; `half` null if stale.
@@ -38,8 +43,6 @@ class RouteHeads {
   // Of each record's last dispatch before operation `next`. What is of that or of later ones is from before a
   // break: it is forgotten, in the arena too.
   std::vector<Standing> standing(std::uint64_t next, std::byte* arena);
-  // Of a dispatch that has written its routing beside the last one before it, and not its head.
-  void write_other(std::uint32_t record, const Head& head, std::byte* arena);
   // Selections that the last dispatch saved in the record dropped; 0 if there is none.
   std::uint32_t saved_dropped(std::uint32_t record, std::byte* arena);
 
@@ -47,6 +50,7 @@ class RouteHeads {
   struct Record {
     bool loaded = false;  // a former engine may have left something in the arena
     std::array<Head, 2> halves{};
+    std::weak_ptr<const void> making{};
   };
   Record& load(std::uint32_t record, const std::byte* arena);
   void load_all(const std::byte* arena);

@@ -39,16 +39,27 @@ void SessionPort::adopt() {
     b_->completion_tail.value.store(++tail_, std::memory_order_relaxed);
   }
   for (const abi::InflightRecord& record : b_->inflight) {
-    if (record.ticket != 0) orphans_.push_back({record});
+    if (record.ticket != 0) orphans_.push_back({record, {}});
   }
   // As they were submitted: what is released for one may not take back what was released for a later one.
   std::sort(orphans_.begin(), orphans_.end(),
             [](const Orphan& a, const Orphan& b) { return a.record.ticket < b.record.ticket; });
   inflight_ = orphans_.size();
+  give_back_recorded();
   set_sleeping(false);
   set_state(abi::SessionState::kServing);
   // The former engine may have died between publishing a completion and ringing for it.
   if (inherited_) ring();
+}
+
+// The former engine may have recorded an operation and died before it gave the slot back.
+void SessionPort::give_back_recorded() {
+  abi::Submission first;
+  if (!abi::ring_peek(a_->submissions, head_, first)) return;
+  const bool recorded = std::any_of(orphans_.begin(), orphans_.end(), [&first](const Orphan& orphan) {
+    return orphan.record.ticket == first.ticket;
+  });
+  if (recorded) b_->submission_head.value.store(++head_, std::memory_order_release);
 }
 
 std::optional<abi::Submission> SessionPort::take() {
@@ -61,10 +72,6 @@ std::optional<abi::Submission> SessionPort::take() {
   if (!abi::ring_peek(a_->submissions, head_, submission)) return std::nullopt;
   if (awaits_group(submission)) return stall(abi::Stall::kGroup);
   ++head_;
-  // A former engine may have recorded this one and died before it gave the slot back.
-  for (const Orphan& orphan : orphans_) {
-    if (orphan.record.ticket == submission.ticket) return std::nullopt;  // the next round goes on
-  }
   return submission;
 }
 

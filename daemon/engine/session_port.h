@@ -59,8 +59,13 @@ class SessionPort {
 
   // Operations that a former engine took and never answered. Filled by open(), emptied by the engine
   // when it can say what became of them.
+  struct Ending {
+    std::uint32_t num_recv_rows = 0;
+    std::uint32_t num_dropped = 0;
+  };
   struct Orphan {
     abi::InflightRecord record;
+    std::optional<Ending> ending;  // of one that has ended since
   };
   std::vector<Orphan>& orphans() { return orphans_; }
   std::uint64_t opened_ns() const { return opened_ns_; }
@@ -80,6 +85,7 @@ class SessionPort {
   SessionPort() = default;
   bool post(const abi::Completion& completion);
   void adopt();
+  void give_back_recorded();
 
   std::uint64_t id_ = 0;
   // The submission waits in the ring for the group that it names.

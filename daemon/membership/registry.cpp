@@ -245,6 +245,7 @@ void GroupRegistry::evict(std::uint64_t group_id, std::uint32_t rank, const std:
   Group& group = groups_.at(group_id);
   Member& member = group.members.at(rank);
   const bool rejoins = std::exchange(member.joining, false);
+  if (!rejoins) member.evicted = "rank " + std::to_string(rank) + " " + how;
   if (rejoins || group.phase == GroupPhase::kForming || group.phase == GroupPhase::kStarting) {
     emit(ReplyRefused{member.session_id, member.join_request,
                       Status(StatusCode::kAborted, "rank " + std::to_string(rank) + " " + how)});
@@ -297,7 +298,18 @@ void GroupRegistry::drop_name(const Group& group) {
 }
 
 void GroupRegistry::release_memory(Group& group, Member& member) {
-  if (std::exchange(member.holds_memory, false)) memory_.release(group.id, member.rank);
+  if (!std::exchange(member.holds_memory, false)) return;
+  if (!member.evicted.empty()) tell_evicted(group, member);
+  memory_.release(group.id, member.rank);
+}
+
+// Its session goes on, so nothing else would say that no engine will ever serve it here.
+void GroupRegistry::tell_evicted(const Group& group, const Member& member) {
+  memory_.mark_lost(group.id, member.rank, member.evicted, StatusCode::kRankLost,
+                    static_cast<std::int32_t>(member.rank));
+  emit(WakeSession{member.session_id});
+  if (group.device_kind == abi::DeviceKind::kCuda && !is_up(member.device))
+    memory_.close_streams_later(member.device, group.id, member.rank);
 }
 
 // Only when no engine knows the membership any more may its index be given out again.

@@ -22,6 +22,11 @@ void write_first_board(Board& board) {
 
 }  // namespace
 
+abi::CloseStreams MemberArenas::streams() const {
+  const abi::UserArenaLayout layout(wanted.shape, abi::bound_regions(wanted.bindings));
+  return {layout.total_bytes, layout.words, layout.commands, wanted.shape.depth, 0};
+}
+
 // Subtracting, so that no sum can overflow.
 Status ArenaStore::check_quota(const MemberArenas& wanted) const {
   const std::uint64_t bytes = wanted.bytes;

@@ -5,6 +5,7 @@
 #include "base/quota.h"
 #include "device/memory.h"
 #include "membership/group.h"
+#include "proto/link.h"
 #include "proto/session.h"
 #include "proto/shape.h"
 
@@ -35,6 +36,9 @@ struct MemberArenas {
   UniqueFd exchange;
   UniqueFd board;
   Mapping board_map;
+
+  // Where in `user` a client's streams wait.
+  abi::CloseStreams streams() const;
 };
 
 class ArenaStore {

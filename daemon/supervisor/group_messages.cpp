@@ -126,11 +126,7 @@ void Node::carry_out(const membership::SendRemoveGroup& action) {
 void Node::carry_out(const membership::CloseStreams& action) {
   const MemberArenas* arenas = arenas_.find(action.group_id, action.rank);
   if (arenas == nullptr) return;
-  const abi::UserArenaLayout layout(arenas->wanted.shape, abi::bound_regions(arenas->wanted.bindings));
-  fleet_->send(
-      action.device, abi::LinkType::kCloseStreams,
-      abi::CloseStreams{layout.total_bytes, layout.words, layout.commands, arenas->wanted.shape.depth, 0},
-      {arenas->user.get()});
+  fleet_->send(action.device, abi::LinkType::kCloseStreams, arenas->streams(), {arenas->user.get()});
 }
 
 void Node::carry_out(const membership::KillEngine& action) {

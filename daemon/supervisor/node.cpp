@@ -65,6 +65,7 @@ Status Node::start() {
   if (!watch.ok()) return watch.status();
 
   removals_.resize(devices.size());
+  open_streams_.resize(devices.size());
   device_sms_.resize(devices.size());
   fleet_ = std::make_unique<EngineFleet>(*loop_, clock_, *this, fleet_options());
   if (Status status = start_mps_control(); !status.ok()) return status;
@@ -205,6 +206,8 @@ void Node::engine_ready(std::uint32_t device) {
   for (const auto& [id, session] : sessions_->connections()) {
     if (session.attached && session.device == device) tell_session(session);
   }
+  for (const OpenStreams& open : std::exchange(open_streams_[device], {}))
+    fleet_->send(device, abi::LinkType::kCloseStreams, open.message, {open.user.get()});
   registry_.engine_up(device);
 }
 
@@ -218,6 +221,7 @@ void Node::engine_down(std::uint32_t device, const std::string& text, bool devic
 }
 
 void Node::engine_failed(std::uint32_t device, const std::string& text) {
+  open_streams_[device].clear();
   std::vector<std::uint64_t> ids;
   for (const auto& [id, session] : sessions_->connections()) {
     if (session.attached && session.device == device) ids.push_back(id);
@@ -285,6 +289,13 @@ Status Node::acquire(const membership::MemoryOwner& owner, const abi::GroupShape
 
 void Node::release(std::uint64_t group_id, std::uint32_t rank) {
   arenas_.release(group_id, rank);
+}
+
+// If no descriptor is left, the streams wait until their client leaves.
+void Node::close_streams_later(std::uint32_t device, std::uint64_t group_id, std::uint32_t rank) {
+  const MemberArenas* arenas = arenas_.find(group_id, rank);
+  Result<UniqueFd> user = duplicate(arenas->user.get());
+  if (user.ok()) open_streams_[device].push_back({arenas->streams(), std::move(*user)});
 }
 
 std::uint64_t Node::next_index(std::uint64_t group_id, std::uint32_t rank) {

@@ -87,6 +87,7 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
                  const abi::Bindings& bindings, const membership::ClientMemory& memory) override;
   void release(std::uint64_t group_id, std::uint32_t rank) override;
   std::uint64_t next_index(std::uint64_t group_id, std::uint32_t rank) override;
+  void close_streams_later(std::uint32_t device, std::uint64_t group_id, std::uint32_t rank) override;
   void mark_lost(std::uint64_t group_id, std::uint32_t rank, const std::string& text, StatusCode cause,
                  std::int32_t culprit_rank) override;
 
@@ -177,6 +178,13 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
 
   // Per device: sessions whose kRemoveSession is unanswered, and when patience ends.
   std::vector<std::map<std::uint64_t, std::uint64_t>> removals_;
+
+  // Per device: streams for its next engine to close.
+  struct OpenStreams {
+    abi::CloseStreams message;
+    UniqueFd user;
+  };
+  std::vector<std::vector<OpenStreams>> open_streams_;
 
   // Set by the operator, and stronger than configuration and joins.
   std::vector<std::optional<std::uint32_t>> device_sms_;         // by device

@@ -178,6 +178,13 @@ inline adopt() {
     inflight = (mine[0] != 0) + (mine[1] != 0);
     relaxed(ENGINE, ENGINE_SLEEP, 0)
   }
+  atomic { /* recorded, but its slot was not given back */
+    if
+    :: IN(S_SLOT(head), head) && (orphans[0] == TICKET_IN(S_SLOT(head)) || orphans[1] == TICKET_IN(S_SLOT(head))) ->
+       head++; given_back = head; release(ENGINE, S_HEAD, head)
+    :: else
+    fi
+  }
 #ifndef MUTANT_ADOPTS_SILENTLY
   ring_client() /* the former engine may have died between publishing and ringing */
 #endif
@@ -225,18 +232,14 @@ inline take() {
           head++;
           progress = 1
         }
-        if
-        :: orphans[0] == ticket || orphans[1] == ticket /* recorded, but its slot was not given back */
-        :: else ->
 #ifdef MUTANT_SLOT_BACK_BEFORE_RECORD
-           give_back();
+        give_back();
 #endif
-           begin();
-           give_back();
-           if
-           :: complete(ticket)
-           :: running ! ticket
-           fi
+        begin();
+        give_back();
+        if
+        :: complete(ticket)
+        :: running ! ticket
         fi;
         ticket = 0
      :: else

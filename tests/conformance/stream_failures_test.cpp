@@ -85,12 +85,14 @@ TEST_P(StreamFailures, AnEngineThatIsKilledHoldsNoStream) {
 
 constexpr std::uint32_t kMostKills = 6;
 
-// Rounds 0 .. most - 1, all enqueued as soon as there is room, and again from where the group says after each
-// break. Until all ranks are through, a rank may be asked to redo what its peers have not completed.
-void rounds_through_breaks(const Case& c, const Group& group, std::uint32_t rank, std::uint64_t most,
+// Rounds 0 .. most - 1 on so many slots, all enqueued as soon as there is room, and again from where the
+// group says after each break. Until all ranks are through, a rank may be asked to redo what its peers have
+// not completed.
+void rounds_through_breaks(const Case& c, const Group& group, std::uint32_t rank, std::uint32_t slots,
                            Gate& finished) {
+  constexpr std::uint64_t most = 200;
   // A host is told of a break by a refusal, a stream goes on to the end: all is done again after each kill.
-  Rounds rounds(group, c, rank, most * (c.commands_on(rank) ? 2 + kMostKills : 3));
+  Rounds rounds(group, c, rank, most * (c.commands_on(rank) ? 2 + kMostKills : 3), slots);
   std::uint64_t epoch = epoch_of(group);
   std::uint64_t next = 0;  // operation
   for (const double end = now_s() + 60;;) {
@@ -118,20 +120,19 @@ void rounds_through_breaks(const Case& c, const Group& group, std::uint32_t rank
   }
 }
 
-TEST_P(StreamFailures, EnginesThatAreKilledUnderRoundsFarAhead) {
+void kill_engines_under_rounds(const std::string& kind, const Case& c, std::uint32_t slots) {
   DaemonOptions options;
-  use_devices(options, device_kind());
+  use_devices(options, kind);
   options.settings = {{"engine.max_restarts_per_minute", "1000"}, {"engine.restart_backoff_max_ms", "20"}};
   Daemon own(options);
   ASSERT_TRUE(own.start());
-  const Case c = stream_case(3, 2);
   Shared<Gate> finished;
   std::vector<RankProcess> ranks;
   for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {
     ranks.emplace_back([&, rank]() -> std::string {
       const Session session(own.socket(), own.device(rank));
       const Group group(session, c.config("under", rank));
-      rounds_through_breaks(c, group, rank, 200, *finished);
+      rounds_through_breaks(c, group, rank, slots, *finished);
       return "";
     });
   }
@@ -142,6 +143,19 @@ TEST_P(StreamFailures, EnginesThatAreKilledUnderRoundsFarAhead) {
   }
   expect_all_ok(wait_all(ranks, 90));
   own.stop();
+}
+
+TEST_P(StreamFailures, EnginesThatAreKilledUnderRoundsFarAhead) {
+  const Case c = stream_case(3, 2);
+  kill_engines_under_rounds(device_kind(), c, c.depth);
+}
+
+// Each dispatch overwrites the routing of the last but one, while as many operations are in flight as may be.
+TEST_P(StreamFailures, EnginesThatAreKilledUnderRoundsFarAheadOnOneSlot) {
+  for (const std::uint32_t depth : {4u, 16u}) {
+    SCOPED_TRACE("depth " + std::to_string(depth));
+    kill_engines_under_rounds(device_kind(), stream_case(3, depth), 1);
+  }
 }
 
 TEST_P(StreamFailures, ADaemonThatIsKilledHoldsNoStream) {
@@ -230,15 +244,16 @@ TEST_P(StreamFailures, AGroupThatEndsHoldsNoStream) {
   }
 }
 
-// No engine will ever know of the group again, and nobody of rank 0's is in the library. The last of its
-// rounds is submitted when the engine has gone.
-TEST_P(StreamFailures, AGroupThatEndsWhileItsEngineIsAwayHoldsNoStream) {
+// Rank 0 waits for what nobody answers and nobody of it is in the library, its engine has gone, and `end`
+// ends its part in the group: no engine will ever know of that again. The last of its rounds is submitted
+// when the engine has gone.
+template <typename End>
+void end_without_an_engine(const std::string& kind, const Case& c, End end, epd_status_t told) {
   DaemonOptions options;
-  use_devices(options, device_kind());
+  use_devices(options, kind);
   options.settings.emplace_back("engine.restart_backoff_min_ms", "1500");
   Daemon own(options);
   ASSERT_TRUE(own.start());
-  const Case c = stream_case(2, 1);
   Shared<Gate> waiting;
   Shared<Gate> gone;
   std::vector<RankProcess> ranks;
@@ -255,8 +270,8 @@ TEST_P(StreamFailures, AGroupThatEndsWhileItsEngineIsAwayHoldsNoStream) {
       waiting->arrive();
       rounds.must_finish();
       RANK_CHECK(now_s() - since < 15, "the waits had an end of their own: this shows nothing");
-      rounds.all_must_fail(c.commands_on(rank) ? EPD_RANK_LOST : EPD_ENGINE_RESTARTED);
-      must(epd_group_check(group.get(), nullptr), "check", EPD_RANK_LOST);
+      rounds.all_must_fail(c.commands_on(rank) ? told : EPD_ENGINE_RESTARTED);
+      must(epd_group_check(group.get(), nullptr), "check", told);
       return "";
     });
   }
@@ -266,11 +281,29 @@ TEST_P(StreamFailures, AGroupThatEndsWhileItsEngineIsAwayHoldsNoStream) {
   ASSERT_TRUE(eventually(10, [&] { return own.log().find("engine died") != std::string::npos; }));
   gone->arrive();
   ASSERT_TRUE(eventually(60, [&] { return waiting->count == 4; }));
+  end(own, ranks[1]);
+  const RankOutcome outcome = ranks[0].wait(90);
+  EXPECT_TRUE(outcome.ok) << outcome.to_string();
   ranks[1].kill(SIGKILL);
-  const auto outcomes = wait_all(ranks, 90);
-  EXPECT_TRUE(outcomes[0].ok) << outcomes[0].to_string();
-  EXPECT_FALSE(outcomes[1].ok);
   own.stop();
+}
+
+TEST_P(StreamFailures, AGroupThatEndsWhileItsEngineIsAwayHoldsNoStream) {
+  end_without_an_engine(
+      device_kind(), stream_case(2, 1), [](Daemon&, RankProcess& peer) { peer.kill(SIGKILL); },
+      EPD_RANK_LOST);
+}
+
+TEST_P(StreamFailures, ARankThatIsEvictedWhileItsEngineIsAwayHoldsNoStream) {
+  for (const bool degrade : {true, false}) {
+    SCOPED_TRACE(degrade ? "the group goes on without it" : "the group ends");
+    Case c = stream_case(2, 1);
+    c.degrade = degrade;
+    const auto evict = [](Daemon& own, RankProcess&) {
+      EXPECT_EQ(own.epctl({"evict", "group", "ends", "rank", "0"}).exit_code, 0);
+    };
+    end_without_an_engine(device_kind(), c, evict, EPD_RANK_LOST);
+  }
 }
 
 TEST_P(StreamFailures, AnEvictedSessionHoldsNoStream) {

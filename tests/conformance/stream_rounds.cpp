@@ -27,10 +27,11 @@ Case StreamConformance::stream_case(std::uint32_t num_ranks, std::uint32_t depth
   return c;
 }
 
-Rounds::Rounds(const Group& group, const Case& c, std::uint32_t rank, std::size_t most)
+Rounds::Rounds(const Group& group, const Case& c, std::uint32_t rank, std::size_t most, std::uint32_t slots)
     : group_(group),
       case_(c),
       rank_(rank),
+      slots_(slots),
       commands_(c.commands_on(rank)),
       bytes_(group.slot_bytes()),
       stream_(group.gpu()) {
@@ -45,8 +46,8 @@ void Rounds::submit(std::uint64_t number, std::uint32_t timeout_ms, bool elsewhe
 
 epd_status_t Rounds::try_submit(std::uint64_t number, std::uint32_t timeout_ms, bool elsewhere) {
   Round& r = add(number);
-  const auto slot = static_cast<std::uint32_t>(number % case_.depth);
-  const std::uint32_t other = elsewhere ? (slot + 1) % case_.depth : slot;
+  const auto slot = static_cast<std::uint32_t>(number % slots_);
+  const std::uint32_t other = elsewhere ? (slot + 1) % slots_ : slot;
   upload(r, slot);
   epd_status_t status = dispatch(r, slot, timeout_ms);
   if (status != EPD_OK) return status;
@@ -59,7 +60,7 @@ epd_status_t Rounds::try_submit(std::uint64_t number, std::uint32_t timeout_ms, 
 
 epd_status_t Rounds::try_submit_combine(std::uint64_t number) {
   Round& r = add(number);
-  const auto slot = static_cast<std::uint32_t>(number % case_.depth);
+  const auto slot = static_cast<std::uint32_t>(number % slots_);
   r.handle = handles_[number];
   upload(r, slot);
   const auto y = answer_of(case_, inputs_of(case_, number), rank_).y;

@@ -46,8 +46,11 @@ epd_status_t when_there_is_room(Submit submit) {
 // both. Nothing waits for anything but in the stream. All throw RankFailure.
 class Rounds {
  public:
-  // At most so many in all. No memory is taken later, while streams wait: pinning some may wait for them.
-  Rounds(const Group& group, const Case& c, std::uint32_t rank, std::size_t most);
+  // At most so many in all, in turn on the first `slots` slots. No memory is taken later, while streams wait:
+  // pinning some may wait for them.
+  Rounds(const Group& group, const Case& c, std::uint32_t rank, std::size_t most, std::uint32_t slots);
+  Rounds(const Group& group, const Case& c, std::uint32_t rank, std::size_t most)
+      : Rounds(group, c, rank, most, c.depth) {}
   GpuStream& stream() { return stream_; }
 
   // Combines on the slot after the dispatch's, if it is told to.
@@ -91,6 +94,7 @@ class Rounds {
   const Group& group_;
   const Case case_;
   const std::uint32_t rank_;
+  const std::uint32_t slots_;
   const bool commands_;
   const std::size_t bytes_;  // of a slot
   GpuStream stream_;

@@ -99,6 +99,9 @@ class Host final : public SessionHost, public membership::MemberMemory {
     require(held_.erase({group, rank}) == 1, "memory is released once");
   }
   std::uint64_t next_index(std::uint64_t, std::uint32_t) override { return 0; }
+  void close_streams_later(std::uint32_t, std::uint64_t group, std::uint32_t rank) override {
+    require(held_.count({group, rank}) == 1, "its memory is still there");
+  }
   void mark_lost(std::uint64_t, std::uint32_t, const std::string&, StatusCode, std::int32_t) override {}
 
   // Until nothing is left to do.

@@ -289,6 +289,35 @@ TEST_F(Operator, AnEvictedRankLosesItsGroupAndKeepsItsSession) {
   expect_all_ok(wait_all(ranks, 60));
 }
 
+// Nothing else ends its wait for the others, who go on without it.
+TEST_F(Operator, ARankThatIsThrownOutOfAGroupThatGoesOnIsTold) {
+  start();
+  Shared<Stage> stage;
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(daemon_->socket(), daemon_->device(rank));
+      epd_group_config_t config = small_config("thrown-out", rank, 2);
+      config.policy = EPD_DEGRADE;
+      const Group group(session, config);
+      stage->joined.arrive();
+      stage->go.wait_for(1);
+      const auto resumes = [&] {
+        epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+        const epd_status_t status = epd_group_resume(group.get(), 20000, &info);
+        return rank == 0 ? status == EPD_OK && info.num_active_ranks == 1 : status == EPD_RANK_LOST;
+      };
+      RANK_CHECK(eventually(10, resumes), epd_last_error());
+      if (rank == 1) must_say("rank 1 was evicted by operator: make room");
+      return "";
+    });
+  }
+  ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 2; }));
+  epctl({"evict", "group", "thrown-out", "rank", "1", "--reason", "make room"});
+  stage->go.open();
+  expect_all_ok(wait_all(ranks, 60));
+}
+
 // ---- statistics, settings
 
 TEST_F(Operator, SettingsChangeUnderLoadAndCountersTellAllOfIt) {

@@ -1,4 +1,5 @@
-// What a group's configuration means to layouts and to the reference.
+// What a group's configuration means to layouts and to the reference. Written apart from
+// client/src/group.cpp, so that a field which the library forgets is seen.
 #pragma once
 
 #include "epd/epd.h"

@@ -1,5 +1,6 @@
-// The same group on GPUs of the fake driver, with kernels that stay: ranks 0 and 1 ask by commands, which the
-// test rings as the client's kernels do; rank 2 submits. All see the same operations.
+// The same group on GPUs of the fake driver, with kernels that stay: ranks 0 and 1 ask by commands (unless a
+// test wants others), which the test rings as the client's kernels do; rank 2 submits. All see the same
+// operations.
 #pragma once
 
 #include "engine_fixture.h"
@@ -60,7 +61,8 @@ class Ringer {
 
 class EngineCommandsFixture : public EngineFixture {
  protected:
-  EngineCommandsFixture() : EngineFixture("cuda", {1, 1, 0}) {}
+  explicit EngineCommandsFixture(std::vector<std::uint32_t> commands = {1, 1, 0})
+      : EngineFixture("cuda", std::move(commands)) {}
 
   void SetUp() override {
     EngineFixture::SetUp();
@@ -153,6 +155,19 @@ class EngineCommandsFixture : public EngineFixture {
   void break_all(StatusCode cause) {
     EngineFixture::break_all(cause);
     next_ = group_->resume_index;
+  }
+
+  // Operation `index`, which waits for others, of the rank: they say that they have done their part in it.
+  void all_arrive_at(std::uint32_t rank, std::uint64_t index) {
+    const abi::ExchangeArenaLayout layout(kShape);
+    const Mapping exchange = group_->map_exchange(rank);
+    std::byte* const block = exchange.bytes() + layout.block(index, kShape.depth);
+    const std::uint64_t tag = abi::op_tag(group_->epoch, index);
+    const auto lines = [&](std::uint64_t offset) {
+      return reinterpret_cast<abi::SignalLine*>(block + offset);
+    };
+    ASSERT_TRUE(comes([&] { return lines(layout.ready)[rank].tag.load() == tag; }));
+    for (std::uint32_t each = 0; each < kRanks; ++each) lines(layout.arrived)[each].tag.store(tag);
   }
 
   // Engine 1 is away: the other one alone is told.

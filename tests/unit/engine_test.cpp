@@ -1,10 +1,12 @@
 // The engine alone, driven through its link and through hand-written ring slots.
 
 #include "engine_fixture.h"
+#include "session_port.h"
 
 #include <gtest/gtest.h>
 #include <functional>
 #include <map>
+#include <set>
 
 namespace epd::test {
 namespace {
@@ -312,6 +314,39 @@ TEST_F(EngineTest, WhatEveryRankCompletedSucceedsThoughItsEngineDiedBeforeItSaid
   EXPECT_EQ(done[70].num_recv_rows, 5u);
   EXPECT_EQ(done[71].status, StatusCode::kEngineRestarted);
   EXPECT_EQ(done.rbegin()->second.status, StatusCode::kEngineRestarted);
+}
+
+// The former engine died between recording an operation and giving its slot of the ring back, with as many in
+// flight as there may be: the next one looks at the ring only when it has answered some.
+TEST_F(EngineTest, WhatWasRecordedAndIsStillInTheRingIsAnsweredOnce) {
+  run_and_check(0);
+  RawSession& session = *sessions_[1];
+  engines_[1]->stop();
+  std::multiset<std::uint64_t> recorded;
+  for (std::uint32_t i = 0; i + 1 < abi::kSubmissionSlots; ++i) {
+    session.b().inflight[i] = {1000 + i, kUnnumbered, 0, RawGroup::member(1), i % kShape.depth, 0, 0};
+    recorded.insert(1000 + i);
+  }
+  const std::uint64_t last = session.submit(submission(1, Op::kDispatch, 0));
+  session.b().inflight[abi::kSubmissionSlots - 1] = {last, 2, 0, RawGroup::member(1), 0, 0, 0};
+  recorded.insert(last);
+  engines_[1]->start();
+  session.add_to(*engine_view_[1]);
+  group_->add_to_engine(engine_view_, session_view_, 1, true);
+  ++group_->epoch;
+  engine_view_[1]->send(LinkType::kResume, abi::Resume{kGroup, group_->epoch, 2, StatusCode::kOk, -1, {}});
+  std::multiset<std::uint64_t> answered;
+  while (answered.size() < recorded.size()) {
+    const auto completion = session.wait();
+    ASSERT_TRUE(completion.has_value());
+    EXPECT_EQ(completion->status, StatusCode::kEngineRestarted);
+    answered.insert(completion->ticket);
+  }
+  EXPECT_EQ(answered, recorded);
+  const std::uint64_t noop = session.submit(submission(1, Op::kNoop, 0));
+  const auto next = session.wait();
+  ASSERT_TRUE(next.has_value());
+  EXPECT_EQ(next->ticket, noop);
 }
 
 TEST_F(EngineTest, RoutingOutlivesTheEngine) {

@@ -65,6 +65,31 @@ TEST_F(Degrade, AnEvictedRankIsMaskedAndTheOthersGoOn) {
   EXPECT_EQ(group().phase, GroupPhase::kActive);
   EXPECT_EQ(group().members.count(1), 0u);
   EXPECT_EQ(group().reason.text, "rank 1 (session 11, pid 1001) was evicted by operator");
+  EXPECT_EQ(memory_.lost[1], "rank 1 was evicted by operator") << "its client lives";
+  EXPECT_TRUE(memory_.to_close.empty()) << "its engine has closed its streams";
+}
+
+// No engine will ever hear of it, and its client may sleep in a stream.
+TEST_F(Degrade, ARankThatIsEvictedWithoutItsEngineHasItsStreamsClosedByTheNext) {
+  for (const auto kind : {abi::DeviceKind::kHost, abi::DeviceKind::kCuda}) {
+    SCOPED_TRACE(kind == abi::DeviceKind::kHost ? "without streams" : "with streams");
+    const std::uint64_t id = registry_.groups().empty() ? 1 : 2;
+    kind_ = kind;
+    for (std::uint32_t r = 0; r < 3; ++r) registry_.join(request(r, 3, id == 1 ? "host" : "cuda"));
+    for (std::uint32_t d = 0; d < 3; ++d) ready(d, id);
+    registry_.engine_down(1, "died");
+    for (const std::uint32_t d : {0u, 2u}) registry_.broken(d, {id, 1, 3});
+    take();
+    registry_.evict(id, 1, "was evicted by operator");
+    EXPECT_EQ(memory_.held.count({id, 1}), 0u);
+    EXPECT_EQ(memory_.lost[1], "rank 1 was evicted by operator");
+    const Lines told = take();
+    EXPECT_EQ(std::count(told.begin(), told.end(), "wake session=11"), 1);
+    const bool streams = kind == abi::DeviceKind::kCuda;
+    EXPECT_EQ(memory_.to_close.contains({1, 1}), streams);
+    registry_.engine_up(1);
+    memory_.lost.clear();
+  }
 }
 
 TEST_F(Degrade, AnEvictedRankThatRejoinsIsRefusedOnce) {

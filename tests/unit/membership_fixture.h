@@ -45,6 +45,10 @@ class FakeMemory final : public MemberMemory {
   std::uint64_t next_index(std::uint64_t group, std::uint32_t rank) override {
     return board_index[{group, rank}];
   }
+  void close_streams_later(std::uint32_t device, std::uint64_t group, std::uint32_t rank) override {
+    EXPECT_TRUE(held.contains({group, rank}));
+    to_close.insert({device, rank});
+  }
   void mark_lost(std::uint64_t, std::uint32_t rank, const std::string& text, StatusCode,
                  std::int32_t) override {
     lost[rank] = text;
@@ -54,8 +58,9 @@ class FakeMemory final : public MemberMemory {
   std::set<Key> held;
   std::map<Key, std::uint64_t> board_index;
   std::map<std::uint32_t, std::string> lost;
-  std::set<std::pair<std::uint32_t, std::uint32_t>> apart;  // devices, the lower first
-  std::set<std::uint32_t> launched;                         // devices without a kernel that stays
+  std::set<std::pair<std::uint32_t, std::uint32_t>> to_close;  // devices, ranks
+  std::set<std::pair<std::uint32_t, std::uint32_t>> apart;     // devices, the lower first
+  std::set<std::uint32_t> launched;                            // devices without a kernel that stays
 };
 
 inline GroupShape shape_of(std::uint32_t ranks, LossPolicy policy = LossPolicy::kFailFast) {
@@ -76,6 +81,7 @@ class Membership : public testing::Test {
     r.uid = kUid;
     r.pid = static_cast<std::int32_t>(1000 + rank);
     r.device = rank % devices_;
+    r.device_kind = kind_;
     std::strcpy(r.join.group, name);
     r.join.rank = static_cast<std::int32_t>(rank);
     r.join.shape = shape_of(ranks, policy_);
@@ -135,6 +141,7 @@ class Membership : public testing::Test {
   using Lines = std::vector<std::string>;
   const std::uint32_t devices_;
   LossPolicy policy_ = LossPolicy::kFailFast;
+  abi::DeviceKind kind_ = abi::DeviceKind::kHost;
   ManualClock clock_;
   FakeMemory memory_;
   GroupRegistry registry_{clock_, memory_, MembershipLimits{4, 60'000, 3'000, 10'000, 30'000}};

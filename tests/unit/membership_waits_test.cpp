@@ -16,6 +16,12 @@ class Waits : public Membership {
     abi::set_text(message.text, text.data(), text.size());
     registry_.group_waits(device, message);
   }
+  void start_but_for_engine_1() {
+    registry_.join(request(0, 2));
+    registry_.join(request(1, 2));
+    ready(0);
+    take();
+  }
   // The engine of device 1 says so every two seconds.
   void wait_for(std::uint64_t ms, const std::string& text = "the kernel of rank 1 waits for SMs") {
     for (; ms > 0; ms -= 2'000) {
@@ -27,10 +33,7 @@ class Waits : public Membership {
 };
 
 TEST_F(Waits, AnEngineWhoseGroupWaitsForSmsIsNotKilled) {
-  registry_.join(request(0, 2));
-  registry_.join(request(1, 2));
-  ready(0);
-  take();
+  start_but_for_engine_1();
   wait_for(58'000);
   EXPECT_TRUE(take().empty());
   ready(1);
@@ -39,10 +42,7 @@ TEST_F(Waits, AnEngineWhoseGroupWaitsForSmsIsNotKilled) {
 }
 
 TEST_F(Waits, OneThatSaysNothingAnyMoreIs) {
-  registry_.join(request(0, 2));
-  registry_.join(request(1, 2));
-  ready(0);
-  take();
+  start_but_for_engine_1();
   wait_for(20'000);
   clock_.advance_ms(7'999);
   registry_.tick();
@@ -54,10 +54,7 @@ TEST_F(Waits, OneThatSaysNothingAnyMoreIs) {
 
 // The start fails alone: other groups, and the engines, know nothing of it.
 TEST_F(Waits, TheJoinFailsInTimeAndSaysWhatWasWaitedFor) {
-  registry_.join(request(0, 2));
-  registry_.join(request(1, 2));
-  ready(0);
-  take();
+  start_but_for_engine_1();
   wait_for(60'000,
            "the kernel of rank 1 waits for SMs of cuda:1, which operation 5 of rank 0 of group 9 holds");
   EXPECT_EQ(take(), (Lines{"refused session=10 request=100 status=DEADLINE_EXCEEDED",

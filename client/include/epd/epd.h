@@ -152,12 +152,13 @@ typedef enum epd_index_type { EPD_INDEX_INT32 = 0, EPD_INDEX_INT64 = 1 } epd_ind
 typedef enum epd_loss_policy {
   EPD_FAIL_FAST = 0, /* a lost rank ends the group */
   /* A lost rank (dead, left, evicted) costs the group its operations in flight, which end with RANK_LOST on
-   * the others; after epd_group_resume they go on without it. Selections of its experts then count as none,
-   * and epd_result_t tells how many were dropped. So do, in a combine, rows of an earlier dispatch that it
-   * held. A new process may take its place: it joins the same name in the same shape. That ends the
-   * operations in flight with ABORTED ("rank 2 has rejoined"), and after epd_group_resume all go on with it.
-   * It begins at the resume_op that epd_group_resume gives it; if that is a combine of a dispatch before its
-   * time, it takes part without tokens (a handle has the same value on all ranks). */
+   * the others; after epd_group_resume they go on without it. To one that was evicted epd_group_resume says
+   * RANK_LOST. Selections of its experts then count as none, and epd_result_t tells how many were dropped. So
+   * do, in a combine, rows of an earlier dispatch that it held. A new process may take its place: it joins
+   * the same name in the same shape. That ends the operations in flight with ABORTED ("rank 2 has rejoined"),
+   * and after epd_group_resume all go on with it. It begins at the resume_op that epd_group_resume gives it;
+   * if that is a combine of a dispatch before its time, it takes part without tokens (a handle has the same
+   * value on all ranks). */
   EPD_DEGRADE = 1
 } epd_loss_policy_t;
 

@@ -70,10 +70,15 @@ bool CommandTaker::look(std::string& wrong) {
   if (judgement.verdict == Verdict::kWait) return false;
   // What the host has to hear of has to wait until it can; a turn may come meanwhile.
   if (judgement.verdict != Verdict::kDiscard && journal_is_full()) return false;
-  const Program& program = own_.programs[command.program];
-  const ProgramHead head{program.task, program.route, program.makes_routing, program.max_tokens};
-  if (judgement.verdict == Verdict::kRun)
+  ProgramHead head{};
+  if (judgement.verdict == Verdict::kRun) {  // the host may be writing programs while others are discarded
+    const Program& program = own_.programs[command.program];
+    // With what was copied there before the client rang.
+    if (!device_.reaches(&program, sizeof(program))) wrong = "a program is out of reach";
+    if (!wrong.empty()) return true;
+    head = {program.task, program.route, program.makes_routing, program.max_tokens};
     judgement = judge_program(state, word, head, has_route(head) ? own_.routes[head.route] : kNoRoute);
+  }
   switch (judgement.verdict) {
     case Verdict::kWait: break;
     case Verdict::kDiscard: end(command, false); break;

@@ -51,6 +51,7 @@ bool Memory::reaches(int device, std::uintptr_t address, std::size_t bytes) cons
 
 bool Memory::accessible(int device, const void* address, std::size_t bytes) const {
   const std::shared_lock lock(mutex_);
+  (void)used_.load(std::memory_order_acquire);
   return reaches(device, reinterpret_cast<std::uintptr_t>(address), bytes);
 }
 

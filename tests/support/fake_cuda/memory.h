@@ -3,6 +3,7 @@
 
 #include "fake_cuda/driver.h"
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -45,7 +46,9 @@ struct Range {
 // Ranges by their first address. Mapped ranges lie within reserved ones.
 class Memory {
  public:
-  // Whether the device reaches all of it. Nothing is reached nowhere, and always.
+  // Whether the device reaches all of it. Nothing is reached nowhere, and always. Whoever asks sees what has
+  // been done with() it before: that this was before may be known by memory that is mapped twice, through
+  // which ThreadSanitizer sees no order.
   bool accessible(int device, const void* address, std::size_t bytes) const;
   // Whether it is any memory that the driver knows, device's or pinned.
   bool known(const void* address, std::size_t bytes) const { return accessible(-1, address, bytes); }
@@ -66,6 +69,7 @@ class Memory {
       if (!reaches(device, reinterpret_cast<std::uintptr_t>(each.address), each.bytes)) return false;
     }
     use();
+    used_.fetch_add(1, std::memory_order_release);
     return true;
   }
 
@@ -87,6 +91,7 @@ class Memory {
   // The mappings that make up exactly [address, address + bytes); empty if they don't.
   std::vector<Map::iterator> mappings(std::uintptr_t address, std::size_t bytes);
 
+  mutable std::atomic<std::uint64_t> used_{0};
   mutable std::shared_mutex mutex_;
   Map ranges_;    // guarded by mutex_; all but kReserved
   Map reserved_;  // guarded by mutex_

@@ -118,6 +118,9 @@ class MemberMemory {
   virtual void release(std::uint64_t group_id, std::uint32_t rank) = 0;
   // Board::next_index. Used only while no engine serves the rank.
   virtual std::uint64_t next_index(std::uint64_t group_id, std::uint32_t rank) = 0;
+  // kCloseStreams for the rank to the next engine of the device, which has none now, whatever becomes of the
+  // rank's memory until then.
+  virtual void close_streams_later(std::uint32_t device, std::uint64_t group_id, std::uint32_t rank) = 0;
   // Says on the board that the group is lost. Used only while no engine serves the rank.
   virtual void mark_lost(std::uint64_t group_id, std::uint32_t rank, const std::string& text,
                          StatusCode cause, std::int32_t culprit_rank) = 0;

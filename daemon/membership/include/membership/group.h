@@ -73,7 +73,8 @@ struct Member {
   bool announced = false;          // its engine has been told of it
   bool joining = false;            // it rejoins a degraded group: its Joined is owed
   bool holds_memory = false;
-  bool gone = false;                           // left or died
+  bool gone = false;                           // left, died or was evicted
+  std::string evicted;                         // how: its client lives, and is to hear of it
   std::uint64_t stop_due_ns = 0;               // kStopMember sent and not answered; 0 = none
   bool stop_late = false;                      // its engine has missed that once
   std::optional<std::uint64_t> next_submit;    // once stopped: the first operation it will never submit

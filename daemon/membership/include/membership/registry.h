@@ -90,6 +90,7 @@ class GroupRegistry {
   void lose_member(std::uint64_t group_id, std::uint32_t rank, const std::string& how);
   void drop_name(const Group& group);
   void release_memory(Group& group, Member& member);
+  void tell_evicted(const Group& group, const Member& member);
   void end_membership(Group& group, Member& member);
   void forget(std::uint64_t group_id);
   MemberPlace* place_of(std::uint64_t session_id, std::uint32_t member);

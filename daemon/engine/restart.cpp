@@ -1,0 +1,163 @@
+// Engine: what a former engine of the device has left: how far its ranks had come, and what it never
+// answered.
+
+#include "commands.h"
+#include "engine.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace epd {
+
+using abi::Op;
+
+namespace {
+
+// The last operation that the rank has announced in this epoch, to itself as to all: those before it have
+// ended. What an earlier epoch left may be of what was undone. 0: none, or operation 0.
+std::uint64_t last_begun(const Member& member, Launcher& launcher) {
+  const Group& group = member.group;
+  const abi::ExchangeArenaLayout& layout = group.exchange_layout;
+  std::vector<abi::SignalLine> lines(group.shape.depth);  // in each block its own
+  launcher.read_rows(lines.data(), member.exchange() + layout.ready + member.rank * sizeof(lines[0]),
+                     sizeof(lines[0]), layout.block_bytes, lines.size());
+  std::uint64_t last = 0;
+  for (const abi::SignalLine& line : lines) {
+    const std::uint64_t tag = line.tag.load(std::memory_order_relaxed);
+    if (abi::epoch_of_tag(tag) == group.epoch) last = std::max(last, abi::index_of_tag(tag));
+  }
+  return last;
+}
+
+// What the rank itself has announced of an operation whose block nobody uses for a later one.
+abi::OpAnnouncement announced(const Member& member, Launcher& launcher, std::uint64_t index) {
+  abi::OpAnnouncement own{};
+  launcher.read(
+      &own, own_block(member, index) + member.group.exchange_layout.announcement + member.rank * sizeof(own),
+      sizeof(own));
+  return own;
+}
+
+// Counts of a dispatch, from the routing that it made or used.
+void publish_kept_counts(const Member& member, Launcher& launcher, const abi::InflightRecord& dispatch,
+                         const RouteHeads::Place& route) {
+  if (member.board().slots[dispatch.slot].counts_ticket.load() >= dispatch.ticket) return;
+  const abi::GroupShape& shape = member.group.shape;
+  kernels::Placement placement;
+  placement.reset(shape.num_ranks, shape.num_experts, shape.per_expert());
+  const std::span<std::int32_t> words = placement.words();
+  launcher.read(words.data(), route.half + member.group.exchange_layout.placement, words.size_bytes());
+  placement.num_recv_rows = route.head.num_recv_rows;
+  member.publish_counts(dispatch.slot, dispatch.ticket, placement);
+}
+
+// Whether the operation names what its group has.
+bool is_sound(const Member& member, const abi::InflightRecord& record) {
+  return record.slot < member.group.shape.depth && record.route < member.group.shape.num_routes();
+}
+
+// Of an operation that has ended since: as the former engine would have found it.
+SessionPort::Ending found_ending(const Member& member, Launcher& launcher,
+                                 const abi::InflightRecord& record) {
+  const abi::OpAnnouncement own = announced(member, launcher, record.op_index);
+  const std::uint64_t made_by = own.routing == 0 ? record.op_index : abi::index_of_tag(own.routing);
+  const RouteHeads::Place route = member.heads->find(record.route, made_by, member.exchange());
+  if (route.half == nullptr) return {};  // made before this rank's time: it has no rows
+  if (own.op != static_cast<std::uint32_t>(Op::kDispatch)) return {0, route.head.num_dropped};
+  publish_kept_counts(member, launcher, record, route);
+  return {route.head.num_recv_rows, route.head.num_dropped};
+}
+
+void find_endings(const Member& member, Launcher& launcher, std::uint64_t index) {
+  for (SessionPort::Orphan& orphan : member.session->orphans()) {
+    const abi::InflightRecord& record = orphan.record;
+    if (record.member == member.number && record.op_index == index && is_sound(member, record))
+      orphan.ending = found_ending(member, launcher, record);
+  }
+}
+
+// Of one that the former engine had seen to its end: as far as it has told.
+SessionPort::Ending told_ending(const Member& member, const abi::InflightRecord& record) {
+  SessionPort::Ending ending;
+  const abi::BoardSlot& slot = member.board().slots[record.slot];
+  if (slot.counts_ticket == record.ticket) ending.num_recv_rows = slot.num_recv_rows;
+  if (!member.group.ranks.empty()) ending.num_dropped = member.saved_dropped(record.route);
+  return ending;
+}
+
+}  // namespace
+
+// The member begins where its board says. That follows what an engine has looked at, and may be far behind
+// what its device has done: a journal of commands, or what was in flight. Others may have gone on meanwhile,
+// and if the group went on from there, would want routings that their dispatches have overwritten in both
+// halves of their records. Before the last operation that a rank has announced all have ended, and peers have
+// begun one more at most.
+void Engine::catch_up(Member& member) {
+  if (member.lane == nullptr) return;
+  Launcher& launcher = *device_->launcher();
+  const std::uint64_t begun = last_begun(member, launcher);
+  if (member.by_stream) {  // one that fails is the last to begin
+    member.next_number = std::max(member.next_number, begun);
+  } else {
+    const auto has_ended = [&](std::uint64_t index) {
+      return index < begun && all_arrived(member, launcher, index, abi::op_tag(member.group.epoch, index));
+    };
+    for (; has_ended(member.next_number); ++member.next_number)
+      find_endings(member, launcher, member.next_number);
+  }
+  member.publish_next_index();
+}
+
+// An operation below resume_index has been completed by every rank; the former engine died before it could
+// say so. Nobody will redo it, so it has succeeded.
+void Engine::answer_orphans(Member& member, StatusCode status) {
+  if (member.session == nullptr) return;
+  std::erase_if(member.session->orphans(), [&](const SessionPort::Orphan& orphan) {
+    if (orphan.record.member != member.number) return false;
+    abi::Completion completion{};
+    completion.ticket = orphan.record.ticket;
+    completion.op_index = orphan.record.op_index == kUnnumbered ? 0 : orphan.record.op_index;
+    completion.status = status;
+    completion.culprit_rank = static_cast<std::int32_t>(member.rank);
+    completion.member = orphan.record.member;
+    completion.slot = orphan.record.slot;
+    const bool sound = is_sound(member, orphan.record);
+    if (sound && orphan.record.op_index < member.group.resume_index) {
+      const SessionPort::Ending ending = orphan.ending ? *orphan.ending : told_ending(member, orphan.record);
+      completion.status = StatusCode::kOk;
+      completion.culprit_rank = -1;
+      completion.num_recv_rows = ending.num_recv_rows;
+      completion.num_dropped_selections = ending.num_dropped;
+    } else if (sound) {
+      member.publish_message(
+          orphan.record.slot, orphan.record.ticket,
+          "the engine of " + device_->name() + " was restarted with this operation in flight");
+    }
+    if (sound && member.lane != nullptr && !member.group.ranks.empty())
+      member.lane->release(stream_signal(member, orphan.record.slot, orphan.record.ticket));
+    count_ended(member, Op::kNone, completion);
+    member.session->complete(completion);
+    return true;
+  });
+}
+
+// Those whose group did not come back with this engine.
+void Engine::answer_stray_orphans() {
+  for (const auto& [id, session] : sessions_) {
+    if (session->orphans().empty() || now_ns_ < session->opened_ns() + kGroupGraceNs) continue;
+    std::erase_if(session->orphans(), [&port = *session](const SessionPort::Orphan& orphan) {
+      if (port.members.contains(orphan.record.member)) return false;
+      abi::Completion completion{};
+      completion.ticket = orphan.record.ticket;
+      completion.status = StatusCode::kEngineRestarted;
+      completion.culprit_rank = -1;
+      completion.member = orphan.record.member;
+      completion.slot = orphan.record.slot;
+      port.statistics.ended(completion.status);
+      port.complete(completion);
+      return true;
+    });
+  }
+}
+
+}  // namespace epd

@@ -1,0 +1,126 @@
+#include "fake_cuda/operation_exchange.h"
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+
+namespace epd::fake_cuda {
+
+using namespace kernels::cuda;
+
+namespace {
+
+std::uint64_t nanoseconds() {
+  return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+}
+
+}  // namespace
+
+OpResult ended(OpError error, std::int32_t culprit) {
+  OpResult ending{};
+  ending.error = error;
+  ending.culprit = culprit;
+  ending.expert = -1;
+  return ending;
+}
+
+OperationExchange::OperationExchange(const Operation& op, const KernelDevice& device)
+    : op_(op), device_(device), start_ns_(nanoseconds()) {}
+
+void OperationExchange::tell_stream() const {
+  if (op_.signal.flag != nullptr) store_release(op_.signal.flag, 1u);
+  if (op_.signal.done != nullptr) store_release(op_.signal.done, op_.signal.value);
+}
+
+// The host takes a place again as soon as it is told that all went well.
+void OperationExchange::leave() const {
+  if (!failed_) return;
+  if (op_.signal.failed != nullptr) std::atomic_ref(*op_.signal.failed).fetch_add(1);
+  tell_stream();
+  store_release(&op_.result->left, op_.tag);
+}
+
+bool OperationExchange::must_leave(std::int32_t culprit) {
+  if (device_.over()) return true;
+  if (op_.abort != nullptr && load_acquire(op_.abort) != 0) {
+    OpResult ending = ended(OpError::kAborted, culprit);
+    ending.num_dropped = num_dropped_;
+    publish(ending);
+    return true;
+  }
+  if (nanoseconds() - start_ns_ < op_.timeout_ns) return false;
+  publish(ended(OpError::kDeadline, culprit));
+  return true;
+}
+
+bool OperationExchange::wait_ready() {
+  if (op_.signal.ready == nullptr) return true;
+  for (unsigned looks = 1; static_cast<std::int32_t>(load_acquire(op_.signal.ready) - op_.signal.value) < 0;
+       ++looks) {
+    if (must_leave(-1)) return false;
+    device_.pause(looks);
+  }
+  return true;
+}
+
+void OperationExchange::publish(const OpResult& ending) {
+  failed_ = ending.error != OpError::kNone;
+  if (!failed_) tell_stream();
+  OpResult& result = *op_.result;
+  const OpResult copy = ending;
+  result.error = copy.error;
+  result.culprit = copy.culprit;
+  result.token = copy.token;
+  result.k = copy.k;
+  result.value = copy.value;
+  result.expert = copy.expert;
+  result.rows = copy.rows;
+  result.room = copy.room;
+  result.num_recv_rows = copy.num_recv_rows;
+  result.num_dropped = copy.num_dropped;
+  store_release(&result.tag, op_.tag);
+}
+
+bool OperationExchange::wait_signals(const std::uint64_t* lines) {
+  std::uint32_t waiting = 0;
+  for_ranks_there([&](std::uint32_t rank) { waiting |= 1u << rank; });
+  for (unsigned looks = 1;; ++looks) {
+    for (std::uint32_t rank = 0; rank < op_.shape.num_ranks; ++rank) {
+      const bool mine = (waiting >> rank & 1) != 0;
+      if (mine && load_acquire(lines + std::size_t{rank} * kSignalWords) >= op_.tag) waiting &= ~(1u << rank);
+    }
+    if (waiting == 0) return true;
+    if (must_leave(static_cast<std::int32_t>(__builtin_ctz(waiting)))) return false;
+    device_.pause(looks);
+  }
+}
+
+void OperationExchange::announce() const {
+  for_ranks_there([&](std::uint32_t rank) {
+    const Peer& peer = op_.peers[rank];
+    std::copy_n(op_.announcement, kAnnouncementWords,
+                peer.announcement + std::size_t{op_.rank} * kAnnouncementWords);
+    store_release(peer.ready + std::size_t{op_.rank} * kSignalWords, op_.tag);
+  });
+}
+
+bool OperationExchange::check_announcements() {
+  std::optional<std::uint32_t> differs;
+  for_ranks_there([&](std::uint32_t rank) {
+    const std::uint64_t* theirs = own().announcement + std::size_t{rank} * kAnnouncementWords;
+    const bool same = theirs[1] == op_.announcement[1] && same_routing(theirs[2], op_.announcement[2]);
+    if (!same && !differs) differs = rank;
+  });
+  if (differs) publish(ended(OpError::kMismatch, static_cast<std::int32_t>(*differs)));
+  return !differs;
+}
+
+bool OperationExchange::arrive() {
+  if (op_.counts.host_sent != nullptr) store_release(op_.counts.host_sent, op_.tag);
+  for_ranks_there([&](std::uint32_t rank) {
+    store_release(op_.peers[rank].arrived + std::size_t{op_.rank} * kSignalWords, op_.tag);
+  });
+  return wait_signals(own().arrived);
+}
+
+}  // namespace epd::fake_cuda

@@ -1,0 +1,14 @@
+// Dispatch, combine and noop, by a host.
+#pragma once
+
+#include "fake_cuda/kernel_protocol.h"
+
+#include <string>
+
+namespace epd::fake_cuda {
+
+// Of an operation that check_operation() has found nothing wrong with. As run_kernel().
+std::string run_operation(kernels::cuda::Task task, const kernels::cuda::Operation& op,
+                          const KernelDevice& device);
+
+}  // namespace epd::fake_cuda
