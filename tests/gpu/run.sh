@@ -1,9 +1,10 @@
 #!/bin/sh
 # Builds the CUDA kernels, their test and their benchmark on a machine with GPUs, and runs all of it within
-# about eight minutes. Usage: tests/gpu/run.sh [--daemon DIR] [full]   (from the root of the sources; output in
+# about nine minutes. Usage: tests/gpu/run.sh [--daemon DIR] [full]   (from the root of the sources; output in
 # build/gpu; EPD_GPU_STEPS="test suite" runs these steps alone). With --daemon also, under MPS, what pack.sh has put in
-# DIR: the GPU faults, the benchmark's suite in both modes, commands and graphs, overlap, the time that kernels take to stop,
-# streams, conformance, bound memory (`full`: on launched kernels too). All that the steps have said is in all.log.
+# DIR: the GPU faults, the benchmark's suite, graphs, overlap, the time that kernels take to stop, streams, commands,
+# conformance, bound memory. `full`, some four minutes more: also launched operations in suite, overlap and bound memory, and
+# other ways to ask and to wait. All that the steps have said is in all.log.
 set -u
 daemon=
 if [ "${1:-}" = --daemon ]; then
@@ -65,20 +66,27 @@ if [ -n "$daemon" ]; then
   # Tests that kill an engine take the clients of its GPU along under MPS.
   kills='*ThatIsKilled*:*ThatAreKilled*:*OutliveTheEngine*:*Engine*'
   step faults 130 "$daemon/bin/gpu_fault_test"
-  step suite 100 "$daemon/bin/epbench" suite --backend cuda --iters 12
+  full=${1:-}
+  [ "$full" = full ] && step suite 100 "$daemon/bin/epbench" suite --backend cuda --iters 12
   step resident 110 "$daemon/bin/epbench" suite --backend cuda --mode resident --iters 12
   decode="$daemon/bin/epbench --backend cuda --mode resident --sms 32 --tokens 128 --layout expert --payload fp8
     --max-recv-rows 64 --iters 40"
-  step decode_commands 40 $decode --wait kernel --commands
   step decode_graph 40 $decode --wait kernel --graph
-  step decode_graph_warm 40 $decode --wait kernel --graph --warm-cache
-  step decode_graph_memop 40 $decode --graph
-  for mode in launched resident; do
+  if [ "$full" = full ]; then
+    step decode_commands 40 $decode --wait kernel --commands
+    step decode_graph_warm 40 $decode --wait kernel --graph --warm-cache
+    step decode_graph_memop 40 $decode --graph
+  fi
+  modes=
+  [ "$full" = full ] && modes="launched resident"
+  for mode in $modes; do
     beside="$epbench --mode $mode --wait kernel --overlap --check none"
     step "overlap_4096_$mode" 60 $beside --tokens 4096
     step "overlap_128_$mode" 60 $beside --tokens 128 --layout expert --payload fp8 --max-recv-rows 64
   done
-  for by in commands graph; do
+  ways=graph
+  [ "$full" = full ] && ways="commands graph"
+  for by in $ways; do
     beside="$epbench --mode resident --wait kernel --$by --overlap --check one"
     step "overlap_4096_$by" 60 $beside --tokens 4096
     step "overlap_128_$by" 60 $beside --tokens 128 --layout expert --payload fp8 --max-recv-rows 64
@@ -88,10 +96,10 @@ if [ -n "$daemon" ]; then
   # A daemon starts anew with each kind of device: one kind after the other.
   step streams_cuda 60 "$daemon/bin/operations_test" --gtest_filter="*Streams*/cuda_by_kernel-$kills"
   step streams_resident 100 "$daemon/bin/operations_test" --gtest_filter="*Streams*/resident_*-$kills"
-  step commands 90 "$daemon/bin/operations_test" --gtest_filter="*Commands*/resident_*-$kills"
+  step commands 150 "$daemon/bin/operations_test" --gtest_filter="*Commands*/resident_*-$kills"
   step conformance 60 "$daemon/bin/operations_test" --gtest_filter="*RandomCases*/resident:*Modes*/resident-$kills"
   kinds=resident
-  [ "${1:-}" = full ] && kinds="cuda resident"
+  [ "$full" = full ] && kinds="cuda resident"
   for kind in $kinds; do
     step "bound_$kind" 90 "$daemon/bin/bound_test" --gtest_filter="*/$kind-$kills"
   done
