@@ -324,8 +324,8 @@ class Carrier {
     __syncwarp();
     return board.placed == LandingBoard::kKnown;
   }
-  // And releases what is sent. Rows that are cast are spread by warps that have sent none. Who has copied a row
-  // spreads it, and before it is acknowledged, unless few are on the wire.
+  // And releases what is sent. A row that was cast is spread by any warp, first by those that have sent none. Who
+  // has copied a row spreads it, and before it is acknowledged, unless few are on the wire.
   __device__ void spread_held(const LandedPlans& plans) {
     if (!format_.cast) {
       if (op_.num_tokens <= cta_.count) sent_.release();
