@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds the CUDA kernels, their test and their benchmark on a machine with GPUs, and runs all of it within
-# about nine minutes. Usage: tests/gpu/run.sh [--daemon DIR] [full]   (from the root of the sources; output in
+# Builds the CUDA kernels, their test and their benchmark on a machine with GPUs, and runs all of it in some
+# nine minutes on four (by adding up: this set was not run as one call yet). Usage: tests/gpu/run.sh [--daemon DIR] [full]   (from the root of the sources; output in
 # build/gpu; EPD_GPU_STEPS="test suite" runs these steps alone). With --daemon also, under MPS, what pack.sh has put in
 # DIR: the GPU faults, the benchmark's suite, graphs, overlap, the time that kernels take to stop, streams, commands,
 # conformance, bound memory. `full`, some four minutes more: also launched operations in suite, overlap and bound memory, and
