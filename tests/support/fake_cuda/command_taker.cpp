@@ -1,20 +1,13 @@
 #include "fake_cuda/command_taker.h"
 
+#include "fake_cuda/operation_exchange.h"
+
 #include <atomic>
 
 namespace epd::fake_cuda {
 namespace {
 
 using namespace kernels::cuda;
-
-template <typename T>
-void store_release(T* word, T value) {
-  std::atomic_ref(*word).store(value, std::memory_order_release);
-}
-template <typename T>
-T load_acquire(const T* word) {
-  return std::atomic_ref(*const_cast<T*>(word)).load(std::memory_order_acquire);
-}
 
 // Null: of a command that names none.
 const RouteState kNoRoute{};
