@@ -227,8 +227,8 @@ EXAMPLES
 
 const Page kEvictSession = {"End a session", R"HELP(
 Its client gets ABORTED with the reason; its groups lose their ranks, and the other ranks are told why. On a
-GPU under MPS all work of its process is terminated first, unless the process has another session; the log
-says how that went.
+GPU under MPS all work of its process is terminated first, unless the process has another session or is
+leaving by itself; the log says how that went.
 
 EXAMPLE
   epctl evict session 12 --reason "holds up the others"

@@ -1,6 +1,7 @@
 #include "engine_process.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -10,7 +11,6 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 
 #ifndef P_PIDFD
 #define P_PIDFD 3
@@ -115,14 +115,9 @@ void EngineProcess::kill() {
   if (!reaped_) ::kill(pid_, SIGKILL);
 }
 
-bool EngineProcess::is_stopped() const {
-  std::ifstream file("/proc/" + std::to_string(pid_) + "/stat");
-  std::string line;
-  std::getline(file, line);
-  const std::size_t name_end = line.rfind(')');  // the name may hold anything
-  if (name_end == std::string::npos || name_end + 2 >= line.size()) return false;
-  const char state = line[name_end + 2];
-  return state == 'T' || state == 't';
+bool EngineProcess::has_left() const {
+  pollfd entry{link_.get(), 0, 0};
+  return ::poll(&entry, 1, 0) > 0 && (entry.revents & POLLHUP) != 0;
 }
 
 std::string EngineProcess::reap() {

@@ -47,8 +47,8 @@ class EngineProcess {
   Status flush();
 
   void kill();
-  // By a signal or a tracer, as /proc says.
-  bool is_stopped() const;
+  // It has closed its link, which it does when nothing of it runs any more: its process ends.
+  bool has_left() const;
   // After pidfd() has become readable: "exit 1", "signal 9".
   std::string reap();
   // Once reaped; -1: ended by a signal.

@@ -1,25 +1,14 @@
 // One operation explains itself: whom it waits for, and what keeps that one.
 #include "node.h"
+#include "process_state.h"
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <set>
 
 namespace epd {
 namespace {
 
 constexpr std::uint64_t kStandsStillMs = 3'000;  // a sleeping engine turns each second
-
-// By SIGSTOP or a debugger. False if the process is not there, or not to be seen.
-bool is_stopped(std::int32_t pid) {
-  if (pid <= 0) return false;
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  const std::size_t name_end = text.rfind(')');  // the name may hold anything
-  if (name_end == std::string::npos || name_end + 2 >= text.size()) return false;
-  return text[name_end + 2] == 'T' || text[name_end + 2] == 't';
-}
 
 bool engine_stands_still(const DeviceView& device) {
   return device.engine_pid != 0 &&

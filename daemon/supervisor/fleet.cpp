@@ -1,6 +1,7 @@
 #include "fleet.h"
 
 #include "base/event.h"
+#include "process_state.h"
 
 #include <sys/epoll.h>
 #include <algorithm>
@@ -164,10 +165,10 @@ void EngineFleet::kill(std::uint32_t index, const std::string& why) {
     const Device& d = devices_[index];
     if (d.process != nullptr && d.process->pid() == pid) d.process->kill();
   };
-  if (is_ready(index)) {
+  if (is_ready(index) && !device.process->has_left()) {
     host_.before_kill(index, now);
   } else {
-    now();  // it runs nothing yet
+    now();  // it runs nothing yet, or nothing any more
   }
 }
 
@@ -178,7 +179,7 @@ void EngineFleet::kill_unless_stopped(std::uint32_t index, const std::string& wh
 
 bool EngineFleet::is_stopped(std::uint32_t index, const std::string& noticed_by) {
   Device& device = devices_[index];
-  const bool stopped = device.process->is_stopped();
+  const bool stopped = epd::is_stopped(device.process->pid());
   if (stopped == std::exchange(device.looked_stopped, stopped)) return stopped;
   if (stopped) {
     log_event(LogLevel::kWarning, "engine is stopped",

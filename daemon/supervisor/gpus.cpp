@@ -1,33 +1,15 @@
 // GPUs: what can be told about them at start, and how work on them is ended under MPS.
 #include "base/event.h"
 #include "node.h"
+#include "process_state.h"
 
 #include <algorithm>
-#include <fstream>
-#include <sstream>
 
 namespace epd {
 namespace {
 
 bool is_cuda(const DeviceName& name) {
   return name.kind == abi::DeviceKind::kCuda;
-}
-
-// Whether a process is on its way out, as /proc says. Not where that hides other users' processes.
-bool is_ending(const PeerIdentity& peer) {
-  constexpr unsigned long kExiting = 0x4;  // the kernel's PF_EXITING
-  if (!peer.pidfd.valid()) return false;   // the number may be another's by now
-  std::ifstream file("/proc/" + std::to_string(peer.pid) + "/stat");
-  std::string line;
-  std::getline(file, line);
-  const std::size_t name_end = line.rfind(')');  // the name may hold anything
-  if (name_end == std::string::npos) return false;
-  std::istringstream fields(line.substr(name_end + 1));
-  std::string state;
-  long skipped = 0;  // parent, process group, session, terminal, its process group
-  unsigned long flags = 0;
-  fields >> state >> skipped >> skipped >> skipped >> skipped >> skipped >> flags;
-  return fields && (flags & kExiting) != 0;
 }
 
 void tell_of(const DeviceName& name, const DeviceFacts& facts) {
@@ -158,8 +140,9 @@ std::vector<pid_t> Node::engine_pids() const {
 }
 
 // `then` is called when nothing of the process runs on the GPU any more, or that can't be had in time: now,
-// or later on the loop.
-void Node::terminate_work(std::uint32_t device, pid_t pid, int pidfd, std::function<void()> then) {
+// or later on the loop. `left`: see MpsControl::Target.
+void Node::terminate_work(std::uint32_t device, pid_t pid, int pidfd,
+                          std::shared_ptr<const std::atomic<bool>> left, std::function<void()> then) {
   Result<UniqueFd> same = mps_ == nullptr || !devices_[device].facts.mps || pidfd < 0
                               ? Result<UniqueFd>(not_found("nobody to ask"))
                               : duplicate(pidfd);
@@ -167,7 +150,7 @@ void Node::terminate_work(std::uint32_t device, pid_t pid, int pidfd, std::funct
     then();
     return;
   }
-  mps_->terminate(MpsControl::Target{pid, std::move(*same), engine_pids()},
+  mps_->terminate(MpsControl::Target{pid, std::move(*same), engine_pids(), std::move(left)},
                   [this, device, pid, then = std::move(then)](const Result<std::string>& how) {
                     const bool fine = how.ok() || how.status().code() == StatusCode::kNotFound;
                     log_event(
@@ -182,13 +165,14 @@ void Node::terminate_work(std::uint32_t device, pid_t pid, int pidfd, std::funct
 
 void Node::before_kill(std::uint32_t device, std::function<void()> then) {
   const EngineProcess* process = fleet_->process(device);
-  terminate_work(device, process->pid(), process->pidfd(), std::move(then));
+  terminate_work(device, process->pid(), process->pidfd(), nullptr, std::move(then));
 }
 
-// Ends a session against its client's will. Such a client mostly ends as well, by itself or by whoever had it
-// evicted, and its kernels may run: MPS terminates them first. That ends all of its process's work on GPUs,
-// so it is left out while the process has another session.
+// Ends a session because the operator wants it gone. Such a client mostly ends as well, by itself or by
+// whoever had it evicted, and its kernels may run: MPS terminates them first. That ends all of its process's
+// work on GPUs, so it is left out while the process has another session.
 void Node::expel(const Session& session, const Status& status) {
+  if (expelled_.contains(session.id)) return;  // MPS is being asked
   const auto& all = sessions_->connections();
   const bool stays = std::any_of(all.begin(), all.end(), [&](const auto& entry) {
     return entry.second.attached && entry.first != session.id && entry.second.peer.pid == session.peer.pid;
@@ -197,8 +181,16 @@ void Node::expel(const Session& session, const Status& status) {
   if (stays) {
     end();
   } else {
-    terminate_work(session.device, session.peer.pid, session.peer.pidfd.get(), end);
+    const auto left = std::make_shared<std::atomic<bool>>(false);
+    expelled_[session.id] = left;
+    terminate_work(session.device, session.peer.pid, session.peer.pidfd.get(), left, end);
   }
+}
+
+// Its client may be about to end, which MPS must not be asked to hasten.
+void Node::stop_expelling(std::uint64_t session_id) {
+  const auto asked = expelled_.extract(session_id);
+  if (!asked.empty()) *asked.mapped() = true;
 }
 
 // A GPU mostly fails because a client was killed in the middle of its kernel. That one needs half a second to
@@ -207,7 +199,9 @@ void Node::expel(const Session& session, const Status& status) {
 void Node::end_dying_sessions(std::uint32_t device) {
   std::vector<std::uint64_t> dying;
   for (const auto& [id, session] : sessions_->connections()) {
-    if (session.attached && session.device == device && is_ending(session.peer)) dying.push_back(id);
+    if (session.attached && session.device == device && session.peer.pidfd.valid() &&
+        is_ending(session.peer.pid))
+      dying.push_back(id);
   }
   for (const std::uint64_t id : dying) sessions_->died(id);
 }

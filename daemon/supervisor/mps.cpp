@@ -1,5 +1,7 @@
 #include "mps.h"
 
+#include "process_state.h"
+
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -84,6 +86,24 @@ std::string one_line(std::string text) {
     if (c < 0x20 || c > 0x7e) c = ' ';
   }
   return text.size() > 200 ? text.substr(0, 200) + "..." : text;
+}
+
+// The last look before it is terminated.
+Status still_there(const MpsControl::Target& target) {
+  const std::string process = "process " + std::to_string(target.pid);
+  if (target.left != nullptr && target.left->load())
+    return not_found("the session of " + process + " has ended meanwhile");
+  if (is_ending(target.pid)) return not_found(process + " is ending by itself");
+  return has_ended(target.pidfd.get()) ? not_found(process + " has ended") : Status{};
+}
+
+// It exits with 0 in any case; what the server returned stands in its last line, after what was wrong.
+Status judge_termination(const std::string& said) {
+  const std::string line = one_line(said);
+  if (line == "0") return {};
+  const std::string text = "terminate_client: " + line;
+  if (line != "201") return internal_error(text);  // CUDA_ERROR_INVALID_CONTEXT
+  return internal_error(text + ": perhaps it was leaving just then");
 }
 
 }  // namespace
@@ -171,11 +191,10 @@ Result<std::string> MpsControl::terminate_now(const Question& question) const {
       return not_found("MPS lists no engine of this daemon beside process " + pid +
                        ", so it may mean another one by that number (another PID namespace?)");
     }
-    if (has_ended(target.pidfd.get())) return not_found("process " + pid + " has ended");
+    if (Status status = still_there(target); !status.ok()) return status;
     Result<std::string> said = run("terminate_client " + std::to_string(server) + " " + pid, question.due_ns);
     if (!said.ok()) return said;
-    // It exits with 0 in any case; what the server returned stands in its last line, after what was wrong.
-    if (one_line(*said) != "0") return internal_error("terminate_client: " + one_line(*said));
+    if (Status status = judge_termination(*said); !status.ok()) return status;
     return "terminated by server " + std::to_string(server) + " within " +
            std::to_string((clock_.now_ns() - begin) / kMsNs) + " ms";
   }

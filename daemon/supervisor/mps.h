@@ -10,9 +10,11 @@
 #include "loop.h"
 
 #include <sys/types.h>
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -42,9 +44,13 @@ class MpsControl {
     pid_t pid = 0;
     UniqueFd pidfd;  // of the same process: a later one of that number is left alone
     std::vector<pid_t> ours;
+    // Null, or true as soon as it has left us by itself, which is mostly because its process ends.
+    std::shared_ptr<const std::atomic<bool>> left;
   };
-  // NOT_FOUND: MPS does not know it, so nothing of it runs. DEADLINE_EXCEEDED. UNSUPPORTED: no such program.
-  // INTERNAL: what the program said instead.
+  // One that is on its way out is left alone: MPS answers 201 then (driver 580). What remains is the time
+  // between a last look and the server's turn. NOT_FOUND: MPS does not know it, so nothing of it runs, or it
+  // is on its way out. DEADLINE_EXCEEDED. UNSUPPORTED: no such program. INTERNAL: what the program said
+  // instead.
   void terminate(Target target, Answer answer);
 
  private:

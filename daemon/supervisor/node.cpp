@@ -154,6 +154,7 @@ void Node::tell_session(const Session& session) {
 }
 
 void Node::session_closed(const Session& session, const std::string& how) {
+  stop_expelling(session.id);
   record_losses(session.id, std::nullopt, how);
   registry_.session_closed(session.id, how);
   carry_out_actions();  // kStopMember goes before kRemoveSession
@@ -229,13 +230,14 @@ void Node::engine_failed(std::uint32_t device, const std::string& text) {
   for (const std::uint64_t id : ids) sessions_->end(id, internal_error(text));
 }
 
+// Its process keeps what it has on the GPU: nothing of ours depends on that. Its streams are let go, and all
+// that its kernels can write is memory that it has mapped itself.
 void Node::session_failed(const abi::SessionFailed& message) {
   const std::string text(message.text, abi::text_length(message.text));
   static LogLimiter limiter;
   limiter.record(EventKind::kRefused, LogLevel::kWarning, "session ended for an illegal submission",
                  {{"session", message.session_id}, {"reason", text}});
-  const Session* session = sessions_->find(message.session_id);
-  if (session != nullptr) expel(*session, Status(message.status, text));
+  sessions_->end(message.session_id, Status(message.status, text));
 }
 
 void Node::engine_message(std::uint32_t device, const Packet& packet) {

@@ -114,8 +114,10 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   void probe_mps_control();
   std::vector<pid_t> engine_pids() const;
   std::optional<CudaView> cuda_view(std::uint32_t device) const;
-  void terminate_work(std::uint32_t device, pid_t pid, int pidfd, std::function<void()> then);
+  void terminate_work(std::uint32_t device, pid_t pid, int pidfd,
+                      std::shared_ptr<const std::atomic<bool>> left, std::function<void()> then);
   void expel(const Session& session, const Status& status);
+  void stop_expelling(std::uint64_t session_id);
   void end_dying_sessions(std::uint32_t device);
 
   // explain.cpp
@@ -174,6 +176,8 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   std::unique_ptr<EngineFleet> fleet_;
   std::unique_ptr<MpsControl> mps_;  // null: nobody to ask
   std::string mps_error_;
+  // Sessions whose clients' work MPS is asked to terminate; set when they end before it has.
+  std::map<std::uint64_t, std::shared_ptr<std::atomic<bool>>> expelled_;
   UniqueFd signals_;
 
   // Per device: sessions whose kRemoveSession is unanswered, and when patience ends.

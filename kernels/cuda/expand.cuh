@@ -4,87 +4,10 @@
 
 #include "cuda/dispatch.cuh"
 #include "cuda/landed_plans.cuh"
+#include "cuda/landed_row.cuh"
 #include "cuda/own_choices.cuh"
 
 namespace epd::kernels::cuda {
-
-// Where the parts of a landed row lie: row, scales; for each choice a weight, and which row it is.
-struct LandedRow {
-  std::uint32_t weights;
-  std::uint32_t choices;
-  std::uint32_t bytes;
-  std::uint32_t pitch;  // of rows in a stage
-
-  __device__ LandedRow(const RowFormat& format, std::uint32_t topk) {
-    const std::uint32_t words = (topk * 4 + 15) / 16 * 16;
-    weights = (format.row_bytes + format.scale_bytes + 15) / 16 * 16;
-    choices = weights + words;
-    bytes = choices + words;
-    pitch = (bytes + 127) / 128 * 128;
-  }
-};
-
-// A choice as it travels with its row: the expert, and the row's number among those that the expert gets from
-// the source. Every number is below kMaxLandingTokens.
-struct LandedChoice {
-  std::uint32_t word;
-  static constexpr std::uint32_t kNone = 0xffff;  // no expert; or as a number: a lower k has the same expert
-  static __device__ LandedChoice make(std::uint32_t expert, std::uint32_t number) {
-    return {number << 16 | (expert & 0xffff)};
-  }
-  __device__ std::uint32_t expert() const { return word & 0xffff; }
-  __device__ std::uint32_t number() const { return word >> 16; }
-};
-
-// Rows of a warp that are on their way to landings, two at most: whoever waits for a row holds up the next.
-class SentRows {
- public:
-  // To every rank that is chosen, from a stage that has the row and all that comes with it. `held`: but for this
-  // rank, which takes it from there.
-  __device__ void send(const Operation& op, const LandedRow& landed, std::uint8_t* stage, std::uint32_t token,
-                       bool held) {
-    if (count_ == 2) release_first<1>();
-    LandedChoice choice{kFull};
-    if (lane_of() < op.shape.topk)
-      choice = reinterpret_cast<const LandedChoice*>(stage + landed.choices)[lane_of()];
-    const bool chosen = choice.expert() != LandedChoice::kNone;
-    const std::uint32_t rank = chosen ? rank_of_expert(op.shape, choice.expert()) : 0;
-    const bool leaves = chosen && !(held && rank == op.rank);
-    const std::uint32_t ranks = __reduce_or_sync(kFull, leaves ? 1u << rank : 0u);
-    const bool mine = ((ranks >> lane_of()) & 1) != 0;
-    const std::uint32_t to = mine ? lane_of() : op.rank;
-    warp_store(landing_slot(op, to, op.rank, token), stage, landed.bytes, mine);
-    stores_commit();
-    std::uint64_t* const tag = mine ? landed_tag(op, to, op.rank, token, 0) : nullptr;
-    tag_ = op.tag;
-    (count_ == 0 ? first_ : second_) = tag;
-    ++count_;
-  }
-  // kLater: stores of the warp that came after them, in groups.
-  template <std::uint32_t kLater = 0>
-  __device__ void release() {
-    if (count_ == 2) release_first<1 + kLater>();
-    if (count_ == 1) release_first<kLater>();
-  }
-
- private:
-  template <std::uint32_t kLater>
-  __device__ void release_first() {
-    stores_wait_done_but<kLater>();
-    tell();
-    first_ = second_;
-  }
-  __device__ void tell() {
-    __syncwarp();
-    if (first_ != nullptr) store_release_system(first_, tag_);
-    --count_;
-  }
-
-  std::uint32_t count_ = 0;
-  std::uint64_t tag_ = 0;
-  std::uint64_t* first_ = nullptr;  // the lane's
-  std::uint64_t* second_ = nullptr;
-};
 
 // One warp that moves rows: it sends those of this rank's tokens, then spreads what has landed. CTA 0 keeps
 // the books and moves none, if there are others.
@@ -148,7 +71,7 @@ class Carrier {
       const std::uint32_t token = i / ranks;
       if (!plans.comes(source, token) || (source == op_.rank && is_held(token))) continue;
       const std::uint64_t* const tag = landed_tag(op_, op_.rank, source, token, 0);
-      if (!wait_words(op_, tag, lane_of() == 0, source, deadline_ns)) return leave(false);
+      if (!wait_words<kManyPauseNs>(op_, tag, lane_of() == 0, source, deadline_ns)) return leave(false);
       spread_landed(plans, source, token);
     }
     return leave(true);
@@ -490,9 +413,8 @@ __device__ inline void open_routing(const Operation& op) {
 
 // One CTA's part of a dispatch. `op` is the CTA's own copy.
 __device__ inline void run_dispatch(const Operation& op, Cta cta, std::uint8_t* memory) {
-  const bool lands = op.landing.max_tokens != 0;
-  if (!lands || cta.index == 0) open_routing(op);  // through landings nobody else writes it
-  if (lands) {
+  if (!lands(op) || cta.index == 0) open_routing(op);  // through landings nobody else writes it
+  if (lands(op)) {
     run_landing_dispatch(op, cta, memory);
   } else {
     run_pushing_dispatch(op, cta, memory);

@@ -225,7 +225,7 @@ __device__ inline bool herald(const Operation& op, Cta cta, LandingBoard& board,
   __syncwarp();
   if (!wait_words(op, own.ready + rank * kSignalWords, there, rank, deadline_ns)) return false;
   if (__any_sync(kFull, there && !agrees(op, rank)) != 0) return false;
-  if (!__all_sync(kFull, tell_others(op, cta, board, warps))) return false;
+  if (!tell_others(op, cta, board, warps)) return false;
   return wait_words(op, own.arrived + rank * kSignalWords, there && rank != op.rank, rank, deadline_ns);
 }
 

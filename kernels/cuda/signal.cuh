@@ -148,15 +148,20 @@ __device__ __noinline__ inline bool must_leave(const Operation& op, std::uint64_
   return false;
 }
 
+// Between two looks of warps of which all SMs have many: what comes from other ranks would wait for them
+// (kernels/README).
+inline constexpr std::uint32_t kManyPauseNs = 300;
+
 // Until there() is true of each lane that waits, of rank `rank`. False: the operation has failed. All lanes of a
 // warp call.
-template <typename There>
+template <std::uint32_t kPauseNs = 0, typename There>
 __device__ inline bool wait_until(const Operation& op, std::uint32_t rank, bool waits,
                                   std::uint64_t deadline_ns, There there) {
 #pragma unroll 1
   for (std::uint32_t looks = 1;; ++looks) {
     if (waits) waits = !there();
     if (__all_sync(kFull, !waits)) return true;
+    if (kPauseNs != 0) __nanosleep(kPauseNs);
     if (looks % 64 != 0) continue;
     const std::uint32_t waiting = __reduce_or_sync(kFull, waits ? 1u << rank : 0u);
     bool leave = false;
@@ -167,13 +172,14 @@ __device__ inline bool wait_until(const Operation& op, std::uint32_t rank, bool 
 
 // Until each lane with `mine` sees in its `word` that the operation has got there. False: it has failed. All
 // lanes of a warp call; then what was released is visible to each of them. `rank`: whom the lane waits for.
+template <std::uint32_t kPauseNs = 0>
 __device__ inline bool wait_words(const Operation& op, const std::uint64_t* word, bool mine,
                                   std::uint32_t rank, std::uint64_t deadline_ns) {
   const bool missing = mine && load_acquire_system(word) < op.tag;
   if (__any_sync(kFull, missing)) {
     // Looks that acquire nothing: those that do would hold up the loads of all warps of the SM.
     const auto there = [&] { return load_relaxed_system(word) >= op.tag; };
-    if (!wait_until(op, rank, missing, deadline_ns, there)) return false;
+    if (!wait_until<kPauseNs>(op, rank, missing, deadline_ns, there)) return false;
     if (missing) load_acquire_system(word);  // a fence would wait for the warp's stores
   }
   __syncwarp();

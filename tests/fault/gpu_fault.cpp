@@ -26,6 +26,11 @@ std::uint32_t gpus_there(bool true_gpus) {
                            : static_cast<std::uint32_t>(std::strtoul(number, nullptr, 10));
 }
 
+std::string text_of(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
 }  // namespace
 
 HeldExit::HeldExit(pid_t pid)
@@ -153,9 +158,23 @@ bool FaultyGpus::was_terminated(pid_t pid) const {
     }
     return false;
   }
-  std::ifstream file(folder_ + "/asked");
-  const std::string asked((std::istreambuf_iterator<char>(file)), {});
-  return asked.find("terminate_client 1 " + std::to_string(pid) + "\n") != std::string::npos;
+  return text_of(folder_ + "/asked").find("terminate_client 1 " + std::to_string(pid) + "\n") !=
+         std::string::npos;
+}
+
+HeldMps::HeldMps(const FaultyGpus& gpus) : folder_(gpus.folder_) {
+  // The daemon's own question at its start is to be over.
+  EXPECT_TRUE(eventually(20, [this] { return asked().find("get_client_list") != std::string::npos; }));
+  std::ofstream(folder_ + "/hold").close();
+  fs::remove(folder_ + "/asked");
+}
+
+void HeldMps::let_go() const {
+  fs::remove(folder_ + "/hold");
+}
+
+std::string HeldMps::asked() const {
+  return text_of(folder_ + "/asked");
 }
 
 std::string FaultyGpus::session_of(pid_t client) const {

@@ -60,6 +60,8 @@ class FaultyGpus {
   void expect_no_engine_died() const;
 
   bool can_terminate() const;
+  // Whether a HeldMps holds it: the fake one.
+  bool can_hold_mps() const { return !true_gpus_; }
   // What the fake MPS says; the true one knows by itself.
   void list_clients(const std::vector<pid_t>& clients) const;
   bool was_terminated(pid_t pid) const;
@@ -67,11 +69,27 @@ class FaultyGpus {
   std::string session_of(pid_t client) const;
 
  private:
+  friend class HeldMps;
   const bool true_gpus_;
   const std::uint32_t num_gpus_;
   std::string why_not_;
   std::string folder_;  // of the fakes' files
   std::unique_ptr<Daemon> daemon_;
+};
+
+// The fake MPS does not answer who its clients are, until it is let go.
+class HeldMps {
+ public:
+  explicit HeldMps(const FaultyGpus& gpus);
+  ~HeldMps() { let_go(); }
+  HeldMps(const HeldMps&) = delete;
+  HeldMps& operator=(const HeldMps&) = delete;
+  void let_go() const;
+  // Since it is held, a line for each question.
+  std::string asked() const;
+
+ private:
+  const std::string folder_;
 };
 
 }  // namespace epd::test

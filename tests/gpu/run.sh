@@ -1,10 +1,11 @@
 #!/bin/sh
 # Builds the CUDA kernels, their test and their benchmark on a machine with GPUs, and runs all of it in some
-# nine minutes on four (by adding up: this set was not run as one call yet). Usage: tests/gpu/run.sh [--daemon DIR] [full]   (from the root of the sources; output in
-# build/gpu; EPD_GPU_STEPS="test suite" runs these steps alone). With --daemon also, under MPS, what pack.sh has put in
-# DIR: the GPU faults, the benchmark's suite, graphs, overlap, the time that kernels take to stop, streams, commands,
-# conformance, bound memory. `full`, some four minutes more: also launched operations in suite, overlap and bound memory, and
-# other ways to ask and to wait. All that the steps have said is in all.log.
+# nine minutes on four (by adding up: with the test that hangs there it was cut off).
+# Usage: tests/gpu/run.sh [--daemon DIR] [full]   (from the root of the sources; output in build/gpu;
+# EPD_GPU_STEPS="test suite" runs these steps alone). With --daemon also, under MPS, what pack.sh has put in
+# DIR: the GPU faults, the benchmark's suite, graphs, overlap, the time that kernels take to stop, streams,
+# commands, conformance, bound memory. `full`, some four minutes more: also launched operations in suite,
+# overlap and bound memory, and other ways to ask and to wait. All that the steps have said is in all.log.
 set -u
 daemon=
 if [ "${1:-}" = --daemon ]; then
@@ -96,13 +97,15 @@ if [ -n "$daemon" ]; then
   # A daemon starts anew with each kind of device: one kind after the other.
   step streams_cuda 60 "$daemon/bin/operations_test" --gtest_filter="*Streams*/cuda_by_kernel-$kills"
   step streams_resident 100 "$daemon/bin/operations_test" --gtest_filter="*Streams*/resident_*-$kills"
-  step commands 150 "$daemon/bin/operations_test" --gtest_filter="*Commands*/resident_*-$kills"
+  hangs='*WhoRingsNonsense*/*by_kernel'  # on four GPUs: "Limits" in README
+  step commands 150 "$daemon/bin/operations_test" --gtest_filter="*Commands*/resident_*-$hangs:$kills"
   step conformance 60 "$daemon/bin/operations_test" --gtest_filter="*RandomCases*/resident:*Modes*/resident-$kills"
   kinds=resident
   [ "$full" = full ] && kinds="cuda resident"
   for kind in $kinds; do
     step "bound_$kind" 90 "$daemon/bin/bound_test" --gtest_filter="*/$kind-$kills"
   done
+  step nonsense 30 "$daemon/bin/operations_test" --gtest_filter="$hangs"
   echo quit | nvidia-cuda-mps-control > /dev/null
 fi
 step bench 60 "$out/kernels_bench" ${1:-}
@@ -112,7 +115,7 @@ if command -v compute-sanitizer > /dev/null && [ "${EPD_GPU_SANITIZE:-1}" = 1 ];
 fi
 for name in $steps; do
   case $name in
-    test | memcheck | racecheck | streams_* | commands | conformance | bound_*) lines=12 ;;
+    test | memcheck | racecheck | streams_* | commands | nonsense | conformance | bound_*) lines=12 ;;
     *) lines=+1 ;;
   esac
   echo "== $name"

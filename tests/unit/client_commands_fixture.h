@@ -42,11 +42,12 @@ class ClientCommands : public ClientCudaBase {
     while (!stop_) {
       const auto submission = daemon_.next_submission(5);
       if (!submission.has_value()) continue;
+      const StatusCode answer = refuse_with_;  // before a test sees the program, and asks for another
       {
         const std::lock_guard<std::mutex> lock(mutex_);
         programs_.push_back(*submission);  // who is answered looks at once
       }
-      daemon_.complete(*submission, refuse_with_);
+      daemon_.complete(*submission, answer);
     }
   }
   std::vector<abi::Submission> programs() {

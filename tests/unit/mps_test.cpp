@@ -1,17 +1,21 @@
 // MPS's control program is asked in the right order, about the right process, and never for too long.
 #include "mps.h"
+#include "process_state.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <optional>
 #include <sstream>
+#include <thread>
 
 namespace epd {
 namespace {
@@ -42,6 +46,34 @@ class Idle {
  private:
   pid_t pid_;
   pid_t ended_ = -1;
+  UniqueFd pidfd_;
+};
+
+// A process that is on its way out and stays there: its first thread has ended, another one has not.
+class Leaving {
+ public:
+  Leaving() : pid_(::fork()) {
+    if (pid_ == 0) {
+      std::thread([] {
+        for (;;) ::pause();
+      }).detach();
+      ::syscall(SYS_exit, 0);
+    }
+    pidfd_.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
+  }
+  ~Leaving() {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  bool reached() const {
+    for (int i = 0; i < 2000 && !is_ending(pid_); ++i) ::usleep(5000);
+    return is_ending(pid_);
+  }
+  pid_t pid() const { return pid_; }
+  UniqueFd pidfd() const { return std::move(duplicate(pidfd_.get())).value(); }
+
+ private:
+  const pid_t pid_;
   UniqueFd pidfd_;
 };
 
@@ -83,13 +115,23 @@ class Mps : public testing::Test {
     });
     return answer ? *answer : Result<std::string>(internal_error("no answer"));
   }
-  Result<std::string> terminate(MpsControl& control, const Idle& target, std::vector<pid_t> ours) {
-    return answer_to([&](MpsControl::Answer answer) {
-      control.terminate({target.pid(), target.pidfd(), std::move(ours)}, std::move(answer));
+  template <typename Process>
+  Result<std::string> terminate(MpsControl& control, const Process& target, std::vector<pid_t> ours) {
+    return answer_to([&](auto answer) {
+      control.terminate({target.pid(), target.pidfd(), std::move(ours), nullptr}, std::move(answer));
     });
   }
+  void expect_left_alone(const Result<std::string>& answer, const char* why) const {
+    EXPECT_EQ(answer.status().code(), StatusCode::kNotFound) << answer.status().to_string();
+    EXPECT_NE(answer.status().message().find(why), std::string::npos) << answer.status().message();
+    EXPECT_EQ(asked().find("terminate"), std::string::npos) << asked();
+  }
+  bool was_asked(const std::string& question) const {
+    for (int i = 0; i < 2000 && asked().find(question) == std::string::npos; ++i) ::usleep(5000);
+    return asked().find(question) != std::string::npos;
+  }
 
-  const MonotonicClock clock_;
+  const MonotonicClock clock_{};
   std::unique_ptr<Loop> loop_;
   std::string folder_;
 };
@@ -122,9 +164,7 @@ TEST_F(Mps, LeavesAloneANumberThatMayBeAnothers) {
   write("servers", "10\n");
   list("10", {client.pid(), 1});
   const Result<std::string> answer = terminate(*start(), client, {::getpid()});
-  EXPECT_EQ(answer.status().code(), StatusCode::kNotFound);
-  EXPECT_NE(answer.status().message().find("PID namespace"), std::string::npos) << answer.status().message();
-  EXPECT_EQ(asked().find("terminate"), std::string::npos) << asked();
+  expect_left_alone(answer, "PID namespace");
 }
 
 TEST_F(Mps, LeavesAloneTheNumberOfAProcessThatHasEnded) {
@@ -133,9 +173,35 @@ TEST_F(Mps, LeavesAloneTheNumberOfAProcessThatHasEnded) {
   write("servers", "10\n");
   list("10", {engine.pid(), client.pid()});
   client.end();
+  expect_left_alone(terminate(*start(), client, {engine.pid()}), "has ended");
+}
+
+TEST_F(Mps, LeavesAloneAProcessThatIsEnding) {
+  const Leaving client;
+  const Idle engine;
+  write("servers", "10\n");
+  list("10", {engine.pid(), client.pid()});
+  ASSERT_TRUE(client.reached());
   const Result<std::string> answer = terminate(*start(), client, {engine.pid()});
-  EXPECT_EQ(answer.status().code(), StatusCode::kNotFound);
-  EXPECT_EQ(asked().find("terminate"), std::string::npos) << asked();
+  expect_left_alone(answer, "is ending by itself");
+}
+
+// While MPS is still asked who is there.
+TEST_F(Mps, LeavesAloneAClientWhoseSessionHasEndedMeanwhile) {
+  const Idle client;
+  const Idle engine;
+  write("servers", "10\n");
+  list("10", {engine.pid(), client.pid()});
+  write("hold", "");
+  const auto left = std::make_shared<std::atomic<bool>>(false);
+  const auto control = start();
+  const Result<std::string> answer = answer_to([&](MpsControl::Answer given) {
+    control->terminate({client.pid(), client.pidfd(), {engine.pid()}, left}, std::move(given));
+    EXPECT_TRUE(was_asked("get_client_list"));
+    *left = true;
+    fs::remove(folder_ + "/hold");
+  });
+  expect_left_alone(answer, "has ended meanwhile");
 }
 
 TEST_F(Mps, AProgramThatHangsIsKilledInTime) {
@@ -155,9 +221,9 @@ TEST_F(Mps, ItsEndDoesNotWaitForAProgramThatHangs) {
   list("10", {client.pid()});
   write("hang", "");
   auto control = start();
-  control->terminate({client.pid(), client.pidfd(), {client.pid()}},
+  control->terminate({client.pid(), client.pidfd(), {client.pid()}, nullptr},
                      [](const Result<std::string>&) { FAIL() << "nobody runs the loop"; });
-  for (int i = 0; i < 2000 && asked().find("terminate") == std::string::npos; ++i) ::usleep(5000);
+  EXPECT_TRUE(was_asked("terminate"));
   const std::uint64_t begin_ns = clock_.now_ns();
   control.reset();
   EXPECT_LT(clock_.now_ns() - begin_ns, kHangMs * std::uint64_t{1'000'000} / 2)
@@ -193,6 +259,18 @@ TEST_F(Mps, AServerThatRefusesHasNotTerminated) {
   EXPECT_EQ(answer.status().code(), StatusCode::kInternal);
   EXPECT_NE(answer.status().message().find("Invalid process 7! 1"), std::string::npos)
       << answer.status().message();
+}
+
+// Seen on 4 x H200 with driver 580.
+TEST_F(Mps, TerminatingOneThatWasLeavingIsToldForWhatItMayMean) {
+  const Idle client;
+  write("servers", "10\n");
+  list("10", {client.pid()});
+  write("says", "201\n");
+  const Result<std::string> answer = terminate(*start(), client, {client.pid()});
+  EXPECT_EQ(answer.status().code(), StatusCode::kInternal);
+  for (const char* part : {"terminate_client: 201", "was leaving"})
+    EXPECT_NE(answer.status().message().find(part), std::string::npos) << answer.status().message();
 }
 
 TEST_F(Mps, AProgramThatDoesNotKnowTheCommandIsNoHelp) {
