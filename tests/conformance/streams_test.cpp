@@ -187,8 +187,9 @@ TEST_P(Streams, DeferredRoundsAreEnqueuedAhead) {
   });
 }
 
-// Of one rank: rounds with noops on the same slots and stream.
-void rounds_and_noops(const Case& c, const Group& group, std::uint32_t rank, bool ahead) {
+// Of one rank: rounds with noops on the same slots and stream. Nobody leaves before all are done: a noop
+// needs no peer, but does not come after one that has left.
+void rounds_and_noops(const Case& c, const Group& group, std::uint32_t rank, bool ahead, Gate& finished) {
   Rounds rounds(group, c, rank, 8);
   std::vector<epd_ticket_t> noops;
   const auto noop = [&](std::uint32_t slot) {
@@ -212,23 +213,28 @@ void rounds_and_noops(const Case& c, const Group& group, std::uint32_t rank, boo
   for (std::uint32_t i = 0; i < 200; ++i) noop(i % 2);
   rounds.must_finish();
   rounds.check_all();
-  if (c.commands_on(rank)) return;
-  for (const epd_ticket_t ticket : noops)
-    must(epd_ticket_wait(group.get(), ticket, kWaitMs, nullptr), "noop");
+  if (!c.commands_on(rank)) {
+    for (const epd_ticket_t ticket : noops)
+      must(epd_ticket_wait(group.get(), ticket, kWaitMs, nullptr), "noop");
+  }
+  finished.arrive();
+  finished.wait_for(c.num_ranks);
 }
 
 TEST_P(Streams, NoopsComeInTheirTurn) {
   const Case c = stream_case(1, 2);
+  Shared<Gate> finished;
   with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
-    rounds_and_noops(c, group, rank, false);
+    rounds_and_noops(c, group, rank, false, *finished);
   });
 }
 
 // A noop that overtook operations which wait for a place in the lane would never get ready, nor they.
 TEST_P(Streams, NoopsBetweenRoundsFarAhead) {
   const Case c = stream_case(1, 2);
+  Shared<Gate> finished;
   with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
-    rounds_and_noops(c, group, rank, true);
+    rounds_and_noops(c, group, rank, true, *finished);
   });
 }
 

@@ -7,27 +7,28 @@ if (( $# != 2 )) || [[ $1 == --help || $1 == -h ]]; then
 Usage: tests/gpu/pack.sh BUILD_DIR DIR
 
 Copies the daemon, epctl, libepd, epbench and the tests that know CUDA devices from BUILD_DIR (build/dev) into DIR,
-stripped, with the libraries they need but for the C library: DIR/bin, DIR/lib. There: tests/gpu/run.sh --daemon DIR
+without debug information, and eu-stack (Debian's elfutils), with the libraries they need but for the C library: DIR/bin,
+DIR/lib. There: tests/gpu/run.sh --daemon DIR
 END
   exit 2
 fi
 build=$1
 out=$2
-programs=(epd epctl epbench operations_test bound_test gpu_fault_test)
+if ! eu_stack=$(command -v eu-stack); then echo "error: eu-stack is missing (apt-get install elfutils)" >&2; exit 1; fi
+programs=("$build"/bin/{epd,epctl,epbench,operations_test,bound_test,gpu_fault_test} "$eu_stack")
 
 rm -rf "$out"
 mkdir -p "$out/bin" "$out/lib"
 for program in "${programs[@]}"; do
-  if [[ ! -x $build/bin/$program ]]; then echo "error: $build/bin/$program is not built" >&2; exit 1; fi
-  strip -o "$out/bin/$program" "$build/bin/$program"
+  if [[ ! -x $program ]]; then echo "error: $program is not built" >&2; exit 1; fi
+  strip --strip-debug -o "$out/bin/$(basename "$program")" "$program"  # its own names stay, for eu-stack
 done
 while read -r soname path; do
   case $soname in
     libc.so.6 | libm.so.6 | libmvec.so.1 | libpthread.so.0 | libdl.so.2 | librt.so.1 | libresolv.so.2) continue ;;
   esac
   strip -o "$out/lib/$soname" "$path"
-done < <(for program in "$out"/bin/*; do ldd "$build/bin/$(basename "$program")"; done |
-           awk '/=> \// {print $1, $3}' | sort --unique)
+done < <(ldd "${programs[@]}" | awk '/=> \// {print $1, $3}' | sort --unique)
 for file in "$out"/bin/*; do patchelf --set-rpath "\$ORIGIN/../lib" "$file"; done
 for file in "$out"/lib/*; do patchelf --set-rpath "\$ORIGIN" "$file"; done
 du --summarize --human-readable "$out"

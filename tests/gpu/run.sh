@@ -5,7 +5,8 @@
 # EPD_GPU_STEPS="test suite" runs these steps alone). With --daemon also, under MPS, what pack.sh has put in
 # DIR: the GPU faults, the benchmark's suite, graphs, overlap, the time that kernels take to stop, streams,
 # commands, conformance, bound memory. `full`, some four minutes more: also launched operations in suite,
-# overlap and bound memory, and other ways to ask and to wait. All that the steps have said is in all.log.
+# overlap and bound memory, and other ways to ask and to wait. All that the steps have said is in all.log, and what was
+running 12 s before a step's time was up (what_hangs.sh).
 set -u
 daemon=
 if [ "${1:-}" = --daemon ]; then
@@ -48,8 +49,19 @@ step() {  # step <name> <seconds> <command...>
   case " ${EPD_GPU_STEPS:-$name} " in *" $name "*) ;; *) return ;; esac
   steps="$steps $name"
   begin=$(date +%s)
+  rm -f "$out/$name.hangs"
+  hangs=
+  if [ -n "$daemon" ]; then
+    (
+      trap 'kill $!' TERM
+      sleep $((limit - 12)) &
+      wait $! && exec "$here/tests/gpu/what_hangs.sh" "$daemon" > "$out/$name.hangs"
+    ) 2> /dev/null &
+    hangs=$!
+  fi
   timeout -s KILL "$limit" "$@" > "$out/$name.log" 2>&1
   rc=$?
+  [ -n "$hangs" ] && kill "$hangs" 2> /dev/null
   [ $rc -eq 0 ] && verdict=PASS || { verdict="FAIL (exit $rc)"; failed=1; }
   grep -q "^\[  PASSED  \] 0 tests" "$out/$name.log" && [ $rc -eq 0 ] && verdict="SKIPPED (all tests)"
   table="$table$(printf '%-23s %s, %s s' "$name" "$verdict" $(($(date +%s) - begin)))
@@ -127,6 +139,7 @@ printf '%s' "$table"
   for name in $steps; do
     echo "== $name"
     cat "$out/$name.log"
+    [ ! -f "$out/$name.hangs" ] || sed "s/^/$name: /" "$out/$name.hangs"
   done
   echo "== summary"
   printf '%s' "$table"

@@ -278,6 +278,8 @@ TEST_F(Operator, AnEvictedRankLosesItsGroupAndKeepsItsSession) {
       epd_ticket_t ticket = 0;
       must(epd_noop(again.get(), 0, &ticket), "noop");
       must(again.wait(ticket, 10000), "noop");
+      stage->stop.arrive();  // who leaves first breaks the group for the other
+      stage->stop.wait_for(2);
       return "";
     });
   }
