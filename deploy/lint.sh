@@ -7,7 +7,8 @@ usage() {
 Usage: deploy/lint.sh [--help] [--format-only] [--fix] [FILE...]
 
 Checks formatting (clang-format) and runs clang-tidy with the repository's configurations over FILE...,
-default all sources that git knows. clang-tidy needs a configured build/dev and takes a few minutes.
+default all sources that git knows; then also whether the shells can read their scripts. clang-tidy needs a
+configured build/dev and takes a few minutes.
 
   --format-only   no clang-tidy
   --fix           formats in place instead of complaining
@@ -31,6 +32,11 @@ done
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 if (( ${#files[@]} == 0 )); then
   mapfile -t files < <(git ls-files '*.c' '*.cpp' '*.h' '*.hpp')
+  for script in .ci/run $(git ls-files '*.sh'); do
+    shell=bash
+    if [[ $(head -n 1 "$script") == '#!/bin/sh' ]]; then shell=sh; fi
+    "$shell" -n "$script"
+  done
 fi
 
 if ! command -v clang-format >/dev/null; then echo "skipped: clang-format is not installed"; exit 77; fi

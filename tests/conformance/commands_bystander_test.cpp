@@ -9,7 +9,7 @@
 #include <signal.h>
 #include <atomic>
 #include <cstddef>
-#include <limits>
+#include <functional>
 #include <random>
 
 namespace epd::test {
@@ -36,7 +36,7 @@ class Undisturbed {
   }
   void finish() {
     EXPECT_TRUE(goes_on(3));
-    log_->end = log_->rounds + 2;  // which nobody has begun
+    log_->last.ask();
     expect_all_ok(wait_all(ranks_, 60));
     EXPECT_EQ(daemon_.engine_of_each_device(), engines_) << "an engine was restarted";
   }
@@ -44,12 +44,12 @@ class Undisturbed {
  private:
   struct Log {
     std::atomic<std::uint64_t> rounds{0};  // of the rank that is ahead
-    std::atomic<std::uint64_t> end{std::numeric_limits<std::uint64_t>::max()};
+    LastRound last{};
     Gate finished{};
   };
 
   void replay(const ReplayingRank& self) const {
-    for (std::uint64_t round = 0; round < log_->end; ++round) {
+    for (std::uint64_t round = 0; log_->last.comes(self.rank, round); ++round) {
       self.play(round, round + 1);
       self.must_be(EPD_OK);
       if (log_->rounds <= round) log_->rounds = round + 1;
@@ -206,13 +206,23 @@ class OwnWords {
   const std::uint32_t max_tokens_;
 };
 
-TEST_P(CommandsBystander, WhoRingsNonsenseHurtsOnlyItself) {
+class CommandsNonsense : public StreamConformance {
+ protected:
+  // `attack`: with the session, the group's words and a source of numbers, in a rank that has played two
+  // rounds.
+  using Attack = std::function<void(const Session&, const OwnWords&, std::mt19937_64&)>;
+  void attack(std::uint64_t first_seed, const Attack& attack);
+};
+INSTANTIATE_TEST_SUITE_P(Devices, CommandsNonsense,
+                         testing::Values("resident_commands", "resident_commands_by_kernel"),
+                         [](const auto& tested) { return tested.param; });
+
+void CommandsNonsense::attack(std::uint64_t first_seed, const Attack& attack) {
   const Case alone = stream_case(1, 1);
   Undisturbed undisturbed(daemon(), stream_case(2, 1), group_name());
-  for (std::uint64_t i = 0; i < 20; ++i) {
-    const bool illegal = i % 2 == 0;
-    const std::uint64_t seed = base_seed() + 12000 + i;
-    SCOPED_TRACE((illegal ? "illegal, seed " : "scribbled, seed ") + std::to_string(seed));
+  for (std::uint64_t i = 0; i < 10; ++i) {
+    const std::uint64_t seed = base_seed() + first_seed + i;
+    SCOPED_TRACE("seed " + std::to_string(seed));
     const std::string name = group_name();
     std::vector<RankProcess> attacker;
     attacker.emplace_back([&]() -> std::string {
@@ -221,16 +231,7 @@ TEST_P(CommandsBystander, WhoRingsNonsenseHurtsOnlyItself) {
       const Group group(session, alone.config(name.c_str(), 0));
       Replayed replayed(group, alone, 0);
       ReplayingRank{group, replayed, 0}.play(0, 2);
-      const OwnWords words(group, alone);
-      if (!illegal) {
-        for (int n = 0; n < 200; ++n) words.scribble(random);  // past its session's end, if that comes
-        return "";
-      }
-      words.ring_illegally(random);
-      RANK_CHECK(eventually(20, [&] { return epd_session_check(session.get()) != EPD_OK; }), "it was taken");
-      must(epd_session_check(session.get()), "the session", EPD_INVALID_ARGUMENT);
-      sleep_ms(100);
-      words.scribble(random);  // its session has ended, and nothing else that it has on the GPU
+      attack(session, OwnWords(group, alone), random);
       return "";
     });
     EXPECT_EQ(daemon().epctl({"ops"}).exit_code, 0);
@@ -241,6 +242,22 @@ TEST_P(CommandsBystander, WhoRingsNonsenseHurtsOnlyItself) {
       replaying_ranks(daemon(), alone, group_name(), [](const ReplayingRank& self) { self.play(0, 5); });
   expect_all_ok(wait_all(after, 60));
   undisturbed.finish();
+}
+
+TEST_P(CommandsNonsense, WhoRingsIllegallyHurtsOnlyItself) {
+  attack(12000, [](const Session& session, const OwnWords& words, std::mt19937_64& random) {
+    words.ring_illegally(random);
+    RANK_CHECK(eventually(20, [&] { return epd_session_check(session.get()) != EPD_OK; }), "it was taken");
+    must(epd_session_check(session.get()), "the session", EPD_INVALID_ARGUMENT);
+    sleep_ms(100);
+    words.scribble(random);  // its session has ended, and nothing else that it has on the GPU
+  });
+}
+
+TEST_P(CommandsNonsense, WhoScribblesHurtsOnlyItself) {
+  attack(12100, [](const Session&, const OwnWords& words, std::mt19937_64& random) {
+    for (int n = 0; n < 200; ++n) words.scribble(random);  // past its session's end, if that comes
+  });
 }
 
 }  // namespace

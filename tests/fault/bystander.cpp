@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 #include <algorithm>
 #include <cstdio>
-#include <limits>
 
 namespace epd::test {
 namespace {
@@ -27,7 +26,7 @@ class Bystander::Rank {
   }
 
   void run() {
-    for (std::uint64_t round = 0; round < log_.last_round.load(); ++round) {
+    for (std::uint64_t round = 0; log_.last.comes(rank_, round); ++round) {
       note("round " + std::to_string(round));
       one_round(round % kInputs);
       log_.rounds[rank_].store(round + 1);
@@ -83,7 +82,6 @@ class Bystander::Rank {
 };
 
 Bystander::Bystander(const Daemon& daemon) {
-  log_->last_round.store(std::numeric_limits<std::uint64_t>::max());
   for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
     ranks_.emplace_back([this, &daemon, rank]() -> std::string {
       Rank(daemon, *log_, rank).run();
@@ -102,9 +100,7 @@ void Bystander::finish(std::uint64_t rounds) {
   const std::uint64_t goal = rounds_of_all() + rounds;
   EXPECT_TRUE(eventually(kPatienceS, [&] { return rounds_of_all() >= goal; }))
       << "the bystander got to round " << rounds_of_all() << ", not to " << goal;
-  // All ranks run the same rounds: the last one lies ahead of each, also of those that run on while this
-  // process does not.
-  log_->last_round.store(std::max(log_->rounds[0].load(), log_->rounds[1].load()) + 100);
+  log_->last.ask();
   expect_all_ok(wait_all(ranks_, kPatienceS));
   print();
 }

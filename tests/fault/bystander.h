@@ -34,8 +34,8 @@ class Bystander {
   struct Log {
     std::atomic<std::uint32_t> phase;
     std::atomic<std::uint64_t> rounds[kRanks];
-    std::atomic<std::uint64_t> last_round;  // UINT64_MAX until the end is near
-    Samples samples[2][kOps];               // phase, kind
+    LastRound last;
+    Samples samples[2][kOps];  // phase, kind
   };
 
   class Rank;

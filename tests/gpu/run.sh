@@ -6,7 +6,7 @@
 # DIR: the GPU faults, the benchmark's suite, graphs, overlap, the time that kernels take to stop, streams,
 # commands, conformance, bound memory. `full`, some four minutes more: also launched operations in suite,
 # overlap and bound memory, and other ways to ask and to wait. All that the steps have said is in all.log, and what was
-running 12 s before a step's time was up (what_hangs.sh).
+# running 12 s before a step's time was up (what_hangs.sh).
 set -u
 daemon=
 if [ "${1:-}" = --daemon ]; then
@@ -50,18 +50,18 @@ step() {  # step <name> <seconds> <command...>
   steps="$steps $name"
   begin=$(date +%s)
   rm -f "$out/$name.hangs"
-  hangs=
+  watcher=
   if [ -n "$daemon" ]; then
     (
       trap 'kill $!' TERM
       sleep $((limit - 12)) &
       wait $! && exec "$here/tests/gpu/what_hangs.sh" "$daemon" > "$out/$name.hangs"
     ) 2> /dev/null &
-    hangs=$!
+    watcher=$!
   fi
   timeout -s KILL "$limit" "$@" > "$out/$name.log" 2>&1
   rc=$?
-  [ -n "$hangs" ] && kill "$hangs" 2> /dev/null
+  [ -n "$watcher" ] && kill "$watcher" 2> /dev/null
   [ $rc -eq 0 ] && verdict=PASS || { verdict="FAIL (exit $rc)"; failed=1; }
   grep -q "^\[  PASSED  \] 0 tests" "$out/$name.log" && [ $rc -eq 0 ] && verdict="SKIPPED (all tests)"
   table="$table$(printf '%-23s %s, %s s' "$name" "$verdict" $(($(date +%s) - begin)))
@@ -109,7 +109,7 @@ if [ -n "$daemon" ]; then
   # A daemon starts anew with each kind of device: one kind after the other.
   step streams_cuda 60 "$daemon/bin/operations_test" --gtest_filter="*Streams*/cuda_by_kernel-$kills"
   step streams_resident 100 "$daemon/bin/operations_test" --gtest_filter="*Streams*/resident_*-$kills"
-  hangs='*WhoRingsNonsense*/*by_kernel'  # on four GPUs: "Limits" in README
+  hangs='*CommandsNonsense*/*by_kernel'  # on four GPUs: "Limits" in README
   step commands 150 "$daemon/bin/operations_test" --gtest_filter="*Commands*/resident_*-$hangs:$kills"
   step conformance 60 "$daemon/bin/operations_test" --gtest_filter="*RandomCases*/resident:*Modes*/resident-$kills"
   kinds=resident
@@ -117,7 +117,9 @@ if [ -n "$daemon" ]; then
   for kind in $kinds; do
     step "bound_$kind" 90 "$daemon/bin/bound_test" --gtest_filter="*/$kind-$kills"
   done
-  step nonsense 30 "$daemon/bin/operations_test" --gtest_filter="$hangs"
+  for what in Rings Scribbles; do
+    step "nonsense_$what" 30 "$daemon/bin/operations_test" --gtest_filter="*CommandsNonsense.Who$what*/*by_kernel"
+  done
   echo quit | nvidia-cuda-mps-control > /dev/null
 fi
 step bench 60 "$out/kernels_bench" ${1:-}
@@ -127,7 +129,7 @@ if command -v compute-sanitizer > /dev/null && [ "${EPD_GPU_SANITIZE:-1}" = 1 ];
 fi
 for name in $steps; do
   case $name in
-    test | memcheck | racecheck | streams_* | commands | nonsense | conformance | bound_*) lines=12 ;;
+    test | memcheck | racecheck | streams_* | commands | nonsense_* | conformance | bound_*) lines=12 ;;
     *) lines=+1 ;;
   esac
   echo "== $name"

@@ -103,4 +103,18 @@ struct Gate {
   void wait_for(std::uint32_t arrivals, double seconds = 60);
 };
 
+// Ends the rounds of a group's ranks, which run on until somebody asks, with the same round on all. No rank
+// ends a round without the others.
+struct LastRound {
+  std::atomic<bool> asked;
+  std::atomic<std::uint64_t> end;  // 0: not known
+  void ask() { asked = true; }
+  // By each rank before each round: whether it comes. Rank 0 settles the end before a round that no other has
+  // ended.
+  bool comes(std::uint32_t rank, std::uint64_t round) {
+    if (rank == 0 && asked && end == 0) end = round + 1;
+    return end == 0 || round < end;
+  }
+};
+
 }  // namespace epd::test

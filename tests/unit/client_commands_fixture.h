@@ -42,7 +42,8 @@ class ClientCommands : public ClientCudaBase {
     while (!stop_) {
       const auto submission = daemon_.next_submission(5);
       if (!submission.has_value()) continue;
-      const StatusCode answer = refuse_with_;  // before a test sees the program, and asks for another
+      StatusCode answer = refuse_with_;  // before a test sees the program, and asks for another
+      if (submission->epoch < member_->board().epoch) answer = StatusCode::kEngineRestarted;
       {
         const std::lock_guard<std::mutex> lock(mutex_);
         programs_.push_back(*submission);  // who is answered looks at once
