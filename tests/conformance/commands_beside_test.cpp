@@ -46,7 +46,8 @@ TEST_P(CommandsBeside, EpctlListsThemWhileTheyRun) {
   std::vector<OpsLine> lines;
   EXPECT_TRUE(eventually(30, [&] {
     lines = ops_of(daemon());
-    return lines.size() == 1 && lines.front().op == "2";  // a dispatch and a combine have ended
+    // A dispatch and a combine have ended.
+    return lines.size() == 1 && lines.front().op == "2" && lines.front().stage == "moving";
   })) << lines.size();
   if (lines.size() == 1) {
     const OpsLine& l = lines.front();

@@ -158,14 +158,17 @@ TEST_P(Failures, DifferentSlotsAreNamedOnEveryRank) {
 
 TEST_P(Failures, ARankThatDoesNotComeIsNamedAtTheDeadline) {
   const Case c = small_case(4, 3);
+  Shared<Gate> ready;
   Shared<Gate> failed;
   with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
     one_round(group, c, rank, 0);
     const Expected want{EPD_DEADLINE_EXCEEDED, {"rank 2"}, 2};
     if (rank != 2) {
+      ready->arrive();  // all have submitted before the first one's deadline
+      ready->wait_for(3);
       std::vector<epd_ticket_t> tickets;
       for (std::uint32_t slot = 0; slot < c.depth; ++slot)
-        tickets.push_back(submit_dispatch(group, c, rank, slot, slot, nullptr, 300));
+        tickets.push_back(submit_dispatch(group, c, rank, slot, slot, nullptr, 1000));
       for (const epd_ticket_t ticket : tickets) must_fail(group, ticket, {want.status, {}});
       failed->arrive();
     } else {

@@ -54,7 +54,7 @@ TEST_P(StreamFailures, APeerThatDoesNotComeHoldsAStreamUntilTheDeadline) {
   Shared<Gate> waiting;
   Shared<Gate> failed;
   with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
-    break_and_go_on(c, group, rank, 300, EPD_DEADLINE_EXCEEDED, *waiting, *failed);
+    break_and_go_on(c, group, rank, 1000, EPD_DEADLINE_EXCEEDED, *waiting, *failed);
   });
 }
 
@@ -251,7 +251,7 @@ template <typename End>
 void end_without_an_engine(const std::string& kind, const Case& c, End end, epd_status_t told) {
   DaemonOptions options;
   use_devices(options, kind);
-  options.settings.emplace_back("engine.restart_backoff_min_ms", "1500");
+  options.settings.emplace_back("engine.restart_backoff_min_ms", "3000");
   Daemon own(options);
   ASSERT_TRUE(own.start());
   Shared<Gate> waiting;
@@ -323,6 +323,8 @@ TEST_P(StreamFailures, AnEvictedSessionHoldsNoStream) {
       wait_in_vain(c, rounds, rank, *waiting);
       if (rank == 0) {
         rounds.must_finish();
+        must(epd_session_check(session.get()), "the session",
+             EPD_ABORTED);  // or tickets may only know of a lost rank
         rounds.all_must_fail(EPD_ABORTED);
         waiting->arrive();
       }

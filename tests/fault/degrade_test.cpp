@@ -73,6 +73,9 @@ TEST_P(DegradeFault, TheOthersGoOnWithoutALostRank) {
         options.finished = &stage->finished;
         options.num_finishers = kRanks - 1;
         options.on_submit = [&](std::uint64_t) { stage->progress.fetch_add(1); };
+        options.on_complete = [&](std::uint64_t completed) {
+          if (rank == victim && completed == 100) sleep_ms(60000);  // it is not to get to its end
+        };
         const ScriptStats stats = ScriptRunner(group, c, rank, options).run();
         only_these(stats, {"RANK_LOST"});
         RANK_CHECK(epd_group_active(group.get(), victim) == 0, "the lost rank counts as active");

@@ -304,7 +304,12 @@ TEST_P(EngineDeath, AnEngineThatDiesTooOftenIsGivenUp) {
   ASSERT_TRUE(eventually(30, [&] { return stage->ready.count == 1; }));
   for (int i = 0; i < 4; ++i) {
     pid_t pid = -1;
-    if (!eventually(3, [&] { return (pid = daemon_->engine(0)) > 0; })) break;
+    bool given_up = false;
+    EXPECT_TRUE(eventually(20, [&] {
+      given_up = daemon_->log().find("event=\"device failed\"") != std::string::npos;
+      return given_up || (pid = daemon_->engine(0)) > 0;
+    }));
+    if (given_up || pid <= 0) break;
     ::kill(pid, SIGKILL);
     eventually(5, [&] { return !is_running(pid); });
   }

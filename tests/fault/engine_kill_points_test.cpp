@@ -304,7 +304,7 @@ TEST_F(EngineKillPoints, Breaking) {
 TEST_F(EngineKillPoints, WithTheResumeUnread) {
   start_ranks(fault_case(kRanks, 2), 4, 1);
   const pid_t holder = break_that_lasts(Op::kCombine);
-  sleep_ms(20);  // its answer goes out in the round that showed the break
+  sleep_ms(300);  // its answer goes out in the round that showed the break
   const pid_t victim = engine(kVictim);
   ASSERT_TRUE(stop_process(victim));
   ::kill(holder, SIGCONT);

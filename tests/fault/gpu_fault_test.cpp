@@ -152,7 +152,7 @@ TEST_F(GpuFault, TheOthersDoNotWaitForTheEndOfTheEnginesProcess) {
     const RankOutcome outcome = ranks[rank].wait(60);
     EXPECT_TRUE(outcome.ok) << "rank " << rank << " " << outcome.to_string();
   }
-  EXPECT_TRUE(engine.reached()) << "the engine has not noticed";
+  EXPECT_TRUE(eventually(20, [&] { return engine.reached(); })) << "the engine has not noticed";
   EXPECT_EQ(daemon().log().find("engine died"), std::string::npos) << "its process is still held";
   gpus_->recover(victims_gpu());
 }

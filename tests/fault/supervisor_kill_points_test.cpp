@@ -301,7 +301,7 @@ TEST_F(SupervisorKillPoints, EveryStepAtOnceThreeTimes) {
     ASSERT_TRUE(stop_process(daemon_->pid()));
     stage->frozen.open();
     EXPECT_TRUE(eventually(30, [&] { return stage->asking.count == asking; }));
-    sleep_ms(30);  // the requests are sent, the deadline of 5 ms is over
+    sleep_ms(300);  // the requests are sent, the deadline of 5 ms is over
     remember_this_run();
     ASSERT_TRUE(daemon_->kill_and_respawn());
     stage->respawned.open();

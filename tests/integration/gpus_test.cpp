@@ -52,11 +52,12 @@ class Gpus : public testing::Test {
   bool logged(const std::string& text) const { return daemon_->log().find(text) != std::string::npos; }
 
   // Two ranks, one on each; what the second one's join gives, and what is said of it.
-  std::string join_on(std::uint32_t first, std::uint32_t second, epd_status_t* status) const {
+  std::string join_on(std::uint32_t first, std::uint32_t second, std::int32_t timeout_ms,
+                      epd_status_t* status) const {
     Shared<Gate> over;
-    const auto config = [](std::uint32_t rank) {
+    const auto config = [timeout_ms](std::uint32_t rank) {
       epd_group_config_t c = small_config("pair", rank, 2);
-      c.timeout_ms = 3000;
+      c.timeout_ms = timeout_ms;
       return c;
     };
     RankProcess partner([&]() -> std::string {
@@ -122,7 +123,7 @@ TEST_F(Gpus, WithoutMpsItRunsAndSaysWhatThatCosts) {
   EXPECT_NE(mps["advice"].get<std::string>().find("nvidia-cuda-mps-control -d"), std::string::npos);
   EXPECT_EQ(epctl({"status"}, 0)["daemon"]["mps_control_error"], "") << "there is nobody to ask";
   epd_status_t status = EPD_INTERNAL;
-  EXPECT_EQ(join_on(0, 2, &status), "");
+  EXPECT_EQ(join_on(0, 2, 20000, &status), "");
   EXPECT_EQ(status, EPD_OK);
 }
 
@@ -134,11 +135,11 @@ TEST_F(Gpus, WithoutAWayBetweenTwoAGroupOnBothIsRefused) {
   EXPECT_NE(peers["text"].get<std::string>().find("cuda:0 and cuda:2:"), std::string::npos);
   EXPECT_EQ(epctl({"devices"}, 0)["devices"][0]["cuda"]["unreachable"], json::array({"cuda:2"}));
   epd_status_t status = EPD_OK;
-  const std::string said = join_on(0, 2, &status);
+  const std::string said = join_on(0, 2, 3000, &status);  // after which the first one gives up
   EXPECT_EQ(status, EPD_UNSUPPORTED) << said;
   for (const char* part : {"cuda:2 can't map the memory of cuda:0", "no P2P", "rank 0 of group \"pair\""})
     EXPECT_NE(said.find(part), std::string::npos) << said;
-  EXPECT_EQ(join_on(0, 1, &status), "");
+  EXPECT_EQ(join_on(0, 1, 20000, &status), "");
   EXPECT_EQ(status, EPD_OK) << "others meet as ever";
 }
 

@@ -82,7 +82,7 @@ if(EPD_CUDA AND EPD_FAKE_CUDA)
     ${_overlaps} ${_sms_changes}
     tools.epbench_cuda_suite_resident
     tools.epbench_cuda_without_devices
-    PROPERTIES LABELS integration TIMEOUT 120)
+    PROPERTIES LABELS integration TIMEOUT 300)
 endif()
 
 # What is not served is refused with what is allowed, before anything starts.

@@ -310,7 +310,8 @@ std::string Daemon::log() const {
 }
 
 CommandResult Daemon::epctl(std::vector<std::string> arguments, double seconds) const {
-  arguments.insert(arguments.begin(), {epctl_program(), "--socket", control_});
+  // Of a busy machine nothing is concluded within epctl's own 2 s.
+  arguments.insert(arguments.begin(), {epctl_program(), "--socket", control_, "--timeout-ms", "20000"});
   return run_command(arguments, seconds);
 }
 

@@ -71,8 +71,9 @@ TEST_F(EngineCommandsBreaksTest, TheDeadlineNamesTheRankThatIsMissing) {
   s.timeout_ms = 50;
   session(0).submit(s);
   ASSERT_EQ(session(0).wait()->status, StatusCode::kOk);
-  ringers_[0].ring(40, 0, group_->epoch);
   ringers_[1].ring(dispatch_on(0), 0, group_->epoch);
+  ASSERT_TRUE(takes_part(1, 0, 0));
+  ringers_[0].ring(40, 0, group_->epoch);
   const auto request = engine_of(0).expect(LinkType::kBreakRequest);
   ASSERT_TRUE(request.has_value());
   const auto body = request->read<abi::Break>().value();

@@ -24,16 +24,6 @@ constexpr std::uint32_t combine_on(std::uint32_t slot) {
 }
 inline constexpr std::uint32_t kNoopProgram = 63;
 
-template <typename Condition>
-bool comes(Condition condition, int timeout_ms = 10'000) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > end) return false;
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
-  return true;
-}
-
 // What the client's kernels do for one rank.
 class Ringer {
  public:
@@ -116,7 +106,7 @@ class EngineCommandsFixture : public EngineFixture {
     }
     for (const std::uint32_t rank : there_) {
       if (by_stream(rank)) {
-        ASSERT_TRUE(ringers_[rank].ended(numbers[rank], 3000)) << "rank " << rank << state();
+        ASSERT_TRUE(ringers_[rank].ended(numbers[rank])) << "rank " << rank << state();
       } else {
         const auto done = session(rank).wait();
         ASSERT_TRUE(done.has_value());
@@ -166,7 +156,7 @@ class EngineCommandsFixture : public EngineFixture {
     const auto lines = [&](std::uint64_t offset) {
       return reinterpret_cast<abi::SignalLine*>(block + offset);
     };
-    ASSERT_TRUE(comes([&] { return lines(layout.ready)[rank].tag.load() == tag; }));
+    ASSERT_TRUE(takes_part(rank, index, rank));
     for (std::uint32_t each = 0; each < kRanks; ++each) lines(layout.arrived)[each].tag.store(tag);
   }
 
@@ -204,7 +194,7 @@ class EngineCommandsFixture : public EngineFixture {
     message.culprit_rank = 1;
     for (EngineThread* engine : engine_view_) engine->send(LinkType::kBreak, message);
     for (EngineThread* engine : engine_view_)
-      ASSERT_TRUE(engine->expect(LinkType::kBroken, 5000).has_value()) << state();
+      ASSERT_TRUE(engine->expect(LinkType::kBroken).has_value()) << state();
   }
   static Mapping map_page(const EngineThread& engine) {
     return Mapping::map(engine.page().get(), sizeof(abi::EnginePage), Access::kReadOnly).value();

@@ -35,7 +35,7 @@ abi::GroupShape alone() {
 TEST_F(EngineCommandsRoomTest, AnotherRankComesWhileACommandWaits) {
   const auto inputs = fill(0);
   const std::uint32_t waits = ringers_[0].ring(dispatch_on(0), inputs[0].num_tokens, group_->epoch);
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  ASSERT_TRUE(takes_part(0, 0, 0));
   RawSession other(50);
   other.add_to(*engine_view_[0]);
   RawGroup beside(8, alone(), "cuda", 1);
@@ -73,7 +73,7 @@ TEST_F(EngineCommandsRoomTest, AGroupThatWaitsForSmsSaysSoAndBeginsWhenTheyAreFr
   };
   const std::uint32_t holder = submitted ? 2 : 0;
   begin(holder);
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  ASSERT_TRUE(takes_part(holder, 0, holder));
   RawSession other(50);
   other.add_to(*engine_view_[0]);
   RawGroup beside(8, alone(), "cuda", 1);
@@ -121,7 +121,7 @@ TEST_F(EngineCommandsRoomTest, ARankGoesBeforeAnotherHasMadeRoom) {
   abi::Submission s = submission(2, Op::kDispatch, 0);  // the engine's other rank waits, too
   s.num_tokens = inputs[2].num_tokens;
   session(2).submit(s);
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  ASSERT_TRUE(takes_part(0, 0, 0) && takes_part(2, 0, 2));
   RawSession other(50);
   other.add_to(*engine_view_[0]);
   for (const std::uint32_t commands : {0u, 1u, 1u}) {
@@ -129,11 +129,11 @@ TEST_F(EngineCommandsRoomTest, ARankGoesBeforeAnotherHasMadeRoom) {
     beside.commands = {commands};
     beside.announce({engine_view_[0]}, {&other}, 0, false);
     engine_view_[0]->send(LinkType::kRemoveGroup, abi::GroupRef{8});
-    ASSERT_TRUE(engine_view_[0]->expect(LinkType::kGroupRemoved, 2000).has_value());
+    ASSERT_TRUE(engine_view_[0]->expect(LinkType::kGroupRemoved).has_value());
     EXPECT_TRUE(commands == 0 || comes([&] { return beside.words(0).closed == 1; }));
   }
   session(0).submit(submission(0, Op::kNoop, 0));
-  EXPECT_TRUE(session(0).wait(2000).has_value()) << "the loop is blocked";
+  EXPECT_TRUE(session(0).wait().has_value()) << "the loop is blocked";
   EXPECT_FALSE(ringers_[0].ended(waits, 0));
   const std::uint32_t last = ringers_[1].ring(dispatch_on(0), inputs[1].num_tokens, group_->epoch);
   EXPECT_TRUE(ringers_[0].ended(waits));
@@ -158,13 +158,14 @@ TEST_F(EngineCommandsRoomTest, HowLongKernelsTookToStopIsCounted) {
   constexpr std::chrono::milliseconds kWait{200};
   const auto inputs = fill(0);
   const std::uint32_t first = ringers_[0].ring(dispatch_on(0), inputs[0].num_tokens, group_->epoch);
-  std::this_thread::sleep_for(kWait);
-  engines_[0]->send(LinkType::kSettings, abi::Settings{16, 5000, 20, 2});
-  std::this_thread::sleep_for(kWait);
+  ASSERT_TRUE(takes_part(0, next_, 0));
   const std::uint64_t before = stops();
+  engines_[0]->send(LinkType::kSettings, abi::Settings{16, 5000, 20, 2});
+  ASSERT_TRUE(comes([&] { return stops() == before + 1; })) << "rank 2's, which has nothing to end";
+  std::this_thread::sleep_for(kWait);
   others_come(inputs, first);
-  EXPECT_TRUE(comes([&] { return stops() > before; }));
-  EXPECT_GE(page.kernel_stop_max_us.load(), 100'000u) << "the command's wait counts";
+  EXPECT_TRUE(comes([&] { return stops() == before + 2 && page.kernel_stop_max_us.load() >= 100'000; }))
+      << "the command's wait counts";
 }
 
 // A client that submits ahead always has something in flight.

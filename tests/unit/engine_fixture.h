@@ -7,7 +7,9 @@
 
 #include <gtest/gtest.h>
 #include <algorithm>
+#include <chrono>
 #include <random>
+#include <thread>
 
 namespace epd::test {
 
@@ -20,6 +22,16 @@ inline constexpr abi::GroupShape kShape{
     3, 6, 9, 128, 2, 2, abi::Payload::kBf16, abi::IndexType::kInt32, abi::LossPolicy::kFailFast};
 inline constexpr std::uint64_t kGroup = 7;
 inline constexpr std::uint32_t kRanks = 3;
+
+template <typename Condition>
+bool comes(Condition condition, int timeout_ms = 10'000) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  return true;
+}
 
 // Rank r is on engine r % 2.
 class EngineFixture : public ::testing::Test {
@@ -129,6 +141,16 @@ class EngineFixture : public ::testing::Test {
     EXPECT_EQ(session(rank).b().state.load(), static_cast<std::uint32_t>(abi::SessionState::kEnded));
     EXPECT_NE(std::string(session(rank).b().message).find(word), std::string::npos)
         << session(rank).b().message;
+  }
+
+  // Waits until `rank` has told `peer`, which may be itself, that it takes part in an operation of this
+  // epoch.
+  bool takes_part(std::uint32_t rank, std::uint64_t index, std::uint32_t peer) {
+    const abi::ExchangeArenaLayout layout(kShape);
+    const Mapping exchange = group_->map_exchange(peer);
+    const auto* lines = reinterpret_cast<const abi::SignalLine*>(
+        exchange.bytes() + layout.block(index, kShape.depth) + layout.ready);
+    return comes([&] { return lines[rank].tag.load() == abi::op_tag(group_->epoch, index); });
   }
 
   // Breaks the group recoverably, and resumes it, as the supervisor would.

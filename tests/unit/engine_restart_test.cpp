@@ -118,11 +118,7 @@ TEST_F(EngineRestartTest, WhatHadFailedIsDoneAgain) {
     s.handle = routing;
     session(rank).submit(s);
   }
-  const abi::ExchangeArenaLayout layout(kShape);
-  const Mapping exchange = group_->map_exchange(1);
-  const auto& announced = reinterpret_cast<abi::SignalLine*>(
-      exchange.bytes() + layout.block(next_ + 1, kShape.depth) + layout.ready)[1];
-  ASSERT_TRUE(comes([&] { return announced.tag.load() == abi::op_tag(group_->epoch, next_ + 1); }));
+  ASSERT_TRUE(takes_part(1, next_ + 1, 1));
   EXPECT_EQ(engines_[1]->stop(), 0);
   choice = good;
   const std::uint64_t failed = next_;

@@ -222,7 +222,9 @@ TEST_F(FakeCudaCommandEnds, AnOperationThatFailsIsToldAndHaltsOthers) {
   CommandWorld::Ring how;
   how.num_tokens = 5;
   commands_->ring(1, CommandWorld::dispatch(0), how);
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  const auto* ready =
+      reinterpret_cast<const std::uint64_t*>(commands_->own(1).blocks + sizeof(abi::SignalLine));
+  ASSERT_TRUE(comes([&] { return now(*ready) == abi::op_tag(1, 0); })) << "its own, in the first block";
   EXPECT_EQ(now(words(1).done), 0u);
   commands_->halt(1);
   const JournalEntry other = commands_->journal(1);

@@ -161,6 +161,9 @@ TEST_F(EngineStatistics, RowsAreGivenBackAndSharedWhenThereAreTooMany) {
 
 TEST_F(EngineStatistics, AnEngineThatStartsAgainBeginsAnew) {
   ASSERT_EQ(run(Op::kNoop), StatusCode::kOk);
+  for (int tries = 0; tries < 5000 && page().ops_completed == 0;
+       ++tries)  // counted a moment after it is told
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   ASSERT_EQ(page().ops_completed, 1u);
   engine_.stop();
   EXPECT_EQ(page().sessions.rows[0].key, 0u) << "a row goes with its session";
