@@ -22,7 +22,7 @@ constexpr int kMaxMemory = 32 << 20;
 constexpr int kMaxRequestBytes = 64 << 10;
 constexpr int kMaxStreams = 16;  // for each connection
 constexpr int kIdleConnectionMs = 10 * 60 * 1000;
-constexpr std::chrono::milliseconds kShutdownGrace(2000);
+constexpr std::chrono::milliseconds kShutdownGrace(500);
 
 // gRPC's own lines go where ours go, in our format.
 void forward_log(gpr_log_func_args* line) {

@@ -339,7 +339,8 @@ __device__ inline bool add_own_piece(const Operation& op, std::uint32_t token, s
   const std::uint32_t ranks = __reduce_or_sync(kFull, taken.takes ? 1u << taken.rank : 0u);
   const bool mine = ((ranks >> lane_of()) & 1) != 0;
   const std::uint32_t from = mine ? lane_of() : op.rank;
-  if (!wait_words<kManyPauseNs>(op, landed_tag(op, op.rank, from, token, piece), mine, from, deadline_ns)) return false;
+  if (!wait_words<kManyPauseNs>(op, landed_tag(op, op.rank, from, token, piece), mine, from, deadline_ns))
+    return false;
   const std::size_t row = std::size_t{token} * op.shape.hidden;
   const auto bias_of = [&op, row](std::uint32_t i) {
     return op.bias[i] == nullptr ? nullptr : reinterpret_cast<const std::uint8_t*>(op.bias[i] + row);

@@ -89,8 +89,7 @@ TEST_P(CommandsBeside, AGroupThatWaitsForSmsKillsNoEngine) {
     if (self.rank == 1) goes_on->wait_for(1);
     self.play(1, 4);
     self.must_be(EPD_OK);
-    finished->arrive();
-    finished->wait_for(2);
+    finished->meet(2);
   });
   ASSERT_TRUE(eventually(60, [&] { return waits->count == 2; }));
   ASSERT_TRUE(eventually(30, [&] { return ops_of(own).size() == 1; })) << "rank 0 waits for rank 1";

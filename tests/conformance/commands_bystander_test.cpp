@@ -54,8 +54,7 @@ class Undisturbed {
       self.must_be(EPD_OK);
       if (log_->rounds <= round) log_->rounds = round + 1;
     }
-    log_->finished.arrive();
-    log_->finished.wait_for(num_ranks_);
+    log_->finished.meet(num_ranks_);
   }
 
   const Daemon& daemon_;
@@ -98,8 +97,7 @@ TEST_P(CommandsBystander, GroupsComeAndGo) {
         for (std::uint64_t round = 0; round < 4; ++round) rounds.submit(round);
         rounds.must_finish();
         rounds.check_all();
-        played->arrive();
-        played->wait_for(c.num_ranks);
+        played->meet(c.num_ranks);
         if (killed) ::raise(SIGKILL);
         return "";
       });
@@ -130,13 +128,11 @@ TEST_P(CommandsBystander, AllGroupsOfAnEngineGoOnWhenItWasKilled) {
            played->arrive();
            killed->wait_for(1);
            self.must_become(EPD_ENGINE_RESTARTED);
-           all.arrive();
-           all.wait_for(c.num_ranks);
+           all.meet(c.num_ranks);
            self.resume();
            self.play(3, 8);
            self.must_be(EPD_OK);
-           all.arrive();
-           all.wait_for(2 * c.num_ranks);
+           all.meet(2 * c.num_ranks);
          }))
       ranks.push_back(std::move(rank));
   }

@@ -255,8 +255,7 @@ void Commands::run_sequences(std::uint64_t seed, const std::function<void(Sequen
     with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
       Sequence sequence(group, c, rank, 24);
       run(sequence);
-      finished->arrive();
-      finished->wait_for(c.num_ranks);
+      finished->meet(c.num_ranks);
     });
   }
 }
@@ -307,8 +306,7 @@ TEST_P(Commands, ABadChoiceIsToldByCheck) {
   auto ranks = replaying_ranks(daemon(), stream_case(2, 1), group_name(), [&](const ReplayingRank& self) {
     self.play(0, 1);
     self.must_be(EPD_OK);
-    checked->arrive();
-    checked->wait_for(2);
+    checked->meet(2);
     if (self.rank == 0) {
       self.replayed.play_with_a_bad_choice();
     } else {
@@ -318,13 +316,11 @@ TEST_P(Commands, ABadChoiceIsToldByCheck) {
     must_say("topk_idx");
     self.replayed.play(2);  // not carried out, and holds nobody
     self.must_be(EPD_INVALID_ARGUMENT);
-    told->arrive();
-    told->wait_for(2);
+    told->meet(2);
     self.resume();
     self.play(3, 8);
     self.must_be(EPD_OK);
-    told->arrive();
-    told->wait_for(4);
+    told->meet(4);
   });
   expect_all_ok(wait_all(ranks, 90));
 }
@@ -341,13 +337,11 @@ TEST_P(Commands, AGraphGoesOnAfterAnEngineThatWasKilled) {
       killed->wait_for(1);
       if (self.rank == 0) self.replayed.play(1);  // rank 1 does not come
       self.must_become(EPD_ENGINE_RESTARTED);
-      told->arrive();
-      told->wait_for(2);
+      told->meet(2);
       self.resume();
       self.play(2, 6);
       self.must_be(EPD_OK);
-      told->arrive();
-      told->wait_for(4);
+      told->meet(4);
     });
     ASSERT_TRUE(eventually(60, [&] { return played->count == 2; }));
     const pid_t engine = daemon().engine(victim % daemon().devices());
@@ -389,11 +383,9 @@ TEST_P(Commands, ARankThatRejoins) {
   Shared<Gate> alone;
   Shared<Gate> together;
   const auto play_together = [&](const ReplayingRank& self) {
-    together->arrive();
-    together->wait_for(2);
+    together->meet(2);
     self.play(6, 9);
-    together->arrive();
-    together->wait_for(4);
+    together->meet(4);
   };
   std::vector<RankProcess> processes;
   processes.push_back(replaying_rank(daemon(), c, name, 0, [&](const ReplayingRank& self) {

@@ -115,8 +115,7 @@ TEST_P(Failures, ABadChoiceIsNamedOnEveryRank) {
         one_round(group, c, rank, 0);
         done += 2;
         // The bad choice breaks the group at once; a peer's combine must not be caught in it.
-        even->arrive();
-        even->wait_for(++turn * c.num_ranks);
+        even->meet(++turn * c.num_ranks);
         const Input input = make_input(c, rank, 1);
         fill_dispatch(c, group.buffers(0), input);
         if (rank == 1) set_choice(c, group.buffers(0), std::size_t{5} * c.topk + 1, value);
@@ -164,8 +163,7 @@ TEST_P(Failures, ARankThatDoesNotComeIsNamedAtTheDeadline) {
     one_round(group, c, rank, 0);
     const Expected want{EPD_DEADLINE_EXCEEDED, {"rank 2"}, 2};
     if (rank != 2) {
-      ready->arrive();  // all have submitted before the first one's deadline
-      ready->wait_for(3);
+      ready->meet(3);  // all have submitted before the first one's deadline
       std::vector<epd_ticket_t> tickets;
       for (std::uint32_t slot = 0; slot < c.depth; ++slot)
         tickets.push_back(submit_dispatch(group, c, rank, slot, slot, nullptr, 1000));

@@ -22,8 +22,7 @@ TEST_P(Streams, RoundsAreEnqueuedBeforeAnyHasBegun) {
       rounds.stream().hold();
       for (std::uint64_t i = 0; i < kRounds; ++i) rounds.submit(i);
       RANK_CHECK(!rounds.stream().idle(), "it is held");
-      enqueued->arrive();
-      enqueued->wait_for(c.num_ranks);
+      enqueued->meet(c.num_ranks);
       rounds.stream().let_go();
       rounds.must_finish();
       rounds.check_all();
@@ -170,8 +169,7 @@ TEST_P(Streams, WithDeferReceiveAStreamWaitsWhenToldTo) {
     const std::string text =
         check_dispatch(c, group.buffers_in(copy), make_inputs(c, 0), rank, result, nullptr);
     RANK_CHECK(text.empty(), text);
-    ended->arrive();
-    ended->wait_for(c.num_ranks);
+    ended->meet(c.num_ranks);
   });
 }
 
@@ -217,8 +215,7 @@ void rounds_and_noops(const Case& c, const Group& group, std::uint32_t rank, boo
     for (const epd_ticket_t ticket : noops)
       must(epd_ticket_wait(group.get(), ticket, kWaitMs, nullptr), "noop");
   }
-  finished.arrive();
-  finished.wait_for(c.num_ranks);
+  finished.meet(c.num_ranks);
 }
 
 TEST_P(Streams, NoopsComeInTheirTurn) {

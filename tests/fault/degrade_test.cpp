@@ -207,8 +207,7 @@ TEST_P(DegradeFault, ALostRankRejoinsAndAllAreWholeAgain) {
         only_these(stats, {"RANK_LOST", "ABORTED", "ENGINE_RESTARTED"});
         RANK_CHECK(stats.resumes >= 2, stats.to_string());
         RANK_CHECK(epd_group_active(group.get(), 2) == 1, "the rank is back");
-        stage->seen.arrive();
-        stage->seen.wait_for(kRanks);  // nobody leaves before
+        stage->seen.meet(kRanks);  // nobody leaves before
         return stats.to_string();
       });
     }
@@ -228,8 +227,7 @@ TEST_P(DegradeFault, ALostRankRejoinsAndAllAreWholeAgain) {
       const ScriptStats stats = ScriptRunner(group, c, 2, options(kRanks)).run();
       only_these(stats, {"ENGINE_RESTARTED"});
       RANK_CHECK(stats.completed > 20, stats.to_string());
-      stage->seen.arrive();
-      stage->seen.wait_for(kRanks);
+      stage->seen.meet(kRanks);
       return stats.to_string();
     });
     for (const std::uint32_t rank : {0u, 1u, 3u}) {

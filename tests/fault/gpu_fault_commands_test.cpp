@@ -210,10 +210,7 @@ class GpuFaultCommands : public GpuFault, public testing::WithParamInterface<Fat
     wait_for_the_others();
   }
 
-  void wait_for_the_others() const {
-    stage_->seen.arrive();
-    stage_->seen.wait_for(kFaultRanks);
-  }
+  void wait_for_the_others() const { stage_->seen.meet(kFaultRanks); }
 
   double kill(std::vector<RankProcess>& ranks) const {
     if (GetParam().in_a_command()) sleep_ms(100);  // the victim's stream gets to where it waits

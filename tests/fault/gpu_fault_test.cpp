@@ -47,8 +47,7 @@ TEST_F(GpuFault, ADegradedGroupGoesOnAndTakesTheRankBack) {
       only_these(stats.failures, {"RANK_LOST", "ENGINE_RESTARTED", "ABORTED"});
       RANK_CHECK(times.told != 0 && times.whole != 0, stats.to_string());
       keepsake.check();
-      stage->seen.arrive();
-      stage->seen.wait_for(kFaultRanks);  // nobody leaves before
+      stage->seen.meet(kFaultRanks);  // nobody leaves before
       return stats.to_string();
     });
   }
@@ -60,8 +59,7 @@ TEST_F(GpuFault, ADegradedGroupGoesOnAndTakesTheRankBack) {
     const ScriptStats stats = ScriptRunner(group, c, kVictim, options()).run();
     only_these(stats.failures, {"ENGINE_RESTARTED"});
     RANK_CHECK(stats.completed > 20, stats.to_string());
-    stage->seen.arrive();
-    stage->seen.wait_for(kFaultRanks);
+    stage->seen.meet(kFaultRanks);
     return stats.to_string();
   });
   expect_all_end_well(ranks, newcomer);

@@ -67,8 +67,9 @@ TEST_F(Hostile, WhoNeverDrainsItsCompletionsIsNotServedAnyMore) {
     const auto taken = [&] { return session.b().submission_head.value.load(std::memory_order_acquire); };
     const double end = now_s() + 10;
     std::uint64_t before = 0;
-    for (double since = now_s(); now_s() < end && (before < abi::kCompletionSlots ||
-                                                   now_s() - since < 0.3);) {  // until nothing is taken
+    double since = now_s();
+    const auto goes_on = [&] { return before < abi::kCompletionSlots || now_s() - since < 0.3; };
+    while (now_s() < end && goes_on()) {
       while (session.submitted() - taken() < abi::kSubmissionSlots) session.push(session.noop(joined));
       if (taken() != before) since = now_s();
       before = taken();

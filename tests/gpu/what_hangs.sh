@@ -1,7 +1,7 @@
 #!/bin/sh
-# Says what the processes of a test that hangs are doing: state and stacks of all that runs from the pack (daemon,
-# engines, ranks) and of MPS, the operations in flight as epctl tells them, the end of MPS's logs. Takes some seconds;
-# changes nothing.
+# Says what a test that hangs is doing: operations in flight as epctl tells them, the ends of epd's and MPS's logs, then
+# state and stacks of all that runs from the pack (daemon, engines, ranks) and of MPS. Takes some seconds; each process
+# stands still for a moment while its stacks are read.
 # Usage: tests/gpu/what_hangs.sh DIR   (the pack: tests/gpu/pack.sh)
 set -u
 pack=$(cd "${1:?the pack is missing: tests/gpu/what_hangs.sh DIR}" && pwd) || exit 2
@@ -16,14 +16,6 @@ about() {  # about <pid>
   done
   timeout 10 "$pack/bin/eu-stack" -p "$1" 2>&1
 }
-
-for process in /proc/[0-9]*; do
-  program=$(readlink "$process/exe")
-  case $program in
-    "$pack"/bin/eu-stack) ;;
-    "$pack"/bin/* | */nvidia-cuda-mps-*) about "${process#/proc/}" ;;
-  esac
-done 2> /dev/null
 
 for folder in "${TMPDIR:-/tmp}"/epd-test-*; do
   socket=$folder/control.sock
@@ -45,5 +37,14 @@ for log in "${CUDA_MPS_LOG_DIRECTORY:-/var/log/nvidia-mps}"/*.log; do
   echo "== $log"
   tail -n 30 "$log" 2>&1
 done
+
+for process in /proc/[0-9]*; do
+  program=$(readlink "$process/exe")
+  case $program in
+    "$pack"/bin/eu-stack) ;;
+    "$pack"/bin/* | */nvidia-cuda-mps-*) about "${process#/proc/}" ;;
+  esac
+done 2> /dev/null
+
 echo "== nvidia-smi"
 timeout 10 nvidia-smi 2>&1

@@ -91,8 +91,7 @@ class Stuck : public Operator {
         args.timeout_ms = 60000;
         must(group.dispatch(&args, &ticket, nullptr), "dispatch");
         must(group.wait(ticket, 60000), "dispatch");
-        stage_->stop.arrive();
-        stage_->stop.wait_for(2);
+        stage_->stop.meet(2);
         return "";
       });
     }
@@ -283,8 +282,7 @@ TEST_F(Operator, AnEvictedRankLosesItsGroupAndKeepsItsSession) {
       epd_ticket_t ticket = 0;
       must(epd_noop(again.get(), 0, &ticket), "noop");
       must(again.wait(ticket, 10000), "noop");
-      stage->stop.arrive();  // who leaves first breaks the group for the other
-      stage->stop.wait_for(2);
+      stage->stop.meet(2);  // who leaves first breaks the group for the other
       return "";
     });
   }

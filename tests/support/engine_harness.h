@@ -6,6 +6,7 @@
 #include "base/packet.h"
 #include "proto/link.h"
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -16,6 +17,17 @@
 #include <vector>
 
 namespace epd::test {
+
+// Looks every 50 us; false after `timeout_ms`.
+template <typename Condition>
+bool comes(Condition condition, int timeout_ms = 10'000) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  return true;
+}
 
 // One engine process's worth of descriptors, on a thread.
 class EngineThread {

@@ -101,6 +101,10 @@ struct Gate {
   void open() { count.store(1u << 30); }
   // Throws RankFailure after `seconds`.
   void wait_for(std::uint32_t arrivals, double seconds = 60);
+  void meet(std::uint32_t arrivals) {
+    arrive();
+    wait_for(arrivals);
+  }
 };
 
 // Ends the rounds of a group's ranks, which run on until somebody asks, with the same round on all. No rank

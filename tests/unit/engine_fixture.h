@@ -7,9 +7,7 @@
 
 #include <gtest/gtest.h>
 #include <algorithm>
-#include <chrono>
 #include <random>
-#include <thread>
 
 namespace epd::test {
 
@@ -22,16 +20,6 @@ inline constexpr abi::GroupShape kShape{
     3, 6, 9, 128, 2, 2, abi::Payload::kBf16, abi::IndexType::kInt32, abi::LossPolicy::kFailFast};
 inline constexpr std::uint64_t kGroup = 7;
 inline constexpr std::uint32_t kRanks = 3;
-
-template <typename Condition>
-bool comes(Condition condition, int timeout_ms = 10'000) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > end) return false;
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
-  return true;
-}
 
 // Rank r is on engine r % 2.
 class EngineFixture : public ::testing::Test {

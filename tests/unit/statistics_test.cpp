@@ -127,14 +127,10 @@ TEST_F(EngineStatistics, AClientThatTakesNoCompletionsStallsOncePerSubmission) {
   };
   // The completion ring, then one that waits for room in it, then one that is not taken.
   for (std::size_t i = 0; i < abi::kCompletionSlots + 2; ++i) {
-    for (int tries = 0; tries < 2000; ++tries) {
-      if (i < session_.b().submission_head.value + abi::kSubmissionSlots) break;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+    ASSERT_TRUE(comes([&] { return i < session_.b().submission_head.value + abi::kSubmissionSlots; }));
     session_.submit(s);
   }
-  for (int tries = 0; tries < 5000 && stalls() == 0; ++tries)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_TRUE(comes([&] { return stalls() != 0; }));
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_EQ(stalls(), 1u) << "counted once, however often the loop looks";
   for (std::size_t i = 0; i < abi::kCompletionSlots + 2; ++i) ASSERT_TRUE(session_.wait());
@@ -161,10 +157,7 @@ TEST_F(EngineStatistics, RowsAreGivenBackAndSharedWhenThereAreTooMany) {
 
 TEST_F(EngineStatistics, AnEngineThatStartsAgainBeginsAnew) {
   ASSERT_EQ(run(Op::kNoop), StatusCode::kOk);
-  for (int tries = 0; tries < 5000 && page().ops_completed == 0;
-       ++tries)  // counted a moment after it is told
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  ASSERT_EQ(page().ops_completed, 1u);
+  ASSERT_TRUE(comes([&] { return page().ops_completed == 1; })) << "counted a moment after it is told";
   engine_.stop();
   EXPECT_EQ(page().sessions.rows[0].key, 0u) << "a row goes with its session";
   engine_.start();
