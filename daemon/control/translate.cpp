@@ -125,6 +125,7 @@ void translate(const DeviceView& view, v1::Device& message) {
   message.set_bytes_dispatched(view.bytes_dispatched);
   message.set_bytes_combined(view.bytes_combined);
   message.set_submissions_refused(view.submissions_refused);
+  message.set_times_stuck(view.times_stuck);
   if (view.cuda) translate(*view.cuda, *message.mutable_cuda());
   if (std::any_of(view.kernel_stops.begin(), view.kernel_stops.end(),
                   [](auto count) { return count != 0; })) {

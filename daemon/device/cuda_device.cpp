@@ -127,7 +127,7 @@ CUstream Partition::take_stream(int priority) {
 // ---- device
 
 Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name, LaunchMode mode,
-                                                 const Clock& clock) {
+                                                 const Clock& clock, std::function<void()> notify) {
   // With a kernel that stays, the first launch of any other would wait for ever to be loaded.
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(kQueues).c_str(), 0);
@@ -143,7 +143,7 @@ Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name, LaunchM
   device->max_sms_ = facts->num_sms;
   if (mode == LaunchMode::kResident) device->max_sms_ -= std::min(kSpareSms, facts->num_sms - 1);
   device->num_sms_ = device->max_sms_;
-  if (Status status = device->start(); !status.ok()) return status;
+  if (Status status = device->start(std::move(notify)); !status.ok()) return status;
   return std::unique_ptr<Device>(std::move(device));
 }
 
@@ -151,7 +151,7 @@ CudaDevice::~CudaDevice() {
   if (aside_ != nullptr) driver_.cuStreamDestroy(aside_);
 }
 
-Status CudaDevice::start() {
+Status CudaDevice::start(std::function<void()> notify) {
   const auto failed = [this](const char* what, CUresult result) {
     return driver_.refused(StatusCode::kInternal, name_ + ": ", what, result);
   };
@@ -180,6 +180,12 @@ Status CudaDevice::start() {
                                                      : Partition::make(driver_, device_, num_sms_, nullptr);
   if (!partition.ok()) return {partition.status().code(), name_ + ": " + partition.status().message()};
   partition_ = *partition;
+  if (mode_ == LaunchMode::kResident) {
+    Result<std::unique_ptr<Pulse>> pulse =
+        Pulse::make(driver_, partition_->context(), kernel(kernels::cuda::kPulseKernel), std::move(notify));
+    if (!pulse.ok()) return {pulse.status().code(), name_ + ": " + pulse.status().message()};
+    pulse_ = std::move(*pulse);
+  }
   result = driver_.cuCtxSetCurrent(partition_->context());
   return result == CUDA_SUCCESS ? Status() : failed("cuCtxSetCurrent", result);
 }
@@ -250,6 +256,10 @@ bool CudaDevice::advance() {
   }
   for (auto lane = leaving_.begin(); lane != leaving_.end();)
     lane = see_off(*lane) ? leaving_.erase(lane) : std::next(lane);
+  if (pulse_ != nullptr) {
+    changes_seen_ = pulse_->changes();
+    pulse_->watch(!lanes_.empty() || !leaving_.empty());
+  }
   bool under_way = !leaving_.empty();
   for (CudaLane* lane : lanes_) under_way |= lane->advance();
   return under_way;
@@ -419,9 +429,9 @@ void CudaDevice::clear(void* device, std::size_t bytes) {
   cuda_must(driver_, "cuCtxSetCurrent", driver_.cuCtxSetCurrent(partition_->context()));
 }
 
-Result<std::unique_ptr<Device>> make_cuda_device(const DeviceName& name, LaunchMode mode,
-                                                 const Clock& clock) {
-  return CudaDevice::make(name, mode, clock);
+Result<std::unique_ptr<Device>> make_cuda_device(const DeviceName& name, LaunchMode mode, const Clock& clock,
+                                                 std::function<void()> notify) {
+  return CudaDevice::make(name, mode, clock, std::move(notify));
 }
 
 }  // namespace epd

@@ -4,6 +4,7 @@
 
 #include "cuda_driver.h"
 #include "device/launcher.h"
+#include "pulse.h"
 
 #include <array>
 #include <functional>
@@ -85,7 +86,8 @@ struct LeavingLane {
 
 class CudaDevice final : public Device, public Launcher {
  public:
-  static Result<std::unique_ptr<Device>> make(const DeviceName& name, LaunchMode mode, const Clock& clock);
+  static Result<std::unique_ptr<Device>> make(const DeviceName& name, LaunchMode mode, const Clock& clock,
+                                              std::function<void()> notify);
   ~CudaDevice() override;
 
   const std::string& name() const override { return name_; }
@@ -98,6 +100,8 @@ class CudaDevice final : public Device, public Launcher {
   void check() override;
   bool advance() override;
   std::vector<std::uint32_t> take_kernel_stops() override { return std::exchange(kernel_stops_, {}); }
+  std::uint32_t times_stuck() const override { return pulse_ == nullptr ? 0 : pulse_->round(); }
+  bool has_news() const override { return pulse_ != nullptr && pulse_->changes() != changes_seen_; }
 
   Result<std::unique_ptr<Lane>> open_lane(const LaneShape& shape) override;
   void read(void* to, const void* device, std::size_t bytes) override;
@@ -120,6 +124,7 @@ class CudaDevice final : public Device, public Launcher {
   Result<LaneMemory> take_memory(std::size_t device_bytes, std::size_t host_bytes);
   void give_back(const LaneMemory& memory) { free_memory_.push_back(memory); }
   void lane_closed(CudaLane* lane);
+  Pulse& pulse() const { return *pulse_; }  // of lanes whose kernels stay
   std::uint64_t now_ns() const { return clock_.now_ns(); }
   void kernel_stopped(std::uint64_t told_ns);
   void let_go(LeavingLane lane) { leaving_.push_back(std::move(lane)); }
@@ -131,7 +136,7 @@ class CudaDevice final : public Device, public Launcher {
  private:
   CudaDevice(const CudaDriver& driver, CUdevice device, std::string name, LaunchMode mode, const Clock& clock)
       : driver_(driver), device_(device), name_(std::move(name)), mode_(mode), clock_(clock) {}
-  Status start();
+  Status start(std::function<void()> notify);
   // Of launched lanes, to what is wanted, if nothing is in flight.
   void change_partition();
   // True: it has gone.
@@ -155,10 +160,13 @@ class CudaDevice final : public Device, public Launcher {
   std::vector<LeavingLane> leaving_;
   std::vector<std::uint32_t> kernel_stops_;  // us each
   std::vector<LaneMemory> free_memory_;
+  std::unique_ptr<Pulse> pulse_;  // LaunchMode::kResident
+  std::uint32_t changes_seen_ = 0;
   CUlibrary library_ = nullptr;
   std::array<CUkernel, std::size(kernels::cuda::kKernelNames)> kernels_{};
 };
 
-Result<std::unique_ptr<Device>> make_cuda_device(const DeviceName& name, LaunchMode mode, const Clock& clock);
+Result<std::unique_ptr<Device>> make_cuda_device(const DeviceName& name, LaunchMode mode, const Clock& clock,
+                                                 std::function<void()> notify);
 
 }  // namespace epd

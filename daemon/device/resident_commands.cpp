@@ -62,15 +62,15 @@ CUdeviceptr ResidentCommands::programs() const {
 }
 
 CommandHost& ResidentCommands::host() const {
-  return *reinterpret_cast<CommandHost*>(lane_.extra_host());
+  return *reinterpret_cast<CommandHost*>(lane_.commands_host());
 }
 
 RouteState* ResidentCommands::host_routes() const {
-  return reinterpret_cast<RouteState*>(lane_.extra_host() + sizeof(CommandHost));
+  return reinterpret_cast<RouteState*>(lane_.commands_host() + sizeof(CommandHost));
 }
 
 ResidentCommands::Look& ResidentCommands::last_look() const {
-  return *reinterpret_cast<Look*>(lane_.extra_host() + sizeof(CommandHost) + routes_bytes(num_routes_));
+  return *reinterpret_cast<Look*>(lane_.commands_host() + sizeof(CommandHost) + routes_bytes(num_routes_));
 }
 
 void ResidentCommands::write_state(std::size_t offset, std::uint32_t value) {

@@ -1,6 +1,7 @@
 #include "resident_lane.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <utility>
 
@@ -15,6 +16,8 @@ static_assert(kernels::cuda::kQueueEntries >= 2 * CudaLane::kMaxNoops);  // no e
 namespace {
 
 constexpr std::size_t kCommandsAlign = 64;
+constexpr std::size_t kToldBytes = kernels::cuda::kQueueEntries * sizeof(std::uint64_t);
+static_assert(kToldBytes % kCommandsAlign == 0);
 
 }  // namespace
 
@@ -53,11 +56,13 @@ void ResidentLane::follow_share() {
 
 bool ResidentLane::advance() {
   if (waits_) follow_share();
+  follow_round();
   if (!stopping()) return waits_;
   const CUresult state = driver_.cuStreamQuery(stream_);
-  if (state == CUDA_ERROR_NOT_READY) return true;
+  if (state == CUDA_ERROR_NOT_READY || device_.pulse().stuck()) return true;
   must("cuStreamQuery", state);
-  device_.kernel_stopped(std::exchange(told_ns_, 0));
+  const std::uint64_t told_ns = std::exchange(told_ns_, 0);
+  if (!std::exchange(aside_, false)) device_.kernel_stopped(told_ns);
   if (commands_ != nullptr) commands_->fit_programs();
   start_kernel();
   follow_share();  // of what came meanwhile
@@ -66,10 +71,13 @@ bool ResidentLane::advance() {
 
 void ResidentLane::start_kernel() {
   held_ = ctas_;
+  round_ = device_.pulse().round();
   ResidentArguments own{reinterpret_cast<ResidentState*>(extra_device()),
                         reinterpret_cast<Operation*>(device_op(0)),
                         &given(0),
-                        first_,
+                        &told(0),
+                        device_.pulse().round_word(),
+                        round_,
                         {}};
   if (commands_ != nullptr) own.commands = commands_->arguments();
   void* arguments[] = {&own};
@@ -82,8 +90,14 @@ void ResidentLane::start_kernel() {
 
 // It stops when it has come to this entry; those behind it are the next one's.
 void ResidentLane::stop() {
-  tell(Task::kStop, 0);
-  first_ = next_;
+  tell(Task::kStop, round_ % kernels::cuda::kStopRounds);
+  told_ns_ = device_.now_ns();
+}
+
+// It has seen by itself that it is to leave.
+void ResidentLane::follow_round() {
+  if (!runs() || stopping() || round_ == device_.pulse().round()) return;
+  aside_ = true;
   told_ns_ = device_.now_ns();
 }
 
@@ -92,11 +106,21 @@ void ResidentLane::start(Kind kind, std::uint32_t place) {
 }
 
 void ResidentLane::tell(Task task, std::uint32_t place) {
+  const std::uint64_t entry = kernels::cuda::queue_entry(next_, task, place);
+  if (!std::exchange(behind_, false)) std::atomic_ref(told(next_)).store(entry, std::memory_order_release);
   const CUdeviceptr at = extra_device() + offsetof(ResidentState, entries) +
                          next_ % kernels::cuda::kQueueEntries * sizeof(std::uint64_t);
-  must("cuStreamWriteValue64",
-       driver_.cuStreamWriteValue64(control(), at, kernels::cuda::queue_entry(next_, task, place), 0));
+  must("cuStreamWriteValue64", driver_.cuStreamWriteValue64(control(), at, entry, 0));
   ++next_;
+}
+
+// What a kernel that steps aside reads: ResidentArguments::told.
+std::uint64_t& ResidentLane::told(std::uint32_t entry) const {
+  return reinterpret_cast<std::uint64_t*>(extra_host())[entry % kernels::cuda::kQueueEntries];
+}
+
+std::byte* ResidentLane::commands_host() const {
+  return extra_host() + kToldBytes;
 }
 
 // ---- abort words, behind the state
@@ -111,7 +135,7 @@ std::size_t ResidentLane::extra_device_bytes() const {
 }
 
 std::size_t ResidentLane::extra_host_bytes() const {
-  return shape_.commands ? ResidentCommands::host_bytes(shape_.num_routes) : 0;
+  return kToldBytes + (shape_.commands ? ResidentCommands::host_bytes(shape_.num_routes) : 0);
 }
 
 const std::uint32_t* ResidentLane::abort_word(std::uint32_t place) const {
@@ -120,8 +144,10 @@ const std::uint32_t* ResidentLane::abort_word(std::uint32_t place) const {
 
 // In the control stream, and so before the operation's entry.
 void ResidentLane::clear_abort(std::uint32_t place) {
-  if (aborted_[place]) write_word(abort_word(place), 0);
+  if (!aborted_[place]) return;
+  write_word(abort_word(place), 0);
   aborted_[place] = false;
+  behind_ = true;
 }
 
 void ResidentLane::abort(std::uint32_t place, const Signal&) {

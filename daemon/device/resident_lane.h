@@ -34,18 +34,23 @@ class ResidentLane final : public CudaLane {
   std::size_t extra_device_bytes() const override;
   std::size_t extra_host_bytes() const override;
   std::size_t state_bytes() const;
+  std::uint64_t& told(std::uint32_t entry) const;
+  std::byte* commands_host() const;  // what of the host's memory is for commands
   void tell(kernels::cuda::Task task, std::uint32_t place);
   bool runs() const { return ctas_ != 0; }
   bool stopping() const { return told_ns_ != 0; }
   void stop();
+  void follow_round();
   void start_kernel();
 
   std::uint32_t ctas_ = 0;     // 0: there has been no kernel
   std::uint32_t held_ = 0;     // SMs: of the kernel, and of the next one if that has been told to stop
   bool waits_ = false;         // for room
-  std::uint64_t told_ns_ = 0;  // when it was told to stop; 0: it has not been
+  std::uint64_t told_ns_ = 0;  // when it was told to stop, or began to step aside; 0: neither
+  bool aside_ = false;         // that
+  std::uint32_t round_ = 0;    // Pulse::round(), in which the kernel began
   std::uint32_t next_ = 0;     // entry of the queue
-  std::uint32_t first_ = 0;    // entry with which the next kernel begins
+  bool behind_ = false;        // the next entry comes behind another word in the control stream
   std::vector<bool> aborted_;  // [places]: the word is set
   std::unique_ptr<ResidentCommands> commands_;
 };

@@ -70,6 +70,7 @@ int Engine::run() {
     halt_commands();
     device_busy_ = device_->advance();
     for (const std::uint32_t us : device_->take_kernel_stops()) page_.kernel_stopped(us);
+    if (device_->times_stuck() != page_->times_stuck.load(std::memory_order_relaxed)) note_stuck_device();
     answer_stops();
     finish_starts();
     acknowledge_breaks();
@@ -304,8 +305,14 @@ bool Engine::anything_pending() {
   for (const auto& [id, session] : sessions_) {
     if (session->has_submission() || session->can_flush()) return true;
   }
-  return journal_pending() || std::any_of(operations_.begin(), operations_.end(),
+  return journal_pending() || device_->has_news() || std::any_of(operations_.begin(), operations_.end(),
                                           [](const auto& operation) { return operation->runnable(); });
+}
+
+void Engine::note_stuck_device() {
+  page_->times_stuck.store(device_->times_stuck(), std::memory_order_relaxed);
+  log_event(LogLevel::kWarning, "the GPU began no kernel; those that stay step aside",
+            {{"device", device_->name()}, {"times", device_->times_stuck()}});
 }
 
 void Engine::set_sleeping(bool sleeping) {

@@ -130,6 +130,7 @@ class Engine {
   std::uint64_t spin_limit_ns() const;
   void grow_spin_budget();
   void sleep();
+  void note_stuck_device();
   void set_sleeping(bool sleeping);
   bool anything_pending();
   std::uint64_t next_look_ns(std::uint64_t now) const;

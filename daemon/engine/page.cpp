@@ -26,6 +26,7 @@ void Page::start(std::uint32_t sms) {
   forget(page_->members);
   for (auto& bucket : page_->kernel_stops.buckets) bucket.store(0, std::memory_order_relaxed);
   page_->kernel_stop_max_us.store(0, std::memory_order_relaxed);
+  page_->times_stuck.store(0, std::memory_order_relaxed);
 }
 
 void Page::kernel_stopped(std::uint32_t us) {

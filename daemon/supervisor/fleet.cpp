@@ -377,6 +377,7 @@ DeviceView EngineFleet::view(std::uint32_t index) const {
   for (std::size_t i = 0; i < view.kernel_stops.size(); ++i)
     view.kernel_stops[i] = p.kernel_stops.buckets[i].load(std::memory_order_relaxed);
   view.kernel_stop_max_us = p.kernel_stop_max_us.load(std::memory_order_relaxed);
+  view.times_stuck = p.times_stuck.load(std::memory_order_relaxed);
   return view;
 }
 

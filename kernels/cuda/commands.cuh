@@ -72,7 +72,7 @@ __device__ inline void set_sequence(const CommandArguments& own, Watch& watch) {
 
 // When a kernel begins: where the one before has ended.
 __device__ inline void begin_watch(const ResidentArguments& own, Watch& watch) {
-  watch.entry = own.first;
+  watch.entry = __ldcg(&own.state->next);
   watch.runs = false;
   if (own.commands.words == nullptr) return;
   watch.state = *own.commands.state;
@@ -83,6 +83,7 @@ __device__ inline void begin_watch(const ResidentArguments& own, Watch& watch) {
 
 // And before it ends. The host's words in the same place are left alone.
 __device__ inline void end_watch(const ResidentArguments& own, const Watch& watch) {
+  own.state->next = watch.entry;
   if (own.commands.words == nullptr) return;
   CommandState& to = *own.commands.state;
   to.epoch = watch.state.epoch;
@@ -227,6 +228,35 @@ __device__ inline HeraldWord accept_command(const CommandArguments& own, Watch& 
          command.program;
 }
 
+// ---- stepping aside
+
+// Looks for each one at the host's memory, which takes two microseconds: one in a millisecond or two.
+inline constexpr std::uint32_t kLooksPerRound = 2048;
+
+__device__ inline bool round_is_over(const ResidentArguments& own) {
+  return load_relaxed_system(own.round) != own.own_round;
+}
+
+// A stop for a kernel that had stepped aside before it came to that.
+__device__ inline bool is_of_former_round(const ResidentArguments& own, std::uint64_t entry) {
+  return static_cast<Task>(entry >> 16 & 0xffff) == Task::kStop &&
+         (entry & 0xffff) != own.own_round % kStopRounds;
+}
+
+// Whether to leave, or 0. Not before what has been told: its client's kernel may wait, and the stream that
+// brings entries be held up.
+__device__ __noinline__ inline HeraldWord look_aside(const ResidentArguments& own, const Watch& watch) {
+  if (!round_is_over(own)) return 0;
+  const std::uint64_t entry = load_acquire_system(own.told + watch.entry % kQueueEntries);
+  const bool is_there = static_cast<std::uint32_t>(entry >> 32) == watch.entry + 1;
+  const auto task = static_cast<Task>(entry >> 16 & 0xffff);
+  // A stop stays where it is, for the next kernel to pass over.
+  return is_there && task != Task::kStop ? static_cast<HeraldWord>(entry)
+                                         : static_cast<HeraldWord>(Herald::kAside);
+}
+
+// ---- until there is work
+
 // Until the queue has an entry, or a command is to be run. All loads of a look but the last are relaxed, so
 // that they are on their way together and a look stays one round trip. The last one acquires: it is the
 // command's. What else turns out to be new is looked at again.
@@ -238,8 +268,11 @@ __device__ inline HeraldWord await_work(const ResidentArguments& own, Watch& wat
     const std::uint64_t entry = load_relaxed_system(at);
     const std::uint32_t turn = load_relaxed_system(&commands.state->turn);
     const std::uint64_t word = load_acquire_system(&commands.words->commands[sequence % kCommandSlots]);
-    if (static_cast<std::uint32_t>(entry >> 32) == watch.entry + 1)
-      return static_cast<HeraldWord>(load_acquire_system(at));
+    if (static_cast<std::uint32_t>(entry >> 32) == watch.entry + 1) {
+      if (!is_of_former_round(own, entry)) return static_cast<HeraldWord>(load_acquire_system(at));
+      ++watch.entry;
+      continue;
+    }
     if (turn != watch.state.turn_taken) {
       take_turn(commands, watch);
       looks = 0;
@@ -248,6 +281,10 @@ __device__ inline HeraldWord await_work(const ResidentArguments& own, Watch& wat
     const HeraldWord work = accept_command(commands, watch, word, own.state->herald.turn);
     if (work != 0) return work;
     if (sequence != watch.state.sequence) looks = 0;
+    if (looks % kLooksPerRound == kLooksPerRound - 1) {
+      const HeraldWord aside = look_aside(own, watch);
+      if (aside != 0) return aside;
+    }
     if (looks > kEagerLooks) __nanosleep(kPauseNs);
   }
 }

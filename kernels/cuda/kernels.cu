@@ -83,11 +83,13 @@ extern "C" __global__ void __launch_bounds__(kMaxThreads, 1)
     }
     const Operation& op =
         entry.by_command ? fetch_command(own, entry.place) : fetch(own.operations + entry.place);
-    if (wait_ready(op)) run_task(entry.task, op, {blockIdx.x, op.movers.ctas}, dynamic_memory);
+    if (!entry.failed) run_task(entry.task, op, {blockIdx.x, op.movers.ctas}, dynamic_memory);
     const Leaving left = leave(op, gridDim.x);
     if (left.last && threadIdx.x == 0)
       store_release(&own.state->left, std::uint64_t{left.failed} << 32 | (herald + 1));
   }
 }
+
+extern "C" __global__ void epd_pulse() {}
 
 }  // namespace epd::kernels::cuda

@@ -11,6 +11,7 @@ struct Entry {
   Task task;
   std::uint32_t place;  // or program
   bool by_command;
+  bool failed;  // it does not run
 };
 
 // Until `at` holds entry `index`. One thread.
@@ -36,21 +37,50 @@ __device__ inline bool await_left(const ResidentState& state, std::uint32_t hera
   }
 }
 
+// Of CTA 0 of a lane that takes no commands: the queue's next entry, or Herald::kAside.
+__device__ inline HeraldWord await_queue(const ResidentArguments& own, Watch& watch) {
+  for (std::uint32_t looks = 1;; ++looks) {
+    const std::uint64_t entry = load_acquire_system(own.state->entries + watch.entry % kQueueEntries);
+    if (static_cast<std::uint32_t>(entry >> 32) == watch.entry + 1) {
+      if (!is_of_former_round(own, entry)) return static_cast<HeraldWord>(entry);
+      ++watch.entry;
+      continue;
+    }
+    if (looks % kLooksPerRound == 0) {
+      const HeraldWord aside = look_aside(own, watch);
+      if (aside != 0) return aside;
+    }
+    if (looks > kEagerLooks) __nanosleep(kPauseNs);
+  }
+}
+
 // Of CTA 0: the next thing to do, when all CTAs have left what was before. One thread. With commands the host
 // hears of that first; without any, entries are looked for meanwhile.
 __device__ inline HeraldWord find_work(const ResidentArguments& own, Watch& watch, std::uint32_t herald) {
-  HeraldWord found = 0;
   if (own.commands.words == nullptr) {
-    found =
-        static_cast<HeraldWord>(await_entry(own.state->entries + watch.entry % kQueueEntries, watch.entry));
+    const HeraldWord found = await_queue(own, watch);
     await_left(*own.state, herald);
-  } else {
-    const bool failed = await_left(*own.state, herald);
-    conclude(own.commands, watch, failed);
-    found = await_work(own, watch);
+    return found;
   }
-  if ((found & Herald::kByCommand) == 0) ++watch.entry;
-  return found;
+  const bool failed = await_left(*own.state, herald);
+  conclude(own.commands, watch, failed);
+  return await_work(own, watch);
+}
+
+// Of CTA 0, for all: until the client's stream has got as far as the operation. One thread; what the stream
+// wrote before is visible to whoever sees the herald. What is to be heralded: `found`, that it has failed, or
+// Herald::kAside (the next kernel waits on).
+__device__ inline HeraldWord await_ready(const ResidentArguments& own, const Operation& op, HeraldWord found) {
+  if (op.signal.ready == nullptr) return found;
+  const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
+#pragma unroll 1
+  for (std::uint32_t looks = 1;; ++looks) {
+    const auto ahead = static_cast<std::int32_t>(load_acquire_system(op.signal.ready) - op.signal.value);
+    if (ahead >= 0) return found;
+    if (looks % 64 == 0 && must_leave(op, deadline_ns, 0))
+      return found | static_cast<HeraldWord>(Herald::kFailed);
+    if (looks % kLooksPerRound == 0 && round_is_over(own)) return static_cast<HeraldWord>(Herald::kAside);
+  }
 }
 
 // CTA 0 brings the operation of an entry from the host's memory for all. All its threads call.
@@ -61,7 +91,13 @@ __device__ inline void bring(const Operation* given, Operation* to) {
   __syncthreads();
 }
 
-// What all CTAs do next; an operation of the queue lies in device memory then. All threads of the CTA call.
+__device__ inline Entry entry_of(HeraldWord found) {
+  return {static_cast<Task>(found >> 16 & 0x1fff), found & 0xffff, (found & Herald::kByCommand) != 0,
+          (found & Herald::kFailed) != 0};
+}
+
+// What all CTAs do next; an operation of the queue lies in device memory then, and its client's stream has
+// got as far. All threads of the CTA call.
 __device__ inline Entry next_entry(const ResidentArguments& own, Watch& watch, std::uint32_t herald) {
   __shared__ HeraldWord found;
   ResidentState& state = *own.state;
@@ -72,12 +108,18 @@ __device__ inline Entry next_entry(const ResidentArguments& own, Watch& watch, s
                   : static_cast<HeraldWord>(await_entry(&state.herald.entry, herald));
   }
   __syncthreads();
-  const Entry entry{static_cast<Task>(found >> 16 & 0x7fff), found & 0xffff,
-                    (found & Herald::kByCommand) != 0};
+  Entry entry = entry_of(found);
   if (!leads) return entry;
   const bool brings = !entry.by_command && entry.task != Task::kStop;
-  if (brings) bring(own.given + entry.place, own.operations + entry.place);
+  if (brings) {
+    Operation* const op = own.operations + entry.place;
+    bring(own.given + entry.place, op);
+    if (threadIdx.x == 0) found = await_ready(own, *op, found);
+    __syncthreads();
+    entry = entry_of(found);
+  }
   if (threadIdx.x == 0) {
+    if ((found & (Herald::kByCommand | Herald::kAside)) == 0) ++watch.entry;
     if (entry.task == Task::kStop) end_watch(own, watch);
     if (brings) fence_device();
     store_release(&state.herald.entry, std::uint64_t{herald + 1} << 32 | found);

@@ -208,23 +208,6 @@ __device__ inline bool wait_signals(const Operation& op, const std::uint64_t* li
   return __syncthreads_or(leave) == 0;
 }
 
-// Until the client's stream has got as far as the operation. False: it has failed. All threads of the CTA
-// call; then everything that the stream wrote before is visible to each of them.
-__device__ inline bool wait_ready(const Operation& op) {
-  bool leave = false;
-  if (threadIdx.x == 0 && op.signal.ready != nullptr) {
-    const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
-#pragma unroll 1
-    for (std::uint32_t looks = 1;; ++looks) {
-      const auto ahead = static_cast<std::int32_t>(load_acquire_system(op.signal.ready) - op.signal.value);
-      if (ahead >= 0) break;
-      if (looks % 64 == 0) leave = must_leave(op, deadline_ns, 0);
-      if (leave) break;
-    }
-  }
-  return __syncthreads_or(leave) == 0;
-}
-
 // Of an operation, as the calling CTA leaves it.
 struct Leaving {
   bool last;    // of all CTAs

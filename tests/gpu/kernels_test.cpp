@@ -46,7 +46,7 @@ class CaseRun {
     if (case_.group.layout != ref::Layout::kExpert) rows += random() % 3;
     world_ = std::make_unique<World>(
         WorldShape{shape_of(case_, rows), std::max(*std::max_element(c.tokens.begin(), c.tokens.end()), 1u),
-                   c.group.masked, mode, c.landing, c.landings});
+                   c.group.masked, mode, c.landing, c.landings, true});
     heads_.resize(world_->size());
     for (std::uint32_t r = 0; r < world_->size(); ++r) give(r);
   }

@@ -7,6 +7,7 @@
 #include "gpu/rank_regions.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -67,6 +68,7 @@ struct WorldShape {
   Mode mode = Mode::kLaunched;
   bool landing = false;
   std::uint32_t landings = 1;  // of each rank, at which operations take turns
+  bool late_entries = false;   // kResident: some entries are there when the kernel steps aside, not before
 };
 
 // abi::LandingLayout of the world, and its size.
@@ -123,7 +125,12 @@ struct Rank : RankRegions {
   cudaStream_t control = nullptr;
   kernels::cuda::ResidentState* state = nullptr;
   std::uint64_t* entries = nullptr;  // pinned
+  std::uint32_t* round = nullptr;    // likewise
   std::uint32_t next = 0;
+  std::uint32_t told = 0;  // operations
+  std::uint32_t ends = 0;  // of kernels
+  std::uint32_t brought = 0;  // entries: those of which the device knows
+  bool late = false;          // others wait until the kernel has left
   bool running = false;
   std::unique_ptr<CommandLane> commands;  // of a world that has them
   bool asked = false;                     // one has been asked for, and not awaited
@@ -136,7 +143,12 @@ class World {
 
   explicit World(const WorldShape& world) : shape_(world.shape), world_(world), landing_(world) {
     ranks_.resize(shape_.num_ranks);
-    for (std::uint32_t r = 0; r < shape_.num_ranks; ++r) make(r);
+    static std::uint32_t worlds = 0;
+    ++worlds;
+    for (std::uint32_t r = 0; r < shape_.num_ranks; ++r) {
+      make(r);
+      ranks_[r].told = ranks_[r].ends = worlds + r;  // so that worlds of few operations see all ways
+    }
     if (world.mode == Mode::kCommands) tag_ = CommandLane::kEpoch << kernels::cuda::kRoutingIndexBits;
   }
   ~World() {
@@ -146,6 +158,7 @@ class World {
       cudaStreamDestroy(rank.stream);
       cudaStreamDestroy(rank.control);
       cudaFreeHost(rank.entries);
+      cudaFreeHost(rank.round);
       cudaFreeHost(rank.abort);
       cudaFreeHost(rank.uploads);
       cudaFreeHost(rank.counts.host_placement);
@@ -210,6 +223,7 @@ class World {
     own.uploads[place] = op;
     if (world_.mode == Mode::kResident) {
       stay(own, static_cast<std::uint32_t>(bytes));
+      own.late |= world_.late_entries && ++own.told % 4 == 0;
       tell(own, kernels::cuda::task_of(kind, op), place);
       return;
     }
@@ -227,9 +241,13 @@ class World {
     }
     for (Rank& rank : ranks_) {
       EPD_CUDA(cudaSetDevice(rank.device));
-      if (rank.running) tell(rank, kernels::cuda::Task::kStop, 0);
-      rank.running = false;
+      if (rank.running) end_kernel(rank);
+    }
+    for (Rank& rank : ranks_) {
+      EPD_CUDA(cudaSetDevice(rank.device));
       EPD_CUDA(cudaStreamSynchronize(rank.stream));
+      rank.running = rank.late = false;
+      bring_entries(rank);
     }
   }
   void abort(std::uint32_t r, std::uint32_t value) {
@@ -253,17 +271,34 @@ class World {
   void stay(Rank& rank, std::uint32_t shared_bytes) {
     if (rank.running) return;
     rank.running = true;
-    kernels::cuda::ResidentArguments own{rank.state, rank.operations, rank.uploads, rank.next};
+    kernels::cuda::ResidentArguments own{rank.state, rank.operations, rank.uploads, rank.entries,
+                                         rank.round, *rank.round,     {}};
     const auto number = static_cast<std::uint32_t>(&rank - ranks_.data());
     if (rank.commands != nullptr) own.commands = rank.commands->arguments(number);
     Image::get().stay(own, staying_ctas(), shared_bytes - kernels::cuda::kStaticBytes, rank.stream);
   }
+  // In turn by an entry of the queue and by its round, sometimes both: a stop that comes when the kernel has
+  // stepped aside is for the next one to pass over. What it has been told late it comes to before.
+  void end_kernel(Rank& rank) {
+    const std::uint32_t round = *rank.round % kernels::cuda::kStopRounds;
+    const bool aside = rank.late || ++rank.ends % 2 == 0;
+    rank.late |= aside;
+    if (!aside || rank.ends % 4 == 0) tell(rank, kernels::cuda::Task::kStop, round);
+    if (aside) std::atomic_ref(*rank.round).fetch_add(1);
+  }
   void tell(Rank& rank, kernels::cuda::Task task, std::uint32_t place) {
     const std::uint32_t at = rank.next % kernels::cuda::kQueueEntries;
-    rank.entries[at] = kernels::cuda::queue_entry(rank.next, task, place);
-    EPD_CUDA(cudaMemcpyAsync(rank.state->entries + at, rank.entries + at, 8, cudaMemcpyHostToDevice,
-                             rank.control));
+    const std::uint64_t entry = kernels::cuda::queue_entry(rank.next, task, place);
+    std::atomic_ref(rank.entries[at]).store(entry, std::memory_order_release);
     ++rank.next;
+    if (!rank.late) bring_entries(rank);
+  }
+  void bring_entries(Rank& rank) {
+    for (; rank.brought != rank.next; ++rank.brought) {
+      const std::uint32_t at = rank.brought % kernels::cuda::kQueueEntries;
+      EPD_CUDA(cudaMemcpyAsync(rank.state->entries + at, rank.entries + at, 8, cudaMemcpyHostToDevice,
+                               rank.control));
+    }
   }
 
   void make(std::uint32_t r) {
@@ -276,6 +311,8 @@ class World {
       rank.commands = std::make_unique<CommandLane>(rank.device, rank.control);
     EPD_CUDA(cudaHostAlloc(&rank.entries, kernels::cuda::kQueueEntries * 8, cudaHostAllocPortable));
     std::memset(rank.entries, 0, kernels::cuda::kQueueEntries * 8);
+    EPD_CUDA(cudaHostAlloc(&rank.round, 64, cudaHostAllocPortable));
+    *rank.round = 0;
     EPD_CUDA(cudaHostAlloc(&rank.abort, 64, cudaHostAllocMapped | cudaHostAllocPortable));
     *rank.abort = 0;
     EPD_CUDA(cudaHostAlloc(&rank.uploads, kOperations * sizeof(Operation), cudaHostAllocPortable));

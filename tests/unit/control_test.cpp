@@ -34,6 +34,7 @@ TEST_F(ControlTest, ListDevicesCarriesEveryField) {
     views.devices[0].kernel_stops[abi::histogram_bucket(3)] = 1;
     views.devices[0].kernel_stops[abi::histogram_bucket(200)] = 2;
     views.devices[0].kernel_stop_max_us = 214;
+    views.devices[0].times_stuck = 3;
   });
   start();
   v1::ListDevicesResponse response;
@@ -60,6 +61,7 @@ TEST_F(ControlTest, ListDevicesCarriesEveryField) {
   EXPECT_GE(device.kernel_stops().p50_us(), 192u);
   EXPECT_LE(device.kernel_stops().p50_us(), 214u);
   EXPECT_EQ(device.kernel_stop_max_us(), 214u);
+  EXPECT_EQ(device.times_stuck(), 3u);
 }
 
 TEST_F(ControlTest, DevicesAreOrderedByNumber) {

@@ -91,6 +91,11 @@ class EngineCommandsFixture : public EngineFixture {
   // routing of the operation before, or of `routing`.
   void run(Op op, std::uint32_t slot, const std::vector<reference::RankInput>& inputs,
            std::optional<std::uint64_t> routing = {}) {
+    await_ends(slot, ask(op, slot, inputs, routing));
+  }
+  // Returns the numbers of commands.
+  std::vector<std::uint32_t> ask(Op op, std::uint32_t slot, const std::vector<reference::RankInput>& inputs,
+                                 std::optional<std::uint64_t> routing = {}) {
     std::vector<std::uint32_t> numbers(kRanks);
     for (const std::uint32_t rank : there_) {
       const std::uint32_t n = op == Op::kDispatch ? inputs[rank].num_tokens : 0;
@@ -104,6 +109,9 @@ class EngineCommandsFixture : public EngineFixture {
         session(rank).submit(s);
       }
     }
+    return numbers;
+  }
+  void await_ends(std::uint32_t slot, const std::vector<std::uint32_t>& numbers) {
     for (const std::uint32_t rank : there_) {
       if (by_stream(rank)) {
         ASSERT_TRUE(ringers_[rank].ended(numbers[rank])) << "rank " << rank << state();

@@ -2,9 +2,8 @@
 #include "engine_commands_fixture.h"
 
 #include "device/launcher.h"
-#include "fake_cuda/staying.h"
+#include "staying_kernels.h"
 
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <algorithm>
 
@@ -15,16 +14,8 @@ using fake_cuda::StayingKernel;
 
 class EngineCommandsSmsTest : public EngineCommandsFixture {
  protected:
-  void SetUp() override {
-    EngineCommandsFixture::SetUp();
-    void* const driver = ::dlopen("libcuda.so.1", RTLD_NOW);
-    staying_ = reinterpret_cast<decltype(staying_)>(::dlsym(driver, "cuFakeStayingKernels"));
-    ASSERT_NE(staying_, nullptr) << "this is another driver";
-  }
-
   std::vector<StayingKernel> kernels_on(int device) const {
-    std::vector<StayingKernel> kernels(16);
-    kernels.resize(std::min(staying_(device, kernels.data(), 16), 16u));
+    std::vector<StayingKernel> kernels = kernels_.on(device);
     std::sort(kernels.begin(), kernels.end(),
               [](const StayingKernel& a, const StayingKernel& b) { return a.ctas < b.ctas; });
     return kernels;
@@ -51,7 +42,7 @@ class EngineCommandsSmsTest : public EngineCommandsFixture {
  private:
   static constexpr std::uint32_t kSharedOptin = 232448;  // of an H200, which the fake is
 
-  unsigned (*staying_)(int, StayingKernel*, unsigned) = nullptr;
+  const StayingKernels kernels_;
 };
 
 // All of a CTA's shared memory and threads, so nothing else fits beside it. Ranks 0 and 2 of the group are on

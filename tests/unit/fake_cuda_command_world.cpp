@@ -77,6 +77,8 @@ void CommandWorld::make(std::uint32_t r, std::uint32_t max_tokens) {
   own.host = pinned<CommandHost>(1);
   own.starts = pinned<RouteState>(kRoutes);
   own.operations = pinned<Operation>(1);
+  own.told = pinned<std::uint64_t>(kernels::cuda::kQueueEntries);
+  own.round = pinned<std::uint32_t>(1);
 }
 
 kernels::cuda::Peer CommandWorld::peer(std::uint32_t r) {
@@ -125,7 +127,9 @@ void CommandWorld::record(std::uint32_t r,
 
 void CommandWorld::start_kernel(std::uint32_t r) {
   CommandRank& own = use(r);
-  kernels::cuda::ResidentArguments arguments{own.resident, own.place, own.operations, own.next};
+  kernels::cuda::ResidentArguments arguments{own.resident, own.place,    own.operations,
+                                             own.told,     own.round,    *own.round,
+                                             {}};
   arguments.commands = {own.words, own.state,    own.routes, own.programs, own.host, kDepth,
                         r,         block_bytes_, 0,          half_bytes_};
   CUkernel kernel = nullptr;

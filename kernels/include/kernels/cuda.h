@@ -214,6 +214,8 @@ enum class Task : std::uint32_t { kStop, kNoop, kDispatch, kCombine, kCombinePer
 constexpr std::uint64_t queue_entry(std::uint32_t index, Task task, std::uint32_t place) {
   return std::uint64_t{index + 1u} << 32 | static_cast<std::uint64_t>(task) << 16 | place;
 }
+// Of a kStop: whose it is, see ResidentArguments.
+constexpr std::uint32_t kStopRounds = 1u << 16;
 
 // ---- commands: operations that a stream of the client's asks for by itself (abi::CommandWords)
 
@@ -339,6 +341,8 @@ struct alignas(64) Herald {
   std::uint64_t entry;  // (heralds before + 1) << 32 | kByCommand or 0 | task << 16 | place or program
   CommandTurn turn;     // kByCommand
   static constexpr std::uint64_t kByCommand = 1u << 31;
+  static constexpr std::uint64_t kAside = 1u << 30;   // with kStop, for which there is no entry
+  static constexpr std::uint64_t kFailed = 1u << 29;  // before it began: it waited for its client's stream
 };
 static_assert(sizeof(Herald) == 64);
 
@@ -348,12 +352,19 @@ struct alignas(64) ResidentState {
   Herald herald;                   // as CTA 0 has found it; what it speaks of lies in device memory then
   alignas(64) std::uint64_t left;  // heralds that all CTAs have left (low half); bit 32: the last one failed
   std::uint32_t leaving;           // CTAs that have left a kStop
+  std::uint32_t next;              // entry with which the next kernel begins
 };
+
+// A device may come to begin nothing new as long as a kernel stays on it (README, "Stepping aside"): then
+// the host changes `round`, and the kernel leaves between two operations as if it had been told to. A kStop
+// is of one round: of an earlier one, it was for a kernel that has left.
 struct ResidentArguments {
   ResidentState* state = nullptr;
-  Operation* operations = nullptr;   // of the device, by place
-  const Operation* given = nullptr;  // by place, of the host: as they are when their entry is stored
-  std::uint32_t first = 0;           // entry
+  Operation* operations = nullptr;        // of the device, by place
+  const Operation* given = nullptr;       // by place, of the host: as they are when their entry is stored
+  const std::uint64_t* told = nullptr;    // ResidentState::entries, of the host: there before the device's
+  const std::uint32_t* round = nullptr;   // of the host
+  std::uint32_t own_round = 0;            // as the kernel began
   CommandArguments commands = {};
 };
 
@@ -365,17 +376,18 @@ std::size_t workspace_bytes(const Shape& shape, std::uint32_t max_sms);
 bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Operation& op);
 
 // The kernels, for cuLibraryLoadData: a fat binary, and what is in it. Each may have as much dynamic shared
-// memory as max_shared_bytes less kStaticBytes. All but the last run one operation, to which their only
-// parameter points in device memory. The last stays; its parameter is ResidentArguments.
-// It runs on as many SMs as it has CTAs, of kMaxThreads and all shared memory, so that nothing else fits
-// beside it, and operations may ask for fewer.
+// memory as max_shared_bytes less kStaticBytes. The first three run one operation, to which their only
+// parameter points in device memory. The resident one stays; its parameter is ResidentArguments. It runs on
+// as many SMs as it has CTAs, of kMaxThreads and all shared memory, so that nothing else fits beside it, and
+// operations may ask for fewer. The pulse does nothing: that it has run says that kernels begin.
 std::span<const std::byte> image();
 // The operation's copy, a few words, the driver's; and room for a kernel of a client's that waits for this
 // one, which must not keep a launched CTA from its SM.
 inline constexpr std::uint32_t kStaticBytes = 10 * 1024;
 inline constexpr const char* kKernelNames[] = {"epd_dispatch", "epd_combine", "epd_combine_per_expert",
-                                               "epd_resident"};
+                                               "epd_resident", "epd_pulse"};
 inline constexpr const char* kResidentKernel = kKernelNames[3];
+inline constexpr const char* kPulseKernel = kKernelNames[4];
 
 // Of `op`, which is configured: movers.ctas CTAs of movers.threads threads and movers.shared_bytes, one CTA
 // on an SM; all must be able to run at once.

@@ -254,6 +254,7 @@ struct EnginePage {
   // Of a GPU's kernels that stay: from telling one to stop until the engine saw that it had.
   alignas(64) Histogram kernel_stops;
   std::atomic<std::uint32_t> kernel_stop_max_us;
+  std::atomic<std::uint32_t> times_stuck;  // the GPU began no kernel, and those that stay stepped aside
 };
 
 }  // namespace epd::abi

@@ -115,6 +115,8 @@ CUresult initialise() {
       device->fault_file = all->settings.fault_dir + "/device-" + std::to_string(machine);
     if (!all->settings.fault_dir.empty())
       device->busy_file = all->settings.fault_dir + "/busy-" + std::to_string(machine);
+    if (!all->settings.fault_dir.empty())
+      device->stuck_file = all->settings.fault_dir + "/stuck-" + std::to_string(machine);
     all->devices.push_back(std::move(device));
   }
   all->primaries.resize(all->devices.size());

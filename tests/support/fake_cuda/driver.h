@@ -51,6 +51,7 @@ struct Device {
   std::atomic<CUresult> error{CUDA_SUCCESS};
   std::string fault_file;  // empty: none is looked for
   std::string busy_file;   // likewise
+  std::string stuck_file;  // likewise
 
   // Also looks for the fault file.
   CUresult check();

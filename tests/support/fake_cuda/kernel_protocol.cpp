@@ -28,15 +28,25 @@ class Resident {
       : launch_(launch),
         own_(own),
         device_(device),
-        next_(own.first),
         commands_(own.commands, device, [this](Task task, const Operation& op) { return run(task, op); }) {}
 
   std::string stay();
 
  private:
   bool takes_commands() const { return own_.commands.words != nullptr; }
-  // The next entry of the queue, if it is there. `stops`: it says so.
+  // The next entry of the queue, if it is there. `stops`: it says so, or the round is over.
   bool look(std::string& wrong, bool& stops);
+  bool round_is_over() const { return load_acquire(own_.round) != own_.own_round; }
+  // Of an entry, that is there: whether it is a stop for a kernel that has stepped aside.
+  bool is_of_former_round(std::uint64_t entry) const {
+    return task_of(entry) == Task::kStop && (entry & 0xffff) != own_.own_round % kStopRounds;
+  }
+  static Task task_of(std::uint64_t entry) { return static_cast<Task>(entry >> 16 & 0xffff); }
+  // The entry that comes next, as the device has it or, when the round is over, the host. 0: it is not there.
+  std::uint64_t next_entry() const;
+  // Until the client's stream has got as far, or the operation is to fail at once. False: the round is over
+  // before.
+  bool await_ready(Operation& op) const;
   std::string run(Task task, const Operation& op);
   // All CTAs have left what was heralded.
   void left() { ++own_.state->left; }
@@ -44,7 +54,6 @@ class Resident {
   const Launch& launch_;
   const ResidentArguments& own_;
   const KernelDevice& device_;
-  std::uint32_t next_;
   CommandTaker commands_;
 };
 
@@ -57,29 +66,66 @@ std::string Resident::run(Task task, const Operation& op) {
   return wrong;
 }
 
+std::uint64_t Resident::next_entry() const {
+  const auto at = [&](const std::uint64_t* entries) {
+    const std::uint64_t entry = load_acquire(entries + own_.state->next % kQueueEntries);
+    return entry >> 32 == own_.state->next + 1u ? entry : 0;
+  };
+  if (const std::uint64_t entry = at(own_.state->entries); entry != 0) return entry;
+  const std::uint64_t entry = round_is_over() ? at(own_.told) : 0;
+  return task_of(entry) == Task::kStop ? 0 : entry;
+}
+
+bool Resident::await_ready(Operation& op) const {
+  if (op.signal.ready == nullptr) return true;
+  const std::uint64_t begin_ns = nanoseconds();
+  for (unsigned looks = 1; !device_.over(); ++looks) {
+    if (static_cast<std::int32_t>(load_acquire(op.signal.ready) - op.signal.value) >= 0) return true;
+    if (op.abort != nullptr && load_acquire(op.abort) != 0) return true;
+    if (nanoseconds() - begin_ns >= op.timeout_ns) {
+      op.timeout_ns = 0;
+      return true;
+    }
+    if (round_is_over()) return false;
+    device_.pause(looks);
+  }
+  return true;
+}
+
 bool Resident::look(std::string& wrong, bool& stops) {
-  const std::uint64_t entry = load_acquire(&own_.state->entries[next_ % kQueueEntries]);
-  if (entry >> 32 != next_ + 1u) return false;
-  ++next_;
-  const auto task = static_cast<Task>(entry >> 16 & 0xffff);
-  stops = task == Task::kStop;
+  const std::uint64_t entry = next_entry();
+  if (entry == 0) {
+    stops = round_is_over();
+    if (stops) left();
+    return stops;
+  }
+  stops = task_of(entry) == Task::kStop && !is_of_former_round(entry);
+  if (task_of(entry) == Task::kStop) {
+    ++own_.state->next;
+    if (stops) left();
+    return true;
+  }
+  const std::uint64_t place = entry & 0xffff;
+  if (!device_.reaches(own_.given + place, sizeof(Operation)) ||
+      !device_.reaches(own_.operations + place, sizeof(Operation))) {
+    wrong = "an operation is out of reach";
+    return true;
+  }
+  Operation op = own_.operations[place] = own_.given[place];
+  stops = !await_ready(op);
   if (stops) {
     left();
     return true;
   }
-  const std::uint64_t place = entry & 0xffff;
-  if (device_.reaches(own_.given + place, sizeof(Operation)) &&
-      device_.reaches(own_.operations + place, sizeof(Operation))) {
-    const Operation op = own_.operations[place] = own_.given[place];
-    wrong = run(task, op);
-  } else {
-    wrong = "an operation is out of reach";
-  }
+  ++own_.state->next;
+  wrong = run(task_of(entry), op);
   return true;
 }
 
 std::string Resident::stay() {
   if (!device_.reaches(own_.state, sizeof(ResidentState))) return "the state is out of reach";
+  if (!device_.reaches(own_.round, sizeof(*own_.round))) return "the round is out of reach";
+  if (!device_.reaches(own_.told, sizeof(ResidentState::entries))) return "what was told is out of reach";
   std::string wrong;
   if (takes_commands()) wrong = commands_.begin();
   bool stops = false;

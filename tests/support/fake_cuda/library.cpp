@@ -86,6 +86,17 @@ CUresult check_launch(const Kernel& kernel, const Stream& stream, const Grid& gr
   return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
 }
 
+bool is_stuck(const Device& device) {
+  return !device.stuck_file.empty() && ::access(device.stuck_file.c_str(), F_OK) == 0;
+}
+
+// As enqueue(), of what is a kernel.
+CUresult enqueue_kernel(CUstream handle, Stream::Work work) {
+  return enqueue(handle, [work = std::move(work)](Stream& stream) {
+    return stream.wait_until([&] { return !is_stuck(stream.device()); }) && work(stream);
+  });
+}
+
 template <typename Run>
 bool run(Stream& stream, const Launch& launch, Run run_it) {
   KernelDevice device;
@@ -126,18 +137,21 @@ CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** p
   const std::shared_ptr<Kernel> kernel = kernels().find(function);
   const std::shared_ptr<Stream> stream = find_stream(handle);
   if (kernel == nullptr || stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (kernel->name == epd::kernels::cuda::kPulseKernel) {  // at once, so that it tells of the device and not of the processor
+    return is_stuck(stream->device()) ? enqueue_kernel(handle, [](Stream&) { return true; }) : CUDA_SUCCESS;
+  }
   if (extra != nullptr || params == nullptr || params[0] == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (kernel->name == kGemmKernel) return enqueue(handle, gemm_kernel(grid.ctas[0], grid.ctas[1], params));
+  if (kernel->name == kGemmKernel) return enqueue_kernel(handle, gemm_kernel(grid.ctas[0], grid.ctas[1], params));
   if (const CUresult error = check_launch(*kernel, *stream, grid)) return error;
   if (is_word_kernel(kernel->name)) {
     if (grid.ctas[0] != 1 || grid.threads[0] != 1) return CUDA_ERROR_INVALID_VALUE;
-    return enqueue(handle, word_kernel(kernel->name, params));
+    return enqueue_kernel(handle, word_kernel(kernel->name, params));
   }
   const Launch how{kernel->name, grid.ctas[0], grid.threads[0], grid.shared_bytes};
   if (kernel->name == kResidentKernel) {
     epd::kernels::cuda::ResidentArguments own;
     std::memcpy(&own, params[0], sizeof(own));
-    return enqueue(handle, [own, how](Stream& its) {
+    return enqueue_kernel(handle, [own, how](Stream& its) {
       const StayingKernel stays{how.ctas, how.threads, how.shared_bytes};
       if (!take_sms(its, stays)) return false;
       const bool well = run(its, how, [&](const Launch& launch, const auto& device) {
@@ -149,7 +163,7 @@ CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** p
   }
   const Operation* op = nullptr;
   std::memcpy(&op, params[0], sizeof(op));  // NOLINT(bugprone-sizeof-expression): the pointer
-  return enqueue(handle, [op, how](Stream& its) {
+  return enqueue_kernel(handle, [op, how](Stream& its) {
     return run(its, how,
                [op](const Launch& launch, const auto& device) { return run_kernel(launch, op, device); });
   });

@@ -8,13 +8,9 @@ namespace epd::fake_cuda {
 
 using namespace kernels::cuda;
 
-namespace {
-
 std::uint64_t nanoseconds() {
   return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
-
-}  // namespace
 
 OpResult ended(OpError error, std::int32_t culprit) {
   OpResult ending{};

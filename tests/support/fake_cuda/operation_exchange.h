@@ -18,6 +18,7 @@ T load_acquire(const T* word) {
   return std::atomic_ref(*const_cast<T*>(word)).load(std::memory_order_acquire);
 }
 
+std::uint64_t nanoseconds();  // of a clock that only goes forward
 kernels::cuda::OpResult ended(kernels::cuda::OpError error, std::int32_t culprit);
 
 class OperationExchange {

@@ -5,7 +5,7 @@
 // whole operations by itself, exchange included (Launcher).
 //
 // Threads: every call comes from the engine's loop. `notify` (given at creation) may be called from
-// any thread, when work finishes that the loop has not seen finish.
+// any thread, when work finishes that the loop has not seen finish, and with has_news().
 #pragma once
 
 #include "base/clock.h"
@@ -64,6 +64,10 @@ class Device {
   // Of kernels that stay and were told to stop: microseconds from then until advance() saw that they had,
   // with what they still had to end. Those since the last call.
   virtual std::vector<std::uint32_t> take_kernel_stops() { return {}; }
+  // How often the device began nothing any more, and kernels that stay have stepped aside.
+  virtual std::uint32_t times_stuck() const { return 0; }
+  // Something has changed since advance(); `notify` has been called, or is about to be.
+  virtual bool has_news() const { return false; }
 
   virtual Result<std::unique_ptr<Arena>> map_arena(int fd, std::uint64_t bytes) = 0;
   // The first `bytes` of a client's own memory, through a descriptor that may be anything which

@@ -1,0 +1,122 @@
+#include "pulse.h"
+
+#include "base/clock.h"
+
+#include <pthread.h>
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <utility>
+
+namespace epd {
+
+namespace {
+
+// A pulse runs within microseconds, unless clients' kernels leave it no room: then when one of their CTAs ends.
+constexpr std::uint64_t kBetweenNs = 50'000'000;
+constexpr std::uint64_t kPatienceNs = 100'000'000;
+constexpr std::uint64_t kMostPatienceNs = 6'400'000'000;
+// While it is stuck. Kernels leave within two milliseconds, and then it runs at once; if not, they were not what
+// it waited for, and it is waited for longer the next time.
+constexpr std::uint64_t kLookNs = 500'000;
+constexpr std::uint64_t kLeavingNs = 20'000'000;
+
+}  // namespace
+
+Result<std::unique_ptr<Pulse>> Pulse::make(const CudaDriver& driver, CUcontext context, CUkernel kernel,
+                                           std::function<void()> notify) {
+  std::unique_ptr<Pulse> pulse(new Pulse(driver, context, kernel, std::move(notify)));
+  int least = 0;
+  int greatest = 0;
+  CUresult result = driver.cuCtxGetStreamPriorityRange(&least, &greatest);
+  if (result == CUDA_SUCCESS)
+    result = driver.cuStreamCreateWithPriority(&pulse->stream_, CU_STREAM_NON_BLOCKING, greatest);
+  if (result != CUDA_SUCCESS) return internal_error(driver.describe("creating a stream", result));
+  void* word = nullptr;
+  result = driver.cuMemHostAlloc(&word, sizeof(std::uint32_t), CU_MEMHOSTALLOC_PORTABLE);
+  if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuMemHostAlloc", result));
+  pulse->round_ = static_cast<std::uint32_t*>(word);
+  *pulse->round_ = 0;
+  pulse->thread_ = std::thread([raw = pulse.get()] { raw->run(); });
+  return pulse;
+}
+
+// Stream and word stay: to give them back would wait for what is stuck.
+Pulse::~Pulse() {
+  {
+    const std::lock_guard lock(mutex_);
+    end_ = true;
+  }
+  wake_.notify_one();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Pulse::watch(bool staying) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(staying_, staying) == staying) return;
+  }
+  wake_.notify_one();
+}
+
+bool Pulse::sleep(std::uint64_t ns) {
+  std::unique_lock lock(mutex_);
+  wake_.wait_for(lock, std::chrono::nanoseconds(ns), [this] { return end_; });
+  return !end_;
+}
+
+bool Pulse::launch() {
+  return driver_.cuLaunchKernel(reinterpret_cast<CUfunction>(kernel_), 1, 1, 1, 1, 1, 1, 0, stream_, nullptr,
+                                nullptr) == CUDA_SUCCESS;
+}
+
+bool Pulse::has_run(bool& failed) {
+  const CUresult state = driver_.cuStreamQuery(stream_);
+  failed = state != CUDA_SUCCESS && state != CUDA_ERROR_NOT_READY;
+  return state == CUDA_SUCCESS;
+}
+
+void Pulse::begin_round() {
+  stuck_.store(true, std::memory_order_release);
+  std::atomic_ref(*round_).fetch_add(1, std::memory_order_acq_rel);
+  changes_.fetch_add(1, std::memory_order_acq_rel);
+  notify_();
+}
+
+void Pulse::end_round() {
+  stuck_.store(false, std::memory_order_release);
+  changes_.fetch_add(1, std::memory_order_acq_rel);
+  notify_();
+}
+
+// The engine's loop finds out about a device that has failed by itself.
+void Pulse::run() {
+  ::pthread_setname_np(::pthread_self(), "epd-pulse");
+  const MonotonicClock clock;
+  bool failed = driver_.cuCtxSetCurrent(context_) != CUDA_SUCCESS;
+  std::uint64_t patience_ns = kPatienceNs;
+  while (!failed) {
+    {
+      std::unique_lock lock(mutex_);
+      wake_.wait(lock, [this] { return staying_ || end_; });
+      if (end_) return;
+    }
+    if (!launch()) return;
+    const std::uint64_t launched_ns = clock.now_ns();
+    std::uint64_t told_ns = 0;
+    if (!sleep(kBetweenNs)) return;
+    while (!has_run(failed) && !failed) {
+      if (told_ns == 0 && clock.now_ns() - launched_ns >= patience_ns) {
+        begin_round();
+        told_ns = clock.now_ns();
+      }
+      if (!sleep(told_ns == 0 ? kBetweenNs : kLookNs)) return;
+    }
+    if (told_ns == 0 || failed) continue;
+    const bool they_held_it = clock.now_ns() - told_ns < kLeavingNs;
+    patience_ns = they_held_it ? kPatienceNs : std::min(2 * patience_ns, kMostPatienceNs);
+    end_round();
+  }
+}
+
+}  // namespace epd

@@ -1,0 +1,67 @@
+// Notices that a GPU begins no kernel any more as long as one stays on it, and tells those that stay to step
+// aside: the README of this room, "Stepping aside". On a thread of its own, because the engine's loop may be
+// waiting for the GPU itself.
+#pragma once
+
+#include "base/status.h"
+#include "cuda_driver.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace epd {
+
+class Pulse {
+ public:
+  // `kernel`: one that does nothing. `notify` is called on another thread, with every change. INTERNAL: the
+  // driver refuses a stream or memory.
+  static Result<std::unique_ptr<Pulse>> make(const CudaDriver& driver, CUcontext context, CUkernel kernel,
+                                             std::function<void()> notify);
+  ~Pulse();
+  Pulse(const Pulse&) = delete;
+  Pulse& operator=(const Pulse&) = delete;
+
+  // Whether there is a kernel that stays. Only then anything is looked for.
+  void watch(bool staying);
+  // Changes when kernels that began before are to leave; and where they see that, in pinned memory.
+  std::uint32_t round() const { return std::atomic_ref(*round_).load(std::memory_order_acquire); }
+  const std::uint32_t* round_word() const { return round_; }
+  // Since the last round began no kernel has.
+  bool stuck() const { return stuck_.load(std::memory_order_acquire); }
+  std::uint32_t changes() const { return changes_.load(std::memory_order_acquire); }  // of these
+
+ private:
+  Pulse(const CudaDriver& driver, CUcontext context, CUkernel kernel, std::function<void()> notify)
+      : driver_(driver), context_(context), kernel_(kernel), notify_(std::move(notify)) {}
+
+  void run();
+  // False: to end.
+  bool sleep(std::uint64_t ns);
+  bool launch();
+  // That of launch(). `failed`: the device has, and nothing more comes.
+  bool has_run(bool& failed);
+  void begin_round();
+  void end_round();
+
+  const CudaDriver& driver_;
+  const CUcontext context_;
+  const CUkernel kernel_;
+  CUstream stream_ = nullptr;
+  std::uint32_t* round_ = nullptr;
+  const std::function<void()> notify_;
+  std::atomic<bool> stuck_{false};
+  std::atomic<std::uint32_t> changes_{0};
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool staying_ = false;  // guarded by mutex_
+  bool end_ = false;      // guarded by mutex_
+  std::thread thread_;
+};
+
+}  // namespace epd
