@@ -126,8 +126,8 @@ CUstream Partition::take_stream(int priority) {
 
 // ---- device
 
-Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name, LaunchMode mode,
-                                                 const Clock& clock, std::function<void()> notify) {
+Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name, LaunchMode mode, const Clock& clock,
+                                                 std::function<void()> notify) {
   // With a kernel that stays, the first launch of any other would wait for ever to be loaded.
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(kQueues).c_str(), 0);
@@ -284,7 +284,7 @@ bool CudaDevice::is_idle(CUstream stream) const {
 }
 
 bool CudaDevice::see_off(LeavingLane& lane) {
-  if (!is_idle(lane.stream)) return false;
+  if (!is_idle(lane.stream) || (pulse_ != nullptr && pulse_->stuck())) return false;
   if (lane.told_ns != 0) kernel_stopped(std::exchange(lane.told_ns, 0));
   if (!is_idle(aside_)) return false;
   if (lane.commands.words != nullptr) close_commands(lane.commands.words);

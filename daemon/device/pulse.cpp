@@ -12,14 +12,15 @@ namespace epd {
 
 namespace {
 
-// A pulse runs within microseconds, unless clients' kernels leave it no room: then when one of their CTAs ends.
 constexpr std::uint64_t kBetweenNs = 50'000'000;
+// A pulse runs within microseconds. But clients' kernels may hold all other SMs, and for long: then it has to
+// wait for one of their CTAs, and nothing is wrong. So patience doubles with each time, and halves with each
+// quiet while.
 constexpr std::uint64_t kPatienceNs = 100'000'000;
 constexpr std::uint64_t kMostPatienceNs = 6'400'000'000;
-// While it is stuck. Kernels leave within two milliseconds, and then it runs at once; if not, they were not what
-// it waited for, and it is waited for longer the next time.
+constexpr std::uint64_t kQuietNs = 10'000'000'000;
+// While it is stuck: it runs as soon as the last kernel has left, two milliseconds after it was told.
 constexpr std::uint64_t kLookNs = 500'000;
-constexpr std::uint64_t kLeavingNs = 20'000'000;
 
 }  // namespace
 
@@ -95,6 +96,7 @@ void Pulse::run() {
   const MonotonicClock clock;
   bool failed = driver_.cuCtxSetCurrent(context_) != CUDA_SUCCESS;
   std::uint64_t patience_ns = kPatienceNs;
+  std::uint64_t quiet_since_ns = clock.now_ns();
   while (!failed) {
     {
       std::unique_lock lock(mutex_);
@@ -103,18 +105,18 @@ void Pulse::run() {
     }
     if (!launch()) return;
     const std::uint64_t launched_ns = clock.now_ns();
-    std::uint64_t told_ns = 0;
+    if (launched_ns - quiet_since_ns >= kQuietNs) {
+      patience_ns = std::max(patience_ns / 2, kPatienceNs);
+      quiet_since_ns = launched_ns;
+    }
     if (!sleep(kBetweenNs)) return;
     while (!has_run(failed) && !failed) {
-      if (told_ns == 0 && clock.now_ns() - launched_ns >= patience_ns) {
-        begin_round();
-        told_ns = clock.now_ns();
-      }
-      if (!sleep(told_ns == 0 ? kBetweenNs : kLookNs)) return;
+      if (!stuck() && clock.now_ns() - launched_ns >= patience_ns) begin_round();
+      if (!sleep(stuck() ? kLookNs : kBetweenNs)) return;
     }
-    if (told_ns == 0 || failed) continue;
-    const bool they_held_it = clock.now_ns() - told_ns < kLeavingNs;
-    patience_ns = they_held_it ? kPatienceNs : std::min(2 * patience_ns, kMostPatienceNs);
+    if (!stuck()) continue;
+    patience_ns = std::min(2 * patience_ns, kMostPatienceNs);
+    quiet_since_ns = clock.now_ns();
     end_round();
   }
 }

@@ -59,8 +59,9 @@ bool ResidentLane::advance() {
   follow_round();
   if (!stopping()) return waits_;
   const CUresult state = driver_.cuStreamQuery(stream_);
-  if (state == CUDA_ERROR_NOT_READY || device_.pulse().stuck()) return true;
+  if (state == CUDA_ERROR_NOT_READY) return true;
   must("cuStreamQuery", state);
+  if (device_.pulse().stuck()) return true;
   const std::uint64_t told_ns = std::exchange(told_ns_, 0);
   if (!std::exchange(aside_, false)) device_.kernel_stopped(told_ns);
   if (commands_ != nullptr) commands_->fit_programs();

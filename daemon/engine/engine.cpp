@@ -305,8 +305,9 @@ bool Engine::anything_pending() {
   for (const auto& [id, session] : sessions_) {
     if (session->has_submission() || session->can_flush()) return true;
   }
-  return journal_pending() || device_->has_news() || std::any_of(operations_.begin(), operations_.end(),
-                                          [](const auto& operation) { return operation->runnable(); });
+  return journal_pending() || device_->has_news() ||
+         std::any_of(operations_.begin(), operations_.end(),
+                     [](const auto& operation) { return operation->runnable(); });
 }
 
 void Engine::note_stuck_device() {

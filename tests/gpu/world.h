@@ -127,8 +127,8 @@ struct Rank : RankRegions {
   std::uint64_t* entries = nullptr;  // pinned
   std::uint32_t* round = nullptr;    // likewise
   std::uint32_t next = 0;
-  std::uint32_t told = 0;  // operations
-  std::uint32_t ends = 0;  // of kernels
+  std::uint32_t told = 0;     // operations
+  std::uint32_t ends = 0;     // of kernels
   std::uint32_t brought = 0;  // entries: those of which the device knows
   bool late = false;          // others wait until the kernel has left
   bool running = false;
@@ -271,8 +271,8 @@ class World {
   void stay(Rank& rank, std::uint32_t shared_bytes) {
     if (rank.running) return;
     rank.running = true;
-    kernels::cuda::ResidentArguments own{rank.state, rank.operations, rank.uploads, rank.entries,
-                                         rank.round, *rank.round,     {}};
+    kernels::cuda::ResidentArguments own{
+        rank.state, rank.operations, rank.uploads, rank.entries, rank.round, *rank.round, {}};
     const auto number = static_cast<std::uint32_t>(&rank - ranks_.data());
     if (rank.commands != nullptr) own.commands = rank.commands->arguments(number);
     Image::get().stay(own, staying_ctas(), shared_bytes - kernels::cuda::kStaticBytes, rank.stream);

@@ -40,7 +40,8 @@ class EngineStuckDeviceTest : public EngineCommandsFixture {
   }
   void unstick() {
     std::filesystem::remove(fault_dir() + "/stuck-0");
-    EXPECT_TRUE(comes([&] { return kernels_.on(0).size() == 2; })) << kernels_.on(0).size() << " kernels stay";
+    EXPECT_TRUE(comes([&] { return kernels_.on(0).size() == 2; }))
+        << kernels_.on(0).size() << " kernels stay";
   }
   std::uint32_t times_stuck() const { return page_.as<abi::EnginePage>()->times_stuck.load(); }
 

@@ -127,9 +127,8 @@ void CommandWorld::record(std::uint32_t r,
 
 void CommandWorld::start_kernel(std::uint32_t r) {
   CommandRank& own = use(r);
-  kernels::cuda::ResidentArguments arguments{own.resident, own.place,    own.operations,
-                                             own.told,     own.round,    *own.round,
-                                             {}};
+  kernels::cuda::ResidentArguments arguments{own.resident, own.place, own.operations, own.told, own.round,
+                                             *own.round,   {}};
   arguments.commands = {own.words, own.state,    own.routes, own.programs, own.host, kDepth,
                         r,         block_bytes_, 0,          half_bytes_};
   CUkernel kernel = nullptr;

@@ -54,7 +54,7 @@ struct CommandRank {
   Operation* place = nullptr;
   std::uint64_t* told = nullptr;   // pinned, the host's copy of the queue; nothing is written there
   std::uint32_t* round = nullptr;  // pinned
-  std::uint32_t next = 0;  // entry of the queue
+  std::uint32_t next = 0;          // entry of the queue
   std::uint32_t turn = 0;
   std::uint32_t read = 0;  // of the journal
 };

@@ -360,11 +360,11 @@ struct alignas(64) ResidentState {
 // is of one round: of an earlier one, it was for a kernel that has left.
 struct ResidentArguments {
   ResidentState* state = nullptr;
-  Operation* operations = nullptr;        // of the device, by place
-  const Operation* given = nullptr;       // by place, of the host: as they are when their entry is stored
-  const std::uint64_t* told = nullptr;    // ResidentState::entries, of the host: there before the device's
-  const std::uint32_t* round = nullptr;   // of the host
-  std::uint32_t own_round = 0;            // as the kernel began
+  Operation* operations = nullptr;       // of the device, by place
+  const Operation* given = nullptr;      // by place, of the host: as they are when their entry is stored
+  const std::uint64_t* told = nullptr;   // ResidentState::entries, of the host: there before the device's
+  const std::uint32_t* round = nullptr;  // of the host
+  std::uint32_t own_round = 0;           // as the kernel began
   CommandArguments commands = {};
 };
 

@@ -137,11 +137,13 @@ CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** p
   const std::shared_ptr<Kernel> kernel = kernels().find(function);
   const std::shared_ptr<Stream> stream = find_stream(handle);
   if (kernel == nullptr || stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  if (kernel->name == epd::kernels::cuda::kPulseKernel) {  // at once, so that it tells of the device and not of the processor
+  if (kernel->name ==
+      epd::kernels::cuda::kPulseKernel) {  // at once, so that it tells of the device and not of the processor
     return is_stuck(stream->device()) ? enqueue_kernel(handle, [](Stream&) { return true; }) : CUDA_SUCCESS;
   }
   if (extra != nullptr || params == nullptr || params[0] == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (kernel->name == kGemmKernel) return enqueue_kernel(handle, gemm_kernel(grid.ctas[0], grid.ctas[1], params));
+  if (kernel->name == kGemmKernel)
+    return enqueue_kernel(handle, gemm_kernel(grid.ctas[0], grid.ctas[1], params));
   if (const CUresult error = check_launch(*kernel, *stream, grid)) return error;
   if (is_word_kernel(kernel->name)) {
     if (grid.ctas[0] != 1 || grid.threads[0] != 1) return CUDA_ERROR_INVALID_VALUE;

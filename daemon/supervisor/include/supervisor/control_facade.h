@@ -73,7 +73,7 @@ struct DeviceView {
   HistogramView kernel_stops{};  // of kernels that stay, from telling one to stop until it had
   std::uint64_t kernel_stop_max_us = 0;
   std::uint64_t times_stuck = 0;  // the GPU began no kernel, and those that stay stepped aside
-  std::optional<CudaView> cuda;  // of a GPU
+  std::optional<CudaView> cuda;   // of a GPU
 };
 
 struct SessionView {
