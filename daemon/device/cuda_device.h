@@ -22,7 +22,7 @@ void cuda_must(const CudaDriver& driver, const char* what, CUresult result);
 void set_last_word(std::function<void()> word);
 
 // Queues from the host to the device that the engine asks the driver for, and the lanes that so many allow:
-// what is left is for the control stream, and for streams of a former partition.
+// what is left is for the control stream, the pulse, and streams of a former partition.
 inline constexpr std::uint32_t kQueues = 32;
 inline constexpr std::uint32_t kMaxLanes = 24;
 
