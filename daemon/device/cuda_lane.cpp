@@ -81,7 +81,11 @@ class CudaFlight final : public Flight {
 };
 
 CudaLane::CudaLane(CudaDevice& device, const LaneShape& shape)
-    : device_(device), driver_(device.driver()), shape_(shape), priority_(shape.priority) {}
+    : device_(device),
+      driver_(device.driver()),
+      shape_(shape),
+      priority_(shape.priority),
+      asked_(shape.depth) {}
 
 void CudaLane::set_priority(std::int32_t priority) {
   if (std::exchange(priority_, priority) != priority) device_.share_anew();
@@ -179,6 +183,13 @@ void CudaLane::describe_own(Kind kind, std::uint32_t sms, Operation& op) const {
   EPD_CHECK(kernels::cuda::configure(kind, device_.max_shared_bytes(), sms, op));
 }
 
+void CudaLane::fit_given() {
+  for (std::uint32_t place = 0; place < shape_.depth; ++place) {
+    const Asked& asked = asked_[place];
+    if (asked.kind != Kind::kNoop) describe_own(asked.kind, asked.sms, given(place));
+  }
+}
+
 // The lane's own part of the operation.
 void CudaLane::prepare(const LaunchRequest& request, std::uint32_t place) {
   Operation& op = *request.op;
@@ -196,6 +207,7 @@ void CudaLane::prepare(const LaunchRequest& request, std::uint32_t place) {
     op.counts.host_sent = &host.sent;
   }
   describe_own(request.kind, request.sms, op);
+  if (request.kind != Kind::kNoop) asked_[place] = {request.kind, request.sms};
   given(place) = op;
 }
 

@@ -68,6 +68,8 @@ class CudaLane : public Lane {
   std::byte* extra_host() const { return memory_.host + host_places_ + places_bytes(); }
   // What of an operation is the lane's to fill in, and how it moves rows on `sms` of its SMs (0: on all).
   void describe_own(Kind kind, std::uint32_t sms, Operation& op) const;
+  // While nothing runs: operations in flight that have not begun move rows on the lane's SMs of now.
+  void fit_given();
   void take_stream();
   // Nothing is in flight, and the stream has come to its end.
   void let_stream_go();
@@ -101,6 +103,11 @@ class CudaLane : public Lane {
   std::size_t host_stride_ = 0;
   CUdeviceptr workspace_ = 0;
   std::size_t workspace_bytes_ = 0;
+  struct Asked {
+    Kind kind = Kind::kNoop;
+    std::uint32_t sms = 0;
+  };
+  std::vector<Asked> asked_;  // [depth], by place; a noop's fits always
   std::uint32_t in_flight_ = 0;
   std::uint64_t noops_ = 0;
   std::array<bool, kMaxNoops> noop_places_{};  // taken

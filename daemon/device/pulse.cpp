@@ -90,7 +90,7 @@ void Pulse::end_round() {
   notify_();
 }
 
-// The engine's loop finds out about a device that has failed by itself.
+// The engine's loop finds out about a device that has failed, and ends the process.
 void Pulse::run() {
   ::pthread_setname_np(::pthread_self(), "epd-pulse");
   const MonotonicClock clock;
@@ -103,7 +103,10 @@ void Pulse::run() {
       wake_.wait(lock, [this] { return staying_ || end_; });
       if (end_) return;
     }
-    if (!launch()) return;
+    if (!launch()) {
+      if (!sleep(kBetweenNs)) return;
+      continue;
+    }
     const std::uint64_t launched_ns = clock.now_ns();
     if (launched_ns - quiet_since_ns >= kQuietNs) {
       patience_ns = std::max(patience_ns / 2, kPatienceNs);

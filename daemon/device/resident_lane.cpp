@@ -32,7 +32,7 @@ ResidentLane::~ResidentLane() {
   if (commands_ != nullptr) commands_->halt();
   if (stream_ == nullptr) return;
   if (runs() && !stopping()) stop();
-  leave(held_, told_ns_, commands_ != nullptr ? commands_->layout() : CommandPort::Layout{});
+  leave(held_, aside_ ? 0 : told_ns_, commands_ != nullptr ? commands_->layout() : CommandPort::Layout{});
 }
 
 void ResidentLane::follow_share() {
@@ -42,6 +42,7 @@ void ResidentLane::follow_share() {
   waits_ = false;
   if (ctas_ == share) return;
   waits_ = share > ctas_ && !device_.has_room(*this, share);
+  waits_ |= !runs() && device_.pulse().stuck();
   if (waits_) return;
   held_ = std::max(held_, share);
   if (runs()) {
@@ -49,8 +50,7 @@ void ResidentLane::follow_share() {
     stop();
   } else {
     ctas_ = share;
-    if (commands_ != nullptr) commands_->fit_programs();
-    start_kernel();
+    start_kernel(device_.pulse().round());
   }
 }
 
@@ -61,18 +61,21 @@ bool ResidentLane::advance() {
   const CUresult state = driver_.cuStreamQuery(stream_);
   if (state == CUDA_ERROR_NOT_READY) return true;
   must("cuStreamQuery", state);
+  const std::uint32_t round =
+      device_.pulse().round();  // first: one that begins meanwhile is for the next kernel
   if (device_.pulse().stuck()) return true;
   const std::uint64_t told_ns = std::exchange(told_ns_, 0);
-  if (!std::exchange(aside_, false)) device_.kernel_stopped(told_ns);
-  if (commands_ != nullptr) commands_->fit_programs();
-  start_kernel();
+  if (!std::exchange(aside_, false) && round == round_) device_.kernel_stopped(told_ns);
+  fit_given();  // it may have left some that it was told of
+  start_kernel(round);
   follow_share();  // of what came meanwhile
   return stopping() || waits_;
 }
 
-void ResidentLane::start_kernel() {
+void ResidentLane::start_kernel(std::uint32_t round) {
+  if (commands_ != nullptr) commands_->fit_programs();
   held_ = ctas_;
-  round_ = device_.pulse().round();
+  round_ = round;
   ResidentArguments own{reinterpret_cast<ResidentState*>(extra_device()),
                         reinterpret_cast<Operation*>(device_op(0)),
                         &given(0),

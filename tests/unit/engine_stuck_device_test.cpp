@@ -32,16 +32,55 @@ class EngineStuckDeviceTest : public EngineCommandsFixture {
     EngineCommandsFixture::TearDown();
   }
 
-  // Device 0. Kernels that run something stay until it has ended.
+  // Device 0 begins no kernel: "stuck"; its streams write no word: "held".
+  void begin(const std::string& what) { std::ofstream(fault_dir() + "/" + what + "-0").close(); }
+  void end(const std::string& what) { std::filesystem::remove(fault_dir() + "/" + what + "-0"); }
+  // Kernels that run something stay until it has ended.
   void stick(std::size_t kernels_left = 0) {
-    std::ofstream(fault_dir() + "/stuck-0").close();
+    begin("stuck");
     EXPECT_TRUE(comes([&] { return kernels_.on(0).size() == kernels_left; }))
         << kernels_.on(0).size() << " kernels stay";
   }
   void unstick() {
-    std::filesystem::remove(fault_dir() + "/stuck-0");
+    end("stuck");
     EXPECT_TRUE(comes([&] { return kernels_.on(0).size() == 2; }))
         << kernels_.on(0).size() << " kernels stay";
+  }
+  // Of rank 2, in its client's stream, which is not there yet. Returns the ticket.
+  std::uint32_t submit_ahead(std::uint32_t slot, const std::vector<reference::RankInput>& inputs) {
+    const auto ticket = static_cast<std::uint32_t>(random_());
+    group_->stream_words(2, slot) = {ticket - 1, ticket - 1};
+    abi::Submission s = submission(2, Op::kDispatch, slot);
+    s.flags = abi::kFlagStream;
+    s.num_tokens = inputs[2].num_tokens;
+    s.ticket = ticket;
+    session(2).submit(s);
+    return ticket;
+  }
+  // It comes, and so do the others.
+  void run_submitted(std::uint32_t slot, const std::vector<reference::RankInput>& inputs,
+                     std::uint32_t ticket) {
+    std::atomic_ref(group_->stream_words(2, slot).ready).store(ticket, std::memory_order_release);
+    there_ = {0, 1};
+    run(Op::kDispatch, slot, inputs);
+    there_ = {0, 1, 2};
+    ASSERT_FALSE(HasFatalFailure());
+    EXPECT_TRUE(stream_goes_on(2, slot, ticket));
+    const auto done = session(2).wait();
+    ASSERT_TRUE(done.has_value());
+    EXPECT_EQ(done->status, StatusCode::kOk);
+    check_rows(slot, inputs);
+  }
+  void set_sms(std::uint32_t sms) {
+    engine_view_[0]->send(LinkType::kSettings, abi::Settings{sms, 5000, 20, 2});
+  }
+  void expect_sms(std::uint32_t sms) const {
+    const auto all_sms = [&] {
+      unsigned all = 0;
+      for (const fake_cuda::StayingKernel& kernel : kernels_.on(0)) all += kernel.ctas;
+      return all;
+    };
+    EXPECT_TRUE(comes([&] { return all_sms() == sms; })) << all_sms() << " of " << sms;
   }
   std::uint32_t times_stuck() const { return page_.as<abi::EnginePage>()->times_stuck.load(); }
 
@@ -76,20 +115,13 @@ TEST_F(EngineStuckDeviceTest, WhatIsAskedForMeanwhileRunsAfterwards) {
   }
 }
 
-// A kernel that is told to stop when it has gone by itself: nobody else may take that for his own.
 TEST_F(EngineStuckDeviceTest, SharesOfSmsFollowWhatWasSetMeanwhile) {
   run_and_check(0);
   for (const std::uint32_t sms : {24u, 40u, 16u}) {
     stick();
-    for (const std::uint32_t set : {sms + 8, sms})
-      engine_view_[0]->send(LinkType::kSettings, abi::Settings{set, 5000, 20, 2});
+    for (const std::uint32_t set : {sms + 8, sms}) set_sms(set);
     unstick();
-    const auto all_sms = [&] {
-      unsigned all = 0;
-      for (const fake_cuda::StayingKernel& kernel : kernels_.on(0)) all += kernel.ctas;
-      return all;
-    };
-    EXPECT_TRUE(comes([&] { return all_sms() == sms; })) << all_sms() << " of " << sms;
+    expect_sms(sms);
     run_and_check(0);
   }
 }
@@ -98,25 +130,58 @@ TEST_F(EngineStuckDeviceTest, AnOperationThatWaitsForItsStreamWaitsOnInTheNextKe
   for (std::uint32_t i = 0; i < 3; ++i) {
     const std::uint32_t slot = i % kShape.depth;
     const auto inputs = fill(slot);
-    const auto ticket = static_cast<std::uint32_t>(random_());
-    group_->stream_words(2, slot) = {ticket - 1, ticket - 1};
-    abi::Submission s = submission(2, Op::kDispatch, slot);
-    s.flags = abi::kFlagStream;
-    s.num_tokens = inputs[2].num_tokens;
-    s.ticket = ticket;
-    session(2).submit(s);
+    const std::uint32_t ticket = submit_ahead(slot, inputs);
     stick();
     unstick();
-    std::atomic_ref(group_->stream_words(2, slot).ready).store(ticket, std::memory_order_release);
-    there_ = {0, 1};
-    run(Op::kDispatch, slot, inputs);
-    there_ = {0, 1, 2};
+    run_submitted(slot, inputs, ticket);
     ASSERT_FALSE(HasFatalFailure());
-    EXPECT_TRUE(stream_goes_on(2, slot, ticket));
-    const auto done = session(2).wait();
-    ASSERT_TRUE(done.has_value());
-    EXPECT_EQ(done->status, StatusCode::kOk);
+  }
+}
+
+// It was told to stop behind that operation, and left before either. The next one has fewer SMs than the
+// operation was to have, and is not who was to stop.
+TEST_F(EngineStuckDeviceTest, WhatTheLastKernelWasToldFitsTheNextOne) {
+  for (const std::uint32_t sms : {8u, 4u, 2u}) {
+    set_sms(40);
+    expect_sms(40);
+    run_and_check(0);
+    const auto inputs = fill(0);
+    const std::uint32_t ticket = submit_ahead(0, inputs);
+    ::usleep(20'000);  // it has the operation, but for a very slow processor
+    set_sms(sms);
+    stick();
+    unstick();
+    run_submitted(0, inputs, ticket);
+    ASSERT_FALSE(HasFatalFailure());
+    expect_sms(sms);
+    const auto answers = answer(0, inputs);
+    run(Op::kCombine, 0, inputs);
+    ASSERT_FALSE(HasFatalFailure());
+    check_sums(0, inputs, answers);
+  }
+}
+
+// Of rank 2 the kernel hears when it is to step aside; that lets the others' operation end, and their kernels
+// leave.
+TEST_F(EngineStuckDeviceTest, WhatTheControlStreamHoldsBackIsDoneBefore) {
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    const std::uint32_t slot = i % kShape.depth;
+    run_and_check(slot);
+    const auto inputs = fill(slot);
+    begin("held");
+    const auto numbers = ask(Op::kDispatch, slot, inputs);
+    ASSERT_TRUE(takes_part(0, next_, 0));
+    begin("stuck");
+    await_ends(slot, numbers);
+    ASSERT_FALSE(HasFatalFailure());
     check_rows(slot, inputs);
+    EXPECT_TRUE(comes([&] { return kernels_.on(0).empty(); })) << kernels_.on(0).size() << " kernels stay";
+    end("held");
+    unstick();
+    const auto answers = answer(slot, inputs);
+    run(Op::kCombine, slot, inputs);
+    ASSERT_FALSE(HasFatalFailure());
+    check_sums(slot, inputs, answers);
   }
 }
 
@@ -130,7 +195,7 @@ TEST_F(EngineStuckDeviceTest, AKernelThatRunsSomethingEndsThatFirst) {
   stick(1);
   there_ = {1, 2};
   numbers[1] = ask(Op::kDispatch, 0, inputs)[1];
-  std::filesystem::remove(fault_dir() + "/stuck-0");
+  end("stuck");
   there_ = {0, 1, 2};
   await_ends(0, numbers);
   ASSERT_FALSE(HasFatalFailure());

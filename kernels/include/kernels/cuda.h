@@ -362,9 +362,9 @@ struct ResidentArguments {
   ResidentState* state = nullptr;
   Operation* operations = nullptr;       // of the device, by place
   const Operation* given = nullptr;      // by place, of the host: as they are when their entry is stored
-  const std::uint64_t* told = nullptr;   // ResidentState::entries, of the host: there before the device's
+  const std::uint64_t* told = nullptr;   // ResidentState::entries, of the host: there before, if at all
   const std::uint32_t* round = nullptr;  // of the host
-  std::uint32_t own_round = 0;           // as the kernel began
+  std::uint32_t own_round = 0;           // as it was launched
   CommandArguments commands = {};
 };
 

@@ -117,6 +117,8 @@ CUresult initialise() {
       device->busy_file = all->settings.fault_dir + "/busy-" + std::to_string(machine);
     if (!all->settings.fault_dir.empty())
       device->stuck_file = all->settings.fault_dir + "/stuck-" + std::to_string(machine);
+    if (!all->settings.fault_dir.empty())
+      device->held_file = all->settings.fault_dir + "/held-" + std::to_string(machine);
     all->devices.push_back(std::move(device));
   }
   all->primaries.resize(all->devices.size());
@@ -189,6 +191,14 @@ CUresult Device::check() {
   if (known != CUDA_SUCCESS || fault_file.empty() || ::access(fault_file.c_str(), F_OK) != 0) return known;
   if (contexts.load() != 0) fail(CUDA_ERROR_ILLEGAL_ADDRESS);
   return error.load();
+}
+
+bool Device::begins_kernels() const {
+  return stuck_file.empty() || ::access(stuck_file.c_str(), F_OK) != 0;
+}
+
+bool Device::writes_words() const {
+  return held_file.empty() || ::access(held_file.c_str(), F_OK) != 0;
 }
 
 CUresult Device::admit() const {

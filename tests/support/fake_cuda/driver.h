@@ -52,11 +52,15 @@ struct Device {
   std::string fault_file;  // empty: none is looked for
   std::string busy_file;   // likewise
   std::string stuck_file;  // likewise
+  std::string held_file;   // likewise
 
   // Also looks for the fault file.
   CUresult check();
   // Whether this process may have another context here.
   CUresult admit() const;
+  // Whether kernels begin, and words that streams write are written.
+  bool begins_kernels() const;
+  bool writes_words() const;
   void fail(CUresult result);
 };
 

@@ -43,7 +43,7 @@ class Resident {
   }
   static Task task_of(std::uint64_t entry) { return static_cast<Task>(entry >> 16 & 0xffff); }
   // The entry that comes next, as the device has it or, when the round is over, the host. 0: it is not there.
-  std::uint64_t next_entry() const;
+  std::uint64_t next_entry(bool over) const;
   // Until the client's stream has got as far, or the operation is to fail at once. False: the round is over
   // before.
   bool await_ready(Operation& op) const;
@@ -66,13 +66,13 @@ std::string Resident::run(Task task, const Operation& op) {
   return wrong;
 }
 
-std::uint64_t Resident::next_entry() const {
+std::uint64_t Resident::next_entry(bool over) const {
   const auto at = [&](const std::uint64_t* entries) {
     const std::uint64_t entry = load_acquire(entries + own_.state->next % kQueueEntries);
     return entry >> 32 == own_.state->next + 1u ? entry : 0;
   };
   if (const std::uint64_t entry = at(own_.state->entries); entry != 0) return entry;
-  const std::uint64_t entry = round_is_over() ? at(own_.told) : 0;
+  const std::uint64_t entry = over ? at(own_.told) : 0;
   return task_of(entry) == Task::kStop ? 0 : entry;
 }
 
@@ -93,9 +93,10 @@ bool Resident::await_ready(Operation& op) const {
 }
 
 bool Resident::look(std::string& wrong, bool& stops) {
-  const std::uint64_t entry = next_entry();
+  const bool over = round_is_over();
+  const std::uint64_t entry = next_entry(over);
   if (entry == 0) {
-    stops = round_is_over();
+    stops = over;
     if (stops) left();
     return stops;
   }

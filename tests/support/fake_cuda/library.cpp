@@ -86,14 +86,10 @@ CUresult check_launch(const Kernel& kernel, const Stream& stream, const Grid& gr
   return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
 }
 
-bool is_stuck(const Device& device) {
-  return !device.stuck_file.empty() && ::access(device.stuck_file.c_str(), F_OK) == 0;
-}
-
 // As enqueue(), of what is a kernel.
 CUresult enqueue_kernel(CUstream handle, Stream::Work work) {
   return enqueue(handle, [work = std::move(work)](Stream& stream) {
-    return stream.wait_until([&] { return !is_stuck(stream.device()); }) && work(stream);
+    return stream.wait_until([&] { return stream.device().begins_kernels(); }) && work(stream);
   });
 }
 
@@ -139,7 +135,8 @@ CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** p
   if (kernel == nullptr || stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (kernel->name ==
       epd::kernels::cuda::kPulseKernel) {  // at once, so that it tells of the device and not of the processor
-    return is_stuck(stream->device()) ? enqueue_kernel(handle, [](Stream&) { return true; }) : CUDA_SUCCESS;
+    return stream->device().begins_kernels() ? CUDA_SUCCESS
+                                             : enqueue_kernel(handle, [](Stream&) { return true; });
   }
   if (extra != nullptr || params == nullptr || params[0] == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (kernel->name == kGemmKernel)

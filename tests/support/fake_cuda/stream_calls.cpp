@@ -68,6 +68,7 @@ CUresult write_value(CUstream handle, CUdeviceptr address, Word value, unsigned 
   if (const CUresult error = check_word<Word>(handle, address)) return error;
   return enqueue(handle, [=](Stream& stream) {
     auto* const word = static_cast<Word*>(pointer(address));
+    if (!stream.wait_until([&] { return stream.device().writes_words(); })) return false;
     if (memory().with(stream.device().ordinal, word, sizeof(Word),
                       [&] { std::atomic_ref(*word).store(value, std::memory_order_release); })) {
       return true;
