@@ -113,6 +113,23 @@ TEST_P(CommandsBystander, GroupsComeAndGo) {
   for (std::uint32_t rank = 0; rank < 2; ++rank) set({"device", daemon().device(rank), "sms=32"});
 }
 
+// That know nothing of epd. Under MPS a GPU then may begin no kernel as long as one stays on it
+// (daemon/device/README, "Stepping aside"): one newcomer in ten, when it was measured.
+TEST_P(CommandsBystander, ProcessesThatMakeAContextAndGo) {
+  Undisturbed undisturbed(daemon(), stream_case(2, 1), group_name());
+  for (std::uint32_t i = 0; i < 20; ++i) {
+    SCOPED_TRACE("process " + std::to_string(i));
+    std::vector<RankProcess> comer;
+    comer.emplace_back([]() -> std::string {
+      const GpuStream context(0);
+      return "";
+    });
+    expect_all_ok(wait_all(comer, 60));
+    EXPECT_TRUE(undisturbed.goes_on(1));
+  }
+  undisturbed.finish();
+}
+
 // One group has a rank elsewhere too, the other has none.
 TEST_P(CommandsBystander, AllGroupsOfAnEngineGoOnWhenItWasKilled) {
   Shared<Gate> played;
