@@ -256,13 +256,20 @@ bool CudaDevice::advance() {
   }
   for (auto lane = leaving_.begin(); lane != leaving_.end();)
     lane = see_off(*lane) ? leaving_.erase(lane) : std::next(lane);
-  if (pulse_ != nullptr) {
-    changes_seen_ = pulse_->changes();
-    pulse_->watch(!lanes_.empty() || !leaving_.empty());
-  }
+  if (pulse_ != nullptr && !follow_pulse()) return !leaving_.empty();
   bool under_way = !leaving_.empty();
   for (CudaLane* lane : lanes_) under_way |= lane->advance();
   return under_way;
+}
+
+// The round is read first: one that begins meanwhile is for the next time.
+bool CudaDevice::follow_pulse() {
+  changes_seen_ = pulse_->changes();
+  pulse_->watch(!lanes_.empty() || !leaving_.empty());
+  const std::uint32_t round = pulse_->round();
+  if (pulse_->stuck()) return false;
+  round_ = round;
+  return true;
 }
 
 void CudaDevice::kernel_stopped(std::uint64_t told_ns) {
@@ -284,7 +291,7 @@ bool CudaDevice::is_idle(CUstream stream) const {
 }
 
 bool CudaDevice::see_off(LeavingLane& lane) {
-  if (!is_idle(lane.stream) || (pulse_ != nullptr && pulse_->stuck())) return false;
+  if (!is_idle(lane.stream)) return false;
   if (lane.told_ns != 0) kernel_stopped(std::exchange(lane.told_ns, 0));
   if (!is_idle(aside_)) return false;
   if (lane.commands.words != nullptr) close_commands(lane.commands.words);

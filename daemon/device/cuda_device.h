@@ -124,7 +124,9 @@ class CudaDevice final : public Device, public Launcher {
   Result<LaneMemory> take_memory(std::size_t device_bytes, std::size_t host_bytes);
   void give_back(const LaneMemory& memory) { free_memory_.push_back(memory); }
   void lane_closed(CudaLane* lane);
-  Pulse& pulse() const { return *pulse_; }  // of lanes whose kernels stay
+  // Of kernels that stay: when the device began kernels last. One of an earlier round leaves by itself.
+  std::uint32_t round() const { return round_; }
+  const std::uint32_t* round_word() const { return pulse_->round_word(); }
   std::uint64_t now_ns() const { return clock_.now_ns(); }
   void kernel_stopped(std::uint64_t told_ns);
   void let_go(LeavingLane lane) { leaving_.push_back(std::move(lane)); }
@@ -139,6 +141,8 @@ class CudaDevice final : public Device, public Launcher {
   Status start(std::function<void()> notify);
   // Of launched lanes, to what is wanted, if nothing is in flight.
   void change_partition();
+  // False: the device begins no kernel. Nothing goes on until the pulse notifies.
+  bool follow_pulse();
   // True: it has gone.
   bool see_off(LeavingLane& lane);
   bool is_idle(CUstream stream) const;
@@ -162,6 +166,7 @@ class CudaDevice final : public Device, public Launcher {
   std::vector<LaneMemory> free_memory_;
   std::unique_ptr<Pulse> pulse_;  // LaunchMode::kResident
   std::uint32_t changes_seen_ = 0;
+  std::uint32_t round_ = 0;
   CUlibrary library_ = nullptr;
   std::array<CUkernel, std::size(kernels::cuda::kKernelNames)> kernels_{};
 };

@@ -5,7 +5,6 @@
 #include <pthread.h>
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <utility>
 
 namespace epd {

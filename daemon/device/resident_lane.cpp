@@ -42,7 +42,6 @@ void ResidentLane::follow_share() {
   waits_ = false;
   if (ctas_ == share) return;
   waits_ = share > ctas_ && !device_.has_room(*this, share);
-  waits_ |= !runs() && device_.pulse().stuck();
   if (waits_) return;
   held_ = std::max(held_, share);
   if (runs()) {
@@ -50,7 +49,7 @@ void ResidentLane::follow_share() {
     stop();
   } else {
     ctas_ = share;
-    start_kernel(device_.pulse().round());
+    start_kernel();
   }
 }
 
@@ -61,26 +60,23 @@ bool ResidentLane::advance() {
   const CUresult state = driver_.cuStreamQuery(stream_);
   if (state == CUDA_ERROR_NOT_READY) return true;
   must("cuStreamQuery", state);
-  const std::uint32_t round =
-      device_.pulse().round();  // first: one that begins meanwhile is for the next kernel
-  if (device_.pulse().stuck()) return true;
   const std::uint64_t told_ns = std::exchange(told_ns_, 0);
-  if (!std::exchange(aside_, false) && round == round_) device_.kernel_stopped(told_ns);
+  if (!std::exchange(aside_, false) && round_ == device_.round()) device_.kernel_stopped(told_ns);
   fit_given();  // it may have left some that it was told of
-  start_kernel(round);
+  start_kernel();
   follow_share();  // of what came meanwhile
   return stopping() || waits_;
 }
 
-void ResidentLane::start_kernel(std::uint32_t round) {
+void ResidentLane::start_kernel() {
   if (commands_ != nullptr) commands_->fit_programs();
   held_ = ctas_;
-  round_ = round;
+  round_ = device_.round();
   ResidentArguments own{reinterpret_cast<ResidentState*>(extra_device()),
                         reinterpret_cast<Operation*>(device_op(0)),
                         &given(0),
                         &told(0),
-                        device_.pulse().round_word(),
+                        device_.round_word(),
                         round_,
                         {}};
   if (commands_ != nullptr) own.commands = commands_->arguments();
@@ -100,7 +96,7 @@ void ResidentLane::stop() {
 
 // It has seen by itself that it is to leave.
 void ResidentLane::follow_round() {
-  if (!runs() || stopping() || round_ == device_.pulse().round()) return;
+  if (!runs() || stopping() || round_ == device_.round()) return;
   aside_ = true;
   told_ns_ = device_.now_ns();
 }

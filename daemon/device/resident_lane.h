@@ -41,14 +41,14 @@ class ResidentLane final : public CudaLane {
   bool stopping() const { return told_ns_ != 0; }
   void stop();
   void follow_round();
-  void start_kernel(std::uint32_t round);
+  void start_kernel();
 
   std::uint32_t ctas_ = 0;     // 0: there has been no kernel
   std::uint32_t held_ = 0;     // SMs: of the kernel, and of the next one if that has been told to stop
   bool waits_ = false;         // for room
   std::uint64_t told_ns_ = 0;  // when it was told to stop, or began to step aside; 0: neither
   bool aside_ = false;         // that
-  std::uint32_t round_ = 0;    // Pulse::round(), of the kernel
+  std::uint32_t round_ = 0;    // CudaDevice::round(), of the kernel
   std::uint32_t next_ = 0;     // entry of the queue
   bool behind_ = false;        // the next entry comes behind another word in the control stream
   std::vector<bool> aborted_;  // [places]: the word is set

@@ -133,8 +133,8 @@ CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** p
   const std::shared_ptr<Kernel> kernel = kernels().find(function);
   const std::shared_ptr<Stream> stream = find_stream(handle);
   if (kernel == nullptr || stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  if (kernel->name ==
-      epd::kernels::cuda::kPulseKernel) {  // at once, so that it tells of the device and not of the processor
+  if (kernel->name == epd::kernels::cuda::kPulseKernel) {
+    // At once, so that it tells of the device and not of the processor.
     return stream->device().begins_kernels() ? CUDA_SUCCESS
                                              : enqueue_kernel(handle, [](Stream&) { return true; });
   }
