@@ -80,8 +80,10 @@ std::vector<Report> run_ranks(const RunPlan& plan, const Daemon& daemon, const s
   const bool no_ceiling = plan.operation == Operation::kNoop || plan.on_gpus();
   const std::uint32_t ceiling_tokens = no_ceiling ? 0 : plan.tokens;
   kit::CopyCeiling ceiling(plan.params(), ceiling_tokens);
+  const GateWords gate(plan.ranks);
   const RunContext context{
-      plan, daemon.socket(), next_group_name(), kit::RoutingSource(plan.routing_spec()), &ceiling, &samples};
+      plan, daemon.socket(), next_group_name(), kit::RoutingSource(plan.routing_spec()), &ceiling, &samples,
+      &gate};
   const ProgressLine progress(label, plan.warmup + plan.iterations);
   kit::Team team(plan.ranks);
   kit::Team::Options options;

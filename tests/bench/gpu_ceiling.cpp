@@ -1,7 +1,7 @@
 #include "gpu_ceiling.h"
 
 #include "gpu/ceiling.h"
-#include "gpu_driver.h"
+#include "gpu_image.h"
 #include "kernels/routing.h"
 #include "kit/ceiling.h"
 #include "kit/error.h"
@@ -17,10 +17,6 @@
 #include <functional>
 #include <set>
 #include <thread>
-
-#ifdef EPD_BENCH_HAS_CEILING
-extern "C" const unsigned char epd_ceiling_image[];
-#endif
 
 namespace epd::bench {
 namespace {
@@ -44,25 +40,18 @@ constexpr unsigned kHostPortableMapped = 3;
 constexpr unsigned kStreamNonBlocking = 1;
 
 // Beside GpuDriver's, for this alone.
-struct LaunchDriver {
-  int (*load)(void**, const void*, void*, void*, unsigned, void*, void*, unsigned) = nullptr;
-  int (*kernel)(void**, void*, const char*) = nullptr;
+struct ProbeDriver {
   int (*set_attribute)(int, int, void*, int) = nullptr;
-  int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
-                void**) = nullptr;
   int (*enable_peer)(void*, unsigned) = nullptr;
   int (*copy_peer)(GpuAddress, void*, GpuAddress, void*, std::size_t, void*) = nullptr;
   int (*allocate_host)(void**, std::size_t, unsigned) = nullptr;
 
-  explicit LaunchDriver(const GpuDriver& driver) {
+  explicit ProbeDriver(const GpuDriver& driver) {
     const auto find = [&driver](auto& function, const char* symbol) {
       function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(driver.find(symbol));
       if (function == nullptr) kit::fail(std::string("the driver has no ") + symbol);
     };
-    find(load, "cuLibraryLoadData");
-    find(kernel, "cuLibraryGetKernel");
     find(set_attribute, "cuKernelSetAttribute");
-    find(launch, "cuLaunchKernel");
     find(allocate_host, "cuMemHostAlloc");
   }
   // Not before it is known that there are kernels to launch.
@@ -87,16 +76,16 @@ struct Gpu {
 // All GPUs in one process: they start together behind a gate, each with all that it is to do already queued.
 class Probe {
  public:
-  Probe(std::uint32_t gpus, std::size_t segment_bytes) : driver_(gpu_driver()), launch_(driver_) {
-    find_kernels();
-    launch_.find_copies(driver_);
+  Probe(std::uint32_t gpus, std::size_t segment_bytes)
+      : driver_(gpu_driver()), more_(driver_), image_(driver_) {
+    more_.find_copies(driver_);
     segment_ = segment_bytes;
     for (std::uint32_t i = 0; i < gpus; ++i) add_gpu(i);
     join_peers();
     void* memory = nullptr;
-    check(launch_.allocate_host(&memory, 64, kHostPortableMapped), "cuMemHostAlloc");
-    go_ = static_cast<volatile std::uint32_t*>(memory);
-    *go_ = 0;
+    check(more_.allocate_host(&memory, 64, kHostPortableMapped), "cuMemHostAlloc");
+    opened_ = static_cast<volatile std::uint64_t*>(memory);
+    *opened_ = 0;
   }
 
   // Of the first `gpus`, with about `bytes` to all others together. By `ctas`.
@@ -120,8 +109,8 @@ class Probe {
       for (std::uint32_t next = 1; next < gpus; ++next) {
         const Gpu& from = gpus_[i];
         const Gpu& to = gpus_[(i + next) % gpus];
-        check(launch_.copy_peer(segment_of(to, i), to.context, segment_of(from, gpus_.size()), from.context,
-                                std::size_t{rows} * kProbeRow, from.stream),
+        check(more_.copy_peer(segment_of(to, i), to.context, segment_of(from, gpus_.size()), from.context,
+                              std::size_t{rows} * kProbeRow, from.stream),
               "cuMemcpyPeerAsync");
       }
     });
@@ -133,19 +122,6 @@ class Probe {
   void check(int result, const char* what) const { driver_.require(result, what); }
   void use(const Gpu& gpu) const { check(driver_.set_current(gpu.context), "cuCtxSetCurrent"); }
   GpuAddress segment_of(const Gpu& gpu, std::size_t source) const { return gpu.memory + source * segment_; }
-
-  void find_kernels() {
-#ifdef EPD_BENCH_HAS_CEILING
-    void* library = nullptr;
-    check(launch_.load(&library, epd_ceiling_image, nullptr, nullptr, 0, nullptr, nullptr, 0),
-          "loading the ceiling's kernels");
-    check(launch_.kernel(&push_, library, "push_probe"), "finding the ceiling's kernels in the driver");
-    check(launch_.kernel(&pull_, library, "pull_probe"), "pull_probe");
-    check(launch_.kernel(&gate_, library, "gate_kernel"), "gate_kernel");
-#else
-    kit::fail("epbench was built without nvcc");
-#endif
-  }
 
   void add_gpu(std::uint32_t ordinal) {
     Gpu& gpu = gpus_.emplace_back();
@@ -164,7 +140,7 @@ class Probe {
       check(driver_.create_event(&gpu.events.back(), 0), "cuEventCreate");
     }
     for (void* const kernel : {push_, pull_}) {
-      check(launch_.set_attribute(kMaxDynamicShared, gpu_test::kProbeShared, kernel, gpu.device),
+      check(more_.set_attribute(kMaxDynamicShared, gpu_test::kProbeShared, kernel, gpu.device),
             "the ceiling's kernels need more shared memory than there is");
     }
   }
@@ -176,7 +152,7 @@ class Probe {
       check(driver_.allocate(&gpus_[i].memory, bytes), "cuMemAlloc");
       check(driver_.fill(gpus_[i].memory, 1, bytes, gpus_[i].stream), "cuMemsetD8Async");
       for (std::size_t peer = 0; peer < gpus_.size(); ++peer) {
-        const int result = peer == i ? 0 : launch_.enable_peer(gpus_[peer].context, 0);
+        const int result = peer == i ? 0 : more_.enable_peer(gpus_[peer].context, 0);
         if (result != kPeerAccessAlreadyEnabled) check(result, "cuCtxEnablePeerAccess");
       }
     }
@@ -198,9 +174,10 @@ class Probe {
   }
 
   void launch(void* kernel, const Gpu& gpu, std::uint32_t ctas, void** arguments) const {
-    check(launch_.launch(kernel, ctas, 1, 1, gpu_test::kProbeThreads, 1, 1, gpu_test::kProbeShared,
-                         gpu.stream, arguments, nullptr),
-          "cuLaunchKernel");
+    image_.launch(
+        kernel,
+        {.ctas = {ctas, 1}, .threads = gpu_test::kProbeThreads, .shared_bytes = gpu_test::kProbeShared},
+        gpu.stream, arguments);
   }
 
   void close_gate(std::uint32_t i, std::uint32_t gpus) {
@@ -208,17 +185,16 @@ class Probe {
     lines.count = gpus;
     for (std::uint32_t g = 0; g < gpus; ++g)
       lines.at[g] = reinterpret_cast<std::uint64_t*>(static_cast<std::uintptr_t>(gpus_[g].gate));
-    const std::uint32_t* go = const_cast<const std::uint32_t*>(go_);
-    void* arguments[] = {&lines, &i, &tag_, &go, &ticket_};
-    check(launch_.launch(gate_, 1, 1, 1, 1, 1, 1, 0, gpus_[i].stream, arguments, nullptr), "cuLaunchKernel");
+    const std::uint64_t* opened = const_cast<const std::uint64_t*>(opened_);
+    void* arguments[] = {&lines, &i, &opened};
+    image_.launch(gate_, {.threads = gpu_test::kGateThreads}, gpus_[i].stream, arguments);
   }
 
   double rate(std::uint32_t gpus, std::uint64_t bytes, const Enqueue& enqueue) {
     const std::uint64_t each = (bytes / (gpus - 1) + kProbeRow - 1) / kProbeRow;
     const auto rows = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(each, 1, segment_ / kProbeRow));
-    ++ticket_;
     for (std::size_t round = 0; round < kWarmup + kRounds; ++round) {
-      ++tag_;
+      ++times_;
       for (std::uint32_t i = 0; i < gpus; ++i) {
         const Gpu& gpu = gpus_[i];
         use(gpu);
@@ -230,7 +206,7 @@ class Probe {
         check(driver_.record_event(gpu.events[2 * round + 1], gpu.stream), "cuEventRecord");
       }
     }
-    *go_ = ticket_;  // all is queued: the devices may start
+    *opened_ = times_;  // all is queued: the devices may start
     return 1e-3 * rows * kProbeRow * (gpus - 1) / kit::quantile(slowest_times(gpus), 0.5);
   }
 
@@ -263,15 +239,15 @@ class Probe {
   }
 
   const GpuDriver& driver_;
-  LaunchDriver launch_;
-  void* push_ = nullptr;
-  void* pull_ = nullptr;
-  void* gate_ = nullptr;
+  ProbeDriver more_;
+  const GpuImage image_;
+  void* const push_ = image_.kernel("push_probe");
+  void* const pull_ = image_.kernel("pull_probe");
+  void* const gate_ = image_.kernel("gate_kernel");
   std::vector<Gpu> gpus_;  // given back when the process ends
   std::size_t segment_ = 0;
-  volatile std::uint32_t* go_ = nullptr;
-  std::uint64_t tag_ = 0;
-  std::uint32_t ticket_ = 0;
+  volatile std::uint64_t* opened_ = nullptr;  // gates, to all GPUs
+  std::uint64_t times_ = 0;
 };
 
 struct WireBytes {
@@ -321,7 +297,6 @@ struct Failure {
 };
 
 void measure(const std::vector<RunPlan>& plans, const kit::SharedArray<Found>& found) {
-  ::setenv("CUDA_MODULE_LOADING", "EAGER", 1);  // loading a kernel while another waits for it never ends
   std::uint32_t gpus = 0;
   std::vector<WireBytes> bytes(plans.size());
   std::uint64_t segment = kProbeRow;

@@ -5,6 +5,7 @@
 #include "kit/team.h"
 
 #include <dlfcn.h>
+#include <cstdlib>
 #include <string>
 #include <type_traits>
 
@@ -15,6 +16,7 @@ constexpr char kLibrary[] = "libcuda.so.1";
 constexpr std::chrono::seconds kProbeLimit{120};
 
 GpuDriver open_driver() {
+  ::setenv("CUDA_MODULE_LOADING", "EAGER", 1);  // loading a kernel while another waits for it never ends
   GpuDriver driver;
   driver.library = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);  // never closed: it has threads of its own
   if (driver.library == nullptr) {

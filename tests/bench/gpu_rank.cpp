@@ -3,7 +3,6 @@
 #include "kit/error.h"
 #include "kit/session.h"
 
-#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -22,8 +21,6 @@ constexpr int kMpsEnabled = 133;
 
 constexpr double kPatienceUs = 60e6;
 constexpr double kSpinUs = 2000;
-// What is filled where no cache is to be flushed: little of it, and longer than enqueueing takes.
-constexpr std::size_t kSmallFill = std::size_t{8} << 20;
 
 GpuAddress address(const void* pointer) {
   return static_cast<GpuAddress>(reinterpret_cast<std::uintptr_t>(pointer));
@@ -31,7 +28,7 @@ GpuAddress address(const void* pointer) {
 
 }  // namespace
 
-GpuRank::GpuRank(std::uint32_t ordinal, bool flushes) : driver_(gpu_driver()), flushes_(flushes) {
+GpuRank::GpuRank(std::uint32_t ordinal, bool flushes) : driver_(gpu_driver()) {
   driver_.require(driver_.device(&device_, static_cast<int>(ordinal)), "cuDeviceGet");
   driver_.require(driver_.retain_primary(&context_, device_), "cuDevicePrimaryCtxRetain");
   driver_.require(driver_.set_current(context_), "cuCtxSetCurrent");
@@ -39,11 +36,9 @@ GpuRank::GpuRank(std::uint32_t ordinal, bool flushes) : driver_(gpu_driver()), f
   for (void** const event : {&begin_, &end_, &inner_begin_, &inner_end_})
     driver_.require(driver_.create_event(event, kEventDefault), "cuEventCreate");
   driver_.require(driver_.create_event(&settled_, kEventDisableTiming), "cuEventCreate");
-  fill_bytes_ = flushes ? 2 * static_cast<std::size_t>(attribute(kL2CacheSize)) : kSmallFill;
+  if (!flushes) return;
+  fill_bytes_ = 2 * static_cast<std::size_t>(attribute(kL2CacheSize));
   driver_.require(driver_.allocate(&fills_, fill_bytes_), "cuMemAlloc for flushing the L2 cache");
-  enqueue_fill();
-  settle();
-  fill_us_ = time_of_fill_us();
 }
 
 GpuRank::~GpuRank() {
@@ -91,24 +86,8 @@ void GpuRank::launch(void* graph) {
 }
 
 void GpuRank::flush_cache() {
-  if (flushes_) enqueue_fill();
-}
-
-void GpuRank::keep_busy(double us) {
-  enqueue_fill();
-  for (double filled = fill_us_; filled < us; filled += fill_us_) enqueue_fill();
-}
-
-void GpuRank::enqueue_fill() {
+  if (fills_ == 0) return;
   driver_.require(driver_.fill(fills_, ++fill_value_, fill_bytes_, stream_), "cuMemsetD8Async");
-}
-
-double GpuRank::time_of_fill_us() {
-  constexpr int kFills = 8;
-  record_begin();
-  for (int i = 0; i < kFills; ++i) enqueue_fill();
-  record_end();
-  return std::max(elapsed_us() / kFills, 0.5);
 }
 
 void GpuRank::settle() {

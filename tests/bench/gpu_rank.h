@@ -23,8 +23,6 @@ class GpuRank : public RankDevice {
   void get(void* to, const void* region, std::size_t bytes) override;
   void fill(void* region, int byte, std::size_t bytes) override;
   void flush_cache() override;
-  // Keeps the stream busy for about so long, with fills; they flush the cache too, if the rank does.
-  void keep_busy(double us);
   // At most a minute.
   void settle() override;
 
@@ -33,10 +31,11 @@ class GpuRank : public RankDevice {
   void* capture(const std::function<void()>& enqueue);
   void launch(void* graph);
   // A pair of events in the stream, one after the other; elapsed_us waits for the second, at most a minute.
+  // May be captured; then settle() before asking.
   void record_begin();
   void record_end();
   double elapsed_us();
-  // Another pair, within; may be captured.
+  // Another pair, within.
   void record_inner_begin();
   void record_inner_end();
   double inner_us();
@@ -48,8 +47,6 @@ class GpuRank : public RankDevice {
 
  private:
   void record(void* event);
-  void enqueue_fill();
-  double time_of_fill_us();
   double between(void* begin, void* end) const;
   void wait_for(void* event) const;
   int attribute(int which) const;
@@ -65,11 +62,9 @@ class GpuRank : public RankDevice {
   void* settled_ = nullptr;
   std::vector<void*> graphs_;  // executable
   bool capturing_ = false;
-  const bool flushes_;
-  GpuAddress fills_ = 0;
+  GpuAddress fills_ = 0;  // 0: nothing is flushed
   std::size_t fill_bytes_ = 0;
   unsigned char fill_value_ = 0;
-  double fill_us_ = 0;
 };
 
 }  // namespace epd::bench

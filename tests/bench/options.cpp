@@ -67,14 +67,6 @@ void add_backend_option(CLI::App& app, Names& names) {
       ->capture_default_str();
 }
 
-void add_busy_option(CLI::App& app, RunPlan& run) {
-  app.add_option("--busy-us", run.busy_us,
-                 "Backend cuda: every operation is timed once more \"ahead\", submitted while its stream is "
-                 "kept busy "
-                 "for so long")
-      ->capture_default_str();
-}
-
 void add_run_options(CLI::App& app, Options& options, Names& names) {
   RunPlan& run = options.run;
   app.add_option("--ranks", run.ranks,
@@ -112,7 +104,6 @@ void add_run_options(CLI::App& app, Options& options, Names& names) {
                "Mode resident: the stream asks for operations itself, with no host in the path");
   app.add_flag("--graph", run.graph,
                "The same, and each operation is a graph that was captured once, replayed");
-  add_busy_option(app, run);
   app.add_flag(
       "--overlap", run.overlap,
       "Backend cuda: measure too what a GEMM of the client's and the operation cost beside each other (with "
@@ -205,7 +196,6 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
   suite->add_flag("--small", options.small_suite, "Few tokens and small rows: to see that all of it works");
   suite->add_flag("--warm-cache", options.run.warm_cache, "Flush no caches before the timed parts");
   add_backend_option(*suite, names);
-  add_busy_option(*suite, options.run);
   for (CLI::App* command : {attach, reap}) {
     command->add_option("--rounds", options.rounds, "Measurements")->capture_default_str();
   }
@@ -217,10 +207,8 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
     if (*attach) options.command = Command::kAttach;
     if (*reap) options.command = Command::kReap;
     if (options.run.on_gpus() && (*attach || *reap)) kit::fail("attach and reap measure host devices only");
-    if (!options.run.on_gpus() &&
-        (app.count("--wait") + app.count("--busy-us") + app.count("--overlap") + suite->count("--busy-us") !=
-         0))
-      kit::fail("wait, busy-us and overlap are about streams; allowed: with backend cuda");
+    if (!options.run.on_gpus() && app.count("--wait") + app.count("--overlap") != 0)
+      kit::fail("wait and overlap are about streams; allowed: with backend cuda");
     if (options.run.sms_changes != 0 && !options.daemon.socket.empty())
       kit::fail("sms-changes asks a daemon of epbench's own; allowed: without socket");
     require_range("rounds", options.rounds, 1, 100'000);

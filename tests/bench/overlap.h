@@ -1,6 +1,7 @@
 // What a client gains when it computes while epd moves data: a GEMM beside an operation, in one stream.
 #pragma once
 
+#include "gpu_image.h"
 #include "gpu_rank.h"
 
 #include <cstdint>
@@ -19,10 +20,8 @@ class Gemm {
  private:
   const GpuDriver& driver_;
   std::uint32_t rows_;
-  void* library_ = nullptr;
-  void* kernel_ = nullptr;
-  int (*launch_)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
-                 void**) = nullptr;
+  const GpuImage image_;
+  void* const kernel_;
   GpuAddress memory_ = 0;
 };
 

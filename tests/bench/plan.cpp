@@ -88,7 +88,6 @@ void validate(const RunPlan& plan) {
   require_range("tokens", plan.tokens, 0, abi::kMaxTokens);
   require_range("iters", plan.iterations, 1, 1'000'000);
   require_range("warmup", plan.warmup, 0, 1'000'000);
-  require_range("busy-us", plan.busy_us, 1, 1'000'000);
   if (plan.commands && !(plan.on_gpus() && plan.resident))
     kit::fail("commands and graph are taken by kernels that stay; allowed: with backend cuda, mode resident");
   require_range("sms-changes", plan.sms_changes, 0, 10'000);

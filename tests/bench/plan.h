@@ -46,9 +46,8 @@ struct RunPlan {
   std::uint64_t seed = 1;
   CheckLevel check = CheckLevel::kSome;
   bool warm_cache = false;  // nothing is flushed before timed parts
-  // Backend cuda: by what streams wait, and for how long one is kept busy before what is timed "ahead".
+  // Backend cuda: by what streams wait.
   epd_wait_by_t wait_by = EPD_WAIT_BY_MEMORY_OPERATION;
-  std::uint32_t busy_us = 200;
   bool commands = false;          // the stream asks for operations itself; mode resident
   bool graph = false;             // and each is a graph that was captured once, replayed
   bool overlap = false;           // a GEMM beside each operation is measured too

@@ -106,7 +106,6 @@ void append_gpu(const Report& report, Json& json) {
   json["gpu"] = report.gpu;
   json["gpus"] = report.plan.gpus;
   json["wait"] = report.plan.wait_name();
-  json["busy_us"] = report.plan.busy_us;
   json["noop_ahead_us"] = summary_json(stream.noop_ahead);
   json["ahead_us"] = summary_json(stream.ahead);
   json["events_us"] = summary_json(stream.events);

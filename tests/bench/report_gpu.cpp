@@ -55,11 +55,10 @@ std::string legend(const Report& report) {
   std::string text =
       "Client-stream time, slowest rank, us. wait: the stream waits by stream memory operation (memop) or by "
       "kernel. less events: less the p50 of\nan empty pair of events timed alike; net: less "
-      "that of an empty operation (same wait); ahead: submitted while the "
-      "stream "
-      "was kept busy (" +
-      std::to_string(report.plan.busy_us) +
-      " us).\nGB/s of the busiest rank at net p50; ceiling: plain copies of the same "
+      "that of an empty operation (same wait); ahead: submitted "
+      "before, behind a\ngate at which the streams of all ranks go on together (in a graph: both events and "
+      "the "
+      "gate in it too).\nGB/s of the busiest rank at net p50; ceiling: plain copies of the same "
       "bytes on the same "
       "GPUs before the run\n(dispatch: bulk stores, combine: bulk loads). call: epd_dispatch or epd_combine "
       "on the CPU; "

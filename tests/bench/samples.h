@@ -35,7 +35,7 @@ struct OperationSamples {
         verdicts(ranks) {}
 
   kit::SharedArray<double> time_us;  // on GPUs in the stream, else by the host
-  // On GPUs only: in the stream, the host running ahead; and by the host: from submission to completion,
+  // On GPUs only: in the stream, behind the gate; and by the host: from submission to completion,
   // the submission itself, from submission to the counts (dispatch).
   kit::SharedArray<double> ahead_us;
   kit::SharedArray<double> host_us;

@@ -50,6 +50,7 @@ void Worker::make_device() {
   auto gpu = std::make_unique<GpuRank>(self_.rank() % plan_.gpus, !plan_.warm_cache);
   gpu_ = gpu.get();
   device_ = std::move(gpu);
+  gate_ = std::make_unique<StartGate>(*gpu_, *context_.gate, self_.rank());
   if (self_.rank() != 0) return;
   const std::string name = gpu_->name() + (gpu_->mps() ? ", MPS" : ", no MPS");
   std::strncpy(context_.samples->gpu.data(), name.c_str(), context_.samples->gpu.size() - 1);
@@ -116,7 +117,7 @@ void Worker::fill_y(Slot& slot) const {
 
 // One iteration, all ranks in step: prepare, (barrier, dispatch), check, (barrier, combine), check,
 // ceilings, no-ops. Only what is between a barrier and the end of the wait is timed. On GPUs every operation
-// is done twice, first with the host ahead of the stream; what is checked is the second one.
+// is done twice, first behind the gate; what is checked is the second one.
 void Worker::iterate(std::uint32_t iteration) {
   const bool warm = iteration < plan_.warmup;
   const std::uint32_t measured = warm ? 0 : iteration - plan_.warmup;

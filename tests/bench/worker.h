@@ -12,6 +12,7 @@
 #include "plan.h"
 #include "rank_device.h"
 #include "samples.h"
+#include "start_gate.h"
 
 #include <functional>
 #include <map>
@@ -30,6 +31,7 @@ struct RunContext {
   kit::RoutingSource routing;
   kit::CopyCeiling* ceiling = nullptr;
   Samples* samples = nullptr;
+  const GateWords* gate = nullptr;
 };
 
 class Worker {
@@ -54,7 +56,7 @@ class Worker {
     std::uint32_t slot;
     std::function<epd_ticket_t()> submit;
     bool has_counts = false;
-    bool ahead = false;  // on GPUs: submitted while the stream still flushes the cache
+    bool ahead = false;  // on GPUs: submitted before the gate opens
   };
   struct Timing {
     double time_us = 0;  // on GPUs in the stream, else host_us
@@ -77,8 +79,7 @@ class Worker {
   Timing timed(const Attempt& attempt);
   Timing timed_by_host(const Attempt& attempt);
   Timing timed_in_stream(const Attempt& attempt);
-  // All that comes before what is timed, the first event included.
-  void begin_in_stream(bool ahead);
+  Attempt behind_gate(const Attempt& attempt);
   double time_of_no_work_us(bool ahead);
   // Calls it; or replays what it once enqueued.
   std::function<epd_ticket_t()> replayable(const Attempt& attempt);
@@ -124,6 +125,7 @@ class Worker {
   kit::GroupPtr group_;  // leaves before session_ detaches
   const kernels::reference::GroupParams params_;
   std::unique_ptr<Gemm> gemm_;
+  std::unique_ptr<StartGate> gate_;
   std::map<std::pair<std::string, std::uint32_t>, void*> graphs_;  // of `what` on a slot
   std::vector<Slot> slots_;
   kernels::RoutingPlan route_;

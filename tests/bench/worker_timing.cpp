@@ -61,36 +61,50 @@ Worker::Timing Worker::timed_by_host(const Attempt& attempt) {
 
 Worker::Timing Worker::timed_in_stream(const Attempt& attempt) {
   Timing timing;
-  const auto submit = replayable(attempt);
-  begin_in_stream(attempt.ahead);
+  const auto submit = attempt.ahead ? replayable(behind_gate(attempt)) : replayable(attempt);
+  device_->flush_cache();
+  device_->settle();
+  self_.start_together();
+  if (!attempt.ahead) gpu_->record_begin();
   const double begin = kit::now_us();
   const epd_ticket_t ticket = submit();
   timing.call_us = kit::now_us() - begin;
-  gpu_->record_end();
+  if (attempt.ahead) {
+    gate_->open();
+  } else {
+    gpu_->record_end();
+  }
   if (attempt.has_counts && !plan_.commands) {
     epd_counts_t counts = EPD_COUNTS_INIT;
     kit::require(epd_ticket_counts(group_.get(), ticket, EPD_FOREVER, &counts), "counts");
     timing.counts_us = kit::now_us() - begin;
   }
-  if (plan_.commands) timing.time_us = gpu_->elapsed_us();  // there is no other news of the end
   timing.result = finish(ticket, attempt.what);
   timing.host_us = kit::now_us() - begin;
   timing.time_us = gpu_->elapsed_us();
   return timing;
 }
 
-// The stream is idle when the pair of events begins; or, ahead, it is kept busy meanwhile, as the work of an
-// application would do.
-void Worker::begin_in_stream(bool ahead) {
-  if (!ahead) device_->flush_cache();
-  device_->settle();
-  self_.start_together();
-  if (ahead) gpu_->keep_busy(plan_.busy_us);
-  gpu_->record_begin();
+// Both events too, so that a graph has all of it.
+Worker::Attempt Worker::behind_gate(const Attempt& attempt) {
+  Attempt all = attempt;
+  all.what += " behind the gate";
+  all.submit = [this, submit = attempt.submit] {
+    gate_->enqueue();
+    gpu_->record_begin();
+    const epd_ticket_t ticket = submit();
+    gpu_->record_end();
+    return ticket;
+  };
+  return all;
 }
 
 double Worker::time_of_no_work_us(bool ahead) {
-  begin_in_stream(ahead);
+  if (ahead) return timed_in_stream({"nothing", 0, [] { return epd_ticket_t{0}; }, false, true}).time_us;
+  device_->flush_cache();
+  device_->settle();
+  self_.start_together();
+  gpu_->record_begin();
   gpu_->record_end();
   return gpu_->elapsed_us();
 }
@@ -183,8 +197,8 @@ void Worker::overlap(std::uint32_t iteration, std::size_t at, bool check) {
   }
 }
 
-// Each ahead: all that is timed has been enqueued when it begins. The GEMM's own events would stand between
-// it and the operation, so they are in a run of their own.
+// Each behind the gate: all that is timed has been enqueued when it begins. The GEMM's own events would stand
+// between it and the operation, so they are in a run of their own.
 Worker::Timing Worker::measure_overlap(OperationSamples& samples, std::size_t at,
                                        const Overlapped& overlapped) {
   const auto timed_ahead = [&](const std::string& what, const std::function<epd_ticket_t()>& enqueue) {

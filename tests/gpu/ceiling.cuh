@@ -64,17 +64,19 @@ extern "C" __global__ void __launch_bounds__(kProbeThreads, 1)
   }
 }
 
-// Opens when the host has said `go` and all devices have come here with `tag`; gives up after five seconds.
-extern "C" __global__ void gate_kernel(GateLines lines, std::uint32_t device, std::uint64_t tag,
-                                       const std::uint32_t* go, std::uint32_t ticket) {
+// Opens when the host has said so, and all devices have come here as often as this one; gives up after twenty
+// seconds. One warp, a lane for each device.
+extern "C" __global__ void gate_kernel(GateLines lines, std::uint32_t device, const std::uint64_t* opened) {
   using namespace kernels::cuda;
-  const std::uint64_t end = nanoseconds() + 5'000'000'000;
-  while (load_relaxed_system(go) < ticket && nanoseconds() < end) {
+  const std::uint64_t end = nanoseconds() + 20'000'000'000;
+  std::uint64_t* const own = lines.at[device];
+  const std::uint64_t times = load_relaxed_system(own + device) + 1;
+  while (load_relaxed_system(opened) < times && nanoseconds() < end) {
   }
-  for (std::uint32_t d = 0; d < lines.count; ++d) store_release_system(lines.at[d] + device, tag);
-  for (std::uint32_t d = 0; d < lines.count; ++d) {
-    while (load_acquire_system(lines.at[device] + d) < tag && nanoseconds() < end) {
-    }
+  __syncwarp();
+  if (threadIdx.x >= lines.count) return;
+  store_release_system(lines.at[threadIdx.x] + device, times);
+  while (load_acquire_system(own + threadIdx.x) < times && nanoseconds() < end) {
   }
 }
 

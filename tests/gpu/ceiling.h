@@ -18,8 +18,11 @@ struct ProbeTargets {
   std::uint32_t rows_each;
 };
 
+// Of each device, or the same for all: [devices], how often each device has come to the gate.
+inline constexpr std::uint32_t kMaxGateDevices = 32;
+inline constexpr std::uint32_t kGateThreads = 32;
 struct GateLines {
-  std::uint64_t* at[kMaxProbeTargets];  // [devices] words of each device
+  std::uint64_t* at[kMaxGateDevices];
   std::uint32_t count;
 };
 

@@ -29,8 +29,8 @@ struct Times {
 class Bench {
  public:
   Bench(std::uint32_t devices, std::uint32_t iterations) : devices_(devices), iterations_(iterations) {
-    EPD_CUDA(cudaHostAlloc(&go_, 64, cudaHostAllocMapped | cudaHostAllocPortable));
-    *go_ = 0;
+    EPD_CUDA(cudaHostAlloc(&opened_, 64, cudaHostAllocMapped | cudaHostAllocPortable));
+    *opened_ = 0;
     lines_.count = devices;
     for (std::uint32_t d = 0; d < devices; ++d) {
       EPD_CUDA(cudaSetDevice(static_cast<int>(d)));
@@ -50,9 +50,8 @@ class Bench {
   Times time(const std::vector<cudaStream_t>& streams, const Enqueue& prepare, const Measured& measured) {
     const std::uint32_t warm = 3;
     std::vector<cudaEvent_t> events(std::size_t{2} * devices_ * (iterations_ + warm));
-    ++ticket_;
     for (std::uint32_t i = 0; i < iterations_ + warm; ++i) {
-      ++tag_;
+      ++times_;
       for (std::uint32_t d = 0; d < devices_; ++d) {
         EPD_CUDA(cudaSetDevice(static_cast<int>(d)));
         if (prepare) prepare(i, d);
@@ -60,13 +59,13 @@ class Bench {
         cudaEvent_t* const pair = &events[std::size_t{2} * (i * devices_ + d)];
         for (int e = 0; e < 2; ++e) EPD_CUDA(cudaEventCreate(&pair[e]));
         measured(i, d, [&] {
-          gate_kernel<<<1, 1, 0, streams[d]>>>(lines_, d, tag_, go_, ticket_);
+          gate_kernel<<<1, kGateThreads, 0, streams[d]>>>(lines_, d, opened_);
           EPD_CUDA(cudaEventRecord(pair[0], streams[d]));
         });
         EPD_CUDA(cudaEventRecord(pair[1], streams[d]));
       }
     }
-    *reinterpret_cast<volatile std::uint32_t*>(go_) = ticket_;  // all is queued: the devices may start
+    *reinterpret_cast<volatile std::uint64_t*>(opened_) = times_;  // all is queued: the devices may start
     for (std::uint32_t d = 0; d < devices_; ++d) {
       EPD_CUDA(cudaSetDevice(static_cast<int>(d)));
       EPD_CUDA(cudaStreamSynchronize(streams[d]));
@@ -97,11 +96,10 @@ class Bench {
 
   std::uint32_t devices_;
   std::uint32_t iterations_;
-  std::uint32_t* go_ = nullptr;
+  std::uint64_t* opened_ = nullptr;  // how often, to all devices
+  std::uint64_t times_ = 0;
   GateLines lines_{};
   std::vector<void*> flush_;
-  std::uint64_t tag_ = 0;
-  std::uint32_t ticket_ = 0;
 };
 
 // Buffers and streams of the ceilings.

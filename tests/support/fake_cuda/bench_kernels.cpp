@@ -3,7 +3,9 @@
 #include "fake_cuda/memory.h"
 
 #include "bench/gemm.h"
+#include "gpu/ceiling.h"
 
+#include <atomic>
 #include <cstring>
 
 namespace epd::fake_cuda {
@@ -14,6 +16,22 @@ T parameter(void** parameters, std::size_t index) {
   T value;
   std::memcpy(&value, parameters[index], sizeof(T));
   return value;
+}
+
+using GateWord = std::uint64_t;
+
+GateWord load(const GateWord* word) {
+  return std::atomic_ref(*const_cast<GateWord*>(word)).load(std::memory_order_acquire);
+}
+
+bool reaches(const Stream& stream, const GateWord* words, std::uint32_t count) {
+  return memory().accessible(stream.device().ordinal, words, count * sizeof(GateWord));
+}
+
+bool fault(Stream& stream, const std::string& what) {
+  complain(what + " not mapped for device " + std::to_string(stream.device().machine));
+  stream.device().fail(CUDA_ERROR_ILLEGAL_ADDRESS);
+  return false;
 }
 
 }  // namespace
@@ -35,10 +53,28 @@ Stream::Work gemm_kernel(unsigned columns_of_ctas, unsigned rows_of_ctas, void**
     for (const Matrix& matrix : matrices)
       good = good && memory().accessible(stream.device().ordinal, matrix.begin, matrix.bytes);
     if (good) return true;
-    complain(std::string(kGemmKernel) + ": a matrix is no whole number of tiles, or not mapped for device " +
-             std::to_string(stream.device().machine));
-    stream.device().fail(CUDA_ERROR_ILLEGAL_ADDRESS);
-    return false;
+    return fault(stream, std::string(kGemmKernel) + ": a matrix is no whole number of tiles, or");
+  };
+}
+
+Stream::Work gate_kernel(void** parameters) {
+  const auto lines = parameter<gpu_test::GateLines>(parameters, 0);
+  const auto device = parameter<std::uint32_t>(parameters, 1);
+  const auto* const opened = parameter<const GateWord*>(parameters, 2);
+  return [lines, device, opened](Stream& stream) {
+    bool good =
+        lines.count <= gpu_test::kMaxGateDevices && device < lines.count && reaches(stream, opened, 1);
+    for (std::uint32_t d = 0; good && d < lines.count; ++d) good = reaches(stream, lines.at[d], lines.count);
+    if (!good) return fault(stream, std::string(kGateKernel) + ": words");
+    const GateWord times = load(lines.at[device] + device) + 1;
+    if (!stream.wait_until([&] { return load(opened) >= times; })) return false;
+    for (std::uint32_t d = 0; d < lines.count; ++d)
+      std::atomic_ref(lines.at[d][device]).store(times, std::memory_order_release);
+    return stream.wait_until([&] {
+      bool all = true;
+      for (std::uint32_t d = 0; d < lines.count; ++d) all = all && load(lines.at[device] + d) >= times;
+      return all;
+    });
   };
 }
 

@@ -6,9 +6,12 @@
 namespace epd::fake_cuda {
 
 inline constexpr char kGemmKernel[] = "bench_gemm";
+inline constexpr char kGateKernel[] = "gate_kernel";
 
 // A launch of so many CTAs as the stream's work; the parameters are copied now. Nothing is multiplied:
 // whether the device reaches the matrices is all that is looked at.
 Stream::Work gemm_kernel(unsigned columns_of_ctas, unsigned rows_of_ctas, void** parameters);
+// Waits as the true one does (tests/gpu/ceiling.cuh), and does not give up.
+Stream::Work gate_kernel(void** parameters);
 
 }  // namespace epd::fake_cuda

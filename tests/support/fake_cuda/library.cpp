@@ -141,6 +141,7 @@ CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** p
   if (extra != nullptr || params == nullptr || params[0] == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (kernel->name == kGemmKernel)
     return enqueue_kernel(handle, gemm_kernel(grid.ctas[0], grid.ctas[1], params));
+  if (kernel->name == kGateKernel) return enqueue_kernel(handle, gate_kernel(params));
   if (const CUresult error = check_launch(*kernel, *stream, grid)) return error;
   if (is_word_kernel(kernel->name)) {
     if (grid.ctas[0] != 1 || grid.threads[0] != 1) return CUDA_ERROR_INVALID_VALUE;
@@ -185,6 +186,7 @@ CUresult CUDAAPI cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_o
   for (const char* const name : kKernelNames) add(name);
   for (const char* const name : kWordKernels) add(name);
   add(kGemmKernel);
+  add(kGateKernel);
   *library = reinterpret_cast<CUlibrary>(libraries().add(made));
   return CUDA_SUCCESS;
 }

@@ -1,0 +1,27 @@
+// The kernels that epbench launches by itself (gpu_kernels.cu).
+#pragma once
+
+#include "gpu_driver.h"
+
+namespace epd::bench {
+
+// Loaded, for the life of the process.
+class GpuImage {
+ public:
+  // Throws kit::ToolError if there are none: epbench was built without nvcc.
+  explicit GpuImage(const GpuDriver& driver);
+
+  void* kernel(const char* name) const;
+  struct Grid {
+    unsigned ctas[2] = {1, 1};
+    unsigned threads = 1;
+    unsigned shared_bytes = 0;
+  };
+  void launch(void* kernel, const Grid& grid, void* stream, void** arguments) const;
+
+ private:
+  const GpuDriver& driver_;
+  void* library_ = nullptr;
+};
+
+}  // namespace epd::bench

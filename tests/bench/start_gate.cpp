@@ -1,0 +1,43 @@
+#include "start_gate.h"
+
+#include "gpu/ceiling.h"
+
+#include <atomic>
+
+namespace epd::bench {
+namespace {
+
+// Of cuda.h.
+constexpr unsigned kPortableMapped = 3;
+
+}  // namespace
+
+GateWords::GateWords(std::uint32_t ranks) : ranks_(ranks), words_(std::size_t{1 + ranks} * kLine) {
+  static_assert(gpu_test::kMaxGateDevices <= kLine);
+}
+
+StartGate::StartGate(const GpuRank& gpu, const GateWords& words, std::uint32_t rank)
+    : gpu_(gpu), words_(words), rank_(rank), image_(gpu_driver()), kernel_(image_.kernel("gate_kernel")) {
+  const GpuDriver& driver = gpu_driver();
+  driver.require(driver.register_host(words_.come(), words_.bytes(), kPortableMapped), "cuMemHostRegister");
+}
+
+StartGate::~StartGate() {
+  gpu_driver().unregister_host(words_.come());
+}
+
+void StartGate::enqueue() {
+  gpu_test::GateLines lines{};
+  lines.count = words_.ranks();
+  for (std::uint32_t rank = 0; rank < words_.ranks(); ++rank) lines.at[rank] = words_.come();
+  std::uint32_t rank = rank_;
+  const std::uint64_t* opened = words_.opened(rank_);
+  void* arguments[] = {&lines, &rank, &opened};
+  image_.launch(kernel_, {.threads = gpu_test::kGateThreads}, gpu_.stream(), arguments);
+}
+
+void StartGate::open() {
+  std::atomic_ref(*words_.opened(rank_)).store(++times_, std::memory_order_release);
+}
+
+}  // namespace epd::bench
