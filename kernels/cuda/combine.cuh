@@ -273,7 +273,7 @@ __device__ inline void pull_rows(const Operation& op, Cta cta, const Shared& sha
 template <bool kPerExpert>
 __device__ inline void run_pulling_combine(const Operation& op, Cta cta, std::uint8_t* memory) {
   const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
-  const Shared shared(Kind::kCombine, op, memory);
+  const Shared shared(op, memory);
   if (cta.index == 0) announce(op);
   if (!wait_signals(op, op.peers[op.rank].ready, ranks_there(op), deadline_ns)) return;
   if (!check_announcements(op)) return;

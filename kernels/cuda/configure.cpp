@@ -22,6 +22,11 @@ constexpr std::uint32_t kLandingClerks = 4;        // likewise, and the herald
 constexpr std::uint32_t kCombineStage = 8 * 1024;  // a stage of combine: a piece of each row of a token
 constexpr std::uint32_t kPieceUnit = 512;          // 16 bytes for each lane
 
+void set_header(const HeaderLayout& layout, Operation& op) {
+  op.movers.header = layout;
+  op.movers.header_bytes = layout.bytes;
+}
+
 // A stage holds one row with its scales. Of a row that is cast it holds both forms, so that the next can come
 // while the last one leaves.
 void divide_stages(Operation& op) {
@@ -56,12 +61,12 @@ bool divide_landing(std::uint32_t room, Operation& op) {
   const auto fits = [&](std::uint32_t stages) {
     movers.warps = std::min((format.cast ? 2 : 1) * stages, kMaxWarps - kLandingClerks);
     movers.stages = format.cast ? stages : 1;
-    movers.header_bytes =
-        HeaderLayout(Kind::kDispatch, shape, op.landing.max_tokens, num_barriers(op), movers.ctas).bytes;
+    set_header({Kind::kDispatch, shape, op.landing.max_tokens, num_barriers(op), movers.ctas}, op);
     return movers.header_bytes + stages * movers.stage_bytes <= room;
   };
   std::uint32_t stages = std::min(room / movers.stage_bytes, kMaxWarps - kLandingClerks);
   while (stages > 0 && !fits(stages)) --stages;
+  movers.stages_reciprocal = reciprocal(stages);
   if (stages == 0 || movers.ctas == 1) return stages > 0;
   // CTA 0 moves no rows then: in place of stages it has everybody's counts and the placement.
   const std::uint32_t placement = 3 * shape.num_experts + 2 * shape.experts_per_rank + shape.num_ranks + 2;
@@ -76,6 +81,7 @@ bool divide_sums(std::uint32_t room, Operation& op) {
   op.movers.stage_bytes = kSummedAhead * kSummedAtOnce * 16;
   op.movers.header_bytes = 0;
   op.movers.warps = std::min(room / op.movers.stage_bytes, kMaxWarps - 1);
+  op.movers.pieces_reciprocal = reciprocal(num_pieces(op.shape.hidden));
   return op.movers.warps > 0;
 }
 
@@ -92,9 +98,12 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
   op.shape.experts_per_rank = op.shape.num_experts / op.shape.num_ranks;
   op.shape.rank_reciprocal = reciprocal(op.shape.experts_per_rank);
   op.shape.topk_reciprocal = reciprocal(op.shape.topk);
+  op.shape.ranks_reciprocal = reciprocal(op.shape.num_ranks);
+  op.shape.others_reciprocal = reciprocal(op.shape.num_ranks - 1);
   const auto room = static_cast<std::uint32_t>(max_shared_bytes) - kStaticBytes;
   const std::uint32_t tokens = op.landing.max_tokens;
   movers.ctas = sms;
+  movers.carriers_reciprocal = reciprocal(sms - 1);
   movers.threads = kMaxThreads;
   movers.shared_bytes = room / 128 * 128;
   if (lands(op)) {
@@ -114,7 +123,7 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
   movers.stages = std::clamp(movers.stages, 1u, stages);
   const std::uint32_t clerks = kind == Kind::kDispatch ? kClerks : 0;
   movers.warps = std::min(stages / movers.stages, kMaxWarps - clerks);
-  movers.header_bytes = HeaderLayout(kind, op.shape, tokens, movers.warps * movers.stages, sms).bytes;
+  set_header({kind, op.shape, tokens, movers.warps * movers.stages, sms}, op);
   return true;
 }
 

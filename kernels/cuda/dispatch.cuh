@@ -371,7 +371,7 @@ __device__ inline void keep_books(const Operation& op, Cta cta, const Shared& sh
 // One CTA's part of a dispatch that pushes every row to its place. `op` is the CTA's own copy.
 __device__ inline void run_pushing_dispatch(const Operation& op, Cta cta, std::uint8_t* memory) {
   const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
-  const Shared shared(Kind::kDispatch, op, memory);
+  const Shared shared(op, memory);
   if (threadIdx.x < op.shape.num_ranks) shared.targets[threadIdx.x] = op.peers[threadIdx.x].target;
   Pusher pusher(op, cta, shared);
   pusher.begin();

@@ -32,7 +32,7 @@ class Carrier {
         cta_(cta.count == 1 ? cta : Cta{cta.index - 1, cta.count - 1}),
         moves_(warp_of() < warps_ && (cta.count == 1 || cta.index != 0)),
         row_(warp_of()) {
-    if (moves_ && op.num_tokens > cta_.index) rows_ = (op.num_tokens - cta_.index - 1) / cta_.count + 1;
+    if (moves_ && op.num_tokens > cta_.index) rows_ = rows_of(cta_.index);
   }
   __device__ bool moves() const { return moves_; }
 
@@ -67,8 +67,9 @@ class Carrier {
     for (std::uint32_t s = 0; s < ranks; ++s) most = max(most, board_.tokens[s]);
 #pragma unroll 1
     for (std::uint32_t i = claim(cta, board_.claimed); i < most * ranks; i = claim(cta, board_.claimed)) {
-      const std::uint32_t source = (i + op_.rank) % ranks;
-      const std::uint32_t token = i / ranks;
+      const std::uint32_t token = multiply_high(i, op_.shape.ranks_reciprocal);
+      std::uint32_t source = i - token * ranks + op_.rank;
+      if (source >= ranks) source -= ranks;
       if (!plans.comes(source, token) || (source == op_.rank && is_held(token))) continue;
       const std::uint64_t* const tag = landed_tag(op_, op_.rank, source, token, 0);
       if (!wait_words<kManyPauseNs>(op_, tag, lane_of() == 0, source, deadline_ns)) return leave(false);
@@ -83,9 +84,16 @@ class Carrier {
   }
 
  private:
-  using Section = CastSection<5>;
+  using Section = ShortCastSection<5>;
 
   // ---- tokens of this rank
+  __device__ std::uint32_t round_of(std::uint32_t token) const {
+    return cta_.count == 1 ? token : multiply_high(token, op_.movers.carriers_reciprocal);
+  }
+  // That a CTA sends; one at least.
+  __device__ std::uint32_t rows_of(std::uint32_t cta) const {
+    return round_of(op_.num_tokens - cta - 1) + 1;
+  }
   __device__ std::uint32_t token_of(std::uint32_t row) const {
     return cta_.index + cta_.count * row;
   }
@@ -95,12 +103,12 @@ class Carrier {
   // The first row that is held of a CTA that has so many.
   __device__ std::uint32_t first_held(std::uint32_t rows) const {
     if (!format_.cast) return rows - min(rows, warps_);
-    return rows == 0 ? 0 : (rows - 1) / op_.movers.stages * op_.movers.stages;
+    if (rows <= op_.movers.stages) return 0;
+    return multiply_high(rows - 1, op_.movers.stages_reciprocal) * op_.movers.stages;
   }
   __device__ bool is_held(std::uint32_t token) const {
-    const std::uint32_t row = token / cta_.count;
-    const std::uint32_t cta = token - row * cta_.count;
-    return row >= first_held((op_.num_tokens - cta - 1) / cta_.count + 1);
+    const std::uint32_t row = round_of(token);
+    return row >= first_held(rows_of(token - row * cta_.count));
   }
   // What lands goes to the warp's own; and so does a row that is copied.
   __device__ std::uint8_t* own_stage() const {
@@ -138,9 +146,11 @@ class Carrier {
   template <typename Each>
   __device__ void each_piece(std::uint32_t count, Each each) const {
 #pragma unroll 1
-    for (std::uint32_t unit = warps_ - 1 - warp_of(); unit < count * pieces(); unit += warps_) {
-      const std::uint32_t place = unit / pieces();
-      each(place, (unit - place * pieces()) * Section::kBlocks);
+    for (std::uint32_t place = 0, piece = warps_ - 1 - warp_of();; piece += warps_) {
+#pragma unroll 1
+      for (; piece >= pieces(); piece -= pieces()) ++place;
+      if (place >= count) return;
+      each(place, piece * Section::kBlocks);
     }
   }
   __device__ std::uint32_t round_rows(std::uint32_t first) const {
@@ -181,9 +191,7 @@ class Carrier {
   __device__ void cast_piece(std::uint32_t place, std::uint32_t first) const {
     const std::uint32_t blocks = format_.hidden / 128;
     std::uint8_t* const to = stage(place);
-    Section section;
-    section.load(reinterpret_cast<const uint4*>(to + landed_.pitch) + first * 16, blocks - first);
-    section.cast(format_, to, to + format_.row_bytes, first, blocks);
+    Section::cast(format_, to + landed_.pitch, to, to + format_.row_bytes, first, blocks);
   }
   // Of row first + place. Who ends the last one sends it.
   __device__ void end_part(std::uint32_t first, std::uint32_t place) {
@@ -192,10 +200,10 @@ class Carrier {
     bool last = false;
     if (lane_of() == 0) {
       __threadfence_block();
-      last = atomicAdd(&board_.ended[place], 1) == pieces();
+      last = add_shared(&board_.ended[place], 1) == pieces();
       __threadfence_block();
       if (last) board_.ended[place] = 0;
-      if (last) atomicAdd(&board_.rows_cast, 1);
+      if (last) add_shared(&board_.rows_cast, 1);
     }
     if (!__shfl_sync(kFull, last, 0)) return;
     sent_.send(op_, landed_, stage(place), token_of(first + place), first >= first_held(rows_));
@@ -380,7 +388,7 @@ __device__ inline bool dispatch_landing(const Operation& op, Cta cta, const Shar
 __device__ __noinline__ inline void run_landing_dispatch(const Operation& op, Cta cta, std::uint8_t* memory) {
   __shared__ LandingBoard board;
   const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
-  const Shared shared(Kind::kDispatch, op, memory);
+  const Shared shared(op, memory);
   if (threadIdx.x < op.shape.num_ranks) shared.targets[threadIdx.x] = op.peers[threadIdx.x].target;
   clear_board(board);
   OwnChoices(op, shared).clear();

@@ -161,8 +161,8 @@ class LandedPlans {
  private:
   // Of those that the CTA collects. Clerks are as many as the words of usual groups, which so need one look.
   __device__ bool collect_word(std::uint32_t i, std::uint64_t deadline_ns) const {
-    const std::uint32_t source = i % op_.shape.num_ranks;
-    std::uint32_t number = i / op_.shape.num_ranks;
+    std::uint32_t number = multiply_high(i, op_.shape.ranks_reciprocal);
+    const std::uint32_t source = i - number * op_.shape.num_ranks;
     if (all_ == nullptr && number >= words_.counts_of(0)) number += op_.rank * words_.count_words;
     ToldWord word{};
     const ToldWord* const at = words_.at(op_, op_.rank, source) + number;

@@ -10,8 +10,9 @@ namespace epd::kernels::cuda {
 
 inline constexpr std::uint32_t kWorkspaceHead = 64;  // bytes; counts follow
 
-// Of what numbers below 2^32 / by are divided by: n / by is the upper half of n times it. 0: by is 1.
-EPD_HOST_DEVICE constexpr std::uint32_t reciprocal(std::uint32_t by) {
+// Of what numbers below 2^32 / by are divided by: n / by is the upper half of n times it. 0: by is 1. By the host:
+// on a device the division that this takes is longer than what it saves.
+constexpr std::uint32_t reciprocal(std::uint32_t by) {
   return by <= 1 ? 0 : ~0u / by + 1;
 }
 
@@ -33,22 +34,18 @@ EPD_HOST_DEVICE constexpr bool lands(const Operation& op) {
   return op.landing.max_tokens != 0 && op.shape.per_expert;
 }
 
+// Pieces of a row, or of a sum, that the warps of an operation through landings take as they get free.
+EPD_HOST_DEVICE constexpr std::uint32_t num_pieces(std::uint32_t hidden) {
+  return (hidden / 8 + kSummedAtOnce - 1) / kSummedAtOnce;
+}
+
 // Of a CTA's shared memory; each has a barrier. Through landings lanes load for themselves.
 EPD_HOST_DEVICE constexpr std::uint32_t num_barriers(const Operation& op) {
   return lands(op) ? 0 : op.movers.warps * op.movers.stages;
 }
 
-// Byte offsets of the header's parts.
-struct HeaderLayout {
-  std::uint32_t barriers;  // [warps*stages]
-  std::uint32_t targets;   // [R] pointers of DispatchTarget
-  std::uint32_t base;  // compact [CTA,R], else [E]: where the first row for each target lies, of each CTA or
-                       // of this one
-  std::uint32_t ends;  // [E/R,2] own experts: end of the rows received, end of the block
-  std::uint32_t headers;  // [warps*stages] StageHeader, combine
-  std::uint32_t scratch;  // dispatch: Counters; through landings rows of each source at own experts
-  std::uint32_t bits;     // dispatch through landings: sets of tokens, of each expert and twice of each rank
-  std::uint32_t counting_warps;
+// How they are found.
+struct HeaderLayout : HeaderParts {
   std::uint32_t bytes;
 
   static constexpr std::uint32_t kCounterBytes = 8192;  // more only if one warp's counters need it

@@ -121,9 +121,11 @@ class OwnChoices {
   // Read once from memory that the client may be changing; or from a known routing.
   __device__ std::int64_t choice_at(std::uint32_t place, std::uint32_t count) const {
     if (place >= count) return -1;
-    return op_.cached ? __ldcg(op_.routing.topk + place) : read_choice(op_, place);
+    if (!op_.cached && op_.shape.index64)
+      return static_cast<const volatile std::int64_t*>(op_.topk_idx)[place];
+    return static_cast<const volatile std::int32_t*>(op_.cached ? op_.routing.topk : op_.topk_idx)[place];
   }
-  __device__ bool take(std::uint32_t place, std::int64_t value, bool keeps) const {
+  __device__ __noinline__ bool take(std::uint32_t place, std::int64_t value, bool keeps) const {
     if (value < -1 || value >= op_.shape.num_experts) {
       refuse(op_, place, value);
       return false;
@@ -137,8 +139,8 @@ class OwnChoices {
     }
     if (!counts) return true;
     const std::uint32_t token = token_of_choice(op_.shape, place);
-    atomicOr(set(expert) + token / 32, 1u << token % 32);
-    if (keeps) atomicOr(rank_sets_ + rank * set_words_ + token / 32, 1u << token % 32);
+    or_shared(set(expert) + token / 32, 1u << token % 32);
+    if (keeps) or_shared(rank_sets_ + rank * set_words_ + token / 32, 1u << token % 32);
     return true;
   }
   __device__ std::uint32_t* set(std::uint32_t expert) const {
@@ -147,7 +149,7 @@ class OwnChoices {
   // Tokens of the set below `token`.
   __device__ static std::uint32_t members(const std::uint32_t* set, std::uint32_t token) {
     std::uint32_t count = 0;
-#pragma unroll 4
+#pragma unroll 1
     for (std::uint32_t word = 0; word < token / 32; ++word) count += __popc(set[word]);
     if (token % 32 != 0) count += __popc(set[token / 32] & ((1u << token % 32) - 1));
     return count;

@@ -17,8 +17,8 @@ struct SumPieces {
 
   __device__ explicit SumPieces(const Operation& op)
       : vectors(op.shape.hidden / 8),
-        count((vectors + kSummedAtOnce - 1) / kSummedAtOnce),
-        reciprocal(cuda::reciprocal(count)) {}
+        count(num_pieces(op.shape.hidden)),
+        reciprocal(op.movers.pieces_reciprocal) {}
   __device__ std::uint32_t token_of(std::uint32_t i) const { return multiply_high(i, reciprocal); }
   __device__ Range range(std::uint32_t piece) const {
     return {piece * kSummedAtOnce, min((piece + 1) * kSummedAtOnce, vectors)};
@@ -39,7 +39,7 @@ struct TakenRow {
   bool takes = false;
 
   __device__ TakenRow(const Operation& op, const RawChoice& raw) {
-    if (raw.expert >= 0) rank = raw.expert / experts_per_rank(op.shape);
+    if (raw.expert >= 0) rank = rank_of_expert(op.shape, static_cast<std::uint32_t>(raw.expert));
     takes = raw.row >= 0 && op.peers[rank].source.y != nullptr;
   }
 };
@@ -90,7 +90,7 @@ class SumTasks {
         board_(board),
         pieces_(op),
         others_(op.shape.num_ranks - 1),
-        others_reciprocal_(reciprocal(others_)),
+        others_reciprocal_(op.shape.others_reciprocal),
         own_(op.num_tokens * pieces_.count),
         first_(min(own_, cta.count * op.movers.warps)) {}
 

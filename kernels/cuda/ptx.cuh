@@ -98,10 +98,23 @@ __device__ inline std::uint32_t lanes_below() {
   return (1u << lane_of()) - 1;
 }
 
-// ---- bulk copies ----
 __device__ inline std::uint32_t shared_address(const void* at) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(at));
 }
+// One instruction each, where atomicAdd of a generic address takes tens.
+__device__ inline std::uint32_t add_shared(std::uint32_t* at, std::uint32_t more) {
+  std::uint32_t before;
+  asm volatile("atom.relaxed.cta.shared.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "r"(shared_address(at)), "r"(more)
+               : "memory");
+  return before;
+}
+__device__ inline void or_shared(std::uint32_t* at, std::uint32_t bits) {
+  asm volatile("red.relaxed.cta.shared.or.b32 [%0], %1;" ::"r"(shared_address(at)), "r"(bits) : "memory");
+}
+
+// ---- bulk copies ----
 
 // Orders this thread's accesses of all memory before (and after) those of the async proxy.
 __device__ inline void fence_async() {
@@ -230,7 +243,7 @@ __device__ inline void thread_load(std::uint32_t to, const void* from) {
 __device__ inline void lanes_load(std::uint8_t* to, const void* from, std::uint32_t bytes) {
   const std::uint32_t end = shared_address(to) + bytes;
   const auto* at = static_cast<const std::uint8_t*>(from) + lane_of() * 16;
-#pragma unroll 4
+#pragma unroll 1
   for (std::uint32_t i = end - bytes + lane_of() * 16; i < end; i += 512, at += 512) thread_load<0>(i, at);
 }
 __device__ inline uint4 load_shared(std::uint32_t at) {

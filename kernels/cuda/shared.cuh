@@ -17,16 +17,16 @@ struct Shared {
   std::uint32_t counting_warps;
   std::uint8_t* stages;
 
-  __device__ Shared(Kind kind, const Operation& op, std::uint8_t* memory) {
-    const HeaderLayout layout(kind, op.shape, op.landing.max_tokens, num_barriers(op), op.movers.ctas);
-    barriers = reinterpret_cast<std::uint64_t*>(memory + layout.barriers);
-    targets = reinterpret_cast<DispatchTarget*>(memory + layout.targets);
-    base = reinterpret_cast<std::uint32_t*>(memory + layout.base);
-    ends = reinterpret_cast<std::uint32_t*>(memory + layout.ends);
-    headers = reinterpret_cast<StageHeader*>(memory + layout.headers);
-    scratch = reinterpret_cast<std::uint32_t*>(memory + layout.scratch);
-    bits = reinterpret_cast<std::uint32_t*>(memory + layout.bits);
-    counting_warps = layout.counting_warps;
+  __device__ Shared(const Operation& op, std::uint8_t* memory) {
+    const HeaderParts& parts = op.movers.header;
+    barriers = reinterpret_cast<std::uint64_t*>(memory + parts.barriers);
+    targets = reinterpret_cast<DispatchTarget*>(memory + parts.targets);
+    base = reinterpret_cast<std::uint32_t*>(memory + parts.base);
+    ends = reinterpret_cast<std::uint32_t*>(memory + parts.ends);
+    headers = reinterpret_cast<StageHeader*>(memory + parts.headers);
+    scratch = reinterpret_cast<std::uint32_t*>(memory + parts.scratch);
+    bits = reinterpret_cast<std::uint32_t*>(memory + parts.bits);
+    counting_warps = parts.counting_warps;
     stages = memory + op.movers.header_bytes;
   }
 };

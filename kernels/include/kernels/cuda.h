@@ -100,10 +100,25 @@ struct Shape {
   std::uint64_t expert_capacity = 0;
   std::uint64_t recv_rows = 0;
   RowFormat format;
-  // By configure(), for kernels that divide in many places.
+  // By configure(), for kernels that divide in many places: see multiply_high().
   std::uint32_t experts_per_rank = 0;
-  std::uint32_t rank_reciprocal = 0;  // an expert's rank is the upper half of their product; 0: of itself
-  std::uint32_t topk_reciprocal = 0;  // likewise a choice's token
+  std::uint32_t rank_reciprocal = 0;  // of experts_per_rank
+  std::uint32_t topk_reciprocal = 0;
+  std::uint32_t ranks_reciprocal = 0;   // of num_ranks
+  std::uint32_t others_reciprocal = 0;  // of num_ranks - 1
+};
+
+// Byte offsets of the parts of a CTA's shared memory before the stages; from configure().
+struct HeaderParts {
+  std::uint32_t barriers = 0;  // [warps*stages]
+  std::uint32_t targets = 0;   // [R] pointers of DispatchTarget
+  std::uint32_t base = 0;      // compact [CTA,R], else [E]: where the first row for each target lies, of each CTA
+                               // or of this one
+  std::uint32_t ends = 0;      // [E/R,2] own experts: end of the rows received, end of the block
+  std::uint32_t headers = 0;   // [warps*stages] StageHeader, combine
+  std::uint32_t scratch = 0;   // dispatch: Counters; through landings rows of each source at own experts
+  std::uint32_t bits = 0;      // dispatch through landings: sets of tokens, of each expert and twice of each rank
+  std::uint32_t counting_warps = 0;
 };
 
 // How a CTA divides its shared memory; from configure().
@@ -112,10 +127,15 @@ struct Movers {
   std::uint32_t threads = 0;
   std::uint32_t shared_bytes = 0;
   std::uint32_t header_bytes = 0;  // before the stages
-  std::uint32_t warps = 0;         // that move rows
-  std::uint32_t stages = 2;        // of each
+  HeaderParts header;
+  std::uint32_t warps = 0;   // that move rows
+  std::uint32_t stages = 2;  // of each
   std::uint32_t stage_bytes = 0;
   std::uint32_t chunk_bytes = 0;  // combine: of a row, at a time
+  // Through landings, as in Shape: of the CTAs that move rows, of the stages, of the pieces of a sum.
+  std::uint32_t carriers_reciprocal = 0;
+  std::uint32_t stages_reciprocal = 0;
+  std::uint32_t pieces_reciprocal = 0;
 };
 
 // abi::RoutingRecord
