@@ -130,8 +130,8 @@ struct CastSection {
   }
 };
 
-// The same of a row in shared memory, which is read twice, a step at a time: a fifth of the instructions, which
-// a small operation waits for.
+// The same of a row in shared memory, which is read twice, a step at a time: a fifth of the instructions. A
+// small operation waits for instructions longer than for arithmetic (kernels/README).
 template <std::uint32_t kSteps>
 struct ShortCastSection {
   static constexpr std::uint32_t kBlocks = 4 * kSteps;
@@ -146,7 +146,8 @@ struct ShortCastSection {
     for (std::uint32_t j = 0; j < kSteps; ++j) {
       std::uint32_t m = 0;
       if (block + 4 * j < blocks)
-        m = max_pair(max_magnitudes(load_shared(from + j * 1024)), max_magnitudes(load_shared(from + j * 1024 + 128)));
+        m = max_pair(max_magnitudes(load_shared(from + j * 1024)),
+                     max_magnitudes(load_shared(from + j * 1024 + 128)));
 #pragma unroll
       for (int step = 4; step > 0; step /= 2) m = max_pair(m, __shfl_xor_sync(kFull, m, step));
       const std::uint32_t theirs = __shfl_sync(kFull, m, static_cast<int>(lane_of() % 4 * 8));

@@ -100,6 +100,7 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
   op.shape.topk_reciprocal = reciprocal(op.shape.topk);
   op.shape.ranks_reciprocal = reciprocal(op.shape.num_ranks);
   op.shape.others_reciprocal = reciprocal(op.shape.num_ranks - 1);
+  op.shape.counts_reciprocal = reciprocal(num_count_words(op.shape.experts_per_rank));
   const auto room = static_cast<std::uint32_t>(max_shared_bytes) - kStaticBytes;
   const std::uint32_t tokens = op.landing.max_tokens;
   movers.ctas = sms;

@@ -93,10 +93,11 @@ class LandedPlans {
 #pragma unroll 1
       for (std::uint32_t e = team.thread(); e < op_.shape.num_experts; e += team.threads()) {
         const ColumnSum rows = sum(e);
-        base[e] = static_cast<std::uint32_t>(e % experts * op_.shape.expert_capacity) + rows.below;
+        const std::uint32_t rank = rank_of_expert(op_.shape, e);
+        base[e] = static_cast<std::uint32_t>((e - rank * experts) * op_.shape.expert_capacity) + rows.below;
         if (rows.total <= op_.shape.expert_capacity) continue;
         fits = false;
-        fail_room(op_, e / experts, static_cast<std::int32_t>(e), rows.total);
+        fail_room(op_, rank, static_cast<std::int32_t>(e), rows.total);
       }
       return team.all(fits);
     }
@@ -189,8 +190,8 @@ class LandedPlans {
   }
   __device__ void take_counts(std::uint32_t source, std::uint32_t place, std::uint64_t value) const {
     const std::uint32_t experts = experts_per_rank(op_.shape);
-    const std::uint32_t rank = place / words_.count_words;
-    const std::uint32_t first = place % words_.count_words * 4;
+    const std::uint32_t rank = words_.rank_of_count(op_, place);
+    const std::uint32_t first = (place - rank * words_.count_words) * 4;
 #pragma unroll 1
     for (std::uint32_t j = first; j < min(first + 4, experts); ++j, value >>= 16) {
       const std::uint32_t count = static_cast<std::uint16_t>(value);

@@ -63,9 +63,13 @@ struct PlanWords {
 
   __device__ explicit PlanWords(const Operation& op)
       : set_words((op.landing.max_tokens + 63) / 64),
-        count_words((experts_per_rank(op.shape) + 3) / 4),
+        count_words(num_count_words(op.shape.experts_per_rank)),
         end(1 + set_words + op.shape.num_ranks * count_words) {}
   __device__ std::uint32_t counts_of(std::uint32_t rank) const { return 1 + set_words + rank * count_words; }
+  // Whose experts the word `place` beyond counts_of(0) is about.
+  __device__ static std::uint32_t rank_of_count(const Operation& op, std::uint32_t place) {
+    return multiply_high(place, op.shape.counts_reciprocal);
+  }
   __device__ ToldWord* at(const Operation& op, std::uint32_t rank, std::uint32_t source) const {
     return reinterpret_cast<ToldWord*>(op.peers[rank].landing + op.landing.plans) +
            source * ((end + 3) / 4 * 4);

@@ -10,8 +10,8 @@ namespace epd::kernels::cuda {
 
 inline constexpr std::uint32_t kWorkspaceHead = 64;  // bytes; counts follow
 
-// Of what numbers below 2^32 / by are divided by: n / by is the upper half of n times it. 0: by is 1. By the host:
-// on a device the division that this takes is longer than what it saves.
+// Of what numbers below 2^32 / by are divided by: n / by is the upper half of n times it. 0: by is 1. By the
+// host: on a device the division that this takes is longer than what it saves.
 constexpr std::uint32_t reciprocal(std::uint32_t by) {
   return by <= 1 ? 0 : ~0u / by + 1;
 }
@@ -34,9 +34,14 @@ EPD_HOST_DEVICE constexpr bool lands(const Operation& op) {
   return op.landing.max_tokens != 0 && op.shape.per_expert;
 }
 
-// Pieces of a row, or of a sum, that the warps of an operation through landings take as they get free.
+// Of a combine through landings: pieces of a sum.
 EPD_HOST_DEVICE constexpr std::uint32_t num_pieces(std::uint32_t hidden) {
   return (hidden / 8 + kSummedAtOnce - 1) / kSummedAtOnce;
+}
+
+// Of the plan: what a source tells of the experts of a rank, rows for four in a word.
+EPD_HOST_DEVICE constexpr std::uint32_t num_count_words(std::uint32_t experts) {
+  return (experts + 3) / 4;
 }
 
 // Of a CTA's shared memory; each has a barrier. Through landings lanes load for themselves.

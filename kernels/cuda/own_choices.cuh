@@ -169,7 +169,7 @@ class OwnChoices {
 #pragma unroll 1
     for (std::uint32_t begin = team.warp() * 8; begin < count; begin += team.warps * 8) {
       const std::uint32_t i = begin + lane_of() / 4;
-      const std::uint32_t rank = i / words.count_words;
+      const std::uint32_t rank = words.rank_of_count(op_, i);
       const std::uint32_t local = (i - rank * words.count_words) * 4 + lane_of() % 4;
       std::uint32_t rows = 0;
       if (i < count && local < experts) rows = members(set(rank * experts + local), set_words_ * 32);

@@ -167,17 +167,19 @@ __device__ inline void record_placement(const Operation& op, const Shared& share
 __device__ inline void deliver_words(const Operation& op, const Team& team, const std::int32_t* words,
                                      std::int32_t* record) {
   const PlacementSections at(op.shape);
-  const auto put = [&](std::int32_t* to, std::uint32_t first, std::uint32_t last) {
-    if (to == nullptr) return;
 #pragma unroll 1
-    for (std::uint32_t i = first + team.thread(); i < last; i += team.threads()) to[i - first] = words[i];
-  };
-  put(op.counts.rank_offsets, at.rank_offsets, at.expert_counts);
-  put(op.counts.expert_counts, at.expert_counts, at.expert_offsets);
-  put(op.counts.expert_offsets, at.expert_offsets, at.source_ranges);
-  put(op.counts.source_ranges, at.source_ranges, at.end);
-  put(op.counts.host_placement, 0, at.end);
-  put(record, 0, at.end);
+  for (std::uint32_t i = team.thread(); i < at.end; i += team.threads()) {
+    const std::int32_t word = words[i];
+    if (record != nullptr) record[i] = word;
+    if (op.counts.host_placement != nullptr) op.counts.host_placement[i] = word;
+    if (i < at.rank_offsets) continue;
+    std::int32_t* to = op.counts.rank_offsets;
+    std::uint32_t first = at.rank_offsets;
+    if (i >= at.expert_counts) to = op.counts.expert_counts, first = at.expert_counts;
+    if (i >= at.expert_offsets) to = op.counts.expert_offsets, first = at.expert_offsets;
+    if (i >= at.source_ranges) to = op.counts.source_ranges, first = at.source_ranges;
+    if (to != nullptr) to[i - first] = word;
+  }
   if (op.counts.host_ready == nullptr) return;
   team.sync();
   if (team.thread() != 0) return;

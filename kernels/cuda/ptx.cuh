@@ -82,6 +82,11 @@ __device__ inline std::uint32_t count_up(std::uint32_t* at, std::uint32_t last) 
   return before;
 }
 
+// Into L2.
+__device__ inline void prefetch(const void* at) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+}
+
 __device__ inline std::uint64_t nanoseconds() {
   std::uint64_t now;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
@@ -101,7 +106,7 @@ __device__ inline std::uint32_t lanes_below() {
 __device__ inline std::uint32_t shared_address(const void* at) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(at));
 }
-// One instruction each, where atomicAdd of a generic address takes tens.
+// By the address in shared memory: atomicAdd of a generic one takes tens of instructions.
 __device__ inline std::uint32_t add_shared(std::uint32_t* at, std::uint32_t more) {
   std::uint32_t before;
   asm volatile("atom.relaxed.cta.shared.add.u32 %0, [%1], %2;"

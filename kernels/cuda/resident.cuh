@@ -14,9 +14,30 @@ struct Entry {
   bool failed;  // it does not run
 };
 
+// Programs, that they are in L2 when they are asked for, whatever else has gone through it. A line with each
+// look, of a thread of each CTA but the first.
+class ProgramsAtHand {
+ public:
+  __device__ explicit ProgramsAtHand(const Program* programs)
+      : programs_(reinterpret_cast<const std::uint8_t*>(programs)), line_(blockIdx.x - 1) {}
+  __device__ void touch() {
+    if (programs_ == nullptr) return;
+    prefetch(programs_ + std::size_t{line_} * kLineBytes);
+    line_ += gridDim.x - 1;
+    if (line_ >= kMaxPrograms * sizeof(Program) / kLineBytes) line_ = blockIdx.x - 1;
+  }
+
+ private:
+  static constexpr std::uint32_t kLineBytes = 128;
+  const std::uint8_t* const programs_;
+  std::uint32_t line_;
+};
+
 // Until `at` holds entry `index`. One thread.
-__device__ inline std::uint64_t await_entry(const std::uint64_t* at, std::uint32_t index) {
+__device__ inline std::uint64_t await_entry(const std::uint64_t* at, std::uint32_t index,
+                                            ProgramsAtHand programs) {
   for (std::uint32_t looks = 0;; ++looks) {
+    programs.touch();
     const std::uint64_t entry = load_acquire_system(at);
     if (static_cast<std::uint32_t>(entry >> 32) == index + 1) return entry;
     if (looks > kEagerLooks) __nanosleep(kPauseNs);
@@ -104,8 +125,9 @@ __device__ inline Entry next_entry(const ResidentArguments& own, Watch& watch, s
   const bool leads = blockIdx.x == 0;
   __syncthreads();
   if (threadIdx.x == 0) {
+    const ProgramsAtHand programs(own.commands.programs);
     found = leads ? find_work(own, watch, herald)
-                  : static_cast<HeraldWord>(await_entry(&state.herald.entry, herald));
+                  : static_cast<HeraldWord>(await_entry(&state.herald.entry, herald, programs));
   }
   __syncthreads();
   Entry entry = entry_of(found);

@@ -42,10 +42,6 @@ struct ChoiceLanes {
   __device__ std::uint32_t tokens() const { return 32 / width; }
 };
 
-// Without a division, see reciprocal().
-__device__ inline std::uint32_t multiply_high(std::uint32_t number, std::uint32_t reciprocal) {
-  return reciprocal == 0 ? number : __umulhi(number, reciprocal);
-}
 __device__ inline std::uint32_t rank_of_expert(const Shape& shape, std::uint32_t expert) {
   return multiply_high(expert, shape.rank_reciprocal);
 }

@@ -316,6 +316,11 @@ __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadli
   publish(op, ending);
 }
 
+// Without a division, see reciprocal().
+__device__ inline std::uint32_t multiply_high(std::uint32_t number, std::uint32_t reciprocal) {
+  return reciprocal == 0 ? number : __umulhi(number, reciprocal);
+}
+
 // Over lanes 0 to the caller's.
 __device__ inline std::uint32_t sum_lanes_up_to(std::uint32_t value) {
 #pragma unroll 1

@@ -66,6 +66,38 @@ TEST(CudaConfigure, DividesWhatThereIs) {
   }
 }
 
+// What kernels do in place of a division.
+std::uint32_t divided(std::uint32_t number, std::uint32_t reciprocal) {
+  return reciprocal == 0 ? number : static_cast<std::uint32_t>(std::uint64_t{number} * reciprocal >> 32);
+}
+
+TEST(CudaConfigure, ReciprocalsDivide) {
+  for (std::uint32_t ranks = 1; ranks <= kMaxRanks; ++ranks) {
+    for (const std::uint32_t experts : {1u, 2u, 7u, 32u, 100u}) {  // of each rank
+      Operation op = operation(true);
+      op.shape.num_ranks = ranks;
+      op.shape.num_experts = ranks * experts;
+      op.shape.topk = ranks;
+      op.landing.max_tokens = 512;
+      const std::uint32_t sms = ranks + 1;
+      ASSERT_TRUE(configure(Kind::kCombine, kHopperBytes, sms, op)) << ranks << " " << experts;
+      const std::uint32_t pieces = (7168 + 1023) / 1024;
+      for (std::uint32_t n = 0; n < 512 * 32; n += 1 + n / 97) {
+        EXPECT_EQ(divided(n, op.shape.rank_reciprocal), n / experts);
+        EXPECT_EQ(divided(n, op.shape.topk_reciprocal), n / op.shape.topk);
+        EXPECT_EQ(divided(n, op.shape.ranks_reciprocal), n / ranks);
+        EXPECT_EQ(divided(n, op.shape.others_reciprocal), n / std::max(ranks - 1, 1u));
+        EXPECT_EQ(divided(n, op.shape.counts_reciprocal), n / ((experts + 3) / 4));
+        EXPECT_EQ(divided(n, op.movers.carriers_reciprocal), n / (sms - 1));
+        EXPECT_EQ(divided(n, op.movers.pieces_reciprocal), n / pieces);
+      }
+      ASSERT_TRUE(configure(Kind::kDispatch, kHopperBytes, sms, op)) << ranks << " " << experts;
+      for (std::uint32_t n = 0; n < 512; ++n)
+        EXPECT_EQ(divided(n, op.movers.stages_reciprocal), n / op.movers.stages);
+    }
+  }
+}
+
 TEST(CudaConfigure, LandingsLeaveWarpsThatMoveNothing) {
   for (const std::size_t bytes : {kHopperBytes, std::size_t{163} * 1024}) {
     for (const std::uint32_t sms : {1u, 2u, 32u}) {

@@ -106,18 +106,19 @@ struct Shape {
   std::uint32_t topk_reciprocal = 0;
   std::uint32_t ranks_reciprocal = 0;   // of num_ranks
   std::uint32_t others_reciprocal = 0;  // of num_ranks - 1
+  std::uint32_t counts_reciprocal = 0;  // of the words of a plan that are about one rank's experts
 };
 
 // Byte offsets of the parts of a CTA's shared memory before the stages; from configure().
 struct HeaderParts {
   std::uint32_t barriers = 0;  // [warps*stages]
   std::uint32_t targets = 0;   // [R] pointers of DispatchTarget
-  std::uint32_t base = 0;      // compact [CTA,R], else [E]: where the first row for each target lies, of each CTA
-                               // or of this one
-  std::uint32_t ends = 0;      // [E/R,2] own experts: end of the rows received, end of the block
-  std::uint32_t headers = 0;   // [warps*stages] StageHeader, combine
-  std::uint32_t scratch = 0;   // dispatch: Counters; through landings rows of each source at own experts
-  std::uint32_t bits = 0;      // dispatch through landings: sets of tokens, of each expert and twice of each rank
+  std::uint32_t base = 0;  // compact [CTA,R], else [E]: where the first row for each target lies, of each CTA
+                           // or of this one
+  std::uint32_t ends = 0;  // [E/R,2] own experts: end of the rows received, end of the block
+  std::uint32_t headers = 0;  // [warps*stages] StageHeader, combine
+  std::uint32_t scratch = 0;  // dispatch: Counters; through landings rows of each source at own experts
+  std::uint32_t bits = 0;  // dispatch through landings: sets of tokens, of each expert and twice of each rank
   std::uint32_t counting_warps = 0;
 };
 
