@@ -11,10 +11,11 @@ add_executable(epbench
   ${_bench}/suite.cpp ${_bench}/worker.cpp ${_bench}/worker_checks.cpp ${_bench}/worker_timing.cpp)
 target_link_libraries(epbench PRIVATE epd_kit epd_proto CLI11::CLI11 nlohmann_json::nlohmann_json epd_options ${CMAKE_DL_LIBS})
 target_include_directories(epbench PRIVATE ${PROJECT_SOURCE_DIR}/tests)
-if(EPD_CUDA)  # its own kernels, for GPUs with bulk copies, as data
+if(EPD_CUDA)  # its own kernels, as data
   set(_image ${PROJECT_BINARY_DIR}/epbench.fatbin)
   add_custom_command(OUTPUT ${_image}
     COMMAND ${EPD_NVCC} --fatbin -std=c++20 -O3 -Xcompiler=-Wall --threads=2 --compress-mode=none
+      --generate-code=arch=compute_80,code=sm_80
       --generate-code=arch=compute_90a,code=sm_90a
       --generate-code=arch=compute_100,code=sm_100
       -I ${PROJECT_SOURCE_DIR}/tests -I ${PROJECT_SOURCE_DIR}/kernels -I ${PROJECT_SOURCE_DIR}/kernels/include

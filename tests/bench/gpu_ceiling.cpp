@@ -1,6 +1,7 @@
 #include "gpu_ceiling.h"
 
 #include "gpu/ceiling.h"
+#include "gpu/gate.h"
 #include "gpu_image.h"
 #include "kernels/routing.h"
 #include "kit/ceiling.h"
@@ -180,10 +181,11 @@ class Probe {
         gpu.stream, arguments);
   }
 
-  void close_gate(std::uint32_t i, std::uint32_t gpus) {
+  // Of all GPUs, as each counts how often it comes there.
+  void close_gate(std::uint32_t i) {
     GateLines lines{};
-    lines.count = gpus;
-    for (std::uint32_t g = 0; g < gpus; ++g)
+    lines.count = static_cast<std::uint32_t>(gpus_.size());
+    for (std::uint32_t g = 0; g < lines.count; ++g)
       lines.at[g] = reinterpret_cast<std::uint64_t*>(static_cast<std::uintptr_t>(gpus_[g].gate));
     const std::uint64_t* opened = const_cast<const std::uint64_t*>(opened_);
     void* arguments[] = {&lines, &i, &opened};
@@ -195,12 +197,16 @@ class Probe {
     const auto rows = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(each, 1, segment_ / kProbeRow));
     for (std::size_t round = 0; round < kWarmup + kRounds; ++round) {
       ++times_;
-      for (std::uint32_t i = 0; i < gpus; ++i) {
+      for (std::uint32_t i = 0; i < gpus_.size(); ++i) {
         const Gpu& gpu = gpus_[i];
         use(gpu);
+        if (i >= gpus) {
+          close_gate(i);
+          continue;
+        }
         check(driver_.fill(gpu.evict, static_cast<unsigned char>(round), gpu.evict_bytes, gpu.stream),
               "cuMemsetD8Async");
-        close_gate(i, gpus);
+        close_gate(i);
         check(driver_.record_event(gpu.events[2 * round], gpu.stream), "cuEventRecord");
         enqueue(i, rows);
         check(driver_.record_event(gpu.events[2 * round + 1], gpu.stream), "cuEventRecord");

@@ -1,8 +1,10 @@
 #include "start_gate.h"
 
-#include "gpu/ceiling.h"
+#include "gpu/gate.h"
 
 #include <atomic>
+#include <exception>
+#include <limits>
 
 namespace epd::bench {
 namespace {
@@ -22,8 +24,16 @@ StartGate::StartGate(const GpuRank& gpu, const GateWords& words, std::uint32_t r
   driver.require(driver.register_host(words_.come(), words_.bytes(), kPortableMapped), "cuMemHostRegister");
 }
 
+// Who fails before it has opened the gate leaves its stream there: that has to go on, and the words stay
+// where it looks at them until the process ends. Ranks that end well end together.
 StartGate::~StartGate() {
-  gpu_driver().unregister_host(words_.come());
+  constexpr std::uint64_t kAlways = std::numeric_limits<std::uint64_t>::max();
+  const auto set = [](std::uint64_t* word) {
+    std::atomic_ref(*word).store(kAlways, std::memory_order_release);
+  };
+  set(words_.opened(rank_));
+  for (std::uint32_t rank = 0; rank < words_.ranks(); ++rank) set(words_.come() + rank);
+  if (std::uncaught_exceptions() == 0) gpu_driver().unregister_host(words_.come());
 }
 
 void StartGate::enqueue() {

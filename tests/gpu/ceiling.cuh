@@ -1,5 +1,5 @@
 // What the links and the memory give: plain bulk stores and loads, from the same instructions that the
-// kernels use, and a gate that lets all devices start together.
+// kernels use. From sm_90 on.
 #pragma once
 
 #include "cuda/ptx.cuh"
@@ -61,22 +61,6 @@ extern "C" __global__ void __launch_bounds__(kProbeThreads, 1)
     barrier_wait(barrier, parity);
     parity ^= 1;
     __syncwarp();
-  }
-}
-
-// Opens when the host has said so, and all devices have come here as often as this one; gives up after twenty
-// seconds. One warp, a lane for each device.
-extern "C" __global__ void gate_kernel(GateLines lines, std::uint32_t device, const std::uint64_t* opened) {
-  using namespace kernels::cuda;
-  const std::uint64_t end = nanoseconds() + 20'000'000'000;
-  std::uint64_t* const own = lines.at[device];
-  const std::uint64_t times = load_relaxed_system(own + device) + 1;
-  while (load_relaxed_system(opened) < times && nanoseconds() < end) {
-  }
-  __syncwarp();
-  if (threadIdx.x >= lines.count) return;
-  store_release_system(lines.at[threadIdx.x] + device, times);
-  while (load_acquire_system(own + threadIdx.x) < times && nanoseconds() < end) {
   }
 }
 

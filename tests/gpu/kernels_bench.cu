@@ -4,6 +4,7 @@
 // few: layout expert and few tokens, with and without landings. resident: the same in a kernel that stays,
 // resident.cuh.
 #include "gpu/ceiling.cuh"
+#include "gpu/gate.cuh"
 #include "gpu/resident.cuh"
 #include "gpu/world.h"
 

@@ -4,7 +4,7 @@
 
 #include "cuda/expand.cuh"
 #include "cuda/partial_sums.cuh"
-#include "gpu/ceiling.h"
+#include "gpu/gate.h"
 #include "gpu/image.h"
 
 #include <algorithm>

@@ -3,7 +3,7 @@
 #include "fake_cuda/memory.h"
 
 #include "bench/gemm.h"
-#include "gpu/ceiling.h"
+#include "gpu/gate.h"
 
 #include <atomic>
 #include <cstring>

@@ -1,0 +1,27 @@
+// A gate at which the streams of several devices wait until all go on together.
+#pragma once
+
+#include "cuda/ptx.cuh"
+#include "gpu/gate.h"
+
+#include <cstdint>
+
+namespace epd::gpu_test {
+
+// Opens when the host has said so, and all devices have come here as often as this one; gives up after twenty
+// seconds. One warp, a lane for each device.
+extern "C" __global__ void gate_kernel(GateLines lines, std::uint32_t device, const std::uint64_t* opened) {
+  using namespace kernels::cuda;
+  const std::uint64_t end = nanoseconds() + 20'000'000'000;
+  std::uint64_t* const own = lines.at[device];
+  const std::uint64_t times = load_relaxed_system(own + device) + 1;
+  while (load_relaxed_system(opened) < times && nanoseconds() < end) {
+  }
+  __syncwarp();
+  if (threadIdx.x >= lines.count) return;
+  store_release_system(lines.at[threadIdx.x] + device, times);
+  while (load_acquire_system(own + threadIdx.x) < times && nanoseconds() < end) {
+  }
+}
+
+}  // namespace epd::gpu_test

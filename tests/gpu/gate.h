@@ -1,0 +1,16 @@
+// Arguments of the kernel in gate.cuh, for device and host code.
+#pragma once
+
+#include <cstdint>
+
+namespace epd::gpu_test {
+
+// Of each device, or the same for all: [devices], how often each device has come to the gate.
+inline constexpr std::uint32_t kMaxGateDevices = 32;
+inline constexpr std::uint32_t kGateThreads = 32;
+struct GateLines {
+  std::uint64_t* at[kMaxGateDevices];
+  std::uint32_t count;
+};
+
+}  // namespace epd::gpu_test
