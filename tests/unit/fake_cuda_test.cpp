@@ -139,6 +139,35 @@ TEST_F(FakeCuda, HostMemoryIsKnownWhenItIsPinned) {
   EXPECT_EQ(cuMemHostUnregister(words.data()), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
 }
 
+TEST_F(FakeCuda, MemoryIsAnotherDevicesOnceThatMayReachIt) {
+  const auto write = [](int device, CUdeviceptr address) {
+    CUstream stream = nullptr;
+    EPD_CU(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    EPD_CU(cuStreamWriteValue32(stream, address, 1 + device, 0));
+    const CUresult result = cuStreamSynchronize(stream);
+    cuStreamDestroy(stream);
+    return result;
+  };
+  CUcontext peer = primary_context(1);
+  EPD_CU(cuCtxSetCurrent(peer));
+  EXPECT_EQ(cuCtxEnablePeerAccess(peer, 0), CUDA_ERROR_INVALID_DEVICE);
+  EPD_CU(cuCtxEnablePeerAccess(context_, 0));
+  EXPECT_EQ(cuCtxEnablePeerAccess(context_, 0), CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
+  EXPECT_EQ(write(1, memory_), CUDA_SUCCESS);
+  EXPECT_EQ(at<int>(memory_), 2);
+  EPD_CU(cuCtxSetCurrent(context_));
+  CUdeviceptr later = 0;
+  EPD_CU(cuMemAlloc(&later, 4096));
+  EPD_CU(cuCtxSetCurrent(peer));
+  EXPECT_EQ(write(1, later), CUDA_SUCCESS);
+  EPD_CU(cuCtxSetCurrent(primary_context(2)));
+  EXPECT_EQ(write(2, later), CUDA_ERROR_ILLEGAL_ADDRESS) << "nobody let that one";
+  EXPECT_EQ(at<int>(later), 2);
+  for (const int device : {1, 2}) EXPECT_EQ(cuDevicePrimaryCtxRelease(device), CUDA_SUCCESS);
+  EPD_CU(cuCtxSetCurrent(context_));
+  EPD_CU(cuMemFree(later));
+}
+
 TEST_F(FakeCuda, StreamsWaitForEachOthersWords) {
   CUstream other = nullptr;
   EPD_CU(cuStreamCreateWithPriority(&other, CU_STREAM_NON_BLOCKING, -5));

@@ -3,10 +3,13 @@
 #include "fake_cuda/memory.h"
 
 #include "bench/gemm.h"
+#include "gpu/ceiling.h"
 #include "gpu/gate.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <vector>
 
 namespace epd::fake_cuda {
 namespace {
@@ -54,6 +57,29 @@ Stream::Work gemm_kernel(unsigned columns_of_ctas, unsigned rows_of_ctas, void**
       good = good && memory().accessible(stream.device().ordinal, matrix.begin, matrix.bytes);
     if (good) return true;
     return fault(stream, std::string(kGemmKernel) + ": a matrix is no whole number of tiles, or");
+  };
+}
+
+bool is_probe_kernel(const std::string& kernel) {
+  return std::find(std::begin(kProbeKernels), std::end(kProbeKernels), kernel) != std::end(kProbeKernels);
+}
+
+Stream::Work probe_kernel(const std::string& kernel, void** parameters) {
+  const auto targets = parameter<gpu_test::ProbeTargets>(parameters, 0);
+  const bool pushes = kernel == kProbeKernels[0];
+  return [targets, pushes, kernel](Stream& stream) {
+    std::vector<std::uint8_t> own(gpu_test::kProbeRow);
+    bool good = targets.count <= gpu_test::kMaxProbeTargets;
+    for (std::uint32_t t = 0; good && t < targets.count; ++t) {
+      const std::size_t bytes = std::size_t{targets.rows_each} * gpu_test::kProbeRow;
+      good = memory().with(stream.device().ordinal, targets.at[t], bytes, [&] {
+        for (std::size_t at = 0; at < bytes; at += gpu_test::kProbeRow) {
+          if (pushes) std::memcpy(targets.at[t] + at, own.data(), own.size());
+          if (!pushes) std::memcpy(own.data(), targets.at[t] + at, own.size());
+        }
+      });
+    }
+    return good || fault(stream, kernel + ": a row");
   };
 }
 

@@ -11,7 +11,11 @@ inline constexpr char kGateKernel[] = "gate_kernel";
 // A launch of so many CTAs as the stream's work; the parameters are copied now. Nothing is multiplied:
 // whether the device reaches the matrices is all that is looked at.
 Stream::Work gemm_kernel(unsigned columns_of_ctas, unsigned rows_of_ctas, void** parameters);
-// Waits as the true one does (tests/gpu/ceiling.cuh), and does not give up.
+inline constexpr const char* kProbeKernels[] = {"push_probe", "pull_probe"};
+bool is_probe_kernel(const std::string& kernel);
+// Copies a row to (or from) each place in turn, as the true ones do (tests/gpu/ceiling.cuh).
+Stream::Work probe_kernel(const std::string& kernel, void** parameters);
+// Waits as the true one does (tests/gpu/gate.cuh), and does not give up.
 Stream::Work gate_kernel(void** parameters);
 
 }  // namespace epd::fake_cuda

@@ -141,6 +141,7 @@ CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** p
   if (extra != nullptr || params == nullptr || params[0] == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (kernel->name == kGemmKernel)
     return enqueue_kernel(handle, gemm_kernel(grid.ctas[0], grid.ctas[1], params));
+  if (is_probe_kernel(kernel->name)) return enqueue_kernel(handle, probe_kernel(kernel->name, params));
   if (kernel->name == kGateKernel) return enqueue_kernel(handle, gate_kernel(params));
   if (const CUresult error = check_launch(*kernel, *stream, grid)) return error;
   if (is_word_kernel(kernel->name)) {
@@ -187,6 +188,7 @@ CUresult CUDAAPI cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_o
   for (const char* const name : kWordKernels) add(name);
   add(kGemmKernel);
   add(kGateKernel);
+  for (const char* const name : kProbeKernels) add(name);
   *library = reinterpret_cast<CUlibrary>(libraries().add(made));
   return CUDA_SUCCESS;
 }

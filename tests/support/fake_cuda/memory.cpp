@@ -10,6 +10,10 @@ namespace {
 
 constexpr std::uint64_t kAllDevices = ~std::uint64_t{0};
 
+std::uint64_t device_bit(int device) {
+  return std::uint64_t{1} << device;
+}
+
 void* at(std::uintptr_t address) {
   return reinterpret_cast<void*>(address);
 }
@@ -153,7 +157,7 @@ CUresult Memory::allow(CUdeviceptr address, std::size_t bytes, const CUmemAccess
   return CUDA_SUCCESS;
 }
 
-CUresult Memory::allocate(std::size_t bytes, RangeKind kind, std::uint64_t devices, void*& address) {
+CUresult Memory::allocate(std::size_t bytes, RangeKind kind, int home, void*& address) {
   if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   const std::size_t unit = kind == RangeKind::kDevice ? kGranularity : 4096;
   if (bytes > std::size_t{1} << 46) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -161,8 +165,22 @@ CUresult Memory::allocate(std::size_t bytes, RangeKind kind, std::uint64_t devic
   void* const block = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (block == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   const std::unique_lock lock(mutex_);
-  ranges_[reinterpret_cast<std::uintptr_t>(block)] = {bytes, kind, devices, -1};
+  const std::uint64_t devices = home < 0 ? kAllDevices : device_bit(home) | reached_by_[home];
+  ranges_[reinterpret_cast<std::uintptr_t>(block)] = {bytes, kind, devices, home};
   address = block;
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::reach(int device, int peer) {
+  if (device == peer) return CUDA_ERROR_INVALID_DEVICE;
+  if (!can_reach(device, peer)) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+  const std::unique_lock lock(mutex_);
+  std::uint64_t& reached_by = reached_by_[peer];
+  if ((reached_by & device_bit(device)) != 0) return CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+  reached_by |= device_bit(device);
+  for (auto& [address, range] : ranges_) {
+    if (range.kind == RangeKind::kDevice && range.home == peer) range.devices |= device_bit(device);
+  }
   return CUDA_SUCCESS;
 }
 

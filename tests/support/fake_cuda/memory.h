@@ -40,7 +40,7 @@ struct Range {
   std::size_t bytes = 0;
   RangeKind kind = RangeKind::kReserved;
   std::uint64_t devices = 0;  // bit d: device d of this process reaches it
-  int home = -1;              // kMapped: the device, of this process, whose memory it is
+  int home = -1;              // kMapped, kDevice: the device, of this process, whose memory it is
 };
 
 // Ranges by their first address. Mapped ranges lie within reserved ones.
@@ -79,8 +79,11 @@ class Memory {
   CUresult unmap(CUdeviceptr address, std::size_t bytes);
   CUresult allow(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* desc, std::size_t count);
 
-  CUresult allocate(std::size_t bytes, RangeKind kind, std::uint64_t devices, void*& address);
+  // Of device `home`, for it and for those that reach it; -1: for all.
+  CUresult allocate(std::size_t bytes, RangeKind kind, int home, void*& address);
   CUresult free(void* address, RangeKind kind);
+  // All of `peer`'s that is of cuMemAlloc, now and later.
+  CUresult reach(int device, int peer);
   CUresult add_registered(void* address, std::size_t bytes);
   CUresult remove_registered(void* address);
 
@@ -93,8 +96,9 @@ class Memory {
 
   mutable std::atomic<std::uint64_t> used_{0};
   mutable std::shared_mutex mutex_;
-  Map ranges_;    // guarded by mutex_; all but kReserved
-  Map reserved_;  // guarded by mutex_
+  Map ranges_;                               // guarded by mutex_; all but kReserved
+  Map reserved_;                             // guarded by mutex_
+  std::map<int, std::uint64_t> reached_by_;  // guarded by mutex_: other devices that reach a device's memory
 };
 
 Memory& memory();

@@ -16,7 +16,6 @@ namespace {
 
 constexpr char kLinkPrefix[] = "/memfd:epd_fake_cuda_device_";
 constexpr std::size_t kDeviceBytes = std::size_t{141} << 30;
-constexpr std::uint64_t kAllDevices = ~std::uint64_t{0};
 
 Table<Allocation>& allocations() {
   static auto* const table = new Table<Allocation>;
@@ -50,10 +49,6 @@ int device_of(int fd) {
     if (device->machine == machine) return device->ordinal;
   }
   return 0;
-}
-
-std::uint64_t device_bit() {
-  return std::uint64_t{1} << current_context()->device.ordinal;
 }
 
 }  // namespace
@@ -170,7 +165,8 @@ CUresult CUDAAPI cuMemAlloc(CUdeviceptr* address, std::size_t bytes) {
   if (address == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (bytes > kDeviceBytes) return CUDA_ERROR_OUT_OF_MEMORY;
   void* block = nullptr;
-  if (const CUresult error = memory().allocate(bytes, RangeKind::kDevice, device_bit(), block)) return error;
+  const int home = current_context()->device.ordinal;
+  if (const CUresult error = memory().allocate(bytes, RangeKind::kDevice, home, block)) return error;
   *address = reinterpret_cast<CUdeviceptr>(block);
   return CUDA_SUCCESS;
 }
@@ -183,10 +179,18 @@ CUresult CUDAAPI cuMemFree(CUdeviceptr address) {
   return memory().free(pointer(address), RangeKind::kDevice);
 }
 
+CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags) {
+  if (const CUresult error = enter("cuCtxEnablePeerAccess", Needs::kContext)) return error;
+  const std::shared_ptr<Context> known = driver()->contexts.find(peer);
+  if (known == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  return memory().reach(current_context()->device.ordinal, known->device.ordinal);
+}
+
 CUresult CUDAAPI cuMemHostAlloc(void** address, std::size_t bytes, unsigned int) {
   if (const CUresult error = enter("cuMemHostAlloc", Needs::kContext)) return error;
   if (address == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return memory().allocate(bytes, RangeKind::kHost, kAllDevices, *address);
+  return memory().allocate(bytes, RangeKind::kHost, -1, *address);
 }
 
 CUresult CUDAAPI cuMemFreeHost(void* address) {

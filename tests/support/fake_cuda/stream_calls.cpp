@@ -269,6 +269,14 @@ CUresult CUDAAPI cuMemcpy2DAsync(const CUDA_MEMCPY2D* copy, CUstream stream) {
 CUresult CUDAAPI cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
   return copy_later("cuMemcpyDtoDAsync", pointer(to), pointer(from), bytes, {true, true}, stream);
 }
+// Contexts say nothing that addresses do not.
+CUresult CUDAAPI cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
+                                   CUcontext from_context, std::size_t bytes, CUstream stream) {
+  for (const CUcontext context : {to_context, from_context}) {
+    if (driver() == nullptr || driver()->contexts.find(context) == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  }
+  return copy_later("cuMemcpyPeerAsync", pointer(to), pointer(from), bytes, {true, true}, stream);
+}
 CUresult CUDAAPI cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
   return copy_later("cuMemcpyAsync", pointer(to), pointer(from), bytes, {false, false}, stream);
 }
