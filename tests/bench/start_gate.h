@@ -17,7 +17,7 @@ class GateWords {
   // How often each stream has come to the gate.
   std::uint64_t* come() const { return words_.data(); }
   // And how often that of this rank may go on.
-  std::uint64_t* opened(std::uint32_t rank) const { return words_.data() + (1 + rank) * kLine; }
+  std::uint64_t* opened(std::uint32_t rank) const { return words_.data() + std::size_t{1 + rank} * kLine; }
   std::uint32_t ranks() const { return ranks_; }
   std::size_t bytes() const { return words_.size() * sizeof(words_[0]); }
 

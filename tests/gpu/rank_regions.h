@@ -29,11 +29,13 @@ struct RegionSizes {
   std::size_t total() const {
     const kernels::RowFormat& f = shape.format;
     const std::size_t index_bytes = shape.index64 ? 8 : 4;
-    const std::size_t row =
-        f.row_bytes + f.scale_bytes + num_choices(shape) * (index_bytes + 8) + 8 + shape.hidden * 2;
-    const std::size_t token = f.x_bytes + f.scale_bytes + shape.topk * (index_bytes + 16) + shape.hidden * 6;
+    const std::size_t row = f.row_bytes + f.scale_bytes + num_choices(shape) * (index_bytes + 8) + 8 +
+                            std::size_t{shape.hidden} * 2;
+    const std::size_t token =
+        f.x_bytes + f.scale_bytes + shape.topk * (index_bytes + 16) + std::size_t{shape.hidden} * 6;
     return shape.recv_rows * row + max_tokens * token + num_placement_words(shape) * 16 + workspace_bytes +
-           landing_bytes + shape.num_ranks * (shape.num_ranks + shape.num_experts + 64) * 4 + (256 << 10);
+           landing_bytes + std::size_t{shape.num_ranks} * (shape.num_ranks + shape.num_experts + 64) * 4 +
+           (256 << 10);
   }
 };
 
