@@ -6,8 +6,9 @@
 namespace epd::ctl {
 namespace {
 
-std::string add_name(std::string list, const std::string& name) {
-  return list + (list.empty() ? "" : ", ") + name;
+void add_name(std::string& list, const std::string& name) {
+  if (!list.empty()) list += ", ";
+  list += name;
 }
 
 Check judge_mps(const std::string& with, const std::string& without) {
@@ -69,11 +70,11 @@ std::vector<Check> judge_gpus(const v1::GetStatusResponse& status) {
                           ", memory by file descriptor",
                       ""});
     std::string& mps = gpu.mps() ? with_mps : without_mps;
-    mps = add_name(mps, device.name());
-    if (gpu.sm_partition() == 0) whole = add_name(whole, device.name());
+    add_name(mps, device.name());
+    if (gpu.sm_partition() == 0) add_name(whole, device.name());
     unit = gpu.sm_partition();
     for (const std::string& other : gpu.unreachable()) {
-      if (device.name() < other) apart = add_name(apart, device.name() + " and " + other);
+      if (device.name() < other) add_name(apart, device.name() + " and " + other);
     }
   }
   if (checks.empty()) return checks;

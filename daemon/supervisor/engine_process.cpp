@@ -156,7 +156,7 @@ Status EngineProcess::flush() {
     const Queued& next = queue_.front();
     std::vector<int> fds;
     for (const UniqueFd& fd : next.fds) fds.push_back(fd.get());
-    const Status status =
+    Status status =
         send_packet(link_.get(), next.type, 0, next.body.data(), next.body.size(), std::move(fds));
     if (status.code() == StatusCode::kWouldBlock) return {};
     if (!status.ok()) return status;

@@ -18,7 +18,7 @@ namespace epd {
 namespace {
 
 constexpr std::uint64_t kMsNs = 1'000'000;
-constexpr std::size_t kMostOutput = 64 * 1024;
+constexpr std::size_t kMostOutput = std::size_t{64} * 1024;
 
 struct Pipe {
   UniqueFd read;

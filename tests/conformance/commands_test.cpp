@@ -34,9 +34,9 @@ class Sequence {
         rank_(rank),
         bytes_(group.slot_bytes()),
         stream_(group.gpu()),
-        copies_(pinned_memory(group.gpu(), 2 * length * bytes_)),
-        num_tokens_(reinterpret_cast<std::uint32_t*>(pinned_memory(group.gpu(), length * 4))),
-        counts_(reinterpret_cast<std::byte*>(allocate_on_gpu(group.gpu(), length * 4).address)),
+        copies_(pinned_memory(group.gpu(), std::size_t{2} * length * bytes_)),
+        num_tokens_(reinterpret_cast<std::uint32_t*>(pinned_memory(group.gpu(), std::size_t{length} * 4))),
+        counts_(reinterpret_cast<std::byte*>(allocate_on_gpu(group.gpu(), std::size_t{length} * 4).address)),
         random_(c.seed) {
     steps_.reserve(length);
     for (std::uint32_t i = 0; i < length; ++i) add(i);
@@ -79,7 +79,7 @@ class Sequence {
   };
   static constexpr std::size_t kNone = ~std::size_t{0};
   // Of a replay. So many that a step has as many biases in each, which its arguments say.
-  static constexpr std::uint64_t kRounds = 17 * 2 * 3;
+  static constexpr std::uint64_t kRounds = std::uint64_t{17} * 2 * 3;
 
   std::uint32_t below(std::size_t n) { return static_cast<std::uint32_t>(random_() % n); }
 

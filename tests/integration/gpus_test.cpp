@@ -77,7 +77,7 @@ class Gpus : public testing::Test {
           eventually(20, [&] { return daemon_->epctl({"groups"}).out.find("pair") != std::string::npos; }),
           "the partner waits");
       *result = epd_group_join(session.get(), &c, &handle);
-      const std::string said = *result == EPD_OK ? "" : epd_last_error();
+      std::string said = *result == EPD_OK ? "" : epd_last_error();
       const Group group(handle);
       over->open();
       return said;

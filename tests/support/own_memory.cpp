@@ -22,7 +22,7 @@ constexpr std::uint64_t kUnit = 128;
 }  // namespace
 
 std::shared_ptr<Allocation> Allocation::of_host(std::size_t bytes) {
-  const std::shared_ptr<Allocation> made(new Allocation);
+  std::shared_ptr<Allocation> made(new Allocation);
   made->fd_ = ::memfd_create("test-own-memory", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   RANK_CHECK(made->fd_ >= 0 && ::ftruncate(made->fd_, static_cast<off_t>(bytes)) == 0, "memfd");
   RANK_CHECK(::fcntl(made->fd_, F_ADD_SEALS, F_SEAL_SHRINK) == 0, "F_SEAL_SHRINK");
@@ -35,7 +35,7 @@ std::shared_ptr<Allocation> Allocation::of_host(std::size_t bytes) {
 }
 
 std::shared_ptr<Allocation> Allocation::of_gpu(int gpu, std::size_t bytes) {
-  const std::shared_ptr<Allocation> made(new Allocation);
+  std::shared_ptr<Allocation> made(new Allocation);
   const GpuAllocation on_gpu = allocate_on_gpu(gpu, bytes);
   made->gpu_ = gpu;
   made->fd_ = on_gpu.fd;

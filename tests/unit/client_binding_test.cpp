@@ -75,8 +75,8 @@ TEST_F(ClientBinding, GoesToTheDaemonAndBack) {
 
   epd_buffers_t buffers = EPD_BUFFERS_INIT;
   ASSERT_EQ(epd_group_buffers(group_, 3, &buffers), EPD_OK);
-  EXPECT_EQ(buffers.y, place_ + 3 * 65536);
-  EXPECT_EQ(buffers.recv_x, place_ + 8 + 3 * 4096);
+  EXPECT_EQ(buffers.y, place_ + std::size_t{3} * 65536);
+  EXPECT_EQ(buffers.recv_x, place_ + 8 + std::size_t{3} * 4096);
   const abi::UserArenaLayout arena(member.shape, abi::bound_regions(member.bindings));
   EXPECT_LT(arena.total_bytes, abi::UserArenaLayout(member.shape).total_bytes) << "no room for what is bound";
   *static_cast<char*>(buffers.x) = 'x';

@@ -10,10 +10,10 @@ namespace {
 
 // dispatch, combine, dispatch, combine on one slot, and nothing has completed yet.
 TEST_P(ClientCuda, OperationsOfOneStreamNeedNoLookBetweenThem) {
-  constexpr int kRounds = 3;
+  constexpr std::size_t kRounds = 3;
   std::vector<epd_ticket_t> tickets(2 * kRounds);
   std::vector<epd_handle_t> handles(kRounds);
-  for (int i = 0; i < kRounds; ++i) {
+  for (std::size_t i = 0; i < kRounds; ++i) {
     ASSERT_EQ(dispatch(1, stream_, &tickets[2 * i], false, &handles[i]), EPD_OK) << epd_last_error();
     ASSERT_EQ(combine(1, stream_, handles[i], &tickets[2 * i + 1]), EPD_OK) << epd_last_error();
   }
@@ -133,7 +133,7 @@ TEST_P(ClientCuda, TheRingIsFullAtLast) {
 TEST_P(ClientCuda, ABreakTakesAllOfThem) {
   epd_ticket_t tickets[4];
   epd_handle_t handles[2];
-  for (int i = 0; i < 2; ++i) {
+  for (std::size_t i = 0; i < 2; ++i) {
     ASSERT_EQ(dispatch(0, stream_, &tickets[2 * i], false, &handles[i]), EPD_OK) << epd_last_error();
     ASSERT_EQ(combine(0, stream_, handles[i], &tickets[2 * i + 1]), EPD_OK) << epd_last_error();
   }

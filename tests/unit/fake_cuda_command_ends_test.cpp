@@ -23,7 +23,7 @@ class FakeCudaCommandEnds : public ::testing::Test {
     commands_ = std::make_unique<CommandWorld>(shape_of(c, std::uint64_t{ranks} * kTokens), kTokens);
     for (std::uint32_t r = 0; r < ranks; ++r) {
       for (std::size_t i = 0; i < std::size_t{kTokens} * 4; ++i)
-        choices(r)[i] = static_cast<std::int64_t>(i % (ranks * 4));
+        choices(r)[i] = static_cast<std::int64_t>(i % (std::size_t{ranks} * 4));
     }
   }
   void TearDown() override {

@@ -336,7 +336,7 @@ TEST_F(FakeCudaEndings, TooLittleRoomIsRefusedAlikeEverywhere) {
     EXPECT_EQ(result(r).expert, -1);
   }
   EXPECT_EQ(world_->rank(0).head->handle, 0u);
-  make(15 * 4, ref::Layout::kExpert);
+  make(60, ref::Layout::kExpert);
   start(0, 1, kLong);
   start(1, 1, kLong);
   world_->wait();

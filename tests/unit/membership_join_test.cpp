@@ -64,7 +64,7 @@ TEST_F(Membership, MemoryThatAnEngineCantUseRefusesTheWholeGroup) {
 TEST_F(Membership, BindingsAreCheckedAgainstTheDescriptorsThatCame) {
   JoinRequest r = request(0, 2);
   r.join.bindings[0].memory = 1;
-  r.join.bindings[0].stride = 16 * 256;
+  r.join.bindings[0].stride = 4096;
   registry_.join(r);
   EXPECT_EQ(take(), (Lines{"refused session=10 request=100 status=INVALID_ARGUMENT"}));
   EXPECT_NE(refusal_.message().find("binding of x: memory is 1; allowed: 0 (the arena) .. 0"),

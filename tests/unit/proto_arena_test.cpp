@@ -238,7 +238,7 @@ TEST(Landing, PartsAreAlignedDisjointAndInside) {
       const LandingLayout landing(s);
       const std::uint64_t slots = std::uint64_t{s.num_ranks} * tokens;
       ASSERT_NE(landing.bytes, 0u) << tokens;
-      EXPECT_LE(landing.hello + s.num_ranks * 64, landing.landed);
+      EXPECT_LE(landing.hello + std::uint64_t{s.num_ranks} * 64, landing.landed);
       EXPECT_LE(landing.landed + slots * kLandingPieces * 8, landing.plans);
       const std::uint64_t words = 1 + (tokens + 63) / 64 + 256 / 4;  // 64 experts on each of 4 ranks
       EXPECT_LE(landing.plans + s.num_ranks * words * 16, landing.asked);

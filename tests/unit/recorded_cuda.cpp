@@ -172,8 +172,9 @@ struct RecordedCalls {
                       CUmemGenericAllocationHandle handle, unsigned long long) {
     RECORDED_BEGIN("cuMemMap", true);
     // No access before cuMemSetAccess; none ever behind the end of the file.
-    ::mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED,
-           here->imported_.at(handle), 0);
+    if (::mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED,
+               here->imported_.at(handle), 0) == MAP_FAILED)
+      return CUDA_ERROR_OUT_OF_MEMORY;
     here->mapped_[address] = bytes;
     return CUDA_SUCCESS;
   }
@@ -185,8 +186,9 @@ struct RecordedCalls {
           here->mistakes_.push_back("unmapped while a stream still has operations there");
       }
     }
-    ::mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
-           0);
+    if (::mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
+               -1, 0) == MAP_FAILED)
+      return CUDA_ERROR_OUT_OF_MEMORY;
     here->mapped_.erase(address);
     return CUDA_SUCCESS;
   }

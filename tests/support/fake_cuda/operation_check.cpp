@@ -74,7 +74,7 @@ class Checker {
       wrong_ = "the announcement has another number of tokens";
   }
   std::size_t landing_bytes() const {
-    return op_.landing.slots + s_.num_ranks * op_.landing.max_tokens * std::size_t{op_.landing.slot_bytes};
+    return op_.landing.slots + std::size_t{s_.num_ranks} * op_.landing.max_tokens * op_.landing.slot_bytes;
   }
 
   void may(const char* what, const void* address, std::size_t bytes) {
@@ -122,7 +122,7 @@ class Checker {
   void counts() {
     const std::size_t experts = s_.num_experts / s_.num_ranks;
     const std::size_t blocks = s_.per_expert ? experts : 0;
-    may("counts.rank_offsets", op_.counts.rank_offsets, (s_.num_ranks + 1) * 4);
+    may("counts.rank_offsets", op_.counts.rank_offsets, (std::size_t{s_.num_ranks} + 1) * 4);
     may("counts.expert_counts", op_.counts.expert_counts, experts * 4);
     may("counts.expert_offsets", op_.counts.expert_offsets, s_.per_expert ? (experts + 1) * 4 : 0);
     may("counts.source_ranges", op_.counts.source_ranges, blocks * s_.num_ranks * 8);
