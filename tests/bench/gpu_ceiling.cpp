@@ -12,6 +12,7 @@
 #include "kit/team.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -85,7 +86,7 @@ class Probe {
     join_peers();
     void* memory = nullptr;
     check(more_.allocate_host(&memory, 64, kHostPortableMapped), "cuMemHostAlloc");
-    opened_ = static_cast<volatile std::uint64_t*>(memory);
+    opened_ = static_cast<std::uint64_t*>(memory);
     *opened_ = 0;
   }
 
@@ -187,8 +188,7 @@ class Probe {
     lines.count = static_cast<std::uint32_t>(gpus_.size());
     for (std::uint32_t g = 0; g < lines.count; ++g)
       lines.at[g] = reinterpret_cast<std::uint64_t*>(static_cast<std::uintptr_t>(gpus_[g].gate));
-    const std::uint64_t* opened = const_cast<const std::uint64_t*>(opened_);
-    void* arguments[] = {&lines, &i, &opened};
+    void* arguments[] = {&lines, &i, &opened_};
     image_.launch(gate_, {.threads = gpu_test::kGateThreads}, gpus_[i].stream, arguments);
   }
 
@@ -212,7 +212,8 @@ class Probe {
         check(driver_.record_event(gpu.events[2 * round + 1], gpu.stream), "cuEventRecord");
       }
     }
-    *opened_ = times_;  // all is queued: the devices may start
+    std::atomic_ref(*opened_).store(times_,
+                                    std::memory_order_release);  // all is queued: the devices may start
     return 1e-3 * rows * kProbeRow * (gpus - 1) / kit::quantile(slowest_times(gpus), 0.5);
   }
 
@@ -252,7 +253,7 @@ class Probe {
   void* const gate_ = image_.kernel("gate_kernel");
   std::vector<Gpu> gpus_;  // given back when the process ends
   std::size_t segment_ = 0;
-  volatile std::uint64_t* opened_ = nullptr;  // gates, to all GPUs
+  std::uint64_t* opened_ = nullptr;  // gates, to all GPUs
   std::uint64_t times_ = 0;
 };
 
