@@ -200,10 +200,10 @@ class Carrier {
     bool last = false;
     if (lane_of() == 0) {
       __threadfence_block();
-      last = add_shared(&board_.ended[place], 1) == pieces();
+      last = count_shared(&board_.ended[place]) == pieces();
       __threadfence_block();
       if (last) board_.ended[place] = 0;
-      if (last) add_shared(&board_.rows_cast, 1);
+      if (last) count_shared(&board_.rows_cast);
     }
     if (!__shfl_sync(kFull, last, 0)) return;
     sent_.send(op_, landed_, stage(place), token_of(first + place), first >= first_held(rows_));

@@ -129,7 +129,7 @@ __device__ inline Team all_but_last() {
 // The next of what the CTA's warps take as they get free; neighbours lie on different SMs. A warp calls.
 __device__ inline std::uint32_t claim(Cta cta, std::uint32_t& counter) {
   std::uint32_t next = 0;
-  if (lane_of() == 0) next = add_shared(&counter, 1);
+  if (lane_of() == 0) next = count_shared(&counter);
   return cta.index + cta.count * __shfl_sync(kFull, next, 0);
 }
 
@@ -194,7 +194,7 @@ __device__ inline void count_sent(LandingBoard& board) {
   __syncwarp();
   if (lane_of() != 0) return;
   __threadfence_block();
-  add_shared(&board.sent, 1);
+  count_shared(&board.sent);
 }
 
 // The last warp of each CTA, which has no stores under way for which its counting would wait: when `warps` have

@@ -107,11 +107,11 @@ __device__ inline std::uint32_t shared_address(const void* at) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(at));
 }
 // By the address in shared memory: atomicAdd of a generic one takes tens of instructions.
-__device__ inline std::uint32_t add_shared(std::uint32_t* at, std::uint32_t more) {
+__device__ inline std::uint32_t count_shared(std::uint32_t* at) {
   std::uint32_t before;
-  asm volatile("atom.relaxed.cta.shared.add.u32 %0, [%1], %2;"
+  asm volatile("atom.relaxed.cta.shared.add.u32 %0, [%1], 1;"
                : "=r"(before)
-               : "r"(shared_address(at)), "r"(more)
+               : "r"(shared_address(at))
                : "memory");
   return before;
 }

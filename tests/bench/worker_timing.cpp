@@ -1,4 +1,5 @@
 // Worker: what is timed, and how.
+#include "gpu/gate.h"
 #include "kit/error.h"
 #include "worker.h"
 
@@ -82,6 +83,9 @@ Worker::Timing Worker::timed_in_stream(const Attempt& attempt) {
   timing.result = finish(ticket, attempt.what);
   timing.host_us = kit::now_us() - begin;
   timing.time_us = gpu_->elapsed_us();
+  constexpr double kGateUs = static_cast<double>(gpu_test::kGateNs) * 1e-3;
+  if (attempt.ahead && timing.host_us > kGateUs)
+    kit::fail(attempt.what + ": the streams of all ranks have not come to the gate within 20 s");
   return timing;
 }
 

@@ -8,11 +8,11 @@
 
 namespace epd::gpu_test {
 
-// Opens when the host has said so, and all devices have come here as often as this one; gives up after twenty
-// seconds. One warp, a lane for each device.
+// Opens when the host has said so, and all devices have come here as often as this one; gives up after
+// kGateNs. One warp, a lane for each device.
 extern "C" __global__ void gate_kernel(GateLines lines, std::uint32_t device, const std::uint64_t* opened) {
   using namespace kernels::cuda;
-  const std::uint64_t end = nanoseconds() + 20'000'000'000;
+  const std::uint64_t end = nanoseconds() + kGateNs;
   std::uint64_t* const own = lines.at[device];
   const std::uint64_t times = load_relaxed_system(own + device) + 1;
   while (load_relaxed_system(opened) < times && nanoseconds() < end) {

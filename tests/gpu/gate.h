@@ -8,6 +8,7 @@ namespace epd::gpu_test {
 // Of each device, or the same for all: [devices], how often each device has come to the gate.
 inline constexpr std::uint32_t kMaxGateDevices = 32;
 inline constexpr std::uint32_t kGateThreads = 32;
+inline constexpr std::uint64_t kGateNs = 20'000'000'000;  // then it gives up: streams go on, each by itself
 struct GateLines {
   std::uint64_t* at[kMaxGateDevices];
   std::uint32_t count;
