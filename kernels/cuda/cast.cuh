@@ -1,6 +1,7 @@
 // The FP8 block cast of one row, from shared memory into shared memory, by one warp.
 #pragma once
 
+#include "cuda/layout.h"
 #include "cuda/ptx.cuh"
 #include "kernels/operations.h"
 
@@ -130,46 +131,39 @@ struct CastSection {
   }
 };
 
-// The same of a row in shared memory, which is read twice, a step at a time: a fifth of the instructions. A
-// small operation waits for instructions longer than for arithmetic (kernels/README).
-template <std::uint32_t kSteps>
-struct ShortCastSection {
-  static constexpr std::uint32_t kBlocks = 4 * kSteps;
-
-  // `x`: the row's.
-  __device__ static void cast(const RowFormat& format, const std::uint8_t* x, std::uint8_t* codes,
-                              std::uint8_t* scales, std::uint32_t first, std::uint32_t blocks) {
-    const std::uint32_t block = first + lane_of() / 8;  // and every fourth
-    const std::uint32_t from = shared_address(x) + block * 256 + lane_of() % 8 * 16;
-    std::uint32_t own = 0;
-#pragma unroll 1
-    for (std::uint32_t j = 0; j < kSteps; ++j) {
-      std::uint32_t m = 0;
-      if (block + 4 * j < blocks)
-        m = max_pair(max_magnitudes(load_shared(from + j * 1024)),
-                     max_magnitudes(load_shared(from + j * 1024 + 128)));
+// A step of a row in shared memory: eight blocks, two for each eight lanes. One reduction and one division serve both.
+// Little is done at once: a small operation waits for instructions longer than for arithmetic (kernels/README).
+// `x`: the row's.
+__device__ inline void cast_step(const RowFormat& format, const std::uint8_t* x, std::uint8_t* codes,
+                                 std::uint8_t* scales, std::uint32_t step) {
+  const std::uint32_t blocks = format.hidden / 128;
+  const ScaleFormat kind = format.scales;
+  const std::uint32_t block = step * kCastStepBlocks + lane_of() / 8;
+  const std::uint32_t from = shared_address(x) + block * 256 + lane_of() % 8 * 16;
+  uint4 v[4] = {};
+  if (block < blocks) load_shared_two(from, v[0], v[1]);
+  if (block + 4 < blocks) load_shared_two(from + 1024, v[2], v[3]);
+  const std::uint32_t a = max_pair(max_magnitudes(v[0]), max_magnitudes(v[1]));
+  const std::uint32_t b = max_pair(max_magnitudes(v[2]), max_magnitudes(v[3]));
+  std::uint32_t m = max_pair(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
 #pragma unroll
-      for (int step = 4; step > 0; step /= 2) m = max_pair(m, __shfl_xor_sync(kFull, m, step));
-      const std::uint32_t theirs = __shfl_sync(kFull, m, static_cast<int>(lane_of() % 4 * 8));
-      if (lane_of() / 4 == j) own = theirs;
-    }
-    const float amax = fmaxf(kMinAmax, fmaxf(low_float(own), high_float(own)));
-    const BlockScale scale = block_scale(amax, format.scales != ScaleFormat::kFloat32);
-    if (lane_of() < kBlocks && first + lane_of() < blocks)
-      put_scale(scales, format.scales, first + lane_of(), scale.scale);
+  for (int other = 4; other > 0; other /= 2) m = max_pair(m, __shfl_xor_sync(kFull, m, other));
+  const bool second = lane_of() % 8 >= 4;  // whose scale the lane has
+  const float amax = fmaxf(kMinAmax, second ? high_float(m) : low_float(m));
+  const BlockScale scale = block_scale(amax, kind != ScaleFormat::kFloat32);
+  const std::uint32_t own = block + (second ? 4 : 0);
+  if (lane_of() % 4 == 0 && own < blocks) put_scale(scales, kind, own, scale.scale);
+  const float first_inverse = __shfl_sync(kFull, scale.inverse, 0, 8);
+  const float second_inverse = __shfl_sync(kFull, scale.inverse, 4, 8);
+  uint2* const at = reinterpret_cast<uint2*>(codes) + block * 16 + lane_of() % 8;
+  if (block < blocks) at[0] = cast_eight(v[0], first_inverse);
+  if (block < blocks) at[8] = cast_eight(v[1], first_inverse);
+  if (block + 4 < blocks) at[64] = cast_eight(v[2], second_inverse);
+  if (block + 4 < blocks) at[72] = cast_eight(v[3], second_inverse);
+  if (kind != ScaleFormat::kUe8m0 || (step + 1) * kCastStepBlocks < blocks) return;
 #pragma unroll 1
-    for (std::uint32_t j = 0; j < kSteps; ++j) {
-      const float factor = __shfl_sync(kFull, scale.inverse, static_cast<int>(4 * j + lane_of() / 8));
-      if (block + 4 * j >= blocks) continue;
-      uint2* const at = reinterpret_cast<uint2*>(codes) + (block + 4 * j) * 16 + lane_of() % 8;
-      at[0] = cast_eight(load_shared(from + j * 1024), factor);
-      at[8] = cast_eight(load_shared(from + j * 1024 + 128), factor);
-    }
-    if (format.scales != ScaleFormat::kUe8m0 || first + kBlocks < blocks) return;
-#pragma unroll 1
-    for (std::uint32_t i = blocks + lane_of(); i < format.scale_bytes; i += 32) scales[i] = 0;
-  }
-};
+  for (std::uint32_t i = blocks + lane_of(); i < format.scale_bytes; i += 32) scales[i] = 0;
+}
 
 // Not inlined: instructions, too, come from memory the first time, and a small operation feels it.
 __device__ __noinline__ inline void cast_row(const void* row, std::uint8_t* codes, std::uint8_t* scales,

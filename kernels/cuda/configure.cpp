@@ -55,8 +55,14 @@ bool divide_landing(std::uint32_t room, Operation& op) {
   const Shape& shape = op.shape;
   const RowFormat& format = shape.format;
   Movers& movers = op.movers;
-  const std::uint32_t row =
-      round_to(round_to(format.row_bytes + format.scale_bytes, 16) + 2 * round_to(shape.topk * 4, 16), 128);
+  movers.set_words = (op.landing.max_tokens + 31) / 32;
+  movers.plan.set_words = (op.landing.max_tokens + 63) / 64;
+  movers.plan.count_words = num_count_words(shape.experts_per_rank);
+  movers.plan.end = movers.plan.counts_of(shape.num_ranks);
+  movers.landed.weights = round_to(format.row_bytes + format.scale_bytes, 16);
+  movers.landed.choices = movers.landed.weights + round_to(shape.topk * 4, 16);
+  movers.landed.bytes = movers.landed.choices + round_to(shape.topk * 4, 16);
+  const std::uint32_t row = movers.landed.pitch = round_to(movers.landed.bytes, 128);
   movers.stage_bytes = format.cast ? row + std::max(2 * row, round_to(format.x_bytes, 128)) : row;
   const auto fits = [&](std::uint32_t stages) {
     movers.warps = std::min((format.cast ? 2 : 1) * stages, kMaxWarps - kLandingClerks);
@@ -67,6 +73,8 @@ bool divide_landing(std::uint32_t room, Operation& op) {
   std::uint32_t stages = std::min(room / movers.stage_bytes, kMaxWarps - kLandingClerks);
   while (stages > 0 && !fits(stages)) --stages;
   movers.stages_reciprocal = reciprocal(stages);
+  movers.row_steps = (shape.hidden / 128 + kCastStepBlocks - 1) / kCastStepBlocks;
+  movers.steps_reciprocal = reciprocal(movers.row_steps);
   if (stages == 0 || movers.ctas == 1) return stages > 0;
   // CTA 0 moves no rows then: in place of stages it has everybody's counts and the placement.
   const std::uint32_t placement = 3 * shape.num_experts + 2 * shape.experts_per_rank + shape.num_ranks + 2;

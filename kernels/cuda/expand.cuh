@@ -9,50 +9,117 @@
 
 namespace epd::kernels::cuda {
 
-// One warp that moves rows: it sends those of this rank's tokens, then spreads what has landed. CTA 0 keeps
-// the books and moves none, if there are others.
+// Rows of a CTA's tokens, and where they lie before they leave. CTA 0 moves none, if there are others.
+//
+// Stages of rows that are cast belong to rows, in rounds: a row that leaves, then its x, where later two rows
+// land. Of others they belong to warps, and the first round is one row for each.
+//
+// All x of a round comes by bulk copies, of the first one before anything else is done. The last warp asks for them: it has
+// nothing else to do then, and so the fence between the proxies that they take costs nobody time.
+class OwnRows {
+ public:
+  __device__ OwnRows(const Operation& op, const Shared& shared) : op_(op), shared_(shared) {}
+  // Among those that move rows.
+  __device__ Cta cta() const {
+    const std::uint32_t keeper = op_.movers.ctas == 1 ? 0 : 1;
+    return {blockIdx.x - keeper, op_.movers.ctas - keeper};
+  }
+  // Found anew each time, as most of what can be: registers are full.
+  __device__ std::uint32_t count() const {
+    const bool moves = op_.movers.ctas == 1 || blockIdx.x != 0;
+    return moves && op_.num_tokens > cta().index ? rows_of(cta().index) : 0;
+  }
+  __device__ std::uint32_t token_of(std::uint32_t row) const { return cta().index + cta().count * row; }
+  __device__ const std::uint8_t* x_of(std::uint32_t row) const {
+    return static_cast<const std::uint8_t*>(op_.x) + std::size_t{token_of(row)} * op_.shape.format.x_bytes;
+  }
+  __device__ std::uint8_t* stage(std::uint32_t number) const {
+    return shared_.stages + std::size_t{number} * op_.movers.stage_bytes;
+  }
+  // Of a round at most, and of the one that begins with row `first`.
+  __device__ std::uint32_t most() const {
+    return op_.shape.format.cast ? op_.movers.stages : op_.movers.warps;
+  }
+  __device__ std::uint32_t round_rows(std::uint32_t first) const { return min(most(), count() - first); }
+  // A warp, whose lanes have fenced; `there` completes. Nothing is on its way if there are no rows.
+  __device__ void load_round(std::uint32_t first, std::uint64_t* there) const {
+    const std::uint32_t rows = round_rows(first);
+    const std::uint32_t bytes = op_.shape.format.x_bytes;
+    if (rows == 0) return;
+    if (lane_of() == 0) barrier_expect(there, rows * bytes);
+    __syncwarp();
+    const bool mine = lane_of() < rows;
+    const std::uint32_t place = mine ? lane_of() : 0;
+    const std::uint32_t behind = op_.shape.format.cast ? op_.movers.landed.pitch : 0;
+    warp_load(stage(place) + behind, x_of(first + place), bytes, mine, there);
+  }
+  // Rows that no other follows in their stage are held: this rank takes them from there, without a landing.
+  __device__ std::uint32_t first_held() const { return first_held_of(count()); }
+  __device__ bool is_held(std::uint32_t token) const {
+    const std::uint32_t row = round_of(token);
+    return row >= first_held_of(rows_of(token - row * cta().count));
+  }
+
+ private:
+  __device__ std::uint32_t round_of(std::uint32_t token) const {
+    return cta().count == 1 ? token : multiply_high(token, op_.movers.carriers_reciprocal);
+  }
+  // That a CTA sends; one at least.
+  __device__ std::uint32_t rows_of(std::uint32_t cta) const { return round_of(op_.num_tokens - cta - 1) + 1; }
+  // The first row that is held of a CTA that has so many.
+  __device__ std::uint32_t first_held_of(std::uint32_t rows) const {
+    if (!op_.shape.format.cast) return rows - min(rows, op_.movers.warps);
+    if (rows <= op_.movers.stages) return 0;
+    return multiply_high(rows - 1, op_.movers.stages_reciprocal) * op_.movers.stages;
+  }
+
+  const Operation& op_;
+  const Shared& shared_;
+};
+
+// One warp that moves rows: it sends those of this rank's tokens, then spreads what has landed.
 //
 // Rows that are cast are so in pieces, each by another warp, since the time until the first row leaves
-// counts; whoever ends a row sends it. All of x is loaded before anything is sent: a load would wait behind
-// the SM's own stores. Stages of such rows belong to rows: a row that leaves, then its x, where later two
-// rows land. Of others they belong to warps.
-//
-// Rows that no other follows in their stage are held: this rank takes them from there, without a landing.
+// counts.
 class Carrier {
  public:
-  __device__ Carrier(const Operation& op, Cta cta, const Shared& shared, const OwnChoices& own,
-                     LandingBoard& board)
+  __device__ Carrier(const Operation& op, const Shared& shared, const OwnChoices& own, const OwnRows& rows,
+                     LandingBoard& board, std::uint64_t* x_there)
       : op_(op),
         format_(op.shape.format),
         own_(own),
+        rows_(rows),
         board_(board),
         shared_(shared),
-        landed_(format_, op.shape.topk),
-        warps_(op.movers.warps),
-        cta_(cta.count == 1 ? cta : Cta{cta.index - 1, cta.count - 1}),
-        moves_(warp_of() < warps_ && (cta.count == 1 || cta.index != 0)),
-        row_(warp_of()) {
-    if (moves_ && op.num_tokens > cta_.index) rows_ = rows_of(cta_.index);
-  }
-  __device__ bool moves() const { return moves_; }
+        x_there_(x_there),
+        row_(warp_of()) {}
 
-  // What is sent first is on its way while choices are read.
-  __device__ void begin() {
-    if (!moves_) return;
-    if (format_.cast) {
-      load_round(0);
-    } else {
-      load_own();
-    }
+  // Of the round that begins with row `first`: what needs no sets of choices. Loads go on their way first.
+  __device__ void load(std::uint32_t first) {
+    const bool mine = warp_of() < round_rows(first);
+    if (mine) row_ = first + warp_of();
+    if (first != 0 && format_.cast) begin_next_round(first);
+    if (mine) read_choices(token_of(row_));
+    if (mine && !format_.cast) load_copied(first);
   }
-
-  // Two rows at most are not released then.
-  __device__ void send() {
-    if (format_.cast) {
-      cast_rows();
-    } else {
-      copy_rows();
+  // And the rest, when the sets are known. Two rows at most are not released then. Whether it was the last round.
+  __device__ bool send(std::uint32_t& first) {
+    const bool mine = warp_of() < round_rows(first);
+    if (mine) {
+      add_weights();
+      sent_.prepare(op_, write_choices(), token_of(row_), row_ >= rows_.first_held());
     }
+    if (format_.cast && rows_.count() != 0) cast_round(first);
+    if (mine) {
+      thread_loads_wait<0>(0);
+      if (!format_.cast) barrier_wait(x_there_, 0);
+      fence_async_shared();
+      __syncwarp();
+      if (format_.cast && lane_of() == 0) count_shared(&board_.rows_cast);
+      sent_.send(op_, stage(warp_of()));
+    }
+    first += rows_.most();
+    return first >= rows_.count();
   }
 
   // Spreads rows, held ones and then landed ones, as warps get free. False: the operation has failed.
@@ -61,7 +128,7 @@ class Carrier {
     spread_held(plans);
     count_sent(board_);
     const std::uint32_t ranks = op_.shape.num_ranks;
-    const Cta cta{cta_.count - 1 - cta_.index, cta_.count};  // the first ones have more rows to send
+    const Cta cta{rows_.cta().count - 1 - rows_.cta().index, rows_.cta().count};  // the first ones have more rows to send
     std::uint32_t most = 0;
 #pragma unroll 1
     for (std::uint32_t s = 0; s < ranks; ++s) most = max(most, board_.tokens[s]);
@@ -70,7 +137,7 @@ class Carrier {
       const std::uint32_t token = multiply_high(i, op_.shape.ranks_reciprocal);
       std::uint32_t source = i - token * ranks + op_.rank;
       if (source >= ranks) source -= ranks;
-      if (!plans.comes(source, token) || (source == op_.rank && is_held(token))) continue;
+      if (!plans.comes(source, token) || (source == op_.rank && rows_.is_held(token))) continue;
       const std::uint64_t* const tag = landed_tag(op_, op_.rank, source, token, 0);
       if (!wait_words<kManyPauseNs>(op_, tag, lane_of() == 0, source, deadline_ns)) return leave(false);
       spread_landed(plans, source, token);
@@ -78,178 +145,102 @@ class Carrier {
     return leave(true);
   }
 
-  // After begin(), in place of send(). Nothing may be on its way into this CTA's memory when it leaves.
+  // After load(), in place of send(). Nothing may be on its way into this CTA's memory when it leaves.
   __device__ void abandon() const {
     thread_loads_wait<0>(0);
+    if (rows_.count() != 0) barrier_wait(x_there_, 0);
   }
 
  private:
-  using Section = ShortCastSection<5>;
-
   // ---- tokens of this rank
-  __device__ std::uint32_t round_of(std::uint32_t token) const {
-    return cta_.count == 1 ? token : multiply_high(token, op_.movers.carriers_reciprocal);
-  }
-  // That a CTA sends; one at least.
-  __device__ std::uint32_t rows_of(std::uint32_t cta) const {
-    return round_of(op_.num_tokens - cta - 1) + 1;
-  }
-  __device__ std::uint32_t token_of(std::uint32_t row) const {
-    return cta_.index + cta_.count * row;
-  }
-  __device__ std::uint8_t* stage(std::uint32_t number) const {
-    return shared_.stages + std::size_t{number} * op_.movers.stage_bytes;
-  }
-  // The first row that is held of a CTA that has so many.
-  __device__ std::uint32_t first_held(std::uint32_t rows) const {
-    if (!format_.cast) return rows - min(rows, warps_);
-    if (rows <= op_.movers.stages) return 0;
-    return multiply_high(rows - 1, op_.movers.stages_reciprocal) * op_.movers.stages;
-  }
-  __device__ bool is_held(std::uint32_t token) const {
-    const std::uint32_t row = round_of(token);
-    return row >= first_held(rows_of(token - row * cta_.count));
-  }
+  __device__ std::uint32_t token_of(std::uint32_t row) const { return rows_.token_of(row); }
+  __device__ std::uint8_t* stage(std::uint32_t number) const { return rows_.stage(number); }
+  __device__ std::uint32_t round_rows(std::uint32_t first) const { return rows_.round_rows(first); }
   // What lands goes to the warp's own; and so does a row that is copied.
   __device__ std::uint8_t* own_stage() const {
     if (!format_.cast) return stage(warp_of());
-    return stage(warp_of() / 2) + landed_.pitch * (1 + warp_of() % 2);
+    return stage(warp_of() / 2) + op_.movers.landed.pitch * (1 + warp_of() % 2);
   }
 
-  __device__ const std::uint8_t* x_of(std::uint32_t row) const {
-    return static_cast<const std::uint8_t*>(op_.x) + std::size_t{token_of(row)} * format_.x_bytes;
-  }
   __device__ void read_choices(std::uint32_t token) {
     choice_ = own_.read_lane(token);
     weight_ = 0.0f;
     if (op_.topk_weights != nullptr && lane_of() < op_.shape.topk)
       weight_ = __ldcg(op_.topk_weights + token * op_.shape.topk + lane_of());
   }
-  // What comes with a row, behind it. Its weight at an expert is that of all choices of it.
-  __device__ void write_choices(std::uint8_t* stage, std::uint32_t token) const {
+  // A row's weight at an expert is that of all choices of it.
+  __device__ void add_weights() {
+    const auto key = static_cast<std::uint32_t>(choice_);
+    weight_ = sum_weights(op_.shape.topk, key, weight_);
+    is_first_ = (__match_any_sync(kFull, key) & lanes_below()) == 0;
+  }
+  // What comes with a row, behind it. Returns the expert of choice `lane`, or kFull.
+  __device__ std::uint32_t write_choices() const {
+    if (lane_of() >= op_.shape.topk) return kFull;
+    std::uint8_t* const row = stage(warp_of());
+    const std::uint32_t token = token_of(row_);
     const std::uint32_t expert = own_.accepted(choice_, token);
-    const float weight = sum_weights(op_.shape.topk, expert, weight_);
-    const std::uint32_t same = __match_any_sync(kFull, expert);
-    if (lane_of() >= op_.shape.topk) return;
     std::uint32_t number = LandedChoice::kNone;
-    if (expert != kFull && (same & lanes_below()) == 0) number = own_.number(expert, token);
-    reinterpret_cast<LandedChoice*>(stage + landed_.choices)[lane_of()] = LandedChoice::make(expert, number);
-    reinterpret_cast<float*>(stage + landed_.weights)[lane_of()] = weight;
+    if (expert != kFull && is_first_) number = own_.number(expert, token);
+    reinterpret_cast<LandedChoice*>(row + op_.movers.landed.choices)[lane_of()] = LandedChoice::make(expert, number);
+    reinterpret_cast<float*>(row + op_.movers.landed.weights)[lane_of()] = weight_;
+    return expert;
   }
 
-  // In rounds of as many rows as there are stages. Each piece, and the choices, are a part of a row; the
-  // choices are written by the warp whose number is the row's place.
-  __device__ std::uint32_t pieces() const {
-    return (format_.hidden / 128 + Section::kBlocks - 1) / Section::kBlocks;
+  __device__ Team movers() const { return {0, op_.movers.warps, 2}; }
+  __device__ void begin_next_round(std::uint32_t first) {
+    sent_.release(op_);  // all rows of the round before have left
+    fence_async();
+    movers().sync();
+    if (warp_of() == 0) rows_.load_round(first, x_there_);
+    if (threadIdx.x == 0) board_.cast_claimed = 0;
+    movers().sync();
   }
-  // The warp's pieces of a round: who has choices to write begins last.
-  template <typename Each>
-  __device__ void each_piece(std::uint32_t count, Each each) const {
+  // A round, in steps that warps take as they get free.
+  __device__ void cast_round(std::uint32_t first) {
+    const std::uint32_t all = round_rows(first) * op_.movers.row_steps;
+    const Cta here{0, 1};
+    std::uint32_t next = claim(here, board_.cast_claimed);
+    barrier_wait(x_there_, parity_);
+    parity_ ^= 1;
 #pragma unroll 1
-    for (std::uint32_t place = 0, piece = warps_ - 1 - warp_of();; piece += warps_) {
-#pragma unroll 1
-      for (; piece >= pieces(); piece -= pieces()) ++place;
-      if (place >= count) return;
-      each(place, piece * Section::kBlocks);
+    while (next < all) {
+      const std::uint32_t place = multiply_high(next, op_.movers.steps_reciprocal);
+      const std::uint32_t step = next - place * op_.movers.row_steps;
+      next = claim(here, board_.cast_claimed);
+      std::uint8_t* const to = stage(place);
+      cast_step(format_, to + op_.movers.landed.pitch, to, to + format_.row_bytes, step);
     }
-  }
-  __device__ std::uint32_t round_rows(std::uint32_t first) const {
-    return first < rows_ ? min(op_.movers.stages, rows_ - first) : 0;
-  }
-  // x by who casts it.
-  __device__ void load_round(std::uint32_t first) {
-    const std::uint32_t blocks = format_.hidden / 128;
-    each_piece(round_rows(first), [&](std::uint32_t place, std::uint32_t block) {
-      lanes_load(stage(place) + landed_.pitch + block * 256, x_of(first + place) + block * 256,
-                 min(Section::kBlocks, blocks - block) * 256);
-    });
-    thread_loads_commit();
-    row_ = first + warp_of();
-    if (warp_of() < round_rows(first)) read_choices(token_of(row_));
-  }
-  __device__ void cast_rows() {
-    const std::uint32_t stages = op_.movers.stages;
-#pragma unroll 1
-    for (std::uint32_t first = 0; first < rows_; first += stages) {
-      if (first != 0) {  // all rows of the round before have left
-        sent_.release();
-        Team{0, warps_, 2}.sync();
-        load_round(first);
-      }
-      if (warp_of() < round_rows(first)) {
-        write_choices(stage(warp_of()), token_of(row_));
-        end_part(first, warp_of());
-      }
-      thread_loads_wait<0>(0);
-      __syncwarp();
-      each_piece(round_rows(first), [&](std::uint32_t place, std::uint32_t block) {
-        cast_piece(place, block);
-        end_part(first, place);
-      });
-    }
-  }
-  __device__ void cast_piece(std::uint32_t place, std::uint32_t first) const {
-    const std::uint32_t blocks = format_.hidden / 128;
-    std::uint8_t* const to = stage(place);
-    Section::cast(format_, to + landed_.pitch, to, to + format_.row_bytes, first, blocks);
-  }
-  // Of row first + place. Who ends the last one sends it.
-  __device__ void end_part(std::uint32_t first, std::uint32_t place) {
     fence_async_shared();
-    __syncwarp();
-    bool last = false;
-    if (lane_of() == 0) {
-      __threadfence_block();
-      last = count_shared(&board_.ended[place]) == pieces();
-      __threadfence_block();
-      if (last) board_.ended[place] = 0;
-      if (last) count_shared(&board_.rows_cast);
-    }
-    if (!__shfl_sync(kFull, last, 0)) return;
-    sent_.send(op_, landed_, stage(place), token_of(first + place), first >= first_held(rows_));
+    movers().sync();
   }
 
-  // A row and its choices.
-  __device__ void load_own() {
-    if (row_ >= rows_) return;
-    std::uint8_t* const to = own_stage();
-    lanes_load(to, x_of(row_), format_.x_bytes);
-    if (op_.x_scales != nullptr) load_scales(to + format_.row_bytes, token_of(row_));
+  // What comes by lanes: scales that are given, and x but in the first round.
+  __device__ void load_copied(std::uint32_t first) {
+    if (first != 0) {
+      stores_wait_read();
+      __syncwarp();
+      lanes_load(own_stage(), rows_.x_of(row_), format_.x_bytes);
+    }
+    if (op_.x_scales != nullptr) load_given_scales();
     thread_loads_commit();
-    read_choices(token_of(row_));
+    // More on their way would hold up each other: 512 rows of 14 KB took 330 us in place of 157.
+    if (first != 0) sent_.release(op_);
   }
-  __device__ void load_scales(std::uint8_t* to, std::uint32_t token) const {
+  __device__ void load_given_scales() const {
+    std::uint8_t* const to = own_stage() + format_.row_bytes;
     const std::uint8_t* from =
-        static_cast<const std::uint8_t*>(op_.x_scales) + std::size_t{token} * format_.scale_bytes;
+        static_cast<const std::uint8_t*>(op_.x_scales) + std::size_t{token_of(row_)} * format_.scale_bytes;
     if (format_.scale_bytes % 16 == 0) return lanes_load(to, from, format_.scale_bytes);
 #pragma unroll 1
     for (std::uint32_t i = lane_of(); i < format_.scale_bytes / 4; i += 32)
       reinterpret_cast<std::uint32_t*>(to)[i] = reinterpret_cast<const std::uint32_t*>(from)[i];
   }
-  __device__ void copy_rows() {
-    std::uint8_t* const row = own_stage();
-#pragma unroll 1
-    while (row_ < rows_) {
-      write_choices(row, token_of(row_));
-      thread_loads_wait<0>(0);
-      fence_async_shared();
-      __syncwarp();
-      sent_.send(op_, landed_, row, token_of(row_), row_ >= first_held(rows_));
-      if (row_ + warps_ >= rows_) return;
-      row_ += warps_;
-      stores_wait_read();
-      __syncwarp();
-      load_own();
-      // More on their way would hold up each other: 512 rows of 14 KB took 330 us in place of 157.
-      sent_.release();
-    }
-  }
-
   // ---- what has landed
   // And until no x lies any more where rows land.
   __device__ bool wait_places() const {
     const volatile LandingBoard& board = board_;
-    while (board.placed == 0 || (format_.cast && board.rows_cast != rows_)) {
+    while (board.placed == 0 || (format_.cast && board.rows_cast != rows_.count())) {
     }
     __threadfence_block();
     __syncwarp();
@@ -259,23 +250,23 @@ class Carrier {
   // has copied a row spreads it, and before it is acknowledged, unless few are on the wire.
   __device__ void spread_held(const LandedPlans& plans) {
     if (!format_.cast) {
-      if (op_.num_tokens <= cta_.count) sent_.release();
-      if (row_ < rows_) spread_staged(plans, own_stage(), op_.rank, token_of(row_));
-      sent_.release<1>();
+      if (op_.num_tokens <= rows_.cta().count) sent_.release(op_);
+      if (row_ < rows_.count()) spread_staged(plans, own_stage(), op_.rank, token_of(row_));
+      sent_.release<1>(op_);
       return;
     }
-    sent_.release();
-    const std::uint32_t first = first_held(rows_);
+    sent_.release(op_);
+    const std::uint32_t first = rows_.first_held();
     const Cta here{0, 1};
 #pragma unroll 1
-    for (std::uint32_t i = claim(here, board_.own_claimed); first + i < rows_; i = claim(here, board_.own_claimed))
+    for (std::uint32_t i = claim(here, board_.own_claimed); first + i < rows_.count(); i = claim(here, board_.own_claimed))
       spread_staged(plans, stage(i), op_.rank, token_of(first + i));
   }
   // From its slot; the row before has left the warp's stage.
   __device__ void spread_landed(const LandedPlans& plans, std::uint32_t source, std::uint32_t token) const {
     stores_wait_read();
     __syncwarp();
-    lanes_load(own_stage(), landing_slot(op_, op_.rank, source, token), landed_.bytes);
+    lanes_load(own_stage(), landing_slot(op_, op_.rank, source, token), op_.movers.landed.bytes);
     thread_loads_commit();
     thread_loads_wait<0>(0);
     fence_async_shared();
@@ -288,19 +279,44 @@ class Carrier {
     LandedChoice choice{kFull};
     float weight = 0.0f;
     if (lane_of() < op_.shape.topk) {
-      choice = reinterpret_cast<const LandedChoice*>(row + landed_.choices)[lane_of()];
-      weight = reinterpret_cast<const float*>(row + landed_.weights)[lane_of()];
+      choice = reinterpret_cast<const LandedChoice*>(row + op_.movers.landed.choices)[lane_of()];
+      weight = reinterpret_cast<const float*>(row + op_.movers.landed.weights)[lane_of()];
     }
     const std::uint32_t local = plans.local(choice.expert());
-    TokenChoice place;
-    place.rank = op_.rank;
-    if (local < experts_per_rank(op_.shape)) place.row = plans.row(local, source, choice.number());
-    send_row(op_, shared_, StageLayout(format_, row), place);
-    if (place.row < 0) return;
+    std::int32_t place = -1;
+    if (local < experts_per_rank(op_.shape)) place = plans.row(local, source, choice.number());
     const DispatchTarget& own = shared_.targets[op_.rank];
-    store_index(op_, own.recv_topk_idx, place.row, static_cast<std::int32_t>(local));
-    own.recv_topk_weights[place.row] = weight;
-    reinterpret_cast<int2*>(own.recv_src)[place.row] = {static_cast<int>(source), static_cast<int>(token)};
+    const bool has = place >= 0;
+    warp_store(static_cast<std::uint8_t*>(own.recv_x) + std::size_t{has ? static_cast<std::uint32_t>(place) : 0} * format_.row_bytes, row,
+               format_.row_bytes, has);
+    stores_commit();
+    if (format_.scale_bytes % 16 == 0) {
+      spread_scales<uint4>(own, row + format_.row_bytes, place);
+    } else {
+      spread_scales<std::uint32_t>(own, row + format_.row_bytes, place);
+    }
+    if (!has) return;
+    store_index(op_, own.recv_topk_idx, place, static_cast<std::int32_t>(local));
+    own.recv_topk_weights[place] = weight;
+    reinterpret_cast<int2*>(own.recv_src)[place] = {static_cast<int>(source), static_cast<int>(token)};
+  }
+  // A row's scales, to the place of each lane that has one.
+  template <typename Unit>
+  __device__ void spread_scales(const DispatchTarget& own, const std::uint8_t* scales, std::int32_t place) const {
+    const std::uint32_t units = format_.scale_bytes / sizeof(Unit);
+    auto* const at = static_cast<Unit*>(own.recv_scales) + lane_of();
+    const std::uint32_t places = __ballot_sync(kFull, place >= 0);
+#pragma unroll 1
+    for (std::uint32_t first = 0; first < units; first += 32) {
+      const bool mine = first + lane_of() < units;
+      Unit unit{};
+      if (mine) unit = reinterpret_cast<const Unit*>(scales)[first + lane_of()];
+#pragma unroll 1
+      for (std::uint32_t left = places; left != 0; left &= left - 1) {
+        const auto row = static_cast<std::uint32_t>(__shfl_sync(kFull, place, __ffs(static_cast<int>(left)) - 1));
+        if (mine) at[std::size_t{row} * units + first] = unit;
+      }
+    }
   }
   __device__ bool leave(bool good) const {
     stores_wait_done();
@@ -310,16 +326,15 @@ class Carrier {
   const Operation& op_;
   const RowFormat& format_;
   const OwnChoices& own_;
+  const OwnRows& rows_;
   LandingBoard& board_;
   const Shared& shared_;
-  const LandedRow landed_;
-  const std::uint32_t warps_;
-  const Cta cta_;  // among those that move rows
-  const bool moves_;
-  std::uint32_t row_;         // that the warp has loaded, among the CTA's
-  std::uint32_t rows_ = 0;    // that the CTA sends
+  std::uint64_t* const x_there_;
+  std::uint32_t parity_ = 0;  // of the round whose x comes next
+  std::uint32_t row_;         // whose choices the warp has read last, among the CTA's
   std::int64_t choice_ = -1;  // choice `lane` of the row, as given
-  float weight_ = 0.0f;       // likewise
+  float weight_ = 0.0f;       // likewise; then of all choices that are the same
+  bool is_first_ = false;     // of these
   SentRows sent_;
 };
 
@@ -336,13 +351,13 @@ __device__ inline bool find_places(const Shared& shared, const Team& clerks, con
 }
 
 // CTA 0: what a routing leaves for later operations, and the counts. False: failed.
-__device__ inline bool keep_landing_books(const Operation& op, Cta cta, const Shared& shared,
+__device__ inline bool keep_landing_books(const Operation& op, const Shared& shared,
                                           const Team& clerks, const OwnChoices& own,
                                           const LandedPlans& plans) {
   if (op.cached) {
     deliver_counts(op, clerks);
   } else {
-    std::int32_t* const words = plans.placement_words(cta);
+    std::int32_t* const words = plans.placement_words(cta_of(op));
     if (!plans.place_own(clerks, shared.base)) return false;
     plans.write_placement(clerks, shared, words);
     deliver_words(op, clerks, words, op.routing.placement);
@@ -356,77 +371,89 @@ __device__ inline bool keep_landing_books(const Operation& op, Cta cta, const Sh
 }
 
 // All warps of a CTA but the last.
-__device__ inline bool dispatch_landing(const Operation& op, Cta cta, const Shared& shared,
-                                        LandingBoard& board, std::uint64_t deadline_ns) {
+__device__ inline bool dispatch_landing(const Operation& op, const Shared& shared,
+                                        LandingBoard& board, std::uint64_t* x_there,
+                                        std::uint64_t deadline_ns) {
   const Team all = all_but_last();
   const Team fillers{op.movers.warps, herald_warp() - op.movers.warps};
-  const Team clerks = cta.index == 0 && cta.count > 1 ? all : fillers;
+  const Team clerks = blockIdx.x == 0 && op.movers.ctas > 1 ? all : fillers;
+  const bool moves = warp_of() < clerks.first_warp;
   const OwnChoices own(op, shared);
-  const LandedPlans plans(op, cta, shared, board);
-  Carrier carrier(op, cta, shared, own, board);
-  const OwnChoices::Batch first = own.load(all.thread(), all);
-  carrier.begin();
+  const LandedPlans plans(op, cta_of(op), shared, board);
+  const OwnRows rows(op, shared);
+  Carrier carrier(op, shared, own, rows, board, x_there);
   const bool asks = asks_before_landing(op);
-  bool good = all.all(own.read(first, all, cta.index == 0));
+  const auto meanwhile = [&] {
+    if (moves) carrier.load(0);
+  };
+  bool good = all.all(own.read(all, meanwhile));
   if (good && asks) good = greet_together(op, board, deadline_ns);
   if (!good) {
-    carrier.abandon();
+    if (moves) carrier.abandon();
     return false;
   }
-  if (carrier.moves()) {
-    carrier.send();
+  if (moves) {
+#pragma unroll 1
+    for (std::uint32_t first = 0; !carrier.send(first);) carrier.load(first);
     return carrier.spread(plans, deadline_ns);
   }
-  if (cta.index == 0) own.tell_plan(clerks);
+  if (blockIdx.x == 0) own.tell_plan(clerks);
   if (!find_places(shared, clerks, plans, board, deadline_ns)) return false;
-  if (cta.index == 0 && !keep_landing_books(op, cta, shared, clerks, own, plans)) return false;
-  if (warp_of() >= op.movers.warps) fill_rows(op, cta, shared, fillers);
+  if (blockIdx.x == 0 && !keep_landing_books(op, shared, clerks, own, plans)) return false;
+  if (warp_of() >= op.movers.warps) fill_rows(op, cta_of(op), shared, fillers);
   return true;
 }
 
+// What the record held is overwritten from now on, by each CTA that does behind its next barrier; if the
+// engine dies meanwhile, nobody may take it for a routing.
+__device__ inline void open_routing(const Operation& op) {
+  if (threadIdx.x != 0 || op.routing.head == nullptr) return;
+  *static_cast<volatile std::uint64_t*>(&op.routing.head->handle) = 0;
+  fence_device();
+}
+
 // One CTA's part of a dispatch through landings.
-__device__ __noinline__ inline void run_landing_dispatch(const Operation& op, Cta cta, std::uint8_t* memory) {
-  __shared__ LandingBoard board;
+__device__ __noinline__ inline void run_landing_dispatch(const Operation& given, std::uint8_t* memory) {
+  __shared__ LandingBoard the_board;
+  __shared__ std::uint64_t x_there;
+  const Operation& op = held(given);
+  LandingBoard& board = held(the_board);
   const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
   const Shared shared(op, memory);
-  if (threadIdx.x < op.shape.num_ranks) shared.targets[threadIdx.x] = op.peers[threadIdx.x].target;
-  clear_board(board);
-  OwnChoices(op, shared).clear();
+  if (blockIdx.x == 0) open_routing(op);  // nobody else writes it
+  if (warp_of() == herald_warp()) {
+    if (lane_of() == 0) barrier_init(&x_there);
+    fence_async_shared();
+    __syncwarp();
+    OwnRows(op, shared).load_round(0, &x_there);
+  } else {
+    if (threadIdx.x < op.shape.num_ranks) shared.targets[threadIdx.x] = op.peers[threadIdx.x].target;
+    clear_board(board);
+    OwnChoices(op, shared).clear(all_but_last());
+  }
   __syncthreads();
   bool good = true;
   if (warp_of() != herald_warp()) {
-    good = dispatch_landing(op, cta, shared, board, deadline_ns);
-  } else if (cta.index == 0) {
+    good = dispatch_landing(op, shared, board, &x_there, deadline_ns);
+  } else if (blockIdx.x == 0) {
     say_hello(op);
-    good = herald(op, cta, board, cta.count > 1 ? 0 : op.movers.warps, deadline_ns);
+    good = herald(op, cta_of(op), board, op.movers.ctas > 1 ? 0 : op.movers.warps, deadline_ns);
   } else {
-    good = tell_others(op, cta, board, op.movers.warps);
+    good = tell_others(op, cta_of(op), board, op.movers.warps);
   }
   good = __syncthreads_or(!good) == 0;
+  if (threadIdx.x == 0) barrier_invalidate(&x_there);
   if (!good) return;
   const auto count_rows = [&op] { return __ldcg(&workspace(op).rows); };
-  finish(op, cta, deadline_ns, count_rows, true);
-}
-
-// What the record held is overwritten from now on, by each CTA that does behind its own barrier; if the
-// engine dies meanwhile, nobody may take it for a routing. All threads call.
-__device__ inline void open_routing(const Operation& op) {
-  if (op.routing.head == nullptr) return;
-  if (threadIdx.x == 0) {
-    *static_cast<volatile std::uint64_t*>(&op.routing.head->handle) = 0;
-    fence_device();
-  }
-  __syncthreads();
+  finish(op, cta_of(op), deadline_ns, count_rows, true);
 }
 
 // One CTA's part of a dispatch. `op` is the CTA's own copy.
 __device__ inline void run_dispatch(const Operation& op, Cta cta, std::uint8_t* memory) {
-  if (!lands(op) || cta.index == 0) open_routing(op);  // through landings nobody else writes it
-  if (lands(op)) {
-    run_landing_dispatch(op, cta, memory);
-  } else {
-    run_pushing_dispatch(op, cta, memory);
-  }
+  if (lands(op)) return run_landing_dispatch(op, memory);
+  open_routing(op);
+  __syncthreads();
+  run_pushing_dispatch(op, cta, memory);
 }
 
 }  // namespace epd::kernels::cuda

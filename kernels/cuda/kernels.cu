@@ -14,6 +14,7 @@ __device__ inline Operation& fetch(const Operation* from) {
   static_assert(sizeof(Operation) + sizeof(Watch) + 512 + 1024 <= kStaticBytes);
   __shared__ alignas(16) std::uint8_t copy[sizeof(Operation)];
   const auto* const source = reinterpret_cast<const uint4*>(from);
+  if (warp_of() == herald_warp()) fence_async();  // takes as long: for bulk copies that it asks for (OwnRows)
   for (std::uint32_t i = threadIdx.x; i < sizeof(Operation) / 16; i += blockDim.x) {
     reinterpret_cast<uint4*>(copy)[i] = __ldcg(source + i);
   }
@@ -37,7 +38,7 @@ __device__ inline CommandTurn load_turn(const Herald& herald) {
 __device__ inline const Operation& fetch_command(const ResidentArguments& own, std::uint32_t program) {
   const Program& from = own.commands.programs[program];
   const bool patches_peer = threadIdx.x < kMaxRanks;
-  const bool patches_rest = threadIdx.x == blockDim.x - 1;
+  const bool patches_rest = threadIdx.x == kMaxRanks;
   CommandTurn turn{};
   std::uint64_t since = 0;
   if (patches_peer || patches_rest) turn = load_turn(own.state->herald);

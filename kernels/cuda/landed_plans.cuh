@@ -12,14 +12,11 @@ class LandedPlans {
   __device__ LandedPlans(const Operation& op, Cta cta, const Shared& shared, LandingBoard& board)
       : op_(op),
         board_(board),
-        words_(op),
-        set_words_((op.landing.max_tokens + 31) / 32),
-        sets_(shared.bits + (op.shape.num_experts + op.shape.num_ranks) * set_words_),
+        words_(op.movers.plan),
         first_(shared.scratch),
-        count_(shared.scratch + op.shape.num_experts) {
+        sets_(shared.bits) {
     if (cta.index != 0) return;
-    all_ = cta.count > 1 ? reinterpret_cast<std::uint32_t*>(shared.stages)
-                         : sets_ + op.shape.num_ranks * set_words_;
+    all_ = cta.count > 1 ? reinterpret_cast<std::uint32_t*>(shared.stages) : set(op.shape.num_ranks);
   }
 
   // The team's part of what everybody tells. False: the operation has failed.
@@ -46,7 +43,7 @@ class LandedPlans {
       std::uint32_t total = 0;
 #pragma unroll 1
       for (std::uint32_t s = 0; i < experts && s < op_.shape.num_ranks; ++s)
-        total += count_[i * op_.shape.num_ranks + s];
+        total += count()[i * op_.shape.num_ranks + s];
       std::uint32_t at = 0;
       std::uint32_t end = 0;
       if (op_.shape.expert_blocks) {
@@ -73,7 +70,7 @@ class LandedPlans {
 
   __device__ bool comes(std::uint32_t source, std::uint32_t token) const {
     return token < board_.tokens[source] &&
-           ((sets_[source * set_words_ + token / 32] >> token % 32) & 1) != 0;
+           ((set(source)[token / 32] >> token % 32) & 1) != 0;
   }
   // Of an expert of this rank; beyond all for others and for none.
   __device__ std::uint32_t local(std::uint32_t expert) const {
@@ -82,7 +79,7 @@ class LandedPlans {
   // Row `number` of those that the source sends to expert `local`; -1: it told of no such row.
   __device__ std::int32_t row(std::uint32_t local, std::uint32_t source, std::uint32_t number) const {
     const std::uint32_t i = local * op_.shape.num_ranks + source;
-    return number < count_[i] ? static_cast<std::int32_t>(first_[i] + number) : -1;
+    return number < count()[i] ? static_cast<std::int32_t>(first_[i] + number) : -1;
   }
 
   // CTA 0: where this rank's rows begin at each expert, as place_rows says. A team. False: there is no room.
@@ -142,7 +139,7 @@ class LandedPlans {
 #pragma unroll 1
     for (std::uint32_t i = team.thread(); i < op_.shape.num_experts; i += team.threads()) {
       words[at.source_ranges + i * 2] = first_[i];
-      words[at.source_ranges + i * 2 + 1] = count_[i];
+      words[at.source_ranges + i * 2 + 1] = count()[i];
     }
     if (team.warp() == team.warps - 1) write_rank_offsets(words + at.rank_offsets);
     team.sync();
@@ -160,13 +157,18 @@ class LandedPlans {
   }
 
  private:
+  __device__ std::uint32_t* count() const { return first_ + op_.shape.num_experts; }
+  // Tokens of a source that come; at most 16 words.
+  __device__ std::uint32_t* set(std::uint32_t source) const {
+    return sets_ + (op_.shape.num_experts + op_.shape.num_ranks + source) * op_.movers.set_words;
+  }
   // Of those that the CTA collects. Clerks are as many as the words of usual groups, which so need one look.
   __device__ bool collect_word(std::uint32_t i, std::uint64_t deadline_ns) const {
     std::uint32_t number = multiply_high(i, op_.shape.ranks_reciprocal);
     const std::uint32_t source = i - number * op_.shape.num_ranks;
     if (all_ == nullptr && number >= words_.counts_of(0)) number += op_.rank * words_.count_words;
     ToldWord word{};
-    const ToldWord* const at = words_.at(op_, op_.rank, source) + number;
+    const ToldWord* const at = plan_words(op_, op_.rank, source) + number;
 #pragma unroll 1
     for (std::uint32_t looks = 1; is_there(op_, source); ++looks) {
       word = look(at);
@@ -181,21 +183,21 @@ class LandedPlans {
     if (word == 0) {
       board_.tokens[source] = min(static_cast<std::uint32_t>(value), op_.landing.max_tokens);
     } else if (word < words_.counts_of(0)) {
-      std::uint32_t* const set = sets_ + source * set_words_ + (word - 1) * 2;
-      set[0] = static_cast<std::uint32_t>(value);
-      if (word * 2 - 1 < set_words_) set[1] = static_cast<std::uint32_t>(value >> 32);
+      std::uint32_t* const to = set(source) + (word - 1) * 2;
+      to[0] = static_cast<std::uint32_t>(value);
+      if (word * 2 - 1 < op_.movers.set_words) to[1] = static_cast<std::uint32_t>(value >> 32);
     } else {
       take_counts(source, word - words_.counts_of(0), value);
     }
   }
   __device__ void take_counts(std::uint32_t source, std::uint32_t place, std::uint64_t value) const {
     const std::uint32_t experts = experts_per_rank(op_.shape);
-    const std::uint32_t rank = words_.rank_of_count(op_, place);
+    const std::uint32_t rank = rank_of_count(op_, place);
     const std::uint32_t first = (place - rank * words_.count_words) * 4;
 #pragma unroll 1
     for (std::uint32_t j = first; j < min(first + 4, experts); ++j, value >>= 16) {
       const std::uint32_t count = static_cast<std::uint16_t>(value);
-      if (rank == op_.rank) count_[j * op_.shape.num_ranks + source] = count;
+      if (rank == op_.rank) this->count()[j * op_.shape.num_ranks + source] = count;
       if (all_ != nullptr) all_[source * op_.shape.num_experts + rank * experts + j] = count;
     }
   }
@@ -217,7 +219,7 @@ class LandedPlans {
 #pragma unroll 1
     for (std::uint32_t s = 0; s < op_.shape.num_ranks; ++s) {
       if (lane_of() == 0) offsets[s] = static_cast<std::int32_t>(tokens);
-      const std::uint32_t here = lane_of() < set_words_ ? __popc(sets_[s * set_words_ + lane_of()]) : 0;
+      const std::uint32_t here = lane_of() < op_.movers.set_words ? __popc(set(s)[lane_of()]) : 0;
       tokens += __reduce_add_sync(kFull, here);
     }
     if (lane_of() == 0) offsets[op_.shape.num_ranks] = static_cast<std::int32_t>(tokens);
@@ -229,18 +231,16 @@ class LandedPlans {
 #pragma unroll 1
     for (std::uint32_t s = 0; s < op_.shape.num_ranks; ++s) {
       first_[local * op_.shape.num_ranks + s] = at;
-      at += count_[local * op_.shape.num_ranks + s];
+      at += count()[local * op_.shape.num_ranks + s];
     }
   }
 
   const Operation& op_;
   LandingBoard& board_;
-  const PlanWords words_;
-  const std::uint32_t set_words_;  // at most 16
-  std::uint32_t* const sets_;      // [R,set_words] tokens of each source that come
-  std::uint32_t* const first_;     // [E/R,R]
-  std::uint32_t* const count_;     // [E/R,R]
-  std::uint32_t* all_ = nullptr;   // [R,E] CTA 0: rows of each source at each expert
+  const PlanWords& words_;
+  std::uint32_t* const first_;    // [E/R,R]; behind them count(), likewise
+  std::uint32_t* const sets_;     // OwnChoices'; behind them set()
+  std::uint32_t* all_ = nullptr;  // [R,E] CTA 0: rows of each source at each expert
 };
 
 }  // namespace epd::kernels::cuda

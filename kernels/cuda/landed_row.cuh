@@ -1,26 +1,10 @@
-// Rows as they travel through landings: what lies where in a slot, and how they are sent there.
+// Rows as they travel through landings: what comes with them, and how they are sent.
 #pragma once
 
 #include "cuda/landing.cuh"
 #include "cuda/routing.cuh"
 
 namespace epd::kernels::cuda {
-
-// Where the parts of a landed row lie: row, scales; for each choice a weight, and which row it is.
-struct LandedRow {
-  std::uint32_t weights;
-  std::uint32_t choices;
-  std::uint32_t bytes;
-  std::uint32_t pitch;  // of rows in a stage
-
-  __device__ LandedRow(const RowFormat& format, std::uint32_t topk) {
-    const std::uint32_t words = (topk * 4 + 15) / 16 * 16;
-    weights = (format.row_bytes + format.scale_bytes + 15) / 16 * 16;
-    choices = weights + words;
-    bytes = choices + words;
-    pitch = (bytes + 127) / 128 * 128;
-  }
-};
 
 // A choice as it travels with its row: the expert, and the row's number among those that the expert gets from
 // the source. Every number is below kMaxLandingTokens.
@@ -37,51 +21,46 @@ struct LandedChoice {
 // Rows of a warp that are on their way to landings, two at most: whoever waits for a row holds up the next.
 class SentRows {
  public:
-  // To every rank that is chosen, from a stage that has the row and all that comes with it. `held`: but for this
-  // rank, which takes it from there.
-  __device__ void send(const Operation& op, const LandedRow& landed, std::uint8_t* stage, std::uint32_t token,
-                       bool held) {
-    if (count_ == 2) release_first<1>();
-    LandedChoice choice{kFull};
-    if (lane_of() < op.shape.topk)
-      choice = reinterpret_cast<const LandedChoice*>(stage + landed.choices)[lane_of()];
-    const bool chosen = choice.expert() != LandedChoice::kNone;
-    const std::uint32_t rank = chosen ? rank_of_expert(op.shape, choice.expert()) : 0;
-    const bool leaves = chosen && !(held && rank == op.rank);
+  // Where the next row goes: to every rank that is chosen; lane k has the expert of choice k, or kFull. `held`: but for
+  // this rank, which takes it from its stage.
+  __device__ void prepare(const Operation& op, std::uint32_t expert, std::uint32_t token, bool held) {
+    const std::uint32_t rank = expert != kFull ? rank_of_expert(op.shape, expert) : op.rank;
+    const bool leaves = expert != kFull && !(held && rank == op.rank);
     const std::uint32_t ranks = __reduce_or_sync(kFull, leaves ? 1u << rank : 0u);
     const bool mine = ((ranks >> lane_of()) & 1) != 0;
     const std::uint32_t to = mine ? lane_of() : op.rank;
-    warp_store(landing_slot(op, to, op.rank, token), stage, landed.bytes, mine);
+    slot_ = landing_slot(op, to, op.rank, token);
+    next_ = mine ? landed_tag(op, to, op.rank, token, 0) : nullptr;
+  }
+  // A stage that has the row and all that comes with it.
+  __device__ void send(const Operation& op, std::uint8_t* stage) {
+    if (count_ == 2) release_first<1>(op);
+    warp_store(slot_, stage, op.movers.landed.bytes, next_ != nullptr);
     stores_commit();
-    std::uint64_t* const tag = mine ? landed_tag(op, to, op.rank, token, 0) : nullptr;
-    tag_ = op.tag;
-    (count_ == 0 ? first_ : second_) = tag;
+    (count_ == 0 ? first_ : second_) = next_;
     ++count_;
   }
   // kLater: stores of the warp that came after them, in groups.
   template <std::uint32_t kLater = 0>
-  __device__ void release() {
-    if (count_ == 2) release_first<1 + kLater>();
-    if (count_ == 1) release_first<kLater>();
+  __device__ void release(const Operation& op) {
+    if (count_ == 2) release_first<1 + kLater>(op);
+    if (count_ == 1) release_first<kLater>(op);
   }
 
  private:
   template <std::uint32_t kLater>
-  __device__ void release_first() {
+  __device__ void release_first(const Operation& op) {
     stores_wait_done_but<kLater>();
-    tell();
+    __syncwarp();
+    if (first_ != nullptr) store_release_system(first_, op.tag);
+    --count_;
     first_ = second_;
   }
-  __device__ void tell() {
-    __syncwarp();
-    if (first_ != nullptr) store_release_system(first_, tag_);
-    --count_;
-  }
-
   std::uint32_t count_ = 0;
-  std::uint64_t tag_ = 0;
-  std::uint64_t* first_ = nullptr;  // the lane's
+  std::uint64_t* first_ = nullptr;  // tags, the lane's
   std::uint64_t* second_ = nullptr;
+  std::uint64_t* next_ = nullptr;
+  std::uint8_t* slot_ = nullptr;
 };
 
 }  // namespace epd::kernels::cuda

@@ -54,27 +54,15 @@ __device__ inline std::size_t landing_place(const Operation& op, std::uint32_t s
 __device__ inline ToldWord* hello_word(const Operation& op, std::uint32_t at, std::uint32_t source) {
   return reinterpret_cast<ToldWord*>(op.peers[at].landing + op.landing.hello + source * 64);
 }
-// Dispatch: what a source tells each rank of its rows before they come.
-struct PlanWords {
-  // Word 0 has the number of tokens. Then:
-  std::uint32_t set_words;    // the tokens that come to the rank, 64 to a word
-  std::uint32_t count_words;  // for the experts of each rank: rows, four experts to a word
-  std::uint32_t end;
-
-  __device__ explicit PlanWords(const Operation& op)
-      : set_words((op.landing.max_tokens + 63) / 64),
-        count_words(num_count_words(op.shape.experts_per_rank)),
-        end(1 + set_words + op.shape.num_ranks * count_words) {}
-  __device__ std::uint32_t counts_of(std::uint32_t rank) const { return 1 + set_words + rank * count_words; }
-  // Whose experts the word `place` beyond counts_of(0) is about.
-  __device__ static std::uint32_t rank_of_count(const Operation& op, std::uint32_t place) {
-    return multiply_high(place, op.shape.counts_reciprocal);
-  }
-  __device__ ToldWord* at(const Operation& op, std::uint32_t rank, std::uint32_t source) const {
-    return reinterpret_cast<ToldWord*>(op.peers[rank].landing + op.landing.plans) +
-           source * ((end + 3) / 4 * 4);
-  }
-};
+// Dispatch: the plan of `source`, of movers.plan.end words. (PlanWords)
+__device__ inline ToldWord* plan_words(const Operation& op, std::uint32_t rank, std::uint32_t source) {
+  return reinterpret_cast<ToldWord*>(op.peers[rank].landing + op.landing.plans) +
+         source * ((op.movers.plan.end + 3) / 4 * 4);
+}
+// Whose experts the word `place` beyond counts_of(0) is about.
+__device__ inline std::uint32_t rank_of_count(const Operation& op, std::uint32_t place) {
+  return multiply_high(place, op.shape.counts_reciprocal);
+}
 // Combine: a word for each choice of a token.
 __device__ inline ToldWord* asked_words(const Operation& op, std::uint32_t at, std::uint32_t source,
                                         std::uint32_t token) {
@@ -95,12 +83,12 @@ __device__ inline std::uint8_t* landing_slot(const Operation& op, std::uint32_t 
 struct LandingBoard {
   std::uint32_t tokens[kMaxRanks];  // of each source
   std::uint32_t rows_cast;
-  std::uint32_t ended[kMaxThreads / 32];  // parts of the row in each stage
-  std::uint32_t sent;                     // warps that have sent all
-  std::uint32_t claimed;                  // landed rows, or sums to be sent, that warps have taken
-  std::uint32_t own_claimed;              // rows that are held, or sums of own tokens, likewise
-  std::uint32_t placed;                   // places are known, or kNowhere: the operation has failed
-  std::uint32_t greeted;                  // `tokens` are known, or kNowhere
+  std::uint32_t cast_claimed;  // steps that warps have taken of a round's cast
+  std::uint32_t sent;  // warps that have sent all
+  std::uint32_t claimed;  // landed rows, or sums to be sent, that warps have taken
+  std::uint32_t own_claimed;  // rows that are held, or sums of own tokens, likewise
+  std::uint32_t placed;  // places are known, or kNowhere: the operation has failed
+  std::uint32_t greeted;  // `tokens` are known, or kNowhere
   static constexpr std::uint32_t kKnown = 1;
   static constexpr std::uint32_t kNowhere = 2;
 };

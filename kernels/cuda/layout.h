@@ -30,6 +30,9 @@ inline constexpr std::uint32_t kSummedAtOnce = kSummedVectors * 32;
 inline constexpr std::uint32_t kSummedAhead = 7;
 static_assert(kLandingPieces * kSummedAtOnce * 8 == kLandingHidden);
 
+// Of a dispatch through landings that casts: blocks of a row that a warp casts at once.
+inline constexpr std::uint32_t kCastStepBlocks = 8;
+
 EPD_HOST_DEVICE constexpr bool lands(const Operation& op) {
   return op.landing.max_tokens != 0 && op.shape.per_expert;
 }

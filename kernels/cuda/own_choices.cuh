@@ -24,6 +24,26 @@ __device__ __noinline__ inline void refuse(const Operation& op, std::uint32_t pl
   fail(op, ending);
 }
 
+// Choices as they lie: each is read once from memory that the client may be changing; or from a known routing. An
+// index is widened only when it is needed, so that loads do not wait for each other.
+using RawIndex = std::uint64_t;
+struct IndexSource {
+  const void* at;
+  bool wide;
+
+  __device__ explicit IndexSource(const Operation& op)
+      : at(op.cached ? op.routing.topk : op.topk_idx), wide(!op.cached && op.shape.index64) {}
+  // -1 from `count` on.
+  __device__ RawIndex load(std::uint32_t place, std::uint32_t count) const {
+    if (place >= count) return ~RawIndex{0};
+    if (wide) return load_relaxed_system(static_cast<const std::uint64_t*>(at) + place);
+    return load_relaxed_system(static_cast<const std::uint32_t*>(at) + place);
+  }
+  __device__ std::int64_t value(RawIndex raw) const {
+    return wide ? static_cast<std::int64_t>(raw) : static_cast<std::int32_t>(raw);
+  }
+};
+
 // Every CTA makes them all for itself: that is faster than to be told. A client that changes its choices
 // meanwhile may so be read in different ways: its own rows then have other numbers than were counted, and the
 // receiver leaves those out that it was not told of (LandedPlans::row). A row that it was told of and that is
@@ -31,54 +51,69 @@ __device__ __noinline__ inline void refuse(const Operation& op, std::uint32_t pl
 class OwnChoices {
  public:
   __device__ OwnChoices(const Operation& op, const Shared& shared)
-      : op_(op),
-        set_words_((op.landing.max_tokens + 31) / 32),
-        sets_(shared.bits),
-        rank_sets_(sets_ + op.shape.num_experts * set_words_) {}
+      : op_(op), sets_(shared.bits) {}
 
-  // All threads; a barrier follows.
-  __device__ void clear() const {
-    const std::uint32_t words = (op_.shape.num_experts + op_.shape.num_ranks) * set_words_;
+  // A team; a barrier follows.
+  __device__ void clear(const Team& team) const {
+    const std::uint32_t words = (op_.shape.num_experts + op_.shape.num_ranks) * op_.movers.set_words;
 #pragma unroll 1
-    for (std::uint32_t i = threadIdx.x; i < words; i += blockDim.x) sets_[i] = 0;
+    for (std::uint32_t i = team.thread(); i < words; i += team.threads()) sets_[i] = 0;
   }
 
-  // Choices whose loads are under way together. The thread's share is every threads()-th.
-  struct Batch {
-    static constexpr std::uint32_t kCount = 4;
-    std::int64_t value[kCount];
-  };
-  __device__ Batch load(std::uint32_t first, const Team& team) const {
+  // The thread's share. False: one was refused. CTA 0 also gives them to the routing, and counts what is dropped.
+  // Without branches, and with what is the same for all in registers: no choice waits for another. `meanwhile()` is
+  // called when the first loads are on their way.
+  template <typename Meanwhile>
+  __device__ bool read(const Team& team, Meanwhile meanwhile) const {
+    const bool keeps = blockIdx.x == 0;
     const std::uint32_t count = op_.num_tokens * op_.shape.topk;
-    Batch batch;
+    const Taking how(op_);
+    std::int32_t* const to = keeps && !op_.cached ? op_.routing.topk : nullptr;
+    std::uint32_t dropped = 0;
+    std::uint32_t bad = kFull;
+    std::int64_t bad_value = 0;
+    RawIndex raw[kTaken];
+    const auto load = [&](std::uint32_t first) {
 #pragma unroll
-    for (std::uint32_t j = 0; j < Batch::kCount; ++j)
-      batch.value[j] = choice_at(first + j * team.threads(), count);
-    return batch;
-  }
-  // The thread's share, of which the first are loaded. `keeps`: the routing gets them, and what is dropped is
-  // counted. False: one was refused.
-  __device__ bool read(Batch batch, const Team& team, bool keeps) const {
-    const std::uint32_t count = op_.num_tokens * op_.shape.topk;
-    const std::uint32_t step = Batch::kCount * team.threads();
-    bool good = true;
+      for (std::uint32_t j = 0; j < kTaken; ++j)
+        raw[j] = how.source.load(first + j * team.threads(), count);
+    };
+    load(team.thread());
+    meanwhile();
 #pragma unroll 1
-    for (std::uint32_t first = team.thread(); first < count; first += step) {
-      const Batch next = load(first + step, team);
+    for (std::uint32_t first = team.thread(); first < count;) {
 #pragma unroll
-      for (std::uint32_t j = 0; j < Batch::kCount; ++j) {
+      for (std::uint32_t j = 0; j < kTaken; ++j) {
         const std::uint32_t place = first + j * team.threads();
-        if (place < count) good = take(place, batch.value[j], keeps) && good;
+        const std::int64_t value = how.source.value(raw[j]);
+        const bool counts = how.counts(value);
+        const std::uint32_t expert = static_cast<std::uint32_t>(value);
+        const std::uint32_t token = multiply_high(place, how.topk_reciprocal);
+        std::uint32_t* const words = sets_ + token / 32;
+        const std::uint32_t bit = 1u << token % 32;
+        if (counts) or_shared(words + expert * how.set_words, bit);
+        if (counts && keeps) or_shared(words + (how.experts + how.rank(expert)) * how.set_words, bit);
+        if (to != nullptr && place < count) to[place] = counts ? static_cast<std::int32_t>(expert) : -1;
+        if (!counts && value >= 0) ++dropped;
+        if (value < -1 || value >= how.experts) {
+          bad = place;
+          bad_value = value;
+        }
       }
-      batch = next;
+      first += kTaken * team.threads();
+      if (first < count) load(first);
     }
-    return good;
+    if (keeps && dropped != 0) atomicAdd(&workspace(op_).dropped, dropped);
+    if (bad == kFull) return true;
+    refuse(op_, bad, bad_value);
+    return false;
   }
 
   // Choice `lane` of a token, read again; and what it is worth: kFull if it is none.
   __device__ std::int64_t read_lane(std::uint32_t token) const {
-    const std::uint32_t count = op_.num_tokens * op_.shape.topk;
-    return lane_of() < op_.shape.topk ? choice_at(token * op_.shape.topk + lane_of(), count) : -1;
+    const IndexSource source(op_);
+    const std::uint32_t count = lane_of() < op_.shape.topk ? op_.num_tokens * op_.shape.topk : 0;
+    return source.value(source.load(token * op_.shape.topk + lane_of(), count));
   }
   __device__ std::uint32_t accepted(std::int64_t value, std::uint32_t token) const {
     if (value < 0 || value >= op_.shape.num_experts) return kFull;
@@ -92,11 +127,11 @@ class OwnChoices {
 
   // CTA 0: tells every rank the plan. A team.
   __device__ void tell_plan(const Team& team) const {
-    const PlanWords words(op_);
+    const PlanWords& words = op_.movers.plan;
     tell_counts(team, words);
 #pragma unroll 1
     for (std::uint32_t i = team.threads() - 1 - team.thread(); i < words.counts_of(0); i += team.threads())
-      tell_all(words, i, [this, i](std::uint32_t d) { return i == 0 ? op_.num_tokens : rank_set(d, i - 1); });
+      tell_all(i, [this, i](std::uint32_t d) { return i == 0 ? op_.num_tokens : rank_set(d, i - 1); });
   }
 
   // CTA 0: the rows of this rank's tokens, where `base` says that they begin. The routing has the choices. A
@@ -118,33 +153,30 @@ class OwnChoices {
   }
 
  private:
-  // Read once from memory that the client may be changing; or from a known routing.
-  __device__ std::int64_t choice_at(std::uint32_t place, std::uint32_t count) const {
-    if (place >= count) return -1;
-    if (!op_.cached && op_.shape.index64)
-      return static_cast<const volatile std::int64_t*>(op_.topk_idx)[place];
-    return static_cast<const volatile std::int32_t*>(op_.cached ? op_.routing.topk : op_.topk_idx)[place];
-  }
-  __device__ __noinline__ bool take(std::uint32_t place, std::int64_t value, bool keeps) const {
-    if (value < -1 || value >= op_.shape.num_experts) {
-      refuse(op_, place, value);
-      return false;
+  static constexpr std::uint32_t kTaken = 4;  // whose loads are under way together
+  // What is the same for all choices.
+  struct Taking {
+    IndexSource source;
+    std::uint32_t experts;
+    std::uint32_t rank_reciprocal;
+    std::uint32_t topk_reciprocal;
+    std::uint32_t set_words;
+    std::uint32_t there;  // set of ranks
+    __device__ explicit Taking(const Operation& op)
+        : source(op),
+          experts(op.shape.num_experts),
+          rank_reciprocal(op.shape.rank_reciprocal),
+          topk_reciprocal(op.shape.topk_reciprocal),
+          set_words(op.movers.set_words),
+          there(ranks_there(op)) {}
+    __device__ std::uint32_t rank(std::uint32_t expert) const { return multiply_high(expert, rank_reciprocal); }
+    __device__ bool counts(std::int64_t value) const {
+      return static_cast<std::uint64_t>(value) < experts &&
+             ((there >> rank(static_cast<std::uint32_t>(value)) % 32) & 1) != 0;
     }
-    const auto expert = static_cast<std::uint32_t>(value);
-    const std::uint32_t rank = value < 0 ? 0 : rank_of_expert(op_.shape, expert);
-    const bool counts = value >= 0 && is_there(op_, rank);
-    if (keeps) {
-      if (value >= 0 && !counts) atomicAdd(&workspace(op_).dropped, 1);
-      if (!op_.cached) op_.routing.topk[place] = counts ? static_cast<std::int32_t>(expert) : -1;
-    }
-    if (!counts) return true;
-    const std::uint32_t token = token_of_choice(op_.shape, place);
-    or_shared(set(expert) + token / 32, 1u << token % 32);
-    if (keeps) or_shared(rank_sets_ + rank * set_words_ + token / 32, 1u << token % 32);
-    return true;
-  }
+  };
   __device__ std::uint32_t* set(std::uint32_t expert) const {
-    return sets_ + expert * set_words_;
+    return sets_ + expert * op_.movers.set_words;
   }
   // Tokens of the set below `token`.
   __device__ static std::uint32_t members(const std::uint32_t* set, std::uint32_t token) {
@@ -156,10 +188,10 @@ class OwnChoices {
   }
   // Word i of the plan, value(d) to rank d.
   template <typename Value>
-  __device__ void tell_all(const PlanWords& words, std::uint32_t i, Value value) const {
+  __device__ void tell_all(std::uint32_t i, Value value) const {
 #pragma unroll 1
     for (std::uint32_t d = 0; d < op_.shape.num_ranks; ++d) {
-      if (is_there(op_, d)) tell(words.at(op_, d, op_.rank) + i, op_.tag, value(d));
+      if (is_there(op_, d)) tell(plan_words(op_, d, op_.rank) + i, op_.tag, value(d));
     }
   }
   // Four lanes to a word, since all others wait for it.
@@ -169,27 +201,25 @@ class OwnChoices {
 #pragma unroll 1
     for (std::uint32_t begin = team.warp() * 8; begin < count; begin += team.warps * 8) {
       const std::uint32_t i = begin + lane_of() / 4;
-      const std::uint32_t rank = words.rank_of_count(op_, i);
+      const std::uint32_t rank = rank_of_count(op_, i);
       const std::uint32_t local = (i - rank * words.count_words) * 4 + lane_of() % 4;
       std::uint32_t rows = 0;
-      if (i < count && local < experts) rows = members(set(rank * experts + local), set_words_ * 32);
+      if (i < count && local < experts) rows = members(set(rank * experts + local), op_.movers.set_words * 32);
       rows <<= lane_of() % 2 * 16;
       rows |= __shfl_xor_sync(kFull, rows, 1);
       const std::uint64_t four = std::uint64_t{__shfl_xor_sync(kFull, rows, 2)} << 32 | rows;
       if (lane_of() % 4 == 0 && i < count)
-        tell_all(words, words.counts_of(0) + i, [four](std::uint32_t) { return four; });
+        tell_all(words.counts_of(0) + i, [four](std::uint32_t) { return four; });
     }
   }
   __device__ std::uint64_t rank_set(std::uint32_t rank, std::uint32_t word) const {
-    const std::uint32_t* const set = rank_sets_ + rank * set_words_ + word * 2;
-    const std::uint32_t high = word * 2 + 1 < set_words_ ? set[1] : 0;
-    return std::uint64_t{high} << 32 | set[0];
+    const std::uint32_t* const words = set(op_.shape.num_experts + rank) + word * 2;
+    const std::uint32_t high = word * 2 + 1 < op_.movers.set_words ? words[1] : 0;
+    return std::uint64_t{high} << 32 | words[0];
   }
 
   const Operation& op_;
-  const std::uint32_t set_words_;
-  std::uint32_t* const sets_;       // [E,set_words]
-  std::uint32_t* const rank_sets_;  // [R,set_words]; CTA 0
+  std::uint32_t* const sets_;  // [E,set_words]; behind them those of ranks, likewise; CTA 0
 };
 
 }  // namespace epd::kernels::cuda

@@ -26,12 +26,12 @@ struct SumPieces {
 };
 
 // A warp among all of an operation, neighbours on different SMs.
-struct WarpOrder {
-  std::uint32_t first;
-  std::uint32_t step;
-  __device__ WarpOrder(const Operation& op, Cta cta)
-      : first(cta.index + cta.count * warp_of()), step(cta.count * op.movers.warps) {}
-};
+__device__ inline std::uint32_t first_of_warp(const Operation& op) {
+  return blockIdx.x + op.movers.ctas * warp_of();
+}
+__device__ inline std::uint32_t step_of_warps(const Operation& op) {
+  return op.movers.ctas * op.movers.warps;
+}
 
 // The choice of lane k, if the token takes its row.
 struct TakenRow {
@@ -85,14 +85,14 @@ struct SumTask {
 // them are busy.
 class SumTasks {
  public:
-  __device__ SumTasks(const Operation& op, Cta cta, const LandingBoard& board)
+  __device__ SumTasks(const Operation& op, const LandingBoard& board)
       : op_(op),
         board_(board),
         pieces_(op),
         others_(op.shape.num_ranks - 1),
         others_reciprocal_(op.shape.others_reciprocal),
         own_(op.num_tokens * pieces_.count),
-        first_(min(own_, cta.count * op.movers.warps)) {}
+        first_(min(own_, op.movers.ctas * op.movers.warps)) {}
 
   __device__ bool has(std::uint32_t i) const { return i < own_ + of_others_; }
   // Whether it is beyond what is known.
@@ -157,17 +157,16 @@ static_assert(kSummedVectors == 4);  // load_vectors
 // kept by lane n % 32.
 class SumStream {
  public:
-  __device__ SumStream(const Operation& op, Cta cta, std::uint8_t* stages, LandingBoard& board)
+  __device__ SumStream(const Operation& op, std::uint8_t* stages, LandingBoard& board)
       : op_(op),
-        cta_(cta),
         board_(board),
         stage_(shared_address(stages) + warp_of() * op.movers.stage_bytes + lane_of() * 16),
-        tasks_(op, cta, board) {}
+        tasks_(op, board) {}
 
   // False: the operation has failed.
   __device__ bool run(std::uint64_t deadline_ns) {
     deadline_ns_ = deadline_ns;
-    next_i_ = claim(cta_, board_.claimed);
+    next_i_ = claim(cta_of(op_), board_.claimed);
     look_ahead();
 #pragma unroll 1
     while (true) {
@@ -215,7 +214,7 @@ class SumStream {
       rows_ = asked_rows(op_, next_.row(op_));
       left_ = rows_.lanes;
       if (left_ != 0) describe_sum();
-      next_i_ = claim(cta_, board_.claimed);
+      next_i_ = claim(cta_of(op_), board_.claimed);
       look_ahead();
       if (left_ != 0) return true;
     }
@@ -302,7 +301,6 @@ class SumStream {
   }
 
   const Operation& op_;
-  const Cta cta_;
   LandingBoard& board_;
   const std::uint32_t stage_;  // the lane's vectors, in shared memory
   SumTasks tasks_;
@@ -353,8 +351,8 @@ __device__ inline bool add_own_piece(const Operation& op, std::uint32_t token, s
 }
 
 // The weights that come back.
-__device__ inline void return_all_weights(const Operation& op, const WarpOrder& order) {
-  for (std::uint32_t token = order.first; token < op.num_tokens; token += order.step) {
+__device__ inline void return_all_weights(const Operation& op) {
+  for (std::uint32_t token = first_of_warp(op); token < op.num_tokens; token += step_of_warps(op)) {
     const RawChoice raw = load_raw(op, token);
     PulledRow pulled;
     pulled.rank = TakenRow(op, raw).rank;
@@ -363,14 +361,14 @@ __device__ inline void return_all_weights(const Operation& op, const WarpOrder& 
 }
 
 // Sums of own tokens, as warps get free. False: the operation has failed.
-__device__ inline bool add_own(const Operation& op, Cta cta, LandingBoard& board, std::uint64_t deadline_ns) {
+__device__ inline bool add_own(const Operation& op, LandingBoard& board, std::uint64_t deadline_ns) {
   const SumPieces pieces(op);
   const std::uint32_t end = op.num_tokens * pieces.count;
-  std::uint32_t i = claim(cta, board.own_claimed);
+  std::uint32_t i = claim(cta_of(op), board.own_claimed);
   RawChoice raw = load_raw(op, pieces.token_of(i));
 #pragma unroll 1
   while (i < end) {
-    const std::uint32_t next = claim(cta, board.own_claimed);
+    const std::uint32_t next = claim(cta_of(op), board.own_claimed);
     const RawChoice next_raw = load_raw(op, pieces.token_of(next));
     const std::uint32_t token = pieces.token_of(i);
     const std::uint32_t piece = i - token * pieces.count;
@@ -382,46 +380,45 @@ __device__ inline bool add_own(const Operation& op, Cta cta, LandingBoard& board
 }
 
 // The warps that move rows. False: the operation has failed.
-__device__ inline bool combine_landing(const Operation& op, Cta cta, std::uint8_t* stages,
-                                       LandingBoard& board, std::uint64_t deadline_ns) {
-  const WarpOrder order(op, cta);
+__device__ inline bool combine_landing(const Operation& op, std::uint8_t* stages, LandingBoard& board,
+                                       std::uint64_t deadline_ns) {
   // What was told here before has been read: who reads it has not let the operation before end.
-  for (std::uint32_t token = order.first; token < op.num_tokens; token += order.step)
+  for (std::uint32_t token = first_of_warp(op); token < op.num_tokens; token += step_of_warps(op))
     ask_for_sums(op, token, load_raw(op, token));
-  if (!SumStream(op, cta, stages, board).run(deadline_ns)) return false;
-  if (op.out_weights != nullptr) return_all_weights(op, order);
+  if (!SumStream(op, stages, board).run(deadline_ns)) return false;
+  if (op.out_weights != nullptr) return_all_weights(op);
   count_sent(board);
-  return add_own(op, cta, board, deadline_ns);
+  return add_own(op, board, deadline_ns);
 }
 
 // One CTA's part of a combine through landings.
-__device__ __noinline__ inline void run_landing_combine(const Operation& op, Cta cta, std::uint8_t* memory) {
+__device__ __noinline__ inline void run_landing_combine(const Operation& op, std::uint8_t* memory) {
   __shared__ LandingBoard board;
   const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
   clear_board(board);
   __syncthreads();
   bool good = true;
   if (warp_of() < op.movers.warps) {
-    good = combine_landing(op, cta, memory, board, deadline_ns);
+    good = combine_landing(op, memory, board, deadline_ns);
   } else if (warp_of() == herald_warp()) {
-    if (cta.index == 0) say_hello(op);
+    if (blockIdx.x == 0) say_hello(op);
     good = greet_for_all(op, board, deadline_ns);
-    if (good && cta.index == 0) {
-      good = herald(op, cta, board, op.movers.warps, deadline_ns);
+    if (good && blockIdx.x == 0) {
+      good = herald(op, cta_of(op), board, op.movers.warps, deadline_ns);
     } else if (good) {
-      good = tell_others(op, cta, board, op.movers.warps);
+      good = tell_others(op, cta_of(op), board, op.movers.warps);
     }
   }
   if (__syncthreads_or(!good) != 0) return;
   finish(
-      op, cta, deadline_ns, [] { return 0u; }, true);
+      op, cta_of(op), deadline_ns, [] { return 0u; }, true);
 }
 
 // One CTA's part of a combine. `op` is the CTA's own copy.
 template <bool kPerExpert>
 __device__ inline void run_combine(const Operation& op, Cta cta, std::uint8_t* memory) {
   if (kPerExpert && lands(op)) {
-    run_landing_combine(op, cta, memory);
+    run_landing_combine(op, memory);
   } else {
     run_pulling_combine<kPerExpert>(op, cta, memory);
   }

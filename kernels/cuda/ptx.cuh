@@ -106,12 +106,28 @@ __device__ inline std::uint32_t lanes_below() {
 __device__ inline std::uint32_t shared_address(const void* at) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(at));
 }
+// The same object, by an address that a register holds. What the compiler knows to be a variable of the CTA, it
+// addresses anew each time: three instructions, and tens of cycles, before each load.
+template <typename Type>
+__device__ inline Type& held(Type& object) {
+  std::uint32_t at = shared_address(&object);
+  asm volatile("mov.u32 %0, %0;" : "+r"(at));
+  return *static_cast<Type*>(__cvta_shared_to_generic(at));
+}
 // By the address in shared memory: atomicAdd of a generic one takes tens of instructions.
 __device__ inline std::uint32_t count_shared(std::uint32_t* at) {
   std::uint32_t before;
   asm volatile("atom.relaxed.cta.shared.add.u32 %0, [%1], 1;"
                : "=r"(before)
                : "r"(shared_address(at))
+               : "memory");
+  return before;
+}
+__device__ inline std::uint32_t add_shared(std::uint32_t* at, std::uint32_t number) {
+  std::uint32_t before;
+  asm volatile("atom.relaxed.cta.shared.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "r"(shared_address(at)), "r"(number)
                : "memory");
   return before;
 }
@@ -248,8 +264,16 @@ __device__ inline void thread_load(std::uint32_t to, const void* from) {
 __device__ inline void lanes_load(std::uint8_t* to, const void* from, std::uint32_t bytes) {
   const std::uint32_t end = shared_address(to) + bytes;
   const auto* at = static_cast<const std::uint8_t*>(from) + lane_of() * 16;
+  std::uint32_t i = end - bytes + lane_of() * 16;
 #pragma unroll 1
-  for (std::uint32_t i = end - bytes + lane_of() * 16; i < end; i += 512, at += 512) thread_load<0>(i, at);
+  for (; i + 1536 < end; i += 2048, at += 2048) {
+    thread_load<0>(i, at);
+    thread_load<512>(i, at);
+    thread_load<1024>(i, at);
+    thread_load<1536>(i, at);
+  }
+#pragma unroll 1
+  for (; i < end; i += 512, at += 512) thread_load<0>(i, at);
 }
 __device__ inline uint4 load_shared(std::uint32_t at) {
   uint4 value;
@@ -258,6 +282,16 @@ __device__ inline uint4 load_shared(std::uint32_t at) {
                : "r"(at)
                : "memory");
   return value;
+}
+// And what lies 128 bytes behind: both are asked for before one is waited for.
+__device__ inline void load_shared_two(std::uint32_t at, uint4& first, uint4& second) {
+  asm volatile(
+      "ld.shared.v4.u32 {%0, %1, %2, %3}, [%8];\n"
+      "ld.shared.v4.u32 {%4, %5, %6, %7}, [%8 + 128];"
+      : "=r"(first.x), "=r"(first.y), "=r"(first.z), "=r"(first.w), "=r"(second.x), "=r"(second.y),
+        "=r"(second.z), "=r"(second.w)
+      : "r"(at)
+      : "memory");
 }
 __device__ inline void thread_loads_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");

@@ -171,6 +171,11 @@ __device__ inline void run_task(Task task, const Operation& op, Cta cta, std::ui
     publish(op, ended(OpError::kNone, -1));
   }
   if (cta.index >= cta.count) return;  // it may not use all SMs
+  if (lands(op)) {
+    if (task == Task::kDispatch) run_landing_dispatch(op, memory);
+    if (task == Task::kCombinePerExpert) run_landing_combine(op, memory);
+    return;
+  }
   if (task == Task::kDispatch) resident_dispatch(op, cta, memory);
   if (task == Task::kCombine) resident_combine<false>(op, cta, memory);
   if (task == Task::kCombinePerExpert) resident_combine<true>(op, cta, memory);

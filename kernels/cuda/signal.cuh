@@ -12,6 +12,10 @@ struct Cta {
   std::uint32_t count;
 };
 
+__device__ inline Cta cta_of(const Operation& op) {
+  return {blockIdx.x, op.movers.ctas};
+}
+
 // Some of a CTA's warps, the last ones, that do something together.
 struct Team {
   std::uint32_t first_warp;

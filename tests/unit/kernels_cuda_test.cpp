@@ -92,8 +92,11 @@ TEST(CudaConfigure, ReciprocalsDivide) {
         EXPECT_EQ(divided(n, op.movers.pieces_reciprocal), n / pieces);
       }
       ASSERT_TRUE(configure(Kind::kDispatch, kHopperBytes, sms, op)) << ranks << " " << experts;
-      for (std::uint32_t n = 0; n < 128; ++n)
+      EXPECT_EQ(op.movers.row_steps, 7168u / 128 / 8);
+      for (std::uint32_t n = 0; n < 128; ++n) {
         EXPECT_EQ(divided(n, op.movers.stages_reciprocal), n / op.movers.stages);
+        EXPECT_EQ(divided(n, op.movers.steps_reciprocal), n / op.movers.row_steps);
+      }
     }
   }
 }

@@ -122,6 +122,26 @@ struct HeaderParts {
   std::uint32_t counting_warps = 0;
 };
 
+// Of a dispatch through landings: what a source tells each rank of its rows before they come. From
+// configure().
+struct PlanWords {
+  // Word 0 has the number of tokens. Then:
+  std::uint32_t set_words = 0;    // the tokens that come to the rank, 64 to a word
+  std::uint32_t count_words = 0;  // for the experts of each rank: rows, four experts to a word
+  std::uint32_t end = 0;
+
+  constexpr std::uint32_t counts_of(std::uint32_t rank) const { return 1 + set_words + rank * count_words; }
+};
+
+// Of a dispatch through landings: where the parts of a landed row lie, byte offsets: row, scales; for each
+// choice a weight, and which row it is. From configure().
+struct LandedRow {
+  std::uint32_t weights = 0;
+  std::uint32_t choices = 0;
+  std::uint32_t bytes = 0;
+  std::uint32_t pitch = 0;  // of rows in a stage
+};
+
 // How a CTA divides its shared memory; from configure().
 struct Movers {
   std::uint32_t ctas = 0;
@@ -137,6 +157,12 @@ struct Movers {
   std::uint32_t carriers_reciprocal = 0;
   std::uint32_t stages_reciprocal = 0;
   std::uint32_t pieces_reciprocal = 0;
+  // Of a dispatch through landings.
+  LandedRow landed;
+  PlanWords plan;
+  std::uint32_t set_words = 0;  // of a set of tokens
+  std::uint32_t row_steps = 0;  // of a cast
+  std::uint32_t steps_reciprocal = 0;
 };
 
 // abi::RoutingRecord
