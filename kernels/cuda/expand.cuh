@@ -14,8 +14,8 @@ namespace epd::kernels::cuda {
 // Stages of rows that are cast belong to rows, in rounds: a row that leaves, then its x, where later two rows
 // land. Of others they belong to warps, and the first round is one row for each.
 //
-// All x of a round comes by bulk copies, of the first one before anything else is done. The last warp asks for them: it has
-// nothing else to do then, and so the fence between the proxies that they take costs nobody time.
+// x comes by bulk copies, that of the first round before anything else is done. The last warp asks for them: it
+// has nothing else to do then, and so the fence between the proxies that they take costs nobody time.
 class OwnRows {
  public:
   __device__ OwnRows(const Operation& op, const Shared& shared) : op_(op), shared_(shared) {}
@@ -102,7 +102,8 @@ class Carrier {
     if (mine) read_choices(token_of(row_));
     if (mine && !format_.cast) load_copied(first);
   }
-  // And the rest, when the sets are known. Two rows at most are not released then. Whether it was the last round.
+  // And the rest, when the sets are known. Two rows at most are not released then. Whether it was the last
+  // round.
   __device__ bool send(std::uint32_t& first) {
     const bool mine = warp_of() < round_rows(first);
     if (mine) {
@@ -128,7 +129,8 @@ class Carrier {
     spread_held(plans);
     count_sent(board_);
     const std::uint32_t ranks = op_.shape.num_ranks;
-    const Cta cta{rows_.cta().count - 1 - rows_.cta().index, rows_.cta().count};  // the first ones have more rows to send
+    // The first ones have more rows to send.
+    const Cta cta{rows_.cta().count - 1 - rows_.cta().index, rows_.cta().count};
     std::uint32_t most = 0;
 #pragma unroll 1
     for (std::uint32_t s = 0; s < ranks; ++s) most = max(most, board_.tokens[s]);
@@ -182,7 +184,8 @@ class Carrier {
     const std::uint32_t expert = own_.accepted(choice_, token);
     std::uint32_t number = LandedChoice::kNone;
     if (expert != kFull && is_first_) number = own_.number(expert, token);
-    reinterpret_cast<LandedChoice*>(row + op_.movers.landed.choices)[lane_of()] = LandedChoice::make(expert, number);
+    const LandedChoice choice = LandedChoice::make(expert, number);
+    reinterpret_cast<LandedChoice*>(row + op_.movers.landed.choices)[lane_of()] = choice;
     reinterpret_cast<float*>(row + op_.movers.landed.weights)[lane_of()] = weight_;
     return expert;
   }
@@ -236,6 +239,7 @@ class Carrier {
     for (std::uint32_t i = lane_of(); i < format_.scale_bytes / 4; i += 32)
       reinterpret_cast<std::uint32_t*>(to)[i] = reinterpret_cast<const std::uint32_t*>(from)[i];
   }
+
   // ---- what has landed
   // And until no x lies any more where rows land.
   __device__ bool wait_places() const {
@@ -246,8 +250,8 @@ class Carrier {
     __syncwarp();
     return board.placed == LandingBoard::kKnown;
   }
-  // And releases what is sent. A row that was cast is spread by any warp, first by those that have sent none. Who
-  // has copied a row spreads it, and before it is acknowledged, unless few are on the wire.
+  // And releases what is sent. A row that was cast is spread by any warp, first by those that have sent none.
+  // Who has copied a row spreads it, and before it is acknowledged, unless few are on the wire.
   __device__ void spread_held(const LandedPlans& plans) {
     if (!format_.cast) {
       if (op_.num_tokens <= rows_.cta().count) sent_.release(op_);
@@ -258,8 +262,9 @@ class Carrier {
     sent_.release(op_);
     const std::uint32_t first = rows_.first_held();
     const Cta here{0, 1};
+    std::uint32_t& claimed = board_.own_claimed;
 #pragma unroll 1
-    for (std::uint32_t i = claim(here, board_.own_claimed); first + i < rows_.count(); i = claim(here, board_.own_claimed))
+    for (std::uint32_t i = claim(here, claimed); first + i < rows_.count(); i = claim(here, claimed))
       spread_staged(plans, stage(i), op_.rank, token_of(first + i));
   }
   // From its slot; the row before has left the warp's stage.
@@ -287,8 +292,8 @@ class Carrier {
     if (local < experts_per_rank(op_.shape)) place = plans.row(local, source, choice.number());
     const DispatchTarget& own = shared_.targets[op_.rank];
     const bool has = place >= 0;
-    warp_store(static_cast<std::uint8_t*>(own.recv_x) + std::size_t{has ? static_cast<std::uint32_t>(place) : 0} * format_.row_bytes, row,
-               format_.row_bytes, has);
+    const std::size_t number = has ? static_cast<std::uint32_t>(place) : 0;
+    warp_store(static_cast<std::uint8_t*>(own.recv_x) + number * format_.row_bytes, row, format_.row_bytes, has);
     stores_commit();
     if (format_.scale_bytes % 16 == 0) {
       spread_scales<uint4>(own, row + format_.row_bytes, place);
@@ -302,7 +307,8 @@ class Carrier {
   }
   // A row's scales, to the place of each lane that has one.
   template <typename Unit>
-  __device__ void spread_scales(const DispatchTarget& own, const std::uint8_t* scales, std::int32_t place) const {
+  __device__ void spread_scales(const DispatchTarget& own, const std::uint8_t* scales,
+                                std::int32_t place) const {
     const std::uint32_t units = format_.scale_bytes / sizeof(Unit);
     auto* const at = static_cast<Unit*>(own.recv_scales) + lane_of();
     const std::uint32_t places = __ballot_sync(kFull, place >= 0);
@@ -313,7 +319,8 @@ class Carrier {
       if (mine) unit = reinterpret_cast<const Unit*>(scales)[first + lane_of()];
 #pragma unroll 1
       for (std::uint32_t left = places; left != 0; left &= left - 1) {
-        const auto row = static_cast<std::uint32_t>(__shfl_sync(kFull, place, __ffs(static_cast<int>(left)) - 1));
+        const int lane = __ffs(static_cast<int>(left)) - 1;
+        const auto row = static_cast<std::uint32_t>(__shfl_sync(kFull, place, lane));
         if (mine) at[std::size_t{row} * units + first] = unit;
       }
     }

@@ -24,8 +24,8 @@ __device__ __noinline__ inline void refuse(const Operation& op, std::uint32_t pl
   fail(op, ending);
 }
 
-// Choices as they lie: each is read once from memory that the client may be changing; or from a known routing. An
-// index is widened only when it is needed, so that loads do not wait for each other.
+// Choices as they lie: read from memory that the client may be changing; or from a known routing. An index is
+// widened only when it is needed, so that loads do not wait for each other.
 using RawIndex = std::uint64_t;
 struct IndexSource {
   const void* at;
@@ -60,9 +60,9 @@ class OwnChoices {
     for (std::uint32_t i = team.thread(); i < words; i += team.threads()) sets_[i] = 0;
   }
 
-  // The thread's share. False: one was refused. CTA 0 also gives them to the routing, and counts what is dropped.
-  // Without branches, and with what is the same for all in registers: no choice waits for another. `meanwhile()` is
-  // called when the first loads are on their way.
+  // The thread's share. False: one was refused. CTA 0 also gives them to the routing, and counts what is
+  // dropped. Without branches, and with what is the same for all in registers: no choice waits for another.
+  // `meanwhile()` is called when the first loads are on their way.
   template <typename Meanwhile>
   __device__ bool read(const Team& team, Meanwhile meanwhile) const {
     const bool keeps = blockIdx.x == 0;
@@ -169,7 +169,9 @@ class OwnChoices {
           topk_reciprocal(op.shape.topk_reciprocal),
           set_words(op.movers.set_words),
           there(ranks_there(op)) {}
-    __device__ std::uint32_t rank(std::uint32_t expert) const { return multiply_high(expert, rank_reciprocal); }
+    __device__ std::uint32_t rank(std::uint32_t expert) const {
+      return multiply_high(expert, rank_reciprocal);
+    }
     __device__ bool counts(std::int64_t value) const {
       return static_cast<std::uint64_t>(value) < experts &&
              ((there >> rank(static_cast<std::uint32_t>(value)) % 32) & 1) != 0;
@@ -204,7 +206,8 @@ class OwnChoices {
       const std::uint32_t rank = rank_of_count(op_, i);
       const std::uint32_t local = (i - rank * words.count_words) * 4 + lane_of() % 4;
       std::uint32_t rows = 0;
-      if (i < count && local < experts) rows = members(set(rank * experts + local), op_.movers.set_words * 32);
+      if (i < count && local < experts)
+        rows = members(set(rank * experts + local), op_.movers.set_words * 32);
       rows <<= lane_of() % 2 * 16;
       rows |= __shfl_xor_sync(kFull, rows, 1);
       const std::uint64_t four = std::uint64_t{__shfl_xor_sync(kFull, rows, 2)} << 32 | rows;
