@@ -11,8 +11,7 @@ namespace epd::kernels::cuda {
 
 // One warp that moves rows: it sends those of this rank's tokens, then spreads what has landed.
 //
-// Rows that are cast are so in pieces, each by another warp, since the time until the first row leaves
-// counts.
+// Rows that are cast are so in steps that warps claim; a round leaves when all of it is cast.
 class Carrier {
  public:
   __device__ Carrier(const Operation& op, const Shared& shared, const OwnChoices& own, const OwnRows& rows,
@@ -26,7 +25,7 @@ class Carrier {
         x_there_(x_there),
         row_(warp_of()) {}
 
-  // Of the round that begins with row `first`: what needs no sets of choices. Loads go on their way first.
+  // Of the round that begins with row `first`: what needs no sets of choices.
   __device__ void load(std::uint32_t first) {
     const bool mine = warp_of() < round_rows(first);
     if (mine) row_ = first + warp_of();
@@ -34,8 +33,7 @@ class Carrier {
     if (mine) read_choices(token_of(row_));
     if (mine && !format_.cast) load_copied(first);
   }
-  // And the rest, when the sets are known. Two rows at most are not released then. Whether it was the last
-  // round.
+  // And the rest, when the sets are known. Its row is not released then. Whether it was the last round.
   __device__ bool send(std::uint32_t& first) {
     const bool mine = warp_of() < round_rows(first);
     if (mine) {
@@ -225,7 +223,8 @@ class Carrier {
     const DispatchTarget& own = shared_.targets[op_.rank];
     const bool has = place >= 0;
     const std::size_t number = has ? static_cast<std::uint32_t>(place) : 0;
-    warp_store(static_cast<std::uint8_t*>(own.recv_x) + number * format_.row_bytes, row, format_.row_bytes, has);
+    auto* const x = static_cast<std::uint8_t*>(own.recv_x);
+    warp_store(x + number * format_.row_bytes, row, format_.row_bytes, has);
     stores_commit();
     if (format_.scale_bytes % 16 == 0) {
       spread_scales<uint4>(own, row + format_.row_bytes, place);

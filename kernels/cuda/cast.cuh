@@ -131,8 +131,8 @@ struct CastSection {
   }
 };
 
-// A step of a row in shared memory: eight blocks, two for each eight lanes. One reduction and one division serve
-// both. Little is done at once: a small operation waits for instructions longer than for arithmetic
+// A step of a row in shared memory: eight blocks, two for each eight lanes. One reduction and one division
+// serve both. Little is done at once: a small operation waits for instructions longer than for arithmetic
 // (kernels/README). `x`: the row's.
 __device__ inline void cast_step(const RowFormat& format, const std::uint8_t* x, std::uint8_t* codes,
                                  std::uint8_t* scales, std::uint32_t step) {

@@ -73,7 +73,7 @@ bool divide_landing(std::uint32_t room, Operation& op) {
   std::uint32_t stages = std::min(room / movers.stage_bytes, kMaxWarps - kLandingClerks);
   while (stages > 0 && !fits(stages)) --stages;
   movers.stages_reciprocal = reciprocal(stages);
-  movers.row_steps = (shape.hidden / 128 + kCastStepBlocks - 1) / kCastStepBlocks;
+  movers.row_steps = (format.hidden / 128 + kCastStepBlocks - 1) / kCastStepBlocks;
   movers.steps_reciprocal = reciprocal(movers.row_steps);
   if (stages == 0 || movers.ctas == 1) return stages > 0;
   // CTA 0 moves no rows then: in place of stages it has everybody's counts and the placement.

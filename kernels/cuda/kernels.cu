@@ -14,7 +14,9 @@ __device__ inline Operation& fetch(const Operation* from) {
   static_assert(sizeof(Operation) + sizeof(Watch) + 512 + 1024 <= kStaticBytes);
   __shared__ alignas(16) std::uint8_t copy[sizeof(Operation)];
   const auto* const source = reinterpret_cast<const uint4*>(from);
-  if (warp_of() == herald_warp()) fence_async();  // takes as long: for bulk copies that it asks for (OwnRows)
+  // For bulk copies into stages that it asks for before anybody has used these (OwnRows). Takes as long as the
+  // trip.
+  if (warp_of() == herald_warp()) fence_async();
   for (std::uint32_t i = threadIdx.x; i < sizeof(Operation) / 16; i += blockDim.x) {
     reinterpret_cast<uint4*>(copy)[i] = __ldcg(source + i);
   }

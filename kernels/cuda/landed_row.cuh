@@ -18,11 +18,12 @@ struct LandedChoice {
   __device__ std::uint32_t number() const { return word >> 16; }
 };
 
-// Rows of a warp that are on their way to landings, two at most: whoever waits for a row holds up the next.
+// Rows of a warp that are on their way to landings, two at most. (A warp has one, since each round releases
+// the one before.)
 class SentRows {
  public:
-  // Where the next row goes: to every rank that is chosen; lane k has the expert of choice k, or kFull. `held`:
-  // but for this rank, which takes it from its stage.
+  // Where the next row goes: to every rank that is chosen; lane k has the expert of choice k, or kFull.
+  // `held`: but for this rank, which takes it from its stage.
   __device__ void prepare(const Operation& op, std::uint32_t expert, std::uint32_t token, bool held) {
     const std::uint32_t rank = expert != kFull ? rank_of_expert(op.shape, expert) : op.rank;
     const bool leaves = expert != kFull && !(held && rank == op.rank);

@@ -100,7 +100,7 @@ __device__ inline bool asks_before_landing(const Operation& op) {
   return op.landing.count == 1 || load_relaxed(&workspace(op).ended) + 1 != op.tag;
 }
 
-// All threads; a barrier follows.
+// The first threads of the CTA; a barrier follows.
 __device__ inline void clear_board(LandingBoard& board) {
   constexpr std::uint32_t kWords = sizeof(LandingBoard) / 4;
   if (threadIdx.x < kWords) reinterpret_cast<std::uint32_t*>(&board)[threadIdx.x] = 0;

@@ -7,7 +7,7 @@
 
 namespace epd::kernels::cuda {
 
-// A choice that does not exist. Each warp that finds one looks for the first of all, so that all say the
+// A choice that does not exist. Each thread that finds one looks for the first of all, so that all say the
 // same.
 __device__ __noinline__ inline void refuse(const Operation& op, std::uint32_t place, std::int64_t value) {
 #pragma unroll 1
@@ -61,8 +61,8 @@ class OwnChoices {
   }
 
   // The thread's share. False: one was refused. CTA 0 also gives them to the routing, and counts what is
-  // dropped. Without branches, and with what is the same for all in registers: no choice waits for another.
-  // `meanwhile()` is called when the first loads are on their way.
+  // dropped. Without branches, and with what is the same for all in registers: none of a batch waits for
+  // another. `meanwhile()` is called when the first loads are on their way.
   template <typename Meanwhile>
   __device__ bool read(const Team& team, Meanwhile meanwhile) const {
     const bool keeps = blockIdx.x == 0;

@@ -11,8 +11,10 @@ namespace epd::kernels::cuda {
 // Stages of rows that are cast belong to rows, in rounds: a row that leaves, then its x, where later two rows
 // land. Of others they belong to warps, and the first round is one row for each.
 //
-// x comes by bulk copies, that of the first round before anything else is done. The last warp asks for them: it
-// has nothing else to do then, and so the fence between the proxies that they take costs nobody time.
+// x of the first round comes by bulk copies, before anything else is done. The last warp asks for them: it
+// has nothing else to do then, and so the fence between the proxies that they take costs nobody time. Later
+// rounds, which only large operations have, are asked for by warp 0 if they are cast, else by each warp for
+// itself.
 class OwnRows {
  public:
   __device__ OwnRows(const Operation& op, const Shared& shared) : op_(op), shared_(shared) {}
@@ -38,7 +40,8 @@ class OwnRows {
     return op_.shape.format.cast ? op_.movers.stages : op_.movers.warps;
   }
   __device__ std::uint32_t round_rows(std::uint32_t first) const { return min(most(), count() - first); }
-  // A warp, whose lanes have fenced; `there` completes. Nothing is on its way if there are no rows.
+  // A warp, whose lanes have fenced; `there` completes. Nothing is on its way if there are no rows. A barrier
+  // of who reads x follows: before sm_90 it is there then.
   __device__ void load_round(std::uint32_t first, std::uint64_t* there) const {
     const std::uint32_t rows = round_rows(first);
     const std::uint32_t bytes = op_.shape.format.x_bytes;
@@ -48,7 +51,14 @@ class OwnRows {
     const bool mine = lane_of() < rows;
     const std::uint32_t place = mine ? lane_of() : 0;
     const std::uint32_t behind = op_.shape.format.cast ? op_.movers.landed.pitch : 0;
+#if EPD_BULK
     warp_load(stage(place) + behind, x_of(first + place), bytes, mine, there);
+#else
+    for (std::uint32_t i = 0; i < rows; ++i) lanes_load(stage(i) + behind, x_of(first + i), bytes);
+    thread_loads_commit();
+    thread_loads_wait<0>(0);
+    __syncwarp();
+#endif
   }
   // Rows that no other follows in their stage are held: this rank takes them from there, without a landing.
   __device__ std::uint32_t first_held() const { return first_held_of(count()); }

@@ -106,9 +106,9 @@ __device__ inline std::uint32_t lanes_below() {
 __device__ inline std::uint32_t shared_address(const void* at) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(at));
 }
-// The same object, by an address that a register holds. What the compiler knows to be a variable of the CTA it
-// addresses anew each time: three instructions, and tens of cycles, before each load. (Where registers are full
-// this is slower: a combine took 3 us more.)
+// The same object, by an address that a register holds. What the compiler knows to be a variable of the CTA
+// it addresses anew each time: three instructions, and tens of cycles, before each load. (Where registers are
+// full this is slower: a combine took 3 us more.)
 template <typename Type>
 __device__ inline Type& held(Type& object) {
   std::uint32_t at = shared_address(&object);
@@ -121,14 +121,6 @@ __device__ inline std::uint32_t count_shared(std::uint32_t* at) {
   asm volatile("atom.relaxed.cta.shared.add.u32 %0, [%1], 1;"
                : "=r"(before)
                : "r"(shared_address(at))
-               : "memory");
-  return before;
-}
-__device__ inline std::uint32_t add_shared(std::uint32_t* at, std::uint32_t number) {
-  std::uint32_t before;
-  asm volatile("atom.relaxed.cta.shared.add.u32 %0, [%1], %2;"
-               : "=r"(before)
-               : "r"(shared_address(at)), "r"(number)
                : "memory");
   return before;
 }
