@@ -19,9 +19,8 @@ __device__ inline bool find_places(const Shared& shared, const Team& clerks, con
 }
 
 // CTA 0: what a routing leaves for later operations, and the counts. False: failed.
-__device__ inline bool keep_landing_books(const Operation& op, const Shared& shared,
-                                          const Team& clerks, const OwnChoices& own,
-                                          const LandedPlans& plans) {
+__device__ inline bool keep_landing_books(const Operation& op, const Shared& shared, const Team& clerks,
+                                          const OwnChoices& own, const LandedPlans& plans) {
   if (op.cached) {
     deliver_counts(op, clerks);
   } else {
@@ -39,9 +38,8 @@ __device__ inline bool keep_landing_books(const Operation& op, const Shared& sha
 }
 
 // All warps of a CTA but the last.
-__device__ inline bool dispatch_landing(const Operation& op, const Shared& shared,
-                                        LandingBoard& board, std::uint64_t* x_there,
-                                        std::uint64_t deadline_ns) {
+__device__ inline bool dispatch_landing(const Operation& op, const Shared& shared, LandingBoard& board,
+                                        std::uint64_t* x_there, std::uint64_t deadline_ns) {
   const Team all = all_but_last();
   const Team fillers{op.movers.warps, herald_warp() - op.movers.warps};
   const Team clerks = blockIdx.x == 0 && op.movers.ctas > 1 ? all : fillers;

@@ -84,11 +84,11 @@ struct LandingBoard {
   std::uint32_t tokens[kMaxRanks];  // of each source
   std::uint32_t rows_cast;
   std::uint32_t cast_claimed;  // steps that warps have taken of a round's cast
-  std::uint32_t sent;  // warps that have sent all
-  std::uint32_t claimed;  // landed rows, or sums to be sent, that warps have taken
-  std::uint32_t own_claimed;  // rows that are held, or sums of own tokens, likewise
-  std::uint32_t placed;  // places are known, or kNowhere: the operation has failed
-  std::uint32_t greeted;  // `tokens` are known, or kNowhere
+  std::uint32_t sent;          // warps that have sent all
+  std::uint32_t claimed;       // landed rows, or sums to be sent, that warps have taken
+  std::uint32_t own_claimed;   // rows that are held, or sums of own tokens, likewise
+  std::uint32_t placed;        // places are known, or kNowhere: the operation has failed
+  std::uint32_t greeted;       // `tokens` are known, or kNowhere
   static constexpr std::uint32_t kKnown = 1;
   static constexpr std::uint32_t kNowhere = 2;
 };

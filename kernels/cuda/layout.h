@@ -47,8 +47,8 @@ EPD_HOST_DEVICE constexpr std::uint32_t num_count_words(std::uint32_t experts) {
   return (experts + 3) / 4;
 }
 
-// Of a CTA's shared memory; each has a barrier. Through landings lanes load for
-// themselves, but for x of rows that are cast and of the first round, for which run_landing_dispatch has one.
+// Of a CTA's shared memory; each has a barrier. Through landings lanes load for themselves; the x that comes
+// by bulk copies (OwnRows) has a barrier of its own.
 EPD_HOST_DEVICE constexpr std::uint32_t num_barriers(const Operation& op) {
   return lands(op) ? 0 : op.movers.warps * op.movers.stages;
 }

@@ -25,7 +25,8 @@ struct SumPieces {
   }
 };
 
-// A warp among all of an operation, neighbours on different SMs.
+// What a warp takes of an operation's tokens: the first, and every step_of_warps()-th. Neighbours lie on
+// different SMs.
 __device__ inline std::uint32_t first_of_warp(const Operation& op) {
   return blockIdx.x + op.movers.ctas * warp_of();
 }

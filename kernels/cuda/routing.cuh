@@ -45,9 +45,6 @@ struct ChoiceLanes {
 __device__ inline std::uint32_t rank_of_expert(const Shape& shape, std::uint32_t expert) {
   return multiply_high(expert, shape.rank_reciprocal);
 }
-__device__ inline std::uint32_t token_of_choice(const Shape& shape, std::uint32_t place) {
-  return multiply_high(place, shape.topk_reciprocal);
-}
 
 // The value at `place`, read once from memory that the client may be changing.
 __device__ inline std::int64_t read_choice(const Operation& op, std::uint32_t place) {
