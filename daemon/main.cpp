@@ -4,6 +4,7 @@
 #include "engine/engine_main.h"
 #include "supervisor/supervisor.h"
 
+#include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <CLI/CLI.hpp>
@@ -90,7 +91,8 @@ ConfigSources sources_of(const ServeFlags& flags, const Environment& environment
 }
 
 int fail(int code, const Status& status) {
-  std::fprintf(stderr, "epd: %s\n", status.to_string().c_str());
+  log_flush();
+  print_error("epd: " + status.to_string() + "\n");
   return code;
 }
 
@@ -224,5 +226,8 @@ int run(int argc, char** argv) {
 }  // namespace epd
 
 int main(int argc, char** argv) {
-  return epd::run(argc, argv);
+  ::signal(SIGPIPE, SIG_IGN);  // a reader that goes away is an error of a write, not our end
+  const int code = epd::run(argc, argv);
+  epd::log_flush();
+  return code;
 }

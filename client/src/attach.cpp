@@ -44,9 +44,9 @@ Status check_welcome(const abi::Welcome& welcome, const abi::Hello& hello) {
 }
 
 Status map_segments(Packet& packet, Attachment& out) {
-  if (packet.num_fds != 3) {
+  if (packet.num_fds != 4) {
     return internal_error("the daemon's welcome came with " + std::to_string(packet.num_fds) +
-                          " descriptors; needed: 3");
+                          " descriptors; needed: 4");
   }
   Status status =
       Mapping::map(packet.fds[0], sizeof(abi::SegmentA), Access::kReadWrite, "segment A", out.segment_a);
@@ -59,7 +59,8 @@ Status map_segments(Packet& packet, Attachment& out) {
     return internal_error("the daemon's segments begin with " + hex(magic_a) + " and " + hex(magic_b) +
                           "; needed: " + hex(abi::kSegmentAMagic) + " and " + hex(abi::kSegmentBMagic));
   }
-  out.doorbell = std::move(packet.fds[2]);
+  out.engine_bell = std::move(packet.fds[2]);
+  out.client_bell = std::move(packet.fds[3]);
   return {};
 }
 

@@ -8,7 +8,8 @@ namespace epd::client {
 
 struct Attachment {
   UniqueFd socket;
-  UniqueFd doorbell;
+  UniqueFd engine_bell;  // to ring
+  UniqueFd client_bell;  // to be rung by
   Mapping segment_a;  // read-write
   Mapping segment_b;  // read-only
   abi::Welcome welcome{};

@@ -46,9 +46,8 @@ bool Session::drain_locked() {
 void Session::ring_engine(abi::Sleep at_least) const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (b().engine_sleep.sleeping.load(std::memory_order_relaxed) < at_least) return;
-  const char byte = 0;
-  [[maybe_unused]] const ssize_t n =
-      ::send(attachment_.doorbell.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t n = ::write(attachment_.engine_bell.get(), &one, sizeof(one));
 }
 
 void Session::finish_locked(Operations::iterator found, const abi::Completion& completion,
@@ -171,7 +170,7 @@ void Session::lead(Lock& lock, Waiter& waiter, nanoseconds slice) {
 void Session::sleep(nanoseconds slice) {
   const short socket_events = socket_busy_ ? POLLRDHUP : POLLIN | POLLRDHUP;
   pollfd entries[3] = {{wake_.get(), POLLIN, 0},
-                       {doorbell_open_ ? attachment_.doorbell.get() : -1, POLLIN, 0},
+                       {doorbell_open_ ? attachment_.client_bell.get() : -1, POLLIN, 0},
                        {attachment_.socket.get(), socket_events, 0}};
   const timespec timeout = to_timespec(doorbell_open_ ? slice : std::min(slice, kBlindSlice));
   const SteadyClock::time_point begin = SteadyClock::now();
@@ -193,7 +192,7 @@ void Session::sleep(nanoseconds slice) {
 void Session::drain_doorbell() {
   char bytes[256];
   for (;;) {
-    const ssize_t n = ::recv(attachment_.doorbell.get(), bytes, sizeof(bytes), MSG_DONTWAIT);
+    const ssize_t n = ::recv(attachment_.client_bell.get(), bytes, sizeof(bytes), MSG_DONTWAIT);
     if (n > 0 || (n < 0 && errno == EINTR)) continue;
     // Hung up: the engine's end is gone. Only the attach socket says whether the daemon is.
     if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK)) doorbell_open_ = false;

@@ -251,7 +251,7 @@ bool Engine::remove_sessions() {
       continue;
     }
     for (const auto& [number, member] : session.members) member->session = nullptr;
-    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, session.doorbell(), nullptr);
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, session.bell(), nullptr);
     const abi::SessionRef reply{it->first};
     it = sessions_.erase(it);
     send(abi::LinkType::kSessionRemoved, reply);
@@ -349,10 +349,7 @@ void Engine::sleep() {
       std::uint64_t rings;
       [[maybe_unused]] const ssize_t n = ::read(bell_.get(), &rings, sizeof(rings));
     } else if (const auto found = sessions_.find(key); found != sessions_.end()) {
-      // A closed doorbell would be readable for ever; the supervisor tells us when the client is gone.
-      if (!found->second->drain_doorbell()) {
-        ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, found->second->doorbell(), nullptr);
-      }
+      found->second->clear_bell();
     }
   }
 }

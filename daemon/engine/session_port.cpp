@@ -3,6 +3,7 @@
 #include "base/clock.h"
 
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <algorithm>
 #include <cerrno>
 
@@ -11,16 +12,16 @@ namespace epd {
 using abi::SegmentA;
 using abi::SegmentB;
 
-Result<std::unique_ptr<SessionPort>> SessionPort::open(std::uint64_t id, UniqueFd segment_a,
-                                                       UniqueFd segment_b, UniqueFd doorbell) {
-  Result<Mapping> a = Mapping::map(segment_a.get(), sizeof(SegmentA), Access::kReadWrite);
+Result<std::unique_ptr<SessionPort>> SessionPort::open(std::uint64_t id, Ends ends) {
+  Result<Mapping> a = Mapping::map(ends.segment_a.get(), sizeof(SegmentA), Access::kReadWrite);
   if (!a.ok()) return a.status();
-  Result<Mapping> b = Mapping::map(segment_b.get(), sizeof(SegmentB), Access::kReadWrite);
+  Result<Mapping> b = Mapping::map(ends.segment_b.get(), sizeof(SegmentB), Access::kReadWrite);
   if (!b.ok()) return b.status();
   std::unique_ptr<SessionPort> port(new SessionPort);
   port->id_ = id;
   port->opened_ns_ = MonotonicClock().now_ns();
-  port->doorbell_ = std::move(doorbell);
+  port->engine_bell_ = std::move(ends.engine_bell);
+  port->client_bell_ = std::move(ends.client_bell);
   port->a_mapping_ = std::move(a).value();
   port->b_mapping_ = std::move(b).value();
   port->a_ = port->a_mapping_.as<SegmentA>();
@@ -166,18 +167,14 @@ void SessionPort::ring() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (a_->client_sleep.sleeping.load(std::memory_order_relaxed) == 0) return;
   const char byte = 0;
-  [[maybe_unused]] const ssize_t n = ::send(doorbell_.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+  [[maybe_unused]] const ssize_t n = ::send(client_bell_.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
-bool SessionPort::drain_doorbell() {
-  // Bounded: a client that floods is looked at again in the next round.
-  char byte;
-  for (int i = 0; i < 64; ++i) {
-    const ssize_t n = ::recv(doorbell_.get(), &byte, 1, MSG_DONTWAIT);
-    if (n == 0) return false;
-    if (n < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
-  }
-  return true;
+// Not read(): the client shares the description and may have made it blocking.
+void SessionPort::clear_bell() {
+  std::uint64_t rings;
+  iovec part{&rings, sizeof(rings)};
+  [[maybe_unused]] const ssize_t n = ::preadv2(engine_bell_.get(), &part, 1, -1, RWF_NOWAIT);
 }
 
 void SessionPort::end(StatusCode status, const std::string& text) {

@@ -22,11 +22,16 @@ class Member;
 class SessionPort {
  public:
   // Maps the segments; takes over what a former engine left: its indices and its operations in flight.
-  static Result<std::unique_ptr<SessionPort>> open(std::uint64_t id, UniqueFd segment_a, UniqueFd segment_b,
-                                                   UniqueFd doorbell);
+  struct Ends {
+    UniqueFd segment_a;
+    UniqueFd segment_b;
+    UniqueFd engine_bell;
+    UniqueFd client_bell;
+  };
+  static Result<std::unique_ptr<SessionPort>> open(std::uint64_t id, Ends ends);
 
   std::uint64_t id() const { return id_; }
-  int doorbell() const { return doorbell_.get(); }
+  int bell() const { return engine_bell_.get(); }  // readable when the client has rung
 
   // The next submission, private copy, if there is one and there is room to answer it.
   std::optional<abi::Submission> take();
@@ -40,8 +45,8 @@ class SessionPort {
 
   // Rings the client if it sleeps.
   void ring();
-  // Reads the doorbell empty. False: the client's end is closed.
-  bool drain_doorbell();
+  // After the client has rung.
+  void clear_bell();
   void set_sleeping(bool sleeping) {
     const abi::Sleep asleep = waiting_.empty() ? abi::kAsleep : abi::kAsleepForRoom;
     b_->engine_sleep.sleeping.store(sleeping ? asleep : abi::kAwake, std::memory_order_relaxed);
@@ -95,7 +100,8 @@ class SessionPort {
 
   std::uint64_t opened_ns_ = 0;
   bool inherited_ = false;
-  UniqueFd doorbell_;
+  UniqueFd engine_bell_;
+  UniqueFd client_bell_;
   Mapping a_mapping_;
   Mapping b_mapping_;
   abi::SegmentA* a_ = nullptr;

@@ -44,15 +44,16 @@ Status SessionTable::check_hello(const Session& session, const abi::Hello& hello
   if (hello.features != 0) {
     return {StatusCode::kUnsupported, "features are " + hex(hello.features) + "; allowed: 0"};
   }
-  if (attached_ >= options_.limits.max_sessions) {
-    return resource_exhausted("there are " + std::to_string(attached_) + " sessions; allowed: " +
+  const std::uint64_t sessions = attached_ + host_.ending_sessions(std::nullopt);
+  if (sessions >= options_.limits.max_sessions) {
+    return resource_exhausted("there are " + std::to_string(sessions) + " sessions; allowed: " +
                               std::to_string(options_.limits.max_sessions) + " (limits.max_sessions)");
   }
   const auto of_user = std::count_if(connections_.begin(), connections_.end(), [&](const auto& entry) {
     return entry.second.attached && entry.second.peer.uid == session.peer.uid;
   });
   const Quota quota = host_.max_sessions_of(session.peer);
-  const auto used = static_cast<std::uint64_t>(of_user);
+  const std::uint64_t used = static_cast<std::uint64_t>(of_user) + host_.ending_sessions(session.peer.uid);
   return used < quota.limit ? Status() : over_quota(session.peer.uid, used, "sessions", quota);
 }
 
@@ -78,6 +79,7 @@ Result<std::uint32_t> SessionTable::choose_device(const Session& session, const 
 }
 
 Result<ClientEnds> SessionTable::prepare(Session& session) {
+  if (Status status = session.descriptors.grow(kSegmentDescriptors); !status.ok()) return status;
   ClientEnds client;
   Result<Segments> segments = make_segments(client);
   if (!segments.ok()) return segments.status();
@@ -100,7 +102,9 @@ Status SessionTable::welcome(const Session& session, const abi::Hello& hello, st
   message.device_kind = device.kind;
   std::copy(device.uuid.begin(), device.uuid.end(), message.device_uuid);
   return send_message(session.socket.get(), abi::AttachType::kWelcome, message,
-                      {session.segments.a.get(), client.b_read_only.get(), client.bell.get()}, request_id);
+                      {session.segments.a.get(), client.b_read_only.get(), session.segments.engine_bell.get(),
+                       client.client_bell.get()},
+                      request_id);
 }
 
 void SessionTable::hello(Session& session, const Packet& packet) {

@@ -111,18 +111,18 @@ Result<Listener> Listener::open(const ListenerOptions& options) {
 
 Listener& Listener::operator=(Listener&& other) noexcept {
   if (this == &other) return *this;
-  close();
+  (void)close();
   socket_ = std::move(other.socket_);
   lock_ = std::move(other.lock_);
   path_ = std::move(other.path_);
   return *this;
 }
 
-void Listener::close() {
-  if (!socket_.valid()) return;
-  socket_.reset();
+UniqueFd Listener::close() {
+  if (!socket_.valid()) return {};
   ::unlink(path_.c_str());
   lock_.reset();  // the lock file stays: removing it would race with the next daemon's open
+  return std::move(socket_);
 }
 
 namespace {

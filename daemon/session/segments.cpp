@@ -30,11 +30,16 @@ Result<Segments> make_segments(ClientEnds& client) {
 
   auto read_only = reopen_read_only(made.b.get());
   if (!read_only.ok()) return read_only.status();
-  auto bell = make_socketpair();
-  if (!bell.ok()) return bell.status();
+  auto engine_bell = make_eventfd();
+  if (!engine_bell.ok()) return engine_bell.status();
+  auto client_bell = make_socketpair();
+  if (!client_bell.ok()) return client_bell.status();
+  // From now on a send from the client's end fails: nothing can ever lie in the queue of ours.
+  if (::shutdown(client_bell->second.get(), SHUT_RD) != 0) return errno_status("shutdown");
   client.b_read_only = std::move(*read_only);
-  client.bell = std::move(bell->first);
-  made.bell_engine = std::move(bell->second);
+  client.client_bell = std::move(client_bell->first);
+  made.engine_bell = std::move(*engine_bell);
+  made.client_bell = std::move(client_bell->second);
   return made;
 }
 
@@ -52,7 +57,7 @@ void end_segments(const Segments& segments, const Status& status) {
 void wake_client(const Segments& segments) {
   const char byte = 0;
   [[maybe_unused]] const ssize_t n =
-      ::send(segments.bell_engine.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+      ::send(segments.client_bell.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 void unserve_segments(const Segments& segments) {

@@ -1,6 +1,7 @@
 #include "session/session_table.h"
 
 #include "base/event.h"
+#include "proto/binding_rules.h"
 
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -22,22 +23,17 @@ constexpr std::uint64_t process_key(std::uint64_t id) {
 
 constexpr int kEventsPerCall = 64;
 constexpr int kAcceptsPerTurn = 64;
+constexpr std::size_t kMostUnclosed = 4 * Airlock::kSlots;  // while no child can be started
+constexpr std::uint64_t kConnectionDescriptors = 2;         // its socket, its process
 constexpr int kPacketsPerTurn = 16;  // of one connection, before the others have theirs
-
-// Before a close: packets left unread would make the peer's next receive fail with ECONNRESET, and the client
-// report that instead of our last words.
-void read_out(int socket) {
-  constexpr int kMostPackets = 256;
-  char byte;
-  for (int i = 0; i<kMostPackets&& ::recv(socket, &byte, 1, MSG_DONTWAIT)> 0; ++i) {
-  }
-}
 
 }  // namespace
 
 Result<std::unique_ptr<SessionTable>> SessionTable::create(Options options, Listener listener,
-                                                           const Clock& clock, SessionHost& host) {
-  std::unique_ptr<SessionTable> table(new SessionTable(std::move(options), std::move(listener), clock, host));
+                                                           const Clock& clock, SessionHost& host,
+                                                           PeerResources resources) {
+  std::unique_ptr<SessionTable> table(
+      new SessionTable(std::move(options), std::move(listener), clock, host, resources));
   table->epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
   if (!table->epoll_.valid()) return errno_status("epoll_create1");
   if (Status status = table->watch(table->listener_.fd(), kListenerKey); !status.ok()) return status;
@@ -69,29 +65,31 @@ void SessionTable::process() {
 
 void SessionTable::accept_all() {
   for (int i = 0; i < kAcceptsPerTurn && listener_.fd() >= 0; ++i) {
+    if (airlock_.waiting() > kMostUnclosed) return pause_listening("sockets can't be closed");
     UniqueFd socket(::accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket.valid()) {
       accept_one(std::move(socket));
       continue;
     }
     if (errno == EINTR || errno == ECONNABORTED) continue;
-    if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) pause_listening();
+    if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)
+      pause_listening(errno_status("accept").message());
     return;
   }
 }
 
 // The connection can't be taken off the queue, and would wake us for ever.
-void SessionTable::pause_listening() {
+void SessionTable::pause_listening(const std::string& reason) {
   static LogLimiter limiter;
   limiter.log(LogLevel::kError, "cannot accept connections, trying again in a second",
-              {{"reason", errno_status("accept").message()}});
+              {{"reason", reason}});
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.fd(), nullptr);
   listen_again_ns_ = clock_.now_ns() + 1'000'000'000;
 }
 
 void SessionTable::accept_one(UniqueFd socket) {
   Result<PeerIdentity> peer = peer_identity(socket.get());
-  if (!peer.ok()) return;
+  if (!peer.ok()) return airlock_.close_socket(std::move(socket));
   const auto half_open = std::count_if(connections_.begin(), connections_.end(), [&](const auto& entry) {
     return !entry.second.attached && entry.second.peer.uid == peer->uid;
   });
@@ -100,23 +98,36 @@ void SessionTable::accept_one(UniqueFd socket) {
     static LogLimiter limiter;
     limiter.record(EventKind::kRefused, LogLevel::kWarning, "connection refused: too many without Hello",
                    {{"uid", peer->uid}, {"pid", peer->pid}, {"half_open", half_open}});
-    abi::Refused refused{StatusCode::kResourceExhausted, {}};
-    const std::string text = "user " + std::to_string(peer->uid) + " has " + std::to_string(half_open) +
-                             " connections without Hello; allowed: " + std::to_string(kMaxHalfOpenPerUser);
-    abi::set_text(refused.text, text.data(), text.size());
-    (void)send_message(socket.get(), abi::AttachType::kRefused, refused);
-    read_out(socket.get());
-    return;
+    return turn_away(std::move(socket), resource_exhausted("user " + std::to_string(peer->uid) + " has " +
+                                                           std::to_string(half_open) +
+                                                           " connections without Hello; allowed: " +
+                                                           std::to_string(kMaxHalfOpenPerUser)));
+  }
+  Result<DescriptorShare> share = descriptors_.take(peer->uid, kConnectionDescriptors);
+  if (!share.ok()) {
+    ++total_refused_;
+    static LogLimiter limiter;
+    limiter.record(EventKind::kRefused, LogLevel::kWarning, "connection refused",
+                   {{"uid", peer->uid}, {"pid", peer->pid}, {"reason", share.status().message()}});
+    return turn_away(std::move(socket), share.status());
   }
   const std::uint64_t id = next_id_++;
   Session& session = connections_[id];
   session.id = id;
   session.socket = std::move(socket);
   session.peer = std::move(*peer);
+  session.descriptors = std::move(*share);
   session.accepted_ns = clock_.now_ns();
   Status status = watch(session.socket.get(), socket_key(id));
   if (status.ok() && session.peer.pidfd.valid()) status = watch(session.peer.pidfd.get(), process_key(id));
   if (!status.ok()) close(id, "could not be watched");
+}
+
+void SessionTable::turn_away(UniqueFd socket, const Status& status) {
+  abi::Refused refused{status.code(), {}};
+  abi::set_text(refused.text, status.message().data(), status.message().size());
+  (void)send_message(socket.get(), abi::AttachType::kRefused, refused);
+  hang_up(std::move(socket));
 }
 
 void SessionTable::receive(std::uint64_t id) {
@@ -126,25 +137,38 @@ void SessionTable::receive(std::uint64_t id) {
     Session& session = found->second;
     Packet packet;
     Status error;
-    switch (receive_packet(session.socket.get(), packet, error)) {
-      case ReceiveResult::kNothing: return;
-      case ReceiveResult::kClosed: close(id, "died"); return;
-      case ReceiveResult::kMalformed: malformed(session, 0, error); return;
-      case ReceiveResult::kPacket: handle(session, packet); break;
+    switch (receive_from_peer(session.socket.get(), packet, error)) {
+      case PeerResult::kNothing: return;
+      case PeerResult::kClosed: close(id, "died"); return;
+      case PeerResult::kMalformed: malformed(session, 0, error); return;
+      case PeerResult::kDescriptors:
+        receive_descriptors(session, packet);
+        break;
+      case PeerResult::kPacket: handle(session, packet, {}); break;
     }
   }
 }
 
-void SessionTable::handle(Session& session, Packet& packet) {
+// Memory of the client's own comes with a Join, and nothing else comes with descriptors.
+void SessionTable::receive_descriptors(Session& session, Packet& packet) {
+  const bool join =
+      session.attached && static_cast<abi::AttachType>(packet.header.type) == abi::AttachType::kJoin;
+  const std::size_t allowed = join ? abi::kNumRegions : 0;
+  const Airlock::Received received = airlock_.receive(session.socket.get(), session.peer.uid, packet);
+  if (packet.header.num_fds > allowed) {
+    malformed(session, packet.header.request_id,
+              invalid_argument("message carries " + std::to_string(packet.header.num_fds) +
+                               " descriptors; allowed: " + std::to_string(allowed)));
+  } else if (received.status.ok() || received.not_memory) {
+    handle(session, packet, received);
+  } else {
+    malformed(session, packet.header.request_id, received.status);
+  }
+}
+
+void SessionTable::handle(Session& session, Packet& packet, const Airlock::Received& descriptors) {
   const std::uint32_t request_id = packet.header.request_id;
   const auto type = static_cast<abi::AttachType>(packet.header.type);
-  const std::size_t allowed = session.attached && type == abi::AttachType::kJoin ? abi::kNumRegions : 0;
-  if (packet.fds.size() > allowed) {
-    malformed(session, request_id,
-              invalid_argument("message carries " + std::to_string(packet.fds.size()) +
-                               " descriptors; allowed: " + std::to_string(allowed)));
-    return;
-  }
   if (!session.attached) {
     if (type == abi::AttachType::kHello) {
       hello(session, packet);
@@ -170,6 +194,12 @@ void SessionTable::handle(Session& session, Packet& packet) {
     Result<abi::Join> join = packet.read<abi::Join>();
     if (!join.ok()) return malformed(session, request_id, join.status());
     session.pending_request = request_id;
+    if (descriptors.not_memory) {
+      return refuse(session.id, request_id,
+                    invalid_argument("the memory that " +
+                                     abi::bound_names(join->bindings, *descriptors.not_memory + 1) +
+                                     " is bound to: " + descriptors.status.message()));
+    }
     host_.join_requested(session, request_id, *join, std::move(packet.fds));
   } else if (type == abi::AttachType::kLeave) {
     Result<abi::Leave> leave = packet.read<abi::Leave>();
@@ -234,17 +264,25 @@ void SessionTable::close(std::uint64_t id, const std::string& how) {
   const auto found = connections_.find(id);
   if (found == connections_.end()) return;
   // Out of the table first: the host may look at it.
-  const Session session = std::move(connections_.extract(found).mapped());
-  read_out(session.socket.get());
+  Session session = std::move(connections_.extract(found).mapped());
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, session.socket.get(), nullptr);
+  hang_up(std::move(session.socket));
   if (!session.attached) return;
   --attached_;
   record_event(EventKind::kSessionEnded, LogLevel::kInfo, "session closed",
                {{"session", id}, {"pid", session.peer.pid}, {"how", how}});
-  host_.session_closed(session, how);
+  host_.session_closed(std::move(session), how);
+}
+
+void SessionTable::hang_up(UniqueFd socket) {
+  Airlock::read_out(socket.get());
+  airlock_.close_socket(std::move(socket));
 }
 
 void SessionTable::stop_listening() {
-  listener_.close();
+  if (listener_.fd() < 0) return;
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.fd(), nullptr);
+  airlock_.close_socket(listener_.close());  // who has not been accepted may have sent something already
   listen_again_ns_ = 0;
 }
 

@@ -10,6 +10,8 @@ using abi::Board;
 
 namespace {
 
+constexpr std::uint64_t kMemberDescriptors = 3;  // two arenas, the board
+
 constexpr std::uint64_t kFirstEpoch = 1;
 
 void write_first_board(Board& board) {
@@ -87,6 +89,8 @@ Status ArenaStore::acquire(std::pair<std::uint64_t, std::uint32_t> member, std::
     return status;
   }
 
+  Result<DescriptorShare> share = descriptors_.take(uid, kMemberDescriptors + wanted.num_memories());
+  if (!share.ok()) return share.status();
   Result<UniqueFd> user = make_arena_memory(device, "epd-user-arena", user_bytes);
   if (!user.ok()) return user.status();
   Result<UniqueFd> exchange = make_arena_memory(device, "epd-exchange-arena", exchange_bytes);
@@ -97,6 +101,7 @@ Status ArenaStore::acquire(std::pair<std::uint64_t, std::uint32_t> member, std::
   if (!map.ok()) return map.status();
   write_first_board(*map->as<Board>());
 
+  made.descriptors = std::move(*share);
   made.user = std::move(*user);
   made.exchange = std::move(*exchange);
   made.board = std::move(*board);
@@ -120,6 +125,8 @@ void ArenaStore::release(std::uint64_t group_id, std::uint32_t rank) {
   const std::uint32_t uid = found->second.uid;
   users_.at(uid).bytes -= found->second.bytes;
   users_.at(uid).client_memories -= found->second.wanted.num_memories();
+  airlock_.close(std::move(found->second.user));
+  airlock_.close(std::move(found->second.exchange));
   arenas_.erase(found);
   drop_idle_user(uid);
 }

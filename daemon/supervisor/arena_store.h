@@ -1,6 +1,8 @@
 // The memory of group members: arenas and boards, held here so that they outlive engines.
 #pragma once
 
+#include "base/airlock.h"
+#include "base/descriptors.h"
 #include "base/memory.h"
 #include "base/quota.h"
 #include "device/memory.h"
@@ -32,6 +34,7 @@ struct MemberArenas {
   std::uint64_t bytes = 0;
   std::uint64_t host_bytes = 0;  // of them in host memory
   WantedMemory wanted;
+  DescriptorShare descriptors;
   UniqueFd user;
   UniqueFd exchange;
   UniqueFd board;
@@ -46,7 +49,9 @@ class ArenaStore {
   // Descriptors that the members of one user may have us keep of memory of their own.
   static constexpr std::uint64_t kMaxClientMemoriesPerUser = 4096;
 
-  explicit ArenaStore(std::uint64_t max_bytes) : max_bytes_(max_bytes) {}
+  // Both outlive the store. The airlock closes memory: freeing many pages takes long.
+  ArenaStore(std::uint64_t max_bytes, Airlock& airlock, DescriptorBudget& descriptors)
+      : max_bytes_(max_bytes), airlock_(airlock), descriptors_(descriptors) {}
   void set_max_bytes(std::uint64_t max_bytes) { max_bytes_ = max_bytes; }
   // Holds for the acquires of this user that follow, until it is set again.
   void set_user_quota(std::uint32_t uid, Quota quota) { users_[uid].quota = std::move(quota); }
@@ -78,6 +83,8 @@ class ArenaStore {
   };
 
   std::uint64_t max_bytes_;
+  Airlock& airlock_;
+  DescriptorBudget& descriptors_;
   std::uint64_t total_bytes_ = 0;  // in host memory
   std::map<std::uint32_t, User> users_;
   std::map<std::pair<std::uint64_t, std::uint32_t>, MemberArenas> arenas_;

@@ -42,11 +42,18 @@ constexpr int kLinkBufferBytes = 1 << 20;
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
-  ::signal(SIGPIPE, SIG_DFL);
   ::execv(binary, arguments);
   static constexpr char kText[] = "epd: the engine's binary can't be executed\n";
   [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, kText, sizeof(kText) - 1);
   ::_exit(127);
+}
+
+// What is left of a failed call: nothing to have died of.
+Status not_started(const char* what) {
+  const int error = errno;
+  const bool scarce = error == EMFILE || error == ENFILE || error == EAGAIN || error == ENOMEM;
+  const Status status = errno_status(what);
+  return scarce ? Status(StatusCode::kResourceExhausted, status.message()) : status;
 }
 
 const char* level_name(LogLevel level) {
@@ -69,7 +76,7 @@ const char* mode_name(LaunchMode mode) {
 
 Result<std::unique_ptr<EngineProcess>> EngineProcess::spawn(const EngineCommand& command) {
   Result<std::pair<UniqueFd, UniqueFd>> link = make_socketpair();
-  if (!link.ok()) return link.status();
+  if (!link.ok()) return not_started("socketpair");
   // Best effort: what does not fit is queued.
   ::setsockopt(link->first.get(), SOL_SOCKET, SO_SNDBUF, &kLinkBufferBytes, sizeof(kLinkBufferBytes));
   ::setsockopt(link->second.get(), SOL_SOCKET, SO_SNDBUF, &kLinkBufferBytes, sizeof(kLinkBufferBytes));
@@ -89,7 +96,7 @@ Result<std::unique_ptr<EngineProcess>> EngineProcess::spawn(const EngineCommand&
   std::unique_ptr<EngineProcess> engine(new EngineProcess());
   const pid_t self = ::getpid();
   const pid_t pid = ::fork();
-  if (pid < 0) return errno_status("fork");
+  if (pid < 0) return not_started("fork");
   if (pid == 0) {
     // Under MPS a process that is killed amid a kernel takes the clients of its GPU along, so an engine of a
     // GPU is only told, and leaves by itself (engine_main).
@@ -100,7 +107,7 @@ Result<std::unique_ptr<EngineProcess>> EngineProcess::spawn(const EngineCommand&
   engine->pid_ = pid;
   engine->link_ = std::move(link->first);
   engine->pidfd_.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-  if (!engine->pidfd_.valid()) return errno_status("pidfd_open");
+  if (!engine->pidfd_.valid()) return not_started("pidfd_open");
   return engine;
 }
 
@@ -147,6 +154,7 @@ Status EngineProcess::send_bytes(std::uint16_t type, const void* body, std::size
     if (!copy.ok()) return copy.status();
     message.fds.push_back(std::move(*copy));
   }
+  queued_descriptors_ += message.fds.size();
   queue_.push_back(std::move(message));
   return {};
 }
@@ -160,6 +168,7 @@ Status EngineProcess::flush() {
         send_packet(link_.get(), next.type, 0, next.body.data(), next.body.size(), std::move(fds));
     if (status.code() == StatusCode::kWouldBlock) return {};
     if (!status.ok()) return status;
+    queued_descriptors_ -= next.fds.size();
     queue_.pop_front();
   }
   return {};

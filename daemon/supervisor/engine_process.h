@@ -25,7 +25,7 @@ struct EngineCommand {
 
 class EngineProcess {
  public:
-  // Forks and executes. The engine dies with the calling thread, so that must be the one that lives as
+  // Forks and executes. RESOURCE_EXHAUSTED: not now, for want of descriptors, processes or memory. The engine dies with the calling thread, so that must be the one that lives as
   // long as the daemon.
   static Result<std::unique_ptr<EngineProcess>> spawn(const EngineCommand& command);
   EngineProcess(const EngineProcess&) = delete;
@@ -44,6 +44,7 @@ class EngineProcess {
   }
   Status send_stop() { return send_bytes(static_cast<std::uint16_t>(abi::LinkType::kStop), nullptr, 0, {}); }
   bool has_queued() const { return !queue_.empty(); }
+  std::uint64_t queued_descriptors() const { return queued_descriptors_; }
   Status flush();
 
   void kill();
@@ -69,6 +70,7 @@ class EngineProcess {
   UniqueFd link_;
   UniqueFd pidfd_;
   std::deque<Queued> queue_;
+  std::uint64_t queued_descriptors_ = 0;
 };
 
 }  // namespace epd

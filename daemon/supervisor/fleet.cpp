@@ -14,6 +14,7 @@ constexpr std::uint64_t kMsNs = 1'000'000;
 constexpr std::uint64_t kLastWordsMs = 1'000;  // between the end of a link and the end of its engine
 constexpr std::uint64_t kSparedMs = 1'000;     // to answer after a stop
 constexpr std::uint64_t kTryAgainNs = 20'000'000;
+constexpr std::uint64_t kStartLaterNs = 200'000'000;
 constexpr std::uint64_t kSayBusyNs = 5'000'000'000;
 constexpr std::uint64_t kMinuteNs = 60'000 * kMsNs;
 
@@ -67,6 +68,7 @@ void EngineFleet::spawn(std::uint32_t index) {
   Result<std::unique_ptr<EngineProcess>> process =
       EngineProcess::spawn({options_.binary, device.name, options_.mode, device.page_fd.get(),
                             device.bell.get(), options_.log_level, options_.log_format});
+  if (process.status().code() == StatusCode::kResourceExhausted) return start_later(index, process.status());
   if (!process.ok()) {
     device.last_exit = process.status().message();
     record_event(EventKind::kEngineDied, LogLevel::kError, "engine not started",
@@ -228,6 +230,19 @@ void EngineFleet::clear_page(Device& device) const {
   for (abi::StatisticsRow& row : page->members.rows) row.key.store(0, std::memory_order_release);
 }
 
+// The machine, or this process's limits, have no room for another process now. That is no death of the engine's.
+void EngineFleet::start_later(std::uint32_t index, const Status& status) {
+  Device& device = devices_[index];
+  const std::uint64_t now = clock_.now_ns();
+  device.state = DeviceState::kRestarting;
+  device.last_exit = status.message();
+  device.start_at_ns = now + std::max<std::uint64_t>(options_.backoff_min_ms * kMsNs, kStartLaterNs);
+  if (now < device.say_busy_ns) return;
+  device.say_busy_ns = now + kSayBusyNs;
+  record_event(EventKind::kOther, LogLevel::kError, "engine not started yet",
+               {{"device", device.name}, {"reason", device.last_exit}});
+}
+
 // After a fault MPS takes no process until the last that had its part in it has gone. That is no death of the
 // engine's: it never lived.
 void EngineFleet::try_again(std::uint32_t index) {
@@ -340,6 +355,12 @@ bool EngineFleet::all_settled() const {
   return std::all_of(devices_.begin(), devices_.end(), [](const Device& d) {
     return d.state == DeviceState::kReady || d.state == DeviceState::kFailed;
   });
+}
+
+std::uint64_t EngineFleet::queued_descriptors() const {
+  std::uint64_t count = 0;
+  for (const Device& device : devices_) count += device.process == nullptr ? 0 : device.process->queued_descriptors();
+  return count;
 }
 
 bool EngineFleet::all_loops_advanced() {

@@ -77,6 +77,8 @@ class EngineFleet {
   DeviceState state(std::uint32_t device) const { return devices_[device].state; }
   bool is_ready(std::uint32_t device) const { return devices_[device].state == DeviceState::kReady; }
   bool all_settled() const;  // each ready or failed
+  // Of messages that wait for room in links.
+  std::uint64_t queued_descriptors() const;
   int page_fd(std::uint32_t device) const { return devices_[device].page_fd.get(); }
   int bell_fd(std::uint32_t device) const { return devices_[device].bell.get(); }
   // Valid, at the same address, from start() to the fleet's end; may be read from any thread.
@@ -127,6 +129,7 @@ class EngineFleet {
   void on_device_failed(std::uint32_t device);
   void on_exit(std::uint32_t device);
   void try_again(std::uint32_t device);
+  void start_later(std::uint32_t device, const Status& status);
   void schedule_restart(std::uint32_t device);
   void after_send(std::uint32_t device, const Status& status);
   void check_alive(std::uint32_t device);

@@ -4,7 +4,9 @@
 
 namespace epd {
 
+// Nothing that is carried out may come back here: its actions would overtake those that still wait.
 void Node::carry_out_actions() {
+  EPD_CHECK(!std::exchange(carrying_out_, true));
   for (membership::Actions actions = registry_.take_actions(); !actions.empty();
        actions = registry_.take_actions()) {
     for (const membership::Action& action : actions) {
@@ -13,6 +15,7 @@ void Node::carry_out_actions() {
       std::visit([this](const auto& what) { carry_out(what); }, action);
     }
   }
+  carrying_out_ = false;
 }
 
 void Node::carry_out(const membership::StartGroup& action) {
@@ -138,8 +141,8 @@ void Node::carry_out(const membership::ReplyJoined& action) {
   if (arenas == nullptr) return;  // the session closed meanwhile
   Result<UniqueFd> board = reopen_read_only(arenas->board.get());
   if (!board.ok()) {
-    // Without its answer the client can't go on; its end ends the membership.
-    sessions_->end(action.session_id, board.status());
+    // Without its answer the client can't go on; its end ends the membership. Later: that decides more.
+    loop_->post([this, id = action.session_id, status = board.status()] { sessions_->end(id, status); });
     return;
   }
   record_event(

@@ -28,7 +28,6 @@ sigset_t handled_signals() {
 void Supervisor::block_signals() {
   const sigset_t set = handled_signals();
   ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
-  ::signal(SIGPIPE, SIG_IGN);
 }
 
 Status Node::watch_signals() {

@@ -4,6 +4,7 @@
 
 #include <sys/epoll.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <algorithm>
 #include <limits>
 
@@ -11,6 +12,7 @@ namespace epd {
 namespace {
 
 constexpr std::uint64_t kMsNs = 1'000'000;
+constexpr std::uint64_t kCloseAgainMs = 100;
 
 Caller caller_of(const PeerIdentity& peer) {
   return {peer.uid, peer.gids};
@@ -27,11 +29,18 @@ membership::MembershipLimits membership_limits(const Config& config) {
 
 }  // namespace
 
-Node::Node(SupervisorOptions options)
+std::uint64_t descriptor_limit() {
+  rlimit limit{};
+  return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 1024;
+}
+
+Node::Node(SupervisorOptions options, std::unique_ptr<Airlock> airlock)
     : options_(std::move(options)),
       config_(options_.config),
       notifier_(options_.notify_socket),
-      arenas_(config_.effective_arena_bytes()),
+      descriptors_(descriptor_limit()),
+      airlock_(std::move(airlock)),
+      arenas_(config_.effective_arena_bytes(), *airlock_, descriptors_),
       registry_(clock_, *this, membership_limits(config_)) {
   event_log_.install();
 }
@@ -57,7 +66,7 @@ Status Node::start() {
     table.devices.push_back({device.name.text(), device.name.kind, device.facts.uuid});
   table.limits = session_limits(config_);
   Result<std::unique_ptr<SessionTable>> sessions =
-      SessionTable::create(std::move(table), std::move(*listener), clock_, *this);
+      SessionTable::create(std::move(table), std::move(*listener), clock_, *this, {*airlock_, descriptors_});
   if (!sessions.ok()) return sessions.status();
   sessions_ = std::move(*sessions);
   Result<Loop::WatchId> watch =
@@ -87,11 +96,14 @@ std::uint64_t Node::turn() {
   carry_out_actions();
   advance_phase();
   carry_out_actions();
+  airlock_->flush();
   std::uint64_t due = std::min(
       {sessions_->next_due_ns(), registry_.next_due_ns(), fleet_->next_due_ns(), next_lifecycle_due_ns()});
   for (const auto& pending : removals_) {
-    for (const auto& [session, due_ns] : pending) due = std::min(due, due_ns);
+    for (const auto& [session, removal] : pending) due = std::min(due, removal.due_ns);
   }
+  // What could not be closed now, for want of a process.
+  if (airlock_->waiting() != 0) due = std::min(due, clock_.now_ns() + kCloseAgainMs * kMsNs);
   return due;
 }
 
@@ -116,7 +128,7 @@ void Node::apply_limits() {
   sessions_->set_limits(session_limits(config_));
   registry_.set_limits(membership_limits(config_));
   fleet_->set_options(fleet_options());
-  for (std::uint32_t i = 0; i < fleet_->size(); ++i) fleet_->send(i, abi::LinkType::kSettings, settings(i));
+  for (std::uint32_t i = 0; i < fleet_->size(); ++i) send(i, abi::LinkType::kSettings, settings(i));
 }
 
 // ---- sessions
@@ -143,35 +155,45 @@ Status Node::may_use_device(const PeerIdentity& peer, std::uint32_t device) {
                         " has failed: its engine died too often; see the daemon's log");
 }
 
+std::uint64_t Node::ending_sessions(std::optional<std::uint32_t> uid) const {
+  std::uint64_t count = 0;
+  for (const auto& pending : removals_) {
+    for (const auto& [session, removal] : pending) count += !uid || removal.uid == *uid ? 1 : 0;
+  }
+  return count;
+}
+
 void Node::session_opened(const Session& session) {
   tell_session(session);
 }
 
 void Node::tell_session(const Session& session) {
-  fleet_->send(session.device, abi::LinkType::kAddSession,
-               abi::AddSession{session.id, session.peer.uid, session.peer.pid},
-               {session.segments.a.get(), session.segments.b.get(), session.segments.bell_engine.get()});
+  send(session.device, abi::LinkType::kAddSession,
+       abi::AddSession{session.id, session.peer.uid, session.peer.pid},
+               {session.segments.a.get(), session.segments.b.get(), session.segments.engine_bell.get(),
+                session.segments.client_bell.get()});
 }
 
-void Node::session_closed(const Session& session, const std::string& how) {
+void Node::session_closed(Session session, const std::string& how) {
   stop_expelling(session.id);
   record_losses(session.id, std::nullopt, how);
   registry_.session_closed(session.id, how);
-  carry_out_actions();  // kStopMember goes before kRemoveSession
+  carry_out_actions();
   if (!fleet_->is_ready(session.device)) return;
-  fleet_->send(session.device, abi::LinkType::kRemoveSession, abi::SessionRef{session.id});
+  send(session.device, abi::LinkType::kRemoveSession, abi::SessionRef{session.id});
   // Its operations may run to their end first, and its groups' breaks have two deadlines of their own.
   const std::uint64_t patience_ms =
       std::uint64_t{config_.operation_ms} + 3 * std::uint64_t{config_.engine_ack_ms};
-  removals_[session.device][session.id] = clock_.now_ns() + patience_ms * kMsNs;
+  removals_[session.device][session.id] = {clock_.now_ns() + patience_ms * kMsNs, session.peer.uid,
+                                           std::move(session.descriptors)};
 }
 
 void Node::check_removals() {
   const std::uint64_t now = clock_.now_ns();
   for (std::uint32_t device = 0; device < removals_.size(); ++device) {
-    for (auto& [session, due_ns] : removals_[device]) {
-      if (due_ns > now) continue;
-      due_ns = now + std::uint64_t{config_.engine_ack_ms} * kMsNs;  // for one that is stopped, or dying
+    for (auto& [session, removal] : removals_[device]) {
+      if (removal.due_ns > now) continue;
+      removal.due_ns = now + std::uint64_t{config_.engine_ack_ms} * kMsNs;  // for one that is stopped, or dying
       fleet_->kill_unless_stopped(device, "session " + std::to_string(session) + " was not removed in time");
     }
   }
@@ -192,7 +214,17 @@ void Node::join_requested(const Session& session, std::uint32_t request_id, cons
   arenas_.set_user_quota(caller.uid, config_.max_arena_bytes_of(caller));
   registry_.join({session.id, request_id, session.peer.uid, session.peer.pid, session.device,
                   devices_[session.device].name.kind, join, config_.max_groups_of(caller),
-                  std::make_shared<const std::vector<UniqueFd>>(std::move(memory))});
+                  keep_memory(std::move(memory))});
+  carry_out_actions();  // what waits in links by then counts for the next join
+}
+
+// Whoever lets go of it last, the airlock closes it.
+membership::ClientMemory Node::keep_memory(std::vector<UniqueFd> memory) {
+  const auto close = [airlock = airlock_.get()](const std::vector<UniqueFd>* kept) {
+    const std::unique_ptr<std::vector<UniqueFd>> owned(const_cast<std::vector<UniqueFd>*>(kept));
+    for (UniqueFd& fd : *owned) airlock->close(std::move(fd));
+  };
+  return {new std::vector<UniqueFd>(std::move(memory)), close};
 }
 
 void Node::leave_requested(const Session& session, std::uint32_t request_id, const abi::Leave& leave) {
@@ -203,12 +235,12 @@ void Node::leave_requested(const Session& session, std::uint32_t request_id, con
 // ---- engines
 
 void Node::engine_ready(std::uint32_t device) {
-  fleet_->send(device, abi::LinkType::kSettings, settings(device));
+  send(device, abi::LinkType::kSettings, settings(device));
   for (const auto& [id, session] : sessions_->connections()) {
     if (session.attached && session.device == device) tell_session(session);
   }
   for (const OpenStreams& open : std::exchange(open_streams_[device], {}))
-    fleet_->send(device, abi::LinkType::kCloseStreams, open.message, {open.user.get()});
+    send(device, abi::LinkType::kCloseStreams, open.message, {open.user.get()});
   registry_.engine_up(device);
 }
 
@@ -285,6 +317,13 @@ void Node::engine_message(std::uint32_t device, const Packet& packet) {
 
 Status Node::acquire(const membership::MemoryOwner& owner, const abi::GroupShape& shape,
                      const abi::Bindings& bindings, const membership::ClientMemory& memory) {
+  // An engine that does not read its link: what is sent meanwhile waits there, with descriptors of its own.
+  const std::uint64_t waiting = fleet_->queued_descriptors();
+  if (waiting > descriptors_.allowed() / 4) {
+    return resource_exhausted("messages to engines that do not read them hold " + std::to_string(waiting) +
+                              " descriptors; allowed for another join: " +
+                              std::to_string(descriptors_.allowed() / 4) + " (a quarter of RLIMIT_NOFILE)");
+  }
   return arenas_.acquire({owner.group_id, owner.rank}, owner.uid, devices_[owner.device].name,
                          {shape, bindings, memory});
 }

@@ -2,6 +2,8 @@
 #pragma once
 
 #include "arena_store.h"
+#include "base/airlock.h"
+#include "base/descriptors.h"
 #include "base/event.h"
 #include "device/memory.h"
 #include "fleet.h"
@@ -31,7 +33,7 @@ namespace epd {
 // and what the control plane sees: views.cpp, statistics.cpp, explain.cpp (one operation).
 class Node final : public SessionHost, public FleetHost, public membership::MemberMemory {
  public:
-  explicit Node(SupervisorOptions options);
+  Node(SupervisorOptions options, std::unique_ptr<Airlock> airlock);
   Status start();
   int run();
 
@@ -66,8 +68,9 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   Status may_attach(const PeerIdentity& peer) override;
   Status may_use_device(const PeerIdentity& peer, std::uint32_t device) override;
   Quota max_sessions_of(const PeerIdentity& peer) override;
+  std::uint64_t ending_sessions(std::optional<std::uint32_t> uid) const override;
   void session_opened(const Session& session) override;
-  void session_closed(const Session& session, const std::string& how) override;
+  void session_closed(Session session, const std::string& how) override;
   void join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join,
                       std::vector<UniqueFd> memory) override;
   void leave_requested(const Session& session, std::uint32_t request_id, const abi::Leave& leave) override;
@@ -97,8 +100,16 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
     std::vector<std::uint32_t> unreachable;  // indices
   };
 
+  // What is told to an engine outside of carry_out(): after everything that the registry has decided before.
+  template <typename T>
+  void send(std::uint32_t device, abi::LinkType type, const T& body, const FdList& fds = {}) {
+    carry_out_actions();
+    fleet_->send(device, type, body, fds);
+  }
+
   // node.cpp
   std::uint64_t turn();
+  membership::ClientMemory keep_memory(std::vector<UniqueFd> memory);
   void tell_session(const Session& session);
   void session_failed(const abi::SessionFailed& message);
   void check_removals();
@@ -170,6 +181,8 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   std::unique_ptr<Loop> loop_;
   ServiceNotifier notifier_;
   std::vector<NodeDevice> devices_;  // by index
+  DescriptorBudget descriptors_;
+  std::unique_ptr<Airlock> airlock_;
   ArenaStore arenas_;
   membership::GroupRegistry registry_;
   std::unique_ptr<SessionTable> sessions_;
@@ -180,8 +193,14 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   std::map<std::uint64_t, std::shared_ptr<std::atomic<bool>>> expelled_;
   UniqueFd signals_;
 
-  // Per device: sessions whose kRemoveSession is unanswered, and when patience ends.
-  std::vector<std::map<std::uint64_t, std::uint64_t>> removals_;
+  // Per device: sessions whose kRemoveSession is unanswered. They count as sessions: what the engine was to be
+  // told of them may still wait in its link, with descriptors.
+  struct Removal {
+    std::uint64_t due_ns;  // when patience ends
+    std::uint32_t uid;
+    DescriptorShare descriptors;
+  };
+  std::vector<std::map<std::uint64_t, Removal>> removals_;
 
   // Per device: streams for its next engine to close.
   struct OpenStreams {
@@ -193,6 +212,8 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   // Set by the operator, and stronger than configuration and joins.
   std::vector<std::optional<std::uint32_t>> device_sms_;         // by device
   std::map<std::uint64_t, GroupSettingsChange> group_settings_;  // by group
+
+  bool carrying_out_ = false;
 
   // What was logged last.
   std::tuple<std::uint64_t, std::uint64_t, std::uint32_t> last_break_;  // group, epoch, fatal

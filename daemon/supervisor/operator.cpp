@@ -54,7 +54,7 @@ Status Node::set_device(const std::string& name, std::uint32_t sms) {
     }
     if (Status status = check_range("sms", sms, 1, most); !status.ok()) return status;
     device_sms_[i] = sms;
-    fleet_->send(i, abi::LinkType::kSettings, settings(i));
+    send(i, abi::LinkType::kSettings, settings(i));
     record_event(EventKind::kSettingChanged, LogLevel::kInfo, "device set by the operator",
                  {{"device", name}, {"sms", sms}});
     return {};
@@ -100,8 +100,9 @@ Status Node::set_group(const std::string& name, const GroupSettingsChange& chang
   GroupSettingsChange& kept = group_settings_[group.id];
   if (change.sms) kept.sms = change.sms;
   if (change.priority) kept.priority = change.priority;
+  carry_out_actions();  // an engine may be about to be told of the group
   for (const auto& [device, slot] : group.engines) {
-    if (knows_group(slot)) fleet_->send(device, abi::LinkType::kGroupSettings, group_settings(group, device));
+    if (knows_group(slot)) send(device, abi::LinkType::kGroupSettings, group_settings(group, device));
   }
   record_event(EventKind::kSettingChanged, LogLevel::kInfo, "group set by the operator",
                {{"group", group.id},

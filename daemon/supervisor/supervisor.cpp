@@ -100,7 +100,8 @@ class Facade final : public ControlFacade {
 
 class SupervisorImpl final : public Supervisor {
  public:
-  explicit SupervisorImpl(SupervisorOptions options) : node_(std::move(options)), facade_(node_) {}
+  SupervisorImpl(SupervisorOptions options, std::unique_ptr<Airlock> airlock)
+      : node_(std::move(options), std::move(airlock)), facade_(node_) {}
   Status start() { return node_.start(); }
 
   ControlFacade& control() override { return facade_; }
@@ -115,7 +116,9 @@ class SupervisorImpl final : public Supervisor {
 }  // namespace
 
 Result<std::unique_ptr<Supervisor>> Supervisor::create(SupervisorOptions options) {
-  auto supervisor = std::make_unique<SupervisorImpl>(std::move(options));
+  Result<std::unique_ptr<Airlock>> airlock = Airlock::create();
+  if (!airlock.ok()) return airlock.status();
+  auto supervisor = std::make_unique<SupervisorImpl>(std::move(options), std::move(*airlock));
   if (Status status = supervisor->start(); !status.ok()) return status;
   return Result<std::unique_ptr<Supervisor>>(std::move(supervisor));
 }

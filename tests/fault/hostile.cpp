@@ -26,11 +26,12 @@ HostileSession::HostileSession(const std::string& socket, const std::string& dev
   const std::string answer = ask(abi::AttachType::kHello, hello);
   RANK_CHECK(answer == "OK", "attach: " + answer);
   welcome_ = answer_.read<abi::Welcome>().value();
-  RANK_CHECK(answer_.fds.size() == 3, "Welcome without descriptors");
+  RANK_CHECK(answer_.fds.size() == 4, "Welcome without descriptors");
   a_ = map(answer_.fds[0], sizeof(abi::SegmentA), Access::kReadWrite);
   b_ = map(answer_.fds[1], sizeof(abi::SegmentB), Access::kReadOnly);
   bell_ = std::move(answer_.fds[2]);
-  answer_.fds.pop_back();
+  client_bell_ = std::move(answer_.fds[3]);
+  answer_.fds.resize(2);
   segments_ = std::move(answer_.fds);
 }
 

@@ -57,7 +57,8 @@ class HostileSession {
   Packet answer_;
   abi::Welcome welcome_{};
   std::vector<UniqueFd> segments_;
-  UniqueFd bell_;
+  UniqueFd bell_;  // the engine's
+  UniqueFd client_bell_;
   Mapping a_, b_;
   std::uint64_t tail_ = 0;
   std::uint64_t head_ = 0;

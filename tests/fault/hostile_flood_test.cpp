@@ -107,15 +107,20 @@ TEST_F(Hostile, AFloodOfTheDoorbellWakesNobodyElse) {
   attack([&] {
     const HostileSession session(socket(), "host:0");
     std::uint64_t rings = 0;
-    std::vector<char> bytes(4096);
+    const std::uint64_t one = 1;
     flood([&] {
-      for (int i = 0; i < 1000; ++i)
-        rings += ::send(session.bell(), bytes.data(), bytes.size(), MSG_DONTWAIT) > 0;
+      for (int i = 0; i < 1000; ++i) rings += ::write(session.bell(), &one, sizeof(one)) > 0;
     });
     RANK_CHECK(session.ended(0).empty(), session.ended(0));
-    // The other end is closed: readable for ever, which must not keep the engine awake.
-    ::shutdown(session.bell(), SHUT_RDWR);
-    sleep_ms(100);
+    // Full again and again, and blocking for everybody who reads or writes it plainly.
+    const std::uint64_t most = ~std::uint64_t{0} - 1;
+    const int flags = ::fcntl(session.bell(), F_GETFL);
+    for (int i = 0; i < 100; ++i) {
+      RANK_CHECK(::fcntl(session.bell(), F_SETFL, flags) == 0, "F_SETFL");
+      (void)::write(session.bell(), &most, sizeof(most));
+      RANK_CHECK(::fcntl(session.bell(), F_SETFL, flags & ~O_NONBLOCK) == 0, "F_SETFL");
+      sleep_ms(1);
+    }
   });
 }
 

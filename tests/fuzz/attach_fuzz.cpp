@@ -61,8 +61,9 @@ class Host final : public SessionHost, public membership::MemberMemory {
   Status may_attach(const PeerIdentity&) override { return {}; }
   Status may_use_device(const PeerIdentity&, std::uint32_t) override { return {}; }
   Quota max_sessions_of(const PeerIdentity&) override { return {kConnections, "fuzz"}; }
+  std::uint64_t ending_sessions(std::optional<std::uint32_t>) const override { return 0; }
   void session_opened(const Session&) override {}
-  void session_closed(const Session& session, const std::string& how) override {
+  void session_closed(Session session, const std::string& how) override {
     registry_.session_closed(session.id, how);
   }
   void join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join,
@@ -176,7 +177,7 @@ class Target {
     options.daemon = "epd fuzz";
     options.devices = {{"host:0"}, {"host:1"}};
     options.limits = {kConnections, 5'000};
-    auto table = SessionTable::create(std::move(options), std::move(*listener), clock_, host_);
+    auto table = SessionTable::create(std::move(options), std::move(*listener), clock_, host_, {*airlock_, budget_});
     require(table.ok(), table.status().to_string());
     table_ = std::move(*table);
     bystander_ = connect();
@@ -246,6 +247,7 @@ class Target {
       host_.registry().tick();
       host_.carry_out(*table_);
     } while (::poll(&waiting, 1, 0) > 0);
+    airlock_->flush();
   }
 
   template <typename T>
@@ -364,6 +366,8 @@ class Target {
 
   ManualClock clock_;
   Host host_;
+  std::unique_ptr<Airlock> airlock_ = std::move(Airlock::create()).value();
+  DescriptorBudget budget_{100'000};
   std::string directory_, path_;
   std::unique_ptr<SessionTable> table_;
   UniqueFd bystander_;

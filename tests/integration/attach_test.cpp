@@ -188,7 +188,7 @@ TEST(Attach, OtherVersionsAndLayoutsAreRefusedWithBoth) {
     const abi::Welcome welcome = answer->read<abi::Welcome>().value();
     EXPECT_EQ(welcome.version, abi::kAbiVersion);
     EXPECT_EQ(welcome.nonce, 42u);
-    EXPECT_EQ(answer->fds.size(), 3u);
+    EXPECT_EQ(answer->fds.size(), 4u);
   }
   daemon->stop();
 }

@@ -72,12 +72,13 @@ RawSession::RawSession(std::uint64_t id)
       b_(value_of(Mapping::map(b_fd_.get(), sizeof(abi::SegmentB), Access::kReadWrite))) {
   auto [client, engine] = value_of(make_socketpair());
   client_bell_ = std::move(client);
-  engine_bell_ = std::move(engine);
+  engine_end_ = std::move(engine);
+  engine_bell_ = value_of(make_eventfd());
 }
 
 void RawSession::add_to(EngineThread& engine) const {
   engine.send(abi::LinkType::kAddSession, abi::AddSession{id_, 0, 0},
-              {a_fd_.get(), b_fd_.get(), engine_bell_.get()});
+              {a_fd_.get(), b_fd_.get(), engine_bell_.get(), engine_end_.get()});
 }
 
 std::uint64_t RawSession::submit(abi::Submission submission) {
@@ -91,8 +92,7 @@ std::uint64_t RawSession::submit(abi::Submission submission) {
 }
 
 void RawSession::ring() const {
-  const char byte = 0;
-  ::send(client_bell_.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+  ring_eventfd(engine_bell_.get());
 }
 
 bool RawSession::rung() const {

@@ -80,7 +80,8 @@ class RawSession {
 
  private:
   const std::uint64_t id_;
-  UniqueFd a_fd_, b_fd_, client_bell_, engine_bell_;
+  UniqueFd a_fd_, b_fd_, engine_bell_, client_bell_;
+  UniqueFd engine_end_;  // of client_bell_
   Mapping a_, b_;
   std::uint64_t tail_ = 0;
   std::uint64_t head_ = 0;

@@ -142,7 +142,8 @@ void FakeDaemon::welcome(const abi::Hello& hello, std::uint32_t request_id) {
   submission_head_ = completion_tail_ = 0;
   members_.clear();
   auto [ours, theirs] = must(make_socketpair());
-  doorbell_ = std::move(ours);
+  client_bell_ = std::move(ours);
+  engine_bell_ = must(make_eventfd());
   ring_eventfd(news_.get());
   const UniqueFd b_read_only = must(reopen_read_only(b_fd.get()));
 
@@ -161,9 +162,9 @@ void FakeDaemon::welcome(const abi::Hello& hello, std::uint32_t request_id) {
   if (settings_.short_welcome) {
     (void)send_packet(connection_.get(), static_cast<std::uint16_t>(abi::AttachType::kWelcome), request_id,
                       &body, 10);
-  } else if (settings_.welcome_fds == 3) {
+  } else if (settings_.welcome_fds == 4) {
     (void)send_message(connection_.get(), abi::AttachType::kWelcome, body,
-                       {a_fd.get(), b_read_only.get(), theirs.get()}, request_id);
+                       {a_fd.get(), b_read_only.get(), engine_bell_.get(), theirs.get()}, request_id);
   } else {
     (void)send_message(connection_.get(), abi::AttachType::kWelcome, body, {a_fd.get()}, request_id);
   }
@@ -211,12 +212,12 @@ void FakeDaemon::goodbye(StatusCode status, const std::string& text, bool close)
 void FakeDaemon::hang_up() {
   const std::lock_guard lock(mutex_);
   connection_.reset();
-  doorbell_.reset();
+  client_bell_.reset();
 }
 
 void FakeDaemon::hang_up_doorbell() {
   const std::lock_guard lock(mutex_);
-  doorbell_.reset();
+  client_bell_.reset();
 }
 
 // ---- engine ---------------------------------------------------------------------------------------
@@ -232,7 +233,7 @@ std::optional<abi::Submission> FakeDaemon::take_locked() {
 // Sleeps as an engine does, and for so long that a client that forgets to ring hangs its test.
 void FakeDaemon::run_engine() {
   while (!stopping_) {
-    int doorbell = -1;
+    int bell = -1;
     {
       const std::lock_guard lock(mutex_);
       if (segment_b_.valid() && settings_.automatic) {
@@ -251,18 +252,18 @@ void FakeDaemon::run_engine() {
           post_locked(completion);
         }
       }
-      if (segment_b_.valid()) doorbell = doorbell_.get();
+      if (segment_b_.valid()) bell = engine_bell_.get();
     }
-    pollfd entries[2] = {{news_.get(), POLLIN, 0}, {doorbell, POLLIN, 0}};
+    pollfd entries[2] = {{news_.get(), POLLIN, 0}, {bell, POLLIN, 0}};
     ::poll(entries, 2, 10'000);
     const std::lock_guard lock(mutex_);
     char bytes[64];
     if (entries[0].revents != 0) [[maybe_unused]]
       const ssize_t n = ::read(news_.get(), bytes, sizeof(bytes));
-    if (entries[1].revents != 0 && doorbell == doorbell_.get()) {
-      for (ssize_t n; (n = ::recv(doorbell, bytes, sizeof(bytes), MSG_DONTWAIT)) > 0;) {
-        rings_ += static_cast<std::uint64_t>(n);
-      }
+    std::uint64_t rings = 0;
+    if (entries[1].revents != 0 && bell == engine_bell_.get() &&
+        ::read(bell, &rings, sizeof(rings)) == static_cast<ssize_t>(sizeof(rings))) {
+      rings_ += rings;
     }
   }
 }
@@ -323,7 +324,7 @@ void FakeDaemon::ring_locked() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (a().client_sleep.sleeping.load(std::memory_order_relaxed) == 0) return;
   const char byte = 0;
-  [[maybe_unused]] const ssize_t n = ::send(doorbell_.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+  [[maybe_unused]] const ssize_t n = ::send(client_bell_.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 void FakeDaemon::publish_counts(const abi::Submission& submission) {

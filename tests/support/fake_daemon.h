@@ -31,7 +31,7 @@ struct FakeSettings {
   std::uint32_t version = abi::kAbiVersion;
   std::uint64_t layout_hash = abi::layout_hash();
   std::uint64_t segment_b_bytes = sizeof(abi::SegmentB);
-  std::uint32_t welcome_fds = 3;
+  std::uint32_t welcome_fds = 4;
   std::int64_t more_user_bytes = 0;   // added to what Joined says
   std::int64_t less_board_bytes = 0;  // missing in the board's file
   abi::DeviceKind device_kind = abi::DeviceKind::kHost;
@@ -114,7 +114,8 @@ class FakeDaemon {
   mutable std::mutex mutex_;  // guards all below
   FakeSettings settings_;
   UniqueFd connection_;
-  UniqueFd doorbell_;
+  UniqueFd engine_bell_;
+  UniqueFd client_bell_;
   Mapping segment_a_;
   Mapping segment_b_;
   std::uint64_t submission_head_ = 0;
@@ -122,7 +123,7 @@ class FakeDaemon {
   std::vector<std::unique_ptr<FakeMember>> members_;
 
   std::atomic<std::size_t> left_{0};
-  std::atomic<std::uint64_t> rings_{0};  // bytes that came through the doorbell
+  std::atomic<std::uint64_t> rings_{0};  // how often the client rang
   std::atomic<bool> stopping_{false};
   std::thread server_;
   std::thread engine_;

@@ -84,7 +84,7 @@ RawRank::RawRank(const std::string& socket, const std::string& device, const abi
   client_.send(abi::AttachType::kHello, &hello, sizeof(hello));
   abi::Welcome welcome{};
   Packet packet = must_answer(client_, welcome);
-  RANK_CHECK(packet.fds.size() == 3, "Welcome without descriptors");
+  RANK_CHECK(packet.fds.size() == 4, "Welcome without descriptors");
   a_ = must_map(packet.fds[0], sizeof(abi::SegmentA), Access::kReadWrite);
   b_ = must_map(packet.fds[1], sizeof(abi::SegmentB), Access::kReadOnly);
   bell_ = std::move(packet.fds[2]);

@@ -370,6 +370,7 @@ std::vector<std::string> captured_lines(LogFormat format, const std::function<vo
   log_init("epd \"test\"", LogLevel::kInfo, format);
   testing::internal::CaptureStderr();
   body();
+  log_flush();
   std::istringstream in(testing::internal::GetCapturedStderr());
   std::vector<std::string> lines;
   for (std::string line; std::getline(in, line);) lines.push_back(line);

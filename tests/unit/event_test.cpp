@@ -74,6 +74,7 @@ TEST(RecordEvent, IsLoggedAndRemembered) {
   record_event(EventKind::kGroupBroke, LogLevel::kWarning, "group breaks",
                {{"group", 9}, {"text", "so it is"}});
   record_event(EventKind::kOther, LogLevel::kDebug, "below the log's level");
+  log_flush();
   const std::string line = testing::internal::GetCapturedStderr();
   EXPECT_NE(line.find("event=\"group breaks\" group=9 text=\"so it is\""), std::string::npos) << line;
   const EventBatch batch = log.read(0, 10, 0);
@@ -95,6 +96,7 @@ TEST(RecordEvent, ARateLimitTellsHowManyItLeftOut) {
   for (int i = 0; i < 50; ++i) limiter.record(EventKind::kRefused, LogLevel::kWarning, "refused", {{"i", i}});
   std::this_thread::sleep_for(std::chrono::milliseconds(1100));
   limiter.record(EventKind::kRefused, LogLevel::kWarning, "refused", {{"i", 50}});
+  log_flush();
   testing::internal::GetCapturedStderr();
   const EventBatch batch = log.read(0, 100, 0);
   ASSERT_LT(batch.events.size(), 12u);

@@ -29,8 +29,9 @@ class FakeHost final : public SessionHost {
     return device == failed_device ? internal_error("host:" + std::to_string(device) + " has failed")
                                    : Status();
   }
+  std::uint64_t ending_sessions(std::optional<std::uint32_t>) const override { return ending; }
   void session_opened(const Session& session) override { opened.push_back(session.id); }
-  void session_closed(const Session& session, const std::string& how) override {
+  void session_closed(Session session, const std::string& how) override {
     closed.push_back(session.id);
     closed_how = how;
   }
@@ -47,6 +48,7 @@ class FakeHost final : public SessionHost {
   Status attach_status;
   Quota quota;
   std::uint32_t failed_device = 99;
+  std::uint64_t ending = 0;
   std::vector<std::uint64_t> opened, closed;
   std::string closed_how;
   std::vector<std::pair<std::uint64_t, std::uint32_t>> joins, leaves;
@@ -56,8 +58,8 @@ class FakeHost final : public SessionHost {
 
 abi::Hello good_hello() {
   abi::Hello hello{};
-  hello.version_min = 1;
-  hello.version_max = 1;
+  hello.version_min = abi::kAbiVersionMin;
+  hello.version_max = abi::kAbiVersion;
   hello.layout_hash = abi::layout_hash();
   hello.nonce = 4711;
   abi::set_text(hello.library, "test", 4);
@@ -85,7 +87,7 @@ class Attach : public testing::Test {
     options.daemon = "epd test";
     options.devices = {{"host:0"}, {"host:1"}};
     options.limits = limits;
-    auto table = SessionTable::create(std::move(options), std::move(*listener), clock_, host_);
+    auto table = SessionTable::create(std::move(options), std::move(*listener), clock_, host_, {*airlock_, descriptors_});
     ASSERT_TRUE(table.ok()) << table.status().to_string();
     table_ = std::move(*table);
   }
@@ -104,6 +106,7 @@ class Attach : public testing::Test {
   void pump() {
     pollfd waiting{table_->poll_fd(), POLLIN, 0};
     while (::poll(&waiting, 1, 20) > 0) table_->process();
+    airlock_->flush();
   }
 
   ReceiveResult receive(const UniqueFd& socket, Packet& packet) {
@@ -150,6 +153,8 @@ class Attach : public testing::Test {
   std::string directory_, path_;
   ManualClock clock_;
   FakeHost host_;
+  std::unique_ptr<Airlock> airlock_ = std::move(Airlock::create()).value();
+  DescriptorBudget descriptors_{100'000};
   std::unique_ptr<SessionTable> table_;
   Packet welcome_;
 };
@@ -162,7 +167,7 @@ TEST_F(Attach, WelcomeCarriesTheSessionsMemory) {
   EXPECT_EQ(welcome.device_index, 1u);
   EXPECT_STREQ(welcome.device, "host:1");
   EXPECT_EQ(welcome_.header.request_id, 1u);
-  ASSERT_EQ(welcome_.fds.size(), 3u);
+  ASSERT_EQ(welcome_.fds.size(), 4u);
   EXPECT_EQ(sealed_size(welcome_.fds[0].get()).value(), sizeof(abi::SegmentA));
   EXPECT_EQ(sealed_size(welcome_.fds[1].get()).value(), sizeof(abi::SegmentB));
   const Mapping a = Mapping::map(welcome_.fds[0].get(), sizeof(abi::SegmentA), Access::kReadWrite).value();
@@ -211,7 +216,7 @@ TEST_F(Attach, VersionsAndLayoutsThatDifferAreNamed) {
   hello.version_max = 7;
   UniqueFd socket = connect();
   expect_refused_and_closed(socket, exchange(socket, AttachType::kHello, hello),
-                            {"VERSION_MISMATCH", "5..7", "1..1"});
+                            {"VERSION_MISMATCH", "5..7", "2..2"});
   hello = good_hello();
   hello.layout_hash = 0x1234;
   socket = connect();
@@ -433,7 +438,7 @@ TEST_F(Attach, EndSaysGoodbyeAndWakesTheClient) {
   EXPECT_STREQ(packet.read<abi::Goodbye>().value().text, "maintenance");
   EXPECT_EQ(b.as<abi::SegmentB>()->end_status.load(), static_cast<std::uint32_t>(StatusCode::kAborted));
   char byte;
-  EXPECT_EQ(::recv(welcome_.fds[2].get(), &byte, 1, MSG_DONTWAIT), 1) << "the doorbell rang";
+  EXPECT_EQ(::recv(welcome_.fds[3].get(), &byte, 1, MSG_DONTWAIT), 1) << "the doorbell rang";
   EXPECT_EQ(host_.closed.size(), 1u);
 }
 

@@ -10,7 +10,7 @@ namespace epd::abi {
 
 enum class AttachType : std::uint16_t {
   kHello = 1,    // client -> supervisor; must come first, within the daemon's attach deadline
-  kWelcome = 2,  // fds: segment A (rw), segment B (read-only), doorbell socket
+  kWelcome = 2,  // fds: segment A (rw), segment B (read-only), the engine's bell, the client's bell
   kRefused = 3,  // any request
   kJoin = 4,     // fds: memory of the client's own that its bindings name
   kJoined = 5,   // fds: user arena (rw), board (read-only)

@@ -23,7 +23,7 @@ namespace epd::abi {
 
 enum class LinkType : std::uint16_t {
   // supervisor -> engine
-  kAddSession = 1,     // fds: segment A, segment B (rw), engine's end of the doorbell
+  kAddSession = 1,     // fds: segment A, segment B (rw), the engine's bell, the client's bell
   kRemoveSession = 2,  // answered with kSessionRemoved when its operations have ended
   kGroupBegin = 3,
   // fds: user arena, exchange arena, eventfd and EnginePage of that rank's engine, then the memory of its

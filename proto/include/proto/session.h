@@ -83,8 +83,8 @@ static_assert(sizeof(Completion) == 64);
 
 // The producer of a ring makes a system call only for a consumer that says it sleeps. Protocol of
 // the sleeper: store not 0, fence (seq_cst), look once more, sleep, store 0. Of the ringer: publish,
-// fence (seq_cst), load, and if not 0 send one byte on the doorbell socket (MSG_DONTWAIT; a full
-// socket is fine: the sleeper has a byte to wake for). An engine that has completions for which the
+// fence (seq_cst), load, and if not 0 ring the sleeper's bell, never blocking (a full one is fine: the
+// sleeper has something to wake for). An engine that has completions for which the
 // ring had no room stores kAsleepForRoom; a client that takes completions rings for that value.
 // Model-checked: proto/model.
 enum Sleep : std::uint32_t { kAwake = 0, kAsleep = 1, kAsleepForRoom = 2 };

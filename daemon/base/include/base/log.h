@@ -1,4 +1,6 @@
-// Structured logs: one event name, then key=value fields. spdlog behind; to standard error.
+// Structured logs: one event name, then key=value fields. spdlog behind; to standard error, by a thread of its own and
+// a queue of 2048 lines: whoever logs never waits for a reader. Lines that don't fit, the oldest, or that can't be
+// written are lost, counted and told (as an event, too).
 //   log_event(LogLevel::kInfo, "session attached", {{"session", id}, {"pid", pid}});
 #pragma once
 
@@ -42,6 +44,12 @@ void log_init(const std::string& process, LogLevel level, LogFormat format);
 void log_set_level(LogLevel level);
 bool log_enabled(LogLevel level);
 void log_event(LogLevel level, std::string_view event, std::initializer_list<LogField> fields = {});
+
+// Waits until everything has been written, or a second. Before the process ends.
+void log_flush();
+std::uint64_t log_lines_lost();
+// One line, outside of the log, before the process ends. A reader that stands still costs the line.
+void print_error(const std::string& line);
 
 // At most `burst` lines, then one each second; a line that follows suppressed ones says how many.
 // One per call site, static; safe from any thread.

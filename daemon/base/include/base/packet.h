@@ -5,6 +5,7 @@
 #include "base/status.h"
 #include "proto/wire.h"
 
+#include <sys/socket.h>
 #include <array>
 #include <cstring>
 #include <initializer_list>
@@ -49,9 +50,17 @@ class FdList {
 
 enum class ReceiveResult { kPacket, kNothing, kClosed, kMalformed };
 
-// Receives one packet without blocking. kMalformed: wrong magic, length or descriptor count (they
-// are closed); `error` says which.
+// Receives one packet, without blocking, of a sender that is trusted: its descriptors become ours. kMalformed: wrong
+// magic, length or descriptor count (they are closed); `error` says which.
 ReceiveResult receive_packet(int socket, Packet& packet, Status& error);
+
+// The same of a peer that is not trusted. kDescriptors: header and body are in `packet`, but the packet is still
+// in the socket, because it carries descriptors: see base/airlock.h. kMalformed: it may be there still, too.
+enum class PeerResult { kPacket, kDescriptors, kNothing, kClosed, kMalformed };
+PeerResult receive_from_peer(int socket, Packet& packet, Status& error);
+
+// Takes over the descriptors that have come with a message.
+void append_descriptors(msghdr& message, std::vector<UniqueFd>& fds);
 
 // Sends without blocking and without SIGPIPE. WOULD_BLOCK if the peer does not read.
 Status send_packet(int socket, std::uint16_t type, std::uint32_t request_id, const void* body,

@@ -19,18 +19,19 @@ struct ListenerOptions {
 
 // A listening SOCK_SEQPACKET socket. Beside it lies "<path>.lock", held locked for as long as the
 // daemon lives: it tells a living daemon's socket (refused: RESOURCE_EXHAUSTED naming its pid) from a dead
-// one's (removed). The directory is made if it is missing. close() or the destructor removes the socket.
+// one's (removed). The directory is made if it is missing. close() or the destructor removes the socket file.
 class Listener {
  public:
   Listener() = default;
   static Result<Listener> open(const ListenerOptions& options);
   Listener(Listener&& other) noexcept = default;
   Listener& operator=(Listener&& other) noexcept;
-  ~Listener() { close(); }
+  ~Listener() { (void)close(); }
 
   int fd() const { return socket_.get(); }
   const std::string& path() const { return path_; }
-  void close();
+  // What is returned still has the connections that nobody has accepted; its close ends them.
+  UniqueFd close();
 
  private:
   UniqueFd socket_;

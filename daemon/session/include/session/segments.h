@@ -6,17 +6,21 @@
 
 namespace epd {
 
+// The doorbell is two: neither lets the client pass a descriptor to whoever is rung, or make him wait
+// (proto/README.md, "Doorbells").
 struct Segments {
   UniqueFd a;            // read-write for both
   UniqueFd b;            // read-write: the engine's
-  UniqueFd bell_engine;  // the engine's end; kept so that the next engine gets it too
+  UniqueFd engine_bell;  // an eventfd; the client rings the engine
+  UniqueFd client_bell;  // a socket closed for receiving; the engine rings the client
   Mapping b_map;         // the supervisor's own
 };
+inline constexpr std::uint64_t kSegmentDescriptors = 4;
 
 // What only the client gets; dropped once it has been sent.
 struct ClientEnds {
   UniqueFd b_read_only;
-  UniqueFd bell;
+  UniqueFd client_bell;
 };
 
 // Zeroed segments with magic and version written.

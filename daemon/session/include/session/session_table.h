@@ -2,10 +2,13 @@
 //
 // A connection becomes a session with its Hello and ends with its socket, with its process, or with
 // end(). The table owns an epoll descriptor: whoever owns the table waits for poll_fd() and calls
-// process(). Threads: all calls from one.
+// process(). Sockets of peers are received from and closed so that no descriptor in them can block this thread
+// (base/airlock.h); the owner flushes the airlock. Threads: all calls from one.
 #pragma once
 
+#include "base/airlock.h"
 #include "base/clock.h"
+#include "base/descriptors.h"
 #include "base/packet.h"
 #include "base/quota.h"
 #include "proto/attach.h"
@@ -30,6 +33,7 @@ struct Session {
   std::uint64_t id = 0;
   UniqueFd socket;
   PeerIdentity peer;
+  DescriptorShare descriptors;
   std::uint64_t accepted_ns = 0;
   bool attached = false;  // said Hello and was welcomed
   std::uint32_t device = 0;
@@ -50,14 +54,22 @@ class SessionHost {
   // OK, or why this device takes no sessions of this peer.
   virtual Status may_use_device(const PeerIdentity& peer, std::uint32_t device) = 0;
   virtual Quota max_sessions_of(const PeerIdentity& peer) = 0;
+  // Sessions that have closed, and that their engines have yet to let go: of one user; of all.
+  virtual std::uint64_t ending_sessions(std::optional<std::uint32_t> uid) const = 0;
   virtual void session_opened(const Session& session) = 0;
-  // `how`: "died", "detached", "was ended: ...". The session is gone from the table when this returns.
-  virtual void session_closed(const Session& session, const std::string& how) = 0;
+  // `how`: "died", "detached", "was ended: ...". The session is gone from the table when this is called.
+  virtual void session_closed(Session session, const std::string& how) = 0;
   // Each is to be answered with SessionTable::reply, at once or later.
   // `memory`: the descriptors that came with it.
   virtual void join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join,
                               std::vector<UniqueFd> memory) = 0;
   virtual void leave_requested(const Session& session, std::uint32_t request_id, const abi::Leave& leave) = 0;
+};
+
+// What peers' sockets and descriptors are handled with. Both outlive the table.
+struct PeerResources {
+  Airlock& airlock;
+  DescriptorBudget& descriptors;
 };
 
 class SessionTable {
@@ -78,7 +90,7 @@ class SessionTable {
   };
 
   static Result<std::unique_ptr<SessionTable>> create(Options options, Listener listener, const Clock& clock,
-                                                      SessionHost& host);
+                                                      SessionHost& host, PeerResources resources);
 
   int poll_fd() const { return epoll_.get(); }
   void process();
@@ -110,17 +122,26 @@ class SessionTable {
   std::uint64_t total_refused() const { return total_refused_; }
 
  private:
-  SessionTable(Options options, Listener listener, const Clock& clock, SessionHost& host)
-      : options_(std::move(options)), listener_(std::move(listener)), clock_(clock), host_(host) {}
+  SessionTable(Options options, Listener listener, const Clock& clock, SessionHost& host,
+               PeerResources resources)
+      : options_(std::move(options)),
+        listener_(std::move(listener)),
+        clock_(clock),
+        host_(host),
+        airlock_(resources.airlock),
+        descriptors_(resources.descriptors) {}
 
   Status watch(int fd, std::uint64_t key);
   void accept_all();
   void accept_one(UniqueFd socket);
-  void pause_listening();
+  void pause_listening(const std::string& reason);
+  void turn_away(UniqueFd socket, const Status& status);
   void receive(std::uint64_t id);
-  void handle(Session& session, Packet& packet);
+  void receive_descriptors(Session& session, Packet& packet);
+  void handle(Session& session, Packet& packet, const Airlock::Received& descriptors);
   void malformed(Session& session, std::uint32_t request_id, const Status& error);
   void close(std::uint64_t id, const std::string& how);
+  void hang_up(UniqueFd socket);
   void send_reply(std::uint64_t session_id, std::uint32_t request_id, std::uint16_t type, const void* body,
                   std::size_t bytes, const FdList& fds);
 
@@ -136,6 +157,8 @@ class SessionTable {
   Listener listener_;
   const Clock& clock_;
   SessionHost& host_;
+  Airlock& airlock_;
+  DescriptorBudget& descriptors_;
   UniqueFd epoll_;
   std::map<std::uint64_t, Session> connections_;
   std::uint64_t next_id_ = 1;

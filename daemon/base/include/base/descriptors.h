@@ -1,0 +1,65 @@
+// How many descriptors this process may hold for its clients: what RLIMIT_NOFILE allows, less a reserve for the
+// daemon's own work, such as starting an engine and answering the control plane.
+#pragma once
+
+#include "base/status.h"
+
+#include <cstdint>
+#include <map>
+#include <utility>
+
+namespace epd {
+
+class DescriptorBudget;
+
+// Descriptors that are counted for a user until this ends.
+class DescriptorShare {
+ public:
+  DescriptorShare() = default;
+  DescriptorShare(DescriptorShare&& other) noexcept
+      : budget_(std::exchange(other.budget_, nullptr)), uid_(other.uid_), count_(other.count_) {}
+  DescriptorShare& operator=(DescriptorShare&& other) noexcept;
+  ~DescriptorShare() { give_back(); }
+
+  // Takes `more` in addition, if the budget allows.
+  Status grow(std::uint64_t more);
+
+ private:
+  friend class DescriptorBudget;
+  DescriptorShare(DescriptorBudget& budget, std::uint32_t uid, std::uint64_t count)
+      : budget_(&budget), uid_(uid), count_(count) {}
+  void give_back();
+
+  DescriptorBudget* budget_ = nullptr;
+  std::uint32_t uid_ = 0;
+  std::uint64_t count_ = 0;
+};
+
+// Threads: all calls from one. Outlives its shares.
+class DescriptorBudget {
+ public:
+  // `limit`: of this process.
+  explicit DescriptorBudget(std::uint64_t limit);
+
+  // RESOURCE_EXHAUSTED, with the numbers, past what all clients may hold, or past half of that for one user: so nobody
+  // can take what the others need.
+  Result<DescriptorShare> take(std::uint32_t uid, std::uint64_t count);
+
+  std::uint64_t allowed() const { return allowed_; }
+  std::uint64_t allowed_per_user() const { return allowed_ / 2; }
+  std::uint64_t used() const { return used_; }
+
+ private:
+  friend class DescriptorShare;
+  Status check(std::uint32_t uid, std::uint64_t count) const;
+  void add(std::uint32_t uid, std::uint64_t count);
+  void remove(std::uint32_t uid, std::uint64_t count);
+
+  std::uint64_t limit_;
+  std::uint64_t reserve_;
+  std::uint64_t allowed_;
+  std::uint64_t used_ = 0;
+  std::map<std::uint32_t, std::uint64_t> of_user_;
+};
+
+}  // namespace epd
