@@ -10,8 +10,8 @@ struct Attachment {
   UniqueFd socket;
   UniqueFd engine_bell;  // to ring
   UniqueFd client_bell;  // to be rung by
-  Mapping segment_a;  // read-write
-  Mapping segment_b;  // read-only
+  Mapping segment_a;     // read-write
+  Mapping segment_b;     // read-only
   abi::Welcome welcome{};
   std::unique_ptr<Device> device;             // null: the session is on a host device
   WaitBy wait_by = WaitBy::kMemoryOperation;  // where a call says nothing

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <linux/close_range.h>
+#include <pthread.h>
 #include <sched.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -20,16 +21,15 @@ namespace {
 
 constexpr std::size_t kMaxReceived = 253;  // the kernel's SCM_MAX_FD
 constexpr std::size_t kChildStackBytes = 64 << 10;
+constexpr std::size_t kCloserStackBytes = 256 << 10;
 constexpr unsigned kNvidiaMajor = 195;  // of /dev/nvidiactl, to which CUDA's exported handles belong
 
 }  // namespace
 
 struct AirlockJob {
   // For the child.
-  int keep[Airlock::kSlots + 1];  // ascending; all others are closed
-  std::size_t num_keep = 0;
+  int keep[2];
   int top = 0;
-  bool receives = false;
   int socket = -1;
   int pass = -1;
   std::size_t wanted = 0;
@@ -56,15 +56,15 @@ EPD_IN_CHILD bool may_be_memory(int fd) {
   return type == 0 || (type == S_IFCHR && info.stx_rdev_major == kNvidiaMajor);
 }
 
-EPD_IN_CHILD void close_all_but(const AirlockJob& job) {
-  // First: from here on the table is the child's own. What lies above is not even copied.
-  ::syscall(SYS_close_range, job.top + 1, ~0u, CLOSE_RANGE_UNSHARE);
+// Gives this task a descriptor table of its own with nothing in it but `keep`, ascending.
+EPD_IN_CHILD void keep_only(const int* keep, std::size_t count, int top) {
+  ::syscall(SYS_close_range, top + 1, ~0u, CLOSE_RANGE_UNSHARE);  // what lies above is not even copied
   int next = 0;
-  for (std::size_t i = 0; i < job.num_keep; ++i) {
-    if (job.keep[i] > next) ::syscall(SYS_close_range, next, job.keep[i] - 1, 0);
-    next = job.keep[i] + 1;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (keep[i] > next) ::syscall(SYS_close_range, next, keep[i] - 1, 0);
+    next = keep[i] + 1;
   }
-  if (next <= job.top) ::syscall(SYS_close_range, next, job.top, 0);
+  if (next <= top) ::syscall(SYS_close_range, next, top, 0);
 }
 
 EPD_IN_CHILD void receive_and_pass(AirlockJob& job) {
@@ -99,8 +99,8 @@ EPD_IN_CHILD void receive_and_pass(AirlockJob& job) {
 
 EPD_IN_CHILD int child_main(void* argument) {
   AirlockJob& job = *static_cast<AirlockJob*>(argument);
-  close_all_but(job);
-  if (job.receives) receive_and_pass(job);
+  keep_only(job.keep, 2, job.top);
+  receive_and_pass(job);
   ::syscall(SYS_exit_group, 0);
   return 0;
 }
@@ -121,22 +121,26 @@ Result<std::unique_ptr<Airlock>> Airlock::create() {
   if (!placeholder.ok()) return placeholder.status();
   made->placeholder_ = std::move(*placeholder);
   made->top_ = made->child_end_.get();
-  for (UniqueFd& slot : made->slots_) {
+  const auto reserve = [&](UniqueFd& slot) -> Status {
     Result<UniqueFd> copy = duplicate(made->placeholder_.get());
     if (!copy.ok()) return copy.status();
     slot = std::move(*copy);
     made->top_ = std::max(made->top_, slot.get());
+    return {};
+  };
+  if (Status status = reserve(made->receiving_slot_); !status.ok()) return status;
+  for (UniqueFd& slot : made->slots_) {
+    if (Status status = reserve(slot); !status.ok()) return status;
   }
   made->job_ = std::make_unique<AirlockJob>();
   return Result<std::unique_ptr<Airlock>>(std::move(made));
 }
 
 Airlock::~Airlock() {
-  flush();
-}
-
-bool Airlock::put_into_slot(std::size_t slot, int fd) {
-  return ::dup3(fd, slots_[slot].get(), O_CLOEXEC) >= 0;
+  for (UniqueFd& fd : doomed_) (void)fd.release();
+  if (closer_ == nullptr) return;
+  closer_->state.store(Closer::kMayEnd);
+  closer_->state.notify_one();
 }
 
 void Airlock::clear_slots() {
@@ -146,7 +150,6 @@ void Airlock::clear_slots() {
 // Waits until the child has let go of our memory, which is before the kernel closes its descriptors.
 Result<pid_t> Airlock::start_child() {
   job_->top = top_;
-  std::sort(job_->keep, job_->keep + job_->num_keep);
   char* top_of_stack = job_->stack + sizeof(job_->stack);
   const int pid = ::clone(child_main, top_of_stack, CLONE_VM | CLONE_VFORK | CLONE_FILES, job_.get());
   if (pid < 0) return errno_status("clone");
@@ -164,8 +167,8 @@ Status Airlock::check_held_up(std::uint32_t uid) const {
   std::size_t all = 0;
   std::size_t of_user = 0;
   for (const Child& child : children_) {
-    all += child.receives ? 1 : 0;
-    of_user += child.receives && child.uid == uid ? 1 : 0;
+    ++all;
+    of_user += child.uid == uid ? 1 : 0;
   }
   if (of_user >= kMaxHeldUpPerUser) {
     return exhausted("descriptors of user " + std::to_string(uid) + " in " + std::to_string(of_user) +
@@ -181,23 +184,21 @@ Airlock::Received Airlock::receive(int socket, std::uint32_t uid, Packet& packet
   reap();
   if (Status status = check_held_up(uid); !status.ok()) return {status, {}};
   AirlockJob& job = *job_;
-  if (!put_into_slot(0, socket)) return {errno_status("dup3"), {}};
-  job.receives = true;
-  job.socket = slots_[0].get();
+  if (::dup3(socket, receiving_slot_.get(), O_CLOEXEC) < 0) return {errno_status("dup3"), {}};
+  job.socket = receiving_slot_.get();
   job.pass = child_end_.get();
   job.wanted = packet.header.num_fds;
-  job.keep[0] = job.socket;
-  job.keep[1] = job.pass;
-  job.num_keep = 2;
+  job.keep[0] = std::min(job.socket, job.pass);
+  job.keep[1] = std::max(job.socket, job.pass);
   job.received = -1;
   job.error = 0;
   job.num_fds = 0;
   job.refused = -1;
   job.passed = false;
   Result<pid_t> child = start_child();
-  ::dup3(placeholder_.get(), slots_[0].get(), O_CLOEXEC);
+  ::dup3(placeholder_.get(), receiving_slot_.get(), O_CLOEXEC);
   if (!child.ok()) return {exhausted(child.status().message()), {}};
-  children_.push_back({*child, true, uid});
+  children_.push_back({*child, uid});
   if (job.passed) return {take_passed(job.num_fds, packet), {}};
   if (job.received < 0 || job.error != 0) {
     errno = job.error;
@@ -255,24 +256,57 @@ void Airlock::close(UniqueFd descriptor) {
   if (descriptor.valid()) doomed_.push_back(std::move(descriptor));
 }
 
+void* Airlock::run_closer(void* argument) {
+  const std::unique_ptr<std::shared_ptr<Closer>> shared(static_cast<std::shared_ptr<Closer>*>(argument));
+  Closer& closer = **shared;
+  keep_only(closer.keep.data(), closer.keep.size(), closer.top);
+  closer.state.store(Closer::kHasCopies);
+  closer.state.wait(Closer::kHasCopies);
+  return nullptr;  // and with this thread its descriptors go
+}
+
+bool Airlock::start_closer() {
+  auto closer = std::make_shared<Closer>();
+  closer->top = top_;
+  const std::size_t count = std::min(doomed_.size(), kSlots);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (::dup3(doomed_[i].get(), slots_[i].get(), O_CLOEXEC) < 0) return false;
+    closer->keep.push_back(slots_[i].get());
+  }
+  std::sort(closer->keep.begin(), closer->keep.end());
+  pthread_attr_t attributes;
+  ::pthread_attr_init(&attributes);
+  ::pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  ::pthread_attr_setstacksize(&attributes, kCloserStackBytes);
+  auto shared = std::make_unique<std::shared_ptr<Closer>>(closer);
+  pthread_t thread;
+  const bool started = ::pthread_create(&thread, &attributes, run_closer, shared.get()) == 0;
+  ::pthread_attr_destroy(&attributes);
+  if (!started) return false;
+  (void)shared.release();
+  closer_ = std::move(closer);
+  closing_ = count;
+  return true;
+}
+
 void Airlock::flush() {
   reap();
-  while (!doomed_.empty()) {
-    const std::size_t count = std::min(doomed_.size(), kSlots);
-    AirlockJob& job = *job_;
-    job.receives = false;
-    job.num_keep = 0;
-    for (std::size_t i = 0; i < count; ++i) {
-      if (put_into_slot(i, doomed_[i].get())) job.keep[job.num_keep++] = slots_[i].get();
-    }
-    const bool all = job.num_keep == count;
-    Result<pid_t> child = start_child();
-    // Ours are not the last: the child has its own.
-    if (child.ok() && all) doomed_.erase(doomed_.begin(), doomed_.begin() + static_cast<std::ptrdiff_t>(count));
+  if (closer_ != nullptr) {
+    if (closer_->state.load() != Closer::kHasCopies) return;
+    doomed_.erase(doomed_.begin(), doomed_.begin() + static_cast<std::ptrdiff_t>(closing_));
     clear_slots();
-    if (!child.ok() || !all) return;  // no room for a process now; the next flush tries again
-    children_.push_back({*child, false, 0});
+    closer_->state.store(Closer::kMayEnd);
+    closer_->state.notify_one();
+    closer_.reset();
   }
+  // If there is no room for a thread now, the next flush tries again.
+  if (!doomed_.empty() && !start_closer()) clear_slots();
+}
+
+int Airlock::next_look_ms() const {
+  if (closer_ != nullptr) return 1;
+  if (!doomed_.empty()) return 100;
+  return children_.empty() ? -1 : 1000;
 }
 
 }  // namespace epd

@@ -38,8 +38,8 @@ DescriptorBudget::DescriptorBudget(std::uint64_t limit)
       allowed_(limit > reserve_ ? limit - reserve_ : 0) {}
 
 Status DescriptorBudget::check(std::uint32_t uid, std::uint64_t count) const {
-  const std::string source = "RLIMIT_NOFILE of the daemon, " + std::to_string(limit_) + ", less a reserve of " +
-                             std::to_string(reserve_);
+  const std::string source = "RLIMIT_NOFILE of the daemon, " + std::to_string(limit_) +
+                             ", less a reserve of " + std::to_string(reserve_);
   const auto found = of_user_.find(uid);
   const std::uint64_t of_user = found == of_user_.end() ? 0 : found->second;
   if (of_user + count > allowed_per_user()) {

@@ -156,10 +156,9 @@ void tell_lost() {
   std::uint64_t due = l.tell_at_ns.load();
   if (now < due || !l.tell_at_ns.compare_exchange_strong(due, now + kTellLostNs)) return;
   if (!l.told_lost.compare_exchange_strong(told, lost)) return;
-  record_event(EventKind::kOther, LogLevel::kWarning, "log lines lost",
-               {{"count", lost - told},
-                {"in_all", lost},
-                {"reason", "standard error was not read, or is closed"}});
+  record_event(
+      EventKind::kOther, LogLevel::kWarning, "log lines lost",
+      {{"count", lost - told}, {"in_all", lost}, {"reason", "standard error was not read, or is closed"}});
 }
 
 }  // namespace

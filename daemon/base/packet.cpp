@@ -62,8 +62,8 @@ PeerResult receive_from_peer(int socket, Packet& packet, Status& error) {
   packet.body_bytes = received - sizeof(abi::WireHeader);
   if (has_descriptors) return PeerResult::kDescriptors;
   if (packet.header.num_fds != 0) {
-    error = invalid_argument("packet says " + std::to_string(packet.header.num_fds) +
-                             " descriptors; received 0");
+    error =
+        invalid_argument("packet says " + std::to_string(packet.header.num_fds) + " descriptors; received 0");
     return PeerResult::kMalformed;
   }
   char byte;

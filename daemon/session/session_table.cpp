@@ -81,8 +81,7 @@ void SessionTable::accept_all() {
 // The connection can't be taken off the queue, and would wake us for ever.
 void SessionTable::pause_listening(const std::string& reason) {
   static LogLimiter limiter;
-  limiter.log(LogLevel::kError, "cannot accept connections, trying again in a second",
-              {{"reason", reason}});
+  limiter.log(LogLevel::kError, "cannot accept connections, trying again in a second", {{"reason", reason}});
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.fd(), nullptr);
   listen_again_ns_ = clock_.now_ns() + 1'000'000'000;
 }
@@ -98,10 +97,10 @@ void SessionTable::accept_one(UniqueFd socket) {
     static LogLimiter limiter;
     limiter.record(EventKind::kRefused, LogLevel::kWarning, "connection refused: too many without Hello",
                    {{"uid", peer->uid}, {"pid", peer->pid}, {"half_open", half_open}});
-    return turn_away(std::move(socket), resource_exhausted("user " + std::to_string(peer->uid) + " has " +
-                                                           std::to_string(half_open) +
-                                                           " connections without Hello; allowed: " +
-                                                           std::to_string(kMaxHalfOpenPerUser)));
+    return turn_away(
+        std::move(socket),
+        resource_exhausted("user " + std::to_string(peer->uid) + " has " + std::to_string(half_open) +
+                           " connections without Hello; allowed: " + std::to_string(kMaxHalfOpenPerUser)));
   }
   Result<DescriptorShare> share = descriptors_.take(peer->uid, kConnectionDescriptors);
   if (!share.ok()) {
@@ -141,9 +140,7 @@ void SessionTable::receive(std::uint64_t id) {
       case PeerResult::kNothing: return;
       case PeerResult::kClosed: close(id, "died"); return;
       case PeerResult::kMalformed: malformed(session, 0, error); return;
-      case PeerResult::kDescriptors:
-        receive_descriptors(session, packet);
-        break;
+      case PeerResult::kDescriptors: receive_descriptors(session, packet); break;
       case PeerResult::kPacket: handle(session, packet, {}); break;
     }
   }

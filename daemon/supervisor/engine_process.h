@@ -25,8 +25,8 @@ struct EngineCommand {
 
 class EngineProcess {
  public:
-  // Forks and executes. RESOURCE_EXHAUSTED: not now, for want of descriptors, processes or memory. The engine dies with the calling thread, so that must be the one that lives as
-  // long as the daemon.
+  // Forks and executes. RESOURCE_EXHAUSTED: not now, for want of descriptors, processes or memory. The engine
+  // dies with the calling thread, so that must be the one that lives as long as the daemon.
   static Result<std::unique_ptr<EngineProcess>> spawn(const EngineCommand& command);
   EngineProcess(const EngineProcess&) = delete;
   // Kills it if it still runs, and waits for its end.

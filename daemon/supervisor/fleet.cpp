@@ -230,7 +230,8 @@ void EngineFleet::clear_page(Device& device) const {
   for (abi::StatisticsRow& row : page->members.rows) row.key.store(0, std::memory_order_release);
 }
 
-// The machine, or this process's limits, have no room for another process now. That is no death of the engine's.
+// The machine, or this process's limits, have no room for another process now. That is no death of the
+// engine's.
 void EngineFleet::start_later(std::uint32_t index, const Status& status) {
   Device& device = devices_[index];
   const std::uint64_t now = clock_.now_ns();
@@ -359,7 +360,8 @@ bool EngineFleet::all_settled() const {
 
 std::uint64_t EngineFleet::queued_descriptors() const {
   std::uint64_t count = 0;
-  for (const Device& device : devices_) count += device.process == nullptr ? 0 : device.process->queued_descriptors();
+  for (const Device& device : devices_)
+    count += device.process == nullptr ? 0 : device.process->queued_descriptors();
   return count;
 }
 

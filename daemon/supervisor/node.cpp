@@ -12,7 +12,6 @@ namespace epd {
 namespace {
 
 constexpr std::uint64_t kMsNs = 1'000'000;
-constexpr std::uint64_t kCloseAgainMs = 100;
 
 Caller caller_of(const PeerIdentity& peer) {
   return {peer.uid, peer.gids};
@@ -102,8 +101,8 @@ std::uint64_t Node::turn() {
   for (const auto& pending : removals_) {
     for (const auto& [session, removal] : pending) due = std::min(due, removal.due_ns);
   }
-  // What could not be closed now, for want of a process.
-  if (airlock_->waiting() != 0) due = std::min(due, clock_.now_ns() + kCloseAgainMs * kMsNs);
+  if (const int look_ms = airlock_->next_look_ms(); look_ms >= 0)
+    due = std::min(due, clock_.now_ns() + static_cast<std::uint64_t>(look_ms) * kMsNs);
   return due;
 }
 
@@ -170,8 +169,8 @@ void Node::session_opened(const Session& session) {
 void Node::tell_session(const Session& session) {
   send(session.device, abi::LinkType::kAddSession,
        abi::AddSession{session.id, session.peer.uid, session.peer.pid},
-               {session.segments.a.get(), session.segments.b.get(), session.segments.engine_bell.get(),
-                session.segments.client_bell.get()});
+       {session.segments.a.get(), session.segments.b.get(), session.segments.engine_bell.get(),
+        session.segments.client_bell.get()});
 }
 
 void Node::session_closed(Session session, const std::string& how) {
@@ -193,7 +192,8 @@ void Node::check_removals() {
   for (std::uint32_t device = 0; device < removals_.size(); ++device) {
     for (auto& [session, removal] : removals_[device]) {
       if (removal.due_ns > now) continue;
-      removal.due_ns = now + std::uint64_t{config_.engine_ack_ms} * kMsNs;  // for one that is stopped, or dying
+      removal.due_ns =
+          now + std::uint64_t{config_.engine_ack_ms} * kMsNs;  // for one that is stopped, or dying
       fleet_->kill_unless_stopped(device, "session " + std::to_string(session) + " was not removed in time");
     }
   }

@@ -193,8 +193,8 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   std::map<std::uint64_t, std::shared_ptr<std::atomic<bool>>> expelled_;
   UniqueFd signals_;
 
-  // Per device: sessions whose kRemoveSession is unanswered. They count as sessions: what the engine was to be
-  // told of them may still wait in its link, with descriptors.
+  // Per device: sessions whose kRemoveSession is unanswered. They count as sessions: what the engine was to
+  // be told of them may still wait in its link, with descriptors.
   struct Removal {
     std::uint64_t due_ns;  // when patience ends
     std::uint32_t uid;

@@ -37,6 +37,10 @@ HostileSession::HostileSession(const std::string& socket, const std::string& dev
 
 std::string HostileSession::ask(abi::AttachType type, const void* body, std::size_t bytes) {
   RANK_CHECK(client_.send(type, body, bytes), "the daemon takes no request");
+  return next_answer();
+}
+
+std::string HostileSession::next_answer() {
   std::optional<Packet> answer = client_.receive(kAnswerS);
   if (!answer.has_value()) return "no answer";
   answer_ = std::move(*answer);
@@ -91,8 +95,7 @@ void HostileSession::push(const abi::Submission& submission) {
 }
 
 void HostileSession::ring() const {
-  const char byte = 0;
-  (void)::send(bell_.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+  ring_eventfd(bell_.get());
 }
 
 std::optional<abi::Completion> HostileSession::take(double seconds) {

@@ -24,6 +24,8 @@ class HostileSession {
   std::string ask(abi::AttachType type, const T& body) {
     return ask(type, &body, sizeof(body));
   }
+  // The same of an answer to what was sent by hand.
+  std::string next_answer();
   Packet& answer() { return answer_; }
 
   // A group of one rank in which this session is alone; throws if refused.
@@ -47,6 +49,7 @@ class HostileSession {
   std::uint64_t id() const { return welcome_.session_id; }
   int socket() const { return client_.fd(); }
   int bell() const { return bell_.get(); }
+  int client_bell() const { return client_bell_.get(); }
   // Of segment A and segment B.
   const std::vector<UniqueFd>& segments() const { return segments_; }
 

@@ -177,7 +177,8 @@ class Target {
     options.daemon = "epd fuzz";
     options.devices = {{"host:0"}, {"host:1"}};
     options.limits = {kConnections, 5'000};
-    auto table = SessionTable::create(std::move(options), std::move(*listener), clock_, host_, {*airlock_, budget_});
+    auto table =
+        SessionTable::create(std::move(options), std::move(*listener), clock_, host_, {*airlock_, budget_});
     require(table.ok(), table.status().to_string());
     table_ = std::move(*table);
     bystander_ = connect();

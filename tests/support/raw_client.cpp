@@ -107,8 +107,7 @@ void RawRank::publish() const {
 }
 
 void RawRank::ring() const {
-  const char byte = 0;
-  (void)::send(bell_.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+  ring_eventfd(bell_.get());
 }
 
 bool RawRank::completed() const {

@@ -87,7 +87,8 @@ class Attach : public testing::Test {
     options.daemon = "epd test";
     options.devices = {{"host:0"}, {"host:1"}};
     options.limits = limits;
-    auto table = SessionTable::create(std::move(options), std::move(*listener), clock_, host_, {*airlock_, descriptors_});
+    auto table = SessionTable::create(std::move(options), std::move(*listener), clock_, host_,
+                                      {*airlock_, descriptors_});
     ASSERT_TRUE(table.ok()) << table.status().to_string();
     table_ = std::move(*table);
   }

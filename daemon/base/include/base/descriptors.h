@@ -1,5 +1,5 @@
-// How many descriptors this process may hold for its clients: what RLIMIT_NOFILE allows, less a reserve for the
-// daemon's own work, such as starting an engine and answering the control plane.
+// How many descriptors this process may hold for its clients: what RLIMIT_NOFILE allows, less a reserve for
+// the daemon's own work, such as starting an engine and answering the control plane.
 #pragma once
 
 #include "base/status.h"
@@ -41,8 +41,8 @@ class DescriptorBudget {
   // `limit`: of this process.
   explicit DescriptorBudget(std::uint64_t limit);
 
-  // RESOURCE_EXHAUSTED, with the numbers, past what all clients may hold, or past half of that for one user: so nobody
-  // can take what the others need.
+  // RESOURCE_EXHAUSTED, with the numbers, past what all clients may hold, or past half of that for one user:
+  // so nobody can take what the others need.
   Result<DescriptorShare> take(std::uint32_t uid, std::uint64_t count);
 
   std::uint64_t allowed() const { return allowed_; }

@@ -1,6 +1,6 @@
-// Structured logs: one event name, then key=value fields. spdlog behind; to standard error, by a thread of its own and
-// a queue of 2048 lines: whoever logs never waits for a reader. Lines that don't fit, the oldest, or that can't be
-// written are lost, counted and told (as an event, too).
+// Structured logs: one event name, then key=value fields. spdlog behind; to standard error, by a thread of
+// its own and a queue of 2048 lines: whoever logs never waits for a reader. Lines that don't fit, the oldest,
+// or that can't be written are lost, counted and told (as an event, too).
 //   log_event(LogLevel::kInfo, "session attached", {{"session", id}, {"pid", pid}});
 #pragma once
 

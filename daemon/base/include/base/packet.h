@@ -50,12 +50,13 @@ class FdList {
 
 enum class ReceiveResult { kPacket, kNothing, kClosed, kMalformed };
 
-// Receives one packet, without blocking, of a sender that is trusted: its descriptors become ours. kMalformed: wrong
-// magic, length or descriptor count (they are closed); `error` says which.
+// Receives one packet, without blocking, of a sender that is trusted: its descriptors become ours.
+// kMalformed: wrong magic, length or descriptor count (they are closed); `error` says which.
 ReceiveResult receive_packet(int socket, Packet& packet, Status& error);
 
-// The same of a peer that is not trusted. kDescriptors: header and body are in `packet`, but the packet is still
-// in the socket, because it carries descriptors: see base/airlock.h. kMalformed: it may be there still, too.
+// The same of a peer that is not trusted. kDescriptors: header and body are in `packet`, but the packet is
+// still in the socket, because it carries descriptors: see base/airlock.h. kMalformed: it may be there still,
+// too.
 enum class PeerResult { kPacket, kDescriptors, kNothing, kClosed, kMalformed };
 PeerResult receive_from_peer(int socket, Packet& packet, Status& error);
 

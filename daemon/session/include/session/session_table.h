@@ -2,8 +2,8 @@
 //
 // A connection becomes a session with its Hello and ends with its socket, with its process, or with
 // end(). The table owns an epoll descriptor: whoever owns the table waits for poll_fd() and calls
-// process(). Sockets of peers are received from and closed so that no descriptor in them can block this thread
-// (base/airlock.h); the owner flushes the airlock. Threads: all calls from one.
+// process(). Sockets of peers are received from and closed so that no descriptor in them can block this
+// thread (base/airlock.h); the owner flushes the airlock. Threads: all calls from one.
 #pragma once
 
 #include "base/airlock.h"
