@@ -1,0 +1,177 @@
+// Descriptors whose last close blocks: TCP sockets that linger over unsent bytes. Wherever a client can put
+// one, the daemon must not be the process that waits for it, nor an engine.
+#include "hostile_fixture.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+namespace epd::test {
+namespace {
+
+using abi::AttachType;
+
+constexpr int kLingerS = 12;
+constexpr double kPromptS = 6;  // half of that: whoever waited for one close would take longer
+
+// A connection over loopback whose peer never reads: its last close waits for kLingerS.
+class Lingering {
+ public:
+  Lingering() {
+    const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof(address);
+    auto* any = reinterpret_cast<sockaddr*>(&address);
+    RANK_CHECK(::bind(listener.get(), any, sizeof(address)) == 0 && ::listen(listener.get(), 1) == 0,
+               "listen");
+    RANK_CHECK(::getsockname(listener.get(), any, &length) == 0, "getsockname");
+    slow_.reset(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    RANK_CHECK(::connect(slow_.get(), any, sizeof(address)) == 0, "connect");
+    peer_.reset(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    const std::vector<char> bytes(1 << 20);
+    while (::send(slow_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT) > 0) {
+    }
+    const linger wait{1, kLingerS};
+    RANK_CHECK(::setsockopt(slow_.get(), SOL_SOCKET, SO_LINGER, &wait, sizeof(wait)) == 0, "SO_LINGER");
+  }
+  // Sends a packet with the slow socket `copies` times beside it. It is the packet's from then on.
+  void send_with(int socket, const std::vector<char>& packet, std::size_t copies = 1) {
+    iovec part{const_cast<char*>(packet.data()), packet.size()};
+    std::vector<char> control(CMSG_SPACE(copies * sizeof(int)));
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* c = CMSG_FIRSTHDR(&message);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(copies * sizeof(int));
+    const std::vector<int> fds(copies, slow_.get());
+    std::memcpy(CMSG_DATA(c), fds.data(), copies * sizeof(int));
+    RANK_CHECK(::sendmsg(socket, &message, MSG_NOSIGNAL) >= 0, std::strerror(errno));
+    slow_.reset();
+    static std::vector<UniqueFd> peers;  // stay until this process ends
+    peers.push_back(std::move(peer_));
+  }
+
+ private:
+  UniqueFd slow_;
+  UniqueFd peer_;
+};
+
+template <typename T>
+std::vector<char> packet(AttachType type, const T& body, std::size_t num_fds) {
+  const abi::WireHeader header{abi::kWireMagic, static_cast<std::uint16_t>(type),
+                               static_cast<std::uint16_t>(num_fds), sizeof(header) + sizeof(body), 7};
+  std::vector<char> bytes(sizeof(header) + sizeof(body));
+  std::memcpy(bytes.data(), &header, sizeof(header));
+  std::memcpy(bytes.data() + sizeof(header), &body, sizeof(body));
+  return bytes;
+}
+
+class HostileClose : public Hostile {
+ protected:
+  // While the daemon is stopped: or it could close its copy before we close ours, and we would linger.
+  void send_slow(int socket, const std::vector<char>& packet, std::size_t copies = 1) const {
+    daemon().signal(SIGSTOP);
+    Lingering().send_with(socket, packet, copies);
+    daemon().signal(SIGCONT);
+  }
+  // Others attach, and are let go, and the control plane answers.
+  void expect_prompt(const char* after) const {
+    const double begin = now_s();
+    const HostileSession other(socket(), "host:1");
+    RANK_CHECK(daemon().epctl({"status"}, kPromptS).exit_code == 0,
+               std::string("epctl status after ") + after);
+    RANK_CHECK(now_s() - begin < kPromptS, std::string("others waited after ") + after);
+  }
+};
+
+TEST_F(HostileClose, ASocketThatLingersIsReceivedAndClosedElsewhere) {
+  attack([&] {
+    {
+      const RawClient client(socket());
+      send_slow(client.fd(), packet(AttachType::kHello, RawClient::good_hello(), 1));
+      must_hold(refusal(client.receive(kPromptS)), {"INVALID_ARGUMENT", "1 descriptors", "allowed: 0"});
+      expect_prompt("a Hello with a descriptor");
+    }
+    {
+      const RawClient client(socket());
+      send_slow(client.fd(), std::vector<char>(40, 'x'), 24);
+      expect_prompt("garbage with descriptors");
+    }
+    {
+      const RawClient client(socket());
+      send_slow(client.fd(), {}, 1);
+      expect_prompt("an empty packet with a descriptor");
+    }
+    {
+      RawClient client(socket());
+      (void)client.send_bytes("half a Hello", 12);
+      for (int i = 0; i < 4; ++i) send_slow(client.fd(), std::vector<char>(40, 'x'), 30);
+      client.close();
+      expect_prompt("packets with descriptors that nobody read");
+    }
+    {
+      HostileSession session(socket(), "host:0");
+      send_slow(session.socket(), packet(AttachType::kJoin, session.good_join("slow"), 1));
+      must_hold(session.next_answer(), {"INVALID_ARGUMENT", "descriptor 0 is no memory", "allowed: a memfd"});
+      expect_prompt("a Join with a socket for memory");
+      RANK_CHECK(session.ended(0).empty(), "the refusal of a join ended its session");
+    }
+    {
+      const HostileSession session(socket(), "host:0");
+      const abi::WireHeader detach{abi::kWireMagic, static_cast<std::uint16_t>(AttachType::kDetach), 0,
+                                   sizeof(detach), 0};
+      daemon().signal(SIGSTOP);
+      RANK_CHECK(::send(session.socket(), &detach, sizeof(detach), MSG_NOSIGNAL) > 0, "detach");
+      for (int i = 0; i < 4; ++i) Lingering().send_with(session.socket(), std::vector<char>(40, 'x'));
+      daemon().signal(SIGCONT);
+      expect_prompt("descriptors behind a detach");
+    }
+  });
+}
+
+TEST_F(HostileClose, TheDoorbellsCarryNoDescriptors) {
+  attack([&] {
+    const HostileSession session(socket(), "host:0");
+    for (const int bell : {session.bell(), session.client_bell()}) {
+      bool refused = false;
+      try {
+        Lingering().send_with(bell, {'x'});
+      } catch (const RankFailure&) {
+        refused = true;
+      }
+      RANK_CHECK(refused, "a doorbell took a descriptor");
+    }
+    expect_prompt("descriptors for doorbells");
+  });
+}
+
+// Those of the backlog, too, whom nobody has accepted when the daemon stops.
+TEST(CloseAtStop, ADaemonThatStopsWaitsForNobodysClose) {
+  Daemon daemon;
+  ASSERT_TRUE(daemon.start());
+  daemon.signal(SIGSTOP);
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (int i = 0; i < 8; ++i) {
+    clients.push_back(std::make_unique<RawClient>(daemon.socket()));
+    Lingering().send_with(clients.back()->fd(), std::vector<char>(40, 'x'), 4);
+  }
+  daemon.signal(SIGTERM);
+  daemon.signal(SIGCONT);
+  const int status = daemon.wait_exit(kPromptS);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
+}
+
+}  // namespace
+}  // namespace epd::test
