@@ -10,6 +10,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <algorithm>
@@ -191,7 +192,9 @@ bool Daemon::spawn() {
   const std::vector<std::string> arguments = {daemon_program(), "serve", "--config",
                                               directory_ + "/epd.toml"};
   const std::vector<char*> argv = pointers(arguments);
-  const int log_fd = ::open(log_path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  const int log_fd = options_.log_fd >= 0
+                         ? ::fcntl(options_.log_fd, F_DUPFD_CLOEXEC, 0)
+                         : ::open(log_path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
   if (log_fd < 0) return false;
   std::fflush(nullptr);
   pid_ = ::fork();
@@ -199,6 +202,8 @@ bool Daemon::spawn() {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     ::dup2(log_fd, STDOUT_FILENO);
     ::dup2(log_fd, STDERR_FILENO);
+    const rlimit descriptors{options_.max_descriptors, options_.max_descriptors};
+    if (options_.max_descriptors != 0 && ::setrlimit(RLIMIT_NOFILE, &descriptors) != 0) ::_exit(126);
     ::execv(argv[0], argv.data());
     std::perror(argv[0]);
     ::_exit(127);

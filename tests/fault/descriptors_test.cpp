@@ -1,0 +1,135 @@
+// Descriptors of the supervisor: what clients may make it hold, and what is left for its own work.
+#include "fault.h"
+
+#include "support/census.h"
+#include "support/raw_client.h"
+
+#include <grp.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace epd::test {
+namespace {
+
+constexpr std::uint32_t kLimit = 1200;
+
+void become(std::uint32_t user) {
+  RANK_CHECK(::setgroups(0, nullptr) == 0 && ::setresgid(user, user, user) == 0 &&
+                 ::setresuid(user, user, user) == 0,
+             "become user " + std::to_string(user));
+}
+
+// Attaches until it is refused; the refusal. What is attached stays so.
+std::string attach_until_refused(const std::string& socket, const char* device,
+                                 std::vector<std::unique_ptr<RawClient>>& clients) {
+  for (int i = 0; i < 2000; ++i) {
+    clients.push_back(std::make_unique<RawClient>(socket));
+    RANK_CHECK(clients.back()->valid(), "connect");
+    abi::Hello hello = RawClient::good_hello();
+    abi::set_text(hello.device, device, std::strlen(device));
+    if (!clients.back()->send(abi::AttachType::kHello, &hello, sizeof(hello)))
+      return refusal(clients.back()->receive(10));
+    const std::optional<Packet> answer = clients.back()->receive(10);
+    RANK_CHECK(answer.has_value(), "no answer to Hello " + std::to_string(i));
+    if (answer->header.type != static_cast<std::uint16_t>(abi::AttachType::kWelcome)) return refusal(answer);
+  }
+  return "never refused";
+}
+
+TEST(Descriptors, NobodyCanTakeWhatOthersAndEnginesNeed) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become other users";
+  DaemonOptions options;
+  options.devices = 2;
+  options.max_descriptors = kLimit;
+  options.settings = {{"daemon.socket_mode", "\"0666\""}, {"limits.max_sessions", "4096"},
+                      {"limits.max_sessions_per_user", "4096"}};
+  Daemon daemon(options);
+  ASSERT_TRUE(daemon.start());
+  ASSERT_EQ(::chmod(daemon.directory().c_str(), 0755), 0);
+  struct Stage {
+    Gate full[2];
+    Gate done;
+  };
+  Shared<Stage> stage;
+  std::vector<RankProcess> users;
+  for (std::uint32_t i = 0; i < 2; ++i) {
+    users.emplace_back([&, i]() -> std::string {
+      become(61001 + i);
+      std::vector<std::unique_ptr<RawClient>> clients;
+      const std::string refused = attach_until_refused(daemon.socket(), "host:0", clients);
+      stage->full[i].open();
+      RANK_CHECK(refused.find("RESOURCE_EXHAUSTED") == 0 && refused.find("RLIMIT_NOFILE") != std::string::npos,
+                 refused);
+      stage->done.wait_for(1);
+      return "";
+    });
+    stage->full[i].wait_for(1);
+    // Another user has its place still, as long as it is not the third.
+    if (i == 0) {
+      const Session session(daemon.socket(), "host:1");
+    }
+  }
+  // The reserve is the daemon's: an engine that dies is started again.
+  const pid_t engine = daemon.engine(1);
+  ASSERT_GT(engine, 0);
+  ::kill(engine, SIGKILL);
+  EXPECT_TRUE(eventually(20, [&] { return daemon.engine(1) > 0 && daemon.engine(1) != engine; }));
+  EXPECT_EQ(daemon.epctl({"status"}).exit_code, 0);
+  const std::string devices = daemon.epctl({"devices"}).out;
+  EXPECT_EQ(devices.find("failed"), std::string::npos) << devices;
+  stage->done.open();
+  for (RankProcess& user : users) EXPECT_TRUE(user.wait(30).ok);
+  EXPECT_TRUE(eventually(10, [&] {
+    const Session session(daemon.socket(), "host:0");
+    return true;
+  }));
+  daemon.stop();
+}
+
+// An engine that is stopped reads nothing: what it is to be told of sessions that have gone stays in its link.
+TEST(Descriptors, SessionsThatAStoppedEngineHasToLetGoCount) {
+  DaemonOptions options;
+  options.devices = 2;
+  options.settings = {{"limits.max_sessions_per_user", "24"}};
+  Daemon daemon(options);
+  ASSERT_TRUE(daemon.start());
+  const pid_t engine = daemon.engine(1);
+  ASSERT_GT(engine, 0);
+  const std::size_t before = take_census(daemon.pid()).fds;
+  ASSERT_EQ(::kill(engine, SIGSTOP), 0);
+  std::string refused;
+  for (int i = 0; i < 100 && refused.empty(); ++i) {
+    epd_session_t* session = nullptr;
+    epd_attach_options_t args = EPD_ATTACH_OPTIONS_INIT;
+    args.socket_path = daemon.socket().c_str();
+    args.device = "host:1";
+    if (epd_session_attach(&args, &session) == EPD_OK) {
+      epd_session_detach(session);
+    } else {
+      refused = epd_last_error();
+    }
+  }
+  EXPECT_NE(refused.find("24 sessions"), std::string::npos) << refused;
+  EXPECT_NE(refused.find("limits.max_sessions_per_user"), std::string::npos) << refused;
+  EXPECT_LT(take_census(daemon.pid()).fds, before + 24 * 10);
+  ASSERT_EQ(::kill(engine, SIGCONT), 0);
+  EXPECT_TRUE(eventually(20, [&] {
+    epd_session_t* session = nullptr;
+    epd_attach_options_t args = EPD_ATTACH_OPTIONS_INIT;
+    args.socket_path = daemon.socket().c_str();
+    args.device = "host:1";
+    if (epd_session_attach(&args, &session) != EPD_OK) return false;
+    epd_session_detach(session);
+    return true;
+  }));
+  daemon.stop();
+}
+
+}  // namespace
+}  // namespace epd::test
