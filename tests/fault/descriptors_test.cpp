@@ -7,6 +7,7 @@
 #include <grp.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <cstring>
@@ -89,6 +90,32 @@ TEST(Descriptors, NobodyCanTakeWhatOthersAndEnginesNeed) {
     const Session session(daemon.socket(), "host:0");
     return true;
   }));
+  daemon.stop();
+}
+
+// A machine without room for another process, or a supervisor without room for its link: the device waits.
+TEST(Descriptors, AnEngineThatCantBeStartedForWantOfThemHasNotDied) {
+  DaemonOptions options;
+  options.devices = 2;
+  options.settings = {{"engine.max_restarts_per_minute", "2"}};
+  Daemon daemon(options);
+  ASSERT_TRUE(daemon.start());
+  rlimit before{};
+  ASSERT_EQ(::prlimit(daemon.pid(), RLIMIT_NOFILE, nullptr, &before), 0);
+  const rlimit none{8, before.rlim_max};
+  ASSERT_EQ(::prlimit(daemon.pid(), RLIMIT_NOFILE, &none, nullptr), 0);
+  const pid_t engine = daemon.engine(1);
+  ASSERT_GT(engine, 0);
+  ::kill(engine, SIGKILL);
+  const auto logged = [&](const char* text) { return daemon.log().find(text) != std::string::npos; };
+  EXPECT_TRUE(eventually(20, [&] { return logged("engine not started yet"); }));
+  sleep_ms(1500);  // some seven attempts
+  EXPECT_EQ(daemon.engine(1), -1);
+  ASSERT_EQ(::prlimit(daemon.pid(), RLIMIT_NOFILE, &before, nullptr), 0);
+  EXPECT_TRUE(eventually(20, [&] { return daemon.engine(1) > 0; }));
+  EXPECT_FALSE(logged("device failed"));
+  EXPECT_TRUE(eventually(20, [&] { return daemon.epctl({"devices"}).out.find("failed") == std::string::npos; }));
+  const Session session(daemon.socket(), "host:1");
   daemon.stop();
 }
 
