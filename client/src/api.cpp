@@ -8,6 +8,7 @@
 namespace {
 
 using epd::client::Group;
+using epd::client::Handle;
 using epd::client::report;
 using epd::client::Session;
 using epd::client::Status;
@@ -15,12 +16,12 @@ using epd::client::SubmitRequest;
 using epd::client::WaitBy;
 namespace abi = epd::abi;
 
-// The opaque handles are these objects; the C names are never defined.
-Session* unwrap(const epd_session_t* session) {
-  return reinterpret_cast<Session*>(const_cast<epd_session_t*>(session));
+// The opaque handles are words that outlive the objects, see handle.h; the C names are never defined.
+Session* object_of(const epd_session_t* session) {
+  return reinterpret_cast<const Handle<Session>*>(session)->object();
 }
-Group* unwrap(const epd_group_t* group) {
-  return reinterpret_cast<Group*>(const_cast<epd_group_t*>(group));
+Group* object_of(const epd_group_t* group) {
+  return reinterpret_cast<const Handle<Group>*>(group)->object();
 }
 
 // Runs the body of a C function. Nothing may be thrown into the caller.
@@ -45,6 +46,29 @@ Status missing(const char* name) {
   if ((pointer) == nullptr) return missing(#pointer)
 #define EPD_RETURN_IF_ERROR(expression) \
   if (Status early = (expression); !early.ok()) return early
+
+const Session& session_of(const Session& session) {
+  return session;
+}
+const Session& session_of(const Group& group) {
+  return group.session;
+}
+
+// The object behind a handle, if the handle may be used.
+template <typename CHandle, typename Object>
+Status open_handle(const CHandle* handle, const char* name, Object*& object) {
+  if (handle == nullptr) return missing(name);
+  object = object_of(handle);
+  if (object == nullptr)
+    return epd::client::invalid_argument(std::string(name) +
+                                         " is a handle that is no more: detached, or left, already");
+  return session_of(*object).in_home_process();
+}
+
+// Declares `object`, the one behind the handle.
+#define EPD_OPEN(Type, object, handle) \
+  Type* object = nullptr;              \
+  EPD_RETURN_IF_ERROR(open_handle(handle, #handle, object))
 
 std::string socket_path(const char* given) {
   if (given != nullptr) return given;
@@ -177,8 +201,9 @@ epd_status_t epd_session_attach(const epd_attach_options_t* options, epd_session
     EPD_RETURN_IF_ERROR(epd::client::attach(
         {socket_path(o.socket_path), o.device != nullptr ? o.device : "", deadline, wait_by}, attachment));
     auto made = std::make_unique<Session>(std::move(attachment));
+    auto handle = std::make_unique<Handle<Session>>();
     EPD_RETURN_IF_ERROR(made->prepare());
-    *session = reinterpret_cast<epd_session_t*>(made.release());
+    *session = reinterpret_cast<epd_session_t*>(Handle<Session>::give(std::move(handle), *made.release()));
     return {};
   });
 }
@@ -186,28 +211,27 @@ epd_status_t epd_session_attach(const epd_attach_options_t* options, epd_session
 void epd_session_detach(epd_session_t* session) {
   guarded([&]() -> Status {
     if (session == nullptr) return {};
-    if (unwrap(session)->in_hook_thread()) {
-      return epd::client::invalid_argument("a hook may not detach its own session");
-    }
-    delete unwrap(session);
+    EPD_OPEN(Session, s, session);
+    if (s->in_hook_thread()) return epd::client::invalid_argument("a hook may not detach its own session");
+    delete s;
     return {};
   });
 }
 
 epd_status_t epd_session_info(const epd_session_t* session, epd_session_info_t* info) {
   return guarded([&]() -> Status {
-    EPD_REQUIRE(session);
+    EPD_OPEN(Session, s, session);
     EPD_REQUIRE(info);
     EPD_RETURN_IF_ERROR(epd::client::check_output(info, "info"));
-    epd::client::write_struct(info, unwrap(session)->info());
+    epd::client::write_struct(info, s->info());
     return {};
   });
 }
 
 epd_status_t epd_session_check(const epd_session_t* session) {
   return guarded([&]() -> Status {
-    EPD_REQUIRE(session);
-    return unwrap(session)->check();
+    EPD_OPEN(Session, s, session);
+    return s->check();
   });
 }
 
@@ -230,13 +254,14 @@ epd_status_t epd_region_bytes(const epd_group_config_t* config, epd_region_t reg
 
 epd_status_t epd_group_join(epd_session_t* session, const epd_group_config_t* config, epd_group_t** group) {
   return guarded([&]() -> Status {
-    EPD_REQUIRE(session);
+    EPD_OPEN(Session, s, session);
     EPD_REQUIRE(group);
     epd_group_config_t c{};
     EPD_RETURN_IF_ERROR(epd::client::read_struct(config, "config", c));
     Group* joined = nullptr;
-    EPD_RETURN_IF_ERROR(unwrap(session)->join(c, joined));
-    *group = reinterpret_cast<epd_group_t*>(joined);
+    auto handle = std::make_unique<Handle<Group>>();
+    EPD_RETURN_IF_ERROR(s->join(c, joined));
+    *group = reinterpret_cast<epd_group_t*>(Handle<Group>::give(std::move(handle), *joined));
     return {};
   });
 }
@@ -244,42 +269,53 @@ epd_status_t epd_group_join(epd_session_t* session, const epd_group_config_t* co
 void epd_group_leave(epd_group_t* group) {
   guarded([&]() -> Status {
     if (group == nullptr) return {};
-    Session& session = unwrap(group)->session;
+    EPD_OPEN(Group, g, group);
+    Session& session = g->session;
     if (session.in_hook_thread()) return epd::client::invalid_argument("a hook may not leave a group");
-    session.leave(unwrap(group), epd::client::Deadline::in_ms(epd::client::kLeaveMs));
+    session.leave(g, epd::client::Deadline::in_ms(epd::client::kLeaveMs));
     return {};
   });
 }
 
 uint32_t epd_group_rank(const epd_group_t* group) {
-  return group != nullptr ? unwrap(group)->rank : UINT32_MAX;
+  uint32_t rank = UINT32_MAX;
+  guarded([&]() -> Status {
+    EPD_OPEN(Group, g, group);
+    rank = g->rank;
+    return {};
+  });
+  return rank;
 }
 
 int epd_group_active(const epd_group_t* group, uint32_t rank) {
-  if (group == nullptr || rank >= unwrap(group)->shape.num_ranks) return 0;
-  return unwrap(group)->board.active(rank) ? 1 : 0;
+  int active = 0;
+  guarded([&]() -> Status {
+    EPD_OPEN(Group, g, group);
+    active = rank < g->shape.num_ranks && g->board.active(rank) ? 1 : 0;
+    return {};
+  });
+  return active;
 }
 
 epd_status_t epd_group_buffers(const epd_group_t* group, uint32_t slot, epd_buffers_t* buffers) {
   return guarded([&]() -> Status {
-    EPD_REQUIRE(group);
+    EPD_OPEN(Group, g, group);
     EPD_REQUIRE(buffers);
     EPD_RETURN_IF_ERROR(epd::client::check_output(buffers, "buffers"));
-    const Group& g = *unwrap(group);
-    if (slot >= g.shape.depth) {
-      return epd::client::bad_value("slot", slot, "0 .. " + std::to_string(g.shape.depth - 1));
+    if (slot >= g->shape.depth) {
+      return epd::client::bad_value("slot", slot, "0 .. " + std::to_string(g->shape.depth - 1));
     }
-    epd::client::write_struct(buffers, regions_of(g, slot));
+    epd::client::write_struct(buffers, regions_of(*g, slot));
     return {};
   });
 }
 
 epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, epd_resume_info_t* info) {
   return guarded([&]() -> Status {
-    EPD_REQUIRE(group);
+    EPD_OPEN(Group, g, group);
     if (info != nullptr) EPD_RETURN_IF_ERROR(epd::client::check_output(info, "info"));
     epd_resume_info_t out = EPD_RESUME_INFO_INIT;
-    EPD_RETURN_IF_ERROR(unwrap(group)->session.resume(*unwrap(group), timeout_ms, out));
+    EPD_RETURN_IF_ERROR(g->session.resume(*g, timeout_ms, out));
     if (info != nullptr) epd::client::write_struct(info, out);
     return {};
   });
@@ -287,10 +323,10 @@ epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, epd_resume
 
 epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progress) {
   return guarded([&]() -> Status {
-    EPD_REQUIRE(group);
+    EPD_OPEN(Group, g, group);
     if (progress != nullptr) EPD_RETURN_IF_ERROR(epd::client::check_output(progress, "progress"));
     epd_progress_t out = EPD_PROGRESS_INIT;
-    Status status = unwrap(group)->session.check_group(*unwrap(group), out);
+    Status status = g->session.check_group(*g, out);
     if (progress != nullptr) epd::client::write_struct(progress, out);
     return status;
   });
@@ -299,63 +335,63 @@ epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progress) {
 epd_status_t epd_dispatch(epd_group_t* group, const epd_dispatch_args_t* args, epd_ticket_t* ticket,
                           epd_handle_t* handle) {
   return guarded([&]() -> Status {
-    EPD_REQUIRE(group);
+    EPD_OPEN(Group, g, group);
     EPD_REQUIRE(ticket);
     epd_dispatch_args_t a{};
     EPD_RETURN_IF_ERROR(epd::client::read_struct(args, "args", a));
     SubmitRequest request;
     EPD_RETURN_IF_ERROR(read_dispatch(a, request));
     if (request.keep) EPD_REQUIRE(handle);
-    return unwrap(group)->session.submit(*unwrap(group), request, *ticket, handle);
+    return g->session.submit(*g, request, *ticket, handle);
   });
 }
 
 epd_status_t epd_combine(epd_group_t* group, const epd_combine_args_t* args, epd_ticket_t* ticket) {
   return guarded([&]() -> Status {
-    EPD_REQUIRE(group);
+    EPD_OPEN(Group, g, group);
     EPD_REQUIRE(ticket);
     epd_combine_args_t a{};
     EPD_RETURN_IF_ERROR(epd::client::read_struct(args, "args", a));
     SubmitRequest request;
     EPD_RETURN_IF_ERROR(read_combine(a, request));
-    return unwrap(group)->session.submit(*unwrap(group), request, *ticket, nullptr);
+    return g->session.submit(*g, request, *ticket, nullptr);
   });
 }
 
 epd_status_t epd_handle_release(epd_group_t* group, epd_handle_t handle) {
   return guarded([&]() -> Status {
-    EPD_REQUIRE(group);
-    return unwrap(group)->session.release_handle(*unwrap(group), handle);
+    EPD_OPEN(Group, g, group);
+    return g->session.release_handle(*g, handle);
   });
 }
 
 epd_status_t epd_noop(epd_group_t* group, uint32_t slot, epd_ticket_t* ticket) {
   return guarded([&]() -> Status {
-    EPD_REQUIRE(group);
+    EPD_OPEN(Group, g, group);
     EPD_REQUIRE(ticket);
-    return unwrap(group)->session.submit(*unwrap(group), {abi::Op::kNoop, slot}, *ticket, nullptr);
+    return g->session.submit(*g, {abi::Op::kNoop, slot}, *ticket, nullptr);
   });
 }
 
 epd_status_t epd_noop_on_stream(epd_group_t* group, uint32_t slot, void* stream, uint32_t wait_by,
                                 epd_ticket_t* ticket) {
   return guarded([&]() -> Status {
-    EPD_REQUIRE(group);
+    EPD_OPEN(Group, g, group);
     EPD_REQUIRE(ticket);
     SubmitRequest request{abi::Op::kNoop, slot};
     request.stream = {true, stream};
     request.wait_by = static_cast<WaitBy>(wait_by);
-    return unwrap(group)->session.submit(*unwrap(group), request, *ticket, nullptr);
+    return g->session.submit(*g, request, *ticket, nullptr);
   });
 }
 
 epd_status_t epd_ticket_wait(epd_group_t* group, epd_ticket_t ticket, int32_t timeout_ms,
                              epd_result_t* result) {
   return guarded([&]() -> Status {
-    EPD_REQUIRE(group);
+    EPD_OPEN(Group, g, group);
     if (result != nullptr) EPD_RETURN_IF_ERROR(epd::client::check_output(result, "result"));
     epd_result_t out{};
-    Status status = unwrap(group)->session.wait_ticket(*unwrap(group), ticket, timeout_ms, &out);
+    Status status = g->session.wait_ticket(*g, ticket, timeout_ms, &out);
     // out.size is set if the operation has ended; else the caller's struct is left alone.
     if (result != nullptr && out.size != 0) epd::client::write_struct(result, out);
     return status;
@@ -369,8 +405,8 @@ epd_status_t epd_ticket_poll(epd_group_t* group, epd_ticket_t ticket, epd_result
 int epd_ticket_pending(epd_group_t* group, epd_ticket_t ticket) {
   int pending = 0;
   guarded([&]() -> Status {
-    EPD_REQUIRE(group);
-    pending = unwrap(group)->session.pending(*unwrap(group), ticket) ? 1 : 0;
+    EPD_OPEN(Group, g, group);
+    pending = g->session.pending(*g, ticket) ? 1 : 0;
     return {};
   });
   return pending;
@@ -379,11 +415,11 @@ int epd_ticket_pending(epd_group_t* group, epd_ticket_t ticket) {
 epd_status_t epd_ticket_counts(epd_group_t* group, epd_ticket_t ticket, int32_t timeout_ms,
                                epd_counts_t* counts) {
   return guarded([&]() -> Status {
-    EPD_REQUIRE(group);
+    EPD_OPEN(Group, g, group);
     EPD_REQUIRE(counts);
     EPD_RETURN_IF_ERROR(epd::client::check_output(counts, "counts"));
     epd_counts_t out = EPD_COUNTS_INIT;
-    EPD_RETURN_IF_ERROR(unwrap(group)->session.counts(*unwrap(group), ticket, timeout_ms, out));
+    EPD_RETURN_IF_ERROR(g->session.counts(*g, ticket, timeout_ms, out));
     epd::client::write_struct(counts, out);
     return {};
   });
@@ -391,25 +427,24 @@ epd_status_t epd_ticket_counts(epd_group_t* group, epd_ticket_t ticket, int32_t 
 
 epd_status_t epd_ticket_wait_sent(epd_group_t* group, epd_ticket_t ticket, int32_t timeout_ms) {
   return guarded([&]() -> Status {
-    EPD_REQUIRE(group);
-    return unwrap(group)->session.wait_sent(*unwrap(group), ticket, timeout_ms);
+    EPD_OPEN(Group, g, group);
+    return g->session.wait_sent(*g, ticket, timeout_ms);
   });
 }
 
 epd_status_t epd_ticket_wait_on_stream(epd_group_t* group, epd_ticket_t ticket, void* stream,
                                        uint32_t wait_by) {
   return guarded([&]() -> Status {
-    EPD_REQUIRE(group);
-    return unwrap(group)->session.wait_on_stream(*unwrap(group), ticket, stream,
-                                                 static_cast<WaitBy>(wait_by));
+    EPD_OPEN(Group, g, group);
+    return g->session.wait_on_stream(*g, ticket, stream, static_cast<WaitBy>(wait_by));
   });
 }
 
 epd_status_t epd_ticket_on_complete(epd_group_t* group, epd_ticket_t ticket, epd_hook_t hook, void* user) {
   return guarded([&]() -> Status {
-    EPD_REQUIRE(group);
+    EPD_OPEN(Group, g, group);
     EPD_REQUIRE(hook);
-    return unwrap(group)->session.on_complete(*unwrap(group), ticket, hook, user);
+    return g->session.on_complete(*g, ticket, hook, user);
   });
 }
 

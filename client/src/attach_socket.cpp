@@ -22,6 +22,15 @@ void take_descriptors(msghdr& message, Packet& packet, std::size_t& received) {
   }
 }
 
+bool wait_for(const UniqueFd& socket, short events, Deadline deadline) {
+  for (;;) {
+    pollfd entry{socket.get(), events, 0};
+    const timespec slice = to_timespec(deadline.remaining(std::chrono::seconds(1)));
+    if (::ppoll(&entry, 1, &slice, nullptr) > 0) return true;
+    if (deadline.passed()) return false;
+  }
+}
+
 }  // namespace
 
 Status connect_to(const std::string& path, Deadline deadline, UniqueFd& socket) {
@@ -118,16 +127,16 @@ Status send(const UniqueFd& socket, abi::AttachType type, std::uint32_t request_
   if (error == EPIPE || error == ECONNRESET || error == ENOTCONN) {
     return daemon_lost("the daemon closed the connection");
   }
+  if (error == EAGAIN || error == EWOULDBLOCK) return would_block("the daemon does not read its socket");
   return errno_status("sending a request to the daemon", error);
 }
 
 bool wait_readable(const UniqueFd& socket, Deadline deadline) {
-  for (;;) {
-    pollfd entry{socket.get(), POLLIN | POLLRDHUP, 0};
-    const timespec slice = to_timespec(deadline.remaining(std::chrono::seconds(1)));
-    if (::ppoll(&entry, 1, &slice, nullptr) > 0) return true;
-    if (deadline.passed()) return false;
-  }
+  return wait_for(socket, POLLIN | POLLRDHUP, deadline);
+}
+
+bool wait_writable(const UniqueFd& socket, Deadline deadline) {
+  return wait_for(socket, POLLOUT, deadline);
 }
 
 Status refusal(const Packet& packet) {

@@ -36,7 +36,7 @@ Status connect_to(const std::string& path, Deadline deadline, UniqueFd& socket);
 // Does not block. kMalformed: `error` says why; descriptors that came with it are closed.
 Received receive(const UniqueFd& socket, Packet& packet, std::string& error);
 // Does not block; no SIGPIPE. With descriptors, which stay the caller's; at most kMaxMessageFds. DAEMON_LOST
-// if the connection is gone.
+// if the connection is gone, WOULD_BLOCK if the socket is full.
 Status send(const UniqueFd& socket, abi::AttachType type, std::uint32_t request_id, const void* body,
             std::size_t body_bytes, const std::vector<int>& fds = {});
 
@@ -48,6 +48,8 @@ Status send(const UniqueFd& socket, abi::AttachType type, std::uint32_t request_
 
 // Waits until the socket has a packet or is closed; false when the deadline passed first.
 bool wait_readable(const UniqueFd& socket, Deadline deadline);
+// Likewise until it has room, or is closed.
+bool wait_writable(const UniqueFd& socket, Deadline deadline);
 
 // The status and text of a kRefused or kGoodbye packet; INTERNAL if the packet is neither.
 Status refusal(const Packet& packet);

@@ -120,6 +120,7 @@ Status Session::choose_command_route(Group& group, const SubmitRequest& request,
 
 // Lets the mutex go while the engine takes it; the caller has the group's submit_mutex.
 Status Session::record(Lock& lock, Group& group, std::uint32_t number) {
+  if (group.left) return {StatusCode::kAborted, "this rank has left the group"};
   const Program program = group.commands.programs[number].program;
   const std::uint64_t head = b().submission_head.value.load(std::memory_order_acquire);
   if (submission_tail_ - head >= abi::kSubmissionSlots) return no_room(lock);

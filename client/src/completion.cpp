@@ -6,6 +6,7 @@
 #include <unistd.h>
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 namespace epd::client {
 namespace {
@@ -142,42 +143,62 @@ bool Session::wait(Lock& lock, Waiter& waiter, Deadline deadline) {
   }
 }
 
-void Session::lead(Lock& lock, Waiter& waiter, nanoseconds slice) {
-  has_leader_ = true;
-  lock.unlock();
-  const bool seen = spin_.spin([&] { return has_completion() || waiter.glance(); });
-  if (seen) {
-    lock.lock();
-    has_leader_ = false;
-    return;
+// The leader's office, without the mutex to begin with. Given up, with the mutex, however the leader ends:
+// nobody else would look at the descriptors again.
+class Session::Leading {
+ public:
+  Leading(Session& session, Lock& lock) : session_(session), lock_(lock) {
+    session_.has_leader_ = true;
+    lock_.unlock();
   }
+  ~Leading() {
+    wake_up();
+    if (!lock_.owns_lock()) lock_.lock();
+    session_.has_leader_ = false;
+  }
+  Leading(const Leading&) = delete;
+  Leading& operator=(const Leading&) = delete;
+  void fall_asleep() {
+    asleep_ = true;
+    session_.a().client_sleep.sleeping.store(1, std::memory_order_seq_cst);
+  }
+  void wake_up() {
+    if (!std::exchange(asleep_, false)) return;
+    session_.a().client_sleep.sleeping.store(0, std::memory_order_relaxed);
+  }
+
+ private:
+  Session& session_;
+  Lock& lock_;
+  bool asleep_ = false;
+};
+
+void Session::lead(Lock& lock, Waiter& waiter, nanoseconds slice) {
+  Leading leading(*this, lock);
+  if (spin_.spin([&] { return has_completion() || waiter.glance(); })) return;
   // Say "asleep", then look once more at everything that anybody waits for: what the engine publishes
   // after this look, it rings for.
-  a().client_sleep.sleeping.store(1, std::memory_order_seq_cst);
+  leading.fall_asleep();
   std::atomic_thread_fence(std::memory_order_seq_cst);
   lock.lock();
   const bool stay_awake = drain_locked() || waiter.ready();
   notify_ready_locked(&waiter);
   lock.unlock();
   if (!stay_awake) sleep(slice);
-  a().client_sleep.sleeping.store(0, std::memory_order_relaxed);
+  leading.wake_up();
   lock.lock();
-  has_leader_ = false;
   // The bell may have rung for a follower's counts.
   notify_ready_locked(&waiter);
 }
 
 void Session::sleep(nanoseconds slice) {
-  const short socket_events = socket_busy_ ? POLLRDHUP : POLLIN | POLLRDHUP;
   pollfd entries[3] = {{wake_.get(), POLLIN, 0},
                        {doorbell_open_ ? attachment_.client_bell.get() : -1, POLLIN, 0},
-                       {attachment_.socket.get(), socket_events, 0}};
+                       {attachment_.socket.get(), POLLIN | POLLRDHUP, 0}};
   const timespec timeout = to_timespec(doorbell_open_ ? slice : std::min(slice, kBlindSlice));
   const SteadyClock::time_point begin = SteadyClock::now();
   const int n = ::ppoll(entries, 3, &timeout, nullptr);
-  socket_busy_ = false;
   if (n <= 0) return;
-  // Before the socket: a request that ends after this look kicks again.
   if (entries[0].revents != 0) {
     std::uint64_t count;
     [[maybe_unused]] const ssize_t got = ::read(wake_.get(), &count, sizeof(count));
@@ -186,7 +207,7 @@ void Session::sleep(nanoseconds slice) {
     drain_doorbell();
     spin_.slept(SteadyClock::now() - begin);
   }
-  if (entries[2].revents != 0) socket_busy_ = !look_at_socket((entries[2].revents & ~POLLIN) != 0);
+  if (entries[2].revents != 0) look_at_socket();
 }
 
 void Session::drain_doorbell() {

@@ -5,6 +5,7 @@
 #include "board.h"
 #include "commands.h"
 #include "device.h"
+#include "handle.h"
 #include "proto/attach.h"
 
 #include <array>
@@ -48,11 +49,15 @@ struct StreamUse {
   void* stream = nullptr;
 };
 
-// Whether the stream alone sees to it that what was submitted first is first. CUDA's per-thread default
-// stream (CU_STREAM_PER_THREAD) is another one in each thread, so it says nothing.
+// Whether the stream alone sees to it that what was submitted first is first. NULL and CU_STREAM_LEGACY (1)
+// are two names of one stream. CUDA's per-thread default stream (CU_STREAM_PER_THREAD, 2) is another one in
+// each thread, so it says nothing.
 inline bool in_one_stream(const StreamUse& first, const StreamUse& second) {
-  return first.on_stream && second.on_stream && first.stream == second.stream &&
-         reinterpret_cast<std::uintptr_t>(first.stream) != 2;
+  const auto name = [](const StreamUse& use) {
+    const auto stream = reinterpret_cast<std::uintptr_t>(use.stream);
+    return stream == 1 ? 0 : stream;
+  };
+  return first.on_stream && second.on_stream && name(first) == name(second) && name(first) != 2;
 }
 
 // An operation in flight: submitted, its completion not seen yet.
@@ -74,6 +79,11 @@ struct SlotWords {
 
 struct Group {
   Group(Session& owner, const abi::GroupShape& agreed, OwnMemory bound);
+  ~Group() {
+    if (given != nullptr) given->end();
+  }
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
 
   // Null if the group has no such region.
   void* region(std::uint32_t slot, abi::Region which) const {
@@ -111,6 +121,7 @@ struct Group {
   const OwnMemory own;  // its descriptors are the caller's, and perhaps closed
   const abi::UserArenaLayout arena;
   // Set by join, before anyone else sees the group.
+  Handle<Group>* given = nullptr;  // what the caller holds
   std::uint32_t member = 0;
   std::uint32_t rank = 0;
   std::uint32_t default_timeout_ms = 0;  // of operations that give none

@@ -29,7 +29,7 @@ class HookWaiter final : public Waiter {
  public:
   explicit HookWaiter(const Session& session) : session_(session) {}
   bool ready() override {
-    return !session_.ready_hooks_.empty() || session_.stopping_ || session_.hooks_outstanding_ == 0;
+    return !session_.ready_hooks_.empty() || session_.stopping_ || !session_.hooks_have_news_to_await();
   }
 
  private:
@@ -41,6 +41,17 @@ bool Session::in_hook_thread() const {
   return hook_thread_.get_id() == std::this_thread::get_id();
 }
 
+Status Session::start_hooks_locked() {
+  if (hook_thread_.joinable()) return {};
+  return start_thread(
+      "epd-hooks", [this] { run_hooks(); }, hook_thread_);
+}
+
+// Of operations that have hooks; and of joins that were given up, for which nobody else may ever look.
+bool Session::hooks_have_news_to_await() const {
+  return hooks_outstanding_ != 0 || awaits_late_join_locked();
+}
+
 Status Session::on_complete(Group& group, epd_ticket_t ticket, epd_hook_t hook, void* user) {
   Status refused = refuse_command_ticket(group, ticket);
   if (!refused.ok()) return refused;
@@ -50,11 +61,8 @@ Status Session::on_complete(Group& group, epd_ticket_t ticket, epd_hook_t hook, 
     return not_found("ticket " + std::to_string(ticket) +
                      " is not in flight in this group: never issued, retired already, or it has a hook");
   }
-  if (!hook_thread_.joinable()) {
-    Status started = start_thread(
-        "epd-hooks", [this] { run_hooks(); }, hook_thread_);
-    if (!started.ok()) return started;
-  }
+  Status started = start_hooks_locked();
+  if (!started.ok()) return started;
   Operation& op = found->second;
   std::list<HookCall> call(1);
   call.front() = {&group, hook, user, op.result};
@@ -85,7 +93,7 @@ void Session::run_hooks() {
       hook_done_.notify_all();
     } else if (stopping_) {
       return;
-    } else if (hooks_outstanding_ == 0) {
+    } else if (!hooks_have_news_to_await()) {
       hook_wake_.wait(lock);
     } else {
       HookWaiter waiter(*this);

@@ -2,6 +2,7 @@
 #include "session.h"
 
 #include <algorithm>
+#include <new>
 
 namespace epd::client {
 namespace {
@@ -13,111 +14,182 @@ constexpr std::int64_t kLongestJoinMs = 600'000;
 
 }  // namespace
 
-bool Session::take_packets(std::uint32_t id, Packet& reply) {
+// A request in progress. Whoever reads the socket finds it by its id.
+class ReplyWaiter final : public Waiter {
+ public:
+  ReplyWaiter(const Session& session, Packet& reply) : session_(session), reply_(reply) {}
+  bool ready() override { return arrived_ || !session_.ended_.ok(); }
+  bool arrived() const { return arrived_; }
+  void take(Packet& packet) {
+    reply_ = std::move(packet);
+    arrived_ = true;
+  }
+
+ private:
+  const Session& session_;
+  Packet& reply_;
+  bool arrived_ = false;
+};
+
+// An entry in the table of requests; with the mutex.
+class Session::Expected {
+ public:
+  Expected(Session& session, std::uint32_t id, ReplyWaiter& waiter) : session_(session), id_(id) {
+    session_.requests_.emplace(id, &waiter);
+  }
+  ~Expected() {
+    const auto found = session_.requests_.find(id_);
+    if (found != session_.requests_.end() && found->second != nullptr) session_.requests_.erase(found);
+  }
+  Expected(const Expected&) = delete;
+  Expected& operator=(const Expected&) = delete;
+
+ private:
+  Session& session_;
+  const std::uint32_t id_;
+};
+
+void Session::look_at_socket() noexcept {
+  const Lock lock(mutex_);
+  try {
+    take_packets_locked();
+  } catch (const std::bad_alloc&) {
+    end_locked({StatusCode::kResourceExhausted, "out of memory"});  // short: allocates nothing
+  }
+}
+
+void Session::take_packets_locked() {
+  Packet packet;
   std::string error;
-  for (int i = 0; i < 64; ++i) {
-    const Received received = receive(attachment_.socket, reply, error);
-    if (received == Received::kNothing) return false;
+  // Bounded, so that a daemon that never stops can't hold the lock for good.
+  for (int i = 0; i < 64 && ended_.ok(); ++i) {
+    const Received received = receive(attachment_.socket, packet, error);
+    if (received == Received::kNothing) break;
     if (received == Received::kPacket) {
-      const std::uint32_t answers = reply.header.request_id;
-      if (id != 0 && answers == id) return true;
-      if (answers != 0 && answers == unanswered_) unanswered_ = 0;
-      const abi::AttachType type = reply.type();
-      if (type != abi::AttachType::kGoodbye && (type != abi::AttachType::kRefused || answers != 0)) continue;
+      route_locked(packet);
+      continue;
     }
-    const Lock lock(mutex_);
     note_ended_locked();
-    switch (received) {
-      case Received::kPacket: end_locked(refusal(reply)); break;
-      case Received::kMalformed: end_locked(internal_error(error)); return false;
-      default:
-        end_locked(daemon_lost("the daemon closed the connection: it has stopped or died; attach again"));
-        return false;
-    }
+    end_locked(received == Received::kMalformed
+                   ? internal_error(error)
+                   : daemon_lost("the daemon closed the connection: it has stopped or died; attach again"));
   }
-  return false;
+  send_owed_leaves_locked();
 }
 
-bool Session::look_at_socket(bool hang_up) {
-  // A request in progress reads the socket itself and would miss what is taken here. It returns at
-  // once when the connection is gone, so then it is worth waiting for.
-  std::unique_lock<std::mutex> lock(request_mutex_, std::defer_lock);
-  if (hang_up) {
-    lock.lock();
-  } else if (!lock.try_lock()) {
-    return false;
+void Session::route_locked(Packet& packet) {
+  const std::uint32_t id = packet.header.request_id;
+  const auto found = requests_.find(id);
+  if (ReplyWaiter* waiter = found != requests_.end() ? found->second : nullptr; waiter != nullptr) {
+    requests_.erase(found);
+    waiter->take(packet);
+    waiter->wake.notify_one();
+    kick();  // it may be the leader, and this thread another that took the packet from under its eyes
+    return;
   }
-  Packet unasked;
-  take_packets(0, unasked);
-  return true;
+  if (found != requests_.end()) requests_.erase(found);
+  abi::Joined joined{};
+  if (packet.type() == abi::AttachType::kJoined && packet.read(joined)) {
+    owed_leaves_.push_back(joined.member);
+  } else if (packet.type() == abi::AttachType::kGoodbye ||
+             (packet.type() == abi::AttachType::kRefused && id == 0)) {
+    note_ended_locked();
+    end_locked(refusal(packet));
+  }
 }
 
-Status Session::await_reply(std::uint32_t id, Deadline deadline, Packet& reply) {
+bool Session::awaits_late_join_locked() const {
+  return ended_.ok() && std::any_of(requests_.begin(), requests_.end(),
+                                    [](const auto& request) { return request.second == nullptr; });
+}
+
+// What a full socket does not take now goes with the next packet that comes: replies to what fills it.
+void Session::send_owed_leaves_locked() {
+  while (!owed_leaves_.empty()) {
+    const abi::Leave leave{owed_leaves_.back(), 0};
+    const Status sent = send(attachment_.socket, abi::AttachType::kLeave, new_request_id_locked(), leave);
+    if (!sent.ok()) return;
+    owed_leaves_.pop_back();
+  }
+}
+
+// Whether this rank is a member, or will be, nobody knows here. If it turns out to be, it leaves again; the
+// hook thread sees to that, for no call of the caller's may ever come.
+void Session::give_up_join_locked(std::uint32_t id) {
+  requests_[id] = nullptr;
+  // Without the thread whatever call looks at the socket next does it.
+  [[maybe_unused]] const Status started = start_hooks_locked();
+  hook_wake_.notify_one();
+}
+
+std::uint32_t Session::new_request_id_locked() {
+  do {
+    ++last_request_id_;
+  } while (last_request_id_ == 0 || requests_.count(last_request_id_) != 0);
+  return last_request_id_;
+}
+
+Status Session::send_request(Lock& lock, const Request& request, std::uint32_t id) {
   for (;;) {
-    if (take_packets(id, reply)) return {};
-    {
-      const Lock lock(mutex_);
-      if (!ended_.ok()) return ended_;
+    note_ended_locked();
+    if (!ended_.ok()) return ended_;
+    Status status = send(attachment_.socket, request.type, id, request.body, request.body_bytes, request.fds);
+    if (status.code() == StatusCode::kDaemonLost) {
+      take_packets_locked();  // tells why
+      return ended_.ok() ? status : ended_;
     }
-    if (!wait_readable(attachment_.socket, deadline)) {
-      return {StatusCode::kDeadlineExceeded, "the daemon did not answer in time"};
+    if (status.code() != StatusCode::kWouldBlock) return status;
+    lock.unlock();
+    const bool writable = wait_writable(attachment_.socket, request.send_by);
+    lock.lock();
+    if (!writable) {
+      return {StatusCode::kDeadlineExceeded,
+              "the daemon does not read its socket, which is full of earlier requests; nothing was sent"};
     }
   }
 }
 
 Status Session::request(const Request& request, Packet& reply) {
-  const auto exchange = [&]() -> Status {
-    const std::lock_guard<std::mutex> request_lock(request_mutex_);
-    // One request at a time: an answer that an earlier call gave up on comes first.
-    while (unanswered_ != 0) {
-      const std::uint32_t earlier = unanswered_;
-      Status status = await_reply(earlier, request.deadline, reply);
-      if (!status.ok()) return status;
-      unanswered_ = 0;
-    }
-    const std::uint32_t id = ++last_request_id_;
-    Status status = send(attachment_.socket, request.type, id, request.body, request.body_bytes, request.fds);
-    // If the connection is gone, reading tells why.
-    if (!status.ok() && status.code() != StatusCode::kDaemonLost) return status;
-    status = await_reply(id, request.deadline, reply);
-    if (status.code() == StatusCode::kDeadlineExceeded) unanswered_ = id;
-    return status;
-  };
-  Status status = exchange();
-  kick();  // the leader may have left the socket alone meanwhile
+  ReplyWaiter waiter(*this, reply);
+  Lock lock(mutex_);
+  const std::uint32_t id = new_request_id_locked();
+  const Expected expected(*this, id, waiter);
+  Status status = send_request(lock, request, id);
   if (!status.ok()) return status;
-  return reply.type() == request.reply_type ? Status() : refusal(reply);
+  wait(lock, waiter, request.reply_by);
+  if (waiter.arrived()) return reply.type() == request.reply_type ? Status() : refusal(reply);
+  if (!ended_.ok()) return ended_;
+  if (request.type == abi::AttachType::kJoin) give_up_join_locked(id);
+  return {StatusCode::kDeadlineExceeded, "the daemon did not answer in time"};
 }
 
 Status Session::join(const epd_group_config_t& config, Group*& out) {
+  const std::int64_t wait_ms = config.timeout_ms == 0 ? kLongestJoinMs : config.timeout_ms;
+  const Deadline send_by = Deadline::in_ms(wait_ms);
+  const Deadline reply_by = Deadline::in_ms(wait_ms + kReplyMarginMs);
   abi::Join join{};
   OwnMemory own;
   Status status = make_join(config, join, own);
   if (status.ok() && join.commands != 0) status = can_command();
   if (!status.ok()) return status;
-  auto group = std::make_unique<Group>(*this, join.shape, std::move(own));
-  const std::int64_t wait_ms = config.timeout_ms == 0 ? kLongestJoinMs : config.timeout_ms + kReplyMarginMs;
+  std::list<std::unique_ptr<Group>> made;
+  made.push_back(std::make_unique<Group>(*this, join.shape, std::move(own)));
+  Group& group = *made.front();
   Packet reply;
-  status = request({abi::AttachType::kJoin, abi::AttachType::kJoined, &join, sizeof(join),
-                    Deadline::in_ms(wait_ms), group->own.fds},
+  status = request({abi::AttachType::kJoin, abi::AttachType::kJoined, &join, sizeof(join), send_by, reply_by,
+                    group.own.fds},
                    reply);
-  if (status.code() == StatusCode::kDeadlineExceeded && reply.num_fds == 0 && reply.body_bytes == 0) {
-    // Not even a refusal: whether this rank is a member now is unknown, so the session is over.
-    const Lock lock(mutex_);
-    end_locked(daemon_lost("the daemon did not answer a join within " + std::to_string(wait_ms) + " ms"));
-    return ended_;
-  }
   if (!status.ok()) return status;
-  group->commands.by_stream = join.commands != 0;
-  status = adopt_joined(reply, *group);
-  if (status.ok()) status = open_commands(*group);
+  group.commands.by_stream = join.commands != 0;
+  status = adopt_joined(reply, group);
+  if (status.ok()) status = open_commands(group);
   if (!status.ok()) {
-    send_leave(group->member, Deadline::in_ms(kLeaveMs));
+    send_leave(group.member, Deadline::in_ms(kLeaveMs));
     return status;
   }
   const Lock lock(mutex_);
-  groups_.push_back(std::move(group));
-  out = groups_.back().get();
+  groups_.splice(groups_.end(), made);
+  out = &group;
   return {};
 }
 
@@ -156,16 +228,11 @@ Status Session::adopt_joined(Packet& packet, Group& group) {
 }
 
 void Session::send_leave(std::uint32_t member, Deadline deadline) {
-  {
-    const Lock lock(mutex_);
-    note_ended_locked();
-    if (!ended_.ok()) return;
-  }
   const abi::Leave leave{member, 0};
   Packet reply;
   // Whatever comes of it: a daemon that does not answer will see the connection close.
-  [[maybe_unused]] const Status status =
-      request({abi::AttachType::kLeave, abi::AttachType::kLeft, &leave, sizeof(leave), deadline, {}}, reply);
+  [[maybe_unused]] const Status status = request(
+      {abi::AttachType::kLeave, abi::AttachType::kLeft, &leave, sizeof(leave), deadline, deadline}, reply);
 }
 
 void Session::leave(Group* group, Deadline deadline) {

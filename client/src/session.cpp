@@ -5,6 +5,7 @@
 #include <unistd.h>
 #include <cerrno>
 #include <cstdint>
+#include <new>
 
 namespace epd::client {
 namespace {
@@ -22,7 +23,14 @@ Status Session::prepare() {
   wake_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   watch_wake_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_.valid() || !watch_wake_.valid()) return errno_status("eventfd", errno);
-  return {};
+  return HomeProcess::make(home_);
+}
+
+Status Session::in_home_process() const {
+  if (home_.here()) return {};
+  return invalid_argument("this is process " + std::to_string(::getpid()) + ", forked off process " +
+                          std::to_string(home_.pid()) +
+                          ", which attached; allowed: sessions that this process attaches itself");
 }
 
 Session::~Session() {
@@ -36,6 +44,7 @@ Session::~Session() {
   stop_watch();
   // A courtesy to whoever reads the daemon's log: without it the end of the connection is a death.
   [[maybe_unused]] const Status said = send(attachment_.socket, abi::AttachType::kDetach, 0, nullptr, 0);
+  if (given != nullptr) given->end();
 }
 
 epd_session_info_t Session::info() const {
@@ -77,8 +86,14 @@ void Session::note_ended_locked() {
   }
   StatusCode code = checked_code(b().end_status.load(std::memory_order_relaxed));
   if (code == StatusCode::kOk) code = StatusCode::kAborted;
-  const std::string text(b().message, abi::text_length(b().message));
-  end_locked({code, text.empty() ? "the daemon ended this session" : text});
+  std::string text;
+  try {
+    text.assign(b().message, abi::text_length(b().message));
+    if (text.empty()) text = "the daemon ended this session";
+  } catch (const std::bad_alloc&) {
+    text.clear();  // the status alone must do
+  }
+  end_locked({code, std::move(text)});
 }
 
 void Session::kick() const {
@@ -94,7 +109,7 @@ void Session::probe() {
     last_probe_ = now;
   }
   pollfd entry{attachment_.socket.get(), POLLIN | POLLRDHUP, 0};
-  if (::poll(&entry, 1, 0) > 0) look_at_socket((entry.revents & ~POLLIN) != 0);
+  if (::poll(&entry, 1, 0) > 0) look_at_socket();
 }
 
 }  // namespace epd::client

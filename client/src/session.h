@@ -1,15 +1,16 @@
 // A session: the attach connection, the shared segments, and every operation in flight.
 //
-// Threads. Any thread may call. `mutex_` guards all state but the attach socket's reading end, which
-// belongs to `request_mutex_`; the order is a group's submit_mutex, request_mutex_, mutex_. None is held
-// while sleeping, except request_mutex_ by the request that awaits its reply, and submit_mutex in calls of a
-// device's driver, which are made without the other two, and while the engine takes a program. At most one
-// waiting thread is the leader: it alone spins and sleeps on the descriptors; the others sleep on their own
-// condition variable. See README, "Who sleeps where".
+// Threads. Any thread may call. `mutex_` guards all state, and the reading end of the attach socket; the
+// order is a group's submit_mutex, mutex_. None is held while sleeping, except submit_mutex in calls of a
+// device's driver, which are made without mutex_, and while the engine takes a program. At most one waiting
+// thread is the leader: it alone spins and sleeps on the descriptors; the others sleep on their own condition
+// variable. See README, "Who sleeps where".
 #pragma once
 
 #include "attach.h"
 #include "group.h"
+#include "handle.h"
+#include "home_process.h"
 #include "spin.h"
 
 #include <atomic>
@@ -50,6 +51,8 @@ struct Operation {
   std::string text;                  // why it failed; may be empty
   std::list<HookCall> waiting_hook;  // at most one; made beforehand so that completing can't fail
 };
+
+class ReplyWaiter;
 
 // A thread that takes none of the host program's signals.
 Status start_thread(const char* name, std::function<void()> body, std::thread& thread);
@@ -104,9 +107,15 @@ class Session {
   ~Session();
   Status prepare();  // once, before anything else: what can fail
 
+  // OK, or INVALID_ARGUMENT in a process that was forked off the one that attached. Needs no lock, which
+  // might be held for ever there.
+  Status in_home_process() const;
   epd_session_info_t info() const;
   Status check();
   bool in_hook_thread() const;
+
+  // What the caller holds; set once, by whoever made the session.
+  Handle<Session>* given = nullptr;
 
   // requests.cpp
   Status join(const epd_group_config_t& config, Group*& group);
@@ -139,6 +148,7 @@ class Session {
   friend class ResumeWaiter;
   friend class HookWaiter;
   friend class BreakWaiter;
+  friend class ReplyWaiter;
   friend struct SessionTestAccess;
   using Lock = std::unique_lock<std::mutex>;
   using Operations = std::unordered_map<std::uint64_t, Operation>;
@@ -150,6 +160,7 @@ class Session {
   // True once waiter.ready(); false when the deadline passed first. Called and returns with mutex_.
   bool wait(Lock& lock, Waiter& waiter, Deadline deadline);
   class Listed;
+  class Leading;
   void lead(Lock& lock, Waiter& waiter, nanoseconds slice);
   void sleep(nanoseconds slice);
   void drain_doorbell();
@@ -235,28 +246,34 @@ class Session {
     abi::AttachType reply_type;
     const void* body;
     std::size_t body_bytes;
-    Deadline deadline;
-    std::vector<int> fds;  // of the caller, to go with it
+    Deadline send_by;           // DEADLINE_EXCEEDED if it could not be sent by then
+    Deadline reply_by;          // likewise for the reply
+    std::vector<int> fds = {};  // of the caller, to go with it
   };
+  class Expected;
   Status request(const Request& request, Packet& reply);
-  Status await_reply(std::uint32_t id, Deadline deadline, Packet& reply);
-  bool take_packets(std::uint32_t id, Packet& reply);  // request_mutex_ held; true: reply to request id
-  bool look_at_socket(bool hang_up);                   // false: a request in progress will look
+  Status send_request(Lock& lock, const Request& request, std::uint32_t id);
+  std::uint32_t new_request_id_locked();
+  void look_at_socket() noexcept;  // takes what has come; needs no lock
+  void take_packets_locked();
+  void route_locked(Packet& packet);
+  void give_up_join_locked(std::uint32_t id);
+  bool awaits_late_join_locked() const;
+  void send_owed_leaves_locked();
   Status adopt_joined(Packet& packet, Group& group);
   Status map_user_arena(const UniqueFd& fd, Group& group);
   void send_leave(std::uint32_t member, Deadline deadline);
 
   // hooks.cpp
+  Status start_hooks_locked();
+  bool hooks_have_news_to_await() const;
   void run_hooks();
   void stop_hooks();
   void await_hooks_locked(Lock& lock, const Group& group);
 
   Attachment attachment_;
+  HomeProcess home_;
   UniqueFd wake_;  // eventfd: makes the leader look up
-
-  std::mutex request_mutex_;
-  std::uint32_t last_request_id_ = 1;  // guarded by request_mutex_; 1 was Hello
-  std::uint32_t unanswered_ = 0;       // likewise: a request whose wait was given up; 0 = none
 
   mutable std::mutex mutex_;  // guards all below, but what says otherwise
   Status ended_;              // not OK once the session is over
@@ -269,6 +286,11 @@ class Session {
   bool has_leader_ = false;
   SteadyClock::time_point last_probe_{};
   std::list<std::unique_ptr<Group>> groups_;
+
+  std::uint32_t last_request_id_ = 1;  // 1 was Hello
+  // By id, who waits for the reply. Null: nobody any more, and it is that of a join.
+  std::unordered_map<std::uint32_t, ReplyWaiter*> requests_;
+  std::vector<std::uint32_t> owed_leaves_;  // memberships that came when nobody waited for them any more
 
   std::thread hook_thread_;
   std::condition_variable hook_wake_;  // hooks wanted, or stopping
@@ -286,7 +308,6 @@ class Session {
   // The leader's alone; leadership passes under mutex_.
   SpinBudget spin_;
   bool doorbell_open_ = true;
-  bool socket_busy_ = false;  // a request reads the attach socket just now
 };
 
 }  // namespace epd::client

@@ -167,7 +167,7 @@ void Session::watch() {
       std::uint64_t count;
       [[maybe_unused]] const ssize_t n = ::read(watch_wake_.get(), &count, sizeof(count));
     }
-    if (entries[1].revents != 0) look_at_socket(true);
+    if (entries[1].revents != 0) look_at_socket();
     lock.lock();
     if (!in_vain) continue;
     want_releases_again_locked();

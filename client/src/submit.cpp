@@ -214,9 +214,11 @@ Status Session::submit(Group& group, SubmitRequest request, epd_ticket_t& ticket
 }
 
 Status Session::release_handle(Group& group, epd_handle_t handle) {
-  const Lock lock(mutex_);
+  Lock lock(mutex_);
   drain_locked();
-  return group.release_handle(handle);
+  if (!ended_.ok()) return ended_;
+  Status status = group.release_handle(handle);
+  return status.code() == StatusCode::kWouldBlock ? blocked(lock, status.text()) : status;
 }
 
 }  // namespace epd::client

@@ -90,7 +90,7 @@ class ResumeWaiter final : public Waiter {
     slice = std::chrono::milliseconds(10);
   }
   bool ready() override {
-    if (!session_.ended_.ok()) return true;
+    if (!session_.ended_.ok() || group_.left) return true;
     if (!group_.board.snapshot(board)) return false;
     return board.state == abi::GroupState::kActive || board.state == abi::GroupState::kLost;
   }
@@ -206,6 +206,7 @@ Status Session::take_epoch(Group& group, std::int32_t timeout_ms, Deadline deadl
   Lock lock(mutex_);
   const bool ready = wait(lock, waiter, deadline);
   if (!ended_.ok()) return ended_;
+  if (group.left) return {StatusCode::kAborted, "this rank has left the group"};
   if (!ready) {
     const std::string text = "the group has not agreed on a new epoch";
     if (timeout_ms == 0) return would_block(text + " yet");

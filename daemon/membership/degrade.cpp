@@ -12,6 +12,19 @@ bool lives(const Group& group, std::uint32_t rank) {
   return member != group.members.end() && !member->second.gone;
 }
 
+// Sessions may wait for the same rank, and whoever comes first gets it; but each asks once.
+Status check_not_asked_twice(const Group& group, const JoinRequest& request, std::size_t num_free) {
+  const std::int32_t wanted = request.join.rank;
+  const auto asked = std::count_if(group.waiting.begin(), group.waiting.end(), [&](const WaitingJoin& join) {
+    return join.request.session_id == request.session_id && (wanted < 0 || join.request.join.rank == wanted);
+  });
+  if (static_cast<std::size_t>(asked) < (wanted < 0 ? num_free : 1)) return {};
+  return invalid_argument("session " + std::to_string(request.session_id) + " waits for " +
+                          (wanted < 0 ? std::to_string(asked) + " ranks" : "rank " + std::to_string(wanted)) +
+                          " of group \"" + group.name + "\" already; allowed: to ask once for each of the " +
+                          std::to_string(num_free) + " that are free");
+}
+
 }  // namespace
 
 bool Group::needs(std::uint32_t device) const {
@@ -48,6 +61,7 @@ Status GroupRegistry::rejoin(Group& group, const JoinRequest& request) {
   }
   const bool possible = wanted < 0 ? !free.empty() : !lives(group, static_cast<std::uint32_t>(wanted));
   if (!possible) return pick_rank(group, wanted).status();
+  if (Status status = check_not_asked_twice(group, request, free.size()); !status.ok()) return status;
   const std::uint32_t timeout_ms =
       request.join.timeout_ms != 0 ? request.join.timeout_ms : limits_.join_timeout_ms;
   group.waiting.push_back({request, due_in_ms(timeout_ms)});

@@ -234,9 +234,11 @@ void GroupRegistry::session_closed(std::uint64_t session_id, const std::string& 
   for (const MemberPlace& place : places) {
     const auto group = groups_.find(place.group_id);
     if (place.group_id == 0 || group == groups_.end()) continue;
-    Member& member = group->second.members.at(place.rank);
-    member.leave_request.reset();  // nobody is there to be answered
-    if (!member.gone) lose_member(place.group_id, place.rank, how);
+    // The session's places in one group may go together.
+    const auto member = group->second.members.find(place.rank);
+    if (member == group->second.members.end() || member->second.session_id != session_id) continue;
+    member->second.leave_request.reset();  // nobody is there to be answered
+    if (!member->second.gone) lose_member(place.group_id, place.rank, how);
   }
   sessions_.erase(session_id);
 }

@@ -134,7 +134,7 @@ void SessionTable::hello(Session& session, const Packet& packet) {
     limiter.record(EventKind::kRefused, LogLevel::kWarning, "attach refused",
                    {{"uid", session.peer.uid}, {"pid", session.peer.pid}, {"reason", status.to_string()}});
     ++total_refused_;
-    session.pending_request = request_id;
+    session.pending_requests.insert(request_id);
     refuse(session.id, request_id, status);
     close(session.id, "was refused");
     return;

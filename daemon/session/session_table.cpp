@@ -180,17 +180,10 @@ void SessionTable::handle(Session& session, Packet& packet, const Airlock::Recei
     close(session.id, "detached");
     return;
   }
-  if (session.pending_request) {
-    malformed(
-        session, request_id,
-        invalid_argument("request " + std::to_string(request_id) + " came before the reply to request " +
-                         std::to_string(*session.pending_request) + "; allowed: one at a time"));
-    return;
-  }
   if (type == abi::AttachType::kJoin) {
     Result<abi::Join> join = packet.read<abi::Join>();
     if (!join.ok()) return malformed(session, request_id, join.status());
-    session.pending_request = request_id;
+    if (!expect_reply(session, type, request_id)) return;
     if (descriptors.not_memory) {
       return refuse(session.id, request_id,
                     invalid_argument("the memory that " +
@@ -201,13 +194,30 @@ void SessionTable::handle(Session& session, Packet& packet, const Airlock::Recei
   } else if (type == abi::AttachType::kLeave) {
     Result<abi::Leave> leave = packet.read<abi::Leave>();
     if (!leave.ok()) return malformed(session, request_id, leave.status());
-    session.pending_request = request_id;
+    if (!expect_reply(session, type, request_id)) return;
     host_.leave_requested(session, request_id, *leave);
   } else {
     malformed(session, request_id,
               invalid_argument("message type is " + std::to_string(packet.header.type) +
                                "; allowed: 4 (Join), 6 (Leave), 9 (Detach, without a body)"));
   }
+}
+
+// False: it is answered already.
+bool SessionTable::expect_reply(Session& session, abi::AttachType type, std::uint32_t request_id) {
+  const std::size_t pending = session.pending_requests.size();
+  if (!session.pending_requests.insert(request_id).second) {
+    malformed(session, request_id,
+              invalid_argument("request id is " + std::to_string(request_id) +
+                               "; allowed: those of no request that still waits for its reply"));
+    return false;
+  }
+  if (type != abi::AttachType::kJoin || pending < abi::kMaxPendingRequests) return true;
+  refuse(session.id, request_id,
+         resource_exhausted("session " + std::to_string(session.id) + " has " + std::to_string(pending) +
+                            " requests without a reply; allowed before another join: fewer than " +
+                            std::to_string(abi::kMaxPendingRequests)));
+  return false;
 }
 
 void SessionTable::malformed(Session& session, std::uint32_t request_id, const Status& error) {
@@ -218,7 +228,7 @@ void SessionTable::malformed(Session& session, std::uint32_t request_id, const S
                   {"pid", session.peer.pid},
                   {"reason", error.message()}});
   ++total_refused_;
-  session.pending_request = request_id;
+  session.pending_requests.insert(request_id);
   refuse(session.id, request_id, error);
   end_segments(session.segments, error);
   close(session.id, "broke the attach protocol");
@@ -227,8 +237,7 @@ void SessionTable::malformed(Session& session, std::uint32_t request_id, const S
 void SessionTable::send_reply(std::uint64_t session_id, std::uint32_t request_id, std::uint16_t type,
                               const void* body, std::size_t bytes, const FdList& fds) {
   const auto found = connections_.find(session_id);
-  if (found == connections_.end() || found->second.pending_request != request_id) return;
-  found->second.pending_request.reset();
+  if (found == connections_.end() || found->second.pending_requests.erase(request_id) == 0) return;
   Status status = send_packet(found->second.socket.get(), type, request_id, body, bytes, fds);
   if (status.ok()) return;
   // It does not read, or is dead: shutting down lets its end arrive as usual, outside this call.
@@ -297,7 +306,7 @@ void SessionTable::tick() {
   for (const std::uint64_t id : due) {
     Session& session = connections_.at(id);
     ++total_refused_;
-    session.pending_request = 0;
+    session.pending_requests.insert(0);
     refuse(id, 0,
            {StatusCode::kDeadlineExceeded,
             "no Hello within " + std::to_string(options_.limits.attach_timeout_ms) + " ms"});

@@ -73,7 +73,7 @@ void FakeDaemon::serve() {
     pollfd entries[3] = {{stop_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}, {-1, POLLIN, 0}};
     {
       const std::lock_guard lock(mutex_);
-      entries[2].fd = connection_.get();
+      entries[2].fd = settings_.deaf ? -1 : connection_.get();
     }
     ::poll(entries, 3, 20);
     const std::lock_guard lock(mutex_);
@@ -82,6 +82,7 @@ void FakeDaemon::serve() {
       continue;
     }
     if (!connection_.valid() || entries[2].revents == 0 || entries[2].fd != connection_.get()) continue;
+    if (settings_.deaf) continue;  // since a moment ago
     Packet packet;
     Status error;
     switch (receive_packet(connection_.get(), packet, error)) {
@@ -108,7 +109,12 @@ void FakeDaemon::handle(Packet& packet) {
       if (settings_.refuse_join) {
         reply_refused(*settings_.refuse_join, id);
       } else if (!settings_.silent_join) {
-        join(must(packet.read<abi::Join>()), id, std::move(packet.fds));
+        const auto request = must(packet.read<abi::Join>());
+        if (settings_.hold_join == request.group) {
+          held_.push_back({request, id, std::move(packet.fds)});
+        } else {
+          join(request, id, std::move(packet.fds));
+        }
       }
       return;
     case abi::AttachType::kLeave: {
@@ -120,6 +126,27 @@ void FakeDaemon::handle(Packet& packet) {
     case abi::AttachType::kDetach: return;
     default: std::abort();
   }
+}
+
+bool FakeDaemon::await_held(std::size_t count) const {
+  for (int i = 0; i < 10'000; ++i) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (held_.size() >= count) return true;
+    }
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  return false;
+}
+
+void FakeDaemon::answer_join(std::int32_t rank) {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::find_if(held_.begin(), held_.end(),
+                                  [rank](const HeldJoin& held) { return held.join.rank == rank; });
+  EPD_CHECK(found != held_.end());
+  HeldJoin held = std::move(*found);
+  held_.erase(found);
+  join(held.join, held.request_id, std::move(held.memory));
 }
 
 void FakeDaemon::reply_refused(const Status& status, std::uint32_t request_id) {

@@ -23,6 +23,8 @@ struct FakeSettings {
   std::optional<Status> refuse_join;
   bool silent_hello = false;  // takes the request and never answers
   bool silent_join = false;   // likewise
+  std::string hold_join;      // the name of a group: joins to it are answered by answer_join
+  bool deaf = false;          // reads nothing that comes over the connection
   bool close_on_hello = false;
   bool short_welcome = false;  // a packet cut after the header
   bool wrong_nonce = false;
@@ -89,11 +91,20 @@ class FakeDaemon {
   void hang_up();
   void hang_up_doorbell();
   std::size_t left() const { return left_; }  // kLeave requests seen
+  // Waits until so many joins are held; false after ten seconds.
+  bool await_held(std::size_t count) const;
+  // Answers the held join of this rank.
+  void answer_join(std::int32_t rank);
 
  private:
   void serve();
   void handle(Packet& packet);
   void welcome(const abi::Hello& hello, std::uint32_t request_id);
+  struct HeldJoin {
+    abi::Join join;
+    std::uint32_t request_id;
+    std::vector<UniqueFd> memory;
+  };
   void join(const abi::Join& request, std::uint32_t request_id, std::vector<UniqueFd> memory);
   void reply_refused(const Status& status, std::uint32_t request_id);
   void run_engine();
@@ -121,6 +132,7 @@ class FakeDaemon {
   std::uint64_t submission_head_ = 0;
   std::uint64_t completion_tail_ = 0;
   std::vector<std::unique_ptr<FakeMember>> members_;
+  std::vector<HeldJoin> held_;
 
   std::atomic<std::size_t> left_{0};
   std::atomic<std::uint64_t> rings_{0};  // how often the client rang

@@ -6,6 +6,8 @@ target_link_libraries(epd_fake_daemon PUBLIC epd_base PRIVATE epd_options)
 add_executable(client_test
   ${CMAKE_CURRENT_LIST_DIR}/client_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client_ends_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/client_requests_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/client_misuse_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client_hooks_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client_handles_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client_attach_test.cpp

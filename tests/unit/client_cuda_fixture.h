@@ -12,7 +12,7 @@ namespace epd::client {
 // What only a test may do: tickets near the end of 32 bits.
 struct SessionTestAccess {
   static void set_last_ticket(epd_session_t* session, std::uint64_t ticket) {
-    reinterpret_cast<Session*>(session)->last_ticket_ = ticket;
+    reinterpret_cast<Handle<Session>*>(session)->object()->last_ticket_ = ticket;
   }
 };
 }  // namespace epd::client

@@ -62,6 +62,8 @@ TEST_P(ClientCuda, OnlyTheSameStreamOrdersASlot) {
   // The default stream is one stream, unless it is each thread's own.
   ASSERT_EQ(dispatch(2, nullptr, &ticket), EPD_OK);
   EXPECT_EQ(dispatch(2, nullptr, &ticket), EPD_OK) << epd_last_error();
+  EXPECT_EQ(dispatch(2, CU_STREAM_LEGACY, &ticket), EPD_OK) << "its other name: " << epd_last_error();
+  EXPECT_EQ(dispatch(2, nullptr, &ticket), EPD_OK) << epd_last_error();
   ASSERT_EQ(dispatch(3, CU_STREAM_PER_THREAD, &ticket), EPD_OK);
   EXPECT_EQ(dispatch(3, CU_STREAM_PER_THREAD, &ticket), EPD_WOULD_BLOCK);
 }

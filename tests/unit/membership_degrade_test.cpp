@@ -457,6 +457,27 @@ TEST_F(Degrade, AJoinersEngineThatDiesBeforeItAnsweredAnswersLater) {
   EXPECT_EQ(take(), (Lines{"joined session=77 request=100 rank=2"}));
 }
 
+TEST_F(Degrade, ARankIsWaitedForOnceByEachSession) {
+  activate_without(2);
+  registry_.engine_down(2, "died");  // so that they wait
+  const auto ask = [&](std::int32_t rank, std::uint64_t session, std::uint32_t number) {
+    JoinRequest r = newcomer(rank, session, 2);
+    r.request_id = number;
+    registry_.join(r);
+    return take();
+  };
+  EXPECT_TRUE(ask(2, 77, 1).empty());
+  EXPECT_EQ(ask(2, 77, 2), (Lines{"refused session=77 request=2 status=INVALID_ARGUMENT"}));
+  EXPECT_EQ(refusal_.message(),
+            "session 77 waits for rank 2 of group \"g\" already; allowed: to ask once for each of the 1 that "
+            "are free");
+  EXPECT_EQ(ask(-1, 77, 3), (Lines{"refused session=77 request=3 status=INVALID_ARGUMENT"}));
+  EXPECT_TRUE(ask(-1, 78, 1).empty()) << "another session may";
+  EXPECT_EQ(group().waiting.size(), 2u);
+  registry_.session_closed(77, "died");
+  EXPECT_EQ(group().waiting.size(), 1u);
+}
+
 TEST_F(Degrade, AJoinerIsAnsweredWhenTheGroupEndsInstead) {
   activate_without(2);
   registry_.join(newcomer(2, 77, 2));

@@ -312,6 +312,72 @@ TEST_F(Membership, AFormingGroupLosesTheRankOfAClosedSession) {
   EXPECT_EQ(take().size(), 2u);
 }
 
+// Joins of one session, each to its group; `number` tells them apart.
+JoinRequest of_session(JoinRequest request, std::uint64_t session, std::uint32_t number) {
+  request.session_id = session;
+  request.request_id = number;
+  return request;
+}
+
+TEST_F(Membership, JoinsOfOneSessionWaitBesideEachOtherAndAreAnsweredInAnyOrder) {
+  registry_.join(of_session(request(0, 2, "a"), 50, 1));
+  registry_.join(of_session(request(0, 2, "b"), 50, 2));
+  EXPECT_TRUE(take().empty());
+  registry_.join(request(1, 2, "b"));
+  for (std::uint32_t d = 0; d < 2; ++d) ready(d, 2);
+  const Lines second = take();
+  EXPECT_EQ(std::count(second.begin(), second.end(), "joined session=50 request=2 rank=0"), 1);
+  registry_.join(of_session(request(1, 2, "a"), 11, 3));
+  for (std::uint32_t d = 0; d < 2; ++d) ready(d, 1);
+  const Lines first = take();
+  EXPECT_EQ(std::count(first.begin(), first.end(), "joined session=50 request=1 rank=0"), 1);
+  EXPECT_EQ(registry_.memberships(50), 2u);
+}
+
+TEST_F(Membership, ARankAskedForTwiceByOneSessionIsRefusedAndTheFirstRequestStands) {
+  registry_.join(of_session(request(0, 2), 50, 1));
+  registry_.join(of_session(request(0, 2), 50, 2));
+  EXPECT_EQ(take(), (Lines{"refused session=50 request=2 status=INVALID_ARGUMENT"}));
+  EXPECT_EQ(refusal_.message(), "rank 0 of group \"g\" is taken by session 50 (pid 1000); free: 1");
+  registry_.join(request(1, 2));
+  for (std::uint32_t d = 0; d < 2; ++d) ready(d);
+  const Lines lines = take();
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), "joined session=50 request=1 rank=0"), 1);
+}
+
+TEST_F(Membership, OneSessionMayHaveSeveralRanksOfAGroup) {
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    JoinRequest r = of_session(request(rank, 2), 50, 1 + rank);
+    r.device = 0;
+    registry_.join(r);
+  }
+  ready(0);
+  EXPECT_EQ(take(), (Lines{"start device=0 group=1 broken=0", "joined session=50 request=1 rank=0",
+                           "joined session=50 request=2 rank=1"}));
+  registry_.session_closed(50, "died");
+  take();
+  EXPECT_EQ(group().phase, GroupPhase::kFailing);
+}
+
+TEST_F(Membership, ASessionThatEndsTakesAllThatItWaitsForAlong) {
+  // Two ranks of a group that forms, one of a group that starts, one of a group that runs.
+  registry_.join(of_session(request(0, 3, "forming"), 50, 1));
+  registry_.join(of_session(request(1, 3, "forming"), 50, 2));
+  registry_.join(of_session(request(0, 2, "starting"), 50, 3));
+  registry_.join(request(1, 2, "starting"));
+  registry_.join(of_session(request(0, 2, "running"), 50, 4));
+  registry_.join(request(1, 2, "running"));
+  for (std::uint32_t d = 0; d < 2; ++d) ready(d, 3);
+  take();
+  registry_.session_closed(50, "died");
+  const Lines lines = take();
+  EXPECT_FALSE(known(1)) << "nobody is left of it";
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), "refused session=11 request=101 status=RANK_LOST"), 1);
+  EXPECT_EQ(group(3).phase, GroupPhase::kFailing);
+  EXPECT_EQ(registry_.memberships(50), 0u);
+  for (const auto& [group, rank] : memory_.held) EXPECT_NE(group, 1u);
+}
+
 TEST_F(Membership, ARankLostWhileTheGroupStartsRefusesTheOthers) {
   registry_.join(request(0, 2));
   registry_.join(request(1, 2));

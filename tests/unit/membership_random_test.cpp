@@ -86,12 +86,13 @@ class RandomMembership : public Membership {
   }
 
   void join() {
-    const std::uint64_t session = next_session_++;
+    // Some sessions have several requests that wait, and several ranks.
+    const std::uint64_t session = !open_.empty() && below(3) == 0 ? any(open_) : next_session_++;
     open_.insert(session);
     JoinRequest r = request(0, kRanks, below(6) == 0 ? "other" : "g");
     r.session_id = session;
     r.request_id = next_request_++;
-    r.device = below(kDevices);
+    r.device = devices_of_.emplace(session, below(kDevices)).first->second;
     r.device_kind = kind_;
     r.join.rank = static_cast<std::int32_t>(below(kRanks + 1)) - 1;
     r.join.timeout_ms = 1 + below(20'000);
@@ -110,8 +111,9 @@ class RandomMembership : public Membership {
 
   void close(std::uint64_t session) {
     open_.erase(session);
-    joined_.erase(session);
-    std::erase_if(owed_, [session](const auto& owed) { return owed.first == session; });
+    const auto of_session = [session](const auto& pair) { return pair.first == session; };
+    std::erase_if(joined_, of_session);
+    std::erase_if(owed_, of_session);
     registry_.session_closed(session, "died");
   }
 
@@ -184,7 +186,7 @@ class RandomMembership : public Membership {
   void sort(WakeSession&) {}
   void sort(ReplyJoined& a) {
     answered(a.session_id, a.request_id);
-    if (open_.count(a.session_id) == 1) joined_[a.session_id] = a.message.member;
+    if (open_.count(a.session_id) == 1) joined_.insert({a.session_id, a.message.member});
   }
   void sort(ReplyLeft& a) { answered(a.session_id, a.request_id); }
   void sort(ReplyRefused& a) { answered(a.session_id, a.request_id); }
@@ -308,8 +310,9 @@ class RandomMembership : public Membership {
   std::uint64_t next_session_ = 10;
   std::uint32_t next_request_ = 100;
   std::set<std::uint64_t> open_;
-  std::map<std::uint64_t, std::uint32_t> joined_;           // session -> membership
-  std::set<std::pair<std::uint64_t, std::uint32_t>> owed_;  // requests without an answer
+  std::map<std::uint64_t, std::uint32_t> devices_of_;         // session -> device
+  std::set<std::pair<std::uint64_t, std::uint32_t>> joined_;  // sessions, their memberships
+  std::set<std::pair<std::uint64_t, std::uint32_t>> owed_;    // requests without an answer
 };
 
 class RandomDegrade : public RandomMembership, public testing::WithParamInterface<std::uint64_t> {};

@@ -376,26 +376,63 @@ TEST_F(Attach, AMalformedRequestEndsTheSessionAndSaysSoInSegmentB) {
   EXPECT_NE(std::string(segment->message).find("type is 1"), std::string::npos);
 }
 
-TEST_F(Attach, OneRequestAtATime) {
+TEST_F(Attach, RequestsWaitForTheirRepliesInAnyOrder) {
   const UniqueFd socket = attach();
   const std::uint64_t id = welcome_.read<abi::Welcome>().value().session_id;
   abi::Join join{};
   std::strcpy(join.group, "g");
   EXPECT_EQ(exchange(socket, AttachType::kJoin, join, 5).header.type, 0u);
-  ASSERT_EQ(host_.joins.size(), 1u);
+  EXPECT_EQ(exchange(socket, AttachType::kLeave, abi::Leave{1, 0}, 6).header.type, 0u);
+  EXPECT_EQ(exchange(socket, AttachType::kJoin, join, 7).header.type, 0u);
+  EXPECT_EQ(host_.joins.size(), 2u);
+  EXPECT_EQ(host_.leaves.size(), 1u);
   EXPECT_STREQ(host_.last_join.group, "g");
   table_->refuse(id, 4, not_found("another request"));
-  table_->refuse(id, 5, not_found("no such thing"));
-  table_->refuse(id, 5, not_found("twice"));
-  Packet reply;
-  ASSERT_EQ(receive(socket, reply), ReceiveResult::kPacket);
-  EXPECT_EQ(text_of(reply), "NOT_FOUND: no such thing");
-  EXPECT_EQ(reply.header.request_id, 5u);
-  EXPECT_EQ(receive(socket, reply), ReceiveResult::kNothing);
+  for (const std::uint32_t request : {7u, 5u, 6u}) {
+    table_->refuse(id, request, not_found("no such thing"));
+    table_->refuse(id, request, not_found("twice"));
+    Packet reply;
+    ASSERT_EQ(receive(socket, reply), ReceiveResult::kPacket);
+    EXPECT_EQ(text_of(reply), "NOT_FOUND: no such thing");
+    EXPECT_EQ(reply.header.request_id, request);
+    EXPECT_EQ(receive(socket, reply), ReceiveResult::kNothing);
+  }
+  EXPECT_EQ(exchange(socket, AttachType::kLeave, abi::Leave{1, 0}, 6).header.type, 0u)
+      << "the id is free again";
+  EXPECT_EQ(host_.leaves.size(), 2u);
+}
+
+TEST_F(Attach, TheIdOfARequestThatWaitsIsTaken) {
+  const UniqueFd socket = attach();
+  EXPECT_EQ(exchange(socket, AttachType::kJoin, abi::Join{}, 5).header.type, 0u);
   EXPECT_EQ(exchange(socket, AttachType::kLeave, abi::Leave{1, 0}, 6).header.type, 0u);
+  expect_refused_and_closed(socket, exchange(socket, AttachType::kLeave, abi::Leave{1, 0}, 5),
+                            {"request id is 5", "no request that still waits"});
   EXPECT_EQ(host_.leaves.size(), 1u);
-  expect_refused_and_closed(socket, exchange(socket, AttachType::kLeave, abi::Leave{1, 0}, 7),
-                            {"one at a time"});
+}
+
+TEST_F(Attach, AJoinTooManyIsRefusedAndTheSessionGoesOn) {
+  const UniqueFd socket = attach();
+  const std::uint64_t id = welcome_.read<abi::Welcome>().value().session_id;
+  std::uint32_t request = 1;
+  for (std::size_t i = 0; i < abi::kMaxPendingRequests; ++i) {
+    ASSERT_EQ(exchange(socket, AttachType::kJoin, abi::Join{}, request++).header.type, 0u);
+  }
+  const Packet refused = exchange(socket, AttachType::kJoin, abi::Join{}, request);
+  EXPECT_EQ(refused.header.request_id, request);
+  EXPECT_NE(text_of(refused).find("RESOURCE_EXHAUSTED"), std::string::npos) << text_of(refused);
+  EXPECT_NE(text_of(refused).find("has 64 requests without a reply"), std::string::npos) << text_of(refused);
+  EXPECT_EQ(host_.joins.size(), abi::kMaxPendingRequests);
+  EXPECT_EQ(exchange(socket, AttachType::kLeave, abi::Leave{1, 0}, ++request).header.type, 0u);
+  EXPECT_EQ(host_.leaves.size(), 1u) << "a leave is taken";
+  table_->refuse(id, request, not_found("left"));
+  table_->refuse(id, 1, not_found("joined"));
+  Packet reply;
+  while (receive(socket, reply) == ReceiveResult::kPacket) {
+  }
+  EXPECT_EQ(exchange(socket, AttachType::kJoin, abi::Join{}, ++request).header.type, 0u);
+  EXPECT_EQ(host_.joins.size(), abi::kMaxPendingRequests + 1);
+  EXPECT_TRUE(host_.closed.empty());
 }
 
 TEST_F(Attach, ADeadClientIsReportedOnce) {

@@ -3,20 +3,26 @@
  * Conventions
  * 1. Every call that can fail returns epd_status_t; EPD_OK is 0. epd_last_error() then holds, for the
  *    calling thread, a sentence with the value that was wrong and what is allowed.
- * 2. Handles are opaque. What a call creates, its counterpart destroys: attach/detach, join/leave.
+ * 2. Handles are opaque. What a call creates, its counterpart destroys: attach/detach, join/leave. A handle
+ * that is used after that gives INVALID_ARGUMENT (a group's also after its session's detach); to destroy it
+ * again does nothing.
  * 3. Structs passed in begin with `size`: set it to sizeof (the EPD_*_INIT macros do). A library
  *    newer than the caller treats missing fields as zero; an older one refuses unknown non-zero
  *    fields. Zero is the default of every optional field.
  * 4. Thread safety: all calls may be made from any thread, also on one session at once, with two
  *    exceptions: submissions to one group keep their order only if the caller orders them, and
- *    epd_session_detach / epd_group_leave must not race with other calls on the same handle.
- * 5. No call blocks, except those with a timeout. timeout_ms: 0 = do not wait, EPD_FOREVER = until
- *    the operation ends. It does: the daemon puts a deadline on every operation. Should this device's
- *    engine be stopped (SIGSTOP, a debugger), waits for ever end with DEADLINE_EXCEEDED 5 seconds after that
- *    deadline, the ticket still pending.
+ *    epd_session_detach / epd_group_leave must not race with other calls on the same handle. No call waits
+ * for another's: a join that waits for its ranks holds up neither other joins of its session nor a leave.
+ * 5. No call blocks, except those with a timeout, and leave and detach: these wait for the hooks of what they
+ * end, and up to 5 seconds for the daemon. timeout_ms: 0 = do not wait, EPD_FOREVER = until the operation
+ * ends. It does: the daemon puts a deadline on every operation. Should this device's engine be stopped
+ * (SIGSTOP, a debugger), waits for ever end with DEADLINE_EXCEEDED 5 seconds after that deadline, the ticket
+ * still pending.
  * 6. No callback runs inside a call of yours: completion hooks run on a thread of the library.
  *    A hook may call anything but detach and leave.
- * 7. After fork() the child must not use handles made before it.
+ * 7. After fork() the handles made before it are the parent's. In the child every call on them gives
+ *    INVALID_ARGUMENT and names the process that attached; leave and detach do nothing. The child may attach
+ *    anew. (On CUDA devices it can't use the driver if the parent has.)
  *
  * Shapes are row-major. n = tokens of this rank in one call (0 <= n <= max_tokens), R ranks,
  * E experts, T = max_tokens, H = hidden, K = topk, M = rows received. Expert e lives on rank
@@ -253,11 +259,14 @@ typedef struct epd_group_config {
         EPD_COMMANDS_BY_HOST                                                                    \
   }
 
-/* Blocks until all R ranks have joined. Errors: INVALID_ARGUMENT (names the field; for a mismatch
- * with the ranks already there, both values), DEADLINE_EXCEEDED (names the missing ranks; a rank that
- * rejoins: the group has not agreed in time),
- * RESOURCE_EXHAUSTED, UNSUPPORTED, DAEMON_LOST. Memory that can't be bound: INVALID_ARGUMENT, which names the
- * region; what only an engine finds out ends the joins of all ranks, and names the rank. */
+/* Blocks until all R ranks have joined. Any number of threads may join at once, each another group or rank.
+ * Errors: INVALID_ARGUMENT (names the field; for a mismatch with the ranks already there, both values; the
+ * rank is taken, also by a join that still waits), DEADLINE_EXCEEDED (names the missing ranks; a rank that
+ * rejoins: the group has not agreed in time; or the daemon has said nothing for 5 seconds longer: should it
+ * make this rank a member after all, the library leaves again), RESOURCE_EXHAUSTED (a quota or limit, which
+ * it names; also: 64 joins of this session wait already), UNSUPPORTED, DAEMON_LOST. Memory that can't be
+ * bound: INVALID_ARGUMENT, which names the region; what only an engine finds out ends the joins of all ranks,
+ * and names the rank. */
 EPD_API epd_status_t epd_group_join(epd_session_t* session, const epd_group_config_t* config,
                                     epd_group_t** group);
 /* Bytes of a region in one slot of such a group, before it is joined; 0 if it would have no such region.
@@ -369,11 +378,13 @@ EPD_API epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progres
  * operation ends: whether its outputs are good, the ticket's status tells, which must be waited for or given
  * a hook as ever. Deadlines count from the submission, so they include what the stream had to do before. The
  * stream must be of the context in which the session is (see epd_session_attach), must not be capturing a
- * graph, and must live until its operations have ended; cudaStreamPerThread is not taken for one stream. The
- * slot's next operation after one that failed belongs on the same stream, or on another after that one has
- * been synchronised. Errors beside each function's own: INVALID_ARGUMENT (not a CUDA device); UNSUPPORTED (no
- * kernels to wait by); INTERNAL with the driver's error: if *ticket was set, the operation was submitted and
- * only the stream does not wait for it (by kernel and without defer_receive: nor lets it begin).
+ * graph, and must live until its operations have ended; cudaStreamPerThread is not taken for one stream. NULL
+ * and cudaStreamLegacy are one stream, the legacy default stream, also in a program compiled with
+ * --default-stream per-thread, where CUDA's own calls take NULL for another: pass cudaStreamPerThread there.
+ * The slot's next operation after one that failed belongs on the same stream, or on another after that one
+ * has been synchronised. Errors beside each function's own: INVALID_ARGUMENT (not a CUDA device); UNSUPPORTED
+ * (no kernels to wait by); INTERNAL with the driver's error: if *ticket was set, the operation was submitted
+ * and only the stream does not wait for it (by kernel and without defer_receive: nor lets it begin).
  *
  * wait_by, of each call, says by what the stream and the engine wait for each other. By memory operation, the
  * default, nothing of the GPU is used meanwhile. By kernel the hand-off is shorter by some microseconds: one
@@ -451,7 +462,8 @@ EPD_API epd_status_t epd_dispatch(epd_group_t* group, const epd_dispatch_args_t*
                                   epd_handle_t* handle);
 
 /* Gives a kept handle back. WOULD_BLOCK: an operation in flight uses it. NOT_FOUND: not a kept handle, or one
- * that is no more because its dispatch failed or is to be done again. */
+ * that is no more because its dispatch failed or is to be done again. When the session has ended: the status
+ * with which it did, as DAEMON_LOST. */
 EPD_API epd_status_t epd_handle_release(epd_group_t* group, epd_handle_t handle);
 
 typedef struct epd_combine_args {

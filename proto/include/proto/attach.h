@@ -1,6 +1,7 @@
 // The attach protocol: a client's requests to the supervisor over its SOCK_SEQPACKET connection.
-// One request at a time; each gets exactly one reply (its own type or kRefused). The connection
-// is the session's life: its end is the client's death, whatever the reason.
+// Each request gets exactly one reply (its own type or kRefused) with its request_id. After Welcome several
+// may wait for theirs, which come in any order; no two of them may have one id. The connection is the
+// session's life: its end is the client's death, whatever the reason.
 #pragma once
 
 #include "proto/arena.h"
@@ -19,6 +20,10 @@ enum class AttachType : std::uint16_t {
   kGoodbye = 8,  // supervisor -> client, unasked: the session is over, and why
   kDetach = 9,   // client -> supervisor, no body and no reply: the end that follows is an orderly one
 };
+
+// A Join is refused (RESOURCE_EXHAUSTED) while so many requests of its session wait for their replies. A
+// Leave is not: there are no more of them than memberships.
+inline constexpr std::size_t kMaxPendingRequests = 64;
 
 struct Hello {
   std::uint32_t version_min;

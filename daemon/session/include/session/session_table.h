@@ -19,6 +19,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -39,7 +40,7 @@ struct Session {
   std::uint32_t device = 0;
   std::string library;
   Segments segments;
-  std::optional<std::uint32_t> pending_request;  // a Join or Leave that waits for its reply
+  std::set<std::uint32_t> pending_requests;  // Joins and Leaves that wait for their replies
 };
 
 // What a client wrote, for logs and messages: nothing that could break a terminal.
@@ -99,7 +100,7 @@ class SessionTable {
   std::uint64_t next_due_ns() const;
 
   void set_limits(const SessionLimits& limits) { options_.limits = limits; }
-  // Answers the session's pending request, if it still lives and has one with this id.
+  // Answers the session's pending request with this id, if the session still lives and has one.
   template <typename T>
   void reply(std::uint64_t session_id, std::uint32_t request_id, abi::AttachType type, const T& body,
              const FdList& fds = {}) {
@@ -139,6 +140,7 @@ class SessionTable {
   void receive(std::uint64_t id);
   void receive_descriptors(Session& session, Packet& packet);
   void handle(Session& session, Packet& packet, const Airlock::Received& descriptors);
+  bool expect_reply(Session& session, abi::AttachType type, std::uint32_t request_id);
   void malformed(Session& session, std::uint32_t request_id, const Status& error);
   void close(std::uint64_t id, const std::string& how);
   void hang_up(UniqueFd socket);

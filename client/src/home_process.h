@@ -1,0 +1,30 @@
+// Tells the process that attached from those that are forked off it.
+#pragma once
+
+#include "status.h"
+
+#include <sys/types.h>
+#include <atomic>
+
+namespace epd::client {
+
+// A page that the kernel wipes in a forked child (MADV_WIPEONFORK): to ask costs a load, where getpid() is a
+// system call.
+class HomeProcess {
+ public:
+  HomeProcess() = default;
+  HomeProcess(const HomeProcess&) = delete;
+  HomeProcess& operator=(const HomeProcess&) = delete;
+  ~HomeProcess();
+
+  static Status make(HomeProcess& out);  // once
+  // Not before make().
+  bool here() const { return mark_->load(std::memory_order_relaxed) != 0; }
+  pid_t pid() const { return pid_; }
+
+ private:
+  std::atomic<int>* mark_ = nullptr;
+  pid_t pid_ = 0;
+};
+
+}  // namespace epd::client
