@@ -44,17 +44,21 @@ Status SessionTable::check_hello(const Session& session, const abi::Hello& hello
   if (hello.features != 0) {
     return {StatusCode::kUnsupported, "features are " + hex(hello.features) + "; allowed: 0"};
   }
-  const std::uint64_t sessions = attached_ + host_.ending_sessions(std::nullopt);
-  if (sessions >= options_.limits.max_sessions) {
-    return resource_exhausted("there are " + std::to_string(sessions) + " sessions; allowed: " +
+  if (attached_ >= options_.limits.max_sessions) {
+    return resource_exhausted("there are " + std::to_string(attached_) + " sessions; allowed: " +
                               std::to_string(options_.limits.max_sessions) + " (limits.max_sessions)");
   }
   const auto of_user = std::count_if(connections_.begin(), connections_.end(), [&](const auto& entry) {
     return entry.second.attached && entry.second.peer.uid == session.peer.uid;
   });
   const Quota quota = host_.max_sessions_of(session.peer);
-  const std::uint64_t used = static_cast<std::uint64_t>(of_user) + host_.ending_sessions(session.peer.uid);
-  return used < quota.limit ? Status() : over_quota(session.peer.uid, used, "sessions", quota);
+  const auto used = static_cast<std::uint64_t>(of_user);
+  if (used >= quota.limit) return over_quota(session.peer.uid, used, "sessions", quota);
+  // As many again may be on their way out: their engine, if it is stopped, lets none go.
+  const std::uint64_t ending = host_.ending_sessions(session.peer.uid);
+  if (ending >= quota.limit)
+    return over_quota(session.peer.uid, ending, "sessions that have ended, not let go by their engine yet", quota);
+  return {};
 }
 
 Result<std::uint32_t> SessionTable::choose_device(const Session& session, const abi::Hello& hello) const {

@@ -154,10 +154,10 @@ Status Node::may_use_device(const PeerIdentity& peer, std::uint32_t device) {
                         " has failed: its engine died too often; see the daemon's log");
 }
 
-std::uint64_t Node::ending_sessions(std::optional<std::uint32_t> uid) const {
+std::uint64_t Node::ending_sessions(std::uint32_t uid) const {
   std::uint64_t count = 0;
   for (const auto& pending : removals_) {
-    for (const auto& [session, removal] : pending) count += !uid || removal.uid == *uid ? 1 : 0;
+    for (const auto& [session, removal] : pending) count += removal.uid == uid ? 1 : 0;
   }
   return count;
 }

@@ -61,7 +61,7 @@ class Host final : public SessionHost, public membership::MemberMemory {
   Status may_attach(const PeerIdentity&) override { return {}; }
   Status may_use_device(const PeerIdentity&, std::uint32_t) override { return {}; }
   Quota max_sessions_of(const PeerIdentity&) override { return {kConnections, "fuzz"}; }
-  std::uint64_t ending_sessions(std::optional<std::uint32_t>) const override { return 0; }
+  std::uint64_t ending_sessions(std::uint32_t) const override { return 0; }
   void session_opened(const Session&) override {}
   void session_closed(Session session, const std::string& how) override {
     registry_.session_closed(session.id, how);

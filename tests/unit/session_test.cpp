@@ -29,7 +29,7 @@ class FakeHost final : public SessionHost {
     return device == failed_device ? internal_error("host:" + std::to_string(device) + " has failed")
                                    : Status();
   }
-  std::uint64_t ending_sessions(std::optional<std::uint32_t>) const override { return ending; }
+  std::uint64_t ending_sessions(std::uint32_t) const override { return ending; }
   void session_opened(const Session& session) override { opened.push_back(session.id); }
   void session_closed(Session session, const std::string& how) override {
     closed.push_back(session.id);

@@ -55,8 +55,8 @@ class SessionHost {
   // OK, or why this device takes no sessions of this peer.
   virtual Status may_use_device(const PeerIdentity& peer, std::uint32_t device) = 0;
   virtual Quota max_sessions_of(const PeerIdentity& peer) = 0;
-  // Sessions that have closed, and that their engines have yet to let go: of one user; of all.
-  virtual std::uint64_t ending_sessions(std::optional<std::uint32_t> uid) const = 0;
+  // Sessions of a user that have closed, and that their engines have yet to let go.
+  virtual std::uint64_t ending_sessions(std::uint32_t uid) const = 0;
   virtual void session_opened(const Session& session) = 0;
   // `how`: "died", "detached", "was ended: ...". The session is gone from the table when this is called.
   virtual void session_closed(Session session, const std::string& how) = 0;
