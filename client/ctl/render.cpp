@@ -22,6 +22,12 @@ std::string heartbeat(const v1::Device& device) {
   return device.sleeping() ? "sleeping" : format_ms(device.heartbeat_age_ms()) + " ago";
 }
 
+// A number of another PID namespace is marked as what it is: a claim.
+std::string process(const v1::Session& session) {
+  if (session.pid() != 0 || session.claimed_pid() == 0) return std::to_string(session.pid());
+  return std::to_string(session.claimed_pid()) + "@" + session.claimed_host() + "?";
+}
+
 std::string pid(std::int32_t value) {
   return value == 0 ? "" : std::to_string(value);
 }
@@ -122,7 +128,7 @@ std::string render(const v1::ListSessionsResponse& sessions) {
                {"AGE", kRight},
                {"LIBRARY"}});
   for (const v1::Session& session : sessions.sessions()) {
-    table.add({number(session.session_id()), session.device(), std::to_string(session.pid()),
+    table.add({number(session.session_id()), session.device(), process(session),
                number(session.uid()), number(session.gid()), number(session.groups()),
                format_bytes(session.arena_bytes()), format_ms(session.age_ms()), session.library()});
   }
