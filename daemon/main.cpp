@@ -233,9 +233,9 @@ int main(int argc, char** argv) {
   try {
     code = epd::run(argc, argv);
   } catch (const std::exception& error) {
-    epd::print_error(std::string("epd: INTERNAL: ") + error.what());
+    epd::print_error(std::string("epd: INTERNAL: ") + error.what() + "\n");
   } catch (...) {
-    epd::print_error("epd: INTERNAL: something was thrown that is no error");
+    epd::print_error("epd: INTERNAL: something was thrown that is no error\n");
   }
   epd::log_flush();
   return code;

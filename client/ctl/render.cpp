@@ -19,7 +19,9 @@ std::string plural(std::uint64_t count, const std::string& noun) {
 
 // A sleeping engine has nothing to beat for.
 std::string heartbeat(const v1::Device& device) {
-  return device.sleeping() ? "sleeping" : format_ms(device.heartbeat_age_ms()) + " ago";
+  return device.sleeping() && device.state() != v1::DEVICE_STATE_STOPPED
+             ? "sleeping"
+             : format_ms(device.heartbeat_age_ms()) + " ago";
 }
 
 // A number of another PID namespace is marked as what it is: a claim.

@@ -174,7 +174,7 @@ std::uint32_t MovedOperation::whom_to_blame(std::uint64_t now_ns) const {
     return ready ? own.first_not_ready(tag_, from) : own.first_not_arrived(tag_, from);
   };
   for (std::uint32_t rank = next(0); rank < group_.shape.num_ranks; rank = next(rank + 1)) {
-    if (group_.stands_still_ms(rank, now_ns) != 0) return rank;
+    if (group_.stands_still_ms(rank, now_ns, seen_ns_) != 0) return rank;
   }
   return scanned_;
 }
@@ -185,7 +185,7 @@ StepResult MovedOperation::expire(std::uint64_t now_ns) {
   if (stage() == OpStage::kWaitReady || stage() == OpStage::kWaitArrived) {
     const std::uint32_t rank = whom_to_blame(now_ns);
     culprit = static_cast<std::int32_t>(rank);
-    text += ": " + awaited_text(group_, rank, now_ns,
+    text += ": " + awaited_text(rank, group_.stands_still_ms(rank, now_ns, seen_ns_),
                                 stage() == OpStage::kWaitReady ? "has not submitted it"
                                                                : "has not finished moving its rows");
   } else {

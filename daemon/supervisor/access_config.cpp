@@ -111,7 +111,7 @@ Status RuleReader::id(const std::string& key, const toml::node& node) {
       id = static_cast<std::uint32_t>(number->get());
   } else if (const auto* text = node.as_string(); text != nullptr && !has_control_characters(text->get())) {
     id = user ? find_user_id(text->get()) : find_group_id(text->get());
-    if (id && user) names_[*id] = text->get();
+    if (id && user && text->get() != std::to_string(*id)) names_[*id] = text->get();
   }
   if (!id) {
     return refused(key, node,

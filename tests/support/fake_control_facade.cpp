@@ -31,6 +31,7 @@ SessionView make_session(std::uint64_t id, const std::string& device) {
   session.pid = 7000 + static_cast<std::int32_t>(id);
   session.device = device;
   session.library = "libepd 0.1.0";
+  session.claimed = {5, "node7"};
   session.age_ms = 65'000;
   session.groups = 1;
   session.arena_bytes = std::uint64_t{300} << 20;
