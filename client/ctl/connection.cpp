@@ -38,8 +38,8 @@ std::optional<Failure> check_socket(const std::string& path) {
       return unreachable("UNAVAILABLE", path + " is no socket; name the daemon's control socket with " +
                                             "--socket or EPD_CONTROL_SOCKET");
     case SocketFile::Kind::kForbidden:
-      return unreachable("PERMISSION_DENIED",
-                         "may not open " + path + " (" + owner_and_mode(file) + "); " + how_to_get_in(file, kControlKeys));
+      return unreachable("PERMISSION_DENIED", "may not open " + path + " (" + owner_and_mode(file) + "); " +
+                                                  how_to_get_in(file, kControlKeys));
     case SocketFile::Kind::kUsable: break;
   }
   int error = 0;

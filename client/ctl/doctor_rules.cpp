@@ -37,7 +37,8 @@ Check judge_socket(const std::string& name, const std::string& path, const Socke
     case SocketFile::Kind::kOther:
       return fail(name, path + " is no socket", "remove the file and restart epd, or name another path");
     case SocketFile::Kind::kForbidden:
-      return fail(name, "may not open " + path + " (" + owner_and_mode(file) + ")", how_to_get_in(file, keys));
+      return fail(name, "may not open " + path + " (" + owner_and_mode(file) + ")",
+                  how_to_get_in(file, keys));
     case SocketFile::Kind::kUsable: break;
   }
   if ((file.mode & 02) != 0) {
@@ -92,13 +93,15 @@ Check judge_device(const v1::Device& device) {
   const std::string restarts = "restarts: " + std::to_string(device.restarts()) + last;
   switch (device.state()) {
     case v1::DEVICE_STATE_FAILED:
-      return fail(name, "failed, " + restarts, "see the engine's lines in the log, then: epctl restart device " + device.name());
+      return fail(name, "failed, " + restarts,
+                  "see the engine's lines in the log, then: epctl restart device " + device.name());
     case v1::DEVICE_STATE_RESTARTING:
       return fail(name, "restarting, " + restarts, "see the engine's lines in the log if it stays so");
     case v1::DEVICE_STATE_STARTING: return warn(name, "starting", "wait; see the log if it stays so");
     case v1::DEVICE_STATE_STOPPED:
-      return fail(name, "stopped: its engine stands still, its last heartbeat is " +
-                            format_ms(device.heartbeat_age_ms()) + " old",
+      return fail(name,
+                  "stopped: its engine stands still, its last heartbeat is " +
+                      format_ms(device.heartbeat_age_ms()) + " old",
                   "kill -CONT " + std::to_string(device.engine_pid()) +
                       " if somebody has stopped it; else: epctl restart device " + device.name());
     case v1::DEVICE_STATE_READY: break;
@@ -172,8 +175,9 @@ Check judge_cores(const HostFacts& host, const v1::GetStatusResponse& status) {
 }  // namespace
 
 std::vector<Check> judge_daemon(const DaemonFacts& daemon, const OwnVersion& own) {
-  std::vector<Check> checks{judge_socket("control_socket", daemon.control_path, daemon.control_file,
-                                          "daemon.control_socket_group with daemon.control_socket_mode = \"0660\"")};
+  std::vector<Check> checks{
+      judge_socket("control_socket", daemon.control_path, daemon.control_file,
+                   "daemon.control_socket_group with daemon.control_socket_mode = \"0660\"")};
   if (daemon.failure) {
     checks.push_back(fail("daemon", "does not answer", daemon.failure->message));
   } else {

@@ -248,7 +248,7 @@ const Page kRestart = {"Start a device's engine anew", R"HELP(
 For a device that has failed, which nothing else starts again, or an engine that hangs. For users who may change
 the daemon: see access.operate in its configuration.
 
-EXAMPLE
+EXAMPLES
   epctl restart device host:0
 )HELP"};
 

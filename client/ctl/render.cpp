@@ -130,9 +130,9 @@ std::string render(const v1::ListSessionsResponse& sessions) {
                {"AGE", kRight},
                {"LIBRARY"}});
   for (const v1::Session& session : sessions.sessions()) {
-    table.add({number(session.session_id()), session.device(), process(session),
-               number(session.uid()), number(session.gid()), number(session.groups()),
-               format_bytes(session.arena_bytes()), format_ms(session.age_ms()), session.library()});
+    table.add({number(session.session_id()), session.device(), process(session), number(session.uid()),
+               number(session.gid()), number(session.groups()), format_bytes(session.arena_bytes()),
+               format_ms(session.age_ms()), session.library()});
   }
   return table.empty() ? "no sessions\n" : table.text();
 }

@@ -35,12 +35,11 @@ void EventLog::add(Event event) {
 
 // Of the owners with the most, the one whose oldest is older.
 void EventLog::forget_one() {
-  const auto most =
-      std::max_element(by_owner_.begin(), by_owner_.end(), [](const auto& a, const auto& b) {
-        const auto& x = a.second;
-        const auto& y = b.second;
-        return x.size() != y.size() ? x.size() < y.size() : x.front() > y.front();
-      });
+  const auto most = std::max_element(by_owner_.begin(), by_owner_.end(), [](const auto& a, const auto& b) {
+    const auto& x = a.second;
+    const auto& y = b.second;
+    return x.size() != y.size() ? x.size() < y.size() : x.front() > y.front();
+  });
   events_.erase(most->second.front());
   most->second.pop_front();
   if (most->second.empty()) by_owner_.erase(most);

@@ -90,7 +90,8 @@ void Acceptor::accept_all() {
 
 // gRPC does not tell when it closes one; the kernel does.
 void Acceptor::forget_closed() {
-  std::erase_if(connections_, [](const auto& entry) { return cookie_of(entry.first) != entry.second.cookie; });
+  std::erase_if(connections_,
+                [](const auto& entry) { return cookie_of(entry.first) != entry.second.cookie; });
 }
 
 void Acceptor::admit(UniqueFd socket) {
@@ -100,8 +101,7 @@ void Acceptor::admit(UniqueFd socket) {
   forget_closed();
   const auto of_user = std::count_if(connections_.begin(), connections_.end(),
                                      [&](const auto& entry) { return entry.second.uid == peer.uid; });
-  if (connections_.size() >= kMaxConnections ||
-      static_cast<std::size_t>(of_user) >= kMaxConnectionsPerUser) {
+  if (connections_.size() >= kMaxConnections || static_cast<std::size_t>(of_user) >= kMaxConnectionsPerUser) {
     static LogLimiter limiter;
     limiter.record(EventKind::kRefused, LogLevel::kWarning, "control connection refused: too many",
                    {{"by_uid", peer.uid},

@@ -8,8 +8,8 @@
 
 namespace epd {
 
-// "fd:17". The descriptor is open for as long as a call of its connection lives (acceptor.h), so the number is
-// nobody else's; that the client has gone meanwhile changes nothing about who it was.
+// "fd:17". The descriptor is open for as long as a call of its connection lives (acceptor.h), so the number
+// is nobody else's; that the client has gone meanwhile changes nothing about who it was.
 Result<Operator> caller_of(const grpc::ServerContext& context) {
   const std::string peer = context.peer();
   constexpr std::string_view kPrefix = "fd:";

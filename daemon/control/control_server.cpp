@@ -82,7 +82,8 @@ Result<std::unique_ptr<ControlServer>> ControlServer::start(ControlFacade& facad
   gpr_set_log_function(forward_log);
   auto impl = std::make_unique<Impl>(facade);
   impl->server = build(*impl->control, impl->health);
-  if (impl->server == nullptr) return internal_error("gRPC could not start its server; see its line in the log");
+  if (impl->server == nullptr)
+    return internal_error("gRPC could not start its server; see its line in the log");
   Result<UniqueFd> listener = listen_on(options);
   if (!listener.ok()) return listener.status();
   grpc::Server* server = impl->server.get();

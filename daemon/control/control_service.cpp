@@ -128,8 +128,9 @@ class ControlService final : public v1::Control::Service {
     return serve(*context, Right::kRead, "watch events", [&](const Operator& /*by*/) -> grpc::Status {
       const WatchPlace place(watches_);
       if (request->follow() && place.open_before() >= kMaxEventWatches) {
-        return to_grpc(resource_exhausted(std::to_string(place.open_before()) +
-                                          " watchers are there; allowed: " + std::to_string(kMaxEventWatches)));
+        return to_grpc(
+            resource_exhausted(std::to_string(place.open_before()) +
+                               " watchers are there; allowed: " + std::to_string(kMaxEventWatches)));
       }
       return watch(*context, *request, *writer);
     });
@@ -176,9 +177,10 @@ class ControlService final : public v1::Control::Service {
 
   grpc::Status GetConfig(grpc::ServerContext* context, const v1::GetConfigRequest* /*request*/,
                          v1::GetConfigResponse* response) override {
-    return serve(*context, Right::kRead, "see the configuration", [&](const Operator& /*by*/) -> grpc::Status {
-      return answer(facade_.config(), response->mutable_entries());
-    });
+    return serve(*context, Right::kRead, "see the configuration",
+                 [&](const Operator& /*by*/) -> grpc::Status {
+                   return answer(facade_.config(), response->mutable_entries());
+                 });
   }
 
   grpc::Status Drain(grpc::ServerContext* context, const v1::DrainRequest* request,

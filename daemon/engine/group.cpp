@@ -139,12 +139,10 @@ void Group::ring_peers() const {
   }
 }
 
-std::uint64_t Group::stands_still_ms(std::uint32_t rank, std::uint64_t now_ns,
-                                     std::uint64_t rung_ns) const {
+std::uint64_t Group::stands_still_ms(std::uint32_t rank, std::uint64_t now_ns, std::uint64_t rung_ns) const {
   for (const auto& peer : peers) {
     if (peer->device_index != ranks[rank].device_index) continue;
-    const std::uint64_t beat =
-        peer->page.as<abi::EnginePage>()->heartbeat_ns.load(std::memory_order_relaxed);
+    const std::uint64_t beat = peer->page.as<abi::EnginePage>()->heartbeat_ns.load(std::memory_order_relaxed);
     const std::uint64_t patience_ns = beat < rung_ns ? kDeafNs : kSilentNs;
     return beat != 0 && now_ns > beat + patience_ns ? (now_ns - beat) / 1'000'000 : 0;
   }

@@ -165,8 +165,8 @@ void MovedOperation::abandon() {
   enter(OpStage::kBreaking);
 }
 
-// Of the ranks that are missing one whose engine stands still, else the first: a rank may well have submitted what
-// its engine has not taken.
+// Of the ranks that are missing one whose engine stands still, else the first: a rank may well have submitted
+// what its engine has not taken.
 std::uint32_t MovedOperation::whom_to_blame(std::uint64_t now_ns) const {
   const bool ready = stage() == OpStage::kWaitReady;
   const ExchangeBlock own = block_of(member_.rank);

@@ -151,12 +151,12 @@ void SessionTable::hello(Session& session, const Packet& packet) {
   ++attached_;
   ++total_attached_;
   record_of_user(session.peer.uid, EventKind::kSessionAttached, LogLevel::kInfo, "session attached",
-               {{"session", session.id},
-                {"uid", session.peer.uid},
-                {"pid", session.peer.pid},
-                {"claimed_process", std::to_string(session.claimed_pid) + "@" + session.claimed_host},
-                {"device", options_.devices[session.device].name},
-                {"library", session.library}});
+                 {{"session", session.id},
+                  {"uid", session.peer.uid},
+                  {"pid", session.peer.pid},
+                  {"claimed_process", std::to_string(session.claimed_pid) + "@" + session.claimed_host},
+                  {"device", options_.devices[session.device].name},
+                  {"library", session.library}});
   host_.session_opened(session);
 }
 

@@ -21,8 +21,8 @@ inline constexpr std::chrono::milliseconds kLookTime{20};  // at whether the cal
 
 namespace asking {
 
-// A question belongs to one of two: the loop takes it, or the caller gives it up. So a caller either hears what
-// came of it, or it does not happen.
+// A question belongs to one of two: the loop takes it, or the caller gives it up. So a caller either hears
+// what came of it, or it does not happen.
 enum class Claim { kOpen, kTaken, kGivenUp };
 
 template <typename T>
@@ -61,9 +61,9 @@ bool wait(std::future<T>& future, const std::function<bool()>& has_gone) {
 
 }  // namespace asking
 
-// Waits for what `what` returns on the loop. DEADLINE_EXCEEDED after kAnswerTime, or as soon as `has_gone` says so
-// (asked from this thread): then `what` has not run, and will not. INTERNAL if it threw; ABORTED if the loop has
-// stopped.
+// Waits for what `what` returns on the loop. DEADLINE_EXCEEDED after kAnswerTime, or as soon as `has_gone`
+// says so (asked from this thread): then `what` has not run, and will not. INTERNAL if it threw; ABORTED if
+// the loop has stopped.
 template <typename T>
 Result<T> ask(Loop& loop, std::function<T()> what, const std::function<bool()>& has_gone = {}) {
   if (has_gone && has_gone()) return Status(StatusCode::kAborted, "the caller has gone; nothing was done");
@@ -82,15 +82,15 @@ Result<T> ask(Loop& loop, std::function<T()> what, const std::function<bool()>& 
   if (asking::wait(future, has_gone)) return asking::answer_of(future);
   const auto open = asked.lock();
   if (open != nullptr && asking::take(open->claim, asking::Claim::kGivenUp)) {
-    return Status(StatusCode::kDeadlineExceeded,
-                  "the supervisor's loop has not answered in time (at most " +
-                      std::to_string(kAnswerTime.count()) + " s); nothing was done, and nothing will be");
+    return Status(StatusCode::kDeadlineExceeded, "the supervisor's loop has not answered in time (at most " +
+                                                     std::to_string(kAnswerTime.count()) +
+                                                     " s); nothing was done, and nothing will be");
   }
   // The loop has it in hand, which takes it no time.
   if (future.wait_for(kAnswerTime) == std::future_status::ready) return asking::answer_of(future);
-  return Status(StatusCode::kDeadlineExceeded,
-                "the supervisor's loop has begun and not ended within " +
-                    std::to_string(kAnswerTime.count()) + " s; epctl events will tell what came of it");
+  return Status(StatusCode::kDeadlineExceeded, "the supervisor's loop has begun and not ended within " +
+                                                   std::to_string(kAnswerTime.count()) +
+                                                   " s; epctl events will tell what came of it");
 }
 
 }  // namespace epd

@@ -323,8 +323,7 @@ Result<Config> load_config(const ConfigSources& sources) {
   }
   const AccessDefaults defaults{config.access_default == 0, static_cast<Right>(config.access_operate),
                                 config.max_priority};
-  config.access =
-      AccessPolicy(defaults, std::move(settings.access.rules), std::move(settings.access.names));
+  config.access = AccessPolicy(defaults, std::move(settings.access.rules), std::move(settings.access.names));
   return config;
 }
 

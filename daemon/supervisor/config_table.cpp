@@ -119,7 +119,8 @@ std::vector<Option> make_table() {
        {},
        "",
        kLive,
-       "Highest priority with which a rank may join. Operations of a lower one get a small share of their device "
+       "Highest priority with which a rank may join. Operations of a lower one get a small share of their "
+       "device "
        "while those of a higher one run."},
       {"access.default",
        "allow",
@@ -140,7 +141,8 @@ std::vector<Option> make_table() {
        {"none", "read", "change"},
        "",
        kLive,
-       "What users of the control socket may do, if no [[access.rule]] says operate for them: nothing, look, or "
+       "What users of the control socket may do, if no [[access.rule]] says operate for them: nothing, look, "
+       "or "
        "also drain, set, evict, restart. Root and the daemon's own user may always do everything."},
       number("timeouts.attach_ms", "5000", &C::attach_ms, 1, kDayMs, kLive,
              "How long a connection may take to say who it is."),

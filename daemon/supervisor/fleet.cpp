@@ -407,7 +407,8 @@ DeviceView EngineFleet::view(std::uint32_t index) const {
   DeviceView view;
   view.name = device.name;
   view.state = seen_state(index);
-  if (view.state == DeviceState::kReady && device.process != nullptr && epd::is_stopped(device.process->pid()))
+  if (view.state == DeviceState::kReady && device.process != nullptr &&
+      epd::is_stopped(device.process->pid()))
     view.state = DeviceState::kStopped;
   view.engine_pid = device.process == nullptr ? 0 : device.process->pid();
   view.restarts = device.restarts;

@@ -101,13 +101,13 @@ void Node::carry_out(const membership::SendBreak& action) {
     const bool orderly = known && group->second.reason.orderly;
     record_of_user(known ? EventOwner{group->second.uid} : kDaemonOwner, EventKind::kGroupBroke,
                    orderly ? LogLevel::kInfo : LogLevel::kWarning, "group breaks",
-                 {{"group", m.group_id},
-                  {"name", known ? group->second.name : ""},
-                  {"epoch", m.epoch},
-                  {"fatal", m.fatal != 0},
-                  {"cause", status_name(m.cause)},
-                  {"culprit_rank", m.culprit_rank},
-                  {"text", m.text}});
+                   {{"group", m.group_id},
+                    {"name", known ? group->second.name : ""},
+                    {"epoch", m.epoch},
+                    {"fatal", m.fatal != 0},
+                    {"cause", status_name(m.cause)},
+                    {"culprit_rank", m.culprit_rank},
+                    {"text", m.text}});
   }
   fleet_->send(action.device, abi::LinkType::kBreak, m);
 }
@@ -124,10 +124,10 @@ void Node::carry_out(const membership::SendResume& action) {
     const bool known = group != registry_.groups().end();
     record_of_user(known ? EventOwner{group->second.uid} : kDaemonOwner, EventKind::kGroupResumed,
                    LogLevel::kInfo, "group goes on",
-                 {{"group", action.message.group_id},
-                  {"name", known ? group->second.name : ""},
-                  {"epoch", action.message.epoch},
-                  {"resume_index", action.message.resume_index}});
+                   {{"group", action.message.group_id},
+                    {"name", known ? group->second.name : ""},
+                    {"epoch", action.message.epoch},
+                    {"resume_index", action.message.resume_index}});
   }
   fleet_->send(action.device, abi::LinkType::kResume, action.message);
 }

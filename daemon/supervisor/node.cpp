@@ -154,7 +154,8 @@ Status Node::may_use_device(const PeerIdentity& peer, std::uint32_t device) {
   if (fleet_->state(device) != DeviceState::kFailed) return {};
   return internal_error(fleet_->name(device) +
                         " has failed: its engine died too often; see the daemon's log. An operator "
-                        "starts it again with: epctl restart device " + fleet_->name(device));
+                        "starts it again with: epctl restart device " +
+                        fleet_->name(device));
 }
 
 std::uint64_t Node::ending_sessions(std::optional<std::uint32_t> uid) const {

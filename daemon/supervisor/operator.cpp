@@ -172,7 +172,8 @@ Status Node::evict_session(const Operator& by, std::uint64_t session_id, const s
   return {};
 }
 
-Status Node::evict_rank(const Operator& by, const std::string& name, std::uint32_t rank, const std::string& reason) {
+Status Node::evict_rank(const Operator& by, const std::string& name, std::uint32_t rank,
+                        const std::string& reason) {
   if (Status status = check_reason(reason); !status.ok()) return status;
   const Result<std::uint64_t> id = find_group(name);
   if (!id.ok()) return id.status();
@@ -208,12 +209,12 @@ void Node::record_losses(std::uint64_t session_id, std::optional<std::uint32_t> 
       if (member.session_id != session_id || member.gone) continue;
       if (member_id && member.member != *member_id) continue;
       record_of_user(group.uid, EventKind::kRankLost, LogLevel::kInfo, "rank lost",
-                   {{"group", id},
-                    {"name", group.name},
-                    {"rank", rank},
-                    {"session", session_id},
-                    {"pid", member.pid},
-                    {"how", how}});
+                     {{"group", id},
+                      {"name", group.name},
+                      {"rank", rank},
+                      {"session", session_id},
+                      {"pid", member.pid},
+                      {"how", how}});
     }
   }
 }

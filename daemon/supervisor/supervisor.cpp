@@ -72,8 +72,8 @@ class Facade final : public ControlFacade {
 
  private:
   Status act(const Operator& by, std::function<Status()> action) {
-    const Result<Done> done =
-        ask<Done>(node_.loop(), [action = std::move(action)] { return Done{action()}; }, by.has_gone);
+    const Result<Done> done = ask<Done>(
+        node_.loop(), [action = std::move(action)] { return Done{action()}; }, by.has_gone);
     return done.ok() ? done.value().status : done.status();
   }
 

@@ -130,7 +130,8 @@ TEST_F(Access, ReadersLookAndOperatorsChangeAndItIsKnownWhoDid) {
       RANK_CHECK(result.exit_code == 0, std::string(view) + ": " + result.err);
     }
     must_fail(epctl_of(*daemon_, {"drain"}), 1,
-              {"PERMISSION_DENIED", "user 61001 may not drain", "access.operate is \"read\"", "needed: \"change\""});
+              {"PERMISSION_DENIED", "user 61001 may not drain", "access.operate is \"read\"",
+               "needed: \"change\""});
     must_fail(epctl_of(*daemon_, {"set", "device", "host:0", "sms=1"}), 1, {"may not set a device"});
     must_fail(epctl_of(*daemon_, {"evict", "session", "1"}), 1, {"may not evict a session"});
     must_fail(epctl_of(*daemon_, {"evict", "group", "g", "rank", "0"}), 1, {"may not evict a rank"});
@@ -141,7 +142,8 @@ TEST_F(Access, ReadersLookAndOperatorsChangeAndItIsKnownWhoDid) {
     RANK_CHECK(result.exit_code == 0, result.err);
   });
   as({61003, kTeam, {}}, [&] {
-    must_fail(epctl_of(*daemon_, {"status"}), 1, {"user 61003 may not", "access.rule 2 says operate = \"none\""});
+    must_fail(epctl_of(*daemon_, {"status"}), 1,
+              {"user 61003 may not", "access.rule 2 says operate = \"none\""});
   });
   as({kAlice, kNobodys, {}}, [&] { must_fail(epctl_of(*daemon_, {"status"}), 3, {"join group 62001"}); });
   const std::string events = daemon_->epctl({"events"}).out;

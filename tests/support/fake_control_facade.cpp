@@ -166,8 +166,9 @@ Result<OperationDetail> FakeControlFacade::operation(std::uint64_t session_id, s
 Status FakeControlFacade::authorize(const Operator& by, Right wanted, const std::string& what) {
   const std::lock_guard lock(mutex_);
   if (wanted <= allowed_) return {};
-  return {StatusCode::kPermissionDenied, "user " + std::to_string(by.uid) + " may not " + what +
-                                             ": no access.rule gives it more, and access.operate is \"read\""};
+  return {StatusCode::kPermissionDenied,
+          "user " + std::to_string(by.uid) + " may not " + what +
+              ": no access.rule gives it more, and access.operate is \"read\""};
 }
 
 void FakeControlFacade::allow(Right right) {
@@ -197,12 +198,14 @@ Status FakeControlFacade::set_device(const Operator& by, const std::string& devi
   return ask(by, "set device " + device + " sms=" + std::to_string(sms));
 }
 
-Status FakeControlFacade::set_group(const Operator& by, const std::string& group, const GroupSettingsChange& change) {
+Status FakeControlFacade::set_group(const Operator& by, const std::string& group,
+                                    const GroupSettingsChange& change) {
   return ask(by, "set group " + group + (change.sms ? " sms=" + std::to_string(*change.sms) : "") +
-             (change.priority ? " priority=" + std::to_string(*change.priority) : ""));
+                     (change.priority ? " priority=" + std::to_string(*change.priority) : ""));
 }
 
-Status FakeControlFacade::evict_session(const Operator& by, std::uint64_t session_id, const std::string& reason) {
+Status FakeControlFacade::evict_session(const Operator& by, std::uint64_t session_id,
+                                        const std::string& reason) {
   return ask(by, "evict session " + std::to_string(session_id) + " " + reason);
 }
 

@@ -9,6 +9,7 @@
 //   hang                calls take two seconds
 //   read_only           callers may read and change nothing
 //   event TEXT          something happens
+//   event_of UID TEXT   a user does something
 //   asked               prints what was asked for that changes something, one line each, before "done"
 #include "base/fd.h"
 #include "control/control_server.h"
@@ -108,8 +109,9 @@ void obey(const std::string& line, SlowFacade& facade) {
     fake.allow(Right::kRead);
   } else if (verb == "hang") {
     facade.set_slow();
-  } else if (verb == "event") {
+  } else if (verb == "event" || verb == "event_of") {
     Event event;
+    if (verb == "event_of") words >> event.owner;
     std::getline(words >> std::ws, event.text);
     fake.event_log().add(event);
   } else if (verb == "asked") {

@@ -70,12 +70,15 @@ TEST_F(Ask, WhatWasCancelledIsNotCarriedOutLater) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     gone.store(true);
   });
-  const Result<int> answer = ask<int>(*loop_, [this] { return ++done_; }, [&] { return gone.load(); });
+  const Result<int> answer = ask<int>(
+      *loop_, [this] { return ++done_; }, [&] { return gone.load(); });
   canceller.join();
   EXPECT_FALSE(answer.ok());
   catch_up();
   EXPECT_EQ(done_.load(), 0);
-  EXPECT_FALSE(ask<int>(*loop_, [this] { return ++done_; }, [] { return true; }).ok());
+  EXPECT_FALSE(ask<int>(
+                   *loop_, [this] { return ++done_; }, [] { return true; })
+                   .ok());
   catch_up();
   EXPECT_EQ(done_.load(), 0) << "its caller had gone before it asked";
 }

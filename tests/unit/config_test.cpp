@@ -284,9 +284,10 @@ users = [61003]
   const std::vector<std::uint32_t> none;
   const std::vector<std::uint32_t> team = {62001};
   EXPECT_TRUE(access.may_operate({61001, team}, Right::kChange, "drain").ok()) << "the first rule decides";
-  EXPECT_EQ(access.may_operate({61002, team}, Right::kRead, "list groups").to_string(),
-            "PERMISSION_DENIED: user 61002 may not list groups: access.rule 2 says operate = \"none\"; needed: "
-            "\"read\"");
+  EXPECT_EQ(
+      access.may_operate({61002, team}, Right::kRead, "list groups").to_string(),
+      "PERMISSION_DENIED: user 61002 may not list groups: access.rule 2 says operate = \"none\"; needed: "
+      "\"read\"");
   for (const std::uint32_t user : {61003u, 61004u}) {
     EXPECT_TRUE(access.may_operate({user, none}, Right::kRead, "list groups").ok());
     EXPECT_EQ(access.may_operate({user, none}, Right::kChange, "drain").to_string(),
@@ -298,8 +299,9 @@ users = [61003]
   EXPECT_EQ(access.may_take_priority({61001, none}, 4).to_string(),
             "PERMISSION_DENIED: user 61001 may not join with priority 4: limits.max_priority is 3");
   EXPECT_TRUE(access.may_take_priority({61002, team}, -2).ok());
-  EXPECT_EQ(access.may_take_priority({61002, team}, 0).to_string(),
-            "PERMISSION_DENIED: user 61002 may not join with priority 0: access.rule 2 says max_priority = -2");
+  EXPECT_EQ(
+      access.may_take_priority({61002, team}, 0).to_string(),
+      "PERMISSION_DENIED: user 61002 may not join with priority 0: access.rule 2 says max_priority = -2");
   EXPECT_NE(refusal("access.operate = \"write\"").find("none, read, change"), std::string::npos);
   EXPECT_NE(refusal("limits.max_priority = 8").find("-8..7"), std::string::npos);
 }

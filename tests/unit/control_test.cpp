@@ -111,7 +111,8 @@ TEST_F(ControlTest, ReadersMayLookAndChangeNothing) {
               std::string::npos)
         << status.error_message();
     v1::ErrorStatus error;
-    EXPECT_TRUE(error.ParseFromString(status.error_details()) && error.details_size() == 1) << "the daemon's own";
+    EXPECT_TRUE(error.ParseFromString(status.error_details()) && error.details_size() == 1)
+        << "the daemon's own";
   };
   v1::DrainResponse drain;
   refused(call(*stub, &v1::Control::Stub::Drain, {}, drain), "drain");

@@ -161,7 +161,8 @@ TEST(RecordEvent, ARateLimitTellsHowManyItLeftOut) {
   log.install();
   LogLimiter limiter(3);
   testing::internal::CaptureStderr();
-  for (int i = 0; i < 50; ++i) limiter.record(EventKind::kRefused, LogLevel::kWarning, "refused", {{"i", i}}, 7);
+  for (int i = 0; i < 50; ++i)
+    limiter.record(EventKind::kRefused, LogLevel::kWarning, "refused", {{"i", i}}, 7);
   std::this_thread::sleep_for(std::chrono::milliseconds(1100));
   limiter.record(EventKind::kRefused, LogLevel::kWarning, "refused", {{"i", 50}}, 7);
   log_flush();

@@ -1,6 +1,6 @@
 // What operators are told as it happens: the log line, and the same in a bounded memory that the control
-// plane reads, so that the two never disagree. Each event has an owner: the user who caused it, or the daemon.
-// No owner's events push out those of others that have fewer.
+// plane reads, so that the two never disagree. Each event has an owner: the user who caused it, or the
+// daemon. No owner's events push out those of others that have fewer.
 #pragma once
 
 #include "base/log.h"
@@ -58,8 +58,8 @@ struct EventBatch {
   std::uint64_t newest = 0;  // sequence of the last event there is; 0: none
 };
 
-// Remembers `capacity` events. When it is full, the oldest event of the owner that has the most goes. All calls
-// from any thread; none waits for a reader.
+// Remembers `capacity` events. When it is full, the oldest event of the owner that has the most goes. All
+// calls from any thread; none waits for a reader.
 class EventLog {
  public:
   explicit EventLog(std::size_t capacity = 4096) : capacity_(capacity) {}
@@ -79,9 +79,9 @@ class EventLog {
   const std::size_t capacity_;
   std::mutex mutex_;
   std::condition_variable added_;
-  std::map<std::uint64_t, Event> events_;                       // by sequence; guarded by mutex_
+  std::map<std::uint64_t, Event> events_;                     // by sequence; guarded by mutex_
   std::map<EventOwner, std::deque<std::uint64_t>> by_owner_;  // sequences, ascending; likewise
-  std::uint64_t newest_ = 0;                                    // likewise
+  std::uint64_t newest_ = 0;                                  // likewise
 };
 
 // Logs, and remembers whatever the log level is.

@@ -248,8 +248,8 @@ class ControlFacade {
   virtual Status evict_session(const Operator& by, std::uint64_t session_id, const std::string& reason) = 0;
   virtual Status evict_rank(const Operator& by, const std::string& group, std::uint32_t rank,
                             const std::string& reason) = 0;
-  // Starts the device's engine anew: at once if it is down, waits for its restart, or has failed for good; else
-  // it is killed first. Deaths so far are forgotten.
+  // Starts the device's engine anew: at once if it is down, waits for its restart, or has failed for good;
+  // else it is killed first. Deaths so far are forgotten.
   virtual Status restart_device(const Operator& by, const std::string& device) = 0;
 };
 
