@@ -107,8 +107,7 @@ void SessionTable::accept_one(UniqueFd socket) {
     ++total_refused_;
     static LogLimiter limiter;
     limiter.record(EventKind::kRefused, LogLevel::kWarning, "connection refused",
-                   {{"uid", peer->uid}, {"pid", peer->pid}, {"reason", share.status().message()}},
-                   peer->uid);
+                   {{"uid", peer->uid}, {"pid", peer->pid}, {"reason", share.status().message()}}, peer->uid);
     return turn_away(std::move(socket), share.status());
   }
   const std::uint64_t id = next_id_++;
@@ -269,7 +268,7 @@ void SessionTable::close(std::uint64_t id, const std::string& how) {
   if (!session.attached) return;
   --attached_;
   record_of_user(session.peer.uid, EventKind::kSessionEnded, LogLevel::kInfo, "session closed",
-               {{"session", id}, {"uid", session.peer.uid}, {"pid", session.peer.pid}, {"how", how}});
+                 {{"session", id}, {"uid", session.peer.uid}, {"pid", session.peer.pid}, {"how", how}});
   host_.session_closed(std::move(session), how);
 }
 

@@ -56,9 +56,9 @@ std::uint64_t log_lines_lost();
 // One line, outside of the log, before the process ends. A reader that stands still costs the line.
 void print_error(const std::string& line);
 
-// For each owner at most `burst` lines, then `each_second`; so nobody's flood suppresses another's lines. How many
-// were suppressed is told by the next line of that owner, or by tell_suppressed(). One per call site, static;
-// safe from any thread.
+// For each owner at most `burst` lines, then `each_second`; so nobody's flood suppresses another's lines. How
+// many were suppressed is told by the next line of that owner, or by tell_suppressed(). One per call site,
+// static; safe from any thread.
 class LogLimiter {
  public:
   explicit LogLimiter(std::uint32_t burst = 10, std::uint32_t each_second = 1);
