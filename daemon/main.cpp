@@ -10,6 +10,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <exception>
 #include <map>
 #include <string>
 #include <string_view>
@@ -120,7 +121,8 @@ int serve(const ServeFlags& flags) {
   options.watchdog_us = environment.watchdog_us;
   Result<std::unique_ptr<Supervisor>> supervisor = Supervisor::create(std::move(options));
   if (!supervisor.ok()) return fail(kExitFailure, supervisor.status());
-  const ControlOptions control_options{config->control_socket, config->socket_mode, config->socket_group};
+  const ControlOptions control_options{config->control_socket, config->control_socket_mode,
+                                       config->control_socket_gid};
   Result<std::unique_ptr<ControlServer>> control =
       ControlServer::start((*supervisor)->control(), control_options);
   if (!control.ok()) return fail(kExitFailure, control.status());
@@ -227,7 +229,14 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   ::signal(SIGPIPE, SIG_IGN);  // a reader that goes away is an error of a write, not our end
-  const int code = epd::run(argc, argv);
+  int code = epd::kExitFailure;
+  try {
+    code = epd::run(argc, argv);
+  } catch (const std::exception& error) {
+    epd::print_error(std::string("epd: INTERNAL: ") + error.what() + "\n");
+  } catch (...) {
+    epd::print_error("epd: INTERNAL: something was thrown that is no error\n");
+  }
   epd::log_flush();
   return code;
 }

@@ -22,6 +22,7 @@ enum class Command {
   kSetGroup,
   kEvictSession,
   kEvictRank,
+  kRestartDevice,
   kDrain,
   kDoctor,
   kVersion,
@@ -44,7 +45,7 @@ struct Arguments {
   std::uint64_t since = 0;            // events: after this number
   double interval_s = 1;              // watch
   std::uint32_t count = 0;            // watch: frames; 0: until interrupted
-  std::string target;                 // set: name of the device or group; evict: of the group
+  std::string target;                 // set, restart: name of the device or group; evict: of the group
   std::vector<std::string> settings;  // set: "sms=4"
   std::uint64_t session_id = 0;       // evict session
   std::uint32_t rank = 0;             // evict group

@@ -1,4 +1,4 @@
-// epctl set and epctl evict: what an operator changes.
+// epctl set, evict and restart: what an operator changes.
 #include "commands.h"
 #include "table.h"
 
@@ -115,6 +115,15 @@ Exit run_evict(const Arguments& arguments, Connection& connection, Output& outpu
   document["evicted"] = {{"group", arguments.target}, {"rank", arguments.rank}};
   return done(arguments, output, document,
               "rank " + std::to_string(arguments.rank) + " of group " + arguments.target + " evicted");
+}
+
+Exit run_restart(const Arguments& arguments, Connection& connection, Output& output) {
+  v1::RestartDeviceRequest request;
+  request.set_device(arguments.target);
+  v1::RestartDeviceResponse response;
+  if (auto failure = connection.call(request, response)) return report(arguments, output, *failure);
+  return done(arguments, output, Json{{"restarted", {{"device", arguments.target}}}},
+              arguments.target + " restarts");
 }
 
 }  // namespace epd::ctl

@@ -126,6 +126,7 @@ Exit run(const Arguments& arguments, Output& output) {
     case Command::kSetGroup: return run_set(arguments, connection, output);
     case Command::kEvictSession:
     case Command::kEvictRank: return run_evict(arguments, connection, output);
+    case Command::kRestartDevice: return run_restart(arguments, connection, output);
     case Command::kCompletion: break;  // needs no daemon: main
     case Command::kConfig:
       return list<v1::GetConfigRequest, v1::GetConfigResponse>(arguments, connection, output,

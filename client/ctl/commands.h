@@ -25,6 +25,7 @@ Exit run_doctor(const Arguments& arguments, Connection& connection, Output& outp
 Exit run_events(const Arguments& arguments, Connection& connection, Output& output);
 Exit run_watch(const Arguments& arguments, Connection& connection, Output& output);
 Exit run_set(const Arguments& arguments, Connection& connection, Output& output);
+Exit run_restart(const Arguments& arguments, Connection& connection, Output& output);
 Exit run_evict(const Arguments& arguments, Connection& connection, Output& output);
 
 // "epctl: ..." on the error stream; with --json also the document.

@@ -13,6 +13,9 @@
 namespace epd::ctl {
 namespace {
 
+// Who gets in, and what they may do then.
+constexpr const char* kControlKeys =
+    "daemon.control_socket_group with daemon.control_socket_mode = \"0660\", and access.operate";
 constexpr int kMaxResponseBytes = 256 << 20;
 
 Failure unreachable(const char* status, std::string message) {
@@ -35,8 +38,8 @@ std::optional<Failure> check_socket(const std::string& path) {
       return unreachable("UNAVAILABLE", path + " is no socket; name the daemon's control socket with " +
                                             "--socket or EPD_CONTROL_SOCKET");
     case SocketFile::Kind::kForbidden:
-      return unreachable("PERMISSION_DENIED",
-                         "may not open " + path + " (" + owner_and_mode(file) + "); " + how_to_get_in(file));
+      return unreachable("PERMISSION_DENIED", "may not open " + path + " (" + owner_and_mode(file) + "); " +
+                                                  how_to_get_in(file, kControlKeys));
     case SocketFile::Kind::kUsable: break;
   }
   int error = 0;
@@ -91,7 +94,10 @@ struct Connection::Impl {
 
   Failure explain(const grpc::Status& status) const {
     if (std::string name = daemon_status(status); !name.empty()) {
-      return {Exit::kRefused, name, status.error_message()};
+      std::string text = status.error_message();
+      if (status.error_code() == grpc::StatusCode::PERMISSION_DENIED)
+        text += " (as root, or as the daemon's user, everything is allowed)";
+      return {Exit::kRefused, name, std::move(text)};
     }
     const char* name = code_name(status.error_code());
     switch (status.error_code()) {
@@ -185,6 +191,11 @@ std::optional<Failure> Connection::call(const v1::EvictSessionRequest& request,
 std::optional<Failure> Connection::call(const v1::EvictRankRequest& request,
                                         v1::EvictRankResponse& response) {
   return impl_->run(&v1::Control::Stub::EvictRank, request, response);
+}
+
+std::optional<Failure> Connection::call(const v1::RestartDeviceRequest& request,
+                                        v1::RestartDeviceResponse& response) {
+  return impl_->run(&v1::Control::Stub::RestartDevice, request, response);
 }
 
 std::optional<Failure> Connection::watch(const v1::WatchEventsRequest& request,

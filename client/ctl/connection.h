@@ -34,6 +34,7 @@ class Connection {
   std::optional<Failure> call(const v1::SetGroupRequest& request, v1::SetGroupResponse& response);
   std::optional<Failure> call(const v1::EvictSessionRequest& request, v1::EvictSessionResponse& response);
   std::optional<Failure> call(const v1::EvictRankRequest& request, v1::EvictRankResponse& response);
+  std::optional<Failure> call(const v1::RestartDeviceRequest& request, v1::RestartDeviceResponse& response);
   // Until the daemon ends the stream; with `follow` there is no timeout. `each` returns false to end it.
   std::optional<Failure> watch(const v1::WatchEventsRequest& request,
                                const std::function<bool(const v1::WatchEventsResponse&)>& each);

@@ -26,7 +26,8 @@ Check fail(std::string name, std::string text, std::string advice) {
   return {Level::kFail, std::move(name), std::move(text), std::move(advice)};
 }
 
-Check judge_socket(const std::string& name, const std::string& path, const SocketFile& file) {
+Check judge_socket(const std::string& name, const std::string& path, const SocketFile& file,
+                   const std::string& keys) {
   switch (file.kind) {
     case SocketFile::Kind::kMissing:
       return fail(name, path + " does not exist", "start epd, or name the socket of the one that runs");
@@ -36,7 +37,8 @@ Check judge_socket(const std::string& name, const std::string& path, const Socke
     case SocketFile::Kind::kOther:
       return fail(name, path + " is no socket", "remove the file and restart epd, or name another path");
     case SocketFile::Kind::kForbidden:
-      return fail(name, "may not open " + path + " (" + owner_and_mode(file) + ")", how_to_get_in(file));
+      return fail(name, "may not open " + path + " (" + owner_and_mode(file) + ")",
+                  how_to_get_in(file, keys));
     case SocketFile::Kind::kUsable: break;
   }
   if ((file.mode & 02) != 0) {
@@ -91,10 +93,17 @@ Check judge_device(const v1::Device& device) {
   const std::string restarts = "restarts: " + std::to_string(device.restarts()) + last;
   switch (device.state()) {
     case v1::DEVICE_STATE_FAILED:
-      return fail(name, "failed, " + restarts, "see the engine's lines in the log, then restart epd");
+      return fail(name, "failed, " + restarts,
+                  "see the engine's lines in the log, then: epctl restart device " + device.name());
     case v1::DEVICE_STATE_RESTARTING:
       return fail(name, "restarting, " + restarts, "see the engine's lines in the log if it stays so");
     case v1::DEVICE_STATE_STARTING: return warn(name, "starting", "wait; see the log if it stays so");
+    case v1::DEVICE_STATE_STOPPED:
+      return fail(name,
+                  "stopped: its engine stands still, its last heartbeat is " +
+                      format_ms(device.heartbeat_age_ms()) + " old",
+                  "kill -CONT " + std::to_string(device.engine_pid()) +
+                      " if somebody has stopped it; else: epctl restart device " + device.name());
     case v1::DEVICE_STATE_READY: break;
     default: return warn(name, "in a state that epctl does not know", "compare with: epctl version");
   }
@@ -166,7 +175,9 @@ Check judge_cores(const HostFacts& host, const v1::GetStatusResponse& status) {
 }  // namespace
 
 std::vector<Check> judge_daemon(const DaemonFacts& daemon, const OwnVersion& own) {
-  std::vector<Check> checks{judge_socket("control_socket", daemon.control_path, daemon.control_file)};
+  std::vector<Check> checks{
+      judge_socket("control_socket", daemon.control_path, daemon.control_file,
+                   "daemon.control_socket_group with daemon.control_socket_mode = \"0660\"")};
   if (daemon.failure) {
     checks.push_back(fail("daemon", "does not answer", daemon.failure->message));
   } else {
@@ -181,7 +192,8 @@ std::vector<Check> judge_daemon(const DaemonFacts& daemon, const OwnVersion& own
                             "correct the file and send SIGHUP again; the old values are in force"));
     }
   }
-  checks.push_back(judge_socket("attach_socket", daemon.attach_path, daemon.attach_file));
+  checks.push_back(judge_socket("attach_socket", daemon.attach_path, daemon.attach_file,
+                                "daemon.socket_group with daemon.socket_mode = \"0660\""));
   if (daemon.open_files) {
     checks.push_back(judge_open_files("daemon_open_files", "epd", *daemon.open_files, kFewDaemonFiles,
                                       "each session and rank takes some: LimitNOFILE=65536 in the unit"));

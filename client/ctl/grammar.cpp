@@ -91,6 +91,14 @@ void add_evict(CLI::App& app, Arguments& arguments) {
   }
 }
 
+void add_restart(CLI::App& app, Arguments& arguments) {
+  CLI::App* restart = add_group_of_commands(app, "restart", help::kRestart);
+  restart->require_subcommand(1);
+  CLI::App* device =
+      add_command(*restart, arguments, "device", Command::kRestartDevice, help::kRestartDevice);
+  device->add_option("NAME", arguments.target, "As epctl devices prints it")->type_name("DEVICE")->required();
+}
+
 }  // namespace
 
 void build_grammar(CLI::App& app, Arguments& arguments) {
@@ -101,6 +109,7 @@ void build_grammar(CLI::App& app, Arguments& arguments) {
   add_views(app, arguments);
   add_set(app, arguments);
   add_evict(app, arguments);
+  add_restart(app, arguments);
   CLI::App* drain = add_command(app, arguments, "drain", Command::kDrain, help::kDrain);
   drain
       ->add_option("--timeout-ms", arguments.drain_ms,

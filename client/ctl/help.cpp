@@ -47,7 +47,8 @@ EXAMPLES
 
 const Page kDevices = {"Devices, their engines and counters", R"HELP(
 One line per device. Counters are those of the present engine; a restart begins them anew.
-  STATE       starting, ready, restarting (died; another one comes after a pause), failed (given up)
+  STATE       starting, ready, restarting (died; another one comes after a pause), failed (given up: see
+              epctl restart), stopped (its engine stands still: by a signal, a debugger, or it hangs)
   ENGINE      process id of the engine
   SMS         SMs (host devices: threads) that operations may use
   HEARTBEAT   when the engine's loop last turned; "sleeping" when it has nothing to do
@@ -67,7 +68,8 @@ EXAMPLES
 
 const Page kSessions = {"Attached client processes", R"HELP(
 One line per session: a client process attached to one device. PID, UID and GID are what the kernel
-says about the client; LIBRARY is what the client says about itself.
+says about the client; LIBRARY is what the client says about itself. A client in another PID namespace
+(a container) has no number here: PID is then what it says itself, as NUMBER@HOST?.
 
 EXAMPLES
   epctl sessions
@@ -171,8 +173,8 @@ EXAMPLES
 const Page kEvents = {"What has happened: joins, losses, breaks, restarts, refusals", R"HELP(
 Attaches and ends of sessions, joins and losses of ranks, breaks of groups with their causes, starts and
 deaths of engines, reloads, settings, evictions, refusals (limited in rate; a "count" says how many are
-left out). The daemon remembers the last 4096; who comes too late for some is told how many. Each line is
-also in the daemon's log.
+left out). What an operator did has by_uid and by_pid. The daemon remembers 4096; then the oldest of the user
+with the most goes. Where some are forgotten, a line tells how many. Each line is also in the daemon's log.
 
 EXAMPLES
   epctl events --follow
@@ -218,7 +220,7 @@ EXAMPLE
 )HELP"};
 
 const Page kEvict = {"End a session, or take a rank out of its group", R"HELP(
-Whoever may open the control socket may evict: its mode and group are the only authorisation.
+For users who may change the daemon: see access.operate in its configuration.
 
 EXAMPLES
   epctl evict session 12 --reason "holds up the others"
@@ -240,6 +242,23 @@ other groups go on.
 
 EXAMPLE
   epctl evict group layer-experts rank 3 --reason "node is to be serviced"
+)HELP"};
+
+const Page kRestart = {"Start a device's engine anew", R"HELP(
+For a device that has failed, which nothing else starts again, or an engine that hangs. For users who may change
+the daemon: see access.operate in its configuration.
+
+EXAMPLES
+  epctl restart device host:0
+)HELP"};
+
+const Page kRestartDevice = {"Start a device's engine anew", R"HELP(
+A device that has failed takes sessions again as soon as its engine is ready. An engine that runs is killed
+first: operations in flight get ENGINE_RESTARTED, its groups break and go on, no session ends. Its deaths so far
+no longer count towards engine.max_restarts_per_minute. Returns before the engine is ready.
+
+EXAMPLE
+  epctl restart device host:0
 )HELP"};
 
 const Page kCompletion = {"Print the completion script of a shell", R"HELP(

@@ -29,6 +29,8 @@ extern const Page kSetGroup;
 extern const Page kEvict;
 extern const Page kEvictSession;
 extern const Page kEvictGroup;
+extern const Page kRestart;
+extern const Page kRestartDevice;
 extern const Page kCompletion;
 
 }  // namespace epd::ctl::help

@@ -19,7 +19,15 @@ std::string plural(std::uint64_t count, const std::string& noun) {
 
 // A sleeping engine has nothing to beat for.
 std::string heartbeat(const v1::Device& device) {
-  return device.sleeping() ? "sleeping" : format_ms(device.heartbeat_age_ms()) + " ago";
+  return device.sleeping() && device.state() != v1::DEVICE_STATE_STOPPED
+             ? "sleeping"
+             : format_ms(device.heartbeat_age_ms()) + " ago";
+}
+
+// A number of another PID namespace is marked as what it is: a claim.
+std::string process(const v1::Session& session) {
+  if (session.pid() != 0 || session.claimed_pid() == 0) return std::to_string(session.pid());
+  return std::to_string(session.claimed_pid()) + "@" + session.claimed_host() + "?";
 }
 
 std::string pid(std::int32_t value) {
@@ -122,9 +130,9 @@ std::string render(const v1::ListSessionsResponse& sessions) {
                {"AGE", kRight},
                {"LIBRARY"}});
   for (const v1::Session& session : sessions.sessions()) {
-    table.add({number(session.session_id()), session.device(), std::to_string(session.pid()),
-               number(session.uid()), number(session.gid()), number(session.groups()),
-               format_bytes(session.arena_bytes()), format_ms(session.age_ms()), session.library()});
+    table.add({number(session.session_id()), session.device(), process(session), number(session.uid()),
+               number(session.gid()), number(session.groups()), format_bytes(session.arena_bytes()),
+               format_ms(session.age_ms()), session.library()});
   }
   return table.empty() ? "no sessions\n" : table.text();
 }

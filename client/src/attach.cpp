@@ -1,8 +1,10 @@
 #include "attach.h"
 
 #include <sys/random.h>
+#include <unistd.h>
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
 
 namespace epd::client {
 namespace {
@@ -25,6 +27,9 @@ Status make_hello(const std::string& device, abi::Hello& hello) {
   hello.layout_hash = abi::layout_hash();
   abi::set_text(hello.library, kLibrary, sizeof(kLibrary) - 1);
   abi::set_text(hello.device, device.data(), device.size());
+  hello.pid = ::getpid();
+  char host[256] = {};
+  if (::gethostname(host, sizeof(host) - 1) == 0) abi::set_text(hello.host, host, std::strlen(host));
   const ssize_t n = ::getrandom(&hello.nonce, sizeof(hello.nonce), 0);
   return n == sizeof(hello.nonce) ? Status() : errno_status("getrandom", errno);
 }

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <iterator>
 
 namespace epd {
 namespace {
@@ -27,10 +26,23 @@ void EventLog::add(Event event) {
   {
     const std::lock_guard lock(mutex_);
     event.sequence = ++newest_;
-    events_.push_back(std::move(event));
-    if (events_.size() > capacity_) events_.pop_front();
+    by_owner_[event.owner].push_back(event.sequence);
+    events_.emplace_hint(events_.end(), event.sequence, std::move(event));
+    if (events_.size() > capacity_) forget_one();
   }
   added_.notify_all();
+}
+
+// Of the owners with the most, the one whose oldest is older.
+void EventLog::forget_one() {
+  const auto most = std::max_element(by_owner_.begin(), by_owner_.end(), [](const auto& a, const auto& b) {
+    const auto& x = a.second;
+    const auto& y = b.second;
+    return x.size() != y.size() ? x.size() < y.size() : x.front() > y.front();
+  });
+  events_.erase(most->second.front());
+  most->second.pop_front();
+  if (most->second.empty()) by_owner_.erase(most);
 }
 
 EventBatch EventLog::read(std::uint64_t after, std::size_t limit, std::uint32_t wait_ms) {
@@ -38,18 +50,14 @@ EventBatch EventLog::read(std::uint64_t after, std::size_t limit, std::uint32_t 
   added_.wait_for(lock, std::chrono::milliseconds(wait_ms), [&] { return newest_ > after; });
   EventBatch batch;
   batch.newest = newest_;
-  if (newest_ <= after || events_.empty()) return batch;
-  const std::uint64_t oldest = events_.front().sequence;
-  const std::uint64_t first = std::max(oldest, after + 1);
-  batch.lost = first - (after + 1);
-  const std::size_t available = newest_ - first + 1;
-  const auto begin = events_.begin() + static_cast<std::ptrdiff_t>(first - oldest);
-  batch.events.assign(begin, begin + static_cast<std::ptrdiff_t>(std::min(limit, available)));
+  for (auto at = events_.upper_bound(after); at != events_.end() && batch.events.size() < limit; ++at)
+    batch.events.push_back(at->second);
+  if (!batch.events.empty()) batch.lost = batch.events.back().sequence - after - batch.events.size();
   return batch;
 }
 
 void record_event(EventKind kind, LogLevel level, std::string_view event,
-                  std::initializer_list<LogField> fields) {
+                  std::initializer_list<LogField> fields, EventOwner owner) {
   log_event(level, event, fields);
   EventLog* log = g_event_log.load();
   if (log == nullptr) return;
@@ -60,9 +68,19 @@ void record_event(EventKind kind, LogLevel level, std::string_view event,
                        .count();
   record.kind = kind;
   record.level = level;
+  record.owner = owner;
   record.text = event;
   for (const LogField& field : fields) record.fields.emplace_back(field.key(), field.value());
   log->add(std::move(record));
+}
+
+void record_of_user(EventOwner owner, EventKind kind, LogLevel level, std::string_view event,
+                    std::initializer_list<LogField> fields) {
+  // A program of many ranks attaches and joins all of them in a burst.
+  constexpr std::uint32_t kBurst = 1000;
+  constexpr std::uint32_t kEachSecond = 20;
+  static LogLimiter limiter(kBurst, kEachSecond);
+  limiter.record(kind, level, event, fields, owner);
 }
 
 }  // namespace epd

@@ -11,12 +11,16 @@
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <mutex>
+#include <set>
 #include <thread>
+#include <utility>
+#include <vector>
 
 namespace epd {
 namespace {
@@ -28,6 +32,14 @@ constexpr const char* kSuppressed = "lines like this one were suppressed";
 constexpr std::size_t kQueuedLines = 2048;
 constexpr int kPatienceMs = 1000;  // with a reader, when the process ends
 constexpr std::uint64_t kTellLostNs = 1'000'000'000;
+constexpr std::size_t kMostOwners = 1024;  // of one limiter
+constexpr EventOwner kOtherOwners = -2;
+
+// Guarded by g_limiter_mutex. Never destroyed: limiters are static objects of other files.
+std::set<LogLimiter*>& all_limiters() {
+  static auto* limiters = new std::set<LogLimiter*>();
+  return *limiters;
+}
 
 // Bytes of the well-formed UTF-8 sequence that `text` begins with; 0 if it does not.
 std::size_t utf8_length(std::string_view text) {
@@ -221,35 +233,98 @@ void log_event(LogLevel level, std::string_view event, std::initializer_list<Log
   tell_lost();
 }
 
-bool LogLimiter::admit(std::uint64_t& suppressed) {
+LogLimiter::LogLimiter(std::uint32_t burst, std::uint32_t each_second)
+    : burst_(burst), each_second_(each_second) {
   const std::lock_guard lock(g_limiter_mutex);
-  const std::uint64_t now = MonotonicClock().now_ns();
-  if (now - window_ns_ >= 1'000'000'000u) {
-    used_ = used_ > burst_ ? burst_ - 1 : (used_ > 0 ? used_ - 1 : 0);
-    window_ns_ = now;
+  all_limiters().insert(this);
+}
+
+LogLimiter::~LogLimiter() {
+  const std::lock_guard lock(g_limiter_mutex);
+  all_limiters().erase(this);
+}
+
+void LogLimiter::fill(Budget& budget, std::uint64_t now_ns) const {
+  const double seconds = static_cast<double>(now_ns - budget.filled_ns) / 1e9;
+  budget.left = std::min<double>(burst_, budget.left + seconds * each_second_);
+  budget.filled_ns = now_ns;
+}
+
+// Beyond so many, users share one budget.
+LogLimiter::Budget& LogLimiter::budget_of(EventOwner owner, std::uint64_t now_ns) {
+  if (budgets_.size() >= kMostOwners && !budgets_.contains(owner)) {
+    for (auto& [_, budget] : budgets_) fill(budget, now_ns);
+    std::erase_if(budgets_, [&](const auto& entry) {
+      return entry.second.left >= burst_ && entry.second.suppressed.count == 0;
+    });
+    if (budgets_.size() >= kMostOwners) owner = kOtherOwners;
   }
-  if (used_ >= burst_) {
-    ++suppressed_;
+  const auto [at, added] = budgets_.try_emplace(owner);
+  if (added) at->second = {static_cast<double>(burst_), now_ns, {}};
+  fill(at->second, now_ns);
+  return at->second;
+}
+
+bool LogLimiter::admit(const Suppressed& line, Suppressed& before) {
+  const std::lock_guard lock(g_limiter_mutex);
+  Budget& budget = budget_of(line.owner, MonotonicClock().now_ns());
+  if (budget.left < 1) {
+    const std::uint64_t count = budget.suppressed.count + 1;
+    budget.suppressed = line;
+    budget.suppressed.count = count;
     return false;
   }
-  ++used_;
-  suppressed = std::exchange(suppressed_, 0);
+  budget.left -= 1;
+  before = std::exchange(budget.suppressed, {});
   return true;
 }
 
+void LogLimiter::Suppressed::tell() const {
+  if (count == 0) return;
+  const LogField name("event_name", event);
+  const LogField number("count", count);
+  if (owner < 0) {
+    if (recorded) {
+      record_event(kind, level, kSuppressed, {name, number});
+    } else {
+      log_event(level, kSuppressed, {name, number});
+    }
+  } else {
+    record_event(kind, level, kSuppressed, {name, number, {"uid", owner}}, owner);
+  }
+}
+
+void LogLimiter::tell_suppressed() {
+  std::vector<Suppressed> all;
+  {
+    const std::lock_guard lock(g_limiter_mutex);
+    const std::uint64_t now = MonotonicClock().now_ns();
+    for (LogLimiter* limiter : all_limiters()) {
+      for (auto& [owner, budget] : limiter->budgets_) {
+        if (budget.suppressed.count == 0) continue;
+        limiter->fill(budget, now);
+        if (budget.left < 1) continue;
+        budget.left -= 1;
+        all.push_back(std::exchange(budget.suppressed, {}));
+      }
+    }
+  }
+  for (const Suppressed& suppressed : all) suppressed.tell();
+}
+
 void LogLimiter::log(LogLevel level, std::string_view event, std::initializer_list<LogField> fields) {
-  std::uint64_t suppressed = 0;
-  if (!log_enabled(level) || !admit(suppressed)) return;
+  Suppressed before;
+  if (!log_enabled(level) || !admit({kDaemonOwner, 0, std::string(event), level, {}, false}, before)) return;
   log_event(level, event, fields);
-  if (suppressed != 0) log_event(level, kSuppressed, {{"event_name", event}, {"count", suppressed}});
+  before.tell();
 }
 
 void LogLimiter::record(EventKind kind, LogLevel level, std::string_view event,
-                        std::initializer_list<LogField> fields) {
-  std::uint64_t suppressed = 0;
-  if (!admit(suppressed)) return;
-  record_event(kind, level, event, fields);
-  if (suppressed != 0) record_event(kind, level, kSuppressed, {{"event_name", event}, {"count", suppressed}});
+                        std::initializer_list<LogField> fields, EventOwner owner) {
+  Suppressed before;
+  if (!admit({owner, 0, std::string(event), level, kind, true}, before)) return;
+  record_event(kind, level, event, fields, owner);
+  before.tell();
 }
 
 }  // namespace epd

@@ -1,5 +1,6 @@
 #include "control/control_server.h"
 
+#include "acceptor.h"
 #include "base/log.h"
 #include "control_service.h"
 #include "health_service.h"
@@ -9,6 +10,7 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/resource_quota.h>
+#include <grpcpp/server_posix.h>
 #include <atomic>
 #include <chrono>
 #include <utility>
@@ -33,11 +35,9 @@ void forward_log(gpr_log_func_args* line) {
   limiter.log(level, "grpc", {{"text", line->message}, {"file", line->file}, {"line", line->line}});
 }
 
-std::unique_ptr<grpc::Server> build(const std::string& socket_path, grpc::Service& control,
-                                    grpc::Service& health, int& port) {
+std::unique_ptr<grpc::Server> build(grpc::Service& control, grpc::Service& health) {
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
-  builder.AddListeningPort("unix:" + socket_path, grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(&control);
   builder.RegisterService(&health);
   using Option = grpc::ServerBuilder::SyncServerOption;
@@ -58,13 +58,14 @@ std::unique_ptr<grpc::Server> build(const std::string& socket_path, grpc::Servic
 
 struct ControlServer::Impl {
   explicit Impl(ControlFacade& facade)
-      : model(facade), health(model), control(make_control_service(facade, stopping)) {}
+      : model(facade), health(model, facade), control(make_control_service(facade, stopping)) {}
 
   std::atomic<bool> stopping{false};
   HealthModel model;
   HealthService health;
   std::unique_ptr<grpc::Service> control;
   std::unique_ptr<grpc::Server> server;  // after what it calls
+  std::unique_ptr<Acceptor> acceptor;    // after what it feeds
 };
 
 ControlServer::ControlServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -76,26 +77,22 @@ ControlServer::~ControlServer() {
 Result<std::unique_ptr<ControlServer>> ControlServer::start(ControlFacade& facade,
                                                             const ControlOptions& options) {
   if (Status status = check_socket_options(options); !status.ok()) return status;
-  auto group = find_group(options.group);
-  if (!group.ok()) return group.status();
   if (Status status = clear_socket_path(options.socket_path); !status.ok()) return status;
 
   gpr_set_log_function(forward_log);
   auto impl = std::make_unique<Impl>(facade);
-  int port = 0;
-  {
-    const PrivateUmask umask;
-    impl->server = build(options.socket_path, *impl->control, impl->health, port);
-  }
-  if (impl->server == nullptr || port == 0) {
-    return Status{StatusCode::kPermissionDenied,
-                  "can't listen on the control socket " + options.socket_path +
-                      ": gRPC could not bind it (see its line in the log); allowed: a path in a directory " +
-                      "that the daemon may write"};
-  }
-  std::unique_ptr<ControlServer> server(new ControlServer(std::move(impl)));
-  if (Status status = restrict_socket(options, *group); !status.ok()) return status;
-  return server;
+  impl->server = build(*impl->control, impl->health);
+  if (impl->server == nullptr)
+    return internal_error("gRPC could not start its server; see its line in the log");
+  Result<UniqueFd> listener = listen_on(options);
+  if (!listener.ok()) return listener.status();
+  grpc::Server* server = impl->server.get();
+  Result<std::unique_ptr<Acceptor>> acceptor =
+      Acceptor::start(std::move(*listener), options.socket_path,
+                      [server](int fd) { grpc::AddInsecureChannelFromFd(server, fd); });
+  if (!acceptor.ok()) return acceptor.status();
+  impl->acceptor = std::move(*acceptor);
+  return std::unique_ptr<ControlServer>(new ControlServer(std::move(impl)));
 }
 
 void ControlServer::set_serving(bool serving) {
@@ -104,6 +101,7 @@ void ControlServer::set_serving(bool serving) {
 
 void ControlServer::shutdown() {
   if (impl_->server == nullptr) return;
+  impl_->acceptor->stop();
   impl_->stopping.store(true);
   impl_->health.stop();
   impl_->server->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);

@@ -1,10 +1,12 @@
 #include "control_service.h"
 
+#include "caller.h"
 #include "translate.h"
 
 #include <grpcpp/grpcpp.h>
 #include <algorithm>
 #include <charconv>
+#include <exception>
 #include <string_view>
 #include <utility>
 #include "epd/v1/control.grpc.pb.h"
@@ -55,117 +57,170 @@ class ControlService final : public v1::Control::Service {
   ControlService(ControlFacade& facade, const std::atomic<bool>& stopping)
       : facade_(facade), stopping_(stopping) {}
 
-  grpc::Status GetStatus(grpc::ServerContext* /*context*/, const v1::GetStatusRequest* /*request*/,
+  grpc::Status GetStatus(grpc::ServerContext* context, const v1::GetStatusRequest* /*request*/,
                          v1::GetStatusResponse* response) override {
-    auto daemon = facade_.daemon();
-    if (!daemon.ok()) return to_grpc(daemon.status());
-    translate(*daemon, *response->mutable_daemon());
-    return answer(facade_.devices(), response->mutable_devices());
+    return serve(*context, Right::kRead, "see the status", [&](const Operator& /*by*/) -> grpc::Status {
+      auto daemon = facade_.daemon();
+      if (!daemon.ok()) return to_grpc(daemon.status());
+      translate(*daemon, *response->mutable_daemon());
+      return answer(facade_.devices(), response->mutable_devices());
+    });
   }
 
-  grpc::Status ListDevices(grpc::ServerContext* /*context*/, const v1::ListDevicesRequest* /*request*/,
+  grpc::Status ListDevices(grpc::ServerContext* context, const v1::ListDevicesRequest* /*request*/,
                            v1::ListDevicesResponse* response) override {
-    return answer(facade_.devices(), response->mutable_devices());
+    return serve(*context, Right::kRead, "list devices", [&](const Operator& /*by*/) -> grpc::Status {
+      return answer(facade_.devices(), response->mutable_devices());
+    });
   }
 
-  grpc::Status ListSessions(grpc::ServerContext* /*context*/, const v1::ListSessionsRequest* /*request*/,
+  grpc::Status ListSessions(grpc::ServerContext* context, const v1::ListSessionsRequest* /*request*/,
                             v1::ListSessionsResponse* response) override {
-    return answer(facade_.sessions(), response->mutable_sessions());
+    return serve(*context, Right::kRead, "list sessions", [&](const Operator& /*by*/) -> grpc::Status {
+      return answer(facade_.sessions(), response->mutable_sessions());
+    });
   }
 
-  grpc::Status ListGroups(grpc::ServerContext* /*context*/, const v1::ListGroupsRequest* /*request*/,
+  grpc::Status ListGroups(grpc::ServerContext* context, const v1::ListGroupsRequest* /*request*/,
                           v1::ListGroupsResponse* response) override {
-    return answer(facade_.groups(), response->mutable_groups());
+    return serve(*context, Right::kRead, "list groups", [&](const Operator& /*by*/) -> grpc::Status {
+      return answer(facade_.groups(), response->mutable_groups());
+    });
   }
 
-  grpc::Status ListOperations(grpc::ServerContext* /*context*/, const v1::ListOperationsRequest* /*request*/,
+  grpc::Status ListOperations(grpc::ServerContext* context, const v1::ListOperationsRequest* /*request*/,
                               v1::ListOperationsResponse* response) override {
-    return answer(facade_.operations(), response->mutable_operations());
+    return serve(*context, Right::kRead, "list operations", [&](const Operator& /*by*/) -> grpc::Status {
+      return answer(facade_.operations(), response->mutable_operations());
+    });
   }
 
-  grpc::Status GetOperation(grpc::ServerContext* /*context*/, const v1::GetOperationRequest* request,
+  grpc::Status GetOperation(grpc::ServerContext* context, const v1::GetOperationRequest* request,
                             v1::GetOperationResponse* response) override {
-    const std::string_view id = request->id();
-    const std::size_t colon = id.find(':');
-    const auto session = number(id.substr(0, colon));
-    const auto ticket = colon == std::string_view::npos ? std::nullopt : number(id.substr(colon + 1));
-    if (!session || !ticket) {
-      return to_grpc(invalid_argument("operation \"" + clean_text(id) +
-                                      "\" has no such form; allowed: SESSION:TICKET, as epctl ops prints"));
-    }
-    auto detail = facade_.operation(*session, *ticket);
-    if (!detail.ok()) return to_grpc(detail.status());
-    translate(*detail, *response);
-    return grpc::Status::OK;
+    return serve(*context, Right::kRead, "look at an operation", [&](const Operator& /*by*/) -> grpc::Status {
+      const std::string_view id = request->id();
+      const std::size_t colon = id.find(':');
+      const auto session = number(id.substr(0, colon));
+      const auto ticket = colon == std::string_view::npos ? std::nullopt : number(id.substr(colon + 1));
+      if (!session || !ticket) {
+        return to_grpc(invalid_argument("operation \"" + clean_text(id) +
+                                        "\" has no such form; allowed: SESSION:TICKET, as epctl ops prints"));
+      }
+      auto detail = facade_.operation(*session, *ticket);
+      if (!detail.ok()) return to_grpc(detail.status());
+      translate(*detail, *response);
+      return grpc::Status::OK;
+    });
   }
 
-  grpc::Status GetStatistics(grpc::ServerContext* /*context*/, const v1::GetStatisticsRequest* /*request*/,
+  grpc::Status GetStatistics(grpc::ServerContext* context, const v1::GetStatisticsRequest* /*request*/,
                              v1::GetStatisticsResponse* response) override {
-    auto statistics = facade_.statistics();
-    if (!statistics.ok()) return to_grpc(statistics.status());
-    translate(std::move(statistics).value(), *response);
-    return grpc::Status::OK;
+    return serve(*context, Right::kRead, "see statistics", [&](const Operator& /*by*/) -> grpc::Status {
+      auto statistics = facade_.statistics();
+      if (!statistics.ok()) return to_grpc(statistics.status());
+      translate(std::move(statistics).value(), *response);
+      return grpc::Status::OK;
+    });
   }
 
   grpc::Status WatchEvents(grpc::ServerContext* context, const v1::WatchEventsRequest* request,
                            grpc::ServerWriter<v1::WatchEventsResponse>* writer) override {
-    const WatchPlace place(watches_);
-    if (request->follow() && place.open_before() >= kMaxEventWatches) {
-      return to_grpc(resource_exhausted(std::to_string(place.open_before()) +
-                                        " watchers are there; allowed: " + std::to_string(kMaxEventWatches)));
-    }
-    return watch(*context, *request, *writer);
+    return serve(*context, Right::kRead, "watch events", [&](const Operator& /*by*/) -> grpc::Status {
+      const WatchPlace place(watches_);
+      if (request->follow() && place.open_before() >= kMaxEventWatches) {
+        return to_grpc(
+            resource_exhausted(std::to_string(place.open_before()) +
+                               " watchers are there; allowed: " + std::to_string(kMaxEventWatches)));
+      }
+      return watch(*context, *request, *writer);
+    });
   }
 
-  grpc::Status SetDevice(grpc::ServerContext* /*context*/, const v1::SetDeviceRequest* request,
+  grpc::Status SetDevice(grpc::ServerContext* context, const v1::SetDeviceRequest* request,
                          v1::SetDeviceResponse* /*response*/) override {
-    if (!request->has_sms()) return to_grpc(invalid_argument("nothing to set; allowed: sms"));
-    return to_grpc(facade_.set_device(request->device(), request->sms()));
+    return serve(*context, Right::kChange, "set a device", [&](const Operator& by) -> grpc::Status {
+      if (!request->has_sms()) return to_grpc(invalid_argument("nothing to set; allowed: sms"));
+      return to_grpc(facade_.set_device(by, request->device(), request->sms()));
+    });
   }
 
-  grpc::Status SetGroup(grpc::ServerContext* /*context*/, const v1::SetGroupRequest* request,
+  grpc::Status SetGroup(grpc::ServerContext* context, const v1::SetGroupRequest* request,
                         v1::SetGroupResponse* /*response*/) override {
-    GroupSettingsChange change;
-    if (request->has_sms()) change.sms = request->sms();
-    if (request->has_priority()) change.priority = request->priority();
-    return to_grpc(facade_.set_group(request->group(), change));
+    return serve(*context, Right::kChange, "set a group", [&](const Operator& by) -> grpc::Status {
+      GroupSettingsChange change;
+      if (request->has_sms()) change.sms = request->sms();
+      if (request->has_priority()) change.priority = request->priority();
+      return to_grpc(facade_.set_group(by, request->group(), change));
+    });
   }
 
-  grpc::Status EvictSession(grpc::ServerContext* /*context*/, const v1::EvictSessionRequest* request,
+  grpc::Status EvictSession(grpc::ServerContext* context, const v1::EvictSessionRequest* request,
                             v1::EvictSessionResponse* /*response*/) override {
-    return to_grpc(facade_.evict_session(request->session_id(), request->reason()));
+    return serve(*context, Right::kChange, "evict a session", [&](const Operator& by) -> grpc::Status {
+      return to_grpc(facade_.evict_session(by, request->session_id(), request->reason()));
+    });
   }
 
-  grpc::Status EvictRank(grpc::ServerContext* /*context*/, const v1::EvictRankRequest* request,
+  grpc::Status EvictRank(grpc::ServerContext* context, const v1::EvictRankRequest* request,
                          v1::EvictRankResponse* /*response*/) override {
-    return to_grpc(facade_.evict_rank(request->group(), request->rank(), request->reason()));
+    return serve(*context, Right::kChange, "evict a rank", [&](const Operator& by) -> grpc::Status {
+      return to_grpc(facade_.evict_rank(by, request->group(), request->rank(), request->reason()));
+    });
   }
 
-  grpc::Status GetConfig(grpc::ServerContext* /*context*/, const v1::GetConfigRequest* /*request*/,
+  grpc::Status RestartDevice(grpc::ServerContext* context, const v1::RestartDeviceRequest* request,
+                             v1::RestartDeviceResponse* /*response*/) override {
+    return serve(*context, Right::kChange, "restart a device", [&](const Operator& by) -> grpc::Status {
+      return to_grpc(facade_.restart_device(by, request->device()));
+    });
+  }
+
+  grpc::Status GetConfig(grpc::ServerContext* context, const v1::GetConfigRequest* /*request*/,
                          v1::GetConfigResponse* response) override {
-    return answer(facade_.config(), response->mutable_entries());
+    return serve(*context, Right::kRead, "see the configuration",
+                 [&](const Operator& /*by*/) -> grpc::Status {
+                   return answer(facade_.config(), response->mutable_entries());
+                 });
   }
 
-  grpc::Status Drain(grpc::ServerContext* /*context*/, const v1::DrainRequest* request,
+  grpc::Status Drain(grpc::ServerContext* context, const v1::DrainRequest* request,
                      v1::DrainResponse* response) override {
-    if (Status status = facade_.drain(request->timeout_ms()); !status.ok()) return to_grpc(status);
-    // The drain has begun, whatever the next call says: an idle daemon may be gone already.
-    if (auto daemon = facade_.daemon(); daemon.ok()) translate(*daemon, *response->mutable_daemon());
-    return grpc::Status::OK;
+    return serve(*context, Right::kChange, "drain", [&](const Operator& by) -> grpc::Status {
+      if (Status status = facade_.drain(by, request->timeout_ms()); !status.ok()) return to_grpc(status);
+      // The drain has begun, whatever the next call says: an idle daemon may be gone already.
+      if (auto daemon = facade_.daemon(); daemon.ok()) translate(*daemon, *response->mutable_daemon());
+      return grpc::Status::OK;
+    });
   }
 
-  grpc::Status GetVersion(grpc::ServerContext* /*context*/, const v1::GetVersionRequest* /*request*/,
+  grpc::Status GetVersion(grpc::ServerContext* context, const v1::GetVersionRequest* /*request*/,
                           v1::GetVersionResponse* response) override {
-    auto daemon = facade_.daemon();
-    if (!daemon.ok()) return to_grpc(daemon.status());
-    response->set_version(clean_text(daemon->version));
-    response->set_boot_id(clean_text(daemon->boot_id));
-    response->set_grpc_version(grpc::Version());
-    translate_abi(*response);
-    return grpc::Status::OK;
+    return serve(*context, Right::kRead, "see the version", [&](const Operator& /*by*/) -> grpc::Status {
+      auto daemon = facade_.daemon();
+      if (!daemon.ok()) return to_grpc(daemon.status());
+      response->set_version(clean_text(daemon->version));
+      response->set_boot_id(clean_text(daemon->boot_id));
+      response->set_grpc_version(grpc::Version());
+      translate_abi(*response);
+      return grpc::Status::OK;
+    });
   }
 
  private:
+  // Every call goes through here: who calls, whether it may, and what must not leave a handler.
+  template <typename Handler>
+  grpc::Status serve(const grpc::ServerContext& context, Right right, const char* what,
+                     const Handler& handler) {
+    try {
+      Result<Operator> by = caller_of(context);
+      if (!by.ok()) return to_grpc(by.status());
+      if (Status status = facade_.authorize(*by, right, what); !status.ok()) return to_grpc(status);
+      return handler(*by);
+    } catch (const std::exception& error) {
+      return to_grpc(internal_error(std::string("can't ") + what + ": " + error.what()));
+    }
+  }
+
   // Holds this thread and nothing else: the log is copied out in small pieces, and Write waits for the
   // reader.
   grpc::Status watch(const grpc::ServerContext& context, const v1::WatchEventsRequest& request,

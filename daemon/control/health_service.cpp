@@ -1,5 +1,8 @@
 #include "health_service.h"
 
+#include "caller.h"
+#include "translate.h"
+
 #include <chrono>
 #include <optional>
 
@@ -29,8 +32,17 @@ HealthCheckResponse::ServingStatus to_message(Health health) {
 
 }  // namespace
 
-grpc::Status HealthService::Check(grpc::ServerContext* /*context*/, const HealthCheckRequest* request,
+grpc::Status HealthService::authorize(const grpc::ServerContext& context) {
+  Result<Operator> by = caller_of(context);
+  const Status status = by.ok() ? facade_.authorize(*by, Right::kRead, "ask for health") : by.status();
+  if (status.ok()) return grpc::Status::OK;
+  return {static_cast<grpc::StatusCode>(grpc_code(status.code())), clean_text(status.message()),
+          error_details(status)};
+}
+
+grpc::Status HealthService::Check(grpc::ServerContext* context, const HealthCheckRequest* request,
                                   HealthCheckResponse* response) {
+  if (auto status = authorize(*context); !status.ok()) return status;
   if (auto status = check_name(request->service()); !status.ok()) return status;
   const Health health = model_.check(request->service());
   if (health == Health::kNoSuchService) {
@@ -44,6 +56,7 @@ grpc::Status HealthService::Check(grpc::ServerContext* /*context*/, const Health
 
 grpc::Status HealthService::Watch(grpc::ServerContext* context, const HealthCheckRequest* request,
                                   grpc::ServerWriter<HealthCheckResponse>* writer) {
+  if (auto status = authorize(*context); !status.ok()) return status;
   if (auto status = check_name(request->service()); !status.ok()) return status;
   {
     const std::lock_guard lock(mutex_);

@@ -1,4 +1,4 @@
-// grpc.health.v1.Health over the HealthModel.
+// grpc.health.v1.Health over the HealthModel, for those who may read.
 #pragma once
 
 #include "health.h"
@@ -16,7 +16,7 @@ inline constexpr std::size_t kMaxHealthName = 128;
 
 class HealthService final : public grpc::health::v1::Health::Service {
  public:
-  explicit HealthService(HealthModel& model) : model_(model) {}
+  HealthService(HealthModel& model, ControlFacade& facade) : model_(model), facade_(facade) {}
 
   grpc::Status Check(grpc::ServerContext* context, const grpc::health::v1::HealthCheckRequest* request,
                      grpc::health::v1::HealthCheckResponse* response) override;
@@ -32,7 +32,10 @@ class HealthService final : public grpc::health::v1::Health::Service {
   // True if stopped meanwhile.
   bool pause();
 
+  grpc::Status authorize(const grpc::ServerContext& context);
+
   HealthModel& model_;
+  ControlFacade& facade_;
   std::mutex mutex_;
   std::condition_variable stopped_;
   bool stopping_ = false;  // guarded by mutex_

@@ -1,19 +1,14 @@
 #include "socket.h"
 
-#include "base/fd.h"
-
-#include <grp.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <string_view>
-#include <vector>
 
 namespace epd {
 namespace {
@@ -21,7 +16,7 @@ namespace {
 constexpr std::size_t kMaxPath = sizeof(sockaddr_un::sun_path) - 1;
 constexpr std::string_view kPathCharacters =
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+=@~,";
-constexpr std::size_t kMaxGroupRecord = std::size_t{1} << 20;
+constexpr int kBacklog = 64;
 
 std::string octal(mode_t mode) {
   std::array<char, 16> text{};
@@ -64,28 +59,6 @@ Status check_socket_options(const ControlOptions& options) {
   return {};
 }
 
-Result<std::optional<gid_t>> find_group(const std::string& group) {
-  if (group.empty()) return std::optional<gid_t>();
-  gid_t number = 0;
-  const auto [end, error] = std::from_chars(group.data(), group.data() + group.size(), number);
-  if (error == std::errc() && end == group.data() + group.size()) return std::optional<gid_t>(number);
-
-  std::vector<char> buffer(4096);
-  ::group record{};
-  ::group* found = nullptr;
-  int rc = ERANGE;
-  while ((rc = ::getgrnam_r(group.c_str(), &record, buffer.data(), buffer.size(), &found)) == ERANGE &&
-         buffer.size() < kMaxGroupRecord) {
-    buffer.resize(buffer.size() * 2);
-  }
-  if (found == nullptr) {
-    return not_found("control socket group '" + group + "' does not exist" +
-                     (rc == 0 ? std::string() : std::string(" (") + std::strerror(rc) + ")") +
-                     "; allowed: a name or number in the group database");
-  }
-  return std::optional<gid_t>(record.gr_gid);
-}
-
 Status clear_socket_path(const std::string& path) {
   struct stat info {};
   if (::lstat(path.c_str(), &info) != 0) {
@@ -113,21 +86,24 @@ Status clear_socket_path(const std::string& path) {
   return {};
 }
 
-Status restrict_socket(const ControlOptions& options, std::optional<gid_t> group) {
+Result<UniqueFd> listen_on(const ControlOptions& options) {
   const std::string& path = options.socket_path;
-  if (group && ::chown(path.c_str(), static_cast<uid_t>(-1), *group) != 0) {
-    return denied("can't give the control socket " + path + " to group '" + options.group +
-                  "' (run as root or as a member of the group)");
+  UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket.valid()) return errno_status("socket");
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.data(), path.size());
+  ::fchmod(socket.get(), 0600);  // the file gets this mode
+  if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0)
+    return denied("can't bind the control socket " + path);
+  if (options.group && ::chown(path.c_str(), static_cast<uid_t>(-1), *options.group) != 0) {
+    return denied("can't give the control socket " + path + " to group " + std::to_string(*options.group) +
+                  " (run as root or as a member of the group)");
   }
-  if (::chmod(path.c_str(), options.mode) != 0) {
+  if (::chmod(path.c_str(), options.mode) != 0)
     return denied("can't set mode " + octal(options.mode) + " on the control socket " + path);
-  }
-  return {};
-}
-
-PrivateUmask::PrivateUmask() : previous_(::umask(0177)) {}
-PrivateUmask::~PrivateUmask() {
-  ::umask(previous_);
+  if (::listen(socket.get(), kBacklog) != 0) return denied("can't listen on the control socket " + path);
+  return socket;
 }
 
 }  // namespace epd

@@ -50,6 +50,7 @@ v1::DeviceState translate(DeviceState state) {
     case DeviceState::kReady: return v1::DEVICE_STATE_READY;
     case DeviceState::kRestarting: return v1::DEVICE_STATE_RESTARTING;
     case DeviceState::kFailed: return v1::DEVICE_STATE_FAILED;
+    case DeviceState::kStopped: return v1::DEVICE_STATE_STOPPED;
   }
   return v1::DEVICE_STATE_UNSPECIFIED;
 }
@@ -144,6 +145,8 @@ void translate(const SessionView& view, v1::Session& message) {
   message.set_age_ms(view.age_ms);
   message.set_groups(view.groups);
   message.set_arena_bytes(view.arena_bytes);
+  message.set_claimed_pid(view.claimed.pid);
+  message.set_claimed_host(clean_text(view.claimed.host));
 }
 
 void translate(const GroupView& view, v1::Group& message) {

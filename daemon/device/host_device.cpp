@@ -1,9 +1,11 @@
 #include "host_device.h"
 
+#include "base/log.h"
 #include "base/memory.h"
 
 #include <sys/mman.h>
 #include <algorithm>
+#include <exception>
 
 namespace epd {
 namespace {
@@ -69,7 +71,12 @@ void HostDevice::set_num_sms(std::uint32_t sms) {
   }
   while (helpers_.size() + 1 < num_sms_) {
     const auto index = static_cast<std::uint32_t>(helpers_.size());
-    helpers_.emplace_back([this, index] { helper_main(index); });
+    try {
+      helpers_.emplace_back([this, index] { helper_main(index); });
+    } catch (const std::exception& error) {  // with fewer threads operations are slower, and as right
+      log_event(LogLevel::kError, "no further SM", {{"sms", index + 1}, {"reason", error.what()}});
+      break;
+    }
   }
   wake_.notify_all();
 }

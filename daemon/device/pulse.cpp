@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <utility>
 
 namespace epd {
@@ -37,7 +38,11 @@ Result<std::unique_ptr<Pulse>> Pulse::make(const CudaDriver& driver, CUcontext c
   if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuMemHostAlloc", result));
   pulse->round_ = static_cast<std::uint32_t*>(word);
   *pulse->round_ = 0;
-  pulse->thread_ = std::thread([raw = pulse.get()] { raw->run(); });
+  try {
+    pulse->thread_ = std::thread([raw = pulse.get()] { raw->run(); });
+  } catch (const std::exception& error) {
+    return internal_error(std::string("no thread for the pulse: ") + error.what());
+  }
   return pulse;
 }
 

@@ -162,7 +162,7 @@ std::string Commands::illegal(const JournalEntry& entry) const {
   return field("program", entry.program, "one that was recorded");
 }
 
-Failure Commands::failure(const JournalEntry& entry) const {
+Failure Commands::failure(const JournalEntry& entry, std::uint64_t now_ns) const {
   const Submission& s = submission(entry);
   const Subject subject{member_, s, entry.index};
   if (entry.result.error == OpError::kOldRouting)
@@ -174,7 +174,7 @@ Failure Commands::failure(const JournalEntry& entry) const {
                 ", which holds none; allowed: a record that a dispatch of this rank has written"};
   }
   return device_failure(subject, launcher_, entry.result,
-                        ended_after(subject, recorded_[entry.program]->timeout_ms));
+                        ended_after(subject, recorded_[entry.program]->timeout_ms), now_ns);
 }
 
 std::uint64_t Commands::bytes_moved(const JournalEntry& entry) const {

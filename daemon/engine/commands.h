@@ -51,7 +51,7 @@ class Commands {
   const abi::Submission& submission(const JournalEntry& entry) const {
     return recorded_[entry.program]->submission;
   }
-  Failure failure(const JournalEntry& entry) const;
+  Failure failure(const JournalEntry& entry, std::uint64_t now_ns) const;
   // Of rows that it delivered to this rank; those which it sent the device does not count.
   std::uint64_t bytes_moved(const JournalEntry& entry) const;
 

@@ -85,8 +85,14 @@ Failure changed_group_failure(const Subject& subject, const std::string& routing
               "; allowed: a new routing, or one made since"};
 }
 
+std::string awaited_text(std::uint32_t rank, std::uint64_t still_ms, const std::string& else_text) {
+  if (still_ms == 0) return "rank " + std::to_string(rank) + " " + else_text;
+  return "the engine of rank " + std::to_string(rank) + " has stood still for " + std::to_string(still_ms) +
+         " ms: it is stopped, or held up";
+}
+
 Failure device_failure(const Subject& subject, Launcher& launcher, const OpResult& result,
-                       const std::string& ended_after) {
+                       const std::string& ended_after, std::uint64_t now_ns) {
   switch (result.error) {
     case OpError::kBadChoice:
       return choice_failure(subject, result.token, result.k, refused_value(subject, launcher, result));
@@ -97,10 +103,12 @@ Failure device_failure(const Subject& subject, Launcher& launcher, const OpResul
       return {StatusCode::kInvalidArgument, result.culprit, disagreement(subject, launcher)};
     default: break;
   }
-  return {StatusCode::kDeadlineExceeded, result.culprit,
-          ended_after + (result.culprit < 0
-                             ? ": its inputs were not ready"
-                             : ": rank " + std::to_string(result.culprit) + " has not got as far")};
+  std::string why = "its inputs were not ready";
+  if (result.culprit >= 0) {
+    const auto rank = static_cast<std::uint32_t>(result.culprit);
+    why = awaited_text(rank, subject.member.group.stands_still_ms(rank, now_ns, 0), "has not got as far");
+  }
+  return {StatusCode::kDeadlineExceeded, result.culprit, ended_after + ": " + why};
 }
 
 std::byte* own_block(const Member& member, std::uint64_t index) {

@@ -8,6 +8,14 @@
 
 namespace epd {
 
+namespace {
+
+// A sleeping engine turns each second, and as soon as it is rung.
+constexpr std::uint64_t kSilentNs = 2'000'000'000;
+constexpr std::uint64_t kDeafNs = 200'000'000;
+
+}  // namespace
+
 void GroupRankMemory::place_regions(const abi::GroupShape& shape, const abi::Bindings& bindings) {
   layout_ = abi::UserArenaLayout(shape, abi::bound_regions(bindings));
   for (std::size_t i = 0; i < abi::kNumRegions; ++i) {
@@ -129,6 +137,16 @@ void Group::ring_peers() const {
       ring_eventfd(peer->bell.get());
     }
   }
+}
+
+std::uint64_t Group::stands_still_ms(std::uint32_t rank, std::uint64_t now_ns, std::uint64_t rung_ns) const {
+  for (const auto& peer : peers) {
+    if (peer->device_index != ranks[rank].device_index) continue;
+    const std::uint64_t beat = peer->page.as<abi::EnginePage>()->heartbeat_ns.load(std::memory_order_relaxed);
+    const std::uint64_t patience_ns = beat < rung_ns ? kDeafNs : kSilentNs;
+    return beat != 0 && now_ns > beat + patience_ns ? (now_ns - beat) / 1'000'000 : 0;
+  }
+  return 0;
 }
 
 std::string Group::check_complete() const {

@@ -162,6 +162,10 @@ struct Group {
   }
   // Wakes the sleeping engines among `peers`. After a release store that they wait for.
   void ring_peers() const;
+  // How long the loop of the rank's engine has not turned, if so long that the engine must be stopped or held
+  // up; else 0. Judged by its page, from here. `rung_ns`: since then it has been rung, so it should have
+  // turned.
+  std::uint64_t stands_still_ms(std::uint32_t rank, std::uint64_t now_ns, std::uint64_t rung_ns) const;
   std::string check_complete() const;  // what a commit finds missing; "" if nothing
 };
 

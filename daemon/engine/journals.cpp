@@ -76,7 +76,7 @@ StatusCode Engine::fail_command(Member& member, const kernels::cuda::JournalEntr
   member.next_number = entry.index;
   member.failed_from = std::min(member.failed_from, entry.index);
   if (entry.result.error == OpError::kAborted) return StatusCode::kAborted;
-  const Failure failure = member.commands->failure(entry);
+  const Failure failure = member.commands->failure(entry, now_ns_);
   request_break(member.group, as_break(member.group, failure));
   return failure.cause;
 }

@@ -164,7 +164,7 @@ StepResult LaunchedOperation::conclude(std::uint64_t now_ns) {
   const OpResult& result = flight_->result();  // `left` may still come
   if (result.error != OpError::kNone) {
     forget_route();
-    return fail(device_failure(subject(), launcher_, result, expired_text(now_ns)));
+    return fail(device_failure(subject(), launcher_, result, expired_text(now_ns), now_ns));
   }
   if (is_noop()) return StepResult::kDone;
   if (is_dispatch() && !counted_) publish_counts();  // both came between two looks

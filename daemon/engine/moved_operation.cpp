@@ -165,13 +165,29 @@ void MovedOperation::abandon() {
   enter(OpStage::kBreaking);
 }
 
+// Of the ranks that are missing one whose engine stands still, else the first: a rank may well have submitted
+// what its engine has not taken.
+std::uint32_t MovedOperation::whom_to_blame(std::uint64_t now_ns) const {
+  const bool ready = stage() == OpStage::kWaitReady;
+  const ExchangeBlock own = block_of(member_.rank);
+  const auto next = [&](std::uint32_t from) {
+    return ready ? own.first_not_ready(tag_, from) : own.first_not_arrived(tag_, from);
+  };
+  for (std::uint32_t rank = next(0); rank < group_.shape.num_ranks; rank = next(rank + 1)) {
+    if (group_.stands_still_ms(rank, now_ns, seen_ns_) != 0) return rank;
+  }
+  return scanned_;
+}
+
 StepResult MovedOperation::expire(std::uint64_t now_ns) {
   std::int32_t culprit = -1;
   std::string text = expired_text(now_ns);
   if (stage() == OpStage::kWaitReady || stage() == OpStage::kWaitArrived) {
-    culprit = static_cast<std::int32_t>(scanned_);
-    text += ": rank " + std::to_string(scanned_) +
-            (stage() == OpStage::kWaitReady ? " has not submitted it" : " has not finished moving its rows");
+    const std::uint32_t rank = whom_to_blame(now_ns);
+    culprit = static_cast<std::int32_t>(rank);
+    text += ": " + awaited_text(rank, group_.stands_still_ms(rank, now_ns, seen_ns_),
+                                stage() == OpStage::kWaitReady ? "has not submitted it"
+                                                               : "has not finished moving its rows");
   } else {
     text += stage() == OpStage::kMoving ? ": its own rows were still moving"
                                         : ": an earlier operation had not ended";

@@ -36,6 +36,7 @@ class MovedOperation final : public Operation {
   StepResult move();
   StepResult wait_arrived();
   void wait_for(std::uint32_t rank);
+  std::uint32_t whom_to_blame(std::uint64_t now_ns) const;
 
   // row_movement.cpp: what the device is given
   kernels::PlacementError place();

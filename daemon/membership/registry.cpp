@@ -272,7 +272,8 @@ void GroupRegistry::lose_member(std::uint64_t group_id, std::uint32_t rank, cons
       return;
     case GroupPhase::kActive:
     case GroupPhase::kBreaking: {
-      BreakReason reason{StatusCode::kRankLost, static_cast<std::int32_t>(rank), text};
+      const bool orderly = how == "left" || how == "detached";
+      BreakReason reason{StatusCode::kRankLost, static_cast<std::int32_t>(rank), text, orderly};
       if (group.shape.policy == abi::LossPolicy::kDegrade && !group.all_gone()) {
         lose_rank(group, member, std::move(reason));
         return;

@@ -29,6 +29,11 @@ std::string printable(const char* text, std::size_t length) {
   return clean;
 }
 
+std::string process_name(const Session& session) {
+  if (session.peer.pid != 0 || session.claimed_pid == 0) return std::to_string(session.peer.pid);
+  return std::to_string(session.claimed_pid) + "@" + session.claimed_host + "?";
+}
+
 Status SessionTable::check_hello(const Session& session, const abi::Hello& hello) const {
   if (Status status = host_.may_attach(session.peer); !status.ok()) return status;
   if (hello.version_min > abi::kAbiVersion || hello.version_max < abi::kAbiVersionMin ||
@@ -125,6 +130,8 @@ void SessionTable::hello(Session& session, const Packet& packet) {
     if (device.ok()) session.device = *device;
   }
   session.library = printable(hello->library, abi::text_length(hello->library));
+  session.claimed_pid = std::max(hello->pid, 0);
+  session.claimed_host = printable(hello->host, abi::text_length(hello->host));
   if (status.ok()) {
     Result<ClientEnds> client = prepare(session);
     status = client.status();
@@ -136,7 +143,8 @@ void SessionTable::hello(Session& session, const Packet& packet) {
   if (!status.ok()) {
     static LogLimiter limiter;
     limiter.record(EventKind::kRefused, LogLevel::kWarning, "attach refused",
-                   {{"uid", session.peer.uid}, {"pid", session.peer.pid}, {"reason", status.to_string()}});
+                   {{"uid", session.peer.uid}, {"pid", session.peer.pid}, {"reason", status.to_string()}},
+                   session.peer.uid);
     ++total_refused_;
     session.pending_requests.insert(request_id);
     refuse(session.id, request_id, status);
@@ -146,12 +154,13 @@ void SessionTable::hello(Session& session, const Packet& packet) {
   session.attached = true;
   ++attached_;
   ++total_attached_;
-  record_event(EventKind::kSessionAttached, LogLevel::kInfo, "session attached",
-               {{"session", session.id},
-                {"uid", session.peer.uid},
-                {"pid", session.peer.pid},
-                {"device", options_.devices[session.device].name},
-                {"library", session.library}});
+  record_of_user(session.peer.uid, EventKind::kSessionAttached, LogLevel::kInfo, "session attached",
+                 {{"session", session.id},
+                  {"uid", session.peer.uid},
+                  {"pid", session.peer.pid},
+                  {"claimed_process", std::to_string(session.claimed_pid) + "@" + session.claimed_host},
+                  {"device", options_.devices[session.device].name},
+                  {"library", session.library}});
   host_.session_opened(session);
 }
 

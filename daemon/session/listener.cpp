@@ -1,21 +1,14 @@
 #include "session/listener.h"
 
 #include <fcntl.h>
-#include <grp.h>
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <vector>
-
-#ifndef SO_PEERPIDFD
-#define SO_PEERPIDFD 77  // Linux 6.5; Debian 12's headers are older
-#endif
 
 namespace epd {
 namespace {
@@ -59,23 +52,9 @@ Result<UniqueFd> take_lock(const std::string& path) {
   return lock;
 }
 
-Result<gid_t> group_id(const std::string& name) {
-  std::vector<char> buffer(16384);
-  group entry{};
-  group* found = nullptr;
-  ::getgrnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found);
-  if (found == nullptr)
-    return invalid_argument("daemon.socket_group is \"" + name + "\"; allowed: a group of this system");
-  return found->gr_gid;
-}
-
 Status set_permissions(const ListenerOptions& options) {
-  if (!options.group.empty()) {
-    Result<gid_t> gid = group_id(options.group);
-    if (!gid.ok()) return gid.status();
-    if (::chown(options.path.c_str(), static_cast<uid_t>(-1), *gid) != 0)
-      return errno_status("chown " + options.path + " to group " + options.group);
-  }
+  if (options.group && ::chown(options.path.c_str(), static_cast<uid_t>(-1), *options.group) != 0)
+    return errno_status("chown " + options.path + " to group " + std::to_string(*options.group));
   if (::chmod(options.path.c_str(), options.mode) != 0) return errno_status("chmod " + options.path);
   return {};
 }
@@ -123,48 +102,6 @@ UniqueFd Listener::close() {
   ::unlink(path_.c_str());
   lock_.reset();  // the lock file stays: removing it would race with the next daemon's open
   return std::move(socket_);
-}
-
-namespace {
-
-Result<std::vector<std::uint32_t>> supplementary_groups(int socket) {
-  static_assert(sizeof(gid_t) == sizeof(std::uint32_t));
-  std::vector<std::uint32_t> groups(32);
-  socklen_t bytes = static_cast<socklen_t>(groups.size() * sizeof(gid_t));
-  int outcome = ::getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, groups.data(), &bytes);
-  if (outcome != 0 && errno == ERANGE) {  // `bytes` says how many are needed
-    groups.resize(bytes / sizeof(gid_t));
-    outcome = ::getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, groups.data(), &bytes);
-  }
-  if (outcome != 0) return errno_status("SO_PEERGROUPS");
-  groups.resize(bytes / sizeof(gid_t));
-  return groups;
-}
-
-}  // namespace
-
-Result<PeerIdentity> peer_identity(int socket) {
-  ucred credentials{};
-  socklen_t length = sizeof(credentials);
-  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0)
-    return errno_status("SO_PEERCRED");
-  PeerIdentity peer;
-  peer.pid = credentials.pid;
-  peer.uid = credentials.uid;
-  peer.gid = credentials.gid;
-  Result<std::vector<std::uint32_t>> groups = supplementary_groups(socket);
-  if (!groups.ok()) return groups.status();
-  peer.gids = std::move(*groups);
-  peer.gids.insert(peer.gids.begin(), peer.gid);
-  int pidfd = -1;
-  length = sizeof(pidfd);
-  if (::getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &length) == 0) {
-    peer.pidfd.reset(pidfd);
-    ::fcntl(pidfd, F_SETFD, FD_CLOEXEC);
-  } else if (peer.pid > 0) {  // an older kernel: it has connected just now, so the number is still its own
-    peer.pidfd.reset(static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0)));
-  }
-  return peer;
 }
 
 }  // namespace epd

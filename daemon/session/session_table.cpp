@@ -96,7 +96,7 @@ void SessionTable::accept_one(UniqueFd socket) {
     ++total_refused_;
     static LogLimiter limiter;
     limiter.record(EventKind::kRefused, LogLevel::kWarning, "connection refused: too many without Hello",
-                   {{"uid", peer->uid}, {"pid", peer->pid}, {"half_open", half_open}});
+                   {{"uid", peer->uid}, {"pid", peer->pid}, {"half_open", half_open}}, peer->uid);
     return turn_away(
         std::move(socket),
         resource_exhausted("user " + std::to_string(peer->uid) + " has " + std::to_string(half_open) +
@@ -107,7 +107,7 @@ void SessionTable::accept_one(UniqueFd socket) {
     ++total_refused_;
     static LogLimiter limiter;
     limiter.record(EventKind::kRefused, LogLevel::kWarning, "connection refused",
-                   {{"uid", peer->uid}, {"pid", peer->pid}, {"reason", share.status().message()}});
+                   {{"uid", peer->uid}, {"pid", peer->pid}, {"reason", share.status().message()}}, peer->uid);
     return turn_away(std::move(socket), share.status());
   }
   const std::uint64_t id = next_id_++;
@@ -226,7 +226,8 @@ void SessionTable::malformed(Session& session, std::uint32_t request_id, const S
                  {{"session", session.id},
                   {"uid", session.peer.uid},
                   {"pid", session.peer.pid},
-                  {"reason", error.message()}});
+                  {"reason", error.message()}},
+                 session.peer.uid);
   ++total_refused_;
   session.pending_requests.insert(request_id);
   refuse(session.id, request_id, error);
@@ -275,8 +276,8 @@ void SessionTable::close(std::uint64_t id, const std::string& how) {
   hang_up(std::move(session.socket));
   if (!session.attached) return;
   --attached_;
-  record_event(EventKind::kSessionEnded, LogLevel::kInfo, "session closed",
-               {{"session", id}, {"pid", session.peer.pid}, {"how", how}});
+  record_of_user(session.peer.uid, EventKind::kSessionEnded, LogLevel::kInfo, "session closed",
+                 {{"session", id}, {"uid", session.peer.uid}, {"pid", session.peer.pid}, {"how", how}});
   host_.session_closed(std::move(session), how);
 }
 
@@ -312,7 +313,7 @@ void SessionTable::tick() {
             "no Hello within " + std::to_string(options_.limits.attach_timeout_ms) + " ms"});
     static LogLimiter limiter;
     limiter.record(EventKind::kRefused, LogLevel::kWarning, "connection closed: no Hello in time",
-                   {{"uid", session.peer.uid}, {"pid", session.peer.pid}});
+                   {{"uid", session.peer.uid}, {"pid", session.peer.pid}}, session.peer.uid);
     close(id, "said no Hello");
   }
 }

@@ -1,36 +1,16 @@
 #include "access_config.h"
 
+#include "base/account.h"
 #include "config_table.h"
 
-#include <grp.h>
-#include <pwd.h>
-#include <array>
 #include <functional>
-#include <limits>
 #include <optional>
-#include <string_view>
+#include <utility>
 
 namespace epd {
 namespace {
 
-constexpr std::uint64_t kMaxId = std::numeric_limits<std::uint32_t>::max() - 1;  // the last one means "none"
 constexpr std::uint64_t kMaxCount = 65536;
-
-std::optional<std::uint32_t> user_id(const std::string& name) {
-  std::array<char, 16384> buffer{};
-  passwd entry{};
-  passwd* found = nullptr;
-  ::getpwnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found);
-  return found == nullptr ? std::nullopt : std::optional(found->pw_uid);
-}
-
-std::optional<std::uint32_t> group_id(const std::string& name) {
-  std::array<char, 16384> buffer{};
-  group entry{};
-  group* found = nullptr;
-  ::getgrnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found);
-  return found == nullptr ? std::nullopt : std::optional(found->gr_gid);
-}
 
 // What was written, for messages.
 std::string shown(const toml::node& node) {
@@ -55,6 +35,8 @@ class RuleReader {
   Status pattern(const std::string& key, const toml::node& node, std::vector<std::string>& list);
   Status limit(const std::string& key, const toml::node& node, bool bytes,
                std::optional<std::uint64_t>& limit);
+  Status operate(const toml::node& node);
+  Status priority(const toml::node& node);
   Status refused(const std::string& key, const toml::node& node, const std::string& allowed) const;
 
   const std::string name_;
@@ -87,6 +69,10 @@ Status RuleReader::read_key(const std::string& key, const toml::node& node) {
   } else if (key == "attach") {
     if (!node.is_boolean()) return refused(key, node, "true, false");
     rule_.attach = node.as_boolean()->get();
+  } else if (key == "operate") {
+    status = operate(node);
+  } else if (key == "max_priority") {
+    status = priority(node);
   } else if (key == "max_sessions") {
     status = limit(key, node, false, rule_.max_sessions);
   } else if (key == "max_groups") {
@@ -95,8 +81,8 @@ Status RuleReader::read_key(const std::string& key, const toml::node& node) {
     status = limit(key, node, true, rule_.max_arena_bytes);
   } else {
     return invalid_argument(name_ + " in " + where_ + line_of(node) + " has an unknown key \"" + key +
-                            "\"; allowed: users, unix_groups, attach, groups, devices, max_sessions, "
-                            "max_groups, max_arena_bytes");
+                            "\"; allowed: users, unix_groups, attach, operate, groups, devices, "
+                            "max_priority, max_sessions, max_groups, max_arena_bytes");
   }
   if (!status.ok()) return status;
   if (const toml::array* items = node.as_array()) {
@@ -121,16 +107,16 @@ Status RuleReader::id(const std::string& key, const toml::node& node) {
   const bool user = key == "users";
   std::optional<std::uint32_t> id;
   if (const auto* number = node.as_integer()) {
-    if (number->get() >= 0 && static_cast<std::uint64_t>(number->get()) <= kMaxId)
+    if (number->get() >= 0 && number->get() <= std::int64_t{kMaxAccountId})
       id = static_cast<std::uint32_t>(number->get());
   } else if (const auto* text = node.as_string(); text != nullptr && !has_control_characters(text->get())) {
-    id = user ? user_id(text->get()) : group_id(text->get());
-    if (id && user) names_[*id] = text->get();
+    id = user ? find_user_id(text->get()) : find_group_id(text->get());
+    if (id && user && text->get() != std::to_string(*id)) names_[*id] = text->get();
   }
   if (!id) {
     return refused(key, node,
                    std::string("the name of a ") + (user ? "user" : "group") +
-                       " of this system, or a number 0.." + std::to_string(kMaxId));
+                       " of this system, or a number 0.." + std::to_string(kMaxAccountId));
   }
   (user ? rule_.users : rule_.unix_groups).push_back(*id);
   return {};
@@ -144,6 +130,25 @@ Status RuleReader::pattern(const std::string& key, const toml::node& node, std::
   return {};
 }
 
+Status RuleReader::operate(const toml::node& node) {
+  const auto* text = node.as_string();
+  for (const auto& [word, right] : {std::pair("none", Right::kNone), std::pair("read", Right::kRead),
+                                    std::pair("change", Right::kChange)}) {
+    if (text != nullptr && text->get() == word) rule_.operate = right;
+  }
+  return rule_.operate ? Status() : refused("operate", node, "\"none\", \"read\", \"change\"");
+}
+
+Status RuleReader::priority(const toml::node& node) {
+  const auto* number = node.as_integer();
+  if (number == nullptr || number->get() < abi::kMinPriority || number->get() > abi::kMaxPriority) {
+    return refused("max_priority", node,
+                   std::to_string(abi::kMinPriority) + ".." + std::to_string(abi::kMaxPriority));
+  }
+  rule_.max_priority = static_cast<std::int32_t>(number->get());
+  return {};
+}
+
 Status RuleReader::limit(const std::string& key, const toml::node& node, bool bytes,
                          std::optional<std::uint64_t>& limit) {
   std::uint64_t value = 0;
@@ -153,7 +158,7 @@ Status RuleReader::limit(const std::string& key, const toml::node& node, bool by
              !bytes || text == nullptr || !parse_bytes(text->get(), value)) {
     value = 0;
   }
-  const std::uint64_t highest = bytes ? kMaxBytes : kMaxCount;
+  const std::uint64_t highest = bytes ? std::uint64_t{kMaxBytes} : kMaxCount;
   if (value == 0 || value > highest) {
     return refused(
         key, node,

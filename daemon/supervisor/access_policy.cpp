@@ -2,6 +2,7 @@
 
 #include <fnmatch.h>
 #include <algorithm>
+#include <array>
 
 namespace epd {
 namespace {
@@ -36,7 +37,7 @@ std::string AccessPolicy::name_of(std::uint32_t uid) const {
 
 Status AccessPolicy::may_attach(const Caller& caller) const {
   const AccessRule* rule = rule_for(caller);
-  if (rule == nullptr ? allow_by_default_ : rule->attach) return {};
+  if (rule == nullptr ? defaults_.attach : rule->attach) return {};
   return {StatusCode::kPermissionDenied,
           name_of(caller.uid) + " may not attach: " +
               (rule == nullptr ? "no access.rule is about it and access.default is \"deny\""
@@ -63,6 +64,31 @@ Status AccessPolicy::may_use_device(const Caller& caller, const std::string& dev
 
 Status AccessPolicy::may_join(const Caller& caller, const std::string& group) const {
   return check_list(caller, "join group", group, &AccessRule::groups);
+}
+
+Status AccessPolicy::may_take_priority(const Caller& caller, std::int32_t priority) const {
+  const AccessRule* rule = rule_for(caller);
+  const bool by_rule = rule != nullptr && rule->max_priority;
+  const std::int32_t highest = by_rule ? *rule->max_priority : defaults_.max_priority;
+  if (priority <= highest) return {};
+  return {StatusCode::kPermissionDenied,
+          name_of(caller.uid) + " may not join with priority " + std::to_string(priority) + ": " +
+              (by_rule ? number_of(*rule) + " says max_priority = " : "limits.max_priority is ") +
+              std::to_string(highest)};
+}
+
+Status AccessPolicy::may_operate(const Caller& caller, Right wanted, const std::string& what) const {
+  constexpr std::array<const char*, 3> kWords = {"none", "read", "change"};
+  const AccessRule* rule = rule_for(caller);
+  const bool by_rule = rule != nullptr && rule->operate;
+  const Right given = by_rule ? *rule->operate : defaults_.operate;
+  if (given >= wanted) return {};
+  const std::string word = kWords[static_cast<std::size_t>(given)];
+  return {StatusCode::kPermissionDenied,
+          name_of(caller.uid) + " may not " + what + ": " +
+              (by_rule ? number_of(*rule) + " says operate = \"" + word + "\""
+                       : "no access.rule gives it more, and access.operate is \"" + word + "\"") +
+              "; needed: \"" + kWords[static_cast<std::size_t>(wanted)] + "\""};
 }
 
 Quota AccessPolicy::quota(const Caller& caller, std::optional<std::uint64_t> AccessRule::*limit,

@@ -1,15 +1,19 @@
 #include "supervisor/config.h"
 
 #include "access_config.h"
+#include "base/account.h"
+#include "base/fd.h"
 #include "config_table.h"
 #include "toml.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
+#include <cstring>
 #include <thread>
 #include <utility>
 
@@ -26,6 +30,8 @@ struct Settings {
   AccessRules access;
 };
 constexpr const char* kRules = "access.rule";
+constexpr std::size_t kReadBytes = std::size_t{64} << 10;
+constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
 
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
@@ -66,7 +72,7 @@ Status read_table(const toml::table& table, const std::string& prefix, const std
     const std::string here = where + line_of(node);
     const Option* option = find_option(key);
     if (option == nullptr) return unknown_option(key, here);
-    const bool number = option->kind == OptionKind::kNumber;
+    const bool number = option->kind == OptionKind::kNumber || option->kind == OptionKind::kSigned;
     if (const auto* text = node.as_string(); text != nullptr && !number) {
       if (has_control_characters(text->get()))
         return invalid_argument(
@@ -85,12 +91,44 @@ Status read_table(const toml::table& table, const std::string& prefix, const std
   return {};
 }
 
+Status unreadable(const std::string& path, StatusCode code, const std::string& why) {
+  return {code, "configuration file " + path + " can't be read: " + why};
+}
+
+Status unreadable(const std::string& path) {
+  const int error = errno;
+  const bool denied = error == EACCES || error == EPERM;
+  return unreadable(path, denied ? StatusCode::kPermissionDenied : StatusCode::kInvalidArgument,
+                    std::strerror(error));
+}
+
+// A pipe or a terminal could make the daemon's loop wait: what must be waited for is refused.
+Result<std::string> read_bytes(const std::string& path, const UniqueFd& file) {
+  struct stat info {};
+  if (::fstat(file.get(), &info) != 0) return unreadable(path);
+  if (!S_ISREG(info.st_mode) && !S_ISCHR(info.st_mode)) {
+    return unreadable(path, StatusCode::kInvalidArgument,
+                      S_ISDIR(info.st_mode) ? "it is a directory; allowed: a file"
+                                            : "it is a pipe or a socket; allowed: a file");
+  }
+  std::string text;
+  for (;;) {
+    const std::size_t before = text.size();
+    text.resize(before + kReadBytes);
+    const ssize_t n = ::read(file.get(), text.data() + before, kReadBytes);
+    if (n < 0 && errno != EINTR) return unreadable(path);
+    text.resize(before + static_cast<std::size_t>(std::max<ssize_t>(n, 0)));
+    if (n == 0) return text;
+    if (text.size() > kMaxFileBytes) {
+      return unreadable(path, StatusCode::kInvalidArgument,
+                        "it has more than " + std::to_string(kMaxFileBytes) + " bytes");
+    }
+  }
+}
+
 // The file's text in ASCII: in comments, other bytes become '?'; elsewhere they are refused. The parser of
 // Debian 12 (toml++ 3.3) runs into undefined behaviour at some characters that are not ASCII.
-Result<std::string> read_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (!file) return invalid_argument("configuration file " + path + " can't be read");
+Result<std::string> to_ascii(const std::string& path, std::string text) {
   bool comment = false;
   char quote = 0;  // the string that we are in, on this line
   bool escaped = false;
@@ -121,12 +159,15 @@ Result<std::string> read_text(const std::string& path) {
 
 Status read_file(const ConfigSources& sources, Settings& settings) {
   if (sources.path.empty()) return {};
-  std::error_code error;
-  if (!std::filesystem::exists(sources.path, error)) {
+  const UniqueFd file(::open(sources.path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
+  if (!file.valid()) {
+    if (errno != ENOENT && errno != ENOTDIR) return unreadable(sources.path);
     if (!sources.path_given) return {};
     return not_found("configuration file " + sources.path + " does not exist");
   }
-  Result<std::string> text = read_text(sources.path);
+  Result<std::string> text = read_bytes(sources.path, file);
+  if (!text.ok()) return text.status();
+  text = to_ascii(sources.path, std::move(*text));
   if (!text.ok()) return text.status();
   const toml::parse_result parsed = toml::parse(*text, sources.path);
   if (!parsed) {
@@ -134,6 +175,34 @@ Status read_file(const ConfigSources& sources, Settings& settings) {
                             std::string(parsed.error().description()));
   }
   return read_table(parsed.table(), "", sources.path, settings);
+}
+
+Status find_socket_group(const char* key, const std::string& name, std::optional<std::uint32_t>& gid) {
+  if (name.empty()) return {};
+  gid = find_group_id(name);
+  if (gid) return {};
+  return invalid_argument(std::string(key) + " is \"" + name +
+                          "\"; allowed: the name of a group of this system, or a number 0.." +
+                          std::to_string(kMaxAccountId));
+}
+
+Status check_path(const char* key, const std::string& path) {
+  constexpr std::size_t kLongest = sizeof(sockaddr_un::sun_path) - 1;
+  if (!path.empty() && path.size() <= kLongest) return {};
+  return invalid_argument(std::string(key) + " is \"" + path + "\", which has " +
+                          std::to_string(path.size()) + " characters; allowed: 1.." +
+                          std::to_string(kLongest));
+}
+
+Status check_sockets(Config& config) {
+  Status status = check_path("daemon.socket", config.socket);
+  if (status.ok()) status = check_path("daemon.control_socket", config.control_socket);
+  if (status.ok()) status = find_socket_group("daemon.socket_group", config.socket_group, config.socket_gid);
+  if (status.ok()) {
+    status = find_socket_group("daemon.control_socket_group", config.control_socket_group,
+                               config.control_socket_gid);
+  }
+  return status;
 }
 
 Status check_together(const Config& config) {
@@ -145,8 +214,6 @@ Status check_together(const Config& config) {
   }
   if (config.host_devices == 0 && config.cuda_devices == 0)
     return invalid_argument("devices.host and devices.cuda are both 0; allowed: at least one device");
-  if (config.socket.empty() || config.control_socket.empty())
-    return invalid_argument("daemon.socket or daemon.control_socket is empty; allowed: a path");
   if (config.socket == config.control_socket)
     return invalid_argument("daemon.socket and daemon.control_socket are both \"" + config.socket +
                             "\"; allowed: two paths");
@@ -249,12 +316,14 @@ Result<Config> load_config(const ConfigSources& sources) {
     config.entries.push_back({option.key, setting.text, setting.origin, option.reloadable});
   }
   if (Status status = check_together(config); !status.ok()) return status;
+  if (Status status = check_sockets(config); !status.ok()) return status;
   for (const AccessRule& rule : settings.access.rules) {
     const std::size_t number = &rule - settings.access.rules.data() + 1;
     config.entries.push_back({std::string(kRules) + " " + std::to_string(number), rule.text, "file", true});
   }
-  config.access = AccessPolicy(config.access_default == 0, std::move(settings.access.rules),
-                               std::move(settings.access.names));
+  const AccessDefaults defaults{config.access_default == 0, static_cast<Right>(config.access_operate),
+                                config.max_priority};
+  config.access = AccessPolicy(defaults, std::move(settings.access.rules), std::move(settings.access.names));
   return config;
 }
 

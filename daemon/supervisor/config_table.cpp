@@ -1,12 +1,13 @@
 #include "config_table.h"
 
+#include <algorithm>
 #include <charconv>
 #include <limits>
 
 namespace epd {
 namespace {
 
-constexpr std::uint64_t kDayMs = 86'400'000;
+constexpr std::int64_t kDayMs = 86'400'000;
 constexpr bool kLive = true;    // reloadable
 constexpr bool kFixed = false;  // needs a restart
 
@@ -15,8 +16,8 @@ Option text(const char* key, const char* value, std::string Config::*field, cons
   return {key, value, OptionKind::kText, field, 0, 0, {}, environment, kFixed, help};
 }
 
-Option number(const char* key, const char* value, std::uint32_t Config::*field, std::uint64_t low,
-              std::uint64_t high, bool reloadable, const char* help) {
+Option number(const char* key, const char* value, std::uint32_t Config::*field, std::int64_t low,
+              std::int64_t high, bool reloadable, const char* help) {
   return {key, value, OptionKind::kNumber, field, low, high, {}, "", reloadable, help};
 }
 
@@ -40,9 +41,21 @@ std::vector<Option> make_table() {
        {},
        "",
        kFixed,
-       "Permissions of both sockets, octal."},
+       "Permissions of the attach socket, octal. Who may open it may use the daemon."},
       text("daemon.socket_group", "", &C::socket_group, "",
-           "Group that owns both sockets; empty: the group of the daemon."),
+           "Group that owns the attach socket, by name or number; empty: the group of the daemon."),
+      {"daemon.control_socket_mode",
+       "0600",
+       OptionKind::kOctal,
+       &C::control_socket_mode,
+       0,
+       0777,
+       {},
+       "",
+       kFixed,
+       "Permissions of the control socket, octal. What those who may open it may do says access.operate."},
+      text("daemon.control_socket_group", "", &C::control_socket_group, "",
+           "Group that owns the control socket, by name or number; empty: the group of the daemon."),
       {"log.level",
        "info",
        OptionKind::kChoice,
@@ -97,6 +110,18 @@ std::vector<Option> make_table() {
             "which is taken at once, the GPU itself is the limit."),
       bytes("limits.max_arena_bytes_per_user", "0", &C::max_arena_bytes_per_user,
             "The same for one user; 0: as limits.max_arena_bytes."),
+      {"limits.max_priority",
+       "7",
+       OptionKind::kSigned,
+       &C::max_priority,
+       abi::kMinPriority,
+       abi::kMaxPriority,
+       {},
+       "",
+       kLive,
+       "Highest priority with which a rank may join. Operations of a lower one get a small share of their "
+       "device "
+       "while those of a higher one run."},
       {"access.default",
        "allow",
        OptionKind::kChoice,
@@ -107,6 +132,18 @@ std::vector<Option> make_table() {
        "",
        kLive,
        "Whether users whom no [[access.rule]] of the file is about may attach."},
+      {"access.operate",
+       "read",
+       OptionKind::kChoice,
+       &C::access_operate,
+       0,
+       0,
+       {"none", "read", "change"},
+       "",
+       kLive,
+       "What users of the control socket may do, if no [[access.rule]] says operate for them: nothing, look, "
+       "or "
+       "also drain, set, evict, restart. Root and the daemon's own user may always do everything."},
       number("timeouts.attach_ms", "5000", &C::attach_ms, 1, kDayMs, kLive,
              "How long a connection may take to say who it is."),
       number("timeouts.join_ms", "60000", &C::join_ms, 1, kDayMs, kLive,
@@ -142,7 +179,8 @@ Status refused(const Option& option, const std::string& value) {
 }
 
 // Digits in `base`, then, for bytes, at most one of KiB MiB GiB TiB.
-bool parse_number(const std::string& value, int base, bool units, std::uint64_t& result) {
+template <typename Number>
+bool parse_number(const std::string& value, int base, bool units, Number& result) {
   const char* end = value.data() + value.size();
   const auto [rest, error] = std::from_chars(value.data(), end, result, base);
   if (error != std::errc{} || rest == value.data()) return false;
@@ -154,7 +192,7 @@ bool parse_number(const std::string& value, int base, bool units, std::uint64_t&
   if (unit == "MiB") shift = 20;
   if (unit == "GiB") shift = 30;
   if (unit == "TiB") shift = 40;
-  if (shift == 0 || result > (std::numeric_limits<std::uint64_t>::max() >> shift)) return false;
+  if (shift == 0 || result > (std::numeric_limits<Number>::max() >> shift)) return false;
   result <<= shift;
   return true;
 }
@@ -173,7 +211,8 @@ const std::vector<Option>& option_table() {
 std::string allowed_values(const Option& option) {
   switch (option.kind) {
     case OptionKind::kText: return "text";
-    case OptionKind::kNumber: return std::to_string(option.low) + ".." + std::to_string(option.high);
+    case OptionKind::kNumber:
+    case OptionKind::kSigned: return std::to_string(option.low) + ".." + std::to_string(option.high);
     case OptionKind::kBytes: return "bytes up to 1024 TiB, as 123, \"64MiB\", \"10GiB\"";
     case OptionKind::kOctal: return "octal 0..0777";
     case OptionKind::kChoice: break;
@@ -188,10 +227,11 @@ Status store_option(const Option& option, const std::string& text, Config& confi
     config.*std::get<std::string Config::*>(option.field) = text;
     return {};
   }
-  std::uint64_t value = 0;
+  std::int64_t value = 0;
   if (option.kind == OptionKind::kChoice) {
-    while (value < option.choices.size() && text != option.choices[value]) ++value;
-    if (value == option.choices.size()) return refused(option, text);
+    const auto found = std::find(option.choices.begin(), option.choices.end(), text);
+    if (found == option.choices.end()) return refused(option, text);
+    value = found - option.choices.begin();
   } else {
     const int base = option.kind == OptionKind::kOctal ? 8 : 10;
     if (!parse_number(text, base, option.kind == OptionKind::kBytes, value) || value < option.low ||
@@ -201,8 +241,10 @@ Status store_option(const Option& option, const std::string& text, Config& confi
   }
   if (const auto* narrow = std::get_if<std::uint32_t Config::*>(&option.field)) {
     config.** narrow = static_cast<std::uint32_t>(value);
+  } else if (const auto* with_sign = std::get_if<std::int32_t Config::*>(&option.field)) {
+    config.** with_sign = static_cast<std::int32_t>(value);
   } else {
-    config.*std::get<std::uint64_t Config::*>(option.field) = value;
+    config.*std::get<std::uint64_t Config::*>(option.field) = static_cast<std::uint64_t>(value);
   }
   return {};
 }

@@ -7,22 +7,24 @@
 
 namespace epd {
 
-enum class OptionKind { kText, kNumber, kBytes, kOctal, kChoice };
+enum class OptionKind { kText, kNumber, kSigned, kBytes, kOctal, kChoice };
 
 struct Option {
   const char* key;
   const char* default_text;
   OptionKind kind;
-  std::variant<std::string Config::*, std::uint32_t Config::*, std::uint64_t Config::*> field;
-  std::uint64_t low;   // numbers
-  std::uint64_t high;  // numbers
+  std::variant<std::string Config::*, std::uint32_t Config::*, std::uint64_t Config::*,
+               std::int32_t Config::*>
+      field;
+  std::int64_t low;   // numbers
+  std::int64_t high;  // numbers
   std::vector<const char*> choices;
   const char* environment;
   bool reloadable;
   const char* help;
 };
 
-inline constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 50;
+inline constexpr std::int64_t kMaxBytes = std::int64_t{1} << 50;
 
 const std::vector<Option>& option_table();
 // "1..1024"

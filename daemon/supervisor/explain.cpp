@@ -8,13 +8,6 @@
 namespace epd {
 namespace {
 
-constexpr std::uint64_t kStandsStillMs = 3'000;  // a sleeping engine turns each second
-
-bool engine_stands_still(const DeviceView& device) {
-  return device.engine_pid != 0 &&
-         (is_stopped(device.engine_pid) || device.heartbeat_age_ms > kStandsStillMs);
-}
-
 std::string for_ms(std::uint64_t us) {
   return "for " + std::to_string(us / 1000) + " ms";
 }
@@ -24,6 +17,7 @@ const char* down_word(DeviceState state) {
     case DeviceState::kStarting: return "is starting";
     case DeviceState::kRestarting: return "is down and will be started again";
     case DeviceState::kFailed: return "has failed for good";
+    case DeviceState::kStopped: return "stands still";
     case DeviceState::kReady: break;
   }
   return "";
@@ -40,9 +34,9 @@ std::string stage_words(const std::string& stage) {
 std::string describe(const WaitView& wait) {
   if (wait.session_id == 0) return "rank " + std::to_string(wait.rank) + " has left the group";
   std::string text = "rank " + std::to_string(wait.rank) + " (session " + std::to_string(wait.session_id) +
-                     ", pid " + std::to_string(wait.pid) + ", " + wait.device + ") ";
+                     ", pid " + wait.process + ", " + wait.device + ") ";
   if (wait.gone) return text + "has left the group";
-  if (wait.device_state != DeviceState::kReady) {
+  if (wait.device_state != DeviceState::kReady && !wait.engine_stopped) {
     return text + "can't go on: the engine of " + wait.device + " " + down_word(wait.device_state);
   }
   if (wait.engine_stopped) {
@@ -98,12 +92,14 @@ WaitView Node::wait_view(const membership::Group& group, std::uint32_t rank, con
   const DeviceView device = fleet_->view(member->second.device);
   wait.session_id = member->second.session_id;
   wait.pid = member->second.pid;
+  const Session* session = sessions_->find(wait.session_id);
+  wait.process = session == nullptr ? std::to_string(wait.pid) : process_name(*session);
   wait.gone = member->second.gone;
   wait.device = device.name;
   wait.device_state = device.state;
   wait.engine_pid = device.engine_pid;
-  wait.engine_stopped = engine_stands_still(device);
-  wait.client_stopped = !wait.gone && is_stopped(wait.pid);
+  wait.engine_stopped = device.state == DeviceState::kStopped;
+  wait.client_stopped = !wait.gone && wait.pid != 0 && is_stopped(wait.pid);
   wait.submitted = its != nullptr;
   if (its != nullptr) wait.stage = its->stage;
   wait.text = describe(wait);
@@ -140,7 +136,7 @@ Result<OperationDetail> Node::operation_detail(std::uint64_t session_id, std::ui
   detail.group_name = group->second.name;
   detail.pid = session->peer.pid;
   detail.engine_pid = device.engine_pid;
-  detail.engine_stopped = engine_stands_still(device);
+  detail.engine_stopped = device.state == DeviceState::kStopped;
   std::set<std::uint32_t> seen{found->rank};
   for (const OperationView* at = &*found; at != nullptr && at->waiting_for >= 0;) {
     const auto rank = static_cast<std::uint32_t>(at->waiting_for);
@@ -168,7 +164,7 @@ Status Node::no_such_operation(std::uint64_t session_id, std::uint64_t ticket) c
                      "; allowed: an ID that epctl ops prints");
   }
   const DeviceView device = fleet_->view(session->device);
-  if (device.state != DeviceState::kReady) {
+  if (device.state != DeviceState::kReady && device.state != DeviceState::kStopped) {
     return not_found(name + ": the engine of " + device.name + " " + down_word(device.state) +
                      "; what it had taken is answered when it is back");
   }

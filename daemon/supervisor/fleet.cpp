@@ -179,16 +179,31 @@ void EngineFleet::kill_unless_stopped(std::uint32_t index, const std::string& wh
   if (clock_.now_ns() >= devices_[index].spared_until_ns) kill(index, why);
 }
 
+void EngineFleet::restart(std::uint32_t index, const std::string& why) {
+  Device& device = devices_[index];
+  if (stopping_) return;
+  device.deaths.clear();
+  device.backoff_ms = 0;
+  if (device.process != nullptr) {
+    kill(index, why);
+    return;
+  }
+  if (device.state == DeviceState::kFailed) ++device.restarts;
+  device.state = DeviceState::kRestarting;
+  device.start_at_ns = clock_.now_ns();
+}
+
 bool EngineFleet::is_stopped(std::uint32_t index, const std::string& noticed_by) {
   Device& device = devices_[index];
   const bool stopped = epd::is_stopped(device.process->pid());
   if (stopped == std::exchange(device.looked_stopped, stopped)) return stopped;
   if (stopped) {
-    log_event(LogLevel::kWarning, "engine is stopped",
-              {{"device", device.name}, {"pid", device.process->pid()}, {"noticed_by", noticed_by}});
+    record_event(EventKind::kEngineStopped, LogLevel::kWarning, "engine is stopped",
+                 {{"device", device.name}, {"pid", device.process->pid()}, {"noticed_by", noticed_by}});
   } else {
     device.spared_until_ns = clock_.now_ns() + kSparedMs * kMsNs;
-    log_event(LogLevel::kInfo, "engine goes on", {{"device", device.name}, {"pid", device.process->pid()}});
+    record_event(EventKind::kEngineGoesOn, LogLevel::kInfo, "engine goes on",
+                 {{"device", device.name}, {"pid", device.process->pid()}});
   }
   return stopped;
 }
@@ -300,7 +315,7 @@ void EngineFleet::check_alive(std::uint32_t index) {
         index, is_ready(index) ? "its loop stood still for " + age : "it was not ready after " + age);
   }
   // One that goes on has a whole period to show it.
-  const bool stopped = device.looked_stopped && is_stopped(index, "");
+  const bool stopped = device.process != nullptr && is_stopped(index, "a regular look");
   device.looked_stale = stale && !stopped;
 }
 
@@ -377,12 +392,24 @@ bool EngineFleet::all_loops_advanced() {
   return all;
 }
 
+DeviceState EngineFleet::seen_state(std::uint32_t index) const {
+  const Device& device = devices_[index];
+  if (device.state != DeviceState::kReady || device.process == nullptr) return device.state;
+  const std::uint64_t beat = page(index).heartbeat_ns.load(std::memory_order_relaxed);
+  const std::uint64_t now = clock_.now_ns();
+  const bool silent = beat != 0 && now > beat && now - beat > abi::kStandsStillNs;
+  return silent || device.looked_stopped ? DeviceState::kStopped : DeviceState::kReady;
+}
+
 DeviceView EngineFleet::view(std::uint32_t index) const {
   const Device& device = devices_[index];
   const abi::EnginePage& p = page(index);
   DeviceView view;
   view.name = device.name;
-  view.state = device.state;
+  view.state = seen_state(index);
+  if (view.state == DeviceState::kReady && device.process != nullptr &&
+      epd::is_stopped(device.process->pid()))
+    view.state = DeviceState::kStopped;
   view.engine_pid = device.process == nullptr ? 0 : device.process->pid();
   view.restarts = device.restarts;
   view.last_exit = device.last_exit;

@@ -65,6 +65,9 @@ class EngineFleet {
   // alone, which is logged once for each time, and has a second to answer when it goes on.
   void kill_unless_stopped(std::uint32_t device, const std::string& why);
 
+  // Starts the engine anew, whatever state it is in; the deaths so far are forgotten.
+  void restart(std::uint32_t device, const std::string& why);
+
   void tick();
   std::uint64_t next_due_ns() const;
 
@@ -86,6 +89,8 @@ class EngineFleet {
     return *devices_[device].page.as<abi::EnginePage>();
   }
   DeviceView view(std::uint32_t device) const;
+  // kStopped in place of kReady if the engine stood still when it was last looked at. Costs nothing.
+  DeviceState seen_state(std::uint32_t device) const;
   const EngineProcess* process(std::uint32_t device) const {
     return devices_[device].process.get();
   }                                                                                       // or null

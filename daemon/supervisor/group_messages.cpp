@@ -95,13 +95,19 @@ void Node::carry_out(const membership::SendBreak& action) {
   const std::tuple now_logged(m.group_id, m.epoch, m.fatal);
   if (now_logged != last_break_) {
     last_break_ = now_logged;
-    record_event(EventKind::kGroupBroke, LogLevel::kWarning, "group breaks",
-                 {{"group", m.group_id},
-                  {"epoch", m.epoch},
-                  {"fatal", m.fatal != 0},
-                  {"cause", status_name(m.cause)},
-                  {"culprit_rank", m.culprit_rank},
-                  {"text", m.text}});
+    const auto group = registry_.groups().find(m.group_id);
+    const bool known = group != registry_.groups().end();
+    // A program that ends as it should is nothing to be warned of.
+    const bool orderly = known && group->second.reason.orderly;
+    record_of_user(known ? EventOwner{group->second.uid} : kDaemonOwner, EventKind::kGroupBroke,
+                   orderly ? LogLevel::kInfo : LogLevel::kWarning, "group breaks",
+                   {{"group", m.group_id},
+                    {"name", known ? group->second.name : ""},
+                    {"epoch", m.epoch},
+                    {"fatal", m.fatal != 0},
+                    {"cause", status_name(m.cause)},
+                    {"culprit_rank", m.culprit_rank},
+                    {"text", m.text}});
   }
   fleet_->send(action.device, abi::LinkType::kBreak, m);
 }
@@ -114,10 +120,14 @@ void Node::carry_out(const membership::SendResume& action) {
   const std::pair now_logged(action.message.group_id, action.message.epoch);
   if (now_logged != last_resume_) {
     last_resume_ = now_logged;
-    record_event(EventKind::kGroupResumed, LogLevel::kInfo, "group goes on",
-                 {{"group", action.message.group_id},
-                  {"epoch", action.message.epoch},
-                  {"resume_index", action.message.resume_index}});
+    const auto group = registry_.groups().find(action.message.group_id);
+    const bool known = group != registry_.groups().end();
+    record_of_user(known ? EventOwner{group->second.uid} : kDaemonOwner, EventKind::kGroupResumed,
+                   LogLevel::kInfo, "group goes on",
+                   {{"group", action.message.group_id},
+                    {"name", known ? group->second.name : ""},
+                    {"epoch", action.message.epoch},
+                    {"resume_index", action.message.resume_index}});
   }
   fleet_->send(action.device, abi::LinkType::kResume, action.message);
 }
@@ -145,9 +155,14 @@ void Node::carry_out(const membership::ReplyJoined& action) {
     loop_->post([this, id = action.session_id, status = board.status()] { sessions_->end(id, status); });
     return;
   }
-  record_event(
-      EventKind::kRankJoined, LogLevel::kInfo, "rank joined",
-      {{"group", action.message.group_id}, {"rank", action.message.rank}, {"session", action.session_id}});
+  const auto group = registry_.groups().find(action.message.group_id);
+  const bool known = group != registry_.groups().end();
+  record_of_user(known ? EventOwner{group->second.uid} : kDaemonOwner, EventKind::kRankJoined,
+                 LogLevel::kInfo, "rank joined",
+                 {{"group", action.message.group_id},
+                  {"name", known ? group->second.name : ""},
+                  {"rank", action.message.rank},
+                  {"session", action.session_id}});
   sessions_->reply(action.session_id, action.request_id, abi::AttachType::kJoined, action.message,
                    {arenas->user.get(), board->get()});
 }
@@ -157,9 +172,11 @@ void Node::carry_out(const membership::ReplyLeft& action) {
 }
 
 void Node::carry_out(const membership::ReplyRefused& action) {
+  const Session* session = sessions_->find(action.session_id);
   static LogLimiter limiter;
   limiter.record(EventKind::kRefused, LogLevel::kWarning, "request refused",
-                 {{"session", action.session_id}, {"reason", action.status.to_string()}});
+                 {{"session", action.session_id}, {"reason", action.status.to_string()}},
+                 session == nullptr ? kDaemonOwner : EventOwner{session->peer.uid});
   sessions_->refuse(action.session_id, action.request_id, action.status);
 }
 

@@ -40,18 +40,20 @@ Status Node::watch_signals() {
 void Node::on_signal() {
   signalfd_siginfo info{};
   while (::read(signals_.get(), &info, sizeof(info)) == static_cast<ssize_t>(sizeof(info))) {
-    log_event(LogLevel::kInfo, "signal", {{"number", info.ssi_signo}, {"from_pid", info.ssi_pid}});
+    log_event(LogLevel::kInfo, "signal",
+              {{"number", info.ssi_signo}, {"from_pid", info.ssi_pid}, {"from_uid", info.ssi_uid}});
+    const Operator by{info.ssi_uid, static_cast<std::int32_t>(info.ssi_pid), {}, {}};
     if (info.ssi_signo == SIGHUP) {
-      reload();
+      reload(by);
     } else if (phase_ == Phase::kDraining) {
       begin_stopping();  // the second one: at once
     } else {
-      drain(0);
+      drain(by, 0);
     }
   }
 }
 
-void Node::reload() {
+void Node::reload(const Operator& by) {
   if (phase_ != Phase::kStarting && phase_ != Phase::kServing) return;
   notifier_.send("RELOADING=1\nMONOTONIC_USEC=" + std::to_string(clock_.now_ns() / 1000));
   Result<Config> loaded = reload_config(config_, options_.sources);
@@ -59,27 +61,38 @@ void Node::reload() {
     // What was set by hand stays until the file says something new.
     if (loaded->device_sms != config_.device_sms) device_sms_.assign(device_sms_.size(), std::nullopt);
     config_ = std::move(*loaded);
+    publish_access();
     log_set_level(config_.level());
     apply_limits();
     ++config_generation_;
     last_reload_error_.clear();
     record_event(EventKind::kConfigReloaded, LogLevel::kInfo, "configuration reloaded",
-                 {{"generation", config_generation_}});
+                 {{"generation", config_generation_}, {"by_uid", by.uid}, {"by_pid", by.pid}});
   } else {
     last_reload_error_ = loaded.status().message();
     record_event(EventKind::kConfigRefused, LogLevel::kError, "configuration not reloaded",
-                 {{"reason", last_reload_error_}});
+                 {{"reason", last_reload_error_}, {"by_uid", by.uid}, {"by_pid", by.pid}});
   }
   if (phase_ == Phase::kServing) notifier_.send("READY=1");
 }
 
-void Node::drain(std::uint32_t timeout_ms) {
+// The policy that other threads ask.
+void Node::publish_access() {
+  auto access = std::make_shared<const AccessPolicy>(config_.access);
+  const std::lock_guard lock(access_mutex_);
+  access_ = std::move(access);
+}
+
+void Node::drain(const Operator& by, std::uint32_t timeout_ms) {
   if (phase_ == Phase::kDraining || phase_ == Phase::kStopping) return;
   phase_ = Phase::kDraining;
   const std::uint64_t allowed_ms = timeout_ms != 0 ? timeout_ms : config_.drain_ms;
   drain_due_ns_ = clock_.now_ns() + allowed_ms * kMsNs;
   record_event(EventKind::kDaemonState, LogLevel::kInfo, "draining",
-               {{"sessions", sessions_->attached()}, {"timeout_ms", allowed_ms}});
+               {{"sessions", sessions_->attached()},
+                {"timeout_ms", allowed_ms},
+                {"by_uid", by.uid},
+                {"by_pid", by.pid}});
   if (on_serving_) on_serving_(false);
   notifier_.send("STOPPING=1");
 }
@@ -116,7 +129,15 @@ void Node::advance_phase() {
 }
 
 void Node::notify_status(const std::string& prefix) {
-  std::string status = "STATUS=" + prefix + ": " + std::to_string(fleet_->size()) + " devices, " +
+  std::string bad;
+  for (std::uint32_t i = 0; i < fleet_->size(); ++i) {
+    const DeviceState state = fleet_->seen_state(i);
+    if (state != DeviceState::kFailed && state != DeviceState::kStopped) continue;
+    bad += (bad.empty() ? " (" : ", ") + fleet_->name(i) +
+           (state == DeviceState::kFailed ? " has failed" : " is stopped");
+  }
+  if (!bad.empty()) bad += ")";
+  std::string status = "STATUS=" + prefix + ": " + std::to_string(fleet_->size()) + " devices" + bad + ", " +
                        std::to_string(sessions_->attached()) + " sessions, " +
                        std::to_string(registry_.groups().size()) + " groups";
   if (status == last_status_) return;

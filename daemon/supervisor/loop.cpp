@@ -1,8 +1,11 @@
 #include "loop.h"
 
+#include "base/log.h"
+
 #include <sys/epoll.h>
 #include <unistd.h>
 #include <algorithm>
+#include <exception>
 #include <limits>
 
 namespace epd {
@@ -10,6 +13,29 @@ namespace {
 
 constexpr int kEventsPerTurn = 64;
 constexpr std::uint64_t kLongestWaitMs = 60'000;
+constexpr std::uint64_t kAfterFailureNs = 100'000'000;
+
+void log_thrown(const char* where, const char* what) noexcept {
+  try {
+    static LogLimiter limiter;
+    limiter.log(LogLevel::kError, "exception in the loop", {{"where", where}, {"what", what}});
+  } catch (...) {  // not even memory for a line
+  }
+}
+
+// False if it threw.
+template <typename Call>
+bool guarded(const char* where, const Call& call) noexcept {
+  try {
+    call();
+    return true;
+  } catch (const std::exception& error) {
+    log_thrown(where, error.what());
+  } catch (...) {
+    log_thrown(where, "unknown");
+  }
+  return false;
+}
 
 }  // namespace
 
@@ -66,7 +92,7 @@ void Loop::run_posted() {
     const std::lock_guard lock(mutex_);
     tasks.swap(posted_);
   }
-  for (const auto& task : tasks) task();
+  for (const auto& task : tasks) guarded("a posted task", task);
 }
 
 int Loop::timeout_ms(std::uint64_t due_ns) const {
@@ -78,7 +104,8 @@ int Loop::timeout_ms(std::uint64_t due_ns) const {
 
 void Loop::run(const std::function<std::uint64_t()>& turn) {
   while (!stopping_) {
-    const std::uint64_t due_ns = turn();
+    std::uint64_t due_ns = 0;
+    if (!guarded("a turn", [&] { due_ns = turn(); })) due_ns = clock_.now_ns() + kAfterFailureNs;
     if (stopping_) break;
     epoll_event events[kEventsPerTurn];
     const int n = ::epoll_wait(epoll_.get(), events, kEventsPerTurn, timeout_ms(due_ns));
@@ -87,7 +114,7 @@ void Loop::run(const std::function<std::uint64_t()>& turn) {
       const auto found = handlers_.find(id);
       if (found == handlers_.end()) continue;  // removed by an earlier handler of this turn
       const std::shared_ptr<Handler> handler = found->second;
-      (*handler)(events[i].events);
+      guarded("a handler", [&] { (*handler)(events[i].events); });
     }
   }
   const std::lock_guard lock(mutex_);

@@ -1,4 +1,5 @@
-// A single-threaded epoll loop. Everything but post() belongs to the thread that runs it.
+// A single-threaded epoll loop. Everything but post() belongs to the thread that runs it. What a handler, a
+// task or a turn throws (there is no memory) is logged and ends there: the loop goes on.
 #pragma once
 
 #include "base/clock.h"

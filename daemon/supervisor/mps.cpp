@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <sstream>
 
 namespace epd {
@@ -160,7 +161,12 @@ void MpsControl::work() {
       question = std::move(questions_.front());
       questions_.pop_front();
     }
-    Result<std::string> result = question.probe ? probe_now(question) : terminate_now(question);
+    Result<std::string> result = internal_error("MPS could not be asked");
+    try {
+      result = question.probe ? probe_now(question) : terminate_now(question);
+    } catch (const std::exception& error) {
+      result = internal_error(std::string("MPS could not be asked: ") + error.what());
+    }
     loop_.post([answer = std::move(question.answer), result = std::move(result)] { answer(result); });
   }
 }

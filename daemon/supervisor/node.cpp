@@ -42,6 +42,7 @@ Node::Node(SupervisorOptions options, std::unique_ptr<Airlock> airlock)
       arenas_(config_.effective_arena_bytes(), *airlock_, descriptors_),
       registry_(clock_, *this, membership_limits(config_)) {
   event_log_.install();
+  publish_access();
 }
 
 Status Node::start() {
@@ -56,7 +57,7 @@ Status Node::start() {
   if (Status status = find_devices(); !status.ok()) return status;
   std::vector<std::string> devices;
   for (const NodeDevice& device : devices_) devices.push_back(device.name.text());
-  Result<Listener> listener = Listener::open({config_.socket, config_.socket_mode, config_.socket_group});
+  Result<Listener> listener = Listener::open({config_.socket, config_.socket_mode, config_.socket_gid});
   if (!listener.ok()) return listener.status();
   SessionTable::Options table;
   table.daemon = std::string("epd ") + kDaemonVersion;
@@ -96,6 +97,7 @@ std::uint64_t Node::turn() {
   advance_phase();
   carry_out_actions();
   airlock_->flush();
+  LogLimiter::tell_suppressed();
   std::uint64_t due = std::min(
       {sessions_->next_due_ns(), registry_.next_due_ns(), fleet_->next_due_ns(), next_lifecycle_due_ns()});
   for (const auto& pending : removals_) {
@@ -151,7 +153,9 @@ Status Node::may_use_device(const PeerIdentity& peer, std::uint32_t device) {
     return status;
   if (fleet_->state(device) != DeviceState::kFailed) return {};
   return internal_error(fleet_->name(device) +
-                        " has failed: its engine died too often; see the daemon's log");
+                        " has failed: its engine died too often; see the daemon's log. An operator "
+                        "starts it again with: epctl restart device " +
+                        fleet_->name(device));
 }
 
 std::uint64_t Node::ending_sessions(std::uint32_t uid) const {
@@ -206,6 +210,9 @@ void Node::join_requested(const Session& session, std::uint32_t request_id, cons
   if (status.ok()) {
     const std::string group = printable(join.group, abi::text_length(join.group));
     status = config_.access.may_join(caller, group);
+    // Above every limit: not allowed to anybody, which the registry says.
+    if (status.ok() && join.priority <= abi::kMaxPriority)
+      status = config_.access.may_take_priority(caller, join.priority);
   }
   if (!status.ok()) {
     carry_out(membership::ReplyRefused{session.id, request_id, status});
@@ -266,9 +273,11 @@ void Node::engine_failed(std::uint32_t device, const std::string& text) {
 // that its kernels can write is memory that it has mapped itself.
 void Node::session_failed(const abi::SessionFailed& message) {
   const std::string text(message.text, abi::text_length(message.text));
+  const Session* session = sessions_->find(message.session_id);
+  const EventOwner owner = session == nullptr ? kDaemonOwner : EventOwner{session->peer.uid};
   static LogLimiter limiter;
   limiter.record(EventKind::kRefused, LogLevel::kWarning, "session ended for an illegal submission",
-                 {{"session", message.session_id}, {"reason", text}});
+                 {{"session", message.session_id}, {"reason", text}}, owner);
   sessions_->end(message.session_id, Status(message.status, text));
 }
 

@@ -19,6 +19,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -39,7 +40,7 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
 
   Loop& loop() { return *loop_; }
   void on_serving(std::function<void(bool)> callback) { on_serving_ = std::move(callback); }
-  void drain(std::uint32_t timeout_ms);  // 0: the configured one; again: no change
+  void drain(const Operator& by, std::uint32_t timeout_ms);  // 0: the configured one; again: no change
 
   // views.cpp
   DaemonView daemon_view() const;
@@ -56,10 +57,13 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   Result<OperationDetail> operation_detail(std::uint64_t session_id, std::uint64_t ticket) const;
 
   // operator.cpp; see ControlFacade
-  Status set_device(const std::string& name, std::uint32_t sms);
-  Status set_group(const std::string& name, const GroupSettingsChange& change);
-  Status evict_session(std::uint64_t session_id, const std::string& reason);
-  Status evict_rank(const std::string& name, std::uint32_t rank, const std::string& reason);
+  Status authorize(const Operator& by, Right wanted, const std::string& what);  // from any thread
+  Status set_device(const Operator& by, const std::string& name, std::uint32_t sms);
+  Status set_group(const Operator& by, const std::string& name, const GroupSettingsChange& change);
+  Status evict_session(const Operator& by, std::uint64_t session_id, const std::string& reason);
+  Status evict_rank(const Operator& by, const std::string& name, std::uint32_t rank,
+                    const std::string& reason);
+  Status restart_device(const Operator& by, const std::string& name);
 
  private:
   enum class Phase { kStarting, kServing, kDraining, kStopping };
@@ -137,6 +141,7 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   Status no_such_operation(std::uint64_t session_id, std::uint64_t ticket) const;
 
   // operator.cpp
+  Result<std::uint32_t> find_device(const std::string& name) const;
   Result<std::uint64_t> find_group(const std::string& name) const;
   abi::GroupSettings group_settings(const membership::Group& group, std::uint32_t device) const;
   void record_losses(std::uint64_t session_id, std::optional<std::uint32_t> member_id,
@@ -168,13 +173,16 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   void on_signal();
   void advance_phase();
   void begin_stopping();
-  void reload();
+  void reload(const Operator& by);
+  void publish_access();
   void notify_status(const std::string& prefix);
   std::uint64_t next_lifecycle_due_ns() const;
 
   EventLog event_log_;
   const SupervisorOptions options_;
   Config config_;
+  std::mutex access_mutex_;
+  std::shared_ptr<const AccessPolicy> access_;  // config_.access, for other threads; guarded by access_mutex_
   MonotonicClock clock_;
   std::array<std::uint8_t, 16> boot_id_{};
   std::uint64_t started_ns_ = 0;

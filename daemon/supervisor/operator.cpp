@@ -1,7 +1,8 @@
-// What an operator may change: settings of devices and groups, and who stays.
+// What an operator may change: settings of devices and groups, who stays, engines that start anew.
 #include "base/event.h"
 #include "node.h"
 
+#include <unistd.h>
 #include <algorithm>
 #include <charconv>
 
@@ -43,23 +44,55 @@ bool knows_group(const membership::EngineSlot& slot) {
 
 }  // namespace
 
-Status Node::set_device(const std::string& name, std::uint32_t sms) {
+// Root, and whoever the daemon runs as, could do all of it by other means.
+Status Node::authorize(const Operator& by, Right wanted, const std::string& what) {
+  if (by.uid == 0 || by.uid == ::geteuid()) return {};
+  std::shared_ptr<const AccessPolicy> access;
+  {
+    const std::lock_guard lock(access_mutex_);
+    access = access_;
+  }
+  Status status = access->may_operate({by.uid, by.gids}, wanted, what);
+  if (status.ok()) return status;
+  static LogLimiter limiter;
+  limiter.record(EventKind::kRefused, LogLevel::kWarning, "operator refused",
+                 {{"by_uid", by.uid}, {"by_pid", by.pid}, {"reason", status.message()}}, by.uid);
+  return status;
+}
+
+Result<std::uint32_t> Node::find_device(const std::string& name) const {
   std::string known;
   for (std::uint32_t i = 0; i < fleet_->size(); ++i) {
+    if (fleet_->name(i) == name) return i;
     known += (i == 0 ? "" : ", ") + fleet_->name(i);
-    if (fleet_->name(i) != name) continue;
-    const std::uint32_t most = fleet_->max_sms(i);
-    if (most == 0) {
-      return {StatusCode::kWouldBlock, name + " has no engine yet that could say how many SMs it has"};
-    }
-    if (Status status = check_range("sms", sms, 1, most); !status.ok()) return status;
-    device_sms_[i] = sms;
-    send(i, abi::LinkType::kSettings, settings(i));
-    record_event(EventKind::kSettingChanged, LogLevel::kInfo, "device set by the operator",
-                 {{"device", name}, {"sms", sms}});
-    return {};
   }
   return not_found("device is \"" + name + "\"; allowed: " + known);
+}
+
+Status Node::set_device(const Operator& by, const std::string& name, std::uint32_t sms) {
+  Result<std::uint32_t> device = find_device(name);
+  if (!device.ok()) return device.status();
+  const std::uint32_t most = fleet_->max_sms(*device);
+  if (most == 0) {
+    return {StatusCode::kWouldBlock, name + " has no engine yet that could say how many SMs it has"};
+  }
+  if (Status status = check_range("sms", sms, 1, most); !status.ok()) return status;
+  device_sms_[*device] = sms;
+  send(*device, abi::LinkType::kSettings, settings(*device));
+  record_event(EventKind::kSettingChanged, LogLevel::kInfo, "device set by the operator",
+               {{"device", name}, {"sms", sms}, {"by_uid", by.uid}, {"by_pid", by.pid}});
+  return {};
+}
+
+Status Node::restart_device(const Operator& by, const std::string& name) {
+  Result<std::uint32_t> device = find_device(name);
+  if (!device.ok()) return device.status();
+  if (phase_ == Phase::kDraining || phase_ == Phase::kStopping)
+    return {StatusCode::kAborted, "the daemon is draining: no engine is started again"};
+  record_event(EventKind::kSettingChanged, LogLevel::kWarning, "device restarted by the operator",
+               {{"device", name}, {"by_uid", by.uid}, {"by_pid", by.pid}});
+  fleet_->restart(*device, "an operator (uid " + std::to_string(by.uid) + ") restarted it");
+  return {};
 }
 
 Result<std::uint64_t> Node::find_group(const std::string& name) const {
@@ -80,7 +113,7 @@ Result<std::uint64_t> Node::find_group(const std::string& name) const {
                           ids);
 }
 
-Status Node::set_group(const std::string& name, const GroupSettingsChange& change) {
+Status Node::set_group(const Operator& by, const std::string& name, const GroupSettingsChange& change) {
   const Result<std::uint64_t> id = find_group(name);
   if (!id.ok()) return id.status();
   const membership::Group& group = registry_.groups().at(id.value());
@@ -108,7 +141,9 @@ Status Node::set_group(const std::string& name, const GroupSettingsChange& chang
                {{"group", group.id},
                 {"name", group.name},
                 {"sms", kept.sms ? std::to_string(*kept.sms) : "as joined"},
-                {"priority", kept.priority ? std::to_string(*kept.priority) : "as joined"}});
+                {"priority", kept.priority ? std::to_string(*kept.priority) : "as joined"},
+                {"by_uid", by.uid},
+                {"by_pid", by.pid}});
   return {};
 }
 
@@ -121,19 +156,24 @@ abi::GroupSettings Node::group_settings(const membership::Group& group, std::uin
   return settings;
 }
 
-Status Node::evict_session(std::uint64_t session_id, const std::string& reason) {
+Status Node::evict_session(const Operator& by, std::uint64_t session_id, const std::string& reason) {
   if (Status status = check_reason(reason); !status.ok()) return status;
   const Session* session = sessions_->find(session_id);
   if (session == nullptr)
     return not_found("there is no session " + std::to_string(session_id) +
                      "; allowed: one that epctl sessions prints");
   record_event(EventKind::kEvicted, LogLevel::kWarning, "session evicted by the operator",
-               {{"session", session_id}, {"pid", session->peer.pid}, {"reason", reason}});
+               {{"session", session_id},
+                {"pid", session->peer.pid},
+                {"reason", reason},
+                {"by_uid", by.uid},
+                {"by_pid", by.pid}});
   expel(*session, {StatusCode::kAborted, with_reason("evicted by operator", reason)});
   return {};
 }
 
-Status Node::evict_rank(const std::string& name, std::uint32_t rank, const std::string& reason) {
+Status Node::evict_rank(const Operator& by, const std::string& name, std::uint32_t rank,
+                        const std::string& reason) {
   if (Status status = check_reason(reason); !status.ok()) return status;
   const Result<std::uint64_t> id = find_group(name);
   if (!id.ok()) return id.status();
@@ -150,7 +190,9 @@ Status Node::evict_rank(const std::string& name, std::uint32_t rank, const std::
                 {"rank", rank},
                 {"session", member->second.session_id},
                 {"pid", member->second.pid},
-                {"reason", reason}});
+                {"reason", reason},
+                {"by_uid", by.uid},
+                {"by_pid", by.pid}});
   record_losses(member->second.session_id, member->second.member, how);
   registry_.evict(group.id, rank, how);
   carry_out_actions();
@@ -166,13 +208,13 @@ void Node::record_losses(std::uint64_t session_id, std::optional<std::uint32_t> 
     for (const auto& [rank, member] : group.members) {
       if (member.session_id != session_id || member.gone) continue;
       if (member_id && member.member != *member_id) continue;
-      record_event(EventKind::kRankLost, LogLevel::kInfo, "rank lost",
-                   {{"group", id},
-                    {"name", group.name},
-                    {"rank", rank},
-                    {"session", session_id},
-                    {"pid", member.pid},
-                    {"how", how}});
+      record_of_user(group.uid, EventKind::kRankLost, LogLevel::kInfo, "rank lost",
+                     {{"group", id},
+                      {"name", group.name},
+                      {"rank", rank},
+                      {"session", session_id},
+                      {"pid", member.pid},
+                      {"how", how}});
     }
   }
 }

@@ -1,33 +1,10 @@
 #include "supervisor/supervisor.h"
 
+#include "ask.h"
 #include "node.h"
-
-#include <chrono>
-#include <future>
 
 namespace epd {
 namespace {
-
-constexpr std::chrono::seconds kAnswerTime{2};
-
-// Asks the loop and waits. What the loop fills is shared, so that giving up early is safe.
-template <typename T>
-Result<T> ask(Loop& loop, std::function<T()> question) {
-  auto answer = std::make_shared<std::promise<T>>();
-  std::future<T> future = answer->get_future();
-  const bool posted = loop.post([answer, question = std::move(question)] { answer->set_value(question()); });
-  answer.reset();
-  if (!posted) return Status(StatusCode::kAborted, "the daemon is stopping");
-  if (future.wait_for(kAnswerTime) != std::future_status::ready) {
-    return Status(StatusCode::kDeadlineExceeded, "the supervisor's loop has not answered within " +
-                                                     std::to_string(kAnswerTime.count()) + " s");
-  }
-  try {
-    return future.get();
-  } catch (const std::future_error&) {  // the loop stopped before it came to the question
-    return Status(StatusCode::kAborted, "the daemon is stopping");
-  }
-}
 
 // Of what the loop was asked to do; wrapped, because a Result<Status> would be two things at once.
 struct Done {
@@ -67,31 +44,36 @@ class Facade final : public ControlFacade {
   Result<std::vector<ConfigEntry>> config() override {
     return ask<std::vector<ConfigEntry>>(node_.loop(), [this] { return node_.config_view(); });
   }
-  Status drain(std::uint32_t timeout_ms) override {
-    return ask<bool>(node_.loop(),
-                     [this, timeout_ms] {
-                       node_.drain(timeout_ms);
-                       return true;
-                     })
-        .status();
+  Status authorize(const Operator& by, Right wanted, const std::string& what) override {
+    return node_.authorize(by, wanted, what);
   }
-  Status set_device(const std::string& device, std::uint32_t sms) override {
-    return act([this, device, sms] { return node_.set_device(device, sms); });
+  Status drain(const Operator& by, std::uint32_t timeout_ms) override {
+    return act(by, [this, by, timeout_ms] {
+      node_.drain(by, timeout_ms);
+      return Status();
+    });
   }
-  Status set_group(const std::string& group, const GroupSettingsChange& change) override {
-    return act([this, group, change] { return node_.set_group(group, change); });
+  Status set_device(const Operator& by, const std::string& device, std::uint32_t sms) override {
+    return act(by, [this, by, device, sms] { return node_.set_device(by, device, sms); });
   }
-  Status evict_session(std::uint64_t session_id, const std::string& reason) override {
-    return act([this, session_id, reason] { return node_.evict_session(session_id, reason); });
+  Status set_group(const Operator& by, const std::string& group, const GroupSettingsChange& change) override {
+    return act(by, [this, by, group, change] { return node_.set_group(by, group, change); });
   }
-  Status evict_rank(const std::string& group, std::uint32_t rank, const std::string& reason) override {
-    return act([this, group, rank, reason] { return node_.evict_rank(group, rank, reason); });
+  Status evict_session(const Operator& by, std::uint64_t session_id, const std::string& reason) override {
+    return act(by, [this, by, session_id, reason] { return node_.evict_session(by, session_id, reason); });
+  }
+  Status evict_rank(const Operator& by, const std::string& group, std::uint32_t rank,
+                    const std::string& reason) override {
+    return act(by, [this, by, group, rank, reason] { return node_.evict_rank(by, group, rank, reason); });
+  }
+  Status restart_device(const Operator& by, const std::string& device) override {
+    return act(by, [this, by, device] { return node_.restart_device(by, device); });
   }
 
  private:
-  Status act(std::function<Status()> action) {
-    const Result<Done> done =
-        ask<Done>(node_.loop(), [action = std::move(action)] { return Done{action()}; });
+  Status act(const Operator& by, std::function<Status()> action) {
+    const Result<Done> done = ask<Done>(
+        node_.loop(), [action = std::move(action)] { return Done{action()}; }, by.has_gone);
     return done.ok() ? done.value().status : done.status();
   }
 

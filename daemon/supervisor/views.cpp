@@ -155,6 +155,7 @@ std::vector<SessionView> Node::session_views() const {
     view.pid = session.peer.pid;
     view.device = fleet_->name(session.device);
     view.library = session.library;
+    view.claimed = {session.claimed_pid, session.claimed_host};
     view.age_ms = (now - session.accepted_ns) / kMsNs;
     view.groups = registry_.memberships(id);
     view.arena_bytes = arena_bytes[id];

@@ -171,7 +171,7 @@ class Target {
     std::string pattern = (std::filesystem::temp_directory_path() / "epd-fuzz-XXXXXX").string();
     directory_ = ::mkdtemp(pattern.data());
     path_ = directory_ + "/epd.sock";
-    Result<Listener> listener = Listener::open({path_, 0600, ""});
+    Result<Listener> listener = Listener::open({path_, 0600, {}});
     require(listener.ok(), listener.status().to_string());
     SessionTable::Options options;
     options.daemon = "epd fuzz";

@@ -97,6 +97,109 @@ TEST_F(Access, TheSocketsGroupLetsItsMembersIn) {
      [&] { refused_attach("host:0", EPD_PERMISSION_DENIED, {daemon_->socket()}); });
 }
 
+// What one command of another user comes to, in the process that became it.
+CommandResult epctl_of(const Daemon& daemon, std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), {epctl_program(), "--socket", daemon.control()});
+  return run_command(arguments, 30);
+}
+
+void must_fail(const CommandResult& result, int code, const std::vector<std::string>& words) {
+  RANK_CHECK(result.exit_code == code, std::to_string(result.exit_code) + ": " + result.out + result.err);
+  for (const std::string& word : words)
+    RANK_CHECK(result.err.find(word) != std::string::npos, "\"" + word + "\" in: " + result.err);
+}
+
+// Whoever could attach could drain the daemon: one mode and group were both sockets'.
+TEST_F(Access, WhoMayAttachMayNotOperate) {
+  start({kOpenSocket});
+  as({kAlice, kNobodys, {}}, [&] {
+    const Session session(daemon_->socket(), "host:0");
+    must_fail(epctl_of(*daemon_, {"drain"}), 3, {daemon_->control(), "0600", "daemon.control_socket_group"});
+    must_fail(epctl_of(*daemon_, {"status"}), 3, {"daemon.control_socket_group"});
+  });
+  EXPECT_NE(daemon_->epctl({"status"}).out.find("serving"), std::string::npos);
+}
+
+TEST_F(Access, ReadersLookAndOperatorsChangeAndItIsKnownWhoDid) {
+  start({{"daemon.control_socket_mode", "\"0660\""},
+         {"daemon.control_socket_group", "\"62001\""},
+         rules(R"({users = ["61002"], operate = "change"}, {users = [61003], operate = "none"})")});
+  as({kAlice, kNobodys, {kTeam}}, [&] {
+    for (const char* view : {"status", "devices", "sessions", "groups", "ops", "stats", "events", "config"}) {
+      const CommandResult result = epctl_of(*daemon_, {view});
+      RANK_CHECK(result.exit_code == 0, std::string(view) + ": " + result.err);
+    }
+    must_fail(epctl_of(*daemon_, {"drain"}), 1,
+              {"PERMISSION_DENIED", "user 61001 may not drain", "access.operate is \"read\"",
+               "needed: \"change\""});
+    must_fail(epctl_of(*daemon_, {"set", "device", "host:0", "sms=1"}), 1, {"may not set a device"});
+    must_fail(epctl_of(*daemon_, {"evict", "session", "1"}), 1, {"may not evict a session"});
+    must_fail(epctl_of(*daemon_, {"evict", "group", "g", "rank", "0"}), 1, {"may not evict a rank"});
+    must_fail(epctl_of(*daemon_, {"restart", "device", "host:0"}), 1, {"may not restart a device"});
+  });
+  as({kBob, kNobodys, {kTeam}}, [&] {
+    const CommandResult result = epctl_of(*daemon_, {"set", "device", "host:0", "sms=1"});
+    RANK_CHECK(result.exit_code == 0, result.err);
+  });
+  as({61003, kTeam, {}}, [&] {
+    must_fail(epctl_of(*daemon_, {"status"}), 1,
+              {"user 61003 may not", "access.rule 2 says operate = \"none\""});
+  });
+  as({kAlice, kNobodys, {}}, [&] { must_fail(epctl_of(*daemon_, {"status"}), 3, {"join group 62001"}); });
+  const std::string events = daemon_->epctl({"events"}).out;
+  EXPECT_NE(events.find("device set by the operator"), std::string::npos) << events;
+  EXPECT_NE(events.find("by_uid=61002"), std::string::npos) << events;
+  EXPECT_NE(events.find("operator refused"), std::string::npos) << events;
+  EXPECT_NE(daemon_->log().find("by_uid=61002"), std::string::npos);
+}
+
+TEST_F(Access, APriorityAboveTheLimitIsRefusedByRule) {
+  start({kOpenSocket,
+         {"limits.max_priority", "5"},
+         rules(R"({users = [61001], max_priority = 0}, {users = [61002]})")});
+  const auto join = [&](std::int32_t priority, epd_status_t wanted, const std::vector<std::string>& words) {
+    const Session session(daemon_->socket(), "host:0");
+    epd_group_config_t config = small_config("priority", 0, 1);
+    config.priority = priority;
+    epd_group_t* group = nullptr;
+    must(epd_group_join(session.get(), &config, &group), "join", wanted);
+    for (const std::string& word : words) must_say(word);
+    if (group != nullptr) epd_group_leave(group);
+  };
+  as({kAlice, kNobodys, {}}, [&] {
+    join(0, EPD_OK, {});
+    join(1, EPD_PERMISSION_DENIED, {"user 61001", "priority 1", "access.rule 1 says max_priority = 0"});
+  });
+  as({kBob, kNobodys, {}}, [&] {
+    join(5, EPD_OK, {});
+    join(7, EPD_PERMISSION_DENIED, {"user 61002", "limits.max_priority is 5"});
+  });
+}
+
+// One client that attached and detached erased all other events within a second.
+TEST_F(Access, AFloodOfOneUserHidesNothingOfOthers) {
+  start({kOpenSocket});
+  as({kAlice, kNobodys, {}}, [&] { const Session session(daemon_->socket(), "host:0"); });
+  constexpr int kCycles = 6000;
+  as({kBob, kNobodys, {}}, [&] {
+    for (int i = 0; i < kCycles; ++i) const Session session(daemon_->socket(), "host:1");
+  });
+  as({kAlice, kNobodys, {}}, [&] { const Session session(daemon_->socket(), "host:0"); });
+  const auto count = [](const std::string& text, const std::string& part) {
+    int found = 0;
+    for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+    return found;
+  };
+  const std::string events = daemon_->epctl({"events"}).out;
+  EXPECT_EQ(count(events, "engine ready"), 2) << "the daemon's own, from the start";
+  EXPECT_EQ(count(events, "uid=61001"), 4) << "attached, closed; before and after the flood";
+  const std::string log = daemon_->log();
+  EXPECT_LT(count(log, "uid=61002"), kCycles) << "of two lines for each";
+  EXPECT_TRUE(eventually(20, [&] {
+    return daemon_->epctl({"events"}).out.find("lines like this one were suppressed") != std::string::npos;
+  })) << "what is left out is told";
+}
+
 TEST_F(Access, WhoMayAttachJoinAndUseWhat) {
   start({kOpenSocket,
          {"access.default", "\"deny\""},

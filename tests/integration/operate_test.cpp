@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <algorithm>
@@ -181,6 +182,62 @@ TEST_F(Operate, AnEngineThatWasRestartedIsShown) {
   EXPECT_EQ(device["last_exit"], "signal 9");
 }
 
+// It was shown as ready for as long as it lasted.
+TEST_F(Operate, AStoppedEngineIsShownAsStopped) {
+  start(2);
+  const pid_t engine = daemon_->engine(1);
+  ::kill(engine, SIGSTOP);
+  json device;
+  EXPECT_TRUE(eventually(20, [&] {
+    device = epctl("devices")["devices"][1];
+    return device["state"] == "stopped";
+  })) << device;
+  EXPECT_EQ(epctl("status")["devices"][1]["state"], "stopped");
+  EXPECT_EQ(epctl("status")["devices"][0]["state"], "ready");
+  const CommandResult doctor = daemon_->epctl({"doctor"});
+  EXPECT_EQ(doctor.exit_code, 4) << doctor.out;
+  EXPECT_NE(doctor.out.find("stopped: its engine stands still"), std::string::npos) << doctor.out;
+  EXPECT_TRUE(eventually(20, [&] { return daemon_->log().find("engine is stopped") != std::string::npos; }));
+  ::kill(engine, SIGCONT);
+  EXPECT_TRUE(eventually(20, [&] { return daemon_->log().find("engine goes on") != std::string::npos; }));
+  EXPECT_TRUE(eventually(20, [&] { return epctl("devices")["devices"][1]["state"] == "ready"; }));
+  EXPECT_EQ(daemon_->engine(1), engine);
+}
+
+// It came back only with the whole daemon.
+TEST_F(Operate, AFailedDeviceIsStartedAgainAndTakesSessions) {
+  start(2, {{"engine.max_restarts_per_minute", "1"}});
+  const auto state = [&] { return epctl("devices")["devices"][0]["state"].get<std::string>(); };
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(eventually(20, [&] { return state() == "ready"; }));
+    ::kill(daemon_->engine(0), SIGKILL);
+    EXPECT_TRUE(eventually(20, [&] { return state() != "ready"; }));
+  }
+  ASSERT_TRUE(eventually(20, [&] { return state() == "failed"; }));
+  const CommandResult doctor = daemon_->epctl({"doctor"});
+  EXPECT_NE(doctor.out.find("epctl restart device host:0"), std::string::npos) << doctor.out;
+  const auto serves = [&] {
+    expect_all_ok(run_ranks(2, 60, [&](std::uint32_t rank) -> std::string {
+      const Session session(daemon_->socket(), daemon_->device(rank));
+      const Group group(session, small_config("again", rank, 2));
+      return "";
+    }));
+  };
+  const CommandResult restart = daemon_->epctl({"restart", "device", "host:0"});
+  EXPECT_EQ(restart.exit_code, 0) << restart.err;
+  ASSERT_TRUE(eventually(20, [&] { return state() == "ready"; }));
+  serves();
+  const pid_t before = daemon_->engine(0);
+  EXPECT_EQ(daemon_->epctl({"restart", "device", "host:0"}).exit_code, 0) << "one that runs, too";
+  EXPECT_TRUE(eventually(20, [&] { return state() == "ready" && daemon_->engine(0) != before; }));
+  serves();
+  const CommandResult unknown = daemon_->epctl({"restart", "device", "host:9"});
+  EXPECT_EQ(unknown.exit_code, 1);
+  EXPECT_NE(unknown.err.find("allowed: host:0, host:1"), std::string::npos) << unknown.err;
+  EXPECT_EQ(daemon_->log().find("level=warning process=\"epd\" event=\"group breaks\""), std::string::npos)
+      << "programs that end as they should are no warnings";
+}
+
 TEST_F(Operate, NobodyListensNamesTheSocket) {
   const CommandResult result =
       run_command({epctl_program(), "--socket", "/tmp/epd-test-nobody.sock", "status"}, 20);
@@ -194,6 +251,35 @@ std::string value_of(const json& config, const std::string& key) {
   for (const json& entry : config["entries"])
     if (entry["key"] == key) return entry["value"];
   return "no such key";
+}
+
+// A directory in the file's place ended the daemon, and all jobs with it.
+TEST_F(Operate, AConfigurationThatCanNotBeReadLeavesTheDaemonAsItWas) {
+  start(1, {{"limits.max_sessions", "5"}});
+  const std::string file = daemon_->directory() + "/epd.toml";
+  ASSERT_EQ(::access(file.c_str(), R_OK), 0);
+  ASSERT_EQ(::rename(file.c_str(), (file + ".aside").c_str()), 0);
+  const auto refused = [&](const std::string& why) {
+    daemon_->signal(SIGHUP);
+    EXPECT_TRUE(eventually(20, [&] {
+      const std::string error = epctl("status")["daemon"]["last_reload_error"];
+      return error.find(file) != std::string::npos && error.find(why) != std::string::npos;
+    })) << epctl("status")["daemon"];
+    EXPECT_EQ(value_of(epctl("config"), "limits.max_sessions"), "5");
+  };
+  ASSERT_EQ(::mkdir(file.c_str(), 0755), 0);
+  refused("directory");
+  ASSERT_EQ(::rmdir(file.c_str()), 0);
+  refused("does not exist");
+  ASSERT_EQ(::mkfifo(file.c_str(), 0600), 0);
+  refused("pipe");
+  ASSERT_EQ(::unlink(file.c_str()), 0);
+  ASSERT_EQ(::rename((file + ".aside").c_str(), file.c_str()), 0);
+  daemon_->signal(SIGHUP);
+  EXPECT_TRUE(eventually(20, [&] { return epctl("status")["daemon"]["last_reload_error"] == ""; }));
+  const CommandResult check = run_command({daemon_program(), "check-config", "--config", "/tmp"}, 20);
+  EXPECT_EQ(check.exit_code, 2);
+  EXPECT_NE(check.err.find("directory"), std::string::npos) << check.err;
 }
 
 TEST_F(Operate, AReloadIsAppliedOrRefusedAsAWhole) {

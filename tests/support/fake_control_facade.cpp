@@ -31,6 +31,7 @@ SessionView make_session(std::uint64_t id, const std::string& device) {
   session.pid = 7000 + static_cast<std::int32_t>(id);
   session.device = device;
   session.library = "libepd 0.1.0";
+  session.claimed = {5, "node7"};
   session.age_ms = 65'000;
   session.groups = 1;
   session.arena_bytes = std::uint64_t{300} << 20;
@@ -154,7 +155,7 @@ Result<OperationDetail> FakeControlFacade::operation(std::uint64_t session_id, s
     detail.group_name = "layer-experts";
     detail.pid = 7011;
     detail.engine_pid = 4242;
-    detail.waits = {{1, 12, 7012, "host:1", DeviceState::kReady, 4242, true, false, false, false, "",
+    detail.waits = {{1, 12, 7012, "7012", "host:1", DeviceState::kReady, 4242, true, false, false, false, "",
                      "rank 1 (session 12, pid 7012, host:1) has not submitted it"}};
     detail.text = "waits for 0 ms: rank 1";
     return detail;
@@ -162,29 +163,55 @@ Result<OperationDetail> FakeControlFacade::operation(std::uint64_t session_id, s
   return not_found("operation is not in flight");
 }
 
-Status FakeControlFacade::ask(std::string text) {
+Status FakeControlFacade::authorize(const Operator& by, Right wanted, const std::string& what) {
+  const std::lock_guard lock(mutex_);
+  if (wanted <= allowed_) return {};
+  return {StatusCode::kPermissionDenied,
+          "user " + std::to_string(by.uid) + " may not " + what +
+              ": no access.rule gives it more, and access.operate is \"read\""};
+}
+
+void FakeControlFacade::allow(Right right) {
+  const std::lock_guard lock(mutex_);
+  allowed_ = right;
+}
+
+Operator FakeControlFacade::last_operator() const {
+  const std::lock_guard lock(mutex_);
+  return last_operator_;
+}
+
+Status FakeControlFacade::restart_device(const Operator& by, const std::string& device) {
+  return ask(by, "restart device " + device);
+}
+
+Status FakeControlFacade::ask(const Operator& by, std::string text) {
   const std::lock_guard lock(mutex_);
   if (!failure_.ok()) return failure_;
+  last_operator_ = by;
+  last_operator_.has_gone = {};
   if (asked_.size() < 64) asked_.push_back(std::move(text));
   return {};
 }
 
-Status FakeControlFacade::set_device(const std::string& device, std::uint32_t sms) {
-  return ask("set device " + device + " sms=" + std::to_string(sms));
+Status FakeControlFacade::set_device(const Operator& by, const std::string& device, std::uint32_t sms) {
+  return ask(by, "set device " + device + " sms=" + std::to_string(sms));
 }
 
-Status FakeControlFacade::set_group(const std::string& group, const GroupSettingsChange& change) {
-  return ask("set group " + group + (change.sms ? " sms=" + std::to_string(*change.sms) : "") +
-             (change.priority ? " priority=" + std::to_string(*change.priority) : ""));
+Status FakeControlFacade::set_group(const Operator& by, const std::string& group,
+                                    const GroupSettingsChange& change) {
+  return ask(by, "set group " + group + (change.sms ? " sms=" + std::to_string(*change.sms) : "") +
+                     (change.priority ? " priority=" + std::to_string(*change.priority) : ""));
 }
 
-Status FakeControlFacade::evict_session(std::uint64_t session_id, const std::string& reason) {
-  return ask("evict session " + std::to_string(session_id) + " " + reason);
+Status FakeControlFacade::evict_session(const Operator& by, std::uint64_t session_id,
+                                        const std::string& reason) {
+  return ask(by, "evict session " + std::to_string(session_id) + " " + reason);
 }
 
-Status FakeControlFacade::evict_rank(const std::string& group, std::uint32_t rank,
+Status FakeControlFacade::evict_rank(const Operator& by, const std::string& group, std::uint32_t rank,
                                      const std::string& reason) {
-  return ask("evict group " + group + " rank " + std::to_string(rank) + " " + reason);
+  return ask(by, "evict group " + group + " rank " + std::to_string(rank) + " " + reason);
 }
 
 std::vector<std::string> FakeControlFacade::asked() const {
@@ -192,10 +219,12 @@ std::vector<std::string> FakeControlFacade::asked() const {
   return asked_;
 }
 
-Status FakeControlFacade::drain(std::uint32_t timeout_ms) {
+Status FakeControlFacade::drain(const Operator& by, std::uint32_t timeout_ms) {
   const std::lock_guard lock(mutex_);
   if (!failure_.ok()) return failure_;
   drained_ = timeout_ms;
+  last_operator_ = by;
+  last_operator_.has_gone = {};
   views_.daemon.state = DaemonState::kDraining;
   return {};
 }

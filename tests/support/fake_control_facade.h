@@ -20,16 +20,22 @@ class FakeControlFacade final : public ControlFacade {
   Result<std::vector<GroupView>> groups() override { return answer(views_.groups); }
   Result<std::vector<OperationView>> operations() override { return answer(views_.operations); }
   Result<std::vector<ConfigEntry>> config() override { return answer(views_.config); }
-  Status drain(std::uint32_t timeout_ms) override;
+  Status authorize(const Operator& by, Right wanted, const std::string& what) override;
+  Status drain(const Operator& by, std::uint32_t timeout_ms) override;
   Result<OperationDetail> operation(std::uint64_t session_id, std::uint64_t ticket) override;
   Result<AllStatisticsView> statistics() override { return answer(views_.statistics); }
   Result<EventBatch> events(std::uint64_t after, std::size_t limit, std::uint32_t wait_ms) override {
     return events_.read(after, limit, wait_ms);
   }
-  Status set_device(const std::string& device, std::uint32_t sms) override;
-  Status set_group(const std::string& group, const GroupSettingsChange& change) override;
-  Status evict_session(std::uint64_t session_id, const std::string& reason) override;
-  Status evict_rank(const std::string& group, std::uint32_t rank, const std::string& reason) override;
+  Status set_device(const Operator& by, const std::string& device, std::uint32_t sms) override;
+  Status set_group(const Operator& by, const std::string& group, const GroupSettingsChange& change) override;
+  Status evict_session(const Operator& by, std::uint64_t session_id, const std::string& reason) override;
+  Status evict_rank(const Operator& by, const std::string& group, std::uint32_t rank,
+                    const std::string& reason) override;
+  Status restart_device(const Operator& by, const std::string& device) override;
+  // What callers may do from now on (at the start: everything), and who asked for the last change.
+  void allow(Right right);
+  Operator last_operator() const;
 
   EventLog& event_log() { return events_; }
   // What was asked for that changes something: "set device host:0 sms=4".
@@ -63,7 +69,7 @@ class FakeControlFacade final : public ControlFacade {
     return view;
   }
 
-  Status ask(std::string text);
+  Status ask(const Operator& by, std::string text);
 
   EventLog events_{8};
   mutable std::mutex mutex_;
@@ -71,6 +77,8 @@ class FakeControlFacade final : public ControlFacade {
   Status failure_;                        // guarded by mutex_
   std::optional<std::uint32_t> drained_;  // guarded by mutex_
   std::vector<std::string> asked_;        // guarded by mutex_
+  Right allowed_ = Right::kChange;        // guarded by mutex_
+  Operator last_operator_;                // guarded by mutex_; has_gone is not kept
 };
 
 }  // namespace epd::test

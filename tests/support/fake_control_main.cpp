@@ -7,7 +7,9 @@
 //   empty               no devices, sessions, groups, operations, options
 //   sick                host:1 hangs, the last reload failed
 //   hang                calls take two seconds
+//   read_only           callers may read and change nothing
 //   event TEXT          something happens
+//   event_of UID TEXT   a user does something
 //   asked               prints what was asked for that changes something, one line each, before "done"
 #include "base/fd.h"
 #include "control/control_server.h"
@@ -37,7 +39,10 @@ class SlowFacade final : public ControlFacade {
   Result<std::vector<GroupView>> groups() override { return slow(fake_.groups()); }
   Result<std::vector<OperationView>> operations() override { return slow(fake_.operations()); }
   Result<std::vector<ConfigEntry>> config() override { return slow(fake_.config()); }
-  Status drain(std::uint32_t timeout_ms) override { return fake_.drain(timeout_ms); }
+  Status authorize(const Operator& by, Right wanted, const std::string& what) override {
+    return fake_.authorize(by, wanted, what);
+  }
+  Status drain(const Operator& by, std::uint32_t timeout_ms) override { return fake_.drain(by, timeout_ms); }
   Result<OperationDetail> operation(std::uint64_t session_id, std::uint64_t ticket) override {
     return slow(fake_.operation(session_id, ticket));
   }
@@ -45,17 +50,21 @@ class SlowFacade final : public ControlFacade {
   Result<EventBatch> events(std::uint64_t after, std::size_t limit, std::uint32_t wait_ms) override {
     return fake_.events(after, limit, wait_ms);
   }
-  Status set_device(const std::string& device, std::uint32_t sms) override {
-    return fake_.set_device(device, sms);
+  Status set_device(const Operator& by, const std::string& device, std::uint32_t sms) override {
+    return fake_.set_device(by, device, sms);
   }
-  Status set_group(const std::string& group, const GroupSettingsChange& change) override {
-    return fake_.set_group(group, change);
+  Status set_group(const Operator& by, const std::string& group, const GroupSettingsChange& change) override {
+    return fake_.set_group(by, group, change);
   }
-  Status evict_session(std::uint64_t session_id, const std::string& reason) override {
-    return fake_.evict_session(session_id, reason);
+  Status evict_session(const Operator& by, std::uint64_t session_id, const std::string& reason) override {
+    return fake_.evict_session(by, session_id, reason);
   }
-  Status evict_rank(const std::string& group, std::uint32_t rank, const std::string& reason) override {
-    return fake_.evict_rank(group, rank, reason);
+  Status restart_device(const Operator& by, const std::string& device) override {
+    return fake_.restart_device(by, device);
+  }
+  Status evict_rank(const Operator& by, const std::string& group, std::uint32_t rank,
+                    const std::string& reason) override {
+    return fake_.evict_rank(by, group, rank, reason);
   }
 
   FakeControlFacade& fake() { return fake_; }
@@ -96,10 +105,13 @@ void obey(const std::string& line, SlowFacade& facade) {
       views.devices[0].heartbeat_age_ms = 60'000;  // host:1
       views.daemon.last_reload_error = "limits.max_sessions is \"many\"";
     });
+  } else if (verb == "read_only") {
+    fake.allow(Right::kRead);
   } else if (verb == "hang") {
     facade.set_slow();
-  } else if (verb == "event") {
+  } else if (verb == "event" || verb == "event_of") {
     Event event;
+    if (verb == "event_of") words >> event.owner;
     std::getline(words >> std::ws, event.text);
     fake.event_log().add(event);
   } else if (verb == "asked") {

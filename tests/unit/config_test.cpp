@@ -2,6 +2,7 @@
 #include "supervisor/config.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <filesystem>
 #include <fstream>
@@ -195,6 +196,10 @@ TEST_F(ConfigFile, BadRulesAreRefusedWithTheValueAndThePlace) {
       {"groups = [\"\"]", {"groups", "\"\""}},
       {"groups = [3]", {"groups", "is 3"}},
       {"max_sessions = 0", {"max_sessions", "is 0", "1..65536"}},
+      {"operate = \"all\"", {"line 2", "operate", "\"all\"", "\"none\", \"read\", \"change\""}},
+      {"operate = true", {"operate", "true"}},
+      {"max_priority = 8", {"max_priority", "is 8", "-8..7"}},
+      {"max_priority = \"0\"", {"max_priority", "\"0\""}},
       {"max_groups = \"4\"", {"max_groups", "\"4\""}},
       {"max_arena_bytes = \"10 bytes\"", {"max_arena_bytes", "\"10 bytes\"", "GiB"}},
       {"max_arena_bytes = 1125899906842625", {"max_arena_bytes", "1125899906842625"}},
@@ -208,6 +213,97 @@ TEST_F(ConfigFile, BadRulesAreRefusedWithTheValueAndThePlace) {
   EXPECT_NE(refusal("access.rule = 7").find("[[access.rule]]"), std::string::npos);
   EXPECT_NE(refusal("access.rule = [7]").find("a table"), std::string::npos);
   EXPECT_NE(refusal("access.default = \"maybe\"").find("allow, deny"), std::string::npos);
+}
+
+// A directory ended the process, at the start and at each reload.
+TEST_F(ConfigFile, WhatCanNotBeReadIsRefusedByNameAndReason) {
+  write("devices.host = 1");
+  const Config before = load_config(sources_).value();
+  const std::string file = sources_.path;
+  const auto refused = [&](const std::string& path, const char* why) {
+    sources_.path = path;
+    for (const Status& status : {load_config(sources_).status(), reload_config(before, sources_).status()}) {
+      EXPECT_NE(status.code(), StatusCode::kOk) << path;
+      EXPECT_NE(status.message().find(path), std::string::npos) << status.to_string();
+      EXPECT_NE(status.message().find(why), std::string::npos) << status.to_string();
+    }
+  };
+  refused(std::filesystem::path(file).parent_path(), "directory");
+  const std::string pipe = file + ".pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  refused(pipe, "pipe");
+  ::unlink(pipe.c_str());
+  refused("/proc/self/mem", "Input/output error");
+  refused("/dev/zero", "more than");
+  refused(file + "/below", "does not exist");
+  refused(std::string(5000, 'x'), "File name too long");
+  sources_.path = file;
+  write("[limits]\nmax_sessions = 1\n[lim");  // half-written
+  refused(file, "line 3");
+  sources_.path = "/dev/null";
+  EXPECT_TRUE(load_config(sources_).ok()) << "nothing is said there, and that can be read";
+}
+
+TEST_F(ConfigFile, GroupsOfBothSocketsAreNamesOrNumbers) {
+  write("daemon.socket_group = \"root\"\ndaemon.control_socket_group = \"61234\"");
+  const Result<Config> config = load_config(sources_);
+  ASSERT_TRUE(config.ok()) << config.status().to_string();
+  EXPECT_EQ(config.value().socket_gid, 0u);
+  EXPECT_EQ(config.value().control_socket_gid, 61234u);
+  EXPECT_EQ(config.value().control_socket_mode, 0600u) << "closed, unless somebody opens it";
+  for (const char* key : {"daemon.socket_group", "daemon.control_socket_group"}) {
+    for (const char* value : {"no-such-group", "4294967295", "-1", "12x"}) {
+      const std::string text = refusal(std::string(key) + " = \"" + value + "\"");
+      EXPECT_NE(text.find(std::string(key) + " is \"" + value + "\""), std::string::npos) << text;
+      EXPECT_NE(text.find("0..4294967294"), std::string::npos) << text;
+    }
+  }
+  for (const char* key : {"daemon.socket", "daemon.control_socket"}) {
+    const std::string text = refusal(std::string(key) + " = \"/" + std::string(107, 'a') + "\"");
+    EXPECT_NE(text.find(key), std::string::npos) << text;
+    EXPECT_NE(text.find("108 characters; allowed: 1..107"), std::string::npos) << text;
+  }
+}
+
+TEST_F(ConfigFile, WhoMayOperateAndWithWhichPriorityOneJoins) {
+  write(R"(
+limits.max_priority = 3
+[[access.rule]]
+users = ["61001"]
+operate = "change"
+[[access.rule]]
+unix_groups = [62001]
+operate = "none"
+max_priority = -2
+[[access.rule]]
+users = [61003]
+)");
+  const Result<Config> config = load_config(sources_);
+  ASSERT_TRUE(config.ok()) << config.status().to_string();
+  const AccessPolicy& access = config.value().access;
+  const std::vector<std::uint32_t> none;
+  const std::vector<std::uint32_t> team = {62001};
+  EXPECT_TRUE(access.may_operate({61001, team}, Right::kChange, "drain").ok()) << "the first rule decides";
+  EXPECT_EQ(
+      access.may_operate({61002, team}, Right::kRead, "list groups").to_string(),
+      "PERMISSION_DENIED: user 61002 may not list groups: access.rule 2 says operate = \"none\"; needed: "
+      "\"read\"");
+  for (const std::uint32_t user : {61003u, 61004u}) {
+    EXPECT_TRUE(access.may_operate({user, none}, Right::kRead, "list groups").ok());
+    EXPECT_EQ(access.may_operate({user, none}, Right::kChange, "drain").to_string(),
+              "PERMISSION_DENIED: user " + std::to_string(user) +
+                  " may not drain: no access.rule gives it more, and access.operate is \"read\"; needed: "
+                  "\"change\"");
+  }
+  EXPECT_TRUE(access.may_take_priority({61001, none}, 3).ok());
+  EXPECT_EQ(access.may_take_priority({61001, none}, 4).to_string(),
+            "PERMISSION_DENIED: user 61001 may not join with priority 4: limits.max_priority is 3");
+  EXPECT_TRUE(access.may_take_priority({61002, team}, -2).ok());
+  EXPECT_EQ(
+      access.may_take_priority({61002, team}, 0).to_string(),
+      "PERMISSION_DENIED: user 61002 may not join with priority 0: access.rule 2 says max_priority = -2");
+  EXPECT_NE(refusal("access.operate = \"write\"").find("none, read, change"), std::string::npos);
+  EXPECT_NE(refusal("limits.max_priority = 8").find("-8..7"), std::string::npos);
 }
 
 TEST_F(ConfigFile, RulesAreShownAndMayChange) {

@@ -96,6 +96,89 @@ TEST_F(ControlTest, ListSessionsCarriesEveryField) {
   EXPECT_EQ(session.age_ms(), 65'000u);
   EXPECT_EQ(session.groups(), 1u);
   EXPECT_EQ(session.arena_bytes(), std::uint64_t{300} << 20);
+  EXPECT_EQ(session.claimed_pid(), 5);
+  EXPECT_EQ(session.claimed_host(), "node7");
+}
+
+// Whoever could open the socket could drain the daemon.
+TEST_F(ControlTest, ReadersMayLookAndChangeNothing) {
+  start();
+  facade_.allow(Right::kRead);
+  const auto stub = control();
+  const auto refused = [](const grpc::Status& status, const std::string& what) {
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED) << what;
+    EXPECT_NE(status.error_message().find("user " + std::to_string(::geteuid()) + " may not " + what),
+              std::string::npos)
+        << status.error_message();
+    v1::ErrorStatus error;
+    EXPECT_TRUE(error.ParseFromString(status.error_details()) && error.details_size() == 1)
+        << "the daemon's own";
+  };
+  v1::DrainResponse drain;
+  refused(call(*stub, &v1::Control::Stub::Drain, {}, drain), "drain");
+  v1::SetDeviceRequest device;
+  device.set_sms(1);
+  v1::SetDeviceResponse device_set;
+  refused(call(*stub, &v1::Control::Stub::SetDevice, device, device_set), "set a device");
+  v1::SetGroupResponse group_set;
+  refused(call(*stub, &v1::Control::Stub::SetGroup, {}, group_set), "set a group");
+  v1::EvictSessionResponse session;
+  refused(call(*stub, &v1::Control::Stub::EvictSession, {}, session), "evict a session");
+  v1::EvictRankResponse rank;
+  refused(call(*stub, &v1::Control::Stub::EvictRank, {}, rank), "evict a rank");
+  v1::RestartDeviceResponse restarted;
+  refused(call(*stub, &v1::Control::Stub::RestartDevice, {}, restarted), "restart a device");
+  EXPECT_TRUE(facade_.asked().empty());
+  EXPECT_FALSE(facade_.drained().has_value());
+  v1::GetStatusResponse status;
+  EXPECT_TRUE(call(*stub, &v1::Control::Stub::GetStatus, {}, status).ok());
+  EXPECT_TRUE(check("control").status.ok());
+}
+
+TEST_F(ControlTest, WhoMayNothingSeesNothing) {
+  start();
+  facade_.allow(Right::kNone);
+  const auto stub = control();
+  const auto refused = [](const grpc::Status& status) {
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED) << status.error_message();
+  };
+  v1::GetStatusResponse status;
+  v1::ListDevicesResponse devices;
+  v1::ListSessionsResponse sessions;
+  v1::ListGroupsResponse groups;
+  v1::ListOperationsResponse operations;
+  v1::GetOperationResponse operation;
+  v1::GetStatisticsResponse statistics;
+  v1::GetConfigResponse config;
+  v1::GetVersionResponse version;
+  refused(call(*stub, &v1::Control::Stub::GetStatus, {}, status));
+  refused(call(*stub, &v1::Control::Stub::ListDevices, {}, devices));
+  refused(call(*stub, &v1::Control::Stub::ListSessions, {}, sessions));
+  refused(call(*stub, &v1::Control::Stub::ListGroups, {}, groups));
+  refused(call(*stub, &v1::Control::Stub::ListOperations, {}, operations));
+  refused(call(*stub, &v1::Control::Stub::GetOperation, {}, operation));
+  refused(call(*stub, &v1::Control::Stub::GetStatistics, {}, statistics));
+  refused(call(*stub, &v1::Control::Stub::GetConfig, {}, config));
+  refused(call(*stub, &v1::Control::Stub::GetVersion, {}, version));
+  refused(check("").status);
+  grpc::ClientContext context;
+  limit(context);
+  const auto watch = stub->WatchEvents(&context, {});
+  v1::WatchEventsResponse events;
+  EXPECT_FALSE(watch->Read(&events));
+  refused(watch->Finish());
+}
+
+TEST_F(ControlTest, TheKernelTellsWhoChangesSomething) {
+  start();
+  v1::RestartDeviceRequest request;
+  request.set_device("host:1");
+  v1::RestartDeviceResponse response;
+  ASSERT_TRUE(call(*control(), &v1::Control::Stub::RestartDevice, request, response).ok());
+  EXPECT_EQ(facade_.asked(), (std::vector<std::string>{"restart device host:1"}));
+  EXPECT_EQ(facade_.last_operator().pid, ::getpid());
+  EXPECT_EQ(facade_.last_operator().uid, ::geteuid());
+  EXPECT_FALSE(facade_.last_operator().gids.empty());
 }
 
 TEST_F(ControlTest, ListGroupsCarriesShapeMembersAndMissingRanks) {

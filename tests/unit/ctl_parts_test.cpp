@@ -94,6 +94,7 @@ TEST(CtlDoctorRules, DeviceStates) {
   EXPECT_EQ(level(v1::DEVICE_STATE_STARTING, 0, 0), Level::kWarn);
   EXPECT_EQ(level(v1::DEVICE_STATE_RESTARTING, 1, 0), Level::kFail);
   EXPECT_EQ(level(v1::DEVICE_STATE_FAILED, 9, 0), Level::kFail);
+  EXPECT_EQ(level(v1::DEVICE_STATE_STOPPED, 0, 4'000), Level::kFail);
   EXPECT_EQ(level(static_cast<v1::DeviceState>(77), 0, 0), Level::kWarn);
   EXPECT_EQ(judge_devices({}).at(0).level, Level::kFail) << "a daemon without devices serves nobody";
 }
@@ -186,6 +187,20 @@ TEST(CtlDoctorRules, VersionsAndSockets) {
   EXPECT_EQ(level("daemon_open_files"), Level::kWarn);
   daemon.open_files = kUnlimited;
   EXPECT_EQ(level("daemon_open_files"), Level::kOk);
+}
+
+TEST(CtlRender, AProcessOfAnotherPidNamespaceIsMarkedAsAClaim) {
+  v1::ListSessionsResponse sessions;
+  v1::Session& foreign = *sessions.add_sessions();
+  foreign.set_claimed_pid(4711);
+  foreign.set_claimed_host("node7");
+  v1::Session& own = *sessions.add_sessions();
+  own.set_pid(4242);
+  own.set_claimed_pid(1);
+  const std::string text = render(sessions);
+  EXPECT_NE(text.find("4711@node7?"), std::string::npos) << text;
+  EXPECT_NE(text.find("4242"), std::string::npos) << text;
+  EXPECT_EQ(text.find("1@"), text.find("1@node7")) << "the kernel's number is enough";
 }
 
 TEST(CtlUnits, AreReadable) {

@@ -68,7 +68,7 @@ TEST_F(CtlTest, EventsFollowAndTellOfTheLost) {
   start_server();
   for (int i = 0; i < 10; ++i) tell_server("event number " + std::to_string(i));
   Process follower({EPCTL_PATH, "--socket", control_, "events", "--follow", "--since", "1"});
-  EXPECT_TRUE(follower.read_until("... 4 earlier events are no longer remembered"));
+  EXPECT_TRUE(follower.read_until("... 4 events here no longer remembered\n6 "));
   EXPECT_TRUE(follower.read_until("number 9"));
   tell_server("event news");
   EXPECT_TRUE(follower.read_until("news"));
@@ -108,11 +108,51 @@ TEST_F(CtlTest, SetAndEvictSayWhatTheyDid) {
   EXPECT_EQ(group["set"]["priority"], -5);
   EXPECT_EQ(epctl({"evict", "session", "11", "--reason", "too slow"}).out, "session 11 evicted\n");
   EXPECT_EQ(epctl({"evict", "group", "late", "rank", "2"}).out, "rank 2 of group late evicted\n");
+  EXPECT_EQ(epctl({"restart", "device", "host:1"}).out, "host:1 restarts\n");
   ASSERT_TRUE(server_->write("asked\n"));
-  for (const char* line : {"set device host:0 sms=4\n", "set group layer-experts sms=2 priority=-5\n",
-                           "evict session 11 too slow\n", "evict group late rank 2 \n", "done\n"}) {
+  for (const char* line :
+       {"set device host:0 sms=4\n", "set group layer-experts sms=2 priority=-5\n",
+        "evict session 11 too slow\n", "evict group late rank 2 \n", "restart device host:1\n", "done\n"}) {
     EXPECT_TRUE(server_->read_until(line)) << line;
   }
+}
+
+// A hole in the middle is told where it is.
+TEST_F(CtlTest, EventsThatWereForgottenBetweenOthersAreCountedThere) {
+  start_server();
+  tell_server("event_of 1000 lonely");  // 4
+  for (int i = 0; i < 10; ++i) tell_server("event number " + std::to_string(i));
+  const std::vector<Json> lines = json_lines(epctl({"events", "--json"}).out);
+  std::uint64_t seen = 0;
+  bool lonely = false;
+  for (const Json& line : lines) {
+    if (line.contains("lost")) {
+      seen += line["lost"].get<std::uint64_t>();
+      continue;
+    }
+    EXPECT_EQ(line["sequence"], seen + 1) << line;
+    seen = line["sequence"];
+    lonely |= line["text"] == "lonely";
+  }
+  EXPECT_EQ(seen, 14u);
+  EXPECT_TRUE(lonely) << "another owner's only event";
+}
+
+TEST_F(CtlTest, AReaderWhoWantsToChangeSomethingIsToldWhatItNeeds) {
+  start_server();
+  tell_server("read_only");
+  EXPECT_EQ(epctl({"status"}).exit_code, 0);
+  for (const std::vector<std::string>& change : {std::vector<std::string>{"drain"},
+                                                 {"set", "device", "host:0", "sms=1"},
+                                                 {"evict", "session", "11"},
+                                                 {"restart", "device", "host:0"}}) {
+    const Finished result = epctl(change);
+    EXPECT_EQ(result.exit_code, 1) << change[0];
+    EXPECT_TRUE(result.complains("PERMISSION_DENIED: user ")) << result.err;
+    EXPECT_TRUE(result.complains("access.operate")) << result.err;
+  }
+  const Json json = epctl({"--json", "drain"}).json();
+  EXPECT_EQ(json["error"]["status"], "PERMISSION_DENIED");
 }
 
 TEST_F(CtlTest, SettingsThatCannotBeAreRefusedWithWhatIsAllowed) {

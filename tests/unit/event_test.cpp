@@ -2,6 +2,7 @@
 #include "base/event.h"
 
 #include <gtest/gtest.h>
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -31,6 +32,44 @@ TEST(EventLog, RemembersTheLastAndCountsWhatAReaderLost) {
   EXPECT_EQ(sequences(batch), (std::vector<std::uint64_t>{8, 9}));
   EXPECT_TRUE(log.read(10, 10, 0).events.empty());
   EXPECT_TRUE(log.read(99, 10, 0).events.empty());
+}
+
+Event of(EventOwner owner) {
+  Event event;
+  event.owner = owner;
+  return event;
+}
+
+TEST(EventLog, AFloodOfOneUserLeavesTheEventsOfOthers) {
+  EventLog log(16);
+  for (int i = 0; i < 3; ++i) log.add(of(kDaemonOwner));  // 1 .. 3
+  for (int i = 0; i < 2; ++i) log.add(of(1001));          // 4, 5
+  for (int i = 0; i < 5000; ++i) log.add(of(1002));
+  const EventBatch batch = log.read(0, 100, 0);
+  ASSERT_EQ(batch.events.size(), 16u);
+  EXPECT_EQ(std::count_if(batch.events.begin(), batch.events.end(),
+                          [](const Event& e) { return e.owner == kDaemonOwner; }),
+            3);
+  EXPECT_EQ(batch.events[4].sequence, 5u);
+  EXPECT_EQ(batch.events[4].owner, 1001);
+  EXPECT_EQ(batch.events[5].sequence, 5005u - 10) << "of the flood, the last";
+  EXPECT_EQ(batch.events.back().sequence, 5005u);
+  EXPECT_EQ(batch.lost, 5005u - 16) << "the hole is counted";
+}
+
+TEST(EventLog, HolesAreCountedWhereverAReaderBegins) {
+  EventLog log(8);
+  for (int i = 0; i < 200; ++i) log.add(of(i % 5 == 0 ? kDaemonOwner : i % 7));
+  for (std::uint64_t since = 0; since < 200; ++since) {
+    std::uint64_t seen = since;
+    std::uint64_t counted = 0;
+    for (EventBatch batch = log.read(seen, 3, 0); !batch.events.empty(); batch = log.read(seen, 3, 0)) {
+      counted += batch.lost + batch.events.size();
+      seen = batch.events.back().sequence;
+    }
+    EXPECT_EQ(seen, 200u);
+    EXPECT_EQ(counted, 200 - since);
+  }
 }
 
 TEST(EventLog, AReaderThatWaitsIsWoken) {
@@ -88,14 +127,44 @@ TEST(RecordEvent, IsLoggedAndRemembered) {
   EXPECT_GT(event.unix_ms, 1'600'000'000'000);
 }
 
+// What one client did with 3,346 attaches each second.
+TEST(RecordEvent, AFloodOfSessionsIsLimitedForItsUserAloneAndToldInTheEnd) {
+  EventLog log;
+  log.install();
+  constexpr int kFlood = 20'000;
+  testing::internal::CaptureStderr();
+  for (int i = 0; i < kFlood; ++i)
+    record_of_user(1001, EventKind::kSessionAttached, LogLevel::kInfo, "session attached", {{"session", i}});
+  record_of_user(1002, EventKind::kSessionAttached, LogLevel::kInfo, "session attached", {{"session", -1}});
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  LogLimiter::tell_suppressed();
+  log_flush();
+  const std::string lines = testing::internal::GetCapturedStderr();
+  EXPECT_NE(lines.find("session=-1"), std::string::npos) << "the other user's line";
+  EXPECT_LT(std::count(lines.begin(), lines.end(), '\n'), kFlood / 4);
+  std::uint64_t told = 0;
+  std::uint64_t left_out = 0;
+  for (const Event& event : log.read(0, 4096, 0).events) {
+    if (event.owner != 1001) continue;
+    if (event.text == "session attached") {
+      ++told;
+    } else {
+      left_out += std::stoull(event.fields.at(1).second);
+      EXPECT_EQ(event.fields.at(2), (std::pair<std::string, std::string>{"uid", "1001"}));
+    }
+  }
+  EXPECT_EQ(told + left_out, std::uint64_t{kFlood});
+}
+
 TEST(RecordEvent, ARateLimitTellsHowManyItLeftOut) {
   EventLog log;
   log.install();
   LogLimiter limiter(3);
   testing::internal::CaptureStderr();
-  for (int i = 0; i < 50; ++i) limiter.record(EventKind::kRefused, LogLevel::kWarning, "refused", {{"i", i}});
+  for (int i = 0; i < 50; ++i)
+    limiter.record(EventKind::kRefused, LogLevel::kWarning, "refused", {{"i", i}}, 7);
   std::this_thread::sleep_for(std::chrono::milliseconds(1100));
-  limiter.record(EventKind::kRefused, LogLevel::kWarning, "refused", {{"i", 50}});
+  limiter.record(EventKind::kRefused, LogLevel::kWarning, "refused", {{"i", 50}}, 7);
   log_flush();
   testing::internal::GetCapturedStderr();
   const EventBatch batch = log.read(0, 100, 0);

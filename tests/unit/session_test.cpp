@@ -81,7 +81,7 @@ class Attach : public testing::Test {
 
   void start(const SessionLimits& limits) {
     table_.reset();
-    Result<Listener> listener = Listener::open({path_, 0660, ""});
+    Result<Listener> listener = Listener::open({path_, 0660, {}});
     ASSERT_TRUE(listener.ok()) << listener.status().to_string();
     SessionTable::Options options;
     options.daemon = "epd test";
@@ -491,7 +491,7 @@ TEST_F(Attach, TheSocketHasItsModeAndGoesWithTheTable) {
 }
 
 TEST_F(Attach, ALivingDaemonIsNotDisplacedAndADeadOneIs) {
-  const Result<Listener> second = Listener::open({path_, 0660, ""});
+  const Result<Listener> second = Listener::open({path_, 0660, {}});
   ASSERT_FALSE(second.ok());
   EXPECT_NE(second.status().message().find("pid " + std::to_string(::getpid())), std::string::npos)
       << second.status().message();
@@ -500,25 +500,46 @@ TEST_F(Attach, ALivingDaemonIsNotDisplacedAndADeadOneIs) {
   const std::string other = directory_ + "/stale.sock";
   const pid_t child = ::fork();
   if (child == 0) {
-    const Result<Listener> listener = Listener::open({other, 0660, ""});
+    const Result<Listener> listener = Listener::open({other, 0660, {}});
     ::_exit(listener.ok() ? 0 : 1);  // without removing its socket, as if killed
   }
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   ASSERT_EQ(status, 0);
   ASSERT_TRUE(std::filesystem::exists(other));
-  EXPECT_TRUE(Listener::open({other, 0660, ""}).ok());
+  EXPECT_TRUE(Listener::open({other, 0660, {}}).ok());
+}
+
+// Clients in other PID namespaces have no number here; they were all "pid 0".
+TEST_F(Attach, WhatAClientSaysOfItsProcessIsShownAsAClaim) {
+  start({});
+  abi::Hello hello = good_hello();
+  hello.pid = 4711;
+  abi::set_text(hello.host, "node7\x1b", 6);
+  const UniqueFd socket = connect();
+  exchange(socket, AttachType::kHello, hello);
+  ASSERT_EQ(host_.opened.size(), 1u);
+  const Session* session = table_->find(host_.opened[0]);
+  ASSERT_NE(session, nullptr);
+  EXPECT_EQ(session->peer.pid, ::getpid()) << "the kernel's word";
+  EXPECT_EQ(session->claimed_pid, 4711);
+  EXPECT_EQ(session->claimed_host, "node7?");
+  EXPECT_EQ(process_name(*session), std::to_string(::getpid()));
+  Session foreign;
+  foreign.claimed_pid = 4711;
+  foreign.claimed_host = "node7";
+  EXPECT_EQ(process_name(foreign), "4711@node7?");
+  foreign.claimed_pid = 0;
+  EXPECT_EQ(process_name(foreign), "0");
 }
 
 TEST_F(Attach, OtherFilesAndBadPathsAreLeftAlone) {
   const std::string file = directory_ + "/file";
   std::ofstream(file) << "precious";
-  EXPECT_EQ(Listener::open({file, 0660, ""}).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(Listener::open({file, 0660, {}}).status().code(), StatusCode::kInvalidArgument);
   EXPECT_TRUE(std::filesystem::exists(file));
-  const Result<Listener> longer = Listener::open({directory_ + "/" + std::string(200, 'x'), 0660, ""});
+  const Result<Listener> longer = Listener::open({directory_ + "/" + std::string(200, 'x'), 0660, {}});
   EXPECT_NE(longer.status().message().find("107"), std::string::npos) << longer.status().message();
-  const Result<Listener> group = Listener::open({directory_ + "/g.sock", 0660, "no-such-group-here"});
-  EXPECT_NE(group.status().message().find("no-such-group-here"), std::string::npos);
 }
 
 }  // namespace

@@ -33,6 +33,9 @@ struct Hello {
   std::uint64_t nonce;            // echoed
   char library[64];               // client library and version, for logs and refusals
   char device[kDeviceNameBytes];  // "host:0"; empty = the device with the fewest sessions
+  // For people to find it by, where the daemon is in another PID namespace; never believed.
+  std::int32_t pid;  // the client's own number of itself; 0 = it says none
+  char host[60];     // the client's host name
 };
 
 struct Welcome {

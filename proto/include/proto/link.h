@@ -232,6 +232,9 @@ struct OpView {
   std::atomic<std::uint64_t> stage_ns[kNumOpStages];  // when each was entered, by OpStage; 0 = not yet
 };
 
+// An engine whose heartbeat is older stands still: stopped, or hung. A sleeping one turns each second.
+inline constexpr std::uint64_t kStandsStillNs = 3'000'000'000;
+
 struct EnginePage {
   alignas(64) std::uint32_t magic;
   std::uint32_t version;

@@ -1,5 +1,6 @@
 // What operators are told as it happens: the log line, and the same in a bounded memory that the control
-// plane reads, so that the two never disagree.
+// plane reads, so that the two never disagree. Each event has an owner: the user who caused it, or the
+// daemon. No owner's events push out those of others that have fewer.
 #pragma once
 
 #include "base/log.h"
@@ -8,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <initializer_list>
+#include <map>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -21,7 +23,7 @@ enum class EventKind : std::uint32_t {
   kOther = 0,
   kSessionAttached = 1,
   kSessionEnded = 2,
-  kRefused = 3,  // an attach, a join, a submission; limited in rate
+  kRefused = 3,  // an attach, a join, a submission, an operator's call
   kRankJoined = 4,
   kRankLost = 5,
   kGroupBroke = 6,
@@ -35,25 +37,29 @@ enum class EventKind : std::uint32_t {
   kSettingChanged = 14,  // epctl set
   kEvicted = 15,         // epctl evict
   kDaemonState = 16,     // serving, draining, stopped
+  kEngineStopped = 17,   // by a signal or a debugger
+  kEngineGoesOn = 18,
 };
 
 struct Event {
-  std::uint64_t sequence = 0;  // from 1, without holes
+  std::uint64_t sequence = 0;  // from 1; those that are forgotten leave holes
   std::uint64_t monotonic_ns = 0;
   std::int64_t unix_ms = 0;
   EventKind kind = EventKind::kOther;
   LogLevel level = LogLevel::kInfo;
+  EventOwner owner = kDaemonOwner;
   std::string text;  // the log line's event
   std::vector<std::pair<std::string, std::string>> fields;
 };
 
 struct EventBatch {
   std::vector<Event> events;
-  std::uint64_t lost = 0;    // wanted, but forgotten before they were read
+  std::uint64_t lost = 0;    // forgotten, of those up to the last one here: the holes in the sequence
   std::uint64_t newest = 0;  // sequence of the last event there is; 0: none
 };
 
-// Remembers the last `capacity` events. All calls from any thread; none waits for a reader.
+// Remembers `capacity` events. When it is full, the oldest event of the owner that has the most goes. All
+// calls from any thread; none waits for a reader.
 class EventLog {
  public:
   explicit EventLog(std::size_t capacity = 4096) : capacity_(capacity) {}
@@ -68,15 +74,22 @@ class EventLog {
   EventBatch read(std::uint64_t after, std::size_t limit, std::uint32_t wait_ms);
 
  private:
+  void forget_one();  // with the lock held
+
   const std::size_t capacity_;
   std::mutex mutex_;
   std::condition_variable added_;
-  std::deque<Event> events_;  // guarded by mutex_
-  std::uint64_t newest_ = 0;  // likewise
+  std::map<std::uint64_t, Event> events_;                     // by sequence; guarded by mutex_
+  std::map<EventOwner, std::deque<std::uint64_t>> by_owner_;  // sequences, ascending; likewise
+  std::uint64_t newest_ = 0;                                  // likewise
 };
 
 // Logs, and remembers whatever the log level is.
 void record_event(EventKind kind, LogLevel level, std::string_view event,
-                  std::initializer_list<LogField> fields = {});
+                  std::initializer_list<LogField> fields = {}, EventOwner owner = kDaemonOwner);
+// The same for what a client brings about by doing what it may (attach, join, go): limited for each user, far
+// above what programs do. What is left out is counted, and told by LogLimiter::tell_suppressed().
+void record_of_user(EventOwner owner, EventKind kind, LogLevel level, std::string_view event,
+                    std::initializer_list<LogField> fields);
 
 }  // namespace epd

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <map>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -13,6 +14,10 @@
 namespace epd {
 
 enum class EventKind : std::uint32_t;
+
+// Who caused an event or a line: a user's number, or the daemon itself.
+using EventOwner = std::int64_t;
+inline constexpr EventOwner kDaemonOwner = -1;
 
 // spdlog's numbers.
 enum class LogLevel : int { kTrace = 0, kDebug = 1, kInfo = 2, kWarning = 3, kError = 4, kOff = 6 };
@@ -51,23 +56,47 @@ std::uint64_t log_lines_lost();
 // One line, outside of the log, before the process ends. A reader that stands still costs the line.
 void print_error(const std::string& line);
 
-// At most `burst` lines, then one each second; a line that follows suppressed ones says how many.
-// One per call site, static; safe from any thread.
+// For each owner at most `burst` lines, then `each_second`; so nobody's flood suppresses another's lines. How
+// many were suppressed is told by the next line of that owner, or by tell_suppressed(). One per call site,
+// static; safe from any thread.
 class LogLimiter {
  public:
-  explicit LogLimiter(std::uint32_t burst = 10) : burst_(burst) {}
+  explicit LogLimiter(std::uint32_t burst = 10, std::uint32_t each_second = 1);
+  ~LogLimiter();
+  LogLimiter(const LogLimiter&) = delete;
+  LogLimiter& operator=(const LogLimiter&) = delete;
+
   void log(LogLevel level, std::string_view event, std::initializer_list<LogField> fields);
   // The same for an event (base/event.h).
-  void record(EventKind kind, LogLevel level, std::string_view event, std::initializer_list<LogField> fields);
+  void record(EventKind kind, LogLevel level, std::string_view event, std::initializer_list<LogField> fields,
+              EventOwner owner);
+
+  // Tells what any limiter has suppressed, as far as it may write again. To be called now and then.
+  static void tell_suppressed();
 
  private:
-  // False: to be suppressed. Else how many were, since the last that was not.
-  bool admit(std::uint64_t& suppressed);
+  struct Suppressed {
+    EventOwner owner = kDaemonOwner;
+    std::uint64_t count = 0;
+    std::string event;  // the last one
+    LogLevel level = LogLevel::kInfo;
+    EventKind kind{};
+    bool recorded = false;
+    void tell() const;
+  };
+  struct Budget {
+    double left = 0;  // lines
+    std::uint64_t filled_ns = 0;
+    Suppressed suppressed;
+  };
+  // False: to be suppressed. Else what was, since the last that was not.
+  bool admit(const Suppressed& line, Suppressed& before);
+  Budget& budget_of(EventOwner owner, std::uint64_t now_ns);
+  void fill(Budget& budget, std::uint64_t now_ns) const;
 
-  std::uint32_t burst_;
-  std::uint32_t used_ = 0;        // guarded by a mutex in log.cpp
-  std::uint64_t suppressed_ = 0;  // likewise
-  std::uint64_t window_ns_ = 0;   // likewise
+  const std::uint32_t burst_;
+  const std::uint32_t each_second_;
+  std::map<EventOwner, Budget> budgets_;  // guarded by a mutex in log.cpp
 };
 
 }  // namespace epd

@@ -1,4 +1,5 @@
-// The control plane: gRPC service epd.v1.Control, health and reflection on a unix socket.
+// The control plane: gRPC service epd.v1.Control, health and reflection on a unix socket. Who calls is known
+// from the kernel (SO_PEERCRED of the connection), and asked about for each call (ControlFacade::authorize).
 #pragma once
 
 #include "base/status.h"
@@ -6,22 +7,22 @@
 
 #include <sys/types.h>
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace epd {
 
 struct ControlOptions {
   std::string socket_path;
-  mode_t mode = 0660;  // of the socket; this is all the authorisation there is
-  std::string group;   // owner group, name or number; empty: the daemon's own
+  mode_t mode = 0600;          // of the socket; what those who can open it may do, the facade says
+  std::optional<gid_t> group;  // owner group; none: the daemon's own
 };
 
 class ControlServer {
  public:
   // Listens when it returns. Replaces a socket file on which nobody listens, refuses (ABORTED) one
-  // on which somebody does. The socket is never open wider than `mode`, not even for a moment; for
-  // that the process's umask is changed meanwhile, so no other thread may be creating files.
-  // Errors: INVALID_ARGUMENT (path, mode), NOT_FOUND (directory, group), PERMISSION_DENIED, ABORTED.
+  // on which somebody does. The socket is never open wider than `mode`, not even for a moment.
+  // Errors: INVALID_ARGUMENT (path, mode), NOT_FOUND (directory), PERMISSION_DENIED, ABORTED.
   // `facade` must outlive the server and is called from several threads.
   static Result<std::unique_ptr<ControlServer>> start(ControlFacade& facade, const ControlOptions& options);
 

@@ -105,6 +105,7 @@ struct BreakReason {
   StatusCode cause = StatusCode::kOk;
   std::int32_t culprit_rank = -1;
   std::string text;
+  bool orderly = false;  // the culprit left or detached: nothing went wrong
 };
 
 // A join that came while a degraded group breaks.

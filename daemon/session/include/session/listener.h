@@ -7,14 +7,13 @@
 #include <sys/types.h>
 #include <optional>
 #include <string>
-#include <vector>
 
 namespace epd {
 
 struct ListenerOptions {
   std::string path;
   mode_t mode = 0660;
-  std::string group;  // owner group of the socket; empty = the process's
+  std::optional<gid_t> group;  // owner group of the socket; none: the process's
 };
 
 // A listening SOCK_SEQPACKET socket. Beside it lies "<path>.lock", held locked for as long as the
@@ -38,16 +37,5 @@ class Listener {
   UniqueFd lock_;
   std::string path_;
 };
-
-struct PeerIdentity {
-  std::int32_t pid = 0;
-  std::uint32_t uid = 0;
-  std::uint32_t gid = 0;
-  std::vector<std::uint32_t> gids;  // the primary first, then the supplementary
-  UniqueFd pidfd;  // invalid for a process of another PID namespace, which has no number here
-};
-
-// Who connected, as the kernel knows it.
-Result<PeerIdentity> peer_identity(int socket);
 
 }  // namespace epd

@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/descriptors.h"
 #include "base/packet.h"
+#include "base/peer.h"
 #include "base/quota.h"
 #include "proto/attach.h"
 #include "session/listener.h"
@@ -39,12 +40,16 @@ struct Session {
   bool attached = false;  // said Hello and was welcomed
   std::uint32_t device = 0;
   std::string library;
+  std::int32_t claimed_pid = 0;  // the client says so, for people
+  std::string claimed_host;      // likewise
   Segments segments;
   std::set<std::uint32_t> pending_requests;  // Joins and Leaves that wait for their replies
 };
 
 // What a client wrote, for logs and messages: nothing that could break a terminal.
 std::string printable(const char* text, std::size_t length);
+// The process for people: its pid or, of another PID namespace, "4711@node7?", which the client says itself.
+std::string process_name(const Session& session);
 
 // What the table asks of its owner, and tells it.
 class SessionHost {

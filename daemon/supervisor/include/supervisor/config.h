@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +25,11 @@ struct Config {
   std::string control_socket;
   std::uint32_t socket_mode = 0;
   std::string socket_group;
+  std::uint32_t control_socket_mode = 0;
+  std::string control_socket_group;
+  // The groups' numbers; none: the daemon's own.
+  std::optional<std::uint32_t> socket_gid;
+  std::optional<std::uint32_t> control_socket_gid;
   std::uint32_t log_level = 0;   // LogLevel
   std::uint32_t log_format = 0;  // LogFormat
   std::uint32_t host_devices = 0;
@@ -34,7 +40,9 @@ struct Config {
   std::uint32_t max_sessions_per_user = 0;
   std::uint32_t max_groups = 0;
   std::uint32_t max_groups_per_user = 0;
-  std::uint32_t access_default = 0;            // 0 allow, 1 deny; see access
+  std::int32_t max_priority = 0;               // see access, also for the next two
+  std::uint32_t access_default = 0;            // 0 allow, 1 deny
+  std::uint32_t access_operate = 0;            // Right
   std::uint64_t max_arena_bytes = 0;           // 0: see effective_arena_bytes
   std::uint64_t max_arena_bytes_per_user = 0;  // 0: as max_arena_bytes
   std::uint32_t attach_ms = 0;

@@ -1,15 +1,18 @@
 // What the control plane may ask of the supervisor. All calls may come from any thread: they are
 // carried out on the supervisor's loop, which never blocks, and so return within milliseconds.
-// DEADLINE_EXCEEDED if the loop has not answered within two seconds; ABORTED if it is stopping.
+// DEADLINE_EXCEEDED if the loop has not answered within two seconds; ABORTED if it is stopping. A change
+// whose caller was told so, or has gone, does not happen later.
 #pragma once
 
 #include "base/event.h"
 #include "base/status.h"
 #include "proto/shape.h"
 #include "proto/statistics.h"
+#include "supervisor/access_policy.h"
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -51,7 +54,8 @@ struct CudaView {
 // Counts of one histogram, by abi::histogram_bucket.
 using HistogramView = std::array<std::uint64_t, abi::kHistogramBuckets>;
 
-enum class DeviceState { kStarting, kReady, kRestarting, kFailed };
+// kStopped: ready, but its engine stands still: stopped by a signal or a debugger, or hung.
+enum class DeviceState { kStarting, kReady, kRestarting, kFailed, kStopped };
 
 struct DeviceView {
   std::string name;  // "host:0"
@@ -76,6 +80,12 @@ struct DeviceView {
   std::optional<CudaView> cuda;   // of a GPU
 };
 
+// What a client says of its own process: shown to people, never believed.
+struct ClaimedProcess {
+  std::int32_t pid = 0;  // 0: it says none
+  std::string host;
+};
+
 struct SessionView {
   std::uint64_t id = 0;
   std::uint32_t uid = 0;
@@ -83,6 +93,7 @@ struct SessionView {
   std::int32_t pid = 0;
   std::string device;
   std::string library;
+  ClaimedProcess claimed;
   std::uint64_t age_ms = 0;
   std::uint32_t groups = 0;
   std::uint64_t arena_bytes = 0;
@@ -139,6 +150,7 @@ struct WaitView {
   std::uint32_t rank = 0;
   std::uint64_t session_id = 0;
   std::int32_t pid = 0;
+  std::string process;  // the same for people: see process_name()
   std::string device;
   DeviceState device_state = DeviceState::kStarting;
   std::int32_t engine_pid = 0;
@@ -191,6 +203,14 @@ struct GroupSettingsChange {
   std::optional<std::int32_t> priority;
 };
 
+// Who asks for something on the control socket, or by a signal, as the kernel knows it.
+struct Operator {
+  std::uint32_t uid = 0;
+  std::int32_t pid = 0;  // 0: of another PID namespace
+  std::vector<std::uint32_t> gids;
+  std::function<bool()> has_gone;  // whether it waits no longer; empty: it does. From the thread that asks
+};
+
 struct ConfigEntry {
   std::string key;  // "limits.max_sessions"
   std::string value;
@@ -213,16 +233,24 @@ class ControlFacade {
   virtual Result<AllStatisticsView> statistics() = 0;
   // Up to `limit` events after number `after`; waits up to `wait_ms` for one. Never asks the loop.
   virtual Result<EventBatch> events(std::uint64_t after, std::size_t limit, std::uint32_t wait_ms) = 0;
+  // PERMISSION_DENIED naming the caller, `what` ("drain") and the rule. Whoever serves the calls asks first;
+  // what follows takes `by` for granted and records it. Never asks the loop.
+  virtual Status authorize(const Operator& by, Right wanted, const std::string& what) = 0;
   // Stops admitting, waits for sessions to end, ends what is left after timeout_ms (0: the
   // configured drain timeout), then the daemon exits. Returns as soon as draining has begun.
-  virtual Status drain(std::uint32_t timeout_ms) = 0;
+  virtual Status drain(const Operator& by, std::uint32_t timeout_ms) = 0;
   // Changes what operations that are launched from now on may use. Kept over engine restarts, not over the
   // daemon's. INVALID_ARGUMENT says what is allowed. `group` is a name or an id.
-  virtual Status set_device(const std::string& device, std::uint32_t sms) = 0;
-  virtual Status set_group(const std::string& group, const GroupSettingsChange& change) = 0;
+  virtual Status set_device(const Operator& by, const std::string& device, std::uint32_t sms) = 0;
+  virtual Status set_group(const Operator& by, const std::string& group,
+                           const GroupSettingsChange& change) = 0;
   // Ends a session with ABORTED; takes one rank from its group as if it had left.
-  virtual Status evict_session(std::uint64_t session_id, const std::string& reason) = 0;
-  virtual Status evict_rank(const std::string& group, std::uint32_t rank, const std::string& reason) = 0;
+  virtual Status evict_session(const Operator& by, std::uint64_t session_id, const std::string& reason) = 0;
+  virtual Status evict_rank(const Operator& by, const std::string& group, std::uint32_t rank,
+                            const std::string& reason) = 0;
+  // Starts the device's engine anew: at once if it is down, waits for its restart, or has failed for good;
+  // else it is killed first. Deaths so far are forgotten.
+  virtual Status restart_device(const Operator& by, const std::string& device) = 0;
 };
 
 }  // namespace epd

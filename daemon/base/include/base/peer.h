@@ -1,0 +1,23 @@
+// Who is at the other end of a unix socket, as the kernel knows it.
+#pragma once
+
+#include "base/fd.h"
+#include "base/status.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace epd {
+
+struct PeerIdentity {
+  std::int32_t pid = 0;
+  std::uint32_t uid = 0;
+  std::uint32_t gid = 0;
+  std::vector<std::uint32_t> gids;  // the primary first, then the supplementary
+  UniqueFd pidfd;  // invalid for a process of another PID namespace, which has no number here
+};
+
+// Who connected, as it was then.
+Result<PeerIdentity> peer_identity(int socket);
+
+}  // namespace epd

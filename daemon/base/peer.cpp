@@ -1,0 +1,57 @@
+#include "base/peer.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <cerrno>
+#include <utility>
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77  // Linux 6.5; Debian 12's headers are older
+#endif
+
+namespace epd {
+namespace {
+
+Result<std::vector<std::uint32_t>> supplementary_groups(int socket) {
+  static_assert(sizeof(gid_t) == sizeof(std::uint32_t));
+  std::vector<std::uint32_t> groups(32);
+  socklen_t bytes = static_cast<socklen_t>(groups.size() * sizeof(gid_t));
+  int outcome = ::getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, groups.data(), &bytes);
+  if (outcome != 0 && errno == ERANGE) {  // `bytes` says how many are needed
+    groups.resize(bytes / sizeof(gid_t));
+    outcome = ::getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, groups.data(), &bytes);
+  }
+  if (outcome != 0) return errno_status("SO_PEERGROUPS");
+  groups.resize(bytes / sizeof(gid_t));
+  return groups;
+}
+
+}  // namespace
+
+Result<PeerIdentity> peer_identity(int socket) {
+  ucred credentials{};
+  socklen_t length = sizeof(credentials);
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0)
+    return errno_status("SO_PEERCRED");
+  PeerIdentity peer;
+  peer.pid = credentials.pid;
+  peer.uid = credentials.uid;
+  peer.gid = credentials.gid;
+  Result<std::vector<std::uint32_t>> groups = supplementary_groups(socket);
+  if (!groups.ok()) return groups.status();
+  peer.gids = std::move(*groups);
+  peer.gids.insert(peer.gids.begin(), peer.gid);
+  int pidfd = -1;
+  length = sizeof(pidfd);
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &length) == 0) {
+    peer.pidfd.reset(pidfd);
+    ::fcntl(pidfd, F_SETFD, FD_CLOEXEC);
+  } else if (peer.pid > 0) {  // an older kernel: it has connected just now, so the number is still its own
+    peer.pidfd.reset(static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0)));
+  }
+  return peer;
+}
+
+}  // namespace epd
