@@ -31,6 +31,7 @@ struct AccessRule {
   std::optional<std::uint64_t> max_sessions;
   std::optional<std::uint64_t> max_groups;
   std::optional<std::uint64_t> max_arena_bytes;
+  std::optional<std::uint64_t> max_routing_bytes;
 
   std::string text;  // for operators: users=alice,1001 attach=true groups=prod-*
 };
@@ -52,6 +53,7 @@ class AccessPolicy {
   Quota max_sessions(const Caller& caller, Quota general) const;
   Quota max_groups(const Caller& caller, Quota general) const;
   Quota max_arena_bytes(const Caller& caller, Quota general) const;
+  Quota max_routing_bytes(const Caller& caller, Quota general) const;
 
   const std::vector<AccessRule>& rules() const { return rules_; }
 

@@ -34,9 +34,11 @@ struct Config {
   std::uint32_t max_sessions_per_user = 0;
   std::uint32_t max_groups = 0;
   std::uint32_t max_groups_per_user = 0;
-  std::uint32_t access_default = 0;            // 0 allow, 1 deny; see access
-  std::uint64_t max_arena_bytes = 0;           // 0: see effective_arena_bytes
-  std::uint64_t max_arena_bytes_per_user = 0;  // 0: as max_arena_bytes
+  std::uint32_t access_default = 0;              // 0 allow, 1 deny; see access
+  std::uint64_t max_arena_bytes = 0;             // 0: see effective_arena_bytes
+  std::uint64_t max_arena_bytes_per_user = 0;    // 0: as max_arena_bytes
+  std::uint64_t max_routing_bytes = 0;           // 0: see effective_routing_bytes
+  std::uint64_t max_routing_bytes_per_user = 0;  // 0: as max_routing_bytes
   std::uint32_t attach_ms = 0;
   std::uint32_t join_ms = 0;
   std::uint32_t operation_ms = 0;
@@ -60,10 +62,12 @@ struct Config {
   std::uint32_t effective_sms(abi::DeviceKind kind) const;
   std::uint64_t effective_arena_bytes() const;
   std::uint64_t effective_arena_bytes_per_user() const;
+  std::uint64_t effective_routing_bytes() const;
   // What one user may have; a rule of the policy goes before limits.*_per_user.
   Quota max_sessions_of(const Caller& caller) const;
   Quota max_groups_of(const Caller& caller) const;
   Quota max_arena_bytes_of(const Caller& caller) const;
+  Quota max_routing_bytes_of(const Caller& caller) const;
 };
 
 // One row of the option table. Names and texts are static.
