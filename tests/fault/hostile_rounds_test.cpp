@@ -18,9 +18,9 @@ constexpr std::uint32_t kTokens = 65536;
 constexpr std::uint32_t kTopk = 32;
 
 // The most choices that there can be, and no rows.
-epd_group_config_t many_choices(const std::string& name) {
+epd_group_config_t many_choices(const char* name) {
   epd_group_config_t config = EPD_GROUP_CONFIG_INIT;
-  config.name = name.c_str();
+  config.name = name;
   config.num_ranks = 1;
   config.num_experts = kTopk;
   config.max_tokens = kTokens;
@@ -47,7 +47,7 @@ class ManyChoices {
       sessions_.push_back(std::make_unique<Session>(socket, "host:0", 60'000));
       for (std::uint32_t g = 0; g < kGroupsOfEach; ++g) {
         const std::string name = "many-" + std::to_string(s) + "-" + std::to_string(g);
-        epd_group_config_t config = many_choices(name);
+        epd_group_config_t config = many_choices(name.c_str());
         config.bindings = &binding;
         config.num_bindings = 1;
         groups_.push_back(std::make_unique<Group>(*sessions_.back(), config));
@@ -88,7 +88,7 @@ TEST_F(Hostile, DispatchesOfTheMostChoicesTakeTurns) {
             const double end = now_s() + 3;
             for (int i = 0; now_s() < end; ++i) {
               const std::string name = "comes-and-goes-" + std::to_string(i);
-              epd_group_config_t config = many_choices(name);
+              epd_group_config_t config = many_choices(name.c_str());
               config.max_tokens = 8;
               const Group group(session, config);
             }
