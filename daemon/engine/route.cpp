@@ -24,6 +24,10 @@ RouteTable::RouteTable(const abi::GroupShape& shape) : shape_(shape), layout_(sh
 
 std::shared_ptr<Route> RouteTable::renew(std::uint32_t record) {
   if (const auto found = by_record_.find(record); found != by_record_.end()) forget(found->second);
+  return unused();
+}
+
+std::shared_ptr<Route> RouteTable::unused() {
   if (spare_.empty() && kept_.size() >= abi::kept_routes(shape_)) {
     const auto unused = std::find_if(kept_.rbegin(), kept_.rend(),
                                      [](const Kept& kept) { return kept.route.use_count() == 1; });
@@ -74,8 +78,9 @@ std::uint32_t RouteTable::saved_dropped(std::uint32_t record, const std::byte* a
   return head->handle != 0 ? head->num_dropped : 0;
 }
 
-std::shared_ptr<Route> RouteTable::empty(std::uint64_t op_index) const {
-  auto route = std::make_shared<Route>();
+std::shared_ptr<Route> RouteTable::empty(std::uint64_t op_index) {
+  std::shared_ptr<Route> route = unused();
+  route->epoch = 0;
   kernels::RoutingInput input;
   input.per_expert = shape_.per_expert();
   input.topk = shape_.topk;

@@ -40,7 +40,7 @@ class RouteTable {
   // Selections that the dispatch saved in the record dropped; 0 if there is none.
   std::uint32_t saved_dropped(std::uint32_t record, const std::byte* arena) const;
   // Of a dispatch that this rank had no part in.
-  std::shared_ptr<Route> empty(std::uint64_t op_index) const;
+  std::shared_ptr<Route> empty(std::uint64_t op_index);
   // An operation needs it no more.
   void give_back(std::shared_ptr<Route> route);
   // All that are not held elsewhere, for somebody else to free.
@@ -63,6 +63,7 @@ class RouteTable {
     std::uint32_t record;
     std::shared_ptr<Route> route;
   };
+  std::shared_ptr<Route> unused();
   void remember(std::uint32_t record, std::shared_ptr<Route> route);
   void forget(std::list<Kept>::iterator kept);
 

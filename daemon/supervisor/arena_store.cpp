@@ -101,7 +101,7 @@ Status ArenaStore::acquire(std::pair<std::uint64_t, std::uint32_t> member, std::
   Status status = check_quota(made);
   if (status.ok()) status = check_routing_quota(made);
   if (status.ok()) status = check_client_memories(device, wanted);
-  if (status.ok()) status = mappings_.add(member, device, wanted.num_memories());
+  if (status.ok()) status = mappings_.add(member, uid, device, wanted.num_memories());
   if (status.ok()) {
     status = make(made, device);
     if (!status.ok()) mappings_.remove(member);

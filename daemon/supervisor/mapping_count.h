@@ -28,29 +28,37 @@ struct MappingLimit {
 class MappingCount {
  public:
   void set_limit(const MappingLimit& limit) { limit_ = limit; }
-  // RESOURCE_EXHAUSTED, with the numbers, if an engine that must map the rank's memory has no room for it.
-  Status add(std::pair<std::uint64_t, std::uint32_t> member, const DeviceName& device,
+  // RESOURCE_EXHAUSTED, with the numbers, if a process that must map the rank's memory has no room for it, or
+  // the user, whose group it is, would have more than half of what there is.
+  Status add(std::pair<std::uint64_t, std::uint32_t> member, std::uint32_t uid, const DeviceName& device,
              std::uint64_t client_memories);
   void remove(std::pair<std::uint64_t, std::uint32_t> member);
+  // Of all users.
   std::uint64_t of_engine(const DeviceName& device) const;
 
  private:
-  using Device = std::pair<abi::DeviceKind, std::uint32_t>;
+  using Process = std::string;  // as messages name it
   struct Rank {
-    Device device;
+    Process engine;
     std::uint64_t mappings = 0;  // for each engine of the group
   };
   struct Group {
+    std::uint32_t uid = 0;
     std::map<std::uint32_t, Rank> ranks;
-    std::map<Device, std::uint64_t> devices;  // its ranks on each
-    std::uint64_t mappings = 0;               // of all its ranks
+    std::map<Process, std::uint64_t> engines;  // its ranks on each
+    std::uint64_t mappings = 0;                // of all its ranks
   };
-  Status refuse(const std::string& who, std::uint64_t used, std::uint64_t more) const;
+  struct Use {
+    std::uint64_t all = 0;
+    std::map<std::uint32_t, std::uint64_t> of_user;
+  };
+  Status check(const Process& process, std::uint32_t uid, std::uint64_t more) const;
+  void take(const Process& process, std::uint32_t uid, std::uint64_t mappings);
+  void give_back(const Process& process, std::uint32_t uid, std::uint64_t mappings);
 
   MappingLimit limit_;
   std::map<std::uint64_t, Group> groups_;
-  std::map<Device, std::uint64_t> engines_;
-  std::uint64_t own_ = 0;  // the supervisor's: boards
+  std::map<Process, Use> used_;
 };
 
 }  // namespace epd

@@ -93,6 +93,17 @@ TEST(RouteTable, KeepsSoManyInMemoryAndReadsOthersBack) {
   EXPECT_EQ(table.find(0, 100), back);
 }
 
+TEST(RouteTable, RoutingsOfNobodyTakeNoMore) {
+  RouteTable table(kLarge);
+  std::shared_ptr<Route> first = table.empty(1);
+  const Route* const place = first.get();
+  table.give_back(std::move(first));
+  std::shared_ptr<Route> again = table.empty(2);
+  EXPECT_EQ(again.get(), place);
+  EXPECT_EQ(again->plan.num_tokens(), 0u);
+  EXPECT_EQ(again->handle, 3u);
+}
+
 TEST(RouteTable, WhatWasOverwrittenWhileItWasReadBackIsStale) {
   const ExchangeArena arena(kLarge);
   RouteTable table(kLarge);
