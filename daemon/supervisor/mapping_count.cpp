@@ -50,6 +50,7 @@ void MappingCount::take(const Process& process, std::uint32_t uid, std::uint64_t
 }
 
 void MappingCount::give_back(const Process& process, std::uint32_t uid, std::uint64_t mappings) {
+  if (mappings == 0) return;
   Use& use = used_.at(process);
   use.all -= mappings;
   std::uint64_t& own = use.of_user.at(uid);
