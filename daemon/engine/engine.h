@@ -166,7 +166,7 @@ class Engine {
   std::vector<abi::MemberRef> stops_;  // to be answered
   std::list<Packet> link_backlog_;     // messages that the supervisor had no room for
   Reclaimer reclaimer_;
-  std::map<std::uint32_t, std::shared_ptr<PeerEngine>> peers_;  // by device; they outlive their engines
+  std::map<std::uint32_t, std::weak_ptr<PeerEngine>> peers_;  // by device: those that groups have
   // Operations before the members they point to, and those before the sessions: destruction order.
   std::map<std::uint64_t, std::unique_ptr<SessionPort>> sessions_;
   std::map<std::uint64_t, std::unique_ptr<Group>> groups_;

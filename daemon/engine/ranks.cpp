@@ -56,7 +56,7 @@ Status Engine::add_peer(Group& group, const abi::GroupRank& message, Packet& pac
   for (const auto& peer : group.peers) {
     if (peer->device_index == message.device_index) return {};
   }
-  std::shared_ptr<PeerEngine>& known = peers_[message.device_index];
+  std::shared_ptr<PeerEngine> known = peers_[message.device_index].lock();
   if (known == nullptr) {
     Result<Mapping> page = Mapping::map(packet.fds[3].get(), sizeof(abi::EnginePage), Access::kReadOnly);
     if (!page.ok()) return page.status();
@@ -64,8 +64,9 @@ Status Engine::add_peer(Group& group, const abi::GroupRank& message, Packet& pac
     known->device_index = message.device_index;
     known->bell = std::move(packet.fds[2]);
     known->page = std::move(page).value();
+    peers_[message.device_index] = known;
   }
-  group.peers.push_back(known);
+  group.peers.push_back(std::move(known));
   return {};
 }
 
