@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <cerrno>
 
 namespace epd {
 namespace {
@@ -63,9 +64,14 @@ Result<Mapping> Mapping::map(int fd, std::uint64_t bytes, Access access) {
         bip::mapped_region(FdMappable{bip::ipcdetail::mapping_handle_from_file_handle(fd)},
                            access == Access::kReadOnly ? bip::read_only : bip::read_write, 0, bytes);
   } catch (const bip::interprocess_exception& error) {
-    return internal_error("mapping " + std::to_string(bytes) + " bytes: " + error.what());
+    const std::string text = "mapping " + std::to_string(bytes) + " bytes: " + error.what();
+    return error.get_native_error() == ENOMEM ? resource_exhausted(text) : internal_error(text);
   }
   return mapping;
+}
+
+bool Mapping::shrink_by(std::uint64_t bytes) {
+  return bytes < size() && region_.shrink_by(bytes, true);
 }
 
 }  // namespace epd

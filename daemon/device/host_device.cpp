@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <algorithm>
 #include <exception>
+#include <ranges>
 
 namespace epd {
 namespace {
@@ -18,6 +19,36 @@ std::uint32_t grain_for(std::uint64_t bytes_per_item) {
   return static_cast<std::uint32_t>(
       std::clamp<std::uint64_t>(kChunkBytes / std::max<std::uint64_t>(bytes_per_item, 1), 1, 1024));
 }
+
+// Tokens cut into chunks by what each of them moves: some may have all the rows, and most none.
+class TokenChunks {
+ public:
+  // Bytes for each row of a token, and for each token.
+  TokenChunks(const kernels::RoutingPlan& plan, std::uint64_t row_bytes, std::uint64_t token_bytes)
+      : plan_(plan), row_bytes_(std::max<std::uint64_t>(row_bytes, kLeastBytes)), token_bytes_(token_bytes) {}
+
+  std::uint32_t count() const {
+    return static_cast<std::uint32_t>((before(plan_.num_tokens()) + kChunkBytes - 1) / kChunkBytes);
+  }
+  // The first token of a chunk; behind the last chunk, the number of tokens.
+  std::uint32_t first(std::uint32_t chunk) const {
+    if (chunk >= count()) return plan_.num_tokens();
+    const auto tokens = std::views::iota(0u, plan_.num_tokens());
+    return *std::ranges::lower_bound(tokens, chunk * kChunkBytes, {},
+                                     [this](std::uint32_t token) { return before(token); });
+  }
+
+ private:
+  static constexpr std::uint64_t kLeastBytes = 512;  // a short row takes the time of so many
+
+  std::uint64_t before(std::uint32_t token) const {
+    return plan_.begin[token] * row_bytes_ + token * token_bytes_;
+  }
+
+  const kernels::RoutingPlan& plan_;
+  const std::uint64_t row_bytes_;
+  const std::uint64_t token_bytes_;
+};
 
 }  // namespace
 
@@ -87,8 +118,10 @@ class HostArena final : public Arena {
  public:
   explicit HostArena(Mapping mapping) : Arena(mapping.bytes()), mapping_(std::move(mapping)) {}
 
+  bool give_back(std::uint64_t bytes) override { return !mapping_.shrink_by(bytes); }
+
  private:
-  const Mapping mapping_;
+  Mapping mapping_;
 };
 
 }  // namespace
@@ -105,16 +138,19 @@ Result<std::unique_ptr<Arena>> HostDevice::map_arena(int fd, std::uint64_t bytes
 // What could be wrong with it has been seen by the supervisor; but its client may have sealed it since.
 Result<std::unique_ptr<Arena>> HostDevice::map_client_memory(int fd, std::uint64_t bytes, bool /*here*/) {
   Result<std::unique_ptr<Arena>> mapped = map_arena(fd, bytes);
-  if (mapped.ok()) return mapped;
+  if (mapped.ok() || mapped.status().code() == StatusCode::kResourceExhausted) return mapped;
   return invalid_argument("can't be used: " + mapped.status().message() +
                           "; allowed: memory that may be mapped for reading and writing");
 }
 
 std::unique_ptr<Work> HostDevice::dispatch(const kernels::DispatchArgs& args, const Share& share) {
-  const std::uint32_t tokens = args.plan->num_tokens();
-  const std::uint64_t rows = args.plan->entries.size();
-  return launch([args](std::uint32_t begin, std::uint32_t end) { kernels::dispatch_rows(args, begin, end); },
-                tokens, rows * args.format.row_bytes / std::max(tokens, 1u), share);
+  constexpr std::uint64_t kTokenBytes = 128;  // of the plan, whether it sends anything or not
+  const TokenChunks chunks(*args.plan, args.format.row_bytes, kTokenBytes);
+  return launch(
+      [args, chunks](std::uint32_t begin, std::uint32_t end) {
+        kernels::dispatch_rows(args, chunks.first(begin), chunks.first(end));
+      },
+      chunks.count(), kChunkBytes, share);
 }
 
 std::unique_ptr<Work> HostDevice::fill(const kernels::FillArgs& args, const Share& share) {
@@ -125,10 +161,13 @@ std::unique_ptr<Work> HostDevice::fill(const kernels::FillArgs& args, const Shar
 }
 
 std::unique_ptr<Work> HostDevice::combine(const kernels::CombineArgs& args, const Share& share) {
-  const std::uint32_t tokens = args.plan->num_tokens();
-  const std::uint64_t rows = args.plan->entries.size() + tokens;
-  return launch([args](std::uint32_t begin, std::uint32_t end) { kernels::combine_rows(args, begin, end); },
-                tokens, rows * args.hidden * 2 / std::max(tokens, 1u), share);
+  const std::uint64_t row_bytes = std::uint64_t{args.hidden} * 2;
+  const TokenChunks chunks(*args.plan, row_bytes, row_bytes);
+  return launch(
+      [args, chunks](std::uint32_t begin, std::uint32_t end) {
+        kernels::combine_rows(args, chunks.first(begin), chunks.first(end));
+      },
+      chunks.count(), kChunkBytes, share);
 }
 
 std::unique_ptr<Work> HostDevice::launch(HostWork::Body body, std::uint32_t items, std::uint64_t bytes,

@@ -42,7 +42,9 @@ std::uint32_t ExchangeBlock::first_not_arrived(std::uint64_t tag, std::uint32_t 
 }
 
 std::optional<ExchangeBlock::Disagreement> ExchangeBlock::disagreement(std::uint32_t own,
-                                                                       std::uint64_t op_index) const {
+                                                                       std::uint64_t op_index,
+                                                                       std::uint32_t begin,
+                                                                       std::uint32_t end) const {
   const abi::OpAnnouncement& mine = announcement(own);
   const auto differ = [&](std::uint32_t rank, const std::string& field, const std::string& here,
                           const std::string& there) {
@@ -51,7 +53,7 @@ std::optional<ExchangeBlock::Disagreement> ExchangeBlock::disagreement(std::uint
                                   std::to_string(rank) +
                                   "; all ranks must submit the same operations in the same order"};
   };
-  for (std::uint32_t rank = 0; rank < shape_.num_ranks; ++rank) {
+  for (std::uint32_t rank = begin; rank < end; ++rank) {
     if (masked(rank)) continue;
     const abi::OpAnnouncement& other = announcement(rank);
     if (other.op != mine.op) {

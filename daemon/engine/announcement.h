@@ -56,7 +56,9 @@ class ExchangeBlock {
     std::uint32_t rank;
     std::string text;
   };
-  std::optional<Disagreement> disagreement(std::uint32_t own, std::uint64_t op_index) const;
+  // Among ranks [begin, end).
+  std::optional<Disagreement> disagreement(std::uint32_t own, std::uint64_t op_index, std::uint32_t begin,
+                                           std::uint32_t end) const;
 
  private:
   bool masked(std::uint32_t rank) const { return active_since_[rank] == 0; }

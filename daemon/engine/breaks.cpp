@@ -33,13 +33,10 @@ Status Engine::break_group(const abi::Break& message) {
   group->broken_ns = now_ns_;
   group->break_acked = false;
   group->phase = message.fatal != 0 ? GroupPhase::kLost : GroupPhase::kBreaking;
-  for (const auto& operation : operations_) {
-    if (&operation->member().group == group &&
-        operation->index() >= (message.fatal != 0 ? message.fail_from : 0)) {
-      operation->abandon();
-    }
-  }
   for (const auto& member : group->members) {
+    for (Operation* operation : member->operations) {
+      if (operation->index() >= (message.fatal != 0 ? message.fail_from : 0)) operation->abandon();
+    }
     if (message.fatal == 0 && member->commands != nullptr) member->commands->halt();
   }
   const auto state = message.fatal != 0 ? abi::GroupState::kLost : abi::GroupState::kBroken;
@@ -87,10 +84,8 @@ Status Engine::remove_group(const abi::GroupRef& message) {
   Group* group = find_group(message.group_id);
   if (group != nullptr) {
     const abi::Break gone{group->id, group->epoch, 0, 1, StatusCode::kAborted, -1, "the group was removed"};
-    for (const auto& operation : operations_) {
-      if (&operation->member().group == group) operation->abandon();
-    }
     for (const auto& member : group->members) {
+      for (Operation* operation : member->operations) operation->abandon();
       if (member->commands != nullptr) member->commands->halt();
     }
     settle(*group);
@@ -98,10 +93,13 @@ Status Engine::remove_group(const abi::GroupRef& message) {
     for (const auto& member : group->members) {
       answer_orphans(*member, StatusCode::kAborted);
       if (member->session != nullptr) member->session->end_member(member->number);
+      reclaimer_.take(*member);
     }
+    for (GroupRankMemory& rank : group->ranks) reclaimer_.take(rank);
     groups_.erase(message.group_id);
   }
-  send(LinkType::kGroupRemoved, message);
+  // Not before nothing of it is mapped here, see give_up_memory.
+  reclaimer_.then([this, message] { send(LinkType::kGroupRemoved, message); });
   return {};
 }
 

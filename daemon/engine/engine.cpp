@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <limits>
+#include <vector>
 
 namespace epd {
 namespace {
@@ -16,7 +17,8 @@ namespace {
 constexpr std::uint64_t kLinkKey = ~std::uint64_t{0};
 constexpr std::uint64_t kBellKey = kLinkKey - 1;
 constexpr std::uint64_t kLinkPollNs = 100'000;        // look at the link this often while busy
-constexpr std::uint32_t kRoundsPerLowChunk = 16;      // see step_operations
+constexpr std::uint64_t kTurnNs = 50'000;             // of a session's operations
+constexpr std::uint32_t kTurnsPerLowChunk = 16;       // see take_turn
 constexpr std::uint64_t kMaxSleepNs = 1'000'000'000;  // so that the heartbeat advances
 constexpr std::uint64_t kLeaveNs = 1'000'000'000;
 constexpr std::uint64_t kCheckOftenNs = 5'000'000;       // see check_device
@@ -30,7 +32,8 @@ Engine::Engine(UniqueFd link, UniqueFd bell, Page page, const Clock& clock)
       bell_(std::move(bell)),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       page_(std::move(page)),
-      clock_(clock) {
+      clock_(clock),
+      reclaimer_(clock) {
   EPD_CHECK(epoll_.valid());
   watch(link_.get(), kLinkKey);
   watch(bell_.get(), kBellKey);
@@ -75,6 +78,7 @@ int Engine::run() {
     finish_starts();
     acknowledge_breaks();
     progress |= remove_sessions();
+    progress |= reclaim();
     check_device();
     if (progress || spin()) continue;
     sleep();
@@ -83,7 +87,7 @@ int Engine::run() {
 }
 
 int Engine::leave() {
-  for (const auto& operation : operations_) operation->abandon();
+  schedule_.for_each([](Operation& operation) { operation.abandon(); });
   for (const auto& [id, group] : groups_) {
     for (const auto& member : group->members) {
       if (member->commands != nullptr) member->commands->halt();
@@ -96,7 +100,7 @@ int Engine::leave() {
     device_->advance();
     ::sched_yield();
   }
-  operations_.clear();
+  schedule_.clear();
   groups_.clear();
   while (device_->advance()) {
     if (clock_.now_ns() > patience_ns) ::_exit(exit_code_);
@@ -105,28 +109,53 @@ int Engine::leave() {
   return exit_code_;
 }
 
+// Sessions in turn, until each has had its own or the round has lasted long enough.
 bool Engine::step_operations() {
+  if (schedule_.empty()) return false;
   bool progress = false;
-  // While rows of a higher priority can move, lower ones stand back; now and then they get a chunk, so that
-  // they end.
-  const bool all_move = ++rounds_ % kRoundsPerLowChunk == 0;
-  const std::int32_t first = all_move ? std::numeric_limits<std::int32_t>::min() : moving_priority();
-  for (auto it = operations_.begin(); it != operations_.end();) {
-    Operation& operation = **it;
-    const StepResult result = step(operation, first);
-    if (result == StepResult::kDone) {
-      finish(operation, StatusCode::kOk, {});
-    } else if (operation.verdict() && operation.settled()) {
-      finish(operation, operation.verdict()->cause, *operation.verdict());
-    } else {
+  const std::int32_t first = schedule_.moving_priority();
+  std::uint64_t now = clock_.now_ns();
+  const std::uint64_t end = now + kShareNs;
+  for (std::size_t left = schedule_.num_sessions(); left > 0 && now < end && !schedule_.empty(); --left) {
+    const bool moved = take_turn(schedule_.next_session(), first, now + kTurnNs);
+    idle_turns_ = moved ? 0 : idle_turns_ + 1;
+    progress |= moved;
+    now = clock_.now_ns();
+  }
+  return progress || idle_turns_ < schedule_.num_sessions();
+}
+
+// The operations of one session, each until it waits. While rows of a higher priority can move, those of a
+// lower one stand back; now and then they get a chunk, so that they end.
+bool Engine::take_turn(Schedule::Queue& queue, std::int32_t first, std::uint64_t until_ns) {
+  const std::int32_t moves_from = ++queue.turns % kTurnsPerLowChunk == 0 ? kNoPriority : first;
+  bool progress = false;
+  bool over = false;
+  for (std::size_t left = queue.size(); left > 0 && !over; --left) {
+    Operation* operation = queue.next();
+    if (operation == nullptr) break;
+    StepResult result;
+    do {
+      result = step(*operation, moves_from);
       progress |= result == StepResult::kProgress;
-      ++it;
-      continue;
-    }
-    it = operations_.erase(it);
-    progress = true;
+      over = result != StepResult::kIdle && clock_.now_ns() >= until_ns;
+    } while (result == StepResult::kProgress && !over);
+    if (operation->can_move()) queue.note_moving(operation->member().group.priority);
+    progress |= end_if_done(*operation, result);
   }
   return progress;
+}
+
+bool Engine::end_if_done(Operation& operation, StepResult result) {
+  if (result == StepResult::kDone) {
+    finish(operation, StatusCode::kOk, {});
+  } else if (operation.verdict() && operation.settled()) {
+    finish(operation, operation.verdict()->cause, *operation.verdict());
+  } else {
+    return false;
+  }
+  schedule_.remove(operation);
+  return true;
 }
 
 StepResult Engine::step(Operation& operation, std::int32_t first) {
@@ -146,58 +175,54 @@ StepResult Engine::step(Operation& operation, std::int32_t first) {
   return StepResult::kIdle;
 }
 
-// The highest among operations whose rows this thread could move now.
-std::int32_t Engine::moving_priority() const {
-  std::int32_t highest = std::numeric_limits<std::int32_t>::min();
-  for (const auto& operation : operations_) {
-    if (operation->can_move()) highest = std::max(highest, operation->member().group.priority);
-  }
-  return highest;
-}
-
 void Engine::request_break(Group& group, const abi::Break& failure) {
   if (group.break_requested || group.phase != GroupPhase::kActive) return;
   group.break_requested = true;
   send(abi::LinkType::kBreakRequest, failure);
 }
 
+namespace {
+
+std::vector<Operation*> operations_of(const Group& group) {
+  std::vector<Operation*> all;
+  for (const auto& member : group.members)
+    all.insert(all.end(), member->operations.begin(), member->operations.end());
+  return all;
+}
+
+}  // namespace
+
 // What everybody has finished is finished here too, though this engine may not have looked yet: an operation
 // that the peers saw succeed must not fail for a break that came later.
 void Engine::finish_arrived(Group& group) {
-  for (auto it = operations_.begin(); it != operations_.end();) {
-    Operation& operation = **it;
-    const bool may_be_done =
-        operation.stage() == abi::OpStage::kWaitArrived || (operation.needs_polling() && operation.settled());
-    if (&operation.member().group == &group && may_be_done && operation.step(now_ns_) == StepResult::kDone) {
-      finish(operation, StatusCode::kOk, {});
-      it = operations_.erase(it);
-    } else {
-      ++it;
+  for (Operation* operation : operations_of(group)) {
+    const bool may_be_done = operation->stage() == abi::OpStage::kWaitArrived ||
+                             (operation->needs_polling() && operation->settled());
+    if (may_be_done && operation->step(now_ns_) == StepResult::kDone) {
+      finish(*operation, StatusCode::kOk, {});
+      schedule_.remove(*operation);
     }
   }
 }
 
 // Those that the device has not left yet end when it has.
 void Engine::fail_operations(Group& group, std::uint64_t from, const abi::Break& cause) {
-  for (auto it = operations_.begin(); it != operations_.end();) {
-    Operation& operation = **it;
-    if (&operation.member().group != &group ||
-        (operation.index() < from && operation.stage() != abi::OpStage::kBreaking)) {
-      ++it;
-    } else if (operation.settled()) {
-      finish(operation, cause.cause, cause);
-      it = operations_.erase(it);
+  for (Operation* operation : operations_of(group)) {
+    if (operation->index() < from && operation->stage() != abi::OpStage::kBreaking) continue;
+    if (operation->settled()) {
+      finish(*operation, cause.cause, cause);
+      schedule_.remove(*operation);
     } else {
-      operation.set_verdict(cause);
-      ++it;
+      operation->set_verdict(cause);
     }
   }
 }
 
 bool Engine::settled(const Group& group) const {
   return commands_halted(group) &&
-         std::all_of(operations_.begin(), operations_.end(), [&group](const auto& operation) {
-           return &operation->member().group != &group || operation->settled();
+         std::all_of(group.members.begin(), group.members.end(), [](const auto& member) {
+           return std::all_of(member->operations.begin(), member->operations.end(),
+                              [](const Operation* operation) { return operation->settled(); });
          });
 }
 
@@ -214,20 +239,7 @@ void Engine::acknowledge_breaks() {
   for (const auto& [id, group] : groups_) {
     if (group->break_acked || (group->phase != GroupPhase::kBreaking && group->phase != GroupPhase::kLost))
       continue;
-    if (group->phase == GroupPhase::kLost) {
-      const bool busy = std::any_of(
-          operations_.begin(), operations_.end(),
-          [group_id = id](const auto& operation) { return operation->member().group.id == group_id; });
-      if (busy || !commands_halted(*group)) continue;
-      for (const auto& member : group->members) {
-        read_journal(*member);
-        close_streams_of(*member);
-        member->commands.reset();
-        member->lane.reset();
-      }
-      group->ranks.clear();  // nothing touches an arena of this group any more
-      group->peers.clear();
-    }
+    if (group->phase == GroupPhase::kLost && !give_up_memory(*group)) continue;
     if (!settled(*group)) continue;
     for (const auto& member : group->members) read_journal(*member);
     std::uint64_t next = std::numeric_limits<std::uint64_t>::max();
@@ -239,14 +251,43 @@ void Engine::acknowledge_breaks() {
   }
 }
 
+// Of a lost group, when its operations have ended. True: nothing of it is mapped here any more. The
+// supervisor is not told before that: who closes a memory last has all its pages to free.
+bool Engine::give_up_memory(Group& group) {
+  const bool busy = std::any_of(group.members.begin(), group.members.end(),
+                                [](const auto& member) { return !member->operations.empty(); });
+  if (busy || !commands_halted(group)) return false;
+  if (!group.ranks.empty()) {
+    for (const auto& member : group.members) {
+      read_journal(*member);
+      close_streams_of(*member);
+      member->commands.reset();
+      member->lane.reset();
+    }
+    for (GroupRankMemory& rank : group.ranks) reclaimer_.take(rank);
+    group.ranks.clear();  // nothing touches an arena of this group any more
+    group.peers.clear();
+    reclaimer_.then([this, id = group.id] {
+      if (Group* lost = find_group(id); lost != nullptr) lost->memory_gone = true;
+    });
+  }
+  return group.memory_gone;
+}
+
+bool Engine::reclaim() {
+  if (reclaimer_.empty()) return false;
+  const std::uint64_t end = clock_.now_ns() + kShareNs;
+  do {
+    reclaimer_.step();
+  } while (!reclaimer_.empty() && clock_.now_ns() < end);
+  return true;
+}
+
 bool Engine::remove_sessions() {
   bool removed = false;
   for (auto it = sessions_.begin(); it != sessions_.end();) {
     SessionPort& session = *it->second;
-    const bool busy = std::any_of(operations_.begin(), operations_.end(), [&](const auto& operation) {
-      return operation->member().session == &session;
-    });
-    if (!session.removing || busy) {
+    if (!session.removing || schedule_.has(it->first)) {
       ++it;
       continue;
     }
@@ -305,9 +346,8 @@ bool Engine::anything_pending() {
   for (const auto& [id, session] : sessions_) {
     if (session->has_submission() || session->can_flush()) return true;
   }
-  return journal_pending() || device_->has_news() ||
-         std::any_of(operations_.begin(), operations_.end(),
-                     [](const auto& operation) { return operation->runnable(); });
+  return !reclaimer_.empty() || journal_pending() || device_->has_news() ||
+         schedule_.find([](const Operation& operation) { return operation.runnable(); }) != nullptr;
 }
 
 void Engine::note_stuck_device() {
@@ -358,10 +398,10 @@ std::uint64_t Engine::next_look_ns(std::uint64_t now) const {
   std::uint64_t next = next_check_ns_ < check_often_ns_ ? next_check_ns_ : kNever;
   next = std::min(next, next_journal_look_ns(now));
   if (device_busy_) next = std::min(next, now + kDeviceLookNs);
-  for (const auto& operation : operations_) {
-    if (operation->needs_polling()) next = std::min(next, now + kDeviceLookNs);
-    if (operation->stage() != abi::OpStage::kBreaking) next = std::min(next, operation->deadline_ns());
-  }
+  schedule_.for_each([&](const Operation& operation) {
+    if (operation.needs_polling()) next = std::min(next, now + kDeviceLookNs);
+    if (operation.stage() != abi::OpStage::kBreaking) next = std::min(next, operation.deadline_ns());
+  });
   for (const auto& [id, session] : sessions_) {
     if (!session->orphans().empty()) next = std::min(next, session->opened_ns() + kGroupGraceNs);
   }

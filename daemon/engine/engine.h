@@ -9,16 +9,20 @@
 #include "launched_operation.h"
 #include "moved_operation.h"
 #include "page.h"
+#include "reclaimer.h"
+#include "schedule.h"
 #include "session_port.h"
 
 #include <list>
 #include <map>
 #include <memory>
-#include <unordered_map>
 
 namespace epd {
 
 inline constexpr std::uint64_t kNever = ~std::uint64_t{0};
+// What a round spends at most on each of the link, the rings, the operations and memory that goes: it ends
+// with the piece of work in hand, and the next round goes on where it was.
+inline constexpr std::uint64_t kShareNs = 100'000;
 
 class Engine {
  public:
@@ -63,6 +67,8 @@ class Engine {
   void clear_memory(const Group& group, const Member& member) const;
   void clear_signals(const Group& group) const;
   void drop_member(Group& group, std::uint32_t rank);
+  void mask_rank(Group& group, std::uint32_t rank);
+  Status add_peer(Group& group, const abi::GroupRank& message, Packet& packet);
   Status close_streams(Packet& packet);
   // Of a rank that this engine serves no more, though its memory is still mapped.
   void close_streams_of(const Member& member) const;
@@ -76,6 +82,7 @@ class Engine {
 
   // submissions.cpp: from ring slot to operation
   bool poll_sessions();
+  bool poll_session(SessionPort& session);
   void accept(SessionPort& session, const abi::Submission& submission);
   std::string illegal(const SessionPort& session, const abi::Submission& submission) const;
   void record(SessionPort& session, const abi::Submission& submission, Member& member);
@@ -115,14 +122,17 @@ class Engine {
   // engine.cpp: the loop
   int leave();
   bool step_operations();
+  bool take_turn(Schedule::Queue& queue, std::int32_t first, std::uint64_t until_ns);
+  bool end_if_done(Operation& operation, StepResult result);
   StepResult step(Operation& operation, std::int32_t first);
-  std::int32_t moving_priority() const;
   void request_break(Group& group, const abi::Break& failure);
   void finish_arrived(Group& group);
   void fail_operations(Group& group, std::uint64_t from, const abi::Break& cause);
   void settle(Group& group);
   bool settled(const Group& group) const;
   void acknowledge_breaks();
+  bool give_up_memory(Group& group);
+  bool reclaim();
   bool remove_sessions();
   void check_device();
   void check_device_often();
@@ -146,18 +156,21 @@ class Engine {
   bool stop_ = false;
   int exit_code_ = 0;
   std::uint64_t now_ns_ = 0;
-  std::uint32_t rounds_ = 0;
   std::uint64_t spin_budget_ns_ = 0;
   std::uint64_t last_link_ns_ = 0;
+  std::uint64_t last_session_ = 0;     // whose ring was looked at last
+  std::size_t idle_turns_ = 0;         // of sessions, one after another, in which nothing got on
   std::uint64_t next_check_ns_ = 0;    // of the device
   std::uint64_t check_often_ns_ = 0;   // until then, because a client has gone
   bool device_busy_ = false;           // with what it does by itself
   std::vector<abi::MemberRef> stops_;  // to be answered
   std::list<Packet> link_backlog_;     // messages that the supervisor had no room for
+  Reclaimer reclaimer_;
+  std::map<std::uint32_t, std::weak_ptr<PeerEngine>> peers_;  // by device: those that groups have
   // Operations before the members they point to, and those before the sessions: destruction order.
-  std::unordered_map<std::uint64_t, std::unique_ptr<SessionPort>> sessions_;
+  std::map<std::uint64_t, std::unique_ptr<SessionPort>> sessions_;
   std::map<std::uint64_t, std::unique_ptr<Group>> groups_;
-  std::list<std::unique_ptr<Operation>> operations_;  // in order of acceptance
+  Schedule schedule_;
 };
 
 }  // namespace epd

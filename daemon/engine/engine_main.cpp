@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "engine.h"
 
+#include <malloc.h>
 #include <signal.h>
 #include <unistd.h>
 #include <memory>
@@ -12,6 +13,7 @@ namespace epd {
 namespace {
 
 constexpr unsigned kLeaveSeconds = 3;
+constexpr int kHeapBytes = 32 << 20;
 
 // The supervisor is gone, which the loop notices by itself, by the link. Should it hang, then this ends it.
 void limit_time(int) {
@@ -21,6 +23,8 @@ void limit_time(int) {
 }  // namespace
 
 int engine_main(const EngineOptions& options) {
+  // Routings come from the heap, large ones too: they would be mappings, of which a process has only so many.
+  ::mallopt(M_MMAP_THRESHOLD, kHeapBytes);
   if (options.device.starts_with("cuda:")) {  // see EngineProcess::spawn
     struct sigaction action = {};
     action.sa_handler = limit_time;

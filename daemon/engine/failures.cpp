@@ -35,7 +35,7 @@ std::string disagreement(const Subject& subject, Launcher& launcher) {
   std::vector<std::byte> copy(group.exchange_layout.block_bytes);
   launcher.read(copy.data(), own_block(subject.member, subject.index), copy.size());
   const ExchangeBlock block(copy.data(), group.shape, group.exchange_layout, group.active_since);
-  const auto found = block.disagreement(subject.member.rank, subject.index);
+  const auto found = block.disagreement(subject.member.rank, subject.index, 0, group.shape.num_ranks);
   return found ? found->text
                : operation(subject) +
                      ": another rank submitted something else; all ranks must "

@@ -57,7 +57,7 @@ struct GroupRankMemory {
   std::array<Place, abi::kNumRegions> places_{};
 };
 
-// An engine to ring; several ranks may share one.
+// An engine to ring; several ranks, and groups, share one.
 struct PeerEngine {
   std::uint32_t device_index = 0;
   UniqueFd bell;
@@ -112,6 +112,7 @@ class Member {
   RouteTable routes;
   std::unique_ptr<Lane> lane;                  // on a device that runs whole operations, with
   std::unique_ptr<RouteHeads> heads;           // these in place of `routes`
+  std::vector<Operation*> operations;          // that have not ended, in the order of acceptance
   std::vector<const Operation*> not_launched;  // there, in the order of submission
   bool by_stream = false;                      // its operations are commands, and it has
   std::unique_ptr<Commands> commands;          // these, of its lane. next_number: of the first not completed
@@ -141,11 +142,12 @@ struct Group {
   std::uint64_t broken_ns = 0;                     // when the break under way came
   abi::Break cause{};                              // of the break under way, or of the last
   std::vector<GroupRankMemory> ranks;              // [R]; emptied when lost
+  bool memory_gone = false;                        // then: it is not mapped any more
   std::vector<std::uint64_t> active_since;         // [R] epoch in which the rank came; 0 = masked
   std::set<std::uint32_t> refused;                 // masked here alone, until the supervisor says more
   std::vector<std::uint8_t> masked;                // [R] active_since as a mask; empty while no rank is
   std::uint64_t changed_epoch = 0;                 // in which a rank was last masked or replaced
-  std::vector<std::unique_ptr<PeerEngine>> peers;  // engines of the group, each once
+  std::vector<std::shared_ptr<PeerEngine>> peers;  // engines of the group, each once
   std::vector<std::unique_ptr<Member>> members;
 
   void set_shape(const abi::GroupShape& new_shape);

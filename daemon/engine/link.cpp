@@ -37,11 +37,13 @@ void Engine::flush_link() {
   }
 }
 
+// What does not fit into the round stays in the socket, so the next one begins with it.
 void Engine::handle_link() {
   flush_link();
   Packet packet;
   Status error;
-  while (!stop_) {
+  const std::uint64_t end = clock_.now_ns() + kShareNs;
+  while (!stop_ && clock_.now_ns() < end) {
     switch (receive_packet(link_.get(), packet, error)) {
       case ReceiveResult::kNothing: return;
       case ReceiveResult::kClosed:

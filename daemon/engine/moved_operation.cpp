@@ -9,15 +9,40 @@ namespace epd {
 using abi::OpStage;
 using abi::Region;
 
+namespace {
+
+// Of a piece. A choice takes some nanoseconds, and ten times as long if its pages are new; so do a rank's
+// counts for each expert.
+constexpr std::uint32_t kChoices = 2048;
+constexpr std::uint32_t kCounts = 8192;
+constexpr std::uint32_t kRanks = 64;
+
+}  // namespace
+
 MovedOperation::MovedOperation(Member& member, const abi::Submission& submission, std::uint64_t seen_ns,
                                std::uint64_t deadline_ns, RowMover& mover, Page& page)
     : Operation(member, submission, seen_ns, deadline_ns), mover_(mover), page_(page) {}
 
-MovedOperation::~MovedOperation() = default;
+MovedOperation::~MovedOperation() {
+  works_.clear();
+  planner_.reset();
+  placer_.reset();
+  member_.routes.give_back(std::move(route_));
+}
 
 void MovedOperation::enter(OpStage stage) {
   scanned_ = 0;
   Operation::enter(stage);
+}
+
+void MovedOperation::begin(Part part) {
+  part_ = part;
+  done_ = 0;
+}
+
+StepResult MovedOperation::next(Part part) {
+  begin(part);
+  return StepResult::kProgress;
 }
 
 void MovedOperation::wait_for(std::uint32_t rank) {
@@ -33,21 +58,39 @@ ExchangeBlock MovedOperation::block_of(std::uint32_t rank) const {
 }
 
 StepResult MovedOperation::step(std::uint64_t now_ns) {
-  switch (stage()) {
-    case OpStage::kPlanning: {
-      if (!block_is_free()) return held_up();
-      return routes() ? plan_new() : plan_known();
-    }
-    case OpStage::kWaitReady: return wait_ready(now_ns);
-    case OpStage::kMoving: return move();
-    case OpStage::kWaitArrived: return wait_arrived();
-    case OpStage::kBreaking:
-    case OpStage::kNone: break;
+  if (stage() == OpStage::kBreaking) return StepResult::kIdle;
+  switch (part_) {
+    case Part::kBegin: return may_plan() ? begin_plan() : held_up();
+    case Part::kPlan: return plan();
+    case Part::kAnnounce: return announce();
+    case Part::kAwait: return wait_ready();
+    case Part::kAgree: return agree();
+    case Part::kKeep: return keep();
+    case Part::kStart: return start(now_ns);
+    case Part::kMove: return move();
+    case Part::kArrive: return arrive();
+    case Part::kAwaitArrived: return wait_arrived();
   }
   return StepResult::kIdle;
 }
 
-StepResult MovedOperation::plan_new() {
+// In the order of submission: what is read back from a record must not be overwritten by what came later.
+bool MovedOperation::may_plan() const {
+  if (!block_is_free()) return false;
+  for (const Operation* operation : member_.operations) {
+    if (operation == this) return true;
+    if (operation->stage() == OpStage::kPlanning) return false;
+  }
+  return true;
+}
+
+StepResult MovedOperation::begin_plan() {
+  if (!routes()) return find_known();
+  plan_new();
+  return next(Part::kPlan);
+}
+
+void MovedOperation::plan_new() {
   const abi::GroupShape& s = group_.shape;
   route_ = member_.routes.renew(submission_.route);
   kernels::RoutingInput input;
@@ -59,58 +102,110 @@ StepResult MovedOperation::plan_new() {
   input.num_ranks = s.num_ranks;
   input.num_experts = s.num_experts;
   input.masked = group_.masked;
-  const kernels::RoutingError error = kernels::build_routing_plan(input, route_->plan);
-  if (error.bad) return fail(choice_failure(subject(), error.token, error.k, error.value));
-  announce();
-  return StepResult::kProgress;
+  planner_.emplace(input, route_->plan);
 }
 
-StepResult MovedOperation::plan_known() {
-  const bool before_its_time = submission_.handle < member_.first_index;
-  route_ = before_its_time ? member_.routes.empty(submission_.handle)
-                           : member_.routes.find(submission_.route, submission_.handle, member_.exchange());
-  if (route_ == nullptr) return fail_stale_handle();
-  if (is_dispatch() && route_->epoch < group_.changed_epoch) return fail_changed_group(route_->epoch);
-  announce();
-  return StepResult::kProgress;
-}
-
-void MovedOperation::announce() {
-  const abi::GroupShape& s = group_.shape;
-  const abi::OpAnnouncement own = announcement(routes() ? 0 : route_->epoch);
-  for (std::uint32_t d = 0; d < s.num_ranks; ++d) {
-    if (!group_.active(d)) continue;
-    const ExchangeBlock block = block_of(d);
-    block.announcement(member_.rank) = own;
-    if (routes()) {
-      const kernels::RoutingPlan& plan = route_->plan;
-      std::copy(plan.rank_counts.begin(), plan.rank_counts.end(), block.rank_counts(member_.rank));
-      // Compact: nobody but d needs to know of its experts.
-      const std::uint32_t first = s.per_expert() ? 0 : d * s.experts_per_rank();
-      const std::uint32_t count = s.per_expert() ? s.num_experts : s.experts_per_rank();
-      std::copy_n(plan.expert_counts.begin() + first, count, block.expert_counts(member_.rank) + first);
-    }
-    block.ready(member_.rank).store(tag_, std::memory_order_release);
+// In memory, or else in its record.
+StepResult MovedOperation::find_known() {
+  const std::uint64_t handle = submission_.handle;
+  const std::uint32_t record = submission_.route;
+  route_ = handle < member_.first_index ? member_.routes.empty(handle) : member_.routes.find(record, handle);
+  if (route_ == nullptr) {
+    const auto saved = member_.routes.saved(record, handle, member_.exchange());
+    if (!saved) return fail_stale_handle();
+    route_ = member_.routes.renew(record);
+    restores_ = true;
+    planner_.emplace(*saved, route_->plan);
+    return next(Part::kPlan);
   }
+  if (is_dispatch() && route_->epoch < group_.changed_epoch) return fail_changed_group(route_->epoch);
+  return next(Part::kAnnounce);
+}
+
+StepResult MovedOperation::plan() {
+  if (!planner_->advance(std::max(1u, kChoices / group_.shape.topk))) return StepResult::kProgress;
+  const kernels::RoutingError error = planner_->error();
+  planner_.reset();
+  if (restores_) {
+    if (error.bad ||
+        !member_.routes.restore(submission_.route, submission_.handle, member_.exchange(), route_))
+      return fail_stale_handle();
+    if (is_dispatch() && route_->epoch < group_.changed_epoch) return fail_changed_group(route_->epoch);
+  } else if (error.bad) {
+    return fail(choice_failure(subject(), error.token, error.k, error.value));
+  }
+  return next(Part::kAnnounce);
+}
+
+StepResult MovedOperation::announce() {
+  const abi::OpAnnouncement own = announcement(routes() ? 0 : route_->epoch);
+  const std::uint32_t ranks = group_.shape.num_ranks;
+  const std::uint32_t words = routes() ? ranks + group_.shape.num_experts : kCounts / kRanks;
+  const std::uint32_t end = std::min(ranks, done_ + std::max(1u, kCounts / words));
+  for (; done_ < end; ++done_) {
+    if (group_.active(done_)) announce_to(done_, own);
+  }
+  if (done_ < ranks) return StepResult::kProgress;
   group_.ring_peers();
   enter(OpStage::kWaitReady);
+  return next(Part::kAwait);
 }
 
-StepResult MovedOperation::wait_ready(std::uint64_t now_ns) {
-  const ExchangeBlock own = block_of(member_.rank);
+void MovedOperation::announce_to(std::uint32_t rank, const abi::OpAnnouncement& own) {
+  const abi::GroupShape& s = group_.shape;
+  const ExchangeBlock block = block_of(rank);
+  block.announcement(member_.rank) = own;
+  if (routes()) {
+    const kernels::RoutingPlan& plan = route_->plan;
+    std::copy(plan.rank_counts.begin(), plan.rank_counts.end(), block.rank_counts(member_.rank));
+    // Compact: nobody but the rank needs to know of its experts.
+    const std::uint32_t first = s.per_expert() ? 0 : rank * s.experts_per_rank();
+    const std::uint32_t count = s.per_expert() ? s.num_experts : s.experts_per_rank();
+    std::copy_n(plan.expert_counts.begin() + first, count, block.expert_counts(member_.rank) + first);
+  }
+  block.ready(member_.rank).store(tag_, std::memory_order_release);
+}
+
+StepResult MovedOperation::wait_ready() {
   const std::uint32_t before = scanned_;
-  scanned_ = own.first_not_ready(tag_, scanned_);
+  scanned_ = block_of(member_.rank).first_not_ready(tag_, scanned_);
   if (scanned_ < group_.shape.num_ranks) {
     wait_for(scanned_);
     return scanned_ != before ? StepResult::kProgress : StepResult::kIdle;
   }
-  if (const auto different = own.disagreement(member_.rank, index_)) {
+  if (routes()) begin_placing();
+  return next(Part::kAgree);
+}
+
+StepResult MovedOperation::agree() {
+  const abi::GroupShape& s = group_.shape;
+  const std::uint32_t piece = std::clamp(kCounts / s.num_experts, 1u, kRanks);
+  const std::uint32_t end = std::min(s.num_ranks, done_ + piece);
+  if (const auto different = block_of(member_.rank).disagreement(member_.rank, index_, done_, end)) {
     return fail({StatusCode::kInvalidArgument, static_cast<std::int32_t>(different->rank), different->text});
   }
-  if (routes()) {
-    if (const kernels::PlacementError error = place(); error.bad)
-      return fail(placement_failure(subject(), error));
-  }
+  done_ = end;
+  if (routes()) placer_->advance(piece);
+  if (done_ < s.num_ranks) return StepResult::kProgress;
+  if (!routes()) return next(Part::kStart);
+  const kernels::PlacementError error = placer_->error();
+  placer_.reset();
+  if (error.bad) return fail(placement_failure(subject(), error));
+  route_->epoch = group_.epoch;
+  route_->handle = index_ + 1;
+  member_.routes.begin_keep(submission_.route, *route_, member_.exchange());
+  return next(Part::kKeep);
+}
+
+StepResult MovedOperation::keep() {
+  RouteTable& table = member_.routes;
+  if (!table.keep_choices(submission_.route, *route_, member_.exchange(), kept_))
+    return StepResult::kProgress;
+  table.end_keep(submission_.route, route_, member_.exchange());
+  return next(Part::kStart);
+}
+
+StepResult MovedOperation::start(std::uint64_t now_ns) {
   launched_ns_ = now_ns;
   if (is_dispatch()) {
     deliver_counts();
@@ -121,7 +216,7 @@ StepResult MovedOperation::wait_ready(std::uint64_t now_ns) {
   }
   num_dropped_ = route_->plan.num_dropped + count_lost_selections();
   enter(OpStage::kMoving);
-  return StepResult::kProgress;
+  return next(Part::kMove);
 }
 
 StepResult MovedOperation::move() {
@@ -131,13 +226,18 @@ StepResult MovedOperation::move() {
   if (!works_.empty()) return StepResult::kProgress;
   count_bytes();
   if (is_dispatch() && has(abi::kFlagDefer)) member_.publish_sent(submission_.slot, submission_.ticket);
-  for (std::uint32_t d = 0; d < group_.shape.num_ranks; ++d) {
-    if (!group_.active(d)) continue;
-    block_of(d).arrived(member_.rank).store(tag_, std::memory_order_release);
+  return next(Part::kArrive);
+}
+
+StepResult MovedOperation::arrive() {
+  const std::uint32_t end = std::min(group_.shape.num_ranks, done_ + kRanks);
+  for (; done_ < end; ++done_) {
+    if (group_.active(done_)) block_of(done_).arrived(member_.rank).store(tag_, std::memory_order_release);
   }
+  if (done_ < group_.shape.num_ranks) return StepResult::kProgress;
   group_.ring_peers();
   enter(OpStage::kWaitArrived);
-  return StepResult::kProgress;
+  return next(Part::kAwaitArrived);
 }
 
 StepResult MovedOperation::wait_arrived() {
@@ -149,15 +249,14 @@ StepResult MovedOperation::wait_arrived() {
 }
 
 bool MovedOperation::runnable() const {
-  switch (stage()) {
-    case OpStage::kPlanning: return block_is_free();
-    case OpStage::kWaitReady: return block_of(member_.rank).first_not_ready(tag_, scanned_) != scanned_;
-    case OpStage::kWaitArrived: return block_of(member_.rank).first_not_arrived(tag_, scanned_) != scanned_;
-    case OpStage::kMoving: return can_move();
-    case OpStage::kBreaking:
-    case OpStage::kNone: break;
+  if (stage() == OpStage::kBreaking) return false;
+  switch (part_) {
+    case Part::kBegin: return may_plan();
+    case Part::kAwait: return block_of(member_.rank).first_not_ready(tag_, scanned_) != scanned_;
+    case Part::kAwaitArrived: return block_of(member_.rank).first_not_arrived(tag_, scanned_) != scanned_;
+    case Part::kMove: return can_move();
+    default: return true;
   }
-  return false;
 }
 
 void MovedOperation::abandon() {

@@ -5,11 +5,15 @@
 // moving        the device fills what stays empty of its own rows and pushes rows (dispatch), or it pulls and
 //               sums rows (combine)
 // wait_arrived  until every rank is done with this rank's arena
+//
+// What grows with tokens, experts or ranks is done in pieces of some ten microseconds: a step does one.
 #pragma once
 
 #include "operation.h"
 
 #include <deque>
+#include <memory>
+#include <optional>
 #include <vector>
 
 namespace epd {
@@ -22,24 +26,50 @@ class MovedOperation final : public Operation {
 
   StepResult step(std::uint64_t now_ns) override;
   bool runnable() const override;
-  bool can_move() const override { return stage() == abi::OpStage::kMoving && !works_.front()->waiting(); }
+  bool can_move() const override {
+    return stage() == abi::OpStage::kMoving && !works_.empty() && !works_.front()->waiting();
+  }
   StepResult expire(std::uint64_t now_ns) override;
   void abandon() override;
 
  private:
+  // What the next step does; a stage has several.
+  enum class Part {
+    kBegin,     // planning
+    kPlan,      //   choices are read, and become a plan
+    kAnnounce,  //   rank by rank
+    kAwait,     // wait_ready
+    kAgree,     //   everybody's counts are looked at, and become places
+    kKeep,      //   the routing's record is written
+    kStart,
+    kMove,    // moving
+    kArrive,  //   all ranks are told, one by one
+    kAwaitArrived,
+  };
+
   void enter(abi::OpStage stage);
+  void begin(Part part);
+  StepResult next(Part part);
   ExchangeBlock block_of(std::uint32_t rank) const;
-  StepResult plan_new();
-  StepResult plan_known();
-  void announce();
-  StepResult wait_ready(std::uint64_t now_ns);
+  bool may_plan() const;
+  StepResult begin_plan();
+  void plan_new();
+  StepResult find_known();
+  StepResult plan();
+  StepResult announce();
+  void announce_to(std::uint32_t rank, const abi::OpAnnouncement& own);
+  StepResult wait_ready();
+  StepResult agree();
+  StepResult keep();
+  StepResult start(std::uint64_t now_ns);
   StepResult move();
+  StepResult arrive();
   StepResult wait_arrived();
   void wait_for(std::uint32_t rank);
   std::uint32_t whom_to_blame(std::uint64_t now_ns) const;
 
   // row_movement.cpp: what the device is given
-  kernels::PlacementError place();
+  void begin_placing();
   void deliver_counts();
   Share share() const { return {group_.share_sms(submission_.sms), group_.priority}; }
   kernels::DispatchTarget target_at(std::uint32_t rank) const;
@@ -51,8 +81,16 @@ class MovedOperation final : public Operation {
 
   RowMover& mover_;
   Page& page_;
+  Part part_ = Part::kBegin;
   std::uint32_t scanned_ = 0;  // ranks below have been seen ready (or arrived)
+  std::uint32_t done_ = 0;     // of the part: ranks below
+  std::size_t kept_ = 0;       // choices in the record
+  bool restores_ = false;      // the plan is made of a record
   std::shared_ptr<Route> route_;
+  std::optional<kernels::RoutingPlanner> planner_;  // in the parts that need them
+  std::optional<kernels::RowPlacer> placer_;
+  std::vector<const std::uint32_t*> rank_counts_;
+  std::vector<const std::uint32_t*> expert_counts_;
   std::vector<kernels::DispatchTarget> targets_;
   std::vector<kernels::CombineSource> sources_;
   std::vector<kernels::RowRange> unfilled_;

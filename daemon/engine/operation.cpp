@@ -24,9 +24,12 @@ Operation::Operation(Member& member, const abi::Submission& submission, std::uin
       index_(member.next_number),
       tag_(abi::op_tag(member.group.epoch, index_)),
       seen_ns_(seen_ns),
-      deadline_ns_(deadline_ns) {}
+      deadline_ns_(deadline_ns) {
+  member_.operations.push_back(this);
+}
 
 Operation::~Operation() {
+  std::erase(member_.operations, this);
   Page::release(view_);
 }
 

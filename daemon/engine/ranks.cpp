@@ -29,31 +29,49 @@ Status Engine::add_rank(Packet& packet) {
   if (message.active_since != 0 && group->active_since[message.rank] == message.active_since) return {};
   group->refused.erase(message.rank);
   drop_member(*group, message.rank);
+  reclaimer_.take(group->ranks[message.rank]);
   if (message.active_since == 0) {
-    group->set_active(message.rank, 0);
+    mask_rank(*group, message.rank);
     return {};
   }
-  if (Status status = map_rank(*group, message, packet); !status.ok()) return status;
-  if (Status status = map_client_memory(*group, message, packet); !status.ok()) {
+  Status status = add_peer(*group, message, packet);
+  if (status.ok()) status = map_rank(*group, message, packet);
+  if (status.ok()) status = map_client_memory(*group, message, packet);
+  if (!status.ok()) {
     refuse_rank(*group, message.rank, status);
     return {};
   }
   group->ranks[message.rank].place_regions(group->shape, message.bindings);
   group->set_active(message.rank, message.active_since);
-  for (const auto& peer : group->peers) {
-    if (peer->device_index == message.device_index) return {};
-  }
-  Result<Mapping> page = Mapping::map(packet.fds[3].get(), sizeof(abi::EnginePage), Access::kReadOnly);
-  if (!page.ok()) return page.status();
-  auto peer = std::make_unique<PeerEngine>();
-  peer->device_index = message.device_index;
-  peer->bell = std::move(packet.fds[2]);
-  peer->page = std::move(page).value();
-  group->peers.push_back(std::move(peer));
   return {};
 }
 
-// What the supervisor has made: that it can't be mapped is no client's fault.
+void Engine::mask_rank(Group& group, std::uint32_t rank) {
+  reclaimer_.take(group.ranks[rank]);
+  group.set_active(rank, 0);
+}
+
+// Its page and its bell stay what they are, whatever becomes of it: one mapping for all groups.
+Status Engine::add_peer(Group& group, const abi::GroupRank& message, Packet& packet) {
+  for (const auto& peer : group.peers) {
+    if (peer->device_index == message.device_index) return {};
+  }
+  std::shared_ptr<PeerEngine> known = peers_[message.device_index].lock();
+  if (known == nullptr) {
+    Result<Mapping> page = Mapping::map(packet.fds[3].get(), sizeof(abi::EnginePage), Access::kReadOnly);
+    if (!page.ok()) return page.status();
+    known = std::make_shared<PeerEngine>();
+    known->device_index = message.device_index;
+    known->bell = std::move(packet.fds[2]);
+    known->page = std::move(page).value();
+    peers_[message.device_index] = known;
+  }
+  group.peers.push_back(std::move(known));
+  return {};
+}
+
+// What the supervisor has made: that it can't be mapped is no client's fault, but there may be no room for
+// it.
 Status Engine::map_rank(Group& group, const abi::GroupRank& message, const Packet& packet) {
   const abi::UserArenaLayout layout(group.shape, abi::bound_regions(message.bindings));
   Result<std::unique_ptr<Arena>> user = device_->map_arena(packet.fds[0].get(), layout.total_bytes);
@@ -92,7 +110,7 @@ Status Engine::map_client_memory(Group& group, const abi::GroupRank& message, co
 void Engine::refuse_rank(Group& group, std::uint32_t rank, const Status& status) {
   log_event(LogLevel::kWarning, "rank refused",
             {{"group", group.id}, {"rank", rank}, {"reason", status.message()}});
-  group.set_active(rank, 0);
+  mask_rank(group, rank);
   group.refused.insert(rank);
   abi::RankRefused message{group.id, rank, status.code(), {}};
   abi::set_text(message.text, status.message().data(), status.message().size());
@@ -118,7 +136,10 @@ Status Engine::add_member(Packet& packet) {
   }
   Result<Mapping> board =
       Mapping::map(packet.fds[0].get(), abi::BoardLayout(group->shape).total_bytes, Access::kReadWrite);
-  if (!board.ok()) return board.status();
+  if (!board.ok()) {
+    refuse_rank(*group, message.rank, board.status());
+    return {};
+  }
   auto member = std::make_unique<Member>(*group, message.rank, message.member, session->second.get(),
                                          std::move(board).value());
   member->first_index = message.first_index;
@@ -194,17 +215,15 @@ void Engine::clear_signals(const Group& group) const {
 void Engine::drop_member(Group& group, std::uint32_t rank) {
   Member* member = find_member(group, rank);
   if (member == nullptr) return;
-  for (auto it = operations_.begin(); it != operations_.end();) {
-    if (&(*it)->member() == member) {
-      finish(**it, group.cause.cause, group.cause);
-      it = operations_.erase(it);
-    } else {
-      ++it;
-    }
+  while (!member->operations.empty()) {
+    const Operation& operation = *member->operations.front();
+    finish(operation, group.cause.cause, group.cause);
+    schedule_.remove(operation);
   }
   answer_orphans(*member, StatusCode::kEngineRestarted);
   close_streams_of(*member);
   if (member->session != nullptr) member->session->end_member(member->number);
+  reclaimer_.take(*member);
   std::erase_if(group.members, [member](const auto& entry) { return entry.get() == member; });
 }
 
@@ -217,7 +236,10 @@ Status Engine::close_streams(Packet& packet) {
   if (packet.fds.size() != 1 || message.depth > abi::kMaxDepth || launcher == nullptr)
     return invalid_argument("kCloseStreams");
   Result<std::unique_ptr<Arena>> user = device_->map_arena(packet.fds[0].get(), message.user_bytes);
-  if (!user.ok()) return user.status();
+  if (!user.ok()) {  // they wait until their client goes
+    log_event(LogLevel::kWarning, "streams not closed", {{"error", user.status().to_string()}});
+    return {};
+  }
   launcher->close_streams((*user)->bytes() + message.words, message.depth);
   launcher->close_commands((*user)->bytes() + message.commands);
   return {};

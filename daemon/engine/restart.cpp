@@ -145,6 +145,7 @@ void Engine::answer_orphans(Member& member, StatusCode status) {
 void Engine::answer_stray_orphans() {
   for (const auto& [id, session] : sessions_) {
     if (session->orphans().empty() || now_ns_ < session->opened_ns() + kGroupGraceNs) continue;
+    if (clock_.now_ns() >= now_ns_ + kShareNs) return;  // the others soon
     std::erase_if(session->orphans(), [&port = *session](const SessionPort::Orphan& orphan) {
       if (port.members.contains(orphan.record.member)) return false;
       abi::Completion completion{};

@@ -17,23 +17,18 @@ T* in_arena(std::byte* place) {
 
 }  // namespace
 
-kernels::PlacementError MovedOperation::place() {
+void MovedOperation::begin_placing() {
   const std::uint32_t ranks = group_.shape.num_ranks;
   const ExchangeBlock own = block_of(member_.rank);
-  std::vector<const std::uint32_t*> rank_counts(ranks);
-  std::vector<const std::uint32_t*> expert_counts(ranks);
+  rank_counts_.assign(ranks, nullptr);
+  expert_counts_.assign(ranks, nullptr);
   for (std::uint32_t source = 0; source < ranks; ++source) {
     if (!group_.active(source)) continue;
-    rank_counts[source] = own.rank_counts(source);
-    expert_counts[source] = own.expert_counts(source);
+    rank_counts_[source] = own.rank_counts(source);
+    expert_counts_[source] = own.expert_counts(source);
   }
-  const kernels::PlacementError error = kernels::place_rows(
-      placement_rules(group_.shape), {rank_counts, expert_counts}, member_.rank, route_->placement);
-  if (error.bad) return error;
-  route_->epoch = group_.epoch;
-  route_->handle = index_ + 1;
-  member_.routes.keep(submission_.route, route_, member_.exchange());
-  return error;
+  placer_.emplace(placement_rules(group_.shape), kernels::PlacementCounts{rank_counts_, expert_counts_},
+                  member_.rank, route_->placement);
 }
 
 // To the regions and to the board, for the CPU.
@@ -130,10 +125,8 @@ void MovedOperation::start_combine() {
 std::uint32_t MovedOperation::count_lost_selections() const {
   if (route_->epoch >= group_.changed_epoch) return 0;
   std::uint32_t lost = 0;
-  for (const std::int32_t choice : route_->plan.topk) {
-    if (choice < 0) continue;
-    const auto rank = static_cast<std::uint32_t>(choice) / group_.shape.experts_per_rank();
-    lost += group_.serves(rank, route_->epoch) ? 0 : 1;
+  for (std::uint32_t rank = 0; rank < group_.shape.num_ranks; ++rank) {
+    if (!group_.serves(rank, route_->epoch)) lost += route_->plan.selections_of(rank);
   }
   return lost;
 }

@@ -68,11 +68,11 @@ std::string Engine::holder_of_sms(const Group& group) const {
     return ", which operation " + std::to_string(index) + " of rank " + std::to_string(member.rank) +
            " of group " + std::to_string(member.group.id) + " holds";
   };
-  for (const auto& operation : operations_) {
-    const Member& member = operation->member();
-    if (&member.group != &group && operation->is_collective() && operation->stage() == abi::OpStage::kMoving)
-      return holds(operation->index(), member);
-  }
+  const Operation* other_moves = schedule_.find([&group](const Operation& operation) {
+    return &operation.member().group != &group && operation.is_collective() &&
+           operation.stage() == abi::OpStage::kMoving;
+  });
+  if (other_moves != nullptr) return holds(other_moves->index(), other_moves->member());
   for (const auto& [id, other] : groups_) {
     if (other.get() == &group) continue;
     for (const auto& member : other->members) {

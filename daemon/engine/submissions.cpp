@@ -21,14 +21,29 @@ constexpr int kTakesPerRound = 16;
 
 bool Engine::poll_sessions() {
   bool progress = false;
-  for (const auto& [id, session] : sessions_) {
-    progress |= session->flush();
-    for (int taken = 0; taken < kTakesPerRound; ++taken) {
-      const std::optional<Submission> submission = session->take();
-      if (!submission) break;
-      accept(*session, *submission);
-      progress = true;
-    }
+  std::uint64_t end = 0;
+  for (std::size_t left = sessions_.size(); left > 0; --left) {
+    auto next = sessions_.upper_bound(last_session_);
+    if (next == sessions_.end()) next = sessions_.begin();
+    last_session_ = next->first;
+    if (!poll_session(*next->second)) continue;
+    progress = true;
+    // Not asked for a single submission.
+    if (left == 1) break;
+    const std::uint64_t now = clock_.now_ns();
+    if (end == 0) end = now_ns_ + kShareNs;
+    if (now >= end) break;
+  }
+  return progress;
+}
+
+bool Engine::poll_session(SessionPort& session) {
+  bool progress = session.flush();
+  for (int taken = 0; taken < kTakesPerRound; ++taken) {
+    const std::optional<Submission> submission = session.take();
+    if (!submission) break;
+    accept(session, *submission);
+    progress = true;
   }
   return progress;
 }
@@ -188,7 +203,8 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
     count_stall(member, abi::Stall::kGroup);
     operation->abandon();
   }
-  operations_.push_back(std::move(operation));
+  schedule_.add(session.id(), std::move(operation));
+  idle_turns_ = 0;
 }
 
 // For commands to name. What is to be done again after a break is recorded after it.

@@ -79,10 +79,12 @@ Status RuleReader::read_key(const std::string& key, const toml::node& node) {
     status = limit(key, node, false, rule_.max_groups);
   } else if (key == "max_arena_bytes") {
     status = limit(key, node, true, rule_.max_arena_bytes);
+  } else if (key == "max_routing_bytes") {
+    status = limit(key, node, true, rule_.max_routing_bytes);
   } else {
     return invalid_argument(name_ + " in " + where_ + line_of(node) + " has an unknown key \"" + key +
                             "\"; allowed: users, unix_groups, attach, operate, groups, devices, "
-                            "max_priority, max_sessions, max_groups, max_arena_bytes");
+                            "max_priority, max_sessions, max_groups, max_arena_bytes, max_routing_bytes");
   }
   if (!status.ok()) return status;
   if (const toml::array* items = node.as_array()) {

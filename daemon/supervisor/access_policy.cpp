@@ -110,4 +110,8 @@ Quota AccessPolicy::max_arena_bytes(const Caller& caller, Quota general) const {
   return quota(caller, &AccessRule::max_arena_bytes, std::move(general));
 }
 
+Quota AccessPolicy::max_routing_bytes(const Caller& caller, Quota general) const {
+  return quota(caller, &AccessRule::max_routing_bytes, std::move(general));
+}
+
 }  // namespace epd

@@ -2,6 +2,7 @@
 
 #include "proto/arena.h"
 #include "proto/binding_rules.h"
+#include "proto/route_memory.h"
 #include "proto/wire.h"
 
 namespace epd {
@@ -37,8 +38,8 @@ Status ArenaStore::check_quota(const MemberArenas& wanted) const {
                               " " + std::to_string(used) + "; allowed: " + std::to_string(quota.limit) +
                               " (" + quota.source + ")");
   };
-  if (total_bytes_ > max_bytes_ || wanted.host_bytes > max_bytes_ - total_bytes_)
-    return refuse("all users have", total_bytes_, {max_bytes_, "limits.max_arena_bytes"});
+  if (total_bytes_ > limits_.max_bytes || wanted.host_bytes > limits_.max_bytes - total_bytes_)
+    return refuse("all users have", total_bytes_, {limits_.max_bytes, "limits.max_arena_bytes"});
   const auto found = users_.find(wanted.uid);
   const User user = found == users_.end() ? User{} : found->second;
   if (user.bytes > user.quota.limit || bytes > user.quota.limit - user.bytes)
@@ -48,6 +49,23 @@ Status ArenaStore::check_quota(const MemberArenas& wanted) const {
   return resource_exhausted("user " + std::to_string(wanted.uid) + " would have regions bound to " +
                             std::to_string(memories) +
                             " allocations of its own; allowed: " + std::to_string(kMaxClientMemoriesPerUser));
+}
+
+// Real memory, unlike an arena's promise: so it is counted in the worst case, and nothing fails for it later.
+Status ArenaStore::check_routing_quota(const MemberArenas& wanted) const {
+  const auto check = [&wanted](const std::string& who, std::uint64_t used, const Quota& quota) -> Status {
+    if (used <= quota.limit && wanted.routing_bytes <= quota.limit - used) return {};
+    return resource_exhausted(
+        "the engine may need " + std::to_string(wanted.routing_bytes) +
+        " bytes for the routings of this rank (max_tokens, topk, depth, num_handles) and " + who + " " +
+        std::to_string(used) + "; allowed: " + std::to_string(quota.limit) + " (" + quota.source + ")");
+  };
+  Status status =
+      check("all users have", total_routing_bytes_, {limits_.max_routing_bytes, "limits.max_routing_bytes"});
+  if (!status.ok()) return status;
+  const auto found = users_.find(wanted.uid);
+  const User user = found == users_.end() ? User{} : found->second;
+  return check("user " + std::to_string(wanted.uid) + " has", user.routing_bytes, user.routing_quota);
 }
 
 namespace {
@@ -69,47 +87,61 @@ Status check_client_memories(const DeviceName& device, const WantedMemory& wante
 Status ArenaStore::acquire(std::pair<std::uint64_t, std::uint32_t> member, std::uint32_t uid,
                            const DeviceName& device, const WantedMemory& wanted) {
   const abi::GroupShape& shape = wanted.shape;
-
-  // A shape inside its limits keeps these three, and their sum, far below 2^64 (see arena.h).
-  const std::uint64_t user_bytes =
-      abi::UserArenaLayout(shape, abi::bound_regions(wanted.bindings)).total_bytes;
-  const std::uint64_t exchange_bytes = abi::ExchangeArenaLayout(shape).total_bytes;
-  const std::uint64_t board_bytes = abi::BoardLayout(shape).total_bytes;
   MemberArenas made;
   made.uid = uid;
   made.wanted = wanted;
   const bool host = device.kind == abi::DeviceKind::kHost;
-  const std::uint64_t all_user_bytes = host ? abi::UserArenaLayout(shape).total_bytes : user_bytes;
-  made.bytes = all_user_bytes + exchange_bytes + board_bytes;
+  // A shape inside its limits keeps these three, and their sum, far below 2^64 (see arena.h).
+  const std::uint32_t bound = host ? 0 : abi::bound_regions(wanted.bindings);
+  const std::uint64_t board_bytes = abi::BoardLayout(shape).total_bytes;
+  made.bytes = abi::UserArenaLayout(shape, bound).total_bytes + abi::ExchangeArenaLayout(shape).total_bytes +
+               board_bytes;
   made.host_bytes = host ? made.bytes : board_bytes;
+  made.routing_bytes = host ? abi::routing_bytes(shape) : 0;
   Status status = check_quota(made);
+  if (status.ok()) status = check_routing_quota(made);
   if (status.ok()) status = check_client_memories(device, wanted);
+  if (status.ok()) status = mappings_.add(member, uid, device, wanted.num_memories());
+  if (status.ok()) {
+    status = make(made, device);
+    if (!status.ok()) mappings_.remove(member);
+  }
   if (!status.ok()) {
     drop_idle_user(uid);
     return status;
   }
+  total_bytes_ += made.host_bytes;
+  total_routing_bytes_ += made.routing_bytes;
+  users_[uid].bytes += made.bytes;
+  users_[uid].routing_bytes += made.routing_bytes;
+  users_[uid].client_memories += wanted.num_memories();
+  arenas_[member] = std::move(made);
+  return {};
+}
 
-  Result<DescriptorShare> share = descriptors_.take(uid, kMemberDescriptors + wanted.num_memories());
+Status ArenaStore::make(MemberArenas& made, const DeviceName& device) const {
+  const abi::GroupShape& shape = made.wanted.shape;
+  const std::uint64_t user_bytes =
+      abi::UserArenaLayout(shape, abi::bound_regions(made.wanted.bindings)).total_bytes;
+  const std::uint64_t board_bytes = abi::BoardLayout(shape).total_bytes;
+  Result<DescriptorShare> share =
+      descriptors_.take(made.uid, kMemberDescriptors + made.wanted.num_memories());
   if (!share.ok()) return share.status();
   Result<UniqueFd> user = make_arena_memory(device, "epd-user-arena", user_bytes);
   if (!user.ok()) return user.status();
-  Result<UniqueFd> exchange = make_arena_memory(device, "epd-exchange-arena", exchange_bytes);
+  Result<UniqueFd> exchange =
+      make_arena_memory(device, "epd-exchange-arena", abi::ExchangeArenaLayout(shape).total_bytes);
   if (!exchange.ok()) return exchange.status();
   Result<UniqueFd> board = make_sealed_memfd("epd-board", board_bytes);
   if (!board.ok()) return board.status();
   Result<Mapping> map = Mapping::map(board->get(), board_bytes, Access::kReadWrite);
   if (!map.ok()) return map.status();
   write_first_board(*map->as<Board>());
-
   made.descriptors = std::move(*share);
   made.user = std::move(*user);
   made.exchange = std::move(*exchange);
   made.board = std::move(*board);
   made.board_map = std::move(*map);
-  total_bytes_ += made.host_bytes;
-  users_[uid].bytes += made.bytes;
-  users_[uid].client_memories += wanted.num_memories();
-  arenas_[member] = std::move(made);
   return {};
 }
 
@@ -124,9 +156,12 @@ void ArenaStore::release(std::uint64_t group_id, std::uint32_t rank) {
   total_bytes_ -= found->second.host_bytes;
   const std::uint32_t uid = found->second.uid;
   users_.at(uid).bytes -= found->second.bytes;
+  total_routing_bytes_ -= found->second.routing_bytes;
+  users_.at(uid).routing_bytes -= found->second.routing_bytes;
   users_.at(uid).client_memories -= found->second.wanted.num_memories();
   airlock_.close(std::move(found->second.user));
   airlock_.close(std::move(found->second.exchange));
+  mappings_.remove({group_id, rank});
   arenas_.erase(found);
   drop_idle_user(uid);
 }

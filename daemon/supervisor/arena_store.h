@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "base/quota.h"
 #include "device/memory.h"
+#include "mapping_count.h"
 #include "membership/group.h"
 #include "proto/link.h"
 #include "proto/session.h"
@@ -33,6 +34,8 @@ struct MemberArenas {
   // touch a page of it, and a page is charged to who touches it first.
   std::uint64_t bytes = 0;
   std::uint64_t host_bytes = 0;  // of them in host memory
+  // Counted by itself: what its engine may have in its own memory of the rank's routings.
+  std::uint64_t routing_bytes = 0;
   WantedMemory wanted;
   DescriptorShare descriptors;
   UniqueFd user;
@@ -49,16 +52,30 @@ class ArenaStore {
   // Descriptors that the members of one user may have us keep of memory of their own.
   static constexpr std::uint64_t kMaxClientMemoriesPerUser = 4096;
 
+  struct Limits {
+    std::uint64_t max_bytes = 0;
+    std::uint64_t max_routing_bytes = 0;
+    MappingLimit mappings;
+  };
   // Both outlive the store. The airlock closes memory: freeing many pages takes long.
-  ArenaStore(std::uint64_t max_bytes, Airlock& airlock, DescriptorBudget& descriptors)
-      : max_bytes_(max_bytes), airlock_(airlock), descriptors_(descriptors) {}
-  void set_max_bytes(std::uint64_t max_bytes) { max_bytes_ = max_bytes; }
-  // Holds for the acquires of this user that follow, until it is set again.
-  void set_user_quota(std::uint32_t uid, Quota quota) { users_[uid].quota = std::move(quota); }
+  ArenaStore(const Limits& limits, Airlock& airlock, DescriptorBudget& descriptors)
+      : airlock_(airlock), descriptors_(descriptors) {
+    set_limits(limits);
+  }
+  void set_limits(const Limits& limits) {
+    limits_ = limits;
+    mappings_.set_limit(limits.mappings);
+  }
+  // Hold for the acquires of this user that follow, until they are set again.
+  void set_user_quotas(std::uint32_t uid, Quota bytes, Quota routing_bytes) {
+    users_[uid].quota = std::move(bytes);
+    users_[uid].routing_quota = std::move(routing_bytes);
+  }
 
   // For (group, rank). RESOURCE_EXHAUSTED, with the numbers, if a limit says no; max_bytes is of host memory,
-  // a GPU's is limited by what it has. INVALID_ARGUMENT if memory of the client's can't be used, as far as
-  // that can be told without using it. The board is ready to be read.
+  // a GPU's is limited by what it has; mappings are those of the engines that will map it. INVALID_ARGUMENT
+  // if memory of the client's can't be used, as far as that can be told without using it. The board is ready
+  // to be read.
   Status acquire(std::pair<std::uint64_t, std::uint32_t> member, std::uint32_t uid, const DeviceName& device,
                  const WantedMemory& wanted);
   void release(std::uint64_t group_id, std::uint32_t rank);
@@ -73,16 +90,22 @@ class ArenaStore {
 
  private:
   Status check_quota(const MemberArenas& wanted) const;
+  Status check_routing_quota(const MemberArenas& wanted) const;
+  Status make(MemberArenas& made, const DeviceName& device) const;
 
   void drop_idle_user(std::uint32_t uid);
 
   struct User {
     std::uint64_t bytes = 0;
     std::uint64_t client_memories = 0;
+    std::uint64_t routing_bytes = 0;
     Quota quota;
+    Quota routing_quota;
   };
 
-  std::uint64_t max_bytes_;
+  Limits limits_;
+  MappingCount mappings_;
+  std::uint64_t total_routing_bytes_ = 0;
   Airlock& airlock_;
   DescriptorBudget& descriptors_;
   std::uint64_t total_bytes_ = 0;  // in host memory

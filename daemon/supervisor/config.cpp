@@ -222,6 +222,11 @@ Status check_together(const Config& config) {
 
 constexpr std::uint32_t kCudaSms = 24;  // with which the large operations come close to the wire's speed
 
+std::uint64_t physical_bytes() {
+  const auto pages = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES));
+  return pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+}
+
 std::string variable(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
@@ -241,8 +246,11 @@ std::uint32_t Config::effective_sms(abi::DeviceKind kind) const {
 
 std::uint64_t Config::effective_arena_bytes() const {
   if (max_arena_bytes != 0) return max_arena_bytes;
-  const auto pages = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES));
-  return pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)) * 16;
+  return physical_bytes() * 16;
+}
+
+std::uint64_t Config::effective_routing_bytes() const {
+  return max_routing_bytes != 0 ? max_routing_bytes : physical_bytes() / 4;
 }
 
 std::uint64_t Config::effective_arena_bytes_per_user() const {
@@ -260,6 +268,12 @@ Quota Config::max_groups_of(const Caller& caller) const {
 Quota Config::max_arena_bytes_of(const Caller& caller) const {
   return access.max_arena_bytes(caller,
                                 {effective_arena_bytes_per_user(), "limits.max_arena_bytes_per_user"});
+}
+
+Quota Config::max_routing_bytes_of(const Caller& caller) const {
+  const std::uint64_t general =
+      max_routing_bytes_per_user != 0 ? max_routing_bytes_per_user : effective_routing_bytes();
+  return access.max_routing_bytes(caller, {general, "limits.max_routing_bytes_per_user"});
 }
 
 std::vector<OptionInfo> config_options() {

@@ -122,6 +122,12 @@ std::vector<Option> make_table() {
        "Highest priority with which a rank may join. Operations of a lower one get a small share of their "
        "device "
        "while those of a higher one run."},
+      bytes("limits.max_routing_bytes", "0", &C::max_routing_bytes,
+            "Bytes that the engines of host devices may take together, beside arenas, for the routings of "
+            "dispatches; 0: a quarter of the physical memory. A rank is counted in the worst case when it "
+            "joins, by its max_tokens, topk, depth and num_handles."),
+      bytes("limits.max_routing_bytes_per_user", "0", &C::max_routing_bytes_per_user,
+            "The same for one user; 0: as limits.max_routing_bytes."),
       {"access.default",
        "allow",
        OptionKind::kChoice,

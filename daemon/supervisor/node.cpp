@@ -26,6 +26,11 @@ membership::MembershipLimits membership_limits(const Config& config) {
           config.operation_ms};
 }
 
+ArenaStore::Limits arena_limits(const Config& config) {
+  return {config.effective_arena_bytes(), config.effective_routing_bytes(),
+          MappingLimit::of_kernel(config.max_sessions)};
+}
+
 }  // namespace
 
 std::uint64_t descriptor_limit() {
@@ -39,7 +44,7 @@ Node::Node(SupervisorOptions options, std::unique_ptr<Airlock> airlock)
       notifier_(options_.notify_socket),
       descriptors_(descriptor_limit()),
       airlock_(std::move(airlock)),
-      arenas_(config_.effective_arena_bytes(), *airlock_, descriptors_),
+      arenas_(arena_limits(config_), *airlock_, descriptors_),
       registry_(clock_, *this, membership_limits(config_)) {
   event_log_.install();
   publish_access();
@@ -125,7 +130,7 @@ abi::Settings Node::settings(std::uint32_t device) const {
 }
 
 void Node::apply_limits() {
-  arenas_.set_max_bytes(config_.effective_arena_bytes());
+  arenas_.set_limits(arena_limits(config_));
   sessions_->set_limits(session_limits(config_));
   registry_.set_limits(membership_limits(config_));
   fleet_->set_options(fleet_options());
@@ -218,7 +223,8 @@ void Node::join_requested(const Session& session, std::uint32_t request_id, cons
     carry_out(membership::ReplyRefused{session.id, request_id, status});
     return;
   }
-  arenas_.set_user_quota(caller.uid, config_.max_arena_bytes_of(caller));
+  arenas_.set_user_quotas(caller.uid, config_.max_arena_bytes_of(caller),
+                          config_.max_routing_bytes_of(caller));
   registry_.join({session.id, request_id, session.peer.uid, session.peer.pid, session.device,
                   devices_[session.device].name.kind, join, config_.max_groups_of(caller),
                   keep_memory(std::move(memory))});

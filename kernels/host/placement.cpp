@@ -9,23 +9,6 @@ constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// Sums of columns [first, first + totals.size()) of a count matrix: over all sources, and over those below
-// `rank`.
-struct ColumnSums {
-  std::vector<std::uint64_t> total;
-  std::vector<std::uint64_t> below;
-
-  ColumnSums(std::span<const std::uint32_t* const> rows, std::uint32_t first, std::uint32_t columns,
-             std::uint32_t rank)
-      : total(columns, 0) {
-    for (std::uint32_t source = 0; source < rows.size(); ++source) {
-      if (source == rank) below = total;
-      if (rows[source] == nullptr) continue;
-      for (std::uint32_t i = 0; i < columns; ++i) total[i] += rows[source][first + i];
-    }
-  }
-};
-
 }  // namespace
 
 void Placement::reset(std::uint32_t num_ranks, std::uint32_t num_experts, bool per_expert) {
@@ -58,111 +41,133 @@ std::span<const std::int32_t> Placement::source_ranges() const {
                      : std::span<const std::int32_t>();
 }
 
-struct PlacementBuilder {
-  const PlacementRules& rules;
-  const PlacementCounts& counts;
-  std::uint32_t rank;
-  Placement& placement;
-  std::uint32_t experts = rules.num_experts / rules.num_ranks;  // of one rank
+void RowPlacer::ColumnSums::add(const std::uint32_t* columns) {
+  for (std::size_t i = 0; i < total.size(); ++i) total[i] += columns[i];
+}
 
-  // The sections of `placement`, to write.
-  std::span<std::int32_t> writable(std::span<const std::int32_t> section) const {
-    return placement.words().subspan(static_cast<std::size_t>(section.data() - placement.words().data()),
-                                     section.size());
+RowPlacer::RowPlacer(const PlacementRules& rules, const PlacementCounts& counts, std::uint32_t rank,
+                     Placement& placement)
+    : rules_(rules),
+      counts_(counts),
+      rank_(rank),
+      placement_(placement),
+      experts_(rules.num_experts / rules.num_ranks) {
+  placement.reset(rules.num_ranks, rules.num_experts, rules.per_expert);
+  rows_.total.assign(rules.per_expert ? rules.num_experts : rules.num_ranks, 0);
+  if (!rules.per_expert) selections_.total.assign(experts_, 0);
+}
+
+bool RowPlacer::advance(std::uint32_t sources) {
+  for (; sources > 0 && source_ < rules_.num_ranks; --sources) take_in(source_++);
+  if (source_ < rules_.num_ranks) return false;
+  error_ = place();
+  return true;
+}
+
+// The sections of the placement, to write.
+std::span<std::int32_t> RowPlacer::writable(std::span<const std::int32_t> section) const {
+  return placement_.words().subspan(static_cast<std::size_t>(section.data() - placement_.words().data()),
+                                    section.size());
+}
+
+void RowPlacer::take_in(std::uint32_t source) {
+  if (source == rank_) rows_.below = rows_.total;
+  const std::uint32_t* tokens = counts_.rank_counts[source];
+  const std::uint32_t* experts = counts_.expert_counts[source];
+  const std::span<std::int32_t> offsets = writable(placement_.rank_offsets());
+  offsets[source + 1] = offsets[source];
+  if (tokens == nullptr) return;
+  offsets[source + 1] += static_cast<std::int32_t>(tokens[rank_]);
+  const std::uint32_t* own = experts + std::size_t{rank_} * experts_;
+  if (!rules_.per_expert) {
+    rows_.add(tokens);
+    selections_.add(own);
+    return;
   }
+  rows_.add(experts);
+  const std::span<std::int32_t> ranges = writable(placement_.source_ranges());
+  for (std::size_t i = 0; i < experts_; ++i)
+    ranges[(i * rules_.num_ranks + source) * 2 + 1] = static_cast<std::int32_t>(own[i]);
+}
 
-  void place_sources() const {
-    const std::span<std::int32_t> offsets = writable(placement.rank_offsets());
-    for (std::uint32_t source = 0; source < rules.num_ranks; ++source) {
-      const std::uint32_t* row = counts.rank_counts[source];
-      offsets[source + 1] = offsets[source] + static_cast<std::int32_t>(row == nullptr ? 0 : row[rank]);
+PlacementError RowPlacer::place() const {
+  return rules_.per_expert ? place_experts() : place_compact();
+}
+
+PlacementError RowPlacer::place_compact() const {
+  for (std::uint32_t d = 0; d < rules_.num_ranks; ++d) {
+    if (rows_.total[d] > rules_.recv_rows) return {true, d, -1, rows_.total[d], rules_.recv_rows};
+  }
+  std::copy(rows_.below.begin(), rows_.below.end(), writable(placement_.base()).begin());
+  std::transform(
+      selections_.total.begin(), selections_.total.end(), writable(placement_.expert_counts()).begin(),
+      [this](std::uint64_t count) { return static_cast<std::int32_t>(round_up(count, rules_.alignment)); });
+  placement_.num_recv_rows = static_cast<std::uint32_t>(rows_.total[rank_]);
+  return {};
+}
+
+// Where each expert of `d` begins in recv_x, and the end of the last.
+std::vector<std::uint64_t> RowPlacer::offsets_at(std::uint32_t d) const {
+  std::vector<std::uint64_t> offsets(experts_ + 1, 0);
+  for (std::uint32_t i = 0; i < experts_; ++i) {
+    offsets[i + 1] = rules_.expert_blocks
+                         ? (i + 1) * rules_.expert_capacity
+                         : round_up(offsets[i] + rows_.total[d * experts_ + i], rules_.alignment);
+  }
+  return offsets;
+}
+
+PlacementError RowPlacer::check_room() const {
+  for (std::uint32_t e = 0; rules_.expert_blocks && e < rules_.num_experts; ++e) {
+    if (rows_.total[e] <= rules_.expert_capacity) continue;
+    return {true, e / experts_, static_cast<std::int32_t>(e), rows_.total[e], rules_.expert_capacity};
+  }
+  for (std::uint32_t d = 0; !rules_.expert_blocks && d < rules_.num_ranks; ++d) {
+    const std::uint64_t end = offsets_at(d).back();
+    if (end > rules_.recv_rows) return {true, d, -1, end, rules_.recv_rows};
+  }
+  return {};
+}
+
+PlacementError RowPlacer::place_experts() const {
+  const PlacementError error = check_room();
+  if (error.bad) return error;
+  const std::span<std::int32_t> base = writable(placement_.base());
+  for (std::uint32_t d = 0; d < rules_.num_ranks; ++d) {
+    const std::vector<std::uint64_t> offsets = offsets_at(d);
+    for (std::uint32_t i = 0; i < experts_; ++i) {
+      base[d * experts_ + i] = static_cast<std::int32_t>(offsets[i] + rows_.below[d * experts_ + i]);
+    }
+    if (d == rank_) place_own(offsets);
+  }
+  return {};
+}
+
+// The lengths of the ranges are there; here they begin.
+void RowPlacer::place_own(const std::vector<std::uint64_t>& offsets) const {
+  std::copy(offsets.begin(), offsets.end(), writable(placement_.expert_offsets()).begin());
+  const std::span<std::int32_t> own_counts = writable(placement_.expert_counts());
+  const std::span<std::int32_t> ranges = writable(placement_.source_ranges());
+  std::uint64_t received = 0;
+  for (std::uint32_t i = 0; i < experts_; ++i) {
+    const std::uint64_t count = rows_.total[rank_ * experts_ + i];
+    own_counts[i] = static_cast<std::int32_t>(count);
+    received += count;
+    auto begin = static_cast<std::int32_t>(offsets[i]);
+    std::int32_t* range = &ranges[std::size_t{i} * rules_.num_ranks * 2];
+    for (std::uint32_t source = 0; source < rules_.num_ranks; ++source, range += 2) {
+      range[0] = begin;
+      begin += range[1];
     }
   }
-
-  PlacementError place_compact() const {
-    const ColumnSums rows(counts.rank_counts, 0, rules.num_ranks, rank);
-    for (std::uint32_t d = 0; d < rules.num_ranks; ++d) {
-      if (rows.total[d] > rules.recv_rows) return {true, d, -1, rows.total[d], rules.recv_rows};
-    }
-    std::copy(rows.below.begin(), rows.below.end(), writable(placement.base()).begin());
-    const ColumnSums selections(counts.expert_counts, rank * experts, experts, rank);
-    std::transform(
-        selections.total.begin(), selections.total.end(), writable(placement.expert_counts()).begin(),
-        [this](std::uint64_t count) { return static_cast<std::int32_t>(round_up(count, rules.alignment)); });
-    placement.num_recv_rows = static_cast<std::uint32_t>(rows.total[rank]);
-    return {};
-  }
-
-  // Where each expert of `d` begins in recv_x, and the end of the last.
-  std::vector<std::uint64_t> offsets_at(const ColumnSums& rows, std::uint32_t d) const {
-    std::vector<std::uint64_t> offsets(experts + 1, 0);
-    for (std::uint32_t i = 0; i < experts; ++i) {
-      offsets[i + 1] = rules.expert_blocks
-                           ? (i + 1) * rules.expert_capacity
-                           : round_up(offsets[i] + rows.total[d * experts + i], rules.alignment);
-    }
-    return offsets;
-  }
-
-  PlacementError check_room(const ColumnSums& rows) const {
-    for (std::uint32_t e = 0; rules.expert_blocks && e < rules.num_experts; ++e) {
-      if (rows.total[e] <= rules.expert_capacity) continue;
-      return {true, e / experts, static_cast<std::int32_t>(e), rows.total[e], rules.expert_capacity};
-    }
-    for (std::uint32_t d = 0; !rules.expert_blocks && d < rules.num_ranks; ++d) {
-      const std::uint64_t end = offsets_at(rows, d).back();
-      if (end > rules.recv_rows) return {true, d, -1, end, rules.recv_rows};
-    }
-    return {};
-  }
-
-  void place_ranges(std::uint32_t expert, std::uint64_t offset, std::int32_t* range) const {
-    for (std::uint32_t source = 0; source < rules.num_ranks; ++source) {
-      const std::uint32_t* row = counts.expert_counts[source];
-      const std::uint32_t count = row == nullptr ? 0 : row[expert];
-      *range++ = static_cast<std::int32_t>(offset);
-      *range++ = static_cast<std::int32_t>(count);
-      offset += count;
-    }
-  }
-
-  PlacementError place_experts() const {
-    const ColumnSums rows(counts.expert_counts, 0, rules.num_experts, rank);
-    const PlacementError error = check_room(rows);
-    if (error.bad) return error;
-    const std::span<std::int32_t> base = writable(placement.base());
-    for (std::uint32_t d = 0; d < rules.num_ranks; ++d) {
-      const std::vector<std::uint64_t> offsets = offsets_at(rows, d);
-      for (std::uint32_t i = 0; i < experts; ++i) {
-        base[d * experts + i] = static_cast<std::int32_t>(offsets[i] + rows.below[d * experts + i]);
-      }
-      if (d == rank) place_own(rows, offsets);
-    }
-    return {};
-  }
-
-  void place_own(const ColumnSums& rows, const std::vector<std::uint64_t>& offsets) const {
-    std::copy(offsets.begin(), offsets.end(), writable(placement.expert_offsets()).begin());
-    const std::span<std::int32_t> own_counts = writable(placement.expert_counts());
-    const std::span<std::int32_t> ranges = writable(placement.source_ranges());
-    std::uint64_t received = 0;
-    for (std::uint32_t i = 0; i < experts; ++i) {
-      const std::uint64_t count = rows.total[rank * experts + i];
-      own_counts[i] = static_cast<std::int32_t>(count);
-      received += count;
-      place_ranges(rank * experts + i, offsets[i], &ranges[std::size_t{i} * rules.num_ranks * 2]);
-    }
-    placement.num_recv_rows = static_cast<std::uint32_t>(rules.expert_blocks ? received : offsets.back());
-  }
-};
+  placement_.num_recv_rows = static_cast<std::uint32_t>(rules_.expert_blocks ? received : offsets.back());
+}
 
 PlacementError place_rows(const PlacementRules& rules, const PlacementCounts& counts, std::uint32_t rank,
                           Placement& placement) {
-  placement.reset(rules.num_ranks, rules.num_experts, rules.per_expert);
-  const PlacementBuilder builder{rules, counts, rank, placement};
-  const PlacementError error = rules.per_expert ? builder.place_experts() : builder.place_compact();
-  if (!error.bad) builder.place_sources();
-  return error;
+  RowPlacer placer(rules, counts, rank, placement);
+  placer.advance(rules.num_ranks);
+  return placer.error();
 }
 
 std::vector<RowRange> unfilled_rows(const PlacementRules& rules, const Placement& placement, bool all) {

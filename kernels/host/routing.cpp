@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstddef>
+#include <numeric>
 
 namespace epd::kernels {
 namespace {
@@ -63,13 +65,15 @@ class EntryWriter {
 
   // Whether the choice needs a row of its own.
   template <bool kPerExpert>
-  bool wants_row(std::uint32_t token, std::uint32_t expert) {
+  bool wants_row(std::uint32_t token, std::uint32_t expert, std::uint32_t rank) {
     if constexpr (!kPerExpert) {
       ++plan_.expert_counts[expert];
       return true;
     }
     const bool first = last_token_[expert] != token + 1;
     last_token_[expert] = token + 1;
+    if (!first) [[unlikely]]
+      ++plan_.repeats[rank];
     return first;
   }
 
@@ -93,52 +97,93 @@ class EntryWriter {
   std::vector<std::uint32_t> last_token_;  // [E], plus one: which token chose the expert last
 };
 
+}  // namespace
+
+// What the loop over tokens keeps from one piece to the next.
+class RoutingPlanner::Filler {
+ public:
+  virtual ~Filler() = default;
+  virtual RoutingError fill(std::uint32_t begin, std::uint32_t end) = 0;
+  virtual std::uint32_t written() const = 0;
+};
+
+namespace {
+
 template <typename Index, bool kPerExpert, typename Choices>
-RoutingError fill(const RoutingInput& input, Choices choices, RoutingPlan& plan) {
-  // volatile: the value that was checked is the value that is used.
-  const auto* given = static_cast<const volatile Index*>(input.topk_idx);
-  const host::RankOfExpert rank_of_expert(input.num_experts / input.num_ranks);
-  EntryWriter writer(plan);
-  std::int32_t* chosen = plan.topk.data();
-  for (std::uint32_t token = 0; token < input.num_tokens; ++token, chosen += input.topk) {
-    plan.begin[token] = writer.written();
-    choices.clear();
-    for (std::uint32_t k = 0; k < input.topk; ++k) {
-      const std::int64_t value = *given++;
-      if (value < -1 || value >= std::int64_t{input.num_experts}) return {true, token, k, value};
-      chosen[k] = static_cast<std::int32_t>(value);
-      if (value == -1) continue;
-      const auto expert = static_cast<std::uint32_t>(value);
-      const std::uint32_t rank = rank_of_expert(expert);
-      if (!input.masked.empty() && input.masked[rank] != 0) [[unlikely]] {
-        chosen[k] = -1;
-        ++plan.num_dropped;
-        continue;
+class FillerOf final : public RoutingPlanner::Filler {
+ public:
+  FillerOf(const RoutingInput& input, Choices choices, RoutingPlan& plan)
+      : input_(input),
+        plan_(plan),
+        rank_of_expert_(input.num_experts / input.num_ranks),
+        choices_(std::move(choices)),
+        writer_(plan) {}
+
+  std::uint32_t written() const override { return writer_.written(); }
+
+  RoutingError fill(std::uint32_t begin, std::uint32_t end) override {
+    // volatile: the value that was checked is the value that is used.
+    const std::size_t first = std::size_t{begin} * input_.topk;
+    const auto* given = static_cast<const volatile Index*>(input_.topk_idx) + first;
+    std::int32_t* chosen = plan_.topk.data() + first;
+    for (std::uint32_t token = begin; token < end; ++token, chosen += input_.topk) {
+      plan_.begin[token] = writer_.written();
+      choices_.clear();
+      for (std::uint32_t k = 0; k < input_.topk; ++k) {
+        const std::int64_t value = *given++;
+        if (value < -1 || value >= std::int64_t{input_.num_experts}) return {true, token, k, value};
+        chosen[k] = static_cast<std::int32_t>(value);
+        if (value == -1) continue;
+        const auto expert = static_cast<std::uint32_t>(value);
+        const std::uint32_t rank = rank_of_expert_(expert);
+        if (!input_.masked.empty() && input_.masked[rank] != 0) [[unlikely]] {
+          chosen[k] = -1;
+          ++plan_.num_dropped;
+          continue;
+        }
+        if (writer_.template wants_row<kPerExpert>(token, expert, rank)) choices_.add(rank, k);
       }
-      if (writer.template wants_row<kPerExpert>(token, expert)) choices.add(rank, k);
+      choices_.visit_ascending([&](std::uint32_t rank, std::uint32_t ks) {
+        writer_.template write<kPerExpert>(rank, ks, chosen);
+      });
     }
-    choices.visit_ascending(
-        [&](std::uint32_t rank, std::uint32_t ks) { writer.template write<kPerExpert>(rank, ks, chosen); });
+    return {};
   }
-  plan.begin[input.num_tokens] = writer.written();
-  plan.entries.resize(writer.written());
-  return {};
-}
+
+ private:
+  const RoutingInput& input_;
+  RoutingPlan& plan_;
+  const host::RankOfExpert rank_of_expert_;
+  Choices choices_;
+  EntryWriter writer_;
+};
 
 template <typename Index, bool kPerExpert>
-RoutingError fill_any(const RoutingInput& input, RoutingPlan& plan) {
-  if (input.num_ranks <= 64) return fill<Index, kPerExpert>(input, ChoicesByRank{}, plan);
-  return fill<Index, kPerExpert>(input, SortedChoices{input.topk}, plan);
+std::unique_ptr<RoutingPlanner::Filler> filler_any(const RoutingInput& input, RoutingPlan& plan) {
+  if (input.num_ranks <= 64)
+    return std::make_unique<FillerOf<Index, kPerExpert, ChoicesByRank>>(input, ChoicesByRank{}, plan);
+  return std::make_unique<FillerOf<Index, kPerExpert, SortedChoices>>(input, SortedChoices{input.topk}, plan);
 }
 
 template <typename Index>
-RoutingError fill_layout(const RoutingInput& input, RoutingPlan& plan) {
-  return input.per_expert ? fill_any<Index, true>(input, plan) : fill_any<Index, false>(input, plan);
+std::unique_ptr<RoutingPlanner::Filler> filler_layout(const RoutingInput& input, RoutingPlan& plan) {
+  return input.per_expert ? filler_any<Index, true>(input, plan) : filler_any<Index, false>(input, plan);
+}
+
+// A refused plan routes nothing.
+void refuse(const RoutingInput& input, RoutingPlan& plan) {
+  plan.num_dropped = 0;
+  plan.begin.assign(1, 0);
+  plan.entries.clear();
+  plan.topk.clear();
+  plan.rank_counts.assign(input.num_ranks, 0);
+  plan.expert_counts.assign(input.num_experts, 0);
+  plan.repeats.assign(input.num_ranks, 0);
 }
 
 }  // namespace
 
-RoutingError build_routing_plan(const RoutingInput& input, RoutingPlan& plan) {
+RoutingPlanner::RoutingPlanner(const RoutingInput& input, RoutingPlan& plan) : input_(input), plan_(plan) {
   const std::size_t tokens = input.num_tokens;
   plan.per_expert = input.per_expert;
   plan.num_dropped = 0;
@@ -147,20 +192,37 @@ RoutingError build_routing_plan(const RoutingInput& input, RoutingPlan& plan) {
   plan.topk.resize(tokens * input.topk);
   plan.rank_counts.assign(input.num_ranks, 0);
   plan.expert_counts.assign(input.num_experts, 0);
-  plan.num_dropped = 0;
-  const RoutingError error =
-      input.index64 ? fill_layout<std::int64_t>(input, plan) : fill_layout<std::int32_t>(input, plan);
-  // A refused plan routes nothing.
-  if (error.bad) {
-    plan.num_dropped = 0;
-    plan.begin.assign(1, 0);
-    plan.entries.clear();
-    plan.topk.clear();
-    plan.num_dropped = 0;
-    plan.rank_counts.assign(input.num_ranks, 0);
-    plan.expert_counts.assign(input.num_experts, 0);
+  plan.repeats.assign(input.num_ranks, 0);
+  filler_ =
+      input.index64 ? filler_layout<std::int64_t>(input_, plan) : filler_layout<std::int32_t>(input_, plan);
+}
+
+RoutingPlanner::~RoutingPlanner() = default;
+
+bool RoutingPlanner::advance(std::uint32_t tokens) {
+  const std::uint32_t end = token_ + std::min(tokens, input_.num_tokens - token_);
+  error_ = filler_->fill(token_, end);
+  if (error_.bad) {
+    refuse(input_, plan_);
+    return true;
   }
-  return error;
+  token_ = end;
+  if (token_ != input_.num_tokens) return false;
+  plan_.begin[token_] = filler_->written();
+  plan_.entries.resize(filler_->written());
+  return true;
+}
+
+RoutingError build_routing_plan(const RoutingInput& input, RoutingPlan& plan) {
+  RoutingPlanner planner(input, plan);
+  planner.advance(input.num_tokens);
+  return planner.error();
+}
+
+std::uint32_t RoutingPlan::selections_of(std::uint32_t rank) const {
+  const std::size_t experts = expert_counts.size() / rank_counts.size();
+  const auto first = expert_counts.begin() + static_cast<std::ptrdiff_t>(rank * experts);
+  return std::accumulate(first, first + static_cast<std::ptrdiff_t>(experts), repeats[rank]);
 }
 
 }  // namespace epd::kernels

@@ -24,8 +24,10 @@ void Hostile::SetUp() {
   options.sms = 1;
   options.settings = {{"daemon.socket_mode", "\"0666\""},
                       {"timeouts.attach_ms", "1500"},
+                      {"limits.max_routing_bytes", "\"64GiB\""},
                       {"access.rule",
-                       "[{users = [0]}, {users = [61001], max_sessions = 40, max_groups = 8}, "
+                       "[{users = [0]}, {users = [61001], max_sessions = 40, max_groups = 8, "
+                       "max_routing_bytes = \"128MiB\"}, "
                        "{attach = false}]"}};
   daemon_ = std::make_unique<Daemon>(std::move(options));
   ASSERT_TRUE(daemon_->start());

@@ -46,6 +46,7 @@ struct Options {
   bool per_expert = false;
   bool index64 = false;
   std::vector<bool> masked;  // [R] or empty
+  std::uint32_t piece = 0;   // tokens planned at a time; 0: all
 };
 
 RoutingError build(const Shape& shape, const std::vector<std::int64_t>& choices, const Options& options,
@@ -62,17 +63,21 @@ RoutingError build(const Shape& shape, const std::vector<std::int64_t>& choices,
   input.num_ranks = shape.ranks;
   input.num_experts = shape.experts;
   input.masked = {masked.get(), options.masked.size()};
-  return build_routing_plan(input, plan);
+  if (options.piece == 0) return build_routing_plan(input, plan);
+  RoutingPlanner planner(input, plan);
+  while (!planner.advance(options.piece)) {
+  }
+  return planner.error();
 }
 
 // What the plan should be, by maps and sets.
 struct Expected {
-  std::vector<std::uint32_t> begin = {0};
+  PlanArray<std::uint32_t> begin = {0};
   std::vector<RouteEntry> entries;
   std::map<std::uint32_t, std::uint32_t> tokens_to_rank;
   std::map<std::uint32_t, std::uint32_t> selections;
   std::map<std::uint32_t, std::uint32_t> rows_to_expert;
-  std::vector<std::int32_t> topk;
+  PlanArray<std::int32_t> topk;
   std::uint32_t dropped = 0;
 };
 
@@ -127,12 +132,19 @@ void expect_plan(const Shape& shape, const std::vector<std::int64_t>& choices, c
   auto& counts = options.per_expert ? expected.rows_to_expert : expected.selections;
   for (std::uint32_t e = 0; e < shape.experts; ++e) EXPECT_EQ(plan.expert_counts[e], counts[e]) << e;
   EXPECT_EQ(plan.topk, expected.topk);
+  for (std::uint32_t rank = 0; rank < shape.ranks; ++rank) {
+    std::uint32_t selections = 0;
+    for (std::uint32_t e = 0; e < shape.experts / shape.ranks; ++e)
+      selections += expected.selections[rank * (shape.experts / shape.ranks) + e];
+    EXPECT_EQ(plan.selections_of(rank), selections) << rank;
+  }
 }
 
 Options random_options(std::mt19937& random, const Shape& shape) {
   Options options;
   options.per_expert = between(random, 0, 1) == 0;
   options.index64 = between(random, 0, 1) == 0;
+  options.piece = between(random, 0, 5);
   if (between(random, 0, 2) == 0) {
     for (std::uint32_t r = 0; r < shape.ranks; ++r) options.masked.push_back(between(random, 0, 2) == 0);
   }

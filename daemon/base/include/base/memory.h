@@ -29,6 +29,8 @@ class Mapping {
   void* data() const { return region_.get_address(); }
   std::byte* bytes() const { return static_cast<std::byte*>(data()); }
   std::uint64_t size() const { return region_.get_size(); }
+  // Unmaps so many bytes from the end. False: all, or the system does not do it.
+  bool shrink_by(std::uint64_t bytes);
   bool valid() const { return region_.get_size() != 0; }
   template <typename T>
   T* as(std::uint64_t offset = 0) const {

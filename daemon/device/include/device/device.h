@@ -30,6 +30,8 @@ class Arena {
  public:
   virtual ~Arena() = default;
   std::byte* bytes() const { return base_; }
+  // Of one that nobody uses any more: unmaps so many bytes from its end. True: what is left goes at once.
+  virtual bool give_back(std::uint64_t /*bytes*/) { return true; }
 
  protected:
   explicit Arena(std::byte* base) : base_(base) {}

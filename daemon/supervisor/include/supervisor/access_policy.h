@@ -46,6 +46,7 @@ struct AccessRule {
   // Instead of access.operate and limits.max_priority.
   std::optional<Right> operate;
   std::optional<std::int32_t> max_priority;
+  std::optional<std::uint64_t> max_routing_bytes;
 
   std::string text;  // for operators: users=alice,1001 attach=true groups=prod-*
 };
@@ -70,6 +71,7 @@ class AccessPolicy {
   Quota max_sessions(const Caller& caller, Quota general) const;
   Quota max_groups(const Caller& caller, Quota general) const;
   Quota max_arena_bytes(const Caller& caller, Quota general) const;
+  Quota max_routing_bytes(const Caller& caller, Quota general) const;
 
   const std::vector<AccessRule>& rules() const { return rules_; }
 

@@ -45,6 +45,8 @@ struct Config {
   std::uint32_t access_operate = 0;            // Right
   std::uint64_t max_arena_bytes = 0;           // 0: see effective_arena_bytes
   std::uint64_t max_arena_bytes_per_user = 0;  // 0: as max_arena_bytes
+  std::uint64_t max_routing_bytes = 0;           // 0: see effective_routing_bytes
+  std::uint64_t max_routing_bytes_per_user = 0;  // 0: as max_routing_bytes
   std::uint32_t attach_ms = 0;
   std::uint32_t join_ms = 0;
   std::uint32_t operation_ms = 0;
@@ -68,10 +70,12 @@ struct Config {
   std::uint32_t effective_sms(abi::DeviceKind kind) const;
   std::uint64_t effective_arena_bytes() const;
   std::uint64_t effective_arena_bytes_per_user() const;
+  std::uint64_t effective_routing_bytes() const;
   // What one user may have; a rule of the policy goes before limits.*_per_user.
   Quota max_sessions_of(const Caller& caller) const;
   Quota max_groups_of(const Caller& caller) const;
   Quota max_arena_bytes_of(const Caller& caller) const;
+  Quota max_routing_bytes_of(const Caller& caller) const;
 };
 
 // One row of the option table. Names and texts are static.

@@ -1,0 +1,49 @@
+// Memory that nobody uses any more, on its way back to the system: a page takes some ten nanoseconds, and
+// there may be many GiB of it, so it goes in pieces between other things of the loop.
+#pragma once
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "device/device.h"
+#include "route.h"
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+
+namespace epd {
+
+struct GroupRankMemory;
+class Member;
+
+class Reclaimer {
+ public:
+  explicit Reclaimer(const Clock& clock) : clock_(clock) {}
+
+  // Their arenas; a rank's, or what a member has besides. They are empty then.
+  void take(GroupRankMemory& rank);
+  void take(Member& member);
+  // To be called when all that was taken before is gone.
+  void then(std::function<void()> call) { things_.push_back({{}, {}, std::move(call)}); }
+
+  bool empty() const { return things_.empty(); }
+  // One piece, which takes some ten microseconds. Not empty().
+  void step();
+
+ private:
+  struct Thing {
+    std::shared_ptr<Arena> arena;
+    std::shared_ptr<Route> route;
+    std::function<void()> call;
+  };
+  bool give_back(Thing& thing);
+  bool give_back(Route& route);
+
+  const Clock& clock_;
+  std::deque<Thing> things_;
+  std::uint64_t piece_bytes_ = std::uint64_t{4} << 20;  // so many take some ten microseconds
+  std::uint64_t done_bytes_ = 0;                        // of the route at the head
+};
+
+}  // namespace epd
