@@ -28,7 +28,7 @@ void MovedOperation::wait_for(std::uint32_t rank) {
 }
 
 ExchangeBlock MovedOperation::block_of(std::uint32_t rank) const {
-  return {group_.ranks[rank].exchange->bytes(), group_.shape, group_.exchange_layout, index_,
+  return {group_.ranks[rank].exchange->bytes(), group_.shape, group_.exchange_layout, number_,
           group_.active_since};
 }
 
@@ -77,7 +77,7 @@ StepResult MovedOperation::plan_known() {
 
 void MovedOperation::announce() {
   const abi::GroupShape& s = group_.shape;
-  const abi::OpAnnouncement own = announcement(routes() ? 0 : route_->epoch);
+  const abi::OpAnnouncement own = announcement(route_->epoch, route_->handle);
   for (std::uint32_t d = 0; d < s.num_ranks; ++d) {
     if (!group_.active(d)) continue;
     const ExchangeBlock block = block_of(d);

@@ -5,6 +5,10 @@
 
 namespace epd {
 
+bool is_of(std::uint64_t handle, std::uint64_t op_index) {
+  return handle != 0 && abi::same_index(handle, op_index + 1);
+}
+
 RouteTable::RouteTable(const abi::GroupShape& shape)
     : shape_(shape), layout_(shape), routes_(shape.num_routes()) {}
 
@@ -18,8 +22,8 @@ std::shared_ptr<Route> RouteTable::renew(std::uint32_t record) {
 std::shared_ptr<Route> RouteTable::find(std::uint32_t record, std::uint64_t op_index,
                                         const std::byte* arena) {
   std::shared_ptr<Route>& route = routes_[record];
-  if (route != nullptr && route->handle == op_index + 1) return route;
-  std::shared_ptr<Route> saved = restore(arena + layout_.routing_of(record), op_index + 1);
+  if (route != nullptr && is_of(route->handle, op_index)) return route;
+  std::shared_ptr<Route> saved = restore(arena + layout_.routing_of(record), op_index);
   if (saved != nullptr) route = saved;
   return saved;
 }
@@ -42,9 +46,9 @@ std::shared_ptr<Route> RouteTable::empty(std::uint64_t op_index) const {
   return route;
 }
 
-std::shared_ptr<Route> RouteTable::restore(const std::byte* saved, std::uint64_t handle) const {
+std::shared_ptr<Route> RouteTable::restore(const std::byte* saved, std::uint64_t op_index) const {
   const auto* record = reinterpret_cast<const abi::RoutingRecord*>(saved);
-  if (record->handle != handle) return nullptr;
+  if (!is_of(record->handle, op_index)) return nullptr;
   auto route = std::make_shared<Route>();
   kernels::RoutingInput input;
   input.topk_idx = saved + layout_.topk;
@@ -60,7 +64,7 @@ std::shared_ptr<Route> RouteTable::restore(const std::byte* saved, std::uint64_t
   route->placement.num_recv_rows = record->num_recv_rows;
   route->plan.num_dropped = record->num_dropped;
   route->epoch = record->epoch;
-  route->handle = handle;
+  route->handle = record->handle;
   return route;
 }
 

@@ -31,7 +31,7 @@ kernels::PlacementError MovedOperation::place() {
       placement_rules(group_.shape), {rank_counts, expert_counts}, member_.rank, route_->placement);
   if (error.bad) return error;
   route_->epoch = group_.epoch;
-  route_->handle = index_ + 1;
+  route_->handle = number_ + 1;
   member_.routes.keep(submission_.route, route_, member_.exchange());
   return error;
 }
