@@ -224,6 +224,8 @@ class EngineHeldWordsTest : public EngineStuckDeviceTest {
     break_and_resume(StatusCode::kEngineRestarted);
     ASSERT_FALSE(HasFatalFailure());
     record_all();
+    run_and_check(slot);  // what is read once, behind the control stream, has been read
+    ASSERT_FALSE(HasFatalFailure());
     begin("held");
     const std::uint32_t next = refuse_in_stream(slot) + 1;
     const auto inputs = fill(slot);
