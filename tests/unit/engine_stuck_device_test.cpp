@@ -238,8 +238,9 @@ class EngineHeldWordsTest : public EngineStuckDeviceTest {
     there_ = {0, 1};
     const auto numbers = ask(Op::kDispatch, slot, inputs);
     ::usleep(20'000);
-    begin("stuck");
-    ::usleep(100'000);
+    begin("stuck");  // and the kernels have time to step aside
+    std::uint32_t& word = group_->stream_words(2, slot).done;
+    comes([&] { return std::atomic_ref(word).load() == next; }, 500);
     end("held");
     ::usleep(20'000);
     end("stuck");
@@ -251,7 +252,7 @@ class EngineHeldWordsTest : public EngineStuckDeviceTest {
     EXPECT_EQ(done->status, StatusCode::kOk);
     check_rows(slot, inputs);
     for (auto& engine : engines_) EXPECT_EQ(engine->stop(), 0);  // their streams have come to their ends
-    EXPECT_EQ(group_->stream_words(2, slot).done, next) << "the word fell back";
+    EXPECT_EQ(word, next) << "the word fell back";
     engines_.clear();
   }
 };
