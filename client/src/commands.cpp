@@ -281,8 +281,14 @@ Status Session::check_group(Group& group, epd_progress_t& progress) {
   probe();
   std::uint32_t ends[2] = {};
   Status read;
-  if (group.commands.by_stream)
+  std::uint64_t counted = 0;  // the epoch that Commands::failed belonged to before `ends` were read
+  if (group.commands.by_stream) {
+    {
+      const Lock lock(mutex_);
+      counted = group.commands.epoch;
+    }
     read = attachment_.device->read_aside(CommandPlaces{group.command_words()}.done(), ends);
+  }
   Lock lock(mutex_);
   drain_locked();
   note_ended_locked();
@@ -297,6 +303,8 @@ Status Session::check_group(Group& group, epd_progress_t& progress) {
   Status status = usable_for_commands(group);
   if (!status.ok()) return status;
   if (!read.ok()) return read;
+  // A resume of another thread's has come between: what was read is of before it, and told of by it.
+  if (group.commands.epoch != counted) return {};
   const std::uint32_t lost = ends[1] - group.commands.failed;
   if (lost == 0) return {};
   // The engine hears of it a little later than this memory.

@@ -16,16 +16,19 @@ namespace epd::client {
 
 class Session;
 
-// A handle is the number of its dispatch + 1, and the routing record that the engine keeps for it.
+// A handle is the number of its dispatch + 1, and the routing record that the engine keeps for it. Numbers
+// have room for 89 years of 100,000 operations a second.
 // In a group with commands: as of the first dispatch, whichever has written the record.
+inline constexpr std::uint32_t kHandleIndexBits = 48;
+static_assert(abi::kMaxDepth + abi::kMaxHandles <= 1u << (64 - kHandleIndexBits));
 constexpr epd_handle_t make_handle(std::uint64_t op_index, std::uint32_t route) {
-  return (std::uint64_t{route} << abi::kTagIndexBits) | (op_index + 1);
+  return (std::uint64_t{route} << kHandleIndexBits) | (op_index + 1);
 }
 constexpr std::uint64_t op_of(epd_handle_t handle) {
-  return (handle & ((std::uint64_t{1} << abi::kTagIndexBits) - 1)) - 1;
+  return (handle & ((std::uint64_t{1} << kHandleIndexBits) - 1)) - 1;
 }
 constexpr std::uint64_t route_of(epd_handle_t handle) {
-  return handle >> abi::kTagIndexBits;
+  return handle >> kHandleIndexBits;
 }
 
 // A routing record. Those of the slots come first, the others are kept: in use or in Group::free_routes.

@@ -63,12 +63,18 @@ __device__ void store(std::uint32_t* word, std::uint32_t value) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
 
+__device__ bool ended(const CommandWords& words, std::uint32_t end) {
+  std::uint32_t now;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(now) : "l"(&words.done) : "memory");
+  return epd::abi::has_ended(now, end);
+}
+
 __device__ void await_end(const CommandWords& words, std::uint32_t end, std::uint64_t limit_ns) {
   for (std::uint32_t i = 0; i < kLooks; ++i) {
-    if (reached(&words.done, end)) return;
+    if (ended(words, end)) return;
   }
   const std::uint64_t begin = clock_ns();
-  for (std::uint32_t i = 0; !reached(&words.done, end) && clock_ns() - begin < limit_ns; ++i) {
+  for (std::uint32_t i = 0; !ended(words, end) && clock_ns() - begin < limit_ns; ++i) {
     if (i % kLooksPerClosed == 0 && load(&words.closed) != 0) return;
     __nanosleep(kSleep_ns);
   }

@@ -213,6 +213,10 @@ void CudaDevice::change_partition() {
     return lane->in_flight() != 0 || !follows;
   });
   if (sms == 0 || busy || !leaving_.empty()) return;
+  // The next partition's control stream must not overtake this one's.
+  const CUresult control = driver_.cuStreamQuery(partition_->control());
+  if (control == CUDA_ERROR_NOT_READY) return;
+  cuda_must(driver_, "cuStreamQuery", control);
   wanted_sms_ = 0;
   if (sms == num_sms_) return;
   Result<std::shared_ptr<Partition>> made = Partition::make(driver_, device_, sms, partition_.get());

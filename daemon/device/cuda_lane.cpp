@@ -42,7 +42,11 @@ class CudaFlight final : public Flight {
 
   bool counted() override { return is_ours(place_.counted); }
   bool sent() override { return is_ours(place_.sent); }
-  bool ended() override { return is_ours(place_.result.tag) || look_at_device(); }
+  // Whoever is told of the end may use the client's words again, so what an abort writes there comes first.
+  bool ended() override {
+    if (!is_ours(place_.result.tag)) return look_at_device();
+    return !aborted_ || lane_.has_written_client_words(words_of_abort_);
+  }
   bool left() override {
     return ended() && (result().error == OpError::kNone || is_ours(place_.result.left) || look_at_device());
   }
@@ -53,7 +57,9 @@ class CudaFlight final : public Flight {
   const OpResult& result() const override { return place_.result; }
 
   void abort() override {
-    if (!std::exchange(aborted_, true)) lane_.abort(number_, signal_);
+    if (std::exchange(aborted_, true)) return;
+    lane_.abort(number_, signal_);
+    words_of_abort_ = lane_.client_words_;
   }
 
  private:
@@ -77,6 +83,7 @@ class CudaFlight final : public Flight {
   const Signal signal_;
   const std::uint64_t tag_;
   bool aborted_ = false;
+  std::uint32_t words_of_abort_ = 0;  // CudaLane::client_words_ then
   std::uint64_t looked_ns_ = MonotonicClock().now_ns();
 };
 
@@ -126,7 +133,7 @@ CudaLane::~CudaLane() {
 }
 
 std::size_t CudaLane::places_bytes() const {
-  return aligned(host_stride_ * shape_.depth + sizeof(HostPlace) * kMaxNoops, kHostAlign);
+  return aligned(host_stride_ * shape_.depth + sizeof(HostPlace) * kMaxNoops, kHostAlign) + kHostAlign;
 }
 
 CudaLane::HostPlace& CudaLane::host_place(std::uint32_t place) const {
@@ -163,6 +170,20 @@ void CudaLane::leave(std::uint32_t held_sms, std::uint64_t told_ns, const Comman
 void CudaLane::write_word(const void* word, std::uint32_t value) const {
   must("cuStreamWriteValue32",
        driver_.cuStreamWriteValue32(control(), reinterpret_cast<CUdeviceptr>(word), value, 0));
+}
+
+void CudaLane::write_client_word(const void* word, std::uint32_t value) {
+  write_word(word, value);
+  write_word(client_words_written(), ++client_words_);
+}
+
+std::uint32_t* CudaLane::client_words_written() const {
+  return reinterpret_cast<std::uint32_t*>(memory_.host + host_places_ + places_bytes() - kHostAlign);
+}
+
+bool CudaLane::has_written_client_words(std::uint32_t number) const {
+  const std::uint32_t written = std::atomic_ref(*client_words_written()).load(std::memory_order_acquire);
+  return static_cast<std::int32_t>(written - number) >= 0;  // few are ever under way
 }
 
 std::uint32_t CudaLane::take_noop_place() {
@@ -228,17 +249,17 @@ void CudaLane::flight_ended(std::uint32_t place, const Signal& signal) {
   if (--in_flight_ == 0) follow_share();
 }
 
-void CudaLane::release(const Signal& signal) {
+void CudaLane::release(const Signal& signal, std::uint64_t ticket) {
   Word& word = done_[signal.done];
-  if (word.written && static_cast<std::int32_t>(signal.value - word.furthest) <= 0) return;
-  word.written = word.owed = true;
-  word.furthest = signal.value;
+  if (ticket <= word.furthest) return;
+  word.owed = true;
+  word.furthest = ticket;
   if (word.flights == 0) write_owed(signal.done);
 }
 
 void CudaLane::write_owed(const void* word) {
   Word& state = done_[word];
-  if (state.owed) write_word(word, state.furthest);
+  if (state.owed) write_client_word(word, static_cast<std::uint32_t>(state.furthest));
   state.owed = false;
 }
 

@@ -15,7 +15,7 @@ class CudaLane : public Lane {
   ~CudaLane() override;
 
   std::unique_ptr<Flight> launch(const LaunchRequest& request) final;
-  void release(const kernels::cuda::Signal& signal) final;
+  void release(const kernels::cuda::Signal& signal, std::uint64_t ticket) final;
 
   // Once, before anything else. UNSUPPORTED: the device can't hold a row.
   Status allocate();
@@ -78,6 +78,14 @@ class CudaLane : public Lane {
   void leave(std::uint32_t held_sms, std::uint64_t told_ns, const CommandPort::Layout& commands);
   CUstream control() const { return device_.partition()->control(); }
   void write_word(const void* word, std::uint32_t value) const;
+  // A word of the client's streams. The control stream may be held up, and what writes the same word after it
+  // (the slot's next operation, or the client when it has been told of the end) must not come before it: a
+  // word that falls back is never reached by who waits there. So client words are counted, the count is
+  // written behind each, and whatever may be followed by a later write waits for the count.
+  void write_client_word(const void* word, std::uint32_t value);
+  bool client_words_pending() const { return !has_written_client_words(client_words_); }
+  std::uint32_t client_words() const { return client_words_; }
+  std::uint32_t* client_words_written() const;  // of the host's memory
   void must(const char* what, CUresult result) const { cuda_must(driver_, what, result); }
 
   CudaDevice& device_;
@@ -95,6 +103,7 @@ class CudaLane : public Lane {
   std::uint32_t take_noop_place();
   void flight_ended(std::uint32_t place, const Signal& signal);
   void write_owed(const void* word);
+  bool has_written_client_words(std::uint32_t number) const;
 
   std::int32_t priority_ = 0;
   int stream_priority_ = 0;
@@ -112,12 +121,12 @@ class CudaLane : public Lane {
   std::uint64_t noops_ = 0;
   std::array<bool, kMaxNoops> noop_places_{};  // taken
   struct Word {
-    std::uint32_t flights = 0;  // that will write it
-    bool owed = false;          // `furthest` is still to be written
-    bool written = false;       // `furthest` means something
-    std::uint32_t furthest = 0;
+    std::uint32_t flights = 0;   // that will write it
+    bool owed = false;           // `furthest` is still to be written
+    std::uint64_t furthest = 0;  // ticket
   };
   std::map<const void*, Word> done_;
+  std::uint32_t client_words_ = 0;  // written, or to be
 };
 
 }  // namespace epd

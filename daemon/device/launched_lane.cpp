@@ -28,6 +28,11 @@ void LaunchedLane::start(Kind kind, std::uint32_t place) {
   Operation& op = given(place);
   const Signal signal = op.signal;
   op.signal.ready = nullptr;
+  if (client_words_pending()) {
+    must("cuStreamWaitValue32",
+         driver_.cuStreamWaitValue32(stream_, reinterpret_cast<CUdeviceptr>(client_words_written()),
+                                     client_words(), CU_STREAM_WAIT_VALUE_GEQ));
+  }
   if (kind != Kind::kNoop) {
     must("cuMemcpyHtoDAsync", driver_.cuMemcpyHtoDAsync(device_op(place), &op, sizeof(Operation), stream_));
   }
@@ -57,7 +62,7 @@ void LaunchedLane::start(Kind kind, std::uint32_t place) {
 
 void LaunchedLane::abort(std::uint32_t place, const Signal& signal) {
   std::atomic_ref(host_place(place).abort).store(1);
-  if (signal.ready != nullptr) write_word(signal.ready, signal.value);
+  if (signal.ready != nullptr) write_client_word(signal.ready, signal.value);
 }
 
 }  // namespace epd

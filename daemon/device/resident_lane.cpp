@@ -101,7 +101,9 @@ void ResidentLane::follow_round() {
   told_ns_ = device_.now_ns();
 }
 
+// A kernel that steps aside does not read the entry in the control stream, behind the client's words.
 void ResidentLane::start(Kind kind, std::uint32_t place) {
+  behind_ = behind_ || client_words_pending();
   tell(kernels::cuda::task_of(kind, given(place)), place);
 }
 

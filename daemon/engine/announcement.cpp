@@ -24,7 +24,7 @@ std::string routing_name(std::uint64_t tag) {
 bool same_routing(std::uint64_t a, std::uint64_t b) {
   if (a == b) return true;
   const bool either_came_later = a != 0 && b != 0 && (abi::epoch_of_tag(a) == 0 || abi::epoch_of_tag(b) == 0);
-  return either_came_later && abi::index_of_tag(a) == abi::index_of_tag(b);
+  return either_came_later && abi::same_index(abi::index_of_tag(a), abi::index_of_tag(b));
 }
 
 }  // namespace

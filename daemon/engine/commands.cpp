@@ -103,7 +103,7 @@ void Commands::resume(bool fresh) {
     if (now.head.handle == 0) continue;
     routes[record] = {abi::op_tag(now.head.epoch, now.head.handle - 1), now.head.num_tokens, now.half};
   }
-  port_.resume({group_.epoch, member_.next_number, group_.changed_epoch, routes});
+  port_.resume({group_.epoch, group_.in_tags(member_.next_number), group_.changed_epoch, routes});
 }
 
 // ---- what is rung
@@ -164,12 +164,13 @@ std::string Commands::illegal(const JournalEntry& entry) const {
 
 Failure Commands::failure(const JournalEntry& entry, std::uint64_t now_ns) const {
   const Submission& s = submission(entry);
-  const Subject subject{member_, s, entry.index};
+  const std::uint64_t index = index_of(entry);
+  const Subject subject{member_, s, index};
   if (entry.result.error == OpError::kOldRouting)
     return changed_group_failure(subject, "the routing in " + record_of(member_, s), entry.result.rows);
   if (entry.result.error == OpError::kNoRouting) {
     return {StatusCode::kNotFound, static_cast<std::int32_t>(member_.rank),
-            "operation " + std::to_string(entry.index) + ": " + op_name(s.op) + " on slot " +
+            "operation " + std::to_string(index) + ": " + op_name(s.op) + " on slot " +
                 std::to_string(s.slot) + " uses the routing in " + record_of(member_, s) +
                 ", which holds none; allowed: a record that a dispatch of this rank has written"};
   }

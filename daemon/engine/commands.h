@@ -51,6 +51,8 @@ class Commands {
   const abi::Submission& submission(const JournalEntry& entry) const {
     return recorded_[entry.program]->submission;
   }
+  // The operation's number.
+  std::uint64_t index_of(const JournalEntry& entry) const { return group_.from_tags(entry.index); }
   Failure failure(const JournalEntry& entry, std::uint64_t now_ns) const;
   // Of rows that it delivered to this rank; those which it sent the device does not count.
   std::uint64_t bytes_moved(const JournalEntry& entry) const;

@@ -54,7 +54,7 @@ class Describer {
       : member_(member),
         group_(member.group),
         submission_(submission),
-        index_(place.index),
+        number_(place.number),
         announcement_(place.announcement),
         route_(place.route) {}
 
@@ -71,7 +71,7 @@ class Describer {
   const Member& member_;
   const Group& group_;
   const abi::Submission& submission_;
-  const std::uint64_t index_;
+  const std::uint64_t number_;
   const abi::OpAnnouncement& announcement_;
   const RouteHeads::Place& route_;
 };
@@ -118,7 +118,7 @@ void Describer::describe_dispatch(kernels::cuda::Operation& op) const {
   mine(Region::kSourceRanges, op.counts.source_ranges);
   if (!routes()) return;
   op.routing.head = at<kernels::cuda::RouteHead>(route_.half, 0);
-  op.routing.handle = index_ + 1;
+  op.routing.handle = number_ + 1;
   op.routing.epoch = route_.head.epoch;
 }
 
@@ -141,7 +141,7 @@ void Describer::describe_peers(kernels::cuda::Operation& op) const {
   for (std::uint32_t d = 0; d < group_.shape.num_ranks; ++d) {
     if (!group_.active(d)) continue;
     kernels::cuda::Peer& peer = op.peers[d];
-    std::byte* block = group_.ranks[d].exchange->bytes() + layout.block(index_, group_.shape.depth);
+    std::byte* block = group_.ranks[d].exchange->bytes() + layout.block(number_, group_.shape.depth);
     peer.ready = at<std::uint64_t>(block, layout.ready);
     peer.arrived = at<std::uint64_t>(block, layout.arrived);
     peer.announcement = at<std::uint64_t>(block, layout.announcement);
@@ -149,7 +149,7 @@ void Describer::describe_peers(kernels::cuda::Operation& op) const {
     peer.expert_counts = at<std::uint32_t>(block, layout.expert_counts);
     if (layout.landing_bytes != 0) {
       peer.landing =
-          at<std::uint8_t>(group_.ranks[d].exchange->bytes(), layout.landing(index_, group_.shape.depth));
+          at<std::uint8_t>(group_.ranks[d].exchange->bytes(), layout.landing(number_, group_.shape.depth));
     }
     const auto its = [&](Region region) { return group_.ranks[d].at(slot, region); };
     if (is_dispatch()) {

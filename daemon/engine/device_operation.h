@@ -10,7 +10,7 @@ namespace epd {
 
 // Where in the group's history it stands.
 struct OperationPlace {
-  std::uint64_t index = 0;
+  std::uint64_t number = 0;            // Group::in_tags
   abi::OpAnnouncement announcement{};  // its tag is the operation's
   RouteHeads::Place route;             // that it writes or uses
 };

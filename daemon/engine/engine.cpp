@@ -181,6 +181,17 @@ void Engine::request_break(Group& group, const abi::Break& failure) {
   send(abi::LinkType::kBreakRequest, failure);
 }
 
+// Any rank's engine asks, whichever comes there first. To the clients it is a break like any other.
+void Engine::renew_numbers(const Member& member) {
+  Group& group = member.group;
+  if (group.in_tags(member.next_number) < abi::kTagRenewal) return;
+  request_break(group,
+                as_break(group, {StatusCode::kAborted, -1,
+                                 "epoch " + std::to_string(group.epoch) + " has no numbers left after " +
+                                     std::to_string(member.next_number - group.resume_index) +
+                                     " operations; the next one has"}));
+}
+
 namespace {
 
 std::vector<Operation*> operations_of(const Group& group) {

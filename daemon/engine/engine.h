@@ -126,6 +126,8 @@ class Engine {
   bool end_if_done(Operation& operation, StepResult result);
   StepResult step(Operation& operation, std::int32_t first);
   void request_break(Group& group, const abi::Break& failure);
+  // Whenever the member's next operation has a new number: an epoch whose tags run out is ended.
+  void renew_numbers(const Member& member);
   void finish_arrived(Group& group);
   void fail_operations(Group& group, std::uint64_t from, const abi::Break& cause);
   void settle(Group& group);

@@ -112,7 +112,8 @@ Failure device_failure(const Subject& subject, Launcher& launcher, const OpResul
 }
 
 std::byte* own_block(const Member& member, std::uint64_t index) {
-  return member.exchange() + member.group.exchange_layout.block(index, member.group.shape.depth);
+  return member.exchange() +
+         member.group.exchange_layout.block(member.group.in_tags(index), member.group.shape.depth);
 }
 
 bool all_arrived(const Member& member, Launcher& launcher, std::uint64_t index, std::uint64_t tag) {

@@ -128,7 +128,7 @@ struct Group {
   std::uint32_t sms = 0;      // of its device that an operation may use; 0 = all
   std::int32_t priority = 0;  // among the device's groups, higher first
   std::uint64_t epoch = 0;
-  std::uint64_t resume_index = 0;
+  std::uint64_t resume_index = 0;  // first operation of the epoch
   GroupPhase phase = GroupPhase::kStarting;
   bool starts_broken = false;  // a restarted engine: wait for kResume
   bool break_requested = false;
@@ -151,6 +151,9 @@ struct Group {
   std::vector<std::unique_ptr<Member>> members;
 
   void set_shape(const abi::GroupShape& new_shape);
+  // An operation's number of this epoch as tags, blocks and routing records have it, and back.
+  std::uint64_t in_tags(std::uint64_t index) const { return index - abi::tag_base(resume_index); }
+  std::uint64_t from_tags(std::uint64_t number) const { return number + abi::tag_base(resume_index); }
   bool active(std::uint32_t rank) const { return active_since[rank] != 0; }
   // Whether the rank holds what it was sent in that epoch.
   bool serves(std::uint32_t rank, std::uint64_t since_epoch) const {

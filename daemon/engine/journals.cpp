@@ -60,8 +60,9 @@ void Engine::read_entry(Member& member, const kernels::cuda::JournalEntry& entry
   abi::Completion completion{};  // which nobody gets: for counting
   const bool done = entry.result.error == OpError::kNone;
   if (done && op != abi::Op::kNoop) {
-    member.next_number = entry.index + 1;
+    member.next_number = commands.index_of(entry) + 1;
     member.publish_next_index();
+    renew_numbers(member);
     count_moved(page_, member, op, commands.bytes_moved(entry));
   } else if (!done) {
     completion.status = fail_command(member, entry);
@@ -74,8 +75,8 @@ void Engine::read_entry(Member& member, const kernels::cuda::JournalEntry& entry
 // rank may have completed it: its stream has gone on, perhaps without the last rows.
 StatusCode Engine::fail_command(Member& member, const kernels::cuda::JournalEntry& entry) {
   if (member.commands->submission(entry).op == abi::Op::kNoop) return StatusCode::kAborted;
-  member.next_number = entry.index;
-  member.failed_from = std::min(member.failed_from, entry.index);
+  member.next_number = member.commands->index_of(entry);
+  member.failed_from = std::min(member.failed_from, member.next_number);
   if (entry.result.error == OpError::kAborted) return StatusCode::kAborted;
   const Failure failure = member.commands->failure(entry, now_ns_);
   request_break(member.group, as_break(member.group, failure));

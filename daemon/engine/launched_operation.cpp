@@ -75,7 +75,7 @@ StepResult LaunchedOperation::plan(std::uint64_t now_ns) {
 bool LaunchedOperation::find_route() {
   if (routes()) {
     // What follows in the lane may use it before this engine knows how it ends: if badly, then all fail.
-    const RouteHeads::Head head{index_ + 1, group_.epoch, submission_.num_tokens, 0, 0, 0};
+    const RouteHeads::Head head{number_ + 1, group_.epoch, submission_.num_tokens, 0, 0, 0};
     route_ = member_.heads->begin(submission_.route, head, member_.exchange());
   } else if (submission_.handle >= member_.first_index) {
     route_ = member_.heads->find(submission_.route, submission_.handle, member_.exchange());
@@ -98,13 +98,15 @@ bool LaunchedOperation::find_route() {
 
 void LaunchedOperation::launch(std::uint64_t now_ns) {
   kernels::cuda::Operation op;
-  if (!is_noop()) op = describe(member_, submission_, {index_, announcement(route_.head.epoch), route_});
+  const std::uint64_t made_by = route_.head.handle != 0 ? route_.head.handle : submission_.handle + 1;
+  if (!is_noop())
+    op = describe(member_, submission_, {number_, announcement(route_.head.epoch, made_by), route_});
   // The engine's own deadline comes first, unless the loop stands still.
   op.timeout_ns = deadline_ns_ - seen_ns_;
   if (has(abi::kFlagStream)) op.signal = stream_signal(member_, submission_.slot, submission_.ticket);
   LaunchRequest request;
   request.kind = kind_of(submission_.op);
-  request.place = static_cast<std::uint32_t>(index_ % group_.shape.depth);  // as its exchange block: free
+  request.place = static_cast<std::uint32_t>(number_ % group_.shape.depth);  // as its exchange block: free
   request.op = &op;
   request.sms = group_.share_sms(submission_.sms);
   flight_ = member_.lane->launch(request);
@@ -180,7 +182,7 @@ StepResult LaunchedOperation::conclude(std::uint64_t now_ns) {
 
 void LaunchedOperation::keep_route(const OpResult& result) {
   if (routes()) {
-    route_.head = {index_ + 1,           group_.epoch,       submission_.num_tokens,
+    route_.head = {number_ + 1,          group_.epoch,       submission_.num_tokens,
                    result.num_recv_rows, result.num_dropped, 0};
     member_.heads->update(submission_.route, route_.head);
   } else if (submission_.handle >= member_.first_index) {  // its dispatch has ended meanwhile
@@ -193,7 +195,7 @@ void LaunchedOperation::keep_route(const OpResult& result) {
 }
 
 void LaunchedOperation::forget_route() {
-  if (routes()) member_.heads->forget(submission_.route, index_);
+  if (routes()) member_.heads->forget(submission_.route, number_);
 }
 
 // Selections whose rows went to ranks that were lost since.
@@ -234,7 +236,7 @@ bool LaunchedOperation::completed_anyway() {
     result.error = OpError::kNone;
     result.num_recv_rows = num_recv_rows_;
     if (routes()) {
-      const RouteHeads::Head head{index_ + 1,     group_.epoch,       submission_.num_tokens,
+      const RouteHeads::Head head{number_ + 1,    group_.epoch,       submission_.num_tokens,
                                   num_recv_rows_, result.num_dropped, 0};
       launcher_.write(route_.half, &head, sizeof(head));
     }

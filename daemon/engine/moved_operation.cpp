@@ -53,7 +53,7 @@ void MovedOperation::wait_for(std::uint32_t rank) {
 }
 
 ExchangeBlock MovedOperation::block_of(std::uint32_t rank) const {
-  return {group_.ranks[rank].exchange->bytes(), group_.shape, group_.exchange_layout, index_,
+  return {group_.ranks[rank].exchange->bytes(), group_.shape, group_.exchange_layout, number_,
           group_.active_since};
 }
 
@@ -138,7 +138,7 @@ StepResult MovedOperation::plan() {
 }
 
 StepResult MovedOperation::announce() {
-  const abi::OpAnnouncement own = announcement(routes() ? 0 : route_->epoch);
+  const abi::OpAnnouncement own = announcement(route_->epoch, route_->handle);
   const std::uint32_t ranks = group_.shape.num_ranks;
   const std::uint32_t words = routes() ? ranks + group_.shape.num_experts : kCounts / kRanks;
   const std::uint32_t end = std::min(ranks, done_ + std::max(1u, kCounts / words));
@@ -192,7 +192,7 @@ StepResult MovedOperation::agree() {
   placer_.reset();
   if (error.bad) return fail(placement_failure(subject(), error));
   route_->epoch = group_.epoch;
-  route_->handle = index_ + 1;
+  route_->handle = number_ + 1;
   member_.routes.begin_keep(submission_.route, *route_, member_.exchange());
   return next(Part::kKeep);
 }

@@ -22,7 +22,8 @@ Operation::Operation(Member& member, const abi::Submission& submission, std::uin
       group_(member.group),
       submission_(submission),
       index_(member.next_number),
-      tag_(abi::op_tag(member.group.epoch, index_)),
+      number_(member.group.in_tags(index_)),
+      tag_(abi::op_tag(member.group.epoch, number_)),
       seen_ns_(seen_ns),
       deadline_ns_(deadline_ns) {
   member_.operations.push_back(this);
@@ -56,12 +57,12 @@ StepResult Operation::held_up() {
   return StepResult::kIdle;
 }
 
-abi::OpAnnouncement Operation::announcement(std::uint64_t routing_epoch) const {
+abi::OpAnnouncement Operation::announcement(std::uint64_t routing_epoch, std::uint64_t routing_handle) const {
   abi::OpAnnouncement own{};
   own.tag = tag_;
   own.op = static_cast<std::uint32_t>(submission_.op);
   own.slot = submission_.slot;
-  own.routing = routes() ? 0 : abi::op_tag(routing_epoch, submission_.handle);
+  own.routing = routes() ? 0 : abi::op_tag(routing_epoch, routing_handle - 1);
   own.num_tokens = submission_.num_tokens;
   own.flags = submission_.flags;
   return own;

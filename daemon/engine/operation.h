@@ -77,7 +77,8 @@ class Operation {
   void enter(abi::OpStage stage);
   StepResult fail(const Failure& failure);
   StepResult held_up();  // an earlier operation must end first
-  abi::OpAnnouncement announcement(std::uint64_t routing_epoch) const;
+  // Of the routing that it uses, if any: the epoch, 0 if not known, and handle of its record.
+  abi::OpAnnouncement announcement(std::uint64_t routing_epoch, std::uint64_t routing_handle) const;
   Subject subject() const { return {member_, submission_, index_}; }
   std::string expired_text(std::uint64_t now_ns) const;
   StepResult fail_stale_handle();
@@ -87,6 +88,7 @@ class Operation {
   Group& group_;
   const abi::Submission submission_;
   const std::uint64_t index_;
+  const std::uint64_t number_;  // Group::in_tags
   const std::uint64_t tag_;
   const std::uint64_t seen_ns_;
   const std::uint64_t deadline_ns_;

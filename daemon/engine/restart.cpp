@@ -24,7 +24,7 @@ std::uint64_t last_begun(const Member& member, Launcher& launcher) {
   std::uint64_t last = 0;
   for (const abi::SignalLine& line : lines) {
     const std::uint64_t tag = line.tag.load(std::memory_order_relaxed);
-    if (abi::epoch_of_tag(tag) == group.epoch) last = std::max(last, abi::index_of_tag(tag));
+    if (abi::epoch_of_tag(tag) == group.epoch) last = std::max(last, group.from_tags(abi::index_of_tag(tag)));
   }
   return last;
 }
@@ -100,7 +100,8 @@ void Engine::catch_up(Member& member) {
     member.next_number = std::max(member.next_number, begun);
   } else {
     const auto has_ended = [&](std::uint64_t index) {
-      return index < begun && all_arrived(member, launcher, index, abi::op_tag(member.group.epoch, index));
+      const std::uint64_t tag = abi::op_tag(member.group.epoch, member.group.in_tags(index));
+      return index < begun && all_arrived(member, launcher, index, tag);
     };
     for (; has_ended(member.next_number); ++member.next_number)
       find_endings(member, launcher, member.next_number);
@@ -134,7 +135,8 @@ void Engine::answer_orphans(Member& member, StatusCode status) {
           "the engine of " + device_->name() + " was restarted with this operation in flight");
     }
     if (sound && member.lane != nullptr && !member.group.ranks.empty())
-      member.lane->release(stream_signal(member, orphan.record.slot, orphan.record.ticket));
+      member.lane->release(stream_signal(member, orphan.record.slot, orphan.record.ticket),
+                           orphan.record.ticket);
     count_ended(member, Op::kNone, completion);
     member.session->complete(completion);
     return true;

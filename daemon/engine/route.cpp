@@ -20,6 +20,10 @@ const abi::RoutingRecord* head_of(const std::byte* saved) {
 
 }  // namespace
 
+bool is_of(std::uint64_t handle, std::uint64_t op_index) {
+  return handle != 0 && abi::same_index(handle, op_index + 1);
+}
+
 RouteTable::RouteTable(const abi::GroupShape& shape) : shape_(shape), layout_(shape) {}
 
 std::shared_ptr<Route> RouteTable::renew(std::uint32_t record) {
@@ -42,7 +46,7 @@ std::shared_ptr<Route> RouteTable::unused() {
 
 std::shared_ptr<Route> RouteTable::find(std::uint32_t record, std::uint64_t op_index) {
   const auto found = by_record_.find(record);
-  if (found == by_record_.end() || found->second->route->handle != op_index + 1) return nullptr;
+  if (found == by_record_.end() || !is_of(found->second->route->handle, op_index)) return nullptr;
   kept_.splice(kept_.begin(), kept_, found->second);
   return kept_.front().route;
 }
@@ -95,7 +99,7 @@ std::shared_ptr<Route> RouteTable::empty(std::uint64_t op_index) {
 std::optional<kernels::RoutingInput> RouteTable::saved(std::uint32_t record, std::uint64_t op_index,
                                                        const std::byte* arena) const {
   const std::byte* saved = arena + layout_.routing_of(record);
-  if (head_of(saved)->handle != op_index + 1) return std::nullopt;
+  if (!is_of(head_of(saved)->handle, op_index)) return std::nullopt;
   kernels::RoutingInput input;
   input.topk_idx = saved + layout_.topk;
   input.per_expert = shape_.per_expert();
@@ -110,14 +114,14 @@ bool RouteTable::restore(std::uint32_t record, std::uint64_t op_index, const std
                          const std::shared_ptr<Route>& route) {
   const std::byte* saved = arena + layout_.routing_of(record);
   const abi::RoutingRecord* head = head_of(saved);
-  if (head->handle != op_index + 1) return false;
+  if (!is_of(head->handle, op_index)) return false;
   route->placement.reset(shape_.num_ranks, shape_.num_experts, shape_.per_expert());
   const std::span<std::int32_t> words = route->placement.words();
   std::copy_n(reinterpret_cast<const std::int32_t*>(saved + layout_.placement), words.size(), words.begin());
   route->placement.num_recv_rows = head->num_recv_rows;
   route->plan.num_dropped = head->num_dropped;
   route->epoch = head->epoch;
-  route->handle = op_index + 1;
+  route->handle = head->handle;
   remember(record, route);
   return true;
 }

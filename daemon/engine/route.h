@@ -15,8 +15,11 @@
 
 namespace epd {
 
+// Whether abi::RoutingRecord::handle is that of dispatch `op_index`, however either is counted.
+bool is_of(std::uint64_t handle, std::uint64_t op_index);
+
 struct Route {
-  std::uint64_t handle = 0;  // op_index + 1 of the dispatch; 0 = none
+  std::uint64_t handle = 0;  // abi::RoutingRecord::handle
   std::uint64_t epoch = 0;   // of the group at that dispatch; 0 = before this rank's time
   kernels::RoutingPlan plan;
   kernels::Placement placement;

@@ -1,6 +1,18 @@
 #include "route_heads.h"
 
+#include "route.h"
+
+#include <tuple>
+
 namespace epd {
+namespace {
+
+// Of two dispatches on one record. Handles only grow within an epoch.
+bool is_older(const RouteHeads::Head& a, const RouteHeads::Head& b) {
+  return std::tie(a.epoch, a.handle) < std::tie(b.epoch, b.handle);
+}
+
+}  // namespace
 
 RouteHeads::Record& RouteHeads::load(std::uint32_t record, const std::byte* arena) {
   Record& entry = records_[record];
@@ -14,11 +26,11 @@ RouteHeads::Record& RouteHeads::load(std::uint32_t record, const std::byte* aren
 
 RouteHeads::Place RouteHeads::begin(std::uint32_t record, const Head& head, std::byte* arena) {
   Record& entry = load(record, arena);
-  std::size_t half = entry.halves[0].handle <= entry.halves[1].handle ? 0 : 1;  // the older
+  std::size_t half = is_older(entry.halves[1], entry.halves[0]) ? 1 : 0;  // the older
   // What is there of this dispatch or of later ones is from before a break: it is done again now, must not be
   // found twice, and goes before what still stands.
-  const bool stands = entry.halves[half].handle < head.handle;
-  if (stands && entry.halves[1 - half].handle >= head.handle) half = 1 - half;
+  const bool stands = !abi::not_before(entry.halves[half].handle, head.handle);
+  if (stands && abi::not_before(entry.halves[1 - half].handle, head.handle)) half = 1 - half;
   entry.halves[half] = head;
   auto making = std::make_shared<char>();
   entry.making = making;
@@ -28,7 +40,7 @@ RouteHeads::Place RouteHeads::begin(std::uint32_t record, const Head& head, std:
 RouteHeads::Place RouteHeads::find(std::uint32_t record, std::uint64_t op_index, std::byte* arena) {
   const Record& entry = load(record, arena);
   for (std::size_t half = 0; half < entry.halves.size(); ++half) {
-    if (entry.halves[half].handle == op_index + 1)
+    if (is_of(entry.halves[half].handle, op_index))
       return {entry.halves[half], half_at(arena, record, half), {}};
   }
   return {};
@@ -42,7 +54,7 @@ void RouteHeads::update(std::uint32_t record, const Head& head) {
 
 void RouteHeads::forget(std::uint32_t record, std::uint64_t op_index) {
   for (Head& known : records_[record].halves) {
-    if (known.handle == op_index + 1) known = {};
+    if (is_of(known.handle, op_index)) known = {};
   }
 }
 
@@ -67,9 +79,9 @@ RouteHeads::Standing RouteHeads::standing_in(std::uint32_t record, std::uint64_t
   Standing last;
   for (std::uint32_t half = 0; half < entry.halves.size(); ++half) {
     const Head& head = entry.halves[half];
-    if (head.handle > next) {
+    if (head.handle != 0 && abi::not_before(head.handle, next + 1)) {
       launcher_.clear(half_at(arena, record, half), sizeof(Head));
-    } else if (head.epoch != 0 && head.handle > last.head.handle) {
+    } else if (head.epoch != 0 && is_older(last.head, head)) {
       last = {head, half};
     }
   }
@@ -78,7 +90,7 @@ RouteHeads::Standing RouteHeads::standing_in(std::uint32_t record, std::uint64_t
 
 std::uint32_t RouteHeads::saved_dropped(std::uint32_t record, std::byte* arena) {
   const Record& entry = load(record, arena);
-  const Head& last = entry.halves[0].handle >= entry.halves[1].handle ? entry.halves[0] : entry.halves[1];
+  const Head& last = is_older(entry.halves[0], entry.halves[1]) ? entry.halves[1] : entry.halves[0];
   return last.handle != 0 ? last.num_dropped : 0;
 }
 

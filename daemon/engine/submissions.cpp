@@ -137,7 +137,7 @@ std::unique_ptr<Operation> Engine::make_operation(Member& member, const abi::Sub
 void Engine::release_stream(const Member& member, const abi::Submission& submission) {
   if ((submission.flags & abi::kFlagStream) == 0 || member.lane == nullptr || member.group.ranks.empty())
     return;
-  member.lane->release(stream_signal(member, submission.slot, submission.ticket));
+  member.lane->release(stream_signal(member, submission.slot, submission.ticket), submission.ticket);
 }
 
 void Engine::accept(SessionPort& session, const Submission& submission) {
@@ -188,6 +188,7 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
     Member::SlotUse& use = member.slot_use[submission.slot];
     use = {use.operations + 1, (submission.flags & abi::kFlagStream) != 0, submission.ticket};
     ++member.next_number;
+    renew_numbers(member);
   }
   count_taken(member, submission.op);
   if (abi::OpView* view = page_.claim(submission); view != nullptr) {

@@ -136,6 +136,14 @@ void GroupRegistry::send_fatal(Group& group) {
 }
 
 void GroupRegistry::resume(Group& group) {
+  if (group.epoch >= limits_.last_epoch) {
+    begin_failing(group, {StatusCode::kAborted, -1,
+                          "epoch " + std::to_string(group.epoch) +
+                              " is the last that a group can have; allowed: to leave and join it anew"});
+    group.fail_from = 0;  // nothing runs any more
+    advance(group);
+    return;
+  }
   std::uint64_t resume_index = kNever;
   for (const auto& [device, slot] : group.engines) {
     if (slot.phase == EnginePhase::kBroken) resume_index = std::min(resume_index, slot.next_index);

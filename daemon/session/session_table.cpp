@@ -89,18 +89,23 @@ void SessionTable::pause_listening(const std::string& reason) {
 void SessionTable::accept_one(UniqueFd socket) {
   Result<PeerIdentity> peer = peer_identity(socket.get());
   if (!peer.ok()) return airlock_.close_socket(std::move(socket));
-  const auto half_open = std::count_if(connections_.begin(), connections_.end(), [&](const auto& entry) {
-    return !entry.second.attached && entry.second.peer.uid == peer->uid;
-  });
-  if (half_open >= kMaxHalfOpenPerUser) {
+  std::uint32_t half_open = 0;
+  std::uint32_t of_user = 0;
+  for (const auto& [id, other] : connections_) {
+    half_open += other.attached ? 0 : 1;
+    of_user += !other.attached && other.peer.uid == peer->uid ? 1 : 0;
+  }
+  if (of_user >= kMaxHalfOpenPerUser || half_open >= kMaxHalfOpen) {
     ++total_refused_;
     static LogLimiter limiter;
     limiter.record(EventKind::kRefused, LogLevel::kWarning, "connection refused: too many without Hello",
-                   {{"uid", peer->uid}, {"pid", peer->pid}, {"half_open", half_open}}, peer->uid);
-    return turn_away(
-        std::move(socket),
-        resource_exhausted("user " + std::to_string(peer->uid) + " has " + std::to_string(half_open) +
-                           " connections without Hello; allowed: " + std::to_string(kMaxHalfOpenPerUser)));
+                   {{"uid", peer->uid}, {"pid", peer->pid}, {"of_user", of_user}, {"half_open", half_open}}, peer->uid);
+    const bool all = of_user < kMaxHalfOpenPerUser;
+    return turn_away(std::move(socket),
+                     resource_exhausted(
+                         (all ? "all users have " : "user " + std::to_string(peer->uid) + " has ") +
+                         std::to_string(all ? half_open : of_user) + " connections without Hello; allowed: " +
+                         std::to_string(all ? kMaxHalfOpen : kMaxHalfOpenPerUser)));
   }
   Result<DescriptorShare> share = descriptors_.take(peer->uid, kConnectionDescriptors);
   if (!share.ok()) {

@@ -142,7 +142,7 @@ epd_status_t ScriptRunner::submit_combine(const Step& s, epd_ticket_t& ticket) {
   Routed& routed = routed_[s.round.routing];
   // Of a dispatch before this rank's time: a handle that isn't kept is the same on all ranks.
   if (routed.handle == 0 && case_.degrade) {
-    routed.handle = (std::uint64_t{script_[routed.dispatch].slot} << abi::kTagIndexBits) |
+    routed.handle = (std::uint64_t{script_[routed.dispatch].slot} << 48) |  // make_handle of the library
                     (options_.first_op + routed.dispatch + 1);
   }
   // After a break this may be a redo, on a slot that the next dispatch has been prepared on meanwhile.

@@ -96,6 +96,42 @@ TEST_F(ClientCommands, ResumeOutlivesAnEngineThatDiesMeanwhile) {
   end_command();
 }
 
+// B6: what check had read was then compared with what resume has noted since, a difference of less than
+// none: after five seconds 4294967295 commands were said not to have been carried out.
+TEST_F(ClientCommands, CheckBesideAResumeFindsTheGroupWell) {
+  ASSERT_EQ(dispatch_with(dispatch_args(0)), EPD_OK) << epd_last_error();
+  cuda_.after_next_copy([this] {
+    end_command(false);
+    break_and_resume(2);
+    epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+    EXPECT_EQ(epd_group_resume(group_, 1000, &info), EPD_OK) << epd_last_error();
+  });
+  EXPECT_EQ(epd_group_check(group_, nullptr), EPD_OK) << epd_last_error();
+  EXPECT_EQ(epd_group_check(group_, nullptr), EPD_OK) << epd_last_error();
+}
+
+// B5: a slot's last command of 2^31 commands ago or more looked as if it were still to come, and the wait for
+// it took all of its limit, minutes on one of the application's SMs.
+TEST_F(ClientCommands, ASlotThatWasNotUsedForLongIsNotWaitedFor) {
+  for (const std::uint32_t since : {1u << 31, (1u << 31) + 1, 3u << 30, 0u - 65}) {
+    SCOPED_TRACE(since);
+    epd_dispatch_args_t args = dispatch_args(0);
+    ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
+    end_command();
+    // On other slots, by graphs.
+    const std::uint32_t now = words().tail + since;
+    cuda_.poke(address(words().tail), now);
+    cuda_.poke(address(words().done), now);
+    ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket_, stream_, EPD_WAIT_BY_KERNEL), EPD_OK)
+        << epd_last_error();
+    EXPECT_EQ(cuda_.stuck(stream_), 0u);
+    ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
+    EXPECT_EQ(cuda_.stuck(stream_), 1u) << "but for this";
+    end_command();
+    EXPECT_EQ(cuda_.stuck(stream_), 0u);
+  }
+}
+
 TEST_F(ClientCommands, OfAHostsGroupCheckReadsTheBoard) {
   epd_group_t* other = nullptr;
   const epd_group_config_t config = small_config();

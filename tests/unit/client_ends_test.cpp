@@ -96,7 +96,7 @@ TEST_F(ClientOps, BreakAndResume) {
   // Numbering goes on at the resume point, and what was complete keeps its handle.
   epd_handle_t handle = 0;
   ASSERT_EQ(epd_dispatch(group_, &args, &ticket, &handle), EPD_OK) << epd_last_error();
-  EXPECT_EQ(handle, std::uint64_t{2} << 40 | 2) << "operation 1 on slot 2";
+  EXPECT_EQ(handle, std::uint64_t{2} << 48 | 2) << "operation 1 on slot 2";
   EXPECT_EQ(daemon_.next_submission()->epoch, 2u);
   ASSERT_EQ(combine(0, kept, &ticket), EPD_OK) << epd_last_error();
   EXPECT_EQ(daemon_.next_submission()->handle, 0u);

@@ -185,9 +185,9 @@ TEST_F(ClientHandles, HandlesNeverGivenAreNotFound) {
   epd_ticket_t ticket = 0;
   const epd_handle_t bad[] = {0,
                               2,
-                              std::uint64_t{1} << 40 | 1,
-                              std::uint64_t{4} << 40 | 1,
-                              std::uint64_t{6} << 40 | 1,
+                              std::uint64_t{1} << 48 | 1,
+                              std::uint64_t{4} << 48 | 1,
+                              std::uint64_t{6} << 48 | 1,
                               ~std::uint64_t{0}};
   for (const epd_handle_t handle : bad) {
     EXPECT_EQ(combine(0, handle, &ticket), EPD_NOT_FOUND) << handle;

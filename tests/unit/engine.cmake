@@ -15,7 +15,7 @@ if(EPD_CUDA)
     ${CMAKE_CURRENT_LIST_DIR}/engine_commands_breaks_test.cpp ${CMAKE_CURRENT_LIST_DIR}/engine_commands_room_test.cpp
     ${CMAKE_CURRENT_LIST_DIR}/engine_commands_sms_test.cpp ${CMAKE_CURRENT_LIST_DIR}/engine_commands_views_test.cpp
     ${CMAKE_CURRENT_LIST_DIR}/engine_stuck_device_test.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/engine_restart_test.cpp)
+    ${CMAKE_CURRENT_LIST_DIR}/engine_restart_test.cpp ${CMAKE_CURRENT_LIST_DIR}/engine_wraps_test.cpp)
   target_link_libraries(engine_commands_test PRIVATE epd_engine_harness epd_device epd_kernels GTest::gtest_main
     epd_options ${CMAKE_DL_LIBS})
   add_dependencies(engine_commands_test fake_cuda)

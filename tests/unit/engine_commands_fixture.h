@@ -56,6 +56,7 @@ class EngineCommandsFixture : public EngineFixture {
 
   void SetUp() override {
     EngineFixture::SetUp();
+    next_ = first_op_;
     for (std::uint32_t rank = 0; rank < kRanks; ++rank) ringers_.emplace_back(group_->words(rank));
     record_all();
   }
@@ -159,23 +160,13 @@ class EngineCommandsFixture : public EngineFixture {
   void all_arrive_at(std::uint32_t rank, std::uint64_t index) {
     const abi::ExchangeArenaLayout layout(kShape);
     const Mapping exchange = group_->map_exchange(rank);
-    std::byte* const block = exchange.bytes() + layout.block(index, kShape.depth);
-    const std::uint64_t tag = abi::op_tag(group_->epoch, index);
+    std::byte* const block = exchange.bytes() + layout.block(in_tags(index), kShape.depth);
+    const std::uint64_t tag = abi::op_tag(group_->epoch, in_tags(index));
     const auto lines = [&](std::uint64_t offset) {
       return reinterpret_cast<abi::SignalLine*>(block + offset);
     };
     ASSERT_TRUE(takes_part(rank, index, rank));
     for (std::uint32_t each = 0; each < kRanks; ++each) lines(layout.arrived)[each].tag.store(tag);
-  }
-
-  // Engine 1 is away: the other one alone is told.
-  void break_without_engine_1() {
-    abi::Break message{};
-    message.group_id = kGroup;
-    message.epoch = group_->epoch;
-    message.cause = StatusCode::kEngineRestarted;
-    engine_view_[0]->send(LinkType::kBreak, message);
-    ASSERT_TRUE(engine_view_[0]->expect(LinkType::kBroken).has_value());
   }
 
   // After it has been stopped. Its ranks record anew then. All go on from where its rank's board says: the

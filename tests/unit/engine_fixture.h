@@ -30,7 +30,7 @@ class EngineFixture : public ::testing::Test {
 
   void SetUp() override {
     for (std::uint32_t i = 0; i < 2; ++i) {
-      engines_.push_back(std::make_unique<EngineThread>(i, kind_));
+      engines_.push_back(std::make_unique<EngineThread>(i, kind_, resident_));
       engines_.back()->start();
       engine_view_.push_back(engines_.back().get());
     }
@@ -41,6 +41,7 @@ class EngineFixture : public ::testing::Test {
     }
     group_ = std::make_unique<RawGroup>(kGroup, kShape, kind_, 2);
     group_->commands = commands_;
+    group_->resume_index = first_op_;
     group_->add_to(engine_view_, session_view_);
   }
 
@@ -131,14 +132,17 @@ class EngineFixture : public ::testing::Test {
         << session(rank).b().message;
   }
 
+  // Of this epoch.
+  std::uint64_t in_tags(std::uint64_t index) const { return index - abi::tag_base(group_->resume_index); }
+
   // Waits until `rank` has told `peer`, which may be itself, that it takes part in an operation of this
   // epoch.
   bool takes_part(std::uint32_t rank, std::uint64_t index, std::uint32_t peer) {
     const abi::ExchangeArenaLayout layout(kShape);
     const Mapping exchange = group_->map_exchange(peer);
     const auto* lines = reinterpret_cast<const abi::SignalLine*>(
-        exchange.bytes() + layout.block(index, kShape.depth) + layout.ready);
-    return comes([&] { return lines[rank].tag.load() == abi::op_tag(group_->epoch, index); });
+        exchange.bytes() + layout.block(in_tags(index), kShape.depth) + layout.ready);
+    return comes([&] { return lines[rank].tag.load() == abi::op_tag(group_->epoch, in_tags(index)); });
   }
 
   // Breaks the group recoverably, and resumes it, as the supervisor would.
@@ -162,6 +166,16 @@ class EngineFixture : public ::testing::Test {
     }
     group_->resume_index = resume;
   }
+  // Engine 1 is away: the other one alone is told.
+  void break_without_engine_1() {
+    abi::Break message{};
+    message.group_id = kGroup;
+    message.epoch = group_->epoch;
+    message.cause = StatusCode::kEngineRestarted;
+    engine_view_[0]->send(LinkType::kBreak, message);
+    ASSERT_TRUE(engine_view_[0]->expect(LinkType::kBroken).has_value());
+  }
+
   void resume_all() {
     ++group_->epoch;
     for (EngineThread* engine : engine_view_) {
@@ -173,6 +187,8 @@ class EngineFixture : public ::testing::Test {
 
   std::mt19937 random_{std::random_device{}()};
   std::vector<std::uint32_t> commands_;
+  std::uint64_t first_op_ = 0;  // with which the group begins
+  bool resident_ = true;        // of GPUs: a kernel stays
   std::vector<std::unique_ptr<EngineThread>> engines_;
   std::vector<EngineThread*> engine_view_;
   std::vector<std::unique_ptr<RawSession>> sessions_;

@@ -37,7 +37,7 @@ class EngineRestartTest : public EngineCommandsFixture {
     std::memset(board_bytes() + abi::BoardLayout(kShape).rank_offsets(slot), 0xa5,
                 sizeof(std::int32_t) * (kRanks + 1));
     for (std::uint64_t index = first; index < next_; ++index) {
-      const std::uint64_t ticket = index + 1;  // rank 1 has submitted nothing else
+      const std::uint64_t ticket = index - first_op_ + 1;  // rank 1 has submitted nothing else
       session(1).b().inflight[index - first] = {ticket, index, 0, RawGroup::member(1), slot, slot, 0};
     }
   }
@@ -134,6 +134,20 @@ TEST_F(EngineRestartTest, WhatHadFailedIsDoneAgain) {
   run(Op::kCombine, 0, inputs, routing);
   ASSERT_FALSE(HasFatalFailure());
   check_sums(0, inputs, answers);
+}
+
+// The same as tags begin anew: what the former engine left is counted from the old base.
+class EngineRestartNearWrapTest : public EngineRestartTest {
+ protected:
+  EngineRestartNearWrapTest() { first_op_ = 2 * abi::kTagRound - random_() % 10; }
+};
+
+TEST_F(EngineRestartNearWrapTest, WhatTheDeviceHadCompletedIsNotDoneAgain) {
+  unseen_round(false);
+}
+
+TEST_F(EngineRestartNearWrapTest, CountsOfAnOldRoutingAreToldAgain) {
+  unseen_round(true);
 }
 
 // Its last signals came with the break. A stream has gone on without the rows that came with them; nobody

@@ -203,5 +203,112 @@ TEST_F(EngineStuckDeviceTest, AKernelThatRunsSomethingEndsThatFirst) {
   for (std::uint32_t slot = 0; slot < kShape.depth; ++slot) run_and_check(slot);
 }
 
+// Words of the client's streams that the engine itself writes, while the control stream is held up.
+class EngineHeldWordsTest : public EngineStuckDeviceTest {
+ protected:
+  // Of rank 2, whose `done` the engine then writes.
+  std::uint32_t refuse_in_stream(std::uint32_t slot) {
+    const auto ticket = static_cast<std::uint32_t>(random_() % 1'000'000 + 1);
+    group_->stream_words(2, slot) = {ticket, ticket - 1};
+    abi::Submission s = submission(2, Op::kDispatch, slot);
+    s.epoch = group_->epoch - 1;
+    s.flags = abi::kFlagStream;
+    s.ticket = ticket;
+    session(2).submit(s);
+    const auto done = session(2).wait();
+    EXPECT_TRUE(done.has_value() && done->status != StatusCode::kOk);
+    return ticket;
+  }
+  // The slot's next operation in a stream of rank 2's, and what is held meanwhile.
+  void refuse_and_run(std::uint32_t slot) {
+    break_and_resume(StatusCode::kEngineRestarted);
+    ASSERT_FALSE(HasFatalFailure());
+    record_all();
+    run_and_check(slot);  // what is read once, behind the control stream, has been read
+    ASSERT_FALSE(HasFatalFailure());
+    begin("held");
+    const std::uint32_t next = refuse_in_stream(slot) + 1;
+    const auto inputs = fill(slot);
+    group_->stream_words(2, slot).ready = next;
+    abi::Submission s = submission(2, Op::kDispatch, slot);
+    s.flags = abi::kFlagStream;
+    s.num_tokens = inputs[2].num_tokens;
+    s.ticket = next;
+    session(2).submit(s);
+    there_ = {0, 1};
+    const auto numbers = ask(Op::kDispatch, slot, inputs);
+    ::usleep(20'000);
+    begin("stuck");  // and the kernels have time to step aside
+    std::uint32_t& word = group_->stream_words(2, slot).done;
+    comes([&] { return std::atomic_ref(word).load() == next; }, 500);
+    end("held");
+    ::usleep(20'000);
+    end("stuck");
+    await_ends(slot, numbers);
+    there_ = {0, 1, 2};
+    ASSERT_FALSE(HasFatalFailure());
+    const auto done = session(2).wait();
+    ASSERT_TRUE(done.has_value());
+    EXPECT_EQ(done->status, StatusCode::kOk);
+    check_rows(slot, inputs);
+    for (auto& engine : engines_) EXPECT_EQ(engine->stop(), 0);  // their streams have come to their ends
+    EXPECT_EQ(word, next) << "the word fell back";
+    engines_.clear();
+  }
+};
+
+// The kernel that steps aside hears of operations from the host, ahead of the control stream.
+TEST_F(EngineHeldWordsTest, DoneDoesNotFallBackBehindTheNextOperation) {
+  refuse_and_run(random_() % kShape.depth);
+}
+
+class LaunchedHeldWordsTest : public EngineHeldWordsTest {
+ protected:
+  LaunchedHeldWordsTest() {
+    resident_ = false;
+    commands_ = {0, 0, 0};
+  }
+};
+
+// A launched kernel does not come behind the control stream.
+TEST_F(LaunchedHeldWordsTest, DoneDoesNotFallBackBehindTheNextOperation) {
+  refuse_and_run(random_() % kShape.depth);
+}
+
+// The client may mark the slot's next operation ready as soon as it has heard of this one's end.
+TEST_F(LaunchedHeldWordsTest, ReadyOfAnAbortedOperationIsWrittenBeforeTheGroupGoesOn) {
+  const std::uint32_t slot = random_() % kShape.depth;
+  const auto inputs = fill(slot);
+  const std::uint32_t ticket = submit_ahead(slot, inputs);
+  ASSERT_TRUE(comes([&] { return session(2).b().submission_head.value.load() == 1; }));
+  ::usleep(20'000);  // it waits in the lane's stream
+  begin("held");
+  abi::Break message{};
+  message.group_id = kGroup;
+  message.epoch = group_->epoch;
+  message.cause = StatusCode::kEngineRestarted;
+  for (EngineThread* engine : engine_view_) engine->send(LinkType::kBreak, message);
+  ASSERT_TRUE(engine_view_[1]->expect(LinkType::kBroken).has_value());
+  std::atomic_ref(group_->stream_words(2, slot).ready).store(ticket);  // its stream comes there after all
+  EXPECT_FALSE(engine_view_[0]->expect(LinkType::kBroken, 200).has_value())
+      << "`ready` is still to be written, and would take back the next operation's";
+  end("held");
+  ASSERT_TRUE(engine_view_[0]->expect(LinkType::kBroken).has_value());
+  resume_all();
+  ASSERT_FALSE(HasFatalFailure());
+  EXPECT_EQ(session(2).wait()->status, StatusCode::kEngineRestarted);
+  group_->stream_words(2, slot).ready = ticket + 1;
+  abi::Submission s = submission(2, Op::kDispatch, slot);
+  s.flags = abi::kFlagStream;
+  s.num_tokens = inputs[2].num_tokens;
+  s.ticket = ticket + 1;
+  session(2).submit(s);
+  there_ = {0, 1};
+  run(Op::kDispatch, slot, inputs);
+  ASSERT_FALSE(HasFatalFailure());
+  EXPECT_TRUE(stream_goes_on(2, slot, ticket + 1));
+  check_rows(slot, inputs);
+}
+
 }  // namespace
 }  // namespace epd::test

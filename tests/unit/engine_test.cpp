@@ -463,5 +463,58 @@ TEST_F(EngineTest, MoreRowsThanRoomIsNamedOnEveryRank) {
       << body.text;
 }
 
+// Tags begin anew beyond 2^39 operations; see also engine_wraps_test.cpp, for GPUs.
+class EngineNearWrapTest : public EngineTest {
+ protected:
+  EngineNearWrapTest() { first_op_ = 2 * abi::kTagRound - 3; }
+};
+
+// B7: from 2^40 - 1 on tags were less than those before, and no operation ever got its own.
+TEST_F(EngineNearWrapTest, OperationsAndRoutingsGoOn) {
+  for (int i = 0; i < 3; ++i) run_and_check(i % kShape.depth);
+  const auto inputs = fill(1);
+  const auto done = run([&](std::uint32_t rank) { return dispatch_of(rank, 1, inputs[rank]); });
+  const auto answers = check_received(1, inputs, done);
+  ASSERT_EQ(in_tags(done[0].op_index), abi::kTagRound + 3);
+  break_and_resume(StatusCode::kEngineRestarted);
+  ASSERT_FALSE(HasFatalFailure());
+  ASSERT_EQ(in_tags(done[0].op_index), 3u);
+  combine_and_check(1, 1, inputs, answers, done[0].op_index);
+  ASSERT_EQ(engines_[1]->stop(), 0);
+  break_without_engine_1();
+  ASSERT_FALSE(HasFatalFailure());
+  engines_[1]->start();
+  session(1).add_to(*engine_view_[1]);
+  group_->add_to_engine(engine_view_, session_view_, 1, true);
+  group_->resume_index = group_->board(1).next_index.load();
+  resume_all();
+  ASSERT_FALSE(HasFatalFailure());
+  combine_and_check(1, 1, inputs, answers, done[0].op_index);
+  for (int i = 0; i < 3; ++i) run_and_check(i % kShape.depth);
+}
+
+// An epoch that has lasted for so many operations is ended before its tags are at an end.
+TEST_F(EngineNearWrapTest, AnEpochWhoseNumbersRunOutIsBroken) {
+  std::optional<Packet> request;
+  std::uint64_t last = 0;
+  while (!request && last < first_op_ + 2 * (abi::kTagRenewal - abi::kTagRound)) {
+    const auto inputs = fill(0);
+    const auto done = run([&](std::uint32_t rank) { return dispatch_of(rank, 0, inputs[rank]); });
+    ASSERT_EQ(done[0].status, StatusCode::kOk);
+    last = done[0].op_index;
+    if (in_tags(last) >= abi::kTagRenewal - 1) request = engine_of(0).expect(LinkType::kBreakRequest);
+  }
+  ASSERT_TRUE(request.has_value());
+  const auto body = request->read<abi::Break>().value();
+  EXPECT_EQ(body.cause, StatusCode::kAborted);
+  EXPECT_NE(std::string(body.text).find("epoch 1 has no numbers left after 1027 operations"),
+            std::string::npos)
+      << body.text;
+  break_and_resume(body.cause);
+  ASSERT_FALSE(HasFatalFailure());
+  EXPECT_LT(in_tags(last + 1), abi::kTagRound);
+  for (int i = 0; i < 3; ++i) run_and_check(i % kShape.depth);
+}
+
 }  // namespace
 }  // namespace epd::test

@@ -17,6 +17,7 @@ using abi::GroupShape;
 using abi::LossPolicy;
 
 inline constexpr std::uint32_t kUid = 1000;
+inline constexpr std::uint64_t kLastEpoch = 100;  // in place of abi::kLastEpoch
 
 class FakeMemory final : public MemberMemory {
  public:
@@ -144,7 +145,7 @@ class Membership : public testing::Test {
   abi::DeviceKind kind_ = abi::DeviceKind::kHost;
   ManualClock clock_;
   FakeMemory memory_;
-  GroupRegistry registry_{clock_, memory_, MembershipLimits{4, 60'000, 3'000, 10'000, 30'000}};
+  GroupRegistry registry_{clock_, memory_, MembershipLimits{4, 60'000, 3'000, 10'000, 30'000, kLastEpoch}};
   Status refusal_;
   std::string break_text_;
   std::map<std::uint64_t, std::uint32_t> members_;

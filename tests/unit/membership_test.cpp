@@ -255,6 +255,29 @@ TEST_F(Membership, RequestsAndAnswersOfOlderEpochsAreIgnored) {
   EXPECT_EQ(group().phase, GroupPhase::kBreaking);
 }
 
+// Tags have room for so many; with the next they would fall back, and no operation would ever end.
+TEST_F(Membership, AGroupThatHasHadItsLastEpochIsLost) {
+  activate(2);
+  for (std::uint64_t epoch = 1; epoch < kLastEpoch; ++epoch) {
+    request_break(1, epoch);
+    broken(0, 1, epoch);
+    broken(1, 1, epoch);
+    ASSERT_EQ(group().phase, GroupPhase::kActive);
+    take();
+  }
+  ASSERT_EQ(group().epoch, kLastEpoch);
+  request_break(1, kLastEpoch);
+  take();
+  broken(0, 1, kLastEpoch);
+  broken(1, 1, kLastEpoch);
+  EXPECT_EQ(take(), (Lines{"break device=0 group=1 epoch=100 fatal=1 cause=ABORTED culprit=-1 fail_from=0",
+                           "break device=1 group=1 epoch=100 fatal=1 cause=ABORTED culprit=-1 fail_from=0"}));
+  EXPECT_NE(break_text_.find("epoch 100 is the last"), std::string::npos) << break_text_;
+  broken(0, 1, kLastEpoch);
+  broken(1, 1, kLastEpoch);
+  EXPECT_EQ(group().phase, GroupPhase::kLost);
+}
+
 TEST_F(Membership, ARankLostInARecoverableBreakTurnsItFatal) {
   activate(2);
   request_break(0);

@@ -1,6 +1,7 @@
 // The shared-memory ABI: tags, text fields, status names, and the sizes that both sides rely on.
 #include "proto/arena.h"
 #include "proto/attach.h"
+#include "proto/commands.h"
 #include "proto/link.h"
 #include "proto/session.h"
 #include "proto/wire.h"
@@ -26,6 +27,36 @@ TEST(OpTag, GrowsWithOperationAndEpoch) {
   }
   EXPECT_NE(op_tag(1, 5), op_tag(2, 5));
   EXPECT_LT(op_tag(1, kLastIndex), op_tag(2, 0)) << "no tag of an old epoch reaches one of the new";
+}
+
+TEST(OpTag, CountsFromABaseThatNoEpochPasses) {
+  for (const std::uint64_t first :
+       {std::uint64_t{0}, kTagRound - 1, kTagRound, 2 * kTagRound - 1, 2 * kTagRound, 3 * kTagRound + 5}) {
+    const std::uint64_t base = tag_base(first);
+    ASSERT_LE(base, first);
+    EXPECT_LT(first - base, kTagRound);
+    const std::uint64_t renewed = base + kTagRenewal;  // as far as an epoch comes, and what is in flight
+    EXPECT_GT(tag_base(renewed - 1000), base) << "the next epoch has another";
+    EXPECT_GT(op_tag(1, renewed + 1000 - base), op_tag(1, first - base));
+    EXPECT_EQ(epoch_of_tag(op_tag(1, renewed + 1000 - base)), 1u);
+    EXPECT_TRUE(same_index(first - base, first));
+    EXPECT_FALSE(same_index(first - base, first + 1));
+    EXPECT_TRUE(not_before(first + 3 - base, first));
+    EXPECT_FALSE(not_before(first - 1, first));
+  }
+  EXPECT_LT(op_tag(kLastEpoch, kTagRenewal + 1000), std::uint64_t{1} << 63);
+}
+
+TEST(Commands, HaveEndedThoughTheirCountersWrap) {
+  for (const std::uint32_t done : {0u, 5u, 0u - 1, 0u - 64, 1u << 31, (1u << 31) - 1, 123456789u}) {
+    SCOPED_TRACE(done);
+    EXPECT_TRUE(has_ended(done, done));
+    EXPECT_TRUE(has_ended(done, done - 1));
+    EXPECT_FALSE(has_ended(done, done + 1));
+    EXPECT_FALSE(has_ended(done, done + kCommandSlots));
+    for (const std::uint32_t ago : {1u << 31, (1u << 31) - 1, (1u << 31) + 1, 3u << 30, 0u - 65})
+      EXPECT_TRUE(has_ended(done, done - ago)) << ago;
+  }
 }
 
 TEST(Text, IsCutAndAlwaysTerminated) {

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 namespace epd::testing {
 namespace {
@@ -42,7 +43,7 @@ bool can_end(const StreamOp& op) {
   auto& words = *reinterpret_cast<abi::CommandWords*>(op.address);
   if (std::atomic_ref(words.closed).load() != 0) return true;
   const std::uint32_t done = std::atomic_ref(words.done).load();
-  return static_cast<std::int32_t>(done - std::atomic_ref(words.rung[op.slot]).load()) >= 0;
+  return abi::has_ended(done, std::atomic_ref(words.rung[op.slot]).load());
 }
 
 client::Status load_recorded(const client::CudaDriver*& driver) {
@@ -210,9 +211,14 @@ struct RecordedCalls {
     return CUDA_SUCCESS;
   }
   static CUresult copy_out(void* to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
-    RECORDED_BEGIN("cuMemcpyDtoHAsync", true);
-    if (!here->streams_[stream].waiting.empty()) here->mistakes_.push_back("a copy behind what waits");
-    std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+    std::function<void()> hook;
+    {
+      RECORDED_BEGIN("cuMemcpyDtoHAsync", true);
+      if (!here->streams_[stream].waiting.empty()) here->mistakes_.push_back("a copy behind what waits");
+      std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+      hook = std::exchange(here->after_copy_, {});
+    }
+    if (hook) hook();
     return CUDA_SUCCESS;
   }
   static CUresult stream_synchronize(CUstream) {
@@ -437,6 +443,10 @@ CUcontext RecordedCuda::current() const {
 void RecordedCuda::on_enqueue(std::function<void(CUstream, const StreamOp&)> hook) {
   const std::lock_guard<std::mutex> lock(mutex_);
   hook_ = std::move(hook);
+}
+void RecordedCuda::after_next_copy(std::function<void()> hook) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  after_copy_ = std::move(hook);
 }
 void RecordedCuda::fail(const std::string& function, CUresult error) {
   const std::lock_guard<std::mutex> lock(mutex_);

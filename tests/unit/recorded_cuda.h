@@ -50,6 +50,8 @@ class RecordedCuda {
   static CUcontext context_of(int device);
   // Called at each write, wait or check of a stream, before it is enqueued; without locks.
   void on_enqueue(std::function<void(CUstream, const StreamOp&)> hook);
+  // Called once, when the library has read the device's memory; without locks.
+  void after_next_copy(std::function<void()> hook);
   // From now on the function answers so; CUDA_SUCCESS: as it should.
   void fail(const std::string& function, CUresult error);
   void hold(CUstream stream, bool held);                   // as if a long kernel ran in it
@@ -91,6 +93,7 @@ class RecordedCuda {
   std::map<CUdeviceptr, std::size_t> mapped_;
   std::map<CUmemGenericAllocationHandle, int> imported_;
   std::function<void(CUstream, const StreamOp&)> hook_;
+  std::function<void()> after_copy_;
   std::vector<std::string> mistakes_;
   std::size_t num_enqueued_ = 0;
   int retained_ = 0;

@@ -9,12 +9,35 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
+
+namespace {
+
+// What the kernel says of who has connected, where a test has something else to say.
+int g_peer_pidfd_error = 0;
+std::optional<uid_t> g_peer_uid;  // of the next to connect; those after it have others
+
+}  // namespace
+
+// In place of the C library's, also for the code under test.
+extern "C" int getsockopt(int socket, int level, int option, void* value, socklen_t* bytes) noexcept {
+  constexpr int kPeerPidfd = 77;
+  if (level == SOL_SOCKET && option == kPeerPidfd && g_peer_pidfd_error != 0) {
+    errno = g_peer_pidfd_error;
+    return -1;
+  }
+  const auto result = static_cast<int>(::syscall(SYS_getsockopt, socket, level, option, value, bytes));
+  if (result == 0 && level == SOL_SOCKET && option == SO_PEERCRED && g_peer_uid.has_value())
+    static_cast<ucred*>(value)->uid = (*g_peer_uid)++;
+  return result;
+}
 
 namespace epd {
 namespace {
@@ -75,6 +98,8 @@ class Attach : public testing::Test {
     start({});
   }
   ~Attach() override {
+    g_peer_pidfd_error = 0;
+    g_peer_uid.reset();
     table_.reset();
     std::filesystem::remove_all(directory_);
   }
@@ -94,12 +119,16 @@ class Attach : public testing::Test {
   }
 
   UniqueFd connect() {
+    UniqueFd socket = connect_unseen();
+    pump();
+    return socket;
+  }
+  UniqueFd connect_unseen() const {
     UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     std::strcpy(address.sun_path, path_.c_str());
     EXPECT_EQ(::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-    pump();
     return socket;
   }
 
@@ -302,6 +331,42 @@ TEST_F(Attach, HalfOpenConnectionsOfAUserAreFew) {
   expect_refused_and_closed(more, packet, {"RESOURCE_EXHAUSTED", "32"});
   Packet reply = exchange(sockets.front(), AttachType::kHello, good_hello());
   EXPECT_EQ(reply.header.type, static_cast<std::uint16_t>(AttachType::kWelcome));
+}
+
+// A user may have many uids.
+TEST_F(Attach, HalfOpenConnectionsOfAllUsersAreLimited) {
+  std::vector<UniqueFd> sockets;
+  g_peer_uid = 100'000;
+  for (std::uint32_t i = 0; i < SessionTable::kMaxHalfOpen; ++i) {
+    sockets.push_back(connect_unseen());
+    if (i % 64 == 63) pump();  // fewer than the kernel's backlog
+  }
+  EXPECT_EQ(table_->connections().size(), SessionTable::kMaxHalfOpen);
+  const UniqueFd more = connect();
+  Packet packet;
+  ASSERT_EQ(receive(more, packet), ReceiveResult::kPacket);
+  expect_refused_and_closed(more, packet, {"RESOURCE_EXHAUSTED", "all users have 512", "allowed: 512"});
+  Packet reply = exchange(sockets.front(), AttachType::kHello, good_hello());
+  EXPECT_EQ(reply.header.type, static_cast<std::uint16_t>(AttachType::kWelcome));
+  const UniqueFd again = connect();
+  EXPECT_EQ(receive(again, packet), ReceiveResult::kNothing) << "there is room for one";
+}
+
+// The number of a process that has been reaped may be a stranger's, who would be watched in its place.
+TEST_F(Attach, APeerWhoseProcessIsNotKnownIsNotTakenByItsNumber) {
+  for (const int error : {ESRCH, ENODATA, EINVAL, EMFILE}) {
+    g_peer_pidfd_error = error;
+    const UniqueFd socket = connect();
+    Packet packet;
+    EXPECT_EQ(receive(socket, packet), ReceiveResult::kClosed) << std::strerror(error);
+    EXPECT_TRUE(table_->connections().empty());
+  }
+  g_peer_pidfd_error = ENOPROTOOPT;  // Linux before 6.5
+  const UniqueFd socket = connect();
+  Packet packet;
+  EXPECT_EQ(receive(socket, packet), ReceiveResult::kNothing);
+  ASSERT_EQ(table_->connections().size(), 1u);
+  EXPECT_TRUE(table_->connections().begin()->second.peer.pidfd.valid());
 }
 
 TEST_F(Attach, MalformedPacketsAreRefusedWithTheValueAndEndTheConnection) {

@@ -19,12 +19,12 @@ inline constexpr std::uint32_t kRoutingIndexBits =
     40;  // of announcement word 2; above them an epoch, 0 = not known
 
 // Whether two announcements name the same routing (0: a new one). A rank that came after a dispatch does not
-// know its epoch.
+// know its epoch, nor from which base that counts its operations (abi::same_index).
 constexpr bool same_routing(std::uint64_t a, std::uint64_t b) {
   if (a == b) return true;
   const bool came_later =
       a != 0 && b != 0 && ((a >> kRoutingIndexBits) == 0 || (b >> kRoutingIndexBits) == 0);
-  return came_later && (a ^ b) << (64 - kRoutingIndexBits) == 0;
+  return came_later && (a ^ b) << (65 - kRoutingIndexBits) == 0;
 }
 inline constexpr std::uint32_t kMaxThreads = 512;
 

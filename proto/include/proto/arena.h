@@ -146,7 +146,19 @@ static_assert(sizeof(SignalLine) == 64);
 
 // An operation's place in the group's history. Tags grow with the operation and with the epoch,
 // so "the peer has got this far" is one comparison, and tags of an abandoned epoch never match.
+//
+// Operations are numbered for as long as the group lives. Tags, blocks and routing records count them from
+// the epoch's base, so that an epoch may begin at any number: the base is the last multiple of kTagRound
+// that is not above the epoch's first operation. An engine has the group break when the count comes to
+// kTagRenewal, and the next epoch has the next base. So a count never needs more than kTagIndexBits.
 inline constexpr std::uint32_t kTagIndexBits = 40;
+inline constexpr std::uint64_t kTagRound = std::uint64_t{1} << (kTagIndexBits - 1);
+// Ranks are no further apart than what they have in flight: all have passed kTagRound by then.
+inline constexpr std::uint64_t kTagRenewal = kTagRound + 1024;
+constexpr std::uint64_t tag_base(std::uint64_t first_index_of_epoch) {
+  return first_index_of_epoch / kTagRound * kTagRound;
+}
+// `op_index`: counted from the epoch's base.
 constexpr std::uint64_t op_tag(std::uint64_t epoch, std::uint64_t op_index) {
   return (epoch << kTagIndexBits) | ((op_index + 1) & ((std::uint64_t{1} << kTagIndexBits) - 1));
 }
@@ -156,6 +168,17 @@ constexpr std::uint64_t epoch_of_tag(std::uint64_t tag) {
 constexpr std::uint64_t index_of_tag(std::uint64_t tag) {
   return (tag & ((std::uint64_t{1} << kTagIndexBits) - 1)) - 1;
 }
+
+// Whether two counts, of which either base may be another epoch's, are of one operation.
+constexpr bool same_index(std::uint64_t a, std::uint64_t b) {
+  return (a ^ b) % kTagRound == 0;
+}
+// Whether `a` is of the operation of `b` or of a later one that was in flight beside it.
+constexpr bool not_before(std::uint64_t a, std::uint64_t b) {
+  return (a - b) % kTagRound < std::uint64_t{1} << 20;
+}
+// Tags end below 2^63, which kernels' own tags have. No epoch comes after this one.
+inline constexpr std::uint64_t kLastEpoch = (std::uint64_t{1} << (63 - kTagIndexBits)) - 1;
 
 // What a source announces about its operation before any row moves; compared by every peer.
 struct OpAnnouncement {
@@ -172,7 +195,7 @@ static_assert(sizeof(OpAnnouncement) == 32);
 // lies in the arena so that it outlives the engine. Record r < depth is that of buffer slot r's last
 // dispatch, the others are kept until a dispatch names them again.
 struct RoutingRecord {
-  std::uint64_t handle;  // op_index + 1 of the dispatch; 0 = none. Stored last
+  std::uint64_t handle;  // op_index (from its epoch's base) + 1 of the dispatch; 0 = none. Stored last
   std::uint64_t epoch;   // of the group at that dispatch
   std::uint32_t num_tokens;
   std::uint32_t num_recv_rows;

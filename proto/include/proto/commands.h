@@ -49,4 +49,12 @@ constexpr Command unpack(std::uint64_t word) {
           static_cast<std::uint32_t>(word & 0xff)};
 }
 
+// Whether the command that is the last of `end` has ended when `done` have. No more than kCommandSlots are
+// rung and have not ended, so an `end` that is further ahead is behind: of a slot that was not used for 2^31
+// commands or more.
+constexpr bool has_ended(std::uint32_t done, std::uint32_t end) {
+  const std::uint32_t ahead = end - done;
+  return ahead == 0 || ahead > kCommandSlots;
+}
+
 }  // namespace epd::abi

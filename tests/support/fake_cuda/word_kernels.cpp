@@ -2,6 +2,7 @@
 
 #include "fake_cuda/memory.h"
 #include "kernels/cuda.h"
+#include "proto/commands.h"
 
 #include <algorithm>
 #include <chrono>
@@ -92,7 +93,7 @@ bool await_end(Stream& stream, const char* kernel, const CommandWords* words, Wo
   const bool good = stream.wait_until([&] {
     bool there = false;
     mapped = memory().with(stream.device().ordinal, words, sizeof(*words), [&] {
-      there = static_cast<std::int32_t>(load(words->done) - end) >= 0 || load(words->closed) != 0;
+      there = abi::has_ended(load(words->done), end) || load(words->closed) != 0;
     });
     const auto passed = std::chrono::steady_clock::now() - begin;
     return there || !mapped || passed >= std::chrono::nanoseconds(limit_ns);

@@ -60,7 +60,7 @@ class CommandPort {
   };
   struct Start {
     std::uint64_t epoch = 0;
-    std::uint64_t index = 0;
+    std::uint64_t index = 0;  // as in tags, and in the journal
     std::uint64_t changed_epoch = 0;
     std::span<const kernels::cuda::RouteState> routes;  // [num_routes]
   };
@@ -114,8 +114,8 @@ class Lane {
   // At most kMaxNoops noops at a time.
   virtual std::unique_ptr<Flight> launch(const LaunchRequest& request) = 0;
   // For an operation that will never be launched: `done`, when no flight that has the same word may still
-  // write a lower value there. Never takes the word back.
-  virtual void release(const kernels::cuda::Signal& signal) = 0;
+  // write a lower value there. Never takes the word back. `ticket`: all of it, signal.value is the low half.
+  virtual void release(const kernels::cuda::Signal& signal, std::uint64_t ticket) = 0;
   // In place of LaneShape::priority: lanes' shares of SMs follow. The stream's own stays as it is.
   virtual void set_priority(std::int32_t priority) = 0;
   // Null unless LaneShape::commands. Once the lane has been destroyed whoever waits for a command goes on,

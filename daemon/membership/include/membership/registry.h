@@ -8,6 +8,7 @@
 #include "base/quota.h"
 #include "membership/actions.h"
 #include "membership/group.h"
+#include "proto/arena.h"
 
 #include <functional>
 #include <map>
@@ -23,6 +24,7 @@ struct MembershipLimits {
   std::uint32_t engine_ack_ms = 3'000;     // kStopMember, recoverable kBreak, kRemoveGroup
   std::uint32_t engine_start_ms = 10'000;  // kGroupCommit until kGroupReady
   std::uint32_t operation_ms = 30'000;     // a fatal kBreak may wait for operations to end, so: ack + this
+  std::uint64_t last_epoch = abi::kLastEpoch;
 };
 
 class GroupRegistry {

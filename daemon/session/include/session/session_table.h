@@ -80,8 +80,10 @@ struct PeerResources {
 
 class SessionTable {
  public:
-  // Connections of one user that have not said Hello yet.
+  // Connections that have not said Hello yet: of one user, and of all, since a user may have many uids
+  // (newuidmap) and each connection holds two descriptors.
   static constexpr std::uint32_t kMaxHalfOpenPerUser = 32;
+  static constexpr std::uint32_t kMaxHalfOpen = 512;
 
   struct Options {
     std::string daemon;  // name and version
