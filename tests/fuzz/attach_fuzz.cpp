@@ -15,6 +15,7 @@
 #include <unistd.h>
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -205,6 +206,7 @@ class Target {
     require(table_->connections().size() == 1, "connections are gone with their sockets");
     require(table_->attached() == 1, "only the bystander is attached");
     require(host_.registry().groups().empty() && host_.held() == 0, "groups and arenas are gone");
+    close_all();
     require(open_descriptors() == descriptors_, "descriptors are closed");
   }
 
@@ -249,6 +251,14 @@ class Target {
       host_.carry_out(*table_);
     } while (::poll(&waiting, 1, 0) > 0);
     airlock_->flush();
+  }
+
+  // Until the airlock holds nothing any more.
+  void close_all() {
+    for (int i = 0; i < 5'000 && airlock_->next_look_ms() != -1; ++i) {
+      airlock_->flush();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
   }
 
   template <typename T>
