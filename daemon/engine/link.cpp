@@ -182,6 +182,7 @@ Status Engine::begin_group(const abi::GroupBegin& message) {
 Status Engine::commit_group(const abi::GroupRef& message) {
   Group* group = find_group(message.group_id);
   if (group == nullptr) return invalid_argument("kGroupCommit for group " + std::to_string(message.group_id));
+  for (const auto& member : group->members) member->session->members[member->number] = member.get();
   abi::GroupReady ready{message.group_id, StatusCode::kOk, {}};
   if (!group->unusable.ok()) {
     ready.status = group->unusable.code();

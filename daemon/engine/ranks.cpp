@@ -148,7 +148,8 @@ Status Engine::add_member(Packet& packet) {
   // Under a break it goes on where its former engine stood; kResume says where all go on.
   if (group->starts_broken) member->next_number = member->board().next_index.load(std::memory_order_relaxed);
   member->statistics = Statistics::of_member(page_, message.session_id, group->id, message.rank);
-  session->second->members[message.member] = member.get();
+  // While a group starts its members wait for kGroupCommit, which another round may bring.
+  if (group->phase != GroupPhase::kStarting) session->second->members[message.member] = member.get();
   group->members.push_back(std::move(member));
   return {};
 }

@@ -62,7 +62,8 @@ Status SessionTable::check_hello(const Session& session, const abi::Hello& hello
   // As many again may be on their way out: their engine, if it is stopped, lets none go.
   const std::uint64_t ending = host_.ending_sessions(session.peer.uid);
   if (ending >= quota.limit)
-    return over_quota(session.peer.uid, ending, "sessions that have ended, not let go by their engine yet", quota);
+    return over_quota(session.peer.uid, ending, "sessions that have ended, not let go by their engine yet",
+                      quota);
   return {};
 }
 

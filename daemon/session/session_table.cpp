@@ -99,7 +99,8 @@ void SessionTable::accept_one(UniqueFd socket) {
     ++total_refused_;
     static LogLimiter limiter;
     limiter.record(EventKind::kRefused, LogLevel::kWarning, "connection refused: too many without Hello",
-                   {{"uid", peer->uid}, {"pid", peer->pid}, {"of_user", of_user}, {"half_open", half_open}}, peer->uid);
+                   {{"uid", peer->uid}, {"pid", peer->pid}, {"of_user", of_user}, {"half_open", half_open}},
+                   peer->uid);
     const bool all = of_user < kMaxHalfOpenPerUser;
     return turn_away(std::move(socket),
                      resource_exhausted(

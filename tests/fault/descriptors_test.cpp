@@ -48,7 +48,8 @@ TEST(Descriptors, NobodyCanTakeWhatOthersAndEnginesNeed) {
   DaemonOptions options;
   options.devices = 2;
   options.max_descriptors = kLimit;
-  options.settings = {{"daemon.socket_mode", "\"0666\""}, {"limits.max_sessions", "4096"},
+  options.settings = {{"daemon.socket_mode", "\"0666\""},
+                      {"limits.max_sessions", "4096"},
                       {"limits.max_sessions_per_user", "4096"}};
   Daemon daemon(options);
   ASSERT_TRUE(daemon.start());
@@ -65,8 +66,9 @@ TEST(Descriptors, NobodyCanTakeWhatOthersAndEnginesNeed) {
       std::vector<std::unique_ptr<RawClient>> clients;
       const std::string refused = attach_until_refused(daemon.socket(), "host:0", clients);
       stage->full[i].open();
-      RANK_CHECK(refused.find("RESOURCE_EXHAUSTED") == 0 && refused.find("RLIMIT_NOFILE") != std::string::npos,
-                 refused);
+      RANK_CHECK(
+          refused.find("RESOURCE_EXHAUSTED") == 0 && refused.find("RLIMIT_NOFILE") != std::string::npos,
+          refused);
       stage->done.wait_for(1);
       return "";
     });
@@ -114,14 +116,14 @@ TEST(Descriptors, AnEngineThatCantBeStartedForWantOfThemHasNotDied) {
   ASSERT_EQ(::prlimit(daemon.pid(), RLIMIT_NOFILE, &before, nullptr), 0);
   EXPECT_TRUE(eventually(20, [&] { return daemon.engine(1) > 0; }));
   EXPECT_FALSE(logged("device failed"));
-  EXPECT_TRUE(eventually(20, [&] { return daemon.epctl({"devices"}).out.find("failed") == std::string::npos; }));
-  {
-    const Session session(daemon.socket(), "host:1");
-  }
+  EXPECT_TRUE(
+      eventually(20, [&] { return daemon.epctl({"devices"}).out.find("failed") == std::string::npos; }));
+  { const Session session(daemon.socket(), "host:1"); }
   daemon.stop();
 }
 
-// An engine that is stopped reads nothing: what it is to be told of sessions that have gone stays in its link.
+// An engine that is stopped reads nothing: what it is to be told of sessions that have gone stays in its
+// link.
 TEST(Descriptors, SessionsThatAStoppedEngineHasToLetGoCount) {
   DaemonOptions options;
   options.devices = 2;

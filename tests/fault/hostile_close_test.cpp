@@ -116,8 +116,10 @@ TEST_F(HostileClose, ASocketThatLingersIsReceivedAndClosedElsewhere) {
     }
     {
       RawClient client(socket());
+      daemon().signal(SIGSTOP);
       (void)client.send_bytes("half a Hello", 12);
-      for (int i = 0; i < 4; ++i) send_slow(client.fd(), std::vector<char>(40, 'x'), 30);
+      for (int i = 0; i < 4; ++i) Lingering().send_with(client.fd(), std::vector<char>(40, 'x'), 30);
+      daemon().signal(SIGCONT);
       client.close();
       expect_prompt("packets with descriptors that nobody read");
     }

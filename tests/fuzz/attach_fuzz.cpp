@@ -20,6 +20,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <thread>
 #include <utility>
 #include <variant>
 
@@ -320,7 +321,7 @@ class Target {
       c->cmsg_level = SOL_SOCKET;
       c->cmsg_type = SCM_RIGHTS;
       c->cmsg_len = CMSG_LEN(count * sizeof(int));
-      const int fd = bystander_.get();
+      const int fd = count % 2 == 0 ? memory_.get() : bystander_.get();
       for (std::size_t i = 0; i < count; ++i) std::memcpy(CMSG_DATA(c) + i * sizeof(int), &fd, sizeof(int));
     }
     (void)::sendmsg(sockets_[chosen_].get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -382,6 +383,7 @@ class Target {
   std::string directory_, path_;
   std::unique_ptr<SessionTable> table_;
   UniqueFd bystander_;
+  UniqueFd memory_ = make_sealed_memfd("fuzz", 4096).value();  // what a Join may carry
   std::size_t descriptors_ = 0;
   std::array<UniqueFd, kConnections> sockets_;
   std::size_t chosen_ = 0;

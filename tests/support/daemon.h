@@ -29,9 +29,9 @@ struct DaemonOptions {
   std::uint32_t sms = 2;
   // Further lines of the configuration: {"limits.max_sessions", "3"}; values in TOML's notation.
   std::vector<std::pair<std::string, std::string>> settings;
-  std::string directory;  // "" = a new one; a given one is used as it is and kept
+  std::string directory;              // "" = a new one; a given one is used as it is and kept
   std::uint32_t max_descriptors = 0;  // its RLIMIT_NOFILE; 0 = as here
-  int log_fd = -1;        // in place of a file: what it logs to; the caller's
+  int log_fd = -1;                    // in place of a file: what it logs to; the caller's
 };
 
 // For devices of that kind, "host", "cuda", or "resident" (GPUs with a kernel that stays): as many GPUs as

@@ -1,5 +1,5 @@
-// The airlock: descriptors of peers that are received and closed outside of this process's table; and the budget of
-// descriptors.
+// The airlock: descriptors of peers that are received and closed outside of this process's table; and the
+// budget of descriptors.
 #include "base/airlock.h"
 #include "base/descriptors.h"
 #include "base/memory.h"

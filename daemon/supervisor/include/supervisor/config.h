@@ -40,11 +40,11 @@ struct Config {
   std::uint32_t max_sessions_per_user = 0;
   std::uint32_t max_groups = 0;
   std::uint32_t max_groups_per_user = 0;
-  std::int32_t max_priority = 0;               // see access, also for the next two
-  std::uint32_t access_default = 0;            // 0 allow, 1 deny
-  std::uint32_t access_operate = 0;            // Right
-  std::uint64_t max_arena_bytes = 0;           // 0: see effective_arena_bytes
-  std::uint64_t max_arena_bytes_per_user = 0;  // 0: as max_arena_bytes
+  std::int32_t max_priority = 0;                 // see access, also for the next two
+  std::uint32_t access_default = 0;              // 0 allow, 1 deny
+  std::uint32_t access_operate = 0;              // Right
+  std::uint64_t max_arena_bytes = 0;             // 0: see effective_arena_bytes
+  std::uint64_t max_arena_bytes_per_user = 0;    // 0: as max_arena_bytes
   std::uint64_t max_routing_bytes = 0;           // 0: see effective_routing_bytes
   std::uint64_t max_routing_bytes_per_user = 0;  // 0: as max_routing_bytes
   std::uint32_t attach_ms = 0;
