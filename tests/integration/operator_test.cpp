@@ -8,8 +8,13 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <future>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -444,6 +449,55 @@ TEST_F(Operator, SettingsOutOfRangeNameWhatIsAllowed) {
   }
   stage->stop.open();
   EXPECT_TRUE(rank.wait(30).ok);
+}
+
+// The daemon's main thread is held while the last rank comes and an operator sets the group, so that both are
+// in one turn of its loop: an engine must hear of the group before it hears of its settings.
+TEST_F(Operator, SettingsThatComeWithTheLastRankEndNoEngine) {
+  start();
+  const std::vector<pid_t> engines = daemon_->engine_of_each_device();
+  Shared<Stage> stage;
+  std::vector<RankProcess> ranks;
+  const auto add_rank = [&](std::uint32_t number) {
+    ranks.emplace_back([&, number]() -> std::string {
+      const Session session(daemon_->socket(), daemon_->device(number));
+      const Group group(session, small_config("set-early", number, 2));
+      stage->joined.arrive();
+      stage->stop.wait_for(1);
+      return "";
+    });
+  };
+  add_rank(0);
+  ASSERT_TRUE(eventually(30, [&] { return epctl({"groups"})["groups"].size() == 1; }));
+  // The second rank has attached, and joins when it is told to.
+  RankProcess last([&]() -> std::string {
+    const Session session(daemon_->socket(), daemon_->device(1));
+    stage->joined.arrive();
+    stage->go.wait_for(1);
+    const Group group(session, small_config("set-early", 1, 2));
+    stage->joined.arrive();
+    stage->stop.wait_for(1);
+    return "";
+  });
+  ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 1; }));
+  // Of all its threads only this one stands still.
+  if (::ptrace(PTRACE_SEIZE, daemon_->pid(), nullptr, nullptr) != 0)
+    GTEST_SKIP() << "needs to trace the daemon: " << std::strerror(errno);
+  ASSERT_EQ(::ptrace(PTRACE_INTERRUPT, daemon_->pid(), nullptr, nullptr), 0);
+  ASSERT_EQ(::waitpid(daemon_->pid(), nullptr, __WALL), daemon_->pid());
+  stage->go.open();
+  sleep_ms(200);
+  auto set = std::async(std::launch::async, [&] {
+    return daemon_->epctl({"set", "group", "set-early", "sms=1"});
+  });
+  sleep_ms(300);
+  ASSERT_EQ(::ptrace(PTRACE_DETACH, daemon_->pid(), nullptr, nullptr), 0);
+  EXPECT_EQ(set.get().exit_code, 0);
+  EXPECT_TRUE(eventually(30, [&] { return stage->joined.count == 3; }));
+  stage->stop.open();
+  for (RankProcess& rank : ranks) EXPECT_TRUE(rank.wait(30).ok);
+  EXPECT_TRUE(last.wait(30).ok);
+  EXPECT_EQ(daemon_->engine_of_each_device(), engines);
 }
 
 }  // namespace

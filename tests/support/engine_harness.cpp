@@ -177,19 +177,28 @@ void RawGroup::tell_rank(const std::vector<EngineThread*>& engines, const std::v
       {board_fd_[rank].get()});
 }
 
+void RawGroup::begin(const std::vector<EngineThread*>& engines, const std::vector<RawSession*>& sessions,
+                     std::uint32_t engine, bool broken) const {
+  EngineThread& target = *engines[engine];
+  abi::GroupBegin message{};
+  message.group_id = id_;
+  message.epoch = epoch;
+  message.resume_index = resume_index;
+  message.priority = priority;
+  message.broken = broken ? 1 : 0;
+  message.shape = shape_;
+  target.send(abi::LinkType::kGroupBegin, message);
+  for (std::uint32_t rank = 0; rank < shape_.num_ranks; ++rank) tell_rank(engines, sessions, engine, rank);
+}
+
+void RawGroup::commit(EngineThread& engine) const {
+  engine.send(abi::LinkType::kGroupCommit, abi::GroupRef{id_});
+}
+
 void RawGroup::announce(const std::vector<EngineThread*>& engines, const std::vector<RawSession*>& sessions,
                         std::uint32_t engine, bool broken) const {
-  EngineThread& target = *engines[engine];
-  abi::GroupBegin begin{};
-  begin.group_id = id_;
-  begin.epoch = epoch;
-  begin.resume_index = resume_index;
-  begin.priority = priority;
-  begin.broken = broken ? 1 : 0;
-  begin.shape = shape_;
-  target.send(abi::LinkType::kGroupBegin, begin);
-  for (std::uint32_t rank = 0; rank < shape_.num_ranks; ++rank) tell_rank(engines, sessions, engine, rank);
-  target.send(abi::LinkType::kGroupCommit, abi::GroupRef{id_});
+  begin(engines, sessions, engine, broken);
+  commit(*engines[engine]);
 }
 
 void RawGroup::add_to_engine(const std::vector<EngineThread*>& engines,

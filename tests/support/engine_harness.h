@@ -127,6 +127,10 @@ class RawGroup {
   void replace(std::uint32_t rank, std::uint64_t since);
   // Of the exchange arena.
   Mapping map_exchange(std::uint32_t rank) const;
+  void commit(EngineThread& engine) const;
+  // To one engine, all but the commit.
+  void begin(const std::vector<EngineThread*>& engines, const std::vector<RawSession*>& sessions,
+             std::uint32_t engine, bool broken) const;
   // To one engine, without an answer.
   void announce(const std::vector<EngineThread*>& engines, const std::vector<RawSession*>& sessions,
                 std::uint32_t engine, bool broken) const;

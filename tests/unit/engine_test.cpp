@@ -276,6 +276,38 @@ TEST_F(EngineTest, NewEngineAnswersForTheOldOneAndGoesOn) {
   run_and_check(0);
 }
 
+// The messages of a group's start come in several rounds. What lies in the ring meanwhile waits for all of
+// them: it would run in the epoch that is over.
+TEST_F(EngineTest, NothingIsTakenForAGroupBeforeItsCommit) {
+  run_and_check(0);
+  EXPECT_EQ(engines_[1]->stop(), 0);
+  const std::uint64_t head = sessions_[1]->b().submission_head.value.load();
+  sessions_[1]->submit(submission(1, Op::kDispatch, 0));
+  engines_[1]->start();
+  sessions_[1]->add_to(*engine_view_[1]);
+  group_->begin(engine_view_, session_view_, 1, true);
+  // An answer says that what came before has been read.
+  engine_view_[1]->send(LinkType::kRemoveSession, abi::SessionRef{4711});
+  ASSERT_TRUE(engine_view_[1]->expect(LinkType::kSessionRemoved).has_value());
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_EQ(sessions_[1]->b().submission_head.value.load(), head);
+  group_->commit(*engine_view_[1]);
+  ASSERT_TRUE(engine_view_[1]->expect(LinkType::kGroupReady).has_value());
+  abi::Break broken{};
+  broken.group_id = kGroup;
+  broken.epoch = group_->epoch;
+  broken.cause = StatusCode::kEngineRestarted;
+  engine_view_[0]->send(LinkType::kBreak, broken);
+  ASSERT_TRUE(engine_view_[0]->expect(LinkType::kBroken).has_value());
+  ++group_->epoch;
+  for (EngineThread* engine : engine_view_)
+    engine->send(LinkType::kResume, abi::Resume{kGroup, group_->epoch, 2, StatusCode::kOk, -1, {}});
+  const auto done = sessions_[1]->wait();
+  ASSERT_TRUE(done.has_value());
+  EXPECT_EQ(done->status, StatusCode::kEngineRestarted);
+  run_and_check(0);
+}
+
 // The former engine died between "every rank has completed this" and the completion.
 TEST_F(EngineTest, WhatEveryRankCompletedSucceedsThoughItsEngineDiedBeforeItSaidSo) {
   run_and_check(0);
