@@ -1,15 +1,18 @@
-// Accepts the control plane's connections and hands them on. No gRPC here.
+// Accepts the control plane's connections, keeps who made each, and relays their bytes to gRPC. No gRPC here.
 //
-// gRPC's own listener would not tell who calls. A connection that it is given by descriptor has the peer
-// "fd:N", and it closes N only when every call of the connection has ended; so a handler may ask the kernel
-// about N (see caller.h).
+// gRPC's own listener would neither tell who calls, nor survive what a client may do to a socket (relay.h).
+// Each connection is a Relay; gRPC gets the other end of a socketpair.
 #pragma once
 
-#include "base/fd.h"
+#include "base/airlock.h"
+#include "caller.h"
+#include "relay.h"
 
+#include <poll.h>
+#include <atomic>
 #include <cstdint>
 #include <functional>
-#include <map>
+#include <list>
 #include <memory>
 #include <string>
 #include <thread>
@@ -22,37 +25,54 @@ inline constexpr std::size_t kMaxConnectionsPerUser = 32;
 
 class Acceptor {
  public:
-  // `take` becomes the descriptor's owner; called from a thread of the acceptor's own.
-  static Result<std::unique_ptr<Acceptor>> start(UniqueFd listener, std::string path,
+  // `take` becomes the owner of gRPC's end; called from a thread of the acceptor's own. `callers` outlives
+  // the acceptor.
+  static Result<std::unique_ptr<Acceptor>> start(UniqueFd listener, std::string path, Callers& callers,
                                                  std::function<void(int)> take);
   ~Acceptor();  // stops
   Acceptor(const Acceptor&) = delete;
   Acceptor& operator=(const Acceptor&) = delete;
 
-  // No connection is taken after this; removes the socket.
+  // No connection is taken after this; removes the socket. Those that are there go on.
+  void stop_accepting();
+  // What gRPC has said is passed on, and all connections end.
   void stop();
 
  private:
   struct Connection {
-    std::uint64_t cookie = 0;
+    std::uint64_t number = 0;
     std::uint32_t uid = 0;
+    int grpc_end = -1;  // gRPC's
+    Relay relay;
   };
 
-  Acceptor(UniqueFd listener, UniqueFd wake, std::string path, std::function<void(int)> take)
+  Acceptor(UniqueFd listener, UniqueFd wake, std::string path, Callers& callers,
+           std::unique_ptr<Airlock> airlock, std::function<void(int)> take)
       : listener_(std::move(listener)),
         wake_(std::move(wake)),
         path_(std::move(path)),
+        callers_(callers),
+        airlock_(std::move(airlock)),
         take_(std::move(take)) {}
   void run();
+  bool turn();
+  void relay(std::size_t first_entry);
   void accept_all();
-  void admit(UniqueFd socket);
-  void forget_closed();
+  Status admit(UniqueFd& socket);
+  void end(Connection& connection);
 
   UniqueFd listener_;
   UniqueFd wake_;
+  std::atomic<bool> refuses_{false};
+  std::atomic<bool> stops_{false};
   const std::string path_;
+  Callers& callers_;
+  std::unique_ptr<Airlock> airlock_;  // the thread's own, as what follows
   const std::function<void(int)> take_;
-  std::map<int, Connection> connections_;  // by descriptor; the thread's own
+  std::list<Connection> connections_;
+  std::vector<pollfd> entries_;
+  std::uint64_t last_number_ = 0;
+  bool accepts_ = true;
   std::thread thread_;
 };
 

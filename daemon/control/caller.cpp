@@ -1,16 +1,24 @@
 #include "caller.h"
 
-#include "base/peer.h"
-
 #include <charconv>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace epd {
 
-// "fd:17". The descriptor is open for as long as a call of its connection lives (acceptor.h), so the number
-// is nobody else's; that the client has gone meanwhile changes nothing about who it was.
-Result<Operator> caller_of(const grpc::ServerContext& context) {
+void Callers::add(int fd, std::uint64_t connection, Operator client) {
+  const std::lock_guard lock(mutex_);
+  clients_[fd] = {connection, std::move(client)};
+}
+
+void Callers::remove(int fd, std::uint64_t connection) {
+  const std::lock_guard lock(mutex_);
+  const auto found = clients_.find(fd);
+  if (found != clients_.end() && found->second.connection == connection) clients_.erase(found);
+}
+
+Result<Operator> Callers::caller_of(const grpc::ServerContext& context) const {
   const std::string peer = context.peer();
   constexpr std::string_view kPrefix = "fd:";
   int fd = -1;
@@ -19,10 +27,12 @@ Result<Operator> caller_of(const grpc::ServerContext& context) {
   const auto [rest, error] = std::from_chars(begin, end, fd);
   if (error != std::errc() || rest != end)
     return internal_error("gRPC calls its peer \"" + peer + "\"; expected: fd:NUMBER");
-  Result<PeerIdentity> identity = peer_identity(fd);
-  if (!identity.ok()) return identity.status();
-  return Operator{identity->uid, identity->pid, std::move(identity->gids),
-                  [&context] { return context.IsCancelled(); }};
+  const std::lock_guard lock(mutex_);
+  const auto found = clients_.find(fd);
+  if (found == clients_.end()) return Status(StatusCode::kAborted, "the caller's connection has ended");
+  Operator who = found->second.who;
+  who.has_gone = [&context] { return context.IsCancelled(); };
+  return who;
 }
 
 }  // namespace epd

@@ -58,9 +58,12 @@ std::unique_ptr<grpc::Server> build(grpc::Service& control, grpc::Service& healt
 
 struct ControlServer::Impl {
   explicit Impl(ControlFacade& facade)
-      : model(facade), health(model, facade), control(make_control_service(facade, stopping)) {}
+      : model(facade),
+        health(model, facade, callers),
+        control(make_control_service(facade, callers, stopping)) {}
 
   std::atomic<bool> stopping{false};
+  Callers callers;
   HealthModel model;
   HealthService health;
   std::unique_ptr<grpc::Service> control;
@@ -88,7 +91,7 @@ Result<std::unique_ptr<ControlServer>> ControlServer::start(ControlFacade& facad
   if (!listener.ok()) return listener.status();
   grpc::Server* server = impl->server.get();
   Result<std::unique_ptr<Acceptor>> acceptor =
-      Acceptor::start(std::move(*listener), options.socket_path,
+      Acceptor::start(std::move(*listener), options.socket_path, impl->callers,
                       [server](int fd) { grpc::AddInsecureChannelFromFd(server, fd); });
   if (!acceptor.ok()) return acceptor.status();
   impl->acceptor = std::move(*acceptor);
@@ -101,11 +104,12 @@ void ControlServer::set_serving(bool serving) {
 
 void ControlServer::shutdown() {
   if (impl_->server == nullptr) return;
-  impl_->acceptor->stop();
+  impl_->acceptor->stop_accepting();
   impl_->stopping.store(true);
   impl_->health.stop();
   impl_->server->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
   impl_->server.reset();
+  impl_->acceptor->stop();
 }
 
 }  // namespace epd

@@ -54,8 +54,8 @@ class WatchPlace {
 
 class ControlService final : public v1::Control::Service {
  public:
-  ControlService(ControlFacade& facade, const std::atomic<bool>& stopping)
-      : facade_(facade), stopping_(stopping) {}
+  ControlService(ControlFacade& facade, const Callers& callers, const std::atomic<bool>& stopping)
+      : facade_(facade), callers_(callers), stopping_(stopping) {}
 
   grpc::Status GetStatus(grpc::ServerContext* context, const v1::GetStatusRequest* /*request*/,
                          v1::GetStatusResponse* response) override {
@@ -212,7 +212,7 @@ class ControlService final : public v1::Control::Service {
   grpc::Status serve(const grpc::ServerContext& context, Right right, const char* what,
                      const Handler& handler) {
     try {
-      Result<Operator> by = caller_of(context);
+      Result<Operator> by = callers_.caller_of(context);
       if (!by.ok()) return to_grpc(by.status());
       if (Status status = facade_.authorize(*by, right, what); !status.ok()) return to_grpc(status);
       return handler(*by);
@@ -247,15 +247,16 @@ class ControlService final : public v1::Control::Service {
   }
 
   ControlFacade& facade_;
+  const Callers& callers_;
   const std::atomic<bool>& stopping_;
   std::atomic<int> watches_{0};
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> make_control_service(ControlFacade& facade,
+std::unique_ptr<grpc::Service> make_control_service(ControlFacade& facade, const Callers& callers,
                                                     const std::atomic<bool>& stopping) {
-  return std::make_unique<ControlService>(facade, stopping);
+  return std::make_unique<ControlService>(facade, callers, stopping);
 }
 
 }  // namespace epd

@@ -12,10 +12,13 @@ class Service;
 
 namespace epd {
 
+class Callers;
+
 // Each open WatchEvents holds one thread of the server, so there are few.
 inline constexpr int kMaxEventWatches = 4;
 
-// Both must outlive it. Watchers are sent away as soon as `stopping` is set.
-std::unique_ptr<grpc::Service> make_control_service(ControlFacade& facade, const std::atomic<bool>& stopping);
+// All must outlive it. Watchers are sent away as soon as `stopping` is set.
+std::unique_ptr<grpc::Service> make_control_service(ControlFacade& facade, const Callers& callers,
+                                                    const std::atomic<bool>& stopping);
 
 }  // namespace epd

@@ -33,7 +33,7 @@ HealthCheckResponse::ServingStatus to_message(Health health) {
 }  // namespace
 
 grpc::Status HealthService::authorize(const grpc::ServerContext& context) {
-  Result<Operator> by = caller_of(context);
+  Result<Operator> by = callers_.caller_of(context);
   const Status status = by.ok() ? facade_.authorize(*by, Right::kRead, "ask for health") : by.status();
   if (status.ok()) return grpc::Status::OK;
   return {static_cast<grpc::StatusCode>(grpc_code(status.code())), clean_text(status.message()),

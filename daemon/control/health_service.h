@@ -1,6 +1,7 @@
 // grpc.health.v1.Health over the HealthModel, for those who may read.
 #pragma once
 
+#include "caller.h"
 #include "health.h"
 
 #include <condition_variable>
@@ -16,7 +17,8 @@ inline constexpr std::size_t kMaxHealthName = 128;
 
 class HealthService final : public grpc::health::v1::Health::Service {
  public:
-  HealthService(HealthModel& model, ControlFacade& facade) : model_(model), facade_(facade) {}
+  HealthService(HealthModel& model, ControlFacade& facade, const Callers& callers)
+      : model_(model), facade_(facade), callers_(callers) {}
 
   grpc::Status Check(grpc::ServerContext* context, const grpc::health::v1::HealthCheckRequest* request,
                      grpc::health::v1::HealthCheckResponse* response) override;
@@ -36,6 +38,7 @@ class HealthService final : public grpc::health::v1::Health::Service {
 
   HealthModel& model_;
   ControlFacade& facade_;
+  const Callers& callers_;
   std::mutex mutex_;
   std::condition_variable stopped_;
   bool stopping_ = false;  // guarded by mutex_
