@@ -97,6 +97,37 @@ class HostileClose : public Hostile {
   }
 };
 
+// A rank that dies while the daemon is given descriptors: its peer hears of it, and engines stay what they
+// are.
+TEST_F(HostileClose, ABreakKeepsItsTime) {
+  const Case c = fault_case(2, 1);
+  attack([&] {
+    Shared<Gate> joined;
+    RankProcess peer([&]() -> std::string {
+      const Session session(socket(), "host:1");
+      const Group group(session, c.config("pair", 1));
+      joined->arrive();
+      sleep_ms(60'000);
+      return "";
+    });
+    const Session session(socket(), "host:0");
+    const Group group(session, c.config("pair", 0));
+    joined->wait_for(1);
+    std::vector<std::unique_ptr<RawClient>> clients;
+    daemon().signal(SIGSTOP);
+    for (int i = 0; i < 8; ++i) {
+      clients.push_back(std::make_unique<RawClient>(socket()));
+      Lingering().send_with(clients.back()->fd(), std::vector<char>(40, 'x'), 4);
+    }
+    daemon().signal(SIGCONT);
+    const double begin = now_s();
+    peer.kill(SIGKILL);
+    RANK_CHECK(eventually(kPromptS, [&] { return epd_group_check(group.get(), nullptr) == EPD_RANK_LOST; }),
+               std::string("its peer has not heard of it: ") + epd_last_error());
+    RANK_CHECK(now_s() - begin < kPromptS, "late");
+  });
+}
+
 TEST_F(HostileClose, ASocketThatLingersIsReceivedAndClosedElsewhere) {
   attack([&] {
     {
