@@ -4,9 +4,11 @@
 #include "engine/engine_main.h"
 #include "supervisor/supervisor.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <unistd.h>
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -103,6 +105,13 @@ void raise_descriptor_limit() {
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   limit.rlim_cur = limit.rlim_max;
   ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+// One that was closed would become something of ours, and be written to as if it were standard error.
+void open_standard_descriptors() {
+  int fd = 0;
+  while (fd >= 0 && fd <= STDERR_FILENO) fd = ::open("/dev/null", O_RDWR);  // NOLINT
+  if (fd > STDERR_FILENO) ::close(fd);
 }
 
 int serve(const ServeFlags& flags) {
@@ -228,6 +237,7 @@ int run(int argc, char** argv) {
 }  // namespace epd
 
 int main(int argc, char** argv) {
+  epd::open_standard_descriptors();
   ::signal(SIGPIPE, SIG_IGN);  // a reader that goes away is an error of a write, not our end
   int code = epd::kExitFailure;
   try {

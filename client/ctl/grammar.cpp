@@ -5,6 +5,15 @@
 namespace epd::ctl {
 namespace {
 
+// CLI11 would take -1 for the largest number.
+CLI::Validator not_negative() {
+  return CLI::Validator(
+      [](std::string& text) {
+        return text.find('-') == std::string::npos ? std::string() : text + " is negative; allowed: from 0";
+      },
+      "");
+}
+
 constexpr std::uint32_t kMaxTimeoutMs = 600'000;
 constexpr std::uint32_t kMaxDrainMs = 86'400'000;
 constexpr double kMinIntervalS = 0.05;
@@ -58,7 +67,9 @@ void add_views(CLI::App& app, Arguments& arguments) {
       ->check(CLI::PositiveNumber);
   CLI::App* events = add_command(app, arguments, "events", Command::kEvents, help::kEvents);
   events->add_flag("--follow", arguments.follow, "Go on with what happens from now on");
-  events->add_option("--since", arguments.since, "Only events after number N")->type_name("N");
+  events->add_option("--since", arguments.since, "Only events after number N")
+      ->type_name("N")
+      ->check(not_negative());
   add_command(app, arguments, "config", Command::kConfig, help::kConfig);
 }
 
@@ -80,6 +91,7 @@ void add_evict(CLI::App& app, Arguments& arguments) {
   CLI::App* session = add_command(*evict, arguments, "session", Command::kEvictSession, help::kEvictSession);
   session->add_option("ID", arguments.session_id, "As epctl sessions prints it")
       ->type_name("SESSION")
+      ->check(not_negative())
       ->required();
   CLI::App* group = add_command(*evict, arguments, "group", Command::kEvictRank, help::kEvictGroup);
   group->add_option("GROUP", arguments.target, "Name or id")->type_name("GROUP")->required();

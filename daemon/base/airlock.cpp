@@ -309,7 +309,8 @@ void Airlock::flush() {
     closer_.reset();
   }
   // If there is no room for a thread now, the next flush tries again.
-  if (!doomed_.empty() && !start_closer()) clear_slots();
+  held_up_ = !doomed_.empty() && !start_closer();
+  if (held_up_) clear_slots();
 }
 
 int Airlock::next_look_ms() const {

@@ -414,7 +414,7 @@ std::uint64_t Engine::next_look_ns(std::uint64_t now) const {
     if (operation.stage() != abi::OpStage::kBreaking) next = std::min(next, operation.deadline_ns());
   });
   for (const auto& [id, session] : sessions_) {
-    if (!session->orphans().empty()) next = std::min(next, session->opened_ns() + kGroupGraceNs);
+    if (session->has_stray_orphans()) next = std::min(next, session->opened_ns() + kGroupGraceNs);
   }
   return next;
 }

@@ -109,6 +109,11 @@ bool SessionPort::was_member(std::uint32_t number) const {
   return last != former_.end() && last->second.number == number && head_ <= last->second.until;
 }
 
+bool SessionPort::has_stray_orphans() const {
+  return std::any_of(orphans_.begin(), orphans_.end(),
+                     [this](const Orphan& orphan) { return !members.contains(orphan.record.member); });
+}
+
 void SessionPort::begin(const abi::Submission& submission, std::uint64_t op_index) {
   for (abi::InflightRecord& record : b_->inflight) {
     if (record.ticket != 0) continue;

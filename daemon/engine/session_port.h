@@ -73,6 +73,8 @@ class SessionPort {
     std::optional<Ending> ending;  // of one that has ended since
   };
   std::vector<Orphan>& orphans() { return orphans_; }
+  // Of memberships that this engine has not been told of.
+  bool has_stray_orphans() const;
   std::uint64_t opened_ns() const { return opened_ns_; }
   // Another engine has served this session before: what its client submits may name memberships that this
   // one has yet to hear of, or never will because their group has ended.

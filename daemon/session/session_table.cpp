@@ -65,7 +65,8 @@ void SessionTable::process() {
 
 void SessionTable::accept_all() {
   for (int i = 0; i < kAcceptsPerTurn && listener_.fd() >= 0; ++i) {
-    if (airlock_.waiting() > kMostUnclosed) return pause_listening("sockets can't be closed");
+    if (airlock_.held_up() && airlock_.waiting() > kMostUnclosed)
+      return pause_listening("no thread can be started that closes sockets");
     UniqueFd socket(::accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket.valid()) {
       accept_one(std::move(socket));

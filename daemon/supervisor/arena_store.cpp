@@ -124,8 +124,7 @@ Status ArenaStore::make(MemberArenas& made, const DeviceName& device) const {
   const std::uint64_t user_bytes =
       abi::UserArenaLayout(shape, abi::bound_regions(made.wanted.bindings)).total_bytes;
   const std::uint64_t board_bytes = abi::BoardLayout(shape).total_bytes;
-  Result<DescriptorShare> share =
-      descriptors_.take(made.uid, kMemberDescriptors + made.wanted.num_memories());
+  Result<DescriptorShare> share = descriptors_.take(made.uid, kMemberDescriptors);
   if (!share.ok()) return share.status();
   Result<UniqueFd> user = make_arena_memory(device, "epd-user-arena", user_bytes);
   if (!user.ok()) return user.status();

@@ -32,6 +32,8 @@ struct Settings {
 constexpr const char* kRules = "access.rule";
 constexpr std::size_t kReadBytes = std::size_t{64} << 10;
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
+constexpr std::size_t kMaxKeyParts = 32;
+constexpr std::size_t kMaxNamedKey = 100;  // a longer one resembles nothing, and is cut in messages
 
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
@@ -127,17 +129,20 @@ Result<std::string> read_bytes(const std::string& path, const UniqueFd& file) {
 }
 
 // The file's text in ASCII: in comments, other bytes become '?'; elsewhere they are refused. The parser of
-// Debian 12 (toml++ 3.3) runs into undefined behaviour at some characters that are not ASCII.
+// Debian 12 (toml++ 3.3) runs into undefined behaviour at some characters that are not ASCII. It recurses for
+// each part of a key, so keys of many parts are refused before they use up the stack.
 Result<std::string> to_ascii(const std::string& path, std::string text) {
   bool comment = false;
   char quote = 0;  // the string that we are in, on this line
   bool escaped = false;
+  std::size_t parts = 1;  // of the key or number that we are in
   std::size_t line = 1;
   for (char& c : text) {
     const bool after_escape = std::exchange(escaped, false);
     if (c == '\n') {
       comment = false;
       quote = 0;
+      parts = 1;
       ++line;
     } else if (static_cast<unsigned char>(c) >= 0x80) {
       if (!comment) {
@@ -152,6 +157,12 @@ Result<std::string> to_ascii(const std::string& path, std::string text) {
     } else if (!comment) {
       comment = c == '#';
       if (c == '"' || c == '\'') quote = c;
+      if (c == '=' || c == ',' || c == '{' || c == '[') parts = 1;
+      if (c == '.' && ++parts > kMaxKeyParts) {
+        return invalid_argument("configuration file " + path + " (line " + std::to_string(line) +
+                                "): a key of more than " + std::to_string(kMaxKeyParts) +
+                                " parts; allowed: 2");
+      }
     }
   }
   return text;
@@ -286,6 +297,10 @@ std::vector<OptionInfo> config_options() {
 }
 
 Status unknown_option(const std::string& key, const std::string& where) {
+  if (key.size() > kMaxNamedKey) {
+    return invalid_argument("unknown option \"" + key.substr(0, kMaxNamedKey) + "...\" of " +
+                            std::to_string(key.size()) + " characters in " + where);
+  }
   const auto& table = option_table();
   const auto nearest = std::min_element(table.begin(), table.end(), [&](const Option& a, const Option& b) {
     return edit_distance(key, a.key) < edit_distance(key, b.key);

@@ -219,6 +219,8 @@ void Node::join_requested(const Session& session, std::uint32_t request_id, cons
     if (status.ok() && join.priority <= abi::kMaxPriority)
       status = config_.access.may_take_priority(caller, join.priority);
   }
+  membership::ClientMemory kept;
+  if (status.ok()) status = keep_memory(caller.uid, std::move(memory), kept);
   if (!status.ok()) {
     carry_out(membership::ReplyRefused{session.id, request_id, status});
     return;
@@ -226,18 +228,28 @@ void Node::join_requested(const Session& session, std::uint32_t request_id, cons
   arenas_.set_user_quotas(caller.uid, config_.max_arena_bytes_of(caller),
                           config_.max_routing_bytes_of(caller));
   registry_.join({session.id, request_id, session.peer.uid, session.peer.pid, session.device,
-                  devices_[session.device].name.kind, join, config_.max_groups_of(caller),
-                  keep_memory(std::move(memory))});
+                  devices_[session.device].name.kind, join, config_.max_groups_of(caller), std::move(kept)});
   carry_out_actions();  // what waits in links by then counts for the next join
 }
 
-// Whoever lets go of it last, the airlock closes it.
-membership::ClientMemory Node::keep_memory(std::vector<UniqueFd> memory) {
-  const auto close = [airlock = airlock_.get()](const std::vector<UniqueFd>* kept) {
-    const std::unique_ptr<std::vector<UniqueFd>> owned(const_cast<std::vector<UniqueFd>*>(kept));
-    for (UniqueFd& fd : *owned) airlock->close(std::move(fd));
+// Counted from now on: a join may wait for long before it has arenas. Whoever lets go of the memory last, the
+// airlock closes it.
+Status Node::keep_memory(std::uint32_t uid, std::vector<UniqueFd> memory, membership::ClientMemory& out) {
+  struct Kept {
+    Kept(std::vector<UniqueFd> fds, Airlock& closer) : memory(std::move(fds)), airlock(closer) {}
+    ~Kept() {
+      for (UniqueFd& fd : memory) airlock.close(std::move(fd));
+    }
+    DescriptorShare share;
+    std::vector<UniqueFd> memory;
+    Airlock& airlock;
   };
-  return {new std::vector<UniqueFd>(std::move(memory)), close};
+  const auto kept = std::make_shared<Kept>(std::move(memory), *airlock_);
+  Result<DescriptorShare> share = descriptors_.take(uid, kept->memory.size());
+  if (!share.ok()) return share.status();
+  kept->share = std::move(*share);
+  out = membership::ClientMemory(kept, &kept->memory);
+  return {};
 }
 
 void Node::leave_requested(const Session& session, std::uint32_t request_id, const abi::Leave& leave) {

@@ -113,7 +113,7 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
 
   // node.cpp
   std::uint64_t turn();
-  membership::ClientMemory keep_memory(std::vector<UniqueFd> memory);
+  Status keep_memory(std::uint32_t uid, std::vector<UniqueFd> memory, membership::ClientMemory& out);
   void tell_session(const Session& session);
   void session_failed(const abi::SessionFailed& message);
   void check_removals();

@@ -60,6 +60,8 @@ class Airlock {
   void flush();
   int next_look_ms() const;
   std::size_t waiting() const { return doomed_.size(); }
+  // No thread could be started for what waits.
+  bool held_up() const { return held_up_; }
 
  private:
   struct Child {
@@ -90,6 +92,7 @@ class Airlock {
   UniqueFd child_end_;
   int top_ = 0;  // the highest number among those above
   std::deque<UniqueFd> doomed_;
+  bool held_up_ = false;
   std::size_t closing_ = 0;  // the first of doomed_, which closer_ is about
   std::shared_ptr<Closer> closer_;
   std::vector<Child> children_;
