@@ -1,5 +1,6 @@
 #include "acceptor.h"
 
+#include "base/clock.h"
 #include "base/event.h"
 #include "base/peer.h"
 
@@ -15,6 +16,7 @@
 namespace epd {
 namespace {
 
+constexpr int kRefillMs = 20;
 constexpr int kPauseMs = 200;  // when the process has no descriptors left
 
 pollfd entry_of(int fd, short events) {
@@ -32,7 +34,7 @@ Result<std::pair<UniqueFd, UniqueFd>> stream_pair() {
 }  // namespace
 
 Result<std::unique_ptr<Acceptor>> Acceptor::start(UniqueFd listener, std::string path, Callers& callers,
-                                                  std::function<void(int)> take) {
+                                                  Take take) {
   Result<UniqueFd> wake = make_eventfd();
   if (!wake.ok()) return wake.status();
   Result<std::unique_ptr<Airlock>> airlock = Airlock::create();
@@ -83,7 +85,8 @@ bool Acceptor::turn() {
     entries_.push_back(entry_of(connection.relay.client(), connection.relay.client_events()));
     entries_.push_back(entry_of(connection.relay.inner(), connection.relay.inner_events()));
   }
-  const int timeout = accepts_ ? airlock_->next_look_ms() : kPauseMs;
+  int timeout = accepts_ ? airlock_->next_look_ms() : kPauseMs;
+  if (refill_budgets() && (timeout < 0 || timeout > kRefillMs)) timeout = kRefillMs;
   const int ready = ::poll(entries_.data(), entries_.size(), timeout);
   if (ready < 0 && errno != EINTR) return false;
   if (ready < 0) return true;
@@ -121,6 +124,17 @@ void Acceptor::relay(std::size_t at) {
   }
 }
 
+bool Acceptor::refill_budgets() {
+  const std::uint64_t now = MonotonicClock().now_ns();
+  for (auto& [uid, budget] : budgets_) budget->refill(now);
+  // A user's is forgotten only when it is full: coming anew gives nothing.
+  std::erase_if(budgets_, [](const auto& entry) {
+    return entry.second.use_count() == 1 && entry.second->left() == ByteBudget::kBurst;
+  });
+  return std::any_of(connections_.begin(), connections_.end(),
+                     [](const Connection& connection) { return connection.relay.must_wait(); });
+}
+
 void Acceptor::end(Connection& connection) {
   callers_.remove(connection.grpc_end, connection.number);
   airlock_->close_socket(connection.relay.take_client());
@@ -153,16 +167,18 @@ void Acceptor::accept_all() {
 Status Acceptor::admit(UniqueFd& socket) {
   Result<PeerIdentity> peer = peer_identity(socket.get());
   if (!peer.ok()) return {};  // it has gone
+  const bool privileged = peer->uid == 0 || peer->uid == ::geteuid();
   const auto of_user = std::count_if(connections_.begin(), connections_.end(),
                                      [&](const Connection& other) { return other.uid == peer->uid; });
-  if (connections_.size() >= kMaxConnections || static_cast<std::size_t>(of_user) >= kMaxConnectionsPerUser) {
+  const auto alike = std::count_if(connections_.begin(), connections_.end(),
+                                   [&](const Connection& other) { return other.privileged == privileged; });
+  if (static_cast<std::size_t>(alike) >= kMaxConnections ||
+      static_cast<std::size_t>(of_user) >= kMaxConnectionsPerUser) {
     static LogLimiter limiter;
-    limiter.record(EventKind::kRefused, LogLevel::kWarning, "control connection refused: too many",
-                   {{"by_uid", peer->uid},
-                    {"by_pid", peer->pid},
-                    {"of_user", of_user},
-                    {"connections", connections_.size()}},
-                   peer->uid);
+    limiter.record(
+        EventKind::kRefused, LogLevel::kWarning, "control connection refused: too many",
+        {{"by_uid", peer->uid}, {"by_pid", peer->pid}, {"of_user", of_user}, {"connections", alike}},
+        peer->uid);
     return {};
   }
   Result<std::pair<UniqueFd, UniqueFd>> pair = stream_pair();
@@ -170,8 +186,13 @@ Status Acceptor::admit(UniqueFd& socket) {
   const int grpc_end = pair->second.release();
   const std::uint64_t number = ++last_number_;
   callers_.add(grpc_end, number, {peer->uid, peer->pid, std::move(peer->gids), {}});
-  connections_.push_back({number, peer->uid, grpc_end, Relay(std::move(socket), std::move(pair->first))});
-  take_(grpc_end);
+  std::shared_ptr<ByteBudget> budget;
+  if (!privileged) {
+    budget = budgets_.try_emplace(peer->uid, std::make_shared<ByteBudget>()).first->second;
+  }
+  connections_.push_back({number, peer->uid, privileged, grpc_end,
+                          Relay(std::move(socket), std::move(pair->first), std::move(budget))});
+  take_(grpc_end, privileged);
   return {};
 }
 

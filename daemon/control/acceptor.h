@@ -13,22 +13,25 @@
 #include <cstdint>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
 
 namespace epd {
 
-// Far above what operators and probes open, far below what would be missed elsewhere.
+// Far above what operators and probes open, far below what would be missed elsewhere. Root and the daemon's
+// own user have as many of their own: nobody can keep them out.
 inline constexpr std::size_t kMaxConnections = 64;
 inline constexpr std::size_t kMaxConnectionsPerUser = 32;
 
 class Acceptor {
  public:
+  using Take = std::function<void(int fd, bool privileged)>;
   // `take` becomes the owner of gRPC's end; called from a thread of the acceptor's own. `callers` outlives
   // the acceptor.
   static Result<std::unique_ptr<Acceptor>> start(UniqueFd listener, std::string path, Callers& callers,
-                                                 std::function<void(int)> take);
+                                                 Take take);
   ~Acceptor();  // stops
   Acceptor(const Acceptor&) = delete;
   Acceptor& operator=(const Acceptor&) = delete;
@@ -42,12 +45,13 @@ class Acceptor {
   struct Connection {
     std::uint64_t number = 0;
     std::uint32_t uid = 0;
-    int grpc_end = -1;  // gRPC's
+    bool privileged = false;  // root, or the daemon's own user
+    int grpc_end = -1;        // gRPC's
     Relay relay;
   };
 
   Acceptor(UniqueFd listener, UniqueFd wake, std::string path, Callers& callers,
-           std::unique_ptr<Airlock> airlock, std::function<void(int)> take)
+           std::unique_ptr<Airlock> airlock, Take take)
       : listener_(std::move(listener)),
         wake_(std::move(wake)),
         path_(std::move(path)),
@@ -60,6 +64,8 @@ class Acceptor {
   void accept_all();
   Status admit(UniqueFd& socket);
   void end(Connection& connection);
+  // Whether somebody waits for more.
+  bool refill_budgets();
 
   UniqueFd listener_;
   UniqueFd wake_;
@@ -68,8 +74,9 @@ class Acceptor {
   const std::string path_;
   Callers& callers_;
   std::unique_ptr<Airlock> airlock_;  // the thread's own, as what follows
-  const std::function<void(int)> take_;
+  const Take take_;
   std::list<Connection> connections_;
+  std::map<std::uint32_t, std::shared_ptr<ByteBudget>> budgets_;  // of users; goes when all are full again
   std::vector<pollfd> entries_;
   std::uint64_t last_number_ = 0;
   bool accepts_ = true;

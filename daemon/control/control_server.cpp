@@ -67,8 +67,11 @@ struct ControlServer::Impl {
   HealthModel model;
   HealthService health;
   std::unique_ptr<grpc::Service> control;
-  std::unique_ptr<grpc::Server> server;  // after what it calls
-  std::unique_ptr<Acceptor> acceptor;    // after what it feeds
+  // After what they call. The threads of one are for root and the daemon's own user alone: what others do to
+  // theirs keeps no operator out.
+  std::unique_ptr<grpc::Server> server;
+  std::unique_ptr<grpc::Server> privileged;
+  std::unique_ptr<Acceptor> acceptor;  // after what it feeds
 };
 
 ControlServer::ControlServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -85,14 +88,16 @@ Result<std::unique_ptr<ControlServer>> ControlServer::start(ControlFacade& facad
   gpr_set_log_function(forward_log);
   auto impl = std::make_unique<Impl>(facade);
   impl->server = build(*impl->control, impl->health);
-  if (impl->server == nullptr)
+  impl->privileged = build(*impl->control, impl->health);
+  if (impl->server == nullptr || impl->privileged == nullptr)
     return internal_error("gRPC could not start its server; see its line in the log");
   Result<UniqueFd> listener = listen_on(options);
   if (!listener.ok()) return listener.status();
-  grpc::Server* server = impl->server.get();
-  Result<std::unique_ptr<Acceptor>> acceptor =
-      Acceptor::start(std::move(*listener), options.socket_path, impl->callers,
-                      [server](int fd) { grpc::AddInsecureChannelFromFd(server, fd); });
+  grpc::Server* servers[2] = {impl->server.get(), impl->privileged.get()};
+  Result<std::unique_ptr<Acceptor>> acceptor = Acceptor::start(
+      std::move(*listener), options.socket_path, impl->callers, [servers](int fd, bool privileged) {
+        grpc::AddInsecureChannelFromFd(servers[privileged ? 1 : 0], fd);
+      });
   if (!acceptor.ok()) return acceptor.status();
   impl->acceptor = std::move(*acceptor);
   return std::unique_ptr<ControlServer>(new ControlServer(std::move(impl)));
@@ -107,8 +112,11 @@ void ControlServer::shutdown() {
   impl_->acceptor->stop_accepting();
   impl_->stopping.store(true);
   impl_->health.stop();
-  impl_->server->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
+  const auto deadline = std::chrono::system_clock::now() + kShutdownGrace;
+  impl_->server->Shutdown(deadline);
+  impl_->privileged->Shutdown(deadline);
   impl_->server.reset();
+  impl_->privileged.reset();
   impl_->acceptor->stop();
 }
 

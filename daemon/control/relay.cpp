@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <sys/socket.h>
+#include <algorithm>
 #include <cerrno>
 
 namespace epd {
@@ -13,8 +14,16 @@ bool later() {
 
 }  // namespace
 
+void ByteBudget::refill(std::uint64_t now_ns) {
+  const std::uint64_t earned = filled_ns_ == 0 ? 0 : (now_ns - filled_ns_) / 1000 * kPerSecond / 1'000'000;
+  if (filled_ns_ != 0 && earned == 0) return;
+  filled_ns_ = now_ns;
+  left_ = std::min<std::uint64_t>(kBurst, left_ + earned);
+}
+
 short Relay::client_events() const {
-  return static_cast<short>((up_.empty() && !up_.ended ? POLLIN : 0) | (down_.empty() ? 0 : POLLOUT));
+  return static_cast<short>((up_.empty() && !up_.ended && !must_wait() ? POLLIN : 0) |
+                            (down_.empty() ? 0 : POLLOUT));
 }
 
 short Relay::inner_events() const {
@@ -23,8 +32,9 @@ short Relay::inner_events() const {
 
 // Looks first: bytes that come with descriptors are not received, and end the connection.
 Relay::Read Relay::read_client() {
-  if (!up_.empty() || up_.ended) return Read::kOk;
-  iovec part{up_.bytes.data(), up_.bytes.size()};
+  if (!up_.empty() || up_.ended || must_wait()) return Read::kOk;
+  iovec part{up_.bytes.data(),
+             budget_ == nullptr ? up_.bytes.size() : std::min(up_.bytes.size(), budget_->left())};
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
@@ -35,6 +45,7 @@ Relay::Read Relay::read_client() {
   if (seen == 0) return Read::kOk;
   const ssize_t got = ::recv(client_.get(), up_.bytes.data(), static_cast<std::size_t>(seen), MSG_DONTWAIT);
   if (got != seen) return Read::kOver;
+  if (budget_ != nullptr) budget_->spend(static_cast<std::size_t>(got));
   up_.begin = 0;
   up_.end = static_cast<std::size_t>(got);
   return Read::kOk;

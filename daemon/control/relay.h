@@ -9,15 +9,38 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
+#include <memory>
 
 namespace epd {
 
+// How many bytes a user's clients may send: many at once, then few. gRPC keeps some kilobytes for each stream
+// that a client opens and resets, and has no limit of its own for them; a stream costs a client some 30
+// bytes.
+class ByteBudget {
+ public:
+  static constexpr std::uint64_t kBurst = 256 << 10;
+  static constexpr std::uint64_t kPerSecond = 32 << 10;
+
+  void refill(std::uint64_t now_ns);
+  std::size_t left() const { return left_; }
+  void spend(std::size_t bytes) { left_ -= bytes; }
+
+ private:
+  std::size_t left_ = kBurst;
+  std::uint64_t filled_ns_ = 0;
+};
+
 class Relay {
  public:
-  Relay(UniqueFd client, UniqueFd inner) : client_(std::move(client)), inner_(std::move(inner)) {}
+  // `budget` may be null: no limit.
+  Relay(UniqueFd client, UniqueFd inner, std::shared_ptr<ByteBudget> budget)
+      : client_(std::move(client)), inner_(std::move(inner)), budget_(std::move(budget)) {}
 
   int client() const { return client_.get(); }
   int inner() const { return inner_.get(); }
+  // It may not send now, and may later.
+  bool must_wait() const { return budget_ != nullptr && budget_->left() == 0; }
   // What to poll for; 0: not at all.
   short client_events() const;
   short inner_events() const;
@@ -42,6 +65,7 @@ class Relay {
 
   UniqueFd client_;
   UniqueFd inner_;
+  std::shared_ptr<ByteBudget> budget_;
   Direction up_;    // to gRPC
   Direction down_;  // to the client
   bool told_end_ = false;
