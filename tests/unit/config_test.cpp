@@ -244,6 +244,24 @@ TEST_F(ConfigFile, WhatCanNotBeReadIsRefusedByNameAndReason) {
   EXPECT_TRUE(load_config(sources_).ok()) << "nothing is said there, and that can be read";
 }
 
+// Each part took the parser some of its stack, and a reload the daemon.
+TEST_F(ConfigFile, KeysOfManyPartsAreRefusedBeforeTheyAreParsed) {
+  std::string key = "a";
+  for (int i = 0; i < 250'000; ++i) key += ".a";
+  for (const std::string& text :
+       {key + " = 1", "[" + key + "]", "x = {" + key + " = 1}", "x = [{" + key + " = 1}]"}) {
+    write("\n" + text);
+    const Status status = load_config(sources_).status();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find("line 2"), std::string::npos) << status.message().substr(0, 300);
+    EXPECT_LT(status.message().size(), 400u);
+  }
+  write(std::string(900'000, 'k') + " = 1");
+  const Status status = load_config(sources_).status();
+  EXPECT_NE(status.message().find("of 900000 characters"), std::string::npos);
+  EXPECT_LT(status.message().size(), 400u);
+}
+
 TEST_F(ConfigFile, GroupsOfBothSocketsAreNamesOrNumbers) {
   write("daemon.socket_group = \"root\"\ndaemon.control_socket_group = \"61234\"");
   const Result<Config> config = load_config(sources_);

@@ -170,6 +170,8 @@ TEST_F(CtlTest, SettingsThatCannotBeAreRefusedWithWhatIsAllowed) {
                                                 {"evict"},
                                                 {"evict", "session"},
                                                 {"evict", "session", "x"},
+                                                {"evict", "session", "-1"},
+                                                {"evict", "session", "-18446744073709551615"},
                                                 {"evict", "group", "late"},
                                                 {"evict", "group", "late", "number", "2"}}) {
     EXPECT_EQ(epctl(wrong).exit_code, 2);

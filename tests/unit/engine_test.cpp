@@ -308,6 +308,36 @@ TEST_F(EngineTest, NothingIsTakenForAGroupBeforeItsCommit) {
   run_and_check(0);
 }
 
+// What a former engine left in flight waits for its group's resume, however long that takes, and the new
+// engine sleeps.
+TEST_F(EngineTest, AnEngineThatWaitsForAResumeSleeps) {
+  run_and_check(0);
+  sessions_[1]->submit(submission(1, Op::kDispatch, 0));
+  while (sessions_[1]->b().submission_head.value.load() < 3) std::this_thread::yield();
+  EXPECT_EQ(engines_[1]->stop(), 0);
+  engines_[1]->start();
+  sessions_[1]->add_to(*engine_view_[1]);
+  group_->add_to_engine(engine_view_, session_view_, 1, true);
+  std::this_thread::sleep_for(std::chrono::milliseconds(2500));  // past kGroupGraceNs
+  const Mapping map =
+      Mapping::map(engines_[1]->page().get(), sizeof(abi::EnginePage), Access::kReadOnly).value();
+  const auto& page = *map.as<const abi::EnginePage>();
+  const std::uint64_t before = page.sleeps.load();
+  std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+  EXPECT_LT(page.sleeps.load() - before, 100u) << "it does not sleep";
+  abi::Break broken{};
+  broken.group_id = kGroup;
+  broken.epoch = group_->epoch;
+  broken.cause = StatusCode::kEngineRestarted;
+  engine_view_[0]->send(LinkType::kBreak, broken);
+  ASSERT_TRUE(engine_view_[0]->expect(LinkType::kBroken).has_value());
+  ++group_->epoch;
+  for (EngineThread* engine : engine_view_)
+    engine->send(LinkType::kResume, abi::Resume{kGroup, group_->epoch, 2, StatusCode::kOk, -1, {}});
+  EXPECT_EQ(sessions_[1]->wait()->status, StatusCode::kEngineRestarted);
+  run_and_check(0);
+}
+
 // The former engine died between "every rank has completed this" and the completion.
 TEST_F(EngineTest, WhatEveryRankCompletedSucceedsThoughItsEngineDiedBeforeItSaidSo) {
   run_and_check(0);

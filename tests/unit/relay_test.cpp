@@ -1,0 +1,103 @@
+// The control plane's relay: what it passes on, and what ends it.
+#include "relay.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace epd {
+namespace {
+
+class RelayTest : public testing::Test {
+ protected:
+  void start(std::shared_ptr<ByteBudget> budget) {
+    int outer[2];
+    int inner[2];
+    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, outer), 0);
+    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, inner), 0);
+    client_.reset(outer[0]);
+    server_.reset(inner[0]);
+    relay_ = std::make_unique<Relay>(UniqueFd(outer[1]), UniqueFd(inner[1]), std::move(budget));
+  }
+  std::string read(const UniqueFd& socket) const {
+    std::string text(1 << 20, 0);
+    const ssize_t n = ::recv(socket.get(), text.data(), text.size(), MSG_DONTWAIT);
+    text.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
+    return text;
+  }
+
+  UniqueFd client_;
+  UniqueFd server_;
+  std::unique_ptr<Relay> relay_;
+};
+
+TEST_F(RelayTest, BytesGoBothWaysAndEndsAreTold) {
+  start(nullptr);
+  ASSERT_EQ(::send(client_.get(), "ask", 3, 0), 3);
+  ASSERT_EQ(::send(server_.get(), "answer", 6, 0), 6);
+  EXPECT_TRUE(relay_->move());
+  EXPECT_EQ(read(server_), "ask");
+  EXPECT_EQ(read(client_), "answer");
+  ::shutdown(client_.get(), SHUT_WR);
+  EXPECT_TRUE(relay_->move()) << "an answer may follow";
+  char byte;
+  EXPECT_EQ(::recv(server_.get(), &byte, 1, MSG_DONTWAIT), 0);
+  ASSERT_EQ(::send(server_.get(), "late", 4, 0), 4);
+  EXPECT_TRUE(relay_->move());
+  EXPECT_EQ(read(client_), "late");
+  server_.reset();
+  EXPECT_FALSE(relay_->move());
+}
+
+TEST_F(RelayTest, BytesWithADescriptorEndIt) {
+  start(nullptr);
+  ASSERT_EQ(::send(client_.get(), "plain", 5, 0), 5);
+  EXPECT_TRUE(relay_->move());
+  iovec part{const_cast<char*>("x"), 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  cmsghdr* c = CMSG_FIRSTHDR(&message);
+  c->cmsg_level = SOL_SOCKET;
+  c->cmsg_type = SCM_RIGHTS;
+  c->cmsg_len = CMSG_LEN(sizeof(int));
+  const int fd = server_.get();
+  std::memcpy(CMSG_DATA(c), &fd, sizeof(int));
+  ASSERT_EQ(::sendmsg(client_.get(), &message, 0), 1);
+  EXPECT_FALSE(relay_->move());
+  EXPECT_EQ(read(server_), "plain");
+}
+
+TEST_F(RelayTest, AUserWhoSendsTooMuchWaits) {
+  const auto budget = std::make_shared<ByteBudget>();
+  budget->refill(1);
+  start(budget);
+  const std::string bytes(64 << 10, 'x');
+  std::size_t passed = 0;
+  for (int i = 0; i < 200; ++i) {
+    (void)::send(client_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+    ASSERT_TRUE(relay_->move());
+    passed += read(server_).size();
+  }
+  EXPECT_EQ(passed, ByteBudget::kBurst);
+  EXPECT_TRUE(relay_->must_wait());
+  EXPECT_EQ(relay_->client_events() & POLLIN, 0) << "and is not polled for";
+  budget->refill(1 + 500'000'000);
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_TRUE(relay_->move());
+    passed += read(server_).size();
+  }
+  EXPECT_EQ(passed, ByteBudget::kBurst + ByteBudget::kPerSecond / 2);
+  ASSERT_EQ(::send(server_.get(), "answer", 6, 0), 6);
+  EXPECT_TRUE(relay_->move());
+  EXPECT_EQ(read(client_), "answer") << "the other way has no limit";
+}
+
+}  // namespace
+}  // namespace epd
