@@ -236,6 +236,7 @@ Status Airlock::take_passed(std::size_t count, Packet& packet) {
     return errno_status("a message with descriptors");
   append_descriptors(message, packet.fds);
   if (packet.fds.size() == count) return {};
+  for (UniqueFd& fd : packet.fds) close(std::move(fd));
   packet.fds.clear();
   return exhausted("the daemon has no room for " + std::to_string(count) +
                    " more descriptors (RLIMIT_NOFILE)");

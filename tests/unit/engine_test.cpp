@@ -53,6 +53,19 @@ class EngineTest : public EngineFixture {
     return s;
   }
 
+  // Engine 1 is a new one: the other breaks, and all go on at `next`.
+  void resume_after_restart(std::uint64_t next) {
+    abi::Break broken{};
+    broken.group_id = kGroup;
+    broken.epoch = group_->epoch;
+    broken.cause = StatusCode::kEngineRestarted;
+    engine_view_[0]->send(LinkType::kBreak, broken);
+    ASSERT_TRUE(engine_view_[0]->expect(LinkType::kBroken).has_value());
+    ++group_->epoch;
+    for (EngineThread* engine : engine_view_)
+      engine->send(LinkType::kResume, abi::Resume{kGroup, group_->epoch, next, StatusCode::kOk, -1, {}});
+  }
+
   void combine_and_check(std::uint32_t slot, std::uint32_t route,
                          const std::vector<reference::RankInput>& inputs,
                          const std::vector<reference::CombineInput>& answers, std::uint64_t handle) {
@@ -293,15 +306,7 @@ TEST_F(EngineTest, NothingIsTakenForAGroupBeforeItsCommit) {
   EXPECT_EQ(sessions_[1]->b().submission_head.value.load(), head);
   group_->commit(*engine_view_[1]);
   ASSERT_TRUE(engine_view_[1]->expect(LinkType::kGroupReady).has_value());
-  abi::Break broken{};
-  broken.group_id = kGroup;
-  broken.epoch = group_->epoch;
-  broken.cause = StatusCode::kEngineRestarted;
-  engine_view_[0]->send(LinkType::kBreak, broken);
-  ASSERT_TRUE(engine_view_[0]->expect(LinkType::kBroken).has_value());
-  ++group_->epoch;
-  for (EngineThread* engine : engine_view_)
-    engine->send(LinkType::kResume, abi::Resume{kGroup, group_->epoch, 2, StatusCode::kOk, -1, {}});
+  resume_after_restart(2);
   const auto done = sessions_[1]->wait();
   ASSERT_TRUE(done.has_value());
   EXPECT_EQ(done->status, StatusCode::kEngineRestarted);
@@ -325,15 +330,7 @@ TEST_F(EngineTest, AnEngineThatWaitsForAResumeSleeps) {
   const std::uint64_t before = page.sleeps.load();
   std::this_thread::sleep_for(std::chrono::milliseconds(1000));
   EXPECT_LT(page.sleeps.load() - before, 100u) << "it does not sleep";
-  abi::Break broken{};
-  broken.group_id = kGroup;
-  broken.epoch = group_->epoch;
-  broken.cause = StatusCode::kEngineRestarted;
-  engine_view_[0]->send(LinkType::kBreak, broken);
-  ASSERT_TRUE(engine_view_[0]->expect(LinkType::kBroken).has_value());
-  ++group_->epoch;
-  for (EngineThread* engine : engine_view_)
-    engine->send(LinkType::kResume, abi::Resume{kGroup, group_->epoch, 2, StatusCode::kOk, -1, {}});
+  resume_after_restart(2);
   EXPECT_EQ(sessions_[1]->wait()->status, StatusCode::kEngineRestarted);
   run_and_check(0);
 }

@@ -19,7 +19,6 @@
 #include <array>
 #include <atomic>
 #include <deque>
-#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
