@@ -65,9 +65,14 @@ EPD_IN_CHILD bool may_be_memory(int fd) {
   return type == 0 || (type == S_IFCHR && info.stx_rdev_major == kNvidiaMajor);
 }
 
-// Gives this task a descriptor table of its own with nothing in it but `keep`, ascending.
+// Gives this task a descriptor table of its own. What lies above `top` is not even copied. False: it still
+// shares the daemon's table, and must close nothing.
+EPD_IN_CHILD bool leave_table(int top) {
+  return ::syscall(SYS_close_range, top + 1, ~0u, CLOSE_RANGE_UNSHARE) == 0;
+}
+
+// In a table of one's own: closes all but `keep`, ascending.
 EPD_IN_CHILD void keep_only(const int* keep, std::size_t count, int top) {
-  ::syscall(SYS_close_range, top + 1, ~0u, CLOSE_RANGE_UNSHARE);  // what lies above is not even copied
   int next = 0;
   for (std::size_t i = 0; i < count; ++i) {
     if (keep[i] > next) ::syscall(SYS_close_range, next, keep[i] - 1, 0);
@@ -108,8 +113,12 @@ EPD_IN_CHILD void receive_and_pass(AirlockJob& job) {
 
 EPD_IN_CHILD int child_main(void* argument) {
   AirlockJob& job = *static_cast<AirlockJob*>(argument);
-  keep_only(job.keep, 2, job.top);
-  receive_and_pass(job);
+  if (leave_table(job.top)) {
+    keep_only(job.keep, 2, job.top);
+    receive_and_pass(job);
+  } else {
+    job.error = errno;
+  }
   ::syscall(SYS_exit_group, 0);
   return 0;
 }
@@ -269,9 +278,9 @@ void Airlock::close(UniqueFd descriptor) {
 void* Airlock::run_closer(void* argument) {
   const std::unique_ptr<std::shared_ptr<Closer>> shared(static_cast<std::shared_ptr<Closer>*>(argument));
   Closer& closer = **shared;
-  keep_only(closer.keep.data(), closer.keep.size(), closer.top);
-  closer.state.store(Closer::kHasCopies);
-  closer.state.wait(Closer::kHasCopies);
+  const bool left = leave_table(closer.top);
+  closer.state.store(left ? Closer::kHasCopies : Closer::kFailed);
+  if (left) closer.state.wait(Closer::kHasCopies);
   return nullptr;  // and with this thread its descriptors go
 }
 
@@ -281,9 +290,7 @@ bool Airlock::start_closer() {
   const std::size_t count = std::min(doomed_.size(), kSlots);
   for (std::size_t i = 0; i < count; ++i) {
     if (::dup3(doomed_[i].get(), slots_[i].get(), O_CLOEXEC) < 0) return false;
-    closer->keep.push_back(slots_[i].get());
   }
-  std::sort(closer->keep.begin(), closer->keep.end());
   pthread_attr_t attributes;
   ::pthread_attr_init(&attributes);
   ::pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
@@ -302,12 +309,17 @@ bool Airlock::start_closer() {
 void Airlock::flush() {
   reap();
   if (closer_ != nullptr) {
-    if (closer_->state.load() != Closer::kHasCopies) return;
-    doomed_.erase(doomed_.begin(), doomed_.begin() + static_cast<std::ptrdiff_t>(closing_));
+    const std::uint32_t state = closer_->state.load();
+    if (state == Closer::kStarting) return;
+    // Ours are not the last: the thread has copies.
+    if (state == Closer::kHasCopies)
+      doomed_.erase(doomed_.begin(), doomed_.begin() + static_cast<std::ptrdiff_t>(closing_));
     clear_slots();
     closer_->state.store(Closer::kMayEnd);
     closer_->state.notify_one();
     closer_.reset();
+    held_up_ = state == Closer::kFailed;
+    if (held_up_) return;
   }
   // If there is no room for a thread now, the next flush tries again.
   held_up_ = !doomed_.empty() && !start_closer();

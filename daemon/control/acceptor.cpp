@@ -9,6 +9,7 @@
 #include <unistd.h>
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <exception>
 #include <system_error>
 #include <utility>
@@ -88,8 +89,13 @@ bool Acceptor::turn() {
   int timeout = accepts_ ? airlock_->next_look_ms() : kPauseMs;
   if (refill_budgets() && (timeout < 0 || timeout > kRefillMs)) timeout = kRefillMs;
   const int ready = ::poll(entries_.data(), entries_.size(), timeout);
-  if (ready < 0 && errno != EINTR) return false;
-  if (ready < 0) return true;
+  if (ready < 0) {
+    if (errno == EINTR) return !stops_;
+    static LogLimiter limiter;
+    limiter.log(LogLevel::kError, "control connections wait", {{"reason", errno_status("poll").message()}});
+    std::this_thread::sleep_for(std::chrono::milliseconds(kPauseMs));
+    return !stops_;
+  }
   accepts_ = true;
   if (entries_[0].revents != 0) {
     std::uint64_t rings;

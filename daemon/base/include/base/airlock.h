@@ -29,9 +29,10 @@ namespace epd {
 class Airlock {
  public:
   static constexpr std::size_t kSlots = 64;  // closed by one thread
-  // Children of one user, and of all, that may hang after receive().
-  static constexpr std::size_t kMaxHeldUpPerUser = 4;
-  static constexpr std::size_t kMaxHeldUp = 64;
+  // Children of one user, and of all, that have not ended yet after receive(): far more than honest joins
+  // leave.
+  static constexpr std::size_t kMaxHeldUpPerUser = 64;
+  static constexpr std::size_t kMaxHeldUp = 256;
 
   // Early: tables of one's own copy the descriptors that are there now, and no later ones.
   static Result<std::unique_ptr<Airlock>> create();
@@ -69,9 +70,8 @@ class Airlock {
   };
   // A thread that closes what lies in the slots. Shared with it.
   struct Closer {
-    enum State : std::uint32_t { kStarting, kHasCopies, kMayEnd };
+    enum State : std::uint32_t { kStarting, kHasCopies, kFailed, kMayEnd };
     std::atomic<std::uint32_t> state{kStarting};
-    std::vector<int> keep;
     int top = 0;
   };
 
