@@ -4,6 +4,8 @@ foreach(_name client_death client_kill_points cycles bound engine_death engine_k
   epd_system_test(${_name}_test LABEL fault TIMEOUT 180
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/${_name}_test.cpp ${CMAKE_CURRENT_LIST_DIR}/fault.cpp)
 endforeach()
+epd_system_test(stalled_test LABEL fault TIMEOUT 180
+  SOURCES ${CMAKE_CURRENT_LIST_DIR}/stalled_test.cpp ${CMAKE_CURRENT_LIST_DIR}/hostile.cpp ${CMAKE_CURRENT_LIST_DIR}/fault.cpp)
 foreach(_name hostile hostile_close hostile_flood hostile_rounds)
   epd_system_test(${_name}_test LABEL fault TIMEOUT 180
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/${_name}_test.cpp ${CMAKE_CURRENT_LIST_DIR}/hostile_fixture.cpp
