@@ -92,7 +92,7 @@ std::string RawControl::receive(std::size_t bytes) {
     pollfd entry{socket_.get(), POLLIN, 0};
     ::poll(&entry, 1, 20);
   }
-  const std::string taken = received_.substr(0, bytes);
+  std::string taken = received_.substr(0, bytes);
   received_.erase(0, bytes);
   return taken;
 }
