@@ -2,8 +2,10 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <new>
 
@@ -43,8 +45,20 @@ Session::~Session() {
   stop_hooks();
   stop_watch();
   // A courtesy to whoever reads the daemon's log: without it the end of the connection is a death.
-  [[maybe_unused]] const Status said = send(attachment_.socket, abi::AttachType::kDetach, 0, nullptr, 0);
+  if (send(attachment_.socket, abi::AttachType::kDetach, 0, nullptr, 0).ok()) await_end();
   if (given != nullptr) given->end();
+}
+
+// The daemon closes when it has let go of the session's ranks: who attaches after that finds them free.
+void Session::await_end() const {
+  const SteadyClock::time_point end = SteadyClock::now() + std::chrono::milliseconds(kDetachMs);
+  for (;;) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - SteadyClock::now()).count();
+    pollfd entry{attachment_.socket.get(), POLLIN, 0};
+    if (left <= 0 || ::poll(&entry, 1, static_cast<int>(left)) <= 0) return;
+    char packet[64];
+    if (::recv(attachment_.socket.get(), packet, sizeof(packet), MSG_DONTWAIT) <= 0) return;
+  }
 }
 
 epd_session_info_t Session::info() const {

@@ -27,6 +27,7 @@ namespace epd::client {
 
 // How long leaving waits for the daemon's answer.
 inline constexpr std::int64_t kLeaveMs = 5'000;
+inline constexpr std::int64_t kDetachMs = 200;  // a daemon that is slower lets go later
 // How long after its own deadline an operation may be without an answer before a wait for ever gives up: time
 // for the group to agree, and for an engine that hangs to be replaced. Only a stopped engine takes longer.
 inline constexpr std::chrono::milliseconds kAnswerGrace{5'000};
@@ -164,6 +165,7 @@ class Session {
   void lead(Lock& lock, Waiter& waiter, nanoseconds slice);
   void sleep(nanoseconds slice);
   void drain_doorbell();
+  void await_end() const;
   // After publishing: wakes the engine if it sleeps, and for no less than this.
   void ring_engine(abi::Sleep at_least) const;
   bool has_completion() const;

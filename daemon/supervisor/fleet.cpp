@@ -38,7 +38,7 @@ Status EngineFleet::start(const std::vector<std::string>& devices) {
     if (Status status = make_device(name); !status.ok()) return status;
   }
   for (std::uint32_t i = 0; i < size(); ++i) spawn(i);
-  next_check_ns_ = clock_.now_ns() + check_period_ns();
+  next_check_ns_ = loop_.now_ns() + check_period_ns();
   return {};
 }
 
@@ -61,8 +61,9 @@ Status EngineFleet::make_device(const std::string& name) {
 void EngineFleet::spawn(std::uint32_t index) {
   Device& device = devices_[index];
   device.start_at_ns = 0;
-  device.started_ns = clock_.now_ns();
-  device.looked_stale = false;
+  device.started_ns = loop_.now_ns();
+  device.beat = 0;
+  device.beat_since_ns = device.started_ns;
   device.looked_stopped = false;
   device.spared_until_ns = 0;
   Result<std::unique_ptr<EngineProcess>> process =
@@ -106,7 +107,7 @@ void EngineFleet::read_link(std::uint32_t index) {
       case ReceiveResult::kClosed:
         // The process is about to end; if it only closed its link, it is of no use any more.
         stop_watching(device.link_watch, device.process->link_fd());
-        device.kill_at_ns = clock_.now_ns() + kLastWordsMs * kMsNs;
+        device.kill_at_ns = loop_.now_ns() + kLastWordsMs * kMsNs;
         return;
       case ReceiveResult::kMalformed: kill(index, error.message()); return;
       case ReceiveResult::kPacket: break;
@@ -122,7 +123,7 @@ void EngineFleet::read_link(std::uint32_t index) {
       record_event(EventKind::kEngineReady, LogLevel::kInfo, "engine ready",
                    {{"device", device.name},
                     {"pid", device.process->pid()},
-                    {"after_ms", (clock_.now_ns() - device.started_ns) / kMsNs}});
+                    {"after_ms", (loop_.now_ns() - device.started_ns) / kMsNs}});
       host_.engine_ready(index);
     }
   }
@@ -176,7 +177,7 @@ void EngineFleet::kill(std::uint32_t index, const std::string& why) {
 
 void EngineFleet::kill_unless_stopped(std::uint32_t index, const std::string& why) {
   if (devices_[index].process == nullptr || is_stopped(index, why)) return;
-  if (clock_.now_ns() >= devices_[index].spared_until_ns) kill(index, why);
+  if (loop_.now_ns() >= devices_[index].spared_until_ns) kill(index, why);
 }
 
 void EngineFleet::restart(std::uint32_t index, const std::string& why) {
@@ -190,7 +191,7 @@ void EngineFleet::restart(std::uint32_t index, const std::string& why) {
   }
   if (device.state == DeviceState::kFailed) ++device.restarts;
   device.state = DeviceState::kRestarting;
-  device.start_at_ns = clock_.now_ns();
+  device.start_at_ns = loop_.now_ns();
 }
 
 bool EngineFleet::is_stopped(std::uint32_t index, const std::string& noticed_by) {
@@ -201,7 +202,7 @@ bool EngineFleet::is_stopped(std::uint32_t index, const std::string& noticed_by)
     record_event(EventKind::kEngineStopped, LogLevel::kWarning, "engine is stopped",
                  {{"device", device.name}, {"pid", device.process->pid()}, {"noticed_by", noticed_by}});
   } else {
-    device.spared_until_ns = clock_.now_ns() + kSparedMs * kMsNs;
+    device.spared_until_ns = loop_.now_ns() + kSparedMs * kMsNs;
     record_event(EventKind::kEngineGoesOn, LogLevel::kInfo, "engine goes on",
                  {{"device", device.name}, {"pid", device.process->pid()}});
   }
@@ -249,7 +250,7 @@ void EngineFleet::clear_page(Device& device) const {
 // engine's.
 void EngineFleet::start_later(std::uint32_t index, const Status& status) {
   Device& device = devices_[index];
-  const std::uint64_t now = clock_.now_ns();
+  const std::uint64_t now = loop_.now_ns();
   device.state = DeviceState::kRestarting;
   device.last_exit = status.message();
   device.start_at_ns = now + std::max<std::uint64_t>(options_.backoff_min_ms * kMsNs, kStartLaterNs);
@@ -263,7 +264,7 @@ void EngineFleet::start_later(std::uint32_t index, const Status& status) {
 // engine's: it never lived.
 void EngineFleet::try_again(std::uint32_t index) {
   Device& device = devices_[index];
-  const std::uint64_t now = clock_.now_ns();
+  const std::uint64_t now = loop_.now_ns();
   device.start_at_ns = now + kTryAgainNs;
   if (now < device.say_busy_ns) return;
   device.say_busy_ns = now + kSayBusyNs;
@@ -272,7 +273,7 @@ void EngineFleet::try_again(std::uint32_t index) {
 
 void EngineFleet::schedule_restart(std::uint32_t index) {
   Device& device = devices_[index];
-  const std::uint64_t now = clock_.now_ns();
+  const std::uint64_t now = loop_.now_ns();
   if (now - device.started_ns > kMinuteNs) device.backoff_ms = 0;
   device.deaths.push_back(now);
   while (now - device.deaths.front() > kMinuteNs) device.deaths.pop_front();
@@ -299,28 +300,24 @@ std::uint64_t EngineFleet::check_period_ns() const {
   return std::clamp<std::uint64_t>(options_.watchdog_ms / 4, 1'000, 2'500) * kMsNs;
 }
 
-// A stale heartbeat must be seen twice: after the whole machine stood still, ours is not the first loop
-// to run again.
+// Its heartbeat has been the same for too long. How long, our own clock says, from look to look: after a
+// pause of the whole machine no heartbeat is young.
 void EngineFleet::check_alive(std::uint32_t index) {
   Device& device = devices_[index];
   if (device.process == nullptr) return;
-  const std::uint64_t now = clock_.now_ns();
-  const auto& engine_page = page(index);
-  const std::uint64_t last = std::max(
-      device.started_ns, is_ready(index) ? engine_page.heartbeat_ns.load(std::memory_order_relaxed) : 0);
-  const bool stale = now > last && now - last > options_.watchdog_ms * kMsNs;
-  if (stale && device.looked_stale) {
-    const std::string age = std::to_string((now - last) / kMsNs) + " ms";
-    kill_unless_stopped(
-        index, is_ready(index) ? "its loop stood still for " + age : "it was not ready after " + age);
-  }
-  // One that goes on has a whole period to show it.
-  const bool stopped = device.process != nullptr && is_stopped(index, "a regular look");
-  device.looked_stale = stale && !stopped;
+  const bool stopped = is_stopped(index, "a regular look");
+  const std::uint64_t beat = is_ready(index) ? page(index).heartbeat_ns.load(std::memory_order_relaxed) : 0;
+  // One that goes on after a stop has all the time that it had before.
+  if (std::exchange(device.beat, beat) != beat || stopped) device.beat_since_ns = loop_.now_ns();
+  const std::uint64_t age_ms = (loop_.now_ns() - device.beat_since_ns) / kMsNs;
+  if (age_ms <= options_.watchdog_ms) return;
+  const std::string age = std::to_string(age_ms) + " ms";
+  kill_unless_stopped(index,
+                      is_ready(index) ? "its loop stood still for " + age : "it was not ready after " + age);
 }
 
 void EngineFleet::tick() {
-  const std::uint64_t now = clock_.now_ns();
+  const std::uint64_t now = loop_.now_ns();
   if (stopping_) {
     if (kill_all_ns_ > now) return;
     for (std::uint32_t i = 0; i < size(); ++i) kill(i, "it did not stop");
@@ -356,7 +353,7 @@ std::uint64_t EngineFleet::next_due_ns() const {
 
 void EngineFleet::stop(std::uint32_t grace_ms) {
   if (std::exchange(stopping_, true)) return;
-  kill_all_ns_ = clock_.now_ns() + grace_ms * kMsNs;
+  kill_all_ns_ = loop_.now_ns() + grace_ms * kMsNs;
   for (Device& device : devices_) {
     device.start_at_ns = 0;
     if (device.process != nullptr) (void)device.process->send_stop();

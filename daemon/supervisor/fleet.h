@@ -47,6 +47,7 @@ class EngineFleet {
     LaunchMode mode = LaunchMode::kLaunched;
   };
 
+  // `clock`: the one that engines write their heartbeats by. Deadlines go by the loop's.
   EngineFleet(Loop& loop, const Clock& clock, FleetHost& host, Options options)
       : loop_(loop), clock_(clock), host_(host), options_(std::move(options)) {}
   ~EngineFleet();
@@ -120,7 +121,8 @@ class EngineFleet {
     std::uint64_t kill_at_ns = 0;   // it has closed its link: patience until then
     std::uint64_t backoff_ms = 0;
     std::deque<std::uint64_t> deaths;  // of the last minute
-    bool looked_stale = false;
+    std::uint64_t beat = 0;            // its heartbeat when it was last looked at; 0 = it is not ready
+    std::uint64_t beat_since_ns = 0;   // and since when it has been that
     bool looked_stopped = false;
     std::uint64_t spared_until_ns = 0;  // it goes on after a stop: time to answer what it owes
     std::uint64_t loops_seen = 0;

@@ -87,7 +87,7 @@ void Node::drain(const Operator& by, std::uint32_t timeout_ms) {
   if (phase_ == Phase::kDraining || phase_ == Phase::kStopping) return;
   phase_ = Phase::kDraining;
   const std::uint64_t allowed_ms = timeout_ms != 0 ? timeout_ms : config_.drain_ms;
-  drain_due_ns_ = clock_.now_ns() + allowed_ms * kMsNs;
+  drain_due_ns_ = loop_->now_ns() + allowed_ms * kMsNs;
   record_event(EventKind::kDaemonState, LogLevel::kInfo, "draining",
                {{"sessions", sessions_->attached()},
                 {"timeout_ms", allowed_ms},
@@ -115,7 +115,8 @@ void Node::advance_phase() {
     if (on_serving_) on_serving_(true);
     notifier_.send("READY=1");
   }
-  if (phase_ == Phase::kDraining && (sessions_->attached() == 0 || now >= drain_due_ns_)) begin_stopping();
+  if (phase_ == Phase::kDraining && (sessions_->attached() == 0 || loop_->now_ns() >= drain_due_ns_))
+    begin_stopping();
   if (phase_ == Phase::kStopping && fleet_->all_stopped()) {
     record_event(EventKind::kDaemonState, LogLevel::kInfo, "stopped");
     loop_->stop();
@@ -148,7 +149,10 @@ void Node::notify_status(const std::string& prefix) {
 std::uint64_t Node::next_lifecycle_due_ns() const {
   std::uint64_t due = kNever;
   if (phase_ == Phase::kDraining) due = drain_due_ns_;
-  if (notifier_.enabled() && options_.watchdog_us != 0) due = std::min(due, next_ping_ns_);
+  if (notifier_.enabled() && options_.watchdog_us != 0) {
+    const std::uint64_t now = clock_.now_ns();
+    due = std::min(due, loop_->now_ns() + (next_ping_ns_ > now ? next_ping_ns_ - now : 0));
+  }
   return due;
 }
 

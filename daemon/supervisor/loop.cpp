@@ -2,16 +2,15 @@
 
 #include "base/log.h"
 
-#include <sys/epoll.h>
+#include <poll.h>
 #include <unistd.h>
 #include <algorithm>
 #include <exception>
-#include <limits>
 
 namespace epd {
 namespace {
 
-constexpr int kEventsPerTurn = 64;
+constexpr std::uint64_t kMsNs = 1'000'000;
 constexpr std::uint64_t kLongestWaitMs = 60'000;
 constexpr std::uint64_t kAfterFailureNs = 100'000'000;
 
@@ -39,7 +38,7 @@ bool guarded(const char* where, const Call& call) noexcept {
 
 }  // namespace
 
-Result<std::unique_ptr<Loop>> Loop::create(const Clock& clock) {
+Result<std::unique_ptr<Loop>> Loop::create(LoopClock& clock) {
   std::unique_ptr<Loop> loop(new Loop(clock));
   loop->epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
   if (!loop->epoll_.valid()) return errno_status("epoll_create1");
@@ -95,11 +94,27 @@ void Loop::run_posted() {
   for (const auto& task : tasks) guarded("a posted task", task);
 }
 
-int Loop::timeout_ms(std::uint64_t due_ns) const {
+// Looks at the clock before it sleeps and after: what came before the second look, handle_events() finds.
+void Loop::sleep_until(std::uint64_t due_ns) {
+  clock_.look(0);
   const std::uint64_t now = clock_.now_ns();
-  if (due_ns <= now) return 0;
-  if (due_ns == std::numeric_limits<std::uint64_t>::max()) return -1;
-  return static_cast<int>(std::min((due_ns - now) / 1'000'000 + 1, kLongestWaitMs));
+  const std::uint64_t wait_ms = due_ns <= now ? 0 : std::min((due_ns - now) / kMsNs + 1, kLongestWaitMs);
+  pollfd entry{epoll_.get(), POLLIN, 0};
+  ::poll(&entry, 1, static_cast<int>(wait_ms));
+  clock_.look(wait_ms * kMsNs);
+}
+
+// One call takes every watch that is ready.
+void Loop::handle_events() {
+  events_.resize(handlers_.size());
+  const int n = ::epoll_wait(epoll_.get(), events_.data(), static_cast<int>(events_.size()), 0);
+  for (int i = 0; i < n; ++i) {
+    const epoll_event event = events_[static_cast<std::size_t>(i)];
+    const auto found = handlers_.find(event.data.u64);
+    if (found == handlers_.end()) continue;  // removed by an earlier handler of this turn
+    const std::shared_ptr<Handler> handler = found->second;
+    guarded("a handler", [&] { (*handler)(event.events); });
+  }
 }
 
 void Loop::run(const std::function<std::uint64_t()>& turn) {
@@ -107,15 +122,8 @@ void Loop::run(const std::function<std::uint64_t()>& turn) {
     std::uint64_t due_ns = 0;
     if (!guarded("a turn", [&] { due_ns = turn(); })) due_ns = clock_.now_ns() + kAfterFailureNs;
     if (stopping_) break;
-    epoll_event events[kEventsPerTurn];
-    const int n = ::epoll_wait(epoll_.get(), events, kEventsPerTurn, timeout_ms(due_ns));
-    for (int i = 0; i < n; ++i) {
-      const std::uint64_t id = events[i].data.u64;  // the struct is packed: no reference into it
-      const auto found = handlers_.find(id);
-      if (found == handlers_.end()) continue;  // removed by an earlier handler of this turn
-      const std::shared_ptr<Handler> handler = found->second;
-      guarded("a handler", [&] { (*handler)(events[i].events); });
-    }
+    sleep_until(due_ns);
+    handle_events();
   }
   const std::lock_guard lock(mutex_);
   stopped_ = true;

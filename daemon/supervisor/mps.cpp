@@ -227,8 +227,9 @@ Result<std::string> MpsControl::run(const std::string& command, std::uint64_t du
   pollfd entries[] = {{out->read.get(), POLLIN, 0}, {stop_.get(), POLLIN, 0}};
   while (text.size() < kMostOutput) {
     const std::uint64_t now = clock_.now_ns();
-    if (now >= due_ns) break;
-    const int ready = ::poll(entries, 2, static_cast<int>((due_ns - now) / kMsNs + 1));
+    // What it has said is read even when this thread comes late.
+    const int left_ms = due_ns > now ? static_cast<int>((due_ns - now) / kMsNs + 1) : 0;
+    const int ready = ::poll(entries, 2, left_ms);
     if (ready < 0 && errno == EINTR) continue;
     if (ready <= 0 || entries[1].revents != 0) break;
     char buffer[4096];

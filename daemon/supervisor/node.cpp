@@ -44,7 +44,7 @@ Node::Node(SupervisorOptions options)
       notifier_(options_.notify_socket),
       descriptors_(descriptor_limit()),
       arenas_(arena_limits(config_), closer_, descriptors_),
-      registry_(clock_, *this, membership_limits(config_)) {
+      registry_(loop_clock_, *this, membership_limits(config_)) {
   event_log_.install();
   publish_access();
 }
@@ -53,7 +53,7 @@ Status Node::start() {
   started_ns_ = clock_.now_ns();
   if (::getrandom(boot_id_.data(), boot_id_.size(), 0) != static_cast<ssize_t>(boot_id_.size()))
     return errno_status("getrandom");
-  Result<std::unique_ptr<Loop>> loop = Loop::create(clock_);
+  Result<std::unique_ptr<Loop>> loop = Loop::create(loop_clock_);
   if (!loop.ok()) return loop.status();
   loop_ = std::move(*loop);
   if (Status status = watch_signals(); !status.ok()) return status;
@@ -69,8 +69,8 @@ Status Node::start() {
   for (const NodeDevice& device : devices_)
     table.devices.push_back({device.name.text(), device.name.kind, device.facts.uuid});
   table.limits = session_limits(config_);
-  Result<std::unique_ptr<SessionTable>> sessions =
-      SessionTable::create(std::move(table), std::move(*listener), clock_, *this, {closer_, descriptors_});
+  Result<std::unique_ptr<SessionTable>> sessions = SessionTable::create(
+      std::move(table), std::move(*listener), loop_clock_, *this, {closer_, descriptors_});
   if (!sessions.ok()) return sessions.status();
   sessions_ = std::move(*sessions);
   Result<Loop::WatchId> watch =
@@ -188,12 +188,12 @@ void Node::session_closed(Session session, const std::string& how) {
   // Its operations may run to their end first, and its groups' breaks have two deadlines of their own.
   const std::uint64_t patience_ms =
       std::uint64_t{config_.operation_ms} + 3 * std::uint64_t{config_.engine_ack_ms};
-  removals_[session.device][session.id] = {clock_.now_ns() + patience_ms * kMsNs, session.peer.uid,
+  removals_[session.device][session.id] = {loop_->now_ns() + patience_ms * kMsNs, session.peer.uid,
                                            std::move(session.descriptors)};
 }
 
 void Node::check_removals() {
-  const std::uint64_t now = clock_.now_ns();
+  const std::uint64_t now = loop_->now_ns();
   for (std::uint32_t device = 0; device < removals_.size(); ++device) {
     for (auto& [session, removal] : removals_[device]) {
       if (removal.due_ns > now) continue;

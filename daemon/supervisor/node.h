@@ -183,7 +183,8 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   Config config_;
   std::mutex access_mutex_;
   std::shared_ptr<const AccessPolicy> access_;  // config_.access, for other threads; guarded by access_mutex_
-  MonotonicClock clock_;
+  MonotonicClock clock_;                        // for what people, engines and systemd are told
+  LoopClock loop_clock_{clock_};                // for deadlines
   std::array<std::uint8_t, 16> boot_id_{};
   std::uint64_t started_ns_ = 0;
   std::unique_ptr<Loop> loop_;

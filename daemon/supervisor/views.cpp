@@ -145,7 +145,7 @@ std::vector<SessionView> Node::session_views() const {
     }
   }
   std::vector<SessionView> views;
-  const std::uint64_t now = clock_.now_ns();
+  const std::uint64_t now = loop_->now_ns();
   for (const auto& [id, session] : sessions_->connections()) {
     if (!session.attached) continue;
     SessionView view;
@@ -166,7 +166,7 @@ std::vector<SessionView> Node::session_views() const {
 
 std::vector<GroupView> Node::group_views() const {
   std::vector<GroupView> views;
-  const std::uint64_t now = clock_.now_ns();
+  const std::uint64_t now = loop_->now_ns();
   for (const auto& [id, group] : registry_.groups()) {
     views.push_back(view_of(group, *fleet_, now));
     for (const auto& [rank, member] : group.members) {

@@ -10,8 +10,13 @@
 
 namespace epd::test {
 
-RawClient::RawClient(const std::string& socket)
-    : socket_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
+UniqueFd RawClient::make_unconnected() {
+  return UniqueFd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+}
+
+RawClient::RawClient(const std::string& socket) : RawClient(make_unconnected(), socket) {}
+
+RawClient::RawClient(UniqueFd unconnected, const std::string& socket) : socket_(std::move(unconnected)) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::strncpy(address.sun_path, socket.c_str(), sizeof(address.sun_path) - 1);

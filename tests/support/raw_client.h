@@ -14,6 +14,8 @@ namespace epd::test {
 class RawClient {
  public:
   explicit RawClient(const std::string& socket);  // connects; valid() says whether
+  RawClient(UniqueFd unconnected, const std::string& socket);
+  static UniqueFd make_unconnected();
   bool valid() const { return socket_.valid(); }
   int fd() const { return socket_.get(); }
   void close() { socket_.reset(); }

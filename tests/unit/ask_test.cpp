@@ -14,7 +14,7 @@ namespace {
 class Ask : public testing::Test {
  protected:
   void SetUp() override {
-    Result<std::unique_ptr<Loop>> loop = Loop::create(clock_);
+    Result<std::unique_ptr<Loop>> loop = Loop::create(loop_clock_);
     ASSERT_TRUE(loop.ok());
     loop_ = std::move(*loop);
     thread_ = std::thread([this] { loop_->run([] { return std::numeric_limits<std::uint64_t>::max(); }); });
@@ -40,6 +40,7 @@ class Ask : public testing::Test {
   }
 
   const MonotonicClock clock_;
+  LoopClock loop_clock_{clock_};
   std::unique_ptr<Loop> loop_;
   std::thread thread_;
   std::atomic<bool> hold_{false};

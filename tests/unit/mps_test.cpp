@@ -83,7 +83,7 @@ class Mps : public testing::Test {
     std::string pattern = (fs::temp_directory_path() / "epd-mps-XXXXXX").string();
     folder_ = ::mkdtemp(pattern.data());
     ::setenv("EPD_FAKE_MPS_DIR", folder_.c_str(), 1);
-    loop_ = std::move(Loop::create(clock_)).value();
+    loop_ = std::move(Loop::create(loop_clock_)).value();
   }
   void TearDown() override { fs::remove_all(folder_); }
 
@@ -132,6 +132,7 @@ class Mps : public testing::Test {
   }
 
   const MonotonicClock clock_{};
+  LoopClock loop_clock_{clock_};
   std::unique_ptr<Loop> loop_;
   std::string folder_;
 };
