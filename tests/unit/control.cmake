@@ -4,6 +4,7 @@ target_include_directories(epd_fake_control PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
 target_link_libraries(epd_fake_control PUBLIC epd_control PRIVATE epd_options)
 
 add_executable(control_test unit/control_test.cpp unit/control_server_test.cpp unit/control_tools_test.cpp
+  unit/control_users_test.cpp
   unit/relay_test.cpp)
 target_include_directories(control_test PRIVATE ${PROJECT_SOURCE_DIR}/daemon/control)
 target_link_libraries(control_test PRIVATE epd_fake_control epd_control_proto epd_options GTest::gtest_main)
