@@ -14,6 +14,16 @@ CLI::Validator not_negative() {
       "");
 }
 
+// CLI::Range lets "nan" through.
+CLI::Validator a_number() {
+  return CLI::Validator(
+      [](std::string& text) {
+        return text.find_first_of("nN") == std::string::npos ? std::string()
+                                                             : text + " is no number of seconds";
+      },
+      "");
+}
+
 constexpr std::uint32_t kMaxTimeoutMs = 600'000;
 constexpr std::uint32_t kMaxDrainMs = 86'400'000;
 constexpr double kMinIntervalS = 0.05;
@@ -60,6 +70,7 @@ void add_views(CLI::App& app, Arguments& arguments) {
   CLI::App* watch = add_command(app, arguments, "watch", Command::kWatch, help::kWatch);
   watch->add_option("--interval", arguments.interval_s, "Seconds between two looks, 0.05..3600")
       ->type_name("SECONDS")
+      ->check(a_number())
       ->check(CLI::Range(kMinIntervalS, kMaxIntervalS))
       ->capture_default_str();
   watch->add_option("--count", arguments.count, "End after so many looks; default: until interrupted")
