@@ -9,3 +9,5 @@ epd_system_test(operator_test LABEL integration TIMEOUT 120 SOURCES ${CMAKE_CURR
   LIBS nlohmann_json::nlohmann_json)
 epd_system_test(gpus_test LABEL integration TIMEOUT 120 SOURCES ${CMAKE_CURRENT_LIST_DIR}/gpus_test.cpp
   LIBS nlohmann_json::nlohmann_json)
+epd_system_test(operator_status_test LABEL integration TIMEOUT 120
+  SOURCES ${CMAKE_CURRENT_LIST_DIR}/operator_status_test.cpp)
