@@ -109,7 +109,7 @@ void add_evict(CLI::App& app, Arguments& arguments) {
   group->add_option("rank", rank_word, "The word \"rank\"")->required()->check(CLI::IsMember({"rank"}));
   group->add_option("RANK", arguments.rank, "Its number")->type_name("N")->required();
   for (CLI::App* command : {session, group}) {
-    command->add_option("--reason", arguments.reason, "What clients are told, up to 160 bytes")
+    command->add_option("--reason", arguments.reason, "What clients are told: one line of up to 160 bytes")
         ->type_name("TEXT");
   }
 }

@@ -221,7 +221,8 @@ EXAMPLE
 )HELP"};
 
 const Page kEvict = {"End a session, or take a rank out of its group", R"HELP(
-For users who may change the daemon: see access.operate in its configuration.
+For users who may change the daemon: see access.operate in its configuration. The reason is one line of printable
+text: clients and logs get it.
 
 EXAMPLES
   epctl evict session 12 --reason "holds up the others"
