@@ -9,7 +9,7 @@ namespace epd {
 
 inline grpc::Status to_grpc(const Status& status) {
   if (status.ok()) return grpc::Status::OK;
-  return {static_cast<grpc::StatusCode>(grpc_code(status.code())), clean_text(status.message()),
+  return {static_cast<grpc::StatusCode>(grpc_code(status.code())), refusal_text(status.message()),
           error_details(status)};
 }
 

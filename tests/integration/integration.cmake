@@ -12,3 +12,5 @@ epd_system_test(gpus_test LABEL integration TIMEOUT 120 SOURCES ${CMAKE_CURRENT_
   LIBS nlohmann_json::nlohmann_json)
 epd_system_test(operator_status_test LABEL integration TIMEOUT 120
   SOURCES ${CMAKE_CURRENT_LIST_DIR}/operator_status_test.cpp)
+epd_system_test(operator_raw_test LABEL integration TIMEOUT 120
+  SOURCES ${CMAKE_CURRENT_LIST_DIR}/operator_raw_test.cpp LIBS epd_control_proto)
