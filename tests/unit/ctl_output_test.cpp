@@ -62,6 +62,28 @@ TEST_F(CtlTest, ASettingThatIsGivenTwiceIsRefusedByName) {
   ASSERT_TRUE(server_->read_until("done\n"));
 }
 
+// gRPC and protobuf complained in lines of their own; the answer was "INTERNAL: ".
+TEST_F(CtlTest, WordsThatNoMessageCarriesAreRefused) {
+  start_server();
+  const std::string odd = "a\xff\xfe";
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"evict", "group", odd, "rank", "1"},
+        {"set", "device", odd, "sms=1"},
+        {"set", "group", odd, "sms=1"},
+        {"restart", "device", odd},
+        {"op", odd},
+        {"evict", "session", "1", "--reason", odd}}) {
+    const Finished result = epctl(arguments);
+    EXPECT_EQ(result.exit_code, 2) << result.out << result.err;
+    EXPECT_TRUE(result.complains("\"a\\xff\\xfe\" is not UTF-8")) << result.err;
+  }
+  const std::string program = EPCTL_PATH;
+  const Finished far = Process({program, "--socket", "/tmp/" + std::string(200, 'x'), "status"}).finish();
+  EXPECT_EQ(far.exit_code, 2);
+  EXPECT_TRUE(far.complains("has 205 characters; allowed: 1..107")) << far.err;
+  EXPECT_FALSE(far.complains("parse_address")) << far.err;
+}
+
 // epctl with its standard output elsewhere; what it says on standard error comes back.
 Finished epctl_into(const std::string& redirection, const std::string& socket, const std::string& arguments) {
   const std::string program = EPCTL_PATH;
