@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <algorithm>
 #include <cerrno>
 
 namespace epd {
@@ -13,10 +14,7 @@ Status check_header(const Packet& packet, std::size_t received, int flags) {
     return invalid_argument("packet of " + std::to_string(received) + " bytes; at least " +
                             std::to_string(sizeof(abi::WireHeader)));
   }
-  if ((flags & MSG_TRUNC) != 0) {
-    return invalid_argument("packet too large: at most " + std::to_string(abi::kMaxMessageBytes) +
-                            " bytes and " + std::to_string(abi::kMaxMessageFds) + " descriptors");
-  }
+  if ((flags & MSG_TRUNC) != 0) return too_large();
   if (packet.header.magic != abi::kWireMagic) {
     return invalid_argument("packet magic is " + std::to_string(packet.header.magic) +
                             "; allowed: " + std::to_string(abi::kWireMagic));
@@ -30,6 +28,11 @@ Status check_header(const Packet& packet, std::size_t received, int flags) {
 
 }  // namespace
 
+Status too_large() {
+  return invalid_argument("packet too large: at most " + std::to_string(abi::kMaxMessageBytes) +
+                          " bytes and " + std::to_string(abi::kMaxMessageFds) + " descriptors");
+}
+
 void append_descriptors(msghdr& message, std::vector<UniqueFd>& fds) {
   for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
     if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
@@ -42,43 +45,15 @@ void append_descriptors(msghdr& message, std::vector<UniqueFd>& fds) {
   }
 }
 
-PeerResult receive_from_peer(int socket, Packet& packet, Status& error) {
+ReceiveResult receive_carried(int socket, Packet& packet, Status& error, iovec prefix) {
   packet.fds.clear();
   packet.body_bytes = 0;
-  iovec parts[2] = {{&packet.header, sizeof(packet.header)}, {packet.body.data(), packet.body.size()}};
-  msghdr message{};
-  message.msg_iov = parts;
-  message.msg_iovlen = 2;
-  const ssize_t n = ::recvmsg(socket, &message, MSG_DONTWAIT | MSG_PEEK);
-  if (n < 0) {
-    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return PeerResult::kNothing;
-    return PeerResult::kClosed;
-  }
-  // Without room for control data the kernel says only that there was some, and leaves it in the packet.
-  const bool has_descriptors = (message.msg_flags & MSG_CTRUNC) != 0;
-  if (n == 0 && !has_descriptors) return PeerResult::kClosed;
-  const auto received = static_cast<std::size_t>(n);
-  if (error = check_header(packet, received, message.msg_flags); !error.ok()) return PeerResult::kMalformed;
-  packet.body_bytes = received - sizeof(abi::WireHeader);
-  if (has_descriptors) return PeerResult::kDescriptors;
-  if (packet.header.num_fds != 0) {
-    error =
-        invalid_argument("packet says " + std::to_string(packet.header.num_fds) + " descriptors; received 0");
-    return PeerResult::kMalformed;
-  }
-  char byte;
-  ::recv(socket, &byte, 1, MSG_DONTWAIT);  // the packet that was looked at: nobody else reads here
-  return PeerResult::kPacket;
-}
-
-ReceiveResult receive_packet(int socket, Packet& packet, Status& error) {
-  packet.fds.clear();
-  packet.body_bytes = 0;
-  iovec parts[2] = {{&packet.header, sizeof(packet.header)}, {packet.body.data(), packet.body.size()}};
+  iovec parts[3] = {
+      prefix, {&packet.header, sizeof(packet.header)}, {packet.body.data(), packet.body.size()}};
   alignas(cmsghdr) char control[CMSG_SPACE(abi::kMaxMessageFds * sizeof(int))];
   msghdr message{};
   message.msg_iov = parts;
-  message.msg_iovlen = 2;
+  message.msg_iovlen = 3;
   message.msg_control = control;
   message.msg_controllen = sizeof(control);
   const ssize_t n = ::recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
@@ -88,21 +63,22 @@ ReceiveResult receive_packet(int socket, Packet& packet, Status& error) {
   }
   append_descriptors(message, packet.fds);
   if (n == 0) return ReceiveResult::kClosed;
-  const auto fail = [&](std::string text) {
-    packet.fds.clear();
-    error = invalid_argument(std::move(text));
+  const std::size_t received = static_cast<std::size_t>(n) - std::min<std::size_t>(n, prefix.iov_len);
+  if (error = check_header(packet, received, message.msg_flags); !error.ok())
     return ReceiveResult::kMalformed;
-  };
-  const auto received = static_cast<std::size_t>(n);
-  if ((message.msg_flags & MSG_CTRUNC) != 0) message.msg_flags |= MSG_TRUNC;
-  if (Status status = check_header(packet, received, message.msg_flags); !status.ok())
-    return fail(status.message());
-  if (packet.header.num_fds != packet.fds.size()) {
-    return fail("packet says " + std::to_string(packet.header.num_fds) + " descriptors; received " +
-                std::to_string(packet.fds.size()));
-  }
   packet.body_bytes = received - sizeof(abi::WireHeader);
   return ReceiveResult::kPacket;
+}
+
+ReceiveResult receive_packet(int socket, Packet& packet, Status& error) {
+  ReceiveResult result = receive_carried(socket, packet, error, {});
+  if (result == ReceiveResult::kPacket && packet.header.num_fds != packet.fds.size()) {
+    error = invalid_argument("packet says " + std::to_string(packet.header.num_fds) +
+                             " descriptors; received " + std::to_string(packet.fds.size()));
+    result = ReceiveResult::kMalformed;
+  }
+  if (result != ReceiveResult::kPacket) packet.fds.clear();
+  return result;
 }
 
 Status send_packet(int socket, std::uint16_t type, std::uint32_t request_id, const void* body,

@@ -1,20 +1,19 @@
-// Accepts the control plane's connections, keeps who made each, and relays their bytes to gRPC. No gRPC here.
+// Takes the control plane's connections in and hands their inner ends to gRPC; keeps who made each. No gRPC
+// here.
 //
 // gRPC's own listener would neither tell who calls, nor survive what a client may do to a socket (relay.h).
-// Each connection is a Relay; gRPC gets the other end of a socketpair.
 #pragma once
 
-#include "base/airlock.h"
+#include "base/gate.h"
 #include "caller.h"
 #include "relay.h"
 
-#include <poll.h>
-#include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <list>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 
@@ -24,6 +23,36 @@ namespace epd {
 // own user have as many of their own: nobody can keep them out. No one user can keep the others out.
 inline constexpr std::size_t kMaxConnections = 64;
 inline constexpr std::size_t kMaxConnectionsPerUser = 24;
+
+// The connections whose porters have not ended. From any thread.
+class Connections {
+ public:
+  explicit Connections(Callers& callers) : callers_(&callers) {}
+
+  // What the gate runs for each; `own` keeps this alive for as long as that lasts.
+  static Porter porter(const std::shared_ptr<Connections>& own, std::uint64_t number,
+                       const PeerIdentity& peer);
+  // OK, or why there is one too many. From then on the caller has a name for gRPC.
+  Status admit(std::uint64_t number, int grpc_end, const PeerIdentity& peer);
+  // All have ended, or the time is over; nobody has a name any more.
+  void close(std::chrono::milliseconds patience);
+
+ private:
+  struct Connection {
+    std::uint32_t uid;
+    bool privileged;    // root, or the daemon's own user
+    int grpc_end = -1;  // gRPC's; -1: not admitted
+  };
+  std::shared_ptr<ByteBudget> budget_of(std::uint32_t uid);
+  void end(std::uint64_t number);
+
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  Callers* callers_;                                              // guarded by mutex_, as what follows
+  std::map<std::uint64_t, Connection> connections_;               // by number
+  std::map<std::uint32_t, std::shared_ptr<ByteBudget>> budgets_;  // of users; goes when all are full again
+  const MonotonicClock clock_;
+};
 
 class Acceptor {
  public:
@@ -38,48 +67,25 @@ class Acceptor {
 
   // No connection is taken after this; removes the socket. Those that are there go on.
   void stop_accepting();
-  // What gRPC has said is passed on, and all connections end.
+  // gRPC has closed its ends: what it has said is passed on, and all connections end.
   void stop();
 
  private:
-  struct Connection {
-    std::uint64_t number = 0;
-    std::uint32_t uid = 0;
-    bool privileged = false;  // root, or the daemon's own user
-    int grpc_end = -1;        // gRPC's
-    Relay relay;
-  };
-
-  Acceptor(UniqueFd listener, UniqueFd wake, std::string path, Callers& callers,
-           std::unique_ptr<Airlock> airlock, Take take)
-      : listener_(std::move(listener)),
+  Acceptor(std::shared_ptr<Connections> connections, std::unique_ptr<Gate> gate, UniqueFd wake,
+           std::string path, Take take)
+      : connections_(std::move(connections)),
+        gate_(std::move(gate)),
         wake_(std::move(wake)),
         path_(std::move(path)),
-        callers_(callers),
-        airlock_(std::move(airlock)),
         take_(std::move(take)) {}
   void run();
-  bool turn();
-  void relay(std::size_t first_entry);
-  void accept_all();
-  Status admit(UniqueFd& socket);
-  void end(Connection& connection);
-  // Whether somebody waits for more.
-  bool refill_budgets();
+  void admit(Gate::Arrival arrival);
 
-  UniqueFd listener_;
-  UniqueFd wake_;
-  std::atomic<bool> refuses_{false};
-  std::atomic<bool> stops_{false};
+  const std::shared_ptr<Connections> connections_;
+  std::unique_ptr<Gate> gate_;  // the thread's while it runs
+  const UniqueFd wake_;         // rung once: the thread is to end
   const std::string path_;
-  Callers& callers_;
-  std::unique_ptr<Airlock> airlock_;  // the thread's own, as what follows
   const Take take_;
-  std::list<Connection> connections_;
-  std::map<std::uint32_t, std::shared_ptr<ByteBudget>> budgets_;  // of users; goes when all are full again
-  std::vector<pollfd> entries_;
-  std::uint64_t last_number_ = 0;
-  bool accepts_ = true;
   std::thread thread_;
 };
 

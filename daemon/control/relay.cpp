@@ -1,49 +1,83 @@
 #include "relay.h"
 
-#include <poll.h>
-#include <sys/socket.h>
+#include "base/own_table.h"
+
 #include <algorithm>
 #include <cerrno>
 
 namespace epd {
 namespace {
 
+constexpr int kRefillMs = 20;
+constexpr int kPatienceMs = 2000;  // with a client that does not read, when gRPC has closed
+
 bool later() {
   return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
 }
 
+pollfd entry_of(int fd, int events) {
+  // Not polled when nothing is asked for: else a hang-up that nobody reads would wake for ever.
+  return {events != 0 ? fd : -1, static_cast<short>(events), 0};
+}
+
 }  // namespace
 
-void ByteBudget::refill(std::uint64_t now_ns) {
-  const std::uint64_t earned = filled_ns_ == 0 ? 0 : (now_ns - filled_ns_) / 1000 * kPerSecond / 1'000'000;
-  if (filled_ns_ != 0 && earned == 0) return;
-  filled_ns_ = now_ns;
-  left_ = std::min<std::uint64_t>(kBurst, left_ + earned);
+std::size_t ByteBudget::left(std::uint64_t now_ns) {
+  const std::lock_guard lock(mutex_);
+  if (filled_ns_ == 0) filled_ns_ = now_ns;
+  const std::uint64_t earned = (now_ns - std::min(now_ns, filled_ns_)) / 1000 * kPerSecond / 1'000'000;
+  if (earned != 0) {
+    filled_ns_ = now_ns;
+    left_ = std::min<std::uint64_t>(kBurst, left_ + earned);
+  }
+  return left_;
 }
 
-short Relay::client_events() const {
-  return static_cast<short>((up_.empty() && !up_.ended && !must_wait() ? POLLIN : 0) |
-                            (down_.empty() ? 0 : POLLOUT));
+// Several of the user's connections may have been told of the same bytes.
+void ByteBudget::spend(std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  left_ -= std::min(left_, bytes);
 }
 
-short Relay::inner_events() const {
-  return static_cast<short>((down_.empty() && !down_.ended ? POLLIN : 0) | (up_.empty() ? 0 : POLLOUT));
+void Relay::run() {
+  while (wait() && move()) {
+  }
+  own_table::shut_down(at_.peer, SHUT_RDWR);
+}
+
+// False: the client takes nothing any more of what gRPC has left it.
+bool Relay::wait() const {
+  const bool waits = up_.has_room() && must_wait();
+  pollfd entries[2] = {
+      entry_of(at_.peer, (up_.has_room() && !waits ? POLLIN : 0) | (down_.empty() ? 0 : POLLOUT)),
+      entry_of(at_.inner, (down_.has_room() ? POLLIN : 0) | (up_.empty() ? 0 : POLLOUT))};
+  const int ready = own_table::poll(entries, 2, waits ? kRefillMs : down_.ended ? kPatienceMs : -1);
+  return ready != 0 || waits;
+}
+
+long Relay::receive(int socket, void* bytes, std::size_t size, int flags, bool& descriptors) {
+  iovec part{bytes, size};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  const long n = own_table::receive(socket, message, MSG_DONTWAIT | flags);
+  descriptors = n >= 0 && (message.msg_flags & MSG_CTRUNC) != 0;
+  return n;
 }
 
 // Looks first: bytes that come with descriptors are not received, and end the connection.
 Relay::Read Relay::read_client() {
-  if (!up_.empty() || up_.ended || must_wait()) return Read::kOk;
-  iovec part{up_.bytes.data(),
-             budget_ == nullptr ? up_.bytes.size() : std::min(up_.bytes.size(), budget_->left())};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  const ssize_t seen = ::recvmsg(client_.get(), &message, MSG_DONTWAIT | MSG_PEEK);
+  if (!up_.has_room()) return Read::kOk;
+  const std::size_t most =
+      budget_ == nullptr ? up_.bytes.size() : std::min(up_.bytes.size(), budget_->left(clock_.now_ns()));
+  if (most == 0) return Read::kOk;
+  bool descriptors = false;
+  const long seen = receive(at_.peer, up_.bytes.data(), most, MSG_PEEK, descriptors);
   if (seen < 0) return later() ? Read::kOk : Read::kOver;
-  if ((message.msg_flags & MSG_CTRUNC) != 0) return Read::kOver;
+  if (descriptors) return Read::kOver;
   up_.ended = seen == 0;
   if (seen == 0) return Read::kOk;
-  const ssize_t got = ::recv(client_.get(), up_.bytes.data(), static_cast<std::size_t>(seen), MSG_DONTWAIT);
+  const long got = receive(at_.peer, up_.bytes.data(), static_cast<std::size_t>(seen), 0, descriptors);
   if (got != seen) return Read::kOver;
   if (budget_ != nullptr) budget_->spend(static_cast<std::size_t>(got));
   up_.begin = 0;
@@ -52,8 +86,9 @@ Relay::Read Relay::read_client() {
 }
 
 Relay::Read Relay::read_inner() {
-  if (!down_.empty() || down_.ended) return Read::kOk;
-  const ssize_t got = ::recv(inner_.get(), down_.bytes.data(), down_.bytes.size(), MSG_DONTWAIT);
+  if (!down_.has_room()) return Read::kOk;
+  bool descriptors = false;
+  const long got = receive(at_.inner, down_.bytes.data(), down_.bytes.size(), 0, descriptors);
   if (got < 0) return later() ? Read::kOk : Read::kOver;
   down_.ended = got == 0;
   down_.begin = 0;
@@ -63,8 +98,11 @@ Relay::Read Relay::read_inner() {
 
 bool Relay::write(int socket, Direction& direction) {
   while (!direction.empty()) {
-    const ssize_t sent = ::send(socket, direction.bytes.data() + direction.begin,
-                                direction.end - direction.begin, MSG_DONTWAIT | MSG_NOSIGNAL);
+    iovec part{direction.bytes.data() + direction.begin, direction.end - direction.begin};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    const long sent = own_table::send(socket, message, MSG_DONTWAIT);
     if (sent < 0) return later();
     direction.begin += static_cast<std::size_t>(sent);
   }
@@ -72,10 +110,10 @@ bool Relay::write(int socket, Direction& direction) {
 }
 
 bool Relay::move() {
-  if (read_client() == Read::kOver || !write(inner_.get(), up_)) return false;
-  if (read_inner() == Read::kOver || !write(client_.get(), down_)) return false;
+  if (read_client() == Read::kOver || !write(at_.inner, up_)) return false;
+  if (read_inner() == Read::kOver || !write(at_.peer, down_)) return false;
   if (up_.ended && up_.empty() && !told_end_) {
-    ::shutdown(inner_.get(), SHUT_WR);
+    own_table::shut_down(at_.inner, SHUT_WR);
     told_end_ = true;
   }
   return !(down_.ended && down_.empty());

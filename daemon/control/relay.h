@@ -1,53 +1,50 @@
-// One connection of the control plane: bytes between the client's socket and a socket of gRPC's.
+// The porter of a control connection (base/gate.h): bytes between the client's socket and a socket of gRPC's.
 //
 // gRPC drops descriptors that come with bytes, and closes sockets whose queues hold some, on threads that all
-// calls share; each close may block for as long as the client likes (base/airlock.h). So gRPC never has the
-// client's socket.
+// calls share; each close may block for as long as the client likes. So gRPC never has the client's socket.
 #pragma once
 
-#include "base/fd.h"
+#include "base/clock.h"
+#include "base/gate.h"
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 
 namespace epd {
 
 // How many bytes a user's clients may send: many at once, then few. gRPC keeps some kilobytes for each stream
 // that a client opens and resets, and has no limit of its own for them; a stream costs a client some 30
-// bytes.
+// bytes. From any thread.
 class ByteBudget {
  public:
   static constexpr std::uint64_t kBurst = 256 << 10;
   static constexpr std::uint64_t kPerSecond = 32 << 10;
 
-  void refill(std::uint64_t now_ns);
-  std::size_t left() const { return left_; }
-  void spend(std::size_t bytes) { left_ -= bytes; }
+  // How many there are now.
+  std::size_t left(std::uint64_t now_ns);
+  void spend(std::size_t bytes);
 
  private:
-  std::size_t left_ = kBurst;
-  std::uint64_t filled_ns_ = 0;
+  std::mutex mutex_;
+  std::size_t left_ = kBurst;    // guarded by mutex_
+  std::uint64_t filled_ns_ = 0;  // likewise
 };
 
 class Relay {
  public:
   // `budget` may be null: no limit.
-  Relay(UniqueFd client, UniqueFd inner, std::shared_ptr<ByteBudget> budget)
-      : client_(std::move(client)), inner_(std::move(inner)), budget_(std::move(budget)) {}
+  Relay(const Doorstep& doorstep, std::shared_ptr<ByteBudget> budget, const Clock& clock)
+      : at_(doorstep), budget_(std::move(budget)), clock_(clock) {}
 
-  int client() const { return client_.get(); }
-  int inner() const { return inner_.get(); }
-  // It may not send now, and may later.
-  bool must_wait() const { return budget_ != nullptr && budget_->left() == 0; }
-  // What to poll for; 0: not at all.
-  short client_events() const;
-  short inner_events() const;
+  // Until the connection is over.
+  void run();
   // Moves what can be moved without waiting. False: the connection is over.
   bool move();
-  // For the airlock.
-  UniqueFd take_client() { return std::move(client_); }
+  // Its user may not send now, and may later.
+  bool must_wait() const { return budget_ != nullptr && budget_->left(clock_.now_ns()) == 0; }
 
  private:
   struct Direction {
@@ -57,15 +54,18 @@ class Relay {
     bool ended = false;
 
     bool empty() const { return begin == end; }
+    bool has_room() const { return empty() && !ended; }
   };
   enum class Read { kOk, kOver };
+  bool wait() const;
   Read read_client();
   Read read_inner();
+  static long receive(int socket, void* bytes, std::size_t size, int flags, bool& descriptors);
   static bool write(int socket, Direction& direction);
 
-  UniqueFd client_;
-  UniqueFd inner_;
-  std::shared_ptr<ByteBudget> budget_;
+  const Doorstep at_;
+  const std::shared_ptr<ByteBudget> budget_;
+  const Clock& clock_;
   Direction up_;    // to gRPC
   Direction down_;  // to the client
   bool told_end_ = false;

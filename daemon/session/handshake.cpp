@@ -2,6 +2,7 @@
 #include "session/session_table.h"
 
 #include "base/event.h"
+#include "porter.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -88,12 +89,15 @@ Result<std::uint32_t> SessionTable::choose_device(const Session& session, const 
   return not_found("device is \"" + wanted + "\"; allowed: " + known);
 }
 
-Result<ClientEnds> SessionTable::prepare(Session& session) {
+Result<ClientEnds> SessionTable::prepare(Session& session) const {
   if (Status status = session.descriptors.grow(kSegmentDescriptors); !status.ok()) return status;
   ClientEnds client;
-  Result<Segments> segments = make_segments(client);
+  Result<Segments> segments = make_segments(client, closer_);
   if (!segments.ok()) return segments.status();
   session.segments = std::move(*segments);
+  const int bell = session.segments.client_bell.get();
+  if (Status status = order(session.socket.get(), PorterOrder::kKeepBell, {bell}); !status.ok())
+    return status;
   return client;
 }
 

@@ -90,18 +90,18 @@ Result<Listener> Listener::open(const ListenerOptions& options) {
 
 Listener& Listener::operator=(Listener&& other) noexcept {
   if (this == &other) return *this;
-  (void)close();
+  remove();
   socket_ = std::move(other.socket_);
   lock_ = std::move(other.lock_);
   path_ = std::move(other.path_);
   return *this;
 }
 
-UniqueFd Listener::close() {
-  if (!socket_.valid()) return {};
+void Listener::remove() {
+  if (path_.empty()) return;
   ::unlink(path_.c_str());
+  path_.clear();
   lock_.reset();  // the lock file stays: removing it would race with the next daemon's open
-  return std::move(socket_);
 }
 
 }  // namespace epd

@@ -10,7 +10,7 @@ using abi::SegmentA;
 using abi::SegmentB;
 using abi::SessionState;
 
-Result<Segments> make_segments(ClientEnds& client) {
+Result<Segments> make_segments(ClientEnds& client, Closer& closer) {
   Segments made;
   auto a = make_sealed_memfd("epd-segment-a", sizeof(SegmentA));
   if (!a.ok()) return a.status();
@@ -38,26 +38,20 @@ Result<Segments> make_segments(ClientEnds& client) {
   if (::shutdown(client_bell->second.get(), SHUT_RD) != 0) return errno_status("shutdown");
   client.b_read_only = std::move(*read_only);
   client.client_bell = std::move(client_bell->first);
-  made.engine_bell = std::move(*engine_bell);
-  made.client_bell = std::move(client_bell->second);
+  made.engine_bell = SlowFd(std::move(*engine_bell), closer);
+  made.client_bell = SlowFd(std::move(client_bell->second), closer);
   return made;
 }
 
-void end_segments(const Segments& segments, const Status& status) {
-  if (!segments.b_map.valid()) return;
+bool end_segments(const Segments& segments, const Status& status) {
+  if (!segments.b_map.valid()) return false;
   auto* b = segments.b_map.as<SegmentB>();
   const auto ended = static_cast<std::uint32_t>(SessionState::kEnded);
-  if (b->state.load(std::memory_order_acquire) == ended) return;
+  if (b->state.load(std::memory_order_acquire) == ended) return false;
   abi::set_text(b->message, status.message().data(), status.message().size());
   b->end_status.store(static_cast<std::uint32_t>(status.code()), std::memory_order_relaxed);
   b->state.store(ended, std::memory_order_release);
-  wake_client(segments);
-}
-
-void wake_client(const Segments& segments) {
-  const char byte = 0;
-  [[maybe_unused]] const ssize_t n =
-      ::send(segments.client_bell.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+  return true;
 }
 
 void unserve_segments(const Segments& segments) {

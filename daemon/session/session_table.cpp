@@ -1,6 +1,7 @@
 #include "session/session_table.h"
 
 #include "base/event.h"
+#include "porter.h"
 #include "proto/binding_rules.h"
 
 #include <sys/epoll.h>
@@ -12,20 +13,12 @@
 namespace epd {
 namespace {
 
-// Keys of the epoll set: 0 is the listener; a connection has two, one for its socket, one for its process.
-constexpr std::uint64_t kListenerKey = 0;
-constexpr std::uint64_t socket_key(std::uint64_t id) {
-  return id * 2;
-}
-constexpr std::uint64_t process_key(std::uint64_t id) {
-  return id * 2 + 1;
-}
+constexpr std::uint64_t kGateKey = 0;  // of the epoll set; other keys are ids of connections
 
 constexpr int kEventsPerCall = 64;
-constexpr int kAcceptsPerTurn = 64;
-constexpr std::size_t kMostUnclosed = 4 * Airlock::kSlots;  // while no child can be started
-constexpr std::uint64_t kConnectionDescriptors = 2;         // its socket, its process
-constexpr int kPacketsPerTurn = 16;  // of one connection, before the others have theirs
+constexpr int kArrivalsPerTurn = 64;
+constexpr std::uint64_t kConnectionDescriptors = 2;  // its socket, its process
+constexpr int kPacketsPerTurn = 16;                  // of one connection, before the others have theirs
 
 }  // namespace
 
@@ -36,7 +29,12 @@ Result<std::unique_ptr<SessionTable>> SessionTable::create(Options options, List
       new SessionTable(std::move(options), std::move(listener), clock, host, resources));
   table->epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
   if (!table->epoll_.valid()) return errno_status("epoll_create1");
-  if (Status status = table->watch(table->listener_.fd(), kListenerKey); !status.ok()) return status;
+  Result<std::unique_ptr<Gate>> gate =
+      Gate::open(table->listener_.take_socket(),
+                 [](std::uint64_t, const PeerIdentity&) -> Porter { return carry_packets; });
+  if (!gate.ok()) return gate.status();
+  table->gate_ = std::move(*gate);
+  if (Status status = table->watch(table->gate_->poll_fd(), kGateKey); !status.ok()) return status;
   return table;
 }
 
@@ -53,87 +51,85 @@ void SessionTable::process() {
   const int n = ::epoll_wait(epoll_.get(), events, kEventsPerCall, 0);
   for (int i = 0; i < n; ++i) {
     const std::uint64_t key = events[i].data.u64;
-    if (key == kListenerKey) {
-      accept_all();
-    } else if (key % 2 == 1) {
-      close(key / 2, "died");
+    if (key == kGateKey) {
+      admit_all();
     } else {
-      receive(key / 2);
+      receive(key);
     }
   }
 }
 
-void SessionTable::accept_all() {
-  for (int i = 0; i < kAcceptsPerTurn && listener_.fd() >= 0; ++i) {
-    if (airlock_.held_up() && airlock_.waiting() > kMostUnclosed)
-      return pause_listening("no thread can be started that closes sockets");
-    UniqueFd socket(::accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (socket.valid()) {
-      accept_one(std::move(socket));
-      continue;
-    }
-    if (errno == EINTR || errno == ECONNABORTED) continue;
-    if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)
-      pause_listening(errno_status("accept").message());
+void SessionTable::admit_all() {
+  for (int i = 0; i < kArrivalsPerTurn && gate_ != nullptr; ++i) {
+    std::optional<Gate::Arrival> arrival = gate_->take();
+    if (!arrival) return;
+    admit(std::move(*arrival));
+  }
+}
+
+// Why this connection is one too many, if it is.
+Status SessionTable::check_arrival(const PeerIdentity& peer) const {
+  std::size_t half_open = 0;
+  std::size_t half_open_of_user = 0;
+  std::size_t of_user = 0;
+  for (const auto& [id, other] : connections_) {
+    const bool same = other.peer.uid == peer.uid;
+    half_open += other.attached ? 0 : 1;
+    half_open_of_user += !other.attached && same ? 1 : 0;
+    of_user += same ? 1 : 0;
+  }
+  const std::string user = "user " + std::to_string(peer.uid);
+  const auto too_many = [](const std::string& who, std::size_t count, const char* what, std::size_t allowed) {
+    return resource_exhausted(who + " " + std::to_string(count) + what +
+                              "; allowed: " + std::to_string(allowed));
+  };
+  constexpr const char* kWithoutHello = " connections without Hello";
+  if (half_open_of_user >= kMaxHalfOpenPerUser)
+    return too_many(user + " has", half_open_of_user, kWithoutHello, kMaxHalfOpenPerUser);
+  if (half_open >= kMaxHalfOpen) return too_many("all users have", half_open, kWithoutHello, kMaxHalfOpen);
+  if (gate_ == nullptr) return {};
+  // Each connection has its porter, this one too.
+  const auto ending = [](std::size_t porters, std::size_t open) {
+    return porters > open ? porters - open : 0;
+  };
+  constexpr const char* kEnding = " connections that are still being closed";
+  if (const std::size_t count = ending(gate_->porters(peer.uid), of_user + 1); count >= kMaxEndingPerUser)
+    return too_many(user + " has", count, kEnding, kMaxEndingPerUser);
+  if (const std::size_t count = ending(gate_->porters({}), connections_.size() + 1); count >= kMaxEnding)
+    return too_many("all users have", count, kEnding, kMaxEnding);
+  return {};
+}
+
+void SessionTable::admit(Gate::Arrival arrival) {
+  if (!arrival.socket.valid()) {
+    static LogLimiter limiter;
+    limiter.log(LogLevel::kError, "connection lost: no descriptor is left", {{"uid", arrival.peer.uid}});
     return;
   }
-}
-
-// The connection can't be taken off the queue, and would wake us for ever.
-void SessionTable::pause_listening(const std::string& reason) {
-  static LogLimiter limiter;
-  limiter.log(LogLevel::kError, "cannot accept connections, trying again in a second", {{"reason", reason}});
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.fd(), nullptr);
-  listen_again_ns_ = clock_.now_ns() + 1'000'000'000;
-}
-
-void SessionTable::accept_one(UniqueFd socket) {
-  Result<PeerIdentity> peer = peer_identity(socket.get());
-  if (!peer.ok()) return airlock_.close_socket(std::move(socket));
-  std::uint32_t half_open = 0;
-  std::uint32_t of_user = 0;
-  for (const auto& [id, other] : connections_) {
-    half_open += other.attached ? 0 : 1;
-    of_user += !other.attached && other.peer.uid == peer->uid ? 1 : 0;
-  }
-  if (of_user >= kMaxHalfOpenPerUser || half_open >= kMaxHalfOpen) {
-    ++total_refused_;
-    static LogLimiter limiter;
-    limiter.record(EventKind::kRefused, LogLevel::kWarning, "connection refused: too many without Hello",
-                   {{"uid", peer->uid}, {"pid", peer->pid}, {"of_user", of_user}, {"half_open", half_open}},
-                   peer->uid);
-    const bool all = of_user < kMaxHalfOpenPerUser;
-    return turn_away(std::move(socket),
-                     resource_exhausted(
-                         (all ? "all users have " : "user " + std::to_string(peer->uid) + " has ") +
-                         std::to_string(all ? half_open : of_user) + " connections without Hello; allowed: " +
-                         std::to_string(all ? kMaxHalfOpen : kMaxHalfOpenPerUser)));
-  }
-  Result<DescriptorShare> share = descriptors_.take(peer->uid, kConnectionDescriptors);
-  if (!share.ok()) {
-    ++total_refused_;
-    static LogLimiter limiter;
-    limiter.record(EventKind::kRefused, LogLevel::kWarning, "connection refused",
-                   {{"uid", peer->uid}, {"pid", peer->pid}, {"reason", share.status().message()}}, peer->uid);
-    return turn_away(std::move(socket), share.status());
-  }
+  if (Status status = check_arrival(arrival.peer); !status.ok()) return turn_away(arrival, status);
+  Result<DescriptorShare> share = descriptors_.take(arrival.peer.uid, kConnectionDescriptors);
+  if (!share.ok()) return turn_away(arrival, share.status());
   const std::uint64_t id = next_id_++;
   Session& session = connections_[id];
   session.id = id;
-  session.socket = std::move(socket);
-  session.peer = std::move(*peer);
+  session.socket = std::move(arrival.socket);
+  session.peer = std::move(arrival.peer);
   session.descriptors = std::move(*share);
   session.accepted_ns = clock_.now_ns();
-  Status status = watch(session.socket.get(), socket_key(id));
-  if (status.ok() && session.peer.pidfd.valid()) status = watch(session.peer.pidfd.get(), process_key(id));
-  if (!status.ok()) close(id, "could not be watched");
+  Status status = watch(session.socket.get(), id);
+  if (status.ok()) status = order(session.socket.get(), PorterOrder::kAdmit);
+  if (!status.ok()) close(id, "could not be admitted");
 }
 
-void SessionTable::turn_away(UniqueFd socket, const Status& status) {
+void SessionTable::turn_away(const Gate::Arrival& arrival, const Status& status) {
+  ++total_refused_;
+  static LogLimiter limiter;
+  limiter.record(EventKind::kRefused, LogLevel::kWarning, "connection refused",
+                 {{"uid", arrival.peer.uid}, {"pid", arrival.peer.pid}, {"reason", status.message()}},
+                 arrival.peer.uid);
   abi::Refused refused{status.code(), {}};
   abi::set_text(refused.text, status.message().data(), status.message().size());
-  (void)send_message(socket.get(), abi::AttachType::kRefused, refused);
-  hang_up(std::move(socket));
+  (void)send_message(arrival.socket.get(), abi::AttachType::kRefused, refused);
 }
 
 void SessionTable::receive(std::uint64_t id) {
@@ -142,35 +138,47 @@ void SessionTable::receive(std::uint64_t id) {
     if (found == connections_.end()) return;
     Session& session = found->second;
     Packet packet;
+    Carried carried;
     Status error;
-    switch (receive_from_peer(session.socket.get(), packet, error)) {
-      case PeerResult::kNothing: return;
-      case PeerResult::kClosed: close(id, "died"); return;
-      case PeerResult::kMalformed: malformed(session, 0, error); return;
-      case PeerResult::kDescriptors: receive_descriptors(session, packet); break;
-      case PeerResult::kPacket: handle(session, packet, {}); break;
+    const ReceiveResult result =
+        receive_carried(session.socket.get(), packet, error, {&carried, sizeof(carried)});
+    if (result == ReceiveResult::kNothing) return;
+    if (result == ReceiveResult::kClosed) return close(id, "died");
+    if (carried.truncated != 0) {
+      error = too_large();
+    } else if (result == ReceiveResult::kPacket) {
+      error = check_descriptors(session, packet, carried);
     }
+    if (!error.ok()) {
+      const bool has_id = result == ReceiveResult::kPacket;
+      malformed(session, has_id ? packet.header.request_id : 0, error);
+    } else {
+      handle(session, packet, carried);
+    }
+    for (UniqueFd& fd : packet.fds) closer_.close(std::move(fd));
   }
 }
 
 // Memory of the client's own comes with a Join, and nothing else comes with descriptors.
-void SessionTable::receive_descriptors(Session& session, Packet& packet) {
+Status SessionTable::check_descriptors(const Session& session, const Packet& packet, const Carried& carried) {
+  const std::size_t said = packet.header.num_fds;
+  if (said != carried.num_fds) {
+    return invalid_argument("packet says " + std::to_string(said) + " descriptors; received " +
+                            std::to_string(carried.num_fds));
+  }
   const bool join =
       session.attached && static_cast<abi::AttachType>(packet.header.type) == abi::AttachType::kJoin;
   const std::size_t allowed = join ? abi::kNumRegions : 0;
-  const Airlock::Received received = airlock_.receive(session.socket.get(), session.peer.uid, packet);
-  if (packet.header.num_fds > allowed) {
-    malformed(session, packet.header.request_id,
-              invalid_argument("message carries " + std::to_string(packet.header.num_fds) +
-                               " descriptors; allowed: " + std::to_string(allowed)));
-  } else if (received.status.ok() || received.not_memory) {
-    handle(session, packet, received);
-  } else {
-    malformed(session, packet.header.request_id, received.status);
+  if (said > allowed) {
+    return invalid_argument("message carries " + std::to_string(said) +
+                            " descriptors; allowed: " + std::to_string(allowed));
   }
+  if (packet.fds.size() == said || carried.not_memory >= 0) return {};
+  return resource_exhausted("the daemon has no room for " + std::to_string(said) +
+                            " more descriptors (RLIMIT_NOFILE)");
 }
 
-void SessionTable::handle(Session& session, Packet& packet, const Airlock::Received& descriptors) {
+void SessionTable::handle(Session& session, Packet& packet, const Carried& carried) {
   const std::uint32_t request_id = packet.header.request_id;
   const auto type = static_cast<abi::AttachType>(packet.header.type);
   if (!session.attached) {
@@ -191,11 +199,13 @@ void SessionTable::handle(Session& session, Packet& packet, const Airlock::Recei
     Result<abi::Join> join = packet.read<abi::Join>();
     if (!join.ok()) return malformed(session, request_id, join.status());
     if (!expect_reply(session, type, request_id)) return;
-    if (descriptors.not_memory) {
-      return refuse(session.id, request_id,
-                    invalid_argument("the memory that " +
-                                     abi::bound_names(join->bindings, *descriptors.not_memory + 1) +
-                                     " is bound to: " + descriptors.status.message()));
+    if (carried.not_memory >= 0) {
+      const auto odd = static_cast<std::uint32_t>(carried.not_memory);
+      return refuse(
+          session.id, request_id,
+          invalid_argument("the memory that " + abi::bound_names(join->bindings, odd + 1) +
+                           " is bound to: descriptor " + std::to_string(odd) +
+                           " is no memory; allowed: a memfd, or what cuMemExportToShareableHandle gives"));
     }
     host_.join_requested(session, request_id, *join, std::move(packet.fds));
   } else if (type == abi::AttachType::kLeave) {
@@ -238,7 +248,7 @@ void SessionTable::malformed(Session& session, std::uint32_t request_id, const S
   ++total_refused_;
   session.pending_requests.insert(request_id);
   refuse(session.id, request_id, error);
-  end_segments(session.segments, error);
+  if (end_segments(session.segments, error)) ring(session);
   close(session.id, "broke the attach protocol");
 }
 
@@ -263,7 +273,7 @@ void SessionTable::end(std::uint64_t session_id, const Status& status) {
   const auto found = connections_.find(session_id);
   if (found == connections_.end()) return;
   Session& session = found->second;
-  end_segments(session.segments, status);
+  if (end_segments(session.segments, status)) ring(session);
   abi::Goodbye goodbye{status.code(), {}};
   abi::set_text(goodbye.text, status.message().data(), status.message().size());
   (void)send_message(session.socket.get(), abi::AttachType::kGoodbye, goodbye);
@@ -279,7 +289,6 @@ void SessionTable::close(std::uint64_t id, const std::string& how) {
   if (found == connections_.end()) return;
   // Out of the table first: the host may look at it.
   Session session = std::move(connections_.extract(found).mapped());
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, session.socket.get(), nullptr);
   hang_up(std::move(session.socket));
   if (!session.attached) return;
   --attached_;
@@ -288,24 +297,29 @@ void SessionTable::close(std::uint64_t id, const std::string& how) {
   host_.session_closed(std::move(session), how);
 }
 
+// The porter passes on what has been said, and ends. What it has brought meanwhile may be memory.
 void SessionTable::hang_up(UniqueFd socket) {
-  Airlock::read_out(socket.get());
-  airlock_.close_socket(std::move(socket));
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, socket.get(), nullptr);
+  ::shutdown(socket.get(), SHUT_RDWR);
+  closer_.close(std::move(socket));
+}
+
+void SessionTable::ring(const Session& session) const {
+  (void)order(session.socket.get(), PorterOrder::kRing);  // one that has no room for it has rings before it
+}
+
+void SessionTable::ring(std::uint64_t session_id) {
+  const auto found = connections_.find(session_id);
+  if (found != connections_.end()) ring(found->second);
 }
 
 void SessionTable::stop_listening() {
-  if (listener_.fd() < 0) return;
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.fd(), nullptr);
-  airlock_.close_socket(listener_.close());  // who has not been accepted may have sent something already
-  listen_again_ns_ = 0;
+  gate_.reset();
+  listener_.remove();
 }
 
 void SessionTable::tick() {
   const std::uint64_t now = clock_.now_ns();
-  if (listen_again_ns_ != 0 && listen_again_ns_ <= now) {
-    listen_again_ns_ = 0;
-    if (!watch(listener_.fd(), kListenerKey).ok()) listen_again_ns_ = now + 1'000'000'000;
-  }
   const std::uint64_t allowed_ns = std::uint64_t{options_.limits.attach_timeout_ms} * 1'000'000;
   std::vector<std::uint64_t> due;
   for (const auto& [id, session] : connections_) {
@@ -327,7 +341,6 @@ void SessionTable::tick() {
 
 std::uint64_t SessionTable::next_due_ns() const {
   std::uint64_t due = std::numeric_limits<std::uint64_t>::max();
-  if (listen_again_ns_ != 0) due = listen_again_ns_;
   const std::uint64_t allowed_ns = std::uint64_t{options_.limits.attach_timeout_ms} * 1'000'000;
   for (const auto& [id, session] : connections_) {
     if (!session.attached) due = std::min(due, session.accepted_ns + allowed_ns);

@@ -158,8 +158,8 @@ void ArenaStore::release(std::uint64_t group_id, std::uint32_t rank) {
   total_routing_bytes_ -= found->second.routing_bytes;
   users_.at(uid).routing_bytes -= found->second.routing_bytes;
   users_.at(uid).client_memories -= found->second.wanted.num_memories();
-  airlock_.close(std::move(found->second.user));
-  airlock_.close(std::move(found->second.exchange));
+  closer_.close(std::move(found->second.user));
+  closer_.close(std::move(found->second.exchange));
   mappings_.remove({group_id, rank});
   arenas_.erase(found);
   drop_idle_user(uid);

@@ -1,7 +1,7 @@
 // The memory of group members: arenas and boards, held here so that they outlive engines.
 #pragma once
 
-#include "base/airlock.h"
+#include "base/closer.h"
 #include "base/descriptors.h"
 #include "base/memory.h"
 #include "base/quota.h"
@@ -57,9 +57,9 @@ class ArenaStore {
     std::uint64_t max_routing_bytes = 0;
     MappingLimit mappings;
   };
-  // Both outlive the store. The airlock closes memory: freeing many pages takes long.
-  ArenaStore(const Limits& limits, Airlock& airlock, DescriptorBudget& descriptors)
-      : airlock_(airlock), descriptors_(descriptors) {
+  // Both outlive the store. The closer closes memory.
+  ArenaStore(const Limits& limits, Closer& closer, DescriptorBudget& descriptors)
+      : closer_(closer), descriptors_(descriptors) {
     set_limits(limits);
   }
   void set_limits(const Limits& limits) {
@@ -106,7 +106,7 @@ class ArenaStore {
   Limits limits_;
   MappingCount mappings_;
   std::uint64_t total_routing_bytes_ = 0;
-  Airlock& airlock_;
+  Closer& closer_;
   DescriptorBudget& descriptors_;
   std::uint64_t total_bytes_ = 0;  // in host memory
   std::map<std::uint32_t, User> users_;

@@ -181,8 +181,7 @@ void Node::carry_out(const membership::ReplyRefused& action) {
 }
 
 void Node::carry_out(const membership::WakeSession& action) {
-  const Session* session = sessions_->find(action.session_id);
-  if (session != nullptr) wake_client(session->segments);
+  sessions_->ring(action.session_id);
 }
 
 }  // namespace epd

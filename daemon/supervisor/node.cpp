@@ -38,13 +38,12 @@ std::uint64_t descriptor_limit() {
   return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 1024;
 }
 
-Node::Node(SupervisorOptions options, std::unique_ptr<Airlock> airlock)
+Node::Node(SupervisorOptions options)
     : options_(std::move(options)),
       config_(options_.config),
       notifier_(options_.notify_socket),
       descriptors_(descriptor_limit()),
-      airlock_(std::move(airlock)),
-      arenas_(arena_limits(config_), *airlock_, descriptors_),
+      arenas_(arena_limits(config_), closer_, descriptors_),
       registry_(clock_, *this, membership_limits(config_)) {
   event_log_.install();
   publish_access();
@@ -71,7 +70,7 @@ Status Node::start() {
     table.devices.push_back({device.name.text(), device.name.kind, device.facts.uuid});
   table.limits = session_limits(config_);
   Result<std::unique_ptr<SessionTable>> sessions =
-      SessionTable::create(std::move(table), std::move(*listener), clock_, *this, {*airlock_, descriptors_});
+      SessionTable::create(std::move(table), std::move(*listener), clock_, *this, {closer_, descriptors_});
   if (!sessions.ok()) return sessions.status();
   sessions_ = std::move(*sessions);
   Result<Loop::WatchId> watch =
@@ -101,15 +100,12 @@ std::uint64_t Node::turn() {
   carry_out_actions();
   advance_phase();
   carry_out_actions();
-  airlock_->flush();
   LogLimiter::tell_suppressed();
   std::uint64_t due = std::min(
       {sessions_->next_due_ns(), registry_.next_due_ns(), fleet_->next_due_ns(), next_lifecycle_due_ns()});
   for (const auto& pending : removals_) {
     for (const auto& [session, removal] : pending) due = std::min(due, removal.due_ns);
   }
-  if (const int look_ms = airlock_->next_look_ms(); look_ms >= 0)
-    due = std::min(due, clock_.now_ns() + static_cast<std::uint64_t>(look_ms) * kMsNs);
   return due;
 }
 
@@ -222,6 +218,7 @@ void Node::join_requested(const Session& session, std::uint32_t request_id, cons
   membership::ClientMemory kept;
   if (status.ok()) status = keep_memory(caller.uid, std::move(memory), kept);
   if (!status.ok()) {
+    for (UniqueFd& fd : memory) closer_.close(std::move(fd));
     carry_out(membership::ReplyRefused{session.id, request_id, status});
     return;
   }
@@ -233,18 +230,18 @@ void Node::join_requested(const Session& session, std::uint32_t request_id, cons
 }
 
 // Counted from now on: a join may wait for long before it has arenas. Whoever lets go of the memory last, the
-// airlock closes it.
+// closer closes it.
 Status Node::keep_memory(std::uint32_t uid, std::vector<UniqueFd> memory, membership::ClientMemory& out) {
   struct Kept {
-    Kept(std::vector<UniqueFd> fds, Airlock& closer) : memory(std::move(fds)), airlock(closer) {}
+    Kept(std::vector<UniqueFd> fds, Closer& slowly) : memory(std::move(fds)), closer(slowly) {}
     ~Kept() {
-      for (UniqueFd& fd : memory) airlock.close(std::move(fd));
+      for (UniqueFd& fd : memory) closer.close(std::move(fd));
     }
     DescriptorShare share;
     std::vector<UniqueFd> memory;
-    Airlock& airlock;
+    Closer& closer;
   };
-  const auto kept = std::make_shared<Kept>(std::move(memory), *airlock_);
+  const auto kept = std::make_shared<Kept>(std::move(memory), closer_);
   Result<DescriptorShare> share = descriptors_.take(uid, kept->memory.size());
   if (!share.ok()) return share.status();
   kept->share = std::move(*share);

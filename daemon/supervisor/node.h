@@ -2,7 +2,7 @@
 #pragma once
 
 #include "arena_store.h"
-#include "base/airlock.h"
+#include "base/closer.h"
 #include "base/descriptors.h"
 #include "base/event.h"
 #include "device/memory.h"
@@ -34,7 +34,7 @@ namespace epd {
 // and what the control plane sees: views.cpp, statistics.cpp, explain.cpp (one operation).
 class Node final : public SessionHost, public FleetHost, public membership::MemberMemory {
  public:
-  Node(SupervisorOptions options, std::unique_ptr<Airlock> airlock);
+  explicit Node(SupervisorOptions options);
   Status start();
   int run();
 
@@ -190,7 +190,7 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   ServiceNotifier notifier_;
   std::vector<NodeDevice> devices_;  // by index
   DescriptorBudget descriptors_;
-  std::unique_ptr<Airlock> airlock_;
+  Closer closer_;
   ArenaStore arenas_;
   membership::GroupRegistry registry_;
   std::unique_ptr<SessionTable> sessions_;

@@ -87,8 +87,7 @@ class Facade final : public ControlFacade {
 
 class SupervisorImpl final : public Supervisor {
  public:
-  SupervisorImpl(SupervisorOptions options, std::unique_ptr<Airlock> airlock)
-      : node_(std::move(options), std::move(airlock)), facade_(node_) {}
+  explicit SupervisorImpl(SupervisorOptions options) : node_(std::move(options)), facade_(node_) {}
   Status start() { return node_.start(); }
 
   ControlFacade& control() override { return facade_; }
@@ -103,9 +102,7 @@ class SupervisorImpl final : public Supervisor {
 }  // namespace
 
 Result<std::unique_ptr<Supervisor>> Supervisor::create(SupervisorOptions options) {
-  Result<std::unique_ptr<Airlock>> airlock = Airlock::create();
-  if (!airlock.ok()) return airlock.status();
-  auto supervisor = std::make_unique<SupervisorImpl>(std::move(options), std::move(*airlock));
+  auto supervisor = std::make_unique<SupervisorImpl>(std::move(options));
   if (Status status = supervisor->start(); !status.ok()) return status;
   return Result<std::unique_ptr<Supervisor>>(std::move(supervisor));
 }

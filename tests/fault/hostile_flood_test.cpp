@@ -149,7 +149,7 @@ TEST_F(Hostile, ConnectionsThatSayNothingAreFewAndEnd) {
     RANK_CHECK(refused > 0, "the quota of connections without Hello refused none");
     std::printf("100 connections: %u over the quota\n", refused);
   });
-  expect_logged("too many without Hello");
+  expect_logged("connections without Hello; allowed: 32");
   expect_logged("no Hello in time");
 }
 

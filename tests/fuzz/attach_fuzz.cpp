@@ -1,17 +1,17 @@
-// Attach messages: whatever connections come and whatever packets they send, through the real listener,
-// handshake, session table and group registry (engines are played, time is stepped), a bystander that
-// attached before goes on joining and leaving, and when the hostile ones have gone nothing of theirs is left:
-// no connection, group, arena or descriptor. Input: a program of steps for up to four connections, see Step.
+// Attach messages: whatever connections come and whatever packets they send, through real porters, handshake,
+// session table and group registry (engines are played, time is stepped), a bystander that attached before
+// goes on joining and leaving, and when the hostile ones have gone nothing of theirs is left: no connection,
+// group, arena or descriptor. Input: a program of steps for up to four connections, see Step.
 
 #include "base/log.h"
 #include "fuzz.h"
 #include "membership/registry.h"
+#include "porter.h"
 #include "proto/binding_rules.h"
 #include "session/session_table.h"
 
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 #include <algorithm>
 #include <array>
@@ -180,7 +180,7 @@ class Target {
     options.devices = {{"host:0"}, {"host:1"}};
     options.limits = {kConnections, 5'000};
     auto table =
-        SessionTable::create(std::move(options), std::move(*listener), clock_, host_, {*airlock_, budget_});
+        SessionTable::create(std::move(options), std::move(*listener), clock_, host_, {closer_, budget_});
     require(table.ok(), table.status().to_string());
     table_ = std::move(*table);
     bystander_ = connect();
@@ -232,34 +232,36 @@ class Target {
     return join;
   }
 
+  // As the gate does it, but that the porter has no thread: it moves when the others do.
   UniqueFd connect() {
-    UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    std::memcpy(address.sun_path, path_.c_str(), path_.size());
-    require(::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0, "connects");
+    auto outer = make_socketpair();
+    auto inner = make_socketpair();
+    require(outer.ok() && inner.ok(), "there are sockets");
+    Result<PeerIdentity> peer = peer_identity(outer->second.get());
+    require(peer.ok(), "the peer is known");
+    table_->admit({++last_number_, std::move(*peer), std::move(inner->first)});
+    porters_.push_back(std::make_unique<Porting>(std::move(outer->second), std::move(inner->second)));
     turn();
-    return socket;
+    return std::move(outer->first);
   }
 
   void turn() {
     pollfd waiting{table_->poll_fd(), POLLIN, 0};
     do {
+      std::erase_if(porters_, [](const auto& porting) { return !porting->porter.move(); });
       table_->process();
       host_.carry_out(*table_);
       table_->tick();
       host_.registry().tick();
       host_.carry_out(*table_);
+      std::erase_if(porters_, [](const auto& porting) { return !porting->porter.move(); });
     } while (::poll(&waiting, 1, 0) > 0);
-    airlock_->flush();
   }
 
-  // Until the airlock holds nothing any more.
+  // Until nothing is being closed any more.
   void close_all() {
-    for (int i = 0; i < 5'000 && airlock_->next_look_ms() != -1; ++i) {
-      airlock_->flush();
+    for (int i = 0; i < 5'000 && !closer_.idle(); ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
   }
 
   template <typename T>
@@ -378,10 +380,18 @@ class Target {
 
   ManualClock clock_;
   Host host_;
-  std::unique_ptr<Airlock> airlock_ = std::move(Airlock::create()).value();
+  Closer closer_;
   DescriptorBudget budget_{100'000};
   std::string directory_, path_;
   std::unique_ptr<SessionTable> table_;
+  struct Porting {
+    Porting(UniqueFd outer, UniqueFd inner)
+        : peer(std::move(outer)), loop(std::move(inner)), porter({peer.get(), loop.get(), -1}) {}
+    UniqueFd peer, loop;
+    PacketPorter porter;
+  };
+  std::vector<std::unique_ptr<Porting>> porters_;
+  std::uint64_t last_number_ = 0;
   UniqueFd bystander_;
   UniqueFd memory_ = make_sealed_memfd("fuzz", 4096).value();  // what a Join may carry
   std::size_t descriptors_ = 0;

@@ -1,10 +1,12 @@
-# epd_fuzzer(<name> SOURCE file LIBS ... CORPUS dir RUNS n): with EPD_BUILD_FUZZERS a libFuzzer binary <name>;
+# epd_fuzzer(<name> SOURCE file [ROOM of the daemon whose private headers it includes] LIBS ... CORPUS dir
+# RUNS n): with EPD_BUILD_FUZZERS a libFuzzer binary <name>;
 # always <name>_replay, which a test runs over the corpus and n seeded mutations. deploy/fuzz.sh runs them longer.
 function(epd_fuzzer name)
-  cmake_parse_arguments(ARG "" "SOURCE;CORPUS;RUNS" "LIBS" ${ARGN})
+  cmake_parse_arguments(ARG "" "SOURCE;CORPUS;RUNS;ROOM" "LIBS" ${ARGN})
   set(_here ${CMAKE_CURRENT_FUNCTION_LIST_DIR})
   add_executable(${name}_replay ${_here}/${ARG_SOURCE} ${_here}/replay_main.cpp)
   target_link_libraries(${name}_replay PRIVATE ${ARG_LIBS} epd_options)
+  target_include_directories(${name}_replay PRIVATE ${PROJECT_SOURCE_DIR}/daemon/${ARG_ROOM})
   file(GLOB _corpus CONFIGURE_DEPENDS ${_here}/corpus/${ARG_CORPUS}/*)
   add_test(NAME ${name}_replay COMMAND ${name}_replay --runs ${ARG_RUNS} ${_corpus})
   set_tests_properties(${name}_replay PROPERTIES TIMEOUT 120 LABELS fuzz)
@@ -13,11 +15,12 @@ function(epd_fuzzer name)
     target_compile_options(${name} PRIVATE -fsanitize=fuzzer)
     target_link_options(${name} PRIVATE -fsanitize=fuzzer)
     target_link_libraries(${name} PRIVATE ${ARG_LIBS} epd_options)
+    target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/daemon/${ARG_ROOM})
   endif()
 endfunction()
 
 epd_fuzzer(submission_fuzz SOURCE submission_fuzz.cpp CORPUS submission RUNS 300 LIBS epd_engine_harness epd_base)
-epd_fuzzer(attach_fuzz SOURCE attach_fuzz.cpp CORPUS attach RUNS 1000 LIBS epd_session epd_membership)
+epd_fuzzer(attach_fuzz SOURCE attach_fuzz.cpp ROOM session CORPUS attach RUNS 1000 LIBS epd_session epd_membership)
 epd_fuzzer(control_fuzz SOURCE control_fuzz.cpp CORPUS control RUNS 300 LIBS epd_fake_control epd_control_proto)
 epd_fuzzer(config_fuzz SOURCE config_fuzz.cpp CORPUS config RUNS 1000 LIBS epd_supervisor)
 if(EPD_BUILD_FUZZERS)

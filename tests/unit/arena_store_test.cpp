@@ -25,7 +25,7 @@ ArenaStore::Limits plenty() {
 
 class ArenaStoreTest : public testing::Test {
  protected:
-  const std::unique_ptr<Airlock> airlock_ = std::move(Airlock::create()).value();
+  Closer closer_;
   DescriptorBudget descriptors_{4096};
 };
 
@@ -40,7 +40,7 @@ TEST_F(ArenaStoreTest, RoutingsAreCountedOverAllAndForEachUser) {
   const std::uint64_t each = abi::routing_bytes(shape);
   ArenaStore::Limits limits = plenty();
   limits.max_routing_bytes = 3 * each;
-  ArenaStore store(limits, *airlock_, descriptors_);
+  ArenaStore store(limits, closer_, descriptors_);
   store.set_user_quotas(kUser, {}, {2 * each, "limits.max_routing_bytes_per_user"});
   const DeviceName host{abi::DeviceKind::kHost, 0};
   const auto join = [&](std::uint64_t group, std::uint32_t uid) {
@@ -61,7 +61,7 @@ TEST_F(ArenaStoreTest, RoutingsAreCountedOverAllAndForEachUser) {
 TEST_F(ArenaStoreTest, MappingsAreCountedForEachEngineThatMustMap) {
   ArenaStore::Limits limits = plenty();
   limits.mappings = {100, 72};  // 28 for ranks, 14 of a user: with the boards, four on the same engine
-  ArenaStore store(limits, *airlock_, descriptors_);
+  ArenaStore store(limits, closer_, descriptors_);
   const DeviceName first{abi::DeviceKind::kHost, 0};
   const DeviceName second{abi::DeviceKind::kHost, 1};
   const WantedMemory wanted{shape_of(16), {}, nullptr};

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace epd {
@@ -20,7 +21,9 @@ class RelayTest : public testing::Test {
     ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, inner), 0);
     client_.reset(outer[0]);
     server_.reset(inner[0]);
-    relay_ = std::make_unique<Relay>(UniqueFd(outer[1]), UniqueFd(inner[1]), std::move(budget));
+    peer_end_.reset(outer[1]);
+    inner_end_.reset(inner[1]);
+    relay_ = std::make_unique<Relay>(Doorstep{outer[1], inner[1], -1}, std::move(budget), clock_);
   }
   std::string read(const UniqueFd& socket) const {
     std::string text(1 << 20, 0);
@@ -31,6 +34,8 @@ class RelayTest : public testing::Test {
 
   UniqueFd client_;
   UniqueFd server_;
+  UniqueFd peer_end_, inner_end_;
+  ManualClock clock_;
   std::unique_ptr<Relay> relay_;
 };
 
@@ -75,9 +80,7 @@ TEST_F(RelayTest, BytesWithADescriptorEndIt) {
 }
 
 TEST_F(RelayTest, AUserWhoSendsTooMuchWaits) {
-  const auto budget = std::make_shared<ByteBudget>();
-  budget->refill(1);
-  start(budget);
+  start(std::make_shared<ByteBudget>());
   const std::string bytes(64 << 10, 'x');
   std::size_t passed = 0;
   for (int i = 0; i < 200; ++i) {
@@ -87,8 +90,8 @@ TEST_F(RelayTest, AUserWhoSendsTooMuchWaits) {
   }
   EXPECT_EQ(passed, ByteBudget::kBurst);
   EXPECT_TRUE(relay_->must_wait());
-  EXPECT_EQ(relay_->client_events() & POLLIN, 0) << "and is not polled for";
-  budget->refill(1 + 500'000'000);
+  clock_.advance_ms(500);
+  EXPECT_FALSE(relay_->must_wait());
   for (int i = 0; i < 20; ++i) {
     ASSERT_TRUE(relay_->move());
     passed += read(server_).size();
@@ -97,6 +100,21 @@ TEST_F(RelayTest, AUserWhoSendsTooMuchWaits) {
   ASSERT_EQ(::send(server_.get(), "answer", 6, 0), 6);
   EXPECT_TRUE(relay_->move());
   EXPECT_EQ(read(client_), "answer") << "the other way has no limit";
+}
+
+TEST_F(RelayTest, ItRunsUntilOneSideEnds) {
+  start(nullptr);
+  std::thread porter([this] { relay_->run(); });
+  ASSERT_EQ(::send(client_.get(), "ask", 3, 0), 3);
+  pollfd asked{server_.get(), POLLIN, 0};
+  ASSERT_EQ(::poll(&asked, 1, 5000), 1);
+  EXPECT_EQ(read(server_), "ask");
+  ASSERT_EQ(::send(server_.get(), "last words", 10, 0), 10);
+  server_.reset();
+  porter.join();
+  EXPECT_EQ(read(client_), "last words");
+  char byte;
+  EXPECT_EQ(::recv(client_.get(), &byte, 1, MSG_DONTWAIT), 0);
 }
 
 }  // namespace

@@ -4,6 +4,10 @@ foreach(_name session membership)
   target_link_libraries(${_name}_test PRIVATE epd_${_name} epd_options GTest::gtest_main)
   gtest_discover_tests(${_name}_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 60)
 endforeach()
+target_sources(session_test PRIVATE ${CMAKE_CURRENT_LIST_DIR}/session_requests_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/session_listener_test.cpp ${CMAKE_CURRENT_LIST_DIR}/session_porter_test.cpp
+  ${CMAKE_CURRENT_SOURCE_DIR}/support/census.cpp)
+target_include_directories(session_test PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/daemon/session)
 target_sources(membership_test PRIVATE ${CMAKE_CURRENT_LIST_DIR}/membership_join_test.cpp ${CMAKE_CURRENT_LIST_DIR}/membership_engines_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/membership_degrade_test.cpp ${CMAKE_CURRENT_LIST_DIR}/membership_waits_test.cpp ${CMAKE_CURRENT_LIST_DIR}/membership_random_test.cpp)
 add_executable(config_test ${CMAKE_CURRENT_LIST_DIR}/config_test.cpp)

@@ -6,6 +6,7 @@
 #include "proto/wire.h"
 
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <array>
 #include <cstring>
 #include <initializer_list>
@@ -53,12 +54,11 @@ enum class ReceiveResult { kPacket, kNothing, kClosed, kMalformed };
 // Receives one packet, without blocking, of a sender that is trusted: its descriptors become ours.
 // kMalformed: wrong magic, length or descriptor count (they are closed); `error` says which.
 ReceiveResult receive_packet(int socket, Packet& packet, Status& error);
-
-// The same of a peer that is not trusted. kDescriptors: header and body are in `packet`, but the packet is
-// still in the socket, because it carries descriptors: see base/airlock.h. kMalformed: it may be there still,
-// too.
-enum class PeerResult { kPacket, kDescriptors, kNothing, kClosed, kMalformed };
-PeerResult receive_from_peer(int socket, Packet& packet, Status& error);
+// The same of a porter (base/gate.h), which puts `prefix` before each packet. How many descriptors have come
+// is not compared with the header, and a malformed one keeps them.
+ReceiveResult receive_carried(int socket, Packet& packet, Status& error, iovec prefix);
+// What is wrong with a packet longer than any message.
+Status too_large();
 
 // Takes over the descriptors that have come with a message.
 void append_descriptors(msghdr& message, std::vector<UniqueFd>& fds);

@@ -18,19 +18,21 @@ struct ListenerOptions {
 
 // A listening SOCK_SEQPACKET socket. Beside it lies "<path>.lock", held locked for as long as the
 // daemon lives: it tells a living daemon's socket (refused: RESOURCE_EXHAUSTED naming its pid) from a dead
-// one's (removed). The directory is made if it is missing. close() or the destructor removes the socket file.
+// one's (removed). The directory is made if it is missing. remove() or the destructor removes the socket
+// file.
 class Listener {
  public:
   Listener() = default;
   static Result<Listener> open(const ListenerOptions& options);
   Listener(Listener&& other) noexcept = default;
   Listener& operator=(Listener&& other) noexcept;
-  ~Listener() { (void)close(); }
+  ~Listener() { remove(); }
 
-  int fd() const { return socket_.get(); }
+  // For the gate, which accepts.
+  UniqueFd take_socket() { return std::move(socket_); }
   const std::string& path() const { return path_; }
-  // What is returned still has the connections that nobody has accepted; its close ends them.
-  UniqueFd close();
+  // Nobody finds the socket any more, and another daemon may serve its path.
+  void remove();
 
  private:
   UniqueFd socket_;

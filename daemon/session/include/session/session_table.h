@@ -2,13 +2,14 @@
 //
 // A connection becomes a session with its Hello and ends with its socket, with its process, or with
 // end(). The table owns an epoll descriptor: whoever owns the table waits for poll_fd() and calls
-// process(). Sockets of peers are received from and closed so that no descriptor in them can block this
-// thread (base/airlock.h); the owner flushes the airlock. Threads: all calls from one.
+// process(). No socket here is a client's: each client has a porter (base/gate.h). Threads: all calls from
+// one.
 #pragma once
 
-#include "base/airlock.h"
 #include "base/clock.h"
+#include "base/closer.h"
 #include "base/descriptors.h"
+#include "base/gate.h"
 #include "base/packet.h"
 #include "base/peer.h"
 #include "base/quota.h"
@@ -33,7 +34,7 @@ struct SessionLimits {
 
 struct Session {
   std::uint64_t id = 0;
-  UniqueFd socket;
+  UniqueFd socket;  // to its porter
   PeerIdentity peer;
   DescriptorShare descriptors;
   std::uint64_t accepted_ns = 0;
@@ -72,11 +73,13 @@ class SessionHost {
   virtual void leave_requested(const Session& session, std::uint32_t request_id, const abi::Leave& leave) = 0;
 };
 
-// What peers' sockets and descriptors are handled with. Both outlive the table.
+// What peers' descriptors are handled with. Both outlive the table.
 struct PeerResources {
-  Airlock& airlock;
+  Closer& closer;
   DescriptorBudget& descriptors;
 };
+
+struct Carried;  // of a porter: porter.h
 
 class SessionTable {
  public:
@@ -84,6 +87,9 @@ class SessionTable {
   // (newuidmap) and each connection holds two descriptors.
   static constexpr std::uint32_t kMaxHalfOpenPerUser = 32;
   static constexpr std::uint32_t kMaxHalfOpen = 512;
+  // Connections that have ended here and whose porters have not, of one user, and of all.
+  static constexpr std::size_t kMaxEndingPerUser = 64;
+  static constexpr std::size_t kMaxEnding = 512;
 
   struct Options {
     std::string daemon;  // name and version
@@ -102,6 +108,8 @@ class SessionTable {
 
   int poll_fd() const { return epoll_.get(); }
   void process();
+  // A connection, from the gate or, in tests, from whoever plays its porter.
+  void admit(Gate::Arrival arrival);
   // Ends half-open connections that are due. UINT64_MAX: nothing will be.
   void tick();
   std::uint64_t next_due_ns() const;
@@ -114,6 +122,8 @@ class SessionTable {
     send_reply(session_id, request_id, static_cast<std::uint16_t>(type), &body, sizeof(body), fds);
   }
   void refuse(std::uint64_t session_id, std::uint32_t request_id, const Status& status);
+  // Rings the client, for what was written where it reads while no engine could ring.
+  void ring(std::uint64_t session_id);
   // Says Goodbye and closes.
   void end(std::uint64_t session_id, const Status& status);
   void end_all(const Status& status);
@@ -136,20 +146,20 @@ class SessionTable {
         listener_(std::move(listener)),
         clock_(clock),
         host_(host),
-        airlock_(resources.airlock),
+        closer_(resources.closer),
         descriptors_(resources.descriptors) {}
 
   Status watch(int fd, std::uint64_t key);
-  void accept_all();
-  void accept_one(UniqueFd socket);
-  void pause_listening(const std::string& reason);
-  void turn_away(UniqueFd socket, const Status& status);
+  void admit_all();
+  Status check_arrival(const PeerIdentity& peer) const;
+  void turn_away(const Gate::Arrival& arrival, const Status& status);
   void receive(std::uint64_t id);
-  void receive_descriptors(Session& session, Packet& packet);
-  void handle(Session& session, Packet& packet, const Airlock::Received& descriptors);
+  static Status check_descriptors(const Session& session, const Packet& packet, const Carried& carried);
+  void handle(Session& session, Packet& packet, const Carried& carried);
   bool expect_reply(Session& session, abi::AttachType type, std::uint32_t request_id);
   void malformed(Session& session, std::uint32_t request_id, const Status& error);
   void close(std::uint64_t id, const std::string& how);
+  void ring(const Session& session) const;
   void hang_up(UniqueFd socket);
   void send_reply(std::uint64_t session_id, std::uint32_t request_id, std::uint16_t type, const void* body,
                   std::size_t bytes, const FdList& fds);
@@ -158,7 +168,7 @@ class SessionTable {
   void hello(Session& session, const Packet& packet);
   Status check_hello(const Session& session, const abi::Hello& hello) const;
   Result<std::uint32_t> choose_device(const Session& session, const abi::Hello& hello) const;
-  static Result<ClientEnds> prepare(Session& session);
+  Result<ClientEnds> prepare(Session& session) const;
   Status welcome(const Session& session, const abi::Hello& hello, std::uint32_t request_id,
                  const ClientEnds& client) const;
 
@@ -166,15 +176,15 @@ class SessionTable {
   Listener listener_;
   const Clock& clock_;
   SessionHost& host_;
-  Airlock& airlock_;
+  Closer& closer_;
   DescriptorBudget& descriptors_;
+  std::unique_ptr<Gate> gate_;  // until stop_listening()
   UniqueFd epoll_;
   std::map<std::uint64_t, Session> connections_;
   std::uint64_t next_id_ = 1;
   std::uint32_t attached_ = 0;
   std::uint64_t total_attached_ = 0;
   std::uint64_t total_refused_ = 0;
-  std::uint64_t listen_again_ns_ = 0;  // while out of descriptors; 0 = listening
 };
 
 }  // namespace epd

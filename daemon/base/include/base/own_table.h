@@ -1,0 +1,30 @@
+// A descriptor table of a thread's own, and the calls of a thread that has one.
+//
+// The calls are the plain system calls: ThreadSanitizer, which sees those of the C library, takes a number
+// for the same descriptor in all threads.
+#pragma once
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <cstddef>
+#include <vector>
+
+namespace epd::own_table {
+
+// Gives the calling thread, and the threads that it starts, a table of its own: the descriptors of `keep`, -1
+// ignored, and the standard ones. Those above the highest of them are not even copied. False: it still shares
+// the process's, and must close nothing.
+bool leave(const std::vector<int>& keep);
+
+void close(int fd);
+// Closes what may linger: a thread takes it along into a table of its own, and ends.
+void discard(const std::vector<int>& fds);
+int poll(pollfd* entries, std::size_t count, int timeout_ms);
+long receive(int socket, msghdr& message, int flags);
+long send(int socket, const msghdr& message, int flags);
+void shut_down(int socket, int how);
+int accept(int listener);  // close-on-exec, non-blocking
+// Non-blocking, close-on-exec.
+bool make_pair(int socket_type, int (&ends)[2]);
+
+}  // namespace epd::own_table

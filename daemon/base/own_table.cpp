@@ -1,0 +1,86 @@
+#include "base/own_table.h"
+
+#include "base/departure.h"
+#include "base/thread.h"
+
+#include <linux/close_range.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+#include <algorithm>
+#include <memory>
+
+namespace epd::own_table {
+
+bool leave(const std::vector<int>& keep) {
+  std::vector<int> kept(keep);
+  std::erase_if(kept, [](int fd) { return fd <= STDERR_FILENO; });
+  std::sort(kept.begin(), kept.end());
+  int next = STDERR_FILENO + 1;
+  const int top = kept.empty() ? STDERR_FILENO : kept.back();
+  if (::syscall(SYS_close_range, top + 1, ~0u, CLOSE_RANGE_UNSHARE) != 0) return false;
+  for (const int fd : kept) {
+    if (fd > next) ::syscall(SYS_close_range, next, fd - 1, 0);
+    next = fd + 1;
+  }
+  return true;
+}
+
+void close(int fd) {
+  if (fd >= 0) ::syscall(SYS_close, fd);
+}
+
+namespace {
+
+struct Discarded {
+  std::vector<int> fds;
+  Departure departure;
+};
+
+void* run_discard(void* argument) {
+  const std::unique_ptr<std::shared_ptr<Discarded>> own(static_cast<std::shared_ptr<Discarded>*>(argument));
+  (void)(*own)->departure.leave((*own)->fds);
+  return nullptr;
+}
+
+}  // namespace
+
+// Without a thread they close here, however long that takes.
+void discard(const std::vector<int>& fds) {
+  const auto discarded = std::make_shared<Discarded>();
+  discarded->fds = fds;
+  auto own = std::make_unique<std::shared_ptr<Discarded>>(discarded);
+  const bool started = start_detached_thread(run_discard, own.get()).ok();
+  if (started) (void)own.release();
+  const bool has_copies = started && discarded->departure.has_left();
+  for (const int fd : fds) close(fd);
+  if (has_copies) discarded->departure.let_go();
+}
+
+int poll(pollfd* entries, std::size_t count, int timeout_ms) {
+  const timespec timeout{timeout_ms / 1000, timeout_ms % 1000 * 1'000'000L};
+  return static_cast<int>(
+      ::syscall(SYS_ppoll, entries, count, timeout_ms < 0 ? nullptr : &timeout, nullptr, 0));
+}
+
+long receive(int socket, msghdr& message, int flags) {
+  return ::syscall(SYS_recvmsg, socket, &message, flags);
+}
+
+long send(int socket, const msghdr& message, int flags) {
+  return ::syscall(SYS_sendmsg, socket, &message, flags | MSG_NOSIGNAL);
+}
+
+void shut_down(int socket, int how) {
+  ::syscall(SYS_shutdown, socket, how);
+}
+
+int accept(int listener) {
+  return static_cast<int>(::syscall(SYS_accept4, listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+}
+
+bool make_pair(int socket_type, int (&ends)[2]) {
+  return ::syscall(SYS_socketpair, AF_UNIX, socket_type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0;
+}
+
+}  // namespace epd::own_table

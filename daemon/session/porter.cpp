@@ -1,0 +1,202 @@
+#include "porter.h"
+
+#include "base/own_table.h"
+#include "proto/wire.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace epd {
+namespace {
+
+constexpr unsigned kNvidiaMajor = 195;  // of /dev/nvidiactl, to which CUDA's exported handles belong
+constexpr int kMostReadOut = 256;       // packets
+
+using Moved = PacketPorter::Moved;
+
+Moved not_moved() {
+  return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? Moved::kNotNow : Moved::kOver;
+}
+
+bool may_be_memory(int fd) {
+  if (::fcntl(fd, F_GET_SEALS) >= 0) return true;
+  struct statx info;
+  // Without asking whoever serves the file: that could take for ever.
+  if (::statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &info) != 0) return false;
+  const unsigned type = info.stx_mode & S_IFMT;
+  return type == 0 || (type == S_IFCHR && info.stx_rdev_major == kNvidiaMajor);
+}
+
+}  // namespace
+
+PacketPorter::Moved PacketPorter::Load::receive(int socket) {
+  iovec part{data.data(), data.size()};
+  alignas(cmsghdr) char control[CMSG_SPACE(abi::kMaxMessageFds * sizeof(int))];
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  const long n = own_table::receive(socket, message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  if (n < 0) return not_moved();
+  for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t had = fds.size();
+    fds.resize(had + (c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+    std::memcpy(fds.data() + had, CMSG_DATA(c), (fds.size() - had) * sizeof(int));
+  }
+  bytes = static_cast<std::size_t>(n);
+  truncated = (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0;
+  full = n != 0 || truncated || !fds.empty();
+  return full ? Moved::kYes : Moved::kOver;
+}
+
+PacketPorter::Moved PacketPorter::Load::send(int socket, iovec prefix, bool with_fds) {
+  iovec parts[2] = {prefix, {data.data(), bytes}};
+  alignas(cmsghdr) char control[CMSG_SPACE(abi::kMaxMessageFds * sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = 2;
+  if (with_fds && !fds.empty()) {
+    message.msg_control = control;
+    message.msg_controllen = CMSG_SPACE(fds.size() * sizeof(int));
+    cmsghdr* c = CMSG_FIRSTHDR(&message);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(fds.size() * sizeof(int));
+    std::memcpy(CMSG_DATA(c), fds.data(), fds.size() * sizeof(int));
+  }
+  return own_table::send(socket, message, MSG_DONTWAIT) >= 0 ? Moved::kYes : not_moved();
+}
+
+abi::WireHeader PacketPorter::Load::header() const {
+  abi::WireHeader header{};
+  std::memcpy(&header, data.data(), std::min(bytes, sizeof(header)));
+  return header;
+}
+
+void PacketPorter::Load::drop() {
+  full = false;
+  for (const int fd : fds) own_table::close(fd);
+  fds.clear();
+}
+
+PacketPorter::~PacketPorter() {
+  in_.drop();
+  out_.drop();
+  own_table::close(bell_);
+}
+
+void PacketPorter::run() {
+  for (;;) {
+    // The inner socket's end shows even when nothing is asked for; the client's, only then.
+    const auto peer_events =
+        static_cast<short>((admitted_ && !in_.full ? POLLIN : 0) | (out_.full ? POLLOUT : 0));
+    const auto inner_events = static_cast<short>((out_.full ? 0 : POLLIN) | (in_.full ? POLLOUT : 0));
+    pollfd entries[3] = {{peer_events == 0 ? -1 : at_.peer, peer_events, 0},
+                         {at_.inner, inner_events, 0},
+                         {at_.process, POLLIN, 0}};
+    own_table::poll(entries, 3, -1);
+    const bool client_ended = entries[2].revents != 0;  // what it has said still counts
+    const bool loop_ended = (entries[1].revents & (POLLHUP | POLLERR)) != 0;
+    if (move() && !client_ended && !(loop_ended && out_.full)) continue;
+    say_farewell();
+    return;
+  }
+}
+
+bool PacketPorter::move() {
+  return carry_out() && carry_in();
+}
+
+bool PacketPorter::carry_in() {
+  Moved moved = Moved::kYes;
+  while (moved == Moved::kYes) moved = admitted_ ? take_in() : Moved::kNotNow;
+  return moved != Moved::kOver;
+}
+
+PacketPorter::Moved PacketPorter::take_in() {
+  if (!in_.full) {
+    if (const Moved moved = in_.receive(at_.peer); moved != Moved::kYes) return moved;
+    note_ = {static_cast<std::uint32_t>(in_.fds.size()), -1, 0, in_.truncated ? 1u : 0u};
+    const auto odd = std::find_if_not(in_.fds.begin(), in_.fds.end(), may_be_memory);
+    if (odd != in_.fds.end()) note_.not_memory = static_cast<std::int32_t>(odd - in_.fds.begin());
+  }
+  const bool with_fds = note_.not_memory < 0 && !in_.truncated && in_.header().num_fds == in_.fds.size();
+  Moved moved = in_.send(at_.inner, {&note_, sizeof(note_)}, with_fds);
+  if (moved == Moved::kOver && with_fds && !in_.fds.empty()) {
+    note_.no_room = 1;  // or the loop has gone, which the next send shows
+    moved = in_.send(at_.inner, {&note_, sizeof(note_)}, false);
+  }
+  if (moved != Moved::kYes) return moved;
+  // What is no memory may linger, and its sender waits for an answer.
+  if (note_.not_memory >= 0) own_table::discard(std::exchange(in_.fds, {}));
+  in_.drop();
+  return moved;
+}
+
+bool PacketPorter::carry_out() {
+  Moved moved = Moved::kYes;
+  while (moved == Moved::kYes) {
+    if (!out_.full) moved = out_.receive(at_.inner);
+    if (moved != Moved::kYes) break;
+    moved = out_.header().type >= kPorterOrders ? obey() : out_.send(at_.peer, {}, true);
+    if (moved == Moved::kYes) out_.drop();
+  }
+  return moved != Moved::kOver;
+}
+
+PacketPorter::Moved PacketPorter::obey() {
+  switch (static_cast<PorterOrder>(out_.header().type)) {
+    case PorterOrder::kAdmit: admitted_ = true; break;
+    case PorterOrder::kKeepBell:
+      if (out_.fds.empty()) break;
+      bell_ = out_.fds[0];
+      out_.fds.clear();
+      break;
+    case PorterOrder::kRing: {
+      char byte = 0;
+      iovec part{&byte, 1};
+      msghdr message{};
+      message.msg_iov = &part;
+      message.msg_iovlen = 1;
+      own_table::send(bell_, message, MSG_DONTWAIT);
+      break;
+    }
+  }
+  return Moved::kYes;
+}
+
+// Packets that lie unread and carry no descriptors go, so that the client reads our last words, not
+// ECONNRESET.
+void PacketPorter::say_farewell() const {
+  for (int i = 0; i < kMostReadOut; ++i) {
+    char byte;
+    iovec part{&byte, 1};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    if (own_table::receive(at_.peer, message, MSG_DONTWAIT | MSG_PEEK) <= 0) break;
+    if ((message.msg_flags & MSG_CTRUNC) != 0) break;  // it carries descriptors
+    own_table::receive(at_.peer, message, MSG_DONTWAIT);
+  }
+  own_table::shut_down(at_.peer, SHUT_RDWR);
+}
+
+Status order(int socket, PorterOrder what, const FdList& fds) {
+  return send_packet(socket, static_cast<std::uint16_t>(what), 0, nullptr, 0, fds);
+}
+
+void carry_packets(const Doorstep& doorstep) {
+  std::make_unique<PacketPorter>(doorstep)->run();
+}
+
+}  // namespace epd

@@ -1,0 +1,185 @@
+// The porter of an attach socket: what it brings, and what never comes in.
+#include "porter.h"
+
+#include "base/memory.h"
+#include "support/census.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <optional>
+#include <thread>
+
+namespace epd {
+namespace {
+
+using test::count_own_fds;
+
+// Runs a porter in this process's table, where the test can count.
+class PorterTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto outer = make_socketpair();
+    auto inner = make_socketpair();
+    ASSERT_TRUE(outer.ok() && inner.ok());
+    peer_ = std::move(outer->first);
+    loop_ = std::move(inner->first);
+    peer_end_ = std::move(outer->second);
+    loop_end_ = std::move(inner->second);
+    process_ = make_eventfd().value();
+    thread_ = std::thread([this] {
+      carry_packets({peer_end_.get(), loop_end_.get(), process_.get()});
+      loop_end_.reset();
+      peer_end_.reset();
+    });
+  }
+  void TearDown() override {
+    loop_.reset();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  void send(const FdList& fds = {}) const {
+    const std::uint64_t body = 5;
+    ASSERT_TRUE(send_packet(peer_.get(), 4, 9, &body, sizeof(body), fds).ok());
+  }
+  ReceiveResult take(Packet& packet, Carried& carried) const {
+    pollfd entry{loop_.get(), POLLIN, 0};
+    EXPECT_EQ(::poll(&entry, 1, 5000), 1);
+    Status error;
+    return receive_carried(loop_.get(), packet, error, {&carried, sizeof(carried)});
+  }
+  ReceiveResult answer(Packet& packet) const {
+    pollfd entry{peer_.get(), POLLIN, 0};
+    EXPECT_EQ(::poll(&entry, 1, 5000), 1);
+    Status error;
+    return receive_packet(peer_.get(), packet, error);
+  }
+  void admit() const { ASSERT_TRUE(order(loop_.get(), PorterOrder::kAdmit).ok()); }
+
+  UniqueFd peer_, loop_, peer_end_, loop_end_, process_;
+  std::thread thread_;
+};
+
+TEST_F(PorterTest, NothingIsReceivedBeforeItIsAdmitted) {
+  send();
+  pollfd entry{loop_.get(), POLLIN, 0};
+  EXPECT_EQ(::poll(&entry, 1, 50), 0);
+  admit();
+  Packet packet;
+  Carried carried;
+  ASSERT_EQ(take(packet, carried), ReceiveResult::kPacket);
+  EXPECT_EQ(packet.header.request_id, 9u);
+  EXPECT_EQ(packet.read<std::uint64_t>().value(), 5u);
+  EXPECT_EQ(carried.num_fds, 0u);
+  EXPECT_EQ(carried.not_memory, -1);
+}
+
+TEST_F(PorterTest, MemoryComesAlongAndWhatIsNoneDoesNot) {
+  admit();
+  const UniqueFd memory = make_sealed_memfd("memory", 4096).value();
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  const UniqueFd reader(ends[0]);
+  const UniqueFd writer(ends[1]);
+  const UniqueFd file(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
+  const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  const std::size_t before = count_own_fds();
+  Packet packet;
+  Carried carried;
+  send({memory.get(), memory.get()});
+  ASSERT_EQ(take(packet, carried), ReceiveResult::kPacket);
+  ASSERT_EQ(packet.fds.size(), 2u);
+  EXPECT_EQ(sealed_size(packet.fds[1].get()).value(), 4096u);
+  EXPECT_NE(::fcntl(packet.fds[0].get(), F_GETFD) & FD_CLOEXEC, 0);
+  for (const int bad : {reader.get(), writer.get(), peer_.get(), file.get(), null.get()}) {
+    send({memory.get(), bad, memory.get()});
+    ASSERT_EQ(take(packet, carried), ReceiveResult::kPacket);
+    EXPECT_EQ(carried.num_fds, 3u);
+    EXPECT_EQ(carried.not_memory, 1);
+    EXPECT_TRUE(packet.fds.empty());
+  }
+  for (int i = 0; i < 5000 && count_own_fds() != before; ++i) ::usleep(1000);
+  EXPECT_EQ(count_own_fds(), before);
+}
+
+TEST_F(PorterTest, ACountThatIsNotTheHeadersAndAPacketTooLongAreTold) {
+  admit();
+  const UniqueFd memory = make_sealed_memfd("memory", 4096).value();
+  const abi::WireHeader header{abi::kWireMagic, 4, 3, sizeof(header), 9};
+  iovec part{const_cast<abi::WireHeader*>(&header), sizeof(header)};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  cmsghdr* c = CMSG_FIRSTHDR(&message);
+  c->cmsg_level = SOL_SOCKET;
+  c->cmsg_type = SCM_RIGHTS;
+  c->cmsg_len = CMSG_LEN(sizeof(int));
+  const int fd = memory.get();
+  std::memcpy(CMSG_DATA(c), &fd, sizeof(int));
+  ASSERT_GT(::sendmsg(peer_.get(), &message, 0), 0);
+  Packet packet;
+  Carried carried;
+  ASSERT_EQ(take(packet, carried), ReceiveResult::kPacket);
+  EXPECT_EQ(packet.header.num_fds, 3u);
+  EXPECT_EQ(carried.num_fds, 1u);
+  EXPECT_TRUE(packet.fds.empty());
+  const std::vector<char> longer(5000, 'x');
+  ASSERT_EQ(::send(peer_.get(), longer.data(), longer.size(), 0), 5000);
+  EXPECT_EQ(take(packet, carried), ReceiveResult::kMalformed);
+  EXPECT_EQ(carried.truncated, 1u);
+}
+
+TEST_F(PorterTest, ItRingsTheDoorbellThatItWasGiven) {
+  auto bell = make_socketpair();
+  ASSERT_TRUE(bell.ok());
+  ASSERT_TRUE(order(loop_.get(), PorterOrder::kRing).ok());  // none yet: nothing happens
+  ASSERT_TRUE(order(loop_.get(), PorterOrder::kKeepBell, {bell->second.get()}).ok());
+  ASSERT_TRUE(order(loop_.get(), PorterOrder::kRing).ok());
+  pollfd entry{bell->first.get(), POLLIN, 0};
+  ASSERT_EQ(::poll(&entry, 1, 5000), 1);
+  char bytes[8];
+  EXPECT_EQ(::recv(bell->first.get(), bytes, sizeof(bytes), MSG_DONTWAIT), 1);
+}
+
+TEST_F(PorterTest, LastWordsAreReadBeforeTheEnd) {
+  send();  // never received: else the peer would get ECONNRESET in place of the words
+  send();
+  ASSERT_TRUE(send_packet(loop_.get(), 3, 1, "last", 4).ok());
+  loop_.reset();
+  thread_.join();
+  Packet packet;
+  EXPECT_EQ(answer(packet), ReceiveResult::kPacket);
+  EXPECT_EQ(packet.header.type, 3u);
+  EXPECT_EQ(answer(packet), ReceiveResult::kClosed);
+}
+
+TEST_F(PorterTest, APeerThatDoesNotReadHoldsUpNoEnd) {
+  const std::vector<char> body(1000);
+  Status sent;
+  for (int i = 0; i < 10'000 && sent.ok(); ++i)
+    sent = send_packet(loop_.get(), 3, 1, body.data(), body.size());
+  EXPECT_EQ(sent.code(), StatusCode::kWouldBlock);
+  loop_.reset();
+  thread_.join();
+}
+
+TEST_F(PorterTest, WhatADeadProcessHasSaidStillCounts) {
+  admit();
+  send();
+  send();
+  ring_eventfd(process_.get());
+  Packet packet;
+  Carried carried;
+  EXPECT_EQ(take(packet, carried), ReceiveResult::kPacket);
+  EXPECT_EQ(take(packet, carried), ReceiveResult::kPacket);
+  EXPECT_EQ(take(packet, carried), ReceiveResult::kClosed);
+}
+
+}  // namespace
+}  // namespace epd
