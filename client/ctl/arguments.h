@@ -60,6 +60,7 @@ enum class Exit : int {
   kUsage = 2,
   kUnreachable = 3,  // no daemon, no permission, no answer in time
   kProblems = 4,     // doctor found some
+  kUnwritten = 5,    // standard output took not all of the answer
 };
 
 struct Failure {

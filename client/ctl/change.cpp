@@ -71,6 +71,8 @@ Exit set(const Arguments& arguments, Connection& connection, Output& output, Req
     const std::optional<Setting> setting = parse(text);
     if (!setting || !put(*setting, request))
       return wrong(arguments, output, "setting \"" + text + "\" is not understood", allowed);
+    if (document["set"].contains(setting->key))
+      return wrong(arguments, output, "setting \"" + setting->key + "\" is given twice", "once");
     document["set"][setting->key] = setting->value;
     words += " " + text;
   }

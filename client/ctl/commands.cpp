@@ -71,10 +71,11 @@ Exit run_version(const Arguments& arguments, Connection& connection, Output& out
 }  // namespace
 
 Json failure_json(const Failure& failure) {
+  const char* kind = failure.exit == Exit::kUnreachable ? "unreachable"
+                     : failure.exit == Exit::kUsage     ? "usage"
+                                                        : "refused";
   Json document;
-  document["error"] = {{"class", failure.exit == Exit::kUnreachable ? "unreachable" : "refused"},
-                       {"status", failure.status},
-                       {"message", failure.message}};
+  document["error"] = {{"class", kind}, {"status", failure.status}, {"message", failure.message}};
   return document;
 }
 
@@ -88,8 +89,9 @@ void write_json_line(Output& output, const Json& document) {
 }
 
 Exit report(const Arguments& arguments, Output& output, const Failure& failure) {
+  const bool line_by_line = arguments.command == Command::kEvents || arguments.command == Command::kWatch;
   if (arguments.json) {
-    write_json(output, failure_json(failure));
+    (line_by_line ? write_json_line : write_json)(output, failure_json(failure));
   } else {
     const bool said_by_daemon = failure.exit == Exit::kRefused;
     output.error << "epctl: " << (said_by_daemon ? failure.status + ": " : "") << printable(failure.message)

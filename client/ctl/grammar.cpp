@@ -1,6 +1,11 @@
 #include "grammar.h"
 
 #include "help.h"
+#include "json.h"
+
+#include <sys/un.h>
+#include <array>
+#include <cstdio>
 
 namespace epd::ctl {
 namespace {
@@ -12,6 +17,47 @@ CLI::Validator not_negative() {
         return text.find('-') == std::string::npos ? std::string() : text + " is negative; allowed: from 0";
       },
       "");
+}
+
+// CLI::Range lets "nan" through.
+CLI::Validator a_number() {
+  return CLI::Validator(
+      [](std::string& text) {
+        return text.find_first_of("nN") == std::string::npos ? std::string()
+                                                             : text + " is no number of seconds";
+      },
+      "");
+}
+
+std::string ascii(const std::string& text) {
+  std::string out;
+  for (const unsigned char c : text) {
+    std::array<char, 8> escape{};
+    std::snprintf(escape.data(), escape.size(), c >= 0x20 && c < 0x7f ? "%c" : "\\x%02x", c);
+    out += escape.data();
+  }
+  return out;
+}
+
+// Only such text fits into a message.
+CLI::Validator utf8() {
+  return CLI::Validator(
+      [](std::string& text) {
+        try {
+          (void)Json(text).dump();
+          return std::string();
+        } catch (const Json::exception&) {
+          return "\"" + ascii(text) + "\" is not UTF-8";
+        }
+      },
+      "");
+}
+
+std::string check_socket_path(const std::string& path) {
+  constexpr std::size_t kLongest = sizeof(sockaddr_un::sun_path) - 1;
+  if (path.empty()) return "is empty; allowed: a path";
+  if (path.size() <= kLongest) return "";
+  return "has " + std::to_string(path.size()) + " characters; allowed: 1.." + std::to_string(kLongest);
 }
 
 constexpr std::uint32_t kMaxTimeoutMs = 600'000;
@@ -37,7 +83,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("--socket", arguments.socket, "Control socket of the daemon")
       ->envname("EPD_CONTROL_SOCKET")
       ->type_name("PATH")
-      ->check([](const std::string& path) { return path.empty() ? "is empty; allowed: a path" : ""; })
+      ->check(check_socket_path)
       ->capture_default_str();
   app.add_flag("--json", arguments.json, "JSON instead of text");
   app.add_option("--timeout-ms", arguments.timeout_ms, "How long to wait for each answer, 1..600000")
@@ -54,12 +100,16 @@ void add_views(CLI::App& app, Arguments& arguments) {
   groups->add_flag("--members", arguments.members, "List the members of each group too");
   add_command(app, arguments, "ops", Command::kOps, help::kOps);
   CLI::App* op = add_command(app, arguments, "op", Command::kOp, help::kOp);
-  op->add_option("ID", arguments.operation, "As epctl ops prints it")->type_name("OPERATION")->required();
+  op->add_option("ID", arguments.operation, "As epctl ops prints it")
+      ->type_name("OPERATION")
+      ->check(utf8())
+      ->required();
   CLI::App* stats = add_command(app, arguments, "stats", Command::kStats, help::kStats);
   stats->add_flag("--ranks", arguments.ranks, "One line per rank of each group too");
   CLI::App* watch = add_command(app, arguments, "watch", Command::kWatch, help::kWatch);
   watch->add_option("--interval", arguments.interval_s, "Seconds between two looks, 0.05..3600")
       ->type_name("SECONDS")
+      ->check(a_number())
       ->check(CLI::Range(kMinIntervalS, kMaxIntervalS))
       ->capture_default_str();
   watch->add_option("--count", arguments.count, "End after so many looks; default: until interrupted")
@@ -77,10 +127,13 @@ void add_set(CLI::App& app, Arguments& arguments) {
   CLI::App* set = add_group_of_commands(app, "set", help::kSet);
   set->require_subcommand(1);
   CLI::App* device = add_command(*set, arguments, "device", Command::kSetDevice, help::kSetDevice);
-  device->add_option("NAME", arguments.target, "As epctl devices prints it")->type_name("DEVICE")->required();
+  device->add_option("NAME", arguments.target, "As epctl devices prints it")
+      ->type_name("DEVICE")
+      ->check(utf8())
+      ->required();
   device->add_option("SETTING", arguments.settings, "What to set")->type_name("sms=N")->required();
   CLI::App* group = add_command(*set, arguments, "group", Command::kSetGroup, help::kSetGroup);
-  group->add_option("GROUP", arguments.target, "Name or id")->type_name("GROUP")->required();
+  group->add_option("GROUP", arguments.target, "Name or id")->type_name("GROUP")->check(utf8())->required();
   group->add_option("SETTING", arguments.settings, "What to set")->type_name("sms=N|priority=N")->required();
 }
 
@@ -94,12 +147,13 @@ void add_evict(CLI::App& app, Arguments& arguments) {
       ->check(not_negative())
       ->required();
   CLI::App* group = add_command(*evict, arguments, "group", Command::kEvictRank, help::kEvictGroup);
-  group->add_option("GROUP", arguments.target, "Name or id")->type_name("GROUP")->required();
+  group->add_option("GROUP", arguments.target, "Name or id")->type_name("GROUP")->check(utf8())->required();
   group->add_option("rank", rank_word, "The word \"rank\"")->required()->check(CLI::IsMember({"rank"}));
   group->add_option("RANK", arguments.rank, "Its number")->type_name("N")->required();
   for (CLI::App* command : {session, group}) {
-    command->add_option("--reason", arguments.reason, "What clients are told, up to 160 bytes")
-        ->type_name("TEXT");
+    command->add_option("--reason", arguments.reason, "What clients are told: one line of up to 160 bytes")
+        ->type_name("TEXT")
+        ->check(utf8());
   }
 }
 
@@ -108,7 +162,10 @@ void add_restart(CLI::App& app, Arguments& arguments) {
   restart->require_subcommand(1);
   CLI::App* device =
       add_command(*restart, arguments, "device", Command::kRestartDevice, help::kRestartDevice);
-  device->add_option("NAME", arguments.target, "As epctl devices prints it")->type_name("DEVICE")->required();
+  device->add_option("NAME", arguments.target, "As epctl devices prints it")
+      ->type_name("DEVICE")
+      ->check(utf8())
+      ->required();
 }
 
 }  // namespace

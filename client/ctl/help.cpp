@@ -15,12 +15,13 @@ EXIT CODES
   2  wrong usage
   3  no daemon, no permission, or no answer in time
   4  doctor found problems
+  5  standard output took not all of the answer (a full disk)
 
 JSON
   With --json standard output carries exactly one JSON document, also on failure:
-  {"error": {"class": "refused" or "unreachable", "status": ..., "message": ...}}. Fields are those
-  of control.proto (epd.v1); units end their names; states are lower-case words. events and watch print
-  one document per line, as they come.
+  {"error": {"class": "refused", "unreachable" or "usage", "status": ..., "message": ...}}. Fields are
+  those of control.proto (epd.v1); units end their names; states are lower-case words. events and watch
+  print one document per line, as they come. --help, --version and completion are {"text": ...}.
 
 ENVIRONMENT
   EPD_CONTROL_SOCKET  the control socket, where --socket is not given
@@ -220,7 +221,8 @@ EXAMPLE
 )HELP"};
 
 const Page kEvict = {"End a session, or take a rank out of its group", R"HELP(
-For users who may change the daemon: see access.operate in its configuration.
+For users who may change the daemon: see access.operate in its configuration. The reason is one line of printable
+text: clients and logs get it.
 
 EXAMPLES
   epctl evict session 12 --reason "holds up the others"

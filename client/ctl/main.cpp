@@ -4,16 +4,23 @@
 #include "grammar.h"
 #include "help.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <iostream>
+#include <sstream>
 #include <string>
+#include <string_view>
 
 namespace {
 
 using epd::ctl::Arguments;
+using epd::ctl::Exit;
+using epd::ctl::Output;
 namespace v1 = epd::v1;
 
 constexpr std::uint32_t kCompletionMs = 500;  // nobody waits longer for a tab
@@ -41,40 +48,89 @@ std::vector<std::string> list_names(const std::string& kind, const std::string& 
 }
 
 // epctl complete -- WORDS...: what the scripts of `epctl completion` ask. The words are no command line yet.
-int answer_completion(const CLI::App& app, int argc, char** argv) {
+Exit answer_completion(const CLI::App& app, int argc, char** argv, Output& output) {
   std::vector<std::string> words(argv + 2, argv + argc);
   if (!words.empty() && words.front() == "--") words.erase(words.begin());
   for (const std::string& candidate : epd::ctl::complete(app, words, list_names)) {
-    std::cout << candidate << '\n';
+    output.out << candidate << '\n';
   }
-  return 0;
+  return Exit::kOk;
+}
+
+// What a descriptor for a standard stream that is closed would otherwise become: a socket to the daemon, into
+// which the answer is written. These can be opened, and neither read nor written.
+void fill_standard_streams() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(fd, F_GETFD) < 0) (void)::open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+  }
+}
+
+// Before the command line is understood.
+bool wants_json(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    if (word == "--") return false;
+    if (word == "--json" || word == "--json=true") return true;
+  }
+  return false;
+}
+
+void write_text(const Arguments& arguments, Output& output, const std::string& text) {
+  if (arguments.json) {
+    epd::ctl::write_json(output, {{"text", text}});
+  } else {
+    output.out << text;
+  }
+}
+
+// Of --help and --version too, which CLI11 calls errors.
+Exit answer(const CLI::App& app, const CLI::ParseError& error, const Arguments& arguments, Output& output) {
+  std::ostringstream text;
+  std::ostringstream complaint;
+  if (app.exit(error, text, complaint) == 0) {
+    write_text(arguments, output, text.str());
+    return Exit::kOk;
+  }
+  if (arguments.json)
+    return epd::ctl::report(arguments, output, {Exit::kUsage, "INVALID_ARGUMENT", error.what()});
+  output.error << complaint.str();
+  return Exit::kUsage;
+}
+
+Exit run(int argc, char** argv, Output& output) {
+  Arguments arguments;
+  CLI::App app(epd::ctl::help::kProgram, "epctl");
+  app.set_version_flag("--version", "epctl " EPD_VERSION);
+  build_grammar(app, arguments);
+  if (argc > 1 && std::string_view(argv[1]) == "complete") return answer_completion(app, argc, argv, output);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    arguments.json = wants_json(argc, argv);
+    return answer(app, error, arguments, output);
+  }
+  if (arguments.command == epd::ctl::Command::kCompletion) {
+    write_text(arguments, output, epd::ctl::completion_script(arguments.shell));
+    return Exit::kOk;
+  }
+  if (const char* attach = std::getenv("EPD_SOCKET"); attach != nullptr && *attach != '\0') {
+    arguments.attach_socket = attach;
+  }
+  return epd::ctl::run(arguments, output);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  fill_standard_streams();
   ::signal(SIGPIPE, SIG_DFL);  // epctl ... | head
-  Arguments arguments;
-  CLI::App app(epd::ctl::help::kProgram, "epctl");
-  app.set_version_flag("--version", "epctl " EPD_VERSION);
-  build_grammar(app, arguments);
-  if (argc > 1 && std::string_view(argv[1]) == "complete") return answer_completion(app, argc, argv);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : static_cast<int>(epd::ctl::Exit::kUsage);
-  }
-  if (arguments.command == epd::ctl::Command::kCompletion) {
-    std::cout << epd::ctl::completion_script(arguments.shell);
-    return 0;
-  }
-  if (const char* attach = std::getenv("EPD_SOCKET"); attach != nullptr && *attach != '\0') {
-    arguments.attach_socket = attach;
-  }
   const bool terminal = ::isatty(STDOUT_FILENO) == 1;
   const bool colour = terminal && std::getenv("NO_COLOR") == nullptr;
-  epd::ctl::Output output{std::cout, std::cerr, colour, terminal};
-  const epd::ctl::Exit exit = epd::ctl::run(arguments, output);
-  std::cout.flush();
-  return static_cast<int>(exit);
+  Output output{std::cout, std::cerr, colour, terminal};
+  const Exit exit = run(argc, argv, output);
+  errno = 0;
+  if (std::cout.flush()) return static_cast<int>(exit);
+  std::cerr << "epctl: standard output took not all of the answer"
+            << (errno != 0 ? std::string(": ") + std::strerror(errno) : "") << '\n';
+  return static_cast<int>(exit == Exit::kOk ? Exit::kUnwritten : exit);
 }

@@ -20,9 +20,9 @@
 namespace epd {
 
 // Far above what operators and probes open, far below what would be missed elsewhere. Root and the daemon's
-// own user have as many of their own: nobody can keep them out.
+// own user have as many of their own: nobody can keep them out. No one user can keep the others out.
 inline constexpr std::size_t kMaxConnections = 64;
-inline constexpr std::size_t kMaxConnectionsPerUser = 32;
+inline constexpr std::size_t kMaxConnectionsPerUser = 24;
 
 // The connections whose porters have not ended. From any thread.
 class Connections {

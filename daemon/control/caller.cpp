@@ -1,5 +1,6 @@
 #include "caller.h"
 
+#include <algorithm>
 #include <charconv>
 #include <string>
 #include <string_view>
@@ -16,6 +17,18 @@ void Callers::remove(int fd, std::uint64_t connection) {
   const std::lock_guard lock(mutex_);
   const auto found = clients_.find(fd);
   if (found != clients_.end() && found->second.connection == connection) clients_.erase(found);
+}
+
+std::optional<std::uint32_t> Callers::uid_of(int fd) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = clients_.find(fd);
+  return found == clients_.end() ? std::nullopt : std::optional(found->second.who.uid);
+}
+
+bool Callers::is_connected(std::uint32_t uid) const {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(clients_.begin(), clients_.end(),
+                     [uid](const auto& entry) { return entry.second.who.uid == uid; });
 }
 
 Result<Operator> Callers::caller_of(const grpc::ServerContext& context) const {

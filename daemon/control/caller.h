@@ -7,6 +7,7 @@
 #include <grpcpp/server_context.h>
 #include <map>
 #include <mutex>
+#include <optional>
 
 namespace epd {
 
@@ -19,6 +20,10 @@ class Callers {
   void add(int fd, std::uint64_t connection, Operator client);
   // Unless another connection has the descriptor's number by now.
   void remove(int fd, std::uint64_t connection);
+  // No value: there is no such connection.
+  std::optional<std::uint32_t> uid_of(int fd) const;
+  // Whether the user has a connection.
+  bool is_connected(std::uint32_t uid) const;
   // INTERNAL if gRPC does not name a connection that is here.
   Result<Operator> caller_of(const grpc::ServerContext& context) const;
 

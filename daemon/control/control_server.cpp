@@ -4,13 +4,14 @@
 #include "base/log.h"
 #include "control_service.h"
 #include "health_service.h"
+#include "reflection_service.h"
 #include "socket.h"
+#include "user_servers.h"
 
 #include <grpc/support/log.h>
-#include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/resource_quota.h>
-#include <grpcpp/server_posix.h>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <utility>
@@ -18,9 +19,9 @@
 namespace epd {
 namespace {
 
-// A handful of operators and probes, never a data path: few threads, little memory.
+// A handful of operators and probes, never a data path: few threads, little memory. Of each user's server.
 constexpr int kMaxThreads = 16;
-constexpr int kMaxMemory = 32 << 20;
+constexpr int kMaxMemory = 16 << 20;
 constexpr int kMaxRequestBytes = 64 << 10;
 constexpr int kMaxStreams = 16;  // for each connection
 constexpr int kIdleConnectionMs = 10 * 60 * 1000;
@@ -35,11 +36,9 @@ void forward_log(gpr_log_func_args* line) {
   limiter.log(level, "grpc", {{"text", line->message}, {"file", line->file}, {"line", line->line}});
 }
 
-std::unique_ptr<grpc::Server> build(grpc::Service& control, grpc::Service& health) {
-  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+std::unique_ptr<grpc::Server> build(const std::array<grpc::Service*, 3>& services) {
   grpc::ServerBuilder builder;
-  builder.RegisterService(&control);
-  builder.RegisterService(&health);
+  for (grpc::Service* service : services) builder.RegisterService(service);
   using Option = grpc::ServerBuilder::SyncServerOption;
   builder.SetSyncServerOption(Option::NUM_CQS, 1);
   builder.SetSyncServerOption(Option::MIN_POLLERS, 1);
@@ -60,17 +59,21 @@ struct ControlServer::Impl {
   explicit Impl(ControlFacade& facade)
       : model(facade),
         health(model, facade, callers),
-        control(make_control_service(facade, callers, stopping)) {}
+        control(make_control_service(facade, callers, stopping)),
+        reflection(facade, callers),
+        servers(
+            [this] {
+              return build({control.get(), &health, &reflection});
+            },
+            callers) {}
 
   std::atomic<bool> stopping{false};
   Callers callers;
   HealthModel model;
   HealthService health;
   std::unique_ptr<grpc::Service> control;
-  // After what they call. The threads of one are for root and the daemon's own user alone: what others do to
-  // theirs keeps no operator out.
-  std::unique_ptr<grpc::Server> server;
-  std::unique_ptr<grpc::Server> privileged;
+  ReflectionService reflection;
+  UserServers servers;                 // after what they call
   std::unique_ptr<Acceptor> acceptor;  // after what it feeds
 };
 
@@ -87,17 +90,13 @@ Result<std::unique_ptr<ControlServer>> ControlServer::start(ControlFacade& facad
 
   gpr_set_log_function(forward_log);
   auto impl = std::make_unique<Impl>(facade);
-  impl->server = build(*impl->control, impl->health);
-  impl->privileged = build(*impl->control, impl->health);
-  if (impl->server == nullptr || impl->privileged == nullptr)
+  if (!impl->servers.start())
     return internal_error("gRPC could not start its server; see its line in the log");
   Result<UniqueFd> listener = listen_on(options);
   if (!listener.ok()) return listener.status();
-  grpc::Server* servers[2] = {impl->server.get(), impl->privileged.get()};
-  Result<std::unique_ptr<Acceptor>> acceptor = Acceptor::start(
-      std::move(*listener), options.socket_path, impl->callers, [servers](int fd, bool privileged) {
-        grpc::AddInsecureChannelFromFd(servers[privileged ? 1 : 0], fd);
-      });
+  Result<std::unique_ptr<Acceptor>> acceptor =
+      Acceptor::start(std::move(*listener), options.socket_path, impl->callers,
+                      [servers = &impl->servers](int fd, bool privileged) { servers->take(fd, privileged); });
   if (!acceptor.ok()) return acceptor.status();
   impl->acceptor = std::move(*acceptor);
   return std::unique_ptr<ControlServer>(new ControlServer(std::move(impl)));
@@ -108,15 +107,10 @@ void ControlServer::set_serving(bool serving) {
 }
 
 void ControlServer::shutdown() {
-  if (impl_->server == nullptr) return;
+  if (impl_->stopping.exchange(true)) return;
   impl_->acceptor->stop_accepting();
-  impl_->stopping.store(true);
   impl_->health.stop();
-  const auto deadline = std::chrono::system_clock::now() + kShutdownGrace;
-  impl_->server->Shutdown(deadline);
-  impl_->privileged->Shutdown(deadline);
-  impl_->server.reset();
-  impl_->privileged.reset();
+  impl_->servers.shutdown(std::chrono::system_clock::now() + kShutdownGrace);
   impl_->acceptor->stop();
 }
 

@@ -1,6 +1,8 @@
 #include "control_service.h"
 
 #include "caller.h"
+#include "grpc_status.h"
+#include "places.h"
 #include "translate.h"
 
 #include <grpcpp/grpcpp.h>
@@ -13,12 +15,6 @@
 
 namespace epd {
 namespace {
-
-grpc::Status to_grpc(const Status& status) {
-  if (status.ok()) return grpc::Status::OK;
-  return {static_cast<grpc::StatusCode>(grpc_code(status.code())), clean_text(status.message()),
-          error_details(status)};
-}
 
 template <typename View, typename Message>
 grpc::Status answer(Result<std::vector<View>> views, google::protobuf::RepeatedPtrField<Message>* messages) {
@@ -37,20 +33,6 @@ std::optional<std::uint64_t> number(std::string_view text) {
   if (text.empty() || error != std::errc() || end != text.data() + text.size()) return std::nullopt;
   return value;
 }
-
-// One of a few places; given back with it.
-class WatchPlace {
- public:
-  explicit WatchPlace(std::atomic<int>& taken) : taken_(taken), open_(taken.fetch_add(1)) {}
-  ~WatchPlace() { taken_.fetch_sub(1); }
-  WatchPlace(const WatchPlace&) = delete;
-  WatchPlace& operator=(const WatchPlace&) = delete;
-  int open_before() const { return open_; }
-
- private:
-  std::atomic<int>& taken_;
-  const int open_;
-};
 
 class ControlService final : public v1::Control::Service {
  public:
@@ -125,13 +107,10 @@ class ControlService final : public v1::Control::Service {
 
   grpc::Status WatchEvents(grpc::ServerContext* context, const v1::WatchEventsRequest* request,
                            grpc::ServerWriter<v1::WatchEventsResponse>* writer) override {
-    return serve(*context, Right::kRead, "watch events", [&](const Operator& /*by*/) -> grpc::Status {
-      const WatchPlace place(watches_);
-      if (request->follow() && place.open_before() >= kMaxEventWatches) {
-        return to_grpc(
-            resource_exhausted(std::to_string(place.open_before()) +
-                               " watchers are there; allowed: " + std::to_string(kMaxEventWatches)));
-      }
+    return serve(*context, Right::kRead, "watch events", [&](const Operator& by) -> grpc::Status {
+      if (!request->follow()) return watch(*context, *request, *writer);
+      const auto place = watches_.take(by.uid);
+      if (!place.ok()) return to_grpc(place.status());
       return watch(*context, *request, *writer);
     });
   }
@@ -249,7 +228,7 @@ class ControlService final : public v1::Control::Service {
   ControlFacade& facade_;
   const Callers& callers_;
   const std::atomic<bool>& stopping_;
-  std::atomic<int> watches_{0};
+  Places watches_{kMaxEventWatches, "watches of events"};
 };
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace epd {
 
 class Callers;
 
-// Each open WatchEvents holds one thread of the server, so there are few.
+// Each open WatchEvents holds one thread of its user's server, so a user has few.
 inline constexpr int kMaxEventWatches = 4;
 
 // All must outlive it. Watchers are sent away as soon as `stopping` is set.

@@ -1,7 +1,7 @@
 #include "health_service.h"
 
 #include "caller.h"
-#include "translate.h"
+#include "grpc_status.h"
 
 #include <chrono>
 #include <optional>
@@ -32,17 +32,16 @@ HealthCheckResponse::ServingStatus to_message(Health health) {
 
 }  // namespace
 
-grpc::Status HealthService::authorize(const grpc::ServerContext& context) {
+Result<Operator> HealthService::authorize(const grpc::ServerContext& context) {
   Result<Operator> by = callers_.caller_of(context);
-  const Status status = by.ok() ? facade_.authorize(*by, Right::kRead, "ask for health") : by.status();
-  if (status.ok()) return grpc::Status::OK;
-  return {static_cast<grpc::StatusCode>(grpc_code(status.code())), clean_text(status.message()),
-          error_details(status)};
+  if (!by.ok()) return by;
+  if (Status status = facade_.authorize(*by, Right::kRead, "ask for health"); !status.ok()) return status;
+  return by;
 }
 
 grpc::Status HealthService::Check(grpc::ServerContext* context, const HealthCheckRequest* request,
                                   HealthCheckResponse* response) {
-  if (auto status = authorize(*context); !status.ok()) return status;
+  if (const auto by = authorize(*context); !by.ok()) return to_grpc(by.status());
   if (auto status = check_name(request->service()); !status.ok()) return status;
   const Health health = model_.check(request->service());
   if (health == Health::kNoSuchService) {
@@ -56,22 +55,16 @@ grpc::Status HealthService::Check(grpc::ServerContext* context, const HealthChec
 
 grpc::Status HealthService::Watch(grpc::ServerContext* context, const HealthCheckRequest* request,
                                   grpc::ServerWriter<HealthCheckResponse>* writer) {
-  if (auto status = authorize(*context); !status.ok()) return status;
+  auto by = authorize(*context);
+  if (!by.ok()) return to_grpc(by.status());
   if (auto status = check_name(request->service()); !status.ok()) return status;
   {
     const std::lock_guard lock(mutex_);
     if (stopping_) return {grpc::StatusCode::UNAVAILABLE, "the daemon is stopping"};
-    if (watches_ == kMaxWatches) {
-      return {grpc::StatusCode::RESOURCE_EXHAUSTED,
-              std::to_string(watches_) + " watches are open; allowed: " + std::to_string(kMaxWatches) +
-                  "; use Check"};
-    }
-    ++watches_;
   }
-  grpc::Status status = watch(*context, request->service(), *writer);
-  const std::lock_guard lock(mutex_);
-  --watches_;
-  return status;
+  const auto place = watches_.take(by->uid);
+  if (!place.ok()) return to_grpc(place.status());
+  return watch(*context, request->service(), *writer);
 }
 
 grpc::Status HealthService::watch(grpc::ServerContext& context, const std::string& service,

@@ -3,6 +3,7 @@
 
 #include "caller.h"
 #include "health.h"
+#include "places.h"
 
 #include <condition_variable>
 #include <mutex>
@@ -11,7 +12,7 @@
 
 namespace epd {
 
-// Each open Watch holds one thread of the server, so there are few; one more gets RESOURCE_EXHAUSTED.
+// Each open Watch holds one thread of its user's server, so a user has few; one more gets RESOURCE_EXHAUSTED.
 inline constexpr int kMaxWatches = 4;
 inline constexpr std::size_t kMaxHealthName = 128;
 
@@ -34,7 +35,7 @@ class HealthService final : public grpc::health::v1::Health::Service {
   // True if stopped meanwhile.
   bool pause();
 
-  grpc::Status authorize(const grpc::ServerContext& context);
+  Result<Operator> authorize(const grpc::ServerContext& context);
 
   HealthModel& model_;
   ControlFacade& facade_;
@@ -42,7 +43,7 @@ class HealthService final : public grpc::health::v1::Health::Service {
   std::mutex mutex_;
   std::condition_variable stopped_;
   bool stopping_ = false;  // guarded by mutex_
-  int watches_ = 0;        // guarded by mutex_
+  Places watches_{kMaxWatches, "open watches (Check needs none)"};
 };
 
 }  // namespace epd

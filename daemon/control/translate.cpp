@@ -247,6 +247,13 @@ std::string clean_text(std::string_view text) {
   return clean;
 }
 
+std::string refusal_text(std::string_view text) {
+  constexpr std::size_t kEachEnd = 400;
+  if (text.size() <= 2 * kEachEnd) return clean_text(text);
+  return clean_text(text.substr(0, kEachEnd)) + " ... (" + std::to_string(text.size()) + " bytes) ... " +
+         clean_text(text.substr(text.size() - kEachEnd));
+}
+
 void translate(const DaemonView& view, v1::DaemonStatus& message) {
   message.set_version(clean_text(view.version));
   message.set_boot_id(clean_text(view.boot_id));
@@ -333,7 +340,7 @@ std::string error_details(const Status& status) {
   info.set_status(status_name(status.code()));
   v1::ErrorStatus error;
   error.set_code(grpc_code(status.code()));
-  error.set_message(clean_text(status.message()));
+  error.set_message(refusal_text(status.message()));
   error.add_details()->PackFrom(info);
   return error.SerializeAsString();
 }

@@ -15,6 +15,10 @@ namespace epd {
 // whole message unreadable, so every byte that does not belong becomes U+FFFD.
 std::string clean_text(std::string_view text);
 
+// The same for a refusal, without the middle of a long one: a caller's own long value, quoted back, would not
+// fit into the headers that carry a refusal, and the caller would be told nothing.
+std::string refusal_text(std::string_view text);
+
 void translate(const DaemonView& view, v1::DaemonStatus& message);
 // Sorted by the key that control.proto names.
 void translate(std::vector<DeviceView> views, google::protobuf::RepeatedPtrField<v1::Device>& messages);

@@ -238,6 +238,15 @@ std::uint64_t physical_bytes() {
   return pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
+// `set`: the limit for one user that somebody has set; 0: nobody. At least 1.
+Quota general_quota(const Caller& caller, std::uint64_t set, std::uint64_t whole, const std::string& key) {
+  const std::string own_key = key + "_per_user";
+  if (set != 0) return {set, own_key};
+  if (caller.uid == 0 || caller.uid == ::geteuid()) return {whole, own_key};
+  return {std::max<std::uint64_t>(1, whole - (whole + 3) / 4),
+          own_key + ": 3/4 of " + key + " unless the operator sets it"};
+}
+
 std::string variable(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
@@ -264,27 +273,25 @@ std::uint64_t Config::effective_routing_bytes() const {
   return max_routing_bytes != 0 ? max_routing_bytes : physical_bytes() / 4;
 }
 
-std::uint64_t Config::effective_arena_bytes_per_user() const {
-  return max_arena_bytes_per_user != 0 ? max_arena_bytes_per_user : effective_arena_bytes();
-}
-
 Quota Config::max_sessions_of(const Caller& caller) const {
-  return access.max_sessions(caller, {max_sessions_per_user, "limits.max_sessions_per_user"});
+  return access.max_sessions(
+      caller, general_quota(caller, max_sessions_per_user, max_sessions, "limits.max_sessions"));
 }
 
 Quota Config::max_groups_of(const Caller& caller) const {
-  return access.max_groups(caller, {max_groups_per_user, "limits.max_groups_per_user"});
+  return access.max_groups(caller,
+                           general_quota(caller, max_groups_per_user, max_groups, "limits.max_groups"));
 }
 
 Quota Config::max_arena_bytes_of(const Caller& caller) const {
-  return access.max_arena_bytes(caller,
-                                {effective_arena_bytes_per_user(), "limits.max_arena_bytes_per_user"});
+  return access.max_arena_bytes(caller, general_quota(caller, max_arena_bytes_per_user,
+                                                      effective_arena_bytes(), "limits.max_arena_bytes"));
 }
 
 Quota Config::max_routing_bytes_of(const Caller& caller) const {
-  const std::uint64_t general =
-      max_routing_bytes_per_user != 0 ? max_routing_bytes_per_user : effective_routing_bytes();
-  return access.max_routing_bytes(caller, {general, "limits.max_routing_bytes_per_user"});
+  return access.max_routing_bytes(caller,
+                                  general_quota(caller, max_routing_bytes_per_user, effective_routing_bytes(),
+                                                "limits.max_routing_bytes"));
 }
 
 std::vector<OptionInfo> config_options() {

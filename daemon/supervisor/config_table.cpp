@@ -98,18 +98,24 @@ std::vector<Option> make_table() {
        "kernel "
        "stays on devices.sms SMs, which are nobody else's then, and begins at once; needs MPS."},
       number("limits.max_sessions", "256", &C::max_sessions, 1, 65536, kLive, "Sessions at one time."),
-      number("limits.max_sessions_per_user", "256", &C::max_sessions_per_user, 1, 65536, kLive,
-             "Sessions of one user at one time."),
+      number(
+          "limits.max_sessions_per_user", "0", &C::max_sessions_per_user, 0, 65536, kLive,
+          "Sessions of one user at one time; 0: three quarters of limits.max_sessions, so that no user takes "
+          "all; all of them for root and the daemon's own user."),
       number("limits.max_groups", "256", &C::max_groups, 1, 65536, kLive, "Groups at one time."),
-      number("limits.max_groups_per_user", "256", &C::max_groups_per_user, 1, 65536, kLive,
-             "Groups of one user at one time."),
+      number(
+          "limits.max_groups_per_user", "0", &C::max_groups_per_user, 0, 65536, kLive,
+          "Groups of one user at one time; 0: three quarters of limits.max_groups, all of them for root and "
+          "the daemon's own user."),
       bytes("limits.max_arena_bytes", "0", &C::max_arena_bytes,
             "Bytes of all arenas together; 0: 16 times the physical memory. Arenas have worst-case sizes and "
             "take memory only where rows have been written, so this counts promises, not pages. Of a GPU's "
             "memory, "
             "which is taken at once, the GPU itself is the limit."),
-      bytes("limits.max_arena_bytes_per_user", "0", &C::max_arena_bytes_per_user,
-            "The same for one user; 0: as limits.max_arena_bytes."),
+      bytes(
+          "limits.max_arena_bytes_per_user", "0", &C::max_arena_bytes_per_user,
+          "The same for one user; 0: three quarters of limits.max_arena_bytes, all of them for root and the "
+          "daemon's own user."),
       {"limits.max_priority",
        "7",
        OptionKind::kSigned,
@@ -127,7 +133,9 @@ std::vector<Option> make_table() {
             "dispatches; 0: a quarter of the physical memory. A rank is counted in the worst case when it "
             "joins, by its max_tokens, topk, depth and num_handles."),
       bytes("limits.max_routing_bytes_per_user", "0", &C::max_routing_bytes_per_user,
-            "The same for one user; 0: as limits.max_routing_bytes."),
+            "The same for one user; 0: three quarters of limits.max_routing_bytes, all of them for root and "
+            "the "
+            "daemon's own user."),
       {"access.default",
        "allow",
        OptionKind::kChoice,

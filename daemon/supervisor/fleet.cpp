@@ -118,6 +118,7 @@ void EngineFleet::read_link(std::uint32_t index) {
       host_.engine_message(index, packet);
     } else if (device.state != DeviceState::kReady) {
       device.state = DeviceState::kReady;
+      device.ready_ns = clock_.now_ns();
       if (const Result<abi::EngineReady> ready = packet.read<abi::EngineReady>(); ready.ok())
         device.max_sms = ready.value().max_sms;
       record_event(EventKind::kEngineReady, LogLevel::kInfo, "engine ready",
@@ -389,12 +390,18 @@ bool EngineFleet::all_loops_advanced() {
   return all;
 }
 
+// The page keeps the last heartbeat of the engine before until this one's first.
+std::uint64_t EngineFleet::last_sign_ns(std::uint32_t index) const {
+  const std::uint64_t beat = page(index).heartbeat_ns.load(std::memory_order_relaxed);
+  return is_ready(index) ? std::max(devices_[index].ready_ns, beat) : beat;
+}
+
 DeviceState EngineFleet::seen_state(std::uint32_t index) const {
   const Device& device = devices_[index];
   if (device.state != DeviceState::kReady || device.process == nullptr) return device.state;
-  const std::uint64_t beat = page(index).heartbeat_ns.load(std::memory_order_relaxed);
+  const std::uint64_t sign = last_sign_ns(index);
   const std::uint64_t now = clock_.now_ns();
-  const bool silent = beat != 0 && now > beat && now - beat > abi::kStandsStillNs;
+  const bool silent = now > sign && now - sign > abi::kStandsStillNs;
   return silent || device.looked_stopped ? DeviceState::kStopped : DeviceState::kReady;
 }
 
@@ -412,8 +419,8 @@ DeviceView EngineFleet::view(std::uint32_t index) const {
   view.last_exit = device.last_exit;
   view.sms = p.sms.load(std::memory_order_relaxed);
   const std::uint64_t now = clock_.now_ns();
-  const std::uint64_t beat = p.heartbeat_ns.load(std::memory_order_relaxed);
-  view.heartbeat_age_ms = beat == 0 || beat > now ? 0 : (now - beat) / kMsNs;
+  const std::uint64_t sign = last_sign_ns(index);
+  view.heartbeat_age_ms = sign == 0 || sign > now ? 0 : (now - sign) / kMsNs;
   view.sleeping = p.sleep.sleeping.load(std::memory_order_relaxed) != 0;
   view.ops_submitted = p.ops_submitted.load(std::memory_order_relaxed);
   view.ops_completed = p.ops_completed.load(std::memory_order_relaxed);

@@ -116,6 +116,7 @@ class EngineFleet {
     std::string kill_reason;  // why we killed it, until it is dead
     bool down_told = false;   // by its last word, before it is dead
     std::uint64_t started_ns = 0;
+    std::uint64_t ready_ns = 0;
     std::uint64_t start_at_ns = 0;  // when down: the next start; 0 = none
     std::uint64_t say_busy_ns = 0;  // when to say again that the GPU takes nobody
     std::uint64_t kill_at_ns = 0;   // it has closed its link: patience until then
@@ -143,6 +144,8 @@ class EngineFleet {
   bool is_stopped(std::uint32_t device, const std::string& noticed_by);
   void clear_page(Device& device) const;
   std::uint64_t check_period_ns() const;
+  // When the engine last showed that it turns; 0: it never has.
+  std::uint64_t last_sign_ns(std::uint32_t device) const;
 
   Loop& loop_;
   const Clock& clock_;

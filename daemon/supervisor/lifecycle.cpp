@@ -23,6 +23,18 @@ sigset_t handled_signals() {
   return set;
 }
 
+// Null: none.
+const char* trouble_of(DeviceState state) {
+  switch (state) {
+    case DeviceState::kFailed: return " has failed";
+    case DeviceState::kStopped: return " is stopped";
+    case DeviceState::kRestarting: return " restarts";
+    case DeviceState::kStarting:
+    case DeviceState::kReady: break;
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 void Supervisor::block_signals() {
@@ -132,10 +144,8 @@ void Node::advance_phase() {
 void Node::notify_status(const std::string& prefix) {
   std::string bad;
   for (std::uint32_t i = 0; i < fleet_->size(); ++i) {
-    const DeviceState state = fleet_->seen_state(i);
-    if (state != DeviceState::kFailed && state != DeviceState::kStopped) continue;
-    bad += (bad.empty() ? " (" : ", ") + fleet_->name(i) +
-           (state == DeviceState::kFailed ? " has failed" : " is stopped");
+    const char* word = trouble_of(fleet_->seen_state(i));
+    if (word != nullptr) bad += (bad.empty() ? " (" : ", ") + fleet_->name(i) + word;
   }
   if (!bad.empty()) bad += ")";
   std::string status = "STATUS=" + prefix + ": " + std::to_string(fleet_->size()) + " devices" + bad + ", " +

@@ -1,6 +1,7 @@
 // What an operator may change: settings of devices and groups, who stays, engines that start anew.
 #include "base/event.h"
 #include "node.h"
+#include "reason.h"
 
 #include <unistd.h>
 #include <algorithm>
@@ -8,8 +9,6 @@
 
 namespace epd {
 namespace {
-
-constexpr std::size_t kMaxReason = 160;  // a client's message has room for it
 
 std::string range(std::int64_t low, std::int64_t high) {
   return std::to_string(low) + ".." + std::to_string(high);
@@ -19,12 +18,6 @@ Status check_range(const char* what, std::int64_t value, std::int64_t low, std::
   if (value >= low && value <= high) return {};
   return invalid_argument(std::string(what) + " is " + std::to_string(value) +
                           "; allowed: " + range(low, high));
-}
-
-Status check_reason(const std::string& reason) {
-  if (reason.size() <= kMaxReason) return {};
-  return invalid_argument("the reason has " + std::to_string(reason.size()) +
-                          " bytes; allowed: " + range(0, kMaxReason));
 }
 
 std::string with_reason(const std::string& what, const std::string& reason) {

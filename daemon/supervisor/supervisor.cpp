@@ -48,6 +48,11 @@ class Facade final : public ControlFacade {
     return node_.authorize(by, wanted, what);
   }
   Status drain(const Operator& by, std::uint32_t timeout_ms) override {
+    constexpr std::uint32_t kMaxDrainMs = 86'400'000;  // as timeouts.drain_ms
+    if (timeout_ms > kMaxDrainMs) {
+      return invalid_argument("timeout_ms is " + std::to_string(timeout_ms) + "; allowed: 0.." +
+                              std::to_string(kMaxDrainMs) + " (0: as configured)");
+    }
     return act(by, [this, by, timeout_ms] {
       node_.drain(by, timeout_ms);
       return Status();

@@ -263,6 +263,38 @@ TEST_F(Access, AReloadChangesWhatIsAllowedFromThenOn) {
   as({kAlice, kTeam, {}}, [&] { refused_attach("host:0", EPD_PERMISSION_DENIED, {"access.rule 2"}); });
 }
 
+// With the limits for one user as they are by default.
+TEST_F(Access, OneUserLeavesRoomToAnother) {
+  start({kOpenSocket, {"limits.max_sessions", "4"}, {"limits.max_groups", "4"}});
+  Shared<Gate> full;
+  Shared<Gate> tried;
+  RankProcess alice([&]() -> std::string {
+    RANK_CHECK(::setresuid(kAlice, kAlice, kAlice) == 0, "become alice");
+    std::vector<std::unique_ptr<Session>> sessions;
+    std::vector<std::unique_ptr<Group>> groups;
+    for (const char* name : {"a", "b", "c"}) {
+      sessions.push_back(std::make_unique<Session>(daemon_->socket(), "host:0"));
+      groups.push_back(std::make_unique<Group>(*sessions.back(), small_config(name, 0, 1)));
+    }
+    refused_attach("host:0", EPD_RESOURCE_EXHAUSTED,
+                   {"user 61001 has 3 sessions", "allowed: 3",
+                    "limits.max_sessions_per_user: 3/4 of limits.max_sessions unless the operator sets it"});
+    refused_join(*sessions.back(), "d", EPD_RESOURCE_EXHAUSTED,
+                 {"user 61001 has 3 groups", "limits.max_groups_per_user: 3/4 of limits.max_groups"});
+    full->open();
+    tried->wait_for(1);
+    return "";
+  });
+  EXPECT_TRUE(eventually(30, [&] { return full->count > 0; }));
+  as({kBob, kTeam, {}}, [&] {
+    const Session session(daemon_->socket(), "host:0");
+    const Group group(session, small_config("d", 0, 1));
+  });
+  tried->open();
+  const RankOutcome outcome = alice.wait(30);
+  EXPECT_TRUE(outcome.ok) << outcome.to_string();
+}
+
 TEST_F(Access, QuotasOfAUserDoNotTouchOthers) {
   start({kOpenSocket,
          {"limits.max_groups_per_user", "2"},

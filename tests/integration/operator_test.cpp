@@ -1,83 +1,20 @@
-// The operator's tools against a real daemon: stuck operations explain themselves, events, statistics, live
-// settings, evictions.
+// The operator's tools against a real daemon: stuck operations explain themselves, statistics, live settings.
+#include "operator_fixture.h"
 #include "support/cases.h"
-#include "support/client.h"
-#include "support/daemon.h"
-#include "support/ranks.h"
 #include "support/script.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/ptrace.h>
 #include <sys/wait.h>
-#include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <future>
-#include <memory>
-#include <nlohmann/json.hpp>
-#include <set>
-#include <sstream>
 #include <string>
 #include <vector>
 
 namespace epd::test {
 namespace {
-
-using nlohmann::json;
-
-class Operator : public testing::Test {
- protected:
-  void start(std::vector<std::pair<std::string, std::string>> settings = {}) {
-    DaemonOptions options;
-    options.devices = 2;
-    options.settings = std::move(settings);
-    daemon_ = std::make_unique<Daemon>(std::move(options));
-    ASSERT_TRUE(daemon_->start());
-  }
-  void TearDown() override {
-    if (daemon_ != nullptr && daemon_->running()) daemon_->stop();
-  }
-  // epctl --json ...; a test failure and null if it fails or prints no JSON.
-  json epctl(std::vector<std::string> arguments) {
-    arguments.insert(arguments.begin(), "--json");
-    const CommandResult result = daemon_->epctl(arguments);
-    EXPECT_EQ(result.exit_code, 0) << arguments.at(1) << ": " << result.out << result.err;
-    json parsed = json::parse(result.out, nullptr, false);
-    EXPECT_FALSE(parsed.is_discarded()) << result.out;
-    return parsed;
-  }
-  // One document per line.
-  std::vector<json> lines(std::vector<std::string> arguments) {
-    arguments.insert(arguments.begin(), "--json");
-    std::istringstream out(daemon_->epctl(arguments).out);
-    std::vector<json> documents;
-    for (std::string line; std::getline(out, line);) documents.push_back(json::parse(line, nullptr, false));
-    return documents;
-  }
-  // What epctl op says of the only operation in flight; null if there is none.
-  json the_operation() {
-    const json operations = epctl({"ops"})["operations"];
-    if (operations.size() != 1) return nullptr;
-    const CommandResult result = daemon_->epctl({"--json", "op", operations[0]["id"]});
-    return result.exit_code == 0 ? json::parse(result.out, nullptr, false) : json(nullptr);
-  }
-  std::set<std::string> event_kinds() {
-    std::set<std::string> kinds;
-    for (const json& event : lines({"events"})) kinds.insert(event["kind"]);
-    return kinds;
-  }
-
-  std::unique_ptr<Daemon> daemon_;
-};
-
-struct Stage {
-  Gate joined;
-  Gate go;
-  Gate stop;
-  std::atomic<std::uint64_t> operations{0};
-};
 
 // ---- epctl op
 
@@ -172,160 +109,6 @@ TEST_F(Stuck, AStoppedEngineIsNamedAndNotItsClient) {
   ::kill(daemon_->engine(0), SIGCONT);
   EXPECT_TRUE(text_becomes("has not submitted it")) << detail_;
   finish();
-}
-
-// ---- events, evictions
-
-TEST_F(Operator, EventsTellWhatHappenedAndWhy) {
-  start();
-  Shared<Stage> stage;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon_->socket(), daemon_->device(rank));
-      const Group group(session, small_config("eventful", rank, 2));
-      stage->joined.arrive();
-      stage->stop.wait_for(1);
-      return "";
-    });
-  }
-  ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 2; }));
-  ::kill(daemon_->engine(0), SIGKILL);
-  ASSERT_TRUE(eventually(20, [&] { return event_kinds().contains("group_resumed"); }));
-  daemon_->rewrite({{"limits.max_sessions", "9"}});
-  daemon_->signal(SIGHUP);
-  ranks[1].kill(SIGKILL);
-  const auto is_death = [](const json& event) {
-    return event["kind"] == "rank_lost" && event["fields"]["rank"] == "1";
-  };
-  ASSERT_TRUE(eventually(20, [&] {
-    const std::vector<json> events = lines({"events"});
-    return std::any_of(events.begin(), events.end(), is_death) && event_kinds().contains("config_reloaded");
-  }));
-  daemon_->rewrite({{"limits.max_sessions", "0"}});
-  daemon_->signal(SIGHUP);
-  stage->stop.open();
-  EXPECT_TRUE(ranks[0].wait(30).ok);
-  ASSERT_TRUE(eventually(20, [&] { return event_kinds().contains("config_refused"); }));
-  const std::set<std::string> kinds = event_kinds();
-  for (const char* kind :
-       {"daemon_state", "engine_started", "engine_ready", "engine_died", "session_attached", "session_ended",
-        "rank_joined", "rank_lost", "group_broke", "group_resumed", "config_reloaded", "config_refused"}) {
-    EXPECT_TRUE(kinds.contains(kind)) << kind;
-  }
-  std::uint64_t expected = 1;
-  const std::string log = daemon_->log();
-  bool found = false;
-  for (const json& event : lines({"events"})) {
-    EXPECT_EQ(event["sequence"], expected++);
-    EXPECT_NE(log.find(event["text"].get<std::string>()), std::string::npos) << "not in the log: " << event;
-    if (!is_death(event)) continue;
-    found = true;
-    EXPECT_EQ(event["fields"]["how"], "died");
-    EXPECT_EQ(event["fields"]["pid"], std::to_string(ranks[1].pid()));
-  }
-  EXPECT_TRUE(found);
-}
-
-TEST_F(Operator, AnEvictedSessionIsToldByWhomAndWhy) {
-  start();
-  Shared<Stage> stage;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon_->socket(), daemon_->device(rank));
-      const Group group(session, small_config("evicted", rank, 2));
-      epd_ticket_t ticket = 0;
-      epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
-      if (rank == 0) {  // waits for rank 1, which is evicted instead
-        must(group.dispatch(&args, &ticket, nullptr), "dispatch");
-        stage->joined.arrive();
-        must(group.wait(ticket, 30000), "dispatch", EPD_RANK_LOST);
-        must_say("evicted by operator: it is slow");
-        return "";
-      }
-      stage->joined.arrive();
-      RANK_CHECK(eventually(30, [&] { return epd_session_check(session.get()) == EPD_ABORTED; }), "it ends");
-      must_say("evicted by operator: it is slow");
-      return "";
-    });
-  }
-  ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 2; }));
-  json victim;
-  const json sessions = epctl({"sessions"})["sessions"];
-  for (const json& session : sessions)
-    if (session["pid"] == ranks[1].pid()) victim = session["session_id"];
-  const std::string id = std::to_string(victim.get<std::uint64_t>());
-  EXPECT_EQ(daemon_->epctl({"evict", "session", "999999"}).exit_code, 1);
-  epctl({"evict", "session", id, "--reason", "it is slow"});
-  expect_all_ok(wait_all(ranks, 60));
-  EXPECT_EQ(daemon_->epctl({"evict", "session", id}).exit_code, 1) << "it is gone";
-  EXPECT_TRUE(event_kinds().contains("evicted"));
-}
-
-TEST_F(Operator, AnEvictedRankLosesItsGroupAndKeepsItsSession) {
-  start();
-  Shared<Stage> stage;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon_->socket(), daemon_->device(rank));
-      epd_group_config_t config = small_config("thrown-out", rank, 2);
-      {
-        const Group group(session, config);
-        stage->joined.arrive();
-        stage->go.wait_for(1);
-        epd_ticket_t ticket = 0;
-        epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
-        epd_status_t status = group.dispatch(&args, &ticket, nullptr);
-        if (status == EPD_OK) status = group.wait(ticket, 30000);
-        RANK_CHECK(status == EPD_RANK_LOST, epd_status_name(status));
-        must_say("rank 1 (session");
-        must_say("was evicted by operator: make room");
-      }
-      const Group again(session, config);  // the same session may join again
-      epd_ticket_t ticket = 0;
-      must(epd_noop(again.get(), 0, &ticket), "noop");
-      must(again.wait(ticket, 10000), "noop");
-      stage->stop.meet(2);  // who leaves first breaks the group for the other
-      return "";
-    });
-  }
-  ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 2; }));
-  EXPECT_EQ(daemon_->epctl({"evict", "group", "thrown-out", "rank", "2"}).exit_code, 1);
-  EXPECT_EQ(daemon_->epctl({"evict", "group", "nobody", "rank", "1"}).exit_code, 1);
-  epctl({"evict", "group", "thrown-out", "rank", "1", "--reason", "make room"});
-  stage->go.open();
-  expect_all_ok(wait_all(ranks, 60));
-}
-
-// Nothing else ends its wait for the others, who go on without it.
-TEST_F(Operator, ARankThatIsThrownOutOfAGroupThatGoesOnIsTold) {
-  start();
-  Shared<Stage> stage;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon_->socket(), daemon_->device(rank));
-      epd_group_config_t config = small_config("thrown-out", rank, 2);
-      config.policy = EPD_DEGRADE;
-      const Group group(session, config);
-      stage->joined.arrive();
-      stage->go.wait_for(1);
-      const auto resumes = [&] {
-        epd_resume_info_t info = EPD_RESUME_INFO_INIT;
-        const epd_status_t status = epd_group_resume(group.get(), 20000, &info);
-        return rank == 0 ? status == EPD_OK && info.num_active_ranks == 1 : status == EPD_RANK_LOST;
-      };
-      RANK_CHECK(eventually(10, resumes), epd_last_error());
-      if (rank == 1) must_say("rank 1 was evicted by operator: make room");
-      return "";
-    });
-  }
-  ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 2; }));
-  epctl({"evict", "group", "thrown-out", "rank", "1", "--reason", "make room"});
-  stage->go.open();
-  expect_all_ok(wait_all(ranks, 60));
 }
 
 // ---- statistics, settings

@@ -172,9 +172,46 @@ TEST_F(ConfigFile, ARulesQuotasGoBeforeTheGeneralOnes) {
   EXPECT_EQ(config.max_sessions_of({1001, ml}).source, "access.rule 1");
   EXPECT_EQ(config.max_groups_of({1001, ml}).limit, 4u);
   EXPECT_EQ(config.max_arena_bytes_of({1001, ml}).limit, std::uint64_t{10} << 30);
-  EXPECT_EQ(config.max_sessions_of({9, ml}).limit, 256u);
-  EXPECT_EQ(config.max_groups_of({9, ml}).source, "limits.max_groups_per_user");
-  EXPECT_EQ(config.max_arena_bytes_of({9, ml}).limit, config.effective_arena_bytes());
+}
+
+constexpr std::uint32_t kNobody = 65534;
+
+TEST_F(ConfigFile, ByDefaultOneUserLeavesAQuarterToOthers) {
+  const Config config = load("limits.max_sessions = 10\nlimits.max_groups = 1").value();
+  const Caller user{kNobody, {}};
+  EXPECT_EQ(config.max_sessions_of(user).limit, 7u);
+  EXPECT_EQ(config.max_sessions_of(user).source,
+            "limits.max_sessions_per_user: 3/4 of limits.max_sessions unless the operator sets it");
+  EXPECT_EQ(config.max_groups_of(user).limit, 1u) << "never none";
+  const std::uint64_t arenas = config.effective_arena_bytes();
+  EXPECT_EQ(config.max_arena_bytes_of(user).limit, arenas - arenas / 4);
+  const std::uint64_t routings = config.effective_routing_bytes();
+  EXPECT_EQ(config.max_routing_bytes_of(user).limit, routings - (routings + 3) / 4);
+  for (const std::uint32_t uid : {std::uint32_t{0}, static_cast<std::uint32_t>(::geteuid())}) {
+    const Caller owner{uid, {}};
+    EXPECT_EQ(config.max_sessions_of(owner).limit, 10u);
+    EXPECT_EQ(config.max_groups_of(owner).limit, 1u);
+    EXPECT_EQ(config.max_arena_bytes_of(owner).limit, arenas);
+    EXPECT_EQ(config.max_routing_bytes_of(owner).limit, routings);
+  }
+}
+
+TEST_F(ConfigFile, LimitsForOneUserThatAreSetHoldForEverybody) {
+  const Config config = load(R"(
+limits.max_sessions_per_user = 256
+limits.max_groups_per_user = 2
+limits.max_arena_bytes_per_user = "1GiB"
+limits.max_routing_bytes_per_user = "1MiB"
+)")
+                            .value();
+  for (const std::uint32_t uid : {std::uint32_t{0}, kNobody}) {
+    const Caller caller{uid, {}};
+    EXPECT_EQ(config.max_sessions_of(caller).limit, 256u);
+    EXPECT_EQ(config.max_groups_of(caller).limit, 2u);
+    EXPECT_EQ(config.max_groups_of(caller).source, "limits.max_groups_per_user");
+    EXPECT_EQ(config.max_arena_bytes_of(caller).limit, std::uint64_t{1} << 30);
+    EXPECT_EQ(config.max_routing_bytes_of(caller).limit, std::uint64_t{1} << 20);
+  }
 }
 
 TEST_F(ConfigFile, BadRulesAreRefusedWithTheValueAndThePlace) {
@@ -350,7 +387,6 @@ TEST_F(ConfigFile, BytesHaveUnits) {
   EXPECT_EQ(load("limits.max_arena_bytes = 12345").value().max_arena_bytes, 12345u);
   const Config config = load("limits.max_arena_bytes = \"2MiB\"").value();
   EXPECT_EQ(config.effective_arena_bytes(), 2u << 20);
-  EXPECT_EQ(config.effective_arena_bytes_per_user(), 2u << 20);
 }
 
 TEST_F(ConfigFile, AReloadAppliesWhatMayChange) {

@@ -4,6 +4,7 @@ target_include_directories(epd_fake_control PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
 target_link_libraries(epd_fake_control PUBLIC epd_control PRIVATE epd_options)
 
 add_executable(control_test unit/control_test.cpp unit/control_server_test.cpp unit/control_tools_test.cpp
+  unit/control_users_test.cpp
   unit/relay_test.cpp)
 target_include_directories(control_test PRIVATE ${PROJECT_SOURCE_DIR}/daemon/control)
 target_link_libraries(control_test PRIVATE epd_fake_control epd_control_proto epd_options GTest::gtest_main)
@@ -12,7 +13,7 @@ gtest_discover_tests(control_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 P
 add_executable(fake_control support/fake_control_main.cpp)
 target_link_libraries(fake_control PRIVATE epd_fake_control epd_options)
 
-add_executable(ctl_test unit/ctl_test.cpp unit/ctl_tools_test.cpp unit/ctl_parts_test.cpp)
+add_executable(ctl_test unit/ctl_test.cpp unit/ctl_output_test.cpp unit/ctl_tools_test.cpp unit/ctl_parts_test.cpp)
 target_compile_definitions(ctl_test PRIVATE EPCTL_PATH="$<TARGET_FILE:epctl>"
                                             FAKE_CONTROL_PATH="$<TARGET_FILE:fake_control>")
 target_link_libraries(ctl_test PRIVATE epd_ctl epd_options GTest::gtest_main)

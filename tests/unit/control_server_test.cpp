@@ -196,6 +196,19 @@ TEST_F(ControlTest, ReflectionListsTheServicesAndServesTheirFiles) {
   EXPECT_NE(health.find("HealthCheckRequest"), std::string::npos) << health;
 }
 
+TEST_F(ControlTest, ReflectionIsForThoseWhoMayRead) {
+  start();
+  facade_.allow(Right::kNone);
+  const std::string refused = reflect(channel_, "list_services", "*");
+  EXPECT_NE(refused.find("may not ask for the API"), std::string::npos) << refused;
+}
+
+TEST_F(ControlTest, ReflectionOfAnUnknownFileSaysSo) {
+  start();
+  EXPECT_NE(reflect(channel_, "file_containing_symbol", "epd.v1.Nothing").find("error_code: 5"),
+            std::string::npos);
+}
+
 TEST_F(ControlTest, SocketHasTheModeAskedFor) {
   const mode_t before = ::umask(022);
   for (const mode_t mode : {mode_t{0660}, mode_t{0600}, mode_t{0666}}) {

@@ -351,6 +351,23 @@ TEST_F(ControlTest, EveryStatusKeepsItsNameAndMessage) {
   }
 }
 
+// It did not fit into the trailer: the caller read "received metadata size exceeds hard limit".
+TEST_F(ControlTest, ARefusalThatQuotesALongValueArrives) {
+  start();
+  facade_.fail(not_found("device is \"" + std::string(60'000, 'x') + "\"; allowed: host:0"));
+  v1::GetStatusResponse response;
+  const grpc::Status status = call(*control(), &v1::Control::Stub::GetStatus, {}, response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND) << status.error_message();
+  EXPECT_TRUE(status.error_message().starts_with("device is \"xxx")) << status.error_message();
+  EXPECT_TRUE(status.error_message().ends_with("xxx\"; allowed: host:0")) << status.error_message();
+  EXPECT_LT(status.error_message().size(), 1000u);
+  v1::GetOperationRequest request;
+  request.set_id(std::string(60'000, ':'));
+  v1::GetOperationResponse operation;
+  EXPECT_EQ(call(*control(), &v1::Control::Stub::GetOperation, request, operation).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+}
+
 TEST_F(ControlTest, EveryCallReportsTheFacadesError) {
   start();
   facade_.fail({StatusCode::kDeadlineExceeded, "the loop has not answered"});

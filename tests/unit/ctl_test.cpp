@@ -194,6 +194,9 @@ TEST_F(CtlTest, WrongUsageIsExitCode2) {
                                                     {"--timeout-ms", "0", "status"},
                                                     {"--timeout-ms", "soon", "status"},
                                                     {"drain", "--timeout-ms", "-1"},
+                                                    {"watch", "--interval", "nan"},
+                                                    {"watch", "--interval", "-NAN", "--count", "1"},
+                                                    {"watch", "--interval", "inf"},
                                                     {"status", "--wait"}};
   for (const auto& arguments : wrong) {
     const Finished result = epctl(arguments);

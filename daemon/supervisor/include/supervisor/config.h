@@ -37,16 +37,16 @@ struct Config {
   std::uint32_t device_sms = 0;  // 0: see effective_sms
   std::uint32_t mode = 0;        // LaunchMode
   std::uint32_t max_sessions = 0;
-  std::uint32_t max_sessions_per_user = 0;
+  std::uint32_t max_sessions_per_user = 0;  // 0: see max_sessions_of, as for the others of one user
   std::uint32_t max_groups = 0;
   std::uint32_t max_groups_per_user = 0;
-  std::int32_t max_priority = 0;                 // see access, also for the next two
-  std::uint32_t access_default = 0;              // 0 allow, 1 deny
-  std::uint32_t access_operate = 0;              // Right
-  std::uint64_t max_arena_bytes = 0;             // 0: see effective_arena_bytes
-  std::uint64_t max_arena_bytes_per_user = 0;    // 0: as max_arena_bytes
-  std::uint64_t max_routing_bytes = 0;           // 0: see effective_routing_bytes
-  std::uint64_t max_routing_bytes_per_user = 0;  // 0: as max_routing_bytes
+  std::int32_t max_priority = 0;      // see access, also for the next two
+  std::uint32_t access_default = 0;   // 0 allow, 1 deny
+  std::uint32_t access_operate = 0;   // Right
+  std::uint64_t max_arena_bytes = 0;  // 0: see effective_arena_bytes
+  std::uint64_t max_arena_bytes_per_user = 0;
+  std::uint64_t max_routing_bytes = 0;  // 0: see effective_routing_bytes
+  std::uint64_t max_routing_bytes_per_user = 0;
   std::uint32_t attach_ms = 0;
   std::uint32_t join_ms = 0;
   std::uint32_t operation_ms = 0;
@@ -69,9 +69,9 @@ struct Config {
   LogFormat format() const { return static_cast<LogFormat>(log_format); }
   std::uint32_t effective_sms(abi::DeviceKind kind) const;
   std::uint64_t effective_arena_bytes() const;
-  std::uint64_t effective_arena_bytes_per_user() const;
   std::uint64_t effective_routing_bytes() const;
-  // What one user may have; a rule of the policy goes before limits.*_per_user.
+  // What one user may have: what a rule of the policy says, else limits.*_per_user, else three quarters of
+  // the whole. Root and the daemon's own user may have the whole, where neither says otherwise.
   Quota max_sessions_of(const Caller& caller) const;
   Quota max_groups_of(const Caller& caller) const;
   Quota max_arena_bytes_of(const Caller& caller) const;

@@ -1,0 +1,31 @@
+// The reflection protocol of gRPC, for those who may read: what a tool without .proto files asks first. Our
+// own, because gRPC's asks nobody who may, and lets a user hold any number of threads.
+#pragma once
+
+#include "caller.h"
+#include "places.h"
+
+#include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
+
+namespace epd {
+
+// Each open stream holds one thread of its user's server.
+inline constexpr int kMaxReflections = 4;
+
+class ReflectionService final : public grpc::reflection::v1alpha::ServerReflection::Service {
+ public:
+  using Request = grpc::reflection::v1alpha::ServerReflectionRequest;
+  using Response = grpc::reflection::v1alpha::ServerReflectionResponse;
+
+  ReflectionService(ControlFacade& facade, const Callers& callers) : facade_(facade), callers_(callers) {}
+
+  grpc::Status ServerReflectionInfo(grpc::ServerContext* context,
+                                    grpc::ServerReaderWriter<Response, Request>* stream) override;
+
+ private:
+  ControlFacade& facade_;
+  const Callers& callers_;
+  Places places_{kMaxReflections, "reflection streams"};
+};
+
+}  // namespace epd

@@ -1,0 +1,213 @@
+// Events of a real daemon, evictions, and the words that go with them.
+#include "operator_fixture.h"
+
+#include <signal.h>
+#include <algorithm>
+
+namespace epd::test {
+namespace {
+
+TEST_F(Operator, EventsTellWhatHappenedAndWhy) {
+  start();
+  Shared<Stage> stage;
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(daemon_->socket(), daemon_->device(rank));
+      const Group group(session, small_config("eventful", rank, 2));
+      stage->joined.arrive();
+      stage->stop.wait_for(1);
+      return "";
+    });
+  }
+  ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 2; }));
+  ::kill(daemon_->engine(0), SIGKILL);
+  ASSERT_TRUE(eventually(20, [&] { return event_kinds().contains("group_resumed"); }));
+  daemon_->rewrite({{"limits.max_sessions", "9"}});
+  daemon_->signal(SIGHUP);
+  ranks[1].kill(SIGKILL);
+  const auto is_death = [](const json& event) {
+    return event["kind"] == "rank_lost" && event["fields"]["rank"] == "1";
+  };
+  ASSERT_TRUE(eventually(20, [&] {
+    const std::vector<json> events = lines({"events"});
+    return std::any_of(events.begin(), events.end(), is_death) && event_kinds().contains("config_reloaded");
+  }));
+  daemon_->rewrite({{"limits.max_sessions", "0"}});
+  daemon_->signal(SIGHUP);
+  stage->stop.open();
+  EXPECT_TRUE(ranks[0].wait(30).ok);
+  ASSERT_TRUE(eventually(20, [&] { return event_kinds().contains("config_refused"); }));
+  const std::set<std::string> kinds = event_kinds();
+  for (const char* kind :
+       {"daemon_state", "engine_started", "engine_ready", "engine_died", "session_attached", "session_ended",
+        "rank_joined", "rank_lost", "group_broke", "group_resumed", "config_reloaded", "config_refused"}) {
+    EXPECT_TRUE(kinds.contains(kind)) << kind;
+  }
+  std::uint64_t expected = 1;
+  const std::string log = daemon_->log();
+  bool found = false;
+  for (const json& event : lines({"events"})) {
+    EXPECT_EQ(event["sequence"], expected++);
+    EXPECT_NE(log.find(event["text"].get<std::string>()), std::string::npos) << "not in the log: " << event;
+    if (!is_death(event)) continue;
+    found = true;
+    EXPECT_EQ(event["fields"]["how"], "died");
+    EXPECT_EQ(event["fields"]["pid"], std::to_string(ranks[1].pid()));
+  }
+  EXPECT_TRUE(found);
+}
+
+TEST_F(Operator, AnEvictedSessionIsToldByWhomAndWhy) {
+  start();
+  Shared<Stage> stage;
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(daemon_->socket(), daemon_->device(rank));
+      const Group group(session, small_config("evicted", rank, 2));
+      epd_ticket_t ticket = 0;
+      epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+      if (rank == 0) {  // waits for rank 1, which is evicted instead
+        must(group.dispatch(&args, &ticket, nullptr), "dispatch");
+        stage->joined.arrive();
+        must(group.wait(ticket, 30000), "dispatch", EPD_RANK_LOST);
+        must_say("evicted by operator: it is slow");
+        return "";
+      }
+      stage->joined.arrive();
+      RANK_CHECK(eventually(30, [&] { return epd_session_check(session.get()) == EPD_ABORTED; }), "it ends");
+      must_say("evicted by operator: it is slow");
+      return "";
+    });
+  }
+  ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 2; }));
+  json victim;
+  const json sessions = epctl({"sessions"})["sessions"];
+  for (const json& session : sessions)
+    if (session["pid"] == ranks[1].pid()) victim = session["session_id"];
+  const std::string id = std::to_string(victim.get<std::uint64_t>());
+  EXPECT_EQ(daemon_->epctl({"evict", "session", "999999"}).exit_code, 1);
+  epctl({"evict", "session", id, "--reason", "it is slow"});
+  expect_all_ok(wait_all(ranks, 60));
+  EXPECT_EQ(daemon_->epctl({"evict", "session", id}).exit_code, 1) << "it is gone";
+  EXPECT_TRUE(event_kinds().contains("evicted"));
+}
+
+TEST_F(Operator, AnEvictedRankLosesItsGroupAndKeepsItsSession) {
+  start();
+  Shared<Stage> stage;
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(daemon_->socket(), daemon_->device(rank));
+      epd_group_config_t config = small_config("thrown-out", rank, 2);
+      {
+        const Group group(session, config);
+        stage->joined.arrive();
+        stage->go.wait_for(1);
+        epd_ticket_t ticket = 0;
+        epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+        epd_status_t status = group.dispatch(&args, &ticket, nullptr);
+        if (status == EPD_OK) status = group.wait(ticket, 30000);
+        RANK_CHECK(status == EPD_RANK_LOST, epd_status_name(status));
+        must_say("rank 1 (session");
+        must_say("was evicted by operator: make room");
+      }
+      const Group again(session, config);  // the same session may join again
+      epd_ticket_t ticket = 0;
+      must(epd_noop(again.get(), 0, &ticket), "noop");
+      must(again.wait(ticket, 10000), "noop");
+      stage->stop.meet(2);  // who leaves first breaks the group for the other
+      return "";
+    });
+  }
+  ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 2; }));
+  EXPECT_EQ(daemon_->epctl({"evict", "group", "thrown-out", "rank", "2"}).exit_code, 1);
+  EXPECT_EQ(daemon_->epctl({"evict", "group", "nobody", "rank", "1"}).exit_code, 1);
+  epctl({"evict", "group", "thrown-out", "rank", "1", "--reason", "make room"});
+  stage->go.open();
+  expect_all_ok(wait_all(ranks, 60));
+}
+
+// Nothing else ends its wait for the others, who go on without it.
+TEST_F(Operator, ARankThatIsThrownOutOfAGroupThatGoesOnIsTold) {
+  start();
+  Shared<Stage> stage;
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(daemon_->socket(), daemon_->device(rank));
+      epd_group_config_t config = small_config("thrown-out", rank, 2);
+      config.policy = EPD_DEGRADE;
+      const Group group(session, config);
+      stage->joined.arrive();
+      stage->go.wait_for(1);
+      const auto resumes = [&] {
+        epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+        const epd_status_t status = epd_group_resume(group.get(), 20000, &info);
+        return rank == 0 ? status == EPD_OK && info.num_active_ranks == 1 : status == EPD_RANK_LOST;
+      };
+      RANK_CHECK(eventually(10, resumes), epd_last_error());
+      if (rank == 1) must_say("rank 1 was evicted by operator: make room");
+      return "";
+    });
+  }
+  ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 2; }));
+  epctl({"evict", "group", "thrown-out", "rank", "1", "--reason", "make room"});
+  stage->go.open();
+  expect_all_ok(wait_all(ranks, 60));
+}
+
+// What an operator says is read on terminals and in logs, by clients and other operators.
+TEST_F(Operator, AReasonIsOneLineOfPrintableText) {
+  start();
+  Shared<Stage> stage;
+  RankProcess rank([&]() -> std::string {
+    const Session session(daemon_->socket(), "host:0");
+    const Group group(session, small_config("talked-of", 0, 1));
+    stage->joined.arrive();
+    stage->stop.wait_for(1);
+    return "";
+  });
+  ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 1; }));
+  struct Bad {
+    std::string reason;
+    std::string says;
+  };
+  for (const Bad& bad : {Bad{"two\nlines", "has the control character U+000A at byte 3"},
+                         Bad{"\x1b[2Jhidden", "U+001B at byte 0"}, Bad{"tab\t", "U+0009 at byte 3"},
+                         Bad{"rubbed\x7f", "U+007F at byte 6"},
+                         Bad{"\xc2\x9b"
+                             "31m",
+                             "U+009B at byte 0"},
+                         Bad{"a\xe2\x80\xae"
+                             "b",
+                             "U+202E at byte 1"},
+                         Bad{"a\xe2\x80\xa8"
+                             "b",
+                             "U+2028 at byte 1"},
+                         Bad{std::string(161, 'x'), "the reason has 161 bytes"}}) {
+    for (const std::vector<std::string>& what :
+         {std::vector<std::string>{"evict", "session", "1"}, {"evict", "group", "talked-of", "rank", "0"}}) {
+      std::vector<std::string> arguments = what;
+      arguments.insert(arguments.end(), {"--reason", bad.reason});
+      const CommandResult result = daemon_->epctl(arguments);
+      EXPECT_EQ(result.exit_code, 1) << bad.says;
+      EXPECT_NE(result.err.find("INVALID_ARGUMENT: the reason"), std::string::npos) << result.err;
+      EXPECT_NE(result.err.find(bad.says), std::string::npos) << result.err;
+      EXPECT_NE(result.err.find("allowed: 0..160 bytes of printable UTF-8, in one line"), std::string::npos)
+          << result.err;
+    }
+  }
+  EXPECT_FALSE(event_kinds().contains("evicted"));
+  stage->stop.open();
+  EXPECT_TRUE(rank.wait(30).ok);
+  // It is judged before it is looked for whom it is about.
+  const CommandResult fine =
+      daemon_->epctl({"evict", "session", "999", "--reason", "gr\xc3\xbc\xc3\x9f Gott \xf0\x9f\x91\x8b"});
+  EXPECT_NE(fine.err.find("there is no session 999"), std::string::npos) << fine.err;
+}
+
+}  // namespace
+}  // namespace epd::test

@@ -1,0 +1,108 @@
+// What systemd is told: STATUS and READY, over a notify socket of the test's own.
+#include "support/daemon.h"
+#include "support/ranks.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace epd::test {
+namespace {
+
+// An abstract socket, and everything that was sent to it.
+class ServiceManager {
+ public:
+  ServiceManager() : fd_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
+    const std::string name = "@epd-notify-" + std::to_string(::getpid());
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::memcpy(address.sun_path, name.data(), name.size());
+    address.sun_path[0] = '\0';
+    const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size());
+    EXPECT_EQ(::bind(fd_, reinterpret_cast<const sockaddr*>(&address), length), 0);
+    ::setenv("NOTIFY_SOCKET", name.c_str(), 1);
+  }
+  ~ServiceManager() {
+    ::unsetenv("NOTIFY_SOCKET");
+    ::close(fd_);
+  }
+  ServiceManager(const ServiceManager&) = delete;
+  ServiceManager& operator=(const ServiceManager&) = delete;
+
+  // All messages so far, in order.
+  const std::vector<std::string>& told() {
+    char buffer[1024];
+    for (ssize_t n = 0; (n = ::recv(fd_, buffer, sizeof(buffer), 0)) >= 0;)
+      told_.emplace_back(buffer, static_cast<std::size_t>(n));
+    return told_;
+  }
+  std::string text_from(std::size_t first) {
+    std::string all;
+    for (std::size_t i = first; i < told().size(); ++i) all += told_[i] + "\n";
+    return all;
+  }
+  // As its last word.
+  bool comes_to_say(const std::string& text) {
+    return eventually(20, [&] { return !told().empty() && told_.back().find(text) != std::string::npos; });
+  }
+
+ private:
+  int fd_;
+  std::vector<std::string> told_;
+};
+
+// Its engine's page still had the last heartbeat of the stopped one.
+TEST(OperatorStatus, ADeviceThatIsStartedAnewIsNotCalledStopped) {
+  ServiceManager manager;
+  DaemonOptions options;
+  options.devices = 2;
+  Daemon daemon(std::move(options));
+  ASSERT_TRUE(daemon.start());
+  ASSERT_TRUE(manager.comes_to_say("STATUS=serving: 2 devices, 0 sessions"));
+  ::kill(daemon.engine(0), SIGSTOP);
+  ASSERT_TRUE(manager.comes_to_say("serving: 2 devices (host:0 is stopped)"));
+  sleep_ms(3500);  // beyond the time after which a silent engine stands still
+  const std::size_t before = manager.told().size();
+  EXPECT_EQ(daemon.epctl({"restart", "device", "host:0"}).exit_code, 0);
+  ASSERT_TRUE(manager.comes_to_say("STATUS=serving: 2 devices, 0 sessions"));
+  sleep_ms(1500);
+  const std::string all = manager.text_from(before);
+  EXPECT_EQ(all.find("stopped"), std::string::npos) << all;
+  EXPECT_NE(all.find("STATUS=serving: 2 devices (host:0 restarts), 0 sessions"), std::string::npos) << all;
+  EXPECT_EQ(manager.told().back(), "STATUS=serving: 2 devices, 0 sessions, 0 groups");
+  daemon.stop();
+}
+
+TEST(OperatorStatus, StartReloadAndEndAreTold) {
+  ServiceManager manager;
+  DaemonOptions options;
+  options.devices = 1;
+  Daemon daemon(std::move(options));
+  ASSERT_TRUE(daemon.start());
+  ASSERT_TRUE(manager.comes_to_say("STATUS=serving: 1 devices"));
+  daemon.signal(SIGHUP);
+  EXPECT_TRUE(eventually(20, [&] {
+    const std::string so_far = manager.text_from(0);
+    const std::size_t reloading = so_far.find("RELOADING=1");
+    return reloading != std::string::npos && so_far.find("READY=1", reloading) != std::string::npos;
+  }));
+  daemon.stop();
+  const std::string all = manager.text_from(0);
+  std::size_t at = 0;
+  for (const char* part : {"STATUS=starting", "READY=1", "STATUS=serving",
+                           "RELOADING=1\nMONOTONIC_USEC=", "READY=1", "STOPPING=1", "STATUS=draining"}) {
+    at = all.find(part, at);
+    ASSERT_NE(at, std::string::npos) << part << " is missing, or out of order: " << all;
+    ++at;
+  }
+}
+
+}  // namespace
+}  // namespace epd::test
