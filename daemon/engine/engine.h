@@ -146,11 +146,9 @@ class Engine {
   void set_sleeping(bool sleeping);
   bool anything_pending();
   std::uint64_t next_look_ns(std::uint64_t now) const;
-  void watch(int fd, std::uint64_t key);
 
   UniqueFd link_;
-  UniqueFd bell_;
-  UniqueFd epoll_;
+  std::shared_ptr<const UniqueFd> bell_;  // with the threads of Bells
   Page page_;
   const Clock& clock_;
   std::unique_ptr<Device> device_;
@@ -173,6 +171,11 @@ class Engine {
   std::map<std::uint64_t, std::unique_ptr<SessionPort>> sessions_;
   std::map<std::uint64_t, std::unique_ptr<Group>> groups_;
   Schedule schedule_;
+  struct Closing {
+    std::uint64_t session_id;
+    std::unique_ptr<Bells> bells;
+  };
+  std::vector<Closing> closing_;  // of sessions that are gone; then the supervisor hears of it
 };
 
 }  // namespace epd

@@ -139,14 +139,13 @@ Status Engine::add_session(Packet& packet) {
     return invalid_argument("kAddSession with " + std::to_string(packet.fds.size()) + " fds");
   const std::uint64_t id = body.value().session_id;
   auto port = SessionPort::open(id, {std::move(packet.fds[0]), std::move(packet.fds[1]),
-                                     std::move(packet.fds[2]), std::move(packet.fds[3])});
+                                     std::move(packet.fds[2]), std::move(packet.fds[3]), bell_});
   if (!port.ok()) {
     abi::SessionFailed failed{id, port.status().code(), {}};
     abi::set_text(failed.text, port.status().message().data(), port.status().message().size());
     send(LinkType::kSessionFailed, failed);
     return {};
   }
-  watch((*port)->bell(), id);
   (*port)->statistics = Statistics::of_session(page_, id);
   sessions_[id] = std::move(port).value();
   return {};

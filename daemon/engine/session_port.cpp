@@ -2,10 +2,8 @@
 
 #include "base/clock.h"
 
-#include <sys/socket.h>
-#include <sys/uio.h>
 #include <algorithm>
-#include <cerrno>
+#include <utility>
 
 namespace epd {
 
@@ -17,11 +15,13 @@ Result<std::unique_ptr<SessionPort>> SessionPort::open(std::uint64_t id, Ends en
   if (!a.ok()) return a.status();
   Result<Mapping> b = Mapping::map(ends.segment_b.get(), sizeof(SegmentB), Access::kReadWrite);
   if (!b.ok()) return b.status();
+  Result<std::unique_ptr<Bells>> bells =
+      Bells::start(std::move(ends.engine_bell), std::move(ends.client_bell), std::move(ends.loop_bell));
+  if (!bells.ok()) return bells.status();
   std::unique_ptr<SessionPort> port(new SessionPort);
   port->id_ = id;
   port->opened_ns_ = MonotonicClock().now_ns();
-  port->engine_bell_ = std::move(ends.engine_bell);
-  port->client_bell_ = std::move(ends.client_bell);
+  port->bells_ = std::move(bells).value();
   port->a_mapping_ = std::move(a).value();
   port->b_mapping_ = std::move(b).value();
   port->a_ = port->a_mapping_.as<SegmentA>();
@@ -170,16 +170,12 @@ bool SessionPort::can_flush() const {
 
 void SessionPort::ring() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (a_->client_sleep.sleeping.load(std::memory_order_relaxed) == 0) return;
-  const char byte = 0;
-  [[maybe_unused]] const ssize_t n = ::send(client_bell_.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (a_->client_sleep.sleeping.load(std::memory_order_relaxed) != 0) bells_->ring_client();
 }
 
-// Not read(): the client shares the description and may have made it blocking.
-void SessionPort::clear_bell() {
-  std::uint64_t rings;
-  iovec part{&rings, sizeof(rings)};
-  [[maybe_unused]] const ssize_t n = ::preadv2(engine_bell_.get(), &part, 1, -1, RWF_NOWAIT);
+std::unique_ptr<Bells> SessionPort::give_up_bells() {
+  bells_->close();
+  return std::move(bells_);
 }
 
 void SessionPort::end(StatusCode status, const std::string& text) {

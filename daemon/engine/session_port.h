@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base/memory.h"
+#include "bells.h"
 #include "page.h"
 #include "proto/session.h"
 #include "proto/wire.h"
@@ -27,11 +28,11 @@ class SessionPort {
     UniqueFd segment_b;
     UniqueFd engine_bell;
     UniqueFd client_bell;
+    std::shared_ptr<const UniqueFd> loop_bell;  // see Bells
   };
   static Result<std::unique_ptr<SessionPort>> open(std::uint64_t id, Ends ends);
 
   std::uint64_t id() const { return id_; }
-  int bell() const { return engine_bell_.get(); }  // readable when the client has rung
 
   // The next submission, private copy, if there is one and there is room to answer it.
   std::optional<abi::Submission> take();
@@ -45,8 +46,6 @@ class SessionPort {
 
   // Rings the client if it sleeps.
   void ring();
-  // After the client has rung.
-  void clear_bell();
   void set_sleeping(bool sleeping) {
     const abi::Sleep asleep = waiting_.empty() ? abi::kAsleep : abi::kAsleepForRoom;
     b_->engine_sleep.sleeping.store(sleeping ? asleep : abi::kAwake, std::memory_order_relaxed);
@@ -87,6 +86,8 @@ class SessionPort {
   bool was_member(std::uint32_t number) const;
   Statistics statistics;
   bool removing = false;  // kRemoveSession came; goes when nothing is in flight
+  // As the session goes: they are about to close.
+  std::unique_ptr<Bells> give_up_bells();
 
  private:
   SessionPort() = default;
@@ -102,8 +103,7 @@ class SessionPort {
 
   std::uint64_t opened_ns_ = 0;
   bool inherited_ = false;
-  UniqueFd engine_bell_;
-  UniqueFd client_bell_;
+  std::unique_ptr<Bells> bells_;
   Mapping a_mapping_;
   Mapping b_mapping_;
   abi::SegmentA* a_ = nullptr;

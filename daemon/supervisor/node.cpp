@@ -187,13 +187,27 @@ void Node::session_closed(Session session, const std::string& how) {
   record_losses(session.id, std::nullopt, how);
   registry_.session_closed(session.id, how);
   carry_out_actions();
-  if (!fleet_->is_ready(session.device)) return;
+  Segments& segments = session.segments;
+  if (!fleet_->is_ready(session.device)) {
+    airlock_->close(std::move(segments.engine_bell));
+    airlock_->close(std::move(segments.client_bell));
+    return;
+  }
   send(session.device, abi::LinkType::kRemoveSession, abi::SessionRef{session.id});
   // Its operations may run to their end first, and its groups' breaks have two deadlines of their own.
   const std::uint64_t patience_ms =
       std::uint64_t{config_.operation_ms} + 3 * std::uint64_t{config_.engine_ack_ms};
   removals_[session.device][session.id] = {clock_.now_ns() + patience_ms * kMsNs, session.peer.uid,
-                                           std::move(session.descriptors)};
+                                           std::move(session.descriptors), std::move(segments.engine_bell),
+                                           std::move(segments.client_bell)};
+}
+
+void Node::session_removed(std::uint32_t device, std::uint64_t session_id) {
+  const auto found = removals_[device].find(session_id);
+  if (found == removals_[device].end()) return;
+  airlock_->close(std::move(found->second.engine_bell));
+  airlock_->close(std::move(found->second.client_bell));
+  removals_[device].erase(found);
 }
 
 void Node::check_removals() {
@@ -270,7 +284,7 @@ void Node::engine_ready(std::uint32_t device) {
 }
 
 void Node::engine_down(std::uint32_t device, const std::string& text, bool device_failed) {
-  removals_[device].clear();
+  while (!removals_[device].empty()) session_removed(device, removals_[device].begin()->first);
   if (device_failed) end_dying_sessions(device);
   for (const auto& [id, session] : sessions_->connections()) {
     if (session.attached && session.device == device) unserve_segments(session.segments);
@@ -312,7 +326,7 @@ void Node::engine_message(std::uint32_t device, const Packet& packet) {
     case abi::LinkType::kSessionFailed:
       return on([&](const auto& m) { session_failed(m); }, static_cast<abi::SessionFailed*>(nullptr));
     case abi::LinkType::kSessionRemoved:
-      return on([&](const auto& m) { removals_[device].erase(m.session_id); },
+      return on([&](const auto& m) { session_removed(device, m.session_id); },
                 static_cast<abi::SessionRef*>(nullptr));
     case abi::LinkType::kGroupReady:
       return on([&](const auto& m) { registry_.group_ready(device, m); },

@@ -117,6 +117,7 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   void tell_session(const Session& session);
   void session_failed(const abi::SessionFailed& message);
   void check_removals();
+  void session_removed(std::uint32_t device, std::uint64_t session_id);
   Status admitting() const;
   void apply_limits();
   EngineFleet::Options fleet_options() const;
@@ -202,11 +203,14 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   UniqueFd signals_;
 
   // Per device: sessions whose kRemoveSession is unanswered. They count as sessions: what the engine was to
-  // be told of them may still wait in its link, with descriptors.
+  // be told of them may still wait in its link, with descriptors. The doorbells are kept, so that the engine
+  // never closes the last reference: whoever does has to wait for the client, if that likes.
   struct Removal {
     std::uint64_t due_ns;  // when patience ends
     std::uint32_t uid;
     DescriptorShare descriptors;
+    UniqueFd engine_bell;
+    UniqueFd client_bell;
   };
   std::vector<std::map<std::uint64_t, Removal>> removals_;
 
