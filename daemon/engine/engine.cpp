@@ -51,9 +51,9 @@ int Engine::run() {
       last_link_ns_ = now_ns_;
       handle_link();
       if (stop_) break;
-      answer_stray_orphans();
     }
     bool progress = poll_sessions();
+    progress |= answer_stray_orphans();
     progress |= step_operations();
     progress |= read_journals();
     halt_commands();
@@ -399,9 +399,6 @@ std::uint64_t Engine::next_look_ns(std::uint64_t now) const {
     if (operation.needs_polling()) next = std::min(next, now + kDeviceLookNs);
     if (operation.stage() != abi::OpStage::kBreaking) next = std::min(next, operation.deadline_ns());
   });
-  for (const auto& [id, session] : sessions_) {
-    if (session->has_stray_orphans()) next = std::min(next, session->opened_ns() + kGroupGraceNs);
-  }
   return next;
 }
 

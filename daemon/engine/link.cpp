@@ -110,6 +110,9 @@ void Engine::handle_message(Packet& packet) {
       status =
           with_body<abi::GroupSettings>(packet, [this](const auto& m) { return apply_group_settings(m); });
       break;
+    case LinkType::kAllTold:
+      status = with_body<abi::AllTold>(packet, [this](const auto&) { return note_all_told(); });
+      break;
     case LinkType::kStop: stop_ = true; break;
     default: status = invalid_argument("link message type " + std::to_string(packet.header.type)); break;
   }
@@ -147,6 +150,7 @@ Status Engine::add_session(Packet& packet) {
     return {};
   }
   (*port)->statistics = Statistics::of_session(page_, id);
+  if (all_told_) (*port)->set_all_told();
   sessions_[id] = std::move(port).value();
   return {};
 }
@@ -159,6 +163,13 @@ Status Engine::remove_session(const abi::SessionRef& message) {
   } else {
     found->second->removing = true;
   }
+  return {};
+}
+
+// Whatever former engines left behind for another group than those told by now, nobody waits for any more.
+Status Engine::note_all_told() {
+  all_told_ = true;
+  for (const auto& [id, session] : sessions_) session->set_all_told();
   return {};
 }
 

@@ -1,7 +1,5 @@
 #include "session_port.h"
 
-#include "base/clock.h"
-
 #include <algorithm>
 #include <utility>
 
@@ -20,7 +18,6 @@ Result<std::unique_ptr<SessionPort>> SessionPort::open(std::uint64_t id, Ends en
   if (!bells.ok()) return bells.status();
   std::unique_ptr<SessionPort> port(new SessionPort);
   port->id_ = id;
-  port->opened_ns_ = MonotonicClock().now_ns();
   port->bells_ = std::move(bells).value();
   port->a_mapping_ = std::move(a).value();
   port->b_mapping_ = std::move(b).value();
@@ -32,6 +29,7 @@ Result<std::unique_ptr<SessionPort>> SessionPort::open(std::uint64_t id, Ends en
 
 void SessionPort::adopt() {
   inherited_ = b_->incarnation.fetch_add(1, std::memory_order_relaxed) != 0;
+  awaits_groups_ = inherited_;
   head_ = b_->submission_head.value.load(std::memory_order_relaxed);
   tail_ = b_->completion_tail.value.load(std::memory_order_relaxed);
   // The former engine may have died between publishing a completion and counting it.
@@ -86,7 +84,7 @@ std::optional<abi::Submission> SessionPort::stall(abi::Stall why) {
 
 bool SessionPort::has_submission() {
   if (ended_ || removing || !waiting_.empty() || inflight_ >= abi::kSubmissionSlots) return false;
-  if (inherited_) {
+  if (awaits_groups_) {
     abi::Submission submission;
     return abi::ring_peek(a_->submissions, head_, submission) && !awaits_group(submission);
   }
@@ -95,8 +93,7 @@ bool SessionPort::has_submission() {
 }
 
 bool SessionPort::awaits_group(const abi::Submission& submission) const {
-  if (!inherited_ || members.contains(submission.member)) return false;
-  return MonotonicClock().now_ns() < opened_ns_ + kGroupGraceNs;
+  return awaits_groups_ && !members.contains(submission.member);
 }
 
 void SessionPort::end_member(std::uint32_t number) {
@@ -107,11 +104,6 @@ void SessionPort::end_member(std::uint32_t number) {
 bool SessionPort::was_member(std::uint32_t number) const {
   const auto last = former_.find(static_cast<std::uint16_t>(number));
   return last != former_.end() && last->second.number == number && head_ <= last->second.until;
-}
-
-bool SessionPort::has_stray_orphans() const {
-  return std::any_of(orphans_.begin(), orphans_.end(),
-                     [this](const Orphan& orphan) { return !members.contains(orphan.record.member); });
 }
 
 void SessionPort::begin(const abi::Submission& submission, std::uint64_t op_index) {

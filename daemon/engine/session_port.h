@@ -72,12 +72,11 @@ class SessionPort {
     std::optional<Ending> ending;  // of one that has ended since
   };
   std::vector<Orphan>& orphans() { return orphans_; }
-  // Of memberships that this engine has not been told of.
-  bool has_stray_orphans() const;
-  std::uint64_t opened_ns() const { return opened_ns_; }
   // Another engine has served this session before: what its client submits may name memberships that this
-  // one has yet to hear of, or never will because their group has ended.
+  // one has yet to hear of, or (set_all_told()) never will because their group has ended.
   bool inherited() const { return inherited_; }
+  // No submission waits in the ring any more for the group that it names.
+  void set_all_told() { awaits_groups_ = false; }
 
   std::unordered_map<std::uint32_t, Member*> members;  // by the number that submissions carry
   // Takes a membership out. What may be in the ring of it by now, a ring's length at most, is not illegal.
@@ -101,8 +100,8 @@ class SessionPort {
   // Counts, once, that the submission at the head must wait; always nullopt.
   std::optional<abi::Submission> stall(abi::Stall why);
 
-  std::uint64_t opened_ns_ = 0;
   bool inherited_ = false;
+  bool awaits_groups_ = false;
   std::unique_ptr<Bells> bells_;
   Mapping a_mapping_;
   Mapping b_mapping_;
@@ -122,10 +121,6 @@ class SessionPort {
       former_;  // by index (low half of the number): the last that ended
   bool ended_ = false;
 };
-
-// A supervisor tells a new engine of all groups well within this. Until then what a former engine left
-// behind, in flight or in the ring, waits for the group that it names.
-inline constexpr std::uint64_t kGroupGraceNs = 2'000'000'000;
 
 // Set in InflightRecord::op_index for an operation that has no number in its group.
 inline constexpr std::uint64_t kUnnumbered = ~std::uint64_t{0};

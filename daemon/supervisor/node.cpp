@@ -281,6 +281,7 @@ void Node::engine_ready(std::uint32_t device) {
   for (const OpenStreams& open : std::exchange(open_streams_[device], {}))
     send(device, abi::LinkType::kCloseStreams, open.message, {open.user.get()});
   registry_.engine_up(device);
+  send(device, abi::LinkType::kAllTold, abi::AllTold{});
 }
 
 void Node::engine_down(std::uint32_t device, const std::string& text, bool device_failed) {

@@ -9,9 +9,11 @@ foreach(_name hostile hostile_close hostile_flood hostile_rounds)
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/${_name}_test.cpp ${CMAKE_CURRENT_LIST_DIR}/hostile_fixture.cpp
             ${CMAKE_CURRENT_LIST_DIR}/hostile.cpp ${CMAKE_CURRENT_LIST_DIR}/bystander.cpp ${CMAKE_CURRENT_LIST_DIR}/fault.cpp)
 endforeach()
-epd_system_test(hostile_bells_test LABEL fault TIMEOUT 180
-  SOURCES ${CMAKE_CURRENT_LIST_DIR}/hostile_bells_test.cpp ${CMAKE_CURRENT_LIST_DIR}/hostile.cpp
-          ${CMAKE_CURRENT_LIST_DIR}/fault.cpp)
+foreach(_name hostile_bells engine_told)
+  epd_system_test(${_name}_test LABEL fault TIMEOUT 180
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/${_name}_test.cpp ${CMAKE_CURRENT_LIST_DIR}/hostile.cpp
+            ${CMAKE_CURRENT_LIST_DIR}/fault.cpp)
+endforeach()
 epd_system_test(gpu_fault_test LABEL fault TIMEOUT 180
   SOURCES ${CMAKE_CURRENT_LIST_DIR}/gpu_fault_test.cpp ${CMAKE_CURRENT_LIST_DIR}/gpu_fault_commands_test.cpp
           ${CMAKE_CURRENT_LIST_DIR}/gpu_fault_leaving_test.cpp ${CMAKE_CURRENT_LIST_DIR}/hostile.cpp
