@@ -71,8 +71,7 @@ void Bells::Shared::serve() {
       std::uint64_t count;
       [[maybe_unused]] const ssize_t n = ::read(orders.get(), &count, sizeof(count));
       const char byte = 0;
-      [[maybe_unused]] const ssize_t sent =
-          ::send(client_bell.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+      [[maybe_unused]] const ssize_t sent = ::send(client_bell.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
     }
   }
   engine_bell.reset();

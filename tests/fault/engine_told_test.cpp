@@ -1,5 +1,5 @@
-// An engine dies, and a group ends before the next one is there: what is submitted to the group that has ended
-// does not hold up the others of its session.
+// An engine dies, and a group ends before the next one is there: what is submitted to the group that has
+// ended does not hold up the others of its session.
 #include "fault.h"
 #include "hostile.h"
 

@@ -1,5 +1,5 @@
-// Doorbells whose client end is watched a hundred thousand times over: each call that wakes who waits there walks
-// all of them, and so does the last close. The engine's loop must make no such call.
+// Doorbells whose client end is watched a hundred thousand times over: each call that wakes who waits there
+// walks all of them, and so does the last close. The engine's loop must make no such call.
 #include "hostile.h"
 
 #include "fault.h"

@@ -1,6 +1,7 @@
-// What a former engine left behind waits for its group until the new engine has been told of all, and not longer.
-#include "session_port.h"
+// What a former engine left behind waits for its group until the new engine has been told of all, and not
+// longer.
 #include "engine_fixture.h"
+#include "session_port.h"
 
 namespace epd::test {
 namespace {
@@ -11,8 +12,7 @@ class EngineAllToldTest : public EngineFixture {
  protected:
   void SetUp() override {
     EngineFixture::SetUp();
-    page_ =
-        Mapping::map(engines_[1]->page().get(), sizeof(abi::EnginePage), Access::kReadOnly).value();
+    page_ = Mapping::map(engines_[1]->page().get(), sizeof(abi::EnginePage), Access::kReadOnly).value();
     EXPECT_EQ(engines_[1]->stop(), 0);
   }
   // Its session and its group, which goes on.

@@ -42,7 +42,8 @@ enum class LinkType : std::uint16_t {
   // fd: user arena of a rank that no engine will serve any more, and this one never has: streams that wait
   // there for operations are to go on. Not answered
   kCloseStreams = 15,
-  // Once to each engine: it has been told of all that its predecessors served and it is to serve. What they left
+  // Once to each engine: it has been told of all that its predecessors served and it is to serve. What they
+  // left
   // behind for any other group need not wait
   kAllTold = 16,
   // engine -> supervisor
