@@ -47,8 +47,9 @@ bool Session::drain_locked() {
 void Session::ring_engine(abi::Sleep at_least) const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (b().engine_sleep.sleeping.load(std::memory_order_relaxed) < at_least) return;
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t n = ::write(attachment_.engine_bell.get(), &one, sizeof(one));
+  const char byte = 0;
+  [[maybe_unused]] const ssize_t n =
+      ::send(attachment_.engine_bell.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 void Session::finish_locked(Operations::iterator found, const abi::Completion& completion,

@@ -3,7 +3,6 @@
 #include "base/thread.h"
 
 namespace epd {
-
 Closer::~Closer() {
   const std::lock_guard lock(shared_->mutex);
   for (UniqueFd& fd : shared_->waiting) (void)fd.release();

@@ -37,6 +37,11 @@ void ring_eventfd(int fd) {
   [[maybe_unused]] const ssize_t n = ::write(fd, &one, sizeof(one));
 }
 
+void ring_socket(int fd) {
+  const char byte = 0;
+  [[maybe_unused]] const ssize_t n = ::send(fd, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
 Result<std::pair<UniqueFd, UniqueFd>> make_socketpair() {
   int fds[2];
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds) != 0) return errno_status("socketpair");

@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 #include <algorithm>
+#include <cstdint>
 #include <memory>
 
 namespace epd::own_table {
@@ -77,6 +78,30 @@ void shut_down(int socket, int how) {
 
 int accept(int listener) {
   return static_cast<int>(::syscall(SYS_accept4, listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+}
+
+bool is_ready(int fd) {
+  pollfd entry{fd, POLLIN, 0};
+  return own_table::poll(&entry, 1, 0) > 0;
+}
+
+void ring_socket(int fd) {
+  char byte = 0;
+  iovec part{&byte, 1};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  send(fd, message, MSG_DONTWAIT);
+}
+
+void ring_eventfd(int fd) {
+  const std::uint64_t one = 1;
+  ::syscall(SYS_write, fd, &one, sizeof(one));
+}
+
+void clear_eventfd(int fd) {
+  std::uint64_t count;
+  ::syscall(SYS_read, fd, &count, sizeof(count));
 }
 
 bool make_pair(int socket_type, int (&ends)[2]) {

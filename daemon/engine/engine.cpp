@@ -3,8 +3,8 @@
 #include "base/log.h"
 #include "commands.h"
 
+#include <poll.h>
 #include <sched.h>
-#include <sys/epoll.h>
 #include <unistd.h>
 #include <algorithm>
 #include <cerrno>
@@ -14,8 +14,6 @@
 namespace epd {
 namespace {
 
-constexpr std::uint64_t kLinkKey = ~std::uint64_t{0};
-constexpr std::uint64_t kBellKey = kLinkKey - 1;
 constexpr std::uint64_t kLinkPollNs = 100'000;        // look at the link this often while busy
 constexpr std::uint64_t kTurnNs = 50'000;             // of a session's operations
 constexpr std::uint32_t kTurnsPerLowChunk = 16;       // see take_turn
@@ -30,23 +28,11 @@ constexpr std::uint64_t kDeviceLookNs = 50'000;          // nobody rings for wha
 Engine::Engine(UniqueFd link, UniqueFd bell, Page page, const Clock& clock)
     : link_(std::move(link)),
       bell_(std::move(bell)),
-      epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       page_(std::move(page)),
       clock_(clock),
-      reclaimer_(clock) {
-  EPD_CHECK(epoll_.valid());
-  watch(link_.get(), kLinkKey);
-  watch(bell_.get(), kBellKey);
-}
+      reclaimer_(clock) {}
 
 Engine::~Engine() = default;
-
-void Engine::watch(int fd, std::uint64_t key) {
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.u64 = key;
-  EPD_CHECK(::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0);
-}
 
 void Engine::wake() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -65,9 +51,9 @@ int Engine::run() {
       last_link_ns_ = now_ns_;
       handle_link();
       if (stop_) break;
-      answer_stray_orphans();
     }
     bool progress = poll_sessions();
+    progress |= answer_stray_orphans();
     progress |= step_operations();
     progress |= read_journals();
     halt_commands();
@@ -303,7 +289,6 @@ bool Engine::remove_sessions() {
       continue;
     }
     for (const auto& [number, member] : session.members) member->session = nullptr;
-    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, session.bell(), nullptr);
     const abi::SessionRef reply{it->first};
     it = sessions_.erase(it);
     send(abi::LinkType::kSessionRemoved, reply);
@@ -385,23 +370,20 @@ void Engine::sleep() {
   const std::uint64_t wait_ns = until <= now ? 0 : std::min(until - now, kMaxSleepNs);
   const timespec wait{static_cast<time_t>(wait_ns / 1'000'000'000),
                       static_cast<long>(wait_ns % 1'000'000'000)};
-  epoll_event events[16];
+  pollfd waiting[] = {{bell_.get(), POLLIN, 0}, {link_.get(), POLLIN, 0}};
   count(page_->sleeps);
-  const int ready = ::epoll_pwait2(epoll_.get(), events, 16, &wait, nullptr);
+  const int ready = ::ppoll(waiting, 2, &wait, nullptr);
   set_sleeping(false);
   // A sleep so short that polling on would have won.
   if (ready > 0 && clock_.now_ns() - now < 2 * spin_limit_ns()) grow_spin_budget();
-  for (int i = 0; i < ready; ++i) {
-    const std::uint64_t key = events[i].data.u64;  // the struct is packed: no reference into it
-    if (key == kLinkKey) {
-      now_ns_ = clock_.now_ns();
-      handle_link();
-    } else if (key == kBellKey) {
-      std::uint64_t rings;
-      [[maybe_unused]] const ssize_t n = ::read(bell_.get(), &rings, sizeof(rings));
-    } else if (const auto found = sessions_.find(key); found != sessions_.end()) {
-      found->second->clear_bell();
-    }
+  if (ready <= 0) return;
+  if (waiting[0].revents != 0) {
+    std::uint64_t rings;
+    [[maybe_unused]] const ssize_t n = ::read(bell_.get(), &rings, sizeof(rings));
+  }
+  if (waiting[1].revents != 0) {
+    now_ns_ = clock_.now_ns();
+    handle_link();
   }
 }
 
@@ -413,9 +395,6 @@ std::uint64_t Engine::next_look_ns(std::uint64_t now) const {
     if (operation.needs_polling()) next = std::min(next, now + kDeviceLookNs);
     if (operation.stage() != abi::OpStage::kBreaking) next = std::min(next, operation.deadline_ns());
   });
-  for (const auto& [id, session] : sessions_) {
-    if (session->has_stray_orphans()) next = std::min(next, session->opened_ns() + kGroupGraceNs);
-  }
   return next;
 }
 

@@ -44,6 +44,7 @@ class Engine {
   void handle_message(Packet& packet);
   Status add_session(Packet& packet);
   Status remove_session(const abi::SessionRef& message);
+  Status note_all_told();
   Status begin_group(const abi::GroupBegin& message);
   Status commit_group(const abi::GroupRef& message);
   Status apply_settings(const abi::Settings& message);
@@ -117,7 +118,7 @@ class Engine {
   // restart.cpp: what a former engine has left
   void catch_up(Member& member);
   void answer_orphans(Member& member, StatusCode status);
-  void answer_stray_orphans();
+  bool answer_stray_orphans();
 
   // engine.cpp: the loop
   int leave();
@@ -146,15 +147,14 @@ class Engine {
   void set_sleeping(bool sleeping);
   bool anything_pending();
   std::uint64_t next_look_ns(std::uint64_t now) const;
-  void watch(int fd, std::uint64_t key);
 
   UniqueFd link_;
   UniqueFd bell_;
-  UniqueFd epoll_;
   Page page_;
   const Clock& clock_;
   std::unique_ptr<Device> device_;
   abi::Settings settings_{1, 30000, 50, 2};
+  bool all_told_ = false;  // kAllTold has come
   bool stop_ = false;
   int exit_code_ = 0;
   std::uint64_t now_ns_ = 0;

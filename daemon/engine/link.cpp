@@ -110,6 +110,9 @@ void Engine::handle_message(Packet& packet) {
       status =
           with_body<abi::GroupSettings>(packet, [this](const auto& m) { return apply_group_settings(m); });
       break;
+    case LinkType::kAllTold:
+      status = with_body<abi::AllTold>(packet, [this](const auto&) { return note_all_told(); });
+      break;
     case LinkType::kStop: stop_ = true; break;
     default: status = invalid_argument("link message type " + std::to_string(packet.header.type)); break;
   }
@@ -135,19 +138,19 @@ Member* Engine::find_member(Group& group, std::uint32_t rank) {
 Status Engine::add_session(Packet& packet) {
   const Result<abi::AddSession> body = packet.read<abi::AddSession>();
   if (!body.ok()) return body.status();
-  if (packet.fds.size() != 4)
+  if (packet.fds.size() != 3)
     return invalid_argument("kAddSession with " + std::to_string(packet.fds.size()) + " fds");
   const std::uint64_t id = body.value().session_id;
-  auto port = SessionPort::open(id, {std::move(packet.fds[0]), std::move(packet.fds[1]),
-                                     std::move(packet.fds[2]), std::move(packet.fds[3])});
+  auto port =
+      SessionPort::open(id, {std::move(packet.fds[0]), std::move(packet.fds[1]), std::move(packet.fds[2])});
   if (!port.ok()) {
     abi::SessionFailed failed{id, port.status().code(), {}};
     abi::set_text(failed.text, port.status().message().data(), port.status().message().size());
     send(LinkType::kSessionFailed, failed);
     return {};
   }
-  watch((*port)->bell(), id);
   (*port)->statistics = Statistics::of_session(page_, id);
+  if (all_told_) (*port)->set_all_told();
   sessions_[id] = std::move(port).value();
   return {};
 }
@@ -160,6 +163,13 @@ Status Engine::remove_session(const abi::SessionRef& message) {
   } else {
     found->second->removing = true;
   }
+  return {};
+}
+
+// Whatever former engines left behind for another group than those told by now, nobody waits for any more.
+Status Engine::note_all_told() {
+  all_told_ = true;
+  for (const auto& [id, session] : sessions_) session->set_all_told();
   return {};
 }
 

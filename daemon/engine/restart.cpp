@@ -143,11 +143,13 @@ void Engine::answer_orphans(Member& member, StatusCode status) {
   });
 }
 
-// Those whose group did not come back with this engine.
-void Engine::answer_stray_orphans() {
+// Those whose group did not come back with this engine. True if there may be more of them.
+bool Engine::answer_stray_orphans() {
+  if (!all_told_) return false;
+  const std::uint64_t end = clock_.now_ns() + kShareNs;
   for (const auto& [id, session] : sessions_) {
-    if (session->orphans().empty() || now_ns_ < session->opened_ns() + kGroupGraceNs) continue;
-    if (clock_.now_ns() >= now_ns_ + kShareNs) return;  // the others soon
+    if (session->orphans().empty()) continue;
+    if (clock_.now_ns() >= end) return true;
     std::erase_if(session->orphans(), [&port = *session](const SessionPort::Orphan& orphan) {
       if (port.members.contains(orphan.record.member)) return false;
       abi::Completion completion{};
@@ -161,6 +163,7 @@ void Engine::answer_stray_orphans() {
       return true;
     });
   }
+  return false;
 }
 
 }  // namespace epd

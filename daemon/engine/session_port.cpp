@@ -1,11 +1,7 @@
 #include "session_port.h"
 
-#include "base/clock.h"
-
-#include <sys/socket.h>
-#include <sys/uio.h>
 #include <algorithm>
-#include <cerrno>
+#include <utility>
 
 namespace epd {
 
@@ -19,9 +15,7 @@ Result<std::unique_ptr<SessionPort>> SessionPort::open(std::uint64_t id, Ends en
   if (!b.ok()) return b.status();
   std::unique_ptr<SessionPort> port(new SessionPort);
   port->id_ = id;
-  port->opened_ns_ = MonotonicClock().now_ns();
-  port->engine_bell_ = std::move(ends.engine_bell);
-  port->client_bell_ = std::move(ends.client_bell);
+  port->ring_client_ = std::move(ends.ring_client);
   port->a_mapping_ = std::move(a).value();
   port->b_mapping_ = std::move(b).value();
   port->a_ = port->a_mapping_.as<SegmentA>();
@@ -32,6 +26,7 @@ Result<std::unique_ptr<SessionPort>> SessionPort::open(std::uint64_t id, Ends en
 
 void SessionPort::adopt() {
   inherited_ = b_->incarnation.fetch_add(1, std::memory_order_relaxed) != 0;
+  awaits_groups_ = inherited_;
   head_ = b_->submission_head.value.load(std::memory_order_relaxed);
   tail_ = b_->completion_tail.value.load(std::memory_order_relaxed);
   // The former engine may have died between publishing a completion and counting it.
@@ -86,7 +81,7 @@ std::optional<abi::Submission> SessionPort::stall(abi::Stall why) {
 
 bool SessionPort::has_submission() {
   if (ended_ || removing || !waiting_.empty() || inflight_ >= abi::kSubmissionSlots) return false;
-  if (inherited_) {
+  if (awaits_groups_) {
     abi::Submission submission;
     return abi::ring_peek(a_->submissions, head_, submission) && !awaits_group(submission);
   }
@@ -95,8 +90,7 @@ bool SessionPort::has_submission() {
 }
 
 bool SessionPort::awaits_group(const abi::Submission& submission) const {
-  if (!inherited_ || members.contains(submission.member)) return false;
-  return MonotonicClock().now_ns() < opened_ns_ + kGroupGraceNs;
+  return awaits_groups_ && !members.contains(submission.member);
 }
 
 void SessionPort::end_member(std::uint32_t number) {
@@ -107,11 +101,6 @@ void SessionPort::end_member(std::uint32_t number) {
 bool SessionPort::was_member(std::uint32_t number) const {
   const auto last = former_.find(static_cast<std::uint16_t>(number));
   return last != former_.end() && last->second.number == number && head_ <= last->second.until;
-}
-
-bool SessionPort::has_stray_orphans() const {
-  return std::any_of(orphans_.begin(), orphans_.end(),
-                     [this](const Orphan& orphan) { return !members.contains(orphan.record.member); });
 }
 
 void SessionPort::begin(const abi::Submission& submission, std::uint64_t op_index) {
@@ -170,16 +159,7 @@ bool SessionPort::can_flush() const {
 
 void SessionPort::ring() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (a_->client_sleep.sleeping.load(std::memory_order_relaxed) == 0) return;
-  const char byte = 0;
-  [[maybe_unused]] const ssize_t n = ::send(client_bell_.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
-}
-
-// Not read(): the client shares the description and may have made it blocking.
-void SessionPort::clear_bell() {
-  std::uint64_t rings;
-  iovec part{&rings, sizeof(rings)};
-  [[maybe_unused]] const ssize_t n = ::preadv2(engine_bell_.get(), &part, 1, -1, RWF_NOWAIT);
+  if (a_->client_sleep.sleeping.load(std::memory_order_relaxed) != 0) ring_eventfd(ring_client_.get());
 }
 
 void SessionPort::end(StatusCode status, const std::string& text) {

@@ -25,13 +25,11 @@ class SessionPort {
   struct Ends {
     UniqueFd segment_a;
     UniqueFd segment_b;
-    UniqueFd engine_bell;
-    UniqueFd client_bell;
+    UniqueFd ring_client;  // an eventfd of the client's porter, which rings the client
   };
   static Result<std::unique_ptr<SessionPort>> open(std::uint64_t id, Ends ends);
 
   std::uint64_t id() const { return id_; }
-  int bell() const { return engine_bell_.get(); }  // readable when the client has rung
 
   // The next submission, private copy, if there is one and there is room to answer it.
   std::optional<abi::Submission> take();
@@ -45,8 +43,6 @@ class SessionPort {
 
   // Rings the client if it sleeps.
   void ring();
-  // After the client has rung.
-  void clear_bell();
   void set_sleeping(bool sleeping) {
     const abi::Sleep asleep = waiting_.empty() ? abi::kAsleep : abi::kAsleepForRoom;
     b_->engine_sleep.sleeping.store(sleeping ? asleep : abi::kAwake, std::memory_order_relaxed);
@@ -73,12 +69,11 @@ class SessionPort {
     std::optional<Ending> ending;  // of one that has ended since
   };
   std::vector<Orphan>& orphans() { return orphans_; }
-  // Of memberships that this engine has not been told of.
-  bool has_stray_orphans() const;
-  std::uint64_t opened_ns() const { return opened_ns_; }
   // Another engine has served this session before: what its client submits may name memberships that this
-  // one has yet to hear of, or never will because their group has ended.
+  // one has yet to hear of, or (set_all_told()) never will because their group has ended.
   bool inherited() const { return inherited_; }
+  // No submission waits in the ring any more for the group that it names.
+  void set_all_told() { awaits_groups_ = false; }
 
   std::unordered_map<std::uint32_t, Member*> members;  // by the number that submissions carry
   // Takes a membership out. What may be in the ring of it by now, a ring's length at most, is not illegal.
@@ -100,10 +95,9 @@ class SessionPort {
   // Counts, once, that the submission at the head must wait; always nullopt.
   std::optional<abi::Submission> stall(abi::Stall why);
 
-  std::uint64_t opened_ns_ = 0;
   bool inherited_ = false;
-  UniqueFd engine_bell_;
-  UniqueFd client_bell_;
+  bool awaits_groups_ = false;
+  UniqueFd ring_client_;
   Mapping a_mapping_;
   Mapping b_mapping_;
   abi::SegmentA* a_ = nullptr;
@@ -122,10 +116,6 @@ class SessionPort {
       former_;  // by index (low half of the number): the last that ended
   bool ended_ = false;
 };
-
-// A supervisor tells a new engine of all groups well within this. Until then what a former engine left
-// behind, in flight or in the ring, waits for the group that it names.
-inline constexpr std::uint64_t kGroupGraceNs = 2'000'000'000;
 
 // Set in InflightRecord::op_index for an operation that has no number in its group.
 inline constexpr std::uint64_t kUnnumbered = ~std::uint64_t{0};

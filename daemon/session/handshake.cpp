@@ -92,11 +92,12 @@ Result<std::uint32_t> SessionTable::choose_device(const Session& session, const 
 Result<ClientEnds> SessionTable::prepare(Session& session) const {
   if (Status status = session.descriptors.grow(kSegmentDescriptors); !status.ok()) return status;
   ClientEnds client;
-  Result<Segments> segments = make_segments(client, closer_);
+  Result<Segments> segments = make_segments(client);
   if (!segments.ok()) return segments.status();
   session.segments = std::move(*segments);
-  const int bell = session.segments.client_bell.get();
-  if (Status status = order(session.socket.get(), PorterOrder::kKeepBell, {bell}); !status.ok())
+  const FdList bells = {client.engine_bell_porter.get(), client.client_bell_porter.get(),
+                        host_.engine_bell(session.device), session.segments.ring_client.get()};
+  if (Status status = order(session.socket.get(), PorterOrder::kTakeBells, bells); !status.ok())
     return status;
   return client;
 }
@@ -116,7 +117,7 @@ Status SessionTable::welcome(const Session& session, const abi::Hello& hello, st
   message.device_kind = device.kind;
   std::copy(device.uuid.begin(), device.uuid.end(), message.device_uuid);
   return send_message(session.socket.get(), abi::AttachType::kWelcome, message,
-                      {session.segments.a.get(), client.b_read_only.get(), session.segments.engine_bell.get(),
+                      {session.segments.a.get(), client.b_read_only.get(), client.engine_bell.get(),
                        client.client_bell.get()},
                       request_id);
 }

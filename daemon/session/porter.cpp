@@ -19,6 +19,7 @@ namespace {
 
 constexpr unsigned kNvidiaMajor = 195;  // of /dev/nvidiactl, to which CUDA's exported handles belong
 constexpr int kMostReadOut = 256;       // packets
+constexpr int kMostRings = 1024;        // taken at once
 
 using Moved = PacketPorter::Moved;
 
@@ -92,7 +93,8 @@ void PacketPorter::Load::drop() {
 PacketPorter::~PacketPorter() {
   in_.drop();
   out_.drop();
-  own_table::close(bell_);
+  for (const int bell : {bells_.from_client, bells_.to_client, bells_.engine, bells_.ring_client})
+    own_table::close(bell);
 }
 
 void PacketPorter::run() {
@@ -101,10 +103,13 @@ void PacketPorter::run() {
     const auto peer_events =
         static_cast<short>((admitted_ && !in_.full ? POLLIN : 0) | (out_.full ? POLLOUT : 0));
     const auto inner_events = static_cast<short>((out_.full ? 0 : POLLIN) | (in_.full ? POLLOUT : 0));
-    pollfd entries[3] = {{peer_events == 0 ? -1 : at_.peer, peer_events, 0},
+    pollfd entries[5] = {{peer_events == 0 ? -1 : at_.peer, peer_events, 0},
                          {at_.inner, inner_events, 0},
-                         {at_.process, POLLIN, 0}};
-    own_table::poll(entries, 3, -1);
+                         {at_.process, POLLIN, 0},
+                         {bells_.from_client, POLLIN, 0},
+                         {bells_.ring_client, POLLIN, 0}};
+    own_table::poll(entries, 5, -1);
+    if (entries[3].revents != 0 || entries[4].revents != 0) pass_rings();
     const bool client_ended = entries[2].revents != 0;  // what it has said still counts
     const bool loop_ended = (entries[1].revents & (POLLHUP | POLLERR)) != 0;
     if (move() && !client_ended && !(loop_ended && out_.full)) continue;
@@ -157,22 +162,45 @@ bool PacketPorter::carry_out() {
 PacketPorter::Moved PacketPorter::obey() {
   switch (static_cast<PorterOrder>(out_.header().type)) {
     case PorterOrder::kAdmit: admitted_ = true; break;
-    case PorterOrder::kKeepBell:
-      if (out_.fds.empty()) break;
-      bell_ = out_.fds[0];
-      out_.fds.clear();
-      break;
-    case PorterOrder::kRing: {
-      char byte = 0;
-      iovec part{&byte, 1};
-      msghdr message{};
-      message.msg_iov = &part;
-      message.msg_iovlen = 1;
-      own_table::send(bell_, message, MSG_DONTWAIT);
-      break;
-    }
+    case PorterOrder::kTakeBells: take_bells(); break;
+    case PorterOrder::kRing: own_table::ring_socket(bells_.to_client); break;
   }
   return Moved::kYes;
+}
+
+void PacketPorter::take_bells() {
+  if (out_.fds.size() != 4) return;
+  bells_ = {out_.fds[0], out_.fds[1], out_.fds[2], out_.fds[3]};
+  out_.fds.clear();
+}
+
+// A bell is emptied before what it says is passed on: a ring that comes between is passed on once more.
+void PacketPorter::pass_rings() {
+  if (bells_.from_client >= 0 && own_table::is_ready(bells_.from_client)) {
+    const bool rings_on = clear_from_client();
+    own_table::ring_eventfd(bells_.engine);
+    if (!rings_on) own_table::discard({std::exchange(bells_.from_client, -1)});
+  }
+  if (bells_.ring_client >= 0 && own_table::is_ready(bells_.ring_client)) {
+    own_table::clear_eventfd(bells_.ring_client);
+    own_table::ring_socket(bells_.to_client);
+  }
+}
+
+// False: it rings no more, because the client has closed it or has sent descriptors, whose close could last.
+bool PacketPorter::clear_from_client() const {
+  for (int i = 0; i < kMostRings; ++i) {
+    char byte;
+    iovec part{&byte, 1};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    const long n = own_table::receive(bells_.from_client, message, MSG_DONTWAIT | MSG_PEEK);
+    if (n < 0) return not_moved() == Moved::kNotNow;
+    if (n == 0 || (message.msg_flags & MSG_CTRUNC) != 0) return false;
+    own_table::receive(bells_.from_client, message, MSG_DONTWAIT);
+  }
+  return true;
 }
 
 // Packets that lie unread and carry no descriptors go, so that the client reads our last words, not

@@ -1,4 +1,5 @@
-// The porter of a client's attach socket (base/gate.h): carries packets, and looks at descriptors.
+// The porter of a client (base/gate.h): carries the packets of its attach socket, looks at descriptors, and
+// passes on the rings of its doorbells.
 #pragma once
 
 #include "base/gate.h"
@@ -16,8 +17,17 @@ namespace epd {
 inline constexpr std::uint16_t kPorterOrders = 0xff00;
 enum class PorterOrder : std::uint16_t {
   kAdmit = kPorterOrders,  // only now does it receive
-  kKeepBell,               // with the daemon's end of the client's doorbell
-  kRing,                   // that doorbell
+  kTakeBells,              // with what Bells names, in this order
+  kRing,                   // the client
+};
+
+// The doorbells of a session. Those of the client's are sockets that no loop touches; the others are eventfds
+// of the daemon's own.
+struct Bells {
+  int from_client = -1;  // the client rings for the engine
+  int to_client = -1;
+  int engine = -1;       // to ring for the engine
+  int ring_client = -1;  // the engine, or its loop, wants the client rung
 };
 
 // What stands before each packet that a porter brings. Descriptors come along if they are as many as the
@@ -64,11 +74,14 @@ class PacketPorter {
   bool carry_out();
   Moved take_in();
   Moved obey();
+  void take_bells();
+  void pass_rings();
+  bool clear_from_client() const;
   void say_farewell() const;
 
   const Doorstep at_;
   bool admitted_ = false;
-  int bell_ = -1;
+  Bells bells_;
   Load in_;   // for the loop
   Load out_;  // for the client
   Carried note_;

@@ -10,7 +10,7 @@ using abi::SegmentA;
 using abi::SegmentB;
 using abi::SessionState;
 
-Result<Segments> make_segments(ClientEnds& client, Closer& closer) {
+Result<Segments> make_segments(ClientEnds& client) {
   Segments made;
   auto a = make_sealed_memfd("epd-segment-a", sizeof(SegmentA));
   if (!a.ok()) return a.status();
@@ -30,16 +30,22 @@ Result<Segments> make_segments(ClientEnds& client, Closer& closer) {
 
   auto read_only = reopen_read_only(made.b.get());
   if (!read_only.ok()) return read_only.status();
-  auto engine_bell = make_eventfd();
+  auto engine_bell = make_socketpair();
   if (!engine_bell.ok()) return engine_bell.status();
   auto client_bell = make_socketpair();
   if (!client_bell.ok()) return client_bell.status();
-  // From now on a send from the client's end fails: nothing can ever lie in the queue of ours.
+  auto ring_client = make_eventfd();
+  if (!ring_client.ok()) return ring_client.status();
+  // From now on a send from the client's end of its own bell fails: nothing can ever lie in the queue of
+  // ours.
   if (::shutdown(client_bell->second.get(), SHUT_RD) != 0) return errno_status("shutdown");
+  if (::shutdown(engine_bell->second.get(), SHUT_WR) != 0) return errno_status("shutdown");
   client.b_read_only = std::move(*read_only);
+  client.engine_bell = std::move(engine_bell->first);
+  client.engine_bell_porter = std::move(engine_bell->second);
   client.client_bell = std::move(client_bell->first);
-  made.engine_bell = SlowFd(std::move(*engine_bell), closer);
-  made.client_bell = SlowFd(std::move(client_bell->second), closer);
+  client.client_bell_porter = std::move(client_bell->second);
+  made.ring_client = std::move(*ring_client);
   return made;
 }
 

@@ -174,8 +174,7 @@ void Node::session_opened(const Session& session) {
 void Node::tell_session(const Session& session) {
   send(session.device, abi::LinkType::kAddSession,
        abi::AddSession{session.id, session.peer.uid, session.peer.pid},
-       {session.segments.a.get(), session.segments.b.get(), session.segments.engine_bell.get(),
-        session.segments.client_bell.get()});
+       {session.segments.a.get(), session.segments.b.get(), session.segments.ring_client.get()});
 }
 
 void Node::session_closed(Session session, const std::string& how) {
@@ -264,6 +263,7 @@ void Node::engine_ready(std::uint32_t device) {
   for (const OpenStreams& open : std::exchange(open_streams_[device], {}))
     send(device, abi::LinkType::kCloseStreams, open.message, {open.user.get()});
   registry_.engine_up(device);
+  send(device, abi::LinkType::kAllTold, abi::AllTold{});
 }
 
 void Node::engine_down(std::uint32_t device, const std::string& text, bool device_failed) {

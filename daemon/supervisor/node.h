@@ -73,6 +73,7 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   Status may_use_device(const PeerIdentity& peer, std::uint32_t device) override;
   Quota max_sessions_of(const PeerIdentity& peer) override;
   std::uint64_t ending_sessions(std::uint32_t uid) const override;
+  int engine_bell(std::uint32_t device) const override { return fleet_->bell_fd(device); }
   void session_opened(const Session& session) override;
   void session_closed(Session session, const std::string& how) override;
   void join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join,

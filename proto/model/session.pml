@@ -1,6 +1,7 @@
 /* A session: client and engine, both rings, both doorbells, the records of operations in flight, and the
  * death of the engine at any point (SessionPort, client/src/submit.cpp and completion.cpp). Operations end
  * as soon as they are taken, which fills the completion ring soonest.
+ * -DPORTER: with the porter, which passes on each ring.
  *
  * Never: everybody at rest while a submitted operation is unanswered, an answer to what was not submitted,
  * more records than there are. A completion may come twice when the engine dies; the client drops the second.
@@ -42,6 +43,19 @@
 bit engine_bell, client_bell;
 bit engine_dies;
 
+#ifdef MUTANT_EMPTIED_AFTER_PASSING_ON
+#define PORTER
+#endif
+#ifdef PORTER
+bit engine_rung, ring_wanted; /* as the porter has them: the client has rung; the engine wants it rung */
+bit porter_dies;
+#define ENGINE_RUNG engine_rung
+#define RING_WANTED ring_wanted
+#else
+#define ENGINE_RUNG engine_bell
+#define RING_WANTED client_bell
+#endif
+
 byte submitted; /* tickets 1 .. submitted are in the ring, or were */
 byte done;      /* how many of them have been answered */
 bit answered[TICKETS + 1];
@@ -58,7 +72,7 @@ inline push() {
   fence(CLIENT);
   atomic {
     if
-    :: memory[ENGINE_SLEEP] != 0 -> engine_bell = 1
+    :: memory[ENGINE_SLEEP] != 0 -> ENGINE_RUNG = 1
     :: else
     fi
   }
@@ -86,7 +100,7 @@ inline drain_one() {
      fence(CLIENT);
      atomic {
        if
-       :: memory[ENGINE_SLEEP] == 2 -> engine_bell = 1
+       :: memory[ENGINE_SLEEP] == 2 -> ENGINE_RUNG = 1
        :: else
        fi
      }
@@ -124,7 +138,7 @@ inline ring_client() {
 #endif
   atomic {
     if
-    :: memory[CLIENT_SLEEP] != 0 -> client_bell = 1
+    :: memory[CLIENT_SLEEP] != 0 -> RING_WANTED = 1
     :: else
     fi
   }
@@ -315,6 +329,10 @@ start:
   } unless { engine_dies };
   d_step {
     engine_dies = 0;
+#ifdef PORTER
+    porter_dies = 1;
+    ring_wanted = 0;
+#endif
     do
     :: len(waiting) > 0 -> waiting ? ticket
     :: len(running) > 0 -> running ? ticket
@@ -326,6 +344,32 @@ start:
   (len(delayed[ENGINE]) == 0);
   goto start
 }
+
+/* --- the porter between them; here it dies with the engine, which loses more than the real one does --- */
+
+#ifdef PORTER
+inline pass_on(from, to) {
+#ifdef MUTANT_EMPTIED_AFTER_PASSING_ON
+  to = 1;
+  from = 0
+#else
+  from = 0;
+  to = 1
+#endif
+}
+
+active proctype Porter() {
+start:
+  {
+    do
+    :: engine_rung -> pass_on(engine_rung, engine_bell)
+    :: ring_wanted -> pass_on(ring_wanted, client_bell)
+    od
+  } unless { porter_dies };
+  porter_dies = 0;
+  goto start
+}
+#endif
 
 active proctype Killer() {
   byte left = ENGINE_DEATHS;

@@ -15,6 +15,11 @@ epd_system_test(hostile_watches_test LABEL fault TIMEOUT 180
   SOURCES ${CMAKE_CURRENT_LIST_DIR}/hostile_watches_test.cpp ${CMAKE_CURRENT_LIST_DIR}/watches.cpp ${CMAKE_CURRENT_LIST_DIR}/raw_control.cpp
           ${CMAKE_CURRENT_LIST_DIR}/hostile_fixture.cpp ${CMAKE_CURRENT_LIST_DIR}/hostile.cpp ${CMAKE_CURRENT_LIST_DIR}/bystander.cpp
           ${CMAKE_CURRENT_LIST_DIR}/fault.cpp)
+foreach(_name hostile_bells engine_told)
+  epd_system_test(${_name}_test LABEL fault TIMEOUT 180
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/${_name}_test.cpp ${CMAKE_CURRENT_LIST_DIR}/hostile.cpp
+            ${CMAKE_CURRENT_LIST_DIR}/watches.cpp ${CMAKE_CURRENT_LIST_DIR}/fault.cpp)
+endforeach()
 epd_system_test(gpu_fault_test LABEL fault TIMEOUT 180
   SOURCES ${CMAKE_CURRENT_LIST_DIR}/gpu_fault_test.cpp ${CMAKE_CURRENT_LIST_DIR}/gpu_fault_commands_test.cpp
           ${CMAKE_CURRENT_LIST_DIR}/gpu_fault_leaving_test.cpp ${CMAKE_CURRENT_LIST_DIR}/hostile.cpp

@@ -95,7 +95,7 @@ void HostileSession::push(const abi::Submission& submission) {
 }
 
 void HostileSession::ring() const {
-  ring_eventfd(bell_.get());
+  ring_socket(bell_.get());
 }
 
 std::optional<abi::Completion> HostileSession::take(double seconds) {

@@ -175,19 +175,22 @@ TEST_F(HostileClose, ASocketThatLingersIsReceivedAndClosedElsewhere) {
   });
 }
 
-TEST_F(HostileClose, TheDoorbellsCarryNoDescriptors) {
+TEST_F(HostileClose, ADoorbellThatBringsDescriptorsHoldsUpNobody) {
   attack([&] {
-    const HostileSession session(socket(), "host:0");
-    for (const int bell : {session.bell(), session.client_bell()}) {
+    {
+      HostileSession session(socket(), "host:0");
       bool refused = false;
       try {
-        Lingering().send_with(bell, {'x'});
+        Lingering().send_with(session.client_bell(), {'x'});
       } catch (const RankFailure&) {
         refused = true;
       }
-      RANK_CHECK(refused, "a doorbell took a descriptor");
+      RANK_CHECK(refused, "the client's bell took a descriptor");
+      for (int i = 0; i < 4; ++i) Lingering().send_with(session.bell(), {'x'});
+      session.push(session.noop(session.join("slow-bell")));
+      expect_prompt("descriptors for the engine's doorbell");
     }
-    expect_prompt("descriptors for doorbells");
+    expect_prompt("the end of a session whose doorbell holds descriptors");
   });
 }
 

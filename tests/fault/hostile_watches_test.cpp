@@ -62,7 +62,8 @@ class HostileWatches : public Hostile {
       const std::uint64_t had_ns = time_ns - was->second;
       if (thread == daemon().pid()) loop_ns = had_ns;
       most_ns = std::max(most_ns, had_ns);
-      EXPECT_LT(had_ns, cost_ns / 4) << "thread " << thread
+      // Threads that start and end beside walks wait for these now and then: base/README.md, "The gate".
+      EXPECT_LT(had_ns, cost_ns / 2) << "thread " << thread
                                      << (thread == daemon().pid() ? " (the loop)" : " of the supervisor");
     }
     std::printf("wakes cost %.0f ms; the loop had %.0f ms, the busiest shared thread %.0f ms, all %.0f ms\n",
@@ -87,7 +88,7 @@ class HostileWatches : public Hostile {
     const double end = now_s() + 2 * kPatienceS;
     for (int round = 0; !over && now_s() < end; ++round) {
       HostileSession session(socket(), "host:1");
-      session.push(session.noop(session.join("beside " + std::to_string(round))));
+      session.push(session.noop(session.join("beside-" + std::to_string(round))));
       const std::optional<abi::Completion> done = session.take(kPatienceS);
       RANK_CHECK(done && done->status == StatusCode::kOk, "a noop beside the attack");
       RANK_CHECK(daemon().epctl({"status"}, kPatienceS).exit_code == 0, "epctl status beside the attack");

@@ -64,6 +64,7 @@ class Host final : public SessionHost, public membership::MemberMemory {
   Status may_use_device(const PeerIdentity&, std::uint32_t) override { return {}; }
   Quota max_sessions_of(const PeerIdentity&) override { return {kConnections, "fuzz"}; }
   std::uint64_t ending_sessions(std::uint32_t) const override { return 0; }
+  int engine_bell(std::uint32_t) const override { return engine_bell_.get(); }
   void session_opened(const Session&) override {}
   void session_closed(Session session, const std::string& how) override {
     registry_.session_closed(session.id, how);
@@ -151,6 +152,7 @@ class Host final : public SessionHost, public membership::MemberMemory {
   membership::GroupRegistry registry_;
   std::set<std::pair<std::uint64_t, std::uint32_t>> held_;
   UniqueFd arena_;
+  UniqueFd engine_bell_ = make_eventfd().value();
 };
 
 // Of the kinds that sessions hold: libFuzzer opens files and pipes of its own.

@@ -70,15 +70,13 @@ RawSession::RawSession(std::uint64_t id)
       b_fd_(value_of(make_sealed_memfd("test-b", sizeof(abi::SegmentB)))),
       a_(value_of(Mapping::map(a_fd_.get(), sizeof(abi::SegmentA), Access::kReadWrite))),
       b_(value_of(Mapping::map(b_fd_.get(), sizeof(abi::SegmentB), Access::kReadWrite))) {
-  auto [client, engine] = value_of(make_socketpair());
-  client_bell_ = std::move(client);
-  engine_end_ = std::move(engine);
-  engine_bell_ = value_of(make_eventfd());
+  ring_client_ = value_of(make_eventfd());
 }
 
-void RawSession::add_to(EngineThread& engine) const {
+void RawSession::add_to(EngineThread& engine) {
+  engine_bell_ = value_of(duplicate(engine.bell().get()));
   engine.send(abi::LinkType::kAddSession, abi::AddSession{id_, 0, 0},
-              {a_fd_.get(), b_fd_.get(), engine_bell_.get(), engine_end_.get()});
+              {a_fd_.get(), b_fd_.get(), ring_client_.get()});
 }
 
 std::uint64_t RawSession::submit(abi::Submission submission) {
@@ -96,9 +94,9 @@ void RawSession::ring() const {
 }
 
 bool RawSession::rung() const {
-  pollfd entry{client_bell_.get(), POLLIN, 0};
-  char byte;
-  return ::poll(&entry, 1, 10'000) == 1 && ::recv(client_bell_.get(), &byte, 1, MSG_DONTWAIT) == 1;
+  pollfd entry{ring_client_.get(), POLLIN, 0};
+  std::uint64_t rings;
+  return ::poll(&entry, 1, 10'000) == 1 && ::read(ring_client_.get(), &rings, sizeof(rings)) > 0;
 }
 
 std::optional<abi::Completion> RawSession::wait(int timeout_ms) {

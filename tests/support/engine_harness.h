@@ -67,7 +67,7 @@ class RawSession {
  public:
   explicit RawSession(std::uint64_t id);
 
-  void add_to(EngineThread& engine) const;
+  void add_to(EngineThread& engine);
   // Fills in sequence and ticket, pushes, rings. Returns the ticket.
   std::uint64_t submit(abi::Submission submission);
   std::optional<abi::Completion> wait(int timeout_ms = 10000);
@@ -75,13 +75,13 @@ class RawSession {
   abi::SegmentB& b() const { return *b_.as<abi::SegmentB>(); }
   std::uint64_t id() const { return id_; }
   void ring() const;
-  // The engine rings within ten seconds. Takes the byte.
+  // The engine rings within ten seconds. Takes the ring.
   bool rung() const;
 
  private:
   const std::uint64_t id_;
-  UniqueFd a_fd_, b_fd_, engine_bell_, client_bell_;
-  UniqueFd engine_end_;  // of client_bell_
+  UniqueFd a_fd_, b_fd_;
+  UniqueFd engine_bell_, ring_client_;  // as a porter has them
   Mapping a_, b_;
   std::uint64_t tail_ = 0;
   std::uint64_t head_ = 0;

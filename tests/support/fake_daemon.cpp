@@ -170,7 +170,8 @@ void FakeDaemon::welcome(const abi::Hello& hello, std::uint32_t request_id) {
   members_.clear();
   auto [ours, theirs] = must(make_socketpair());
   client_bell_ = std::move(ours);
-  engine_bell_ = must(make_eventfd());
+  auto [is_rung, rings] = must(make_socketpair());
+  engine_bell_ = std::move(is_rung);
   ring_eventfd(news_.get());
   const UniqueFd b_read_only = must(reopen_read_only(b_fd.get()));
 
@@ -191,7 +192,7 @@ void FakeDaemon::welcome(const abi::Hello& hello, std::uint32_t request_id) {
                       &body, 10);
   } else if (settings_.welcome_fds == 4) {
     (void)send_message(connection_.get(), abi::AttachType::kWelcome, body,
-                       {a_fd.get(), b_read_only.get(), engine_bell_.get(), theirs.get()}, request_id);
+                       {a_fd.get(), b_read_only.get(), rings.get(), theirs.get()}, request_id);
   } else {
     (void)send_message(connection_.get(), abi::AttachType::kWelcome, body, {a_fd.get()}, request_id);
   }
@@ -287,11 +288,8 @@ void FakeDaemon::run_engine() {
     char bytes[64];
     if (entries[0].revents != 0) [[maybe_unused]]
       const ssize_t n = ::read(news_.get(), bytes, sizeof(bytes));
-    std::uint64_t rings = 0;
-    if (entries[1].revents != 0 && bell == engine_bell_.get() &&
-        ::read(bell, &rings, sizeof(rings)) == static_cast<ssize_t>(sizeof(rings))) {
-      rings_ += rings;
-    }
+    const bool same = entries[1].revents != 0 && bell == engine_bell_.get();
+    while (same && ::recv(bell, bytes, sizeof(bytes), MSG_DONTWAIT) > 0) ++rings_;
   }
 }
 

@@ -112,7 +112,7 @@ void RawRank::publish() const {
 }
 
 void RawRank::ring() const {
-  ring_eventfd(bell_.get());
+  ring_socket(bell_.get());
 }
 
 bool RawRank::completed() const {

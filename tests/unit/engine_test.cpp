@@ -323,7 +323,7 @@ TEST_F(EngineTest, AnEngineThatWaitsForAResumeSleeps) {
   engines_[1]->start();
   sessions_[1]->add_to(*engine_view_[1]);
   group_->add_to_engine(engine_view_, session_view_, 1, true);
-  std::this_thread::sleep_for(std::chrono::milliseconds(2500));  // past kGroupGraceNs
+  engine_view_[1]->send(LinkType::kAllTold, abi::AllTold{});
   const Mapping map =
       Mapping::map(engines_[1]->page().get(), sizeof(abi::EnginePage), Access::kReadOnly).value();
   const auto& page = *map.as<const abi::EnginePage>();

@@ -37,6 +37,7 @@ class FakeHost final : public SessionHost {
                                    : Status();
   }
   std::uint64_t ending_sessions(std::uint32_t) const override { return ending; }
+  int engine_bell(std::uint32_t) const override { return engine_bell_.get(); }
   void session_opened(const Session& session) override { opened.push_back(session.id); }
   void session_closed(Session session, const std::string& how) override {
     closed.push_back(session.id);
@@ -61,6 +62,7 @@ class FakeHost final : public SessionHost {
   std::vector<std::pair<std::uint64_t, std::uint32_t>> joins, leaves;
   abi::Join last_join{};
   std::vector<UniqueFd> last_memory;
+  UniqueFd engine_bell_ = make_eventfd().value();
 };
 
 inline abi::Hello good_hello() {

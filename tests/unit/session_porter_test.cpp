@@ -135,16 +135,83 @@ TEST_F(PorterTest, ACountThatIsNotTheHeadersAndAPacketTooLongAreTold) {
   EXPECT_EQ(carried.truncated, 1u);
 }
 
-TEST_F(PorterTest, ItRingsTheDoorbellThatItWasGiven) {
-  auto bell = make_socketpair();
-  ASSERT_TRUE(bell.ok());
-  ASSERT_TRUE(order(loop_.get(), PorterOrder::kRing).ok());  // none yet: nothing happens
-  ASSERT_TRUE(order(loop_.get(), PorterOrder::kKeepBell, {bell->second.get()}).ok());
+// The doorbells, with the ends that the client and the engine have.
+class BellsTest : public PorterTest {
+ protected:
+  void SetUp() override {
+    PorterTest::SetUp();
+    auto engine_bell = make_socketpair();
+    auto client_bell = make_socketpair();
+    ASSERT_TRUE(engine_bell.ok() && client_bell.ok());
+    rings_engine_ = std::move(engine_bell->first);
+    is_rung_ = std::move(client_bell->first);
+    engine_ = make_eventfd().value();
+    ring_client_ = make_eventfd().value();
+    ASSERT_TRUE(order(loop_.get(), PorterOrder::kRing).ok());  // none yet: nothing happens
+    ASSERT_TRUE(
+        order(loop_.get(), PorterOrder::kTakeBells,
+              {engine_bell->second.get(), client_bell->second.get(), engine_.get(), ring_client_.get()})
+            .ok());
+  }
+  bool engine_is_rung(int timeout_ms = 5000) const {
+    pollfd entry{engine_.get(), POLLIN, 0};
+    std::uint64_t rings;
+    return ::poll(&entry, 1, timeout_ms) == 1 && ::read(engine_.get(), &rings, sizeof(rings)) > 0;
+  }
+  bool client_is_rung() const {
+    pollfd entry{is_rung_.get(), POLLIN, 0};
+    char byte;
+    return ::poll(&entry, 1, 5000) == 1 && ::recv(is_rung_.get(), &byte, 1, MSG_DONTWAIT) == 1;
+  }
+
+  UniqueFd rings_engine_, is_rung_, engine_, ring_client_;
+};
+
+TEST_F(BellsTest, EachRingIsPassedOn) {
+  for (int i = 0; i < 1000; ++i) {
+    ring_socket(rings_engine_.get());
+    ASSERT_TRUE(engine_is_rung()) << i;
+    ring_eventfd(ring_client_.get());
+    ASSERT_TRUE(client_is_rung()) << i;
+  }
   ASSERT_TRUE(order(loop_.get(), PorterOrder::kRing).ok());
-  pollfd entry{bell->first.get(), POLLIN, 0};
-  ASSERT_EQ(::poll(&entry, 1, 5000), 1);
-  char bytes[8];
-  EXPECT_EQ(::recv(bell->first.get(), bytes, sizeof(bytes), MSG_DONTWAIT), 1);
+  EXPECT_TRUE(client_is_rung());
+}
+
+TEST_F(BellsTest, RingsWithoutEndArePassedOnAsFew) {
+  while (::send(rings_engine_.get(), "x", 1, MSG_DONTWAIT) == 1) {
+  }
+  EXPECT_TRUE(engine_is_rung());
+}
+
+TEST_F(BellsTest, OneThatBringsDescriptorsRingsNoMoreAndTheOtherDoes) {
+  iovec part{const_cast<char*>("x"), 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  cmsghdr* c = CMSG_FIRSTHDR(&message);
+  c->cmsg_level = SOL_SOCKET;
+  c->cmsg_type = SCM_RIGHTS;
+  c->cmsg_len = CMSG_LEN(sizeof(int));
+  const int fd = is_rung_.get();
+  std::memcpy(CMSG_DATA(c), &fd, sizeof(int));
+  ASSERT_EQ(::sendmsg(rings_engine_.get(), &message, 0), 1);
+  EXPECT_TRUE(engine_is_rung());
+  ring_socket(rings_engine_.get());
+  EXPECT_FALSE(engine_is_rung(50));
+  ring_eventfd(ring_client_.get());
+  EXPECT_TRUE(client_is_rung());
+}
+
+TEST_F(BellsTest, OneThatIsClosedIsLeftAlone) {
+  rings_engine_.reset();
+  EXPECT_TRUE(engine_is_rung());
+  EXPECT_FALSE(engine_is_rung(50)) << "it rings without end";
+  ring_eventfd(ring_client_.get());
+  EXPECT_TRUE(client_is_rung());
 }
 
 TEST_F(PorterTest, LastWordsAreReadBeforeTheEnd) {

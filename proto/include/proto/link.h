@@ -23,7 +23,7 @@ namespace epd::abi {
 
 enum class LinkType : std::uint16_t {
   // supervisor -> engine
-  kAddSession = 1,     // fds: segment A, segment B (rw), the engine's bell, the client's bell
+  kAddSession = 1,     // fds: segment A, segment B (rw), an eventfd by which the client is rung
   kRemoveSession = 2,  // answered with kSessionRemoved when its operations have ended
   kGroupBegin = 3,
   // fds: user arena, exchange arena, eventfd and EnginePage of that rank's engine, then the memory of its
@@ -42,6 +42,9 @@ enum class LinkType : std::uint16_t {
   // fd: user arena of a rank that no engine will serve any more, and this one never has: streams that wait
   // there for operations are to go on. Not answered
   kCloseStreams = 15,
+  // Once to each engine: it has been told of all that its predecessors served and it is to serve. What they
+  // left behind for any other group need not wait
+  kAllTold = 16,
   // engine -> supervisor
   kReady = 32,
   kSessionFailed = 33,  // an illegal submission; SegmentB already says so
@@ -115,6 +118,10 @@ struct GroupMember {
 
 struct GroupRef {  // kGroupCommit, kRemoveGroup, kGroupRemoved, kRelease
   std::uint64_t group_id;
+};
+
+struct AllTold {
+  std::uint64_t reserved = 0;
 };
 
 struct CloseStreams {

@@ -1,5 +1,5 @@
 // Closes on threads of its own what may take long: the last reference to memory has its pages to free, that
-// to a doorbell all the epoll watches that a client has put there.
+// to a socket wakes all who wait at its other end, and what lies in its queue may linger.
 #pragma once
 
 #include "base/fd.h"
@@ -35,33 +35,6 @@ class Closer {
   void start_thread();
 
   std::shared_ptr<Shared> shared_;  // with the threads, which nobody waits for
-};
-
-// A descriptor whose end is the closer's, which outlives it.
-class SlowFd {
- public:
-  SlowFd() = default;
-  SlowFd(UniqueFd fd, Closer& closer) : fd_(std::move(fd)), closer_(&closer) {}
-  SlowFd(SlowFd&&) noexcept = default;
-  SlowFd& operator=(SlowFd&& other) noexcept {
-    if (this == &other) return *this;
-    hand_over();
-    fd_ = std::move(other.fd_);
-    closer_ = other.closer_;
-    return *this;
-  }
-  ~SlowFd() { hand_over(); }
-
-  int get() const { return fd_.get(); }
-  bool valid() const { return fd_.valid(); }
-
- private:
-  void hand_over() {
-    if (fd_.valid()) closer_->close(std::move(fd_));
-  }
-
-  UniqueFd fd_;
-  Closer* closer_ = nullptr;
 };
 
 }  // namespace epd

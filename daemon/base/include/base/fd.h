@@ -33,6 +33,8 @@ Result<UniqueFd> duplicate(int fd);
 Result<UniqueFd> make_eventfd();
 // Adds one to an eventfd; never blocks and ignores a full counter.
 void ring_eventfd(int fd);
+// Sends one byte; never blocks and ignores a full queue.
+void ring_socket(int fd);
 // Connected SOCK_SEQPACKET pair, close-on-exec.
 Result<std::pair<UniqueFd, UniqueFd>> make_socketpair();
 

@@ -23,7 +23,11 @@ int poll(pollfd* entries, std::size_t count, int timeout_ms);
 long receive(int socket, msghdr& message, int flags);
 long send(int socket, const msghdr& message, int flags);
 void shut_down(int socket, int how);
-int accept(int listener);  // close-on-exec, non-blocking
+int accept(int listener);    // close-on-exec, non-blocking
+bool is_ready(int fd);       // for reading
+void ring_socket(int fd);    // as base/fd.h
+void ring_eventfd(int fd);   // likewise
+void clear_eventfd(int fd);  // non-blocking
 // Non-blocking, close-on-exec.
 bool make_pair(int socket_type, int (&ends)[2]);
 

@@ -1,31 +1,29 @@
 // The shared memory and the doorbell of one session.
 #pragma once
 
-#include "base/closer.h"
 #include "base/memory.h"
 #include "proto/session.h"
 
 namespace epd {
 
-// The doorbell is two: neither lets the client pass a descriptor to whoever is rung, or make him wait
-// (proto/README.md, "Doorbells").
 struct Segments {
-  UniqueFd a;          // read-write for both
-  UniqueFd b;          // read-write: the engine's
-  SlowFd engine_bell;  // an eventfd; the client rings the engine
-  SlowFd client_bell;  // a socket closed for receiving; the engine rings the client
-  Mapping b_map;       // the supervisor's own
+  UniqueFd a;            // read-write for both
+  UniqueFd b;            // read-write: the engine's
+  UniqueFd ring_client;  // an eventfd: the engine has the porter ring the client by it
+  Mapping b_map;         // the supervisor's own
 };
-inline constexpr std::uint64_t kSegmentDescriptors = 4;
+inline constexpr std::uint64_t kSegmentDescriptors = 3;
 
-// What only the client gets; dropped once it has been sent.
+// What only the client gets, and its porter; dropped once it has been sent.
 struct ClientEnds {
   UniqueFd b_read_only;
-  UniqueFd client_bell;
+  // The doorbells: sockets, each shut for one direction (proto/README.md, "Doorbells").
+  UniqueFd engine_bell, engine_bell_porter;  // the client sends
+  UniqueFd client_bell, client_bell_porter;  // the porter sends
 };
 
 // Zeroed segments with magic and version written.
-Result<Segments> make_segments(ClientEnds& client, Closer& closer);
+Result<Segments> make_segments(ClientEnds& client);
 
 // Writes the end of a session into segment B, unless the engine has done so already. True: the client is to
 // be woken for it.

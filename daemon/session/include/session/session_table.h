@@ -63,6 +63,8 @@ class SessionHost {
   virtual Quota max_sessions_of(const PeerIdentity& peer) = 0;
   // Sessions of a user that have closed, and that their engines have yet to let go.
   virtual std::uint64_t ending_sessions(std::uint32_t uid) const = 0;
+  // The eventfd that wakes a device's engine, whichever process that is.
+  virtual int engine_bell(std::uint32_t device) const = 0;
   virtual void session_opened(const Session& session) = 0;
   // `how`: "died", "detached", "was ended: ...". The session is gone from the table when this is called.
   virtual void session_closed(Session session, const std::string& how) = 0;
