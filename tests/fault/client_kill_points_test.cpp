@@ -349,7 +349,7 @@ TEST_F(ClientKillPoints, Join) {
 }
 
 TEST_F(ClientKillPoints, Submit) {
-  expect_walked(Stretch::kSubmit, {"before write #1", "after write #1"});
+  expect_walked(Stretch::kSubmit, {"before sendto #1", "after sendto #1"});
 }
 
 TEST_F(ClientKillPoints, Wait) {

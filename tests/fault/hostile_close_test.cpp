@@ -186,7 +186,7 @@ TEST_F(HostileClose, ADoorbellThatBringsDescriptorsHoldsUpNobody) {
         refused = true;
       }
       RANK_CHECK(refused, "the client's bell took a descriptor");
-      for (int i = 0; i < 4; ++i) Lingering().send_with(session.bell(), {'x'});
+      Lingering().send_with(session.bell(), {'x'}, 4);
       session.push(session.noop(session.join("slow-bell")));
       expect_prompt("descriptors for the engine's doorbell");
     }
