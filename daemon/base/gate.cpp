@@ -9,6 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <exception>
@@ -20,50 +21,61 @@ namespace epd {
 
 // What the loop and the threads share.
 struct GateShared {
-  struct Task {
-    pid_t tid;
-    std::uint32_t uid;
-    bool done = false;  // with its work: what it had may still be closing
+  struct Connection {
+    std::uint32_t uid = 0;
+    PeerIdentity peer;   // until take()
+    bool taken = false;  // by the loop, or never to be
+    pid_t tid = 0;       // of its porter
+    bool done = false;   // the porter is; what it had may still be closing
   };
 
   Gate::MakePorter make;
   std::mutex mutex;
-  std::map<std::uint64_t, PeerIdentity> arrived;  // guarded by mutex; by number, until take()
-  std::map<std::uint64_t, Task> porters;          // likewise
+  std::map<std::uint64_t, Connection> connections;  // guarded by mutex; by number, until their tasks end
+
+  void forget_ended();
 };
 
 namespace {
 
-constexpr int kRetryMs = 200;  // when there is no room for a descriptor or a thread
+constexpr int kRetryMs = 200;  // when there is no room for a descriptor, a thread, or memory
+
+bool lives(pid_t tid) {
+  return ::syscall(SYS_tgkill, ::getpid(), tid, 0) == 0;
+}
 
 struct PorterStart {
   std::shared_ptr<GateShared> shared;
   std::uint64_t number = 0;
-  std::uint32_t uid = 0;
   Doorstep doorstep;
   Porter porter;  // none: the connection only has to end
   Departure departure;
 };
+
+// What a porter throws ends its connection.
+void work(const PorterStart& start) {
+  try {
+    if (start.porter) start.porter(start.doorstep);
+  } catch (const std::exception& error) {
+    log_event(LogLevel::kError, "connection lost", {{"reason", error.what()}});
+  }
+}
 
 void* run_porter(void* argument) {
   const std::unique_ptr<std::shared_ptr<PorterStart>> own(
       static_cast<std::shared_ptr<PorterStart>*>(argument));
   PorterStart& start = **own;
   GateShared& shared = *start.shared;
+  const std::array keep = {start.doorstep.peer, start.doorstep.inner, start.doorstep.process};
+  if (!start.departure.leave(keep)) return nullptr;
   {
     const std::lock_guard lock(shared.mutex);
-    shared.porters[start.number] = {::gettid(), start.uid};
+    shared.connections.at(start.number).tid = ::gettid();
   }
-  if (start.departure.leave({start.doorstep.peer, start.doorstep.inner, start.doorstep.process})) {
-    try {
-      if (start.porter) start.porter(start.doorstep);
-    } catch (const std::exception& error) {
-      log_event(LogLevel::kError, "connection lost", {{"uid", start.uid}, {"reason", error.what()}});
-    }
-    start.porter = nullptr;
-  }
+  work(start);
+  start.porter = nullptr;
   const std::lock_guard lock(shared.mutex);
-  shared.porters[start.number].done = true;
+  shared.connections.at(start.number).done = true;
   return nullptr;
 }
 
@@ -76,72 +88,96 @@ class GateThread {
     ::getsockopt(listener, SOL_SOCKET, SO_TYPE, &type_, &length);
   }
 
-  bool leave() { return departure_.leave({listener_, channel_}); }
+  bool leave() { return departure_.leave(std::array{listener_, channel_}); }
   Departure& departure() { return departure_; }
 
   void run() {
     while (wait(listener_, POLLIN)) {
-      try {
-        if (!accept()) return;
-      } catch (const std::exception& error) {
-        if (!pause(error.what())) return;
+      const int socket = own_table::accept(listener_);
+      if (socket >= 0) {
+        if (!serve(socket)) return;
+      } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+        if (!pause(std::strerror(errno))) return;
       }
     }
   }
 
  private:
   // False, as below: nobody wants to know any more.
-  bool accept() {
-    const int socket = own_table::accept(listener_);
-    if (socket >= 0) return serve(socket);
-    const bool later = errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || errno == ECONNABORTED;
-    return later || pause(errno_status("accept").message());
-  }
-
   bool serve(int socket) {
-    Result<PeerIdentity> peer = peer_identity(socket);  // else it has gone
-    const int process = peer.ok() ? peer->pidfd.release() : -1;
+    // A peer that can't be told has gone: its connection only has to end.
+    std::optional<PeerIdentity> peer;
+    int process = -1;
     int inner[2];
-    while (!own_table::make_pair(type_, inner)) {
-      if (!pause(errno_status("socketpair").message())) return false;
-    }
+    std::shared_ptr<PorterStart> start;
     const std::uint64_t number = ++last_number_;
-    const auto start = std::make_shared<PorterStart>();
-    start->shared = shared_;
-    start->number = number;
-    start->uid = peer.ok() ? peer->uid : 0;
-    start->doorstep = {socket, inner[1], process};
-    if (peer.ok()) start->porter = shared_->make(number, *peer);
-    if (!start_porter(start)) return false;
+    const bool started =
+        insist([&] {
+          Result<PeerIdentity> known = peer_identity(socket);
+          if (!known.ok()) return Status();
+          process = known->pidfd.release();
+          peer = std::move(*known);
+          return Status();
+        }) &&
+        insist([&] { return own_table::make_pair(type_, inner) ? Status() : errno_status("socketpair"); }) &&
+        insist([&] {
+          start = std::make_shared<PorterStart>();
+          start->shared = shared_;
+          start->number = number;
+          start->doorstep = {socket, inner[1], process};
+          if (peer) start->porter = shared_->make(number, *peer);
+          note(number, peer);
+          return Status();
+        }) &&
+        insist([&] { return start_porter(start); });
+    if (!started) return false;
     own_table::close(socket);
     own_table::close(inner[1]);
     start->departure.let_go();
-    const bool told = !peer.ok() || announce(number, std::move(*peer), inner[0], process);
+    const bool told = !peer || announce(number, inner[0], process);
     own_table::close(inner[0]);
     own_table::close(process);
     return told;
   }
 
-  // Waits for room for it: the connection can be closed nowhere else.
-  bool start_porter(const std::shared_ptr<PorterStart>& start) {
+  // Until there is room for what `step` needs: the connection in hand can be closed nowhere else.
+  template <typename Step>
+  bool insist(const Step& step) const {
     for (;;) {
-      auto own = std::make_unique<std::shared_ptr<PorterStart>>(start);
-      Status status = start_detached_thread(run_porter, own.get());
-      if (status.ok()) {
-        (void)own.release();
-        if (start->departure.has_left()) return true;
-        start->departure.try_again();
-        status = Status(StatusCode::kResourceExhausted, "no room for another table of descriptors");
+      Status status;
+      try {
+        status = step();
+      } catch (const std::exception& error) {
+        status = internal_error(error.what());
       }
+      if (status.ok()) return true;
       if (!pause(status.message())) return false;
     }
   }
 
-  bool announce(std::uint64_t number, PeerIdentity peer, int inner, int process) {
-    {
-      const std::lock_guard lock(shared_->mutex);
-      shared_->arrived.emplace(number, std::move(peer));
-    }
+  void note(std::uint64_t number, const std::optional<PeerIdentity>& peer) {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->forget_ended();
+    GateShared::Connection& connection = shared_->connections[number];
+    connection.taken = !peer;
+    if (!peer) return;
+    connection.uid = peer->uid;
+    connection.peer.pid = peer->pid;
+    connection.peer.uid = peer->uid;
+    connection.peer.gid = peer->gid;
+    connection.peer.gids = peer->gids;
+  }
+
+  static Status start_porter(const std::shared_ptr<PorterStart>& start) {
+    start->departure.try_again();
+    auto own = std::make_unique<std::shared_ptr<PorterStart>>(start);
+    if (Status status = start_detached_thread(run_porter, own.get()); !status.ok()) return status;
+    (void)own.release();
+    return start->departure.has_left() ? Status()
+                                       : resource_exhausted("no room for another table of descriptors");
+  }
+
+  bool announce(std::uint64_t number, int inner, int process) const {
     const int fds[2] = {inner, process};
     const std::size_t bytes = (process < 0 ? 1 : 2) * sizeof(int);
     iovec part{&number, sizeof(number)};
@@ -161,7 +197,7 @@ class GateThread {
         if (!wait(channel_, POLLOUT)) return false;
       } else if (errno == EPIPE || errno == ECONNRESET) {
         return false;
-      } else if (errno != EINTR && !pause(errno_status("a connection's descriptors").message())) {
+      } else if (errno != EINTR && !pause(std::strerror(errno))) {
         return false;
       }
     }
@@ -194,11 +230,14 @@ void* run_gate(void* argument) {
   return nullptr;
 }
 
-bool lives(pid_t tid) {
-  return ::syscall(SYS_tgkill, ::getpid(), tid, 0) == 0;
-}
-
 }  // namespace
+
+void GateShared::forget_ended() {
+  std::erase_if(connections, [](const auto& entry) {
+    const Connection& connection = entry.second;
+    return connection.taken && connection.done && !lives(connection.tid);
+  });
+}
 
 Result<std::unique_ptr<Gate>> Gate::open(UniqueFd listener, MakePorter make) {
   Result<std::pair<UniqueFd, UniqueFd>> channel = make_socketpair();
@@ -210,8 +249,7 @@ Result<std::unique_ptr<Gate>> Gate::open(UniqueFd listener, MakePorter make) {
   (void)log_enabled(LogLevel::kError);  // the log's thread, if it began in a porter, would keep its table
   if (Status status = start_detached_thread(run_gate, own.get()); !status.ok()) return status;
   (void)own.release();
-  if (!thread->departure().has_left())
-    return Status(StatusCode::kResourceExhausted, "no room for another table of descriptors");
+  if (!thread->departure().has_left()) return resource_exhausted("no room for another table of descriptors");
   listener.reset();
   channel->second.reset();
   thread->departure().let_go();
@@ -234,7 +272,10 @@ std::optional<Gate::Arrival> Gate::take() {
   std::vector<UniqueFd> fds;
   append_descriptors(message, fds);
   const std::lock_guard lock(shared_->mutex);
-  arrival.peer = std::move(shared_->arrived.extract(arrival.number).mapped());
+  const auto found = shared_->connections.find(arrival.number);
+  EPD_CHECK(found != shared_->connections.end());
+  found->second.taken = true;
+  arrival.peer = std::move(found->second.peer);
   if (!fds.empty()) arrival.socket = std::move(fds[0]);
   if (fds.size() > 1) arrival.peer.pidfd = std::move(fds[1]);
   return arrival;
@@ -242,11 +283,10 @@ std::optional<Gate::Arrival> Gate::take() {
 
 std::size_t Gate::porters(std::optional<std::uint32_t> uid) const {
   const std::lock_guard lock(shared_->mutex);
-  std::erase_if(shared_->porters,
-                [](const auto& entry) { return entry.second.done && !lives(entry.second.tid); });
-  return static_cast<std::size_t>(
-      std::count_if(shared_->porters.begin(), shared_->porters.end(),
-                    [&](const auto& entry) { return !uid || entry.second.uid == *uid; }));
+  shared_->forget_ended();
+  return static_cast<std::size_t>(std::count_if(
+      shared_->connections.begin(), shared_->connections.end(),
+      [&](const auto& entry) { return entry.second.taken && (!uid || entry.second.uid == *uid); }));
 }
 
 }  // namespace epd

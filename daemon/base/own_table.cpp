@@ -1,6 +1,7 @@
 #include "base/own_table.h"
 
 #include "base/departure.h"
+#include "base/status.h"
 #include "base/thread.h"
 
 #include <linux/close_range.h>
@@ -8,21 +9,25 @@
 #include <time.h>
 #include <unistd.h>
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
 
 namespace epd::own_table {
 
-bool leave(const std::vector<int>& keep) {
-  std::vector<int> kept(keep);
-  std::erase_if(kept, [](int fd) { return fd <= STDERR_FILENO; });
-  std::sort(kept.begin(), kept.end());
+// Without memory of its own: there may be none, and a thread that throws ends the process.
+bool leave(std::span<const int> keep) {
+  EPD_CHECK(keep.size() <= kMostKept);
+  std::array<int, kMostKept> kept{};
+  const auto end =
+      std::copy_if(keep.begin(), keep.end(), kept.begin(), [](int fd) { return fd > STDERR_FILENO; });
+  std::sort(kept.begin(), end);
   int next = STDERR_FILENO + 1;
-  const int top = kept.empty() ? STDERR_FILENO : kept.back();
+  const int top = end == kept.begin() ? STDERR_FILENO : *(end - 1);
   if (::syscall(SYS_close_range, top + 1, ~0u, CLOSE_RANGE_UNSHARE) != 0) return false;
-  for (const int fd : kept) {
-    if (fd > next) ::syscall(SYS_close_range, next, fd - 1, 0);
-    next = fd + 1;
+  for (auto fd = kept.begin(); fd != end; ++fd) {
+    if (*fd > next) ::syscall(SYS_close_range, next, *fd - 1, 0);
+    next = *fd + 1;
   }
   return true;
 }

@@ -29,8 +29,13 @@ Porter Connections::porter(const std::shared_ptr<Connections>& own, std::uint64_
   const std::lock_guard lock(own->mutex_);
   own->connections_[number] = {peer.uid, privileged};
   return [own, number, budget = privileged ? nullptr : own->budget_of(peer.uid)](const Doorstep& doorstep) {
+    struct Ending {
+      Connections& connections;
+      std::uint64_t number;
+      ~Ending() { connections.end(number); }
+    };
+    const Ending ending{*own, number};
     std::make_unique<Relay>(doorstep, budget, own->clock_)->run();
-    own->end(number);
   };
 }
 
@@ -131,7 +136,7 @@ void Acceptor::run() {
   }
 }
 
-// One that is not admitted ends with its inner socket.
+// One that is not admitted ends with its inner socket. Who has gone by now is not told of.
 void Acceptor::admit(Gate::Arrival arrival) {
   static LogLimiter limiter;
   const PeerIdentity& peer = arrival.peer;
@@ -141,7 +146,7 @@ void Acceptor::admit(Gate::Arrival arrival) {
   }
   if (Status status = connections_->admit(arrival.number, arrival.socket.get(), peer); status.ok()) {
     take_(arrival.socket.release(), is_privileged(peer.uid));
-  } else {
+  } else if (status.code() != StatusCode::kAborted) {
     limiter.record(EventKind::kRefused, LogLevel::kWarning, "control connection refused",
                    {{"by_uid", peer.uid}, {"by_pid", peer.pid}, {"reason", status.message()}}, peer.uid);
   }

@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -122,6 +123,22 @@ TEST_F(GateTest, AConnectionEndsWithItsInnerSocketAndItsPorterIsForgotten) {
   EXPECT_FALSE(readable(other.get(), 0));
 }
 
+TEST_F(GateTest, WhoHasGoneBeforeHeIsTakenInIsStillKnown) {
+  open([](std::uint64_t, const PeerIdentity&) -> Porter { return [](const Doorstep&) {}; });
+  constexpr std::size_t kMany = 12;
+  for (std::size_t i = 0; i < kMany; ++i) (void)connect();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  const UniqueFd last = connect();
+  EXPECT_EQ(gate_->porters({}), 0u) << "none has been taken";
+  for (std::size_t i = 0; i <= kMany; ++i) {
+    const Gate::Arrival arrival = take();
+    EXPECT_EQ(arrival.peer.pid, ::getpid());
+    EXPECT_EQ(arrival.peer.gid, ::getgid());
+    EXPECT_TRUE(arrival.socket.valid());
+  }
+  EXPECT_TRUE(eventually([&] { return gate_->porters({}) == 0; }));
+}
+
 // One that stands still is seen to, and holds up nobody.
 TEST_F(GateTest, APorterThatStandsStillIsCountedAndOthersComeIn) {
   const auto may_go = std::make_shared<std::atomic<bool>>(false);
@@ -175,7 +192,7 @@ TEST(OwnTable, AThreadHasWhatItKeepsAndItsEndClosesNothingOfOthers) {
   bool left = false;
   bool has_reader = true;
   std::thread([&] {
-    left = own_table::leave({-1, writer.get()});
+    left = own_table::leave(std::array{-1, writer.get()});
     has_reader = ::fcntl(reader.get(), F_GETFD) >= 0;
     own_table::close(writer.get());
   }).join();

@@ -5,7 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
-#include <vector>
+#include <span>
 
 namespace epd {
 
@@ -14,7 +14,7 @@ namespace epd {
 class Departure {
  public:
   // The thread's side. False: it could not leave, and must end.
-  bool leave(const std::vector<int>& keep) {
+  bool leave(std::span<const int> keep) {
     const bool left = own_table::leave(keep);
     set(left ? kLeft : kFailed);
     if (left) state_.wait(kLeft);

@@ -49,7 +49,7 @@ class Gate {
   // Readable when somebody has arrived.
   int poll_fd() const { return channel_.get(); }
   std::optional<Arrival> take();
-  // Porters of a user's connections, or of all, that have not ended.
+  // Porters of a user's connections, or of all, that have been taken and have not ended.
   std::size_t porters(std::optional<std::uint32_t> uid) const;
 
  private:

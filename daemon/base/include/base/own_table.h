@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <cstddef>
+#include <span>
 #include <vector>
 
 namespace epd::own_table {
@@ -14,7 +15,8 @@ namespace epd::own_table {
 // Gives the calling thread, and the threads that it starts, a table of its own: the descriptors of `keep`, -1
 // ignored, and the standard ones. Those above the highest of them are not even copied. False: it still shares
 // the process's, and must close nothing.
-bool leave(const std::vector<int>& keep);
+bool leave(std::span<const int> keep);
+inline constexpr std::size_t kMostKept = 32;
 
 void close(int fd);
 // Closes what may linger: a thread takes it along into a table of its own, and ends.
