@@ -2,43 +2,78 @@
 
 #include "base/thread.h"
 
+#include <algorithm>
+
 namespace epd {
+
 Closer::~Closer() {
   const std::lock_guard lock(shared_->mutex);
-  for (UniqueFd& fd : shared_->waiting) (void)fd.release();
-  shared_->waiting.clear();
+  for (auto& [uid, queue] : shared_->queues) {
+    for (UniqueFd& fd : queue.waiting) (void)fd.release();
+    queue.waiting.clear();
+  }
 }
 
-void Closer::close(UniqueFd descriptor) {
+void Closer::close(UniqueFd descriptor, std::uint32_t uid) {
   if (!descriptor.valid()) return;
   const std::lock_guard lock(shared_->mutex);
-  shared_->waiting.push_back(std::move(descriptor));
-  if (shared_->threads < kMaxThreads) start_thread();
+  Queue& queue = shared_->queues[uid];
+  queue.waiting.push_back(std::move(descriptor));
+  // The daemon's own never wait for room that users have taken.
+  if (!queue.has_thread && (shared_->threads < kMaxThreads || uid == kDaemon))
+    queue.has_thread = start_thread(uid);
+}
+
+std::size_t Closer::waiting(std::uint32_t uid) const {
+  const std::lock_guard lock(shared_->mutex);
+  const auto queue = shared_->queues.find(uid);
+  return queue == shared_->queues.end() ? 0 : queue->second.waiting.size() + (queue->second.closing ? 1 : 0);
 }
 
 bool Closer::idle() const {
   const std::lock_guard lock(shared_->mutex);
-  return shared_->waiting.empty() && shared_->threads == 0;
+  return shared_->queues.empty() && shared_->threads == 0;
 }
 
-// If there is no room for a thread now, those that run take it along, or the next close() starts one.
-void Closer::start_thread() {
-  auto shared = std::make_unique<std::shared_ptr<Shared>>(shared_);
-  if (!start_detached_thread(run, shared.get()).ok()) return;
-  (void)shared.release();
+struct Closer::Thread {
+  std::shared_ptr<Shared> shared;
+  std::uint32_t uid;
+};
+
+// False: no room for one now. Another that has done its own takes the queue, or the next close() starts one.
+bool Closer::start_thread(std::uint32_t uid) {
+  auto thread = std::make_unique<Thread>(Thread{shared_, uid});
+  if (!start_detached_thread(run, thread.get()).ok()) return false;
+  (void)thread.release();
   ++shared_->threads;
+  return true;
 }
 
-void* Closer::run(void* argument) {
-  const std::unique_ptr<std::shared_ptr<Shared>> own(static_cast<std::shared_ptr<Shared>*>(argument));
-  Shared& shared = **own;
-  std::unique_lock lock(shared.mutex);
-  while (!shared.waiting.empty()) {
-    UniqueFd fd = std::move(shared.waiting.front());
-    shared.waiting.pop_front();
+void Closer::serve(Shared& shared, std::uint32_t uid, std::unique_lock<std::mutex>& lock) {
+  for (;;) {
+    Queue& queue = shared.queues.at(uid);
+    queue.closing = !queue.waiting.empty();
+    if (!queue.closing) break;
+    UniqueFd fd = std::move(queue.waiting.front());
+    queue.waiting.pop_front();
     lock.unlock();
     fd.reset();
     lock.lock();
+  }
+  shared.queues.erase(uid);
+}
+
+void* Closer::run(void* argument) {
+  const std::unique_ptr<Thread> own(static_cast<Thread*>(argument));
+  Shared& shared = *own->shared;
+  std::unique_lock lock(shared.mutex);
+  serve(shared, own->uid, lock);
+  for (;;) {
+    const auto next = std::find_if(shared.queues.begin(), shared.queues.end(),
+                                   [](const auto& entry) { return !entry.second.has_thread; });
+    if (next == shared.queues.end()) break;
+    next->second.has_thread = true;
+    serve(shared, next->first, lock);
   }
   --shared.threads;
   return nullptr;

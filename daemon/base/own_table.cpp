@@ -1,8 +1,6 @@
 #include "base/own_table.h"
 
-#include "base/departure.h"
 #include "base/status.h"
-#include "base/thread.h"
 
 #include <linux/close_range.h>
 #include <sys/syscall.h>
@@ -11,7 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <memory>
 
 namespace epd::own_table {
 
@@ -34,33 +31,6 @@ bool leave(std::span<const int> keep) {
 
 void close(int fd) {
   if (fd >= 0) ::syscall(SYS_close, fd);
-}
-
-namespace {
-
-struct Discarded {
-  std::vector<int> fds;
-  Departure departure;
-};
-
-void* run_discard(void* argument) {
-  const std::unique_ptr<std::shared_ptr<Discarded>> own(static_cast<std::shared_ptr<Discarded>*>(argument));
-  (void)(*own)->departure.leave((*own)->fds);
-  return nullptr;
-}
-
-}  // namespace
-
-// Without a thread they close here, however long that takes.
-void discard(const std::vector<int>& fds) {
-  const auto discarded = std::make_shared<Discarded>();
-  discarded->fds = fds;
-  auto own = std::make_unique<std::shared_ptr<Discarded>>(discarded);
-  const bool started = start_detached_thread(run_discard, own.get()).ok();
-  if (started) (void)own.release();
-  const bool has_copies = started && discarded->departure.has_left();
-  for (const int fd : fds) close(fd);
-  if (has_copies) discarded->departure.let_go();
 }
 
 int poll(pollfd* entries, std::size_t count, int timeout_ms) {

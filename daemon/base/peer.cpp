@@ -30,6 +30,10 @@ Result<std::vector<std::uint32_t>> supplementary_groups(int socket) {
 
 }  // namespace
 
+bool is_privileged(std::uint32_t uid) {
+  return uid == 0 || uid == ::geteuid();
+}
+
 Result<PeerIdentity> peer_identity(int socket) {
   ucred credentials{};
   socklen_t length = sizeof(credentials);

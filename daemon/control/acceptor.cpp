@@ -17,10 +17,6 @@ namespace {
 constexpr std::chrono::milliseconds kLastWords(500);
 constexpr std::chrono::milliseconds kPause(200);  // after something that can't be helped
 
-bool is_privileged(std::uint32_t uid) {
-  return uid == 0 || uid == ::geteuid();
-}
-
 }  // namespace
 
 Porter Connections::porter(const std::shared_ptr<Connections>& own, std::uint64_t number,
@@ -40,13 +36,12 @@ Porter Connections::porter(const std::shared_ptr<Connections>& own, std::uint64_
 }
 
 // A user's is forgotten only when it is full: coming anew gives nothing.
-std::shared_ptr<ByteBudget> Connections::budget_of(std::uint32_t uid) {
+std::shared_ptr<RelayBudget> Connections::budget_of(std::uint32_t uid) {
   const std::uint64_t now = clock_.now_ns();
-  std::erase_if(budgets_, [&](const auto& entry) {
-    return entry.second.use_count() == 1 && entry.second->left(now) == ByteBudget::kBurst;
-  });
-  std::shared_ptr<ByteBudget>& budget = budgets_[uid];
-  if (budget == nullptr) budget = std::make_shared<ByteBudget>();
+  std::erase_if(budgets_,
+                [&](const auto& entry) { return entry.second.use_count() == 1 && entry.second->full(now); });
+  std::shared_ptr<RelayBudget>& budget = budgets_[uid];
+  if (budget == nullptr) budget = std::make_shared<RelayBudget>();
   return budget;
 }
 
@@ -62,8 +57,9 @@ Status Connections::admit(std::uint64_t number, int grpc_end, const PeerIdentity
   const std::size_t of_user = count([&](const Connection& other) { return other.uid == peer.uid; });
   const std::size_t alike =
       count([&](const Connection& other) { return other.privileged == own->second.privileged; });
-  if (of_user >= kMaxConnectionsPerUser || alike >= kMaxConnections) {
-    const bool all = of_user < kMaxConnectionsPerUser;
+  const bool too_many_of_user = of_user >= kMaxConnectionsPerUser && !own->second.privileged;
+  if (too_many_of_user || alike >= kMaxConnections) {
+    const bool all = !too_many_of_user;
     return resource_exhausted((all ? "all users have " : "user " + std::to_string(peer.uid) + " has ") +
                               std::to_string(all ? alike : of_user) + " control connections; allowed: " +
                               std::to_string(all ? kMaxConnections : kMaxConnectionsPerUser));
@@ -136,6 +132,16 @@ void Acceptor::run() {
   }
 }
 
+// Porters that have nothing to relay any more, and whose tasks have not ended.
+Status Acceptor::check_ending(std::uint32_t uid) const {
+  const std::size_t count = gate_->porters(uid);
+  const std::size_t allowed = kMaxConnections + kMaxEndingPerUser;
+  if (count <= allowed) return {};
+  return resource_exhausted(
+      "user " + std::to_string(uid) + " has " + std::to_string(count) +
+      " control connections, open or still being closed; allowed: " + std::to_string(allowed));
+}
+
 // One that is not admitted ends with its inner socket. Who has gone by now is not told of.
 void Acceptor::admit(Gate::Arrival arrival) {
   static LogLimiter limiter;
@@ -144,7 +150,9 @@ void Acceptor::admit(Gate::Arrival arrival) {
     limiter.log(LogLevel::kError, "control connection lost: no descriptor is left", {{"by_uid", peer.uid}});
     return;
   }
-  if (Status status = connections_->admit(arrival.number, arrival.socket.get(), peer); status.ok()) {
+  Status status = connections_->admit(arrival.number, arrival.socket.get(), peer);
+  if (status.ok()) status = check_ending(peer.uid);
+  if (status.ok()) {
     take_(arrival.socket.release(), is_privileged(peer.uid));
   } else if (status.code() != StatusCode::kAborted) {
     limiter.record(EventKind::kRefused, LogLevel::kWarning, "control connection refused",

@@ -23,6 +23,7 @@ namespace epd {
 // own user have as many of their own: nobody can keep them out. No one user can keep the others out.
 inline constexpr std::size_t kMaxConnections = 64;
 inline constexpr std::size_t kMaxConnectionsPerUser = 24;
+inline constexpr std::size_t kMaxEndingPerUser = 64;
 
 // The connections whose porters have not ended. From any thread.
 class Connections {
@@ -43,14 +44,14 @@ class Connections {
     bool privileged;    // root, or the daemon's own user
     int grpc_end = -1;  // gRPC's; -1: not admitted
   };
-  std::shared_ptr<ByteBudget> budget_of(std::uint32_t uid);
+  std::shared_ptr<RelayBudget> budget_of(std::uint32_t uid);
   void end(std::uint64_t number);
 
   std::mutex mutex_;
   std::condition_variable ended_;
-  Callers* callers_;                                              // guarded by mutex_, as what follows
-  std::map<std::uint64_t, Connection> connections_;               // by number
-  std::map<std::uint32_t, std::shared_ptr<ByteBudget>> budgets_;  // of users; goes when all are full again
+  Callers* callers_;                                               // guarded by mutex_, as what follows
+  std::map<std::uint64_t, Connection> connections_;                // by number
+  std::map<std::uint32_t, std::shared_ptr<RelayBudget>> budgets_;  // of users; goes when all are full again
   const MonotonicClock clock_;
 };
 
@@ -80,6 +81,7 @@ class Acceptor {
         take_(std::move(take)) {}
   void run();
   void admit(Gate::Arrival arrival);
+  Status check_ending(std::uint32_t uid) const;
 
   const std::shared_ptr<Connections> connections_;
   std::unique_ptr<Gate> gate_;  // the thread's while it runs

@@ -21,6 +21,8 @@ namespace {
 
 // A handful of operators and probes, never a data path: few threads, little memory. Of each user's server.
 constexpr int kMaxThreads = 16;
+// Of root's: gRPC counts a thread that could not be started as one for ever, and nobody hostile is there.
+constexpr int kMaxPrivilegedThreads = 512;
 constexpr int kMaxMemory = 16 << 20;
 constexpr int kMaxRequestBytes = 64 << 10;
 constexpr int kMaxStreams = 16;  // for each connection
@@ -36,7 +38,7 @@ void forward_log(gpr_log_func_args* line) {
   limiter.log(level, "grpc", {{"text", line->message}, {"file", line->file}, {"line", line->line}});
 }
 
-std::unique_ptr<grpc::Server> build(const std::array<grpc::Service*, 3>& services) {
+std::unique_ptr<grpc::Server> build(const std::array<grpc::Service*, 3>& services, int max_threads) {
   grpc::ServerBuilder builder;
   for (grpc::Service* service : services) builder.RegisterService(service);
   using Option = grpc::ServerBuilder::SyncServerOption;
@@ -46,8 +48,9 @@ std::unique_ptr<grpc::Server> build(const std::array<grpc::Service*, 3>& service
   builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleConnectionMs);
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);  // 40 kB would become 40 MB
   grpc::ResourceQuota quota("control");
-  quota.SetMaxThreads(kMaxThreads);
+  quota.SetMaxThreads(max_threads);
   quota.Resize(kMaxMemory);
   builder.SetResourceQuota(quota);
   return builder.BuildAndStart();
@@ -62,8 +65,9 @@ struct ControlServer::Impl {
         control(make_control_service(facade, callers, stopping)),
         reflection(facade, callers),
         servers(
-            [this] {
-              return build({control.get(), &health, &reflection});
+            [this](bool privileged) {
+              return build({control.get(), &health, &reflection},
+                           privileged ? kMaxPrivilegedThreads : kMaxThreads);
             },
             callers) {}
 

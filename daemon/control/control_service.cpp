@@ -108,10 +108,10 @@ class ControlService final : public v1::Control::Service {
   grpc::Status WatchEvents(grpc::ServerContext* context, const v1::WatchEventsRequest* request,
                            grpc::ServerWriter<v1::WatchEventsResponse>* writer) override {
     return serve(*context, Right::kRead, "watch events", [&](const Operator& by) -> grpc::Status {
-      if (!request->follow()) return watch(*context, *request, *writer);
+      if (!request->follow()) return watch(*context, by, *request, *writer);
       const auto place = watches_.take(by.uid);
       if (!place.ok()) return to_grpc(place.status());
-      return watch(*context, *request, *writer);
+      return watch(*context, by, *request, *writer);
     });
   }
 
@@ -202,10 +202,14 @@ class ControlService final : public v1::Control::Service {
 
   // Holds this thread and nothing else: the log is copied out in small pieces, and Write waits for the
   // reader.
-  grpc::Status watch(const grpc::ServerContext& context, const v1::WatchEventsRequest& request,
+  // A right that is withdrawn ends it.
+  grpc::Status watch(const grpc::ServerContext& context, const Operator& by,
+                     const v1::WatchEventsRequest& request,
                      grpc::ServerWriter<v1::WatchEventsResponse>& writer) {
     std::uint64_t seen = request.since();
     while (!context.IsCancelled() && !stopping_.load()) {
+      if (Status status = facade_.authorize(by, Right::kRead, "follow events"); !status.ok())
+        return to_grpc(status);
       auto batch = facade_.events(seen, kEventsPerMessage, request.follow() ? kWatchSliceMs : 0);
       if (!batch.ok()) return to_grpc(batch.status());
       if (seen > batch->newest) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 namespace epd {
 namespace {
@@ -22,21 +23,55 @@ pollfd entry_of(int fd, int events) {
 
 }  // namespace
 
-std::size_t ByteBudget::left(std::uint64_t now_ns) {
+RelayBudget::Left RelayBudget::left(std::uint64_t now_ns) {
   const std::lock_guard lock(mutex_);
   if (filled_ns_ == 0) filled_ns_ = now_ns;
-  const std::uint64_t earned = (now_ns - std::min(now_ns, filled_ns_)) / 1000 * kPerSecond / 1'000'000;
-  if (earned != 0) {
-    filled_ns_ = now_ns;
-    left_ = std::min<std::uint64_t>(kBurst, left_ + earned);
-  }
-  return left_;
+  const double seconds = static_cast<double>(now_ns - std::min(now_ns, filled_ns_)) / 1e9;
+  filled_ns_ = std::max(now_ns, filled_ns_);
+  bytes_ = std::min<double>(kBurst, bytes_ + seconds * kPerSecond);
+  streams_ = std::min<double>(kStreamBurst, streams_ + seconds * kStreamsPerSecond);
+  return {static_cast<std::size_t>(bytes_), static_cast<std::size_t>(streams_)};
 }
 
-// Several of the user's connections may have been told of the same bytes.
-void ByteBudget::spend(std::size_t bytes) {
+bool RelayBudget::full(std::uint64_t now_ns) {
+  const Left now = left(now_ns);
+  return now.bytes == kBurst && now.streams == kStreamBurst;
+}
+
+// Several of the user's connections may have been told of the same ones.
+void RelayBudget::spend(std::size_t bytes, std::size_t streams) {
   const std::lock_guard lock(mutex_);
-  left_ -= std::min(left_, bytes);
+  bytes_ = std::max(0.0, bytes_ - static_cast<double>(bytes));
+  streams_ = std::max(0.0, streams_ - static_cast<double>(streams));
+}
+
+std::size_t StreamFinder::pass(const char* bytes, std::size_t size, std::size_t most, std::size_t& begun) {
+  constexpr unsigned char kHeaders = 1;
+  begun = 0;
+  for (std::size_t i = 0; i < size;) {
+    if (skip_ != 0) {
+      const std::size_t skipped = std::min(skip_, size - i);
+      skip_ -= skipped;
+      i += skipped;
+      continue;
+    }
+    const auto byte = static_cast<unsigned char>(bytes[i]);
+    const bool begins = head_bytes_ == kTypeAt && byte == kHeaders;
+    if (begins && begun == most) return i;
+    begun += begins ? 1 : 0;
+    if (head_bytes_ < kTypeAt) length_ = length_ << 8 | byte;
+    ++i;
+    if (++head_bytes_ < kHeadBytes) continue;
+    skip_ = std::exchange(length_, 0);
+    head_bytes_ = 0;
+  }
+  return size;
+}
+
+bool Relay::must_wait() const {
+  if (budget_ == nullptr) return false;
+  const RelayBudget::Left left = budget_->left(clock_.now_ns());
+  return left.bytes == 0 || (begins_stream_ && left.streams == 0);
 }
 
 void Relay::run() {
@@ -45,13 +80,15 @@ void Relay::run() {
   own_table::shut_down(at_.peer, SHUT_RDWR);
 }
 
-// False: the client takes nothing any more of what gRPC has left it.
+// False: the client has gone, or takes nothing any more of what gRPC has left it.
 bool Relay::wait() const {
   const bool waits = up_.has_room() && must_wait();
   pollfd entries[2] = {
-      entry_of(at_.peer, (up_.has_room() && !waits ? POLLIN : 0) | (down_.empty() ? 0 : POLLOUT)),
+      {at_.peer, static_cast<short>((up_.has_room() && !waits ? POLLIN : 0) | (down_.empty() ? 0 : POLLOUT)),
+       0},
       entry_of(at_.inner, (down_.has_room() ? POLLIN : 0) | (up_.empty() ? 0 : POLLOUT))};
   const int ready = own_table::poll(entries, 2, waits ? kRefillMs : down_.ended ? kPatienceMs : -1);
+  if ((entries[0].revents & (POLLHUP | POLLERR)) != 0) return false;  // nobody can read an answer any more
   return ready != 0 || waits;
 }
 
@@ -68,8 +105,9 @@ long Relay::receive(int socket, void* bytes, std::size_t size, int flags, bool& 
 // Looks first: bytes that come with descriptors are not received, and end the connection.
 Relay::Read Relay::read_client() {
   if (!up_.has_room()) return Read::kOk;
-  const std::size_t most =
-      budget_ == nullptr ? up_.bytes.size() : std::min(up_.bytes.size(), budget_->left(clock_.now_ns()));
+  RelayBudget::Left left{up_.bytes.size(), 0};
+  if (budget_ != nullptr) left = budget_->left(clock_.now_ns());
+  const std::size_t most = std::min(up_.bytes.size(), left.bytes);
   if (most == 0) return Read::kOk;
   bool descriptors = false;
   const long seen = receive(at_.peer, up_.bytes.data(), most, MSG_PEEK, descriptors);
@@ -77,9 +115,14 @@ Relay::Read Relay::read_client() {
   if (descriptors) return Read::kOver;
   up_.ended = seen == 0;
   if (seen == 0) return Read::kOk;
-  const long got = receive(at_.peer, up_.bytes.data(), static_cast<std::size_t>(seen), 0, descriptors);
-  if (got != seen) return Read::kOver;
-  if (budget_ != nullptr) budget_->spend(static_cast<std::size_t>(got));
+  auto passes = static_cast<std::size_t>(seen);
+  std::size_t streams = 0;
+  if (budget_ != nullptr) passes = finder_.pass(up_.bytes.data(), passes, left.streams, streams);
+  begins_stream_ = passes < static_cast<std::size_t>(seen);
+  if (passes == 0) return Read::kOk;
+  const long got = receive(at_.peer, up_.bytes.data(), passes, 0, descriptors);
+  if (got != static_cast<long>(passes)) return Read::kOver;
+  if (budget_ != nullptr) budget_->spend(passes, streams);
   up_.begin = 0;
   up_.end = static_cast<std::size_t>(got);
   return Read::kOk;

@@ -15,28 +15,53 @@
 
 namespace epd {
 
-// How many bytes a user's clients may send: many at once, then few. gRPC keeps some kilobytes for each stream
-// that a client opens and resets, and has no limit of its own for them; a stream costs a client some 30
-// bytes. From any thread.
-class ByteBudget {
+// How many bytes a user's clients may send, and how many streams they may begin: many at once, then few. gRPC
+// keeps some 20 kB for each stream that a client opens and resets, and has no limit of its own for them; a
+// stream costs a client some 30 bytes. From any thread.
+class RelayBudget {
  public:
   static constexpr std::uint64_t kBurst = 256 << 10;
   static constexpr std::uint64_t kPerSecond = 32 << 10;
 
-  // How many there are now.
-  std::size_t left(std::uint64_t now_ns);
-  void spend(std::size_t bytes);
+  static constexpr std::uint64_t kStreamBurst = 128;
+  static constexpr std::uint64_t kStreamsPerSecond = 32;
+
+  struct Left {
+    std::size_t bytes;
+    std::size_t streams;
+  };
+  // How much there is now.
+  Left left(std::uint64_t now_ns);
+  bool full(std::uint64_t now_ns);
+  void spend(std::size_t bytes, std::size_t streams);
 
  private:
   std::mutex mutex_;
-  std::size_t left_ = kBurst;    // guarded by mutex_
-  std::uint64_t filled_ns_ = 0;  // likewise
+  double bytes_ = kBurst;  // guarded by mutex_, as what follows
+  double streams_ = kStreamBurst;
+  std::uint64_t filled_ns_ = 0;
+};
+
+// Finds where streams begin (HEADERS) in what an HTTP/2 client sends: a preface of 24 bytes, then frames of a
+// nine-byte head and as many bytes as it says.
+class StreamFinder {
+ public:
+  // How many of `bytes` may pass if at most `most` streams may begin in them; takes these as passed.
+  // `begun`: how many do.
+  std::size_t pass(const char* bytes, std::size_t size, std::size_t most, std::size_t& begun);
+
+ private:
+  static constexpr std::size_t kHeadBytes = 9;  // three of length, one of type
+  static constexpr std::size_t kTypeAt = 3;
+  std::size_t skip_ = 24;  // bytes until the next head
+  std::size_t head_bytes_ = 0;
+  std::size_t length_ = 0;
 };
 
 class Relay {
  public:
   // `budget` may be null: no limit.
-  Relay(const Doorstep& doorstep, std::shared_ptr<ByteBudget> budget, const Clock& clock)
+  Relay(const Doorstep& doorstep, std::shared_ptr<RelayBudget> budget, const Clock& clock)
       : at_(doorstep), budget_(std::move(budget)), clock_(clock) {}
 
   // Until the connection is over.
@@ -44,7 +69,7 @@ class Relay {
   // Moves what can be moved without waiting. False: the connection is over.
   bool move();
   // Its user may not send now, and may later.
-  bool must_wait() const { return budget_ != nullptr && budget_->left(clock_.now_ns()) == 0; }
+  bool must_wait() const;
 
  private:
   struct Direction {
@@ -64,11 +89,13 @@ class Relay {
   static bool write(int socket, Direction& direction);
 
   const Doorstep at_;
-  const std::shared_ptr<ByteBudget> budget_;
+  const std::shared_ptr<RelayBudget> budget_;
   const Clock& clock_;
   Direction up_;    // to gRPC
   Direction down_;  // to the client
   bool told_end_ = false;
+  StreamFinder finder_;
+  bool begins_stream_ = false;  // what the client has sent next
 };
 
 }  // namespace epd

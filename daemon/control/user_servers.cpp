@@ -15,7 +15,7 @@ UserServers::UserServers(Build build, const Callers& callers) : build_(std::move
 UserServers::~UserServers() = default;
 
 bool UserServers::start() {
-  privileged_ = build_();
+  privileged_ = build_(true);
   return privileged_ != nullptr;
 }
 
@@ -39,7 +39,9 @@ grpc::Server* UserServers::server_of(std::uint32_t uid) {
     });
   }
   if (room == rooms_.end()) return rooms_[uid % kMost].server.get();
-  if (room->server == nullptr) room->server = build_();
+  // Not a server of a user who has gone: what has gone wrong there stays there.
+  if (room->server != nullptr && room->uid != uid) end(room->server, std::chrono::system_clock::now());
+  if (room->server == nullptr) room->server = build_(false);
   if (room->server == nullptr) {
     static LogLimiter limiter;
     limiter.log(LogLevel::kError, "control connection lost", {{"reason", "gRPC could not start a server"}});
@@ -48,17 +50,18 @@ grpc::Server* UserServers::server_of(std::uint32_t uid) {
   return room->server.get();
 }
 
+void UserServers::end(std::unique_ptr<grpc::Server>& server, std::chrono::system_clock::time_point deadline) {
+  if (server != nullptr) server->Shutdown(deadline);
+  server.reset();
+}
+
 void UserServers::shutdown(std::chrono::system_clock::time_point deadline) {
   {
     const std::lock_guard lock(mutex_);
     if (std::exchange(stopped_, true)) return;
   }
-  const auto end = [&](std::unique_ptr<grpc::Server>& server) {
-    if (server != nullptr) server->Shutdown(deadline);
-    server.reset();
-  };
-  end(privileged_);
-  for (Room& room : rooms_) end(room.server);
+  end(privileged_, deadline);
+  for (Room& room : rooms_) end(room.server, deadline);
 }
 
 }  // namespace epd

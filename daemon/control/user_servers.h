@@ -26,7 +26,7 @@ class UserServers {
   // Of users that are connected at the same time; users beyond them share servers.
   static constexpr std::size_t kMost = 8;
 
-  using Build = std::function<std::unique_ptr<grpc::Server>()>;
+  using Build = std::function<std::unique_ptr<grpc::Server>(bool privileged)>;
   // `build` may return null. `callers` outlives this and knows each connection before it is taken here.
   UserServers(Build build, const Callers& callers);
   ~UserServers();
@@ -44,13 +44,14 @@ class UserServers {
     std::uint32_t uid = 0;  // of the user whose it is or was
   };
   grpc::Server* server_of(std::uint32_t uid);
+  static void end(std::unique_ptr<grpc::Server>& server, std::chrono::system_clock::time_point deadline);
 
   const Build build_;
   const Callers& callers_;
   std::mutex mutex_;
   bool stopped_ = false;                      // guarded by mutex_
   std::unique_ptr<grpc::Server> privileged_;  // this and the next too, until stopped_
-  std::array<Room, kMost> rooms_;             // in the order in which they were needed; never given up
+  std::array<Room, kMost> rooms_;             // in the order in which they were needed
 };
 
 }  // namespace epd

@@ -1,7 +1,7 @@
 #include "porter.h"
 
 #include "base/own_table.h"
-#include "proto/wire.h"
+#include "proto/attach.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -11,7 +11,6 @@
 #include <cstddef>
 #include <cstring>
 #include <memory>
-#include <utility>
 #include <vector>
 
 namespace epd {
@@ -20,6 +19,7 @@ namespace {
 constexpr unsigned kNvidiaMajor = 195;  // of /dev/nvidiactl, to which CUDA's exported handles belong
 constexpr int kMostReadOut = 256;       // packets
 constexpr int kMostRings = 1024;        // taken at once
+constexpr std::size_t kMostKept = 256;  // descriptors of one connection that are no memory
 
 using Moved = PacketPorter::Moved;
 
@@ -32,8 +32,7 @@ bool may_be_memory(int fd) {
   struct statx info;
   // Without asking whoever serves the file: that could take for ever.
   if (::statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &info) != 0) return false;
-  const unsigned type = info.stx_mode & S_IFMT;
-  return type == 0 || (type == S_IFCHR && info.stx_rdev_major == kNvidiaMajor);
+  return (info.stx_mode & S_IFMT) == S_IFCHR && info.stx_rdev_major == kNvidiaMajor;
 }
 
 }  // namespace
@@ -98,6 +97,7 @@ PacketPorter::~PacketPorter() {
 }
 
 void PacketPorter::run() {
+  bool client_ended = false;
   for (;;) {
     // The inner socket's end shows even when nothing is asked for; the client's, only then.
     const auto peer_events =
@@ -105,14 +105,15 @@ void PacketPorter::run() {
     const auto inner_events = static_cast<short>((out_.full ? 0 : POLLIN) | (in_.full ? POLLOUT : 0));
     pollfd entries[5] = {{peer_events == 0 ? -1 : at_.peer, peer_events, 0},
                          {at_.inner, inner_events, 0},
-                         {at_.process, POLLIN, 0},
+                         {client_ended ? -1 : at_.process, POLLIN, 0},
                          {bells_.from_client, POLLIN, 0},
                          {bells_.ring_client, POLLIN, 0}};
     own_table::poll(entries, 5, -1);
     if (entries[3].revents != 0 || entries[4].revents != 0) pass_rings();
-    const bool client_ended = entries[2].revents != 0;  // what it has said still counts
+    client_ended = client_ended || entries[2].revents != 0;
     const bool loop_ended = (entries[1].revents & (POLLHUP | POLLERR)) != 0;
-    if (move() && !client_ended && !(loop_ended && out_.full)) continue;
+    // What the client has said before its end still counts.
+    if (move() && !(client_ended && !in_.full) && !(loop_ended && (out_.full || in_.full))) continue;
     say_farewell();
     return;
   }
@@ -131,9 +132,12 @@ bool PacketPorter::carry_in() {
 PacketPorter::Moved PacketPorter::take_in() {
   if (!in_.full) {
     if (const Moved moved = in_.receive(at_.peer); moved != Moved::kYes) return moved;
-    note_ = {static_cast<std::uint32_t>(in_.fds.size()), -1, 0, in_.truncated ? 1u : 0u};
-    const auto odd = std::find_if_not(in_.fds.begin(), in_.fds.end(), may_be_memory);
+    note_ = {static_cast<std::uint32_t>(in_.fds.size()), -1, 0, in_.truncated ? 1u : 0u, 0};
+    const bool is_join = in_.header().type == static_cast<std::uint16_t>(abi::AttachType::kJoin);
+    const auto odd = std::find_if_not(in_.fds.begin(), in_.fds.end(),
+                                      [&](int fd) { return is_join && may_be_memory(fd); });
     if (odd != in_.fds.end()) note_.not_memory = static_cast<std::int32_t>(odd - in_.fds.begin());
+    if (odd != in_.fds.end() && num_kept_ + in_.fds.size() > kMostKept) note_.too_many = 1;
   }
   const bool with_fds = note_.not_memory < 0 && !in_.truncated && in_.header().num_fds == in_.fds.size();
   Moved moved = in_.send(at_.inner, {&note_, sizeof(note_)}, with_fds);
@@ -142,8 +146,7 @@ PacketPorter::Moved PacketPorter::take_in() {
     moved = in_.send(at_.inner, {&note_, sizeof(note_)}, false);
   }
   if (moved != Moved::kYes) return moved;
-  // What is no memory may linger, and its sender waits for an answer.
-  if (note_.not_memory >= 0) own_table::discard(std::exchange(in_.fds, {}));
+  if (note_.not_memory >= 0) keep_until_the_end(in_.fds);
   in_.drop();
   return moved;
 }
@@ -153,10 +156,18 @@ bool PacketPorter::carry_out() {
   while (moved == Moved::kYes) {
     if (!out_.full) moved = out_.receive(at_.inner);
     if (moved != Moved::kYes) break;
-    moved = out_.header().type >= kPorterOrders ? obey() : out_.send(at_.peer, {}, true);
+    moved = out_.header().type >= kPorterOrders ? obey() : tell();
     if (moved == Moved::kYes) out_.drop();
   }
   return moved != Moved::kOver;
+}
+
+// A client that has gone hears nothing more. What it has said before that still counts.
+PacketPorter::Moved PacketPorter::tell() {
+  if (deaf_) return Moved::kYes;
+  const Moved moved = out_.send(at_.peer, {}, true);
+  deaf_ = moved == Moved::kOver;
+  return deaf_ ? Moved::kYes : moved;
 }
 
 PacketPorter::Moved PacketPorter::obey() {
@@ -166,6 +177,12 @@ PacketPorter::Moved PacketPorter::obey() {
     case PorterOrder::kRing: own_table::ring_socket(bells_.to_client); break;
   }
   return Moved::kYes;
+}
+
+// What is no memory may linger, and its sender waits for answers: it is closed with this thread.
+void PacketPorter::keep_until_the_end(std::vector<int>& fds) {
+  num_kept_ += fds.size();
+  fds.clear();
 }
 
 void PacketPorter::take_bells() {
@@ -179,7 +196,7 @@ void PacketPorter::pass_rings() {
   if (bells_.from_client >= 0 && own_table::is_ready(bells_.from_client)) {
     const bool rings_on = clear_from_client();
     own_table::ring_eventfd(bells_.engine);
-    if (!rings_on) own_table::discard({std::exchange(bells_.from_client, -1)});
+    if (!rings_on) bells_.from_client = -1;  // closed with this thread
   }
   if (bells_.ring_client >= 0 && own_table::is_ready(bells_.ring_client)) {
     own_table::clear_eventfd(bells_.ring_client);

@@ -37,6 +37,7 @@ struct Carried {
   std::int32_t not_memory = -1;  // index of the first that can't be memory
   std::uint32_t no_room = 0;     // 1: for its descriptors
   std::uint32_t truncated = 0;   // 1: longer than any message
+  std::uint32_t too_many = 0;    // 1: this connection has brought too many that are no memory
 };
 
 // To a porter, through the loop's end of the inner pair.
@@ -74,6 +75,8 @@ class PacketPorter {
   bool carry_out();
   Moved take_in();
   Moved obey();
+  Moved tell();
+  void keep_until_the_end(std::vector<int>& fds);
   void take_bells();
   void pass_rings();
   bool clear_from_client() const;
@@ -81,6 +84,8 @@ class PacketPorter {
 
   const Doorstep at_;
   bool admitted_ = false;
+  bool deaf_ = false;  // the client takes nothing any more
+  std::size_t num_kept_ = 0;
   Bells bells_;
   Load in_;   // for the loop
   Load out_;  // for the client

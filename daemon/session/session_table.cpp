@@ -86,7 +86,9 @@ Status SessionTable::check_arrival(const PeerIdentity& peer) const {
   constexpr const char* kWithoutHello = " connections without Hello";
   if (half_open_of_user >= kMaxHalfOpenPerUser)
     return too_many(user + " has", half_open_of_user, kWithoutHello, kMaxHalfOpenPerUser);
-  if (half_open >= kMaxHalfOpen) return too_many("all users have", half_open, kWithoutHello, kMaxHalfOpen);
+  const bool privileged = is_privileged(peer.uid);  // whom others can't keep out
+  if (half_open >= kMaxHalfOpen && !privileged)
+    return too_many("all users have", half_open, kWithoutHello, kMaxHalfOpen);
   if (gate_ == nullptr) return {};
   // Each connection has its porter, this one too.
   const auto ending = [](std::size_t porters, std::size_t open) {
@@ -95,7 +97,8 @@ Status SessionTable::check_arrival(const PeerIdentity& peer) const {
   constexpr const char* kEnding = " connections that are still being closed";
   if (const std::size_t count = ending(gate_->porters(peer.uid), of_user + 1); count >= kMaxEndingPerUser)
     return too_many(user + " has", count, kEnding, kMaxEndingPerUser);
-  if (const std::size_t count = ending(gate_->porters({}), connections_.size() + 1); count >= kMaxEnding)
+  if (const std::size_t count = ending(gate_->porters({}), connections_.size() + 1);
+      count >= kMaxEnding && !privileged)
     return too_many("all users have", count, kEnding, kMaxEnding);
   return {};
 }
@@ -137,6 +140,7 @@ void SessionTable::receive(std::uint64_t id) {
     const auto found = connections_.find(id);
     if (found == connections_.end()) return;
     Session& session = found->second;
+    const std::uint32_t uid = session.peer.uid;
     Packet packet;
     Carried carried;
     Status error;
@@ -155,12 +159,13 @@ void SessionTable::receive(std::uint64_t id) {
     } else {
       handle(session, packet, carried);
     }
-    for (UniqueFd& fd : packet.fds) closer_.close(std::move(fd));
+    for (UniqueFd& fd : packet.fds) closer_.close(std::move(fd), uid);
   }
 }
 
 // Memory of the client's own comes with a Join, and nothing else comes with descriptors.
-Status SessionTable::check_descriptors(const Session& session, const Packet& packet, const Carried& carried) {
+Status SessionTable::check_descriptors(const Session& session, const Packet& packet,
+                                       const Carried& carried) const {
   const std::size_t said = packet.header.num_fds;
   if (said != carried.num_fds) {
     return invalid_argument("packet says " + std::to_string(said) + " descriptors; received " +
@@ -169,9 +174,19 @@ Status SessionTable::check_descriptors(const Session& session, const Packet& pac
   const bool join =
       session.attached && static_cast<abi::AttachType>(packet.header.type) == abi::AttachType::kJoin;
   const std::size_t allowed = join ? abi::kNumRegions : 0;
+  if (carried.too_many != 0) {
+    return invalid_argument(
+        "descriptors that are no memory came with many messages of this connection; allowed: "
+        "memfds, or what cuMemExportToShareableHandle gives");
+  }
   if (said > allowed) {
     return invalid_argument("message carries " + std::to_string(said) +
                             " descriptors; allowed: " + std::to_string(allowed));
+  }
+  if (const std::size_t waiting = closer_.waiting(session.peer.uid); said != 0 && waiting > kMaxUnclosed) {
+    return resource_exhausted(
+        "user " + std::to_string(session.peer.uid) + " has " + std::to_string(waiting) +
+        " descriptors that are still being closed; allowed: " + std::to_string(kMaxUnclosed));
   }
   if (packet.fds.size() == said || carried.not_memory >= 0) return {};
   return resource_exhausted("the daemon has no room for " + std::to_string(said) +
@@ -289,7 +304,7 @@ void SessionTable::close(std::uint64_t id, const std::string& how) {
   if (found == connections_.end()) return;
   // Out of the table first: the host may look at it.
   Session session = std::move(connections_.extract(found).mapped());
-  hang_up(std::move(session.socket));
+  hang_up(std::move(session.socket), session.peer.uid);
   if (!session.attached) return;
   --attached_;
   record_of_user(session.peer.uid, EventKind::kSessionEnded, LogLevel::kInfo, "session closed",
@@ -298,10 +313,10 @@ void SessionTable::close(std::uint64_t id, const std::string& how) {
 }
 
 // The porter passes on what has been said, and ends. What it has brought meanwhile may be memory.
-void SessionTable::hang_up(UniqueFd socket) {
+void SessionTable::hang_up(UniqueFd socket, std::uint32_t uid) {
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, socket.get(), nullptr);
   ::shutdown(socket.get(), SHUT_RDWR);
-  closer_.close(std::move(socket));
+  closer_.close(std::move(socket), uid);
 }
 
 void SessionTable::ring(const Session& session) const {

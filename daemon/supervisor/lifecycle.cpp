@@ -96,10 +96,18 @@ void Node::publish_access() {
 }
 
 void Node::drain(const Operator& by, std::uint32_t timeout_ms) {
-  if (phase_ == Phase::kDraining || phase_ == Phase::kStopping) return;
-  phase_ = Phase::kDraining;
+  if (phase_ == Phase::kStopping) return;
   const std::uint64_t allowed_ms = timeout_ms != 0 ? timeout_ms : config_.drain_ms;
-  drain_due_ns_ = loop_->now_ns() + allowed_ms * kMsNs;
+  const std::uint64_t due_ns = loop_->now_ns() + allowed_ms * kMsNs;
+  if (phase_ == Phase::kDraining) {
+    if (due_ns >= drain_due_ns_) return;  // sooner than asked for is never too late
+    record_event(EventKind::kDaemonState, LogLevel::kInfo, "draining sooner",
+                 {{"timeout_ms", allowed_ms}, {"by_uid", by.uid}, {"by_pid", by.pid}});
+    drain_due_ns_ = due_ns;
+    return;
+  }
+  phase_ = Phase::kDraining;
+  drain_due_ns_ = due_ns;
   record_event(EventKind::kDaemonState, LogLevel::kInfo, "draining",
                {{"sessions", sessions_->attached()},
                 {"timeout_ms", allowed_ms},

@@ -217,7 +217,7 @@ void Node::join_requested(const Session& session, std::uint32_t request_id, cons
   membership::ClientMemory kept;
   if (status.ok()) status = keep_memory(caller.uid, std::move(memory), kept);
   if (!status.ok()) {
-    for (UniqueFd& fd : memory) closer_.close(std::move(fd));
+    for (UniqueFd& fd : memory) closer_.close(std::move(fd), caller.uid);
     carry_out(membership::ReplyRefused{session.id, request_id, status});
     return;
   }
@@ -232,15 +232,17 @@ void Node::join_requested(const Session& session, std::uint32_t request_id, cons
 // closer closes it.
 Status Node::keep_memory(std::uint32_t uid, std::vector<UniqueFd> memory, membership::ClientMemory& out) {
   struct Kept {
-    Kept(std::vector<UniqueFd> fds, Closer& slowly) : memory(std::move(fds)), closer(slowly) {}
+    Kept(std::vector<UniqueFd> fds, std::uint32_t user, Closer& slowly)
+        : memory(std::move(fds)), uid(user), closer(slowly) {}
     ~Kept() {
-      for (UniqueFd& fd : memory) closer.close(std::move(fd));
+      for (UniqueFd& fd : memory) closer.close(std::move(fd), uid);
     }
     DescriptorShare share;
     std::vector<UniqueFd> memory;
+    std::uint32_t uid;
     Closer& closer;
   };
-  const auto kept = std::make_shared<Kept>(std::move(memory), closer_);
+  const auto kept = std::make_shared<Kept>(std::move(memory), uid, closer_);
   Result<DescriptorShare> share = descriptors_.take(uid, kept->memory.size());
   if (!share.ok()) return share.status();
   kept->share = std::move(*share);

@@ -199,7 +199,7 @@ TEST(OwnTable, AThreadHasWhatItKeepsAndItsEndClosesNothingOfOthers) {
   EXPECT_TRUE(left);
   EXPECT_FALSE(has_reader);
   EXPECT_FALSE(readable(reader.get(), 0)) << "the writer is still open here";
-  own_table::discard({writer.release()});
+  writer.reset();
   EXPECT_TRUE(readable(reader.get()));
 }
 

@@ -1,11 +1,14 @@
-// Closes on threads of its own what may take long: the last reference to memory has its pages to free, that
-// to a socket wakes all who wait at its other end, and what lies in its queue may linger.
+// Closes on threads of its own what may take long: the last reference to memory has its pages to free, and
+// one to something that a client has made may have to wait for the client. Each user has a thread, so that
+// nobody waits for another's.
 #pragma once
 
 #include "base/fd.h"
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 
@@ -13,7 +16,8 @@ namespace epd {
 
 class Closer {
  public:
-  static constexpr std::size_t kMaxThreads = 8;
+  static constexpr std::uint32_t kDaemon = ~std::uint32_t{0};  // in place of a user: what no client has made
+  static constexpr std::size_t kMaxThreads = 64;
 
   Closer() : shared_(std::make_shared<Shared>()) {}
   // What has not been closed yet stays open until the process ends.
@@ -21,18 +25,27 @@ class Closer {
   Closer(const Closer&) = delete;
   Closer& operator=(const Closer&) = delete;
 
-  void close(UniqueFd descriptor);
+  void close(UniqueFd descriptor, std::uint32_t uid = kDaemon);
+  // A user's that are not closed yet.
+  std::size_t waiting(std::uint32_t uid) const;
   // Nothing waits, and nothing is being closed.
   bool idle() const;
 
  private:
+  struct Queue {
+    std::deque<UniqueFd> waiting;
+    bool has_thread = false;
+    bool closing = false;  // one that is no longer in the queue
+  };
   struct Shared {
     std::mutex mutex;
-    std::deque<UniqueFd> waiting;  // guarded by mutex
-    std::size_t threads = 0;       // guarded by mutex
+    std::map<std::uint32_t, Queue> queues;  // guarded by mutex; by user, without empty ones
+    std::size_t threads = 0;                // likewise
   };
-  static void* run(void* shared);
-  void start_thread();
+  struct Thread;
+  static void* run(void* thread);
+  static void serve(Shared& shared, std::uint32_t uid, std::unique_lock<std::mutex>& lock);
+  bool start_thread(std::uint32_t uid);
 
   std::shared_ptr<Shared> shared_;  // with the threads, which nobody waits for
 };

@@ -8,7 +8,6 @@
 #include <sys/socket.h>
 #include <cstddef>
 #include <span>
-#include <vector>
 
 namespace epd::own_table {
 
@@ -19,8 +18,6 @@ bool leave(std::span<const int> keep);
 inline constexpr std::size_t kMostKept = 32;
 
 void close(int fd);
-// Closes what may linger: a thread takes it along into a table of its own, and ends.
-void discard(const std::vector<int>& fds);
 int poll(pollfd* entries, std::size_t count, int timeout_ms);
 long receive(int socket, msghdr& message, int flags);
 long send(int socket, const msghdr& message, int flags);

@@ -17,6 +17,8 @@ struct PeerIdentity {
   UniqueFd pidfd;  // invalid for a process of another PID namespace, which has no number here
 };
 
+// Root, or the daemon's own user: whatever others hold, they get in.
+bool is_privileged(std::uint32_t uid);
 // Who connected, as it was then.
 Result<PeerIdentity> peer_identity(int socket);
 

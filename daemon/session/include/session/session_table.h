@@ -89,9 +89,11 @@ class SessionTable {
   // (newuidmap) and each connection holds two descriptors.
   static constexpr std::uint32_t kMaxHalfOpenPerUser = 32;
   static constexpr std::uint32_t kMaxHalfOpen = 512;
-  // Connections that have ended here and whose porters have not, of one user, and of all.
+  // Connections that have ended here and whose porters have not, of one user, and of all. Root and the
+  // daemon's own user have only their own limits.
   static constexpr std::size_t kMaxEndingPerUser = 64;
   static constexpr std::size_t kMaxEnding = 512;
+  static constexpr std::size_t kMaxUnclosed = 1024;  // descriptors of a user's that wait for their close
 
   struct Options {
     std::string daemon;  // name and version
@@ -156,13 +158,13 @@ class SessionTable {
   Status check_arrival(const PeerIdentity& peer) const;
   void turn_away(const Gate::Arrival& arrival, const Status& status);
   void receive(std::uint64_t id);
-  static Status check_descriptors(const Session& session, const Packet& packet, const Carried& carried);
+  Status check_descriptors(const Session& session, const Packet& packet, const Carried& carried) const;
   void handle(Session& session, Packet& packet, const Carried& carried);
   bool expect_reply(Session& session, abi::AttachType type, std::uint32_t request_id);
   void malformed(Session& session, std::uint32_t request_id, const Status& error);
   void close(std::uint64_t id, const std::string& how);
   void ring(const Session& session) const;
-  void hang_up(UniqueFd socket);
+  void hang_up(UniqueFd socket, std::uint32_t uid);
   void send_reply(std::uint64_t session_id, std::uint32_t request_id, std::uint16_t type, const void* body,
                   std::size_t bytes, const FdList& fds);
 
