@@ -135,7 +135,8 @@ struct Connection::Impl {
     const int fd = dialled.fd.get();
     watched.reset(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
     if (watched.get() < 0 || ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK) != 0)
-      return unreachable("UNAVAILABLE", "can't use the connection to " + socket + ": " + std::strerror(errno));
+      return unreachable("UNAVAILABLE",
+                         "can't use the connection to " + socket + ": " + std::strerror(errno));
     stub = v1::Control::NewStub(channel_over(std::move(dialled.fd)));
     return std::nullopt;
   }

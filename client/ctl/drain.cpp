@@ -37,7 +37,8 @@ bool knows_time(const Arguments& arguments, const v1::GetStatusResponse& before)
 }
 
 std::string time_left(const Arguments& arguments, const v1::GetStatusResponse& before) {
-  if (before.daemon().state() == v1::DAEMON_STATE_DRAINING) return "the time of the drain that goes on already";
+  if (before.daemon().state() == v1::DAEMON_STATE_DRAINING)
+    return "the time of the drain that goes on already";
   return arguments.drain_ms == 0 ? "the configured time" : format_ms(arguments.drain_ms);
 }
 
@@ -78,7 +79,9 @@ Exit run_drain(const Arguments& arguments, Connection& connection, Output& outpu
     const std::uint64_t sessions =
         response.has_daemon() ? response.daemon().sessions() : before.daemon().sessions();
     output.out << "draining: "
-               << (sessions == 0 ? "no sessions" : sessions_left(sessions) + " may finish within " + time_left(arguments, before))
+               << (sessions == 0
+                       ? "no sessions"
+                       : sessions_left(sessions) + " may finish within " + time_left(arguments, before))
                << std::endl;
   }
   if (!arguments.wait) {

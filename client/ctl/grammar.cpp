@@ -139,7 +139,10 @@ void add_evict(CLI::App& app, Arguments& arguments) {
   CLI::App* group = add_command(*evict, arguments, "group", Command::kEvictRank, help::kEvictGroup);
   group->add_option("GROUP", arguments.target, "Name or id")->type_name("GROUP")->check(utf8())->required();
   group->add_option("rank", rank_word, "The word \"rank\"")->required()->check(CLI::IsMember({"rank"}));
-  group->add_option("RANK", arguments.rank, "Its number")->type_name("N")->check(whole(0, UINT32_MAX))->required();
+  group->add_option("RANK", arguments.rank, "Its number")
+      ->type_name("N")
+      ->check(whole(0, UINT32_MAX))
+      ->required();
   for (CLI::App* command : {session, group}) {
     command->add_option("--reason", arguments.reason, "What clients are told: one line of up to 160 bytes")
         ->type_name("TEXT")

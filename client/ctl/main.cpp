@@ -83,8 +83,7 @@ Exit answer(const CLI::App& app, const CLI::ParseError& error, const Arguments& 
     return Exit::kOk;
   }
   const std::string message = epd::ctl::usage_message(app, error);
-  if (arguments.json)
-    return epd::ctl::report(arguments, output, {Exit::kUsage, "INVALID_ARGUMENT", message});
+  if (arguments.json) return epd::ctl::report(arguments, output, {Exit::kUsage, "INVALID_ARGUMENT", message});
   output.error << message << "\nRun with --help for more information.\n";
   return Exit::kUsage;
 }

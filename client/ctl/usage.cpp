@@ -31,8 +31,8 @@ std::string names_of_commands(const CLI::App& app) {
   return names;
 }
 
-// "" for the program itself.
-std::string name_of(const CLI::App& app, const CLI::App& command) {
+// As it stands before a word: nothing for the program itself.
+std::string before_word(const CLI::App& app, const CLI::App& command) {
   return &command == &app ? "" : command.get_name() + " ";
 }
 
@@ -55,9 +55,9 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
   const bool lacks_command = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && !allowed.empty();
   if (!lacks_command) return error.what();
   const std::vector<std::string> unknown = app.remaining(true);
-  if (unknown.empty()) return name_of(app, command) + "needs a command; allowed: " + allowed;
+  if (unknown.empty()) return command.get_name() + " needs a command; allowed: " + allowed;
   const char* kind = unknown.front().starts_with("-") ? "option" : "command";
-  return std::string("unknown ") + kind + " \"" + name_of(app, command) + printable(unknown.front()) +
+  return std::string("unknown ") + kind + " \"" + before_word(app, command) + printable(unknown.front()) +
          "\"; allowed commands: " + allowed;
 }
 
