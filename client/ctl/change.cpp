@@ -1,8 +1,8 @@
 // epctl set, evict and restart: what an operator changes.
 #include "commands.h"
+#include "numbers.h"
 #include "table.h"
 
-#include <charconv>
 #include <optional>
 #include <ostream>
 #include <string_view>
@@ -20,8 +20,10 @@ std::optional<Setting> parse(std::string_view text) {
   if (equals == std::string_view::npos || equals == 0) return std::nullopt;
   Setting setting{std::string(text.substr(0, equals)), 0};
   const std::string_view value = text.substr(equals + 1);
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), setting.value);
-  if (value.empty() || error != std::errc() || end != value.data() + value.size()) return std::nullopt;
+  const bool negative = value.starts_with('-');
+  const std::optional<std::uint64_t> size = parse_whole(value.substr(negative ? 1 : 0));
+  if (!size || *size > std::uint64_t{INT64_MAX}) return std::nullopt;
+  setting.value = negative ? -static_cast<std::int64_t>(*size) : static_cast<std::int64_t>(*size);
   return setting;
 }
 

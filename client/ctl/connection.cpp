@@ -1,7 +1,10 @@
 #include "connection.h"
 
+#include "dial.h"
 #include "socket_file.h"
 
+#include <fcntl.h>
+#include <grpcpp/create_channel_posix.h>
 #include <grpcpp/grpcpp.h>
 #include <cerrno>
 #include <chrono>
@@ -12,6 +15,9 @@
 
 namespace epd::ctl {
 namespace {
+
+using std::chrono::steady_clock;
+using std::chrono::system_clock;
 
 // Who gets in, and what they may do then.
 constexpr const char* kControlKeys =
@@ -27,8 +33,8 @@ std::string nobody(const std::string& path) {
          "or EPD_CONTROL_SOCKET";
 }
 
-// gRPC says "connection refused" for everything; the file says more.
-std::optional<Failure> check_socket(const std::string& path) {
+// Why connect() failed; its file says more than the errno.
+Failure explain_connect(const std::string& path, int error, std::uint32_t timeout_ms) {
   const SocketFile file = look_at_socket(path);
   switch (file.kind) {
     case SocketFile::Kind::kMissing: return unreachable("UNAVAILABLE", nobody(path));
@@ -42,15 +48,30 @@ std::optional<Failure> check_socket(const std::string& path) {
                                                   how_to_get_in(file, kControlKeys));
     case SocketFile::Kind::kUsable: break;
   }
-  int error = 0;
-  if (accepts_streams(path, error)) return std::nullopt;
   if (error == ECONNREFUSED)
     return unreachable("UNAVAILABLE", nobody(path) + " (its socket was left behind)");
   if (error == EPROTOTYPE)
     return unreachable("UNAVAILABLE", path +
                                           " is not a control socket (perhaps the attach socket); name the " +
                                           "control socket with --socket or EPD_CONTROL_SOCKET");
+  if (error == EAGAIN)
+    return unreachable("DEADLINE_EXCEEDED",
+                       "the daemon at " + path + " has taken no connection within " +
+                           std::to_string(timeout_ms) +
+                           " ms, so many wait before this one; raise --timeout-ms or see its log");
   return unreachable("UNAVAILABLE", "can't connect to " + path + ": " + std::strerror(error));
+}
+
+// gRPC's deadlines are the system clock's.
+system_clock::time_point on_system_clock(steady_clock::time_point time) {
+  return system_clock::now() + std::chrono::duration_cast<system_clock::duration>(time - steady_clock::now());
+}
+
+std::shared_ptr<grpc::Channel> channel_over(Descriptor fd) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(kMaxResponseBytes);
+  arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, "localhost");
+  return grpc::CreateCustomInsecureChannelFromFd("control", fd.release(), arguments);
 }
 
 const char* code_name(grpc::StatusCode code) {
@@ -90,7 +111,35 @@ std::string daemon_status(const grpc::Status& status) {
 struct Connection::Impl {
   std::string socket;
   std::uint32_t timeout_ms = 0;
-  std::unique_ptr<v1::Control::Stub> stub;
+  std::unique_ptr<v1::Control::Stub> stub;  // null: not connected
+  Descriptor watched = Descriptor();        // the connection's too: gRPC does not tell that it has ended
+  bool answered = false;                    // over this connection
+
+  // Of a call that begins now, connecting included.
+  steady_clock::time_point deadline() const {
+    return steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+  }
+
+  void disconnect() {
+    stub.reset();
+    watched.reset();
+    answered = false;
+  }
+
+  // One connection for all calls, and another one once the daemon has ended it: it ends those that are idle.
+  std::optional<Failure> connect(steady_clock::time_point deadline) {
+    if (stub && !has_ended(watched)) return std::nullopt;
+    disconnect();
+    Dialled dialled = dial(socket, deadline);
+    if (dialled.error != 0) return explain_connect(socket, dialled.error, timeout_ms);
+    const int fd = dialled.fd.get();
+    watched.reset(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+    if (watched.get() < 0 || ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK) != 0)
+      return unreachable("UNAVAILABLE",
+                         "can't use the connection to " + socket + ": " + std::strerror(errno));
+    stub = v1::Control::NewStub(channel_over(std::move(dialled.fd)));
+    return std::nullopt;
+  }
 
   Failure explain(const grpc::Status& status) const {
     if (std::string name = daemon_status(status); !name.empty()) {
@@ -105,7 +154,8 @@ struct Connection::Impl {
         return unreachable(name, "the daemon at " + socket + " has not answered within " +
                                      std::to_string(timeout_ms) + " ms; raise --timeout-ms or see its log");
       case grpc::StatusCode::UNAVAILABLE:
-        return unreachable(name, "lost the daemon at " + socket + ": " + status.error_message());
+        return unreachable(name, "lost the daemon at " + socket + ": " + status.error_message() +
+                                     (answered ? "" : "; perhaps it has too many connections: see its log"));
       case grpc::StatusCode::UNIMPLEMENTED:
         return {Exit::kRefused, name,
                 "the daemon at " + socket + " does not know this call; compare with: epctl version"};
@@ -114,100 +164,117 @@ struct Connection::Impl {
   }
 
   template <typename Request, typename Response>
-  std::optional<Failure> run(grpc::Status (v1::Control::Stub::*method)(grpc::ClientContext*, const Request&,
-                                                                       Response*),
-                             const Request& request, Response& response) {
-    if (auto failure = check_socket(socket)) return failure;
+  using Method = grpc::Status (v1::Control::Stub::*)(grpc::ClientContext*, const Request&, Response*);
+
+  template <typename Request, typename Response>
+  std::optional<Failure> run(Method<Request, Response> method, const Request& request, Response& response,
+                             steady_clock::time_point deadline) {
+    if (auto failure = connect(deadline)) return failure;
     grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(timeout_ms));
+    context.set_deadline(on_system_clock(deadline));
     const grpc::Status status = (stub.get()->*method)(&context, request, &response);
-    if (status.ok()) return std::nullopt;
-    return explain(status);
+    std::optional<Failure> failure;
+    if (!status.ok()) failure = explain(status);
+    answered = answered || status.ok() || !daemon_status(status).empty();
+    return failure;
+  }
+
+  template <typename Request, typename Response>
+  std::optional<Failure> change(Method<Request, Response> method, const Request& request,
+                                Response& response) {
+    return run(method, request, response, deadline());
+  }
+
+  // Of calls that change nothing: the daemon may end an idle connection just as the call begins, and then the
+  // call goes over another one.
+  template <typename Request, typename Response>
+  std::optional<Failure> ask(Method<Request, Response> method, const Request& request, Response& response) {
+    const auto until = deadline();
+    const bool used = answered;
+    const auto failure = run(method, request, response, until);
+    const bool lost = failure && failure->exit == Exit::kUnreachable && failure->status == "UNAVAILABLE";
+    if (!lost || !used || !answered) return failure;  // over a connection of its own
+    disconnect();
+    return run(method, request, response, until);
   }
 };
 
 Connection::Connection(const std::string& socket, std::uint32_t timeout_ms)
-    : impl_(std::make_unique<Impl>(Impl{socket, timeout_ms, nullptr})) {
-  grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(kMaxResponseBytes);
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  impl_->stub = v1::Control::NewStub(
-      grpc::CreateCustomChannel("unix:" + socket, grpc::InsecureChannelCredentials(), arguments));
-}
+    : impl_(std::make_unique<Impl>(Impl{socket, timeout_ms, nullptr})) {}
 
 Connection::~Connection() = default;
 
 std::optional<Failure> Connection::call(const v1::GetStatusRequest& request,
                                         v1::GetStatusResponse& response) {
-  return impl_->run(&v1::Control::Stub::GetStatus, request, response);
+  return impl_->ask(&v1::Control::Stub::GetStatus, request, response);
 }
 std::optional<Failure> Connection::call(const v1::ListDevicesRequest& request,
                                         v1::ListDevicesResponse& response) {
-  return impl_->run(&v1::Control::Stub::ListDevices, request, response);
+  return impl_->ask(&v1::Control::Stub::ListDevices, request, response);
 }
 std::optional<Failure> Connection::call(const v1::ListSessionsRequest& request,
                                         v1::ListSessionsResponse& response) {
-  return impl_->run(&v1::Control::Stub::ListSessions, request, response);
+  return impl_->ask(&v1::Control::Stub::ListSessions, request, response);
 }
 std::optional<Failure> Connection::call(const v1::ListGroupsRequest& request,
                                         v1::ListGroupsResponse& response) {
-  return impl_->run(&v1::Control::Stub::ListGroups, request, response);
+  return impl_->ask(&v1::Control::Stub::ListGroups, request, response);
 }
 std::optional<Failure> Connection::call(const v1::ListOperationsRequest& request,
                                         v1::ListOperationsResponse& response) {
-  return impl_->run(&v1::Control::Stub::ListOperations, request, response);
+  return impl_->ask(&v1::Control::Stub::ListOperations, request, response);
 }
 std::optional<Failure> Connection::call(const v1::GetConfigRequest& request,
                                         v1::GetConfigResponse& response) {
-  return impl_->run(&v1::Control::Stub::GetConfig, request, response);
+  return impl_->ask(&v1::Control::Stub::GetConfig, request, response);
 }
 std::optional<Failure> Connection::call(const v1::DrainRequest& request, v1::DrainResponse& response) {
-  return impl_->run(&v1::Control::Stub::Drain, request, response);
+  return impl_->change(&v1::Control::Stub::Drain, request, response);
 }
 std::optional<Failure> Connection::call(const v1::GetVersionRequest& request,
                                         v1::GetVersionResponse& response) {
-  return impl_->run(&v1::Control::Stub::GetVersion, request, response);
+  return impl_->ask(&v1::Control::Stub::GetVersion, request, response);
 }
 
 std::optional<Failure> Connection::call(const v1::GetOperationRequest& request,
                                         v1::GetOperationResponse& response) {
-  return impl_->run(&v1::Control::Stub::GetOperation, request, response);
+  return impl_->ask(&v1::Control::Stub::GetOperation, request, response);
 }
 std::optional<Failure> Connection::call(const v1::GetStatisticsRequest& request,
                                         v1::GetStatisticsResponse& response) {
-  return impl_->run(&v1::Control::Stub::GetStatistics, request, response);
+  return impl_->ask(&v1::Control::Stub::GetStatistics, request, response);
 }
 std::optional<Failure> Connection::call(const v1::SetDeviceRequest& request,
                                         v1::SetDeviceResponse& response) {
-  return impl_->run(&v1::Control::Stub::SetDevice, request, response);
+  return impl_->change(&v1::Control::Stub::SetDevice, request, response);
 }
 std::optional<Failure> Connection::call(const v1::SetGroupRequest& request, v1::SetGroupResponse& response) {
-  return impl_->run(&v1::Control::Stub::SetGroup, request, response);
+  return impl_->change(&v1::Control::Stub::SetGroup, request, response);
 }
 std::optional<Failure> Connection::call(const v1::EvictSessionRequest& request,
                                         v1::EvictSessionResponse& response) {
-  return impl_->run(&v1::Control::Stub::EvictSession, request, response);
+  return impl_->change(&v1::Control::Stub::EvictSession, request, response);
 }
 std::optional<Failure> Connection::call(const v1::EvictRankRequest& request,
                                         v1::EvictRankResponse& response) {
-  return impl_->run(&v1::Control::Stub::EvictRank, request, response);
+  return impl_->change(&v1::Control::Stub::EvictRank, request, response);
 }
 
 std::optional<Failure> Connection::call(const v1::RestartDeviceRequest& request,
                                         v1::RestartDeviceResponse& response) {
-  return impl_->run(&v1::Control::Stub::RestartDevice, request, response);
+  return impl_->change(&v1::Control::Stub::RestartDevice, request, response);
 }
 
 std::optional<Failure> Connection::watch(const v1::WatchEventsRequest& request,
                                          const std::function<bool(const v1::WatchEventsResponse&)>& each) {
-  if (auto failure = check_socket(impl_->socket)) return failure;
+  const auto deadline = impl_->deadline();
+  if (auto failure = impl_->connect(deadline)) return failure;
   grpc::ClientContext context;
-  if (!request.follow()) {
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(impl_->timeout_ms));
-  }
+  if (!request.follow()) context.set_deadline(on_system_clock(deadline));
   const auto reader = impl_->stub->WatchEvents(&context, request);
   v1::WatchEventsResponse response;
   while (reader->Read(&response)) {
+    impl_->answered = true;
     if (each(response)) continue;
     context.TryCancel();
     (void)reader->Finish();

@@ -19,7 +19,8 @@ class Connection {
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  // No value: it went well. Each call ends within the timeout.
+  // No value: it went well. Each call ends within the timeout. All go over one connection, which the first
+  // makes; if the daemon has ended it, the next call makes another one.
   std::optional<Failure> call(const v1::GetStatusRequest& request, v1::GetStatusResponse& response);
   std::optional<Failure> call(const v1::ListDevicesRequest& request, v1::ListDevicesResponse& response);
   std::optional<Failure> call(const v1::ListSessionsRequest& request, v1::ListSessionsResponse& response);

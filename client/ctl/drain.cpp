@@ -31,9 +31,21 @@ Seen look(Connection& connection, const std::string& boot_id, v1::GetStatusRespo
   return failure->status == "DEADLINE_EXCEEDED" ? Seen::kStuck : Seen::kGone;
 }
 
-bool wait_until_gone(const Arguments& arguments, Connection& connection, const std::string& boot_id,
+// A drain during a drain changes nothing: the first one's time counts, which no reply tells.
+bool knows_time(const Arguments& arguments, const v1::GetStatusResponse& before) {
+  return arguments.drain_ms != 0 && before.daemon().state() != v1::DAEMON_STATE_DRAINING;
+}
+
+std::string time_left(const Arguments& arguments, const v1::GetStatusResponse& before) {
+  if (before.daemon().state() == v1::DAEMON_STATE_DRAINING)
+    return "the time of the drain that goes on already";
+  return arguments.drain_ms == 0 ? "the configured time" : format_ms(arguments.drain_ms);
+}
+
+bool wait_until_gone(const Arguments& arguments, Connection& connection, const v1::GetStatusResponse& before,
                      Output& output) {
-  const milliseconds time = arguments.drain_ms == 0 ? kUnknownTime : milliseconds(arguments.drain_ms);
+  const std::string boot_id = before.daemon().boot_id();
+  const milliseconds time = knows_time(arguments, before) ? milliseconds(arguments.drain_ms) : kUnknownTime;
   const auto give_up = steady_clock::now() + time + kMargin;
   std::uint64_t told = ~std::uint64_t{0};
   while (steady_clock::now() < give_up) {
@@ -66,9 +78,10 @@ Exit run_drain(const Arguments& arguments, Connection& connection, Output& outpu
   if (!arguments.json) {
     const std::uint64_t sessions =
         response.has_daemon() ? response.daemon().sessions() : before.daemon().sessions();
-    const std::string time = arguments.drain_ms == 0 ? "the configured time" : format_ms(arguments.drain_ms);
     output.out << "draining: "
-               << (sessions == 0 ? "no sessions" : sessions_left(sessions) + " may finish within " + time)
+               << (sessions == 0
+                       ? "no sessions"
+                       : sessions_left(sessions) + " may finish within " + time_left(arguments, before))
                << std::endl;
   }
   if (!arguments.wait) {
@@ -76,7 +89,7 @@ Exit run_drain(const Arguments& arguments, Connection& connection, Output& outpu
     return Exit::kOk;
   }
   const auto start = steady_clock::now();
-  const bool gone = wait_until_gone(arguments, connection, before.daemon().boot_id(), output);
+  const bool gone = wait_until_gone(arguments, connection, before, output);
   const auto waited = std::chrono::duration_cast<milliseconds>(steady_clock::now() - start).count();
   if (!gone) {
     return report(arguments, output,

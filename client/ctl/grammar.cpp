@@ -2,6 +2,7 @@
 
 #include "help.h"
 #include "json.h"
+#include "numbers.h"
 
 #include <sys/un.h>
 #include <array>
@@ -10,23 +11,13 @@
 namespace epd::ctl {
 namespace {
 
-// CLI11 would take -1 for the largest number.
-CLI::Validator not_negative() {
-  return CLI::Validator(
-      [](std::string& text) {
-        return text.find('-') == std::string::npos ? std::string() : text + " is negative; allowed: from 0";
-      },
-      "");
+// CLI11 by itself reads 010 as 8, 0x1 as 1 and -1 as the largest number, and takes the nearest that fits.
+CLI::Validator whole(std::uint64_t least, std::uint64_t most) {
+  return CLI::Validator([=](std::string& text) { return refuse_whole(text, least, most); }, "");
 }
 
-// CLI::Range lets "nan" through.
-CLI::Validator a_number() {
-  return CLI::Validator(
-      [](std::string& text) {
-        return text.find_first_of("nN") == std::string::npos ? std::string()
-                                                             : text + " is no number of seconds";
-      },
-      "");
+CLI::Validator seconds(double least, double most, const std::string& allowed) {
+  return CLI::Validator([=](std::string& text) { return refuse_seconds(text, least, most, allowed); }, "");
 }
 
 std::string ascii(const std::string& text) {
@@ -88,7 +79,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_flag("--json", arguments.json, "JSON instead of text");
   app.add_option("--timeout-ms", arguments.timeout_ms, "How long to wait for each answer, 1..600000")
       ->type_name("MS")
-      ->check(CLI::Range(std::uint32_t{1}, kMaxTimeoutMs))
+      ->check(whole(1, kMaxTimeoutMs))
       ->capture_default_str();
 }
 
@@ -109,17 +100,16 @@ void add_views(CLI::App& app, Arguments& arguments) {
   CLI::App* watch = add_command(app, arguments, "watch", Command::kWatch, help::kWatch);
   watch->add_option("--interval", arguments.interval_s, "Seconds between two looks, 0.05..3600")
       ->type_name("SECONDS")
-      ->check(a_number())
-      ->check(CLI::Range(kMinIntervalS, kMaxIntervalS))
+      ->check(seconds(kMinIntervalS, kMaxIntervalS, "0.05..3600 seconds"))
       ->capture_default_str();
   watch->add_option("--count", arguments.count, "End after so many looks; default: until interrupted")
       ->type_name("N")
-      ->check(CLI::PositiveNumber);
+      ->check(whole(1, UINT32_MAX));
   CLI::App* events = add_command(app, arguments, "events", Command::kEvents, help::kEvents);
   events->add_flag("--follow", arguments.follow, "Go on with what happens from now on");
   events->add_option("--since", arguments.since, "Only events after number N")
       ->type_name("N")
-      ->check(not_negative());
+      ->check(whole(0, UINT64_MAX));
   add_command(app, arguments, "config", Command::kConfig, help::kConfig);
 }
 
@@ -144,12 +134,15 @@ void add_evict(CLI::App& app, Arguments& arguments) {
   CLI::App* session = add_command(*evict, arguments, "session", Command::kEvictSession, help::kEvictSession);
   session->add_option("ID", arguments.session_id, "As epctl sessions prints it")
       ->type_name("SESSION")
-      ->check(not_negative())
+      ->check(whole(0, UINT64_MAX))
       ->required();
   CLI::App* group = add_command(*evict, arguments, "group", Command::kEvictRank, help::kEvictGroup);
   group->add_option("GROUP", arguments.target, "Name or id")->type_name("GROUP")->check(utf8())->required();
   group->add_option("rank", rank_word, "The word \"rank\"")->required()->check(CLI::IsMember({"rank"}));
-  group->add_option("RANK", arguments.rank, "Its number")->type_name("N")->required();
+  group->add_option("RANK", arguments.rank, "Its number")
+      ->type_name("N")
+      ->check(whole(0, UINT32_MAX))
+      ->required();
   for (CLI::App* command : {session, group}) {
     command->add_option("--reason", arguments.reason, "What clients are told: one line of up to 160 bytes")
         ->type_name("TEXT")
@@ -184,7 +177,7 @@ void build_grammar(CLI::App& app, Arguments& arguments) {
       ->add_option("--timeout-ms", arguments.drain_ms,
                    "Time for sessions to end by themselves, 1..86400000; default: as configured")
       ->type_name("MS")
-      ->check(CLI::Range(std::uint32_t{1}, kMaxDrainMs));
+      ->check(whole(1, kMaxDrainMs));
   drain->add_flag("--wait", arguments.wait, "Return when the daemon has gone");
   CLI::App* doctor = add_command(app, arguments, "doctor", Command::kDoctor, help::kDoctor);
   doctor->add_flag("--strict", arguments.strict, "Warnings are problems too (exit code 4)");

@@ -122,10 +122,10 @@ New clients are refused at once; groups go on. Sessions that are left when the t
 ended, then the daemon exits. epctl returns when draining has begun, with --wait when the daemon
 has gone. Here --timeout-ms is the time for sessions, not for the call; give the call's time before
 the command: epctl --timeout-ms 500 drain. A second drain is accepted and changes
-nothing.
+nothing: the first one's time counts.
 
---wait gives up 10 seconds after the sessions' time (without --timeout-ms: after 10 minutes) and
-exits with 1.
+--wait gives up 10 seconds after the sessions' time (without --timeout-ms, and during another
+drain: after 10 minutes) and exits with 1.
 
 EXAMPLES
   epctl drain

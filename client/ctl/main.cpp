@@ -3,11 +3,12 @@
 #include "completion.h"
 #include "grammar.h"
 #include "help.h"
+#include "standard_output.h"
+#include "usage.h"
 
 #include <fcntl.h>
 #include <unistd.h>
 #include <CLI/CLI.hpp>
-#include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -65,16 +66,6 @@ void fill_standard_streams() {
   }
 }
 
-// Before the command line is understood.
-bool wants_json(int argc, char** argv) {
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view word = argv[i];
-    if (word == "--") return false;
-    if (word == "--json" || word == "--json=true") return true;
-  }
-  return false;
-}
-
 void write_text(const Arguments& arguments, Output& output, const std::string& text) {
   if (arguments.json) {
     epd::ctl::write_json(output, {{"text", text}});
@@ -91,9 +82,9 @@ Exit answer(const CLI::App& app, const CLI::ParseError& error, const Arguments& 
     write_text(arguments, output, text.str());
     return Exit::kOk;
   }
-  if (arguments.json)
-    return epd::ctl::report(arguments, output, {Exit::kUsage, "INVALID_ARGUMENT", error.what()});
-  output.error << complaint.str();
+  const std::string message = epd::ctl::usage_message(app, error);
+  if (arguments.json) return epd::ctl::report(arguments, output, {Exit::kUsage, "INVALID_ARGUMENT", message});
+  output.error << message << "\nRun with --help for more information.\n";
   return Exit::kUsage;
 }
 
@@ -106,7 +97,7 @@ Exit run(int argc, char** argv, Output& output) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    arguments.json = wants_json(argc, argv);
+    arguments.json = epd::ctl::wants_json(argc, argv);
     return answer(app, error, arguments, output);
   }
   if (arguments.command == epd::ctl::Command::kCompletion) {
@@ -126,11 +117,11 @@ int main(int argc, char** argv) {
   ::signal(SIGPIPE, SIG_DFL);  // epctl ... | head
   const bool terminal = ::isatty(STDOUT_FILENO) == 1;
   const bool colour = terminal && std::getenv("NO_COLOR") == nullptr;
-  Output output{std::cout, std::cerr, colour, terminal};
+  epd::ctl::StandardOutput standard;
+  Output output{standard.stream(), std::cerr, colour, terminal};
   const Exit exit = run(argc, argv, output);
-  errno = 0;
-  if (std::cout.flush()) return static_cast<int>(exit);
-  std::cerr << "epctl: standard output took not all of the answer"
-            << (errno != 0 ? std::string(": ") + std::strerror(errno) : "") << '\n';
+  const int error = standard.finish();
+  if (error == 0) return static_cast<int>(exit);
+  std::cerr << "epctl: standard output took not all of the answer: " << std::strerror(error) << '\n';
   return static_cast<int>(exit == Exit::kOk ? Exit::kUnwritten : exit);
 }

@@ -2,9 +2,7 @@
 
 #include <grp.h>
 #include <pwd.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 #include <array>
 #include <cerrno>
@@ -62,22 +60,6 @@ std::string how_to_get_in(const SocketFile& file, const std::string& keys) {
   if ((file.mode & 020) != 0) return you + "join group " + group_name(file.gid) + ", or use sudo";
   return you + "use sudo, or become " + user_name(file.uid) +
          "; the daemon's configuration may open it: " + keys;
-}
-
-bool accepts_streams(const std::string& path, int& error) {
-  sockaddr_un address{};
-  if (path.empty() || path.size() >= sizeof(address.sun_path)) {
-    error = ENAMETOOLONG;
-    return false;
-  }
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path, path.data(), path.size());
-  const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  error =
-      fd < 0 || ::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0 ? errno : 0;
-  if (fd >= 0) ::close(fd);
-  // EAGAIN: it listens, its queue is full.
-  return error == 0 || error == EAGAIN;
 }
 
 }  // namespace epd::ctl

@@ -28,7 +28,4 @@ std::string owner_and_mode(const SocketFile& file);
 // What a person who may not open it can do: "join group epd, or use sudo".
 std::string how_to_get_in(const SocketFile& file, const std::string& keys);
 
-// Whether a stream server accepts there; `error` is 0 or the errno of connect().
-bool accepts_streams(const std::string& path, int& error);
-
 }  // namespace epd::ctl

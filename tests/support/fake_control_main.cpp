@@ -7,6 +7,7 @@
 //   empty               no devices, sessions, groups, operations, options
 //   sick                host:1 hangs, the last reload failed
 //   hang                calls take two seconds
+//   draining            a drain goes on, and no end comes of it
 //   read_only           callers may read and change nothing
 //   event TEXT          something happens
 //   event_of UID TEXT   a user does something
@@ -105,6 +106,8 @@ void obey(const std::string& line, SlowFacade& facade) {
       views.devices[0].heartbeat_age_ms = 60'000;  // host:1
       views.daemon.last_reload_error = "limits.max_sessions is \"many\"";
     });
+  } else if (verb == "draining") {
+    fake.change([](FakeControlFacade::Views& views) { views.daemon.state = DaemonState::kDraining; });
   } else if (verb == "read_only") {
     fake.allow(Right::kRead);
   } else if (verb == "hang") {

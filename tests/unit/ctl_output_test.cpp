@@ -13,6 +13,10 @@ TEST_F(CtlTest, UsageErrorsUnderJsonAreDocuments) {
                                                     {"--json", "status", "extra"},
                                                     {"--json", "--timeout-ms", "soon", "status"},
                                                     {"--json", "--timeout-ms"},
+                                                    {"--json=true", "frobnicate"},
+                                                    {"--json=1", "frobnicate"},
+                                                    {"--json=yes", "--timeout-ms"},
+                                                    {"--json=maybe", "status"},
                                                     {"set", "device", "host:0", "--json"},
                                                     {"--json", "evict", "session", "-1"},
                                                     {"--json", "completion", "tcsh"},
@@ -26,6 +30,53 @@ TEST_F(CtlTest, UsageErrorsUnderJsonAreDocuments) {
     EXPECT_EQ(document["error"]["class"], "usage");
     EXPECT_EQ(document["error"]["status"], "INVALID_ARGUMENT");
     EXPECT_FALSE(document["error"]["message"].get<std::string>().empty());
+  }
+}
+
+TEST_F(CtlTest, AnUnknownWordIsNamedWithWhatIsAllowed) {
+  struct Case {
+    std::vector<std::string> arguments;
+    std::string says;
+  };
+  for (const Case& c :
+       {Case{{"stat"}, "unknown command \"stat\"; allowed commands: status, devices"},
+        {{"bogus"}, "unknown command \"bogus\""},
+        {{"--bogus"}, "unknown option \"--bogus\""},
+        {{"set", "session", "1"}, "unknown command \"set session\"; allowed commands: device, group"},
+        {{"evict"}, "evict needs a command; allowed: session, group"},
+        {{}, "epctl needs a command; allowed: status"},
+        {{"status", "extra"}, "extra"}}) {
+    const Finished result = epctl(c.arguments);
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_TRUE(result.complains(c.says)) << c.says << "\n" << result.err;
+  }
+  const Json json = epctl({"--json", "stat"}).json();
+  EXPECT_NE(json["error"]["message"].get<std::string>().find("\"stat\""), std::string::npos) << json;
+}
+
+TEST_F(CtlTest, NumbersAreDecimalAndInRange) {
+  struct Case {
+    std::vector<std::string> arguments;
+    std::string says;
+  };
+  for (const Case& c :
+       {Case{{"evict", "session", "010"}, "\"010\" is refused; allowed: 0..18446744073709551615"},
+        {{"evict", "session", "0x1"}, "\"0x1\""},
+        {{"evict", "session", "18446744073709551616"}, "\"18446744073709551616\""},
+        {{"evict", "session", "+1"}, "\"+1\""},
+        {{"evict", "group", "late", "rank", "02"}, "\"02\" is refused; allowed: 0..4294967295"},
+        {{"evict", "group", "late", "rank", "4294967296"}, "\"4294967296\""},
+        {{"--timeout-ms", "0x10", "status"}, "\"0x10\" is refused; allowed: 1..600000"},
+        {{"drain", "--timeout-ms", "010"}, "\"010\" is refused; allowed: 1..86400000"},
+        {{"watch", "--count", "0"}, "\"0\" is refused; allowed: 1..4294967295"},
+        {{"watch", "--interval", "010"}, "\"010\" is refused; allowed: 0.05..3600 seconds"},
+        {{"watch", "--interval", "0x1p3"}, "\"0x1p3\""},
+        {{"events", "--since", "1e3"}, "\"1e3\""},
+        {{"set", "device", "host:0", "sms=010"}, "\"sms=010\""}}) {
+    const Finished result = epctl(c.arguments);
+    EXPECT_EQ(result.exit_code, 2) << c.says;
+    EXPECT_TRUE(result.complains(c.says)) << c.says << "\n" << result.err;
+    EXPECT_LT(result.err.size(), 300u);
   }
 }
 
@@ -101,9 +152,9 @@ TEST_F(CtlTest, AnAnswerThatCannotBeWrittenIsAFailure) {
         "--version"}) {
     const Finished full = epctl_into(">/dev/full", control_, arguments);
     EXPECT_EQ(full.exit_code, 5) << arguments << full.err;
-    EXPECT_TRUE(full.complains("standard output took not all of the answer")) << arguments << full.err;
+    EXPECT_TRUE(full.complains("standard output took not all of the answer: No space left on device"))
+        << arguments << full.err;
   }
-  EXPECT_TRUE(epctl_into(">/dev/full", control_, "status").complains("No space left on device"));
   const Finished refused = epctl_into(">/dev/full", control_, "--json frobnicate");
   EXPECT_EQ(refused.exit_code, 2) << "what went wrong first";
   EXPECT_TRUE(refused.complains("standard output took not all")) << refused.err;

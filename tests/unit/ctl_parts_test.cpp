@@ -1,6 +1,7 @@
 // The parts that epctl is made of: doctor's rules, units, tables, JSON.
 #include "doctor.h"
 #include "json.h"
+#include "numbers.h"
 #include "render.h"
 #include "table.h"
 #include "units.h"
@@ -201,6 +202,19 @@ TEST(CtlRender, AProcessOfAnotherPidNamespaceIsMarkedAsAClaim) {
   EXPECT_NE(text.find("4711@node7?"), std::string::npos) << text;
   EXPECT_NE(text.find("4242"), std::string::npos) << text;
   EXPECT_EQ(text.find("1@"), text.find("1@node7")) << "the kernel's number is enough";
+}
+
+TEST(CtlNumbers, AreDecimalWithoutLeadingZeros) {
+  EXPECT_EQ(parse_whole("0"), 0u);
+  EXPECT_EQ(parse_whole("18446744073709551615"), UINT64_MAX);
+  for (const char* text : {"", "00", "010", "0x1", "-1", "+1", " 1", "1 ", "1e3", "18446744073709551616"})
+    EXPECT_EQ(parse_whole(text), std::nullopt) << text;
+  EXPECT_EQ(refuse_whole("7", 1, 7), "");
+  EXPECT_NE(refuse_whole("8", 1, 7).find("\"8\" is refused; allowed: 1..7"), std::string::npos);
+  for (const char* text : {"1", "0.5", ".5", "2.", "3600"})
+    EXPECT_EQ(refuse_seconds(text, 0.05, 3600, ""), "");
+  for (const char* text : {"", ".", "nan", "inf", "-1", "01", "1e1", "0x1", "1.2.3", "0", "3601"})
+    EXPECT_NE(refuse_seconds(text, 0.05, 3600, ""), "") << text;
 }
 
 TEST(CtlUnits, AreReadable) {
