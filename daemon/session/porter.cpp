@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace epd {
@@ -94,6 +95,12 @@ PacketPorter::~PacketPorter() {
   out_.drop();
   for (const int bell : {bells_.from_client, bells_.to_client, bells_.engine, bells_.ring_client})
     own_table::close(bell);
+  for (const int fd : kept_) own_table::close(fd);
+}
+
+void PacketPorter::leave_to_the_kernel() {
+  kept_.clear();
+  bells_ = {};
 }
 
 void PacketPorter::run() {
@@ -137,7 +144,7 @@ PacketPorter::Moved PacketPorter::take_in() {
     const auto odd = std::find_if_not(in_.fds.begin(), in_.fds.end(),
                                       [&](int fd) { return is_join && may_be_memory(fd); });
     if (odd != in_.fds.end()) note_.not_memory = static_cast<std::int32_t>(odd - in_.fds.begin());
-    if (odd != in_.fds.end() && num_kept_ + in_.fds.size() > kMostKept) note_.too_many = 1;
+    if (odd != in_.fds.end() && kept_.size() + in_.fds.size() > kMostKept) note_.too_many = 1;
   }
   const bool with_fds = note_.not_memory < 0 && !in_.truncated && in_.header().num_fds == in_.fds.size();
   Moved moved = in_.send(at_.inner, {&note_, sizeof(note_)}, with_fds);
@@ -181,7 +188,7 @@ PacketPorter::Moved PacketPorter::obey() {
 
 // What is no memory may linger, and its sender waits for answers: it is closed with this thread.
 void PacketPorter::keep_until_the_end(std::vector<int>& fds) {
-  num_kept_ += fds.size();
+  kept_.insert(kept_.end(), fds.begin(), fds.end());
   fds.clear();
 }
 
@@ -196,7 +203,7 @@ void PacketPorter::pass_rings() {
   if (bells_.from_client >= 0 && own_table::is_ready(bells_.from_client)) {
     const bool rings_on = clear_from_client();
     own_table::ring_eventfd(bells_.engine);
-    if (!rings_on) bells_.from_client = -1;  // closed with this thread
+    if (!rings_on) kept_.push_back(std::exchange(bells_.from_client, -1));
   }
   if (bells_.ring_client >= 0 && own_table::is_ready(bells_.ring_client)) {
     own_table::clear_eventfd(bells_.ring_client);
@@ -241,7 +248,9 @@ Status order(int socket, PorterOrder what, const FdList& fds) {
 }
 
 void carry_packets(const Doorstep& doorstep) {
-  std::make_unique<PacketPorter>(doorstep)->run();
+  const auto porter = std::make_unique<PacketPorter>(doorstep);
+  porter->run();
+  porter->leave_to_the_kernel();  // which does not linger, as this task ends
 }
 
 }  // namespace epd

@@ -55,6 +55,8 @@ class PacketPorter {
   void run();
   // Moves what can be moved without waiting. False: the connection is over.
   bool move();
+  // What may linger is not closed with this, but with the thread's table.
+  void leave_to_the_kernel();
 
  private:
   // A packet on its way, with its descriptors, which are this thread's.
@@ -84,8 +86,8 @@ class PacketPorter {
 
   const Doorstep at_;
   bool admitted_ = false;
-  bool deaf_ = false;  // the client takes nothing any more
-  std::size_t num_kept_ = 0;
+  bool deaf_ = false;      // the client takes nothing any more
+  std::vector<int> kept_;  // descriptors that are no memory
   Bells bells_;
   Load in_;   // for the loop
   Load out_;  // for the client
