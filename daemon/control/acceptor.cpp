@@ -49,10 +49,11 @@ Status Connections::admit(std::uint64_t number, int grpc_end, const PeerIdentity
   const std::lock_guard lock(mutex_);
   const auto own = connections_.find(number);
   if (own == connections_.end()) return Status(StatusCode::kAborted, "it has ended");
+  // Those that have been admitted: others may have arrived after this one.
   const auto count = [&](auto&& like) {
     return static_cast<std::size_t>(
         std::count_if(connections_.begin(), connections_.end(),
-                      [&](const auto& entry) { return entry.first != number && like(entry.second); }));
+                      [&](const auto& entry) { return entry.second.grpc_end >= 0 && like(entry.second); }));
   };
   const std::size_t of_user = count([&](const Connection& other) { return other.uid == peer.uid; });
   const std::size_t alike =

@@ -249,7 +249,7 @@ TEST_F(ControlTest, ConnectionsAreLimitedAndCountedAnewWhenTheyEnd) {
     return fd;
   };
   std::vector<int> fds;
-  for (int i = 0; i < 70; ++i) fds.push_back(open());  // more than the daemon's own user may have
+  for (int i = 0; i < 80; ++i) fds.push_back(open());  // more than the daemon's own user may have
   EXPECT_FALSE(check("control").status.ok());
   for (const int fd : fds) ::close(fd);
   bool answers = false;
