@@ -139,7 +139,7 @@ bool PacketPorter::carry_in() {
 PacketPorter::Moved PacketPorter::take_in() {
   if (!in_.full) {
     if (const Moved moved = in_.receive(at_.peer); moved != Moved::kYes) return moved;
-    note_ = {static_cast<std::uint32_t>(in_.fds.size()), -1, 0, in_.truncated ? 1u : 0u, 0};
+    note_ = {static_cast<std::uint32_t>(in_.fds.size()), -1, in_.truncated ? 1u : 0u, 0};
     const bool is_join = in_.header().type == static_cast<std::uint16_t>(abi::AttachType::kJoin);
     const auto odd = std::find_if_not(in_.fds.begin(), in_.fds.end(),
                                       [&](int fd) { return is_join && may_be_memory(fd); });
@@ -148,10 +148,9 @@ PacketPorter::Moved PacketPorter::take_in() {
   }
   const bool with_fds = note_.not_memory < 0 && !in_.truncated && in_.header().num_fds == in_.fds.size();
   Moved moved = in_.send(at_.inner, {&note_, sizeof(note_)}, with_fds);
-  if (moved == Moved::kOver && with_fds && !in_.fds.empty()) {
-    note_.no_room = 1;  // or the loop has gone, which the next send shows
+  // There may be no room for descriptors in flight: the loop sees that they lack. Or it has gone.
+  if (moved == Moved::kOver && with_fds && !in_.fds.empty())
     moved = in_.send(at_.inner, {&note_, sizeof(note_)}, false);
-  }
   if (moved != Moved::kYes) return moved;
   if (note_.not_memory >= 0) keep_until_the_end(in_.fds);
   in_.drop();

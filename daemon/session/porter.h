@@ -27,7 +27,7 @@ struct Bells {
   int from_client = -1;  // the client rings for the engine
   int to_client = -1;
   int engine = -1;       // to ring for the engine
-  int ring_client = -1;  // the engine, or its loop, wants the client rung
+  int ring_client = -1;  // the engine wants the client rung
 };
 
 // What stands before each packet that a porter brings. Descriptors come along if they are as many as the
@@ -35,7 +35,6 @@ struct Bells {
 struct Carried {
   std::uint32_t num_fds = 0;     // that came with the packet
   std::int32_t not_memory = -1;  // index of the first that can't be memory
-  std::uint32_t no_room = 0;     // 1: for its descriptors
   std::uint32_t truncated = 0;   // 1: longer than any message
   std::uint32_t too_many = 0;    // 1: this connection has brought too many that are no memory
 };

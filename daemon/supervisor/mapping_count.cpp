@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::uint64_t kArenas = 2;  // user, exchange
 constexpr std::uint64_t kBoard = 1;
-constexpr std::uint64_t kSession = 4;  // segments, the stack of a thread and its guard
+constexpr std::uint64_t kSession = 4;  // segments; here the stack of its porter and its guard
 constexpr std::uint64_t kProcess = 8192;
 constexpr const char* kSupervisor = "the supervisor";
 

@@ -1,6 +1,7 @@
 // Descriptors whose last close blocks: TCP sockets that linger over unsent bytes. Wherever a client can put
 // one, the daemon must not be the process that waits for it, nor an engine.
 #include "hostile_fixture.h"
+#include "support/send_descriptors.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -45,20 +46,8 @@ class Lingering {
   }
   // Sends a packet with the slow socket `copies` times beside it. It is the packet's from then on.
   void send_with(int socket, const std::vector<char>& packet, std::size_t copies = 1) {
-    iovec part{const_cast<char*>(packet.data()), packet.size()};
-    std::vector<char> control(CMSG_SPACE(copies * sizeof(int)));
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
-    cmsghdr* c = CMSG_FIRSTHDR(&message);
-    c->cmsg_level = SOL_SOCKET;
-    c->cmsg_type = SCM_RIGHTS;
-    c->cmsg_len = CMSG_LEN(copies * sizeof(int));
     const std::vector<int> fds(copies, slow_.get());
-    std::memcpy(CMSG_DATA(c), fds.data(), copies * sizeof(int));
-    RANK_CHECK(::sendmsg(socket, &message, MSG_NOSIGNAL) >= 0, std::strerror(errno));
+    RANK_CHECK(send_descriptors(socket, packet.data(), packet.size(), fds) >= 0, std::strerror(errno));
     slow_.reset();
     static std::vector<UniqueFd> peers;  // stay until this process ends
     peers.push_back(std::move(peer_));

@@ -1,6 +1,8 @@
 // The control plane's relay: what it passes on, and what ends it.
 #include "relay.h"
 
+#include "support/send_descriptors.h"
+
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -61,20 +63,7 @@ TEST_F(RelayTest, BytesWithADescriptorEndIt) {
   start(nullptr);
   ASSERT_EQ(::send(client_.get(), "plain", 5, 0), 5);
   EXPECT_TRUE(relay_->move());
-  iovec part{const_cast<char*>("x"), 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
-  cmsghdr* c = CMSG_FIRSTHDR(&message);
-  c->cmsg_level = SOL_SOCKET;
-  c->cmsg_type = SCM_RIGHTS;
-  c->cmsg_len = CMSG_LEN(sizeof(int));
-  const int fd = server_.get();
-  std::memcpy(CMSG_DATA(c), &fd, sizeof(int));
-  ASSERT_EQ(::sendmsg(client_.get(), &message, 0), 1);
+  ASSERT_EQ(test::send_descriptors(client_.get(), "x", 1, {server_.get()}), 1);
   EXPECT_FALSE(relay_->move());
   EXPECT_EQ(read(server_), "plain");
 }

@@ -3,6 +3,7 @@
 
 #include "base/memory.h"
 #include "support/census.h"
+#include "support/send_descriptors.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -152,20 +153,7 @@ TEST_F(PorterTest, ACountThatIsNotTheHeadersAndAPacketTooLongAreTold) {
   admit();
   const UniqueFd memory = make_sealed_memfd("memory", 4096).value();
   const abi::WireHeader header{abi::kWireMagic, 4, 3, sizeof(header), 9};
-  iovec part{const_cast<abi::WireHeader*>(&header), sizeof(header)};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
-  cmsghdr* c = CMSG_FIRSTHDR(&message);
-  c->cmsg_level = SOL_SOCKET;
-  c->cmsg_type = SCM_RIGHTS;
-  c->cmsg_len = CMSG_LEN(sizeof(int));
-  const int fd = memory.get();
-  std::memcpy(CMSG_DATA(c), &fd, sizeof(int));
-  ASSERT_GT(::sendmsg(peer_.get(), &message, 0), 0);
+  ASSERT_GT(test::send_descriptors(peer_.get(), &header, sizeof(header), {memory.get()}), 0);
   Packet packet;
   Carried carried;
   ASSERT_EQ(take(packet, carried), ReceiveResult::kPacket);
@@ -228,20 +216,7 @@ TEST_F(BellsTest, RingsWithoutEndArePassedOnAsFew) {
 }
 
 TEST_F(BellsTest, OneThatBringsDescriptorsRingsNoMoreAndTheOtherDoes) {
-  iovec part{const_cast<char*>("x"), 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
-  cmsghdr* c = CMSG_FIRSTHDR(&message);
-  c->cmsg_level = SOL_SOCKET;
-  c->cmsg_type = SCM_RIGHTS;
-  c->cmsg_len = CMSG_LEN(sizeof(int));
-  const int fd = is_rung_.get();
-  std::memcpy(CMSG_DATA(c), &fd, sizeof(int));
-  ASSERT_EQ(::sendmsg(rings_engine_.get(), &message, 0), 1);
+  ASSERT_EQ(test::send_descriptors(rings_engine_.get(), "x", 1, {is_rung_.get()}), 1);
   EXPECT_TRUE(engine_is_rung());
   ring_socket(rings_engine_.get());
   EXPECT_FALSE(engine_is_rung(50));
