@@ -1,15 +1,16 @@
 #include "base/gate.h"
 
 #include "base/departure.h"
-#include "base/log.h"
+#include "base/event.h"
 #include "base/own_table.h"
 #include "base/packet.h"
 #include "base/thread.h"
+#include "dismissals.h"
 
-#include <sys/syscall.h>
 #include <unistd.h>
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <exception>
@@ -30,19 +31,21 @@ struct GateShared {
   };
 
   Gate::MakePorter make;
+  Gate::LastWords last_words;
+  std::atomic<std::uint64_t> dismissed{0};
   std::mutex mutex;
+  Gate::Limits limits;                              // guarded by mutex
   std::map<std::uint64_t, Connection> connections;  // guarded by mutex; by number, until their tasks end
 
   void forget_ended();
+  // OK, or why there is one too many.
+  Status check_room(const PeerIdentity& peer);
 };
 
 namespace {
 
-constexpr int kRetryMs = 200;  // when there is no room for a descriptor, a thread, or memory
-
-bool lives(pid_t tid) {
-  return ::syscall(SYS_tgkill, ::getpid(), tid, 0) == 0;
-}
+constexpr int kRetryMs = 200;      // when there is no room for a descriptor, a thread, or memory
+constexpr int kDismissalsMs = 20;  // until those that wait are looked at again
 
 struct PorterStart {
   std::shared_ptr<GateShared> shared;
@@ -92,13 +95,18 @@ class GateThread {
   Departure& departure() { return departure_; }
 
   void run() {
-    while (wait(listener_, POLLIN)) {
+    while (wait(listener_, POLLIN, dismissals_.waiting() ? kDismissalsMs : -1)) {
       const int socket = own_table::accept(listener_);
       if (socket >= 0) {
         if (!serve(socket)) return;
       } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
         if (!pause(std::strerror(errno))) return;
       }
+      if (!insist([&] {
+            dismissals_.run();
+            return Status();
+          }))
+        return;
     }
   }
 
@@ -111,14 +119,23 @@ class GateThread {
     int inner[2];
     std::shared_ptr<PorterStart> start;
     const std::uint64_t number = ++last_number_;
-    const bool started =
-        insist([&] {
-          Result<PeerIdentity> known = peer_identity(socket);
-          if (!known.ok()) return Status();
-          process = known->pidfd.release();
-          peer = std::move(*known);
+    bool dismissed = false;
+    const bool known = insist([&] {
+      Result<PeerIdentity> identity = peer_identity(socket);
+      if (!identity.ok()) return Status();
+      process = identity->pidfd.release();
+      peer = std::move(*identity);
+      return Status();
+    });
+    if (known && peer && !insist([&] {
+          dismissed = dismiss(*peer, socket);
           return Status();
-        }) &&
+        }))
+      return false;
+    if (dismissed) own_table::close(process);
+    if (dismissed) return true;
+    const bool started =
+        known &&
         insist([&] { return own_table::make_pair(type_, inner) ? Status() : errno_status("socketpair"); }) &&
         insist([&] {
           start = std::make_shared<PorterStart>();
@@ -138,6 +155,19 @@ class GateThread {
     own_table::close(inner[0]);
     own_table::close(process);
     return told;
+  }
+
+  // A thread of its own would be one too many.
+  bool dismiss(const PeerIdentity& peer, int socket) {
+    const Status status = shared_->check_room(peer);
+    if (status.ok()) return false;
+    dismissals_.add(peer.uid, socket,
+                    shared_->last_words ? shared_->last_words(status) : std::vector<std::byte>());
+    ++shared_->dismissed;
+    static LogLimiter limiter;
+    limiter.record(EventKind::kRefused, LogLevel::kWarning, "connection refused",
+                   {{"uid", peer.uid}, {"pid", peer.pid}, {"reason", status.message()}}, peer.uid);
+    return true;
   }
 
   // Until there is room for what `step` needs: the connection in hand can be closed nowhere else.
@@ -221,6 +251,7 @@ class GateThread {
   const int channel_;
   int type_ = SOCK_SEQPACKET;
   std::uint64_t last_number_ = 0;
+  Dismissals dismissals_;
   Departure departure_;
 };
 
@@ -235,15 +266,37 @@ void* run_gate(void* argument) {
 void GateShared::forget_ended() {
   std::erase_if(connections, [](const auto& entry) {
     const Connection& connection = entry.second;
-    return connection.taken && connection.done && !lives(connection.tid);
+    return connection.taken && connection.done && !task_lives(connection.tid);
   });
 }
 
-Result<std::unique_ptr<Gate>> Gate::open(UniqueFd listener, MakePorter make) {
+Status GateShared::check_room(const PeerIdentity& peer) {
+  const std::lock_guard lock(mutex);
+  forget_ended();
+  const auto of_user =
+      static_cast<std::size_t>(std::count_if(connections.begin(), connections.end(), [&](const auto& entry) {
+        return entry.second.uid == peer.uid;
+      }));
+  const bool privileged = is_privileged(peer.uid);  // whom others can't keep out
+  const std::size_t allowed = privileged ? limits.all : limits.per_user;
+  const auto too_many = [](const std::string& who, std::size_t count, std::size_t most) {
+    return resource_exhausted(who + " " + std::to_string(count) +
+                              " connections, open or still being closed; allowed: " + std::to_string(most));
+  };
+  if (of_user >= allowed) return too_many("user " + std::to_string(peer.uid) + " has", of_user, allowed);
+  if (connections.size() >= limits.all && !privileged)
+    return too_many("all users have", connections.size(), limits.all);
+  return {};
+}
+
+Result<std::unique_ptr<Gate>> Gate::open(UniqueFd listener, MakePorter make, Limits limits,
+                                         LastWords last_words) {
   Result<std::pair<UniqueFd, UniqueFd>> channel = make_socketpair();
   if (!channel.ok()) return channel.status();
   const auto shared = std::make_shared<GateShared>();
   shared->make = std::move(make);
+  shared->last_words = std::move(last_words);
+  shared->limits = limits;
   const auto thread = std::make_shared<GateThread>(shared, listener.get(), channel->second.get());
   auto own = std::make_unique<std::shared_ptr<GateThread>>(thread);
   (void)log_enabled(LogLevel::kError);  // the log's thread, if it began in a porter, would keep its table
@@ -257,6 +310,15 @@ Result<std::unique_ptr<Gate>> Gate::open(UniqueFd listener, MakePorter make) {
 }
 
 Gate::~Gate() = default;
+
+void Gate::set_limits(Limits limits) {
+  const std::lock_guard lock(shared_->mutex);
+  shared_->limits = limits;
+}
+
+std::uint64_t Gate::dismissed() const {
+  return shared_->dismissed;
+}
 
 std::optional<Gate::Arrival> Gate::take() {
   Arrival arrival;

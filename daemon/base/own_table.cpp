@@ -19,12 +19,16 @@ bool leave(std::span<const int> keep) {
   const auto end =
       std::copy_if(keep.begin(), keep.end(), kept.begin(), [](int fd) { return fd > STDERR_FILENO; });
   std::sort(kept.begin(), end);
+  return leave_sorted(std::span<const int>(kept.begin(), end));
+}
+
+bool leave_sorted(std::span<const int> keep) {
   int next = STDERR_FILENO + 1;
-  const int top = end == kept.begin() ? STDERR_FILENO : *(end - 1);
+  const int top = keep.empty() ? STDERR_FILENO : keep.back();
   if (::syscall(SYS_close_range, top + 1, ~0u, CLOSE_RANGE_UNSHARE) != 0) return false;
-  for (auto fd = kept.begin(); fd != end; ++fd) {
-    if (*fd > next) ::syscall(SYS_close_range, next, *fd - 1, 0);
-    next = *fd + 1;
+  for (const int fd : keep) {
+    if (fd > next) ::syscall(SYS_close_range, next, fd - 1, 0);
+    next = fd + 1;
   }
   return true;
 }

@@ -1,6 +1,8 @@
 #include "base/thread.h"
 
 #include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #include <cstddef>
 #include <cstring>
 
@@ -21,6 +23,10 @@ Status start_detached_thread(void* (*run)(void*), void* argument) {
   ::pthread_attr_destroy(&attributes);
   if (error == 0) return {};
   return {StatusCode::kResourceExhausted, std::string("no thread can be started: ") + std::strerror(error)};
+}
+
+bool task_lives(pid_t tid) {
+  return ::syscall(SYS_tgkill, ::getpid(), tid, 0) == 0;
 }
 
 }  // namespace epd

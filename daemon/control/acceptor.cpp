@@ -14,6 +14,9 @@
 namespace epd {
 namespace {
 
+// Those that are counted below, and what is being turned away.
+constexpr Gate::Limits kGateLimits{2 * (kMaxConnections + kMaxEndingPerUser),
+                                   6 * (kMaxConnections + kMaxEndingPerUser)};
 constexpr std::chrono::milliseconds kLastWords(500);
 constexpr std::chrono::milliseconds kPause(200);  // after something that can't be helped
 
@@ -88,10 +91,12 @@ Result<std::unique_ptr<Acceptor>> Acceptor::start(UniqueFd listener, std::string
   Result<UniqueFd> wake = make_eventfd();
   if (!wake.ok()) return wake.status();
   const auto connections = std::make_shared<Connections>(callers);
-  Result<std::unique_ptr<Gate>> gate =
-      Gate::open(std::move(listener), [connections](std::uint64_t number, const PeerIdentity& peer) {
+  Result<std::unique_ptr<Gate>> gate = Gate::open(
+      std::move(listener),
+      [connections](std::uint64_t number, const PeerIdentity& peer) {
         return Connections::porter(connections, number, peer);
-      });
+      },
+      kGateLimits);
   if (!gate.ok()) return gate.status();
   std::unique_ptr<Acceptor> acceptor(
       new Acceptor(connections, std::move(*gate), std::move(*wake), std::move(path), std::move(take)));

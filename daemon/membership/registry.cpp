@@ -41,8 +41,20 @@ Group* GroupRegistry::find_named(std::uint32_t uid, const std::string& name) {
 }
 
 void GroupRegistry::join(const JoinRequest& request) {
-  if (Status status = try_join(request); !status.ok())
-    emit(ReplyRefused{request.session_id, request.request_id, std::move(status)});
+  Status status = check_alone(request);
+  if (status.ok()) {
+    status = try_join(request);
+    if (!status.ok() && put_aside(request, status)) return;
+  }
+  if (!status.ok()) emit(ReplyRefused{request.session_id, request.request_id, std::move(status)});
+}
+
+// Whoever else is there.
+Status GroupRegistry::check_alone(const JoinRequest& request) const {
+  const std::size_t memories = request.memory == nullptr ? 0 : request.memory->size();
+  if (Status status = check_join(request.join, memories); !status.ok()) return status;
+  if (Status status = check_device(request.device_kind, request.join.shape); !status.ok()) return status;
+  return request.join.commands != 0 ? memory_.check_commands(request.device) : Status{};
 }
 
 Status GroupRegistry::check_group_quotas(const JoinRequest& request) const {
@@ -57,12 +69,6 @@ Status GroupRegistry::check_group_quotas(const JoinRequest& request) const {
 }
 
 Status GroupRegistry::try_join(const JoinRequest& request) {
-  const std::size_t memories = request.memory == nullptr ? 0 : request.memory->size();
-  if (Status status = check_join(request.join, memories); !status.ok()) return status;
-  if (Status status = check_device(request.device_kind, request.join.shape); !status.ok()) return status;
-  if (request.join.commands != 0) {
-    if (Status status = memory_.check_commands(request.device); !status.ok()) return status;
-  }
   const std::string name(request.join.group);
   Group* group = find_named(request.uid, name);
   const bool first = group == nullptr;
@@ -228,9 +234,11 @@ void GroupRegistry::session_closed(std::uint64_t session_id, const std::string& 
     std::erase_if(group.waiting,
                   [session_id](const WaitingJoin& join) { return join.request.session_id == session_id; });
   }
+  std::erase_if(conflicts_, [session_id](const Conflict& c) { return c.request.session_id == session_id; });
   const auto session = sessions_.find(session_id);
   if (session == sessions_.end()) return;
   const std::vector<MemberPlace> places = session->second;  // the original changes below
+  std::optional<std::uint32_t> uid;
   for (const MemberPlace& place : places) {
     const auto group = groups_.find(place.group_id);
     if (place.group_id == 0 || group == groups_.end()) continue;
@@ -238,9 +246,11 @@ void GroupRegistry::session_closed(std::uint64_t session_id, const std::string& 
     const auto member = group->second.members.find(place.rank);
     if (member == group->second.members.end() || member->second.session_id != session_id) continue;
     member->second.leave_request.reset();  // nobody is there to be answered
+    uid = member->second.uid;
     if (!member->second.gone) lose_member(place.group_id, place.rank, how);
   }
   sessions_.erase(session_id);
+  if (uid) retry_conflicts(*uid);
 }
 
 void GroupRegistry::evict(std::uint64_t group_id, std::uint32_t rank, const std::string& how) {
@@ -330,6 +340,7 @@ void GroupRegistry::forget(std::uint64_t group_id) {
 }
 
 void GroupRegistry::tick() {
+  expire_conflicts();
   const std::uint64_t now = clock_.now_ns();
   for (const std::uint64_t id : group_ids()) {
     const auto found = groups_.find(id);
@@ -395,6 +406,7 @@ std::uint64_t GroupRegistry::next_due_ns() const {
     for (const WaitingJoin& join : group.waiting) consider(join.due_ns);
     if (group.release_due_ns > clock_.now_ns()) consider(group.release_due_ns);
   }
+  for (const Conflict& conflict : conflicts_) consider(conflict.due_ns);
   return due;
 }
 

@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <limits>
 
 namespace epd {
@@ -20,6 +21,29 @@ constexpr int kArrivalsPerTurn = 64;
 constexpr std::uint64_t kConnectionDescriptors = 2;  // its socket, its process
 constexpr int kPacketsPerTurn = 16;                  // of one connection, before the others have theirs
 
+// What check_arrival counts, and as many again that are being turned away.
+Gate::Limits gate_limits(const SessionLimits& limits) {
+  const std::size_t sessions = limits.max_sessions;
+  return {sessions + 2 * (SessionTable::kMaxHalfOpenPerUser + SessionTable::kMaxEndingPerUser),
+          sessions + 2 * (SessionTable::kMaxHalfOpen + SessionTable::kMaxEnding)};
+}
+
+abi::Refused refusal(const Status& status) {
+  abi::Refused refused{status.code(), {}};
+  abi::set_text(refused.text, status.message().data(), status.message().size());
+  return refused;
+}
+
+std::vector<std::byte> refusal_packet(const Status& status) {
+  const abi::Refused body = refusal(status);
+  const abi::WireHeader header{abi::kWireMagic, static_cast<std::uint16_t>(abi::AttachType::kRefused), 0,
+                               sizeof(header) + sizeof(body), 0};
+  std::vector<std::byte> packet(header.bytes);
+  std::memcpy(packet.data(), &header, sizeof(header));
+  std::memcpy(packet.data() + sizeof(header), &body, sizeof(body));
+  return packet;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<SessionTable>> SessionTable::create(Options options, Listener listener,
@@ -29,9 +53,10 @@ Result<std::unique_ptr<SessionTable>> SessionTable::create(Options options, List
       new SessionTable(std::move(options), std::move(listener), clock, host, resources));
   table->epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
   if (!table->epoll_.valid()) return errno_status("epoll_create1");
-  Result<std::unique_ptr<Gate>> gate =
-      Gate::open(table->listener_.take_socket(),
-                 [](std::uint64_t, const PeerIdentity&) -> Porter { return carry_packets; });
+  Result<std::unique_ptr<Gate>> gate = Gate::open(
+      table->listener_.take_socket(),
+      [](std::uint64_t, const PeerIdentity&) -> Porter { return carry_packets; },
+      gate_limits(table->options_.limits), refusal_packet);
   if (!gate.ok()) return gate.status();
   table->gate_ = std::move(*gate);
   if (Status status = table->watch(table->gate_->poll_fd(), kGateKey); !status.ok()) return status;
@@ -44,6 +69,15 @@ Status SessionTable::watch(int fd, std::uint64_t key) {
   event.data.u64 = key;
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) return errno_status("epoll_ctl");
   return {};
+}
+
+void SessionTable::set_limits(const SessionLimits& limits) {
+  options_.limits = limits;
+  if (gate_ != nullptr) gate_->set_limits(gate_limits(limits));
+}
+
+std::uint64_t SessionTable::total_refused() const {
+  return total_refused_ + (gate_ == nullptr ? 0 : gate_->dismissed());
 }
 
 void SessionTable::process() {
@@ -130,9 +164,7 @@ void SessionTable::turn_away(const Gate::Arrival& arrival, const Status& status)
   limiter.record(EventKind::kRefused, LogLevel::kWarning, "connection refused",
                  {{"uid", arrival.peer.uid}, {"pid", arrival.peer.pid}, {"reason", status.message()}},
                  arrival.peer.uid);
-  abi::Refused refused{status.code(), {}};
-  abi::set_text(refused.text, status.message().data(), status.message().size());
-  (void)send_message(arrival.socket.get(), abi::AttachType::kRefused, refused);
+  (void)send_message(arrival.socket.get(), abi::AttachType::kRefused, refusal(status));
 }
 
 void SessionTable::receive(std::uint64_t id) {

@@ -21,9 +21,12 @@ SessionLimits session_limits(const Config& config) {
   return {config.max_sessions, config.attach_ms};
 }
 
+// A process that ends and one that takes its place are heard of by different threads.
+constexpr std::uint32_t kJoinConflictMs = 250;
+
 membership::MembershipLimits membership_limits(const Config& config) {
-  return {config.max_groups, config.join_ms, config.engine_ack_ms, config.engine_watchdog_ms,
-          config.operation_ms};
+  return {config.max_groups,   config.join_ms,  config.engine_ack_ms, config.engine_watchdog_ms,
+          config.operation_ms, abi::kLastEpoch, kJoinConflictMs};
 }
 
 ArenaStore::Limits arena_limits(const Config& config) {

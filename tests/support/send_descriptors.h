@@ -10,7 +10,8 @@
 namespace epd::test {
 
 // What sendmsg() returns.
-inline ssize_t send_descriptors(int socket, const void* data, std::size_t bytes, const std::vector<int>& fds) {
+inline ssize_t send_descriptors(int socket, const void* data, std::size_t bytes,
+                                const std::vector<int>& fds) {
   iovec part{const_cast<void*>(data), bytes};
   std::vector<char> control(CMSG_SPACE(fds.size() * sizeof(int)));
   msghdr message{};

@@ -16,7 +16,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <functional>
+#include <iterator>
 #include <thread>
 
 namespace epd {
@@ -27,6 +29,11 @@ using test::count_own_fds;
 bool eventually(const std::function<bool()>& done) {
   for (int i = 0; i < 5000 && !done(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   return done();
+}
+
+std::size_t count_threads() {
+  const std::filesystem::directory_iterator tasks("/proc/self/task");
+  return static_cast<std::size_t>(std::distance(begin(tasks), end(tasks)));
 }
 
 bool readable(int fd, int timeout_ms = 5000) {
@@ -56,7 +63,7 @@ void echo(const Doorstep& at) {
 
 class GateTest : public testing::Test {
  protected:
-  void open(Gate::MakePorter make) {
+  void open(Gate::MakePorter make, Gate::Limits limits = {}, Gate::LastWords last_words = {}) {
     // In no file system: the kernel chooses the name.
     UniqueFd listener(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     sockaddr_un any{};
@@ -65,7 +72,8 @@ class GateTest : public testing::Test {
     ASSERT_EQ(::listen(listener.get(), 16), 0);
     length_ = sizeof(address_);
     ASSERT_EQ(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address_), &length_), 0);
-    Result<std::unique_ptr<Gate>> gate = Gate::open(std::move(listener), std::move(make));
+    Result<std::unique_ptr<Gate>> gate =
+        Gate::open(std::move(listener), std::move(make), limits, std::move(last_words));
     ASSERT_TRUE(gate.ok()) << gate.status().to_string();
     gate_ = std::move(*gate);
   }
@@ -160,6 +168,47 @@ TEST_F(GateTest, APorterThatStandsStillIsCountedAndOthersComeIn) {
   may_go->store(true);
   may_go->notify_all();
   EXPECT_TRUE(eventually([&] { return gate_->porters({}) == 0; }));
+}
+
+// As many as a peer likes, and none of its porters ends: what is more has no thread.
+TEST_F(GateTest, AConnectionTooManyIsToldSoAndEndedWithoutAThreadOfItsOwn) {
+  const auto may_go = std::make_shared<std::atomic<bool>>(false);
+  const auto words = [](const Status& why) {
+    std::vector<std::byte> bytes(why.message().size());
+    std::memcpy(bytes.data(), why.message().data(), bytes.size());
+    return bytes;
+  };
+  constexpr std::size_t kAllowed = 5;
+  open([may_go](std::uint64_t,
+                const PeerIdentity&) -> Porter { return [may_go](const Doorstep&) { may_go->wait(false); }; },
+       {kAllowed, kAllowed}, words);
+  std::vector<UniqueFd> peers;
+  for (std::size_t i = 0; i < kAllowed; ++i) {
+    peers.push_back(connect());
+    (void)take();
+  }
+  std::vector<UniqueFd> more;
+  for (int i = 0; i < 500; ++i) {
+    more.push_back(connect());
+    ASSERT_TRUE(more.back().valid());
+    EXPECT_LE(count_threads(), kAllowed + 6) << i;
+  }
+  for (const UniqueFd& peer : more) {
+    char text[200] = {};
+    ASSERT_TRUE(readable(peer.get()));
+    ASSERT_GT(::recv(peer.get(), text, sizeof(text) - 1, 0), 0);
+    EXPECT_NE(std::string(text).find("has 5 connections, open or still being closed; allowed: 5"),
+              std::string::npos)
+        << text;
+    EXPECT_EQ(::recv(peer.get(), text, sizeof(text), 0), 0);
+  }
+  EXPECT_EQ(gate_->dismissed(), 500u);
+  EXPECT_FALSE(gate_->take().has_value());
+  may_go->store(true);
+  may_go->notify_all();
+  EXPECT_TRUE(eventually([&] { return gate_->porters({}) == 0; }));
+  const UniqueFd next = connect();
+  EXPECT_TRUE(take().socket.valid());
 }
 
 TEST_F(GateTest, WhatAPorterThrowsEndsItsConnection) {

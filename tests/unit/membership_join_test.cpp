@@ -44,6 +44,78 @@ TEST_F(Membership, ATakenRankIsRefusedAndNamesItsHolder) {
   EXPECT_EQ(group().members.at(1).session_id, 11u);
 }
 
+// A new process for rank 1, heard of before the end of the old one.
+class Conflicts : public Membership {
+ protected:
+  Conflicts() {
+    MembershipLimits limits;
+    limits.max_groups = 4;
+    limits.conflict_ms = 250;
+    registry_.set_limits(limits);
+  }
+  JoinRequest newcomer(std::uint64_t session = 77) const {
+    JoinRequest r = request(1, 3);
+    r.session_id = session;
+    return r;
+  }
+};
+
+TEST_F(Conflicts, AJoinForTheRankOfAProcessThatHasEndedWaitsUntilThatIsHeard) {
+  for (const std::uint32_t rank : {0u, 1u}) registry_.join(request(rank, 3));
+  registry_.join(newcomer());
+  EXPECT_TRUE(take().empty());
+  EXPECT_EQ(registry_.next_due_ns(), clock_.now_ns() + 250'000'000);
+  registry_.session_closed(11, "died");
+  EXPECT_TRUE(take().empty());
+  EXPECT_EQ(group().members.at(1).session_id, 77u);
+  clock_.advance_ms(251);
+  registry_.tick();
+  EXPECT_TRUE(take().empty());
+}
+
+TEST_F(Conflicts, AJoinForTheRankOfAProcessThatLivesIsRefusedAMomentLater) {
+  for (const std::uint32_t rank : {0u, 1u}) registry_.join(request(rank, 3));
+  registry_.join(newcomer());
+  registry_.session_closed(10, "died");
+  EXPECT_TRUE(take().empty()) << "rank 1 is still taken";
+  clock_.advance_ms(251);
+  registry_.tick();
+  EXPECT_EQ(take(), (Lines{"refused session=77 request=101 status=INVALID_ARGUMENT"}));
+  EXPECT_NE(refusal_.message().find("session 11 (pid 1001)"), std::string::npos) << refusal_.message();
+  EXPECT_EQ(group().members.at(1).session_id, 11u);
+}
+
+TEST_F(Conflicts, AGroupOfAnotherShapeGivesWayWhenItsLastSessionCloses) {
+  registry_.join(request(1, 2));
+  registry_.join(newcomer());
+  EXPECT_TRUE(take().empty());
+  registry_.session_closed(11, "died");
+  EXPECT_EQ(group(2).shape.num_ranks, 3u);
+  EXPECT_EQ(group(2).members.at(1).session_id, 77u);
+}
+
+TEST_F(Conflicts, OneSessionHasFewAndTheyEndWithIt) {
+  for (const std::uint32_t rank : {0u, 1u}) registry_.join(request(rank, 3));
+  for (std::size_t i = 0; i < GroupRegistry::kMaxConflictsPerSession; ++i) registry_.join(newcomer());
+  EXPECT_TRUE(take().empty());
+  registry_.join(newcomer());
+  EXPECT_EQ(take(), (Lines{"refused session=77 request=101 status=INVALID_ARGUMENT"}));
+  registry_.session_closed(77, "died");
+  registry_.session_closed(11, "died");
+  EXPECT_EQ(group().members.count(1), 0u);
+  clock_.advance_ms(251);
+  registry_.tick();
+  EXPECT_TRUE(take().empty());
+}
+
+// Wrong in itself: nobody's end would help.
+TEST_F(Conflicts, AWrongJoinIsRefusedAtOnce) {
+  JoinRequest wrong = newcomer();
+  wrong.join.rank = 9;
+  registry_.join(wrong);
+  EXPECT_EQ(take(), (Lines{"refused session=77 request=101 status=INVALID_ARGUMENT"}));
+}
+
 TEST_F(Membership, MemoryThatAnEngineCantUseRefusesTheWholeGroup) {
   for (std::uint32_t rank = 0; rank < 2; ++rank) registry_.join(request(rank, 2));
   take();

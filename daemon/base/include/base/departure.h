@@ -14,12 +14,8 @@ namespace epd {
 class Departure {
  public:
   // The thread's side. False: it could not leave, and must end.
-  bool leave(std::span<const int> keep) {
-    const bool left = own_table::leave(keep);
-    set(left ? kLeft : kFailed);
-    if (left) state_.wait(kLeft);
-    return left;
-  }
+  bool leave(std::span<const int> keep) { return wait(own_table::leave(keep)); }
+  bool leave_sorted(std::span<const int> keep) { return wait(own_table::leave_sorted(keep)); }
   // The starter's.
   bool has_left() {
     state_.wait(kStarting);
@@ -29,6 +25,11 @@ class Departure {
   void try_again() { state_.store(kStarting); }
 
  private:
+  bool wait(bool left) {
+    set(left ? kLeft : kFailed);
+    if (left) state_.wait(kLeft);
+    return left;
+  }
   enum State : std::uint32_t { kStarting, kLeft, kFailed, kMayGo };
   void set(State state) {
     state_.store(state);

@@ -11,10 +11,12 @@
 
 #include "base/peer.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <vector>
 
 namespace epd {
 
@@ -38,13 +40,27 @@ class Gate {
   // Called for each connection on the gate's thread, which may outlive the gate.
   using MakePorter = std::function<Porter(std::uint64_t number, const PeerIdentity& peer)>;
 
+  // What a connection is told, on a thread of its own, that has one too many before it; empty: nothing.
+  using LastWords = std::function<std::vector<std::byte>(const Status& why)>;
+  // Connections at one time, open or still being closed: each has a thread. Root and the daemon's own user
+  // have `all`, whatever others have.
+  struct Limits {
+    std::size_t per_user = 256;
+    std::size_t all = 1024;
+  };
+
   // `listener` listens already; it is the gate's thread's alone from now on. Early: a table of one's own
   // begins as a copy.
-  static Result<std::unique_ptr<Gate>> open(UniqueFd listener, MakePorter make);
+  static Result<std::unique_ptr<Gate>> open(UniqueFd listener, MakePorter make, Limits limits,
+                                            LastWords last_words = {});
   // Nobody is accepted any more. Porters go on until their inner sockets end.
   ~Gate();
   Gate(const Gate&) = delete;
   Gate& operator=(const Gate&) = delete;
+
+  void set_limits(Limits limits);
+  // Connections that had one too many before them. They don't arrive.
+  std::uint64_t dismissed() const;
 
   // Readable when somebody has arrived.
   int poll_fd() const { return channel_.get(); }

@@ -16,6 +16,8 @@ namespace epd::own_table {
 // the process's, and must close nothing.
 bool leave(std::span<const int> keep);
 inline constexpr std::size_t kMostKept = 32;
+// Any number of them, ascending, none of them -1 or a standard one.
+bool leave_sorted(std::span<const int> keep);
 
 void close(int fd);
 int poll(pollfd* entries, std::size_t count, int timeout_ms);

@@ -114,6 +114,13 @@ struct WaitingJoin {
   std::uint64_t due_ns = 0;
 };
 
+// A join that others are in the way of: their rank, their shape, their share of a quota. See conflicts.cpp.
+struct Conflict {
+  JoinRequest request;
+  Status refusal;  // as it was when last tried
+  std::uint64_t due_ns = 0;
+};
+
 struct Group {
   std::uint64_t id = 0;
   std::uint32_t uid = 0;  // of all its members

@@ -25,11 +25,13 @@ struct MembershipLimits {
   std::uint32_t engine_start_ms = 10'000;  // kGroupCommit until kGroupReady
   std::uint32_t operation_ms = 30'000;     // a fatal kBreak may wait for operations to end, so: ack + this
   std::uint64_t last_epoch = abi::kLastEpoch;
+  std::uint32_t conflict_ms = 0;  // a join that others are in the way of is tried again for so long
 };
 
 class GroupRegistry {
  public:
   static constexpr std::uint32_t kMaxMembershipsPerSession = 256;
+  static constexpr std::size_t kMaxConflictsPerSession = 8;
 
   GroupRegistry(const Clock& clock, MemberMemory& memory, const MembershipLimits& limits)
       : clock_(clock), memory_(memory), limits_(limits) {}
@@ -78,6 +80,7 @@ class GroupRegistry {
   };
 
   // registry.cpp: forming, leaving, forgetting
+  Status check_alone(const JoinRequest& request) const;
   Status try_join(const JoinRequest& request);
   Result<std::uint32_t> pick_rank(const Group& group, std::int32_t wanted) const;
   Status add_member(Group& group, std::uint32_t rank, const JoinRequest& request);
@@ -96,6 +99,11 @@ class GroupRegistry {
   void end_membership(Group& group, Member& member);
   void forget(std::uint64_t group_id);
   MemberPlace* place_of(std::uint64_t session_id, std::uint32_t member);
+
+  // conflicts.cpp: joins that others are in the way of
+  bool put_aside(const JoinRequest& request, Status status);
+  void retry_conflicts(std::uint32_t uid);
+  void expire_conflicts();
 
   // breaks.cpp: the break protocol
   void stop_member(Group& group, Member& member);
@@ -146,6 +154,7 @@ class GroupRegistry {
   std::map<std::pair<std::uint32_t, std::string>, std::uint64_t>
       names_;  // groups that may be joined or named
   std::map<std::uint64_t, std::vector<MemberPlace>> sessions_;
+  std::vector<Conflict> conflicts_;
   std::vector<bool> up_;
   Actions actions_;
 };

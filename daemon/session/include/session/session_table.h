@@ -118,7 +118,7 @@ class SessionTable {
   void tick();
   std::uint64_t next_due_ns() const;
 
-  void set_limits(const SessionLimits& limits) { options_.limits = limits; }
+  void set_limits(const SessionLimits& limits);
   // Answers the session's pending request with this id, if the session still lives and has one.
   template <typename T>
   void reply(std::uint64_t session_id, std::uint32_t request_id, abi::AttachType type, const T& body,
@@ -141,7 +141,7 @@ class SessionTable {
   std::uint32_t attached() const { return attached_; }
   std::uint32_t attached_on(std::uint32_t device) const;
   std::uint64_t total_attached() const { return total_attached_; }
-  std::uint64_t total_refused() const { return total_refused_; }
+  std::uint64_t total_refused() const;
 
  private:
   SessionTable(Options options, Listener listener, const Clock& clock, SessionHost& host,
