@@ -31,8 +31,8 @@ done
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 if (( ${#files[@]} == 0 )); then
-  mapfile -t files < <(git ls-files '*.c' '*.cpp' '*.h' '*.hpp')
-  for script in .ci/run $(git ls-files '*.sh'); do
+  mapfile -t files < <(git ls-files --cached --others --exclude-standard '*.c' '*.cpp' '*.h' '*.hpp')
+  for script in .ci/run $(git ls-files --cached --others --exclude-standard '*.sh'); do
     shell=bash
     if [[ $(head -n 1 "$script") == '#!/bin/sh' ]]; then shell=sh; fi
     "$shell" -n "$script"
