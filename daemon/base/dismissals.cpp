@@ -12,7 +12,8 @@
 namespace epd {
 
 void Dismissals::add(std::uint32_t uid, int socket, std::vector<std::byte> last_words) {
-  users_[uid].waiting.push_back({socket, std::move(last_words)});
+  const bool own = users_.contains(uid) || users_.size() < kMostUsers;
+  users_[own ? uid : kOthers].waiting.push_back({socket, std::move(last_words)});
 }
 
 bool Dismissals::waiting() const {
@@ -20,12 +21,14 @@ bool Dismissals::waiting() const {
                      [](const auto& entry) { return !entry.second.waiting.empty(); });
 }
 
-void Dismissals::run() {
+void Dismissals::run(bool no_room) {
   for (auto& [uid, user] : users_) {
     std::erase_if(user.batches, [](const auto& batch) { return batch->done && !task_lives(batch->tid); });
     const std::size_t running = user.batches.size();
     if (user.waiting.empty()) continue;
-    if (running != 0 && user.waiting.size() < kFirstBatch << std::min<std::size_t>(running, 32)) continue;
+    const std::size_t enough =
+        running == 0 ? 1 : std::min(kFirstBatch << std::min<std::size_t>(running, 8), kLargestBatch);
+    if (user.waiting.size() < enough && !no_room) continue;
     start(user);
   }
   std::erase_if(

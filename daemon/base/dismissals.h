@@ -18,14 +18,17 @@ namespace epd {
 
 class Dismissals {
  public:
-  // While a user's threads stand still, the next takes twice as many connections as the last, at least so
-  // many.
+  // While a user's threads stand still, the next has at least so many connections, then twice as many, and so
+  // on.
   static constexpr std::size_t kFirstBatch = 64;
+  static constexpr std::size_t kLargestBatch = 256;
+  // A person may have many uids. Those above so many share their threads.
+  static constexpr std::size_t kMostUsers = 32;
 
   // Owns `socket`; `last_words` is sent to it. Throws what a vector throws.
   void add(std::uint32_t uid, int socket, std::vector<std::byte> last_words);
-  // Starts threads for those that wait, where it is time.
-  void run();
+  // Starts threads for those that wait, where it is time; or for all, since there is no room for more.
+  void run(bool no_room = false);
   bool waiting() const;
 
  private:
@@ -44,10 +47,12 @@ class Dismissals {
     std::vector<Dismissed> waiting;
     std::vector<std::shared_ptr<Batch>> batches;
   };
+  static constexpr std::uint64_t kOthers = ~std::uint64_t{0};
+
   static void* end_batch(void* argument);
   static bool start(User& user);
 
-  std::map<std::uint32_t, User> users_;
+  std::map<std::uint64_t, User> users_;  // by uid, or kOthers
 };
 
 }  // namespace epd

@@ -12,6 +12,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <exception>
 #include <map>
@@ -25,7 +26,7 @@ struct GateShared {
   struct Connection {
     std::uint32_t uid = 0;
     PeerIdentity peer;   // until take()
-    bool taken = false;  // by the loop, or never to be
+    bool taken = false;  // by the loop
     pid_t tid = 0;       // of its porter
     bool done = false;   // the porter is; what it had may still be closing
   };
@@ -37,6 +38,8 @@ struct GateShared {
   Gate::Limits limits;                              // guarded by mutex
   std::map<std::uint64_t, Connection> connections;  // guarded by mutex; by number, until their tasks end
 
+  std::chrono::steady_clock::time_point next_look;  // guarded by mutex
+
   void forget_ended();
   // OK, or why there is one too many.
   Status check_room(const PeerIdentity& peer);
@@ -46,19 +49,20 @@ namespace {
 
 constexpr int kRetryMs = 200;      // when there is no room for a descriptor, a thread, or memory
 constexpr int kDismissalsMs = 20;  // until those that wait are looked at again
+constexpr std::chrono::milliseconds kLookEvery(10);
 
 struct PorterStart {
   std::shared_ptr<GateShared> shared;
   std::uint64_t number = 0;
   Doorstep doorstep;
-  Porter porter;  // none: the connection only has to end
+  Porter porter;
   Departure departure;
 };
 
 // What a porter throws ends its connection.
 void work(const PorterStart& start) {
   try {
-    if (start.porter) start.porter(start.doorstep);
+    start.porter(start.doorstep);
   } catch (const std::exception& error) {
     log_event(LogLevel::kError, "connection lost", {{"reason", error.what()}});
   }
@@ -97,61 +101,60 @@ class GateThread {
   void run() {
     while (wait(listener_, POLLIN, dismissals_.waiting() ? kDismissalsMs : -1)) {
       const int socket = own_table::accept(listener_);
-      if (socket >= 0) {
-        if (!serve(socket)) return;
-      } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-        if (!pause(std::strerror(errno))) return;
-      }
-      if (!insist([&] {
-            dismissals_.run();
-            return Status();
-          }))
-        return;
+      const bool no_room =
+          socket < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS);
+      if (socket >= 0 && !serve(socket)) return;
+      if (no_room && !pause(std::strerror(errno))) return;
+      const auto run_dismissals = [&] {
+        dismissals_.run(no_room);
+        return Status();
+      };
+      if (!insist(run_dismissals)) return;
     }
   }
 
  private:
   // False, as below: nobody wants to know any more.
   bool serve(int socket) {
-    // A peer that can't be told has gone: its connection only has to end.
-    std::optional<PeerIdentity> peer;
-    int process = -1;
+    PeerIdentity peer;
+    bool dismissed = false;
     int inner[2];
     std::shared_ptr<PorterStart> start;
-    const std::uint64_t number = ++last_number_;
-    bool dismissed = false;
-    const bool known = insist([&] {
-      Result<PeerIdentity> identity = peer_identity(socket);
-      if (!identity.ok()) return Status();
-      process = identity->pidfd.release();
-      peer = std::move(*identity);
+    const auto know = [&] {
+      Result<PeerIdentity> known = peer_identity(socket);
+      if (!known.ok()) return known.status();
+      peer = std::move(*known);
       return Status();
-    });
-    if (known && peer && !insist([&] {
-          dismissed = dismiss(*peer, socket);
-          return Status();
-        }))
-      return false;
-    if (dismissed) own_table::close(process);
-    if (dismissed) return true;
-    const bool started =
-        known &&
-        insist([&] { return own_table::make_pair(type_, inner) ? Status() : errno_status("socketpair"); }) &&
-        insist([&] {
-          start = std::make_shared<PorterStart>();
-          start->shared = shared_;
-          start->number = number;
-          start->doorstep = {socket, inner[1], process};
-          if (peer) start->porter = shared_->make(number, *peer);
-          note(number, peer);
-          return Status();
-        }) &&
-        insist([&] { return start_porter(start); });
-    if (!started) return false;
+    };
+    const auto judge = [&] {
+      dismissed = dismiss(peer, socket);
+      return Status();
+    };
+    if (!insist(know)) return false;
+    const int process = peer.pidfd.release();  // closed by the call of this table's own
+    if (!insist(judge)) return false;
+    if (dismissed) {
+      own_table::close(process);
+      return true;
+    }
+    const std::uint64_t number = ++last_number_;
+    const auto connect = [&] {
+      return own_table::make_pair(type_, inner) ? Status() : errno_status("socketpair");
+    };
+    const auto prepare = [&] {
+      start = std::make_shared<PorterStart>();
+      start->shared = shared_;
+      start->number = number;
+      start->doorstep = {socket, inner[1], process};
+      start->porter = shared_->make(number, peer);
+      note(number, peer);
+      return Status();
+    };
+    if (!insist(connect) || !insist(prepare) || !insist([&] { return start_porter(start); })) return false;
     own_table::close(socket);
     own_table::close(inner[1]);
     start->departure.let_go();
-    const bool told = !peer || announce(number, inner[0], process);
+    const bool told = announce(number, inner[0], process);
     own_table::close(inner[0]);
     own_table::close(process);
     return told;
@@ -161,12 +164,13 @@ class GateThread {
   bool dismiss(const PeerIdentity& peer, int socket) {
     const Status status = shared_->check_room(peer);
     if (status.ok()) return false;
-    dismissals_.add(peer.uid, socket,
-                    shared_->last_words ? shared_->last_words(status) : std::vector<std::byte>());
-    ++shared_->dismissed;
     static LogLimiter limiter;
     limiter.record(EventKind::kRefused, LogLevel::kWarning, "connection refused",
                    {{"uid", peer.uid}, {"pid", peer.pid}, {"reason", status.message()}}, peer.uid);
+    std::vector<std::byte> last_words;
+    if (shared_->last_words) last_words = shared_->last_words(status);
+    dismissals_.add(peer.uid, socket, std::move(last_words));  // last: the socket is its own from now on
+    ++shared_->dismissed;
     return true;
   }
 
@@ -185,17 +189,14 @@ class GateThread {
     }
   }
 
-  void note(std::uint64_t number, const std::optional<PeerIdentity>& peer) {
+  void note(std::uint64_t number, const PeerIdentity& peer) {
     const std::lock_guard lock(shared_->mutex);
-    shared_->forget_ended();
     GateShared::Connection& connection = shared_->connections[number];
-    connection.taken = !peer;
-    if (!peer) return;
-    connection.uid = peer->uid;
-    connection.peer.pid = peer->pid;
-    connection.peer.uid = peer->uid;
-    connection.peer.gid = peer->gid;
-    connection.peer.gids = peer->gids;
+    connection.uid = peer.uid;
+    connection.peer.pid = peer.pid;
+    connection.peer.uid = peer.uid;
+    connection.peer.gid = peer.gid;
+    connection.peer.gids = peer.gids;
   }
 
   static Status start_porter(const std::shared_ptr<PorterStart>& start) {
@@ -263,7 +264,11 @@ void* run_gate(void* argument) {
 
 }  // namespace
 
+// A system call for each that ends: not for each arrival of a flood.
 void GateShared::forget_ended() {
+  const auto now = std::chrono::steady_clock::now();
+  if (now < next_look) return;
+  next_look = now + kLookEvery;
   std::erase_if(connections, [](const auto& entry) {
     const Connection& connection = entry.second;
     return connection.taken && connection.done && !task_lives(connection.tid);
@@ -279,9 +284,10 @@ Status GateShared::check_room(const PeerIdentity& peer) {
       }));
   const bool privileged = is_privileged(peer.uid);  // whom others can't keep out
   const std::size_t allowed = privileged ? limits.all : limits.per_user;
-  const auto too_many = [](const std::string& who, std::size_t count, std::size_t most) {
+  const auto too_many = [this](const std::string& who, std::size_t count, std::size_t most) {
     return resource_exhausted(who + " " + std::to_string(count) +
-                              " connections, open or still being closed; allowed: " + std::to_string(most));
+                              " connections, open or still being closed; allowed: " + std::to_string(most) +
+                              limits.hint);
   };
   if (of_user >= allowed) return too_many("user " + std::to_string(peer.uid) + " has", of_user, allowed);
   if (connections.size() >= limits.all && !privileged)

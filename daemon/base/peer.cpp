@@ -52,10 +52,10 @@ Result<PeerIdentity> peer_identity(int socket) {
   if (::getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &length) == 0) {
     peer.pidfd.reset(pidfd);
     ::fcntl(pidfd, F_SETFD, FD_CLOEXEC);
-  } else if (errno != ENOPROTOOPT) {
-    // The process has ended and been reaped, or there is no descriptor left. Its number says nothing: it may
-    // be a stranger's by now, whose end would be taken for this client's.
+  } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) {
     return errno_status("SO_PEERPIDFD of process " + std::to_string(peer.pid));
+  } else if (errno != ENOPROTOOPT) {
+    peer.pid = 0;             // it has been reaped; the number may be a stranger's by now
   } else if (peer.pid > 0) {  // an older kernel: it has connected just now, so the number is still its own
     peer.pidfd.reset(static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0)));
   }

@@ -7,11 +7,6 @@
 namespace epd::membership {
 namespace {
 
-bool lives(const Group& group, std::uint32_t rank) {
-  const auto member = group.members.find(rank);
-  return member != group.members.end() && !member->second.gone;
-}
-
 // Sessions may wait for the same rank, and whoever comes first gets it; but each asks once.
 Status check_not_asked_twice(const Group& group, const JoinRequest& request, std::size_t num_free) {
   const std::int32_t wanted = request.join.rank;
@@ -26,6 +21,22 @@ Status check_not_asked_twice(const Group& group, const JoinRequest& request, std
 }
 
 }  // namespace
+
+bool Group::lives(std::uint32_t rank) const {
+  const auto member = members.find(rank);
+  return member != members.end() && !member->second.gone;
+}
+
+bool Group::takes_ranks_back() const {
+  return shape.policy == abi::LossPolicy::kDegrade &&
+         (phase == GroupPhase::kActive || phase == GroupPhase::kBreaking);
+}
+
+std::uint32_t Group::num_lost() const {
+  std::uint32_t lost = 0;
+  for (std::uint32_t rank = 0; rank < shape.num_ranks; ++rank) lost += lives(rank) ? 0 : 1;
+  return lost;
+}
 
 bool Group::needs(std::uint32_t device) const {
   return std::any_of(members.begin(), members.end(), [device](const auto& entry) {
@@ -54,14 +65,7 @@ void GroupRegistry::lose_rank(Group& group, Member& member, BreakReason reason) 
 
 // Whether it can be is known now, except for the quota; when, only if the group does not break just now.
 Status GroupRegistry::rejoin(Group& group, const JoinRequest& request) {
-  const std::int32_t wanted = request.join.rank;
-  std::vector<std::uint32_t> free;
-  for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
-    if (!lives(group, rank)) free.push_back(rank);
-  }
-  const bool possible = wanted < 0 ? !free.empty() : !lives(group, static_cast<std::uint32_t>(wanted));
-  if (!possible) return pick_rank(group, wanted).status();
-  if (Status status = check_not_asked_twice(group, request, free.size()); !status.ok()) return status;
+  if (Status status = check_not_asked_twice(group, request, group.num_lost()); !status.ok()) return status;
   const std::uint32_t timeout_ms =
       request.join.timeout_ms != 0 ? request.join.timeout_ms : limits_.join_timeout_ms;
   group.waiting.push_back({request, due_in_ms(timeout_ms)});
@@ -123,7 +127,7 @@ void GroupRegistry::tell_changes(Group& group) {
       continue;
     }
     for (const std::uint32_t rank : group.changed) {
-      emit(SendRank{device, group.id, rank, lives(group, rank) ? group.members.at(rank).active_since : 0});
+      emit(SendRank{device, group.id, rank, group.lives(rank) ? group.members.at(rank).active_since : 0});
     }
   }
   for (const std::uint32_t rank : std::exchange(group.changed, {})) {

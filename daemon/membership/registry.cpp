@@ -42,10 +42,13 @@ Group* GroupRegistry::find_named(std::uint32_t uid, const std::string& name) {
 
 void GroupRegistry::join(const JoinRequest& request) {
   Status status = check_alone(request);
-  if (status.ok()) {
-    status = try_join(request);
-    if (!status.ok() && put_aside(request, status)) return;
+  const std::string name(request.join.group);
+  const Group* group = status.ok() ? find_named(request.uid, name) : nullptr;
+  if (group != nullptr) {
+    status = in_the_way(*group, request);
+    if (!status.ok() && put_aside(request, name)) return;
   }
+  if (status.ok()) status = try_join(request);
   if (!status.ok()) emit(ReplyRefused{request.session_id, request.request_id, std::move(status)});
 }
 
@@ -68,6 +71,7 @@ Status GroupRegistry::check_group_quotas(const JoinRequest& request) const {
   return over_quota(request.uid, of_user, "groups", request.max_groups);
 }
 
+// Nobody is in its way.
 Status GroupRegistry::try_join(const JoinRequest& request) {
   const std::string name(request.join.group);
   Group* group = find_named(request.uid, name);
@@ -84,14 +88,9 @@ Status GroupRegistry::try_join(const JoinRequest& request) {
     group->created_ns = clock_.now_ns();
     names_[{request.uid, name}] = id;
   }
-  Status status = check_same_shape(group->shape, request.join.shape, name);
-  if (status.ok()) status = check_same_kind(group->device_kind, request.device_kind, name);
-  const bool runs = group->phase == GroupPhase::kActive || group->phase == GroupPhase::kBreaking;
-  if (status.ok() && runs && group->shape.policy == abi::LossPolicy::kDegrade) return rejoin(*group, request);
-  if (status.ok()) {
-    Result<std::uint32_t> rank = pick_rank(*group, request.join.rank);
-    status = rank.ok() ? add_member(*group, *rank, request) : rank.status();
-  }
+  if (group->takes_ranks_back()) return rejoin(*group, request);
+  Result<std::uint32_t> rank = pick_rank(*group, request.join.rank);
+  Status status = rank.ok() ? add_member(*group, *rank, request) : rank.status();
   if (!status.ok()) {
     if (first) forget(group->id);
     return status;
@@ -234,11 +233,10 @@ void GroupRegistry::session_closed(std::uint64_t session_id, const std::string& 
     std::erase_if(group.waiting,
                   [session_id](const WaitingJoin& join) { return join.request.session_id == session_id; });
   }
-  std::erase_if(conflicts_, [session_id](const Conflict& c) { return c.request.session_id == session_id; });
+  forget_conflicts(session_id);
   const auto session = sessions_.find(session_id);
   if (session == sessions_.end()) return;
   const std::vector<MemberPlace> places = session->second;  // the original changes below
-  std::optional<std::uint32_t> uid;
   for (const MemberPlace& place : places) {
     const auto group = groups_.find(place.group_id);
     if (place.group_id == 0 || group == groups_.end()) continue;
@@ -246,11 +244,10 @@ void GroupRegistry::session_closed(std::uint64_t session_id, const std::string& 
     const auto member = group->second.members.find(place.rank);
     if (member == group->second.members.end() || member->second.session_id != session_id) continue;
     member->second.leave_request.reset();  // nobody is there to be answered
-    uid = member->second.uid;
+    mark_conflicts(group->second);
     if (!member->second.gone) lose_member(place.group_id, place.rank, how);
   }
   sessions_.erase(session_id);
-  if (uid) retry_conflicts(*uid);
 }
 
 void GroupRegistry::evict(std::uint64_t group_id, std::uint32_t rank, const std::string& how) {
@@ -340,7 +337,7 @@ void GroupRegistry::forget(std::uint64_t group_id) {
 }
 
 void GroupRegistry::tick() {
-  expire_conflicts();
+  retry_conflicts();
   const std::uint64_t now = clock_.now_ns();
   for (const std::uint64_t id : group_ids()) {
     const auto found = groups_.find(id);
@@ -406,8 +403,7 @@ std::uint64_t GroupRegistry::next_due_ns() const {
     for (const WaitingJoin& join : group.waiting) consider(join.due_ns);
     if (group.release_due_ns > clock_.now_ns()) consider(group.release_due_ns);
   }
-  for (const Conflict& conflict : conflicts_) consider(conflict.due_ns);
-  return due;
+  return std::min(due, next_conflict_ns());
 }
 
 std::uint32_t GroupRegistry::memberships(std::uint64_t session_id) const {

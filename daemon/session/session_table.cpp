@@ -25,7 +25,8 @@ constexpr int kPacketsPerTurn = 16;                  // of one connection, befor
 Gate::Limits gate_limits(const SessionLimits& limits) {
   const std::size_t sessions = limits.max_sessions;
   return {sessions + 2 * (SessionTable::kMaxHalfOpenPerUser + SessionTable::kMaxEndingPerUser),
-          sessions + 2 * (SessionTable::kMaxHalfOpen + SessionTable::kMaxEnding)};
+          sessions + 2 * (SessionTable::kMaxHalfOpen + SessionTable::kMaxEnding),
+          " (more with a larger limits.max_sessions)"};
 }
 
 abi::Refused refusal(const Status& status) {

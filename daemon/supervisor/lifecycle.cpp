@@ -113,6 +113,7 @@ void Node::drain(const Operator& by, std::uint32_t timeout_ms) {
                 {"timeout_ms", allowed_ms},
                 {"by_uid", by.uid},
                 {"by_pid", by.pid}});
+  registry_.refuse_conflicts(admitting());
   if (on_serving_) on_serving_(false);
   notifier_.send("STOPPING=1");
 }

@@ -66,6 +66,8 @@ TEST_F(Conflicts, AJoinForTheRankOfAProcessThatHasEndedWaitsUntilThatIsHeard) {
   EXPECT_TRUE(take().empty());
   EXPECT_EQ(registry_.next_due_ns(), clock_.now_ns() + 250'000'000);
   registry_.session_closed(11, "died");
+  EXPECT_EQ(registry_.next_due_ns(), 0u);
+  registry_.tick();
   EXPECT_TRUE(take().empty());
   EXPECT_EQ(group().members.at(1).session_id, 77u);
   clock_.advance_ms(251);
@@ -77,6 +79,7 @@ TEST_F(Conflicts, AJoinForTheRankOfAProcessThatLivesIsRefusedAMomentLater) {
   for (const std::uint32_t rank : {0u, 1u}) registry_.join(request(rank, 3));
   registry_.join(newcomer());
   registry_.session_closed(10, "died");
+  registry_.tick();
   EXPECT_TRUE(take().empty()) << "rank 1 is still taken";
   clock_.advance_ms(251);
   registry_.tick();
@@ -90,6 +93,7 @@ TEST_F(Conflicts, AGroupOfAnotherShapeGivesWayWhenItsLastSessionCloses) {
   registry_.join(newcomer());
   EXPECT_TRUE(take().empty());
   registry_.session_closed(11, "died");
+  registry_.tick();
   EXPECT_EQ(group(2).shape.num_ranks, 3u);
   EXPECT_EQ(group(2).members.at(1).session_id, 77u);
 }
@@ -106,6 +110,24 @@ TEST_F(Conflicts, OneSessionHasFewAndTheyEndWithIt) {
   clock_.advance_ms(251);
   registry_.tick();
   EXPECT_TRUE(take().empty());
+}
+
+TEST_F(Conflicts, AreRefusedWhenTheDaemonAdmitsNobodyAnyMore) {
+  for (const std::uint32_t rank : {0u, 1u}) registry_.join(request(rank, 3));
+  registry_.join(newcomer());
+  registry_.refuse_conflicts({StatusCode::kAborted, "draining"});
+  EXPECT_EQ(take(), (Lines{"refused session=77 request=101 status=ABORTED"}));
+  registry_.session_closed(11, "died");
+  registry_.tick();
+  EXPECT_EQ(group().members.count(1), 0u);
+}
+
+// What no rank of its group is to blame for is refused at once, and is not tried for each that closes.
+TEST_F(Conflicts, AJoinThatFailsForAnotherReasonIsTriedOnce) {
+  registry_.join(request(0, 3));
+  memory_.limit = 1;
+  registry_.join(newcomer());
+  EXPECT_EQ(take(), (Lines{"refused session=77 request=101 status=RESOURCE_EXHAUSTED"}));
 }
 
 // Wrong in itself: nobody's end would help.

@@ -35,6 +35,9 @@ class RandomMembership : public Membership {
   void run(std::uint64_t seed, LossPolicy policy) {
     policy_ = policy;
     random_.seed(seed);
+    MembershipLimits limits{4, 60'000, 3'000, 10'000, 30'000, kLastEpoch};
+    limits.conflict_ms = seed % 3 == 0 ? 250 : 0;
+    registry_.set_limits(limits);
     kind_ = seed % 2 == 0 ? abi::DeviceKind::kCuda : abi::DeviceKind::kHost;
     for (int turn = 0; turn < 400; ++turn) {
       step();

@@ -47,6 +47,7 @@ class Gate {
   struct Limits {
     std::size_t per_user = 256;
     std::size_t all = 1024;
+    const char* hint = "";  // for refusals: what the limit depends on
   };
 
   // `listener` listens already; it is the gate's thread's alone from now on. Early: a table of one's own

@@ -10,16 +10,16 @@
 namespace epd {
 
 struct PeerIdentity {
-  std::int32_t pid = 0;
+  std::int32_t pid = 0;  // 0: it has no number here, or it has ended
   std::uint32_t uid = 0;
   std::uint32_t gid = 0;
   std::vector<std::uint32_t> gids;  // the primary first, then the supplementary
-  UniqueFd pidfd;  // invalid for a process of another PID namespace, which has no number here
+  UniqueFd pidfd;                   // invalid if there is no number
 };
 
 // Root, or the daemon's own user: whatever others hold, they get in.
 bool is_privileged(std::uint32_t uid);
-// Who connected, as it was then.
+// Who connected, as it was then. An error: there was no room for a descriptor.
 Result<PeerIdentity> peer_identity(int socket);
 
 }  // namespace epd

@@ -114,11 +114,15 @@ struct WaitingJoin {
   std::uint64_t due_ns = 0;
 };
 
-// A join that others are in the way of: their rank, their shape, their share of a quota. See conflicts.cpp.
+// A join that members of its group are in the way of: they have its rank, or another shape. See
+// conflicts.cpp.
 struct Conflict {
   JoinRequest request;
-  Status refusal;  // as it was when last tried
-  std::uint64_t due_ns = 0;
+  std::uint64_t due_ns = 0;  // when it is refused
+};
+struct GroupConflicts {
+  std::vector<Conflict> joins;
+  bool stale = false;  // a session of the group has closed since they were last tried
 };
 
 struct Group {
@@ -144,6 +148,10 @@ struct Group {
   std::uint64_t fail_from = 0;
 
   bool all_gone() const;
+  bool lives(std::uint32_t rank) const;
+  // It runs, and a lost rank may come back.
+  bool takes_ranks_back() const;
+  std::uint32_t num_lost() const;
   // What engines that owe an answer say that they wait for: "; " each; "" if none says anything.
   std::string waits() const;
   // Whether `device` serves a living rank.

@@ -42,6 +42,8 @@ class GroupRegistry {
   // session closes first. A join to a degraded group that runs takes a lost rank's place.
   void join(const JoinRequest& request);
   void leave(std::uint64_t session_id, std::uint32_t request_id, std::uint32_t member);
+  // The daemon admits nobody any more: joins that others are in the way of are refused.
+  void refuse_conflicts(const Status& status);
   // `how`: "died", "detached", "was ended: ...".
   void session_closed(std::uint64_t session_id, const std::string& how);
 
@@ -73,7 +75,8 @@ class GroupRegistry {
   std::uint32_t memberships(std::uint64_t session_id) const;
 
  private:
-  struct MemberPlace {  // one index of a session's membership table
+  using GroupName = std::pair<std::uint32_t, std::string>;  // uid, name
+  struct MemberPlace {                                      // one index of a session's membership table
     std::uint32_t generation = 0;
     std::uint64_t group_id = 0;  // 0 = free
     std::uint32_t rank = 0;
@@ -101,9 +104,12 @@ class GroupRegistry {
   MemberPlace* place_of(std::uint64_t session_id, std::uint32_t member);
 
   // conflicts.cpp: joins that others are in the way of
-  bool put_aside(const JoinRequest& request, Status status);
-  void retry_conflicts(std::uint32_t uid);
-  void expire_conflicts();
+  Status in_the_way(const Group& group, const JoinRequest& request) const;
+  bool put_aside(const JoinRequest& request, const std::string& name);
+  void forget_conflicts(std::uint64_t session_id);
+  void mark_conflicts(const Group& group);
+  std::uint64_t next_conflict_ns() const;
+  void retry_conflicts();
 
   // breaks.cpp: the break protocol
   void stop_member(Group& group, Member& member);
@@ -151,10 +157,9 @@ class GroupRegistry {
   MembershipLimits limits_;
   std::uint64_t next_group_id_ = 1;
   std::map<std::uint64_t, Group> groups_;
-  std::map<std::pair<std::uint32_t, std::string>, std::uint64_t>
-      names_;  // groups that may be joined or named
+  std::map<GroupName, std::uint64_t> names_;  // groups that may be joined or named
   std::map<std::uint64_t, std::vector<MemberPlace>> sessions_;
-  std::vector<Conflict> conflicts_;
+  std::map<GroupName, GroupConflicts> conflicts_;
   std::vector<bool> up_;
   Actions actions_;
 };
