@@ -17,13 +17,6 @@ constexpr int kAtOnce = 4;
 // MiB.
 constexpr std::uint64_t kBandKib = 1024;
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kMemoryIsOurs =
-    false;  // freed memory is kept in quarantine, shadow pages come as they are touched
-#else
-constexpr bool kMemoryIsOurs = true;
-#endif
-
 enum class Last { kAttached, kJoined, kSubmitted, kCompleted, kInAPair };
 constexpr int kLasts = 5;
 

@@ -25,12 +25,8 @@ constexpr std::uint32_t kSpared = 4;  // the device whose engine and clients are
 constexpr double kHangSeconds = 45;   // no call may take that long
 constexpr std::size_t kMaxSeats = 16;
 
-// That the supervisor may grow by.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr std::uint64_t kBandKib = 300 * 1024;  // freed memory is kept in quarantine, 256 MiB of it
-#else
-constexpr std::uint64_t kBandKib = 4096;
-#endif
+// That the supervisor may grow by; a quarantine has 256 MiB.
+constexpr std::uint64_t kBandKib = kMemoryIsOurs ? 4096 : 300 * 1024;
 
 std::uint64_t number_from(const char* variable, std::uint64_t otherwise) {
   const char* text = std::getenv(variable);

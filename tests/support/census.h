@@ -22,6 +22,14 @@ struct Census {
   std::string to_string() const;
 };
 
+// Whether own_kib says what a process uses: sanitizers keep freed memory in quarantine, and touch shadow
+// pages.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kMemoryIsOurs = false;
+#else
+inline constexpr bool kMemoryIsOurs = true;
+#endif
+
 // All zero if the process is gone.
 Census take_census(pid_t pid);
 
