@@ -86,19 +86,19 @@ void for_each_row(const abi::StatisticsTable<Rows>& table, const Use& use) {
 v1::GetStatisticsResponse message_of(const std::vector<DevicePage>& pages) {
   v1::GetStatisticsResponse message;
   std::map<std::uint64_t, abi::StatisticsRow> groups;
-  for (const auto& [device, page] : pages) {
-    for_each_row(page.sessions, [&](const abi::StatisticsRow& row) {
+  for (const DevicePage& of : pages) {
+    for_each_row(of.page.sessions, [&](const abi::StatisticsRow& row) {
       v1::SessionStatistics& out = *message.add_sessions();
       out.set_session_id(row.session_id);
-      out.set_device(device);
+      out.set_device(of.device);
       fill(*out.mutable_statistics(), row);
     });
-    for_each_row(page.members, [&](const abi::StatisticsRow& row) {
+    for_each_row(of.page.members, [&](const abi::StatisticsRow& row) {
       v1::RankStatistics& out = *message.add_ranks();
       out.set_group_id(row.group_id);
       out.set_rank(row.rank);
       out.set_session_id(row.session_id);
-      out.set_device(device);
+      out.set_device(of.device);
       fill(*out.mutable_statistics(), row);
       add(groups[row.group_id], row);
     });
