@@ -1,13 +1,17 @@
 #include "control_service.h"
 
+#include "base/clock.h"
 #include "caller.h"
 #include "grpc_status.h"
 #include "places.h"
-#include "translate.h"
+#include "proto/attach.h"
+#include "proto/wire.h"
+#include "text.h"
 
 #include <grpcpp/grpcpp.h>
-#include <algorithm>
+#include <array>
 #include <charconv>
+#include <cstdio>
 #include <exception>
 #include <string_view>
 #include <utility>
@@ -16,10 +20,12 @@
 namespace epd {
 namespace {
 
-template <typename View, typename Message>
-grpc::Status answer(Result<std::vector<View>> views, google::protobuf::RepeatedPtrField<Message>* messages) {
-  if (!views.ok()) return to_grpc(views.status());
-  translate(std::move(views).value(), *messages);
+// Passes on what the supervisor has filled.
+template <typename Message>
+grpc::Status answer(Result<Message> filled, Message& response) {
+  if (!filled.ok()) return to_grpc(filled.status());
+  response = std::move(filled).value();
+  clean_strings(response);
   return grpc::Status::OK;
 }
 
@@ -34,6 +40,29 @@ std::optional<std::uint64_t> number(std::string_view text) {
   return value;
 }
 
+const char* level_name(LogLevel level) {
+  switch (level) {
+    case LogLevel::kError: return "error";
+    case LogLevel::kWarning: return "warning";
+    default: return "info";
+  }
+}
+
+void fill(v1::WatchEventsResponse& message, const EventBatch& batch) {
+  const std::uint64_t now = MonotonicClock().now_ns();
+  message.set_lost(batch.lost);
+  for (const Event& event : batch.events) {
+    v1::Event& out = *message.add_events();
+    out.set_sequence(event.sequence);
+    out.set_kind(static_cast<v1::EventKind>(event.kind));
+    out.set_level(level_name(event.level));
+    out.set_text(clean_text(event.text));
+    out.set_unix_ms(event.unix_ms);
+    out.set_age_ms(now > event.monotonic_ns ? (now - event.monotonic_ns) / 1'000'000 : 0);
+    for (const auto& [key, value] : event.fields) (*out.mutable_fields())[key] = clean_text(value);
+  }
+}
+
 class ControlService final : public v1::Control::Service {
  public:
   ControlService(ControlFacade& facade, const Callers& callers, const std::atomic<bool>& stopping)
@@ -42,39 +71,33 @@ class ControlService final : public v1::Control::Service {
   grpc::Status GetStatus(grpc::ServerContext* context, const v1::GetStatusRequest* /*request*/,
                          v1::GetStatusResponse* response) override {
     return serve(*context, Right::kRead, "see the status", [&](const Operator& /*by*/) -> grpc::Status {
-      auto daemon = facade_.daemon();
-      if (!daemon.ok()) return to_grpc(daemon.status());
-      translate(*daemon, *response->mutable_daemon());
-      return answer(facade_.devices(), response->mutable_devices());
+      grpc::Status status = answer(facade_.daemon(), *response->mutable_daemon());
+      if (!status.ok()) return status;
+      v1::ListDevicesResponse list;
+      status = answer(facade_.devices(), list);
+      response->mutable_devices()->Swap(list.mutable_devices());
+      return status;
     });
   }
 
   grpc::Status ListDevices(grpc::ServerContext* context, const v1::ListDevicesRequest* /*request*/,
                            v1::ListDevicesResponse* response) override {
-    return serve(*context, Right::kRead, "list devices", [&](const Operator& /*by*/) -> grpc::Status {
-      return answer(facade_.devices(), response->mutable_devices());
-    });
+    return pass_on(*context, "list devices", &ControlFacade::devices, *response);
   }
 
   grpc::Status ListSessions(grpc::ServerContext* context, const v1::ListSessionsRequest* /*request*/,
                             v1::ListSessionsResponse* response) override {
-    return serve(*context, Right::kRead, "list sessions", [&](const Operator& /*by*/) -> grpc::Status {
-      return answer(facade_.sessions(), response->mutable_sessions());
-    });
+    return pass_on(*context, "list sessions", &ControlFacade::sessions, *response);
   }
 
   grpc::Status ListGroups(grpc::ServerContext* context, const v1::ListGroupsRequest* /*request*/,
                           v1::ListGroupsResponse* response) override {
-    return serve(*context, Right::kRead, "list groups", [&](const Operator& /*by*/) -> grpc::Status {
-      return answer(facade_.groups(), response->mutable_groups());
-    });
+    return pass_on(*context, "list groups", &ControlFacade::groups, *response);
   }
 
   grpc::Status ListOperations(grpc::ServerContext* context, const v1::ListOperationsRequest* /*request*/,
                               v1::ListOperationsResponse* response) override {
-    return serve(*context, Right::kRead, "list operations", [&](const Operator& /*by*/) -> grpc::Status {
-      return answer(facade_.operations(), response->mutable_operations());
-    });
+    return pass_on(*context, "list operations", &ControlFacade::operations, *response);
   }
 
   grpc::Status GetOperation(grpc::ServerContext* context, const v1::GetOperationRequest* request,
@@ -88,21 +111,13 @@ class ControlService final : public v1::Control::Service {
         return to_grpc(invalid_argument("operation \"" + clean_text(id) +
                                         "\" has no such form; allowed: SESSION:TICKET, as epctl ops prints"));
       }
-      auto detail = facade_.operation(*session, *ticket);
-      if (!detail.ok()) return to_grpc(detail.status());
-      translate(*detail, *response);
-      return grpc::Status::OK;
+      return answer(facade_.operation(*session, *ticket), *response);
     });
   }
 
   grpc::Status GetStatistics(grpc::ServerContext* context, const v1::GetStatisticsRequest* /*request*/,
                              v1::GetStatisticsResponse* response) override {
-    return serve(*context, Right::kRead, "see statistics", [&](const Operator& /*by*/) -> grpc::Status {
-      auto statistics = facade_.statistics();
-      if (!statistics.ok()) return to_grpc(statistics.status());
-      translate(std::move(statistics).value(), *response);
-      return grpc::Status::OK;
-    });
+    return pass_on(*context, "see statistics", &ControlFacade::statistics, *response);
   }
 
   grpc::Status WatchEvents(grpc::ServerContext* context, const v1::WatchEventsRequest* request,
@@ -156,10 +171,7 @@ class ControlService final : public v1::Control::Service {
 
   grpc::Status GetConfig(grpc::ServerContext* context, const v1::GetConfigRequest* /*request*/,
                          v1::GetConfigResponse* response) override {
-    return serve(*context, Right::kRead, "see the configuration",
-                 [&](const Operator& /*by*/) -> grpc::Status {
-                   return answer(facade_.config(), response->mutable_entries());
-                 });
+    return pass_on(*context, "see the configuration", &ControlFacade::config, *response);
   }
 
   grpc::Status Drain(grpc::ServerContext* context, const v1::DrainRequest* request,
@@ -167,7 +179,7 @@ class ControlService final : public v1::Control::Service {
     return serve(*context, Right::kChange, "drain", [&](const Operator& by) -> grpc::Status {
       if (Status status = facade_.drain(by, request->timeout_ms()); !status.ok()) return to_grpc(status);
       // The drain has begun, whatever the next call says: an idle daemon may be gone already.
-      if (auto daemon = facade_.daemon(); daemon.ok()) translate(*daemon, *response->mutable_daemon());
+      if (!answer(facade_.daemon(), *response->mutable_daemon()).ok()) response->clear_daemon();
       return grpc::Status::OK;
     });
   }
@@ -177,10 +189,14 @@ class ControlService final : public v1::Control::Service {
     return serve(*context, Right::kRead, "see the version", [&](const Operator& /*by*/) -> grpc::Status {
       auto daemon = facade_.daemon();
       if (!daemon.ok()) return to_grpc(daemon.status());
-      response->set_version(clean_text(daemon->version));
-      response->set_boot_id(clean_text(daemon->boot_id));
+      response->set_version(daemon->version());
+      response->set_boot_id(daemon->boot_id());
       response->set_grpc_version(grpc::Version());
-      translate_abi(*response);
+      response->set_abi_version_min(abi::kAbiVersionMin);
+      response->set_abi_version_max(abi::kAbiVersion);
+      std::array<char, 20> hash{};
+      std::snprintf(hash.data(), hash.size(), "%016llx", static_cast<unsigned long long>(abi::layout_hash()));
+      response->set_layout_hash(hash.data());
       return grpc::Status::OK;
     });
   }
@@ -198,6 +214,13 @@ class ControlService final : public v1::Control::Service {
     } catch (const std::exception& error) {
       return to_grpc(internal_error(std::string("can't ") + what + ": " + error.what()));
     }
+  }
+
+  template <typename Message>
+  grpc::Status pass_on(const grpc::ServerContext& context, const char* what,
+                       Result<Message> (ControlFacade::*read)(), Message& response) {
+    return serve(context, Right::kRead, what,
+                 [&](const Operator& /*by*/) { return answer((facade_.*read)(), response); });
   }
 
   // Holds this thread and nothing else: the log is copied out in small pieces, and Write waits for the
@@ -222,7 +245,7 @@ class ControlService final : public v1::Control::Service {
       }
       seen = batch->events.back().sequence;
       v1::WatchEventsResponse response;
-      translate(*batch, response);
+      fill(response, *batch);
       if (!writer.Write(response)) break;
     }
     return stopping_.load() ? to_grpc({StatusCode::kAborted, "the daemon is stopping"})

@@ -1,6 +1,7 @@
 #include "health.h"
 
 #include <string_view>
+#include "epd/v1/control.pb.h"
 
 namespace epd {
 namespace {
@@ -17,7 +18,7 @@ Health HealthModel::check(const std::string& service) {
   if (service.empty()) {
     if (!serving_.load()) return Health::kNotServing;
     auto daemon = facade_.daemon();
-    return serving_if(daemon.ok() && daemon->state == DaemonState::kServing);
+    return serving_if(daemon.ok() && daemon->state() == v1::DAEMON_STATE_SERVING);
   }
   if (service == "control" || service == "epd.v1.Control") return serving_if(facade_.daemon().ok());
   if (service == "membership") return serving_if(facade_.groups().ok());
@@ -27,8 +28,8 @@ Health HealthModel::check(const std::string& service) {
   // A supervisor that does not answer can't say that the device does not exist.
   if (!devices.ok()) return Health::kNotServing;
   const std::string_view name = std::string_view(service).substr(kDevicePrefix.size());
-  for (const DeviceView& device : *devices) {
-    if (device.name == name) return serving_if(device.state == DeviceState::kReady);
+  for (const v1::Device& device : devices->devices()) {
+    if (device.name() == name) return serving_if(device.state() == v1::DEVICE_STATE_READY);
   }
   return Health::kNoSuchService;
 }

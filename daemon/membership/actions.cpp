@@ -71,19 +71,6 @@ std::string to_string(const Action& action) {
   return std::visit(Printer{}, action);
 }
 
-const char* group_phase_name(GroupPhase phase) {
-  switch (phase) {
-    case GroupPhase::kForming: return "forming";
-    case GroupPhase::kStarting: return "starting";
-    case GroupPhase::kActive: return "active";
-    case GroupPhase::kBreaking:
-    case GroupPhase::kFailing: return "breaking";
-    case GroupPhase::kLost:
-    case GroupPhase::kRemoving: return "lost";
-  }
-  return "unknown";
-}
-
 bool Group::all_gone() const {
   return std::all_of(members.begin(), members.end(), [](const auto& entry) { return entry.second.gone; });
 }

@@ -1,4 +1,5 @@
 // One operation explains itself: whom it waits for, and what keeps that one.
+#include "messages.h"
 #include "node.h"
 #include "process_state.h"
 
@@ -17,92 +18,96 @@ const char* down_word(DeviceState state) {
     case DeviceState::kStarting: return "is starting";
     case DeviceState::kRestarting: return "is down and will be started again";
     case DeviceState::kFailed: return "has failed for good";
-    case DeviceState::kStopped: return "stands still";
-    case DeviceState::kReady: break;
+    case DeviceState::kReady:
+    case DeviceState::kStopped: break;
   }
   return "";
 }
 
-std::string stage_words(const std::string& stage) {
-  if (stage == "planning") return "has submitted it; an earlier operation of that rank holds it up";
-  if (stage == "wait_ready") return "has submitted it and waits for another rank to submit it";
-  if (stage == "moving") return "is still moving its rows";
-  if (stage == "wait_arrived") return "has moved its rows and waits for another rank's";
-  return "has seen it fail and waits for the group to agree";
+std::string stage_words(v1::OperationStage stage) {
+  switch (stage) {
+    case v1::OPERATION_STAGE_PLANNING:
+      return "has submitted it; an earlier operation of that rank holds it up";
+    case v1::OPERATION_STAGE_WAIT_READY: return "has submitted it and waits for another rank to submit it";
+    case v1::OPERATION_STAGE_MOVING: return "is still moving its rows";
+    case v1::OPERATION_STAGE_WAIT_ARRIVED: return "has moved its rows and waits for another rank's";
+    default: return "has seen it fail and waits for the group to agree";
+  }
 }
 
-std::string describe(const WaitView& wait) {
-  if (wait.session_id == 0) return "rank " + std::to_string(wait.rank) + " has left the group";
-  std::string text = "rank " + std::to_string(wait.rank) + " (session " + std::to_string(wait.session_id) +
-                     ", pid " + wait.process + ", " + wait.device + ") ";
-  if (wait.gone) return text + "has left the group";
-  if (wait.device_state != DeviceState::kReady && !wait.engine_stopped) {
-    return text + "can't go on: the engine of " + wait.device + " " + down_word(wait.device_state);
+// `process`: its client's, for people.
+std::string describe(const v1::Wait& wait, DeviceState state, const std::string& process) {
+  std::string text = "rank " + std::to_string(wait.rank()) + " (session " +
+                     std::to_string(wait.session_id()) + ", pid " + process + ", " + wait.device() + ") ";
+  if (wait.gone()) return text + "has left the group";
+  if (wait.engine_stopped()) {
+    return text + "can't go on: the engine of " + wait.device() + " (pid " +
+           std::to_string(wait.engine_pid()) + ") stands still" +
+           (wait.submitted() ? "; it had taken the operation" : "; it had not taken the operation");
   }
-  if (wait.engine_stopped) {
-    return text + "can't go on: the engine of " + wait.device + " (pid " + std::to_string(wait.engine_pid) +
-           ") stands still" +
-           (wait.submitted ? "; it had taken the operation" : "; it had not taken the operation");
-  }
-  text += wait.submitted ? stage_words(wait.stage) : "has not submitted it";
-  if (wait.client_stopped) text += "; its process is stopped by a signal";
+  if (state != DeviceState::kReady)
+    return text + "can't go on: the engine of " + wait.device() + " " + down_word(state);
+  text += wait.submitted() ? stage_words(wait.stage()) : "has not submitted it";
+  if (wait.client_stopped()) text += "; its process is stopped by a signal";
   return text;
 }
 
-const OperationView* find_of_rank(const std::vector<OperationView>& all, const OperationView& like,
-                                  std::uint32_t rank) {
-  const auto found = std::find_if(all.begin(), all.end(), [&](const OperationView& other) {
-    return other.group_id == like.group_id && other.epoch == like.epoch && other.op_index == like.op_index &&
-           other.rank == rank;
+using Operations = google::protobuf::RepeatedPtrField<v1::Operation>;
+
+const v1::Operation* find_of_rank(const Operations& all, const v1::Operation& like, std::uint32_t rank) {
+  const auto found = std::find_if(all.begin(), all.end(), [&](const v1::Operation& other) {
+    return other.group_id() == like.group_id() && other.epoch() == like.epoch() &&
+           other.op_index() == like.op_index() && other.rank() == rank;
   });
   return found == all.end() ? nullptr : &*found;
 }
 
 // What an operation that waits for no rank is about.
-std::string own_reason(const OperationView& op, const std::vector<OperationView>& all,
-                       const std::string& silent_engines) {
-  if (op.stage == "moving") return "its own rows are moving";
-  if (op.stage == "breaking") {
+std::string own_reason(const v1::Operation& op, const Operations& all, const std::string& silent_engines) {
+  if (op.stage() == v1::OPERATION_STAGE_MOVING) return "its own rows are moving";
+  if (op.stage() == v1::OPERATION_STAGE_BREAKING) {
     return "it has failed; the group breaks, and " +
            (silent_engines.empty() ? std::string("the next epoch is about to begin")
                                    : "the answer of " + silent_engines + " is missing");
   }
-  const OperationView* earlier = nullptr;
-  for (const OperationView& other : all) {
-    const bool before = other.group_id == op.group_id && other.rank == op.rank && other.epoch == op.epoch &&
-                        other.op_index < op.op_index;
-    if (before && (earlier == nullptr || other.op_index < earlier->op_index)) earlier = &other;
+  const v1::Operation* earlier = nullptr;
+  for (const v1::Operation& other : all) {
+    const bool before = other.group_id() == op.group_id() && other.rank() == op.rank() &&
+                        other.epoch() == op.epoch() && other.op_index() < op.op_index();
+    if (before && (earlier == nullptr || other.op_index() < earlier->op_index())) earlier = &other;
   }
   if (earlier == nullptr) return "it is about to begin";
-  return "operation " + std::to_string(earlier->op_index) + " of its rank has not ended: epctl op " +
-         std::to_string(earlier->session_id) + ":" + std::to_string(earlier->ticket);
+  return "operation " + std::to_string(earlier->op_index()) + " of its rank has not ended: epctl op " +
+         earlier->id();
 }
 
 }  // namespace
 
-WaitView Node::wait_view(const membership::Group& group, std::uint32_t rank, const OperationView* its) const {
-  WaitView wait;
-  wait.rank = rank;
-  const auto member = group.members.find(rank);
-  if (member == group.members.end()) {
-    wait.gone = true;
-    wait.text = describe(wait);
+v1::Wait Node::wait_of(const membership::Group& group, std::uint32_t rank, const v1::Operation* its) const {
+  v1::Wait wait;
+  wait.set_rank(rank);
+  const auto found = group.members.find(rank);
+  if (found == group.members.end()) {
+    wait.set_device_state(v1::DEVICE_STATE_STARTING);  // it has none; v1 has always said so
+    wait.set_gone(true);
+    wait.set_text("rank " + std::to_string(rank) + " has left the group");
     return wait;
   }
-  const DeviceView device = fleet_->view(member->second.device);
-  wait.session_id = member->second.session_id;
-  wait.pid = member->second.pid;
-  const Session* session = sessions_->find(wait.session_id);
-  wait.process = session == nullptr ? std::to_string(wait.pid) : process_name(*session);
-  wait.gone = member->second.gone;
-  wait.device = device.name;
-  wait.device_state = device.state;
-  wait.engine_pid = device.engine_pid;
-  wait.engine_stopped = device.state == DeviceState::kStopped;
-  wait.client_stopped = !wait.gone && wait.pid != 0 && is_stopped(wait.pid);
-  wait.submitted = its != nullptr;
-  if (its != nullptr) wait.stage = its->stage;
-  wait.text = describe(wait);
+  const membership::Member& member = found->second;
+  const DeviceState state = fleet_->state_now(member.device);
+  wait.set_session_id(member.session_id);
+  wait.set_pid(member.pid);
+  wait.set_gone(member.gone);
+  wait.set_device(fleet_->name(member.device));
+  wait.set_device_state(message_of(state));
+  wait.set_engine_pid(fleet_->engine_pid(member.device));
+  wait.set_engine_stopped(state == DeviceState::kStopped);
+  wait.set_client_stopped(!member.gone && member.pid != 0 && is_stopped(member.pid));
+  wait.set_submitted(its != nullptr);
+  if (its != nullptr) wait.set_stage(its->stage());
+  const Session* session = sessions_->find(member.session_id);
+  wait.set_text(
+      describe(wait, state, session == nullptr ? std::to_string(member.pid) : process_name(*session)));
   return wait;
 }
 
@@ -118,42 +123,42 @@ std::string Node::silent_engines(const membership::Group& group) const {
   return names;
 }
 
-Result<OperationDetail> Node::operation_detail(std::uint64_t session_id, std::uint64_t ticket) const {
-  const std::vector<OperationView> all = operation_views();
-  const auto found = std::find_if(all.begin(), all.end(), [&](const OperationView& op) {
-    return op.session_id == session_id && op.ticket == ticket;
+Result<v1::GetOperationResponse> Node::explain(std::uint64_t session_id, std::uint64_t ticket) const {
+  const v1::ListOperationsResponse list = list_operations();
+  const Operations& all = list.operations();
+  const auto found = std::find_if(all.begin(), all.end(), [&](const v1::Operation& op) {
+    return op.session_id() == session_id && op.ticket() == ticket;
   });
   if (found == all.end()) return no_such_operation(session_id, ticket);
-  OperationDetail detail;
-  detail.operation = *found;
+  v1::GetOperationResponse answer;
+  *answer.mutable_operation() = *found;
   const Session* session = sessions_->find(session_id);
-  const auto group = registry_.groups().find(found->group_id);
+  const auto group = registry_.groups().find(found->group_id());
   if (session == nullptr || group == registry_.groups().end()) {
-    detail.text = "its session has ended; it runs to its end alone";
-    return detail;
+    answer.set_text("its session has ended; it runs to its end alone");
+    return answer;
   }
-  const DeviceView device = fleet_->view(session->device);
-  detail.group_name = group->second.name;
-  detail.pid = session->peer.pid;
-  detail.engine_pid = device.engine_pid;
-  detail.engine_stopped = device.state == DeviceState::kStopped;
-  std::set<std::uint32_t> seen{found->rank};
-  for (const OperationView* at = &*found; at != nullptr && at->waiting_for >= 0;) {
-    const auto rank = static_cast<std::uint32_t>(at->waiting_for);
+  answer.set_group(group->second.name);
+  answer.set_pid(session->peer.pid);
+  answer.set_engine_pid(fleet_->engine_pid(session->device));
+  answer.set_engine_stopped(fleet_->state_now(session->device) == DeviceState::kStopped);
+  std::set<std::uint32_t> seen{found->rank()};
+  for (const v1::Operation* at = &*found; at != nullptr && at->waiting_for() >= 0;) {
+    const auto rank = static_cast<std::uint32_t>(at->waiting_for());
     if (!seen.insert(rank).second) break;
     at = find_of_rank(all, *found, rank);
-    detail.waits.push_back(wait_view(group->second, rank, at));
+    *answer.add_waits() = wait_of(group->second, rank, at);
   }
-  if (detail.engine_stopped) {
-    detail.text = "its own engine (pid " + std::to_string(device.engine_pid) +
-                  ") stands still; what is shown is as it was " + std::to_string(device.heartbeat_age_ms) +
-                  " ms ago";
-  } else if (detail.waits.empty()) {
-    detail.text = own_reason(*found, all, silent_engines(group->second));
+  if (answer.engine_stopped()) {
+    answer.set_text("its own engine (pid " + std::to_string(answer.engine_pid()) +
+                    ") stands still; what is shown is as it was " +
+                    std::to_string(fleet_->heartbeat_age_ms(session->device)) + " ms ago");
+  } else if (answer.waits().empty()) {
+    answer.set_text(own_reason(*found, all, silent_engines(group->second)));
   } else {
-    detail.text = "waits " + for_ms(found->waiting_us) + ": " + detail.waits.back().text;
+    answer.set_text("waits " + for_ms(found->waiting_us()) + ": " + answer.waits().rbegin()->text());
   }
-  return detail;
+  return answer;
 }
 
 Status Node::no_such_operation(std::uint64_t session_id, std::uint64_t ticket) const {
@@ -163,9 +168,9 @@ Status Node::no_such_operation(std::uint64_t session_id, std::uint64_t ticket) c
     return not_found(name + ": there is no session " + std::to_string(session_id) +
                      "; allowed: an ID that epctl ops prints");
   }
-  const DeviceView device = fleet_->view(session->device);
-  if (device.state != DeviceState::kReady && device.state != DeviceState::kStopped) {
-    return not_found(name + ": the engine of " + device.name + " " + down_word(device.state) +
+  const DeviceState state = fleet_->state(session->device);
+  if (state != DeviceState::kReady) {
+    return not_found(name + ": the engine of " + fleet_->name(session->device) + " " + down_word(state) +
                      "; what it had taken is answered when it is back");
   }
   return not_found(name + " is not in flight; allowed: an ID that epctl ops prints");

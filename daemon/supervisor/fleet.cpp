@@ -405,34 +405,21 @@ DeviceState EngineFleet::seen_state(std::uint32_t index) const {
   return silent || device.looked_stopped ? DeviceState::kStopped : DeviceState::kReady;
 }
 
-DeviceView EngineFleet::view(std::uint32_t index) const {
-  const Device& device = devices_[index];
-  const abi::EnginePage& p = page(index);
-  DeviceView view;
-  view.name = device.name;
-  view.state = seen_state(index);
-  if (view.state == DeviceState::kReady && device.process != nullptr &&
-      epd::is_stopped(device.process->pid()))
-    view.state = DeviceState::kStopped;
-  view.engine_pid = device.process == nullptr ? 0 : device.process->pid();
-  view.restarts = device.restarts;
-  view.last_exit = device.last_exit;
-  view.sms = p.sms.load(std::memory_order_relaxed);
+DeviceState EngineFleet::state_now(std::uint32_t index) const {
+  const DeviceState seen = seen_state(index);
+  const EngineProcess* process = devices_[index].process.get();
+  const bool stopped = seen == DeviceState::kReady && process != nullptr && epd::is_stopped(process->pid());
+  return stopped ? DeviceState::kStopped : seen;
+}
+
+std::int32_t EngineFleet::engine_pid(std::uint32_t index) const {
+  return devices_[index].process == nullptr ? 0 : devices_[index].process->pid();
+}
+
+std::uint64_t EngineFleet::heartbeat_age_ms(std::uint32_t index) const {
   const std::uint64_t now = clock_.now_ns();
   const std::uint64_t sign = last_sign_ns(index);
-  view.heartbeat_age_ms = sign == 0 || sign > now ? 0 : (now - sign) / kMsNs;
-  view.sleeping = p.sleep.sleeping.load(std::memory_order_relaxed) != 0;
-  view.ops_submitted = p.ops_submitted.load(std::memory_order_relaxed);
-  view.ops_completed = p.ops_completed.load(std::memory_order_relaxed);
-  view.ops_failed = p.ops_failed.load(std::memory_order_relaxed);
-  view.bytes_dispatched = p.bytes_dispatched.load(std::memory_order_relaxed);
-  view.bytes_combined = p.bytes_combined.load(std::memory_order_relaxed);
-  view.submissions_refused = p.submissions_refused.load(std::memory_order_relaxed);
-  for (std::size_t i = 0; i < view.kernel_stops.size(); ++i)
-    view.kernel_stops[i] = p.kernel_stops.buckets[i].load(std::memory_order_relaxed);
-  view.kernel_stop_max_us = p.kernel_stop_max_us.load(std::memory_order_relaxed);
-  view.times_stuck = p.times_stuck.load(std::memory_order_relaxed);
-  return view;
+  return sign == 0 || sign > now ? 0 : (now - sign) / kMsNs;
 }
 
 }  // namespace epd

@@ -5,7 +5,6 @@
 #include "base/memory.h"
 #include "engine_process.h"
 #include "loop.h"
-#include "supervisor/control_facade.h"
 
 #include <deque>
 #include <functional>
@@ -14,6 +13,10 @@
 #include <vector>
 
 namespace epd {
+
+// kStopped: ready, but its engine stands still: stopped by a signal or a debugger, or hung. In the order of
+// control.proto.
+enum class DeviceState { kStarting, kReady, kRestarting, kFailed, kStopped };
 
 // What the fleet tells its owner. None of these may call back into stop or destroy the fleet.
 class FleetHost {
@@ -89,9 +92,15 @@ class EngineFleet {
   const abi::EnginePage& page(std::uint32_t device) const {
     return *devices_[device].page.as<abi::EnginePage>();
   }
-  DeviceView view(std::uint32_t device) const;
   // kStopped in place of kReady if the engine stood still when it was last looked at. Costs nothing.
   DeviceState seen_state(std::uint32_t device) const;
+  // The same, after another look at its process.
+  DeviceState state_now(std::uint32_t device) const;
+  std::int32_t engine_pid(std::uint32_t device) const;  // 0: there is none
+  std::uint32_t restarts(std::uint32_t device) const { return devices_[device].restarts; }
+  // "signal 9", "exit 1", "" if never.
+  const std::string& last_exit(std::uint32_t device) const { return devices_[device].last_exit; }
+  std::uint64_t heartbeat_age_ms(std::uint32_t device) const;
   const EngineProcess* process(std::uint32_t device) const {
     return devices_[device].process.get();
   }                                                                                       // or null

@@ -92,15 +92,6 @@ Status Node::check_commands(std::uint32_t device) const {
                              : "; allowed: on CUDA devices, with devices.mode = \"resident\"")};
 }
 
-std::optional<CudaView> Node::cuda_view(std::uint32_t device) const {
-  const NodeDevice& d = devices_[device];
-  if (!is_cuda(d.name)) return std::nullopt;
-  CudaView view{
-      d.facts.model, d.facts.compute, d.facts.driver, d.facts.num_sms, d.facts.sm_partition, d.facts.mps, {}};
-  for (const std::uint32_t other : d.unreachable) view.unreachable.push_back(devices_[other].name.text());
-  return view;
-}
-
 // ---- MPS
 
 Status Node::start_mps_control() {

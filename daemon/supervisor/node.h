@@ -28,10 +28,16 @@
 
 namespace epd {
 
+namespace v1 {
+class CudaDevice;
+class Operation;
+class Wait;
+}  // namespace v1
+
 // Connects the rooms: sessions and engines report events, the registry decides, and what it wants
 // done is done here. Split over node.cpp (sessions, engines), group_messages.cpp (the registry's actions),
 // lifecycle.cpp (signals, drain, reload, notification), operator.cpp (set, evict), gpus.cpp (GPUs and MPS)
-// and what the control plane sees: views.cpp, statistics.cpp, explain.cpp (one operation).
+// and what the control plane sees: control_reads.cpp, explain.cpp (one operation).
 class Node final : public SessionHost, public FleetHost, public membership::MemberMemory {
  public:
   explicit Node(SupervisorOptions options);
@@ -42,19 +48,19 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   void on_serving(std::function<void(bool)> callback) { on_serving_ = std::move(callback); }
   void drain(const Operator& by, std::uint32_t timeout_ms);  // 0: the configured one; again: no change
 
-  // views.cpp
-  DaemonView daemon_view() const;
-  std::vector<DeviceView> device_views() const;
-  std::vector<SessionView> session_views() const;
-  std::vector<GroupView> group_views() const;
-  std::vector<ConfigEntry> config_view() const { return config_.entries; }
-  // From any thread: reads only the engines' pages.
-  std::vector<OperationView> operation_views() const;
-  AllStatisticsView statistics_view() const;
+  // control_reads.cpp
+  v1::DaemonStatus daemon_status() const;
+  v1::ListDevicesResponse list_devices() const;
+  v1::ListSessionsResponse list_sessions() const;
+  v1::ListGroupsResponse list_groups() const;
+  std::vector<ConfigEntry> config_entries() const { return config_.entries; }
+  // From any thread: these read only the engines' pages. Operations are not sorted yet.
+  v1::ListOperationsResponse list_operations() const;
+  v1::GetStatisticsResponse statistics() const;
   EventLog& event_log() { return event_log_; }
 
   // explain.cpp
-  Result<OperationDetail> operation_detail(std::uint64_t session_id, std::uint64_t ticket) const;
+  Result<v1::GetOperationResponse> explain(std::uint64_t session_id, std::uint64_t ticket) const;
 
   // operator.cpp; see ControlFacade
   Status authorize(const Operator& by, Right wanted, const std::string& what);  // from any thread
@@ -129,15 +135,17 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   Status start_mps_control();
   void probe_mps_control();
   std::vector<pid_t> engine_pids() const;
-  std::optional<CudaView> cuda_view(std::uint32_t device) const;
   void terminate_work(std::uint32_t device, pid_t pid, int pidfd,
                       std::shared_ptr<const std::atomic<bool>> left, std::function<void()> then);
   void expel(const Session& session, const Status& status);
   void stop_expelling(std::uint64_t session_id);
   void end_dying_sessions(std::uint32_t device);
 
+  // control_reads.cpp
+  void fill_cuda(v1::CudaDevice& message, const NodeDevice& device) const;
+
   // explain.cpp
-  WaitView wait_view(const membership::Group& group, std::uint32_t rank, const OperationView* its) const;
+  v1::Wait wait_of(const membership::Group& group, std::uint32_t rank, const v1::Operation* its) const;
   std::string silent_engines(const membership::Group& group) const;
   Status no_such_operation(std::uint64_t session_id, std::uint64_t ticket) const;
 

@@ -1,57 +1,118 @@
 // What the engines count, read from their pages without asking them.
-#include "node.h"
+#include "messages.h"
 
-#include <optional>
+#include <atomic>
+#include <map>
+#include <tuple>
 
 namespace epd {
 namespace {
 
-template <typename Counters, typename Values>
-void load(const Counters& counters, Values& values) {
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] = counters[i].load(std::memory_order_relaxed);
+std::uint64_t value(const std::atomic<std::uint64_t>& counter) {
+  return counter.load(std::memory_order_relaxed);
 }
 
-// No value: free, or given to another owner while it was read.
-std::optional<OwnedStatisticsView> read_row(const abi::StatisticsRow& row, const std::string& device) {
-  const std::uint64_t key = row.key.load(std::memory_order_acquire);
-  if (key == 0) return std::nullopt;
-  OwnedStatisticsView view;
-  view.device = device;
-  view.session_id = row.session_id.load(std::memory_order_relaxed);
-  view.group_id = row.group_id.load(std::memory_order_relaxed);
-  view.rank = row.rank.load(std::memory_order_relaxed);
-  StatisticsView& s = view.statistics;
-  s.queue_depth = row.queue_depth.load(std::memory_order_relaxed);
-  s.bytes_dispatched = row.bytes_dispatched.load(std::memory_order_relaxed);
-  s.bytes_combined = row.bytes_combined.load(std::memory_order_relaxed);
-  load(row.operations, s.operations);
-  load(row.ended, s.ended);
-  load(row.refused, s.refused);
-  load(row.stalls, s.stalls);
-  for (std::size_t i = 0; i < s.intervals.size(); ++i) load(row.intervals[i].buckets, s.intervals[i]);
-  std::atomic_thread_fence(std::memory_order_acquire);
-  if (row.key.load(std::memory_order_relaxed) != key) return std::nullopt;
-  return view;
+template <std::size_t Size>
+void add_each(std::atomic<std::uint64_t> (&sum)[Size], const std::atomic<std::uint64_t> (&more)[Size]) {
+  for (std::size_t i = 0; i < Size; ++i)
+    sum[i].store(value(sum[i]) + value(more[i]), std::memory_order_relaxed);
 }
 
-template <std::size_t Rows>
-void read_table(const abi::StatisticsTable<Rows>& table, const std::string& device,
-                std::vector<OwnedStatisticsView>& views) {
+// `sum` is the caller's own: a copy of one row, or a sum of several. Its owner is that of `more`.
+void add(abi::StatisticsRow& sum, const abi::StatisticsRow& more) {
+  sum.session_id = value(more.session_id);
+  sum.group_id = value(more.group_id);
+  sum.rank = more.rank.load(std::memory_order_relaxed);
+  sum.queue_depth += value(more.queue_depth);
+  sum.bytes_dispatched += value(more.bytes_dispatched);
+  sum.bytes_combined += value(more.bytes_combined);
+  add_each(sum.operations, more.operations);
+  add_each(sum.ended, more.ended);
+  add_each(sum.refused, more.refused);
+  add_each(sum.stalls, more.stalls);
+  for (std::size_t i = 0; i < abi::kNumIntervals; ++i)
+    add_each(sum.intervals[i].buckets, more.intervals[i].buckets);
+}
+
+void fill(google::protobuf::RepeatedPtrField<v1::StatusCount>& messages,
+          const std::atomic<std::uint64_t> (&counts)[abi::kStatusSlots], std::size_t first) {
+  for (std::size_t code = first; code < abi::kStatusSlots; ++code) {
+    if (counts[code] == 0) continue;
+    v1::StatusCount& out = *messages.Add();
+    out.set_status(status_name(static_cast<StatusCode>(code)));
+    out.set_count(counts[code]);
+  }
+}
+
+void fill(v1::Statistics& message, const abi::StatisticsRow& row) {
+  const auto operations = [&](abi::Op op) { return value(row.operations[static_cast<std::size_t>(op)]); };
+  const auto stalls = [&](abi::Stall why) { return value(row.stalls[static_cast<std::size_t>(why)]); };
+  const auto interval = [&](abi::Interval which) {
+    return message_of(row.intervals[static_cast<std::size_t>(which)]);
+  };
+  message.set_queue_depth(row.queue_depth);
+  message.set_noops(operations(abi::Op::kNoop));
+  message.set_dispatches(operations(abi::Op::kDispatch));
+  message.set_combines(operations(abi::Op::kCombine));
+  message.set_completed(row.ended[0]);
+  fill(*message.mutable_failed(), row.ended, 1);
+  fill(*message.mutable_refused(), row.refused, 0);
+  message.set_bytes_dispatched(row.bytes_dispatched);
+  message.set_bytes_combined(row.bytes_combined);
+  message.set_stalls_completions(stalls(abi::Stall::kCompletions));
+  message.set_stalls_depth(stalls(abi::Stall::kDepth));
+  message.set_stalls_group(stalls(abi::Stall::kGroup));
+  *message.mutable_seen() = interval(abi::Interval::kSeen);
+  *message.mutable_launched() = interval(abi::Interval::kLaunched);
+  *message.mutable_done() = interval(abi::Interval::kDone);
+  *message.mutable_total() = interval(abi::Interval::kTotal);
+}
+
+// Calls use(copy) with each row that is neither free nor given to another owner while it was read.
+template <std::size_t Rows, typename Use>
+void for_each_row(const abi::StatisticsTable<Rows>& table, const Use& use) {
   for (const abi::StatisticsRow& row : table.rows) {
-    if (auto view = read_row(row, device)) views.push_back(std::move(*view));
+    const std::uint64_t key = row.key.load(std::memory_order_acquire);
+    if (key == 0) continue;
+    abi::StatisticsRow copy{};
+    add(copy, row);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (row.key.load(std::memory_order_relaxed) == key) use(copy);
   }
 }
 
 }  // namespace
 
-AllStatisticsView Node::statistics_view() const {
-  AllStatisticsView all;
-  for (std::uint32_t device = 0; device < fleet_->size(); ++device) {
-    const abi::EnginePage& page = fleet_->page(device);
-    read_table(page.sessions, fleet_->name(device), all.sessions);
-    read_table(page.members, fleet_->name(device), all.ranks);
+v1::GetStatisticsResponse message_of(const std::vector<DevicePage>& pages) {
+  v1::GetStatisticsResponse message;
+  std::map<std::uint64_t, abi::StatisticsRow> groups;
+  for (const DevicePage& of : pages) {
+    for_each_row(of.page.sessions, [&](const abi::StatisticsRow& row) {
+      v1::SessionStatistics& out = *message.add_sessions();
+      out.set_session_id(row.session_id);
+      out.set_device(of.device);
+      fill(*out.mutable_statistics(), row);
+    });
+    for_each_row(of.page.members, [&](const abi::StatisticsRow& row) {
+      v1::RankStatistics& out = *message.add_ranks();
+      out.set_group_id(row.group_id);
+      out.set_rank(row.rank);
+      out.set_session_id(row.session_id);
+      out.set_device(of.device);
+      fill(*out.mutable_statistics(), row);
+      add(groups[row.group_id], row);
+    });
   }
-  return all;
+  for (const auto& [id, sum] : groups) {
+    v1::GroupStatistics& out = *message.add_groups();
+    out.set_group_id(id);
+    fill(*out.mutable_statistics(), sum);
+  }
+  sort_by(*message.mutable_sessions(),
+          [](const v1::SessionStatistics& of) { return std::tuple(of.session_id(), of.device()); });
+  sort_by(*message.mutable_ranks(),
+          [](const v1::RankStatistics& of) { return std::tuple(of.group_id(), of.rank(), of.device()); });
+  return message;
 }
 
 }  // namespace epd

@@ -1,6 +1,7 @@
 #include "supervisor/supervisor.h"
 
 #include "ask.h"
+#include "messages.h"
 #include "node.h"
 
 namespace epd {
@@ -20,29 +21,27 @@ class Facade final : public ControlFacade {
  public:
   explicit Facade(Node& node) : node_(node) {}
 
-  Result<DaemonView> daemon() override {
-    return ask<DaemonView>(node_.loop(), [this] { return node_.daemon_view(); });
+  Result<v1::DaemonStatus> daemon() override { return on_loop(&Node::daemon_status); }
+  Result<v1::ListDevicesResponse> devices() override { return on_loop(&Node::list_devices); }
+  Result<v1::ListSessionsResponse> sessions() override { return on_loop(&Node::list_sessions); }
+  Result<v1::ListGroupsResponse> groups() override { return on_loop(&Node::list_groups); }
+  Result<v1::ListOperationsResponse> operations() override {
+    v1::ListOperationsResponse list = node_.list_operations();
+    sort(list);
+    return list;
   }
-  Result<std::vector<DeviceView>> devices() override {
-    return ask<std::vector<DeviceView>>(node_.loop(), [this] { return node_.device_views(); });
-  }
-  Result<std::vector<SessionView>> sessions() override {
-    return ask<std::vector<SessionView>>(node_.loop(), [this] { return node_.session_views(); });
-  }
-  Result<std::vector<GroupView>> groups() override {
-    return ask<std::vector<GroupView>>(node_.loop(), [this] { return node_.group_views(); });
-  }
-  Result<std::vector<OperationView>> operations() override { return node_.operation_views(); }
-  Result<AllStatisticsView> statistics() override { return node_.statistics_view(); }
+  Result<v1::GetStatisticsResponse> statistics() override { return node_.statistics(); }
   Result<EventBatch> events(std::uint64_t after, std::size_t limit, std::uint32_t wait_ms) override {
     return node_.event_log().read(after, limit, wait_ms);
   }
-  Result<OperationDetail> operation(std::uint64_t session_id, std::uint64_t ticket) override {
-    return flat(ask<Result<OperationDetail>>(
-        node_.loop(), [this, session_id, ticket] { return node_.operation_detail(session_id, ticket); }));
+  Result<v1::GetOperationResponse> operation(std::uint64_t session_id, std::uint64_t ticket) override {
+    return flat(ask<Result<v1::GetOperationResponse>>(
+        node_.loop(), [this, session_id, ticket] { return node_.explain(session_id, ticket); }));
   }
-  Result<std::vector<ConfigEntry>> config() override {
-    return ask<std::vector<ConfigEntry>>(node_.loop(), [this] { return node_.config_view(); });
+  Result<v1::GetConfigResponse> config() override {
+    auto entries = on_loop(&Node::config_entries);
+    return entries.ok() ? Result<v1::GetConfigResponse>(message_of(std::move(entries).value()))
+                        : entries.status();
   }
   Status authorize(const Operator& by, Right wanted, const std::string& what) override {
     return node_.authorize(by, wanted, what);
@@ -76,6 +75,11 @@ class Facade final : public ControlFacade {
   }
 
  private:
+  template <typename T>
+  Result<T> on_loop(T (Node::*read)() const) {
+    return ask<T>(node_.loop(), [this, read] { return (node_.*read)(); });
+  }
+
   Status act(const Operator& by, std::function<Status()> action) {
     const Result<Done> done = ask<Done>(
         node_.loop(), [action = std::move(action)] { return Done{action()}; }, by.has_gone);

@@ -1,7 +1,7 @@
 // Control requests: whatever bytes arrive as the request of whatever method, through the real server, every
-// answer parses or is an error with its details; and whatever texts clients chose, the views that carry them
-// do too. The methods come from the service descriptors, so that a new one is tried without a change here.
-// Input: method, flags, then texts for the views, then the request.
+// answer parses or is an error with its details; and whatever texts clients chose, the messages that carry
+// them do too. The methods come from the service descriptors, so that a new one is tried without a change
+// here. Input: method, flags, then texts for the messages, then the request.
 
 #include "control/control_server.h"
 #include "fuzz.h"
@@ -88,13 +88,13 @@ class Target {
                                    : Status());
     const std::string texts[] = {input.text(input.byte() % 64), input.text(input.byte() % 64)};
     facade_.change([&](FakeControlFacade::Views& views) {
-      views.sessions.front().library = texts[0];
-      views.groups.front().name = texts[0];
-      views.groups.front().cause = texts[1];
-      views.groups.front().state = texts[1];
-      views.config.front().value = texts[1];
-      views.daemon.last_reload_error = texts[0];
-      views.daemon.state = DaemonState::kServing;
+      views.sessions.mutable_sessions(0)->set_library(texts[0]);
+      views.groups.mutable_groups(0)->set_name(texts[0]);
+      views.groups.mutable_groups(0)->set_cause(texts[1]);
+      views.devices.mutable_devices(0)->set_last_exit(texts[1]);
+      views.config.mutable_entries(0)->set_value(texts[1]);
+      views.daemon.set_last_reload_error(texts[0]);
+      views.daemon.set_state(v1::DAEMON_STATE_SERVING);
     });
     call(method, input.text(input.left()));
   }

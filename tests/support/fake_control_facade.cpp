@@ -1,139 +1,214 @@
 #include "support/fake_control_facade.h"
 
+#include "proto/statistics.h"
+
 #include <unistd.h>
+#include <array>
 #include <utility>
 
 namespace epd::test {
 namespace {
 
-DeviceView make_device(const std::string& name) {
-  DeviceView device;
-  device.name = name;
-  device.state = DeviceState::kReady;
-  device.engine_pid = 4242;
-  device.sms = 2;
-  device.sessions = 1;
-  device.heartbeat_age_ms = 3;
-  device.ops_submitted = 1200;
-  device.ops_completed = 1190;
-  device.ops_failed = 8;
-  device.bytes_dispatched = std::uint64_t{5} << 30;
-  device.bytes_combined = std::uint64_t{3} << 20;
-  device.submissions_refused = 2;
-  return device;
+void fill(v1::Device& device, const std::string& name) {
+  device.set_name(name);
+  device.set_state(v1::DEVICE_STATE_READY);
+  device.set_engine_pid(4242);
+  device.set_sms(2);
+  device.set_sessions(1);
+  device.set_heartbeat_age_ms(3);
+  device.set_ops_submitted(1200);
+  device.set_ops_completed(1190);
+  device.set_ops_failed(8);
+  device.set_bytes_dispatched(std::uint64_t{5} << 30);
+  device.set_bytes_combined(std::uint64_t{3} << 20);
+  device.set_submissions_refused(2);
 }
 
-SessionView make_session(std::uint64_t id, const std::string& device) {
-  SessionView session;
-  session.id = id;
-  session.uid = 1000;
-  session.gid = 100;
-  session.pid = 7000 + static_cast<std::int32_t>(id);
-  session.device = device;
-  session.library = "libepd 0.1.0";
-  session.claimed = {5, "node7"};
-  session.age_ms = 65'000;
-  session.groups = 1;
-  session.arena_bytes = std::uint64_t{300} << 20;
-  return session;
+void fill(v1::Session& session, std::uint64_t id, const std::string& device) {
+  session.set_session_id(id);
+  session.set_uid(1000);
+  session.set_gid(100);
+  session.set_pid(7000 + static_cast<std::int32_t>(id));
+  session.set_device(device);
+  session.set_library("libepd 0.1.0");
+  session.set_claimed_pid(5);
+  session.set_claimed_host("node7");
+  session.set_age_ms(65'000);
+  session.set_groups(1);
+  session.set_arena_bytes(std::uint64_t{300} << 20);
 }
 
-GroupView make_group() {
-  GroupView group;
-  group.id = 9;
-  group.name = "layer-experts";
-  group.state = "active";
-  group.shape = {
-      2, 256, 4096, 7168, 8, 4, abi::Payload::kFp8Cast, abi::IndexType::kInt64, abi::LossPolicy::kFailFast};
-  group.shape.layout = abi::Layout::kPacked;
-  group.shape.scale_format = abi::ScaleFormat::kUe8m0;
-  group.shape.expert_alignment = 128;
-  group.shape.num_biases = 2;
-  group.shape.num_handles = 3;
-  group.shape.max_recv_rows = 9000;
-  group.sms = 2;
-  group.epoch = 3;
-  group.age_ms = 64'000;
-  group.cause = "engine of host:1 restarted";
-  group.members = {{1, 12, "host:1", false, true}, {0, 11, "host:0", false, false}};
+void fill(v1::GroupShape& shape) {
+  shape.set_num_ranks(2);
+  shape.set_num_experts(256);
+  shape.set_max_tokens(4096);
+  shape.set_hidden(7168);
+  shape.set_topk(8);
+  shape.set_depth(4);
+  shape.set_payload(v1::PAYLOAD_FP8_CAST);
+  shape.set_index_type(v1::INDEX_TYPE_INT64);
+  shape.set_policy(v1::LOSS_POLICY_FAIL_FAST);
+  shape.set_layout(v1::LAYOUT_PACKED);
+  shape.set_scale_format(v1::SCALE_FORMAT_UE8M0);
+  shape.set_expert_alignment(128);
+  shape.set_num_biases(2);
+  shape.set_num_handles(3);
+  shape.set_max_recv_rows(9000);
+}
+
+void add_member(v1::Group& group, std::uint32_t rank, std::uint64_t session_id, const std::string& device) {
+  v1::GroupMember& member = *group.add_members();
+  member.set_rank(rank);
+  member.set_session_id(session_id);
+  member.set_device(device);
+}
+
+v1::Group make_group() {
+  v1::Group group;
+  group.set_group_id(9);
+  group.set_name("layer-experts");
+  group.set_state(v1::GROUP_STATE_ACTIVE);
+  fill(*group.mutable_shape());
+  group.set_sms(2);
+  group.set_epoch(3);
+  group.set_age_ms(64'000);
+  group.set_cause("engine of host:1 restarted");
+  add_member(group, 0, 11, "host:0");
+  add_member(group, 1, 12, "host:1");
+  group.mutable_members(1)->set_by_stream(true);
   return group;
 }
 
-GroupView make_forming_group() {
-  GroupView group = make_group();
-  group.id = 10;
-  group.name = "late";
-  group.state = "forming";
-  group.shape.payload = abi::Payload::kBf16;
-  group.shape.index_type = abi::IndexType::kInt32;
-  group.shape.num_ranks = 4;
-  group.cause.clear();
-  group.members = {{2, 11, "host:0", true, false}};
-  group.missing_ranks = {3, 0, 1};
+v1::Group make_forming_group() {
+  v1::Group group = make_group();
+  group.set_group_id(10);
+  group.set_name("late");
+  group.set_state(v1::GROUP_STATE_FORMING);
+  group.mutable_shape()->set_payload(v1::PAYLOAD_BF16);
+  group.mutable_shape()->clear_scale_format();
+  group.mutable_shape()->set_index_type(v1::INDEX_TYPE_INT32);
+  group.mutable_shape()->set_num_ranks(4);
+  group.clear_cause();
+  group.clear_members();
+  add_member(group, 2, 11, "host:0");
+  group.mutable_members(0)->set_gone(true);
+  for (const std::uint32_t rank : {0u, 1u, 3u}) group.add_missing_ranks(rank);
   return group;
 }
 
-OperationView make_operation(std::uint32_t rank) {
-  OperationView operation;
-  operation.device = "host:" + std::to_string(rank);
-  operation.session_id = 11 + rank;
-  operation.group_id = 9;
-  operation.ticket = 500 + rank;
-  operation.op_index = 77;
-  operation.op = "dispatch";
-  operation.stage = rank == 0 ? "wait_ready" : "planning";
-  operation.rank = rank;
-  operation.slot = 1;
-  operation.num_tokens = 128;
-  operation.waiting_for = rank == 0 ? 1 : -1;
-  operation.age_us = 1500;
-  operation.epoch = 3;
-  operation.waiting_us = rank == 0 ? 900 : 0;
-  operation.deadline_in_us = 29'000'000;
-  operation.stages = {{"seen", 2}, {"planning", 3}};
-  return operation;
+void fill(v1::Operation& operation, std::uint32_t rank) {
+  operation.set_device("host:" + std::to_string(rank));
+  operation.set_session_id(11 + rank);
+  operation.set_group_id(9);
+  operation.set_ticket(500 + rank);
+  operation.set_op_index(77);
+  operation.set_op(v1::OPERATION_KIND_DISPATCH);
+  operation.set_stage(rank == 0 ? v1::OPERATION_STAGE_WAIT_READY : v1::OPERATION_STAGE_PLANNING);
+  operation.set_rank(rank);
+  operation.set_slot(1);
+  operation.set_num_tokens(128);
+  operation.set_waiting_for(rank == 0 ? 1 : -1);
+  operation.set_age_us(1500);
+  operation.set_id(std::to_string(11 + rank) + ":" + std::to_string(500 + rank));
+  operation.set_epoch(3);
+  operation.set_waiting_us(rank == 0 ? 900 : 0);
+  operation.set_deadline_in_us(29'000'000);
+  for (const auto& [stage, after_us] : {std::pair("seen", 2), std::pair("planning", 3)}) {
+    v1::StageEntry& entry = *operation.add_stages();
+    entry.set_stage(stage);
+    entry.set_after_us(static_cast<std::uint64_t>(after_us));
+  }
 }
 
-OwnedStatisticsView make_statistics(std::uint32_t rank) {
-  OwnedStatisticsView owned;
-  owned.device = "host:" + std::to_string(rank);
-  owned.session_id = 11 + rank;
-  owned.group_id = 9;
-  owned.rank = rank;
-  StatisticsView& s = owned.statistics;
-  s.queue_depth = 1;
-  s.operations = {0, 5, 100, 90};
-  s.ended[0] = 190;
-  s.ended[static_cast<std::size_t>(StatusCode::kRankLost)] = 3;
-  s.refused[static_cast<std::size_t>(StatusCode::kInvalidArgument)] = 2;
-  s.stalls = {1, 20, 300};
-  s.bytes_dispatched = std::uint64_t{1} << 20;
-  s.bytes_combined = std::uint64_t{1} << 10;
-  s.intervals[3][abi::histogram_bucket(100)] = 98;
-  s.intervals[3][abi::histogram_bucket(5000)] = 2;
-  return owned;
+void add(google::protobuf::RepeatedPtrField<v1::StatusCount>& counts, StatusCode code, std::uint64_t count) {
+  v1::StatusCount& out = *counts.Add();
+  out.set_status(status_name(code));
+  out.set_count(count);
+}
+
+// Of `times` ranks that did the same.
+void fill(v1::Statistics& s, std::uint64_t times) {
+  s.set_queue_depth(1 * times);
+  s.set_noops(5 * times);
+  s.set_dispatches(100 * times);
+  s.set_combines(90 * times);
+  s.set_completed(190 * times);
+  add(*s.mutable_failed(), StatusCode::kRankLost, 3 * times);
+  add(*s.mutable_refused(), StatusCode::kInvalidArgument, 2 * times);
+  s.set_stalls_completions(1 * times);
+  s.set_stalls_depth(20 * times);
+  s.set_stalls_group(300 * times);
+  s.set_bytes_dispatched((std::uint64_t{1} << 20) * times);
+  s.set_bytes_combined((std::uint64_t{1} << 10) * times);
+  s.mutable_seen();
+  s.mutable_launched();
+  s.mutable_done();
+  std::array<std::uint64_t, abi::kHistogramBuckets> counts{};
+  for (const auto& [us, count] : {std::pair(100u, 98u), std::pair(5000u, 2u)}) {
+    const std::size_t bucket = abi::histogram_bucket(us);
+    counts[bucket] = count * times;
+    v1::HistogramBucket& out = *s.mutable_total()->add_buckets();
+    out.set_from_us(abi::histogram_floor(bucket));
+    out.set_count(counts[bucket]);
+  }
+  s.mutable_total()->set_count(100 * times);
+  s.mutable_total()->set_p50_us(abi::histogram_percentile(counts, 500));
+  s.mutable_total()->set_p99_us(abi::histogram_percentile(counts, 990));
+}
+
+void fill(v1::GetStatisticsResponse& statistics) {
+  for (const std::uint32_t rank : {0u, 1u}) {
+    v1::SessionStatistics& session = *statistics.add_sessions();
+    session.set_session_id(11 + rank);
+    session.set_device("host:" + std::to_string(rank));
+    fill(*session.mutable_statistics(), 1);
+    v1::RankStatistics& out = *statistics.add_ranks();
+    out.set_group_id(9);
+    out.set_rank(rank);
+    out.set_session_id(11 + rank);
+    out.set_device(session.device());
+    fill(*out.mutable_statistics(), 1);
+  }
+  v1::GroupStatistics& group = *statistics.add_groups();
+  group.set_group_id(9);
+  fill(*group.mutable_statistics(), 2);
+}
+
+void add(v1::GetConfigResponse& config, const std::string& key, const std::string& value,
+         v1::ConfigOrigin origin, bool reloadable) {
+  v1::ConfigEntry& entry = *config.add_entries();
+  entry.set_key(key);
+  entry.set_value(value);
+  entry.set_origin(origin);
+  entry.set_reloadable(reloadable);
 }
 
 }  // namespace
 
 FakeControlFacade::FakeControlFacade() {
-  DaemonView& daemon = views_.daemon;
-  daemon.version = "0.1.0";
-  daemon.boot_id = "00112233445566778899aabbccddeeff";
-  daemon.pid = ::getpid();
-  daemon.uptime_ms = 3'723'000;
-  daemon.state = DaemonState::kServing;
-  daemon.config_generation = 1;
-  daemon.sessions = 2;
-  daemon.groups = 2;
-  daemon.arena_bytes = std::uint64_t{600} << 20;
-  daemon.sessions_total = 17;
-  daemon.sessions_refused = 1;
-  views_.devices = {make_device("host:1"), make_device("host:0")};
-  views_.sessions = {make_session(12, "host:1"), make_session(11, "host:0")};
-  views_.groups = {make_forming_group(), make_group()};
-  views_.operations = {make_operation(1), make_operation(0)};
-  views_.statistics = {{make_statistics(1), make_statistics(0)}, {make_statistics(1), make_statistics(0)}};
+  v1::DaemonStatus& daemon = views_.daemon;
+  daemon.set_version("0.1.0");
+  daemon.set_boot_id("00112233445566778899aabbccddeeff");
+  daemon.set_pid(::getpid());
+  daemon.set_uptime_ms(3'723'000);
+  daemon.set_state(v1::DAEMON_STATE_SERVING);
+  daemon.set_config_generation(1);
+  daemon.set_sessions(2);
+  daemon.set_groups(2);
+  daemon.set_arena_bytes(std::uint64_t{600} << 20);
+  daemon.set_sessions_total(17);
+  daemon.set_sessions_refused(1);
+  for (const std::uint32_t i : {0u, 1u}) {
+    const std::string device = "host:" + std::to_string(i);
+    fill(*views_.devices.add_devices(), device);
+    fill(*views_.sessions.add_sessions(), 11 + i, device);
+    fill(*views_.operations.add_operations(), i);
+  }
+  *views_.groups.add_groups() = make_group();
+  *views_.groups.add_groups() = make_forming_group();
+  fill(views_.statistics);
+  add(views_.config, "device.host", "2", v1::CONFIG_ORIGIN_FLAG, false);
+  add(views_.config, "limits.max_sessions", "64", v1::CONFIG_ORIGIN_FILE, true);
   for (const char* text : {"session attached", "rank joined", "group breaks"}) {
     Event event;
     event.kind = EventKind::kGroupBroke;
@@ -142,22 +217,29 @@ FakeControlFacade::FakeControlFacade() {
     event.fields = {{"group", "9"}, {"text", "rank 1 died"}};
     events_.add(event);
   }
-  views_.config = {{"limits.max_sessions", "64", "file", true}, {"device.host", "2", "flag", false}};
 }
 
-Result<OperationDetail> FakeControlFacade::operation(std::uint64_t session_id, std::uint64_t ticket) {
+Result<v1::GetOperationResponse> FakeControlFacade::operation(std::uint64_t session_id,
+                                                              std::uint64_t ticket) {
   const std::lock_guard lock(mutex_);
   if (!failure_.ok()) return failure_;
-  for (const OperationView& operation : views_.operations) {
-    if (operation.session_id != session_id || operation.ticket != ticket) continue;
-    OperationDetail detail;
-    detail.operation = operation;
-    detail.group_name = "layer-experts";
-    detail.pid = 7011;
-    detail.engine_pid = 4242;
-    detail.waits = {{1, 12, 7012, "7012", "host:1", DeviceState::kReady, 4242, true, false, false, false, "",
-                     "rank 1 (session 12, pid 7012, host:1) has not submitted it"}};
-    detail.text = "waits for 0 ms: rank 1";
+  for (const v1::Operation& operation : views_.operations.operations()) {
+    if (operation.session_id() != session_id || operation.ticket() != ticket) continue;
+    v1::GetOperationResponse detail;
+    *detail.mutable_operation() = operation;
+    detail.set_group("layer-experts");
+    detail.set_pid(7011);
+    detail.set_engine_pid(4242);
+    v1::Wait& wait = *detail.add_waits();
+    wait.set_rank(1);
+    wait.set_session_id(12);
+    wait.set_pid(7012);
+    wait.set_device("host:1");
+    wait.set_device_state(v1::DEVICE_STATE_READY);
+    wait.set_engine_pid(4242);
+    wait.set_client_stopped(true);
+    wait.set_text("rank 1 (session 12, pid 7012, host:1) has not submitted it");
+    detail.set_text("waits for 0 ms: rank 1");
     return detail;
   }
   return not_found("operation is not in flight");
@@ -225,7 +307,7 @@ Status FakeControlFacade::drain(const Operator& by, std::uint32_t timeout_ms) {
   drained_ = timeout_ms;
   last_operator_ = by;
   last_operator_.has_gone = {};
-  views_.daemon.state = DaemonState::kDraining;
+  views_.daemon.set_state(v1::DAEMON_STATE_DRAINING);
   return {};
 }
 

@@ -1,4 +1,4 @@
-// A supervisor for tests of the control plane: answers with fixed views, or with an error.
+// A supervisor for tests of the control plane: answers with fixed messages, or with an error.
 #pragma once
 
 #include "supervisor/control_facade.h"
@@ -6,6 +6,7 @@
 #include <mutex>
 #include <optional>
 #include <vector>
+#include "epd/v1/control.pb.h"
 
 namespace epd::test {
 
@@ -14,16 +15,16 @@ class FakeControlFacade final : public ControlFacade {
   // Two devices, two sessions, an active group of two ranks and one that forms, two operations.
   FakeControlFacade();
 
-  Result<DaemonView> daemon() override { return answer(views_.daemon); }
-  Result<std::vector<DeviceView>> devices() override { return answer(views_.devices); }
-  Result<std::vector<SessionView>> sessions() override { return answer(views_.sessions); }
-  Result<std::vector<GroupView>> groups() override { return answer(views_.groups); }
-  Result<std::vector<OperationView>> operations() override { return answer(views_.operations); }
-  Result<std::vector<ConfigEntry>> config() override { return answer(views_.config); }
+  Result<v1::DaemonStatus> daemon() override { return answer(views_.daemon); }
+  Result<v1::ListDevicesResponse> devices() override { return answer(views_.devices); }
+  Result<v1::ListSessionsResponse> sessions() override { return answer(views_.sessions); }
+  Result<v1::ListGroupsResponse> groups() override { return answer(views_.groups); }
+  Result<v1::ListOperationsResponse> operations() override { return answer(views_.operations); }
+  Result<v1::GetConfigResponse> config() override { return answer(views_.config); }
   Status authorize(const Operator& by, Right wanted, const std::string& what) override;
   Status drain(const Operator& by, std::uint32_t timeout_ms) override;
-  Result<OperationDetail> operation(std::uint64_t session_id, std::uint64_t ticket) override;
-  Result<AllStatisticsView> statistics() override { return answer(views_.statistics); }
+  Result<v1::GetOperationResponse> operation(std::uint64_t session_id, std::uint64_t ticket) override;
+  Result<v1::GetStatisticsResponse> statistics() override { return answer(views_.statistics); }
   Result<EventBatch> events(std::uint64_t after, std::size_t limit, std::uint32_t wait_ms) override {
     return events_.read(after, limit, wait_ms);
   }
@@ -42,13 +43,13 @@ class FakeControlFacade final : public ControlFacade {
   std::vector<std::string> asked() const;
 
   struct Views {
-    DaemonView daemon;
-    std::vector<DeviceView> devices;
-    std::vector<SessionView> sessions;
-    std::vector<GroupView> groups;
-    std::vector<OperationView> operations;
-    std::vector<ConfigEntry> config;
-    AllStatisticsView statistics;
+    v1::DaemonStatus daemon;
+    v1::ListDevicesResponse devices;
+    v1::ListSessionsResponse sessions;
+    v1::ListGroupsResponse groups;
+    v1::ListOperationsResponse operations;
+    v1::GetConfigResponse config;
+    v1::GetStatisticsResponse statistics;
   };
   // Calls change(views) while no call reads them.
   template <typename Change>
@@ -56,7 +57,7 @@ class FakeControlFacade final : public ControlFacade {
     const std::lock_guard lock(mutex_);
     change_views(views_);
   }
-  // Every call answers so from now on; OK: with the views again.
+  // Every call answers so from now on; OK: with the messages again.
   void fail(Status status);
   // The timeout of the last drain that was accepted.
   std::optional<std::uint32_t> drained() const;

@@ -34,20 +34,20 @@ namespace {
 
 class SlowFacade final : public ControlFacade {
  public:
-  Result<DaemonView> daemon() override { return slow(fake_.daemon()); }
-  Result<std::vector<DeviceView>> devices() override { return slow(fake_.devices()); }
-  Result<std::vector<SessionView>> sessions() override { return slow(fake_.sessions()); }
-  Result<std::vector<GroupView>> groups() override { return slow(fake_.groups()); }
-  Result<std::vector<OperationView>> operations() override { return slow(fake_.operations()); }
-  Result<std::vector<ConfigEntry>> config() override { return slow(fake_.config()); }
+  Result<v1::DaemonStatus> daemon() override { return slow(fake_.daemon()); }
+  Result<v1::ListDevicesResponse> devices() override { return slow(fake_.devices()); }
+  Result<v1::ListSessionsResponse> sessions() override { return slow(fake_.sessions()); }
+  Result<v1::ListGroupsResponse> groups() override { return slow(fake_.groups()); }
+  Result<v1::ListOperationsResponse> operations() override { return slow(fake_.operations()); }
+  Result<v1::GetConfigResponse> config() override { return slow(fake_.config()); }
   Status authorize(const Operator& by, Right wanted, const std::string& what) override {
     return fake_.authorize(by, wanted, what);
   }
   Status drain(const Operator& by, std::uint32_t timeout_ms) override { return fake_.drain(by, timeout_ms); }
-  Result<OperationDetail> operation(std::uint64_t session_id, std::uint64_t ticket) override {
+  Result<v1::GetOperationResponse> operation(std::uint64_t session_id, std::uint64_t ticket) override {
     return slow(fake_.operation(session_id, ticket));
   }
-  Result<AllStatisticsView> statistics() override { return slow(fake_.statistics()); }
+  Result<v1::GetStatisticsResponse> statistics() override { return slow(fake_.statistics()); }
   Result<EventBatch> events(std::uint64_t after, std::size_t limit, std::uint32_t wait_ms) override {
     return fake_.events(after, limit, wait_ms);
   }
@@ -97,17 +97,17 @@ void obey(const std::string& line, SlowFacade& facade) {
     fake.fail({});
   } else if (verb == "empty") {
     fake.change([](FakeControlFacade::Views& views) {
-      const DaemonView daemon = views.daemon;
+      const v1::DaemonStatus daemon = views.daemon;
       views = {};
       views.daemon = daemon;
     });
   } else if (verb == "sick") {
     fake.change([](FakeControlFacade::Views& views) {
-      views.devices[0].heartbeat_age_ms = 60'000;  // host:1
-      views.daemon.last_reload_error = "limits.max_sessions is \"many\"";
+      views.devices.mutable_devices(1)->set_heartbeat_age_ms(60'000);
+      views.daemon.set_last_reload_error("limits.max_sessions is \"many\"");
     });
   } else if (verb == "draining") {
-    fake.change([](FakeControlFacade::Views& views) { views.daemon.state = DaemonState::kDraining; });
+    fake.change([](FakeControlFacade::Views& views) { views.daemon.set_state(v1::DAEMON_STATE_DRAINING); });
   } else if (verb == "read_only") {
     fake.allow(Right::kRead);
   } else if (verb == "hang") {
@@ -162,8 +162,8 @@ int main(int argc, char** argv) {
   UniqueFd attach;
   if (!attach_path.empty()) attach = listen_on(attach_path);
   facade.fake().change([&](FakeControlFacade::Views& views) {
-    views.daemon.control_path = argv[1];
-    views.daemon.socket_path = attach_path;
+    views.daemon.set_control_path(argv[1]);
+    views.daemon.set_socket_path(attach_path);
   });
   ControlOptions options;
   options.socket_path = argv[1];

@@ -1,7 +1,7 @@
 # Control plane and epctl, against a supervisor made of fixed answers.
 add_library(epd_fake_control STATIC support/fake_control_facade.cpp)
 target_include_directories(epd_fake_control PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
-target_link_libraries(epd_fake_control PUBLIC epd_control PRIVATE epd_options)
+target_link_libraries(epd_fake_control PUBLIC epd_control epd_control_messages PRIVATE epd_options)
 
 add_executable(control_test unit/control_test.cpp unit/control_server_test.cpp unit/control_tools_test.cpp
   unit/control_users_test.cpp

@@ -26,10 +26,11 @@ TEST_F(ControlTest, HealthFollowsTheFacade) {
     EXPECT_TRUE(checked.status.ok()) << name;
     EXPECT_EQ(checked.health, HealthCheckResponse::SERVING) << name;
   }
-  facade_.change([](auto& views) { views.devices[0].state = DeviceState::kRestarting; });
+  facade_.change(
+      [](auto& views) { views.devices.mutable_devices(1)->set_state(v1::DEVICE_STATE_RESTARTING); });
   EXPECT_EQ(check("device/host:1").health, HealthCheckResponse::NOT_SERVING);
   EXPECT_EQ(check("device/host:0").health, HealthCheckResponse::SERVING);
-  facade_.change([](auto& views) { views.daemon.state = DaemonState::kDraining; });
+  facade_.change([](auto& views) { views.daemon.set_state(v1::DAEMON_STATE_DRAINING); });
   EXPECT_EQ(check("").health, HealthCheckResponse::NOT_SERVING);
   EXPECT_EQ(check("control").health, HealthCheckResponse::SERVING);
   facade_.fail({StatusCode::kDeadlineExceeded, "the loop has not answered"});
@@ -59,12 +60,13 @@ TEST_F(ControlTest, WatchTellsChangesAndServicesThatAppear) {
   ASSERT_TRUE(reader->Read(&response));
   EXPECT_EQ(response.status(), HealthCheckResponse::SERVICE_UNKNOWN);
   facade_.change([](auto& views) {
-    views.devices.push_back(views.devices[0]);
-    views.devices.back().name = "host:2";
+    v1::Device& device = *views.devices.add_devices();
+    device = views.devices.devices(1);
+    device.set_name("host:2");
   });
   ASSERT_TRUE(reader->Read(&response));
   EXPECT_EQ(response.status(), HealthCheckResponse::SERVING);
-  facade_.change([](auto& views) { views.devices.back().state = DeviceState::kFailed; });
+  facade_.change([](auto& views) { views.devices.mutable_devices(2)->set_state(v1::DEVICE_STATE_FAILED); });
   ASSERT_TRUE(reader->Read(&response));
   EXPECT_EQ(response.status(), HealthCheckResponse::NOT_SERVING);
   context.TryCancel();

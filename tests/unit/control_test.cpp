@@ -25,79 +25,28 @@ TEST_F(ControlTest, GetStatusTellsTheDaemonAndItsDevicesInOrder) {
   EXPECT_EQ(response.devices(1).name(), "host:1");
 }
 
-TEST_F(ControlTest, ListDevicesCarriesEveryField) {
-  facade_.change([](auto& views) {
-    views.devices[0].state = DeviceState::kRestarting;  // host:1
-    views.devices[0].restarts = 3;
-    views.devices[0].last_exit = "signal 9";
-    views.devices[0].sleeping = true;
-    views.devices[0].kernel_stops[abi::histogram_bucket(3)] = 1;
-    views.devices[0].kernel_stops[abi::histogram_bucket(200)] = 2;
-    views.devices[0].kernel_stop_max_us = 214;
-    views.devices[0].times_stuck = 3;
-  });
+TEST_F(ControlTest, ListsArrivePreciselyAsTheSupervisorHasFilledThem) {
   start();
-  v1::ListDevicesResponse response;
-  ASSERT_TRUE(call(*control(), &v1::Control::Stub::ListDevices, {}, response).ok());
-  ASSERT_EQ(response.devices_size(), 2);
-  EXPECT_EQ(response.devices(0).state(), v1::DEVICE_STATE_READY);
-  const v1::Device& device = response.devices(1);
-  EXPECT_EQ(device.state(), v1::DEVICE_STATE_RESTARTING);
-  EXPECT_EQ(device.engine_pid(), 4242);
-  EXPECT_EQ(device.restarts(), 3u);
-  EXPECT_EQ(device.last_exit(), "signal 9");
-  EXPECT_EQ(device.sms(), 2u);
-  EXPECT_EQ(device.sessions(), 1u);
-  EXPECT_EQ(device.heartbeat_age_ms(), 3u);
-  EXPECT_TRUE(device.sleeping());
-  EXPECT_EQ(device.ops_submitted(), 1200u);
-  EXPECT_EQ(device.ops_completed(), 1190u);
-  EXPECT_EQ(device.ops_failed(), 8u);
-  EXPECT_EQ(device.bytes_dispatched(), std::uint64_t{5} << 30);
-  EXPECT_EQ(device.bytes_combined(), std::uint64_t{3} << 20);
-  EXPECT_EQ(device.submissions_refused(), 2u);
-  EXPECT_FALSE(response.devices(0).has_kernel_stops()) << "none has been told to stop";
-  EXPECT_EQ(device.kernel_stops().count(), 3u);
-  EXPECT_GE(device.kernel_stops().p50_us(), 192u);
-  EXPECT_LE(device.kernel_stops().p50_us(), 214u);
-  EXPECT_EQ(device.kernel_stop_max_us(), 214u);
-  EXPECT_EQ(device.times_stuck(), 3u);
-}
-
-TEST_F(ControlTest, DevicesAreOrderedByNumber) {
-  facade_.change([](auto& views) {
-    views.devices.clear();
-    for (const char* name : {"host:10", "host:9", "cuda:11", "host:0"}) {
-      views.devices.emplace_back();
-      views.devices.back().name = name;
-    }
-  });
-  start();
-  v1::ListDevicesResponse response;
-  ASSERT_TRUE(call(*control(), &v1::Control::Stub::ListDevices, {}, response).ok());
-  std::vector<std::string> names;
-  for (const auto& device : response.devices()) names.push_back(device.name());
-  EXPECT_EQ(names, (std::vector<std::string>{"cuda:11", "host:0", "host:9", "host:10"}));
-}
-
-TEST_F(ControlTest, ListSessionsCarriesEveryField) {
-  start();
-  v1::ListSessionsResponse response;
-  ASSERT_TRUE(call(*control(), &v1::Control::Stub::ListSessions, {}, response).ok());
-  ASSERT_EQ(response.sessions_size(), 2);
-  const v1::Session& session = response.sessions(0);
-  EXPECT_EQ(session.session_id(), 11u);
-  EXPECT_EQ(response.sessions(1).session_id(), 12u);
-  EXPECT_EQ(session.uid(), 1000u);
-  EXPECT_EQ(session.gid(), 100u);
-  EXPECT_EQ(session.pid(), 7011);
-  EXPECT_EQ(session.device(), "host:0");
-  EXPECT_EQ(session.library(), "libepd 0.1.0");
-  EXPECT_EQ(session.age_ms(), 65'000u);
-  EXPECT_EQ(session.groups(), 1u);
-  EXPECT_EQ(session.arena_bytes(), std::uint64_t{300} << 20);
-  EXPECT_EQ(session.claimed_pid(), 5);
-  EXPECT_EQ(session.claimed_host(), "node7");
+  test::FakeControlFacade::Views filled;
+  facade_.change([&](const auto& views) { filled = views; });
+  const auto stub = control();
+  const auto expect_same = [](const grpc::Status& status, const auto& got, const auto& expected) {
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(got.DebugString(), expected.DebugString());
+    EXPECT_FALSE(expected.DebugString().empty());
+  };
+  v1::ListDevicesResponse devices;
+  expect_same(call(*stub, &v1::Control::Stub::ListDevices, {}, devices), devices, filled.devices);
+  v1::ListSessionsResponse sessions;
+  expect_same(call(*stub, &v1::Control::Stub::ListSessions, {}, sessions), sessions, filled.sessions);
+  v1::ListGroupsResponse groups;
+  expect_same(call(*stub, &v1::Control::Stub::ListGroups, {}, groups), groups, filled.groups);
+  v1::ListOperationsResponse operations;
+  expect_same(call(*stub, &v1::Control::Stub::ListOperations, {}, operations), operations, filled.operations);
+  v1::GetStatisticsResponse statistics;
+  expect_same(call(*stub, &v1::Control::Stub::GetStatistics, {}, statistics), statistics, filled.statistics);
+  v1::GetConfigResponse config;
+  expect_same(call(*stub, &v1::Control::Stub::GetConfig, {}, config), config, filled.config);
 }
 
 // Whoever could open the socket could drain the daemon.
@@ -179,120 +128,6 @@ TEST_F(ControlTest, TheKernelTellsWhoChangesSomething) {
   EXPECT_EQ(facade_.last_operator().pid, ::getpid());
   EXPECT_EQ(facade_.last_operator().uid, ::geteuid());
   EXPECT_FALSE(facade_.last_operator().gids.empty());
-}
-
-TEST_F(ControlTest, ListGroupsCarriesShapeMembersAndMissingRanks) {
-  start();
-  v1::ListGroupsResponse response;
-  ASSERT_TRUE(call(*control(), &v1::Control::Stub::ListGroups, {}, response).ok());
-  ASSERT_EQ(response.groups_size(), 2);
-  const v1::Group& group = response.groups(0);
-  EXPECT_EQ(group.group_id(), 9u);
-  EXPECT_EQ(group.name(), "layer-experts");
-  EXPECT_EQ(group.state(), v1::GROUP_STATE_ACTIVE);
-  EXPECT_EQ(group.shape().num_ranks(), 2u);
-  EXPECT_EQ(group.shape().num_experts(), 256u);
-  EXPECT_EQ(group.shape().max_tokens(), 4096u);
-  EXPECT_EQ(group.shape().hidden(), 7168u);
-  EXPECT_EQ(group.shape().topk(), 8u);
-  EXPECT_EQ(group.shape().depth(), 4u);
-  EXPECT_EQ(group.shape().payload(), v1::PAYLOAD_FP8_CAST);
-  EXPECT_EQ(group.shape().index_type(), v1::INDEX_TYPE_INT64);
-  EXPECT_EQ(group.shape().policy(), v1::LOSS_POLICY_FAIL_FAST);
-  EXPECT_EQ(group.shape().layout(), v1::LAYOUT_PACKED);
-  EXPECT_EQ(group.shape().scale_format(), v1::SCALE_FORMAT_UE8M0);
-  EXPECT_EQ(group.shape().expert_alignment(), 128u);
-  EXPECT_EQ(group.shape().num_biases(), 2u);
-  EXPECT_EQ(group.shape().num_handles(), 3u);
-  EXPECT_EQ(group.shape().max_recv_rows(), 9000u);
-  EXPECT_EQ(group.sms(), 2u);
-  EXPECT_EQ(group.epoch(), 3u);
-  EXPECT_EQ(group.age_ms(), 64'000u);
-  EXPECT_EQ(group.cause(), "engine of host:1 restarted");
-  ASSERT_EQ(group.members_size(), 2);
-  EXPECT_EQ(group.members(0).rank(), 0u);
-  EXPECT_EQ(group.members(0).session_id(), 11u);
-  EXPECT_EQ(group.members(1).device(), "host:1");
-  EXPECT_TRUE(group.members(1).by_stream());
-  EXPECT_FALSE(group.members(0).by_stream());
-  const v1::Group& forming = response.groups(1);
-  EXPECT_EQ(forming.state(), v1::GROUP_STATE_FORMING);
-  EXPECT_EQ(forming.shape().payload(), v1::PAYLOAD_BF16);
-  EXPECT_EQ(forming.shape().index_type(), v1::INDEX_TYPE_INT32);
-  EXPECT_TRUE(forming.members(0).gone());
-  EXPECT_EQ(std::vector<std::uint32_t>(forming.missing_ranks().begin(), forming.missing_ranks().end()),
-            (std::vector<std::uint32_t>{0, 1, 3}));
-}
-
-TEST_F(ControlTest, EveryGroupStateStageAndOriginOfTheFacadeHasItsEnumerator) {
-  const std::vector<std::string> states{"forming", "starting", "active", "breaking", "lost", "strange"};
-  const std::vector<std::string> stages{"planning", "wait_ready", "moving", "wait_arrived", "breaking", ""};
-  const std::vector<std::string> ops{"noop", "dispatch", "combine", "", "Dispatch ", "x"};
-  const std::vector<std::string> origins{"default", "file", "flag", "environment"};
-  facade_.change([&](auto& views) {
-    views.groups.assign(states.size(), {});
-    views.operations.assign(stages.size(), {});
-    views.config.assign(origins.size(), {});
-    for (std::size_t i = 0; i < states.size(); ++i) {
-      views.groups[i].id = i;
-      views.groups[i].state = states[i];
-      views.operations[i].op_index = i;
-      views.operations[i].stage = stages[i];
-      views.operations[i].op = ops[i];
-    }
-    for (std::size_t i = 0; i < origins.size(); ++i) {
-      views.config[i] = {"key." + std::to_string(i), "", origins[i], false};
-    }
-  });
-  start();
-  v1::ListGroupsResponse groups;
-  v1::ListOperationsResponse operations;
-  v1::GetConfigResponse config;
-  ASSERT_TRUE(call(*control(), &v1::Control::Stub::ListGroups, {}, groups).ok());
-  ASSERT_TRUE(call(*control(), &v1::Control::Stub::ListOperations, {}, operations).ok());
-  ASSERT_TRUE(call(*control(), &v1::Control::Stub::GetConfig, {}, config).ok());
-  for (int i = 0; i < 5; ++i) {
-    EXPECT_EQ(groups.groups(i).state(), i + 1);
-    EXPECT_EQ(operations.operations(i).stage(), i + 1);
-  }
-  EXPECT_EQ(groups.groups(5).state(), v1::GROUP_STATE_UNSPECIFIED);
-  EXPECT_EQ(operations.operations(5).stage(), v1::OPERATION_STAGE_UNSPECIFIED);
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(operations.operations(i).op(), i + 1);
-  for (int i = 3; i < 6; ++i) EXPECT_EQ(operations.operations(i).op(), v1::OPERATION_KIND_UNSPECIFIED);
-  for (int i = 0; i < 4; ++i) EXPECT_EQ(config.entries(i).origin(), i + 1);
-}
-
-TEST_F(ControlTest, ListOperationsCarriesEveryField) {
-  start();
-  v1::ListOperationsResponse response;
-  ASSERT_TRUE(call(*control(), &v1::Control::Stub::ListOperations, {}, response).ok());
-  ASSERT_EQ(response.operations_size(), 2);
-  const v1::Operation& operation = response.operations(0);
-  EXPECT_EQ(operation.device(), "host:0");
-  EXPECT_EQ(operation.session_id(), 11u);
-  EXPECT_EQ(operation.group_id(), 9u);
-  EXPECT_EQ(operation.ticket(), 500u);
-  EXPECT_EQ(operation.op_index(), 77u);
-  EXPECT_EQ(operation.op(), v1::OPERATION_KIND_DISPATCH);
-  EXPECT_EQ(operation.stage(), v1::OPERATION_STAGE_WAIT_READY);
-  EXPECT_EQ(operation.rank(), 0u);
-  EXPECT_EQ(operation.slot(), 1u);
-  EXPECT_EQ(operation.num_tokens(), 128u);
-  EXPECT_EQ(operation.waiting_for(), 1);
-  EXPECT_EQ(operation.age_us(), 1500u);
-  EXPECT_EQ(response.operations(1).waiting_for(), -1);
-}
-
-TEST_F(ControlTest, GetConfigIsOrderedByKey) {
-  start();
-  v1::GetConfigResponse response;
-  ASSERT_TRUE(call(*control(), &v1::Control::Stub::GetConfig, {}, response).ok());
-  ASSERT_EQ(response.entries_size(), 2);
-  EXPECT_EQ(response.entries(0).key(), "device.host");
-  EXPECT_EQ(response.entries(0).origin(), v1::CONFIG_ORIGIN_FLAG);
-  EXPECT_FALSE(response.entries(0).reloadable());
-  EXPECT_EQ(response.entries(1).value(), "64");
-  EXPECT_TRUE(response.entries(1).reloadable());
 }
 
 TEST_F(ControlTest, DrainPassesTheTimeoutOn) {
@@ -395,13 +230,22 @@ TEST_F(ControlTest, EveryCallReportsTheFacadesError) {
 
 TEST_F(ControlTest, BytesThatAreNotUtf8DoNotMakeAListUnreadable) {
   facade_.change([](auto& views) {
-    views.sessions[0].library = "\xff\xfe\xe2\x82 ok \xe2\x82\xac \xed\xa0\x80";  // session 12
+    views.sessions.mutable_sessions(1)->set_library("\xff\xfe\xe2\x82 ok \xe2\x82\xac \xed\xa0\x80");
+    v1::CudaDevice& cuda = *views.devices.mutable_devices(0)->mutable_cuda();
+    cuda.add_unreachable("as it is");
+    cuda.add_unreachable("\xff");
+    views.daemon.set_socket_path("/\xff");
   });
   start();
   v1::ListSessionsResponse response;
   ASSERT_TRUE(call(*control(), &v1::Control::Stub::ListSessions, {}, response).ok());
   const std::string bad = "\xef\xbf\xbd";
   EXPECT_EQ(response.sessions(1).library(), bad + bad + bad + bad + " ok \xe2\x82\xac " + bad + bad + bad);
+  v1::GetStatusResponse status;
+  ASSERT_TRUE(call(*control(), &v1::Control::Stub::GetStatus, {}, status).ok());
+  EXPECT_EQ(status.daemon().socket_path(), "/" + bad);
+  EXPECT_EQ(status.devices(0).cuda().unreachable(0), "as it is");
+  EXPECT_EQ(status.devices(0).cuda().unreachable(1), bad);
 }
 
 }  // namespace

@@ -49,37 +49,6 @@ TEST_F(ControlTest, AnIdOfAnotherFormIsRefusedWithTheForm) {
             grpc::StatusCode::NOT_FOUND);
 }
 
-TEST_F(ControlTest, StatisticsOfAGroupAreTheSumOfItsRanks) {
-  start();
-  v1::GetStatisticsResponse response;
-  ASSERT_TRUE(call(*control(), &v1::Control::Stub::GetStatistics, {}, response).ok());
-  ASSERT_EQ(response.sessions_size(), 2);
-  EXPECT_EQ(response.sessions(0).session_id(), 11u);
-  const v1::Statistics& one = response.sessions(0).statistics();
-  EXPECT_EQ(one.noops(), 5u);
-  EXPECT_EQ(one.dispatches(), 100u);
-  EXPECT_EQ(one.combines(), 90u);
-  EXPECT_EQ(one.completed(), 190u);
-  ASSERT_EQ(one.failed_size(), 1);
-  EXPECT_EQ(one.failed(0).status(), "RANK_LOST");
-  ASSERT_EQ(one.refused_size(), 1);
-  EXPECT_EQ(one.refused(0).status(), "INVALID_ARGUMENT");
-  EXPECT_EQ(one.stalls_completions(), 1u);
-  EXPECT_EQ(one.stalls_depth(), 20u);
-  EXPECT_EQ(one.stalls_group(), 300u);
-  EXPECT_EQ(one.total().count(), 100u);
-  EXPECT_NEAR(static_cast<double>(one.total().p50_us()), 100, 25);
-  EXPECT_NEAR(static_cast<double>(one.total().p99_us()), 5000, 1250);
-  EXPECT_EQ(one.seen().count(), 0u);
-  ASSERT_EQ(response.ranks_size(), 2);
-  EXPECT_EQ(response.ranks(1).rank(), 1u);
-  ASSERT_EQ(response.groups_size(), 1);
-  EXPECT_EQ(response.groups(0).group_id(), 9u);
-  EXPECT_EQ(response.groups(0).statistics().dispatches(), 200u);
-  EXPECT_EQ(response.groups(0).statistics().total().count(), 200u);
-  EXPECT_EQ(response.groups(0).statistics().failed(0).count(), 6u);
-}
-
 struct Heard {
   std::vector<std::uint64_t> sequences;
   std::uint64_t lost = 0;

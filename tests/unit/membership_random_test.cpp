@@ -293,7 +293,7 @@ class RandomMembership : public Membership {
 
   void check_settled(const Group& group) const {
     const bool at_rest = group.phase == GroupPhase::kActive || group.phase == GroupPhase::kLost;
-    EXPECT_TRUE(at_rest) << "group " << group.id << " is stuck: " << group_phase_name(group.phase);
+    EXPECT_TRUE(at_rest) << "group " << group.id << " is stuck in phase " << static_cast<int>(group.phase);
     EXPECT_TRUE(group.waiting.empty() && group.changed.empty());
     for (const auto& [rank, member] : group.members) {
       EXPECT_FALSE(member.joining) << "rank " << rank;

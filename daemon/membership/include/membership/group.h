@@ -27,9 +27,6 @@ enum class GroupPhase {
   kRemoving,  // waiting for every engine to have forgotten it
 };
 
-// "forming", "starting", "active", "breaking" (both kinds), "lost" (also while it is removed).
-const char* group_phase_name(GroupPhase phase);
-
 // A membership's name in submissions: index in the low half, generation (never 0) in the high half, so
 // that a stale name is told from a fresh one. Indices are reused within a session.
 constexpr std::uint32_t make_member_id(std::uint32_t index, std::uint32_t generation) {

@@ -6,7 +6,6 @@
 #include "base/status.h"
 #include "proto/wire.h"
 #include "supervisor/access_policy.h"
-#include "supervisor/control_facade.h"
 
 #include <cstdint>
 #include <map>
@@ -18,6 +17,13 @@
 namespace epd {
 
 inline constexpr const char* kDefaultConfigPath = "/etc/epd/epd.toml";
+
+struct ConfigEntry {
+  std::string key;  // "limits.max_sessions"
+  std::string value;
+  std::string origin;  // "default", "file", "flag", "environment"
+  bool reloadable = false;
+};
 
 // Defaults live in the option table (config_table.cpp), not here.
 struct Config {

@@ -1,0 +1,178 @@
+// What the control plane reads: the node's state as messages.
+#include "messages.h"
+#include "node.h"
+
+#include <unistd.h>
+#include <algorithm>
+
+namespace epd {
+namespace {
+
+constexpr std::uint64_t kMsNs = 1'000'000;
+
+std::string hexadecimal(const std::array<std::uint8_t, 16>& bytes) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (const std::uint8_t byte : bytes) {
+    text += kDigits[byte >> 4];
+    text += kDigits[byte & 0xf];
+  }
+  return text;
+}
+
+std::string version_text(std::uint32_t major, std::uint32_t minor) {
+  return std::to_string(major) + "." + std::to_string(minor);
+}
+
+void fill_counters(v1::Device& message, const abi::EnginePage& page) {
+  const auto read = [](const auto& counter) { return counter.load(std::memory_order_relaxed); };
+  message.set_sms(read(page.sms));
+  message.set_sleeping(read(page.sleep.sleeping) != 0);
+  message.set_ops_submitted(read(page.ops_submitted));
+  message.set_ops_completed(read(page.ops_completed));
+  message.set_ops_failed(read(page.ops_failed));
+  message.set_bytes_dispatched(read(page.bytes_dispatched));
+  message.set_bytes_combined(read(page.bytes_combined));
+  message.set_submissions_refused(read(page.submissions_refused));
+  message.set_times_stuck(read(page.times_stuck));
+  v1::Histogram stops = message_of(page.kernel_stops);
+  if (stops.count() == 0) return;
+  *message.mutable_kernel_stops() = std::move(stops);
+  message.set_kernel_stop_max_us(read(page.kernel_stop_max_us));
+}
+
+void fill(v1::Group& message, const membership::Group& group, const EngineFleet& fleet, std::uint64_t now) {
+  message.set_group_id(group.id);
+  message.set_name(group.name);
+  message.set_state(message_of(group.phase));
+  *message.mutable_shape() = message_of(group.shape);
+  message.set_epoch(group.epoch);
+  message.set_age_ms((now - group.created_ns) / kMsNs);
+  if (group.reason.cause != StatusCode::kOk)
+    message.set_cause(std::string(status_name(group.reason.cause)) + ": " + group.reason.text);
+  for (const auto& [rank, member] : group.members) {
+    v1::GroupMember& out = *message.add_members();
+    out.set_rank(rank);
+    out.set_session_id(member.session_id);
+    out.set_device(fleet.name(member.device));
+    out.set_gone(member.gone);
+    out.set_by_stream(member.commands);
+  }
+  if (group.phase != membership::GroupPhase::kForming) return;
+  for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
+    if (group.members.count(rank) == 0) message.add_missing_ranks(rank);
+  }
+}
+
+}  // namespace
+
+v1::DaemonStatus Node::daemon_status() const {
+  v1::DaemonStatus message;
+  message.set_version(kDaemonVersion);
+  message.set_boot_id(hexadecimal(boot_id_));
+  message.set_pid(::getpid());
+  message.set_uptime_ms((clock_.now_ns() - started_ns_) / kMsNs);
+  message.set_state(phase_ == Phase::kStarting  ? v1::DAEMON_STATE_STARTING
+                    : phase_ == Phase::kServing ? v1::DAEMON_STATE_SERVING
+                                                : v1::DAEMON_STATE_DRAINING);
+  message.set_socket_path(config_.socket);
+  message.set_control_path(config_.control_socket);
+  message.set_config_generation(config_generation_);
+  message.set_last_reload_error(last_reload_error_);
+  message.set_sessions(sessions_->attached());
+  message.set_groups(registry_.groups().size());
+  message.set_arena_bytes(arenas_.total_bytes());
+  message.set_sessions_total(sessions_->total_attached());
+  message.set_sessions_refused(sessions_->total_refused());
+  message.set_mps_control_error(mps_error_);
+  return message;
+}
+
+// find_devices() puts them in the order of their names and numbers.
+v1::ListDevicesResponse Node::list_devices() const {
+  v1::ListDevicesResponse list;
+  for (std::uint32_t i = 0; i < fleet_->size(); ++i) {
+    v1::Device& message = *list.add_devices();
+    message.set_name(fleet_->name(i));
+    message.set_state(message_of(fleet_->state_now(i)));
+    message.set_engine_pid(fleet_->engine_pid(i));
+    message.set_restarts(fleet_->restarts(i));
+    message.set_last_exit(fleet_->last_exit(i));
+    message.set_sessions(sessions_->attached_on(i));
+    message.set_heartbeat_age_ms(fleet_->heartbeat_age_ms(i));
+    fill_counters(message, fleet_->page(i));
+    if (devices_[i].name.kind == abi::DeviceKind::kCuda) fill_cuda(*message.mutable_cuda(), devices_[i]);
+  }
+  return list;
+}
+
+void Node::fill_cuda(v1::CudaDevice& message, const NodeDevice& device) const {
+  const DeviceFacts& facts = device.facts;
+  message.set_model(facts.model);
+  message.set_compute_capability(version_text(facts.compute / 10, facts.compute % 10));
+  message.set_cuda_version(version_text(facts.driver / 1000, facts.driver % 1000 / 10));
+  message.set_num_sms(facts.num_sms);
+  message.set_sm_partition(facts.sm_partition);
+  message.set_mps(facts.mps);
+  for (const std::uint32_t other : device.unreachable) message.add_unreachable(devices_[other].name.text());
+}
+
+v1::ListSessionsResponse Node::list_sessions() const {
+  std::map<std::uint64_t, std::uint64_t> arena_bytes;
+  for (const auto& [id, group] : registry_.groups()) {
+    for (const auto& [rank, member] : group.members) {
+      const MemberArenas* arenas = arenas_.find(id, rank);
+      if (arenas != nullptr) arena_bytes[member.session_id] += arenas->bytes;
+    }
+  }
+  v1::ListSessionsResponse list;
+  const std::uint64_t now = loop_->now_ns();
+  for (const auto& [id, session] : sessions_->connections()) {
+    if (!session.attached) continue;
+    v1::Session& message = *list.add_sessions();
+    message.set_session_id(id);
+    message.set_uid(session.peer.uid);
+    message.set_gid(session.peer.gid);
+    message.set_pid(session.peer.pid);
+    message.set_device(fleet_->name(session.device));
+    message.set_library(session.library);
+    message.set_claimed_pid(session.claimed_pid);
+    message.set_claimed_host(session.claimed_host);
+    message.set_age_ms((now - session.accepted_ns) / kMsNs);
+    message.set_groups(registry_.memberships(id));
+    message.set_arena_bytes(arena_bytes[id]);
+  }
+  return list;
+}
+
+v1::ListGroupsResponse Node::list_groups() const {
+  v1::ListGroupsResponse list;
+  const std::uint64_t now = loop_->now_ns();
+  for (const auto& [id, group] : registry_.groups()) {
+    v1::Group& message = *list.add_groups();
+    fill(message, group, *fleet_, now);
+    for (const auto& [rank, member] : group.members) {
+      const abi::GroupSettings settings = group_settings(group, member.device);
+      message.set_sms(std::max(message.sms(), settings.sms));
+      message.set_priority(settings.priority);
+    }
+  }
+  return list;
+}
+
+v1::ListOperationsResponse Node::list_operations() const {
+  v1::ListOperationsResponse list;
+  const std::uint64_t now = clock_.now_ns();
+  for (std::uint32_t device = 0; device < fleet_->size(); ++device) {
+    for (const abi::OpView& op : fleet_->page(device).ops) add_operation(list, op, fleet_->name(device), now);
+  }
+  return list;
+}
+
+v1::GetStatisticsResponse Node::statistics() const {
+  std::vector<DevicePage> pages;
+  for (std::uint32_t i = 0; i < fleet_->size(); ++i) pages.push_back({fleet_->name(i), fleet_->page(i)});
+  return message_of(pages);
+}
+
+}  // namespace epd

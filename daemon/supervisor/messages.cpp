@@ -1,0 +1,167 @@
+#include "messages.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <map>
+#include <tuple>
+
+namespace epd {
+namespace {
+
+// control.proto has the same enumerators in the same order, behind UNSPECIFIED.
+template <typename Enum, typename Ours>
+constexpr Enum enumerator(Ours value) {
+  return static_cast<Enum>(static_cast<int>(value) + 1);
+}
+static_assert(enumerator<v1::DeviceState>(DeviceState::kStopped) == v1::DEVICE_STATE_STOPPED);
+static_assert(enumerator<v1::Payload>(abi::Payload::kOpaque) == v1::PAYLOAD_OPAQUE);
+static_assert(enumerator<v1::Layout>(abi::Layout::kExpert) == v1::LAYOUT_EXPERT);
+static_assert(enumerator<v1::ScaleFormat>(abi::ScaleFormat::kUe8m0) == v1::SCALE_FORMAT_UE8M0);
+static_assert(enumerator<v1::IndexType>(abi::IndexType::kInt64) == v1::INDEX_TYPE_INT64);
+static_assert(enumerator<v1::LossPolicy>(abi::LossPolicy::kDegrade) == v1::LOSS_POLICY_DEGRADE);
+
+// These have their numbers too.
+static_assert(static_cast<int>(abi::Op::kCombine) == v1::OPERATION_KIND_COMBINE);
+static_assert(static_cast<int>(abi::OpStage::kBreaking) == v1::OPERATION_STAGE_BREAKING);
+
+const char* stage_name(abi::OpStage stage) {
+  switch (stage) {
+    case abi::OpStage::kPlanning: return "planning";
+    case abi::OpStage::kWaitReady: return "wait_ready";
+    case abi::OpStage::kMoving: return "moving";
+    case abi::OpStage::kWaitArrived: return "wait_arrived";
+    case abi::OpStage::kBreaking: return "breaking";
+    case abi::OpStage::kNone: break;
+  }
+  return "none";
+}
+
+std::int64_t between_us(std::uint64_t from_ns, std::uint64_t to_ns) {
+  return static_cast<std::int64_t>(to_ns - from_ns) / 1000;
+}
+
+void add_stage(v1::Operation& message, const char* name, std::uint64_t submit_ns, std::uint64_t ns) {
+  if (ns == 0) return;
+  v1::StageEntry& entry = *message.add_stages();
+  entry.set_stage(name);
+  entry.set_after_us(static_cast<std::uint64_t>(std::max<std::int64_t>(between_us(submit_ns, ns), 0)));
+}
+
+}  // namespace
+
+v1::DeviceState message_of(DeviceState state) {
+  return enumerator<v1::DeviceState>(state);
+}
+
+v1::GroupState message_of(membership::GroupPhase phase) {
+  using membership::GroupPhase;
+  switch (phase) {
+    case GroupPhase::kForming: return v1::GROUP_STATE_FORMING;
+    case GroupPhase::kStarting: return v1::GROUP_STATE_STARTING;
+    case GroupPhase::kActive: return v1::GROUP_STATE_ACTIVE;
+    case GroupPhase::kBreaking:
+    case GroupPhase::kFailing: return v1::GROUP_STATE_BREAKING;
+    case GroupPhase::kLost:
+    case GroupPhase::kRemoving: return v1::GROUP_STATE_LOST;
+  }
+  return v1::GROUP_STATE_UNSPECIFIED;
+}
+
+v1::GroupShape message_of(const abi::GroupShape& shape) {
+  v1::GroupShape message;
+  message.set_num_ranks(shape.num_ranks);
+  message.set_num_experts(shape.num_experts);
+  message.set_max_tokens(shape.max_tokens);
+  message.set_hidden(shape.hidden);
+  message.set_topk(shape.topk);
+  message.set_depth(shape.depth);
+  message.set_payload(enumerator<v1::Payload>(shape.payload));
+  message.set_layout(enumerator<v1::Layout>(shape.layout));
+  if (shape.is_fp8()) message.set_scale_format(enumerator<v1::ScaleFormat>(shape.scale_format));
+  message.set_expert_alignment(shape.expert_alignment);
+  message.set_opaque_bytes(shape.opaque_bytes);
+  message.set_num_biases(shape.num_biases);
+  message.set_num_handles(shape.num_handles);
+  message.set_max_recv_rows(shape.layout == abi::Layout::kExpert ? shape.expert_capacity()
+                                                                 : shape.recv_rows());
+  message.set_index_type(enumerator<v1::IndexType>(shape.index_type));
+  message.set_policy(enumerator<v1::LossPolicy>(shape.policy));
+  return message;
+}
+
+v1::Histogram message_of(const abi::Histogram& histogram) {
+  v1::Histogram message;
+  std::array<std::uint64_t, abi::kHistogramBuckets> counts{};
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    counts[i] = histogram.buckets[i].load(std::memory_order_relaxed);
+    if (counts[i] == 0) continue;
+    v1::HistogramBucket& bucket = *message.add_buckets();
+    bucket.set_from_us(abi::histogram_floor(i));
+    bucket.set_count(counts[i]);
+    message.set_count(message.count() + counts[i]);
+  }
+  if (message.buckets().empty()) return message;
+  message.set_p50_us(abi::histogram_percentile(counts, 500));
+  message.set_p99_us(abi::histogram_percentile(counts, 990));
+  return message;
+}
+
+v1::GetConfigResponse message_of(std::vector<ConfigEntry> entries) {
+  const std::map<std::string, v1::ConfigOrigin> origins{{"default", v1::CONFIG_ORIGIN_DEFAULT},
+                                                        {"file", v1::CONFIG_ORIGIN_FILE},
+                                                        {"flag", v1::CONFIG_ORIGIN_FLAG},
+                                                        {"environment", v1::CONFIG_ORIGIN_ENVIRONMENT}};
+  v1::GetConfigResponse message;
+  for (ConfigEntry& entry : entries) {
+    v1::ConfigEntry& out = *message.add_entries();
+    out.set_key(std::move(entry.key));
+    out.set_value(std::move(entry.value));
+    out.set_origin(origins.at(entry.origin));
+    out.set_reloadable(entry.reloadable);
+  }
+  sort_by(*message.mutable_entries(), [](const v1::ConfigEntry& entry) { return entry.key(); });
+  return message;
+}
+
+void add_operation(v1::ListOperationsResponse& list, const abi::OpView& op, const std::string& device,
+                   std::uint64_t now) {
+  const std::uint64_t ticket = op.ticket.load(std::memory_order_acquire);
+  if (ticket == 0) return;
+  v1::Operation& message = *list.add_operations();
+  message.set_device(device);
+  message.set_session_id(op.session_id);
+  message.set_group_id(op.group_id);
+  message.set_ticket(ticket);
+  message.set_op_index(op.op_index);
+  if (const int kind = static_cast<int>(op.op); v1::OperationKind_IsValid(kind))
+    message.set_op(static_cast<v1::OperationKind>(kind));
+  if (const auto stage = static_cast<int>(op.stage.load(std::memory_order_relaxed));
+      v1::OperationStage_IsValid(stage))
+    message.set_stage(static_cast<v1::OperationStage>(stage));
+  message.set_rank(op.rank);
+  message.set_slot(op.slot);
+  message.set_num_tokens(op.num_tokens);
+  message.set_waiting_for(op.waiting_for.load(std::memory_order_relaxed));
+  message.set_age_us(now > op.submit_ns ? (now - op.submit_ns) / 1000 : 0);
+  message.set_id(std::to_string(message.session_id()) + ":" + std::to_string(ticket));
+  message.set_epoch(op.epoch);
+  const std::uint64_t since = op.waiting_since_ns.load(std::memory_order_relaxed);
+  message.set_waiting_us(since != 0 && now > since ? (now - since) / 1000 : 0);
+  message.set_deadline_in_us(between_us(now, op.deadline_ns));
+  add_stage(message, "seen", op.submit_ns, op.seen_ns);
+  for (std::size_t stage = 1; stage < abi::kNumOpStages; ++stage) {
+    add_stage(message, stage_name(static_cast<abi::OpStage>(stage)), op.submit_ns,
+              op.stage_ns[stage].load(std::memory_order_relaxed));
+  }
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (op.ticket.load(std::memory_order_relaxed) != ticket) list.mutable_operations()->RemoveLast();
+}
+
+void sort(v1::ListOperationsResponse& list) {
+  sort_by(*list.mutable_operations(), [](const v1::Operation& operation) {
+    return std::tuple(operation.group_id(), operation.op_index(), operation.rank(), operation.ticket());
+  });
+}
+
+}  // namespace epd

@@ -1,0 +1,43 @@
+// What the supervisor knows, as messages of the control plane. No loop and no state here; pages are those
+// that engines write while they are read.
+#pragma once
+
+#include "fleet.h"
+#include "membership/group.h"
+#include "proto/link.h"
+#include "supervisor/config.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+#include "epd/v1/control.pb.h"
+
+namespace epd {
+
+v1::DeviceState message_of(DeviceState state);
+v1::GroupState message_of(membership::GroupPhase phase);
+v1::GroupShape message_of(const abi::GroupShape& shape);
+v1::Histogram message_of(const abi::Histogram& histogram);
+v1::GetConfigResponse message_of(std::vector<ConfigEntry> entries);
+
+// Nothing is added if `op` is free, or was taken by another operation while it was read.
+void add_operation(v1::ListOperationsResponse& list, const abi::OpView& op, const std::string& device,
+                   std::uint64_t now_ns);
+void sort(v1::ListOperationsResponse& list);
+
+// Of sessions, ranks and groups, all in one: a group's sum needs the counts of its ranks.
+struct DevicePage {
+  const std::string& device;
+  const abi::EnginePage& page;
+};
+v1::GetStatisticsResponse message_of(const std::vector<DevicePage>& pages);
+
+// Of all kinds of messages in lists.
+template <typename Messages, typename Key>
+void sort_by(Messages& messages, const Key& key) {
+  std::sort(messages.pointer_begin(), messages.pointer_end(),
+            [&](const auto* a, const auto* b) { return key(*a) < key(*b); });
+}
+
+}  // namespace epd
