@@ -67,8 +67,8 @@ Status GroupRegistry::check_group_quotas(const JoinRequest& request) const {
   }
   const auto of_user = static_cast<std::uint64_t>(std::count_if(
       groups_.begin(), groups_.end(), [&](const auto& entry) { return entry.second.uid == request.uid; }));
-  if (of_user < request.max_groups.limit) return {};
-  return over_quota(request.uid, of_user, "groups", request.max_groups);
+  if (of_user < request.quotas.groups.limit) return {};
+  return over_quota(request.uid, of_user, "groups", request.quotas.groups);
 }
 
 // Nobody is in its way.
@@ -135,7 +135,7 @@ Status GroupRegistry::add_member(Group& group, std::uint32_t rank, const JoinReq
                               std::to_string(places.size()) +
                               " groups; allowed: " + std::to_string(kMaxMembershipsPerSession));
   }
-  Status status = memory_.acquire({group.id, rank, request.uid, request.device}, group.shape,
+  Status status = memory_.acquire({group.id, rank, request.uid, request.device}, request.quotas, group.shape,
                                   request.join.bindings, request.memory);
   if (!status.ok()) return status;
   if (place == places.end()) place = places.emplace(places.end());

@@ -31,7 +31,7 @@ abi::CloseStreams MemberArenas::streams() const {
 }
 
 // Subtracting, so that no sum can overflow.
-Status ArenaStore::check_quota(const MemberArenas& wanted) const {
+Status ArenaStore::check_quota(const MemberArenas& wanted, const Quota& of_user) const {
   const std::uint64_t bytes = wanted.bytes;
   const auto refuse = [bytes](const std::string& who, std::uint64_t used, const Quota& quota) {
     return resource_exhausted("this rank needs " + std::to_string(bytes) + " bytes of arenas and " + who +
@@ -42,8 +42,8 @@ Status ArenaStore::check_quota(const MemberArenas& wanted) const {
     return refuse("all users have", total_bytes_, {limits_.max_bytes, "limits.max_arena_bytes"});
   const auto found = users_.find(wanted.uid);
   const User user = found == users_.end() ? User{} : found->second;
-  if (user.bytes > user.quota.limit || bytes > user.quota.limit - user.bytes)
-    return refuse("user " + std::to_string(wanted.uid) + " has", user.bytes, user.quota);
+  if (user.bytes > of_user.limit || bytes > of_user.limit - user.bytes)
+    return refuse("user " + std::to_string(wanted.uid) + " has", user.bytes, of_user);
   const std::uint64_t memories = user.client_memories + wanted.wanted.num_memories();
   if (memories <= kMaxClientMemoriesPerUser) return {};
   return resource_exhausted("user " + std::to_string(wanted.uid) + " would have regions bound to " +
@@ -52,7 +52,7 @@ Status ArenaStore::check_quota(const MemberArenas& wanted) const {
 }
 
 // Real memory, unlike an arena's promise: so it is counted in the worst case, and nothing fails for it later.
-Status ArenaStore::check_routing_quota(const MemberArenas& wanted) const {
+Status ArenaStore::check_routing_quota(const MemberArenas& wanted, const Quota& of_user) const {
   const auto check = [&wanted](const std::string& who, std::uint64_t used, const Quota& quota) -> Status {
     if (used <= quota.limit && wanted.routing_bytes <= quota.limit - used) return {};
     return resource_exhausted(
@@ -65,7 +65,7 @@ Status ArenaStore::check_routing_quota(const MemberArenas& wanted) const {
   if (!status.ok()) return status;
   const auto found = users_.find(wanted.uid);
   const User user = found == users_.end() ? User{} : found->second;
-  return check("user " + std::to_string(wanted.uid) + " has", user.routing_bytes, user.routing_quota);
+  return check("user " + std::to_string(wanted.uid) + " has", user.routing_bytes, of_user);
 }
 
 namespace {
@@ -85,7 +85,7 @@ Status check_client_memories(const DeviceName& device, const WantedMemory& wante
 }  // namespace
 
 Status ArenaStore::acquire(std::pair<std::uint64_t, std::uint32_t> member, std::uint32_t uid,
-                           const DeviceName& device, const WantedMemory& wanted) {
+                           const UserQuotas& quotas, const DeviceName& device, const WantedMemory& wanted) {
   const abi::GroupShape& shape = wanted.shape;
   MemberArenas made;
   made.uid = uid;
@@ -98,18 +98,15 @@ Status ArenaStore::acquire(std::pair<std::uint64_t, std::uint32_t> member, std::
                board_bytes;
   made.host_bytes = host ? made.bytes : board_bytes;
   made.routing_bytes = host ? abi::routing_bytes(shape) : 0;
-  Status status = check_quota(made);
-  if (status.ok()) status = check_routing_quota(made);
+  Status status = check_quota(made, quotas.arena_bytes);
+  if (status.ok()) status = check_routing_quota(made, quotas.routing_bytes);
   if (status.ok()) status = check_client_memories(device, wanted);
   if (status.ok()) status = mappings_.add(member, uid, device, wanted.num_memories());
   if (status.ok()) {
     status = make(made, device);
     if (!status.ok()) mappings_.remove(member);
   }
-  if (!status.ok()) {
-    drop_idle_user(uid);
-    return status;
-  }
+  if (!status.ok()) return status;
   total_bytes_ += made.host_bytes;
   total_routing_bytes_ += made.routing_bytes;
   users_[uid].bytes += made.bytes;

@@ -66,18 +66,13 @@ class ArenaStore {
     limits_ = limits;
     mappings_.set_limit(limits.mappings);
   }
-  // Hold for the acquires of this user that follow, until they are set again.
-  void set_user_quotas(std::uint32_t uid, Quota bytes, Quota routing_bytes) {
-    users_[uid].quota = std::move(bytes);
-    users_[uid].routing_quota = std::move(routing_bytes);
-  }
 
   // For (group, rank). RESOURCE_EXHAUSTED, with the numbers, if a limit says no; max_bytes is of host memory,
   // a GPU's is limited by what it has; mappings are those of the engines that will map it. INVALID_ARGUMENT
   // if memory of the client's can't be used, as far as that can be told without using it. The board is ready
   // to be read.
-  Status acquire(std::pair<std::uint64_t, std::uint32_t> member, std::uint32_t uid, const DeviceName& device,
-                 const WantedMemory& wanted);
+  Status acquire(std::pair<std::uint64_t, std::uint32_t> member, std::uint32_t uid, const UserQuotas& quotas,
+                 const DeviceName& device, const WantedMemory& wanted);
   void release(std::uint64_t group_id, std::uint32_t rank);
   // nullptr if released.
   const MemberArenas* find(std::uint64_t group_id, std::uint32_t rank) const;
@@ -89,8 +84,8 @@ class ArenaStore {
                  std::int32_t culprit_rank);
 
  private:
-  Status check_quota(const MemberArenas& wanted) const;
-  Status check_routing_quota(const MemberArenas& wanted) const;
+  Status check_quota(const MemberArenas& wanted, const Quota& of_user) const;
+  Status check_routing_quota(const MemberArenas& wanted, const Quota& of_user) const;
   Status make(MemberArenas& made, const DeviceName& device) const;
 
   void drop_idle_user(std::uint32_t uid);
@@ -99,8 +94,6 @@ class ArenaStore {
     std::uint64_t bytes = 0;
     std::uint64_t client_memories = 0;
     std::uint64_t routing_bytes = 0;
-    Quota quota;
-    Quota routing_quota;
   };
 
   Limits limits_;

@@ -224,10 +224,16 @@ void Node::join_requested(const Session& session, std::uint32_t request_id, cons
     carry_out(membership::ReplyRefused{session.id, request_id, status});
     return;
   }
-  arenas_.set_user_quotas(caller.uid, config_.max_arena_bytes_of(caller),
-                          config_.max_routing_bytes_of(caller));
-  registry_.join({session.id, request_id, session.peer.uid, session.peer.pid, session.device,
-                  devices_[session.device].name.kind, join, config_.max_groups_of(caller), std::move(kept)});
+  registry_.join({session.id,
+                  request_id,
+                  session.peer.uid,
+                  session.peer.pid,
+                  session.device,
+                  devices_[session.device].name.kind,
+                  join,
+                  {config_.max_groups_of(caller), config_.max_arena_bytes_of(caller),
+                   config_.max_routing_bytes_of(caller)},
+                  std::move(kept)});
   carry_out_actions();  // what waits in links by then counts for the next join
 }
 
@@ -344,8 +350,9 @@ void Node::engine_message(std::uint32_t device, const Packet& packet) {
 
 // ---- memory of members
 
-Status Node::acquire(const membership::MemoryOwner& owner, const abi::GroupShape& shape,
-                     const abi::Bindings& bindings, const membership::ClientMemory& memory) {
+Status Node::acquire(const membership::MemoryOwner& owner, const UserQuotas& quotas,
+                     const abi::GroupShape& shape, const abi::Bindings& bindings,
+                     const membership::ClientMemory& memory) {
   // An engine that does not read its link: what is sent meanwhile waits there, with descriptors of its own.
   const std::uint64_t waiting = fleet_->queued_descriptors();
   if (waiting > descriptors_.allowed() / 4) {
@@ -353,7 +360,7 @@ Status Node::acquire(const membership::MemoryOwner& owner, const abi::GroupShape
                               " descriptors; allowed for another join: " +
                               std::to_string(descriptors_.allowed() / 4) + " (a quarter of RLIMIT_NOFILE)");
   }
-  return arenas_.acquire({owner.group_id, owner.rank}, owner.uid, devices_[owner.device].name,
+  return arenas_.acquire({owner.group_id, owner.rank}, owner.uid, quotas, devices_[owner.device].name,
                          {shape, bindings, memory});
 }
 

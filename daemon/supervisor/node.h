@@ -97,7 +97,7 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   // MemberMemory
   Status check_reach(std::uint32_t device, std::uint32_t other) const override;
   Status check_commands(std::uint32_t device) const override;
-  Status acquire(const membership::MemoryOwner& owner, const abi::GroupShape& shape,
+  Status acquire(const membership::MemoryOwner& owner, const UserQuotas& quotas, const abi::GroupShape& shape,
                  const abi::Bindings& bindings, const membership::ClientMemory& memory) override;
   void release(std::uint64_t group_id, std::uint32_t rank) override;
   std::uint64_t next_index(std::uint64_t group_id, std::uint32_t rank) override;

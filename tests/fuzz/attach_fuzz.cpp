@@ -78,7 +78,7 @@ class Host final : public SessionHost, public membership::MemberMemory {
     request.pid = session.peer.pid;
     request.device = session.device;
     request.join = join;
-    request.max_groups = {3, "fuzz"};
+    request.quotas.groups = {3, "fuzz"};
     request.memory = std::make_shared<const std::vector<UniqueFd>>(std::move(memory));
     registry_.join(request);
   }
@@ -88,7 +88,7 @@ class Host final : public SessionHost, public membership::MemberMemory {
 
   Status check_reach(std::uint32_t, std::uint32_t) const override { return {}; }
   Status check_commands(std::uint32_t) const override { return {}; }
-  Status acquire(const membership::MemoryOwner& owner, const abi::GroupShape& shape,
+  Status acquire(const membership::MemoryOwner& owner, const UserQuotas&, const abi::GroupShape& shape,
                  const abi::Bindings& bindings, const membership::ClientMemory& memory) override {
     const auto [group, rank] = std::pair(owner.group_id, owner.rank);
     require(shape.num_ranks >= 1 && shape.num_ranks <= abi::kMaxRanks && rank < shape.num_ranks &&

@@ -41,10 +41,11 @@ TEST_F(ArenaStoreTest, RoutingsAreCountedOverAllAndForEachUser) {
   ArenaStore::Limits limits = plenty();
   limits.max_routing_bytes = 3 * each;
   ArenaStore store(limits, closer_, descriptors_);
-  store.set_user_quotas(kUser, {}, {2 * each, "limits.max_routing_bytes_per_user"});
+  UserQuotas quotas;
+  quotas.routing_bytes = {2 * each, "limits.max_routing_bytes_per_user"};
   const DeviceName host{abi::DeviceKind::kHost, 0};
   const auto join = [&](std::uint64_t group, std::uint32_t uid) {
-    return store.acquire({group, 0}, uid, host, {shape, {}, nullptr});
+    return store.acquire({group, 0}, uid, uid == kUser ? quotas : UserQuotas(), host, {shape, {}, nullptr});
   };
   EXPECT_TRUE(join(1, kUser).ok());
   EXPECT_TRUE(join(2, kUser).ok());
@@ -66,13 +67,13 @@ TEST_F(ArenaStoreTest, MappingsAreCountedForEachEngineThatMustMap) {
   const DeviceName second{abi::DeviceKind::kHost, 1};
   const WantedMemory wanted{shape_of(16), {}, nullptr};
   for (std::uint32_t rank = 0; rank < 4; ++rank)
-    ASSERT_TRUE(store.acquire({1, rank}, kUser, first, wanted).ok()) << rank;
-  expect_says(store.acquire({1, 4}, kUser, first, wanted),
+    ASSERT_TRUE(store.acquire({1, rank}, kUser, {}, first, wanted).ok()) << rank;
+  expect_says(store.acquire({1, 4}, kUser, {}, first, wanted),
               {"engine of host:0 has 12", "of user 1001", "need 3 more", "allowed: 14", "vm.max_map_count",
                "is 100", "72"});
-  EXPECT_TRUE(store.acquire({1, 4}, kUser, second, wanted).ok()) << "2 more on host:0; all 5 on host:1";
-  expect_says(store.acquire({1, 5}, kUser, second, wanted), {"engine of host:0 has 14", "allowed: 14"});
-  EXPECT_TRUE(store.acquire({2, 0}, 7, first, wanted).ok()) << "another user";
+  EXPECT_TRUE(store.acquire({1, 4}, kUser, {}, second, wanted).ok()) << "2 more on host:0; all 5 on host:1";
+  expect_says(store.acquire({1, 5}, kUser, {}, second, wanted), {"engine of host:0 has 14", "allowed: 14"});
+  EXPECT_TRUE(store.acquire({2, 0}, 7, {}, first, wanted).ok()) << "another user";
 }
 
 TEST(MappingCount, MappingsAreGivenBackWithTheRank) {

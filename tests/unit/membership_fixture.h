@@ -32,7 +32,7 @@ class FakeMemory final : public MemberMemory {
     if (!launched.contains(device)) return {};
     return {StatusCode::kUnsupported, "device " + std::to_string(device) + " takes no commands"};
   }
-  Status acquire(const MemoryOwner& owner, const GroupShape&, const abi::Bindings&,
+  Status acquire(const MemoryOwner& owner, const UserQuotas&, const GroupShape&, const abi::Bindings&,
                  const ClientMemory&) override {
     const auto [group, rank] = std::pair(owner.group_id, owner.rank);
     if (held.size() >= limit) return resource_exhausted("no room");

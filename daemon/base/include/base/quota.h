@@ -14,6 +14,13 @@ struct Quota {
   std::string source;  // "limits.max_sessions_per_user", "access.rule 2"
 };
 
+// Of one user, as the configuration has them when it asks.
+struct UserQuotas {
+  Quota groups;
+  Quota arena_bytes;
+  Quota routing_bytes;
+};
+
 // "user 1001 has 8 sessions; allowed: 8 (access.rule 2)"
 inline Status over_quota(std::uint32_t uid, std::uint64_t used, const char* what, const Quota& quota) {
   return resource_exhausted("user " + std::to_string(uid) + " has " + std::to_string(used) + " " + what +

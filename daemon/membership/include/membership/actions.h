@@ -112,7 +112,7 @@ class MemberMemory {
   virtual Status check_commands(std::uint32_t device) const = 0;
   // Makes the arenas and the board of a rank, and keeps what its regions are bound to; RESOURCE_EXHAUSTED if
   // a quota says no, INVALID_ARGUMENT for memory of the client's that can't be used.
-  virtual Status acquire(const MemoryOwner& owner, const abi::GroupShape& shape,
+  virtual Status acquire(const MemoryOwner& owner, const UserQuotas& quotas, const abi::GroupShape& shape,
                          const abi::Bindings& bindings, const ClientMemory& memory) = 0;
   // Gives them up. Mappings of others live on until they drop them.
   virtual void release(std::uint64_t group_id, std::uint32_t rank) = 0;

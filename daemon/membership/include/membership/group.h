@@ -47,7 +47,7 @@ struct JoinRequest {
   std::uint32_t device = 0;
   abi::DeviceKind device_kind = abi::DeviceKind::kHost;
   abi::Join join{};
-  Quota max_groups;  // of this user
+  UserQuotas quotas;
   ClientMemory memory;
 };
 
