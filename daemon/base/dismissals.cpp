@@ -28,9 +28,8 @@ void Dismissals::run() {
     if (running != 0 && user.waiting.size() < kFirstBatch << std::min<std::size_t>(running, 32)) continue;
     start(user);
   }
-  std::erase_if(users_, [](const auto& entry) {
-    return entry.second.waiting.empty() && entry.second.batches.empty();
-  });
+  std::erase_if(
+      users_, [](const auto& entry) { return entry.second.waiting.empty() && entry.second.batches.empty(); });
 }
 
 // When there is no thread to be had they wait on.

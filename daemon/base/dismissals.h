@@ -18,7 +18,8 @@ namespace epd {
 
 class Dismissals {
  public:
-  // While a user's threads stand still, the next takes twice as many connections as the last, at least so many.
+  // While a user's threads stand still, the next takes twice as many connections as the last, at least so
+  // many.
   static constexpr std::size_t kFirstBatch = 64;
 
   // Owns `socket`; `last_words` is sent to it. Throws what a vector throws.

@@ -1,7 +1,7 @@
 // The supervisor's views as messages. No gRPC here, no decisions.
 #pragma once
 
-#include "base/status.h"
+#include "common/status.h"
 #include "supervisor/control_facade.h"
 
 #include <string>

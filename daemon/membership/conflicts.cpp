@@ -1,5 +1,6 @@
-// Joins that others are in the way of. Each connection is read by a thread of its own, so a process that takes the
-// place of one that has ended may be heard of first: what is in its way is then a session that is about to close.
+// Joins that others are in the way of. Each connection is read by a thread of its own, so a process that
+// takes the place of one that has ended may be heard of first: what is in its way is then a session that is
+// about to close.
 #include "membership/registry.h"
 
 #include <algorithm>
@@ -8,9 +9,10 @@ namespace epd::membership {
 
 // False: it is to be refused now.
 bool GroupRegistry::put_aside(const JoinRequest& request, Status status) {
-  const auto of_session = static_cast<std::size_t>(
-      std::count_if(conflicts_.begin(), conflicts_.end(),
-                    [&](const Conflict& c) { return c.request.session_id == request.session_id; }));
+  const auto of_session =
+      static_cast<std::size_t>(std::count_if(conflicts_.begin(), conflicts_.end(), [&](const Conflict& c) {
+        return c.request.session_id == request.session_id;
+      }));
   if (limits_.conflict_ms == 0 || of_session >= kMaxConflictsPerSession) return false;
   const std::uint32_t timeout_ms = request.join.timeout_ms;
   const std::uint32_t wait_ms =
