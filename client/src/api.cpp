@@ -61,7 +61,7 @@ Status open_handle(const CHandle* handle, const char* name, Object*& object) {
   object = object_of(handle);
   if (object == nullptr)
     return epd::invalid_argument(std::string(name) +
-                                         " is a handle that is no more: detached, or left, already");
+                                 " is a handle that is no more: detached, or left, already");
   return session_of(*object).in_home_process();
 }
 
@@ -87,8 +87,7 @@ Status default_wait_by(std::uint32_t given, WaitBy& wait_by) {
   } else if (text == "kernel") {
     wait_by = WaitBy::kKernel;
   } else {
-    return epd::invalid_argument("EPD_WAIT_BY is \"" + text +
-                                         "\"; allowed: kernel or memory_operation");
+    return epd::invalid_argument("EPD_WAIT_BY is \"" + text + "\"; allowed: kernel or memory_operation");
   }
   return {};
 }

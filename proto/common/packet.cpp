@@ -28,6 +28,11 @@ Status check_header(const Packet& packet, std::size_t received, int flags) {
 
 }  // namespace
 
+Status Packet::wrong_size(std::size_t allowed) const {
+  return invalid_argument("message type " + std::to_string(header.type) + " has a body of " +
+                          std::to_string(body_bytes) + " bytes; allowed: " + std::to_string(allowed));
+}
+
 Status too_large() {
   return invalid_argument("packet too large: at most " + std::to_string(abi::kMaxMessageBytes) +
                           " bytes and " + std::to_string(abi::kMaxMessageFds) + " descriptors");

@@ -24,7 +24,8 @@ class DescriptorMessage {
   msghdr& header() { return header_; }
   // What came was longer than `parts`, or some of its descriptors are lost.
   bool is_cut() const { return (header_.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0; }
-  // Appends the descriptors that came: ints, or UniqueFds. Allocates nothing where kMaxMessageFds are reserved.
+  // Appends the descriptors that came: ints, or UniqueFds. Allocates nothing where kMaxMessageFds are
+  // reserved.
   template <typename T>
   void take_descriptors(std::vector<T>& fds) {
     for (cmsghdr* c = CMSG_FIRSTHDR(&header_); c != nullptr; c = CMSG_NXTHDR(&header_, c)) {

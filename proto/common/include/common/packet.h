@@ -23,14 +23,14 @@ struct Packet {
   template <typename T>
   Result<T> read() const {
     static_assert(std::is_trivially_copyable_v<T>);
-    if (body_bytes != sizeof(T)) {
-      return invalid_argument("message type " + std::to_string(header.type) + " has a body of " +
-                              std::to_string(body_bytes) + " bytes; allowed: " + std::to_string(sizeof(T)));
-    }
+    if (body_bytes != sizeof(T)) return wrong_size(sizeof(T));
     T value;
     std::memcpy(&value, body.data(), sizeof(T));
     return value;
   }
+
+ private:
+  Status wrong_size(std::size_t allowed) const;
 };
 
 using FdList = std::vector<int>;  // descriptors to send, which stay the sender's
