@@ -7,11 +7,11 @@
 
 namespace {
 
+using epd::Status;
 using epd::client::Group;
 using epd::client::Handle;
 using epd::client::report;
 using epd::client::Session;
-using epd::client::Status;
 using epd::client::SubmitRequest;
 using epd::client::WaitBy;
 namespace abi = epd::abi;
@@ -39,7 +39,7 @@ epd_status_t guarded(Body body) noexcept {
 }
 
 Status missing(const char* name) {
-  return epd::client::invalid_argument(std::string(name) + " is NULL");
+  return epd::invalid_argument(std::string(name) + " is NULL");
 }
 
 #define EPD_REQUIRE(pointer) \
@@ -60,8 +60,8 @@ Status open_handle(const CHandle* handle, const char* name, Object*& object) {
   if (handle == nullptr) return missing(name);
   object = object_of(handle);
   if (object == nullptr)
-    return epd::client::invalid_argument(std::string(name) +
-                                         " is a handle that is no more: detached, or left, already");
+    return epd::invalid_argument(std::string(name) +
+                                 " is a handle that is no more: detached, or left, already");
   return session_of(*object).in_home_process();
 }
 
@@ -87,8 +87,7 @@ Status default_wait_by(std::uint32_t given, WaitBy& wait_by) {
   } else if (text == "kernel") {
     wait_by = WaitBy::kKernel;
   } else {
-    return epd::client::invalid_argument("EPD_WAIT_BY is \"" + text +
-                                         "\"; allowed: kernel or memory_operation");
+    return epd::invalid_argument("EPD_WAIT_BY is \"" + text + "\"; allowed: kernel or memory_operation");
   }
   return {};
 }
@@ -212,7 +211,7 @@ void epd_session_detach(epd_session_t* session) {
   guarded([&]() -> Status {
     if (session == nullptr) return {};
     EPD_OPEN(Session, s, session);
-    if (s->in_hook_thread()) return epd::client::invalid_argument("a hook may not detach its own session");
+    if (s->in_hook_thread()) return epd::invalid_argument("a hook may not detach its own session");
     delete s;
     return {};
   });
@@ -271,7 +270,7 @@ void epd_group_leave(epd_group_t* group) {
     if (group == nullptr) return {};
     EPD_OPEN(Group, g, group);
     Session& session = g->session;
-    if (session.in_hook_thread()) return epd::client::invalid_argument("a hook may not leave a group");
+    if (session.in_hook_thread()) return epd::invalid_argument("a hook may not leave a group");
     session.leave(g, epd::client::Deadline::in_ms(epd::client::kLeaveMs));
     return {};
   });

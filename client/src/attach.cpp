@@ -31,7 +31,7 @@ Status make_hello(const std::string& device, abi::Hello& hello) {
   char host[256] = {};
   if (::gethostname(host, sizeof(host) - 1) == 0) abi::set_text(hello.host, host, std::strlen(host));
   const ssize_t n = ::getrandom(&hello.nonce, sizeof(hello.nonce), 0);
-  return n == sizeof(hello.nonce) ? Status() : errno_status("getrandom", errno);
+  return n == sizeof(hello.nonce) ? Status() : errno_status("getrandom");
 }
 
 Status check_welcome(const abi::Welcome& welcome, const abi::Hello& hello) {
@@ -49,15 +49,16 @@ Status check_welcome(const abi::Welcome& welcome, const abi::Hello& hello) {
 }
 
 Status map_segments(Packet& packet, Attachment& out) {
-  if (packet.num_fds != 4) {
-    return internal_error("the daemon's welcome came with " + std::to_string(packet.num_fds) +
+  if (packet.fds.size() != 4) {
+    return internal_error("the daemon's welcome came with " + std::to_string(packet.fds.size()) +
                           " descriptors; needed: 4");
   }
-  Status status =
-      Mapping::map(packet.fds[0], sizeof(abi::SegmentA), Access::kReadWrite, "segment A", out.segment_a);
-  if (!status.ok()) return status;
-  status = Mapping::map(packet.fds[1], sizeof(abi::SegmentB), Access::kReadOnly, "segment B", out.segment_b);
-  if (!status.ok()) return status;
+  Result<Mapping> a = map_sealed(packet.fds[0], sizeof(abi::SegmentA), Access::kReadWrite, "segment A");
+  if (!a.ok()) return a.status();
+  Result<Mapping> b = map_sealed(packet.fds[1], sizeof(abi::SegmentB), Access::kReadOnly, "segment B");
+  if (!b.ok()) return b.status();
+  out.segment_a = std::move(*a);
+  out.segment_b = std::move(*b);
   const std::uint32_t magic_a = out.segment_a.as<abi::SegmentA>()->magic;
   const std::uint32_t magic_b = out.segment_b.as<abi::SegmentB>()->magic;
   if (magic_a != abi::kSegmentAMagic || magic_b != abi::kSegmentBMagic) {
@@ -95,15 +96,17 @@ Status attach(const AttachRequest& request, Attachment& out) {
             "the daemon at " + request.socket_path + " did not answer the attach in time"};
   }
   Packet packet;
-  std::string error;
+  Status error;
   switch (receive(out.socket, packet, error)) {
-    case Received::kPacket: break;
-    case Received::kMalformed: return internal_error(error);
-    case Received::kNothing:
-    case Received::kClosed:
+    case ReceiveResult::kPacket: break;
+    case ReceiveResult::kMalformed: return error;
+    case ReceiveResult::kNothing:
+    case ReceiveResult::kClosed:
       return daemon_lost("the daemon at " + request.socket_path + " closed the connection during attach");
   }
-  if (packet.type() != abi::AttachType::kWelcome || !packet.read(out.welcome)) return refusal(packet);
+  const auto welcome = packet.read<abi::Welcome>();
+  if (type_of(packet) != abi::AttachType::kWelcome || !welcome.ok()) return refusal(packet);
+  out.welcome = welcome.value();
   status = check_welcome(out.welcome, hello);
   if (status.ok()) status = map_segments(packet, out);
   if (status.ok()) status = open_device(out);

@@ -3,6 +3,7 @@
 
 #include "attach_socket.h"
 #include "device.h"
+#include "shared_memory.h"
 
 namespace epd::client {
 

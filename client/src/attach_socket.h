@@ -1,44 +1,27 @@
 // The client's end of the attach protocol: one SOCK_SEQPACKET connection, never blocking on its own.
 #pragma once
 
+#include "common/packet.h"
 #include "deadline.h"
+#include "errors.h"
 #include "proto/attach.h"
-#include "shared_memory.h"
 
-#include <array>
-#include <cstring>
 #include <string>
-#include <vector>
 
 namespace epd::client {
 
-struct Packet {
-  abi::WireHeader header{};
-  std::array<std::byte, abi::kMaxMessageBytes> body{};
-  std::size_t body_bytes = 0;
-  std::array<UniqueFd, abi::kMaxMessageFds> fds;
-  std::size_t num_fds = 0;
-
-  abi::AttachType type() const { return static_cast<abi::AttachType>(header.type); }
-  // False if the body is not exactly a T.
-  template <typename T>
-  bool read(T& value) const {
-    if (body_bytes != sizeof(T)) return false;
-    std::memcpy(&value, body.data(), sizeof(T));
-    return true;
-  }
-};
-
-enum class Received { kPacket, kNothing, kClosed, kMalformed };
+inline abi::AttachType type_of(const Packet& packet) {
+  return static_cast<abi::AttachType>(packet.header.type);
+}
 
 // Connects before the deadline. DAEMON_LOST: nobody listens.
 Status connect_to(const std::string& path, Deadline deadline, UniqueFd& socket);
-// Does not block. kMalformed: `error` says why; descriptors that came with it are closed.
-Received receive(const UniqueFd& socket, Packet& packet, std::string& error);
+// Does not block. kMalformed: `error` says why.
+ReceiveResult receive(const UniqueFd& socket, Packet& packet, Status& error);
 // Does not block; no SIGPIPE. With descriptors, which stay the caller's; at most kMaxMessageFds. DAEMON_LOST
 // if the connection is gone, WOULD_BLOCK if the socket is full.
 Status send(const UniqueFd& socket, abi::AttachType type, std::uint32_t request_id, const void* body,
-            std::size_t body_bytes, const std::vector<int>& fds = {});
+            std::size_t body_bytes, const FdList& fds = {});
 
 template <typename T>
 Status send(const UniqueFd& socket, abi::AttachType type, std::uint32_t request_id, const T& body) {

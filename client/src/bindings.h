@@ -2,8 +2,8 @@
 #pragma once
 
 #include "epd/epd.h"
+#include "errors.h"
 #include "proto/arena.h"
-#include "status.h"
 
 #include <array>
 #include <cstdint>

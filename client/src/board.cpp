@@ -1,5 +1,6 @@
 #include "board.h"
 
+#include "errors.h"
 #include "proto/wire.h"
 
 #include <bit>

@@ -2,8 +2,8 @@
 // are copies; the engine may write at any time.
 #pragma once
 
+#include "common/memory.h"
 #include "proto/session.h"
-#include "shared_memory.h"
 
 #include <string>
 

@@ -65,7 +65,7 @@ Status Session::can_command() const {
   const Status kernels = attachment_.device->can_wait_by(WaitBy::kKernel);
   if (kernels.ok()) return {};
   return {kernels.code(),
-          "commands is 1 (EPD_COMMANDS_BY_STREAM), which needs libepd's kernels: " + kernels.text()};
+          "commands is 1 (EPD_COMMANDS_BY_STREAM), which needs libepd's kernels: " + kernels.message()};
 }
 
 Status Session::open_commands(Group& group) {

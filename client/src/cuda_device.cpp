@@ -224,7 +224,7 @@ void CudaDevice::unmap(std::uintptr_t address, std::size_t bytes) noexcept {
 Status CudaDevice::can_wait_by(WaitBy by) const {
   if (by != WaitBy::kKernel || kernels_loaded_.ok()) return {};
   return {kernels_loaded_.code(),
-          "waiting by kernel: " + kernels_loaded_.text() + "; allowed: EPD_WAIT_BY_MEMORY_OPERATION"};
+          "waiting by kernel: " + kernels_loaded_.message() + "; allowed: EPD_WAIT_BY_MEMORY_OPERATION"};
 }
 
 // The one question that is allowed whatever the stream does.

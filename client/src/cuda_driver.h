@@ -2,7 +2,7 @@
 // only where cuda.h is, see CMakeLists.txt.
 #pragma once
 
-#include "status.h"
+#include "errors.h"
 
 #include <cuda.h>
 

@@ -5,8 +5,8 @@
 // Threads: any thread may call anything at any time. No call leaves another context current in its thread.
 #pragma once
 
+#include "common/fd.h"
 #include "proto/attach.h"
-#include "shared_memory.h"
 
 #include <cstddef>
 #include <cstdint>

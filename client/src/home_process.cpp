@@ -15,10 +15,10 @@ constexpr std::size_t kBytes = sizeof(std::atomic<int>);
 
 Status HomeProcess::make(HomeProcess& out) {
   void* const page = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (page == MAP_FAILED) return errno_status("mmap", errno);
+  if (page == MAP_FAILED) return errno_status("mmap");
   out.mark_ = new (page) std::atomic<int>(1);
   out.pid_ = ::getpid();
-  if (::madvise(page, kBytes, MADV_WIPEONFORK) != 0) return errno_status("madvise(MADV_WIPEONFORK)", errno);
+  if (::madvise(page, kBytes, MADV_WIPEONFORK) != 0) return errno_status("madvise(MADV_WIPEONFORK)");
   return {};
 }
 

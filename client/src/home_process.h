@@ -1,7 +1,7 @@
 // Tells the process that attached from those that are forked off it.
 #pragma once
 
-#include "status.h"
+#include "errors.h"
 
 #include <sys/types.h>
 #include <atomic>

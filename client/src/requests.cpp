@@ -60,18 +60,18 @@ void Session::look_at_socket() noexcept {
 
 void Session::take_packets_locked() {
   Packet packet;
-  std::string error;
+  Status error;
   // Bounded, so that a daemon that never stops can't hold the lock for good.
   for (int i = 0; i < 64 && ended_.ok(); ++i) {
-    const Received received = receive(attachment_.socket, packet, error);
-    if (received == Received::kNothing) break;
-    if (received == Received::kPacket) {
+    const ReceiveResult received = receive(attachment_.socket, packet, error);
+    if (received == ReceiveResult::kNothing) break;
+    if (received == ReceiveResult::kPacket) {
       route_locked(packet);
       continue;
     }
     note_ended_locked();
-    end_locked(received == Received::kMalformed
-                   ? internal_error(error)
+    end_locked(received == ReceiveResult::kMalformed
+                   ? error
                    : daemon_lost("the daemon closed the connection: it has stopped or died; attach again"));
   }
   send_owed_leaves_locked();
@@ -88,11 +88,11 @@ void Session::route_locked(Packet& packet) {
     return;
   }
   if (found != requests_.end()) requests_.erase(found);
-  abi::Joined joined{};
-  if (packet.type() == abi::AttachType::kJoined && packet.read(joined)) {
-    owed_leaves_.push_back(joined.member);
-  } else if (packet.type() == abi::AttachType::kGoodbye ||
-             (packet.type() == abi::AttachType::kRefused && id == 0)) {
+  const auto joined = packet.read<abi::Joined>();
+  const abi::AttachType type = type_of(packet);
+  if (type == abi::AttachType::kJoined && joined.ok()) {
+    owed_leaves_.push_back(joined.value().member);
+  } else if (type == abi::AttachType::kGoodbye || (type == abi::AttachType::kRefused && id == 0)) {
     note_ended_locked();
     end_locked(refusal(packet));
   }
@@ -157,7 +157,7 @@ Status Session::request(const Request& request, Packet& reply) {
   Status status = send_request(lock, request, id);
   if (!status.ok()) return status;
   wait(lock, waiter, request.reply_by);
-  if (waiter.arrived()) return reply.type() == request.reply_type ? Status() : refusal(reply);
+  if (waiter.arrived()) return type_of(reply) == request.reply_type ? Status() : refusal(reply);
   if (!ended_.ok()) return ended_;
   if (request.type == abi::AttachType::kJoin) give_up_join_locked(id);
   return {StatusCode::kDeadlineExceeded, "the daemon did not answer in time"};
@@ -196,12 +196,15 @@ Status Session::join(const epd_group_config_t& config, Group*& out) {
 Status Session::map_user_arena(const UniqueFd& fd, Group& group) {
   const std::uint64_t bytes = group.arena.total_bytes;
   if (attachment_.device != nullptr) return attachment_.device->map(fd, bytes, group.device_user);
-  return Mapping::map(fd, bytes, Access::kReadWrite, "the user arena", group.user);
+  Result<Mapping> user = map_sealed(fd, bytes, Access::kReadWrite, "the user arena");
+  if (user.ok()) group.user = std::move(*user);
+  return user.status();
 }
 
 Status Session::adopt_joined(Packet& packet, Group& group) {
-  abi::Joined joined{};
-  if (!packet.read(joined)) return refusal(packet);
+  const auto answer = packet.read<abi::Joined>();
+  if (!answer.ok()) return refusal(packet);
+  const abi::Joined& joined = answer.value();
   group.member = joined.member;
   group.rank = joined.rank;
   group.epoch = joined.epoch;
@@ -213,17 +216,16 @@ Status Session::adopt_joined(Packet& packet, Group& group) {
                           " and a board of " + std::to_string(joined.board_bytes) + " bytes; needed: " +
                           std::to_string(group.arena.total_bytes) + " and " + std::to_string(board_bytes));
   }
-  if (joined.rank >= group.shape.num_ranks || packet.num_fds != 2) {
+  if (joined.rank >= group.shape.num_ranks || packet.fds.size() != 2) {
     return internal_error("the daemon's answer to join has rank " + std::to_string(joined.rank) + " and " +
-                          std::to_string(packet.num_fds) + " descriptors; needed: below " +
+                          std::to_string(packet.fds.size()) + " descriptors; needed: below " +
                           std::to_string(group.shape.num_ranks) + " and 2");
   }
   Status status = map_user_arena(packet.fds[0], group);
   if (!status.ok()) return status;
-  Mapping board;
-  status = Mapping::map(packet.fds[1], joined.board_bytes, Access::kReadOnly, "the board", board);
-  if (!status.ok()) return status;
-  group.board = BoardView(std::move(board), group.shape);
+  Result<Mapping> board = map_sealed(packet.fds[1], board_bytes, Access::kReadOnly, "the board");
+  if (!board.ok()) return board.status();
+  group.board = BoardView(std::move(*board), group.shape);
   return group.board.magic_fits() ? Status() : internal_error("the board from the daemon has a wrong magic");
 }
 

@@ -24,7 +24,7 @@ Session::Session(Attachment attachment) : attachment_(std::move(attachment)) {}
 Status Session::prepare() {
   wake_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   watch_wake_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!wake_.valid() || !watch_wake_.valid()) return errno_status("eventfd", errno);
+  if (!wake_.valid() || !watch_wake_.valid()) return errno_status("eventfd");
   return HomeProcess::make(home_);
 }
 
@@ -87,7 +87,7 @@ Status Session::check() {
 void Session::end_locked(Status status) {
   if (!ended_.ok()) return;
   ended_ = std::move(status);
-  abort_locked(ended_.code(), ended_.text().c_str(), nullptr);
+  abort_locked(ended_.code(), ended_.message().c_str(), nullptr);
   for (const auto& group : groups_) want_release_locked(*group);
   notify_ready_locked(nullptr);
   kick();

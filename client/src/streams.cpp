@@ -32,8 +32,8 @@ Status renew_words(Device& device, const Group& group, std::uint32_t slot, epd_t
 // Of a call that fails though it has submitted something.
 Status submitted_but(const Status& status, epd_ticket_t ticket, const char* what) {
   if (status.ok()) return {};
-  return {status.code(),
-          status.text() + "; ticket " + std::to_string(ticket) + " was submitted and is valid, but " + what};
+  return {status.code(), status.message() + "; ticket " + std::to_string(ticket) +
+                             " was submitted and is valid, but " + what};
 }
 
 }  // namespace

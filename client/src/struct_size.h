@@ -1,7 +1,7 @@
 // The size rule of the C ABI: structs begin with the size that the caller was compiled with.
 #pragma once
 
-#include "status.h"
+#include "errors.h"
 
 #include <cstddef>
 #include <cstring>

@@ -218,7 +218,7 @@ Status Session::release_handle(Group& group, epd_handle_t handle) {
   drain_locked();
   if (!ended_.ok()) return ended_;
   Status status = group.release_handle(handle);
-  return status.code() == StatusCode::kWouldBlock ? blocked(lock, status.text()) : status;
+  return status.code() == StatusCode::kWouldBlock ? blocked(lock, status.message()) : status;
 }
 
 }  // namespace epd::client

@@ -3,8 +3,9 @@
 #include "base/departure.h"
 #include "base/event.h"
 #include "base/own_table.h"
-#include "base/packet.h"
 #include "base/thread.h"
+#include "common/descriptor_message.h"
+#include "common/fd.h"
 #include "dismissals.h"
 
 #include <unistd.h>
@@ -210,20 +211,9 @@ class GateThread {
 
   bool announce(std::uint64_t number, int inner, int process) const {
     const int fds[2] = {inner, process};
-    const std::size_t bytes = (process < 0 ? 1 : 2) * sizeof(int);
     iovec part{&number, sizeof(number)};
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(fds))] = {};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = CMSG_SPACE(bytes);
-    cmsghdr* c = CMSG_FIRSTHDR(&message);
-    c->cmsg_level = SOL_SOCKET;
-    c->cmsg_type = SCM_RIGHTS;
-    c->cmsg_len = CMSG_LEN(bytes);
-    std::memcpy(CMSG_DATA(c), fds, bytes);
-    while (own_table::send(channel_, message, MSG_DONTWAIT) < 0) {
+    DescriptorMessage message({&part, 1}, std::span(fds).first(process < 0 ? 1 : 2));
+    while (own_table::send(channel_, message.header(), MSG_DONTWAIT) < 0) {
       if (errno == EAGAIN || errno == EWOULDBLOCK) {
         if (!wait(channel_, POLLOUT)) return false;
       } else if (errno == EPIPE || errno == ECONNRESET) {
@@ -329,16 +319,11 @@ std::uint64_t Gate::dismissed() const {
 std::optional<Gate::Arrival> Gate::take() {
   Arrival arrival;
   iovec part{&arrival.number, sizeof(arrival.number)};
-  alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))];
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
-  const ssize_t n = ::recvmsg(channel_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  DescriptorMessage message({&part, 1});
+  const ssize_t n = ::recvmsg(channel_.get(), &message.header(), MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   if (n != sizeof(arrival.number)) return std::nullopt;
   std::vector<UniqueFd> fds;
-  append_descriptors(message, fds);
+  message.take_descriptors(fds);
   const std::lock_guard lock(shared_->mutex);
   const auto found = shared_->connections.find(arrival.number);
   EPD_CHECK(found != shared_->connections.end());

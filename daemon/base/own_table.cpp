@@ -1,6 +1,6 @@
 #include "base/own_table.h"
 
-#include "base/status.h"
+#include "common/status.h"
 
 #include <linux/close_range.h>
 #include <sys/syscall.h>

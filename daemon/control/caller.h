@@ -1,7 +1,7 @@
 // Who makes a call, from the kernel.
 #pragma once
 
-#include "base/status.h"
+#include "common/status.h"
 #include "supervisor/control_facade.h"
 
 #include <grpcpp/server_context.h>

@@ -1,7 +1,7 @@
 // epd's status as gRPC's, with epd's own name of it in the trailer.
 #pragma once
 
-#include "base/status.h"
+#include "common/status.h"
 
 #include <grpcpp/support/status.h>
 

@@ -1,7 +1,7 @@
 // Calls that last hold a thread each, so each user has few of a kind; how many others have does not count.
 #pragma once
 
-#include "base/status.h"
+#include "common/status.h"
 
 #include <cstdint>
 #include <map>

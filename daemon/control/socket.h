@@ -1,8 +1,8 @@
 // The control socket's file: what may lie there before listening, and who may open it afterwards.
 #pragma once
 
-#include "base/fd.h"
-#include "base/status.h"
+#include "common/fd.h"
+#include "common/status.h"
 #include "control/control_server.h"
 
 #include <string>

@@ -1,7 +1,7 @@
 // The CUDA driver, opened when first asked for: the same program starts where there is none.
 #pragma once
 
-#include "base/status.h"
+#include "common/status.h"
 
 #include <cuda.h>
 

@@ -2,7 +2,7 @@
 #include "device/device.h"
 #include "device/memory.h"
 
-#include "base/memory.h"
+#include "common/memory.h"
 #include "host_device.h"
 #if EPD_WITH_CUDA
 #include "cuda_device.h"

@@ -1,7 +1,7 @@
 #include "host_device.h"
 
 #include "base/log.h"
-#include "base/memory.h"
+#include "common/memory.h"
 
 #include <sys/mman.h>
 #include <algorithm>

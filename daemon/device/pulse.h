@@ -3,7 +3,7 @@
 // waiting for the GPU itself.
 #pragma once
 
-#include "base/status.h"
+#include "common/status.h"
 #include "cuda_driver.h"
 
 #include <atomic>

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/clock.h"
-#include "base/packet.h"
+#include "common/packet.h"
 #include "device/device.h"
 #include "group.h"
 #include "launched_operation.h"

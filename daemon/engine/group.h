@@ -1,7 +1,7 @@
 // A group as one engine sees it: everybody's arenas, and the members that this device serves.
 #pragma once
 
-#include "base/memory.h"
+#include "common/memory.h"
 #include "device/launcher.h"
 #include "proto/link.h"
 #include "route.h"

@@ -1,7 +1,7 @@
 // The page that this engine publishes: counters, the operations in flight, and whether it sleeps.
 #pragma once
 
-#include "base/memory.h"
+#include "common/memory.h"
 #include "proto/link.h"
 
 namespace epd {

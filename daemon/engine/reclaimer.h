@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/clock.h"
-#include "base/memory.h"
+#include "common/memory.h"
 #include "device/device.h"
 #include "route.h"
 

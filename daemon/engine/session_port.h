@@ -2,7 +2,7 @@
 // Everything the client can write is read once and believed never.
 #pragma once
 
-#include "base/memory.h"
+#include "common/memory.h"
 #include "page.h"
 #include "proto/session.h"
 #include "proto/wire.h"

@@ -1,6 +1,7 @@
 #include "porter.h"
 
 #include "base/own_table.h"
+#include "common/descriptor_message.h"
 #include "proto/attach.h"
 
 #include <fcntl.h>
@@ -11,6 +12,7 @@
 #include <cstddef>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -40,42 +42,20 @@ bool may_be_memory(int fd) {
 
 PacketPorter::Moved PacketPorter::Load::receive(int socket) {
   iovec part{data.data(), data.size()};
-  alignas(cmsghdr) char control[CMSG_SPACE(abi::kMaxMessageFds * sizeof(int))];
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
-  const long n = own_table::receive(socket, message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  DescriptorMessage message({&part, 1});
+  const long n = own_table::receive(socket, message.header(), MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   if (n < 0) return not_moved();
-  for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
-    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
-    const std::size_t had = fds.size();
-    fds.resize(had + (c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-    std::memcpy(fds.data() + had, CMSG_DATA(c), (fds.size() - had) * sizeof(int));
-  }
+  message.take_descriptors(fds);
   bytes = static_cast<std::size_t>(n);
-  truncated = (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0;
+  truncated = message.is_cut();
   full = n != 0 || truncated || !fds.empty();
   return full ? Moved::kYes : Moved::kOver;
 }
 
 PacketPorter::Moved PacketPorter::Load::send(int socket, iovec prefix, bool with_fds) {
   iovec parts[2] = {prefix, {data.data(), bytes}};
-  alignas(cmsghdr) char control[CMSG_SPACE(abi::kMaxMessageFds * sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = parts;
-  message.msg_iovlen = 2;
-  if (with_fds && !fds.empty()) {
-    message.msg_control = control;
-    message.msg_controllen = CMSG_SPACE(fds.size() * sizeof(int));
-    cmsghdr* c = CMSG_FIRSTHDR(&message);
-    c->cmsg_level = SOL_SOCKET;
-    c->cmsg_type = SCM_RIGHTS;
-    c->cmsg_len = CMSG_LEN(fds.size() * sizeof(int));
-    std::memcpy(CMSG_DATA(c), fds.data(), fds.size() * sizeof(int));
-  }
-  return own_table::send(socket, message, MSG_DONTWAIT) >= 0 ? Moved::kYes : not_moved();
+  DescriptorMessage message(parts, std::span(fds).first(with_fds ? fds.size() : 0));
+  return own_table::send(socket, message.header(), MSG_DONTWAIT) >= 0 ? Moved::kYes : not_moved();
 }
 
 abi::WireHeader PacketPorter::Load::header() const {

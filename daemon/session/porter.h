@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/gate.h"
-#include "base/packet.h"
+#include "common/packet.h"
 
 #include <sys/uio.h>
 #include <array>

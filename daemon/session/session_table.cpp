@@ -178,7 +178,7 @@ void SessionTable::receive(std::uint64_t id) {
     Carried carried;
     Status error;
     const ReceiveResult result =
-        receive_carried(session.socket.get(), packet, error, {&carried, sizeof(carried)});
+        receive_prefixed(session.socket.get(), packet, error, {&carried, sizeof(carried)});
     if (result == ReceiveResult::kNothing) return;
     if (result == ReceiveResult::kClosed) return close(id, "died");
     if (carried.truncated != 0) {

@@ -3,8 +3,8 @@
 
 #include "base/closer.h"
 #include "base/descriptors.h"
-#include "base/memory.h"
 #include "base/quota.h"
+#include "common/memory.h"
 #include "device/memory.h"
 #include "mapping_count.h"
 #include "membership/group.h"

@@ -1,7 +1,7 @@
 // Asking the loop from another thread.
 #pragma once
 
-#include "base/status.h"
+#include "common/status.h"
 #include "loop.h"
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 
 #include "access_config.h"
 #include "base/account.h"
-#include "base/fd.h"
+#include "common/fd.h"
 #include "config_table.h"
 #include "toml.h"
 

@@ -48,14 +48,6 @@ constexpr int kLinkBufferBytes = 1 << 20;
   ::_exit(127);
 }
 
-// What is left of a failed call: nothing to have died of.
-Status not_started(const char* what) {
-  const int error = errno;
-  const bool scarce = error == EMFILE || error == ENFILE || error == EAGAIN || error == ENOMEM;
-  const Status status = errno_status(what);
-  return scarce ? Status(StatusCode::kResourceExhausted, status.message()) : status;
-}
-
 const char* level_name(LogLevel level) {
   switch (level) {
     case LogLevel::kTrace: return "trace";
@@ -76,7 +68,7 @@ const char* mode_name(LaunchMode mode) {
 
 Result<std::unique_ptr<EngineProcess>> EngineProcess::spawn(const EngineCommand& command) {
   Result<std::pair<UniqueFd, UniqueFd>> link = make_socketpair();
-  if (!link.ok()) return not_started("socketpair");
+  if (!link.ok()) return link.status();
   // Best effort: what does not fit is queued.
   ::setsockopt(link->first.get(), SOL_SOCKET, SO_SNDBUF, &kLinkBufferBytes, sizeof(kLinkBufferBytes));
   ::setsockopt(link->second.get(), SOL_SOCKET, SO_SNDBUF, &kLinkBufferBytes, sizeof(kLinkBufferBytes));
@@ -96,7 +88,11 @@ Result<std::unique_ptr<EngineProcess>> EngineProcess::spawn(const EngineCommand&
   std::unique_ptr<EngineProcess> engine(new EngineProcess());
   const pid_t self = ::getpid();
   const pid_t pid = ::fork();
-  if (pid < 0) return not_started("fork");
+  if (pid < 0) {
+    const bool no_process = errno == EAGAIN;  // too many of them
+    Status status = errno_status("fork");
+    return no_process ? resource_exhausted(status.message()) : status;
+  }
   if (pid == 0) {
     // Under MPS a process that is killed amid a kernel takes the clients of its GPU along, so an engine of a
     // GPU is only told, and leaves by itself (engine_main).
@@ -107,7 +103,7 @@ Result<std::unique_ptr<EngineProcess>> EngineProcess::spawn(const EngineCommand&
   engine->pid_ = pid;
   engine->link_ = std::move(link->first);
   engine->pidfd_.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-  if (!engine->pidfd_.valid()) return not_started("pidfd_open");
+  if (!engine->pidfd_.valid()) return errno_status("pidfd_open");
   return engine;
 }
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/log.h"
-#include "base/packet.h"
+#include "common/packet.h"
 #include "device/device.h"
 #include "proto/link.h"
 

@@ -2,7 +2,7 @@
 // Knows nothing of sessions and groups.
 #pragma once
 
-#include "base/memory.h"
+#include "common/memory.h"
 #include "engine_process.h"
 #include "loop.h"
 

@@ -2,7 +2,7 @@
 // task or a turn throws (there is no memory) is logged and ends there: the loop goes on.
 #pragma once
 
-#include "base/fd.h"
+#include "common/fd.h"
 #include "loop_clock.h"
 
 #include <sys/epoll.h>

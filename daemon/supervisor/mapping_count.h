@@ -5,7 +5,7 @@
 // refused before any of them is told.
 #pragma once
 
-#include "base/status.h"
+#include "common/status.h"
 #include "device/name.h"
 
 #include <cstdint>

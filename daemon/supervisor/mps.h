@@ -6,7 +6,7 @@
 #pragma once
 
 #include "base/clock.h"
-#include "base/fd.h"
+#include "common/fd.h"
 #include "loop.h"
 
 #include <sys/types.h>

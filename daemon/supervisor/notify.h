@@ -1,7 +1,7 @@
 // systemd's notify protocol: one datagram per message.
 #pragma once
 
-#include "base/fd.h"
+#include "common/fd.h"
 
 #include <string>
 #include <string_view>

@@ -1,7 +1,7 @@
 // Why an operator did something, in words that clients, logs and other operators get to read.
 #pragma once
 
-#include "base/status.h"
+#include "common/status.h"
 
 #include <string>
 

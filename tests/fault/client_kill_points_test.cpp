@@ -6,7 +6,7 @@
 #include "support/kill_points.h"
 #include "support/raw_client.h"
 
-#include "base/memory.h"
+#include "common/memory.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -4,7 +4,7 @@
 
 #include "support/raw_client.h"
 
-#include "base/memory.h"
+#include "common/memory.h"
 
 #include <cstdint>
 #include <optional>

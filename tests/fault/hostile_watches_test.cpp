@@ -6,6 +6,7 @@
 #include "raw_control.h"
 #include "watches.h"
 
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <atomic>
 #include <cstdio>

@@ -1,7 +1,7 @@
 // A reader of standard error that goes away, or stands still, costs lines and nothing else.
 #include "fault.h"
 
-#include "base/fd.h"
+#include "common/fd.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -2,7 +2,7 @@
 // as a call needs.
 #pragma once
 
-#include "base/fd.h"
+#include "common/fd.h"
 
 #include <cstdint>
 #include <string>

@@ -4,7 +4,7 @@
 // times epoll instances.
 #pragma once
 
-#include "base/fd.h"
+#include "common/fd.h"
 
 #include <sys/types.h>
 #include <cstdint>

@@ -2,8 +2,8 @@
 // that writes its ring slots by hand, rightly or wrongly.
 #pragma once
 
-#include "base/memory.h"
-#include "base/packet.h"
+#include "common/memory.h"
+#include "common/packet.h"
 #include "proto/link.h"
 
 #include <chrono>

@@ -2,7 +2,7 @@
 // says.
 #pragma once
 
-#include "base/memory.h"
+#include "common/memory.h"
 #include "proto/link.h"
 #include "support/daemon.h"
 

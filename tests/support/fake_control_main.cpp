@@ -12,7 +12,7 @@
 //   event TEXT          something happens
 //   event_of UID TEXT   a user does something
 //   asked               prints what was asked for that changes something, one line each, before "done"
-#include "base/fd.h"
+#include "common/fd.h"
 #include "control/control_server.h"
 #include "support/fake_control_facade.h"
 

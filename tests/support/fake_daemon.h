@@ -2,9 +2,9 @@
 // real shared memory, no groups of other ranks and no rows. One session at a time.
 #pragma once
 
-#include "base/fd.h"
-#include "base/memory.h"
-#include "base/packet.h"
+#include "common/fd.h"
+#include "common/memory.h"
+#include "common/packet.h"
 #include "proto/attach.h"
 
 #include <atomic>

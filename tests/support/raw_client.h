@@ -1,9 +1,9 @@
 // A client that speaks the attach protocol by hand: for what libepd never sends.
 #pragma once
 
-#include "base/fd.h"
-#include "base/memory.h"
-#include "base/packet.h"
+#include "common/fd.h"
+#include "common/memory.h"
+#include "common/packet.h"
 #include "proto/attach.h"
 
 #include <optional>

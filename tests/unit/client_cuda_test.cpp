@@ -406,7 +406,7 @@ TEST_F(ClientCudaAttach, StepsThatFailLeaveNothingBehind) {
   for (const std::string& mistake : cuda.mistakes()) ADD_FAILURE() << mistake;
 }
 
-client::Status no_driver(const client::CudaDriver*&) {
+Status no_driver(const client::CudaDriver*&) {
   return {StatusCode::kUnsupported, "no libcuda.so.1"};
 }
 

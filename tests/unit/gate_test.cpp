@@ -2,8 +2,8 @@
 #include "base/gate.h"
 #include "base/closer.h"
 #include "base/descriptors.h"
-#include "base/memory.h"
 #include "base/own_table.h"
+#include "common/memory.h"
 #include "support/census.h"
 
 #include <fcntl.h>

@@ -2,7 +2,7 @@
 // loop stood still.
 #include "loop.h"
 
-#include "base/packet.h"
+#include "common/packet.h"
 
 #include <gtest/gtest.h>
 #include <sys/epoll.h>

@@ -46,7 +46,7 @@ bool can_end(const StreamOp& op) {
   return abi::has_ended(done, std::atomic_ref(words.rung[op.slot]).load());
 }
 
-client::Status load_recorded(const client::CudaDriver*& driver) {
+Status load_recorded(const client::CudaDriver*& driver) {
   driver = &RecordedCuda::table();
   return {};
 }

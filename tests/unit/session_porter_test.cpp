@@ -1,7 +1,7 @@
 // The porter of an attach socket: what it brings, and what never comes in.
 #include "porter.h"
 
-#include "base/memory.h"
+#include "common/memory.h"
 #include "support/census.h"
 #include "support/send_descriptors.h"
 
@@ -51,7 +51,7 @@ class PorterTest : public testing::Test {
     pollfd entry{loop_.get(), POLLIN, 0};
     EXPECT_EQ(::poll(&entry, 1, 5000), 1);
     Status error;
-    return receive_carried(loop_.get(), packet, error, {&carried, sizeof(carried)});
+    return receive_prefixed(loop_.get(), packet, error, {&carried, sizeof(carried)});
   }
   ReceiveResult answer(Packet& packet) const {
     pollfd entry{peer_.get(), POLLIN, 0};

@@ -3,7 +3,7 @@
 // nobody waits for another's.
 #pragma once
 
-#include "base/fd.h"
+#include "common/fd.h"
 
 #include <cstddef>
 #include <cstdint>

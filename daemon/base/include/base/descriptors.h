@@ -2,7 +2,7 @@
 // the daemon's own work, such as starting an engine and answering the control plane.
 #pragma once
 
-#include "base/status.h"
+#include "common/status.h"
 
 #include <cstdint>
 #include <map>

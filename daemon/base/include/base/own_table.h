@@ -26,7 +26,7 @@ long send(int socket, const msghdr& message, int flags);
 void shut_down(int socket, int how);
 int accept(int listener);    // close-on-exec, non-blocking
 bool is_ready(int fd);       // for reading
-void ring_socket(int fd);    // as base/fd.h
+void ring_socket(int fd);    // as common/fd.h
 void ring_eventfd(int fd);   // likewise
 void clear_eventfd(int fd);  // non-blocking
 // Non-blocking, close-on-exec.

@@ -1,8 +1,8 @@
 // Who is at the other end of a unix socket, as the kernel knows it.
 #pragma once
 
-#include "base/fd.h"
-#include "base/status.h"
+#include "common/fd.h"
+#include "common/status.h"
 
 #include <cstdint>
 #include <vector>

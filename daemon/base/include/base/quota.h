@@ -1,7 +1,7 @@
 // A limit on what one user may hold, and the option that set it.
 #pragma once
 
-#include "base/status.h"
+#include "common/status.h"
 
 #include <cstdint>
 #include <limits>

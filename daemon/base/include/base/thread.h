@@ -1,7 +1,7 @@
 // A thread that nobody waits for.
 #pragma once
 
-#include "base/status.h"
+#include "common/status.h"
 
 #include <sys/types.h>
 

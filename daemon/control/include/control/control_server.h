@@ -2,7 +2,7 @@
 // from the kernel (SO_PEERCRED of the connection), and asked about for each call (ControlFacade::authorize).
 #pragma once
 
-#include "base/status.h"
+#include "common/status.h"
 #include "supervisor/control_facade.h"
 
 #include <sys/types.h>

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "base/clock.h"
-#include "base/status.h"
+#include "common/status.h"
 #include "device/name.h"
 #include "kernels/operations.h"
 

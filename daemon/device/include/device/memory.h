@@ -2,8 +2,8 @@
 // which never creates a context.
 #pragma once
 
-#include "base/fd.h"
-#include "base/status.h"
+#include "common/fd.h"
+#include "common/status.h"
 #include "device/name.h"
 
 #include <array>

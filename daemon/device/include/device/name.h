@@ -1,7 +1,7 @@
 // Names of devices: "host:N" is emulated, "cuda:N" a GPU as the driver numbers them.
 #pragma once
 
-#include "base/status.h"
+#include "common/status.h"
 #include "proto/wire.h"
 
 #include <cstdint>

@@ -2,7 +2,7 @@
 // each event and carries it out in order; tests read it.
 #pragma once
 
-#include "base/status.h"
+#include "common/status.h"
 #include "membership/group.h"
 #include "proto/attach.h"
 #include "proto/link.h"

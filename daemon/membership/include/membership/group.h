@@ -2,9 +2,9 @@
 // Plain data; only GroupRegistry changes it.
 #pragma once
 
-#include "base/fd.h"
 #include "base/quota.h"
-#include "base/status.h"
+#include "common/fd.h"
+#include "common/status.h"
 #include "proto/attach.h"
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // What a Join must look like. Messages name the field, the value and what is allowed.
 #pragma once
 
-#include "base/status.h"
+#include "common/status.h"
 #include "proto/attach.h"
 
 #include <string>

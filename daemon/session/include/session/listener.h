@@ -1,8 +1,8 @@
 // The attach socket in the file system.
 #pragma once
 
-#include "base/fd.h"
-#include "base/status.h"
+#include "common/fd.h"
+#include "common/status.h"
 
 #include <sys/types.h>
 #include <optional>

@@ -1,7 +1,7 @@
 // The shared memory and the doorbell of one session.
 #pragma once
 
-#include "base/memory.h"
+#include "common/memory.h"
 #include "proto/session.h"
 
 namespace epd {

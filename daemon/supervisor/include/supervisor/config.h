@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/log.h"
-#include "base/status.h"
+#include "common/status.h"
 #include "proto/wire.h"
 #include "supervisor/access_policy.h"
 

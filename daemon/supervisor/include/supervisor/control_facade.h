@@ -5,7 +5,7 @@
 #pragma once
 
 #include "base/event.h"
-#include "base/status.h"
+#include "common/status.h"
 #include "supervisor/access_policy.h"
 
 #include <cstdint>

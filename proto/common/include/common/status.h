@@ -3,6 +3,7 @@
 
 #include "proto/status.h"
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
@@ -36,11 +37,14 @@ inline Status not_found(std::string m) {
 inline Status resource_exhausted(std::string m) {
   return {StatusCode::kResourceExhausted, std::move(m)};
 }
+inline Status would_block(std::string m) {
+  return {StatusCode::kWouldBlock, std::move(m)};
+}
 inline Status internal_error(std::string m) {
   return {StatusCode::kInternal, std::move(m)};
 }
-// INTERNAL with "<what>: <strerror(errno)>".
-Status errno_status(const std::string& what);
+// RESOURCE_EXHAUSTED when descriptors or memory ran out, else INTERNAL; "<what>: <strerror>".
+Status errno_status(const std::string& what, int error = errno);
 
 // A value or the reason why there is none.
 template <typename T>

@@ -1,8 +1,7 @@
-#include "status.h"
+#include "errors.h"
 
 #include "proto/wire.h"
 
-#include <cerrno>
 #include <cstring>
 #include <iterator>
 
@@ -33,12 +32,6 @@ Status bad_value(const char* field, long long value, const std::string& allowed)
   return invalid_argument(std::string(field) + " is " + std::to_string(value) + "; allowed: " + allowed);
 }
 
-Status errno_status(const std::string& what, int error) {
-  const bool exhausted = error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS;
-  return {exhausted ? StatusCode::kResourceExhausted : StatusCode::kInternal,
-          what + ": " + std::strerror(error)};
-}
-
 StatusCode checked_code(std::uint32_t raw) {
   return raw < static_cast<std::uint32_t>(kNumStatusCodes) ? static_cast<StatusCode>(raw)
                                                            : StatusCode::kInternal;
@@ -64,7 +57,7 @@ epd_status_t report(StatusCode code, const char* text) {
 }
 
 epd_status_t report(const Status& status) {
-  return report(status.code(), status.text().c_str());
+  return report(status.code(), status.message().c_str());
 }
 
 }  // namespace epd::client

@@ -1,15 +1,13 @@
 // One message of the attach or link protocol over SOCK_SEQPACKET, descriptors included.
 #pragma once
 
-#include "base/fd.h"
-#include "base/status.h"
+#include "common/fd.h"
+#include "common/status.h"
 #include "proto/wire.h"
 
-#include <sys/socket.h>
 #include <sys/uio.h>
 #include <array>
 #include <cstring>
-#include <initializer_list>
 #include <type_traits>
 #include <vector>
 
@@ -25,45 +23,33 @@ struct Packet {
   template <typename T>
   Result<T> read() const {
     static_assert(std::is_trivially_copyable_v<T>);
-    if (body_bytes != sizeof(T)) {
-      return invalid_argument("message type " + std::to_string(header.type) + " has a body of " +
-                              std::to_string(body_bytes) + " bytes; allowed: " + std::to_string(sizeof(T)));
-    }
+    if (body_bytes != sizeof(T)) return wrong_size(sizeof(T));
     T value;
     std::memcpy(&value, body.data(), sizeof(T));
     return value;
   }
-};
-
-// Descriptors to send: `{a, b}` or a vector; the sender's own.
-class FdList {
- public:
-  FdList() = default;
-  FdList(std::initializer_list<int> fds) : fds_(fds) {}
-  FdList(std::vector<int> fds) : fds_(std::move(fds)) {}
-  std::size_t size() const { return fds_.size(); }
-  const int* begin() const { return fds_.data(); }
-  const int* end() const { return fds_.data() + fds_.size(); }
 
  private:
-  std::vector<int> fds_;
+  Status wrong_size(std::size_t allowed) const;
 };
+
+using FdList = std::vector<int>;  // descriptors to send, which stay the sender's
 
 enum class ReceiveResult { kPacket, kNothing, kClosed, kMalformed };
 
 // Receives one packet, without blocking, of a sender that is trusted: its descriptors become ours.
 // kMalformed: wrong magic, length or descriptor count (they are closed); `error` says which.
 ReceiveResult receive_packet(int socket, Packet& packet, Status& error);
-// The same of a porter (base/gate.h), which puts `prefix` before each packet. How many descriptors have come
-// is not compared with the header, and a malformed one keeps them.
-ReceiveResult receive_carried(int socket, Packet& packet, Status& error, iovec prefix);
+// The same with `prefix` before the packet. How many descriptors have come is not compared with the header,
+// and a malformed packet keeps them.
+ReceiveResult receive_prefixed(int socket, Packet& packet, Status& error, iovec prefix);
 // What is wrong with a packet longer than any message.
 Status too_large();
 
-// Takes over the descriptors that have come with a message.
-void append_descriptors(msghdr& message, std::vector<UniqueFd>& fds);
-
-// Sends without blocking and without SIGPIPE. WOULD_BLOCK if the peer does not read.
+// Sends without blocking and without SIGPIPE: 0, or the error number of sendmsg().
+int transmit_packet(int socket, std::uint16_t type, std::uint32_t request_id, const void* body,
+                    std::size_t body_bytes, const FdList& fds = {});
+// The same. WOULD_BLOCK if the peer does not read.
 Status send_packet(int socket, std::uint16_t type, std::uint32_t request_id, const void* body,
                    std::size_t body_bytes, const FdList& fds = {});
 

@@ -1,8 +1,8 @@
 // Shared memory: sealed memfds and their mappings (mapped by Boost.Interprocess).
 #pragma once
 
-#include "base/fd.h"
-#include "base/status.h"
+#include "common/fd.h"
+#include "common/status.h"
 
 #include <boost/interprocess/mapped_region.hpp>
 
@@ -15,12 +15,13 @@ namespace epd {
 Result<UniqueFd> make_sealed_memfd(const char* name, std::uint64_t bytes);
 // The same file through a description that can't be mapped writable.
 Result<UniqueFd> reopen_read_only(int memfd);
-// Size of the file, and whether it carries the seals above.
+// Size of the file, if it is sealed against shrinking and growing: no access inside it can raise SIGBUS.
 Result<std::uint64_t> sealed_size(int memfd);
 
 enum class Access { kReadOnly, kReadWrite };
 
-// A mapping of a whole memfd; unmapped by the destructor. The descriptor may be closed meanwhile.
+// A shared mapping of a file's first bytes; unmapped by the destructor. The descriptor may be closed
+// meanwhile.
 class Mapping {
  public:
   Mapping() = default;

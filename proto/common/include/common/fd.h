@@ -1,7 +1,7 @@
-// Owning file descriptors.
+// Descriptors: owned, duplicated, made, rung.
 #pragma once
 
-#include "base/status.h"
+#include "common/status.h"
 
 #include <utility>
 

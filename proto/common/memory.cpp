@@ -1,10 +1,9 @@
-#include "base/memory.h"
+#include "common/memory.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <cerrno>
 
 namespace epd {
 namespace {
@@ -12,12 +11,12 @@ namespace {
 // Nobody opens it again by name (/proc/PID/fd/N), its owner neither: descriptors are passed on.
 constexpr mode_t kNobody = 0;
 constexpr mode_t kOwnerReads = 0400;
-constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
 // What Boost.Interprocess wants of something mappable.
 struct FdMappable {
-  boost::interprocess::mapping_handle_t handle;
-  boost::interprocess::mapping_handle_t get_mapping_handle() const { return handle; }
+  int fd;
+  boost::interprocess::mapping_handle_t get_mapping_handle() const { return {fd, false}; }
 };
 
 }  // namespace
@@ -30,7 +29,7 @@ Result<UniqueFd> make_sealed_memfd(const char* name, std::uint64_t bytes) {
                               " bytes: " + errno_status("ftruncate").message());
   }
   if (::fchmod(fd.get(), kNobody) != 0) return errno_status("fchmod memfd");
-  if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) return errno_status("F_ADD_SEALS");
+  if (::fcntl(fd.get(), F_ADD_SEALS, kSizeSeals | F_SEAL_SEAL) != 0) return errno_status("F_ADD_SEALS");
   return fd;
 }
 
@@ -46,10 +45,9 @@ Result<UniqueFd> reopen_read_only(int memfd) {
 
 Result<std::uint64_t> sealed_size(int memfd) {
   const int seals = ::fcntl(memfd, F_GET_SEALS);
-  if (seals < 0) return errno_status("F_GET_SEALS");
-  if ((seals & kSeals) != kSeals) {
-    return invalid_argument("segment has seals " + std::to_string(seals) +
-                            "; needed: " + std::to_string(kSeals));
+  if (seals < 0 || (seals & kSizeSeals) != kSizeSeals) {
+    return invalid_argument("not sealed against resizing (seals " + std::to_string(seals) +
+                            "; needed: " + std::to_string(kSizeSeals) + ")");
   }
   struct stat info {};
   if (::fstat(memfd, &info) != 0) return errno_status("fstat");
@@ -60,12 +58,10 @@ Result<Mapping> Mapping::map(int fd, std::uint64_t bytes, Access access) {
   namespace bip = boost::interprocess;
   Mapping mapping;
   try {
-    mapping.region_ =
-        bip::mapped_region(FdMappable{bip::ipcdetail::mapping_handle_from_file_handle(fd)},
-                           access == Access::kReadOnly ? bip::read_only : bip::read_write, 0, bytes);
+    mapping.region_ = bip::mapped_region(
+        FdMappable{fd}, access == Access::kReadOnly ? bip::read_only : bip::read_write, 0, bytes);
   } catch (const bip::interprocess_exception& error) {
-    const std::string text = "mapping " + std::to_string(bytes) + " bytes: " + error.what();
-    return error.get_native_error() == ENOMEM ? resource_exhausted(text) : internal_error(text);
+    return errno_status("mapping " + std::to_string(bytes) + " bytes", error.get_native_error());
   }
   return mapping;
 }

@@ -1,19 +1,12 @@
-#include "base/fd.h"
+#include "common/fd.h"
 
 #include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
-#include <cerrno>
 #include <cstdint>
-#include <cstring>
 
 namespace epd {
-
-Status errno_status(const std::string& what) {
-  const int error = errno;
-  return internal_error(what + ": " + std::strerror(error));
-}
 
 void UniqueFd::reset(int fd) {
   if (fd_ >= 0) ::close(fd_);
