@@ -47,9 +47,8 @@ __device__ void await(const std::uint32_t* word, std::uint32_t value, std::uint6
 // ---- commands
 
 using epd::abi::CommandWords;
+using epd::abi::kMostCommandTokens;
 
-// What a command has room for: more is more than any group's max_tokens, and stays so.
-constexpr std::uint32_t kMostTokens = 0x1ffff;
 // Looks at `done` for each at `closed`, which is not 0 once, if ever.
 constexpr std::uint32_t kLooksPerClosed = 16;
 
@@ -123,8 +122,8 @@ extern "C" __global__ void __launch_bounds__(1)
     store(&words->flags[program], 1);
     return;
   }
-  const std::uint64_t command = epd::abi::pack(
-      {number, num_tokens < kMostTokens ? num_tokens : kMostTokens, program, flagged != 0, epoch & 0xff});
+  if (num_tokens > kMostCommandTokens) num_tokens = kMostCommandTokens;
+  const std::uint64_t command = epd::abi::pack({number, num_tokens, program, flagged != 0, epoch & 0xff});
   // The kernel that acquires it is on this device.
   asm volatile(
       "st.release.gpu.global.u64 [%0], %1;" ::"l"(&words->commands[number % epd::abi::kCommandSlots]),

@@ -14,19 +14,11 @@ using kernels::cuda::CommandArguments;
 using kernels::cuda::CommandHost;
 using kernels::cuda::CommandStart;
 using kernels::cuda::CommandState;
-using kernels::cuda::CommandWords;
 using kernels::cuda::JournalEntry;
 using kernels::cuda::Kind;
 using kernels::cuda::kJournalEntries;
-using kernels::cuda::kMaxPrograms;
 using kernels::cuda::RouteState;
 using kernels::cuda::Task;
-
-static_assert(sizeof(CommandWords) == sizeof(abi::CommandWords));
-static_assert(sizeof(CommandWords::commands) == sizeof(CommandPort::Ring::commands));
-static_assert(offsetof(CommandWords, closed) == offsetof(abi::CommandWords, closed));
-static_assert(offsetof(CommandWords, done) == offsetof(abi::CommandWords, done));
-static_assert(offsetof(CommandWords, flags) == offsetof(abi::CommandWords, flags));
 
 namespace {
 
@@ -42,7 +34,7 @@ ResidentCommands::ResidentCommands(ResidentLane& lane, std::uint32_t num_routes)
     : lane_(lane), num_routes_(num_routes) {}
 
 std::size_t ResidentCommands::device_bytes(std::uint32_t num_routes) {
-  return sizeof(CommandState) + routes_bytes(num_routes) + kMaxPrograms * sizeof(Program);
+  return sizeof(CommandState) + routes_bytes(num_routes) + abi::kMaxPrograms * sizeof(Program);
 }
 
 std::size_t ResidentCommands::host_bytes(std::uint32_t num_routes) {
@@ -81,9 +73,10 @@ void ResidentCommands::write_state(std::size_t offset, std::uint32_t value) {
 void ResidentCommands::open(const Layout& layout) {
   layout_ = layout;
   CommandStart& first = host().start;
-  lane_.device_.read(&first.sequence, layout.words + offsetof(CommandWords, done), sizeof(first.sequence));
+  lane_.device_.read(&first.sequence, layout.words + offsetof(abi::CommandWords, done),
+                     sizeof(first.sequence));
   first.sets = 1;
-  lane_.write_word(&reinterpret_cast<CommandWords*>(layout.words)->closed, 0);  // by a former engine
+  lane_.write_word(&reinterpret_cast<abi::CommandWords*>(layout.words)->closed, 0);  // by a former engine
   // What is written by that stream is there before a kernel that another one starts.
   lane_.must("cuStreamSynchronize", lane_.driver_.cuStreamSynchronize(lane_.control()));
   lane_.follow_share();
@@ -91,7 +84,7 @@ void ResidentCommands::open(const Layout& layout) {
 
 CommandArguments ResidentCommands::arguments() const {
   CommandArguments all;
-  all.words = reinterpret_cast<CommandWords*>(layout_.words);
+  all.words = reinterpret_cast<abi::CommandWords*>(layout_.words);
   all.state = reinterpret_cast<CommandState*>(state());
   all.routes = reinterpret_cast<RouteState*>(routes());
   all.programs = reinterpret_cast<const Program*>(programs());
@@ -120,7 +113,7 @@ void ResidentCommands::bring(std::uint32_t number) {
 }
 
 void ResidentCommands::fit_programs() {
-  for (std::uint32_t number = 0; number < kMaxPrograms; ++number) {
+  for (std::uint32_t number = 0; number < abi::kMaxPrograms; ++number) {
     if (recorded_[number].program.task != Task::kStop) bring(number);
   }
 }
@@ -192,8 +185,8 @@ void ResidentCommands::look() {
     const auto from = reinterpret_cast<CUdeviceptr>(layout_.words + offset);
     lane_.must("cuMemcpyDtoHAsync", lane_.driver_.cuMemcpyDtoHAsync(to, from, bytes, stream));
   };
-  copy(look.ring.commands, offsetof(CommandWords, commands), sizeof(look.ring.commands));
-  copy(&look.ring.done, offsetof(CommandWords, done), sizeof(look.ring.done));
+  copy(look.ring.commands, offsetof(abi::CommandWords, commands), sizeof(look.ring.commands));
+  copy(&look.ring.done, offsetof(abi::CommandWords, done), sizeof(look.ring.done));
   lane_.must("cuStreamWriteValue32", lane_.driver_.cuStreamWriteValue32(
                                          stream, reinterpret_cast<CUdeviceptr>(&look.number), ++looks_, 0));
 }

@@ -69,7 +69,7 @@ class ResidentCommands final : public CommandPort {
   std::uint32_t told_ = 0;  // of these, how many the kernel knows of
   std::uint32_t looks_ = 0;
   bool looking_ = false;  // seen() has not given the last one
-  std::array<Recorded, kernels::cuda::kMaxPrograms> recorded_{};
+  std::array<Recorded, abi::kMaxPrograms> recorded_{};
 };
 
 }  // namespace epd

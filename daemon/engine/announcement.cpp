@@ -20,13 +20,6 @@ std::string routing_name(std::uint64_t tag) {
          std::to_string(abi::epoch_of_tag(tag));
 }
 
-// A rank that came after the dispatch does not know its epoch and says 0.
-bool same_routing(std::uint64_t a, std::uint64_t b) {
-  if (a == b) return true;
-  const bool either_came_later = a != 0 && b != 0 && (abi::epoch_of_tag(a) == 0 || abi::epoch_of_tag(b) == 0);
-  return either_came_later && abi::same_index(abi::index_of_tag(a), abi::index_of_tag(b));
-}
-
 }  // namespace
 
 std::uint32_t ExchangeBlock::first_not_ready(std::uint64_t tag, std::uint32_t from) const {
@@ -62,7 +55,7 @@ std::optional<ExchangeBlock::Disagreement> ExchangeBlock::disagreement(std::uint
     }
     if (other.slot != mine.slot)
       return differ(rank, "slot", std::to_string(mine.slot), std::to_string(other.slot));
-    if (!same_routing(mine.routing, other.routing)) {
+    if (!abi::same_routing(mine.routing, other.routing)) {
       return differ(rank, "routing", routing_name(mine.routing), routing_name(other.routing));
     }
   }

@@ -3,9 +3,10 @@
 // `ready` with acquire and finds the tag sees them. Likewise rows and `arrived`.
 #pragma once
 
-#include "proto/arena.h"
+#include "proto/exchange.h"
 #include "proto/session.h"
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -30,8 +31,8 @@ class ExchangeBlock {
                 std::span<const std::uint64_t> active_since)
       : base_(block), shape_(shape), layout_(layout), active_since_(active_since) {}
 
-  std::atomic<std::uint64_t>& ready(std::uint32_t source) const { return line(layout_.ready, source); }
-  std::atomic<std::uint64_t>& arrived(std::uint32_t source) const { return line(layout_.arrived, source); }
+  std::atomic_ref<std::uint64_t> ready(std::uint32_t source) const { return line(layout_.ready, source); }
+  std::atomic_ref<std::uint64_t> arrived(std::uint32_t source) const { return line(layout_.arrived, source); }
   abi::OpAnnouncement& announcement(std::uint32_t source) const {
     return reinterpret_cast<abi::OpAnnouncement*>(base_ + layout_.announcement)[source];
   }
@@ -62,8 +63,8 @@ class ExchangeBlock {
 
  private:
   bool masked(std::uint32_t rank) const { return active_since_[rank] == 0; }
-  std::atomic<std::uint64_t>& line(std::uint64_t offset, std::uint32_t index) const {
-    return reinterpret_cast<abi::SignalLine*>(base_ + offset)[index].tag;
+  std::atomic_ref<std::uint64_t> line(std::uint64_t offset, std::uint32_t index) const {
+    return std::atomic_ref(reinterpret_cast<abi::SignalLine*>(base_ + offset)[index].tag);
   }
 
   std::byte* base_;

@@ -11,9 +11,6 @@ using abi::Submission;
 using kernels::cuda::OpError;
 using kernels::cuda::RouteState;
 
-static_assert(abi::kMaxPrograms == kernels::cuda::kMaxPrograms);
-static_assert(abi::kCommandSlots == kernels::cuda::kCommandSlots);
-
 namespace {
 
 // The same operation: how it was submitted makes no difference.

@@ -1,21 +1,11 @@
 #include "device_operation.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace epd {
 
 using abi::Region;
 using kernels::cuda::Kind;
-
-static_assert(sizeof(kernels::cuda::RouteHead) == sizeof(abi::RoutingRecord));
-static_assert(sizeof(abi::OpAnnouncement) == kernels::cuda::kAnnouncementWords * sizeof(std::uint64_t));
-static_assert(abi::kTagIndexBits == kernels::cuda::kRoutingIndexBits);
-static_assert(sizeof(abi::SignalLine) == kernels::cuda::kSignalWords * sizeof(std::uint64_t));
-static_assert(offsetof(abi::OpAnnouncement, num_tokens) == 3 * sizeof(std::uint64_t));
-static_assert(abi::kLandingPieces == kernels::cuda::kLandingPieces);
-static_assert(abi::kMaxHidden <= kernels::cuda::kLandingHidden);
-static_assert(abi::kLandingTokens <= kernels::cuda::kMaxLandingTokens);
 
 namespace {
 
@@ -38,14 +28,6 @@ kernels::cuda::Shape device_shape(const abi::GroupShape& s) {
   shape.recv_rows = s.recv_rows();
   shape.format = row_format(s);
   return shape;
-}
-
-kernels::cuda::Landing device_landing(const abi::GroupShape& s) {
-  const abi::LandingLayout layout(s);
-  if (layout.bytes == 0) return {};
-  return {s.max_tokens, s.depth,       static_cast<std::uint32_t>(layout.slot_bytes),
-          layout.hello, layout.landed, layout.plans,
-          layout.asked, layout.slots};
 }
 
 class Describer {
@@ -82,10 +64,9 @@ void Describer::describe(kernels::cuda::Operation& op) const {
   op.rank = member_.rank;
   op.num_tokens = route_.head.num_tokens;
   op.tag = announcement_.tag;
-  abi::OpAnnouncement own = announcement_;
-  own.num_tokens = op.num_tokens;
-  std::memcpy(op.announcement, &own, sizeof(own));
-  op.landing = device_landing(group_.shape);
+  op.announcement = announcement_;
+  op.announcement.num_tokens = op.num_tokens;
+  op.landing = kernels::cuda::landing_of(group_.shape);
   op.routing.topk = at<std::int32_t>(route_.half, layout.topk);
   op.routing.rows = at<std::int32_t>(route_.half, layout.rows);
   op.routing.placement = at<std::int32_t>(route_.half, layout.placement);
@@ -117,7 +98,7 @@ void Describer::describe_dispatch(kernels::cuda::Operation& op) const {
   mine(Region::kExpertOffsets, op.counts.expert_offsets);
   mine(Region::kSourceRanges, op.counts.source_ranges);
   if (!routes()) return;
-  op.routing.head = at<kernels::cuda::RouteHead>(route_.half, 0);
+  op.routing.head = at<abi::RoutingRecord>(route_.half, 0);
   op.routing.handle = number_ + 1;
   op.routing.epoch = route_.head.epoch;
 }
@@ -142,9 +123,9 @@ void Describer::describe_peers(kernels::cuda::Operation& op) const {
     if (!group_.active(d)) continue;
     kernels::cuda::Peer& peer = op.peers[d];
     std::byte* block = group_.ranks[d].exchange->bytes() + layout.block(number_, group_.shape.depth);
-    peer.ready = at<std::uint64_t>(block, layout.ready);
-    peer.arrived = at<std::uint64_t>(block, layout.arrived);
-    peer.announcement = at<std::uint64_t>(block, layout.announcement);
+    peer.ready = at<abi::SignalLine>(block, layout.ready);
+    peer.arrived = at<abi::SignalLine>(block, layout.arrived);
+    peer.announcement = at<abi::OpAnnouncement>(block, layout.announcement);
     peer.rank_counts = at<std::uint32_t>(block, layout.rank_counts);
     peer.expert_counts = at<std::uint32_t>(block, layout.expert_counts);
     if (layout.landing_bytes != 0) {

@@ -122,7 +122,7 @@ bool all_arrived(const Member& member, Launcher& launcher, std::uint64_t index, 
   launcher.read(lines.data(), own_block(member, index) + group.exchange_layout.arrived,
                 lines.size() * sizeof(lines[0]));
   for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
-    if (group.active(rank) && lines[rank].tag.load(std::memory_order_relaxed) < tag) return false;
+    if (group.active(rank) && lines[rank].tag < tag) return false;
   }
   return true;
 }

@@ -23,8 +23,8 @@ std::uint64_t last_begun(const Member& member, Launcher& launcher) {
                      sizeof(lines[0]), layout.block_bytes, lines.size());
   std::uint64_t last = 0;
   for (const abi::SignalLine& line : lines) {
-    const std::uint64_t tag = line.tag.load(std::memory_order_relaxed);
-    if (abi::epoch_of_tag(tag) == group.epoch) last = std::max(last, group.from_tags(abi::index_of_tag(tag)));
+    if (abi::epoch_of_tag(line.tag) == group.epoch)
+      last = std::max(last, group.from_tags(abi::index_of_tag(line.tag)));
   }
   return last;
 }

@@ -157,11 +157,7 @@ void RouteTable::end_keep(std::uint32_t record, std::shared_ptr<Route> route, st
 kernels::RowFormat row_format(const abi::GroupShape& s) {
   kernels::RowFormat format;
   format.cast = s.payload == abi::Payload::kFp8Cast;
-  switch (s.scale_format) {
-    case abi::ScaleFormat::kFloat32: format.scales = kernels::ScaleFormat::kFloat32; break;
-    case abi::ScaleFormat::kFloat32Pow2: format.scales = kernels::ScaleFormat::kFloat32Pow2; break;
-    case abi::ScaleFormat::kUe8m0: format.scales = kernels::ScaleFormat::kUe8m0; break;
-  }
+  format.scales = s.scale_format;
   format.hidden = s.hidden;
   format.x_bytes = s.x_bytes();
   format.row_bytes = s.row_bytes();

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "device/launcher.h"
-#include "proto/arena.h"
+#include "proto/exchange.h"
 
 #include <array>
 #include <memory>
@@ -15,7 +15,7 @@ namespace epd {
 // next one has ended, since a break may have its combine done again after this rank has gone on to the next.
 class RouteHeads {
  public:
-  using Head = kernels::cuda::RouteHead;
+  using Head = abi::RoutingRecord;
   struct Place {
     Head head{};
     std::byte* half = nullptr;           // in the arena

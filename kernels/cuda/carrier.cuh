@@ -91,7 +91,7 @@ class Carrier {
   // What lands goes to the warp's own; and so does a row that is copied.
   __device__ std::uint8_t* own_stage() const {
     if (!format_.cast) return stage(warp_of());
-    return stage(warp_of() / 2) + op_.movers.landed.pitch * (1 + warp_of() % 2);
+    return stage(warp_of() / 2) + op_.movers.landed_pitch * (1 + warp_of() % 2);
   }
 
   __device__ void read_choices(std::uint32_t token) {
@@ -142,7 +142,7 @@ class Carrier {
       const std::uint32_t step = next - place * op_.movers.row_steps;
       next = claim(here, board_.cast_claimed);
       std::uint8_t* const to = stage(place);
-      cast_step(format_, to + op_.movers.landed.pitch, to, to + format_.row_bytes, step);
+      cast_step(format_, to + op_.movers.landed_pitch, to, to + format_.row_bytes, step);
     }
     fence_async_shared();
     movers().sync();

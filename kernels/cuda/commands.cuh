@@ -18,7 +18,7 @@ struct Watch {
   std::uint32_t journal_read;
   std::uint32_t known_routes;  // set of those in `routes`
   RouteState routes[kRoutes];
-  ProgramHead heads[kMaxPrograms];  // kStop: not known
+  ProgramHead heads[abi::kMaxPrograms];  // kStop: not known
 };
 
 // ---- what does not change while a turn lasts, and so is read once from L2 (a third of a microsecond each)
@@ -149,12 +149,12 @@ __device__ inline void write_journal(const CommandArguments& own, Watch& watch, 
 // ---- ends
 
 // Of a command that was not run. Those before it, if it is not the one that was awaited, are lost with it.
-__device__ inline void end_command(const CommandArguments& own, Watch& watch, const Command& command,
+__device__ inline void end_command(const CommandArguments& own, Watch& watch, const abi::Command& command,
                                    bool well) {
   const std::uint32_t ended = command.number + 1 - watch.state.sequence;
   watch.state.sequence = command.number + 1;
   if (!well) atomicAdd_system(&own.words->failed, ended);
-  if (command.flagged != 0) store_release_system(&own.words->flags[command.program], 1u);
+  if (command.flagged) store_release_system(&own.words->flags[command.program], 1u);
   store_release(&own.words->done, command.number + 1);
 }
 
@@ -168,7 +168,7 @@ __device__ inline void write_result(const CommandArguments& own, const Watch& wa
 }
 
 // A noop too is done here: no other CTA hears of it.
-__device__ inline void end_unheralded(const CommandArguments& own, Watch& watch, const Command& command,
+__device__ inline void end_unheralded(const CommandArguments& own, Watch& watch, const abi::Command& command,
                                       const Judgement& judgement) {
   const bool well = judgement.verdict == Verdict::kNoop;
   end_command(own, watch, command, well);
@@ -206,7 +206,7 @@ __device__ inline HeraldWord accept_command(const CommandArguments& own, Watch& 
   if (judgement.verdict == Verdict::kWait) return 0;
   // What the host has to hear of waits until it can; a turn may come meanwhile.
   if (judgement.verdict != Verdict::kDiscard && journal_is_full(own, watch)) return 0;
-  const Command command = unpack_command(word);
+  const abi::Command command = abi::unpack(word);
   ProgramHead head{};
   RouteState route;
   if (judgement.verdict == Verdict::kRun) {
@@ -267,7 +267,7 @@ __device__ inline HeraldWord await_work(const ResidentArguments& own, Watch& wat
     const std::uint32_t sequence = watch.state.sequence;
     const std::uint64_t entry = load_relaxed_system(at);
     const std::uint32_t turn = load_relaxed_system(&commands.state->turn);
-    const std::uint64_t word = load_acquire_system(&commands.words->commands[sequence % kCommandSlots]);
+    const std::uint64_t word = load_acquire_system(&commands.words->commands[sequence % abi::kCommandSlots]);
     if (static_cast<std::uint32_t>(entry >> 32) == watch.entry + 1) {
       if (!is_of_former_round(own, entry)) return static_cast<HeraldWord>(load_acquire_system(at));
       ++watch.entry;

@@ -56,13 +56,9 @@ bool divide_landing(std::uint32_t room, Operation& op) {
   const RowFormat& format = shape.format;
   Movers& movers = op.movers;
   movers.set_words = (op.landing.max_tokens + 31) / 32;
-  movers.plan.set_words = (op.landing.max_tokens + 63) / 64;
-  movers.plan.count_words = num_count_words(shape.experts_per_rank);
-  movers.plan.end = movers.plan.counts_of(shape.num_ranks);
-  movers.landed.weights = round_to(format.row_bytes + format.scale_bytes, 16);
-  movers.landed.choices = movers.landed.weights + round_to(shape.topk * 4, 16);
-  movers.landed.bytes = movers.landed.choices + round_to(shape.topk * 4, 16);
-  const std::uint32_t row = movers.landed.pitch = round_to(movers.landed.bytes, 128);
+  movers.plan = {shape.num_ranks, shape.num_experts, op.landing.max_tokens};
+  movers.landed = {format.row_bytes, format.scale_bytes, shape.topk};
+  const std::uint32_t row = movers.landed_pitch = round_to(movers.landed.bytes, 128);
   movers.stage_bytes = format.cast ? row + std::max(2 * row, round_to(format.x_bytes, 128)) : row;
   const auto fits = [&](std::uint32_t stages) {
     movers.warps = std::min((format.cast ? 2 : 1) * stages, kMaxWarps - kLandingClerks);
@@ -84,7 +80,7 @@ bool divide_landing(std::uint32_t room, Operation& op) {
 // Of a combine through landings: a stage has the pieces of rows that a warp adds up next. The last warp adds
 // none.
 bool divide_sums(std::uint32_t room, Operation& op) {
-  if (op.shape.hidden > kLandingHidden) return false;
+  if (op.shape.hidden > abi::kMaxHidden) return false;
   op.movers.stages = 1;
   op.movers.stage_bytes = kSummedAhead * kSummedAtOnce * 16;
   op.movers.header_bytes = 0;
@@ -103,14 +99,15 @@ std::size_t workspace_bytes(const Shape& shape, std::uint32_t max_sms) {
 bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Operation& op) {
   Movers& movers = op.movers;
   if (op.shape.num_ranks > kMaxRanks || max_shared_bytes <= kStaticBytes) return false;
+  const std::uint32_t tokens = op.landing.max_tokens;
+  const abi::PlanWords plan(op.shape.num_ranks, op.shape.num_experts, tokens);
   op.shape.experts_per_rank = op.shape.num_experts / op.shape.num_ranks;
   op.shape.rank_reciprocal = reciprocal(op.shape.experts_per_rank);
   op.shape.topk_reciprocal = reciprocal(op.shape.topk);
   op.shape.ranks_reciprocal = reciprocal(op.shape.num_ranks);
   op.shape.others_reciprocal = reciprocal(op.shape.num_ranks - 1);
-  op.shape.counts_reciprocal = reciprocal(num_count_words(op.shape.experts_per_rank));
+  op.shape.counts_reciprocal = reciprocal(plan.count_words);
   const auto room = static_cast<std::uint32_t>(max_shared_bytes) - kStaticBytes;
-  const std::uint32_t tokens = op.landing.max_tokens;
   movers.ctas = sms;
   movers.carriers_reciprocal = reciprocal(sms - 1);
   movers.threads = kMaxThreads;

@@ -237,7 +237,7 @@ class LandedPlans {
 
   const Operation& op_;
   LandingBoard& board_;
-  const PlanWords& words_;
+  const abi::PlanWords& words_;
   std::uint32_t* const first_;    // [E/R,R]; behind them count(), likewise
   std::uint32_t* const sets_;     // OwnChoices'; behind them set()
   std::uint32_t* all_ = nullptr;  // [R,E] CTA 0: rows of each source at each expert

@@ -7,7 +7,7 @@
 namespace epd::kernels::cuda {
 
 // A choice as it travels with its row: the expert, and the row's number among those that the expert gets from
-// the source. Every number is below kMaxLandingTokens.
+// the source. Every number is below abi::kLandingTokens.
 struct LandedChoice {
   std::uint32_t word;
   static constexpr std::uint32_t kNone = 0xffff;  // no expert; or as a number: a lower k has the same expert

@@ -54,7 +54,7 @@ __device__ inline std::size_t landing_place(const Operation& op, std::uint32_t s
 __device__ inline ToldWord* hello_word(const Operation& op, std::uint32_t at, std::uint32_t source) {
   return reinterpret_cast<ToldWord*>(op.peers[at].landing + op.landing.hello + source * 64);
 }
-// Dispatch: the plan of `source`, of movers.plan.end words. (PlanWords)
+// Dispatch: the plan of `source`, of movers.plan.end words. (abi::PlanWords)
 __device__ inline ToldWord* plan_words(const Operation& op, std::uint32_t rank, std::uint32_t source) {
   return reinterpret_cast<ToldWord*>(op.peers[rank].landing + op.landing.plans) +
          source * ((op.movers.plan.end + 3) / 4 * 4);
@@ -72,7 +72,7 @@ __device__ inline ToldWord* asked_words(const Operation& op, std::uint32_t at, s
 __device__ inline std::uint64_t* landed_tag(const Operation& op, std::uint32_t at, std::uint32_t source,
                                             std::uint32_t token, std::uint32_t piece) {
   return reinterpret_cast<std::uint64_t*>(op.peers[at].landing + op.landing.landed) +
-         landing_place(op, source, token) * kLandingPieces + piece;
+         landing_place(op, source, token) * abi::kLandingPieces + piece;
 }
 __device__ inline std::uint8_t* landing_slot(const Operation& op, std::uint32_t at, std::uint32_t source,
                                              std::uint32_t token) {
@@ -202,7 +202,7 @@ __device__ inline bool tell_others(const Operation& op, Cta cta, LandingBoard& b
   const std::uint32_t rank = lane_of();
   if (!__shfl_sync(kFull, last, 0)) return true;
   if (rank >= op.shape.num_ranks || rank == op.rank || !is_there(op, rank)) return true;
-  store_release_system(op.peers[rank].arrived + op.rank * kSignalWords, op.tag);
+  store_release_system(&op.peers[rank].arrived[op.rank].tag, op.tag);
   return true;
 }
 
@@ -215,10 +215,10 @@ __device__ inline bool herald(const Operation& op, Cta cta, LandingBoard& board,
   const std::uint32_t rank = there ? lane_of() : op.rank;
   announce_at(op, lane_of());
   __syncwarp();
-  if (!wait_words(op, own.ready + rank * kSignalWords, there, rank, deadline_ns)) return false;
+  if (!wait_words(op, &own.ready[rank].tag, there, rank, deadline_ns)) return false;
   if (__any_sync(kFull, there && !agrees(op, rank)) != 0) return false;
   if (!tell_others(op, cta, board, warps)) return false;
-  return wait_words(op, own.arrived + rank * kSignalWords, there && rank != op.rank, rank, deadline_ns);
+  return wait_words(op, &own.arrived[rank].tag, there && rank != op.rank, rank, deadline_ns);
 }
 
 }  // namespace epd::kernels::cuda

@@ -28,7 +28,7 @@ struct StageHeader {
 inline constexpr std::uint32_t kSummedVectors = 4;  // of 16 bytes, of each lane
 inline constexpr std::uint32_t kSummedAtOnce = kSummedVectors * 32;
 inline constexpr std::uint32_t kSummedAhead = 7;
-static_assert(kLandingPieces * kSummedAtOnce * 8 == kLandingHidden);
+static_assert(abi::kLandingPieces * kSummedAtOnce * 8 >= abi::kMaxHidden);
 
 // Of a dispatch through landings that casts: blocks of a row that a warp casts at once.
 inline constexpr std::uint32_t kCastStepBlocks = 8;
@@ -40,11 +40,6 @@ EPD_HOST_DEVICE constexpr bool lands(const Operation& op) {
 // Of a combine through landings: pieces of a sum.
 EPD_HOST_DEVICE constexpr std::uint32_t num_pieces(std::uint32_t hidden) {
   return (hidden / 8 + kSummedAtOnce - 1) / kSummedAtOnce;
-}
-
-// Of the plan: what a source tells of the experts of a rank, rows for four in a word.
-EPD_HOST_DEVICE constexpr std::uint32_t num_count_words(std::uint32_t experts) {
-  return (experts + 3) / 4;
 }
 
 // Of a CTA's shared memory; each has a barrier. Through landings lanes load for themselves; the x that comes

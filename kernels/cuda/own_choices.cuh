@@ -127,7 +127,7 @@ class OwnChoices {
 
   // CTA 0: tells every rank the plan. A team.
   __device__ void tell_plan(const Team& team) const {
-    const PlanWords& words = op_.movers.plan;
+    const abi::PlanWords& words = op_.movers.plan;
     tell_counts(team, words);
 #pragma unroll 1
     for (std::uint32_t i = team.threads() - 1 - team.thread(); i < words.counts_of(0); i += team.threads())
@@ -197,7 +197,7 @@ class OwnChoices {
     }
   }
   // Four lanes to a word, since all others wait for it.
-  __device__ void tell_counts(const Team& team, const PlanWords& words) const {
+  __device__ void tell_counts(const Team& team, const abi::PlanWords& words) const {
     const std::uint32_t count = words.end - words.counts_of(0);
     const std::uint32_t experts = experts_per_rank(op_.shape);
 #pragma unroll 1

@@ -50,7 +50,7 @@ class OwnRows {
     __syncwarp();
     const bool mine = lane_of() < rows;
     const std::uint32_t place = mine ? lane_of() : 0;
-    const std::uint32_t behind = op_.shape.format.cast ? op_.movers.landed.pitch : 0;
+    const std::uint32_t behind = op_.shape.format.cast ? op_.movers.landed_pitch : 0;
 #if EPD_BULK
     warp_load(stage(place) + behind, x_of(first + place), bytes, mine, there);
 #else

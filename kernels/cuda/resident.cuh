@@ -24,7 +24,7 @@ class ProgramsAtHand {
     if (programs_ == nullptr) return;
     prefetch(programs_ + std::size_t{line_} * kLineBytes);
     line_ += gridDim.x - 1;
-    if (line_ >= kMaxPrograms * sizeof(Program) / kLineBytes) line_ = blockIdx.x - 1;
+    if (line_ >= abi::kMaxPrograms * sizeof(Program) / kLineBytes) line_ = blockIdx.x - 1;
   }
 
  private:

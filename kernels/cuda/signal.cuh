@@ -98,7 +98,7 @@ __device__ __noinline__ inline void publish(const Operation& op, const OpResult&
 
 // Stores what a dispatch that made a routing tells of it, the handle last. One thread.
 __device__ inline void publish_routing(const Operation& op, const OpResult& ending) {
-  RouteHead& head = *op.routing.head;
+  abi::RoutingRecord& head = *op.routing.head;
   head.epoch = op.routing.epoch;
   head.num_tokens = op.num_tokens;
   head.num_recv_rows = ending.num_recv_rows;
@@ -193,7 +193,7 @@ __device__ inline bool wait_words(const Operation& op, const std::uint64_t* word
 // Until this rank's own `lines` (ready or arrived) of all ranks in the set `ranks` have got as far as the
 // operation. False: it has failed. Called by all threads of the CTA; then everything that those ranks
 // released is visible to each of them.
-__device__ inline bool wait_signals(const Operation& op, const std::uint64_t* lines, std::uint32_t ranks,
+__device__ inline bool wait_signals(const Operation& op, const abi::SignalLine* lines, std::uint32_t ranks,
                                     std::uint64_t deadline_ns) {
   bool leave = false;
   if (warp_of() == 0) {
@@ -201,7 +201,7 @@ __device__ inline bool wait_signals(const Operation& op, const std::uint64_t* li
 #pragma unroll 1
     for (std::uint32_t looks = 1; waiting != 0; ++looks) {
       const bool mine = ((waiting >> lane_of()) & 1) != 0;
-      const bool there = mine && load_acquire_system(lines + lane_of() * kSignalWords) >= op.tag;
+      const bool there = mine && load_acquire_system(&lines[lane_of()].tag) >= op.tag;
       waiting &= ~__ballot_sync(kFull, there);
       if (waiting == 0 || looks % 64 != 0) continue;
       if (lane_of() == 0) leave = must_leave(op, deadline_ns, waiting);
@@ -251,12 +251,12 @@ __device__ inline std::uint32_t ranks_there(const Operation& op) {
 __device__ inline void announce_at(const Operation& op, std::uint32_t rank) {
   if (rank >= op.shape.num_ranks || !is_there(op, rank)) return;
   const Peer& peer = op.peers[rank];
+  const auto* const from = reinterpret_cast<const std::uint64_t*>(&op.announcement);
+  auto* const to = reinterpret_cast<std::uint64_t*>(peer.announcement + op.rank);
 #pragma unroll 1
-  for (std::uint32_t i = 0; i < kAnnouncementWords; ++i) {
-    peer.announcement[op.rank * kAnnouncementWords + i] = op.announcement[i];
-  }
+  for (std::uint32_t i = 0; i < sizeof(op.announcement) / sizeof(*to); ++i) to[i] = from[i];
   fence_system();
-  store_release_system(peer.ready + op.rank * kSignalWords, op.tag);
+  store_release_system(&peer.ready[op.rank].tag, op.tag);
 }
 // At every rank. Counts were stored before, by threads of this CTA. All threads call.
 __device__ inline void announce(const Operation& op) {
@@ -264,10 +264,15 @@ __device__ inline void announce(const Operation& op) {
   announce_at(op, threadIdx.x);
 }
 
+// The operation and its slot, in one access.
+__device__ inline std::uint64_t op_and_slot(const abi::OpAnnouncement& announcement) {
+  return *reinterpret_cast<const std::uint64_t*>(&announcement.op);
+}
 // Whether a rank that is ready has announced the same; if not, the operation fails.
 __device__ inline bool agrees(const Operation& op, std::uint32_t rank) {
-  const std::uint64_t* theirs = op.peers[op.rank].announcement + rank * kAnnouncementWords;
-  if (theirs[1] == op.announcement[1] && same_routing(theirs[2], op.announcement[2])) return true;
+  const abi::OpAnnouncement& own = op.announcement;
+  const abi::OpAnnouncement& theirs = op.peers[op.rank].announcement[rank];
+  if (op_and_slot(theirs) == op_and_slot(own) && abi::same_routing(theirs.routing, own.routing)) return true;
   fail(op, ended(OpError::kMismatch, static_cast<std::int32_t>(rank)));
   return false;
 }
@@ -301,7 +306,7 @@ __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadli
   if (threadIdx.x == 0) workspace(op).claimed = 0;
   if (!told) {
     if (threadIdx.x < op.shape.num_ranks && is_there(op, threadIdx.x))
-      store_release_system(op.peers[threadIdx.x].arrived + op.rank * kSignalWords, op.tag);
+      store_release_system(&op.peers[threadIdx.x].arrived[op.rank].tag, op.tag);
     if (threadIdx.x == 0) tell_sent(op);
     if (!wait_signals(op, op.peers[op.rank].arrived, ranks_there(op), deadline_ns)) return;
   }
@@ -309,7 +314,7 @@ __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadli
   tell_stream(op);  // first: a client waits for it
   workspace(op).ended = op.tag;
   if (told) {
-    store_relaxed_system(op.peers[op.rank].arrived + op.rank * kSignalWords, op.tag);
+    store_relaxed_system(&op.peers[op.rank].arrived[op.rank].tag, op.tag);
     tell_sent(op);
   }
   OpResult ending = ended(OpError::kNone, -1);

@@ -1,4 +1,5 @@
 #include "kernels/routing.h"
+#include "proto/exchange.h"
 
 #include <algorithm>
 
@@ -17,9 +18,7 @@ void Placement::reset(std::uint32_t num_ranks, std::uint32_t num_experts, bool p
   per_expert_ = per_expert;
   num_targets_ = per_expert ? num_experts : num_ranks;
   num_recv_rows = 0;
-  std::size_t words = std::size_t{num_targets_} + num_ranks + 1 + experts_;
-  if (per_expert) words += experts_ + 1 + std::size_t{experts_} * num_ranks * 2;
-  words_.assign(words, 0);
+  words_.assign(abi::placement_words(num_ranks, num_experts, per_expert), 0);
 }
 
 std::span<const std::int32_t> Placement::rank_offsets() const {

@@ -19,6 +19,7 @@ if(EPD_CUDA)  # its own kernels, as data
       --generate-code=arch=compute_90a,code=sm_90a
       --generate-code=arch=compute_100,code=sm_100
       -I ${PROJECT_SOURCE_DIR}/tests -I ${PROJECT_SOURCE_DIR}/kernels -I ${PROJECT_SOURCE_DIR}/kernels/include
+      -I ${PROJECT_SOURCE_DIR}/proto/include
       -MD -MF ${_image}.d -MT ${_image} -o ${_image} ${_bench}/gpu_kernels.cu
     DEPENDS ${_bench}/gpu_kernels.cu DEPFILE ${_image}.d
     COMMENT "Compiling epbench's kernels" VERBATIM)

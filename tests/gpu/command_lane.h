@@ -53,9 +53,9 @@ class CommandLane {
   // The kernel stays. Records the operation, which is configured, and asks for it.
   void start(kernels::cuda::Kind kind, const Operation& op) {
     using namespace kernels::cuda;
-    const std::uint64_t index = (op.tag & ((std::uint64_t{1} << kRoutingIndexBits) - 1)) - 1;
+    const std::uint64_t index = abi::index_of_tag(op.tag);
     const bool makes = kind == Kind::kDispatch && !op.cached;
-    const std::uint32_t number = commands_ % kMaxPrograms;
+    const std::uint32_t number = commands_ % abi::kMaxPrograms;
     const std::uint32_t tokens = makes ? op.num_tokens : 0;
     if (!goes_on_ || index != next_index_) turn(index);
     Program& program = staging_->program;
@@ -66,9 +66,8 @@ class CommandLane {
     program.max_tokens = tokens;
     strip(program.op);
     write(memory_->programs + number, &program, sizeof(program));
-    staging_->word = std::uint64_t{commands_ + 1} << 32 | std::uint64_t{tokens} << 15 |
-                     std::uint64_t{number} << 9 | std::uint64_t{1} << 8 | kEpoch;
-    write(memory_->words.commands + commands_ % kCommandSlots, &staging_->word, sizeof(staging_->word));
+    staging_->word = abi::pack({commands_, tokens, number, true, kEpoch});
+    write(memory_->words.commands + commands_ % abi::kCommandSlots, &staging_->word, sizeof(staging_->word));
     ++commands_;
     next_index_ = index + 1;
   }
@@ -88,19 +87,19 @@ class CommandLane {
   const OpResult& result() const { return result_; }
   // Whether the client has been told of all ends.
   bool told() const {
-    kernels::cuda::CommandWords words;
+    abi::CommandWords words;
     EPD_CUDA(cudaSetDevice(device_));
     EPD_CUDA(cudaMemcpy(&words, &memory_->words, sizeof(words), cudaMemcpyDefault));
     return words.done == commands_ && words.failed == failed_ &&
-           words.flags[(commands_ - 1) % kernels::cuda::kMaxPrograms] == 1;
+           words.flags[(commands_ - 1) % abi::kMaxPrograms] == 1;
   }
 
  private:
   struct Memory {
-    kernels::cuda::CommandWords words;
+    abi::CommandWords words;
     kernels::cuda::CommandState state;
     kernels::cuda::RouteState route;
-    kernels::cuda::Program programs[kernels::cuda::kMaxPrograms];
+    kernels::cuda::Program programs[abi::kMaxPrograms];
   };
   struct Staging {
     kernels::cuda::Program program;
@@ -113,8 +112,8 @@ class CommandLane {
   static void strip(Operation& op) {
     op.tag = ~std::uint64_t{0};
     op.num_tokens = ~0u;
-    op.announcement[0] = op.announcement[2] = op.tag;
-    op.announcement[3] |= ~0u;
+    op.announcement.tag = op.announcement.routing = op.tag;
+    op.announcement.num_tokens = ~0u;
     op.routing.handle = op.routing.epoch = op.tag;
     op.signal = {};
     op.abort = nullptr;

@@ -143,7 +143,7 @@ class CaseRun {
                    ref::dropped_selections(case_.group, inputs_[r]),
                    kPoison32};
       if (mode_ == Mode::kCommands) {  // its own
-        heads_[r].handle = tag & ((std::uint64_t{1} << kernels::cuda::kRoutingIndexBits) - 1);
+        heads_[r].handle = abi::index_of_tag(tag) + 1;
         heads_[r].epoch = CommandLane::kEpoch;
       }
       if (!world_->masked(r)) start_dispatch(r, tag, cached);
@@ -194,7 +194,7 @@ class CaseRun {
 
   // Stored by the dispatch that made the routing; as it was after any other operation.
   void check_head(std::uint32_t r) {
-    const auto head = get<kernels::cuda::RouteHead>(world_->rank(r).head, 1);
+    const auto head = get<abi::RoutingRecord>(world_->rank(r).head, 1);
     expect(std::memcmp(head.data(), &heads_[r], sizeof(heads_[r])) == 0, r, "the routing's head");
   }
 
@@ -300,7 +300,7 @@ class CaseRun {
   std::vector<ref::RankInput> inputs_;
   std::vector<ref::RankReceived> expected_;
   std::unique_ptr<World> world_;
-  std::vector<kernels::cuda::RouteHead> heads_;  // as they have to be
+  std::vector<abi::RoutingRecord> heads_;  // as they have to be
   std::uint64_t last_tag_ = 0;
   bool good_ = true;
 };
@@ -339,7 +339,7 @@ class FailureRun {
   OpResult run(std::initializer_list<std::uint32_t> ranks, std::uint64_t timeout_ns, bool differ = false) {
     for (std::uint32_t r = 0; r < 2; ++r) {
       EPD_CUDA(cudaSetDevice(world_->rank(r).device));
-      EPD_CUDA(cudaMemset(world_->rank(r).head, kPoison, sizeof(kernels::cuda::RouteHead)));
+      EPD_CUDA(cudaMemset(world_->rank(r).head, kPoison, sizeof(abi::RoutingRecord)));
     }
     tag = world_->next_tag();
     for (const std::uint32_t r : ranks) {
@@ -370,7 +370,7 @@ class FailureRun {
   static constexpr std::uint32_t kHandle = 77;
 
   void check_head(const OpResult& result) {
-    const auto words = get<std::uint32_t>(world_->rank(0).head, sizeof(kernels::cuda::RouteHead) / 4);
+    const auto words = get<std::uint32_t>(world_->rank(0).head, sizeof(abi::RoutingRecord) / 4);
     const auto untouched = [](std::uint32_t word) { return word == kPoison32; };
     ends_good &= mode_ == Mode::kCommands
                      ? world_->rank(0).commands->told()

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda.h"
+#include "proto/exchange.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -13,10 +14,25 @@ inline std::size_t num_choices(const kernels::cuda::Shape& s) {
   return s.per_expert ? 1 : s.topk;
 }
 inline std::size_t num_placement_words(const kernels::cuda::Shape& s) {
-  const std::size_t ranks = s.num_ranks;
-  const std::size_t experts = s.num_experts / ranks;
-  if (!s.per_expert) return ranks + ranks + 1 + experts;
-  return s.num_experts + ranks + 1 + experts + experts + 1 + experts * ranks * 2;
+  return abi::placement_words(s.num_ranks, s.num_experts, s.per_expert);
+}
+// As far as it says how long rows are, and where things lie in exchange arenas.
+inline abi::GroupShape group_shape(const kernels::cuda::Shape& s, std::uint32_t max_tokens,
+                                   std::uint32_t depth) {
+  abi::GroupShape shape{};
+  shape.num_ranks = s.num_ranks;
+  shape.num_experts = s.num_experts;
+  shape.max_tokens = max_tokens;
+  shape.hidden = s.hidden;
+  shape.topk = s.topk;
+  shape.depth = depth;
+  shape.payload = s.format.cast               ? abi::Payload::kFp8Cast
+                  : s.format.scale_bytes != 0 ? abi::Payload::kFp8
+                                              : abi::Payload::kOpaque;
+  shape.layout = s.per_expert ? abi::Layout::kExpert : abi::Layout::kCompact;
+  shape.scale_format = s.format.scales;
+  shape.opaque_bytes = s.format.row_bytes;
+  return shape;
 }
 
 struct RegionSizes {
@@ -51,7 +67,7 @@ struct RankRegions {
   std::uint16_t* out = nullptr;
   float* out_weights = nullptr;
   kernels::cuda::Routing routing;  // without a head: an operation asks for it itself
-  kernels::cuda::RouteHead* head = nullptr;
+  abi::RoutingRecord* head = nullptr;
   kernels::cuda::CountOutputs counts;  // those of the host are the caller's to add
   void* workspace = nullptr;
   std::size_t workspace_bytes = 0;
@@ -76,7 +92,7 @@ struct RankRegions {
     routing.topk = m.template take<std::int32_t>(tokens * s.topk);
     routing.rows = m.template take<std::int32_t>(tokens * s.topk);
     routing.placement = m.template take<std::int32_t>(num_placement_words(s));
-    head = m.template take<kernels::cuda::RouteHead>(1);
+    head = m.template take<abi::RoutingRecord>(1);
     counts.rank_offsets = m.template take<std::int32_t>(s.num_ranks + 1);
     counts.expert_counts = m.template take<std::int32_t>(experts);
     counts.expert_offsets = m.template take<std::int32_t>(experts + 1);
@@ -106,9 +122,9 @@ struct RankRegions {
     const kernels::cuda::Shape& s = sizes.shape;
     const std::size_t rows = s.recv_rows;
     const std::size_t choices = rows * num_choices(s);
-    peer.ready = m.template take<std::uint64_t>(s.num_ranks * 8);
-    peer.arrived = m.template take<std::uint64_t>(s.num_ranks * 8);
-    peer.announcement = m.template take<std::uint64_t>(s.num_ranks * 4);
+    peer.ready = m.template take<abi::SignalLine>(s.num_ranks);
+    peer.arrived = m.template take<abi::SignalLine>(s.num_ranks);
+    peer.announcement = m.template take<abi::OpAnnouncement>(s.num_ranks);
     peer.rank_counts = m.template take<std::uint32_t>(s.num_ranks * s.num_ranks);
     peer.expert_counts = m.template take<std::uint32_t>(s.num_ranks * s.num_experts);
     if (sizes.landing_bytes != 0) peer.landing = m.template take<std::uint8_t>(sizes.landing_bytes);

@@ -44,14 +44,15 @@ __device__ inline void resident_barrier(const ResidentPlan& plan) {
   __syncthreads();
 }
 
-// And all ranks.
+// And all ranks, each with a line of 64 bytes.
+inline constexpr std::uint32_t kLineWords = 8;
 __device__ inline void resident_gate(const ResidentPlan& plan, std::uint32_t i) {
   using namespace kernels::cuda;
   resident_barrier(plan);
   if (blockIdx.x == 0) {
     if (threadIdx.x < plan.lines.count) {
-      store_release_system(plan.lines.at[threadIdx.x] + kSignalWords * plan.rank, i + 1);
-      while (load_acquire_system(plan.lines.at[plan.rank] + kSignalWords * threadIdx.x) < i + 1) {
+      store_release_system(plan.lines.at[threadIdx.x] + kLineWords * plan.rank, i + 1);
+      while (load_acquire_system(plan.lines.at[plan.rank] + kLineWords * threadIdx.x) < i + 1) {
       }
     }
     __syncthreads();

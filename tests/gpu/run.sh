@@ -17,7 +17,7 @@ here=$(cd "$(dirname "$0")/../.." && pwd)
 out=${EPD_GPU_BUILD:-$here/build/gpu}
 mkdir -p "$out"
 export CUDA_MODULE_LOADING=EAGER  # loading a kernel while another waits for it never ends
-flags="-std=c++20 -O3 -fmad=false --expt-relaxed-constexpr -I$here/tests -I$here/kernels -I$here/kernels/include"
+flags="-std=c++20 -O3 -fmad=false --expt-relaxed-constexpr -I$here/tests -I$here/kernels -I$here/kernels/include -I$here/proto/include"
 arch="-gencode=arch=compute_90a,code=sm_90a"
 
 build() {
@@ -30,7 +30,7 @@ build() {
   c=$!
   nvcc $flags -c "$here/kernels/cuda/configure.cpp" -o "$out/configure.o" &
   e=$!
-  nvcc -std=c++20 -O2 -Xcompiler -ffp-contract=off -I"$here/kernels" -I"$here/kernels/include" \
+  nvcc -std=c++20 -O2 -Xcompiler -ffp-contract=off -I"$here/kernels" -I"$here/kernels/include" -I"$here/proto/include" \
     -c "$here/kernels/reference/reference.cpp" -o "$out/reference.o" &
   d=$!
   wait $a && wait $b && wait $c && wait $d && wait $e || return 1

@@ -71,27 +71,16 @@ struct WorldShape {
   bool late_entries = false;   // kResident: some entries are there when the kernel steps aside, not before
 };
 
-// abi::LandingLayout of the world, and its size.
+// Where the parts of a landing lie, and its size.
 struct LandingPlan {
   kernels::cuda::Landing at;
   std::size_t bytes = 0;
 
   explicit LandingPlan(const WorldShape& world) {
     if (!world.landing) return;
-    const kernels::cuda::Shape& s = world.shape;
-    const std::size_t tokens = std::size_t{s.num_ranks} * world.max_tokens;
-    const auto up = [](std::size_t value) { return (value + 127) / 128 * 128; };
-    at.max_tokens = world.max_tokens;
-    at.count = world.landings;
-    const std::uint32_t row =
-        (s.format.row_bytes + s.format.scale_bytes + 15) / 16 * 16 + 2 * ((s.topk + 3) / 4 * 16);
-    at.slot_bytes = std::max(row, s.hidden * 2);
-    at.landed = s.num_ranks * 64;
-    at.plans = up(at.landed + tokens * kernels::cuda::kLandingPieces * 8);
-    const std::size_t counts = s.num_ranks * ((s.num_experts / s.num_ranks + 3) / 4);
-    at.asked = at.plans + s.num_ranks * ((1 + (world.max_tokens + 63) / 64 + counts + 3) / 4 * 64);
-    at.slots = up(at.asked + tokens * s.topk * 16);
-    bytes = up(at.slots + tokens * at.slot_bytes);
+    const abi::GroupShape shape = group_shape(world.shape, world.max_tokens, world.landings);
+    at = kernels::cuda::landing_of(shape);
+    bytes = abi::LandingLayout(shape).bytes;
   }
 };
 
@@ -149,7 +138,7 @@ class World {
       make(r);
       ranks_[r].told = ranks_[r].ends = worlds + r;  // so that worlds of few operations see all ways
     }
-    if (world.mode == Mode::kCommands) tag_ = CommandLane::kEpoch << kernels::cuda::kRoutingIndexBits;
+    if (world.mode == Mode::kCommands) tag_ = CommandLane::kEpoch << abi::kTagIndexBits;
   }
   ~World() {
     for (Rank& rank : ranks_) {
@@ -180,15 +169,15 @@ class World {
   }
 
   // Common parts of an operation of rank r; the caller sets its options, then calls start().
-  Operation operation(std::uint32_t r, std::uint64_t tag, std::uint64_t what) {
+  Operation operation(std::uint32_t r, std::uint64_t tag, std::uint32_t what) {
     Rank& own = ranks_[r];
     Operation op;
     op.shape = shape_;
     op.rank = r;
     op.tag = tag;
-    op.announcement[0] = tag;
-    op.announcement[1] = what;
-    op.announcement[3] = own.num_tokens;
+    op.announcement.tag = tag;
+    op.announcement.op = what;
+    op.announcement.num_tokens = own.num_tokens;
     op.landing = landing_.at;
     own.describe(op);
     op.timeout_ns = 5'000'000'000;

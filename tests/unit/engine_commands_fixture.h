@@ -166,7 +166,8 @@ class EngineCommandsFixture : public EngineFixture {
       return reinterpret_cast<abi::SignalLine*>(block + offset);
     };
     ASSERT_TRUE(takes_part(rank, index, rank));
-    for (std::uint32_t each = 0; each < kRanks; ++each) lines(layout.arrived)[each].tag.store(tag);
+    for (std::uint32_t each = 0; each < kRanks; ++each)
+      std::atomic_ref(lines(layout.arrived)[each].tag).store(tag);
   }
 
   // After it has been stopped. Its ranks record anew then. All go on from where its rank's board says: the

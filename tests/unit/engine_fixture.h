@@ -140,9 +140,11 @@ class EngineFixture : public ::testing::Test {
   bool takes_part(std::uint32_t rank, std::uint64_t index, std::uint32_t peer) {
     const abi::ExchangeArenaLayout layout(kShape);
     const Mapping exchange = group_->map_exchange(peer);
-    const auto* lines = reinterpret_cast<const abi::SignalLine*>(
+    auto* const lines = reinterpret_cast<abi::SignalLine*>(
         exchange.bytes() + layout.block(in_tags(index), kShape.depth) + layout.ready);
-    return comes([&] { return lines[rank].tag.load() == abi::op_tag(group_->epoch, in_tags(index)); });
+    return comes([&] {
+      return std::atomic_ref(lines[rank].tag).load() == abi::op_tag(group_->epoch, in_tags(index));
+    });
   }
 
   // Breaks the group recoverably, and resumes it, as the supervisor would.

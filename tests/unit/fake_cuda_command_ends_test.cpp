@@ -108,7 +108,7 @@ TEST_F(FakeCudaCommandEnds, WhatIsIllegalIsRefusedAndOthersDiscarded) {
   refused(OpError::kBadTokens);
   commands_->resume(0, {});
   ring(40);
-  EXPECT_EQ(kernels::cuda::unpack_command(refused(OpError::kBadProgram).result.rows).program, 40u);
+  EXPECT_EQ(abi::unpack(refused(OpError::kBadProgram).result.rows).program, 40u);
   commands_->resume(0, {});
   ring(CommandWorld::combine(1));
   refused(OpError::kNoRouting);
@@ -149,12 +149,12 @@ TEST_F(FakeCudaCommandEnds, ALappedRingIsNoticed) {
   start();
   ring(CommandWorld::kNoop);
   EXPECT_EQ(commands_->journal(0).command, 0u);
-  const std::uint32_t later = 1 + kernels::cuda::kCommandSlots;
+  const std::uint32_t later = 1 + abi::kCommandSlots;
   const std::uint64_t word = abi::pack({later, 0, CommandWorld::kNoop, true, 1});
   words().tail = later + 1;
   commands_->store(0, later, word);
   ASSERT_TRUE(comes([&] { return now(words().done) == later + 1; }));
-  EXPECT_EQ(now(words().failed), kernels::cuda::kCommandSlots + 1);
+  EXPECT_EQ(now(words().failed), abi::kCommandSlots + 1);
   const JournalEntry lost = refused(OpError::kLostCommand);
   EXPECT_EQ(lost.result.rows, word);
   EXPECT_EQ(lost.result.room, 1u) << "the command that was awaited";
@@ -165,7 +165,7 @@ TEST_F(FakeCudaCommandEnds, AnEngineThatIsNewGoesOnWhereTheOldOneWas) {
   const std::uint32_t sequence = 0xfffffffe;  // numbers are cyclic
   words().tail = sequence;
   words().done = sequence;
-  for (std::uint32_t i = 1; i <= kernels::cuda::kCommandSlots; ++i)
+  for (std::uint32_t i = 1; i <= abi::kCommandSlots; ++i)
     commands_->store(0, sequence - i, abi::pack({sequence - i, 0, CommandWorld::kNoop, false, 1}));
   commands_->own(0).host->start.sets = 1;
   commands_->own(0).host->start.sequence = sequence;
@@ -222,9 +222,8 @@ TEST_F(FakeCudaCommandEnds, AnOperationThatFailsIsToldAndHaltsOthers) {
   CommandWorld::Ring how;
   how.num_tokens = 5;
   commands_->ring(1, CommandWorld::dispatch(0), how);
-  const auto* ready =
-      reinterpret_cast<const std::uint64_t*>(commands_->own(1).blocks + sizeof(abi::SignalLine));
-  ASSERT_TRUE(comes([&] { return now(*ready) == abi::op_tag(1, 0); })) << "its own, in the first block";
+  const auto* ready = reinterpret_cast<const abi::SignalLine*>(commands_->own(1).blocks);
+  ASSERT_TRUE(comes([&] { return now(ready[1].tag) == abi::op_tag(1, 0); })) << "its own, in the first block";
   EXPECT_EQ(now(words(1).done), 0u);
   commands_->halt(1);
   const JournalEntry other = commands_->journal(1);

@@ -1,42 +1,17 @@
 // What a command says, and how a program becomes the operation that it asks for.
 #include "gpu/kernel_cases.h"
 #include "kernels/command_turn.h"
-#include "proto/arena.h"
 #include "proto/commands.h"
+#include "proto/exchange.h"
 
 #include <gtest/gtest.h>
-#include <cstddef>
-#include <cstring>
 
 namespace epd::fake_cuda_test {
 namespace {
 
+using abi::CommandWords;
 using gpu_test::Random;
-using kernels::cuda::CommandWords;
 using kernels::cuda::Operation;
-
-// What the kernel and the client have each their own words for.
-static_assert(sizeof(CommandWords) == sizeof(abi::CommandWords));
-static_assert(offsetof(CommandWords, rung) == offsetof(abi::CommandWords, rung));
-static_assert(offsetof(CommandWords, closed) == offsetof(abi::CommandWords, closed));
-static_assert(offsetof(CommandWords, done) == offsetof(abi::CommandWords, done));
-static_assert(offsetof(CommandWords, flags) == offsetof(abi::CommandWords, flags));
-static_assert(kernels::cuda::tag_of(77, 12345) == abi::op_tag(77, 12345));
-
-TEST(FakeCudaCommandWord, IsTheClients) {
-  Random random(1);
-  for (int i = 0; i < 1000; ++i) {
-    const std::uint64_t word = random();
-    const abi::Command theirs = abi::unpack(word);
-    const kernels::cuda::Command ours = kernels::cuda::unpack_command(word);
-    EXPECT_EQ(ours.number, theirs.number);
-    EXPECT_EQ(ours.num_tokens, theirs.num_tokens);
-    EXPECT_EQ(ours.program, theirs.program);
-    EXPECT_EQ(ours.flagged != 0, theirs.flagged);
-    EXPECT_EQ(ours.epoch, theirs.epoch);
-    EXPECT_EQ(abi::pack(theirs), word);
-  }
-}
 
 // Every pointer of a program goes where its operation's block, or half, is; null ones stay.
 TEST(FakeCudaCommandWord, APatchedProgramIsTheOperation) {
@@ -59,9 +34,9 @@ TEST(FakeCudaCommandWord, APatchedProgramIsTheOperation) {
     const RouteState route{abi::op_tag(random() % state.epoch + 1, random() % 1000),
                            static_cast<std::uint32_t>(random() % 512),
                            static_cast<std::uint32_t>(random() % 2)};
-    const Command command{static_cast<std::uint32_t>(random()), static_cast<std::uint32_t>(random() % 513),
-                          static_cast<std::uint32_t>(random() % kMaxPrograms),
-                          static_cast<std::uint32_t>(random() % 2), 0};
+    const abi::Command command{
+        static_cast<std::uint32_t>(random()), static_cast<std::uint32_t>(random() % 513),
+        static_cast<std::uint32_t>(random() % abi::kMaxPrograms), random() % 2 != 0, 0};
     CommandTurn turn = make_turn(state, own.depth, command, head, route);
     turn.entry = &entry;
     const bool makes = head.makes_routing != 0;
@@ -90,9 +65,8 @@ TEST(FakeCudaCommandWord, APatchedProgramIsTheOperation) {
     at(op.routing.rows, 9);
     at(op.routing.placement, 10);
     if (makes) at(op.routing.head, 11);
-    op.announcement[1] = random();
-    op.announcement[3] = random();
-    const std::uint64_t flags = op.announcement[3] >> 32;
+    op.announcement.flags = static_cast<std::uint32_t>(random());
+    const abi::OpAnnouncement before = op.announcement;
     Peer absent;
     const std::uint64_t since = random() % 1000;
     patch_peer(peer, turn, own, since);
@@ -117,16 +91,15 @@ TEST(FakeCudaCommandWord, APatchedProgramIsTheOperation) {
     EXPECT_EQ(op.routing.head != nullptr, makes);
     EXPECT_EQ(op.routing.handle, state.index + 1);
     EXPECT_EQ(op.routing.epoch, state.epoch);
-    abi::OpAnnouncement announced{};
-    std::memcpy(&announced, op.announcement, sizeof(announced));
+    const abi::OpAnnouncement& announced = op.announcement;
     EXPECT_EQ(announced.tag, turn.tag);
     EXPECT_EQ(announced.routing, makes ? 0 : route.tag);
     EXPECT_EQ(announced.num_tokens, makes ? command.num_tokens : route.num_tokens);
-    EXPECT_EQ(announced.flags, flags);
+    EXPECT_EQ(announced.flags, before.flags);
     EXPECT_EQ(op.num_tokens, announced.num_tokens);
     EXPECT_EQ(op.signal.done, &words.done);
     EXPECT_EQ(op.signal.value, command.number + 1);
-    EXPECT_EQ(op.signal.flag, command.flagged != 0 ? &words.flags[command.program] : nullptr);
+    EXPECT_EQ(op.signal.flag, command.flagged ? &words.flags[command.program] : nullptr);
     EXPECT_EQ(op.result, &entry.result);
     EXPECT_EQ(op.abort, &state.abort);
   }

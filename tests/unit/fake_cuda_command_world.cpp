@@ -7,19 +7,6 @@ CUdeviceptr address(const void* pointer) {
   return reinterpret_cast<CUdeviceptr>(pointer);
 }
 
-// Where the parts of a block lie, each behind the other.
-struct BlockLayout {
-  std::size_t arrived, announcement, rank_counts, expert_counts, bytes;
-  explicit BlockLayout(const kernels::cuda::Shape& s) {
-    const auto up = [](std::size_t value) { return (value + 63) / 64 * 64; };
-    arrived = std::size_t{s.num_ranks} * 64;
-    announcement = arrived * 2;
-    rank_counts = announcement + std::size_t{s.num_ranks} * 32;
-    expert_counts = rank_counts + up(std::size_t{s.num_ranks} * s.num_ranks * 4);
-    bytes = expert_counts + up(std::size_t{s.num_ranks} * s.num_experts * 4);
-  }
-};
-
 template <typename T>
 T* pinned(std::size_t count) {
   void* memory = nullptr;
@@ -33,9 +20,12 @@ constexpr std::uint64_t kLong_ns = 30'000'000'000;
 }  // namespace
 
 CommandWorld::CommandWorld(const kernels::cuda::Shape& shape, std::uint32_t max_tokens)
-    : world_(shape, max_tokens, {}), max_tokens_(max_tokens), ranks_(shape.num_ranks) {
+    : world_(shape, max_tokens, {}),
+      max_tokens_(max_tokens),
+      layout_(gpu_test::group_shape(shape, max_tokens, kDepth)),
+      ranks_(shape.num_ranks) {
   EPD_CU(cuLibraryLoadData(&library_, "any", nullptr, nullptr, 0, nullptr, nullptr, 0));
-  for (std::uint32_t r = 0; r < size(); ++r) make(r, max_tokens);
+  for (std::uint32_t r = 0; r < size(); ++r) make(r);
   for (std::uint32_t r = 0; r < size(); ++r) record(r, [](std::uint32_t, Operation&) {});
 }
 
@@ -50,28 +40,23 @@ CommandWorld::~CommandWorld() {
   cuLibraryUnload(library_);
 }
 
-void CommandWorld::make(std::uint32_t r, std::uint32_t max_tokens) {
+void CommandWorld::make(std::uint32_t r) {
   CommandRank& own = use(r);
-  const auto& s = world_.shape();
   CUkernel kernel = nullptr;
   EPD_CU(cuLibraryGetKernel(&kernel, library_, kernels::cuda::kResidentKernel));
   EPD_CU(
       cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kShared, kernel, rank(r).device));
   for (CUstream* stream : {&own.kernel, &own.client, &own.control})
     EPD_CU(cuStreamCreate(stream, CU_STREAM_NON_BLOCKING));
-  block_bytes_ = BlockLayout(s).bytes;
-  const std::size_t choices = (std::size_t{max_tokens} * s.topk * 4 + 63) / 64 * 64;
-  half_bytes_ = 64 + 2 * choices + (std::size_t{s.num_experts} * (s.num_ranks * 2 + 4) + 64) * 4;
-  half_bytes_ = (half_bytes_ + 63) / 64 * 64;
-  own.arena =
-      std::make_unique<Arena>(rank(r).device, block_bytes_ * kDepth + half_bytes_ * 2 * kRoutes +
-                                                  sizeof(Program) * kernels::cuda::kMaxPrograms + (64 << 10));
-  own.blocks = own.arena->take<std::uint8_t>(block_bytes_ * kDepth);
-  own.halves = own.arena->take<std::uint8_t>(half_bytes_ * 2 * kRoutes);
+  own.arena = std::make_unique<Arena>(rank(r).device, layout_.block_bytes * kDepth +
+                                                          layout_.half_bytes * 2 * kRoutes +
+                                                          sizeof(Program) * abi::kMaxPrograms + (64 << 10));
+  own.blocks = own.arena->take<std::uint8_t>(layout_.block_bytes * kDepth);
+  own.halves = own.arena->take<std::uint8_t>(layout_.half_bytes * 2 * kRoutes);
   own.words = own.arena->take<CommandWords>(1);
   own.state = own.arena->take<CommandState>(1);
   own.routes = own.arena->take<RouteState>(kRoutes);
-  own.programs = own.arena->take<Program>(kernels::cuda::kMaxPrograms);
+  own.programs = own.arena->take<Program>(abi::kMaxPrograms);
   own.resident = own.arena->take<ResidentState>(1);
   own.place = own.arena->take<Operation>(1);
   own.host = pinned<CommandHost>(1);
@@ -83,20 +68,18 @@ void CommandWorld::make(std::uint32_t r, std::uint32_t max_tokens) {
 
 kernels::cuda::Peer CommandWorld::peer(std::uint32_t r) {
   kernels::cuda::Peer peer = rank(r).peer;
-  const BlockLayout layout(world_.shape());
   std::uint8_t* const block = ranks_[r].blocks;
-  peer.ready = reinterpret_cast<std::uint64_t*>(block);
-  peer.arrived = reinterpret_cast<std::uint64_t*>(block + layout.arrived);
-  peer.announcement = reinterpret_cast<std::uint64_t*>(block + layout.announcement);
-  peer.rank_counts = reinterpret_cast<std::uint32_t*>(block + layout.rank_counts);
-  peer.expert_counts = reinterpret_cast<std::uint32_t*>(block + layout.expert_counts);
+  peer.ready = reinterpret_cast<abi::SignalLine*>(block + layout_.ready);
+  peer.arrived = reinterpret_cast<abi::SignalLine*>(block + layout_.arrived);
+  peer.announcement = reinterpret_cast<abi::OpAnnouncement*>(block + layout_.announcement);
+  peer.rank_counts = reinterpret_cast<std::uint32_t*>(block + layout_.rank_counts);
+  peer.expert_counts = reinterpret_cast<std::uint32_t*>(block + layout_.expert_counts);
   return peer;
 }
 
 void CommandWorld::record(std::uint32_t r,
                           const std::function<void(std::uint32_t program, Operation&)>& change) {
   const auto& s = world_.shape();
-  const std::size_t choices = (std::size_t{max_tokens_} * s.topk * 4 + 63) / 64 * 64;
   for (std::uint32_t number = 0; number <= kNoop; ++number) {
     Program& program = ranks_[r].programs[number];
     program = {};
@@ -109,11 +92,11 @@ void CommandWorld::record(std::uint32_t r,
     program.task = kind != 2 ? Task::kDispatch : s.per_expert ? Task::kCombinePerExpert : Task::kCombine;
     Operation& op = program.op;
     op = world_.operation(r, 0, number);
-    std::uint8_t* const half = ranks_[r].halves + half_bytes_ * 2 * program.route;
-    op.routing = {reinterpret_cast<std::int32_t*>(half + 64),
-                  reinterpret_cast<std::int32_t*>(half + 64 + choices),
-                  reinterpret_cast<std::int32_t*>(half + 64 + 2 * choices)};
-    if (kind == 0) op.routing.head = reinterpret_cast<kernels::cuda::RouteHead*>(half);
+    std::uint8_t* const half = ranks_[r].halves + layout_.half_bytes * 2 * program.route;
+    op.routing = {reinterpret_cast<std::int32_t*>(half + layout_.topk),
+                  reinterpret_cast<std::int32_t*>(half + layout_.rows),
+                  reinterpret_cast<std::int32_t*>(half + layout_.placement)};
+    if (kind == 0) op.routing.head = reinterpret_cast<abi::RoutingRecord*>(half);
     op.cached = kind == 1;
     op.num_tokens = 0;
     op.counts.host_placement = nullptr;
@@ -129,8 +112,8 @@ void CommandWorld::start_kernel(std::uint32_t r) {
   CommandRank& own = use(r);
   kernels::cuda::ResidentArguments arguments{own.resident, own.place, own.operations, own.told, own.round,
                                              *own.round,   {}};
-  arguments.commands = {own.words, own.state,    own.routes, own.programs, own.host, kDepth,
-                        r,         block_bytes_, 0,          half_bytes_};
+  arguments.commands = {own.words, own.state,           own.routes, own.programs,      own.host, kDepth,
+                        r,         layout_.block_bytes, 0,          layout_.half_bytes};
   CUkernel kernel = nullptr;
   EPD_CU(cuLibraryGetKernel(&kernel, library_, kernels::cuda::kResidentKernel));
   void* parameters[] = {&arguments};
@@ -214,7 +197,7 @@ void CommandWorld::ring(std::uint32_t r, std::uint32_t program, const Ring& how)
 }
 
 void CommandWorld::store(std::uint32_t r, std::uint32_t number, std::uint64_t word) {
-  std::atomic_ref(ranks_[r].words->commands[number % kernels::cuda::kCommandSlots]).store(word);
+  std::atomic_ref(ranks_[r].words->commands[number % abi::kCommandSlots]).store(word);
 }
 
 JournalEntry CommandWorld::journal(std::uint32_t r) {

@@ -12,9 +12,9 @@
 
 namespace epd::fake_cuda_test {
 
+using abi::CommandWords;
 using kernels::cuda::CommandHost;
 using kernels::cuda::CommandState;
-using kernels::cuda::CommandWords;
 using kernels::cuda::JournalEntry;
 using kernels::cuda::Program;
 using kernels::cuda::ResidentState;
@@ -113,7 +113,7 @@ class CommandWorld {
   void tell_read(std::uint32_t r);
 
  private:
-  void make(std::uint32_t r, std::uint32_t max_tokens);
+  void make(std::uint32_t r);
   kernels::cuda::Peer peer(std::uint32_t r);
   void write(std::uint32_t r, const void* word, std::uint32_t value);
   CommandRank& use(std::uint32_t r) {
@@ -123,8 +123,7 @@ class CommandWorld {
 
   World world_;
   std::uint32_t max_tokens_;
-  std::size_t block_bytes_ = 0;
-  std::size_t half_bytes_ = 0;
+  const abi::ExchangeArenaLayout layout_;
   std::vector<CommandRank> ranks_;
   CUlibrary library_ = nullptr;
 };

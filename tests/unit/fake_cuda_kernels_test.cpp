@@ -99,7 +99,7 @@ class CaseRun {
 
   void check_result(std::uint32_t r, std::uint64_t tag, bool cached) {
     const OpResult& result = *world_->rank(r).result;
-    const kernels::cuda::RouteHead& head = *world_->rank(r).head;
+    const abi::RoutingRecord& head = *world_->rank(r).head;
     const std::uint32_t dropped = ref::dropped_selections(case_.group, inputs_[r]);
     EXPECT_EQ(result.tag, tag);
     EXPECT_EQ(result.error, OpError::kNone);
@@ -259,7 +259,7 @@ class FakeCudaEndings : public ::testing::Test {
     }
   }
   std::int64_t* choices(std::uint32_t r) { return static_cast<std::int64_t*>(world_->rank(r).topk_idx); }
-  void start(std::uint32_t r, std::uint64_t tag, std::uint64_t timeout_ns, std::uint64_t what = 1) {
+  void start(std::uint32_t r, std::uint64_t tag, std::uint64_t timeout_ns, std::uint32_t what = 1) {
     Operation op = world_->operation(r, tag, what);
     op.timeout_ns = timeout_ns;
     world_->start(Kind::kDispatch, op);

@@ -28,7 +28,7 @@ World::~World() {
   cuLibraryUnload(library_);
 }
 
-Operation World::operation(std::uint32_t r, std::uint64_t tag, std::uint64_t what) {
+Operation World::operation(std::uint32_t r, std::uint64_t tag, std::uint32_t what) {
   const Rank& own = ranks_[r];
   Operation op;
   op.shape = shape_;
@@ -37,8 +37,8 @@ Operation World::operation(std::uint32_t r, std::uint64_t tag, std::uint64_t wha
   op.movers.shared_bytes = kShared;
   op.rank = r;
   op.tag = tag;
-  op.announcement[0] = tag;
-  op.announcement[1] = what;
+  op.announcement.tag = tag;
+  op.announcement.op = what;
   own.describe(op);
   op.routing.head = own.head;
   op.routing.handle = tag;

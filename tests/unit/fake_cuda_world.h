@@ -112,7 +112,7 @@ class World {
   std::uint64_t next_tag() { return ++tag_; }
 
   // Common parts of an operation of rank r, as an engine fills them.
-  Operation operation(std::uint32_t r, std::uint64_t tag, std::uint64_t what);
+  Operation operation(std::uint32_t r, std::uint64_t tag, std::uint32_t what);
   // Uploads and launches on the rank's stream.
   void start(Kind kind, const Operation& op);
   // Waits for all ranks.

@@ -123,7 +123,7 @@ TEST(CudaConfigure, LandingsLeaveWarpsThatMoveNothing) {
         EXPECT_LT(op.movers.warps, kMaxThreads / 32) << "the herald";
         EXPECT_GE(op.movers.stage_bytes, 2 * 2048u) << "a piece that is added up, and the next";
         EXPECT_LE(op.movers.header_bytes + op.movers.warps * op.movers.stage_bytes, op.movers.shared_bytes);
-        op.shape.hidden = kLandingHidden + 128;
+        op.shape.hidden = abi::kMaxHidden + 128;
         EXPECT_FALSE(configure(Kind::kCombine, bytes, sms, op)) << "more pieces than there are tags";
       }
     }

@@ -47,6 +47,30 @@ TEST(OpTag, CountsFromABaseThatNoEpochPasses) {
   EXPECT_LT(op_tag(kLastEpoch, kTagRenewal + 1000), std::uint64_t{1} << 63);
 }
 
+TEST(OpTag, NamesARoutingWhateverItsBase) {
+  const std::uint64_t made = op_tag(7, kTagRound + 5);
+  EXPECT_TRUE(same_routing(0, 0));
+  EXPECT_TRUE(same_routing(made, made));
+  EXPECT_TRUE(same_routing(made, op_tag(0, kTagRound + 5))) << "a rank that came later";
+  EXPECT_TRUE(same_routing(op_tag(0, 5), made)) << "and counts from another base";
+  EXPECT_FALSE(same_routing(made, op_tag(8, kTagRound + 5)));
+  EXPECT_FALSE(same_routing(made, op_tag(0, 6)));
+  EXPECT_FALSE(same_routing(made, 0)) << "a new one";
+}
+
+TEST(Commands, AreOneWord) {
+  for (const std::uint64_t word :
+       {std::uint64_t{0}, ~std::uint64_t{0}, 0x0123456789abcdefu, 0xfedcba9876543210u})
+    EXPECT_EQ(pack(unpack(word)), word);
+  EXPECT_EQ(pack({0, 0, 0, false, 0}), std::uint64_t{1} << 32);
+  const Command command = unpack(pack({41, kMostCommandTokens, 63, true, 0x1ff}));
+  EXPECT_EQ(command.number, 41u);
+  EXPECT_EQ(command.num_tokens, kMostCommandTokens);
+  EXPECT_EQ(command.program, 63u);
+  EXPECT_TRUE(command.flagged);
+  EXPECT_EQ(command.epoch, 0xffu);
+}
+
 TEST(Commands, HaveEndedThoughTheirCountersWrap) {
   for (const std::uint32_t done : {0u, 5u, 0u - 1, 0u - 64, 1u << 31, (1u << 31) - 1, 123456789u}) {
     SCOPED_TRACE(done);

@@ -26,7 +26,8 @@ std::uint32_t load(std::uintptr_t address) {
 void ring(const StreamOp& op) {
   auto& words = *reinterpret_cast<abi::CommandWords*>(op.address);
   if (op.flagged) std::atomic_ref(words.flags[op.value]).store(0);
-  const std::uint32_t n = op.num_tokens_at != 0 ? std::min(load(op.num_tokens_at), 0x1ffffu) : op.num_tokens;
+  const std::uint32_t n =
+      op.num_tokens_at != 0 ? std::min(load(op.num_tokens_at), abi::kMostCommandTokens) : op.num_tokens;
   const std::uint32_t number = std::atomic_ref(words.tail).fetch_add(1);
   std::atomic_ref(words.rung[op.slot]).store(number + 1);
   if (std::atomic_ref(words.closed).load() != 0) {

@@ -10,20 +10,6 @@
 
 namespace epd::kernels::cuda {
 
-// abi::Command.
-struct Command {
-  std::uint32_t number;
-  std::uint32_t num_tokens;
-  std::uint32_t program;
-  std::uint32_t flagged;
-  std::uint32_t epoch;  // low 8 bits
-};
-EPD_HOST_DEVICE constexpr Command unpack_command(std::uint64_t word) {
-  return {static_cast<std::uint32_t>(word >> 32) - 1, static_cast<std::uint32_t>(word >> 15 & 0x1ffff),
-          static_cast<std::uint32_t>(word >> 9 & 0x3f), static_cast<std::uint32_t>(word >> 8 & 1),
-          static_cast<std::uint32_t>(word & 0xff)};
-}
-
 // The part of a program by which its commands are judged: 16 bytes from Program::task on.
 struct alignas(16) ProgramHead {
   Task task;
@@ -33,14 +19,6 @@ struct alignas(16) ProgramHead {
 };
 static_assert(sizeof(ProgramHead) == 16 && offsetof(Program, task) % 16 == 0 &&
               offsetof(Program, max_tokens) - offsetof(Program, task) == offsetof(ProgramHead, max_tokens));
-
-EPD_HOST_DEVICE constexpr std::uint64_t epoch_of(std::uint64_t tag) {
-  return tag >> kRoutingIndexBits;
-}
-// abi::op_tag
-EPD_HOST_DEVICE constexpr std::uint64_t tag_of(std::uint64_t epoch, std::uint64_t index) {
-  return epoch << kRoutingIndexBits | ((index + 1) & ((std::uint64_t{1} << kRoutingIndexBits) - 1));
-}
 
 enum class Verdict {
   kWait,     // it is not there yet
@@ -64,7 +42,7 @@ EPD_HOST_DEVICE constexpr bool takes_commands(const CommandState& state) {
 // Of the word that lies where the next command has to be, before its program is looked at: kRun, go on with
 // judge_program(). Words of the ring's last round are older, and so not there.
 EPD_HOST_DEVICE constexpr Judgement judge_word(const CommandState& state, std::uint64_t word) {
-  const Command command = unpack_command(word);
+  const abi::Command command = abi::unpack(word);
   const auto ahead = static_cast<std::int32_t>(command.number - state.sequence);
   if (ahead < 0) return {Verdict::kWait};
   if (!takes_commands(state)) return {Verdict::kDiscard};
@@ -80,24 +58,24 @@ EPD_HOST_DEVICE constexpr bool has_route(const ProgramHead& head) {
 EPD_HOST_DEVICE constexpr Judgement judge_program(const CommandState& state, std::uint64_t word,
                                                   const ProgramHead& head, const RouteState& route) {
   if (head.task == Task::kStop) return {Verdict::kRefuse, OpError::kBadProgram, word};
-  if (unpack_command(word).num_tokens > head.max_tokens)
+  if (abi::unpack(word).num_tokens > head.max_tokens)
     return {Verdict::kRefuse, OpError::kBadTokens, word, head.max_tokens};
   if (head.task == Task::kNoop) return {Verdict::kNoop};
   if (head.makes_routing != 0) return {Verdict::kRun};
   if (route.tag == 0) return {Verdict::kRefuse, OpError::kNoRouting};
   const bool cached = head.task == Task::kDispatch;
-  if (cached && epoch_of(route.tag) < state.changed_epoch)
-    return {Verdict::kRefuse, OpError::kOldRouting, epoch_of(route.tag)};
+  if (cached && abi::epoch_of_tag(route.tag) < state.changed_epoch)
+    return {Verdict::kRefuse, OpError::kOldRouting, abi::epoch_of_tag(route.tag)};
   return {Verdict::kRun};
 }
 
 // The operation that a command has become.
 EPD_HOST_DEVICE constexpr CommandTurn make_turn(const CommandState& state, std::uint32_t depth,
-                                                const Command& command, const ProgramHead& head,
+                                                const abi::Command& command, const ProgramHead& head,
                                                 const RouteState& route) {
   const bool makes = head.makes_routing != 0;
   CommandTurn turn{};
-  turn.tag = tag_of(state.epoch, state.index);
+  turn.tag = abi::op_tag(state.epoch, state.index);
   turn.routing_tag = makes ? 0 : route.tag;
   turn.command = command.number;
   turn.program = command.program;
@@ -130,7 +108,7 @@ EPD_HOST_DEVICE inline void patch_peer(Peer& peer, const CommandTurn& turn, cons
   move_by(peer.expert_counts, block);
   move_by(peer.landing, turn.block * own.landing_bytes);
   // It came after the routing was made. (A new routing has no sources, and no rank came later than now.)
-  if (turn.routing_tag != 0 && since > epoch_of(turn.routing_tag)) peer.source = {};
+  if (turn.routing_tag != 0 && since > abi::epoch_of_tag(turn.routing_tag)) peer.source = {};
 }
 
 // All else.
@@ -139,15 +117,15 @@ EPD_HOST_DEVICE inline void patch_operation(Operation& op, const CommandTurn& tu
   const std::uint64_t half = turn.half * own.half_bytes;
   op.tag = turn.tag;
   op.num_tokens = turn.num_tokens;
-  op.announcement[0] = turn.tag;
-  op.announcement[2] = turn.routing_tag;
-  op.announcement[3] = (op.announcement[3] >> 32 << 32) | turn.num_tokens;
+  op.announcement.tag = turn.tag;
+  op.announcement.routing = turn.routing_tag;
+  op.announcement.num_tokens = turn.num_tokens;
   move_by(op.routing.topk, half);
   move_by(op.routing.rows, half);
   move_by(op.routing.placement, half);
   move_by(op.routing.head, half);
-  op.routing.handle = turn.tag & ((std::uint64_t{1} << kRoutingIndexBits) - 1);
-  op.routing.epoch = epoch_of(turn.tag);
+  op.routing.handle = abi::index_of_tag(turn.tag) + 1;
+  op.routing.epoch = abi::epoch_of_tag(turn.tag);
   op.signal.ready = nullptr;
   op.signal.done = &own.words->done;
   op.signal.value = turn.command + 1;

@@ -5,6 +5,8 @@
 #pragma once
 
 #include "kernels/operations.h"
+#include "proto/commands.h"
+#include "proto/exchange.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -12,20 +14,7 @@
 
 namespace epd::kernels::cuda {
 
-inline constexpr std::uint32_t kMaxRanks = 32;    // reached over NVLink; a set of ranks is one word
-inline constexpr std::uint32_t kSignalWords = 8;  // a signal is a word on a 64-byte line of its own
-inline constexpr std::uint32_t kAnnouncementWords = 4;
-inline constexpr std::uint32_t kRoutingIndexBits =
-    40;  // of announcement word 2; above them an epoch, 0 = not known
-
-// Whether two announcements name the same routing (0: a new one). A rank that came after a dispatch does not
-// know its epoch, nor from which base that counts its operations (abi::same_index).
-constexpr bool same_routing(std::uint64_t a, std::uint64_t b) {
-  if (a == b) return true;
-  const bool came_later =
-      a != 0 && b != 0 && ((a >> kRoutingIndexBits) == 0 || (b >> kRoutingIndexBits) == 0);
-  return came_later && (a ^ b) << (65 - kRoutingIndexBits) == 0;
-}
+inline constexpr std::uint32_t kMaxRanks = 32;  // reached over NVLink; a set of ranks is one word
 inline constexpr std::uint32_t kMaxThreads = 512;
 
 enum class OpError : std::uint32_t {
@@ -62,14 +51,14 @@ struct OpResult {
 // One rank of the group. `ready` is null for a rank that is not there.
 struct Peer {
   // Its exchange block of this operation (abi::ExchangeArenaLayout).
-  std::uint64_t* ready = nullptr;          // [R] lines of kSignalWords
-  std::uint64_t* arrived = nullptr;        // [R] lines of kSignalWords
-  std::uint64_t* announcement = nullptr;   // [R,4]
-  std::uint32_t* rank_counts = nullptr;    // [R,R]
-  std::uint32_t* expert_counts = nullptr;  // [R,E]
-  std::uint8_t* landing = nullptr;         // its abi::LandingLayout of this operation, if the group has one
-  DispatchTarget target;                   // dispatch
-  CombineSource source;                    // combine
+  abi::SignalLine* ready = nullptr;             // [R]
+  abi::SignalLine* arrived = nullptr;           // [R]
+  abi::OpAnnouncement* announcement = nullptr;  // [R]
+  std::uint32_t* rank_counts = nullptr;         // [R,R]
+  std::uint32_t* expert_counts = nullptr;       // [R,E]
+  std::uint8_t* landing = nullptr;  // its abi::LandingLayout of this operation, if the group has one
+  DispatchTarget target;            // dispatch
+  CombineSource source;             // combine
 };
 
 // abi::LandingLayout: where the parts of every rank's landing begin. Groups with one send a row (or a partial
@@ -79,14 +68,18 @@ struct Landing {
   std::uint32_t count = 1;       // of a rank; operations take turns at them
   std::uint32_t slot_bytes = 0;
   std::uint64_t hello = 0;   // [R] words of 16 bytes on 64-byte lines
-  std::uint64_t landed = 0;  // [R,T,kLandingPieces] tags
+  std::uint64_t landed = 0;  // [R,T,abi::kLandingPieces] tags
   std::uint64_t plans = 0;   // [R] of 1 + ceil(T/64) + R * ceil(E/R/4) words of 16 bytes, on 64-byte lines
   std::uint64_t asked = 0;   // [R,T,K] words of 16 bytes, on 64-byte lines
   std::uint64_t slots = 0;   // [R,T] of slot_bytes
 };
-inline constexpr std::uint32_t kLandingPieces = 16;
-inline constexpr std::uint32_t kLandingHidden = kLandingPieces * 1024;  // at most
-inline constexpr std::uint32_t kMaxLandingTokens = 512;
+constexpr Landing landing_of(const abi::GroupShape& s) {
+  const abi::LandingLayout layout(s);
+  if (layout.bytes == 0) return {};
+  return {s.max_tokens, s.depth,       static_cast<std::uint32_t>(layout.slot_bytes),
+          layout.hello, layout.landed, layout.plans,
+          layout.asked, layout.slots};
+}
 
 struct Shape {
   std::uint32_t num_ranks = 0;
@@ -122,26 +115,6 @@ struct HeaderParts {
   std::uint32_t counting_warps = 0;
 };
 
-// Of a dispatch through landings: what a source tells each rank of its rows before they come. From
-// configure().
-struct PlanWords {
-  // Word 0 has the number of tokens. Then:
-  std::uint32_t set_words = 0;    // the tokens that come to the rank, 64 to a word
-  std::uint32_t count_words = 0;  // for the experts of each rank: rows, four experts to a word
-  std::uint32_t end = 0;
-
-  constexpr std::uint32_t counts_of(std::uint32_t rank) const { return 1 + set_words + rank * count_words; }
-};
-
-// Of a dispatch through landings: where the parts of a landed row lie, byte offsets: row, scales; for each
-// choice a weight, and which row it is. From configure().
-struct LandedRow {
-  std::uint32_t weights = 0;
-  std::uint32_t choices = 0;
-  std::uint32_t bytes = 0;
-  std::uint32_t pitch = 0;  // of rows in a stage
-};
-
 // How a CTA divides its shared memory; from configure().
 struct Movers {
   std::uint32_t ctas = 0;
@@ -158,21 +131,12 @@ struct Movers {
   std::uint32_t stages_reciprocal = 0;
   std::uint32_t pieces_reciprocal = 0;
   // Of a dispatch through landings.
-  LandedRow landed;
-  PlanWords plan;
+  abi::LandedRow landed;
+  std::uint32_t landed_pitch = 0;  // of rows in a stage
+  abi::PlanWords plan;
   std::uint32_t set_words = 0;  // of a set of tokens
   std::uint32_t row_steps = 0;  // of a cast
   std::uint32_t steps_reciprocal = 0;
-};
-
-// abi::RoutingRecord
-struct RouteHead {
-  std::uint64_t handle;
-  std::uint64_t epoch;
-  std::uint32_t num_tokens;
-  std::uint32_t num_recv_rows;
-  std::uint32_t num_dropped;
-  std::uint32_t reserved;
 };
 
 // What a routing leaves for combine and for dispatches that reuse it: this device's own memory.
@@ -182,7 +146,7 @@ struct Routing {
                                  // dispatch runs also -2 - i: the i-th row of a CTA)
   std::int32_t* placement = nullptr;  // abi::placement_words, kernels::Placement
   // A dispatch that makes the routing stores this when every rank is done, the handle last. Null: not wanted.
-  RouteHead* head = nullptr;
+  abi::RoutingRecord* head = nullptr;
   std::uint64_t handle = 0;
   std::uint64_t epoch = 0;
 };
@@ -221,11 +185,10 @@ struct alignas(64) Operation {
   std::uint32_t rank = 0;
   std::uint32_t num_tokens = 0;
   std::uint64_t tag = 0;
-  // Word 1, and the routing in word 2, must agree; the low half of word 3 is num_tokens.
-  std::uint64_t announcement[kAnnouncementWords] = {};
-  bool cached = false;        // dispatch: `routing` is already made
-  bool mark_unused = false;   // rows above what was received are marked too
-  bool zero_padding = false;  // and rows so marked are zeroed
+  abi::OpAnnouncement announcement = {};  // with the same tag and num_tokens
+  bool cached = false;                    // dispatch: `routing` is already made
+  bool mark_unused = false;               // rows above what was received are marked too
+  bool zero_padding = false;              // and rows so marked are zeroed
   Routing routing;
   CountOutputs counts;
   Landing landing;
@@ -266,21 +229,7 @@ constexpr std::uint32_t kStopRounds = 1u << 16;
 
 // ---- commands: operations that a stream of the client's asks for by itself (abi::CommandWords)
 
-inline constexpr std::uint32_t kCommandSlots = 64;
-inline constexpr std::uint32_t kMaxPrograms = 64;
 inline constexpr std::uint32_t kJournalEntries = 1024;
-
-// abi::CommandWords. In memory that the client writes: each word is read once, and judged.
-struct CommandWords {
-  alignas(64) std::uint64_t commands[kCommandSlots];
-  alignas(64) std::uint32_t tail;
-  std::uint32_t epoch;
-  alignas(64) std::uint32_t rung[16];
-  alignas(64) std::uint32_t closed;
-  alignas(64) std::uint32_t done;
-  std::uint32_t failed;
-  alignas(64) std::uint32_t flags[kMaxPrograms];
-};
 
 // What commands name: an operation described as if it were number 0 of its group (block 0), with the first
 // half of its routing record and without tag, tokens, result, abort and signal. Device memory; written by the
@@ -353,12 +302,12 @@ struct alignas(64) CommandState {
   std::uint32_t sequence_set;  // CommandStart::sets has been heeded: it counts once in a lane's life
 };
 
-// `words` null: the lane takes no commands.
+// `words` null: the lane takes no commands. The client writes there: each word is read once, and judged.
 struct CommandArguments {
-  CommandWords* words = nullptr;
+  abi::CommandWords* words = nullptr;
   CommandState* state = nullptr;
   RouteState* routes = nullptr;
-  const Program* programs = nullptr;  // [kMaxPrograms]
+  const Program* programs = nullptr;  // [abi::kMaxPrograms]
   CommandHost* host = nullptr;
   std::uint32_t depth = 0;  // blocks of an exchange arena
   std::uint32_t rank = 0;

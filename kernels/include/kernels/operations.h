@@ -3,13 +3,14 @@
 #pragma once
 
 #include "kernels/routing.h"
+#include "proto/shape.h"
 
 #include <cstdint>
 #include <span>
 
 namespace epd::kernels {
 
-enum class ScaleFormat { kFloat32, kFloat32Pow2, kUe8m0 };
+using abi::ScaleFormat;
 
 // What a row is made of, and how it travels.
 struct RowFormat {

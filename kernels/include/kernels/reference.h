@@ -8,8 +8,8 @@
 
 namespace epd::kernels::reference {
 
-enum class Layout { kCompact, kPacked, kExpert };
-enum class Payload { kBf16, kFp8Cast, kFp8, kOpaque };
+using abi::Layout;
+using abi::Payload;
 
 struct GroupParams {
   std::uint32_t num_ranks = 1;

@@ -1,18 +1,16 @@
-// Where things lie in the two arenas of a rank. Computed here and nowhere else: the supervisor
-// sizes the memory with it, engines and clients find their regions with it.
+// Where things lie in the user arena of a rank (the exchange arena: exchange.h). Computed here and nowhere
+// else: the supervisor sizes the memory with it, engines and clients find their regions with it.
 //
-// User arena: `depth` slots, each holding the regions below. The client maps its own; the engines
+// A user arena has `depth` slots, each holding the regions below. The client maps its own; the engines
 // of the node map all of a group's.
 // A rank may keep regions in memory of its own instead (Binding).
-// Exchange arena: `depth` blocks of what ranks tell each other about one operation, and the routing
-// that combine needs. Engines only.
 #pragma once
 
 #include "proto/commands.h"
+#include "proto/exchange.h"
 #include "proto/shape.h"
 
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -42,11 +40,6 @@ enum class Region : std::uint32_t {
   kCount,
 };
 inline constexpr std::size_t kNumRegions = static_cast<std::size_t>(Region::kCount);
-inline constexpr std::uint64_t kRegionAlign = 4096;
-
-constexpr std::uint64_t align_up(std::uint64_t value, std::uint64_t alignment) {
-  return (value + alignment - 1) / alignment * alignment;
-}
 
 // With GroupShape inside its limits no product below exceeds 2^52, so nothing here can overflow:
 // rows <= 2^31 and row bytes <= 2^16, R*T <= 2^26, depth <= 2^4.
@@ -86,8 +79,6 @@ struct StreamWords {
   alignas(64) std::uint32_t done;   // written on the engine's stream: it has ended, well or not
 };
 static_assert(sizeof(StreamWords) == 128);
-
-static_assert(kCommandBuffers == kMaxDepth);
 
 // Where a region lies that its rank has bound to memory of its own: that of slot s at offset + s * stride of
 // the memory. `memory` counts the descriptors that came with it from 1; 0: the region is in the arena.
@@ -135,191 +126,6 @@ struct UserArenaLayout {
   }
   constexpr std::uint64_t at(std::uint32_t slot, Region region) const {
     return slot_bytes * slot + offset[static_cast<std::size_t>(region)];
-  }
-};
-
-// One signal word on a cache line of its own; holds an operation tag (see op_tag) that only grows.
-struct alignas(64) SignalLine {
-  std::atomic<std::uint64_t> tag;
-};
-static_assert(sizeof(SignalLine) == 64);
-
-// An operation's place in the group's history. Tags grow with the operation and with the epoch,
-// so "the peer has got this far" is one comparison, and tags of an abandoned epoch never match.
-//
-// Operations are numbered for as long as the group lives. Tags, blocks and routing records count them from
-// the epoch's base, so that an epoch may begin at any number: the base is the last multiple of kTagRound
-// that is not above the epoch's first operation. An engine has the group break when the count comes to
-// kTagRenewal, and the next epoch has the next base. So a count never needs more than kTagIndexBits.
-inline constexpr std::uint32_t kTagIndexBits = 40;
-inline constexpr std::uint64_t kTagRound = std::uint64_t{1} << (kTagIndexBits - 1);
-// Ranks are no further apart than what they have in flight: all have passed kTagRound by then.
-inline constexpr std::uint64_t kTagRenewal = kTagRound + 1024;
-constexpr std::uint64_t tag_base(std::uint64_t first_index_of_epoch) {
-  return first_index_of_epoch / kTagRound * kTagRound;
-}
-// `op_index`: counted from the epoch's base.
-constexpr std::uint64_t op_tag(std::uint64_t epoch, std::uint64_t op_index) {
-  return (epoch << kTagIndexBits) | ((op_index + 1) & ((std::uint64_t{1} << kTagIndexBits) - 1));
-}
-constexpr std::uint64_t epoch_of_tag(std::uint64_t tag) {
-  return tag >> kTagIndexBits;
-}
-constexpr std::uint64_t index_of_tag(std::uint64_t tag) {
-  return (tag & ((std::uint64_t{1} << kTagIndexBits) - 1)) - 1;
-}
-
-// Whether two counts, of which either base may be another epoch's, are of one operation.
-constexpr bool same_index(std::uint64_t a, std::uint64_t b) {
-  return (a ^ b) % kTagRound == 0;
-}
-// Whether `a` is of the operation of `b` or of a later one that was in flight beside it.
-constexpr bool not_before(std::uint64_t a, std::uint64_t b) {
-  return (a - b) % kTagRound < std::uint64_t{1} << 20;
-}
-// Tags end below 2^63, which kernels' own tags have. No epoch comes after this one.
-inline constexpr std::uint64_t kLastEpoch = (std::uint64_t{1} << (63 - kTagIndexBits)) - 1;
-
-// What a source announces about its operation before any row moves; compared by every peer.
-struct OpAnnouncement {
-  std::uint64_t tag;
-  std::uint32_t op;  // abi::Op
-  std::uint32_t slot;
-  std::uint64_t routing;     // op_tag of the dispatch whose routing is used; 0 = a new one
-  std::uint32_t num_tokens;  // n of the source (not compared)
-  std::uint32_t flags;
-};
-static_assert(sizeof(OpAnnouncement) == 32);
-
-// A dispatch's routing, kept by the rank's own engine for combine and for dispatches that reuse it. It
-// lies in the arena so that it outlives the engine. Record r < depth is that of buffer slot r's last
-// dispatch, the others are kept until a dispatch names them again.
-struct RoutingRecord {
-  std::uint64_t handle;  // op_index (from its epoch's base) + 1 of the dispatch; 0 = none. Stored last
-  std::uint64_t epoch;   // of the group at that dispatch
-  std::uint32_t num_tokens;
-  std::uint32_t num_recv_rows;
-  std::uint32_t num_dropped;  // selections of lost ranks' experts; they are -1 in topk
-  std::uint32_t reserved;
-};
-static_assert(sizeof(RoutingRecord) == 32);
-
-// What a dispatch decided about places, as one array of int32 (kernels::Placement has the same sections):
-//   base[R] (compact) or base[E]   where this rank's rows begin at each rank, or at each expert
-//   rank_offsets[R+1], expert_counts[E/R], then if per_expert: expert_offsets[E/R+1], source_ranges[E/R,R,2]
-constexpr std::uint64_t placement_words(const GroupShape& s) {
-  const std::uint64_t ranks = s.num_ranks;
-  const std::uint64_t experts = s.experts_per_rank();
-  if (!s.per_expert()) return ranks + (ranks + 1) + experts;
-  return s.num_experts + (ranks + 1) + experts + (experts + 1) + experts * ranks * 2;
-}
-
-// Block b of the exchange arena of rank d serves the operations numbered b, b + depth, b + 2*depth, ...
-// It is written by the source ranks' engines:
-//   ready[s]          source s has announced (op, counts): and its own slot may be written
-//   arrived[s]        source s is done with d: its rows have landed (dispatch), or it has pulled
-//                     what it needs (combine)
-//   announcement[s]   OpAnnouncement of source s
-//   rank_counts[s][r] rows that s sends to r (the whole matrix: d needs its column prefix everywhere).
-//                     One per (token, rank) whatever the layout
-//   expert_counts[s][e] compact: selections of s for the experts of d, other columns are not written;
-//                     else: rows that s sends to each expert
-// A dispatch that reuses a routing announces no counts.
-// Behind the blocks and the routing records, one landing for each block, if few tokens may travel: see
-// LandingLayout. Only kernels of CUDA devices use it.
-// Beside the blocks, num_routes() routing records, written by d's own engine. On CUDA devices each has two
-// halves, since a dispatch overwrites before all ranks have come to it: the older is overwritten. Each half:
-//   record, placement (placement_words), topk[T,K] (int32, validated), and on CUDA devices
-//   rows[T,K] (int32: the row at the choice's rank if the choice sends it, else -1)
-// Where rows lie on their way while few tokens travel and each would have several rows at a rank: once for a
-// (token, rank), in place of once for every row. Written by peers:
-//   hello[s]          source s has begun the operation with so many tokens: it may be written to
-//   plans[s][]        dispatch: what source s sends, in words of 16 bytes that carry the tag with them: its
-//                     number of tokens; the set of those that come here, 64 to a word; for each rank how many
-//                     rows each of its experts gets, four to a word
-//   asked[s][t][k]    combine: for each choice of token t a word (likewise) with the row that it takes, and
-//                     its weight
-//   landed[s][t][p]   tag. Dispatch: token t of source s lies in its slot (p = 0). Combine: rank s has stored
-//                     piece p of its partial sum for this rank's token t
-//   slots[s][t]       dispatch: the row, its scales, a weight and a word for each choice (expert, number of
-//                     the row among those of its source there). Combine: the partial sum
-inline constexpr std::uint32_t kLandingRanks = 32;
-inline constexpr std::uint64_t kLandingTokens = 512;
-inline constexpr std::uint64_t kLandingBytes = std::uint64_t{256} << 20;
-inline constexpr std::uint32_t kLandingExperts = 2048;                   // kernels have in shared memory
-inline constexpr std::uint64_t kLandingCounts = std::uint64_t{1} << 13;  // a count for each (expert, rank)
-inline constexpr std::uint64_t kLandingBits = std::uint64_t{1} << 18;    // and a bit for each (expert, token)
-inline constexpr std::uint32_t kLandingPieces = 16;                      // of a partial sum, at most
-
-struct LandingLayout {
-  std::uint64_t hello = 0;
-  std::uint64_t landed = 0;
-  std::uint64_t plans = 0;
-  std::uint64_t asked = 0;
-  std::uint64_t slots = 0;
-  std::uint64_t slot_bytes = 0;
-  std::uint64_t bytes = 0;  // 0: there is none
-
-  constexpr explicit LandingLayout(const GroupShape& s) {
-    const std::uint64_t bits = s.num_experts * align_up(s.max_tokens, 32);
-    const bool small = s.max_tokens <= kLandingTokens && s.num_ranks <= kLandingRanks &&
-                       s.num_experts <= kLandingExperts && bits <= kLandingBits &&
-                       std::uint64_t{s.num_experts} * s.num_ranks <= kLandingCounts;
-    if (!s.per_expert() || s.topk < 2 || !small) return;
-    const std::uint64_t tokens = std::uint64_t{s.num_ranks} * s.max_tokens;
-    const std::uint64_t row = align_up(std::uint64_t{s.row_bytes()} + s.scale_bytes(), 16) +
-                              2 * align_up(std::uint64_t{s.topk} * 4, 16);
-    slot_bytes = row > s.hidden * 2ull ? row : s.hidden * 2ull;
-    if (tokens * slot_bytes > kLandingBytes) return;
-    landed = hello + std::uint64_t{s.num_ranks} * 64;
-    plans = align_up(landed + tokens * kLandingPieces * 8, 64);
-    const std::uint64_t counts = std::uint64_t{s.num_ranks} * ((s.num_experts / s.num_ranks + 3) / 4);
-    asked = plans + s.num_ranks * align_up((1 + (s.max_tokens + 63) / 64 + counts) * 16, 64);
-    slots = align_up(asked + tokens * s.topk * 16, 128);
-    bytes = align_up(slots + tokens * slot_bytes, kRegionAlign);
-  }
-};
-
-struct ExchangeArenaLayout {
-  std::uint64_t ready = 0;
-  std::uint64_t arrived = 0;
-  std::uint64_t announcement = 0;
-  std::uint64_t rank_counts = 0;
-  std::uint64_t expert_counts = 0;
-  std::uint64_t block_bytes = 0;
-  std::uint64_t routing = 0;    // of record 0
-  std::uint64_t placement = 0;  // within a half
-  std::uint64_t topk = 0;       // likewise
-  std::uint64_t rows = 0;       // likewise
-  std::uint64_t half_bytes = 0;
-  std::uint64_t routing_bytes = 0;  // of a record
-  std::uint64_t landings = 0;       // of block 0
-  std::uint64_t landing_bytes = 0;  // of each; 0: there are none
-  std::uint64_t total_bytes = 0;
-
-  constexpr explicit ExchangeArenaLayout(const GroupShape& s) {
-    const std::uint64_t ranks = s.num_ranks;
-    arrived = ready + ranks * sizeof(SignalLine);
-    announcement = arrived + ranks * sizeof(SignalLine);
-    rank_counts = align_up(announcement + ranks * sizeof(OpAnnouncement), 64);
-    expert_counts = align_up(rank_counts + ranks * ranks * 4, 64);
-    block_bytes = align_up(expert_counts + ranks * s.num_experts * 4, kRegionAlign);
-    routing = block_bytes * s.depth;
-    placement = align_up(sizeof(RoutingRecord), 64);
-    topk = align_up(placement + placement_words(s) * 4, 64);
-    rows = align_up(topk + std::uint64_t{s.max_tokens} * s.topk * 4, 64);
-    half_bytes = align_up(rows + std::uint64_t{s.max_tokens} * s.topk * 4, kRegionAlign);
-    routing_bytes = half_bytes * 2;
-    landings = routing + routing_bytes * s.num_routes();
-    landing_bytes = LandingLayout(s).bytes;
-    total_bytes = landings + landing_bytes * s.depth;
-  }
-  constexpr std::uint64_t block(std::uint64_t op_index, std::uint32_t depth) const {
-    return block_bytes * (op_index % depth);
-  }
-  constexpr std::uint64_t routing_of(std::uint32_t route) const { return routing + routing_bytes * route; }
-  constexpr std::uint64_t landing(std::uint64_t op_index, std::uint32_t depth) const {
-    return landings + landing_bytes * (op_index % depth);
   }
 };
 

@@ -15,9 +15,11 @@ const RouteState kNoRoute{};
 }  // namespace
 
 std::string CommandTaker::begin() {
-  if (!device_.reaches(own_.words, sizeof(CommandWords))) return "the words of commands are out of reach";
+  if (!device_.reaches(own_.words, sizeof(abi::CommandWords)))
+    return "the words of commands are out of reach";
   if (!device_.reaches(own_.state, sizeof(CommandState))) return "the state of commands is out of reach";
-  if (!device_.reaches(own_.programs, kMaxPrograms * sizeof(Program))) return "programs are out of reach";
+  if (!device_.reaches(own_.programs, abi::kMaxPrograms * sizeof(Program)))
+    return "programs are out of reach";
   if (!device_.reaches(own_.host, sizeof(CommandHost))) return "the journal is out of reach";
   if (own_.depth == 0) return "an arena without blocks";
   set_sequence();
@@ -57,8 +59,8 @@ bool CommandTaker::take_turn(std::string& wrong) {
 bool CommandTaker::look(std::string& wrong) {
   if (take_turn(wrong)) return true;
   CommandState& state = *own_.state;
-  const std::uint64_t word = load_acquire(&own_.words->commands[state.sequence % kCommandSlots]);
-  const Command command = unpack_command(word);
+  const std::uint64_t word = load_acquire(&own_.words->commands[state.sequence % abi::kCommandSlots]);
+  const abi::Command command = abi::unpack(word);
   Judgement judgement = judge_word(state, word);
   if (judgement.verdict == Verdict::kWait) return false;
   // What the host has to hear of has to wait until it can; a turn may come meanwhile.
@@ -91,16 +93,16 @@ JournalEntry& CommandTaker::next_entry() {
 }
 
 // Those between, if it is not the one that was awaited, are lost with it.
-void CommandTaker::end(const Command& command, bool well) {
+void CommandTaker::end(const abi::Command& command, bool well) {
   CommandState& state = *own_.state;
   const std::uint32_t ended = command.number + 1 - state.sequence;
   state.sequence = command.number + 1;
   if (!well) std::atomic_ref(own_.words->failed).fetch_add(ended);
-  if (command.flagged != 0) store_release(&own_.words->flags[command.program], 1u);
+  if (command.flagged) store_release(&own_.words->flags[command.program], 1u);
   store_release(&own_.words->done, command.number + 1);
 }
 
-void CommandTaker::refuse(const Command& command, const Judgement& judgement) {
+void CommandTaker::refuse(const abi::Command& command, const Judgement& judgement) {
   JournalEntry& entry = next_entry();
   entry.result = {};
   entry.result.error = judgement.error;
@@ -113,7 +115,7 @@ void CommandTaker::refuse(const Command& command, const Judgement& judgement) {
   write_journal(command, own_.state->index, command.num_tokens);
 }
 
-void CommandTaker::run_noop(const Command& command) {
+void CommandTaker::run_noop(const abi::Command& command) {
   JournalEntry& entry = next_entry();
   end(command, true);
   entry.result = {};
@@ -123,7 +125,7 @@ void CommandTaker::run_noop(const Command& command) {
   write_journal(command, own_.state->index, 0);
 }
 
-std::string CommandTaker::run(const Command& command, const ProgramHead& head) {
+std::string CommandTaker::run(const abi::Command& command, const ProgramHead& head) {
   CommandState& state = *own_.state;
   const Program& program = own_.programs[command.program];
   CommandTurn turn = make_turn(state, own_.depth, command, head, own_.routes[head.route]);
@@ -143,7 +145,7 @@ std::string CommandTaker::run(const Command& command, const ProgramHead& head) {
   return {};
 }
 
-void CommandTaker::write_journal(const Command& command, std::uint64_t index, std::uint32_t num_tokens) {
+void CommandTaker::write_journal(const abi::Command& command, std::uint64_t index, std::uint32_t num_tokens) {
   JournalEntry& entry = next_entry();
   entry.index = index;
   entry.program = command.program;

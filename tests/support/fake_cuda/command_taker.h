@@ -26,11 +26,11 @@ class CommandTaker {
   bool journal_is_full() const;
   kernels::cuda::JournalEntry& next_entry();
   // The end of what was not run: for the client, then for the host unless it is discarded.
-  void end(const kernels::cuda::Command& command, bool well);
-  void refuse(const kernels::cuda::Command& command, const kernels::cuda::Judgement& judgement);
-  void run_noop(const kernels::cuda::Command& command);
-  std::string run(const kernels::cuda::Command& command, const kernels::cuda::ProgramHead& head);
-  void write_journal(const kernels::cuda::Command& command, std::uint64_t index, std::uint32_t num_tokens);
+  void end(const abi::Command& command, bool well);
+  void refuse(const abi::Command& command, const kernels::cuda::Judgement& judgement);
+  void run_noop(const abi::Command& command);
+  std::string run(const abi::Command& command, const kernels::cuda::ProgramHead& head);
+  void write_journal(const abi::Command& command, std::uint64_t index, std::uint32_t num_tokens);
 
   const kernels::cuda::CommandArguments own_;
   const KernelDevice& device_;

@@ -26,7 +26,7 @@ class Checker {
     must("x", op_.x, tokens_ * f.x_bytes);
     if (!f.cast) must("x_scales", op_.x_scales, tokens_ * f.scale_bytes);
     may("topk_weights", op_.topk_weights, tokens_ * s_.topk * 4);
-    may("routing.head", op_.routing.head, op_.cached ? 0 : sizeof(RouteHead));
+    may("routing.head", op_.routing.head, op_.cached ? 0 : sizeof(abi::RoutingRecord));
     counts();
     for (std::uint32_t rank = 0; rank < s_.num_ranks; ++rank) {
       if (op_.peers[rank].ready != nullptr) target(op_.peers[rank].target);
@@ -61,16 +61,13 @@ class Checker {
  private:
   std::size_t index_bytes() const { return s_.index64 ? 8 : 4; }
   std::size_t placement_words() const {
-    const std::size_t ranks = s_.num_ranks;
-    const std::size_t experts = s_.num_experts / ranks;
-    if (!s_.per_expert) return ranks + (ranks + 1) + experts;
-    return s_.num_experts + (ranks + 1) + experts + (experts + 1) + experts * ranks * 2;
+    return abi::placement_words(s_.num_ranks, s_.num_experts, s_.per_expert);
   }
 
   void landing() {
     if (!wrong_.empty()) return;
     if (tokens_ > op_.landing.max_tokens) wrong_ = "there are more tokens than the landing has slots";
-    if (static_cast<std::uint32_t>(op_.announcement[3]) != op_.num_tokens)
+    if (op_.announcement.num_tokens != op_.num_tokens)
       wrong_ = "the announcement has another number of tokens";
   }
   std::size_t landing_bytes() const {
@@ -109,9 +106,9 @@ class Checker {
     for (std::uint32_t rank = 0; rank < ranks; ++rank) {
       const Peer& peer = op_.peers[rank];
       if (peer.ready == nullptr) continue;
-      must("a peer's ready", peer.ready, ranks * kSignalWords * 8);
-      must("a peer's arrived", peer.arrived, ranks * kSignalWords * 8);
-      must("a peer's announcement", peer.announcement, ranks * kAnnouncementWords * 8);
+      must("a peer's ready", peer.ready, ranks * sizeof(abi::SignalLine));
+      must("a peer's arrived", peer.arrived, ranks * sizeof(abi::SignalLine));
+      must("a peer's announcement", peer.announcement, ranks * sizeof(abi::OpAnnouncement));
       if (op_.landing.max_tokens != 0) must("a peer's landing", peer.landing, landing_bytes());
       if (routed) continue;
       must("a peer's rank_counts", peer.rank_counts, ranks * ranks * 4);

@@ -77,13 +77,13 @@ void OperationExchange::publish(const OpResult& ending) {
   store_release(&result.tag, op_.tag);
 }
 
-bool OperationExchange::wait_signals(const std::uint64_t* lines) {
+bool OperationExchange::wait_signals(const abi::SignalLine* lines) {
   std::uint32_t waiting = 0;
   for_ranks_there([&](std::uint32_t rank) { waiting |= 1u << rank; });
   for (unsigned looks = 1;; ++looks) {
     for (std::uint32_t rank = 0; rank < op_.shape.num_ranks; ++rank) {
       const bool mine = (waiting >> rank & 1) != 0;
-      if (mine && load_acquire(lines + std::size_t{rank} * kSignalWords) >= op_.tag) waiting &= ~(1u << rank);
+      if (mine && load_acquire(&lines[rank].tag) >= op_.tag) waiting &= ~(1u << rank);
     }
     if (waiting == 0) return true;
     if (must_leave(static_cast<std::int32_t>(__builtin_ctz(waiting)))) return false;
@@ -94,17 +94,18 @@ bool OperationExchange::wait_signals(const std::uint64_t* lines) {
 void OperationExchange::announce() const {
   for_ranks_there([&](std::uint32_t rank) {
     const Peer& peer = op_.peers[rank];
-    std::copy_n(op_.announcement, kAnnouncementWords,
-                peer.announcement + std::size_t{op_.rank} * kAnnouncementWords);
-    store_release(peer.ready + std::size_t{op_.rank} * kSignalWords, op_.tag);
+    peer.announcement[op_.rank] = op_.announcement;
+    store_release(&peer.ready[op_.rank].tag, op_.tag);
   });
 }
 
 bool OperationExchange::check_announcements() {
   std::optional<std::uint32_t> differs;
   for_ranks_there([&](std::uint32_t rank) {
-    const std::uint64_t* theirs = own().announcement + std::size_t{rank} * kAnnouncementWords;
-    const bool same = theirs[1] == op_.announcement[1] && same_routing(theirs[2], op_.announcement[2]);
+    const abi::OpAnnouncement& theirs = own().announcement[rank];
+    const abi::OpAnnouncement& mine = op_.announcement;
+    const bool same =
+        theirs.op == mine.op && theirs.slot == mine.slot && abi::same_routing(theirs.routing, mine.routing);
     if (!same && !differs) differs = rank;
   });
   if (differs) publish(ended(OpError::kMismatch, static_cast<std::int32_t>(*differs)));
@@ -113,9 +114,8 @@ bool OperationExchange::check_announcements() {
 
 bool OperationExchange::arrive() {
   if (op_.counts.host_sent != nullptr) store_release(op_.counts.host_sent, op_.tag);
-  for_ranks_there([&](std::uint32_t rank) {
-    store_release(op_.peers[rank].arrived + std::size_t{op_.rank} * kSignalWords, op_.tag);
-  });
+  for_ranks_there(
+      [&](std::uint32_t rank) { store_release(&op_.peers[rank].arrived[op_.rank].tag, op_.tag); });
   return wait_signals(own().arrived);
 }
 

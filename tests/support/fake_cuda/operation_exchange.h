@@ -44,7 +44,7 @@ class OperationExchange {
 
   void publish(const OpResult& ending);
   // False: the operation has failed.
-  bool wait_signals(const std::uint64_t* lines);
+  bool wait_signals(const abi::SignalLine* lines);
   void announce() const;
   bool check_announcements();
   // Tells all ranks, and waits for them.

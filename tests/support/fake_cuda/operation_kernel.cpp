@@ -224,7 +224,7 @@ std::string Kernel::dispatch() {
   ending.num_recv_rows = placement_.num_recv_rows;
   ending.num_dropped = op_.cached ? 0 : plan_.num_dropped;
   if (!op_.cached && op_.routing.head != nullptr) {
-    RouteHead& head = *op_.routing.head;
+    abi::RoutingRecord& head = *op_.routing.head;
     head.epoch = op_.routing.epoch;
     head.num_tokens = op_.num_tokens;
     head.num_recv_rows = ending.num_recv_rows;

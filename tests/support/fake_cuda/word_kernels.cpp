@@ -1,7 +1,6 @@
 #include "fake_cuda/word_kernels.h"
 
 #include "fake_cuda/memory.h"
-#include "kernels/cuda.h"
 #include "proto/commands.h"
 
 #include <algorithm>
@@ -58,7 +57,7 @@ bool await(Stream& stream, const char* kernel, Word* word, Word value, std::uint
 
 // ---- commands
 
-using kernels::cuda::CommandWords;
+using abi::CommandWords;
 
 struct Command {
   CommandWords* words = nullptr;
@@ -70,8 +69,6 @@ struct Command {
   Word waits = 0;
   std::uint64_t limit_ns = 0;
 };
-
-constexpr Word kMostTokens = 0x1ffff;  // that a command's word has room for
 
 bool reaches(const Stream& stream, const CommandWords* words) {
   return reinterpret_cast<std::uintptr_t>(words) % alignof(CommandWords) == 0 &&
@@ -115,11 +112,9 @@ Word ring(const Command& command) {
     store(words.flags[command.program], 1);
     return number + 1;
   }
-  const std::uint64_t packed =
-      std::uint64_t{number + 1} << 32 | std::uint64_t{std::min(given, kMostTokens)} << 15 |
-      std::uint64_t{command.program} << 9 | std::uint64_t{command.flagged != 0} << 8 | (epoch & 0xff);
-  std::atomic_ref(words.commands[number % kernels::cuda::kCommandSlots])
-      .store(packed, std::memory_order_release);
+  const std::uint64_t packed = abi::pack(
+      {number, std::min(given, abi::kMostCommandTokens), command.program, command.flagged != 0, epoch});
+  std::atomic_ref(words.commands[number % abi::kCommandSlots]).store(packed, std::memory_order_release);
   return number + 1;
 }
 

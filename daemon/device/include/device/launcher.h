@@ -89,7 +89,7 @@ class CommandPort {
   // What is rung: a copy of the words, begun by look() unless one is under way. It is there when seen() gives
   // it, once; valid until the next look().
   struct Ring {
-    alignas(64) std::uint64_t commands[kernels::cuda::kCommandSlots];
+    alignas(64) std::uint64_t commands[abi::kCommandSlots];
     std::uint32_t done;
   };
   virtual void look() = 0;
