@@ -219,8 +219,10 @@ class ControlService final : public v1::Control::Service {
   template <typename Message>
   grpc::Status pass_on(const grpc::ServerContext& context, const char* what,
                        Result<Message> (ControlFacade::*read)(), Message& response) {
-    return serve(context, Right::kRead, what,
-                 [&](const Operator& /*by*/) { return answer((facade_.*read)(), response); });
+    return serve(context, Right::kRead, what, [&](const Operator& /*by*/) {
+      Result<Message> message = (facade_.*read)();
+      return answer(std::move(message), response);
+    });
   }
 
   // Holds this thread and nothing else: the log is copied out in small pieces, and Write waits for the
