@@ -161,8 +161,12 @@ class GateThread {
     return told;
   }
 
-  // A thread of its own would be one too many.
+  // Nobody is there, or a thread of its own would be one too many.
   bool dismiss(const PeerIdentity& peer, int socket) {
+    if (peer.has_been_reaped) {
+      dismissals_.add(peer.uid, socket, {});
+      return true;
+    }
     const Status status = shared_->check_room(peer);
     if (status.ok()) return false;
     static LogLimiter limiter;

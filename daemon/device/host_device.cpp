@@ -6,7 +6,6 @@
 #include <sys/mman.h>
 #include <algorithm>
 #include <exception>
-#include <ranges>
 
 namespace epd {
 namespace {
@@ -33,9 +32,17 @@ class TokenChunks {
   // The first token of a chunk; behind the last chunk, the number of tokens.
   std::uint32_t first(std::uint32_t chunk) const {
     if (chunk >= count()) return plan_.num_tokens();
-    const auto tokens = std::views::iota(0u, plan_.num_tokens());
-    return *std::ranges::lower_bound(tokens, chunk * kChunkBytes, {},
-                                     [this](std::uint32_t token) { return before(token); });
+    std::uint32_t low = 0;
+    std::uint32_t high = plan_.num_tokens();
+    while (low < high) {
+      const std::uint32_t middle = low + (high - low) / 2;
+      if (before(middle) < chunk * kChunkBytes) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
   }
 
  private:

@@ -189,19 +189,25 @@ TEST_F(Attach, HalfOpenConnectionsOfAllUsersAreLimited) {
 
 // The number of a process that has been reaped may be a stranger's, who would be watched in its place.
 TEST_F(Attach, APeerWhoseProcessIsNotKnownIsNotTakenByItsNumber) {
-  for (const int error : {ESRCH, ENODATA, EINVAL, EMFILE}) {
+  for (const int error : {ESRCH, ENODATA, EINVAL}) {
     g_peer_pidfd_error = error;
     const UniqueFd socket = connect_unseen();
     Packet packet;
     EXPECT_EQ(receive(socket, packet), ReceiveResult::kClosed) << std::strerror(error);
     EXPECT_TRUE(table_->connections().empty());
   }
+  g_peer_pidfd_error = EMFILE;
+  const UniqueFd waits = connect_unseen();
+  EXPECT_TRUE(is_silent(waits));
+  EXPECT_TRUE(table_->connections().empty());
+  g_peer_pidfd_error = 0;
+  ASSERT_TRUE(pump_until([&] { return table_->connections().size() == 1; })) << "there is room again";
   g_peer_pidfd_error = ENOPROTOOPT;  // Linux before 6.5
   const UniqueFd socket = connect();
   Packet packet;
   EXPECT_TRUE(is_silent(socket));
-  ASSERT_EQ(table_->connections().size(), 1u);
-  EXPECT_TRUE(table_->connections().begin()->second.peer.pidfd.valid());
+  ASSERT_EQ(table_->connections().size(), 2u);
+  EXPECT_TRUE(table_->connections().rbegin()->second.peer.pidfd.valid());
 }
 
 TEST_F(Attach, MalformedPacketsAreRefusedWithTheValueAndEndTheConnection) {

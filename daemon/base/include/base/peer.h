@@ -10,7 +10,8 @@
 namespace epd {
 
 struct PeerIdentity {
-  std::int32_t pid = 0;  // 0: it has no number here, or it has ended
+  std::int32_t pid = 0;  // 0: it has no number here, or it has been reaped
+  bool has_been_reaped = false;
   std::uint32_t uid = 0;
   std::uint32_t gid = 0;
   std::vector<std::uint32_t> gids;  // the primary first, then the supplementary
