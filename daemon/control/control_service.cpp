@@ -82,22 +82,26 @@ class ControlService final : public v1::Control::Service {
 
   grpc::Status ListDevices(grpc::ServerContext* context, const v1::ListDevicesRequest* /*request*/,
                            v1::ListDevicesResponse* response) override {
-    return pass_on(*context, "list devices", &ControlFacade::devices, *response);
+    return pass_on(
+        *context, "list devices", [this] { return facade_.devices(); }, *response);
   }
 
   grpc::Status ListSessions(grpc::ServerContext* context, const v1::ListSessionsRequest* /*request*/,
                             v1::ListSessionsResponse* response) override {
-    return pass_on(*context, "list sessions", &ControlFacade::sessions, *response);
+    return pass_on(
+        *context, "list sessions", [this] { return facade_.sessions(); }, *response);
   }
 
   grpc::Status ListGroups(grpc::ServerContext* context, const v1::ListGroupsRequest* /*request*/,
                           v1::ListGroupsResponse* response) override {
-    return pass_on(*context, "list groups", &ControlFacade::groups, *response);
+    return pass_on(
+        *context, "list groups", [this] { return facade_.groups(); }, *response);
   }
 
   grpc::Status ListOperations(grpc::ServerContext* context, const v1::ListOperationsRequest* /*request*/,
                               v1::ListOperationsResponse* response) override {
-    return pass_on(*context, "list operations", &ControlFacade::operations, *response);
+    return pass_on(
+        *context, "list operations", [this] { return facade_.operations(); }, *response);
   }
 
   grpc::Status GetOperation(grpc::ServerContext* context, const v1::GetOperationRequest* request,
@@ -117,7 +121,8 @@ class ControlService final : public v1::Control::Service {
 
   grpc::Status GetStatistics(grpc::ServerContext* context, const v1::GetStatisticsRequest* /*request*/,
                              v1::GetStatisticsResponse* response) override {
-    return pass_on(*context, "see statistics", &ControlFacade::statistics, *response);
+    return pass_on(
+        *context, "see statistics", [this] { return facade_.statistics(); }, *response);
   }
 
   grpc::Status WatchEvents(grpc::ServerContext* context, const v1::WatchEventsRequest* request,
@@ -171,7 +176,8 @@ class ControlService final : public v1::Control::Service {
 
   grpc::Status GetConfig(grpc::ServerContext* context, const v1::GetConfigRequest* /*request*/,
                          v1::GetConfigResponse* response) override {
-    return pass_on(*context, "see the configuration", &ControlFacade::config, *response);
+    return pass_on(
+        *context, "see the configuration", [this] { return facade_.config(); }, *response);
   }
 
   grpc::Status Drain(grpc::ServerContext* context, const v1::DrainRequest* request,
@@ -216,13 +222,11 @@ class ControlService final : public v1::Control::Service {
     }
   }
 
-  template <typename Message>
-  grpc::Status pass_on(const grpc::ServerContext& context, const char* what,
-                       Result<Message> (ControlFacade::*read)(), Message& response) {
-    return serve(context, Right::kRead, what, [&](const Operator& /*by*/) {
-      Result<Message> message = (facade_.*read)();
-      return answer(std::move(message), response);
-    });
+  template <typename Read, typename Message>
+  grpc::Status pass_on(const grpc::ServerContext& context, const char* what, const Read& read,
+                       Message& response) {
+    return serve(context, Right::kRead, what,
+                 [&](const Operator& /*by*/) { return answer<Message>(read(), response); });
   }
 
   // Holds this thread and nothing else: the log is copied out in small pieces, and Write waits for the
