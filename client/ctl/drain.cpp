@@ -13,8 +13,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kPoll(100);
-constexpr milliseconds kMargin(10'000);        // beyond the sessions' time
-constexpr milliseconds kUnknownTime(600'000);  // the daemon's own configured time is its secret
+constexpr milliseconds kMargin(10'000);  // beyond the sessions' time
 
 std::string sessions_left(std::uint64_t count) {
   return std::to_string(count) + (count == 1 ? " session" : " sessions");
@@ -31,21 +30,8 @@ Seen look(Connection& connection, const std::string& boot_id, v1::GetStatusRespo
   return failure->status == "DEADLINE_EXCEEDED" ? Seen::kStuck : Seen::kGone;
 }
 
-// A drain during a drain changes nothing: the first one's time counts, which no reply tells.
-bool knows_time(const Arguments& arguments, const v1::GetStatusResponse& before) {
-  return arguments.drain_ms != 0 && before.daemon().state() != v1::DAEMON_STATE_DRAINING;
-}
-
-std::string time_left(const Arguments& arguments, const v1::GetStatusResponse& before) {
-  if (before.daemon().state() == v1::DAEMON_STATE_DRAINING)
-    return "the time of the drain that goes on already";
-  return arguments.drain_ms == 0 ? "the configured time" : format_ms(arguments.drain_ms);
-}
-
-bool wait_until_gone(const Arguments& arguments, Connection& connection, const v1::GetStatusResponse& before,
-                     Output& output) {
-  const std::string boot_id = before.daemon().boot_id();
-  const milliseconds time = knows_time(arguments, before) ? milliseconds(arguments.drain_ms) : kUnknownTime;
+bool wait_until_gone(const Arguments& arguments, Connection& connection, const std::string& boot_id,
+                     milliseconds time, Output& output) {
   const auto give_up = steady_clock::now() + time + kMargin;
   std::uint64_t told = ~std::uint64_t{0};
   while (steady_clock::now() < give_up) {
@@ -75,13 +61,13 @@ Exit run_drain(const Arguments& arguments, Connection& connection, Output& outpu
   if (auto failure = connection.call(request, response)) return report(arguments, output, *failure);
 
   Json document = to_json(response);
+  const v1::DaemonStatus& daemon = response.has_daemon() ? response.daemon() : before.daemon();
+  const milliseconds time(daemon.drain_left_ms());  // none: it leaves already
   if (!arguments.json) {
-    const std::uint64_t sessions =
-        response.has_daemon() ? response.daemon().sessions() : before.daemon().sessions();
     output.out << "draining: "
-               << (sessions == 0
-                       ? "no sessions"
-                       : sessions_left(sessions) + " may finish within " + time_left(arguments, before))
+               << (daemon.sessions() == 0 ? "no sessions"
+                                          : sessions_left(daemon.sessions()) + " may finish within " +
+                                                format_ms(static_cast<std::uint64_t>(time.count())))
                << std::endl;
   }
   if (!arguments.wait) {
@@ -89,7 +75,7 @@ Exit run_drain(const Arguments& arguments, Connection& connection, Output& outpu
     return Exit::kOk;
   }
   const auto start = steady_clock::now();
-  const bool gone = wait_until_gone(arguments, connection, before, output);
+  const bool gone = wait_until_gone(arguments, connection, before.daemon().boot_id(), time, output);
   const auto waited = std::chrono::duration_cast<milliseconds>(steady_clock::now() - start).count();
   if (!gone) {
     return report(arguments, output,

@@ -121,11 +121,10 @@ const Page kDrain = {"Stop admitting, let sessions finish, end the daemon", R"HE
 New clients are refused at once; groups go on. Sessions that are left when the time is over are
 ended, then the daemon exits. epctl returns when draining has begun, with --wait when the daemon
 has gone. Here --timeout-ms is the time for sessions, not for the call; give the call's time before
-the command: epctl --timeout-ms 500 drain. A second drain is accepted and changes
-nothing: the first one's time counts.
+the command: epctl --timeout-ms 500 drain. A second drain may shorten the time that is left,
+and never lengthens it.
 
---wait gives up 10 seconds after the sessions' time (without --timeout-ms, and during another
-drain: after 10 minutes) and exits with 1.
+--wait gives up 10 seconds after the sessions' time, and exits with 1.
 
 EXAMPLES
   epctl drain

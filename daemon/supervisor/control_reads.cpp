@@ -75,6 +75,12 @@ v1::DaemonStatus Node::daemon_status() const {
   message.set_state(phase_ == Phase::kStarting  ? v1::DAEMON_STATE_STARTING
                     : phase_ == Phase::kServing ? v1::DAEMON_STATE_SERVING
                                                 : v1::DAEMON_STATE_DRAINING);
+  if (phase_ == Phase::kDraining) {
+    const std::uint64_t now = loop_->now_ns();
+    message.set_drain_left_ms(drain_due_ns_ > now ? (drain_due_ns_ - now) / kMsNs : 0);
+  } else if (phase_ == Phase::kStopping) {
+    message.set_drain_left_ms(0);
+  }
   message.set_socket_path(config_.socket);
   message.set_control_path(config_.control_socket);
   message.set_config_generation(config_generation_);

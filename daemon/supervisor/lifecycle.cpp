@@ -35,6 +35,10 @@ const char* trouble_of(DeviceState state) {
   return nullptr;
 }
 
+std::string count_of(std::size_t count, const char* what) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+}
+
 }  // namespace
 
 void Supervisor::block_signals() {
@@ -157,9 +161,9 @@ void Node::notify_status(const std::string& prefix) {
     if (word != nullptr) bad += (bad.empty() ? " (" : ", ") + fleet_->name(i) + word;
   }
   if (!bad.empty()) bad += ")";
-  std::string status = "STATUS=" + prefix + ": " + std::to_string(fleet_->size()) + " devices" + bad + ", " +
-                       std::to_string(sessions_->attached()) + " sessions, " +
-                       std::to_string(registry_.groups().size()) + " groups";
+  std::string status = "STATUS=" + prefix + ": " + count_of(fleet_->size(), "device") + bad + ", " +
+                       count_of(sessions_->attached(), "session") + ", " +
+                       count_of(registry_.groups().size(), "group");
   if (status == last_status_) return;
   last_status_ = std::move(status);
   notifier_.send(last_status_);

@@ -183,6 +183,7 @@ TEST_P(Bound, MemoryThatIsTooShort) {
 
 TEST_P(Bound, MemoryOfAnotherGpu) {
   if (on_host()) GTEST_SKIP() << "GPUs only";
+  if (daemon_->devices() < 2) GTEST_SKIP() << "there is one GPU";
   expect_refused(Seen::kByEngine,
                  [](const epd_session_info_t& info, BoundMemory& own) {
                    own.memory.push_back(Allocation::of_gpu((gpu_of(info) + 1) % 2, own.memory[0]->bytes()));

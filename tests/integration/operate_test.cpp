@@ -358,6 +358,24 @@ TEST_F(Operate, ABadConfigurationIsRefusedByKeyAndValue) {
 
 // ---- the end -----------------------------------------------------------------------------------
 
+TEST_F(Operate, ASecondDrainMayShortenTheFirst) {
+  start(2);
+  RankProcess client([this]() -> std::string {
+    const Session session(daemon_->socket(), daemon_->device(0));
+    sleep_ms(60'000);
+    return "";
+  });
+  ASSERT_TRUE(eventually(10, [&] { return epctl("sessions")["sessions"].size() == 1; }));
+  const CommandResult first = daemon_->epctl({"drain", "--timeout-ms", "600000"});
+  EXPECT_TRUE(first.out.find("within 10m 0s") != std::string::npos) << first.out;
+  const CommandResult later = daemon_->epctl({"drain", "--timeout-ms", "900000"});
+  EXPECT_TRUE(later.out.find("within 10m 0s") != std::string::npos) << later.out;
+  const CommandResult second = daemon_->epctl({"drain", "--timeout-ms", "300", "--wait"});
+  EXPECT_EQ(second.exit_code, 0) << second.err;
+  EXPECT_TRUE(second.out.find("the daemon has gone") != std::string::npos) << second.out;
+  client.kill(SIGKILL);
+}
+
 TEST_F(Operate, DrainRefusesNewSessionsAndWaitsForTheOld) {
   start(2, {{"timeouts.drain_ms", "20000"}});
   Shared<Stage> stage;
@@ -378,7 +396,11 @@ TEST_F(Operate, DrainRefusesNewSessionsAndWaitsForTheOld) {
   ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 1; }));
   const CommandResult drain = daemon_->epctl({"drain"});
   EXPECT_EQ(drain.exit_code, 0) << drain.err;
-  EXPECT_EQ(epctl("status")["daemon"]["state"], "draining");
+  EXPECT_TRUE(drain.out.find("1 session may finish within") != std::string::npos) << drain.out;
+  const auto daemon = epctl("status")["daemon"];
+  EXPECT_EQ(daemon["state"], "draining");
+  const auto left = daemon["drain_left_ms"].get<std::uint64_t>();
+  EXPECT_TRUE(left > 0 && left <= 20'000) << left;
   stage->stop.open();
   const RankOutcome outcome = client.wait(30);
   EXPECT_TRUE(outcome.ok) << outcome.to_string();

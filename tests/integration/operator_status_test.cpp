@@ -86,7 +86,7 @@ TEST(OperatorStatus, StartReloadAndEndAreTold) {
   options.devices = 1;
   Daemon daemon(std::move(options));
   ASSERT_TRUE(daemon.start());
-  ASSERT_TRUE(manager.comes_to_say("STATUS=serving: 1 devices"));
+  ASSERT_TRUE(manager.comes_to_say("STATUS=serving: 1 device"));
   daemon.signal(SIGHUP);
   EXPECT_TRUE(eventually(20, [&] {
     const std::string so_far = manager.text_from(0);

@@ -307,6 +307,8 @@ Status FakeControlFacade::drain(const Operator& by, std::uint32_t timeout_ms) {
   drained_ = timeout_ms;
   last_operator_ = by;
   last_operator_.has_gone = {};
+  const bool sooner = !views_.daemon.has_drain_left_ms() || timeout_ms < views_.daemon.drain_left_ms();
+  if (sooner) views_.daemon.set_drain_left_ms(timeout_ms);
   views_.daemon.set_state(v1::DAEMON_STATE_DRAINING);
   return {};
 }

@@ -7,7 +7,7 @@
 //   empty               no devices, sessions, groups, operations, options
 //   sick                host:1 hangs, the last reload failed
 //   hang                calls take two seconds
-//   draining            a drain goes on, and no end comes of it
+//   draining            a drain goes on, with 700 ms left, and no end comes of it
 //   read_only           callers may read and change nothing
 //   event TEXT          something happens
 //   event_of UID TEXT   a user does something
@@ -107,7 +107,10 @@ void obey(const std::string& line, SlowFacade& facade) {
       views.daemon.set_last_reload_error("limits.max_sessions is \"many\"");
     });
   } else if (verb == "draining") {
-    fake.change([](FakeControlFacade::Views& views) { views.daemon.set_state(v1::DAEMON_STATE_DRAINING); });
+    fake.change([](FakeControlFacade::Views& views) {
+      views.daemon.set_state(v1::DAEMON_STATE_DRAINING);
+      views.daemon.set_drain_left_ms(700);
+    });
   } else if (verb == "read_only") {
     fake.allow(Right::kRead);
   } else if (verb == "hang") {
