@@ -367,9 +367,9 @@ TEST_F(Operate, ASecondDrainMayShortenTheFirst) {
   });
   ASSERT_TRUE(eventually(10, [&] { return epctl("sessions")["sessions"].size() == 1; }));
   const CommandResult first = daemon_->epctl({"drain", "--timeout-ms", "600000"});
-  EXPECT_TRUE(first.out.find("within 10m 0s") != std::string::npos) << first.out;
+  EXPECT_TRUE(first.out.find("within 10 m 0 s") != std::string::npos) << first.out;
   const CommandResult later = daemon_->epctl({"drain", "--timeout-ms", "900000"});
-  EXPECT_TRUE(later.out.find("within 10m 0s") != std::string::npos) << later.out;
+  EXPECT_TRUE(later.out.find("within 10 m 0 s") != std::string::npos) << later.out;
   const CommandResult second = daemon_->epctl({"drain", "--timeout-ms", "300", "--wait"});
   EXPECT_EQ(second.exit_code, 0) << second.err;
   EXPECT_TRUE(second.out.find("the daemon has gone") != std::string::npos) << second.out;
