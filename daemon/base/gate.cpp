@@ -40,6 +40,7 @@ struct GateShared {
   std::map<std::uint64_t, Connection> connections;  // guarded by mutex; by number, until their tasks end
 
   std::chrono::steady_clock::time_point next_look;  // guarded by mutex
+  std::size_t done_since_look = 0;                  // guarded by mutex
 
   void forget_ended();
   // OK, or why there is one too many.
@@ -51,6 +52,7 @@ namespace {
 constexpr int kRetryMs = 200;      // when there is no room for a descriptor, a thread, or memory
 constexpr int kDismissalsMs = 20;  // until those that wait are looked at again
 constexpr std::chrono::milliseconds kLookEvery(10);
+constexpr std::size_t kLookAfter = 16;  // connections that are done
 
 struct PorterStart {
   std::shared_ptr<GateShared> shared;
@@ -84,6 +86,7 @@ void* run_porter(void* argument) {
   start.porter = nullptr;
   const std::lock_guard lock(shared.mutex);
   shared.connections.at(start.number).done = true;
+  ++shared.done_since_look;
   return nullptr;
 }
 
@@ -258,10 +261,12 @@ void* run_gate(void* argument) {
 
 }  // namespace
 
-// A system call for each that ends: not for each arrival of a flood.
+// A system call for each that ends: not for each arrival of a flood. And soon enough that nobody is refused
+// for sessions of one after the other.
 void GateShared::forget_ended() {
   const auto now = std::chrono::steady_clock::now();
-  if (now < next_look) return;
+  if (now < next_look && done_since_look < kLookAfter) return;
+  done_since_look = 0;
   next_look = now + kLookEvery;
   std::erase_if(connections, [](const auto& entry) {
     const Connection& connection = entry.second;

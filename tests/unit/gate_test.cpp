@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -209,6 +210,19 @@ TEST_F(GateTest, AConnectionTooManyIsToldSoAndEndedWithoutAThreadOfItsOwn) {
   EXPECT_TRUE(eventually([&] { return gate_->porters({}) == 0; }));
   const UniqueFd next = connect();
   EXPECT_TRUE(take().socket.valid());
+}
+
+TEST_F(GateTest, ConnectionsOfOneAfterTheOtherDoNotAddUp) {
+  open([](std::uint64_t, const PeerIdentity&) -> Porter { return echo; });
+  std::size_t most = 0;
+  for (int i = 0; i < 2000; ++i) {
+    const UniqueFd peer = connect();
+    take().socket.reset();
+    char byte;
+    ASSERT_EQ(::recv(peer.get(), &byte, 1, 0), 0) << "its porter has ended";
+    most = std::max(most, gate_->porters({}));
+  }
+  EXPECT_LE(most, 32u);
 }
 
 TEST_F(GateTest, WhatAPorterThrowsEndsItsConnection) {
