@@ -216,6 +216,7 @@ bool Daemon::spawn() {
     ::dup2(log_fd, STDERR_FILENO);
     const rlimit descriptors{options_.max_descriptors, options_.max_descriptors};
     if (options_.max_descriptors != 0 && ::setrlimit(RLIMIT_NOFILE, &descriptors) != 0) ::_exit(126);
+    if (options_.in_child != nullptr) options_.in_child();
     ::execv(argv[0], argv.data());
     std::perror(argv[0]);
     ::_exit(127);
