@@ -9,6 +9,7 @@
 
 namespace epd {
 
+using kernels::cuda::Kind;
 using kernels::cuda::OpError;
 using kernels::cuda::OpResult;
 using kernels::cuda::Signal;
@@ -27,8 +28,9 @@ constexpr std::size_t aligned(std::size_t bytes, std::size_t alignment) {
 
 class CudaFlight final : public Flight {
  public:
-  CudaFlight(CudaLane& lane, std::uint32_t place, const Signal& signal)
+  CudaFlight(CudaLane& lane, Kind kind, std::uint32_t place, const Signal& signal)
       : lane_(lane),
+        kind_(kind),
         place_(lane.host_place(place)),
         number_(place),
         signal_(signal),
@@ -51,10 +53,27 @@ class CudaFlight final : public Flight {
     return ended() && (result().error == OpError::kNone || is_ours(place_.result.left) || look_at_device());
   }
 
-  std::span<const std::int32_t> counts() const override {
-    return {lane_.placement(number_), lane_.shape_.placement_words};
+  const kernels::Placement& counts() override {
+    const kernels::cuda::Shape& s = lane_.shape_.shape;
+    counts_.reset(s.num_ranks, s.num_experts, s.per_expert);
+    std::copy_n(lane_.placement(number_), counts_.words().size(), counts_.words().begin());
+    counts_.count_rows(s.expert_blocks);
+    return counts_;
   }
   const OpResult& result() const override { return place_.result; }
+  std::uint64_t rows_moved() const override {
+    return kind_ == Kind::kDispatch ? result().num_recv_rows : lane_.given(number_).num_tokens;
+  }
+  // Read back in one go: 8 MiB at most.
+  std::uint32_t count_selections(std::span<const std::uint8_t> ranks) const override {
+    const kernels::cuda::Operation& op = lane_.given(number_);
+    std::vector<std::int32_t> topk(std::size_t{op.num_tokens} * op.shape.topk);
+    lane_.device_.read(topk.data(), op.routing.topk, topk.size() * sizeof(topk[0]));
+    const std::uint32_t experts = op.shape.num_experts / op.shape.num_ranks;
+    return static_cast<std::uint32_t>(std::count_if(topk.begin(), topk.end(), [&](std::int32_t choice) {
+      return choice >= 0 && ranks[static_cast<std::uint32_t>(choice) / experts] != 0;
+    }));
+  }
 
   void abort() override {
     if (std::exchange(aborted_, true)) return;
@@ -78,12 +97,14 @@ class CudaFlight final : public Flight {
   }
 
   CudaLane& lane_;
+  const Kind kind_;
   CudaLane::HostPlace& place_;
   const std::uint32_t number_;
   const Signal signal_;
   const std::uint64_t tag_;
   bool aborted_ = false;
   std::uint32_t words_of_abort_ = 0;  // CudaLane::client_words_ then
+  kernels::Placement counts_;
   std::uint64_t looked_ns_ = MonotonicClock().now_ns();
 };
 
@@ -227,6 +248,9 @@ void CudaLane::prepare(const LaunchRequest& request, std::uint32_t place) {
     op.counts.host_ready = &host.counted;
     op.counts.host_sent = &host.sent;
   }
+  for (std::uint32_t rank = 0; request.kind != Kind::kNoop && rank < op.shape.num_ranks; ++rank) {
+    if (request.peers->active(rank)) op.peers[rank] = request.peers->peer(rank);
+  }
   describe_own(request.kind, request.sms, op);
   if (request.kind != Kind::kNoop) asked_[place] = {request.kind, request.sms};
   given(place) = op;
@@ -240,7 +264,7 @@ std::unique_ptr<Flight> CudaLane::launch(const LaunchRequest& request) {
   if (signal.done != nullptr) ++done_[signal.done].flights;
   ++in_flight_;
   start(request.kind, place);
-  return std::make_unique<CudaFlight>(*this, place, signal);
+  return std::make_unique<CudaFlight>(*this, request.kind, place, signal);
 }
 
 void CudaLane::flight_ended(std::uint32_t place, const Signal& signal) {

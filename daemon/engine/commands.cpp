@@ -76,6 +76,10 @@ void Commands::describe(const Recorded& recorded) {
     place.route.half = member_.exchange() + group_.exchange_layout.routing_of(s.route);
     place.route.head.epoch = group_.epoch;
     program.op = epd::describe(member_, s, place);
+    for (std::uint32_t rank = 0; rank < group_.shape.num_ranks; ++rank) {
+      if (group_.active(rank))
+        program.op.peers[rank] = describe_peer(group_, s, rank, place.number, place.route.head.epoch);
+    }
   }
   program.op.timeout_ns = std::uint64_t{recorded.timeout_ms} * 1'000'000;
   program.route = s.route;

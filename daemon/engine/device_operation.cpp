@@ -1,5 +1,7 @@
 #include "device_operation.h"
 
+#include "proto/route_memory.h"
+
 #include <algorithm>
 
 namespace epd {
@@ -12,6 +14,17 @@ namespace {
 template <typename T>
 T* at(std::byte* base, std::uint64_t offset) {
   return reinterpret_cast<T*>(base + offset);
+}
+
+kernels::RowFormat row_format(const abi::GroupShape& s) {
+  kernels::RowFormat format;
+  format.cast = s.payload == abi::Payload::kFp8Cast;
+  format.scales = s.scale_format;
+  format.hidden = s.hidden;
+  format.x_bytes = s.x_bytes();
+  format.row_bytes = s.row_bytes();
+  format.scale_bytes = s.scale_bytes();
+  return format;
 }
 
 kernels::cuda::Shape device_shape(const abi::GroupShape& s) {
@@ -48,7 +61,6 @@ class Describer {
   bool routes() const { return makes_routing(submission_); }
   void describe_dispatch(kernels::cuda::Operation& op) const;
   void describe_combine(kernels::cuda::Operation& op) const;
-  void describe_peers(kernels::cuda::Operation& op) const;
 
   const Member& member_;
   const Group& group_;
@@ -73,7 +85,6 @@ void Describer::describe(kernels::cuda::Operation& op) const {
   if (has(abi::kFlagWeights)) {
     op.topk_weights = reinterpret_cast<const float*>(member_.user(submission_.slot, Region::kTopkWeights));
   }
-  describe_peers(op);
   if (is_dispatch()) {
     describe_dispatch(op);
   } else {
@@ -116,39 +127,17 @@ void Describer::describe_combine(kernels::cuda::Operation& op) const {
   }
 }
 
-void Describer::describe_peers(kernels::cuda::Operation& op) const {
-  const abi::ExchangeArenaLayout& layout = group_.exchange_layout;
-  const std::uint32_t slot = submission_.slot;
-  for (std::uint32_t d = 0; d < group_.shape.num_ranks; ++d) {
-    if (!group_.active(d)) continue;
-    kernels::cuda::Peer& peer = op.peers[d];
-    std::byte* block = group_.ranks[d].exchange->bytes() + layout.block(number_, group_.shape.depth);
-    peer.ready = at<abi::SignalLine>(block, layout.ready);
-    peer.arrived = at<abi::SignalLine>(block, layout.arrived);
-    peer.announcement = at<abi::OpAnnouncement>(block, layout.announcement);
-    peer.rank_counts = at<std::uint32_t>(block, layout.rank_counts);
-    peer.expert_counts = at<std::uint32_t>(block, layout.expert_counts);
-    if (layout.landing_bytes != 0) {
-      peer.landing =
-          at<std::uint8_t>(group_.ranks[d].exchange->bytes(), layout.landing(number_, group_.shape.depth));
-    }
-    const auto its = [&](Region region) { return group_.ranks[d].at(slot, region); };
-    if (is_dispatch()) {
-      peer.target = {its(Region::kRecvX), its(Region::kRecvScales), its(Region::kRecvTopkIdx),
-                     at<float>(its(Region::kRecvTopkWeights), 0), at<std::int32_t>(its(Region::kRecvSrc), 0)};
-    } else if (group_.serves(d, route_.head.epoch)) {  // one that was lost since has none of its rows
-      peer.source = {at<const std::uint16_t>(its(Region::kY), 0),
-                     has(abi::kFlagReturnWeights) ? at<const float>(its(Region::kYWeights), 0) : nullptr};
-    }
-  }
-}
-
 }  // namespace
 
 LaneShape lane_shape(const abi::GroupShape& shape, std::int32_t priority) {
-  return {device_shape(shape), shape.depth, static_cast<std::uint32_t>(abi::placement_words(shape)),
-          shape.num_biases,    priority,    false,
-          shape.num_routes()};
+  return {device_shape(shape),
+          shape.depth,
+          static_cast<std::uint32_t>(abi::placement_words(shape)),
+          shape.num_biases,
+          priority,
+          false,
+          static_cast<std::uint32_t>(shape.num_routes()),
+          abi::kept_routes(shape)};
 }
 
 kernels::cuda::Operation describe(const Member& member, const abi::Submission& submission,
@@ -156,6 +145,32 @@ kernels::cuda::Operation describe(const Member& member, const abi::Submission& s
   kernels::cuda::Operation op;
   Describer(member, submission, place).describe(op);
   return op;
+}
+
+kernels::cuda::Peer describe_peer(const Group& group, const abi::Submission& submission, std::uint32_t rank,
+                                  std::uint64_t number, std::uint64_t routing_epoch) {
+  const abi::ExchangeArenaLayout& layout = group.exchange_layout;
+  const GroupRankMemory& memory = group.ranks[rank];
+  std::byte* arena = memory.exchange->bytes();
+  std::byte* block = arena + layout.block(number, group.shape.depth);
+  kernels::cuda::Peer peer;
+  peer.ready = at<abi::SignalLine>(block, layout.ready);
+  peer.arrived = at<abi::SignalLine>(block, layout.arrived);
+  peer.announcement = at<abi::OpAnnouncement>(block, layout.announcement);
+  peer.rank_counts = at<std::uint32_t>(block, layout.rank_counts);
+  peer.expert_counts = at<std::uint32_t>(block, layout.expert_counts);
+  if (layout.landing_bytes != 0)
+    peer.landing = at<std::uint8_t>(arena, layout.landing(number, group.shape.depth));
+  const auto its = [&](Region region) { return memory.at(submission.slot, region); };
+  if (submission.op == abi::Op::kDispatch) {
+    peer.target = {its(Region::kRecvX), its(Region::kRecvScales), its(Region::kRecvTopkIdx),
+                   at<float>(its(Region::kRecvTopkWeights), 0), at<std::int32_t>(its(Region::kRecvSrc), 0)};
+  } else if (group.serves(rank, routing_epoch)) {  // one that was lost since has none of its rows
+    const bool weights = (submission.flags & abi::kFlagReturnWeights) != 0;
+    peer.source = {at<const std::uint16_t>(its(Region::kY), 0),
+                   weights ? at<const float>(its(Region::kYWeights), 0) : nullptr};
+  }
+  return peer;
 }
 
 Kind kind_of(abi::Op op) {

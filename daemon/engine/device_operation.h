@@ -1,5 +1,5 @@
-// What a device that runs whole operations is told of one: the same for one that is launched and for a
-// program, which commands name.
+// What a device is told of an operation: the same for one that is submitted and for a program, which commands
+// name.
 #pragma once
 
 #include "announcement.h"
@@ -16,9 +16,12 @@ struct OperationPlace {
 };
 
 LaneShape lane_shape(const abi::GroupShape& shape, std::int32_t priority);
-// Of a combine, ranks that came after place.route.head.epoch have no rows.
+// Everything but peers, and what is the lane's.
 kernels::cuda::Operation describe(const Member& member, const abi::Submission& submission,
                                   const OperationPlace& place);
+// An active rank of operation `number`. Of a combine, one that came after the routing's epoch has no rows.
+kernels::cuda::Peer describe_peer(const Group& group, const abi::Submission& submission, std::uint32_t rank,
+                                  std::uint64_t number, std::uint64_t routing_epoch);
 inline bool makes_routing(const abi::Submission& submission) {
   return submission.op == abi::Op::kDispatch && (submission.flags & abi::kFlagCached) == 0;
 }

@@ -6,8 +6,7 @@
 #include "common/packet.h"
 #include "device/device.h"
 #include "group.h"
-#include "launched_operation.h"
-#include "moved_operation.h"
+#include "operation.h"
 #include "page.h"
 #include "reclaimer.h"
 #include "schedule.h"
@@ -91,8 +90,6 @@ class Engine {
   void answer_noop(SessionPort& session, const abi::Submission& submission, Member& member);
   void refuse(SessionPort& session, const abi::Submission& submission, Member& member);
   void end_session(SessionPort& session, const std::string& text);
-  std::unique_ptr<Operation> make_operation(Member& member, const abi::Submission& submission,
-                                            std::uint64_t deadline_ns);
   // The client's stream waits for an operation that nothing will run.
   void release_stream(const Member& member, const abi::Submission& submission);
   void finish(const Operation& operation, StatusCode status, const abi::Break& cause);

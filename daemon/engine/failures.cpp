@@ -30,12 +30,12 @@ std::int64_t refused_value(const Subject& subject, Launcher& launcher, const OpR
 }
 
 // Which field of whose announcement differs, from a copy of the block.
-std::string disagreement(const Subject& subject, Launcher& launcher) {
+std::string disagreement_text(const Subject& subject, Launcher& launcher) {
   const Group& group = subject.member.group;
-  std::vector<std::byte> copy(group.exchange_layout.block_bytes);
-  launcher.read(copy.data(), own_block(subject.member, subject.index), copy.size());
-  const ExchangeBlock block(copy.data(), group.shape, group.exchange_layout, group.active_since);
-  const auto found = block.disagreement(subject.member.rank, subject.index, 0, group.shape.num_ranks);
+  std::vector<abi::OpAnnouncement> all(group.shape.num_ranks);
+  launcher.read(all.data(), own_block(subject.member, subject.index) + group.exchange_layout.announcement,
+                all.size() * sizeof(all[0]));
+  const auto found = disagreement(all, subject.member.rank, subject.index, group.active_since);
   return found ? found->text
                : operation(subject) +
                      ": another rank submitted something else; all ranks must "
@@ -100,10 +100,11 @@ Failure device_failure(const Subject& subject, Launcher& launcher, const OpResul
       return placement_failure(subject, {true, static_cast<std::uint32_t>(result.culprit), result.expert,
                                          result.rows, result.room});
     case OpError::kMismatch:
-      return {StatusCode::kInvalidArgument, result.culprit, disagreement(subject, launcher)};
+      return {StatusCode::kInvalidArgument, result.culprit, disagreement_text(subject, launcher)};
     default: break;
   }
-  std::string why = "its inputs were not ready";
+  const bool of_stream = (subject.submission.flags & abi::kFlagStream) != 0;
+  std::string why = of_stream ? "its inputs were not ready" : "its own rows were still moving";
   if (result.culprit >= 0) {
     const auto rank = static_cast<std::uint32_t>(result.culprit);
     why = awaited_text(rank, subject.member.group.stands_still_ms(rank, now_ns, 0), "has not got as far");

@@ -34,8 +34,7 @@ Member::Member(Group& in_group, std::uint32_t rank_there, std::uint32_t its_numb
       session(served),
       board_mapping(std::move(board_memory)),
       next_number(in_group.resume_index),
-      slot_use(in_group.shape.depth),
-      routes(in_group.shape) {}
+      slot_use(in_group.shape.depth) {}
 
 Member::~Member() = default;
 
@@ -48,8 +47,7 @@ std::byte* Member::exchange() const {
 }
 
 std::uint32_t Member::saved_dropped(std::uint32_t record) const {
-  return heads != nullptr ? heads->saved_dropped(record, exchange())
-                          : routes.saved_dropped(record, exchange());
+  return heads == nullptr ? 0 : heads->saved_dropped(record, exchange());
 }
 
 void Member::publish_next_index() const {

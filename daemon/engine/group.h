@@ -4,7 +4,6 @@
 #include "common/memory.h"
 #include "device/launcher.h"
 #include "proto/link.h"
-#include "route.h"
 #include "route_heads.h"
 #include "stats.h"
 
@@ -108,14 +107,12 @@ class Member {
     bool of_stream = false;
     std::uint64_t ticket = 0;  // of the last
   };
-  std::vector<SlotUse> slot_use;  // [depth]
-  RouteTable routes;
-  std::unique_ptr<Lane> lane;                  // on a device that runs whole operations, with
-  std::unique_ptr<RouteHeads> heads;           // these in place of `routes`
-  std::vector<Operation*> operations;          // that have not ended, in the order of acceptance
-  std::vector<const Operation*> not_launched;  // there, in the order of submission
-  bool by_stream = false;                      // its operations are commands, and it has
-  std::unique_ptr<Commands> commands;          // these, of its lane. next_number: of the first not completed
+  std::vector<SlotUse> slot_use;       // [depth]
+  std::unique_ptr<Lane> lane;          // null: it could not be opened, or the group was lost
+  std::unique_ptr<RouteHeads> heads;   // with the lane
+  std::vector<Operation*> operations;  // that have not ended, in the order of submission
+  bool by_stream = false;              // its operations are commands, and it has
+  std::unique_ptr<Commands> commands;  // these, of its lane. next_number: of the first not completed
   bool stopped = false;
   Statistics statistics;
 };

@@ -1,7 +1,5 @@
 #include "route_heads.h"
 
-#include "route.h"
-
 #include <tuple>
 
 namespace epd {

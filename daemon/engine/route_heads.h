@@ -1,4 +1,5 @@
-// What an engine keeps of routings whose other parts only the device reads.
+// The routings that one rank keeps, as far as the engine looks at them: their other parts only the device
+// reads. All lie in the exchange arena, and outlive the engine.
 #pragma once
 
 #include "device/launcher.h"
@@ -10,6 +11,11 @@
 #include <vector>
 
 namespace epd {
+
+// Whether abi::RoutingRecord::handle is that of dispatch `op_index`, however either is counted.
+inline bool is_of(std::uint64_t handle, std::uint64_t op_index) {
+  return handle != 0 && abi::same_index(handle, op_index + 1);
+}
 
 // The heads of a rank's routing records. A record has two halves: what its last dispatch left stays until the
 // next one has ended, since a break may have its combine done again after this rank has gone on to the next.

@@ -102,7 +102,7 @@ std::string Engine::illegal(const SessionPort& session, const Submission& s) con
   }
   const Member& member = *found->second;
   if (std::string why = illegal_in_shape(s, member.group.shape); !why.empty()) return why;
-  if ((s.flags & abi::kFlagStream) != 0 && device_->launcher() == nullptr) {
+  if ((s.flags & abi::kFlagStream) != 0 && !device_->traits().has_streams) {
     return bad_field("flags", s.flags, "no stream's on " + device_->name());
   }
   const bool records = (s.flags & abi::kFlagRecord) != 0;
@@ -125,13 +125,6 @@ std::string Engine::illegal(const SessionPort& session, const Submission& s) con
                      "one without an operation in flight (ticket " + std::to_string(use.ticket) + ")");
   }
   return "";
-}
-
-std::unique_ptr<Operation> Engine::make_operation(Member& member, const abi::Submission& submission,
-                                                  std::uint64_t deadline_ns) {
-  if (Launcher* launcher = device_->launcher(); launcher != nullptr)
-    return std::make_unique<LaunchedOperation>(member, submission, now_ns_, deadline_ns, *launcher, page_);
-  return std::make_unique<MovedOperation>(member, submission, now_ns_, deadline_ns, *device_->mover(), page_);
 }
 
 void Engine::release_stream(const Member& member, const abi::Submission& submission) {
@@ -181,7 +174,9 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
   }
   const std::uint32_t timeout_ms =
       submission.timeout_ms != 0 ? submission.timeout_ms : settings_.default_timeout_ms;
-  auto operation = make_operation(member, submission, now_ns_ + std::uint64_t{timeout_ms} * 1'000'000);
+  auto operation = std::make_unique<Operation>(member, submission, now_ns_,
+                                               now_ns_ + std::uint64_t{timeout_ms} * 1'000'000,
+                                               device_->launcher(), page_);
   session.begin(submission, is_noop ? kUnnumbered : operation->index());
   if (!is_noop) {
     member.inflight.insert(operation->index());
