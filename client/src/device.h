@@ -7,6 +7,7 @@
 
 #include "common/fd.h"
 #include "proto/attach.h"
+#include "proto/commands.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -32,15 +33,12 @@ struct StreamWait {
   std::uint64_t limit_ns = 0;  // a kernel goes on after this whatever the word is; a memory operation can't
 };
 
-// A command for the engine's kernel, see abi::CommandWords.
+// A call for the engine's kernel, see abi::CommandWords.
 struct StreamCommand {
   std::uintptr_t words = 0;
-  std::uint32_t slot = 0;
-  std::uint32_t program = 0;
-  std::uint32_t num_tokens = 0;
-  std::uintptr_t num_tokens_at = 0;  // 0: num_tokens
-  bool flagged = false;              // a memory operation will wait for the program's flag
-  bool waits = false;                // the kernel waits for the command's end itself
+  abi::Call call;                    // but for number and epoch
+  std::uintptr_t num_tokens_at = 0;  // not 0: in place of call.num_tokens
+  bool waits = false;                // the kernel waits for the call's end itself
   std::uint64_t limit_ns = 0;        // at most so long
 };
 

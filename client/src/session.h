@@ -230,10 +230,8 @@ class Session {
   Status usable_for_commands(const Group& group);
   // A record to keep is taken from the free ones.
   static Status choose_command_route(Group& group, const SubmitRequest& request, RouteUse& use);
-  Status record(Lock& lock, Group& group, std::uint32_t number);
-  Status prepare_program(Lock& lock, Group& group, const Program& program, std::uint32_t& number);
   Status enqueue_command(const Group& group, const SubmitRequest& request, StreamCommand command);
-  static StreamWait flag_of(const Group& group, std::uint32_t program);
+  static StreamWait flag_of(const Group& group, const CommandTicket& about);
   void close_commands(const Group& group);  // of the watch; needs no mutex
 
   // session.cpp

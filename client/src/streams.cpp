@@ -225,8 +225,8 @@ void Session::close_commands(const Group& group) {
   const CommandPlaces at{group.command_words()};
   // As above.
   [[maybe_unused]] Status written = device.write_aside(at.closed(), 1);
-  for (std::uint32_t program = 0; program < abi::kMaxPrograms; ++program)
-    written = device.write_aside(at.flag(program), 1);
+  for (std::uint32_t flag = 0; flag < abi::kCommandFlags; ++flag)
+    written = device.write_aside(at.flag(flag), 1);
 }
 
 // Not while others are in flight there: the engine may write for these at any time, and a word must not fall

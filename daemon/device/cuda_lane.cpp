@@ -113,7 +113,7 @@ CudaLane::CudaLane(CudaDevice& device, const LaneShape& shape)
       driver_(device.driver()),
       shape_(shape),
       priority_(shape.priority),
-      asked_(shape.depth) {}
+      asked_(shape.limits.depth) {}
 
 void CudaLane::set_priority(std::int32_t priority) {
   if (std::exchange(priority_, priority) != priority) device_.share_anew();
@@ -122,7 +122,7 @@ void CudaLane::set_priority(std::int32_t priority) {
 Status CudaLane::allocate() {
   Operation probe;
   probe.shape = shape_.shape;
-  for (std::uint32_t i = 0; i < shape_.num_biases; ++i) probe.bias[i] = reinterpret_cast<std::uint16_t*>(64);
+  for (std::uint32_t i = 0; i < shape_.limits.num_biases; ++i) probe.bias[i] = reinterpret_cast<std::uint16_t*>(64);
   for (const Kind kind : {Kind::kDispatch, Kind::kCombine}) {
     if (kernels::cuda::configure(kind, device_.max_shared_bytes(), device_.max_sms(), probe)) continue;
     return {StatusCode::kUnsupported,
@@ -133,7 +133,7 @@ Status CudaLane::allocate() {
   host_stride_ = aligned(sizeof(HostPlace) + shape_.placement_words * sizeof(std::int32_t), kHostAlign);
   host_places_ = num_places() * sizeof(Operation);
   workspace_bytes_ =
-      aligned(kernels::cuda::workspace_bytes(shape_.shape, device_.max_sms()), alignof(Operation));
+      aligned(kernels::cuda::workspace_bytes(shape_.shape, device_.max_sms()), alignof(kernels::cuda::ResidentState));
   const std::size_t before = num_places() * sizeof(Operation);
   const std::size_t device_bytes = before + workspace_bytes_ + extra_device_bytes();
   Result<LaneMemory> memory =
@@ -154,13 +154,13 @@ CudaLane::~CudaLane() {
 }
 
 std::size_t CudaLane::places_bytes() const {
-  return aligned(host_stride_ * shape_.depth + sizeof(HostPlace) * kMaxNoops, kHostAlign) + kHostAlign;
+  return aligned(host_stride_ * shape_.limits.depth + sizeof(HostPlace) * kMaxNoops, kHostAlign) + kHostAlign;
 }
 
 CudaLane::HostPlace& CudaLane::host_place(std::uint32_t place) const {
-  const std::size_t noops = host_stride_ * shape_.depth;
+  const std::size_t noops = host_stride_ * shape_.limits.depth;
   const std::size_t at =
-      place < shape_.depth ? place * host_stride_ : noops + (place - shape_.depth) * sizeof(HostPlace);
+      place < shape_.limits.depth ? place * host_stride_ : noops + (place - shape_.limits.depth) * sizeof(HostPlace);
   return *reinterpret_cast<HostPlace*>(memory_.host + host_places_ + at);
 }
 
@@ -211,7 +211,7 @@ std::uint32_t CudaLane::take_noop_place() {
   const auto free = std::find(noop_places_.begin(), noop_places_.end(), false);
   EPD_CHECK(free != noop_places_.end());
   *free = true;
-  return shape_.depth + static_cast<std::uint32_t>(free - noop_places_.begin());
+  return shape_.limits.depth + static_cast<std::uint32_t>(free - noop_places_.begin());
 }
 
 void CudaLane::describe_own(Kind kind, std::uint32_t sms, Operation& op) const {
@@ -226,7 +226,7 @@ void CudaLane::describe_own(Kind kind, std::uint32_t sms, Operation& op) const {
 }
 
 void CudaLane::fit_given() {
-  for (std::uint32_t place = 0; place < shape_.depth; ++place) {
+  for (std::uint32_t place = 0; place < shape_.limits.depth; ++place) {
     const Asked& asked = asked_[place];
     if (asked.kind != Kind::kNoop) describe_own(asked.kind, asked.sms, given(place));
   }
@@ -268,7 +268,7 @@ std::unique_ptr<Flight> CudaLane::launch(const LaunchRequest& request) {
 }
 
 void CudaLane::flight_ended(std::uint32_t place, const Signal& signal) {
-  if (place >= shape_.depth) noop_places_[place - shape_.depth] = false;
+  if (place >= shape_.limits.depth) noop_places_[place - shape_.limits.depth] = false;
   if (signal.done != nullptr && --done_[signal.done].flights == 0) write_owed(signal.done);
   if (--in_flight_ == 0) follow_share();
 }

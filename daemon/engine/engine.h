@@ -85,7 +85,6 @@ class Engine {
   bool poll_session(SessionPort& session);
   void accept(SessionPort& session, const abi::Submission& submission);
   std::string illegal(const SessionPort& session, const abi::Submission& submission) const;
-  void record(SessionPort& session, const abi::Submission& submission, Member& member);
   abi::Completion answer(SessionPort& session, const abi::Submission& submission, StatusCode status);
   void answer_noop(SessionPort& session, const abi::Submission& submission, Member& member);
   void refuse(SessionPort& session, const abi::Submission& submission, Member& member);
@@ -106,6 +105,8 @@ class Engine {
   std::uint64_t next_journal_look_ns(std::uint64_t now) const;
 
   // starts.cpp: groups that begin when kernels do
+  void start_commands(Member& member, bool fresh);
+  void tell_limits(const Group& group);
   void owe_start(Group& group);
   void finish_starts();
   void start_group(Group& group);

@@ -85,7 +85,7 @@ class Operation final : private OperationPeers {
   bool is_dispatch() const { return submission_.op == abi::Op::kDispatch; }
   bool has(abi::OpFlags flag) const { return (submission_.flags & flag) != 0; }
   // A dispatch that makes a routing rather than using one.
-  bool routes() const { return is_dispatch() && !has(abi::kFlagCached); }
+  bool routes() const { return abi::makes_routing(submission_.op, submission_.flags); }
   Subject subject() const { return {member_, submission_, index_}; }
   std::string expired_text(std::uint64_t now_ns) const;
   StepResult fail(const Failure& failure);
@@ -97,8 +97,7 @@ class Operation final : private OperationPeers {
   StepResult plan(std::uint64_t now_ns);
   bool find_route();
   void launch(std::uint64_t now_ns);
-  // Of the routing that it uses, if any: the epoch, 0 if not known, and handle of its record.
-  abi::OpAnnouncement announcement(std::uint64_t routing_epoch, std::uint64_t routing_handle) const;
+  std::uint64_t routing_tag() const;
   StepResult look(std::uint64_t now_ns);
   bool counts_news() const;
   bool sent_news() const;
@@ -129,6 +128,7 @@ class Operation final : private OperationPeers {
   abi::Break failure_{};
   std::optional<abi::Break> verdict_;
   RouteHeads::Place route_;
+  kernels::cuda::TakenCall call_{};  // of one in flight
   std::unique_ptr<Flight> in_flight_;
   bool held_up_ = false;
   bool route_kept_ = false;

@@ -20,7 +20,9 @@ kernels::cuda::Signal stream_signal(const Member& member, std::uint32_t slot, st
 }
 
 kernels::cuda::Peer Operation::peer(std::uint32_t rank) const {
-  return describe_peer(group_, submission_, rank, number_, route_.head.epoch);
+  kernels::cuda::Peer peer;
+  kernels::cuda::compose_peer(peer, group_.exchange_layout, group_.ranks[rank].view, call_);
+  return peer;
 }
 
 StepResult Operation::step(std::uint64_t now_ns) {
@@ -90,22 +92,20 @@ bool Operation::find_route() {
   return true;
 }
 
-abi::OpAnnouncement Operation::announcement(std::uint64_t routing_epoch, std::uint64_t routing_handle) const {
-  abi::OpAnnouncement own{};
-  own.tag = tag_;
-  own.op = static_cast<std::uint32_t>(submission_.op);
-  own.slot = submission_.slot;
-  own.routing = routes() ? 0 : abi::op_tag(routing_epoch, routing_handle - 1);
-  own.num_tokens = submission_.num_tokens;
-  own.flags = submission_.flags;
-  return own;
+// The tag of the dispatch that made it: of the record's epoch, which is 0 if that is not known.
+std::uint64_t Operation::routing_tag() const {
+  if (routes()) return 0;
+  const std::uint64_t made_by = route_.head.handle != 0 ? route_.head.handle : submission_.handle + 1;
+  return abi::op_tag(route_.head.epoch, made_by - 1);
 }
 
 void Operation::launch(std::uint64_t now_ns) {
   kernels::cuda::Operation op;
-  const std::uint64_t made_by = route_.head.handle != 0 ? route_.head.handle : submission_.handle + 1;
-  if (!is_noop())
-    op = describe(member_, submission_, {number_, announcement(route_.head.epoch, made_by), route_});
+  if (!is_noop()) {
+    call_ = taken_call(group_, submission_,
+                       {tag_, number_, routing_tag(), route_.head.num_tokens, route_.half_index});
+    op = kernels::cuda::compose(member_.view, call_);
+  }
   // The engine's own deadline comes first, unless the loop stands still.
   op.timeout_ns = deadline_ns_ - seen_ns_;
   if (has(abi::kFlagStream)) op.signal = stream_signal(member_, submission_.slot, submission_.ticket);

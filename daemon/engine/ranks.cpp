@@ -166,6 +166,7 @@ Status Engine::open_lane(Group& group, Member& member) {
   }
   member.lane = std::move(lane).value();
   member.heads = std::make_unique<RouteHeads>(group.shape, launcher);
+  member.view = group_view(group, member.rank);
   const bool cleared =
       device_->traits().memory_is_clear || member.board().memory_cleared.load(std::memory_order_relaxed) != 0;
   if (!cleared) clear_memory(group, member);

@@ -25,6 +25,7 @@ class RouteHeads {
   struct Place {
     Head head{};
     std::byte* half = nullptr;           // in the arena
+    std::uint32_t half_index = 0;        // of the record's two
     std::shared_ptr<const void> making;  // of begin(): for who makes it to hold
   };
 

@@ -11,6 +11,7 @@
 
 #include "device/device.h"
 #include "device/peers.h"
+#include "kernels/group_view.h"
 #include "kernels/routing.h"
 #include "proto/link.h"
 
@@ -70,40 +71,32 @@ class Flight {
   virtual void abort() = 0;
 };
 
-// Of a lane whose operations are commands (proto/commands.h): a stream of the client's asks for them, the
-// kernel that stays carries them out, and the engine hears of it afterwards.
+// Of a lane whose operations are calls (proto/commands.h): a stream of the client's enqueues them, the resident
+// kernel carries them out, and the engine hears of it afterwards.
 //
-// Halted, as it is at first, it discards commands: streams go on, words.failed counts.
+// Halted, as it is at first, it discards calls: streams go on, words.failed counts.
 class CommandPort {
  public:
-  using Program = kernels::cuda::Program;
-
-  // Where an operation's memory lies for the next numbers, as kernels::cuda::CommandArguments.
   struct Layout {
     std::byte* words = nullptr;     // abi::CommandWords, in
     std::shared_ptr<Arena> memory;  // the rank's user arena: mapped as long as a kernel may look at them
-    std::uint32_t rank = 0;
-    std::uint32_t depth = 0;
-    std::uint32_t num_routes = 0;
-    std::uint64_t block_bytes = 0;
-    std::uint64_t landing_bytes = 0;
-    std::uint64_t half_bytes = 0;
   };
   struct Start {
     std::uint64_t epoch = 0;
     std::uint64_t index = 0;  // as in tags, and in the journal
     std::uint64_t changed_epoch = 0;
     std::span<const kernels::cuda::RouteState> routes;  // [num_routes]
+    // What the group is in this epoch, but for what is the lane's own (workspace).
+    const kernels::cuda::DeviceView& view;
   };
 
   virtual ~CommandPort() = default;
-  // Once, before all else: commands are taken (and discarded) from here on.
+  // Once, before all else: calls are taken (and discarded) from here on.
   virtual void open(const Layout& layout) = 0;
-  // Program `number` < kMaxPrograms, movers excepted, of at most `sms` SMs (0: the lane's share). Only one
-  // that has not been recorded, or while halted().
-  virtual void record(std::uint32_t number, kernels::cuda::Kind kind, const Program& program,
-                      std::uint32_t sms) = 0;
-  // Ends the command that runs, and discards others until resume().
+  // SMs that an operation may have (0: all of the lane's), and the timeout of one that says none: of calls that
+  // are taken from now on.
+  virtual void set_limits(std::uint32_t sms, std::uint32_t timeout_ms) = 0;
+  // Ends the call that runs, and discards others until resume().
   virtual void halt() = 0;
   // Nothing runs since halt(), and front() comes to everything.
   virtual bool halted() const = 0;
@@ -113,14 +106,14 @@ class CommandPort {
   // Others hold the SMs of the first kernel, which is still to begin. That may take as long as what runs
   // there.
   virtual bool waits_for_room() const = 0;
-  // Ends in the order of their commands. A look at host memory; null: none yet. Valid until pop().
+  // Ends in the order of their calls. A look at host memory; null: none yet. Valid until pop().
   virtual const kernels::cuda::JournalEntry* front() const = 0;
   virtual void pop() = 0;
 
   // What is rung: a copy of the words, begun by look() unless one is under way. It is there when seen() gives
   // it, once; valid until the next look().
   struct Ring {
-    alignas(64) std::uint64_t commands[abi::kCommandSlots];
+    abi::PackedCall calls[abi::kCommandSlots];
     std::uint32_t done;
   };
   virtual void look() = 0;
@@ -129,12 +122,11 @@ class CommandPort {
 
 struct LaneShape {
   kernels::cuda::Shape shape;
-  std::uint32_t depth = 0;
+  abi::OpLimits limits;  // of the group's operations
   std::uint32_t placement_words = 0;
-  std::uint32_t num_biases = 0;
   std::int32_t priority = 0;
-  bool commands = false;         // UNSUPPORTED where no kernel stays
-  std::uint32_t num_routes = 0;  // routing records that commands use
+  bool commands = false;  // operations are calls. UNSUPPORTED where no kernel is resident
+  kernels::cuda::Landing landing;
   std::uint64_t kept_plans = 0;  // of a host device: plans that stay in memory (proto/route_memory.h)
 };
 
