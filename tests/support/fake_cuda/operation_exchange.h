@@ -1,6 +1,7 @@
 // What an operation has to do with others: its stream, its engine, and the same operation of other ranks.
 #pragma once
 
+#include "cuda/ending.h"
 #include "fake_cuda/kernel_protocol.h"
 
 #include <atomic>
@@ -17,9 +18,6 @@ template <typename T>
 T load_acquire(const T* word) {
   return std::atomic_ref(*const_cast<T*>(word)).load(std::memory_order_acquire);
 }
-
-std::uint64_t nanoseconds();  // of a clock that only goes forward
-kernels::cuda::OpResult ended(kernels::cuda::OpError error, std::int32_t culprit);
 
 class OperationExchange {
  public:
@@ -54,7 +52,6 @@ class OperationExchange {
   std::uint32_t num_dropped_ = 0;  // as an ending says that was aborted
 
  private:
-  void tell_stream() const;
   // What ends a wait besides what is waited for. `culprit`: what the ending says then.
   bool must_leave(std::int32_t culprit);
 
