@@ -111,14 +111,17 @@ void WatchedCuda::fail(const std::string& function, CUresult error) {
 void WatchedCuda::hold(CUstream stream, bool held) {
   settle();
   cuFakeHold(stream, held);
+  settle();
 }
 void WatchedCuda::poke(std::uintptr_t address, std::uint32_t value) {
   settle();
   std::atomic_ref(*reinterpret_cast<std::uint32_t*>(address)).store(value);
+  settle();
 }
 void WatchedCuda::pass_limits() {
   settle();
   cuFakePassTime(kHour_ns);
+  settle();
 }
 
 std::vector<StreamOp> WatchedCuda::enqueued(CUstream stream) const {
