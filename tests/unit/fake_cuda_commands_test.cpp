@@ -37,10 +37,11 @@ class CommandRun {
         random_(random),
         commands_(shape_of(c, recv_rows(c)), kTokens),
         routings_(CommandWorld::kRoutes) {
-    commands_.dispatch_flags = abi::kFlagWeights | (c.mark_unused ? abi::kFlagMarkUnused : 0) |
-                               (c.zero_padding ? abi::kFlagZeroPadding : 0);
-    commands_.combine_flags =
-        (c.weighted ? abi::kFlagWeights : 0) | (c.return_weights ? abi::kFlagReturnWeights : 0);
+    commands_.dispatch_flags = abi::kFlagWeights;
+    if (c.mark_unused) commands_.dispatch_flags |= abi::kFlagMarkUnused;
+    if (c.zero_padding) commands_.dispatch_flags |= abi::kFlagZeroPadding;
+    if (c.weighted) commands_.combine_flags |= abi::kFlagWeights;
+    if (c.return_weights) commands_.combine_flags |= abi::kFlagReturnWeights;
     for (std::uint32_t r = 0; r < size(); ++r) {
       commands_.own(r).host->start.sets = 1;
       commands_.start_kernel(r);

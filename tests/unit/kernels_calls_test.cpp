@@ -257,7 +257,7 @@ TEST_F(Calls, NeedARoutingThatStillServes) {
   EXPECT_EQ(judged(0).verdict, Verdict::kRun) << "it makes one";
   for (const Op op : {Op::kDispatch, Op::kCombine}) {
     call.op = op;
-    call.flags = op == Op::kDispatch ? abi::kFlagCached : 0;
+    call.flags = op == Op::kDispatch ? std::uint32_t{abi::kFlagCached} : 0u;
     EXPECT_EQ(judged(0).error, OpError::kNoRouting);
     EXPECT_EQ(judged(abi::op_tag(5, 9)).verdict, Verdict::kRun);
     const Judgement old = judged(abi::op_tag(4, 9));
