@@ -50,7 +50,7 @@ void fill_counters(v1::Device& message, const abi::EnginePage& page) {
 void fill(v1::Group& message, const membership::Group& group, const EngineFleet& fleet, std::uint64_t now) {
   message.set_group_id(group.id);
   message.set_name(group.name);
-  message.set_state(message_of(group.phase));
+  message.set_state(message_of(group.phase()));
   *message.mutable_shape() = message_of(group.shape);
   message.set_epoch(group.epoch);
   message.set_age_ms((now - group.created_ns) / kMsNs);
@@ -61,10 +61,10 @@ void fill(v1::Group& message, const membership::Group& group, const EngineFleet&
     out.set_rank(rank);
     out.set_session_id(member.session_id);
     out.set_device(fleet.name(member.device));
-    out.set_gone(member.gone);
+    out.set_gone(member.gone());
     out.set_by_stream(member.commands);
   }
-  if (group.phase != membership::GroupPhase::kForming) return;
+  if (!group.is(membership::GroupPhase::kForming)) return;
   for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
     if (group.members.count(rank) == 0) message.add_missing_ranks(rank);
   }

@@ -101,12 +101,12 @@ v1::Wait ControlReads::wait_of(const membership::Group& group, std::uint32_t ran
   const DeviceState state = rooms_.fleet.state_now(member.device);
   wait.set_session_id(member.session_id);
   wait.set_pid(member.pid);
-  wait.set_gone(member.gone);
+  wait.set_gone(member.gone());
   wait.set_device(rooms_.fleet.name(member.device));
   wait.set_device_state(message_of(state));
   wait.set_engine_pid(rooms_.fleet.engine_pid(member.device));
   wait.set_engine_stopped(state == DeviceState::kStopped);
-  wait.set_client_stopped(!member.gone && member.pid != 0 && is_stopped(member.pid));
+  wait.set_client_stopped(!member.gone() && member.pid != 0 && is_stopped(member.pid));
   wait.set_submitted(its != nullptr);
   if (its != nullptr) wait.set_stage(its->stage());
   const Session* session = rooms_.sessions.find(member.session_id);
@@ -119,8 +119,9 @@ v1::Wait ControlReads::wait_of(const membership::Group& group, std::uint32_t ran
 std::string ControlReads::silent_engines(const membership::Group& group) const {
   std::string names;
   for (const auto& [device, slot] : group.engines) {
-    if (slot.phase != membership::EnginePhase::kBreaking && slot.phase != membership::EnginePhase::kAbsent &&
-        slot.phase != membership::EnginePhase::kStarting)
+    using membership::EnginePhase;
+    if (!slot.is(EnginePhase::kBreaking) && !slot.is(EnginePhase::kAbsent) &&
+        !slot.is(EnginePhase::kStarting))
       continue;
     names += (names.empty() ? "the engine of " : ", of ") + rooms_.fleet.name(device);
   }

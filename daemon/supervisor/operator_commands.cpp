@@ -29,14 +29,14 @@ std::string with_reason(const std::string& what, const std::string& reason) {
 }
 
 bool has_ended(const membership::Group& group) {
-  return group.phase == membership::GroupPhase::kLost || group.phase == membership::GroupPhase::kRemoving;
+  return group.is(membership::GroupPhase::kLost) || group.is(membership::GroupPhase::kRemoving);
 }
 
 // It has been told of the group and not yet that the group is removed.
 bool knows_group(const membership::EngineSlot& slot) {
-  return slot.phase == membership::EnginePhase::kStarting ||
-         slot.phase == membership::EnginePhase::kServing ||
-         slot.phase == membership::EnginePhase::kBreaking || slot.phase == membership::EnginePhase::kBroken;
+  using membership::EnginePhase;
+  return slot.is(EnginePhase::kStarting) || slot.is(EnginePhase::kServing) ||
+         slot.is(EnginePhase::kBreaking) || slot.is(EnginePhase::kBroken);
 }
 
 }  // namespace
@@ -161,7 +161,7 @@ Status OperatorCommands::evict_rank(const Operator& by, const std::string& name,
   if (!id.ok()) return id.status();
   const membership::Group& group = rooms_.registry.groups().at(id.value());
   const auto member = group.members.find(rank);
-  if (member == group.members.end() || member->second.gone) {
+  if (member == group.members.end() || member->second.gone()) {
     return not_found("group " + std::to_string(group.id) + " (" + group.name + ") has no rank " +
                      std::to_string(rank) +
                      " now; allowed: a rank that epctl groups --members shows as here");
