@@ -108,7 +108,7 @@ v1::DaemonStatus ControlReads::daemon_status() const {
   return message;
 }
 
-// DeviceList::find() puts them in the order of their names and numbers.
+// In the order of their names and numbers, as they were found.
 v1::ListDevicesResponse ControlReads::list_devices() const {
   v1::ListDevicesResponse list;
   for (std::uint32_t i = 0; i < rooms_.fleet.size(); ++i) {
@@ -135,6 +135,9 @@ void ControlReads::fill_cuda(v1::CudaDevice& message, std::uint32_t index) const
   message.set_num_sms(facts.num_sms);
   message.set_sm_partition(facts.sm_partition);
   message.set_mps(facts.mps);
+  message.set_mode(launch_mode_text(device.mode));
+  message.set_mode_reason(device.mode_reason);
+  message.set_uuid(uuid_text(facts));
   for (const std::uint32_t other : device.unreachable)
     message.add_unreachable(rooms_.devices[other].name.text());
 }

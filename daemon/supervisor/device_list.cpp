@@ -3,6 +3,8 @@
 #include "base/log.h"
 
 #include <algorithm>
+#include <string>
+#include <utility>
 
 namespace epd {
 namespace {
@@ -11,14 +13,18 @@ bool is_cuda(const DeviceName& name) {
   return name.kind == abi::DeviceKind::kCuda;
 }
 
-void tell_of(const DeviceName& name, const DeviceFacts& facts) {
+void tell_of(const ServedDevice& device) {
+  const DeviceName& name = device.name;
+  const DeviceFacts& facts = device.facts;
   log_event(LogLevel::kInfo, "GPU found",
             {{"device", name.text()},
              {"model", facts.model},
              {"sms", facts.num_sms},
              {"driver", facts.driver},
              {"partition_sms", facts.sm_partition},
-             {"mps", facts.mps}});
+             {"mps", facts.mps},
+             {"mode", launch_mode_text(device.mode)},
+             {"mode_by", device.mode_reason}});
   if (!facts.mps) {
     log_event(
         LogLevel::kWarning,
@@ -29,39 +35,20 @@ void tell_of(const DeviceName& name, const DeviceFacts& facts) {
   }
 }
 
-Status needs_mps(const DeviceName& name) {
-  return {StatusCode::kUnsupported, "devices.mode is \"resident\" and MPS does not run on " + name.text() +
-                                        ": the kernel that stays would take turns with the clients' for the "
-                                        "whole GPU; allowed: \"launched\", or "
-                                        "MPS (nvidia-cuda-mps-control -d)"};
-}
-
 }  // namespace
 
 Result<DeviceList> DeviceList::find(const Config& config) {
-  DeviceList list(static_cast<LaunchMode>(config.mode));
-  Status status = list.add(abi::DeviceKind::kCuda, config.cuda_devices);
-  if (status.ok()) status = list.find_unreachable();
-  if (status.ok()) status = list.add(abi::DeviceKind::kHost, config.host_devices);
-  return status.ok() ? Result<DeviceList>(std::move(list)) : status;
-}
-
-Status DeviceList::add(abi::DeviceKind kind, std::uint32_t count) {
-  for (std::uint32_t i = 0; i < count; ++i) {
-    const DeviceName name{kind, i};
-    Result<DeviceFacts> facts = device_facts(name);
-    if (!facts.ok()) return facts.status();
-    devices_.push_back({name, *facts, {}});
-    if (is_cuda(name)) tell_of(name, *facts);
-    if (is_cuda(name) && !facts->mps && mode_ == LaunchMode::kResident) return needs_mps(name);
+  Result<DeviceChoice> choice = choose_devices(config);
+  if (!choice.ok()) return choice.status();
+  for (const std::string& reason : choice->skipped)
+    log_event(LogLevel::kWarning, "GPU not served", {{"reason", reason}});
+  DeviceList list;
+  for (ServedDevice& device : choice->devices) {
+    if (is_cuda(device.name)) tell_of(device);
+    list.devices_.push_back({std::move(device), {}});
   }
-  return {};
-}
-
-std::vector<std::string> DeviceList::names() const {
-  std::vector<std::string> names;
-  for (const Device& device : devices_) names.push_back(device.name.text());
-  return names;
+  Status status = list.find_unreachable();
+  return status.ok() ? Result<DeviceList>(std::move(list)) : status;
 }
 
 bool DeviceList::any_under_mps() const {
@@ -95,12 +82,13 @@ Status DeviceList::check_reach(std::uint32_t device, std::uint32_t other) const 
 
 Status DeviceList::check_commands(std::uint32_t device) const {
   const DeviceName& name = devices_[device].name;
-  const bool stays = mode_ == LaunchMode::kResident;
+  const bool stays = devices_[device].mode == LaunchMode::kResident;
   if (is_cuda(name) && stays) return {};
   return {StatusCode::kUnsupported,
           "commands is 1 (by stream) on " + name.text() +
-              (is_cuda(name) ? ", and devices.mode is \"launched\"; allowed: \"resident\""
-                             : "; allowed: on CUDA devices, with devices.mode = \"resident\"")};
+              (is_cuda(name) ? ", which runs launched (" + devices_[device].mode_reason +
+                                   "); allowed: where kernels stay, devices.mode = \"resident\""
+                             : std::string("; allowed: on CUDA devices, with devices.mode = \"resident\""))};
 }
 
 }  // namespace epd

@@ -60,8 +60,7 @@ EngineFleet::Options LiveConfig::fleet_options(const std::string& engine_binary)
           config_.engine_watchdog_ms,
           config_.restart_backoff_min_ms,
           config_.restart_backoff_max_ms,
-          config_.max_restarts_per_minute,
-          static_cast<LaunchMode>(config_.mode)};
+          config_.max_restarts_per_minute};
 }
 
 }  // namespace epd

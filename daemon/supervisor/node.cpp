@@ -61,7 +61,10 @@ Status Node::start() {
       loop().add(sessions_.poll_fd(), EPOLLIN, [this](std::uint32_t) { sessions_.process(); });
   if (!watch.ok()) return watch.status();
   if (Status status = gpu_work_.start(); !status.ok()) return status;
-  return fleet_.start(devices_.names());
+  std::vector<EngineFleet::DeviceToServe> devices;
+  for (const DeviceList::Device& device : devices_.all())
+    devices.push_back({device.name.text(), device.mode});
+  return fleet_.start(devices);
 }
 
 void Node::run() {
