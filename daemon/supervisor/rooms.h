@@ -27,8 +27,7 @@ struct DaemonLife {
 
 struct Rooms {
   Loop& loop;
-  const Clock&
-      clock;  // CLOCK_MONOTONIC, for what people, engines and systemd are told; deadlines: the loop's
+  const Clock& clock;  // CLOCK_MONOTONIC, as others are told; deadlines go by the loop's
   const DaemonLife& life;
   LiveConfig& config;
   const DeviceList& devices;
