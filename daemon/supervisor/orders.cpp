@@ -75,7 +75,7 @@ void Orders::send_rank(std::uint32_t device, const membership::Group& group, std
   rooms_.fleet.send(device, abi::LinkType::kGroupRank,
                     abi::GroupRank{group.id, rank, its_device, active_since, its_device == device ? 1u : 0u,
                                    0, arenas->wanted.bindings},
-                    std::move(fds));
+                    fds);
 }
 
 void Orders::send_member(const membership::Group& group, const membership::Member& member) {

@@ -74,9 +74,12 @@ void SessionEvents::join_requested(const Session& session, std::uint32_t request
       status = rooms_.config->access.may_take_priority(caller, join.priority);
   }
   membership::ClientMemory kept;
-  if (status.ok()) status = keep_memory(caller.uid, std::move(memory), kept);
-  if (!status.ok()) {
+  if (status.ok()) {
+    status = keep_memory(caller.uid, std::move(memory), kept);
+  } else {
     for (UniqueFd& fd : memory) parts_.closer.close(std::move(fd), caller.uid);
+  }
+  if (!status.ok()) {
     parts_.orders.refuse(session.id, request_id, status);
     return;
   }
