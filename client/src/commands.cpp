@@ -70,7 +70,11 @@ Status Session::can_command() const {
 
 Status Session::open_commands(Group& group) {
   if (!group.commands.by_stream) return {};
-  return write_epoch(group, group.epoch);
+  Status status = write_epoch(group, group.epoch);
+  // The arena will be unmapped: nothing may be on its way there.
+  if (!status.ok()) [[maybe_unused]]
+    const Status finished = attachment_.device->finish_aside();
+  return status;
 }
 
 // What was discarded before the epoch stood there has been told of.

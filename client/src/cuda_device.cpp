@@ -295,7 +295,7 @@ void CudaDevice::synchronize() noexcept {
 
 Status open_cuda_device(const abi::Welcome& welcome, std::unique_ptr<Device>& out) {
   const CudaDriver* driver = nullptr;
-  Status status = cuda_loader(driver);
+  Status status = load_cuda_driver(driver);
   if (!status.ok()) return status;
   CUdevice device = 0;
   status = find_device(*driver, welcome, device);

@@ -19,8 +19,6 @@ bool find(void* library, const char* symbol, Function& function) {
 
 }  // namespace
 
-CudaLoader cuda_loader = &load_cuda_driver;
-
 Status load_cuda_driver(const CudaDriver*& out) {
   static std::mutex mutex;  // guards both below
   static CudaDriver driver;

@@ -55,10 +55,6 @@ struct CudaDriver {
 // Opens libcuda.so.1, once in the process and for good. UNSUPPORTED: it is not there, or too old.
 Status load_cuda_driver(const CudaDriver*& driver);
 
-// What open_cuda_device calls: load_cuda_driver, unless a test has put its own in place.
-using CudaLoader = Status (*)(const CudaDriver*& driver);
-extern CudaLoader cuda_loader;
-
 // "CUDA_ERROR_INVALID_VALUE"
 std::string error_name(const CudaDriver& driver, CUresult error);
 // "<what>: <error name>": RESOURCE_EXHAUSTED if memory ran out, else INTERNAL; OK if there is no error.

@@ -1,6 +1,9 @@
-// The instructions that the compiler has no names for: ordered loads and stores, bulk copies, mbarriers.
+// The instructions of warps and CTAs that the compiler has no names for: bulk copies, mbarriers. Those of a
+// single thread are in proto/ordered.h.
 // Before sm_90 a warp copies by itself, at once, and the waits are empty.
 #pragma once
+
+#include "proto/ordered.h"
 
 #include <cstdint>
 
@@ -12,85 +15,13 @@ namespace epd::kernels::cuda {
 #define EPD_BULK 0
 #endif
 
+using namespace ordered;
+
 inline constexpr std::uint32_t kFull = 0xffffffffu;
-
-// ---- memory shared with other devices ----
-__device__ inline std::uint64_t load_acquire_system(const std::uint64_t* at) {
-  std::uint64_t value;
-  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
-  return value;
-}
-__device__ inline std::uint32_t load_acquire_system(const std::uint32_t* at) {
-  std::uint32_t value;
-  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
-  return value;
-}
-__device__ inline void store_release_system(std::uint64_t* at, std::uint64_t value) {
-  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
-}
-__device__ inline void store_release_system(std::uint32_t* at, std::uint32_t value) {
-  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
-}
-__device__ inline std::uint32_t load_relaxed_system(const std::uint32_t* at) {
-  std::uint32_t value;
-  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
-  return value;
-}
-__device__ inline std::uint64_t load_relaxed_system(const std::uint64_t* at) {
-  std::uint64_t value;
-  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
-  return value;
-}
-__device__ inline std::uint64_t load_relaxed(const std::uint64_t* at) {
-  std::uint64_t value;
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
-  return value;
-}
-__device__ inline std::uint64_t load_acquire(const std::uint64_t* at) {
-  std::uint64_t value;
-  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
-  return value;
-}
-__device__ inline std::uint32_t load_acquire(const std::uint32_t* at) {
-  std::uint32_t value;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
-  return value;
-}
-__device__ inline void store_release(std::uint32_t* at, std::uint32_t value) {
-  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
-}
-__device__ inline void store_release(std::uint64_t* at, std::uint64_t value) {
-  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
-}
-__device__ inline void fence_device() {
-  asm volatile("fence.acq_rel.gpu;" ::: "memory");
-}
-__device__ inline void store_relaxed_system(std::uint64_t* at, std::uint64_t value) {
-  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
-}
-__device__ inline void fence_system() {
-  asm volatile("fence.acq_rel.sys;" ::: "memory");
-}
-
-// Counts to `last` and then wraps to 0; returns the number before.
-__device__ inline std::uint32_t count_up(std::uint32_t* at, std::uint32_t last) {
-  std::uint32_t before;
-  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
-               : "=r"(before)
-               : "l"(at), "r"(last)
-               : "memory");
-  return before;
-}
 
 // Into L2.
 __device__ inline void prefetch(const void* at) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-}
-
-__device__ inline std::uint64_t nanoseconds() {
-  std::uint64_t now;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  return now;
 }
 
 __device__ inline std::uint32_t lane_of() {

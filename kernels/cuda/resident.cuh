@@ -1,18 +1,11 @@
 // A kernel that stays: what its CTAs do between operations.
 #pragma once
 
-#include "cuda/commands.cuh"
+#include "cuda/control.h"
 #include "cuda/expand.cuh"
 #include "cuda/partial_sums.cuh"
 
 namespace epd::kernels::cuda {
-
-struct Entry {
-  Task task;
-  std::uint32_t place;  // or program
-  bool by_command;
-  bool failed;  // it does not run
-};
 
 // Programs, that they are in L2 when they are asked for, whatever else has gone through it. A line with each
 // look, of a thread of each CTA but the first.
@@ -40,67 +33,7 @@ __device__ inline std::uint64_t await_entry(const std::uint64_t* at, std::uint32
     programs.touch();
     const std::uint64_t entry = load_acquire_system(at);
     if (static_cast<std::uint32_t>(entry >> 32) == index + 1) return entry;
-    if (looks > kEagerLooks) __nanosleep(kPauseNs);
-  }
-}
-
-// Heralds before this kernel's first one. Each CTA asks before it has left any: until then there is no more,
-// and a kernel that was stopped before has been left by all its CTAs.
-__device__ inline std::uint32_t first_herald(const ResidentState& state) {
-  return static_cast<std::uint32_t>(load_acquire(&state.left));
-}
-
-// Until all CTAs have left herald - 1. Whether it failed.
-__device__ inline bool await_left(const ResidentState& state, std::uint32_t herald) {
-  while (true) {
-    const std::uint64_t left = load_acquire(&state.left);
-    if (static_cast<std::uint32_t>(left) == herald) return left >> 32 != 0;
-  }
-}
-
-// Of CTA 0 of a lane that takes no commands: the queue's next entry, or Herald::kAside.
-__device__ inline HeraldWord await_queue(const ResidentArguments& own, Watch& watch) {
-  for (std::uint32_t looks = 1;; ++looks) {
-    const std::uint64_t entry = load_acquire_system(own.state->entries + watch.entry % kQueueEntries);
-    if (static_cast<std::uint32_t>(entry >> 32) == watch.entry + 1) {
-      if (!is_of_former_round(own, entry)) return static_cast<HeraldWord>(entry);
-      ++watch.entry;
-      continue;
-    }
-    if (looks % kLooksPerRound == 0) {
-      const HeraldWord aside = look_aside(own, watch);
-      if (aside != 0) return aside;
-    }
-    if (looks > kEagerLooks) __nanosleep(kPauseNs);
-  }
-}
-
-// Of CTA 0: the next thing to do, when all CTAs have left what was before. One thread. With commands the host
-// hears of that first; without any, entries are looked for meanwhile.
-__device__ inline HeraldWord find_work(const ResidentArguments& own, Watch& watch, std::uint32_t herald) {
-  if (own.commands.words == nullptr) {
-    const HeraldWord found = await_queue(own, watch);
-    await_left(*own.state, herald);
-    return found;
-  }
-  const bool failed = await_left(*own.state, herald);
-  conclude(own.commands, watch, failed);
-  return await_work(own, watch);
-}
-
-// Of CTA 0, for all: until the client's stream has got as far as the operation. One thread; what the stream
-// wrote before is visible to whoever sees the herald. What is to be heralded: `found`, that it has failed, or
-// Herald::kAside (the next kernel waits on).
-__device__ inline HeraldWord await_ready(const ResidentArguments& own, const Operation& op, HeraldWord found) {
-  if (op.signal.ready == nullptr) return found;
-  const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
-#pragma unroll 1
-  for (std::uint32_t looks = 1;; ++looks) {
-    const auto ahead = static_cast<std::int32_t>(load_acquire_system(op.signal.ready) - op.signal.value);
-    if (ahead >= 0) return found;
-    if (looks % 64 == 0 && must_leave(op, deadline_ns, 0))
-      return found | static_cast<HeraldWord>(Herald::kFailed);
-    if (looks % kLooksPerRound == 0 && round_is_over(own)) return static_cast<HeraldWord>(Herald::kAside);
+    pause(looks);
   }
 }
 
@@ -110,11 +43,6 @@ __device__ inline void bring(const Operation* given, Operation* to) {
   for (std::uint32_t i = threadIdx.x; i < sizeof(Operation) / 16; i += blockDim.x)
     reinterpret_cast<uint4*>(to)[i] = __ldcv(from + i);
   __syncthreads();
-}
-
-__device__ inline Entry entry_of(HeraldWord found) {
-  return {static_cast<Task>(found >> 16 & 0x1fff), found & 0xffff, (found & Herald::kByCommand) != 0,
-          (found & Herald::kFailed) != 0};
 }
 
 // What all CTAs do next; an operation of the queue lies in device memory then, and its client's stream has
@@ -132,7 +60,7 @@ __device__ inline Entry next_entry(const ResidentArguments& own, Watch& watch, s
   __syncthreads();
   Entry entry = entry_of(found);
   if (!leads) return entry;
-  const bool brings = !entry.by_command && entry.task != Task::kStop;
+  const bool brings = is_brought(entry);
   if (brings) {
     Operation* const op = own.operations + entry.place;
     bring(own.given + entry.place, op);
@@ -141,10 +69,9 @@ __device__ inline Entry next_entry(const ResidentArguments& own, Watch& watch, s
     entry = entry_of(found);
   }
   if (threadIdx.x == 0) {
-    if ((found & (Herald::kByCommand | Herald::kAside)) == 0) ++watch.entry;
-    if (entry.task == Task::kStop) end_watch(own, watch);
+    pass_entry(own, watch, found, entry);
     if (brings) fence_device();
-    store_release(&state.herald.entry, std::uint64_t{herald + 1} << 32 | found);
+    tell_entry(state, herald, found);
   }
   return entry;
 }

@@ -1,6 +1,7 @@
 // What CTAs and ranks tell each other: counters, signals, and the end of every wait.
 #pragma once
 
+#include "cuda/ending.h"
 #include "cuda/layout.h"
 #include "cuda/ptx.cuh"
 
@@ -44,24 +45,6 @@ __device__ inline Team whole_cta() {
   return {0, blockDim.x / 32};
 }
 
-// Head of the workspace. Counters return to zero with each operation.
-struct Workspace {
-  std::uint32_t leaving;     // CTAs that have left the operation
-  std::uint32_t counted;     // CTAs whose counts are in
-  std::uint32_t finished;    // CTAs that have moved their rows
-  std::uint32_t dropped;     // selections of ranks that are not there
-  std::uint32_t claimed;     // tokens that warps have taken beyond their first
-  std::uint64_t bad_choice;  // all ones less the least (place << 32 | value) that was refused; 0 = none
-  std::uint64_t failed;      // tag of the operation that failed last
-  std::uint32_t sent;        // CTAs that have sent all, landing.cuh
-  std::uint32_t rows;        // M of the operation, expand.cuh
-  std::uint64_t ended;       // tag of the operation that ended last, if it ended well
-};
-static_assert(sizeof(Workspace) <= kWorkspaceHead);
-
-__device__ inline Workspace& workspace(const Operation& op) {
-  return *static_cast<Workspace*>(op.workspace);
-}
 // [R] then [E]: what this rank sends, zero between operations.
 __device__ inline std::uint32_t* totals(const Operation& op) {
   return reinterpret_cast<std::uint32_t*>(static_cast<std::uint8_t*>(op.workspace) + kWorkspaceHead);
@@ -80,22 +63,6 @@ __device__ inline bool is_there(const Operation& op, std::uint32_t rank) {
   return op.peers[rank].ready != nullptr;
 }
 
-// Stores `ending` as the operation's result, with its tag last. One thread.
-__device__ __noinline__ inline void publish(const Operation& op, const OpResult& ending) {
-  OpResult& result = *op.result;
-  result.error = ending.error;
-  result.culprit = ending.culprit;
-  result.token = ending.token;
-  result.k = ending.k;
-  result.value = ending.value;
-  result.expert = ending.expert;
-  result.rows = ending.rows;
-  result.room = ending.room;
-  result.num_recv_rows = ending.num_recv_rows;
-  result.num_dropped = ending.num_dropped;
-  store_release_system(&result.tag, op.tag);
-}
-
 // Stores what a dispatch that made a routing tells of it, the handle last. One thread.
 __device__ inline void publish_routing(const Operation& op, const OpResult& ending) {
   abi::RoutingRecord& head = *op.routing.head;
@@ -105,51 +72,6 @@ __device__ inline void publish_routing(const Operation& op, const OpResult& endi
   head.num_dropped = ending.num_dropped;
   fence_system();
   store_release_system(&head.handle, op.routing.handle);
-}
-
-// The first failure of the operation is published; every CTA leaves when it sees one.
-__device__ __noinline__ inline void fail(const Operation& op, const OpResult& ending) {
-  auto* const failed = reinterpret_cast<unsigned long long*>(&workspace(op).failed);
-  if (atomicExch(failed, op.tag) != op.tag) publish(op, ending);
-}
-
-__device__ inline OpResult ended(OpError error, std::int32_t culprit) {
-  OpResult ending{};
-  ending.error = error;
-  ending.culprit = culprit;
-  ending.expert = -1;
-  return ending;
-}
-
-// Lets the client's stream go on. One thread, for which everything that the stream may read is visible. A
-// stream that has asked by a command waits in a kernel of this device, or for the flag: then a release at the
-// device's scope is enough, which takes a microsecond less.
-__device__ inline void tell_stream(const Operation& op) {
-  const bool by_command = op.signal.failed != nullptr;
-  if (op.signal.flag != nullptr) store_release_system(op.signal.flag, 1u);
-  if (by_command) {
-    store_release(op.signal.done, op.signal.value);
-  } else if (op.signal.done != nullptr) {
-    store_release_system(op.signal.done, op.signal.value);
-  }
-}
-
-// Whether a waiting thread has to leave; says why if it is the first. `waiting`: set of ranks.
-__device__ __noinline__ inline bool must_leave(const Operation& op, std::uint64_t deadline_ns,
-                                               std::uint32_t waiting) {
-  if (load_relaxed(&workspace(op).failed) == op.tag) return true;
-  const auto culprit = static_cast<std::int32_t>(__ffs(static_cast<int>(waiting))) - 1;
-  if (op.abort != nullptr && load_relaxed_system(op.abort) != 0) {
-    OpResult ending = ended(OpError::kAborted, culprit);
-    ending.num_dropped = __ldcg(&workspace(op).dropped);  // should all ranks turn out to be done
-    fail(op, ending);
-    return true;
-  }
-  if (nanoseconds() >= deadline_ns) {
-    fail(op, ended(OpError::kDeadline, culprit));
-    return true;
-  }
-  return false;
 }
 
 // Between two looks of warps of which all SMs have many: what comes from other ranks would wait for them
@@ -233,12 +155,7 @@ __device__ inline Leaving leave(const Operation& op, std::uint32_t ctas) {
 #pragma unroll 1
   for (std::uint32_t i = threadIdx.x; i < op.workspace_bytes / 4; i += blockDim.x) words[i] = 0;
   __syncthreads();
-  if (threadIdx.x == 0) {
-    fence_system();
-    if (op.signal.failed != nullptr) atomicAdd_system(op.signal.failed, 1u);
-    tell_stream(op);
-    store_release_system(&op.result->left, op.tag);
-  }
+  if (threadIdx.x == 0) end_failed(op);
   return {true, true};
 }
 

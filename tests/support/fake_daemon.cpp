@@ -186,7 +186,8 @@ void FakeDaemon::welcome(const abi::Hello& hello, std::uint32_t request_id) {
   const bool cuda = settings_.device_kind == abi::DeviceKind::kCuda;
   abi::set_text(body.device, cuda ? "cuda:3" : "host:3", 6);
   body.device_kind = settings_.device_kind;
-  std::memset(body.device_uuid, settings_.device_uuid, sizeof(body.device_uuid));
+  static_assert(sizeof(body.device_uuid) == sizeof(settings_.device_uuid));
+  std::memcpy(body.device_uuid, settings_.device_uuid.data(), sizeof(body.device_uuid));
   if (settings_.short_welcome) {
     (void)send_packet(connection_.get(), static_cast<std::uint16_t>(abi::AttachType::kWelcome), request_id,
                       &body, 10);
@@ -208,7 +209,8 @@ void FakeDaemon::join(const abi::Join& request, std::uint32_t request_id, std::v
       abi::UserArenaLayout(request.shape, abi::bound_regions(request.bindings)).total_bytes;
   const std::uint64_t board_bytes = abi::BoardLayout(request.shape).total_bytes;
   const std::uint64_t file_bytes = board_bytes - static_cast<std::uint64_t>(settings_.less_board_bytes);
-  const UniqueFd user_fd = make_segment("fake-user", user_bytes, true);
+  const UniqueFd user_fd =
+      make_segment(settings_.arena_name.c_str(), abi::align_up(user_bytes, settings_.arena_unit), true);
   const UniqueFd board_fd = make_segment("fake-board", file_bytes, true);
   member->user = must(Mapping::map(user_fd.get(), user_bytes, Access::kReadWrite));
   member->board_mapping = must(Mapping::map(board_fd.get(), file_bytes, Access::kReadWrite));

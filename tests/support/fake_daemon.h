@@ -7,6 +7,7 @@
 #include "common/packet.h"
 #include "proto/attach.h"
 
+#include <array>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -37,7 +38,9 @@ struct FakeSettings {
   std::int64_t more_user_bytes = 0;   // added to what Joined says
   std::int64_t less_board_bytes = 0;  // missing in the board's file
   abi::DeviceKind device_kind = abi::DeviceKind::kHost;
-  std::uint8_t device_uuid = 0;  // each byte of it
+  std::array<std::uint8_t, 16> device_uuid{};
+  std::string arena_name = "fake-user";  // of its memory
+  std::size_t arena_unit = 1;            // its memory is a multiple of it
   bool automatic = true;  // completes every submission with OK; else the test does, see next_submission
 };
 

@@ -21,16 +21,17 @@ target_compile_definitions(client_test PRIVATE
   EPD_HEADER="${PROJECT_SOURCE_DIR}/client/include/epd/epd.h"
   EPD_SANITIZERS="$<JOIN:${EPD_SANITIZE},+>"
   EPD_VERSION_TEXT="${PROJECT_VERSION}")
-# CUDA devices, with a driver of the test's own: against the library's objects, to put it in place.
-if(EPD_CUDA_DRIVER_INCLUDE_DIR)
+# CUDA devices, on the fake driver: against the library's objects, to look into it.
+include(${CMAKE_CURRENT_LIST_DIR}/../support/fake_cuda.cmake)
+if(EPD_CUDA_DRIVER_INCLUDE_DIR AND EPD_FAKE_CUDA)
   add_executable(client_cuda_test ${CMAKE_CURRENT_LIST_DIR}/client_cuda_test.cpp
     ${CMAKE_CURRENT_LIST_DIR}/client_cuda_queue_test.cpp ${CMAKE_CURRENT_LIST_DIR}/client_cuda_waits_test.cpp
     ${CMAKE_CURRENT_LIST_DIR}/client_commands_test.cpp ${CMAKE_CURRENT_LIST_DIR}/client_commands_ends_test.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/recorded_cuda.cpp $<TARGET_OBJECTS:epd_client_objects>)
+    ${CMAKE_CURRENT_LIST_DIR}/watched_cuda.cpp $<TARGET_OBJECTS:epd_client_objects>)
   target_include_directories(client_cuda_test PRIVATE $<TARGET_PROPERTY:epd_client_objects,INTERFACE_INCLUDE_DIRECTORIES>)
   target_include_directories(client_cuda_test SYSTEM PRIVATE ${EPD_CUDA_DRIVER_INCLUDE_DIR})
   target_compile_definitions(client_cuda_test PRIVATE EPD_CLIENT_VERSION="${PROJECT_VERSION}" $<$<BOOL:${EPD_CUDA}>:EPD_CLIENT_HAS_KERNELS>)
-  target_link_libraries(client_cuda_test PRIVATE epd_fake_daemon epd_proto GTest::gtest_main epd_options ${CMAKE_DL_LIBS})
+  target_link_libraries(client_cuda_test PRIVATE fake_cuda epd_fake_daemon epd_proto GTest::gtest_main epd_options ${CMAKE_DL_LIBS})
   gtest_discover_tests(client_cuda_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 120)
 endif()
 gtest_discover_tests(client_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 120)

@@ -1,6 +1,8 @@
 // The client library's handshake and joins against a daemon that misbehaves in every way it can.
 #include "client_fixture.h"
 
+#include <dlfcn.h>
+
 #include <cstdlib>
 #include <functional>
 #include <thread>
@@ -100,6 +102,16 @@ TEST(ClientAttach, PassesRefusalsOn) {
 TEST(ClientAttach, ARefusalIsNeverOk) {
   EXPECT_EQ(attach_status(with([](FakeSettings& s) { s.refuse_hello = Status(StatusCode::kOk, "x"); })),
             EPD_INTERNAL);
+}
+
+TEST(ClientAttach, ADeviceOfAMachineWithoutADriver) {
+  void* const driver = ::dlopen("libcuda.so.1", RTLD_NOW);
+  if (driver != nullptr) {
+    ::dlclose(driver);
+    GTEST_SKIP() << "this machine has a driver";
+  }
+  EXPECT_EQ(attach_status(with([](auto& s) { s.device_kind = abi::DeviceKind::kCuda; })), EPD_UNSUPPORTED);
+  EXPECT_ERROR_HAS("libcuda.so.1");
 }
 
 TEST(ClientAttach, SilentDaemonMeetsTheDeadline) {

@@ -57,6 +57,7 @@ class ClientCommands : public ClientCudaBase {
   }
 
   abi::CommandWords& words() {
+    cuda_.settle();
     return *reinterpret_cast<abi::CommandWords*>(base_ + abi::UserArenaLayout(member_->shape).commands);
   }
   std::uintptr_t address(const std::uint32_t& word) { return reinterpret_cast<std::uintptr_t>(&word); }

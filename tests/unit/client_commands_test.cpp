@@ -150,7 +150,8 @@ TEST_F(ClientCommands, KeptHandlesTakeRecordsAndGiveThemBack) {
 }
 
 TEST_F(ClientCommands, TokensAreCountedWhenTheStreamGetsThere) {
-  std::uint32_t n = 7;
+  std::uint32_t& n = *cuda_.pinned_word();
+  n = 7;
   epd_dispatch_args_t args = dispatch_args(0);
   args.num_tokens_at = &n;
   expect_refused(args, "num_tokens is 3; allowed: 0 with num_tokens_at");
@@ -307,7 +308,8 @@ TEST_F(ClientCommands, TheWrapperHasThemToo) {
   Group group = session.join(config);
   base_ = reinterpret_cast<std::uintptr_t>(group.buffers(0).x.data());
   member_ = &daemon_.member(0);
-  std::uint32_t n = 6;
+  std::uint32_t& n = *cuda_.pinned_word();
+  n = 6;
   DispatchOptions options;
   options.stream = stream_;
   options.num_tokens_at = &n;

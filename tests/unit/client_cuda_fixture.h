@@ -1,9 +1,9 @@
-// A session on a CUDA device: a recorded driver below, the scripted daemon beside it.
+// A session on a CUDA device: the fake driver below, the scripted daemon beside it.
 #pragma once
 
 #include "client_fixture.h"
-#include "recorded_cuda.h"
 #include "session.h"
+#include "watched_cuda.h"
 
 #include <atomic>
 #include <vector>
@@ -19,13 +19,13 @@ struct SessionTestAccess {
 
 namespace epd::testing {
 
-inline constexpr std::uint8_t kUuid = 0x5a;
-
 inline FakeSettings cuda_settings() {
   FakeSettings settings;
   settings.automatic = false;
   settings.device_kind = abi::DeviceKind::kCuda;
-  settings.device_uuid = kUuid;
+  settings.device_uuid = WatchedCuda::uuid();
+  settings.arena_name = WatchedCuda::memory_name();
+  settings.arena_unit = std::size_t{2} << 20;
   return settings;
 }
 
@@ -62,6 +62,7 @@ class ClientCudaBase : public ::testing::Test {
   std::uintptr_t ready(std::uint32_t slot) { return base_ + arena().ready_word(slot); }
   std::uintptr_t done(std::uint32_t slot) { return base_ + arena().done_word(slot); }
   std::uint32_t at(std::uintptr_t address) {
+    cuda_.settle();
     return std::atomic_ref(*reinterpret_cast<std::uint32_t*>(address)).load();
   }
   // What the engine does at an operation's end.
@@ -105,9 +106,9 @@ class ClientCudaBase : public ::testing::Test {
     EXPECT_EQ(op.value, static_cast<std::uint32_t>(value));
   }
 
-  const CUstream stream_ = reinterpret_cast<CUstream>(0x1000);
-  const CUstream other_ = reinterpret_cast<CUstream>(0x2000);
-  RecordedCuda cuda_{{0x11, kUuid}};
+  WatchedCuda cuda_;
+  const CUstream stream_ = cuda_.make_stream();
+  const CUstream other_ = cuda_.make_stream();
   FakeDaemon daemon_;
   epd_session_t* session_ = nullptr;
   epd_group_t* group_ = nullptr;

@@ -1,5 +1,6 @@
 // cuInit and cuDevice*: settings, and what a device says of itself.
 #include "fake_cuda/driver.h"
+#include "fake_cuda/watching.h"
 
 #include <unistd.h>
 
@@ -216,12 +217,15 @@ bool can_reach(CUdevice device, CUdevice peer) {
 
 void Device::fail(CUresult result) {
   CUresult none = CUDA_SUCCESS;
-  error.compare_exchange_strong(none, result);
+  if (error.compare_exchange_strong(none, result)) ++driver()->faults;
 }
 
 CUresult enter(const char* function, Needs needs) {
   Driver* const all = driver();
   if (all == nullptr || all->process != ::getpid()) return CUDA_ERROR_NOT_INITIALIZED;
+  if (Watcher* const sees = watcher()) {
+    if (const CUresult given = sees->calls(function)) return given;
+  }
   const std::shared_ptr<Context> context = current_context();
   const CUresult injected = inject(*all, function, context.get());
   if (is_sticky(injected) && context != nullptr) context->device.fail(injected);
@@ -243,6 +247,9 @@ using epd::fake_cuda::Needs;
 
 CUresult CUDAAPI cuInit(unsigned int flags) {
   if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (epd::fake_cuda::Watcher* const sees = epd::fake_cuda::watcher()) {
+    if (const CUresult given = sees->calls("cuInit")) return given;
+  }
   return epd::fake_cuda::initialise();
 }
 

@@ -106,6 +106,10 @@ class Table {
     const std::lock_guard lock(mutex_);
     for (const auto& [handle, object] : objects_) visit(*object);
   }
+  std::size_t size() const {
+    const std::lock_guard lock(mutex_);
+    return objects_.size();
+  }
 
  private:
   mutable std::mutex mutex_;
@@ -124,6 +128,7 @@ struct Driver {
   Table<Context> contexts;
   std::mutex mutex;
   std::vector<Primary> primaries;  // guarded by mutex; [devices]
+  std::atomic<std::size_t> faults{0};
 
   Device* device(CUdevice ordinal) {
     return ordinal < 0 || static_cast<std::size_t>(ordinal) >= devices.size() ? nullptr

@@ -48,6 +48,7 @@ CUresult CUDAAPI cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* sta
   if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const std::shared_ptr<Stream> stream = find_stream(handle);
   if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (Watcher* const sees = watcher()) sees->enqueues({.function = "cuStreamIsCapturing", .stream = handle});
   *status = stream->capture_status();
   return CUDA_SUCCESS;
 }

@@ -2,6 +2,7 @@
 #include "fake_cuda/bench_kernels.h"
 #include "fake_cuda/kernel_protocol.h"
 #include "fake_cuda/memory.h"
+#include "fake_cuda/played_thread.h"
 #include "fake_cuda/stream.h"
 #include "fake_cuda/word_kernels.h"
 
@@ -104,7 +105,8 @@ bool run(Stream& stream, const Launch& launch, Run run_it) {
     if (looks == 1) backoff = Backoff();
     backoff.pause();
   };
-  const std::string wrong = run_it(launch, device);
+  std::string wrong;
+  if (!play(stream, launch.kernel, [&] { wrong = run_it(launch, device); })) return false;
   if (wrong.empty()) return true;
   complain(launch.kernel + " on device " + std::to_string(stream.device().machine) + ": " + wrong);
   stream.device().fail(CUDA_ERROR_ILLEGAL_ADDRESS);
@@ -145,6 +147,11 @@ CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** p
   if (kernel->name == kGateKernel) return enqueue_kernel(handle, gate_kernel(params));
   if (const CUresult error = check_launch(*kernel, *stream, grid)) return error;
   if (is_word_kernel(kernel->name)) {
+    if (Watcher* const sees = watcher()) {
+      const char* const name = kernel->name.c_str();
+      if (const CUresult given = sees->calls(name)) return given;
+      sees->enqueues({.function = name, .stream = handle, .parameters = params});
+    }
     if (grid.ctas[0] != 1 || grid.threads[0] != 1) return CUDA_ERROR_INVALID_VALUE;
     return enqueue_kernel(handle, word_kernel(kernel->name, params));
   }
@@ -171,6 +178,10 @@ CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** p
 }
 
 }  // namespace
+
+void epd::fake_cuda::count_libraries(Holdings& holdings) {
+  holdings.libraries = libraries().size();
+}
 
 CUresult CUDAAPI cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option*, void**, unsigned int,
                                    CUlibraryOption*, void**, unsigned int) {
@@ -227,6 +238,7 @@ CUresult CUDAAPI cuKernelSetAttribute(CUfunction_attribute which, int value, CUk
   const std::shared_ptr<Kernel> known = kernels().find(kernel);
   if (known == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (driver()->device(device) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  if (Watcher* const sees = watcher()) sees->sets_attribute(known->name.c_str(), which, value);
   return set_attribute(which, value, *known, device);
 }
 

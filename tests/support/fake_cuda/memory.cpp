@@ -78,6 +78,14 @@ std::vector<Memory::Map::iterator> Memory::mappings(std::uintptr_t address, std:
   return found;
 }
 
+void Memory::count(Holdings& holdings) const {
+  const std::shared_lock lock(mutex_);
+  holdings.reservations = reserved_.size();
+  for (const auto& [address, range] : ranges_) {
+    if (range.kind == RangeKind::kMapped) holdings.mapped_bytes += range.bytes;
+  }
+}
+
 CUresult Memory::reserve(std::size_t bytes, std::size_t alignment, CUdeviceptr& address) {
   alignment = alignment < kGranularity ? kGranularity : alignment;
   if (bytes == 0 || bytes % kGranularity != 0 || (alignment & (alignment - 1)) != 0)

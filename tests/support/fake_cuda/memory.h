@@ -2,6 +2,7 @@
 #pragma once
 
 #include "fake_cuda/driver.h"
+#include "fake_cuda/watching.h"
 
 #include <atomic>
 #include <cstddef>
@@ -73,6 +74,21 @@ class Memory {
     return true;
   }
 
+  // The same in two calls, of one thread. After false there is nothing to end.
+  bool begin_use(int device, const void* address, std::size_t bytes) const {
+    mutex_.lock_shared();
+    const bool reached = reaches(device, reinterpret_cast<std::uintptr_t>(address), bytes);
+    if (!reached) mutex_.unlock_shared();
+    if (reached) used_.load(std::memory_order_acquire);
+    return reached;
+  }
+  void end_use() const {
+    used_.fetch_add(1, std::memory_order_release);
+    mutex_.unlock_shared();
+  }
+
+  void count(Holdings& holdings) const;
+
   CUresult reserve(std::size_t bytes, std::size_t alignment, CUdeviceptr& address);
   CUresult free_reserved(CUdeviceptr address, std::size_t bytes);
   CUresult map(CUdeviceptr address, std::size_t bytes, const Allocation& allocation);
@@ -102,6 +118,8 @@ class Memory {
 };
 
 Memory& memory();
+void count_allocations(Holdings& holdings);
+void count_libraries(Holdings& holdings);
 
 inline void* pointer(CUdeviceptr address) {
   return reinterpret_cast<void*>(address);

@@ -53,6 +53,10 @@ int device_of(int fd) {
 
 }  // namespace
 
+void epd::fake_cuda::count_allocations(Holdings& holdings) {
+  holdings.allocations = allocations().size();
+}
+
 CUresult CUDAAPI cuMemGetAllocationGranularity(std::size_t* granularity, const CUmemAllocationProp* prop,
                                                CUmemAllocationGranularity_flags) {
   if (const CUresult error = enter("cuMemGetAllocationGranularity", Needs::kNothing)) return error;

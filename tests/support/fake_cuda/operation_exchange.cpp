@@ -1,43 +1,21 @@
 #include "fake_cuda/operation_exchange.h"
 
-#include <chrono>
-
 namespace epd::fake_cuda {
 
 using namespace kernels::cuda;
 
-std::uint64_t nanoseconds() {
-  return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
-}
-
-OpResult ended(OpError error, std::int32_t culprit) {
-  OpResult ending{};
-  ending.error = error;
-  ending.culprit = culprit;
-  ending.expert = -1;
-  return ending;
-}
-
 OperationExchange::OperationExchange(const Operation& op, const KernelDevice& device)
-    : op_(op), device_(device), start_ns_(nanoseconds()) {}
-
-void OperationExchange::tell_stream() const {
-  if (op_.signal.flag != nullptr) store_release(op_.signal.flag, 1u);
-  if (op_.signal.done != nullptr) store_release(op_.signal.done, op_.signal.value);
-}
+    : op_(op), device_(device), start_ns_(ordered::nanoseconds()) {}
 
 // The host takes a place again as soon as it is told that all went well.
 void OperationExchange::leave() const {
-  if (!failed_) return;
-  if (op_.signal.failed != nullptr) std::atomic_ref(*op_.signal.failed).fetch_add(1);
-  tell_stream();
-  store_release(&op_.result->left, op_.tag);
+  if (failed_) end_failed(op_);
 }
 
 bool OperationExchange::must_leave(OpResult ending) {
   if (device_.over()) return true;
   const bool aborted = op_.abort != nullptr && load_acquire(op_.abort) != 0;
-  if (!aborted && nanoseconds() - start_ns_ < op_.timeout_ns) return false;
+  if (!aborted && ordered::nanoseconds() - start_ns_ < op_.timeout_ns) return false;
   ending.error = aborted ? OpError::kAborted : OpError::kDeadline;
   publish(ending);
   return true;
@@ -55,20 +33,8 @@ bool OperationExchange::wait_ready() {
 
 void OperationExchange::publish(const OpResult& ending) {
   failed_ = ending.error != OpError::kNone;
-  if (!failed_) tell_stream();
-  OpResult& result = *op_.result;
-  const OpResult copy = ending;
-  result.error = copy.error;
-  result.culprit = copy.culprit;
-  result.token = copy.token;
-  result.k = copy.k;
-  result.value = copy.value;
-  result.expert = copy.expert;
-  result.rows = copy.rows;
-  result.room = copy.room;
-  result.num_recv_rows = copy.num_recv_rows;
-  result.num_dropped = copy.num_dropped;
-  store_release(&result.tag, op_.tag);
+  if (!failed_) tell_stream(op_);
+  kernels::cuda::publish(op_, ending);
 }
 
 }  // namespace epd::fake_cuda

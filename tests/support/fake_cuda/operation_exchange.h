@@ -1,6 +1,7 @@
 // What an operation has to do with its stream and its engine.
 #pragma once
 
+#include "cuda/ending.h"
 #include "fake_cuda/kernel_protocol.h"
 
 #include <atomic>
@@ -17,9 +18,6 @@ template <typename T>
 T load_acquire(const T* word) {
   return std::atomic_ref(*const_cast<T*>(word)).load(std::memory_order_acquire);
 }
-
-std::uint64_t nanoseconds();  // of a clock that only goes forward
-kernels::cuda::OpResult ended(kernels::cuda::OpError error, std::int32_t culprit);
 
 class OperationExchange {
  public:
@@ -41,8 +39,6 @@ class OperationExchange {
   const KernelDevice& device_;
 
  private:
-  void tell_stream() const;
-
   const std::uint64_t start_ns_;
   bool failed_ = false;  // it has said so
 };

@@ -47,6 +47,9 @@ void order_after(Stream& stream, const std::shared_ptr<Stream>& other) {
   stream.submit([other, count](Stream& own) { return own.wait_until([&] { return other->done(count); }); });
 }
 
+// Of all streams together: what has ended.
+std::atomic<std::uint64_t> progress{0};
+
 }  // namespace
 
 void Backoff::pause() {
@@ -85,10 +88,12 @@ void Stream::run() {
     Work work = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
-    const bool runs = device_.check() == CUDA_SUCCESS && work(*this);
+    const bool begins = !held() || wait_until([] { return true; });
+    const bool runs = begins && device_.check() == CUDA_SUCCESS && work(*this);
     work = nullptr;
     lock.lock();
     ++completed_;
+    ++progress;
     if (!runs) {
       completed_ += queue_.size();
       queue_.clear();
@@ -121,6 +126,17 @@ CUresult Stream::query() {
   if (const CUresult error = device_.check()) return error;
   const std::lock_guard lock(mutex_);
   return completed_ >= submitted_ ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+std::size_t Stream::pending() {
+  const std::lock_guard lock(mutex_);
+  return static_cast<std::size_t>(submitted_ - completed_);
+}
+
+void Stream::settle() {
+  const std::uint64_t before = failed_looks_.load();
+  Backoff backoff;
+  while (pending() != 0 && !held() && failed_looks_.load() < before + 2) backoff.pause();
 }
 
 bool Stream::begin_capture() {
@@ -212,6 +228,19 @@ CUresult enqueue(CUstream handle, Stream::Work work) {
   }
   stream->submit(std::move(work));
   return CUDA_SUCCESS;
+}
+
+void settle_streams() {
+  std::vector<std::shared_ptr<Stream>> all;
+  driver()->contexts.visit([&](Context& context) {
+    for (auto& stream : streams_of(context, true)) all.push_back(std::move(stream));
+  });
+  // Twice, as a kernel may have stored a word before it began to wait.
+  for (unsigned quiet = 0; quiet < 2; ++quiet) {
+    const std::uint64_t before = progress.load();
+    for (const auto& stream : all) stream->settle();
+    if (progress.load() != before) quiet = ~0u;
+  }
 }
 
 CUresult synchronise_context(Context& context) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "fake_cuda/driver.h"
+#include "fake_cuda/watching.h"
 
 #include <condition_variable>
 #include <deque>
@@ -42,12 +43,22 @@ class Stream : public std::enable_shared_from_this<Stream> {
   template <typename Satisfied>
   bool wait_until(Satisfied satisfied) {
     Backoff backoff;
-    while (!satisfied()) {
+    while (held() || !satisfied()) {
       if (over()) return false;
+      look_failed();
       backoff.pause();
     }
     return true;
   }
+
+  // Of a wait: a look was in vain. After two of them what the stream waits for was not there meanwhile.
+  void look_failed() { ++failed_looks_; }
+  // A test's: nothing begins, and no wait ends.
+  void hold(bool held) { held_.store(held); }
+  bool held() const { return held_.load(); }
+  std::size_t pending();
+  // Until the stream has nothing to do, or waits in vain, or is held.
+  void settle();
 
   void submit(Work work);
   std::uint64_t submitted();
@@ -73,6 +84,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
   const unsigned num_sms_;
   const bool blocking_;
   std::atomic<bool> destroyed_{false};
+  std::atomic<bool> held_{false};
+  std::atomic<std::uint64_t> failed_looks_{0};
   std::mutex mutex_;
   std::condition_variable work_;
   std::condition_variable done_;
@@ -93,6 +106,8 @@ std::shared_ptr<Stream> find_stream(CUstream stream);
 // As submit(), and in order with the default stream, if both are of the blocking kind.
 CUresult enqueue(CUstream stream, Stream::Work work);
 CUresult synchronise_context(Context& context);
+// Until none of them goes on by itself.
+void settle_streams();
 // What a call without a stream waits for: the default stream and the blocking ones.
 CUresult synchronise_blocking(Context& context);
 

@@ -182,8 +182,9 @@ CUresult CUDAAPI cuStreamCreate(CUstream* stream, unsigned int flags) {
   return create(stream, flags);
 }
 
-CUresult CUDAAPI cuStreamCreateWithPriority(CUstream* stream, unsigned int flags, int) {
+CUresult CUDAAPI cuStreamCreateWithPriority(CUstream* stream, unsigned int flags, int priority) {
   if (const CUresult error = enter("cuStreamCreateWithPriority", Needs::kContext)) return error;
+  if (Watcher* const sees = watcher()) sees->makes_stream(flags, priority);
   return create(stream, flags);
 }
 
@@ -214,6 +215,7 @@ CUresult CUDAAPI cuStreamQuery(CUstream handle) {
 CUresult CUDAAPI cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t value,
                                      unsigned int flags) {
   if (const CUresult error = enter("cuStreamWaitValue32", Needs::kContext)) return error;
+  if (Watcher* const sees = watcher()) sees->enqueues({"cuStreamWaitValue32", stream, address, value, flags});
   return wait_value<std::uint32_t, std::int32_t>(stream, address, value, flags);
 }
 
@@ -226,6 +228,8 @@ CUresult CUDAAPI cuStreamWaitValue64(CUstream stream, CUdeviceptr address, cuuin
 CUresult CUDAAPI cuStreamWriteValue32(CUstream stream, CUdeviceptr address, cuuint32_t value,
                                       unsigned int flags) {
   if (const CUresult error = enter("cuStreamWriteValue32", Needs::kContext)) return error;
+  if (Watcher* const sees = watcher())
+    sees->enqueues({"cuStreamWriteValue32", stream, address, value, flags});
   return write_value<std::uint32_t>(stream, address, value, flags);
 }
 
@@ -260,7 +264,9 @@ CUresult CUDAAPI cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, std::size_t
   return copy_later("cuMemcpyHtoDAsync", pointer(to), from, bytes, {true, false}, stream);
 }
 CUresult CUDAAPI cuMemcpyDtoHAsync(void* to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
-  return copy_later("cuMemcpyDtoHAsync", to, pointer(from), bytes, {false, true}, stream);
+  const CUresult error = copy_later("cuMemcpyDtoHAsync", to, pointer(from), bytes, {false, true}, stream);
+  if (Watcher* const sees = watcher(); sees != nullptr && error == CUDA_SUCCESS) sees->has_copied();
+  return error;
 }
 CUresult CUDAAPI cuMemcpy2DAsync(const CUDA_MEMCPY2D* copy, CUstream stream) {
   if (const CUresult error = enter("cuMemcpy2DAsync", Needs::kContext)) return error;

@@ -1,6 +1,4 @@
-// The kernels of the client library (client/src/stream_kernels.cu), by a host: a stream writes and awaits
-// words, and rings
-// commands.
+// The kernels of the client library: their code is client/src/stream_words.h.
 #pragma once
 
 #include "fake_cuda/stream.h"

@@ -1,8 +1,9 @@
 // Commands, as one thread of CTA 0 takes them: it looks for them between operations, judges them, and tells
-// the host of their ends. The README of this room has the memory ordering.
+// the host of their ends. The README of this room has the memory ordering. For device and host, see
+// proto/ordered.h.
 #pragma once
 
-#include "cuda/signal.cuh"
+#include "cuda/ending.h"
 #include "kernels/command_turn.h"
 
 namespace epd::kernels::cuda {
@@ -23,26 +24,26 @@ struct Watch {
 
 // ---- what does not change while a turn lasts, and so is read once from L2 (a third of a microsecond each)
 
-__device__ inline void forget(Watch& watch) {
+EPD_DEVICE inline void forget(Watch& watch) {
   watch.known_routes = 0;
   for (ProgramHead& head : watch.heads) head.task = Task::kStop;
 }
 
 // What has not been recorded may have been since.
-__device__ inline ProgramHead head_of(const CommandArguments& own, Watch& watch, std::uint32_t program) {
+EPD_DEVICE inline ProgramHead head_of(const CommandArguments& own, Watch& watch, std::uint32_t program) {
   ProgramHead& head = watch.heads[program];
   if (head.task == Task::kStop) {
-    const uint4 words = __ldcg(reinterpret_cast<const uint4*>(&own.programs[program].task));
+    const Words words = load_here(reinterpret_cast<const Words*>(&own.programs[program].task));
     head = {static_cast<Task>(words.x), words.y, words.z, words.w};
   }
   return head;
 }
 
-__device__ inline RouteState route_of(const CommandArguments& own, Watch& watch, std::uint32_t record) {
+EPD_DEVICE inline RouteState route_of(const CommandArguments& own, Watch& watch, std::uint32_t record) {
   static_assert(sizeof(RouteState) == 16);
   const bool kept = record < Watch::kRoutes;
   if (kept && ((watch.known_routes >> record) & 1) != 0) return watch.routes[record];
-  const uint4 words = __ldcg(reinterpret_cast<const uint4*>(own.routes + record));
+  const Words words = load_here(reinterpret_cast<const Words*>(own.routes + record));
   const RouteState route{std::uint64_t{words.y} << 32 | words.x, words.z, words.w};
   if (kept) {
     watch.routes[record] = route;
@@ -51,7 +52,7 @@ __device__ inline RouteState route_of(const CommandArguments& own, Watch& watch,
   return route;
 }
 
-__device__ inline void store_route(const CommandArguments& own, Watch& watch, std::uint32_t record,
+EPD_DEVICE inline void store_route(const CommandArguments& own, Watch& watch, std::uint32_t record,
                                    const RouteState& route) {
   own.routes[record] = route;
   if (record < Watch::kRoutes) {
@@ -63,7 +64,7 @@ __device__ inline void store_route(const CommandArguments& own, Watch& watch, st
 // ---- turns
 
 // Once in a lane's life: from then on nobody else knows better.
-__device__ inline void set_sequence(const CommandArguments& own, Watch& watch) {
+EPD_DEVICE inline void set_sequence(const CommandArguments& own, Watch& watch) {
   const CommandStart& start = own.host->start;
   if (watch.state.sequence_set != 0 || load_relaxed_system(&start.sets) == 0) return;
   watch.state.sequence_set = 1;
@@ -71,18 +72,18 @@ __device__ inline void set_sequence(const CommandArguments& own, Watch& watch) {
 }
 
 // When a kernel begins: where the one before has ended.
-__device__ inline void begin_watch(const ResidentArguments& own, Watch& watch) {
-  watch.entry = __ldcg(&own.state->next);
+EPD_DEVICE inline void begin_watch(const ResidentArguments& own, Watch& watch) {
+  watch.entry = load_here(&own.state->next);
   watch.runs = false;
   if (own.commands.words == nullptr) return;
-  watch.state = *own.commands.state;
+  load_whole(watch.state, *own.commands.state);
   watch.journal_read = watch.state.journal_read;
   forget(watch);
   set_sequence(own.commands, watch);
 }
 
 // And before it ends. The host's words in the same place are left alone.
-__device__ inline void end_watch(const ResidentArguments& own, const Watch& watch) {
+EPD_DEVICE inline void end_watch(const ResidentArguments& own, const Watch& watch) {
   own.state->next = watch.entry;
   if (own.commands.words == nullptr) return;
   CommandState& to = *own.commands.state;
@@ -98,7 +99,7 @@ __device__ inline void end_watch(const ResidentArguments& own, const Watch& watc
 }
 
 // The host has said something new, and nothing runs. Here alone host memory is read: a few microseconds.
-__device__ inline void take_turn(const CommandArguments& own, Watch& watch) {
+EPD_DEVICE inline void take_turn(const CommandArguments& own, Watch& watch) {
   const std::uint32_t turn = load_acquire_system(&own.state->turn);
   forget(watch);
   if (turn % 2 != 0) {
@@ -110,8 +111,9 @@ __device__ inline void take_turn(const CommandArguments& own, Watch& watch) {
     watch.state.failed = 0;
     const std::uint32_t routes = load_relaxed_system(&start.num_routes);
     const auto* const routes_at = reinterpret_cast<const std::uint64_t*>(&start.routes);
-    const auto* const from = reinterpret_cast<const uint4*>(load_relaxed_system(routes_at));
-    for (std::uint32_t i = 0; i < routes; ++i) reinterpret_cast<uint4*>(own.routes)[i] = __ldcv(from + i);
+    const auto* const from = reinterpret_cast<const Words*>(load_relaxed_system(routes_at));
+    for (std::uint32_t i = 0; i < routes; ++i)
+      reinterpret_cast<Words*>(own.routes)[i] = load_of_host(from + i);
   }
   watch.state.turn_taken = turn;
   store_release_system(&own.host->turn, turn);
@@ -119,13 +121,13 @@ __device__ inline void take_turn(const CommandArguments& own, Watch& watch) {
 
 // ---- the journal
 
-__device__ inline bool journal_is_full(const CommandArguments& own, Watch& watch) {
+EPD_DEVICE inline bool journal_is_full(const CommandArguments& own, Watch& watch) {
   if (watch.state.journal - watch.journal_read < kJournalEntries) return false;
   watch.journal_read = load_acquire_system(&own.state->journal_read);
   return watch.state.journal - watch.journal_read >= kJournalEntries;
 }
 
-__device__ inline JournalEntry& next_entry_of(const CommandArguments& own, const Watch& watch) {
+EPD_DEVICE inline JournalEntry& next_entry_of(const CommandArguments& own, const Watch& watch) {
   return own.host->journal[watch.state.journal % kJournalEntries];
 }
 
@@ -137,7 +139,7 @@ struct JournalLine {
 };
 // Behind the result, which is there. Stores to host memory, for which the last one waits: a microsecond or
 // two that the client's stream does not see.
-__device__ inline void write_journal(const CommandArguments& own, Watch& watch, const JournalLine& line) {
+EPD_DEVICE inline void write_journal(const CommandArguments& own, Watch& watch, const JournalLine& line) {
   JournalEntry& entry = next_entry_of(own, watch);
   entry.index = line.index;
   entry.program = line.program;
@@ -149,16 +151,16 @@ __device__ inline void write_journal(const CommandArguments& own, Watch& watch, 
 // ---- ends
 
 // Of a command that was not run. Those before it, if it is not the one that was awaited, are lost with it.
-__device__ inline void end_command(const CommandArguments& own, Watch& watch, const abi::Command& command,
+EPD_DEVICE inline void end_command(const CommandArguments& own, Watch& watch, const abi::Command& command,
                                    bool well) {
   const std::uint32_t ended = command.number + 1 - watch.state.sequence;
   watch.state.sequence = command.number + 1;
-  if (!well) atomicAdd_system(&own.words->failed, ended);
+  if (!well) add_system(&own.words->failed, ended);
   if (command.flagged) store_release_system(&own.words->flags[command.program], 1u);
   store_release(&own.words->done, command.number + 1);
 }
 
-__device__ inline void write_result(const CommandArguments& own, const Watch& watch,
+EPD_DEVICE inline void write_result(const CommandArguments& own, const Watch& watch,
                                     const Judgement& judgement, std::uint64_t tag) {
   OpResult result = ended(judgement.error, -1);
   result.rows = judgement.rows;
@@ -168,7 +170,7 @@ __device__ inline void write_result(const CommandArguments& own, const Watch& wa
 }
 
 // A noop too is done here: no other CTA hears of it.
-__device__ inline void end_unheralded(const CommandArguments& own, Watch& watch, const abi::Command& command,
+EPD_DEVICE inline void end_unheralded(const CommandArguments& own, Watch& watch, const abi::Command& command,
                                       const Judgement& judgement) {
   const bool well = judgement.verdict == Verdict::kNoop;
   end_command(own, watch, command, well);
@@ -179,7 +181,7 @@ __device__ inline void end_unheralded(const CommandArguments& own, Watch& watch,
 }
 
 // All CTAs have left the operation that was heralded last.
-__device__ inline void conclude(const CommandArguments& own, Watch& watch, bool failed) {
+EPD_DEVICE inline void conclude(const CommandArguments& own, Watch& watch, bool failed) {
   if (!watch.runs) return;
   watch.runs = false;
   const CommandTurn& turn = watch.running;
@@ -195,12 +197,18 @@ __device__ inline void conclude(const CommandArguments& own, Watch& watch, bool 
 // Looks without a pause for some milliseconds, then now and then. (A look takes 0.7 us.)
 inline constexpr std::uint32_t kEagerLooks = 4096;
 inline constexpr std::uint32_t kPauseNs = 200;
+EPD_DEVICE inline void pause(std::uint32_t looks) {
+  if (looks > kEagerLooks)
+    look_after(looks, kPauseNs);
+  else
+    look_again(looks);
+}
 
 // What CTA 0 tells the others to do; 0: nothing.
 using HeraldWord = std::uint32_t;  // low half of Herald::entry
 
 // Judges the command. To be run: its turn is written.
-__device__ inline HeraldWord accept_command(const CommandArguments& own, Watch& watch, std::uint64_t word,
+EPD_DEVICE inline HeraldWord accept_command(const CommandArguments& own, Watch& watch, std::uint64_t word,
                                             CommandTurn& to) {
   Judgement judgement = judge_word(watch.state, word);
   if (judgement.verdict == Verdict::kWait) return 0;
@@ -231,21 +239,21 @@ __device__ inline HeraldWord accept_command(const CommandArguments& own, Watch& 
 // ---- stepping aside
 
 // Looks for each one at the host's memory, which takes two microseconds: one in a millisecond or two.
-inline constexpr std::uint32_t kLooksPerRound = 2048;
+inline constexpr std::uint32_t kLooksPerRound = kLooksInMilliseconds;
 
-__device__ inline bool round_is_over(const ResidentArguments& own) {
+EPD_DEVICE inline bool round_is_over(const ResidentArguments& own) {
   return load_relaxed_system(own.round) != own.own_round;
 }
 
 // A stop for a kernel that had stepped aside before it came to that.
-__device__ inline bool is_of_former_round(const ResidentArguments& own, std::uint64_t entry) {
+EPD_DEVICE inline bool is_of_former_round(const ResidentArguments& own, std::uint64_t entry) {
   return static_cast<Task>(entry >> 16 & 0xffff) == Task::kStop &&
          (entry & 0xffff) != own.own_round % kStopRounds;
 }
 
 // Whether to leave, or 0. Not before what has been told: its client's kernel may wait, and the stream that
 // brings entries be held up.
-__device__ __noinline__ inline HeraldWord look_aside(const ResidentArguments& own, const Watch& watch) {
+EPD_DEVICE EPD_NO_INLINE inline HeraldWord look_aside(const ResidentArguments& own, const Watch& watch) {
   if (!round_is_over(own)) return 0;
   const std::uint64_t entry = load_acquire_system(own.told + watch.entry % kQueueEntries);
   const bool is_there = static_cast<std::uint32_t>(entry >> 32) == watch.entry + 1;
@@ -260,7 +268,7 @@ __device__ __noinline__ inline HeraldWord look_aside(const ResidentArguments& ow
 // Until the queue has an entry, or a command is to be run. All loads of a look but the last are relaxed, so
 // that they are on their way together and a look stays one round trip. The last one acquires: it is the
 // command's. What else turns out to be new is looked at again.
-__device__ inline HeraldWord await_work(const ResidentArguments& own, Watch& watch) {
+EPD_DEVICE inline HeraldWord await_work(const ResidentArguments& own, Watch& watch) {
   const CommandArguments& commands = own.commands;
   for (std::uint32_t looks = 0;; ++looks) {
     const std::uint64_t* const at = own.state->entries + watch.entry % kQueueEntries;
@@ -285,7 +293,7 @@ __device__ inline HeraldWord await_work(const ResidentArguments& own, Watch& wat
       const HeraldWord aside = look_aside(own, watch);
       if (aside != 0) return aside;
     }
-    if (looks > kEagerLooks) __nanosleep(kPauseNs);
+    pause(looks);
   }
 }
 

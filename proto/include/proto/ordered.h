@@ -1,0 +1,145 @@
+// How a thread of a device accesses words that it shares with other devices and with hosts, and waits for
+// them. Device code that one thread runs uses nothing else that only a device has. So tests compile the same
+// code for the host (tests/support/fake_cuda), where a thread plays the device's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#ifndef __CUDACC__
+#include "fake_cuda/ordered_by_host.h"
+#else
+
+#define EPD_DEVICE __device__
+#define EPD_NO_INLINE __noinline__
+#define EPD_NO_UNROLL _Pragma("unroll 1")
+
+namespace epd::ordered {
+
+// 16 bytes, accessed at once.
+using Words = uint4;
+
+EPD_DEVICE inline std::uint64_t load_acquire_system(const std::uint64_t* at) {
+  std::uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+  return value;
+}
+EPD_DEVICE inline std::uint32_t load_acquire_system(const std::uint32_t* at) {
+  std::uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+  return value;
+}
+EPD_DEVICE inline void store_release_system(std::uint64_t* at, std::uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+EPD_DEVICE inline void store_release_system(std::uint32_t* at, std::uint32_t value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
+EPD_DEVICE inline std::uint32_t load_relaxed_system(const std::uint32_t* at) {
+  std::uint32_t value;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+  return value;
+}
+EPD_DEVICE inline std::uint64_t load_relaxed_system(const std::uint64_t* at) {
+  std::uint64_t value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+  return value;
+}
+EPD_DEVICE inline void store_relaxed_system(std::uint32_t* at, std::uint32_t value) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
+EPD_DEVICE inline void store_relaxed_system(std::uint64_t* at, std::uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+// Of memory that only this device accesses meanwhile.
+EPD_DEVICE inline std::uint64_t load_relaxed(const std::uint64_t* at) {
+  std::uint64_t value;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+  return value;
+}
+EPD_DEVICE inline std::uint64_t load_acquire(const std::uint64_t* at) {
+  std::uint64_t value;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+  return value;
+}
+EPD_DEVICE inline std::uint32_t load_acquire(const std::uint32_t* at) {
+  std::uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+  return value;
+}
+EPD_DEVICE inline void store_release(std::uint32_t* at, std::uint32_t value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
+EPD_DEVICE inline void store_release(std::uint64_t* at, std::uint64_t value) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+
+// What this device wrote before, or nobody writes meanwhile: past L1.
+EPD_DEVICE inline std::uint32_t load_here(const std::uint32_t* at) {
+  return __ldcg(at);
+}
+EPD_DEVICE inline Words load_here(const Words* at) {
+  return __ldcg(at);
+}
+// What a host wrote before: past all caches.
+EPD_DEVICE inline Words load_of_host(const Words* at) {
+  return __ldcv(at);
+}
+// A structure, some of whose words others may be writing.
+template <typename T>
+EPD_DEVICE inline void load_whole(T& to, const T& from) {
+  to = from;
+}
+
+EPD_DEVICE inline void fence_device() {
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+EPD_DEVICE inline void fence_system() {
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+EPD_DEVICE inline void fence_sequential_system() {
+  __threadfence_system();
+}
+
+// Counts to `last` and then wraps to 0; returns the number before.
+EPD_DEVICE inline std::uint32_t count_up(std::uint32_t* at, std::uint32_t last) {
+  std::uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(at), "r"(last)
+               : "memory");
+  return before;
+}
+// Relaxed; what was there before.
+EPD_DEVICE inline std::uint32_t add(std::uint32_t* at, std::uint32_t value) {
+  return atomicAdd(at, value);
+}
+EPD_DEVICE inline void add_system(std::uint32_t* at, std::uint32_t value) {
+  atomicAdd_system(at, value);
+}
+EPD_DEVICE inline std::uint64_t exchange(std::uint64_t* at, std::uint64_t value) {
+  return atomicExch(reinterpret_cast<unsigned long long*>(at), value);
+}
+
+EPD_DEVICE inline std::uint64_t nanoseconds() {
+  std::uint64_t now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  return now;
+}
+// Each loop that waits calls one of these between two looks. The first look is number 0 or 1.
+EPD_DEVICE inline void look_again(std::uint32_t) {}
+EPD_DEVICE inline void look_after(std::uint32_t, std::uint32_t sleep_ns) {
+  __nanosleep(sleep_ns);
+}
+
+// How many looks take a millisecond or two.
+inline constexpr std::uint32_t kLooksInMilliseconds = 2048;
+
+// -1: no bit is set.
+EPD_DEVICE inline std::int32_t lowest_bit(std::uint32_t set) {
+  return static_cast<std::int32_t>(__ffs(static_cast<int>(set))) - 1;
+}
+
+}  // namespace epd::ordered
+
+#endif
