@@ -72,9 +72,9 @@ TEST(HostPlans, PlansOfNobodyTakeNoMore) {
 // A group of one rank, whose memory is the test's.
 class HostOperations : public ::testing::Test, private OperationPeers {
  protected:
-  static constexpr std::uint32_t kTokens = 3;
-  static constexpr std::uint32_t kChoices = 2;
-  static constexpr std::uint32_t kHidden = 128;
+  static constexpr std::size_t kTokens = 3;
+  static constexpr std::size_t kChoices = 2;
+  static constexpr std::size_t kHidden = 128;
 
   HostOperations() {
     own_.ready = &ready_;
@@ -136,8 +136,8 @@ class HostOperations : public ::testing::Test, private OperationPeers {
 };
 
 TEST_F(HostOperations, AnEngineThatHasForgottenThePlanReadsItBack) {
-  for (std::size_t i = 0; i < x_.size(); ++i)
-    x_[i] = kernels::float_to_bf16(static_cast<float>(i / kHidden + 1));
+  for (std::size_t token = 0; token < kTokens; ++token)
+    std::fill_n(&x_[token * kHidden], kHidden, kernels::float_to_bf16(static_cast<float>(token + 1)));
   const auto dispatch = begin(kernels::cuda::Kind::kDispatch, operation(7, 0));
   run(*dispatch);
   ASSERT_EQ(dispatch->result().error, kernels::cuda::OpError::kNone);
@@ -213,7 +213,7 @@ TEST_F(EngineRoutes, RoutingsThatLeftMemoryAreUsedAgain) {
     auto* choices = group.region<std::int32_t>(0, 0, Region::kTopkIdx);
     std::fill_n(choices, 3 * kLarge.topk, -1);
     for (std::uint32_t token = 0; token < 3; ++token)  // each record has an order of its own
-      choices[token * kLarge.topk] = static_cast<std::int32_t>((record + token * record) % 4);
+      choices[std::size_t{token} * kLarge.topk] = static_cast<std::int32_t>((record + token * record) % 4);
     EXPECT_EQ(run(Op::kDispatch, record, 3, 0).num_recv_rows, 3u);
   }
   for (std::uint32_t record = 2; record < kLarge.num_routes(); ++record) {
