@@ -12,25 +12,36 @@
 
 namespace epd::testing {
 
-// An engine that takes all programs; what its kernel does, the tests do.
+// An engine that takes all programs; what its kernel does, the tests do. The streams wait by kernel.
 class ClientCommands : public ClientCudaBase {
  protected:
   void SetUp() override {
-    ClientCudaBase::SetUp();
     if (!kHasKernels) GTEST_SKIP() << "this libepd has no kernels: no nvcc";
-    epd_group_leave(group_);
-    group_ = nullptr;
-    ASSERT_EQ(join_with_commands(&group_), EPD_OK) << epd_last_error();
-    member_ = &daemon_.member(1);
-    epd_buffers_t buffers = EPD_BUFFERS_INIT;
-    ASSERT_EQ(epd_group_buffers(group_, 0, &buffers), EPD_OK);
-    base_ = reinterpret_cast<std::uintptr_t>(buffers.x);
+    wait_by_ = EPD_WAIT_BY_KERNEL;
+    ClientCudaBase::SetUp();
+    leave_for_commands();
+    if (HasFatalFailure()) return;
     engine_ = std::thread([this] { take_programs(); });
   }
   void TearDown() override {
     stop_ = true;
     if (engine_.joinable()) engine_.join();
     ClientCudaBase::TearDown();
+  }
+  // Its streams wait by memory operation.
+  void use_memop_waits() {
+    ASSERT_EQ(attach_again(EPD_WAIT_BY_MEMOP), EPD_OK) << epd_last_error();
+    leave_for_commands();
+  }
+  void leave_for_commands() {
+    epd_group_leave(group_);
+    group_ = nullptr;
+    ASSERT_EQ(join_with_commands(&group_), EPD_OK) << epd_last_error();
+    member_ = &daemon_.member(1);
+    epd_buffers_t buffers;
+    epd_buffers_init(&buffers);
+    ASSERT_EQ(epd_group_buffers(group_, 0, &buffers), EPD_OK);
+    base_ = reinterpret_cast<std::uintptr_t>(buffers.x);
   }
   epd_status_t join_with_commands(epd_group_t** group) {
     epd_group_config_t config = small_config();
@@ -73,16 +84,15 @@ class ClientCommands : public ClientCudaBase {
     cuda_.poke(address(words().done), words().done + 1);
   }
   epd_dispatch_args_t dispatch_args(std::uint32_t slot) {
-    epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+    epd_dispatch_args_t args;
+    epd_dispatch_args_init(&args);
     args.slot = slot;
     args.num_tokens = 3;
-    args.on_stream = 1;
-    args.stream = stream_;
-    args.wait_by = EPD_WAIT_BY_KERNEL;
     return args;
   }
-  epd_status_t dispatch_with(const epd_dispatch_args_t& args) {
-    return epd_dispatch(group_, &args, &ticket_, &handle_);
+  epd_status_t dispatch_with(const epd_dispatch_args_t& args) { return dispatch_in(stream_, args); }
+  epd_status_t dispatch_in(void* stream, const epd_dispatch_args_t& args) {
+    return epd_dispatch(group_, &args, stream, &ticket_, &handle_);
   }
   void expect_refused(const epd_dispatch_args_t& args, const char* text) {
     const std::uint32_t rung = words().tail;

@@ -30,7 +30,7 @@ TEST_F(ClientCommands, TheEngineHearsOfEachOperationOnce) {
 TEST_F(ClientCommands, WhatDiffersIsAnotherProgram) {
   std::vector<epd_dispatch_args_t> all(6, dispatch_args(0));
   all[1].slot = 1;
-  all[2].weights = 0;
+  all[2].omit_weights = 1;
   all[3].timeout_ms = 77;
   all[4].sms = 3;
   all[5].defer_receive = 1;
@@ -44,13 +44,12 @@ TEST_F(ClientCommands, WhatDiffersIsAnotherProgram) {
   EXPECT_EQ(programs().size(), all.size());
   EXPECT_EQ(programs()[3].timeout_ms, 77u);
   EXPECT_EQ(programs()[4].sms, 3u);
-  // By what a stream waits, and how many tokens there are, the command says.
-  all[0].wait_by = EPD_WAIT_BY_MEMORY_OPERATION;
+  // How many tokens there are, the command says.
   all[0].num_tokens = 8;
   ASSERT_EQ(dispatch_with(all[0]), EPD_OK) << epd_last_error();
   EXPECT_EQ(last_command().program, 0u);
   EXPECT_EQ(last_command().num_tokens, 8u);
-  EXPECT_TRUE(last_command().flagged);
+  EXPECT_FALSE(last_command().flagged);
   end_command();
   EXPECT_EQ(programs().size(), all.size());
 }
@@ -84,12 +83,10 @@ TEST_F(ClientCommands, AProgramThatIsRefusedIsSaidAgain) {
 }
 
 TEST_F(ClientCommands, HandlesNameRecords) {
-  epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
-  args.on_stream = 1;
-  args.stream = stream_;
-  args.wait_by = EPD_WAIT_BY_KERNEL;
+  epd_combine_args_t args;
+  epd_combine_args_init(&args);
   args.handle = 1;
-  EXPECT_EQ(epd_combine(group_, &args, &ticket_), EPD_NOT_FOUND);
+  EXPECT_EQ(epd_combine(group_, &args, stream_, &ticket_), EPD_NOT_FOUND);
   EXPECT_ERROR_HAS("handle 1 is of a slot that has had no dispatch");
   std::set<epd_handle_t> handles;
   for (std::uint32_t slot = 0; slot < 2; ++slot) {
@@ -102,7 +99,7 @@ TEST_F(ClientCommands, HandlesNameRecords) {
   EXPECT_EQ(handles.size(), 2u);
   args.handle = handle_;
   args.slot = 3;
-  ASSERT_EQ(epd_combine(group_, &args, &ticket_), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_combine(group_, &args, stream_, &ticket_), EPD_OK) << epd_last_error();
   end_command();
   EXPECT_EQ(programs().back().op, abi::Op::kCombine);
   EXPECT_EQ(programs().back().slot, 3u);
@@ -116,7 +113,7 @@ TEST_F(ClientCommands, HandlesNameRecords) {
   EXPECT_EQ(programs().back().flags, abi::kFlagWeights | abi::kFlagCached | abi::kFlagRecord);
   EXPECT_EQ(handle_, args.handle);
   args.handle += 1;
-  EXPECT_EQ(epd_combine(group_, &args, &ticket_), EPD_NOT_FOUND);
+  EXPECT_EQ(epd_combine(group_, &args, stream_, &ticket_), EPD_NOT_FOUND);
 }
 
 TEST_F(ClientCommands, KeptHandlesTakeRecordsAndGiveThemBack) {
@@ -134,10 +131,10 @@ TEST_F(ClientCommands, KeptHandlesTakeRecordsAndGiveThemBack) {
   EXPECT_ERROR_HAS("num_handles is 2");
   EXPECT_EQ(epd_handle_release(group_, kept[0]), EPD_OK) << epd_last_error();
   EXPECT_EQ(epd_handle_release(group_, kept[0]), EPD_NOT_FOUND);
-  epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
-  args.on_stream = 1;
+  epd_combine_args_t args;
+  epd_combine_args_init(&args);
   args.handle = kept[0];
-  EXPECT_EQ(epd_combine(group_, &args, &ticket_), EPD_NOT_FOUND);
+  EXPECT_EQ(epd_combine(group_, &args, stream_, &ticket_), EPD_NOT_FOUND);
   EXPECT_ERROR_HAS("is not kept any more");
   // A launch that fails gives its record back.
   cuda_.fail("epd_command", CUDA_ERROR_LAUNCH_FAILED);
@@ -169,14 +166,12 @@ TEST_F(ClientCommands, TokensAreCountedWhenTheStreamGetsThere) {
 }
 
 TEST_F(ClientCommands, OperationsMustBeOnAStream) {
-  epd_dispatch_args_t args = dispatch_args(0);
-  args.on_stream = 0;
-  args.stream = nullptr;
-  args.wait_by = 0;
-  expect_refused(args, "on_stream is 0; allowed: 1");
-  EXPECT_EQ(epd_noop(group_, 0, &ticket_), EPD_INVALID_ARGUMENT);
-  EXPECT_ERROR_HAS("on_stream is 0; allowed: 1");
-  EXPECT_EQ(epd_noop_on_stream(group_, 0, stream_, EPD_WAIT_BY_KERNEL, &ticket_), EPD_OK);
+  EXPECT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(0)), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("stream is EPD_NO_STREAM; allowed: a stream, as the group was joined with");
+  EXPECT_EQ(epd_noop(group_, 0, EPD_NO_STREAM, &ticket_), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("stream is EPD_NO_STREAM; allowed: a stream");
+  EXPECT_EQ(words().tail, 0u);
+  EXPECT_EQ(epd_noop(group_, 0, stream_, &ticket_), EPD_OK);
   EXPECT_EQ(programs().back().op, abi::Op::kNoop);
   EXPECT_EQ(programs().back().flags, static_cast<std::uint32_t>(abi::kFlagRecord));
   end_command();
@@ -187,37 +182,39 @@ TEST_F(ClientCommands, TicketsAreForStreams) {
   args.defer_receive = 1;
   ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
   EXPECT_EQ(cuda_.stuck(stream_), 0u) << "nobody told it to wait";
-  for (const epd_wait_by_t by : {EPD_WAIT_BY_DEFAULT, EPD_WAIT_BY_KERNEL})
-    EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_, other_, by), EPD_OK) << epd_last_error();
+  for (int twice = 0; twice < 2; ++twice)
+    EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_, other_), EPD_OK) << epd_last_error();
   EXPECT_STREQ(cuda_.enqueued(other_).back().kernel, "epd_await_command");
   EXPECT_EQ(cuda_.stuck(other_), 2u);
-  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_, other_, EPD_WAIT_BY_MEMORY_OPERATION),
-            EPD_INVALID_ARGUMENT);
-  EXPECT_ERROR_HAS("as the operation was asked for with EPD_WAIT_BY_KERNEL");
+  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_, EPD_NO_STREAM), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("stream is EPD_NO_STREAM; allowed: a stream");
   end_command();
   EXPECT_EQ(cuda_.stuck(other_), 0u);
 
-  epd_counts_t counts = EPD_COUNTS_INIT;
+  epd_counts_t counts;
+  epd_counts_init(&counts);
   const auto nothing = [](const epd_result_t*, void*) {};
   for (const epd_status_t status :
-       {epd_ticket_wait(group_, ticket_, 0, nullptr), epd_ticket_poll(group_, ticket_, nullptr),
-        epd_ticket_wait_sent(group_, ticket_, 0), epd_ticket_counts(group_, ticket_, 0, &counts),
+       {epd_ticket_wait(group_, ticket_, EPD_NO_WAIT, nullptr), epd_ticket_poll(group_, ticket_, nullptr),
+        epd_ticket_wait_sent(group_, ticket_, EPD_NO_WAIT),
+        epd_ticket_counts(group_, ticket_, EPD_NO_WAIT, &counts),
         epd_ticket_on_complete(group_, ticket_, nothing, nullptr)}) {
     EXPECT_EQ(status, EPD_INVALID_ARGUMENT);
     EXPECT_ERROR_HAS("is of a command, which has no result for the CPU");
   }
   EXPECT_EQ(epd_ticket_pending(group_, ticket_), 0);
-  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_ + 2, other_, 0), EPD_OK) << "of another slot";
-  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_ + 100, other_, 0), EPD_NOT_FOUND);
+  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_ + 2, other_), EPD_OK) << "of another slot";
+  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_ + 100, other_), EPD_NOT_FOUND);
 }
 
-TEST_F(ClientCommands, MemoryOperationsWaitForTheProgramsFlag) {
+TEST_F(ClientCommands, MemopWaitsAreForTheProgramsFlag) {
+  use_memop_waits();
   epd_dispatch_args_t args = dispatch_args(0);
-  args.wait_by = EPD_WAIT_BY_MEMORY_OPERATION;
   for (int twice = 0; twice < 2; ++twice) {
     ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
     expect(cuda_.enqueued(stream_).back(), StreamOp::kWait, address(words().flags[0]), 1);
     EXPECT_EQ(cuda_.enqueued(stream_).back().kernel, nullptr);
+    EXPECT_TRUE(last_command().flagged);
     EXPECT_EQ(cuda_.stuck(stream_), 1u) << "the flag of the last one has been cleared";
     end_command();
     EXPECT_EQ(cuda_.stuck(stream_), 0u);
@@ -225,34 +222,34 @@ TEST_F(ClientCommands, MemoryOperationsWaitForTheProgramsFlag) {
   args.defer_receive = 1;
   ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
   EXPECT_EQ(cuda_.stuck(stream_), 0u);
-  for (const epd_wait_by_t by : {EPD_WAIT_BY_DEFAULT, EPD_WAIT_BY_MEMORY_OPERATION, EPD_WAIT_BY_KERNEL})
-    EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_, other_, by), EPD_OK) << epd_last_error();
-  EXPECT_EQ(cuda_.stuck(other_), 3u);
+  for (int twice = 0; twice < 2; ++twice)
+    EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_, other_), EPD_OK) << epd_last_error();
+  EXPECT_EQ(cuda_.enqueued(other_).back().kernel, nullptr);
+  EXPECT_EQ(cuda_.stuck(other_), 2u);
   end_command();
   EXPECT_EQ(cuda_.stuck(other_), 0u);
 }
 
 // What a graph would refuse: anything but kernels and memory operations in the stream, or a question to it.
 TEST_F(ClientCommands, AStreamThatCapturesMayBeUsed) {
-  std::vector<StreamOp::Kind> kinds;
-  cuda_.on_enqueue([&](CUstream stream, const StreamOp& op) {
-    if (stream == stream_) kinds.push_back(op.kind);
-  });
-  cuda_.hold(stream_, true);
-  const std::uint64_t synchronized = static_cast<std::uint64_t>(cuda_.synchronized());
-  for (const epd_wait_by_t by : {EPD_WAIT_BY_KERNEL, EPD_WAIT_BY_MEMORY_OPERATION}) {
-    epd_dispatch_args_t args = dispatch_args(0);
-    args.wait_by = by;
-    ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
+  for (const epd_wait_by_t by : {EPD_WAIT_BY_KERNEL, EPD_WAIT_BY_MEMOP}) {
+    if (by == EPD_WAIT_BY_MEMOP) use_memop_waits();
+    std::vector<StreamOp::Kind> kinds;
+    cuda_.on_enqueue([&](CUstream stream, const StreamOp& op) {
+      if (stream == stream_) kinds.push_back(op.kind);
+    });
+    cuda_.hold(stream_, true);
+    const int synchronized = cuda_.synchronized();
+    ASSERT_EQ(dispatch_with(dispatch_args(0)), EPD_OK) << epd_last_error();
+    const StreamOp::Kind waits = by == EPD_WAIT_BY_KERNEL ? StreamOp::kAwait : StreamOp::kWait;
+    EXPECT_EQ(kinds, (std::vector{StreamOp::kRing, waits}));
+    EXPECT_EQ(cuda_.synchronized(), synchronized);
+    EXPECT_EQ(words().tail, 0u) << "it is the stream that rings";
+    cuda_.on_enqueue(nullptr);
+    cuda_.hold(stream_, false);
+    end_command();
+    EXPECT_EQ(cuda_.stuck(stream_), 0u);
   }
-  EXPECT_EQ(kinds, (std::vector{StreamOp::kRing, StreamOp::kAwait, StreamOp::kRing, StreamOp::kWait}));
-  EXPECT_EQ(static_cast<std::uint64_t>(cuda_.synchronized()), synchronized);
-  EXPECT_EQ(words().tail, 0u) << "it is the stream that rings";
-  cuda_.on_enqueue(nullptr);
-  cuda_.hold(stream_, false);
-  end_command();
-  end_command();
-  EXPECT_EQ(cuda_.stuck(stream_), 0u);
 }
 
 // Whatever comes first may take all of its time, and there may be one on each slot.
@@ -294,6 +291,7 @@ TEST_F(ClientCommands, WithoutKernelsThereAreNone) {
 TEST_F(ClientCommands, TheWrapperHasThemToo) {
   AttachOptions where;
   where.socket_path = daemon_.socket_path();
+  where.wait_by = EPD_WAIT_BY_KERNEL;
   detach();
   Session session(where);
   Config config;
@@ -309,11 +307,9 @@ TEST_F(ClientCommands, TheWrapperHasThemToo) {
   member_ = &daemon_.member(0);
   std::uint32_t n = 6;
   DispatchOptions options;
-  options.stream = stream_;
   options.num_tokens_at = &n;
-  options.wait_by = EPD_WAIT_BY_KERNEL;
   {
-    const Dispatch dispatched = group.dispatch(0, 0, options);
+    const Dispatch dispatched = group.dispatch(0, 0, stream_, options);
     EXPECT_EQ(last_command().num_tokens, 6u);
     end_command();
     dispatched.ticket.wait_on_stream(other_);
