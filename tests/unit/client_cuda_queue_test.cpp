@@ -52,13 +52,13 @@ TEST_P(ClientCuda, OnlyTheSameStreamOrdersASlot) {
   EXPECT_EQ(combine(0, nullptr, handle, &ticket), EPD_WOULD_BLOCK);
   epd_dispatch_args_t args;
   epd_dispatch_args_init(&args);
-  EXPECT_EQ(epd_dispatch(group_, &args, stream_, &ticket, nullptr), EPD_WOULD_BLOCK);
+  EXPECT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_WOULD_BLOCK);
   EXPECT_EQ(epd_noop(group_, 0, EPD_NO_STREAM, &ticket), EPD_WOULD_BLOCK);
   EXPECT_EQ(noop(0, other_, &ticket), EPD_WOULD_BLOCK);
   EXPECT_EQ(noop(0, stream_, &ticket), EPD_OK) << epd_last_error();
   // Nor after one without a stream.
   args.slot = 1;
-  ASSERT_EQ(epd_dispatch(group_, &args, stream_, &ticket, nullptr), EPD_OK);
+  ASSERT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_OK);
   EXPECT_EQ(dispatch(1, nullptr, &ticket), EPD_WOULD_BLOCK);
   // The default stream is one stream, unless it is each thread's own.
   ASSERT_EQ(dispatch(2, nullptr, &ticket), EPD_OK);

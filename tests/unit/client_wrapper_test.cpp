@@ -107,10 +107,10 @@ TEST_F(ClientWrapper, Moves) {
   EXPECT_TRUE(b.valid());
   b = group.noop(1, EPD_NO_STREAM);  // the first is dropped
   EXPECT_EQ(b.wait(20'000).status, EPD_OK);
-  EXPECT_EQ(group.resume(0).epoch, 1u);
+  EXPECT_EQ(group.resume(EPD_NO_WAIT).epoch, 1u);
 }
 
-// Sizes are computed in the wrapper; the arena's own say whether it is right.
+// The arena's own sizes say whether the spans are right.
 TEST_F(ClientWrapper, SpansCoverTheRegionsOfEveryMode) {
   epd::Session session = attach();
   std::size_t member = 0;
