@@ -46,7 +46,7 @@ class ManyChoices {
     binding.fd = choices_->fd();
     binding.address = choices_->address();
     for (std::uint32_t s = 0; s < kSessions; ++s) {
-      sessions_.push_back(std::make_unique<Session>(socket, "host:0", 60'000));
+      sessions_.push_back(std::make_unique<Session>(socket, "host:0", EPD_WAIT_BY_MEMOP, 60'000));
       for (std::uint32_t g = 0; g < kGroupsOfEach; ++g) {
         const std::string name = "many-" + std::to_string(s) + "-" + std::to_string(g);
         epd_group_config_t config = many_choices(name.c_str());
