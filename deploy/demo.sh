@@ -76,6 +76,7 @@ socket = "$work/epd.sock"
 control_socket = "$work/control.sock"
 [devices]
 host = 4
+cuda = "none"
 END
 
 "$bin/epd" serve --config "$work/epd.toml" >"$work/epd.log" 2>&1 &

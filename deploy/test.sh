@@ -13,6 +13,7 @@ at a time. A failed test's output is shown.
 
 Other options go to ctest, for example:
   deploy/test.sh -L unit         unit tests only
+  deploy/test.sh -L gpu          tests on GPUs; skipped, and shown as that, where there is none
   deploy/test.sh -R epbench -V   tests with that name, all their output
 END
 }
@@ -41,5 +42,4 @@ else
   quietly "Configuring" cmake --preset dev
   quietly "Building" cmake --build build/dev --parallel "$(build_jobs)"
 fi
-echo "GPU tests: none in this build"
 exec ctest --test-dir build/dev --parallel 2 --output-on-failure --no-tests=error "${ctest_options[@]}"

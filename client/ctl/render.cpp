@@ -71,6 +71,7 @@ std::string gpu_table(const google::protobuf::RepeatedPtrField<v1::Device>& devi
                {"SMS", kRight},
                {"PARTITION", kRight},
                {"MPS"},
+               {"MODE"},
                {"STOP p50/max", kRight},
                {"STUCK", kRight},
                {"NO P2P WITH"}});
@@ -81,7 +82,8 @@ std::string gpu_table(const google::protobuf::RepeatedPtrField<v1::Device>& devi
     for (const std::string& name : gpu.unreachable()) unreachable += (unreachable.empty() ? "" : ", ") + name;
     table.add({device.name(), gpu.model(), gpu.compute_capability(), gpu.cuda_version(),
                number(gpu.num_sms()), number(gpu.sm_partition()), gpu.mps() ? "on" : "off: takes turns",
-               stop_times(device), number(device.times_stuck()), unreachable});
+               gpu.mode() + " (" + gpu.mode_reason() + ")", stop_times(device), number(device.times_stuck()),
+               unreachable});
   }
   return table.empty() ? "" : "\n" + table.text();
 }

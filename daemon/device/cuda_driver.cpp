@@ -15,9 +15,11 @@ Status unsupported(std::string text) {
 #define EPD_TEXT_OF(name) #name
 #define EPD_TEXT(name) EPD_TEXT_OF(name)
 
-Status load(CudaDriver& driver) {
+// `absent`: the machine has no driver, or no GPU.
+Status load(CudaDriver& driver, bool& absent) {
   void* library = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);  // kept for the life of the process
-  if (library == nullptr) return unsupported(std::string("no CUDA driver on this machine: ") + ::dlerror());
+  absent = library == nullptr;
+  if (absent) return unsupported(std::string("no CUDA driver on this machine: ") + ::dlerror());
 #define EPD_CUDA_LOAD(name)                                                                              \
   driver.name = reinterpret_cast<decltype(driver.name)>(::dlsym(library, EPD_TEXT(name)));               \
   if (driver.name == nullptr) {                                                                          \
@@ -27,7 +29,19 @@ Status load(CudaDriver& driver) {
   EPD_CUDA_FUNCTIONS(EPD_CUDA_LOAD)
 #undef EPD_CUDA_LOAD
   const CUresult result = driver.cuInit(0);
+  absent = result == CUDA_ERROR_NO_DEVICE;
   return result == CUDA_SUCCESS ? Status() : driver.refused(StatusCode::kUnsupported, "", "cuInit", result);
+}
+
+struct Loaded {
+  CudaDriver driver;
+  bool absent = false;
+  Status status = load(driver, absent);
+};
+
+const Loaded& loaded() {
+  static const Loaded it;
+  return it;
 }
 
 }  // namespace
@@ -48,10 +62,19 @@ Status CudaDriver::refused(StatusCode otherwise, const std::string& where, const
 }
 
 Result<const CudaDriver*> cuda_driver() {
-  static CudaDriver driver;
-  static const Status status = load(driver);
-  if (!status.ok()) return status;
-  return &driver;
+  const Loaded& it = loaded();
+  if (!it.status.ok()) return it.status;
+  return &it.driver;
+}
+
+Result<std::uint32_t> num_cuda_devices() {
+  const Loaded& it = loaded();
+  if (it.absent) return 0u;
+  if (!it.status.ok()) return it.status;
+  int count = 0;
+  const CUresult result = it.driver.cuDeviceGetCount(&count);
+  if (result != CUDA_SUCCESS) return unsupported(it.driver.describe("cuDeviceGetCount", result));
+  return static_cast<std::uint32_t>(count);
 }
 
 }  // namespace epd

@@ -4,6 +4,7 @@
 #include "common/status.h"
 
 #include <cuda.h>
+#include <cstdint>
 
 // It takes the list for something else.
 // clang-format off
@@ -40,5 +41,7 @@ struct CudaDriver {
 
 // Loaded and initialised; UNSUPPORTED if there is no driver, no GPU, or the driver is too old.
 Result<const CudaDriver*> cuda_driver();
+// 0: the machine has no driver, or no GPU. UNSUPPORTED: its driver can't be used now.
+Result<std::uint32_t> num_cuda_devices();
 
 }  // namespace epd

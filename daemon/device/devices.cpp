@@ -6,6 +6,7 @@
 #include "host_device.h"
 #if EPD_WITH_CUDA
 #include "cuda_device.h"
+#include "cuda_driver.h"
 #include "cuda_memory.h"
 #endif
 
@@ -35,6 +36,14 @@ Result<DeviceName> parse_device_name(std::string_view text) {
   }
   return invalid_argument("device is \"" + std::string(text) +
                           "\"; allowed: host:N or cuda:N with N = 0, 1, 2, ...");
+}
+
+Result<std::uint32_t> num_gpus() {
+#if EPD_WITH_CUDA
+  return num_cuda_devices();
+#else
+  return 0u;
+#endif
 }
 
 Result<DeviceFacts> device_facts(const DeviceName& device) {

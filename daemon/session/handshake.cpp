@@ -68,14 +68,18 @@ Status SessionTable::check_hello(const Session& session, const abi::Hello& hello
   return {};
 }
 
+// Who names no device gets a GPU wherever there are some: host devices are for those who ask for them.
 Result<std::uint32_t> SessionTable::choose_device(const Session& session, const abi::Hello& hello) const {
   const std::string wanted = printable(hello.device, abi::text_length(hello.device));
   std::string known;
   std::optional<std::uint32_t> best;
   Status unusable = not_found("there is no device");
+  const auto is_gpu = [](const Options::Device& device) { return device.kind == abi::DeviceKind::kCuda; };
+  const bool gpus = std::any_of(options_.devices.begin(), options_.devices.end(), is_gpu);
   for (std::uint32_t i = 0; i < options_.devices.size(); ++i) {
     known += (i == 0 ? "" : ", ") + options_.devices[i].name;
     if (!wanted.empty() && options_.devices[i].name != wanted) continue;
+    if (wanted.empty() && gpus && !is_gpu(options_.devices[i])) continue;
     if (Status status = host_.may_use_device(session.peer, i); !status.ok()) {
       if (!wanted.empty()) return status;
       unusable = status;

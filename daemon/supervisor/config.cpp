@@ -57,6 +57,22 @@ const Option* find_option(const std::string& key) {
   return nullptr;
 }
 
+// [0, "GPU-..."] as "0,GPU-...". What can't stand in such a list becomes an entry that is refused.
+std::string text_of_list(const toml::array& list) {
+  std::string text;
+  for (const toml::node& node : list) {
+    if (!text.empty()) text += ',';
+    if (const auto* entry = node.as_string(); entry != nullptr) {
+      text += has_control_characters(entry->get()) ? "?" : entry->get();
+    } else if (const auto* number = node.as_integer(); number != nullptr) {
+      text += std::to_string(number->get());
+    } else {
+      text += '?';
+    }
+  }
+  return text.empty() ? "none" : text;
+}
+
 Status read_table(const toml::table& table, const std::string& prefix, const std::string& where,
                   Settings& settings) {
   for (const auto& [name, node] : table) {
@@ -75,18 +91,23 @@ Status read_table(const toml::table& table, const std::string& prefix, const std
     const Option* option = find_option(key);
     if (option == nullptr) return unknown_option(key, here);
     const bool number = option->kind == OptionKind::kNumber || option->kind == OptionKind::kSigned;
-    if (const auto* text = node.as_string(); text != nullptr && !number) {
+    const bool may_be_number =
+        number || option->kind == OptionKind::kBytes || option->kind == OptionKind::kAutoNumber;
+    if (const auto* list = node.as_array(); list != nullptr && option->kind == OptionKind::kGpus) {
+      settings.values[key] = {text_of_list(*list), "file"};
+    } else if (const auto* text = node.as_string(); text != nullptr && !number) {
       if (has_control_characters(text->get()))
         return invalid_argument(
             std::string(key).append(" in ").append(here).append(" holds control characters; allowed: none"));
       settings.values[key] = {text->get(), "file"};
-    } else if (const auto* integer = node.as_integer();
-               integer != nullptr && (number || option->kind == OptionKind::kBytes)) {
+    } else if (const auto* integer = node.as_integer(); integer != nullptr && may_be_number) {
       settings.values[key] = {std::to_string(integer->get()), "file"};
     } else {
       std::string why = key;
       why.append(" in ").append(here).append(" has the wrong type; allowed: ");
-      why.append(number ? "an integer, " : "a string, ").append(allowed_values(*option));
+      if (option->kind != OptionKind::kAutoNumber && option->kind != OptionKind::kGpus)
+        why.append(number ? "an integer, " : "a string, ");
+      why.append(allowed_values(*option));
       return invalid_argument(std::move(why));
     }
   }
@@ -223,8 +244,9 @@ Status check_together(const Config& config) {
                             "; allowed: at most engine.restart_backoff_max_ms = " +
                             std::to_string(config.restart_backoff_max_ms));
   }
-  if (config.host_devices == 0 && config.cuda_devices == 0)
-    return invalid_argument("devices.host and devices.cuda are both 0; allowed: at least one device");
+  const GpuList& gpus = config.cuda_devices;
+  if (config.host_devices == 0 && !gpus.automatic && gpus.list.empty())
+    return invalid_argument("devices.host is 0 and devices.cuda is \"none\"; allowed: at least one device");
   if (config.socket == config.control_socket)
     return invalid_argument("daemon.socket and daemon.control_socket are both \"" + config.socket +
                             "\"; allowed: two paths");
@@ -261,7 +283,8 @@ std::uint64_t number_or_zero(const std::string& text) {
 std::uint32_t Config::effective_sms(abi::DeviceKind kind) const {
   if (device_sms != 0) return device_sms;
   if (kind == abi::DeviceKind::kCuda) return kCudaSms;
-  return std::max(1u, std::thread::hardware_concurrency() / std::max(1u, host_devices));
+  const std::uint32_t devices = host_devices == kAutomatic ? 1 : std::max(1u, host_devices);
+  return std::max(1u, std::thread::hardware_concurrency() / devices);
 }
 
 std::uint64_t Config::effective_arena_bytes() const {

@@ -1,5 +1,7 @@
 #include "config_table.h"
 
+#include "gpu_list.h"
+
 #include <algorithm>
 #include <charconv>
 #include <limits>
@@ -76,27 +78,46 @@ std::vector<Option> make_table() {
        "",
        kFixed,
        "Form of log lines, on standard error."},
-      number("devices.host", "1", &C::host_devices, 0, 64, kFixed,
-             "Number of emulated host devices (host:0, host:1, ...), one engine process each."),
-      number("devices.cuda", "0", &C::cuda_devices, 0, 64, kFixed,
-             "Number of GPUs to serve (cuda:0, cuda:1, ... as the driver numbers them), one engine process "
-             "each."),
+      {"devices.host",
+       "auto",
+       OptionKind::kAutoNumber,
+       &C::host_devices,
+       0,
+       64,
+       {},
+       "",
+       kFixed,
+       "Number of emulated host devices (host:0, host:1, ...), one engine process each. auto: one if no GPU "
+       "is served, else none."},
+      {"devices.cuda",
+       "auto",
+       OptionKind::kGpus,
+       &C::cuda_devices,
+       0,
+       0,
+       {},
+       "",
+       kFixed,
+       "GPUs to serve, one engine process each: a list of numbers, as the driver has them (cuda:0, cuda:1, "
+       "...), and UUIDs. auto: all that the machine has."},
       number("devices.sms", "0", &C::device_sms, 0, 1024, kLive,
              "SMs of each device that operations may use (host: worker threads); 0: on a GPU 24, on a host "
              "device "
              "processors / devices, at least 1."),
       {"devices.mode",
-       "launched",
+       "auto",
        OptionKind::kChoice,
        &C::mode,
        0,
        0,
-       {"launched", "resident"},
+       {"auto", "launched", "resident"},
        "",
        kFixed,
        "How GPUs run operations. launched: a kernel for each, which takes SMs while it runs. resident: a "
        "kernel "
-       "stays on devices.sms SMs, which are nobody else's then, and begins at once; needs MPS."},
+       "stays on devices.sms SMs, which are nobody else's then, and begins at once; needs MPS. auto: "
+       "resident "
+       "on a GPU where MPS runs, else launched."},
       number("limits.max_sessions", "256", &C::max_sessions, 1, 65536, kLive, "Sessions at one time."),
       number(
           "limits.max_sessions_per_user", "0", &C::max_sessions_per_user, 0, 65536, kLive,
@@ -227,6 +248,9 @@ std::string allowed_values(const Option& option) {
     case OptionKind::kText: return "text";
     case OptionKind::kNumber:
     case OptionKind::kSigned: return std::to_string(option.low) + ".." + std::to_string(option.high);
+    case OptionKind::kAutoNumber:
+      return "\"auto\", " + std::to_string(option.low) + ".." + std::to_string(option.high);
+    case OptionKind::kGpus: return kAllowedGpus;
     case OptionKind::kBytes: return "bytes up to 1024 TiB, as 123, \"64MiB\", \"10GiB\"";
     case OptionKind::kOctal: return "octal 0..0777";
     case OptionKind::kChoice: break;
@@ -241,8 +265,14 @@ Status store_option(const Option& option, const std::string& text, Config& confi
     config.*std::get<std::string Config::*>(option.field) = text;
     return {};
   }
+  if (option.kind == OptionKind::kGpus) {
+    return parse_gpu_list(text, config.*std::get<GpuList Config::*>(option.field)) ? Status()
+                                                                                   : refused(option, text);
+  }
   std::int64_t value = 0;
-  if (option.kind == OptionKind::kChoice) {
+  if (option.kind == OptionKind::kAutoNumber && text == "auto") {
+    value = kAutomatic;
+  } else if (option.kind == OptionKind::kChoice) {
     const auto found = std::find(option.choices.begin(), option.choices.end(), text);
     if (found == option.choices.end()) return refused(option, text);
     value = found - option.choices.begin();

@@ -120,6 +120,9 @@ void Node::fill_cuda(v1::CudaDevice& message, const NodeDevice& device) const {
   message.set_num_sms(facts.num_sms);
   message.set_sm_partition(facts.sm_partition);
   message.set_mps(facts.mps);
+  message.set_mode(launch_mode_text(device.mode));
+  message.set_mode_reason(device.mode_reason);
+  message.set_uuid(uuid_text(facts));
   for (const std::uint32_t other : device.unreachable) message.add_unreachable(devices_[other].name.text());
 }
 

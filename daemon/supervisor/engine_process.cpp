@@ -1,5 +1,7 @@
 #include "engine_process.h"
 
+#include "device_choice.h"
+
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -60,10 +62,6 @@ const char* level_name(LogLevel level) {
   return "error";
 }
 
-const char* mode_name(LaunchMode mode) {
-  return mode == LaunchMode::kResident ? "resident" : "launched";
-}
-
 }  // namespace
 
 Result<std::unique_ptr<EngineProcess>> EngineProcess::spawn(const EngineCommand& command) {
@@ -76,7 +74,7 @@ Result<std::unique_ptr<EngineProcess>> EngineProcess::spawn(const EngineCommand&
   const char* format = command.log_format == LogFormat::kJson ? "json" : "logfmt";
   std::vector<std::string> words = {"epd",          "engine",
                                     "--device",     command.device,
-                                    "--mode",       mode_name(command.mode),
+                                    "--mode",       launch_mode_text(command.mode),
                                     "--link-fd",    std::to_string(kFirstEngineFd),
                                     "--log-level",  level_name(command.log_level),
                                     "--log-format", format};

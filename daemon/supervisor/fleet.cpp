@@ -32,19 +32,20 @@ void EngineFleet::stop_watching(Loop::WatchId& watch, int fd) {
   if (watch != 0) loop_.remove(std::exchange(watch, 0), fd);
 }
 
-Status EngineFleet::start(const std::vector<std::string>& devices) {
+Status EngineFleet::start(const std::vector<DeviceToServe>& devices) {
   devices_.reserve(devices.size());  // pages are handed out by reference
-  for (const std::string& name : devices) {
-    if (Status status = make_device(name); !status.ok()) return status;
+  for (const DeviceToServe& device : devices) {
+    if (Status status = make_device(device); !status.ok()) return status;
   }
   for (std::uint32_t i = 0; i < size(); ++i) spawn(i);
   next_check_ns_ = loop_.now_ns() + check_period_ns();
   return {};
 }
 
-Status EngineFleet::make_device(const std::string& name) {
+Status EngineFleet::make_device(const DeviceToServe& served) {
   Device device;
-  device.name = name;
+  device.name = served.name;
+  device.mode = served.mode;
   Result<UniqueFd> page = make_sealed_memfd("epd-engine-page", sizeof(abi::EnginePage));
   if (!page.ok()) return page.status();
   Result<Mapping> map = Mapping::map(page->get(), sizeof(abi::EnginePage), Access::kReadWrite);
@@ -67,7 +68,7 @@ void EngineFleet::spawn(std::uint32_t index) {
   device.looked_stopped = false;
   device.spared_until_ns = 0;
   Result<std::unique_ptr<EngineProcess>> process =
-      EngineProcess::spawn({options_.binary, device.name, options_.mode, device.page_fd.get(),
+      EngineProcess::spawn({options_.binary, device.name, device.mode, device.page_fd.get(),
                             device.bell.get(), options_.log_level, options_.log_format});
   if (process.status().code() == StatusCode::kResourceExhausted) return start_later(index, process.status());
   if (!process.ok()) {

@@ -47,6 +47,9 @@ class EngineFleet {
     std::uint32_t backoff_min_ms = 10;
     std::uint32_t backoff_max_ms = 5'000;
     std::uint32_t max_restarts_per_minute = 10;
+  };
+  struct DeviceToServe {
+    std::string name;
     LaunchMode mode = LaunchMode::kLaunched;
   };
 
@@ -56,7 +59,7 @@ class EngineFleet {
   ~EngineFleet();
 
   // Makes the pages and bells and starts every engine.
-  Status start(const std::vector<std::string>& devices);
+  Status start(const std::vector<DeviceToServe>& devices);
   void set_options(Options options) { options_ = std::move(options); }
 
   // Nothing happens if the engine is down.
@@ -111,6 +114,7 @@ class EngineFleet {
  private:
   struct Device {
     std::string name;
+    LaunchMode mode = LaunchMode::kLaunched;
     UniqueFd page_fd;
     Mapping page;
     UniqueFd bell;
@@ -139,7 +143,7 @@ class EngineFleet {
   };
 
   void stop_watching(Loop::WatchId& watch, int fd);
-  Status make_device(const std::string& name);
+  Status make_device(const DeviceToServe& served);
   void spawn(std::uint32_t device);
   void on_link(std::uint32_t device, std::uint32_t events);
   void read_link(std::uint32_t device);

@@ -12,14 +12,18 @@ bool is_cuda(const DeviceName& name) {
   return name.kind == abi::DeviceKind::kCuda;
 }
 
-void tell_of(const DeviceName& name, const DeviceFacts& facts) {
+void tell_of(const ServedDevice& device) {
+  const DeviceName& name = device.name;
+  const DeviceFacts& facts = device.facts;
   log_event(LogLevel::kInfo, "GPU found",
             {{"device", name.text()},
              {"model", facts.model},
              {"sms", facts.num_sms},
              {"driver", facts.driver},
              {"partition_sms", facts.sm_partition},
-             {"mps", facts.mps}});
+             {"mps", facts.mps},
+             {"mode", launch_mode_text(device.mode)},
+             {"mode_by", device.mode_reason}});
   if (!facts.mps) {
     log_event(
         LogLevel::kWarning,
@@ -30,31 +34,18 @@ void tell_of(const DeviceName& name, const DeviceFacts& facts) {
   }
 }
 
-Status needs_mps(const DeviceName& name) {
-  return {StatusCode::kUnsupported, "devices.mode is \"resident\" and MPS does not run on " + name.text() +
-                                        ": the kernel that stays would take turns with the clients' for the "
-                                        "whole GPU; allowed: \"launched\", or "
-                                        "MPS (nvidia-cuda-mps-control -d)"};
-}
-
 }  // namespace
 
 Status Node::find_devices() {
-  const auto add = [this](abi::DeviceKind kind, std::uint32_t count) -> Status {
-    for (std::uint32_t i = 0; i < count; ++i) {
-      const DeviceName name{kind, i};
-      Result<DeviceFacts> facts = device_facts(name);
-      if (!facts.ok()) return facts.status();
-      devices_.push_back({name, *facts, {}});
-      if (is_cuda(name)) tell_of(name, *facts);
-      if (is_cuda(name) && !facts->mps && static_cast<LaunchMode>(config_.mode) == LaunchMode::kResident)
-        return needs_mps(name);
-    }
-    return {};
-  };
-  Status status = add(abi::DeviceKind::kCuda, config_.cuda_devices);
-  if (status.ok()) status = find_unreachable();
-  return status.ok() ? add(abi::DeviceKind::kHost, config_.host_devices) : status;
+  Result<DeviceChoice> choice = choose_devices(config_);
+  if (!choice.ok()) return choice.status();
+  for (const std::string& reason : choice->skipped)
+    log_event(LogLevel::kWarning, "GPU not served", {{"reason", reason}});
+  for (ServedDevice& device : choice->devices) {
+    if (is_cuda(device.name)) tell_of(device);
+    devices_.push_back({std::move(device), {}});
+  }
+  return find_unreachable();
 }
 
 // The daemon serves such devices all the same: groups within one, or on others, need no way between them.
@@ -84,12 +75,13 @@ Status Node::check_reach(std::uint32_t device, std::uint32_t other) const {
 
 Status Node::check_commands(std::uint32_t device) const {
   const DeviceName& name = devices_[device].name;
-  const bool stays = static_cast<LaunchMode>(config_.mode) == LaunchMode::kResident;
+  const bool stays = devices_[device].mode == LaunchMode::kResident;
   if (is_cuda(name) && stays) return {};
   return {StatusCode::kUnsupported,
           "commands is 1 (by stream) on " + name.text() +
-              (is_cuda(name) ? ", and devices.mode is \"launched\"; allowed: \"resident\""
-                             : "; allowed: on CUDA devices, with devices.mode = \"resident\"")};
+              (is_cuda(name) ? ", which runs launched (" + devices_[device].mode_reason +
+                                   "); allowed: where kernels stay, devices.mode = \"resident\""
+                             : std::string("; allowed: on CUDA devices, with devices.mode = \"resident\""))};
 }
 
 // ---- MPS

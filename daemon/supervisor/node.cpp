@@ -62,8 +62,8 @@ Status Node::start() {
   if (Status status = watch_signals(); !status.ok()) return status;
 
   if (Status status = find_devices(); !status.ok()) return status;
-  std::vector<std::string> devices;
-  for (const NodeDevice& device : devices_) devices.push_back(device.name.text());
+  std::vector<EngineFleet::DeviceToServe> devices;
+  for (const NodeDevice& device : devices_) devices.push_back({device.name.text(), device.mode});
   Result<Listener> listener = Listener::open({config_.socket, config_.socket_mode, config_.socket_gid});
   if (!listener.ok()) return listener.status();
   SessionTable::Options table;
@@ -119,8 +119,7 @@ EngineFleet::Options Node::fleet_options() const {
           config_.engine_watchdog_ms,
           config_.restart_backoff_min_ms,
           config_.restart_backoff_max_ms,
-          config_.max_restarts_per_minute,
-          static_cast<LaunchMode>(config_.mode)};
+          config_.max_restarts_per_minute};
 }
 
 abi::Settings Node::settings(std::uint32_t device) const {

@@ -5,7 +5,7 @@
 #include "base/closer.h"
 #include "base/descriptors.h"
 #include "base/event.h"
-#include "device/memory.h"
+#include "device_choice.h"
 #include "fleet.h"
 #include "loop.h"
 #include "membership/registry.h"
@@ -105,9 +105,7 @@ class Node final : public SessionHost, public FleetHost, public membership::Memb
   void mark_lost(std::uint64_t group_id, std::uint32_t rank, const std::string& text, StatusCode cause,
                  std::int32_t culprit_rank) override;
 
-  struct NodeDevice {
-    DeviceName name;
-    DeviceFacts facts;
+  struct NodeDevice : ServedDevice {
     std::vector<std::uint32_t> unreachable;  // indices
   };
 

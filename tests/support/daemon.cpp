@@ -67,6 +67,13 @@ std::string tail(const std::string& text, std::size_t bytes) {
 
 namespace {
 
+// "0, 1, 2"
+std::string numbers_below(std::uint32_t count) {
+  std::string text;
+  for (std::uint32_t i = 0; i < count; ++i) text += (i == 0 ? "" : ", ") + std::to_string(i);
+  return text;
+}
+
 std::string program(const char* built, const char* name) {
   const char* folder = std::getenv("EPD_TEST_BIN");
   return folder == nullptr ? built : std::string(folder) + "/" + name;
@@ -167,11 +174,16 @@ Daemon::~Daemon() {
 void Daemon::write_config() const {
   std::ofstream out(directory_ + "/epd.toml");
   out << "daemon.socket = \"" << socket_ << "\"\n"
-      << "daemon.control_socket = \"" << control_ << "\"\n"
-      << (options_.prefix == "host" ? "" : "devices.host = 0\n") << "devices." << options_.prefix << " = "
-      << options_.devices << "\n"
-      << "devices.mode = \"" << options_.mode << "\"\n"
-      << "devices.sms = " << options_.sms << "\n";
+      << "daemon.control_socket = \"" << control_ << "\"\n";
+  if (options_.device_lines) {
+    out << *options_.device_lines;
+  } else {
+    const bool cuda = options_.prefix == "cuda";
+    out << "devices.host = " << (cuda ? 0 : options_.devices) << "\n"
+        << "devices.cuda = [" << (cuda ? numbers_below(options_.devices) : "") << "]\n"
+        << "devices.mode = \"" << options_.mode << "\"\n"
+        << "devices.sms = " << options_.sms << "\n";
+  }
   for (const auto& [key, value] : options_.settings) out << key << " = " << value << "\n";
 }
 
@@ -204,6 +216,7 @@ bool Daemon::spawn() {
     ::dup2(log_fd, STDERR_FILENO);
     const rlimit descriptors{options_.max_descriptors, options_.max_descriptors};
     if (options_.max_descriptors != 0 && ::setrlimit(RLIMIT_NOFILE, &descriptors) != 0) ::_exit(126);
+    if (options_.in_child != nullptr) options_.in_child();
     ::execv(argv[0], argv.data());
     std::perror(argv[0]);
     ::_exit(127);
@@ -235,6 +248,7 @@ bool Daemon::wait_ready() {
       why = "it ended with status " + std::to_string(status);
       return true;
     }
+    if (options_.device_lines) return log().find("event=\"serving\"") != std::string::npos;
     return fs::exists(socket_) && all_devices_answer(socket_, options_.prefix, options_.devices, &why);
   });
   if (!ready || pid_ < 0) {

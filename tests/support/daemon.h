@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,10 +28,13 @@ struct DaemonOptions {
   std::string prefix = "host";    // of the devices' names
   std::string mode = "launched";  // of GPUs
   std::uint32_t sms = 2;
+  // In place of all that: the configuration's lines about devices.
+  std::optional<std::string> device_lines;
   // Further lines of the configuration: {"limits.max_sessions", "3"}; values in TOML's notation.
   std::vector<std::pair<std::string, std::string>> settings;
   std::string directory;              // "" = a new one; a given one is used as it is and kept
   std::uint32_t max_descriptors = 0;  // its RLIMIT_NOFILE; 0 = as here
+  void (*in_child)() = nullptr;       // called before it is executed, in its process
   int log_fd = -1;                    // in place of a file: what it logs to; the caller's
 };
 

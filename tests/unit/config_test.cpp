@@ -98,10 +98,15 @@ TEST_F(ConfigFile, BadValuesAreRefusedWithWhatIsAllowed) {
     std::vector<const char*> words;
   };
   const Case cases[] = {
-      {"devices.host = 0", {"devices.host", "devices.cuda", "at least one device"}},
+      {"devices.host = 0\ndevices.cuda = \"none\"", {"devices.host", "devices.cuda", "at least one device"}},
+      {"devices.cuda = 2", {"devices.cuda", "line 1", "\"auto\", \"none\"", "[0, 1]"}},
+      {"devices.cuda = [0, 1.5]", {"devices.cuda", "0,?", "\"auto\", \"none\""}},
+      {"devices.cuda = \"all\"", {"devices.cuda", "\"all\"", "\"auto\", \"none\""}},
+      {"devices.mode = \"fast\"", {"devices.mode", "fast", "auto, launched, resident"}},
       {"devices.host = -1", {"devices.host", "\"-1\"", "0..64"}},
-      {"devices.host = \"2\"", {"devices.host", "integer", "line 1"}},
-      {"devices.host = 2.5", {"devices.host", "integer"}},
+      {"devices.host = \"two\"", {"devices.host", "\"two\"", "\"auto\", 0..64"}},
+      {"devices.host = 2.5", {"devices.host", "wrong type", "\"auto\", 0..64", "line 1"}},
+      {"limits.max_groups = 2.5", {"limits.max_groups", "integer"}},
       {"log.level = \"loud\"", {"log.level", "loud", "trace, debug, info, warning, error"}},
       {"log.format = 3", {"log.format", "string"}},
       {"daemon.socket_mode = \"0999\"", {"daemon.socket_mode", "0999", "octal"}},
@@ -138,6 +143,22 @@ attach = false
 [[access.rule]]
 unix_groups = ["root", 77]
 )";
+
+TEST_F(ConfigFile, DevicesAreNamedByListsAndByAuto) {
+  const Config automatic = load("").value();
+  EXPECT_TRUE(automatic.cuda_devices.automatic);
+  EXPECT_EQ(automatic.host_devices, kAutomatic);
+  EXPECT_EQ(static_cast<DeviceMode>(automatic.mode), DeviceMode::kAuto);
+  const Config none = load("devices.cuda = []\ndevices.host = 3").value();
+  EXPECT_TRUE(!none.cuda_devices.automatic && none.cuda_devices.list.empty());
+  EXPECT_EQ(none.host_devices, 3u);
+  const std::string uuid = "GPU-01234567-89ab-cdef-0123-456789abcdef";
+  const Config listed = load("devices.cuda = [2, \"" + uuid + "\"]").value();
+  EXPECT_EQ(listed.cuda_devices.list, (std::vector<std::string>{"2", uuid}));
+  write("");
+  sources_.flags["devices.cuda"] = "0,1";
+  EXPECT_EQ(load_config(sources_).value().cuda_devices.list, (std::vector<std::string>{"0", "1"}));
+}
 
 TEST_F(ConfigFile, TheFirstRuleAboutAUserDecides) {
   const Result<Config> config = load(kRules);

@@ -35,6 +35,13 @@ std::string describe_end(int status) {
   return "";
 }
 
+// "0, 1, 2"
+std::string numbers_below(std::uint32_t count) {
+  std::string text;
+  for (std::uint32_t i = 0; i < count; ++i) text += (i == 0 ? "" : ", ") + std::to_string(i);
+  return text;
+}
+
 }  // namespace
 
 std::string executable_directory() {
@@ -62,7 +69,8 @@ OwnDaemon::~OwnDaemon() {
 void OwnDaemon::write_config(const DaemonOptions& options) const {
   std::ofstream file(directory_ + "/epd.toml");
   file << "[daemon]\nsocket = \"" << socket_ << "\"\ncontrol_socket = \"" << control_socket() << "\"\n"
-       << "[devices]\nhost = " << options.host_devices << "\ncuda = " << options.cuda_devices << "\n"
+       << "[devices]\nhost = " << options.host_devices << "\ncuda = [" << numbers_below(options.cuda_devices)
+       << "]\n"
        << "mode = \"" << (options.resident ? "resident" : "launched") << "\"\n";
   if (options.sms != 0) file << "sms = " << options.sms << "\n";
   if (!file.flush()) fail("writing " + directory_ + "/epd.toml failed");

@@ -22,6 +22,8 @@ struct DeviceFacts {
   bool mps = false;                // contexts are shared through MPS
 };
 
+// GPUs that the driver numbers; 0 where there is no driver, or no GPU. UNSUPPORTED: the driver can't be used.
+Result<std::uint32_t> num_gpus();
 // UNSUPPORTED: no such device, no driver, or one that lacks what epd needs; the text says which.
 Result<DeviceFacts> device_facts(const DeviceName& device);
 // Whether engines of these two can map each other's memory: always, unless both are GPUs without P2P.

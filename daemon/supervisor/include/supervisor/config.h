@@ -18,6 +18,17 @@ namespace epd {
 
 inline constexpr const char* kDefaultConfigPath = "/etc/epd/epd.toml";
 
+// devices.mode
+enum class DeviceMode : std::uint32_t { kAuto, kLaunched, kResident };
+
+// devices.cuda
+struct GpuList {
+  bool automatic = false;         // all that the machine has
+  std::vector<std::string> list;  // else these: "0", "GPU-..."
+};
+
+inline constexpr std::uint32_t kAutomatic = 0xffff'ffff;  // a number that says "auto"
+
 struct ConfigEntry {
   std::string key;  // "limits.max_sessions"
   std::string value;
@@ -36,12 +47,12 @@ struct Config {
   // The groups' numbers; none: the daemon's own.
   std::optional<std::uint32_t> socket_gid;
   std::optional<std::uint32_t> control_socket_gid;
-  std::uint32_t log_level = 0;   // LogLevel
-  std::uint32_t log_format = 0;  // LogFormat
-  std::uint32_t host_devices = 0;
-  std::uint32_t cuda_devices = 0;
+  std::uint32_t log_level = 0;     // LogLevel
+  std::uint32_t log_format = 0;    // LogFormat
+  std::uint32_t host_devices = 0;  // kAutomatic: one if no GPU is served
+  GpuList cuda_devices;
   std::uint32_t device_sms = 0;  // 0: see effective_sms
-  std::uint32_t mode = 0;        // LaunchMode
+  std::uint32_t mode = 0;        // DeviceMode
   std::uint32_t max_sessions = 0;
   std::uint32_t max_sessions_per_user = 0;  // 0: see max_sessions_of, as for the others of one user
   std::uint32_t max_groups = 0;

@@ -1,0 +1,139 @@
+#include "device_choice.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <optional>
+#include <utility>
+
+namespace epd {
+namespace {
+
+using Gpu = std::pair<DeviceName, DeviceFacts>;
+
+DeviceName gpu_name(std::uint32_t index) {
+  return {abi::DeviceKind::kCuda, index};
+}
+
+Status unsupported(std::string text) {
+  return {StatusCode::kUnsupported, std::move(text)};
+}
+
+// Every GPU of the machine that epd can use. None on a machine without; but where there are some, a machine
+// that silently served its processors in their place would be slow and nobody would know why.
+Result<std::vector<Gpu>> find_gpus(const Machine& machine, std::vector<std::string>& skipped) {
+  constexpr const char* kWayOut = "; to serve host devices all the same: devices.cuda = \"none\"";
+  Result<std::uint32_t> count = machine.num_gpus();
+  if (!count.ok())
+    return unsupported("devices.cuda is \"auto\" and the GPUs can't be used: " + count.status().message() +
+                       kWayOut);
+  std::vector<Gpu> gpus;
+  for (std::uint32_t i = 0; i < *count; ++i) {
+    Result<DeviceFacts> facts = machine.facts(gpu_name(i));
+    if (facts.ok()) {
+      gpus.emplace_back(gpu_name(i), *facts);
+    } else {
+      skipped.push_back(facts.status().message());
+    }
+  }
+  if (!gpus.empty() || *count == 0) return gpus;
+  std::string reasons;
+  for (const std::string& reason : skipped) reasons += (reasons.empty() ? "" : "; ") + reason;
+  return unsupported("devices.cuda is \"auto\" and no GPU can be used: " + reasons + kWayOut);
+}
+
+// One entry of the list: a number, or a UUID.
+Result<Gpu> find_gpu(const std::string& entry, std::uint32_t count, const Machine& machine) {
+  std::uint32_t index = 0;
+  if (std::from_chars(entry.data(), entry.data() + entry.size(), index).ptr == entry.data() + entry.size()) {
+    Result<DeviceFacts> facts = machine.facts(gpu_name(index));
+    if (!facts.ok()) return facts.status();
+    return Gpu(gpu_name(index), *facts);
+  }
+  const std::string uuid = "GPU-" + entry.substr(entry.find('-') + 1);  // a part (MIG) has one as well
+  std::string known;
+  for (index = 0; index < count; ++index) {
+    Result<DeviceFacts> facts = machine.facts(gpu_name(index));
+    if (!facts.ok()) continue;
+    if (uuid_text(*facts) == uuid) return Gpu(gpu_name(index), *facts);
+    known += (known.empty() ? "" : ", ") + uuid_text(*facts);
+  }
+  return unsupported("devices.cuda names " + entry + ", which the driver does not have; allowed: " +
+                     (known.empty() ? "none, since it has no GPU that epd can use" : known));
+}
+
+Result<std::vector<Gpu>> find_listed(const std::vector<std::string>& list, const Machine& machine) {
+  Result<std::uint32_t> count = machine.num_gpus();
+  if (!count.ok()) return count.status();
+  std::vector<Gpu> gpus;
+  for (const std::string& entry : list) {
+    Result<Gpu> gpu = find_gpu(entry, *count, machine);
+    if (!gpu.ok()) return gpu.status();
+    const bool twice = std::any_of(gpus.begin(), gpus.end(),
+                                   [&](const Gpu& other) { return other.first.index == gpu->first.index; });
+    if (twice)
+      return invalid_argument("devices.cuda names " + gpu->first.text() + " twice; allowed: each GPU once");
+    gpus.push_back(std::move(*gpu));
+  }
+  std::sort(gpus.begin(), gpus.end(),
+            [](const Gpu& a, const Gpu& b) { return a.first.index < b.first.index; });
+  return gpus;
+}
+
+Status needs_mps(const DeviceName& name) {
+  return unsupported("devices.mode is \"resident\" and MPS does not run on " + name.text() +
+                     ": the kernel that stays would take turns with the clients' for the whole GPU; allowed: "
+                     "\"auto\", \"launched\", or MPS (nvidia-cuda-mps-control -d)");
+}
+
+Status choose_mode(DeviceMode wanted, ServedDevice& device) {
+  const bool mps = device.facts.mps;
+  if (wanted == DeviceMode::kResident && !mps) return needs_mps(device.name);
+  const bool resident = wanted == DeviceMode::kResident || (wanted == DeviceMode::kAuto && mps);
+  device.mode = resident ? LaunchMode::kResident : LaunchMode::kLaunched;
+  if (wanted != DeviceMode::kAuto) {
+    device.mode_reason = "devices.mode";
+  } else {
+    device.mode_reason = mps ? "auto: MPS runs on it" : "auto: MPS does not run on it";
+  }
+  return {};
+}
+
+}  // namespace
+
+const char* launch_mode_text(LaunchMode mode) {
+  return mode == LaunchMode::kResident ? "resident" : "launched";
+}
+
+std::string uuid_text(const DeviceFacts& facts) {
+  std::string text = "GPU-";
+  for (std::size_t i = 0; i < facts.uuid.size(); ++i) {
+    char byte[4];
+    std::snprintf(byte, sizeof(byte), "%02x", facts.uuid[i]);
+    text += (i == 4 || i == 6 || i == 8 || i == 10) ? "-" + std::string(byte) : byte;
+  }
+  return text;
+}
+
+Result<DeviceChoice> choose_devices(const Config& config, const Machine& machine) {
+  DeviceChoice choice;
+  Result<std::vector<Gpu>> gpus = std::vector<Gpu>();
+  if (config.cuda_devices.automatic) gpus = find_gpus(machine, choice.skipped);
+  if (!config.cuda_devices.list.empty()) gpus = find_listed(config.cuda_devices.list, machine);
+  if (!gpus.ok()) return gpus.status();
+  for (auto& [name, facts] : *gpus) {
+    ServedDevice device{name, std::move(facts), LaunchMode::kLaunched, ""};
+    if (Status status = choose_mode(static_cast<DeviceMode>(config.mode), device); !status.ok())
+      return status;
+    choice.devices.push_back(std::move(device));
+  }
+  const std::uint32_t hosts =
+      config.host_devices == kAutomatic ? (gpus->empty() ? 1 : 0) : config.host_devices;
+  for (std::uint32_t i = 0; i < hosts; ++i)
+    choice.devices.push_back({{abi::DeviceKind::kHost, i}, {}, LaunchMode::kLaunched, ""});
+  if (!choice.devices.empty()) return choice;
+  return invalid_argument(
+      "devices.host is 0 and there is no GPU to serve (devices.cuda); allowed: at least one device");
+}
+
+}  // namespace epd

@@ -1,0 +1,42 @@
+// Which devices a daemon serves, and how each of its GPUs runs operations: devices.cuda, devices.host,
+// devices.mode.
+#pragma once
+
+#include "device/device.h"
+#include "device/memory.h"
+#include "supervisor/config.h"
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace epd {
+
+struct ServedDevice {
+  DeviceName name;
+  DeviceFacts facts;
+  LaunchMode mode = LaunchMode::kLaunched;
+  std::string mode_reason;  // of a GPU, for people
+};
+
+const char* launch_mode_text(LaunchMode mode);
+// "GPU-01234567-89ab-cdef-0123-456789abcdef"
+std::string uuid_text(const DeviceFacts& facts);
+
+struct DeviceChoice {
+  std::vector<ServedDevice> devices;  // GPUs by number, then host devices
+  std::vector<std::string> skipped;   // GPUs that "auto" has left out, with the reason
+};
+
+// What is asked of the machine. Tests have machines of their own.
+struct Machine {
+  std::function<Result<std::uint32_t>()> num_gpus = epd::num_gpus;
+  std::function<Result<DeviceFacts>(const DeviceName&)> facts = device_facts;
+};
+
+// UNSUPPORTED: a GPU that is asked for is not there or can't be used, or resident mode can't be had.
+// INVALID_ARGUMENT: no device is left to serve.
+Result<DeviceChoice> choose_devices(const Config& config, const Machine& machine = {});
+
+}  // namespace epd

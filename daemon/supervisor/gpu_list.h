@@ -1,0 +1,17 @@
+// The value of devices.cuda: "auto", "none", or a list of GPUs.
+#pragma once
+
+#include "supervisor/config.h"
+
+#include <string>
+
+namespace epd {
+
+inline constexpr std::size_t kMaxGpus = 64;
+inline constexpr const char* kAllowedGpus =
+    R"("auto", "none", or a list of up to 64 numbers and UUIDs: [0, 1], ["GPU-..."], "0,1")";
+
+// False: it is nothing of the kind. UUIDs become lower case.
+bool parse_gpu_list(const std::string& text, GpuList& gpus);
+
+}  // namespace epd
