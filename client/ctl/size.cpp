@@ -87,7 +87,7 @@ std::string memory_table(const SizeArguments& a, const abi::GroupBytes& bytes) {
   add("board", "host", bytes.board);
   add("all", "", bytes.rank);
   add("max_arena_bytes_per_user", "quota", bytes.arena_quota);
-  if (host) add("max_routing_bytes", "quota", bytes.routing_quota);
+  if (host) add("max_routing_bytes_per_user", "quota", bytes.routing_quota);
   return table.text();
 }
 

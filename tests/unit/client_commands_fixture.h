@@ -28,7 +28,7 @@ class ClientCommands : public ClientCudaBase {
     if (engine_.joinable()) engine_.join();
     ClientCudaBase::TearDown();
   }
-  // Its streams wait by memory operation.
+  // Its streams have MEMOP waits.
   void use_memop_waits() {
     ASSERT_EQ(attach_again(EPD_WAIT_BY_MEMOP), EPD_OK) << epd_last_error();
     leave_for_commands();

@@ -72,7 +72,7 @@ TEST_F(CtlTest, SizeTellsPeopleWhereItIs) {
   EXPECT_FALSE(cuda.says("max_routing_bytes")) << cuda.out;
   EXPECT_FALSE(cuda.says("bias")) << "a region that the group does not have\n" << cuda.out;
   const Finished host = epctl(with({"--device-kind", "host"}));
-  EXPECT_TRUE(host.says("max_routing_bytes         quota")) << host.out;
+  EXPECT_TRUE(host.says("max_routing_bytes_per_user  quota")) << host.out;
   EXPECT_FALSE(host.says("device")) << host.out;
 }
 

@@ -4,27 +4,28 @@
  * 1. Every call that can fail returns epd_status_t; EPD_OK is 0. epd_last_error() then holds, for the
  *    calling thread, a sentence with the value that was wrong and what is allowed.
  * 2. Handles are opaque. What a call creates, its counterpart destroys: attach/detach, join/leave. A handle
- * that is used after that gives INVALID_ARGUMENT (a group's also after its session's detach), and so does a
- * second detach or leave.
+ *    that is used after that gives INVALID_ARGUMENT (a group's also after its session's detach), and so
+ *    does a second detach or leave.
  * 3. Structs begin with `size`. epd_<struct>_init sets it, and makes everything else zero: the default of
- * every field. A library newer than the caller treats missing fields as zero; an older one refuses unknown
- * non-zero fields.
+ *    every field that may be left out. A library newer than the caller treats missing fields as zero; an
+ *    older one refuses unknown non-zero fields.
  * 4. Thread safety: all calls may be made from any thread, also on one session at once, with two
  *    exceptions: submissions to one group keep their order only if the caller orders them, and
  *    epd_session_detach / epd_group_leave must not race with other calls on the same handle. No call waits
- * for another's: a join that waits for its ranks holds up neither other joins of its session nor a leave.
- * 5. No call blocks, except those with a timeout, and leave and detach: these wait for the hooks of what they
- * end, and up to 5 seconds for the daemon.
- * 6. A timeout is an int32_t timeout_ms, everywhere. 1 or more are milliseconds. 0 is the default, which each
- * call tells. Calls that wait for an operation or a group also take EPD_FOREVER, which is their default:
- * until it has ended, or agreed; and EPD_NO_WAIT: they look and return at once. All else is refused. An
- * operation ends: the daemon puts a deadline on every one. Should this device's engine be stopped (SIGSTOP, a
- * debugger), EPD_FOREVER ends with DEADLINE_EXCEEDED 5 seconds after that deadline, the ticket still pending.
+ *    for another's: a join that waits for its ranks holds up neither other joins of its session nor a leave.
+ * 5. No call blocks, except those with a timeout, and leave and detach: these wait for the hooks of what
+ *    they end, and up to 5 seconds for the daemon.
+ * 6. A timeout is an int32_t timeout_ms, everywhere. 1 or more are milliseconds. 0 is the default, which
+ *    each call tells. Calls that wait for what has been submitted, or in epd_group_resume for the group, also
+ *    take EPD_FOREVER, their default: until it has ended, or agreed; and EPD_NO_WAIT: they look and return at
+ *    once. All else is refused. An operation ends: the daemon puts a deadline on every one. Should this
+ *    device's engine be stopped (SIGSTOP, a debugger), a wait with EPD_FOREVER ends with DEADLINE_EXCEEDED 5
+ *    seconds after that deadline, the ticket still pending.
  * 7. No callback runs inside a call of yours: completion hooks run on a thread of the library.
  *    A hook may call anything but detach and leave.
  * 8. After fork() the handles made before it are the parent's. In the child every call on them gives
- *    INVALID_ARGUMENT and names the process that attached; leave and detach do nothing. The child may attach
- *    anew. (On CUDA devices it can't use the driver if the parent has.)
+ *    INVALID_ARGUMENT and names the process that attached; also leave and detach, which do nothing. The
+ *    child may attach anew. (On CUDA devices it can't use the driver if the parent has.)
  *
  * Shapes are row-major. n = tokens of this rank in one call (0 <= n <= max_tokens), R ranks,
  * E experts, T = max_tokens, H = hidden, K = topk, M = rows received. Expert e lives on rank
@@ -152,8 +153,8 @@ typedef enum epd_payload {
 typedef enum epd_scale_format {
   EPD_SCALE_FORMAT_FLOAT32 = 0,      /* float32 [.,H/128] */
   EPD_SCALE_FORMAT_FLOAT32_POW2 = 1, /* the same, rounded up to a power of two; FP8_CAST only */
-  EPD_SCALE_FORMAT_UE8M0 =
-      2 /* exponent bytes (e + 127) of powers of two, 4 to an int32: int32 [.,ceil(H/512)] */
+  /* Exponent bytes (e + 127) of powers of two, 4 to an int32: int32 [.,ceil(H/512)]. */
+  EPD_SCALE_FORMAT_UE8M0 = 2
 } epd_scale_format_t;
 
 /* How received rows lie. All are deterministic: places follow from counts, never from arrival. */
@@ -300,8 +301,8 @@ typedef struct epd_group_bytes_s {
   uint64_t group;           /* num_ranks * rank, if all bind the same regions */
   uint64_t arena_quota;   /* of a rank, against limits.max_arena_bytes_per_user: rank; on a host device bound
                              regions count as if they were in the arena */
-  uint64_t routing_quota; /* of a rank, against limits.max_routing_bytes: the most that the engine of a host
-                             device keeps of routings in its own memory; 0 on a CUDA device */
+  uint64_t routing_quota; /* of a rank, against limits.max_routing_bytes_per_user: the most that the engine of
+                             a host device keeps of routings in its own memory; 0 on a CUDA device */
 } epd_group_bytes_t;
 static inline void epd_group_bytes_init(epd_group_bytes_t* bytes) {
   memset(bytes, 0, sizeof(*bytes));
@@ -352,7 +353,7 @@ typedef struct epd_buffers {
   void* out;                /* out [T,H] bf16 */
   void* x_scales;           /* in  [T] x scale_format; NULL unless EPD_PAYLOAD_FP8 */
   int32_t* expert_offsets;  /* out [E/R+1]: first row of each local expert; the last: end of the rows (packed:
-                               with  padding). NULL if compact */
+                               with padding). NULL if compact */
   int32_t* source_ranges;   /* out [E/R,R,2]: first row and number of rows of (expert, source rank). NULL if
                                compact */
   float* y_weights;         /* in  [rows,C]: gradients of recv_topk_weights, for combine's return_weights */
@@ -426,8 +427,8 @@ EPD_API epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progres
  * good, the ticket's status tells, which must be waited for or given a hook as ever. Deadlines count from the
  * submission, so they include what the stream had to do before. The stream must be of the context in which
  * the session is (see epd_session_attach), must not be capturing a graph, and must live until its operations
- * have ended; cudaStreamPerThread is not taken for one stream. NULL and cudaStreamLegacy are one stream, the
- * legacy default stream, also in a program compiled with
+ * have ended; cudaStreamPerThread is not taken for one stream. NULL and cudaStreamLegacy are one stream,
+ * the legacy default stream, also in a program compiled with
  * --default-stream per-thread, where CUDA's own calls take NULL for another: pass cudaStreamPerThread there.
  * The slot's next operation after one that failed belongs on the same stream, or on another after that one
  * has been synchronised. Errors beside each function's own: INVALID_ARGUMENT (a stream, and not a CUDA
@@ -454,18 +455,18 @@ EPD_API epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progres
 
 /* Commands. A rank that joins with EPD_COMMANDS_BY_STREAM hands the order of its operations to its streams: a
  * call enqueues a kernel of one thread that asks the engine's kernel for the operation when the stream gets
- * there, with no host in the path, and (without defer_receive) waits for its end. So a stream that captures
- * a graph may be used, and the graph replayed any number of times, each time a new operation
- * with what the regions hold then. Ranks need not all do the same. Differences:
+ * there, with no host in the path, and (without defer_receive) waits for its end. So a stream that captures a
+ * graph may be used, and the graph replayed any number of times, each time a new operation with what the
+ * regions hold then. Ranks need not all do the same. Differences:
  *   - A stream is required. The order of the group's operations is that in which the streams get to them;
- * use one stream, or order several by events.
+ *     use one stream, or order several by events.
  *   - num_tokens_at gives n from device memory, at the time the stream gets there. More than max_tokens is an
  *     illegal command, which ends the session.
  *   - A handle names a routing record and not one dispatch: used by a combine, it means the last dispatch
- * that wrote the record before. What the routing of slot s is, each new dispatch on s replaces.
+ *     that wrote the record before. What the routing of slot s is, each new dispatch on s replaces.
  *   - There are no results for the CPU. The ticket of a call says only its slot: epd_ticket_wait_on_stream
- * alone takes it, and waits for the slot's last operation in the stream's order (a MEMOP wait: the last of
- * calls like that one). epd_group_check tells whether all went well. Counts are in the regions alone.
+ *     alone takes it, and waits for the slot's last operation in the stream's order (a MEMOP wait: the last
+ *     of calls like that one). epd_group_check tells whether all went well. Counts are in the regions alone.
  *   - An operation that fails, and all that follow it, are not carried out; streams go on. After
  *     epd_group_check has said so, synchronise the streams and call epd_group_resume: what streams ask for
  *     before it has returned is not carried out either.
