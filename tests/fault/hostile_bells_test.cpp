@@ -119,8 +119,8 @@ TEST_F(HostileBells, TheEnginesLoopWalksNoWatches) {
   expect_census(before);
 }
 
-// The client keeps its ends, so the last close of each of the daemon's wakes all who wait there. What others do
-// on this machine (interrupts, a hypervisor) is charged to whoever runs, so the best of some tries counts.
+// The client keeps its ends, so the last close of each of the daemon's wakes all who wait there. What others
+// do on this machine (interrupts, a hypervisor) is charged to whoever runs, so the best of some tries counts.
 TEST_F(HostileBells, NobodysLoopClosesThemLast) {
   const SystemCensus before = settled_census(*daemon_);
   attack([&] {

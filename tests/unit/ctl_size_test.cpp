@@ -63,10 +63,9 @@ TEST_F(CtlTest, SizeIsWhatTheRulesOfTheDaemonSay) {
 TEST_F(CtlTest, SizeTellsPeopleWhereItIs) {
   const Finished cuda = epctl(with({"--bound", "y"}));
   EXPECT_EQ(cuda.exit_code, 0) << cuda.err;
-  for (const char* part :
-       {"user arena                device", "board                     host",
-        "max_arena_bytes_per_user  quota", "x                    1.8 MiB    7.0 MiB  user arena",
-        "memory of the client's"}) {
+  for (const char* part : {"user arena                device", "board                     host",
+                           "max_arena_bytes_per_user  quota",
+                           "x                    1.8 MiB    7.0 MiB  user arena", "memory of the client's"}) {
     EXPECT_TRUE(cuda.says(part)) << part << "\n" << cuda.out;
   }
   EXPECT_FALSE(cuda.says("max_routing_bytes")) << cuda.out;
