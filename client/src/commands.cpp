@@ -20,9 +20,10 @@ std::uint64_t limit_of(const Group& group) {
 }
 
 Status check_command(const SubmitRequest& request) {
-  if (!request.stream.on_stream) {
-    return bad_value("on_stream", 0,
-                     "1: the group was joined with EPD_COMMANDS_BY_STREAM, its streams ask for operations");
+  if (!request.stream.any()) {
+    return invalid_argument(
+        "stream is EPD_NO_STREAM; allowed: a stream, as the group was joined with EPD_COMMANDS_BY_STREAM and "
+        "its streams ask for operations");
   }
   if (request.num_tokens_at == nullptr) return {};
   if (request.num_tokens != 0) return bad_value("num_tokens", request.num_tokens, "0 with num_tokens_at");
@@ -31,12 +32,12 @@ Status check_command(const SubmitRequest& request) {
   return {};
 }
 
-abi::Call call_of(const Group& group, SubmitRequest request, std::uint32_t route) {
+abi::Call call_of(const Group& group, SubmitRequest request, std::uint32_t route, bool flagged) {
   request.stream = {};  // the engine begins a call when it comes
   abi::Call call;
   call.op = request.op;
   call.slot = request.slot;
-  call.flagged = request.wait_by == WaitBy::kMemoryOperation;
+  call.flagged = flagged;
   call.flags = engine_flags(group.shape, request);
   call.sms = std::min(request.sms, abi::kMostCommandSms);
   if (abi::makes_routing(call.op, call.flags)) call.num_tokens = request.num_tokens;
@@ -117,11 +118,12 @@ Status Session::choose_command_route(Group& group, const SubmitRequest& request,
 Status Session::enqueue_command(const Group& group, const SubmitRequest& request, StreamCommand command) {
   command.words = group.command_words();
   command.num_tokens_at = reinterpret_cast<std::uintptr_t>(request.num_tokens_at);
-  command.waits = request.begins_and_waits();
+  command.waits = begins_and_waits(request);
   return attachment_.device->command(request.stream.stream, command);
 }
 
-Status Session::command(Group& group, SubmitRequest request, epd_ticket_t& ticket, epd_handle_t* handle) {
+Status Session::command(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,
+                        epd_handle_t* handle) {
   Status status = check_command(request);
   if (!status.ok()) return status;
   const std::lock_guard<std::mutex> order(group.submit_mutex);
@@ -132,7 +134,7 @@ Status Session::command(Group& group, SubmitRequest request, epd_ticket_t& ticke
     status = usable_for_commands(group);
     if (status.ok()) status = choose_command_route(group, request, use);
     if (!status.ok()) return status;
-    command.call = call_of(group, request, use.route);
+    command.call = call_of(group, request, use.route, attachment_.wait_by == WaitBy::kMemop);
     status = start_watch_locked();
     group.commands.rung = group.commands.rung || status.ok();
     group.commands.note_timeout(request.timeout_ms);
@@ -150,18 +152,17 @@ Status Session::command(Group& group, SubmitRequest request, epd_ticket_t& ticke
     if (use.writes) group.routes[use.route] = {Route::State::kKnown, made, 0, 0};
     if (handle != nullptr) *handle = made;
   }
-  const bool flagged = command.call.flagged;
-  const CommandTicket about{request.slot, request.op, flagged};
+  const CommandTicket about{request.slot, request.op};
   ticket = about.pack();
-  if (!flagged || (request.flags & abi::kFlagDefer) != 0) return {};
-  return enqueue_wait(request.stream.stream, flag_of(group, about), request.wait_by, ticket);
+  if (attachment_.wait_by == WaitBy::kKernel || (request.flags & abi::kFlagDefer) != 0) return {};
+  return enqueue_wait(request.stream.stream, flag_of(group, about), ticket);
 }
 
 StreamWait Session::flag_of(const Group& group, const CommandTicket& about) {
   return {CommandPlaces{group.command_words()}.flag(abi::flag_of(about.op, about.slot)), 1, 0};
 }
 
-Status Session::wait_for_command(const Group& group, epd_ticket_t ticket, void* stream, WaitBy wait_by) {
+Status Session::wait_for_command(const Group& group, epd_ticket_t ticket, void* stream) {
   const CommandTicket about = CommandTicket::unpack(ticket);
   std::uint64_t limit_ns = 0;
   {
@@ -170,12 +171,9 @@ Status Session::wait_for_command(const Group& group, epd_ticket_t ticket, void* 
       return not_found("ticket " + std::to_string(ticket) + " was never issued in this group");
     limit_ns = limit_of(group);
   }
-  if (wait_by == WaitBy::kDefault) wait_by = about.flagged ? WaitBy::kMemoryOperation : WaitBy::kKernel;
-  if (wait_by == WaitBy::kKernel)
+  if (attachment_.wait_by == WaitBy::kKernel)
     return attachment_.device->await_command(stream, group.command_words(), about.slot, limit_ns);
-  if (about.flagged) return attachment_.device->wait(stream, flag_of(group, about), wait_by);
-  return bad_value("wait_by", EPD_WAIT_BY_MEMORY_OPERATION,
-                   "2 (EPD_WAIT_BY_KERNEL) or 0, as the operation was asked for with EPD_WAIT_BY_KERNEL");
+  return attachment_.device->wait(stream, flag_of(group, about), WaitBy::kMemop);
 }
 
 Status Session::refuse_command_ticket(const Group& group, epd_ticket_t ticket) {

@@ -27,16 +27,12 @@ struct Commands {
 struct CommandTicket {
   std::uint32_t slot = 0;
   abi::Op op = abi::Op::kNone;
-  bool flagged = false;
 
   static constexpr epd_ticket_t kMark = std::uint64_t{1} << 63;  // no other ticket gets there
   static constexpr bool is(epd_ticket_t ticket) { return (ticket & kMark) != 0; }
-  constexpr epd_ticket_t pack() const {
-    return kMark | std::uint64_t{flagged} << 16 | static_cast<std::uint64_t>(op) << 8 | slot;
-  }
+  constexpr epd_ticket_t pack() const { return kMark | static_cast<std::uint64_t>(op) << 8 | slot; }
   static constexpr CommandTicket unpack(epd_ticket_t ticket) {
-    return {static_cast<std::uint32_t>(ticket & 0xff), static_cast<abi::Op>(ticket >> 8 & 0xff),
-            (ticket >> 16 & 1) != 0};
+    return {static_cast<std::uint32_t>(ticket & 0xff), static_cast<abi::Op>(ticket >> 8 & 0xff)};
   }
 };
 

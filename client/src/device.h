@@ -20,11 +20,7 @@ namespace epd::client {
 class DeviceMemory;
 
 // How a stream writes and awaits words: epd_wait_by_t.
-enum class WaitBy : std::uint32_t {
-  kDefault = EPD_WAIT_BY_DEFAULT,
-  kMemoryOperation = EPD_WAIT_BY_MEMORY_OPERATION,
-  kKernel = EPD_WAIT_BY_KERNEL,
-};
+enum class WaitBy : std::uint32_t { kMemop = EPD_WAIT_BY_MEMOP, kKernel = EPD_WAIT_BY_KERNEL };
 
 // Until the word is `value` or up to 2^31 - 1 further.
 struct StreamWait {
@@ -59,7 +55,7 @@ class Device {
   // Whether it is a stream. Not all that is none can be told.
   virtual Status check_stream(void* stream) = 0;
 
-  // Enqueue in a stream of the caller's. They return at once, unless its queue is full. Not by default.
+  // Enqueue in a stream of the caller's. They return at once, unless its queue is full.
   virtual Status write(void* stream, std::uintptr_t word, std::uint32_t value, WaitBy by) = 0;
   virtual Status wait(void* stream, const StreamWait& wait, WaitBy by) = 0;
   // Both by one kernel: the value that it waits for is written to `word` first.

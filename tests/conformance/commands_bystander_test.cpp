@@ -91,7 +91,7 @@ TEST_P(CommandsBystander, GroupsComeAndGo) {
     std::vector<RankProcess> ranks;
     for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {
       ranks.emplace_back([&, rank]() -> std::string {
-        const Session session(daemon().socket(), daemon().device(rank));
+        const Session session(daemon().socket(), daemon().device(rank), c.wait_by_on(rank));
         const Group group(session, c.config(comer.c_str(), rank));
         Rounds rounds(group, c, rank, 4);
         for (std::uint64_t round = 0; round < 4; ++round) rounds.submit(round);
@@ -266,7 +266,7 @@ void CommandsNonsense::attack(std::uint64_t first_seed, const Attack& attack) {
     std::vector<RankProcess> attacker;
     attacker.emplace_back([&]() -> std::string {
       std::mt19937_64 random(seed);
-      const Session session(daemon().socket(), daemon().device(0));
+      const Session session(daemon().socket(), daemon().device(0), alone.wait_by_on(0));
       const Group group(session, alone.config(name.c_str(), 0));
       Replayed replayed(group, alone, 0);
       ReplayingRank{group, replayed, 0}.play(0, 2);
