@@ -317,10 +317,6 @@ TEST(BoardArena, CountsOfSlotsAreDisjointAndInside) {
       ASSERT_EQ(Wide{layout.expert_offsets(s, slot)}, counts_end);
       end = counts_end + (Wide{s.num_experts} / s.num_ranks + 1) * 4;
     }
-    ASSERT_EQ(layout.commands % 64, 0u);
-    ASSERT_GE(Wide{layout.commands}, end);
-    ASSERT_LT(layout.commands - end, Wide{kRegionAlign});
-    end = Wide{layout.commands} + sizeof(CommandWords);
     ASSERT_LE(end, Wide{layout.total_bytes});
     ASSERT_LT(layout.total_bytes, std::uint64_t{1} << 24);
   }
