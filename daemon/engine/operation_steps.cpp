@@ -102,10 +102,11 @@ abi::OpAnnouncement Operation::announcement(std::uint64_t routing_epoch, std::ui
 }
 
 void Operation::launch(std::uint64_t now_ns) {
-  kernels::cuda::Operation op;
   const std::uint64_t made_by = route_.head.handle != 0 ? route_.head.handle : submission_.handle + 1;
-  if (!is_noop())
-    op = describe(member_, submission_, {number_, announcement(route_.head.epoch, made_by), route_});
+  // Some 4 KB: made in place.
+  kernels::cuda::Operation op =
+      is_noop() ? kernels::cuda::Operation()
+                : describe(member_, submission_, {number_, announcement(route_.head.epoch, made_by), route_});
   // The engine's own deadline comes first, unless the loop stands still.
   op.timeout_ns = deadline_ns_ - seen_ns_;
   if (has(abi::kFlagStream)) op.signal = stream_signal(member_, submission_.slot, submission_.ticket);
