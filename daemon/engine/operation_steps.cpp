@@ -100,12 +100,12 @@ std::uint64_t Operation::routing_tag() const {
 }
 
 void Operation::launch(std::uint64_t now_ns) {
-  kernels::cuda::Operation op;
-  if (!is_noop()) {
+  if (!is_noop())
     call_ = taken_call(group_, submission_,
                        {tag_, number_, routing_tag(), route_.head.num_tokens, route_.half_index});
-    op = kernels::cuda::compose(member_.view, call_);
-  }
+  // Some 4 KB: made in place.
+  kernels::cuda::Operation op =
+      is_noop() ? kernels::cuda::Operation() : kernels::cuda::compose(member_.view, call_);
   // The engine's own deadline comes first, unless the loop stands still.
   op.timeout_ns = deadline_ns_ - seen_ns_;
   if (has(abi::kFlagStream)) op.signal = stream_signal(member_, submission_.slot, submission_.ticket);
