@@ -1,4 +1,5 @@
-// What the library knows of a membership whose operations are calls (proto/commands.h). See README, "Commands".
+// What the library knows of a membership whose operations are calls (proto/commands.h). See README,
+// "Commands".
 #pragma once
 
 #include "epd/epd.h"
@@ -14,9 +15,9 @@ namespace epd::client {
 struct Commands {
   bool by_stream = false;  // set by join, before anyone else sees the group; all below: the session's mutex
   std::uint32_t longest_timeout_ms = 0;  // of any call so far
-  std::uint64_t epoch = 0;   // that the words hold; the group's, unless a resume failed midway
-  std::uint32_t failed = 0;  // what the words held when the epoch was written
-  bool rung = false;         // any has been enqueued
+  std::uint64_t epoch = 0;               // that the words hold; the group's, unless a resume failed midway
+  std::uint32_t failed = 0;              // what the words held when the epoch was written
+  bool rung = false;                     // any has been enqueued
 
   void note_timeout(std::uint32_t timeout_ms) {
     longest_timeout_ms = std::max(longest_timeout_ms, timeout_ms);

@@ -121,7 +121,8 @@ void CudaLane::set_priority(std::int32_t priority) {
 Status CudaLane::allocate() {
   Operation probe;
   probe.shape = shape_.shape;
-  for (std::uint32_t i = 0; i < shape_.limits.num_biases; ++i) probe.bias[i] = reinterpret_cast<std::uint16_t*>(64);
+  for (std::uint32_t i = 0; i < shape_.limits.num_biases; ++i)
+    probe.bias[i] = reinterpret_cast<std::uint16_t*>(64);
   for (const Kind kind : {Kind::kDispatch, Kind::kCombine}) {
     if (kernels::cuda::configure(kind, device_.max_shared_bytes(), device_.max_sms(), probe)) continue;
     return {StatusCode::kUnsupported,
@@ -131,8 +132,8 @@ Status CudaLane::allocate() {
   }
   host_stride_ = aligned(sizeof(HostPlace) + shape_.placement_words * sizeof(std::int32_t), kHostAlign);
   host_places_ = num_places() * sizeof(Operation);
-  workspace_bytes_ =
-      aligned(kernels::cuda::workspace_bytes(shape_.shape, device_.max_sms()), alignof(kernels::cuda::ResidentState));
+  workspace_bytes_ = aligned(kernels::cuda::workspace_bytes(shape_.shape, device_.max_sms()),
+                             alignof(kernels::cuda::ResidentState));
   const std::size_t before = num_places() * sizeof(Operation);
   const std::size_t device_bytes = before + workspace_bytes_ + extra_device_bytes();
   Result<LaneMemory> memory =
@@ -158,8 +159,9 @@ std::size_t CudaLane::places_bytes() const {
 
 CudaLane::HostPlace& CudaLane::host_place(std::uint32_t place) const {
   const std::size_t noops = host_stride_ * shape_.limits.depth;
-  const std::size_t at =
-      place < shape_.limits.depth ? place * host_stride_ : noops + (place - shape_.limits.depth) * sizeof(HostPlace);
+  const std::size_t at = place < shape_.limits.depth
+                             ? place * host_stride_
+                             : noops + (place - shape_.limits.depth) * sizeof(HostPlace);
   return *reinterpret_cast<HostPlace*>(memory_.host + host_places_ + at);
 }
 

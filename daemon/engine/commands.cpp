@@ -97,8 +97,8 @@ std::vector<CommandViews::Rung> Commands::rung(const CommandPort::Ring& ring) co
     const std::uint32_t number = *ended_ + i;
     const abi::PackedCall& packed = ring.calls[number % abi::kCommandSlots];
     const abi::Call call = abi::unpack(packed);
-    const bool comes = call.number == number && kernels::cuda::is_whole(packed) &&
-                       call.epoch == (group_.epoch & 0xff);
+    const bool comes =
+        call.number == number && kernels::cuda::is_whole(packed) && call.epoch == (group_.epoch & 0xff);
     if (!comes || abi::bad_field(call.request(), abi::op_limits(group_.shape)) != abi::BadField::kNone) break;
     all.push_back({number, index, submission_of(call), timeout_of(call.timeout_ms)});
     if (call.op != abi::Op::kNoop) ++index;
@@ -120,7 +120,8 @@ std::string Commands::illegal(const JournalEntry& entry) const {
   }
   if (entry.result.error != OpError::kBadCall) return "";
   std::string why = refusal("call", call.request(), abi::op_limits(group_.shape));
-  return !why.empty() ? why : bad("flags", call.flags, "without that of streams, whose calls are no submissions");
+  return !why.empty() ? why
+                      : bad("flags", call.flags, "without that of streams, whose calls are no submissions");
 }
 
 Submission Commands::submission(const JournalEntry& entry) {
@@ -139,8 +140,8 @@ Failure Commands::failure(const JournalEntry& entry, std::uint64_t now_ns) const
                 std::to_string(s.slot) + " uses the routing in " + record_of(member_, s) +
                 ", which holds none; allowed: a record that a dispatch of this rank has written"};
   }
-  return device_failure(subject, launcher_, entry.result,
-                        ended_after(subject, timeout_of(s.timeout_ms)), now_ns);
+  return device_failure(subject, launcher_, entry.result, ended_after(subject, timeout_of(s.timeout_ms)),
+                        now_ns);
 }
 
 std::uint64_t Commands::bytes_moved(const JournalEntry& entry) const {

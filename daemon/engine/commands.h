@@ -1,5 +1,5 @@
-// The engine's side of a rank whose operations are calls (proto/commands.h): where the device is to go on, and
-// what it says that it has done.
+// The engine's side of a rank whose operations are calls (proto/commands.h): where the device is to go on,
+// and what it says that it has done.
 #pragma once
 
 #include "command_views.h"
@@ -35,8 +35,8 @@ class Commands {
   const JournalEntry* front() const { return port_.front(); }
   void pop();
 
-  // Shows what is enqueued, by a look at the ring now and then, which takes a moment. Of an active group, when
-  // the journal has been read.
+  // Shows what is enqueued, by a look at the ring now and then, which takes a moment. Of an active group,
+  // when the journal has been read.
   void look(Page& page, std::uint64_t now_ns);
   void show_none() { views_.clear(); }
   // Whether one was seen that has not ended.

@@ -67,7 +67,8 @@ kernels::cuda::DeviceView device_view(const Member& member) {
   const Group& group = member.group;
   kernels::cuda::DeviceView view;
   view.group = member.view;
-  for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) view.peers[rank] = group.ranks[rank].view;
+  for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank)
+    view.peers[rank] = group.ranks[rank].view;
   return view;
 }
 

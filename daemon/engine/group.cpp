@@ -23,8 +23,8 @@ void GroupRankMemory::place_regions(const abi::GroupShape& shape, const abi::Bin
     if (abi::region_bytes(shape, static_cast<abi::Region>(i)) == 0) continue;
     const abi::Binding& binding = bindings[i];
     const bool bound = binding.memory != 0;
-    std::byte* const base = bound ? client[binding.memory - 1]->bytes() + binding.offset
-                                  : user->bytes() + layout_.offset[i];
+    std::byte* const base =
+        bound ? client[binding.memory - 1]->bytes() + binding.offset : user->bytes() + layout_.offset[i];
     places_[i] = {reinterpret_cast<std::uint8_t*>(base), bound ? binding.stride : layout_.slot_bytes};
   }
 }

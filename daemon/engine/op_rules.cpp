@@ -29,9 +29,9 @@ std::string refusal(const std::string& what, const abi::OpRequest& request, cons
     case BadField::kRoute:
       if (request.route >= limits.num_routes)
         return bad_field(what, "route", request.route, up_to(limits.num_routes - 1));
-      return bad_field(what, "route", request.route,
-                       "the slot, " + std::to_string(request.slot) + ", or one from " +
-                           std::to_string(limits.depth));
+      return bad_field(
+          what, "route", request.route,
+          "the slot, " + std::to_string(request.slot) + ", or one from " + std::to_string(limits.depth));
   }
   return "";
 }

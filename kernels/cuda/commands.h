@@ -16,7 +16,7 @@ struct Watch {
   TakenCall running;
   abi::PackedCall call;  // which that was
   bool runs;             // `running` does
-  std::uint32_t entry;  // next one of the queue
+  std::uint32_t entry;   // next one of the queue
   std::uint32_t journal_read;
   std::uint32_t known_routes;  // set of those in `routes`
   RouteState routes[kRoutes];
@@ -262,7 +262,8 @@ EPD_DEVICE inline HeraldWord await_work(const ResidentArguments& own, Watch& wat
     const HostWords journal = load_pair(&commands.state->journal_read);
     const std::uint64_t* const words = commands.words->calls[sequence % abi::kCommandSlots].words;
     abi::PackedCall call;
-    for (std::uint32_t i = 1; i < abi::PackedCall::kWords; ++i) call.words[i] = load_relaxed_system(words + i);
+    for (std::uint32_t i = 1; i < abi::PackedCall::kWords; ++i)
+      call.words[i] = load_relaxed_system(words + i);
     call.words[0] = load_acquire_system(words);
     if (static_cast<std::uint32_t>(entry >> 32) == watch.entry + 1) {
       if (!is_of_former_round(own, entry)) return static_cast<HeraldWord>(load_acquire_system(at));

@@ -96,8 +96,7 @@ class CommandLane {
     abi::CommandWords words;
     EPD_CUDA(cudaSetDevice(device_));
     EPD_CUDA(cudaMemcpy(&words, &memory_->words, sizeof(words), cudaMemcpyDefault));
-    return words.done == commands_ && words.failed == failed_ &&
-           words.flags[flag_] == 1;
+    return words.done == commands_ && words.failed == failed_ && words.flags[flag_] == 1;
   }
 
  private:

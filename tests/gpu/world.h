@@ -131,8 +131,7 @@ class World {
   static constexpr std::uint32_t kMaxSms = 132;
   static constexpr std::uint32_t kOperations = 1024;  // uploaded and not yet overwritten
 
-  explicit World(const WorldShape& world)
-      : shape_(world.shape), world_(with_slots(world)), landing_(world_) {
+  explicit World(const WorldShape& world) : shape_(world.shape), world_(with_slots(world)), landing_(world_) {
     ranks_.resize(shape_.num_ranks);
     static std::uint32_t worlds = 0;
     ++worlds;
@@ -331,7 +330,8 @@ class World {
         rank.state, rank.operations, rank.uploads, rank.entries, rank.round, *rank.round, {}};
     const auto number = static_cast<std::uint32_t>(&rank - ranks_.data());
     if (rank.commands != nullptr)
-      own.commands = rank.commands->arguments(view_of(number, configured), world_.max_tokens, world_.landings);
+      own.commands =
+          rank.commands->arguments(view_of(number, configured), world_.max_tokens, world_.landings);
     Image::get().stay(own, staying_ctas(), shared_bytes - kernels::cuda::kStaticBytes, rank.stream);
   }
   // In turn by an entry of the queue and by its round, sometimes both: a stop that comes when the kernel has

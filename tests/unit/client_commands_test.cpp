@@ -191,7 +191,8 @@ TEST_F(ClientCommands, MemopWaitsAreForTheFlagOfSlotAndKind) {
   epd_dispatch_args_t args = dispatch_args(0);
   for (int twice = 0; twice < 2; ++twice) {
     ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
-    expect(cuda_.enqueued(stream_).back(), StreamOp::kWait, address(words().flags[abi::flag_of(abi::Op::kDispatch, 0)]), 1);
+    expect(cuda_.enqueued(stream_).back(), StreamOp::kWait,
+           address(words().flags[abi::flag_of(abi::Op::kDispatch, 0)]), 1);
     EXPECT_EQ(cuda_.enqueued(stream_).back().kernel, nullptr);
     EXPECT_TRUE(last_call().flagged);
     EXPECT_EQ(cuda_.stuck(stream_), 1u) << "the flag of the last one has been cleared";

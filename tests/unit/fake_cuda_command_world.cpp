@@ -54,8 +54,8 @@ void CommandWorld::make(std::uint32_t r) {
   for (CUstream* stream : {&own.kernel, &own.client, &own.control})
     EPD_CU(cuStreamCreate(stream, CU_STREAM_NON_BLOCKING));
   constexpr std::size_t kMovers = std::size_t{kernels::cuda::kMoverKinds} * kCtas;
-  own.arena = std::make_unique<Arena>(rank(r).device, layout_.total_bytes + sizeof(DeviceView) +
-                                                          sizeof(Movers) * kMovers + (64 << 10));
+  own.arena = std::make_unique<Arena>(
+      rank(r).device, layout_.total_bytes + sizeof(DeviceView) + sizeof(Movers) * kMovers + (64 << 10));
   own.exchange = own.arena->take<std::uint8_t>(layout_.total_bytes);
   own.words = own.arena->take<CommandWords>(1);
   own.state = own.arena->take<CommandState>(1);
@@ -98,8 +98,7 @@ void CommandWorld::describe(std::uint32_t r) {
                                                     {Region::kSourceRanges, its.counts.source_ranges},
                                                     {Region::kOut, its.out},
                                                     {Region::kOutWeights, its.out_weights}};
-  for (const auto& [region, at] : regions)
-    view.group.regions[static_cast<std::size_t>(region)] = place(at);
+  for (const auto& [region, at] : regions) view.group.regions[static_cast<std::size_t>(region)] = place(at);
   for (std::uint32_t i = 0; i < size(); ++i) {
     const kernels::cuda::Peer& peer = rank(i).peer;
     kernels::cuda::PeerView& to = view.peers[i];
@@ -243,7 +242,8 @@ void CommandWorld::ring(std::uint32_t r, const abi::Call& call, const Ring& how)
 void CommandWorld::store(std::uint32_t r, const abi::Call& call) {
   const abi::PackedCall packed = abi::pack(call);
   abi::PackedCall& to = ranks_[r].words->calls[call.number % abi::kCommandSlots];
-  for (std::uint32_t i = abi::PackedCall::kWords; i-- > 0;) std::atomic_ref(to.words[i]).store(packed.words[i]);
+  for (std::uint32_t i = abi::PackedCall::kWords; i-- > 0;)
+    std::atomic_ref(to.words[i]).store(packed.words[i]);
 }
 
 JournalEntry CommandWorld::journal(std::uint32_t r) {

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <iterator>
 #include <memory>
 #include <random>
@@ -23,7 +25,15 @@ class Calls : public testing::Test {
 
   // A group with all that groups may have.
   void draw_view() {
-    shape_ = {1 + below(32), 0, 1 + below(512), 128, 1 + below(8), 1 + below(16), abi::Payload::kBf16, {}, {},
+    shape_ = {1 + below(32),
+              0,
+              1 + below(512),
+              128,
+              1 + below(8),
+              1 + below(16),
+              abi::Payload::kBf16,
+              {},
+              {},
               below(2) != 0 ? abi::Layout::kExpert : abi::Layout::kCompact};
     shape_.num_experts = shape_.num_ranks * (1 + below(8));
     shape_.num_biases = 2;
@@ -39,8 +49,9 @@ class Calls : public testing::Test {
       PeerView& peer = view_.peers[r];
       peer.exchange = address(100 + r);
       peer.since = below(20);
-      RegionPlace* const places[] = {&peer.recv_x,  &peer.recv_scales, &peer.recv_topk_idx, &peer.recv_topk_weights,
-                                     &peer.recv_src, &peer.y,           &peer.y_weights};
+      RegionPlace* const places[] = {
+          &peer.recv_x,   &peer.recv_scales, &peer.recv_topk_idx, &peer.recv_topk_weights,
+          &peer.recv_src, &peer.y,           &peer.y_weights};
       for (std::uint32_t i = 0; i < std::size(places); ++i)
         *places[i] = {address(200 + r * 8 + i), 128 * random_() % 4096};
     }
@@ -183,6 +194,47 @@ TEST_F(Calls, TellWhereTheyEnd) {
   }
 }
 
+// Bytes of an Operation, of its Signal (4) and of its Movers (12) that are of no field.
+constexpr std::size_t kPadding = (offsetof(Operation, movers) - sizeof(Shape)) +
+                                 (offsetof(Operation, routing) - offsetof(Operation, zero_padding) - 1) +
+                                 (sizeof(Operation) - offsetof(Operation, peers) - sizeof(Operation::peers)) +
+                                 4 + 12;
+
+// As kernels do, whose memory holds whatever was there.
+TEST_F(Calls, LeaveNothingOfWhatWasThere) {
+  for (int i = 0; i < 100; ++i) {
+    draw_view();
+    const TakenCall taken = take(state_, limits_.depth, draw_call(), {});
+    abi::CommandWords words{};
+    const auto host = std::make_unique<CommandHost>();
+    CommandArguments own;
+    own.words = &words;
+    own.state = &state_;
+    own.host = host.get();
+    const Movers movers;
+    std::array<std::uint8_t, sizeof(Operation)> seen[2];
+    for (const int poison : {0x00, 0xff}) {
+      alignas(Operation) std::array<std::uint8_t, sizeof(Operation)> memory;
+      memory.fill(static_cast<std::uint8_t>(poison));
+      Operation& op = *reinterpret_cast<Operation*>(memory.data());  // NOLINT
+      compose_constants(op, view_.group);
+      for (std::uint32_t r = 0; r < kMaxRanks; ++r)
+        compose_peer(op.peers[r], view_.group.exchange, view_.peers[r], taken);
+      for (std::uint32_t region = 0; region < abi::kNumRegions; ++region)
+        compose_region(op, view_.group.regions[region], static_cast<Region>(region), taken);
+      compose_announcement(op, taken);
+      compose_routing(op, view_.group, taken);
+      compose_ends(op, own, taken);
+      op.movers = movers;
+      seen[poison & 1] = memory;
+    }
+    std::size_t differ = 0;
+    for (std::size_t byte = 0; byte < sizeof(Operation); ++byte)
+      differ += seen[0][byte] != seen[1][byte] ? 1 : 0;
+    EXPECT_EQ(differ, kPadding) << "bytes that were not written";
+  }
+}
+
 TEST_F(Calls, HaveTheSmsOfTheirGroupAndOfTheKernel) {
   for (const std::uint32_t group : {0u, 3u, 64u, 500u}) {
     for (const std::uint32_t own : {0u, 1u, 5u, 64u, 9999u}) {
@@ -237,9 +289,7 @@ TEST_F(Calls, ThatNoLibraryMakesAreRefused) {
       case 3: call.flags |= 1u << (9 + below(7)); break;
       case 4: call.num_tokens = shape_.max_tokens + 1; break;
       case 5: call.route = shape_.num_routes() + below(1u << 30); break;
-      default:
-        call.number += 1 + below(1000);
-        error = OpError::kLostCommand;
+      default: call.number += 1 + below(1000); error = OpError::kLostCommand;
     }
     if (call.slot == abi::kMaxDepth) continue;  // which a call has no room for
     const Judgement judgement = judge(call);

@@ -7,8 +7,8 @@
 #include "proto/wire.h"
 
 #include <gtest/gtest.h>
-#include <random>
 #include <cstring>
+#include <random>
 #include <string>
 #include <vector>
 

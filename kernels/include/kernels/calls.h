@@ -35,8 +35,8 @@ EPD_HOST_DEVICE constexpr bool is_whole(const abi::PackedCall& call) {
   return true;
 }
 
-// Of what lies where the next call has to be. kRun: go on with judge_routing(). Words of the ring's last round
-// are older, and so not there.
+// Of what lies where the next call has to be. kRun: go on with judge_routing(). Words of the ring's last
+// round are older, and so not there.
 EPD_HOST_DEVICE constexpr Judgement judge_call(const CommandState& state, const abi::OpLimits& limits,
                                                const abi::PackedCall& packed) {
   const abi::Call call = abi::unpack(packed);
@@ -100,8 +100,11 @@ EPD_HOST_DEVICE constexpr Task task_of(abi::Op op, bool per_expert) {
   return per_expert ? Task::kCombinePerExpert : Task::kCombine;
 }
 
-// How the operation ends, and whom it tells.
+// How the operation ends, and whom it tells: no CPU. Device code composes in memory that may hold anything.
 EPD_HOST_DEVICE inline void compose_ends(Operation& op, const CommandArguments& own, const TakenCall& call) {
+  op.counts.host_placement = nullptr;
+  op.counts.host_ready = nullptr;
+  op.counts.host_sent = nullptr;
   op.signal.ready = nullptr;
   op.signal.done = &own.words->done;
   op.signal.value = call.number + 1;

@@ -27,7 +27,7 @@ enum class OpError : std::uint32_t {
   // Of calls alone, and without having begun:
   kNoRouting,    // its record holds none
   kOldRouting,   // rows: the routing's epoch. Ranks have come or gone since
-  kBadCall,     // the client must not ask for that (abi::bad_field says what)
+  kBadCall,      // the client must not ask for that (abi::bad_field says what)
   kLostCommand,  // the call that lies where call `room` should be, which later ones have replaced
 };
 
@@ -274,7 +274,7 @@ struct CommandHost {
 struct alignas(64) CommandState {
   // By the host. Each pair is read at once.
   alignas(8) std::uint32_t turn;  // odd: calls are carried out from CommandStart on; even: they are discarded
-  std::uint32_t sms;                      // of the device, that the group's operations may use; 0: all
+  std::uint32_t sms;              // of the device, that the group's operations may use; 0: all
   alignas(8) std::uint32_t journal_read;  // entries that the host has read
   std::uint32_t timeout_ms;               // of a call that says none
   std::uint32_t abort;                    // not 0: the call that runs is to end
@@ -334,7 +334,7 @@ static_assert(sizeof(TakenCall) == TakenCall::kWords * 4);
 // What CTA 0 tells the others to do. Each word has (heralds before + 1) in its upper half, so a word tells by
 // itself whether it is there.
 struct alignas(128) Herald {
-  std::uint64_t entry;  // kByCommand or 0 | task << 16 | place of an entry of the queue
+  std::uint64_t entry;                    // kByCommand or 0 | task << 16 | place of an entry of the queue
   std::uint64_t call[TakenCall::kWords];  // kByCommand
   static constexpr std::uint32_t kWords = 1 + TakenCall::kWords;
   static constexpr std::uint64_t kByCommand = 1u << 31;
@@ -378,8 +378,8 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
 // as many SMs as it has CTAs, of kMaxThreads and all shared memory, so that nothing else fits beside it, and
 // operations may ask for fewer. The pulse does nothing: that it has run says that kernels begin.
 std::span<const std::byte> image();
-// The operation's copy, the group's view, a few words, the driver's; and room for a kernel of a client's that waits for this
-// one, which must not keep a launched CTA from its SM.
+// The operation's copy, the group's view, a few words, the driver's; and room for a kernel of a client's that
+// waits for this one, which must not keep a launched CTA from its SM.
 inline constexpr std::uint32_t kStaticBytes = 12 * 1024;
 inline constexpr const char* kKernelNames[] = {"epd_dispatch", "epd_combine", "epd_combine_per_expert",
                                                "epd_resident", "epd_pulse"};

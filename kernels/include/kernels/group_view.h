@@ -118,8 +118,7 @@ EPD_HOST_DEVICE inline void compose_region(Operation& op, const RegionPlace& pla
     case Region::kXScales: op.x_scales = of_dispatch; break;
     case Region::kTopkIdx: op.topk_idx = of_dispatch; break;
     case Region::kTopkWeights:
-      op.topk_weights =
-          has_flag(call, abi::kFlagWeights) ? reinterpret_cast<const float*>(own) : nullptr;
+      op.topk_weights = has_flag(call, abi::kFlagWeights) ? reinterpret_cast<const float*>(own) : nullptr;
       break;
     case Region::kRankOffsets: op.counts.rank_offsets = counts; break;
     case Region::kExpertCounts: op.counts.expert_counts = counts; break;

@@ -70,8 +70,8 @@ class Flight {
   virtual void abort() = 0;
 };
 
-// Of a lane whose operations are calls (proto/commands.h): a stream of the client's enqueues them, the resident
-// kernel carries them out, and the engine hears of it afterwards.
+// Of a lane whose operations are calls (proto/commands.h): a stream of the client's enqueues them, the
+// resident kernel carries them out, and the engine hears of it afterwards.
 //
 // Halted, as it is at first, it discards calls: streams go on, words.failed counts.
 class CommandPort {
@@ -92,8 +92,8 @@ class CommandPort {
   virtual ~CommandPort() = default;
   // Once, before all else: calls are taken (and discarded) from here on.
   virtual void open(const Layout& layout) = 0;
-  // SMs that an operation may have (0: all of the lane's), and the timeout of one that says none: of calls that
-  // are taken from now on.
+  // SMs that an operation may have (0: all of the lane's), and the timeout of one that says none: of calls
+  // that are taken from now on.
   virtual void set_limits(std::uint32_t sms, std::uint32_t timeout_ms) = 0;
   // Ends the call that runs, and discards others until resume().
   virtual void halt() = 0;
