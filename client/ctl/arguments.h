@@ -24,9 +24,31 @@ enum class Command {
   kEvictRank,
   kRestartDevice,
   kDrain,
+  kSize,
   kDoctor,
   kVersion,
   kCompletion,
+};
+
+// size: a group that nobody has joined.
+struct SizeArguments {
+  std::uint32_t ranks = 0;
+  std::uint32_t experts = 0;
+  std::uint32_t tokens = 0;
+  std::uint32_t hidden = 0;
+  std::uint32_t topk = 0;
+  std::uint32_t depth = 4;
+  std::uint32_t expert_alignment = 1;
+  std::uint32_t opaque_bytes = 0;
+  std::uint32_t biases = 0;
+  std::uint32_t handles = 0;
+  std::uint32_t max_recv_rows = 0;
+  std::string payload = "bf16";
+  std::string index_type = "int32";
+  std::string layout = "compact";
+  std::string scale_format = "float32";
+  std::string device_kind = "cuda";
+  std::vector<std::string> bound;  // names of regions
 };
 
 struct Arguments {
@@ -51,6 +73,7 @@ struct Arguments {
   std::uint32_t rank = 0;             // evict group
   std::string reason;                 // evict
   std::string shell;                  // completion
+  SizeArguments size;
 };
 
 // Exit codes of the process; documented, so never renumbered.

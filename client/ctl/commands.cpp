@@ -133,6 +133,7 @@ Exit run(const Arguments& arguments, Output& output) {
     case Command::kConfig:
       return list<v1::GetConfigRequest, v1::GetConfigResponse>(arguments, connection, output,
                                                                [](const auto& r) { return render(r); });
+    case Command::kSize: return run_size(arguments, output);
     case Command::kDrain: return run_drain(arguments, connection, output);
     case Command::kDoctor: return run_doctor(arguments, connection, output);
     case Command::kVersion: return run_version(arguments, connection, output);

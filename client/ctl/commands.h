@@ -21,6 +21,7 @@ Exit run(const Arguments& arguments, Output& output);
 // The commands with a file of their own.
 Exit run_drain(const Arguments& arguments, Connection& connection, Output& output);
 Exit run_doctor(const Arguments& arguments, Connection& connection, Output& output);
+Exit run_size(const Arguments& arguments, Output& output);  // needs no daemon
 
 Exit run_events(const Arguments& arguments, Connection& connection, Output& output);
 Exit run_watch(const Arguments& arguments, Connection& connection, Output& output);

@@ -3,6 +3,7 @@
 #include "help.h"
 #include "json.h"
 #include "numbers.h"
+#include "size.h"
 
 #include <sys/un.h>
 #include <array>
@@ -161,6 +162,39 @@ void add_restart(CLI::App& app, Arguments& arguments) {
       ->required();
 }
 
+// Ranges are judged by the rules that the daemon has, see run_size.
+void add_size(CLI::App& app, Arguments& arguments) {
+  SizeArguments& group = arguments.size;
+  CLI::App* size = add_command(app, arguments, "size", Command::kSize, help::kSize);
+  const auto number = [size](const char* name, std::uint32_t& value, const char* text) {
+    return size->add_option(name, value, text)->type_name("N")->check(whole(0, UINT32_MAX));
+  };
+  const auto word = [size](const char* name, std::string& value, const std::vector<std::string>& words,
+                           const char* text) {
+    size->add_option(name, value, text)->check(CLI::IsMember(words))->capture_default_str();
+  };
+  number("--ranks", group.ranks, "num_ranks of the group")->required();
+  number("--experts", group.experts, "num_experts, of all ranks")->required();
+  number("--hidden", group.hidden, "Elements of a row")->required();
+  number("--tokens", group.tokens, "max_tokens, of a rank in one operation")->required();
+  number("--topk", group.topk, "Choices of a token")->required();
+  number("--depth", group.depth, "Buffer slots")->capture_default_str();
+  word("--payload", group.payload, payload_words(), "What rows are");
+  word("--layout", group.layout, layout_words(), "How received rows lie");
+  word("--index-type", group.index_type, index_type_words(), "Of topk_idx");
+  word("--scale-format", group.scale_format, scale_format_words(), "Of FP8 rows");
+  number("--expert-alignment", group.expert_alignment, "Rows")->capture_default_str();
+  number("--opaque-bytes", group.opaque_bytes, "Of a row, with payload opaque");
+  number("--biases", group.biases, "Bias regions of combine");
+  number("--handles", group.handles, "Routings that dispatches may keep");
+  number("--max-recv-rows", group.max_recv_rows, "Rows of recv_x and y; default: the worst case");
+  size->add_option("--bound", group.bound, "Regions in memory of the client's, separated by commas")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(CLI::IsMember(region_words()));
+  word("--device-kind", group.device_kind, device_kind_words(), "Of the devices");
+}
+
 }  // namespace
 
 void build_grammar(CLI::App& app, Arguments& arguments) {
@@ -172,6 +206,7 @@ void build_grammar(CLI::App& app, Arguments& arguments) {
   add_set(app, arguments);
   add_evict(app, arguments);
   add_restart(app, arguments);
+  add_size(app, arguments);
   CLI::App* drain = add_command(app, arguments, "drain", Command::kDrain, help::kDrain);
   drain
       ->add_option("--timeout-ms", arguments.drain_ms,

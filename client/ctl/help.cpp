@@ -33,6 +33,7 @@ EXAMPLES
   epctl sessions --json | jq '.sessions[] | select(.device == "host:0") | .pid'
   epctl ops                    (who waits for whom)
   epctl watch                  (rates, each second)
+  epctl size --ranks 8 --experts 256 --hidden 7168 --tokens 128 --topk 8
   epctl drain --timeout-ms 30000 --wait
 )HELP";
 
@@ -272,6 +273,23 @@ EXAMPLES
   source <(epctl completion bash)
   epctl completion zsh > ~/.zfunc/_epctl
   epctl completion fish > ~/.config/fish/completions/epctl.fish
+)HELP"};
+
+const Page kSize = {"What a group takes of memory", R"HELP(
+Tells what the daemon would make of memory for a group, before anybody joins it: by the rules that daemon and
+library have, so a shape that a join would refuse is refused here with the same words. Needs no daemon.
+  user arena       the regions of all slots, which the client reads and writes
+  exchange arena   what ranks write to each other. In it: a routing record for each slot and kept handle, and
+                   inboxes for rows of operations with few tokens (none if there may be many)
+  board            a rank's state for its client
+  quota            what a rank counts against this limit of the daemon's configuration
+On a GPU the driver rounds each arena up to a whole allocation unit, 2 MiB as a rule. On a host device pages
+that nobody has touched are not used yet.
+
+EXAMPLES
+  epctl size --ranks 8 --experts 256 --hidden 7168 --tokens 128 --topk 8 --layout expert --payload fp8_cast
+  epctl size --ranks 8 --experts 256 --hidden 7168 --tokens 4096 --topk 8 --bound recv_x,y
+  epctl size --ranks 8 --experts 256 --hidden 7168 --tokens 128 --topk 8 --json | jq .group.total_bytes
 )HELP"};
 
 const Page kVersion = {"Versions of epctl and of the daemon", R"HELP(

@@ -16,6 +16,7 @@ extern const Page kSessions;
 extern const Page kGroups;
 extern const Page kOps;
 extern const Page kConfig;
+extern const Page kSize;
 extern const Page kDrain;
 extern const Page kDoctor;
 extern const Page kVersion;

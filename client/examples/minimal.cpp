@@ -13,10 +13,10 @@ int main() try {
   for (auto& value : b.x) value = 0x3f80;  // 8 tokens of bf16 ones ...
   for (int t = 0; t < 8; ++t) b.topk_idx[t] = t % 4, b.topk_weights[t] = 1.0f;  // ... and their experts
 
-  epd::Dispatch dispatch = group.dispatch(0, 8);
+  epd::Dispatch dispatch = group.dispatch(0, 8, EPD_NO_STREAM);
   const auto rows = dispatch.ticket.wait().num_recv_rows;            // now b.recv_x holds the rows
   std::copy_n(b.recv_x.begin(), rows * config.hidden, b.y.begin());  // an expert that changes nothing
-  group.combine(0, dispatch.handle).wait();                          // now b.out holds the sums
+  group.combine(0, dispatch.handle, EPD_NO_STREAM).wait();           // now b.out holds the sums
   std::cout << "received " << rows << " rows\n";
   return rows == 8 && b.out[0] == 0x3f80 ? 0 : 1;
 } catch (const epd::Error& error) {

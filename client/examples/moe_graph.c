@@ -37,7 +37,8 @@ static int cuda_failed(const char* what, CUresult result) {
 
 /* Enqueues the layer: as often as it is replayed, the group has two operations more. */
 static int enqueue_layer(epd_group_t* group, uint32_t num_ranks, CUstream stream, Host* host) {
-  epd_buffers_t b = EPD_BUFFERS_INIT; /* addresses of the GPU */
+  epd_buffers_t b; /* addresses of the GPU */
+  epd_buffers_init(&b);
   epd_status_t status = epd_group_buffers(group, 0, &b);
   if (status != EPD_OK) return failed("buffers", status);
   if (cuda_failed("x", cuMemcpyHtoDAsync((CUdeviceptr)b.x, host->x, sizeof(host->x), stream)) ||
@@ -45,14 +46,13 @@ static int enqueue_layer(epd_group_t* group, uint32_t num_ranks, CUstream stream
                                                 sizeof(host->topk_idx), stream))) {
     return 1;
   }
-  epd_dispatch_args_t dispatch = EPD_DISPATCH_ARGS_INIT;
+  epd_dispatch_args_t dispatch;
+  epd_dispatch_args_init(&dispatch);
   dispatch.num_tokens = kTokens; /* or num_tokens_at: from the GPU's memory, another one each time */
-  dispatch.weights = 0;
-  dispatch.on_stream = 1;
-  dispatch.stream = stream;
+  dispatch.omit_weights = 1;
   epd_ticket_t ticket = 0;
   epd_handle_t handle = 0;
-  status = epd_dispatch(group, &dispatch, &ticket, &handle);
+  status = epd_dispatch(group, &dispatch, stream, &ticket, &handle);
   if (status != EPD_OK) return failed("dispatch", status);
 
   /* Here a model launches its experts' kernels. These experts answer each row with the row. */
@@ -60,11 +60,10 @@ static int enqueue_layer(epd_group_t* group, uint32_t num_ranks, CUstream stream
   if (cuda_failed("experts", cuMemcpyDtoDAsync((CUdeviceptr)b.y, (CUdeviceptr)b.recv_x, rows, stream)))
     return 1;
 
-  epd_combine_args_t combine = EPD_COMBINE_ARGS_INIT;
+  epd_combine_args_t combine;
+  epd_combine_args_init(&combine);
   combine.handle = handle;
-  combine.on_stream = 1;
-  combine.stream = stream;
-  status = epd_combine(group, &combine, &ticket);
+  status = epd_combine(group, &combine, stream, &ticket);
   if (status != EPD_OK) return failed("combine", status);
   return cuda_failed("out", cuMemcpyDtoHAsync(host->out, (CUdeviceptr)b.out, sizeof(host->out), stream));
 }
@@ -90,7 +89,8 @@ static int replay(epd_group_t* group, uint32_t num_ranks, CUstream stream, Host*
       return 1;
     }
     /* A stream goes on also if something fails. A peer that has left after the last replay is no failure. */
-    epd_progress_t progress = EPD_PROGRESS_INIT;
+    epd_progress_t progress;
+    epd_progress_init(&progress);
     const epd_status_t status = epd_group_check(group, &progress);
     if (progress.failed != 0) return failed("check", status);
     if (memcmp(host->out, host->x, sizeof(host->x)) != 0) {
@@ -102,7 +102,8 @@ static int replay(epd_group_t* group, uint32_t num_ranks, CUstream stream, Host*
 }
 
 static int run_group(epd_session_t* session, int32_t rank, uint32_t num_ranks, const char* name) {
-  epd_group_config_t config = EPD_GROUP_CONFIG_INIT;
+  epd_group_config_t config;
+  epd_group_config_init(&config);
   config.name = name;
   config.rank = rank;
   config.num_ranks = num_ranks;
@@ -138,7 +139,8 @@ static int run_rank(int32_t rank, uint32_t num_ranks, const char* name, const ch
   }
   char device[32]; /* as the daemon numbers them */
   snprintf(device, sizeof(device), "cuda:%d", (int)rank % num_gpus);
-  epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
+  epd_attach_options_t options;
+  epd_attach_options_init(&options);
   options.socket_path = socket_path; /* NULL: $EPD_SOCKET */
   options.device = device;
   epd_session_t* session = NULL;

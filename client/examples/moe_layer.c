@@ -49,7 +49,8 @@ static int failed(uint32_t rank, const char* what, epd_status_t status) {
 static int run_layer(epd_group_t* group, uint32_t slot, uint32_t num_ranks) {
   const uint32_t rank = epd_group_rank(group);
   const uint32_t num_experts = num_ranks * kExpertsPerRank;
-  epd_buffers_t b = EPD_BUFFERS_INIT;
+  epd_buffers_t b;
+  epd_buffers_init(&b);
   epd_status_t status = epd_group_buffers(group, slot, &b);
   if (status != EPD_OK) return failed(rank, "buffers", status);
 
@@ -65,19 +66,22 @@ static int run_layer(epd_group_t* group, uint32_t slot, uint32_t num_ranks) {
   }
 
   /* 2. Dispatch returns at once; the ticket tells when the rows are here. */
-  epd_dispatch_args_t dispatch = EPD_DISPATCH_ARGS_INIT;
+  epd_dispatch_args_t dispatch;
+  epd_dispatch_args_init(&dispatch);
   dispatch.slot = slot;
   dispatch.num_tokens = kTokens;
   epd_ticket_t ticket = 0;
   epd_handle_t handle = 0;
-  status = epd_dispatch(group, &dispatch, &ticket, &handle);
+  status = epd_dispatch(group, &dispatch, EPD_NO_STREAM, &ticket, &handle);
   if (status != EPD_OK) return failed(rank, "dispatch", status);
 
   /* The counts come before the rows: time to size the experts' work. */
-  epd_counts_t counts = EPD_COUNTS_INIT;
+  epd_counts_t counts;
+  epd_counts_init(&counts);
   status = epd_ticket_counts(group, ticket, kTimeoutMs, &counts);
   if (status != EPD_OK) return failed(rank, "counts", status);
-  epd_result_t result = EPD_RESULT_INIT;
+  epd_result_t result;
+  epd_result_init(&result);
   status = epd_ticket_wait(group, ticket, kTimeoutMs, &result);
   if (status != EPD_OK) return failed(rank, "dispatch", status);
 
@@ -95,10 +99,11 @@ static int run_layer(epd_group_t* group, uint32_t slot, uint32_t num_ranks) {
   }
 
   /* 4. Combine adds up what the ranks answered for each token. */
-  epd_combine_args_t combine = EPD_COMBINE_ARGS_INIT;
+  epd_combine_args_t combine;
+  epd_combine_args_init(&combine);
   combine.slot = slot;
   combine.handle = handle;
-  status = epd_combine(group, &combine, &ticket);
+  status = epd_combine(group, &combine, EPD_NO_STREAM, &ticket);
   if (status != EPD_OK) return failed(rank, "combine", status);
   status = epd_ticket_wait(group, ticket, kTimeoutMs, NULL);
   if (status != EPD_OK) return failed(rank, "combine", status);
@@ -120,13 +125,15 @@ static int run_layer(epd_group_t* group, uint32_t slot, uint32_t num_ranks) {
 }
 
 static int run_rank(uint32_t rank, uint32_t num_ranks, const char* name, const char* socket_path) {
-  epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
+  epd_attach_options_t options;
+  epd_attach_options_init(&options);
   options.socket_path = socket_path; /* NULL: $EPD_SOCKET */
   epd_session_t* session = NULL;
   epd_status_t status = epd_session_attach(&options, &session);
   if (status != EPD_OK) return failed(rank, "attach", status);
 
-  epd_group_config_t config = EPD_GROUP_CONFIG_INIT;
+  epd_group_config_t config;
+  epd_group_config_init(&config);
   config.name = name;
   config.rank = (int32_t)rank;
   config.num_ranks = num_ranks;

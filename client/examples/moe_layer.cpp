@@ -88,14 +88,14 @@ bool run_layer(epd::Group& group) {
   std::array<epd::Ticket, kBatches> combined;
   for (std::uint32_t slot = 0; slot < kBatches; ++slot) {
     route(group, slot);
-    dispatched[slot] = group.dispatch(slot, kTokens);
+    dispatched[slot] = group.dispatch(slot, kTokens, EPD_NO_STREAM);
   }
   for (std::uint32_t slot = 0; slot < kBatches; ++slot) {
     const epd_result_t arrived = dispatched[slot].ticket.wait(kTimeoutMs);
     run_experts(group, slot, arrived.num_recv_rows);
     epd::CombineOptions options;
     options.weighted = true;
-    combined[slot] = group.combine(slot, dispatched[slot].handle, options);
+    combined[slot] = group.combine(slot, dispatched[slot].handle, EPD_NO_STREAM, options);
   }
   bool right = true;
   for (std::uint32_t slot = 0; slot < kBatches; ++slot) {
@@ -124,7 +124,9 @@ int run_rank(std::uint32_t rank, std::uint32_t num_ranks, const std::string& nam
     epd::Group group = session.join(config);
     // A hook instead of a wait: it runs on a thread of the library.
     std::atomic<int> outcome{-1};
-    group.noop(0).on_complete([&outcome](const epd_result_t& result) { outcome = result.status; });
+    group.noop(0, EPD_NO_STREAM).on_complete([&outcome](const epd_result_t& result) {
+      outcome = result.status;
+    });
     for (int i = 0; i < kTimeoutMs && outcome < 0; ++i) ::usleep(1000);
     if (outcome != EPD_OK) return 1;
     for (int step = 0; step < kSteps; ++step) {

@@ -77,19 +77,17 @@ std::string socket_path(const char* given) {
   return "/run/epd/epd.sock";
 }
 
-Status default_wait_by(std::uint32_t given, WaitBy& wait_by) {
-  wait_by = static_cast<WaitBy>(given);
-  if (wait_by != WaitBy::kDefault) return epd::client::check_wait_by(wait_by);
+Status read_wait_by(const epd_wait_by_t& given, WaitBy& wait_by) {
+  const std::uint32_t number = epd::client::number_in(given);
+  if (number > EPD_WAIT_BY_KERNEL)
+    return epd::client::bad_value("wait_by", number, "0 (EPD_WAIT_BY_MEMOP) or 1 (EPD_WAIT_BY_KERNEL)");
+  wait_by = static_cast<WaitBy>(number);
+  if (wait_by != WaitBy::kMemop) return {};
   const char* from_environment = std::getenv("EPD_WAIT_BY");
   const std::string text = from_environment != nullptr ? from_environment : "";
-  if (text.empty() || text == "memory_operation") {
-    wait_by = WaitBy::kMemoryOperation;
-  } else if (text == "kernel") {
-    wait_by = WaitBy::kKernel;
-  } else {
-    return epd::invalid_argument("EPD_WAIT_BY is \"" + text + "\"; allowed: kernel or memory_operation");
-  }
-  return {};
+  if (text == "kernel") wait_by = WaitBy::kKernel;
+  if (text.empty() || text == "memop" || text == "kernel") return {};
+  return epd::invalid_argument("EPD_WAIT_BY is \"" + text + "\"; allowed: kernel or memop");
 }
 
 epd_buffers_t regions_of(const Group& group, std::uint32_t slot) {
@@ -97,7 +95,7 @@ epd_buffers_t regions_of(const Group& group, std::uint32_t slot) {
   const auto at = [&](Region region) { return group.region(slot, region); };
   const auto floats = [&](Region region) { return static_cast<float*>(at(region)); };
   const auto ints = [&](Region region) { return static_cast<std::int32_t*>(at(region)); };
-  epd_buffers_t out = EPD_BUFFERS_INIT;
+  epd_buffers_t out{};
   out.x = at(Region::kX);
   out.topk_idx = at(Region::kTopkIdx);
   out.topk_weights = floats(Region::kTopkWeights);
@@ -136,47 +134,41 @@ Status read_switches(const Switch (&switches)[N], std::uint32_t& flags) {
   return {};
 }
 
-Status read_dispatch(const epd_dispatch_args_t& a, SubmitRequest& request) {
-  request = {abi::Op::kDispatch,
-             a.slot,
-             a.num_tokens,
-             0,
-             a.timeout_ms,
-             a.sms,
-             a.handle,
-             a.keep_handle != 0,
-             {a.on_stream != 0, a.stream},
-             static_cast<WaitBy>(a.wait_by),
-             a.num_tokens_at};
+// What dispatch and combine have in common.
+template <typename Args>
+Status read_args(const Args& a, void* stream, SubmitRequest& request) {
+  request.slot = a.slot;
+  request.timeout_ms = static_cast<std::uint32_t>(a.timeout_ms);
+  request.sms = a.sms;
+  request.handle = a.handle;
+  request.stream = {stream};
   if (a.reserved != 0) return epd::client::bad_value("reserved", a.reserved, "0");
-  return read_switches({{"weights", a.weights, abi::kFlagWeights},
+  return epd::client::check_limit(a.timeout_ms, "the daemon's default");
+}
+
+Status read_dispatch(const epd_dispatch_args_t& a, void* stream, SubmitRequest& request) {
+  request.op = abi::Op::kDispatch;
+  request.num_tokens = a.num_tokens;
+  request.num_tokens_at = a.num_tokens_at;
+  request.keep = a.keep_handle != 0;
+  EPD_RETURN_IF_ERROR(read_args(a, stream, request));
+  if (a.omit_weights == 0) request.flags = abi::kFlagWeights;
+  return read_switches({{"omit_weights", a.omit_weights, 0},
                         {"keep_handle", a.keep_handle, 0},
                         {"defer_receive", a.defer_receive, abi::kFlagDefer},
                         {"zero_padding", a.zero_padding, abi::kFlagZeroPadding},
-                        {"mark_unused", a.mark_unused, abi::kFlagMarkUnused},
-                        {"on_stream", a.on_stream, 0}},
+                        {"mark_unused", a.mark_unused, abi::kFlagMarkUnused}},
                        request.flags);
 }
 
-Status read_combine(const epd_combine_args_t& a, SubmitRequest& request) {
-  request = {abi::Op::kCombine,
-             a.slot,
-             0,
-             0,
-             a.timeout_ms,
-             a.sms,
-             a.handle,
-             false,
-             {a.on_stream != 0, a.stream},
-             static_cast<WaitBy>(a.wait_by),
-             nullptr};
-  if (a.reserved != 0) return epd::client::bad_value("reserved", a.reserved, "0");
+Status read_combine(const epd_combine_args_t& a, void* stream, SubmitRequest& request) {
+  request.op = abi::Op::kCombine;
+  EPD_RETURN_IF_ERROR(read_args(a, stream, request));
   if (a.num_biases > abi::kMaxBiases)
     return epd::client::bad_value("num_biases", a.num_biases, "0 .. " + std::to_string(abi::kMaxBiases));
   request.flags = a.num_biases << abi::kBiasShift;
   return read_switches({{"weighted", a.weighted, abi::kFlagWeights},
                         {"return_weights", a.return_weights, abi::kFlagReturnWeights},
-                        {"on_stream", a.on_stream, 0},
                         {"defer_receive", a.defer_receive, abi::kFlagDefer}},
                        request.flags);
 }
@@ -190,13 +182,11 @@ epd_status_t epd_session_attach(const epd_attach_options_t* options, epd_session
     EPD_REQUIRE(session);
     epd_attach_options_t o{};
     if (options != nullptr) EPD_RETURN_IF_ERROR(epd::client::read_struct(options, "options", o));
-    if (o.timeout_ms < 0) {
-      return epd::client::bad_value("timeout_ms", o.timeout_ms, "0 (5000 ms) or more milliseconds");
-    }
+    EPD_RETURN_IF_ERROR(epd::client::check_limit(o.timeout_ms, "5000"));
     const auto deadline = epd::client::Deadline::in_ms(o.timeout_ms != 0 ? o.timeout_ms : 5000);
     epd::client::Attachment attachment;
     WaitBy wait_by{};
-    EPD_RETURN_IF_ERROR(default_wait_by(o.wait_by, wait_by));
+    EPD_RETURN_IF_ERROR(read_wait_by(o.wait_by, wait_by));
     EPD_RETURN_IF_ERROR(epd::client::attach(
         {socket_path(o.socket_path), o.device != nullptr ? o.device : "", deadline, wait_by}, attachment));
     auto made = std::make_unique<Session>(std::move(attachment));
@@ -207,8 +197,8 @@ epd_status_t epd_session_attach(const epd_attach_options_t* options, epd_session
   });
 }
 
-void epd_session_detach(epd_session_t* session) {
-  guarded([&]() -> Status {
+epd_status_t epd_session_detach(epd_session_t* session) {
+  return guarded([&]() -> Status {
     if (session == nullptr) return {};
     EPD_OPEN(Session, s, session);
     if (s->in_hook_thread()) return epd::invalid_argument("a hook may not detach its own session");
@@ -241,12 +231,23 @@ epd_status_t epd_region_bytes(const epd_group_config_t* config, epd_region_t reg
     EPD_RETURN_IF_ERROR(epd::client::read_struct(config, "config", c));
     abi::GroupShape shape{};
     EPD_RETURN_IF_ERROR(epd::client::read_shape(c, shape));
-    uint32_t index;  // a caller may have written any number into an enum of C
-    static_assert(sizeof(region) == sizeof(index));
-    std::memcpy(&index, &region, sizeof(index));
-    if (index >= abi::kNumRegions)
-      return epd::client::bad_value("region", index, "0 .. " + std::to_string(abi::kNumRegions - 1));
+    uint32_t index = 0;
+    EPD_RETURN_IF_ERROR(epd::client::read_region(region, "region", index));
     *bytes = abi::region_bytes(shape, static_cast<abi::Region>(index));
+    return {};
+  });
+}
+
+epd_status_t epd_group_bytes(const epd_group_config_t* config, epd_device_kind_t kind,
+                             epd_group_bytes_t* bytes) {
+  return guarded([&]() -> Status {
+    EPD_REQUIRE(bytes);
+    EPD_RETURN_IF_ERROR(epd::client::check_output(bytes, "bytes"));
+    epd_group_config_t c{};
+    EPD_RETURN_IF_ERROR(epd::client::read_struct(config, "config", c));
+    epd_group_bytes_t out{};
+    EPD_RETURN_IF_ERROR(epd::client::read_bytes(c, kind, out));
+    epd::client::write_struct(bytes, out);
     return {};
   });
 }
@@ -265,8 +266,8 @@ epd_status_t epd_group_join(epd_session_t* session, const epd_group_config_t* co
   });
 }
 
-void epd_group_leave(epd_group_t* group) {
-  guarded([&]() -> Status {
+epd_status_t epd_group_leave(epd_group_t* group) {
+  return guarded([&]() -> Status {
     if (group == nullptr) return {};
     EPD_OPEN(Group, g, group);
     Session& session = g->session;
@@ -313,7 +314,7 @@ epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, epd_resume
   return guarded([&]() -> Status {
     EPD_OPEN(Group, g, group);
     if (info != nullptr) EPD_RETURN_IF_ERROR(epd::client::check_output(info, "info"));
-    epd_resume_info_t out = EPD_RESUME_INFO_INIT;
+    epd_resume_info_t out{};
     EPD_RETURN_IF_ERROR(g->session.resume(*g, timeout_ms, out));
     if (info != nullptr) epd::client::write_struct(info, out);
     return {};
@@ -324,35 +325,36 @@ epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progress) {
   return guarded([&]() -> Status {
     EPD_OPEN(Group, g, group);
     if (progress != nullptr) EPD_RETURN_IF_ERROR(epd::client::check_output(progress, "progress"));
-    epd_progress_t out = EPD_PROGRESS_INIT;
+    epd_progress_t out{};
     Status status = g->session.check_group(*g, out);
     if (progress != nullptr) epd::client::write_struct(progress, out);
     return status;
   });
 }
 
-epd_status_t epd_dispatch(epd_group_t* group, const epd_dispatch_args_t* args, epd_ticket_t* ticket,
-                          epd_handle_t* handle) {
+epd_status_t epd_dispatch(epd_group_t* group, const epd_dispatch_args_t* args, void* stream,
+                          epd_ticket_t* ticket, epd_handle_t* handle) {
   return guarded([&]() -> Status {
     EPD_OPEN(Group, g, group);
     EPD_REQUIRE(ticket);
     epd_dispatch_args_t a{};
     EPD_RETURN_IF_ERROR(epd::client::read_struct(args, "args", a));
     SubmitRequest request;
-    EPD_RETURN_IF_ERROR(read_dispatch(a, request));
+    EPD_RETURN_IF_ERROR(read_dispatch(a, stream, request));
     if (request.keep) EPD_REQUIRE(handle);
     return g->session.submit(*g, request, *ticket, handle);
   });
 }
 
-epd_status_t epd_combine(epd_group_t* group, const epd_combine_args_t* args, epd_ticket_t* ticket) {
+epd_status_t epd_combine(epd_group_t* group, const epd_combine_args_t* args, void* stream,
+                         epd_ticket_t* ticket) {
   return guarded([&]() -> Status {
     EPD_OPEN(Group, g, group);
     EPD_REQUIRE(ticket);
     epd_combine_args_t a{};
     EPD_RETURN_IF_ERROR(epd::client::read_struct(args, "args", a));
     SubmitRequest request;
-    EPD_RETURN_IF_ERROR(read_combine(a, request));
+    EPD_RETURN_IF_ERROR(read_combine(a, stream, request));
     return g->session.submit(*g, request, *ticket, nullptr);
   });
 }
@@ -364,22 +366,12 @@ epd_status_t epd_handle_release(epd_group_t* group, epd_handle_t handle) {
   });
 }
 
-epd_status_t epd_noop(epd_group_t* group, uint32_t slot, epd_ticket_t* ticket) {
-  return guarded([&]() -> Status {
-    EPD_OPEN(Group, g, group);
-    EPD_REQUIRE(ticket);
-    return g->session.submit(*g, {abi::Op::kNoop, slot}, *ticket, nullptr);
-  });
-}
-
-epd_status_t epd_noop_on_stream(epd_group_t* group, uint32_t slot, void* stream, uint32_t wait_by,
-                                epd_ticket_t* ticket) {
+epd_status_t epd_noop(epd_group_t* group, uint32_t slot, void* stream, epd_ticket_t* ticket) {
   return guarded([&]() -> Status {
     EPD_OPEN(Group, g, group);
     EPD_REQUIRE(ticket);
     SubmitRequest request{abi::Op::kNoop, slot};
-    request.stream = {true, stream};
-    request.wait_by = static_cast<WaitBy>(wait_by);
+    request.stream = {stream};
     return g->session.submit(*g, request, *ticket, nullptr);
   });
 }
@@ -398,7 +390,7 @@ epd_status_t epd_ticket_wait(epd_group_t* group, epd_ticket_t ticket, int32_t ti
 }
 
 epd_status_t epd_ticket_poll(epd_group_t* group, epd_ticket_t ticket, epd_result_t* result) {
-  return epd_ticket_wait(group, ticket, 0, result);
+  return epd_ticket_wait(group, ticket, EPD_NO_WAIT, result);
 }
 
 int epd_ticket_pending(epd_group_t* group, epd_ticket_t ticket) {
@@ -417,7 +409,7 @@ epd_status_t epd_ticket_counts(epd_group_t* group, epd_ticket_t ticket, int32_t 
     EPD_OPEN(Group, g, group);
     EPD_REQUIRE(counts);
     EPD_RETURN_IF_ERROR(epd::client::check_output(counts, "counts"));
-    epd_counts_t out = EPD_COUNTS_INIT;
+    epd_counts_t out{};
     EPD_RETURN_IF_ERROR(g->session.counts(*g, ticket, timeout_ms, out));
     epd::client::write_struct(counts, out);
     return {};
@@ -431,11 +423,10 @@ epd_status_t epd_ticket_wait_sent(epd_group_t* group, epd_ticket_t ticket, int32
   });
 }
 
-epd_status_t epd_ticket_wait_on_stream(epd_group_t* group, epd_ticket_t ticket, void* stream,
-                                       uint32_t wait_by) {
+epd_status_t epd_ticket_wait_on_stream(epd_group_t* group, epd_ticket_t ticket, void* stream) {
   return guarded([&]() -> Status {
     EPD_OPEN(Group, g, group);
-    return g->session.wait_on_stream(*g, ticket, stream, static_cast<WaitBy>(wait_by));
+    return g->session.wait_on_stream(*g, ticket, stream);
   });
 }
 

@@ -14,15 +14,15 @@ struct Attachment {
   Mapping segment_a;     // read-write
   Mapping segment_b;     // read-only
   abi::Welcome welcome{};
-  std::unique_ptr<Device> device;             // null: the session is on a host device
-  WaitBy wait_by = WaitBy::kMemoryOperation;  // where a call says nothing
+  std::unique_ptr<Device> device;   // null: the session is on a host device
+  WaitBy wait_by = WaitBy::kMemop;  // of all its streams
 };
 
 struct AttachRequest {
   std::string socket_path;
   std::string device;  // "" = any
   Deadline deadline;
-  WaitBy wait_by = WaitBy::kMemoryOperation;
+  WaitBy wait_by = WaitBy::kMemop;
 };
 
 Status attach(const AttachRequest& request, Attachment& out);

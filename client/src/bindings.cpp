@@ -37,17 +37,17 @@ std::uint32_t memory_of(int fd, std::vector<int>& fds) {
   return static_cast<std::uint32_t>(found - fds.begin()) + 1;
 }
 
+Status bound_twice(const std::string& which, std::uint32_t region) {
+  return invalid_argument(which + ": " + abi::kRegionNames[region] + " is bound twice; allowed: once");
+}
+
 Status add_binding(const epd_binding_t& given, const std::string& which, const abi::GroupShape& shape,
                    OwnMemory& own) {
-  std::uint32_t region;  // a caller may have written any number into an enum of C
-  static_assert(sizeof(given.region) == sizeof(region));
-  std::memcpy(&region, &given.region, sizeof(region));
-  if (region >= abi::kNumRegions) {
-    return bad_value((which + ".region").c_str(), region, "0 .. " + std::to_string(abi::kNumRegions - 1));
-  }
+  std::uint32_t region = 0;
+  Status status = read_region(given.region, (which + ".region").c_str(), region);
+  if (!status.ok()) return status;
   abi::Binding& binding = own.bindings[region];
-  if (binding.memory != 0)
-    return invalid_argument(which + ": " + abi::kRegionNames[region] + " is bound twice; allowed: once");
+  if (binding.memory != 0) return bound_twice(which, region);
   if (given.fd < 0 || ::fcntl(given.fd, F_GETFD) < 0)
     return bad_value((which + ".fd").c_str(), given.fd, "an open descriptor");
   if (given.address == nullptr)
@@ -61,9 +61,9 @@ Status add_binding(const epd_binding_t& given, const std::string& which, const a
   return wrong.empty() ? Status() : invalid_argument(std::move(wrong));
 }
 
-}  // namespace
-
-Status read_bindings(const epd_group_config_t& config, const abi::GroupShape& shape, OwnMemory& own) {
+// Calls take(binding, its name in messages) for each.
+template <typename Take>
+Status each_binding(const epd_group_config_t& config, Take take) {
   if (config.num_bindings > abi::kNumRegions) {
     return bad_value("num_bindings", config.num_bindings,
                      "0 .. " + std::to_string(abi::kNumRegions) + ", one for each region");
@@ -75,11 +75,39 @@ Status read_bindings(const epd_group_config_t& config, const abi::GroupShape& sh
     const std::string which = "bindings[" + std::to_string(i) + "]";
     epd_binding_t given{};
     Status status = read_struct(reinterpret_cast<const epd_binding_t*>(next), which.c_str(), given);
-    if (status.ok()) status = add_binding(given, which, shape, own);
+    if (status.ok()) status = take(given, which);
     if (!status.ok()) return status;
     next += given.size;  // what the caller's is long
   }
   return {};
+}
+
+}  // namespace
+
+Status read_region(const epd_region_t& given, const char* name, std::uint32_t& region) {
+  region = number_in(given);
+  if (region < abi::kNumRegions) return {};
+  return bad_value(name, region, "0 .. " + std::to_string(abi::kNumRegions - 1));
+}
+
+Status read_bindings(const epd_group_config_t& config, const abi::GroupShape& shape, OwnMemory& own) {
+  return each_binding(config, [&](const epd_binding_t& given, const std::string& which) {
+    return add_binding(given, which, shape, own);
+  });
+}
+
+Status read_bound_regions(const epd_group_config_t& config, const abi::GroupShape& shape,
+                          std::uint32_t& bound) {
+  return each_binding(config, [&](const epd_binding_t& given, const std::string& which) {
+    std::uint32_t region = 0;
+    Status status = read_region(given.region, (which + ".region").c_str(), region);
+    if (!status.ok()) return status;
+    const std::uint32_t bit = abi::region_bit(static_cast<Region>(region));
+    if ((bound & bit) != 0) return bound_twice(which, region);
+    bound |= bit;
+    std::string wrong = abi::check_bound(shape, bit);
+    return wrong.empty() ? Status() : invalid_argument(std::move(wrong));
+  });
 }
 
 }  // namespace epd::client

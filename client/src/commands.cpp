@@ -1,4 +1,4 @@
-// Session: operations that streams ask for by themselves. See README, "Commands".
+// Session: operations that streams enqueue by themselves. See README, "Commands".
 #include "commands.h"
 #include "session.h"
 
@@ -10,25 +10,20 @@ namespace {
 // How long epd_group_check waits for a group to say why commands were not carried out.
 constexpr std::int64_t kBreakMs = 5'000;
 
-std::uint32_t timeout_of(const Group& group, std::uint32_t timeout_ms) {
-  return timeout_ms != 0 ? timeout_ms : group.default_timeout_ms;
-}
-
-// The engine counts a command's deadline from when it begins it, and others may come first: one on each slot,
+// The engine counts a call's deadline from when it begins it, and others may come first: one on each slot,
 // each of which may take all of its own. So long an engine that runs needs at most; whatever else ends a
-// command also ends its waits, so to be generous costs nothing.
+// call also ends its waits, so to be generous costs nothing.
 std::uint64_t limit_of(const Group& group) {
-  std::uint32_t longest_ms = group.default_timeout_ms;
-  for (const Commands::Entry& entry : group.commands.programs)
-    longest_ms = std::max(longest_ms, timeout_of(group, entry.program.timeout_ms));
+  const std::uint32_t longest_ms = std::max(group.default_timeout_ms, group.commands.longest_timeout_ms);
   const auto all = std::chrono::milliseconds(std::uint64_t{longest_ms} * group.shape.depth);
   return static_cast<std::uint64_t>(nanoseconds(all + kAnswerGrace).count());
 }
 
 Status check_command(const SubmitRequest& request) {
-  if (!request.stream.on_stream) {
-    return bad_value("on_stream", 0,
-                     "1: the group was joined with EPD_COMMANDS_BY_STREAM, its streams ask for operations");
+  if (!request.stream.any()) {
+    return invalid_argument(
+        "stream is EPD_NO_STREAM; allowed: a stream, as the group was joined with EPD_COMMANDS_BY_STREAM and "
+        "its streams ask for operations");
   }
   if (request.num_tokens_at == nullptr) return {};
   if (request.num_tokens != 0) return bad_value("num_tokens", request.num_tokens, "0 with num_tokens_at");
@@ -37,23 +32,21 @@ Status check_command(const SubmitRequest& request) {
   return {};
 }
 
-Program program_of(const Group& group, SubmitRequest request, std::uint32_t route) {
-  request.stream = {};  // the engine begins a command when it comes
-  return {request.op,         request.slot, engine_flags(group.shape, request) | abi::kFlagRecord,
-          request.timeout_ms, request.sms,  route != kNoRoute ? route : 0};
+abi::Call call_of(const Group& group, SubmitRequest request, std::uint32_t route, bool flagged) {
+  request.stream = {};  // the engine begins a call when it comes
+  abi::Call call;
+  call.op = request.op;
+  call.slot = request.slot;
+  call.flagged = flagged;
+  call.flags = engine_flags(group.shape, request);
+  call.sms = std::min(request.sms, abi::kMostCommandSms);
+  if (abi::makes_routing(call.op, call.flags)) call.num_tokens = request.num_tokens;
+  if (route != kNoRoute) call.route = route;
+  call.timeout_ms = request.timeout_ms;
+  return call;
 }
 
 }  // namespace
-
-std::optional<std::uint32_t> Commands::number_of(const Program& program) {
-  const auto found = std::find_if(programs.begin(), programs.end(),
-                                  [&](const Entry& entry) { return entry.program == program; });
-  const auto number = static_cast<std::uint32_t>(found - programs.begin());
-  if (found != programs.end()) return number;
-  if (number >= abi::kMaxPrograms) return std::nullopt;
-  programs.push_back({program, false});
-  return number;
-}
 
 Status Session::can_command() const {
   if (attachment_.device == nullptr) {
@@ -122,87 +115,32 @@ Status Session::choose_command_route(Group& group, const SubmitRequest& request,
                                                      : " is not kept any more"));
 }
 
-// Lets the mutex go while the engine takes it; the caller has the group's submit_mutex.
-Status Session::record(Lock& lock, Group& group, std::uint32_t number) {
-  if (group.left) return {StatusCode::kAborted, "this rank has left the group"};
-  const Program program = group.commands.programs[number].program;
-  const std::uint64_t head = b().submission_head.value.load(std::memory_order_acquire);
-  if (submission_tail_ - head >= abi::kSubmissionSlots) return no_room(lock);
-  const epd_ticket_t ticket = ++last_ticket_;
-  abi::Submission submission{};
-  submission.ticket = ticket;
-  submission.epoch = group.epoch;
-  submission.handle = number;
-  submission.submit_ns = monotonic_ns();
-  submission.op = program.op;
-  submission.member = group.member;
-  submission.slot = program.slot;
-  submission.flags = program.flags;
-  submission.timeout_ms = program.timeout_ms;
-  submission.route = program.route;
-  submission.sms = program.sms;
-  Operation& op = operations_[ticket];
-  op.group = &group;
-  op.op = program.op;
-  op.slot = program.slot;
-  op.answer_by = SteadyClock::now() + std::chrono::milliseconds(group.default_timeout_ms) + kAnswerGrace;
-  if (abi::ring_push(a().submissions, submission_tail_, b().submission_head, submission) !=
-      abi::PushResult::kPushed) {
-    operations_.erase(ticket);
-    return no_room(lock);
-  }
-  ++submission_tail_;
-  ++num_in_flight_;
-  lock.unlock();
-  ring_engine(abi::kAsleep);
-  Status status = wait_ticket(group, ticket, EPD_FOREVER, nullptr);
-  lock.lock();
-  if (status.ok()) group.commands.programs[number].recorded = true;
-  return status;
-}
-
-// The program's number, once the engine knows it.
-Status Session::prepare_program(Lock& lock, Group& group, const Program& program, std::uint32_t& number) {
-  const std::optional<std::uint32_t> found = group.commands.number_of(program);
-  if (!found.has_value()) {
-    return {StatusCode::kResourceExhausted,
-            "the group has " + std::to_string(abi::kMaxPrograms) +
-                " different operations already (slot, kind, flags, timeout, sms, routing); allowed: no more"};
-  }
-  number = *found;
-  if (group.commands.programs[number].recorded) return {};
-  Status status = record(lock, group, number);
-  // Meanwhile the group may have broken.
-  return status.ok() ? usable_for_commands(group) : status;
-}
-
 Status Session::enqueue_command(const Group& group, const SubmitRequest& request, StreamCommand command) {
   command.words = group.command_words();
-  command.slot = request.slot;
   command.num_tokens_at = reinterpret_cast<std::uintptr_t>(request.num_tokens_at);
-  command.flagged = request.wait_by == WaitBy::kMemoryOperation;
-  command.waits = request.begins_and_waits();
+  command.waits = begins_and_waits(request);
   return attachment_.device->command(request.stream.stream, command);
 }
 
-Status Session::command(Group& group, SubmitRequest request, epd_ticket_t& ticket, epd_handle_t* handle) {
+Status Session::command(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,
+                        epd_handle_t* handle) {
   Status status = check_command(request);
   if (!status.ok()) return status;
   const std::lock_guard<std::mutex> order(group.submit_mutex);
   RouteUse use;
   StreamCommand command;
   {
-    Lock lock(mutex_);
+    const Lock lock(mutex_);
     status = usable_for_commands(group);
     if (status.ok()) status = choose_command_route(group, request, use);
     if (!status.ok()) return status;
-    status = prepare_program(lock, group, program_of(group, request, use.route), command.program);
-    if (status.ok()) status = start_watch_locked();
+    command.call = call_of(group, request, use.route, attachment_.wait_by == WaitBy::kMemop);
+    status = start_watch_locked();
     group.commands.rung = group.commands.rung || status.ok();
+    group.commands.note_timeout(request.timeout_ms);
     command.limit_ns = limit_of(group);
   }
   // Without the mutex: the driver makes its caller wait while a stream's queue is full.
-  if (use.writes && request.op == abi::Op::kDispatch) command.num_tokens = request.num_tokens;
   if (status.ok()) status = enqueue_command(group, request, command);
   {
     const Lock lock(mutex_);
@@ -214,31 +152,28 @@ Status Session::command(Group& group, SubmitRequest request, epd_ticket_t& ticke
     if (use.writes) group.routes[use.route] = {Route::State::kKnown, made, 0, 0};
     if (handle != nullptr) *handle = made;
   }
-  const bool flagged = request.wait_by == WaitBy::kMemoryOperation;
-  ticket = CommandTicket{request.slot, command.program, flagged}.pack();
-  if (!flagged || (request.flags & abi::kFlagDefer) != 0) return {};
-  return enqueue_wait(request.stream.stream, flag_of(group, command.program), request.wait_by, ticket);
+  const CommandTicket about{request.slot, request.op};
+  ticket = about.pack();
+  if (attachment_.wait_by == WaitBy::kKernel || (request.flags & abi::kFlagDefer) != 0) return {};
+  return enqueue_wait(request.stream.stream, flag_of(group, about), ticket);
 }
 
-StreamWait Session::flag_of(const Group& group, std::uint32_t program) {
-  return {CommandPlaces{group.command_words()}.flag(program), 1, 0};
+StreamWait Session::flag_of(const Group& group, const CommandTicket& about) {
+  return {CommandPlaces{group.command_words()}.flag(abi::flag_of(about.op, about.slot)), 1, 0};
 }
 
-Status Session::wait_for_command(const Group& group, epd_ticket_t ticket, void* stream, WaitBy wait_by) {
+Status Session::wait_for_command(const Group& group, epd_ticket_t ticket, void* stream) {
   const CommandTicket about = CommandTicket::unpack(ticket);
   std::uint64_t limit_ns = 0;
   {
     const Lock lock(mutex_);
-    if (about.slot >= group.shape.depth || about.program >= group.commands.programs.size())
+    if (about.slot >= group.shape.depth || about.op > abi::Op::kCombine)
       return not_found("ticket " + std::to_string(ticket) + " was never issued in this group");
     limit_ns = limit_of(group);
   }
-  if (wait_by == WaitBy::kDefault) wait_by = about.flagged ? WaitBy::kMemoryOperation : WaitBy::kKernel;
-  if (wait_by == WaitBy::kKernel)
+  if (attachment_.wait_by == WaitBy::kKernel)
     return attachment_.device->await_command(stream, group.command_words(), about.slot, limit_ns);
-  if (about.flagged) return attachment_.device->wait(stream, flag_of(group, about.program), wait_by);
-  return bad_value("wait_by", EPD_WAIT_BY_MEMORY_OPERATION,
-                   "2 (EPD_WAIT_BY_KERNEL) or 0, as the operation was asked for with EPD_WAIT_BY_KERNEL");
+  return attachment_.device->wait(stream, flag_of(group, about), WaitBy::kMemop);
 }
 
 Status Session::refuse_command_ticket(const Group& group, epd_ticket_t ticket) {
@@ -248,19 +183,14 @@ Status Session::refuse_command_ticket(const Group& group, epd_ticket_t ticket) {
                           "epd_ticket_wait_on_stream, and epd_group_check for how commands have ended");
 }
 
-// A new engine knows no programs, and it may be a new one. Then what streams ask for counts again.
+// What streams enqueue counts again from here on.
 Status Session::renew_commands(Group& group) {
   const std::lock_guard<std::mutex> order(group.submit_mutex);
   std::uint64_t epoch = 0;
   {
-    Lock lock(mutex_);
+    const Lock lock(mutex_);
     epoch = group.epoch;
     if (group.commands.epoch == epoch) return {};
-    for (Commands::Entry& entry : group.commands.programs) entry.recorded = false;
-    for (std::uint32_t number = 0; number < group.commands.programs.size(); ++number) {
-      Status status = record(lock, group, number);
-      if (!status.ok()) return status;
-    }
   }
   return write_epoch(group, epoch);
 }

@@ -59,7 +59,7 @@ void Session::finish_locked(Operations::iterator found, const abi::Completion& c
   --num_in_flight_;
   op.result.size = sizeof(op.result);
   op.result.status = static_cast<epd_status_t>(checked_code(static_cast<std::uint32_t>(completion.status)));
-  op.result.culprit_rank = completion.culprit_rank;
+  op.result.failed_rank = completion.culprit_rank;
   op.result.op_index = completion.op_index;
   op.result.num_recv_rows = completion.num_recv_rows;
   op.result.seen_us = completion.seen_us;

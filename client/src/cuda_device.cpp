@@ -224,7 +224,7 @@ void CudaDevice::unmap(std::uintptr_t address, std::size_t bytes) noexcept {
 Status CudaDevice::can_wait_by(WaitBy by) const {
   if (by != WaitBy::kKernel || kernels_loaded_.ok()) return {};
   return {kernels_loaded_.code(),
-          "waiting by kernel: " + kernels_loaded_.message() + "; allowed: EPD_WAIT_BY_MEMORY_OPERATION"};
+          "waiting by kernel: " + kernels_loaded_.message() + "; allowed: EPD_WAIT_BY_MEMOP"};
 }
 
 // The one question that is allowed whatever the stream does.
@@ -272,7 +272,7 @@ Status CudaDevice::await_command(void* stream, std::uintptr_t words, std::uint32
 }
 
 Status CudaDevice::write_aside(std::uintptr_t word, std::uint32_t value) {
-  return write(aside_, word, value, WaitBy::kMemoryOperation);
+  return write(aside_, word, value, WaitBy::kMemop);
 }
 
 Status CudaDevice::finish_aside() {

@@ -1,5 +1,7 @@
-// Points in time after which a call gives up.
+// Points in time after which a call gives up, and the timeouts that callers give.
 #pragma once
+
+#include "errors.h"
 
 #include <chrono>
 #include <cstdint>
@@ -24,6 +26,11 @@ class Deadline {
     deadline.at_ = when;
     return deadline;
   }
+  // Of a call that waits, with a timeout_ms that has passed check_wait.
+  static Deadline of_wait(std::int32_t timeout_ms) {
+    if (timeout_ms == EPD_NO_WAIT) return at(SteadyClock::now());
+    return timeout_ms == 0 ? in_ms(EPD_FOREVER) : in_ms(timeout_ms);
+  }
   bool passed() const { return !forever_ && SteadyClock::now() >= at_; }
   // At most `slice`; zero once passed.
   nanoseconds remaining(nanoseconds slice) const {
@@ -36,6 +43,18 @@ class Deadline {
   SteadyClock::time_point at_{};
   bool forever_ = false;
 };
+
+// timeout_ms of a call that needs an end: 0 is `otherwise`.
+inline Status check_limit(std::int32_t timeout_ms, const std::string& otherwise) {
+  if (timeout_ms >= 0) return {};
+  return bad_value("timeout_ms", timeout_ms, "1 or more milliseconds, or 0 (" + otherwise + ")");
+}
+// timeout_ms of a call that waits for what ends by itself.
+inline Status check_wait(std::int32_t timeout_ms) {
+  if (timeout_ms >= 0 || timeout_ms == EPD_FOREVER || timeout_ms == EPD_NO_WAIT) return {};
+  return bad_value("timeout_ms", timeout_ms,
+                   "1 or more milliseconds, EPD_FOREVER (-1, or 0) or EPD_NO_WAIT (-2)");
+}
 
 inline timespec to_timespec(nanoseconds duration) {
   return {static_cast<time_t>(duration.count() / 1'000'000'000),

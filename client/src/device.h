@@ -7,6 +7,7 @@
 
 #include "common/fd.h"
 #include "proto/attach.h"
+#include "proto/commands.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -19,11 +20,7 @@ namespace epd::client {
 class DeviceMemory;
 
 // How a stream writes and awaits words: epd_wait_by_t.
-enum class WaitBy : std::uint32_t {
-  kDefault = EPD_WAIT_BY_DEFAULT,
-  kMemoryOperation = EPD_WAIT_BY_MEMORY_OPERATION,
-  kKernel = EPD_WAIT_BY_KERNEL,
-};
+enum class WaitBy : std::uint32_t { kMemop = EPD_WAIT_BY_MEMOP, kKernel = EPD_WAIT_BY_KERNEL };
 
 // Until the word is `value` or up to 2^31 - 1 further.
 struct StreamWait {
@@ -32,15 +29,12 @@ struct StreamWait {
   std::uint64_t limit_ns = 0;  // a kernel goes on after this whatever the word is; a memory operation can't
 };
 
-// A command for the engine's kernel, see abi::CommandWords.
+// A call for the engine's kernel, see abi::CommandWords.
 struct StreamCommand {
   std::uintptr_t words = 0;
-  std::uint32_t slot = 0;
-  std::uint32_t program = 0;
-  std::uint32_t num_tokens = 0;
-  std::uintptr_t num_tokens_at = 0;  // 0: num_tokens
-  bool flagged = false;              // a memory operation will wait for the program's flag
-  bool waits = false;                // the kernel waits for the command's end itself
+  abi::Call call;                    // but for number and epoch
+  std::uintptr_t num_tokens_at = 0;  // not 0: in place of call.num_tokens
+  bool waits = false;                // the kernel waits for the call's end itself
   std::uint64_t limit_ns = 0;        // at most so long
 };
 
@@ -61,7 +55,7 @@ class Device {
   // Whether it is a stream. Not all that is none can be told.
   virtual Status check_stream(void* stream) = 0;
 
-  // Enqueue in a stream of the caller's. They return at once, unless its queue is full. Not by default.
+  // Enqueue in a stream of the caller's. They return at once, unless its queue is full.
   virtual Status write(void* stream, std::uintptr_t word, std::uint32_t value, WaitBy by) = 0;
   virtual Status wait(void* stream, const StreamWait& wait, WaitBy by) = 0;
   // Both by one kernel: the value that it waits for is written to `word` first.

@@ -1,6 +1,9 @@
 #include "group.h"
 
+#include "deadline.h"
+#include "proto/group_bytes.h"
 #include "proto/shape_rules.h"
+#include "struct_size.h"
 
 #include <cstring>
 #include <string_view>
@@ -16,24 +19,21 @@ static_assert(same(abi::Payload::kBf16, EPD_PAYLOAD_BF16));
 static_assert(same(abi::Payload::kFp8Cast, EPD_PAYLOAD_FP8_CAST));
 static_assert(same(abi::Payload::kFp8, EPD_PAYLOAD_FP8));
 static_assert(same(abi::Payload::kOpaque, EPD_PAYLOAD_OPAQUE));
-static_assert(same(abi::ScaleFormat::kFloat32, EPD_SCALES_FLOAT32));
-static_assert(same(abi::ScaleFormat::kFloat32Pow2, EPD_SCALES_FLOAT32_POW2));
-static_assert(same(abi::ScaleFormat::kUe8m0, EPD_SCALES_UE8M0));
+static_assert(same(abi::ScaleFormat::kFloat32, EPD_SCALE_FORMAT_FLOAT32));
+static_assert(same(abi::ScaleFormat::kFloat32Pow2, EPD_SCALE_FORMAT_FLOAT32_POW2));
+static_assert(same(abi::ScaleFormat::kUe8m0, EPD_SCALE_FORMAT_UE8M0));
 static_assert(same(abi::Layout::kCompact, EPD_LAYOUT_COMPACT));
 static_assert(same(abi::Layout::kPacked, EPD_LAYOUT_PACKED));
 static_assert(same(abi::Layout::kExpert, EPD_LAYOUT_EXPERT));
-static_assert(same(abi::IndexType::kInt32, EPD_INDEX_INT32));
-static_assert(same(abi::IndexType::kInt64, EPD_INDEX_INT64));
-static_assert(same(abi::LossPolicy::kFailFast, EPD_FAIL_FAST));
-static_assert(same(abi::LossPolicy::kDegrade, EPD_DEGRADE));
+static_assert(same(abi::IndexType::kInt32, EPD_INDEX_TYPE_INT32));
+static_assert(same(abi::IndexType::kInt64, EPD_INDEX_TYPE_INT64));
+static_assert(same(abi::LossPolicy::kFailFast, EPD_POLICY_FAIL_FAST));
+static_assert(same(abi::LossPolicy::kDegrade, EPD_POLICY_DEGRADE));
 
-// A caller may have written any number into an enum of C; ours can hold it, and shape_rules.h judges it.
+// Ours can hold any number, and shape_rules.h judges it.
 template <typename To, typename From>
 To as(const From& value) {
-  std::uint32_t number;
-  static_assert(sizeof(value) == sizeof(number));
-  std::memcpy(&number, &value, sizeof(number));
-  return static_cast<To>(number);
+  return static_cast<To>(number_in(value));
 }
 
 bool good_name(std::string_view name) {
@@ -71,6 +71,28 @@ Status read_shape(const epd_group_config_t& c, abi::GroupShape& shape) {
   return wrong.empty() ? Status() : invalid_argument(std::move(wrong));
 }
 
+Status read_bytes(const epd_group_config_t& c, const epd_device_kind_t& kind, epd_group_bytes_t& bytes) {
+  abi::GroupShape shape{};
+  std::uint32_t bound = 0;
+  Status status = read_shape(c, shape);
+  if (status.ok()) status = read_bound_regions(c, shape, bound);
+  if (!status.ok()) return status;
+  const std::uint32_t number = number_in(kind);
+  if (number > EPD_DEVICE_KIND_CUDA)
+    return bad_value("kind", number, "0 (EPD_DEVICE_KIND_HOST) or 1 (EPD_DEVICE_KIND_CUDA)");
+  const abi::GroupBytes needed(shape, kind == EPD_DEVICE_KIND_HOST, bound);
+  bytes.user_arena = needed.user_arena;
+  bytes.exchange_arena = needed.exchange_arena;
+  bytes.routing_records = needed.routing_records;
+  bytes.inboxes = needed.inboxes;
+  bytes.board = needed.board;
+  bytes.rank = needed.rank;
+  bytes.group = needed.group;
+  bytes.arena_quota = needed.arena_quota;
+  bytes.routing_quota = needed.routing_quota;
+  return {};
+}
+
 Status make_join(const epd_group_config_t& c, abi::Join& join, OwnMemory& own) {
   if (c.name == nullptr || !good_name(c.name)) {
     return invalid_argument("name is " + (c.name != nullptr ? "\"" + std::string(c.name) + "\"" : "NULL") +
@@ -78,17 +100,16 @@ Status make_join(const epd_group_config_t& c, abi::Join& join, OwnMemory& own) {
   }
   Status status = read_shape(c, join.shape);
   if (!status.ok()) return status;
-  if (c.rank < -1 || c.rank >= static_cast<std::int32_t>(c.num_ranks)) {
-    return bad_value("rank", c.rank, "-1 (any free one) .. " + std::to_string(c.num_ranks - 1));
+  if (c.rank < EPD_ANY_RANK || c.rank >= static_cast<std::int32_t>(c.num_ranks)) {
+    return bad_value("rank", c.rank, "0 .. " + std::to_string(c.num_ranks - 1) + ", or EPD_ANY_RANK (-1)");
   }
-  if (c.timeout_ms < 0) {
-    return bad_value("timeout_ms", c.timeout_ms, "0 (the daemon's default) or more milliseconds");
-  }
+  status = check_limit(c.timeout_ms, "the daemon's default");
+  if (!status.ok()) return status;
   if (c.priority < abi::kMinPriority || c.priority > abi::kMaxPriority) {
     return bad_value("priority", c.priority,
                      std::to_string(abi::kMinPriority) + " .. " + std::to_string(abi::kMaxPriority));
   }
-  join.commands = as<std::uint32_t>(c.commands);
+  join.commands = number_in(c.commands);
   if (join.commands > EPD_COMMANDS_BY_STREAM) {
     return bad_value("commands", join.commands, "0 (EPD_COMMANDS_BY_HOST) or 1 (EPD_COMMANDS_BY_STREAM)");
   }

@@ -48,8 +48,8 @@ inline constexpr std::uint32_t kNoRoute = ~0u;
 
 // The stream in which an operation begins and ends, if in any.
 struct StreamUse {
-  bool on_stream = false;
-  void* stream = nullptr;
+  void* stream = EPD_NO_STREAM;
+  bool any() const { return stream != EPD_NO_STREAM; }
 };
 
 // Whether the stream alone sees to it that what was submitted first is first. NULL and CU_STREAM_LEGACY (1)
@@ -60,7 +60,7 @@ inline bool in_one_stream(const StreamUse& first, const StreamUse& second) {
     const auto stream = reinterpret_cast<std::uintptr_t>(use.stream);
     return stream == 1 ? 0 : stream;
   };
-  return first.on_stream && second.on_stream && name(first) == name(second) && name(first) != 2;
+  return first.any() && second.any() && name(first) == name(second) && name(first) != 2;
 }
 
 // An operation in flight: submitted, its completion not seen yet.
@@ -151,6 +151,8 @@ struct Group {
 
 // The checked shape, zeros replaced by the defaults.
 Status read_shape(const epd_group_config_t& config, abi::GroupShape& shape);
+// What such a group takes of memory; the caller's size stays out.
+Status read_bytes(const epd_group_config_t& config, const epd_device_kind_t& kind, epd_group_bytes_t& bytes);
 // The checked configuration, as it goes to the daemon, with `own`'s descriptors.
 Status make_join(const epd_group_config_t& config, abi::Join& join, OwnMemory& own);
 

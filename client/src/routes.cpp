@@ -49,7 +49,7 @@ const InFlight* Group::slot_busy(std::uint32_t slot, const StreamUse& next) cons
 
 bool Group::stream_in_flight(std::uint32_t slot) const {
   return std::any_of(in_flight.begin(), in_flight.end(),
-                     [&](const InFlight& op) { return op.slot == slot && op.stream.on_stream; });
+                     [&](const InFlight& op) { return op.slot == slot && op.stream.any(); });
 }
 
 bool Group::wants_release() const {
@@ -69,7 +69,7 @@ void Group::end_in_flight(epd_ticket_t ticket, bool ok) {
   if (found == in_flight.end()) return;
   const InFlight op = *found;
   in_flight.erase(found);
-  if (op.stream.on_stream) {
+  if (op.stream.any()) {
     SlotWords& slot = words[op.slot];
     slot.ended = std::max(slot.ended, ticket);
     slot.behind = slot.behind || !ok;

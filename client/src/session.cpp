@@ -64,7 +64,7 @@ void Session::await_end() const {
 epd_session_info_t Session::info() const {
   static constexpr char kDigits[] = "0123456789abcdef";
   const abi::Welcome& welcome = attachment_.welcome;
-  epd_session_info_t info = EPD_SESSION_INFO_INIT;
+  epd_session_info_t info{};
   info.session_id = welcome.session_id;
   copy_text(info.device, welcome.device);
   copy_text(info.daemon, welcome.daemon);

@@ -44,8 +44,7 @@ struct Operation {
   abi::Op op = abi::Op::kNone;
   std::uint32_t slot = 0;
   bool deferred = false;  // submitted with defer_receive
-  bool on_stream = false;
-  WaitBy wait_by = WaitBy::kDefault;  // on_stream: not by default
+  bool in_stream = false;
   SteadyClock::time_point answer_by;  // an engine that runs has ended it by then
   bool done = false;
   epd_result_t result{};             // once done
@@ -82,24 +81,16 @@ struct SubmitRequest {
   std::uint32_t flags = 0;  // abi::OpFlags, but kFlagCached, which follows from the handle
   std::uint32_t timeout_ms = 0;
   std::uint32_t sms = 0;
-  epd_handle_t handle = 0;  // combine, dispatch with an old routing
-  bool keep = false;        // dispatch: its handle
-  StreamUse stream = {};    // CUDA devices; a CUstream
-  WaitBy wait_by = WaitBy::kDefault;
+  epd_handle_t handle = 0;                       // combine, dispatch with an old routing
+  bool keep = false;                             // dispatch: its handle
+  StreamUse stream = {};                         // CUDA devices; a CUstream
   const std::uint32_t* num_tokens_at = nullptr;  // commands: on the device, in place of num_tokens
-
-  // One kernel lets it begin and waits for it.
-  bool begins_and_waits() const {
-    return stream.on_stream && wait_by == WaitBy::kKernel && (flags & abi::kFlagDefer) == 0;
-  }
 };
 
 // Flags as the engine takes them: it ends sessions for flags that can't have a meaning.
 std::uint32_t engine_flags(const abi::GroupShape& shape, const SubmitRequest& request);
 // CLOCK_MONOTONIC
 std::uint64_t monotonic_ns();
-// INVALID_ARGUMENT if it is none of epd_wait_by_t's.
-Status check_wait_by(WaitBy given);
 
 class Session {
  public:
@@ -124,11 +115,11 @@ class Session {
   void leave(Group* group, Deadline deadline);
 
   // submit.cpp; *handle of a dispatch may be null
-  Status submit(Group& group, SubmitRequest request, epd_ticket_t& ticket, epd_handle_t* handle);
+  Status submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket, epd_handle_t* handle);
   Status release_handle(Group& group, epd_handle_t handle);
 
   // streams.cpp
-  Status wait_on_stream(Group& group, epd_ticket_t ticket, void* stream, WaitBy wait_by);
+  Status wait_on_stream(Group& group, epd_ticket_t ticket, void* stream);
 
   // tickets.cpp: the text of a failed operation comes back in the status
   Status wait_ticket(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, epd_result_t* result);
@@ -190,14 +181,15 @@ class Session {
   Status blocked(Lock& lock, std::string why);  // WOULD_BLOCK, unless the session is over
 
   // streams.cpp
-  // Also chooses what the caller left to the session.
-  Status check_stream(SubmitRequest& request) const;
+  Status check_stream(const SubmitRequest& request) const;
+  // One kernel lets it begin and waits for it.
+  bool begins_and_waits(const SubmitRequest& request) const;
   // On the caller's stream: the inputs are there; or, if it begins and waits, that it can be told so. Called
   // and returns with mutex_, which it lets go meanwhile.
   Status mark_ready(Lock& lock, Group& group, const SubmitRequest& request, epd_ticket_t ticket);
   // What a stream waits for that waits for the operation. Needs mutex_, the others not.
   static StreamWait end_of(const Group& group, const Operation& op, epd_ticket_t ticket);
-  Status enqueue_wait(void* stream, const StreamWait& wait, WaitBy by, epd_ticket_t ticket);
+  Status enqueue_wait(void* stream, const StreamWait& wait, epd_ticket_t ticket);
   Status begin_and_wait(const Group& group, const SubmitRequest& request, const StreamWait& wait,
                         epd_ticket_t ticket);
   Status start_watch_locked();
@@ -219,8 +211,8 @@ class Session {
   Status take_epoch(Group& group, std::int32_t timeout_ms, Deadline deadline, epd_resume_info_t& info);
 
   // commands.cpp: submit(), wait_on_stream() and resume() of groups with commands
-  Status command(Group& group, SubmitRequest request, epd_ticket_t& ticket, epd_handle_t* handle);
-  Status wait_for_command(const Group& group, epd_ticket_t ticket, void* stream, WaitBy wait_by);
+  Status command(Group& group, const SubmitRequest& request, epd_ticket_t& ticket, epd_handle_t* handle);
+  Status wait_for_command(const Group& group, epd_ticket_t ticket, void* stream);
   Status renew_commands(Group& group);  // needs no mutex
   Status can_command() const;
   Status open_commands(Group& group);  // once, in join
@@ -230,10 +222,8 @@ class Session {
   Status usable_for_commands(const Group& group);
   // A record to keep is taken from the free ones.
   static Status choose_command_route(Group& group, const SubmitRequest& request, RouteUse& use);
-  Status record(Lock& lock, Group& group, std::uint32_t number);
-  Status prepare_program(Lock& lock, Group& group, const Program& program, std::uint32_t& number);
   Status enqueue_command(const Group& group, const SubmitRequest& request, StreamCommand command);
-  static StreamWait flag_of(const Group& group, std::uint32_t program);
+  static StreamWait flag_of(const Group& group, const CommandTicket& about);
   void close_commands(const Group& group);  // of the watch; needs no mutex
 
   // session.cpp

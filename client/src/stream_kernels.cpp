@@ -1,5 +1,7 @@
 #include "stream_kernels.h"
 
+#include "enqueued.h"
+
 #include <cstddef>
 
 namespace epd::client {
@@ -76,11 +78,11 @@ CUresult StreamKernels::signal_and_wait(CUstream stream, std::uintptr_t ready, c
 }
 
 CUresult StreamKernels::command(CUstream stream, const StreamCommand& command) const {
-  StreamCommand c = command;
-  std::uint32_t flagged = c.flagged ? 1 : 0;
-  std::uint32_t waits = c.waits ? 1 : 0;
-  void* parameters[] = {&c.words,         &c.slot,  &c.program, &c.num_tokens,
-                        &c.num_tokens_at, &flagged, &waits,     &c.limit_ns};
+  std::uintptr_t words = command.words;
+  stream_kernels::Enqueued its{command.call, command.waits ? 1u : 0u,
+                               reinterpret_cast<const std::uint32_t*>(command.num_tokens_at),  // NOLINT
+                               command.limit_ns};
+  void* parameters[] = {&words, &its};
   return launch(command_, stream, parameters);
 }
 

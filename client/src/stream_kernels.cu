@@ -25,12 +25,8 @@ extern "C" __global__ void __launch_bounds__(1)
   await(done, value, limit_ns);
 }
 
-extern "C" __global__ void __launch_bounds__(1)
-    epd_command(CommandWords* words, std::uint32_t slot, std::uint32_t program, std::uint32_t num_tokens,
-                const std::uint32_t* num_tokens_at, std::uint32_t flagged, std::uint32_t waits,
-                std::uint64_t limit_ns) {
-  if (words == nullptr) return;
-  ring(*words, {slot, program, num_tokens, num_tokens_at, flagged, waits, limit_ns});
+extern "C" __global__ void __launch_bounds__(1) epd_command(CommandWords* words, Enqueued its) {
+  if (words != nullptr) enqueue(*words, its);
 }
 
 extern "C" __global__ void __launch_bounds__(1)

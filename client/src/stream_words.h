@@ -6,12 +6,13 @@
 // another process, and its peers are other GPUs. What comes after in the stream begins when the kernel has
 // ended.
 //
-// Commands go by a ring instead (abi::CommandWords): the command's word is stored as `ready` is, but released
+// Calls go by a ring instead (abi::CommandWords): a call's first word is stored as `ready` is, but released
 // at the device's scope, as only a kernel of this device takes it; `done` is looked at likewise. Only kernels
-// of this process write the ring, in whatever streams, so an atomic of the device numbers the commands.
+// of this process write the ring, in whatever streams, so an atomic of the device numbers the calls.
 // For device and host, see proto/ordered.h.
 #pragma once
 
+#include "enqueued.h"
 #include "proto/commands.h"
 #include "proto/ordered.h"
 
@@ -41,7 +42,7 @@ EPD_DEVICE inline void await(const std::uint32_t* word, std::uint32_t value, std
     look_after(i, kSleep_ns);
 }
 
-// ---- commands
+// ---- calls
 
 // Looks at `done` for each at `closed`, which is not 0 once, if ever.
 inline constexpr std::uint32_t kLooksPerClosed = 16;
@@ -61,42 +62,35 @@ EPD_DEVICE inline void await_end(const CommandWords& words, std::uint32_t end, s
   }
 }
 
-struct Command {
-  std::uint32_t slot;
-  std::uint32_t program;
-  std::uint32_t num_tokens;
-  const std::uint32_t* num_tokens_at;
-  std::uint32_t flagged;
-  std::uint32_t waits;
-  std::uint64_t limit_ns;
-};
-
-// Rings a command. What it needs to know is loaded together, for each load takes as long as all of them.
+// Enqueues a call. What it needs to know is loaded together, for each load takes as long as all of them.
 // Whoever closes stores `closed` and then the flags; this clears its flag and then looks at `closed`. With
 // the fence between, and one on the other side, one of the two sees the other: the flag stays 1.
-EPD_DEVICE inline void ring(CommandWords& words, const Command& its) {
-  if (its.flagged != 0) {
-    store_relaxed_system(&words.flags[its.program], 0);
+EPD_DEVICE inline void enqueue(CommandWords& words, const Enqueued& its) {
+  abi::Call call = its.call;
+  std::uint32_t& flag = words.flags[abi::flag_of(call.op, call.slot)];
+  if (call.flagged) {
+    store_relaxed_system(&flag, 0);
     fence_sequential_system();
   }
   const std::uint32_t closed = load_relaxed_system(&words.closed);
-  const std::uint32_t epoch = load_relaxed_system(&words.epoch);
-  std::uint32_t num_tokens = its.num_tokens;
-  if (its.num_tokens_at != nullptr) num_tokens = load_relaxed_system(its.num_tokens_at);
-  const std::uint32_t number = add(&words.tail, 1);
-  store_relaxed_system(&words.rung[its.slot], number + 1);
+  call.epoch = load_relaxed_system(&words.epoch);
+  if (its.num_tokens_at != nullptr) call.num_tokens = load_relaxed_system(its.num_tokens_at);
+  call.number = add(&words.tail, 1);
+  store_relaxed_system(&words.rung[call.slot], call.number + 1);
   if (closed != 0) {
-    store_relaxed_system(&words.flags[its.program], 1);
+    store_relaxed_system(&flag, 1);
     return;
   }
-  if (num_tokens > kMostCommandTokens) num_tokens = kMostCommandTokens;
-  const std::uint64_t command = abi::pack({number, num_tokens, its.program, its.flagged != 0, epoch & 0xff});
+  if (call.num_tokens > kMostCommandTokens) call.num_tokens = kMostCommandTokens;
+  const abi::PackedCall packed = abi::pack(call);
+  std::uint64_t* const to = words.calls[call.number % abi::kCommandSlots].words;
+  for (std::uint32_t i = 1; i < abi::PackedCall::kWords; ++i) store_relaxed_system(to + i, packed.words[i]);
   // The kernel that acquires it is on this device.
-  store_release(&words.commands[number % abi::kCommandSlots], command);
-  if (its.waits != 0) await_end(words, number + 1, its.limit_ns);
+  store_release(to, packed.words[0]);
+  if (its.waits != 0) await_end(words, call.number + 1, its.limit_ns);
 }
 
-// For the end of the last command on the slot before this in the stream.
+// For the end of the last call on the slot before this in the stream.
 EPD_DEVICE inline void await_last(const CommandWords& words, std::uint32_t slot, std::uint64_t limit_ns) {
   await_end(words, load_relaxed_system(&words.rung[slot]), limit_ns);
 }

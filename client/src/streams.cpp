@@ -38,31 +38,20 @@ Status submitted_but(const Status& status, epd_ticket_t ticket, const char* what
 
 }  // namespace
 
-Status check_wait_by(WaitBy given) {
-  switch (given) {
-    case WaitBy::kDefault:
-    case WaitBy::kMemoryOperation:
-    case WaitBy::kKernel: return {};
-  }
-  return bad_value("wait_by", static_cast<std::uint32_t>(given),
-                   "0 (the default), 1 (EPD_WAIT_BY_MEMORY_OPERATION) or 2 (EPD_WAIT_BY_KERNEL)");
+Status Session::check_stream(const SubmitRequest& request) const {
+  if (!request.stream.any() || attachment_.device != nullptr) return {};
+  const void* const stream = request.stream.stream;
+  const abi::Welcome& welcome = attachment_.welcome;
+  return invalid_argument((stream == nullptr
+                               ? std::string("stream is NULL, CUDA's legacy default stream")
+                               : "stream is " + std::to_string(reinterpret_cast<std::uintptr_t>(stream))) +
+                          "; allowed: EPD_NO_STREAM, as this session's device is " +
+                          std::string(welcome.device, abi::text_length(welcome.device)));
 }
 
-Status Session::check_stream(SubmitRequest& request) const {
-  Status status = check_wait_by(request.wait_by);
-  if (!status.ok()) return status;
-  if (!request.stream.on_stream) {
-    if (request.stream.stream != nullptr)
-      return invalid_argument("stream is given, and on_stream is 0; allowed: a stream with on_stream 1");
-    if (request.wait_by == WaitBy::kDefault) return {};
-    return bad_value("wait_by", static_cast<std::uint32_t>(request.wait_by), "0, as on_stream is 0");
-  }
-  if (request.wait_by == WaitBy::kDefault) request.wait_by = attachment_.wait_by;
-  if (attachment_.device != nullptr) return attachment_.device->can_wait_by(request.wait_by);
-  const abi::Welcome& welcome = attachment_.welcome;
-  return bad_value(
-      "on_stream", 1,
-      "on a CUDA device; this session's is " + std::string(welcome.device, abi::text_length(welcome.device)));
+bool Session::begins_and_waits(const SubmitRequest& request) const {
+  return request.stream.any() && attachment_.wait_by == WaitBy::kKernel &&
+         (request.flags & abi::kFlagDefer) == 0;
 }
 
 // Without the session's mutex: while a stream's queue is full the driver makes its caller wait, and what
@@ -87,8 +76,8 @@ Status Session::mark_ready(Lock& lock, Group& group, const SubmitRequest& reques
   if (status.ok()) {
     const std::uintptr_t ready = group.user_base() + group.arena.ready_word(request.slot);
     void* const stream = request.stream.stream;
-    status = request.begins_and_waits() ? device.check_stream(stream)
-                                        : device.write(stream, ready, low(ticket), request.wait_by);
+    status = begins_and_waits(request) ? device.check_stream(stream)
+                                       : device.write(stream, ready, low(ticket), attachment_.wait_by);
   }
   lock.lock();
   if (!status.ok()) words.last = before;
@@ -102,8 +91,9 @@ StreamWait Session::end_of(const Group& group, const Operation& op, epd_ticket_t
           static_cast<std::uint64_t>(limit.count())};
 }
 
-Status Session::enqueue_wait(void* stream, const StreamWait& wait, WaitBy by, epd_ticket_t ticket) {
-  return submitted_but(attachment_.device->wait(stream, wait, by), ticket, "the stream does not wait for it");
+Status Session::enqueue_wait(void* stream, const StreamWait& wait, epd_ticket_t ticket) {
+  return submitted_but(attachment_.device->wait(stream, wait, attachment_.wait_by), ticket,
+                       "the stream does not wait for it");
 }
 
 Status Session::begin_and_wait(const Group& group, const SubmitRequest& request, const StreamWait& wait,
@@ -113,11 +103,9 @@ Status Session::begin_and_wait(const Group& group, const SubmitRequest& request,
                        "the stream neither lets it begin nor waits for it");
 }
 
-Status Session::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream, WaitBy wait_by) {
-  Status status = check_wait_by(wait_by);
-  if (!status.ok()) return status;
-  if (group.commands.by_stream && CommandTicket::is(ticket))
-    return wait_for_command(group, ticket, stream, wait_by);
+Status Session::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) {
+  if (stream == EPD_NO_STREAM) return invalid_argument("stream is EPD_NO_STREAM; allowed: a stream");
+  if (group.commands.by_stream && CommandTicket::is(ticket)) return wait_for_command(group, ticket, stream);
   StreamWait wait;
   {
     const Lock lock(mutex_);
@@ -126,15 +114,13 @@ Status Session::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream, 
       return not_found("ticket " + std::to_string(ticket) +
                        " is not in flight in this group: never issued, or retired already");
     }
-    if (!found->second.on_stream) {
+    if (!found->second.in_stream) {
       return invalid_argument("ticket " + std::to_string(ticket) +
-                              " is of an operation without on_stream; allowed: those submitted with it");
+                              " is of an operation with EPD_NO_STREAM; allowed: those submitted in a stream");
     }
-    if (wait_by == WaitBy::kDefault) wait_by = found->second.wait_by;
     wait = end_of(group, found->second, ticket);
   }
-  status = attachment_.device->can_wait_by(wait_by);
-  return status.ok() ? enqueue_wait(stream, wait, wait_by, ticket) : status;
+  return enqueue_wait(stream, wait, ticket);
 }
 
 // ---- the watch ------------------------------------------------------------------------------------
@@ -225,8 +211,8 @@ void Session::close_commands(const Group& group) {
   const CommandPlaces at{group.command_words()};
   // As above.
   [[maybe_unused]] Status written = device.write_aside(at.closed(), 1);
-  for (std::uint32_t program = 0; program < abi::kMaxPrograms; ++program)
-    written = device.write_aside(at.flag(program), 1);
+  for (std::uint32_t flag = 0; flag < abi::kCommandFlags; ++flag)
+    written = device.write_aside(at.flag(flag), 1);
 }
 
 // Not while others are in flight there: the engine may write for these at any time, and a word must not fall

@@ -4,6 +4,7 @@
 #include "errors.h"
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <string>
 
@@ -33,6 +34,15 @@ Status read_struct(const T* from, const char* name, T& copy) {
   }
   std::memcpy(static_cast<void*>(&copy), from, size < sizeof(T) ? size : sizeof(T));
   return {};
+}
+
+// A caller may have written any number into an enum of C, and to read it as one is undefined.
+template <typename Enum>
+std::uint32_t number_in(const Enum& value) {
+  std::uint32_t number;
+  static_assert(sizeof(value) == sizeof(number));
+  std::memcpy(&number, &value, sizeof(number));
+  return number;
 }
 
 // Whether an output struct says how long it is. NULL is for the caller to allow or refuse.

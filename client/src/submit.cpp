@@ -41,7 +41,7 @@ std::uint64_t monotonic_ns() {
 std::uint32_t engine_flags(const abi::GroupShape& shape, const SubmitRequest& request) {
   std::uint32_t flags = request.flags;
   if (request.op == abi::Op::kDispatch && request.handle != 0) flags |= abi::kFlagCached;
-  if (request.stream.on_stream) flags |= abi::kFlagStream;
+  if (request.stream.any()) flags |= abi::kFlagStream;
   if (shape.layout != abi::Layout::kPacked) flags &= ~std::uint32_t{abi::kFlagZeroPadding};
   return flags;
 }
@@ -57,7 +57,7 @@ Status Session::blocked(Lock& lock, std::string why) {
 Status Session::ready_to_submit(Lock& lock, Group& group, const SubmitRequest& request) {
   const auto in_flight = [&] { return group.slot_busy(request.slot, request.stream); };
   // In a stream nothing else may ever look: the engine needs room for what it completes.
-  if (request.stream.on_stream || in_flight() != nullptr) drain_locked();
+  if (request.stream.any() || in_flight() != nullptr) drain_locked();
   note_ended_locked();
   if (!ended_.ok()) return ended_;
   if (group.left) return {StatusCode::kAborted, "this rank has left the group"};
@@ -66,7 +66,7 @@ Status Session::ready_to_submit(Lock& lock, Group& group, const SubmitRequest& r
   if (const InFlight* op = in_flight(); op != nullptr) {
     return blocked(lock, "slot " + std::to_string(request.slot) + " has ticket " +
                              std::to_string(op->ticket) + " in flight" +
-                             (op->stream.on_stream ? ", in another stream" : ""));
+                             (op->stream.any() ? ", in another stream" : ""));
   }
   return {};
 }
@@ -153,8 +153,7 @@ Status Session::push(Lock& lock, Group& group, const SubmitRequest& request, con
   op.op = request.op;
   op.slot = request.slot;
   op.deferred = (request.flags & abi::kFlagDefer) != 0;
-  op.on_stream = request.stream.on_stream;
-  op.wait_by = request.wait_by;
+  op.in_stream = request.stream.any();
   group.in_flight.push_back({ticket, request.slot, use.route, use.writes, request.stream});
   const std::uint32_t timeout_ms = request.timeout_ms != 0 ? request.timeout_ms : group.default_timeout_ms;
   op.answer_by = SteadyClock::now() + std::chrono::milliseconds(timeout_ms) + kAnswerGrace;
@@ -170,7 +169,8 @@ Status Session::push(Lock& lock, Group& group, const SubmitRequest& request, con
   return {};
 }
 
-Status Session::submit(Group& group, SubmitRequest request, epd_ticket_t& ticket, epd_handle_t* handle) {
+Status Session::submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,
+                       epd_handle_t* handle) {
   Status status = check_request(group, request);
   if (status.ok()) status = check_stream(request);
   if (!status.ok()) return status;
@@ -185,7 +185,7 @@ Status Session::submit(Group& group, SubmitRequest request, epd_ticket_t& ticket
     // Used up whatever comes: should this not be published after all, no later operation on the slot may
     // find its ready word written already.
     const epd_ticket_t number = ++last_ticket_;
-    if (request.stream.on_stream) {
+    if (request.stream.any()) {
       status = mark_ready(lock, group, request, number);
       // Meanwhile the session may have ended, the group broken, or other groups filled the ring.
       if (status.ok()) status = admit(lock, group, request, use);
@@ -207,10 +207,10 @@ Status Session::submit(Group& group, SubmitRequest request, epd_ticket_t& ticket
     lock.unlock();
     ring_engine(abi::kAsleep);
     // In the order of submission, as the ready words are written.
-    if (request.begins_and_waits()) return begin_and_wait(group, request, wait, number);
+    if (begins_and_waits(request)) return begin_and_wait(group, request, wait, number);
   }
-  if (!request.stream.on_stream || (request.flags & abi::kFlagDefer) != 0) return {};
-  return enqueue_wait(request.stream.stream, wait, request.wait_by, ticket);
+  if (!request.stream.any() || (request.flags & abi::kFlagDefer) != 0) return {};
+  return enqueue_wait(request.stream.stream, wait, ticket);
 }
 
 Status Session::release_handle(Group& group, epd_handle_t handle) {

@@ -9,9 +9,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kAskAgain{1};  // an engine that is coming back
 
-Status check_timeout(std::int32_t timeout_ms) {
-  if (timeout_ms >= 0 || timeout_ms == EPD_FOREVER) return {};
-  return bad_value("timeout_ms", timeout_ms, "0 or more, or EPD_FOREVER (-1)");
+bool for_ever(std::int32_t timeout_ms) {
+  return timeout_ms == 0 || timeout_ms == EPD_FOREVER;
 }
 
 Status unknown_ticket(epd_ticket_t ticket) {
@@ -21,8 +20,8 @@ Status unknown_ticket(epd_ticket_t ticket) {
 
 Status not_yet(epd_ticket_t ticket, std::int32_t timeout_ms, const char* what) {
   const std::string text = "ticket " + std::to_string(ticket) + " " + what;
-  if (timeout_ms == 0) return would_block(text + " yet");
-  if (timeout_ms == EPD_FOREVER) {
+  if (timeout_ms == EPD_NO_WAIT) return would_block(text + " yet");
+  if (for_ever(timeout_ms)) {
     return {StatusCode::kDeadlineExceeded,
             text + " though its own deadline passed " + std::to_string(kAnswerGrace.count()) +
                 " ms ago: its engine does not answer, is it stopped? The ticket stays valid"};
@@ -32,7 +31,7 @@ Status not_yet(epd_ticket_t ticket, std::int32_t timeout_ms, const char* what) {
 
 // No wait is for ever: an engine that runs answers. One that does not is waited for anew by each call.
 Deadline wait_end(const Operation& op, std::int32_t timeout_ms) {
-  if (timeout_ms != EPD_FOREVER) return Deadline::in_ms(timeout_ms);
+  if (!for_ever(timeout_ms)) return Deadline::of_wait(timeout_ms);
   return Deadline::at(std::max(op.answer_by, SteadyClock::now() + kAnswerGrace));
 }
 
@@ -40,7 +39,7 @@ Deadline wait_end(const Operation& op, std::int32_t timeout_ms) {
 Status outcome(const Operation& op) {
   const auto code = static_cast<StatusCode>(op.result.status);
   if (code == StatusCode::kOk) return {};
-  return {code, op.text.empty() ? describe(code, op.result.culprit_rank) : op.text};
+  return {code, op.text.empty() ? describe(code, op.result.failed_rank) : op.text};
 }
 
 }  // namespace
@@ -104,7 +103,7 @@ class ResumeWaiter final : public Waiter {
 
 Status Session::wait_ticket(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms,
                             epd_result_t* result) {
-  Status status = check_timeout(timeout_ms);
+  Status status = check_wait(timeout_ms);
   if (status.ok()) status = refuse_command_ticket(group, ticket);
   if (!status.ok()) return status;
   TicketWaiter waiter(*this, group, ticket);
@@ -129,7 +128,7 @@ bool Session::pending(Group& group, epd_ticket_t ticket) {
 }
 
 Status Session::counts(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, epd_counts_t& counts) {
-  Status status = check_timeout(timeout_ms);
+  Status status = check_wait(timeout_ms);
   if (status.ok()) status = refuse_command_ticket(group, ticket);
   if (!status.ok()) return status;
   TicketWaiter by_ticket(*this, group, ticket);
@@ -160,7 +159,7 @@ Status Session::counts(Group& group, epd_ticket_t ticket, std::int32_t timeout_m
 }
 
 Status Session::wait_sent(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms) {
-  Status status = check_timeout(timeout_ms);
+  Status status = check_wait(timeout_ms);
   if (status.ok()) status = refuse_command_ticket(group, ticket);
   if (!status.ok()) return status;
   TicketWaiter by_ticket(*this, group, ticket);
@@ -180,9 +179,9 @@ Status Session::wait_sent(Group& group, epd_ticket_t ticket, std::int32_t timeou
 }
 
 Status Session::resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t& info) {
-  Status status = check_timeout(timeout_ms);
+  Status status = check_wait(timeout_ms);
   if (!status.ok()) return status;
-  const Deadline deadline = Deadline::in_ms(timeout_ms);
+  const Deadline deadline = Deadline::of_wait(timeout_ms);
   for (;;) {
     status = take_epoch(group, timeout_ms, deadline, info);
     if (!status.ok() || !group.commands.by_stream) return status;
@@ -209,7 +208,7 @@ Status Session::take_epoch(Group& group, std::int32_t timeout_ms, Deadline deadl
   if (group.left) return {StatusCode::kAborted, "this rank has left the group"};
   if (!ready) {
     const std::string text = "the group has not agreed on a new epoch";
-    if (timeout_ms == 0) return would_block(text + " yet");
+    if (timeout_ms == EPD_NO_WAIT) return would_block(text + " yet");
     return {StatusCode::kDeadlineExceeded, text + " within " + std::to_string(timeout_ms) + " ms"};
   }
   const BoardSnapshot& board = waiter.board;

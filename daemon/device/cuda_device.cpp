@@ -330,8 +330,8 @@ void CudaDevice::close_commands(std::byte* words) {
     cuda_must(driver_, "cuStreamWriteValue32", driver_.cuStreamWriteValue32(stream, word, 1, 0));
   };
   write(offsetof(abi::CommandWords, closed));
-  for (std::size_t program = 0; program < abi::kMaxPrograms; ++program)
-    write(offsetof(abi::CommandWords, flags) + program * sizeof(std::uint32_t));
+  for (std::size_t flag = 0; flag < abi::kCommandFlags; ++flag)
+    write(offsetof(abi::CommandWords, flags) + flag * sizeof(std::uint32_t));
   cuda_must(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(stream));
 }
 

@@ -93,10 +93,11 @@ class CudaDevice final : public Device, public Launcher {
   const std::string& name() const override { return name_; }
   std::uint32_t max_sms() const override { return max_sms_; }
   std::uint32_t num_sms() const override { return num_sms_; }
+  DeviceTraits traits() const override { return {.has_streams = true, .memory_is_clear = false}; }
   void set_num_sms(std::uint32_t sms) override;
   Result<std::unique_ptr<Arena>> map_arena(int fd, std::uint64_t bytes) override;
   Result<std::unique_ptr<Arena>> map_client_memory(int fd, std::uint64_t bytes, bool here) override;
-  Launcher* launcher() override { return this; }
+  Launcher& launcher() override { return *this; }
   void check() override;
   bool advance() override;
   std::vector<std::uint32_t> take_kernel_stops() override { return std::exchange(kernel_stops_, {}); }

@@ -9,6 +9,7 @@
 
 namespace epd {
 
+using kernels::cuda::Kind;
 using kernels::cuda::OpError;
 using kernels::cuda::OpResult;
 using kernels::cuda::Signal;
@@ -27,8 +28,9 @@ constexpr std::size_t aligned(std::size_t bytes, std::size_t alignment) {
 
 class CudaFlight final : public Flight {
  public:
-  CudaFlight(CudaLane& lane, std::uint32_t place, const Signal& signal)
+  CudaFlight(CudaLane& lane, Kind kind, std::uint32_t place, const Signal& signal)
       : lane_(lane),
+        kind_(kind),
         place_(lane.host_place(place)),
         number_(place),
         signal_(signal),
@@ -50,10 +52,27 @@ class CudaFlight final : public Flight {
     return ended() && (result().error == OpError::kNone || is_ours(place_.result.left) || look_at_device());
   }
 
-  std::span<const std::int32_t> counts() const override {
-    return {lane_.placement(number_), lane_.shape_.placement_words};
+  const kernels::Placement& counts() override {
+    const kernels::cuda::Shape& s = lane_.shape_.shape;
+    counts_.reset(s.num_ranks, s.num_experts, s.per_expert);
+    std::copy_n(lane_.placement(number_), counts_.words().size(), counts_.words().begin());
+    counts_.count_rows(s.expert_blocks);
+    return counts_;
   }
   const OpResult& result() const override { return place_.result; }
+  std::uint64_t rows_moved() const override {
+    return kind_ == Kind::kDispatch ? result().num_recv_rows : lane_.given(number_).num_tokens;
+  }
+  // Read back in one go: 8 MiB at most.
+  std::uint32_t count_selections(std::span<const std::uint8_t> ranks) const override {
+    const kernels::cuda::Operation& op = lane_.given(number_);
+    std::vector<std::int32_t> topk(std::size_t{op.num_tokens} * op.shape.topk);
+    lane_.device_.read(topk.data(), op.routing.topk, topk.size() * sizeof(topk[0]));
+    const std::uint32_t experts = op.shape.num_experts / op.shape.num_ranks;
+    return static_cast<std::uint32_t>(std::count_if(topk.begin(), topk.end(), [&](std::int32_t choice) {
+      return choice >= 0 && ranks[static_cast<std::uint32_t>(choice) / experts] != 0;
+    }));
+  }
 
   void abort() override {
     if (std::exchange(aborted_, true)) return;
@@ -77,12 +96,14 @@ class CudaFlight final : public Flight {
   }
 
   CudaLane& lane_;
+  const Kind kind_;
   CudaLane::HostPlace& place_;
   const std::uint32_t number_;
   const Signal signal_;
   const std::uint64_t tag_;
   bool aborted_ = false;
   std::uint32_t words_of_abort_ = 0;  // CudaLane::client_words_ then
+  kernels::Placement counts_;
   std::uint64_t looked_ns_ = MonotonicClock().now_ns();
 };
 
@@ -91,7 +112,7 @@ CudaLane::CudaLane(CudaDevice& device, const LaneShape& shape)
       driver_(device.driver()),
       shape_(shape),
       priority_(shape.priority),
-      asked_(shape.depth) {}
+      asked_(shape.limits.depth) {}
 
 void CudaLane::set_priority(std::int32_t priority) {
   if (std::exchange(priority_, priority) != priority) device_.share_anew();
@@ -100,7 +121,8 @@ void CudaLane::set_priority(std::int32_t priority) {
 Status CudaLane::allocate() {
   Operation probe;
   probe.shape = shape_.shape;
-  for (std::uint32_t i = 0; i < shape_.num_biases; ++i) probe.bias[i] = reinterpret_cast<std::uint16_t*>(64);
+  for (std::uint32_t i = 0; i < shape_.limits.num_biases; ++i)
+    probe.bias[i] = reinterpret_cast<std::uint16_t*>(64);
   for (const Kind kind : {Kind::kDispatch, Kind::kCombine}) {
     if (kernels::cuda::configure(kind, device_.max_shared_bytes(), device_.max_sms(), probe)) continue;
     return {StatusCode::kUnsupported,
@@ -110,8 +132,8 @@ Status CudaLane::allocate() {
   }
   host_stride_ = aligned(sizeof(HostPlace) + shape_.placement_words * sizeof(std::int32_t), kHostAlign);
   host_places_ = num_places() * sizeof(Operation);
-  workspace_bytes_ =
-      aligned(kernels::cuda::workspace_bytes(shape_.shape, device_.max_sms()), alignof(Operation));
+  workspace_bytes_ = aligned(kernels::cuda::workspace_bytes(shape_.shape, device_.max_sms()),
+                             alignof(kernels::cuda::ResidentState));
   const std::size_t before = num_places() * sizeof(Operation);
   const std::size_t device_bytes = before + workspace_bytes_ + extra_device_bytes();
   Result<LaneMemory> memory =
@@ -132,13 +154,14 @@ CudaLane::~CudaLane() {
 }
 
 std::size_t CudaLane::places_bytes() const {
-  return aligned(host_stride_ * shape_.depth + sizeof(HostPlace) * kMaxNoops, kHostAlign) + kHostAlign;
+  return aligned(host_stride_ * shape_.limits.depth + sizeof(HostPlace) * kMaxNoops, kHostAlign) + kHostAlign;
 }
 
 CudaLane::HostPlace& CudaLane::host_place(std::uint32_t place) const {
-  const std::size_t noops = host_stride_ * shape_.depth;
-  const std::size_t at =
-      place < shape_.depth ? place * host_stride_ : noops + (place - shape_.depth) * sizeof(HostPlace);
+  const std::size_t noops = host_stride_ * shape_.limits.depth;
+  const std::size_t at = place < shape_.limits.depth
+                             ? place * host_stride_
+                             : noops + (place - shape_.limits.depth) * sizeof(HostPlace);
   return *reinterpret_cast<HostPlace*>(memory_.host + host_places_ + at);
 }
 
@@ -189,7 +212,7 @@ std::uint32_t CudaLane::take_noop_place() {
   const auto free = std::find(noop_places_.begin(), noop_places_.end(), false);
   EPD_CHECK(free != noop_places_.end());
   *free = true;
-  return shape_.depth + static_cast<std::uint32_t>(free - noop_places_.begin());
+  return shape_.limits.depth + static_cast<std::uint32_t>(free - noop_places_.begin());
 }
 
 void CudaLane::describe_own(Kind kind, std::uint32_t sms, Operation& op) const {
@@ -204,7 +227,7 @@ void CudaLane::describe_own(Kind kind, std::uint32_t sms, Operation& op) const {
 }
 
 void CudaLane::fit_given() {
-  for (std::uint32_t place = 0; place < shape_.depth; ++place) {
+  for (std::uint32_t place = 0; place < shape_.limits.depth; ++place) {
     const Asked& asked = asked_[place];
     if (asked.kind != Kind::kNoop) describe_own(asked.kind, asked.sms, given(place));
   }
@@ -226,6 +249,9 @@ void CudaLane::prepare(const LaunchRequest& request, std::uint32_t place) {
     op.counts.host_ready = &host.counted;
     op.counts.host_sent = &host.sent;
   }
+  for (std::uint32_t rank = 0; request.kind != Kind::kNoop && rank < op.shape.num_ranks; ++rank) {
+    if (request.peers->active(rank)) op.peers[rank] = request.peers->peer(rank);
+  }
   describe_own(request.kind, request.sms, op);
   if (request.kind != Kind::kNoop) asked_[place] = {request.kind, request.sms};
   given(place) = op;
@@ -239,11 +265,11 @@ std::unique_ptr<Flight> CudaLane::launch(const LaunchRequest& request) {
   if (signal.done != nullptr) ++done_[signal.done].flights;
   ++in_flight_;
   start(request.kind, place);
-  return std::make_unique<CudaFlight>(*this, place, signal);
+  return std::make_unique<CudaFlight>(*this, request.kind, place, signal);
 }
 
 void CudaLane::flight_ended(std::uint32_t place, const Signal& signal) {
-  if (place >= shape_.depth) noop_places_[place - shape_.depth] = false;
+  if (place >= shape_.limits.depth) noop_places_[place - shape_.limits.depth] = false;
   if (signal.done != nullptr && --done_[signal.done].flights == 0) write_owed(signal.done);
   if (--in_flight_ == 0) follow_share();
 }

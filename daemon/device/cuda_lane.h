@@ -63,7 +63,7 @@ class CudaLane : public Lane {
   // Operations as the host writes them, and the device's copies, by place.
   Operation& given(std::uint32_t place) const { return reinterpret_cast<Operation*>(memory_.host)[place]; }
   CUdeviceptr device_op(std::uint32_t place) const { return memory_.device + place * sizeof(Operation); }
-  std::uint32_t num_places() const { return shape_.depth + kMaxNoops; }
+  std::uint32_t num_places() const { return shape_.limits.depth + kMaxNoops; }
   CUdeviceptr extra_device() const { return workspace_ + workspace_bytes_; }
   std::byte* extra_host() const { return memory_.host + host_places_ + places_bytes(); }
   // What of an operation is the lane's to fill in, and how it moves rows on `sms` of its SMs (0: on all).

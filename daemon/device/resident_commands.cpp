@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <utility>
+#include <vector>
 
 namespace epd {
 
@@ -14,31 +15,36 @@ using kernels::cuda::CommandArguments;
 using kernels::cuda::CommandHost;
 using kernels::cuda::CommandStart;
 using kernels::cuda::CommandState;
+using kernels::cuda::DeviceView;
+using kernels::cuda::GroupView;
 using kernels::cuda::JournalEntry;
 using kernels::cuda::Kind;
 using kernels::cuda::kJournalEntries;
+using kernels::cuda::kMoverKinds;
+using kernels::cuda::Movers;
+using kernels::cuda::Operation;
 using kernels::cuda::RouteState;
-using kernels::cuda::Task;
 
 namespace {
 
 constexpr std::size_t kAlign = 64;
 
-constexpr std::size_t routes_bytes(std::uint32_t num_routes) {
-  return (num_routes * sizeof(RouteState) + kAlign - 1) / kAlign * kAlign;
+constexpr std::size_t aligned(std::size_t bytes) {
+  return (bytes + kAlign - 1) / kAlign * kAlign;
+}
+constexpr std::size_t routes_bytes(const LaneShape& shape) {
+  return aligned(shape.limits.num_routes * sizeof(RouteState));
 }
 
 }  // namespace
 
-ResidentCommands::ResidentCommands(ResidentLane& lane, std::uint32_t num_routes)
-    : lane_(lane), num_routes_(num_routes) {}
-
-std::size_t ResidentCommands::device_bytes(std::uint32_t num_routes) {
-  return sizeof(CommandState) + routes_bytes(num_routes) + abi::kMaxPrograms * sizeof(Program);
+std::size_t ResidentCommands::device_bytes(const LaneShape& shape, std::uint32_t max_sms) {
+  return sizeof(CommandState) + routes_bytes(shape) + aligned(sizeof(DeviceView)) +
+         std::size_t{kMoverKinds} * max_sms * sizeof(Movers);
 }
 
-std::size_t ResidentCommands::host_bytes(std::uint32_t num_routes) {
-  return sizeof(CommandHost) + routes_bytes(num_routes) + sizeof(Look);
+std::size_t ResidentCommands::host_bytes(const LaneShape& shape) {
+  return sizeof(CommandHost) + routes_bytes(shape) + sizeof(Look);
 }
 
 CUdeviceptr ResidentCommands::state() const {
@@ -49,8 +55,12 @@ CUdeviceptr ResidentCommands::routes() const {
   return state() + sizeof(CommandState);
 }
 
-CUdeviceptr ResidentCommands::programs() const {
-  return routes() + routes_bytes(num_routes_);
+CUdeviceptr ResidentCommands::view() const {
+  return routes() + routes_bytes(lane_.shape_);
+}
+
+CUdeviceptr ResidentCommands::movers() const {
+  return view() + aligned(sizeof(DeviceView));
 }
 
 CommandHost& ResidentCommands::host() const {
@@ -62,7 +72,7 @@ RouteState* ResidentCommands::host_routes() const {
 }
 
 ResidentCommands::Look& ResidentCommands::last_look() const {
-  return *reinterpret_cast<Look*>(lane_.commands_host() + sizeof(CommandHost) + routes_bytes(num_routes_));
+  return *reinterpret_cast<Look*>(lane_.commands_host() + sizeof(CommandHost) + routes_bytes(lane_.shape_));
 }
 
 void ResidentCommands::write_state(std::size_t offset, std::uint32_t value) {
@@ -77,9 +87,28 @@ void ResidentCommands::open(const Layout& layout) {
                      sizeof(first.sequence));
   first.sets = 1;
   lane_.write_word(&reinterpret_cast<abi::CommandWords*>(layout.words)->closed, 0);  // by a former engine
+  write_movers();
   // What is written by that stream is there before a kernel that another one starts.
   lane_.must("cuStreamSynchronize", lane_.driver_.cuStreamSynchronize(lane_.control()));
   lane_.follow_share();
+}
+
+// Of each number of SMs that a call may ask for.
+void ResidentCommands::write_movers() const {
+  const std::uint32_t most = lane_.device_.max_sms();
+  std::vector<Movers> all(std::size_t{kMoverKinds} * most);
+  for (std::uint32_t kind = 0; kind < 2 + lane_.shape_.limits.num_biases; ++kind) {
+    for (std::uint32_t sms = 1; sms <= most; ++sms) {
+      Operation op;
+      op.shape = lane_.shape_.shape;
+      op.landing = lane_.shape_.landing;
+      for (std::uint32_t i = 0; i + 1 < kind; ++i) op.bias[i] = reinterpret_cast<const std::uint16_t*>(64);
+      EPD_CHECK(kernels::cuda::configure(kind == 0 ? Kind::kDispatch : Kind::kCombine,
+                                         lane_.device_.max_shared_bytes(), sms, op));
+      all[kind * most + sms - 1] = op.movers;
+    }
+  }
+  lane_.device_.write(reinterpret_cast<void*>(movers()), all.data(), all.size() * sizeof(Movers));
 }
 
 CommandArguments ResidentCommands::arguments() const {
@@ -87,35 +116,19 @@ CommandArguments ResidentCommands::arguments() const {
   all.words = reinterpret_cast<abi::CommandWords*>(layout_.words);
   all.state = reinterpret_cast<CommandState*>(state());
   all.routes = reinterpret_cast<RouteState*>(routes());
-  all.programs = reinterpret_cast<const Program*>(programs());
+  all.view = reinterpret_cast<const DeviceView*>(view());
+  all.movers = reinterpret_cast<const Movers*>(movers());
+  all.most_ctas = lane_.device_.max_sms();
   all.host = &host();
-  all.depth = layout_.depth;
-  all.rank = layout_.rank;
-  all.block_bytes = layout_.block_bytes;
-  all.landing_bytes = layout_.landing_bytes;
-  all.half_bytes = layout_.half_bytes;
+  all.limits = lane_.shape_.limits;
+  all.per_expert = lane_.shape_.shape.per_expert;
   return all;
 }
 
-// ---- programs
-
-void ResidentCommands::record(std::uint32_t number, Kind kind, const Program& program, std::uint32_t sms) {
-  recorded_[number] = {kind, sms, program};
-  bring(number);
-}
-
-void ResidentCommands::bring(std::uint32_t number) {
-  Recorded& recorded = recorded_[number];
-  lane_.describe_own(recorded.kind, recorded.sms, recorded.program.op);
-  recorded.program.task = kernels::cuda::task_of(recorded.kind, recorded.program.op);
-  lane_.device_.write(reinterpret_cast<void*>(programs() + number * sizeof(Program)), &recorded.program,
-                      sizeof(Program));
-}
-
-void ResidentCommands::fit_programs() {
-  for (std::uint32_t number = 0; number < abi::kMaxPrograms; ++number) {
-    if (recorded_[number].program.task != Task::kStop) bring(number);
-  }
+void ResidentCommands::set_limits(std::uint32_t sms, std::uint32_t timeout_ms) {
+  if (std::exchange(sms_, sms) != sms) write_state(offsetof(CommandState, sms), sms);
+  if (std::exchange(timeout_ms_, timeout_ms) != timeout_ms)
+    write_state(offsetof(CommandState, timeout_ms), timeout_ms);
 }
 
 // ---- turns
@@ -144,15 +157,29 @@ bool ResidentCommands::waits_for_room() const {
   return !lane_.runs();
 }
 
+// No kernel reads it before the next odd turn.
+void ResidentCommands::write_view(const DeviceView& view_of_group) const {
+  DeviceView own = view_of_group;
+  Operation probe;
+  probe.shape = lane_.shape_.shape;
+  probe.landing = lane_.shape_.landing;
+  lane_.describe_own(Kind::kDispatch, 0, probe);
+  own.group.shape = probe.shape;
+  own.group.workspace = probe.workspace;
+  own.group.workspace_bytes = probe.workspace_bytes;
+  lane_.device_.write(reinterpret_cast<void*>(view()), &own, sizeof(own));
+}
+
 void ResidentCommands::resume(const Start& start) {
-  EPD_CHECK(halted() && start.routes.size() == num_routes_);
+  EPD_CHECK(halted() && start.routes.size() == lane_.shape_.limits.num_routes);
   std::copy(start.routes.begin(), start.routes.end(), host_routes());
   CommandStart& next = host().start;
   next.epoch = start.epoch;
   next.index = start.index;
   next.changed_epoch = start.changed_epoch;
-  next.num_routes = num_routes_;
+  next.num_routes = static_cast<std::uint32_t>(start.routes.size());
   next.routes = host_routes();
+  write_view(start.view);
   std::atomic_thread_fence(std::memory_order_release);
   write_state(offsetof(CommandState, abort), 0);
   write_state(offsetof(CommandState, turn), ++turn_);
@@ -185,7 +212,7 @@ void ResidentCommands::look() {
     const auto from = reinterpret_cast<CUdeviceptr>(layout_.words + offset);
     lane_.must("cuMemcpyDtoHAsync", lane_.driver_.cuMemcpyDtoHAsync(to, from, bytes, stream));
   };
-  copy(look.ring.commands, offsetof(abi::CommandWords, commands), sizeof(look.ring.commands));
+  copy(look.ring.calls, offsetof(abi::CommandWords, calls), sizeof(look.ring.calls));
   copy(&look.ring.done, offsetof(abi::CommandWords, done), sizeof(look.ring.done));
   lane_.must("cuStreamWriteValue32", lane_.driver_.cuStreamWriteValue32(
                                          stream, reinterpret_cast<CUdeviceptr>(&look.number), ++looks_, 0));

@@ -23,7 +23,7 @@ static_assert(kToldBytes % kCommandsAlign == 0);
 
 ResidentLane::ResidentLane(CudaDevice& device, const LaneShape& shape)
     : CudaLane(device, shape), aborted_(num_places(), false) {
-  if (shape.commands) commands_ = std::make_unique<ResidentCommands>(*this, shape.num_routes);
+  if (shape.commands) commands_ = std::make_unique<ResidentCommands>(*this);
 }
 
 // A client may ring as long as its rank is here: the last kernel ends what it runs, and then nobody waits for
@@ -69,7 +69,6 @@ bool ResidentLane::advance() {
 }
 
 void ResidentLane::start_kernel() {
-  if (commands_ != nullptr) commands_->fit_programs();
   held_ = ctas_;
   round_ = device_.round();
   ResidentArguments own{reinterpret_cast<ResidentState*>(extra_device()),
@@ -133,11 +132,11 @@ std::size_t ResidentLane::state_bytes() const {
 }
 
 std::size_t ResidentLane::extra_device_bytes() const {
-  return state_bytes() + (shape_.commands ? ResidentCommands::device_bytes(shape_.num_routes) : 0);
+  return state_bytes() + (shape_.commands ? ResidentCommands::device_bytes(shape_, device_.max_sms()) : 0);
 }
 
 std::size_t ResidentLane::extra_host_bytes() const {
-  return kToldBytes + (shape_.commands ? ResidentCommands::host_bytes(shape_.num_routes) : 0);
+  return kToldBytes + (shape_.commands ? ResidentCommands::host_bytes(shape_) : 0);
 }
 
 const std::uint32_t* ResidentLane::abort_word(std::uint32_t place) const {

@@ -22,23 +22,10 @@ std::string routing_name(std::uint64_t tag) {
 
 }  // namespace
 
-std::uint32_t ExchangeBlock::first_not_ready(std::uint64_t tag, std::uint32_t from) const {
-  while (from < shape_.num_ranks && (masked(from) || ready(from).load(std::memory_order_acquire) >= tag))
-    ++from;
-  return from;
-}
-
-std::uint32_t ExchangeBlock::first_not_arrived(std::uint64_t tag, std::uint32_t from) const {
-  while (from < shape_.num_ranks && (masked(from) || arrived(from).load(std::memory_order_acquire) >= tag))
-    ++from;
-  return from;
-}
-
-std::optional<ExchangeBlock::Disagreement> ExchangeBlock::disagreement(std::uint32_t own,
-                                                                       std::uint64_t op_index,
-                                                                       std::uint32_t begin,
-                                                                       std::uint32_t end) const {
-  const abi::OpAnnouncement& mine = announcement(own);
+std::optional<Disagreement> disagreement(std::span<const abi::OpAnnouncement> announcements,
+                                         std::uint32_t own, std::uint64_t op_index,
+                                         std::span<const std::uint64_t> active_since) {
+  const abi::OpAnnouncement& mine = announcements[own];
   const auto differ = [&](std::uint32_t rank, const std::string& field, const std::string& here,
                           const std::string& there) {
     return Disagreement{rank, "operation " + std::to_string(op_index) + ": " + field + " is " + here +
@@ -46,9 +33,9 @@ std::optional<ExchangeBlock::Disagreement> ExchangeBlock::disagreement(std::uint
                                   std::to_string(rank) +
                                   "; all ranks must submit the same operations in the same order"};
   };
-  for (std::uint32_t rank = begin; rank < end; ++rank) {
-    if (masked(rank)) continue;
-    const abi::OpAnnouncement& other = announcement(rank);
+  for (std::uint32_t rank = 0; rank < announcements.size(); ++rank) {
+    if (active_since[rank] == 0) continue;
+    const abi::OpAnnouncement& other = announcements[rank];
     if (other.op != mine.op) {
       return differ(rank, "op", op_name(static_cast<abi::Op>(mine.op)),
                     op_name(static_cast<abi::Op>(other.op)));

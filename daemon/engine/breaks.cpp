@@ -63,7 +63,7 @@ Status Engine::resume_group(const abi::Resume& message) {
   }
   for (const auto& member : group->members) {
     member->next_number = message.resume_index;
-    if (member->commands != nullptr) member->commands->resume(false);
+    if (member->commands != nullptr) start_commands(*member, false);
   }
   owe_start(*group);
   return {};

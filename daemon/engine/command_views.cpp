@@ -52,10 +52,9 @@ void CommandViews::clear() {
 }
 
 OpView* CommandViews::claim(const Rung& rung, Page& page, std::uint64_t now_ns) const {
-  abi::Submission command = *rung.submission;
+  abi::Submission command = rung.submission;
   // Unlike that of any submission: a membership's number is never that small.
   command.ticket = std::uint64_t{member_.number} << 32 | std::uint32_t{rung.number + 1};
-  command.num_tokens = rung.num_tokens;
   command.submit_ns = now_ns;
   OpView* const view = page.claim(command);
   if (view == nullptr) return nullptr;

@@ -15,9 +15,8 @@ class CommandViews {
  public:
   struct Rung {
     std::uint32_t number = 0;
-    std::uint64_t index = 0;                      // of the operation in its group; of a noop the next one's
-    const abi::Submission* submission = nullptr;  // that recorded it
-    std::uint32_t num_tokens = 0;
+    std::uint64_t index = 0;  // of the operation in its group; of a noop the next one's
+    abi::Submission submission{};
     std::uint32_t timeout_ms = 0;
   };
 

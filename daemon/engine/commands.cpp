@@ -2,6 +2,8 @@
 
 #include "announcement.h"
 #include "device_operation.h"
+#include "kernels/calls.h"
+#include "op_rules.h"
 
 #include <vector>
 
@@ -12,12 +14,6 @@ using kernels::cuda::OpError;
 using kernels::cuda::RouteState;
 
 namespace {
-
-// The same operation: how it was submitted makes no difference.
-bool same_program(const Submission& a, const Submission& b) {
-  return a.op == b.op && a.slot == b.slot && a.route == b.route && a.flags == b.flags && a.sms == b.sms &&
-         a.timeout_ms == b.timeout_ms;
-}
 
 constexpr std::uint64_t kLookNs = 50'000'000;
 
@@ -30,6 +26,18 @@ std::string record_of(const Member& member, const Submission& submission) {
   return "record " + std::to_string(submission.route) + " of rank " + std::to_string(member.rank);
 }
 
+Submission submission_of(const abi::Call& call) {
+  Submission s{};
+  s.op = call.op;
+  s.slot = call.slot;
+  s.num_tokens = call.num_tokens;
+  s.flags = call.flags;
+  s.timeout_ms = call.timeout_ms;
+  s.route = call.route;
+  s.sms = call.sms;
+  return s;
+}
+
 }  // namespace
 
 Commands::Commands(Member& member, Launcher& launcher)
@@ -38,60 +46,18 @@ Commands::Commands(Member& member, Launcher& launcher)
       launcher_(launcher),
       port_(*member.lane->commands()),
       views_(member) {
-  const abi::ExchangeArenaLayout& layout = group_.exchange_layout;
   const GroupRankMemory& memory = group_.ranks[member.rank];
-  port_.open({memory.command_words(), memory.user, member.rank, group_.shape.depth,
-              static_cast<std::uint32_t>(group_.shape.num_routes()), layout.block_bytes, layout.landing_bytes,
-              layout.half_bytes});
+  port_.open({memory.command_words(), memory.user});
 }
 
-// ---- programs
-
-std::string Commands::refuses(const Submission& submission) const {
-  if (submission.handle >= abi::kMaxPrograms) {
-    return "submission field handle is " + std::to_string(submission.handle) + "; allowed: 0 .. " +
-           std::to_string(abi::kMaxPrograms - 1) + ", the number of a program";
-  }
-  const std::optional<Recorded>& known = recorded_[submission.handle];
-  if (!known || same_program(known->submission, submission)) return "";
-  return "submission field handle is " + std::to_string(submission.handle) +
-         ", a program that was recorded otherwise; allowed: the same again, or another number";
-}
-
-void Commands::record(const Submission& submission, std::uint32_t timeout_ms) {
-  std::optional<Recorded>& place = recorded_[submission.handle];
-  if (place) return;
-  place = Recorded{submission, timeout_ms};
-  describe(*place);
-}
-
-void Commands::describe(const Recorded& recorded) {
-  const Submission& s = recorded.submission;
-  CommandPort::Program program;
-  if (s.op != abi::Op::kNoop) {
-    OperationPlace place;
-    place.announcement.op = static_cast<std::uint32_t>(s.op);
-    place.announcement.slot = s.slot;
-    place.announcement.flags = s.flags;
-    place.route.half = member_.exchange() + group_.exchange_layout.routing_of(s.route);
-    place.route.head.epoch = group_.epoch;
-    program.op = epd::describe(member_, s, place);
-  }
-  program.op.timeout_ns = std::uint64_t{recorded.timeout_ms} * 1'000'000;
-  program.route = s.route;
-  program.makes_routing = makes_routing(s) ? 1 : 0;
-  program.max_tokens = makes_routing(s) ? group_.shape.max_tokens : 0;
-  for (std::uint32_t rank = 0; rank < group_.shape.num_ranks; ++rank)
-    program.since[rank] = group_.active_since[rank];
-  port_.record(static_cast<std::uint32_t>(s.handle), kind_of(s.op), program, group_.share_sms(s.sms));
+void Commands::follow_settings(std::uint32_t timeout_ms) {
+  timeout_ms_ = timeout_ms;
+  port_.set_limits(group_.sms, timeout_ms);
 }
 
 // ---- turns
 
 void Commands::resume(bool fresh) {
-  for (const std::optional<Recorded>& recorded : recorded_) {
-    if (recorded) describe(*recorded);
-  }
   std::vector<RouteState> routes(group_.shape.num_routes());
   std::vector<RouteHeads::Standing> standing;
   if (!fresh) standing = member_.heads->standing(member_.next_number, member_.exchange());
@@ -100,13 +66,14 @@ void Commands::resume(bool fresh) {
     if (now.head.handle == 0) continue;
     routes[record] = {abi::op_tag(now.head.epoch, now.head.handle - 1), now.head.num_tokens, now.half};
   }
-  port_.resume({group_.epoch, group_.in_tags(member_.next_number), group_.changed_epoch, routes});
+  port_.resume({group_.epoch, group_.in_tags(member_.next_number), group_.changed_epoch, routes,
+                device_view(member_)});
 }
 
 // ---- what is rung
 
 void Commands::pop() {
-  ended_ = port_.front()->command + 1;
+  ended_ = abi::unpack(port_.front()->call).number + 1;
   views_.end_before(*ended_);
   port_.pop();
 }
@@ -128,12 +95,13 @@ std::vector<CommandViews::Rung> Commands::rung(const CommandPort::Ring& ring) co
   std::uint64_t index = member_.next_number;
   for (std::uint32_t i = 0; i < abi::kCommandSlots; ++i) {
     const std::uint32_t number = *ended_ + i;
-    const abi::Command command = abi::unpack(ring.commands[number % abi::kCommandSlots]);
-    const bool comes = command.number == number && command.epoch == (group_.epoch & 0xff);
-    if (!comes || !recorded_[command.program]) break;
-    const Recorded& recorded = *recorded_[command.program];
-    all.push_back({command.number, index, &recorded.submission, command.num_tokens, recorded.timeout_ms});
-    if (recorded.submission.op != abi::Op::kNoop) ++index;
+    const abi::PackedCall& packed = ring.calls[number % abi::kCommandSlots];
+    const abi::Call call = abi::unpack(packed);
+    const bool comes =
+        call.number == number && kernels::cuda::is_whole(packed) && call.epoch == (group_.epoch & 0xff);
+    if (!comes || abi::bad_field(call.request(), abi::op_limits(group_.shape)) != abi::BadField::kNone) break;
+    all.push_back({number, index, submission_of(call), timeout_of(call.timeout_ms)});
+    if (call.op != abi::Op::kNoop) ++index;
   }
   return all;
 }
@@ -141,26 +109,27 @@ std::vector<CommandViews::Rung> Commands::rung(const CommandPort::Ring& ring) co
 // ---- ends
 
 std::string Commands::illegal(const JournalEntry& entry) const {
-  const auto field = [](const char* name, std::uint64_t value, const std::string& allowed) {
-    return "command field " + std::string(name) + " is " + std::to_string(value) + "; allowed: " + allowed;
+  const auto bad = [](const char* field, std::uint64_t value, const std::string& allowed) {
+    return bad_field("call", field, value, allowed);
   };
-  const abi::Command command = abi::unpack(entry.result.rows);
-  switch (entry.result.error) {
-    case OpError::kBadProgram: return field("program", command.program, "one that was recorded");
-    case OpError::kBadTokens:
-      return field("num_tokens", command.num_tokens, "0 .. " + std::to_string(entry.result.room));
-    case OpError::kLostCommand:
-      return field("number", command.number,
-                   std::to_string(entry.result.room) + ", since no more than " +
-                       std::to_string(abi::kCommandSlots) + " may be rung and not ended");
-    default: break;
+  const abi::Call call = abi::unpack(entry.call);
+  if (entry.result.error == OpError::kLostCommand) {
+    return bad("number", call.number,
+               std::to_string(entry.result.room) + ", since no more than " +
+                   std::to_string(abi::kCommandSlots) + " may be enqueued and not ended");
   }
-  if (entry.program < abi::kMaxPrograms && recorded_[entry.program]) return "";
-  return field("program", entry.program, "one that was recorded");
+  if (entry.result.error != OpError::kBadCall) return "";
+  std::string why = refusal("call", call.request(), abi::op_limits(group_.shape));
+  return !why.empty() ? why
+                      : bad("flags", call.flags, "without that of streams, whose calls are no submissions");
+}
+
+Submission Commands::submission(const JournalEntry& entry) {
+  return submission_of(abi::unpack(entry.call));
 }
 
 Failure Commands::failure(const JournalEntry& entry, std::uint64_t now_ns) const {
-  const Submission& s = submission(entry);
+  const Submission s = submission(entry);
   const std::uint64_t index = index_of(entry);
   const Subject subject{member_, s, index};
   if (entry.result.error == OpError::kOldRouting)
@@ -171,8 +140,8 @@ Failure Commands::failure(const JournalEntry& entry, std::uint64_t now_ns) const
                 std::to_string(s.slot) + " uses the routing in " + record_of(member_, s) +
                 ", which holds none; allowed: a record that a dispatch of this rank has written"};
   }
-  return device_failure(subject, launcher_, entry.result,
-                        ended_after(subject, recorded_[entry.program]->timeout_ms), now_ns);
+  return device_failure(subject, launcher_, entry.result, ended_after(subject, timeout_of(s.timeout_ms)),
+                        now_ns);
 }
 
 std::uint64_t Commands::bytes_moved(const JournalEntry& entry) const {

@@ -1,5 +1,5 @@
-// The engine's side of a rank whose operations are commands (proto/commands.h): what the programs stand for,
-// where the device is to go on, and what it says that it has done.
+// The engine's side of a rank whose operations are calls (proto/commands.h): where the device is to go on,
+// and what it says that it has done.
 #pragma once
 
 #include "command_views.h"
@@ -7,7 +7,6 @@
 #include "failures.h"
 #include "proto/session.h"
 
-#include <array>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,10 +20,8 @@ class Commands {
   // The member has its lane and its memory. Halted at first.
   Commands(Member& member, Launcher& launcher);
 
-  // What no correct library records; "" if it may be.
-  std::string refuses(const abi::Submission& submission) const;
-  // A program is described for the group as it is, and anew in each resume.
-  void record(const abi::Submission& submission, std::uint32_t timeout_ms);
+  // Of calls that are taken from now on: the group's SMs, and the timeout of those that say none.
+  void follow_settings(std::uint32_t timeout_ms);
 
   void halt() { port_.halt(); }
   bool halted() const { return port_.halted(); }
@@ -38,19 +35,17 @@ class Commands {
   const JournalEntry* front() const { return port_.front(); }
   void pop();
 
-  // Shows what is rung, by a look at the ring now and then, which takes a moment. Of an active group, when
-  // the journal has been read.
+  // Shows what is enqueued, by a look at the ring now and then, which takes a moment. Of an active group,
+  // when the journal has been read.
   void look(Page& page, std::uint64_t now_ns);
   void show_none() { views_.clear(); }
   // Whether one was seen that has not ended.
   bool runs() const { return !views_.empty(); }
 
-  // Of an entry. What ends the session; "" if the command was lawful.
+  // Of an entry. What ends the session; "" if the call was lawful.
   std::string illegal(const JournalEntry& entry) const;
   // Of one that is lawful:
-  const abi::Submission& submission(const JournalEntry& entry) const {
-    return recorded_[entry.program]->submission;
-  }
+  static abi::Submission submission(const JournalEntry& entry);
   // The operation's number.
   std::uint64_t index_of(const JournalEntry& entry) const { return group_.from_tags(entry.index); }
   Failure failure(const JournalEntry& entry, std::uint64_t now_ns) const;
@@ -60,19 +55,15 @@ class Commands {
   std::uint64_t last_end_ns = 0;  // when the journal last had something
 
  private:
-  struct Recorded {
-    abi::Submission submission;
-    std::uint32_t timeout_ms;
-  };
-  void describe(const Recorded& recorded);
+  std::uint32_t timeout_of(std::uint32_t own_ms) const { return own_ms != 0 ? own_ms : timeout_ms_; }
   std::vector<CommandViews::Rung> rung(const CommandPort::Ring& ring) const;
 
   Member& member_;
   Group& group_;
   Launcher& launcher_;
   CommandPort& port_;
-  std::array<std::optional<Recorded>, abi::kMaxPrograms> recorded_;
-  std::optional<std::uint32_t> ended_;  // commands, as far as the journal or a look at the ring has told
+  std::uint32_t timeout_ms_ = 0;
+  std::optional<std::uint32_t> ended_;  // calls, as far as the journal or a look at the ring has told
   std::uint64_t next_look_ns_ = 0;
   CommandViews views_;
 };

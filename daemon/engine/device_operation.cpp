@@ -1,17 +1,24 @@
 #include "device_operation.h"
 
+#include "proto/route_memory.h"
+
 #include <algorithm>
 
 namespace epd {
 
-using abi::Region;
 using kernels::cuda::Kind;
 
 namespace {
 
-template <typename T>
-T* at(std::byte* base, std::uint64_t offset) {
-  return reinterpret_cast<T*>(base + offset);
+kernels::RowFormat row_format(const abi::GroupShape& s) {
+  kernels::RowFormat format;
+  format.cast = s.payload == abi::Payload::kFp8Cast;
+  format.scales = s.scale_format;
+  format.hidden = s.hidden;
+  format.x_bytes = s.x_bytes();
+  format.row_bytes = s.row_bytes();
+  format.scale_bytes = s.scale_bytes();
+  return format;
 }
 
 kernels::cuda::Shape device_shape(const abi::GroupShape& s) {
@@ -30,132 +37,54 @@ kernels::cuda::Shape device_shape(const abi::GroupShape& s) {
   return shape;
 }
 
-class Describer {
- public:
-  Describer(const Member& member, const abi::Submission& submission, const OperationPlace& place)
-      : member_(member),
-        group_(member.group),
-        submission_(submission),
-        number_(place.number),
-        announcement_(place.announcement),
-        route_(place.route) {}
-
-  void describe(kernels::cuda::Operation& op) const;
-
- private:
-  bool has(abi::OpFlags flag) const { return (submission_.flags & flag) != 0; }
-  bool is_dispatch() const { return submission_.op == abi::Op::kDispatch; }
-  bool routes() const { return makes_routing(submission_); }
-  void describe_dispatch(kernels::cuda::Operation& op) const;
-  void describe_combine(kernels::cuda::Operation& op) const;
-  void describe_peers(kernels::cuda::Operation& op) const;
-
-  const Member& member_;
-  const Group& group_;
-  const abi::Submission& submission_;
-  const std::uint64_t number_;
-  const abi::OpAnnouncement& announcement_;
-  const RouteHeads::Place& route_;
-};
-
-void Describer::describe(kernels::cuda::Operation& op) const {
-  const abi::ExchangeArenaLayout& layout = group_.exchange_layout;
-  op.shape = device_shape(group_.shape);
-  op.rank = member_.rank;
-  op.num_tokens = route_.head.num_tokens;
-  op.tag = announcement_.tag;
-  op.announcement = announcement_;
-  op.announcement.num_tokens = op.num_tokens;
-  op.landing = kernels::cuda::landing_of(group_.shape);
-  op.routing.topk = at<std::int32_t>(route_.half, layout.topk);
-  op.routing.rows = at<std::int32_t>(route_.half, layout.rows);
-  op.routing.placement = at<std::int32_t>(route_.half, layout.placement);
-  if (has(abi::kFlagWeights)) {
-    op.topk_weights = reinterpret_cast<const float*>(member_.user(submission_.slot, Region::kTopkWeights));
-  }
-  describe_peers(op);
-  if (is_dispatch()) {
-    describe_dispatch(op);
-  } else {
-    describe_combine(op);
-  }
-}
-
-void Describer::describe_dispatch(kernels::cuda::Operation& op) const {
-  const std::uint32_t slot = submission_.slot;
-  const auto mine = [&]<typename T>(Region region, T*& pointer) {
-    if (abi::region_bytes(group_.shape, region) != 0)
-      pointer = reinterpret_cast<T*>(member_.user(slot, region));
-  };
-  op.cached = !routes();
-  op.mark_unused = has(abi::kFlagMarkUnused);
-  op.zero_padding = has(abi::kFlagZeroPadding);
-  op.topk_idx = member_.user(slot, Region::kTopkIdx);
-  op.x = member_.user(slot, Region::kX);
-  if (group_.shape.payload == abi::Payload::kFp8) op.x_scales = member_.user(slot, Region::kXScales);
-  mine(Region::kRankOffsets, op.counts.rank_offsets);
-  mine(Region::kExpertCounts, op.counts.expert_counts);
-  mine(Region::kExpertOffsets, op.counts.expert_offsets);
-  mine(Region::kSourceRanges, op.counts.source_ranges);
-  if (!routes()) return;
-  op.routing.head = at<abi::RoutingRecord>(route_.half, 0);
-  op.routing.handle = number_ + 1;
-  op.routing.epoch = route_.head.epoch;
-}
-
-void Describer::describe_combine(kernels::cuda::Operation& op) const {
-  const std::uint32_t slot = submission_.slot;
-  const std::uint32_t biases = (submission_.flags & abi::kFlagBiases) >> abi::kBiasShift;
-  constexpr Region kBiases[] = {Region::kBias0, Region::kBias1};
-  for (std::uint32_t i = 0; i < std::min<std::uint32_t>(biases, 2); ++i) {
-    op.bias[i] = reinterpret_cast<const std::uint16_t*>(member_.user(slot, kBiases[i]));
-  }
-  op.out = reinterpret_cast<std::uint16_t*>(member_.user(slot, Region::kOut));
-  if (has(abi::kFlagReturnWeights)) {
-    op.out_weights = reinterpret_cast<float*>(member_.user(slot, Region::kOutWeights));
-  }
-}
-
-void Describer::describe_peers(kernels::cuda::Operation& op) const {
-  const abi::ExchangeArenaLayout& layout = group_.exchange_layout;
-  const std::uint32_t slot = submission_.slot;
-  for (std::uint32_t d = 0; d < group_.shape.num_ranks; ++d) {
-    if (!group_.active(d)) continue;
-    kernels::cuda::Peer& peer = op.peers[d];
-    std::byte* block = group_.ranks[d].exchange->bytes() + layout.block(number_, group_.shape.depth);
-    peer.ready = at<abi::SignalLine>(block, layout.ready);
-    peer.arrived = at<abi::SignalLine>(block, layout.arrived);
-    peer.announcement = at<abi::OpAnnouncement>(block, layout.announcement);
-    peer.rank_counts = at<std::uint32_t>(block, layout.rank_counts);
-    peer.expert_counts = at<std::uint32_t>(block, layout.expert_counts);
-    if (layout.landing_bytes != 0) {
-      peer.landing =
-          at<std::uint8_t>(group_.ranks[d].exchange->bytes(), layout.landing(number_, group_.shape.depth));
-    }
-    const auto its = [&](Region region) { return group_.ranks[d].at(slot, region); };
-    if (is_dispatch()) {
-      peer.target = {its(Region::kRecvX), its(Region::kRecvScales), its(Region::kRecvTopkIdx),
-                     at<float>(its(Region::kRecvTopkWeights), 0), at<std::int32_t>(its(Region::kRecvSrc), 0)};
-    } else if (group_.serves(d, route_.head.epoch)) {  // one that was lost since has none of its rows
-      peer.source = {at<const std::uint16_t>(its(Region::kY), 0),
-                     has(abi::kFlagReturnWeights) ? at<const float>(its(Region::kYWeights), 0) : nullptr};
-    }
-  }
-}
-
 }  // namespace
 
 LaneShape lane_shape(const abi::GroupShape& shape, std::int32_t priority) {
-  return {device_shape(shape), shape.depth, static_cast<std::uint32_t>(abi::placement_words(shape)),
-          shape.num_biases,    priority,    false,
-          shape.num_routes()};
+  LaneShape lane;
+  lane.shape = device_shape(shape);
+  lane.limits = abi::op_limits(shape);
+  lane.placement_words = static_cast<std::uint32_t>(abi::placement_words(shape));
+  lane.priority = priority;
+  lane.landing = kernels::cuda::landing_of(shape);
+  lane.kept_plans = abi::kept_routes(shape);
+  return lane;
 }
 
-kernels::cuda::Operation describe(const Member& member, const abi::Submission& submission,
-                                  const OperationPlace& place) {
-  kernels::cuda::Operation op;
-  Describer(member, submission, place).describe(op);
-  return op;
+kernels::cuda::GroupView group_view(const Group& group, std::uint32_t rank) {
+  const GroupRankMemory& memory = group.ranks[rank];
+  kernels::cuda::GroupView view;
+  view.shape = device_shape(group.shape);
+  view.landing = kernels::cuda::landing_of(group.shape);
+  view.rank = rank;
+  view.exchange_arena = reinterpret_cast<std::uint8_t*>(memory.exchange->bytes());
+  view.exchange = group.exchange_layout;
+  for (std::uint32_t region = 0; region < abi::kNumRegions; ++region)
+    view.regions[region] = memory.region(static_cast<abi::Region>(region));
+  return view;
+}
+
+kernels::cuda::DeviceView device_view(const Member& member) {
+  const Group& group = member.group;
+  kernels::cuda::DeviceView view;
+  view.group = member.view;
+  for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank)
+    view.peers[rank] = group.ranks[rank].view;
+  return view;
+}
+
+kernels::cuda::TakenCall taken_call(const Group& group, const abi::Submission& submission,
+                                    const OperationPlace& place) {
+  kernels::cuda::TakenCall call{};
+  call.tag = place.tag;
+  call.routing_tag = place.routing_tag;
+  call.op = submission.op;
+  call.slot = static_cast<std::uint8_t>(submission.slot);
+  call.block = static_cast<std::uint8_t>(place.number % group.shape.depth);
+  call.half = static_cast<std::uint8_t>(place.half);
+  call.flags = static_cast<std::uint16_t>(submission.flags);
+  call.num_tokens = place.num_tokens;
+  call.route = submission.route;
+  return call;
 }
 
 Kind kind_of(abi::Op op) {

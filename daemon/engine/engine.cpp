@@ -148,7 +148,9 @@ bool Engine::end_if_done(Operation& operation, StepResult result) {
 StepResult Engine::step(Operation& operation, std::int32_t first) {
   Group& group = operation.member().group;
   if (operation.stage() == abi::OpStage::kBreaking) {
-    return operation.settled() && operation.completed_anyway() ? StepResult::kDone : StepResult::kIdle;
+    // Once the group knows how far this engine has come, what was not completed then is done again.
+    const bool counts = operation.settled() && !group.break_acked && operation.completed_anyway();
+    return counts ? StepResult::kDone : StepResult::kIdle;
   }
   const bool stands_back = group.priority < first && operation.can_move();
   StepResult result = stands_back ? StepResult::kIdle : operation.step(now_ns_);
@@ -194,9 +196,7 @@ std::vector<Operation*> operations_of(const Group& group) {
 // that the peers saw succeed must not fail for a break that came later.
 void Engine::finish_arrived(Group& group) {
   for (Operation* operation : operations_of(group)) {
-    const bool may_be_done = operation->stage() == abi::OpStage::kWaitArrived ||
-                             (operation->needs_polling() && operation->settled());
-    if (may_be_done && operation->step(now_ns_) == StepResult::kDone) {
+    if (operation->may_be_done() && operation->step(now_ns_) == StepResult::kDone) {
       finish(*operation, StatusCode::kOk, {});
       schedule_.remove(*operation);
     }
@@ -249,6 +249,7 @@ bool Engine::give_up_memory(Group& group) {
       read_journal(*member);
       close_streams_of(*member);
       member->commands.reset();
+      if (member->lane != nullptr) reclaimer_.take(*member->lane);
       member->lane.reset();
     }
     for (GroupRankMemory& rank : group.ranks) reclaimer_.take(rank);
@@ -297,7 +298,7 @@ void Engine::check_device() {
 
 // A client has gone. That it took the device along shows a moment later.
 void Engine::check_device_often() {
-  if (device_->launcher() == nullptr) return;
+  if (!device_->traits().has_streams) return;
   check_often_ns_ = now_ns_ + kAfterClientNs;
   next_check_ns_ = 0;
 }

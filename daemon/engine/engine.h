@@ -6,8 +6,7 @@
 #include "common/packet.h"
 #include "device/device.h"
 #include "group.h"
-#include "launched_operation.h"
-#include "moved_operation.h"
+#include "operation.h"
 #include "page.h"
 #include "reclaimer.h"
 #include "schedule.h"
@@ -88,13 +87,10 @@ class Engine {
   bool poll_session(SessionPort& session);
   void accept(SessionPort& session, const abi::Submission& submission);
   std::string illegal(const SessionPort& session, const abi::Submission& submission) const;
-  void record(SessionPort& session, const abi::Submission& submission, Member& member);
   abi::Completion answer(SessionPort& session, const abi::Submission& submission, StatusCode status);
   void answer_noop(SessionPort& session, const abi::Submission& submission, Member& member);
   void refuse(SessionPort& session, const abi::Submission& submission, Member& member);
   void end_session(SessionPort& session, const std::string& text);
-  std::unique_ptr<Operation> make_operation(Member& member, const abi::Submission& submission,
-                                            std::uint64_t deadline_ns);
   // The client's stream waits for an operation that nothing will run.
   void release_stream(const Member& member, const abi::Submission& submission);
   void finish(const Operation& operation, StatusCode status, const abi::Break& cause);
@@ -111,6 +107,8 @@ class Engine {
   std::uint64_t next_journal_look_ns(std::uint64_t now) const;
 
   // starts.cpp: groups that begin when kernels do
+  void start_commands(Member& member, bool fresh);
+  void tell_limits(const Group& group);
   void owe_start(Group& group);
   void finish_starts();
   void start_group(Group& group);

@@ -30,16 +30,33 @@ std::int64_t refused_value(const Subject& subject, Launcher& launcher, const OpR
 }
 
 // Which field of whose announcement differs, from a copy of the block.
-std::string disagreement(const Subject& subject, Launcher& launcher) {
+std::string disagreement_text(const Subject& subject, Launcher& launcher) {
   const Group& group = subject.member.group;
-  std::vector<std::byte> copy(group.exchange_layout.block_bytes);
-  launcher.read(copy.data(), own_block(subject.member, subject.index), copy.size());
-  const ExchangeBlock block(copy.data(), group.shape, group.exchange_layout, group.active_since);
-  const auto found = block.disagreement(subject.member.rank, subject.index, 0, group.shape.num_ranks);
+  std::vector<abi::OpAnnouncement> all(group.shape.num_ranks);
+  launcher.read(all.data(), own_block(subject.member, subject.index) + group.exchange_layout.announcement,
+                all.size() * sizeof(all[0]));
+  const auto found = disagreement(all, subject.member.rank, subject.index, group.active_since);
   return found ? found->text
                : operation(subject) +
                      ": another rank submitted something else; all ranks must "
                      "submit the same operations in the same order";
+}
+
+Failure choice_failure(const Subject& subject, Launcher& launcher, const OpResult& result) {
+  const Member& member = subject.member;
+  return {StatusCode::kInvalidArgument, static_cast<std::int32_t>(member.rank),
+          operation(subject) + ": topk_idx[" + std::to_string(result.token) + "," + std::to_string(result.k) +
+              "] is " + std::to_string(refused_value(subject, launcher, result)) + " on rank " +
+              std::to_string(member.rank) + "; allowed: -1 .. " +
+              std::to_string(member.group.shape.num_experts - 1)};
+}
+
+Failure placement_failure(const Subject& subject, const OpResult& result) {
+  const std::string where = result.expert < 0 ? "" : " for expert " + std::to_string(result.expert);
+  return {StatusCode::kResourceExhausted, result.culprit,
+          operation(subject) + ": rank " + std::to_string(result.culprit) + " would receive " +
+              std::to_string(result.rows) + " rows" + where +
+              "; allowed: max_recv_rows = " + std::to_string(result.room)};
 }
 
 }  // namespace
@@ -60,22 +77,6 @@ std::string ended_after(const Subject& subject, std::uint64_t ms) {
          " ended after " + std::to_string(ms) + " ms";
 }
 
-Failure choice_failure(const Subject& subject, std::uint32_t token, std::uint32_t k, std::int64_t value) {
-  const Member& member = subject.member;
-  return {StatusCode::kInvalidArgument, static_cast<std::int32_t>(member.rank),
-          operation(subject) + ": topk_idx[" + std::to_string(token) + "," + std::to_string(k) + "] is " +
-              std::to_string(value) + " on rank " + std::to_string(member.rank) + "; allowed: -1 .. " +
-              std::to_string(member.group.shape.num_experts - 1)};
-}
-
-Failure placement_failure(const Subject& subject, const kernels::PlacementError& error) {
-  const std::string where = error.expert < 0 ? "" : " for expert " + std::to_string(error.expert);
-  return {StatusCode::kResourceExhausted, static_cast<std::int32_t>(error.rank),
-          operation(subject) + ": rank " + std::to_string(error.rank) + " would receive " +
-              std::to_string(error.rows) + " rows" + where +
-              "; allowed: max_recv_rows = " + std::to_string(error.room)};
-}
-
 Failure changed_group_failure(const Subject& subject, const std::string& routing,
                               std::uint64_t routing_epoch) {
   return {StatusCode::kNotFound, -1,
@@ -94,16 +95,14 @@ std::string awaited_text(std::uint32_t rank, std::uint64_t still_ms, const std::
 Failure device_failure(const Subject& subject, Launcher& launcher, const OpResult& result,
                        const std::string& ended_after, std::uint64_t now_ns) {
   switch (result.error) {
-    case OpError::kBadChoice:
-      return choice_failure(subject, result.token, result.k, refused_value(subject, launcher, result));
-    case OpError::kNoRoom:
-      return placement_failure(subject, {true, static_cast<std::uint32_t>(result.culprit), result.expert,
-                                         result.rows, result.room});
+    case OpError::kBadChoice: return choice_failure(subject, launcher, result);
+    case OpError::kNoRoom: return placement_failure(subject, result);
     case OpError::kMismatch:
-      return {StatusCode::kInvalidArgument, result.culprit, disagreement(subject, launcher)};
+      return {StatusCode::kInvalidArgument, result.culprit, disagreement_text(subject, launcher)};
     default: break;
   }
-  std::string why = "its inputs were not ready";
+  const bool of_stream = (subject.submission.flags & abi::kFlagStream) != 0 || subject.member.by_stream;
+  std::string why = of_stream ? "its inputs were not ready" : "its own rows were still moving";
   if (result.culprit >= 0) {
     const auto rank = static_cast<std::uint32_t>(result.culprit);
     why = awaited_text(rank, subject.member.group.stands_still_ms(rank, now_ns, 0), "has not got as far");

@@ -27,8 +27,6 @@ abi::Break as_break(const Group& group, const Failure& failure);
 
 // "operation 7 (dispatch, slot 1) of rank 2 ended after 30000 ms"
 std::string ended_after(const Subject& subject, std::uint64_t ms);
-Failure choice_failure(const Subject& subject, std::uint32_t token, std::uint32_t k, std::int64_t value);
-Failure placement_failure(const Subject& subject, const kernels::PlacementError& error);
 // `routing`: "the routing of dispatch 3"
 Failure changed_group_failure(const Subject& subject, const std::string& routing,
                               std::uint64_t routing_epoch);

@@ -19,11 +19,28 @@ constexpr std::uint64_t kDeafNs = 200'000'000;
 void GroupRankMemory::place_regions(const abi::GroupShape& shape, const abi::Bindings& bindings) {
   layout_ = abi::UserArenaLayout(shape, abi::bound_regions(bindings));
   for (std::size_t i = 0; i < abi::kNumRegions; ++i) {
+    places_[i] = {};
+    if (abi::region_bytes(shape, static_cast<abi::Region>(i)) == 0) continue;
     const abi::Binding& binding = bindings[i];
-    places_[i] = binding.memory == 0
-                     ? Place{user->bytes() + layout_.offset[i], layout_.slot_bytes}
-                     : Place{client[binding.memory - 1]->bytes() + binding.offset, binding.stride};
+    const bool bound = binding.memory != 0;
+    std::byte* const base =
+        bound ? client[binding.memory - 1]->bytes() + binding.offset : user->bytes() + layout_.offset[i];
+    places_[i] = {reinterpret_cast<std::uint8_t*>(base), bound ? binding.stride : layout_.slot_bytes};
   }
+}
+
+void GroupRankMemory::set_active(std::uint64_t since) {
+  view = {};
+  if (since == 0) return;
+  view.exchange = reinterpret_cast<std::uint8_t*>(exchange->bytes());
+  view.since = since;
+  view.recv_x = region(abi::Region::kRecvX);
+  view.recv_scales = region(abi::Region::kRecvScales);
+  view.recv_topk_idx = region(abi::Region::kRecvTopkIdx);
+  view.recv_topk_weights = region(abi::Region::kRecvTopkWeights);
+  view.recv_src = region(abi::Region::kRecvSrc);
+  view.y = region(abi::Region::kY);
+  view.y_weights = region(abi::Region::kYWeights);
 }
 
 Member::Member(Group& in_group, std::uint32_t rank_there, std::uint32_t its_number, SessionPort* served,
@@ -34,8 +51,7 @@ Member::Member(Group& in_group, std::uint32_t rank_there, std::uint32_t its_numb
       session(served),
       board_mapping(std::move(board_memory)),
       next_number(in_group.resume_index),
-      slot_use(in_group.shape.depth),
-      routes(in_group.shape) {}
+      slot_use(in_group.shape.depth) {}
 
 Member::~Member() = default;
 
@@ -48,8 +64,7 @@ std::byte* Member::exchange() const {
 }
 
 std::uint32_t Member::saved_dropped(std::uint32_t record) const {
-  return heads != nullptr ? heads->saved_dropped(record, exchange())
-                          : routes.saved_dropped(record, exchange());
+  return heads == nullptr ? 0 : heads->saved_dropped(record, exchange());
 }
 
 void Member::publish_next_index() const {
@@ -120,7 +135,10 @@ void Group::set_active(std::uint32_t rank, std::uint64_t since) {
       std::any_of(active_since.begin(), active_since.end(), [](auto s) { return s == 0; });
   masked.clear();
   for (std::size_t r = 0; any_masked && r < active_since.size(); ++r) masked.push_back(active_since[r] == 0);
-  if (since != 0) return;
+  if (since != 0) {
+    ranks[rank].set_active(since);
+    return;
+  }
   ranks[rank] = {};
   std::erase_if(peers, [this](const auto& peer) {
     for (std::uint32_t r = 0; r < shape.num_ranks; ++r) {

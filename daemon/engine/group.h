@@ -4,7 +4,6 @@
 #include "common/memory.h"
 #include "device/launcher.h"
 #include "proto/link.h"
-#include "route.h"
 #include "route_heads.h"
 #include "stats.h"
 
@@ -36,12 +35,18 @@ struct GroupRankMemory {
   std::vector<std::unique_ptr<Arena>> client;  // its client's own
   std::uint32_t device_index = 0;
 
+  // As the device's operations reach it; empty while the rank is not active.
+  kernels::cuda::PeerView view;
+
   // Once the memory is there. The bindings' `memory` is at most client.size().
   void place_regions(const abi::GroupShape& shape, const abi::Bindings& bindings);
+  void set_active(std::uint64_t since);  // 0: it is not
   // The only place that knows where a region is.
+  const kernels::cuda::RegionPlace& region(abi::Region region) const {
+    return places_[static_cast<std::size_t>(region)];
+  }
   std::byte* at(std::uint32_t slot, abi::Region region) const {
-    const Place& place = places_[static_cast<std::size_t>(region)];
-    return place.base + place.stride * slot;
+    return this->region(region).at<std::byte>(slot);
   }
   std::byte* ready_word(std::uint32_t slot) const { return user->bytes() + layout_.ready_word(slot); }
   std::byte* done_word(std::uint32_t slot) const { return user->bytes() + layout_.done_word(slot); }
@@ -50,12 +55,8 @@ struct GroupRankMemory {
   std::uint64_t user_bytes() const { return layout_.total_bytes; }
 
  private:
-  struct Place {
-    std::byte* base = nullptr;  // of slot 0
-    std::uint64_t stride = 0;   // from slot to slot
-  };
   abi::UserArenaLayout layout_{abi::GroupShape{1, 1, 1, 128, 1, 1, {}, {}, {}}};
-  std::array<Place, abi::kNumRegions> places_{};
+  std::array<kernels::cuda::RegionPlace, abi::kNumRegions> places_{};
 };
 
 // An engine to ring; several ranks, and groups, share one.
@@ -109,14 +110,13 @@ class Member {
     bool of_stream = false;
     std::uint64_t ticket = 0;  // of the last
   };
-  std::vector<SlotUse> slot_use;  // [depth]
-  RouteTable routes;
-  std::unique_ptr<Lane> lane;                  // on a device that runs whole operations, with
-  std::unique_ptr<RouteHeads> heads;           // these in place of `routes`
-  std::vector<Operation*> operations;          // that have not ended, in the order of acceptance
-  std::vector<const Operation*> not_launched;  // there, in the order of submission
-  bool by_stream = false;                      // its operations are commands, and it has
-  std::unique_ptr<Commands> commands;          // these, of its lane. next_number: of the first not completed
+  std::vector<SlotUse> slot_use;       // [depth]
+  std::unique_ptr<Lane> lane;          // null: it could not be opened, or the group was lost
+  std::unique_ptr<RouteHeads> heads;   // with the lane
+  kernels::cuda::GroupView view;       // likewise
+  std::vector<Operation*> operations;  // that have not ended, in the order of submission
+  bool by_stream = false;              // its operations are commands, and it has
+  std::unique_ptr<Commands> commands;  // these, of its lane. next_number: of the first not completed
   bool stopped = false;
   Statistics statistics;
 };

@@ -22,7 +22,7 @@ constexpr std::uint64_t kGraceNs = 100'000'000;  // see halt_commands
 }  // namespace
 
 bool Engine::read_journals() {
-  if (device_->launcher() == nullptr) return false;  // no commands there, and there may be many members
+  if (!device_->traits().has_streams) return false;  // no commands there, and there may be many members
   bool progress = false;
   for (const auto& [id, group] : groups_) {
     for (const auto& member : group->members) progress |= read_journal(*member);
@@ -121,7 +121,7 @@ void Engine::answer_stops() {
 }
 
 bool Engine::journal_pending() const {
-  return device_->launcher() != nullptr && std::any_of(groups_.begin(), groups_.end(), [](const auto& entry) {
+  return device_->traits().has_streams && std::any_of(groups_.begin(), groups_.end(), [](const auto& entry) {
            return std::any_of(entry.second->members.begin(), entry.second->members.end(),
                               [](const auto& member) {
                                 return member->commands != nullptr && member->commands->front() != nullptr;
@@ -131,7 +131,7 @@ bool Engine::journal_pending() const {
 
 std::uint64_t Engine::next_journal_look_ns(std::uint64_t now) const {
   std::uint64_t next = kNever;
-  if (device_->launcher() == nullptr) return next;
+  if (!device_->traits().has_streams) return next;
   for (const auto& [id, group] : groups_) {
     for (const auto& member : group->members) {
       if (member->commands == nullptr) continue;

@@ -213,7 +213,7 @@ Status Engine::commit_group(const abi::GroupRef& message) {
     abi::set_text(group->cause.text, text.data(), text.size());
   } else {
     for (const auto& member : group->members) {
-      if (member->commands != nullptr) member->commands->resume(true);
+      if (member->commands != nullptr) start_commands(*member, true);
     }
     owe_start(*group);
     return {};
@@ -226,6 +226,7 @@ Status Engine::apply_settings(const abi::Settings& message) {
   settings_ = message;
   device_->set_num_sms(message.sms);
   log_set_level(static_cast<LogLevel>(message.log_level));
+  for (const auto& [id, group] : groups_) tell_limits(*group);
   return {};
 }
 
@@ -238,6 +239,7 @@ Status Engine::apply_group_settings(const abi::GroupSettings& message) {
   for (const auto& member : group->members) {
     if (member->lane != nullptr) member->lane->set_priority(message.priority);
   }
+  tell_limits(*group);
   return {};
 }
 

@@ -17,9 +17,11 @@ std::uint32_t saturated_us(std::uint64_t from_ns, std::uint64_t to_ns) {
 }
 
 Operation::Operation(Member& member, const abi::Submission& submission, std::uint64_t seen_ns,
-                     std::uint64_t deadline_ns)
+                     std::uint64_t deadline_ns, Launcher& launcher, Page& page)
     : member_(member),
       group_(member.group),
+      launcher_(launcher),
+      page_(page),
       submission_(submission),
       index_(member.next_number),
       number_(member.group.in_tags(index_)),
@@ -29,7 +31,10 @@ Operation::Operation(Member& member, const abi::Submission& submission, std::uin
   member_.operations.push_back(this);
 }
 
+// A routing that was begun and is not complete must not be found.
 Operation::~Operation() {
+  in_flight_.reset();
+  if (route_.making != nullptr && !route_kept_) member_.heads->forget(submission_.route, number_);
   std::erase(member_.operations, this);
   Page::release(view_);
 }
@@ -52,42 +57,19 @@ void Operation::enter(OpStage stage) {
   view_->waiting_since_ns.store(0, std::memory_order_relaxed);
 }
 
-StepResult Operation::held_up() {
-  if (!std::exchange(held_up_, true)) count_stall(member_, abi::Stall::kDepth);
-  return StepResult::kIdle;
+void Operation::show_awaited() {
+  const std::uint32_t rank = in_flight_->awaited(0);
+  if (view_ == nullptr || rank == Flight::kNobody) return;
+  const auto who = static_cast<std::int32_t>(rank);
+  if (view_->waiting_for.load(std::memory_order_relaxed) == who) return;
+  view_->waiting_since_ns.store(MonotonicClock().now_ns(), std::memory_order_relaxed);
+  view_->waiting_for.store(who, std::memory_order_relaxed);
 }
-
-abi::OpAnnouncement Operation::announcement(std::uint64_t routing_epoch, std::uint64_t routing_handle) const {
-  abi::OpAnnouncement own{};
-  own.tag = tag_;
-  own.op = static_cast<std::uint32_t>(submission_.op);
-  own.slot = submission_.slot;
-  own.routing = routes() ? 0 : abi::op_tag(routing_epoch, routing_handle - 1);
-  own.num_tokens = submission_.num_tokens;
-  own.flags = submission_.flags;
-  return own;
-}
-
-// ---- failures
 
 StepResult Operation::fail(const Failure& failure) {
   failure_ = as_break(group_, failure);
   enter(OpStage::kBreaking);
   return StepResult::kFailed;
-}
-
-StepResult Operation::fail_stale_handle() {
-  return fail({StatusCode::kNotFound, static_cast<std::int32_t>(member_.rank),
-               "operation " + std::to_string(index_) + ": " + op_name(submission_.op) + " on slot " +
-                   std::to_string(submission_.slot) + " names the routing of dispatch " +
-                   std::to_string(submission_.handle) + ", which record " +
-                   std::to_string(submission_.route) + " of rank " + std::to_string(member_.rank) +
-                   " does not hold; allowed: the last completed dispatch of that record"});
-}
-
-StepResult Operation::fail_changed_group(std::uint64_t routing_epoch) {
-  return fail(changed_group_failure(
-      subject(), "the routing of dispatch " + std::to_string(submission_.handle), routing_epoch));
 }
 
 std::string Operation::expired_text(std::uint64_t now_ns) const {

@@ -1,14 +1,21 @@
-// One submitted dispatch or combine, as a state machine that never waits: the engine's loop steps it.
+// One submitted dispatch or combine, or a noop in a stream, as a state machine that never waits: the engine's
+// loop steps it.
 //
 //   planning ─► wait_ready ─► moving ─► wait_arrived ─► done
 //       └──────────┴────────────┴───────────┴──► breaking (the group is asked to break)
 //
-// On a host device the engine does what the stages say (moved_operation.h); a CUDA device does a whole
-// operation by itself, and here it is planning, then moving (launched_operation.h).
+// It is launched when its turn comes and its exchange block and routing record are free. From then on the
+// device carries it out, and here are looks at what it says: a host device names each stage, and is stepped
+// by the loop; a GPU says counts and result alone, so there an operation is planning, then moving.
+//
+// A noop in a stream passes the stream's word on, in the order of the member's operations, which is that of
+// its streams. It has no number, and its failure is nobody else's.
+//
+// An operation that is abandoned goes on until the device has left it. Then it may turn out that every rank
+// had completed it: completed_anyway().
 #pragma once
 
-#include "announcement.h"
-#include "device/device.h"
+#include "device/launcher.h"
 #include "failures.h"
 #include "group.h"
 #include "page.h"
@@ -24,31 +31,35 @@ enum class StepResult { kIdle, kProgress, kDone, kFailed };
 // Microseconds between two clock readings, of which the first may be a client's: 0 if it lies ahead.
 std::uint32_t saturated_us(std::uint64_t from_ns, std::uint64_t to_ns);
 
-class Operation {
+class Operation final : private OperationPeers {
  public:
-  virtual ~Operation();
+  Operation(Member& member, const abi::Submission& submission, std::uint64_t seen_ns,
+            std::uint64_t deadline_ns, Launcher& launcher, Page& page);
+  ~Operation() override;
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
   // One short piece of work. kFailed: failure() says what the group is to be told.
-  virtual StepResult step(std::uint64_t now_ns) = 0;
+  StepResult step(std::uint64_t now_ns);
   // Whether step() would get on: the same look, without the work.
-  virtual bool runnable() const = 0;
+  bool runnable() const;
   // Whether the loop's thread could move rows of it now.
-  virtual bool can_move() const { return false; }
+  bool can_move() const { return in_flight_ != nullptr && in_flight_->can_move(); }
   // Whether the loop must look again soon, because nobody rings for what it waits for.
-  virtual bool needs_polling() const { return false; }
+  bool needs_polling() const { return in_flight_ != nullptr && in_flight_->needs_polling(); }
+  // Whether step() may find that every rank has completed it.
+  bool may_be_done() const;
   // Its deadline has passed. kFailed at once, or kIdle and from step() later.
-  virtual StepResult expire(std::uint64_t now_ns) = 0;
+  StepResult expire(std::uint64_t now_ns);
   // Stops touching any arena: at once, or as soon as settled() says.
-  virtual void abandon() = 0;
-  virtual bool settled() const { return true; }
+  void abandon();
+  bool settled() const { return in_flight_ == nullptr || in_flight_->left(); }
   // Whether the client's stream will go on without being told.
-  virtual bool releases_stream() const { return false; }
+  bool releases_stream() const { return in_flight_ != nullptr; }
   // Whether it has a number in its group, and all ranks take part.
-  virtual bool is_collective() const { return true; }
+  bool is_collective() const { return !is_noop(); }
   // Of one that was abandoned and has settled: every rank has completed it all the same.
-  virtual bool completed_anyway() { return false; }
+  bool completed_anyway();
 
   Member& member() const { return member_; }
   const abi::Submission& submission() const { return submission_; }
@@ -64,44 +75,70 @@ class Operation {
 
   void show(abi::OpView* view);  // takes over the entry
 
- protected:
-  Operation(Member& member, const abi::Submission& submission, std::uint64_t seen_ns,
-            std::uint64_t deadline_ns);
+ private:
+  // OperationPeers
+  kernels::cuda::Peer peer(std::uint32_t rank) const override;
+  std::span<const std::uint8_t> masked() const override { return group_.masked; }
+  void ring() const override { group_.ring_peers(); }
 
+  bool is_noop() const { return submission_.op == abi::Op::kNoop; }
   bool is_dispatch() const { return submission_.op == abi::Op::kDispatch; }
   bool has(abi::OpFlags flag) const { return (submission_.flags & flag) != 0; }
   // A dispatch that makes a routing rather than using one.
-  bool routes() const { return is_dispatch() && !has(abi::kFlagCached); }
-  // A block serves the operations `depth` apart; its former user must be done everywhere.
-  bool block_is_free() const { return member_.next_index() + group_.shape.depth > index_; }
-  void enter(abi::OpStage stage);
-  StepResult fail(const Failure& failure);
-  StepResult held_up();  // an earlier operation must end first
-  // Of the routing that it uses, if any: the epoch, 0 if not known, and handle of its record.
-  abi::OpAnnouncement announcement(std::uint64_t routing_epoch, std::uint64_t routing_handle) const;
+  bool routes() const { return abi::makes_routing(submission_.op, submission_.flags); }
   Subject subject() const { return {member_, submission_, index_}; }
   std::string expired_text(std::uint64_t now_ns) const;
-  StepResult fail_stale_handle();
-  StepResult fail_changed_group(std::uint64_t routing_epoch);
+  StepResult fail(const Failure& failure);
+  void enter(abi::OpStage stage);
+  void show_awaited();
+
+  // operation_steps.cpp
+  bool may_launch() const;
+  StepResult plan(std::uint64_t now_ns);
+  bool find_route();
+  void launch(std::uint64_t now_ns);
+  std::uint64_t routing_tag() const;
+  StepResult look(std::uint64_t now_ns);
+  bool counts_news() const;
+  bool sent_news() const;
+  void publish_counts();
+  void publish_sent();
+  StepResult conclude(std::uint64_t now_ns);
+  Failure device_failed(std::uint64_t now_ns) const;
+  Failure stale_handle() const;
+  std::uint32_t whom_to_blame(std::uint64_t now_ns) const;
+  void keep_route(const kernels::cuda::OpResult& result);
+  std::uint32_t count_lost_selections() const;
 
   Member& member_;
   Group& group_;
+  Launcher& launcher_;
+  Page& page_;
   const abi::Submission submission_;
   const std::uint64_t index_;
   const std::uint64_t number_;  // Group::in_tags
   const std::uint64_t tag_;
   const std::uint64_t seen_ns_;
   const std::uint64_t deadline_ns_;
-  std::uint64_t launched_ns_ = 0;
+  std::uint64_t launched_ns_ = 0;  // when its rows could begin to move
   std::uint32_t num_recv_rows_ = 0;
   std::uint32_t num_dropped_ = 0;
   abi::OpView* view_ = nullptr;
-
- private:
   abi::OpStage stage_ = abi::OpStage::kPlanning;
-  bool held_up_ = false;
   abi::Break failure_{};
   std::optional<abi::Break> verdict_;
+  RouteHeads::Place route_;
+  kernels::cuda::TakenCall call_{};  // of one in flight
+  std::unique_ptr<Flight> in_flight_;
+  bool held_up_ = false;
+  bool route_kept_ = false;
+  bool counted_ = false;  // and told
+  bool sent_ = false;
+  bool expired_ = false;
+  bool concluded_ = false;
 };
+
+// By which the streams of client and engine wait for each other.
+kernels::cuda::Signal stream_signal(const Member& member, std::uint32_t slot, std::uint64_t ticket);
 
 }  // namespace epd

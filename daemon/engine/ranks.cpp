@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "commands.h"
+#include "device_operation.h"
 #include "engine.h"
 #include "proto/binding_rules.h"
 
@@ -154,40 +155,34 @@ Status Engine::add_member(Packet& packet) {
   return {};
 }
 
-// A rank on a device that runs whole operations.
 Status Engine::open_lane(Group& group, Member& member) {
-  Launcher* launcher = device_->launcher();
-  if (launcher == nullptr) {
-    if (member.by_stream) {
-      group.unusable = {StatusCode::kUnsupported, "commands is 1 (by stream) on " + device_->name() +
-                                                      "; allowed: on CUDA devices, with devices.mode = "
-                                                      "\"resident\""};
-    }
-    return {};
-  }
+  Launcher& launcher = device_->launcher();
   LaneShape shape = lane_shape(group.shape, group.priority);
   shape.commands = member.by_stream;
-  Result<std::unique_ptr<Lane>> lane = launcher->open_lane(shape);
+  Result<std::unique_ptr<Lane>> lane = launcher.open_lane(shape);
   if (!lane.ok()) {
     group.unusable = lane.status();
     return {};
   }
   member.lane = std::move(lane).value();
-  member.heads = std::make_unique<RouteHeads>(group.shape, *launcher);
-  if (member.board().memory_cleared.load(std::memory_order_relaxed) == 0) clear_memory(group, member);
-  if (member.by_stream) member.commands = std::make_unique<Commands>(member, *launcher);
+  member.heads = std::make_unique<RouteHeads>(group.shape, launcher);
+  member.view = group_view(group, member.rank);
+  const bool cleared =
+      device_->traits().memory_is_clear || member.board().memory_cleared.load(std::memory_order_relaxed) != 0;
+  if (!cleared) clear_memory(group, member);
+  if (member.by_stream) member.commands = std::make_unique<Commands>(member, launcher);
   return {};
 }
 
 // What is in the memory of a new rank is anything.
 void Engine::clear_memory(const Group& group, const Member& member) const {
-  Launcher* launcher = device_->launcher();
+  Launcher& launcher = device_->launcher();
   const GroupRankMemory& memory = group.ranks[member.rank];
   // What peers write to one that rejoins is theirs to clear, see clear_signals.
   const bool rejoins = group.active_since[member.rank] > group.epoch;
   const std::uint64_t first = rejoins ? group.exchange_layout.routing : 0;
-  launcher->clear(memory.exchange->bytes() + first, group.exchange_layout.total_bytes - first);
-  launcher->clear(memory.user->bytes(), memory.user_bytes());
+  launcher.clear(memory.exchange->bytes() + first, group.exchange_layout.total_bytes - first);
+  launcher.clear(memory.user->bytes(), memory.user_bytes());
   member.board().memory_cleared.store(1, std::memory_order_relaxed);
 }
 
@@ -195,18 +190,17 @@ void Engine::clear_memory(const Group& group, const Member& member) const {
 // before he does. Its client is told that it has joined when every engine has resumed, so it looks at none
 // before that.
 void Engine::clear_signals(const Group& group) const {
-  Launcher* launcher = device_->launcher();
-  if (launcher == nullptr) return;
+  if (device_->traits().memory_is_clear) return;
+  Launcher& launcher = device_->launcher();
   const abi::ExchangeArenaLayout& layout = group.exchange_layout;
   for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
     if (group.active_since[rank] != group.epoch) continue;
     for (const auto& member : group.members) {
       for (std::uint32_t block = 0; block < group.shape.depth; ++block) {
         std::byte* base = group.ranks[rank].exchange->bytes() + layout.block_bytes * block;
-        launcher->clear(base + layout.ready + member->rank * sizeof(abi::SignalLine),
-                        sizeof(abi::SignalLine));
-        launcher->clear(base + layout.arrived + member->rank * sizeof(abi::SignalLine),
-                        sizeof(abi::SignalLine));
+        launcher.clear(base + layout.ready + member->rank * sizeof(abi::SignalLine), sizeof(abi::SignalLine));
+        launcher.clear(base + layout.arrived + member->rank * sizeof(abi::SignalLine),
+                       sizeof(abi::SignalLine));
       }
     }
   }
@@ -233,16 +227,16 @@ Status Engine::close_streams(Packet& packet) {
   const Result<abi::CloseStreams> body = packet.read<abi::CloseStreams>();
   if (!body.ok()) return body.status();
   const abi::CloseStreams& message = body.value();
-  Launcher* launcher = device_->launcher();
-  if (packet.fds.size() != 1 || message.depth > abi::kMaxDepth || launcher == nullptr)
+  Launcher& launcher = device_->launcher();
+  if (packet.fds.size() != 1 || message.depth > abi::kMaxDepth || !device_->traits().has_streams)
     return invalid_argument("kCloseStreams");
   Result<std::unique_ptr<Arena>> user = device_->map_arena(packet.fds[0].get(), message.user_bytes);
   if (!user.ok()) {  // they wait until their client goes
     log_event(LogLevel::kWarning, "streams not closed", {{"error", user.status().to_string()}});
     return {};
   }
-  launcher->close_streams((*user)->bytes() + message.words, message.depth);
-  launcher->close_commands((*user)->bytes() + message.commands);
+  launcher.close_streams((*user)->bytes() + message.words, message.depth);
+  launcher.close_commands((*user)->bytes() + message.commands);
   return {};
 }
 
@@ -251,7 +245,7 @@ Status Engine::close_streams(Packet& packet) {
 void Engine::close_streams_of(const Member& member) const {
   const Group& group = member.group;
   if (member.lane == nullptr || member.by_stream || group.ranks.empty()) return;
-  device_->launcher()->close_streams(group.ranks[member.rank].stream_words(), group.shape.depth);
+  device_->launcher().close_streams(group.ranks[member.rank].stream_words(), group.shape.depth);
 }
 
 }  // namespace epd

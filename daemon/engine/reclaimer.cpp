@@ -46,8 +46,12 @@ void Reclaimer::take(GroupRankMemory& rank) {
   rank.client.clear();
 }
 
+void Reclaimer::take(Lane& lane) {
+  for (auto& plan : lane.take_plans()) things_.push_back({{}, std::move(plan), {}});
+}
+
 void Reclaimer::take(Member& member) {
-  for (auto& route : member.routes.take_all()) things_.push_back({{}, std::move(route), {}});
+  if (member.lane != nullptr) take(*member.lane);
   if (member.board_mapping.valid())
     things_.push_back({std::make_shared<OneMapping>(std::move(member.board_mapping)), {}, {}});
 }
@@ -68,10 +72,10 @@ void Reclaimer::step() {
 bool Reclaimer::give_back(Thing& thing) {
   // One that is shared, a kernel's, goes with its last owner.
   if (thing.arena != nullptr) return thing.arena.use_count() > 1 || thing.arena->give_back(piece_bytes_);
-  return thing.route == nullptr || thing.route.use_count() > 1 || give_back(*thing.route);
+  return thing.plan == nullptr || thing.plan.use_count() > 1 || give_back(*thing.plan);
 }
 
-bool Reclaimer::give_back(Route& route) {
+bool Reclaimer::give_back(kernels::RoutingPlan& plan) {
   const std::uint64_t bytes = std::min<std::uint64_t>(piece_bytes_, std::uint64_t{4} << 20);
   std::uint64_t begin = done_bytes_;
   const auto drop = [&](auto& array) {
@@ -85,7 +89,6 @@ bool Reclaimer::give_back(Route& route) {
     done_bytes_ += piece;
     return true;
   };
-  kernels::RoutingPlan& plan = route.plan;
   return !drop(plan.entries) && !drop(plan.topk) && !drop(plan.begin);
 }
 

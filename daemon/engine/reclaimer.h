@@ -4,8 +4,7 @@
 
 #include "base/clock.h"
 #include "common/memory.h"
-#include "device/device.h"
-#include "route.h"
+#include "device/launcher.h"
 
 #include <cstdint>
 #include <deque>
@@ -21,8 +20,9 @@ class Reclaimer {
  public:
   explicit Reclaimer(const Clock& clock) : clock_(clock) {}
 
-  // Their arenas; a rank's, or what a member has besides. They are empty then.
+  // Their memory: a rank's arenas, a lane's plans, or all that a member has. They are empty then.
   void take(GroupRankMemory& rank);
+  void take(Lane& lane);
   void take(Member& member);
   // To be called when all that was taken before is gone.
   void then(std::function<void()> call) { things_.push_back({{}, {}, std::move(call)}); }
@@ -34,16 +34,16 @@ class Reclaimer {
  private:
   struct Thing {
     std::shared_ptr<Arena> arena;
-    std::shared_ptr<Route> route;
+    std::shared_ptr<kernels::RoutingPlan> plan;
     std::function<void()> call;
   };
   bool give_back(Thing& thing);
-  bool give_back(Route& route);
+  bool give_back(kernels::RoutingPlan& plan);
 
   const Clock& clock_;
   std::deque<Thing> things_;
   std::uint64_t piece_bytes_ = std::uint64_t{4} << 20;  // so many take some ten microseconds
-  std::uint64_t done_bytes_ = 0;                        // of the route at the head
+  std::uint64_t done_bytes_ = 0;                        // of the plan at the head
 };
 
 }  // namespace epd

@@ -94,7 +94,7 @@ SessionPort::Ending told_ending(const Member& member, const abi::InflightRecord&
 // begun one more at most.
 void Engine::catch_up(Member& member) {
   if (member.lane == nullptr) return;
-  Launcher& launcher = *device_->launcher();
+  Launcher& launcher = device_->launcher();
   const std::uint64_t begun = last_begun(member, launcher);
   if (member.by_stream) {  // one that fails is the last to begin
     member.next_number = std::max(member.next_number, begun);

@@ -1,7 +1,5 @@
 #include "route_heads.h"
 
-#include "route.h"
-
 #include <tuple>
 
 namespace epd {
@@ -34,14 +32,14 @@ RouteHeads::Place RouteHeads::begin(std::uint32_t record, const Head& head, std:
   entry.halves[half] = head;
   auto making = std::make_shared<char>();
   entry.making = making;
-  return {head, half_at(arena, record, half), std::move(making)};
+  return {head, half_at(arena, record, half), static_cast<std::uint32_t>(half), std::move(making)};
 }
 
 RouteHeads::Place RouteHeads::find(std::uint32_t record, std::uint64_t op_index, std::byte* arena) {
   const Record& entry = load(record, arena);
   for (std::size_t half = 0; half < entry.halves.size(); ++half) {
     if (is_of(entry.halves[half].handle, op_index))
-      return {entry.halves[half], half_at(arena, record, half), {}};
+      return {entry.halves[half], half_at(arena, record, half), static_cast<std::uint32_t>(half), {}};
   }
   return {};
 }

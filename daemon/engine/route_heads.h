@@ -1,4 +1,5 @@
-// What an engine keeps of routings whose other parts only the device reads.
+// The routings that one rank keeps, as far as the engine looks at them: their other parts only the device
+// reads. All lie in the exchange arena, and outlive the engine.
 #pragma once
 
 #include "device/launcher.h"
@@ -11,6 +12,11 @@
 
 namespace epd {
 
+// Whether abi::RoutingRecord::handle is that of dispatch `op_index`, however either is counted.
+inline bool is_of(std::uint64_t handle, std::uint64_t op_index) {
+  return handle != 0 && abi::same_index(handle, op_index + 1);
+}
+
 // The heads of a rank's routing records. A record has two halves: what its last dispatch left stays until the
 // next one has ended, since a break may have its combine done again after this rank has gone on to the next.
 class RouteHeads {
@@ -19,6 +25,7 @@ class RouteHeads {
   struct Place {
     Head head{};
     std::byte* half = nullptr;           // in the arena
+    std::uint32_t half_index = 0;        // of the record's two
     std::shared_ptr<const void> making;  // of begin(): for who makes it to hold
   };
 

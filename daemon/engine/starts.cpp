@@ -20,6 +20,17 @@ bool owes_start(const Member& member) {
 
 }  // namespace
 
+void Engine::start_commands(Member& member, bool fresh) {
+  member.commands->follow_settings(settings_.default_timeout_ms);
+  member.commands->resume(fresh);
+}
+
+void Engine::tell_limits(const Group& group) {
+  for (const auto& member : group.members) {
+    if (member->commands != nullptr) member->commands->follow_settings(settings_.default_timeout_ms);
+  }
+}
+
 void Engine::owe_start(Group& group) {
   group.starts_owed = true;
   group.owed_since_ns = now_ns_;

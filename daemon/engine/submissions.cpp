@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "commands.h"
 #include "engine.h"
+#include "op_rules.h"
 
 #include <algorithm>
 
@@ -48,90 +49,35 @@ bool Engine::poll_session(SessionPort& session) {
   return progress;
 }
 
-namespace {
-
-std::string bad_field(const char* field, std::uint64_t value, const std::string& allowed) {
-  return "submission field " + std::string(field) + " is " + std::to_string(value) + "; allowed: " + allowed;
-}
-
-std::uint32_t flags_of(Op op) {
-  if (op == Op::kDispatch) return abi::kDispatchFlags;
-  return op == Op::kCombine ? std::uint32_t{abi::kCombineFlags} : std::uint32_t{abi::kNoopFlags};
-}
-
-// What can be said without knowing what else is in flight.
-std::string illegal_in_shape(const Submission& s, const abi::GroupShape& shape) {
-  if (s.slot >= shape.depth) return bad_field("slot", s.slot, "0 .. " + std::to_string(shape.depth - 1));
-  const std::uint32_t allowed_flags = flags_of(s.op);
-  if ((s.flags & ~allowed_flags) != 0) {
-    return bad_field("flags", s.flags, "the bits of " + std::to_string(allowed_flags));
-  }
-  const std::uint32_t biases = (s.flags & abi::kFlagBiases) >> abi::kBiasShift;
-  if (biases > shape.num_biases) {
-    return bad_field("biases in flags", biases, "0 .. " + std::to_string(shape.num_biases));
-  }
-  const bool routes = s.op == Op::kDispatch && (s.flags & abi::kFlagCached) == 0;
-  if (s.num_tokens > (routes ? shape.max_tokens : 0)) {
-    return bad_field("num_tokens", s.num_tokens,
-                     routes ? "0 .. " + std::to_string(shape.max_tokens) : "0, the routing's own counts");
-  }
-  if (s.route >= shape.num_routes()) {
-    return bad_field("route", s.route, "0 .. " + std::to_string(shape.num_routes() - 1));
-  }
-  if (routes && s.route < shape.depth && s.route != s.slot) {
-    return bad_field("route", s.route,
-                     "the slot, " + std::to_string(s.slot) + ", or one from " + std::to_string(shape.depth));
-  }
-  if (std::any_of(std::begin(s.reserved), std::end(s.reserved), [](std::uint32_t r) { return r != 0; })) {
-    return "submission field reserved is not zero";
-  }
-  return "";
-}
-
-}  // namespace
-
 // What no correct client library writes; "" if there is nothing of the kind.
 std::string Engine::illegal(const SessionPort& session, const Submission& s) const {
-  if (s.ticket == 0) return bad_field("ticket", s.ticket, "not 0");
-  if (s.op != Op::kNoop && s.op != Op::kDispatch && s.op != Op::kCombine) {
-    return bad_field("op", static_cast<std::uint32_t>(s.op), "1 (noop), 2 (dispatch), 3 (combine)");
-  }
+  const auto bad = [](const char* field, std::uint64_t value, const std::string& allowed) {
+    return bad_field("submission", field, value, allowed);
+  };
+  if (s.ticket == 0) return bad("ticket", s.ticket, "not 0");
+  const abi::OpRequest request{s.op, s.slot, s.num_tokens, s.flags, s.route};
   const auto found = session.members.find(s.member);
-  if (found == session.members.end()) {
-    return bad_field("member", s.member, "a group that this session has joined");
-  }
+  if (found == session.members.end()) return bad("member", s.member, "a group that this session has joined");
   const Member& member = *found->second;
-  if (std::string why = illegal_in_shape(s, member.group.shape); !why.empty()) return why;
-  if ((s.flags & abi::kFlagStream) != 0 && device_->launcher() == nullptr) {
-    return bad_field("flags", s.flags, "no stream's on " + device_->name());
-  }
-  const bool records = (s.flags & abi::kFlagRecord) != 0;
-  const bool plain_noop = s.op == Op::kNoop && (s.flags & abi::kFlagStream) == 0;
-  if (records != member.by_stream && !(member.by_stream && plain_noop)) {
-    return bad_field("flags", s.flags,
-                     member.by_stream ? "with kFlagRecord, since this rank's operations are commands"
-                                      : "without kFlagRecord, since this rank's operations are no commands");
-  }
-  if (records && member.commands != nullptr) {
-    if (std::string why = member.commands->refuses(s); !why.empty()) return why;
-  }
-  if (s.epoch > member.group.epoch) {
-    return bad_field("epoch", s.epoch, "at most " + std::to_string(member.group.epoch));
-  }
+  if (std::string why = refusal("submission", request, abi::op_limits(member.group.shape)); !why.empty())
+    return why;
+  if (std::any_of(std::begin(s.reserved), std::end(s.reserved), [](std::uint32_t r) { return r != 0; }))
+    return "submission field reserved is not zero";
+  const bool of_stream = (s.flags & abi::kFlagStream) != 0;
+  if (of_stream && !device_->traits().has_streams)
+    return bad("flags", s.flags, "no stream's on " + device_->name());
+  if (member.by_stream && (s.op != Op::kNoop || of_stream))
+    return bad("op", static_cast<std::uint32_t>(s.op),
+               "1 (noop) outside of streams, since this rank's operations are calls");
+  if (s.epoch > member.group.epoch)
+    return bad("epoch", s.epoch, "at most " + std::to_string(member.group.epoch));
   const Member::SlotUse& use = member.slot_use[s.slot];
-  const bool in_order = use.of_stream && (s.flags & abi::kFlagStream) != 0;
+  const bool in_order = use.of_stream && of_stream;
   if (s.op != Op::kNoop && use.operations != 0 && !in_order) {
-    return bad_field("slot", s.slot,
-                     "one without an operation in flight (ticket " + std::to_string(use.ticket) + ")");
+    return bad("slot", s.slot,
+               "one without an operation in flight (ticket " + std::to_string(use.ticket) + ")");
   }
   return "";
-}
-
-std::unique_ptr<Operation> Engine::make_operation(Member& member, const abi::Submission& submission,
-                                                  std::uint64_t deadline_ns) {
-  if (Launcher* launcher = device_->launcher(); launcher != nullptr)
-    return std::make_unique<LaunchedOperation>(member, submission, now_ns_, deadline_ns, *launcher, page_);
-  return std::make_unique<MovedOperation>(member, submission, now_ns_, deadline_ns, *device_->mover(), page_);
 }
 
 void Engine::release_stream(const Member& member, const abi::Submission& submission) {
@@ -164,10 +110,6 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
   Member& member = *session.members.at(submission.member);
   Group& group = member.group;
   count(page_->ops_submitted);
-  if ((submission.flags & abi::kFlagRecord) != 0) {
-    record(session, submission, member);
-    return;
-  }
   const bool is_noop = submission.op == Op::kNoop;
   if (is_noop && (submission.flags & abi::kFlagStream) == 0) {
     answer_noop(session, submission, member);
@@ -181,7 +123,9 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
   }
   const std::uint32_t timeout_ms =
       submission.timeout_ms != 0 ? submission.timeout_ms : settings_.default_timeout_ms;
-  auto operation = make_operation(member, submission, now_ns_ + std::uint64_t{timeout_ms} * 1'000'000);
+  auto operation = std::make_unique<Operation>(member, submission, now_ns_,
+                                               now_ns_ + std::uint64_t{timeout_ms} * 1'000'000,
+                                               device_->launcher(), page_);
   session.begin(submission, is_noop ? kUnnumbered : operation->index());
   if (!is_noop) {
     member.inflight.insert(operation->index());
@@ -206,24 +150,6 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
   }
   schedule_.add(session.id(), std::move(operation));
   idle_turns_ = 0;
-}
-
-// For commands to name. What is to be done again after a break is recorded after it.
-void Engine::record(SessionPort& session, const Submission& submission, Member& member) {
-  const Group& group = member.group;
-  session.begin(submission, kUnnumbered);
-  const bool starting = group.phase == GroupPhase::kStarting;  // from the ring of a former engine
-  if (member.commands == nullptr || starting) {
-    answer(session, submission, starting ? StatusCode::kEngineRestarted : StatusCode::kAborted);
-    count(page_->ops_failed);
-  } else if (group.phase != GroupPhase::kActive || submission.epoch != group.epoch) {
-    refuse(session, submission, member);
-  } else {
-    member.commands->record(
-        submission, submission.timeout_ms != 0 ? submission.timeout_ms : settings_.default_timeout_ms);
-    answer(session, submission, StatusCode::kOk);
-    count(page_->ops_completed);
-  }
 }
 
 // Outside of any stream there is nothing that it could wait for.

@@ -2,7 +2,7 @@
 
 #include "proto/arena.h"
 #include "proto/binding_rules.h"
-#include "proto/route_memory.h"
+#include "proto/group_bytes.h"
 #include "proto/wire.h"
 
 namespace epd {
@@ -86,18 +86,14 @@ Status check_client_memories(const DeviceName& device, const WantedMemory& wante
 
 Status ArenaStore::acquire(std::pair<std::uint64_t, std::uint32_t> member, std::uint32_t uid,
                            const UserQuotas& quotas, const DeviceName& device, const WantedMemory& wanted) {
-  const abi::GroupShape& shape = wanted.shape;
   MemberArenas made;
   made.uid = uid;
   made.wanted = wanted;
   const bool host = device.kind == abi::DeviceKind::kHost;
-  // A shape inside its limits keeps these three, and their sum, far below 2^64 (see arena.h).
-  const std::uint32_t bound = host ? 0 : abi::bound_regions(wanted.bindings);
-  const std::uint64_t board_bytes = abi::BoardLayout(shape).total_bytes;
-  made.bytes = abi::UserArenaLayout(shape, bound).total_bytes + abi::ExchangeArenaLayout(shape).total_bytes +
-               board_bytes;
-  made.host_bytes = host ? made.bytes : board_bytes;
-  made.routing_bytes = host ? abi::routing_bytes(shape) : 0;
+  const abi::GroupBytes needed(wanted.shape, host, abi::bound_regions(wanted.bindings));
+  made.bytes = needed.arena_quota;
+  made.host_bytes = needed.host_quota;
+  made.routing_bytes = needed.routing_quota;
   Status status = check_quota(made, quotas.arena_bytes);
   if (status.ok()) status = check_routing_quota(made, quotas.routing_bytes);
   if (status.ok()) status = check_client_memories(device, wanted);
@@ -117,20 +113,17 @@ Status ArenaStore::acquire(std::pair<std::uint64_t, std::uint32_t> member, std::
 }
 
 Status ArenaStore::make(MemberArenas& made, const DeviceName& device) const {
-  const abi::GroupShape& shape = made.wanted.shape;
-  const std::uint64_t user_bytes =
-      abi::UserArenaLayout(shape, abi::bound_regions(made.wanted.bindings)).total_bytes;
-  const std::uint64_t board_bytes = abi::BoardLayout(shape).total_bytes;
+  const abi::GroupBytes needed(made.wanted.shape, device.kind == abi::DeviceKind::kHost,
+                               abi::bound_regions(made.wanted.bindings));
   Result<DescriptorShare> share = descriptors_.take(made.uid, kMemberDescriptors);
   if (!share.ok()) return share.status();
-  Result<UniqueFd> user = make_arena_memory(device, "epd-user-arena", user_bytes);
+  Result<UniqueFd> user = make_arena_memory(device, "epd-user-arena", needed.user_arena);
   if (!user.ok()) return user.status();
-  Result<UniqueFd> exchange =
-      make_arena_memory(device, "epd-exchange-arena", abi::ExchangeArenaLayout(shape).total_bytes);
+  Result<UniqueFd> exchange = make_arena_memory(device, "epd-exchange-arena", needed.exchange_arena);
   if (!exchange.ok()) return exchange.status();
-  Result<UniqueFd> board = make_sealed_memfd("epd-board", board_bytes);
+  Result<UniqueFd> board = make_sealed_memfd("epd-board", needed.board);
   if (!board.ok()) return board.status();
-  Result<Mapping> map = Mapping::map(board->get(), board_bytes, Access::kReadWrite);
+  Result<Mapping> map = Mapping::map(board->get(), needed.board, Access::kReadWrite);
   if (!map.ok()) return map.status();
   write_first_board(*map->as<Board>());
   made.descriptors = std::move(*share);

@@ -1,10 +1,10 @@
-// Commands, as one thread of CTA 0 takes them: it looks for them between operations, judges them, and tells
+// Calls, as one thread of CTA 0 takes them: it looks for them between operations, judges them, and tells
 // the host of their ends. The README of this room has the memory ordering. For device and host, see
 // proto/ordered.h.
 #pragma once
 
 #include "cuda/ending.h"
-#include "kernels/command_turn.h"
+#include "kernels/calls.h"
 
 namespace epd::kernels::cuda {
 
@@ -13,31 +13,16 @@ namespace epd::kernels::cuda {
 struct Watch {
   static constexpr std::uint32_t kRoutes = 16;  // records of buffer slots come first
   CommandState state;
-  CommandTurn running;
-  bool runs;            // `running` does
-  std::uint32_t entry;  // next one of the queue
+  TakenCall running;
+  abi::PackedCall call;  // which that was
+  bool runs;             // `running` does
+  std::uint32_t entry;   // next one of the queue
   std::uint32_t journal_read;
   std::uint32_t known_routes;  // set of those in `routes`
   RouteState routes[kRoutes];
-  ProgramHead heads[abi::kMaxPrograms];  // kStop: not known
 };
 
 // ---- what does not change while a turn lasts, and so is read once from L2 (a third of a microsecond each)
-
-EPD_DEVICE inline void forget(Watch& watch) {
-  watch.known_routes = 0;
-  for (ProgramHead& head : watch.heads) head.task = Task::kStop;
-}
-
-// What has not been recorded may have been since.
-EPD_DEVICE inline ProgramHead head_of(const CommandArguments& own, Watch& watch, std::uint32_t program) {
-  ProgramHead& head = watch.heads[program];
-  if (head.task == Task::kStop) {
-    const Words words = load_here(reinterpret_cast<const Words*>(&own.programs[program].task));
-    head = {static_cast<Task>(words.x), words.y, words.z, words.w};
-  }
-  return head;
-}
 
 EPD_DEVICE inline RouteState route_of(const CommandArguments& own, Watch& watch, std::uint32_t record) {
   static_assert(sizeof(RouteState) == 16);
@@ -78,7 +63,7 @@ EPD_DEVICE inline void begin_watch(const ResidentArguments& own, Watch& watch) {
   if (own.commands.words == nullptr) return;
   load_whole(watch.state, *own.commands.state);
   watch.journal_read = watch.state.journal_read;
-  forget(watch);
+  watch.known_routes = 0;
   set_sequence(own.commands, watch);
 }
 
@@ -101,7 +86,7 @@ EPD_DEVICE inline void end_watch(const ResidentArguments& own, const Watch& watc
 // The host has said something new, and nothing runs. Here alone host memory is read: a few microseconds.
 EPD_DEVICE inline void take_turn(const CommandArguments& own, Watch& watch) {
   const std::uint32_t turn = load_acquire_system(&own.state->turn);
-  forget(watch);
+  watch.known_routes = 0;
   if (turn % 2 != 0) {
     const CommandStart& start = own.host->start;
     set_sequence(own, watch);
@@ -131,33 +116,26 @@ EPD_DEVICE inline JournalEntry& next_entry_of(const CommandArguments& own, const
   return own.host->journal[watch.state.journal % kJournalEntries];
 }
 
-struct JournalLine {
-  std::uint64_t index;
-  std::uint32_t program;
-  std::uint32_t num_tokens;
-  std::uint32_t command;
-};
 // Behind the result, which is there. Stores to host memory, for which the last one waits: a microsecond or
 // two that the client's stream does not see.
-EPD_DEVICE inline void write_journal(const CommandArguments& own, Watch& watch, const JournalLine& line) {
+EPD_DEVICE inline void write_journal(const CommandArguments& own, Watch& watch, const abi::PackedCall& call,
+                                     std::uint64_t index, std::uint32_t num_tokens) {
   JournalEntry& entry = next_entry_of(own, watch);
-  entry.index = line.index;
-  entry.program = line.program;
-  entry.num_tokens = line.num_tokens;
-  entry.command = line.command;
+  for (std::uint32_t i = 0; i < abi::PackedCall::kWords; ++i) entry.call.words[i] = call.words[i];
+  entry.index = index;
+  entry.num_tokens = num_tokens;
   store_release_system(&entry.number, ++watch.state.journal);
 }
 
 // ---- ends
 
-// Of a command that was not run. Those before it, if it is not the one that was awaited, are lost with it.
-EPD_DEVICE inline void end_command(const CommandArguments& own, Watch& watch, const abi::Command& command,
-                                   bool well) {
-  const std::uint32_t ended = command.number + 1 - watch.state.sequence;
-  watch.state.sequence = command.number + 1;
+// Of a call that was not run. Those before it, if it is not the one that was awaited, are lost with it.
+EPD_DEVICE inline void end_call(const CommandArguments& own, Watch& watch, const abi::Call& call, bool well) {
+  const std::uint32_t ended = call.number + 1 - watch.state.sequence;
+  watch.state.sequence = call.number + 1;
   if (!well) add_system(&own.words->failed, ended);
-  if (command.flagged) store_release_system(&own.words->flags[command.program], 1u);
-  store_release(&own.words->done, command.number + 1);
+  if (call.flagged) store_release_system(&own.words->flags[abi::flag_of(call.op, call.slot)], 1u);
+  store_release(&own.words->done, call.number + 1);
 }
 
 EPD_DEVICE inline void write_result(const CommandArguments& own, const Watch& watch,
@@ -170,26 +148,25 @@ EPD_DEVICE inline void write_result(const CommandArguments& own, const Watch& wa
 }
 
 // A noop too is done here: no other CTA hears of it.
-EPD_DEVICE inline void end_unheralded(const CommandArguments& own, Watch& watch, const abi::Command& command,
-                                      const Judgement& judgement) {
+EPD_DEVICE inline void end_unheralded(const CommandArguments& own, Watch& watch,
+                                      const abi::PackedCall& packed, const Judgement& judgement) {
   const bool well = judgement.verdict == Verdict::kNoop;
-  end_command(own, watch, command, well);
+  const abi::Call call = abi::unpack(packed);
+  end_call(own, watch, call, well);
   if (judgement.verdict == Verdict::kDiscard) return;
   if (!well) watch.state.failed = 1;
   write_result(own, watch, judgement, well ? ++watch.state.noops : 0);
-  write_journal(own, watch, {watch.state.index, command.program, command.num_tokens, command.number});
+  write_journal(own, watch, packed, watch.state.index, call.num_tokens);
 }
 
 // All CTAs have left the operation that was heralded last.
 EPD_DEVICE inline void conclude(const CommandArguments& own, Watch& watch, bool failed) {
   if (!watch.runs) return;
   watch.runs = false;
-  const CommandTurn& turn = watch.running;
-  const ProgramHead head = watch.heads[turn.program];
+  const TakenCall& call = watch.running;
   if (failed) watch.state.failed = 1;
-  if (!failed && head.makes_routing != 0) store_route(own, watch, head.route, made_route(turn));
-  const std::uint64_t index = watch.state.index - 1;
-  write_journal(own, watch, {index, turn.program, turn.num_tokens, turn.command});
+  if (!failed && makes_routing(call)) store_route(own, watch, call.route, made_route(call));
+  write_journal(own, watch, watch.call, watch.state.index - 1, call.num_tokens);
 }
 
 // ---- what CTA 0 looks for
@@ -207,33 +184,30 @@ EPD_DEVICE inline void pause(std::uint32_t looks) {
 // What CTA 0 tells the others to do; 0: nothing.
 using HeraldWord = std::uint32_t;  // low half of Herald::entry
 
-// Judges the command. To be run: its turn is written.
-EPD_DEVICE inline HeraldWord accept_command(const CommandArguments& own, Watch& watch, std::uint64_t word,
-                                            CommandTurn& to) {
-  Judgement judgement = judge_word(watch.state, word);
+// Judges the call. 0: it is not there, or it has ended.
+EPD_DEVICE inline HeraldWord accept_call(const CommandArguments& own, Watch& watch,
+                                         const abi::PackedCall& packed) {
+  Judgement judgement = judge_call(watch.state, own.limits, packed);
   if (judgement.verdict == Verdict::kWait) return 0;
   // What the host has to hear of waits until it can; a turn may come meanwhile.
   if (judgement.verdict != Verdict::kDiscard && journal_is_full(own, watch)) return 0;
-  const abi::Command command = abi::unpack(word);
-  ProgramHead head{};
+  const abi::Call call = abi::unpack(packed);
   RouteState route;
   if (judgement.verdict == Verdict::kRun) {
-    head = head_of(own, watch, command.program);
-    if (has_route(head)) route = route_of(own, watch, head.route);
-    judgement = judge_program(watch.state, word, head, route);
+    route = route_of(own, watch, call.route);
+    judgement = judge_routing(watch.state, call, route);
   }
   if (judgement.verdict != Verdict::kRun) {
-    end_unheralded(own, watch, command, judgement);
+    end_unheralded(own, watch, packed, judgement);
     return 0;
   }
-  watch.running = make_turn(watch.state, own.depth, command, head, route);
-  watch.running.entry = &next_entry_of(own, watch);
+  watch.running = take(watch.state, own.limits.depth, call, route);
+  watch.call = packed;
   watch.runs = true;
   ++watch.state.index;
-  watch.state.sequence = command.number + 1;
-  to = watch.running;
-  return static_cast<HeraldWord>(Herald::kByCommand) | static_cast<HeraldWord>(head.task) << 16 |
-         command.program;
+  watch.state.sequence = call.number + 1;
+  return static_cast<HeraldWord>(Herald::kByCommand) |
+         static_cast<HeraldWord>(task_of(call.op, own.per_expert)) << 16;
 }
 
 // ---- stepping aside
@@ -265,28 +239,45 @@ EPD_DEVICE EPD_NO_INLINE inline HeraldWord look_aside(const ResidentArguments& o
 
 // ---- until there is work
 
-// Until the queue has an entry, or a command is to be run. All loads of a look but the last are relaxed, so
+// Two words of the host's, of which each counts by itself.
+struct HostWords {
+  std::uint32_t first;
+  std::uint32_t second;
+};
+EPD_DEVICE inline HostWords load_pair(const std::uint32_t* first) {
+  const std::uint64_t both = load_relaxed_system(reinterpret_cast<const std::uint64_t*>(first));  // NOLINT
+  return {static_cast<std::uint32_t>(both), static_cast<std::uint32_t>(both >> 32)};
+}
+
+// Until the queue has an entry, or a call is to be run. All loads of a look but the last are relaxed, so
 // that they are on their way together and a look stays one round trip. The last one acquires: it is the
-// command's. What else turns out to be new is looked at again.
+// call's. What else turns out to be new is looked at again.
 EPD_DEVICE inline HeraldWord await_work(const ResidentArguments& own, Watch& watch) {
   const CommandArguments& commands = own.commands;
   for (std::uint32_t looks = 0;; ++looks) {
     const std::uint64_t* const at = own.state->entries + watch.entry % kQueueEntries;
     const std::uint32_t sequence = watch.state.sequence;
     const std::uint64_t entry = load_relaxed_system(at);
-    const std::uint32_t turn = load_relaxed_system(&commands.state->turn);
-    const std::uint64_t word = load_acquire_system(&commands.words->commands[sequence % abi::kCommandSlots]);
+    const HostWords turn = load_pair(&commands.state->turn);
+    const HostWords journal = load_pair(&commands.state->journal_read);
+    const std::uint64_t* const words = commands.words->calls[sequence % abi::kCommandSlots].words;
+    abi::PackedCall call;
+    for (std::uint32_t i = 1; i < abi::PackedCall::kWords; ++i)
+      call.words[i] = load_relaxed_system(words + i);
+    call.words[0] = load_acquire_system(words);
     if (static_cast<std::uint32_t>(entry >> 32) == watch.entry + 1) {
       if (!is_of_former_round(own, entry)) return static_cast<HeraldWord>(load_acquire_system(at));
       ++watch.entry;
       continue;
     }
-    if (turn != watch.state.turn_taken) {
+    if (turn.first != watch.state.turn_taken) {
       take_turn(commands, watch);
       looks = 0;
       continue;
     }
-    const HeraldWord work = accept_command(commands, watch, word, own.state->herald.turn);
+    watch.state.sms = turn.second;
+    watch.state.timeout_ms = journal.second;
+    const HeraldWord work = accept_call(commands, watch, call);
     if (work != 0) return work;
     if (sequence != watch.state.sequence) looks = 0;
     if (looks % kLooksPerRound == kLooksPerRound - 1) {

@@ -4,11 +4,13 @@
 
 #include "cuda/commands.h"
 
+#include <cstring>
+
 namespace epd::kernels::cuda {
 
 struct Entry {
   Task task;
-  std::uint32_t place;  // or program
+  std::uint32_t place;  // of one of the queue
   bool by_command;
   bool failed;  // it does not run
 };
@@ -93,9 +95,20 @@ EPD_DEVICE inline void pass_entry(const ResidentArguments& own, Watch& watch, He
   if (entry.task == Task::kStop) end_watch(own, watch);
 }
 
-// What all CTAs do next.
-EPD_DEVICE inline void tell_entry(ResidentState& state, std::uint32_t herald, HeraldWord found) {
-  store_release(&state.herald.entry, std::uint64_t{herald + 1} << 32 | found);
+// What all CTAs do next; of a call, what it has become.
+EPD_DEVICE inline void tell_entry(ResidentState& state, std::uint32_t herald, HeraldWord found,
+                                  const TakenCall& call) {
+  const std::uint64_t number = std::uint64_t{herald + 1} << 32;
+  if ((found & Herald::kByCommand) != 0) {
+    std::uint32_t words[TakenCall::kWords];
+    std::memcpy(words, &call, sizeof(words));
+    fence_device();
+    for (std::uint32_t i = 0; i < TakenCall::kWords; ++i)
+      store_relaxed(&state.herald.call[i], number | words[i]);
+    store_relaxed(&state.herald.entry, number | found);
+  } else {
+    store_release(&state.herald.entry, number | found);
+  }
 }
 
 }  // namespace epd::kernels::cuda

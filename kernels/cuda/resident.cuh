@@ -7,32 +7,23 @@
 
 namespace epd::kernels::cuda {
 
-// Programs, that they are in L2 when they are asked for, whatever else has gone through it. A line with each
-// look, of a thread of each CTA but the first.
-class ProgramsAtHand {
- public:
-  __device__ explicit ProgramsAtHand(const Program* programs)
-      : programs_(reinterpret_cast<const std::uint8_t*>(programs)), line_(blockIdx.x - 1) {}
-  __device__ void touch() {
-    if (programs_ == nullptr) return;
-    prefetch(programs_ + std::size_t{line_} * kLineBytes);
-    line_ += gridDim.x - 1;
-    if (line_ >= abi::kMaxPrograms * sizeof(Program) / kLineBytes) line_ = blockIdx.x - 1;
-  }
-
- private:
-  static constexpr std::uint32_t kLineBytes = 128;
-  const std::uint8_t* const programs_;
-  std::uint32_t line_;
-};
-
-// Until `at` holds entry `index`. One thread.
-__device__ inline std::uint64_t await_entry(const std::uint64_t* at, std::uint32_t index,
-                                            ProgramsAtHand programs) {
+// Until the herald tells what comes next; of a call also what it has become. A warp's lanes look, one at each
+// word; all of them call.
+__device__ inline HeraldWord await_entry(const Herald& herald, std::uint32_t index, TakenCall& call) {
+  const std::uint32_t lane = lane_of();
+  const std::uint64_t* const words = &herald.entry;
+  static_assert(offsetof(Herald, call) == sizeof(herald.entry) && Herald::kWords <= 32);
   for (std::uint32_t looks = 0;; ++looks) {
-    programs.touch();
-    const std::uint64_t entry = load_acquire_system(at);
-    if (static_cast<std::uint32_t>(entry >> 32) == index + 1) return entry;
+    const std::uint64_t word = load_acquire_system(words + (lane < Herald::kWords ? lane : 0));
+    const std::uint32_t there =
+        __ballot_sync(kFull, static_cast<std::uint32_t>(word >> 32) == index + 1);
+    const HeraldWord entry = __shfl_sync(kFull, static_cast<HeraldWord>(word), 0);
+    const bool by_command = (entry & Herald::kByCommand) != 0;
+    if (there == kFull || ((there & 1) != 0 && !by_command)) {
+      if (by_command && lane > 0 && lane < Herald::kWords)
+        reinterpret_cast<std::uint32_t*>(&call)[lane - 1] = static_cast<std::uint32_t>(word);
+      return entry;
+    }
     pause(looks);
   }
 }
@@ -46,16 +37,18 @@ __device__ inline void bring(const Operation* given, Operation* to) {
 }
 
 // What all CTAs do next; an operation of the queue lies in device memory then, and its client's stream has
-// got as far. All threads of the CTA call.
-__device__ inline Entry next_entry(const ResidentArguments& own, Watch& watch, std::uint32_t herald) {
+// got as far. Of a call, `call` is what it has become (of CTA 0, Watch::running). All threads of the CTA call.
+__device__ inline Entry next_entry(const ResidentArguments& own, Watch& watch, TakenCall& call,
+                                   std::uint32_t herald) {
   __shared__ HeraldWord found;
   ResidentState& state = *own.state;
   const bool leads = blockIdx.x == 0;
   __syncthreads();
-  if (threadIdx.x == 0) {
-    const ProgramsAtHand programs(own.commands.programs);
-    found = leads ? find_work(own, watch, herald)
-                  : static_cast<HeraldWord>(await_entry(&state.herald.entry, herald, programs));
+  if (leads) {
+    if (threadIdx.x == 0) found = find_work(own, watch, herald);
+  } else if (warp_of() == 0) {
+    const HeraldWord told = await_entry(state.herald, herald, call);
+    if (lane_of() == 0) found = told;
   }
   __syncthreads();
   Entry entry = entry_of(found);
@@ -71,9 +64,100 @@ __device__ inline Entry next_entry(const ResidentArguments& own, Watch& watch, s
   if (threadIdx.x == 0) {
     pass_entry(own, watch, found, entry);
     if (brings) fence_device();
-    tell_entry(state, herald, found);
+    tell_entry(state, herald, found, watch.running);
   }
   return entry;
+}
+
+// ---- a call's operation, composed by all threads of a CTA in its shared memory
+
+// The group's view, and how the last operations of each kind divided their work. What has not changed since
+// the last call is not read again.
+struct ViewCopy {
+  alignas(16) std::uint8_t view[sizeof(DeviceView)];
+  alignas(16) Movers movers[2];  // of dispatches and of combines
+  std::uint32_t movers_at[2];    // where they come from; kNone
+  std::uint32_t turn;            // of the view; 0: there is none
+  static constexpr std::uint32_t kNone = ~0u;
+
+  __device__ const DeviceView& get() const { return *reinterpret_cast<const DeviceView*>(view); }
+};
+
+template <typename T>
+__device__ inline void copy_by_threads(T* to, const T* from) {
+  static_assert(sizeof(T) % 16 == 0);
+  const auto* const source = reinterpret_cast<const uint4*>(from);
+  for (std::uint32_t i = threadIdx.x; i < sizeof(T) / 16; i += blockDim.x)
+    reinterpret_cast<uint4*>(to)[i] = __ldcg(source + i);
+}
+
+__device__ inline void begin_view(ViewCopy& copy) {
+  if (threadIdx.x != 0) return;
+  copy.turn = 0;
+  copy.movers_at[0] = copy.movers_at[1] = ViewCopy::kNone;
+}
+
+// Of odd turns alone there are calls, so none is 0.
+__device__ inline void bring_view(const CommandArguments& own, const TakenCall& call, ViewCopy& copy,
+                                  Operation& op) {
+  if (copy.turn == call.turn) return;
+  copy_by_threads(reinterpret_cast<DeviceView*>(copy.view), own.view);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    compose_constants(op, copy.get().group);
+    copy.turn = call.turn;
+  }
+  __syncthreads();
+}
+
+__device__ inline const Movers& bring_movers(const CommandArguments& own, const TakenCall& call,
+                                             ViewCopy& copy) {
+  const std::uint32_t kind = is_dispatch(call) ? 0 : 1;
+  const std::uint32_t at = movers_index(call, own.most_ctas, gridDim.x);
+  if (copy.movers_at[kind] == at) return copy.movers[kind];
+  __syncthreads();
+  copy_by_threads(copy.movers + kind, own.movers + at);
+  if (threadIdx.x == 0) copy.movers_at[kind] = at;
+  __syncthreads();
+  return copy.movers[kind];
+}
+
+// Each warp does a part, as one thread would take a microsecond for all.
+__device__ inline void compose_by_warps(const CommandArguments& own, const TakenCall& call,
+                                        const DeviceView& view, const Movers& movers, Operation& op) {
+  const std::uint32_t lane = lane_of();
+  switch (warp_of()) {
+    case 0: compose_peer(op.peers[lane], view.group.exchange, view.peers[lane], call); break;
+    case 1:
+      if (lane < abi::kNumRegions)
+        compose_region(op, view.group.regions[lane], static_cast<abi::Region>(lane), call);
+      break;
+    case 2:
+      if (lane < sizeof(Movers) / 16)
+        reinterpret_cast<uint4*>(&op.movers)[lane] = reinterpret_cast<const uint4*>(&movers)[lane];
+      break;
+    case 3:
+      if (lane == 0) compose_announcement(op, call);
+      break;
+    case 4:
+      if (lane == 0) compose_routing(op, view.group, call);
+      break;
+    case 5:
+      if (lane == 0) compose_ends(op, own, call);
+      break;
+    default: break;
+  }
+}
+
+// All threads call; `op` is as the last call has left it.
+__device__ inline void compose_call(const CommandArguments& own, const TakenCall& call, ViewCopy& copy,
+                                    Operation& op) {
+  // For bulk copies into stages that it asks for before anybody has used these (OwnRows).
+  if (warp_of() == herald_warp()) fence_async();
+  bring_view(own, call, copy, op);
+  const Movers& movers = bring_movers(own, call, copy);
+  compose_by_warps(own, call, copy.get(), movers, op);
+  __syncthreads();
 }
 
 // No CTA of a kernel that is over may wait for what the next one is told: all of them count.

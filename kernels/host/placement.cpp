@@ -2,6 +2,7 @@
 #include "proto/exchange.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace epd::kernels {
 namespace {
@@ -38,6 +39,12 @@ std::span<const std::int32_t> Placement::source_ranges() const {
   return per_expert_ ? section(std::size_t{num_targets_} + num_ranks_ + 2 + 2 * std::size_t{experts_},
                                std::size_t{experts_} * num_ranks_ * 2)
                      : std::span<const std::int32_t>();
+}
+
+void Placement::count_rows(bool expert_blocks) {
+  std::int64_t rows = per_expert_ ? expert_offsets().back() : rank_offsets().back();
+  if (expert_blocks) rows = std::accumulate(expert_counts().begin(), expert_counts().end(), std::int64_t{0});
+  num_recv_rows = static_cast<std::uint32_t>(rows);
 }
 
 void RowPlacer::ColumnSums::add(const std::uint32_t* columns) {

@@ -38,7 +38,8 @@ void note_daemon(const kit::SessionPtr& session, const kit::SharedArray<char>& d
 }
 
 kit::GroupPtr join_pair(epd_session_t* session, const std::string& name, int rank) {
-  epd_group_config_t config = EPD_GROUP_CONFIG_INIT;
+  epd_group_config_t config;
+  epd_group_config_init(&config);
   config.name = name.c_str();
   config.rank = rank;
   config.num_ranks = 2;

@@ -158,15 +158,16 @@ void apply(const Names& names, RunPlan& run) {
   run.backend = names.backend == "cuda" ? Backend::kCuda : Backend::kHost;
   run.resident = names.mode == "resident";
   run.commands = run.commands || run.graph;
-  run.wait_by = names.wait == "kernel" ? EPD_WAIT_BY_KERNEL : EPD_WAIT_BY_MEMORY_OPERATION;
+  run.wait_by = names.wait == "kernel" ? EPD_WAIT_BY_KERNEL : EPD_WAIT_BY_MEMOP;
   static const std::map<std::string, epd_layout_t> kLayouts{
       {"compact", EPD_LAYOUT_COMPACT}, {"packed", EPD_LAYOUT_PACKED}, {"expert", EPD_LAYOUT_EXPERT}};
   static const std::map<std::string, epd_payload_t> kPayloads{{"bf16", EPD_PAYLOAD_BF16},
                                                               {"fp8", EPD_PAYLOAD_FP8_CAST},
                                                               {"fp8-given", EPD_PAYLOAD_FP8},
                                                               {"opaque", EPD_PAYLOAD_OPAQUE}};
-  static const std::map<std::string, epd_scale_format_t> kScales{
-      {"float32", EPD_SCALES_FLOAT32}, {"pow2", EPD_SCALES_FLOAT32_POW2}, {"ue8m0", EPD_SCALES_UE8M0}};
+  static const std::map<std::string, epd_scale_format_t> kScales{{"float32", EPD_SCALE_FORMAT_FLOAT32},
+                                                                 {"pow2", EPD_SCALE_FORMAT_FLOAT32_POW2},
+                                                                 {"ue8m0", EPD_SCALE_FORMAT_UE8M0}};
   run.layout = kLayouts.at(names.layout);
   run.payload = kPayloads.at(names.payload);
   run.scales = kScales.at(names.scales);

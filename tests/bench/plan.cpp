@@ -8,7 +8,8 @@
 namespace epd::bench {
 
 epd_group_config_t RunPlan::config() const {
-  epd_group_config_t config = EPD_GROUP_CONFIG_INIT;
+  epd_group_config_t config;
+  epd_group_config_init(&config);
   config.num_ranks = ranks;
   config.num_experts = experts;
   config.max_tokens = max_tokens();

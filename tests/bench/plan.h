@@ -30,7 +30,7 @@ struct RunPlan {
   std::uint32_t sms = 0;  // 0: the device's default
   epd_layout_t layout = EPD_LAYOUT_COMPACT;
   epd_payload_t payload = EPD_PAYLOAD_BF16;
-  epd_scale_format_t scales = EPD_SCALES_FLOAT32;
+  epd_scale_format_t scales = EPD_SCALE_FORMAT_FLOAT32;
   std::uint32_t alignment = 1;
   std::uint32_t opaque_bytes = 0;
   std::uint32_t max_recv_rows = 0;
@@ -47,7 +47,7 @@ struct RunPlan {
   CheckLevel check = CheckLevel::kSome;
   bool warm_cache = false;  // nothing is flushed before timed parts
   // Backend cuda: by what streams wait.
-  epd_wait_by_t wait_by = EPD_WAIT_BY_MEMORY_OPERATION;
+  epd_wait_by_t wait_by = EPD_WAIT_BY_MEMOP;
   bool commands = false;          // the stream asks for operations itself; mode resident
   bool graph = false;             // and each is a graph that was captured once, replayed
   bool overlap = false;           // a GEMM beside each operation is measured too

@@ -163,7 +163,7 @@ std::string verdict_of(const Report& report) {
 // What rows the operation moves: combine's are bf16 whatever dispatch sent.
 std::string rows_of(const Report& report) {
   RunPlan plan = report.plan;
-  if (report.operation == "combine") plan.payload = EPD_PAYLOAD_BF16, plan.scales = EPD_SCALES_FLOAT32;
+  if (report.operation == "combine") plan.payload = EPD_PAYLOAD_BF16, plan.scales = EPD_SCALE_FORMAT_FLOAT32;
   return plan.mode() + (plan.cached && report.operation == "dispatch" ? " cached" : "");
 }
 

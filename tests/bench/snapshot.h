@@ -31,7 +31,7 @@ class Snapshot {
 
   std::vector<std::vector<char>> memory_;
   std::size_t rows_ = 0;
-  epd_buffers_t buffers_ = EPD_BUFFERS_INIT;
+  epd_buffers_t buffers_{};
 };
 
 }  // namespace epd::bench

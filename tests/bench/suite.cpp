@@ -38,9 +38,9 @@ RunPlan expert(RunPlan plan) {
   return plan;
 }
 
-// On GPUs, where the hand-off counts: by memory operation and by kernel.
+// On GPUs, where the hand-off counts: MEMOP wait and KERNEL wait.
 void append_both_waits(RunPlan plan, const std::string& label, std::vector<SuiteRun>& runs) {
-  plan.wait_by = EPD_WAIT_BY_MEMORY_OPERATION;
+  plan.wait_by = EPD_WAIT_BY_MEMOP;
   runs.push_back({plan, label});
   plan.wait_by = EPD_WAIT_BY_KERNEL;
   runs.push_back({plan, label + ", by kernel"});

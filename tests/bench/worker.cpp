@@ -57,7 +57,7 @@ void Worker::make_device() {
 }
 
 void Worker::connect() {
-  session_ = kit::attach(context_.socket, plan_.device_of(self_.rank()), kAttachPatience);
+  session_ = kit::attach(context_.socket, plan_.device_of(self_.rank()), kAttachPatience, plan_.wait_by);
   epd_group_config_t config = plan_.config();
   config.name = context_.group.c_str();
   config.rank = static_cast<std::int32_t>(self_.rank());
@@ -130,8 +130,8 @@ void Worker::iterate(std::uint32_t iteration) {
   prepare(iteration);
   if (plan_.cached) {
     epd_dispatch_args_t args = dispatch_args(slot_index);
-    if (plan_.commands) args.on_stream = 1, args.stream = gpu_->stream(), args.wait_by = plan_.wait_by;
-    const epd_ticket_t ticket = kit::submit(group_.get(), args, &slot.handle);
+    void* const stream = plan_.commands ? gpu_->stream() : EPD_NO_STREAM;
+    const epd_ticket_t ticket = kit::submit(group_.get(), args, stream, &slot.handle);
     finish(ticket, "dispatch");
   }
   if (gpu_ != nullptr && plan_.does_dispatch())

@@ -42,7 +42,7 @@ class Worker {
 
  private:
   struct Slot {
-    epd_buffers_t buffers = EPD_BUFFERS_INIT;
+    epd_buffers_t buffers{};
     epd_handle_t handle = 0;
     std::size_t rows_of_y = 0;  // that have been filled
   };
@@ -61,7 +61,7 @@ class Worker {
   struct Timing {
     double time_us = 0;  // on GPUs in the stream, else host_us
     double host_us = 0, call_us = 0, counts_us = 0;
-    epd_result_t result = EPD_RESULT_INIT;
+    epd_result_t result{};
   };
 
   void make_device();
@@ -84,6 +84,7 @@ class Worker {
   // Calls it; or replays what it once enqueued.
   std::function<epd_ticket_t()> replayable(const Attempt& attempt);
   // Of what has been enqueued in the stream; ticket 0: no operation that has one.
+  void* stream() const;
   epd_result_t finish(epd_ticket_t ticket, const std::string& what);
   std::uint32_t delivered_rows(const Slot& slot, const Timing& dispatched);
   Timing timed_dispatch(std::uint32_t slot_index, bool ahead);

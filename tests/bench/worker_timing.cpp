@@ -11,7 +11,7 @@ void Worker::run_noops(std::size_t first, std::uint32_t count) {
   for (std::uint32_t i = 0; i < count; ++i) {
     epd_ticket_t ticket = 0;
     const double begin = kit::now_us();
-    kit::require(epd_noop(group_.get(), 0, &ticket), "noop");
+    kit::require(epd_noop(group_.get(), 0, EPD_NO_STREAM, &ticket), "noop");
     kit::finish(group_.get(), ticket, "noop");
     context_.samples->noop_us[first + i] = kit::now_us() - begin;
   }
@@ -27,7 +27,8 @@ void Worker::run_stream_noops(std::size_t first, std::uint32_t count) {
 }
 
 epd_dispatch_args_t Worker::dispatch_args(std::uint32_t slot_index) const {
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
   args.slot = slot_index;
   args.num_tokens = plan_.tokens;
   args.zero_padding = plan_.zero_padding ? 1 : 0;
@@ -36,7 +37,8 @@ epd_dispatch_args_t Worker::dispatch_args(std::uint32_t slot_index) const {
 }
 
 epd_combine_args_t Worker::combine_args(std::uint32_t slot_index) const {
-  epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
+  epd_combine_args_t args;
+  epd_combine_args_init(&args);
   args.slot = slot_index;
   args.handle = slots_[slot_index].handle;
   args.weighted = plan_.weighted ? 1 : 0;
@@ -76,7 +78,8 @@ Worker::Timing Worker::timed_in_stream(const Attempt& attempt) {
     gpu_->record_end();
   }
   if (attempt.has_counts && !plan_.commands) {
-    epd_counts_t counts = EPD_COUNTS_INIT;
+    epd_counts_t counts;
+    epd_counts_init(&counts);
     kit::require(epd_ticket_counts(group_.get(), ticket, EPD_FOREVER, &counts), "counts");
     timing.counts_us = kit::now_us() - begin;
   }
@@ -123,11 +126,16 @@ std::function<epd_ticket_t()> Worker::replayable(const Attempt& attempt) {
   };
 }
 
+// In which operations are measured.
+void* Worker::stream() const {
+  return gpu_ != nullptr ? gpu_->stream() : EPD_NO_STREAM;
+}
+
 epd_result_t Worker::finish(epd_ticket_t ticket, const std::string& what) {
   if (ticket != 0 && !plan_.commands) return kit::finish(group_.get(), ticket, what.c_str());
   device_->settle();
   if (plan_.commands) kit::require(epd_group_check(group_.get(), nullptr), what);
-  return EPD_RESULT_INIT;
+  return {};
 }
 
 // A command has no result for the host: its counts are in the regions alone.
@@ -148,23 +156,21 @@ Worker::Timing Worker::timed_dispatch(std::uint32_t slot_index, bool ahead) {
   Slot& slot = slots_[slot_index];
   epd_dispatch_args_t args = dispatch_args(slot_index);
   if (plan_.cached) args.handle = slot.handle;
-  if (gpu_ != nullptr) args.on_stream = 1, args.stream = gpu_->stream(), args.wait_by = plan_.wait_by;
-  return timed(
-      {"dispatch", slot_index, [&] { return kit::submit(group_.get(), args, &slot.handle); }, true, ahead});
+  return timed({"dispatch", slot_index,
+                [&] { return kit::submit(group_.get(), args, stream(), &slot.handle); }, true, ahead});
 }
 
 Worker::Timing Worker::timed_combine(std::uint32_t slot_index, bool ahead) {
   epd_combine_args_t args = combine_args(slot_index);
-  if (gpu_ != nullptr) args.on_stream = 1, args.stream = gpu_->stream(), args.wait_by = plan_.wait_by;
-  return timed({"combine", slot_index, [&] { return kit::submit(group_.get(), args); }, false, ahead});
+  return timed(
+      {"combine", slot_index, [&] { return kit::submit(group_.get(), args, stream()); }, false, ahead});
 }
 
 Worker::Timing Worker::timed_noop(bool ahead) {
   return timed({"noop", 0,
                 [this] {
                   epd_ticket_t ticket = 0;
-                  kit::require(epd_noop_on_stream(group_.get(), 0, gpu_->stream(), plan_.wait_by, &ticket),
-                               "noop");
+                  kit::require(epd_noop(group_.get(), 0, gpu_->stream(), &ticket), "noop");
                   return ticket;
                 },
                 false, ahead});
@@ -177,10 +183,9 @@ void Worker::overlap(std::uint32_t iteration, std::size_t at, bool check) {
   if (plan_.does_dispatch()) {
     epd_dispatch_args_t args = dispatch_args(slot_index);
     if (plan_.cached) args.handle = slot.handle;
-    args.on_stream = 1, args.stream = gpu_->stream(), args.wait_by = plan_.wait_by;
     const auto submit = [&, args](bool deferred) mutable {
       args.defer_receive = deferred ? 1 : 0;
-      return kit::submit(group_.get(), args, &slot.handle);
+      return kit::submit(group_.get(), args, stream(), &slot.handle);
     };
     const Timing last = measure_overlap(context_.samples->dispatch, at, {"dispatch", slot_index, submit, [&] {
                                                                            if (check) poison(slot);
@@ -189,10 +194,9 @@ void Worker::overlap(std::uint32_t iteration, std::size_t at, bool check) {
   }
   if (plan_.does_combine()) {
     epd_combine_args_t args = combine_args(slot_index);
-    args.on_stream = 1, args.stream = gpu_->stream(), args.wait_by = plan_.wait_by;
     const auto submit = [&, args](bool deferred) mutable {
       args.defer_receive = deferred ? 1 : 0;
-      return kit::submit(group_.get(), args);
+      return kit::submit(group_.get(), args, stream());
     };
     measure_overlap(context_.samples->combine, at, {"combine", slot_index, submit, [&] {
                                                       if (check) poison_combine(slot);
@@ -232,7 +236,7 @@ Worker::Timing Worker::timed_beside(const Overlapped& overlapped, bool gemm_too)
     if (gemm_too) gpu_->record_inner_begin();
     gemm_->enqueue(gpu_->stream());
     if (gemm_too) gpu_->record_inner_end();
-    kit::require(epd_ticket_wait_on_stream(group_.get(), ticket, gpu_->stream(), plan_.wait_by), what);
+    kit::require(epd_ticket_wait_on_stream(group_.get(), ticket, gpu_->stream()), what);
     return ticket;
   };
   return timed_in_stream({what + (gemm_too ? ", timed too" : ""), overlapped.slot, enqueue, false, true});

@@ -91,7 +91,7 @@ TEST_P(CommandsBystander, GroupsComeAndGo) {
     std::vector<RankProcess> ranks;
     for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {
       ranks.emplace_back([&, rank]() -> std::string {
-        const Session session(daemon().socket(), daemon().device(rank));
+        const Session session(daemon().socket(), daemon().device(rank), c.wait_by_on(rank));
         const Group group(session, c.config(comer.c_str(), rank));
         Rounds rounds(group, c, rank, 4);
         for (std::uint64_t round = 0; round < 4; ++round) rounds.submit(round);
@@ -172,14 +172,21 @@ class OwnWords {
   // Each is refused: the session ends.
   void ring_illegally(std::mt19937_64& random) const {
     const abi::CommandWords words = read();
-    abi::Command command{words.tail, 1, 0, random() % 2 != 0, words.epoch & 0xff};
-    switch (random() % 4) {
-      case 0: command.program = 2 + random() % 62; break;  // 0 and 1 have been recorded
-      case 1: command.num_tokens = max_tokens_ + 1 + random() % 1000; break;
-      case 2: command.program = 1; break;  // a combine, which takes its tokens from the routing
-      default: command.number += abi::kCommandSlots * (1 + random() % 1000);  // lies where another should
+    abi::Call call;
+    call.number = words.tail;
+    call.op = abi::Op::kDispatch;
+    call.num_tokens = 1;
+    call.flagged = random() % 2 != 0;
+    call.epoch = words.epoch & 0xff;
+    switch (random() % 6) {
+      case 0: call.slot = call.route = abi::kMaxDepth - 1; break;
+      case 1: call.num_tokens = max_tokens_ + 1 + random() % 1000; break;
+      case 2: call.op = abi::Op::kCombine; break;  // which takes its tokens from the routing
+      case 3: call.flags = 0x8000; break;
+      case 4: call.route = static_cast<std::uint32_t>(random() | 0x10000); break;
+      default: call.number += abi::kCommandSlots * (1 + random() % 1000);  // lies where another should
     }
-    store(command.number % abi::kCommandSlots, abi::pack(command));
+    store(call);
   }
 
   // Words that may mean anything or nothing, the engine's too.
@@ -187,12 +194,28 @@ class OwnWords {
     const abi::CommandWords words = read();
     const auto near = [&] { return words.tail + static_cast<std::uint32_t>(random() % 5) - 2; };
     switch (random() % 3) {
-      case 0: store(random() % abi::kCommandSlots, random()); break;
+      case 0: {
+        const std::uint64_t word = random();
+        constexpr std::size_t kWords = std::size_t{abi::kCommandSlots} * abi::PackedCall::kWords;
+        copy_to_gpu(gpu_, place_ + offsetof(abi::CommandWords, calls) + random() % kWords * sizeof(word),
+                    &word, sizeof(word));
+        break;
+      }
       case 1: {
-        const abi::Command command{near(), static_cast<std::uint32_t>(random() % 16),
-                                   static_cast<std::uint32_t>(random() % (random() % 2 != 0 ? 2 : 64)),
-                                   random() % 2 != 0, random() % 4 != 0 ? words.epoch & 0xff : 0};
-        store(command.number % abi::kCommandSlots, abi::pack(command));
+        const auto any = [&] { return static_cast<std::uint32_t>(random()); };
+        const bool likely = random() % 2 != 0;
+        abi::Call call;
+        call.number = near();
+        call.op = static_cast<abi::Op>(random() % 4);
+        call.slot = likely ? 0 : any() % 16;
+        call.num_tokens = any() % 16;
+        call.flagged = random() % 2 != 0;
+        call.epoch = random() % 4 != 0 ? words.epoch & 0xff : 0;
+        call.flags = likely ? 0 : any();
+        call.sms = any() % 200;
+        call.route = likely ? 0 : any();
+        call.timeout_ms = likely ? 0 : any();
+        store(call);
         break;
       }
       default: {
@@ -210,8 +233,11 @@ class OwnWords {
     copy_from_gpu(gpu_, &words, place_, sizeof(words));
     return words;
   }
-  void store(std::size_t slot, std::uint64_t word) const {
-    copy_to_gpu(gpu_, place_ + offsetof(abi::CommandWords, commands) + 8 * slot, &word, 8);
+  void store(const abi::Call& call) const {
+    const abi::PackedCall packed = abi::pack(call);
+    const std::size_t slot = call.number % abi::kCommandSlots;
+    copy_to_gpu(gpu_, place_ + offsetof(abi::CommandWords, calls) + sizeof(packed) * slot, &packed,
+                sizeof(packed));
   }
 
   const int gpu_;
@@ -240,7 +266,7 @@ void CommandsNonsense::attack(std::uint64_t first_seed, const Attack& attack) {
     std::vector<RankProcess> attacker;
     attacker.emplace_back([&]() -> std::string {
       std::mt19937_64 random(seed);
-      const Session session(daemon().socket(), daemon().device(0));
+      const Session session(daemon().socket(), daemon().device(0), alone.wait_by_on(0));
       const Group group(session, alone.config(name.c_str(), 0));
       Replayed replayed(group, alone, 0);
       ReplayingRank{group, replayed, 0}.play(0, 2);

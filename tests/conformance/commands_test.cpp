@@ -73,7 +73,6 @@ class Sequence {
     bool keep = false;
     bool defer = false;
     bool reads_tokens = false;  // num_tokens_at
-    epd_wait_by_t wait_by = EPD_WAIT_BY_DEFAULT;
     epd_ticket_t ticket = 0;
     epd_handle_t handle = 0;
   };
@@ -86,7 +85,6 @@ class Sequence {
   void add(std::uint32_t number) {
     Step s;
     s.slot = below(case_.depth);
-    s.wait_by = below(2) != 0 ? case_.wait_by : EPD_WAIT_BY_KERNEL;
     const std::uint32_t kind = routed_.empty() ? 1 : below(8);
     s.kind = kind == 0   ? Kind::kNoop
              : kind <= 3 ? Kind::kDispatch
@@ -149,7 +147,7 @@ class Sequence {
   void enqueue(std::size_t i) {
     Step& s = steps_[i];
     if (s.kind == Kind::kNoop) {
-      must(epd_noop_on_stream(group_.get(), s.slot, stream_.get(), s.wait_by, &s.ticket), at(i));
+      must(epd_noop(group_.get(), s.slot, stream_.get(), &s.ticket), at(i));
       return;
     }
     stream_.copy_in(group_.slot_on_gpu(s.slot), before(i), bytes_);
@@ -164,15 +162,12 @@ class Sequence {
     args.handle = s.kind == Kind::kCached ? steps_[s.of].handle : 0;
     args.keep_handle = s.keep ? 1 : 0;
     args.defer_receive = s.defer ? 1 : 0;
-    args.on_stream = 1;
-    args.stream = stream_.get();
-    args.wait_by = s.wait_by;
     if (s.reads_tokens) {
       stream_.copy_in(counts_ + 4 * i, &num_tokens_[i], 4);
       args.num_tokens = 0;
       args.num_tokens_at = reinterpret_cast<const std::uint32_t*>(counts_ + 4 * i);
     }
-    return epd_dispatch(group_.get(), &args, &s.ticket, &s.handle);
+    return epd_dispatch(group_.get(), &args, stream_.get(), &s.ticket, &s.handle);
   }
 
   epd_status_t combine(Step& s) {
@@ -180,15 +175,12 @@ class Sequence {
     args.slot = s.slot;
     args.handle = steps_[s.of].handle;
     args.defer_receive = s.defer ? 1 : 0;
-    args.on_stream = 1;
-    args.stream = stream_.get();
-    args.wait_by = s.wait_by;
-    return epd_combine(group_.get(), &args, &s.ticket);
+    return epd_combine(group_.get(), &args, stream_.get(), &s.ticket);
   }
 
   void receive() {
     const std::size_t i = std::exchange(deferred_, kNone);
-    must(epd_ticket_wait_on_stream(group_.get(), steps_[i].ticket, stream_.get(), 0), "wait for " + at(i));
+    must(epd_ticket_wait_on_stream(group_.get(), steps_[i].ticket, stream_.get()), "wait for " + at(i));
     stream_.copy_out(after(i), group_.slot_on_gpu(steps_[i].slot), bytes_);
   }
 
@@ -211,7 +203,8 @@ class Sequence {
     if (s.kind == Kind::kNoop) return;
     const epd_buffers_t got = group_.buffers_in(after(i));
     const auto inputs = make_inputs(case_, s.round);
-    epd_result_t result = EPD_RESULT_INIT;
+    epd_result_t result;
+    epd_result_init(&result);
     std::string text;
     if (s.kind == Kind::kCombine) {
       text = check_combine(case_, got, inputs, rank_, s.round);
@@ -248,7 +241,7 @@ void Commands::run_sequences(std::uint64_t seed, const std::function<void(Sequen
     c.max_recv_rows = 0;
     c.depth = 2 + i % 2;
     c.num_handles = 2;
-    c.wait_by = wait_by();
+    c.kernel_waits = kernel_waits() | 2;  // one rank does in any case
     c.commands = ~0u;
     // A noop needs no peer, but does not come after one that has left.
     Shared<Gate> finished;
@@ -419,11 +412,8 @@ TEST_P(Commands, MoreTokensThanThereMayBeEndTheSession) {
     stream.copy_in(n_at, n, 4);
     epd_dispatch_args_t args = dispatch_args(c, 0);
     args.num_tokens_at = reinterpret_cast<const std::uint32_t*>(n_at);
-    args.on_stream = 1;
-    args.stream = stream.get();
-    args.wait_by = c.wait_by;
     epd_ticket_t ticket = 0;
-    must(epd_dispatch(group.get(), &args, &ticket, nullptr), "dispatch");
+    must(epd_dispatch(group.get(), &args, stream.get(), &ticket, nullptr), "dispatch");
     RANK_CHECK(stream.finish(kStreamSeconds), "the stream waits");
     must(epd_group_check(group.get(), nullptr), "check", EPD_INVALID_ARGUMENT);
     must(epd_session_check(session.get()), "the session", EPD_INVALID_ARGUMENT);

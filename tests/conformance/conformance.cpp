@@ -42,7 +42,7 @@ void Conformance::with_ranks(const Case& c, const Body& body, double seconds) {
   SCOPED_TRACE(c.describe());
   const std::string name = group_name();
   expect_all_ok(run_ranks(c.num_ranks, seconds, [&](std::uint32_t rank) -> std::string {
-    const Session session(daemon().socket(), daemon().device(rank));
+    const Session session(daemon().socket(), daemon().device(rank), c.wait_by_on(rank));
     const Group group(session, c.config(name.c_str(), rank), c.bound_on(rank));
     body(session, group, rank);
     return "";
@@ -101,7 +101,8 @@ epd_ticket_t submit_combine(const Group& group, const Case& c, std::uint32_t ran
 
 void finish_dispatch(const Group& group, const Case& c, std::uint32_t rank, std::uint32_t slot, Round round,
                      epd_ticket_t ticket) {
-  epd_result_t result = EPD_RESULT_INIT;
+  epd_result_t result;
+  epd_result_init(&result);
   must(group.wait(ticket, kWaitMs, &result), "dispatch of round " + std::to_string(round.data));
   const std::string text =
       check_dispatch(c, group.buffers(slot), make_inputs(c, round), rank, result, nullptr);

@@ -33,12 +33,13 @@ void check_said(const Expected& want) {
 }
 
 void must_fail(const Group& group, epd_ticket_t ticket, const Expected& want) {
-  epd_result_t result = EPD_RESULT_INIT;
+  epd_result_t result;
+  epd_result_init(&result);
   must(group.wait(ticket, kWaitMs, &result), "the operation", want.status);
   check_said(want);
   RANK_CHECK(
-      want.culprit < 0 || result.culprit_rank == want.culprit,
-      "the culprit is " + std::to_string(result.culprit_rank) + ", not " + std::to_string(want.culprit));
+      want.culprit < 0 || result.failed_rank == want.culprit,
+      "the culprit is " + std::to_string(result.failed_rank) + ", not " + std::to_string(want.culprit));
 }
 
 // `submitted` is what the submission gave: the failure itself, or a ticket that ends with it.
@@ -54,7 +55,8 @@ void must_fail_soon(const Group& group, epd_status_t submitted, epd_ticket_t tic
 // The group is known to be broken, this rank may not have seen it yet: its next submission is refused with
 // the group's status, or ends with it.
 void must_be_broken(const Group& group, const Expected& want) {
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
   args.timeout_ms = 20000;
   epd_ticket_t ticket = 0;
   const epd_status_t submitted = group.dispatch(&args, &ticket, nullptr);
@@ -62,7 +64,8 @@ void must_be_broken(const Group& group, const Expected& want) {
 }
 
 std::uint64_t resume(const Group& group) {
-  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+  epd_resume_info_t info;
+  epd_resume_info_init(&info);
   must(epd_group_resume(group.get(), 20000, &info), "resume");
   return info.resume_op;
 }
@@ -91,7 +94,8 @@ TEST_P(Failures, AStaleHandleIsNotFoundAndHarmless) {
     finish_dispatch(group, c, rank, 0, 0, submit_dispatch(group, c, rank, 0, 0, &old_handle));
     finish_dispatch(group, c, rank, 0, 1, submit_dispatch(group, c, rank, 0, 1, &new_handle));
     RANK_CHECK(old_handle != new_handle, "handles differ");
-    epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
+    epd_combine_args_t args;
+    epd_combine_args_init(&args);
     epd_ticket_t ticket = 0;
     for (const epd_handle_t bad : {old_handle, epd_handle_t{0}, new_handle + 1, ~epd_handle_t{0}}) {
       args.handle = bad;
@@ -119,7 +123,8 @@ TEST_P(Failures, ABadChoiceIsNamedOnEveryRank) {
         const Input input = make_input(c, rank, 1);
         fill_dispatch(c, group.buffers(0), input);
         if (rank == 1) set_choice(c, group.buffers(0), std::size_t{5} * c.topk + 1, value);
-        epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+        epd_dispatch_args_t args;
+        epd_dispatch_args_init(&args);
         args.num_tokens = input.num_tokens;
         const Expected want{EPD_INVALID_ARGUMENT, {"topk_idx[5,1] is " + std::to_string(value), "rank 1"}, 1};
         // A rank that comes late finds the group broken already.
@@ -203,9 +208,11 @@ TEST_P(Failures, HandlesThatAreNoMoreAreNotFound) {
   with_ranks(c, [&](const Session& session, const Group& group, std::uint32_t rank) {
     const Group other(session, fewer.config(name.c_str(), rank));
     const auto refused = [&](const Group& where, epd_handle_t handle, const char* why) {
-      epd_combine_args_t combine = EPD_COMBINE_ARGS_INIT;
+      epd_combine_args_t combine;
+      epd_combine_args_init(&combine);
       combine.handle = handle;
-      epd_dispatch_args_t dispatch = EPD_DISPATCH_ARGS_INIT;
+      epd_dispatch_args_t dispatch;
+      epd_dispatch_args_init(&dispatch);
       dispatch.handle = handle;
       epd_ticket_t ticket = 0;
       must(where.combine(&combine, &ticket), why, EPD_NOT_FOUND);
@@ -287,9 +294,9 @@ TEST_P(Failures, ResumeOfAHealthyGroupIsOkAtOnce) {
   const Case c = small_case(2);
   with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
     RANK_CHECK(resume(group) == 0, "nothing was done yet");
-    must(epd_group_resume(group.get(), 0, nullptr), "resume without waiting");
+    must(epd_group_resume(group.get(), EPD_NO_WAIT, nullptr), "resume without waiting");
     one_round(group, c, rank, 0);
-    must(epd_group_resume(group.get(), 0, nullptr), "resume");
+    must(epd_group_resume(group.get(), EPD_NO_WAIT, nullptr), "resume");
     one_round(group, c, rank, 1);
   });
 }
@@ -310,7 +317,8 @@ TEST_P(Failures, APeerThatLeavesIsNamedToTheOthers) {
         ready->arrive();
         must_fail(group, ticket, {EPD_RANK_LOST, {"rank 1"}, 1});
         epd_ticket_t other = 0;
-        epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+        epd_dispatch_args_t args;
+        epd_dispatch_args_init(&args);
         args.slot = 1;
         must(group.dispatch(&args, &other, nullptr), "a submission to the lost group", EPD_RANK_LOST);
         must(epd_group_resume(group.get(), 1000, nullptr), "resume of a lost group", EPD_RANK_LOST);

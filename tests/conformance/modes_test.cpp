@@ -33,11 +33,14 @@ struct PayloadCase {
   epd_scale_format_t scales;
   std::uint32_t opaque_bytes;
 };
-constexpr PayloadCase kPayloads[] = {
-    {EPD_PAYLOAD_BF16, EPD_SCALES_FLOAT32, 0},          {EPD_PAYLOAD_FP8_CAST, EPD_SCALES_FLOAT32, 0},
-    {EPD_PAYLOAD_FP8_CAST, EPD_SCALES_FLOAT32_POW2, 0}, {EPD_PAYLOAD_FP8_CAST, EPD_SCALES_UE8M0, 0},
-    {EPD_PAYLOAD_FP8, EPD_SCALES_FLOAT32, 0},           {EPD_PAYLOAD_FP8, EPD_SCALES_UE8M0, 0},
-    {EPD_PAYLOAD_OPAQUE, EPD_SCALES_FLOAT32, 16},       {EPD_PAYLOAD_OPAQUE, EPD_SCALES_FLOAT32, 1040}};
+constexpr PayloadCase kPayloads[] = {{EPD_PAYLOAD_BF16, EPD_SCALE_FORMAT_FLOAT32, 0},
+                                     {EPD_PAYLOAD_FP8_CAST, EPD_SCALE_FORMAT_FLOAT32, 0},
+                                     {EPD_PAYLOAD_FP8_CAST, EPD_SCALE_FORMAT_FLOAT32_POW2, 0},
+                                     {EPD_PAYLOAD_FP8_CAST, EPD_SCALE_FORMAT_UE8M0, 0},
+                                     {EPD_PAYLOAD_FP8, EPD_SCALE_FORMAT_FLOAT32, 0},
+                                     {EPD_PAYLOAD_FP8, EPD_SCALE_FORMAT_UE8M0, 0},
+                                     {EPD_PAYLOAD_OPAQUE, EPD_SCALE_FORMAT_FLOAT32, 16},
+                                     {EPD_PAYLOAD_OPAQUE, EPD_SCALE_FORMAT_FLOAT32, 1040}};
 
 TEST_P(Modes, EveryPayloadInEveryLayout) {
   std::vector<Script> scripts;
@@ -216,7 +219,8 @@ TEST_P(Modes, ExpertsNeedNotKnowHowManyRowsThereAre) {
           const epd_ticket_t dispatched = submit_dispatch(group, c, rank, slot, round, &handle);
           must(group.wait(dispatched, kWaitMs), "dispatch");
           echo_all_rows(c, b, marked);
-          epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
+          epd_combine_args_t args;
+          epd_combine_args_init(&args);
           args.slot = slot;
           args.handle = handle;
           epd_ticket_t combined = 0;

@@ -216,11 +216,12 @@ TEST_P(Operations, OneMoreThanTheDepthWouldBlock) {
       tickets.push_back(submit_dispatch(group, c, rank, slot, slot));
     if (rank == 0) {
       for (std::uint32_t slot = 0; slot < c.depth; ++slot) {
-        epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+        epd_dispatch_args_t args;
+        epd_dispatch_args_init(&args);
         args.slot = slot;
         epd_ticket_t ticket = 0;
         must(group.dispatch(&args, &ticket, nullptr), "one more", EPD_WOULD_BLOCK);
-        must(epd_noop(group.get(), slot, &ticket), "a noop on a busy slot", EPD_WOULD_BLOCK);
+        must(epd_noop(group.get(), slot, EPD_NO_STREAM, &ticket), "a noop on a busy slot", EPD_WOULD_BLOCK);
         RANK_CHECK(epd_ticket_pending(group.get(), tickets[slot]) == 1, "the peer has not come");
       }
       held->arrive();
@@ -241,10 +242,12 @@ TEST_P(Operations, CountsComeNoLaterThanTheRows) {
   with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
     for (std::uint64_t round = 0; round < 4; ++round) {
       const epd_ticket_t ticket = submit_dispatch(group, c, rank, 0, round);
-      epd_counts_t counts = EPD_COUNTS_INIT;
+      epd_counts_t counts;
+      epd_counts_init(&counts);
       must(epd_ticket_counts(group.get(), ticket, kWaitMs, &counts), "counts");
       if (epd_ticket_pending(group.get(), ticket) == 1) early->fetch_add(1);
-      epd_result_t result = EPD_RESULT_INIT;
+      epd_result_t result;
+      epd_result_init(&result);
       must(group.wait(ticket, kWaitMs, &result), "dispatch");
       const std::string text =
           check_dispatch(c, group.buffers(0), make_inputs(c, round), rank, result, &counts);
@@ -260,12 +263,14 @@ TEST_P(Operations, CountsOfAnEndedDispatchNeedNoWait) {
     const epd_ticket_t ticket = submit_dispatch(group, c, rank, 1, 0);
     RANK_CHECK(eventually(30, [&] { return epd_ticket_pending(group.get(), ticket) == 0; }),
                "it ends by itself");
-    epd_counts_t counts = EPD_COUNTS_INIT;
-    must(epd_ticket_counts(group.get(), ticket, 0, &counts), "counts");
-    epd_result_t result = EPD_RESULT_INIT;
-    must(group.wait(ticket, 0, &result), "counts do not retire the ticket");
+    epd_counts_t counts;
+    epd_counts_init(&counts);
+    must(epd_ticket_counts(group.get(), ticket, EPD_NO_WAIT, &counts), "counts");
+    epd_result_t result;
+    epd_result_init(&result);
+    must(group.wait(ticket, EPD_NO_WAIT, &result), "counts do not retire the ticket");
     RANK_CHECK(result.num_recv_rows == counts.num_recv_rows, "counts and result agree");
-    must(group.wait(ticket, 0, &result), "poll of a retired ticket", EPD_NOT_FOUND);
+    must(group.wait(ticket, EPD_NO_WAIT, &result), "poll of a retired ticket", EPD_NOT_FOUND);
   });
 }
 
@@ -276,9 +281,10 @@ TEST_P(Operations, WaitingTakesItsTimeAndKeepsTheTicket) {
     if (rank == 1) held->wait_for(1);
     const epd_ticket_t ticket = submit_dispatch(group, c, rank, 0, 0);
     if (rank == 0) {
-      must(group.wait(ticket, 0, nullptr), "poll", EPD_WOULD_BLOCK);
-      epd_counts_t counts = EPD_COUNTS_INIT;
-      must(epd_ticket_counts(group.get(), ticket, 0, &counts), "counts", EPD_WOULD_BLOCK);
+      must(group.wait(ticket, EPD_NO_WAIT, nullptr), "poll", EPD_WOULD_BLOCK);
+      epd_counts_t counts;
+      epd_counts_init(&counts);
+      must(epd_ticket_counts(group.get(), ticket, EPD_NO_WAIT, &counts), "counts", EPD_WOULD_BLOCK);
       must(epd_ticket_counts(group.get(), ticket, 20, &counts), "counts", EPD_DEADLINE_EXCEEDED);
       const double start = now_s();
       must(group.wait(ticket, 100), "wait for 100 ms", EPD_DEADLINE_EXCEEDED);
@@ -287,9 +293,9 @@ TEST_P(Operations, WaitingTakesItsTimeAndKeepsTheTicket) {
       held->arrive();
     }
     finish_dispatch(group, c, rank, 0, 0, ticket);
-    must(group.wait(ticket, 0), "wait for a retired ticket", EPD_NOT_FOUND);
-    must(group.wait(ticket + 1000, 0), "wait for a ticket never given", EPD_NOT_FOUND);
-    must(group.wait(0, 0), "wait for 0", EPD_NOT_FOUND);
+    must(group.wait(ticket, EPD_NO_WAIT), "wait for a retired ticket", EPD_NOT_FOUND);
+    must(group.wait(ticket + 1000, EPD_NO_WAIT), "wait for a ticket never given", EPD_NOT_FOUND);
+    must(group.wait(0, EPD_NO_WAIT), "wait for 0", EPD_NOT_FOUND);
   });
 }
 
@@ -327,7 +333,7 @@ TEST_P(Operations, HooksRunOnceOnTheLibrarysThread) {
       }
       must(epd_ticket_on_complete(group.get(), ticket, record_hook, &records[i]), "hook");
       RANK_CHECK(eventually(30, [&] { return records[i].calls.load() == 1; }), "hook " + std::to_string(i));
-      must(group.wait(ticket, 0), "the hook retires the ticket", EPD_NOT_FOUND);
+      must(group.wait(ticket, EPD_NO_WAIT), "the hook retires the ticket", EPD_NOT_FOUND);
       const std::string text =
           check_dispatch(c, group.buffers(i % c.depth), make_inputs(c, i), rank, records[i].result, nullptr);
       RANK_CHECK(text.empty(), text);
@@ -336,7 +342,7 @@ TEST_P(Operations, HooksRunOnceOnTheLibrarysThread) {
     for (const HookRecord& record : records) {
       RANK_CHECK(record.calls.load() == 1, "called " + std::to_string(record.calls.load()) + " times");
       RANK_CHECK(record.other_thread.load(), "a hook never runs inside a call of the caller's");
-      RANK_CHECK(record.result.status == EPD_OK && record.result.culprit_rank == -1, "result");
+      RANK_CHECK(record.result.status == EPD_OK && record.result.failed_rank == -1, "result");
     }
   });
 }
@@ -390,12 +396,13 @@ TEST_P(Operations, NoopsAreNeitherCollectiveNorNumbered) {
     if (rank == 0) {
       for (int i = 0; i < 300; ++i) {
         epd_ticket_t ticket = 0;
-        must(epd_noop(group.get(), static_cast<std::uint32_t>(i) % c.depth, &ticket), "noop");
+        must(epd_noop(group.get(), static_cast<std::uint32_t>(i) % c.depth, EPD_NO_STREAM, &ticket), "noop");
         must(group.wait(ticket, kWaitMs), "noop");
       }
     }
     const epd_ticket_t ticket = submit_dispatch(group, c, rank, 0, 0);
-    epd_result_t result = EPD_RESULT_INIT;
+    epd_result_t result;
+    epd_result_init(&result);
     must(group.wait(ticket, kWaitMs, &result), "dispatch");
     RANK_CHECK(result.op_index == 0, "first operation has number " + std::to_string(result.op_index));
     RANK_CHECK(result.done_us >= result.launched_us && result.launched_us >= result.seen_us,
@@ -429,7 +436,8 @@ TEST_P(Operations, RegionsAreDisjointWritableAndStable) {
     }
     for (std::uint32_t slot = 0; slot < c.depth; ++slot)
       RANK_CHECK(*static_cast<std::uint32_t*>(group.buffers(slot).x) == slot, "slots do not overlap");
-    epd_buffers_t b = EPD_BUFFERS_INIT;
+    epd_buffers_t b;
+    epd_buffers_init(&b);
     must(epd_group_buffers(group.get(), c.depth, &b), "a slot too many", EPD_INVALID_ARGUMENT);
     must_say(std::to_string(c.depth));
   });
@@ -439,24 +447,26 @@ TEST_P(Operations, ArgumentsAreRefusedByNameAndValue) {
   const Case c = small_case(1);
   with_ranks(c, [&](const Session&, const Group& group, std::uint32_t) {
     epd_ticket_t ticket = 0;
-    epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+    epd_dispatch_args_t args;
+    epd_dispatch_args_init(&args);
     args.num_tokens = c.max_tokens + 1;
     must(group.dispatch(&args, &ticket, nullptr), "too many tokens", EPD_INVALID_ARGUMENT);
     must_say("num_tokens");
     must_say(std::to_string(c.max_tokens + 1));
-    args = EPD_DISPATCH_ARGS_INIT;
+    epd_dispatch_args_init(&args);
     args.slot = c.depth;
     must(group.dispatch(&args, &ticket, nullptr), "slot", EPD_INVALID_ARGUMENT);
     must_say("slot");
-    args = EPD_DISPATCH_ARGS_INIT;
+    epd_dispatch_args_init(&args);
     args.size = 1;
     must(group.dispatch(&args, &ticket, nullptr), "size", EPD_INVALID_ARGUMENT);
-    must(epd_dispatch(nullptr, &args, &ticket, nullptr), "no group", EPD_INVALID_ARGUMENT);
+    must(epd_dispatch(nullptr, &args, EPD_NO_STREAM, &ticket, nullptr), "no group", EPD_INVALID_ARGUMENT);
     must(group.dispatch(nullptr, &ticket, nullptr), "no arguments", EPD_INVALID_ARGUMENT);
-    epd_combine_args_t combine = EPD_COMBINE_ARGS_INIT;
+    epd_combine_args_t combine;
+    epd_combine_args_init(&combine);
     combine.slot = 99;
     must(group.combine(&combine, &ticket), "slot", EPD_INVALID_ARGUMENT);
-    must(epd_noop(group.get(), 99, &ticket), "slot", EPD_INVALID_ARGUMENT);
+    must(epd_noop(group.get(), 99, EPD_NO_STREAM, &ticket), "slot", EPD_INVALID_ARGUMENT);
     must_say("99");
     one_round(group, c, 0, 0);
   });

@@ -20,13 +20,14 @@ void ReplayingRank::must_become(epd_status_t status) const {
 }
 
 void ReplayingRank::resume() const {
-  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+  epd_resume_info_t info;
+  epd_resume_info_init(&info);
   must(epd_group_resume(group.get(), 30000, &info), "resume");
 }
 
 void as_replaying_rank(const Daemon& daemon, const Case& c, const std::string& group, std::uint32_t rank,
                        const ReplayingBody& body) {
-  const Session session(daemon.socket(), daemon.device(rank));
+  const Session session(daemon.socket(), daemon.device(rank), c.wait_by_on(rank));
   const Group joined(session, c.config(group.c_str(), rank));
   Replayed replayed(joined, c, rank);
   body({joined, replayed, rank});

@@ -14,7 +14,8 @@ EPD_INSTANTIATE_STREAMS(StreamFailures);
 
 // A rank that had nothing in flight may not have heard of the break yet.
 void resume_past(const Group& group, std::uint64_t epoch, std::uint64_t resume_op) {
-  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+  epd_resume_info_t info;
+  epd_resume_info_init(&info);
   const bool resumed = eventually(60, [&] {
     must(epd_group_resume(group.get(), 60000, &info), "resume");
     return info.epoch > epoch;
@@ -67,7 +68,7 @@ TEST_P(StreamFailures, AnEngineThatIsKilledHoldsNoStream) {
     std::vector<RankProcess> ranks;
     for (std::uint32_t rank = 0; rank < 2; ++rank) {
       ranks.emplace_back([&, rank]() -> std::string {
-        const Session session(daemon().socket(), daemon().device(rank));
+        const Session session(daemon().socket(), daemon().device(rank), c.wait_by_on(rank));
         const Group group(session, c.config(name.c_str(), rank));
         break_and_go_on(c, group, rank, 30000, EPD_ENGINE_RESTARTED, *waiting, *failed);
         return "";
@@ -104,7 +105,8 @@ void rounds_through_breaks(const Case& c, const Group& group, std::uint32_t rank
     if (through) {
       finished.arrive();
     }
-    epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+    epd_resume_info_t info;
+    epd_resume_info_init(&info);
     do {
       if (finished.count.load() >= c.num_ranks) return;
       if (through) sleep_ms(2);
@@ -129,7 +131,7 @@ void kill_engines_under_rounds(const std::string& kind, const Case& c, std::uint
   std::vector<RankProcess> ranks;
   for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {
     ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(own.socket(), own.device(rank));
+      const Session session(own.socket(), own.device(rank), c.wait_by_on(rank));
       const Group group(session, c.config("under", rank));
       rounds_through_breaks(c, group, rank, slots, *finished);
       return "";
@@ -168,7 +170,7 @@ TEST_P(StreamFailures, ADaemonThatIsKilledHoldsNoStream) {
   std::vector<RankProcess> ranks;
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
     ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(own.socket(), own.device(rank));
+      const Session session(own.socket(), own.device(rank), c.wait_by_on(rank));
       const Group group(session, c.config("killed", rank));
       Rounds rounds(group, c, rank, 4);
       for (std::uint64_t i = 0; i < 2; ++i) rounds.submit(i);
@@ -185,8 +187,7 @@ TEST_P(StreamFailures, ADaemonThatIsKilledHoldsNoStream) {
       }
       epd_ticket_t ticket = 0;
       const bool lost = eventually(20, [&] {
-        const epd_status_t status =
-            epd_noop_on_stream(group.get(), 0, rounds.stream().get(), c.wait_by, &ticket);
+        const epd_status_t status = epd_noop(group.get(), 0, rounds.stream().get(), &ticket);
         return status == EPD_DAEMON_LOST;
       });
       RANK_CHECK(lost, epd_last_error());
@@ -222,7 +223,7 @@ TEST_P(StreamFailures, AGroupThatEndsHoldsNoStream) {
     std::vector<RankProcess> ranks;
     for (std::uint32_t rank = 0; rank < 2; ++rank) {
       ranks.emplace_back([&, rank]() -> std::string {
-        const Session session(daemon().socket(), daemon().device(rank));
+        const Session session(daemon().socket(), daemon().device(rank), c.wait_by_on(rank));
         const Group group(session, c.config(name.c_str(), rank));
         Rounds rounds(group, c, rank, 4);
         wait_in_vain(c, rounds, rank, *waiting);
@@ -257,7 +258,7 @@ void end_without_an_engine(const std::string& kind, const Case& c, End end, epd_
   std::vector<RankProcess> ranks;
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
     ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(own.socket(), own.device(rank));
+      const Session session(own.socket(), own.device(rank), c.wait_by_on(rank));
       const Group group(session, c.config("ends", rank));
       Rounds rounds(group, c, rank, 5);
       wait_in_vain(c, rounds, rank, *waiting);
@@ -312,10 +313,11 @@ TEST_P(StreamFailures, AnEvictedSessionHoldsNoStream) {
   std::vector<RankProcess> ranks;
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
     ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon().socket(), daemon().device(rank));
+      const Session session(daemon().socket(), daemon().device(rank), c.wait_by_on(rank));
       const Group group(session, c.config(name.c_str(), rank));
       Rounds rounds(group, c, rank, 4);
-      epd_session_info_t info = EPD_SESSION_INFO_INIT;
+      epd_session_info_t info;
+      epd_session_info_init(&info);
       must(epd_session_info(session.get(), &info), "info");
       if (rank == 0) victim->store(info.session_id);
       wait_in_vain(c, rounds, rank, *waiting);
@@ -345,7 +347,7 @@ TEST_P(StreamFailures, LeavingAndDetachingHoldNoStream) {
     std::vector<RankProcess> ranks;
     for (std::uint32_t rank = 0; rank < 2; ++rank) {
       ranks.emplace_back([&, rank]() -> std::string {
-        Session session(daemon().socket(), daemon().device(rank));
+        Session session(daemon().socket(), daemon().device(rank), c.wait_by_on(rank));
         auto group = std::make_unique<Group>(session, c.config(name.c_str(), rank));
         Rounds rounds(*group, c, rank, 4);
         wait_in_vain(c, rounds, rank, *waiting);

@@ -14,7 +14,7 @@ std::string name(std::uint64_t round, const char* what) {
 
 Case StreamConformance::stream_case(std::uint32_t num_ranks, std::uint32_t depth, epd_layout_t layout) {
   Case c;
-  c.wait_by = wait_by();
+  c.kernel_waits = kernel_waits();
   // Mixed: every other rank.
   c.commands = !commands() ? 0 : GetParam().find("mixed") != std::string::npos ? 0xaaaaaaaa : ~0u;
   c.seed = base_seed() + 7000;
@@ -97,14 +97,11 @@ epd_status_t Rounds::dispatch(Round& r, std::uint32_t slot, std::uint32_t timeou
   epd_dispatch_args_t args = dispatch_args(case_, input_of(case_, rank_, r.number).num_tokens);
   args.slot = slot;
   args.timeout_ms = timeout_ms;
-  args.on_stream = 1;
-  args.stream = stream_.get();
-  args.wait_by = case_.wait_by;
-  const epd_status_t status =
-      when_there_is_room([&] { return epd_dispatch(group_.get(), &args, &r.dispatch, &r.handle); });
+  const epd_status_t status = when_there_is_room(
+      [&] { return epd_dispatch(group_.get(), &args, stream_.get(), &r.dispatch, &r.handle); });
   if (status == EPD_OK) handles_[r.number] = r.handle;
   if (status == EPD_OK && case_.defer)
-    must(epd_ticket_wait_on_stream(group_.get(), r.dispatch, stream_.get(), 0), "wait on the stream");
+    must(epd_ticket_wait_on_stream(group_.get(), r.dispatch, stream_.get()), "wait on the stream");
   return status;
 }
 
@@ -122,18 +119,16 @@ epd_status_t Rounds::combine(Round& r, std::uint32_t slot, std::uint32_t timeout
   args.slot = slot;
   args.handle = r.handle;
   args.timeout_ms = timeout_ms;
-  args.on_stream = 1;
-  args.stream = stream_.get();
-  args.wait_by = case_.wait_by;
   const epd_status_t status =
-      when_there_is_room([&] { return epd_combine(group_.get(), &args, &r.combine); });
+      when_there_is_room([&] { return epd_combine(group_.get(), &args, stream_.get(), &r.combine); });
   if (status == EPD_OK && case_.defer)
-    must(epd_ticket_wait_on_stream(group_.get(), r.combine, stream_.get(), 0), "wait on the stream");
+    must(epd_ticket_wait_on_stream(group_.get(), r.combine, stream_.get()), "wait on the stream");
   return status;
 }
 
 void must_have_gone_well(const Group& group, std::uint32_t failed_before) {
-  epd_progress_t progress = EPD_PROGRESS_INIT;
+  epd_progress_t progress;
+  epd_progress_init(&progress);
   const epd_status_t status = epd_group_check(group.get(), &progress);
   if (status != EPD_RANK_LOST) must(status, "check");
   RANK_CHECK(progress.failed == failed_before, std::to_string(progress.failed) + " commands were discarded");
@@ -154,7 +149,8 @@ void Rounds::check_combined(const Round& r) const {
 void Rounds::check_all() {
   if (commands_) must_have_gone_well(group_, failed_);
   for (const Round& r : rounds_) {
-    epd_result_t result = EPD_RESULT_INIT;
+    epd_result_t result;
+    epd_result_init(&result);
     if (!commands_) {
       must(epd_ticket_wait(group_.get(), r.dispatch, kWaitMs, &result), name(r.number, "dispatch"));
       must(epd_ticket_wait(group_.get(), r.combine, kWaitMs, nullptr), name(r.number, "combine"));
@@ -167,7 +163,8 @@ void Rounds::check_all() {
 
 void Rounds::all_must_fail(epd_status_t status) {
   if (commands_) {
-    epd_progress_t progress = EPD_PROGRESS_INIT;
+    epd_progress_t progress;
+    epd_progress_init(&progress);
     must(epd_group_check(group_.get(), &progress), "check", status);
     failed_ = progress.failed;
     rounds_.clear();
@@ -181,14 +178,15 @@ void Rounds::all_must_fail(epd_status_t status) {
 
 // Of a round's two operations the group counts each, from the first on.
 bool Rounds::check_commands_that_ended_well() {
-  epd_progress_t progress = EPD_PROGRESS_INIT;
+  epd_progress_t progress;
+  epd_progress_init(&progress);
   const epd_status_t status = epd_group_check(group_.get(), &progress);
   if (status != EPD_OK) must(status, "check", EPD_ENGINE_RESTARTED);
   for (const Round& r : rounds_) {
     const auto ended = [&](epd_ticket_t ticket, std::uint64_t op) {
       return ticket != 0 && (status == EPD_OK || op < progress.next_op);
     };
-    if (ended(r.dispatch, 2 * r.number)) check_received(r, EPD_RESULT_INIT);
+    if (ended(r.dispatch, 2 * r.number)) check_received(r, {});
     if (ended(r.combine, 2 * r.number + 1)) check_combined(r);
   }
   rounds_.clear();
@@ -207,7 +205,8 @@ bool Rounds::check_those_that_ended_well() {
     return false;
   };
   for (const Round& r : rounds_) {
-    epd_result_t result = EPD_RESULT_INIT;
+    epd_result_t result;
+    epd_result_init(&result);
     if (ended_well(r.dispatch, &result, name(r.number, "dispatch"))) check_received(r, result);
     if (ended_well(r.combine, nullptr, name(r.number, "combine"))) check_combined(r);
   }
@@ -216,7 +215,8 @@ bool Rounds::check_those_that_ended_well() {
 }
 
 std::uint64_t epoch_of(const Group& group) {
-  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+  epd_resume_info_t info;
+  epd_resume_info_init(&info);
   must(epd_group_resume(group.get(), 20000, &info), "resume");
   return info.epoch;
 }

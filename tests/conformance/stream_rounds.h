@@ -17,9 +17,7 @@ class StreamConformance : public Conformance {
   std::string device_kind() const override {
     return GetParam().starts_with("resident") ? "resident" : "cuda";
   }
-  static epd_wait_by_t wait_by() {
-    return GetParam().ends_with("by_kernel") ? EPD_WAIT_BY_KERNEL : EPD_WAIT_BY_DEFAULT;
-  }
+  static std::uint32_t kernel_waits() { return GetParam().ends_with("by_kernel") ? ~0u : 0; }
   static bool commands() { return GetParam().find("commands") != std::string::npos; }
   static Case stream_case(std::uint32_t num_ranks, std::uint32_t depth,
                           epd_layout_t layout = EPD_LAYOUT_COMPACT);

@@ -145,20 +145,18 @@ TEST_P(Streams, WithDeferReceiveAStreamWaitsWhenToldTo) {
     stream.copy_in(group.slot_on_gpu(0), copy, bytes);
     epd_dispatch_args_t args = dispatch_args(c, input.num_tokens);
     args.defer_receive = 1;
-    args.on_stream = 1;
-    args.stream = stream.get();
-    args.wait_by = c.wait_by;
     epd_ticket_t ticket = 0;
-    must(epd_dispatch(group.get(), &args, &ticket, nullptr), "dispatch");
+    must(epd_dispatch(group.get(), &args, stream.get(), &ticket, nullptr), "dispatch");
     RANK_CHECK(stream.finish(kStreamSeconds), "nobody told it to wait");
-    must(epd_ticket_wait_on_stream(group.get(), ticket, receiver.get(), 0), "wait on a stream");
+    must(epd_ticket_wait_on_stream(group.get(), ticket, receiver.get()), "wait on a stream");
     receiver.copy_out(copy, group.slot_on_gpu(0), bytes);
     if (rank == 0) {
       RANK_CHECK(!receiver.idle(), "rank 1 has sent nothing");
       begun->arrive();
     }
     RANK_CHECK(receiver.finish(kStreamSeconds), "the dispatch has ended");
-    epd_result_t result = EPD_RESULT_INIT;
+    epd_result_t result;
+    epd_result_init(&result);
     if (c.commands_on(rank)) {  // which have no tickets to ask
       must_have_gone_well(group);
       result.num_recv_rows = rows_received(c, group.buffers_in(copy));
@@ -192,9 +190,7 @@ void rounds_and_noops(const Case& c, const Group& group, std::uint32_t rank, boo
   std::vector<epd_ticket_t> noops;
   const auto noop = [&](std::uint32_t slot) {
     epd_ticket_t ticket = 0;
-    must(when_there_is_room([&] {
-           return epd_noop_on_stream(group.get(), slot, rounds.stream().get(), c.wait_by, &ticket);
-         }),
+    must(when_there_is_room([&] { return epd_noop(group.get(), slot, rounds.stream().get(), &ticket); }),
          "noop");
     noops.push_back(ticket);
   };

@@ -44,7 +44,8 @@ class Bound : public testing::TestWithParam<std::string> {
     const std::string name = "refused-" + std::to_string(++number_);
     expect_all_ok(run_ranks(2, 60, [&](std::uint32_t rank) -> std::string {
       const Session session(daemon_->socket(), daemon_->device(rank));
-      epd_session_info_t info = EPD_SESSION_INFO_INIT;
+      epd_session_info_t info;
+      epd_session_info_init(&info);
       must(epd_session_info(session.get(), &info), "info");
       epd_group_config_t config = c.config(name.c_str(), rank);
       BoundMemory own = bind_regions(info, config, abi::region_bit(Region::kRecvX));
@@ -85,7 +86,8 @@ TEST_P(Bound, EveryRegionIsWhereItWasBound) {
   const Case c = all_regions();
   expect_all_ok(run_ranks(c.num_ranks, 90, [&](std::uint32_t rank) -> std::string {
     const Session session(daemon_->socket(), daemon_->device(rank));
-    epd_session_info_t info = EPD_SESSION_INFO_INIT;
+    epd_session_info_t info;
+    epd_session_info_init(&info);
     must(epd_session_info(session.get(), &info), "info");
     epd_group_config_t config = c.config("every", rank);
     const BoundMemory own = bind_regions(info, config, c.bound_on(rank));
@@ -94,7 +96,8 @@ TEST_P(Bound, EveryRegionIsWhereItWasBound) {
     config.num_bindings = static_cast<std::uint32_t>(own.bindings.size());
     const Group group(session, config);
     for (std::uint32_t slot = 0; slot < c.depth; ++slot) {
-      epd_buffers_t b = EPD_BUFFERS_INIT;
+      epd_buffers_t b;
+      epd_buffers_init(&b);
       must(epd_group_buffers(group.get(), slot, &b), "buffers");
       const auto at = [&](Region region) {
         const epd_binding_t& binding = own.bindings[static_cast<std::size_t>(region)];
@@ -124,7 +127,8 @@ TEST_P(Bound, ExpertsMayWorkInPlace) {
   const Case c = fault_case(2, 2);
   expect_all_ok(run_ranks(2, 60, [&](std::uint32_t rank) -> std::string {
     const Session session(daemon_->socket(), daemon_->device(rank));
-    epd_session_info_t info = EPD_SESSION_INFO_INIT;
+    epd_session_info_t info;
+    epd_session_info_init(&info);
     must(epd_session_info(session.get(), &info), "info");
     epd_group_config_t config = c.config("in-place", rank);
     BoundMemory own = bind_regions(info, config, abi::region_bit(Region::kRecvX));
@@ -231,7 +235,8 @@ TEST_P(Bound, MemoryThatIsSealedWhileTheGroupForms) {
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
     ranks.emplace_back([&, rank]() -> std::string {
       const Session session(daemon_->socket(), daemon_->device(rank));
-      epd_session_info_t info = EPD_SESSION_INFO_INIT;
+      epd_session_info_t info;
+      epd_session_info_init(&info);
       must(epd_session_info(session.get(), &info), "info");
       epd_group_config_t config = c.config("sealed", rank);
       BoundMemory own = bind_regions(info, config, abi::region_bit(Region::kRecvX));
@@ -330,7 +335,8 @@ TEST_P(Bound, ALostRankComesBackWithOtherMemory) {
 
   RankProcess wrong([&]() -> std::string {
     const Session session(daemon_->socket(), daemon_->device(2));
-    epd_session_info_t info = EPD_SESSION_INFO_INIT;
+    epd_session_info_t info;
+    epd_session_info_init(&info);
     must(epd_session_info(session.get(), &info), "info");
     epd_group_config_t config = c.config("back", 2);
     BoundMemory own = bind_regions(info, config, abi::region_bit(Region::kY));

@@ -40,7 +40,8 @@ class Bystander::Rank {
     const double start = now_s();
     epd_ticket_t ticket = 0;
     must(submit(&ticket), what);
-    epd_result_t result = EPD_RESULT_INIT;
+    epd_result_t result;
+    epd_result_init(&result);
     must(group_.wait(ticket, kDeadlineMs, &result), what);
     Samples& samples = log_.samples[phase][kind];
     samples.us[samples.count.fetch_add(1) % kSamples] = static_cast<float>((now_s() - start) * 1e6);
@@ -50,12 +51,12 @@ class Bystander::Rank {
   void one_round(std::uint64_t round) {
     const std::vector<Input>& inputs = inputs_[round];
     const epd_buffers_t buffers = group_.buffers(0);
-    timed(0, "noop", [&](epd_ticket_t* ticket) { return epd_noop(group_.get(), 0, ticket); });
+    timed(0, "noop", [&](epd_ticket_t* ticket) { return epd_noop(group_.get(), 0, EPD_NO_STREAM, ticket); });
 
     fill_dispatch(case_, buffers, inputs[rank_]);
-    epd_dispatch_args_t dispatch = EPD_DISPATCH_ARGS_INIT;
+    epd_dispatch_args_t dispatch;
+    epd_dispatch_args_init(&dispatch);
     dispatch.num_tokens = inputs[rank_].num_tokens;
-    dispatch.weights = 1;
     dispatch.timeout_ms = kDeadlineMs;
     epd_handle_t handle = 0;
     const epd_result_t received = timed(
@@ -64,7 +65,8 @@ class Bystander::Rank {
     RANK_CHECK(wrong.empty(), wrong);
 
     fill_combine(case_, buffers, rank_, round, received.num_recv_rows);
-    epd_combine_args_t combine = EPD_COMBINE_ARGS_INIT;
+    epd_combine_args_t combine;
+    epd_combine_args_init(&combine);
     combine.handle = handle;
     combine.weighted = 1;
     combine.timeout_ms = kDeadlineMs;

@@ -36,10 +36,11 @@ struct Times {
 
 void must_be_lost(const Group& group, epd_status_t submitted, epd_ticket_t ticket, std::uint32_t lost) {
   if (submitted == EPD_OK) {
-    epd_result_t result = EPD_RESULT_INIT;
+    epd_result_t result;
+    epd_result_init(&result);
     must(group.wait(ticket, kHangMs, &result), "the operation", EPD_RANK_LOST);
-    RANK_CHECK(result.culprit_rank == static_cast<std::int32_t>(lost),
-               "the culprit is " + std::to_string(result.culprit_rank));
+    RANK_CHECK(result.failed_rank == static_cast<std::int32_t>(lost),
+               "the culprit is " + std::to_string(result.failed_rank));
   } else {
     must(submitted, "the submission", EPD_RANK_LOST);
   }
@@ -50,7 +51,8 @@ epd_status_t submit(const Group& group, const Case& c, std::uint32_t rank, std::
                     epd_ticket_t* ticket) {
   const Input input = make_input(c, rank, 0);
   fill_dispatch(c, group.buffers(slot), input);
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
   args.slot = slot;
   args.num_tokens = input.num_tokens;
   args.timeout_ms = kHangMs;

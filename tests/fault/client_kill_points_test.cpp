@@ -55,11 +55,14 @@ std::string whole_life(const Daemon& daemon, const Case& c, const std::string& n
   fill_dispatch(c, buffers, inputs[kVictim]);
   sleep_ms(1);  // the engine falls asleep, so that a submission rings
   epd_ticket_t ticket = 0;
-  epd_dispatch_args_t dispatch = EPD_DISPATCH_ARGS_INIT;
+  epd_dispatch_args_t dispatch;
+  epd_dispatch_args_init(&dispatch);
   dispatch.num_tokens = inputs[kVictim].num_tokens;
-  epd_combine_args_t combine = EPD_COMBINE_ARGS_INIT;
+  epd_combine_args_t combine;
+  epd_combine_args_init(&combine);
   combine.weighted = c.weighted ? 1 : 0;
-  epd_result_t result = EPD_RESULT_INIT;
+  epd_result_t result;
+  epd_result_init(&result);
   step(Stretch::kSubmit, [&] { must(group.dispatch(&dispatch, &ticket, &combine.handle), "dispatch"); });
   const Stretch wait = traced == Stretch::kWaitLong ? Stretch::kWaitLong : Stretch::kWait;
   death.waiting = ::getpid();

@@ -29,7 +29,8 @@ std::string live_and_die(const Daemon& daemon, const Case& c, int cycle, std::ui
     if (last != Last::kJoined) {
       const Input input = make_input(c, rank, 0);
       fill_dispatch(c, group.buffers(0), input);
-      epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+      epd_dispatch_args_t args;
+      epd_dispatch_args_init(&args);
       args.num_tokens = input.num_tokens;
       epd_ticket_t ticket = 0;
       const epd_status_t status = group.dispatch(&args, &ticket, nullptr);

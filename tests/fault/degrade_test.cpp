@@ -104,11 +104,13 @@ std::string combine_after_loss(const Group& group, const Case& c, std::uint32_t 
   const std::vector<Input> inputs = make_inputs(c, {0, 0});
   const epd_buffers_t buffers = group.buffers(0);
   fill_dispatch(c, buffers, inputs[rank]);
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
   args.num_tokens = inputs[rank].num_tokens;
   epd_ticket_t ticket = 0;
   epd_handle_t handle = 0;
-  epd_result_t result = EPD_RESULT_INIT;
+  epd_result_t result;
+  epd_result_init(&result);
   must(group.dispatch(&args, &ticket, &handle), "dispatch");
   must(group.wait(ticket, kHangMs, &result), "dispatch");
   RANK_CHECK(result.num_dropped_selections == 0, "nothing is dropped yet");
@@ -117,10 +119,12 @@ std::string combine_after_loss(const Group& group, const Case& c, std::uint32_t 
   if (rank == 1) sleep_ms(60000);
   stage.lost.wait_for(1);
 
-  epd_combine_args_t combine = EPD_COMBINE_ARGS_INIT;
+  epd_combine_args_t combine;
+  epd_combine_args_init(&combine);
   combine.handle = handle;
   combine.weighted = c.weighted ? 1 : 0;
-  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+  epd_resume_info_t info;
+  epd_resume_info_init(&info);
   bool heard = false;
   for (;;) {  // an engine that dies as well may make two breaks of it
     epd_status_t status = group.combine(&combine, &ticket);

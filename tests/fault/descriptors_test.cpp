@@ -137,7 +137,8 @@ TEST(Descriptors, SessionsThatAStoppedEngineHasToLetGoCount) {
   std::string refused;
   for (int i = 0; i < 100 && refused.empty(); ++i) {
     epd_session_t* session = nullptr;
-    epd_attach_options_t args = EPD_ATTACH_OPTIONS_INIT;
+    epd_attach_options_t args;
+    epd_attach_options_init(&args);
     args.socket_path = daemon.socket().c_str();
     args.device = "host:1";
     if (epd_session_attach(&args, &session) == EPD_OK) {
@@ -152,7 +153,8 @@ TEST(Descriptors, SessionsThatAStoppedEngineHasToLetGoCount) {
   ASSERT_EQ(::kill(engine, SIGCONT), 0);
   EXPECT_TRUE(eventually(20, [&] {
     epd_session_t* session = nullptr;
-    epd_attach_options_t args = EPD_ATTACH_OPTIONS_INIT;
+    epd_attach_options_t args;
+    epd_attach_options_init(&args);
     args.socket_path = daemon.socket().c_str();
     args.device = "host:1";
     if (epd_session_attach(&args, &session) != EPD_OK) return false;

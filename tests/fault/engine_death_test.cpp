@@ -73,7 +73,8 @@ epd_ticket_t dispatch(const Group& group, const Case& c, std::uint32_t rank, std
   const auto slot = static_cast<std::uint32_t>(round % c.depth);
   const Input input = make_input(c, rank, round);
   fill_dispatch(c, group.buffers(slot), input);
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
   args.slot = slot;
   args.num_tokens = input.num_tokens;
   args.timeout_ms = kHangMs;
@@ -84,7 +85,8 @@ epd_ticket_t dispatch(const Group& group, const Case& c, std::uint32_t rank, std
 
 void finish_dispatch(const Group& group, const Case& c, std::uint32_t rank, std::uint64_t round,
                      epd_ticket_t ticket) {
-  epd_result_t result = EPD_RESULT_INIT;
+  epd_result_t result;
+  epd_result_init(&result);
   must(group.wait(ticket, kHangMs, &result), "dispatch");
   const epd_buffers_t buffers = group.buffers(static_cast<std::uint32_t>(round % c.depth));
   const std::string text = check_dispatch(c, buffers, make_inputs(c, round), rank, result, nullptr);
@@ -93,7 +95,8 @@ void finish_dispatch(const Group& group, const Case& c, std::uint32_t rank, std:
 
 // The first combine after a dispatch of before the engine died.
 void combine_after_restart(const Group& group, const Case& c, epd_handle_t handle) {
-  epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
+  epd_combine_args_t args;
+  epd_combine_args_init(&args);
   args.handle = handle;
   args.weighted = c.weighted ? 1 : 0;
   args.timeout_ms = kHangMs;
@@ -103,7 +106,8 @@ void combine_after_restart(const Group& group, const Case& c, epd_handle_t handl
   RANK_CHECK(status == EPD_OK || status == EPD_ENGINE_RESTARTED,
              std::string(epd_status_name(status)) + ": " + epd_last_error());
   if (status == EPD_OK) return;
-  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+  epd_resume_info_t info;
+  epd_resume_info_init(&info);
   must(epd_group_resume(group.get(), kHangMs, &info), "resume");
   RANK_CHECK(info.resume_op == 1,
              "the dispatch is done, the combine is not: " + std::to_string(info.resume_op));
@@ -155,7 +159,8 @@ TEST_P(EngineDeath, WithAnOperationInFlight) {
       if (rank == 0) {
         const epd_ticket_t ticket = dispatch(group, c, rank, 0, nullptr);  // waits for rank 1
         stage->ready.arrive();
-        epd_result_t result = EPD_RESULT_INIT;
+        epd_result_t result;
+        epd_result_init(&result);
         must(group.wait(ticket, kHangMs, &result), "the operation in flight", EPD_ENGINE_RESTARTED);
         RANK_CHECK(std::string(epd_last_error()).find(daemon_->device(0)) != std::string::npos,
                    epd_last_error());
@@ -163,7 +168,8 @@ TEST_P(EngineDeath, WithAnOperationInFlight) {
       } else {
         stage->go.wait_for(1);
       }
-      epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+      epd_resume_info_t info;
+      epd_resume_info_init(&info);
       must(epd_group_resume(group.get(), kHangMs, &info), "resume");
       RANK_CHECK(info.resume_op == 0, "resume_op " + std::to_string(info.resume_op));
       ScriptOptions options;
@@ -292,7 +298,8 @@ TEST_P(EngineDeath, AnEngineThatDiesTooOftenIsGivenUp) {
                "the session ends");
     std::string text = epd_last_error();
     RANK_CHECK(text.find(daemon_->device(0)) != std::string::npos, text);
-    epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
+    epd_attach_options_t options;
+    epd_attach_options_init(&options);
     options.socket_path = daemon_->socket().c_str();
     const std::string device = daemon_->device(0);
     options.device = device.c_str();

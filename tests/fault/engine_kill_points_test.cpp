@@ -187,11 +187,14 @@ std::string overtaken(const Session& session, const Case& c, std::uint32_t rank,
   const std::vector<Input> inputs = make_inputs(c, 0);
   bool resumed = false;
   for (;;) {
-    epd_dispatch_args_t slow = EPD_DISPATCH_ARGS_INIT;
+    epd_dispatch_args_t slow;
+    epd_dispatch_args_init(&slow);
     slow.num_tokens = inputs[rank].num_tokens;
-    epd_dispatch_args_t empty = EPD_DISPATCH_ARGS_INIT;
+    epd_dispatch_args_t empty;
+    epd_dispatch_args_init(&empty);
     empty.slot = 1;
-    epd_combine_args_t combine = EPD_COMBINE_ARGS_INIT;
+    epd_combine_args_t combine;
+    epd_combine_args_init(&combine);
     combine.slot = 1;
     epd_ticket_t first = 0;
     epd_ticket_t second = 0;
@@ -202,7 +205,8 @@ std::string overtaken(const Session& session, const Case& c, std::uint32_t rank,
     epd_status_t status = group.wait(second, 60000);
     if (status == EPD_OK) status = group.combine(&combine, &third);
     if (status == EPD_OK) status = group.wait(third, 60000);
-    epd_result_t result = EPD_RESULT_INIT;
+    epd_result_t result;
+    epd_result_init(&result);
     const epd_status_t slow_status = group.wait(first, 60000, &result);
     if (status == EPD_OK && slow_status == EPD_OK) {
       const std::string text = check_dispatch(c, group.buffers(0), inputs, rank, result, nullptr);
@@ -213,7 +217,8 @@ std::string overtaken(const Session& session, const Case& c, std::uint32_t rank,
     }
     RANK_CHECK(status == EPD_OK || status == EPD_ENGINE_RESTARTED, epd_last_error());
     RANK_CHECK(slow_status == EPD_OK || slow_status == EPD_ENGINE_RESTARTED, epd_last_error());
-    epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+    epd_resume_info_t info;
+    epd_resume_info_init(&info);
     must(epd_group_resume(group.get(), 30000, &info), "resume");
     RANK_CHECK(info.resume_op == 0, "the slow dispatch has not ended: " + std::to_string(info.resume_op));
     resumed = true;

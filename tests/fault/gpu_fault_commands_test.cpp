@@ -24,9 +24,7 @@ struct Fate {
   bool fails_gpu() const { return death != Death::kBetweenOperations && death != Death::kWaitingByMemop; }
   // One rank comes only when it hears of the death, so that the victim is waiting for it.
   bool in_a_command() const { return death >= Death::kWaitingByKernel; }
-  epd_wait_by_t wait_by() const {
-    return death == Death::kWaitingByMemop ? EPD_WAIT_BY_MEMORY_OPERATION : EPD_WAIT_BY_KERNEL;
-  }
+  std::uint32_t kernel_waits() const { return death == Death::kWaitingByMemop ? 0 : ~0u; }
 };
 
 // In the names of tests; else they would have addresses.
@@ -90,7 +88,8 @@ class Player {
   }
 
   bool resume() {
-    epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+    epd_resume_info_t info;
+    epd_resume_info_init(&info);
     const epd_status_t status = epd_group_resume(group_.get(), kResumeMs, &info);
     if (status != EPD_OK && status == options_.end) return false;
     must(status, "resume");
@@ -132,7 +131,7 @@ class GpuFaultCommands : public GpuFault, public testing::WithParamInterface<Fat
   Case fatal_case() const {
     Case c = gpu_case(GetParam().degrade);
     c.commands = ~0u;
-    c.wait_by = GetParam().wait_by();
+    c.kernel_waits = GetParam().kernel_waits();
     return c;
   }
 
@@ -170,9 +169,9 @@ class GpuFaultCommands : public GpuFault, public testing::WithParamInterface<Fat
 
   // A survivor, or the victim until it dies.
   std::string play_until_the_end(std::uint32_t rank) const {
-    const Session session(daemon().socket(), device_of(rank));
-    const Keepsake keepsake(session, rank);
     const Case c = fatal_case();
+    const Session session(daemon().socket(), device_of(rank), c.wait_by_on(rank));
+    const Keepsake keepsake(session, rank);
     {
       const Group group(session, c.config("commands", rank));
       PlayOptions o = options(rank, group);

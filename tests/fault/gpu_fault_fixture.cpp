@@ -46,7 +46,8 @@ RankProcess GpuFault::successor(Stage& stage, const std::function<std::string(co
     RankProcess process([&]() -> std::string {
       const std::string socket = daemon().socket();
       const std::string device = device_of(kVictim);
-      epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
+      epd_attach_options_t options;
+      epd_attach_options_init(&options);
       options.socket_path = socket.c_str();
       options.device = device.c_str();
       epd_session_t* handle = nullptr;

@@ -171,7 +171,7 @@ TEST_F(OneGpuFault, AnEngineWithNothingToDoComesBackToo) {
   RankProcess next = successor(*stage, [&](const Session& session) -> std::string {
     const Group group(session, small_config("after", 0, 1));
     epd_ticket_t ticket = 0;
-    must(epd_noop(group.get(), 0, &ticket), "noop");
+    must(epd_noop(group.get(), 0, EPD_NO_STREAM, &ticket), "noop");
     must(group.wait(ticket, 30000), "noop");
     return std::to_string((now_s() - killed) * 1000);
   });
@@ -199,7 +199,7 @@ TEST_F(OneGpuFault, AnEvictedClientIsTerminatedFirst) {
       stage->ready.arrive();
       for (std::uint32_t i = 0; stage->finished.count == 0 || i < 100; ++i) {
         epd_ticket_t ticket = 0;
-        must(epd_noop(group.get(), 0, &ticket), "the bystander's noop");
+        must(epd_noop(group.get(), 0, EPD_NO_STREAM, &ticket), "the bystander's noop");
         must(group.wait(ticket, 30000), "the bystander's noop");
         std::vector<std::byte> slot(group.slot_bytes());
         copy_from_gpu(group.gpu(), slot.data(), group.slot_on_gpu(0), slot.size());  // its own context lives
@@ -246,9 +246,10 @@ TEST_F(OneGpuFault, AnEngineThatHangsIsTerminatedFirst) {
     const Keepsake keepsake(session, 0);
     keepsake.check();
     epd_ticket_t ticket = 0;
-    epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+    epd_resume_info_t info;
+    epd_resume_info_init(&info);
     must(epd_group_resume(group.get(), 30000, &info), "resume");
-    must(epd_noop(group.get(), 0, &ticket), "noop");
+    must(epd_noop(group.get(), 0, EPD_NO_STREAM, &ticket), "noop");
     must(group.wait(ticket, 30000), "noop");
     return "";
   });

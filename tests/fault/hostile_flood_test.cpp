@@ -243,7 +243,8 @@ void run_with_changing_inputs(const std::string& socket, const std::string& devi
       if (bits % 8192 == 0) (void)::madvise(buffers.topk_idx, 4096, MADV_REMOVE);
     }
   });
-  epd_result_t result = EPD_RESULT_INIT;
+  epd_result_t result;
+  epd_result_init(&result);
   const auto run = [&](const auto& submit) {
     epd_ticket_t ticket = 0;
     const epd_status_t submitted = submit(&ticket);
@@ -254,16 +255,17 @@ void run_with_changing_inputs(const std::string& socket, const std::string& devi
   const double end = now_s() + kFloodS;
   std::string trouble;
   while (now_s() < end && trouble.empty()) {
-    epd_dispatch_args_t dispatch = EPD_DISPATCH_ARGS_INIT;
+    epd_dispatch_args_t dispatch;
+    epd_dispatch_args_init(&dispatch);
     dispatch.num_tokens = c.max_tokens;
-    dispatch.weights = 1;
     dispatch.timeout_ms = 300;
     epd_handle_t handle = 0;
     epd_status_t status =
         run([&](epd_ticket_t* ticket) { return group.dispatch(&dispatch, ticket, &handle); });
     if (status == EPD_OK) {
       if (result.num_recv_rows > 2 * c.max_tokens) trouble = std::to_string(result.num_recv_rows) + " rows";
-      epd_combine_args_t combine = EPD_COMBINE_ARGS_INIT;
+      epd_combine_args_t combine;
+      epd_combine_args_init(&combine);
       combine.handle = handle;
       combine.weighted = 1;
       combine.timeout_ms = 300;
@@ -274,7 +276,8 @@ void run_with_changing_inputs(const std::string& socket, const std::string& devi
     const bool typed = status == EPD_INVALID_ARGUMENT || status == EPD_DEADLINE_EXCEEDED ||
                        status == EPD_ABORTED || status == EPD_NOT_FOUND || status == EPD_RANK_LOST;
     if (!typed) trouble = std::string(epd_status_name(status)) + ": " + epd_last_error();
-    epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+    epd_resume_info_t info;
+    epd_resume_info_init(&info);
     if (epd_group_resume(group.get(), 500, &info) != EPD_OK) break;  // the other rank has gone
   }
   stop = true;

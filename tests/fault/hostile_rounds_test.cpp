@@ -19,7 +19,8 @@ constexpr std::uint32_t kTopk = 32;
 
 // The most choices that there can be, and no rows.
 epd_group_config_t many_choices(const char* name) {
-  epd_group_config_t config = EPD_GROUP_CONFIG_INIT;
+  epd_group_config_t config;
+  epd_group_config_init(&config);
   config.name = name;
   config.num_ranks = 1;
   config.num_experts = kTopk;
@@ -39,12 +40,13 @@ class ManyChoices {
   explicit ManyChoices(const std::string& socket)
       : choices_(Allocation::of_host(std::size_t{kTokens} * kTopk * sizeof(std::int32_t))) {
     std::fill_n(choices_->address(), choices_->bytes(), std::byte{0xff});
-    epd_binding_t binding = EPD_BINDING_INIT;
+    epd_binding_t binding;
+    epd_binding_init(&binding);
     binding.region = EPD_REGION_TOPK_IDX;
     binding.fd = choices_->fd();
     binding.address = choices_->address();
     for (std::uint32_t s = 0; s < kSessions; ++s) {
-      sessions_.push_back(std::make_unique<Session>(socket, "host:0", 60'000));
+      sessions_.push_back(std::make_unique<Session>(socket, "host:0", EPD_WAIT_BY_MEMOP, 60'000));
       for (std::uint32_t g = 0; g < kGroupsOfEach; ++g) {
         const std::string name = "many-" + std::to_string(s) + "-" + std::to_string(g);
         epd_group_config_t config = many_choices(name.c_str());
@@ -59,14 +61,16 @@ class ManyChoices {
   void dispatch_all() {
     std::vector<epd_ticket_t> tickets(groups_.size());
     for (std::size_t i = 0; i < groups_.size(); ++i) {
-      epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+      epd_dispatch_args_t args;
+      epd_dispatch_args_init(&args);
       args.num_tokens = kTokens;
       args.timeout_ms = 120'000;
       epd_handle_t handle = 0;
       must(groups_[i]->dispatch(&args, &tickets[i], &handle), "dispatch");
     }
     for (std::size_t i = 0; i < groups_.size(); ++i) {
-      epd_result_t result = EPD_RESULT_INIT;
+      epd_result_t result;
+      epd_result_init(&result);
       must(groups_[i]->wait(tickets[i], 120'000, &result), "wait");
       RANK_CHECK(result.num_recv_rows == 0, std::to_string(result.num_recv_rows) + " rows of no choice");
     }

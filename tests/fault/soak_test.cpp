@@ -126,7 +126,7 @@ std::string life_in_danger(const Daemon& daemon, const GroupPlan& plan, const Se
   for (std::uint64_t generation = 0; !board.stop; ++generation) {
     beat(progress);
     note("attach");
-    if (!session) session.emplace(daemon.socket(), daemon.device(seat.device), 20000);
+    if (!session) session.emplace(daemon.socket(), daemon.device(seat.device), EPD_WAIT_BY_MEMOP, 20000);
     epd_group_config_t config = plan.shape.config(plan.name.c_str(), seat.rank);
     config.timeout_ms = 1000;
     epd_group_t* joined = nullptr;

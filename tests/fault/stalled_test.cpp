@@ -64,15 +64,18 @@ std::string rank_of_a_break(const Daemon& daemon, const Case& c, const std::stri
   if (rank == 0) {
     const Input input = make_input(c, rank, 0);
     fill_dispatch(c, group.buffers(0), input);
-    epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+    epd_dispatch_args_t args;
+    epd_dispatch_args_init(&args);
     args.num_tokens = input.num_tokens;
     args.timeout_ms = kOperationMs;
     epd_ticket_t ticket = 0;
     must(group.dispatch(&args, &ticket, nullptr), "dispatch");
-    epd_result_t result = EPD_RESULT_INIT;
+    epd_result_t result;
+    epd_result_init(&result);
     must(group.wait(ticket, kHangMs, &result), "the operation", EPD_DEADLINE_EXCEEDED);
   }
-  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+  epd_resume_info_t info;
+  epd_resume_info_init(&info);
   if (!eventually(20, [&] { return epd_group_check(group.get(), nullptr) != EPD_OK; }))
     return "no break came";
   must(epd_group_resume(group.get(), kHangMs, &info), "resume");

@@ -41,7 +41,8 @@ struct Stage {
 epd_ticket_t dispatch(const Group& group, const Case& c, std::uint32_t rank) {
   const Input input = make_input(c, rank, 0);
   fill_dispatch(c, group.buffers(0), input);
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
   args.num_tokens = input.num_tokens;
   args.timeout_ms = kOperationMs;
   epd_ticket_t ticket = 0;
@@ -51,7 +52,8 @@ epd_ticket_t dispatch(const Group& group, const Case& c, std::uint32_t rank) {
 
 // After the stop: both go on where the group agrees, and are right to the bit.
 std::string go_on(const Group& group, const Case& c, std::uint32_t rank) {
-  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+  epd_resume_info_t info;
+  epd_resume_info_init(&info);
   must(epd_group_resume(group.get(), kHangMs, &info), "resume");
   ScriptOptions options;
   options.rounds = 8;
@@ -60,10 +62,11 @@ std::string go_on(const Group& group, const Case& c, std::uint32_t rank) {
 }
 
 void must_exceed(const Group& group, epd_ticket_t ticket, std::int32_t culprit) {
-  epd_result_t result = EPD_RESULT_INIT;
+  epd_result_t result;
+  epd_result_init(&result);
   must(group.wait(ticket, kHangMs, &result), "the operation", EPD_DEADLINE_EXCEEDED);
   RANK_CHECK(epd_ticket_pending(group.get(), ticket) == 0, "it has ended");
-  RANK_CHECK(result.culprit_rank == culprit, "the culprit is " + std::to_string(result.culprit_rank));
+  RANK_CHECK(result.failed_rank == culprit, "the culprit is " + std::to_string(result.failed_rank));
   must_say("rank " + std::to_string(culprit));
 }
 
@@ -111,10 +114,12 @@ TEST_F(Stopped, AnEngineIsNotKilledAndNobodyWaitsForIt) {
       if (rank == 0) {
         must_exceed(group, ticket, 1);
         must_say("the engine of rank 1 has stood still");  // its client did submit
-        epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+        epd_resume_info_t info;
+        epd_resume_info_init(&info);
         must(epd_group_resume(group.get(), 50, &info), "resume", EPD_DEADLINE_EXCEEDED);
       } else {  // its own engine is the one that can't answer
-        epd_result_t result = EPD_RESULT_INIT;
+        epd_result_t result;
+        epd_result_init(&result);
         must(group.wait(ticket, EPD_FOREVER, &result), "a wait for ever", EPD_DEADLINE_EXCEEDED);
         RANK_CHECK(epd_ticket_pending(group.get(), ticket) == 1, "it has not ended");
         must_say("stopped");
@@ -155,7 +160,8 @@ TEST_F(Stopped, AnEngineDoesNotKeepItsGroupFromEnding) {
       stage->ready.arrive();
       stage->stopped.wait_for(1);
       if (rank == 1) sleep_ms(60000);  // until it is killed
-      epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+      epd_dispatch_args_t args;
+      epd_dispatch_args_init(&args);
       fill_dispatch(c, group.buffers(0), Input{});
       epd_ticket_t ticket = 0;
       epd_status_t status = group.dispatch(&args, &ticket, nullptr);

@@ -53,7 +53,8 @@ void hook(const epd_result_t* result, void* user) {
 }
 
 epd_ticket_t submit(const Group& group, std::uint32_t slot) {
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
   args.slot = slot;
   args.timeout_ms = 60000;
   epd_ticket_t ticket = 0;
@@ -71,11 +72,12 @@ void expect_noticed(Stage& stage, const char* who) {
 // Whatever a client does with a session whose daemon is gone, it is told so.
 void everything_is_lost(const Session& session, const Group& group) {
   must(epd_session_check(session.get()), "check", EPD_DAEMON_LOST);
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
   args.slot = 2;
   epd_ticket_t ticket = 0;
   must(group.dispatch(&args, &ticket, nullptr), "dispatch", EPD_DAEMON_LOST);
-  must(epd_noop(group.get(), 2, &ticket), "noop", EPD_DAEMON_LOST);
+  must(epd_noop(group.get(), 2, EPD_NO_STREAM, &ticket), "noop", EPD_DAEMON_LOST);
   must(epd_group_resume(group.get(), 2000, nullptr), "resume", EPD_DAEMON_LOST);
   const epd_group_config_t config = small_config("after", 0, 1);
   epd_group_t* other = nullptr;

@@ -31,14 +31,16 @@ struct Stage {
 };
 
 std::string boot_id(const Session& session) {
-  epd_session_info_t info = EPD_SESSION_INFO_INIT;
+  epd_session_info_t info;
+  epd_session_info_init(&info);
   must(epd_session_info(session.get(), &info), "info");
   return info.boot_id;
 }
 
 // As soon as somebody listens: between two daemons nobody does.
 Session attach_again(const Daemon& daemon, const std::string& device) {
-  epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
+  epd_attach_options_t options;
+  epd_attach_options_init(&options);
   options.socket_path = daemon.socket().c_str();
   options.device = device.c_str();
   options.timeout_ms = kHangMs;
@@ -58,10 +60,11 @@ void must_be_gone(const Session& session, const Group* group) {
   epd_group_t* other = nullptr;
   must(epd_group_join(session.get(), &config, &other), "join", EPD_DAEMON_LOST);
   if (group == nullptr) return;
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
   args.slot = 1;
   epd_ticket_t ticket = 0;
-  must(epd_dispatch(group->get(), &args, &ticket, nullptr), "dispatch", EPD_DAEMON_LOST);
+  must(epd_dispatch(group->get(), &args, EPD_NO_STREAM, &ticket, nullptr), "dispatch", EPD_DAEMON_LOST);
   must(epd_group_resume(group->get(), 2000, nullptr), "resume", EPD_DAEMON_LOST);
   static_cast<std::uint32_t*>(group->buffers(0).x)[0] = 1;  // the memory is still there
 }
@@ -85,7 +88,8 @@ struct Client {
     joined = true;
   }
   epd_ticket_t submit(std::uint32_t timeout_ms = kHangMs) const {
-    epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+    epd_dispatch_args_t args;
+    epd_dispatch_args_init(&args);
     args.timeout_ms = timeout_ms;
     epd_ticket_t ticket = 0;
     must(group.dispatch(&args, &ticket, nullptr), "dispatch");
@@ -134,7 +138,8 @@ const std::vector<Step>& steps() {
       {"Hello sent, not read", 1, true,
        [](Client& client) {
          client.freeze();
-         epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
+         epd_attach_options_t options;
+         epd_attach_options_init(&options);
          options.socket_path = client.daemon.socket().c_str();
          options.timeout_ms = kHangMs;
          epd_session_t* session = nullptr;
@@ -325,7 +330,8 @@ std::string life(const Daemon& daemon, Stage& stage) {
     gone = status == EPD_DAEMON_LOST;
     return !gone;
   };
-  epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
+  epd_attach_options_t options;
+  epd_attach_options_init(&options);
   options.socket_path = daemon.socket().c_str();
   options.timeout_ms = kHangMs;
   epd_session_t* attached = nullptr;
@@ -335,7 +341,8 @@ std::string life(const Daemon& daemon, Stage& stage) {
     epd_group_t* joined = nullptr;
     if (served(epd_group_join(session.get(), &config, &joined), "join")) {
       const Group group(joined);
-      epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+      epd_dispatch_args_t args;
+      epd_dispatch_args_init(&args);
       epd_ticket_t ticket = 0;
       epd_status_t status = group.dispatch(&args, &ticket, nullptr);
       if (status == EPD_OK) status = group.wait(ticket, kHangMs);

@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace epd::gpu_test {
@@ -130,7 +131,7 @@ class World {
   static constexpr std::uint32_t kMaxSms = 132;
   static constexpr std::uint32_t kOperations = 1024;  // uploaded and not yet overwritten
 
-  explicit World(const WorldShape& world) : shape_(world.shape), world_(world), landing_(world) {
+  explicit World(const WorldShape& world) : shape_(world.shape), world_(with_slots(world)), landing_(world_) {
     ranks_.resize(shape_.num_ranks);
     static std::uint32_t worlds = 0;
     ++worlds;
@@ -202,7 +203,7 @@ class World {
       std::exit(1);
     }
     if (world_.mode == Mode::kCommands) {
-      stay(own, static_cast<std::uint32_t>(bytes));
+      stay(own, static_cast<std::uint32_t>(bytes), op.shape);
       own.commands->start(kind, op);
       own.asked = true;
       return;
@@ -211,7 +212,7 @@ class World {
     Operation* const slot = own.operations + place;
     own.uploads[place] = op;
     if (world_.mode == Mode::kResident) {
-      stay(own, static_cast<std::uint32_t>(bytes));
+      stay(own, static_cast<std::uint32_t>(bytes), op.shape);
       own.late |= world_.late_entries && ++own.told % 4 == 0;
       tell(own, kernels::cuda::task_of(kind, op), place);
       return;
@@ -257,13 +258,80 @@ class World {
     const auto devices = static_cast<std::uint32_t>(num_devices());
     return kMaxSms / ((size() + devices - 1) / devices);
   }
-  void stay(Rank& rank, std::uint32_t shared_bytes) {
+  // Commands need as many landings as they have slots.
+  static WorldShape with_slots(WorldShape world) {
+    if (world.mode == Mode::kCommands) world.landings = std::max(world.landings, CommandLane::kSlots);
+    return world;
+  }
+  // All ranks have taken their memory in the same order, so distances in it are the same everywhere.
+  kernels::cuda::DeviceView view_of(std::uint32_t r, const kernels::cuda::Shape& configured) {
+    using abi::Region;
+    const auto at = [](const void* memory) {
+      return static_cast<std::uint8_t*>(const_cast<void*>(memory));  // NOLINT
+    };
+    Rank& own = ranks_[r];
+    kernels::cuda::DeviceView view;
+    kernels::cuda::GroupView& group = view.group;
+    group.shape = configured;
+    group.landing = landing_.at;
+    group.rank = r;
+    group.exchange_arena = at(own.peer.ready);
+    group.workspace = own.workspace;
+    group.workspace_bytes = own.workspace_bytes;
+    const auto distance = [&](const void* from, const void* to) {
+      return static_cast<std::uint64_t>(at(to) - at(from));
+    };
+    abi::ExchangeArenaLayout& layout = group.exchange;
+    layout.ready = layout.block_bytes = layout.routing_bytes = layout.half_bytes = 0;
+    layout.arrived = distance(own.peer.ready, own.peer.arrived);
+    layout.announcement = distance(own.peer.ready, own.peer.announcement);
+    layout.rank_counts = distance(own.peer.ready, own.peer.rank_counts);
+    layout.expert_counts = distance(own.peer.ready, own.peer.expert_counts);
+    layout.landings = own.peer.landing == nullptr ? 0 : distance(own.peer.ready, own.peer.landing);
+    layout.landing_bytes = landing_.bytes;
+    layout.routing = distance(own.peer.ready, own.head);
+    layout.topk = distance(own.head, own.routing.topk);
+    layout.rows = distance(own.head, own.routing.rows);
+    layout.placement = distance(own.head, own.routing.placement);
+    const bool scales = shape_.format.scale_bytes != 0 && !shape_.format.cast;
+    const std::pair<Region, const void*> regions[] = {{Region::kX, own.x},
+                                                      {Region::kXScales, scales ? own.x_scales : nullptr},
+                                                      {Region::kTopkIdx, own.topk_idx},
+                                                      {Region::kTopkWeights, own.topk_weights},
+                                                      {Region::kRankOffsets, own.counts.rank_offsets},
+                                                      {Region::kExpertCounts, own.counts.expert_counts},
+                                                      {Region::kExpertOffsets, own.counts.expert_offsets},
+                                                      {Region::kSourceRanges, own.counts.source_ranges},
+                                                      {Region::kBias0, own.bias[0]},
+                                                      {Region::kBias1, own.bias[1]},
+                                                      {Region::kOut, own.out},
+                                                      {Region::kOutWeights, own.out_weights}};
+    for (const auto& [region, memory] : regions)
+      group.regions[static_cast<std::size_t>(region)] = {at(memory), 0};
+    for (std::uint32_t i = 0; i < size(); ++i) {
+      if (masked(i)) continue;
+      const kernels::cuda::Peer& peer = ranks_[i].peer;
+      view.peers[i] = {at(peer.ready),
+                       0,
+                       {at(peer.target.recv_x), 0},
+                       {at(peer.target.recv_scales), 0},
+                       {at(peer.target.recv_topk_idx), 0},
+                       {at(peer.target.recv_topk_weights), 0},
+                       {at(peer.target.recv_src), 0},
+                       {at(peer.source.y), 0},
+                       {at(peer.source.y_weights), 0}};
+    }
+    return view;
+  }
+  void stay(Rank& rank, std::uint32_t shared_bytes, const kernels::cuda::Shape& configured) {
     if (rank.running) return;
     rank.running = true;
     kernels::cuda::ResidentArguments own{
         rank.state, rank.operations, rank.uploads, rank.entries, rank.round, *rank.round, {}};
     const auto number = static_cast<std::uint32_t>(&rank - ranks_.data());
-    if (rank.commands != nullptr) own.commands = rank.commands->arguments(number);
+    if (rank.commands != nullptr)
+      own.commands =
+          rank.commands->arguments(view_of(number, configured), world_.max_tokens, world_.landings);
     Image::get().stay(own, staying_ctas(), shared_bytes - kernels::cuda::kStaticBytes, rank.stream);
   }
   // In turn by an entry of the queue and by its round, sometimes both: a stop that comes when the kernel has

@@ -60,7 +60,8 @@ class Access : public testing::Test {
 
   void refused_attach(const char* device, epd_status_t wanted, const std::vector<std::string>& words) const {
     epd_session_t* session = nullptr;
-    epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
+    epd_attach_options_t options;
+    epd_attach_options_init(&options);
     options.socket_path = daemon_->socket().c_str();
     options.device = device;
     must(epd_session_attach(&options, &session), "attach", wanted);
@@ -207,7 +208,8 @@ TEST_F(Access, WhoMayAttachJoinAndUseWhat) {
                R"( {users = [61002], attach = false}, {unix_groups = [62001]})")});
   as({kAlice, kNobodys, {}}, [&] {
     const Session session(daemon_->socket(), "");  // the daemon's choice: the only one it may use
-    epd_session_info_t info = EPD_SESSION_INFO_INIT;
+    epd_session_info_t info;
+    epd_session_info_init(&info);
     must(epd_session_info(session.get(), &info), "info");
     RANK_CHECK(std::string(info.device) == "host:1", info.device);
     refused_attach("host:0", EPD_PERMISSION_DENIED, {"user 61001", "host:0", "access.rule 2", "host:1"});
@@ -240,7 +242,7 @@ TEST_F(Access, AReloadChangesWhatIsAllowedFromThenOn) {
     attached->arrive();
     reloaded->wait_for(1);
     epd_ticket_t ticket = 0;
-    must(epd_noop(before.get(), 0, &ticket), "noop");
+    must(epd_noop(before.get(), 0, EPD_NO_STREAM, &ticket), "noop");
     must(before.wait(ticket, 10000), "who is in a group stays");
     refused_join(session, "another", EPD_PERMISSION_DENIED,
                  {"user 61001", "access.rule 2", "attach = false"});

@@ -27,7 +27,8 @@ void in_process(const std::function<void()>& body, double seconds = 60) {
 }
 
 epd_status_t try_attach(const std::string& socket, const char* device, epd_session_t** session) {
-  epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
+  epd_attach_options_t options;
+  epd_attach_options_init(&options);
   options.socket_path = socket.c_str();
   options.device = device;
   return epd_session_attach(&options, session);
@@ -78,8 +79,10 @@ TEST(Attach, InfoTellsWhereWeAre) {
     epd_session_t* second = nullptr;
     must(epd_session_attach(nullptr, &first), "attach by $EPD_SOCKET");
     must(epd_session_attach(nullptr, &second), "attach again");
-    epd_session_info_t one = EPD_SESSION_INFO_INIT;
-    epd_session_info_t two = EPD_SESSION_INFO_INIT;
+    epd_session_info_t one;
+    epd_session_info_init(&one);
+    epd_session_info_t two;
+    epd_session_info_init(&two);
     must(epd_session_info(first, &one), "info");
     must(epd_session_info(second, &two), "info");
     RANK_CHECK(one.session_id != two.session_id, "ids differ");
@@ -229,7 +232,7 @@ TEST(Join, AMismatchNamesTheFieldAndBothValues) {
       {"topk", {"2", "3"}, [](auto& c) { c.topk = 3; }},
       {"depth", {"2", "5"}, [](auto& c) { c.depth = 5; }},
       {"payload", {}, [](auto& c) { c.payload = EPD_PAYLOAD_FP8_CAST; }},
-      {"index_type", {}, [](auto& c) { c.index_type = EPD_INDEX_INT64; }},
+      {"index_type", {}, [](auto& c) { c.index_type = EPD_INDEX_TYPE_INT64; }},
   };
   std::unique_ptr<Daemon> daemon;
   start(daemon);

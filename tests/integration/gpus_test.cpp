@@ -72,7 +72,8 @@ class Gpus : public testing::Test {
     Shared<Name> device;
     RankProcess client([&]() -> std::string {
       const Session session(daemon_->socket(), "");
-      epd_session_info_t info = EPD_SESSION_INFO_INIT;
+      epd_session_info_t info;
+      epd_session_info_init(&info);
       must(epd_session_info(session.get(), &info), "info");
       std::snprintf(device->text, sizeof(device->text), "%s", info.device);
       return "";

@@ -75,7 +75,8 @@ void saturate(const Daemon& daemon, Stage& stage, const Case& c, std::uint32_t r
     fill_dispatch(c, group.buffers(slot), make_input(c, rank, slot));
   stage.joined.arrive();
   std::vector<epd_ticket_t> tickets(c.depth, 0);
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
   args.num_tokens = c.max_tokens;
   while (stage.stop.count == 0) {
     for (std::uint32_t slot = 0; slot < c.depth; ++slot) {
@@ -293,7 +294,8 @@ TEST_F(Operate, AReloadIsAppliedOrRefusedAsAWhole) {
   EXPECT_EQ(value_of(epctl("config"), "limits.max_sessions"), "1");
   expect_all_ok(run_ranks(1, 30, [&](std::uint32_t) -> std::string {
     const Session session(daemon_->socket(), "host:0");
-    epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
+    epd_attach_options_t options;
+    epd_attach_options_init(&options);
     options.socket_path = daemon_->socket().c_str();
     epd_session_t* other = nullptr;
     must(epd_session_attach(&options, &other), "over the new limit", EPD_RESOURCE_EXHAUSTED);
@@ -386,12 +388,13 @@ TEST_F(Operate, DrainRefusesNewSessionsAndWaitsForTheOld) {
     const Group group(session, small_config("drained", 0, 1));
     stage->joined.arrive();
     stage->stop.wait_for(1);
-    epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
+    epd_attach_options_t options;
+    epd_attach_options_init(&options);
     options.socket_path = daemon_->socket().c_str();
     epd_session_t* other = nullptr;
     RANK_CHECK(epd_session_attach(&options, &other) != EPD_OK, "a draining daemon admits nobody");
     epd_ticket_t ticket = 0;  // and still serves those it has
-    must(epd_noop(group.get(), 0, &ticket), "noop");
+    must(epd_noop(group.get(), 0, EPD_NO_STREAM, &ticket), "noop");
     must(group.wait(ticket, 10000), "noop");
     return "";
   });
@@ -419,7 +422,8 @@ TEST_F(Operate, TerminationEndsSessionsThatStay) {
       const Session session(daemon_->socket(), daemon_->device(rank));
       const Group group(session, small_config("terminated", rank, 2));
       epd_ticket_t ticket = 0;
-      epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+      epd_dispatch_args_t args;
+      epd_dispatch_args_init(&args);
       args.timeout_ms = 60000;
       if (rank == 0) must(group.dispatch(&args, &ticket, nullptr), "dispatch");  // waits for rank 1
       stage->joined.arrive();

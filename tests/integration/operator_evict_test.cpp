@@ -67,7 +67,8 @@ TEST_F(Operator, AnEvictedSessionIsToldByWhomAndWhy) {
       const Session session(daemon_->socket(), daemon_->device(rank));
       const Group group(session, small_config("evicted", rank, 2));
       epd_ticket_t ticket = 0;
-      epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+      epd_dispatch_args_t args;
+      epd_dispatch_args_init(&args);
       if (rank == 0) {  // waits for rank 1, which is evicted instead
         must(group.dispatch(&args, &ticket, nullptr), "dispatch");
         stage->joined.arrive();
@@ -107,7 +108,8 @@ TEST_F(Operator, AnEvictedRankLosesItsGroupAndKeepsItsSession) {
         stage->joined.arrive();
         stage->go.wait_for(1);
         epd_ticket_t ticket = 0;
-        epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+        epd_dispatch_args_t args;
+        epd_dispatch_args_init(&args);
         epd_status_t status = group.dispatch(&args, &ticket, nullptr);
         if (status == EPD_OK) status = group.wait(ticket, 30000);
         RANK_CHECK(status == EPD_RANK_LOST, epd_status_name(status));
@@ -116,7 +118,7 @@ TEST_F(Operator, AnEvictedRankLosesItsGroupAndKeepsItsSession) {
       }
       const Group again(session, config);  // the same session may join again
       epd_ticket_t ticket = 0;
-      must(epd_noop(again.get(), 0, &ticket), "noop");
+      must(epd_noop(again.get(), 0, EPD_NO_STREAM, &ticket), "noop");
       must(again.wait(ticket, 10000), "noop");
       stage->stop.meet(2);  // who leaves first breaks the group for the other
       return "";
@@ -139,12 +141,13 @@ TEST_F(Operator, ARankThatIsThrownOutOfAGroupThatGoesOnIsTold) {
     ranks.emplace_back([&, rank]() -> std::string {
       const Session session(daemon_->socket(), daemon_->device(rank));
       epd_group_config_t config = small_config("thrown-out", rank, 2);
-      config.policy = EPD_DEGRADE;
+      config.policy = EPD_POLICY_DEGRADE;
       const Group group(session, config);
       stage->joined.arrive();
       stage->go.wait_for(1);
       const auto resumes = [&] {
-        epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+        epd_resume_info_t info;
+        epd_resume_info_init(&info);
         const epd_status_t status = epd_group_resume(group.get(), 20000, &info);
         return rank == 0 ? status == EPD_OK && info.num_active_ranks == 1 : status == EPD_RANK_LOST;
       };

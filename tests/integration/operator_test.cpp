@@ -29,7 +29,8 @@ class Stuck : public Operator {
         stage_->joined.arrive();
         if (rank == 1) stage_->go.wait_for(1);
         epd_ticket_t ticket = 0;
-        epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+        epd_dispatch_args_t args;
+        epd_dispatch_args_init(&args);
         args.timeout_ms = 60000;
         must(group.dispatch(&args, &ticket, nullptr), "dispatch");
         must(group.wait(ticket, 60000), "dispatch");

@@ -65,9 +65,10 @@ epd_group_config_t with_timeout(const char* name, std::uint32_t rank, std::uint3
 }
 
 void operate(const Group& group, const char* what) {
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
   epd_ticket_t ticket = 0;
-  must(epd_dispatch(group.get(), &args, &ticket, nullptr), what);
+  must(epd_dispatch(group.get(), &args, EPD_NO_STREAM, &ticket, nullptr), what);
   must(epd_ticket_wait(group.get(), ticket, 30'000, nullptr), what);
 }
 
@@ -135,9 +136,10 @@ TEST_F(Requests, LeavingWaitsForNoJoin) {
       const Answer answer = second.get();
       RANK_CHECK(answer.status == EPD_OK, answer.text);
     } else {
-      epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+      epd_dispatch_args_t args;
+      epd_dispatch_args_init(&args);
       epd_ticket_t ticket = 0;
-      epd_status_t status = epd_dispatch(first->get(), &args, &ticket, nullptr);
+      epd_status_t status = epd_dispatch(first->get(), &args, EPD_NO_STREAM, &ticket, nullptr);
       if (status == EPD_OK) status = epd_ticket_wait(first->get(), ticket, 20'000, nullptr);
       must(status, "the operation that the peer left", EPD_RANK_LOST);
       must_say("left");
@@ -254,15 +256,15 @@ TEST_F(Requests, AForkedChildThatExitsTakesNoRankAlong) {
     if (rank == 0) {
       // With a thread of the library, an operation in flight, and a handle that it uses.
       std::promise<void> ran;
-      all.group->noop(1).on_complete([&ran](const epd_result_t&) { ran.set_value(); });
+      all.group->noop(1, EPD_NO_STREAM).on_complete([&ran](const epd_result_t&) { ran.set_value(); });
       ran.get_future().wait();
-      all.dispatch = all.group->dispatch(0, 0, keep);
+      all.dispatch = all.group->dispatch(0, 0, EPD_NO_STREAM, keep);
       fork_a_child_that_exits();
     } else {
-      all.dispatch = all.group->dispatch(0, 0, keep);
+      all.dispatch = all.group->dispatch(0, 0, EPD_NO_STREAM, keep);
     }
     all.dispatch->ticket.wait(30'000);
-    all.group->combine(0, all.dispatch->handle).wait(30'000);
+    all.group->combine(0, all.dispatch->handle, EPD_NO_STREAM).wait(30'000);
     all.dispatch.reset();
     all.group.reset();
     all.session.reset();

@@ -196,7 +196,8 @@ std::string Case::describe() const {
          (num_biases != 0 ? " biases " + std::to_string(num_biases) : "") + (send_weights ? " weights" : "") +
          (weighted ? " weighted" : "") + (return_weights ? " return_weights" : "") +
          (zero_padding ? " zero_padding" : "") + (mark_unused ? " mark_unused" : "") +
-         (defer ? " defer" : "") + (wait_by == EPD_WAIT_BY_KERNEL ? " by kernel" : "") +
+         (defer ? " defer" : "") +
+         (kernel_waits != 0 ? " kernel waits " + std::to_string(kernel_waits) : "") +
          (bound != 0 ? " bound " + std::to_string(bound) : "") +
          (sms != 0 ? " sms " + std::to_string(sms) : "") + ", routing " + routing_name(routing) + ", sizes " +
          sizes_name(sizes);
@@ -222,7 +223,8 @@ kernels::reference::GroupParams Case::params() const {
 }
 
 epd_group_config_t Case::config(const char* name, std::uint32_t rank) const {
-  epd_group_config_t config = EPD_GROUP_CONFIG_INIT;
+  epd_group_config_t config;
+  epd_group_config_init(&config);
   config.name = name;
   config.rank = static_cast<std::int32_t>(rank);
   config.num_ranks = num_ranks;
@@ -232,8 +234,8 @@ epd_group_config_t Case::config(const char* name, std::uint32_t rank) const {
   config.topk = topk;
   config.depth = depth;
   config.payload = payload;
-  config.index_type = index64 ? EPD_INDEX_INT64 : EPD_INDEX_INT32;
-  config.policy = degrade ? EPD_DEGRADE : EPD_FAIL_FAST;
+  config.index_type = index64 ? EPD_INDEX_TYPE_INT64 : EPD_INDEX_TYPE_INT32;
+  config.policy = degrade ? EPD_POLICY_DEGRADE : EPD_POLICY_FAIL_FAST;
   config.timeout_ms = 30000;
   config.layout = layout;
   config.scale_format = scales;
@@ -251,7 +253,7 @@ std::uint32_t rows_needed(const Case& c, std::uint64_t num_routings) {
   Case roomy = c;
   roomy.max_recv_rows = 0;
   roomy.payload = EPD_PAYLOAD_OPAQUE;
-  roomy.scales = EPD_SCALES_FLOAT32;
+  roomy.scales = EPD_SCALE_FORMAT_FLOAT32;
   roomy.opaque_bytes = abi::kOpaqueMultiple;
   std::uint32_t needed = 1;
   for (std::uint64_t routing = 0; routing < num_routings; ++routing) {
@@ -294,7 +296,7 @@ Case random_case(std::uint64_t seed, std::uint32_t num_ranks) {
   c.payload = kPayloads[random.below(5)];
   if (c.payload == EPD_PAYLOAD_OPAQUE) c.opaque_bytes = 16 * (1 + random.below(64));
   if (c.payload == EPD_PAYLOAD_FP8_CAST) c.scales = static_cast<epd_scale_format_t>(random.below(3));
-  if (c.payload == EPD_PAYLOAD_FP8 && random.below(2) == 0) c.scales = EPD_SCALES_UE8M0;
+  if (c.payload == EPD_PAYLOAD_FP8 && random.below(2) == 0) c.scales = EPD_SCALE_FORMAT_UE8M0;
   c.num_biases = random.below(3);
   c.return_weights = random.below(3) == 0;
   c.zero_padding = random.below(2) == 0;
@@ -345,9 +347,10 @@ std::uint32_t biases_of(const Case& c, Round round) {
 }
 
 epd_dispatch_args_t dispatch_args(const Case& c, std::uint32_t num_tokens) {
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
   args.num_tokens = num_tokens;
-  args.weights = c.send_weights ? 1 : 0;
+  args.omit_weights = c.send_weights ? 0 : 1;
   args.defer_receive = c.defer ? 1 : 0;
   args.zero_padding = c.zero_padding ? 1 : 0;
   args.mark_unused = c.mark_unused ? 1 : 0;
@@ -356,7 +359,8 @@ epd_dispatch_args_t dispatch_args(const Case& c, std::uint32_t num_tokens) {
 }
 
 epd_combine_args_t combine_args(const Case& c, Round round) {
-  epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
+  epd_combine_args_t args;
+  epd_combine_args_init(&args);
   args.weighted = c.weighted ? 1 : 0;
   args.num_biases = biases_of(c, round);
   args.return_weights = c.return_weights ? 1 : 0;
@@ -418,7 +422,7 @@ std::vector<Answer> make_answers(const Case& c, Round round, const std::vector<I
                                  const std::set<std::uint32_t>& silent) {
   Case slim = c;
   slim.payload = EPD_PAYLOAD_OPAQUE;
-  slim.scales = EPD_SCALES_FLOAT32;
+  slim.scales = EPD_SCALE_FORMAT_FLOAT32;
   slim.opaque_bytes = abi::kOpaqueMultiple;
   std::vector<Input> inputs(c.num_ranks);
   for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {

@@ -29,7 +29,7 @@ struct Case {
   std::uint32_t topk = 2;
   std::uint32_t depth = 2;
   epd_payload_t payload = EPD_PAYLOAD_BF16;
-  epd_scale_format_t scales = EPD_SCALES_FLOAT32;
+  epd_scale_format_t scales = EPD_SCALE_FORMAT_FLOAT32;
   epd_layout_t layout = EPD_LAYOUT_COMPACT;
   std::uint32_t alignment = 1;
   std::uint32_t opaque_bytes = 0;
@@ -44,6 +44,8 @@ struct Case {
   std::uint32_t bound = 0;
   // Bit r: rank r's streams ask for its operations themselves.
   std::uint32_t commands = 0;
+  // Bit r: rank r's streams wait by kernel.
+  std::uint32_t kernel_waits = 0;
   // Its operations.
   bool send_weights = true;     // dispatch
   bool weighted = true;         // combine
@@ -51,7 +53,6 @@ struct Case {
   bool zero_padding = false;
   bool mark_unused = false;
   bool defer = false;
-  epd_wait_by_t wait_by = EPD_WAIT_BY_DEFAULT;  // of those in streams
   std::uint32_t sms = 0;
   Routing routing = Routing::kUniform;
   Sizes sizes = Sizes::kUneven;
@@ -61,6 +62,9 @@ struct Case {
   kernels::reference::GroupParams params() const;
   epd_group_config_t config(const char* name, std::uint32_t rank) const;
   bool commands_on(std::uint32_t rank) const { return (commands >> rank & 1) != 0; }
+  epd_wait_by_t wait_by_on(std::uint32_t rank) const {
+    return (kernel_waits >> rank & 1) != 0 ? EPD_WAIT_BY_KERNEL : EPD_WAIT_BY_MEMOP;
+  }
   std::uint32_t bound_on(std::uint32_t rank) const;  // of those that the group has
 };
 

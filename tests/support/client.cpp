@@ -29,11 +29,14 @@ void must_say(const std::string& part) {
     throw RankFailure{"the error says \"" + text + "\", without \"" + part + "\""};
 }
 
-Session::Session(const std::string& socket, const std::string& device, int timeout_ms) {
-  epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
+Session::Session(const std::string& socket, const std::string& device, epd_wait_by_t wait_by,
+                 std::int32_t timeout_ms) {
+  epd_attach_options_t options;
+  epd_attach_options_init(&options);
   options.socket_path = socket.c_str();
   options.device = device.empty() ? nullptr : device.c_str();
   options.timeout_ms = timeout_ms;
+  options.wait_by = wait_by;
   must(epd_session_attach(&options, &handle_), "attach to " + device);
 }
 
@@ -144,7 +147,8 @@ struct Group::Mirror {
 };
 
 Group::Group(const Session& session, epd_group_config_t config, std::uint32_t bound) {
-  epd_session_info_t info = EPD_SESSION_INFO_INIT;
+  epd_session_info_t info;
+  epd_session_info_init(&info);
   must(epd_session_info(session.get(), &info), "session info");
   if (bound != 0) {
     own_ = bind_regions(info, config, bound);
@@ -152,7 +156,7 @@ Group::Group(const Session& session, epd_group_config_t config, std::uint32_t bo
     config.num_bindings = static_cast<std::uint32_t>(own_.bindings.size());
   }
   must(epd_group_join(session.get(), &config, &handle_), std::string("join ") + config.name);
-  if (info.device_kind != EPD_DEVICE_CUDA) return;
+  if (info.device_kind != EPD_DEVICE_KIND_CUDA) return;
   const std::uint32_t depth = config.depth != 0 ? config.depth : abi::kDefaultDepth;
   mirror_ = std::make_shared<Mirror>(config);
   mirror_->gpu = gpu_of(info);
@@ -178,7 +182,8 @@ Group& Group::operator=(Group&& other) noexcept {
 }
 
 epd_buffers_t Group::on_device(std::uint32_t slot) const {
-  epd_buffers_t b = EPD_BUFFERS_INIT;
+  epd_buffers_t b;
+  epd_buffers_init(&b);
   must(epd_group_buffers(handle_, slot, &b), "buffers of slot " + std::to_string(slot));
   return b;
 }
@@ -213,13 +218,13 @@ epd_status_t Group::dispatch(const epd_dispatch_args_t* args, epd_ticket_t* tick
                              epd_handle_t* handle) const {
   const std::uint32_t slot = args != nullptr ? args->slot : ~0u;
   if (mirror_ != nullptr) mirror_->push(slot);
-  return submitted(epd_dispatch(handle_, args, ticket, handle), slot, ticket);
+  return submitted(epd_dispatch(handle_, args, EPD_NO_STREAM, ticket, handle), slot, ticket);
 }
 
 epd_status_t Group::combine(const epd_combine_args_t* args, epd_ticket_t* ticket) const {
   const std::uint32_t slot = args != nullptr ? args->slot : ~0u;
   if (mirror_ != nullptr) mirror_->push(slot);
-  return submitted(epd_combine(handle_, args, ticket), slot, ticket);
+  return submitted(epd_combine(handle_, args, EPD_NO_STREAM, ticket), slot, ticket);
 }
 
 epd_status_t Group::submitted(epd_status_t status, std::uint32_t slot, const epd_ticket_t* ticket) const {
@@ -253,7 +258,8 @@ epd_status_t Group::wait(epd_ticket_t ticket, int timeout_ms, epd_result_t* resu
 }
 
 epd_group_config_t small_config(const char* name, std::uint32_t rank, std::uint32_t num_ranks) {
-  epd_group_config_t config = EPD_GROUP_CONFIG_INIT;
+  epd_group_config_t config;
+  epd_group_config_init(&config);
   config.name = name;
   config.rank = static_cast<std::int32_t>(rank);
   config.num_ranks = num_ranks;
@@ -272,12 +278,12 @@ bool all_devices_answer(const std::string& socket, const std::string& prefix, st
     for (std::uint32_t i = 0; i < num_devices; ++i) {
       const std::string device = prefix + ":" + std::to_string(i);
       const std::string name = "probe-" + std::to_string(::getpid()) + "-" + std::to_string(i);
-      const Session session(socket, device, 2000);
+      const Session session(socket, device, EPD_WAIT_BY_MEMOP, 2000);
       epd_group_config_t config = small_config(name.c_str(), 0, 1);
       config.timeout_ms = 5000;
       const Group group(session, config);
       epd_ticket_t ticket = 0;
-      must(epd_noop(group.get(), 0, &ticket), "noop on " + device);
+      must(epd_noop(group.get(), 0, EPD_NO_STREAM, &ticket), "noop on " + device);
       must(group.wait(ticket, 5000), "noop on " + device);
     }
     return "";

@@ -21,7 +21,8 @@ class Session {
  public:
   Session() = default;
   // device "" = the daemon's choice
-  Session(const std::string& socket, const std::string& device, int timeout_ms = 10000);
+  Session(const std::string& socket, const std::string& device, epd_wait_by_t wait_by = EPD_WAIT_BY_MEMOP,
+          std::int32_t timeout_ms = 10'000);
   explicit Session(epd_session_t* taken_over) : handle_(taken_over) {}
   Session(Session&& other) noexcept;
   Session& operator=(Session&& other) noexcept;

@@ -47,7 +47,8 @@ std::uint32_t rows_received(const Case& c, const epd_buffers_t& buffers) {
 
 std::string check_received(const Case& c, const epd_buffers_t& copy, std::uint32_t rank, std::uint64_t round,
                            std::uint32_t num_recv_rows, const std::set<std::uint32_t>& lost) {
-  epd_result_t result = EPD_RESULT_INIT;
+  epd_result_t result;
+  epd_result_init(&result);
   result.num_recv_rows = num_recv_rows;
   const std::string text =
       check_dispatch(c, copy, without_ranks(c, inputs_of(c, round), lost), rank, result, nullptr);

@@ -21,9 +21,10 @@ add_library(fake_cuda SHARED
   ${_dir}/kernel_protocol.cpp ${_dir}/library.cpp ${_dir}/memory.cpp ${_dir}/memory_calls.cpp
   ${_dir}/operation_check.cpp ${_dir}/operation_exchange.cpp ${_dir}/operation_kernel.cpp ${_dir}/played_thread.cpp ${_dir}/stream.cpp ${_dir}/stream_calls.cpp ${_dir}/watching.cpp ${_dir}/word_kernels.cpp)
 target_include_directories(fake_cuda PRIVATE ${CMAKE_CURRENT_LIST_DIR} ${CMAKE_CURRENT_LIST_DIR}/..
-  ${PROJECT_SOURCE_DIR}/kernels ${PROJECT_SOURCE_DIR}/client/src)  # device code that one thread runs
+  ${PROJECT_SOURCE_DIR}/kernels ${PROJECT_SOURCE_DIR}/client/src  # device code that one thread runs
+  ${PROJECT_SOURCE_DIR}/daemon/device ${PROJECT_SOURCE_DIR}/daemon/device/include)
 target_include_directories(fake_cuda SYSTEM PUBLIC ${EPD_FAKE_CUDA_INCLUDE})
-target_link_libraries(fake_cuda PRIVATE epd_kernels epd_proto epd_options Threads::Threads ${CMAKE_DL_LIBS})
+target_link_libraries(fake_cuda PRIVATE epd_host_operation epd_kernels epd_proto epd_options Threads::Threads ${CMAKE_DL_LIBS})
 # Nothing of the rooms inside shows, and threads of streams keep the library in memory.
 target_link_options(fake_cuda PRIVATE -Wl,--version-script=${_dir}/exports.map -Wl,-z,nodelete)
 set_target_properties(fake_cuda PROPERTIES

@@ -63,7 +63,8 @@ BoundMemory bind_regions(const epd_session_info_t& session, const epd_group_conf
   std::vector<std::size_t> place;  // in which allocation, by binding
   for (std::uint32_t i = 0; i < abi::kNumRegions; ++i) {
     if ((bound >> i & 1) == 0) continue;
-    epd_binding_t binding = EPD_BINDING_INIT;
+    epd_binding_t binding;
+    epd_binding_init(&binding);
     binding.region = static_cast<epd_region_t>(i);
     std::uint64_t bytes = 0;
     must(epd_region_bytes(&config, binding.region, &bytes), "epd_region_bytes");
@@ -77,8 +78,9 @@ BoundMemory bind_regions(const epd_session_info_t& session, const epd_group_conf
   }
   for (const std::uint64_t bytes : end) {
     if (bytes == 0) break;
-    made.memory.push_back(session.device_kind == EPD_DEVICE_CUDA ? Allocation::of_gpu(gpu_of(session), bytes)
-                                                                 : Allocation::of_host(bytes));
+    made.memory.push_back(session.device_kind == EPD_DEVICE_KIND_CUDA
+                              ? Allocation::of_gpu(gpu_of(session), bytes)
+                              : Allocation::of_host(bytes));
   }
   for (std::size_t i = 0; i < made.bindings.size(); ++i) {
     epd_binding_t& binding = made.bindings[i];

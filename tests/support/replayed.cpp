@@ -51,21 +51,15 @@ GpuGraph Replayed::capture() {
   stream_.copy_in(group_.slot_on_gpu(0), given_, bytes_);
   epd_dispatch_args_t args = dispatch_args(case_, 0);
   args.num_tokens_at = reinterpret_cast<const std::uint32_t*>(n_at_);
-  args.on_stream = 1;
-  args.stream = stream_.get();
-  args.wait_by = case_.wait_by;
   epd_ticket_t ticket = 0;
   epd_handle_t handle = 0;
-  must(epd_dispatch(group_.get(), &args, &ticket, &handle), "dispatch");
+  must(epd_dispatch(group_.get(), &args, stream_.get(), &ticket, &handle), "dispatch");
   stream_.copy_out(given_ + bytes_, group_.slot_on_gpu(0), bytes_);
   const epd_buffers_t slot = group_.buffers_in(group_.slot_on_gpu(0));
   stream_.copy(slot.y, slot.recv_x, abi::region_bytes(case_.shape(), abi::Region::kY));
   epd_combine_args_t then = combine_args(case_, 0);
   then.handle = handle;
-  then.on_stream = 1;
-  then.stream = stream_.get();
-  then.wait_by = case_.wait_by;
-  must(epd_combine(group_.get(), &then, &ticket), "combine");
+  must(epd_combine(group_.get(), &then, stream_.get(), &ticket), "combine");
   stream_.copy_out(given_ + 2 * bytes_, group_.slot_on_gpu(0), bytes_);
   return stream_.end_capture();
 }

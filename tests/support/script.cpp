@@ -266,11 +266,13 @@ epd_status_t ScriptRunner::finish_oldest() {
   in_flight_.pop_front();
   const Step& step = script_[oldest.step];
   note(at(oldest.step));
-  epd_counts_t counts = EPD_COUNTS_INIT;
+  epd_counts_t counts;
+  epd_counts_init(&counts);
   const bool dispatch = step.kind != Kind::kCombine;
   const bool counted = dispatch && epd_ticket_counts(group_.get(), oldest.ticket, kHangMs, &counts) == EPD_OK;
   if (case_.defer) spoil_inputs(oldest);
-  epd_result_t result = EPD_RESULT_INIT;
+  epd_result_t result;
+  epd_result_init(&result);
   const epd_status_t status = group_.wait(oldest.ticket, kHangMs, &result);
   const std::string said = status == EPD_OK ? "" : epd_last_error();
   RANK_CHECK(epd_ticket_pending(group_.get(), oldest.ticket) == 0,
@@ -308,7 +310,8 @@ bool ScriptRunner::recover(epd_status_t status) {
   drain();
   RANK_CHECK(allows_resume(status, case_.degrade),
              case_.describe() + ": " + epd_status_name(status) + ": " + epd_last_error());
-  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+  epd_resume_info_t info;
+  epd_resume_info_init(&info);
   if (!resume(epd_status_name(status), info)) return false;
   ++stats_.resumes;
   RANK_CHECK(info.resume_op >= options_.first_op && info.resume_op <= options_.first_op + next_,
@@ -355,7 +358,8 @@ bool ScriptRunner::redo_for_peers() {
     RANK_CHECK(now_s() < end, "the other ranks have not finished in 60 s");
     sleep_ms(2);
     const std::uint64_t epoch = epoch_;
-    epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+    epd_resume_info_t info;
+    epd_resume_info_init(&info);
     const epd_status_t status = epd_group_resume(group_.get(), kResumeMs, &info);
     if (options_.finished->count.load() >= num_finishers()) break;  // others may have left by now
     must(status, "resume while the others finish");
@@ -370,7 +374,8 @@ bool ScriptRunner::redo_for_peers() {
 }
 
 ScriptStats ScriptRunner::run() {
-  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+  epd_resume_info_t info;
+  epd_resume_info_init(&info);
   if (options_.recover && !resume("nothing", info)) return stats_;  // to know the epoch
   if (case_.degrade) next_ = info.resume_op - options_.first_op;    // where the others are
   do {

@@ -144,7 +144,7 @@ class Comparison : public testing::TestWithParam<bool> {
   std::vector<std::uint8_t> recv_x_;
   std::vector<float> scales_, weights_;
   std::vector<std::int32_t> idx_, src_, offsets_, counts_;
-  epd_buffers_t buffers_ = EPD_BUFFERS_INIT;
+  epd_buffers_t buffers_{};
 };
 
 TEST_P(Comparison, AcceptsTheExpectedBitsAndNamesEachDifference) {

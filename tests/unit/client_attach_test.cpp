@@ -30,7 +30,8 @@ TEST(ClientAttach, TellsWhereItIs) {
   const FakeDaemon daemon;
   epd_session_t* session = nullptr;
   ASSERT_EQ(attach_to(daemon, &session), EPD_OK) << epd_last_error();
-  epd_session_info_t info = EPD_SESSION_INFO_INIT;
+  epd_session_info_t info;
+  epd_session_info_init(&info);
   ASSERT_EQ(epd_session_info(session, &info), EPD_OK);
   EXPECT_EQ(info.session_id, 77u);
   EXPECT_STREQ(info.device, "host:3");
@@ -50,7 +51,8 @@ TEST(ClientAttach, FindsTheSocketInTheEnvironment) {
 }
 
 TEST(ClientAttach, NobodyListens) {
-  epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
+  epd_attach_options_t options;
+  epd_attach_options_init(&options);
   options.socket_path = "/nonexistent/epd.sock";
   epd_session_t* session = nullptr;
   EXPECT_EQ(epd_session_attach(&options, &session), EPD_DAEMON_LOST);
@@ -59,7 +61,8 @@ TEST(ClientAttach, NobodyListens) {
 
 TEST(ClientAttach, PathTooLongNamesItsLength) {
   const std::string path(200, 'x');
-  epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
+  epd_attach_options_t options;
+  epd_attach_options_init(&options);
   options.socket_path = path.c_str();
   epd_session_t* session = nullptr;
   EXPECT_EQ(epd_session_attach(&options, &session), EPD_INVALID_ARGUMENT);
@@ -68,11 +71,12 @@ TEST(ClientAttach, PathTooLongNamesItsLength) {
 }
 
 TEST(ClientAttach, RefusesBadOptions) {
-  epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
+  epd_attach_options_t options;
+  epd_attach_options_init(&options);
   epd_session_t* session = nullptr;
   options.timeout_ms = -7;
   EXPECT_EQ(epd_session_attach(&options, &session), EPD_INVALID_ARGUMENT);
-  EXPECT_ERROR_HAS("-7");
+  EXPECT_ERROR_HAS("timeout_ms is -7; allowed: 1 or more milliseconds, or 0 (5000)");
   options.timeout_ms = 0;
   options.device = "a device name that is longer than any device's";
   EXPECT_EQ(epd_session_attach(&options, &session), EPD_INVALID_ARGUMENT);
@@ -144,7 +148,7 @@ TEST(ClientAttach, OlderAndNewerStructs) {
   const FakeDaemon daemon;
   epd_session_t* session = nullptr;
   struct Newer {
-    epd_attach_options_t known = EPD_ATTACH_OPTIONS_INIT;
+    epd_attach_options_t known{};
     std::uint64_t unknown = 0;
   } newer;
   newer.known.size = sizeof(newer);
@@ -161,7 +165,8 @@ TEST(ClientAttach, OlderAndNewerStructs) {
   newer.known.timeout_ms = -1;
   ASSERT_EQ(epd_session_attach(&newer.known, &session), EPD_OK) << epd_last_error();
 
-  epd_session_info_t info = EPD_SESSION_INFO_INIT;
+  epd_session_info_t info;
+  epd_session_info_init(&info);
   info.size = offsetof(epd_session_info_t, device);
   ASSERT_EQ(epd_session_info(session, &info), EPD_OK);
   EXPECT_EQ(info.session_id, 77u);
@@ -195,7 +200,8 @@ TEST_F(ClientJoin, BuffersLieInTheArena) {
   config.payload = EPD_PAYLOAD_FP8_CAST;
   ASSERT_EQ(join(config), EPD_OK) << epd_last_error();
   EXPECT_EQ(epd_group_rank(group_), 1u);
-  epd_buffers_t buffers = EPD_BUFFERS_INIT;
+  epd_buffers_t buffers;
+  epd_buffers_init(&buffers);
   ASSERT_EQ(epd_group_buffers(group_, 3, &buffers), EPD_OK);
   EXPECT_NE(buffers.recv_scales, nullptr);
   FakeMember& member = daemon_.member();
@@ -226,9 +232,10 @@ TEST_F(ClientJoin, ChecksEveryFieldByName) {
   expect("hidden is 16512", [](auto& c) { c.hidden = 16512; });
   expect("topk is 33", [](auto& c) { c.topk = 33; });
   expect("depth is 17", [](auto& c) { c.depth = 17; });
-  expect("rank is 2", [](auto& c) { c.rank = 2; });
+  expect("rank is 2; allowed: 0 .. 1, or EPD_ANY_RANK (-1)", [](auto& c) { c.rank = 2; });
   expect("rank is -2", [](auto& c) { c.rank = -2; });
-  expect("timeout_ms is -1", [](auto& c) { c.timeout_ms = -1; });
+  expect("timeout_ms is -1; allowed: 1 or more milliseconds, or 0 (the daemon's default)",
+         [](auto& c) { c.timeout_ms = -1; });
   const std::uint32_t nonsense = 7;
   expect("payload is 7", [&](auto& c) { std::memcpy(&c.payload, &nonsense, sizeof(nonsense)); });
   expect("index_type is 7", [&](auto& c) { std::memcpy(&c.index_type, &nonsense, sizeof(nonsense)); });
@@ -277,7 +284,8 @@ TEST_F(ClientJoin, ZerosAreDefaultsAndTheRestGoesToTheDaemonAsGiven) {
 
 TEST_F(ClientJoin, RegionsThatAGroupDoesNotHaveAreNull) {
   ASSERT_EQ(join(small_config()), EPD_OK) << epd_last_error();
-  epd_buffers_t b = EPD_BUFFERS_INIT;
+  epd_buffers_t b;
+  epd_buffers_init(&b);
   ASSERT_EQ(epd_group_buffers(group_, 0, &b), EPD_OK);
   EXPECT_EQ(b.recv_scales, nullptr);
   EXPECT_EQ(b.x_scales, nullptr);

@@ -23,7 +23,8 @@ class ClientBinding : public ::testing::Test {
   void TearDown() override { epd_session_detach(session_); }
 
   epd_binding_t binding(epd_region_t region) {
-    epd_binding_t made = EPD_BINDING_INIT;
+    epd_binding_t made;
+    epd_binding_init(&made);
     made.region = region;
     made.fd = memory_.get();
     made.address = place_;
@@ -73,7 +74,8 @@ TEST_F(ClientBinding, GoesToTheDaemonAndBack) {
   EXPECT_EQ(out.offset, 128u);
   EXPECT_EQ(member.bindings[EPD_REGION_X].memory, 0u);
 
-  epd_buffers_t buffers = EPD_BUFFERS_INIT;
+  epd_buffers_t buffers;
+  epd_buffers_init(&buffers);
   ASSERT_EQ(epd_group_buffers(group_, 3, &buffers), EPD_OK);
   EXPECT_EQ(buffers.y, place_ + std::size_t{3} * 65536);
   EXPECT_EQ(buffers.recv_x, place_ + 8 + std::size_t{3} * 4096);
@@ -110,7 +112,7 @@ TEST_F(ClientBinding, ArgumentsAreCheckedByName) {
 // A caller that was built with a longer epd_binding_t steps by its own size.
 TEST_F(ClientBinding, LongerStructsOfANewerCaller) {
   struct Newer {
-    epd_binding_t known = EPD_BINDING_INIT;
+    epd_binding_t known{};
     std::uint64_t unknown = 0;
   };
   std::vector<Newer> newer(2);

@@ -1,36 +1,40 @@
-// A group with commands: a scripted engine that takes programs, and streams whose words the tests write.
+// A group with commands: what the engine's kernel does, the tests do.
 #pragma once
 
 #include "client_cuda_fixture.h"
 #include "proto/commands.h"
 
-#include <atomic>
-#include <mutex>
 #include <string>
-#include <thread>
-#include <vector>
 
 namespace epd::testing {
 
-// An engine that takes all programs; what its kernel does, the tests do.
+// No engine ever hears of a call. The streams wait by kernel.
 class ClientCommands : public ClientCudaBase {
  protected:
   void SetUp() override {
-    ClientCudaBase::SetUp();
     if (!kHasKernels) GTEST_SKIP() << "this libepd has no kernels: no nvcc";
+    wait_by_ = EPD_WAIT_BY_KERNEL;
+    ClientCudaBase::SetUp();
+    leave_for_commands();
+  }
+  void TearDown() override {
+    EXPECT_FALSE(daemon_.next_submission(1).has_value()) << "of a call the engine's loop hears nothing";
+    ClientCudaBase::TearDown();
+  }
+  // Its streams have MEMOP waits.
+  void use_memop_waits() {
+    ASSERT_EQ(attach_again(EPD_WAIT_BY_MEMOP), EPD_OK) << epd_last_error();
+    leave_for_commands();
+  }
+  void leave_for_commands() {
     epd_group_leave(group_);
     group_ = nullptr;
     ASSERT_EQ(join_with_commands(&group_), EPD_OK) << epd_last_error();
     member_ = &daemon_.member(1);
-    epd_buffers_t buffers = EPD_BUFFERS_INIT;
+    epd_buffers_t buffers;
+    epd_buffers_init(&buffers);
     ASSERT_EQ(epd_group_buffers(group_, 0, &buffers), EPD_OK);
     base_ = reinterpret_cast<std::uintptr_t>(buffers.x);
-    engine_ = std::thread([this] { take_programs(); });
-  }
-  void TearDown() override {
-    stop_ = true;
-    if (engine_.joinable()) engine_.join();
-    ClientCudaBase::TearDown();
   }
   epd_status_t join_with_commands(epd_group_t** group) {
     epd_group_config_t config = small_config();
@@ -38,52 +42,35 @@ class ClientCommands : public ClientCudaBase {
     config.commands = EPD_COMMANDS_BY_STREAM;
     return epd_group_join(session_, &config, group);
   }
-  void take_programs() {
-    while (!stop_) {
-      const auto submission = daemon_.next_submission(5);
-      if (!submission.has_value()) continue;
-      StatusCode answer = refuse_with_;  // before a test sees the program, and asks for another
-      if (submission->epoch < member_->board().epoch) answer = StatusCode::kEngineRestarted;
-      {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        programs_.push_back(*submission);  // who is answered looks at once
-      }
-      daemon_.complete(*submission, answer);
-    }
-  }
-  std::vector<abi::Submission> programs() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return programs_;
-  }
-
   abi::CommandWords& words() {
     cuda_.settle();
     return *reinterpret_cast<abi::CommandWords*>(base_ + abi::UserArenaLayout(member_->shape).commands);
   }
   std::uintptr_t address(const std::uint32_t& word) { return reinterpret_cast<std::uintptr_t>(&word); }
-  // The command that was rung last.
-  abi::Command last_command() {
-    return abi::unpack(words().commands[(words().tail - 1) % abi::kCommandSlots]);
+  // The call that was enqueued last.
+  abi::Call last_call() { return call_at(words().tail - 1); }
+  abi::Call call_at(std::uint32_t number) {
+    const abi::PackedCall& packed = words().calls[number % abi::kCommandSlots];
+    for (const std::uint64_t word : packed.words) EXPECT_EQ(word >> 32, std::uint32_t{number + 1});
+    return abi::unpack(packed);
   }
   // What the engine's kernel does with the oldest one that it has not ended.
   void end_command(bool well = true) {
-    const abi::Command command = abi::unpack(words().commands[words().done % abi::kCommandSlots]);
-    EXPECT_EQ(command.number, words().done);
+    const abi::Call call = call_at(words().done);
     if (!well) cuda_.poke(address(words().failed), words().failed + 1);
-    if (command.flagged) cuda_.poke(address(words().flags[command.program]), 1);
+    if (call.flagged) cuda_.poke(address(words().flags[abi::flag_of(call.op, call.slot)]), 1);
     cuda_.poke(address(words().done), words().done + 1);
   }
   epd_dispatch_args_t dispatch_args(std::uint32_t slot) {
-    epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+    epd_dispatch_args_t args;
+    epd_dispatch_args_init(&args);
     args.slot = slot;
     args.num_tokens = 3;
-    args.on_stream = 1;
-    args.stream = stream_;
-    args.wait_by = EPD_WAIT_BY_KERNEL;
     return args;
   }
-  epd_status_t dispatch_with(const epd_dispatch_args_t& args) {
-    return epd_dispatch(group_, &args, &ticket_, &handle_);
+  epd_status_t dispatch_with(const epd_dispatch_args_t& args) { return dispatch_in(stream_, args); }
+  epd_status_t dispatch_in(void* stream, const epd_dispatch_args_t& args) {
+    return epd_dispatch(group_, &args, stream, &ticket_, &handle_);
   }
   void expect_refused(const epd_dispatch_args_t& args, const char* text) {
     const std::uint32_t rung = words().tail;
@@ -109,13 +96,6 @@ class ClientCommands : public ClientCudaBase {
   FakeMember* member_ = nullptr;
   epd_ticket_t ticket_ = 0;
   epd_handle_t handle_ = 0;
-  std::atomic<StatusCode> refuse_with_{StatusCode::kOk};
-
- private:
-  std::atomic<bool> stop_{false};
-  std::mutex mutex_;
-  std::vector<abi::Submission> programs_;
-  std::thread engine_;
 };
 
 }  // namespace epd::testing

@@ -1,4 +1,4 @@
-// The client library with commands: what it makes known to the engine, and what its streams ring.
+// The client library with commands: what its streams enqueue.
 #include "client_commands_fixture.h"
 #include "epd/epd.hpp"
 
@@ -8,88 +8,64 @@
 namespace epd::testing {
 namespace {
 
-TEST_F(ClientCommands, TheEngineHearsOfEachOperationOnce) {
-  for (int i = 0; i < 3; ++i) {
+TEST_F(ClientCommands, ACallSaysAllThatTheOperationIs) {
+  for (std::uint32_t i = 0; i < 3; ++i) {
     ASSERT_EQ(dispatch_with(dispatch_args(2)), EPD_OK) << epd_last_error();
     EXPECT_EQ(cuda_.stuck(stream_), 1u);
+    const abi::Call call = last_call();
+    EXPECT_EQ(call.number, i);
+    EXPECT_EQ(call.op, abi::Op::kDispatch);
+    EXPECT_EQ(call.slot, 2u);
+    EXPECT_EQ(call.route, 2u);
+    EXPECT_EQ(call.num_tokens, 3u);
+    EXPECT_EQ(call.flags, abi::kFlagWeights);
+    EXPECT_EQ(call.sms, 0u);
+    EXPECT_EQ(call.timeout_ms, 0u);
+    EXPECT_EQ(call.epoch, 1u);
+    EXPECT_FALSE(call.flagged);
     end_command();
     EXPECT_EQ(cuda_.stuck(stream_), 0u);
   }
-  const auto all = programs();
-  ASSERT_EQ(all.size(), 1u);
-  EXPECT_EQ(all[0].op, abi::Op::kDispatch);
-  EXPECT_EQ(all[0].handle, 0u);
-  EXPECT_EQ(all[0].slot, 2u);
-  EXPECT_EQ(all[0].route, 2u);
-  EXPECT_EQ(all[0].num_tokens, 0u);
-  EXPECT_EQ(all[0].flags, abi::kFlagWeights | abi::kFlagRecord);
   EXPECT_EQ(words().tail, 3u);
   EXPECT_EQ(words().rung[2], 3u);
-}
-
-TEST_F(ClientCommands, WhatDiffersIsAnotherProgram) {
-  std::vector<epd_dispatch_args_t> all(6, dispatch_args(0));
-  all[1].slot = 1;
-  all[2].weights = 0;
-  all[3].timeout_ms = 77;
-  all[4].sms = 3;
-  all[5].defer_receive = 1;
-  for (int twice = 0; twice < 2; ++twice) {
-    for (std::uint32_t i = 0; i < all.size(); ++i) {
-      ASSERT_EQ(dispatch_with(all[i]), EPD_OK) << epd_last_error();
-      EXPECT_EQ(last_command().program, i);
-      end_command();
-    }
-  }
-  EXPECT_EQ(programs().size(), all.size());
-  EXPECT_EQ(programs()[3].timeout_ms, 77u);
-  EXPECT_EQ(programs()[4].sms, 3u);
-  // By what a stream waits, and how many tokens there are, the command says.
-  all[0].wait_by = EPD_WAIT_BY_MEMORY_OPERATION;
-  all[0].num_tokens = 8;
-  ASSERT_EQ(dispatch_with(all[0]), EPD_OK) << epd_last_error();
-  EXPECT_EQ(last_command().program, 0u);
-  EXPECT_EQ(last_command().num_tokens, 8u);
-  EXPECT_TRUE(last_command().flagged);
+  epd_dispatch_args_t args = dispatch_args(1);
+  args.omit_weights = 1;
+  args.timeout_ms = 77;
+  args.sms = 3;
+  args.num_tokens = 8;
+  ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
+  EXPECT_EQ(last_call().slot, 1u);
+  EXPECT_EQ(last_call().route, 1u);
+  EXPECT_EQ(last_call().flags, 0u);
+  EXPECT_EQ(last_call().timeout_ms, 77u);
+  EXPECT_EQ(last_call().sms, 3u);
+  EXPECT_EQ(last_call().num_tokens, 8u);
   end_command();
-  EXPECT_EQ(programs().size(), all.size());
+  args.sms = 1'000'000;  // more than a call has room for, and than there are
+  args.defer_receive = 1;
+  ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
+  EXPECT_EQ(last_call().sms, abi::kMostCommandSms);
+  EXPECT_EQ(last_call().flags, abi::kFlagDefer);
+  end_command();
 }
 
-TEST_F(ClientCommands, MoreProgramsThanThereIsRoomFor) {
+// Which was 64, when the engine had to know of each beforehand.
+TEST_F(ClientCommands, OperationsMayDifferWithoutLimit) {
   epd_dispatch_args_t args = dispatch_args(0);
-  args.defer_receive = 1;
-  for (std::uint32_t i = 0; i < abi::kMaxPrograms; ++i) {
+  for (std::uint32_t i = 0; i < 200; ++i) {
     args.timeout_ms = i + 1;
+    args.slot = i % 4;
     ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
+    EXPECT_EQ(last_call().timeout_ms, i + 1);
     end_command();
   }
-  args.timeout_ms = 1000;
-  EXPECT_EQ(dispatch_with(args), EPD_RESOURCE_EXHAUSTED);
-  EXPECT_ERROR_HAS("64 different operations already");
-  args.timeout_ms = 5;
-  EXPECT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
-  EXPECT_EQ(last_command().program, 4u);
-  end_command();
-}
-
-TEST_F(ClientCommands, AProgramThatIsRefusedIsSaidAgain) {
-  refuse_with_ = StatusCode::kResourceExhausted;
-  EXPECT_EQ(dispatch_with(dispatch_args(0)), EPD_RESOURCE_EXHAUSTED);
-  EXPECT_EQ(words().tail, 0u);
-  refuse_with_ = StatusCode::kOk;
-  EXPECT_EQ(dispatch_with(dispatch_args(0)), EPD_OK) << epd_last_error();
-  end_command();
-  ASSERT_EQ(programs().size(), 2u);
-  EXPECT_EQ(programs()[0].handle, programs()[1].handle);
 }
 
 TEST_F(ClientCommands, HandlesNameRecords) {
-  epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
-  args.on_stream = 1;
-  args.stream = stream_;
-  args.wait_by = EPD_WAIT_BY_KERNEL;
+  epd_combine_args_t args;
+  epd_combine_args_init(&args);
   args.handle = 1;
-  EXPECT_EQ(epd_combine(group_, &args, &ticket_), EPD_NOT_FOUND);
+  EXPECT_EQ(epd_combine(group_, &args, stream_, &ticket_), EPD_NOT_FOUND);
   EXPECT_ERROR_HAS("handle 1 is of a slot that has had no dispatch");
   std::set<epd_handle_t> handles;
   for (std::uint32_t slot = 0; slot < 2; ++slot) {
@@ -102,42 +78,41 @@ TEST_F(ClientCommands, HandlesNameRecords) {
   EXPECT_EQ(handles.size(), 2u);
   args.handle = handle_;
   args.slot = 3;
-  ASSERT_EQ(epd_combine(group_, &args, &ticket_), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_combine(group_, &args, stream_, &ticket_), EPD_OK) << epd_last_error();
   end_command();
-  EXPECT_EQ(programs().back().op, abi::Op::kCombine);
-  EXPECT_EQ(programs().back().slot, 3u);
-  EXPECT_EQ(programs().back().route, 1u);
-  EXPECT_EQ(programs().back().num_tokens, 0u);
+  EXPECT_EQ(last_call().op, abi::Op::kCombine);
+  EXPECT_EQ(last_call().slot, 3u);
+  EXPECT_EQ(last_call().route, 1u);
+  EXPECT_EQ(last_call().num_tokens, 0u);
   epd_dispatch_args_t cached = dispatch_args(0);
   cached.handle = handle_;
   ASSERT_EQ(dispatch_with(cached), EPD_OK) << epd_last_error();
-  EXPECT_EQ(last_command().num_tokens, 0u);
+  EXPECT_EQ(last_call().num_tokens, 0u);
   end_command();
-  EXPECT_EQ(programs().back().flags, abi::kFlagWeights | abi::kFlagCached | abi::kFlagRecord);
+  EXPECT_EQ(last_call().flags, abi::kFlagWeights | abi::kFlagCached);
   EXPECT_EQ(handle_, args.handle);
   args.handle += 1;
-  EXPECT_EQ(epd_combine(group_, &args, &ticket_), EPD_NOT_FOUND);
+  EXPECT_EQ(epd_combine(group_, &args, stream_, &ticket_), EPD_NOT_FOUND);
 }
 
 TEST_F(ClientCommands, KeptHandlesTakeRecordsAndGiveThemBack) {
   epd_dispatch_args_t keep = dispatch_args(0);
   keep.keep_handle = 1;
   epd_handle_t kept[2] = {};
-  for (epd_handle_t& each : kept) {
+  for (std::uint32_t i = 0; i < 2; ++i) {
     ASSERT_EQ(dispatch_with(keep), EPD_OK) << epd_last_error();
+    EXPECT_EQ(last_call().route, 4 + i);
     end_command();
-    each = handle_;
+    kept[i] = handle_;
   }
-  EXPECT_EQ(programs()[0].route, 4u);
-  EXPECT_EQ(programs()[1].route, 5u);
   EXPECT_EQ(dispatch_with(keep), EPD_RESOURCE_EXHAUSTED);
   EXPECT_ERROR_HAS("num_handles is 2");
   EXPECT_EQ(epd_handle_release(group_, kept[0]), EPD_OK) << epd_last_error();
   EXPECT_EQ(epd_handle_release(group_, kept[0]), EPD_NOT_FOUND);
-  epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
-  args.on_stream = 1;
+  epd_combine_args_t args;
+  epd_combine_args_init(&args);
   args.handle = kept[0];
-  EXPECT_EQ(epd_combine(group_, &args, &ticket_), EPD_NOT_FOUND);
+  EXPECT_EQ(epd_combine(group_, &args, stream_, &ticket_), EPD_NOT_FOUND);
   EXPECT_ERROR_HAS("is not kept any more");
   // A launch that fails gives its record back.
   cuda_.fail("epd_command", CUDA_ERROR_LAUNCH_FAILED);
@@ -146,7 +121,7 @@ TEST_F(ClientCommands, KeptHandlesTakeRecordsAndGiveThemBack) {
   ASSERT_EQ(dispatch_with(keep), EPD_OK) << epd_last_error();
   end_command();
   EXPECT_EQ(handle_, kept[0]);
-  EXPECT_EQ(programs().size(), 2u) << "the same record makes the same program";
+  EXPECT_EQ(last_call().route, 4u);
 }
 
 TEST_F(ClientCommands, TokensAreCountedWhenTheStreamGetsThere) {
@@ -160,7 +135,7 @@ TEST_F(ClientCommands, TokensAreCountedWhenTheStreamGetsThere) {
   ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
   n = 5;
   cuda_.hold(stream_, false);
-  EXPECT_EQ(last_command().num_tokens, 5u);
+  EXPECT_EQ(last_call().num_tokens, 5u);
   end_command();
   args.handle = handle_;
   expect_refused(args, "num_tokens_at is given under a handle");
@@ -170,16 +145,14 @@ TEST_F(ClientCommands, TokensAreCountedWhenTheStreamGetsThere) {
 }
 
 TEST_F(ClientCommands, OperationsMustBeOnAStream) {
-  epd_dispatch_args_t args = dispatch_args(0);
-  args.on_stream = 0;
-  args.stream = nullptr;
-  args.wait_by = 0;
-  expect_refused(args, "on_stream is 0; allowed: 1");
-  EXPECT_EQ(epd_noop(group_, 0, &ticket_), EPD_INVALID_ARGUMENT);
-  EXPECT_ERROR_HAS("on_stream is 0; allowed: 1");
-  EXPECT_EQ(epd_noop_on_stream(group_, 0, stream_, EPD_WAIT_BY_KERNEL, &ticket_), EPD_OK);
-  EXPECT_EQ(programs().back().op, abi::Op::kNoop);
-  EXPECT_EQ(programs().back().flags, static_cast<std::uint32_t>(abi::kFlagRecord));
+  EXPECT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(0)), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("stream is EPD_NO_STREAM; allowed: a stream, as the group was joined with");
+  EXPECT_EQ(epd_noop(group_, 0, EPD_NO_STREAM, &ticket_), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("stream is EPD_NO_STREAM; allowed: a stream");
+  EXPECT_EQ(words().tail, 0u);
+  EXPECT_EQ(epd_noop(group_, 0, stream_, &ticket_), EPD_OK);
+  EXPECT_EQ(last_call().op, abi::Op::kNoop);
+  EXPECT_EQ(last_call().flags, 0u);
   end_command();
 }
 
@@ -188,37 +161,40 @@ TEST_F(ClientCommands, TicketsAreForStreams) {
   args.defer_receive = 1;
   ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
   EXPECT_EQ(cuda_.stuck(stream_), 0u) << "nobody told it to wait";
-  for (const epd_wait_by_t by : {EPD_WAIT_BY_DEFAULT, EPD_WAIT_BY_KERNEL})
-    EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_, other_, by), EPD_OK) << epd_last_error();
+  for (int twice = 0; twice < 2; ++twice)
+    EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_, other_), EPD_OK) << epd_last_error();
   EXPECT_STREQ(cuda_.enqueued(other_).back().kernel, "epd_await_command");
   EXPECT_EQ(cuda_.stuck(other_), 2u);
-  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_, other_, EPD_WAIT_BY_MEMORY_OPERATION),
-            EPD_INVALID_ARGUMENT);
-  EXPECT_ERROR_HAS("as the operation was asked for with EPD_WAIT_BY_KERNEL");
+  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_, EPD_NO_STREAM), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("stream is EPD_NO_STREAM; allowed: a stream");
   end_command();
   EXPECT_EQ(cuda_.stuck(other_), 0u);
 
-  epd_counts_t counts = EPD_COUNTS_INIT;
+  epd_counts_t counts;
+  epd_counts_init(&counts);
   const auto nothing = [](const epd_result_t*, void*) {};
   for (const epd_status_t status :
-       {epd_ticket_wait(group_, ticket_, 0, nullptr), epd_ticket_poll(group_, ticket_, nullptr),
-        epd_ticket_wait_sent(group_, ticket_, 0), epd_ticket_counts(group_, ticket_, 0, &counts),
+       {epd_ticket_wait(group_, ticket_, EPD_NO_WAIT, nullptr), epd_ticket_poll(group_, ticket_, nullptr),
+        epd_ticket_wait_sent(group_, ticket_, EPD_NO_WAIT),
+        epd_ticket_counts(group_, ticket_, EPD_NO_WAIT, &counts),
         epd_ticket_on_complete(group_, ticket_, nothing, nullptr)}) {
     EXPECT_EQ(status, EPD_INVALID_ARGUMENT);
     EXPECT_ERROR_HAS("is of a command, which has no result for the CPU");
   }
   EXPECT_EQ(epd_ticket_pending(group_, ticket_), 0);
-  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_ + 2, other_, 0), EPD_OK) << "of another slot";
-  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_ + 100, other_, 0), EPD_NOT_FOUND);
+  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_ + 2, other_), EPD_OK) << "of another slot";
+  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_ + 100, other_), EPD_NOT_FOUND);
 }
 
-TEST_F(ClientCommands, MemoryOperationsWaitForTheProgramsFlag) {
+TEST_F(ClientCommands, MemopWaitsAreForTheFlagOfSlotAndKind) {
+  use_memop_waits();
   epd_dispatch_args_t args = dispatch_args(0);
-  args.wait_by = EPD_WAIT_BY_MEMORY_OPERATION;
   for (int twice = 0; twice < 2; ++twice) {
     ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
-    expect(cuda_.enqueued(stream_).back(), StreamOp::kWait, address(words().flags[0]), 1);
+    expect(cuda_.enqueued(stream_).back(), StreamOp::kWait,
+           address(words().flags[abi::flag_of(abi::Op::kDispatch, 0)]), 1);
     EXPECT_EQ(cuda_.enqueued(stream_).back().kernel, nullptr);
+    EXPECT_TRUE(last_call().flagged);
     EXPECT_EQ(cuda_.stuck(stream_), 1u) << "the flag of the last one has been cleared";
     end_command();
     EXPECT_EQ(cuda_.stuck(stream_), 0u);
@@ -226,34 +202,34 @@ TEST_F(ClientCommands, MemoryOperationsWaitForTheProgramsFlag) {
   args.defer_receive = 1;
   ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
   EXPECT_EQ(cuda_.stuck(stream_), 0u);
-  for (const epd_wait_by_t by : {EPD_WAIT_BY_DEFAULT, EPD_WAIT_BY_MEMORY_OPERATION, EPD_WAIT_BY_KERNEL})
-    EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_, other_, by), EPD_OK) << epd_last_error();
-  EXPECT_EQ(cuda_.stuck(other_), 3u);
+  for (int twice = 0; twice < 2; ++twice)
+    EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_, other_), EPD_OK) << epd_last_error();
+  EXPECT_EQ(cuda_.enqueued(other_).back().kernel, nullptr);
+  EXPECT_EQ(cuda_.stuck(other_), 2u);
   end_command();
   EXPECT_EQ(cuda_.stuck(other_), 0u);
 }
 
 // What a graph would refuse: anything but kernels and memory operations in the stream, or a question to it.
 TEST_F(ClientCommands, AStreamThatCapturesMayBeUsed) {
-  std::vector<StreamOp::Kind> kinds;
-  cuda_.on_enqueue([&](CUstream stream, const StreamOp& op) {
-    if (stream == stream_) kinds.push_back(op.kind);
-  });
-  cuda_.hold(stream_, true);
-  const std::uint64_t synchronized = static_cast<std::uint64_t>(cuda_.synchronized());
-  for (const epd_wait_by_t by : {EPD_WAIT_BY_KERNEL, EPD_WAIT_BY_MEMORY_OPERATION}) {
-    epd_dispatch_args_t args = dispatch_args(0);
-    args.wait_by = by;
-    ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
+  for (const epd_wait_by_t by : {EPD_WAIT_BY_KERNEL, EPD_WAIT_BY_MEMOP}) {
+    if (by == EPD_WAIT_BY_MEMOP) use_memop_waits();
+    std::vector<StreamOp::Kind> kinds;
+    cuda_.on_enqueue([&](CUstream stream, const StreamOp& op) {
+      if (stream == stream_) kinds.push_back(op.kind);
+    });
+    cuda_.hold(stream_, true);
+    const int synchronized = cuda_.synchronized();
+    ASSERT_EQ(dispatch_with(dispatch_args(0)), EPD_OK) << epd_last_error();
+    const StreamOp::Kind waits = by == EPD_WAIT_BY_KERNEL ? StreamOp::kAwait : StreamOp::kWait;
+    EXPECT_EQ(kinds, (std::vector{StreamOp::kRing, waits}));
+    EXPECT_EQ(cuda_.synchronized(), synchronized);
+    EXPECT_EQ(words().tail, 0u) << "it is the stream that rings";
+    cuda_.on_enqueue(nullptr);
+    cuda_.hold(stream_, false);
+    end_command();
+    EXPECT_EQ(cuda_.stuck(stream_), 0u);
   }
-  EXPECT_EQ(kinds, (std::vector{StreamOp::kRing, StreamOp::kAwait, StreamOp::kRing, StreamOp::kWait}));
-  EXPECT_EQ(static_cast<std::uint64_t>(cuda_.synchronized()), synchronized);
-  EXPECT_EQ(words().tail, 0u) << "it is the stream that rings";
-  cuda_.on_enqueue(nullptr);
-  cuda_.hold(stream_, false);
-  end_command();
-  end_command();
-  EXPECT_EQ(cuda_.stuck(stream_), 0u);
 }
 
 // Whatever comes first may take all of its time, and there may be one on each slot.
@@ -295,6 +271,7 @@ TEST_F(ClientCommands, WithoutKernelsThereAreNone) {
 TEST_F(ClientCommands, TheWrapperHasThemToo) {
   AttachOptions where;
   where.socket_path = daemon_.socket_path();
+  where.wait_by = EPD_WAIT_BY_KERNEL;
   detach();
   Session session(where);
   Config config;
@@ -311,12 +288,10 @@ TEST_F(ClientCommands, TheWrapperHasThemToo) {
   std::uint32_t& n = *cuda_.pinned_word();
   n = 6;
   DispatchOptions options;
-  options.stream = stream_;
   options.num_tokens_at = &n;
-  options.wait_by = EPD_WAIT_BY_KERNEL;
   {
-    const Dispatch dispatched = group.dispatch(0, 0, options);
-    EXPECT_EQ(last_command().num_tokens, 6u);
+    const Dispatch dispatched = group.dispatch(0, 0, stream_, options);
+    EXPECT_EQ(last_call().num_tokens, 6u);
     end_command();
     dispatched.ticket.wait_on_stream(other_);
   }

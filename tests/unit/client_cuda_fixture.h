@@ -29,19 +29,26 @@ inline FakeSettings cuda_settings() {
   return settings;
 }
 
-// Its operations wait as the library does by default.
+// Its streams wait as they do by default.
 class ClientCudaBase : public ::testing::Test {
  protected:
   void SetUp() override {
     daemon_.set(cuda_settings());
-    ASSERT_EQ(attach_to(daemon_, &session_), EPD_OK) << epd_last_error();
-    join();
+    ASSERT_EQ(attach_again(wait_by_), EPD_OK) << epd_last_error();
+  }
+  // A session whose streams wait so, with a group; the fake daemon serves one.
+  epd_status_t attach_again(epd_wait_by_t wait_by) {
+    detach();
+    const epd_status_t status = attach_to(daemon_, &session_, 10'000, wait_by);
+    if (status == EPD_OK) join();
+    return status;
   }
   void join() {
     epd_group_config_t config = small_config();
     config.num_handles = 2;
     ASSERT_EQ(epd_group_join(session_, &config, &group_), EPD_OK) << epd_last_error();
-    epd_buffers_t buffers = EPD_BUFFERS_INIT;
+    epd_buffers_t buffers;
+    epd_buffers_init(&buffers);
     ASSERT_EQ(epd_group_buffers(group_, 0, &buffers), EPD_OK);
     base_ = reinterpret_cast<std::uintptr_t>(buffers.x);
   }
@@ -72,26 +79,22 @@ class ClientCudaBase : public ::testing::Test {
   }
   epd_status_t dispatch(std::uint32_t slot, CUstream stream, epd_ticket_t* ticket, bool deferred = false,
                         epd_handle_t* handle = nullptr) {
-    epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+    epd_dispatch_args_t args;
+    epd_dispatch_args_init(&args);
     args.slot = slot;
     args.num_tokens = 3;
-    args.on_stream = 1;
-    args.stream = stream;
     args.defer_receive = deferred ? 1 : 0;
-    args.wait_by = wait_by_;
-    return epd_dispatch(group_, &args, ticket, handle);
+    return epd_dispatch(group_, &args, stream, ticket, handle);
   }
   epd_status_t combine(std::uint32_t slot, CUstream stream, epd_handle_t handle, epd_ticket_t* ticket) {
-    epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
+    epd_combine_args_t args;
+    epd_combine_args_init(&args);
     args.slot = slot;
     args.handle = handle;
-    args.on_stream = 1;
-    args.stream = stream;
-    args.wait_by = wait_by_;
-    return epd_combine(group_, &args, ticket);
+    return epd_combine(group_, &args, stream, ticket);
   }
   epd_status_t noop(std::uint32_t slot, CUstream stream, epd_ticket_t* ticket) {
-    return epd_noop_on_stream(group_, slot, stream, wait_by_, ticket);
+    return epd_noop(group_, slot, stream, ticket);
   }
   epd_status_t wait(epd_ticket_t ticket) { return epd_ticket_wait(group_, ticket, 20'000, nullptr); }
   // All that has been submitted and not been taken yet.
@@ -113,7 +116,7 @@ class ClientCudaBase : public ::testing::Test {
   epd_session_t* session_ = nullptr;
   epd_group_t* group_ = nullptr;
   std::uintptr_t base_ = 0;
-  epd_wait_by_t wait_by_ = EPD_WAIT_BY_DEFAULT;
+  epd_wait_by_t wait_by_ = EPD_WAIT_BY_MEMOP;
 };
 
 inline constexpr bool kHasKernels =
@@ -127,9 +130,9 @@ inline constexpr bool kHasKernels =
 class ClientCuda : public ClientCudaBase, public ::testing::WithParamInterface<epd_wait_by_t> {
  protected:
   void SetUp() override {
-    ClientCudaBase::SetUp();
     wait_by_ = GetParam();
     if (by_kernel() && !kHasKernels) GTEST_SKIP() << "this libepd has no kernels: no nvcc";
+    ClientCudaBase::SetUp();
   }
   static bool by_kernel() { return GetParam() == EPD_WAIT_BY_KERNEL; }
 };

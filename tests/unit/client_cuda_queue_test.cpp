@@ -50,14 +50,15 @@ TEST_P(ClientCuda, OnlyTheSameStreamOrdersASlot) {
   EXPECT_EQ(dispatch(0, other_, &ticket), EPD_WOULD_BLOCK);
   EXPECT_ERROR_HAS("slot 0 has ticket " + std::to_string(first) + " in flight, in another stream");
   EXPECT_EQ(combine(0, nullptr, handle, &ticket), EPD_WOULD_BLOCK);
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
-  EXPECT_EQ(epd_dispatch(group_, &args, &ticket, nullptr), EPD_WOULD_BLOCK);
-  EXPECT_EQ(epd_noop(group_, 0, &ticket), EPD_WOULD_BLOCK);
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
+  EXPECT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_WOULD_BLOCK);
+  EXPECT_EQ(epd_noop(group_, 0, EPD_NO_STREAM, &ticket), EPD_WOULD_BLOCK);
   EXPECT_EQ(noop(0, other_, &ticket), EPD_WOULD_BLOCK);
   EXPECT_EQ(noop(0, stream_, &ticket), EPD_OK) << epd_last_error();
   // Nor after one without a stream.
   args.slot = 1;
-  ASSERT_EQ(epd_dispatch(group_, &args, &ticket, nullptr), EPD_OK);
+  ASSERT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_OK);
   EXPECT_EQ(dispatch(1, nullptr, &ticket), EPD_WOULD_BLOCK);
   // The default stream is one stream, unless it is each thread's own.
   ASSERT_EQ(dispatch(2, nullptr, &ticket), EPD_OK);
@@ -144,7 +145,8 @@ TEST_P(ClientCuda, ABreakTakesAllOfThem) {
   end(all[0]);  // operation 0; the others are to be done again
   EXPECT_EQ(wait(tickets[0]), EPD_OK);
   daemon_.write_board(abi::GroupState::kActive, 2, 1, StatusCode::kEngineRestarted, "it fell");
-  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+  epd_resume_info_t info;
+  epd_resume_info_init(&info);
   ASSERT_EQ(epd_group_resume(group_, 20'000, &info), EPD_OK) << epd_last_error();
   EXPECT_EQ(info.resume_op, 1u);
   for (const int i : {3, 1, 2}) daemon_.complete(all[i], StatusCode::kEngineRestarted);
@@ -166,18 +168,16 @@ TEST_P(ClientCuda, ALateFailureDoesNotTakeTheRedosRoute) {
   epd_ticket_t ticket = 0;
   epd_handle_t old_handle = 0;
   epd_handle_t handle = 0;
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
-  args.on_stream = 1;
-  args.stream = stream_;
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
   args.keep_handle = 1;
-  args.wait_by = wait_by_;
-  ASSERT_EQ(epd_dispatch(group_, &args, &late[0], &old_handle), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_dispatch(group_, &args, stream_, &late[0], &old_handle), EPD_OK) << epd_last_error();
   ASSERT_EQ(combine(0, stream_, old_handle, &late[1]), EPD_OK) << epd_last_error();
   EXPECT_EQ(epd_handle_release(group_, old_handle), EPD_WOULD_BLOCK);
   const auto old = submissions();
   daemon_.write_board(abi::GroupState::kActive, 2, 0, StatusCode::kEngineRestarted, "it fell");
   ASSERT_EQ(epd_group_resume(group_, 20'000, nullptr), EPD_OK) << epd_last_error();
-  ASSERT_EQ(epd_dispatch(group_, &args, &ticket, &handle), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_dispatch(group_, &args, stream_, &ticket, &handle), EPD_OK) << epd_last_error();
   EXPECT_EQ(handle, old_handle) << "the same operation on the same route";
   for (const auto& submission : old) daemon_.complete(submission, StatusCode::kEngineRestarted);
   for (const epd_ticket_t failed : late) EXPECT_EQ(wait(failed), EPD_ENGINE_RESTARTED);
@@ -190,24 +190,22 @@ TEST_P(ClientCuda, ALateFailureDoesNotTakeTheRedosRoute) {
 }
 
 TEST_P(ClientCuda, AKeptHandleWhoseDispatchFailedIsGivenBackOnce) {
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
-  args.on_stream = 1;
-  args.stream = stream_;
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
   args.keep_handle = 1;
-  args.wait_by = wait_by_;
   epd_ticket_t tickets[3];
   epd_handle_t failed = 0;
-  ASSERT_EQ(epd_dispatch(group_, &args, &tickets[0], &failed), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_dispatch(group_, &args, stream_, &tickets[0], &failed), EPD_OK) << epd_last_error();
   ASSERT_EQ(combine(0, stream_, failed, &tickets[1]), EPD_OK) << epd_last_error();
   for (const auto& submission : submissions()) end(submission, StatusCode::kResourceExhausted);
   for (int i = 0; i < 2; ++i) EXPECT_EQ(wait(tickets[i]), EPD_RESOURCE_EXHAUSTED);
   EXPECT_EQ(combine(0, stream_, failed, &tickets[2]), EPD_NOT_FOUND);
   EXPECT_EQ(epd_handle_release(group_, failed), EPD_NOT_FOUND);
   epd_handle_t kept[3];
-  ASSERT_EQ(epd_dispatch(group_, &args, &tickets[0], &kept[0]), EPD_OK) << epd_last_error();
-  ASSERT_EQ(epd_dispatch(group_, &args, &tickets[1], &kept[1]), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_dispatch(group_, &args, stream_, &tickets[0], &kept[0]), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_dispatch(group_, &args, stream_, &tickets[1], &kept[1]), EPD_OK) << epd_last_error();
   EXPECT_NE(kept[0] >> 40, kept[1] >> 40) << "a record was given out twice";
-  EXPECT_EQ(epd_dispatch(group_, &args, &tickets[2], &kept[2]), EPD_RESOURCE_EXHAUSTED);
+  EXPECT_EQ(epd_dispatch(group_, &args, stream_, &tickets[2], &kept[2]), EPD_RESOURCE_EXHAUSTED);
 }
 
 // The engine could not write `done`: its GPU has failed, or it has no lane any more.

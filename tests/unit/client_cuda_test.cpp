@@ -9,20 +9,22 @@
 namespace epd::testing {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(By, ClientCuda, ::testing::Values(EPD_WAIT_BY_DEFAULT, EPD_WAIT_BY_KERNEL),
+INSTANTIATE_TEST_SUITE_P(By, ClientCuda, ::testing::Values(EPD_WAIT_BY_MEMOP, EPD_WAIT_BY_KERNEL),
                          [](const auto& tested) {
-                           return tested.param == EPD_WAIT_BY_KERNEL ? "Kernel" : "MemoryOperation";
+                           return tested.param == EPD_WAIT_BY_KERNEL ? "Kernel" : "Memop";
                          });
 
 TEST_F(ClientCudaBase, MapsTheArenaOfTheDeviceWithThatUuid) {
-  epd_session_info_t info = EPD_SESSION_INFO_INIT;
+  epd_session_info_t info;
+  epd_session_info_init(&info);
   ASSERT_EQ(epd_session_info(session_, &info), EPD_OK);
-  EXPECT_EQ(info.device_kind, EPD_DEVICE_CUDA);
+  EXPECT_EQ(info.device_kind, EPD_DEVICE_KIND_CUDA);
   EXPECT_EQ(cuda_.retained(), 1);
   const std::size_t granularity = std::size_t{2} << 20;
   EXPECT_EQ(cuda_.mapped_bytes(), abi::align_up(arena().total_bytes, granularity));
   // The same memory as the daemon's, at the layout's places.
-  epd_buffers_t buffers = EPD_BUFFERS_INIT;
+  epd_buffers_t buffers;
+  epd_buffers_init(&buffers);
   ASSERT_EQ(epd_group_buffers(group_, 1, &buffers), EPD_OK);
   *static_cast<std::uint16_t*>(buffers.x) = 0x1234;
   EXPECT_EQ(*daemon_.member().user.as<std::uint16_t>(arena().at(1, abi::Region::kX)), 0x1234);
@@ -32,20 +34,20 @@ TEST_F(ClientCudaBase, MapsTheArenaOfTheDeviceWithThatUuid) {
 }
 
 TEST_F(ClientCudaBase, WithoutAStreamNothingIsEnqueued) {
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
   epd_ticket_t ticket = 0;
-  ASSERT_EQ(epd_dispatch(group_, &args, &ticket, nullptr), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_OK) << epd_last_error();
   const auto submission = daemon_.next_submission();
   ASSERT_TRUE(submission.has_value());
   EXPECT_EQ(submission->flags & abi::kFlagStream, 0u);
-  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket, stream_, 0), EPD_INVALID_ARGUMENT);
-  EXPECT_ERROR_HAS("on_stream");
+  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket, stream_), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("is of an operation with EPD_NO_STREAM; allowed: those submitted in a stream");
   daemon_.complete(*submission);
   EXPECT_EQ(epd_ticket_wait(group_, ticket, 20'000, nullptr), EPD_OK);
   EXPECT_EQ(cuda_.enqueued_anywhere(), 0u);
-  args.stream = stream_;
-  EXPECT_EQ(epd_dispatch(group_, &args, &ticket, nullptr), EPD_INVALID_ARGUMENT);
-  EXPECT_ERROR_HAS("on_stream is 0");
+  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket, EPD_NO_STREAM), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("stream is EPD_NO_STREAM; allowed: a stream");
 }
 
 TEST_P(ClientCuda, WritesReadyThenPublishesThenWaits) {
@@ -74,12 +76,12 @@ TEST_P(ClientCuda, WritesReadyThenPublishesThenWaits) {
   EXPECT_EQ(cuda_.stuck(stream_), 0u);
   EXPECT_EQ(epd_ticket_wait(group_, ticket, 20'000, nullptr), EPD_OK);
 
-  epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
+  epd_combine_args_t args;
+  epd_combine_args_init(&args);
   args.slot = 2;
   args.handle = handle;
-  args.on_stream = 1;  // the default stream
-  args.wait_by = wait_by_;
-  ASSERT_EQ(epd_combine(group_, &args, &ticket), EPD_OK) << epd_last_error();
+  // NULL is a stream: CUDA's default one.
+  ASSERT_EQ(epd_combine(group_, &args, nullptr, &ticket), EPD_OK) << epd_last_error();
   EXPECT_EQ(cuda_.enqueued(nullptr).size(), 2u);
   submission = daemon_.next_submission();
   ASSERT_TRUE(submission.has_value());
@@ -104,13 +106,14 @@ TEST_P(ClientCuda, ARefusedSubmissionEnqueuesNothing) {
   epd_ticket_t refused = 0;
   EXPECT_EQ(dispatch(0, other_, &refused), EPD_WOULD_BLOCK);  // the slot is busy
   EXPECT_EQ(dispatch(99, stream_, &refused), EPD_INVALID_ARGUMENT);
-  epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
+  epd_combine_args_t args;
+  epd_combine_args_init(&args);
   args.slot = 1;
   args.handle = 12345;
-  args.on_stream = 1;
-  EXPECT_EQ(epd_combine(group_, &args, &refused), EPD_NOT_FOUND);
-  args.on_stream = 2;
-  EXPECT_EQ(epd_combine(group_, &args, &refused), EPD_INVALID_ARGUMENT);
+  EXPECT_EQ(epd_combine(group_, &args, stream_, &refused), EPD_NOT_FOUND);
+  args.weighted = 2;
+  EXPECT_EQ(epd_combine(group_, &args, stream_, &refused), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("weighted is 2; allowed: 0 or 1");
   daemon_.set_submission_head(1 - abi::kSubmissionSlots);  // the ring is full
   EXPECT_EQ(dispatch(1, stream_, &refused), EPD_WOULD_BLOCK);
   EXPECT_ERROR_HAS("ring is full");
@@ -178,8 +181,8 @@ TEST_P(ClientCuda, DeferReceiveLeavesTheWaitToItsHook) {
   ASSERT_EQ(cuda_.enqueued(stream_).size(), 1u);
   EXPECT_EQ(cuda_.stuck(stream_), 0u);
   EXPECT_STREQ(cuda_.enqueued(stream_)[0].kernel, by_kernel() ? "epd_signal" : nullptr);
-  ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, stream_, 0), EPD_OK) << epd_last_error();
-  ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_, 0), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, stream_), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_), EPD_OK) << epd_last_error();
   ASSERT_EQ(cuda_.enqueued(stream_).size(), 2u);
   EXPECT_STREQ(cuda_.enqueued(stream_)[1].kernel, by_kernel() ? "epd_wait" : nullptr);
   expect(cuda_.enqueued(stream_)[1], StreamOp::kWait, done(0), ticket);
@@ -192,10 +195,10 @@ TEST_P(ClientCuda, DeferReceiveLeavesTheWaitToItsHook) {
   end(*submission);
   EXPECT_EQ(cuda_.stuck(stream_) + cuda_.stuck(other_), 0u);
   // Also when it has ended, until the ticket is retired.
-  ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_, 0), EPD_OK);
+  ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_), EPD_OK);
   EXPECT_EQ(cuda_.stuck(other_), 0u);
   ASSERT_EQ(epd_ticket_wait(group_, ticket, 20'000, nullptr), EPD_OK);
-  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_, 0), EPD_NOT_FOUND);
+  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_), EPD_NOT_FOUND);
 }
 
 // Nobody is in the library: the application sleeps in a call of CUDA's, for the stream.
@@ -212,7 +215,7 @@ TEST_P(ClientCuda, TheDaemonsDeathReleasesTheStreams) {
   EXPECT_EQ(at(done(3)), second);
   EXPECT_EQ(epd_ticket_wait(group_, first, EPD_FOREVER, nullptr), EPD_DAEMON_LOST);
   // Whoever begins to wait now does not wait at all.
-  ASSERT_EQ(epd_ticket_wait_on_stream(group_, second, stream_, 0), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_ticket_wait_on_stream(group_, second, stream_), EPD_OK) << epd_last_error();
   EXPECT_TRUE(cuda_.await_idle(stream_));
   epd_ticket_t refused = 0;
   EXPECT_EQ(dispatch(0, stream_, &refused), EPD_DAEMON_LOST);
@@ -303,31 +306,28 @@ TEST_F(ClientCudaBase, TheWrapperHasTheSame) {
     daemon_.complete(*submission);
   };
   epd::DispatchOptions deferred;
-  deferred.stream = stream_;
   deferred.defer_receive = true;
-  epd::Dispatch dispatch = group.dispatch(0, 3, deferred);
+  epd::Dispatch dispatch = group.dispatch(0, 3, stream_, deferred);
   EXPECT_EQ(cuda_.enqueued(stream_).size(), 1u);
   dispatch.ticket.wait_on_stream(other_);
   EXPECT_EQ(cuda_.stuck(other_), 1u);
   finish();
   EXPECT_EQ(cuda_.stuck(other_), 0u);
   dispatch.ticket.wait(20'000);
-  epd::CombineOptions by_default;
-  by_default.stream = nullptr;  // CUDA's default stream
-  epd::Ticket combine = group.combine(0, dispatch.handle, by_default);
+  epd::Ticket combine = group.combine(0, dispatch.handle, nullptr);  // CUDA's default stream
   EXPECT_EQ(cuda_.enqueued(nullptr).size(), 2u);
   finish();
   combine.wait(20'000);
-  epd::Ticket noop = group.noop_on_stream(1, stream_);
+  epd::Ticket noop = group.noop(1, stream_);
   EXPECT_EQ(cuda_.stuck(stream_), 1u);
   finish();
   noop.wait(20'000);
   // Submitted, though its stream does not wait: the ticket is the result's.
   cuda_.fail("cuStreamWaitValue32", CUDA_ERROR_LAUNCH_FAILED);
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
-  args.on_stream = 1;
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
   epd::Dispatch failed;
-  EXPECT_EQ(group.try_dispatch(args, failed), EPD_INTERNAL);
+  EXPECT_EQ(group.try_dispatch(args, nullptr, failed), EPD_INTERNAL);
   EXPECT_TRUE(failed.ticket.valid());
   finish();
   failed.ticket.wait(20'000);
@@ -414,20 +414,24 @@ TEST(ClientCudaHost, HostDevicesHaveNoStreams) {
   const epd_group_config_t config = small_config();
   epd_group_t* group = nullptr;
   ASSERT_EQ(epd_group_join(session, &config, &group), EPD_OK);
-  epd_session_info_t info = EPD_SESSION_INFO_INIT;
+  epd_session_info_t info;
+  epd_session_info_init(&info);
   ASSERT_EQ(epd_session_info(session, &info), EPD_OK);
-  EXPECT_EQ(info.device_kind, EPD_DEVICE_HOST);
+  EXPECT_EQ(info.device_kind, EPD_DEVICE_KIND_HOST);
   epd_ticket_t ticket = 0;
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
-  args.on_stream = 1;
-  EXPECT_EQ(epd_dispatch(group, &args, &ticket, nullptr), EPD_INVALID_ARGUMENT);
-  EXPECT_ERROR_HAS("on_stream is 1; allowed: on a CUDA device");
-  EXPECT_ERROR_HAS("host:3");
-  EXPECT_EQ(epd_noop_on_stream(group, 0, nullptr, 0, &ticket), EPD_INVALID_ARGUMENT);
-  args.on_stream = 0;
-  args.wait_by = EPD_WAIT_BY_KERNEL;
-  EXPECT_EQ(epd_dispatch(group, &args, &ticket, nullptr), EPD_INVALID_ARGUMENT);
-  EXPECT_ERROR_HAS("wait_by is 2; allowed: 0, as on_stream is 0");
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
+  EXPECT_EQ(epd_dispatch(group, &args, nullptr, &ticket, nullptr), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS(
+      "stream is NULL, CUDA's legacy default stream; allowed: EPD_NO_STREAM, as this session's device is "
+      "host:3");
+  int no_stream = 0;
+  EXPECT_EQ(epd_noop(group, 0, &no_stream, &ticket), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("stream is " + std::to_string(reinterpret_cast<std::uintptr_t>(&no_stream)) + "; allowed");
+  epd_combine_args_t combine;
+  epd_combine_args_init(&combine);
+  EXPECT_EQ(epd_combine(group, &combine, nullptr, &ticket), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("stream is NULL");
   EXPECT_EQ(ticket, 0u);
   epd_session_detach(session);
 }

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <thread>
 
 namespace epd::testing {
@@ -21,15 +22,6 @@ class ClientCudaWaits : public ClientCudaBase {
   void TearDown() override {
     ::unsetenv(kVariable);
     ClientCudaBase::TearDown();
-  }
-  epd_status_t attach_again(epd_wait_by_t wait_by) {
-    detach();
-    epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
-    options.socket_path = daemon_.socket_path().c_str();
-    options.wait_by = wait_by;
-    const epd_status_t status = epd_session_attach(&options, &session_);
-    if (status == EPD_OK) join();
-    return status;
   }
   // The kernel that the last operation in the stream was a part of.
   std::string last_kernel(CUstream stream) {
@@ -54,128 +46,101 @@ TEST_F(ClientCudaWaits, AttachingLoadsTheKernels) {
   EXPECT_EQ(cuda_.enqueued_anywhere(), 0u);
 }
 
-TEST_F(ClientCudaWaits, WithoutKernelsMemoryOperationsRemain) {
+TEST_F(ClientCudaWaits, WithoutKernelsMemopWaitsRemain) {
   for (const char* step : {"cuLibraryLoadData", "cuLibraryGetKernel", "cuKernelSetAttribute", "epd_signal",
                            "epd_wait", "epd_signal_and_wait", "epd_command", "epd_await_command"}) {
     SCOPED_TRACE(step);
     cuda_.fail(step, CUDA_ERROR_LAUNCH_FAILED);
     EXPECT_EQ(attach_again(EPD_WAIT_BY_KERNEL), EPD_INTERNAL);
     EXPECT_ERROR_HAS("waiting by kernel: loading libepd's kernels: CUDA_ERROR_LAUNCH_FAILED");
-    ASSERT_EQ(attach_again(EPD_WAIT_BY_DEFAULT), EPD_OK) << epd_last_error();
+    ASSERT_EQ(attach_again(EPD_WAIT_BY_MEMOP), EPD_OK) << epd_last_error();
     cuda_.fail(step, CUDA_SUCCESS);
     epd_ticket_t ticket = 0;
-    const std::size_t before = cuda_.enqueued_anywhere();
-    wait_by_ = EPD_WAIT_BY_KERNEL;
-    EXPECT_EQ(dispatch(0, stream_, &ticket), EPD_INTERNAL);
-    EXPECT_EQ(ticket, 0u);
-    EXPECT_EQ(cuda_.enqueued_anywhere(), before);
-    wait_by_ = EPD_WAIT_BY_DEFAULT;
     ASSERT_EQ(dispatch(0, stream_, &ticket), EPD_OK) << epd_last_error();
-    EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_, EPD_WAIT_BY_KERNEL), EPD_INTERNAL);
+    EXPECT_EQ(last_kernel(stream_), "none");
+    EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_), EPD_OK) << epd_last_error();
+    EXPECT_EQ(last_kernel(other_), "none");
     finish(ticket);
   }
   cuda_.fail("cuLibraryLoadData", CUDA_ERROR_NO_BINARY_FOR_GPU);
   EXPECT_EQ(attach_again(EPD_WAIT_BY_KERNEL), EPD_UNSUPPORTED);
-  EXPECT_ERROR_HAS("no kernels for this GPU; allowed: EPD_WAIT_BY_MEMORY_OPERATION");
+  EXPECT_ERROR_HAS("no kernels for this GPU; allowed: EPD_WAIT_BY_MEMOP");
 }
 
 TEST_F(ClientCudaWaits, OtherValuesAreRefused) {
   epd_ticket_t ticket = 0;
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
-  args.wait_by = 3;
-  for (const std::uint32_t on_stream : {0u, 1u}) {
-    args.on_stream = on_stream;
-    EXPECT_EQ(epd_dispatch(group_, &args, &ticket, nullptr), EPD_INVALID_ARGUMENT);
-    EXPECT_ERROR_HAS(
-        "wait_by is 3; allowed: 0 (the default), 1 (EPD_WAIT_BY_MEMORY_OPERATION) or 2 (EPD_WAIT_BY_KERNEL)");
-  }
-  args.wait_by = EPD_WAIT_BY_KERNEL;
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
   args.reserved = 7;
-  EXPECT_EQ(epd_dispatch(group_, &args, &ticket, nullptr), EPD_INVALID_ARGUMENT);
+  EXPECT_EQ(epd_dispatch(group_, &args, stream_, &ticket, nullptr), EPD_INVALID_ARGUMENT);
   EXPECT_ERROR_HAS("reserved is 7; allowed: 0");
-  args.reserved = 0;
-  args.on_stream = 0;
-  EXPECT_EQ(epd_dispatch(group_, &args, &ticket, nullptr), EPD_INVALID_ARGUMENT);
-  EXPECT_ERROR_HAS("wait_by is 2; allowed: 0, as on_stream is 0");
-  EXPECT_EQ(epd_noop_on_stream(group_, 0, stream_, 4'000'000'000u, &ticket), EPD_INVALID_ARGUMENT);
-  EXPECT_ERROR_HAS("wait_by is 4000000000");
-  epd_combine_args_t combine_args = EPD_COMBINE_ARGS_INIT;
-  combine_args.wait_by = 3;
-  EXPECT_EQ(epd_combine(group_, &combine_args, &ticket), EPD_INVALID_ARGUMENT);
-  EXPECT_ERROR_HAS("wait_by is 3");
-  combine_args.wait_by = 0;
+  epd_combine_args_t combine_args;
+  epd_combine_args_init(&combine_args);
   combine_args.reserved = 1;
-  EXPECT_EQ(epd_combine(group_, &combine_args, &ticket), EPD_INVALID_ARGUMENT);
+  EXPECT_EQ(epd_combine(group_, &combine_args, stream_, &ticket), EPD_INVALID_ARGUMENT);
   EXPECT_ERROR_HAS("reserved is 1");
   EXPECT_EQ(cuda_.enqueued_anywhere(), 0u);
-  ASSERT_EQ(noop(0, stream_, &ticket), EPD_OK);
-  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_, 3), EPD_INVALID_ARGUMENT);
-  EXPECT_ERROR_HAS("wait_by is 3");
-  finish(ticket);
-  EXPECT_EQ(attach_again(static_cast<epd_wait_by_t>(3)), EPD_INVALID_ARGUMENT);
-  EXPECT_ERROR_HAS("wait_by is 3");
+  for (const std::uint32_t number : {2u, 4'000'000'000u}) {
+    epd_wait_by_t wrong;
+    std::memcpy(&wrong, &number, sizeof(wrong));
+    EXPECT_EQ(attach_again(wrong), EPD_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("wait_by is " + std::to_string(number) +
+                     "; allowed: 0 (EPD_WAIT_BY_MEMOP) or 1 (EPD_WAIT_BY_KERNEL)");
+  }
   ::setenv(kVariable, "Kernel", 1);
-  EXPECT_EQ(attach_again(EPD_WAIT_BY_DEFAULT), EPD_INVALID_ARGUMENT);
-  EXPECT_ERROR_HAS("EPD_WAIT_BY is \"Kernel\"; allowed: kernel or memory_operation");
+  EXPECT_EQ(attach_again(EPD_WAIT_BY_MEMOP), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("EPD_WAIT_BY is \"Kernel\"; allowed: kernel or memop");
   EXPECT_EQ(attach_again(EPD_WAIT_BY_KERNEL), EPD_OK) << "what is given goes before what is around";
 }
 
-TEST_F(ClientCudaWaits, TheSessionsChoiceIsTheDefault) {
+// All that is enqueued for a session waits as its attach has said.
+TEST_F(ClientCudaWaits, TheSessionChooses) {
   const struct {
     const char* around;
     epd_wait_by_t given;
-    const char* kernel;
-  } cases[] = {{nullptr, EPD_WAIT_BY_DEFAULT, "none"},
-               {"", EPD_WAIT_BY_DEFAULT, "none"},
-               {"memory_operation", EPD_WAIT_BY_DEFAULT, "none"},
-               {"kernel", EPD_WAIT_BY_DEFAULT, "epd_signal_and_wait"},
-               {"kernel", EPD_WAIT_BY_MEMORY_OPERATION, "none"},
-               {nullptr, EPD_WAIT_BY_KERNEL, "epd_signal_and_wait"}};
+    bool by_kernel;
+  } cases[] = {{nullptr, EPD_WAIT_BY_MEMOP, false}, {"", EPD_WAIT_BY_MEMOP, false},
+               {"memop", EPD_WAIT_BY_MEMOP, false}, {"kernel", EPD_WAIT_BY_MEMOP, true},
+               {"memop", EPD_WAIT_BY_KERNEL, true}, {nullptr, EPD_WAIT_BY_KERNEL, true}};
   for (const auto& c : cases) {
     SCOPED_TRACE(std::string(c.around != nullptr ? c.around : "nothing") + ", " + std::to_string(c.given));
     ::unsetenv(kVariable);
     if (c.around != nullptr) ::setenv(kVariable, c.around, 1);
     ASSERT_EQ(attach_again(c.given), EPD_OK) << epd_last_error();
     epd_ticket_t ticket = 0;
-    ASSERT_EQ(dispatch(0, stream_, &ticket), EPD_OK) << epd_last_error();
-    EXPECT_EQ(last_kernel(stream_), c.kernel);
+    epd_handle_t handle = 0;
+    ASSERT_EQ(dispatch(0, stream_, &ticket, false, &handle), EPD_OK) << epd_last_error();
+    EXPECT_EQ(last_kernel(stream_), c.by_kernel ? "epd_signal_and_wait" : "none");
+    ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_), EPD_OK) << epd_last_error();
+    EXPECT_EQ(last_kernel(other_), c.by_kernel ? "epd_wait" : "none");
     finish(ticket);
-    ASSERT_EQ(epd_noop_on_stream(group_, 0, stream_, 0, &ticket), EPD_OK) << epd_last_error();
-    EXPECT_EQ(last_kernel(stream_), c.kernel);
+    ASSERT_EQ(combine(0, stream_, handle, &ticket), EPD_OK) << epd_last_error();
+    EXPECT_EQ(last_kernel(stream_), c.by_kernel ? "epd_signal_and_wait" : "none");
     finish(ticket);
-    // A call's own goes before it.
-    const bool other = std::string(c.kernel) == "none";
-    wait_by_ = other ? EPD_WAIT_BY_KERNEL : EPD_WAIT_BY_MEMORY_OPERATION;
-    ASSERT_EQ(dispatch(0, stream_, &ticket), EPD_OK) << epd_last_error();
-    EXPECT_EQ(last_kernel(stream_), other ? "epd_signal_and_wait" : "none");
+    ASSERT_EQ(noop(0, stream_, &ticket), EPD_OK) << epd_last_error();
+    EXPECT_EQ(last_kernel(stream_), c.by_kernel ? "epd_signal_and_wait" : "none");
     finish(ticket);
-    wait_by_ = EPD_WAIT_BY_DEFAULT;
   }
 }
 
-TEST_F(ClientCudaWaits, WhatADeferredOperationBeganByBindsNoHook) {
+TEST_F(ClientCudaWaits, ADeferredOperationLeavesNoKernelUntilTheHook) {
+  ASSERT_EQ(attach_again(EPD_WAIT_BY_KERNEL), EPD_OK) << epd_last_error();
   epd_ticket_t ticket = 0;
-  wait_by_ = EPD_WAIT_BY_KERNEL;
   ASSERT_EQ(dispatch(0, stream_, &ticket, true), EPD_OK) << epd_last_error();
   EXPECT_EQ(last_kernel(stream_), "epd_signal");
-  EXPECT_EQ(cuda_.stuck(stream_), 0u) << "no kernel is left until the hook";
-  ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, stream_, EPD_WAIT_BY_MEMORY_OPERATION), EPD_OK);
-  EXPECT_EQ(last_kernel(stream_), "none");
-  ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_, EPD_WAIT_BY_DEFAULT), EPD_OK);
-  EXPECT_EQ(last_kernel(other_), "epd_wait");
+  EXPECT_EQ(cuda_.stuck(stream_), 0u);
+  for (const CUstream stream : {stream_, other_}) {
+    ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, stream), EPD_OK) << epd_last_error();
+    EXPECT_EQ(last_kernel(stream), "epd_wait");
+  }
+  EXPECT_EQ(cuda_.stuck(stream_) + cuda_.stuck(other_), 2u);
   finish(ticket);
   EXPECT_EQ(cuda_.stuck(stream_) + cuda_.stuck(other_), 0u);
-  wait_by_ = EPD_WAIT_BY_DEFAULT;
-  ASSERT_EQ(dispatch(0, stream_, &ticket, true), EPD_OK) << epd_last_error();
-  EXPECT_EQ(last_kernel(stream_), "none");
-  ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_, EPD_WAIT_BY_KERNEL), EPD_OK);
-  EXPECT_EQ(last_kernel(other_), "epd_wait");
-  finish(ticket);
 }
 
 TEST_F(ClientCudaWaits, AKernelThatCanNotBeLaunched) {
+  ASSERT_EQ(attach_again(EPD_WAIT_BY_KERNEL), EPD_OK) << epd_last_error();
   epd_ticket_t ticket = 0;
-  wait_by_ = EPD_WAIT_BY_KERNEL;
   cuda_.fail("cuStreamIsCapturing", CUDA_ERROR_INVALID_HANDLE);
   EXPECT_EQ(dispatch(0, stream_, &ticket), EPD_INTERNAL);
   EXPECT_ERROR_HAS("cuStreamIsCapturing: CUDA_ERROR_INVALID_HANDLE");
@@ -201,14 +166,13 @@ TEST_F(ClientCudaWaits, AKernelThatCanNotBeLaunched) {
 
 // Nobody writes the word: this device's engine is stopped.
 TEST_F(ClientCudaWaits, AKernelGoesOnByItselfInTheEnd) {
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
-  args.on_stream = 1;
-  args.stream = stream_;
-  args.wait_by = EPD_WAIT_BY_KERNEL;
+  ASSERT_EQ(attach_again(EPD_WAIT_BY_KERNEL), EPD_OK) << epd_last_error();
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
   args.timeout_ms = 7'000;
   epd_ticket_t ticket = 0;
-  ASSERT_EQ(epd_dispatch(group_, &args, &ticket, nullptr), EPD_OK) << epd_last_error();
-  ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_, 0), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_dispatch(group_, &args, stream_, &ticket, nullptr), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_), EPD_OK) << epd_last_error();
   // Its own deadline and five seconds, from when the stream gets there at the earliest.
   for (const CUstream stream : {stream_, other_}) {
     const std::uint64_t limit_ns = cuda_.enqueued(stream).back().limit_ns;
@@ -243,28 +207,17 @@ TEST_F(ClientCudaWaits, TheWrapperHasTheSame) {
     daemon_.complete(*submission);
     ticket.wait(20'000);
   };
-  epd::DispatchOptions dispatch_options;
-  dispatch_options.stream = stream_;
-  epd::Dispatch dispatch = group.dispatch(0, 3, dispatch_options);
+  epd::Dispatch dispatch = group.dispatch(0, 3, stream_);
   EXPECT_EQ(last_kernel(stream_), "epd_signal_and_wait");
-  dispatch.ticket.wait_on_stream(other_, EPD_WAIT_BY_MEMORY_OPERATION);
-  EXPECT_EQ(last_kernel(other_), "none");
   dispatch.ticket.wait_on_stream(other_);
   EXPECT_EQ(last_kernel(other_), "epd_wait");
   finish(dispatch.ticket);
-  epd::CombineOptions combine_options;
-  combine_options.stream = stream_;
-  combine_options.wait_by = EPD_WAIT_BY_MEMORY_OPERATION;
-  epd::Ticket combine = group.combine(0, dispatch.handle, combine_options);
-  EXPECT_EQ(last_kernel(stream_), "none");
+  epd::Ticket combine = group.combine(0, dispatch.handle, stream_);
+  EXPECT_EQ(last_kernel(stream_), "epd_signal_and_wait");
   finish(combine);
-  epd::Ticket noop = group.noop_on_stream(1, stream_);
+  epd::Ticket noop = group.noop(1, stream_);
   EXPECT_EQ(last_kernel(stream_), "epd_signal_and_wait");
   finish(noop);
-  dispatch_options.wait_by = EPD_WAIT_BY_MEMORY_OPERATION;
-  dispatch = group.dispatch(1, 3, dispatch_options);
-  EXPECT_EQ(last_kernel(stream_), "none");
-  finish(dispatch.ticket);
 }
 
 // ---- whoever dies, nobody is in the library -------------------------------------------------------
@@ -274,7 +227,7 @@ TEST_P(ClientCuda, AnEvictionReleasesTheStreams) {
   epd_ticket_t second = 0;
   ASSERT_EQ(dispatch(0, stream_, &first), EPD_OK) << epd_last_error();
   ASSERT_EQ(dispatch(1, stream_, &second, true), EPD_OK) << epd_last_error();
-  ASSERT_EQ(epd_ticket_wait_on_stream(group_, second, other_, 0), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_ticket_wait_on_stream(group_, second, other_), EPD_OK) << epd_last_error();
   EXPECT_EQ(cuda_.stuck(other_), 1u);
   daemon_.end_session(StatusCode::kPermissionDenied, "the operator said so");
   daemon_.hang_up();
@@ -297,7 +250,7 @@ TEST_P(ClientCuda, AWordThatFallsBackAfterTheReleaseIsWrittenAgain) {
   EXPECT_TRUE(cuda_.await_idle(stream_));
   EXPECT_EQ(at(done(0)), tickets[1]);
   cuda_.poke(done(0), static_cast<std::uint32_t>(tickets[0]));
-  ASSERT_EQ(epd_ticket_wait_on_stream(group_, tickets[1], other_, wait_by_), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_ticket_wait_on_stream(group_, tickets[1], other_), EPD_OK) << epd_last_error();
   EXPECT_TRUE(cuda_.await_idle(other_));
 }
 
@@ -305,7 +258,7 @@ TEST_P(ClientCuda, DetachingReleasesTheStreamsBeforeItUnmaps) {
   epd_ticket_t ticket = 0;
   ASSERT_EQ(dispatch(0, stream_, &ticket), EPD_OK) << epd_last_error();
   ASSERT_EQ(dispatch(1, other_, &ticket, true), EPD_OK) << epd_last_error();
-  ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_, 0), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_), EPD_OK) << epd_last_error();
   EXPECT_EQ(cuda_.stuck(stream_) + cuda_.stuck(other_), 2u);
   detach();  // the driver records a mistake if it is unmapped too early
   EXPECT_EQ(cuda_.stuck(stream_) + cuda_.stuck(other_), 0u);

@@ -17,11 +17,12 @@ TEST_F(ClientOps, DaemonDeathEndsAllWaits) {
   EXPECT_EQ(one.get(), EPD_DAEMON_LOST);
   EXPECT_EQ(two.get(), EPD_DAEMON_LOST);
   epd_ticket_t ticket = 0;
-  EXPECT_EQ(epd_noop(group_, 2, &ticket), EPD_DAEMON_LOST);
+  EXPECT_EQ(epd_noop(group_, 2, EPD_NO_STREAM, &ticket), EPD_DAEMON_LOST);
   EXPECT_EQ(epd_session_check(session_), EPD_DAEMON_LOST);
   EXPECT_EQ(epd_group_resume(group_, 1000, nullptr), EPD_DAEMON_LOST);
   // What was mapped stays usable: no SIGBUS, no fault.
-  epd_buffers_t buffers = EPD_BUFFERS_INIT;
+  epd_buffers_t buffers;
+  epd_buffers_init(&buffers);
   ASSERT_EQ(epd_group_buffers(group_, 0, &buffers), EPD_OK);
   static_cast<volatile char*>(buffers.y)[0] = 1;
 }
@@ -64,7 +65,7 @@ TEST_F(ClientOps, EndedSessionTellsWhy) {
   daemon_.end_session(StatusCode::kInvalidArgument, "submission field op is 9");
   EXPECT_EQ(waiting.get(), EPD_INVALID_ARGUMENT);
   epd_ticket_t other = 0;
-  EXPECT_EQ(epd_noop(group_, 1, &other), EPD_INVALID_ARGUMENT);
+  EXPECT_EQ(epd_noop(group_, 1, EPD_NO_STREAM, &other), EPD_INVALID_ARGUMENT);
   EXPECT_STREQ(epd_last_error(), "submission field op is 9");
 }
 
@@ -76,13 +77,15 @@ TEST_F(ClientOps, BreakAndResume) {
   daemon_.write_board(abi::GroupState::kBroken, 1, 0, StatusCode::kEngineRestarted,
                       "the engine of host:0 died");
   epd_ticket_t ticket = 0;
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
   args.slot = 2;
-  EXPECT_EQ(epd_dispatch(group_, &args, &ticket, nullptr), EPD_ENGINE_RESTARTED);
+  EXPECT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_ENGINE_RESTARTED);
   EXPECT_STREQ(epd_last_error(), "the engine of host:0 died");
-  EXPECT_EQ(epd_group_resume(group_, 0, nullptr), EPD_WOULD_BLOCK);
+  EXPECT_EQ(epd_group_resume(group_, EPD_NO_WAIT, nullptr), EPD_WOULD_BLOCK);
   EXPECT_EQ(epd_group_resume(group_, 20, nullptr), EPD_DEADLINE_EXCEEDED);
-  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+  epd_resume_info_t info;
+  epd_resume_info_init(&info);
   auto resuming =
       std::async(std::launch::async, [&] { return epd_group_resume(group_, EPD_FOREVER, &info); });
   pause_ms(10);
@@ -95,7 +98,7 @@ TEST_F(ClientOps, BreakAndResume) {
   EXPECT_EQ(wait(lost), EPD_ENGINE_RESTARTED);
   // Numbering goes on at the resume point, and what was complete keeps its handle.
   epd_handle_t handle = 0;
-  ASSERT_EQ(epd_dispatch(group_, &args, &ticket, &handle), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, &handle), EPD_OK) << epd_last_error();
   EXPECT_EQ(handle, std::uint64_t{2} << 48 | 2) << "operation 1 on slot 2";
   EXPECT_EQ(daemon_.next_submission()->epoch, 2u);
   ASSERT_EQ(combine(0, kept, &ticket), EPD_OK) << epd_last_error();
@@ -105,28 +108,29 @@ TEST_F(ClientOps, BreakAndResume) {
 TEST_F(ClientOps, StaleEpochMustResumeEvenIfTheGroupIsActiveAgain) {
   daemon_.write_board(abi::GroupState::kActive, 7, 4, StatusCode::kDeadlineExceeded, "");
   epd_ticket_t ticket = 0;
-  EXPECT_EQ(epd_noop(group_, 0, &ticket), EPD_DEADLINE_EXCEEDED);
-  epd_resume_info_t info = EPD_RESUME_INFO_INIT;
-  ASSERT_EQ(epd_group_resume(group_, 0, &info), EPD_OK);
+  EXPECT_EQ(epd_noop(group_, 0, EPD_NO_STREAM, &ticket), EPD_DEADLINE_EXCEEDED);
+  epd_resume_info_t info;
+  epd_resume_info_init(&info);
+  ASSERT_EQ(epd_group_resume(group_, EPD_NO_WAIT, &info), EPD_OK);
   EXPECT_EQ(info.resume_op, 4u);
-  EXPECT_EQ(epd_noop(group_, 0, &ticket), EPD_OK) << epd_last_error();
-  ASSERT_EQ(epd_group_resume(group_, 0, &info), EPD_OK) << "nothing is wrong now";
+  EXPECT_EQ(epd_noop(group_, 0, EPD_NO_STREAM, &ticket), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_group_resume(group_, EPD_NO_WAIT, &info), EPD_OK) << "nothing is wrong now";
   EXPECT_EQ(info.epoch, 7u);
 }
 
 TEST_F(ClientOps, HalfWrittenBoardIsNotBelieved) {
   abi::Board& board = daemon_.member().board();
   board.change.store(1);
-  EXPECT_EQ(epd_group_resume(group_, 0, nullptr), EPD_WOULD_BLOCK);
+  EXPECT_EQ(epd_group_resume(group_, EPD_NO_WAIT, nullptr), EPD_WOULD_BLOCK);
   EXPECT_EQ(epd_group_resume(group_, 30, nullptr), EPD_DEADLINE_EXCEEDED);
   board.change.store(2);
-  EXPECT_EQ(epd_group_resume(group_, 0, nullptr), EPD_OK);
+  EXPECT_EQ(epd_group_resume(group_, EPD_NO_WAIT, nullptr), EPD_OK);
 }
 
 TEST_F(ClientOps, LostGroupStaysLost) {
   daemon_.write_board(abi::GroupState::kLost, 1, 0, StatusCode::kRankLost, "rank 0 (pid 7) died");
   epd_ticket_t ticket = 0;
-  EXPECT_EQ(epd_noop(group_, 0, &ticket), EPD_RANK_LOST);
+  EXPECT_EQ(epd_noop(group_, 0, EPD_NO_STREAM, &ticket), EPD_RANK_LOST);
   EXPECT_EQ(epd_group_resume(group_, EPD_FOREVER, nullptr), EPD_RANK_LOST);
   EXPECT_STREQ(epd_last_error(), "rank 0 (pid 7) died");
 }

@@ -13,15 +13,18 @@
 namespace epd::testing {
 
 inline epd_status_t attach_to(const FakeDaemon& daemon, epd_session_t** session,
-                              std::int32_t timeout_ms = 10'000) {
-  epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
+                              std::int32_t timeout_ms = 10'000, epd_wait_by_t wait_by = EPD_WAIT_BY_MEMOP) {
+  epd_attach_options_t options;
+  epd_attach_options_init(&options);
   options.socket_path = daemon.socket_path().c_str();
   options.timeout_ms = timeout_ms;
+  options.wait_by = wait_by;
   return epd_session_attach(&options, session);
 }
 
 inline epd_group_config_t small_config() {
-  epd_group_config_t config = EPD_GROUP_CONFIG_INIT;
+  epd_group_config_t config;
+  epd_group_config_init(&config);
   config.name = "g";
   config.rank = 1;
   config.num_ranks = 2;
@@ -59,18 +62,20 @@ class ClientTest : public ::testing::Test {
   }
 
   epd_ticket_t dispatch(std::uint32_t slot, std::uint32_t num_tokens = 3, epd_handle_t* handle = nullptr) {
-    epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+    epd_dispatch_args_t args;
+    epd_dispatch_args_init(&args);
     args.slot = slot;
     args.num_tokens = num_tokens;
     epd_ticket_t ticket = 0;
-    EXPECT_EQ(epd_dispatch(group_, &args, &ticket, handle), EPD_OK) << epd_last_error();
+    EXPECT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, handle), EPD_OK) << epd_last_error();
     return ticket;
   }
   epd_status_t combine(std::uint32_t slot, epd_handle_t handle, epd_ticket_t* ticket) {
-    epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
+    epd_combine_args_t args;
+    epd_combine_args_init(&args);
     args.slot = slot;
     args.handle = handle;
-    return epd_combine(group_, &args, ticket);
+    return epd_combine(group_, &args, EPD_NO_STREAM, ticket);
   }
   epd_status_t wait(epd_ticket_t ticket, epd_result_t* result = nullptr, std::int32_t timeout_ms = 20'000) {
     return epd_ticket_wait(group_, ticket, timeout_ms, result);

@@ -19,7 +19,8 @@ class ClientHandles : public ClientTest {
     ASSERT_EQ(epd_group_join(session_, &config, &group_), EPD_OK) << epd_last_error();
   }
   static epd_dispatch_args_t on_slot(std::uint32_t slot) {
-    epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+    epd_dispatch_args_t args;
+    epd_dispatch_args_init(&args);
     args.slot = slot;
     args.num_tokens = 3;
     return args;
@@ -28,7 +29,7 @@ class ClientHandles : public ClientTest {
     epd_dispatch_args_t args = on_slot(slot);
     args.keep_handle = 1;
     epd_ticket_t ticket = 0;
-    EXPECT_EQ(epd_dispatch(group_, &args, &ticket, handle), EPD_OK) << epd_last_error();
+    EXPECT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, handle), EPD_OK) << epd_last_error();
     return ticket;
   }
   epd_status_t cached(std::uint32_t slot, epd_handle_t handle, epd_ticket_t* ticket,
@@ -37,14 +38,14 @@ class ClientHandles : public ClientTest {
     args.num_tokens = num_tokens;
     args.handle = handle;
     epd_handle_t same = 0;
-    const epd_status_t status = epd_dispatch(group_, &args, ticket, &same);
+    const epd_status_t status = epd_dispatch(group_, &args, EPD_NO_STREAM, ticket, &same);
     EXPECT_TRUE(status != EPD_OK || same == handle);
     return status;
   }
   // Breaks the group at `resume_index`, and resumes.
   void break_and_resume(std::uint64_t resume_index) {
     daemon_.write_board(abi::GroupState::kActive, ++epoch_, resume_index, StatusCode::kEngineRestarted, "");
-    ASSERT_EQ(epd_group_resume(group_, 0, nullptr), EPD_OK) << epd_last_error();
+    ASSERT_EQ(epd_group_resume(group_, EPD_NO_WAIT, nullptr), EPD_OK) << epd_last_error();
   }
 
   std::uint64_t epoch_ = 1;
@@ -102,10 +103,10 @@ TEST_F(ClientHandles, OnlySoManyAreKept) {
   args.keep_handle = 1;
   epd_ticket_t ticket = 0;
   epd_handle_t handle = 0;
-  EXPECT_EQ(epd_dispatch(group_, &args, &ticket, &handle), EPD_RESOURCE_EXHAUSTED);
+  EXPECT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, &handle), EPD_RESOURCE_EXHAUSTED);
   EXPECT_ERROR_HAS("num_handles is 2");
   ASSERT_EQ(epd_handle_release(group_, kept[0]), EPD_OK);
-  ASSERT_EQ(epd_dispatch(group_, &args, &ticket, &handle), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, &handle), EPD_OK) << epd_last_error();
   EXPECT_NE(handle, kept[0]);
   EXPECT_EQ(epd_handle_release(group_, handle), EPD_WOULD_BLOCK) << "its own dispatch is in flight";
 }
@@ -152,14 +153,14 @@ TEST_F(ClientHandles, ALateFailureDoesNotTakeTheRedosRoute) {
   args.keep_handle = 1;
   epd_ticket_t ticket = 0;
   // The record is still that of an operation in flight.
-  EXPECT_EQ(epd_dispatch(group_, &args, &ticket, kept.data()), EPD_WOULD_BLOCK);
+  EXPECT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, kept.data()), EPD_WOULD_BLOCK);
   daemon_.complete(*submission, StatusCode::kEngineRestarted);
   EXPECT_EQ(wait(late), EPD_ENGINE_RESTARTED);
   for (std::uint32_t i = 0; i < 2; ++i) keep(i, &kept[i]);
   EXPECT_NE(kept[0], kept[1]);
   EXPECT_NE(kept[0] >> 40, kept[1] >> 40) << "a record was given out twice";
   args.slot = 2;
-  EXPECT_EQ(epd_dispatch(group_, &args, &ticket, &old_handle), EPD_RESOURCE_EXHAUSTED);
+  EXPECT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, &old_handle), EPD_RESOURCE_EXHAUSTED);
 }
 
 TEST_F(ClientHandles, ARoutingIsNotReplacedWhileItIsUsed) {
@@ -169,15 +170,15 @@ TEST_F(ClientHandles, ARoutingIsNotReplacedWhileItIsUsed) {
   ASSERT_EQ(combine(1, handle, &reader), EPD_OK) << epd_last_error();
   epd_dispatch_args_t args = on_slot(0);
   epd_ticket_t ticket = 0;
-  EXPECT_EQ(epd_dispatch(group_, &args, &ticket, nullptr), EPD_WOULD_BLOCK);
+  EXPECT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_WOULD_BLOCK);
   EXPECT_ERROR_HAS("uses the routing of slot 0");
   ASSERT_EQ(cached(2, handle, &ticket), EPD_OK) << "readers do not mind each other";
   daemon_.complete(*daemon_.next_submission());
   daemon_.complete(*daemon_.next_submission());
-  ASSERT_EQ(epd_dispatch(group_, &args, &ticket, &handle), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, &handle), EPD_OK) << epd_last_error();
   EXPECT_EQ(combine(1, handle, &reader), EPD_WOULD_BLOCK) << "its dispatch is in flight";
   EXPECT_ERROR_HAS("is in flight on another slot");
-  EXPECT_EQ(wait(ticket, nullptr, 0), EPD_WOULD_BLOCK);
+  EXPECT_EQ(wait(ticket, nullptr, EPD_NO_WAIT), EPD_WOULD_BLOCK);
 }
 
 TEST_F(ClientHandles, HandlesNeverGivenAreNotFound) {
@@ -207,18 +208,19 @@ TEST_F(ClientHandles, ArgumentsThatContradictEachOtherAreRefused) {
   EXPECT_ERROR_HAS("num_tokens is 4; allowed: 0, or 3");
   epd_dispatch_args_t args = on_slot(1);
   args.keep_handle = 1;
-  EXPECT_EQ(epd_dispatch(group_, &args, &ticket, nullptr), EPD_INVALID_ARGUMENT);
+  EXPECT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_INVALID_ARGUMENT);
   EXPECT_ERROR_HAS("handle is NULL");
   args.handle = handle;
-  EXPECT_EQ(epd_dispatch(group_, &args, &ticket, &handle), EPD_INVALID_ARGUMENT);
+  EXPECT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, &handle), EPD_INVALID_ARGUMENT);
   EXPECT_ERROR_HAS("keep_handle is 1; allowed: 0 under a handle");
-  epd_combine_args_t combine = EPD_COMBINE_ARGS_INIT;
+  epd_combine_args_t combine;
+  epd_combine_args_init(&combine);
   combine.handle = handle;
   combine.num_biases = 2;
-  EXPECT_EQ(epd_combine(group_, &combine, &ticket), EPD_INVALID_ARGUMENT);
+  EXPECT_EQ(epd_combine(group_, &combine, EPD_NO_STREAM, &ticket), EPD_INVALID_ARGUMENT);
   EXPECT_ERROR_HAS("num_biases is 2; allowed: 0 .. 1");
   combine.num_biases = 3;
-  EXPECT_EQ(epd_combine(group_, &combine, &ticket), EPD_INVALID_ARGUMENT);
+  EXPECT_EQ(epd_combine(group_, &combine, EPD_NO_STREAM, &ticket), EPD_INVALID_ARGUMENT);
   EXPECT_FALSE(daemon_.next_submission(20).has_value());
 }
 
@@ -226,8 +228,7 @@ TEST_F(ClientHandles, EverySwitchIsAFlag) {
   struct {
     std::uint32_t epd_dispatch_args_t::*field;
     std::uint32_t flag;
-  } const dispatch_switches[] = {{&epd_dispatch_args_t::weights, abi::kFlagWeights},
-                                 {&epd_dispatch_args_t::defer_receive, abi::kFlagDefer},
+  } const dispatch_switches[] = {{&epd_dispatch_args_t::defer_receive, abi::kFlagDefer},
                                  {&epd_dispatch_args_t::zero_padding, abi::kFlagZeroPadding},
                                  {&epd_dispatch_args_t::mark_unused, abi::kFlagMarkUnused},
                                  {&epd_dispatch_args_t::sms, 0}};
@@ -235,18 +236,24 @@ TEST_F(ClientHandles, EverySwitchIsAFlag) {
   epd_handle_t handle = 0;
   for (const auto& [field, flag] : dispatch_switches) {
     epd_dispatch_args_t args = on_slot(0);
-    args.weights = 0;
     args.*field = 1;
-    ASSERT_EQ(epd_dispatch(group_, &args, &ticket, &handle), EPD_OK) << epd_last_error();
+    ASSERT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, &handle), EPD_OK) << epd_last_error();
     const auto submission = daemon_.next_submission();
-    EXPECT_EQ(submission->flags, flag);
+    EXPECT_EQ(submission->flags, abi::kFlagWeights | flag);
     EXPECT_EQ(submission->sms, flag == 0 ? 1u : 0u);
     daemon_.complete(*submission);
     EXPECT_EQ(wait(ticket), EPD_OK);
     args.*field = 2;
     if (flag == 0) continue;
-    EXPECT_EQ(epd_dispatch(group_, &args, &ticket, nullptr), EPD_INVALID_ARGUMENT) << flag;
+    EXPECT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_INVALID_ARGUMENT) << flag;
   }
+  epd_dispatch_args_t bare = on_slot(0);
+  bare.omit_weights = 1;
+  ASSERT_EQ(epd_dispatch(group_, &bare, EPD_NO_STREAM, &ticket, &handle), EPD_OK) << epd_last_error();
+  const auto without_weights = daemon_.next_submission();
+  EXPECT_EQ(without_weights->flags, 0u);
+  daemon_.complete(*without_weights);
+  EXPECT_EQ(wait(ticket), EPD_OK);
   struct {
     std::uint32_t epd_combine_args_t::*field;
     std::uint32_t flag;
@@ -255,11 +262,12 @@ TEST_F(ClientHandles, EverySwitchIsAFlag) {
                                 {&epd_combine_args_t::defer_receive, abi::kFlagDefer},
                                 {&epd_combine_args_t::num_biases, 1u << abi::kBiasShift}};
   for (const auto& [field, flag] : combine_switches) {
-    epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
+    epd_combine_args_t args;
+    epd_combine_args_init(&args);
     args.handle = handle;
     args.sms = 7;
     args.*field = 1;
-    ASSERT_EQ(epd_combine(group_, &args, &ticket), EPD_OK) << epd_last_error();
+    ASSERT_EQ(epd_combine(group_, &args, EPD_NO_STREAM, &ticket), EPD_OK) << epd_last_error();
     const auto submission = daemon_.next_submission();
     EXPECT_EQ(submission->flags, flag);
     EXPECT_EQ(submission->sms, 7u);
@@ -275,7 +283,7 @@ TEST_F(ClientHandles, ZeroPaddingMeansNothingWithoutPadding) {
   epd_dispatch_args_t args = on_slot(0);
   args.zero_padding = 1;
   epd_ticket_t ticket = 0;
-  ASSERT_EQ(epd_dispatch(group_, &args, &ticket, nullptr), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_OK) << epd_last_error();
   EXPECT_EQ(daemon_.next_submission()->flags, abi::kFlagWeights);
 }
 
@@ -283,8 +291,8 @@ TEST_F(ClientHandles, WaitSentComesBeforeTheEnd) {
   epd_dispatch_args_t args = on_slot(1);
   args.defer_receive = 1;
   epd_ticket_t ticket = 0;
-  ASSERT_EQ(epd_dispatch(group_, &args, &ticket, nullptr), EPD_OK) << epd_last_error();
-  EXPECT_EQ(epd_ticket_wait_sent(group_, ticket, 0), EPD_WOULD_BLOCK);
+  ASSERT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_OK) << epd_last_error();
+  EXPECT_EQ(epd_ticket_wait_sent(group_, ticket, EPD_NO_WAIT), EPD_WOULD_BLOCK);
   EXPECT_EQ(epd_ticket_wait_sent(group_, ticket, 20), EPD_DEADLINE_EXCEEDED);
   auto waiting =
       std::async(std::launch::async, [&] { return epd_ticket_wait_sent(group_, ticket, EPD_FOREVER); });
@@ -295,7 +303,7 @@ TEST_F(ClientHandles, WaitSentComesBeforeTheEnd) {
   EXPECT_EQ(epd_ticket_pending(group_, ticket), 1);
   daemon_.complete(*submission);
   EXPECT_EQ(wait(ticket), EPD_OK);
-  EXPECT_EQ(epd_ticket_wait_sent(group_, ticket, 0), EPD_NOT_FOUND) << "retired";
+  EXPECT_EQ(epd_ticket_wait_sent(group_, ticket, EPD_NO_WAIT), EPD_NOT_FOUND) << "retired";
 }
 
 TEST_F(ClientHandles, WaitSentEndsWithTheOperation) {
@@ -303,23 +311,24 @@ TEST_F(ClientHandles, WaitSentEndsWithTheOperation) {
   args.defer_receive = 1;
   epd_ticket_t good = 0;
   epd_ticket_t bad = 0;
-  ASSERT_EQ(epd_dispatch(group_, &args, &good, nullptr), EPD_OK);
+  ASSERT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &good, nullptr), EPD_OK);
   daemon_.complete(*daemon_.next_submission());
   EXPECT_EQ(epd_ticket_wait_sent(group_, good, 20'000), EPD_OK) << "what has ended has been sent";
   args.slot = 2;
-  ASSERT_EQ(epd_dispatch(group_, &args, &bad, nullptr), EPD_OK);
+  ASSERT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &bad, nullptr), EPD_OK);
   daemon_.complete(*daemon_.next_submission(), StatusCode::kRankLost, 0, "rank 0 died");
   EXPECT_EQ(epd_ticket_wait_sent(group_, bad, 20'000), EPD_RANK_LOST);
   EXPECT_STREQ(epd_last_error(), "rank 0 died");
   EXPECT_EQ(wait(bad), EPD_RANK_LOST);
-  EXPECT_EQ(epd_ticket_wait_sent(group_, dispatch(3), 0), EPD_INVALID_ARGUMENT);
+  EXPECT_EQ(epd_ticket_wait_sent(group_, dispatch(3), EPD_NO_WAIT), EPD_INVALID_ARGUMENT);
   EXPECT_ERROR_HAS("without defer_receive");
 }
 
 TEST_F(ClientHandles, CountsTellWhereExpertsBegin) {
   const epd_ticket_t ticket = dispatch(1, 6);
   daemon_.publish_counts(*daemon_.next_submission());
-  epd_counts_t counts = EPD_COUNTS_INIT;
+  epd_counts_t counts;
+  epd_counts_init(&counts);
   ASSERT_EQ(epd_ticket_counts(group_, ticket, 20'000, &counts), EPD_OK) << epd_last_error();
   ASSERT_NE(counts.expert_offsets, nullptr);
   EXPECT_EQ(counts.expert_offsets[0], 0);

@@ -25,7 +25,7 @@ TEST_F(ClientOps, HookRunsOnceOnAThreadOfTheLibrary) {
   const epd_ticket_t ticket = dispatch(0);
   ASSERT_EQ(epd_ticket_on_complete(group_, ticket, log_hook, &log), EPD_OK);
   EXPECT_EQ(epd_ticket_on_complete(group_, ticket, log_hook, &log), EPD_NOT_FOUND) << "one hook";
-  EXPECT_EQ(wait(ticket, nullptr, 0), EPD_NOT_FOUND) << "the hook retires it";
+  EXPECT_EQ(wait(ticket, nullptr, EPD_NO_WAIT), EPD_NOT_FOUND) << "the hook retires it";
   EXPECT_EQ(log.calls, 0);
   daemon_.complete(*daemon_.next_submission(), StatusCode::kDeadlineExceeded);
   EXPECT_NE(log.thread.get_future().get(), std::this_thread::get_id());
@@ -79,7 +79,7 @@ void chain_hook(const epd_result_t*, void* user) {
   auto* chain = static_cast<Chain*>(user);
   ++chain->runs;
   epd_ticket_t ticket = 0;
-  if (epd_noop(chain->group, 0, &ticket) == EPD_OK) {
+  if (epd_noop(chain->group, 0, EPD_NO_STREAM, &ticket) == EPD_OK) {
     epd_ticket_on_complete(chain->group, ticket, chain_hook, chain);
   } else {
     chain->refused = true;
@@ -89,7 +89,7 @@ void chain_hook(const epd_result_t*, void* user) {
 TEST_F(ClientAuto, HooksMaySubmitWhileTheGroupIsLeft) {
   Chain chain{group_};
   epd_ticket_t ticket = 0;
-  ASSERT_EQ(epd_noop(group_, 0, &ticket), EPD_OK);
+  ASSERT_EQ(epd_noop(group_, 0, EPD_NO_STREAM, &ticket), EPD_OK);
   ASSERT_EQ(epd_ticket_on_complete(group_, ticket, chain_hook, &chain), EPD_OK);
   while (chain.runs < 50) pause_ms(1);
   epd_group_leave(group_);

@@ -55,15 +55,15 @@ TEST_F(ClientOps, HandlesAreKnownAfterTheirEnd) {
   };
   epd_ticket_t ticket = 0;
   epd_group_t* const group = group_;
-  epd_group_leave(group);
-  expect_ended(epd_noop(group, 0, &ticket));
-  expect_ended(epd_ticket_wait(group, 1, 0, nullptr));
-  expect_ended(epd_group_resume(group, 0, nullptr));
+  EXPECT_EQ(epd_group_leave(group), EPD_OK) << epd_last_error();
+  expect_ended(epd_noop(group, 0, EPD_NO_STREAM, &ticket));
+  expect_ended(epd_ticket_wait(group, 1, EPD_NO_WAIT, nullptr));
+  expect_ended(epd_group_resume(group, EPD_NO_WAIT, nullptr));
   expect_ended(epd_handle_release(group, 1));
   EXPECT_EQ(epd_group_rank(group), UINT32_MAX);
   EXPECT_EQ(epd_group_active(group, 0), 0);
   EXPECT_EQ(epd_ticket_pending(group, 1), 0);
-  epd_group_leave(group);  // again
+  expect_ended(epd_group_leave(group));
   EXPECT_EQ(daemon_.left(), 1u);
 
   const epd_group_config_t config = small_config();
@@ -71,11 +71,13 @@ TEST_F(ClientOps, HandlesAreKnownAfterTheirEnd) {
   epd_group_t* const second = group_;
   epd_session_t* const session = session_;
   detach();
-  expect_ended(epd_noop(second, 0, &ticket));
+  expect_ended(epd_noop(second, 0, EPD_NO_STREAM, &ticket));
   expect_ended(epd_session_check(session));
   expect_ended(epd_group_join(session, &config, &group_));
-  epd_group_leave(second);
-  epd_session_detach(session);
+  expect_ended(epd_group_leave(second));
+  expect_ended(epd_session_detach(session));
+  EXPECT_EQ(epd_group_leave(nullptr), EPD_OK);
+  EXPECT_EQ(epd_session_detach(nullptr), EPD_OK);
 }
 
 // ---- in a forked child ----------------------------------------------------------------------------
@@ -122,18 +124,23 @@ TEST_F(ClientOps, AForkedChildIsToldAndTakesNothingAlong) {
     epd_handle_t handle = 0;
     epd_group_t* joined = nullptr;
     const epd_group_config_t config = small_config();
-    const epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
-    const epd_combine_args_t combine_args = EPD_COMBINE_ARGS_INIT;
-    epd_session_info_t info = EPD_SESSION_INFO_INIT;
-    epd_buffers_t buffers = EPD_BUFFERS_INIT;
-    epd_counts_t counts = EPD_COUNTS_INIT;
+    epd_dispatch_args_t args;
+    epd_dispatch_args_init(&args);
+    epd_combine_args_t combine_args;
+    epd_combine_args_init(&combine_args);
+    epd_session_info_t info;
+    epd_session_info_init(&info);
+    epd_buffers_t buffers;
+    epd_buffers_init(&buffers);
+    epd_counts_t counts;
+    epd_counts_init(&counts);
     CHILD_CHECK(refused(epd_session_check(session_)));
     CHILD_CHECK(refused(epd_session_info(session_, &info)));
     CHILD_CHECK(refused(epd_group_join(session_, &config, &joined)));
-    CHILD_CHECK(refused(epd_dispatch(group_, &args, &made, &handle)));
-    CHILD_CHECK(refused(epd_combine(group_, &combine_args, &made)));
-    CHILD_CHECK(refused(epd_noop(group_, 2, &made)));
-    CHILD_CHECK(refused(epd_noop_on_stream(group_, 2, nullptr, 0, &made)));
+    CHILD_CHECK(refused(epd_dispatch(group_, &args, EPD_NO_STREAM, &made, &handle)));
+    CHILD_CHECK(refused(epd_combine(group_, &combine_args, EPD_NO_STREAM, &made)));
+    CHILD_CHECK(refused(epd_noop(group_, 2, EPD_NO_STREAM, &made)));
+    CHILD_CHECK(refused(epd_noop(group_, 2, nullptr, &made)));
     CHILD_CHECK(refused(epd_handle_release(group_, 1)));
     CHILD_CHECK(refused(epd_group_buffers(group_, 0, &buffers)));
     CHILD_CHECK(refused(epd_group_resume(group_, EPD_FOREVER, nullptr)));
@@ -141,13 +148,13 @@ TEST_F(ClientOps, AForkedChildIsToldAndTakesNothingAlong) {
     CHILD_CHECK(refused(epd_ticket_wait(group_, ticket, EPD_FOREVER, nullptr)));
     CHILD_CHECK(refused(epd_ticket_counts(group_, ticket, EPD_FOREVER, &counts)));
     CHILD_CHECK(refused(epd_ticket_wait_sent(group_, ticket, EPD_FOREVER)));
-    CHILD_CHECK(refused(epd_ticket_wait_on_stream(group_, ticket, nullptr, 0)));
+    CHILD_CHECK(refused(epd_ticket_wait_on_stream(group_, ticket, nullptr)));
     CHILD_CHECK(refused(epd_ticket_on_complete(
         group_, ticket, [](const epd_result_t*, void*) {}, nullptr)));
     CHILD_CHECK(epd_ticket_pending(group_, ticket) == 0 && epd_group_active(group_, 0) == 0);
     CHILD_CHECK(epd_group_rank(group_) == UINT32_MAX);
-    epd_group_leave(group_);
-    epd_session_detach(session_);
+    CHILD_CHECK(refused(epd_group_leave(group_)));
+    CHILD_CHECK(refused(epd_session_detach(session_)));
     return 0;
   });
   EXPECT_EQ(failed, 0) << "the check in line " << failed - 1 << " modulo 200";

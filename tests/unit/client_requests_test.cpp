@@ -54,7 +54,7 @@ class ClientRequests : public ClientAuto {
   }
   void expect_in_use(epd_group_t* group) {
     epd_ticket_t ticket = 0;
-    ASSERT_EQ(epd_noop(group, 0, &ticket), EPD_OK) << epd_last_error();
+    ASSERT_EQ(epd_noop(group, 0, EPD_NO_STREAM, &ticket), EPD_OK) << epd_last_error();
     EXPECT_EQ(epd_ticket_wait(group, ticket, 20'000, nullptr), EPD_OK) << epd_last_error();
   }
 };
@@ -87,7 +87,8 @@ TEST_F(ClientRequests, RepliesComeInAnyOrderAndReachWhoeverAsked) {
     const Joined joined = joins[static_cast<std::size_t>(rank)].get();
     ASSERT_EQ(joined.status, EPD_OK) << joined.text;
     EXPECT_EQ(epd_group_rank(joined.group), static_cast<std::uint32_t>(rank));
-    epd_buffers_t buffers = EPD_BUFFERS_INIT;
+    epd_buffers_t buffers;
+    epd_buffers_init(&buffers);
     ASSERT_EQ(epd_group_buffers(joined.group, 0, &buffers), EPD_OK);
     buffers.topk_weights[0] = 7.5f;
     FakeMember& member = daemon_.member(static_cast<std::size_t>(kJoins - rank));
@@ -160,11 +161,12 @@ TEST_F(ClientOps, ReleasingAHandleNoticesTheDaemonsDeath) {
   config.num_handles = 1;
   epd_group_t* group = nullptr;
   ASSERT_EQ(epd_group_join(session_, &config, &group), EPD_OK) << epd_last_error();
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
   args.keep_handle = 1;
   epd_ticket_t ticket = 0;
   epd_handle_t handle = 0;
-  ASSERT_EQ(epd_dispatch(group, &args, &ticket, &handle), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_dispatch(group, &args, EPD_NO_STREAM, &ticket, &handle), EPD_OK) << epd_last_error();
   EXPECT_EQ(epd_handle_release(group, handle), EPD_WOULD_BLOCK);
   daemon_.hang_up();
   epd_status_t status = EPD_WOULD_BLOCK;

@@ -11,12 +11,13 @@ namespace {
 
 TEST_F(ClientOps, SubmissionsCarryWhatWasAsked) {
   epd_handle_t handle = 0;
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
   args.slot = 2;
   args.num_tokens = 5;
   args.timeout_ms = 1234;
   epd_ticket_t ticket = 0;
-  ASSERT_EQ(epd_dispatch(group_, &args, &ticket, &handle), EPD_OK);
+  ASSERT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, &handle), EPD_OK);
   const auto first = daemon_.next_submission();
   ASSERT_TRUE(first.has_value());
   EXPECT_EQ(first->ticket, ticket);
@@ -29,7 +30,8 @@ TEST_F(ClientOps, SubmissionsCarryWhatWasAsked) {
   EXPECT_EQ(first->member, daemon_.member().member);
   EXPECT_GT(first->submit_ns, 0u);
   daemon_.complete(*first);
-  epd_result_t result = EPD_RESULT_INIT;
+  epd_result_t result;
+  epd_result_init(&result);
   ASSERT_EQ(wait(ticket, &result), EPD_OK);
   EXPECT_EQ(result.op_index, 0u);
   EXPECT_EQ(result.num_recv_rows, 5u);
@@ -48,25 +50,51 @@ TEST_F(ClientOps, SubmissionsCarryWhatWasAsked) {
 
 TEST_F(ClientOps, ArgumentsAreCheckedBeforeAnythingIsSubmitted) {
   epd_ticket_t ticket = 0;
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
   args.slot = 4;
-  EXPECT_EQ(epd_dispatch(group_, &args, &ticket, nullptr), EPD_INVALID_ARGUMENT);
+  EXPECT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_INVALID_ARGUMENT);
   EXPECT_ERROR_HAS("slot is 4; allowed: 0 .. 3");
   args.slot = 0;
   args.num_tokens = 9;
-  EXPECT_EQ(epd_dispatch(group_, &args, &ticket, nullptr), EPD_INVALID_ARGUMENT);
+  EXPECT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_INVALID_ARGUMENT);
   EXPECT_ERROR_HAS("num_tokens is 9; allowed: 0 .. 8");
   args.num_tokens = 1;
-  args.weights = 2;
-  EXPECT_EQ(epd_dispatch(group_, &args, &ticket, nullptr), EPD_INVALID_ARGUMENT);
-  args.weights = 1;
+  args.omit_weights = 2;
+  EXPECT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("omit_weights is 2; allowed: 0 or 1");
+  args.omit_weights = 0;
+  epd_combine_args_t combine_args;
+  epd_combine_args_init(&combine_args);
+  for (const std::int32_t wrong : {-1, EPD_NO_WAIT, INT32_MIN}) {
+    args.timeout_ms = combine_args.timeout_ms = wrong;
+    const std::string text = "timeout_ms is " + std::to_string(wrong) +
+                             "; allowed: 1 or more milliseconds, or 0 (the daemon's default)";
+    EXPECT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS(text);
+    EXPECT_EQ(epd_combine(group_, &combine_args, EPD_NO_STREAM, &ticket), EPD_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS(text);
+  }
+  args.timeout_ms = 0;
   args.size = 3;
-  EXPECT_EQ(epd_dispatch(group_, &args, &ticket, nullptr), EPD_INVALID_ARGUMENT);
-  EXPECT_EQ(epd_dispatch(group_, nullptr, &ticket, nullptr), EPD_INVALID_ARGUMENT);
-  EXPECT_EQ(epd_dispatch(nullptr, &args, &ticket, nullptr), EPD_INVALID_ARGUMENT);
+  EXPECT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_INVALID_ARGUMENT);
+  EXPECT_EQ(epd_dispatch(group_, nullptr, EPD_NO_STREAM, &ticket, nullptr), EPD_INVALID_ARGUMENT);
+  EXPECT_EQ(epd_dispatch(nullptr, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_INVALID_ARGUMENT);
   args.size = sizeof(args);
-  EXPECT_EQ(epd_dispatch(group_, &args, nullptr, nullptr), EPD_INVALID_ARGUMENT);
-  EXPECT_EQ(epd_ticket_wait(group_, 1, -5, nullptr), EPD_INVALID_ARGUMENT);
+  EXPECT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, nullptr, nullptr), EPD_INVALID_ARGUMENT);
+  epd_counts_t counts;
+  epd_counts_init(&counts);
+  for (const std::int32_t wrong : {-5, INT32_MIN}) {
+    const auto expect_refused = [wrong](epd_status_t status) {
+      EXPECT_EQ(status, EPD_INVALID_ARGUMENT);
+      EXPECT_ERROR_HAS("timeout_ms is " + std::to_string(wrong) +
+                       "; allowed: 1 or more milliseconds, EPD_FOREVER (-1, or 0) or EPD_NO_WAIT (-2)");
+    };
+    expect_refused(epd_ticket_wait(group_, 1, wrong, nullptr));
+    expect_refused(epd_ticket_counts(group_, 1, wrong, &counts));
+    expect_refused(epd_ticket_wait_sent(group_, 1, wrong));
+    expect_refused(epd_group_resume(group_, wrong, nullptr));
+  }
   EXPECT_FALSE(daemon_.next_submission(20).has_value());
 }
 
@@ -86,10 +114,11 @@ TEST_F(ClientOps, StaleHandlesAreNotFound) {
 
 TEST_F(ClientOps, BusySlotWouldBlock) {
   const epd_ticket_t ticket = dispatch(1);
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
   args.slot = 1;
   epd_ticket_t other = 0;
-  EXPECT_EQ(epd_dispatch(group_, &args, &other, nullptr), EPD_WOULD_BLOCK);
+  EXPECT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &other, nullptr), EPD_WOULD_BLOCK);
   EXPECT_ERROR_HAS("slot 1");
   EXPECT_EQ(epd_ticket_pending(group_, ticket), 1);
   EXPECT_EQ(epd_ticket_poll(group_, ticket, nullptr), EPD_WOULD_BLOCK);
@@ -97,7 +126,7 @@ TEST_F(ClientOps, BusySlotWouldBlock) {
   EXPECT_EQ(epd_ticket_pending(group_, ticket), 1) << "a wait that gives up does not retire";
   daemon_.complete(*daemon_.next_submission());
   // Seen by the submission itself: nobody has waited for the ticket.
-  EXPECT_EQ(epd_dispatch(group_, &args, &other, nullptr), EPD_OK) << epd_last_error();
+  EXPECT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &other, nullptr), EPD_OK) << epd_last_error();
   EXPECT_EQ(epd_ticket_pending(group_, ticket), 0);
   EXPECT_EQ(epd_ticket_poll(group_, ticket, nullptr), EPD_OK);
   EXPECT_EQ(epd_ticket_poll(group_, ticket, nullptr), EPD_NOT_FOUND) << "retired";
@@ -116,7 +145,7 @@ TEST_F(ClientOps, FullRingWouldBlock) {
   epd_status_t status = EPD_OK;
   for (std::size_t i = 0; i < 80 && status == EPD_OK; ++i) {
     epd_ticket_t ticket = 0;
-    status = epd_noop(groups[i / 16], i % 16, &ticket);
+    status = epd_noop(groups[i / 16], i % 16, EPD_NO_STREAM, &ticket);
     if (status == EPD_OK) ++accepted;
   }
   EXPECT_EQ(status, EPD_WOULD_BLOCK);
@@ -124,16 +153,16 @@ TEST_F(ClientOps, FullRingWouldBlock) {
   EXPECT_EQ(accepted, abi::kSubmissionSlots);
   ASSERT_TRUE(daemon_.next_submission().has_value());
   epd_ticket_t ticket = 0;
-  EXPECT_EQ(epd_noop(groups[4], 15, &ticket), EPD_OK) << "one place is free again";
+  EXPECT_EQ(epd_noop(groups[4], 15, EPD_NO_STREAM, &ticket), EPD_OK) << "one place is free again";
 }
 
 TEST_F(ClientOps, CorruptEngineIndexIsAnErrorNotACrash) {
   daemon_.set_submission_head(0x7777777777);
   epd_ticket_t ticket = 0;
-  EXPECT_EQ(epd_noop(group_, 0, &ticket), EPD_INTERNAL);
+  EXPECT_EQ(epd_noop(group_, 0, EPD_NO_STREAM, &ticket), EPD_INTERNAL);
   EXPECT_ERROR_HAS(std::to_string(0x7777777777));
   daemon_.set_submission_head(0);
-  EXPECT_EQ(epd_noop(group_, 0, &ticket), EPD_OK);
+  EXPECT_EQ(epd_noop(group_, 0, EPD_NO_STREAM, &ticket), EPD_OK);
 }
 
 TEST_F(ClientOps, DuplicateAndUnknownCompletionsAreIgnored) {
@@ -158,11 +187,12 @@ TEST_F(ClientOps, FailuresBringTheirMessage) {
   const epd_ticket_t second = dispatch(1);
   daemon_.complete(*daemon_.next_submission(), StatusCode::kDeadlineExceeded, 0, "rank 0 did not announce");
   daemon_.complete(*daemon_.next_submission(), StatusCode::kRankLost, 0);
-  epd_result_t result = EPD_RESULT_INIT;
+  epd_result_t result;
+  epd_result_init(&result);
   EXPECT_EQ(wait(first, &result), EPD_DEADLINE_EXCEEDED);
   EXPECT_STREQ(epd_last_error(), "rank 0 did not announce");
   EXPECT_EQ(result.status, EPD_DEADLINE_EXCEEDED);
-  EXPECT_EQ(result.culprit_rank, 0);
+  EXPECT_EQ(result.failed_rank, 0);
   EXPECT_EQ(epd_ticket_pending(group_, first), 0);
   EXPECT_EQ(wait(second), EPD_RANK_LOST);
   EXPECT_ERROR_HAS("rank 0") << "made from the code when the engine left no text";
@@ -203,8 +233,9 @@ TEST_F(ClientOps, DeafDoorbellIsNotTheEnd) {
 
 TEST_F(ClientOps, CountsComeBeforeTheRows) {
   const epd_ticket_t ticket = dispatch(1, 6);
-  epd_counts_t counts = EPD_COUNTS_INIT;
-  EXPECT_EQ(epd_ticket_counts(group_, ticket, 0, &counts), EPD_WOULD_BLOCK);
+  epd_counts_t counts;
+  epd_counts_init(&counts);
+  EXPECT_EQ(epd_ticket_counts(group_, ticket, EPD_NO_WAIT, &counts), EPD_WOULD_BLOCK);
   EXPECT_EQ(epd_ticket_counts(group_, ticket, 20, &counts), EPD_DEADLINE_EXCEEDED);
   auto waiting =
       std::async(std::launch::async, [&] { return epd_ticket_counts(group_, ticket, EPD_FOREVER, &counts); });
@@ -220,7 +251,7 @@ TEST_F(ClientOps, CountsComeBeforeTheRows) {
   EXPECT_EQ(epd_ticket_pending(group_, ticket), 1);
   daemon_.complete(*submission);
   EXPECT_EQ(wait(ticket), EPD_OK) << "counts do not retire the ticket";
-  EXPECT_EQ(epd_ticket_counts(group_, ticket, 0, &counts), EPD_NOT_FOUND);
+  EXPECT_EQ(epd_ticket_counts(group_, ticket, EPD_NO_WAIT, &counts), EPD_NOT_FOUND);
 }
 
 // The leader waits for another ticket when the counts come.
@@ -229,7 +260,8 @@ TEST_F(ClientOps, CountsReachAFollower) {
   auto leader = std::async(std::launch::async, [&] { return wait(first); });
   ASSERT_TRUE(daemon_.await_client_sleep());
   const epd_ticket_t second = dispatch(1);
-  epd_counts_t counts = EPD_COUNTS_INIT;
+  epd_counts_t counts;
+  epd_counts_init(&counts);
   auto follower =
       std::async(std::launch::async, [&] { return epd_ticket_counts(group_, second, EPD_FOREVER, &counts); });
   const auto a = daemon_.next_submission();
@@ -243,7 +275,8 @@ TEST_F(ClientOps, CountsReachAFollower) {
 
 TEST_F(ClientOps, CountsEndWithTheOperation) {
   const epd_ticket_t ticket = dispatch(0);
-  epd_counts_t counts = EPD_COUNTS_INIT;
+  epd_counts_t counts;
+  epd_counts_init(&counts);
   auto waiting =
       std::async(std::launch::async, [&] { return epd_ticket_counts(group_, ticket, EPD_FOREVER, &counts); });
   ASSERT_TRUE(daemon_.await_client_sleep());
@@ -251,31 +284,32 @@ TEST_F(ClientOps, CountsEndWithTheOperation) {
   EXPECT_EQ(waiting.get(), EPD_RANK_LOST);
   EXPECT_EQ(wait(ticket), EPD_RANK_LOST);
   epd_ticket_t noop = 0;
-  ASSERT_EQ(epd_noop(group_, 0, &noop), EPD_OK);
-  EXPECT_EQ(epd_ticket_counts(group_, noop, 0, &counts), EPD_INVALID_ARGUMENT);
+  ASSERT_EQ(epd_noop(group_, 0, EPD_NO_STREAM, &noop), EPD_OK);
+  EXPECT_EQ(epd_ticket_counts(group_, noop, EPD_NO_WAIT, &counts), EPD_INVALID_ARGUMENT);
 }
 
 TEST_F(ClientOps, OlderAndNewerStructsOfOperations) {
   struct Newer {
-    epd_dispatch_args_t known = EPD_DISPATCH_ARGS_INIT;
+    epd_dispatch_args_t known{};
     std::uint32_t unknown[2] = {0, 0};
   } newer;
   newer.known.size = sizeof(newer);
   newer.known.num_tokens = 2;
   epd_ticket_t ticket = 0;
-  ASSERT_EQ(epd_dispatch(group_, &newer.known, &ticket, nullptr), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_dispatch(group_, &newer.known, EPD_NO_STREAM, &ticket, nullptr), EPD_OK) << epd_last_error();
   newer.unknown[1] = 1;
   newer.known.slot = 1;
-  EXPECT_EQ(epd_dispatch(group_, &newer.known, &ticket, nullptr), EPD_INVALID_ARGUMENT);
+  EXPECT_EQ(epd_dispatch(group_, &newer.known, EPD_NO_STREAM, &ticket, nullptr), EPD_INVALID_ARGUMENT);
   // An older caller that knows nothing of weights and timeouts: zero, whatever lies behind.
-  newer.known.size = offsetof(epd_dispatch_args_t, weights);
-  newer.known.weights = 77;
-  ASSERT_EQ(epd_dispatch(group_, &newer.known, &ticket, nullptr), EPD_OK) << epd_last_error();
+  newer.known.size = offsetof(epd_dispatch_args_t, omit_weights);
+  newer.known.omit_weights = 77;
+  ASSERT_EQ(epd_dispatch(group_, &newer.known, EPD_NO_STREAM, &ticket, nullptr), EPD_OK) << epd_last_error();
   ASSERT_TRUE(daemon_.next_submission().has_value());
   const auto old = daemon_.next_submission();
-  EXPECT_EQ(old->flags, 0u);
+  EXPECT_EQ(old->flags, std::uint32_t{abi::kFlagWeights});
   daemon_.complete(*old);
-  epd_result_t result = EPD_RESULT_INIT;
+  epd_result_t result;
+  epd_result_init(&result);
   result.size = offsetof(epd_result_t, num_recv_rows);
   result.num_recv_rows = 4711;
   EXPECT_EQ(wait(ticket, &result), EPD_OK);
@@ -286,7 +320,8 @@ TEST_F(ClientOps, OlderAndNewerStructsOfOperations) {
 TEST_F(ClientAuto, RoundTripsWakeASleepingEngine) {
   for (int i = 0; i < 300; ++i) {
     epd_ticket_t ticket = 0;
-    ASSERT_EQ(epd_noop(group_, static_cast<std::uint32_t>(i % 4), &ticket), EPD_OK) << epd_last_error();
+    ASSERT_EQ(epd_noop(group_, static_cast<std::uint32_t>(i % 4), EPD_NO_STREAM, &ticket), EPD_OK)
+        << epd_last_error();
     ASSERT_EQ(wait(ticket), EPD_OK) << epd_last_error();
   }
 }
@@ -306,13 +341,16 @@ TEST_F(ClientAuto, ManyThreadsOnOneSession) {
   for (epd_group_t* group : groups) {
     threads.emplace_back([&, group] {
       for (int i = 0; i < kRounds; ++i) {
-        epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+        epd_dispatch_args_t args;
+        epd_dispatch_args_init(&args);
         args.slot = static_cast<std::uint32_t>(i % 4);
         args.num_tokens = static_cast<std::uint32_t>(i % 9);
         epd_ticket_t ticket = 0;
-        epd_counts_t counts = EPD_COUNTS_INIT;
+        epd_counts_t counts;
+        epd_counts_init(&counts);
         epd_status_t status = EPD_WOULD_BLOCK;
-        while ((status = epd_dispatch(group, &args, &ticket, nullptr)) == EPD_WOULD_BLOCK) pause_ms(1);
+        while ((status = epd_dispatch(group, &args, EPD_NO_STREAM, &ticket, nullptr)) == EPD_WOULD_BLOCK)
+          pause_ms(1);
         if (status != EPD_OK) ++bad;
         if (epd_ticket_counts(group, ticket, 20'000, &counts) != EPD_OK) ++bad;
         if (counts.num_recv_rows != args.num_tokens) ++bad;

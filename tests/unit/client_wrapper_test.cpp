@@ -46,7 +46,7 @@ TEST_F(ClientWrapper, RoundTrip) {
   EXPECT_EQ(b.recv_x.size(), 2u * 8 * 128);
   EXPECT_TRUE(b.recv_x8.empty() && b.recv_scales.empty() && b.topk_idx64.empty());
   b.y[2 * 8 * 128 - 1] = 1;
-  epd::Dispatch d = group.dispatch(0, 5);
+  epd::Dispatch d = group.dispatch(0, 5, EPD_NO_STREAM);
   const epd::Counts counts = d.ticket.counts(20'000);
   EXPECT_EQ(counts.num_recv_rows, 5u);
   EXPECT_EQ(counts.rank_offsets[2], 5);
@@ -56,9 +56,9 @@ TEST_F(ClientWrapper, RoundTrip) {
   EXPECT_THROW(d.ticket.wait(), epd::Error);
   epd::CombineOptions weighted;
   weighted.weighted = true;
-  group.combine(0, d.handle, weighted).wait(20'000);
+  group.combine(0, d.handle, EPD_NO_STREAM, weighted).wait(20'000);
   std::promise<epd_status_t> done;
-  group.noop(1).on_complete([&done](const epd_result_t& r) { done.set_value(r.status); });
+  group.noop(1, EPD_NO_STREAM).on_complete([&done](const epd_result_t& r) { done.set_value(r.status); });
   EXPECT_EQ(done.get_future().get(), EPD_OK);
 }
 
@@ -80,8 +80,9 @@ TEST_F(ClientWrapper, ErrorsCarryTheStatus) {
 TEST_F(ClientWrapper, WaitsThatGiveUpKeepTheTicket) {
   scripted();
   epd::Group group = attach().join(config());
-  epd::Ticket ticket = group.noop(0);
-  epd_result_t result = EPD_RESULT_INIT;
+  epd::Ticket ticket = group.noop(0, EPD_NO_STREAM);
+  epd_result_t result;
+  epd_result_init(&result);
   EXPECT_FALSE(ticket.poll(result));
   EXPECT_THROW(ticket.wait(10), epd::Error);
   EXPECT_TRUE(ticket.valid() && ticket.pending());
@@ -90,25 +91,26 @@ TEST_F(ClientWrapper, WaitsThatGiveUpKeepTheTicket) {
   EXPECT_EQ(ticket.try_wait(20'000, result), EPD_DEADLINE_EXCEEDED);
   EXPECT_FALSE(ticket.valid());
   epd::Dispatch d;
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
   args.num_tokens = 1;
-  EXPECT_EQ(group.try_dispatch(args, d), EPD_OK);
+  EXPECT_EQ(group.try_dispatch(args, EPD_NO_STREAM, d), EPD_OK);
   epd::Dispatch blocked;
-  EXPECT_EQ(group.try_dispatch(args, blocked), EPD_WOULD_BLOCK);
+  EXPECT_EQ(group.try_dispatch(args, EPD_NO_STREAM, blocked), EPD_WOULD_BLOCK);
   EXPECT_FALSE(blocked.ticket.valid());
 }  // d is dropped in flight
 
 TEST_F(ClientWrapper, Moves) {
   epd::Group group = attach().join(config());
-  epd::Ticket a = group.noop(0);
+  epd::Ticket a = group.noop(0, EPD_NO_STREAM);
   epd::Ticket b = std::move(a);
   EXPECT_TRUE(b.valid());
-  b = group.noop(1);  // the first is dropped
+  b = group.noop(1, EPD_NO_STREAM);  // the first is dropped
   EXPECT_EQ(b.wait(20'000).status, EPD_OK);
-  EXPECT_EQ(group.resume(0).epoch, 1u);
+  EXPECT_EQ(group.resume(EPD_NO_WAIT).epoch, 1u);
 }
 
-// Sizes are computed in the wrapper; the arena's own say whether it is right.
+// The arena's own sizes say whether the spans are right.
 TEST_F(ClientWrapper, SpansCoverTheRegionsOfEveryMode) {
   epd::Session session = attach();
   std::size_t member = 0;
@@ -125,12 +127,12 @@ TEST_F(ClientWrapper, SpansCoverTheRegionsOfEveryMode) {
       c.layout = layout;
       c.payload = static_cast<epd_payload_t>(payload);
       c.opaque_bytes = payload == EPD_PAYLOAD_OPAQUE ? 80 : 0;
-      c.scale_format = payload == EPD_PAYLOAD_FP8 ? EPD_SCALES_UE8M0 : EPD_SCALES_FLOAT32;
+      c.scale_format = payload == EPD_PAYLOAD_FP8 ? EPD_SCALE_FORMAT_UE8M0 : EPD_SCALE_FORMAT_FLOAT32;
       c.hidden = 640;
       c.expert_alignment = 16;
       c.num_biases = payload % 3;
       c.max_recv_rows = payload % 2 == 0 ? 0 : 5;
-      c.index_type = payload < 2 ? EPD_INDEX_INT32 : EPD_INDEX_INT64;
+      c.index_type = payload < 2 ? EPD_INDEX_TYPE_INT32 : EPD_INDEX_TYPE_INT64;
       const epd::Group group = session.join(c);
       const epd::Buffers b = group.buffers(1);
       const epd::Span<std::uint8_t> none;
@@ -167,22 +169,22 @@ TEST_F(ClientWrapper, KeptHandlesAreGivenBack) {
   for (int i = 0; i < 3; ++i) {
     epd::KeptHandle kept;
     {
-      epd::Dispatch d = group.dispatch(0, 2, keep);
+      epd::Dispatch d = group.dispatch(0, 2, EPD_NO_STREAM, keep);
       kept = std::move(d.kept);
       EXPECT_EQ(kept.get(), d.handle);
-      EXPECT_THROW(group.dispatch(1, 2, keep), epd::Error) << "there is only one";
+      EXPECT_THROW(group.dispatch(1, 2, EPD_NO_STREAM, keep), epd::Error) << "there is only one";
       d.ticket.wait(20'000);
     }
     epd::DispatchOptions again;
     again.handle = kept.get();
     again.defer_receive = true;
-    epd::Dispatch cached = group.dispatch(1, 0, again);
+    epd::Dispatch cached = group.dispatch(1, 0, EPD_NO_STREAM, again);
     EXPECT_FALSE(cached.kept.valid());
     cached.ticket.wait_sent(20'000);
     epd::Ticket::ReceiveHook hook = cached.ticket.receive_hook();
     EXPECT_FALSE(cached.ticket.valid());
     EXPECT_EQ(hook(20'000).status, EPD_OK);
-    group.combine(1, kept.get());
+    group.combine(1, kept.get(), EPD_NO_STREAM);
   }  // given back, though nobody waited for the last user
 }
 

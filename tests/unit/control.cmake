@@ -13,10 +13,10 @@ gtest_discover_tests(control_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 P
 add_executable(fake_control support/fake_control_main.cpp)
 target_link_libraries(fake_control PRIVATE epd_fake_control epd_options)
 
-add_executable(ctl_test unit/ctl_test.cpp unit/ctl_output_test.cpp unit/ctl_tools_test.cpp unit/ctl_parts_test.cpp
+add_executable(ctl_test unit/ctl_test.cpp unit/ctl_output_test.cpp unit/ctl_tools_test.cpp unit/ctl_size_test.cpp unit/ctl_parts_test.cpp
   unit/ctl_connection_test.cpp)
 target_compile_definitions(ctl_test PRIVATE EPCTL_PATH="$<TARGET_FILE:epctl>"
                                             FAKE_CONTROL_PATH="$<TARGET_FILE:fake_control>")
-target_link_libraries(ctl_test PRIVATE epd_ctl epd_options GTest::gtest_main)
+target_link_libraries(ctl_test PRIVATE epd_ctl epd_proto epd_options GTest::gtest_main)
 add_dependencies(ctl_test epctl fake_control)
 gtest_discover_tests(ctl_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 120)

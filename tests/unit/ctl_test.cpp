@@ -219,7 +219,7 @@ TEST_F(CtlTest, EveryCommandHasHelpWithExamples) {
   EXPECT_TRUE(main.says("EXIT CODES"));
   for (const char* command :
        {"status", "devices", "sessions", "groups", "ops", "op", "stats", "events", "watch", "config", "set",
-        "evict", "restart", "drain", "doctor", "version", "completion"}) {
+        "evict", "restart", "size", "drain", "doctor", "version", "completion"}) {
     EXPECT_TRUE(main.says(command));
     const Finished help = epctl({command, "--help"});
     EXPECT_EQ(help.exit_code, 0) << command;

@@ -67,13 +67,11 @@ TEST_F(EngineCommandsBreaksTest, ACombineWithoutARoutingNamesTheRecord) {
 }
 
 TEST_F(EngineCommandsBreaksTest, TheDeadlineNamesTheRankThatIsMissing) {
-  abi::Submission s = program(0, Op::kDispatch, 0, 40);
-  s.timeout_ms = 50;
-  session(0).submit(s);
-  ASSERT_EQ(session(0).wait()->status, StatusCode::kOk);
+  abi::Call brief = dispatch_on(0);
+  brief.timeout_ms = 50;
   ringers_[1].ring(dispatch_on(0), 0, group_->epoch);
   ASSERT_TRUE(takes_part(1, 0, 0));
-  ringers_[0].ring(40, 0, group_->epoch);
+  ringers_[0].ring(brief, 0, group_->epoch);
   const auto request = engine_of(0).expect(LinkType::kBreakRequest);
   ASSERT_TRUE(request.has_value());
   const auto body = request->read<abi::Break>().value();
@@ -132,11 +130,9 @@ TEST_F(EngineCommandsBreaksTest, AnOlderRoutingOutlivesTheLossOfARankAndItsRepla
   ASSERT_FALSE(HasFatalFailure());
   for (std::uint32_t i = 0; i < 4; ++i) run_and_check(1);
 
-  abi::Submission again = program(0, Op::kDispatch, 0, 20);
-  again.flags |= abi::kFlagCached;
-  session(0).submit(again);
-  ASSERT_EQ(session(0).wait()->status, StatusCode::kOk);
-  const std::uint32_t refused = ringers_[0].ring(20, 0, group_->epoch);
+  abi::Call again = dispatch_on(0);
+  again.flags = abi::kFlagCached;
+  const std::uint32_t refused = ringers_[0].ring(again, 0, group_->epoch);
   const auto request = engine_of(0).expect(LinkType::kBreakRequest);
   ASSERT_TRUE(request.has_value());
   const auto body = request->read<abi::Break>().value();
@@ -275,7 +271,6 @@ TEST_F(EngineCommandsBreaksTest, AnotherEngineGoesOnWhereTheRingStands) {
   start_engine_1_again();
   ASSERT_FALSE(HasFatalFailure());
   EXPECT_TRUE(comes([&] { return ringers_[1].failed() == 1; }));
-  record_all();
   for (std::uint32_t i = 0; i < 5; ++i) run_and_check(i % kShape.depth);
 }
 
@@ -295,7 +290,6 @@ TEST_F(EngineCommandsBreaksTest, AnotherEngineKnowsWhatIsOnNoBoard) {
   group_->board(1).next_index = 1;  // the first combine
   start_engine_1_again();
   ASSERT_FALSE(HasFatalFailure());
-  record_all();
   ASSERT_EQ(next_, last) << "all before what was begun last has ended";
   for (std::uint32_t rank = 0; rank < kRanks; ++rank)
     std::fill_n(group_->region<std::uint16_t>(rank, slot, Region::kOut),
@@ -318,28 +312,31 @@ TEST_F(EngineCommandsBreaksTest, AnotherEngineTakesNothingFromEarlierEpochs) {
   start_engine_1_again();
   ASSERT_FALSE(HasFatalFailure());
   EXPECT_EQ(next_, 2u);
-  record_all();
   for (std::uint32_t i = 0; i < 4; ++i) run_and_check(i % kShape.depth);
 }
 
 // A graph may be replayed more often than a number has room for.
 TEST_F(EngineCommandsBreaksTest, NumbersOfCommandsAreCyclic) {
+  const auto numbered = [](abi::Call call, std::uint32_t number) {
+    call.number = number;
+    call.epoch = 1;
+    return call;
+  };
   run_and_check(0);
   EXPECT_EQ(engines_[1]->stop(), 0);
   const std::uint32_t number = 0u - 8 - random_() % 32;
   SCOPED_TRACE(number);
   abi::CommandWords& words = group_->words(1);
   for (std::uint32_t before = number - abi::kCommandSlots; before != number; ++before)
-    words.commands[before % abi::kCommandSlots] = abi::pack({before, 0, kNoopProgram, false, 1});
+    store_call(words, numbered(kNoopCall, before));
   words.tail = words.done = number;
   start_engine_1_again();
   ASSERT_FALSE(HasFatalFailure());
-  record_all();
   for (std::uint32_t i = 0; i < 40; ++i) {
     run_and_check(i % kShape.depth);
-    const std::uint32_t noop = ringers_[1].ring(kNoopProgram, 0, group_->epoch, true);
+    const std::uint32_t noop = ringers_[1].ring(kNoopCall, 0, group_->epoch, true);
     ASSERT_TRUE(ringers_[1].ended(noop));
-    EXPECT_EQ(words.flags[kNoopProgram], 1u);
+    EXPECT_EQ(words.flags[kNoopFlag], 1u);
   }
   EXPECT_EQ(ringers_[1].done(), number + 3 * 40);
   EXPECT_EQ(ringers_[1].failed(), 0u);

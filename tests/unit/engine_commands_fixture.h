@@ -15,14 +15,28 @@
 
 namespace epd::test {
 
-// Programs, on each slot one.
-constexpr std::uint32_t dispatch_on(std::uint32_t slot) {
-  return slot;
+constexpr abi::Call call_on(Op op, std::uint32_t slot) {
+  abi::Call call;
+  call.op = op;
+  call.slot = call.route = slot;
+  return call;
 }
-constexpr std::uint32_t combine_on(std::uint32_t slot) {
-  return 10 + slot;
+constexpr abi::Call dispatch_on(std::uint32_t slot) {
+  return call_on(Op::kDispatch, slot);
 }
-inline constexpr std::uint32_t kNoopProgram = 63;
+constexpr abi::Call combine_on(std::uint32_t slot) {
+  return call_on(Op::kCombine, slot);
+}
+inline constexpr abi::Call kNoopCall = call_on(Op::kNoop, 0);
+inline constexpr std::uint32_t kNoopFlag = abi::flag_of(Op::kNoop, 0);
+
+// As a client's kernel stores it.
+inline void store_call(abi::CommandWords& words, const abi::Call& call) {
+  const abi::PackedCall packed = abi::pack(call);
+  abi::PackedCall& to = words.calls[call.number % abi::kCommandSlots];
+  for (std::uint32_t i = abi::PackedCall::kWords; i-- > 0;)
+    std::atomic_ref(to.words[i]).store(packed.words[i], std::memory_order_release);
+}
 
 // What the client's kernels do for one rank.
 class Ringer {
@@ -30,14 +44,14 @@ class Ringer {
   explicit Ringer(abi::CommandWords& words) : words_(words) {}
 
   // Returns the number.
-  std::uint32_t ring(std::uint32_t program, std::uint32_t num_tokens, std::uint64_t epoch,
-                     bool flagged = false) {
-    const std::uint32_t number = words_.tail++;
-    if (flagged) words_.flags[program] = 0;
-    std::atomic_ref(words_.commands[number % abi::kCommandSlots])
-        .store(abi::pack({number, num_tokens, program, flagged, static_cast<std::uint32_t>(epoch & 0xff)}),
-               std::memory_order_release);
-    return number;
+  std::uint32_t ring(abi::Call call, std::uint32_t num_tokens, std::uint64_t epoch, bool flagged = false) {
+    call.number = words_.tail++;
+    call.num_tokens = num_tokens;
+    call.epoch = static_cast<std::uint32_t>(epoch & 0xff);
+    call.flagged = flagged;
+    if (flagged) words_.flags[abi::flag_of(call.op, call.slot)] = 0;
+    store_call(words_, call);
+    return call.number;
   }
   bool ended(std::uint32_t number, int timeout_ms = 10'000) {
     return comes([&] { return static_cast<std::int32_t>(done() - number) > 0; }, timeout_ms);
@@ -58,35 +72,12 @@ class EngineCommandsFixture : public EngineFixture {
     EngineFixture::SetUp();
     next_ = first_op_;
     for (std::uint32_t rank = 0; rank < kRanks; ++rank) ringers_.emplace_back(group_->words(rank));
-    record_all();
   }
   void TearDown() override {
     engines_.clear();  // before the memory
   }
 
   bool by_stream(std::uint32_t rank) const { return commands_[rank] != 0; }
-
-  abi::Submission program(std::uint32_t rank, Op op, std::uint32_t slot, std::uint32_t number) const {
-    abi::Submission s = submission(rank, op, slot);
-    s.flags = abi::kFlagRecord;
-    s.handle = number;
-    return s;
-  }
-  StatusCode record(std::uint32_t rank, Op op, std::uint32_t slot, std::uint32_t number) {
-    session(rank).submit(program(rank, op, slot, number));
-    const auto done = session(rank).wait();
-    return done ? done->status : StatusCode::kInternal;
-  }
-  void record_all() {
-    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
-      if (!by_stream(rank)) continue;
-      for (std::uint32_t slot = 0; slot < kShape.depth; ++slot) {
-        ASSERT_EQ(record(rank, Op::kDispatch, slot, dispatch_on(slot)), StatusCode::kOk);
-        ASSERT_EQ(record(rank, Op::kCombine, slot, combine_on(slot)), StatusCode::kOk);
-      }
-      ASSERT_EQ(record(rank, Op::kNoop, 0, kNoopProgram), StatusCode::kOk);
-    }
-  }
 
   // One operation of every rank that is there, by whatever it uses. A combine that is submitted uses the
   // routing of the operation before, or of `routing`.
@@ -101,8 +92,7 @@ class EngineCommandsFixture : public EngineFixture {
     for (const std::uint32_t rank : there_) {
       const std::uint32_t n = op == Op::kDispatch ? inputs[rank].num_tokens : 0;
       if (by_stream(rank)) {
-        const std::uint32_t which = op == Op::kDispatch ? dispatch_on(slot) : combine_on(slot);
-        numbers[rank] = ringers_[rank].ring(which, n, group_->epoch);
+        numbers[rank] = ringers_[rank].ring(call_on(op, slot), n, group_->epoch);
       } else {
         abi::Submission s = submission(rank, op, slot);
         s.num_tokens = n;
@@ -170,7 +160,7 @@ class EngineCommandsFixture : public EngineFixture {
       std::atomic_ref(lines(layout.arrived)[each].tag).store(tag);
   }
 
-  // After it has been stopped. Its ranks record anew then. All go on from where its rank's board says: the
+  // After it has been stopped. All go on from where its rank's board says: the
   // others have come as far.
   void start_engine_1_again() {
     break_without_engine_1();

@@ -24,9 +24,9 @@ TEST_F(EngineCommandsTest, CommandsAndSubmissionsOfOneGroupMatchTheReference) {
 TEST_F(EngineCommandsTest, NoopsEndAndHaveNoNumber) {
   for (int i = 0; i < 200; ++i) {
     const bool flagged = random_() % 2 != 0;
-    const std::uint32_t number = ringers_[0].ring(kNoopProgram, 0, group_->epoch, flagged);
+    const std::uint32_t number = ringers_[0].ring(kNoopCall, 0, group_->epoch, flagged);
     ASSERT_TRUE(ringers_[0].ended(number));
-    EXPECT_TRUE(!flagged || group_->words(0).flags[kNoopProgram] == 1);
+    EXPECT_TRUE(!flagged || group_->words(0).flags[kNoopFlag] == 1);
   }
   run_and_check(1);
 }
@@ -34,41 +34,75 @@ TEST_F(EngineCommandsTest, NoopsEndAndHaveNoNumber) {
 // The journal's 1024 entries come round more than twice.
 TEST_F(EngineCommandsTest, TheJournalIsReadAsItFills) {
   for (std::uint32_t i = 0; i < 2500; ++i) {
-    const std::uint32_t number = ringers_[1].ring(kNoopProgram, 0, group_->epoch);
+    const std::uint32_t number = ringers_[1].ring(kNoopCall, 0, group_->epoch);
     ASSERT_TRUE(i % 32 != 31 || ringers_[1].ended(number)) << i;
   }
   run_and_check(0);
 }
 
-TEST_F(EngineCommandsTest, APrograMayBeRecordedAgainButNotOtherwise) {
-  EXPECT_EQ(record(0, Op::kDispatch, 1, dispatch_on(1)), StatusCode::kOk);
-  run_and_check(1);
-  session(0).submit(program(0, Op::kCombine, 1, dispatch_on(1)));
-  expect_session_ended(0, "handle is 1, a program that was recorded otherwise");
-}
-
-TEST_F(EngineCommandsTest, ProgramsAreNumberedBelowTheirMost) {
-  session(1).submit(program(1, Op::kDispatch, 1, 64));
-  expect_session_ended(1, "handle is 64; allowed: 0 .. 63");
+// No two of them alike, and more of them than the ring has places.
+TEST_F(EngineCommandsTest, CallsMayDifferWithoutLimit) {
+  for (std::uint32_t i = 0; i < 100; ++i) {
+    const std::uint32_t slot = i % kShape.depth;
+    const auto inputs = fill(slot);
+    std::vector<std::uint32_t> numbers(kRanks);
+    for (const std::uint32_t rank : {0u, 1u}) {
+      abi::Call call = dispatch_on(slot);
+      call.timeout_ms = 20'000 + i;
+      call.sms = i % 7;
+      numbers[rank] = ringers_[rank].ring(call, inputs[rank].num_tokens, group_->epoch);
+    }
+    abi::Submission s = submission(2, Op::kDispatch, slot);
+    s.num_tokens = inputs[2].num_tokens;
+    session(2).submit(s);
+    await_ends(slot, numbers);
+    if (HasFatalFailure()) return;
+    check_rows(slot, inputs);
+  }
 }
 
 TEST_F(EngineCommandsTest, WhoRingsSubmitsNothingElse) {
   session(0).submit(submission(0, Op::kNoop, 0));
   EXPECT_EQ(session(0).wait()->status, StatusCode::kOk);
   session(0).submit(submission(0, Op::kDispatch, 0));
-  expect_session_ended(0, "flags is 0; allowed: with kFlagRecord");
-}
-
-TEST_F(EngineCommandsTest, WhoSubmitsRecordsNothing) {
-  session(2).submit(program(2, Op::kDispatch, 0, 0));
-  expect_session_ended(2, "flags is 512; allowed: without kFlagRecord");
+  expect_session_ended(0, "op is 2; allowed: 1 (noop) outside of streams");
 }
 
 TEST_F(EngineCommandsTest, IllegalCommandsEndTheSession) {
-  ringers_[0].ring(30, 0, group_->epoch);
-  expect_session_ended(0, "program is 30; allowed: one that was recorded");
+  ringers_[0].ring(dispatch_on(15), 0, group_->epoch);
+  expect_session_ended(0, "call field slot is 15; allowed: 0 .. " + std::to_string(kShape.depth - 1));
   ringers_[1].ring(dispatch_on(0), kShape.max_tokens + 1, group_->epoch);
-  expect_session_ended(1, "num_tokens is 10; allowed: 0 .. 9");
+  expect_session_ended(1, "call field num_tokens is 10; allowed: 0 .. 9");
+}
+
+// Each field that a client may get wrong, by itself.
+TEST_F(EngineCommandsTest, WhatNoLibraryAsksForIsNamed) {
+  abi::Call call = combine_on(1);
+  switch (random_() % 5) {
+    case 0:
+      call.flags = abi::kFlagStream;
+      ringers_[0].ring(call, 0, group_->epoch);
+      expect_session_ended(0, "call field flags is 256");
+      break;
+    case 1:
+      call.flags = abi::kFlagCached;
+      ringers_[0].ring(call, 0, group_->epoch);
+      expect_session_ended(0, "call field flags is 2; allowed: the bits of");
+      break;
+    case 2:
+      call.route = 4000;
+      ringers_[0].ring(call, 0, group_->epoch);
+      expect_session_ended(0, "call field route is 4000; allowed: 0 .. ");
+      break;
+    case 3:
+      call.op = Op::kNone;
+      ringers_[0].ring(call, 0, group_->epoch);
+      expect_session_ended(0, "call field op is 0; allowed: 1 (noop), 2 (dispatch), 3 (combine)");
+      break;
+    default:
+      ringers_[0].ring(call, 1, group_->epoch);
+      expect_session_ended(0, "call field num_tokens is 1; allowed: 0, the routing's own counts");
+  }
 }
 
 // A later command lies where the next one was.

@@ -48,7 +48,7 @@ TEST_F(EngineCommandsViewsTest, WhatIsRungIsShownUntilItEnds) {
   const auto inputs = fill(1);
   const std::uint32_t first = ringers_[0].ring(dispatch_on(1), inputs[0].num_tokens, group_->epoch);
   ASSERT_TRUE(comes_to_show(0, 1));
-  const std::uint32_t noop = ringers_[0].ring(kNoopProgram, 0, group_->epoch);
+  const std::uint32_t noop = ringers_[0].ring(kNoopCall, 0, group_->epoch);
   const std::uint32_t last = ringers_[0].ring(combine_on(1), 0, group_->epoch);
   ASSERT_TRUE(comes_to_show(0, 3));
   const auto all = shown(0);
@@ -111,7 +111,6 @@ TEST_F(EngineCommandsViewsTest, AnotherEngineShowsWhatIsRungToIt) {
   EXPECT_EQ(engines_[1]->stop(), 0);
   start_engine_1_again();
   ASSERT_FALSE(HasFatalFailure());
-  record_all();
   const auto inputs = fill(1);
   ringers_[1].ring(dispatch_on(1), inputs[1].num_tokens, group_->epoch);
   ASSERT_TRUE(comes_to_show(1, 1));
@@ -126,9 +125,12 @@ TEST_F(EngineCommandsViewsTest, WordsThatAreNoNextCommandAreNotShown) {
   const std::uint32_t next = words.tail;
   const auto epoch = static_cast<std::uint32_t>(group_->epoch);
   for (std::uint32_t ahead = 1; ahead < 20; ++ahead) {
-    const abi::Command command{next + ahead, static_cast<std::uint32_t>(random_() % 9),
-                               static_cast<std::uint32_t>(random_() % 64), random_() % 2 != 0, epoch};
-    std::atomic_ref(words.commands[command.number % abi::kCommandSlots]).store(abi::pack(command));
+    abi::Call call = call_on(static_cast<Op>(random_() % 4), static_cast<std::uint32_t>(random_() % 16));
+    call.number = next + ahead;
+    call.num_tokens = static_cast<std::uint32_t>(random_() % 9);
+    call.flagged = random_() % 2 != 0;
+    call.epoch = epoch;
+    store_call(words, call);
   }
   look_away();
   EXPECT_TRUE(shown(0).empty());
@@ -137,7 +139,7 @@ TEST_F(EngineCommandsViewsTest, WordsThatAreNoNextCommandAreNotShown) {
 // The page has room for others, however many a rank rings.
 TEST_F(EngineCommandsViewsTest, NotMoreThanSixteenOfARankAreShown) {
   ringers_[0].ring(dispatch_on(0), 0, group_->epoch);
-  for (int i = 0; i < 40; ++i) ringers_[0].ring(kNoopProgram, 0, group_->epoch);
+  for (int i = 0; i < 40; ++i) ringers_[0].ring(kNoopCall, 0, group_->epoch);
   ASSERT_TRUE(comes_to_show(0, 16));
   look_away();
   EXPECT_EQ(shown(0).size(), 16u);

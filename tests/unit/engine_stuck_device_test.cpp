@@ -223,7 +223,6 @@ class EngineHeldWordsTest : public EngineStuckDeviceTest {
   void refuse_and_run(std::uint32_t slot) {
     break_and_resume(StatusCode::kEngineRestarted);
     ASSERT_FALSE(HasFatalFailure());
-    record_all();
     run_and_check(slot);  // what is read once, behind the control stream, has been read
     ASSERT_FALSE(HasFatalFailure());
     begin("held");

@@ -36,11 +36,11 @@ class FakeCudaCommandEnds : public ::testing::Test {
   }
   std::int64_t* choices(std::uint32_t r) { return static_cast<std::int64_t*>(commands_->rank(r).topk_idx); }
   CommandWords& words(std::uint32_t r = 0) { return *commands_->own(r).words; }
-  void ring(std::uint32_t program, std::uint32_t num_tokens = 0, bool flagged = false) {
+  void ring(const abi::Call& call, std::uint32_t num_tokens = 0, bool flagged = false) {
     CommandWorld::Ring how;
     how.num_tokens = num_tokens;
     how.flagged = flagged;
-    commands_->ring(0, program, how);
+    commands_->ring(0, call, how);
     commands_->synchronise(0);
   }
   // The next end is this error, nothing is carried out after it, and all is well in the next turn.
@@ -50,10 +50,10 @@ class FakeCudaCommandEnds : public ::testing::Test {
     EXPECT_EQ(entry.result.tag, 0u);
     const std::uint32_t failed = now(words().failed);
     const std::uint32_t done = now(words().done);
-    ring(CommandWorld::kNoop, 0, true);
+    ring(CommandWorld::noop(), 0, true);
     EXPECT_EQ(now(words().failed), failed + 1);
     EXPECT_EQ(now(words().done), done + 1);
-    EXPECT_EQ(now(words().flags[CommandWorld::kNoop]), 1u);
+    EXPECT_EQ(now(words().flags[abi::flag_of(abi::Op::kNoop, 0)]), 1u);
     return entry;
   }
 
@@ -63,21 +63,21 @@ class FakeCudaCommandEnds : public ::testing::Test {
 TEST_F(FakeCudaCommandEnds, HaltedAtFirstItDiscards) {
   make(1);
   commands_->start_kernel(0);
-  ring(CommandWorld::dispatch(0), 3, true);
-  ring(63);
+  ring(commands_->dispatch(0), 3, true);
+  ring(CommandWorld::noop());
   EXPECT_EQ(now(words().done), 2u);
   EXPECT_EQ(now(words().failed), 2u);
-  EXPECT_EQ(now(words().flags[CommandWorld::dispatch(0)]), 1u);
+  EXPECT_EQ(now(words().flags[abi::flag_of(abi::Op::kDispatch, 0)]), 1u);
   commands_->resume(0, {});
-  ring(CommandWorld::dispatch(0), 3);
+  ring(commands_->dispatch(0), 3);
   const JournalEntry entry = commands_->journal(0);
   EXPECT_EQ(entry.result.error, OpError::kNone);
   EXPECT_EQ(entry.result.tag, abi::op_tag(1, 0));
   EXPECT_EQ(entry.result.num_recv_rows, 3u);
-  EXPECT_EQ(entry.command, 2u);
+  EXPECT_EQ(abi::unpack(entry.call).number, 2u);
   EXPECT_EQ(now(words().failed), 2u);
   commands_->halt(0);
-  ring(CommandWorld::dispatch(0), 3);
+  ring(commands_->dispatch(0), 3);
   EXPECT_EQ(now(words().failed), 3u);
 }
 
@@ -88,38 +88,40 @@ TEST_F(FakeCudaCommandEnds, TokensMayBeKnownOnlyToTheDevice) {
     *at = tokens;
     CommandWorld::Ring how;
     how.num_tokens_at = at;
-    commands_->ring(0, CommandWorld::dispatch(1), how);
+    commands_->ring(0, commands_->dispatch(1), how);
     EXPECT_EQ(commands_->journal(0).num_tokens, tokens);
   }
   *at = 1u << 20;  // more than a command has room for
   CommandWorld::Ring how;
   how.num_tokens_at = at;
-  commands_->ring(0, CommandWorld::dispatch(1), how);
-  EXPECT_EQ(refused(OpError::kBadTokens).result.room, kTokens);
+  commands_->ring(0, commands_->dispatch(1), how);
+  EXPECT_EQ(abi::unpack(refused(OpError::kBadCall).call).num_tokens, abi::kMostCommandTokens);
 }
 
 TEST_F(FakeCudaCommandEnds, WhatIsIllegalIsRefusedAndOthersDiscarded) {
   start();
-  ring(CommandWorld::dispatch(0), kTokens + 1, true);
-  EXPECT_EQ(refused(OpError::kBadTokens).program, CommandWorld::dispatch(0));
-  EXPECT_EQ(now(words().flags[CommandWorld::dispatch(0)]), 1u);
+  ring(commands_->dispatch(0), kTokens + 1, true);
+  EXPECT_EQ(abi::unpack(refused(OpError::kBadCall).call).op, abi::Op::kDispatch);
+  EXPECT_EQ(now(words().flags[abi::flag_of(abi::Op::kDispatch, 0)]), 1u);
   commands_->resume(0, {});
-  ring(CommandWorld::combine(0), 1);  // its tokens are the routing's
-  refused(OpError::kBadTokens);
+  ring(commands_->combine(0), 1);  // its tokens are the routing's
+  refused(OpError::kBadCall);
   commands_->resume(0, {});
-  ring(40);
-  EXPECT_EQ(abi::unpack(refused(OpError::kBadProgram).result.rows).program, 40u);
+  abi::Call nowhere = commands_->dispatch(0);
+  nowhere.slot = CommandWorld::kDepth;
+  ring(nowhere);
+  EXPECT_EQ(abi::unpack(refused(OpError::kBadCall).call).slot, CommandWorld::kDepth);
   commands_->resume(0, {});
-  ring(CommandWorld::combine(1));
+  ring(commands_->combine(1));
   refused(OpError::kNoRouting);
   commands_->resume(0, {});
-  ring(CommandWorld::dispatch(0), 2);
+  ring(commands_->dispatch(0), 2);
   EXPECT_EQ(commands_->journal(0).result.error, OpError::kNone);
 }
 
 TEST_F(FakeCudaCommandEnds, ARoutingOfAChangedGroupServesNoDispatch) {
   start();
-  ring(CommandWorld::dispatch(0), 2);
+  ring(commands_->dispatch(0), 2);
   commands_->journal(0);
   CommandWorld::Start later;
   later.epoch = 3;
@@ -128,76 +130,84 @@ TEST_F(FakeCudaCommandEnds, ARoutingOfAChangedGroupServesNoDispatch) {
   later.routes[0] = commands_->own(0).routes[0];
   commands_->halt(0);
   commands_->resume(0, later);
-  ring(CommandWorld::combine(0));
+  ring(commands_->combine(0));
   EXPECT_EQ(commands_->journal(0).result.error, OpError::kNone);
-  ring(CommandWorld::cached(0));
+  ring(commands_->cached(0));
   EXPECT_EQ(refused(OpError::kOldRouting).result.rows, 1u);
 }
 
 TEST_F(FakeCudaCommandEnds, CommandsOfAnotherEpochAreDiscarded) {
   start();
   words().epoch = 2;
-  ring(CommandWorld::dispatch(0), 2);
+  ring(commands_->dispatch(0), 2);
   EXPECT_EQ(now(words().failed), 1u);
   words().epoch = 1 + 256;  // its low bits count
-  ring(CommandWorld::dispatch(0), 2);
-  EXPECT_EQ(commands_->journal(0).command, 1u);
+  ring(commands_->dispatch(0), 2);
+  EXPECT_EQ(abi::unpack(commands_->journal(0).call).number, 1u);
   EXPECT_EQ(now(words().failed), 1u);
 }
 
 TEST_F(FakeCudaCommandEnds, ALappedRingIsNoticed) {
   start();
-  ring(CommandWorld::kNoop);
-  EXPECT_EQ(commands_->journal(0).command, 0u);
+  ring(CommandWorld::noop());
+  EXPECT_EQ(abi::unpack(commands_->journal(0).call).number, 0u);
   const std::uint32_t later = 1 + abi::kCommandSlots;
-  const std::uint64_t word = abi::pack({later, 0, CommandWorld::kNoop, true, 1});
+  abi::Call call = CommandWorld::noop();
+  call.number = later;
+  call.flagged = true;
+  call.epoch = 1;
   words().tail = later + 1;
-  commands_->store(0, later, word);
+  commands_->store(0, call);
   ASSERT_TRUE(comes([&] { return now(words().done) == later + 1; }));
   EXPECT_EQ(now(words().failed), abi::kCommandSlots + 1);
   const JournalEntry lost = refused(OpError::kLostCommand);
-  EXPECT_EQ(lost.result.rows, word);
+  EXPECT_EQ(lost.result.rows, later);
   EXPECT_EQ(lost.result.room, 1u) << "the command that was awaited";
 }
 
 TEST_F(FakeCudaCommandEnds, AnEngineThatIsNewGoesOnWhereTheOldOneWas) {
   make(1);
   const std::uint32_t sequence = 0xfffffffe;  // numbers are cyclic
+  const auto old_noop = [](std::uint32_t number) {
+    abi::Call call = CommandWorld::noop();
+    call.number = number;
+    call.epoch = 1;
+    return call;
+  };
   words().tail = sequence;
   words().done = sequence;
-  for (std::uint32_t i = 1; i <= abi::kCommandSlots; ++i)
-    commands_->store(0, sequence - i, abi::pack({sequence - i, 0, CommandWorld::kNoop, false, 1}));
+  for (std::uint32_t i = 1; i <= abi::kCommandSlots; ++i) commands_->store(0, old_noop(sequence - i));
   commands_->own(0).host->start.sets = 1;
   commands_->own(0).host->start.sequence = sequence;
   commands_->start_kernel(0);
   commands_->resume(0, {});
   for (std::uint32_t i = 0; i < 4; ++i) {
-    ring(CommandWorld::kNoop);
-    EXPECT_EQ(commands_->journal(0).command, sequence + i);
+    ring(CommandWorld::noop());
+    EXPECT_EQ(abi::unpack(commands_->journal(0).call).number, sequence + i);
   }
   EXPECT_EQ(now(words().done), 2u);
   commands_->stop_kernel(0);
   commands_->start_kernel(0);  // `sets` stands, and counts no more
-  ring(CommandWorld::kNoop);
-  EXPECT_EQ(commands_->journal(0).command, 2u);
+  ring(CommandWorld::noop());
+  EXPECT_EQ(abi::unpack(commands_->journal(0).call).number, 2u);
   EXPECT_EQ(now(words().failed), 0u);
 }
 
 TEST_F(FakeCudaCommandEnds, AFullJournalHoldsUpCommandsAndTurnsAreTakenMeanwhile) {
   start();
   const std::uint32_t entries = kernels::cuda::kJournalEntries;
-  for (std::uint32_t i = 0; i < entries; ++i) ring(CommandWorld::kNoop);
+  for (std::uint32_t i = 0; i < entries; ++i) ring(CommandWorld::noop());
   CommandWorld::Ring how;
   how.waits = false;
-  commands_->ring(0, CommandWorld::kNoop, how);
+  commands_->ring(0, CommandWorld::noop(), how);
   commands_->synchronise(0);
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
   EXPECT_EQ(now(words().done), entries);
-  for (std::uint32_t i = 0; i < entries; ++i) ASSERT_EQ(commands_->journal(0).command, i);
+  for (std::uint32_t i = 0; i < entries; ++i) ASSERT_EQ(abi::unpack(commands_->journal(0).call).number, i);
   commands_->tell_read(0);
-  EXPECT_EQ(commands_->journal(0).command, entries);
-  for (std::uint32_t i = 1; i < entries; ++i) ring(CommandWorld::kNoop);
-  commands_->ring(0, CommandWorld::kNoop, how);
+  EXPECT_EQ(abi::unpack(commands_->journal(0).call).number, entries);
+  for (std::uint32_t i = 1; i < entries; ++i) ring(CommandWorld::noop());
+  commands_->ring(0, CommandWorld::noop(), how);
   commands_->halt(0);  // discards it
   EXPECT_TRUE(comes([&] { return now(words().done) == 2 * entries + 1; }));
   EXPECT_EQ(now(words().failed), 1u);
@@ -206,7 +216,7 @@ TEST_F(FakeCudaCommandEnds, AFullJournalHoldsUpCommandsAndTurnsAreTakenMeanwhile
 TEST_F(FakeCudaCommandEnds, AnOperationThatFailsIsToldAndHaltsOthers) {
   start(2);
   choices(0)[2 * 4 + 1] = 8;
-  ring(CommandWorld::dispatch(0), 5, true);
+  ring(commands_->dispatch(0), 5, true);
   const JournalEntry entry = commands_->journal(0);
   EXPECT_EQ(entry.result.error, OpError::kBadChoice);
   EXPECT_EQ(entry.result.tag, abi::op_tag(1, 0));
@@ -214,15 +224,15 @@ TEST_F(FakeCudaCommandEnds, AnOperationThatFailsIsToldAndHaltsOthers) {
   EXPECT_EQ(entry.result.token, 2u);
   EXPECT_EQ(entry.index, 0u);
   EXPECT_EQ(now(words().failed), 1u);
-  EXPECT_EQ(now(words().flags[CommandWorld::dispatch(0)]), 1u);
+  EXPECT_EQ(now(words().flags[abi::flag_of(abi::Op::kDispatch, 0)]), 1u);
   EXPECT_EQ(commands_->own(0).routes[0].tag, 0u);
-  ring(CommandWorld::dispatch(1), 5);
+  ring(commands_->dispatch(1), 5);
   EXPECT_EQ(now(words().failed), 2u);
   // The other rank waits for this one until the host halts it.
   CommandWorld::Ring how;
   how.num_tokens = 5;
-  commands_->ring(1, CommandWorld::dispatch(0), how);
-  const auto* ready = reinterpret_cast<const abi::SignalLine*>(commands_->own(1).blocks);
+  commands_->ring(1, commands_->dispatch(0), how);
+  const auto* ready = reinterpret_cast<const abi::SignalLine*>(commands_->own(1).exchange);
   ASSERT_TRUE(comes([&] { return now(ready[1].tag) == abi::op_tag(1, 0); })) << "its own, in the first block";
   EXPECT_EQ(now(words(1).done), 0u);
   commands_->halt(1);
@@ -238,7 +248,7 @@ TEST_F(FakeCudaCommandEnds, AnOperationThatFailsIsToldAndHaltsOthers) {
     again.epoch = 2;
     commands_->resume(r, again);
   }
-  for (std::uint32_t r = 0; r < 2; ++r) commands_->ring(r, CommandWorld::dispatch(0), how);
+  for (std::uint32_t r = 0; r < 2; ++r) commands_->ring(r, commands_->dispatch(0), how);
   for (std::uint32_t r = 0; r < 2; ++r) {
     const JournalEntry end = commands_->journal(r);
     EXPECT_EQ(end.result.error, OpError::kNone);
@@ -250,17 +260,17 @@ TEST_F(FakeCudaCommandEnds, ARankThatCameLaterHasNoRowsOfOlderRoutings) {
   start(2);
   CommandWorld::Ring how;
   how.num_tokens = kTokens;
-  for (std::uint32_t r = 0; r < 2; ++r) commands_->ring(r, CommandWorld::dispatch(0), how);
+  for (std::uint32_t r = 0; r < 2; ++r) commands_->ring(r, commands_->dispatch(0), how);
   for (std::uint32_t r = 0; r < 2; ++r) EXPECT_EQ(commands_->journal(r).result.error, OpError::kNone);
   for (std::uint32_t r = 0; r < 2; ++r) {
-    commands_->own(r).programs[CommandWorld::combine(0)].since[1] = 2;
+    commands_->own(r).view->peers[1].since = 2;
     const std::size_t words = std::size_t{kTokens} * commands_->world().shape().hidden;
     std::fill_n(commands_->rank(r).y, commands_->world().shape().recv_rows * words / kTokens,
                 r == 0 ? 0x3f80 : 0x4000);
     std::fill_n(commands_->rank(r).out, words, 0xffff);
   }
   how.num_tokens = 0;
-  for (std::uint32_t r = 0; r < 2; ++r) commands_->ring(r, CommandWorld::combine(0), how);
+  for (std::uint32_t r = 0; r < 2; ++r) commands_->ring(r, commands_->combine(0), how);
   for (std::uint32_t r = 0; r < 2; ++r) EXPECT_EQ(commands_->journal(r).result.error, OpError::kNone);
   // Tokens go to rank 0 and rank 1 in turn: 1.0 came, and nothing did.
   EXPECT_EQ(commands_->rank(0).out[0], 0x3f80);
@@ -270,10 +280,10 @@ TEST_F(FakeCudaCommandEnds, ARankThatCameLaterHasNoRowsOfOlderRoutings) {
 TEST_F(FakeCudaCommandEnds, WhoRingsWhenItIsClosedWaitsForNothing) {
   make(1);
   words().closed = 1;
-  ring(CommandWorld::kNoop, 0, true);
-  EXPECT_EQ(now(words().flags[CommandWorld::kNoop]), 1u);
+  ring(CommandWorld::noop(), 0, true);
+  EXPECT_EQ(now(words().flags[abi::flag_of(abi::Op::kNoop, 0)]), 1u);
   EXPECT_EQ(now(words().tail), 1u);
-  EXPECT_EQ(words().commands[0], 0u);
+  EXPECT_EQ(words().calls[0].words[0], 0u);
   commands_->start_kernel(0);
 }
 

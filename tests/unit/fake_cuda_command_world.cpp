@@ -1,5 +1,9 @@
 #include "unit/fake_cuda_command_world.h"
 
+#include "enqueued.h"
+
+#include <utility>
+
 namespace epd::fake_cuda_test {
 namespace {
 
@@ -16,6 +20,7 @@ T* pinned(std::size_t count) {
 }
 
 constexpr std::uint64_t kLong_ns = 30'000'000'000;
+constexpr std::uint32_t kTimeout_ms = 30'000;
 
 }  // namespace
 
@@ -26,7 +31,7 @@ CommandWorld::CommandWorld(const kernels::cuda::Shape& shape, std::uint32_t max_
       ranks_(shape.num_ranks) {
   EPD_CU(cuLibraryLoadData(&library_, "any", nullptr, nullptr, 0, nullptr, nullptr, 0));
   for (std::uint32_t r = 0; r < size(); ++r) make(r);
-  for (std::uint32_t r = 0; r < size(); ++r) record(r, [](std::uint32_t, Operation&) {});
+  for (std::uint32_t r = 0; r < size(); ++r) describe(r);
 }
 
 CommandWorld::~CommandWorld() {
@@ -48,15 +53,15 @@ void CommandWorld::make(std::uint32_t r) {
       cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kShared, kernel, rank(r).device));
   for (CUstream* stream : {&own.kernel, &own.client, &own.control})
     EPD_CU(cuStreamCreate(stream, CU_STREAM_NON_BLOCKING));
-  own.arena = std::make_unique<Arena>(rank(r).device, layout_.block_bytes * kDepth +
-                                                          layout_.half_bytes * 2 * kRoutes +
-                                                          sizeof(Program) * abi::kMaxPrograms + (64 << 10));
-  own.blocks = own.arena->take<std::uint8_t>(layout_.block_bytes * kDepth);
-  own.halves = own.arena->take<std::uint8_t>(layout_.half_bytes * 2 * kRoutes);
+  constexpr std::size_t kMovers = std::size_t{kernels::cuda::kMoverKinds} * kCtas;
+  own.arena = std::make_unique<Arena>(
+      rank(r).device, layout_.total_bytes + sizeof(DeviceView) + sizeof(Movers) * kMovers + (64 << 10));
+  own.exchange = own.arena->take<std::uint8_t>(layout_.total_bytes);
   own.words = own.arena->take<CommandWords>(1);
   own.state = own.arena->take<CommandState>(1);
   own.routes = own.arena->take<RouteState>(kRoutes);
-  own.programs = own.arena->take<Program>(abi::kMaxPrograms);
+  own.view = own.arena->take<DeviceView>(1);
+  own.movers = own.arena->take<Movers>(kMovers);
   own.resident = own.arena->take<ResidentState>(1);
   own.place = own.arena->take<Operation>(1);
   own.host = pinned<CommandHost>(1);
@@ -66,54 +71,94 @@ void CommandWorld::make(std::uint32_t r) {
   own.round = pinned<std::uint32_t>(1);
 }
 
-kernels::cuda::Peer CommandWorld::peer(std::uint32_t r) {
-  kernels::cuda::Peer peer = rank(r).peer;
-  std::uint8_t* const block = ranks_[r].blocks;
-  peer.ready = reinterpret_cast<abi::SignalLine*>(block + layout_.ready);
-  peer.arrived = reinterpret_cast<abi::SignalLine*>(block + layout_.arrived);
-  peer.announcement = reinterpret_cast<abi::OpAnnouncement*>(block + layout_.announcement);
-  peer.rank_counts = reinterpret_cast<std::uint32_t*>(block + layout_.rank_counts);
-  peer.expert_counts = reinterpret_cast<std::uint32_t*>(block + layout_.expert_counts);
-  return peer;
+// As an engine does. Every slot has the same regions.
+void CommandWorld::describe(std::uint32_t r) {
+  using abi::Region;
+  CommandRank& own = use(r);
+  const Rank& its = rank(r);
+  const auto place = [](const void* at) {
+    return kernels::cuda::RegionPlace{static_cast<std::uint8_t*>(const_cast<void*>(at)), 0};  // NOLINT
+  };
+  DeviceView& view = *own.view;
+  view = {};
+  view.group.shape = world_.shape();
+  view.group.rank = r;
+  view.group.exchange_arena = own.exchange;
+  view.group.workspace = its.workspace;
+  view.group.workspace_bytes = its.workspace_bytes;
+  view.group.exchange = layout_;
+  const bool scales = world_.shape().format.scale_bytes != 0 && !world_.shape().format.cast;
+  const std::pair<Region, const void*> regions[] = {{Region::kX, its.x},
+                                                    {Region::kXScales, scales ? its.x_scales : nullptr},
+                                                    {Region::kTopkIdx, its.topk_idx},
+                                                    {Region::kTopkWeights, its.topk_weights},
+                                                    {Region::kRankOffsets, its.counts.rank_offsets},
+                                                    {Region::kExpertCounts, its.counts.expert_counts},
+                                                    {Region::kExpertOffsets, its.counts.expert_offsets},
+                                                    {Region::kSourceRanges, its.counts.source_ranges},
+                                                    {Region::kOut, its.out},
+                                                    {Region::kOutWeights, its.out_weights}};
+  for (const auto& [region, at] : regions) view.group.regions[static_cast<std::size_t>(region)] = place(at);
+  for (std::uint32_t i = 0; i < size(); ++i) {
+    const kernels::cuda::Peer& peer = rank(i).peer;
+    kernels::cuda::PeerView& to = view.peers[i];
+    to.exchange = ranks_[i].exchange;
+    to.recv_x = place(peer.target.recv_x);
+    to.recv_scales = place(peer.target.recv_scales);
+    to.recv_topk_idx = place(peer.target.recv_topk_idx);
+    to.recv_topk_weights = place(peer.target.recv_topk_weights);
+    to.recv_src = place(peer.target.recv_src);
+    to.y = place(peer.source.y);
+    to.y_weights = place(peer.source.y_weights);
+  }
+  for (std::uint32_t i = 0; i < kernels::cuda::kMoverKinds * kCtas; ++i) {
+    own.movers[i].ctas = i % kCtas + 1;
+    own.movers[i].threads = 512;
+    own.movers[i].shared_bytes = kShared;
+  }
 }
 
-void CommandWorld::record(std::uint32_t r,
-                          const std::function<void(std::uint32_t program, Operation&)>& change) {
-  const auto& s = world_.shape();
-  for (std::uint32_t number = 0; number <= kNoop; ++number) {
-    Program& program = ranks_[r].programs[number];
-    program = {};
-    program.task = Task::kNoop;
-    if (number == kNoop) continue;
-    const std::uint32_t kind = number % 3;
-    program.route = number / 3;
-    program.makes_routing = kind == 0;
-    program.max_tokens = kind == 0 ? max_tokens_ : 0;
-    program.task = kind != 2 ? Task::kDispatch : s.per_expert ? Task::kCombinePerExpert : Task::kCombine;
-    Operation& op = program.op;
-    op = world_.operation(r, 0, number);
-    std::uint8_t* const half = ranks_[r].halves + layout_.half_bytes * 2 * program.route;
-    op.routing = {reinterpret_cast<std::int32_t*>(half + layout_.topk),
-                  reinterpret_cast<std::int32_t*>(half + layout_.rows),
-                  reinterpret_cast<std::int32_t*>(half + layout_.placement)};
-    if (kind == 0) op.routing.head = reinterpret_cast<abi::RoutingRecord*>(half);
-    op.cached = kind == 1;
-    op.num_tokens = 0;
-    op.counts.host_placement = nullptr;
-    op.counts.host_ready = nullptr;
-    op.abort = nullptr;
-    op.result = nullptr;
-    for (std::uint32_t i = 0; i < size(); ++i) op.peers[i] = peer(i);
-    change(number, op);
-  }
+abi::Call CommandWorld::noop() {
+  abi::Call call;
+  call.op = abi::Op::kNoop;
+  return call;
+}
+
+abi::Call CommandWorld::dispatch(std::uint32_t route) const {
+  abi::Call call;
+  call.op = abi::Op::kDispatch;
+  call.slot = call.route = route;
+  call.flags = dispatch_flags;
+  return call;
+}
+
+abi::Call CommandWorld::cached(std::uint32_t route) const {
+  abi::Call call = dispatch(route);
+  call.flags |= abi::kFlagCached;
+  return call;
+}
+
+abi::Call CommandWorld::combine(std::uint32_t route) const {
+  abi::Call call;
+  call.op = abi::Op::kCombine;
+  call.slot = call.route = route;
+  call.flags = combine_flags;
+  return call;
 }
 
 void CommandWorld::start_kernel(std::uint32_t r) {
   CommandRank& own = use(r);
   kernels::cuda::ResidentArguments arguments{own.resident, own.place, own.operations, own.told, own.round,
                                              *own.round,   {}};
-  arguments.commands = {own.words, own.state,           own.routes, own.programs,      own.host, kDepth,
-                        r,         layout_.block_bytes, 0,          layout_.half_bytes};
+  arguments.commands.words = own.words;
+  arguments.commands.state = own.state;
+  arguments.commands.routes = own.routes;
+  arguments.commands.view = own.view;
+  arguments.commands.movers = own.movers;
+  arguments.commands.most_ctas = kCtas;
+  arguments.commands.host = own.host;
+  arguments.commands.limits = {kDepth, max_tokens_, kRoutes, 0};
+  arguments.commands.per_expert = world_.shape().per_expert;
   CUkernel kernel = nullptr;
   EPD_CU(cuLibraryGetKernel(&kernel, library_, kernels::cuda::kResidentKernel));
   void* parameters[] = {&arguments};
@@ -167,6 +212,7 @@ void CommandWorld::resume(std::uint32_t r, const Start& start) {
   to.changed_epoch = start.changed_epoch;
   to.num_routes = kRoutes;
   to.routes = own.starts;
+  own.state->timeout_ms = kTimeout_ms;
   for (std::uint32_t i = 0; i < kRoutes; ++i) own.starts[i] = start.routes[i];
   std::atomic_ref(own.words->epoch).store(static_cast<std::uint32_t>(start.epoch));
   abort(r, 0);
@@ -181,23 +227,23 @@ void CommandWorld::halt(std::uint32_t r) {
   ASSERT_TRUE(comes([&] { return now(own.host->turn) == own.turn; }));
 }
 
-void CommandWorld::ring(std::uint32_t r, std::uint32_t program, const Ring& how) {
+void CommandWorld::ring(std::uint32_t r, const abi::Call& call, const Ring& how) {
   CommandRank& own = use(r);
   CUkernel kernel = nullptr;
   EPD_CU(cuLibraryGetKernel(&kernel, library_, "epd_command"));
-  std::uint32_t slot = 0;
-  std::uint32_t tokens = how.num_tokens;
-  const std::uint32_t* at = how.num_tokens_at;
-  std::uint32_t flagged = how.flagged;
-  std::uint32_t waits = how.waits;
-  std::uint64_t limit_ns = kLong_ns;
-  void* parameters[] = {&own.words, &slot, &program, &tokens, &at, &flagged, &waits, &limit_ns};
+  stream_kernels::Enqueued its{call, how.waits ? 1u : 0u, how.num_tokens_at, kLong_ns};
+  its.call.num_tokens = how.num_tokens;
+  its.call.flagged = how.flagged;
+  void* parameters[] = {&own.words, &its};
   EPD_CU(cuLaunchKernel(reinterpret_cast<CUfunction>(kernel), 1, 1, 1, 1, 1, 1, 0, own.client, parameters,
                         nullptr));
 }
 
-void CommandWorld::store(std::uint32_t r, std::uint32_t number, std::uint64_t word) {
-  std::atomic_ref(ranks_[r].words->commands[number % abi::kCommandSlots]).store(word);
+void CommandWorld::store(std::uint32_t r, const abi::Call& call) {
+  const abi::PackedCall packed = abi::pack(call);
+  abi::PackedCall& to = ranks_[r].words->calls[call.number % abi::kCommandSlots];
+  for (std::uint32_t i = abi::PackedCall::kWords; i-- > 0;)
+    std::atomic_ref(to.words[i]).store(packed.words[i]);
 }
 
 JournalEntry CommandWorld::journal(std::uint32_t r) {

@@ -2,7 +2,7 @@
 // and the host's words for it.
 #pragma once
 
-#include "kernels/command_turn.h"
+#include "kernels/calls.h"
 #include "unit/fake_cuda_world.h"
 
 #include <atomic>
@@ -15,8 +15,9 @@ namespace epd::fake_cuda_test {
 using abi::CommandWords;
 using kernels::cuda::CommandHost;
 using kernels::cuda::CommandState;
+using kernels::cuda::DeviceView;
 using kernels::cuda::JournalEntry;
-using kernels::cuda::Program;
+using kernels::cuda::Movers;
 using kernels::cuda::ResidentState;
 using kernels::cuda::RouteState;
 using kernels::cuda::Task;
@@ -41,12 +42,12 @@ struct CommandRank {
   CUstream client = nullptr;
   CUstream control = nullptr;
   std::unique_ptr<Arena> arena;
-  std::uint8_t* blocks = nullptr;  // [kDepth]
-  std::uint8_t* halves = nullptr;  // [kRoutes,2]
+  std::uint8_t* exchange = nullptr;
   CommandWords* words = nullptr;
   CommandState* state = nullptr;
   RouteState* routes = nullptr;
-  Program* programs = nullptr;
+  DeviceView* view = nullptr;
+  Movers* movers = nullptr;
   ResidentState* resident = nullptr;
   CommandHost* host = nullptr;      // pinned
   RouteState* starts = nullptr;     // pinned, [kRoutes]
@@ -63,10 +64,11 @@ class CommandWorld {
  public:
   static constexpr std::uint32_t kDepth = 3;
   static constexpr std::uint32_t kRoutes = 2;
-  static constexpr std::uint32_t kNoop = 3 * kRoutes;
-  static std::uint32_t dispatch(std::uint32_t route) { return 3 * route; }
-  static std::uint32_t cached(std::uint32_t route) { return 3 * route + 1; }
-  static std::uint32_t combine(std::uint32_t route) { return 3 * route + 2; }
+  static abi::Call noop();
+  // On the slot of that number.
+  abi::Call dispatch(std::uint32_t route) const;
+  abi::Call cached(std::uint32_t route) const;
+  abi::Call combine(std::uint32_t route) const;
 
   CommandWorld(const kernels::cuda::Shape& shape, std::uint32_t max_tokens);
   ~CommandWorld();
@@ -78,8 +80,8 @@ class CommandWorld {
   CommandRank& own(std::uint32_t r) { return ranks_[r]; }
   std::uint32_t size() const { return world_.size(); }
 
-  // Describes the programs anew. `change`: what else an operation is to have.
-  void record(std::uint32_t r, const std::function<void(std::uint32_t program, Operation&)>& change);
+  std::uint32_t dispatch_flags = 0;  // abi::OpFlags of calls
+  std::uint32_t combine_flags = 0;
   void start_kernel(std::uint32_t r);
   void stop_kernel(std::uint32_t r);
   // A noop through the queue, as of a rank without commands.
@@ -104,17 +106,17 @@ class CommandWorld {
     bool flagged = false;
     bool waits = true;
   };
-  void ring(std::uint32_t r, std::uint32_t program, const Ring& how);
+  void ring(std::uint32_t r, const abi::Call& call, const Ring& how);
   void synchronise(std::uint32_t r) { EPD_CU(cuStreamSynchronize(use(r).client)); }
-  // A word as a client could store it itself.
-  void store(std::uint32_t r, std::uint32_t number, std::uint64_t word);
+  // As a client could store it itself.
+  void store(std::uint32_t r, const abi::Call& call);
   // The next entry of the journal, which the host has read then. Default: none came.
   JournalEntry journal(std::uint32_t r);
   void tell_read(std::uint32_t r);
 
  private:
   void make(std::uint32_t r);
-  kernels::cuda::Peer peer(std::uint32_t r);
+  void describe(std::uint32_t r);
   void write(std::uint32_t r, const void* word, std::uint32_t value);
   CommandRank& use(std::uint32_t r) {
     EPD_CU(cuCtxSetCurrent(world_.rank(r).context));

@@ -37,8 +37,12 @@ class CommandRun {
         random_(random),
         commands_(shape_of(c, recv_rows(c)), kTokens),
         routings_(CommandWorld::kRoutes) {
+    commands_.dispatch_flags = abi::kFlagWeights;
+    if (c.mark_unused) commands_.dispatch_flags |= abi::kFlagMarkUnused;
+    if (c.zero_padding) commands_.dispatch_flags |= abi::kFlagZeroPadding;
+    if (c.weighted) commands_.combine_flags |= abi::kFlagWeights;
+    if (c.return_weights) commands_.combine_flags |= abi::kFlagReturnWeights;
     for (std::uint32_t r = 0; r < size(); ++r) {
-      commands_.record(r, [&](std::uint32_t program, Operation& op) { options(r, program, op); });
       commands_.own(r).host->start.sets = 1;
       commands_.start_kernel(r);
     }
@@ -63,16 +67,6 @@ class CommandRun {
     std::vector<RouteState> states;  // of each rank
   };
   std::uint32_t size() const { return commands_.size(); }
-
-  void options(std::uint32_t r, std::uint32_t program, Operation& op) {
-    const Rank& rank = commands_.rank(r);
-    op.mark_unused = case_.mark_unused;
-    op.zero_padding = case_.zero_padding;
-    op.x_scales = case_.group.payload == ref::Payload::kFp8 ? rank.x_scales : nullptr;
-    const bool combines = program % 3 == 2;
-    op.topk_weights = !combines || case_.weighted ? rank.topk_weights : nullptr;
-    op.out_weights = combines && case_.return_weights ? rank.out_weights : nullptr;
-  }
 
   // Goes on after a halt, which has changed nothing, in a later epoch.
   void resume() {
@@ -121,7 +115,7 @@ class CommandRun {
   }
 
   // On every rank, and until it has ended there.
-  void ask(std::uint32_t program, const Routing* makes) {
+  void ask(const abi::Call& call, const Routing* makes) {
     for (std::uint32_t r = 0; r < size(); ++r) {
       CommandWorld::Ring how;
       if (makes != nullptr) how.num_tokens = makes->inputs[r].num_tokens;
@@ -129,27 +123,31 @@ class CommandRun {
       how.waits = random_() % 2;
       flagged_.resize(size());
       flagged_[r] = how.flagged;
-      commands_.ring(r, program, how);
+      commands_.ring(r, call, how);
     }
     for (std::uint32_t r = 0; r < size(); ++r) {
       SCOPED_TRACE("rank " + std::to_string(r) + ", command " + std::to_string(command_));
       const JournalEntry entry = commands_.journal(r);
       const CommandWords& words = *commands_.own(r).words;
       EXPECT_EQ(entry.result.error, OpError::kNone);
-      EXPECT_EQ(entry.command, command_);
-      EXPECT_EQ(entry.program, program);
+      const abi::Call told = abi::unpack(entry.call);
+      EXPECT_EQ(told.number, command_);
+      EXPECT_EQ(told.op, call.op);
+      EXPECT_EQ(told.slot, call.slot);
+      EXPECT_EQ(told.flags, call.flags);
       EXPECT_EQ(entry.index, index_);
       if (makes != nullptr) {
         EXPECT_EQ(entry.num_tokens, makes->inputs[r].num_tokens);
       }
       EXPECT_TRUE(comes([&] { return now(words.done) == command_ + 1; }));
       EXPECT_EQ(now(words.failed), 0u);
-      EXPECT_EQ(now(words.flags[program]) != 0, flagged_[r] || false);
-      commands_.own(r).words->flags[program] = 0;
+      const std::uint32_t flag = abi::flag_of(call.op, call.slot);
+      EXPECT_EQ(now(words.flags[flag]) != 0, flagged_[r] || false);
+      commands_.own(r).words->flags[flag] = 0;
       commands_.tell_read(r);
     }
     ++command_;
-    if (program != CommandWorld::kNoop) ++index_;
+    if (call.op != abi::Op::kNoop) ++index_;
   }
 
   void dispatch(std::uint32_t route) {
@@ -166,7 +164,7 @@ class CommandRun {
       RouteState& state = routing.states[r];
       state = {abi::op_tag(epoch_, index_), routing.inputs[r].num_tokens, 1 - state.half};
     }
-    ask(CommandWorld::dispatch(route), &routing);
+    ask(commands_.dispatch(route), &routing);
     check(routing, "dispatch");
     for (std::uint32_t r = 0; r < size(); ++r) {
       const RouteState& now_there = commands_.own(r).routes[route];
@@ -186,7 +184,7 @@ class CommandRun {
       give(r, routing.inputs[r]);
     }
     routing.expected = ref::dispatch(case_.group, routing.inputs);
-    ask(CommandWorld::cached(route), nullptr);
+    ask(commands_.cached(route), nullptr);
     check(routing, "cached dispatch");
   }
 
@@ -225,7 +223,7 @@ class CommandRun {
       put(rank.y_weights, answers[r].y_weights);
       give(r, routing.inputs[r]);
     }
-    ask(CommandWorld::combine(route), nullptr);
+    ask(commands_.combine(route), nullptr);
     for (std::uint32_t r = 0; r < size(); ++r) {
       SCOPED_TRACE("combine, rank " + std::to_string(r));
       const ref::RankCombined want =
@@ -238,7 +236,7 @@ class CommandRun {
   }
 
   void noop() {
-    ask(CommandWorld::kNoop, nullptr);
+    ask(CommandWorld::noop(), nullptr);
     for (std::uint32_t r = 0; r < size(); ++r) commands_.queue_noop(r);
   }
 

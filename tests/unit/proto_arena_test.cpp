@@ -120,6 +120,10 @@ TEST(UserArena, RegionsAreAlignedDisjointAndInside) {
         end = Wide{word} + 64;
       }
     }
+    ASSERT_EQ(layout.commands % 64, 0u);
+    ASSERT_GE(Wide{layout.commands}, end);
+    ASSERT_LT(layout.commands - end, Wide{kRegionAlign});
+    end = Wide{layout.commands} + sizeof(CommandWords);
     ASSERT_LE(end, Wide{layout.total_bytes});
     ASSERT_LT(layout.total_bytes - end, Wide{kRegionAlign});
     ASSERT_LT(Wide{layout.total_bytes}, Wide{1} << 52) << "the header's own promise";

@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 #include <cstring>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -58,17 +59,38 @@ TEST(OpTag, NamesARoutingWhateverItsBase) {
   EXPECT_FALSE(same_routing(made, 0)) << "a new one";
 }
 
-TEST(Commands, AreOneWord) {
-  for (const std::uint64_t word :
-       {std::uint64_t{0}, ~std::uint64_t{0}, 0x0123456789abcdefu, 0xfedcba9876543210u})
-    EXPECT_EQ(pack(unpack(word)), word);
-  EXPECT_EQ(pack({0, 0, 0, false, 0}), std::uint64_t{1} << 32);
-  const Command command = unpack(pack({41, kMostCommandTokens, 63, true, 0x1ff}));
-  EXPECT_EQ(command.number, 41u);
-  EXPECT_EQ(command.num_tokens, kMostCommandTokens);
-  EXPECT_EQ(command.program, 63u);
-  EXPECT_TRUE(command.flagged);
-  EXPECT_EQ(command.epoch, 0xffu);
+TEST(Commands, AreWordsThatEachTellTheirNumber) {
+  Call call;
+  call.number = 41;
+  call.op = Op::kCombine;
+  call.slot = kMaxDepth - 1;
+  call.num_tokens = kMostCommandTokens;
+  call.flagged = true;
+  call.epoch = 0x1ff;
+  call.flags = 0xffff;
+  call.sms = kMostCommandSms;
+  call.route = 4111;
+  call.timeout_ms = ~0u;
+  const PackedCall packed = pack(call);
+  for (const std::uint64_t word : packed.words) EXPECT_EQ(word >> 32, 42u);
+  const Call again = unpack(packed);
+  EXPECT_EQ(again.number, call.number);
+  EXPECT_EQ(again.op, call.op);
+  EXPECT_EQ(again.slot, call.slot);
+  EXPECT_EQ(again.num_tokens, call.num_tokens);
+  EXPECT_TRUE(again.flagged);
+  EXPECT_EQ(again.epoch, 0xffu);
+  EXPECT_EQ(again.flags, call.flags);
+  EXPECT_EQ(again.sms, call.sms);
+  EXPECT_EQ(again.route, call.route);
+  EXPECT_EQ(again.timeout_ms, call.timeout_ms);
+  // Whatever lies there, flags and slots that follow from it exist.
+  std::mt19937_64 random(1);
+  for (int i = 0; i < 1000; ++i) {
+    const Call any = unpack({{random(), random(), random(), random()}});
+    EXPECT_LT(flag_of(any.op, any.slot), kCommandFlags);
+    EXPECT_LT(any.slot, kMaxDepth);
+  }
 }
 
 TEST(Commands, HaveEndedThoughTheirCountersWrap) {

@@ -1,5 +1,7 @@
 #include "watched_cuda.h"
 
+#include "enqueued.h"
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -219,14 +221,15 @@ std::vector<StreamOp> WatchedCuda::ops_of(const fake_cuda::StreamCall& call) {
              parameter<std::uint64_t>(given, 2)}};
   if (is(name, "epd_await_command"))
     return {{StreamOp::kAwait, first, 0, name, parameter<std::uint64_t>(given, 2)}};
-  const auto value = parameter<std::uint32_t>(given, 2);
-  if (is(name, "epd_signal_and_wait"))
+  if (is(name, "epd_signal_and_wait")) {
+    const auto value = parameter<std::uint32_t>(given, 2);
     return {{StreamOp::kWrite, first, value, name},
             {StreamOp::kWait, parameter<std::uintptr_t>(given, 1), value, name,
              parameter<std::uint64_t>(given, 3)}};
-  std::vector<StreamOp> ops = {{StreamOp::kRing, first, value, name}};
-  if (parameter<std::uint32_t>(given, 6) != 0)
-    ops.push_back({StreamOp::kAwait, first, value, name, parameter<std::uint64_t>(given, 7)});
+  }
+  const auto its = parameter<stream_kernels::Enqueued>(given, 1);
+  std::vector<StreamOp> ops = {{StreamOp::kRing, first, 0, name}};
+  if (its.waits != 0) ops.push_back({StreamOp::kAwait, first, 0, name, its.limit_ns});
   return ops;
 }
 

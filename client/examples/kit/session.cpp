@@ -6,10 +6,13 @@
 
 namespace epd::kit {
 
-SessionPtr attach(const std::string& socket, const std::string& device, std::chrono::milliseconds patience) {
-  epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
+SessionPtr attach(const std::string& socket, const std::string& device, std::chrono::milliseconds patience,
+                  epd_wait_by_t wait_by) {
+  epd_attach_options_t options;
+  epd_attach_options_init(&options);
   options.socket_path = socket.empty() ? nullptr : socket.c_str();
   options.device = device.c_str();
+  options.wait_by = wait_by;
   const auto begin = std::chrono::steady_clock::now();
   for (;;) {
     epd_session_t* session = nullptr;
@@ -24,7 +27,8 @@ SessionPtr attach(const std::string& socket, const std::string& device, std::chr
 }
 
 std::string daemon_name(const epd_session_t* session) {
-  epd_session_info_t info = EPD_SESSION_INFO_INIT;
+  epd_session_info_t info;
+  epd_session_info_init(&info);
   require(epd_session_info(session, &info), "session info");
   return info.daemon;
 }
@@ -36,40 +40,44 @@ GroupPtr join(epd_session_t* session, const epd_group_config_t& config) {
 }
 
 epd_buffers_t buffers_of(const epd_group_t* group, std::uint32_t slot) {
-  epd_buffers_t buffers = EPD_BUFFERS_INIT;
+  epd_buffers_t buffers;
+  epd_buffers_init(&buffers);
   require(epd_group_buffers(group, slot, &buffers), "buffers of slot " + std::to_string(slot));
   return buffers;
 }
 
-epd_ticket_t submit(epd_group_t* group, const epd_dispatch_args_t& args, epd_handle_t* handle) {
+epd_ticket_t submit(epd_group_t* group, const epd_dispatch_args_t& args, void* stream, epd_handle_t* handle) {
   epd_ticket_t ticket = 0;
-  require(epd_dispatch(group, &args, &ticket, handle), "dispatch");
+  require(epd_dispatch(group, &args, stream, &ticket, handle), "dispatch");
   return ticket;
 }
 
-epd_ticket_t submit(epd_group_t* group, const epd_combine_args_t& args) {
+epd_ticket_t submit(epd_group_t* group, const epd_combine_args_t& args, void* stream) {
   epd_ticket_t ticket = 0;
-  require(epd_combine(group, &args, &ticket), "combine");
+  require(epd_combine(group, &args, stream, &ticket), "combine");
   return ticket;
 }
 
 epd_ticket_t submit_dispatch(epd_group_t* group, std::uint32_t slot, std::uint32_t num_tokens,
                              epd_handle_t* handle) {
-  epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
   args.slot = slot;
   args.num_tokens = num_tokens;
-  return submit(group, args, handle);
+  return submit(group, args, EPD_NO_STREAM, handle);
 }
 
 epd_ticket_t submit_combine(epd_group_t* group, std::uint32_t slot, epd_handle_t handle) {
-  epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
+  epd_combine_args_t args;
+  epd_combine_args_init(&args);
   args.slot = slot;
   args.handle = handle;
-  return submit(group, args);
+  return submit(group, args, EPD_NO_STREAM);
 }
 
 epd_result_t finish(epd_group_t* group, epd_ticket_t ticket, const char* what) {
-  epd_result_t result = EPD_RESULT_INIT;
+  epd_result_t result;
+  epd_result_init(&result);
   require(epd_ticket_wait(group, ticket, EPD_FOREVER, &result), what);
   return result;
 }

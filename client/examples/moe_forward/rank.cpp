@@ -52,7 +52,8 @@ void DemoRank::run() {
 
 void DemoRank::connect() {
   session_ = kit::attach(context_.socket, "host:" + std::to_string(self_.rank()));
-  epd_group_config_t config = EPD_GROUP_CONFIG_INIT;
+  epd_group_config_t config;
+  epd_group_config_init(&config);
   config.name = context_.group.c_str();
   config.rank = static_cast<std::int32_t>(self_.rank());
   config.num_ranks = self_.size();

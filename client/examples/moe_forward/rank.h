@@ -34,7 +34,7 @@ class DemoRank {
  private:
   // A micro-batch's buffers in one layer, and its operation in flight.
   struct Slot {
-    epd_buffers_t buffers = EPD_BUFFERS_INIT;
+    epd_buffers_t buffers{};
     epd_handle_t handle = 0;
     epd_ticket_t ticket = 0;
     std::uint32_t num_recv_rows = 0;

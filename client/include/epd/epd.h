@@ -4,25 +4,28 @@
  * 1. Every call that can fail returns epd_status_t; EPD_OK is 0. epd_last_error() then holds, for the
  *    calling thread, a sentence with the value that was wrong and what is allowed.
  * 2. Handles are opaque. What a call creates, its counterpart destroys: attach/detach, join/leave. A handle
- * that is used after that gives INVALID_ARGUMENT (a group's also after its session's detach); to destroy it
- * again does nothing.
- * 3. Structs passed in begin with `size`: set it to sizeof (the EPD_*_INIT macros do). A library
- *    newer than the caller treats missing fields as zero; an older one refuses unknown non-zero
- *    fields. Zero is the default of every optional field.
+ *    that is used after that gives INVALID_ARGUMENT (a group's also after its session's detach), and so
+ *    does a second detach or leave.
+ * 3. Structs begin with `size`. epd_<struct>_init sets it, and makes everything else zero: the default of
+ *    every field that may be left out. A library newer than the caller treats missing fields as zero; an
+ *    older one refuses unknown non-zero fields.
  * 4. Thread safety: all calls may be made from any thread, also on one session at once, with two
  *    exceptions: submissions to one group keep their order only if the caller orders them, and
  *    epd_session_detach / epd_group_leave must not race with other calls on the same handle. No call waits
- * for another's: a join that waits for its ranks holds up neither other joins of its session nor a leave.
- * 5. No call blocks, except those with a timeout, and leave and detach: these wait for the hooks of what they
- * end, and up to 5 seconds for the daemon. timeout_ms: 0 = do not wait, EPD_FOREVER = until the operation
- * ends. It does: the daemon puts a deadline on every operation. Should this device's engine be stopped
- * (SIGSTOP, a debugger), waits for ever end with DEADLINE_EXCEEDED 5 seconds after that deadline, the ticket
- * still pending.
- * 6. No callback runs inside a call of yours: completion hooks run on a thread of the library.
+ *    for another's: a join that waits for its ranks holds up neither other joins of its session nor a leave.
+ * 5. No call blocks, except those with a timeout, and leave and detach: these wait for the hooks of what
+ *    they end, and up to 5 seconds for the daemon.
+ * 6. A timeout is an int32_t timeout_ms, everywhere. 1 or more are milliseconds. 0 is the default, which
+ *    each call tells. Calls that wait for what has been submitted, or in epd_group_resume for the group, also
+ *    take EPD_FOREVER, their default: until it has ended, or agreed; and EPD_NO_WAIT: they look and return at
+ *    once. All else is refused. An operation ends: the daemon puts a deadline on every one. Should this
+ *    device's engine be stopped (SIGSTOP, a debugger), a wait with EPD_FOREVER ends with DEADLINE_EXCEEDED 5
+ *    seconds after that deadline, the ticket still pending.
+ * 7. No callback runs inside a call of yours: completion hooks run on a thread of the library.
  *    A hook may call anything but detach and leave.
- * 7. After fork() the handles made before it are the parent's. In the child every call on them gives
- *    INVALID_ARGUMENT and names the process that attached; leave and detach do nothing. The child may attach
- *    anew. (On CUDA devices it can't use the driver if the parent has.)
+ * 8. After fork() the handles made before it are the parent's. In the child every call on them gives
+ *    INVALID_ARGUMENT and names the process that attached; also leave and detach, which do nothing. The
+ *    child may attach anew. (On CUDA devices it can't use the driver if the parent has.)
  *
  * Shapes are row-major. n = tokens of this rank in one call (0 <= n <= max_tokens), R ranks,
  * E experts, T = max_tokens, H = hidden, K = topk, M = rows received. Expert e lives on rank
@@ -33,6 +36,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -58,14 +62,18 @@ typedef enum epd_status {
   EPD_UNSUPPORTED = 6,
   EPD_VERSION_MISMATCH = 7,
   EPD_DEADLINE_EXCEEDED = 8,
-  EPD_RANK_LOST = 9, /* a peer left or died: the group has ended, or (EPD_DEGRADE) goes on without it */
+  EPD_RANK_LOST = 9, /* a peer left or died: the group has ended, or goes on without it (epd_policy_t) */
   EPD_ENGINE_RESTARTED = 10, /* the device's engine died and is back; epd_group_resume, then redo */
   EPD_DAEMON_LOST = 11,      /* detach and attach again */
   EPD_ABORTED = 12,
   EPD_INTERNAL = 13
 } epd_status_t;
 
+/* Values of timeout_ms, see convention 6. */
 #define EPD_FOREVER (-1)
+#define EPD_NO_WAIT (-2)
+/* In place of a cudaStream_t: in no stream. NULL is a stream, CUDA's legacy default one. */
+#define EPD_NO_STREAM ((void*)(intptr_t)-1)
 
 typedef struct epd_session epd_session_t; /* one attachment to one device */
 typedef struct epd_group epd_group_t;     /* one rank's membership in a group */
@@ -81,11 +89,10 @@ EPD_API const char* epd_last_error(void);
 
 /* ---- sessions ------------------------------------------------------------------------------ */
 
-/* By what a stream tells the engine that an operation may begin, and waits for its end; see "Streams". */
+/* By what streams tell the engine that an operation may begin, and wait for its end. See "Streams". */
 typedef enum epd_wait_by {
-  EPD_WAIT_BY_DEFAULT = 0,          /* as the session, or the operation that is waited for */
-  EPD_WAIT_BY_MEMORY_OPERATION = 1, /* stream memory operations: no SM is used while the stream waits */
-  EPD_WAIT_BY_KERNEL = 2            /* a kernel of one thread: less latency */
+  EPD_WAIT_BY_MEMOP = 0, /* MEMOP wait: stream memory operations, which use no SM while the stream waits */
+  EPD_WAIT_BY_KERNEL = 1 /* KERNEL wait: a kernel of one thread, which has less latency */
 } epd_wait_by_t;
 
 typedef struct epd_attach_options {
@@ -93,13 +100,14 @@ typedef struct epd_attach_options {
   const char* socket_path; /* NULL: $EPD_SOCKET, else /run/epd/epd.sock */
   const char* device;      /* "host:0"; NULL: the least used device */
   int32_t timeout_ms;      /* for the whole handshake; 0: 5000 */
-  uint32_t wait_by;        /* epd_wait_by_t, of operations that say nothing; 0: $EPD_WAIT_BY ("kernel" or
-                              "memory_operation"), else by memory operation */
+  epd_wait_by_t wait_by; /* of all the session's streams; 0: $EPD_WAIT_BY ("memop", "kernel") if it is set */
 } epd_attach_options_t;
-#define EPD_ATTACH_OPTIONS_INIT \
-  { sizeof(epd_attach_options_t), NULL, NULL, 0, 0 }
+static inline void epd_attach_options_init(epd_attach_options_t* options) {
+  memset(options, 0, sizeof(*options));
+  options->size = sizeof(*options);
+}
 
-typedef enum epd_device_kind { EPD_DEVICE_HOST = 0, EPD_DEVICE_CUDA = 1 } epd_device_kind_t;
+typedef enum epd_device_kind { EPD_DEVICE_KIND_HOST = 0, EPD_DEVICE_KIND_CUDA = 1 } epd_device_kind_t;
 
 typedef struct epd_session_info_s {
   size_t size;
@@ -109,8 +117,10 @@ typedef struct epd_session_info_s {
   char boot_id[33]; /* hexadecimal; another one after a reconnect means another daemon run */
   epd_device_kind_t device_kind;
 } epd_session_info_t;
-#define EPD_SESSION_INFO_INIT \
-  { sizeof(epd_session_info_t), 0, "", "", "", EPD_DEVICE_HOST }
+static inline void epd_session_info_init(epd_session_info_t* info) {
+  memset(info, 0, sizeof(*info));
+  info->size = sizeof(*info);
+}
 
 /* options may be NULL. Errors: DAEMON_LOST (nobody listens), VERSION_MISMATCH (names both
  * versions), PERMISSION_DENIED, RESOURCE_EXHAUSTED (quota), NOT_FOUND (no such device),
@@ -123,8 +133,9 @@ typedef struct epd_session_info_s {
  * sessions' operations: attaching loads kernels, which may have to wait for what runs there. */
 EPD_API epd_status_t epd_session_attach(const epd_attach_options_t* options, epd_session_t** session);
 /* Leaves all groups, ends operations in flight (their rows may or may not have moved), frees the
- * handle. NULL is allowed. */
-EPD_API void epd_session_detach(epd_session_t* session);
+ * handle. NULL is allowed. Whatever the daemon does, the session is over then: OK. INVALID_ARGUMENT, and
+ * nothing is done: the session is detached already, or the caller is a hook or a forked child. */
+EPD_API epd_status_t epd_session_detach(epd_session_t* session);
 EPD_API epd_status_t epd_session_info(const epd_session_t* session, epd_session_info_t* info);
 /* OK while the daemon is there; DAEMON_LOST, or the status the daemon ended this session with. */
 EPD_API epd_status_t epd_session_check(const epd_session_t* session);
@@ -140,9 +151,10 @@ typedef enum epd_payload {
 
 /* Scales of e4m3 rows. */
 typedef enum epd_scale_format {
-  EPD_SCALES_FLOAT32 = 0,      /* float32 [.,H/128] */
-  EPD_SCALES_FLOAT32_POW2 = 1, /* the same, rounded up to a power of two; FP8_CAST only */
-  EPD_SCALES_UE8M0 = 2 /* exponent bytes (e + 127) of powers of two, 4 to an int32: int32 [.,ceil(H/512)] */
+  EPD_SCALE_FORMAT_FLOAT32 = 0,      /* float32 [.,H/128] */
+  EPD_SCALE_FORMAT_FLOAT32_POW2 = 1, /* the same, rounded up to a power of two; FP8_CAST only */
+  /* Exponent bytes (e + 127) of powers of two, 4 to an int32: int32 [.,ceil(H/512)]. */
+  EPD_SCALE_FORMAT_UE8M0 = 2
 } epd_scale_format_t;
 
 /* How received rows lie. All are deterministic: places follow from counts, never from arrival. */
@@ -153,10 +165,10 @@ typedef enum epd_layout {
   EPD_LAYOUT_EXPERT = 2   /* the same rows, each expert in a block of its own: masked grouped GEMM, decode */
 } epd_layout_t;
 
-typedef enum epd_index_type { EPD_INDEX_INT32 = 0, EPD_INDEX_INT64 = 1 } epd_index_type_t;
+typedef enum epd_index_type { EPD_INDEX_TYPE_INT32 = 0, EPD_INDEX_TYPE_INT64 = 1 } epd_index_type_t;
 
-typedef enum epd_loss_policy {
-  EPD_FAIL_FAST = 0, /* a lost rank ends the group */
+typedef enum epd_policy {
+  EPD_POLICY_FAIL_FAST = 0, /* a lost rank ends the group */
   /* A lost rank (dead, left, evicted) costs the group its operations in flight, which end with RANK_LOST on
    * the others; after epd_group_resume they go on without it. To one that was evicted epd_group_resume says
    * RANK_LOST. Selections of its experts then count as none, and epd_result_t tells how many were dropped. So
@@ -165,8 +177,8 @@ typedef enum epd_loss_policy {
    * and after epd_group_resume all go on with it. It begins at the resume_op that epd_group_resume gives it;
    * if that is a combine of a dispatch before its time, it takes part without tokens (a handle has the same
    * value on all ranks). */
-  EPD_DEGRADE = 1
-} epd_loss_policy_t;
+  EPD_POLICY_DEGRADE = 1
+} epd_policy_t;
 
 /* The regions of a buffer slot; what each holds is told at epd_buffers_t. */
 typedef enum epd_region {
@@ -213,8 +225,10 @@ typedef struct epd_binding {
   void* address; /* where this process has mapped slot 0's: what epd_group_buffers gives, + slot * stride. On
                     a CUDA device an address of the device */
 } epd_binding_t;
-#define EPD_BINDING_INIT \
-  { sizeof(epd_binding_t), EPD_REGION_X, -1, 0, 0, NULL }
+static inline void epd_binding_init(epd_binding_t* binding) {
+  memset(binding, 0, sizeof(*binding));
+  binding->size = sizeof(*binding);
+}
 
 /* How this rank's operations get to the engine; see "Commands". */
 typedef enum epd_commands {
@@ -222,11 +236,13 @@ typedef enum epd_commands {
   EPD_COMMANDS_BY_STREAM = 1 /* CUDA devices of a daemon with devices.mode = "resident" */
 } epd_commands_t;
 
+#define EPD_ANY_RANK (-1)
+
 /* All ranks must agree on everything but rank, timeout_ms, sms, priority, bindings and commands. */
 typedef struct epd_group_config {
   size_t size;
   const char* name;     /* 1..63 characters of [A-Za-z0-9._-] */
-  int32_t rank;         /* 0..num_ranks-1, or -1: any free one */
+  int32_t rank;         /* 0..num_ranks-1, or EPD_ANY_RANK: any free one */
   uint32_t num_ranks;   /* R 1..1024 */
   uint32_t num_experts; /* E: a multiple of R, at most 4096 */
   uint32_t max_tokens;  /* T 1..65536; fixes the size of the buffers */
@@ -235,7 +251,7 @@ typedef struct epd_group_config {
   uint32_t depth;       /* buffer slots = operations in flight, 1..16; 0: 4 */
   epd_payload_t payload;
   epd_index_type_t index_type;
-  epd_loss_policy_t policy;
+  epd_policy_t policy;
   uint32_t sms;       /* SMs (host: threads) of the device to use; 0: the device's default */
   int32_t timeout_ms; /* to wait for all ranks; 0: the daemon's default */
   epd_layout_t layout;
@@ -252,12 +268,10 @@ typedef struct epd_group_config {
   uint32_t num_bindings;
   epd_commands_t commands; /* by host: any thread submits. By stream: streams ask for operations themselves */
 } epd_group_config_t;
-#define EPD_GROUP_CONFIG_INIT                                                                   \
-  {                                                                                             \
-    sizeof(epd_group_config_t), NULL, -1, 0, 0, 0, 0, 0, 0, EPD_PAYLOAD_BF16, EPD_INDEX_INT32,  \
-        EPD_FAIL_FAST, 0, 0, EPD_LAYOUT_COMPACT, EPD_SCALES_FLOAT32, 0, 0, 0, 0, 0, 0, NULL, 0, \
-        EPD_COMMANDS_BY_HOST                                                                    \
-  }
+static inline void epd_group_config_init(epd_group_config_t* config) {
+  memset(config, 0, sizeof(*config));
+  config->size = sizeof(*config);
+}
 
 /* Blocks until all R ranks have joined. Any number of threads may join at once, each another group or rank.
  * Errors: INVALID_ARGUMENT (names the field; for a mismatch with the ranks already there, both values; the
@@ -272,13 +286,43 @@ EPD_API epd_status_t epd_group_join(epd_session_t* session, const epd_group_conf
 /* Bytes of a region in one slot of such a group, before it is joined; 0 if it would have no such region.
  * Errors: INVALID_ARGUMENT (the shape, or the region). name, rank and bindings are not looked at. */
 EPD_API epd_status_t epd_region_bytes(const epd_group_config_t* config, epd_region_t region, uint64_t* bytes);
+
+/* What the daemon makes of memory for a group. On a CUDA device the user arena and the exchange arena are on
+ * it, and the driver rounds each up to a whole allocation unit, 2 MiB as a rule. On a host device pages that
+ * nobody has touched are not used yet. Beside these, bound regions are memory of the caller's. */
+typedef struct epd_group_bytes_s {
+  size_t size;
+  uint64_t user_arena;      /* of a rank: its regions in `depth` slots, but those that are bound */
+  uint64_t exchange_arena;  /* of a rank: what ranks write to each other, and the next two */
+  uint64_t routing_records; /* in it: depth + num_handles records */
+  uint64_t inboxes;         /* in it: for rows of `depth` operations with few tokens; 0: there are none */
+  uint64_t board;           /* of a rank: its state for the client, in host memory */
+  uint64_t rank;            /* user_arena + exchange_arena + board */
+  uint64_t group;           /* num_ranks * rank, if all bind the same regions */
+  uint64_t arena_quota;   /* of a rank, against limits.max_arena_bytes_per_user: rank; on a host device bound
+                             regions count as if they were in the arena */
+  uint64_t routing_quota; /* of a rank, against limits.max_routing_bytes_per_user: the most that the engine of
+                             a host device keeps of routings in its own memory; 0 on a CUDA device */
+} epd_group_bytes_t;
+static inline void epd_group_bytes_init(epd_group_bytes_t* bytes) {
+  memset(bytes, 0, sizeof(*bytes));
+  bytes->size = sizeof(*bytes);
+}
+
+/* What such a group takes on devices of the kind, before it is joined. Of bindings only the regions are
+ * looked at, name and rank are not. Errors: INVALID_ARGUMENT, as of epd_group_join. */
+EPD_API epd_status_t epd_group_bytes(const epd_group_config_t* config, epd_device_kind_t kind,
+                                     epd_group_bytes_t* bytes);
+
 /* Operations that peers have in flight and that need nothing more of this rank still complete;
- * others, and later ones, end with RANK_LOST. (EPD_DEGRADE: all in flight.) NULL is allowed. On a CUDA device
- * it returns, like cudaFree, when all that was enqueued in the session's context has run: the regions are
- * gone. */
-EPD_API void epd_group_leave(epd_group_t* group);
+ * others, and later ones, end with RANK_LOST. (EPD_POLICY_DEGRADE: all in flight.) NULL is allowed. On a CUDA
+ * device it returns, like cudaFree, when all that was enqueued in the session's context has run: the regions
+ * are gone. What it returns: as epd_session_detach. */
+EPD_API epd_status_t epd_group_leave(epd_group_t* group);
+/* UINT32_MAX if the handle may not be used. */
 EPD_API uint32_t epd_group_rank(const epd_group_t* group);
-/* 1 while the rank takes part in the group's operations; 0 if it is lost (EPD_DEGRADE), or no rank of it. */
+/* 1 while the rank takes part in the group's operations; 0 if it is lost (EPD_POLICY_DEGRADE), or no rank of
+ * it. */
 EPD_API int epd_group_active(const epd_group_t* group, uint32_t rank);
 
 /* The regions of one buffer slot, in this rank's arena or where it has bound them, shared with the engine:
@@ -309,18 +353,17 @@ typedef struct epd_buffers {
   void* out;                /* out [T,H] bf16 */
   void* x_scales;           /* in  [T] x scale_format; NULL unless EPD_PAYLOAD_FP8 */
   int32_t* expert_offsets;  /* out [E/R+1]: first row of each local expert; the last: end of the rows (packed:
-                               with  padding). NULL if compact */
+                               with padding). NULL if compact */
   int32_t* source_ranges;   /* out [E/R,R,2]: first row and number of rows of (expert, source rank). NULL if
                                compact */
   float* y_weights;         /* in  [rows,C]: gradients of recv_topk_weights, for combine's return_weights */
   void* bias[2];            /* in  [T,H] bf16; NULL beyond num_biases */
   float* out_weights;       /* out [T,K]: gradients of topk_weights */
 } epd_buffers_t;
-#define EPD_BUFFERS_INIT                                                                                 \
-  {                                                                                                      \
-    sizeof(epd_buffers_t), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
-        NULL, NULL, NULL, {NULL, NULL}, NULL                                                             \
-  }
+static inline void epd_buffers_init(epd_buffers_t* buffers) {
+  memset(buffers, 0, sizeof(*buffers));
+  buffers->size = sizeof(*buffers);
+}
 
 EPD_API epd_status_t epd_group_buffers(const epd_group_t* group, uint32_t slot, epd_buffers_t* buffers);
 
@@ -328,20 +371,23 @@ typedef struct epd_resume_info {
   size_t size;
   uint64_t epoch;
   uint64_t resume_op;        /* the first operation that not every rank completed: redo from here */
-  uint32_t num_active_ranks; /* fewer than num_ranks: others are lost (EPD_DEGRADE) */
+  uint32_t num_active_ranks; /* fewer than num_ranks: others are lost (EPD_POLICY_DEGRADE) */
   uint32_t reserved;
 } epd_resume_info_t;
-#define EPD_RESUME_INFO_INIT \
-  { sizeof(epd_resume_info_t), 0, 0, 0, 0 }
+static inline void epd_resume_info_init(epd_resume_info_t* info) {
+  memset(info, 0, sizeof(*info));
+  info->size = sizeof(*info);
+}
 
 /* After an operation has failed for the whole group (ENGINE_RESTARTED, DEADLINE_EXCEEDED,
- * INVALID_ARGUMENT between ranks; EPD_DEGRADE: RANK_LOST, ABORTED), every rank calls this, then resubmits
- * from resume_op on. Until then submissions return that status again. Blocks until the group has agreed, at
- * most timeout_ms: that takes as long as an engine of the group is stopped. Until it has, peers may still
- * write into the recv regions of operations that have failed. RANK_LOST: the group has ended; leave. OK at
- * once if nothing was wrong. info may be NULL. What to redo may include an operation that this rank has
- * completed and whose slot it has refilled since: keep what you need to submit operation i again (handle,
- * number of tokens, inputs) until operation i + depth has completed here; then every rank has completed i. */
+ * INVALID_ARGUMENT between ranks; EPD_POLICY_DEGRADE: RANK_LOST, ABORTED), every rank calls this, then
+ * resubmits from resume_op on. Until then submissions return that status again. Blocks until the group has
+ * agreed, at most timeout_ms (0: EPD_FOREVER): that takes as long as an engine of the group is stopped.
+ * WOULD_BLOCK (EPD_NO_WAIT) or DEADLINE_EXCEEDED: it has not agreed yet. Until it has, peers may still write
+ * into the recv regions of operations that have failed. RANK_LOST: the group has ended; leave. OK at once if
+ * nothing was wrong. info may be NULL. What to redo may include an operation that this rank has completed and
+ * whose slot it has refilled since: keep what you need to submit operation i again (handle, number of tokens,
+ * inputs) until operation i + depth has completed here; then every rank has completed i. */
 EPD_API epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, epd_resume_info_t* info);
 
 typedef struct epd_progress {
@@ -350,8 +396,10 @@ typedef struct epd_progress {
   uint32_t ended;   /* commands that have ended, cyclic; 0 unless EPD_COMMANDS_BY_STREAM */
   uint32_t failed;  /* of these, how many were not carried out, since the join */
 } epd_progress_t;
-#define EPD_PROGRESS_INIT \
-  { sizeof(epd_progress_t), 0, 0, 0 }
+static inline void epd_progress_init(epd_progress_t* progress) {
+  memset(progress, 0, sizeof(*progress));
+  progress->size = sizeof(*progress);
+}
 
 /* OK if the group can be used and, with EPD_COMMANDS_BY_STREAM, all commands that had ended before the call
  * were carried out since the last epd_group_resume. Else the status of the group's break, with its text:
@@ -367,36 +415,37 @@ EPD_API epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progres
  * the routing that is to be used, or uses the one that would be replaced; or the session's ring is full (64
  * submissions that the engine has not taken; once streams are used: 60 operations whose end no call has
  * looked for, any submission looks). Nothing was submitted then. Operations in flight are no
- * hindrance if they and the new one were submitted with on_stream in the same stream: then the stream gives
- * the order (see below).
+ * hindrance if they and the new one were submitted in the same stream: then the stream gives the order (see
+ * below).
  *
- * Streams. On a CUDA device (epd_session_info) an operation begins at once, and the regions that it reads
- * must be complete by then, unless it is submitted with on_stream: then it begins when what was enqueued in
- * the stream before the call is done, and what is enqueued in it after the call begins when the operation has
- * ended. With defer_receive the stream does not wait until epd_ticket_wait_on_stream makes it. No call waits
- * for the device (only, like CUDA's own, for room in a stream's queue). A stream always goes on, however the
- * operation ends: whether its outputs are good, the ticket's status tells, which must be waited for or given
- * a hook as ever. Deadlines count from the submission, so they include what the stream had to do before. The
- * stream must be of the context in which the session is (see epd_session_attach), must not be capturing a
- * graph, and must live until its operations have ended; cudaStreamPerThread is not taken for one stream. NULL
- * and cudaStreamLegacy are one stream, the legacy default stream, also in a program compiled with
+ * Streams. `stream` of a submission is EPD_NO_STREAM, or on a CUDA device (epd_session_info) a cudaStream_t
+ * or CUstream. With EPD_NO_STREAM an operation begins at once, and the regions that it reads must be complete
+ * by then. In a stream it begins when what was enqueued in the stream before the call is done, and what is
+ * enqueued in it after the call begins when the operation has ended. With defer_receive the stream does not
+ * wait until epd_ticket_wait_on_stream makes it. No call waits for the device (only, like CUDA's own, for
+ * room in a stream's queue). A stream always goes on, however the operation ends: whether its outputs are
+ * good, the ticket's status tells, which must be waited for or given a hook as ever. Deadlines count from the
+ * submission, so they include what the stream had to do before. The stream must be of the context in which
+ * the session is (see epd_session_attach), must not be capturing a graph, and must live until its operations
+ * have ended; cudaStreamPerThread is not taken for one stream. NULL and cudaStreamLegacy are one stream,
+ * the legacy default stream, also in a program compiled with
  * --default-stream per-thread, where CUDA's own calls take NULL for another: pass cudaStreamPerThread there.
  * The slot's next operation after one that failed belongs on the same stream, or on another after that one
- * has been synchronised. Errors beside each function's own: INVALID_ARGUMENT (not a CUDA device); UNSUPPORTED
- * (no kernels to wait by); INTERNAL with the driver's error: if *ticket was set, the operation was submitted
- * and only the stream does not wait for it (by kernel and without defer_receive: nor lets it begin).
+ * has been synchronised. Errors beside each function's own: INVALID_ARGUMENT (a stream, and not a CUDA
+ * device); INTERNAL with the driver's error: if *ticket was set, the operation was submitted and only the
+ * stream does not wait for it (KERNEL wait without defer_receive: nor lets it begin).
  *
- * wait_by, of each call, says by what the stream and the engine wait for each other. By memory operation, the
- * default, nothing of the GPU is used meanwhile. By kernel the hand-off is shorter by some microseconds: one
- * kernel of one thread says that the operation may begin and waits for its end, on an SM that it shares with
- * other kernels; with defer_receive one says the first and is gone, and epd_ticket_wait_on_stream enqueues
- * another. Both are released whatever ends: operation, engine, group, session or daemon. A kernel also goes
- * on by itself 5 seconds after the operation's deadline, as waits of the CPU do (convention 5). It is meant
- * for an engine that is resident on its SMs: one that launches a kernel for each operation may find an SM
- * taken by the very wait. While a kernel waits: under MPS, killing this process faults its GPU for all
- * processes there, as with any kernel of yours; and what makes CUDA wait for all of the context waits for it
- * too (loading a kernel at its first launch, cudaFree), so load yours before (CUDA_MODULE_LOADING=EAGER, or a
- * first run).
+ * epd_attach_options_t::wait_by says, for all streams of a session, by what a stream and the engine wait for
+ * each other. A MEMOP wait, the default, uses nothing of the GPU meanwhile. With a KERNEL wait the hand-off
+ * is shorter by some microseconds: one kernel of one thread says that the operation may begin and waits for
+ * its end, on an SM that it shares with other kernels; with defer_receive one says the first and is gone, and
+ * epd_ticket_wait_on_stream enqueues another. Both are released whatever ends: operation, engine, group,
+ * session or daemon. A kernel also goes on by itself 5 seconds after the operation's deadline, as waits of
+ * the CPU do (convention 6). It is meant for an engine that is resident on its SMs: one that launches a
+ * kernel for each operation may find an SM taken by the very wait. While a kernel waits: under MPS, killing
+ * this process faults its GPU for all processes there, as with any kernel of yours; and what makes CUDA wait
+ * for all of the context waits for it too (loading a kernel at its first launch, cudaFree), so load yours
+ * before (CUDA_MODULE_LOADING=EAGER, or a first run).
  *
  * Many operations of one stream may be in flight, also on one slot: dispatch, kernels of the caller's,
  * combine under that dispatch's handle, the next dispatch on the slot and so on can be submitted before
@@ -405,20 +454,19 @@ EPD_API epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progres
  * before it touches the slot again. */
 
 /* Commands. A rank that joins with EPD_COMMANDS_BY_STREAM hands the order of its operations to its streams: a
- * call with on_stream enqueues a kernel of one thread that asks the engine's kernel for the operation when
- * the stream gets there, with no host in the path, and (without defer_receive) waits for its end. So a stream
- * that captures a graph may be used, and the graph replayed any number of times, each time a new operation
- * with what the regions hold then. Ranks need not all do the same. Differences:
- *   - on_stream is required. The order of the group's operations is that in which the streams get to them;
- * use one stream, or order several by events.
+ * call enqueues a kernel of one thread that asks the engine's kernel for the operation when the stream gets
+ * there, with no host in the path, and (without defer_receive) waits for its end. So a stream that captures a
+ * graph may be used, and the graph replayed any number of times, each time a new operation with what the
+ * regions hold then. Ranks need not all do the same. Differences:
+ *   - A stream is required. The order of the group's operations is that in which the streams get to them;
+ *     use one stream, or order several by events.
  *   - num_tokens_at gives n from device memory, at the time the stream gets there. More than max_tokens is an
  *     illegal command, which ends the session.
  *   - A handle names a routing record and not one dispatch: used by a combine, it means the last dispatch
- * that wrote the record before. What the routing of slot s is, each new dispatch on s replaces.
+ *     that wrote the record before. What the routing of slot s is, each new dispatch on s replaces.
  *   - There are no results for the CPU. The ticket of a call says only its slot: epd_ticket_wait_on_stream
- * alone takes it, and waits for the slot's last operation in the stream's order (by memory operation: the
- * last of calls like that one, which must have been made by memory operation too). epd_group_check tells
- * whether all went well. Counts are in the regions alone.
+ *     alone takes it, and waits for the slot's last operation in the stream's order (a MEMOP wait: the last
+ *     of calls like that one). epd_group_check tells whether all went well. Counts are in the regions alone.
  *   - An operation that fails, and all that follow it, are not carried out; streams go on. After
  *     epd_group_check has said so, synchronise the streams and call epd_group_resume: what streams ask for
  *     before it has returned is not carried out either.
@@ -431,10 +479,11 @@ typedef struct epd_dispatch_args {
   size_t size;
   uint32_t slot;       /* 0..depth-1 */
   uint32_t num_tokens; /* n; with a handle: 0, or the n of its dispatch */
-  uint32_t weights;    /* 1: topk_weights are sent along */
-  uint32_t timeout_ms; /* 0: the daemon's default */
   epd_handle_t handle; /* 0: a new routing from topk_idx. Else the routing of that dispatch again (topk_idx is
                           not read, nothing is counted); the rows lie as they did then */
+  const uint32_t* num_tokens_at; /* commands: n is read there, in device memory, in place of num_tokens, which
+                                    is 0 then. NULL: num_tokens */
+  uint32_t omit_weights;         /* 1: topk_weights are not sent along */
   uint32_t keep_handle; /* 1: *handle stays valid until epd_handle_release, one of the group's num_handles */
   uint32_t defer_receive; /* 1: epd_ticket_wait_sent tells when the inputs have been read */
   uint32_t zero_padding;  /* 1: packed: rows that align experts are zeroed (they are always marked, see
@@ -442,15 +491,13 @@ typedef struct epd_dispatch_args {
   uint32_t mark_unused; /* 1: all rows that no token fills, up to the room there is, are marked: recv_topk_idx
                            -1, weight 0, recv_src -1; so that nobody needs to know M */
   uint32_t sms;         /* of the device, for this operation; 0: the group's */
-  uint32_t on_stream;   /* 1: begins and ends in `stream`, see "Streams" */
-  void* stream;         /* a cudaStream_t or CUstream; NULL is CUDA's default stream */
-  uint32_t wait_by;     /* epd_wait_by_t, see "Streams"; 0 without on_stream */
+  int32_t timeout_ms;   /* the operation's deadline; 0: the daemon's default */
   uint32_t reserved;    /* 0 */
-  const uint32_t* num_tokens_at; /* commands: n is read there, in device memory, in place of num_tokens, which
-                                    is 0 then. NULL: num_tokens */
 } epd_dispatch_args_t;
-#define EPD_DISPATCH_ARGS_INIT \
-  { sizeof(epd_dispatch_args_t), 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0, NULL }
+static inline void epd_dispatch_args_init(epd_dispatch_args_t* args) {
+  memset(args, 0, sizeof(*args));
+  args->size = sizeof(*args);
+}
 
 /* Reads x, x_scales, topk_idx, topk_weights of the slot; delivers the recv_* regions. *handle (may be NULL
  * unless keep_handle) names the routing for combine, and for dispatches that use it again, on any slot. It is
@@ -458,8 +505,8 @@ typedef struct epd_dispatch_args {
  * routing and does not keep it. Under a handle every rank must use the same dispatch's; *handle then is the
  * same. A dispatch that fails, or that epd_group_resume says is to be done again, leaves no handle: doing it
  * again gives a new one. NOT_FOUND: the handle is stale. RESOURCE_EXHAUSTED: no handle left to keep. */
-EPD_API epd_status_t epd_dispatch(epd_group_t* group, const epd_dispatch_args_t* args, epd_ticket_t* ticket,
-                                  epd_handle_t* handle);
+EPD_API epd_status_t epd_dispatch(epd_group_t* group, const epd_dispatch_args_t* args, void* stream,
+                                  epd_ticket_t* ticket, epd_handle_t* handle);
 
 /* Gives a kept handle back. WOULD_BLOCK: an operation in flight uses it. NOT_FOUND: not a kept handle, or one
  * that is no more because its dispatch failed or is to be done again. When the session has ended: the status
@@ -468,21 +515,20 @@ EPD_API epd_status_t epd_handle_release(epd_group_t* group, epd_handle_t handle)
 
 typedef struct epd_combine_args {
   size_t size;
-  uint32_t slot;     /* whose y, topk_weights and biases are read, and whose out is written */
-  uint32_t weighted; /* 1: topk_weights of the slot weigh the rows, see below */
   epd_handle_t handle;
-  uint32_t timeout_ms;     /* 0: the daemon's default */
+  uint32_t slot;           /* whose y, topk_weights and biases are read, and whose out is written */
+  uint32_t weighted;       /* 1: topk_weights of the slot weigh the rows, see below */
   uint32_t num_biases;     /* how many bias regions are added, 0..the group's */
   uint32_t return_weights; /* 1: y_weights come back as out_weights */
   uint32_t defer_receive;  /* 1: epd_ticket_wait_sent tells when the inputs have been read */
   uint32_t sms;            /* of the device, for this operation; 0: the group's */
-  uint32_t on_stream;      /* 1: begins and ends in `stream`, see "Streams" */
-  void* stream;            /* a cudaStream_t or CUstream; NULL is CUDA's default stream */
-  uint32_t wait_by;        /* epd_wait_by_t, see "Streams"; 0 without on_stream */
+  int32_t timeout_ms;      /* the operation's deadline; 0: the daemon's default */
   uint32_t reserved;       /* 0 */
 } epd_combine_args_t;
-#define EPD_COMBINE_ARGS_INIT \
-  { sizeof(epd_combine_args_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0 }
+static inline void epd_combine_args_init(epd_combine_args_t* args) {
+  memset(args, 0, sizeof(*args));
+  args->size = sizeof(*args);
+}
 
 /* Reads y of the slot, laid out as the dispatch delivered its rows, and delivers for each token t of it
  *   out[t] = bias[0][t] + bias[1][t] + sum over ranks d, ascending, of P_d
@@ -498,39 +544,41 @@ typedef struct epd_combine_args {
  * Training: dispatch's backward is combine (the gradients of recv_x in y, those of recv_topk_weights in
  * y_weights) with the same handle, combine's backward is dispatch (the gradient of out in x) under that
  * handle. */
-EPD_API epd_status_t epd_combine(epd_group_t* group, const epd_combine_args_t* args, epd_ticket_t* ticket);
+EPD_API epd_status_t epd_combine(epd_group_t* group, const epd_combine_args_t* args, void* stream,
+                                 epd_ticket_t* ticket);
 
-/* Does nothing, to the engine and back; not collective. Measures the hand-off. */
-EPD_API epd_status_t epd_noop(epd_group_t* group, uint32_t slot, epd_ticket_t* ticket);
-/* The same with on_stream, in the order of the group's other operations; wait_by: epd_wait_by_t. Its deadline
- * is the group's default; it fails with those that it comes after if the group breaks. */
-EPD_API epd_status_t epd_noop_on_stream(epd_group_t* group, uint32_t slot, void* stream, uint32_t wait_by,
-                                        epd_ticket_t* ticket);
+/* Does nothing, to the engine and back; not collective. Measures the hand-off. Its deadline is the group's
+ * default. In a stream it is in the order of the group's other operations, and fails with those that it comes
+ * after if the group breaks. */
+EPD_API epd_status_t epd_noop(epd_group_t* group, uint32_t slot, void* stream, epd_ticket_t* ticket);
 
 /* ---- completion ---------------------------------------------------------------------------- */
 
 typedef struct epd_result {
   size_t size;
   epd_status_t status;    /* of the operation */
-  int32_t culprit_rank;   /* the rank that the status is about, or -1 */
+  int32_t failed_rank;    /* the rank that the status is about, or -1 */
   uint64_t op_index;      /* the operation's number in its group */
   uint32_t num_recv_rows; /* M, after dispatch */
   uint32_t seen_us;       /* after submission: the engine took it */
   uint32_t launched_us;   /* rows began to move */
   uint32_t done_us;
-  /* EPD_DEGRADE: selections of this rank's tokens that count as none because their expert's rank is lost */
+  /* EPD_POLICY_DEGRADE: selections of this rank's tokens that count as none because their expert's rank is
+   * lost */
   uint32_t num_dropped_selections;
   uint32_t reserved;
 } epd_result_t;
-#define EPD_RESULT_INIT \
-  { sizeof(epd_result_t), EPD_OK, -1, 0, 0, 0, 0, 0, 0, 0 }
+static inline void epd_result_init(epd_result_t* result) {
+  memset(result, 0, sizeof(*result));
+  result->size = sizeof(*result);
+}
 
 /* Returns the operation's status once it has ended; the ticket is then retired and another call
- * gives NOT_FOUND. WOULD_BLOCK (timeout_ms 0) or DEADLINE_EXCEEDED with epd_ticket_pending() true:
- * still in flight, the ticket stays valid. result may be NULL. */
+ * gives NOT_FOUND. timeout_ms 0: EPD_FOREVER. WOULD_BLOCK (EPD_NO_WAIT) or DEADLINE_EXCEEDED with
+ * epd_ticket_pending() true: still in flight, the ticket stays valid. result may be NULL. */
 EPD_API epd_status_t epd_ticket_wait(epd_group_t* group, epd_ticket_t ticket, int32_t timeout_ms,
                                      epd_result_t* result);
-/* epd_ticket_wait with timeout 0. */
+/* epd_ticket_wait with EPD_NO_WAIT. */
 EPD_API epd_status_t epd_ticket_poll(epd_group_t* group, epd_ticket_t ticket, epd_result_t* result);
 /* 1 while the operation is in flight. */
 EPD_API int epd_ticket_pending(epd_group_t* group, epd_ticket_t ticket);
@@ -542,30 +590,31 @@ typedef struct epd_counts {
   const int32_t* expert_counts;  /* [E/R] */
   const int32_t* expert_offsets; /* [E/R+1]; NULL if compact */
 } epd_counts_t;
-#define EPD_COUNTS_INIT \
-  { sizeof(epd_counts_t), 0, NULL, NULL, NULL }
+static inline void epd_counts_init(epd_counts_t* counts) {
+  memset(counts, 0, sizeof(*counts));
+  counts->size = sizeof(*counts);
+}
 
 /* The counts of a dispatch, known before its rows have all arrived. The arrays live in memory shared with
- * the engine and stay as they are until the next operation on the slot. WOULD_BLOCK or
- * DEADLINE_EXCEEDED: not yet; the operation's own status if it failed first. Does not retire the
- * ticket. */
+ * the engine and stay as they are until the next operation on the slot. timeout_ms 0: EPD_FOREVER.
+ * WOULD_BLOCK or DEADLINE_EXCEEDED: not yet; the operation's own status if it failed first. Does not retire
+ * the ticket. */
 EPD_API epd_status_t epd_ticket_counts(epd_group_t* group, epd_ticket_t ticket, int32_t timeout_ms,
                                        epd_counts_t* counts);
 
 /* For an operation submitted with defer_receive: waits until its inputs on this rank have been read and may
  * be written again (dispatch: this rank's rows have been sent; combine: every rank has pulled what it needs,
  * on host devices that is the end). epd_ticket_wait then waits for the arrival: it is the receive hook. The
- * ticket stays valid. WOULD_BLOCK or DEADLINE_EXCEEDED: not yet; the operation's own status if it failed;
- * INVALID_ARGUMENT: not submitted with defer_receive. */
+ * ticket stays valid. timeout_ms 0: EPD_FOREVER. WOULD_BLOCK or DEADLINE_EXCEEDED: not yet; the operation's
+ * own status if it failed; INVALID_ARGUMENT: not submitted with defer_receive. */
 EPD_API epd_status_t epd_ticket_wait_sent(epd_group_t* group, epd_ticket_t ticket, int32_t timeout_ms);
 
 /* What is enqueued in the stream from here on begins when the operation has ended. For tickets of operations
- * submitted with on_stream, as long as they are not retired: after defer_receive it is the receive hook; and
- * it makes further streams wait, any number of times, also when the operation has ended. wait_by:
- * epd_wait_by_t; 0: as the operation was submitted. Returns at once. NOT_FOUND: retired; INVALID_ARGUMENT:
- * not submitted with on_stream; UNSUPPORTED: no kernels to wait by; INTERNAL: the driver's error. */
-EPD_API epd_status_t epd_ticket_wait_on_stream(epd_group_t* group, epd_ticket_t ticket, void* stream,
-                                               uint32_t wait_by);
+ * that were submitted in a stream, as long as they are not retired: after defer_receive it is the receive
+ * hook; and it makes further streams wait, any number of times, also when the operation has ended. Returns at
+ * once. NOT_FOUND: retired; INVALID_ARGUMENT: EPD_NO_STREAM, here or at the submission; INTERNAL: the
+ * driver's error. */
+EPD_API epd_status_t epd_ticket_wait_on_stream(epd_group_t* group, epd_ticket_t ticket, void* stream);
 
 /* Calls hook(result, user) once, on a thread of the library, when the operation has ended; also if it
  * has already. The ticket is retired by it: do not wait for it as well. */

@@ -5,10 +5,10 @@
 //   config.name = "layer"; config.num_ranks = 2; ...
 //   epd::Group group = session.join(config);
 //   epd::Buffers b = group.buffers(0);          // write b.x, b.topk_idx, b.topk_weights
-//   epd::Dispatch d = group.dispatch(0, num_tokens);
+//   epd::Dispatch d = group.dispatch(0, num_tokens, EPD_NO_STREAM);
 //   std::uint32_t rows = d.ticket.wait().num_recv_rows;
 //   ...                                         // read b.recv_x, write b.y
-//   group.combine(0, d.handle).wait();          // read b.out
+//   group.combine(0, d.handle, EPD_NO_STREAM).wait();  // read b.out
 //
 // Failures throw epd::Error; try_ functions return the status instead where trying again is normal.
 // Lifetime: a Group keeps its session alive, a Ticket its group; destroying the last owner leaves and
@@ -18,17 +18,17 @@
 
 #include "epd/epd.h"
 
-#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -69,30 +69,30 @@ class Span {
 };
 
 struct AttachOptions {
-  std::string socket_path;                      // "": $EPD_SOCKET, else /run/epd/epd.sock
-  std::string device;                           // "host:0"; "": the least used
-  std::int32_t timeout_ms = 0;                  // 0: 5000
-  epd_wait_by_t wait_by = EPD_WAIT_BY_DEFAULT;  // of streams, where a call says nothing
+  std::string socket_path;                    // "": $EPD_SOCKET, else /run/epd/epd.sock
+  std::string device;                         // "host:0"; "": the least used
+  std::int32_t timeout_ms = 0;                // 0: 5000
+  epd_wait_by_t wait_by = EPD_WAIT_BY_MEMOP;  // of all streams
 };
 
-// The fields of epd_group_config_t; limits there.
+// The fields of epd_group_config_t; limits and what zero means are told there.
 struct Config {
   std::string name;
-  std::int32_t rank = -1;
-  std::uint32_t num_ranks = 1;
+  std::int32_t rank = 0;
+  std::uint32_t num_ranks = 0;
   std::uint32_t num_experts = 0;
   std::uint32_t max_tokens = 0;
   std::uint32_t hidden = 0;
   std::uint32_t topk = 0;
-  std::uint32_t depth = 4;
+  std::uint32_t depth = 0;
   epd_payload_t payload = EPD_PAYLOAD_BF16;
-  epd_index_type_t index_type = EPD_INDEX_INT32;
-  epd_loss_policy_t policy = EPD_FAIL_FAST;
+  epd_index_type_t index_type = EPD_INDEX_TYPE_INT32;
+  epd_policy_t policy = EPD_POLICY_FAIL_FAST;
   std::uint32_t sms = 0;
   std::int32_t timeout_ms = 0;
   epd_layout_t layout = EPD_LAYOUT_COMPACT;
-  epd_scale_format_t scale_format = EPD_SCALES_FLOAT32;
-  std::uint32_t expert_alignment = 1;
+  epd_scale_format_t scale_format = EPD_SCALE_FORMAT_FLOAT32;
+  std::uint32_t expert_alignment = 0;
   std::uint32_t opaque_bytes = 0;
   std::uint32_t num_biases = 0;
   std::uint32_t num_handles = 0;
@@ -140,22 +140,17 @@ struct Counts {
   Span<const std::int32_t> expert_offsets;  // empty if compact
 };
 
-// The optional fields of epd_dispatch_args_t and epd_combine_args_t. stream: a cudaStream_t or CUstream, in
-// which the operation begins and ends (nullptr: CUDA's default one); none: it begins at once. wait_by: by
-// what that stream waits. num_tokens_at: with commands, where n is read in device memory; the call's is 0
-// then.
+// The optional fields of epd_dispatch_args_t and epd_combine_args_t.
 struct DispatchOptions {
-  bool weights = true;
-  epd_handle_t handle = 0;  // not 0: the routing of that dispatch again
+  epd_handle_t handle = 0;                       // not 0: the routing of that dispatch again
+  const std::uint32_t* num_tokens_at = nullptr;  // commands: n is read there, in device memory
+  bool omit_weights = false;
   bool keep_handle = false;
   bool defer_receive = false;
   bool zero_padding = false;
   bool mark_unused = false;
   std::uint32_t sms = 0;
-  std::uint32_t timeout_ms = 0;
-  std::optional<void*> stream;
-  epd_wait_by_t wait_by = EPD_WAIT_BY_DEFAULT;
-  const std::uint32_t* num_tokens_at = nullptr;
+  std::int32_t timeout_ms = 0;
 };
 struct CombineOptions {
   bool weighted = false;
@@ -163,9 +158,7 @@ struct CombineOptions {
   bool return_weights = false;
   bool defer_receive = false;
   std::uint32_t sms = 0;
-  std::uint32_t timeout_ms = 0;
-  std::optional<void*> stream;
-  epd_wait_by_t wait_by = EPD_WAIT_BY_DEFAULT;
+  std::int32_t timeout_ms = 0;
 };
 
 namespace detail {
@@ -178,27 +171,10 @@ struct SessionOwner {
   ~SessionOwner() { epd_session_detach(handle); }
 };
 
-struct GroupOwner {
-  std::shared_ptr<SessionOwner> session;  // outlives the handle
-  epd_group_t* handle = nullptr;
-  Config config;
-  GroupOwner(std::shared_ptr<SessionOwner> owner, Config joined)
-      : session(std::move(owner)), config(std::move(joined)) {}
-  GroupOwner(const GroupOwner&) = delete;
-  GroupOwner& operator=(const GroupOwner&) = delete;
-  ~GroupOwner() { epd_group_leave(handle); }
-};
-
-// What a hook carries. It does not own the group: the last owner may not go away inside a hook.
-using Hook = std::function<void(const epd_result_t&)>;
-extern "C" inline void epd_hpp_call_hook(const epd_result_t* result, void* user) {
-  const std::unique_ptr<Hook> hook(static_cast<Hook*>(user));
-  (*hook)(*result);
-}
-
 // Points into `config`.
 inline epd_group_config_t make_config(const Config& config) {
-  epd_group_config_t raw = EPD_GROUP_CONFIG_INIT;
+  epd_group_config_t raw;
+  epd_group_config_init(&raw);
   raw.name = config.name.c_str();
   raw.rank = config.rank;
   raw.num_ranks = config.num_ranks;
@@ -226,81 +202,81 @@ inline epd_group_config_t make_config(const Config& config) {
   return raw;
 }
 
-// How many elements the regions have.
+// Bytes of the regions in one slot, as the library tells them.
 struct RegionSizes {
-  explicit RegionSizes(const Config& c)
-      : tokens(c.max_tokens),
-        experts(c.num_experts / c.num_ranks),
-        per_expert(c.layout != EPD_LAYOUT_COMPACT),
-        choices(per_expert ? 1 : c.topk) {
-    const std::size_t worst = std::size_t{c.num_ranks} * tokens;
-    const std::size_t room = c.max_recv_rows;
-    if (c.layout == EPD_LAYOUT_EXPERT) {
-      rows = experts * (room != 0 ? room : worst);
-    } else if (room != 0 || !per_expert) {
-      rows = room != 0 ? room : worst;
-    } else {
-      const std::size_t alignment = c.expert_alignment != 0 ? c.expert_alignment : 1;
-      rows = worst * std::min<std::size_t>(c.topk, experts) + experts * (alignment - 1);
-    }
-    const bool fp8 = c.payload == EPD_PAYLOAD_FP8 || c.payload == EPD_PAYLOAD_FP8_CAST;
-    const std::size_t blocks = c.hidden / 128;
-    if (fp8) scales = c.scale_format == EPD_SCALES_UE8M0 ? (blocks + 3) / 4 : blocks;
+  explicit RegionSizes(const Config& config) {
+    const epd_group_config_t raw = make_config(config);
+    for (std::size_t i = 0; i < bytes.size(); ++i)
+      check(epd_region_bytes(&raw, static_cast<epd_region_t>(i), &bytes[i]));
   }
+  std::size_t of(epd_region_t region) const { return static_cast<std::size_t>(bytes[region]); }
 
-  std::size_t tokens;
-  std::size_t experts;  // of this rank
-  bool per_expert;
-  std::size_t choices;  // of a received row
-  std::size_t rows = 0;
-  std::size_t scales = 0;  // words of a row
+  std::array<std::uint64_t, EPD_REGION_OUT_WEIGHTS + 1> bytes{};
 };
 
-template <typename T>
-Span<T> span(void* data, std::size_t size) {
-  return data != nullptr ? Span<T>(static_cast<T*>(data), size) : Span<T>();
+struct GroupOwner {
+  std::shared_ptr<SessionOwner> session;  // outlives the handle
+  epd_group_t* handle = nullptr;
+  Config config;
+  RegionSizes sizes;
+  GroupOwner(std::shared_ptr<SessionOwner> owner, Config joined)
+      : session(std::move(owner)), config(std::move(joined)), sizes(config) {}
+  GroupOwner(const GroupOwner&) = delete;
+  GroupOwner& operator=(const GroupOwner&) = delete;
+  ~GroupOwner() { epd_group_leave(handle); }
+};
+
+// What a hook carries. It does not own the group: the last owner may not go away inside a hook.
+using Hook = std::function<void(const epd_result_t&)>;
+extern "C" inline void epd_hpp_call_hook(const epd_result_t* result, void* user) {
+  const std::unique_ptr<Hook> hook(static_cast<Hook*>(user));
+  (*hook)(*result);
 }
 
-inline Buffers make_buffers(const Config& c, const epd_buffers_t& raw) {
-  const RegionSizes n(c);
-  const bool opaque = c.payload == EPD_PAYLOAD_OPAQUE;
+inline Buffers make_buffers(const GroupOwner& group, const epd_buffers_t& raw) {
+  const Config& c = group.config;
+  const auto view = [&](auto& span, void* data, epd_region_t region) {
+    using Element = std::remove_reference_t<decltype(span[0])>;
+    if (data != nullptr) span = {static_cast<Element*>(data), group.sizes.of(region) / sizeof(Element)};
+  };
   Buffers b;
   if (c.payload == EPD_PAYLOAD_BF16 || c.payload == EPD_PAYLOAD_FP8_CAST) {
-    b.x = span<std::uint16_t>(raw.x, n.tokens * c.hidden);
+    view(b.x, raw.x, EPD_REGION_X);
   } else {
-    b.x8 = span<std::uint8_t>(raw.x, n.tokens * (opaque ? c.opaque_bytes : c.hidden));
+    view(b.x8, raw.x, EPD_REGION_X);
   }
   if (c.payload == EPD_PAYLOAD_BF16) {
-    b.recv_x = span<std::uint16_t>(raw.recv_x, n.rows * c.hidden);
+    view(b.recv_x, raw.recv_x, EPD_REGION_RECV_X);
   } else {
-    b.recv_x8 = span<std::uint8_t>(raw.recv_x, n.rows * (opaque ? c.opaque_bytes : c.hidden));
+    view(b.recv_x8, raw.recv_x, EPD_REGION_RECV_X);
   }
-  if (c.scale_format == EPD_SCALES_UE8M0) {
-    b.x_scales_ue8m0 = span<std::int32_t>(raw.x_scales, n.tokens * n.scales);
-    b.recv_scales_ue8m0 = span<std::int32_t>(raw.recv_scales, n.rows * n.scales);
+  if (c.scale_format == EPD_SCALE_FORMAT_UE8M0) {
+    view(b.x_scales_ue8m0, raw.x_scales, EPD_REGION_X_SCALES);
+    view(b.recv_scales_ue8m0, raw.recv_scales, EPD_REGION_RECV_SCALES);
   } else {
-    b.x_scales = span<float>(raw.x_scales, n.tokens * n.scales);
-    b.recv_scales = span<float>(raw.recv_scales, n.rows * n.scales);
+    view(b.x_scales, raw.x_scales, EPD_REGION_X_SCALES);
+    view(b.recv_scales, raw.recv_scales, EPD_REGION_RECV_SCALES);
   }
-  if (c.index_type == EPD_INDEX_INT64) {
-    b.topk_idx64 = span<std::int64_t>(raw.topk_idx, n.tokens * c.topk);
-    b.recv_topk_idx64 = span<std::int64_t>(raw.recv_topk_idx, n.rows * n.choices);
+  if (c.index_type == EPD_INDEX_TYPE_INT64) {
+    view(b.topk_idx64, raw.topk_idx, EPD_REGION_TOPK_IDX);
+    view(b.recv_topk_idx64, raw.recv_topk_idx, EPD_REGION_RECV_TOPK_IDX);
   } else {
-    b.topk_idx = span<std::int32_t>(raw.topk_idx, n.tokens * c.topk);
-    b.recv_topk_idx = span<std::int32_t>(raw.recv_topk_idx, n.rows * n.choices);
+    view(b.topk_idx, raw.topk_idx, EPD_REGION_TOPK_IDX);
+    view(b.recv_topk_idx, raw.recv_topk_idx, EPD_REGION_RECV_TOPK_IDX);
   }
-  b.topk_weights = span<float>(raw.topk_weights, n.tokens * c.topk);
-  b.recv_topk_weights = span<float>(raw.recv_topk_weights, n.rows * n.choices);
-  b.recv_src = span<std::int32_t>(raw.recv_src, n.rows * 2);
-  b.rank_offsets = span<std::int32_t>(raw.rank_offsets, std::size_t{c.num_ranks} + 1);
-  b.expert_counts = span<std::int32_t>(raw.expert_counts, n.experts);
-  b.expert_offsets = span<std::int32_t>(raw.expert_offsets, n.experts + 1);
-  b.source_ranges = span<std::int32_t>(raw.source_ranges, n.experts * c.num_ranks * 2);
-  b.y = span<std::uint16_t>(raw.y, n.rows * c.hidden);
-  b.y_weights = span<float>(raw.y_weights, n.rows * n.choices);
-  for (int i = 0; i < 2; ++i) b.bias[i] = span<std::uint16_t>(raw.bias[i], n.tokens * c.hidden);
-  b.out = span<std::uint16_t>(raw.out, n.tokens * c.hidden);
-  b.out_weights = span<float>(raw.out_weights, n.tokens * c.topk);
+  view(b.topk_weights, raw.topk_weights, EPD_REGION_TOPK_WEIGHTS);
+  view(b.recv_topk_weights, raw.recv_topk_weights, EPD_REGION_RECV_TOPK_WEIGHTS);
+  view(b.recv_src, raw.recv_src, EPD_REGION_RECV_SRC);
+  view(b.rank_offsets, raw.rank_offsets, EPD_REGION_RANK_OFFSETS);
+  view(b.expert_counts, raw.expert_counts, EPD_REGION_EXPERT_COUNTS);
+  view(b.expert_offsets, raw.expert_offsets, EPD_REGION_EXPERT_OFFSETS);
+  view(b.source_ranges, raw.source_ranges, EPD_REGION_SOURCE_RANGES);
+  view(b.y, raw.y, EPD_REGION_Y);
+  view(b.y_weights, raw.y_weights, EPD_REGION_Y_WEIGHTS);
+  view(b.bias[0], raw.bias[0], EPD_REGION_BIAS_0);
+  view(b.bias[1], raw.bias[1], EPD_REGION_BIAS_1);
+  view(b.out, raw.out, EPD_REGION_OUT);
+  view(b.out_weights, raw.out_weights, EPD_REGION_OUT_WEIGHTS);
   return b;
 }
 
@@ -333,13 +309,13 @@ class Ticket {
   // The result, once the operation has ended well; throws its status otherwise. DEADLINE_EXCEEDED with
   // valid() still true: it is in flight yet.
   epd_result_t wait(std::int32_t timeout_ms = EPD_FOREVER) {
-    epd_result_t result = EPD_RESULT_INIT;
+    epd_result_t result;
     detail::check(try_wait(timeout_ms, result));
     return result;
   }
   // The operation's status, or WOULD_BLOCK / DEADLINE_EXCEEDED with valid() still true.
   epd_status_t try_wait(std::int32_t timeout_ms, epd_result_t& result) {
-    result = EPD_RESULT_INIT;
+    epd_result_init(&result);
     result.op_index = kUntouched;
     const epd_status_t status = epd_ticket_wait(handle(), ticket_, timeout_ms, &result);
     if (result.op_index != kUntouched || status == EPD_NOT_FOUND) release();
@@ -347,7 +323,7 @@ class Ticket {
   }
   // True, with the result, once the operation has ended well.
   bool poll(epd_result_t& result) {
-    const epd_status_t status = try_wait(0, result);
+    const epd_status_t status = try_wait(EPD_NO_WAIT, result);
     if (status == EPD_WOULD_BLOCK) return false;
     detail::check(status);
     return true;
@@ -355,26 +331,25 @@ class Ticket {
 
   // Of a dispatch: see epd_ticket_counts.
   Counts counts(std::int32_t timeout_ms = EPD_FOREVER) const {
-    epd_counts_t counts = EPD_COUNTS_INIT;
+    epd_counts_t counts;
+    epd_counts_init(&counts);
     detail::check(epd_ticket_counts(handle(), ticket_, timeout_ms, &counts));
-    const Config& c = group_->config;
-    const std::size_t experts = c.num_experts / c.num_ranks;
-    Counts result{counts.num_recv_rows,
-                  {counts.rank_offsets, std::size_t{c.num_ranks} + 1},
-                  {counts.expert_counts, experts},
-                  {}};
-    if (counts.expert_offsets != nullptr) result.expert_offsets = {counts.expert_offsets, experts + 1};
-    return result;
+    const auto view = [this](const std::int32_t* data, epd_region_t region) {
+      return Span<const std::int32_t>(data, group_->sizes.of(region) / sizeof(std::int32_t));
+    };
+    return {counts.num_recv_rows, view(counts.rank_offsets, EPD_REGION_RANK_OFFSETS),
+            view(counts.expert_counts, EPD_REGION_EXPERT_COUNTS),
+            view(counts.expert_offsets, EPD_REGION_EXPERT_OFFSETS)};
   }
 
   // Of an operation with defer_receive: returns when its inputs may be written again. The ticket stays.
   void wait_sent(std::int32_t timeout_ms = EPD_FOREVER) const {
     detail::check(epd_ticket_wait_sent(handle(), ticket_, timeout_ms));
   }
-  // Of an operation on a stream: what is enqueued in this stream from here on begins when it has ended. The
+  // Of an operation in a stream: what is enqueued in this stream from here on begins when it has ended. The
   // ticket stays.
-  void wait_on_stream(void* stream, epd_wait_by_t wait_by = EPD_WAIT_BY_DEFAULT) const {
-    detail::check(epd_ticket_wait_on_stream(handle(), ticket_, stream, wait_by));
+  void wait_on_stream(void* stream) const {
+    detail::check(epd_ticket_wait_on_stream(handle(), ticket_, stream));
   }
   // The arrival, to be called once: hook() is wait(). The ticket is empty afterwards.
   class ReceiveHook;
@@ -483,36 +458,37 @@ class Group {
   bool active(std::uint32_t rank) const { return epd_group_active(get(), rank) != 0; }
 
   Buffers buffers(std::uint32_t slot) const {
-    epd_buffers_t raw = EPD_BUFFERS_INIT;
+    epd_buffers_t raw;
+    epd_buffers_init(&raw);
     detail::check(epd_group_buffers(get(), slot, &raw));
-    return detail::make_buffers(config(), raw);
+    return detail::make_buffers(owner(), raw);
   }
 
-  // Throws WOULD_BLOCK like any other status; try_dispatch returns it.
-  Dispatch dispatch(std::uint32_t slot, std::uint32_t num_tokens, const DispatchOptions& options = {}) {
-    epd_dispatch_args_t args = EPD_DISPATCH_ARGS_INIT;
+  // stream: a cudaStream_t or CUstream, or EPD_NO_STREAM. Throws WOULD_BLOCK like any other status;
+  // try_dispatch returns it.
+  Dispatch dispatch(std::uint32_t slot, std::uint32_t num_tokens, void* stream,
+                    const DispatchOptions& options = {}) {
+    epd_dispatch_args_t args;
+    epd_dispatch_args_init(&args);
     args.slot = slot;
     args.num_tokens = num_tokens;
-    args.weights = options.weights ? 1 : 0;
-    args.timeout_ms = options.timeout_ms;
     args.handle = options.handle;
+    args.num_tokens_at = options.num_tokens_at;
+    args.omit_weights = options.omit_weights ? 1 : 0;
     args.keep_handle = options.keep_handle ? 1 : 0;
     args.defer_receive = options.defer_receive ? 1 : 0;
     args.zero_padding = options.zero_padding ? 1 : 0;
     args.mark_unused = options.mark_unused ? 1 : 0;
     args.sms = options.sms;
-    args.on_stream = options.stream.has_value() ? 1 : 0;
-    args.stream = options.stream.value_or(nullptr);
-    args.wait_by = options.wait_by;
-    args.num_tokens_at = options.num_tokens_at;
+    args.timeout_ms = options.timeout_ms;
     Dispatch result;
-    detail::check(try_dispatch(args, result));
+    detail::check(try_dispatch(args, stream, result));
     return result;
   }
-  epd_status_t try_dispatch(const epd_dispatch_args_t& args, Dispatch& result) {
+  epd_status_t try_dispatch(const epd_dispatch_args_t& args, void* stream, Dispatch& result) {
     epd_ticket_t ticket = 0;
     epd_handle_t handle = 0;
-    const epd_status_t status = epd_dispatch(get(), &args, &ticket, &handle);
+    const epd_status_t status = epd_dispatch(get(), &args, stream, &ticket, &handle);
     if (ticket == 0) return status;  // else it was submitted, whatever its stream does
     result.ticket = Ticket(owner_, ticket);
     result.handle = handle;
@@ -520,8 +496,9 @@ class Group {
     return status;
   }
 
-  Ticket combine(std::uint32_t slot, epd_handle_t handle, const CombineOptions& options = {}) {
-    epd_combine_args_t args = EPD_COMBINE_ARGS_INIT;
+  Ticket combine(std::uint32_t slot, epd_handle_t handle, void* stream, const CombineOptions& options = {}) {
+    epd_combine_args_t args;
+    epd_combine_args_init(&args);
     args.slot = slot;
     args.weighted = options.weighted ? 1 : 0;
     args.handle = handle;
@@ -530,28 +507,20 @@ class Group {
     args.return_weights = options.return_weights ? 1 : 0;
     args.defer_receive = options.defer_receive ? 1 : 0;
     args.sms = options.sms;
-    args.on_stream = options.stream.has_value() ? 1 : 0;
-    args.stream = options.stream.value_or(nullptr);
-    args.wait_by = options.wait_by;
     Ticket result;
-    detail::check(try_combine(args, result));
+    detail::check(try_combine(args, stream, result));
     return result;
   }
-  epd_status_t try_combine(const epd_combine_args_t& args, Ticket& result) {
+  epd_status_t try_combine(const epd_combine_args_t& args, void* stream, Ticket& result) {
     epd_ticket_t ticket = 0;
-    const epd_status_t status = epd_combine(get(), &args, &ticket);
+    const epd_status_t status = epd_combine(get(), &args, stream, &ticket);
     if (ticket != 0) result = Ticket(owner_, ticket);
     return status;
   }
 
-  Ticket noop(std::uint32_t slot) {
+  Ticket noop(std::uint32_t slot, void* stream) {
     epd_ticket_t ticket = 0;
-    detail::check(epd_noop(get(), slot, &ticket));
-    return Ticket(owner_, ticket);
-  }
-  Ticket noop_on_stream(std::uint32_t slot, void* stream, epd_wait_by_t wait_by = EPD_WAIT_BY_DEFAULT) {
-    epd_ticket_t ticket = 0;
-    const epd_status_t status = epd_noop_on_stream(get(), slot, stream, wait_by, &ticket);
+    const epd_status_t status = epd_noop(get(), slot, stream, &ticket);
     Ticket result;
     if (ticket != 0) result = Ticket(owner_, ticket);
     detail::check(status);
@@ -560,13 +529,15 @@ class Group {
 
   // Throws what epd_group_check says.
   epd_progress_t check() const {
-    epd_progress_t progress = EPD_PROGRESS_INIT;
+    epd_progress_t progress;
+    epd_progress_init(&progress);
     detail::check(epd_group_check(get(), &progress));
     return progress;
   }
   // See epd_group_resume.
   epd_resume_info_t resume(std::int32_t timeout_ms = EPD_FOREVER) {
-    epd_resume_info_t info = EPD_RESUME_INFO_INIT;
+    epd_resume_info_t info;
+    epd_resume_info_init(&info);
     detail::check(epd_group_resume(get(), timeout_ms, &info));
     return info;
   }
@@ -590,11 +561,21 @@ inline std::uint64_t region_bytes(const Config& config, epd_region_t region) {
   return bytes;
 }
 
+// What such a group takes, see epd_group_bytes.
+inline epd_group_bytes_t group_bytes(const Config& config, epd_device_kind_t kind) {
+  const epd_group_config_t raw = detail::make_config(config);
+  epd_group_bytes_t bytes;
+  epd_group_bytes_init(&bytes);
+  detail::check(epd_group_bytes(&raw, kind, &bytes));
+  return bytes;
+}
+
 class Session {
  public:
   explicit Session(const AttachOptions& options = AttachOptions())
       : owner_(std::make_shared<detail::SessionOwner>()) {
-    epd_attach_options_t raw = EPD_ATTACH_OPTIONS_INIT;
+    epd_attach_options_t raw;
+    epd_attach_options_init(&raw);
     raw.socket_path = options.socket_path.empty() ? nullptr : options.socket_path.c_str();
     raw.device = options.device.empty() ? nullptr : options.device.c_str();
     raw.timeout_ms = options.timeout_ms;
@@ -604,7 +585,8 @@ class Session {
 
   epd_session_t* get() const noexcept { return owner_->handle; }
   epd_session_info_t info() const {
-    epd_session_info_t info = EPD_SESSION_INFO_INIT;
+    epd_session_info_t info;
+    epd_session_info_init(&info);
     detail::check(epd_session_info(get(), &info));
     return info;
   }
@@ -613,7 +595,6 @@ class Session {
 
   Group join(const Config& config) {
     auto group = std::make_shared<detail::GroupOwner>(owner_, config);
-    if (group->config.depth == 0) group->config.depth = 4;
     const epd_group_config_t raw = detail::make_config(config);
     detail::check(epd_group_join(get(), &raw, &group->handle));
     return Group(std::move(group));

@@ -24,12 +24,11 @@ enum class OpError : std::uint32_t {
   kMismatch,   // culprit announced something else
   kAborted,    // culprit: the lowest rank that was waited for
   kDeadline,   // likewise
-  // Of commands alone, and without having begun:
+  // Of calls alone, and without having begun:
   kNoRouting,    // its record holds none
   kOldRouting,   // rows: the routing's epoch. Ranks have come or gone since
-  kBadProgram,   // rows: the command's word. No such program has been recorded
-  kBadTokens,    // rows: the command's word; room: the most that are allowed
-  kLostCommand,  // rows: the word that lies where command `room` should be, which later ones have replaced
+  kBadCall,      // the client must not ask for that (abi::bad_field says what)
+  kLostCommand,  // the call that lies where call `room` should be, which later ones have replaced
 };
 
 // Where an operation ended. `tag` is stored last, with release at system scope.
@@ -116,7 +115,7 @@ struct HeaderParts {
 };
 
 // How a CTA divides its shared memory; from configure().
-struct Movers {
+struct alignas(16) Movers {
   std::uint32_t ctas = 0;
   std::uint32_t threads = 0;
   std::uint32_t shared_bytes = 0;
@@ -227,22 +226,9 @@ constexpr std::uint64_t queue_entry(std::uint32_t index, Task task, std::uint32_
 // Of a kStop: whose it is, see ResidentArguments.
 constexpr std::uint32_t kStopRounds = 1u << 16;
 
-// ---- commands: operations that a stream of the client's asks for by itself (abi::CommandWords)
+// ---- calls: operations that a stream of the client's enqueues by itself (abi::CommandWords)
 
 inline constexpr std::uint32_t kJournalEntries = 1024;
-
-// What commands name: an operation described as if it were number 0 of its group (block 0), with the first
-// half of its routing record and without tag, tokens, result, abort and signal. Device memory; written by the
-// host while no command of it can run.
-struct alignas(64) Program {
-  Operation op;
-  Task task = Task::kStop;  // kStop: not recorded
-  std::uint32_t route = 0;  // routing record that it writes (makes_routing) or uses
-  std::uint32_t makes_routing = 0;
-  std::uint32_t max_tokens = 0;         // that a command may say
-  std::uint64_t since[kMaxRanks] = {};  // combine: the epoch in which each rank came. A rank has no rows of
-                                        // routings that are older, its source counts as null
-};
 
 // A routing record as commands know it.
 struct RouteState {
@@ -260,20 +246,20 @@ struct CommandStart {
   std::uint32_t num_routes = 0;
   std::uint32_t sets = 0;  // 1: `sequence` counts too (a new engine): at the first kernel's start, or in the
                            // first odd turn that says so. Later the kernel knows better
-  std::uint32_t sequence = 0;  // of the next command
+  std::uint32_t sequence = 0;  // of the next call
   std::uint32_t reserved = 0;
   const RouteState* routes = nullptr;  // [num_routes], pinned
 };
 
-// An end that the host is to know, in order. Discarded commands have none.
+// An end that the host is to know, in order. Discarded calls have none.
 struct alignas(64) JournalEntry {
   OpResult result;  // tag and left: the operation's, 0 if it has not begun. A noop's tag only counts noops
-  std::uint64_t index;  // its number in the group; of a noop, and of what has not begun: the next one's
-  std::uint32_t program;
-  std::uint32_t num_tokens;
-  std::uint32_t command;  // its number
-  std::uint32_t number;   // of the entry + 1, cyclic. Stored last, with release at system scope
+  abi::PackedCall call;
+  std::uint64_t index;       // its number in the group; of a noop, and of what has not begun: the next one's
+  std::uint32_t num_tokens;  // of the routing that it made or used
+  std::uint32_t number;      // of the entry + 1, cyclic. Stored last, with release at system scope
 };
+static_assert(sizeof(JournalEntry) == 128);
 
 // Pinned memory of the host, which the kernel writes, and reads only as said at CommandStart.
 struct CommandHost {
@@ -286,10 +272,12 @@ struct CommandHost {
 // What the kernel keeps, and the host's words for it (by stream memory operations). Device memory, zeroed
 // once; RouteState[num_routes] lie behind.
 struct alignas(64) CommandState {
-  // By the host.
-  std::uint32_t turn;          // odd: commands are carried out from CommandStart on; even: they are discarded
-  std::uint32_t journal_read;  // entries that the host has read
-  std::uint32_t abort;         // not 0: the command that runs is to end
+  // By the host. Each pair is read at once.
+  alignas(8) std::uint32_t turn;  // odd: calls are carried out from CommandStart on; even: they are discarded
+  std::uint32_t sms;              // of the device, that the group's operations may use; 0: all
+  alignas(8) std::uint32_t journal_read;  // entries that the host has read
+  std::uint32_t timeout_ms;               // of a call that says none
+  std::uint32_t abort;                    // not 0: the call that runs is to end
   // The kernel's own.
   alignas(64) std::uint64_t epoch;
   std::uint64_t index;
@@ -302,48 +290,61 @@ struct alignas(64) CommandState {
   std::uint32_t sequence_set;  // CommandStart::sets has been heeded: it counts once in a lane's life
 };
 
-// `words` null: the lane takes no commands. The client writes there: each word is read once, and judged.
+struct DeviceView;  // group_view.h
+
+// `words` null: the lane takes no calls. The client writes there: each word is read once, and judged.
 struct CommandArguments {
   abi::CommandWords* words = nullptr;
   CommandState* state = nullptr;
   RouteState* routes = nullptr;
-  const Program* programs = nullptr;  // [abi::kMaxPrograms]
+  // What is constant in an epoch. By the host, while no call can run.
+  const DeviceView* view = nullptr;
+  const Movers* movers = nullptr;  // [kMoverKinds][most_ctas]: of each number of CTAs, see movers_index()
+  std::uint32_t most_ctas = 0;
   CommandHost* host = nullptr;
-  std::uint32_t depth = 0;  // blocks of an exchange arena
-  std::uint32_t rank = 0;
-  std::uint64_t block_bytes = 0;    // from block to block, of everybody's arena
-  std::uint64_t landing_bytes = 0;  // likewise
-  std::uint64_t half_bytes = 0;     // from a routing record's first half to its second
-};
-
-// What a program lacks of one operation. A rank's program becomes operation `index` by patching
-// (kernels/command_turn.h).
-struct alignas(16) CommandTurn {
-  std::uint64_t tag;          // abi::op_tag: its epoch and number
-  std::uint64_t routing_tag;  // of the routing that it uses; 0: it makes one
-  JournalEntry* entry;        // where it is to tell how it ends
-  std::uint32_t command;      // number
-  std::uint32_t program;
-  std::uint32_t num_tokens;
-  std::uint32_t block;  // of the exchange arenas
-  std::uint32_t half;   // of the routing record
-  std::uint32_t flagged;
+  abi::OpLimits limits;
+  bool per_expert = false;
 };
 
 // ---- what a resident kernel is given
 
-// What CTA 0 tells the others to do: one line.
-struct alignas(64) Herald {
-  std::uint64_t entry;  // (heralds before + 1) << 32 | kByCommand or 0 | task << 16 | place or program
-  CommandTurn turn;     // kByCommand
+// A call that has become an operation. All of it is told from CTA to CTA, in words of 32 bits.
+struct alignas(8) TakenCall {
+  std::uint64_t tag;          // abi::op_tag: its epoch and number
+  std::uint64_t routing_tag;  // of the routing that it uses; 0: it makes one
+  std::uint32_t number;       // of the call
+  std::uint32_t turn;         // since which the group's view is what it is
+  std::uint32_t journal;      // entry where it is to tell how it ends
+  abi::Op op;
+  std::uint8_t slot;
+  std::uint8_t block;  // of the exchange arenas
+  std::uint8_t half;   // of the routing record
+  std::uint8_t flagged;
+  std::uint16_t flags;  // abi::OpFlags
+  std::uint16_t sms;    // at most; 0: all
+  std::uint32_t num_tokens;
+  std::uint32_t route;  // routing record
+  std::uint32_t timeout_ms;
+  std::uint32_t reserved;
+
+  static constexpr std::uint32_t kWords = 14;
+};
+static_assert(sizeof(TakenCall) == TakenCall::kWords * 4);
+
+// What CTA 0 tells the others to do. Each word has (heralds before + 1) in its upper half, so a word tells by
+// itself whether it is there.
+struct alignas(128) Herald {
+  std::uint64_t entry;                    // kByCommand or 0 | task << 16 | place of an entry of the queue
+  std::uint64_t call[TakenCall::kWords];  // kByCommand
+  static constexpr std::uint32_t kWords = 1 + TakenCall::kWords;
   static constexpr std::uint64_t kByCommand = 1u << 31;
   static constexpr std::uint64_t kAside = 1u << 30;   // with kStop, for which there is no entry
   static constexpr std::uint64_t kFailed = 1u << 29;  // before it began: it waited for its client's stream
 };
-static_assert(sizeof(Herald) == 64);
+static_assert(sizeof(Herald) == 128);
 
 // Device memory, zeroed once.
-struct alignas(64) ResidentState {
+struct alignas(128) ResidentState {
   std::uint64_t entries[kQueueEntries];  // by the host, when the operation lies in place
   Herald herald;                   // as CTA 0 has found it; what it speaks of lies in device memory then
   alignas(64) std::uint64_t left;  // heralds that all CTAs have left (low half); bit 32: the last one failed
@@ -377,9 +378,9 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
 // as many SMs as it has CTAs, of kMaxThreads and all shared memory, so that nothing else fits beside it, and
 // operations may ask for fewer. The pulse does nothing: that it has run says that kernels begin.
 std::span<const std::byte> image();
-// The operation's copy, a few words, the driver's; and room for a kernel of a client's that waits for this
-// one, which must not keep a launched CTA from its SM.
-inline constexpr std::uint32_t kStaticBytes = 10 * 1024;
+// The operation's copy, the group's view, a few words, the driver's; and room for a kernel of a client's that
+// waits for this one, which must not keep a launched CTA from its SM.
+inline constexpr std::uint32_t kStaticBytes = 12 * 1024;
 inline constexpr const char* kKernelNames[] = {"epd_dispatch", "epd_combine", "epd_combine_per_expert",
                                                "epd_resident", "epd_pulse"};
 inline constexpr const char* kResidentKernel = kKernelNames[3];

@@ -120,6 +120,8 @@ class Placement {
   std::span<const std::int32_t> source_ranges() const;   // [E/R,R,2] first row, rows; empty if compact
 
   std::uint32_t num_recv_rows = 0;  // M: compact and expert: rows received; packed: with padding
+  // Sets it, of one whose words were copied.
+  void count_rows(bool expert_blocks);
 
  private:
   friend class RowPlacer;

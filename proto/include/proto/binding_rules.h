@@ -50,14 +50,24 @@ inline std::string check_place(const std::string& what, std::uint64_t value, std
 
 }  // namespace detail
 
+// "" or what is wrong: of regions (region_bit), whether the group has them. The shape has passed check_shape.
+inline std::string check_bound(const GroupShape& s, std::uint32_t bound) {
+  for (std::size_t i = 0; i < kNumRegions; ++i) {
+    if ((bound >> i & 1) != 0 && region_bytes(s, static_cast<Region>(i)) == 0)
+      return std::string("binding of ") + kRegionNames[i] + ": this group has no such region";
+  }
+  return "";
+}
+
 // "" or what is wrong. The shape has passed check_shape.
 inline std::string check_binding(const GroupShape& s, Region region, const Binding& binding) {
   const std::string name = std::string("binding of ") + kRegionNames[static_cast<std::size_t>(region)];
   if (binding.reserved != 0)
     return name + ": reserved is " + std::to_string(binding.reserved) + "; allowed: 0";
+  std::string wrong = check_bound(s, region_bit(region));
+  if (!wrong.empty()) return wrong;
   const std::uint64_t bytes = region_bytes(s, region);
-  if (bytes == 0) return name + ": this group has no such region";
-  std::string wrong = detail::check_place(name + ": offset", binding.offset, 0);
+  wrong = detail::check_place(name + ": offset", binding.offset, 0);
   if (wrong.empty() && s.depth > 1)
     wrong = detail::check_place(name + ": stride", binding.stride, align_up(bytes, kBindingAlign));
   if (wrong.empty() && s.depth == 1) wrong = detail::check_place(name + ": stride", binding.stride, 0);

@@ -1,8 +1,9 @@
-// Commands: operations that a stream of the client's asks for by itself, with no host in the path. They lie
-// in the rank's user arena, which the client and the kernel that stays on its device share. Plain data, also
-// for device code. The README of this room tells the protocol ("Commands").
+// Calls: operations that a stream of the client's enqueues by itself, with no host in the path. They lie in
+// the rank's user arena, which the client and the engine's resident kernel share. Plain data, also for device
+// code. The README of this room tells the protocol ("Commands").
 #pragma once
 
+#include "proto/operation.h"
 #include "proto/shape.h"
 
 #include <cstdint>
@@ -10,51 +11,87 @@
 namespace epd::abi {
 
 inline constexpr std::uint32_t kCommandSlots = 64;
-inline constexpr std::uint32_t kMaxPrograms = 64;  // operations recorded beforehand, which commands name
-// What a command has room for: a larger number is rung as this, which is more than any group's max_tokens.
+// What a call has room for: a larger number is enqueued as this, which is more than any group's max_tokens.
 inline constexpr std::uint32_t kMostCommandTokens = 0x1ffff;
+// Likewise; 0xffff is more than any device has, and so all of them.
+inline constexpr std::uint32_t kMostCommandSms = 0xffff;
 
-// Numbers of commands and counts of them are cyclic in 32 bits.
+// Flags for stream memory operations to wait for. Operations of one kind on one buffer slot share one: they
+// come one after the other.
+inline constexpr std::uint32_t kOpKinds = 4;
+inline constexpr std::uint32_t kCommandFlags = kMaxDepth * kOpKinds;
+constexpr std::uint32_t flag_of(Op op, std::uint32_t slot) {
+  return slot * kOpKinds + static_cast<std::uint32_t>(op);
+}
+
+// One operation.
+struct Call {
+  std::uint32_t number = 0;
+  Op op = Op::kNone;             // 2 bits
+  std::uint32_t slot = 0;        // 4 bits
+  std::uint32_t num_tokens = 0;  // 17 bits; of a dispatch that makes a routing, others: 0
+  bool flagged = false;          // a stream memory operation waits for its flag
+  std::uint32_t epoch = 0;       // low 8 bits: in which the client acts
+  std::uint32_t flags = 0;       // 16 bits, OpFlags
+  std::uint32_t sms = 0;         // 16 bits: at most; 0 = the group's
+  std::uint32_t route = 0;
+  std::uint32_t timeout_ms = 0;  // 0 = the daemon's default
+
+  constexpr OpRequest request() const { return {op, slot, num_tokens, flags, route}; }
+};
+
+// A call as it lies in the ring: words that have its number + 1 in their upper half, each stored at once. So
+// each tells whether it is of that call. The first is stored last, with release.
+struct alignas(32) PackedCall {
+  static constexpr std::uint32_t kWords = 4;
+  std::uint64_t words[kWords];
+};
+
+constexpr PackedCall pack(const Call& c) {
+  const std::uint64_t number = std::uint64_t{c.number + 1} << 32;
+  const std::uint32_t first = (c.num_tokens & kMostCommandTokens) << 15 | (c.epoch & 0xff) << 7 |
+                              std::uint32_t{c.flagged} << 6 | static_cast<std::uint32_t>(c.op) << 4 |
+                              (c.slot & 0xf);
+  return {{number | first, number | c.flags << 16 | (c.sms & kMostCommandSms), number | c.route,
+           number | c.timeout_ms}};
+}
+constexpr Call unpack(const PackedCall& packed) {
+  const auto low = [&](std::uint32_t i) { return static_cast<std::uint32_t>(packed.words[i]); };
+  Call call;
+  call.number = static_cast<std::uint32_t>(packed.words[0] >> 32) - 1;
+  call.num_tokens = low(0) >> 15;
+  call.epoch = low(0) >> 7 & 0xff;
+  call.flagged = (low(0) >> 6 & 1) != 0;
+  call.op = static_cast<Op>(low(0) >> 4 & 3);
+  call.slot = low(0) & 0xf;
+  call.flags = low(1) >> 16;
+  call.sms = low(1) & kMostCommandSms;
+  call.route = low(2);
+  call.timeout_ms = low(3);
+  return call;
+}
+static_assert(kMaxDepth <= 16 && kMaxTokens < kMostCommandTokens);
+
+// Numbers of calls and counts of them are cyclic in 32 bits.
 struct CommandWords {
-  // By the client. Command i lies at i % kCommandSlots, see pack().
-  alignas(64) std::uint64_t commands[kCommandSlots];
-  alignas(64) std::uint32_t tail;             // commands rung
+  // By the client. Call i lies at i % kCommandSlots.
+  alignas(64) PackedCall calls[kCommandSlots];
+  alignas(64) std::uint32_t tail;             // calls enqueued
   std::uint32_t epoch;                        // of the group, in which the client acts
-  alignas(64) std::uint32_t rung[kMaxDepth];  // by buffer slot: number + 1 of the last command there
-  // Not 0: no engine will take a command any more, nothing waits for one. By whoever finds that out: the
+  alignas(64) std::uint32_t rung[kMaxDepth];  // by buffer slot: number + 1 of the last call there
+  // Not 0: no engine will take a call any more, nothing waits for one. By whoever finds that out: the
   // engine when it lets the rank go, the library when the daemon is lost.
   alignas(64) std::uint32_t closed;
   // By the engine's kernel.
-  alignas(64) std::uint32_t done;                 // commands that have ended, well or not. Stored last
-  std::uint32_t failed;                           // of these, how many were not carried out
-  alignas(64) std::uint32_t flags[kMaxPrograms];  // 1: that program's command with `flagged` has ended
+  alignas(64) std::uint32_t done;                  // calls that have ended, well or not. Stored last
+  std::uint32_t failed;                            // of these, how many were not carried out
+  alignas(64) std::uint32_t flags[kCommandFlags];  // 1: the call with `flagged` has ended, see flag_of
 };
-static_assert(sizeof(CommandWords) == 1024);
+static_assert(sizeof(CommandWords) == 2560);
 
-struct Command {
-  std::uint32_t number = 0;
-  std::uint32_t num_tokens = 0;  // 17 bits; of a dispatch that makes a routing, others: 0
-  std::uint32_t program = 0;     // 6 bits
-  bool flagged = false;          // a stream memory operation waits for its flag
-  std::uint32_t epoch = 0;       // low 8 bits
-};
-
-// A command is one word, stored at once with release at the device's scope: number + 1 above everything, so
-// that the word alone tells whether command `number` is there.
-constexpr std::uint64_t pack(const Command& c) {
-  return std::uint64_t{c.number + 1} << 32 | std::uint64_t{c.num_tokens & kMostCommandTokens} << 15 |
-         std::uint64_t{c.program & 0x3f} << 9 | std::uint64_t{c.flagged} << 8 | (c.epoch & 0xff);
-}
-constexpr Command unpack(std::uint64_t word) {
-  return {static_cast<std::uint32_t>(word >> 32) - 1,
-          static_cast<std::uint32_t>(word >> 15 & kMostCommandTokens),
-          static_cast<std::uint32_t>(word >> 9 & 0x3f), (word >> 8 & 1) != 0,
-          static_cast<std::uint32_t>(word & 0xff)};
-}
-
-// Whether the command that is the last of `end` has ended when `done` have. No more than kCommandSlots are
-// rung and have not ended, so an `end` that is further ahead is behind: of a slot that was not used for 2^31
-// commands or more.
+// Whether the call that is the last of `end` has ended when `done` have. No more than kCommandSlots are
+// enqueued and have not ended, so an `end` that is further ahead is behind: of a slot that was not used for
+// 2^31 calls or more.
 constexpr bool has_ended(std::uint32_t done, std::uint32_t end) {
   const std::uint32_t ahead = end - done;
   return ahead == 0 || ahead > kCommandSlots;

@@ -57,6 +57,9 @@ EPD_DEVICE inline std::uint64_t load_relaxed(const std::uint64_t* at) {
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
   return value;
 }
+EPD_DEVICE inline void store_relaxed(std::uint64_t* at, std::uint64_t value) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
 EPD_DEVICE inline std::uint64_t load_acquire(const std::uint64_t* at) {
   std::uint64_t value;
   asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");

@@ -26,9 +26,11 @@ constexpr std::uint64_t kept_routes(const GroupShape& s) {
   return std::clamp<std::uint64_t>(kKeptRouteBytes / route_bytes(s), s.depth, s.num_routes());
 }
 
-// All that a rank may have in memory: those, and one for each operation that may hold one.
+// All that a rank may have in memory: those, and one for each operation that may hold one; and of every
+// record what is known of its two halves.
 constexpr std::uint64_t routing_bytes(const GroupShape& s) {
-  return (kept_routes(s) + s.depth) * route_bytes(s);
+  constexpr std::uint64_t kRecordBytes = 96;
+  return (kept_routes(s) + s.depth) * route_bytes(s) + s.num_routes() * kRecordBytes;
 }
 
 }  // namespace epd::abi

@@ -8,6 +8,7 @@
 // protocol; field comments say who writes what.
 #pragma once
 
+#include "proto/operation.h"
 #include "proto/ring.h"
 #include "proto/shape.h"
 #include "proto/status.h"
@@ -24,33 +25,11 @@ inline constexpr std::size_t kSubmissionSlots = 64;
 inline constexpr std::size_t kCompletionSlots = 64;
 inline constexpr std::size_t kMessageBytes = 256;
 
-enum class Op : std::uint32_t { kNone = 0, kNoop = 1, kDispatch = 2, kCombine = 3 };
-
-enum OpFlags : std::uint32_t {
-  kFlagWeights = 1u << 0,        // dispatch: topk_weights travel; combine: rows are weighted
-  kFlagCached = 1u << 1,         // dispatch: the routing of `handle` is used again, topk_idx is not read
-  kFlagZeroPadding = 1u << 2,    // dispatch, packed: the rows that align an expert's first row are zeroed
-  kFlagMarkUnused = 1u << 3,     // dispatch: all rows that no token fills are marked, up to recv_rows()
-  kFlagReturnWeights = 1u << 4,  // combine: y_weights come back as out_weights
-  kFlagDefer = 1u << 5,          // say when the inputs have been read: BoardSlot::sent_ticket
-  kBiasShift = 6,                // combine: two bits, the number of biases to add
-  kFlagBiases = 3u << kBiasShift,
-  kFlagStream = 1u << 8,  // any, on CUDA devices: begins when StreamWords::ready says so, ends with ::done
-  // any, and all of a member with Join::commands: not to be run now, but to be kept as program `handle`,
-  // which commands name. A program is not changed: to record it again is to say the same again.
-  kFlagRecord = 1u << 9,
-  kNoopFlags = kFlagStream | kFlagRecord,
-  kDispatchFlags = kFlagWeights | kFlagCached | kFlagZeroPadding | kFlagMarkUnused | kFlagDefer |
-                   kFlagStream | kFlagRecord,
-  kCombineFlags = kFlagWeights | kFlagReturnWeights | kFlagDefer | kFlagBiases | kFlagStream | kFlagRecord,
-};
-
 struct Submission {
   std::uint64_t sequence;   // ring position + 1, stored last
   std::uint64_t ticket;     // chosen by the client, echoed; not 0, and not one in flight
   std::uint64_t epoch;      // the group epoch that the client acts in
-  std::uint64_t handle;     // combine, cached dispatch: op_index of the dispatch whose routing is used;
-                            // kFlagRecord: number of the program, < kMaxPrograms
+  std::uint64_t handle;     // combine, cached dispatch: op_index of the dispatch whose routing is used
   std::uint64_t submit_ns;  // CLOCK_MONOTONIC
   Op op;
   std::uint32_t member;        // from Joined; index and generation

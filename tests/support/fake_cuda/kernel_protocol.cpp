@@ -34,7 +34,7 @@ class Resident {
  private:
   std::string reach() const;
   std::string bring(const Entry& entry);
-  std::string patch(std::uint32_t number, Operation& op) const;
+  std::string compose(Task task, Operation& op) const;
   std::string check(Task task, const Operation& op) const;
   // One that may not begin.
   static void fail(const Operation& op);
@@ -56,7 +56,7 @@ std::string Resident::reach() const {
     return "the words of commands are out of reach";
   if (!device_.reaches(commands.state, sizeof(CommandState))) return "the state of commands is out of reach";
   if (!device_.reaches(commands.host, sizeof(CommandHost))) return "the journal is out of reach";
-  if (commands.depth == 0) return "an arena without blocks";
+  if (commands.limits.depth == 0) return "an arena without blocks";
   return {};
 }
 
@@ -69,15 +69,19 @@ std::string Resident::bring(const Entry& entry) {
   return check(entry.task, *op);
 }
 
-std::string Resident::patch(std::uint32_t number, Operation& op) const {
-  const Program& program = own_.commands.programs[number];
-  if (!device_.reaches(&program, sizeof(program))) return "a program is out of reach";
-  const CommandTurn& turn = own_.state->herald.turn;
-  op = program.op;
+std::string Resident::compose(Task task, Operation& op) const {
+  const CommandArguments& commands = own_.commands;
+  const TakenCall& call = watch_.running;
+  const std::uint32_t at = movers_index(call, commands.most_ctas, launch_.ctas);
+  if (!device_.reaches(commands.view, sizeof(DeviceView))) return "the group's view is out of reach";
+  if (!device_.reaches(commands.movers + at, sizeof(Movers))) return "the division of work is out of reach";
+  const DeviceView& view = *commands.view;
+  op = kernels::cuda::compose(view.group, call);
   for (std::uint32_t rank = 0; rank < kMaxRanks; ++rank)
-    patch_peer(op.peers[rank], turn, own_.commands, program.since[rank]);
-  patch_operation(op, turn, own_.commands);
-  return check(program.task, op);
+    compose_peer(op.peers[rank], view.group.exchange, view.peers[rank], call);
+  compose_ends(op, commands, call);
+  op.movers = commands.movers[at];
+  return check(task, op);
 }
 
 std::string Resident::check(Task task, const Operation& op) const {
@@ -113,13 +117,13 @@ std::string Resident::stay() {
       entry = entry_of(found);
     }
     pass_entry(own_, watch_, found, entry);
-    tell_entry(*own_.state, herald, found);
+    tell_entry(*own_.state, herald, found, watch_.running);
     if (entry.task == Task::kStop) {
       ordered::store_release(&own_.state->left, herald + 1);
       break;
     }
     Operation op;
-    if (entry.by_command) wrong = patch(entry.place, op);
+    if (entry.by_command) wrong = compose(entry.task, op);
     if (!entry.by_command) op = own_.operations[entry.place];
     if (!wrong.empty()) break;
     if (!entry.failed) {

@@ -1,4 +1,4 @@
-// What an operation has to do with others: its stream, its engine, and the same operation of other ranks.
+// What an operation has to do with its stream and its engine.
 #pragma once
 
 #include "cuda/ending.h"
@@ -31,31 +31,14 @@ class OperationExchange {
  protected:
   using OpResult = kernels::cuda::OpResult;
 
-  bool is_there(std::uint32_t rank) const { return op_.peers[rank].ready != nullptr; }
-  const kernels::cuda::Peer& own() const { return op_.peers[op_.rank]; }
-  template <typename Visit>
-  void for_ranks_there(Visit visit) const {
-    for (std::uint32_t rank = 0; rank < op_.shape.num_ranks; ++rank) {
-      if (is_there(rank)) visit(rank);
-    }
-  }
-
   void publish(const OpResult& ending);
-  // False: the operation has failed.
-  bool wait_signals(const abi::SignalLine* lines);
-  void announce() const;
-  bool check_announcements();
-  // Tells all ranks, and waits for them.
-  bool arrive();
+  // What ends a wait besides what is waited for; it is published, as `ending` but for the error.
+  bool must_leave(OpResult ending);
 
   const kernels::cuda::Operation& op_;
-  std::uint32_t num_dropped_ = 0;  // as an ending says that was aborted
+  const KernelDevice& device_;
 
  private:
-  // What ends a wait besides what is waited for. `culprit`: what the ending says then.
-  bool must_leave(std::int32_t culprit);
-
-  const KernelDevice& device_;
   const std::uint64_t start_ns_;
   bool failed_ = false;  // it has said so
 };

@@ -69,6 +69,10 @@ inline void store_relaxed_system(T* at, std::type_identity_t<T> value) {
   store(at, value, std::memory_order_relaxed);
 }
 template <typename T>
+inline void store_relaxed(T* at, std::type_identity_t<T> value) {
+  store(at, value, std::memory_order_relaxed);
+}
+template <typename T>
 inline void store_release(T* at, std::type_identity_t<T> value) {
   store(at, value, std::memory_order_release);
 }

@@ -37,15 +37,11 @@ std::function<void()> code_of(const std::string& kernel, void** parameters) {
       stream_kernels::await(done, value, limit_ns);
     };
   auto* const words = parameter<CommandWords*>(parameters, 0);
-  const auto slot = parameter<Word>(parameters, 1);
   if (kernel == kWordKernels[3])
-    return [words, its = stream_kernels::Command{
-                       slot, parameter<Word>(parameters, 2), parameter<Word>(parameters, 3),
-                       parameter<const Word*>(parameters, 4), parameter<Word>(parameters, 5),
-                       parameter<Word>(parameters, 6), parameter<std::uint64_t>(parameters, 7)}] {
-      stream_kernels::ring(*words, its);
+    return [words, its = parameter<stream_kernels::Enqueued>(parameters, 1)] {
+      stream_kernels::enqueue(*words, its);
     };
-  return [words, slot, limit_ns = parameter<std::uint64_t>(parameters, 2)] {
+  return [words, slot = parameter<Word>(parameters, 1), limit_ns = parameter<std::uint64_t>(parameters, 2)] {
     stream_kernels::await_last(*words, slot, limit_ns);
   };
 }

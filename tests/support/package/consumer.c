@@ -3,15 +3,24 @@
 
 /* Every initialiser must be good C. */
 int main(void) {
-  epd_attach_options_t options = EPD_ATTACH_OPTIONS_INIT;
-  epd_session_info_t info = EPD_SESSION_INFO_INIT;
-  epd_group_config_t config = EPD_GROUP_CONFIG_INIT;
-  epd_buffers_t buffers = EPD_BUFFERS_INIT;
-  epd_resume_info_t resume = EPD_RESUME_INFO_INIT;
-  epd_dispatch_args_t dispatch = EPD_DISPATCH_ARGS_INIT;
-  epd_combine_args_t combine = EPD_COMBINE_ARGS_INIT;
-  epd_result_t result = EPD_RESULT_INIT;
-  epd_counts_t counts = EPD_COUNTS_INIT;
+  epd_attach_options_t options;
+  epd_attach_options_init(&options);
+  epd_session_info_t info;
+  epd_session_info_init(&info);
+  epd_group_config_t config;
+  epd_group_config_init(&config);
+  epd_buffers_t buffers;
+  epd_buffers_init(&buffers);
+  epd_resume_info_t resume;
+  epd_resume_info_init(&resume);
+  epd_dispatch_args_t dispatch;
+  epd_dispatch_args_init(&dispatch);
+  epd_combine_args_t combine;
+  epd_combine_args_init(&combine);
+  epd_result_t result;
+  epd_result_init(&result);
+  epd_counts_t counts;
+  epd_counts_init(&counts);
   epd_session_t* session = NULL;
   options.socket_path = "/nonexistent/epd.sock";
   if (epd_session_attach(&options, &session) != EPD_DAEMON_LOST || session != NULL) return 1;

@@ -1,8 +1,5 @@
-// What an engine needs of a device: memory that ranks share, and somewhere to run the operations. The engine
-// knows only this.
-//
-// A host device moves rows; what ranks tell each other is the engine's work (RowMover). A CUDA device runs
-// whole operations by itself, exchange included (Launcher).
+// What an engine needs of a device: memory that ranks share, and somewhere to run the operations (Launcher).
+// The engine knows only this and launcher.h.
 //
 // Threads: every call comes from the engine's loop. `notify` (given at creation) may be called from
 // any thread, when work finishes that the loop has not seen finish, and with has_news().
@@ -11,7 +8,6 @@
 #include "base/clock.h"
 #include "common/status.h"
 #include "device/name.h"
-#include "kernels/operations.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -22,7 +18,6 @@
 
 namespace epd {
 
-class RowMover;
 class Launcher;
 
 // A mapping of an arena. The address is of the device's memory: only a host device's may be read here.
@@ -40,10 +35,10 @@ class Arena {
   std::byte* base_;
 };
 
-// What an operation may have of a device.
-struct Share {
-  std::uint32_t sms = 0;      // at most; 0 = all that set_num_sms allows
-  std::int32_t priority = 0;  // SMs take the highest first
+// What differs between kinds of devices, as far as the engine has to know.
+struct DeviceTraits {
+  bool has_streams = false;  // of clients, which wait for operations or ask for them, and may take it along
+  bool memory_is_clear = true;  // a new arena's. Else it may hold anything
 };
 
 class Device {
@@ -53,6 +48,7 @@ class Device {
   virtual const std::string& name() const = 0;
   virtual std::uint32_t max_sms() const = 0;
   virtual std::uint32_t num_sms() const = 0;
+  virtual DeviceTraits traits() const = 0;
   // Clamped to 1 .. max_sms(); takes effect with the next chunk (host) or operation (CUDA).
   virtual void set_num_sms(std::uint32_t sms) = 0;
 
@@ -77,32 +73,7 @@ class Device {
   // INVALID_ARGUMENT, with a text that goes on after "the memory that ... is bound to".
   virtual Result<std::unique_ptr<Arena>> map_client_memory(int fd, std::uint64_t bytes, bool here) = 0;
 
-  // One of the two.
-  virtual RowMover* mover() { return nullptr; }
-  virtual Launcher* launcher() { return nullptr; }
-};
-
-enum class WorkState { kAdvanced, kWaiting, kDone };
-
-// An operation in execution. What its arguments point to must live until it is done or destroyed;
-// destroying it waits for the chunks in hand, which are short.
-class Work {
- public:
-  virtual ~Work() = default;
-  // Lets the device run a short piece on the calling thread, if it has no processor of its own.
-  // kWaiting: the rest runs elsewhere, and `notify` follows. After kDone every row is visible to
-  // whoever synchronises with the caller.
-  virtual WorkState advance() = 0;
-  // Whether advance() would say kWaiting.
-  virtual bool waiting() const = 0;
-};
-
-class RowMover {
- public:
-  virtual ~RowMover() = default;
-  virtual std::unique_ptr<Work> dispatch(const kernels::DispatchArgs& args, const Share& share) = 0;
-  virtual std::unique_ptr<Work> fill(const kernels::FillArgs& args, const Share& share) = 0;
-  virtual std::unique_ptr<Work> combine(const kernels::CombineArgs& args, const Share& share) = 0;
+  virtual Launcher& launcher() = 0;
 };
 
 // How a GPU runs operations. Host devices know no difference.

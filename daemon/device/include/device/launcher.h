@@ -1,77 +1,101 @@
-// A device that runs whole operations. Each rank that it serves has a lane: a stream, and what its operations
-// need beside the arenas; it launches each, or hands them to a kernel that stays (LaunchMode). Operations of
-// a lane run in order; lanes run beside each other, and together never ask for more SMs than the device has
-// for them, so that none waits behind another that waits for a peer.
+// How an engine runs operations on a device. Each rank that the device serves has a lane: what its operations
+// need beside the arenas. Lanes run beside each other.
+//
+// A GPU runs whole operations by itself: a lane has a stream and launches each, or hands them to a kernel
+// that stays (LaunchMode). They run in order. Lanes together never ask for more SMs than the device has for
+// them, so that none waits behind another that waits for a peer.
+//
+// A host device has no processor of its own: the engine's loop runs operations, in short pieces
+// (Flight::advance), and helper threads move rows beside it. Operations of a lane run beside each other.
 #pragma once
 
 #include "device/device.h"
-#include "kernels/cuda.h"
+#include "device/peers.h"
+#include "kernels/group_view.h"
+#include "kernels/routing.h"
+#include "proto/link.h"
 
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 namespace epd {
 
 struct LaunchRequest {
   kernels::cuda::Kind kind = kernels::cuda::Kind::kNoop;
   std::uint32_t place = 0;  // of the lane, below its depth; nothing else is in flight there. Noops need none
-  // `signal`, and of all but noops everything but movers, workspace, abort, result and the host's counts,
-  // which are the lane's to fill in.
+  // `signal`, and of all but noops everything but peers, movers, workspace, abort, result and the host's
+  // counts, which are the lane's to fill in.
   kernels::cuda::Operation* op = nullptr;
-  std::uint32_t sms = 0;  // at most; 0: the lane's share
+  const OperationPeers* peers = nullptr;  // not of noops. Outlives the operation in flight
+  std::uint32_t record = 0;               // routing record that it makes or uses
+  std::uint32_t sms = 0;                  // at most; 0: the lane's share
 };
 
 // An operation in flight. It must have left() before it is destroyed: nothing waits for that there.
 class Flight {
  public:
   virtual ~Flight() = default;
+
+  // One short piece of it on the calling thread, if the device has no processor of its own. False: it waits,
+  // or has ended. What it waits for rings the engine.
+  virtual bool advance() { return false; }
+  // Whether advance() would do something.
+  virtual bool can_advance() const { return false; }
+  // Whether that would move rows: these go by priority.
+  virtual bool can_move() const { return false; }
+  // Whether nobody rings when it has got on.
+  virtual bool needs_polling() const { return true; }
+  // How far it has come; still of one that was aborted. A device that does not tell says kMoving.
+  virtual abi::OpStage stage() const { return abi::OpStage::kMoving; }
+  // The first rank, from `from` on, that it waits for in kWaitReady and kWaitArrived; else kNobody.
+  static constexpr std::uint32_t kNobody = ~std::uint32_t{0};
+  virtual std::uint32_t awaited(std::uint32_t /*from*/) const { return kNobody; }
+
   // Once true, counts() and result() may be read. These are looks at host memory.
   virtual bool counted() = 0;
   virtual bool sent() = 0;  // of a dispatch: its inputs are read no more
   virtual bool ended() = 0;
   // Ended, and nothing of it runs any more: one that has failed says so before all of it has left.
   virtual bool left() = 0;
-  virtual std::span<const std::int32_t> counts() const = 0;  // kernels::Placement's words
+  virtual const kernels::Placement& counts() = 0;
   virtual const kernels::cuda::OpResult& result() const = 0;
+  // Of one that has ended well: rows that this rank has sent, or asked for. A device that does not count them
+  // says what it has received.
+  virtual std::uint64_t rows_moved() const = 0;
+  // Of the routing that it used: selections of the ranks, [R] not 0, which lost it since.
+  virtual std::uint32_t count_selections(std::span<const std::uint8_t> ranks) const = 0;
   // Makes it end soon, and frees it from waiting for the client's stream.
   virtual void abort() = 0;
 };
 
-// Of a lane whose operations are commands (proto/commands.h): a stream of the client's asks for them, the
-// kernel that stays carries them out, and the engine hears of it afterwards.
+// Of a lane whose operations are calls (proto/commands.h): a stream of the client's enqueues them, the
+// resident kernel carries them out, and the engine hears of it afterwards.
 //
-// Halted, as it is at first, it discards commands: streams go on, words.failed counts.
+// Halted, as it is at first, it discards calls: streams go on, words.failed counts.
 class CommandPort {
  public:
-  using Program = kernels::cuda::Program;
-
-  // Where an operation's memory lies for the next numbers, as kernels::cuda::CommandArguments.
   struct Layout {
     std::byte* words = nullptr;     // abi::CommandWords, in
     std::shared_ptr<Arena> memory;  // the rank's user arena: mapped as long as a kernel may look at them
-    std::uint32_t rank = 0;
-    std::uint32_t depth = 0;
-    std::uint32_t num_routes = 0;
-    std::uint64_t block_bytes = 0;
-    std::uint64_t landing_bytes = 0;
-    std::uint64_t half_bytes = 0;
   };
   struct Start {
     std::uint64_t epoch = 0;
     std::uint64_t index = 0;  // as in tags, and in the journal
     std::uint64_t changed_epoch = 0;
     std::span<const kernels::cuda::RouteState> routes;  // [num_routes]
+    // What the group is in this epoch, but for what is the lane's own (workspace).
+    const kernels::cuda::DeviceView& view;
   };
 
   virtual ~CommandPort() = default;
-  // Once, before all else: commands are taken (and discarded) from here on.
+  // Once, before all else: calls are taken (and discarded) from here on.
   virtual void open(const Layout& layout) = 0;
-  // Program `number` < kMaxPrograms, movers excepted, of at most `sms` SMs (0: the lane's share). Only one
-  // that has not been recorded, or while halted().
-  virtual void record(std::uint32_t number, kernels::cuda::Kind kind, const Program& program,
-                      std::uint32_t sms) = 0;
-  // Ends the command that runs, and discards others until resume().
+  // SMs that an operation may have (0: all of the lane's), and the timeout of one that says none: of calls
+  // that are taken from now on.
+  virtual void set_limits(std::uint32_t sms, std::uint32_t timeout_ms) = 0;
+  // Ends the call that runs, and discards others until resume().
   virtual void halt() = 0;
   // Nothing runs since halt(), and front() comes to everything.
   virtual bool halted() const = 0;
@@ -81,14 +105,14 @@ class CommandPort {
   // Others hold the SMs of the first kernel, which is still to begin. That may take as long as what runs
   // there.
   virtual bool waits_for_room() const = 0;
-  // Ends in the order of their commands. A look at host memory; null: none yet. Valid until pop().
+  // Ends in the order of their calls. A look at host memory; null: none yet. Valid until pop().
   virtual const kernels::cuda::JournalEntry* front() const = 0;
   virtual void pop() = 0;
 
   // What is rung: a copy of the words, begun by look() unless one is under way. It is there when seen() gives
   // it, once; valid until the next look().
   struct Ring {
-    alignas(64) std::uint64_t commands[abi::kCommandSlots];
+    abi::PackedCall calls[abi::kCommandSlots];
     std::uint32_t done;
   };
   virtual void look() = 0;
@@ -97,12 +121,12 @@ class CommandPort {
 
 struct LaneShape {
   kernels::cuda::Shape shape;
-  std::uint32_t depth = 0;
+  abi::OpLimits limits;  // of the group's operations
   std::uint32_t placement_words = 0;
-  std::uint32_t num_biases = 0;
   std::int32_t priority = 0;
-  bool commands = false;         // UNSUPPORTED where no kernel stays
-  std::uint32_t num_routes = 0;  // routing records that commands use
+  bool commands = false;  // operations are calls. UNSUPPORTED where no kernel is resident
+  kernels::cuda::Landing landing;
+  std::uint64_t kept_plans = 0;  // of a host device: plans that stay in memory (proto/route_memory.h)
 };
 
 class Lane {
@@ -120,6 +144,8 @@ class Lane {
   // Null unless LaneShape::commands. Once the lane has been destroyed whoever waits for a command goes on,
   // though a moment may pass: nobody waits here until the kernel has ended.
   virtual CommandPort* commands() { return nullptr; }
+  // Before it is destroyed, when nothing is in flight: large memory, for somebody else to free in pieces.
+  virtual std::vector<std::shared_ptr<kernels::RoutingPlan>> take_plans() { return {}; }
 };
 
 // What one of a device's lanes may have of its SMs, so that all fit beside each other: one SM, and of those
@@ -130,7 +156,8 @@ std::uint32_t lane_share(std::uint32_t sms, std::span<const std::int32_t> lanes,
 class Launcher {
  public:
   virtual ~Launcher() = default;
-  // UNSUPPORTED: the device can't hold a row. RESOURCE_EXHAUSTED: more ranks than SMs, or no memory.
+  // UNSUPPORTED: the device can't hold a row, or takes no commands. RESOURCE_EXHAUSTED: more ranks than SMs,
+  // or no memory.
   virtual Result<std::unique_ptr<Lane>> open_lane(const LaneShape& shape) = 0;
   // Between the host and memory of an arena; done when these return. Rare: a restart, a loss.
   virtual void read(void* to, const void* device, std::size_t bytes) = 0;

@@ -1,0 +1,450 @@
+#include "host_operation.h"
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+
+namespace epd {
+
+using abi::OpStage;
+using kernels::cuda::Kind;
+using kernels::cuda::Operation;
+using kernels::cuda::OpResult;
+using kernels::cuda::Peer;
+
+namespace {
+
+// Of a piece. A choice takes some nanoseconds, and ten times as long if its pages are new; so do a rank's
+// counts for each expert.
+constexpr std::uint32_t kChoices = 2048;
+constexpr std::size_t kCopied = 8192;  // choices
+constexpr std::uint32_t kCounts = 8192;
+constexpr std::uint32_t kRanks = 64;
+
+// atomic_ref wants what it may write.
+std::uint64_t load_acquire(const std::uint64_t& word) {
+  return std::atomic_ref(const_cast<std::uint64_t&>(word)).load(std::memory_order_acquire);
+}
+
+void store_release(std::uint64_t& word, std::uint64_t value) {
+  std::atomic_ref(word).store(value, std::memory_order_release);
+}
+
+OpResult ending(kernels::cuda::OpError error, std::int32_t culprit) {
+  OpResult result{};
+  result.error = error;
+  result.culprit = culprit;
+  result.expert = -1;
+  return result;
+}
+
+}  // namespace
+
+HostOperation::HostOperation(Kind kind, const Operation& op, const Needs& needs)
+    : kind_(kind),
+      op_(op),
+      peers_(needs.peers),
+      plans_(needs.plans),
+      record_(needs.record),
+      share_(needs.share),
+      ranks_(op.shape.num_ranks),
+      experts_(op.shape.num_experts / op.shape.num_ranks),
+      own_(needs.peers.peer(op.rank)) {
+  if (routes()) {
+    begin_new();
+  } else {
+    begin_known();
+  }
+}
+
+HostOperation::~HostOperation() {
+  works_.clear();
+  planner_.reset();
+  placer_.reset();
+  if (routes()) plans_.end_making(op_.tag);
+  plans_.give_back(std::move(plan_));
+}
+
+kernels::PlacementRules HostOperation::rules() const {
+  const kernels::cuda::Shape& s = op_.shape;
+  return {s.num_ranks,       s.num_experts, s.per_expert, s.expert_blocks,
+          s.expert_capacity, s.alignment,   s.recv_rows};
+}
+
+// ---- steps
+
+bool HostOperation::advance() {
+  if (ended_) return false;
+  switch (part_) {
+    case Part::kPlan: return plan_choices();
+    case Part::kAnnounce: return announce();
+    case Part::kAwait: return wait_ready();
+    case Part::kAgree: return agree();
+    case Part::kKeep: return keep();
+    case Part::kStart: return start();
+    case Part::kMove: return move();
+    case Part::kArrive: return arrive();
+    case Part::kAwaitArrived: return wait_arrived();
+  }
+  return false;
+}
+
+bool HostOperation::can_advance() const {
+  if (ended_) return false;
+  switch (part_) {
+    case Part::kAwait: return first_behind(own_.ready, scanned_) != scanned_;
+    case Part::kMove: return can_move();
+    case Part::kAwaitArrived: return first_behind(own_.arrived, scanned_) != scanned_;
+    default: return true;
+  }
+}
+
+OpStage HostOperation::stage() const {
+  switch (part_) {
+    case Part::kPlan:
+    case Part::kAnnounce: return OpStage::kPlanning;
+    case Part::kAwait:
+    case Part::kAgree:
+    case Part::kKeep:
+    case Part::kStart: return OpStage::kWaitReady;
+    case Part::kMove:
+    case Part::kArrive: return OpStage::kMoving;
+    case Part::kAwaitArrived: break;
+  }
+  return OpStage::kWaitArrived;
+}
+
+std::uint32_t HostOperation::awaited(std::uint32_t from) const {
+  if (part_ != Part::kAwait && part_ != Part::kAwaitArrived) return kNobody;
+  const std::uint32_t rank =
+      first_behind(part_ == Part::kAwait ? own_.ready : own_.arrived, std::max(from, scanned_));
+  return rank < ranks_ ? rank : kNobody;
+}
+
+// The first rank, from `from` on, that has not got as far as this operation.
+std::uint32_t HostOperation::first_behind(const abi::SignalLine* lines, std::uint32_t from) const {
+  while (from < ranks_ && (!peers_.active(from) || load_acquire(lines[from].tag) >= op_.tag)) ++from;
+  return from;
+}
+
+bool HostOperation::next(Part part) {
+  part_ = part;
+  done_ = 0;
+  return true;
+}
+
+void HostOperation::end(const OpResult& result) {
+  result_ = result;
+  ended_ = true;
+}
+
+void HostOperation::abort() {
+  if (ended_) return;
+  works_.clear();  // waits for the chunks in hand
+  const std::uint32_t rank = awaited(0);
+  OpResult result = ending(OpError::kAborted, rank == kNobody ? -1 : static_cast<std::int32_t>(rank));
+  result.num_dropped = num_dropped_;
+  end(result);
+}
+
+// ---- planning
+
+void HostOperation::begin_new() {
+  const kernels::cuda::Shape& s = op_.shape;
+  plans_.begin_making(op_.tag);
+  plan_ = plans_.renew(record_);
+  planner_.emplace(kernels::RoutingInput{op_.topk_idx, s.index64, s.per_expert, op_.num_tokens, s.topk,
+                                         s.num_ranks, s.num_experts, peers_.masked()},
+                   plan_->plan);
+}
+
+// In memory, or else in its record.
+void HostOperation::begin_known() {
+  const kernels::cuda::Shape& s = op_.shape;
+  const std::uint64_t tag = op_.announcement.routing;
+  if (!uses_nothing() && (plan_ = plans_.find(record_, tag)) != nullptr) {
+    next(Part::kAnnounce);
+    return;
+  }
+  if (plans_.is_making(tag)) {
+    end(ending(OpError::kNoRouting, -1));
+    return;
+  }
+  plan_ = plans_.renew(record_);
+  planner_.emplace(
+      kernels::RoutingInput{
+          op_.routing.topk, false, s.per_expert, op_.num_tokens, s.topk, s.num_ranks, s.num_experts, {}},
+      plan_->plan);
+}
+
+bool HostOperation::plan_choices() {
+  if (planner_->advance(std::max(1u, kChoices / op_.shape.topk))) plan_ended();
+  return true;
+}
+
+void HostOperation::plan_ended() {
+  const kernels::RoutingError error = planner_->error();
+  planner_.reset();
+  if (!routes()) {
+    if (error.bad) {
+      end(ending(OpError::kNoRouting, -1));
+    } else {
+      recall();
+      next(Part::kAnnounce);
+    }
+    return;
+  }
+  if (!error.bad) {
+    num_dropped_ = plan_->plan.num_dropped;
+    next(Part::kAnnounce);
+    return;
+  }
+  OpResult result = ending(OpError::kBadChoice, static_cast<std::int32_t>(op_.rank));
+  result.token = error.token;
+  result.k = error.k;
+  result.value = static_cast<std::int32_t>(std::clamp<std::int64_t>(
+      error.value, std::numeric_limits<std::int32_t>::min(), std::numeric_limits<std::int32_t>::max()));
+  end(result);
+}
+
+// The rest of what an earlier dispatch left.
+void HostOperation::recall() {
+  kernels::Placement& placement = plan_->placement;
+  placement.reset(ranks_, op_.shape.num_experts, op_.shape.per_expert);
+  if (uses_nothing()) return;
+  const std::span<std::int32_t> words = placement.words();
+  std::copy_n(op_.routing.placement, words.size(), words.begin());
+  placement.count_rows(op_.shape.expert_blocks);
+  plan_->tag = op_.announcement.routing;
+  plans_.keep(record_, plan_);
+}
+
+bool HostOperation::announce() {
+  const std::uint32_t words = routes() ? ranks_ + op_.shape.num_experts : kCounts / kRanks;
+  const std::uint32_t end = std::min(ranks_, done_ + std::max(1u, kCounts / words));
+  for (; done_ < end; ++done_) {
+    if (peers_.active(done_)) announce_to(done_);
+  }
+  if (done_ < ranks_) return true;
+  peers_.ring();
+  return next(Part::kAwait);
+}
+
+void HostOperation::announce_to(std::uint32_t rank) const {
+  const Peer peer = peers_.peer(rank);
+  peer.announcement[op_.rank] = op_.announcement;
+  if (routes()) {
+    const kernels::RoutingPlan& plan = plan_->plan;
+    const std::size_t row = op_.rank;
+    std::copy(plan.rank_counts.begin(), plan.rank_counts.end(), peer.rank_counts + row * ranks_);
+    // Compact: nobody but the rank needs to know of its experts.
+    const bool all = op_.shape.per_expert;
+    const std::uint32_t first = all ? 0 : rank * experts_;
+    const std::uint32_t count = all ? op_.shape.num_experts : experts_;
+    std::copy_n(plan.expert_counts.begin() + first, count,
+                peer.expert_counts + row * op_.shape.num_experts + first);
+  }
+  store_release(peer.ready[op_.rank].tag, op_.tag);
+}
+
+// ---- wait_ready
+
+bool HostOperation::wait_ready() {
+  const std::uint32_t before = scanned_;
+  scanned_ = first_behind(own_.ready, scanned_);
+  if (scanned_ < ranks_) return scanned_ != before;
+  if (routes()) begin_placing();
+  return next(Part::kAgree);
+}
+
+void HostOperation::begin_placing() {
+  rank_counts_.assign(ranks_, nullptr);
+  expert_counts_.assign(ranks_, nullptr);
+  for (std::size_t source = 0; source < ranks_; ++source) {
+    if (!peers_.active(static_cast<std::uint32_t>(source))) continue;
+    rank_counts_[source] = own_.rank_counts + source * ranks_;
+    expert_counts_[source] = own_.expert_counts + source * op_.shape.num_experts;
+  }
+  placer_.emplace(rules(), kernels::PlacementCounts{rank_counts_, expert_counts_}, op_.rank,
+                  plan_->placement);
+}
+
+bool HostOperation::agrees(std::uint32_t rank) const {
+  const abi::OpAnnouncement& theirs = own_.announcement[rank];
+  const abi::OpAnnouncement& mine = op_.announcement;
+  return theirs.op == mine.op && theirs.slot == mine.slot && abi::same_routing(theirs.routing, mine.routing);
+}
+
+bool HostOperation::agree() {
+  const std::uint32_t piece = std::clamp(kCounts / op_.shape.num_experts, 1u, kRanks);
+  const std::uint32_t last = std::min(ranks_, done_ + piece);
+  for (; done_ < last; ++done_) {
+    if (!peers_.active(done_) || agrees(done_)) continue;
+    end(ending(OpError::kMismatch, static_cast<std::int32_t>(done_)));
+    return true;
+  }
+  if (routes()) placer_->advance(piece);
+  if (done_ < ranks_) return true;
+  if (!routes()) return next(Part::kStart);
+  const kernels::PlacementError error = placer_->error();
+  placer_.reset();
+  if (error.bad) {
+    OpResult result = ending(OpError::kNoRoom, static_cast<std::int32_t>(error.rank));
+    result.expert = error.expert;
+    result.rows = error.rows;
+    result.room = error.room;
+    end(result);
+    return true;
+  }
+  begin_keep();
+  return next(Part::kKeep);
+}
+
+void HostOperation::begin_keep() const {
+  if (op_.routing.head != nullptr) {
+    std::atomic_ref(op_.routing.head->handle).store(0, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_release);
+  }
+  const std::span<const std::int32_t> words = plan_->placement.words();
+  std::copy(words.begin(), words.end(), op_.routing.placement);
+}
+
+bool HostOperation::keep() {
+  const auto& topk = plan_->plan.topk;
+  const std::size_t count = std::min(kCopied, topk.size() - kept_);
+  std::copy_n(topk.data() + kept_, count, op_.routing.topk + kept_);
+  kept_ += count;
+  if (kept_ < topk.size()) return true;
+  if (abi::RoutingRecord* head = op_.routing.head; head != nullptr) {
+    head->epoch = op_.routing.epoch;
+    head->num_tokens = op_.num_tokens;
+    head->num_recv_rows = plan_->placement.num_recv_rows;
+    head->num_dropped = num_dropped_;
+    store_release(head->handle, op_.routing.handle);
+  }
+  plan_->tag = op_.tag;
+  plans_.keep(record_, plan_);
+  plans_.end_making(op_.tag);
+  return next(Part::kStart);
+}
+
+bool HostOperation::start() {
+  if (is_dispatch()) {
+    deliver_counts();
+    start_fill();
+    start_dispatch();
+  } else {
+    start_combine();
+  }
+  scanned_ = 0;
+  return next(Part::kMove);
+}
+
+void HostOperation::deliver_counts() {
+  const kernels::Placement& placement = plan_->placement;
+  const auto put = [](std::span<const std::int32_t> words, std::int32_t* to) {
+    if (to != nullptr) std::copy(words.begin(), words.end(), to);
+  };
+  put(placement.rank_offsets(), op_.counts.rank_offsets);
+  put(placement.expert_counts(), op_.counts.expert_counts);
+  put(placement.expert_offsets(), op_.counts.expert_offsets);
+  put(placement.source_ranges(), op_.counts.source_ranges);
+  counted_ = true;
+}
+
+// ---- moving
+
+void HostOperation::start_fill() {
+  unfilled_ = kernels::unfilled_rows(rules(), plan_->placement, op_.mark_unused);
+  if (unfilled_.empty()) return;
+  kernels::FillArgs args;
+  args.target = own_.target;
+  args.ranges = unfilled_;
+  args.format = op_.shape.format;
+  args.choices_per_row = op_.shape.per_expert ? 1 : op_.shape.topk;
+  args.index64 = op_.shape.index64;
+  args.zero = op_.zero_padding;
+  works_.push_back(RowWork::fill(args, share_));
+}
+
+void HostOperation::start_dispatch() {
+  targets_.resize(ranks_);
+  for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
+    if (peers_.active(rank)) targets_[rank] = peers_.peer(rank).target;
+  }
+  kernels::DispatchArgs args;
+  args.plan = &plan_->plan;
+  args.base = plan_->placement.base();
+  args.x = op_.x;
+  args.x_scales = op_.x_scales;
+  args.topk_weights = op_.topk_weights;
+  args.targets = targets_;
+  args.format = op_.shape.format;
+  args.source_rank = op_.rank;
+  args.topk = op_.shape.topk;
+  args.experts_per_rank = experts_;
+  args.index64 = op_.shape.index64;
+  works_.push_back(RowWork::dispatch(args, share_));
+}
+
+void HostOperation::start_combine() {
+  sources_.resize(ranks_);
+  for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
+    if (peers_.active(rank)) sources_[rank] = peers_.peer(rank).source;
+  }
+  kernels::CombineArgs args;
+  args.plan = &plan_->plan;
+  args.base = plan_->placement.base();
+  args.sources = sources_;
+  args.topk_weights = op_.topk_weights;
+  std::copy_n(op_.bias, 2, args.bias);
+  args.out = op_.out;
+  args.out_weights = op_.out_weights;
+  args.hidden = op_.shape.hidden;
+  args.topk = op_.shape.topk;
+  args.experts_per_rank = experts_;
+  works_.push_back(RowWork::combine(args, share_));
+}
+
+bool HostOperation::move() {
+  RowWork& work = *works_.front();
+  const bool ran = work.run_chunk();
+  if (!work.done()) return ran;  // or the rest runs on helpers, of which the last rings
+  works_.pop_front();
+  if (!works_.empty()) return true;
+  sent_ = true;
+  return next(Part::kArrive);
+}
+
+bool HostOperation::arrive() {
+  const std::uint32_t end = std::min(ranks_, done_ + kRanks);
+  for (; done_ < end; ++done_) {
+    if (peers_.active(done_)) store_release(peers_.peer(done_).arrived[op_.rank].tag, op_.tag);
+  }
+  if (done_ < ranks_) return true;
+  peers_.ring();
+  return next(Part::kAwaitArrived);
+}
+
+// ---- wait_arrived
+
+bool HostOperation::wait_arrived() {
+  const std::uint32_t before = scanned_;
+  scanned_ = first_behind(own_.arrived, scanned_);
+  if (scanned_ < ranks_) return scanned_ != before;
+  OpResult result = ending(OpError::kNone, -1);
+  if (is_dispatch()) result.num_recv_rows = plan_->placement.num_recv_rows;
+  result.num_dropped = num_dropped_;
+  end(result);
+  return true;
+}
+
+std::uint32_t HostOperation::count_selections(std::span<const std::uint8_t> ranks) const {
+  std::uint32_t count = 0;
+  for (std::uint32_t rank = 0; rank < ranks.size(); ++rank) {
+    if (ranks[rank] != 0) count += plan_->plan.selections_of(rank);
+  }
+  return count;
+}
+
+}  // namespace epd

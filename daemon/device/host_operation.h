@@ -1,0 +1,138 @@
+// An operation that a host carries out, in short steps which never wait: on the loop of a host device's
+// engine, and in place of a GPU's kernels under the fake driver.
+//
+// planning      a new routing is read once, copied and counted; the plan of an old one is found or made
+// again.
+//               Then the operation is announced to all ranks
+// wait_ready    until every rank has announced: then counts, and so every place, are known
+// moving        what stays empty of the rank's own rows is filled and rows are pushed (dispatch), or rows are
+//               pulled and summed (combine)
+// wait_arrived  until every rank is done with this rank's arena
+//
+// What grows with tokens, experts or ranks is done in pieces of some ten microseconds: a step does one.
+//
+// A routing record is written when every rank has announced. `Operation::routing.rows` is for kernels alone:
+// it follows from the plan.
+#pragma once
+
+#include "device/launcher.h"
+#include "host_plans.h"
+#include "host_rows.h"
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace epd {
+
+class HostOperation final : public Flight {
+ public:
+  struct Needs {
+    const OperationPeers& peers;
+    HostPlans& plans;
+    std::uint32_t record = 0;  // of the plan
+    Share share;
+  };
+  // A dispatch or a combine.
+  HostOperation(kernels::cuda::Kind kind, const kernels::cuda::Operation& op, const Needs& needs);
+  ~HostOperation() override;
+
+  bool advance() override;
+  bool can_advance() const override;
+  bool can_move() const override {
+    return part_ == Part::kMove && !works_.empty() && !works_.front()->waiting();
+  }
+  bool needs_polling() const override { return false; }
+  abi::OpStage stage() const override;
+  std::uint32_t awaited(std::uint32_t from) const override;
+  bool counted() override { return counted_; }
+  bool sent() override { return sent_; }
+  bool ended() override { return ended_; }
+  bool left() override { return ended_; }
+  const kernels::Placement& counts() override { return plan_->placement; }
+  const kernels::cuda::OpResult& result() const override { return result_; }
+  std::uint64_t rows_moved() const override { return plan_->plan.entries.size(); }
+  std::uint32_t count_selections(std::span<const std::uint8_t> ranks) const override;
+  void abort() override;
+
+  // Complete when stage() is not kPlanning any more; the placement when it is kMoving.
+  const HostPlan& plan() const { return *plan_; }
+
+ private:
+  using OpError = kernels::cuda::OpError;
+
+  // What the next step does; a stage has several.
+  enum class Part {
+    kPlan,      // planning: choices are read, and become a plan
+    kAnnounce,  //   rank by rank
+    kAwait,     // wait_ready
+    kAgree,     //   everybody's announcements and counts are looked at, and become places
+    kKeep,      //   the routing's record is written
+    kStart,     //   counts are told
+    kMove,      // moving
+    kArrive,    //   all ranks are told, one by one
+    kAwaitArrived,
+  };
+
+  bool is_dispatch() const { return kind_ == kernels::cuda::Kind::kDispatch; }
+  bool routes() const { return is_dispatch() && !op_.cached; }
+  // Of a combine that uses a routing from before this rank's time, or of no tokens: there is nothing to read.
+  bool uses_nothing() const { return !is_dispatch() && op_.num_tokens == 0; }
+  kernels::PlacementRules rules() const;
+  std::uint32_t first_behind(const abi::SignalLine* lines, std::uint32_t from) const;
+  bool next(Part part);
+  void end(const kernels::cuda::OpResult& result);
+
+  void begin_new();
+  void begin_known();
+  bool plan_choices();
+  void plan_ended();
+  void recall();
+  bool announce();
+  void announce_to(std::uint32_t rank) const;
+  bool wait_ready();
+  void begin_placing();
+  bool agree();
+  bool agrees(std::uint32_t rank) const;
+  void begin_keep() const;
+  bool keep();
+  bool start();
+  void deliver_counts();
+  void start_fill();
+  void start_dispatch();
+  void start_combine();
+  bool move();
+  bool arrive();
+  bool wait_arrived();
+
+  const kernels::cuda::Kind kind_;
+  const kernels::cuda::Operation op_;
+  const OperationPeers& peers_;
+  HostPlans& plans_;
+  const std::uint32_t record_;
+  const Share share_;
+  const std::uint32_t ranks_;
+  const std::uint32_t experts_;  // of one rank
+  const kernels::cuda::Peer own_;
+  Part part_ = Part::kPlan;
+  std::uint32_t scanned_ = 0;  // ranks below have been seen ready (or arrived)
+  std::uint32_t done_ = 0;     // of the part: ranks below
+  std::size_t kept_ = 0;       // choices in the record
+  bool counted_ = false;
+  bool sent_ = false;
+  bool ended_ = false;
+  std::uint32_t num_dropped_ = 0;  // of a new routing
+  std::shared_ptr<HostPlan> plan_;
+  std::optional<kernels::RoutingPlanner> planner_;  // in the parts that need them
+  std::optional<kernels::RowPlacer> placer_;
+  std::vector<const std::uint32_t*> rank_counts_;
+  std::vector<const std::uint32_t*> expert_counts_;
+  std::vector<kernels::DispatchTarget> targets_;
+  std::vector<kernels::CombineSource> sources_;
+  std::vector<kernels::RowRange> unfilled_;
+  std::deque<std::unique_ptr<RowWork>> works_;  // of the stage moving: what is not done yet
+  kernels::cuda::OpResult result_{};
+};
+
+}  // namespace epd

@@ -1,0 +1,275 @@
+// Operation: how it is launched, and what comes of what the device says.
+
+#include "announcement.h"
+#include "device_operation.h"
+#include "operation.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace epd {
+
+using abi::OpStage;
+using kernels::cuda::OpError;
+using kernels::cuda::OpResult;
+
+kernels::cuda::Signal stream_signal(const Member& member, std::uint32_t slot, std::uint64_t ticket) {
+  const GroupRankMemory& memory = member.group.ranks[member.rank];
+  return {reinterpret_cast<std::uint32_t*>(memory.ready_word(slot)),
+          reinterpret_cast<std::uint32_t*>(memory.done_word(slot)), static_cast<std::uint32_t>(ticket)};
+}
+
+kernels::cuda::Peer Operation::peer(std::uint32_t rank) const {
+  kernels::cuda::Peer peer;
+  kernels::cuda::compose_peer(peer, group_.exchange_layout, group_.ranks[rank].view, call_);
+  return peer;
+}
+
+StepResult Operation::step(std::uint64_t now_ns) {
+  if (stage() == OpStage::kBreaking) return StepResult::kIdle;
+  if (in_flight_ != nullptr) return look(now_ns);
+  if (may_launch()) return plan(now_ns);
+  if (!std::exchange(held_up_, true)) count_stall(member_, abi::Stall::kDepth);
+  return StepResult::kIdle;
+}
+
+bool Operation::runnable() const {
+  if (stage() == OpStage::kBreaking) return false;
+  if (in_flight_ == nullptr) return may_launch();
+  return in_flight_->can_advance() || in_flight_->ended() || counts_news() || sent_news();
+}
+
+bool Operation::may_be_done() const {
+  return in_flight_ != nullptr && (stage() == OpStage::kWaitArrived || in_flight_->left());
+}
+
+// ---- planning
+
+// In the order of submission. A lane keeps the order in which it is told of operations, and that must be the
+// streams'. And what a host device reads back from a routing record must not be overwritten by what came
+// later. A block serves the operations `depth` apart; its former user must be done everywhere.
+bool Operation::may_launch() const {
+  for (const Operation* earlier : member_.operations) {
+    if (earlier == this) break;
+    if (earlier->stage() == OpStage::kPlanning) return false;
+  }
+  if (is_noop()) return true;
+  return member_.next_index() + group_.shape.depth > index_ &&
+         (!routes() || member_.heads->may_begin(submission_.route));
+}
+
+StepResult Operation::plan(std::uint64_t now_ns) {
+  if (!is_noop() && !find_route()) return StepResult::kFailed;
+  launch(now_ns);
+  return StepResult::kProgress;
+}
+
+// False: failure() says why.
+bool Operation::find_route() {
+  std::byte* const exchange = member_.exchange();
+  const std::string routing = "the routing of dispatch " + std::to_string(submission_.handle);
+  if (routes()) {
+    // The device writes the head in the arena. This one is found at once, for operations of a stream: the
+    // lane keeps their order, and before they run the engine knows how it ends: if badly, then all fail.
+    const RouteHeads::Head head{number_ + 1, group_.epoch, submission_.num_tokens, 0, 0, 0};
+    route_ = member_.heads->begin(submission_.route, head, exchange);
+  } else if (submission_.handle >= member_.first_index) {
+    route_ = member_.heads->find(submission_.route, submission_.handle, exchange);
+    if (route_.half == nullptr) {
+      fail(stale_handle());
+      return false;
+    }
+    if (is_dispatch() && route_.head.epoch < group_.changed_epoch) {
+      fail(changed_group_failure(subject(), routing, route_.head.epoch));
+      return false;
+    }
+  } else if (is_dispatch()) {
+    fail(changed_group_failure(subject(), routing, 0));
+    return false;
+  } else {  // of a dispatch before this rank's time it has no rows
+    route_.half = exchange + group_.exchange_layout.routing_of(submission_.route);
+  }
+  return true;
+}
+
+// The tag of the dispatch that made it: of the record's epoch, which is 0 if that is not known.
+std::uint64_t Operation::routing_tag() const {
+  if (routes()) return 0;
+  const std::uint64_t made_by = route_.head.handle != 0 ? route_.head.handle : submission_.handle + 1;
+  return abi::op_tag(route_.head.epoch, made_by - 1);
+}
+
+void Operation::launch(std::uint64_t now_ns) {
+  if (!is_noop())
+    call_ = taken_call(group_, submission_,
+                       {tag_, number_, routing_tag(), route_.head.num_tokens, route_.half_index});
+  // Some 4 KB: made in place.
+  kernels::cuda::Operation op =
+      is_noop() ? kernels::cuda::Operation() : kernels::cuda::compose(member_.view, call_);
+  // The engine's own deadline comes first, unless the loop stands still.
+  op.timeout_ns = deadline_ns_ - seen_ns_;
+  if (has(abi::kFlagStream)) op.signal = stream_signal(member_, submission_.slot, submission_.ticket);
+  LaunchRequest request;
+  request.kind = kind_of(submission_.op);
+  request.place = static_cast<std::uint32_t>(number_ % group_.shape.depth);  // as its exchange block: free
+  request.op = &op;
+  request.peers = this;
+  request.record = submission_.route;
+  request.sms = group_.share_sms(submission_.sms);
+  in_flight_ = member_.lane->launch(request);
+  if (in_flight_->stage() == OpStage::kMoving) launched_ns_ = now_ns;
+  enter(in_flight_->stage());
+}
+
+// ---- in flight
+
+StepResult Operation::look(std::uint64_t now_ns) {
+  bool progress = in_flight_->advance();
+  if (const OpStage now_at = in_flight_->stage(); now_at != stage()) {
+    if (now_at == OpStage::kMoving) launched_ns_ = now_ns;
+    enter(now_at);
+  }
+  if (counts_news()) {
+    publish_counts();
+    progress = true;
+  }
+  if (sent_news()) {
+    publish_sent();
+    progress = true;
+  }
+  if (in_flight_->ended()) return conclude(now_ns);
+  show_awaited();
+  return progress ? StepResult::kProgress : StepResult::kIdle;
+}
+
+bool Operation::counts_news() const {
+  return is_dispatch() && !counted_ && in_flight_->counted();
+}
+
+bool Operation::sent_news() const {
+  return is_dispatch() && has(abi::kFlagDefer) && !sent_ && in_flight_->sent();
+}
+
+void Operation::publish_sent() {
+  sent_ = true;
+  member_.publish_sent(submission_.slot, submission_.ticket);
+}
+
+void Operation::publish_counts() {
+  counted_ = true;
+  const kernels::Placement& counts = in_flight_->counts();
+  num_recv_rows_ = counts.num_recv_rows;
+  member_.publish_counts(submission_.slot, submission_.ticket, counts);
+}
+
+StepResult Operation::conclude(std::uint64_t now_ns) {
+  concluded_ = true;
+  const OpResult& result = in_flight_->result();  // what is left of it may still leave
+  if (result.error != OpError::kNone) return fail(device_failed(now_ns));
+  if (is_noop()) return StepResult::kDone;
+  if (is_dispatch() && !counted_) publish_counts();  // both came between two looks
+  keep_route(result);
+  if (is_dispatch() && has(abi::kFlagDefer) && !sent_) publish_sent();
+  const abi::GroupShape& s = group_.shape;
+  const std::uint64_t row = is_dispatch() ? std::uint64_t{s.row_bytes()} + s.scale_bytes() : s.hidden * 2ull;
+  count_moved(page_, member_, submission_.op, in_flight_->rows_moved() * row);
+  return StepResult::kDone;
+}
+
+void Operation::keep_route(const OpResult& result) {
+  if (routes()) {
+    route_kept_ = true;
+    route_.head = {number_ + 1,          group_.epoch,       submission_.num_tokens,
+                   result.num_recv_rows, result.num_dropped, 0};
+    member_.heads->update(submission_.route, route_.head);
+  } else if (submission_.handle >= member_.first_index) {  // its dispatch has ended meanwhile
+    const RouteHeads::Place now =
+        member_.heads->find(submission_.route, submission_.handle, member_.exchange());
+    if (now.half == route_.half) route_.head = now.head;
+  }
+  if (is_dispatch()) num_recv_rows_ = route_.head.num_recv_rows;
+  num_dropped_ = route_.head.num_dropped + count_lost_selections();
+}
+
+// Selections whose rows went to ranks that were lost since.
+std::uint32_t Operation::count_lost_selections() const {
+  if (route_.head.epoch >= group_.changed_epoch || route_.head.num_tokens == 0) return 0;
+  std::vector<std::uint8_t> lost(group_.shape.num_ranks);
+  for (std::uint32_t rank = 0; rank < lost.size(); ++rank)
+    lost[rank] = group_.serves(rank, route_.head.epoch) ? 0 : 1;
+  return in_flight_->count_selections(lost);
+}
+
+// ---- ends
+
+StepResult Operation::expire(std::uint64_t now_ns) {
+  if (in_flight_ == nullptr)
+    return fail(
+        {StatusCode::kDeadlineExceeded, -1, expired_text(now_ns) + ": an earlier operation had not ended"});
+  if (!std::exchange(expired_, true)) in_flight_->abort();  // its result will name who was waited for
+  return in_flight_->ended() ? conclude(now_ns) : StepResult::kIdle;
+}
+
+Failure Operation::stale_handle() const {
+  return {StatusCode::kNotFound, static_cast<std::int32_t>(member_.rank),
+          "operation " + std::to_string(index_) + ": " + op_name(submission_.op) + " on slot " +
+              std::to_string(submission_.slot) + " names the routing of dispatch " +
+              std::to_string(submission_.handle) + ", which record " + std::to_string(submission_.route) +
+              " of rank " + std::to_string(member_.rank) +
+              " does not hold; allowed: the last completed dispatch of that record"};
+}
+
+Failure Operation::device_failed(std::uint64_t now_ns) const {
+  const OpResult& result = in_flight_->result();
+  if (result.error == OpError::kNoRouting) return stale_handle();
+  const bool late = result.error == OpError::kAborted || result.error == OpError::kDeadline;
+  if (!late || in_flight_->awaited(0) == Flight::kNobody)
+    return device_failure(subject(), launcher_, result, expired_text(now_ns), now_ns);
+  const std::uint32_t rank = whom_to_blame(now_ns);
+  const std::string why =
+      awaited_text(rank, group_.stands_still_ms(rank, now_ns, seen_ns_),
+                   in_flight_->stage() == OpStage::kWaitReady ? "has not submitted it"
+                                                              : "has not finished moving its rows");
+  return {StatusCode::kDeadlineExceeded, static_cast<std::int32_t>(rank), expired_text(now_ns) + ": " + why};
+}
+
+// Of the ranks that are missing one whose engine stands still, else the first: a rank may well have submitted
+// what its engine has not taken.
+std::uint32_t Operation::whom_to_blame(std::uint64_t now_ns) const {
+  const std::uint32_t first = in_flight_->awaited(0);
+  for (std::uint32_t rank = first; rank != Flight::kNobody; rank = in_flight_->awaited(rank + 1)) {
+    if (group_.stands_still_ms(rank, now_ns, seen_ns_) != 0) return rank;
+  }
+  return first;
+}
+
+void Operation::abandon() {
+  if (in_flight_ != nullptr && !in_flight_->ended()) in_flight_->abort();
+  enter(OpStage::kBreaking);
+}
+
+// The break and the last arrival may have crossed: what the peers saw succeed need not fail here. It does in
+// a stream, which went on when the operation was aborted, perhaps without the last rows.
+bool Operation::completed_anyway() {
+  if (in_flight_ == nullptr || concluded_) return false;
+  concluded_ = true;
+  OpResult result = in_flight_->result();
+  if (is_noop()) return result.error == OpError::kNone;
+  if (result.error == OpError::kAborted && !has(abi::kFlagStream) &&
+      all_arrived(member_, launcher_, index_, tag_)) {
+    if (is_dispatch() && !counted_) publish_counts();
+    result.error = OpError::kNone;
+    result.num_recv_rows = num_recv_rows_;
+    if (routes()) {
+      const RouteHeads::Head head{number_ + 1,    group_.epoch,       submission_.num_tokens,
+                                  num_recv_rows_, result.num_dropped, 0};
+      launcher_.write(route_.half, &head, sizeof(head));
+    }
+  }
+  if (result.error != OpError::kNone) return false;
+  if (is_dispatch() && !counted_) publish_counts();
+  keep_route(result);
+  return true;
+}
+
+}  // namespace epd

@@ -1,0 +1,128 @@
+// How calls are judged, and what becomes of them. Plain functions, the same for the resident kernel and for
+// whoever plays its part in tests.
+#pragma once
+
+#include "kernels/group_view.h"
+
+#include <cstdint>
+
+namespace epd::kernels::cuda {
+
+enum class Verdict {
+  kWait,     // it is not there yet
+  kDiscard,  // it ends, and nothing else happens
+  kRefuse,   // it ends badly, and others after it are discarded
+  kNoop,
+  kRun,
+};
+struct Judgement {
+  Verdict verdict;
+  OpError error = OpError::kNone;  // of kRefuse; rows and room as OpError says
+  std::uint64_t rows = 0;
+  std::uint64_t room = 0;
+};
+
+// Whether the host's turn, as the kernel has taken it, lets calls be carried out.
+EPD_HOST_DEVICE constexpr bool takes_calls(const CommandState& state) {
+  return state.turn_taken % 2 != 0 && state.failed == 0;
+}
+
+// Whether the other words are of the call that the first one is of. They were loaded before it.
+EPD_HOST_DEVICE constexpr bool is_whole(const abi::PackedCall& call) {
+  for (std::uint32_t i = 1; i < abi::PackedCall::kWords; ++i) {
+    if (call.words[i] >> 32 != call.words[0] >> 32) return false;
+  }
+  return true;
+}
+
+// Of what lies where the next call has to be. kRun: go on with judge_routing(). Words of the ring's last
+// round are older, and so not there.
+EPD_HOST_DEVICE constexpr Judgement judge_call(const CommandState& state, const abi::OpLimits& limits,
+                                               const abi::PackedCall& packed) {
+  const abi::Call call = abi::unpack(packed);
+  const auto ahead = static_cast<std::int32_t>(call.number - state.sequence);
+  if (ahead < 0 || (ahead == 0 && !is_whole(packed))) return {Verdict::kWait};
+  if (!takes_calls(state)) return {Verdict::kDiscard};
+  if (ahead > 0) return {Verdict::kRefuse, OpError::kLostCommand, call.number, state.sequence};
+  if (call.epoch != (state.epoch & 0xff)) return {Verdict::kDiscard};
+  const abi::OpRequest request = call.request();
+  if (abi::bad_field(request, limits) != abi::BadField::kNone || (call.flags & abi::kFlagStream) != 0)
+    return {Verdict::kRefuse, OpError::kBadCall};
+  return {call.op == abi::Op::kNoop ? Verdict::kNoop : Verdict::kRun};
+}
+
+// `route`: the record that it names.
+EPD_HOST_DEVICE constexpr Judgement judge_routing(const CommandState& state, const abi::Call& call,
+                                                  const RouteState& route) {
+  if (abi::makes_routing(call.op, call.flags)) return {Verdict::kRun};
+  if (route.tag == 0) return {Verdict::kRefuse, OpError::kNoRouting};
+  if (call.op == abi::Op::kDispatch && abi::epoch_of_tag(route.tag) < state.changed_epoch)
+    return {Verdict::kRefuse, OpError::kOldRouting, abi::epoch_of_tag(route.tag)};
+  return {Verdict::kRun};
+}
+
+// Of SMs, where 0 says all: what an operation may have that asks for `own`, of a group that may have `most`.
+EPD_HOST_DEVICE constexpr std::uint32_t share_sms(std::uint32_t own, std::uint32_t most) {
+  return own == 0 || (most != 0 && most < own) ? most : own;
+}
+
+// The operation that a call has become.
+EPD_HOST_DEVICE constexpr TakenCall take(const CommandState& state, std::uint32_t depth,
+                                         const abi::Call& call, const RouteState& route) {
+  const bool makes = abi::makes_routing(call.op, call.flags);
+  TakenCall taken{};
+  taken.tag = abi::op_tag(state.epoch, state.index);
+  taken.routing_tag = makes ? 0 : route.tag;
+  taken.number = call.number;
+  taken.turn = state.turn_taken;
+  taken.journal = state.journal;
+  taken.op = call.op;
+  taken.slot = static_cast<std::uint8_t>(call.slot);
+  taken.block = static_cast<std::uint8_t>(state.index % depth);
+  taken.half = static_cast<std::uint8_t>(makes ? 1 - route.half : route.half);
+  taken.flagged = call.flagged ? 1 : 0;
+  taken.flags = static_cast<std::uint16_t>(call.flags);
+  taken.sms = static_cast<std::uint16_t>(share_sms(call.sms, state.sms));
+  taken.num_tokens = makes ? call.num_tokens : route.num_tokens;
+  taken.route = call.route;
+  taken.timeout_ms = call.timeout_ms != 0 ? call.timeout_ms : state.timeout_ms;
+  return taken;
+}
+
+// What a record holds when a dispatch that makes a routing has ended well.
+EPD_HOST_DEVICE constexpr RouteState made_route(const TakenCall& call) {
+  return {call.tag, call.num_tokens, call.half};
+}
+
+EPD_HOST_DEVICE constexpr Task task_of(abi::Op op, bool per_expert) {
+  if (op == abi::Op::kNoop) return Task::kNoop;
+  if (op == abi::Op::kDispatch) return Task::kDispatch;
+  return per_expert ? Task::kCombinePerExpert : Task::kCombine;
+}
+
+// How the operation ends, and whom it tells: no CPU. Device code composes in memory that may hold anything.
+EPD_HOST_DEVICE inline void compose_ends(Operation& op, const CommandArguments& own, const TakenCall& call) {
+  op.counts.host_placement = nullptr;
+  op.counts.host_ready = nullptr;
+  op.counts.host_sent = nullptr;
+  op.signal.ready = nullptr;
+  op.signal.done = &own.words->done;
+  op.signal.value = call.number + 1;
+  op.signal.flag = call.flagged != 0 ? &own.words->flags[abi::flag_of(call.op, call.slot)] : nullptr;
+  op.signal.failed = &own.words->failed;
+  op.abort = &own.state->abort;
+  op.timeout_ns = std::uint64_t{call.timeout_ms} * 1'000'000;
+  op.result = &own.host->journal[call.journal % kJournalEntries].result;
+}
+
+// CTAs of an operation, of a kernel that has so many.
+EPD_HOST_DEVICE constexpr std::uint32_t ctas_of(const TakenCall& call, std::uint32_t most) {
+  return call.sms == 0 || call.sms > most ? most : call.sms;
+}
+// In CommandArguments::movers, of a kernel that has so many CTAs.
+EPD_HOST_DEVICE constexpr std::uint32_t movers_index(const TakenCall& call, std::uint32_t most_ctas,
+                                                     std::uint32_t ctas) {
+  return mover_kind(call.op, call.flags) * most_ctas + ctas_of(call, ctas) - 1;
+}
+
+}  // namespace epd::kernels::cuda

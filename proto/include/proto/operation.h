@@ -1,0 +1,74 @@
+// What an operation may be asked to do, and what is lawful to ask: the same for a submission, which the
+// engine's loop takes, and for a call, which the engine's kernel takes. Plain data, also for device code.
+#pragma once
+
+#include "proto/shape.h"
+
+#include <cstdint>
+
+namespace epd::abi {
+
+enum class Op : std::uint32_t { kNone = 0, kNoop = 1, kDispatch = 2, kCombine = 3 };
+
+enum OpFlags : std::uint32_t {
+  kFlagWeights = 1u << 0,        // dispatch: topk_weights travel; combine: rows are weighted
+  kFlagCached = 1u << 1,         // dispatch: the routing of `handle` is used again, topk_idx is not read
+  kFlagZeroPadding = 1u << 2,    // dispatch, packed: the rows that align an expert's first row are zeroed
+  kFlagMarkUnused = 1u << 3,     // dispatch: all rows that no token fills are marked, up to recv_rows()
+  kFlagReturnWeights = 1u << 4,  // combine: y_weights come back as out_weights
+  kFlagDefer = 1u << 5,          // say when the inputs have been read: BoardSlot::sent_ticket
+  kBiasShift = 6,                // combine: two bits, the number of biases to add
+  kFlagBiases = 3u << kBiasShift,
+  kFlagStream = 1u << 8,  // any, on CUDA devices: begins when StreamWords::ready says so, ends with ::done
+  kNoopFlags = kFlagStream,
+  kDispatchFlags = kFlagWeights | kFlagCached | kFlagZeroPadding | kFlagMarkUnused | kFlagDefer | kFlagStream,
+  kCombineFlags = kFlagWeights | kFlagReturnWeights | kFlagDefer | kFlagBiases | kFlagStream,
+};
+
+constexpr std::uint32_t flags_of(Op op) {
+  if (op == Op::kDispatch) return kDispatchFlags;
+  return op == Op::kCombine ? std::uint32_t{kCombineFlags} : std::uint32_t{kNoopFlags};
+}
+constexpr bool makes_routing(Op op, std::uint32_t flags) {
+  return op == Op::kDispatch && (flags & kFlagCached) == 0;
+}
+constexpr std::uint32_t num_biases(std::uint32_t flags) {
+  return (flags & kFlagBiases) >> kBiasShift;
+}
+
+// As far as operations of a group are judged by it.
+struct OpLimits {
+  std::uint32_t depth = 0;
+  std::uint32_t max_tokens = 0;
+  std::uint32_t num_routes = 0;
+  std::uint32_t num_biases = 0;
+};
+constexpr OpLimits op_limits(const GroupShape& s) {
+  return {s.depth, s.max_tokens, s.num_routes(), s.num_biases};
+}
+
+// The parts of an operation that can be wrong whatever else is in flight.
+struct OpRequest {
+  Op op = Op::kNone;
+  std::uint32_t slot = 0;
+  std::uint32_t num_tokens = 0;
+  std::uint32_t flags = 0;
+  std::uint32_t route = 0;
+};
+enum class BadField : std::uint32_t { kNone, kOp, kSlot, kFlags, kBiases, kTokens, kRoute };
+
+// The first of them that is not lawful.
+constexpr BadField bad_field(const OpRequest& request, const OpLimits& limits) {
+  const bool routes = makes_routing(request.op, request.flags);
+  if (request.op != Op::kNoop && request.op != Op::kDispatch && request.op != Op::kCombine)
+    return BadField::kOp;
+  if (request.slot >= limits.depth) return BadField::kSlot;
+  if ((request.flags & ~flags_of(request.op)) != 0) return BadField::kFlags;
+  if (num_biases(request.flags) > limits.num_biases) return BadField::kBiases;
+  if (request.num_tokens > (routes ? limits.max_tokens : 0)) return BadField::kTokens;
+  if (request.route >= limits.num_routes) return BadField::kRoute;
+  if (routes && request.route < limits.depth && request.route != request.slot) return BadField::kRoute;
+  return BadField::kNone;
+}
+
+}  // namespace epd::abi
