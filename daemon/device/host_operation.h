@@ -44,6 +44,7 @@ class HostOperation final : public Flight {
     return part_ == Part::kMove && !works_.empty() && !works_.front()->waiting();
   }
   bool needs_polling() const override { return false; }
+  bool in_order() const override { return false; }
   abi::OpStage stage() const override;
   std::uint32_t awaited(std::uint32_t from) const override;
   bool counted() override { return counted_; }

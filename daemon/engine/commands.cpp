@@ -75,18 +75,41 @@ void Commands::resume(bool fresh) {
 void Commands::pop() {
   ended_ = abi::unpack(port_.front()->call).number + 1;
   views_.end_before(*ended_);
+  running_.reset();
   port_.pop();
+}
+
+void Commands::show_none() {
+  views_.clear();
+  running_.reset();
 }
 
 void Commands::look(Page& page, std::uint64_t now_ns) {
   if (const CommandPort::Ring* ring = port_.seen(); ring != nullptr) {
     // The journal, which was read after that look, may know more; what was discarded it does not tell.
     if (!ended_ || is_behind(*ended_, ring->done)) ended_ = ring->done;
-    views_.show(rung(*ring), page, now_ns);
+    const std::vector<CommandViews::Rung> all = rung(*ring);
+    views_.show(all, page, now_ns);
+    running_.reset();
+    if (!all.empty() && all.front().submission.op != abi::Op::kNoop) {
+      running_ = {all.front().index, now_ns};
+      member_.lane->look_at_signals();
+    }
   }
+  show_running(now_ns);
   if (now_ns < next_look_ns_) return;
   next_look_ns_ = now_ns + kLookNs;
   port_.look();
+}
+
+// A look at signals from before it was seen may be of another operation.
+void Commands::show_running(std::uint64_t now_ns) {
+  const SignalCopy* const signals = running_ ? member_.lane->signals() : nullptr;
+  if (signals == nullptr || signals->begun_ns < running_->seen_ns) return;
+  const std::uint64_t number = group_.in_tags(running_->index);
+  const SignalledOperation op{member_.rank, abi::op_tag(group_.epoch, number),
+                              static_cast<std::uint32_t>(number % group_.shape.depth), group_.masked};
+  views_.show_first(signals->stage(op), signals->awaited(op, 0), now_ns);
 }
 
 // The client writes the ring, and it may be anything.
