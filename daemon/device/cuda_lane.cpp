@@ -76,11 +76,6 @@ class CudaFlight final : public Flight {
     return counts_;
   }
   const OpResult& result() const override { return place_.result; }
-  std::uint64_t rows_moved() const override {
-    const kernels::cuda::Operation& op = lane_.given(number_);
-    return op.announcement.op == static_cast<std::uint32_t>(abi::Op::kDispatch) ? result().num_recv_rows
-                                                                                : op.num_tokens;
-  }
   // Read back in one go: 8 MiB at most.
   std::uint32_t count_selections(std::span<const std::uint8_t> ranks) const override {
     const kernels::cuda::Operation& op = lane_.given(number_);

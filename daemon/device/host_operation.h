@@ -53,7 +53,6 @@ class HostOperation final : public Flight {
   bool left() override { return ended_; }
   const kernels::Placement& counts() override { return plan_->placement; }
   const kernels::cuda::OpResult& result() const override { return result_; }
-  std::uint64_t rows_moved() const override { return plan_->plan.entries.size(); }
   std::uint32_t count_selections(std::span<const std::uint8_t> ranks) const override;
   void abort() override;
 

@@ -60,11 +60,13 @@ void Commands::follow_settings(std::uint32_t timeout_ms) {
 void Commands::resume(bool fresh) {
   std::vector<RouteState> routes(group_.shape.num_routes());
   std::vector<RouteHeads::Standing> standing;
+  recv_rows_.assign(routes.size(), 0);
   if (!fresh) standing = member_.heads->standing(member_.next_number, member_.exchange());
   for (std::uint32_t record = 0; record < standing.size(); ++record) {
     const RouteHeads::Standing& now = standing[record];
     if (now.head.handle == 0) continue;
     routes[record] = {abi::op_tag(now.head.epoch, now.head.handle - 1), now.head.num_tokens, now.half};
+    recv_rows_[record] = now.head.num_recv_rows;
   }
   port_.resume({group_.epoch, group_.in_tags(member_.next_number), group_.changed_epoch, routes,
                 device_view(member_)});
@@ -167,10 +169,11 @@ Failure Commands::failure(const JournalEntry& entry, std::uint64_t now_ns) const
                         now_ns);
 }
 
-std::uint64_t Commands::bytes_moved(const JournalEntry& entry) const {
-  const abi::GroupShape& shape = group_.shape;
-  if (submission(entry).op == abi::Op::kCombine) return std::uint64_t{entry.num_tokens} * shape.hidden * 2;
-  return std::uint64_t{entry.result.num_recv_rows} * (shape.row_bytes() + shape.scale_bytes());
+std::uint32_t Commands::rows_of(const JournalEntry& entry) {
+  const Submission s = submission(entry);
+  if (s.op != abi::Op::kDispatch) return recv_rows_[s.route];
+  if (abi::makes_routing(s.op, s.flags)) recv_rows_[s.route] = entry.result.num_recv_rows;
+  return entry.result.num_recv_rows;
 }
 
 }  // namespace epd

@@ -49,8 +49,8 @@ class Commands {
   // The operation's number.
   std::uint64_t index_of(const JournalEntry& entry) const { return group_.from_tags(entry.index); }
   Failure failure(const JournalEntry& entry, std::uint64_t now_ns) const;
-  // Of rows that it delivered to this rank; those which it sent the device does not count.
-  std::uint64_t bytes_moved(const JournalEntry& entry) const;
+  // Of one that went well, each once and in their order: see count_rows().
+  std::uint32_t rows_of(const JournalEntry& entry);
 
   std::uint64_t last_end_ns = 0;  // when the journal last had something
 
@@ -73,6 +73,7 @@ class Commands {
     std::uint64_t seen_ns = 0;
   };
   std::optional<Running> running_;  // none, or a noop
+  std::vector<std::uint32_t> recv_rows_;  // of the routing in each record
 };
 
 }  // namespace epd

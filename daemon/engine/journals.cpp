@@ -63,7 +63,7 @@ void Engine::read_entry(Member& member, const kernels::cuda::JournalEntry& entry
     member.next_number = commands.index_of(entry) + 1;
     member.publish_next_index();
     renew_numbers(member);
-    count_moved(page_, member, op, commands.bytes_moved(entry));
+    count_rows(page_, member, op, commands.rows_of(entry));
   } else if (!done) {
     completion.status = fail_command(member, entry);
   }

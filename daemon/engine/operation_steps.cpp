@@ -172,9 +172,6 @@ StepResult Operation::conclude(std::uint64_t now_ns) {
   if (is_dispatch() && !counted_) publish_counts();  // both came between two looks
   keep_route(result);
   if (is_dispatch() && has(abi::kFlagDefer) && !sent_) publish_sent();
-  const abi::GroupShape& s = group_.shape;
-  const std::uint64_t row = is_dispatch() ? std::uint64_t{s.row_bytes()} + s.scale_bytes() : s.hidden * 2ull;
-  count_moved(page_, member_, submission_.op, in_flight_->rows_moved() * row);
   return StepResult::kDone;
 }
 
@@ -191,6 +188,7 @@ void Operation::keep_route(const OpResult& result) {
   }
   if (is_dispatch()) num_recv_rows_ = route_.head.num_recv_rows;
   num_dropped_ = route_.head.num_dropped + count_lost_selections();
+  count_rows(page_, member_, submission_.op, route_.head.num_recv_rows);
 }
 
 // Selections whose rows went to ranks that were lost since.

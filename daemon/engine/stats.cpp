@@ -148,7 +148,10 @@ void count_refused(Member& member, StatusCode status) {
   if (member.session != nullptr) member.session->statistics.refused(status);
 }
 
-void count_moved(Page& page, Member& member, abi::Op op, std::uint64_t bytes) {
+void count_rows(Page& page, Member& member, abi::Op op, std::uint64_t rows) {
+  const abi::GroupShape& s = member.group.shape;
+  const std::uint64_t row = op == abi::Op::kDispatch ? s.row_bytes() + s.scale_bytes() : s.hidden * 2ull;
+  const std::uint64_t bytes = rows * row;
   count(op == abi::Op::kDispatch ? page->bytes_dispatched : page->bytes_combined, bytes);
   member.statistics.moved(op, bytes);
   if (member.session != nullptr) member.session->statistics.moved(op, bytes);

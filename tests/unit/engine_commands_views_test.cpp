@@ -231,5 +231,34 @@ TEST_P(EngineWaits, TheNextEpochIsShownAnew) {
   }
 }
 
+// Whoever asks: a dispatch counts the rows that a rank has received, a combine those that it has given back.
+TEST_P(EngineWaits, BytesAreThoseOfTheRowsReceived) {
+  std::vector<std::uint64_t> rows(kRanks);
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    const std::uint32_t slot = i % kShape.depth;
+    const auto inputs = fill(slot);
+    run(Op::kDispatch, slot, inputs);
+    ASSERT_FALSE(HasFatalFailure());
+    answer(slot, inputs);
+    run(Op::kCombine, slot, inputs);
+    ASSERT_FALSE(HasFatalFailure());
+    const auto expected = reference::dispatch(params(), inputs);
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) rows[rank] += expected[rank].num_recv_rows;
+    if (i == 2) break_and_resume(StatusCode::kAborted);
+  }
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    SCOPED_TRACE(rank);
+    const auto& members = pages_[rank % 2].as<abi::EnginePage>()->members.rows;
+    const auto its = [rank](const abi::StatisticsRow& row) {
+      return row.key.load() != 0 && row.group_id.load() == kGroup && row.rank.load() == rank;
+    };
+    const auto row = std::find_if(std::begin(members), std::end(members), its);
+    ASSERT_NE(row, std::end(members));
+    const std::uint64_t bytes = rows[rank] * kShape.hidden * 2;
+    EXPECT_TRUE(comes([&] { return row->bytes_combined.load() == bytes; })) << row->bytes_combined.load();
+    EXPECT_EQ(row->bytes_dispatched.load(), bytes);
+  }
+}
+
 }  // namespace
 }  // namespace epd::test

@@ -66,9 +66,6 @@ class Flight {
   virtual bool left() = 0;
   virtual const kernels::Placement& counts() = 0;
   virtual const kernels::cuda::OpResult& result() const = 0;
-  // Of one that has ended well: rows that this rank has sent, or asked for. A device that does not count them
-  // says what it has received.
-  virtual std::uint64_t rows_moved() const = 0;
   // Of the routing that it used: selections of the ranks, [R] not 0, which lost it since.
   virtual std::uint32_t count_selections(std::span<const std::uint8_t> ranks) const = 0;
   // Makes it end soon, and frees it from waiting for the client's stream.
