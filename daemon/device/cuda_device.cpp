@@ -47,6 +47,7 @@ bool context_is_lost(CUresult result) {
 [[noreturn]] void lost(const std::string& error, CUresult result) {
   log_event(LogLevel::kError, "the GPU has failed; the engine ends", {{"error", error}});
   if (context_is_lost(result) && last_word()) last_word()();
+  log_flush();
   ::_exit(abi::kExitDeviceFailed);  // no destructor may touch the context again
 }
 
