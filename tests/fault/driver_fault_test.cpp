@@ -181,7 +181,7 @@ TEST_P(DriverFault, OfAnEngineInAGroupsLife) {
 }
 
 TEST_P(DriverFault, OfTheSupervisorInAGroupsLife) {
-  sweep(kOfTheSupervisor, 4, [this] { return live(); });
+  sweep(kOfTheSupervisor, 2, [this] { return live(); });
 }
 
 TEST_P(DriverFault, OfAnEngineThatStarts) {
