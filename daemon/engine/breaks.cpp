@@ -80,27 +80,47 @@ Status Engine::release_group(const abi::GroupRef& message) {
   return {};
 }
 
+// Its operations fail, each when the device has left it; then it is forgotten. A device that does not let go
+// has its engine killed by the supervisor, which waits for the answer.
 Status Engine::remove_group(const abi::GroupRef& message) {
   Group* group = find_group(message.group_id);
-  if (group != nullptr) {
-    const abi::Break gone{group->id, group->epoch, 0, 1, StatusCode::kAborted, -1, "the group was removed"};
-    for (const auto& member : group->members) {
-      for (Operation* operation : member->operations) operation->abandon();
-      if (member->commands != nullptr) member->commands->halt();
-    }
-    settle(*group);
-    fail_operations(*group, 0, gone);
-    for (const auto& member : group->members) {
-      answer_orphans(*member, StatusCode::kAborted);
-      if (member->session != nullptr) member->session->end_member(member->number);
-      reclaimer_.take(*member);
-    }
-    for (GroupRankMemory& rank : group->ranks) reclaimer_.take(rank);
-    groups_.erase(message.group_id);
+  if (group == nullptr) {
+    reclaimer_.then([this, message] { send(LinkType::kGroupRemoved, message); });
+    return {};
   }
-  // Not before nothing of it is mapped here, see give_up_memory.
-  reclaimer_.then([this, message] { send(LinkType::kGroupRemoved, message); });
+  group->phase = GroupPhase::kRemoving;
+  group->starts_owed = false;
+  group->cause = {group->id, group->epoch, 0, 1, StatusCode::kAborted, -1, "the group was removed"};
+  for (const auto& member : group->members) {
+    for (Operation* operation : member->operations) operation->abandon();
+    if (member->commands != nullptr) member->commands->halt();
+  }
+  fail_operations(*group, 0, group->cause);
+  finish_removals();
   return {};
+}
+
+void Engine::finish_removals() {
+  for (auto it = groups_.begin(); it != groups_.end();) {
+    Group& group = *it->second;
+    if (group.phase != GroupPhase::kRemoving || group.has_operations() || !commands_halted(group)) {
+      ++it;
+      continue;
+    }
+    forget(group);
+    it = groups_.erase(it);
+  }
+}
+
+void Engine::forget(Group& group) {
+  for (const auto& member : group.members) {
+    answer_orphans(*member, StatusCode::kAborted);
+    if (member->session != nullptr) member->session->end_member(member->number);
+    reclaimer_.take(*member);
+  }
+  for (GroupRankMemory& rank : group.ranks) reclaimer_.take(rank);
+  // Not before nothing of it is mapped here, see give_up_memory.
+  reclaimer_.then([this, id = group.id] { send(LinkType::kGroupRemoved, abi::GroupRef{id}); });
 }
 
 }  // namespace epd

@@ -63,6 +63,7 @@ int Engine::run() {
     answer_stops();
     finish_starts();
     acknowledge_breaks();
+    finish_removals();
     progress |= remove_sessions();
     progress |= reclaim();
     check_device();
@@ -223,15 +224,6 @@ bool Engine::settled(const Group& group) const {
          });
 }
 
-// Of a group that is to be forgotten now: its operations have been abandoned, and none may outlive it. A
-// device that does not let go of one has its engine killed by the supervisor, which waits for the answer.
-void Engine::settle(Group& group) {
-  while (!settled(group)) {
-    device_->advance();
-    ::sched_yield();
-  }
-}
-
 void Engine::acknowledge_breaks() {
   for (const auto& [id, group] : groups_) {
     if (group->break_acked || (group->phase != GroupPhase::kBreaking && group->phase != GroupPhase::kLost))
@@ -251,9 +243,7 @@ void Engine::acknowledge_breaks() {
 // Of a lost group, when its operations have ended. True: nothing of it is mapped here any more. The
 // supervisor is not told before that: who closes a memory last has all its pages to free.
 bool Engine::give_up_memory(Group& group) {
-  const bool busy = std::any_of(group.members.begin(), group.members.end(),
-                                [](const auto& member) { return !member->operations.empty(); });
-  if (busy || !commands_halted(group)) return false;
+  if (group.has_operations() || !commands_halted(group)) return false;
   if (!group.ranks.empty()) {
     for (const auto& member : group.members) {
       read_journal(*member);

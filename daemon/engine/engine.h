@@ -80,6 +80,8 @@ class Engine {
   Status resume_group(const abi::Resume& message);
   Status release_group(const abi::GroupRef& message);
   Status remove_group(const abi::GroupRef& message);
+  void finish_removals();
+  void forget(Group& group);
 
   // submissions.cpp: from ring slot to operation
   bool poll_sessions();
@@ -131,7 +133,6 @@ class Engine {
   void renew_numbers(const Member& member);
   void finish_arrived(Group& group);
   void fail_operations(Group& group, std::uint64_t from, const abi::Break& cause);
-  void settle(Group& group);
   bool settled(const Group& group) const;
   void acknowledge_breaks();
   bool give_up_memory(Group& group);

@@ -26,6 +26,7 @@ enum class GroupPhase {
   kActive,
   kBreaking,  // recoverable: operations have failed; until kResume
   kLost,      // fatal
+  kRemoving,  // kRemoveGroup has come: forgotten when the device has left it
 };
 
 // A rank's memory. Its regions lie in its user arena or where its client has bound them.
@@ -159,6 +160,12 @@ struct Group {
   bool serves(std::uint32_t rank, std::uint64_t since_epoch) const {
     return active(rank) && active_since[rank] <= since_epoch;
   }
+  bool has_operations() const {
+    return std::any_of(members.begin(), members.end(),
+                       [](const auto& member) { return !member->operations.empty(); });
+  }
+  // Whether operations that are submitted now fail at once.
+  bool refuses() const { return phase == GroupPhase::kLost || phase == GroupPhase::kRemoving || released; }
   // `since` 0 masks the rank. Peers that no active rank needs any more are let go.
   void set_active(std::uint32_t rank, std::uint64_t since);
   // Of its device that an operation which asks for `own` may use; 0: all, in both.

@@ -135,8 +135,9 @@ std::uint64_t Engine::next_journal_look_ns(std::uint64_t now) const {
   for (const auto& [id, group] : groups_) {
     for (const auto& member : group->members) {
       if (member->commands == nullptr) continue;
-      const bool halting = (group->phase != GroupPhase::kActive && !group->break_acked) || member->stopped ||
-                           group->starts_owed;
+      const bool ending = group->phase == GroupPhase::kRemoving ||
+                          (group->phase != GroupPhase::kActive && !group->break_acked);
+      const bool halting = ending || member->stopped || group->starts_owed;
       const bool busy = now < member->commands->last_end_ns + kBusyNs;
       const std::uint64_t wait = busy ? kBusyLookNs : kIdleLookNs;
       next = std::min(next, now + (halting ? kHaltingLookNs : wait));

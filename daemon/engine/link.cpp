@@ -123,9 +123,11 @@ void Engine::handle_message(Packet& packet) {
   exit_code_ = 2;
 }
 
+// Of one that is being removed the supervisor speaks no more.
 Group* Engine::find_group(std::uint64_t id) {
   const auto found = groups_.find(id);
-  return found == groups_.end() ? nullptr : found->second.get();
+  const bool known = found != groups_.end() && found->second->phase != GroupPhase::kRemoving;
+  return known ? found->second.get() : nullptr;
 }
 
 Member* Engine::find_member(Group& group, std::uint32_t rank) {
@@ -174,7 +176,7 @@ Status Engine::note_all_told() {
 }
 
 Status Engine::begin_group(const abi::GroupBegin& message) {
-  if (find_group(message.group_id) != nullptr)
+  if (groups_.contains(message.group_id))
     return invalid_argument("group " + std::to_string(message.group_id) + " twice");
   auto group = std::make_unique<Group>();
   group->id = message.group_id;

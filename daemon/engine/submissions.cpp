@@ -174,7 +174,7 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
     return;
   }
   const bool stale = !is_noop && submission.epoch != group.epoch;
-  if (stale || group.phase == GroupPhase::kLost || group.released) {
+  if (stale || group.refuses()) {
     session.begin(submission, kUnnumbered);
     refuse(session, submission, member);
     return;

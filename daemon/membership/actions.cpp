@@ -71,8 +71,16 @@ std::string to_string(const Action& action) {
   return std::visit(Printer{}, action);
 }
 
+const std::uint64_t* EngineSlot::due_ns() const {
+  const auto due = [](const auto& of) -> const std::uint64_t* {
+    if constexpr (requires { of.due_ns; }) return of.due_ns != 0 ? &of.due_ns : nullptr;
+    return nullptr;
+  };
+  return std::visit(due, state);
+}
+
 bool Group::all_gone() const {
-  return std::all_of(members.begin(), members.end(), [](const auto& entry) { return entry.second.gone; });
+  return std::all_of(members.begin(), members.end(), [](const auto& entry) { return entry.second.gone(); });
 }
 
 std::string Group::waits() const {

@@ -24,12 +24,11 @@ Status check_not_asked_twice(const Group& group, const JoinRequest& request, std
 
 bool Group::lives(std::uint32_t rank) const {
   const auto member = members.find(rank);
-  return member != members.end() && !member->second.gone;
+  return member != members.end() && !member->second.gone();
 }
 
 bool Group::takes_ranks_back() const {
-  return shape.policy == abi::LossPolicy::kDegrade &&
-         (phase == GroupPhase::kActive || phase == GroupPhase::kBreaking);
+  return shape.policy == abi::LossPolicy::kDegrade && (is(GroupPhase::kActive) || is(GroupPhase::kBreaking));
 }
 
 std::uint32_t Group::num_lost() const {
@@ -40,25 +39,26 @@ std::uint32_t Group::num_lost() const {
 
 bool Group::needs(std::uint32_t device) const {
   return std::any_of(members.begin(), members.end(), [device](const auto& entry) {
-    return !entry.second.gone && entry.second.device == device;
+    return !entry.second.gone() && entry.second.device == device;
   });
 }
 
 // The rank's kStopMember goes first: a stopped rank has no say in where the others go on.
 void GroupRegistry::lose_rank(Group& group, Member& member, BreakReason reason) {
-  group.changed.insert(member.rank);
   stop_member(group, member);
-  const bool known = group.engines.count(member.device) == 1;
-  if (known && group.engines.at(member.device).phase == EnginePhase::kAbsent && !group.needs(member.device))
-    group.engines.erase(member.device);
-  if (group.phase == GroupPhase::kActive) {
-    begin_break(group, std::move(reason));
+  const auto slot = group.engines.find(member.device);
+  if (slot != group.engines.end() && slot->second.is(EnginePhase::kAbsent) && !group.needs(member.device))
+    group.engines.erase(slot);
+  if (group.is(GroupPhase::kActive)) {
+    begin_break(group, std::move(reason), {member.rank});
     return;
   }
+  auto& breaking = std::get<Group::Breaking>(group.state);
+  breaking.changed.insert(member.rank);
   const bool took_part = member.active_since <= group.epoch;
   if (took_part && group.reason.cause != StatusCode::kRankLost) {
     group.reason = std::move(reason);
-    group.reason_changed = true;
+    breaking.reason_changed = true;
   }
   advance(group);
 }
@@ -69,7 +69,7 @@ Status GroupRegistry::rejoin(Group& group, const JoinRequest& request) {
   const std::uint32_t timeout_ms =
       request.join.timeout_ms != 0 ? request.join.timeout_ms : limits_.join_timeout_ms;
   group.waiting.push_back({request, due_in_ms(timeout_ms)});
-  if (group.phase == GroupPhase::kActive) admit_waiting(group);
+  if (group.is(GroupPhase::kActive)) admit_waiting(group);
   return {};
 }
 
@@ -101,7 +101,8 @@ void GroupRegistry::admit_waiting(Group& group) {
     if (group.engines.count(device) == 0) new_devices.push_back(device);
     group.engines[device];
   }
-  begin_break(group, {StatusCode::kAborted, static_cast<std::int32_t>(ranks.front()), text});
+  begin_break(group, {StatusCode::kAborted, static_cast<std::int32_t>(ranks.front()), text},
+              {ranks.begin(), ranks.end()});
   for (const std::uint32_t device : new_devices) tell_engine(group, device, group.engines.at(device));
 }
 
@@ -110,29 +111,26 @@ Result<std::uint32_t> GroupRegistry::admit(Group& group, const JoinRequest& requ
   if (!rank.ok()) return rank.status();
   if (Status status = add_member(group, *rank, request); !status.ok()) return status;
   Member& member = group.members.at(*rank);
-  member.joining = true;
+  member.presence = Presence::kJoining;
   member.active_since = group.epoch + 1;
-  group.changed.insert(*rank);
   return *rank;
 }
 
 // Between the last kBroken and kResume. Engines without a living rank forget the group instead.
-void GroupRegistry::tell_changes(Group& group) {
+void GroupRegistry::tell_changes(Group& group, const std::set<std::uint32_t>& changed) {
   for (auto& [device, slot] : group.engines) {
-    if (slot.phase != EnginePhase::kBroken) continue;
+    if (!slot.is(EnginePhase::kBroken)) continue;
     if (!group.needs(device)) {
-      slot.phase = EnginePhase::kRemoving;
-      slot.due_ns = due_in_ms(limits_.engine_ack_ms);
-      emit(SendRemoveGroup{device, {group.id}});
+      send_removal(group, device);
       continue;
     }
-    for (const std::uint32_t rank : group.changed) {
+    for (const std::uint32_t rank : changed) {
       emit(SendRank{device, group.id, rank, group.lives(rank) ? group.members.at(rank).active_since : 0});
     }
   }
-  for (const std::uint32_t rank : std::exchange(group.changed, {})) {
+  for (const std::uint32_t rank : changed) {
     Member& member = group.members.at(rank);
-    if (member.gone) {
+    if (member.gone()) {
       end_membership(group, member);
       group.members.erase(rank);
       continue;
@@ -145,21 +143,22 @@ void GroupRegistry::tell_changes(Group& group) {
 
 void GroupRegistry::resumed(std::uint32_t device, const abi::Resumed& message) {
   EngineSlot* slot = slot_of(message.group_id, device);
-  if (slot == nullptr || slot->phase != EnginePhase::kServing) return;
+  auto* serving = slot == nullptr ? nullptr : std::get_if<EngineSlot::Serving>(&slot->state);
+  if (serving == nullptr) return;
   Group& group = groups_.at(message.group_id);
   if (message.epoch != group.epoch) return;
-  slot->due_ns = 0;
+  serving->due_ns = 0;
   slot->waits_for.clear();
   // On CUDA devices a newcomer may look at its peers' signals only after all of them have cleared those.
   const bool all = group.device_kind == abi::DeviceKind::kCuda;
-  if (all && std::any_of(group.engines.begin(), group.engines.end(), [](const auto& entry) {
-        return entry.second.phase == EnginePhase::kServing && entry.second.due_ns != 0;
+  if (all && std::any_of(group.engines.begin(), group.engines.end(), [](auto& entry) {
+        return entry.second.is(EnginePhase::kServing) && entry.second.due_ns() != nullptr;
       })) {
     return;
   }
   for (auto& [rank, member] : group.members) {
-    if ((!all && member.device != device) || !member.joining || member.gone) continue;
-    member.joining = false;
+    if ((!all && member.device != device) || member.presence != Presence::kJoining) continue;
+    member.presence = Presence::kHere;
     reply_joined(group, member);
   }
 }
@@ -177,24 +176,23 @@ void GroupRegistry::expire_rejoins(Group& group) {
   });
   std::vector<std::uint32_t> late;
   for (const auto& [rank, member] : group.members) {
-    if (member.joining && !member.gone && member.join_due_ns <= now) late.push_back(rank);
+    if (member.presence == Presence::kJoining && member.join_due_ns <= now) late.push_back(rank);
   }
   const std::uint64_t id = group.id;
   for (const std::uint32_t rank : late) {
-    Member& member = group.members.at(rank);
-    member.joining = false;
+    const Member& member = group.members.at(rank);
     emit(ReplyRefused{member.session_id, member.join_request, status});
     lose_member(id, rank, "did not rejoin in time");  // may forget the group
     if (groups_.count(id) == 0) return;
-    if (group.phase != GroupPhase::kActive && group.phase != GroupPhase::kBreaking) return;
+    if (!group.is(GroupPhase::kActive) && !group.is(GroupPhase::kBreaking)) return;
   }
 }
 
 // The group ends before they have come.
 void GroupRegistry::refuse_joining(Group& group) {
   for (auto& [rank, member] : group.members) {
-    if (!std::exchange(member.joining, false) || member.gone) continue;
-    member.gone = true;
+    if (member.presence != Presence::kJoining) continue;
+    member.presence = Presence::kGone;
     emit(ReplyRefused{
         member.session_id, member.join_request,
         Status(StatusCode::kAborted, "group \"" + group.name + "\" has ended: " + group.reason.text)});
@@ -204,7 +202,8 @@ void GroupRegistry::refuse_joining(Group& group) {
 // An engine is silent; the clients of the others need not wait for it to be told that they have failed.
 void GroupRegistry::release_failed(Group& group) {
   for (auto& [device, slot] : group.engines) {
-    if (slot.phase != EnginePhase::kBroken || std::exchange(slot.released, true)) continue;
+    auto* broken = std::get_if<EngineSlot::Broken>(&slot.state);
+    if (broken == nullptr || std::exchange(broken->released, true)) continue;
     emit(SendRelease{device, {group.id}});
   }
 }

@@ -2,7 +2,6 @@
 #include "membership/registry.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 namespace epd::membership {
@@ -16,27 +15,26 @@ EngineSlot* GroupRegistry::slot_of(std::uint64_t group_id, std::uint32_t device)
 
 void GroupRegistry::tell_engine(Group& group, std::uint32_t device, EngineSlot& slot) {
   if (!is_up(device)) {
-    slot.phase = EnginePhase::kAbsent;
+    slot.state = EngineSlot::Absent{};
     return;
   }
-  slot.phase = EnginePhase::kStarting;
+  slot.state = EngineSlot::Starting{due_in_ms(limits_.engine_start_ms)};
   slot.waits_for.clear();
-  slot.due_ns = due_in_ms(limits_.engine_start_ms);
   for (auto& [rank, member] : group.members) {
-    if (member.device == device && !member.gone) member.announced = true;
+    if (member.device == device && !member.gone()) member.announced = true;
   }
-  emit(StartGroup{device, group.id, group.phase == GroupPhase::kBreaking});
+  emit(StartGroup{device, group.id, group.is(GroupPhase::kBreaking)});
 }
 
 void GroupRegistry::engine_up(std::uint32_t device) {
   if (up_.size() <= device) up_.resize(device + 1);
   up_[device] = true;
   for (auto& [id, group] : groups_) {
-    if (group.phase == GroupPhase::kActive) admit_waiting(group);
+    if (group.is(GroupPhase::kActive)) admit_waiting(group);
     close_streams(group, device);
-    if (group.phase != GroupPhase::kStarting && group.phase != GroupPhase::kBreaking) continue;
+    if (!group.is(GroupPhase::kStarting) && !group.is(GroupPhase::kBreaking)) continue;
     const auto slot = group.engines.find(device);
-    if (slot != group.engines.end() && slot->second.phase == EnginePhase::kAbsent)
+    if (slot != group.engines.end() && slot->second.is(EnginePhase::kAbsent))
       tell_engine(group, device, slot->second);
   }
 }
@@ -45,10 +43,10 @@ void GroupRegistry::engine_up(std::uint32_t device) {
 // neither, and nobody else could let the streams go on that wait there: a client looks at no board while it
 // waits for a stream.
 void GroupRegistry::close_streams(const Group& group, std::uint32_t device) {
-  const bool over = group.phase == GroupPhase::kFailing || group.phase == GroupPhase::kLost;
-  if (group.device_kind != abi::DeviceKind::kCuda || (!over && group.phase != GroupPhase::kBreaking)) return;
+  const bool over = group.is(GroupPhase::kFailing) || group.is(GroupPhase::kLost);
+  if (group.device_kind != abi::DeviceKind::kCuda || (!over && !group.is(GroupPhase::kBreaking))) return;
   for (const auto& [rank, member] : group.members) {
-    if (member.device == device && member.holds_memory && (over || member.gone))
+    if (member.device == device && member.holds_memory && (over || member.gone()))
       emit(CloseStreams{device, group.id, rank});
   }
 }
@@ -62,16 +60,18 @@ void GroupRegistry::engine_down(std::uint32_t device, const std::string& text) {
 
 void GroupRegistry::engine_down_for(Group& group, std::uint32_t device, const std::string& text) {
   EngineSlot& slot = group.engines.at(device);
-  const bool over = group.phase == GroupPhase::kFailing || group.phase == GroupPhase::kLost ||
-                    group.phase == GroupPhase::kRemoving;
-  slot = EngineSlot{over ? EnginePhase::kDone : EnginePhase::kAbsent, 0, 0, false, ""};
+  const bool over =
+      group.is(GroupPhase::kFailing) || group.is(GroupPhase::kLost) || group.is(GroupPhase::kRemoving);
+  slot = EngineSlot{};
+  if (over) slot.state = EngineSlot::Done{};
   for (auto& [rank, member] : group.members) {
     if (member.device != device) continue;
     member.announced = false;
-    const bool awaited = !member.next_submit && (member.gone || group.phase == GroupPhase::kFailing);
+    const bool stopped = std::holds_alternative<Member::Stopped>(member.submissions);
+    const bool awaited = !stopped && (member.gone() || group.is(GroupPhase::kFailing));
     if (awaited) member_has_stopped(member, memory_.next_index(group.id, rank));
   }
-  switch (group.phase) {
+  switch (group.phase()) {
     case GroupPhase::kForming:
     case GroupPhase::kStarting: return;
     case GroupPhase::kBreaking:
@@ -90,9 +90,8 @@ void GroupRegistry::engine_down_for(Group& group, std::uint32_t device, const st
       return;
     case GroupPhase::kLost: mark_members_lost(group, device); return;
     case GroupPhase::kRemoving: {
-      const bool all = std::all_of(group.engines.begin(), group.engines.end(), [](const auto& entry) {
-        return entry.second.phase == EnginePhase::kDone;
-      });
+      const bool all = std::all_of(group.engines.begin(), group.engines.end(),
+                                   [](const auto& entry) { return entry.second.is(EnginePhase::kDone); });
       if (all) forget(group.id);
       return;
     }
@@ -101,38 +100,40 @@ void GroupRegistry::engine_down_for(Group& group, std::uint32_t device, const st
 
 void GroupRegistry::group_ready(std::uint32_t device, const abi::GroupReady& message) {
   EngineSlot* slot = slot_of(message.group_id, device);
-  if (slot == nullptr || slot->phase != EnginePhase::kStarting) return;
+  if (slot == nullptr || !slot->is(EnginePhase::kStarting)) return;
   Group& group = groups_.at(message.group_id);
-  slot->due_ns = 0;
   slot->waits_for.clear();
-  const bool first_start = group.phase == GroupPhase::kStarting;
+  const bool first_start = group.is(GroupPhase::kStarting);
   if (message.status != StatusCode::kOk) {
     const std::string text(message.text, abi::text_length(message.text));
-    slot->phase = EnginePhase::kBroken;
+    slot->state = EngineSlot::Broken{};
     if (first_start) {
       abort_start(group, Status(message.status, text));
       return;
     }
-    if (group.phase == GroupPhase::kBreaking) begin_failing(group, {message.status, -1, text});
-    group.fail_from = 0;
-    advance(group);
-    return;
-  }
-  if (!first_start) {
-    slot->phase = EnginePhase::kBroken;
-    slot->next_index = std::numeric_limits<std::uint64_t>::max();
-    for (const auto& [rank, member] : group.members) {
-      if (member.device == device && member.holds_memory && !member.gone && !member.joining)
-        slot->next_index = std::min(slot->next_index, memory_.next_index(group.id, rank));
+    if (group.is(GroupPhase::kBreaking)) {
+      begin_failing(group, {message.status, -1, text}, 0);
+    } else if (auto* failing = std::get_if<Group::Failing>(&group.state)) {
+      failing->fail_from = 0;
     }
     advance(group);
     return;
   }
-  slot->phase = EnginePhase::kServing;
+  if (!first_start) {
+    std::uint64_t next_index = kNever;
+    for (const auto& [rank, member] : group.members) {
+      if (member.device == device && member.holds_memory && member.presence == Presence::kHere)
+        next_index = std::min(next_index, memory_.next_index(group.id, rank));
+    }
+    slot->state = EngineSlot::Broken{next_index};
+    advance(group);
+    return;
+  }
+  slot->state = EngineSlot::Serving{};
   const bool all = std::all_of(group.engines.begin(), group.engines.end(),
-                               [](const auto& entry) { return entry.second.phase == EnginePhase::kServing; });
+                               [](const auto& entry) { return entry.second.is(EnginePhase::kServing); });
   if (!all) return;
-  group.phase = GroupPhase::kActive;
+  group.state = Group::Active{};
   for (const auto& [rank, member] : group.members) reply_joined(group, member);
 }
 
@@ -140,10 +141,10 @@ void GroupRegistry::group_ready(std::uint32_t device, const abi::GroupReady& mes
 // joins' deadlines.
 void GroupRegistry::group_waits(std::uint32_t device, const abi::GroupWaits& message) {
   EngineSlot* slot = slot_of(message.group_id, device);
-  const bool owes = slot != nullptr && slot->due_ns != 0 &&
-                    (slot->phase == EnginePhase::kStarting || slot->phase == EnginePhase::kServing);
+  const bool owes = slot != nullptr && slot->due_ns() != nullptr &&
+                    (slot->is(EnginePhase::kStarting) || slot->is(EnginePhase::kServing));
   if (!owes) return;
-  slot->due_ns = due_in_ms(limits_.engine_start_ms);
+  *slot->due_ns() = due_in_ms(limits_.engine_start_ms);
   slot->waits_for.assign(message.text, abi::text_length(message.text));
 }
 
@@ -151,15 +152,15 @@ void GroupRegistry::rank_refused(std::uint32_t device, const abi::RankRefused& m
   if (slot_of(message.group_id, device) == nullptr) return;
   Group& group = groups_.at(message.group_id);
   const auto found = group.members.find(message.rank);
-  if (found == group.members.end() || found->second.gone) return;
+  if (found == group.members.end() || found->second.gone()) return;
   const Status status(message.status, "rank " + std::to_string(message.rank) + ": " +
                                           std::string(message.text, abi::text_length(message.text)));
-  if (group.phase == GroupPhase::kStarting) {
+  if (group.is(GroupPhase::kStarting)) {
     abort_start(group, status);
     return;
   }
-  Member& member = found->second;
-  if (std::exchange(member.joining, false)) {
+  const Member& member = found->second;
+  if (member.presence == Presence::kJoining) {
     emit(ReplyRefused{member.session_id, member.join_request, status});
   } else if (group.device_kind == abi::DeviceKind::kCuda && member.device == device) {
     emit(CloseStreams{device, group.id, message.rank});

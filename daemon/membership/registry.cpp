@@ -3,7 +3,6 @@
 #include "membership/join_rules.h"
 
 #include <algorithm>
-#include <limits>
 
 namespace epd::membership {
 namespace {
@@ -116,7 +115,7 @@ Result<std::uint32_t> GroupRegistry::pick_rank(const Group& group, std::int32_t 
 
 Status GroupRegistry::check_reach(const Group& group, const JoinRequest& request) const {
   for (const auto& [rank, member] : group.members) {
-    if (member.gone) continue;
+    if (member.gone()) continue;
     const Status status = memory_.check_reach(request.device, member.device);
     if (status.ok()) continue;
     return {status.code(), status.message() + ", and rank " + std::to_string(rank) + " of group \"" +
@@ -164,10 +163,9 @@ Status GroupRegistry::add_member(Group& group, std::uint32_t rank, const JoinReq
 
 // Engines have as long as the first rank waits, and at least the time of an answer.
 void GroupRegistry::start(Group& group) {
-  group.phase = GroupPhase::kStarting;
-  std::uint64_t first_due_ns = std::numeric_limits<std::uint64_t>::max();
+  std::uint64_t first_due_ns = kNever;
   for (const auto& [rank, member] : group.members) first_due_ns = std::min(first_due_ns, member.join_due_ns);
-  group.start_due_ns = std::max(first_due_ns, due_in_ms(limits_.engine_ack_ms));
+  group.state = Group::Starting{std::max(first_due_ns, due_in_ms(limits_.engine_ack_ms))};
   for (const auto& [rank, member] : group.members) group.engines[member.device];
   for (auto& [device, slot] : group.engines) tell_engine(group, device, slot);
 }
@@ -177,8 +175,8 @@ void GroupRegistry::abort_start(Group& group, const Status& status) {
   drop_name(group);
   group.reason = {status.code(), -1, status.message()};
   for (auto& [rank, member] : group.members) {
-    if (!member.gone) emit(ReplyRefused{member.session_id, member.join_request, status});
-    member.gone = true;
+    if (!member.gone()) emit(ReplyRefused{member.session_id, member.join_request, status});
+    member.presence = Presence::kGone;
   }
   send_removals(group);
 }
@@ -196,7 +194,7 @@ void GroupRegistry::expire_join(Group& group) {
 void GroupRegistry::expire_start(Group& group) {
   std::vector<std::uint32_t> waiting;
   for (const auto& [rank, member] : group.members) {
-    if (group.engines.at(member.device).phase != EnginePhase::kServing) waiting.push_back(rank);
+    if (!group.engines.at(member.device).is(EnginePhase::kServing)) waiting.push_back(rank);
   }
   abort_start(group, Status(StatusCode::kDeadlineExceeded,
                             "group \"" + group.name +
@@ -217,8 +215,8 @@ GroupRegistry::MemberPlace* GroupRegistry::place_of(std::uint64_t session_id, st
 void GroupRegistry::leave(std::uint64_t session_id, std::uint32_t request_id, std::uint32_t member_id) {
   const MemberPlace* place = place_of(session_id, member_id);
   Group* group = place == nullptr ? nullptr : &groups_.at(place->group_id);
-  if (group == nullptr || group->phase == GroupPhase::kForming || group->phase == GroupPhase::kStarting ||
-      group->members.at(place->rank).gone || group->members.at(place->rank).joining) {
+  if (group == nullptr || group->is(GroupPhase::kForming) || group->is(GroupPhase::kStarting) ||
+      group->members.at(place->rank).presence != Presence::kHere) {
     emit(ReplyRefused{session_id, request_id,
                       not_found("member " + std::to_string(member_id) + " is not a membership of session " +
                                 std::to_string(session_id) + "; allowed: the number that Joined gave")});
@@ -245,7 +243,7 @@ void GroupRegistry::session_closed(std::uint64_t session_id, const std::string& 
     if (member == group->second.members.end() || member->second.session_id != session_id) continue;
     member->second.leave_request.reset();  // nobody is there to be answered
     mark_conflicts(group->second);
-    if (!member->second.gone) lose_member(place.group_id, place.rank, how);
+    if (!member->second.gone()) lose_member(place.group_id, place.rank, how);
   }
   sessions_.erase(session_id);
 }
@@ -253,9 +251,9 @@ void GroupRegistry::session_closed(std::uint64_t session_id, const std::string& 
 void GroupRegistry::evict(std::uint64_t group_id, std::uint32_t rank, const std::string& how) {
   Group& group = groups_.at(group_id);
   Member& member = group.members.at(rank);
-  const bool rejoins = std::exchange(member.joining, false);
+  const bool rejoins = member.presence == Presence::kJoining;
   if (!rejoins) member.evicted = "rank " + std::to_string(rank) + " " + how;
-  if (rejoins || group.phase == GroupPhase::kForming || group.phase == GroupPhase::kStarting) {
+  if (rejoins || group.is(GroupPhase::kForming) || group.is(GroupPhase::kStarting)) {
     emit(ReplyRefused{member.session_id, member.join_request,
                       Status(StatusCode::kAborted, "rank " + std::to_string(rank) + " " + how)});
   }
@@ -265,10 +263,10 @@ void GroupRegistry::evict(std::uint64_t group_id, std::uint32_t rank, const std:
 void GroupRegistry::lose_member(std::uint64_t group_id, std::uint32_t rank, const std::string& how) {
   Group& group = groups_.at(group_id);
   Member& member = group.members.at(rank);
-  member.gone = true;
+  member.presence = Presence::kGone;
   const std::string text = "rank " + std::to_string(rank) + " (session " + std::to_string(member.session_id) +
                            ", pid " + std::to_string(member.pid) + ") " + how;
-  switch (group.phase) {
+  switch (group.phase()) {
     case GroupPhase::kForming:
       end_membership(group, member);
       group.members.erase(rank);
@@ -343,11 +341,12 @@ void GroupRegistry::tick() {
     const auto found = groups_.find(id);
     if (found == groups_.end()) continue;
     Group& group = found->second;
-    if (group.phase == GroupPhase::kForming) {
+    const auto* starting = std::get_if<Group::Starting>(&group.state);
+    if (group.is(GroupPhase::kForming)) {
       const bool expired = std::any_of(group.members.begin(), group.members.end(),
                                        [now](const auto& e) { return e.second.join_due_ns <= now; });
       if (expired) expire_join(group);
-    } else if (group.phase == GroupPhase::kStarting && group.start_due_ns <= now) {
+    } else if (starting != nullptr && starting->due_ns <= now) {
       expire_start(group);
     } else {
       tick_running(group);
@@ -358,15 +357,16 @@ void GroupRegistry::tick() {
 // An engine that misses a deadline is killed. One that lives on is stopped, so nothing can be had from it.
 void GroupRegistry::tick_running(Group& group) {
   const std::uint64_t now = clock_.now_ns();
-  const auto overdue = [&](std::uint64_t& due) {
-    if (due == 0 || due > now) return false;
-    due = due_in_ms(limits_.engine_ack_ms);
+  const auto overdue = [&](std::uint64_t* due) {
+    if (due == nullptr || *due > now) return false;
+    *due = due_in_ms(limits_.engine_ack_ms);
     return true;
   };
   const std::string of_group = " of group " + std::to_string(group.id) + " in time";
   for (auto& [device, slot] : group.engines) {
-    if (!overdue(slot.due_ns)) continue;
-    if (group.phase == GroupPhase::kFailing && group.fatal_sent && group.fail_from != 0) {
+    if (!overdue(slot.due_ns())) continue;
+    const auto* failing = std::get_if<Group::Failing>(&group.state);
+    if (failing != nullptr && failing->told && failing->fail_from != 0) {
       fail_everything(group);
     } else {
       emit(KillEngine{device, "no answer to a step" + of_group});
@@ -374,34 +374,37 @@ void GroupRegistry::tick_running(Group& group) {
   }
   bool stopped = false;
   for (auto& [rank, member] : group.members) {
-    if (!overdue(member.stop_due_ns)) continue;
+    auto* stopping = std::get_if<Member::Stopping>(&member.submissions);
+    if (stopping == nullptr || !overdue(&stopping->due_ns)) continue;
     emit(KillEngine{member.device, "rank " + std::to_string(rank) + of_group + " not stopped"});
-    if (!std::exchange(member.stop_late, true)) continue;
+    if (!std::exchange(stopping->asked_again, true)) continue;
     member_has_stopped(member, 0);
     stopped = true;
   }
-  if (group.release_due_ns != 0 && group.release_due_ns <= now && group.phase == GroupPhase::kBreaking)
-    release_failed(group);
+  const auto* breaking = std::get_if<Group::Breaking>(&group.state);
+  if (breaking != nullptr && breaking->release_due_ns <= now) release_failed(group);
   const std::uint64_t id = group.id;
   if (stopped) advance(group);  // may forget it
   if (groups_.count(id) == 1) expire_rejoins(group);
 }
 
 std::uint64_t GroupRegistry::next_due_ns() const {
-  std::uint64_t due = std::numeric_limits<std::uint64_t>::max();
-  const auto consider = [&due](std::uint64_t candidate) {
-    if (candidate != 0) due = std::min(due, candidate);
-  };
+  std::uint64_t due = kNever;
+  const auto consider = [&due](std::uint64_t candidate) { due = std::min(due, candidate); };
   for (const auto& [id, group] : groups_) {
     for (const auto& [rank, member] : group.members) {
-      const bool joins = group.phase == GroupPhase::kForming || (member.joining && !member.gone);
-      if (joins) consider(member.join_due_ns);
-      consider(member.stop_due_ns);
+      if (group.is(GroupPhase::kForming) || member.presence == Presence::kJoining)
+        consider(member.join_due_ns);
+      if (const auto* stopping = std::get_if<Member::Stopping>(&member.submissions))
+        consider(stopping->due_ns);
     }
-    for (const auto& [device, slot] : group.engines) consider(slot.due_ns);
-    if (group.phase == GroupPhase::kStarting) consider(group.start_due_ns);
+    for (const auto& [device, slot] : group.engines) {
+      if (const std::uint64_t* answer = slot.due_ns()) consider(*answer);
+    }
+    if (const auto* starting = std::get_if<Group::Starting>(&group.state)) consider(starting->due_ns);
     for (const WaitingJoin& join : group.waiting) consider(join.due_ns);
-    if (group.release_due_ns > clock_.now_ns()) consider(group.release_due_ns);
+    const auto* breaking = std::get_if<Group::Breaking>(&group.state);
+    if (breaking != nullptr && breaking->release_due_ns > clock_.now_ns()) consider(breaking->release_due_ns);
   }
   return std::min(due, next_conflict_ns());
 }
@@ -410,7 +413,7 @@ std::uint32_t GroupRegistry::memberships(std::uint64_t session_id) const {
   const auto session = sessions_.find(session_id);
   if (session == sessions_.end()) return 0;
   const auto present = [this](const MemberPlace& p) {
-    return p.group_id != 0 && !groups_.at(p.group_id).members.at(p.rank).gone;
+    return p.group_id != 0 && !groups_.at(p.group_id).members.at(p.rank).gone();
   };
   return static_cast<std::uint32_t>(std::count_if(session->second.begin(), session->second.end(), present));
 }

@@ -47,21 +47,16 @@ std::vector<std::byte> refusal_packet(const Status& status) {
 
 }  // namespace
 
-Result<std::unique_ptr<SessionTable>> SessionTable::create(Options options, Listener listener,
-                                                           const Clock& clock, SessionHost& host,
-                                                           PeerResources resources) {
-  std::unique_ptr<SessionTable> table(
-      new SessionTable(std::move(options), std::move(listener), clock, host, resources));
-  table->epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
-  if (!table->epoll_.valid()) return errno_status("epoll_create1");
+Status SessionTable::listen(Listener listener) {
+  listener_ = std::move(listener);
+  epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
+  if (!epoll_.valid()) return errno_status("epoll_create1");
   Result<std::unique_ptr<Gate>> gate = Gate::open(
-      table->listener_.take_socket(),
-      [](std::uint64_t, const PeerIdentity&) -> Porter { return carry_packets; },
-      gate_limits(table->options_.limits), refusal_packet);
+      listener_.take_socket(), [](std::uint64_t, const PeerIdentity&) -> Porter { return carry_packets; },
+      gate_limits(options_.limits), refusal_packet);
   if (!gate.ok()) return gate.status();
-  table->gate_ = std::move(*gate);
-  if (Status status = table->watch(table->gate_->poll_fd(), kGateKey); !status.ok()) return status;
-  return table;
+  gate_ = std::move(*gate);
+  return watch(gate_->poll_fd(), kGateKey);
 }
 
 Status SessionTable::watch(int fd, std::uint64_t key) {

@@ -1,6 +1,12 @@
-// What the control plane reads: the node's state as messages.
+#include "control_reads.h"
+
+#include "device_list.h"
+#include "fleet.h"
+#include "live_config.h"
+#include "loop.h"
+#include "member_memory_store.h"
 #include "messages.h"
-#include "node.h"
+#include "session/session_table.h"
 
 #include <unistd.h>
 #include <algorithm>
@@ -44,7 +50,7 @@ void fill_counters(v1::Device& message, const abi::EnginePage& page) {
 void fill(v1::Group& message, const membership::Group& group, const EngineFleet& fleet, std::uint64_t now) {
   message.set_group_id(group.id);
   message.set_name(group.name);
-  message.set_state(message_of(group.phase));
+  message.set_state(message_of(group.phase()));
   *message.mutable_shape() = message_of(group.shape);
   message.set_epoch(group.epoch);
   message.set_age_ms((now - group.created_ns) / kMsNs);
@@ -55,10 +61,10 @@ void fill(v1::Group& message, const membership::Group& group, const EngineFleet&
     out.set_rank(rank);
     out.set_session_id(member.session_id);
     out.set_device(fleet.name(member.device));
-    out.set_gone(member.gone);
+    out.set_gone(member.gone());
     out.set_by_stream(member.commands);
   }
-  if (group.phase != membership::GroupPhase::kForming) return;
+  if (!group.is(membership::GroupPhase::kForming)) return;
   for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
     if (group.members.count(rank) == 0) message.add_missing_ranks(rank);
   }
@@ -66,53 +72,62 @@ void fill(v1::Group& message, const membership::Group& group, const EngineFleet&
 
 }  // namespace
 
-v1::DaemonStatus Node::daemon_status() const {
+ControlReads::ControlReads(const Rooms& rooms, const Parts& parts) : rooms_(rooms), parts_(parts) {}
+
+std::vector<ConfigEntry> ControlReads::config_entries() const {
+  return rooms_.config->entries;
+}
+
+v1::DaemonStatus ControlReads::daemon_status() const {
+  const DaemonPhase phase = parts_.lifecycle.phase();
   v1::DaemonStatus message;
   message.set_version(kDaemonVersion);
-  message.set_boot_id(hexadecimal(boot_id_));
+  message.set_boot_id(hexadecimal(rooms_.life.boot_id));
   message.set_pid(::getpid());
-  message.set_uptime_ms((clock_.now_ns() - started_ns_) / kMsNs);
-  message.set_state(phase_ == Phase::kStarting  ? v1::DAEMON_STATE_STARTING
-                    : phase_ == Phase::kServing ? v1::DAEMON_STATE_SERVING
-                                                : v1::DAEMON_STATE_DRAINING);
-  if (phase_ == Phase::kDraining) {
-    const std::uint64_t now = loop_->now_ns();
-    message.set_drain_left_ms(drain_due_ns_ > now ? (drain_due_ns_ - now) / kMsNs : 0);
-  } else if (phase_ == Phase::kStopping) {
+  message.set_uptime_ms((rooms_.clock.now_ns() - rooms_.life.started_ns) / kMsNs);
+  message.set_state(phase == DaemonPhase::kStarting  ? v1::DAEMON_STATE_STARTING
+                    : phase == DaemonPhase::kServing ? v1::DAEMON_STATE_SERVING
+                                                     : v1::DAEMON_STATE_DRAINING);
+  if (phase == DaemonPhase::kDraining) {
+    const std::uint64_t due = parts_.lifecycle.drain_due_ns();
+    const std::uint64_t now = rooms_.loop.now_ns();
+    message.set_drain_left_ms(due > now ? (due - now) / kMsNs : 0);
+  } else if (phase == DaemonPhase::kStopping) {
     message.set_drain_left_ms(0);
   }
-  message.set_socket_path(config_.socket);
-  message.set_control_path(config_.control_socket);
-  message.set_config_generation(config_generation_);
-  message.set_last_reload_error(last_reload_error_);
-  message.set_sessions(sessions_->attached());
-  message.set_groups(registry_.groups().size());
-  message.set_arena_bytes(arenas_.total_bytes());
-  message.set_sessions_total(sessions_->total_attached());
-  message.set_sessions_refused(sessions_->total_refused());
-  message.set_mps_control_error(mps_error_);
+  message.set_socket_path(rooms_.config->socket);
+  message.set_control_path(rooms_.config->control_socket);
+  message.set_config_generation(rooms_.config.generation());
+  message.set_last_reload_error(rooms_.config.last_error());
+  message.set_sessions(rooms_.sessions.attached());
+  message.set_groups(rooms_.registry.groups().size());
+  message.set_arena_bytes(rooms_.memory.total_bytes());
+  message.set_sessions_total(rooms_.sessions.total_attached());
+  message.set_sessions_refused(rooms_.sessions.total_refused());
+  message.set_mps_control_error(parts_.gpu_work.error());
   return message;
 }
 
-// find_devices() puts them in the order of their names and numbers.
-v1::ListDevicesResponse Node::list_devices() const {
+// In the order of their names and numbers, as they were found.
+v1::ListDevicesResponse ControlReads::list_devices() const {
   v1::ListDevicesResponse list;
-  for (std::uint32_t i = 0; i < fleet_->size(); ++i) {
+  for (std::uint32_t i = 0; i < rooms_.fleet.size(); ++i) {
     v1::Device& message = *list.add_devices();
-    message.set_name(fleet_->name(i));
-    message.set_state(message_of(fleet_->state_now(i)));
-    message.set_engine_pid(fleet_->engine_pid(i));
-    message.set_restarts(fleet_->restarts(i));
-    message.set_last_exit(fleet_->last_exit(i));
-    message.set_sessions(sessions_->attached_on(i));
-    message.set_heartbeat_age_ms(fleet_->heartbeat_age_ms(i));
-    fill_counters(message, fleet_->page(i));
-    if (devices_[i].name.kind == abi::DeviceKind::kCuda) fill_cuda(*message.mutable_cuda(), devices_[i]);
+    message.set_name(rooms_.fleet.name(i));
+    message.set_state(message_of(rooms_.fleet.state_now(i)));
+    message.set_engine_pid(rooms_.fleet.engine_pid(i));
+    message.set_restarts(rooms_.fleet.restarts(i));
+    message.set_last_exit(rooms_.fleet.last_exit(i));
+    message.set_sessions(rooms_.sessions.attached_on(i));
+    message.set_heartbeat_age_ms(rooms_.fleet.heartbeat_age_ms(i));
+    fill_counters(message, rooms_.fleet.page(i));
+    if (rooms_.devices[i].name.kind == abi::DeviceKind::kCuda) fill_cuda(*message.mutable_cuda(), i);
   }
   return list;
 }
 
-void Node::fill_cuda(v1::CudaDevice& message, const NodeDevice& device) const {
+void ControlReads::fill_cuda(v1::CudaDevice& message, std::uint32_t index) const {
+  const DeviceList::Device& device = rooms_.devices[index];
   const DeviceFacts& facts = device.facts;
   message.set_model(facts.model);
   message.set_compute_capability(version_text(facts.compute / 10, facts.compute % 10));
@@ -123,45 +138,46 @@ void Node::fill_cuda(v1::CudaDevice& message, const NodeDevice& device) const {
   message.set_mode(launch_mode_text(device.mode));
   message.set_mode_reason(device.mode_reason);
   message.set_uuid(uuid_text(facts));
-  for (const std::uint32_t other : device.unreachable) message.add_unreachable(devices_[other].name.text());
+  for (const std::uint32_t other : device.unreachable)
+    message.add_unreachable(rooms_.devices[other].name.text());
 }
 
-v1::ListSessionsResponse Node::list_sessions() const {
+v1::ListSessionsResponse ControlReads::list_sessions() const {
   std::map<std::uint64_t, std::uint64_t> arena_bytes;
-  for (const auto& [id, group] : registry_.groups()) {
+  for (const auto& [id, group] : rooms_.registry.groups()) {
     for (const auto& [rank, member] : group.members) {
-      const MemberArenas* arenas = arenas_.find(id, rank);
+      const MemberArenas* arenas = rooms_.memory.find(id, rank);
       if (arenas != nullptr) arena_bytes[member.session_id] += arenas->bytes;
     }
   }
   v1::ListSessionsResponse list;
-  const std::uint64_t now = loop_->now_ns();
-  for (const auto& [id, session] : sessions_->connections()) {
+  const std::uint64_t now = rooms_.loop.now_ns();
+  for (const auto& [id, session] : rooms_.sessions.connections()) {
     if (!session.attached) continue;
     v1::Session& message = *list.add_sessions();
     message.set_session_id(id);
     message.set_uid(session.peer.uid);
     message.set_gid(session.peer.gid);
     message.set_pid(session.peer.pid);
-    message.set_device(fleet_->name(session.device));
+    message.set_device(rooms_.fleet.name(session.device));
     message.set_library(session.library);
     message.set_claimed_pid(session.claimed_pid);
     message.set_claimed_host(session.claimed_host);
     message.set_age_ms((now - session.accepted_ns) / kMsNs);
-    message.set_groups(registry_.memberships(id));
+    message.set_groups(rooms_.registry.memberships(id));
     message.set_arena_bytes(arena_bytes[id]);
   }
   return list;
 }
 
-v1::ListGroupsResponse Node::list_groups() const {
+v1::ListGroupsResponse ControlReads::list_groups() const {
   v1::ListGroupsResponse list;
-  const std::uint64_t now = loop_->now_ns();
-  for (const auto& [id, group] : registry_.groups()) {
+  const std::uint64_t now = rooms_.loop.now_ns();
+  for (const auto& [id, group] : rooms_.registry.groups()) {
     v1::Group& message = *list.add_groups();
-    fill(message, group, *fleet_, now);
+    fill(message, group, rooms_.fleet, now);
     for (const auto& [rank, member] : group.members) {
-      const abi::GroupSettings settings = group_settings(group, member.device);
+      const abi::GroupSettings settings = parts_.settings.of_group(group, member.device);
       message.set_sms(std::max(message.sms(), settings.sms));
       message.set_priority(settings.priority);
     }
@@ -169,18 +185,20 @@ v1::ListGroupsResponse Node::list_groups() const {
   return list;
 }
 
-v1::ListOperationsResponse Node::list_operations() const {
+v1::ListOperationsResponse ControlReads::list_operations() const {
   v1::ListOperationsResponse list;
-  const std::uint64_t now = clock_.now_ns();
-  for (std::uint32_t device = 0; device < fleet_->size(); ++device) {
-    for (const abi::OpView& op : fleet_->page(device).ops) add_operation(list, op, fleet_->name(device), now);
+  const std::uint64_t now = rooms_.clock.now_ns();
+  for (std::uint32_t device = 0; device < rooms_.fleet.size(); ++device) {
+    for (const abi::OpView& op : rooms_.fleet.page(device).ops)
+      add_operation(list, op, rooms_.fleet.name(device), now);
   }
   return list;
 }
 
-v1::GetStatisticsResponse Node::statistics() const {
+v1::GetStatisticsResponse ControlReads::statistics() const {
   std::vector<DevicePage> pages;
-  for (std::uint32_t i = 0; i < fleet_->size(); ++i) pages.push_back({fleet_->name(i), fleet_->page(i)});
+  for (std::uint32_t i = 0; i < rooms_.fleet.size(); ++i)
+    pages.push_back({rooms_.fleet.name(i), rooms_.fleet.page(i)});
   return message_of(pages);
 }
 

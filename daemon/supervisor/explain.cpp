@@ -1,7 +1,10 @@
 // One operation explains itself: whom it waits for, and what keeps that one.
+#include "control_reads.h"
+#include "fleet.h"
+#include "membership/registry.h"
 #include "messages.h"
-#include "node.h"
 #include "process_state.h"
+#include "session/session_table.h"
 
 #include <algorithm>
 #include <set>
@@ -83,7 +86,8 @@ std::string own_reason(const v1::Operation& op, const Operations& all, const std
 
 }  // namespace
 
-v1::Wait Node::wait_of(const membership::Group& group, std::uint32_t rank, const v1::Operation* its) const {
+v1::Wait ControlReads::wait_of(const membership::Group& group, std::uint32_t rank,
+                               const v1::Operation* its) const {
   v1::Wait wait;
   wait.set_rank(rank);
   const auto found = group.members.find(rank);
@@ -94,36 +98,37 @@ v1::Wait Node::wait_of(const membership::Group& group, std::uint32_t rank, const
     return wait;
   }
   const membership::Member& member = found->second;
-  const DeviceState state = fleet_->state_now(member.device);
+  const DeviceState state = rooms_.fleet.state_now(member.device);
   wait.set_session_id(member.session_id);
   wait.set_pid(member.pid);
-  wait.set_gone(member.gone);
-  wait.set_device(fleet_->name(member.device));
+  wait.set_gone(member.gone());
+  wait.set_device(rooms_.fleet.name(member.device));
   wait.set_device_state(message_of(state));
-  wait.set_engine_pid(fleet_->engine_pid(member.device));
+  wait.set_engine_pid(rooms_.fleet.engine_pid(member.device));
   wait.set_engine_stopped(state == DeviceState::kStopped);
-  wait.set_client_stopped(!member.gone && member.pid != 0 && is_stopped(member.pid));
+  wait.set_client_stopped(!member.gone() && member.pid != 0 && is_stopped(member.pid));
   wait.set_submitted(its != nullptr);
   if (its != nullptr) wait.set_stage(its->stage());
-  const Session* session = sessions_->find(member.session_id);
+  const Session* session = rooms_.sessions.find(member.session_id);
   wait.set_text(
       describe(wait, state, session == nullptr ? std::to_string(member.pid) : process_name(*session)));
   return wait;
 }
 
 // Engines that owe the group an answer to its break.
-std::string Node::silent_engines(const membership::Group& group) const {
+std::string ControlReads::silent_engines(const membership::Group& group) const {
   std::string names;
   for (const auto& [device, slot] : group.engines) {
-    if (slot.phase != membership::EnginePhase::kBreaking && slot.phase != membership::EnginePhase::kAbsent &&
-        slot.phase != membership::EnginePhase::kStarting)
+    using membership::EnginePhase;
+    if (!slot.is(EnginePhase::kBreaking) && !slot.is(EnginePhase::kAbsent) &&
+        !slot.is(EnginePhase::kStarting))
       continue;
-    names += (names.empty() ? "the engine of " : ", of ") + fleet_->name(device);
+    names += (names.empty() ? "the engine of " : ", of ") + rooms_.fleet.name(device);
   }
   return names;
 }
 
-Result<v1::GetOperationResponse> Node::explain(std::uint64_t session_id, std::uint64_t ticket) const {
+Result<v1::GetOperationResponse> ControlReads::explain(std::uint64_t session_id, std::uint64_t ticket) const {
   const v1::ListOperationsResponse list = list_operations();
   const Operations& all = list.operations();
   const auto found = std::find_if(all.begin(), all.end(), [&](const v1::Operation& op) {
@@ -132,16 +137,16 @@ Result<v1::GetOperationResponse> Node::explain(std::uint64_t session_id, std::ui
   if (found == all.end()) return no_such_operation(session_id, ticket);
   v1::GetOperationResponse answer;
   *answer.mutable_operation() = *found;
-  const Session* session = sessions_->find(session_id);
-  const auto group = registry_.groups().find(found->group_id());
-  if (session == nullptr || group == registry_.groups().end()) {
+  const Session* session = rooms_.sessions.find(session_id);
+  const auto group = rooms_.registry.groups().find(found->group_id());
+  if (session == nullptr || group == rooms_.registry.groups().end()) {
     answer.set_text("its session has ended; it runs to its end alone");
     return answer;
   }
   answer.set_group(group->second.name);
   answer.set_pid(session->peer.pid);
-  answer.set_engine_pid(fleet_->engine_pid(session->device));
-  answer.set_engine_stopped(fleet_->state_now(session->device) == DeviceState::kStopped);
+  answer.set_engine_pid(rooms_.fleet.engine_pid(session->device));
+  answer.set_engine_stopped(rooms_.fleet.state_now(session->device) == DeviceState::kStopped);
   std::set<std::uint32_t> seen{found->rank()};
   for (const v1::Operation* at = &*found; at != nullptr && at->waiting_for() >= 0;) {
     const auto rank = static_cast<std::uint32_t>(at->waiting_for());
@@ -152,7 +157,7 @@ Result<v1::GetOperationResponse> Node::explain(std::uint64_t session_id, std::ui
   if (answer.engine_stopped()) {
     answer.set_text("its own engine (pid " + std::to_string(answer.engine_pid()) +
                     ") stands still; what is shown is as it was " +
-                    std::to_string(fleet_->heartbeat_age_ms(session->device)) + " ms ago");
+                    std::to_string(rooms_.fleet.heartbeat_age_ms(session->device)) + " ms ago");
   } else if (answer.waits().empty()) {
     answer.set_text(own_reason(*found, all, silent_engines(group->second)));
   } else {
@@ -161,16 +166,16 @@ Result<v1::GetOperationResponse> Node::explain(std::uint64_t session_id, std::ui
   return answer;
 }
 
-Status Node::no_such_operation(std::uint64_t session_id, std::uint64_t ticket) const {
+Status ControlReads::no_such_operation(std::uint64_t session_id, std::uint64_t ticket) const {
   const std::string name = "operation " + std::to_string(session_id) + ":" + std::to_string(ticket);
-  const Session* session = sessions_->find(session_id);
+  const Session* session = rooms_.sessions.find(session_id);
   if (session == nullptr) {
     return not_found(name + ": there is no session " + std::to_string(session_id) +
                      "; allowed: an ID that epctl ops prints");
   }
-  const DeviceState state = fleet_->state(session->device);
+  const DeviceState state = rooms_.fleet.state(session->device);
   if (state != DeviceState::kReady) {
-    return not_found(name + ": the engine of " + fleet_->name(session->device) + " " + down_word(state) +
+    return not_found(name + ": the engine of " + rooms_.fleet.name(session->device) + " " + down_word(state) +
                      "; what it had taken is answered when it is back");
   }
   return not_found(name + " is not in flight; allowed: an ID that epctl ops prints");

@@ -4,6 +4,11 @@
 #include "messages.h"
 #include "node.h"
 
+#include <sys/random.h>
+#include <functional>
+#include <memory>
+#include <utility>
+
 namespace epd {
 namespace {
 
@@ -19,32 +24,32 @@ Result<T> flat(Result<Result<T>> answer) {
 
 class Facade final : public ControlFacade {
  public:
-  explicit Facade(Node& node) : node_(node) {}
+  Facade(Node& node, EventLog& events) : node_(node), events_(events) {}
 
-  Result<v1::DaemonStatus> daemon() override { return on_loop(&Node::daemon_status); }
-  Result<v1::ListDevicesResponse> devices() override { return on_loop(&Node::list_devices); }
-  Result<v1::ListSessionsResponse> sessions() override { return on_loop(&Node::list_sessions); }
-  Result<v1::ListGroupsResponse> groups() override { return on_loop(&Node::list_groups); }
+  Result<v1::DaemonStatus> daemon() override { return on_loop(&ControlReads::daemon_status); }
+  Result<v1::ListDevicesResponse> devices() override { return on_loop(&ControlReads::list_devices); }
+  Result<v1::ListSessionsResponse> sessions() override { return on_loop(&ControlReads::list_sessions); }
+  Result<v1::ListGroupsResponse> groups() override { return on_loop(&ControlReads::list_groups); }
   Result<v1::ListOperationsResponse> operations() override {
-    v1::ListOperationsResponse list = node_.list_operations();
+    v1::ListOperationsResponse list = node_.reads().list_operations();
     sort(list);
     return list;
   }
-  Result<v1::GetStatisticsResponse> statistics() override { return node_.statistics(); }
+  Result<v1::GetStatisticsResponse> statistics() override { return node_.reads().statistics(); }
   Result<EventBatch> events(std::uint64_t after, std::size_t limit, std::uint32_t wait_ms) override {
-    return node_.event_log().read(after, limit, wait_ms);
+    return events_.read(after, limit, wait_ms);
   }
   Result<v1::GetOperationResponse> operation(std::uint64_t session_id, std::uint64_t ticket) override {
     return flat(ask<Result<v1::GetOperationResponse>>(
-        node_.loop(), [this, session_id, ticket] { return node_.explain(session_id, ticket); }));
+        node_.loop(), [this, session_id, ticket] { return node_.reads().explain(session_id, ticket); }));
   }
   Result<v1::GetConfigResponse> config() override {
-    auto entries = on_loop(&Node::config_entries);
+    auto entries = on_loop(&ControlReads::config_entries);
     return entries.ok() ? Result<v1::GetConfigResponse>(message_of(std::move(entries).value()))
                         : entries.status();
   }
   Status authorize(const Operator& by, Right wanted, const std::string& what) override {
-    return node_.authorize(by, wanted, what);
+    return node_.commands().authorize(by, wanted, what);
   }
   Status drain(const Operator& by, std::uint32_t timeout_ms) override {
     constexpr std::uint32_t kMaxDrainMs = 86'400'000;  // as timeouts.drain_ms
@@ -53,31 +58,34 @@ class Facade final : public ControlFacade {
                               std::to_string(kMaxDrainMs) + " (0: as configured)");
     }
     return act(by, [this, by, timeout_ms] {
-      node_.drain(by, timeout_ms);
+      node_.lifecycle().drain(by, timeout_ms);
       return Status();
     });
   }
   Status set_device(const Operator& by, const std::string& device, std::uint32_t sms) override {
-    return act(by, [this, by, device, sms] { return node_.set_device(by, device, sms); });
+    return act(by, [this, by, device, sms] { return node_.commands().set_device(by, device, sms); });
   }
   Status set_group(const Operator& by, const std::string& group, const GroupSettingsChange& change) override {
-    return act(by, [this, by, group, change] { return node_.set_group(by, group, change); });
+    return act(by, [this, by, group, change] { return node_.commands().set_group(by, group, change); });
   }
   Status evict_session(const Operator& by, std::uint64_t session_id, const std::string& reason) override {
-    return act(by, [this, by, session_id, reason] { return node_.evict_session(by, session_id, reason); });
+    return act(by, [this, by, session_id, reason] {
+      return node_.commands().evict_session(by, session_id, reason);
+    });
   }
   Status evict_rank(const Operator& by, const std::string& group, std::uint32_t rank,
                     const std::string& reason) override {
-    return act(by, [this, by, group, rank, reason] { return node_.evict_rank(by, group, rank, reason); });
+    return act(
+        by, [this, by, group, rank, reason] { return node_.commands().evict_rank(by, group, rank, reason); });
   }
   Status restart_device(const Operator& by, const std::string& device) override {
-    return act(by, [this, by, device] { return node_.restart_device(by, device); });
+    return act(by, [this, by, device] { return node_.commands().restart_device(by, device); });
   }
 
  private:
   template <typename T>
-  Result<T> on_loop(T (Node::*read)() const) {
-    return ask<T>(node_.loop(), [this, read] { return (node_.*read)(); });
+  Result<T> on_loop(T (ControlReads::*read)() const) {
+    return ask<T>(node_.loop(), [this, read] { return (node_.reads().*read)(); });
   }
 
   Status act(const Operator& by, std::function<Status()> action) {
@@ -87,27 +95,52 @@ class Facade final : public ControlFacade {
   }
 
   Node& node_;
+  EventLog& events_;
 };
 
 class SupervisorImpl final : public Supervisor {
  public:
-  explicit SupervisorImpl(SupervisorOptions options) : node_(std::move(options)), facade_(node_) {}
-  Status start() { return node_.start(); }
+  SupervisorImpl() { event_log_.install(); }
+  Status start(SupervisorOptions options);
 
-  ControlFacade& control() override { return facade_; }
-  void on_serving(std::function<void(bool)> callback) override { node_.on_serving(std::move(callback)); }
-  int run() override { return node_.run(); }
+  ControlFacade& control() override { return *facade_; }
+  void on_serving(std::function<void(bool)> callback) override {
+    node_->lifecycle().on_serving(std::move(callback));
+  }
+  int run() override {
+    node_->run();
+    return 0;
+  }
 
  private:
-  Node node_;
-  Facade facade_;
+  EventLog event_log_;
+  MonotonicClock clock_;
+  LoopClock loop_clock_{clock_};
+  std::unique_ptr<Loop> loop_;
+  std::unique_ptr<Node> node_;
+  std::unique_ptr<Facade> facade_;
 };
+
+Status SupervisorImpl::start(SupervisorOptions options) {
+  DaemonLife life{{}, clock_.now_ns()};
+  if (::getrandom(life.boot_id.data(), life.boot_id.size(), 0) != static_cast<ssize_t>(life.boot_id.size()))
+    return errno_status("getrandom");
+  Result<std::unique_ptr<Loop>> loop = Loop::create(loop_clock_);
+  if (!loop.ok()) return loop.status();
+  loop_ = std::move(*loop);
+  Result<DeviceList> devices = DeviceList::find(options.config);
+  if (!devices.ok()) return devices.status();
+  node_ = std::make_unique<Node>(Node::Ground{*loop_, clock_, loop_clock_, life}, std::move(options),
+                                 std::move(*devices));
+  facade_ = std::make_unique<Facade>(*node_, event_log_);
+  return node_->start();
+}
 
 }  // namespace
 
 Result<std::unique_ptr<Supervisor>> Supervisor::create(SupervisorOptions options) {
-  auto supervisor = std::make_unique<SupervisorImpl>(std::move(options));
-  if (Status status = supervisor->start(); !status.ok()) return status;
+  auto supervisor = std::make_unique<SupervisorImpl>();
+  if (Status status = supervisor->start(std::move(options)); !status.ok()) return status;
   return Result<std::unique_ptr<Supervisor>>(std::move(supervisor));
 }
 

@@ -181,10 +181,10 @@ class Target {
     options.daemon = "epd fuzz";
     options.devices = {{"host:0"}, {"host:1"}};
     options.limits = {kConnections, 5'000};
-    auto table =
-        SessionTable::create(std::move(options), std::move(*listener), clock_, host_, {closer_, budget_});
-    require(table.ok(), table.status().to_string());
-    table_ = std::move(*table);
+    table_ =
+        std::make_unique<SessionTable>(std::move(options), clock_, host_, PeerResources{closer_, budget_});
+    const Status listening = table_->listen(std::move(*listener));
+    require(listening.ok(), listening.to_string());
     bystander_ = connect();
     require(exchange(bystander_, AttachType::kHello, good_hello()) == AttachType::kWelcome,
             "bystander attaches");

@@ -310,5 +310,37 @@ TEST_F(LaunchedHeldWordsTest, ReadyOfAnAbortedOperationIsWrittenBeforeTheGroupGo
   check_rows(slot, inputs);
 }
 
+// The group goes when the device has left it, and meanwhile the loop serves the others.
+TEST_F(LaunchedHeldWordsTest, TheRemovalOfAGroupHoldsUpNobodyElse) {
+  RawSession other(50);
+  other.add_to(*engine_view_[0]);
+  abi::GroupShape alone = kShape;
+  alone.num_ranks = 1;
+  alone.num_experts = 2;
+  const RawGroup beside(8, alone, "cuda", 1);
+  beside.add_to_engine({engine_view_[0]}, {&other}, 0, false);
+  submit_ahead(0, fill(0));
+  ASSERT_TRUE(comes([&] { return session(2).b().submission_head.value.load() == 1; }));
+  ::usleep(20'000);  // it waits in the lane's stream
+  begin("held");
+  engine_view_[0]->send(LinkType::kRemoveGroup, abi::GroupRef{kGroup});
+  abi::Submission noop = submission(0, Op::kNoop, 0);
+  other.submit(noop);
+  const auto served = other.wait(2000);
+  ASSERT_TRUE(served.has_value()) << "the loop waits for the device";
+  EXPECT_EQ(served->status, StatusCode::kOk);
+  session(0).submit(submission(0, Op::kDispatch, 0));
+  const auto refused = session(0).wait();
+  ASSERT_TRUE(refused.has_value());
+  EXPECT_EQ(refused->status, StatusCode::kAborted);
+  EXPECT_FALSE(session(2).wait(0).has_value()) << "`ready` is still to be written";
+  EXPECT_FALSE(engine_view_[0]->expect(LinkType::kGroupRemoved, 100).has_value());
+  end("held");
+  EXPECT_TRUE(engine_view_[0]->expect(LinkType::kGroupRemoved).has_value());
+  const auto done = session(2).wait();
+  ASSERT_TRUE(done.has_value());
+  EXPECT_EQ(done->status, StatusCode::kAborted);
+}
+
 }  // namespace
 }  // namespace epd::test

@@ -87,7 +87,7 @@ TEST_F(Membership, ARankThatDiesWithItsEngineFailsFromItsBoard) {
   EXPECT_EQ(take_breaks(),
             (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=1 fail_from=4"}));
   broken(0, 5);
-  EXPECT_EQ(group().phase, GroupPhase::kLost);
+  EXPECT_EQ(group().phase(), GroupPhase::kLost);
   registry_.engine_up(1);
   EXPECT_TRUE(take().empty()) << "a lost group is not told to a new engine";
 }
@@ -105,7 +105,7 @@ TEST_F(Membership, AnEngineThatDiesInAFatalBreakLeavesItsBoardsToTheSupervisor) 
   EXPECT_EQ(memory_.lost.at(0), "rank 1 (session 11, pid 1001) died");
   EXPECT_EQ(memory_.lost.count(2), 1u);
   broken(1, 2);
-  EXPECT_EQ(group().phase, GroupPhase::kLost);
+  EXPECT_EQ(group().phase(), GroupPhase::kLost);
   registry_.leave(10, 500, members_.at(10));
   registry_.leave(12, 501, members_.at(12));
   EXPECT_EQ(take(),
@@ -186,7 +186,7 @@ TEST_F(Membership, AnEngineThatIsStoppedDoesNotKeepTheOthersFromTheFatalBreak) {
   broken(0, 0);
   stopped(1, 4);  // it goes on
   broken(1, 4);
-  EXPECT_EQ(group().phase, GroupPhase::kLost);
+  EXPECT_EQ(group().phase(), GroupPhase::kLost);
 }
 
 TEST_F(Membership, AnUnansweredRecoverableBreakReleasesTheOthersThenKillsTheEngineAgainAndAgain) {

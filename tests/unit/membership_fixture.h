@@ -136,7 +136,7 @@ class Membership : public testing::Test {
     for (std::uint32_t r = 0; r < ranks; ++r) registry_.join(request(r, ranks));
     for (std::uint32_t d = 0; d < std::min(ranks, devices_); ++d) ready(d);
     take();
-    ASSERT_EQ(group().phase, GroupPhase::kActive);
+    ASSERT_EQ(group().phase(), GroupPhase::kActive);
   }
 
   using Lines = std::vector<std::string>;

@@ -9,7 +9,7 @@ TEST_F(Membership, AGroupStartsWhenItsLastRankJoinsAndAnswersWhenEveryEngineIsRe
   registry_.join(request(0, 3));
   registry_.join(request(2, 3));
   EXPECT_TRUE(take().empty());
-  EXPECT_EQ(group().phase, GroupPhase::kForming);
+  EXPECT_EQ(group().phase(), GroupPhase::kForming);
   registry_.join(request(1, 3));
   EXPECT_EQ(take(), (Lines{"start device=0 group=1 broken=0", "start device=1 group=1 broken=0"}));
   ready(0);
@@ -17,7 +17,7 @@ TEST_F(Membership, AGroupStartsWhenItsLastRankJoinsAndAnswersWhenEveryEngineIsRe
   ready(1);
   EXPECT_EQ(take(), (Lines{"joined session=10 request=100 rank=0", "joined session=11 request=101 rank=1",
                            "joined session=12 request=102 rank=2"}));
-  EXPECT_EQ(group().phase, GroupPhase::kActive);
+  EXPECT_EQ(group().phase(), GroupPhase::kActive);
   EXPECT_EQ(group().epoch, 1u);
 }
 
@@ -450,7 +450,7 @@ TEST_F(Membership, OneSessionMayHaveSeveralRanksOfAGroup) {
                            "joined session=50 request=2 rank=1"}));
   registry_.session_closed(50, "died");
   take();
-  EXPECT_EQ(group().phase, GroupPhase::kFailing);
+  EXPECT_EQ(group().phase(), GroupPhase::kFailing);
 }
 
 TEST_F(Membership, ASessionThatEndsTakesAllThatItWaitsForAlong) {
@@ -467,7 +467,7 @@ TEST_F(Membership, ASessionThatEndsTakesAllThatItWaitsForAlong) {
   const Lines lines = take();
   EXPECT_FALSE(known(1)) << "nobody is left of it";
   EXPECT_EQ(std::count(lines.begin(), lines.end(), "refused session=11 request=101 status=RANK_LOST"), 1);
-  EXPECT_EQ(group(3).phase, GroupPhase::kFailing);
+  EXPECT_EQ(group(3).phase(), GroupPhase::kFailing);
   EXPECT_EQ(registry_.memberships(50), 0u);
   for (const auto& [group, rank] : memory_.held) EXPECT_NE(group, 1u);
 }

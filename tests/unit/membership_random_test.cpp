@@ -259,7 +259,7 @@ class RandomMembership : public Membership {
     // what the registry believes.
     const auto group = registry_.groups().find(a.message.group_id);
     if (group != registry_.groups().end() && group->second.epoch == a.message.epoch &&
-        group->second.phase == GroupPhase::kActive) {
+        group->second.phase() == GroupPhase::kActive) {
       std::set<std::uint32_t> ranks;
       for (const auto& [rank, member] : group->second.members) ranks.insert(rank);
       EXPECT_EQ(known->ranks, ranks);
@@ -292,17 +292,17 @@ class RandomMembership : public Membership {
   }
 
   void check_settled(const Group& group) const {
-    const bool at_rest = group.phase == GroupPhase::kActive || group.phase == GroupPhase::kLost;
-    EXPECT_TRUE(at_rest) << "group " << group.id << " is stuck in phase " << static_cast<int>(group.phase);
-    EXPECT_TRUE(group.waiting.empty() && group.changed.empty());
+    const bool at_rest = group.phase() == GroupPhase::kActive || group.phase() == GroupPhase::kLost;
+    EXPECT_TRUE(at_rest) << "group " << group.id << " is stuck in phase " << static_cast<int>(group.phase());
+    EXPECT_TRUE(group.waiting.empty());
     for (const auto& [rank, member] : group.members) {
-      EXPECT_FALSE(member.joining) << "rank " << rank;
-      EXPECT_EQ(memory_.held.count({group.id, rank}), member.gone ? 0u : 1u) << "rank " << rank;
-      EXPECT_FALSE(group.phase == GroupPhase::kActive && member.gone);
+      EXPECT_NE(member.presence, Presence::kJoining) << "rank " << rank;
+      EXPECT_EQ(memory_.held.count({group.id, rank}), member.gone() ? 0u : 1u) << "rank " << rank;
+      EXPECT_FALSE(group.phase() == GroupPhase::kActive && member.gone());
     }
-    if (group.phase != GroupPhase::kActive) return;
+    if (group.phase() != GroupPhase::kActive) return;
     for (const auto& [device, slot] : group.engines) {
-      EXPECT_EQ(slot.phase, EnginePhase::kServing);
+      EXPECT_EQ(slot.phase(), EnginePhase::kServing);
       EXPECT_TRUE(group.needs(device));
     }
   }

@@ -22,7 +22,7 @@ TEST_F(Membership, ADeadRankBreaksTheGroupFromItsFirstUnsubmittedOperation) {
   EXPECT_EQ(memory_.held.count({1, 2}), 1u) << "device 1 may still write there";
   broken(1, 7);
   EXPECT_TRUE(take().empty());
-  EXPECT_EQ(group().phase, GroupPhase::kLost);
+  EXPECT_EQ(group().phase(), GroupPhase::kLost);
   EXPECT_EQ(memory_.held.count({1, 2}), 0u);
   EXPECT_EQ(memory_.held.size(), 2u) << "the living keep theirs until they leave";
 
@@ -59,7 +59,7 @@ TEST_F(Membership, ForeignAndStaleMembersCannotBeLeft) {
   EXPECT_EQ(take(), (Lines{"refused session=10 request=500 status=NOT_FOUND",
                            "refused session=10 request=501 status=NOT_FOUND",
                            "refused session=99 request=502 status=NOT_FOUND"}));
-  EXPECT_EQ(group().phase, GroupPhase::kActive);
+  EXPECT_EQ(group().phase(), GroupPhase::kActive);
 }
 
 TEST_F(Membership, MemberNumbersAreNotReusedWhileAnEngineKnowsThem) {
@@ -100,8 +100,8 @@ TEST_F(Membership, AnEvictedRankIsLostLikeOneThatLeft) {
   EXPECT_NE(break_text_.find("rank 1 (session 11, pid 1001) was evicted by operator: too slow"),
             std::string::npos)
       << break_text_;
-  EXPECT_EQ(group().phase, GroupPhase::kFailing);
-  EXPECT_TRUE(group().members.at(1).gone);
+  EXPECT_EQ(group().phase(), GroupPhase::kFailing);
+  EXPECT_TRUE(group().members.at(1).gone());
 }
 
 TEST_F(Membership, AnEvictedRankThatStillJoinsIsRefused) {
@@ -115,7 +115,7 @@ TEST_F(Membership, AnEvictedRankThatStillJoinsIsRefused) {
   registry_.join(request(1, 3));
   registry_.join(request(2, 3));
   take();
-  ASSERT_EQ(group().phase, GroupPhase::kStarting);
+  ASSERT_EQ(group().phase(), GroupPhase::kStarting);
   registry_.evict(1, 2, "was evicted by operator");
   std::size_t refused = 0;
   for (const std::string& line : take()) refused += line.starts_with("refused") ? 1 : 0;
@@ -134,7 +134,7 @@ TEST_F(Membership, OperationsThatALivingRankHadNotSubmittedFailAtOnce) {
                            "break device=1 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=2 fail_from=5"}));
   broken(0, 5);
   broken(1, 5);
-  EXPECT_EQ(group().phase, GroupPhase::kLost);
+  EXPECT_EQ(group().phase(), GroupPhase::kLost);
 }
 
 TEST_F(Membership, AnEngineThatHasLetGoIsNotBrokenAgain) {
@@ -237,7 +237,7 @@ TEST_F(Membership, ABreakRequestEndsInANewEpochFromTheLowestUncompletedOperation
   broken(1, 10);
   EXPECT_EQ(take(),
             (Lines{"resume device=0 group=1 epoch=2 index=10", "resume device=1 group=1 epoch=2 index=10"}));
-  EXPECT_EQ(group().phase, GroupPhase::kActive);
+  EXPECT_EQ(group().phase(), GroupPhase::kActive);
 }
 
 TEST_F(Membership, RequestsAndAnswersOfOlderEpochsAreIgnored) {
@@ -252,7 +252,7 @@ TEST_F(Membership, RequestsAndAnswersOfOlderEpochsAreIgnored) {
   EXPECT_EQ(take().size(), 2u);
   broken(0, 5, 1);
   broken(1, 5, 1);
-  EXPECT_EQ(group().phase, GroupPhase::kBreaking);
+  EXPECT_EQ(group().phase(), GroupPhase::kBreaking);
 }
 
 // Tags have room for so many; with the next they would fall back, and no operation would ever end.
@@ -262,7 +262,7 @@ TEST_F(Membership, AGroupThatHasHadItsLastEpochIsLost) {
     request_break(1, epoch);
     broken(0, 1, epoch);
     broken(1, 1, epoch);
-    ASSERT_EQ(group().phase, GroupPhase::kActive);
+    ASSERT_EQ(group().phase(), GroupPhase::kActive);
     take();
   }
   ASSERT_EQ(group().epoch, kLastEpoch);
@@ -275,7 +275,7 @@ TEST_F(Membership, AGroupThatHasHadItsLastEpochIsLost) {
   EXPECT_NE(break_text_.find("epoch 100 is the last"), std::string::npos) << break_text_;
   broken(0, 1, kLastEpoch);
   broken(1, 1, kLastEpoch);
-  EXPECT_EQ(group().phase, GroupPhase::kLost);
+  EXPECT_EQ(group().phase(), GroupPhase::kLost);
 }
 
 TEST_F(Membership, ARankLostInARecoverableBreakTurnsItFatal) {
@@ -293,7 +293,7 @@ TEST_F(Membership, ARankLostInARecoverableBreakTurnsItFatal) {
                    "break device=1 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=1 fail_from=6"}));
   broken(0, 6);
   broken(1, 6);
-  EXPECT_EQ(group().phase, GroupPhase::kLost);
+  EXPECT_EQ(group().phase(), GroupPhase::kLost);
 }
 
 TEST_F(Membership, ABreakRequestInAFatalBreakFailsEverything) {

@@ -95,7 +95,7 @@ class WaitingStreams : public Membership {
     }
     for (const std::uint32_t device : {0u, 1u}) ready(device);
     take();
-    ASSERT_EQ(group().phase, GroupPhase::kActive);
+    ASSERT_EQ(group().phase(), GroupPhase::kActive);
   }
   void refuse(std::uint32_t device, std::uint32_t rank) {
     abi::RankRefused message{1, rank, StatusCode::kInvalidArgument, {}};
@@ -113,12 +113,12 @@ TEST_F(WaitingStreams, AnEngineThatWasAwayWhenTheGroupEndedLetsThemGo) {
   EXPECT_EQ(take(), (Lines{"close device=0 group=1 rank=0", "close device=0 group=1 rank=2",
                            "close device=0 group=1 rank=4"}))
       << "whoever has memory: of rank 4 only the membership may be gone";
-  ASSERT_EQ(group().phase, GroupPhase::kFailing) << "engine 1 has not let go yet";
+  ASSERT_EQ(group().phase(), GroupPhase::kFailing) << "engine 1 has not let go yet";
   broken(1, 0);
   for (const std::uint32_t rank : {1u, 3u}) stopped(rank, 0);
   broken(1, 0);
   take();
-  ASSERT_EQ(group().phase, GroupPhase::kLost);
+  ASSERT_EQ(group().phase(), GroupPhase::kLost);
   registry_.engine_down(0, "killed");
   take();
   registry_.engine_up(0);

@@ -99,10 +99,10 @@ class Attach : public testing::Test {
     options.daemon = "epd test";
     options.devices = {{"host:0"}, {"host:1"}};
     options.limits = limits;
-    auto table = SessionTable::create(std::move(options), std::move(*listener), clock_, host_,
-                                      {closer_, descriptors_});
-    ASSERT_TRUE(table.ok()) << table.status().to_string();
-    table_ = std::move(*table);
+    table_ = std::make_unique<SessionTable>(std::move(options), clock_, host_,
+                                            PeerResources{closer_, descriptors_});
+    const Status status = table_->listen(std::move(*listener));
+    ASSERT_TRUE(status.ok()) << status.to_string();
   }
 
   UniqueFd connect() {

@@ -22,8 +22,7 @@ struct LaunchRequest {
   std::uint32_t sms = 0;  // at most; 0: the lane's share
 };
 
-// An operation in flight. Destroying it waits until the device has left it: abort() first, unless it has
-// ended.
+// An operation in flight. It must have left() before it is destroyed: nothing waits for that there.
 class Flight {
  public:
   virtual ~Flight() = default;

@@ -8,14 +8,19 @@
 #include "proto/attach.h"
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
+#include <variant>
 #include <vector>
 
 namespace epd::membership {
+
+inline constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 
 enum class GroupPhase {
   kForming,   // ranks are missing
@@ -26,6 +31,12 @@ enum class GroupPhase {
   kLost,      // fatal, and every engine has let go; waiting for the members to leave
   kRemoving,  // waiting for every engine to have forgotten it
 };
+
+// The states of a variant name their phase as kPhase.
+template <typename State>
+constexpr auto phase_of(const State& state) {
+  return std::visit([](const auto& of) { return of.kPhase; }, state);
+}
 
 // A membership's name in submissions: index in the low half, generation (never 0) in the high half, so
 // that a stale name is told from a fresh one. Indices are reused within a session.
@@ -51,7 +62,23 @@ struct JoinRequest {
   ClientMemory memory;
 };
 
+enum class Presence {
+  kHere,
+  kJoining,  // it rejoins a degraded group: its Joined is owed
+  kGone,     // left, died or was evicted
+};
+
 struct Member {
+  // Whether its engine takes submissions of it.
+  struct Taken {};
+  struct Stopping {            // kStopMember sent and not answered
+    std::uint64_t due_ns = 0;  // for the answer
+    bool asked_again = false;  // its engine has missed the first deadline
+  };
+  struct Stopped {
+    std::uint64_t next_submit = 0;  // the first operation that it will never submit
+  };
+
   std::uint64_t session_id = 0;
   std::uint32_t rank = 0;
   std::uint32_t member = 0;  // make_member_id
@@ -68,14 +95,13 @@ struct Member {
   std::uint64_t active_since = 1;  // the epoch in which it came
   std::uint64_t first_index = 0;   // the operation with which it came
   bool announced = false;          // its engine has been told of it
-  bool joining = false;            // it rejoins a degraded group: its Joined is owed
   bool holds_memory = false;
-  bool gone = false;                           // left, died or was evicted
-  std::string evicted;                         // how: its client lives, and is to hear of it
-  std::uint64_t stop_due_ns = 0;               // kStopMember sent and not answered; 0 = none
-  bool stop_late = false;                      // its engine has missed that once
-  std::optional<std::uint64_t> next_submit;    // once stopped: the first operation it will never submit
+  Presence presence = Presence::kHere;
+  std::string evicted;  // kGone: how it was evicted; its client lives, and is to hear of it
+  std::variant<Taken, Stopping, Stopped> submissions;
   std::optional<std::uint32_t> leave_request;  // a kLeave that waits for its reply
+
+  bool gone() const { return presence == Presence::kGone; }
 };
 
 // How far one engine is with one group.
@@ -90,11 +116,42 @@ enum class EnginePhase {
 };
 
 struct EngineSlot {
-  EnginePhase phase = EnginePhase::kAbsent;
-  std::uint64_t due_ns = 0;      // for the answer it owes; 0 = owes none
-  std::uint64_t next_index = 0;  // from kBroken
-  bool released = false;         // kRelease sent
-  std::string waits_for;         // what its kGroupReady or kResumed waits for, as it last said; "": nothing
+  struct Absent {
+    static constexpr EnginePhase kPhase = EnginePhase::kAbsent;
+  };
+  struct Starting {
+    static constexpr EnginePhase kPhase = EnginePhase::kStarting;
+    std::uint64_t due_ns = 0;  // for kGroupReady
+  };
+  struct Serving {
+    static constexpr EnginePhase kPhase = EnginePhase::kServing;
+    std::uint64_t due_ns = 0;  // for kResumed; 0: nobody waits for it
+  };
+  struct Breaking {
+    static constexpr EnginePhase kPhase = EnginePhase::kBreaking;
+    std::uint64_t due_ns = 0;  // for kBroken
+  };
+  struct Broken {
+    static constexpr EnginePhase kPhase = EnginePhase::kBroken;
+    std::uint64_t next_index = 0;  // the first operation that it has not completed
+    bool released = false;         // kRelease sent
+  };
+  struct Removing {
+    static constexpr EnginePhase kPhase = EnginePhase::kRemoving;
+    std::uint64_t due_ns = 0;  // for kGroupRemoved
+  };
+  struct Done {
+    static constexpr EnginePhase kPhase = EnginePhase::kDone;
+  };
+
+  std::variant<Absent, Starting, Serving, Breaking, Broken, Removing, Done> state;
+  std::string waits_for;  // what its kGroupReady or kResumed waits for, as it last said; "": nothing
+
+  EnginePhase phase() const { return phase_of(state); }
+  bool is(EnginePhase wanted) const { return phase() == wanted; }
+  // When the answer that it owes is due; null: it owes none.
+  const std::uint64_t* due_ns() const;
+  std::uint64_t* due_ns() { return const_cast<std::uint64_t*>(std::as_const(*this).due_ns()); }
 };
 
 // Why a group breaks; the text is what clients read.
@@ -123,27 +180,51 @@ struct GroupConflicts {
 };
 
 struct Group {
+  struct Forming {
+    static constexpr GroupPhase kPhase = GroupPhase::kForming;
+  };
+  struct Starting {
+    static constexpr GroupPhase kPhase = GroupPhase::kStarting;
+    std::uint64_t due_ns = 0;  // until then the engines must have mapped it
+  };
+  struct Active {
+    static constexpr GroupPhase kPhase = GroupPhase::kActive;
+  };
+  struct Breaking {
+    static constexpr GroupPhase kPhase = GroupPhase::kBreaking;
+    std::set<std::uint32_t> changed;   // ranks that came or went, to be told before kResume
+    bool reason_changed = false;       // since kBreak told it
+    std::uint64_t release_due_ns = 0;  // failed completions are held back no longer
+  };
+  struct Failing {
+    static constexpr GroupPhase kPhase = GroupPhase::kFailing;
+    std::uint64_t fail_from = kNever;  // operations from this one on fail; 0: none runs to its end
+    bool told = false;                 // kBreak fatal is out, with fail_from
+  };
+  struct Lost {
+    static constexpr GroupPhase kPhase = GroupPhase::kLost;
+  };
+  struct Removing {
+    static constexpr GroupPhase kPhase = GroupPhase::kRemoving;
+  };
+
   std::uint64_t id = 0;
   std::uint32_t uid = 0;  // of all its members
   std::string name;
   abi::GroupShape shape{};
   abi::DeviceKind device_kind = abi::DeviceKind::kHost;  // of all its members' devices
-  GroupPhase phase = GroupPhase::kForming;
   std::uint64_t epoch = 1;
   std::uint64_t resume_index = 0;
   std::uint64_t created_ns = 0;
   std::map<std::uint32_t, Member> members;      // by rank; a masked one is missing
   std::map<std::uint32_t, EngineSlot> engines;  // by device; empty while forming
 
+  std::variant<Forming, Starting, Active, Breaking, Failing, Lost, Removing> state;
   BreakReason reason;                // of the last break
-  bool reason_changed = false;       // since kBreak told it
-  std::set<std::uint32_t> changed;   // kBreaking: ranks that came or went, to be told before kResume
   std::vector<WaitingJoin> waiting;  // degrade: for the end of the break
-  std::uint64_t start_due_ns = 0;    // kStarting: until then the engines must have mapped it
-  std::uint64_t release_due_ns = 0;  // kBreaking: failed completions are held back no longer; 0 = they aren't
-  bool fatal_sent = false;           // kFailing: kBreak fatal is out
-  std::uint64_t fail_from = 0;
 
+  GroupPhase phase() const { return phase_of(state); }
+  bool is(GroupPhase wanted) const { return phase() == wanted; }
   bool all_gone() const;
   bool lives(std::uint32_t rank) const;
   // It runs, and a lost rank may come back.

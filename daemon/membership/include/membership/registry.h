@@ -12,6 +12,7 @@
 
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -114,15 +115,16 @@ class GroupRegistry {
   // breaks.cpp: the break protocol
   void stop_member(Group& group, Member& member);
   void member_has_stopped(Member& member, std::uint64_t next_submit);
-  void begin_break(Group& group, BreakReason reason);
-  void begin_failing(Group& group, BreakReason reason);
+  void begin_break(Group& group, BreakReason reason, std::set<std::uint32_t> changed = {});
+  void begin_failing(Group& group, BreakReason reason, std::uint64_t fail_from = kNever);
   void advance(Group& group);
   void resume(Group& group);
-  void send_fatal(Group& group);
+  void send_fatal(Group& group, Group::Failing& failing);
   void fail_everything(Group& group);
-  void send_break(Group& group, std::uint32_t device, bool fatal);
+  void send_break(Group& group, std::uint32_t device);
   void become_lost(Group& group);
   void remove_if_empty(Group& group);
+  void send_removal(Group& group, std::uint32_t device);
   void send_removals(Group& group);
   void mark_members_lost(Group& group, std::uint32_t device);
 
@@ -131,7 +133,7 @@ class GroupRegistry {
   Status rejoin(Group& group, const JoinRequest& request);
   void admit_waiting(Group& group);
   Result<std::uint32_t> admit(Group& group, const JoinRequest& request);
-  void tell_changes(Group& group);
+  void tell_changes(Group& group, const std::set<std::uint32_t>& changed);
   void expire_rejoins(Group& group);
   void refuse_joining(Group& group);
   void release_failed(Group& group);

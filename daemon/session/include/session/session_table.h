@@ -107,8 +107,15 @@ class SessionTable {
     SessionLimits limits;
   };
 
-  static Result<std::unique_ptr<SessionTable>> create(Options options, Listener listener, const Clock& clock,
-                                                      SessionHost& host, PeerResources resources);
+  // The host is not called before listen().
+  SessionTable(Options options, const Clock& clock, SessionHost& host, PeerResources resources)
+      : options_(std::move(options)),
+        clock_(clock),
+        host_(host),
+        closer_(resources.closer),
+        descriptors_(resources.descriptors) {}
+  // Once, before anything else.
+  Status listen(Listener listener);
 
   int poll_fd() const { return epoll_.get(); }
   void process();
@@ -144,15 +151,6 @@ class SessionTable {
   std::uint64_t total_refused() const;
 
  private:
-  SessionTable(Options options, Listener listener, const Clock& clock, SessionHost& host,
-               PeerResources resources)
-      : options_(std::move(options)),
-        listener_(std::move(listener)),
-        clock_(clock),
-        host_(host),
-        closer_(resources.closer),
-        descriptors_(resources.descriptors) {}
-
   Status watch(int fd, std::uint64_t key);
   void admit_all();
   Status check_arrival(const PeerIdentity& peer) const;

@@ -1,0 +1,56 @@
+// What the control plane reads: the supervisor's state as messages.
+#pragma once
+
+#include "gpu_work.h"
+#include "lifecycle.h"
+#include "operator_settings.h"
+#include "rooms.h"
+#include "supervisor/config.h"
+#include "supervisor/control_facade.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace epd {
+
+namespace v1 {
+class CudaDevice;
+class Operation;
+class Wait;
+}  // namespace v1
+
+class ControlReads {
+ public:
+  struct Parts {
+    const OperatorSettings& settings;
+    const GpuWork& gpu_work;
+    const Lifecycle& lifecycle;
+  };
+  ControlReads(const Rooms& rooms, const Parts& parts);
+
+  v1::DaemonStatus daemon_status() const;
+  v1::ListDevicesResponse list_devices() const;
+  v1::ListSessionsResponse list_sessions() const;
+  v1::ListGroupsResponse list_groups() const;
+  std::vector<ConfigEntry> config_entries() const;
+  // From any thread: these read only the engines' pages. Operations are not sorted yet.
+  v1::ListOperationsResponse list_operations() const;
+  v1::GetStatisticsResponse statistics() const;
+
+  // explain.cpp
+  Result<v1::GetOperationResponse> explain(std::uint64_t session_id, std::uint64_t ticket) const;
+
+ private:
+  void fill_cuda(v1::CudaDevice& message, std::uint32_t index) const;
+
+  // explain.cpp
+  v1::Wait wait_of(const membership::Group& group, std::uint32_t rank, const v1::Operation* its) const;
+  std::string silent_engines(const membership::Group& group) const;
+  Status no_such_operation(std::uint64_t session_id, std::uint64_t ticket) const;
+
+  const Rooms& rooms_;
+  const Parts parts_;
+};
+
+}  // namespace epd

@@ -1,0 +1,129 @@
+#include "engine_events.h"
+
+#include "base/event.h"
+#include "member_memory_store.h"
+#include "process_state.h"
+#include "session/session_table.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace epd {
+
+EngineEvents::EngineEvents(const Rooms& rooms, const Parts& parts) : rooms_(rooms), parts_(parts) {}
+
+void EngineEvents::engine_ready(std::uint32_t device) {
+  parts_.orders.send(device, abi::LinkType::kSettings, parts_.settings.of_device(device));
+  for (const auto& [id, session] : rooms_.sessions.connections()) {
+    if (session.attached && session.device == device) parts_.orders.add_session(session);
+  }
+  for (const MemberMemoryStore::OpenStreams& open : rooms_.memory.take_open_streams(device))
+    parts_.orders.send(device, abi::LinkType::kCloseStreams, open.message, {open.user.get()});
+  rooms_.registry.engine_up(device);
+  parts_.orders.send(device, abi::LinkType::kAllTold, abi::AllTold{});
+}
+
+void EngineEvents::engine_down(std::uint32_t device, const std::string& text, bool device_failed) {
+  parts_.removals.engine_down(device);
+  if (device_failed) end_dying_sessions(device);
+  for (const auto& [id, session] : rooms_.sessions.connections()) {
+    if (session.attached && session.device == device) unserve_segments(session.segments);
+  }
+  rooms_.registry.engine_down(device, text);
+}
+
+void EngineEvents::engine_failed(std::uint32_t device, const std::string& text) {
+  rooms_.memory.take_open_streams(device);
+  std::vector<std::uint64_t> ids;
+  for (const auto& [id, session] : rooms_.sessions.connections()) {
+    if (session.attached && session.device == device) ids.push_back(id);
+  }
+  for (const std::uint64_t id : ids) rooms_.sessions.end(id, internal_error(text));
+}
+
+// Its process keeps what it has on the GPU: nothing of ours depends on that. Its streams are let go, and all
+// that its kernels can write is memory that it has mapped itself.
+void EngineEvents::session_failed(const abi::SessionFailed& message) {
+  const std::string text(message.text, abi::text_length(message.text));
+  const Session* session = rooms_.sessions.find(message.session_id);
+  const EventOwner owner = session == nullptr ? kDaemonOwner : EventOwner{session->peer.uid};
+  static LogLimiter limiter;
+  limiter.record(EventKind::kRefused, LogLevel::kWarning, "session ended for an illegal submission",
+                 {{"session", message.session_id}, {"reason", text}}, owner);
+  rooms_.sessions.end(message.session_id, Status(message.status, text));
+}
+
+void EngineEvents::engine_message(std::uint32_t device, const Packet& packet) {
+  const auto on = [&]<typename T>(auto&& handler, const T*) {
+    Result<T> message = packet.read<T>();
+    if (message.ok()) {
+      handler(*message);
+    } else {
+      rooms_.fleet.kill(device, message.status().message());
+    }
+  };
+  switch (static_cast<abi::LinkType>(packet.header.type)) {
+    case abi::LinkType::kSessionFailed:
+      return on([&](const auto& m) { session_failed(m); }, static_cast<abi::SessionFailed*>(nullptr));
+    case abi::LinkType::kSessionRemoved:
+      return on([&](const auto& m) { parts_.removals.removed(device, m.session_id); },
+                static_cast<abi::SessionRef*>(nullptr));
+    case abi::LinkType::kGroupReady:
+      return on([&](const auto& m) { rooms_.registry.group_ready(device, m); },
+                static_cast<abi::GroupReady*>(nullptr));
+    case abi::LinkType::kGroupWaits:
+      return on([&](const auto& m) { rooms_.registry.group_waits(device, m); },
+                static_cast<abi::GroupWaits*>(nullptr));
+    case abi::LinkType::kMemberStopped:
+      return on([&](const auto& m) { rooms_.registry.member_stopped(device, m); },
+                static_cast<abi::MemberRef*>(nullptr));
+    case abi::LinkType::kBreakRequest:
+      return on([&](const auto& m) { rooms_.registry.break_requested(device, m); },
+                static_cast<abi::Break*>(nullptr));
+    case abi::LinkType::kBroken:
+      return on([&](const auto& m) { rooms_.registry.broken(device, m); },
+                static_cast<abi::Broken*>(nullptr));
+    case abi::LinkType::kResumed:
+      return on([&](const auto& m) { rooms_.registry.resumed(device, m); },
+                static_cast<abi::Resumed*>(nullptr));
+    case abi::LinkType::kRankRefused:
+      return on([&](const auto& m) { rooms_.registry.rank_refused(device, m); },
+                static_cast<abi::RankRefused*>(nullptr));
+    case abi::LinkType::kGroupRemoved:
+      return on([&](const auto& m) { rooms_.registry.group_removed(device, m); },
+                static_cast<abi::GroupRef*>(nullptr));
+    default: rooms_.fleet.kill(device, "it sent message type " + std::to_string(packet.header.type));
+  }
+}
+
+// A GPU mostly fails because a client was killed in the middle of its kernel. That one needs half a second to
+// end, with all that it has mapped of the GPU, and only then are its socket and its process seen to have; the
+// other ranks of its groups need not wait for that.
+void EngineEvents::end_dying_sessions(std::uint32_t device) {
+  std::vector<std::uint64_t> dying;
+  for (const auto& [id, session] : rooms_.sessions.connections()) {
+    if (session.attached && session.device == device && session.peer.pidfd.valid() &&
+        is_ending(session.peer.pid))
+      dying.push_back(id);
+  }
+  for (const std::uint64_t id : dying) rooms_.sessions.died(id);
+}
+
+void EngineEvents::before_kill(std::uint32_t device, std::function<void()> then) {
+  parts_.gpu_work.before_kill(device, std::move(then));
+}
+
+void EngineEvents::engine_waits(std::uint32_t device) {
+  std::string pids;
+  for (const auto& [id, session] : rooms_.sessions.connections()) {
+    if (session.attached && session.device == device)
+      pids += (pids.empty() ? "" : ", ") + std::to_string(session.peer.pid);
+  }
+  log_event(
+      LogLevel::kWarning,
+      "the GPU's MPS server takes no new process until all that its fault has hit are gone; the engine waits",
+      {{"device", rooms_.fleet.name(device)}, {"clients", pids}});
+}
+
+}  // namespace epd

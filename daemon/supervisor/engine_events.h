@@ -1,0 +1,42 @@
+// What engines do: come up, say, wait, and go down.
+#pragma once
+
+#include "fleet.h"
+#include "gpu_work.h"
+#include "operator_settings.h"
+#include "orders.h"
+#include "removals.h"
+#include "rooms.h"
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace epd {
+
+class EngineEvents final : public FleetHost {
+ public:
+  struct Parts {
+    Orders& orders;
+    Removals& removals;
+    GpuWork& gpu_work;
+    const OperatorSettings& settings;
+  };
+  EngineEvents(const Rooms& rooms, const Parts& parts);
+
+  void engine_ready(std::uint32_t device) override;
+  void engine_message(std::uint32_t device, const Packet& packet) override;
+  void engine_down(std::uint32_t device, const std::string& text, bool device_failed) override;
+  void engine_waits(std::uint32_t device) override;
+  void before_kill(std::uint32_t device, std::function<void()> then) override;
+  void engine_failed(std::uint32_t device, const std::string& text) override;
+
+ private:
+  void session_failed(const abi::SessionFailed& message);
+  void end_dying_sessions(std::uint32_t device);
+
+  const Rooms& rooms_;
+  const Parts parts_;
+};
+
+}  // namespace epd

@@ -1,0 +1,43 @@
+// What an operator may do and changes: rights, settings of devices and groups, who stays, engines that start
+// anew. See ControlFacade.
+#pragma once
+
+#include "gpu_work.h"
+#include "lifecycle.h"
+#include "operator_settings.h"
+#include "orders.h"
+#include "rooms.h"
+#include "supervisor/control_facade.h"
+
+#include <cstdint>
+#include <string>
+
+namespace epd {
+
+class OperatorCommands {
+ public:
+  struct Parts {
+    Orders& orders;
+    OperatorSettings& settings;
+    GpuWork& gpu_work;
+    const Lifecycle& lifecycle;
+  };
+  OperatorCommands(const Rooms& rooms, const Parts& parts) : rooms_(rooms), parts_(parts) {}
+
+  Status authorize(const Operator& by, Right wanted, const std::string& what);  // from any thread
+  Status set_device(const Operator& by, const std::string& name, std::uint32_t sms);
+  Status set_group(const Operator& by, const std::string& name, const GroupSettingsChange& change);
+  Status evict_session(const Operator& by, std::uint64_t session_id, const std::string& reason);
+  Status evict_rank(const Operator& by, const std::string& name, std::uint32_t rank,
+                    const std::string& reason);
+  Status restart_device(const Operator& by, const std::string& name);
+
+ private:
+  Result<std::uint32_t> find_device(const std::string& name) const;
+  Result<std::uint64_t> find_group(const std::string& name) const;
+
+  const Rooms& rooms_;
+  const Parts parts_;
+};
+
+}  // namespace epd

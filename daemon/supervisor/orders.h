@@ -1,0 +1,63 @@
+// What engines and sessions are told: the registry's actions, and what others add, in the order in which it
+// was decided.
+#pragma once
+
+#include "fleet.h"
+#include "membership/registry.h"
+#include "operator_settings.h"
+#include "rooms.h"
+#include "session/session_table.h"
+
+#include <cstdint>
+#include <tuple>
+#include <utility>
+
+namespace epd {
+
+class Orders {
+ public:
+  Orders(const Rooms& rooms, const OperatorSettings& settings) : rooms_(rooms), settings_(settings) {}
+
+  // Carries out what the registry has decided. Nothing that is carried out may come back here: its actions
+  // would overtake those that still wait.
+  void carry_out_all();
+
+  // To an engine, after everything that the registry has decided before.
+  template <typename T>
+  void send(std::uint32_t device, abi::LinkType type, const T& body, const FdList& fds = {}) {
+    carry_out_all();
+    rooms_.fleet.send(device, type, body, fds);
+  }
+  void add_session(const Session& session);
+  void refuse(std::uint64_t session_id, std::uint32_t request_id, const Status& status);
+
+ private:
+  void carry_out(const membership::StartGroup& action);
+  void carry_out(const membership::SendRank& action);
+  void carry_out(const membership::SendMember& action);
+  void carry_out(const membership::SendStopMember& action);
+  void carry_out(const membership::SendBreak& action);
+  void carry_out(const membership::SendRelease& action);
+  void carry_out(const membership::SendResume& action);
+  void carry_out(const membership::SendRemoveGroup& action);
+  void carry_out(const membership::CloseStreams& action);
+  void carry_out(const membership::KillEngine& action);
+  void carry_out(const membership::ReplyJoined& action);
+  void carry_out(const membership::ReplyLeft& action);
+  void carry_out(const membership::ReplyRefused& action);
+  void carry_out(const membership::WakeSession& action);
+
+  void send_rank(std::uint32_t device, const membership::Group& group, std::uint32_t rank,
+                 std::uint64_t active_since);
+  void send_member(const membership::Group& group, const membership::Member& member);
+  const membership::Group* find_group(std::uint64_t group_id) const;
+
+  const Rooms& rooms_;
+  const OperatorSettings& settings_;
+  bool carrying_out_ = false;
+  // What was logged last.
+  std::tuple<std::uint64_t, std::uint64_t, std::uint32_t> last_break_;  // group, epoch, fatal
+  std::pair<std::uint64_t, std::uint64_t> last_resume_;                 // group, epoch
+};
+
+}  // namespace epd

@@ -1,0 +1,40 @@
+// What the parts of the supervisor work on. The node owns one of each; all belong to the loop, but for what a
+// declaration says otherwise.
+#pragma once
+
+#include "base/clock.h"
+
+#include <array>
+#include <cstdint>
+
+namespace epd {
+
+class Loop;
+class LiveConfig;
+class DeviceList;
+class SessionTable;
+class EngineFleet;
+class MemberMemoryStore;
+namespace membership {
+class GroupRegistry;
+}
+
+// One run of the daemon.
+struct DaemonLife {
+  std::array<std::uint8_t, 16> boot_id{};
+  std::uint64_t started_ns = 0;  // CLOCK_MONOTONIC
+};
+
+struct Rooms {
+  Loop& loop;
+  const Clock& clock;  // CLOCK_MONOTONIC, as others are told; deadlines go by the loop's
+  const DaemonLife& life;
+  LiveConfig& config;
+  const DeviceList& devices;
+  SessionTable& sessions;
+  EngineFleet& fleet;
+  MemberMemoryStore& memory;
+  membership::GroupRegistry& registry;
+};
+
+}  // namespace epd

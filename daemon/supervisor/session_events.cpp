@@ -1,0 +1,128 @@
+#include "session_events.h"
+
+#include "device_list.h"
+#include "fleet.h"
+#include "live_config.h"
+#include "losses.h"
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+namespace epd {
+namespace {
+
+Caller caller_of(const PeerIdentity& peer) {
+  return {peer.uid, peer.gids};
+}
+
+}  // namespace
+
+SessionEvents::SessionEvents(const Rooms& rooms, const Parts& parts) : rooms_(rooms), parts_(parts) {}
+
+Status SessionEvents::may_attach(const PeerIdentity& peer) {
+  Status status = parts_.lifecycle.admitting();
+  return status.ok() ? rooms_.config->access.may_attach(caller_of(peer)) : status;
+}
+
+Quota SessionEvents::max_sessions_of(const PeerIdentity& peer) {
+  return rooms_.config->max_sessions_of(caller_of(peer));
+}
+
+Status SessionEvents::may_use_device(const PeerIdentity& peer, std::uint32_t device) {
+  if (Status status = rooms_.config->access.may_use_device(caller_of(peer), rooms_.fleet.name(device));
+      !status.ok())
+    return status;
+  if (rooms_.fleet.state(device) != DeviceState::kFailed) return {};
+  return internal_error(rooms_.fleet.name(device) +
+                        " has failed: its engine died too often; see the daemon's log. An operator "
+                        "starts it again with: epctl restart device " +
+                        rooms_.fleet.name(device));
+}
+
+std::uint64_t SessionEvents::ending_sessions(std::uint32_t uid) const {
+  return parts_.removals.of_user(uid);
+}
+
+int SessionEvents::engine_bell(std::uint32_t device) const {
+  return rooms_.fleet.bell_fd(device);
+}
+
+void SessionEvents::session_opened(const Session& session) {
+  parts_.orders.add_session(session);
+}
+
+void SessionEvents::session_closed(Session session, const std::string& how) {
+  parts_.gpu_work.session_closed(session.id);
+  record_losses(rooms_.registry, session.id, std::nullopt, how);
+  rooms_.registry.session_closed(session.id, how);
+  parts_.orders.carry_out_all();
+  if (!rooms_.fleet.is_ready(session.device)) return;
+  parts_.orders.send(session.device, abi::LinkType::kRemoveSession, abi::SessionRef{session.id});
+  parts_.removals.add(std::move(session));
+}
+
+void SessionEvents::join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join,
+                                   std::vector<UniqueFd> memory) {
+  const Caller caller = caller_of(session.peer);
+  Status status = parts_.lifecycle.admitting();
+  if (status.ok()) {
+    const std::string group = printable(join.group, abi::text_length(join.group));
+    status = rooms_.config->access.may_join(caller, group);
+    // Above every limit: not allowed to anybody, which the registry says.
+    if (status.ok() && join.priority <= abi::kMaxPriority)
+      status = rooms_.config->access.may_take_priority(caller, join.priority);
+  }
+  membership::ClientMemory kept;
+  if (status.ok()) {
+    status = keep_memory(caller.uid, std::move(memory), kept);
+  } else {
+    for (UniqueFd& fd : memory) parts_.closer.close(std::move(fd), caller.uid);
+  }
+  if (!status.ok()) {
+    parts_.orders.refuse(session.id, request_id, status);
+    return;
+  }
+  rooms_.registry.join({session.id,
+                        request_id,
+                        session.peer.uid,
+                        session.peer.pid,
+                        session.device,
+                        rooms_.devices[session.device].name.kind,
+                        join,
+                        {rooms_.config->max_groups_of(caller), rooms_.config->max_arena_bytes_of(caller),
+                         rooms_.config->max_routing_bytes_of(caller)},
+                        std::move(kept)});
+  parts_.orders.carry_out_all();  // what waits in links by then counts for the next join
+}
+
+// Counted from now on: a join may wait for long before it has arenas. Whoever lets go of the memory last, the
+// closer closes it.
+Status SessionEvents::keep_memory(std::uint32_t uid, std::vector<UniqueFd> memory,
+                                  membership::ClientMemory& out) {
+  struct Kept {
+    Kept(std::vector<UniqueFd> fds, std::uint32_t user, Closer& slowly)
+        : memory(std::move(fds)), uid(user), closer(slowly) {}
+    ~Kept() {
+      for (UniqueFd& fd : memory) closer.close(std::move(fd), uid);
+    }
+    DescriptorShare share;
+    std::vector<UniqueFd> memory;
+    std::uint32_t uid;
+    Closer& closer;
+  };
+  const auto kept = std::make_shared<Kept>(std::move(memory), uid, parts_.closer);
+  Result<DescriptorShare> share = parts_.descriptors.take(uid, kept->memory.size());
+  if (!share.ok()) return share.status();
+  kept->share = std::move(*share);
+  out = membership::ClientMemory(kept, &kept->memory);
+  return {};
+}
+
+void SessionEvents::leave_requested(const Session& session, std::uint32_t request_id,
+                                    const abi::Leave& leave) {
+  record_losses(rooms_.registry, session.id, leave.member, "left");
+  rooms_.registry.leave(session.id, request_id, leave.member);
+}
+
+}  // namespace epd

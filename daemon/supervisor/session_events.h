@@ -1,0 +1,50 @@
+// What clients do: sessions that open and close, joins, leaves.
+#pragma once
+
+#include "base/closer.h"
+#include "base/descriptors.h"
+#include "gpu_work.h"
+#include "lifecycle.h"
+#include "membership/group.h"
+#include "orders.h"
+#include "removals.h"
+#include "rooms.h"
+#include "session/session_table.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace epd {
+
+class SessionEvents final : public SessionHost {
+ public:
+  struct Parts {
+    Orders& orders;
+    Removals& removals;
+    GpuWork& gpu_work;
+    const Lifecycle& lifecycle;
+    Closer& closer;
+    DescriptorBudget& descriptors;
+  };
+  SessionEvents(const Rooms& rooms, const Parts& parts);
+
+  Status may_attach(const PeerIdentity& peer) override;
+  Status may_use_device(const PeerIdentity& peer, std::uint32_t device) override;
+  Quota max_sessions_of(const PeerIdentity& peer) override;
+  std::uint64_t ending_sessions(std::uint32_t uid) const override;
+  int engine_bell(std::uint32_t device) const override;
+  void session_opened(const Session& session) override;
+  void session_closed(Session session, const std::string& how) override;
+  void join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join,
+                      std::vector<UniqueFd> memory) override;
+  void leave_requested(const Session& session, std::uint32_t request_id, const abi::Leave& leave) override;
+
+ private:
+  Status keep_memory(std::uint32_t uid, std::vector<UniqueFd> memory, membership::ClientMemory& out);
+
+  const Rooms& rooms_;
+  const Parts parts_;
+};
+
+}  // namespace epd
