@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t kHostAlign = 256;
 constexpr std::uint64_t kLookAtDeviceNs = 1'000'000;
-constexpr std::uint64_t kSoonEndedNs = 20'000'000;  // most are; others are looked at while they run
+constexpr std::uint64_t kSoonEndedNs = 20'000'000;           // most are; others are looked at while they run
 constexpr std::uint64_t kNoopTags = std::uint64_t{1} << 63;  // no operation of a group has such a tag
 
 constexpr std::size_t aligned(std::size_t bytes, std::size_t alignment) {

@@ -124,7 +124,7 @@ class Operation final : private OperationPeers {
   const std::uint64_t tag_;
   const std::uint64_t seen_ns_;
   const std::uint64_t deadline_ns_;
-  std::uint64_t begun_ns_ = 0;  // by the device
+  std::uint64_t begun_ns_ = 0;  // by the device; before it says when: launched
   std::uint32_t num_recv_rows_ = 0;
   std::uint32_t num_dropped_ = 0;
   abi::OpView* view_ = nullptr;

@@ -169,6 +169,7 @@ StepResult Operation::conclude(std::uint64_t now_ns) {
   const OpResult& result = in_flight_->result();  // what is left of it may still leave
   if (result.error != OpError::kNone) return fail(device_failed(now_ns));
   if (is_noop()) return StepResult::kDone;
+  if (result.ran_ns != 0) begun_ns_ = std::max(begun_ns_, now_ns - std::min(now_ns, result.ran_ns));
   if (is_dispatch() && !counted_) publish_counts();  // both came between two looks
   keep_route(result);
   if (is_dispatch() && has(abi::kFlagDefer) && !sent_) publish_sent();

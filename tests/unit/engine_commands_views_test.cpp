@@ -260,5 +260,37 @@ TEST_P(EngineWaits, BytesAreThoseOfTheRowsReceived) {
   }
 }
 
+// Of dispatches and combines; one of them has waited for another rank.
+TEST_P(EngineWaits, TimesCountFromWhereTheDeviceBegan) {
+  for (std::uint32_t i = 0; i < 3; ++i) run_and_check(i % kShape.depth);
+  ask_of(0, Op::kDispatch, 1);
+  ASSERT_TRUE(comes_to(0, abi::OpStage::kWaitReady, 1));
+  look_away();
+  ask_of(1, Op::kDispatch, 1);
+  ask_of(2, Op::kDispatch, 1);
+  for (const std::uint32_t rank : {0u, 1u, 2u}) EXPECT_TRUE(comes_to_show(rank, 0)) << rank;
+  const auto row_of = [this](std::uint32_t rank) {
+    const auto& members = pages_[rank % 2].as<abi::EnginePage>()->members.rows;
+    return std::find_if(std::begin(members), std::end(members), [rank](const abi::StatisticsRow& row) {
+      return row.key.load() != 0 && row.group_id.load() == kGroup && row.rank.load() == rank;
+    });
+  };
+  // Observations in a histogram from `us` on.
+  const auto observed = [&](std::uint32_t rank, abi::Interval interval, std::uint32_t us) {
+    const auto& buckets = row_of(rank)->intervals[static_cast<std::size_t>(interval)].buckets;
+    return std::accumulate(std::begin(buckets) + static_cast<std::ptrdiff_t>(abi::histogram_bucket(us)),
+                           std::end(buckets), std::uint64_t{0});
+  };
+  for (const std::uint32_t rank : {0u, 1u, 2u}) {
+    SCOPED_TRACE(rank);
+    EXPECT_TRUE(comes([&] { return observed(rank, abi::Interval::kTotal, 0) == 7; }));
+    EXPECT_EQ(observed(rank, abi::Interval::kDone, 0), 7u);
+    EXPECT_EQ(observed(rank, abi::Interval::kLaunched, 0), is("commands") ? 0u : 7u);
+    EXPECT_EQ(observed(rank, abi::Interval::kSeen, 0), is("commands") ? 0u : 7u);
+  }
+  EXPECT_GE(observed(0, abi::Interval::kDone, 180'000), 1u) << "it waited for rank 1";
+  EXPECT_EQ(observed(0, abi::Interval::kLaunched, 180'000), 0u);
+}
+
 }  // namespace
 }  // namespace epd::test

@@ -132,7 +132,7 @@ struct LaneShape {
   // as long as it looks there.
   std::shared_ptr<Arena> exchange;
   std::uint64_t block_bytes = 0;  // abi::ExchangeArenaLayout
-  std::uint64_t kept_plans = 0;  // of a host device: plans that stay in memory (proto/route_memory.h)
+  std::uint64_t kept_plans = 0;   // of a host device: plans that stay in memory (proto/route_memory.h)
 };
 
 class Lane {

@@ -30,8 +30,8 @@ class SignalCopy {
   // [depth,2,R]: `ready`, then `arrived`, of each block.
   std::span<abi::SignalLine> lines() { return lines_; }
 
-  // kPlanning: the rank has not announced it. kWaitReady: another has not. kWaitArrived: the rank is done with
-  // the others, and one of them is not done with it.
+  // kPlanning: the rank has not announced it. kWaitReady: another has not. kWaitArrived: the rank is done
+  // with the others, and one of them is not done with it.
   abi::OpStage stage(const SignalledOperation& op) const;
   // The first rank, from `from` on, that it waits for in kWaitReady and kWaitArrived; else kNobody.
   std::uint32_t awaited(const SignalledOperation& op, std::uint32_t from) const;
