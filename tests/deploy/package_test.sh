@@ -27,6 +27,11 @@ if [[ -n ${EPD_PACKAGE_TEST_ROOT:-} ]]; then
     touch "$root/dev/$node"
     mount --bind "/dev/$node" "$root/dev/$node"
   done
+  # Stands for a GPU: a device that is not among those that every service has.
+  if [[ -c /dev/fuse ]]; then
+    touch "$root/dev/nvidia0"
+    mount --bind /dev/fuse "$root/dev/nvidia0"
+  fi
   cd "$root"
   pivot_root . mnt
   umount --lazy /mnt
@@ -133,14 +138,18 @@ eventually 20 says 'serving: 2 devices, 0 sessions, 0 groups' || explain "epd sa
 pid=$(property MainPID)
 [[ $(there stat --format %U "/proc/$pid") == epd ]] || explain "epd runs as another user"
 
-# Its view of the machine: it writes where it should, and the GPU drop-in closes no device.
+# Its view of the machine: it writes where it should, and the drop-in for GPUs closes no device.
 view() { there nsenter --target "$pid" --mount -- "$@"; }
 for directory in /run/epd /run/nvidia-mps /var/lib/epd; do view test -w "$directory" || explain "$directory is read-only to epd"; done
-for directory in /etc /usr /var /tmp/.; do
-  if [[ $directory != /tmp/. ]] && view test -w "$directory"; then explain "epd may write to $directory"; fi
-done
-[[ -z $(property DeviceAllow) && $(property DevicePolicy) == auto ]] ||
-  explain "devices: $(property DevicePolicy), $(property DeviceAllow)"
+[[ $(property ReadWritePaths) == *"/run/nvidia-mps"* ]] || explain "it may write to: $(property ReadWritePaths)"
+for directory in /etc /usr /var; do if view test -w "$directory"; then explain "epd may write to $directory"; fi; done
+if there test -c /dev/nvidia0; then
+  # In its control group, which has the list of devices, and its mounts.
+  there sh -c "echo \$\$ >/sys/fs/cgroup/system.slice/epd.service/cgroup.procs
+    exec nsenter --target $pid --mount -- sh -c ': </dev/nvidia0'" || explain "epd can't open a device"
+else
+  echo "not tested: whether devices are open; /dev/fuse, which stands for a GPU, is not here"
+fi
 [[ $(property LimitMEMLOCK) == infinity ]] || explain "LimitMEMLOCK is $(property LimitMEMLOCK)"
 [[ $(property After) == *nvidia-fabricmanager.service* ]] || explain "it does not wait for the fabric manager: $(property After)"
 
@@ -182,11 +191,11 @@ there grep -q '^max_sessions = 5' /etc/epd/epd.toml || explain "an update overwr
 
 # The watchdog: a daemon that stands still is replaced.
 there mkdir -p /run/systemd/system/epd.service.d
-printf '[Service]\nWatchdogSec=3s\n' | there tee /run/systemd/system/epd.service.d/watchdog.conf >/dev/null
+printf '[Service]\nWatchdogSec=6s\n' | there tee /run/systemd/system/epd.service.d/watchdog.conf >/dev/null
 there systemctl daemon-reload
 there systemctl restart epd.service
 pid=$(property MainPID)
-sleep 5
+sleep 8
 [[ $(property MainPID) == "$pid" ]] || explain "the watchdog ended a daemon that is well"
 there sh -c "kill -STOP $pid"
 replaced() { [[ $(property MainPID) != "$pid" && $(property MainPID) != 0 ]] && says 'serving: 2 devices*'; }
