@@ -23,6 +23,8 @@ if [[ -n ${EPD_PACKAGE_TEST_ROOT:-} ]]; then
   mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
   mkdir "$root/dev/shm" "$root/dev/pts"
   mount -t tmpfs tmpfs "$root/dev/shm"
+  mount -t devpts -o newinstance,ptmxmode=666 devpts "$root/dev/pts"
+  ln -s pts/ptmx "$root/dev/ptmx"
   for node in null zero full random urandom tty; do
     touch "$root/dev/$node"
     mount --bind "/dev/$node" "$root/dev/$node"
@@ -230,6 +232,17 @@ there systemctl --quiet is-active nvidia-mps.service || explain "nvidia-mps.serv
 there systemctl stop nvidia-mps.service
 [[ $(property Result nvidia-mps.service) == success ]] || explain "the end of MPS: $(property Result nvidia-mps.service)"
 rm "$root/usr/bin/nvidia-cuda-mps-control"
+
+# Without the drop-in for GPUs, epd sees no devices.
+there mkdir -p /etc/systemd/system/epd.service.d
+there ln -s /dev/null /etc/systemd/system/epd.service.d/epd-gpu.conf
+there systemctl daemon-reload
+there systemctl restart epd.service || explain "epd.service without epd-gpu.conf"
+pid=$(property MainPID)
+if view test -e /dev/nvidia0; then explain "a device is there without epd-gpu.conf"; fi
+as member "${bench[@]}" >"$work/bench" || explain "epbench without epd-gpu.conf: $(cat "$work/bench")"
+there rm -r /etc/systemd/system/epd.service.d
+there systemctl daemon-reload
 
 # Stopped: drained, with nothing left but its directory.
 there systemctl stop epd.service
