@@ -229,7 +229,26 @@ there systemctl --quiet is-active nvidia-mps.service || explain "nvidia-mps.serv
 [[ $(there sh -c "tr '\0' ' ' </proc/$pid/environ") == *CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps* ]] || explain "epd does not know of MPS"
 [[ $(view cat /run/nvidia-mps/pid) == $(property MainPID nvidia-mps.service) ]] || explain "epd sees another folder than MPS"
 [[ $(there stat --format %U "/proc/$(property MainPID nvidia-mps.service)") == epd ]] || explain "MPS runs as another user"
-there systemctl stop nvidia-mps.service
+# All of it as another user, as README.md of deploy says.
+there sh -c 'for unit in nvidia-mps epd; do
+    install -d /etc/systemd/system/$unit.service.d
+    printf "[Service]\nUser=member\nGroup=member\n" > /etc/systemd/system/$unit.service.d/user.conf
+  done
+  sed "s/epd epd -/member member -/" /usr/lib/tmpfiles.d/epd.conf > /etc/tmpfiles.d/epd.conf
+  systemctl stop epd nvidia-mps && rm -rf /run/epd /run/nvidia-mps /var/lib/epd
+  systemd-tmpfiles --create && systemctl daemon-reload && systemctl start nvidia-mps epd' >"$work/user" 2>&1 ||
+  explain "as another user: $(cat "$work/user")"
+pid=$(property MainPID)
+[[ $(view cat /run/nvidia-mps/pid) == $(property MainPID nvidia-mps.service) ]] || explain "epd sees another folder than MPS"
+for unit in epd nvidia-mps; do
+  [[ $(there stat --format %U "/proc/$(property MainPID $unit.service)") == member ]] || explain "$unit runs as another user"
+done
+as member "${bench[@]}" >"$work/bench" || explain "epbench beside a daemon of the same user: $(cat "$work/bench")"
+there systemctl stop nvidia-mps.service epd.service
+there rm -r /etc/systemd/system/nvidia-mps.service.d /etc/systemd/system/epd.service.d /etc/tmpfiles.d/epd.conf
+there rm -r /run/epd /run/nvidia-mps /var/lib/epd
+there systemd-tmpfiles --create epd.conf
+there systemctl daemon-reload
 [[ $(property Result nvidia-mps.service) == success ]] || explain "the end of MPS: $(property Result nvidia-mps.service)"
 rm "$root/usr/bin/nvidia-cuda-mps-control"
 
