@@ -59,7 +59,7 @@ constexpr const char* kFooter =
 
 struct ServeFlags {
   std::string config_path;
-  bool quiet = false;  // of check-config
+  bool quiet = false;                         // of check-config
   std::map<std::string, std::string> values;  // key -> value, only those given
 };
 
