@@ -43,7 +43,7 @@ if [[ -n ${EPD_PACKAGE_TEST_ROOT:-} ]]; then
 fi
 
 if (( EUID != 0 )); then skip "only root may boot a systemd"; fi
-for tool in mmdebstrap cpack dpkg-shlibdeps unshare nsenter setpriv pgrep; do
+for tool in mmdebstrap cpack dpkg-shlibdeps unshare nsenter setpriv pgrep pkg-config; do
   command -v "$tool" >/dev/null || skip "$tool is not installed"
 done
 namespaces=(unshare --mount --pid --uts --ipc --cgroup --net --fork --kill-child --propagation private)
@@ -107,7 +107,8 @@ for unit in systemd-sysctl.service systemd-modules-load.service getty.target dev
   ln -sf /dev/null "$root/etc/systemd/system/$unit"
 done
 
-(echo "$BASHPID" >"$cgroup/cgroup.procs"; EPD_PACKAGE_TEST_ROOT=$root exec "${namespaces[@]}" "$BASH" "$0" "$build") &
+(echo "$BASHPID" >"$cgroup/cgroup.procs"
+ EPD_PACKAGE_TEST_ROOT=$root exec setpriv --pdeathsig KILL "${namespaces[@]}" "$BASH" "$0" "$build") &
 unshared=$!
 init=
 # there COMMAND...: in the root, beside its systemd.
@@ -126,6 +127,7 @@ eventually 30 booted || skip "systemd does not come up in namespaces here"
 
 files() { there find / -xdev -not -path '/proc/*' -not -path '/var/log/*' -not -path '/tmp/*' -not -path '/opt/*' -not -path '/var/cache/*' | sort; }
 property() { there systemctl show --value --property="$1" "${2:-epd.service}"; }
+# shellcheck disable=SC2053  # a pattern
 says() { [[ $(property StatusText) == $1 ]]; }
 
 files >"$work/before"
