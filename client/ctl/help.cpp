@@ -161,9 +161,9 @@ Counted by each device's present engine; its next start begins anew.
   STALLS     submissions that had to wait: for room for their answer, for operations before them, or for
              their group
   SEEN       submitted until seen by the engine, median and 99th percentile; estimates, good to a quarter
-  LAUNCHED   seen until rows begin to move
-  DONE       rows begin to move until done
-  TOTAL      submitted until done
+  LAUNCHED   seen until begun by the device
+  DONE       begun by the device until done
+  TOTAL      submitted until done; of what a stream asks for by itself as DONE, and nothing before
   FAILED     operations, by status
   REFUSED    submissions that became no operation, by status
 "others" are sessions (or ranks) beyond the 256 that an engine's table holds, together.

@@ -299,11 +299,11 @@ bool CudaDevice::is_idle(CUstream stream) const {
 }
 
 bool CudaDevice::see_off(LeavingLane& lane) {
-  if (!is_idle(lane.stream)) return false;
+  if (lane.stream != nullptr && !is_idle(lane.stream)) return false;
   if (lane.told_ns != 0) kernel_stopped(std::exchange(lane.told_ns, 0));
   if (!is_idle(aside_)) return false;
   if (lane.commands.words != nullptr) close_commands(lane.commands.words);
-  lane.partition->give_back(lane.stream, lane.stream_priority);
+  if (lane.stream != nullptr) lane.partition->give_back(lane.stream, lane.stream_priority);
   free_memory_.push_back(lane.memory);
   return true;
 }
@@ -412,8 +412,8 @@ void CudaDevice::read(void* to, const void* device, std::size_t bytes) {
   cuda_must(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(stream));
 }
 
-void CudaDevice::read_rows(void* to, const void* device, std::size_t bytes, std::size_t stride,
-                           std::size_t rows) {
+void CudaDevice::copy_rows(void* to, const void* device, std::size_t bytes, std::size_t stride,
+                           std::size_t rows, CUstream stream) const {
   CUDA_MEMCPY2D copy{};
   copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
   copy.srcDevice = reinterpret_cast<CUdeviceptr>(device);
@@ -423,9 +423,23 @@ void CudaDevice::read_rows(void* to, const void* device, std::size_t bytes, std:
   copy.dstPitch = bytes;
   copy.WidthInBytes = bytes;
   copy.Height = rows;
-  const CUstream stream = partition_->control();
   cuda_must(driver_, "cuMemcpy2DAsync", driver_.cuMemcpy2DAsync(&copy, stream));
+}
+
+void CudaDevice::read_rows(void* to, const void* device, std::size_t bytes, std::size_t stride,
+                           std::size_t rows) {
+  const CUstream stream = partition_->control();
+  copy_rows(to, device, bytes, stride, rows, stream);
   cuda_must(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(stream));
+}
+
+void CudaDevice::read_aside(void* to, const void* device, std::size_t bytes, std::size_t stride,
+                            std::size_t rows, const std::uint32_t* word, std::uint32_t value) {
+  cuda_must(driver_, "cuCtxSetCurrent", driver_.cuCtxSetCurrent(primary_));
+  copy_rows(to, device, bytes, stride, rows, aside_);
+  cuda_must(driver_, "cuStreamWriteValue32",
+            driver_.cuStreamWriteValue32(aside_, reinterpret_cast<CUdeviceptr>(word), value, 0));
+  cuda_must(driver_, "cuCtxSetCurrent", driver_.cuCtxSetCurrent(partition_->context()));
 }
 
 void CudaDevice::write(void* device, const void* from, std::size_t bytes) {

@@ -76,12 +76,13 @@ class CudaLane;
 // A lane that has been destroyed, until the last kernel on its stream has ended.
 struct LeavingLane {
   std::shared_ptr<Partition> partition;
-  CUstream stream = nullptr;
+  CUstream stream = nullptr;  // null: nothing runs there any more
   int stream_priority = 0;
   std::uint32_t sms = 0;      // that the kernel holds
   std::uint64_t told_ns = 0;  // when it was told to stop; 0: there is none
   LaneMemory memory;
-  CommandPort::Layout commands;  // no words: it took none
+  CommandPort::Layout commands;     // no words: it took none
+  std::shared_ptr<Arena> exchange;  // at which a look is under way
 };
 
 class CudaDevice final : public Device, public Launcher {
@@ -118,6 +119,9 @@ class CudaDevice final : public Device, public Launcher {
   const std::shared_ptr<Partition>& partition() const { return partition_; }
   // For what may have to wait for SMs, or behind clients' copies. A lane's is over when it has been seen off.
   CUstream aside() const { return aside_; }
+  // read_rows() in that stream; then `word` gets `value`. `to` and `word`: pinned.
+  void read_aside(void* to, const void* device, std::size_t bytes, std::size_t stride, std::size_t rows,
+                  const std::uint32_t* word, std::uint32_t value);
   std::size_t max_shared_bytes() const { return max_shared_bytes_; }
   // lane_share() of what the lane is in: a launched one may still be in a former partition.
   std::uint32_t lane_sms(const CudaLane& lane) const;
@@ -147,6 +151,8 @@ class CudaDevice final : public Device, public Launcher {
   // True: it has gone.
   bool see_off(LeavingLane& lane);
   bool is_idle(CUstream stream) const;
+  void copy_rows(void* to, const void* device, std::size_t bytes, std::size_t stride, std::size_t rows,
+                 CUstream stream) const;
   std::uint32_t num_lanes() const { return static_cast<std::uint32_t>(lanes_.size()); }
 
   const CudaDriver& driver_;

@@ -18,6 +18,7 @@ namespace {
 
 constexpr std::size_t kHostAlign = 256;
 constexpr std::uint64_t kLookAtDeviceNs = 1'000'000;
+constexpr std::uint64_t kSoonEndedNs = 20'000'000;           // most are; others are looked at while they run
 constexpr std::uint64_t kNoopTags = std::uint64_t{1} << 63;  // no operation of a group has such a tag
 
 constexpr std::size_t aligned(std::size_t bytes, std::size_t alignment) {
@@ -28,19 +29,34 @@ constexpr std::size_t aligned(std::size_t bytes, std::size_t alignment) {
 
 class CudaFlight final : public Flight {
  public:
-  CudaFlight(CudaLane& lane, Kind kind, std::uint32_t place, const Signal& signal)
+  CudaFlight(CudaLane& lane, const LaunchRequest& request, std::uint32_t place)
       : lane_(lane),
-        kind_(kind),
+        peers_(request.peers),
         place_(lane.host_place(place)),
         number_(place),
-        signal_(signal),
-        tag_(lane.given(place).tag) {}
+        signal_(request.op->signal),
+        tag_(request.op->tag) {}
 
   ~CudaFlight() override {
     if (!left()) std::abort();  // the GPU would write into what is given to others now
     lane_.flight_ended(number_, signal_);
   }
 
+  // Nothing of it is done here. It is looked at, if it takes long.
+  bool advance() override {
+    if (!is_noop() && lane_.device_.now_ns() >= launched_ns_ + kSoonEndedNs)
+      lane_.signals_.begin_now_and_then();
+    return false;
+  }
+  abi::OpStage stage() const override {
+    const SignalCopy* const copy = signals();
+    return copy != nullptr ? copy->stage(signalled()) : abi::OpStage::kPlanning;
+  }
+  // The result says whom one that has failed has waited for.
+  std::uint32_t awaited(std::uint32_t from) const override {
+    const SignalCopy* const copy = is_ours(place_.result.tag) ? nullptr : signals();
+    return copy != nullptr ? copy->awaited(signalled(), from) : kNobody;
+  }
   bool counted() override { return is_ours(place_.counted); }
   bool sent() override { return is_ours(place_.sent); }
   // Whoever is told of the end may use the client's words again, so what an abort writes there comes first.
@@ -60,9 +76,6 @@ class CudaFlight final : public Flight {
     return counts_;
   }
   const OpResult& result() const override { return place_.result; }
-  std::uint64_t rows_moved() const override {
-    return kind_ == Kind::kDispatch ? result().num_recv_rows : lane_.given(number_).num_tokens;
-  }
   // Read back in one go: 8 MiB at most.
   std::uint32_t count_selections(std::span<const std::uint8_t> ranks) const override {
     const kernels::cuda::Operation& op = lane_.given(number_);
@@ -81,6 +94,15 @@ class CudaFlight final : public Flight {
   }
 
  private:
+  bool is_noop() const { return peers_ == nullptr; }
+  // Signals of an earlier look say nothing of it.
+  const SignalCopy* signals() const {
+    const SignalCopy* const copy = is_noop() ? nullptr : lane_.signals_.seen();
+    return copy != nullptr && copy->begun_ns >= launched_ns_ ? copy : nullptr;
+  }
+  SignalledOperation signalled() const {
+    return {lane_.given(number_).rank, tag_, number_, peers_->masked()};
+  }
   bool is_ours(std::uint64_t& word) const {
     return std::atomic_ref(word).load(std::memory_order_acquire) == tag_;
   }
@@ -96,11 +118,12 @@ class CudaFlight final : public Flight {
   }
 
   CudaLane& lane_;
-  const Kind kind_;
+  const OperationPeers* const peers_;  // null: a noop
   CudaLane::HostPlace& place_;
   const std::uint32_t number_;
   const Signal signal_;
   const std::uint64_t tag_;
+  const std::uint64_t launched_ns_ = lane_.device_.now_ns();
   bool aborted_ = false;
   std::uint32_t words_of_abort_ = 0;  // CudaLane::client_words_ then
   kernels::Placement counts_;
@@ -112,7 +135,8 @@ CudaLane::CudaLane(CudaDevice& device, const LaneShape& shape)
       driver_(device.driver()),
       shape_(shape),
       priority_(shape.priority),
-      asked_(shape.limits.depth) {}
+      asked_(shape.limits.depth),
+      signals_(device, shape_) {}
 
 void CudaLane::set_priority(std::int32_t priority) {
   if (std::exchange(priority_, priority) != priority) device_.share_anew();
@@ -141,6 +165,7 @@ Status CudaLane::allocate() {
   if (!memory.ok()) return memory.status();
   memory_ = *memory;
   std::fill_n(memory_.host, memory_.host_bytes, std::byte{0});
+  signals_.open(memory_.host + host_places_ + signals_at());
   workspace_ = memory_.device + before;
   device_.clear(reinterpret_cast<void*>(memory_.device), device_bytes);
   return {};
@@ -149,12 +174,20 @@ Status CudaLane::allocate() {
 CudaLane::~CudaLane() {
   // Words that it writes lie in an arena that is unmapped next.
   must("cuStreamSynchronize", driver_.cuStreamSynchronize(control()));
-  if (memory_.device != 0) device_.give_back(memory_);
+  if (memory_.device != 0 && signals_.under_way()) {
+    leave({partition_, nullptr, 0, 0, 0, memory_, {}, {}});
+  } else if (memory_.device != 0) {
+    device_.give_back(memory_);
+  }
   device_.lane_closed(this);
 }
 
 std::size_t CudaLane::places_bytes() const {
-  return aligned(host_stride_ * shape_.limits.depth + sizeof(HostPlace) * kMaxNoops, kHostAlign) + kHostAlign;
+  return signals_at() + aligned(signals_.host_bytes(), kHostAlign) + kHostAlign;
+}
+
+std::size_t CudaLane::signals_at() const {
+  return aligned(host_stride_ * shape_.limits.depth + sizeof(HostPlace) * kMaxNoops, kHostAlign);
 }
 
 CudaLane::HostPlace& CudaLane::host_place(std::uint32_t place) const {
@@ -183,9 +216,15 @@ void CudaLane::let_stream_go() {
   stream_ = nullptr;
 }
 
-void CudaLane::leave(std::uint32_t held_sms, std::uint64_t told_ns, const CommandPort::Layout& commands) {
-  device_.let_go({partition_, stream_, stream_priority_, held_sms, told_ns, memory_, commands});
+void CudaLane::leave_running(std::uint32_t held_sms, std::uint64_t told_ns,
+                             const CommandPort::Layout& commands) {
+  leave({partition_, stream_, stream_priority_, held_sms, told_ns, memory_, commands, {}});
   stream_ = nullptr;
+}
+
+void CudaLane::leave(LeavingLane lane) {
+  if (signals_.under_way()) lane.exchange = shape_.exchange;
+  device_.let_go(std::move(lane));
   memory_ = {};
 }
 
@@ -265,7 +304,7 @@ std::unique_ptr<Flight> CudaLane::launch(const LaunchRequest& request) {
   if (signal.done != nullptr) ++done_[signal.done].flights;
   ++in_flight_;
   start(request.kind, place);
-  return std::make_unique<CudaFlight>(*this, request.kind, place, signal);
+  return std::make_unique<CudaFlight>(*this, request, place);
 }
 
 void CudaLane::flight_ended(std::uint32_t place, const Signal& signal) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda_device.h"
+#include "signal_look.h"
 
 #include <array>
 #include <map>
@@ -31,6 +32,8 @@ class CudaLane : public Lane {
   // Where its stream is; null: it has had none.
   const Partition* partition() const { return partition_.get(); }
   void set_priority(std::int32_t priority) final;
+  void look_at_signals() final { signals_.begin(); }
+  const SignalCopy* signals() final { return signals_.seen(); }
 
  protected:
   using Kind = kernels::cuda::Kind;
@@ -75,7 +78,7 @@ class CudaLane : public Lane {
   void let_stream_go();
   // Of a lane that is being destroyed: stream and memory are the device's, until the stream has come to its
   // end.
-  void leave(std::uint32_t held_sms, std::uint64_t told_ns, const CommandPort::Layout& commands);
+  void leave_running(std::uint32_t held_sms, std::uint64_t told_ns, const CommandPort::Layout& commands);
   CUstream control() const { return device_.partition()->control(); }
   void write_word(const void* word, std::uint32_t value) const;
   // A word of the client's streams. The control stream may be held up, and what writes the same word after it
@@ -99,7 +102,9 @@ class CudaLane : public Lane {
 
   std::int32_t* placement(std::uint32_t place) const;
   void prepare(const LaunchRequest& request, std::uint32_t place);
-  std::size_t places_bytes() const;
+  std::size_t places_bytes() const;  // with what lies behind them: signals, and a word
+  std::size_t signals_at() const;
+  void leave(LeavingLane lane);
   std::uint32_t take_noop_place();
   void flight_ended(std::uint32_t place, const Signal& signal);
   void write_owed(const void* word);
@@ -126,6 +131,7 @@ class CudaLane : public Lane {
     std::uint64_t furthest = 0;  // ticket
   };
   std::map<const void*, Word> done_;
+  SignalLook signals_;
   std::uint32_t client_words_ = 0;  // written, or to be
 };
 

@@ -44,6 +44,7 @@ class HostOperation final : public Flight {
     return part_ == Part::kMove && !works_.empty() && !works_.front()->waiting();
   }
   bool needs_polling() const override { return false; }
+  bool in_order() const override { return false; }
   abi::OpStage stage() const override;
   std::uint32_t awaited(std::uint32_t from) const override;
   bool counted() override { return counted_; }
@@ -52,7 +53,6 @@ class HostOperation final : public Flight {
   bool left() override { return ended_; }
   const kernels::Placement& counts() override { return plan_->placement; }
   const kernels::cuda::OpResult& result() const override { return result_; }
-  std::uint64_t rows_moved() const override { return plan_->plan.entries.size(); }
   std::uint32_t count_selections(std::span<const std::uint8_t> ranks) const override;
   void abort() override;
 

@@ -32,7 +32,8 @@ ResidentLane::~ResidentLane() {
   if (commands_ != nullptr) commands_->halt();
   if (stream_ == nullptr) return;
   if (runs() && !stopping()) stop();
-  leave(held_, aside_ ? 0 : told_ns_, commands_ != nullptr ? commands_->layout() : CommandPort::Layout{});
+  leave_running(held_, aside_ ? 0 : told_ns_,
+                commands_ != nullptr ? commands_->layout() : CommandPort::Layout{});
 }
 
 void ResidentLane::follow_share() {

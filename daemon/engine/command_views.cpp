@@ -3,6 +3,7 @@
 #include "session_port.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace epd {
 
@@ -23,7 +24,7 @@ void CommandViews::show(std::span<const Rung> rung, Page& page, std::uint64_t no
     const auto known = std::find_if(shown_.begin(), shown_.end(),
                                     [&](const Shown& shown) { return shown.number == each.number; });
     if (known == shown_.end()) {
-      now_there.push_back({each.number, claim(each, page, now_ns)});
+      now_there.push_back({each.number, claim(each, page, now_ns), false});
     } else {
       now_there.push_back(*known);
       shown_.erase(known);
@@ -31,11 +32,17 @@ void CommandViews::show(std::span<const Rung> rung, Page& page, std::uint64_t no
   }
   clear();
   shown_ = std::move(now_there);
+  if (shown_.empty() || std::exchange(shown_.front().is_first, true)) return;
+  OpView* const first = shown_.front().view;
+  if (first != nullptr) first->deadline_ns = now_ns + std::uint64_t{rung.front().timeout_ms} * 1'000'000;
+}
+
+void CommandViews::show_first(OpStage stage, std::uint32_t awaited, std::uint64_t now_ns) {
   if (shown_.empty() || shown_.front().view == nullptr) return;
-  OpView& first = *shown_.front().view;
-  if (first.stage.load(std::memory_order_relaxed) == static_cast<std::uint32_t>(OpStage::kMoving)) return;
-  first.deadline_ns = now_ns + std::uint64_t{rung.front().timeout_ms} * 1'000'000;  // it counts from here
-  enter(&first, OpStage::kMoving, now_ns);
+  OpView* const first = shown_.front().view;
+  if (first->stage.load(std::memory_order_relaxed) != static_cast<std::uint32_t>(stage))
+    Page::enter(first, stage, now_ns);
+  if (awaited != Flight::kNobody) Page::wait_for(first, awaited, now_ns);
 }
 
 void CommandViews::end_before(std::uint32_t number) {
@@ -65,13 +72,8 @@ OpView* CommandViews::claim(const Rung& rung, Page& page, std::uint64_t now_ns) 
   view->epoch = member_.group.epoch;
   view->seen_ns = now_ns;
   view->deadline_ns = now_ns + std::uint64_t{rung.timeout_ms} * 1'000'000;
-  enter(view, OpStage::kPlanning, now_ns);
+  Page::enter(view, OpStage::kPlanning, now_ns);
   return view;
-}
-
-void CommandViews::enter(OpView* view, OpStage stage, std::uint64_t now_ns) const {
-  view->stage_ns[static_cast<std::size_t>(stage)].store(now_ns, std::memory_order_relaxed);
-  view->stage.store(static_cast<std::uint32_t>(stage), std::memory_order_relaxed);
 }
 
 }  // namespace epd

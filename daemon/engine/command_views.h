@@ -25,8 +25,10 @@ class CommandViews {
   CommandViews(const CommandViews&) = delete;
   CommandViews& operator=(const CommandViews&) = delete;
 
-  // In order: the first runs, others wait behind it. Their times begin when they are first seen here.
+  // In order: others wait behind the first. Their times begin when they are first seen here.
   void show(std::span<const Rung> rung, Page& page, std::uint64_t now_ns);
+  // How far the first has come, and whom it waits for (Flight::kNobody).
+  void show_first(abi::OpStage stage, std::uint32_t awaited, std::uint64_t now_ns);
   // Commands before this one have ended.
   void end_before(std::uint32_t number);
   void clear();
@@ -36,9 +38,9 @@ class CommandViews {
   struct Shown {
     std::uint32_t number = 0;
     abi::OpView* view = nullptr;  // null: the page has no room
+    bool is_first = false;        // and its time counts
   };
   abi::OpView* claim(const Rung& rung, Page& page, std::uint64_t now_ns) const;
-  void enter(abi::OpView* view, abi::OpStage stage, std::uint64_t now_ns) const;
 
   const Member& member_;
   std::vector<Shown> shown_;

@@ -60,11 +60,13 @@ void Commands::follow_settings(std::uint32_t timeout_ms) {
 void Commands::resume(bool fresh) {
   std::vector<RouteState> routes(group_.shape.num_routes());
   std::vector<RouteHeads::Standing> standing;
+  recv_rows_.assign(routes.size(), 0);
   if (!fresh) standing = member_.heads->standing(member_.next_number, member_.exchange());
   for (std::uint32_t record = 0; record < standing.size(); ++record) {
     const RouteHeads::Standing& now = standing[record];
     if (now.head.handle == 0) continue;
     routes[record] = {abi::op_tag(now.head.epoch, now.head.handle - 1), now.head.num_tokens, now.half};
+    recv_rows_[record] = now.head.num_recv_rows;
   }
   port_.resume({group_.epoch, group_.in_tags(member_.next_number), group_.changed_epoch, routes,
                 device_view(member_)});
@@ -75,18 +77,41 @@ void Commands::resume(bool fresh) {
 void Commands::pop() {
   ended_ = abi::unpack(port_.front()->call).number + 1;
   views_.end_before(*ended_);
+  running_.reset();
   port_.pop();
+}
+
+void Commands::show_none() {
+  views_.clear();
+  running_.reset();
 }
 
 void Commands::look(Page& page, std::uint64_t now_ns) {
   if (const CommandPort::Ring* ring = port_.seen(); ring != nullptr) {
     // The journal, which was read after that look, may know more; what was discarded it does not tell.
     if (!ended_ || is_behind(*ended_, ring->done)) ended_ = ring->done;
-    views_.show(rung(*ring), page, now_ns);
+    const std::vector<CommandViews::Rung> all = rung(*ring);
+    views_.show(all, page, now_ns);
+    running_.reset();
+    if (!all.empty() && all.front().submission.op != abi::Op::kNoop) {
+      running_ = {all.front().index, now_ns};
+      member_.lane->look_at_signals();
+    }
   }
+  show_running(now_ns);
   if (now_ns < next_look_ns_) return;
   next_look_ns_ = now_ns + kLookNs;
   port_.look();
+}
+
+// A look at signals from before it was seen may be of another operation.
+void Commands::show_running(std::uint64_t now_ns) {
+  const SignalCopy* const signals = running_ ? member_.lane->signals() : nullptr;
+  if (signals == nullptr || signals->begun_ns < running_->seen_ns) return;
+  const std::uint64_t number = group_.in_tags(running_->index);
+  const SignalledOperation op{member_.rank, abi::op_tag(group_.epoch, number),
+                              static_cast<std::uint32_t>(number % group_.shape.depth), group_.masked};
+  views_.show_first(signals->stage(op), signals->awaited(op, 0), now_ns);
 }
 
 // The client writes the ring, and it may be anything.
@@ -144,10 +169,11 @@ Failure Commands::failure(const JournalEntry& entry, std::uint64_t now_ns) const
                         now_ns);
 }
 
-std::uint64_t Commands::bytes_moved(const JournalEntry& entry) const {
-  const abi::GroupShape& shape = group_.shape;
-  if (submission(entry).op == abi::Op::kCombine) return std::uint64_t{entry.num_tokens} * shape.hidden * 2;
-  return std::uint64_t{entry.result.num_recv_rows} * (shape.row_bytes() + shape.scale_bytes());
+std::uint32_t Commands::rows_of(const JournalEntry& entry) {
+  const Submission s = submission(entry);
+  if (s.op != abi::Op::kDispatch) return recv_rows_[s.route];
+  if (abi::makes_routing(s.op, s.flags)) recv_rows_[s.route] = entry.result.num_recv_rows;
+  return entry.result.num_recv_rows;
 }
 
 }  // namespace epd

@@ -38,7 +38,7 @@ class Commands {
   // Shows what is enqueued, by a look at the ring now and then, which takes a moment. Of an active group,
   // when the journal has been read.
   void look(Page& page, std::uint64_t now_ns);
-  void show_none() { views_.clear(); }
+  void show_none();
   // Whether one was seen that has not ended.
   bool runs() const { return !views_.empty(); }
 
@@ -49,14 +49,15 @@ class Commands {
   // The operation's number.
   std::uint64_t index_of(const JournalEntry& entry) const { return group_.from_tags(entry.index); }
   Failure failure(const JournalEntry& entry, std::uint64_t now_ns) const;
-  // Of rows that it delivered to this rank; those which it sent the device does not count.
-  std::uint64_t bytes_moved(const JournalEntry& entry) const;
+  // Of one that went well, each once and in their order: see count_rows().
+  std::uint32_t rows_of(const JournalEntry& entry);
 
   std::uint64_t last_end_ns = 0;  // when the journal last had something
 
  private:
   std::uint32_t timeout_of(std::uint32_t own_ms) const { return own_ms != 0 ? own_ms : timeout_ms_; }
   std::vector<CommandViews::Rung> rung(const CommandPort::Ring& ring) const;
+  void show_running(std::uint64_t now_ns);
 
   Member& member_;
   Group& group_;
@@ -66,6 +67,13 @@ class Commands {
   std::optional<std::uint32_t> ended_;  // calls, as far as the journal or a look at the ring has told
   std::uint64_t next_look_ns_ = 0;
   CommandViews views_;
+  // The first that is shown: it runs, or is about to.
+  struct Running {
+    std::uint64_t index = 0;
+    std::uint64_t seen_ns = 0;
+  };
+  std::optional<Running> running_;        // none, or a noop
+  std::vector<std::uint32_t> recv_rows_;  // of the routing in each record
 };
 
 }  // namespace epd

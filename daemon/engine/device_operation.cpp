@@ -46,6 +46,7 @@ LaneShape lane_shape(const abi::GroupShape& shape, std::int32_t priority) {
   lane.placement_words = static_cast<std::uint32_t>(abi::placement_words(shape));
   lane.priority = priority;
   lane.landing = kernels::cuda::landing_of(shape);
+  lane.block_bytes = abi::ExchangeArenaLayout(shape).block_bytes;
   lane.kept_plans = abi::kept_routes(shape);
   return lane;
 }

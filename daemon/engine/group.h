@@ -30,8 +30,8 @@ enum class GroupPhase {
 
 // A rank's memory. Its regions lie in its user arena or where its client has bound them.
 struct GroupRankMemory {
-  std::shared_ptr<Arena> user;  // also kept by the kernel that looks at its command words
-  std::unique_ptr<Arena> exchange;
+  std::shared_ptr<Arena> user;                 // also kept by the kernel that looks at its command words
+  std::shared_ptr<Arena> exchange;             // also kept by a lane that looks at its signals
   std::vector<std::unique_ptr<Arena>> client;  // its client's own
   std::uint32_t device_index = 0;
 

@@ -63,12 +63,13 @@ void Engine::read_entry(Member& member, const kernels::cuda::JournalEntry& entry
     member.next_number = commands.index_of(entry) + 1;
     member.publish_next_index();
     renew_numbers(member);
-    count_moved(page_, member, op, commands.bytes_moved(entry));
+    count_rows(page_, member, op, commands.rows_of(entry));
+    count_ran(member, saturated_us(0, entry.result.ran_ns));
   } else if (!done) {
     completion.status = fail_command(member, entry);
   }
   count(done ? page_->ops_completed : page_->ops_failed);
-  count_ended(member, abi::Op::kNone, completion);  // nobody has measured its steps
+  count_ended(member, abi::Op::kNone, completion);  // nobody knows when it was enqueued
 }
 
 // What was aborted, was so because the group breaks or ends, or this rank does. It has failed though every

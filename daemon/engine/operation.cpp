@@ -50,20 +50,12 @@ void Operation::show(abi::OpView* view) {
 void Operation::enter(OpStage stage) {
   stage_ = stage;
   if (view_ == nullptr) return;
-  const std::uint64_t now = MonotonicClock().now_ns();  // the round of the loop may have begun long ago
-  view_->stage_ns[static_cast<std::size_t>(stage)].store(now, std::memory_order_relaxed);
-  view_->stage.store(static_cast<std::uint32_t>(stage), std::memory_order_relaxed);
-  view_->waiting_for.store(-1, std::memory_order_relaxed);
-  view_->waiting_since_ns.store(0, std::memory_order_relaxed);
+  Page::enter(view_, stage, MonotonicClock().now_ns());  // the round of the loop may have begun long ago
 }
 
 void Operation::show_awaited() {
   const std::uint32_t rank = in_flight_->awaited(0);
-  if (view_ == nullptr || rank == Flight::kNobody) return;
-  const auto who = static_cast<std::int32_t>(rank);
-  if (view_->waiting_for.load(std::memory_order_relaxed) == who) return;
-  view_->waiting_since_ns.store(MonotonicClock().now_ns(), std::memory_order_relaxed);
-  view_->waiting_for.store(who, std::memory_order_relaxed);
+  if (view_ != nullptr && rank != Flight::kNobody) Page::wait_for(view_, rank, MonotonicClock().now_ns());
 }
 
 StepResult Operation::fail(const Failure& failure) {
@@ -87,7 +79,7 @@ abi::Completion Operation::completion(StatusCode status, std::int32_t culprit, s
   c.num_recv_rows = num_recv_rows_;
   if (status == StatusCode::kOk) c.num_dropped_selections = num_dropped_;
   c.seen_us = saturated_us(submission_.submit_ns, seen_ns_);
-  c.launched_us = launched_ns_ == 0 ? 0 : saturated_us(submission_.submit_ns, launched_ns_);
+  c.launched_us = begun_ns_ == 0 ? 0 : saturated_us(submission_.submit_ns, begun_ns_);
   c.done_us = saturated_us(submission_.submit_ns, now_ns);
   return c;
 }

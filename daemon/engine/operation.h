@@ -6,7 +6,8 @@
 //
 // It is launched when its turn comes and its exchange block and routing record are free. From then on the
 // device carries it out, and here are looks at what it says: a host device names each stage, and is stepped
-// by the loop; a GPU says counts and result alone, so there an operation is planning, then moving.
+// by the loop; of a GPU the stage is what ranks have signalled when it was looked at last. One that ends soon
+// is planning there until it is done.
 //
 // A noop in a stream passes the stream's word on, in the order of the member's operations, which is that of
 // its streams. It has no number, and its failure is nobody else's.
@@ -54,6 +55,8 @@ class Operation final : private OperationPeers {
   // Stops touching any arena: at once, or as soon as settled() says.
   void abandon();
   bool settled() const { return in_flight_ == nullptr || in_flight_->left(); }
+  // Whether the device has been told of it, and it has not failed.
+  bool in_flight() const { return in_flight_ != nullptr && stage_ != abi::OpStage::kBreaking; }
   // Whether the client's stream will go on without being told.
   bool releases_stream() const { return in_flight_ != nullptr; }
   // Whether it has a number in its group, and all ranks take part.
@@ -94,6 +97,7 @@ class Operation final : private OperationPeers {
 
   // operation_steps.cpp
   bool may_launch() const;
+  bool lets_launch() const;
   StepResult plan(std::uint64_t now_ns);
   bool find_route();
   void launch(std::uint64_t now_ns);
@@ -120,7 +124,7 @@ class Operation final : private OperationPeers {
   const std::uint64_t tag_;
   const std::uint64_t seen_ns_;
   const std::uint64_t deadline_ns_;
-  std::uint64_t launched_ns_ = 0;  // when its rows could begin to move
+  std::uint64_t begun_ns_ = 0;  // by the device; before it says when: launched
   std::uint32_t num_recv_rows_ = 0;
   std::uint32_t num_dropped_ = 0;
   abi::OpView* view_ = nullptr;

@@ -51,11 +51,16 @@ bool Operation::may_be_done() const {
 bool Operation::may_launch() const {
   for (const Operation* earlier : member_.operations) {
     if (earlier == this) break;
-    if (earlier->stage() == OpStage::kPlanning) return false;
+    if (!earlier->lets_launch()) return false;
   }
   if (is_noop()) return true;
   return member_.next_index() + group_.shape.depth > index_ &&
          (!routes() || member_.heads->may_begin(submission_.route));
+}
+
+// Operations behind it.
+bool Operation::lets_launch() const {
+  return stage() != OpStage::kPlanning || (in_flight_ != nullptr && in_flight_->in_order());
 }
 
 StepResult Operation::plan(std::uint64_t now_ns) {
@@ -117,7 +122,7 @@ void Operation::launch(std::uint64_t now_ns) {
   request.record = submission_.route;
   request.sms = group_.share_sms(submission_.sms);
   in_flight_ = member_.lane->launch(request);
-  if (in_flight_->stage() == OpStage::kMoving) launched_ns_ = now_ns;
+  begun_ns_ = now_ns;
   enter(in_flight_->stage());
 }
 
@@ -125,10 +130,7 @@ void Operation::launch(std::uint64_t now_ns) {
 
 StepResult Operation::look(std::uint64_t now_ns) {
   bool progress = in_flight_->advance();
-  if (const OpStage now_at = in_flight_->stage(); now_at != stage()) {
-    if (now_at == OpStage::kMoving) launched_ns_ = now_ns;
-    enter(now_at);
-  }
+  if (const OpStage now_at = in_flight_->stage(); now_at != stage()) enter(now_at);
   if (counts_news()) {
     publish_counts();
     progress = true;
@@ -167,12 +169,10 @@ StepResult Operation::conclude(std::uint64_t now_ns) {
   const OpResult& result = in_flight_->result();  // what is left of it may still leave
   if (result.error != OpError::kNone) return fail(device_failed(now_ns));
   if (is_noop()) return StepResult::kDone;
+  if (result.ran_ns != 0) begun_ns_ = std::max(begun_ns_, now_ns - std::min(now_ns, result.ran_ns));
   if (is_dispatch() && !counted_) publish_counts();  // both came between two looks
   keep_route(result);
   if (is_dispatch() && has(abi::kFlagDefer) && !sent_) publish_sent();
-  const abi::GroupShape& s = group_.shape;
-  const std::uint64_t row = is_dispatch() ? std::uint64_t{s.row_bytes()} + s.scale_bytes() : s.hidden * 2ull;
-  count_moved(page_, member_, submission_.op, in_flight_->rows_moved() * row);
   return StepResult::kDone;
 }
 
@@ -189,6 +189,7 @@ void Operation::keep_route(const OpResult& result) {
   }
   if (is_dispatch()) num_recv_rows_ = route_.head.num_recv_rows;
   num_dropped_ = route_.head.num_dropped + count_lost_selections();
+  count_rows(page_, member_, submission_.op, route_.head.num_recv_rows);
 }
 
 // Selections whose rows went to ranks that were lost since.

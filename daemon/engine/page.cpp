@@ -57,4 +57,19 @@ void Page::release(abi::OpView* view) {
   if (view != nullptr) view->ticket.store(0, std::memory_order_release);
 }
 
+void Page::enter(abi::OpView* view, abi::OpStage stage, std::uint64_t now_ns) {
+  if (view == nullptr) return;
+  view->stage_ns[static_cast<std::size_t>(stage)].store(now_ns, std::memory_order_relaxed);
+  view->stage.store(static_cast<std::uint32_t>(stage), std::memory_order_relaxed);
+  view->waiting_for.store(-1, std::memory_order_relaxed);
+  view->waiting_since_ns.store(0, std::memory_order_relaxed);
+}
+
+void Page::wait_for(abi::OpView* view, std::uint32_t rank, std::uint64_t now_ns) {
+  const auto who = static_cast<std::int32_t>(rank);
+  if (view == nullptr || view->waiting_for.load(std::memory_order_relaxed) == who) return;
+  view->waiting_since_ns.store(now_ns, std::memory_order_relaxed);
+  view->waiting_for.store(who, std::memory_order_relaxed);
+}
+
 }  // namespace epd

@@ -18,6 +18,9 @@ class Page {
   // Entry for one operation, or null if the table is full (the operation then simply isn't shown).
   abi::OpView* claim(const abi::Submission& submission);
   static void release(abi::OpView* view);
+  // Nothing is shown if `view` is null. Whom it waits for is of the stage.
+  static void enter(abi::OpView* view, abi::OpStage stage, std::uint64_t now_ns);
+  static void wait_for(abi::OpView* view, std::uint32_t rank, std::uint64_t now_ns);
 
   // A kernel that stays has stopped, so long after it was told to.
   void kernel_stopped(std::uint32_t us);

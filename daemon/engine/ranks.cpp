@@ -159,6 +159,7 @@ Status Engine::open_lane(Group& group, Member& member) {
   Launcher& launcher = device_->launcher();
   LaneShape shape = lane_shape(group.shape, group.priority);
   shape.commands = member.by_stream;
+  if (device_->traits().has_streams) shape.exchange = group.ranks[member.rank].exchange;
   Result<std::unique_ptr<Lane>> lane = launcher.open_lane(shape);
   if (!lane.ok()) {
     group.unusable = lane.status();

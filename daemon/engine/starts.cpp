@@ -80,8 +80,7 @@ std::string Engine::holder_of_sms(const Group& group) const {
            " of group " + std::to_string(member.group.id) + " holds";
   };
   const Operation* other_moves = schedule_.find([&group](const Operation& operation) {
-    return &operation.member().group != &group && operation.is_collective() &&
-           operation.stage() == abi::OpStage::kMoving;
+    return &operation.member().group != &group && operation.is_collective() && operation.in_flight();
   });
   if (other_moves != nullptr) return holds(other_moves->index(), other_moves->member());
   for (const auto& [id, other] : groups_) {

@@ -127,6 +127,12 @@ void Statistics::took(abi::Op op, const abi::Completion& c) {
   add(interval(abi::Interval::kTotal), c.done_us);
 }
 
+void Statistics::ran(std::uint32_t us) {
+  if (row_ == nullptr) return;
+  for (const abi::Interval which : {abi::Interval::kDone, abi::Interval::kTotal})
+    add(row_->intervals[static_cast<std::size_t>(which)], us);
+}
+
 void Statistics::set_queue_depth(std::uint64_t depth) {
   if (row_ == nullptr) return;
   count(row_->queue_depth, depth - std::exchange(depth_, depth));  // wraps as it should
@@ -148,10 +154,18 @@ void count_refused(Member& member, StatusCode status) {
   if (member.session != nullptr) member.session->statistics.refused(status);
 }
 
-void count_moved(Page& page, Member& member, abi::Op op, std::uint64_t bytes) {
+void count_rows(Page& page, Member& member, abi::Op op, std::uint64_t rows) {
+  const abi::GroupShape& s = member.group.shape;
+  const std::uint64_t row = op == abi::Op::kDispatch ? s.row_bytes() + s.scale_bytes() : s.hidden * 2ull;
+  const std::uint64_t bytes = rows * row;
   count(op == abi::Op::kDispatch ? page->bytes_dispatched : page->bytes_combined, bytes);
   member.statistics.moved(op, bytes);
   if (member.session != nullptr) member.session->statistics.moved(op, bytes);
+}
+
+void count_ran(Member& member, std::uint32_t us) {
+  member.statistics.ran(us);
+  if (member.session != nullptr) member.session->statistics.ran(us);
 }
 
 void count_ended(Member& member, abi::Op op, const abi::Completion& completion) {

@@ -30,6 +30,8 @@ class Statistics {
   void ended(StatusCode status);
   // How long the steps of one that went well took.
   void took(abi::Op op, const abi::Completion& completion);
+  // Of one that nobody saw come: so long from its beginning to its end.
+  void ran(std::uint32_t us);
   void set_queue_depth(std::uint64_t depth);
 
  private:
@@ -46,7 +48,10 @@ class Statistics {
 void count_taken(Member& member, abi::Op op);
 void count_stall(Member& member, abi::Stall why);
 void count_refused(Member& member, StatusCode status);
-void count_moved(Page& page, Member& member, abi::Op op, std::uint64_t bytes);
+// Rows that a dispatch has delivered to the rank; of a combine those of the routing that it used, which it
+// has taken from there. With padding (layout packed), as num_recv_rows is.
+void count_rows(Page& page, Member& member, abi::Op op, std::uint64_t rows);
+void count_ran(Member& member, std::uint32_t us);
 void count_ended(Member& member, abi::Op op, const abi::Completion& completion);
 
 }  // namespace epd

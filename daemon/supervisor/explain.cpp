@@ -79,7 +79,7 @@ std::string own_reason(const v1::Operation& op, const Operations& all, const std
                         other.epoch() == op.epoch() && other.op_index() < op.op_index();
     if (before && (earlier == nullptr || other.op_index() < earlier->op_index())) earlier = &other;
   }
-  if (earlier == nullptr) return "it is about to begin";
+  if (earlier == nullptr) return "it is about to begin: its device, or its stream, has not come to it";
   return "operation " + std::to_string(earlier->op_index()) + " of its rank has not ended: epctl op " +
          earlier->id();
 }

@@ -119,11 +119,10 @@ EPD_DEVICE inline JournalEntry& next_entry_of(const CommandArguments& own, const
 // Behind the result, which is there. Stores to host memory, for which the last one waits: a microsecond or
 // two that the client's stream does not see.
 EPD_DEVICE inline void write_journal(const CommandArguments& own, Watch& watch, const abi::PackedCall& call,
-                                     std::uint64_t index, std::uint32_t num_tokens) {
+                                     std::uint64_t index) {
   JournalEntry& entry = next_entry_of(own, watch);
   for (std::uint32_t i = 0; i < abi::PackedCall::kWords; ++i) entry.call.words[i] = call.words[i];
   entry.index = index;
-  entry.num_tokens = num_tokens;
   store_release_system(&entry.number, ++watch.state.journal);
 }
 
@@ -156,7 +155,7 @@ EPD_DEVICE inline void end_unheralded(const CommandArguments& own, Watch& watch,
   if (judgement.verdict == Verdict::kDiscard) return;
   if (!well) watch.state.failed = 1;
   write_result(own, watch, judgement, well ? ++watch.state.noops : 0);
-  write_journal(own, watch, packed, watch.state.index, call.num_tokens);
+  write_journal(own, watch, packed, watch.state.index);
 }
 
 // All CTAs have left the operation that was heralded last.
@@ -166,7 +165,7 @@ EPD_DEVICE inline void conclude(const CommandArguments& own, Watch& watch, bool 
   const TakenCall& call = watch.running;
   if (failed) watch.state.failed = 1;
   if (!failed && makes_routing(call)) store_route(own, watch, call.route, made_route(call));
-  write_journal(own, watch, watch.call, watch.state.index - 1, call.num_tokens);
+  write_journal(own, watch, watch.call, watch.state.index - 1);
 }
 
 // ---- what CTA 0 looks for

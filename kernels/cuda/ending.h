@@ -40,6 +40,7 @@ EPD_DEVICE EPD_NO_INLINE inline void publish(const Operation& op, const OpResult
   result.room = ending.room;
   result.num_recv_rows = ending.num_recv_rows;
   result.num_dropped = ending.num_dropped;
+  result.ran_ns = ending.ran_ns;
   store_release_system(&result.tag, op.tag);
 }
 

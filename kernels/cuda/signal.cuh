@@ -208,7 +208,7 @@ __device__ inline void tell_sent(const Operation& op) {
 // Called by all threads of each CTA when its rows are stored (or pulled) and visible to the calling threads.
 // The last CTA tells every rank, waits until every rank has told this one, and publishes the routing's head
 // (a dispatch that makes one) and then the result. `told`: the others have been told, and have told, before.
-// `count_rows()`: M, asked of one thread.
+// `count_rows()`: M, asked of one thread. `deadline_ns`: op.timeout_ns after the CTA began.
 template <typename CountRows>
 __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadline_ns, CountRows count_rows,
                               bool told = false) {
@@ -238,6 +238,7 @@ __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadli
   ending.num_recv_rows = count_rows();
   ending.num_dropped = workspace(op).dropped;
   workspace(op).dropped = 0;
+  ending.ran_ns = nanoseconds() - (deadline_ns - op.timeout_ns);
   if (op.routing.head != nullptr) publish_routing(op, ending);
   publish(op, ending);
 }

@@ -47,7 +47,7 @@ TEST_P(CommandsBeside, EpctlListsThemWhileTheyRun) {
   EXPECT_TRUE(eventually(30, [&] {
     lines = ops_of(daemon());
     // A dispatch and a combine have ended.
-    return lines.size() == 1 && lines.front().op == "2" && lines.front().stage == "moving";
+    return lines.size() == 1 && lines.front().op == "2" && lines.front().stage == "wait_ready";
   })) << lines.size();
   if (lines.size() == 1) {
     const OpsLine& l = lines.front();
@@ -57,10 +57,12 @@ TEST_P(CommandsBeside, EpctlListsThemWhileTheyRun) {
     EXPECT_EQ(l.device, daemon().device(0));
     EXPECT_EQ(l.slot, "0");
     EXPECT_EQ(l.tokens, std::to_string(input.num_tokens));
-    EXPECT_EQ(l.stage, "moving");
+    EXPECT_EQ(l.stage, "wait_ready");
     const CommandResult one = daemon().epctl({"op", l.id});
     EXPECT_EQ(one.exit_code, 0) << one.err;
     EXPECT_NE(one.out.find("dispatch"), std::string::npos) << one.out;
+    EXPECT_NE(one.out.find("rank 1 ("), std::string::npos) << one.out;
+    EXPECT_NE(one.out.find("has not submitted it"), std::string::npos) << one.out;
   }
   listed->arrive();
   EXPECT_TRUE(eventually(60, [&] { return played->count == 4; }));

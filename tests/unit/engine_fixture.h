@@ -1,6 +1,7 @@
 // A group of three ranks on two engines without a supervisor, and its operations against the reference.
 #pragma once
 
+#include "base/clock.h"
 #include "engine_harness.h"
 #include "kernels/numbers.h"
 #include "kernels/reference.h"
@@ -55,6 +56,7 @@ class EngineFixture : public ::testing::Test {
     s.slot = slot;
     s.route = slot;
     s.epoch = group_->epoch;
+    s.submit_ns = MonotonicClock().now_ns();
     return s;
   }
 

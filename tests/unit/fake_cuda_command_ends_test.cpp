@@ -89,7 +89,7 @@ TEST_F(FakeCudaCommandEnds, TokensMayBeKnownOnlyToTheDevice) {
     CommandWorld::Ring how;
     how.num_tokens_at = at;
     commands_->ring(0, commands_->dispatch(1), how);
-    EXPECT_EQ(commands_->journal(0).num_tokens, tokens);
+    EXPECT_EQ(abi::unpack(commands_->journal(0).call).num_tokens, tokens);
   }
   *at = 1u << 20;  // more than a command has room for
   CommandWorld::Ring how;

@@ -137,8 +137,9 @@ class CommandRun {
       EXPECT_EQ(told.flags, call.flags);
       EXPECT_EQ(entry.index, index_);
       if (makes != nullptr) {
-        EXPECT_EQ(entry.num_tokens, makes->inputs[r].num_tokens);
+        EXPECT_EQ(told.num_tokens, makes->inputs[r].num_tokens);
       }
+      EXPECT_EQ(entry.result.ran_ns != 0, call.op != abi::Op::kNoop);
       EXPECT_TRUE(comes([&] { return now(words.done) == command_ + 1; }));
       EXPECT_EQ(now(words.failed), 0u);
       const std::uint32_t flag = abi::flag_of(call.op, call.slot);

@@ -68,12 +68,13 @@ class EngineStatistics : public ::testing::Test {
       if (row.key != 0 && row.group_id == group) return &row;
     return nullptr;
   }
-  StatusCode run(Op op, std::uint32_t tokens = 0, std::uint64_t epoch = 1) {
+  StatusCode run(Op op, std::uint32_t tokens = 0, std::uint64_t epoch = 1, std::uint64_t handle = 0) {
     abi::Submission s{};
     s.op = op;
     s.member = RawGroup::member(0);
     s.num_tokens = tokens;
     s.epoch = epoch;
+    s.handle = handle;
     session_.submit(s);
     const auto completion = session_.wait();
     return completion ? completion->status : StatusCode::kInternal;
@@ -94,16 +95,17 @@ TEST_F(EngineStatistics, CountOperationsBytesAndTimesOfSessionAndMembership) {
   for (int i = 0; i < 3; ++i) ASSERT_EQ(run(Op::kNoop), StatusCode::kOk);
   for (std::uint32_t t = 0; t < 4; ++t) group_.region<std::int32_t>(0, 0, abi::Region::kTopkIdx)[t] = 1;
   for (int i = 0; i < 2; ++i) ASSERT_EQ(run(Op::kDispatch, 4), StatusCode::kOk);
+  ASSERT_EQ(run(Op::kCombine, 0, 1, 1), StatusCode::kOk);
   for (const abi::StatisticsRow* row : {session_row(41), member_row(7)}) {
     ASSERT_NE(row, nullptr);
     EXPECT_EQ(row->operations[static_cast<std::size_t>(Op::kNoop)], 3u);
     EXPECT_EQ(row->operations[static_cast<std::size_t>(Op::kDispatch)], 2u);
-    EXPECT_EQ(row->ended[0], 5u);
+    EXPECT_EQ(row->ended[0], 6u);
     EXPECT_EQ(row->bytes_dispatched, 2u * 4 * 128 * 2);
-    EXPECT_EQ(row->bytes_combined, 0u);
+    EXPECT_EQ(row->bytes_combined, 4u * 128 * 2);
     EXPECT_EQ(row->queue_depth, 0u);
-    EXPECT_EQ(total(row->intervals[0]), 5u) << "noops are seen too";
-    for (std::size_t i = 1; i < abi::kNumIntervals; ++i) EXPECT_EQ(total(row->intervals[i]), 2u) << i;
+    EXPECT_EQ(total(row->intervals[0]), 6u) << "noops are seen too";
+    for (std::size_t i = 1; i < abi::kNumIntervals; ++i) EXPECT_EQ(total(row->intervals[i]), 3u) << i;
   }
 }
 

@@ -559,7 +559,7 @@ typedef struct epd_result {
   uint64_t op_index;      /* the operation's number in its group */
   uint32_t num_recv_rows; /* M, after dispatch */
   uint32_t seen_us;       /* after submission: the engine took it */
-  uint32_t launched_us;   /* rows began to move */
+  uint32_t launched_us;   /* the device began it */
   uint32_t done_us;
   /* EPD_POLICY_DEGRADE: selections of this rank's tokens that count as none because their expert's rank is
    * lost */

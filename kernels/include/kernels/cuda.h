@@ -45,6 +45,7 @@ struct OpResult {
   std::uint64_t room;
   std::uint32_t num_recv_rows;
   std::uint32_t num_dropped;  // selections of ranks that are not there; kAborted too, once all are counted
+  std::uint64_t ran_ns;  // of one that ended well, from when the device began it. 0: not known (noops, hosts)
 };
 
 // One rank of the group. `ready` is null for a rank that is not there.
@@ -253,11 +254,10 @@ struct CommandStart {
 
 // An end that the host is to know, in order. Discarded calls have none.
 struct alignas(64) JournalEntry {
-  OpResult result;  // tag and left: the operation's, 0 if it has not begun. A noop's tag only counts noops
   abi::PackedCall call;
-  std::uint64_t index;       // its number in the group; of a noop, and of what has not begun: the next one's
-  std::uint32_t num_tokens;  // of the routing that it made or used
-  std::uint32_t number;      // of the entry + 1, cyclic. Stored last, with release at system scope
+  OpResult result;  // tag and left: the operation's, 0 if it has not begun. A noop's tag only counts noops
+  std::uint64_t index;   // its number in the group; of a noop, and of what has not begun: the next one's
+  std::uint32_t number;  // of the entry + 1, cyclic. Stored last, with release at system scope
 };
 static_assert(sizeof(JournalEntry) == 128);
 

@@ -251,8 +251,8 @@ struct EnginePage {
   std::atomic<std::uint64_t> ops_submitted;
   std::atomic<std::uint64_t> ops_completed;  // with OK
   std::atomic<std::uint64_t> ops_failed;
-  std::atomic<std::uint64_t> bytes_dispatched;  // rows pushed x row bytes
-  std::atomic<std::uint64_t> bytes_combined;    // rows pulled x row bytes
+  std::atomic<std::uint64_t> bytes_dispatched;  // rows delivered to its ranks x row bytes
+  std::atomic<std::uint64_t> bytes_combined;    // rows taken from its ranks x row bytes
   std::atomic<std::uint64_t> submissions_refused;
   std::atomic<std::uint64_t> sleeps;
   std::atomic<std::uint64_t> wakes_sent;

@@ -53,7 +53,7 @@ struct Completion {
   std::uint32_t slot;
   std::uint32_t num_recv_rows;  // dispatch: M
   std::uint32_t seen_us;        // microseconds after submit_ns; each saturates
-  std::uint32_t launched_us;    // rows began to move
+  std::uint32_t launched_us;    // the device began it
   std::uint32_t done_us;
   std::uint32_t num_dropped_selections;  // of this rank's tokens, because the expert's rank is lost (degrade)
   std::uint32_t reserved;

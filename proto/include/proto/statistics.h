@@ -54,9 +54,9 @@ struct Histogram {
 
 enum class Interval : std::uint32_t {
   kSeen = 0,      // submitted -> seen by the engine; noops too
-  kLaunched = 1,  // seen -> rows begin to move. This and the next two: dispatches and combines with OK
-  kDone = 2,      // rows begin to move -> done
-  kTotal = 3,     // submitted -> done
+  kLaunched = 1,  // seen -> begun by the device. This and the next two: dispatches and combines with OK
+  kDone = 2,      // begun by the device -> done, with what it waits for other ranks
+  kTotal = 3,     // submitted -> done. Nobody sees calls of streams come: kDone, and neither of the first two
 };
 inline constexpr std::size_t kNumIntervals = 4;
 

@@ -32,6 +32,7 @@ class OperationExchange {
   using OpResult = kernels::cuda::OpResult;
 
   void publish(const OpResult& ending);
+  std::uint64_t ran_ns() const { return ordered::nanoseconds() - start_ns_; }
   // What ends a wait besides what is waited for; it is published, as `ending` but for the error.
   bool must_leave(OpResult ending);
 

@@ -74,7 +74,8 @@ std::string Kernel::run() {
     if (must_leave(late)) return {};
     device_.pause(looks++);
   }
-  const OpResult& ending = operation.result();
+  OpResult ending = operation.result();
+  ending.ran_ns = ran_ns();
   if (ending.error == OpError::kNoRouting) return "routing.topk names an expert that does not exist";
   if (ending.error == OpError::kNone && makes_) store_head(ending);
   publish(ending);

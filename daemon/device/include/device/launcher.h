@@ -11,6 +11,7 @@
 
 #include "device/device.h"
 #include "device/peers.h"
+#include "device/signals.h"
 #include "kernels/group_view.h"
 #include "kernels/routing.h"
 #include "proto/link.h"
@@ -47,11 +48,15 @@ class Flight {
   virtual bool can_move() const { return false; }
   // Whether nobody rings when it has got on.
   virtual bool needs_polling() const { return true; }
-  // How far it has come; still of one that was aborted. A device that does not tell says kMoving.
-  virtual abi::OpStage stage() const { return abi::OpStage::kMoving; }
+  // Whether the lane begins operations in the order of their launches. Else the next one is not launched
+  // before this one has left kPlanning.
+  virtual bool in_order() const { return true; }
+  // How far it has come; still of one that was aborted. On a GPU: as it was at the last look at its signals,
+  // kPlanning before the first.
+  virtual abi::OpStage stage() const = 0;
   // The first rank, from `from` on, that it waits for in kWaitReady and kWaitArrived; else kNobody.
-  static constexpr std::uint32_t kNobody = ~std::uint32_t{0};
-  virtual std::uint32_t awaited(std::uint32_t /*from*/) const { return kNobody; }
+  static constexpr std::uint32_t kNobody = SignalCopy::kNobody;
+  virtual std::uint32_t awaited(std::uint32_t from) const = 0;
 
   // Once true, counts() and result() may be read. These are looks at host memory.
   virtual bool counted() = 0;
@@ -61,9 +66,6 @@ class Flight {
   virtual bool left() = 0;
   virtual const kernels::Placement& counts() = 0;
   virtual const kernels::cuda::OpResult& result() const = 0;
-  // Of one that has ended well: rows that this rank has sent, or asked for. A device that does not count them
-  // says what it has received.
-  virtual std::uint64_t rows_moved() const = 0;
   // Of the routing that it used: selections of the ranks, [R] not 0, which lost it since.
   virtual std::uint32_t count_selections(std::span<const std::uint8_t> ranks) const = 0;
   // Makes it end soon, and frees it from waiting for the client's stream.
@@ -126,7 +128,11 @@ struct LaneShape {
   std::int32_t priority = 0;
   bool commands = false;  // operations are calls. UNSUPPORTED where no kernel is resident
   kernels::cuda::Landing landing;
-  std::uint64_t kept_plans = 0;  // of a host device: plans that stay in memory (proto/route_memory.h)
+  // The rank's own, where its peers signal: of a device that has to be asked for that. A lane keeps it mapped
+  // as long as it looks there.
+  std::shared_ptr<Arena> exchange;
+  std::uint64_t block_bytes = 0;  // abi::ExchangeArenaLayout
+  std::uint64_t kept_plans = 0;   // of a host device: plans that stay in memory (proto/route_memory.h)
 };
 
 class Lane {
@@ -141,6 +147,10 @@ class Lane {
   virtual void release(const kernels::cuda::Signal& signal, std::uint64_t ticket) = 0;
   // In place of LaneShape::priority: lanes' shares of SMs follow. The stream's own stays as it is.
   virtual void set_priority(std::int32_t priority) = 0;
+  // What ranks have signalled to this one, of a device that does not say it otherwise: a copy, begun by
+  // look_at_signals() unless one is under way. The last one that has come; null: none has.
+  virtual void look_at_signals() {}
+  virtual const SignalCopy* signals() { return nullptr; }
   // Null unless LaneShape::commands. Once the lane has been destroyed whoever waits for a command goes on,
   // though a moment may pass: nobody waits here until the kernel has ended.
   virtual CommandPort* commands() { return nullptr; }
