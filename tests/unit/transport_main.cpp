@@ -1,0 +1,15 @@
+// The environment that UCX wants, before any thread; and the peer process of transport_processes_test.cpp.
+#include "transport/ucx.h"
+#include "transport_child.h"
+
+#include <gtest/gtest.h>
+#include <cstdlib>
+#include <cstring>
+
+int main(int argc, char** argv) {
+  for (const auto& [name, value] : epd::transport::ucx_environment())
+    ::setenv(name.c_str(), value.c_str(), 0);
+  if (argc == 3 && std::strcmp(argv[1], "--peer") == 0) return epd::transport::run_child(argv[2]);
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
