@@ -80,11 +80,8 @@ class InProcess final : public Transport {
   // The message is away: its sender hears of it.
   void settle(const Message& message, Status status);
   void receive(const Message& message, Event& event, bool& received);
-  // Takes back what `from` has put here for its peer `peer`.
-  void take_back(const InProcess* from, PeerId peer, const Status& status);
-  // The other side has closed, or ended.
-  void lose(std::uint64_t transport, const char* why);
-  void disconnect(PeerId id, const Peer& peer, const char* why);
+  // The other side has ended.
+  void lose(std::uint64_t transport);
 
   const std::shared_ptr<Hub> hub_;
   const std::uint64_t id_;
@@ -124,7 +121,7 @@ Result<PeerId> InProcess::connect(std::span<const std::byte> address) {
   if (known != peers_.end()) return already_connected(known->first);
   const PeerId id = ++last_peer_;
   peers_[id].transport = parts->transport;
-  if (find(parts->transport) == nullptr) lose(parts->transport, "is not there");
+  if (find(parts->transport) == nullptr) lose(parts->transport);
   return id;
 }
 
@@ -230,46 +227,22 @@ void InProcess::release(const Body& body) {
   if (body.hold != 0) holds_.take(body.hold);
 }
 
-void InProcess::take_back(const InProcess* from, PeerId peer, const Status& status) {
-  std::deque<Message> others;
-  for (const Message& message : inbox_) {
-    if (message.from == from && message.peer == peer) {
-      settle(message, status);
-    } else {
-      others.push_back(message);
-    }
-  }
-  inbox_ = std::move(others);
-}
-
-void InProcess::lose(std::uint64_t transport, const char* why) {
+void InProcess::lose(std::uint64_t transport) {
   const auto peer = peer_of(transport);
   if (peer == peers_.end() || peer->second.down) return;
   peer->second.down = true;
   Event event;
   event.kind = EventKind::kDown;
   event.peer = peer->first;
-  event.status = {StatusCode::kAborted, "peer " + std::to_string(peer->first) + " " + why};
+  event.status = {StatusCode::kAborted, "peer " + std::to_string(peer->first) + " is down: it has ended"};
   push(std::move(event));
-}
-
-void InProcess::disconnect(PeerId id, const Peer& peer, const char* why) {
-  InProcess* other = find(peer.transport);
-  if (other == nullptr) return;
-  other->take_back(this, id, peer_closed(id));
-  const auto back = other->peer_of(id_);
-  if (back == other->peers_.end()) return;
-  take_back(other, back->first, peer_is_down(back->first));
-  other->lose(id_, why);
 }
 
 Status InProcess::close(PeerId peer) {
   const std::lock_guard lock(hub_->mutex);
   const auto found = peers_.find(peer);
   if (found == peers_.end()) return no_such_peer(peer);
-  const Peer closed = found->second;
-  disconnect(peer, closed, "has closed");
-  peers_.erase(peer);
+  peers_.erase(found);
   std::erase_if(events_,
                 [peer](const Event& event) { return event.peer == peer && event.kind == EventKind::kDown; });
   return {};
@@ -277,15 +250,12 @@ Status InProcess::close(PeerId peer) {
 
 InProcess::~InProcess() {
   const std::lock_guard lock(hub_->mutex);
-  for (const auto& [id, peer] : peers_) disconnect(id, peer, "has ended");
-  // Of those that this side has not connected to.
-  while (!inbox_.empty()) {
-    const Message message = inbox_.front();
-    inbox_.pop_front();
-    settle(message, peer_is_down(message.peer));
-  }
   hub_->transports.erase(id_);
-  for (const auto& [id, other] : hub_->transports) other->lose(id_, "has ended");
+  for (const auto& [id, other] : hub_->transports) {
+    std::erase_if(other->inbox_, [this](const Message& message) { return message.from == this; });
+  }
+  for (const Message& message : inbox_) settle(message, peer_is_down(message.peer));
+  for (const auto& [id, other] : hub_->transports) other->lose(id_);
 }
 
 Result<Facts> InProcess::facts(PeerId peer) const {

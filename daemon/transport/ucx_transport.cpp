@@ -1,6 +1,5 @@
 #include "ucx_transport.h"
 
-#include "base/clock.h"
 #include "rules.h"
 
 #include <cstdio>
@@ -13,7 +12,6 @@ namespace {
 constexpr unsigned kMessageId = 1;            // UCX's number for the one kind of message there is
 constexpr std::uint32_t kMagic = 0x4d445045;  // "EPDM"
 constexpr std::uint32_t kFormat = 1;
-constexpr std::uint64_t kMostCloseNs = 2'000'000'000;  // of all endpoints, when a transport ends
 
 std::uint64_t packed(std::uint64_t major, std::uint64_t minor, std::uint64_t release) {
   return (major << 32) | (minor << 16) | release;
@@ -48,7 +46,7 @@ Result<std::unique_ptr<Transport>> open_ucx(const UcxOptions& options) {
 
 UcxTransport::UcxTransport(UcxWorker worker, std::uint64_t id, Address address, const Limits& limits)
     : worker_(std::move(worker)),
-      ucx_(worker_.ucx()),
+      ucx_(worker_->ucx()),
       id_(id),
       address_(std::move(address)),
       limits_(limits) {}
@@ -62,7 +60,7 @@ Status UcxTransport::listen() {
   param.flags = UCP_AM_FLAG_WHOLE_MSG | UCP_AM_FLAG_PERSISTENT_DATA;
   param.cb = &UcxTransport::on_message;
   param.arg = this;
-  const ucs_status_t status = ucx_.ucp_worker_set_am_recv_handler(worker_.get(), &param);
+  const ucs_status_t status = ucx_.ucp_worker_set_am_recv_handler(worker_->get(), &param);
   if (status == UCS_OK) return {};
   return {StatusCode::kUnsupported, ucx_.describe("ucp_worker_set_am_recv_handler", status)};
 }
@@ -88,12 +86,12 @@ Result<PeerId> UcxTransport::connect(std::span<const std::byte> address) {
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler.cb = &UcxTransport::on_failure;
   params.err_handler.arg = peer.get();
-  const ucs_status_t status = ucx_.ucp_ep_create(worker_.get(), &params, &peer->endpoint);
-  if (status != UCS_OK) {
-    return Status(StatusCode::kAborted, ucx_.describe("ucp_ep_create", status) + " (the other side is " +
-                                            version_text(peer->version) + ")");
-  }
   peer->id = ++last_peer_;
+  const ucs_status_t status = ucx_.ucp_ep_create(worker_->get(), &params, &peer->endpoint);
+  if (status != UCS_OK) {  // nobody listens there, or by nothing that we have: kDown tells
+    peer->endpoint = nullptr;
+    on_failure(peer.get(), nullptr, status);
+  }
   by_transport_[peer->transport] = peer.get();
   return peers_.emplace(peer->id, std::move(peer)).first->first;
 }
@@ -101,11 +99,11 @@ Result<PeerId> UcxTransport::connect(std::span<const std::byte> address) {
 // May come in any call of UCX's, so it only marks.
 void UcxTransport::on_failure(void* arg, ucp_ep_h /*endpoint*/, ucs_status_t status) {
   Peer& peer = *static_cast<Peer*>(arg);
-  if (peer.state != State::kOpen) return;
+  if (peer.state != State::kOpen && peer.state != State::kLeaving) return;
+  if (peer.state == State::kOpen) peer.owner->ending_.push_back(&peer);
   peer.state = State::kFailed;
   peer.reason = {StatusCode::kAborted, "peer " + std::to_string(peer.id) +
                                            " is down: " + peer.owner->ucx_.ucs_status_string(status)};
-  peer.owner->ending_.push_back(&peer);
 }
 
 Status UcxTransport::close(PeerId id) {
@@ -120,14 +118,27 @@ Status UcxTransport::close(PeerId id) {
   }
   if (peer.state == State::kOpen) {
     ending_.push_back(&peer);
-    peer.state = State::kFailed;
+    peer.state = State::kLeaving;
+    advance_leaving(peer);
   }
-  if (peer.state == State::kFailed) begin_close(peer);
   return {};
+}
+
+// An endpoint that works is closed when it has nothing to write any more. UCX would keep it half, for
+// receiving; if it still had bytes to write and the other side broke then, UCX would use it after freeing it
+// (uct_tcp_iface_handle_events; 1.13 and later).
+void UcxTransport::advance_leaving(Peer& peer) {
+  if (peer.sends != 0) return;
+  if (!peer.flushed) {
+    peer.flushed = true;
+    if (post_flush(peer, 0, true).ok() && peer.sends != 0) return;
+  }
+  begin_close(peer);
 }
 
 void UcxTransport::begin_close(Peer& peer) {
   peer.state = State::kClosing;
+  if (peer.endpoint == nullptr) return;  // it never came to be
   ucp_request_param_t param;
   std::memset(&param, 0, sizeof(param));
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
@@ -151,7 +162,8 @@ void UcxTransport::advance_closing() {
   for (std::size_t i = 0; i < ending_.size();) {
     Peer& peer = *ending_[i];
     if (peer.state == State::kFailed) begin_close(peer);
-    if (!closed(peer)) {
+    if (peer.state == State::kLeaving) advance_leaving(peer);
+    if (peer.state != State::kClosing || !closed(peer)) {
       ++i;
       continue;
     }
@@ -208,6 +220,7 @@ UcxTransport::Pending* UcxTransport::take_pending(Peer& peer, std::uint64_t cook
   pending->peer = &peer;
   pending->cookie = cookie;
   pending->kind = kind;
+  pending->own = false;
   ++peer.sends;
   return pending;
 }
@@ -238,13 +251,18 @@ Status UcxTransport::send(PeerId id, std::span<const std::byte> header, std::spa
 Status UcxTransport::flush(PeerId id, std::uint64_t cookie) {
   Result<Peer*> peer = sender_to(id);
   if (!peer.ok()) return peer.status();
-  Pending* pending = take_pending(**peer, cookie, EventKind::kFlushed);
+  return post_flush(**peer, cookie, false);
+}
+
+Status UcxTransport::post_flush(Peer& peer, std::uint64_t cookie, bool own) {
+  Pending* pending = take_pending(peer, cookie, EventKind::kFlushed);
+  pending->own = own;
   ucp_request_param_t param;
   std::memset(&param, 0, sizeof(param));
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   param.cb.send = &UcxTransport::on_settled;
   param.user_data = pending;
-  return begun(pending, "ucp_ep_flush_nbx", ucx_.ucp_ep_flush_nbx((*peer)->endpoint, &param));
+  return begun(pending, "ucp_ep_flush_nbx", ucx_.ucp_ep_flush_nbx(peer.endpoint, &param));
 }
 
 Status UcxTransport::begun(Pending* pending, const char* call, ucs_status_ptr_t result) {
@@ -267,6 +285,9 @@ void UcxTransport::on_settled(void* request, ucs_status_t status, void* user_dat
 
 void UcxTransport::settle(Pending* pending, ucs_status_t status) {
   Peer& peer = *pending->peer;
+  --peer.sends;
+  free_pendings_.push_back(pending);
+  if (pending->own) return;
   Event event;
   event.kind = pending->kind;
   event.peer = peer.id;
@@ -276,8 +297,6 @@ void UcxTransport::settle(Pending* pending, ucs_status_t status) {
                     "peer " + std::to_string(peer.id) + ": " + ucx_.ucs_status_string(status)};
   }
   events_.push_back(std::move(event));
-  --peer.sends;
-  free_pendings_.push_back(pending);
 }
 
 // ---- receiving ---------------------------------------------------------------------------------
@@ -317,7 +336,7 @@ ucs_status_t UcxTransport::receive(std::span<const std::byte> wire, void* data, 
 }
 
 void UcxTransport::release(const Body& body) {
-  if (body.hold != 0) ucx_.ucp_am_data_release(worker_.get(), holds_.take(body.hold));
+  if (body.hold != 0) ucx_.ucp_am_data_release(worker_->get(), holds_.take(body.hold));
 }
 
 // ---- going on ----------------------------------------------------------------------------------
@@ -337,7 +356,7 @@ bool UcxTransport::deliver(Event& queued, Event& event) {
 
 std::size_t UcxTransport::progress(std::span<Event> events) {
   // What waits in the queue is bounded: UCX is only asked for more when there is room for it.
-  while (events_.size() < events.size() && ucx_.ucp_worker_progress(worker_.get()) != 0) {
+  while (events_.size() < events.size() && ucx_.ucp_worker_progress(worker_->get()) != 0) {
   }
   advance_closing();
   std::size_t count = 0;
@@ -349,27 +368,21 @@ std::size_t UcxTransport::progress(std::span<Event> events) {
 }
 
 bool UcxTransport::arm() {
-  // What UCX still has to do for a forced close may not show at its descriptor.
-  if (!events_.empty() || !ending_.empty()) return false;
-  return ucx_.ucp_worker_arm(worker_.get()) == UCS_OK;
+  if (!events_.empty()) return false;
+  for (const Peer* peer : ending_) {
+    // What UCX still has to do for a forced close may not show at its descriptor.
+    if (peer->state != State::kLeaving) return false;
+  }
+  return ucx_.ucp_worker_arm(worker_->get()) == UCS_OK;
 }
 
 UcxTransport::~UcxTransport() {
   for (const auto& [id, peer] : peers_) {
-    if (peer->state == State::kOpen) {
-      peer->state = State::kFailed;
-      ending_.push_back(peer.get());
-    }
-    if (peer->state == State::kFailed) begin_close(*peer);
-    peer->forgotten = true;
+    if (peer->closing != nullptr) ucx_.ucp_request_free(peer->closing);
   }
-  const MonotonicClock clock;
-  const std::uint64_t end = clock.now_ns() + kMostCloseNs;
-  while (!ending_.empty() && clock.now_ns() < end) {
-    ucx_.ucp_worker_progress(worker_.get());
-    advance_closing();
-  }
-  holds_.for_each([this](void* data) { ucx_.ucp_am_data_release(worker_.get(), data); });
+  holds_.for_each([this](void* data) { ucx_.ucp_am_data_release(worker_->get(), data); });
+  // Without progress before it, for the same reason as in advance_leaving().
+  worker_.reset();  // while there still is what its callbacks refer to
 }
 
 }  // namespace epd::transport

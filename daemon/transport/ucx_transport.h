@@ -6,6 +6,7 @@
 #include "ucx_worker.h"
 
 #include <deque>
+#include <optional>
 #include <unordered_map>
 
 namespace epd::transport {
@@ -25,14 +26,14 @@ class UcxTransport final : public Transport {
   Status flush(PeerId peer, std::uint64_t cookie) override;
   void release(const Body& body) override;
   std::size_t progress(std::span<Event> events) override;
-  int wait_fd() const override { return worker_.event_fd(); }
+  int wait_fd() const override { return worker_->event_fd(); }
   bool arm() override;
   Counters counters() const override { return counters_; }
   Result<Facts> facts(PeerId peer) const override;
 
  private:
-  // kOpen → (UCX's callback) kFailed → (progress) kClosing → kDown. close() leads to kClosing, too.
-  enum class State { kOpen, kFailed, kClosing, kDown };
+  // kOpen → (UCX's callback) kFailed → (progress) kClosing → kDown. By close(): kOpen → kLeaving → kClosing.
+  enum class State { kOpen, kLeaving, kFailed, kClosing, kDown };
   struct Peer {
     UcxTransport* owner = nullptr;
     PeerId id = 0;
@@ -42,6 +43,7 @@ class UcxTransport final : public Transport {
     bool forgotten = false;  // close() was called
     ucp_ep_h endpoint = nullptr;
     void* closing = nullptr;  // UCX's request
+    bool flushed = false;     // kLeaving: asked for
     std::uint32_t sends = 0;  // flushes too
     Status reason;            // of kDown
   };
@@ -56,7 +58,7 @@ class UcxTransport final : public Transport {
     Peer* peer = nullptr;
     std::uint64_t cookie = 0;
     EventKind kind = EventKind::kSent;
-    std::uint32_t wire_bytes = 0;
+    bool own = false;                                              // a flush of a peer that leaves: no event
     std::array<std::byte, sizeof(Prefix) + kMaxHeaderBytes> wire;  // prefix and header
   };
 
@@ -73,19 +75,21 @@ class UcxTransport final : public Transport {
   // What UCX said to the call that began it.
   Status begun(Pending* pending, const char* call, ucs_status_ptr_t result);
   void settle(Pending* pending, ucs_status_t status);
+  void advance_leaving(Peer& peer);
   void begin_close(Peer& peer);
+  Status post_flush(Peer& peer, std::uint64_t cookie, bool own);
   bool closed(Peer& peer) const;  // UCX has nothing of the peer's any more
   void advance_closing();
   bool deliver(Event& queued, Event& event);
 
-  UcxWorker worker_;
+  std::optional<UcxWorker> worker_;
   const UcxLibrary& ucx_;
   const std::uint64_t id_;
   const Address address_;
   const Limits limits_;
   std::unordered_map<PeerId, std::unique_ptr<Peer>> peers_;
   std::unordered_map<std::uint64_t, Peer*> by_transport_;  // those that are not forgotten
-  std::vector<Peer*> ending_;                              // kFailed, kClosing
+  std::vector<Peer*> ending_;                              // kLeaving, kFailed, kClosing
   PeerId last_peer_ = 0;
   std::deque<Event> events_;
   std::vector<std::unique_ptr<Pending>> pendings_;

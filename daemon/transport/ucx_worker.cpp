@@ -48,8 +48,10 @@ Status UcxWorker::make_context(const UcxOptions& options) {
   ucp_config_t* config = nullptr;
   ucs_status_t status = ucx_->ucp_config_read(nullptr, nullptr, &config);
   if (status != UCS_OK) return unsupported(ucx_->describe("ucp_config_read", status));
-  const std::pair<const char*, const std::string&> settings[] = {{"NET_DEVICES", options.devices},
-                                                                 {"TLS", options.transports}};
+  // No zero copy: when a send from the caller's memory fails, UCX 1.13 says so twice (uct_tcp_ep_progress_tx
+  // after the requests have been purged), and aborts the process.
+  const std::pair<const char*, std::string> settings[] = {
+      {"NET_DEVICES", options.devices}, {"TLS", options.transports}, {"ZCOPY_THRESH", "inf"}};
   for (const auto& [key, value] : settings) {
     status = ucx_->ucp_config_modify(config, key, value.c_str());
     if (status != UCS_OK) {

@@ -36,7 +36,7 @@ void write_address(int fd, const Address& address) {
 
 }  // namespace
 
-Child::Child(const std::string& mode) {
+Child::Child(const std::string& mode, std::uint64_t name) {
   int to[2];
   int from[2];
   EXPECT_EQ(::pipe2(to, O_CLOEXEC), 0);
@@ -48,7 +48,8 @@ Child::Child(const std::string& mode) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     ::dup2(to[0], 0);
     ::dup2(from[1], 3);
-    ::execl("/proc/self/exe", "transport_test", "--peer", mode.c_str(), nullptr);
+    ::execl("/proc/self/exe", "transport_test", "--peer", mode.c_str(), std::to_string(name).c_str(),
+            nullptr);
     ::_exit(127);
   }
   ::close(to[0]);
@@ -78,8 +79,8 @@ Child::~Child() {
   kill_and_reap();
 }
 
-int run_child(const std::string& mode) {
-  End end(World({Carrier::kUcx, false}, 0).open(), 2);
+int run_child(const std::string& mode, std::uint64_t name) {
+  End end(World({Carrier::kUcx, false}, 0).open(), name);
   write_address(3, end.transport().address());
   const Address other = read_address_from(0);
   if (other.empty()) return 2;

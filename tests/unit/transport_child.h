@@ -11,8 +11,9 @@ namespace epd::transport {
 
 class Child {
  public:
-  // `mode`: "listen": receives; "talk": also sends, as fast as it can.
-  explicit Child(const std::string& mode);
+  // `mode`: "listen": receives; "talk": also sends, as fast as it can. `name`: as
+  // of an End.
+  explicit Child(const std::string& mode, std::uint64_t name = 2);
   ~Child();
   const Address& address() const { return address_; }
   // The child connects to it and begins.
@@ -28,6 +29,6 @@ class Child {
 };
 
 // What the process does: main()'s.
-int run_child(const std::string& mode);
+int run_child(const std::string& mode, std::uint64_t name);
 
 }  // namespace epd::transport

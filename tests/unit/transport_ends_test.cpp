@@ -153,7 +153,7 @@ TEST_P(ConformanceEnds, CloseWithMessagesInFlightBothWays) {
     ASSERT_TRUE(a->close(to_b).ok());  // from here the ends themselves see to it that nothing of it comes
     EXPECT_EQ(a->send(to_b, 10).code(), StatusCode::kNotFound);
     ASSERT_TRUE(run_until(all, [&] {
-      return a->unsettled() + b->unsettled() + bystander->unsettled() == 0 && b->down(to_a) &&
+      return a->unsettled() + b->unsettled() + bystander->unsettled() == 0 &&
              a->received_of(3) + b->received_of(3) == before + sent_by;
     }));
     ASSERT_TRUE(b->close(to_a).ok());
@@ -179,15 +179,15 @@ TEST_P(ConformanceEnds, AfterAFlushACloseTakesNothingBack) {
     ASSERT_TRUE(a->flush(to_b).ok());
     ASSERT_TRUE(run_until({a.get(), b.get()}, [&] { return a->flushed_ok() == flushed + 1; }));
     ASSERT_TRUE(a->close(to_b).ok());
-    ASSERT_TRUE(run_until({a.get(), b.get()}, [&] { return b->down(to_a) && a->unsettled() == 0; }));
-    EXPECT_EQ(b->received.size(), count);
+    ASSERT_TRUE(
+        run_until({a.get(), b.get()}, [&] { return b->received.size() == count && a->unsettled() == 0; }));
     ASSERT_TRUE(b->close(to_a).ok());
     b->received.clear();
   }
   EXPECT_EQ(a->sent_aborted(), 0u);
 }
 
-TEST_P(ConformanceEnds, AFlushOfASilentPeerWaitsAndCloseEndsIt) {
+TEST_P(ConformanceEnds, AFlushOrACloseOfASilentPeerBlocksNobody) {
   Limits limits;
   limits.max_sends = 24;
   auto a = world.end(1, limits);
@@ -206,11 +206,12 @@ TEST_P(ConformanceEnds, AFlushOfASilentPeerWaitsAndCloseEndsIt) {
   ASSERT_TRUE(run_until({a.get(), c.get()}, [&] { return c->received.size() == 50; }));
   EXPECT_EQ(a->flushed_ok(), 0u);
   EXPECT_GT(a->unsettled(), 1u);
+  // A close does not wait either; what is under way settles when the peer ends.
   ASSERT_TRUE(a->close(to_b).ok());
+  run_for({a.get(), c.get()}, 20);
+  b->end();
   ASSERT_TRUE(run_until({a.get(), c.get()}, [&] { return a->unsettled() == 0; }));
-  EXPECT_EQ(a->flushed_ok(), 0u);
   EXPECT_GT(a->sent_aborted(), 0u);
-  EXPECT_TRUE(run_until({b.get()}, [&] { return b->down(1); }));
 }
 
 TEST_P(ConformanceEnds, ThePeersEndIsTold) {
@@ -263,7 +264,8 @@ TEST_P(ConformanceEnds, AgainAndAgain) {
     const PeerId second_peer = &first == a.get() ? to_a : to_b;
     ASSERT_TRUE(first.close(first_peer).ok());
     if (random() % 2 == 0) {
-      ASSERT_TRUE(run_until({a.get(), b.get()}, [&] { return second.down(second_peer); }));
+      (void)second.send(second_peer, 1000);
+      run_for({a.get(), b.get()}, 5);
     }
     ASSERT_TRUE(second.close(second_peer).ok());
     ASSERT_TRUE(run_until({a.get(), b.get()}, [&] { return a->unsettled() + b->unsettled() == 0; }));

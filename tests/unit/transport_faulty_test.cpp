@@ -146,7 +146,7 @@ TEST(Faulty, AOneWayCutOut) {
   EXPECT_EQ(pair.a->unsettled(), 1u);
   EXPECT_EQ(pair.b->unsettled(), 0u);
   ASSERT_TRUE(pair.a->close(pair.to_b).ok());
-  EXPECT_TRUE(run_until(pair.all, [&] { return pair.a->unsettled() == 0 && pair.b->down(pair.to_a); }));
+  EXPECT_TRUE(run_until(pair.all, [&] { return pair.a->unsettled() == 0; }));
   EXPECT_EQ(pair.a->sent_aborted(), 1u);
   EXPECT_TRUE(pair.b->received.empty());
 }
@@ -173,7 +173,7 @@ TEST(Faulty, APeerIsDropped) {
   ASSERT_TRUE(pair.a->send(pair.to_b, 500).ok());
   ASSERT_TRUE(pair.faulty->drop(pair.to_b).ok());
   EXPECT_EQ(pair.a->send(pair.to_b, 500).code(), StatusCode::kAborted);
-  EXPECT_TRUE(run_until(pair.all, [&] { return pair.a->down(pair.to_b) && pair.b->down(pair.to_a); }));
+  EXPECT_TRUE(run_until(pair.all, [&] { return pair.a->down(pair.to_b); }));
   EXPECT_EQ(pair.a->sent_aborted(), 1u);
   EXPECT_TRUE(pair.a->close(pair.to_b).ok());
   EXPECT_EQ(pair.faulty->drop(pair.to_b).code(), StatusCode::kNotFound);
@@ -209,7 +209,6 @@ TEST(Faulty, AnythingAtRandomOverBoth) {
       }
       ASSERT_TRUE(run_until({&a, &b}, [&] { return a.unsettled() + b.unsettled() == 0; }));
       ASSERT_TRUE(a.close(to_b).ok());
-      ASSERT_TRUE(run_until({&a, &b}, [&] { return b.down(to_a); }));
       ASSERT_TRUE(b.close(to_a).ok());
       ASSERT_TRUE(run_until({&a, &b}, [&] { return a.unsettled() + b.unsettled() == 0; }));
     }

@@ -28,7 +28,7 @@ class FaultyTransport : public Transport {
   // complete; what comes is held, kDown too where it would come with it.
   virtual Status cut(PeerId peer, Cut direction) = 0;
   virtual Status mend(PeerId peer) = 0;
-  // The peer goes down: kDown here and, since its connection is closed, on its side.
+  // The peer goes down: kDown here; the other side sees what it sees of a close().
   virtual Status drop(PeerId peer) = 0;
 
   // "faults of seed 7: refuse 5 %, ..."; print it.
