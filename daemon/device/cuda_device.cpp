@@ -47,6 +47,7 @@ bool context_is_lost(CUresult result) {
 [[noreturn]] void lost(const std::string& error, CUresult result) {
   log_event(LogLevel::kError, "the GPU has failed; the engine ends", {{"error", error}});
   if (context_is_lost(result) && last_word()) last_word()();
+  log_flush();
   ::_exit(abi::kExitDeviceFailed);  // no destructor may touch the context again
 }
 
@@ -101,7 +102,8 @@ Status Partition::make_stream(CUstream* stream, int priority) const {
   const CUresult result =
       green_ != nullptr ? driver_.cuGreenCtxStreamCreate(stream, green_, CU_STREAM_NON_BLOCKING, priority)
                         : driver_.cuStreamCreateWithPriority(stream, CU_STREAM_NON_BLOCKING, priority);
-  return result == CUDA_SUCCESS ? Status() : internal_error(driver_.describe("creating a stream", result));
+  const char* const call = green_ != nullptr ? "cuGreenCtxStreamCreate" : "cuStreamCreateWithPriority";
+  return result == CUDA_SUCCESS ? Status() : internal_error(driver_.describe(call, result));
 }
 
 Partition::~Partition() {
@@ -156,9 +158,11 @@ Status CudaDevice::start(std::function<void()> notify) {
     return driver_.refused(StatusCode::kInternal, name_ + ": ", what, result);
   };
   CUresult result = driver_.cuDevicePrimaryCtxRetain(&primary_, device_);
-  if (result == CUDA_SUCCESS) result = driver_.cuCtxSetCurrent(primary_);
-  if (result == CUDA_SUCCESS) result = driver_.cuStreamCreate(&aside_, CU_STREAM_NON_BLOCKING);
   if (result != CUDA_SUCCESS) return failed("cuDevicePrimaryCtxRetain", result);
+  result = driver_.cuCtxSetCurrent(primary_);
+  if (result != CUDA_SUCCESS) return failed("cuCtxSetCurrent", result);
+  result = driver_.cuStreamCreate(&aside_, CU_STREAM_NON_BLOCKING);
+  if (result != CUDA_SUCCESS) return failed("cuStreamCreate", result);
   int bytes = 0;
   result =
       driver_.cuDeviceGetAttribute(&bytes, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device_);

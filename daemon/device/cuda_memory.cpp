@@ -1,5 +1,7 @@
 #include "cuda_memory.h"
 
+#include "cuda_device.h"
+
 namespace epd {
 namespace {
 
@@ -21,19 +23,29 @@ Result<std::uint64_t> rounded(const CudaDriver& driver, CUdevice device, std::ui
   return (bytes + unit - 1) / unit * unit;
 }
 
+// Of several calls, the first that has failed.
+struct Failure {
+  const char* call = nullptr;
+  CUresult result = CUDA_SUCCESS;
+
+  bool failed() const { return result != CUDA_SUCCESS; }
+  void note(const char* what, CUresult its) {
+    if (!failed()) *this = {what, its};
+  }
+};
+
 Result<CUdevice> find_device(const CudaDriver& driver, const DeviceName& name) {
   int count = 0;
-  CUresult result = driver.cuDeviceGetCount(&count);
+  Failure failure{"cuDeviceGetCount", driver.cuDeviceGetCount(&count)};
   CUdevice device = 0;
-  if (result == CUDA_SUCCESS && name.index >= static_cast<std::uint32_t>(count)) {
+  if (!failure.failed() && name.index >= static_cast<std::uint32_t>(count)) {
     return Status(StatusCode::kUnsupported,
                   "device is " + name.text() + ", and the driver has " + std::to_string(count) +
                       " GPUs; allowed: cuda:0 .. cuda:" + std::to_string(count - 1));
   }
-  if (result == CUDA_SUCCESS) result = driver.cuDeviceGet(&device, static_cast<int>(name.index));
-  if (result != CUDA_SUCCESS)
-    return Status(StatusCode::kUnsupported, name.text() + ": " + driver.describe("cuDeviceGet", result));
-  return device;
+  if (!failure.failed()) failure = {"cuDeviceGet", driver.cuDeviceGet(&device, static_cast<int>(name.index))};
+  if (!failure.failed()) return device;
+  return Status(StatusCode::kUnsupported, name.text() + ": " + driver.describe(failure.call, failure.result));
 }
 
 // What there is no way around.
@@ -52,8 +64,8 @@ class CudaArena final : public Arena {
       : Arena(reinterpret_cast<std::byte*>(base)), driver_(driver), bytes_(bytes) {}
   ~CudaArena() override {
     const auto base = reinterpret_cast<CUdeviceptr>(bytes());
-    driver_.cuMemUnmap(base, bytes_);
-    driver_.cuMemAddressFree(base, bytes_);
+    cuda_must(driver_, "cuMemUnmap", driver_.cuMemUnmap(base, bytes_));
+    cuda_must(driver_, "cuMemAddressFree", driver_.cuMemAddressFree(base, bytes_));
   }
 
  private:
@@ -70,23 +82,23 @@ Result<DeviceFacts> cuda_facts(const DeviceName& name) {
   Result<CUdevice> found = find_device(driver, name);
   if (!found.ok()) return found.status();
   const CUdevice device = *found;
+  Failure failure;
   const auto attribute = [&](CUdevice_attribute which) {
     int value = 0;
-    return driver.cuDeviceGetAttribute(&value, which, device) == CUDA_SUCCESS ? value : 0;
+    failure.note("cuDeviceGetAttribute", driver.cuDeviceGetAttribute(&value, which, device));
+    return value;
   };
   for (const Need& need : kNeeds) {
-    if (attribute(need.attribute) == 0)
+    if (attribute(need.attribute) == 0 && !failure.failed())
       return Status(StatusCode::kUnsupported, name.text() + " has no " + need.what + ", which epd needs");
   }
   DeviceFacts facts;
   CUuuid uuid{};
   char model[128] = {};
   int version = 0;
-  CUresult result = driver.cuDeviceGetUuid(&uuid, device);
-  if (result == CUDA_SUCCESS) result = driver.cuDeviceGetName(model, sizeof(model), device);
-  if (result == CUDA_SUCCESS) result = driver.cuDriverGetVersion(&version);
-  if (result != CUDA_SUCCESS)
-    return Status(StatusCode::kUnsupported, name.text() + ": " + driver.describe("its facts", result));
+  failure.note("cuDeviceGetUuid", driver.cuDeviceGetUuid(&uuid, device));
+  failure.note("cuDeviceGetName", driver.cuDeviceGetName(model, sizeof(model), device));
+  failure.note("cuDriverGetVersion", driver.cuDriverGetVersion(&version));
   for (std::size_t i = 0; i < facts.uuid.size(); ++i)
     facts.uuid[i] = static_cast<std::uint8_t>(uuid.bytes[i]);
   facts.model = model;
@@ -95,6 +107,10 @@ Result<DeviceFacts> cuda_facts(const DeviceName& name) {
   facts.compute = static_cast<std::uint32_t>(attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) * 10 +
                                              attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
   facts.mps = attribute(CU_DEVICE_ATTRIBUTE_MPS_ENABLED) != 0;
+  if (failure.failed()) {
+    return Status(StatusCode::kUnsupported,
+                  name.text() + ": " + driver.describe(failure.call, failure.result));
+  }
   CUdevResource sms{};
   if (driver.cuDeviceGetDevResource(device, &sms, CU_DEV_RESOURCE_TYPE_SM) == CUDA_SUCCESS)
     facts.sm_partition = sms.sm.minSmPartitionSize;
@@ -139,11 +155,14 @@ Result<UniqueFd> make_cuda_memory(const DeviceName& name, std::uint64_t bytes) {
   if (result != CUDA_SUCCESS)
     return internal_error(name.text() + ": " + driver.describe("cuMemCreate", result));
   int fd = -1;
-  result = driver.cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-  driver.cuMemRelease(handle);
-  if (result != CUDA_SUCCESS)
-    return internal_error(name.text() + ": " + driver.describe("cuMemExportToShareableHandle", result));
-  return UniqueFd(fd);
+  Failure failure;
+  failure.note("cuMemExportToShareableHandle",
+               driver.cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+  failure.note("cuMemRelease", driver.cuMemRelease(handle));
+  UniqueFd exported(fd);
+  if (failure.failed())
+    return internal_error(name.text() + ": " + driver.describe(failure.call, failure.result));
+  return exported;
 }
 
 namespace {
@@ -155,7 +174,7 @@ class Import {
   Import(const Import&) = delete;
   Import& operator=(const Import&) = delete;
   ~Import() {
-    if (valid_) driver_.cuMemRelease(handle_);
+    if (valid_) cuda_must(driver_, "cuMemRelease", driver_.cuMemRelease(handle_));
   }
   CUresult open(int fd) {
     const CUresult result = driver_.cuMemImportFromShareableHandle(
@@ -172,20 +191,15 @@ class Import {
   bool valid_ = false;
 };
 
-struct Failure {
-  const char* call = nullptr;
-  CUresult result = CUDA_SUCCESS;
-};
-
 // For `device`, which may be a peer of the memory's own. `size` is whole units.
 std::unique_ptr<Arena> map_handle(const CudaDriver& driver, CUdevice device,
                                   CUmemGenericAllocationHandle handle, std::uint64_t size, Failure& failure) {
   CUdeviceptr base = 0;
   failure = {"cuMemAddressReserve", driver.cuMemAddressReserve(&base, size, 0, 0, 0)};
-  if (failure.result != CUDA_SUCCESS) return nullptr;
+  if (failure.failed()) return nullptr;
   failure = {"cuMemMap", driver.cuMemMap(base, size, 0, handle, 0)};
-  if (failure.result != CUDA_SUCCESS) {
-    driver.cuMemAddressFree(base, size);
+  if (failure.failed()) {
+    cuda_must(driver, "cuMemAddressFree", driver.cuMemAddressFree(base, size));
     return nullptr;
   }
   auto arena = std::make_unique<CudaArena>(driver, base, size);
@@ -194,7 +208,7 @@ std::unique_ptr<Arena> map_handle(const CudaDriver& driver, CUdevice device,
   access.location.id = device;
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   failure = {"cuMemSetAccess", driver.cuMemSetAccess(base, size, &access, 1)};
-  return failure.result == CUDA_SUCCESS ? std::move(arena) : nullptr;
+  return !failure.failed() ? std::move(arena) : nullptr;
 }
 
 }  // namespace
@@ -206,7 +220,7 @@ Result<std::unique_ptr<Arena>> map_cuda_memory(const CudaDriver& driver, CUdevic
   Import import(driver);
   Failure failure{"cuMemImportFromShareableHandle", import.open(fd)};
   std::unique_ptr<Arena> arena;
-  if (failure.result == CUDA_SUCCESS) arena = map_handle(driver, device, import.get(), *size, failure);
+  if (!failure.failed()) arena = map_handle(driver, device, import.get(), *size, failure);
   if (arena != nullptr) return arena;
   return internal_error("an arena of " + std::to_string(bytes) +
                         " bytes can't be mapped: " + driver.describe(failure.call, failure.result));
@@ -220,11 +234,15 @@ Result<std::unique_ptr<Arena>> map_cuda_client_memory(const CudaDriver& driver, 
       "; allowed: what cuMemExportToShareableHandle gives for an allocation of cuMemCreate on this rank's "
       "GPU";
   Import import(driver);
-  CUresult result = import.open(fd);
+  Failure failure{"cuMemImportFromShareableHandle", import.open(fd)};
   CUmemAllocationProp prop{};
-  if (result == CUDA_SUCCESS) result = driver.cuMemGetAllocationPropertiesFromHandle(&prop, import.get());
-  if (result != CUDA_SUCCESS)
-    return invalid_argument("is none of a GPU: " + driver.describe("its import", result) + kAllowed);
+  if (!failure.failed()) {
+    failure = {"cuMemGetAllocationPropertiesFromHandle",
+               driver.cuMemGetAllocationPropertiesFromHandle(&prop, import.get())};
+  }
+  if (failure.failed()) {
+    return invalid_argument("is none of a GPU: " + driver.describe(failure.call, failure.result) + kAllowed);
+  }
   const bool on_gpu = prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE;
   if (!on_gpu || (here && prop.location.id != device)) {
     return invalid_argument("is on " +
@@ -232,7 +250,6 @@ Result<std::unique_ptr<Arena>> map_cuda_client_memory(const CudaDriver& driver, 
                                     : "location type " + std::to_string(prop.location.type)) +
                             ", and the rank on GPU " + std::to_string(device) + kAllowed);
   }
-  Failure failure;
   std::unique_ptr<Arena> memory = map_handle(driver, device, import.get(), *size, failure);
   if (memory != nullptr) return memory;
   return invalid_argument("can't be mapped as far as " + std::to_string(*size) +

@@ -1,6 +1,7 @@
 #include "pulse.h"
 
 #include "base/clock.h"
+#include "base/log.h"
 
 #include <pthread.h>
 #include <algorithm>
@@ -30,9 +31,9 @@ Result<std::unique_ptr<Pulse>> Pulse::make(const CudaDriver& driver, CUcontext c
   int least = 0;
   int greatest = 0;
   CUresult result = driver.cuCtxGetStreamPriorityRange(&least, &greatest);
-  if (result == CUDA_SUCCESS)
-    result = driver.cuStreamCreateWithPriority(&pulse->stream_, CU_STREAM_NON_BLOCKING, greatest);
-  if (result != CUDA_SUCCESS) return internal_error(driver.describe("creating a stream", result));
+  if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuCtxGetStreamPriorityRange", result));
+  result = driver.cuStreamCreateWithPriority(&pulse->stream_, CU_STREAM_NON_BLOCKING, greatest);
+  if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuStreamCreateWithPriority", result));
   void* word = nullptr;
   result = driver.cuMemHostAlloc(&word, sizeof(std::uint32_t), CU_MEMHOSTALLOC_PORTABLE);
   if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuMemHostAlloc", result));
@@ -70,15 +71,23 @@ bool Pulse::sleep(std::uint64_t ns) {
   return !end_;
 }
 
-bool Pulse::launch() {
-  return driver_.cuLaunchKernel(reinterpret_cast<CUfunction>(kernel_), 1, 1, 1, 1, 1, 1, 0, stream_, nullptr,
-                                nullptr) == CUDA_SUCCESS;
+bool Pulse::went_well(const char* call, CUresult result) {
+  if (result == CUDA_SUCCESS) return true;
+  if (!std::exchange(told_, true))
+    log_event(LogLevel::kWarning, "the pulse was refused", {{"error", driver_.describe(call, result)}});
+  return false;
 }
 
-bool Pulse::has_run(bool& failed) {
+bool Pulse::launch() {
+  return went_well("cuLaunchKernel", driver_.cuLaunchKernel(reinterpret_cast<CUfunction>(kernel_), 1, 1, 1, 1,
+                                                            1, 1, 0, stream_, nullptr, nullptr));
+}
+
+bool Pulse::has_run() {
   const CUresult state = driver_.cuStreamQuery(stream_);
-  failed = state != CUDA_SUCCESS && state != CUDA_ERROR_NOT_READY;
-  return state == CUDA_SUCCESS;
+  if (state == CUDA_ERROR_NOT_READY) return false;
+  went_well("cuStreamQuery", state);
+  return true;
 }
 
 void Pulse::begin_round() {
@@ -94,14 +103,17 @@ void Pulse::end_round() {
   notify_();
 }
 
-// The engine's loop finds out about a device that has failed, and ends the process.
+// What is refused is tried again: the engine's loop finds out about a device that has failed, and ends the
+// process.
 void Pulse::run() {
   ::pthread_setname_np(::pthread_self(), "epd-pulse");
   const MonotonicClock clock;
-  bool failed = driver_.cuCtxSetCurrent(context_) != CUDA_SUCCESS;
+  while (!went_well("cuCtxSetCurrent", driver_.cuCtxSetCurrent(context_))) {
+    if (!sleep(kBetweenNs)) return;
+  }
   std::uint64_t patience_ns = kPatienceNs;
   std::uint64_t quiet_since_ns = clock.now_ns();
-  while (!failed) {
+  while (true) {
     {
       std::unique_lock lock(mutex_);
       wake_.wait(lock, [this] { return staying_ || end_; });
@@ -117,7 +129,7 @@ void Pulse::run() {
       quiet_since_ns = launched_ns;
     }
     if (!sleep(kBetweenNs)) return;
-    while (!has_run(failed) && !failed) {
+    while (!has_run()) {
       if (!stuck() && clock.now_ns() - launched_ns >= patience_ns) begin_round();
       if (!sleep(stuck() ? kLookNs : kBetweenNs)) return;
     }

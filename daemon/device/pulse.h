@@ -43,9 +43,11 @@ class Pulse {
   void run();
   // False: to end.
   bool sleep(std::uint64_t ns);
+  // Logs the first call that the driver refuses.
+  bool went_well(const char* call, CUresult result);
   bool launch();
-  // That of launch(). `failed`: the device has, and nothing more comes.
-  bool has_run(bool& failed);
+  // That of launch(), or the driver does not say.
+  bool has_run();
   void begin_round();
   void end_round();
 
@@ -61,6 +63,7 @@ class Pulse {
   std::condition_variable wake_;
   bool staying_ = false;  // guarded by mutex_
   bool end_ = false;      // guarded by mutex_
+  bool told_ = false;     // of the thread
   std::thread thread_;
 };
 

@@ -33,3 +33,10 @@ epd_system_test_again(gpu_fault_test OneGpu. LABEL fault TIMEOUT 180 ENVIRONMENT
 find_package(nlohmann_json REQUIRED)
 epd_system_test(namespaces_test LABEL fault TIMEOUT 180
   SOURCES ${CMAKE_CURRENT_LIST_DIR}/namespaces_test.cpp ${CMAKE_CURRENT_LIST_DIR}/fault.cpp LIBS nlohmann_json::nlohmann_json)
+# Each of the driver's functions that the daemon knows: its table of them says which.
+if(EPD_CUDA AND TARGET fake_cuda)
+  epd_system_test(driver_fault_test LABEL fault TIMEOUT 180
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/driver_fault_test.cpp ${CMAKE_CURRENT_LIST_DIR}/fault.cpp)
+  target_include_directories(driver_fault_test PRIVATE ${PROJECT_SOURCE_DIR}/daemon/device)
+  target_include_directories(driver_fault_test SYSTEM PRIVATE ${EPD_FAKE_CUDA_INCLUDE})
+endif()

@@ -465,15 +465,13 @@ EPD_API epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progres
  *   - A handle names a routing record and not one dispatch: used by a combine, it means the last dispatch
  *     that wrote the record before. What the routing of slot s is, each new dispatch on s replaces.
  *   - There are no results for the CPU. The ticket of a call says only its slot: epd_ticket_wait_on_stream
- *     alone takes it, and waits for the slot's last operation in the stream's order (a MEMOP wait: the last
- *     of calls like that one). epd_group_check tells whether all went well. Counts are in the regions alone.
+ *     alone takes it, and waits for the slot's last operation in the stream's order (a MEMOP wait: the
+ *     slot's last operation of that kind). epd_group_check tells whether all went well. Counts are in the
+ *     regions alone.
  *   - An operation that fails, and all that follow it, are not carried out; streams go on. After
  *     epd_group_check has said so, synchronise the streams and call epd_group_resume: what streams ask for
  *     before it has returned is not carried out either.
- *   - The deadline counts from when the engine has begun the operation.
- *   - The first call with arguments that no call had before (slot, kind, flags, timeout, sms, routing) makes
- *     them known to the engine and waits for that, some tens of microseconds; at most 64 different ones in a
- *     group, else RESOURCE_EXHAUSTED. Make each call once before timing anything. */
+ *   - The deadline counts from when the engine has begun the operation. */
 
 typedef struct epd_dispatch_args {
   size_t size;

@@ -2,12 +2,14 @@
 #include "fake_cuda/driver.h"
 #include "fake_cuda/watching.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <sstream>
 
 namespace epd::fake_cuda {
@@ -54,28 +56,32 @@ std::vector<std::pair<int, int>> parse_pairs(const std::string& list) {
   return pairs;
 }
 
-// "function:n[:error][@device]", several with commas between.
+// "function:n[:error][@device]"; the device may be "none".
+Fault parse_fault(std::string item) {
+  Fault fault;
+  if (const std::size_t at = item.find('@'); at != std::string::npos) {
+    const std::string device = item.substr(at + 1);
+    fault.device = device == "none" ? Fault::kWithoutContext : std::atoi(device.c_str());
+    item.resize(at);
+  }
+  std::istringstream parts(item);
+  std::string call;
+  std::string error;
+  std::getline(parts, fault.function, ':');
+  std::getline(parts, call, ':');
+  std::getline(parts, error, ':');
+  fault.call = std::strtoull(call.c_str(), nullptr, 10);
+  fault.error = !error.empty()              ? static_cast<CUresult>(std::atoi(error.c_str()))
+                : allocates(fault.function) ? CUDA_ERROR_OUT_OF_MEMORY
+                                            : CUDA_ERROR_ILLEGAL_ADDRESS;
+  return fault;
+}
+
+// Several with commas between.
 std::vector<Fault> parse_faults(const std::string& list) {
   std::vector<Fault> faults;
   std::istringstream items(list);
-  for (std::string item; std::getline(items, item, ',');) {
-    Fault fault;
-    if (const std::size_t at = item.find('@'); at != std::string::npos) {
-      fault.device = std::atoi(item.c_str() + at + 1);
-      item.resize(at);
-    }
-    std::istringstream parts(item);
-    std::string call;
-    std::string error;
-    std::getline(parts, fault.function, ':');
-    std::getline(parts, call, ':');
-    std::getline(parts, error, ':');
-    fault.call = std::strtoull(call.c_str(), nullptr, 10);
-    fault.error = !error.empty()              ? static_cast<CUresult>(std::atoi(error.c_str()))
-                  : allocates(fault.function) ? CUDA_ERROR_OUT_OF_MEMORY
-                                              : CUDA_ERROR_ILLEGAL_ADDRESS;
-    faults.push_back(fault);
-  }
+  for (std::string item; std::getline(items, item, ',');) faults.push_back(parse_fault(item));
   return faults;
 }
 
@@ -86,14 +92,36 @@ bool is_sticky(CUresult error) {
          error == CUDA_ERROR_HARDWARE_STACK_ERROR || error == CUDA_ERROR_ILLEGAL_INSTRUCTION;
 }
 
+bool is_meant(const Fault& fault, const char* function, const Context* context) {
+  if (fault.function != function) return false;
+  if (fault.device == Fault::kAnyDevice) return true;
+  return (context == nullptr ? Fault::kWithoutContext : context->device.machine) == fault.device;
+}
+
+// By the file: the process that removes it fails.
+CUresult inject_once(Driver& all, const char* function, const Context* context) {
+  FaultFile& file = all.fault_file;
+  if (file.path.empty()) return CUDA_SUCCESS;
+  struct stat it {};
+  if (::stat(file.path.c_str(), &it) != 0) return CUDA_SUCCESS;
+  std::string text;
+  std::getline(std::ifstream(file.path), text);
+  const Fault fault = parse_fault(text);
+  if (!is_meant(fault, function, context)) return CUDA_SUCCESS;
+  const std::lock_guard lock(all.mutex);
+  const std::int64_t written_ns = it.st_mtim.tv_sec * 1'000'000'000 + it.st_mtim.tv_nsec;
+  if (file.inode != it.st_ino || file.written_ns != written_ns) file = {file.path, it.st_ino, written_ns, 0};
+  if (++file.calls != fault.call) return CUDA_SUCCESS;
+  return ::unlink(file.path.c_str()) == 0 ? fault.error : CUDA_SUCCESS;
+}
+
 CUresult inject(Driver& all, const char* function, const Context* context) {
+  if (const CUresult error = inject_once(all, function, context)) return error;
   if (all.settings.faults.empty()) return CUDA_SUCCESS;
   const std::lock_guard lock(all.mutex);
   CUresult result = CUDA_SUCCESS;
   for (Fault& fault : all.settings.faults) {
-    if (fault.function != function) continue;
-    if (fault.device >= 0 && (context == nullptr || context->device.machine != fault.device)) continue;
-    if (++fault.calls == fault.call) result = fault.error;
+    if (is_meant(fault, function, context) && ++fault.calls == fault.call) result = fault.error;
   }
   return result;
 }
@@ -122,6 +150,7 @@ CUresult initialise() {
       device->held_file = all->settings.fault_dir + "/held-" + std::to_string(machine);
     all->devices.push_back(std::move(device));
   }
+  if (!all->settings.fault_dir.empty()) all->fault_file.path = all->settings.fault_dir + "/fail";
   all->primaries.resize(all->devices.size());
   the_driver.store(all.release());
   return CUDA_SUCCESS;
@@ -250,7 +279,8 @@ CUresult CUDAAPI cuInit(unsigned int flags) {
   if (epd::fake_cuda::Watcher* const sees = epd::fake_cuda::watcher()) {
     if (const CUresult given = sees->calls("cuInit")) return given;
   }
-  return epd::fake_cuda::initialise();
+  if (const CUresult error = epd::fake_cuda::initialise()) return error;
+  return epd::fake_cuda::inject(*driver(), "cuInit", nullptr);
 }
 
 CUresult CUDAAPI cuDriverGetVersion(int* version) {

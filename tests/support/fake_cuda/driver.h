@@ -26,7 +26,17 @@ struct Fault {
   std::string function;
   std::uint64_t call = 0;
   CUresult error = CUDA_SUCCESS;
-  int device = -1;  // of the calling thread's context; -1: any, or none
+  static constexpr int kAnyDevice = -1;  // or none
+  static constexpr int kWithoutContext = -2;
+  int device = kAnyDevice;  // of the calling thread's context
+  std::uint64_t calls = 0;
+};
+
+// The file `fail` of the folder of faults, of which each process counts by itself.
+struct FaultFile {
+  std::string path;  // empty: none is looked for
+  std::uint64_t inode = 0;
+  std::int64_t written_ns = 0;
   std::uint64_t calls = 0;
 };
 
@@ -128,6 +138,7 @@ struct Driver {
   Table<Context> contexts;
   std::mutex mutex;
   std::vector<Primary> primaries;  // guarded by mutex; [devices]
+  FaultFile fault_file;            // guarded by mutex, but for the path
   std::atomic<std::size_t> faults{0};
 
   Device* device(CUdevice ordinal) {

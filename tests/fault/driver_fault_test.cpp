@@ -1,0 +1,202 @@
+// One driver call of the daemon fails, once, wherever a group's life or an engine's start needs it. Whoever
+// is concerned is told by status, the log or a client's error names the call, nobody hangs, nothing leaks,
+// and the next group's results are right to the bit. By the file `fail` of the fake driver.
+#include "cuda_driver.h"
+#include "fault.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <set>
+
+namespace epd::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kFaultDir = "EPD_FAKE_CUDA_FAULT_DIR";
+constexpr std::uint32_t kRanks = 2;
+constexpr std::uint32_t kVictim = 1;               // the device whose engine is concerned
+constexpr const char* kOfTheEngine = "@1";         // calls under a context on that device
+constexpr const char* kOfTheSupervisor = "@none";  // it has no context
+constexpr CUresult kError =
+    CUDA_ERROR_UNKNOWN;  // leaves the context alone: the call itself must be looked at
+constexpr int kJoin_ms = 2000;
+
+#define EPD_NAME_OF(name) #name,
+const std::vector<std::string> kFunctions = {EPD_CUDA_FUNCTIONS(EPD_NAME_OF)};
+#undef EPD_NAME_OF
+
+// What a failure of these costs is told otherwise, or nothing: a partition is all SMs then, or its size is
+// not shown, or one that was left stays until the engine ends.
+const std::set<std::string> kDoneWithout = {"cuDevSmResourceSplitByCount", "cuDeviceGetDevResource",
+                                            "cuGreenCtxDestroy", "cuStreamDestroy"};
+
+// Streams are kept for later, each with a thread of the fake driver's; as many as were ever in use at once.
+constexpr std::size_t kMoreThreads = 4;
+
+// What a rank may be told, and a rank whose partner has not come.
+const std::vector<std::string> kTyped = {
+    " INTERNAL: ",    " RESOURCE_EXHAUSTED: ", " RANK_LOST: ",
+    " ABORTED: ",     " ENGINE_RESTARTED: ",   " INVALID_ARGUMENT: ",
+    " UNSUPPORTED: ", " WOULD_BLOCK: ",        "join life gave DEADLINE_EXCEEDED: "};
+
+bool is_typed(const std::string& text) {
+  return text.empty() || std::any_of(kTyped.begin(), kTyped.end(), [&](const std::string& status) {
+           return text.find(status) != std::string::npos;
+         });
+}
+
+class DriverFault : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (!has_cuda_driver()) GTEST_SKIP() << "no CUDA driver to be opened here";
+    if (std::getenv("EPD_TEST_GPUS") != nullptr) GTEST_SKIP() << "a true driver does not fail when asked";
+    std::string pattern = (fs::temp_directory_path() / "epd-fail-XXXXXX").string();
+    folder_ = ::mkdtemp(pattern.data());
+    DaemonOptions options;
+    use_devices(options, GetParam());
+    options.devices = kRanks;
+    options.settings = patient_settings();
+    daemon_ = std::make_unique<Daemon>(std::move(options));
+    ::setenv(kFaultDir, folder_.c_str(), 1);  // for the daemon alone
+    const bool started = daemon_->start();
+    ::unsetenv(kFaultDir);
+    ASSERT_TRUE(started);
+    expect_lives();
+    before_ = settled_census(*daemon_);
+  }
+  void TearDown() override {
+    if (daemon_ != nullptr && daemon_->running()) daemon_->stop();
+    std::error_code ignored;
+    if (!folder_.empty()) fs::remove_all(folder_, ignored);
+  }
+
+  // A group from attach to detach. For each rank what ended it, "" if nothing did.
+  std::vector<std::string> live() const;
+  void expect_lives() const {
+    for (const std::string& text : live()) ASSERT_EQ(text, "");
+  }
+  using Step = std::function<std::vector<std::string>()>;
+  // Of each function the calls 1, 2, 4, ... that `step` makes, at most that many; `whose`: see above.
+  void sweep(const char* whose, int most, const Step& step);
+  // Whether the call was made, and has failed.
+  bool fails_in(const std::string& function, const std::string& fault, const Step& step);
+  void expect_no_leak() const;
+  std::string log_from(std::size_t place) const { return daemon_->log().substr(place); }
+
+  std::unique_ptr<Daemon> daemon_;
+  std::string folder_;
+  SystemCensus before_;
+};
+
+std::vector<std::string> DriverFault::live() const {
+  const Case c = fault_case(kRanks, 2);
+  const auto outcomes = run_ranks(kRanks, 40, [&](std::uint32_t rank) -> std::string {
+    try {
+      const Session session(daemon_->socket(), daemon_->device(rank));
+      epd_group_config_t config = c.config("life", rank);
+      config.timeout_ms = kJoin_ms;
+      const Group group(session, config, c.bound_on(rank));
+      ScriptOptions options;
+      options.timeout_ms = 10000;
+      ScriptRunner(group, c, rank, options).run();
+      return "";
+    } catch (const RankFailure& failure) {
+      return failure.text;
+    }
+  });
+  expect_all_ok(outcomes);
+  std::vector<std::string> texts;
+  for (const RankOutcome& outcome : outcomes) texts.push_back(outcome.text);
+  return texts;
+}
+
+bool DriverFault::fails_in(const std::string& function, const std::string& fault, const Step& step) {
+  SCOPED_TRACE(fault);
+  const std::size_t logged = daemon_->log().size();
+  std::ofstream(folder_ + "/new") << fault;
+  fs::rename(folder_ + "/new", folder_ + "/fail");
+  const std::vector<std::string> texts = step();
+  if (fs::remove(folder_ + "/fail")) return false;
+  bool named = kDoneWithout.contains(function);
+  for (const std::string& text : texts) {
+    EXPECT_TRUE(is_typed(text)) << text;
+    named = named || text.find(function + ": CUDA_ERROR_UNKNOWN") != std::string::npos;
+  }
+  EXPECT_TRUE(
+      named ||
+      eventually(
+          5, [&] { return log_from(logged).find(function + ": CUDA_ERROR_UNKNOWN") != std::string::npos; }))
+      << log_from(logged);
+  EXPECT_TRUE(daemon_->wait_ready());
+  expect_lives();
+  return true;
+}
+
+void DriverFault::expect_no_leak() const {
+  SystemCensus now;
+  const bool returned = eventually(8, [&] {
+    now = take_system_census(*daemon_);
+    return std::equal(now.processes.begin(), now.processes.end(), before_.processes.begin(),
+                      [](const Census& a, const Census& b) {
+                        return a.fds == b.fds && a.memfds == b.memfds &&
+                               a.memfd_mappings == b.memfd_mappings && a.threads <= b.threads + kMoreThreads;
+                      });
+  });
+  EXPECT_TRUE(returned) << "before:\n" << before_.to_string() << "now:\n" << now.to_string();
+}
+
+void DriverFault::sweep(const char* whose, int most, const Step& step) {
+  std::string seen;
+  for (const std::string& function : kFunctions) {
+    int calls = 0;
+    for (int n = 1; n <= most; n *= 2, ++calls) {
+      const std::string fault =
+          function + ":" + std::to_string(n) + ":" + std::to_string(static_cast<int>(kError)) + whose;
+      if (!fails_in(function, fault, step)) break;
+    }
+    if (calls == 0) continue;
+    seen += " " + function + " " + std::to_string(calls);
+    SCOPED_TRACE(function);
+    expect_lives();
+    // A handle that the driver does not take back stays the supervisor's.
+    if (function == "cuMemRelease" && whose == std::string(kOfTheSupervisor)) {
+      before_ = settled_census(*daemon_);
+    } else {
+      expect_no_leak();
+    }
+  }
+  std::printf("failed, each so often:%s\n", seen.c_str());
+  EXPECT_NE(seen, "");
+}
+
+TEST_P(DriverFault, OfAnEngineInAGroupsLife) {
+  sweep(kOfTheEngine, 8, [this] { return live(); });
+}
+
+TEST_P(DriverFault, OfTheSupervisorInAGroupsLife) {
+  sweep(kOfTheSupervisor, 2, [this] { return live(); });
+}
+
+TEST_P(DriverFault, OfAnEngineThatStarts) {
+  sweep("", 2, [this] {
+    const std::size_t logged = daemon_->log().size();
+    const pid_t engine = daemon_->engine(kVictim);
+    EXPECT_EQ(::kill(engine, SIGKILL), 0);
+    EXPECT_TRUE(eventually(
+        10, [&] { return log_from(logged).find("engine ready\" device=\"cuda:1\"") != std::string::npos; }));
+    return std::vector<std::string>();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, DriverFault, testing::Values("cuda", "resident"),
+                         [](const auto& tested) { return tested.param; });
+
+}  // namespace
+}  // namespace epd::test
