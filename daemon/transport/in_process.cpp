@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
-#include <iterator>
 #include <map>
 #include <mutex>
 

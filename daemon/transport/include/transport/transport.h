@@ -90,10 +90,10 @@ class Transport {
   // kind of transport, the own one, or one that is a peer already. VERSION_MISMATCH: an address of another
   // format.
   virtual Result<PeerId> connect(std::span<const std::byte> address) = 0;
-  // Forgets the peer. Nothing of it comes any more but what is owed: a kSent or kFlushed for each send or flush.
-  // What has not left goes on leaving, or is lost. To a peer that takes nothing that lasts until it goes on or
-  // ends, and its bodies stay in use. The other side may get kDown, or go on sending: that is dropped here.
-  // NOT_FOUND: no such peer.
+  // Forgets the peer. Nothing of it comes any more but what is owed: a kSent or kFlushed for each send or
+  // flush. What has not left goes on leaving, or is lost. To a peer that takes nothing that lasts until it
+  // goes on or ends, and its bodies stay in use. The other side may get kDown, or go on sending: that is
+  // dropped here. NOT_FOUND: no such peer.
   virtual Status close(PeerId peer) = 0;
 
   // The header is copied. `body` stays as it is until the kSent with this cookie, which comes exactly once if
