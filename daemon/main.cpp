@@ -59,6 +59,7 @@ constexpr const char* kFooter =
 
 struct ServeFlags {
   std::string config_path;
+  bool quiet = false;                         // of check-config
   std::map<std::string, std::string> values;  // key -> value, only those given
 };
 
@@ -146,6 +147,7 @@ int check_config(const ServeFlags& flags) {
   const ConfigSources sources = sources_of(flags, read_environment());
   Result<Config> config = load_config(sources);
   if (!config.ok()) return fail(kExitUsage, config.status());
+  if (flags.quiet) return 0;
   for (const ConfigEntry& entry : config->entries) {
     std::printf("%-36s = %-24s # %s\n", entry.key.c_str(), ("\"" + entry.value + "\"").c_str(),
                 entry.origin.c_str());
@@ -215,6 +217,7 @@ int run(int argc, char** argv) {
   CLI::App* serve_command = app.add_subcommand("serve", "Run the daemon (what `epd` alone does)");
   CLI::App* check_command =
       app.add_subcommand("check-config", "Check the configuration, print every option with its origin, exit");
+  check_command->add_flag("-q,--quiet", flags.quiet, "Print errors only");
   EngineFlags engine_flags;
   CLI::App* engine_command = add_engine_command(app, engine_flags);
   serve_command->fallthrough();

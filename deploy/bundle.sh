@@ -140,7 +140,7 @@ check() {
 }
 
 quietly "Installing" cmake --install "$build" --prefix "$stage" --strip
-rm -rf "$stage/lib/systemd"  # names the place of an installation; see README.md
+rm -rf "$stage"/lib/{systemd,sysusers.d,tmpfiles.d}  # names the place of an installation; see README.md
 add_libraries
 add_licences
 set_search_paths

@@ -1,11 +1,12 @@
 # shellcheck shell=bash
-# Sourced by demo.sh, test.sh and bundle.sh: the Debian packages that building needs.
+# Sourced by demo.sh, test.sh, bundle.sh and package.sh: the Debian packages that building needs.
 
 EPD_PACKAGES=(
   cmake ninja-build g++ ccache pkg-config
   libboost-dev libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
   libspdlog-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev
   libgtest-dev libgmock-dev libbenchmark-dev libucx-dev spin patchelf
+  dpkg-dev mmdebstrap
 )
 
 # Prints those of its arguments that are not installed.

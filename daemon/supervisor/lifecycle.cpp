@@ -179,6 +179,7 @@ void Lifecycle::notify_status(const std::string& prefix) {
   std::string status = "STATUS=" + prefix + ": " + count_of(rooms_.fleet.size(), "device") + bad + ", " +
                        count_of(rooms_.sessions.attached(), "session") + ", " +
                        count_of(rooms_.registry.groups().size(), "group");
+  if (!rooms_.config.last_error().empty()) status += "; the last reload was refused, the log says why";
   if (status == last_status_) return;
   last_status_ = std::move(status);
   notifier_.send(last_status_);

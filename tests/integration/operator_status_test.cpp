@@ -1,4 +1,5 @@
-// What systemd is told: STATUS and READY, over a notify socket of the test's own.
+// What systemd is told: READY, STATUS, RELOADING, WATCHDOG and STOPPING, over a notify socket of the test's
+// own.
 #include "support/daemon.h"
 #include "support/ranks.h"
 
@@ -7,6 +8,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -19,7 +21,9 @@ namespace {
 // An abstract socket, and everything that was sent to it.
 class ServiceManager {
  public:
-  ServiceManager() : fd_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
+  // `watchdog_ms`: how long the daemon may be silent; 0: as long as it likes.
+  explicit ServiceManager(unsigned watchdog_ms = 0)
+      : fd_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
     const std::string name = "@epd-notify-" + std::to_string(::getpid());
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
@@ -28,9 +32,11 @@ class ServiceManager {
     const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size());
     EXPECT_EQ(::bind(fd_, reinterpret_cast<const sockaddr*>(&address), length), 0);
     ::setenv("NOTIFY_SOCKET", name.c_str(), 1);
+    if (watchdog_ms != 0) ::setenv("WATCHDOG_USEC", std::to_string(watchdog_ms * 1000).c_str(), 1);
   }
   ~ServiceManager() {
     ::unsetenv("NOTIFY_SOCKET");
+    ::unsetenv("WATCHDOG_USEC");
     ::close(fd_);
   }
   ServiceManager(const ServiceManager&) = delete;
@@ -52,11 +58,34 @@ class ServiceManager {
   bool comes_to_say(const std::string& text) {
     return eventually(20, [&] { return !told().empty() && told_.back().find(text) != std::string::npos; });
   }
+  std::size_t pings() {
+    const std::vector<std::string>& all = told();
+    return static_cast<std::size_t>(std::count(all.begin(), all.end(), "WATCHDOG=1"));
+  }
+  bool comes_to_ping_again(std::size_t times) {
+    const std::size_t before = pings();
+    return eventually(20, [&] { return pings() >= before + times; });
+  }
 
  private:
   int fd_;
   std::vector<std::string> told_;
 };
+
+constexpr unsigned kWatchdogMs = 3000;
+
+// That the watchdog is fed, that it is not while `process` stands still, and that it is again afterwards.
+void expect_that_the_watchdog_needs(pid_t process, ServiceManager& manager) {
+  ASSERT_GT(process, 0);
+  ASSERT_TRUE(manager.comes_to_ping_again(2)) << "it is not fed while all is well";
+  ::kill(process, SIGSTOP);
+  sleep_ms(kWatchdogMs * 3 / 4);  // a ping for what was done before may still come
+  const std::size_t before = manager.pings();
+  sleep_ms(kWatchdogMs + 1000);  // systemd would have ended the service by now
+  EXPECT_EQ(manager.pings(), before);
+  ::kill(process, SIGCONT);
+  EXPECT_TRUE(manager.comes_to_ping_again(2)) << "it is not fed again";
+}
 
 // Its engine's page still had the last heartbeat of the stopped one.
 TEST(OperatorStatus, ADeviceThatIsStartedAnewIsNotCalledStopped) {
@@ -102,6 +131,43 @@ TEST(OperatorStatus, StartReloadAndEndAreTold) {
     ASSERT_NE(at, std::string::npos) << part << " is missing, or out of order: " << all;
     ++at;
   }
+}
+
+TEST(OperatorStatus, AStoppedEngineStopsTheWatchdog) {
+  ServiceManager manager(kWatchdogMs);
+  DaemonOptions options;
+  options.devices = 2;
+  Daemon daemon(std::move(options));
+  ASSERT_TRUE(daemon.start());
+  expect_that_the_watchdog_needs(daemon.engine(1), manager);
+  daemon.stop();
+}
+
+TEST(OperatorStatus, AStoppedSupervisorStopsTheWatchdog) {
+  ServiceManager manager(kWatchdogMs);
+  DaemonOptions options;
+  options.devices = 1;
+  Daemon daemon(std::move(options));
+  ASSERT_TRUE(daemon.start());
+  expect_that_the_watchdog_needs(daemon.pid(), manager);
+  daemon.stop();
+}
+
+// systemctl reported success, and nothing said that the old configuration was still in force.
+TEST(OperatorStatus, ARefusedReloadIsToldUntilOneSucceeds) {
+  ServiceManager manager;
+  DaemonOptions options;
+  options.devices = 1;
+  Daemon daemon(std::move(options));
+  ASSERT_TRUE(daemon.start());
+  ASSERT_TRUE(manager.comes_to_say("STATUS=serving: 1 device"));
+  daemon.rewrite({{"limits.max_sessions", "0"}});
+  daemon.signal(SIGHUP);
+  EXPECT_TRUE(manager.comes_to_say("0 groups; the last reload was refused, the log says why"));
+  daemon.rewrite({{"limits.max_sessions", "3"}});
+  daemon.signal(SIGHUP);
+  EXPECT_TRUE(eventually(20, [&] { return manager.told().back().ends_with("0 groups"); }));
+  daemon.stop();
 }
 
 }  // namespace

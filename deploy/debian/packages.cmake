@@ -1,0 +1,54 @@
+# Debian packages by CPack: epd (component daemon), libepd0 (client), libepd-dev (client-dev). deploy/package.sh makes them.
+set(CPACK_GENERATOR DEB)
+set(CPACK_PACKAGE_NAME epd)
+set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
+set(CPACK_PACKAGE_VENDOR epd)
+set(CPACK_PACKAGE_CONTACT "The authors of epd <epd@localhost>")
+set(CPACK_DEBIAN_PACKAGE_RELEASE 1)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+# Below /usr, except for /etc.
+set(CPACK_SET_DESTDIR ON)
+set(CPACK_INSTALL_PREFIX /usr)
+set(CPACK_STRIP_FILES ON)
+set(CPACK_INSTALL_DEFAULT_DIRECTORY_PERMISSIONS
+  OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE)
+set(CPACK_DEB_COMPONENT_INSTALL ON)
+set(CPACK_COMPONENTS_ALL daemon client client-dev)
+
+# libepd answers for its symbols by the version that has the same interface; the daemon and its library are updated
+# together, because a client attaches only to a daemon with the same layout of shared memory.
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${CMAKE_LIBRARY_OUTPUT_DIRECTORY})
+set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
+set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS_POLICY "=")
+set(CPACK_DEBIAN_ENABLE_COMPONENT_DEPENDS ON)
+set(CPACK_COMPONENT_DAEMON_DEPENDS client)
+set(CPACK_COMPONENT_CLIENT-DEV_DEPENDS client)
+
+set(CPACK_DEBIAN_DAEMON_PACKAGE_NAME epd)
+set(CPACK_DEBIAN_DAEMON_PACKAGE_SECTION admin)
+set(CPACK_DEBIAN_DAEMON_PACKAGE_DEPENDS "systemd | systemd-standalone-sysusers, init-system-helpers (>= 1.54)")
+set(CPACK_DEBIAN_DAEMON_PACKAGE_SUGGESTS nvidia-cuda-mps)
+set(CPACK_COMPONENT_DAEMON_DESCRIPTION 
+  "One daemon for each node carries out dispatch and combine of Mixture-of-Experts models for processes that link
+libepd. This package has the daemon, its service, epctl to look at it and operate it, and the benchmark epbench.")
+set(CPACK_DEBIAN_CLIENT_PACKAGE_NAME libepd0)
+set(CPACK_DEBIAN_CLIENT_PACKAGE_SECTION libs)
+set(CPACK_COMPONENT_CLIENT_DESCRIPTION 
+  "This is the client library. Processes that link it attach to epd, the daemon of their node.")
+set(CPACK_DEBIAN_CLIENT-DEV_PACKAGE_NAME libepd-dev)
+set(CPACK_DEBIAN_CLIENT-DEV_PACKAGE_SECTION libdevel)
+set(CPACK_COMPONENT_CLIENT-DEV_DESCRIPTION 
+  "These are the headers of the client library for C and C++, and what CMake and pkg-config need to find it.")
+
+# The scripts are run from the build directory, where they are executable whatever the checkout says.
+set(_scripts)
+foreach(_script postinst prerm postrm)
+  configure_file(${CMAKE_CURRENT_LIST_DIR}/${_script} ${CMAKE_CURRENT_BINARY_DIR}/debian/${_script} COPYONLY
+    FILE_PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE)
+  list(APPEND _scripts ${CMAKE_CURRENT_BINARY_DIR}/debian/${_script})
+endforeach()
+configure_file(${CMAKE_CURRENT_LIST_DIR}/conffiles ${CMAKE_CURRENT_BINARY_DIR}/debian/conffiles COPYONLY)
+set(CPACK_DEBIAN_DAEMON_PACKAGE_CONTROL_EXTRA ${_scripts} ${CMAKE_CURRENT_BINARY_DIR}/debian/conffiles)
+set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
+include(CPack)
