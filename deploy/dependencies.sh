@@ -5,7 +5,7 @@ EPD_PACKAGES=(
   cmake ninja-build g++ ccache pkg-config
   libboost-dev libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
   libspdlog-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev
-  libgtest-dev libgmock-dev libbenchmark-dev spin patchelf
+  libgtest-dev libgmock-dev libbenchmark-dev libucx-dev spin patchelf
   dpkg-dev mmdebstrap
 )
 

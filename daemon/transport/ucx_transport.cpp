@@ -1,0 +1,388 @@
+#include "ucx_transport.h"
+
+#include "rules.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace epd::transport {
+namespace {
+
+constexpr unsigned kMessageId = 1;            // UCX's number for the one kind of message there is
+constexpr std::uint32_t kMagic = 0x4d445045;  // "EPDM"
+constexpr std::uint32_t kFormat = 1;
+
+std::uint64_t packed(std::uint64_t major, std::uint64_t minor, std::uint64_t release) {
+  return (major << 32) | (minor << 16) | release;
+}
+
+std::string version_text(std::uint64_t version) {
+  return "UCX " + std::to_string(version >> 32) + "." + std::to_string((version >> 16) & 0xffff) + "." +
+         std::to_string(version & 0xffff);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Transport>> open_ucx(const UcxOptions& options) {
+  if (Status status = check_limits(options.limits); !status.ok()) return status;
+  Result<UcxWorker> worker = UcxWorker::open(options);
+  if (!worker.ok()) return worker.status();
+  Result<Address> own = worker->address();
+  if (!own.ok()) return own.status();
+  const UcxLibrary& ucx = worker->ucx();
+  AddressParts parts;
+  parts.kind = AddressKind::kUcx;
+  parts.transport = random_id();
+  parts.detail = packed(ucx.major, ucx.minor, ucx.release);
+  parts.payload = *own;
+  Result<Address> address = make_address(parts);
+  if (!address.ok()) return address.status();
+  auto transport = std::make_unique<UcxTransport>(std::move(worker).value(), parts.transport,
+                                                  std::move(address).value(), options.limits);
+  if (Status status = transport->listen(); !status.ok()) return status;
+  return std::unique_ptr<Transport>(std::move(transport));
+}
+
+UcxTransport::UcxTransport(UcxWorker worker, std::uint64_t id, Address address, const Limits& limits)
+    : worker_(std::move(worker)),
+      ucx_(worker_->ucx()),
+      id_(id),
+      address_(std::move(address)),
+      limits_(limits) {}
+
+Status UcxTransport::listen() {
+  ucp_am_handler_param_t param;
+  std::memset(&param, 0, sizeof(param));
+  param.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                     UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
+  param.id = kMessageId;
+  param.flags = UCP_AM_FLAG_WHOLE_MSG | UCP_AM_FLAG_PERSISTENT_DATA;
+  param.cb = &UcxTransport::on_message;
+  param.arg = this;
+  const ucs_status_t status = ucx_.ucp_worker_set_am_recv_handler(worker_->get(), &param);
+  if (status == UCS_OK) return {};
+  return {StatusCode::kUnsupported, ucx_.describe("ucp_worker_set_am_recv_handler", status)};
+}
+
+// ---- peers -------------------------------------------------------------------------------------
+
+Result<PeerId> UcxTransport::connect(std::span<const std::byte> address) {
+  Result<AddressParts> parts = read_address(address, AddressKind::kUcx);
+  if (!parts.ok()) return parts.status();
+  if (parts->transport == id_) return own_address();
+  if (const auto known = by_transport_.find(parts->transport); known != by_transport_.end()) {
+    return already_connected(known->second->id);
+  }
+  auto peer = std::make_unique<Peer>();
+  peer->owner = this;
+  peer->transport = parts->transport;
+  peer->version = parts->detail;
+  ucp_ep_params_t params;
+  std::memset(&params, 0, sizeof(params));
+  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                      UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.address = reinterpret_cast<const ucp_address_t*>(parts->payload.data());
+  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  params.err_handler.cb = &UcxTransport::on_failure;
+  params.err_handler.arg = peer.get();
+  peer->id = ++last_peer_;
+  const ucs_status_t status = ucx_.ucp_ep_create(worker_->get(), &params, &peer->endpoint);
+  if (status != UCS_OK) {  // nobody listens there, or by nothing that we have: kDown tells
+    peer->endpoint = nullptr;
+    on_failure(peer.get(), nullptr, status);
+  }
+  by_transport_[peer->transport] = peer.get();
+  return peers_.emplace(peer->id, std::move(peer)).first->first;
+}
+
+// May come in any call of UCX's, so it only marks.
+void UcxTransport::on_failure(void* arg, ucp_ep_h /*endpoint*/, ucs_status_t status) {
+  Peer& peer = *static_cast<Peer*>(arg);
+  if (peer.state != State::kOpen && peer.state != State::kLeaving) return;
+  if (peer.state == State::kOpen) peer.owner->ending_.push_back(&peer);
+  peer.state = State::kFailed;
+  peer.reason = {StatusCode::kAborted, "peer " + std::to_string(peer.id) +
+                                           " is down: " + peer.owner->ucx_.ucs_status_string(status)};
+}
+
+Status UcxTransport::close(PeerId id) {
+  const auto found = peers_.find(id);
+  if (found == peers_.end() || found->second->forgotten) return no_such_peer(id);
+  Peer& peer = *found->second;
+  by_transport_.erase(peer.transport);
+  peer.forgotten = true;
+  if (peer.state == State::kDown) {
+    peers_.erase(found);
+    return {};
+  }
+  if (peer.state == State::kOpen) {
+    ending_.push_back(&peer);
+    peer.state = State::kLeaving;
+    advance_leaving(peer);
+  }
+  return {};
+}
+
+// An endpoint that works is closed when it has nothing to write any more. UCX would keep it half, for
+// receiving; if it still had bytes to write and the other side broke then, UCX would use it after freeing it
+// (uct_tcp_iface_handle_events; 1.13 and later).
+void UcxTransport::advance_leaving(Peer& peer) {
+  if (peer.sends != 0) return;
+  if (!peer.flushed) {
+    peer.flushed = true;
+    if (post_flush(peer, 0, true).ok() && peer.sends != 0) return;
+  }
+  begin_close(peer);
+}
+
+void UcxTransport::begin_close(Peer& peer) {
+  peer.state = State::kClosing;
+  if (peer.endpoint == nullptr) return;  // it never came to be
+  ucp_request_param_t param;
+  std::memset(&param, 0, sizeof(param));
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+  param.flags = UCP_EP_CLOSE_FLAG_FORCE;
+  const ucs_status_ptr_t result = ucx_.ucp_ep_close_nbx(peer.endpoint, &param);
+  // An error: the endpoint is closed all the same.
+  peer.closing = UCS_PTR_IS_PTR(result) ? result : nullptr;
+  peer.endpoint = nullptr;
+}
+
+bool UcxTransport::closed(Peer& peer) const {
+  if (peer.closing != nullptr) {
+    if (ucx_.ucp_request_check_status(peer.closing) == UCS_INPROGRESS) return false;
+    ucx_.ucp_request_free(peer.closing);
+    peer.closing = nullptr;
+  }
+  return peer.sends == 0;
+}
+
+void UcxTransport::advance_closing() {
+  for (std::size_t i = 0; i < ending_.size();) {
+    Peer& peer = *ending_[i];
+    if (peer.state == State::kFailed) begin_close(peer);
+    if (peer.state == State::kLeaving) advance_leaving(peer);
+    if (peer.state != State::kClosing || !closed(peer)) {
+      ++i;
+      continue;
+    }
+    ending_[i] = ending_.back();
+    ending_.pop_back();
+    peer.state = State::kDown;
+    if (peer.forgotten) {
+      peers_.erase(peer.id);
+      continue;
+    }
+    Event event;
+    event.kind = EventKind::kDown;
+    event.peer = peer.id;
+    event.status = peer.reason;
+    events_.push_back(std::move(event));
+  }
+}
+
+Result<Facts> UcxTransport::facts(PeerId id) const {
+  const auto found = peers_.find(id);
+  if (found == peers_.end() || found->second->forgotten) return no_such_peer(id);
+  const Peer& peer = *found->second;
+  Facts facts{version_text(packed(ucx_.major, ucx_.minor, ucx_.release)), version_text(peer.version), ""};
+  if (peer.state != State::kOpen) return facts;
+  char* text = nullptr;
+  std::size_t bytes = 0;
+  if (FILE* stream = ::open_memstream(&text, &bytes); stream != nullptr) {
+    ucx_.ucp_ep_print_info(peer.endpoint, stream);
+    std::fclose(stream);
+    facts.lanes.assign(text, bytes);
+    std::free(text);
+  }
+  return facts;
+}
+
+// ---- sending -----------------------------------------------------------------------------------
+
+Result<UcxTransport::Peer*> UcxTransport::sender_to(PeerId id) {
+  const auto found = peers_.find(id);
+  if (found == peers_.end() || found->second->forgotten) return no_such_peer(id);
+  Peer& peer = *found->second;
+  if (peer.state != State::kOpen) return peer_is_down(id);
+  if (peer.sends >= limits_.max_sends) return too_many_sends(id, limits_);
+  return &peer;
+}
+
+UcxTransport::Pending* UcxTransport::take_pending(Peer& peer, std::uint64_t cookie, EventKind kind) {
+  if (free_pendings_.empty()) {
+    pendings_.push_back(std::make_unique<Pending>());
+    free_pendings_.push_back(pendings_.back().get());
+  }
+  Pending* pending = free_pendings_.back();
+  free_pendings_.pop_back();
+  pending->peer = &peer;
+  pending->cookie = cookie;
+  pending->kind = kind;
+  pending->own = false;
+  ++peer.sends;
+  return pending;
+}
+
+Status UcxTransport::send(PeerId id, std::span<const std::byte> header, std::span<const std::byte> body,
+                          std::uint64_t cookie) {
+  if (Status status = check_message(limits_, header.size(), body.size()); !status.ok()) return status;
+  Result<Peer*> peer = sender_to(id);
+  if (!peer.ok()) return peer.status();
+  Pending* pending = take_pending(**peer, cookie, EventKind::kSent);
+  const Prefix prefix{kMagic, kFormat, id_};
+  std::memcpy(pending->wire.data(), &prefix, sizeof(prefix));
+  if (!header.empty()) std::memcpy(pending->wire.data() + sizeof(prefix), header.data(), header.size());
+  ucp_request_param_t param;
+  std::memset(&param, 0, sizeof(param));
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
+  param.flags = UCP_AM_SEND_FLAG_EAGER;
+  param.cb.send = &UcxTransport::on_settled;
+  param.user_data = pending;
+  Status status =
+      begun(pending, "ucp_am_send_nbx",
+            ucx_.ucp_am_send_nbx((*peer)->endpoint, kMessageId, pending->wire.data(),
+                                 sizeof(prefix) + header.size(), body.data(), body.size(), &param));
+  if (status.ok()) ++counters_.accepted;
+  return status;
+}
+
+Status UcxTransport::flush(PeerId id, std::uint64_t cookie) {
+  Result<Peer*> peer = sender_to(id);
+  if (!peer.ok()) return peer.status();
+  return post_flush(**peer, cookie, false);
+}
+
+Status UcxTransport::post_flush(Peer& peer, std::uint64_t cookie, bool own) {
+  Pending* pending = take_pending(peer, cookie, EventKind::kFlushed);
+  pending->own = own;
+  ucp_request_param_t param;
+  std::memset(&param, 0, sizeof(param));
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+  param.cb.send = &UcxTransport::on_settled;
+  param.user_data = pending;
+  return begun(pending, "ucp_ep_flush_nbx", ucx_.ucp_ep_flush_nbx(peer.endpoint, &param));
+}
+
+Status UcxTransport::begun(Pending* pending, const char* call, ucs_status_ptr_t result) {
+  if (UCS_PTR_IS_ERR(result)) {
+    --pending->peer->sends;
+    free_pendings_.push_back(pending);
+    return {StatusCode::kAborted, "peer " + std::to_string(pending->peer->id) +
+                                      " goes down: " + ucx_.describe(call, UCS_PTR_STATUS(result))};
+  }
+  if (result == nullptr) settle(pending, UCS_OK);  // complete: no callback comes
+  return {};
+}
+
+void UcxTransport::on_settled(void* request, ucs_status_t status, void* user_data) {
+  auto* pending = static_cast<Pending*>(user_data);
+  UcxTransport& self = *pending->peer->owner;
+  self.settle(pending, status);
+  self.ucx_.ucp_request_free(request);
+}
+
+void UcxTransport::settle(Pending* pending, ucs_status_t status) {
+  Peer& peer = *pending->peer;
+  --peer.sends;
+  free_pendings_.push_back(pending);
+  if (pending->own) return;
+  Event event;
+  event.kind = pending->kind;
+  event.peer = peer.id;
+  event.cookie = pending->cookie;
+  if (status != UCS_OK) {
+    event.status = {StatusCode::kAborted,
+                    "peer " + std::to_string(peer.id) + ": " + ucx_.ucs_status_string(status)};
+  }
+  events_.push_back(std::move(event));
+}
+
+// ---- receiving ---------------------------------------------------------------------------------
+
+ucs_status_t UcxTransport::on_message(void* self, const void* header, std::size_t header_bytes, void* data,
+                                      std::size_t bytes, const ucp_am_recv_param_t* param) {
+  const std::span wire(static_cast<const std::byte*>(header), header_bytes);
+  return static_cast<UcxTransport*>(self)->receive(wire, data, bytes, param->recv_attr);
+}
+
+ucs_status_t UcxTransport::receive(std::span<const std::byte> wire, void* data, std::size_t bytes,
+                                   std::uint64_t attributes) {
+  Prefix prefix{};
+  if (wire.size() >= sizeof(prefix)) std::memcpy(&prefix, wire.data(), sizeof(prefix));
+  if (prefix.magic != kMagic || prefix.format != kFormat || wire.size() > sizeof(prefix) + kMaxHeaderBytes ||
+      bytes > limits_.max_body_bytes || (attributes & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) {
+    ++counters_.dropped_malformed;
+    return UCS_OK;
+  }
+  const auto sender = by_transport_.find(prefix.sender);
+  if (sender == by_transport_.end() || sender->second->state == State::kDown) {
+    ++counters_.dropped_unknown;
+    return UCS_OK;
+  }
+  ++counters_.received;
+  Event event;
+  event.peer = sender->second->id;
+  event.header = Header(wire.subspan(sizeof(prefix)));
+  const bool held = bytes != 0;
+  if (held) {
+    // UCX's promise for handlers with UCP_AM_FLAG_PERSISTENT_DATA: the data may be kept.
+    EPD_CHECK((attributes & UCP_AM_RECV_ATTR_FLAG_DATA) != 0);
+    event.body = {static_cast<const std::byte*>(data), bytes, holds_.add(data)};
+  }
+  events_.push_back(std::move(event));
+  return held ? UCS_INPROGRESS : UCS_OK;
+}
+
+void UcxTransport::release(const Body& body) {
+  if (body.hold != 0) ucx_.ucp_am_data_release(worker_->get(), holds_.take(body.hold));
+}
+
+// ---- going on ----------------------------------------------------------------------------------
+
+// False: of a closed peer, so nobody sees it.
+bool UcxTransport::deliver(Event& queued, Event& event) {
+  if (queued.kind == EventKind::kReceived || queued.kind == EventKind::kDown) {
+    const auto peer = peers_.find(queued.peer);
+    if (peer == peers_.end() || peer->second->forgotten) {
+      release(queued.body);
+      return false;
+    }
+  }
+  event = std::move(queued);
+  return true;
+}
+
+std::size_t UcxTransport::progress(std::span<Event> events) {
+  // What waits in the queue is bounded: UCX is only asked for more when there is room for it.
+  while (events_.size() < events.size() && ucx_.ucp_worker_progress(worker_->get()) != 0) {
+  }
+  advance_closing();
+  std::size_t count = 0;
+  while (count < events.size() && !events_.empty()) {
+    if (deliver(events_.front(), events[count])) ++count;
+    events_.pop_front();
+  }
+  return count;
+}
+
+bool UcxTransport::arm() {
+  if (!events_.empty()) return false;
+  for (const Peer* peer : ending_) {
+    // What UCX still has to do for a forced close may not show at its descriptor.
+    if (peer->state != State::kLeaving) return false;
+  }
+  return ucx_.ucp_worker_arm(worker_->get()) == UCS_OK;
+}
+
+UcxTransport::~UcxTransport() {
+  for (const auto& [id, peer] : peers_) {
+    if (peer->closing != nullptr) ucx_.ucp_request_free(peer->closing);
+  }
+  holds_.for_each([this](void* data) { ucx_.ucp_am_data_release(worker_->get(), data); });
+  // Without progress before it, for the same reason as in advance_leaving().
+  worker_.reset();  // while there still is what its callbacks refer to
+}
+
+}  // namespace epd::transport

@@ -1,0 +1,101 @@
+#pragma once
+
+#include "address.h"
+#include "holds.h"
+#include "transport/ucx.h"
+#include "ucx_worker.h"
+
+#include <deque>
+#include <optional>
+#include <unordered_map>
+
+namespace epd::transport {
+
+class UcxTransport final : public Transport {
+ public:
+  UcxTransport(UcxWorker worker, std::uint64_t id, Address address, const Limits& limits);
+  Status listen();
+  ~UcxTransport() override;
+
+  const Address& address() const override { return address_; }
+  const Limits& limits() const override { return limits_; }
+  Result<PeerId> connect(std::span<const std::byte> address) override;
+  Status close(PeerId peer) override;
+  Status send(PeerId peer, std::span<const std::byte> header, std::span<const std::byte> body,
+              std::uint64_t cookie) override;
+  Status flush(PeerId peer, std::uint64_t cookie) override;
+  void release(const Body& body) override;
+  std::size_t progress(std::span<Event> events) override;
+  int wait_fd() const override { return worker_->event_fd(); }
+  bool arm() override;
+  Counters counters() const override { return counters_; }
+  Result<Facts> facts(PeerId peer) const override;
+
+ private:
+  // kOpen → (UCX's callback) kFailed → (progress) kClosing → kDown. By close(): kOpen → kLeaving → kClosing.
+  enum class State { kOpen, kLeaving, kFailed, kClosing, kDown };
+  struct Peer {
+    UcxTransport* owner = nullptr;
+    PeerId id = 0;
+    std::uint64_t transport = 0;  // the other side's
+    std::uint64_t version = 0;    // likewise
+    State state = State::kOpen;
+    bool forgotten = false;  // close() was called
+    ucp_ep_h endpoint = nullptr;
+    void* closing = nullptr;  // UCX's request
+    bool flushed = false;     // kLeaving: asked for
+    std::uint32_t sends = 0;  // flushes too
+    Status reason;            // of kDown
+  };
+  // What a message carries in front of its header.
+  struct Prefix {
+    std::uint32_t magic;
+    std::uint32_t format;
+    std::uint64_t sender;
+  };
+  // A send or a flush that UCX has.
+  struct Pending {
+    Peer* peer = nullptr;
+    std::uint64_t cookie = 0;
+    EventKind kind = EventKind::kSent;
+    bool own = false;                                              // a flush of a peer that leaves: no event
+    std::array<std::byte, sizeof(Prefix) + kMaxHeaderBytes> wire;  // prefix and header
+  };
+
+  static ucs_status_t on_message(void* self, const void* header, std::size_t header_bytes, void* data,
+                                 std::size_t bytes, const ucp_am_recv_param_t* param);
+  static void on_settled(void* request, ucs_status_t status, void* pending);
+  static void on_failure(void* peer, ucp_ep_h endpoint, ucs_status_t status);
+
+  ucs_status_t receive(std::span<const std::byte> wire, void* data, std::size_t bytes,
+                       std::uint64_t attributes);
+  // The peer that may send, or the status that says why not.
+  Result<Peer*> sender_to(PeerId peer);
+  Pending* take_pending(Peer& peer, std::uint64_t cookie, EventKind kind);
+  // What UCX said to the call that began it.
+  Status begun(Pending* pending, const char* call, ucs_status_ptr_t result);
+  void settle(Pending* pending, ucs_status_t status);
+  void advance_leaving(Peer& peer);
+  void begin_close(Peer& peer);
+  Status post_flush(Peer& peer, std::uint64_t cookie, bool own);
+  bool closed(Peer& peer) const;  // UCX has nothing of the peer's any more
+  void advance_closing();
+  bool deliver(Event& queued, Event& event);
+
+  std::optional<UcxWorker> worker_;
+  const UcxLibrary& ucx_;
+  const std::uint64_t id_;
+  const Address address_;
+  const Limits limits_;
+  std::unordered_map<PeerId, std::unique_ptr<Peer>> peers_;
+  std::unordered_map<std::uint64_t, Peer*> by_transport_;  // those that are not forgotten
+  std::vector<Peer*> ending_;                              // kLeaving, kFailed, kClosing
+  PeerId last_peer_ = 0;
+  std::deque<Event> events_;
+  std::vector<std::unique_ptr<Pending>> pendings_;
+  std::vector<Pending*> free_pendings_;
+  Holds<void*> holds_;
+  Counters counters_;
+};
+
+}  // namespace epd::transport

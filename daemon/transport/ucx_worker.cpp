@@ -1,0 +1,100 @@
+#include "ucx_worker.h"
+
+#include <cstring>
+
+namespace epd::transport {
+namespace {
+
+Status unsupported(std::string text) {
+  return {StatusCode::kUnsupported, std::move(text)};
+}
+
+std::string where(const UcxOptions& options) {
+  return "UCX over devices \"" + options.devices + "\", transports \"" + options.transports + "\": ";
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, std::string>> ucx_environment() {
+  return {
+      // UCX 1.13 handles SIGSEGV and others otherwise.
+      {"UCX_ERROR_SIGNALS", ""},
+      // What goes wrong comes as statuses.
+      {"UCX_LOG_LEVEL", "fatal"},
+      // One segment carries a batch of 256 KiB less what belongs to it.
+      {"UCX_TCP_TX_SEG_SIZE", "256k"},
+      {"UCX_TCP_RX_SEG_SIZE", "256k"},
+      // A node that has gone dark, while nothing is under way.
+      {"UCX_TCP_KEEPIDLE", "1s"},
+      {"UCX_TCP_KEEPINTVL", "1s"},
+      {"UCX_TCP_KEEPCNT", "3"},
+  };
+}
+
+Result<UcxWorker> UcxWorker::open(const UcxOptions& options) {
+  if (options.devices.empty()) return invalid_argument("UCX devices are empty; allowed: a list of devices");
+  if (options.transports.empty()) {
+    return invalid_argument("UCX transports are empty; allowed: a list of transports");
+  }
+  Result<const UcxLibrary*> ucx = ucx_library(options.library);
+  if (!ucx.ok()) return ucx.status();
+  UcxWorker worker(**ucx);
+  if (Status status = worker.make_context(options); !status.ok()) return status;
+  if (Status status = worker.make_worker(options); !status.ok()) return status;
+  return worker;
+}
+
+Status UcxWorker::make_context(const UcxOptions& options) {
+  ucp_config_t* config = nullptr;
+  ucs_status_t status = ucx_->ucp_config_read(nullptr, nullptr, &config);
+  if (status != UCS_OK) return unsupported(ucx_->describe("ucp_config_read", status));
+  // No zero copy: when a send from the caller's memory fails, UCX 1.13 says so twice (uct_tcp_ep_progress_tx
+  // after the requests have been purged), and aborts the process.
+  const std::pair<const char*, std::string> settings[] = {
+      {"NET_DEVICES", options.devices}, {"TLS", options.transports}, {"ZCOPY_THRESH", "inf"}};
+  for (const auto& [key, value] : settings) {
+    status = ucx_->ucp_config_modify(config, key, value.c_str());
+    if (status != UCS_OK) {
+      ucx_->ucp_config_release(config);
+      return unsupported(where(options) + ucx_->describe("ucp_config_modify", status));
+    }
+  }
+  ucp_params_t params;
+  std::memset(&params, 0, sizeof(params));
+  params.field_mask = UCP_PARAM_FIELD_FEATURES;
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  status = ucx_->ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
+  ucx_->ucp_config_release(config);
+  if (status != UCS_OK) return unsupported(where(options) + ucx_->describe("ucp_init_version", status));
+  return {};
+}
+
+Status UcxWorker::make_worker(const UcxOptions& options) {
+  ucp_worker_params_t params;
+  std::memset(&params, 0, sizeof(params));
+  params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  params.thread_mode = UCS_THREAD_MODE_SINGLE;
+  ucs_status_t status = ucx_->ucp_worker_create(context_, &params, &worker_);
+  if (status != UCS_OK) return unsupported(where(options) + ucx_->describe("ucp_worker_create", status));
+  status = ucx_->ucp_worker_get_efd(worker_, &event_fd_);
+  if (status != UCS_OK) return unsupported(where(options) + ucx_->describe("ucp_worker_get_efd", status));
+  return {};
+}
+
+Result<Address> UcxWorker::address() const {
+  ucp_address_t* raw = nullptr;
+  std::size_t bytes = 0;
+  const ucs_status_t status = ucx_->ucp_worker_get_address(worker_, &raw, &bytes);
+  if (status != UCS_OK) return unsupported(ucx_->describe("ucp_worker_get_address", status));
+  Address address(bytes);
+  std::memcpy(address.data(), raw, bytes);
+  ucx_->ucp_worker_release_address(worker_, raw);
+  return address;
+}
+
+UcxWorker::~UcxWorker() {
+  if (worker_ != nullptr) ucx_->ucp_worker_destroy(worker_);
+  if (context_ != nullptr) ucx_->ucp_cleanup(context_);
+}
+
+}  // namespace epd::transport

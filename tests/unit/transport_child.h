@@ -1,0 +1,34 @@
+// A peer in a process of its own, over UCX: to be killed and stopped.
+#pragma once
+
+#include "common/fd.h"
+#include "transport/transport.h"
+
+#include <sys/types.h>
+#include <string>
+
+namespace epd::transport {
+
+class Child {
+ public:
+  // `mode`: "listen": receives; "talk": also sends, as fast as it can. `name`: as
+  // of an End.
+  explicit Child(const std::string& mode, std::uint64_t name = 2);
+  ~Child();
+  const Address& address() const { return address_; }
+  // The child connects to it and begins.
+  void introduce(const Address& own);
+  void signal(int number) const;
+  void kill_and_reap();
+
+ private:
+  pid_t pid_ = -1;
+  UniqueFd to_;
+  UniqueFd from_;
+  Address address_;
+};
+
+// What the process does: main()'s.
+int run_child(const std::string& mode, std::uint64_t name);
+
+}  // namespace epd::transport

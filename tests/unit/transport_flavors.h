@@ -1,0 +1,48 @@
+// The transports that the conformance suite runs over.
+#pragma once
+
+#include "transport/faulty.h"
+#include "transport/in_process.h"
+#include "transport/ucx.h"
+#include "transport_end.h"
+
+#include <memory>
+#include <string>
+
+namespace epd::transport {
+
+enum class Carrier { kInProcess, kUcx };
+
+struct Flavor {
+  Carrier carrier = Carrier::kInProcess;
+  bool faults = false;
+};
+std::string name_of(const Flavor& flavor);
+
+// UCX over TCP on loopback.
+UcxOptions loopback(const Limits& limits = {});
+
+class World {
+ public:
+  World(const Flavor& flavor, std::uint64_t seed) : flavor_(flavor), seed_(seed) {}
+  // Each with faults of its own, from the world's seed.
+  std::unique_ptr<Transport> open(const Limits& limits = {});
+  std::unique_ptr<End> end(std::uint64_t name, const Limits& limits = {}) {
+    return std::make_unique<End>(open(limits), name);
+  }
+
+ private:
+  Flavor flavor_;
+  std::uint64_t seed_;
+  Network network_;
+};
+
+class Conformance : public ::testing::TestWithParam<Flavor> {
+ protected:
+  Conformance() : seed(test_seed()), random(seed), world(GetParam(), seed) {}
+  const std::uint64_t seed;
+  std::mt19937_64 random;
+  World world;
+};
+
+}  // namespace epd::transport

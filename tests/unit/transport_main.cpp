@@ -1,0 +1,16 @@
+// The environment that UCX wants, before any thread; and the peer process of transport_processes_test.cpp.
+#include "transport/ucx.h"
+#include "transport_child.h"
+
+#include <gtest/gtest.h>
+#include <cstdlib>
+#include <cstring>
+
+int main(int argc, char** argv) {
+  for (const auto& [name, value] : epd::transport::ucx_environment())
+    ::setenv(name.c_str(), value.c_str(), 0);
+  if (argc == 4 && std::strcmp(argv[1], "--peer") == 0)
+    return epd::transport::run_child(argv[2], std::strtoull(argv[3], nullptr, 10));
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,81 @@
+// What only UCX can do wrong: options, the library; and what it tells about itself.
+#include "transport_flavors.h"
+
+#include <fstream>
+#include <sstream>
+
+namespace epd::transport {
+namespace {
+
+std::string maps() {
+  std::ostringstream text;
+  text << std::ifstream("/proc/self/maps").rdbuf();
+  return text.str();
+}
+
+TEST(Ucx, OptionsThatCanNotBeAreRefusedByName) {
+  const auto refused = [](const UcxOptions& options, StatusCode code, const std::string& named) {
+    const Status status = open_ucx(options).status();
+    EXPECT_EQ(status.code(), code) << status.to_string();
+    EXPECT_NE(status.message().find(named), std::string::npos) << status.to_string();
+  };
+  EXPECT_EQ(maps().find("libucp"), std::string::npos) << "loaded without being asked for";
+  UcxOptions options = loopback();
+  options.library = "libnosuch.so";
+  refused(options, StatusCode::kUnsupported, "libnosuch.so");
+  options.library = "libm.so.6";
+  refused(options, StatusCode::kUnsupported, "libm.so.6 has no function ucp_get_version");
+  options = loopback();
+  options.devices = "";
+  refused(options, StatusCode::kInvalidArgument, "UCX devices are empty");
+  options = loopback();
+  options.transports = "";
+  refused(options, StatusCode::kInvalidArgument, "UCX transports are empty");
+  options = loopback();
+  options.limits.max_sends = 0;
+  refused(options, StatusCode::kInvalidArgument, "max_sends is 0");
+  options = loopback();
+  options.limits.max_body_bytes = 1ull << 40;
+  refused(options, StatusCode::kInvalidArgument, "max_body_bytes is 1099511627776");
+  EXPECT_EQ(maps().find("libucp"), std::string::npos) << "loaded before the options were judged";
+  options = loopback();
+  options.devices = "nosuch0";
+  refused(options, StatusCode::kUnsupported, "nosuch0");
+  options = loopback();
+  options.transports = "nosuch";
+  refused(options, StatusCode::kUnsupported, "nosuch");
+  options = loopback();
+  options.library = "libucp.so";
+  refused(options, StatusCode::kInvalidArgument, "this process has loaded libucp.so.0");
+  EXPECT_TRUE(open_ucx(loopback()).ok());
+}
+
+TEST(Ucx, FactsNameVersionsAndLanes) {
+  World world({Carrier::kUcx, false}, 0);
+  auto a = world.end(1);
+  auto b = world.end(2);
+  const PeerId to_b = introduce(*a, *b).first;
+  Result<Facts> facts = a->transport().facts(to_b);
+  ASSERT_TRUE(facts.ok()) << facts.status().to_string();
+  EXPECT_EQ(facts->carrier.rfind("UCX 1.", 0), 0u) << facts->carrier;
+  EXPECT_EQ(facts->peer, facts->carrier);
+  EXPECT_NE(facts->lanes.find("tcp/lo"), std::string::npos) << facts->lanes;
+  b->end();
+  ASSERT_TRUE(run_until({a.get()}, [&] { return a->down(to_b); }));
+  ASSERT_TRUE(a->transport().facts(to_b).ok());
+  EXPECT_EQ(a->transport().facts(to_b)->lanes, "");
+}
+
+// Nodes on one host are still nodes: no shared memory between them.
+TEST(Ucx, TransportsOfOneHostTalkByTcp) {
+  World world({Carrier::kUcx, false}, 0);
+  auto a = world.end(1);
+  auto b = world.end(2);
+  const PeerId to_b = introduce(*a, *b).first;
+  const std::string lanes = a->transport().facts(to_b)->lanes;
+  for (const char* memory : {"posix", "sysv", "cma", "self"})
+    EXPECT_EQ(lanes.find(memory), std::string::npos) << lanes;
+}
+
+}  // namespace
+}  // namespace epd::transport
