@@ -147,8 +147,13 @@ Status CudaLane::allocate() {
   probe.shape = shape_.shape;
   for (std::uint32_t i = 0; i < shape_.limits.num_biases; ++i)
     probe.bias[i] = reinterpret_cast<std::uint16_t*>(64);
+  // One SM needs most shared memory for some shapes, all SMs for others.
+  const auto fits = [&](Kind kind) {
+    return kernels::cuda::configure(kind, device_.max_shared_bytes(), 1, probe) &&
+           kernels::cuda::configure(kind, device_.max_shared_bytes(), device_.max_sms(), probe);
+  };
   for (const Kind kind : {Kind::kDispatch, Kind::kCombine}) {
-    if (kernels::cuda::configure(kind, device_.max_shared_bytes(), device_.max_sms(), probe)) continue;
+    if (fits(kind)) continue;
     return {StatusCode::kUnsupported,
             device_.name() + " can't hold rows of " + std::to_string(shape_.shape.format.row_bytes) +
                 " bytes of " + std::to_string(shape_.shape.num_ranks) + " ranks in the " +
