@@ -347,6 +347,10 @@ Result<std::unique_ptr<Arena>> CudaDevice::map_client_memory(int fd, std::uint64
   return map_cuda_client_memory(driver_, device_, fd, bytes, here);
 }
 
+Result<std::unique_ptr<Arena>> CudaDevice::map_results(int fd, std::uint64_t bytes) {
+  return map_cuda_host_memory(driver_, device_, fd, bytes);
+}
+
 Result<std::unique_ptr<Lane>> CudaDevice::open_lane(const LaneShape& shape) {
   if (num_lanes() >= kMaxLanes) {
     return resource_exhausted(name_ + " serves " + std::to_string(num_lanes()) +
@@ -356,10 +360,6 @@ Result<std::unique_ptr<Lane>> CudaDevice::open_lane(const LaneShape& shape) {
     return resource_exhausted(name_ + " serves " + std::to_string(num_lanes()) +
                               " ranks; allowed: one for each of its " + std::to_string(num_sms_) +
                               " SMs for operations (devices.sms), since none may wait for another's");
-  }
-  if (shape.commands && mode_ != LaunchMode::kResident) {
-    return Status(StatusCode::kUnsupported, "commands is 1 (by stream) on " + name_ +
-                                                ", and devices.mode is \"launched\"; allowed: \"resident\"");
   }
   std::unique_ptr<CudaLane> lane;
   if (mode_ == LaunchMode::kResident) {

@@ -55,8 +55,7 @@ void GroupRegistry::join(const JoinRequest& request) {
 Status GroupRegistry::check_alone(const JoinRequest& request) const {
   const std::size_t memories = request.memory == nullptr ? 0 : request.memory->size();
   if (Status status = check_join(request.join, memories); !status.ok()) return status;
-  if (Status status = check_device(request.device_kind, request.join.shape); !status.ok()) return status;
-  return request.join.commands != 0 ? memory_.check_commands(request.device) : Status{};
+  return check_device(request.device_kind, request.join.shape);
 }
 
 Status GroupRegistry::check_group_quotas(const JoinRequest& request) const {
@@ -151,7 +150,6 @@ Status GroupRegistry::add_member(Group& group, std::uint32_t rank, const JoinReq
   member.device = request.device;
   member.sms = request.join.sms;
   member.priority = request.join.priority;
-  member.commands = request.join.commands != 0;
   member.bound = abi::bound_regions(request.join.bindings);
   member.join_request = request.request_id;
   member.join_due_ns =

@@ -24,13 +24,14 @@ struct WantedMemory {
   abi::GroupShape shape{};
   abi::Bindings bindings{};
   membership::ClientMemory memory;
+  bool results = false;  // its operations are calls
 
   std::size_t num_memories() const { return memory == nullptr ? 0 : memory->size(); }
 };
 
 struct MemberArenas {
   std::uint32_t uid = 0;
-  // Counted: the two arenas and the board. On a host device also what is bound: engines may be the first to
+  // Counted: the two arenas, the board, and results. On a host device also what is bound: engines may be the first to
   // touch a page of it, and a page is charged to who touches it first.
   std::uint64_t bytes = 0;
   std::uint64_t host_bytes = 0;  // of them in host memory
@@ -41,6 +42,7 @@ struct MemberArenas {
   UniqueFd user;
   UniqueFd exchange;
   UniqueFd board;
+  UniqueFd results;  // if it has any
   Mapping board_map;
 
   // Where in `user` a client's streams wait.

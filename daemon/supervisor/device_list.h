@@ -26,7 +26,8 @@ class DeviceList {
 
   // See MemberMemory.
   Status check_reach(std::uint32_t device, std::uint32_t other) const;
-  Status check_commands(std::uint32_t device) const;
+  // A kernel of its engine is, and operations are calls.
+  bool is_resident(std::uint32_t device) const;
 
  private:
   DeviceList() = default;

@@ -22,10 +22,6 @@ Status MemberMemoryStore::check_reach(std::uint32_t device, std::uint32_t other)
   return rooms_.devices.check_reach(device, other);
 }
 
-Status MemberMemoryStore::check_commands(std::uint32_t device) const {
-  return rooms_.devices.check_commands(device);
-}
-
 Status MemberMemoryStore::acquire(const membership::MemoryOwner& owner, const UserQuotas& quotas,
                                   const abi::GroupShape& shape, const abi::Bindings& bindings,
                                   const membership::ClientMemory& memory) {
@@ -37,7 +33,7 @@ Status MemberMemoryStore::acquire(const membership::MemoryOwner& owner, const Us
                               std::to_string(descriptors_.allowed() / 4) + " (a quarter of RLIMIT_NOFILE)");
   }
   return arenas_.acquire({owner.group_id, owner.rank}, owner.uid, quotas, rooms_.devices[owner.device].name,
-                         {shape, bindings, memory});
+                         {shape, bindings, memory, rooms_.devices.is_resident(owner.device)});
 }
 
 void MemberMemoryStore::release(std::uint64_t group_id, std::uint32_t rank) {

@@ -33,7 +33,6 @@ class MemberMemoryStore final : public membership::MemberMemory {
 
   // MemberMemory
   Status check_reach(std::uint32_t device, std::uint32_t other) const override;
-  Status check_commands(std::uint32_t device) const override;
   Status acquire(const membership::MemoryOwner& owner, const UserQuotas& quotas, const abi::GroupShape& shape,
                  const abi::Bindings& bindings, const membership::ClientMemory& memory) override;
   void release(std::uint64_t group_id, std::uint32_t rank) override;

@@ -81,10 +81,12 @@ void Orders::send_rank(std::uint32_t device, const membership::Group& group, std
 void Orders::send_member(const membership::Group& group, const membership::Member& member) {
   const MemberArenas* arenas = rooms_.memory.find(group.id, member.rank);
   if (arenas == nullptr) return;
+  std::vector<int> fds = {arenas->board.get()};
+  if (arenas->results.get() >= 0) fds.push_back(arenas->results.get());
   rooms_.fleet.send(member.device, abi::LinkType::kGroupMember,
                     abi::GroupMember{group.id, member.session_id, member.rank, member.member,
-                                     member.first_index, member.commands ? 1u : 0u, 0},
-                    {arenas->board.get()});
+                                     member.first_index},
+                    fds);
 }
 
 void Orders::carry_out(const membership::SendRank& action) {
@@ -177,8 +179,9 @@ void Orders::carry_out(const membership::ReplyJoined& action) {
                   {"name", group != nullptr ? group->name : ""},
                   {"rank", action.message.rank},
                   {"session", action.session_id}});
-  rooms_.sessions.reply(action.session_id, action.request_id, abi::AttachType::kJoined, action.message,
-                        {arenas->user.get(), board->get()});
+  std::vector<int> fds = {arenas->user.get(), board->get()};
+  if (arenas->results.get() >= 0) fds.push_back(arenas->results.get());
+  rooms_.sessions.reply(action.session_id, action.request_id, abi::AttachType::kJoined, action.message, fds);
 }
 
 void Orders::carry_out(const membership::ReplyLeft& action) {

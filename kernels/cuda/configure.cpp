@@ -142,10 +142,4 @@ const char* kernel_name(Kind kind, const Operation& op) {
   return kKernelNames[op.shape.per_expert ? 2 : 1];
 }
 
-Task task_of(Kind kind, const Operation& op) {
-  if (kind == Kind::kNoop) return Task::kNoop;
-  if (kind == Kind::kDispatch) return Task::kDispatch;
-  return op.shape.per_expert ? Task::kCombinePerExpert : Task::kCombine;
-}
-
 }  // namespace epd::kernels::cuda

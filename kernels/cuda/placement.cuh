@@ -171,7 +171,9 @@ __device__ inline void deliver_words(const Operation& op, const Team& team, cons
   for (std::uint32_t i = team.thread(); i < at.end; i += team.threads()) {
     const std::int32_t word = words[i];
     if (record != nullptr) record[i] = word;
-    if (op.counts.host_placement != nullptr) op.counts.host_placement[i] = word;
+    if (op.counts.host_words != nullptr)
+      store_relaxed_system(op.counts.host_words + i,
+                           std::uint64_t{op.counts.mark} << 32 | static_cast<std::uint32_t>(word));
     if (i < at.rank_offsets) continue;
     std::int32_t* to = op.counts.rank_offsets;
     std::uint32_t first = at.rank_offsets;
@@ -180,11 +182,6 @@ __device__ inline void deliver_words(const Operation& op, const Team& team, cons
     if (i >= at.source_ranges) to = op.counts.source_ranges, first = at.source_ranges;
     if (to != nullptr) to[i - first] = word;
   }
-  if (op.counts.host_ready == nullptr) return;
-  team.sync();
-  if (team.thread() != 0) return;
-  fence_system();
-  store_release_system(op.counts.host_ready, op.tag);
 }
 
 // CTA 0: the recorded one.

@@ -201,8 +201,9 @@ __device__ inline bool check_announcements(const Operation& op) {
   return __syncthreads_and(!there || agrees(op, rank)) != 0;
 }
 
+// What has been read was stored elsewhere since, so nothing has to be waited for.
 __device__ inline void tell_sent(const Operation& op) {
-  if (op.counts.host_sent != nullptr) store_release_system(op.counts.host_sent, op.tag);
+  if (op.counts.host_sent != nullptr) store_relaxed_system(op.counts.host_sent, op.counts.mark);
 }
 
 // Called by all threads of each CTA when its rows are stored (or pulled) and visible to the calling threads.

@@ -37,7 +37,6 @@ class Kernel : public OperationExchange {
         is_dispatch_(task == Task::kDispatch),
         makes_(is_dispatch_ && !op.cached) {}
 
-  void noop() { publish(ended(OpError::kNone, -1)); }
   std::string run();
 
  private:
@@ -96,7 +95,7 @@ std::string Kernel::note(HostOperation& operation) {
   }
   if (!sent_ && operation.sent()) {
     sent_ = true;
-    if (op_.counts.host_sent != nullptr) store_release(op_.counts.host_sent, op_.tag);
+    if (op_.counts.host_sent != nullptr) store_release(op_.counts.host_sent, op_.counts.mark);
   }
   return {};
 }
@@ -144,9 +143,10 @@ std::string Kernel::check_rows(const HostPlan& plan) const {
 }
 
 void Kernel::tell_counts(const Placement& placement) const {
-  if (op_.counts.host_placement != nullptr)
-    std::copy(placement.words().begin(), placement.words().end(), op_.counts.host_placement);
-  if (op_.counts.host_ready != nullptr) store_release(op_.counts.host_ready, op_.tag);
+  if (op_.counts.host_words == nullptr) return;
+  std::uint64_t* to = op_.counts.host_words;
+  for (const std::int32_t word : placement.words())
+    store_release(to++, std::uint64_t{op_.counts.mark} << 32 | static_cast<std::uint32_t>(word));
 }
 
 void Kernel::store_head(const OpResult& ending) const {
@@ -164,13 +164,7 @@ void Kernel::store_head(const OpResult& ending) const {
 std::string run_operation(Task task, const Operation& op, const KernelDevice& device) {
   Kernel kernel(task, op, device);
   std::string wrong;
-  if (kernel.wait_ready()) {
-    if (task == Task::kNoop) {
-      kernel.noop();
-    } else {
-      wrong = kernel.run();
-    }
-  }
+  if (kernel.wait_ready()) wrong = kernel.run();
   kernel.leave();
   return wrong;
 }

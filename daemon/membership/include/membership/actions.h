@@ -108,8 +108,6 @@ class MemberMemory {
   virtual ~MemberMemory() = default;
   // OK, or UNSUPPORTED: engines of these devices can't map each other's memory.
   virtual Status check_reach(std::uint32_t device, std::uint32_t other) const = 0;
-  // OK, or UNSUPPORTED: the device's engine has no kernel that takes commands.
-  virtual Status check_commands(std::uint32_t device) const = 0;
   // Makes the arenas and the board of a rank, and keeps what its regions are bound to; RESOURCE_EXHAUSTED if
   // a quota says no, INVALID_ARGUMENT for memory of the client's that can't be used.
   virtual Status acquire(const MemoryOwner& owner, const UserQuotas& quotas, const abi::GroupShape& shape,
