@@ -171,7 +171,8 @@ class LandedPlans {
   __device__ std::uint32_t* count() const { return first_ + op_.shape.num_experts; }
   // Tokens of a source that come; at most 16 words.
   __device__ std::uint32_t* set(std::uint32_t source) const {
-    EPD_AT_MOST((op_.shape.num_experts + op_.shape.num_ranks + source) * op_.movers.set_words, bits_words(op_));
+    EPD_AT_MOST((op_.shape.num_experts + op_.shape.num_ranks + source) * op_.movers.set_words,
+                bits_words(op_));
     return sets_ + (op_.shape.num_experts + op_.shape.num_ranks + source) * op_.movers.set_words;
   }
   // Of those that the CTA collects. Clerks are as many as the words of usual groups, which so need one look.

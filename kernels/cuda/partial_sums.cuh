@@ -169,6 +169,7 @@ class SumStream {
 
   // False: the operation has failed.
   __device__ bool run(std::uint64_t deadline_ns) {
+    EPD_AT_MOST(op_.movers.shared_bytes, dynamic_shared_bytes());
     EPD_AT_MOST((warp_of() + 1) * op_.movers.stage_bytes, op_.movers.shared_bytes);
     deadline_ns_ = deadline_ns;
     next_i_ = claim(cta_of(op_), board_.claimed);

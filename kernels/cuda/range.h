@@ -1,11 +1,11 @@
-// Range checks: a number that is computed from data is compared with the bound that the operation tells, before
-// it is used. They are part of code that is compiled with EPD_KERNEL_ASSERTS: the debug image of the kernels,
-// and device code that tests run on the host. Elsewhere they are nothing, and evaluate nothing.
+// Range checks: a number that is computed from data is compared with the bound that the operation tells,
+// before it is used. They are part of code that is compiled with EPD_KERNEL_ASSERTS: the debug image of the
+// kernels, and device code that tests run on the host. Elsewhere they are nothing, and evaluate nothing.
 //
 //   EPD_BELOW(row, op.shape.recv_rows);
 //
-// A violation prints file, line, the value's text, the value and the bound. Then it ends the kernel by a trap,
-// or the host's process.
+// A violation prints file, line, the value's text, the value and the bound. Then it ends the kernel by a
+// trap, or the host's process.
 #pragma once
 
 #ifndef EPD_KERNEL_ASSERTS
