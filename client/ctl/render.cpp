@@ -155,8 +155,7 @@ std::string render(const v1::ListGroupsResponse& groups, bool members) {
                {"PRIO", kRight},
                {"EPOCH", kRight},
                {"AGE", kRight}});
-  Table member_table(
-      {{"GROUP", kRight}, {"RANK", kRight}, {"SESSION", kRight}, {"DEVICE"}, {"STATE"}});
+  Table member_table({{"GROUP", kRight}, {"RANK", kRight}, {"SESSION", kRight}, {"DEVICE"}, {"STATE"}});
   std::string notes;
   for (const v1::Group& group : groups.groups()) {
     const v1::GroupShape& shape = group.shape();

@@ -107,8 +107,8 @@ class Calls {
   DeviceMemory results_;
   abi::GroupShape shape_{};
   std::uint32_t serial_ = 0;
-  std::uint32_t once_ = 0;      // results handed out
-  std::uint32_t replayed_ = 0;  // likewise
+  std::uint32_t once_ = 0;        // results handed out
+  std::uint32_t replayed_ = 0;    // likewise
   std::vector<KnownCall> known_;  // by place; of replayed ones as many as there have been
   std::array<std::vector<std::int32_t>, abi::kMaxDepth> counts_;
   struct HostCall {

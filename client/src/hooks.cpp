@@ -84,7 +84,9 @@ Status Session::on_complete(Group& group, epd_ticket_t ticket, epd_hook_t hook, 
 }
 
 Status Session::drop(Group& group, epd_ticket_t ticket) {
-  if (!CallTicket::is(ticket)) return on_complete(group, ticket, [](const epd_result_t*, void*) {}, nullptr);
+  if (!CallTicket::is(ticket))
+    return on_complete(
+        group, ticket, [](const epd_result_t*, void*) {}, nullptr);
   const Lock lock(mutex_);
   if (find_call_locked(group, ticket) == nullptr) return unknown_call(ticket);
   group.calls.forget(ticket);

@@ -228,7 +228,8 @@ Status Session::adopt_joined(Packet& packet, Group& group) {
   group.board = BoardView(std::move(*board), group.shape);
   if (calls) {
     DeviceMemory results;
-    status = attachment_.device->map_host(packet.fds[2], abi::ResultsLayout(group.shape).total_bytes, results);
+    status =
+        attachment_.device->map_host(packet.fds[2], abi::ResultsLayout(group.shape).total_bytes, results);
     if (!status.ok()) return status;
     group.calls.open(std::move(results), group.shape);
   }

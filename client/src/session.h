@@ -309,7 +309,7 @@ class Session {
   std::condition_variable hook_done_;  // a hook has returned
   std::list<HookCall> ready_hooks_;
   const Group* hook_running_ = nullptr;
-  std::size_t hooks_outstanding_ = 0;  // asked for, operation not ended
+  std::size_t hooks_outstanding_ = 0;                          // asked for, operation not ended
   std::vector<std::pair<Group*, epd_ticket_t>> hooked_calls_;  // of them, those of calls
   bool stopping_ = false;
 

@@ -31,7 +31,8 @@ std::uint64_t limit_of(const Group& group) {
 Status check_call(const SubmitRequest& request) {
   if (request.num_tokens_at == nullptr) return {};
   if (!request.stream.any())
-    return invalid_argument("num_tokens_at is given with EPD_NO_STREAM; allowed: in a stream, which reads it");
+    return invalid_argument(
+        "num_tokens_at is given with EPD_NO_STREAM; allowed: in a stream, which reads it");
   if (request.num_tokens != 0) return bad_value("num_tokens", request.num_tokens, "0 with num_tokens_at");
   if (request.handle != 0)
     return invalid_argument("num_tokens_at is given under a handle; allowed: NULL, n is its dispatch's");
@@ -57,10 +58,10 @@ abi::Call call_of(const Group& group, SubmitRequest request, std::uint32_t route
 Status Session::can_call_by_stream() const {
   const Status kernels = attachment_.device->can_wait_by(WaitBy::kKernel);
   if (kernels.ok()) return {};
-  return {kernels.code(), "operations in streams of " +
-                              std::string(attachment_.welcome.device,
-                                          abi::text_length(attachment_.welcome.device)) +
-                              " need libepd's kernels: " + kernels.message() + "; allowed: EPD_NO_STREAM"};
+  return {kernels.code(),
+          "operations in streams of " +
+              std::string(attachment_.welcome.device, abi::text_length(attachment_.welcome.device)) +
+              " need libepd's kernels: " + kernels.message() + "; allowed: EPD_NO_STREAM"};
 }
 
 Status Session::open_calls(Group& group) {
@@ -121,13 +122,12 @@ Status Session::choose_call_route(Group& group, const SubmitRequest& request, Ro
 // What stands in the way of a call of the host: the slot's last one, or no room.
 Status Session::admit_host_call(Lock& lock, Group& group, const SubmitRequest& request) {
   if (const epd_ticket_t ticket = group.calls.host_call_on(request.slot); ticket != 0) {
-    return blocked(lock,
-                   "slot " + std::to_string(request.slot) + " has ticket " + std::to_string(ticket) +
-                       " in flight");
+    return blocked(lock, "slot " + std::to_string(request.slot) + " has ticket " + std::to_string(ticket) +
+                             " in flight");
   }
   if (group.calls.has_host_room()) return {};
-  return blocked(lock, "the rank's ring is full: " + std::to_string(abi::kCommandSlots) +
-                           " calls have not ended");
+  return blocked(lock,
+                 "the rank's ring is full: " + std::to_string(abi::kCommandSlots) + " calls have not ended");
 }
 
 Status Session::prepare_call(Lock& lock, Group& group, const SubmitRequest& request, bool captured,
@@ -277,8 +277,8 @@ bool Session::call_ended_locked(const Group& group, KnownCall& call, CallOutcome
     set_outcome(out, {StatusCode::kAborted, "this rank has left the group"}, -1);
     return true;
   }
-  // Nobody says how it has ended: its engine may be gone with the group. Or it died just then, and the group was
-  // resumed since, for which streams were synchronised.
+  // Nobody says how it has ended: its engine may be gone with the group. Or it died just then, and the group
+  // was resumed since, for which streams were synchronised.
   const bool resumed = group.calls.epoch > call.epoch && !CallTicket::unpack(call.ticket).captured();
   if (!group.board.lost() && !resumed) return false;
   const SteadyClock::time_point now = SteadyClock::now();
@@ -359,8 +359,8 @@ bool Session::call_pending(Group& group, epd_ticket_t ticket) {
 }
 
 template <typename Look>
-Status Session::look_at_call(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, const char* not_there,
-                             Look look) {
+Status Session::look_at_call(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms,
+                             const char* not_there, Look look) {
   Lock lock(mutex_);
   KnownCall* call = group.calls.find(ticket);
   if (call == nullptr) return unknown_call(ticket);
@@ -381,8 +381,8 @@ Status Session::call_counts(Group& group, epd_ticket_t ticket, std::int32_t time
                             epd_counts_t& counts) {
   const CallTicket about = CallTicket::unpack(ticket);
   if (about.op != abi::Op::kDispatch) return no_dispatch(ticket, about.op);
-  Status status = look_at_call(group, ticket, timeout_ms, "has no counts",
-                               [&] { return group.calls.counted(ticket); });
+  Status status =
+      look_at_call(group, ticket, timeout_ms, "has no counts", [&] { return group.calls.counted(ticket); });
   if (!status.ok()) return status;
   const Lock lock(mutex_);
   if (!group.calls.counted(ticket)) return counts_replaced(ticket, about.slot);
@@ -454,9 +454,7 @@ class BreakWaiter final : public Waiter {
   BreakWaiter(const Session& session, const Group& group) : session_(session), group_(group) {
     slice = std::chrono::milliseconds(1);
   }
-  bool ready() override {
-    return !session_.ended_.ok() || !group_.board.usable_in(group_.calls.epoch).ok();
-  }
+  bool ready() override { return !session_.ended_.ok() || !group_.board.usable_in(group_.calls.epoch).ok(); }
 
  private:
   const Session& session_;

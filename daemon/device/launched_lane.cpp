@@ -78,7 +78,8 @@ class CudaFlight final : public Flight {
     const kernels::cuda::Shape& s = lane_.shape_.shape;
     counts_.reset(s.num_ranks, s.num_experts, s.per_expert);
     std::transform(lane_.counts(number_), lane_.counts(number_) + counts_.words().size(),
-                   counts_.words().begin(), [](std::uint64_t word) { return static_cast<std::int32_t>(word); });
+                   counts_.words().begin(),
+                   [](std::uint64_t word) { return static_cast<std::int32_t>(word); });
     counts_.count_rows(s.expert_blocks);
     return counts_;
   }
@@ -133,7 +134,7 @@ class CudaFlight final : public Flight {
   const std::uint64_t launched_ns_ = lane_.device_.now_ns();
   bool aborted_ = false;
   std::uint32_t words_of_abort_ = 0;  // LaunchedLane::client_words_ then
-  std::uint32_t counted_ = 0;  // words of the placement that have come
+  std::uint32_t counted_ = 0;         // words of the placement that have come
   kernels::Placement counts_;
   std::uint64_t looked_ns_ = MonotonicClock().now_ns();
 };
@@ -247,9 +248,8 @@ std::unique_ptr<Flight> LaunchedLane::launch(const LaunchRequest& request) {
 }
 
 void LaunchedLane::await_word(const std::uint32_t* word, std::uint32_t value) {
-  must("cuStreamWaitValue32",
-       driver_.cuStreamWaitValue32(stream_, reinterpret_cast<CUdeviceptr>(word), value,
-                                   CU_STREAM_WAIT_VALUE_GEQ));
+  must("cuStreamWaitValue32", driver_.cuStreamWaitValue32(stream_, reinterpret_cast<CUdeviceptr>(word), value,
+                                                          CU_STREAM_WAIT_VALUE_GEQ));
 }
 
 // The stream waits for the client and not the kernel: until then its SMs are for others.
@@ -277,8 +277,8 @@ void LaunchedLane::start(Kind kind, std::uint32_t place) {
 
 void LaunchedLane::start_noop(const Operation& op, const Signal& signal, std::uint32_t place) {
   if (signal.done != nullptr) {
-    must("cuStreamWriteValue32", driver_.cuStreamWriteValue32(
-                                     stream_, reinterpret_cast<CUdeviceptr>(signal.done), signal.value, 0));
+    must("cuStreamWriteValue32",
+         driver_.cuStreamWriteValue32(stream_, reinterpret_cast<CUdeviceptr>(signal.done), signal.value, 0));
   }
   must("cuStreamWriteValue64",
        driver_.cuStreamWriteValue64(stream_, reinterpret_cast<CUdeviceptr>(&host_place(place).result.tag),

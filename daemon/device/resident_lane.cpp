@@ -57,8 +57,8 @@ void ResidentLane::start_kernel() {
   held_ = ctas_;
   round_ = device_.round();
   if (++kernels_ == 0) ++kernels_;
-  ResidentArguments own{reinterpret_cast<ResidentState*>(own_device()), device_.round_word(), round_, kernels_,
-                        commands_.arguments()};
+  ResidentArguments own{reinterpret_cast<ResidentState*>(own_device()), device_.round_word(), round_,
+                        kernels_, commands_.arguments()};
   void* arguments[] = {&own};
   const CUkernel kernel = device_.kernel(kernels::cuda::kResidentKernel);
   const auto shared = static_cast<unsigned>(device_.max_shared_bytes()) - kernels::cuda::kStaticBytes;

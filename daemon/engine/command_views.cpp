@@ -48,7 +48,8 @@ void CommandViews::show_first(OpStage stage, std::uint32_t awaited, std::uint64_
 
 void CommandViews::end_before(kernels::cuda::CallRing ring, std::uint32_t number) {
   std::erase_if(shown_, [ring, number](const Shown& shown) {
-    const bool ended = shown.ring == ring && static_cast<std::int32_t>(shown.number - number) < 0;  // they are cyclic
+    const bool ended =
+        shown.ring == ring && static_cast<std::int32_t>(shown.number - number) < 0;  // they are cyclic
     if (ended) Page::release(shown.view);
     return ended;
   });

@@ -51,8 +51,8 @@ Commands::Commands(Member& member, Launcher& launcher)
       port_(*member.lane->commands()),
       views_(member) {
   const GroupRankMemory& memory = group_.ranks[member.rank];
-  port_.open({memory.command_words(), memory.user, member.results,
-              abi::ResultsLayout(group_.shape).counts_stride});
+  port_.open(
+      {memory.command_words(), memory.user, member.results, abi::ResultsLayout(group_.shape).counts_stride});
 }
 
 void Commands::follow_settings(std::uint32_t timeout_ms) {
@@ -67,7 +67,8 @@ void Commands::resume(bool fresh) {
   std::vector<RouteHeads::Standing> standing;
   recv_rows_.assign(routes.size(), 0);
   // Of dispatches before its time a rank has no rows, but takes part in their combines.
-  if (member_.first_index != 0) std::fill(routes.begin(), routes.end(), RouteState{abi::kUnknownRouting, 0, 0});
+  if (member_.first_index != 0)
+    std::fill(routes.begin(), routes.end(), RouteState{abi::kUnknownRouting, 0, 0});
   if (!fresh) standing = member_.heads->standing(member_.next_number, member_.exchange());
   for (std::uint32_t record = 0; record < standing.size(); ++record) {
     const RouteHeads::Standing& now = standing[record];
@@ -75,8 +76,8 @@ void Commands::resume(bool fresh) {
     routes[record] = {abi::op_tag(now.head.epoch, now.head.handle - 1), now.head.num_tokens, now.half};
     recv_rows_[record] = now.head.num_recv_rows;
   }
-  port_.resume({group_.epoch, group_.in_tags(member_.next_number), group_.from_tags(0),
-                group_.changed_epoch, routes, device_view(member_)});
+  port_.resume({group_.epoch, group_.in_tags(member_.next_number), group_.from_tags(0), group_.changed_epoch,
+                routes, device_view(member_)});
 }
 
 // ---- what is rung
@@ -129,8 +130,8 @@ void Commands::note_ended(CallRing ring, std::uint32_t end) {
   if (!known || is_behind(*known, end)) known = end;
 }
 
-// The rings are taken from in turn, so which index a call gets that lies behind others is a guess if both have
-// some.
+// The rings are taken from in turn, so which index a call gets that lies behind others is a guess if both
+// have some.
 std::vector<CommandViews::Rung> Commands::rung(const CommandPort::Ring& ring) const {
   std::vector<CommandViews::Rung> all;
   std::uint64_t index = member_.next_number;

@@ -31,8 +31,8 @@ struct WantedMemory {
 
 struct MemberArenas {
   std::uint32_t uid = 0;
-  // Counted: the two arenas, the board, and results. On a host device also what is bound: engines may be the first to
-  // touch a page of it, and a page is charged to who touches it first.
+  // Counted: the two arenas, the board, and results. On a host device also what is bound: engines may be the
+  // first to touch a page of it, and a page is charged to who touches it first.
   std::uint64_t bytes = 0;
   std::uint64_t host_bytes = 0;  // of them in host memory
   // Counted by itself: what its engine may have in its own memory of the rank's routings.

@@ -87,10 +87,11 @@ Status needs_mps(const DeviceName& name) {
 }
 
 Status needs_host_memory(const DeviceName& name) {
-  return unsupported("devices.mode is \"resident\" and " + name.text() +
-                     " can't map memory of the host that is passed by descriptor "
-                     "(HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT): clients would not see results; allowed: \"auto\", "
-                     "\"launched\"");
+  return unsupported(
+      "devices.mode is \"resident\" and " + name.text() +
+      " can't map memory of the host that is passed by descriptor "
+      "(HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT): clients would not see results; allowed: \"auto\", "
+      "\"launched\"");
 }
 
 Status choose_mode(DeviceMode wanted, ServedDevice& device) {

@@ -83,10 +83,9 @@ void Orders::send_member(const membership::Group& group, const membership::Membe
   if (arenas == nullptr) return;
   std::vector<int> fds = {arenas->board.get()};
   if (arenas->results.get() >= 0) fds.push_back(arenas->results.get());
-  rooms_.fleet.send(member.device, abi::LinkType::kGroupMember,
-                    abi::GroupMember{group.id, member.session_id, member.rank, member.member,
-                                     member.first_index},
-                    fds);
+  rooms_.fleet.send(
+      member.device, abi::LinkType::kGroupMember,
+      abi::GroupMember{group.id, member.session_id, member.rank, member.member, member.first_index}, fds);
 }
 
 void Orders::carry_out(const membership::SendRank& action) {

@@ -253,7 +253,7 @@ EPD_DEVICE inline const std::uint64_t* next_call(const CommandArguments& own, co
 
 // Judges the call. False: it is not there, or it has ended. Else watch.running is to be run.
 EPD_DEVICE inline bool accept_call(const CommandArguments& own, Watch& watch, CallRing ring,
-                                         const abi::PackedCall& packed) {
+                                   const abi::PackedCall& packed) {
   Judgement judgement = judge_call(watch.state, own.limits, ring, packed);
   if (judgement.verdict == Verdict::kWait) return false;
   // What the host has to hear of waits until it can; a turn may come meanwhile.
@@ -312,8 +312,8 @@ EPD_DEVICE EPD_NO_INLINE inline bool round_is_over(const ResidentArguments& own)
 }
 
 // Until a call is to be run, or the kernel to leave. All loads of a look but the last are relaxed, so that
-// they are on their way together and a look stays one round trip. The last one acquires: it is the call's that
-// a stream makes. What else turns out to be new is looked at again.
+// they are on their way together and a look stays one round trip. The last one acquires: it is the call's
+// that a stream makes. What else turns out to be new is looked at again.
 EPD_DEVICE inline Task await_work(const ResidentArguments& own, Watch& watch) {
   const CommandArguments& commands = own.commands;
   for (std::uint32_t looks = 0;; ++looks) {

@@ -40,8 +40,7 @@ EPD_DEVICE inline void tell_task(Herald& herald, std::uint32_t index, Task task,
   std::uint32_t words[TakenCall::kWords];
   std::memcpy(words, &call, sizeof(words));
   fence_device();
-  for (std::uint32_t i = 0; i < TakenCall::kWords; ++i)
-    store_relaxed(&herald.call[i], number | words[i]);
+  for (std::uint32_t i = 0; i < TakenCall::kWords; ++i) store_relaxed(&herald.call[i], number | words[i]);
   store_relaxed(&herald.task, number | static_cast<std::uint32_t>(task));
 }
 

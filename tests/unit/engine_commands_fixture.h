@@ -1,6 +1,6 @@
-// The same group on GPUs of the fake driver, with resident kernels: streams of ranks 0 and 1 make calls (unless
-// a test wants others), as the client's kernels do; of rank 2 its host. All see the same operations. Where
-// kernels are launched, ranks submit.
+// The same group on GPUs of the fake driver, with resident kernels: streams of ranks 0 and 1 make calls
+// (unless a test wants others), as the client's kernels do; of rank 2 its host. All see the same operations.
+// Where kernels are launched, ranks submit.
 #pragma once
 
 #include "engine_fixture.h"
@@ -110,8 +110,7 @@ class EngineCommandsFixture : public EngineFixture {
   }
   // It was carried out.
   bool ends_well(std::uint32_t rank, std::uint32_t number) {
-    return ringers_[rank].ended(number) &&
-           ringers_[rank].end(number).ending == abi::CallEnding::kCarriedOut;
+    return ringers_[rank].ended(number) && ringers_[rank].end(number).ending == abi::CallEnding::kCarriedOut;
   }
 
   // One operation of every rank that is there, by whatever it uses. A combine that is submitted uses the
@@ -158,9 +157,8 @@ class EngineCommandsFixture : public EngineFixture {
     std::string text;
     for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
       text += "; rank " + std::to_string(rank) + ": ended " + std::to_string(ringers_[rank].done()) + " of " +
-              std::to_string(ringers_[rank].tail()) + ", failed " +
-              std::to_string(ringers_[rank].failed()) + ", next operation " +
-              std::to_string(group_->board(rank).next_index.load());
+              std::to_string(ringers_[rank].tail()) + ", failed " + std::to_string(ringers_[rank].failed()) +
+              ", next operation " + std::to_string(group_->board(rank).next_index.load());
     }
     return text;
   }

@@ -59,9 +59,7 @@ TEST_F(EngineCommandsRoomTest, AGroupThatWaitsForSmsSaysSoAndBeginsWhenTheyAreFr
   const bool of_host = random_() % 2 != 0;  // the call that holds them
   SCOPED_TRACE(of_host ? "a call of a host's waits" : "a call of a stream's waits");
   const auto inputs = fill(0);
-  const auto begin = [&](std::uint32_t rank) {
-    ring(rank, dispatch_on(0), inputs[rank].num_tokens);
-  };
+  const auto begin = [&](std::uint32_t rank) { ring(rank, dispatch_on(0), inputs[rank].num_tokens); };
   const std::uint32_t holder = of_host ? 2 : 0;
   begin(holder);
   ASSERT_TRUE(takes_part(holder, 0, holder));

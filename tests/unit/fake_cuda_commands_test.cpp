@@ -126,7 +126,8 @@ class CommandRun {
       asked.call = call;
       asked.by_host = random_() % 3 == 0;
       asked.replayed = random_() % 2;
-      const std::uint32_t place = asked.replayed ? abi::kOnceResults + random_() % 2 : call_ % abi::kOnceResults;
+      const std::uint32_t place =
+          asked.replayed ? abi::kOnceResults + random_() % 2 : call_ % abi::kOnceResults;
       asked.call.result = abi::result_of(place, asked.replayed ? 0 : call_ / abi::kOnceResults);
       if (makes != nullptr) asked.call.num_tokens = makes->inputs[r].num_tokens;
       CommandWorld::Ring how;
@@ -180,12 +181,13 @@ class CommandRun {
 
   // What the host is told is what lies in the regions.
   void check_counts(std::uint32_t r, std::uint32_t mark) {
-    const abi::GroupShape shape = gpu_test::group_shape(commands_.world().shape(), kTokens, CommandWorld::kDepth);
+    const abi::GroupShape shape =
+        gpu_test::group_shape(commands_.world().shape(), kTokens, CommandWorld::kDepth);
     const abi::ResultsLayout layout(shape);
     const abi::PlacementParts at(shape);
-    const auto* const words = reinterpret_cast<const std::uint64_t*>(
-        reinterpret_cast<const std::byte*>(commands_.own(r).results) + layout.counts +
-        layout.counts_stride * asked_[r].call.slot);
+    const auto* const words =
+        reinterpret_cast<const std::uint64_t*>(reinterpret_cast<const std::byte*>(commands_.own(r).results) +
+                                               layout.counts + layout.counts_stride * asked_[r].call.slot);
     const kernels::cuda::CountOutputs& regions = commands_.rank(r).counts;
     const auto compare = [&](std::uint64_t first, const std::int32_t* region, std::uint32_t count) {
       for (std::uint32_t i = 0; i < count; ++i) {

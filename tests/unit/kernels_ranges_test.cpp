@@ -69,9 +69,9 @@ TEST_F(RangeChecksDeathTest, MoreRoutingsThanThereAreRecords) {
 TEST_F(RangeChecksDeathTest, AJournalEntryThatTheHostHasNotRead) {
   watch_.journal_read = 5;
   watch_.state.journal = 5 + kJournalEntries - 1;
-  write_journal(own_, watch_, {}, 9);
+  write_journal(own_, watch_, {}, kByStreams, 9);
   EXPECT_EQ(host_->journal[4].index, 9u);
-  EXPECT_DEATH(write_journal(own_, watch_, {}, 10),
+  EXPECT_DEATH(write_journal(own_, watch_, {}, kByStreams, 10),
                "cuda/commands\\.h:[0-9]+: watch\\.state\\.journal - watch\\.journal_read is 1024, allowed: "
                "below 1024\n");
 }

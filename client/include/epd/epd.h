@@ -396,11 +396,11 @@ static inline void epd_progress_init(epd_progress_t* progress) {
   progress->size = sizeof(*progress);
 }
 
-/* OK if the group can be used and, where operations are calls, all that had ended before this one were carried
- * out since the last epd_group_resume. Else the status of the group's break, with its text: waits up to 5
- * seconds for the group to say it. With calls some tens of microseconds; it waits for none: to know of those in
- * a stream, synchronise it first. ABORTED: calls were discarded, but the group is well: they were enqueued
- * while it was being resumed. progress may be NULL. */
+/* OK if the group can be used and, where operations are calls, all that had ended before this one were
+ * carried out since the last epd_group_resume. Else the status of the group's break, with its text: waits up
+ * to 5 seconds for the group to say it. With calls some tens of microseconds; it waits for none: to know of
+ * those in a stream, synchronise it first. ABORTED: calls were discarded, but the group is well: they were
+ * enqueued while it was being resumed. progress may be NULL. */
 EPD_API epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progress);
 
 /* ---- operations ----------------------------------------------------------------------------
@@ -448,22 +448,24 @@ EPD_API epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progres
  * (counts) may be that of a later operation. With defer_receive the stream is to wait for the operation
  * before it touches the slot again. */
 
-/* Calls. Where the daemon's kernels are resident (epd_session_info_t::resident) operations are calls of such a
- * kernel, and no engine is in their path. In a stream, a kernel of one thread makes the call when the stream
- * gets there, and (without defer_receive) waits for its end. So a stream that captures a graph may be used, and
- * the graph replayed any number of times, each time a new operation with what the regions hold then. Without a
- * stream, libepd makes the call at once by a copy; no SM of the caller's is needed. Differences:
+/* Calls. Where the daemon's kernels are resident (epd_session_info_t::resident) operations are calls of such
+ * a kernel, and no engine is in their path. In a stream, a kernel of one thread makes the call when the
+ * stream gets there, and (without defer_receive) waits for its end. So a stream that captures a graph may be
+ * used, and the graph replayed any number of times, each time a new operation with what the regions hold
+ * then. Without a stream, libepd makes the call at once by a copy; no SM of the caller's is needed.
+ * Differences:
  *   - The order of the group's operations is that in which their calls come to the kernel: for one stream its
  *     own, without streams that of submission. Others are ordered by events, or by waiting.
  *   - num_tokens_at gives n from device memory, at the time the stream gets there. More than max_tokens is an
  *     illegal call, which ends the session.
  *   - A handle names a routing record and not one dispatch: used by a combine, it means the last dispatch
  *     that wrote the record before. What the routing of slot s is, each new dispatch on s replaces.
- *   - Nothing has to be asked of a ticket. Results are kept of the rank's last 1024 operations, and of its last
- *     8192 captured ones; of others a ticket is NOT_FOUND. The ticket of a captured operation stays valid:
+ *   - Nothing has to be asked of a ticket. Results are kept of the rank's last 1024 operations, and of its
+ * last 8192 captured ones; of others a ticket is NOT_FOUND. The ticket of a captured operation stays valid:
  *     each wait (or hook) returns for a replay that none has returned for, with that of the last one, and
- *     epd_result_t::runs counts them. A result is there some microseconds after the stream has gone on. epd_ticket_wait_on_stream waits for the slot's last operation in the
- *     stream's order (a MEMOP wait: the slot's last operation of that kind).
+ *     epd_result_t::runs counts them. A result is there some microseconds after the stream has gone on.
+ * epd_ticket_wait_on_stream waits for the slot's last operation in the stream's order (a MEMOP wait: the
+ * slot's last operation of that kind).
  *   - An operation that fails, and all that follow it, are not carried out; streams go on. After a ticket or
  *     epd_group_check has said so, synchronise the streams and call epd_group_resume: what streams ask for
  *     before it has returned is not carried out either. Of what was not carried out op_index is a guess.

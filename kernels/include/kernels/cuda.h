@@ -249,7 +249,7 @@ struct CommandStart {
                            // first odd turn that says so. Later the kernel knows better
   std::uint32_t sequence[kCallRings] = {};  // of the next call
   std::uint64_t index_base = 0;             // added to `index`: the number that clients know
-  const RouteState* routes = nullptr;  // [num_routes], pinned
+  const RouteState* routes = nullptr;       // [num_routes], pinned
 };
 
 // An end that the host is to know, in order. Discarded calls have none.
@@ -288,7 +288,7 @@ struct alignas(64) CommandState {
   std::uint32_t sequence[kCallRings];  // of the next call
   std::uint32_t journal;               // entries written
   std::uint32_t turn_taken;
-  std::uint32_t failed;  // one has failed: others are discarded until the next turn
+  std::uint32_t failed;        // one has failed: others are discarded until the next turn
   std::uint32_t sequence_set;  // CommandStart::sets has been heeded: it counts once in a lane's life
   std::uint64_t noops;
   std::uint32_t results;  // written

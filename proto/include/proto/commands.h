@@ -55,8 +55,8 @@ constexpr PackedCall pack(const Call& c) {
   const std::uint32_t first = (c.num_tokens & kMostCommandTokens) << 15 | (c.epoch & 0xff) << 7 |
                               std::uint32_t{c.flagged} << 6 | static_cast<std::uint32_t>(c.op) << 4 |
                               (c.slot & 0xf);
-  return {{number | first, number | c.flags << 16 | (c.sms & kMostCommandSms), number | c.result << kCallRouteBits | c.route,
-           number | c.timeout_ms}};
+  return {{number | first, number | c.flags << 16 | (c.sms & kMostCommandSms),
+           number | c.result << kCallRouteBits | c.route, number | c.timeout_ms}};
 }
 constexpr Call unpack(const PackedCall& packed) {
   const auto low = [&](std::uint32_t i) { return static_cast<std::uint32_t>(packed.words[i]); };

@@ -61,8 +61,8 @@ constexpr bool read_result(const std::uint64_t (&words)[CallResult::kWords], Cal
   }
   const auto low = [&](CallResult::Word word) { return static_cast<std::uint32_t>(words[word]); };
   end.result = low(CallResult::kResult);
-  end.ending = low(CallResult::kEnding) <= 2 ? static_cast<CallEnding>(low(CallResult::kEnding))
-                                             : CallEnding::kFailed;
+  end.ending =
+      low(CallResult::kEnding) <= 2 ? static_cast<CallEnding>(low(CallResult::kEnding)) : CallEnding::kFailed;
   end.num_recv_rows = low(CallResult::kRows);
   end.num_dropped = low(CallResult::kDropped);
   end.index = std::uint64_t{low(CallResult::kIndexHigh)} << 32 | low(CallResult::kIndexLow);

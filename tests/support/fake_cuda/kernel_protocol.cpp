@@ -46,7 +46,8 @@ std::string Resident::reach() const {
   const CommandArguments& commands = own_.commands;
   if (!device_.reaches(own_.state, sizeof(ResidentState))) return "the state is out of reach";
   if (!device_.reaches(own_.round, sizeof(*own_.round))) return "the round is out of reach";
-  if (!device_.reaches(commands.words, sizeof(abi::CommandWords))) return "the words of calls are out of reach";
+  if (!device_.reaches(commands.words, sizeof(abi::CommandWords)))
+    return "the words of calls are out of reach";
   if (!device_.reaches(commands.state, sizeof(CommandState))) return "the state of calls is out of reach";
   if (!device_.reaches(commands.host, sizeof(CommandHost))) return "the journal is out of reach";
   if (!device_.reaches(commands.results, sizeof(abi::Results))) return "the results are out of reach";

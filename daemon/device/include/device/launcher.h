@@ -72,16 +72,16 @@ class Flight {
   virtual void abort() = 0;
 };
 
-// Of a lane whose operations are calls (proto/commands.h): the client's streams and its host enqueue them, the
-// resident kernel carries them out, and the engine hears of it afterwards.
+// Of a lane whose operations are calls (proto/commands.h): the client's streams and its host enqueue them,
+// the resident kernel carries them out, and the engine hears of it afterwards.
 //
 // Halted, as it is at first, it discards calls: streams go on, words.failed counts.
 class CommandPort {
  public:
   struct Layout {
-    std::byte* words = nullptr;      // abi::CommandWords, in
-    std::shared_ptr<Arena> memory;   // the rank's user arena, and
-    std::shared_ptr<Arena> results;  // abi::Results: mapped as long as a kernel may look at them
+    std::byte* words = nullptr;       // abi::CommandWords, in
+    std::shared_ptr<Arena> memory;    // the rank's user arena, and
+    std::shared_ptr<Arena> results;   // abi::Results: mapped as long as a kernel may look at them
     std::uint64_t counts_stride = 0;  // abi::ResultsLayout
   };
   struct Start {
@@ -155,8 +155,8 @@ class Lane {
   // look_at_signals() unless one is under way. The last one that has come; null: none has.
   virtual void look_at_signals() {}
   virtual const SignalCopy* signals() { return nullptr; }
-  // Of a lane whose operations are calls; else null. Once the lane has been destroyed whoever waits for a command goes on,
-  // though a moment may pass: nobody waits here until the kernel has ended.
+  // Of a lane whose operations are calls; else null. Once the lane has been destroyed whoever waits for a
+  // command goes on, though a moment may pass: nobody waits here until the kernel has ended.
   virtual CommandPort* commands() { return nullptr; }
   // Before it is destroyed, when nothing is in flight: large memory, for somebody else to free in pieces.
   virtual std::vector<std::shared_ptr<kernels::RoutingPlan>> take_plans() { return {}; }
