@@ -8,7 +8,8 @@ namespace epd::test {
 namespace {
 
 class Failures : public Conformance {};
-INSTANTIATE_TEST_SUITE_P(Devices, Failures, testing::Values("host", "cuda", "resident"),
+INSTANTIATE_TEST_SUITE_P(Devices, Failures,
+                         testing::Values("host", "cuda", "resident", "resident_in_streams"),
                          [](const auto& tested) { return tested.param; });
 
 Case small_case(std::uint32_t num_ranks, std::uint32_t depth = 2) {

@@ -87,7 +87,6 @@ class Host final : public SessionHost, public membership::MemberMemory {
   }
 
   Status check_reach(std::uint32_t, std::uint32_t) const override { return {}; }
-  Status check_commands(std::uint32_t) const override { return {}; }
   Status acquire(const membership::MemoryOwner& owner, const UserQuotas&, const abi::GroupShape& shape,
                  const abi::Bindings& bindings, const membership::ClientMemory& memory) override {
     const auto [group, rank] = std::pair(owner.group_id, owner.rank);

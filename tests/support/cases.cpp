@@ -245,7 +245,6 @@ epd_group_config_t Case::config(const char* name, std::uint32_t rank) const {
   config.num_handles = num_handles;
   config.max_recv_rows = max_recv_rows;
   config.priority = priority;
-  config.commands = commands_on(rank) ? EPD_COMMANDS_BY_STREAM : EPD_COMMANDS_BY_HOST;
   return config;
 }
 
