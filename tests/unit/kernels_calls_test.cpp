@@ -202,8 +202,8 @@ TEST_F(Calls, TellWhereTheyEnd) {
     const std::uint64_t counts = abi::ResultsLayout(shape_).counts + own.counts_stride * call.slot;
     EXPECT_EQ(reinterpret_cast<std::byte*>(op.counts.host_words),
               call.op == Op::kDispatch ? reinterpret_cast<std::byte*>(results.get()) + counts : nullptr);
-    EXPECT_EQ(op.counts.host_sent,
-              (call.flags & abi::kFlagDefer) != 0 ? &results->sent[call.slot] : nullptr);
+    const bool tells = call.op == Op::kDispatch && (call.flags & abi::kFlagDefer) != 0;
+    EXPECT_EQ(op.counts.host_sent, tells ? &results->sent[call.slot] : nullptr);
     EXPECT_EQ(op.counts.mark, call.result + 1);
     EXPECT_EQ(op.abort, &state_.abort);
     EXPECT_EQ(op.timeout_ns, (call.timeout_ms != 0 ? call.timeout_ms : state_.timeout_ms) * 1'000'000ull);
@@ -211,8 +211,8 @@ TEST_F(Calls, TellWhereTheyEnd) {
   }
 }
 
-// Bytes of an Operation, of its Signal (4), its Movers (12), its CountOutputs (4) and its ResultOut (4) that are
-// of no field.
+// Bytes of an Operation, of its Signal (4), its Movers (12), its CountOutputs (4) and its ResultOut (4) that
+// are of no field.
 constexpr std::size_t kPadding = (offsetof(Operation, movers) - sizeof(Shape)) +
                                  (offsetof(Operation, routing) - offsetof(Operation, zero_padding) - 1) +
                                  (sizeof(Operation) - offsetof(Operation, peers) - sizeof(Operation::peers)) +
@@ -306,7 +306,9 @@ TEST_F(Calls, ThatNoLibraryMakesAreRefused) {
       case 2: call.flags |= abi::kFlagStream; break;
       case 3: call.flags |= 1u << (9 + below(7)); break;
       case 4: call.num_tokens = shape_.max_tokens + 1; break;
-      case 5: call.route = shape_.num_routes() + below((1u << abi::kCallRouteBits) - shape_.num_routes()); break;
+      case 5:
+        call.route = shape_.num_routes() + below((1u << abi::kCallRouteBits) - shape_.num_routes());
+        break;
       case 6: call.result = abi::result_of(abi::kResultPlaces + below(1000), 0); break;
       default: call.number += 1 + below(1000); error = OpError::kLostCommand;
     }
