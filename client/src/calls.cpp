@@ -115,6 +115,11 @@ void Calls::note_host_call(epd_ticket_t ticket) {
   host_calls_.push_back({ticket, host_tail++});
 }
 
+// The kernel says so a moment later: host_ended().
+void Calls::note_host_end(epd_ticket_t ticket) {
+  std::erase_if(host_calls_, [ticket](const HostCall& call) { return call.ticket == ticket; });
+}
+
 void Calls::begin_epoch(std::uint64_t next, std::uint32_t failed_before) {
   epoch = next;
   failed = failed_before;

@@ -87,6 +87,7 @@ class Calls {
   // The ticket of one on the slot that has not ended; 0: there is none.
   epd_ticket_t host_call_on(std::uint32_t slot);
   void note_host_call(epd_ticket_t ticket);  // whose number was host_tail
+  void note_host_end(epd_ticket_t ticket);   // its result has been seen
   void begin_epoch(std::uint64_t next, std::uint32_t failed_before);
 
   void note_timeout(std::uint32_t timeout_ms) {

@@ -210,7 +210,7 @@ Status Session::wait_for_call_on_stream(const Group& group, epd_ticket_t ticket,
   std::uint64_t limit_ns = 0;
   {
     const Lock lock(mutex_);
-    if (about.slot >= group.shape.depth || about.op > abi::Op::kCombine)
+    if (about.slot >= group.shape.depth || about.op == abi::Op::kNone || about.op > abi::Op::kCombine)
       return not_found("ticket " + std::to_string(ticket) + " was never issued in this group");
     if (about.by_host) {
       return invalid_argument("ticket " + std::to_string(ticket) +
@@ -277,8 +277,10 @@ bool Session::call_ended_locked(const Group& group, KnownCall& call, CallOutcome
     set_outcome(out, {StatusCode::kAborted, "this rank has left the group"}, -1);
     return true;
   }
-  if (!group.board.lost()) return false;
-  // Its engine may be gone, and nobody say so there.
+  // Nobody says how it has ended: its engine may be gone with the group. Or it died just then, and the group was
+  // resumed since, for which streams were synchronised.
+  const bool resumed = group.calls.epoch > call.epoch && !CallTicket::unpack(call.ticket).captured();
+  if (!group.board.lost() && !resumed) return false;
   const SteadyClock::time_point now = SteadyClock::now();
   if (call.missed_since == SteadyClock::time_point{}) call.missed_since = now;
   return now >= call.missed_since + kLostGrace && call_missed_locked(group, call, out);
@@ -290,7 +292,9 @@ KnownCall* Session::find_call_locked(Group& group, epd_ticket_t ticket) {
 }
 
 void Session::take_call_locked(Group& group, KnownCall& call, const CallOutcome& out) {
-  if (CallTicket::unpack(call.ticket).captured()) {
+  const CallTicket about = CallTicket::unpack(call.ticket);
+  if (about.by_host) group.calls.note_host_end(call.ticket);
+  if (about.captured()) {
     call.runs_taken = out.runs;
     call.missed_since = {};
   } else {

@@ -11,6 +11,7 @@
 #include <unistd.h>
 #include <algorithm>
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
@@ -51,6 +52,12 @@ bool context_is_lost(CUresult result) {
   ::_exit(abi::kExitDeviceFailed);  // no destructor may touch the context again
 }
 
+// What kernels have printed comes to stdout when somebody synchronises.
+void show_printed(const CudaDriver& driver) {
+  driver.cuStreamSynchronize(nullptr);
+  std::fflush(stdout);
+}
+
 constexpr int kHighest = std::numeric_limits<int>::min();  // of streams; clamped
 
 // Of which no resident kernel may take hold: the driver's own kernels (memset) must have somewhere to run.
@@ -59,7 +66,9 @@ constexpr std::uint32_t kSpareSms = 2;
 }  // namespace
 
 void cuda_must(const CudaDriver& driver, const char* what, CUresult result) {
-  if (result != CUDA_SUCCESS) lost(driver.describe(what, result), result);
+  if (result == CUDA_SUCCESS) return;
+  if (kernels::cuda::image_checks_ranges() && context_is_lost(result)) show_printed(driver);
+  lost(driver.describe(what, result), result);
 }
 
 void set_last_word(std::function<void()> word) {

@@ -5,6 +5,7 @@
 #include "kernels/calls.h"
 #include "op_rules.h"
 
+#include <algorithm>
 #include <vector>
 
 namespace epd {
@@ -65,6 +66,8 @@ void Commands::resume(bool fresh) {
   std::vector<RouteState> routes(group_.shape.num_routes());
   std::vector<RouteHeads::Standing> standing;
   recv_rows_.assign(routes.size(), 0);
+  // Of dispatches before its time a rank has no rows, but takes part in their combines.
+  if (member_.first_index != 0) std::fill(routes.begin(), routes.end(), RouteState{abi::kUnknownRouting, 0, 0});
   if (!fresh) standing = member_.heads->standing(member_.next_number, member_.exchange());
   for (std::uint32_t record = 0; record < standing.size(); ++record) {
     const RouteHeads::Standing& now = standing[record];

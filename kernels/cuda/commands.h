@@ -26,6 +26,7 @@ struct Watch {
 
 EPD_DEVICE inline RouteState route_of(const CommandArguments& own, Watch& watch, std::uint32_t record) {
   static_assert(sizeof(RouteState) == 16);
+  EPD_BELOW(record, own.limits.num_routes);
   const bool kept = record < Watch::kRoutes;
   if (kept && ((watch.known_routes >> record) & 1) != 0) return watch.routes[record];
   const Words words = load_here(reinterpret_cast<const Words*>(own.routes + record));
@@ -96,6 +97,7 @@ EPD_DEVICE inline void take_turn(const CommandArguments& own, Watch& watch) {
     watch.state.changed_epoch = load_relaxed_system(&start.changed_epoch);
     watch.state.failed = 0;
     const std::uint32_t routes = load_relaxed_system(&start.num_routes);
+    EPD_AT_MOST(routes, own.limits.num_routes);
     const auto* const routes_at = reinterpret_cast<const std::uint64_t*>(&start.routes);
     const auto* const from = reinterpret_cast<const Words*>(load_relaxed_system(routes_at));
     for (std::uint32_t i = 0; i < routes; ++i)
@@ -114,6 +116,7 @@ EPD_DEVICE inline bool journal_is_full(const CommandArguments& own, Watch& watch
 }
 
 EPD_DEVICE inline JournalEntry& next_entry_of(const CommandArguments& own, const Watch& watch) {
+  EPD_BELOW(watch.state.journal - watch.journal_read, kJournalEntries);
   return own.host->journal[watch.state.journal % kJournalEntries];
 }
 
@@ -143,6 +146,7 @@ EPD_DEVICE inline ResultRuns runs_of(const CommandArguments& own, std::uint32_t 
 EPD_DEVICE inline void conclude_result(const CommandArguments& own, Watch& watch, const ResultOut& out,
                                        std::uint32_t result, ResultRuns before, std::uint64_t index) {
   const std::uint32_t place = abi::place_of(result);
+  EPD_BELOW(place, abi::kResultPlaces);
   const std::uint32_t runs = before.result == result + 1 ? before.runs + 1 : 1;
   if (place >= abi::kOnceResults) own.runs[place - abi::kOnceResults] = {result + 1, runs};
   const std::uint64_t number = index + watch.state.index_base;
@@ -167,6 +171,7 @@ EPD_DEVICE inline void tell_ended(const CommandArguments& own, CallRing ring, st
 // Of a call that was not run. Those before it, if it is not the one that was awaited, are lost with it.
 EPD_DEVICE inline void end_call(const CommandArguments& own, Watch& watch, CallRing ring,
                                 const abi::Call& call, bool well) {
+  EPD_BELOW(abi::flag_of(call.op, call.slot), abi::kCommandFlags);
   const std::uint32_t ended = call.number + 1 - watch.state.sequence[ring];
   watch.state.sequence[ring] = call.number + 1;
   if (!well) add_system(&own.words->failed, ended);

@@ -87,6 +87,7 @@ __device__ inline const Movers& bring_movers(const CommandArguments& own, const 
                                              ViewCopy& copy) {
   const std::uint32_t kind = is_dispatch(call) ? 0 : 1;
   const std::uint32_t at = movers_index(call, own.most_ctas, gridDim.x);
+  EPD_BELOW(at, kMoverKinds * own.most_ctas);
   if (copy.movers_at[kind] == at) return copy.movers[kind];
   __syncthreads();
   copy_by_threads(copy.movers + kind, own.movers + at);
@@ -127,6 +128,9 @@ __device__ inline void compose_call(const CommandArguments& own, const TakenCall
                                     Operation& op) {
   // For bulk copies into stages that it asks for before anybody has used these (OwnRows).
   if (warp_of() == herald_warp()) fence_async();
+  EPD_BELOW(call.block, own.limits.depth);
+  EPD_BELOW(call.slot, own.limits.depth);
+  EPD_BELOW(call.route, own.limits.num_routes);
   bring_view(own, call, copy, op);
   const Movers& movers = bring_movers(own, call, copy);
   compose_by_warps(own, call, copy.get(), movers, op);

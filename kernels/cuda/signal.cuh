@@ -89,6 +89,7 @@ __device__ inline bool wait_until(const Operation& op, std::uint32_t rank, bool 
     if (__all_sync(kFull, !waits)) return true;
     if (kPauseNs != 0) __nanosleep(kPauseNs);
     if (looks % 64 != 0) continue;
+    if (waits) EPD_BELOW(rank, op.shape.num_ranks);
     const std::uint32_t waiting = __reduce_or_sync(kFull, waits ? 1u << rank : 0u);
     bool leave = false;
     if (lane_of() == 0) leave = must_leave(op, deadline_ns, waiting);
@@ -151,6 +152,7 @@ __device__ inline Leaving leave(const Operation& op, std::uint32_t ctas) {
   const bool failed = load_relaxed(&workspace(op).failed) == op.tag;
   __syncthreads();
   if (!failed) return {true, false};
+  EPD_BELOW(kWorkspaceHead, op.workspace_bytes);
   auto* const words = static_cast<std::uint32_t*>(op.workspace);
 #pragma unroll 1
   for (std::uint32_t i = threadIdx.x; i < op.workspace_bytes / 4; i += blockDim.x) words[i] = 0;
@@ -187,6 +189,7 @@ __device__ inline std::uint64_t op_and_slot(const abi::OpAnnouncement& announcem
 }
 // Whether a rank that is ready has announced the same; if not, the operation fails.
 __device__ inline bool agrees(const Operation& op, std::uint32_t rank) {
+  EPD_BELOW(rank, op.shape.num_ranks);
   const abi::OpAnnouncement& own = op.announcement;
   const abi::OpAnnouncement& theirs = op.peers[op.rank].announcement[rank];
   if (op_and_slot(theirs) == op_and_slot(own) && abi::same_routing(theirs.routing, own.routing)) return true;

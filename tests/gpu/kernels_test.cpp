@@ -4,6 +4,8 @@
 // a launch can take longer than a deadline. "no-landings" leaves out what racecheck can't follow: accesses of
 // shared memory that a word there orders (LandingBoard). "no-resident" leaves out the kernel that stays and
 // takes calls, which a sanitizer makes too slow.
+// Or: kernels_test out-of-range. Then a combine takes a row that does not exist, which the image with range
+// checks (kernels_test_asserts) has to stop.
 #include "gpu/kernel_cases.h"
 #include "gpu/world.h"
 
@@ -453,7 +455,25 @@ int run_failures(Mode mode, std::uint32_t landings) {
   return failed;
 }
 
+// Returns only if nothing stops it.
+int run_out_of_range() {
+  enable_peers();
+  FailureRun f(Mode::kLaunched, 0);
+  f.run({0, 1}, 2'000'000'000);
+  const std::int32_t row = 1 << 20;
+  put(f.world().rank(0).routing.rows, &row, sizeof(row));
+  const std::uint64_t tag = f.world().next_tag();
+  for (std::uint32_t r = 0; r < f.world().size(); ++r) {
+    Operation op = f.world().operation(r, tag, 2);
+    f.world().start(Kind::kCombine, op, 8);
+  }
+  f.world().wait();
+  std::printf("FAIL: a row that does not exist was taken\n");
+  return 1;
+}
+
 int run(int argc, char** argv) {
+  if (argc > 1 && std::string(argv[1]) == "out-of-range") return run_out_of_range();
   const int cases = argc > 1 ? std::atoi(argv[1]) : 100;
   const std::uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : std::random_device{}();
   const auto max_hidden = static_cast<std::uint32_t>(argc > 3 ? std::atoi(argv[3]) : 7168);

@@ -37,9 +37,9 @@ Operation World::operation(std::uint32_t r, std::uint64_t tag, std::uint32_t wha
   op.rank = r;
   op.tag = tag;
   op.announcement.tag = tag;
-  op.counts.mark = static_cast<std::uint32_t>(tag);
   op.announcement.op = what;
   own.describe(op);
+  op.counts.mark = static_cast<std::uint32_t>(tag);
   op.routing.head = own.head;
   op.routing.handle = tag;
   op.routing.epoch = 7;

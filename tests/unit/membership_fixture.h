@@ -28,10 +28,6 @@ class FakeMemory final : public MemberMemory {
     return {StatusCode::kUnsupported,
             "device " + std::to_string(device) + " does not reach device " + std::to_string(other)};
   }
-  Status check_commands(std::uint32_t device) const override {
-    if (!launched.contains(device)) return {};
-    return {StatusCode::kUnsupported, "device " + std::to_string(device) + " takes no commands"};
-  }
   Status acquire(const MemoryOwner& owner, const UserQuotas&, const GroupShape&, const abi::Bindings&,
                  const ClientMemory&) override {
     const auto [group, rank] = std::pair(owner.group_id, owner.rank);
@@ -61,7 +57,6 @@ class FakeMemory final : public MemberMemory {
   std::map<std::uint32_t, std::string> lost;
   std::set<std::pair<std::uint32_t, std::uint32_t>> to_close;  // devices, ranks
   std::set<std::pair<std::uint32_t, std::uint32_t>> apart;     // devices, the lower first
-  std::set<std::uint32_t> launched;                            // devices without a kernel that stays
 };
 
 inline GroupShape shape_of(std::uint32_t ranks, LossPolicy policy = LossPolicy::kFailFast) {

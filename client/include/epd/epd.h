@@ -462,7 +462,7 @@ EPD_API epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progres
  *   - Nothing has to be asked of a ticket. Results are kept of the rank's last 1024 operations, and of its last
  *     8192 captured ones; of others a ticket is NOT_FOUND. The ticket of a captured operation stays valid:
  *     each wait (or hook) returns for a replay that none has returned for, with that of the last one, and
- *     epd_result_t::runs counts them. epd_ticket_wait_on_stream waits for the slot's last operation in the
+ *     epd_result_t::runs counts them. A result is there some microseconds after the stream has gone on. epd_ticket_wait_on_stream waits for the slot's last operation in the
  *     stream's order (a MEMOP wait: the slot's last operation of that kind).
  *   - An operation that fails, and all that follow it, are not carried out; streams go on. After a ticket or
  *     epd_group_check has said so, synchronise the streams and call epd_group_resume: what streams ask for
