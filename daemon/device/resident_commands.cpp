@@ -95,6 +95,7 @@ void ResidentCommands::open(const Layout& layout) {
   first.sets = 1;
   lane_.write_word(&reinterpret_cast<abi::CommandWords*>(layout.words)->closed, 0);  // by a former engine
   write_movers();
+  write_results();
   // What is written by that stream is there before a kernel that another one starts.
   lane_.must("cuStreamSynchronize", lane_.driver_.cuStreamSynchronize(lane_.control()));
   lane_.follow_share();
@@ -116,6 +117,26 @@ void ResidentCommands::write_movers() const {
     }
   }
   lane_.device_.write(reinterpret_cast<void*>(movers()), all.data(), all.size() * sizeof(Movers));
+}
+
+// What is written there, and how often what graphs have captured has run, goes on likewise.
+void ResidentCommands::write_results() {
+  auto& results = *reinterpret_cast<abi::Results*>(layout_.results->bytes());
+  std::vector<ResultRuns> runs_of(abi::kReplayedResults);
+  std::uint32_t written = 0;
+  for (std::uint32_t place = 0; place < abi::kResultPlaces; ++place) {
+    std::uint64_t words[abi::CallResult::kWords];
+    for (std::uint32_t i = 0; i < abi::CallResult::kWords; ++i) {
+      words[i] = std::atomic_ref(results.places[place].words[i]).load(std::memory_order_relaxed);
+      written = std::max(written, static_cast<std::uint32_t>(words[i] >> 32));
+    }
+    if (place < abi::kOnceResults || words[abi::CallResult::kRuns] == 0) continue;
+    runs_of[place - abi::kOnceResults] = {static_cast<std::uint32_t>(words[abi::CallResult::kResult]) + 1,
+                                          static_cast<std::uint32_t>(words[abi::CallResult::kRuns])};
+  }
+  if (written == 0) return;
+  write_state(offsetof(CommandState, results), written);
+  lane_.device_.write(reinterpret_cast<void*>(runs()), runs_of.data(), runs_of.size() * sizeof(ResultRuns));
 }
 
 CommandArguments ResidentCommands::arguments() const {

@@ -56,6 +56,7 @@ class ResidentCommands final : public CommandPort {
   Look& last_look() const;
   void write_state(std::size_t offset, std::uint32_t value);
   void write_movers() const;
+  void write_results();
   void write_view(const kernels::cuda::DeviceView& view_of_group) const;
   bool turn_taken() const;
   std::uint32_t host_ended() const;

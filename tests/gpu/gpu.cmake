@@ -64,9 +64,9 @@ endfunction()
 
 epd_gpu_test(kernels TIMEOUT 120 COMMAND $<TARGET_FILE:kernels_test> 100)
 epd_gpu_test(kernels_memcheck TIMEOUT 120 COMMAND compute-sanitizer --tool memcheck --error-exitcode 9
-  $<TARGET_FILE:kernels_test> 60 1 256 no-failures no-resident no-commands)
+  $<TARGET_FILE:kernels_test> 60 1 256 no-failures no-resident)
 epd_gpu_test(kernels_racecheck TIMEOUT 120 COMMAND compute-sanitizer --tool racecheck --error-exitcode 9
-  $<TARGET_FILE:kernels_test> 40 1 256 no-failures no-landings no-resident no-commands)
+  $<TARGET_FILE:kernels_test> 40 1 256 no-failures no-landings no-resident)
 # With the other images: the kernels, a few cases by the daemon, and a violation that has to be reported.
 foreach(_name asserts sm80)
   epd_gpu_test(kernels_${_name} TIMEOUT 240 COMMAND $<TARGET_FILE:kernels_test_${_name}> 100)
@@ -81,10 +81,10 @@ epd_gpu_test(faults MPS TIMEOUT 300 COMMAND $<TARGET_FILE:gpu_fault_test>)
 epd_gpu_test(streams_launched MPS TIMEOUT 120
   COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*Streams*/cuda_by_kernel-${_kills}")
 epd_gpu_test(streams_resident MPS TIMEOUT 180
-  COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*Streams*/resident_*-${_kills}")
-epd_gpu_test(commands MPS TIMEOUT 240
-  COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*Commands*/resident_*-${_kills}")
+  COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*Streams*/resident*-${_kills}")
+epd_gpu_test(calls MPS TIMEOUT 240
+  COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*Calls*/resident*-${_kills}")
 epd_gpu_test(conformance MPS TIMEOUT 120
-  COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*RandomCases*/resident:*Modes*/resident-${_kills}")
+  COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*RandomCases*/resident:*Modes*/resident*-${_kills}")
 epd_gpu_test(bound MPS TIMEOUT 180
   COMMAND $<TARGET_FILE:bound_test> "--gtest_filter=*/resident:*/cuda-${_kills}")

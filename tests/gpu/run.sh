@@ -4,7 +4,7 @@
 # Usage: tests/gpu/run.sh [--daemon DIR] [full]   (from the root of the sources; output in build/gpu;
 # EPD_GPU_STEPS="test suite" runs these steps alone). With --daemon also, under MPS, what pack.sh has put in
 # DIR: the GPU faults, the benchmark's suite, graphs, overlap, the time that kernels take to stop, streams,
-# commands, conformance, bound memory. `full`, some four minutes more: also launched operations in suite,
+# calls, conformance, bound memory. `full`, some four minutes more: also launched operations in suite,
 # overlap and bound memory, other ways to ask and to wait, and other images of the kernels: the steps with
 # `asserts` (it checks ranges) and `sm80` (the code for devices before sm_90) in their names.
 # All that the steps have said is in all.log, and what was running 12 s before a step's time was up
@@ -115,31 +115,33 @@ if [ -n "$daemon" ]; then
     --max-recv-rows 64 --iters 40"
   step decode_graph 40 $decode --wait kernel --graph
   if [ "$full" = full ]; then
-    step decode_commands 40 $decode --wait kernel --commands
+    step decode_calls 40 $decode --wait kernel
+    step decode_no_stream 40 $decode --no-stream
     step decode_graph_warm 40 $decode --wait kernel --graph --warm-cache
     step decode_graph_memop 40 $decode --graph
   fi
   modes=
-  [ "$full" = full ] && modes="launched resident"
+  [ "$full" = full ] && modes=launched
   for mode in $modes; do
     beside="$epbench --mode $mode --wait kernel --overlap --check none"
     step "overlap_4096_$mode" 60 $beside --tokens 4096
     step "overlap_128_$mode" 60 $beside --tokens 128 --layout expert --payload fp8 --max-recv-rows 64
   done
   ways=graph
-  [ "$full" = full ] && ways="commands graph"
+  [ "$full" = full ] && ways="calls graph"
   for by in $ways; do
-    beside="$epbench --mode resident --wait kernel --$by --overlap --check one"
+    beside="$epbench --mode resident --wait kernel --overlap --check one"
+    [ "$by" = graph ] && beside="$beside --graph"
     step "overlap_4096_$by" 60 $beside --tokens 4096
     step "overlap_128_$by" 60 $beside --tokens 128 --layout expert --payload fp8 --max-recv-rows 64
   done
-  step stops 60 "$daemon/bin/epbench" --backend cuda --mode resident --wait kernel --commands --tokens 4096 --check one \
+  step stops 60 "$daemon/bin/epbench" --backend cuda --mode resident --wait kernel --tokens 4096 --check one \
     --iters 400 --sms-changes 10
   # A daemon starts anew with each kind of device: one kind after the other.
   step streams_cuda 60 "$daemon/bin/operations_test" --gtest_filter="*Streams*/cuda_by_kernel-$kills"
-  step streams_resident 100 "$daemon/bin/operations_test" --gtest_filter="*Streams*/resident_*-$kills"
-  step commands 150 "$daemon/bin/operations_test" --gtest_filter="*Commands*/resident_*-$kills"
-  step conformance 60 "$daemon/bin/operations_test" --gtest_filter="*RandomCases*/resident:*Modes*/resident-$kills"
+  step streams_resident 100 "$daemon/bin/operations_test" --gtest_filter="*Streams*/resident*-$kills"
+  step calls 150 "$daemon/bin/operations_test" --gtest_filter="*Calls*/resident*-$kills"
+  step conformance 60 "$daemon/bin/operations_test" --gtest_filter="*RandomCases*/resident:*Modes*/resident*-$kills"
   for image in $images; do
     step "conformance_$image" 90 env EPD_TEST_BIN="$daemon/bin/$image" "$daemon/bin/operations_test" \
       --gtest_filter="*RandomCases*/resident"
@@ -153,12 +155,12 @@ if [ -n "$daemon" ]; then
 fi
 step bench 60 "$out/kernels_bench" ${1:-}
 if command -v compute-sanitizer > /dev/null && [ "${EPD_GPU_SANITIZE:-1}" = 1 ]; then
-  step memcheck 60 compute-sanitizer --tool memcheck --error-exitcode 9 "$out/kernels_test" 60 1 256 no-failures no-resident no-commands
-  step racecheck 60 compute-sanitizer --tool racecheck --error-exitcode 9 "$out/kernels_test" 40 1 256 no-failures no-landings no-resident no-commands
+  step memcheck 60 compute-sanitizer --tool memcheck --error-exitcode 9 "$out/kernels_test" 60 1 256 no-failures no-resident
+  step racecheck 60 compute-sanitizer --tool racecheck --error-exitcode 9 "$out/kernels_test" 40 1 256 no-failures no-landings no-resident
 fi
 for name in $steps; do
   case $name in
-    test | kernels_* | memcheck | racecheck | streams_* | commands | conformance* | bound_*) lines=12 ;;
+    test | kernels_* | memcheck | racecheck | streams_* | calls | conformance* | bound_*) lines=12 ;;
     *) lines=+1 ;;
   esac
   echo "== $name"

@@ -202,7 +202,8 @@ TEST_F(Calls, TellWhereTheyEnd) {
     const std::uint64_t counts = abi::ResultsLayout(shape_).counts + own.counts_stride * call.slot;
     EXPECT_EQ(reinterpret_cast<std::byte*>(op.counts.host_words),
               call.op == Op::kDispatch ? reinterpret_cast<std::byte*>(results.get()) + counts : nullptr);
-    EXPECT_EQ(op.counts.host_sent, (call.flags & abi::kFlagDefer) != 0 ? &results->sent[call.slot] : nullptr);
+    const bool tells = call.op == Op::kDispatch && (call.flags & abi::kFlagDefer) != 0;
+    EXPECT_EQ(op.counts.host_sent, tells ? &results->sent[call.slot] : nullptr);
     EXPECT_EQ(op.counts.mark, call.result + 1);
     EXPECT_EQ(op.abort, &state_.abort);
     EXPECT_EQ(op.timeout_ns, (call.timeout_ms != 0 ? call.timeout_ms : state_.timeout_ms) * 1'000'000ull);

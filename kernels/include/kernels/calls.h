@@ -116,7 +116,9 @@ EPD_HOST_DEVICE inline void compose_ends(Operation& op, const CommandArguments& 
       is_dispatch(call)
           ? reinterpret_cast<std::uint64_t*>(counts + std::size_t{own.counts_stride} * call.slot)
           : nullptr;
-  op.counts.host_sent = has_flag(call, abi::kFlagDefer) ? &own.results->sent[call.slot] : nullptr;
+  // Of a combine others pull until its end.
+  op.counts.host_sent =
+      is_dispatch(call) && has_flag(call, abi::kFlagDefer) ? &own.results->sent[call.slot] : nullptr;
   op.counts.mark = call.result + 1;
   op.out_result = {&own.results->places[abi::place_of(call.result)], call.writing};
   op.signal.ready = nullptr;
