@@ -17,10 +17,11 @@ CUmemAllocationProp properties(CUdevice device) {
 }
 
 // Of the host's memory that is nearest to it.
-CUmemAllocationProp host_properties(const CudaDriver& driver, CUdevice device) {
+Result<CUmemAllocationProp> host_properties(const CudaDriver& driver, CUdevice device) {
   CUmemAllocationProp prop = properties(device);
   int node = 0;
-  if (driver.cuDeviceGetAttribute(&node, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device) != CUDA_SUCCESS) node = 0;
+  const CUresult result = driver.cuDeviceGetAttribute(&node, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device);
+  if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuDeviceGetAttribute", result));
   prop.location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA;
   prop.location.id = node < 0 ? 0 : node;
   return prop;
@@ -183,7 +184,9 @@ Result<UniqueFd> make_memory(const DeviceName& name, bool of_host, std::uint64_t
   const CudaDriver& driver = **loaded;
   Result<CUdevice> device = find_device(driver, name);
   if (!device.ok()) return device.status();
-  return make_memory(driver, name, of_host ? host_properties(driver, *device) : properties(*device), bytes);
+  if (!of_host) return make_memory(driver, name, properties(*device), bytes);
+  Result<CUmemAllocationProp> prop = host_properties(driver, *device);
+  return prop.ok() ? make_memory(driver, name, *prop, bytes) : prop.status();
 }
 
 }  // namespace
@@ -279,7 +282,9 @@ Result<std::unique_ptr<Arena>> map_cuda_host_memory(const CudaDriver& driver, CU
                                                     std::uint64_t bytes) {
   CUmemLocation host{};
   host.type = CU_MEM_LOCATION_TYPE_HOST;
-  return map_memory(driver, host_properties(driver, device), {of_device(device), host}, fd, bytes);
+  Result<CUmemAllocationProp> prop = host_properties(driver, device);
+  if (!prop.ok()) return prop.status();
+  return map_memory(driver, *prop, {of_device(device), host}, fd, bytes);
 }
 
 Result<std::unique_ptr<Arena>> map_cuda_client_memory(const CudaDriver& driver, CUdevice device, int fd,
