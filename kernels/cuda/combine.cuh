@@ -290,7 +290,7 @@ __device__ inline void run_pulling_combine(const Operation& op, Cta cta, std::ui
   if (!wait_signals(op, op.peers[op.rank].ready, ranks_there(op), deadline_ns)) return;
   if (!check_announcements(op)) return;
   pull_rows<kPerExpert>(op, cta, shared);
-  finish(op, cta, deadline_ns, [] { return 0u; });
+  finish<true>(op, cta, deadline_ns, [] { return 0u; });
 }
 
 }  // namespace epd::kernels::cuda

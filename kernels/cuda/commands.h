@@ -259,8 +259,6 @@ EPD_DEVICE inline bool accept_call(const CommandArguments& own, Watch& watch, Ca
   // What the host has to hear of waits until it can; a turn may come meanwhile.
   if (judgement.verdict != Verdict::kDiscard && journal_is_full(own, watch)) return false;
   watch.last = ring;
-  // The host's was loaded relaxed: now what it wrote before is visible too.
-  if (ring == kByHost) load_acquire_system(next_call(own, watch, ring));
   const abi::Call call = abi::unpack(packed);
   RouteState route;
   if (judgement.verdict == Verdict::kRun) {
@@ -291,15 +289,33 @@ EPD_DEVICE inline HostWords load_pair(const std::uint32_t* first) {
   return {static_cast<std::uint32_t>(both), static_cast<std::uint32_t>(both >> 32)};
 }
 
-// If both rings have a call, that of the one which had none taken last.
+// Whether the host's next call, of which this is the first word, may be there: then all of it is worth a
+// look.
+EPD_DEVICE inline bool host_has_called(const Watch& watch, std::uint64_t first_word) {
+  const auto number = static_cast<std::uint32_t>(first_word >> 32) - 1;
+  return static_cast<std::int32_t>(number - watch.state.sequence[kByHost]) >= 0;
+}
+
+EPD_DEVICE EPD_NO_INLINE inline abi::PackedCall load_host_call(const CommandArguments& own,
+                                                               const Watch& watch) {
+  const std::uint64_t* const words = next_call(own, watch, kByHost);
+  abi::PackedCall call;
+  for (std::uint32_t i = 1; i < abi::PackedCall::kWords; ++i) call.words[i] = load_relaxed_system(words + i);
+  call.words[0] = load_acquire_system(words);
+  return call;
+}
+
+// If both rings have a call, that of the one which had none taken last. `of_host`: its first word.
 EPD_DEVICE inline bool accept_in_turn(const CommandArguments& own, Watch& watch,
-                                      const abi::PackedCall& of_streams, const abi::PackedCall& of_host) {
+                                      const abi::PackedCall& of_streams, std::uint64_t of_host) {
   const CallRing second = watch.last;
   const CallRing first = second == kByStreams ? kByHost : kByStreams;
   EPD_NO_UNROLL
   for (std::uint32_t i = 0; i < kCallRings; ++i) {
     const CallRing ring = i == 0 ? first : second;
-    if (accept_call(own, watch, ring, ring == kByHost ? of_host : of_streams)) return true;
+    if (ring == kByHost && !host_has_called(watch, of_host)) continue;
+    const abi::PackedCall call = ring == kByHost ? load_host_call(own, watch) : of_streams;
+    if (accept_call(own, watch, ring, call)) return true;
   }
   return false;
 }
@@ -321,9 +337,7 @@ EPD_DEVICE inline Task await_work(const ResidentArguments& own, Watch& watch) {
     const HostWords turn = load_pair(&commands.state->turn);
     const HostWords journal = load_pair(&commands.state->journal_read);
     const std::uint32_t stop = load_relaxed_system(&commands.state->stop);
-    abi::PackedCall of_host;
-    for (std::uint32_t i = 0; i < abi::PackedCall::kWords; ++i)
-      of_host.words[i] = load_relaxed_system(next_call(commands, watch, kByHost) + i);
+    const std::uint64_t of_host = load_relaxed_system(next_call(commands, watch, kByHost));
     abi::PackedCall call;
     for (std::uint32_t i = 1; i < abi::PackedCall::kWords; ++i)
       call.words[i] = load_relaxed_system(next_call(commands, watch, kByStreams) + i);

@@ -422,7 +422,7 @@ __device__ __noinline__ inline void run_landing_combine(const Operation& op, std
     }
   }
   if (__syncthreads_or(!good) != 0) return;
-  finish(
+  finish<true>(
       op, cta_of(op), deadline_ns, [] { return 0u; }, true);
 }
 

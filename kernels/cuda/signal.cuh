@@ -209,11 +209,28 @@ __device__ inline void tell_sent(const Operation& op) {
   if (op.counts.host_sent != nullptr) store_relaxed_system(op.counts.host_sent, op.counts.mark);
 }
 
+// Of a combine: selections, in the rank's own tokens, of ranks that have no rows of the routing, which have gone
+// or come since; into workspace(op).dropped. All threads of a CTA call; the choices are read where a rank has
+// none.
+__device__ __noinline__ inline void count_lost(const Operation& op) {
+  const std::uint32_t experts = op.shape.num_experts / op.shape.num_ranks;
+  const auto lost = [&](std::uint32_t rank) { return op.peers[rank].source.y == nullptr; };
+  if (!__syncthreads_or(threadIdx.x < op.shape.num_ranks && lost(threadIdx.x))) return;
+  std::uint32_t count = 0;
+#pragma unroll 1
+  for (std::uint32_t i = threadIdx.x; i < op.num_tokens * op.shape.topk; i += blockDim.x) {
+    const std::int32_t choice = __ldcg(op.routing.topk + i);
+    if (choice >= 0 && lost(static_cast<std::uint32_t>(choice) / experts)) ++count;
+  }
+  if (count != 0) add(&workspace(op).dropped, count);
+  __syncthreads();
+}
+
 // Called by all threads of each CTA when its rows are stored (or pulled) and visible to the calling threads.
 // The last CTA tells every rank, waits until every rank has told this one, and publishes the routing's head
 // (a dispatch that makes one) and then the result. `told`: the others have been told, and have told, before.
 // `count_rows()`: M, asked of one thread. `deadline_ns`: op.timeout_ns after the CTA began.
-template <typename CountRows>
+template <bool kCombine = false, typename CountRows>
 __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadline_ns, CountRows count_rows,
                               bool told = false) {
   __shared__ bool last;
@@ -231,8 +248,10 @@ __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadli
     if (threadIdx.x == 0) tell_sent(op);
     if (!wait_signals(op, op.peers[op.rank].arrived, ranks_there(op), deadline_ns)) return;
   }
+  if (threadIdx.x == 0) tell_stream(op);  // first: a client waits for it
+  const bool uses = op.routing.record != nullptr;
+  if (kCombine && uses) count_lost(op);
   if (threadIdx.x != 0) return;
-  tell_stream(op);  // first: a client waits for it
   workspace(op).ended = op.tag;
   if (told) {
     store_relaxed_system(&op.peers[op.rank].arrived[op.rank].tag, op.tag);
@@ -240,7 +259,7 @@ __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadli
   }
   OpResult ending = ended(OpError::kNone, -1);
   ending.num_recv_rows = count_rows();
-  ending.num_dropped = workspace(op).dropped;
+  ending.num_dropped = load_here(&workspace(op).dropped) + (uses ? op.routing.record->num_dropped : 0);
   workspace(op).dropped = 0;
   ending.ran_ns = nanoseconds() - (deadline_ns - op.timeout_ns);
   if (op.routing.head != nullptr) publish_routing(op, ending);

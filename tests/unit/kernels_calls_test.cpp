@@ -142,6 +142,7 @@ TEST_F(Calls, BecomeOperationsByTheGroupsView) {
     EXPECT_EQ(static_cast<void*>(op.routing.rows), record + layout.rows);
     EXPECT_EQ(static_cast<void*>(op.routing.placement), record + layout.placement);
     EXPECT_EQ(static_cast<void*>(op.routing.head), makes ? record : nullptr);
+    EXPECT_EQ(static_cast<const void*>(op.routing.record), makes ? nullptr : record);
     EXPECT_EQ(op.routing.handle, state_.index + 1);
     EXPECT_EQ(op.routing.epoch, state_.epoch);
     const RouteState made = made_route(taken);

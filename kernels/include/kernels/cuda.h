@@ -148,6 +148,8 @@ struct Routing {
   std::int32_t* placement = nullptr;  // abi::placement_words, kernels::Placement
   // A dispatch that makes the routing stores this when every rank is done, the handle last. Null: not wanted.
   abi::RoutingRecord* head = nullptr;
+  // Of a call that uses the routing: what its dispatch has stored, which it counts on from.
+  const abi::RoutingRecord* record = nullptr;
   std::uint64_t handle = 0;
   std::uint64_t epoch = 0;
 };

@@ -161,7 +161,9 @@ EPD_HOST_DEVICE inline void compose_routing(Operation& op, const GroupView& view
   op.routing.topk = reinterpret_cast<std::int32_t*>(half + layout.topk);
   op.routing.rows = reinterpret_cast<std::int32_t*>(half + layout.rows);
   op.routing.placement = reinterpret_cast<std::int32_t*>(half + layout.placement);
-  op.routing.head = makes_routing(call) ? reinterpret_cast<abi::RoutingRecord*>(half) : nullptr;
+  auto* const record = reinterpret_cast<abi::RoutingRecord*>(half);
+  op.routing.head = makes_routing(call) ? record : nullptr;
+  op.routing.record = makes_routing(call) ? nullptr : record;
   op.routing.handle = abi::index_of_tag(call.tag) + 1;
   op.routing.epoch = abi::epoch_of_tag(call.tag);
 }
