@@ -280,8 +280,8 @@ inline Buffers make_buffers(const GroupOwner& group, const epd_buffers_t& raw) {
 
 }  // namespace detail
 
-// One operation in flight, or nothing (after wait, on_complete, or a move). Of a captured one wait() keeps it:
-// see "Calls" in epd.h.
+// One operation in flight, or nothing (after wait, on_complete, or a move). Of a captured one wait() keeps
+// it: see "Calls" in epd.h.
 class Ticket {
  public:
   Ticket() = default;
