@@ -4,32 +4,38 @@
 #include "base/closer.h"
 #include "base/descriptors.h"
 #include "base/quota.h"
+#include "common/fd.h"
 #include "common/memory.h"
 #include "device/memory.h"
 #include "mapping_count.h"
-#include "membership/group.h"
 #include "proto/link.h"
 #include "proto/session.h"
 #include "proto/shape.h"
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace epd {
+
+// Descriptors of memory that a client keeps regions in; null: of none.
+using ClientMemory = std::shared_ptr<const std::vector<UniqueFd>>;
 
 // What a rank keeps its regions in: arenas of ours, but for those that it has bound to memory of its own.
 struct WantedMemory {
   abi::GroupShape shape{};
   abi::Bindings bindings{};
-  membership::ClientMemory memory;
+  ClientMemory memory;
 
   std::size_t num_memories() const { return memory == nullptr ? 0 : memory->size(); }
 };
 
 struct MemberArenas {
   std::uint32_t uid = 0;
+  DeviceName device;
   // Counted: the two arenas and the board. On a host device also what is bound: engines may be the first to
   // touch a page of it, and a page is charged to who touches it first.
   std::uint64_t bytes = 0;
@@ -43,6 +49,8 @@ struct MemberArenas {
   UniqueFd board;
   Mapping board_map;
 
+  // Of the board: the first operation that its engine has not completed.
+  std::uint64_t next_index() const;
   // Where in `user` a client's streams wait.
   abi::CloseStreams streams() const;
 };
@@ -76,9 +84,10 @@ class ArenaStore {
   void release(std::uint64_t group_id, std::uint32_t rank);
   // nullptr if released.
   const MemberArenas* find(std::uint64_t group_id, std::uint32_t rank) const;
+  // By group and rank.
+  const std::map<std::pair<std::uint64_t, std::uint32_t>, MemberArenas>& all() const { return arenas_; }
 
   std::uint64_t total_bytes() const { return total_bytes_; }
-  std::uint64_t next_index(std::uint64_t group_id, std::uint32_t rank) const;
   // Only while no engine writes the board.
   void mark_lost(std::uint64_t group_id, std::uint32_t rank, const std::string& text, StatusCode cause,
                  std::int32_t culprit_rank);

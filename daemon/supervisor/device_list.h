@@ -24,8 +24,7 @@ class DeviceList {
   const std::vector<Device>& all() const { return devices_; }
   bool any_under_mps() const;
 
-  // See MemberMemory.
-  Status check_reach(std::uint32_t device, std::uint32_t other) const;
+  // OK, or UNSUPPORTED: the device's engine has no kernel that takes commands.
   Status check_commands(std::uint32_t device) const;
 
  private:
