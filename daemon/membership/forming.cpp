@@ -8,8 +8,7 @@ namespace epd::membership {
 
 Status Forming::join(Group& group, const JoinRequest& request) {
   Result<std::uint32_t> rank = arrivals_.pick_rank(group, request.join.rank);
-  const Status status = rank.ok()
-                            ? arrivals_.ask(group, *rank, request, desk_.join_due_ns(request.join.timeout_ms))
+  Status status = rank.ok() ? arrivals_.ask(group, *rank, request, desk_.join_due_ns(request.join.timeout_ms))
                             : rank.status();
   forget_if_empty(group);
   return status;

@@ -93,7 +93,8 @@ void World::join() {
 // As a node does that has lost its channel, and what was on it.
 void World::say_again() {
   if (waiting_.empty()) return;
-  const auto& [id, request] = *any(waiting_);
+  const auto& request = any(waiting_)->second;
+  const RequestId id = request.id;
   const Node& node = nodes_[id.session.node];
   const auto answers = [&id](const Sent& sent) {
     const auto of = [&id](const auto& action) {

@@ -13,20 +13,20 @@ inline constexpr std::uint32_t kLocalNode = 0;
 struct EngineId {
   std::uint32_t node = kLocalNode;
   std::uint32_t device = 0;
-  auto operator<=>(const EngineId&) const = default;
+  auto operator<=>(const EngineId&) const = default;  // NOLINT(modernize-use-nullptr): clang-tidy 14
 };
 
 struct SessionId {
   std::uint32_t node = kLocalNode;
   std::uint64_t number = 0;
-  auto operator<=>(const SessionId&) const = default;
+  auto operator<=>(const SessionId&) const = default;  // NOLINT(modernize-use-nullptr): clang-tidy 14
 };
 
 // A Join or a Leave, as the client that waits for the answer has numbered it.
 struct RequestId {
   SessionId session;
   std::uint32_t number = 0;
-  auto operator<=>(const RequestId&) const = default;
+  auto operator<=>(const RequestId&) const = default;  // NOLINT(modernize-use-nullptr): clang-tidy 14
 };
 
 // "12", on another node than the local one "12 of node 3".
