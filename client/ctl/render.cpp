@@ -155,8 +155,7 @@ std::string render(const v1::ListGroupsResponse& groups, bool members) {
                {"PRIO", kRight},
                {"EPOCH", kRight},
                {"AGE", kRight}});
-  Table member_table(
-      {{"GROUP", kRight}, {"RANK", kRight}, {"SESSION", kRight}, {"DEVICE"}, {"STATE"}, {"COMMANDS"}});
+  Table member_table({{"GROUP", kRight}, {"RANK", kRight}, {"SESSION", kRight}, {"DEVICE"}, {"STATE"}});
   std::string notes;
   for (const v1::Group& group : groups.groups()) {
     const v1::GroupShape& shape = group.shape();
@@ -173,8 +172,7 @@ std::string render(const v1::ListGroupsResponse& groups, bool members) {
     if (!group.cause().empty()) notes += name + "last break: " + printable(group.cause()) + "\n";
     for (const v1::GroupMember& member : group.members()) {
       member_table.add({number(group.group_id()), number(member.rank()), number(member.session_id()),
-                        member.device(), member.gone() ? "gone" : "here",
-                        member.by_stream() ? "by stream" : "by host"});
+                        member.device(), member.gone() ? "gone" : "here"});
     }
   }
   if (table.empty()) return "no groups\n";

@@ -61,6 +61,7 @@ Json json_of(const SizeArguments& a, const abi::GroupShape& shape, const abi::Gr
                       {"routing_records_bytes", bytes.routing_records},
                       {"inboxes_bytes", bytes.inboxes},
                       {"board_bytes", bytes.board},
+                      {"results_bytes", bytes.results},
                       {"total_bytes", bytes.rank},
                       {"arena_quota_bytes", bytes.arena_quota},
                       {"routing_quota_bytes", bytes.routing_quota}};
@@ -85,6 +86,7 @@ std::string memory_table(const SizeArguments& a, const abi::GroupBytes& bytes) {
   add("  routing records", device, bytes.routing_records);
   add("  inboxes", device, bytes.inboxes);
   add("board", "host", bytes.board);
+  if (!host) add("results", "host", bytes.results);
   add("all", "", bytes.rank);
   add("max_arena_bytes_per_user", "quota", bytes.arena_quota);
   if (host) add("max_routing_bytes_per_user", "quota", bytes.routing_quota);
@@ -136,7 +138,7 @@ Exit run_size(const Arguments& arguments, Output& output) {
   std::string wrong = abi::check_shape(shape);
   if (wrong.empty()) wrong = abi::check_bound(shape, bound);
   if (!wrong.empty()) return report(arguments, output, {Exit::kUsage, "INVALID_ARGUMENT", wrong});
-  const abi::GroupBytes bytes(shape, a.device_kind == "host", bound);
+  const abi::GroupBytes bytes(shape, a.device_kind == "host", bound, a.device_kind != "host");
   if (arguments.json) {
     write_json(output, json_of(a, shape, bytes));
   } else {

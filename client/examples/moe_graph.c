@@ -35,8 +35,9 @@ static int cuda_failed(const char* what, CUresult result) {
   return result != CUDA_SUCCESS;
 }
 
-/* Enqueues the layer: as often as it is replayed, the group has two operations more. */
-static int enqueue_layer(epd_group_t* group, uint32_t num_ranks, CUstream stream, Host* host) {
+/* Enqueues the layer: as often as it is replayed, the group has two operations more. Their tickets stay. */
+static int enqueue_layer(epd_group_t* group, uint32_t num_ranks, CUstream stream, Host* host,
+                         epd_ticket_t tickets[2]) {
   epd_buffers_t b; /* addresses of the GPU */
   epd_buffers_init(&b);
   epd_status_t status = epd_group_buffers(group, 0, &b);
@@ -50,9 +51,8 @@ static int enqueue_layer(epd_group_t* group, uint32_t num_ranks, CUstream stream
   epd_dispatch_args_init(&dispatch);
   dispatch.num_tokens = kTokens; /* or num_tokens_at: from the GPU's memory, another one each time */
   dispatch.omit_weights = 1;
-  epd_ticket_t ticket = 0;
   epd_handle_t handle = 0;
-  status = epd_dispatch(group, &dispatch, stream, &ticket, &handle);
+  status = epd_dispatch(group, &dispatch, stream, &tickets[0], &handle);
   if (status != EPD_OK) return failed("dispatch", status);
 
   /* Here a model launches its experts' kernels. These experts answer each row with the row. */
@@ -63,21 +63,23 @@ static int enqueue_layer(epd_group_t* group, uint32_t num_ranks, CUstream stream
   epd_combine_args_t combine;
   epd_combine_args_init(&combine);
   combine.handle = handle;
-  status = epd_combine(group, &combine, stream, &ticket);
+  status = epd_combine(group, &combine, stream, &tickets[1]);
   if (status != EPD_OK) return failed("combine", status);
   return cuda_failed("out", cuMemcpyDtoHAsync(host->out, (CUdeviceptr)b.out, sizeof(host->out), stream));
 }
 
-static int capture(epd_group_t* group, uint32_t num_ranks, CUstream stream, Host* host, CUgraphExec* exec) {
+static int capture(epd_group_t* group, uint32_t num_ranks, CUstream stream, Host* host, CUgraphExec* exec,
+                   epd_ticket_t tickets[2]) {
   if (cuda_failed("capture", cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))) return 1;
-  const int bad = enqueue_layer(group, num_ranks, stream, host);
+  const int bad = enqueue_layer(group, num_ranks, stream, host, tickets);
   CUgraph graph = NULL;
   if (cuda_failed("end of capture", cuStreamEndCapture(stream, &graph)) || bad) return 1;
   return cuda_failed("graph", cuGraphInstantiateWithFlags(exec, graph, 0)) ||
          cuda_failed("graph", cuGraphDestroy(graph));
 }
 
-static int replay(epd_group_t* group, uint32_t num_ranks, CUstream stream, Host* host, CUgraphExec exec) {
+static int replay(epd_group_t* group, uint32_t num_ranks, CUstream stream, Host* host, CUgraphExec exec,
+                  const epd_ticket_t tickets[2]) {
   for (uint32_t step = 0; step < kReplays; ++step) {
     for (uint32_t t = 0; t < kTokens; ++t) {
       host->topk_idx[t] = (int32_t)((t * (step + 1) + epd_group_rank(group)) % (num_ranks * kExpertsPerRank));
@@ -88,11 +90,17 @@ static int replay(epd_group_t* group, uint32_t num_ranks, CUstream stream, Host*
         cuda_failed("synchronize", cuStreamSynchronize(stream))) {
       return 1;
     }
-    /* A stream goes on also if something fails. A peer that has left after the last replay is no failure. */
-    epd_progress_t progress;
-    epd_progress_init(&progress);
-    const epd_status_t status = epd_group_check(group, &progress);
-    if (progress.failed != 0) return failed("check", status);
+    /* A stream goes on also if something fails; the tickets say so, of each replay anew. */
+    for (int i = 0; i < 2; ++i) {
+      epd_result_t result;
+      epd_result_init(&result);
+      const epd_status_t status = epd_ticket_wait(group, tickets[i], kTimeoutMs, &result);
+      if (status != EPD_OK) return failed(i == 0 ? "dispatch" : "combine", status);
+      if (result.runs != step + 1) {
+        fprintf(stderr, "replay %u: the result is of replay %u\n", step, result.runs - 1);
+        return 1;
+      }
+    }
     if (memcmp(host->out, host->x, sizeof(host->x)) != 0) {
       fprintf(stderr, "replay %u: what came back is not what was sent\n", step);
       return 1;
@@ -112,16 +120,17 @@ static int run_group(epd_session_t* session, int32_t rank, uint32_t num_ranks, c
   config.hidden = kHidden;
   config.topk = 1;
   config.timeout_ms = kTimeoutMs;
-  config.commands = EPD_COMMANDS_BY_STREAM;
   epd_group_t* group = NULL;
   const epd_status_t status = epd_group_join(session, &config, &group); /* blocks until all ranks are here */
   if (status != EPD_OK) return failed("join", status);
   CUstream stream = NULL;
   void* host = NULL;
   CUgraphExec exec = NULL;
+  epd_ticket_t tickets[2] = {0, 0};
   int bad = cuda_failed("stream", cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING)) ||
             cuda_failed("pinned memory", cuMemHostAlloc(&host, sizeof(Host), 0)) ||
-            capture(group, num_ranks, stream, host, &exec) || replay(group, num_ranks, stream, host, exec);
+            capture(group, num_ranks, stream, host, &exec, tickets) ||
+            replay(group, num_ranks, stream, host, exec, tickets);
   if (!bad) printf("rank %d: %d replays right\n", (int)rank, (int)kReplays);
   epd_group_leave(group);
   return bad;

@@ -430,6 +430,13 @@ epd_status_t epd_ticket_wait_on_stream(epd_group_t* group, epd_ticket_t ticket, 
   });
 }
 
+epd_status_t epd_ticket_drop(epd_group_t* group, epd_ticket_t ticket) {
+  return guarded([&]() -> Status {
+    EPD_OPEN(Group, g, group);
+    return g->session.drop(*g, ticket);
+  });
+}
+
 epd_status_t epd_ticket_on_complete(epd_group_t* group, epd_ticket_t ticket, epd_hook_t hook, void* user) {
   return guarded([&]() -> Status {
     EPD_OPEN(Group, g, group);

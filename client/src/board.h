@@ -31,6 +31,11 @@ class BoardView {
   bool snapshot(BoardSnapshot& out) const;
   // OK while a member in `epoch` may submit, else the cause of the break. Two loads when all is well.
   Status usable_in(std::uint64_t epoch) const;
+  // The group has ended.
+  bool lost() const {
+    const auto lost = static_cast<std::uint32_t>(abi::GroupState::kLost);
+    return board().state.load(std::memory_order_acquire) == lost;
+  }
   // One word of the set, so never torn.
   bool active(std::uint32_t rank) const {
     return (board().active[rank / 64].load(std::memory_order_acquire) >> (rank % 64) & 1) != 0;

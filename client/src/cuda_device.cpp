@@ -76,9 +76,11 @@ class CudaDevice final : public Device {
   Status start();  // once, before anything else
 
   Status map(const UniqueFd& fd, std::uint64_t bytes, DeviceMemory& out) override;
+  Status map_host(const UniqueFd& fd, std::uint64_t bytes, DeviceMemory& out) override;
   void unmap(std::uintptr_t address, std::size_t bytes) noexcept override;
   Status can_wait_by(WaitBy by) const override;
-  Status check_stream(void* stream) override;
+  Status check_stream(void* stream, bool& captures) override;
+  Status call(std::uintptr_t place, const abi::PackedCall& call) override;
   Status write(void* stream, std::uintptr_t word, std::uint32_t value, WaitBy by) override;
   Status wait(void* stream, const StreamWait& wait, WaitBy by) override;
   Status write_and_wait(void* stream, std::uintptr_t word, const StreamWait& wait) override;
@@ -91,6 +93,8 @@ class CudaDevice final : public Device {
   void synchronize() noexcept override;
 
  private:
+  Status map_for(CUmemLocationType who, CUmemAccess_flags how, const UniqueFd& fd, std::uint64_t bytes,
+                 DeviceMemory& out);
   Status choose_context();
   Status make_aside();
   Status load_kernels();
@@ -168,7 +172,8 @@ CudaDevice::~CudaDevice() {
   if (retained_) driver_.cuDevicePrimaryCtxRelease(device_);
 }
 
-Status CudaDevice::map(const UniqueFd& fd, std::uint64_t bytes, DeviceMemory& out) {
+Status CudaDevice::map_for(CUmemLocationType who, CUmemAccess_flags how, const UniqueFd& fd,
+                           std::uint64_t bytes, DeviceMemory& out) {
   const Current current(driver_, context_);
   if (current.error() != CUDA_SUCCESS) return status(current.error(), "cuCtxPushCurrent");
   CUmemAllocationProp kind{};
@@ -186,7 +191,7 @@ Status CudaDevice::map(const UniqueFd& fd, std::uint64_t bytes, DeviceMemory& ou
   void* const descriptor = reinterpret_cast<void*>(static_cast<std::uintptr_t>(fd.get()));
   error = driver_.cuMemImportFromShareableHandle(&allocation, descriptor,
                                                  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-  if (error != CUDA_SUCCESS) return status(error, "cuMemImportFromShareableHandle of the user arena");
+  if (error != CUDA_SUCCESS) return status(error, "cuMemImportFromShareableHandle of the daemon's memory");
   const char* step = "cuMemAddressReserve";
   CUdeviceptr address = 0;
   bool mapped = false;
@@ -200,8 +205,9 @@ Status CudaDevice::map(const UniqueFd& fd, std::uint64_t bytes, DeviceMemory& ou
   if (mapped) {
     step = "cuMemSetAccess";
     CUmemAccessDesc access{};
-    access.location = kind.location;
-    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    access.location.type = who;
+    access.location.id = who == CU_MEM_LOCATION_TYPE_DEVICE ? device_ : 0;
+    access.flags = how;
     error = driver_.cuMemSetAccess(address, size, &access, 1);
   }
   driver_.cuMemRelease(allocation);  // the mapping keeps the memory
@@ -212,7 +218,15 @@ Status CudaDevice::map(const UniqueFd& fd, std::uint64_t bytes, DeviceMemory& ou
   if (mapped) driver_.cuMemUnmap(address, size);
   if (reserved) driver_.cuMemAddressFree(address, size);
   return cuda_status(driver_, error,
-                     std::string(step) + " of " + std::to_string(size) + " bytes for the user arena");
+                     std::string(step) + " of " + std::to_string(size) + " bytes of the daemon's memory");
+}
+
+Status CudaDevice::map(const UniqueFd& fd, std::uint64_t bytes, DeviceMemory& out) {
+  return map_for(CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, fd, bytes, out);
+}
+
+Status CudaDevice::map_host(const UniqueFd& fd, std::uint64_t bytes, DeviceMemory& out) {
+  return map_for(CU_MEM_LOCATION_TYPE_HOST, CU_MEM_ACCESS_FLAGS_PROT_READ, fd, bytes, out);
 }
 
 // No context is needed. Whatever fails: the driver or the context is gone, and the mapping with it.
@@ -228,11 +242,18 @@ Status CudaDevice::can_wait_by(WaitBy by) const {
 }
 
 // The one question that is allowed whatever the stream does.
-Status CudaDevice::check_stream(void* stream) {
-  return within("cuStreamIsCapturing", [&] {
-    CUstreamCaptureStatus capturing{};
+Status CudaDevice::check_stream(void* stream, bool& captures) {
+  CUstreamCaptureStatus capturing{};
+  Status status = within("cuStreamIsCapturing", [&] {
     return driver_.cuStreamIsCapturing(static_cast<CUstream>(stream), &capturing);
   });
+  captures = capturing == CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  return status;
+}
+
+Status CudaDevice::call(std::uintptr_t place, const abi::PackedCall& call) {
+  return within("cuMemcpyHtoDAsync",
+                [&] { return driver_.cuMemcpyHtoDAsync(place, &call, sizeof(call), aside_); });
 }
 
 Status CudaDevice::write(void* stream, std::uintptr_t word, std::uint32_t value, WaitBy by) {

@@ -39,6 +39,7 @@ namespace epd::client {
   X(cuStreamWriteValue32)           \
   X(cuStreamWaitValue32)            \
   X(cuMemcpyDtoHAsync)              \
+  X(cuMemcpyHtoDAsync)              \
   X(cuLibraryLoadData)              \
   X(cuLibraryUnload)                \
   X(cuLibraryGetKernel)             \

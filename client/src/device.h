@@ -47,13 +47,15 @@ class Device {
 
   // Maps at least `bytes` of the exported allocation, read-write; the device must outlive `out`.
   virtual Status map(const UniqueFd& fd, std::uint64_t bytes, DeviceMemory& out) = 0;
+  // Likewise memory of the host, which this process reads.
+  virtual Status map_host(const UniqueFd& fd, std::uint64_t bytes, DeviceMemory& out) = 0;
   // Of map(); only DeviceMemory calls it.
   virtual void unmap(std::uintptr_t address, std::size_t bytes) noexcept = 0;
 
   // OK, or UNSUPPORTED, or why the kernels could not be loaded.
   virtual Status can_wait_by(WaitBy by) const = 0;
-  // Whether it is a stream. Not all that is none can be told.
-  virtual Status check_stream(void* stream) = 0;
+  // Whether it is a stream, and captures. Not all that is none can be told.
+  virtual Status check_stream(void* stream, bool& captures) = 0;
 
   // Enqueue in a stream of the caller's. They return at once, unless its queue is full.
   virtual Status write(void* stream, std::uintptr_t word, std::uint32_t value, WaitBy by) = 0;
@@ -66,6 +68,9 @@ class Device {
   virtual Status command(void* stream, const StreamCommand& command) = 0;
   virtual Status await_command(void* stream, std::uintptr_t words, std::uint32_t slot,
                                std::uint64_t limit_ns) = 0;
+
+  // A call of the host's, to its place in abi::CommandWords: a copy in the stream aside, which needs no SM.
+  virtual Status call(std::uintptr_t place, const abi::PackedCall& call) = 0;
 
   // A memory operation in a stream of the library's that waits for no other.
   virtual Status write_aside(std::uintptr_t word, std::uint32_t value) = 0;

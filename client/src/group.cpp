@@ -80,12 +80,13 @@ Status read_bytes(const epd_group_config_t& c, const epd_device_kind_t& kind, ep
   const std::uint32_t number = number_in(kind);
   if (number > EPD_DEVICE_KIND_CUDA)
     return bad_value("kind", number, "0 (EPD_DEVICE_KIND_HOST) or 1 (EPD_DEVICE_KIND_CUDA)");
-  const abi::GroupBytes needed(shape, kind == EPD_DEVICE_KIND_HOST, bound);
+  const abi::GroupBytes needed(shape, kind == EPD_DEVICE_KIND_HOST, bound, kind != EPD_DEVICE_KIND_HOST);
   bytes.user_arena = needed.user_arena;
   bytes.exchange_arena = needed.exchange_arena;
   bytes.routing_records = needed.routing_records;
   bytes.inboxes = needed.inboxes;
   bytes.board = needed.board;
+  bytes.results = needed.results;
   bytes.rank = needed.rank;
   bytes.group = needed.group;
   bytes.arena_quota = needed.arena_quota;
@@ -108,10 +109,6 @@ Status make_join(const epd_group_config_t& c, abi::Join& join, OwnMemory& own) {
   if (c.priority < abi::kMinPriority || c.priority > abi::kMaxPriority) {
     return bad_value("priority", c.priority,
                      std::to_string(abi::kMinPriority) + " .. " + std::to_string(abi::kMaxPriority));
-  }
-  join.commands = number_in(c.commands);
-  if (join.commands > EPD_COMMANDS_BY_STREAM) {
-    return bad_value("commands", join.commands, "0 (EPD_COMMANDS_BY_HOST) or 1 (EPD_COMMANDS_BY_STREAM)");
   }
   status = read_bindings(c, join.shape, own);
   if (!status.ok()) return status;

@@ -3,7 +3,7 @@
 
 #include "bindings.h"
 #include "board.h"
-#include "commands.h"
+#include "calls.h"
 #include "device.h"
 #include "handle.h"
 #include "proto/attach.h"
@@ -18,7 +18,7 @@ class Session;
 
 // A handle is the number of its dispatch + 1, and the routing record that the engine keeps for it. Numbers
 // have room for 89 years of 100,000 operations a second.
-// In a group with commands: as of the first dispatch, whichever has written the record.
+// Where operations are calls: as of the first dispatch, whichever has written the record.
 inline constexpr std::uint32_t kHandleIndexBits = 48;
 static_assert(abi::kMaxDepth + abi::kMaxHandles <= 1u << (64 - kHandleIndexBits));
 constexpr epd_handle_t make_handle(std::uint64_t op_index, std::uint32_t route) {
@@ -101,7 +101,7 @@ struct Group {
                                       : reinterpret_cast<std::uintptr_t>(user.as<char>());
   }
 
-  // In a group with commands: abi::CommandWords.
+  // If operations are calls: abi::CommandWords.
   std::uintptr_t command_words() const { return device_user.address() + arena.commands; }
 
   // routes.cpp; all with the session's mutex.
@@ -142,7 +142,7 @@ struct Group {
   std::vector<Route> routes;               // [num_routes]
   std::vector<std::uint32_t> free_routes;  // of those beyond the slots'; the last is taken next
   std::array<SlotWords, abi::kMaxDepth> words{};
-  Commands commands;
+  Calls calls;
   // Whether the library itself is to release the streams that wait for this group's operations.
   // kDone is wanted again from time to time, until there is nothing to release any more (kOver).
   enum class Release { kNo, kWanted, kDone, kOver } release = Release::kNo;

@@ -27,13 +27,18 @@ Status start_thread(const char* name, std::function<void()> body, std::thread& t
 
 class HookWaiter final : public Waiter {
  public:
-  explicit HookWaiter(const Session& session) : session_(session) {}
+  explicit HookWaiter(Session& session) : session_(session) {}
   bool ready() override {
+    session_.take_hooked_calls_locked();
+    slice = session_.hooked_calls_.empty() ? kSlice : kCallSlice;
     return !session_.ready_hooks_.empty() || session_.stopping_ || !session_.hooks_have_news_to_await();
   }
 
  private:
-  const Session& session_;
+  static constexpr nanoseconds kSlice = std::chrono::milliseconds(100);
+  static constexpr nanoseconds kCallSlice = std::chrono::microseconds(100);  // nobody rings for these
+
+  Session& session_;
 };
 
 bool Session::in_hook_thread() const {
@@ -53,8 +58,7 @@ bool Session::hooks_have_news_to_await() const {
 }
 
 Status Session::on_complete(Group& group, epd_ticket_t ticket, epd_hook_t hook, void* user) {
-  Status refused = refuse_command_ticket(group, ticket);
-  if (!refused.ok()) return refused;
+  if (CallTicket::is(ticket)) return hook_call(group, ticket, hook, user);
   const Lock lock(mutex_);
   const auto found = operations_.find(ticket);
   if (found == operations_.end() || found->second.group != &group || !found->second.waiting_hook.empty()) {
@@ -76,6 +80,16 @@ Status Session::on_complete(Group& group, epd_ticket_t ticket, epd_hook_t hook, 
   hook_wake_.notify_one();
   notify_ready_locked(nullptr);
   kick();  // the thread may be the leader, asleep for another ticket
+  return {};
+}
+
+Status Session::drop(Group& group, epd_ticket_t ticket) {
+  if (!CallTicket::is(ticket))
+    return on_complete(
+        group, ticket, [](const epd_result_t*, void*) {}, nullptr);
+  const Lock lock(mutex_);
+  if (find_call_locked(group, ticket) == nullptr) return unknown_call(ticket);
+  group.calls.forget(ticket);
   return {};
 }
 
@@ -104,6 +118,7 @@ void Session::run_hooks() {
 
 // A hook may use its group until it returns.
 void Session::await_hooks_locked(Lock& lock, const Group& group) {
+  take_hooked_calls_locked();
   hook_wake_.notify_one();
   notify_ready_locked(nullptr);
   kick();
@@ -119,6 +134,7 @@ void Session::stop_hooks() {
   {
     const Lock lock(mutex_);
     stopping_ = true;
+    take_hooked_calls_locked();
     hook_wake_.notify_one();
     notify_ready_locked(nullptr);
   }

@@ -170,7 +170,6 @@ Status Session::join(const epd_group_config_t& config, Group*& out) {
   abi::Join join{};
   OwnMemory own;
   Status status = make_join(config, join, own);
-  if (status.ok() && join.commands != 0) status = can_command();
   if (!status.ok()) return status;
   std::list<std::unique_ptr<Group>> made;
   made.push_back(std::make_unique<Group>(*this, join.shape, std::move(own)));
@@ -180,9 +179,8 @@ Status Session::join(const epd_group_config_t& config, Group*& out) {
                     group.own.fds},
                    reply);
   if (!status.ok()) return status;
-  group.commands.by_stream = join.commands != 0;
   status = adopt_joined(reply, group);
-  if (status.ok()) status = open_commands(group);
+  if (status.ok()) status = open_calls(group);
   if (!status.ok()) {
     send_leave(group.member, Deadline::in_ms(kLeaveMs));
     return status;
@@ -216,16 +214,25 @@ Status Session::adopt_joined(Packet& packet, Group& group) {
                           " and a board of " + std::to_string(joined.board_bytes) + " bytes; needed: " +
                           std::to_string(group.arena.total_bytes) + " and " + std::to_string(board_bytes));
   }
-  if (joined.rank >= group.shape.num_ranks || packet.fds.size() != 2) {
+  const bool calls = attachment_.welcome.resident != 0 && attachment_.device != nullptr;
+  const std::size_t fds = calls ? 3 : 2;
+  if (joined.rank >= group.shape.num_ranks || packet.fds.size() != fds) {
     return internal_error("the daemon's answer to join has rank " + std::to_string(joined.rank) + " and " +
                           std::to_string(packet.fds.size()) + " descriptors; needed: below " +
-                          std::to_string(group.shape.num_ranks) + " and 2");
+                          std::to_string(group.shape.num_ranks) + " and " + std::to_string(fds));
   }
   Status status = map_user_arena(packet.fds[0], group);
   if (!status.ok()) return status;
   Result<Mapping> board = map_sealed(packet.fds[1], board_bytes, Access::kReadOnly, "the board");
   if (!board.ok()) return board.status();
   group.board = BoardView(std::move(*board), group.shape);
+  if (calls) {
+    DeviceMemory results;
+    status =
+        attachment_.device->map_host(packet.fds[2], abi::ResultsLayout(group.shape).total_bytes, results);
+    if (!status.ok()) return status;
+    group.calls.open(std::move(results), group.shape);
+  }
   return group.board.magic_fits() ? Status() : internal_error("the board from the daemon has a wrong magic");
 }
 

@@ -74,6 +74,7 @@ epd_session_info_t Session::info() const {
     info.boot_id[2 * i + 1] = kDigits[welcome.boot_id[i] & 15];
   }
   info.device_kind = static_cast<epd_device_kind_t>(welcome.device_kind);
+  info.resident = welcome.resident;
   return info;
 }
 

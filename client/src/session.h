@@ -12,6 +12,7 @@
 #include "handle.h"
 #include "home_process.h"
 #include "spin.h"
+#include "ticket_status.h"
 
 #include <atomic>
 #include <condition_variable>
@@ -28,17 +29,6 @@ namespace epd::client {
 // How long leaving waits for the daemon's answer.
 inline constexpr std::int64_t kLeaveMs = 5'000;
 inline constexpr std::int64_t kDetachMs = 200;  // a daemon that is slower lets go later
-// How long after its own deadline an operation may be without an answer before a wait for ever gives up: time
-// for the group to agree, and for an engine that hangs to be replaced. Only a stopped engine takes longer.
-inline constexpr std::chrono::milliseconds kAnswerGrace{5'000};
-
-struct HookCall {
-  const Group* group = nullptr;
-  epd_hook_t hook = nullptr;
-  void* user = nullptr;
-  epd_result_t result{};
-};
-
 struct Operation {
   Group* group = nullptr;
   abi::Op op = abi::Op::kNone;
@@ -50,6 +40,13 @@ struct Operation {
   epd_result_t result{};             // once done
   std::string text;                  // why it failed; may be empty
   std::list<HookCall> waiting_hook;  // at most one; made beforehand so that completing can't fail
+};
+
+// What a call has come to.
+struct CallOutcome {
+  Status status;
+  epd_result_t result{};
+  std::uint32_t runs = 0;
 };
 
 class ReplyWaiter;
@@ -84,7 +81,7 @@ struct SubmitRequest {
   epd_handle_t handle = 0;                       // combine, dispatch with an old routing
   bool keep = false;                             // dispatch: its handle
   StreamUse stream = {};                         // CUDA devices; a CUstream
-  const std::uint32_t* num_tokens_at = nullptr;  // commands: on the device, in place of num_tokens
+  const std::uint32_t* num_tokens_at = nullptr;  // calls in a stream: on the device, in place of num_tokens
 };
 
 // Flags as the engine takes them: it ends sessions for flags that can't have a meaning.
@@ -128,11 +125,12 @@ class Session {
   Status wait_sent(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms);
   Status resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t& info);
 
-  // commands.cpp
+  // session_calls.cpp
   Status check_group(Group& group, epd_progress_t& progress);
 
   // hooks.cpp
   Status on_complete(Group& group, epd_ticket_t ticket, epd_hook_t hook, void* user);
+  Status drop(Group& group, epd_ticket_t ticket);
 
  private:
   friend class TicketWaiter;
@@ -210,21 +208,43 @@ class Session {
   // tickets.cpp
   Status take_epoch(Group& group, std::int32_t timeout_ms, Deadline deadline, epd_resume_info_t& info);
 
-  // commands.cpp: submit(), wait_on_stream() and resume() of groups with commands
-  Status command(Group& group, const SubmitRequest& request, epd_ticket_t& ticket, epd_handle_t* handle);
-  Status wait_for_command(const Group& group, epd_ticket_t ticket, void* stream);
-  Status renew_commands(Group& group);  // needs no mutex
-  Status can_command() const;
-  Status open_commands(Group& group);  // once, in join
-  // INVALID_ARGUMENT for all that wants a result.
-  static Status refuse_command_ticket(const Group& group, epd_ticket_t ticket);
-  Status write_epoch(Group& group, std::uint64_t epoch);
-  Status usable_for_commands(const Group& group);
+  // session_calls.cpp: all that is different where operations are calls
+  struct MadeCall {
+    RouteUse use;
+    epd_ticket_t ticket = 0;
+    abi::Call call;
+    std::uint64_t limit_ns = 0;  // that a kernel waits for its end
+  };
+  Status call(Group& group, const SubmitRequest& request, epd_ticket_t& ticket, epd_handle_t* handle);
+  Status can_call_by_stream() const;
+  Status prepare_call(Lock& lock, Group& group, const SubmitRequest& request, bool captured, MadeCall& made);
+  Status admit_host_call(Lock& lock, Group& group, const SubmitRequest& request);
+  Status usable_for_calls(const Group& group);
   // A record to keep is taken from the free ones.
-  static Status choose_command_route(Group& group, const SubmitRequest& request, RouteUse& use);
-  Status enqueue_command(const Group& group, const SubmitRequest& request, StreamCommand command);
-  static StreamWait flag_of(const Group& group, const CommandTicket& about);
-  void close_commands(const Group& group);  // of the watch; needs no mutex
+  static Status choose_call_route(Group& group, const SubmitRequest& request, RouteUse& use);
+  Status enqueue_call(Group& group, const SubmitRequest& request, MadeCall& made);
+  static StreamWait flag_of(const Group& group, const CallTicket& about);
+  Status wait_for_call_on_stream(const Group& group, epd_ticket_t ticket, void* stream);
+  Status wait_call(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, epd_result_t* result);
+  bool call_pending(Group& group, epd_ticket_t ticket);
+  Status call_counts(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, epd_counts_t& counts);
+  Status call_sent(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms);
+  Status hook_call(Group& group, epd_ticket_t ticket, epd_hook_t hook, void* user);
+  void take_hooked_calls_locked();
+  bool call_ended_locked(const Group& group, KnownCall& call, CallOutcome& out) const;
+  bool call_missed_locked(const Group& group, KnownCall& call, CallOutcome& out) const;
+  static KnownCall* find_call_locked(Group& group, epd_ticket_t ticket);
+  static void take_call_locked(Group& group, KnownCall& call, const CallOutcome& out);
+  static Deadline call_deadline(const KnownCall& call, std::int32_t timeout_ms);
+  template <typename Done>
+  bool look_until(Lock& lock, Deadline deadline, Done done);
+  template <typename Look>
+  Status look_at_call(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, const char* not_there,
+                      Look look);
+  Status renew_calls(Group& group);  // needs no mutex
+  Status open_calls(Group& group);   // once, in join
+  Status write_epoch(Group& group, std::uint64_t epoch);
+  void close_calls(const Group& group);  // of the watch; needs no mutex
 
   // session.cpp
   void end_locked(Status status);
@@ -289,7 +309,8 @@ class Session {
   std::condition_variable hook_done_;  // a hook has returned
   std::list<HookCall> ready_hooks_;
   const Group* hook_running_ = nullptr;
-  std::size_t hooks_outstanding_ = 0;  // asked for, operation not ended
+  std::size_t hooks_outstanding_ = 0;                          // asked for, operation not ended
+  std::vector<std::pair<Group*, epd_ticket_t>> hooked_calls_;  // of them, those of calls
   bool stopping_ = false;
 
   std::thread watch_thread_;  // from the first operation on a stream to detach

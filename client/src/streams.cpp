@@ -76,7 +76,8 @@ Status Session::mark_ready(Lock& lock, Group& group, const SubmitRequest& reques
   if (status.ok()) {
     const std::uintptr_t ready = group.user_base() + group.arena.ready_word(request.slot);
     void* const stream = request.stream.stream;
-    status = begins_and_waits(request) ? device.check_stream(stream)
+    bool captures = false;
+    status = begins_and_waits(request) ? device.check_stream(stream, captures)
                                        : device.write(stream, ready, low(ticket), attachment_.wait_by);
   }
   lock.lock();
@@ -105,7 +106,7 @@ Status Session::begin_and_wait(const Group& group, const SubmitRequest& request,
 
 Status Session::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) {
   if (stream == EPD_NO_STREAM) return invalid_argument("stream is EPD_NO_STREAM; allowed: a stream");
-  if (group.commands.by_stream && CommandTicket::is(ticket)) return wait_for_command(group, ticket, stream);
+  if (CallTicket::is(ticket)) return wait_for_call_on_stream(group, ticket, stream);
   StreamWait wait;
   {
     const Lock lock(mutex_);
@@ -183,7 +184,7 @@ bool Session::release_a_group(Lock& lock) {
     const bool all = group.release == Group::Release::kWanted;
     const auto before = group.words;
     lock.unlock();
-    if (group.commands.by_stream) close_commands(group);
+    if (group.calls.by_calls()) close_calls(group);
     for (std::uint32_t slot = 0; slot < group.shape.depth; ++slot) {
       const epd_ticket_t ticket = all ? before[slot].last : before[slot].releasing ? before[slot].ended : 0;
       if (ticket == 0) continue;
@@ -206,7 +207,7 @@ bool Session::release_a_group(Lock& lock) {
 }
 
 // `closed` comes first, see abi::CommandWords: of a kernel that rings and this one sees the other.
-void Session::close_commands(const Group& group) {
+void Session::close_calls(const Group& group) {
   Device& device = *attachment_.device;
   const CommandPlaces at{group.command_words()};
   // As above.
@@ -235,7 +236,7 @@ bool Session::await_slot_release(Lock& lock, const Group& group, std::uint32_t s
 // From here on nothing is submitted in the group any more: it is left, or the session has ended.
 void Session::want_release_locked(Group& group) {
   if (group.release != Group::Release::kNo) return;
-  if (group.commands.rung) {
+  if (group.calls.rung) {
     group.release = Group::Release::kWanted;
     kick_watch();
     return;

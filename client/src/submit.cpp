@@ -25,8 +25,10 @@ Status check_request(const Group& group, const SubmitRequest& request) {
   if (request.keep && request.handle != 0) {
     return bad_value("keep_handle", 1, "0 under a handle: its routing stays as long as it was to stay");
   }
-  if (request.num_tokens_at != nullptr && !group.commands.by_stream)
-    return invalid_argument("num_tokens_at is given; allowed: NULL, but in groups with commands");
+  if (request.num_tokens_at != nullptr && !group.calls.by_calls()) {
+    return invalid_argument(
+        "num_tokens_at is given; allowed: NULL, but on GPUs that the daemon serves by resident kernels");
+  }
   return {};
 }
 
@@ -174,7 +176,7 @@ Status Session::submit(Group& group, const SubmitRequest& request, epd_ticket_t&
   Status status = check_request(group, request);
   if (status.ok()) status = check_stream(request);
   if (!status.ok()) return status;
-  if (group.commands.by_stream) return command(group, request, ticket, handle);
+  if (group.calls.by_calls()) return call(group, request, ticket, handle);
   StreamWait wait;
   {
     const std::lock_guard<std::mutex> order(group.submit_mutex);

@@ -1,5 +1,6 @@
 // Session: what callers may ask about operations in flight, and how they go on after a break.
 #include "session.h"
+#include "ticket_status.h"
 
 #include <algorithm>
 #include <thread>
@@ -8,26 +9,6 @@ namespace epd::client {
 namespace {
 
 constexpr std::chrono::milliseconds kAskAgain{1};  // an engine that is coming back
-
-bool for_ever(std::int32_t timeout_ms) {
-  return timeout_ms == 0 || timeout_ms == EPD_FOREVER;
-}
-
-Status unknown_ticket(epd_ticket_t ticket) {
-  return not_found("ticket " + std::to_string(ticket) +
-                   " is not in flight in this group: never issued, or retired already");
-}
-
-Status not_yet(epd_ticket_t ticket, std::int32_t timeout_ms, const char* what) {
-  const std::string text = "ticket " + std::to_string(ticket) + " " + what;
-  if (timeout_ms == EPD_NO_WAIT) return would_block(text + " yet");
-  if (for_ever(timeout_ms)) {
-    return {StatusCode::kDeadlineExceeded,
-            text + " though its own deadline passed " + std::to_string(kAnswerGrace.count()) +
-                " ms ago: its engine does not answer, is it stopped? The ticket stays valid"};
-  }
-  return {StatusCode::kDeadlineExceeded, text + " within " + std::to_string(timeout_ms) + " ms"};
-}
 
 // No wait is for ever: an engine that runs answers. One that does not is waited for anew by each call.
 Deadline wait_end(const Operation& op, std::int32_t timeout_ms) {
@@ -104,8 +85,8 @@ class ResumeWaiter final : public Waiter {
 Status Session::wait_ticket(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms,
                             epd_result_t* result) {
   Status status = check_wait(timeout_ms);
-  if (status.ok()) status = refuse_command_ticket(group, ticket);
   if (!status.ok()) return status;
+  if (CallTicket::is(ticket)) return wait_call(group, ticket, timeout_ms, result);
   TicketWaiter waiter(*this, group, ticket);
   Lock lock(mutex_);
   const Operation* op = waiter.operation();
@@ -122,6 +103,7 @@ Status Session::wait_ticket(Group& group, epd_ticket_t ticket, std::int32_t time
 }
 
 bool Session::pending(Group& group, epd_ticket_t ticket) {
+  if (CallTicket::is(ticket)) return call_pending(group, ticket);
   TicketWaiter waiter(*this, group, ticket);
   Lock lock(mutex_);
   return !wait(lock, waiter, Deadline::in_ms(0));
@@ -129,17 +111,13 @@ bool Session::pending(Group& group, epd_ticket_t ticket) {
 
 Status Session::counts(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, epd_counts_t& counts) {
   Status status = check_wait(timeout_ms);
-  if (status.ok()) status = refuse_command_ticket(group, ticket);
   if (!status.ok()) return status;
+  if (CallTicket::is(ticket)) return call_counts(group, ticket, timeout_ms, counts);
   TicketWaiter by_ticket(*this, group, ticket);
   Lock lock(mutex_);
   const Operation* op = by_ticket.operation();
   if (op == nullptr) return unknown_ticket(ticket);
-  if (op->op != abi::Op::kDispatch) {
-    return invalid_argument("ticket " + std::to_string(ticket) + " is of a " +
-                            (op->op == abi::Op::kCombine ? "combine" : "noop") +
-                            "; allowed: tickets of a dispatch");
-  }
+  if (op->op != abi::Op::kDispatch) return no_dispatch(ticket, op->op);
   const std::uint32_t slot = op->slot;
   BoardWaiter waiter(by_ticket, group.board, slot, ticket, &BoardView::has_counts);
   const bool ready = wait(lock, waiter, wait_end(*op, timeout_ms));
@@ -147,10 +125,7 @@ Status Session::counts(Group& group, epd_ticket_t ticket, std::int32_t timeout_m
   if (op == nullptr) return unknown_ticket(ticket);
   if (op->done && op->result.status != EPD_OK) return outcome(*op);
   if (!ready) return not_yet(ticket, timeout_ms, "has no counts");
-  if (!group.board.has_counts(slot, ticket)) {
-    return not_found("the counts of ticket " + std::to_string(ticket) + " were replaced by a later " +
-                     "operation on slot " + std::to_string(slot));
-  }
+  if (!group.board.has_counts(slot, ticket)) return counts_replaced(ticket, slot);
   counts.num_recv_rows = group.board.num_recv_rows(slot);
   counts.rank_offsets = group.board.rank_offsets(slot);
   counts.expert_counts = group.board.expert_counts(slot);
@@ -160,16 +135,13 @@ Status Session::counts(Group& group, epd_ticket_t ticket, std::int32_t timeout_m
 
 Status Session::wait_sent(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms) {
   Status status = check_wait(timeout_ms);
-  if (status.ok()) status = refuse_command_ticket(group, ticket);
   if (!status.ok()) return status;
+  if (CallTicket::is(ticket)) return call_sent(group, ticket, timeout_ms);
   TicketWaiter by_ticket(*this, group, ticket);
   Lock lock(mutex_);
   const Operation* op = by_ticket.operation();
   if (op == nullptr) return unknown_ticket(ticket);
-  if (!op->deferred) {
-    return invalid_argument("ticket " + std::to_string(ticket) +
-                            " is of an operation without defer_receive; allowed: those submitted with it");
-  }
+  if (!op->deferred) return not_deferred(ticket);
   BoardWaiter waiter(by_ticket, group.board, op->slot, ticket, &BoardView::has_sent);
   const bool ready = wait(lock, waiter, wait_end(*op, timeout_ms));
   op = by_ticket.operation();
@@ -184,8 +156,8 @@ Status Session::resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t&
   const Deadline deadline = Deadline::of_wait(timeout_ms);
   for (;;) {
     status = take_epoch(group, timeout_ms, deadline, info);
-    if (!status.ok() || !group.commands.by_stream) return status;
-    status = renew_commands(group);
+    if (!status.ok() || !group.calls.by_calls()) return status;
+    status = renew_calls(group);
     if (status.ok()) return status;
     // It may have broken again meanwhile, which is no other case than that it breaks a little later. An
     // engine that was restarted says so before the board does.
@@ -216,8 +188,8 @@ Status Session::take_epoch(Group& group, std::int32_t timeout_ms, Deadline deadl
   if (board.epoch > group.epoch) {
     group.epoch = board.epoch;
     group.next_index = board.resume_index;
-    // Handles of commands name records, whatever becomes of what these hold.
-    if (!group.commands.by_stream) group.forget_routes_from(board.resume_index);
+    // Handles of calls name records, whatever becomes of what these hold.
+    if (!group.calls.by_calls()) group.forget_routes_from(board.resume_index);
   }
   info.epoch = group.epoch;
   info.resume_op = group.next_index;

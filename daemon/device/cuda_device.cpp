@@ -11,6 +11,7 @@
 #include <unistd.h>
 #include <algorithm>
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
@@ -51,6 +52,12 @@ bool context_is_lost(CUresult result) {
   ::_exit(abi::kExitDeviceFailed);  // no destructor may touch the context again
 }
 
+// What kernels have printed comes to stdout when somebody synchronises.
+void show_printed(const CudaDriver& driver) {
+  driver.cuStreamSynchronize(nullptr);
+  std::fflush(stdout);
+}
+
 constexpr int kHighest = std::numeric_limits<int>::min();  // of streams; clamped
 
 // Of which no resident kernel may take hold: the driver's own kernels (memset) must have somewhere to run.
@@ -59,7 +66,9 @@ constexpr std::uint32_t kSpareSms = 2;
 }  // namespace
 
 void cuda_must(const CudaDriver& driver, const char* what, CUresult result) {
-  if (result != CUDA_SUCCESS) lost(driver.describe(what, result), result);
+  if (result == CUDA_SUCCESS) return;
+  if (kernels::cuda::image_checks_ranges() && context_is_lost(result)) show_printed(driver);
+  lost(driver.describe(what, result), result);
 }
 
 void set_last_word(std::function<void()> word) {
@@ -347,6 +356,10 @@ Result<std::unique_ptr<Arena>> CudaDevice::map_client_memory(int fd, std::uint64
   return map_cuda_client_memory(driver_, device_, fd, bytes, here);
 }
 
+Result<std::unique_ptr<Arena>> CudaDevice::map_results(int fd, std::uint64_t bytes) {
+  return map_cuda_host_memory(driver_, device_, fd, bytes);
+}
+
 Result<std::unique_ptr<Lane>> CudaDevice::open_lane(const LaneShape& shape) {
   if (num_lanes() >= kMaxLanes) {
     return resource_exhausted(name_ + " serves " + std::to_string(num_lanes()) +
@@ -356,10 +369,6 @@ Result<std::unique_ptr<Lane>> CudaDevice::open_lane(const LaneShape& shape) {
     return resource_exhausted(name_ + " serves " + std::to_string(num_lanes()) +
                               " ranks; allowed: one for each of its " + std::to_string(num_sms_) +
                               " SMs for operations (devices.sms), since none may wait for another's");
-  }
-  if (shape.commands && mode_ != LaunchMode::kResident) {
-    return Status(StatusCode::kUnsupported, "commands is 1 (by stream) on " + name_ +
-                                                ", and devices.mode is \"launched\"; allowed: \"resident\"");
   }
   std::unique_ptr<CudaLane> lane;
   if (mode_ == LaunchMode::kResident) {

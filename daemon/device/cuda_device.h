@@ -98,6 +98,7 @@ class CudaDevice final : public Device, public Launcher {
   void set_num_sms(std::uint32_t sms) override;
   Result<std::unique_ptr<Arena>> map_arena(int fd, std::uint64_t bytes) override;
   Result<std::unique_ptr<Arena>> map_client_memory(int fd, std::uint64_t bytes, bool here) override;
+  Result<std::unique_ptr<Arena>> map_results(int fd, std::uint64_t bytes) override;
   Launcher& launcher() override { return *this; }
   void check() override;
   bool advance() override;

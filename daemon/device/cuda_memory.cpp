@@ -2,6 +2,8 @@
 
 #include "cuda_device.h"
 
+#include <initializer_list>
+
 namespace epd {
 namespace {
 
@@ -14,8 +16,18 @@ CUmemAllocationProp properties(CUdevice device) {
   return prop;
 }
 
-Result<std::uint64_t> rounded(const CudaDriver& driver, CUdevice device, std::uint64_t bytes) {
-  const CUmemAllocationProp prop = properties(device);
+// Of the host's memory that is nearest to it.
+CUmemAllocationProp host_properties(const CudaDriver& driver, CUdevice device) {
+  CUmemAllocationProp prop = properties(device);
+  int node = 0;
+  if (driver.cuDeviceGetAttribute(&node, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device) != CUDA_SUCCESS) node = 0;
+  prop.location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA;
+  prop.location.id = node < 0 ? 0 : node;
+  return prop;
+}
+
+Result<std::uint64_t> rounded(const CudaDriver& driver, const CUmemAllocationProp& prop,
+                              std::uint64_t bytes) {
   std::size_t unit = 0;
   const CUresult result =
       driver.cuMemGetAllocationGranularity(&unit, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
@@ -107,6 +119,7 @@ Result<DeviceFacts> cuda_facts(const DeviceName& name) {
   facts.compute = static_cast<std::uint32_t>(attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) * 10 +
                                              attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
   facts.mps = attribute(CU_DEVICE_ATTRIBUTE_MPS_ENABLED) != 0;
+  facts.maps_host_memory = attribute(CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) != 0;
   if (failure.failed()) {
     return Status(StatusCode::kUnsupported,
                   name.text() + ": " + driver.describe(failure.call, failure.result));
@@ -136,20 +149,19 @@ Result<bool> cuda_devices_reach_each_other(const DeviceName& a, const DeviceName
   return there != 0 && back != 0;
 }
 
+namespace {
+
 // The descriptor alone keeps the memory: a handle would only keep it in this process as well.
-Result<UniqueFd> make_cuda_memory(const DeviceName& name, std::uint64_t bytes) {
-  Result<const CudaDriver*> loaded = cuda_driver();
-  if (!loaded.ok()) return loaded.status();
-  const CudaDriver& driver = **loaded;
-  Result<CUdevice> device = find_device(driver, name);
-  if (!device.ok()) return device.status();
-  Result<std::uint64_t> size = rounded(driver, *device, bytes);
+Result<UniqueFd> make_memory(const CudaDriver& driver, const DeviceName& name,
+                             const CUmemAllocationProp& prop, std::uint64_t bytes) {
+  Result<std::uint64_t> size = rounded(driver, prop, bytes);
   if (!size.ok()) return size.status();
-  const CUmemAllocationProp prop = properties(*device);
   CUmemGenericAllocationHandle handle = 0;
   CUresult result = driver.cuMemCreate(&handle, *size, &prop, 0);
   if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-    return resource_exhausted(name.text() + " has no " + std::to_string(*size) +
+    const bool on_gpu = prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+    return resource_exhausted((on_gpu ? name.text() : "the host of " + name.text()) + " has no " +
+                              std::to_string(*size) +
                               " bytes left for an arena; allowed: what its memory holds");
   }
   if (result != CUDA_SUCCESS)
@@ -163,6 +175,25 @@ Result<UniqueFd> make_cuda_memory(const DeviceName& name, std::uint64_t bytes) {
   if (failure.failed())
     return internal_error(name.text() + ": " + driver.describe(failure.call, failure.result));
   return exported;
+}
+
+Result<UniqueFd> make_memory(const DeviceName& name, bool of_host, std::uint64_t bytes) {
+  Result<const CudaDriver*> loaded = cuda_driver();
+  if (!loaded.ok()) return loaded.status();
+  const CudaDriver& driver = **loaded;
+  Result<CUdevice> device = find_device(driver, name);
+  if (!device.ok()) return device.status();
+  return make_memory(driver, name, of_host ? host_properties(driver, *device) : properties(*device), bytes);
+}
+
+}  // namespace
+
+Result<UniqueFd> make_cuda_memory(const DeviceName& name, std::uint64_t bytes) {
+  return make_memory(name, false, bytes);
+}
+
+Result<UniqueFd> make_cuda_host_memory(const DeviceName& name, std::uint64_t bytes) {
+  return make_memory(name, true, bytes);
 }
 
 namespace {
@@ -191,8 +222,15 @@ class Import {
   bool valid_ = false;
 };
 
-// For `device`, which may be a peer of the memory's own. `size` is whole units.
-std::unique_ptr<Arena> map_handle(const CudaDriver& driver, CUdevice device,
+constexpr CUmemLocation of_device(CUdevice device) {
+  CUmemLocation location{};
+  location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  location.id = device;
+  return location;
+}
+
+// For those who are named, of which a GPU may be a peer of the memory's own. `size` is whole units.
+std::unique_ptr<Arena> map_handle(const CudaDriver& driver, std::initializer_list<CUmemLocation> who,
                                   CUmemGenericAllocationHandle handle, std::uint64_t size, Failure& failure) {
   CUdeviceptr base = 0;
   failure = {"cuMemAddressReserve", driver.cuMemAddressReserve(&base, size, 0, 0, 0)};
@@ -203,32 +241,50 @@ std::unique_ptr<Arena> map_handle(const CudaDriver& driver, CUdevice device,
     return nullptr;
   }
   auto arena = std::make_unique<CudaArena>(driver, base, size);
-  CUmemAccessDesc access{};
-  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  access.location.id = device;
-  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  failure = {"cuMemSetAccess", driver.cuMemSetAccess(base, size, &access, 1)};
+  for (const CUmemLocation& location : who) {
+    CUmemAccessDesc access{};
+    access.location = location;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    if (!failure.failed()) failure = {"cuMemSetAccess", driver.cuMemSetAccess(base, size, &access, 1)};
+  }
   return !failure.failed() ? std::move(arena) : nullptr;
+}
+
+}  // namespace
+
+namespace {
+
+Result<std::unique_ptr<Arena>> map_memory(const CudaDriver& driver, const CUmemAllocationProp& prop,
+                                          std::initializer_list<CUmemLocation> who, int fd,
+                                          std::uint64_t bytes) {
+  Result<std::uint64_t> size = rounded(driver, prop, bytes);
+  if (!size.ok()) return size.status();
+  Import import(driver);
+  Failure failure{"cuMemImportFromShareableHandle", import.open(fd)};
+  std::unique_ptr<Arena> arena;
+  if (!failure.failed()) arena = map_handle(driver, who, import.get(), *size, failure);
+  if (arena != nullptr) return arena;
+  return internal_error("an arena of " + std::to_string(bytes) +
+                        " bytes can't be mapped: " + driver.describe(failure.call, failure.result));
 }
 
 }  // namespace
 
 Result<std::unique_ptr<Arena>> map_cuda_memory(const CudaDriver& driver, CUdevice device, int fd,
                                                std::uint64_t bytes) {
-  Result<std::uint64_t> size = rounded(driver, device, bytes);
-  if (!size.ok()) return size.status();
-  Import import(driver);
-  Failure failure{"cuMemImportFromShareableHandle", import.open(fd)};
-  std::unique_ptr<Arena> arena;
-  if (!failure.failed()) arena = map_handle(driver, device, import.get(), *size, failure);
-  if (arena != nullptr) return arena;
-  return internal_error("an arena of " + std::to_string(bytes) +
-                        " bytes can't be mapped: " + driver.describe(failure.call, failure.result));
+  return map_memory(driver, properties(device), {of_device(device)}, fd, bytes);
+}
+
+Result<std::unique_ptr<Arena>> map_cuda_host_memory(const CudaDriver& driver, CUdevice device, int fd,
+                                                    std::uint64_t bytes) {
+  CUmemLocation host{};
+  host.type = CU_MEM_LOCATION_TYPE_HOST;
+  return map_memory(driver, host_properties(driver, device), {of_device(device), host}, fd, bytes);
 }
 
 Result<std::unique_ptr<Arena>> map_cuda_client_memory(const CudaDriver& driver, CUdevice device, int fd,
                                                       std::uint64_t bytes, bool here) {
-  Result<std::uint64_t> size = rounded(driver, device, bytes);
+  Result<std::uint64_t> size = rounded(driver, properties(device), bytes);
   if (!size.ok()) return size.status();
   constexpr const char* kAllowed =
       "; allowed: what cuMemExportToShareableHandle gives for an allocation of cuMemCreate on this rank's "
@@ -250,7 +306,7 @@ Result<std::unique_ptr<Arena>> map_cuda_client_memory(const CudaDriver& driver, 
                                     : "location type " + std::to_string(prop.location.type)) +
                             ", and the rank on GPU " + std::to_string(device) + kAllowed);
   }
-  std::unique_ptr<Arena> memory = map_handle(driver, device, import.get(), *size, failure);
+  std::unique_ptr<Arena> memory = map_handle(driver, {of_device(device)}, import.get(), *size, failure);
   if (memory != nullptr) return memory;
   return invalid_argument("can't be mapped as far as " + std::to_string(*size) +
                           " bytes: " + driver.describe(failure.call, failure.result) +

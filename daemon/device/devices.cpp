@@ -73,6 +73,15 @@ Result<UniqueFd> make_arena_memory(const DeviceName& device, const char* label, 
 #endif
 }
 
+Result<UniqueFd> make_results_memory([[maybe_unused]] const DeviceName& device,
+                                     [[maybe_unused]] std::uint64_t bytes) {
+#if EPD_WITH_CUDA
+  return make_cuda_host_memory(device, bytes);
+#else
+  return built_without(device);
+#endif
+}
+
 void on_device_failed([[maybe_unused]] std::function<void()> last_word) {
 #if EPD_WITH_CUDA
   set_last_word(std::move(last_word));

@@ -68,11 +68,6 @@ Result<std::unique_ptr<Arena>> HostDevice::map_client_memory(int fd, std::uint64
 }
 
 Result<std::unique_ptr<Lane>> HostDevice::open_lane(const LaneShape& shape) {
-  if (shape.commands) {
-    return Status(StatusCode::kUnsupported, "commands is 1 (by stream) on " + name_ +
-                                                "; allowed: on CUDA devices, with devices.mode = "
-                                                "\"resident\"");
-  }
   return std::unique_ptr<Lane>(std::make_unique<HostLane>(sms_, shape));
 }
 

@@ -17,6 +17,9 @@ class HostDevice final : public Device, public Launcher {
   DeviceTraits traits() const override { return {}; }
   void set_num_sms(std::uint32_t sms) override { sms_.set_num(sms); }
   Result<std::unique_ptr<Arena>> map_arena(int fd, std::uint64_t bytes) override;
+  Result<std::unique_ptr<Arena>> map_results(int /*fd*/, std::uint64_t /*bytes*/) override {
+    return invalid_argument(name_ + " has no resident kernels");
+  }
   Result<std::unique_ptr<Arena>> map_client_memory(int fd, std::uint64_t bytes, bool here) override;
   Launcher& launcher() override { return *this; }
 

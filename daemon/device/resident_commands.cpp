@@ -23,6 +23,7 @@ using kernels::cuda::kJournalEntries;
 using kernels::cuda::kMoverKinds;
 using kernels::cuda::Movers;
 using kernels::cuda::Operation;
+using kernels::cuda::ResultRuns;
 using kernels::cuda::RouteState;
 
 namespace {
@@ -40,7 +41,8 @@ constexpr std::size_t routes_bytes(const LaneShape& shape) {
 
 std::size_t ResidentCommands::device_bytes(const LaneShape& shape, std::uint32_t max_sms) {
   return sizeof(CommandState) + routes_bytes(shape) + aligned(sizeof(DeviceView)) +
-         std::size_t{kMoverKinds} * max_sms * sizeof(Movers);
+         aligned(std::size_t{kMoverKinds} * max_sms * sizeof(Movers)) +
+         abi::kReplayedResults * sizeof(ResultRuns);
 }
 
 std::size_t ResidentCommands::host_bytes(const LaneShape& shape) {
@@ -48,7 +50,7 @@ std::size_t ResidentCommands::host_bytes(const LaneShape& shape) {
 }
 
 CUdeviceptr ResidentCommands::state() const {
-  return lane_.extra_device() + lane_.state_bytes();
+  return lane_.own_device() + sizeof(kernels::cuda::ResidentState);
 }
 
 CUdeviceptr ResidentCommands::routes() const {
@@ -63,31 +65,37 @@ CUdeviceptr ResidentCommands::movers() const {
   return view() + aligned(sizeof(DeviceView));
 }
 
+CUdeviceptr ResidentCommands::runs() const {
+  return movers() + aligned(std::size_t{kMoverKinds} * lane_.device_.max_sms() * sizeof(Movers));
+}
+
 CommandHost& ResidentCommands::host() const {
-  return *reinterpret_cast<CommandHost*>(lane_.commands_host());
+  return *reinterpret_cast<CommandHost*>(lane_.own_host());
 }
 
 RouteState* ResidentCommands::host_routes() const {
-  return reinterpret_cast<RouteState*>(lane_.commands_host() + sizeof(CommandHost));
+  return reinterpret_cast<RouteState*>(lane_.own_host() + sizeof(CommandHost));
 }
 
 ResidentCommands::Look& ResidentCommands::last_look() const {
-  return *reinterpret_cast<Look*>(lane_.commands_host() + sizeof(CommandHost) + routes_bytes(lane_.shape_));
+  return *reinterpret_cast<Look*>(lane_.own_host() + sizeof(CommandHost) + routes_bytes(lane_.shape_));
 }
 
 void ResidentCommands::write_state(std::size_t offset, std::uint32_t value) {
   lane_.write_word(reinterpret_cast<const void*>(state() + offset), value);
 }
 
-// The ring goes on where the last kernel that served it left it, be it another engine's.
+// The rings go on where the last kernel that served them left them, be it another engine's.
 void ResidentCommands::open(const Layout& layout) {
   layout_ = layout;
   CommandStart& first = host().start;
-  lane_.device_.read(&first.sequence, layout.words + offsetof(abi::CommandWords, done),
-                     sizeof(first.sequence));
+  lane_.device_.read(&first.sequence[kernels::cuda::kByStreams],
+                     layout.words + offsetof(abi::CommandWords, done), sizeof(std::uint32_t));
+  first.sequence[kernels::cuda::kByHost] = host_ended();
   first.sets = 1;
   lane_.write_word(&reinterpret_cast<abi::CommandWords*>(layout.words)->closed, 0);  // by a former engine
   write_movers();
+  write_results();
   // What is written by that stream is there before a kernel that another one starts.
   lane_.must("cuStreamSynchronize", lane_.driver_.cuStreamSynchronize(lane_.control()));
   lane_.follow_share();
@@ -111,6 +119,26 @@ void ResidentCommands::write_movers() const {
   lane_.device_.write(reinterpret_cast<void*>(movers()), all.data(), all.size() * sizeof(Movers));
 }
 
+// What is written there, and how often what graphs have captured has run, goes on likewise.
+void ResidentCommands::write_results() {
+  auto& results = *reinterpret_cast<abi::Results*>(layout_.results->bytes());
+  std::vector<ResultRuns> runs_of(abi::kReplayedResults);
+  std::uint32_t written = 0;
+  for (std::uint32_t place = 0; place < abi::kResultPlaces; ++place) {
+    std::uint64_t words[abi::CallResult::kWords];
+    for (std::uint32_t i = 0; i < abi::CallResult::kWords; ++i) {
+      words[i] = std::atomic_ref(results.places[place].words[i]).load(std::memory_order_relaxed);
+      written = std::max(written, static_cast<std::uint32_t>(words[i] >> 32));
+    }
+    if (place < abi::kOnceResults || words[abi::CallResult::kRuns] == 0) continue;
+    runs_of[place - abi::kOnceResults] = {static_cast<std::uint32_t>(words[abi::CallResult::kResult]) + 1,
+                                          static_cast<std::uint32_t>(words[abi::CallResult::kRuns])};
+  }
+  if (written == 0) return;
+  write_state(offsetof(CommandState, results), written);
+  lane_.device_.write(reinterpret_cast<void*>(runs()), runs_of.data(), runs_of.size() * sizeof(ResultRuns));
+}
+
 CommandArguments ResidentCommands::arguments() const {
   CommandArguments all;
   all.words = reinterpret_cast<abi::CommandWords*>(layout_.words);
@@ -120,6 +148,9 @@ CommandArguments ResidentCommands::arguments() const {
   all.movers = reinterpret_cast<const Movers*>(movers());
   all.most_ctas = lane_.device_.max_sms();
   all.host = &host();
+  all.results = reinterpret_cast<abi::Results*>(layout_.results->bytes());
+  all.counts_stride = static_cast<std::uint32_t>(layout_.counts_stride);
+  all.runs = reinterpret_cast<ResultRuns*>(runs());
   all.limits = lane_.shape_.limits;
   all.per_expert = lane_.shape_.shape.per_expert;
   return all;
@@ -163,7 +194,8 @@ void ResidentCommands::write_view(const DeviceView& view_of_group) const {
   Operation probe;
   probe.shape = lane_.shape_.shape;
   probe.landing = lane_.shape_.landing;
-  lane_.describe_own(Kind::kDispatch, 0, probe);
+  lane_.describe_workspace(probe);
+  EPD_CHECK(kernels::cuda::configure(Kind::kDispatch, lane_.device_.max_shared_bytes(), 1, probe));
   own.group.shape = probe.shape;
   own.group.workspace = probe.workspace;
   own.group.workspace_bytes = probe.workspace_bytes;
@@ -176,6 +208,7 @@ void ResidentCommands::resume(const Start& start) {
   CommandStart& next = host().start;
   next.epoch = start.epoch;
   next.index = start.index;
+  next.index_base = start.index_base;
   next.changed_epoch = start.changed_epoch;
   next.num_routes = static_cast<std::uint32_t>(start.routes.size());
   next.routes = host_routes();
@@ -200,7 +233,12 @@ void ResidentCommands::pop() {
   write_state(offsetof(CommandState, journal_read), told_);
 }
 
-// ---- the ring
+// ---- the rings
+
+std::uint32_t ResidentCommands::host_ended() const {
+  auto& results = *reinterpret_cast<abi::Results*>(layout_.results->bytes());
+  return std::atomic_ref(results.host_ended).load(std::memory_order_acquire);
+}
 
 // Not the words between: those are the client's own. And not in the control stream: the copies may lie behind
 // some of a client's, which take milliseconds.
@@ -212,7 +250,9 @@ void ResidentCommands::look() {
     const auto from = reinterpret_cast<CUdeviceptr>(layout_.words + offset);
     lane_.must("cuMemcpyDtoHAsync", lane_.driver_.cuMemcpyDtoHAsync(to, from, bytes, stream));
   };
-  copy(look.ring.calls, offsetof(abi::CommandWords, calls), sizeof(look.ring.calls));
+  static_assert(offsetof(abi::CommandWords, host_calls) == sizeof(look.ring.calls) &&
+                offsetof(Ring, host_calls) == sizeof(look.ring.calls));
+  copy(look.ring.calls, offsetof(abi::CommandWords, calls), 2 * sizeof(look.ring.calls));
   copy(&look.ring.done, offsetof(abi::CommandWords, done), sizeof(look.ring.done));
   lane_.must("cuStreamWriteValue32", lane_.driver_.cuStreamWriteValue32(
                                          stream, reinterpret_cast<CUdeviceptr>(&look.number), ++looks_, 0));
@@ -222,6 +262,7 @@ const CommandPort::Ring* ResidentCommands::seen() {
   Look& look = last_look();
   if (!looking_ || std::atomic_ref(look.number).load(std::memory_order_acquire) != looks_) return nullptr;
   looking_ = false;
+  look.ring.host_ended = host_ended();
   return &look.ring;
 }
 

@@ -1,5 +1,6 @@
 // What the host's side of a resident lane has for calls. Memory of the lane's, in two parts:
-//   device  CommandState, RouteState[num_routes], DeviceView, Movers[kMoverKinds, SMs of the device]
+//   device  CommandState, RouteState[num_routes], DeviceView, Movers[kMoverKinds, SMs of the device],
+//           ResultRuns[kReplayedResults]
 //   host    CommandHost, RouteState[num_routes], Look; pinned
 //
 // Words for the kernel go by the control stream, in their order.
@@ -7,6 +8,8 @@
 
 #include "cuda_driver.h"
 #include "device/launcher.h"
+
+#include <cstddef>
 
 namespace epd {
 
@@ -31,7 +34,9 @@ class ResidentCommands final : public CommandPort {
   void look() override;
   const Ring* seen() override;
 
-  // For the lane. The kernel is not to run before this.
+  // For the lane: the kernel with this number is to leave.
+  void stop(std::uint32_t kernel) { write_state(offsetof(kernels::cuda::CommandState, stop), kernel); }
+  // The kernel is not to run before this.
   bool opened() const { return layout_.words != nullptr; }
   kernels::cuda::CommandArguments arguments() const;
   const Layout& layout() const { return layout_; }
@@ -45,13 +50,16 @@ class ResidentCommands final : public CommandPort {
   CUdeviceptr routes() const;
   CUdeviceptr view() const;
   CUdeviceptr movers() const;
+  CUdeviceptr runs() const;
   kernels::cuda::CommandHost& host() const;
   kernels::cuda::RouteState* host_routes() const;
   Look& last_look() const;
   void write_state(std::size_t offset, std::uint32_t value);
   void write_movers() const;
+  void write_results();
   void write_view(const kernels::cuda::DeviceView& view_of_group) const;
   bool turn_taken() const;
+  std::uint32_t host_ended() const;
 
   ResidentLane& lane_;
   Layout layout_;

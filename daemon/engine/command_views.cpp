@@ -21,10 +21,11 @@ void CommandViews::show(std::span<const Rung> rung, Page& page, std::uint64_t no
   rung = rung.first(std::min(rung.size(), kMostShown));
   std::vector<Shown> now_there;
   for (const Rung& each : rung) {
-    const auto known = std::find_if(shown_.begin(), shown_.end(),
-                                    [&](const Shown& shown) { return shown.number == each.number; });
+    const auto known = std::find_if(shown_.begin(), shown_.end(), [&](const Shown& shown) {
+      return shown.ring == each.ring && shown.number == each.number;
+    });
     if (known == shown_.end()) {
-      now_there.push_back({each.number, claim(each, page, now_ns), false});
+      now_there.push_back({each.ring, each.number, claim(each, page, now_ns), false});
     } else {
       now_there.push_back(*known);
       shown_.erase(known);
@@ -45,9 +46,10 @@ void CommandViews::show_first(OpStage stage, std::uint32_t awaited, std::uint64_
   if (awaited != Flight::kNobody) Page::wait_for(first, awaited, now_ns);
 }
 
-void CommandViews::end_before(std::uint32_t number) {
-  std::erase_if(shown_, [number](const Shown& shown) {
-    const bool ended = static_cast<std::int32_t>(shown.number - number) < 0;  // they are cyclic
+void CommandViews::end_before(kernels::cuda::CallRing ring, std::uint32_t number) {
+  std::erase_if(shown_, [ring, number](const Shown& shown) {
+    const bool ended =
+        shown.ring == ring && static_cast<std::int32_t>(shown.number - number) < 0;  // they are cyclic
     if (ended) Page::release(shown.view);
     return ended;
   });
@@ -61,7 +63,8 @@ void CommandViews::clear() {
 OpView* CommandViews::claim(const Rung& rung, Page& page, std::uint64_t now_ns) const {
   abi::Submission command = rung.submission;
   // Unlike that of any submission: a membership's number is never that small.
-  command.ticket = std::uint64_t{member_.number} << 32 | std::uint32_t{rung.number + 1};
+  const auto of_host = static_cast<std::uint64_t>(rung.ring == kernels::cuda::kByHost);
+  command.ticket = of_host << 63 | std::uint64_t{member_.number} << 32 | std::uint32_t{rung.number + 1};
   command.submit_ns = now_ns;
   OpView* const view = page.claim(command);
   if (view == nullptr) return nullptr;

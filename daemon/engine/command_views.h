@@ -14,6 +14,7 @@ namespace epd {
 class CommandViews {
  public:
   struct Rung {
+    kernels::cuda::CallRing ring = kernels::cuda::kByStreams;
     std::uint32_t number = 0;
     std::uint64_t index = 0;  // of the operation in its group; of a noop the next one's
     abi::Submission submission{};
@@ -29,13 +30,14 @@ class CommandViews {
   void show(std::span<const Rung> rung, Page& page, std::uint64_t now_ns);
   // How far the first has come, and whom it waits for (Flight::kNobody).
   void show_first(abi::OpStage stage, std::uint32_t awaited, std::uint64_t now_ns);
-  // Commands before this one have ended.
-  void end_before(std::uint32_t number);
+  // Calls of the ring before this one have ended.
+  void end_before(kernels::cuda::CallRing ring, std::uint32_t number);
   void clear();
   bool empty() const { return shown_.empty(); }
 
  private:
   struct Shown {
+    kernels::cuda::CallRing ring = kernels::cuda::kByStreams;
     std::uint32_t number = 0;
     abi::OpView* view = nullptr;  // null: the page has no room
     bool is_first = false;        // and its time counts

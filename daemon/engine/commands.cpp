@@ -5,11 +5,15 @@
 #include "kernels/calls.h"
 #include "op_rules.h"
 
+#include <algorithm>
 #include <vector>
 
 namespace epd {
 
 using abi::Submission;
+using kernels::cuda::CallRing;
+using kernels::cuda::kByHost;
+using kernels::cuda::kByStreams;
 using kernels::cuda::OpError;
 using kernels::cuda::RouteState;
 
@@ -47,7 +51,8 @@ Commands::Commands(Member& member, Launcher& launcher)
       port_(*member.lane->commands()),
       views_(member) {
   const GroupRankMemory& memory = group_.ranks[member.rank];
-  port_.open({memory.command_words(), memory.user});
+  port_.open(
+      {memory.command_words(), memory.user, member.results, abi::ResultsLayout(group_.shape).counts_stride});
 }
 
 void Commands::follow_settings(std::uint32_t timeout_ms) {
@@ -61,6 +66,9 @@ void Commands::resume(bool fresh) {
   std::vector<RouteState> routes(group_.shape.num_routes());
   std::vector<RouteHeads::Standing> standing;
   recv_rows_.assign(routes.size(), 0);
+  // Of dispatches before its time a rank has no rows, but takes part in their combines.
+  if (member_.first_index != 0)
+    std::fill(routes.begin(), routes.end(), RouteState{abi::kUnknownRouting, 0, 0});
   if (!fresh) standing = member_.heads->standing(member_.next_number, member_.exchange());
   for (std::uint32_t record = 0; record < standing.size(); ++record) {
     const RouteHeads::Standing& now = standing[record];
@@ -68,15 +76,17 @@ void Commands::resume(bool fresh) {
     routes[record] = {abi::op_tag(now.head.epoch, now.head.handle - 1), now.head.num_tokens, now.half};
     recv_rows_[record] = now.head.num_recv_rows;
   }
-  port_.resume({group_.epoch, group_.in_tags(member_.next_number), group_.changed_epoch, routes,
-                device_view(member_)});
+  port_.resume({group_.epoch, group_.in_tags(member_.next_number), group_.from_tags(0), group_.changed_epoch,
+                routes, device_view(member_)});
 }
 
 // ---- what is rung
 
 void Commands::pop() {
-  ended_ = abi::unpack(port_.front()->call).number + 1;
-  views_.end_before(*ended_);
+  const JournalEntry& entry = *port_.front();
+  const std::uint32_t end = abi::unpack(entry.call).number + 1;
+  ended_[entry.ring] = end;
+  views_.end_before(entry.ring, end);
   running_.reset();
   port_.pop();
 }
@@ -89,7 +99,8 @@ void Commands::show_none() {
 void Commands::look(Page& page, std::uint64_t now_ns) {
   if (const CommandPort::Ring* ring = port_.seen(); ring != nullptr) {
     // The journal, which was read after that look, may know more; what was discarded it does not tell.
-    if (!ended_ || is_behind(*ended_, ring->done)) ended_ = ring->done;
+    note_ended(kByStreams, ring->done);
+    note_ended(kByHost, ring->host_ended);
     const std::vector<CommandViews::Rung> all = rung(*ring);
     views_.show(all, page, now_ns);
     running_.reset();
@@ -114,21 +125,34 @@ void Commands::show_running(std::uint64_t now_ns) {
   views_.show_first(signals->stage(op), signals->awaited(op, 0), now_ns);
 }
 
-// The client writes the ring, and it may be anything.
+void Commands::note_ended(CallRing ring, std::uint32_t end) {
+  std::optional<std::uint32_t>& known = ended_[ring];
+  if (!known || is_behind(*known, end)) known = end;
+}
+
+// The rings are taken from in turn, so which index a call gets that lies behind others is a guess if both
+// have some.
 std::vector<CommandViews::Rung> Commands::rung(const CommandPort::Ring& ring) const {
   std::vector<CommandViews::Rung> all;
   std::uint64_t index = member_.next_number;
+  add_rung(kByStreams, ring.calls, index, all);
+  add_rung(kByHost, ring.host_calls, index, all);
+  return all;
+}
+
+// The client writes the ring, and it may be anything.
+void Commands::add_rung(CallRing ring, const abi::PackedCall (&calls)[abi::kCommandSlots],
+                        std::uint64_t& index, std::vector<CommandViews::Rung>& all) const {
   for (std::uint32_t i = 0; i < abi::kCommandSlots; ++i) {
-    const std::uint32_t number = *ended_ + i;
-    const abi::PackedCall& packed = ring.calls[number % abi::kCommandSlots];
+    const std::uint32_t number = *ended_[ring] + i;
+    const abi::PackedCall& packed = calls[number % abi::kCommandSlots];
     const abi::Call call = abi::unpack(packed);
     const bool comes =
         call.number == number && kernels::cuda::is_whole(packed) && call.epoch == (group_.epoch & 0xff);
     if (!comes || abi::bad_field(call.request(), abi::op_limits(group_.shape)) != abi::BadField::kNone) break;
-    all.push_back({number, index, submission_of(call), timeout_of(call.timeout_ms)});
+    all.push_back({ring, number, index, submission_of(call), timeout_of(call.timeout_ms)});
     if (call.op != abi::Op::kNoop) ++index;
   }
-  return all;
 }
 
 // ---- ends
@@ -145,8 +169,10 @@ std::string Commands::illegal(const JournalEntry& entry) const {
   }
   if (entry.result.error != OpError::kBadCall) return "";
   std::string why = refusal("call", call.request(), abi::op_limits(group_.shape));
-  return !why.empty() ? why
-                      : bad("flags", call.flags, "without that of streams, whose calls are no submissions");
+  if (!why.empty()) return why;
+  if (const std::uint32_t place = abi::place_of(call.result); place >= abi::kResultPlaces)
+    return bad("result", place, "a place below " + std::to_string(abi::kResultPlaces));
+  return bad("flags", call.flags, "without that of streams, whose calls are no submissions");
 }
 
 Submission Commands::submission(const JournalEntry& entry) {

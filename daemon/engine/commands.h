@@ -35,7 +35,7 @@ class Commands {
   const JournalEntry* front() const { return port_.front(); }
   void pop();
 
-  // Shows what is enqueued, by a look at the ring now and then, which takes a moment. Of an active group,
+  // Shows what is enqueued, by a look at the rings now and then, which takes a moment. Of an active group,
   // when the journal has been read.
   void look(Page& page, std::uint64_t now_ns);
   void show_none();
@@ -56,7 +56,10 @@ class Commands {
 
  private:
   std::uint32_t timeout_of(std::uint32_t own_ms) const { return own_ms != 0 ? own_ms : timeout_ms_; }
+  void note_ended(kernels::cuda::CallRing ring, std::uint32_t end);
   std::vector<CommandViews::Rung> rung(const CommandPort::Ring& ring) const;
+  void add_rung(kernels::cuda::CallRing ring, const abi::PackedCall (&calls)[abi::kCommandSlots],
+                std::uint64_t& index, std::vector<CommandViews::Rung>& all) const;
   void show_running(std::uint64_t now_ns);
 
   Member& member_;
@@ -64,7 +67,8 @@ class Commands {
   Launcher& launcher_;
   CommandPort& port_;
   std::uint32_t timeout_ms_ = 0;
-  std::optional<std::uint32_t> ended_;  // calls, as far as the journal or a look at the ring has told
+  // Calls of each ring, as far as the journal or a look at it has told.
+  std::optional<std::uint32_t> ended_[kernels::cuda::kCallRings];
   std::uint64_t next_look_ns_ = 0;
   CommandViews views_;
   // The first that is shown: it runs, or is about to.

@@ -101,7 +101,8 @@ Failure device_failure(const Subject& subject, Launcher& launcher, const OpResul
       return {StatusCode::kInvalidArgument, result.culprit, disagreement_text(subject, launcher)};
     default: break;
   }
-  const bool of_stream = (subject.submission.flags & abi::kFlagStream) != 0 || subject.member.by_stream;
+  const bool of_stream =
+      (subject.submission.flags & abi::kFlagStream) != 0 || subject.member.commands != nullptr;
   std::string why = of_stream ? "its inputs were not ready" : "its own rows were still moving";
   if (result.culprit >= 0) {
     const auto rank = static_cast<std::uint32_t>(result.culprit);

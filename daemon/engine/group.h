@@ -115,8 +115,8 @@ class Member {
   std::unique_ptr<RouteHeads> heads;   // with the lane
   kernels::cuda::GroupView view;       // likewise
   std::vector<Operation*> operations;  // that have not ended, in the order of submission
-  bool by_stream = false;              // its operations are commands, and it has
-  std::unique_ptr<Commands> commands;  // these, of its lane. next_number: of the first not completed
+  std::shared_ptr<Arena> results;      // if its operations are calls (abi::Results)
+  std::unique_ptr<Commands> commands;  // then, of its lane. next_number: of the first not completed
   bool stopped = false;
   Statistics statistics;
 };

@@ -125,7 +125,7 @@ Status Engine::add_member(Packet& packet) {
   Group* group = find_group(message.group_id);
   if (group != nullptr && group->refused.count(message.rank) == 1) return {};
   const auto session = sessions_.find(message.session_id);
-  if (group == nullptr || session == sessions_.end() || packet.fds.size() != 1 ||
+  if (group == nullptr || session == sessions_.end() || packet.fds.empty() || packet.fds.size() > 2 ||
       message.rank >= group->shape.num_ranks || !group->active(message.rank)) {
     return invalid_argument("kGroupMember for group " + std::to_string(message.group_id) + " session " +
                             std::to_string(message.session_id));
@@ -144,7 +144,15 @@ Status Engine::add_member(Packet& packet) {
   auto member = std::make_unique<Member>(*group, message.rank, message.member, session->second.get(),
                                          std::move(board).value());
   member->first_index = message.first_index;
-  member->by_stream = message.commands != 0;
+  if (packet.fds.size() == 2) {
+    const std::uint64_t bytes = abi::ResultsLayout(group->shape).total_bytes;
+    Result<std::unique_ptr<Arena>> results = device_->map_results(packet.fds[1].get(), bytes);
+    if (!results.ok()) {
+      refuse_rank(*group, message.rank, results.status());
+      return {};
+    }
+    member->results = std::move(results).value();
+  }
   if (Status status = open_lane(*group, *member); !status.ok()) return status;
   // Under a break it goes on where its former engine stood; kResume says where all go on.
   if (group->starts_broken) member->next_number = member->board().next_index.load(std::memory_order_relaxed);
@@ -158,7 +166,6 @@ Status Engine::add_member(Packet& packet) {
 Status Engine::open_lane(Group& group, Member& member) {
   Launcher& launcher = device_->launcher();
   LaneShape shape = lane_shape(group.shape, group.priority);
-  shape.commands = member.by_stream;
   if (device_->traits().has_streams) shape.exchange = group.ranks[member.rank].exchange;
   Result<std::unique_ptr<Lane>> lane = launcher.open_lane(shape);
   if (!lane.ok()) {
@@ -171,7 +178,9 @@ Status Engine::open_lane(Group& group, Member& member) {
   const bool cleared =
       device_->traits().memory_is_clear || member.board().memory_cleared.load(std::memory_order_relaxed) != 0;
   if (!cleared) clear_memory(group, member);
-  if (member.by_stream) member.commands = std::make_unique<Commands>(member, launcher);
+  if (member.lane->commands() == nullptr) return {};
+  if (member.results == nullptr) return invalid_argument("kGroupMember without the memory of results");
+  member.commands = std::make_unique<Commands>(member, launcher);
   return {};
 }
 
@@ -245,7 +254,7 @@ Status Engine::close_streams(Packet& packet) {
 // stream. (A lane closes its commands itself.)
 void Engine::close_streams_of(const Member& member) const {
   const Group& group = member.group;
-  if (member.lane == nullptr || member.by_stream || group.ranks.empty()) return;
+  if (member.lane == nullptr || member.commands != nullptr || group.ranks.empty()) return;
   device_->launcher().close_streams(group.ranks[member.rank].stream_words(), group.shape.depth);
 }
 

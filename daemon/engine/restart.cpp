@@ -96,7 +96,7 @@ void Engine::catch_up(Member& member) {
   if (member.lane == nullptr) return;
   Launcher& launcher = device_->launcher();
   const std::uint64_t begun = last_begun(member, launcher);
-  if (member.by_stream) {  // one that fails is the last to begin
+  if (member.commands != nullptr) {  // one that fails is the last to begin
     member.next_number = std::max(member.next_number, begun);
   } else {
     const auto has_ended = [&](std::uint64_t index) {

@@ -66,9 +66,8 @@ std::string Engine::illegal(const SessionPort& session, const Submission& s) con
   const bool of_stream = (s.flags & abi::kFlagStream) != 0;
   if (of_stream && !device_->traits().has_streams)
     return bad("flags", s.flags, "no stream's on " + device_->name());
-  if (member.by_stream && (s.op != Op::kNoop || of_stream))
-    return bad("op", static_cast<std::uint32_t>(s.op),
-               "1 (noop) outside of streams, since this rank's operations are calls");
+  if (member.commands != nullptr)
+    return bad("op", static_cast<std::uint32_t>(s.op), "none, since this rank's operations are calls");
   if (s.epoch > member.group.epoch)
     return bad("epoch", s.epoch, "at most " + std::to_string(member.group.epoch));
   const Member::SlotUse& use = member.slot_use[s.slot];

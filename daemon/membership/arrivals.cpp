@@ -72,7 +72,6 @@ Status Arrivals::ask(Group& group, std::uint32_t rank, const JoinRequest& reques
   member.engine = request.engine;
   member.sms = request.join.sms;
   member.priority = request.join.priority;
-  member.commands = request.join.commands != 0;
   member.bound = abi::bound_regions(request.join.bindings);
   member.join_request = request.id.number;
   member.join_due_ns = due_ns;

@@ -68,7 +68,7 @@ abi::GroupSettings Group::settings_on(EngineId engine) const {
 }
 
 MemberDescription describe(const Member& member) {
-  return {member.rank, member.session, member.member, member.first_index, member.commands};
+  return {member.rank, member.session, member.member, member.first_index};
 }
 
 }  // namespace epd::membership

@@ -42,10 +42,6 @@ Status check_join(const abi::Join& join, std::size_t num_memories) {
     return invalid_argument("priority is " + std::to_string(join.priority) + "; allowed: " +
                             std::to_string(abi::kMinPriority) + " .. " + std::to_string(abi::kMaxPriority));
   }
-  if (join.commands > 1) {
-    return invalid_argument("commands is " + std::to_string(join.commands) +
-                            "; allowed: 0 (by host), 1 (by stream)");
-  }
   if (std::string wrong = abi::check_bindings(s, join.bindings, num_memories); !wrong.empty())
     return invalid_argument(std::move(wrong));
   return {};

@@ -120,6 +120,7 @@ Status SessionTable::welcome(const Session& session, const abi::Hello& hello, st
   abi::set_text(message.device, device.name.data(), device.name.size());
   message.device_kind = device.kind;
   std::copy(device.uuid.begin(), device.uuid.end(), message.device_uuid);
+  message.resident = device.resident ? 1 : 0;
   return send_message(session.socket.get(), abi::AttachType::kWelcome, message,
                       {session.segments.a.get(), client.b_read_only.get(), client.engine_bell.get(),
                        client.client_bell.get()},

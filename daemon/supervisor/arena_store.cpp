@@ -11,7 +11,7 @@ using abi::Board;
 
 namespace {
 
-constexpr std::uint64_t kMemberDescriptors = 3;  // two arenas, the board
+constexpr std::uint64_t kMemberDescriptors = 4;  // two arenas, the board, results
 
 constexpr std::uint64_t kFirstEpoch = 1;
 
@@ -95,7 +95,7 @@ Status ArenaStore::acquire(std::pair<std::uint64_t, std::uint32_t> member, std::
   made.device = device;
   made.wanted = wanted;
   const bool host = device.kind == abi::DeviceKind::kHost;
-  const abi::GroupBytes needed(wanted.shape, host, abi::bound_regions(wanted.bindings));
+  const abi::GroupBytes needed(wanted.shape, host, abi::bound_regions(wanted.bindings), wanted.results);
   made.bytes = needed.arena_quota;
   made.host_bytes = needed.host_quota;
   made.routing_bytes = needed.routing_quota;
@@ -119,13 +119,19 @@ Status ArenaStore::acquire(std::pair<std::uint64_t, std::uint32_t> member, std::
 
 Status ArenaStore::make(MemberArenas& made, const DeviceName& device) const {
   const abi::GroupBytes needed(made.wanted.shape, device.kind == abi::DeviceKind::kHost,
-                               abi::bound_regions(made.wanted.bindings));
+                               abi::bound_regions(made.wanted.bindings), made.wanted.results);
   Result<DescriptorShare> share = descriptors_.take(made.uid, kMemberDescriptors);
   if (!share.ok()) return share.status();
   Result<UniqueFd> user = make_arena_memory(device, "epd-user-arena", needed.user_arena);
   if (!user.ok()) return user.status();
   Result<UniqueFd> exchange = make_arena_memory(device, "epd-exchange-arena", needed.exchange_arena);
   if (!exchange.ok()) return exchange.status();
+  UniqueFd results;
+  if (made.wanted.results) {
+    Result<UniqueFd> memory = make_results_memory(device, needed.results);
+    if (!memory.ok()) return memory.status();
+    results = std::move(*memory);
+  }
   Result<UniqueFd> board = make_sealed_memfd("epd-board", needed.board);
   if (!board.ok()) return board.status();
   Result<Mapping> map = Mapping::map(board->get(), needed.board, Access::kReadWrite);
@@ -135,6 +141,7 @@ Status ArenaStore::make(MemberArenas& made, const DeviceName& device) const {
   made.user = std::move(*user);
   made.exchange = std::move(*exchange);
   made.board = std::move(*board);
+  made.results = std::move(results);
   made.board_map = std::move(*map);
   return {};
 }
@@ -155,6 +162,7 @@ void ArenaStore::release(std::uint64_t group_id, std::uint32_t rank) {
   users_.at(uid).client_memories -= found->second.wanted.num_memories();
   closer_.close(std::move(found->second.user));
   closer_.close(std::move(found->second.exchange));
+  closer_.close(std::move(found->second.results));
   mappings_.remove({group_id, rank});
   arenas_.erase(found);
   drop_idle_user(uid);

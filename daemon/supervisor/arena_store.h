@@ -29,6 +29,7 @@ struct WantedMemory {
   abi::GroupShape shape{};
   abi::Bindings bindings{};
   ClientMemory memory;
+  bool results = false;  // its operations are calls
 
   std::size_t num_memories() const { return memory == nullptr ? 0 : memory->size(); }
 };
@@ -36,8 +37,8 @@ struct WantedMemory {
 struct MemberArenas {
   std::uint32_t uid = 0;
   DeviceName device;
-  // Counted: the two arenas and the board. On a host device also what is bound: engines may be the first to
-  // touch a page of it, and a page is charged to who touches it first.
+  // Counted: the two arenas, the board, and results. On a host device also what is bound: engines may be the
+  // first to touch a page of it, and a page is charged to who touches it first.
   std::uint64_t bytes = 0;
   std::uint64_t host_bytes = 0;  // of them in host memory
   // Counted by itself: what its engine may have in its own memory of the rank's routings.
@@ -47,6 +48,7 @@ struct MemberArenas {
   UniqueFd user;
   UniqueFd exchange;
   UniqueFd board;
+  UniqueFd results;  // if it has any
   Mapping board_map;
 
   // Of the board: the first operation that its engine has not completed.

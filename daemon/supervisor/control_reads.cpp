@@ -62,7 +62,6 @@ void fill(v1::Group& message, const membership::Group& group, const EngineFleet&
     out.set_session_id(member.session.number);
     out.set_device(fleet.name(member.engine.device));
     out.set_gone(member.gone());
-    out.set_by_stream(member.commands);
   }
   if (!group.is(membership::GroupPhase::kForming)) return;
   for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {

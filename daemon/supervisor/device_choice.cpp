@@ -86,15 +86,27 @@ Status needs_mps(const DeviceName& name) {
                      "\"auto\", \"launched\", or MPS (nvidia-cuda-mps-control -d)");
 }
 
+Status needs_host_memory(const DeviceName& name) {
+  return unsupported(
+      "devices.mode is \"resident\" and " + name.text() +
+      " can't map memory of the host that is passed by descriptor "
+      "(HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT): clients would not see results; allowed: \"auto\", "
+      "\"launched\"");
+}
+
 Status choose_mode(DeviceMode wanted, ServedDevice& device) {
   const bool mps = device.facts.mps;
+  const bool can = mps && device.facts.maps_host_memory;
   if (wanted == DeviceMode::kResident && !mps) return needs_mps(device.name);
-  const bool resident = wanted == DeviceMode::kResident || (wanted == DeviceMode::kAuto && mps);
+  if (wanted == DeviceMode::kResident && !can) return needs_host_memory(device.name);
+  const bool resident = wanted != DeviceMode::kLaunched && can;
   device.mode = resident ? LaunchMode::kResident : LaunchMode::kLaunched;
   if (wanted != DeviceMode::kAuto) {
     device.mode_reason = "devices.mode";
   } else {
-    device.mode_reason = mps ? "auto: MPS runs on it" : "auto: MPS does not run on it";
+    device.mode_reason = !mps  ? "auto: MPS does not run on it"
+                         : can ? "auto: MPS runs on it"
+                               : "auto: it can't map the host's memory of other processes";
   }
   return {};
 }

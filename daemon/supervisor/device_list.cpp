@@ -72,15 +72,8 @@ Status DeviceList::find_unreachable() {
   return {};
 }
 
-Status DeviceList::check_commands(std::uint32_t device) const {
-  const DeviceName& name = devices_[device].name;
-  const bool stays = devices_[device].mode == LaunchMode::kResident;
-  if (is_cuda(name) && stays) return {};
-  return {StatusCode::kUnsupported,
-          "commands is 1 (by stream) on " + name.text() +
-              (is_cuda(name) ? ", which runs launched (" + devices_[device].mode_reason +
-                                   "); allowed: where kernels stay, devices.mode = \"resident\""
-                             : std::string("; allowed: on CUDA devices, with devices.mode = \"resident\""))};
+bool DeviceList::is_resident(std::uint32_t device) const {
+  return is_cuda(devices_[device].name) && devices_[device].mode == LaunchMode::kResident;
 }
 
 }  // namespace epd

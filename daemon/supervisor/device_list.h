@@ -24,8 +24,8 @@ class DeviceList {
   const std::vector<Device>& all() const { return devices_; }
   bool any_under_mps() const;
 
-  // OK, or UNSUPPORTED: the device's engine has no kernel that takes commands.
-  Status check_commands(std::uint32_t device) const;
+  // A kernel of its engine is, and operations are calls.
+  bool is_resident(std::uint32_t device) const;
 
  private:
   DeviceList() = default;

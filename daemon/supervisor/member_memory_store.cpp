@@ -52,7 +52,8 @@ Status MemberMemoryStore::acquire(const membership::AcquireMemory& action) {
   }
   const auto& [quotas, bindings, memory] = brought->second;
   return arenas_.acquire({action.group_id, action.rank}, action.uid, quotas,
-                         rooms_.devices[action.engine.device].name, {action.shape, bindings, memory});
+                         rooms_.devices[action.engine.device].name,
+                         {action.shape, bindings, memory, rooms_.devices.is_resident(action.engine.device)});
 }
 
 void MemberMemoryStore::mark_lost(const membership::MarkLost& action) {

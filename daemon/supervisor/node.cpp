@@ -22,8 +22,11 @@ SessionTable::Options session_options(const DaemonLife& life, const DeviceList& 
   SessionTable::Options options;
   options.daemon = std::string("epd ") + kDaemonVersion;
   options.boot_id = life.boot_id;
-  for (const DeviceList::Device& device : devices.all())
-    options.devices.push_back({device.name.text(), device.name.kind, device.facts.uuid});
+  for (std::uint32_t i = 0; i < devices.size(); ++i) {
+    const DeviceList::Device& device = devices[i];
+    options.devices.push_back(
+        {device.name.text(), device.name.kind, device.facts.uuid, devices.is_resident(i)});
+  }
   options.limits = limits;
   return options;
 }

@@ -99,7 +99,6 @@ void SessionEvents::join_requested(const Session& session, std::uint32_t request
                                                  session.peer.pid,
                                                  {membership::kLocalNode, session.device},
                                                  rooms_.devices[session.device].name.kind,
-                                                 rooms_.devices.check_commands(session.device),
                                                  join,
                                                  rooms_.config->max_groups_of(caller),
                                                  num_memories});

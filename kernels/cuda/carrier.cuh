@@ -91,10 +91,12 @@ class Carrier {
   // What lands goes to the warp's own; and so does a row that is copied.
   __device__ std::uint8_t* own_stage() const {
     if (!format_.cast) return stage(warp_of());
+    EPD_AT_MOST(op_.movers.landed_pitch * (2 + warp_of() % 2), op_.movers.stage_bytes);
     return stage(warp_of() / 2) + op_.movers.landed_pitch * (1 + warp_of() % 2);
   }
 
   __device__ void read_choices(std::uint32_t token) {
+    EPD_BELOW(token, op_.num_tokens);
     choice_ = own_.read_lane(token);
     weight_ = 0.0f;
     if (op_.topk_weights != nullptr && lane_of() < op_.shape.topk)
@@ -114,6 +116,7 @@ class Carrier {
     const std::uint32_t expert = own_.accepted(choice_, token);
     std::uint32_t number = LandedChoice::kNone;
     if (expert != kFull && is_first_) number = own_.number(expert, token);
+    EPD_AT_MOST(number, LandedChoice::kNone);
     const LandedChoice choice = LandedChoice::make(expert, number);
     reinterpret_cast<LandedChoice*>(row + op_.movers.landed.choices)[lane_of()] = choice;
     reinterpret_cast<float*>(row + op_.movers.landed.weights)[lane_of()] = weight_;
@@ -140,6 +143,8 @@ class Carrier {
     while (next < all) {
       const std::uint32_t place = multiply_high(next, op_.movers.steps_reciprocal);
       const std::uint32_t step = next - place * op_.movers.row_steps;
+      EPD_BELOW(place, round_rows(first));
+      EPD_BELOW(step, op_.movers.row_steps);
       next = claim(here, board_.cast_claimed);
       std::uint8_t* const to = stage(place);
       cast_step(format_, to + op_.movers.landed_pitch, to, to + format_.row_bytes, step);
@@ -161,6 +166,7 @@ class Carrier {
     if (first != 0) sent_.release(op_);
   }
   __device__ void load_given_scales() const {
+    EPD_BELOW(token_of(row_), op_.num_tokens);
     std::uint8_t* const to = own_stage() + format_.row_bytes;
     const std::uint8_t* from =
         static_cast<const std::uint8_t*>(op_.x_scales) + std::size_t{token_of(row_)} * format_.scale_bytes;
@@ -220,6 +226,7 @@ class Carrier {
     const std::uint32_t local = plans.local(choice.expert());
     std::int32_t place = -1;
     if (local < experts_per_rank(op_.shape)) place = plans.row(local, source, choice.number());
+    EPD_BELOW_OR_NONE(place, op_.shape.recv_rows);
     const DispatchTarget& own = shared_.targets[op_.rank];
     const bool has = place >= 0;
     const std::size_t number = has ? static_cast<std::uint32_t>(place) : 0;
@@ -252,6 +259,7 @@ class Carrier {
       for (std::uint32_t left = places; left != 0; left &= left - 1) {
         const int lane = __ffs(static_cast<int>(left)) - 1;
         const auto row = static_cast<std::uint32_t>(__shfl_sync(kFull, place, lane));
+        EPD_BELOW(row, op_.shape.recv_rows);
         if (mine) at[std::size_t{row} * units + first] = unit;
       }
     }

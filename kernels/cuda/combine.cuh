@@ -34,6 +34,8 @@ __device__ inline RawChoice load_raw(const Operation& op, std::uint32_t token) {
   raw.expert = __ldcg(op.routing.topk + place);
   raw.row = __ldcg(op.routing.rows + place);
   if (op.topk_weights != nullptr) raw.weight = __ldcg(op.topk_weights + place);
+  EPD_BELOW_OR_NONE(raw.expert, op.shape.num_experts);
+  EPD_BELOW_OR_NONE(raw.row, op.shape.recv_rows);
   return raw;
 }
 
@@ -41,6 +43,7 @@ template <bool kPerExpert>
 __device__ inline PulledRow work_out(const Operation& op, const RawChoice& raw) {
   PulledRow pulled;
   if (raw.expert >= 0) pulled.rank = raw.expert / op.shape.experts_per_rank;
+  if (raw.row >= 0) EPD_BELOW(pulled.rank, op.shape.num_ranks);
   pulled.pulls = raw.row >= 0 && op.peers[pulled.rank].source.y != nullptr;
   pulled.row = raw.row;
   const std::uint32_t pullers = __ballot_sync(kFull, pulled.pulls);
@@ -112,6 +115,11 @@ __device__ inline std::uint32_t num_biases(const Operation& op) {
 __device__ inline void load_piece(const Operation& op, const Stages& stages, StageHeader& header,
                                   std::uint32_t stage, const Piece& piece, const PulledRow& pulled) {
   const std::uint32_t biases = num_biases(op);
+  EPD_BELOW(piece.token, op.num_tokens);
+  EPD_AT_MOST(piece.offset + piece.bytes, op.shape.hidden * 2);
+  EPD_AT_MOST(pulled.num_rows + biases, stage_pieces(op));
+  if (pulled.pulls) EPD_BELOW(pulled.position, pulled.num_rows);
+  if (pulled.pulls) EPD_BELOW(pulled.row, op.shape.recv_rows);
   if (lane_of() == 0) {
     header.num_rows = pulled.num_rows;
     header.ends = pulled.ends;
@@ -207,6 +215,8 @@ __device__ inline void sum_piece(const Operation& op, const std::uint8_t* stage,
   const std::uint32_t biases = num_biases(op);
   const std::uint32_t pitch = op.movers.chunk_bytes;
   const std::uint32_t vectors = piece.bytes / 16;
+  EPD_BELOW(piece.token, op.num_tokens);
+  EPD_AT_MOST(header.num_rows + biases, stage_pieces(op));
 #pragma unroll 2
   for (std::uint32_t i = lane_of(); i < vectors; i += 32) {
     out[i] = with_own_nans(sum_vector<kPerExpert>(stage + i * 16, header, biases, pitch).rounded());
@@ -226,8 +236,10 @@ __device__ inline void return_weights(const Operation& op, std::uint32_t token, 
   if (raw.expert >= 0 && op.peers[pulled.rank].source.y_weights != nullptr) {
     const std::size_t first =
         kPerExpert ? row : std::size_t{static_cast<std::uint32_t>(row)} * op.shape.topk + lane_of();
+    EPD_BELOW(row, op.shape.recv_rows);
     weight = op.peers[pulled.rank].source.y_weights[first];
   }
+  EPD_BELOW(token, op.num_tokens);
   op.out_weights[token * op.shape.topk + lane_of()] = weight;
 }
 
@@ -236,7 +248,7 @@ __device__ inline void pull_rows(const Operation& op, Cta cta, const Shared& sha
   if (warp_of() >= op.movers.warps) return;
   const Stages stages(op, shared);
   StageHeader* const headers = shared.headers + warp_of() * stages.count;
-  stages.open();
+  stages.open(op);
   PieceOrder loading(op, cta);
   PieceOrder summing = loading;
   StageCursor load_at;
@@ -278,7 +290,7 @@ __device__ inline void run_pulling_combine(const Operation& op, Cta cta, std::ui
   if (!wait_signals(op, op.peers[op.rank].ready, ranks_there(op), deadline_ns)) return;
   if (!check_announcements(op)) return;
   pull_rows<kPerExpert>(op, cta, shared);
-  finish(op, cta, deadline_ns, [] { return 0u; });
+  finish<true>(op, cta, deadline_ns, [] { return 0u; });
 }
 
 }  // namespace epd::kernels::cuda

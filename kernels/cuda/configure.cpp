@@ -7,6 +7,7 @@
 extern "C" {
 extern const std::byte epd_cuda_image[];
 extern const std::byte epd_cuda_image_end[];
+extern const bool epd_cuda_image_checks;
 }
 
 namespace epd::kernels::cuda {
@@ -136,16 +137,13 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
 std::span<const std::byte> image() {
   return {epd_cuda_image, epd_cuda_image_end};
 }
+bool image_checks_ranges() {
+  return epd_cuda_image_checks;
+}
 
 const char* kernel_name(Kind kind, const Operation& op) {
   if (kind == Kind::kDispatch) return kKernelNames[0];
   return kKernelNames[op.shape.per_expert ? 2 : 1];
-}
-
-Task task_of(Kind kind, const Operation& op) {
-  if (kind == Kind::kNoop) return Task::kNoop;
-  if (kind == Kind::kDispatch) return Task::kDispatch;
-  return op.shape.per_expert ? Task::kCombinePerExpert : Task::kCombine;
 }
 
 }  // namespace epd::kernels::cuda

@@ -20,6 +20,7 @@ struct TokenChoice {
 __device__ inline TokenChoice load_choice(const Operation& op, std::uint32_t token, std::uint32_t end) {
   TokenChoice choice;
   if (token >= end || lane_of() >= op.shape.topk) return choice;
+  EPD_BELOW(token, op.num_tokens);
   const std::uint32_t place = token * op.shape.topk + lane_of();
   choice.expert = op.routing.topk[place];
   choice.row = op.routing.rows[place];
@@ -31,16 +32,21 @@ __device__ inline TokenChoice load_choice(const Operation& op, std::uint32_t tok
 __device__ inline void place_choice(const Operation& op, const Shared& shared, std::uint32_t token,
                                     TokenChoice& choice) {
   if (choice.expert < 0) return;
+  EPD_BELOW(choice.expert, op.shape.num_experts);
   choice.rank = choice.expert / experts_per_rank(op.shape);
+  if (choice.row >= 0) EPD_BELOW(choice.row, op.shape.recv_rows);
   if (choice.row >= -1) return;
   const std::uint32_t* const base =
       op.shape.per_expert
           ? shared.base + choice.expert
           : shared.base + part_with(op.num_tokens, token, op.movers.ctas) * op.shape.num_ranks + choice.rank;
+  EPD_BELOW(base - shared.base, base_words(op));
   choice.row = static_cast<std::int32_t>(*base) - 2 - choice.row;
+  EPD_BELOW(choice.row, op.shape.recv_rows);
 }
 
 __device__ inline void store_index(const Operation& op, void* indices, std::size_t at, std::int32_t value) {
+  EPD_BELOW(at, op.shape.recv_rows * (op.shape.per_expert ? 1 : op.shape.topk));
   if (op.shape.index64) {
     static_cast<std::int64_t*>(indices)[at] = value;
   } else {
@@ -57,6 +63,8 @@ __device__ inline void send_choices(const Operation& op, const Shared& shared, s
     const int lane = __ffs(static_cast<int>(senders)) - 1;
     const std::uint32_t rank = __shfl_sync(kFull, choice.rank, lane);
     const std::size_t row = __shfl_sync(kFull, choice.row, lane);
+    EPD_BELOW(rank, op.shape.num_ranks);
+    EPD_BELOW(row, op.shape.recv_rows);
     const DispatchTarget& target = shared.targets[rank];
     const bool here = choice.rank == rank;
     if (lane_of() < topk) {
@@ -76,6 +84,8 @@ __device__ inline void send_choice(const Operation& op, const Shared& shared, st
   const float weight =
       op.topk_weights == nullptr ? 0.0f : sum_weights(op.shape.topk, choice.expert, choice.weight);
   if (choice.row < 0) return;
+  EPD_BELOW(choice.rank, op.shape.num_ranks);
+  EPD_BELOW(choice.row, op.shape.recv_rows);
   const DispatchTarget& target = shared.targets[choice.rank];
   const auto first = static_cast<std::int32_t>(choice.rank * experts_per_rank(op.shape));
   store_index(op, target.recv_topk_idx, choice.row, choice.expert - first);
@@ -93,6 +103,8 @@ __device__ inline void send_scales(const Operation& op, const Shared& shared, co
     const int lane = __ffs(static_cast<int>(senders)) - 1;
     const std::uint32_t rank = __shfl_sync(kFull, choice.rank, lane);
     const std::size_t row = __shfl_sync(kFull, choice.row, lane);
+    EPD_BELOW(rank, op.shape.num_ranks);
+    EPD_BELOW(row, op.shape.recv_rows);
     Unit* const to = static_cast<Unit*>(shared.targets[rank].recv_scales) + row * units;
 #pragma unroll 1
     for (std::uint32_t i = lane_of(); i < units; i += 32) to[i] = reinterpret_cast<const Unit*>(scales)[i];
@@ -113,6 +125,7 @@ struct StageLayout {
 
 __device__ inline void load_row(const Operation& op, const StageLayout& to, std::uint64_t* barrier,
                                 std::uint32_t token) {
+  EPD_BELOW(token, op.num_tokens);
   const RowFormat& format = op.shape.format;
   const bool scales = op.x_scales != nullptr;
   const bool bulk_scales = scales && format.scale_bytes % 16 == 0;
@@ -137,6 +150,8 @@ __device__ inline void send_row(const Operation& op, const Shared& shared, const
                                 const TokenChoice& choice) {
   const RowFormat& format = op.shape.format;
   const bool sends = choice.row >= 0;
+  if (sends) EPD_BELOW(choice.rank, op.shape.num_ranks);
+  if (sends) EPD_BELOW(choice.row, op.shape.recv_rows);
   const DispatchTarget& target = shared.targets[sends ? choice.rank : 0];
   const std::size_t row = sends ? choice.row : 0;
   warp_store(static_cast<std::uint8_t*>(target.recv_x) + row * format.row_bytes, stage.row, format.row_bytes,
@@ -172,7 +187,7 @@ class Pusher {
 
   __device__ void begin() {
     if (!moves_) return;
-    stages_.open();
+    stages_.open(op_);
     if (token_ >= end_) return;
     load_row(op_, stage_, stages_.barriers, token_);
     next_ = following(claim(), token_);
@@ -276,6 +291,7 @@ __device__ inline void fill_range(const Operation& op, Cta cta, const Team& team
   const std::uint32_t step = cta.count * team.warps;
 #pragma unroll 1
   for (std::uint64_t row = rows.begin + cta.index * team.warps + team.warp(); row < rows.end; row += step) {
+    EPD_BELOW(row, op.shape.recv_rows);
     if (lane_of() < choices) {
       store_index(op, own.recv_topk_idx, row * choices + lane_of(), -1);
       own.recv_topk_weights[row * choices + lane_of()] = 0.0f;
@@ -295,6 +311,7 @@ __device__ inline void fill_rows(const Operation& op, Cta cta, const Shared& sha
   if (op.shape.per_expert) {
 #pragma unroll 1
     for (std::uint32_t i = 0; i < experts_per_rank(op.shape); ++i) {
+      EPD_BELOW(i * 2 + 1, ends_words(op));
       fill_range(op, cta, team, {shared.ends[i * 2], shared.ends[i * 2 + 1]});
       end = shared.ends[i * 2 + 1];
     }
@@ -311,6 +328,7 @@ __device__ inline void recall_placement(const Operation& op, const Shared& share
 #pragma unroll 1
   for (std::uint32_t i = threadIdx.x; i < experts; i += blockDim.x) {
     const std::int32_t first = op.routing.placement[at.expert_offsets + i];
+    EPD_BELOW(i * 2 + 1, ends_words(op));
     shared.ends[i * 2] = first + op.routing.placement[at.expert_counts + i];
     shared.ends[i * 2 + 1] = op.routing.placement[at.expert_offsets + i + 1];
   }

@@ -27,7 +27,19 @@ static_assert(sizeof(Workspace) <= kWorkspaceHead);
 EPD_DEVICE inline Workspace& workspace(const Operation& op) {
   return *static_cast<Workspace*>(op.workspace);
 }
-// Stores `ending` as the operation's result, with its tag last. One thread.
+EPD_DEVICE inline void write_word(const ResultOut& out, abi::CallResult::Word word, std::uint32_t value) {
+  store_relaxed_system(&out.to->words[word], std::uint64_t{out.number} << 32 | value);
+}
+
+// The part of a call's result that whoever ends it writes.
+EPD_DEVICE inline void write_ending(const ResultOut& out, abi::CallEnding how, const OpResult& ending) {
+  write_word(out, abi::CallResult::kEnding, static_cast<std::uint32_t>(how));
+  write_word(out, abi::CallResult::kRows, ending.num_recv_rows);
+  write_word(out, abi::CallResult::kDropped, ending.num_dropped);
+  write_word(out, abi::CallResult::kRan, static_cast<std::uint32_t>(ending.ran_ns / 1000));
+}
+
+// Stores `ending` as the operation's result, with its tag last; a call's for the client too. One thread.
 EPD_DEVICE EPD_NO_INLINE inline void publish(const Operation& op, const OpResult& ending) {
   OpResult& result = *op.result;
   result.error = ending.error;
@@ -41,7 +53,12 @@ EPD_DEVICE EPD_NO_INLINE inline void publish(const Operation& op, const OpResult
   result.num_recv_rows = ending.num_recv_rows;
   result.num_dropped = ending.num_dropped;
   result.ran_ns = ending.ran_ns;
-  store_release_system(&result.tag, op.tag);
+  fence_system();
+  store_relaxed_system(&result.tag, op.tag);
+  if (op.out_result.to == nullptr) return;
+  write_ending(op.out_result,
+               ending.error == OpError::kNone ? abi::CallEnding::kCarriedOut : abi::CallEnding::kFailed,
+               ending);
 }
 
 // The first failure of the operation is published; every CTA leaves when it sees one.
@@ -63,9 +80,10 @@ EPD_DEVICE inline OpResult ended(OpError error, std::int32_t culprit) {
 EPD_DEVICE inline void tell_stream(const Operation& op) {
   const bool by_command = op.signal.failed != nullptr;
   if (op.signal.flag != nullptr) store_release_system(op.signal.flag, 1u);
+  if (op.signal.done == nullptr) return;
   if (by_command) {
     store_release(op.signal.done, op.signal.value);
-  } else if (op.signal.done != nullptr) {
+  } else {
     store_release_system(op.signal.done, op.signal.value);
   }
 }

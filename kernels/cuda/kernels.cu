@@ -61,19 +61,14 @@ extern "C" __global__ void __launch_bounds__(kMaxThreads, 1)
   if (blockIdx.x == 0 && threadIdx.x == 0) begin_watch(own, watch);
   begin_view(view);
   for (std::uint32_t herald = first_herald(*own.state);; ++herald) {
-    const Entry entry = next_entry(own, watch, call, herald);
-    if (entry.task == Task::kStop) {
+    const Task task = next_task(own, watch, call, herald);
+    if (task == Task::kStop) {
       leave_kernel(*own.state, herald);
       return;
     }
-    if (entry.by_command) {
-      compose_call(own.commands, blockIdx.x == 0 ? watch.running : call, view, own_operation());
-    } else {
-      fetch(own.operations + entry.place);
-      if (threadIdx.x == 0) view.turn = 0;  // of which nothing is left in the operation
-    }
+    compose_call(own.commands, blockIdx.x == 0 ? watch.running : call, view, own_operation());
     const Operation& op = own_operation();
-    if (!entry.failed) run_task(entry.task, op, {blockIdx.x, op.movers.ctas}, dynamic_memory);
+    run_task(task, op, {blockIdx.x, op.movers.ctas}, dynamic_memory);
     const Leaving left = leave(op, gridDim.x);
     if (left.last && threadIdx.x == 0)
       store_release(&own.state->left, std::uint64_t{left.failed} << 32 | (herald + 1));

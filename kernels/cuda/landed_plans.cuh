@@ -69,6 +69,8 @@ class LandedPlans {
   }
 
   __device__ bool comes(std::uint32_t source, std::uint32_t token) const {
+    EPD_BELOW(source, op_.shape.num_ranks);
+    EPD_AT_MOST(board_.tokens[source], op_.movers.set_words * 32);
     return token < board_.tokens[source] &&
            ((set(source)[token / 32] >> token % 32) & 1) != 0;
   }
@@ -78,7 +80,10 @@ class LandedPlans {
   }
   // Row `number` of those that the source sends to expert `local`; -1: it told of no such row.
   __device__ std::int32_t row(std::uint32_t local, std::uint32_t source, std::uint32_t number) const {
+    EPD_BELOW(local, experts_per_rank(op_.shape));
+    EPD_BELOW(source, op_.shape.num_ranks);
     const std::uint32_t i = local * op_.shape.num_ranks + source;
+    if (number < count()[i]) EPD_BELOW(first_[i] + number, op_.shape.recv_rows);
     return number < count()[i] ? static_cast<std::int32_t>(first_[i] + number) : -1;
   }
 
@@ -91,6 +96,8 @@ class LandedPlans {
       for (std::uint32_t e = team.thread(); e < op_.shape.num_experts; e += team.threads()) {
         const ColumnSum rows = sum(e);
         const std::uint32_t rank = rank_of_expert(op_.shape, e);
+        EPD_BELOW(e, base_words(op_));
+        EPD_BELOW(rank, op_.shape.num_ranks);
         base[e] = static_cast<std::uint32_t>((e - rank * experts) * op_.shape.expert_capacity) + rows.below;
         if (rows.total <= op_.shape.expert_capacity) continue;
         fits = false;
@@ -107,6 +114,7 @@ class LandedPlans {
         const ColumnSum rows = i < experts ? sum(d * experts + i) : ColumnSum{};
         const std::uint32_t padded = round_up(rows.total, op_.shape.alignment);
         const std::uint32_t end = sum_lanes_up_to(padded);
+        if (i < experts) EPD_BELOW(d * experts + i, base_words(op_));
         if (i < experts) base[d * experts + i] = offset + end - padded + rows.below;
         offset += __shfl_sync(kFull, end, 31);
       }
@@ -120,6 +128,9 @@ class LandedPlans {
   // Room for a placement's words: of CTA 0, which has no stages, behind the counts; else in global memory.
   __device__ std::int32_t* placement_words(Cta cta) const {
     if (cta.count == 1) return op_.routing.placement;
+    EPD_AT_MOST(op_.movers.header_bytes +
+                    (op_.shape.num_experts * op_.shape.num_ranks + PlacementSections(op_.shape).end) * 4,
+                op_.movers.shared_bytes);
     return reinterpret_cast<std::int32_t*>(all_ + op_.shape.num_experts * op_.shape.num_ranks);
   }
 
@@ -160,6 +171,8 @@ class LandedPlans {
   __device__ std::uint32_t* count() const { return first_ + op_.shape.num_experts; }
   // Tokens of a source that come; at most 16 words.
   __device__ std::uint32_t* set(std::uint32_t source) const {
+    EPD_AT_MOST((op_.shape.num_experts + op_.shape.num_ranks + source) * op_.movers.set_words,
+                bits_words(op_));
     return sets_ + (op_.shape.num_experts + op_.shape.num_ranks + source) * op_.movers.set_words;
   }
   // Of those that the CTA collects. Clerks are as many as the words of usual groups, which so need one look.
@@ -167,6 +180,7 @@ class LandedPlans {
     std::uint32_t number = multiply_high(i, op_.shape.ranks_reciprocal);
     const std::uint32_t source = i - number * op_.shape.num_ranks;
     if (all_ == nullptr && number >= words_.counts_of(0)) number += op_.rank * words_.count_words;
+    EPD_BELOW(number, words_.end);
     ToldWord word{};
     const ToldWord* const at = plan_words(op_, op_.rank, source) + number;
 #pragma unroll 1
@@ -180,10 +194,12 @@ class LandedPlans {
   }
   // `value` 0: the source is not there.
   __device__ void take(std::uint32_t source, std::uint32_t word, std::uint64_t value) const {
+    EPD_BELOW(source, op_.shape.num_ranks);
     if (word == 0) {
       board_.tokens[source] = min(static_cast<std::uint32_t>(value), op_.landing.max_tokens);
     } else if (word < words_.counts_of(0)) {
       std::uint32_t* const to = set(source) + (word - 1) * 2;
+      EPD_BELOW((word - 1) * 2, op_.movers.set_words);
       to[0] = static_cast<std::uint32_t>(value);
       if (word * 2 - 1 < op_.movers.set_words) to[1] = static_cast<std::uint32_t>(value >> 32);
     } else {
@@ -194,6 +210,8 @@ class LandedPlans {
     const std::uint32_t experts = experts_per_rank(op_.shape);
     const std::uint32_t rank = rank_of_count(op_, place);
     const std::uint32_t first = (place - rank * words_.count_words) * 4;
+    EPD_BELOW(rank, op_.shape.num_ranks);
+    EPD_AT_MOST(op_.shape.num_experts * 2, scratch_words(op_));
 #pragma unroll 1
     for (std::uint32_t j = first; j < min(first + 4, experts); ++j, value >>= 16) {
       const std::uint32_t count = static_cast<std::uint16_t>(value);
@@ -226,6 +244,7 @@ class LandedPlans {
   }
   __device__ void begin_sources(std::uint32_t local, std::uint32_t at, std::uint32_t* ends,
                                 std::uint32_t total, std::uint32_t end) const {
+    EPD_BELOW(local * 2 + 1, ends_words(op_));
     ends[local * 2] = at + total;
     ends[local * 2 + 1] = end;
 #pragma unroll 1

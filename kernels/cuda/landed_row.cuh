@@ -26,6 +26,7 @@ class SentRows {
   // `held`: but for this rank, which takes it from its stage.
   __device__ void prepare(const Operation& op, std::uint32_t expert, std::uint32_t token, bool held) {
     const std::uint32_t rank = expert != kFull ? rank_of_expert(op.shape, expert) : op.rank;
+    EPD_BELOW(rank, op.shape.num_ranks);
     const bool leaves = expert != kFull && !(held && rank == op.rank);
     const std::uint32_t ranks = __reduce_or_sync(kFull, leaves ? 1u << rank : 0u);
     const bool mine = ((ranks >> lane_of()) & 1) != 0;

@@ -49,13 +49,19 @@ __device__ inline ToldWord look_acquire(const ToldWord* at) {
 
 // Parts of the landing of rank `at`.
 __device__ inline std::size_t landing_place(const Operation& op, std::uint32_t source, std::uint32_t token) {
+  EPD_BELOW(source, op.shape.num_ranks);
+  EPD_BELOW(token, op.landing.max_tokens);
   return std::size_t{source} * op.landing.max_tokens + token;
 }
 __device__ inline ToldWord* hello_word(const Operation& op, std::uint32_t at, std::uint32_t source) {
+  EPD_BELOW(at, op.shape.num_ranks);
+  EPD_BELOW(source, op.shape.num_ranks);
   return reinterpret_cast<ToldWord*>(op.peers[at].landing + op.landing.hello + source * 64);
 }
 // Dispatch: the plan of `source`, of movers.plan.end words. (abi::PlanWords)
 __device__ inline ToldWord* plan_words(const Operation& op, std::uint32_t rank, std::uint32_t source) {
+  EPD_BELOW(rank, op.shape.num_ranks);
+  EPD_BELOW(source, op.shape.num_ranks);
   return reinterpret_cast<ToldWord*>(op.peers[rank].landing + op.landing.plans) +
          source * ((op.movers.plan.end + 3) / 4 * 4);
 }
@@ -66,16 +72,21 @@ __device__ inline std::uint32_t rank_of_count(const Operation& op, std::uint32_t
 // Combine: a word for each choice of a token.
 __device__ inline ToldWord* asked_words(const Operation& op, std::uint32_t at, std::uint32_t source,
                                         std::uint32_t token) {
+  EPD_BELOW(at, op.shape.num_ranks);
   return reinterpret_cast<ToldWord*>(op.peers[at].landing + op.landing.asked) +
          landing_place(op, source, token) * op.shape.topk;
 }
 __device__ inline std::uint64_t* landed_tag(const Operation& op, std::uint32_t at, std::uint32_t source,
                                             std::uint32_t token, std::uint32_t piece) {
+  EPD_BELOW(at, op.shape.num_ranks);
+  EPD_BELOW(piece, abi::kLandingPieces);
   return reinterpret_cast<std::uint64_t*>(op.peers[at].landing + op.landing.landed) +
          landing_place(op, source, token) * abi::kLandingPieces + piece;
 }
 __device__ inline std::uint8_t* landing_slot(const Operation& op, std::uint32_t at, std::uint32_t source,
                                              std::uint32_t token) {
+  EPD_BELOW(at, op.shape.num_ranks);
+  EPD_AT_MOST(op.movers.landed.bytes, op.landing.slot_bytes);
   return op.peers[at].landing + op.landing.slots + landing_place(op, source, token) * op.landing.slot_bytes;
 }
 

@@ -1,6 +1,7 @@
 // What configure() and the kernels must agree on: how memory is divided. Compiled by both compilers.
 #pragma once
 
+#include "cuda/range.h"
 #include "kernels/cuda.h"
 #include "kernels/host_device.h"
 
@@ -40,6 +41,29 @@ EPD_HOST_DEVICE constexpr bool lands(const Operation& op) {
 // Of a combine through landings: pieces of a sum.
 EPD_HOST_DEVICE constexpr std::uint32_t num_pieces(std::uint32_t hidden) {
   return (hidden / 8 + kSummedAtOnce - 1) / kSummedAtOnce;
+}
+
+// How much the parts of an operation's shared memory have room for, for range checks. (HeaderLayout)
+EPD_HOST_DEVICE constexpr std::uint32_t base_words(const Operation& op) {
+  return (op.movers.header.ends - op.movers.header.base) / 4;
+}
+EPD_HOST_DEVICE constexpr std::uint32_t ends_words(const Operation& op) {
+  return (op.movers.header.headers - op.movers.header.ends) / 4;
+}
+EPD_HOST_DEVICE constexpr std::uint32_t scratch_words(const Operation& op) {
+  return (op.movers.header.bits - op.movers.header.scratch) / 4;
+}
+EPD_HOST_DEVICE constexpr std::uint32_t bits_words(const Operation& op) {
+  return (op.movers.header_bytes - op.movers.header.bits) / 4;
+}
+// Of a stage of a combine that pulls: pieces of rows.
+EPD_HOST_DEVICE constexpr std::uint32_t stage_pieces(const Operation& op) {
+  return op.movers.stage_bytes / op.movers.chunk_bytes;
+}
+// And how many of cta_counts() the workspace has.
+EPD_HOST_DEVICE constexpr std::uint32_t num_cta_counts(const Operation& op) {
+  const auto words = static_cast<std::uint32_t>((op.workspace_bytes - kWorkspaceHead) / 4);
+  return words - op.shape.num_ranks - op.shape.num_experts;
 }
 
 // Of a CTA's shared memory; each has a barrier. Through landings lanes load for themselves; the x that comes

@@ -56,6 +56,7 @@ class OwnChoices {
   // A team; a barrier follows.
   __device__ void clear(const Team& team) const {
     const std::uint32_t words = (op_.shape.num_experts + op_.shape.num_ranks) * op_.movers.set_words;
+    EPD_AT_MOST(words, bits_words(op_));
 #pragma unroll 1
     for (std::uint32_t i = team.thread(); i < words; i += team.threads()) sets_[i] = 0;
   }
@@ -91,6 +92,8 @@ class OwnChoices {
         const std::uint32_t token = multiply_high(place, how.topk_reciprocal);
         std::uint32_t* const words = sets_ + token / 32;
         const std::uint32_t bit = 1u << token % 32;
+        if (counts) EPD_BELOW(token / 32, how.set_words);
+        if (counts) EPD_BELOW(how.rank(expert), op_.shape.num_ranks);
         if (counts) or_shared(words + expert * how.set_words, bit);
         if (counts && keeps) or_shared(words + (how.experts + how.rank(expert)) * how.set_words, bit);
         if (to != nullptr && place < count) to[place] = counts ? static_cast<std::int32_t>(expert) : -1;
@@ -118,10 +121,13 @@ class OwnChoices {
   __device__ std::uint32_t accepted(std::int64_t value, std::uint32_t token) const {
     if (value < 0 || value >= op_.shape.num_experts) return kFull;
     const auto expert = static_cast<std::uint32_t>(value);
+    EPD_BELOW(token / 32, op_.movers.set_words);
     return ((set(expert)[token / 32] >> token % 32) & 1) != 0 ? expert : kFull;
   }
   // Of a token's row among those that the expert gets from this rank.
   __device__ std::uint32_t number(std::uint32_t expert, std::uint32_t token) const {
+    EPD_BELOW(expert, op_.shape.num_experts);
+    EPD_BELOW(token, op_.movers.set_words * 32);
     return members(set(expert), token);
   }
 
@@ -148,6 +154,7 @@ class OwnChoices {
       const bool first = (__match_any_sync(kFull, expert) & lanes.group & lanes_below()) == 0;
       if (!valid) continue;
       const bool sends = expert >= 0 && first;
+      EPD_BELOW_OR_NONE(expert, op_.shape.num_experts);
       op_.routing.rows[place] = sends ? static_cast<std::int32_t>(base[expert] + number(expert, token)) : -1;
     }
   }
@@ -178,6 +185,7 @@ class OwnChoices {
     }
   };
   __device__ std::uint32_t* set(std::uint32_t expert) const {
+    EPD_BELOW(expert, op_.shape.num_experts + op_.shape.num_ranks);
     return sets_ + expert * op_.movers.set_words;
   }
   // Tokens of the set below `token`.
@@ -191,6 +199,7 @@ class OwnChoices {
   // Word i of the plan, value(d) to rank d.
   template <typename Value>
   __device__ void tell_all(std::uint32_t i, Value value) const {
+    EPD_BELOW(i, op_.movers.plan.end);
 #pragma unroll 1
     for (std::uint32_t d = 0; d < op_.shape.num_ranks; ++d) {
       if (is_there(op_, d)) tell(plan_words(op_, d, op_.rank) + i, op_.tag, value(d));
@@ -216,6 +225,8 @@ class OwnChoices {
     }
   }
   __device__ std::uint64_t rank_set(std::uint32_t rank, std::uint32_t word) const {
+    EPD_BELOW(rank, op_.shape.num_ranks);
+    EPD_BELOW(word * 2, op_.movers.set_words);
     const std::uint32_t* const words = set(op_.shape.num_experts + rank) + word * 2;
     const std::uint32_t high = word * 2 + 1 < op_.movers.set_words ? words[1] : 0;
     return std::uint64_t{high} << 32 | words[0];

@@ -30,9 +30,11 @@ class OwnRows {
   }
   __device__ std::uint32_t token_of(std::uint32_t row) const { return cta().index + cta().count * row; }
   __device__ const std::uint8_t* x_of(std::uint32_t row) const {
+    EPD_BELOW(token_of(row), op_.num_tokens);
     return static_cast<const std::uint8_t*>(op_.x) + std::size_t{token_of(row)} * op_.shape.format.x_bytes;
   }
   __device__ std::uint8_t* stage(std::uint32_t number) const {
+    EPD_AT_MOST(op_.movers.header_bytes + (number + 1) * op_.movers.stage_bytes, op_.movers.shared_bytes);
     return shared_.stages + std::size_t{number} * op_.movers.stage_bytes;
   }
   // Of a round at most, and of the one that begins with row `first`.

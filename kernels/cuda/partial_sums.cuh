@@ -41,6 +41,7 @@ struct TakenRow {
 
   __device__ TakenRow(const Operation& op, const RawChoice& raw) {
     if (raw.expert >= 0) rank = rank_of_expert(op.shape, static_cast<std::uint32_t>(raw.expert));
+    if (raw.row >= 0) EPD_BELOW(rank, op.shape.num_ranks);
     takes = raw.row >= 0 && op.peers[rank].source.y != nullptr;
   }
 };
@@ -122,6 +123,8 @@ class SumTasks {
       if (task.owner >= op_.shape.num_ranks) task.owner -= op_.shape.num_ranks;
       if (token >= board_.tokens[task.owner]) return task;
     }
+    EPD_BELOW(task.owner, op_.shape.num_ranks);
+    EPD_BELOW(task.piece, pieces_.count);
     task.token = token;
     if (lane_of() < op_.shape.topk) task.word = look(task.at(op_));
     return task;
@@ -166,6 +169,8 @@ class SumStream {
 
   // False: the operation has failed.
   __device__ bool run(std::uint64_t deadline_ns) {
+    EPD_AT_MOST(op_.movers.shared_bytes, dynamic_shared_bytes());
+    EPD_AT_MOST((warp_of() + 1) * op_.movers.stage_bytes, op_.movers.shared_bytes);
     deadline_ns_ = deadline_ns;
     next_i_ = claim(cta_of(op_), board_.claimed);
     look_ahead();
@@ -231,6 +236,7 @@ class SumStream {
     rows_.base += (range.begin + lane_of()) * 16;
     lacks_ = kSummedAtOnce - vectors;
     mine_ = vectors <= lane_of() ? 0 : (vectors - lane_of() + 31) / 32;
+    EPD_AT_MOST(range.end * 16, min(op_.shape.hidden * 2, op_.landing.slot_bytes));
     if (lane_of() == begun_ % 32) {
       to_ = landing_slot(op_, next_.owner, op_.rank, next_.token) + range.begin * 16;
       tag_ = landed_tag(op_, next_.owner, op_.rank, next_.token, next_.piece);
@@ -247,6 +253,8 @@ class SumStream {
     left_ &= left_ - 1;
     const float weight = __shfl_sync(kFull, rows_.weight, lane);
     if (lane_of() == loaded_ % 32) weight_ = weight;
+    EPD_BELOW(__shfl_sync(kFull, rows_.row, lane), op_.shape.recv_rows);
+    EPD_BELOW(load_at_, kSummedAhead);
     const std::uint8_t* const from = rows_.base + __shfl_sync(kFull, rows_.row, lane) * rows_.pitch;
     const std::uint32_t to = stage_ + load_at_ * (kSummedAtOnce * 16);
     if (lacks_ == 0) {
@@ -279,6 +287,7 @@ class SumStream {
       if (has_room() && left_ != 0) load_row();
       thread_loads_wait<kSummedAhead - 1>(loaded_ - added_ - 1);
       const float weight = __shfl_sync(kFull, weight_, static_cast<int>(added_ % 32));
+      EPD_BELOW(add_at_, kSummedAhead);
       const std::uint32_t from = stage_ + add_at_ * (kSummedAtOnce * 16);
 #pragma unroll
       for (std::uint32_t i = 0; i < kSummedVectors; ++i) sums[i].add(load_shared(from + i * 512), weight);
@@ -334,6 +343,8 @@ class SumStream {
 // A piece of the sum of one of this rank's own tokens.
 __device__ inline bool add_own_piece(const Operation& op, std::uint32_t token, std::uint32_t piece,
                                      Range vectors, const RawChoice& raw, std::uint64_t deadline_ns) {
+  EPD_BELOW(token, op.num_tokens);
+  EPD_AT_MOST(vectors.end * 16, min(op.shape.hidden * 2, op.landing.slot_bytes));
   const TakenRow taken(op, raw);
   const std::uint32_t ranks = __reduce_or_sync(kFull, taken.takes ? 1u << taken.rank : 0u);
   const bool mine = ((ranks >> lane_of()) & 1) != 0;
@@ -411,7 +422,7 @@ __device__ __noinline__ inline void run_landing_combine(const Operation& op, std
     }
   }
   if (__syncthreads_or(!good) != 0) return;
-  finish(
+  finish<true>(
       op, cta_of(op), deadline_ns, [] { return 0u; }, true);
 }
 

@@ -13,6 +13,7 @@ struct ColumnSum {
 
 __device__ inline ColumnSum sum_column(const Operation& op, const std::uint32_t* matrix,
                                        std::uint32_t columns, std::uint32_t column, std::uint32_t rank) {
+  EPD_BELOW(column, columns);
   ColumnSum sum;
 #pragma unroll 4
   for (std::uint32_t source = 0; source < op.shape.num_ranks; ++source) {
@@ -51,6 +52,7 @@ __device__ inline bool place_ranks(const Operation& op, const Shared& shared, co
   for (std::uint32_t i = team.thread(); i < op.movers.ctas * ranks; i += team.threads()) {
     const std::uint32_t d = i % ranks;
     const ColumnSum rows = rank_column(op, d, op.rank);
+    EPD_BELOW(i, base_words(op));
     shared.base[i] += rows.below;
     if (rows.total <= op.shape.recv_rows) continue;
     fits = false;
@@ -66,6 +68,8 @@ __device__ inline bool place_blocks(const Operation& op, const Shared& shared, c
   for (std::uint32_t e = team.thread(); e < op.shape.num_experts; e += team.threads()) {
     const ColumnSum rows = expert_column(op, e, op.rank);
     const auto offset = static_cast<std::uint32_t>(e % experts * op.shape.expert_capacity);
+    EPD_BELOW(e, base_words(op));
+    EPD_BELOW(e % experts * 2 + 1, ends_words(op));
     shared.base[e] += offset + rows.below;
     if (e / experts == op.rank) {
       shared.ends[e % experts * 2] = offset + rows.total;
@@ -92,6 +96,8 @@ __device__ inline bool place_packed(const Operation& op, const Shared& shared, c
       const ColumnSum rows = i < experts ? expert_column(op, d * experts + i, op.rank) : ColumnSum{};
       const std::uint32_t padded = round_up(rows.total, op.shape.alignment);
       const std::uint32_t end = sum_lanes_up_to(padded);
+      if (i < experts) EPD_BELOW(d * experts + i, base_words(op));
+      if (i < experts) EPD_BELOW(i * 2 + 1, ends_words(op));
       if (i < experts) shared.base[d * experts + i] += offset + end - padded + rows.below;
       if (i < experts && d == op.rank) {
         shared.ends[i * 2] = offset + end - padded + rows.total;
@@ -136,6 +142,7 @@ __device__ inline void record_placement(const Operation& op, const Shared& share
   std::int32_t* const words = op.routing.placement;
   const std::uint32_t ranks = op.shape.num_ranks;
   const std::uint32_t experts = experts_per_rank(op.shape);
+  EPD_AT_MOST(at.rank_offsets, base_words(op));
 #pragma unroll 1
   for (std::uint32_t i = team.thread(); i < at.rank_offsets; i += team.threads()) words[i] = shared.base[i];
 #pragma unroll 1
@@ -155,6 +162,8 @@ __device__ inline void record_placement(const Operation& op, const Shared& share
     for (std::uint32_t s = 0; s < ranks; ++s) {
       const std::uint32_t count =
           is_there(op, s) ? __ldcg(op.peers[op.rank].expert_counts + s * op.shape.num_experts + e) : 0;
+      EPD_BELOW(at.source_ranges + (i * ranks + s) * 2 + 1, at.end);
+      EPD_AT_MOST(row + count, op.shape.recv_rows);
       words[at.source_ranges + (i * ranks + s) * 2] = row;
       words[at.source_ranges + (i * ranks + s) * 2 + 1] = count;
       row += count;
@@ -171,7 +180,9 @@ __device__ inline void deliver_words(const Operation& op, const Team& team, cons
   for (std::uint32_t i = team.thread(); i < at.end; i += team.threads()) {
     const std::int32_t word = words[i];
     if (record != nullptr) record[i] = word;
-    if (op.counts.host_placement != nullptr) op.counts.host_placement[i] = word;
+    if (op.counts.host_words != nullptr)
+      store_relaxed_system(op.counts.host_words + i,
+                           std::uint64_t{op.counts.mark} << 32 | static_cast<std::uint32_t>(word));
     if (i < at.rank_offsets) continue;
     std::int32_t* to = op.counts.rank_offsets;
     std::uint32_t first = at.rank_offsets;
@@ -180,11 +191,6 @@ __device__ inline void deliver_words(const Operation& op, const Team& team, cons
     if (i >= at.source_ranges) to = op.counts.source_ranges, first = at.source_ranges;
     if (to != nullptr) to[i - first] = word;
   }
-  if (op.counts.host_ready == nullptr) return;
-  team.sync();
-  if (team.thread() != 0) return;
-  fence_system();
-  store_release_system(op.counts.host_ready, op.tag);
 }
 
 // CTA 0: the recorded one.

@@ -34,6 +34,12 @@ __device__ inline std::uint32_t lanes_below() {
   return (1u << lane_of()) - 1;
 }
 
+// What the CTA was launched with.
+__device__ inline std::uint32_t dynamic_shared_bytes() {
+  std::uint32_t bytes;
+  asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
+  return bytes;
+}
 __device__ inline std::uint32_t shared_address(const void* at) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(at));
 }

@@ -7,66 +7,39 @@
 
 namespace epd::kernels::cuda {
 
-// Until the herald tells what comes next; of a call also what it has become. A warp's lanes look, one at each
-// word; all of them call.
-__device__ inline HeraldWord await_entry(const Herald& herald, std::uint32_t index, TakenCall& call) {
+// Until the herald tells what comes next, and with which call. A warp's lanes look, one at each word; all of
+// them call.
+__device__ inline Task await_task(const Herald& herald, std::uint32_t index, TakenCall& call) {
   const std::uint32_t lane = lane_of();
-  const std::uint64_t* const words = &herald.entry;
-  static_assert(offsetof(Herald, call) == sizeof(herald.entry) && Herald::kWords <= 32);
+  const std::uint64_t* const words = &herald.task;
+  static_assert(offsetof(Herald, call) == sizeof(herald.task) && Herald::kWords <= 32);
   for (std::uint32_t looks = 0;; ++looks) {
     const std::uint64_t word = load_acquire_system(words + (lane < Herald::kWords ? lane : 0));
-    const std::uint32_t there =
-        __ballot_sync(kFull, static_cast<std::uint32_t>(word >> 32) == index + 1);
-    const HeraldWord entry = __shfl_sync(kFull, static_cast<HeraldWord>(word), 0);
-    const bool by_command = (entry & Herald::kByCommand) != 0;
-    if (there == kFull || ((there & 1) != 0 && !by_command)) {
-      if (by_command && lane > 0 && lane < Herald::kWords)
+    if (__all_sync(kFull, static_cast<std::uint32_t>(word >> 32) == index + 1)) {
+      if (lane > 0 && lane < Herald::kWords)
         reinterpret_cast<std::uint32_t*>(&call)[lane - 1] = static_cast<std::uint32_t>(word);
-      return entry;
+      return static_cast<Task>(__shfl_sync(kFull, static_cast<std::uint32_t>(word), 0));
     }
     pause(looks);
   }
 }
 
-// CTA 0 brings the operation of an entry from the host's memory for all. All its threads call.
-__device__ inline void bring(const Operation* given, Operation* to) {
-  const auto* const from = reinterpret_cast<const uint4*>(given);
-  for (std::uint32_t i = threadIdx.x; i < sizeof(Operation) / 16; i += blockDim.x)
-    reinterpret_cast<uint4*>(to)[i] = __ldcv(from + i);
+// What all CTAs do next, and with which call (of CTA 0, Watch::running). All threads of the CTA call.
+__device__ inline Task next_task(const ResidentArguments& own, Watch& watch, TakenCall& call,
+                                 std::uint32_t herald) {
+  __shared__ Task task;
   __syncthreads();
-}
-
-// What all CTAs do next; an operation of the queue lies in device memory then, and its client's stream has
-// got as far. Of a call, `call` is what it has become (of CTA 0, Watch::running). All threads of the CTA call.
-__device__ inline Entry next_entry(const ResidentArguments& own, Watch& watch, TakenCall& call,
-                                   std::uint32_t herald) {
-  __shared__ HeraldWord found;
-  ResidentState& state = *own.state;
-  const bool leads = blockIdx.x == 0;
-  __syncthreads();
-  if (leads) {
-    if (threadIdx.x == 0) found = find_work(own, watch, herald);
+  if (blockIdx.x == 0) {
+    if (threadIdx.x == 0) {
+      task = find_work(own, watch, herald);
+      tell_task(own.state->herald, herald, task, watch.running);
+    }
   } else if (warp_of() == 0) {
-    const HeraldWord told = await_entry(state.herald, herald, call);
-    if (lane_of() == 0) found = told;
+    const Task told = await_task(own.state->herald, herald, call);
+    if (lane_of() == 0) task = told;
   }
   __syncthreads();
-  Entry entry = entry_of(found);
-  if (!leads) return entry;
-  const bool brings = is_brought(entry);
-  if (brings) {
-    Operation* const op = own.operations + entry.place;
-    bring(own.given + entry.place, op);
-    if (threadIdx.x == 0) found = await_ready(own, *op, found);
-    __syncthreads();
-    entry = entry_of(found);
-  }
-  if (threadIdx.x == 0) {
-    pass_entry(own, watch, found, entry);
-    if (brings) fence_device();
-    tell_entry(state, herald, found, watch.running);
-  }
-  return entry;
+  return task;
 }
 
 // ---- a call's operation, composed by all threads of a CTA in its shared memory
@@ -114,6 +87,7 @@ __device__ inline const Movers& bring_movers(const CommandArguments& own, const 
                                              ViewCopy& copy) {
   const std::uint32_t kind = is_dispatch(call) ? 0 : 1;
   const std::uint32_t at = movers_index(call, own.most_ctas, gridDim.x);
+  EPD_BELOW(at, kMoverKinds * own.most_ctas);
   if (copy.movers_at[kind] == at) return copy.movers[kind];
   __syncthreads();
   copy_by_threads(copy.movers + kind, own.movers + at);
@@ -154,6 +128,9 @@ __device__ inline void compose_call(const CommandArguments& own, const TakenCall
                                     Operation& op) {
   // For bulk copies into stages that it asks for before anybody has used these (OwnRows).
   if (warp_of() == herald_warp()) fence_async();
+  EPD_BELOW(call.block, own.limits.depth);
+  EPD_BELOW(call.slot, own.limits.depth);
+  EPD_BELOW(call.route, own.limits.num_routes);
   bring_view(own, call, copy, op);
   const Movers& movers = bring_movers(own, call, copy);
   compose_by_warps(own, call, copy.get(), movers, op);
@@ -177,10 +154,6 @@ __device__ __noinline__ inline void resident_combine(const Operation& op, Cta ct
 }
 
 __device__ inline void run_task(Task task, const Operation& op, Cta cta, std::uint8_t* memory) {
-  if (task == Task::kNoop && cta.index == 0 && threadIdx.x == 0) {
-    tell_stream(op);
-    publish(op, ended(OpError::kNone, -1));
-  }
   if (cta.index >= cta.count) return;  // it may not use all SMs
   if (lands(op)) {
     if (task == Task::kDispatch) run_landing_dispatch(op, memory);

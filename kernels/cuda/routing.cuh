@@ -48,6 +48,7 @@ __device__ inline std::uint32_t rank_of_expert(const Shape& shape, std::uint32_t
 
 // The value at `place`, read once from memory that the client may be changing.
 __device__ inline std::int64_t read_choice(const Operation& op, std::uint32_t place) {
+  EPD_BELOW(place, op.num_tokens * op.shape.topk);
   if (op.shape.index64) return static_cast<const volatile std::int64_t*>(op.topk_idx)[place];
   return static_cast<const volatile std::int32_t*>(op.topk_idx)[place];
 }
@@ -67,6 +68,8 @@ struct Counting {
     return op.shape.per_expert ? e : rank_of_expert(op.shape, e);
   }
   __device__ std::uint32_t& counter(std::uint32_t target) const {
+    EPD_BELOW(warp_of(), counters.warps);
+    EPD_BELOW(target, counters.targets);
     return counters.of_warp[warp_of() * counters.targets + target];
   }
 
@@ -89,6 +92,7 @@ struct Counting {
   // One step of a warp: each lane's choice gets its number among the warp's rows for the same target, or -1
   // if a lower k of the token sends that row already.
   __device__ std::int32_t number(std::int32_t expert) const {
+    EPD_BELOW_OR_NONE(expert, op.shape.num_experts);
     const bool chosen = expert >= 0;
     const std::uint32_t target = chosen ? target_of(expert) : kFull;
     const std::uint32_t same = __match_any_sync(kFull, target);
@@ -96,6 +100,7 @@ struct Counting {
     const std::uint32_t senders = same & __ballot_sync(kFull, sends);
     if (op.shape.per_expert) {
       const std::uint32_t rank = chosen ? rank_of_expert(op.shape, expert) : kFull;
+      EPD_BELOW_OR_NONE(rank, op.shape.num_ranks);
       const std::uint32_t same_rank = __match_any_sync(kFull, rank);
       if (chosen && (same_rank & lanes.group & lanes_below()) == 0) atomicAdd(&counters.ranks[rank], 1);
     } else if (chosen) {
@@ -149,6 +154,7 @@ struct ChoiceBatch {
       expert[i] = valid(c, i) ? c.op.routing.topk[place(c, i)] : -1;
       row[i] = valid(c, i) ? c.op.routing.rows[place(c, i)] : -1;
       if (row[i] < -1) row[i] = -2 - row[i];
+      EPD_BELOW_OR_NONE(expert[i], c.op.shape.num_experts);
     }
   }
   // Numbers among the CTA's rows, once the counters say where the warp's begin.
@@ -162,6 +168,7 @@ struct ChoiceBatch {
 #pragma unroll
     for (std::uint32_t i = 0; i < kSteps; ++i) {
       if (!valid(c, i)) continue;
+      EPD_BELOW(place(c, i), c.op.num_tokens * c.op.shape.topk);
       c.op.routing.topk[place(c, i)] = expert[i];
       c.op.routing.rows[place(c, i)] = row[i] < 0 ? -1 : -2 - row[i];
     }
@@ -183,6 +190,7 @@ __device__ inline void sum_warps(const Operation& op, const Counters& counters, 
       counter = sum;
       sum += count;
     }
+    EPD_BELOW(cta.index * counters.targets + target, num_cta_counts(op));
     cta_counts(op)[cta.index * counters.targets + target] = sum;
     if (sum != 0) atomicAdd(&target_totals[target], sum);
   }
@@ -224,6 +232,7 @@ __device__ inline void send_counts(const Operation& op) {
 #pragma unroll 1
     for (std::uint32_t d = 0; d < ranks; ++d) {
       if (!is_there(op, d) || (only != ranks && only != d)) continue;
+      EPD_BELOW(op.rank, ranks);
       if (is_rank) {
         op.peers[d].rank_counts[op.rank * ranks + i] = count;
       } else {
@@ -237,6 +246,7 @@ __device__ inline void send_counts(const Operation& op) {
 // i: whoever reads one can tell it from a place, so that places may take their room one by one. A warp with
 // one batch keeps it in registers meanwhile.
 __device__ inline void number_rows(const Operation& op, Cta cta, const Counters& counters) {
+  EPD_AT_MOST(counters.words(), scratch_words(op));
 #pragma unroll 1
   for (std::uint32_t i = threadIdx.x; i < counters.words(); i += blockDim.x) counters.ranks[i] = 0;
   const Counting counting(op, counters);
@@ -290,6 +300,7 @@ __device__ inline void sum_lower_ctas(const Operation& op, Cta cta, const Shared
         const std::uint32_t c = first + lane_of();
         const std::uint32_t count = c < cta.count ? __ldcg(cta_counts(op) + c * targets + target) : 0;
         const std::uint32_t sum = sum_lanes_up_to(count);
+        if (c < cta.count) EPD_BELOW(c * targets + target, min(base_words(op), num_cta_counts(op)));
         if (c < cta.count) shared.base[c * targets + target] = lower + sum - count;
         lower += __shfl_sync(kFull, sum, 31);
       }
@@ -301,6 +312,7 @@ __device__ inline void sum_lower_ctas(const Operation& op, Cta cta, const Shared
     std::uint32_t sum = 0;
 #pragma unroll 8
     for (std::uint32_t c = 0; c < cta.index; ++c) sum += __ldcg(cta_counts(op) + c * targets + target);
+    EPD_BELOW(target, base_words(op));
     shared.base[target] = sum;
   }
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/layout.h"
+#include "cuda/ptx.cuh"
 
 namespace epd::kernels::cuda {
 
@@ -18,6 +19,7 @@ struct Shared {
   std::uint8_t* stages;
 
   __device__ Shared(const Operation& op, std::uint8_t* memory) {
+    EPD_AT_MOST(op.movers.shared_bytes, dynamic_shared_bytes());
     const HeaderParts& parts = op.movers.header;
     barriers = reinterpret_cast<std::uint64_t*>(memory + parts.barriers);
     targets = reinterpret_cast<DispatchTarget*>(memory + parts.targets);

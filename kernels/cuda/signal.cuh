@@ -89,6 +89,7 @@ __device__ inline bool wait_until(const Operation& op, std::uint32_t rank, bool 
     if (__all_sync(kFull, !waits)) return true;
     if (kPauseNs != 0) __nanosleep(kPauseNs);
     if (looks % 64 != 0) continue;
+    if (waits) EPD_BELOW(rank, op.shape.num_ranks);
     const std::uint32_t waiting = __reduce_or_sync(kFull, waits ? 1u << rank : 0u);
     bool leave = false;
     if (lane_of() == 0) leave = must_leave(op, deadline_ns, waiting);
@@ -151,6 +152,7 @@ __device__ inline Leaving leave(const Operation& op, std::uint32_t ctas) {
   const bool failed = load_relaxed(&workspace(op).failed) == op.tag;
   __syncthreads();
   if (!failed) return {true, false};
+  EPD_BELOW(kWorkspaceHead, op.workspace_bytes);
   auto* const words = static_cast<std::uint32_t*>(op.workspace);
 #pragma unroll 1
   for (std::uint32_t i = threadIdx.x; i < op.workspace_bytes / 4; i += blockDim.x) words[i] = 0;
@@ -187,6 +189,7 @@ __device__ inline std::uint64_t op_and_slot(const abi::OpAnnouncement& announcem
 }
 // Whether a rank that is ready has announced the same; if not, the operation fails.
 __device__ inline bool agrees(const Operation& op, std::uint32_t rank) {
+  EPD_BELOW(rank, op.shape.num_ranks);
   const abi::OpAnnouncement& own = op.announcement;
   const abi::OpAnnouncement& theirs = op.peers[op.rank].announcement[rank];
   if (op_and_slot(theirs) == op_and_slot(own) && abi::same_routing(theirs.routing, own.routing)) return true;
@@ -201,15 +204,33 @@ __device__ inline bool check_announcements(const Operation& op) {
   return __syncthreads_and(!there || agrees(op, rank)) != 0;
 }
 
+// What has been read was stored elsewhere since, so nothing has to be waited for.
 __device__ inline void tell_sent(const Operation& op) {
-  if (op.counts.host_sent != nullptr) store_release_system(op.counts.host_sent, op.tag);
+  if (op.counts.host_sent != nullptr) store_relaxed_system(op.counts.host_sent, op.counts.mark);
+}
+
+// Of a combine: selections, in the rank's own tokens, of ranks that have no rows of the routing, which have gone
+// or come since; into workspace(op).dropped. All threads of a CTA call; the choices are read where a rank has
+// none.
+__device__ __noinline__ inline void count_lost(const Operation& op) {
+  const std::uint32_t experts = op.shape.num_experts / op.shape.num_ranks;
+  const auto lost = [&](std::uint32_t rank) { return op.peers[rank].source.y == nullptr; };
+  if (!__syncthreads_or(threadIdx.x < op.shape.num_ranks && lost(threadIdx.x))) return;
+  std::uint32_t count = 0;
+#pragma unroll 1
+  for (std::uint32_t i = threadIdx.x; i < op.num_tokens * op.shape.topk; i += blockDim.x) {
+    const std::int32_t choice = __ldcg(op.routing.topk + i);
+    if (choice >= 0 && lost(static_cast<std::uint32_t>(choice) / experts)) ++count;
+  }
+  if (count != 0) add(&workspace(op).dropped, count);
+  __syncthreads();
 }
 
 // Called by all threads of each CTA when its rows are stored (or pulled) and visible to the calling threads.
 // The last CTA tells every rank, waits until every rank has told this one, and publishes the routing's head
 // (a dispatch that makes one) and then the result. `told`: the others have been told, and have told, before.
 // `count_rows()`: M, asked of one thread. `deadline_ns`: op.timeout_ns after the CTA began.
-template <typename CountRows>
+template <bool kCombine = false, typename CountRows>
 __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadline_ns, CountRows count_rows,
                               bool told = false) {
   __shared__ bool last;
@@ -227,8 +248,10 @@ __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadli
     if (threadIdx.x == 0) tell_sent(op);
     if (!wait_signals(op, op.peers[op.rank].arrived, ranks_there(op), deadline_ns)) return;
   }
+  if (threadIdx.x == 0) tell_stream(op);  // first: a client waits for it
+  const bool uses = op.routing.record != nullptr;
+  if (kCombine && uses) count_lost(op);
   if (threadIdx.x != 0) return;
-  tell_stream(op);  // first: a client waits for it
   workspace(op).ended = op.tag;
   if (told) {
     store_relaxed_system(&op.peers[op.rank].arrived[op.rank].tag, op.tag);
@@ -236,7 +259,7 @@ __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadli
   }
   OpResult ending = ended(OpError::kNone, -1);
   ending.num_recv_rows = count_rows();
-  ending.num_dropped = workspace(op).dropped;
+  ending.num_dropped = load_here(&workspace(op).dropped) + (uses ? op.routing.record->num_dropped : 0);
   workspace(op).dropped = 0;
   ending.ran_ns = nanoseconds() - (deadline_ns - op.timeout_ns);
   if (op.routing.head != nullptr) publish_routing(op, ending);

@@ -20,10 +20,15 @@ struct Stages {
         barriers(shared.barriers + warp_of() * op.movers.stages),
         count(op.movers.stages),
         bytes(op.movers.stage_bytes) {}
-  __device__ std::uint8_t* at(std::uint32_t stage) const { return memory + std::size_t{stage} * bytes; }
+  __device__ std::uint8_t* at(std::uint32_t stage) const {
+    EPD_BELOW(stage, count);
+    return memory + std::size_t{stage} * bytes;
+  }
 
   // Before the first copy and after the last. The memory was used by ordinary accesses before.
-  __device__ void open() const {
+  __device__ void open(const Operation& op) const {
+    EPD_AT_MOST(op.movers.header_bytes + (warp_of() + 1) * count * bytes, op.movers.shared_bytes);
+    EPD_AT_MOST((warp_of() + 1) * count, num_barriers(op));
     if (lane_of() == 0) {
 #pragma unroll 1
       for (std::uint32_t i = 0; i < count; ++i) barrier_init(barriers + i);

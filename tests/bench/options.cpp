@@ -100,10 +100,11 @@ void add_run_options(CLI::App& app, Options& options, Names& names) {
                  "Backend cuda: by what a stream waits: memop (stream memory operations) or kernel")
       ->check(one_of("wait", {"memop", "kernel"}))
       ->capture_default_str();
-  app.add_flag("--commands", run.commands,
-               "Mode resident: the stream asks for operations itself, with no host in the path");
+  app.add_flag(
+      "--no-stream{false}", run.in_stream,
+      "Backend cuda: operations are submitted without a stream, and the CPU waits; times are the CPU's");
   app.add_flag("--graph", run.graph,
-               "The same, and each operation is a graph that was captured once, replayed");
+               "Mode resident: each operation is a graph that was captured once, replayed");
   app.add_flag(
       "--overlap", run.overlap,
       "Backend cuda: measure too what a GEMM of the client's and the operation cost beside each other (with "
@@ -157,7 +158,6 @@ void apply(const Names& names, RunPlan& run) {
   run.check = kLevels.at(names.check);
   run.backend = names.backend == "cuda" ? Backend::kCuda : Backend::kHost;
   run.resident = names.mode == "resident";
-  run.commands = run.commands || run.graph;
   run.wait_by = names.wait == "kernel" ? EPD_WAIT_BY_KERNEL : EPD_WAIT_BY_MEMOP;
   static const std::map<std::string, epd_layout_t> kLayouts{
       {"compact", EPD_LAYOUT_COMPACT}, {"packed", EPD_LAYOUT_PACKED}, {"expert", EPD_LAYOUT_EXPERT}};

@@ -25,7 +25,6 @@ epd_group_config_t RunPlan::config() const {
   config.num_biases = biases;
   config.max_recv_rows = max_recv_rows;
   config.priority = priority;
-  config.commands = commands ? EPD_COMMANDS_BY_STREAM : EPD_COMMANDS_BY_HOST;
   return config;
 }
 
@@ -42,8 +41,9 @@ std::string RunPlan::device_of(std::uint32_t rank) const {
 }
 
 std::string RunPlan::wait_name() const {
+  if (!in_stream) return "no stream";
   const std::string by = wait_by == EPD_WAIT_BY_KERNEL ? "kernel" : "memop";
-  return by + (graph ? " graph" : commands ? " cmd" : "");
+  return by + (graph ? " graph" : "");
 }
 
 std::string RunPlan::mode() const {
@@ -89,8 +89,11 @@ void validate(const RunPlan& plan) {
   require_range("tokens", plan.tokens, 0, abi::kMaxTokens);
   require_range("iters", plan.iterations, 1, 1'000'000);
   require_range("warmup", plan.warmup, 0, 1'000'000);
-  if (plan.commands && !(plan.on_gpus() && plan.resident))
-    kit::fail("commands and graph are taken by kernels that stay; allowed: with backend cuda, mode resident");
+  if (plan.graph && !(plan.on_gpus() && plan.resident))
+    kit::fail(
+        "graph: graphs are replayed where kernels are resident; allowed: with backend cuda, mode resident");
+  if (!plan.in_stream && (!plan.on_gpus() || plan.graph || plan.overlap))
+    kit::fail("no-stream is about GPUs; allowed: with backend cuda, without graph and overlap");
   require_range("sms-changes", plan.sms_changes, 0, 10'000);
   if (plan.sms_changes != 0 && !(plan.on_gpus() && plan.resident))
     kit::fail("sms-changes is about kernels that stay; allowed: with backend cuda, mode resident");

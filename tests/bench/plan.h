@@ -48,8 +48,8 @@ struct RunPlan {
   bool warm_cache = false;  // nothing is flushed before timed parts
   // Backend cuda: by what streams wait.
   epd_wait_by_t wait_by = EPD_WAIT_BY_MEMOP;
-  bool commands = false;          // the stream asks for operations itself; mode resident
-  bool graph = false;             // and each is a graph that was captured once, replayed
+  bool in_stream = true;          // else operations are submitted without one, and the CPU waits
+  bool graph = false;             // each operation is a graph that was captured once, replayed; mode resident
   bool overlap = false;           // a GEMM beside each operation is measured too
   std::uint32_t sms_changes = 0;  // of all GPUs, while it measures; mode resident
   std::string routing = "uniform";
@@ -65,7 +65,7 @@ struct RunPlan {
   abi::GroupShape shape() const;
   kernels::reference::GroupParams params() const;
   kit::RoutingSpec routing_spec() const;
-  // "memop", "kernel"; with commands "memop cmd" or "memop graph", likewise
+  // "memop", "kernel", "memop graph", "kernel graph"; or "no stream"
   std::string wait_name() const;
   // "bf16", "packed fp8", ...: what rows dispatch delivers.
   std::string mode() const;

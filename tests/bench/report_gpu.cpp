@@ -54,7 +54,8 @@ std::string conditions(const Report& report) {
 std::string legend(const Report& report) {
   std::string text =
       "Client-stream time, slowest rank, us. wait: the stream waits by stream memory operation (memop) or by "
-      "kernel. less events: less the p50 of\nan empty pair of events timed alike; net: less "
+      "kernel; no stream: submitted without\none, the CPU's time until it saw the end. less events: less the "
+      "p50 of an empty pair of events timed alike; net: less "
       "that of an empty operation (same wait); ahead: submitted "
       "before, behind a\ngate at which the streams of all ranks go on together (in a graph: both events and "
       "the "
@@ -79,13 +80,13 @@ std::string legend(const Report& report) {
 
 std::string noop_line(const Report& report) {
   const StreamFigures& stream = report.stream;
-  return format(
-             "Empty operation (noop), wait by %s: p50 %.1f us, p99 %.1f us; ahead p50 %.1f us, p99 %.1f "
-             "us.\n",
-             report.plan.wait_name().c_str(), report.noop.p50, report.noop.p99, stream.noop_ahead.p50,
-             stream.noop_ahead.p99) +
-         format("Empty pair of events: p50 %.1f us, p99 %.1f us; ahead p50 %.1f us, p99 %.1f us.\n",
-                stream.events.p50, stream.events.p99, stream.events_ahead.p50, stream.events_ahead.p99);
+  std::string text = format("Empty operation (noop), wait by %s: p50 %.1f us, p99 %.1f us",
+                            report.plan.wait_name().c_str(), report.noop.p50, report.noop.p99);
+  if (!report.plan.in_stream) return text + ".\n";
+  text += format("; ahead p50 %.1f us, p99 %.1f us.\n", stream.noop_ahead.p50, stream.noop_ahead.p99);
+  return text + format("Empty pair of events: p50 %.1f us, p99 %.1f us; ahead p50 %.1f us, p99 %.1f us.\n",
+                       stream.events.p50, stream.events.p99, stream.events_ahead.p50,
+                       stream.events_ahead.p99);
 }
 
 std::string overlap_line(const Report& report) {
@@ -122,28 +123,33 @@ void subtract_events(const Samples& samples, Report& report) {
   stream.less_events_ahead_p50 = stream.ahead.p50 - stream.events_ahead.p50;
 }
 
+// Two figures that there are in streams alone.
+std::string of_stream(const RunPlan& plan, double first, double second) {
+  return plan.in_stream ? format("%.1f / %.1f", first, second) : "-";
+}
+
 std::string markdown_line(const Report& report) {
   const RunPlan& plan = report.plan;
   const StreamFigures& stream = report.stream;
   if (!report.moves_rows()) {
-    return format(
-        "| %u | - | - | noop | %s | %.1f / %.1f | %.1f / %.1f | - | %.1f / %.1f | - | - | - | - | - | - | %s "
-        "|\n",
-        plan.ranks, plan.wait_name().c_str(), report.time.p50, report.time.p99, stream.less_events_p50,
-        stream.less_events_ahead_p50, stream.noop_ahead.p50, stream.noop_ahead.p99,
-        checks_of(report).c_str());
+    return format("| %u | - | - | noop | %s | %.1f / %.1f | %s | - | %s | - | - | - | - | - | - | %s |\n",
+                  plan.ranks, plan.wait_name().c_str(), report.time.p50, report.time.p99,
+                  of_stream(plan, stream.less_events_p50, stream.less_events_ahead_p50).c_str(),
+                  of_stream(plan, stream.noop_ahead.p50, stream.noop_ahead.p99).c_str(),
+                  checks_of(report).c_str());
   }
   const std::string counts =
       stream.counts.p50 > 0 ? format("%.0f (%.0f %%)", stream.counts.p50, 100 * stream.counts_fraction) : "-";
   return format(
-      "| %u | %u | %u | %s%s | %s | %.1f / %.1f | %.1f / %.1f | %.1f / %.1f | %.1f / %.1f | %.0f | %s | %s | "
+      "| %u | %u | %u | %s%s | %s | %.1f / %.1f | %s | %.1f / %.1f | %s | %.0f | %s | %s | "
       "%.0f | %.1f | "
       "%s | "
       "%s |\n",
       plan.ranks, plan.tokens, plan.sms, operation_of(report).c_str(), routing_of(report).c_str(),
-      plan.wait_name().c_str(), report.time.p50, report.time.p99, stream.less_events_p50,
-      stream.less_events_ahead_p50, stream.net_p50, stream.net_p99, stream.net_ahead_p50,
-      stream.net_ahead_p99, stream.net_wire_gbps, speed_of(report.ceiling_gbps).c_str(),
+      plan.wait_name().c_str(), report.time.p50, report.time.p99,
+      of_stream(plan, stream.less_events_p50, stream.less_events_ahead_p50).c_str(), stream.net_p50,
+      stream.net_p99, of_stream(plan, stream.net_ahead_p50, stream.net_ahead_p99).c_str(),
+      stream.net_wire_gbps, speed_of(report.ceiling_gbps).c_str(),
       share_of(stream.net_wire_gbps, report.ceiling_gbps).c_str(), stream.host.p50, stream.call.p50,
       counts.c_str(), checks_of(report).c_str());
 }
@@ -199,14 +205,18 @@ std::string to_gpu_table(const std::vector<Report>& reports) {
     const StreamFigures& stream = report.stream;
     text += format("%-24s p50 %8.1f  p90 %8.1f  p99 %8.1f", operation_of(report).c_str(), report.time.p50,
                    report.time.p90, report.time.p99);
-    text += format("  less events %8.1f", stream.less_events_p50);
+    if (plan.in_stream) text += format("  less events %8.1f", stream.less_events_p50);
     if (!report.moves_rows()) {
-      text += format("  ahead %8.1f  %s\n", stream.less_events_ahead_p50, verdict_of(report).c_str());
+      if (plan.in_stream) text += format("  ahead %8.1f", stream.less_events_ahead_p50);
+      text += "  " + verdict_of(report) + "\n";
       continue;
     }
-    text +=
-        format("  net p50 %8.1f  p99 %8.1f  ahead: p50 %8.1f  less events %8.1f  net %8.1f\n", stream.net_p50,
-               stream.net_p99, stream.ahead.p50, stream.less_events_ahead_p50, stream.net_ahead_p50);
+    text += format("  net p50 %8.1f  p99 %8.1f", stream.net_p50, stream.net_p99);
+    if (plan.in_stream) {
+      text += format("  ahead: p50 %8.1f  less events %8.1f  net %8.1f", stream.ahead.p50,
+                     stream.less_events_ahead_p50, stream.net_ahead_p50);
+    }
+    text += "\n";
     text += format("%-24s wire %.2f GB/s (gross %.2f), ceiling %s (copy engine %s), share %s; %s\n", "",
                    stream.net_wire_gbps, report.wire_gbps, speed_of(report.ceiling_gbps).c_str(),
                    speed_of(stream.ceiling.copy_engine).c_str(),

@@ -46,32 +46,41 @@ void append_both_waits(RunPlan plan, const std::string& label, std::vector<Suite
   runs.push_back({plan, label + ", by kernel"});
 }
 
-// Where kernels stay: the stream itself asks, call by call and by graphs that are replayed.
-void append_commands(RunPlan plan, const std::string& label, std::vector<SuiteRun>& runs) {
+// Where kernels are resident: by graphs that are replayed, and call by call.
+void append_graph(RunPlan plan, const std::string& label, std::vector<SuiteRun>& runs) {
   if (!plan.resident) return;
   plan.wait_by = EPD_WAIT_BY_KERNEL;
-  plan.commands = true;
-  runs.push_back({plan, label + ", commands"});
   plan.graph = true;
   runs.push_back({plan, label + ", graph"});
 }
+void append_call_and_graph(RunPlan plan, const std::string& label, std::vector<SuiteRun>& runs) {
+  if (!plan.resident) return;
+  plan.wait_by = EPD_WAIT_BY_KERNEL;
+  runs.push_back({plan, label + ", by kernel"});
+  append_graph(plan, label, runs);
+}
+
+void append_no_stream(RunPlan plan, const std::string& label, std::vector<SuiteRun>& runs) {
+  plan.in_stream = false;
+  runs.push_back({plan, label + ", no stream"});
+}
 
 // The dispatch of fp8 rows, that of bf16 rows, and the combine.
-void append_decode_commands(RunPlan plan, std::vector<SuiteRun>& runs) {
+void append_decode(RunPlan plan, std::vector<SuiteRun>& runs) {
   for (const std::uint32_t sms : kDecodeSms) {
     plan.sms = sms;
     RunPlan decode = expert(plan);
     decode.operation = Operation::kDispatch;
-    append_commands(decode, "suite: expert fp8", runs);
+    append_call_and_graph(decode, "suite: expert fp8", runs);
     decode.operation = Operation::kBoth;
     decode.payload = EPD_PAYLOAD_BF16;
-    append_commands(decode, "suite: expert bf16", runs);
+    append_call_and_graph(decode, "suite: expert bf16", runs);
   }
   plan.sms = kDecodeSms[0];
   RunPlan single = expert(plan);
   single.tokens = 1;
   single.max_recv_rows = 0;
-  append_commands(single, "suite: 1 token", runs);
+  append_call_and_graph(single, "suite: 1 token", runs);
 }
 
 // Training: many tokens, packed for grouped GEMM.
@@ -104,7 +113,8 @@ std::vector<SuiteRun> cuda_runs(RunPlan plan) {
   std::vector<SuiteRun> runs;
   plan.check = CheckLevel::kOne;
   append_both_waits(noop(plan), "suite: noop", runs);
-  append_commands(noop(plan), "suite: noop", runs);
+  append_graph(noop(plan), "suite: noop", runs);
+  append_no_stream(noop(plan), "suite: noop", runs);
   append_compact(plan, kTraining, "suite: ", runs);
   RunPlan few = plan;
   few.sms = kFewSms;
@@ -118,7 +128,8 @@ std::vector<SuiteRun> cuda_runs(RunPlan plan) {
   zipf.routing = "zipf";
   append_compact(zipf, kTraining, "suite: zipf, ", runs);
   append_both_waits(expert(plan), "suite: expert", runs);
-  append_decode_commands(plan, runs);
+  append_no_stream(expert(plan), "suite: expert", runs);
+  append_decode(plan, runs);
   runs.push_back({packed(plan), "suite: packed"});
   return runs;
 }

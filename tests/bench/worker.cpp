@@ -116,8 +116,8 @@ void Worker::fill_y(Slot& slot) const {
 }
 
 // One iteration, all ranks in step: prepare, (barrier, dispatch), check, (barrier, combine), check,
-// ceilings, no-ops. Only what is between a barrier and the end of the wait is timed. On GPUs every operation
-// is done twice, first behind the gate; what is checked is the second one.
+// ceilings, no-ops. Only what is between a barrier and the end of the wait is timed. In streams every
+// operation is done twice, first behind the gate; what is checked is the second one.
 void Worker::iterate(std::uint32_t iteration) {
   const bool warm = iteration < plan_.warmup;
   const std::uint32_t measured = warm ? 0 : iteration - plan_.warmup;
@@ -130,18 +130,17 @@ void Worker::iterate(std::uint32_t iteration) {
   prepare(iteration);
   if (plan_.cached) {
     epd_dispatch_args_t args = dispatch_args(slot_index);
-    void* const stream = plan_.commands ? gpu_->stream() : EPD_NO_STREAM;
-    const epd_ticket_t ticket = kit::submit(group_.get(), args, stream, &slot.handle);
+    const epd_ticket_t ticket = kit::submit(group_.get(), args, EPD_NO_STREAM, &slot.handle);
     finish(ticket, "dispatch");
   }
-  if (gpu_ != nullptr && plan_.does_dispatch())
+  if (in_stream() && plan_.does_dispatch())
     samples.dispatch.ahead_us[at] = timed_dispatch(slot_index, true).time_us;
   if (check) poison(slot);
   const Timing dispatched = timed_dispatch(slot_index, false);
   record(samples.dispatch, at, dispatched);
-  if (check && plan_.does_dispatch()) check_dispatch(iteration, slot, delivered_rows(slot, dispatched));
+  if (check && plan_.does_dispatch()) check_dispatch(iteration, slot, dispatched.result.num_recv_rows);
   if (plan_.does_combine()) {
-    if (gpu_ != nullptr) {
+    if (in_stream()) {
       samples.combine.ahead_us[at] = timed_combine(slot_index, true).time_us;
       if (check) poison_combine(slot);
     }

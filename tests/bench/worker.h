@@ -78,15 +78,16 @@ class Worker {
   epd_combine_args_t combine_args(std::uint32_t slot_index) const;
   Timing timed(const Attempt& attempt);
   Timing timed_by_host(const Attempt& attempt);
+  void take_counts(const Attempt& attempt, epd_ticket_t ticket, double begin, Timing& timing);
   Timing timed_in_stream(const Attempt& attempt);
   Attempt behind_gate(const Attempt& attempt);
   double time_of_no_work_us(bool ahead);
   // Calls it; or replays what it once enqueued.
   std::function<epd_ticket_t()> replayable(const Attempt& attempt);
-  // Of what has been enqueued in the stream; ticket 0: no operation that has one.
   void* stream() const;
+  bool in_stream() const { return gpu_ != nullptr && plan_.in_stream; }
+  // Of what has been submitted; ticket 0: no operation, and what is in the stream.
   epd_result_t finish(epd_ticket_t ticket, const std::string& what);
-  std::uint32_t delivered_rows(const Slot& slot, const Timing& dispatched);
   Timing timed_dispatch(std::uint32_t slot_index, bool ahead);
   Timing timed_combine(std::uint32_t slot_index, bool ahead);
   Timing timed_noop(bool ahead);
@@ -127,7 +128,11 @@ class Worker {
   const kernels::reference::GroupParams params_;
   std::unique_ptr<Gemm> gemm_;
   std::unique_ptr<StartGate> gate_;
-  std::map<std::pair<std::string, std::uint32_t>, void*> graphs_;  // of `what` on a slot
+  struct Graph {
+    void* graph = nullptr;
+    epd_ticket_t ticket = 0;  // of its operation; 0: it has none
+  };
+  std::map<std::pair<std::string, std::uint32_t>, Graph> graphs_;  // of `what` on a slot
   std::vector<Slot> slots_;
   kernels::RoutingPlan route_;
   std::vector<std::uint32_t> bases_;

@@ -3,8 +3,6 @@
 #include "kit/error.h"
 #include "worker.h"
 
-#include <numeric>
-
 namespace epd::bench {
 
 void Worker::run_noops(std::size_t first, std::uint32_t count) {
@@ -19,8 +17,9 @@ void Worker::run_noops(std::size_t first, std::uint32_t count) {
 
 void Worker::run_stream_noops(std::size_t first, std::uint32_t count) {
   for (std::uint32_t i = 0; i < count; ++i) {
-    context_.samples->noop_ahead_us[first + i] = timed_noop(true).time_us;
+    if (in_stream()) context_.samples->noop_ahead_us[first + i] = timed_noop(true).time_us;
     context_.samples->noop_us[first + i] = timed_noop(false).time_us;
+    if (!in_stream()) continue;
     context_.samples->events_ahead_us[first + i] = time_of_no_work_us(true);
     context_.samples->events_us[first + i] = time_of_no_work_us(false);
   }
@@ -48,18 +47,31 @@ epd_combine_args_t Worker::combine_args(std::uint32_t slot_index) const {
 }
 
 Worker::Timing Worker::timed(const Attempt& attempt) {
-  return gpu_ != nullptr ? timed_in_stream(attempt) : timed_by_host(attempt);
+  return in_stream() ? timed_in_stream(attempt) : timed_by_host(attempt);
 }
 
 Worker::Timing Worker::timed_by_host(const Attempt& attempt) {
   Timing timing;
   device_->flush_cache();
+  device_->settle();
   self_.barrier();
   const double begin = kit::now_us();
   const epd_ticket_t ticket = attempt.submit();
+  if (gpu_ != nullptr) {
+    timing.call_us = kit::now_us() - begin;
+    take_counts(attempt, ticket, begin, timing);
+  }
   timing.result = kit::finish(group_.get(), ticket, attempt.what.c_str());
   timing.time_us = timing.host_us = kit::now_us() - begin;
   return timing;
+}
+
+void Worker::take_counts(const Attempt& attempt, epd_ticket_t ticket, double begin, Timing& timing) {
+  if (!attempt.has_counts) return;
+  epd_counts_t counts;
+  epd_counts_init(&counts);
+  kit::require(epd_ticket_counts(group_.get(), ticket, EPD_FOREVER, &counts), "counts");
+  timing.counts_us = kit::now_us() - begin;
 }
 
 Worker::Timing Worker::timed_in_stream(const Attempt& attempt) {
@@ -77,14 +89,10 @@ Worker::Timing Worker::timed_in_stream(const Attempt& attempt) {
   } else {
     gpu_->record_end();
   }
-  if (attempt.has_counts && !plan_.commands) {
-    epd_counts_t counts;
-    epd_counts_init(&counts);
-    kit::require(epd_ticket_counts(group_.get(), ticket, EPD_FOREVER, &counts), "counts");
-    timing.counts_us = kit::now_us() - begin;
-  }
+  take_counts(attempt, ticket, begin, timing);
   timing.result = finish(ticket, attempt.what);
   timing.host_us = kit::now_us() - begin;
+  if (plan_.graph) device_->settle();  // so that events in it have come
   timing.time_us = gpu_->elapsed_us();
   constexpr double kGateUs = static_cast<double>(gpu_test::kGateNs) * 1e-3;
   if (attempt.ahead && timing.host_us > kGateUs)
@@ -118,38 +126,23 @@ double Worker::time_of_no_work_us(bool ahead) {
 
 std::function<epd_ticket_t()> Worker::replayable(const Attempt& attempt) {
   if (!plan_.graph) return attempt.submit;
-  void*& graph = graphs_[{attempt.what, attempt.slot}];
-  if (graph == nullptr) graph = gpu_->capture([&] { attempt.submit(); });
-  return [this, graph] {
-    gpu_->launch(graph);
-    return epd_ticket_t{0};
+  Graph& its = graphs_[{attempt.what, attempt.slot}];
+  if (its.graph == nullptr) its.graph = gpu_->capture([&] { its.ticket = attempt.submit(); });
+  return [this, its] {
+    gpu_->launch(its.graph);
+    return its.ticket;
   };
 }
 
 // In which operations are measured.
 void* Worker::stream() const {
-  return gpu_ != nullptr ? gpu_->stream() : EPD_NO_STREAM;
+  return in_stream() ? gpu_->stream() : EPD_NO_STREAM;
 }
 
 epd_result_t Worker::finish(epd_ticket_t ticket, const std::string& what) {
-  if (ticket != 0 && !plan_.commands) return kit::finish(group_.get(), ticket, what.c_str());
+  if (ticket != 0) return kit::finish(group_.get(), ticket, what.c_str());
   device_->settle();
-  if (plan_.commands) kit::require(epd_group_check(group_.get(), nullptr), what);
   return {};
-}
-
-// A command has no result for the host: its counts are in the regions alone.
-std::uint32_t Worker::delivered_rows(const Slot& slot, const Timing& dispatched) {
-  if (!plan_.commands) return dispatched.result.num_recv_rows;
-  const std::uint32_t experts = plan_.experts / plan_.ranks;
-  std::vector<std::int32_t> rows(plan_.layout == EPD_LAYOUT_EXPERT ? experts : 1);
-  const epd_buffers_t& b = slot.buffers;
-  const std::int32_t* const at = plan_.layout == EPD_LAYOUT_COMPACT  ? b.rank_offsets + plan_.ranks
-                                 : plan_.layout == EPD_LAYOUT_PACKED ? b.expert_offsets + experts
-                                                                     : b.expert_counts;
-  device_->get(rows.data(), at, rows.size() * sizeof(rows[0]));
-  device_->settle();
-  return static_cast<std::uint32_t>(std::accumulate(rows.begin(), rows.end(), 0));
 }
 
 Worker::Timing Worker::timed_dispatch(std::uint32_t slot_index, bool ahead) {
@@ -170,7 +163,7 @@ Worker::Timing Worker::timed_noop(bool ahead) {
   return timed({"noop", 0,
                 [this] {
                   epd_ticket_t ticket = 0;
-                  kit::require(epd_noop(group_.get(), 0, gpu_->stream(), &ticket), "noop");
+                  kit::require(epd_noop(group_.get(), 0, stream(), &ticket), "noop");
                   return ticket;
                 },
                 false, ahead});
@@ -190,7 +183,7 @@ void Worker::overlap(std::uint32_t iteration, std::size_t at, bool check) {
     const Timing last = measure_overlap(context_.samples->dispatch, at, {"dispatch", slot_index, submit, [&] {
                                                                            if (check) poison(slot);
                                                                          }});
-    if (check) check_dispatch(iteration, slot, delivered_rows(slot, last));
+    if (check) check_dispatch(iteration, slot, last.result.num_recv_rows);
   }
   if (plan_.does_combine()) {
     epd_combine_args_t args = combine_args(slot_index);

@@ -28,7 +28,9 @@ class Conformance : public testing::TestWithParam<std::string> {
 
   void SetUp() override;
   // Of the devices, as use_devices() has it. A suite may have other parameters.
-  virtual std::string device_kind() const { return GetParam(); }
+  virtual std::string device_kind() const { return in_streams() ? "resident" : GetParam(); }
+  // "resident_in_streams": all operations of with_ranks() and of scripts are enqueued in streams.
+  static bool in_streams() { return GetParam() == "resident_in_streams"; }
   // All ranks of a case attach, join and run the body.
   void with_ranks(const Case& c, const Body& body, double seconds = 90);
   // All ranks of a case run a script.

@@ -13,7 +13,7 @@ namespace {
 constexpr epd_layout_t kLayouts[] = {EPD_LAYOUT_COMPACT, EPD_LAYOUT_PACKED, EPD_LAYOUT_EXPERT};
 
 class Modes : public Conformance {};
-INSTANTIATE_TEST_SUITE_P(Devices, Modes, testing::Values("host", "cuda", "resident"),
+INSTANTIATE_TEST_SUITE_P(Devices, Modes, testing::Values("host", "cuda", "resident", "resident_in_streams"),
                          [](const auto& tested) { return tested.param; });
 
 Case mode_case(std::uint32_t num_ranks, epd_layout_t layout, std::uint32_t depth = 2) {

@@ -13,6 +13,7 @@ class RandomCases : public Conformance {
       ScriptOptions options;
       options.rounds = 3 + i % 3;
       options.order = static_cast<Order>(i % 5);
+      c.in_streams = static_cast<std::uint32_t>((base_seed() + i) * 0x9e3779b9) >> 13;  // of some ranks
       if (options.order == Order::kTraining) c.num_handles = handles_needed(c);
       scripts.push_back({c, options});
     }

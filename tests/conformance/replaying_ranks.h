@@ -1,4 +1,4 @@
-// Ranks of one group that each replay a graph of commands.
+// Ranks of one group that each replay a graph of calls.
 #pragma once
 
 #include "support/daemon.h"

@@ -15,8 +15,6 @@ std::string name(std::uint64_t round, const char* what) {
 Case StreamConformance::stream_case(std::uint32_t num_ranks, std::uint32_t depth, epd_layout_t layout) {
   Case c;
   c.kernel_waits = kernel_waits();
-  // Mixed: every other rank.
-  c.commands = !commands() ? 0 : GetParam().find("mixed") != std::string::npos ? 0xaaaaaaaa : ~0u;
   c.seed = base_seed() + 7000;
   c.num_ranks = num_ranks;
   c.num_experts = num_ranks * 2;
@@ -28,13 +26,7 @@ Case StreamConformance::stream_case(std::uint32_t num_ranks, std::uint32_t depth
 }
 
 Rounds::Rounds(const Group& group, const Case& c, std::uint32_t rank, std::size_t most, std::uint32_t slots)
-    : group_(group),
-      case_(c),
-      rank_(rank),
-      slots_(slots),
-      commands_(c.commands_on(rank)),
-      bytes_(group.slot_bytes()),
-      stream_(group.gpu()) {
+    : group_(group), case_(c), rank_(rank), slots_(slots), bytes_(group.slot_bytes()), stream_(group.gpu()) {
   left_ = most * kCopies;
   free_ = pinned_memory(group.gpu(), left_ * bytes_);
   rounds_.reserve(most);
@@ -131,13 +123,12 @@ void must_have_gone_well(const Group& group, std::uint32_t failed_before) {
   epd_progress_init(&progress);
   const epd_status_t status = epd_group_check(group.get(), &progress);
   if (status != EPD_RANK_LOST) must(status, "check");
-  RANK_CHECK(progress.failed == failed_before, std::to_string(progress.failed) + " commands were discarded");
+  RANK_CHECK(progress.failed == failed_before, std::to_string(progress.failed) + " calls were discarded");
 }
 
 void Rounds::check_received(const Round& r, const epd_result_t& result) const {
   const epd_buffers_t copy = group_.buffers_in(r.received);
-  const std::uint32_t rows = commands_ ? rows_received(case_, copy) : result.num_recv_rows;
-  const std::string text = test::check_received(case_, copy, rank_, r.number, rows);
+  const std::string text = test::check_received(case_, copy, rank_, r.number, result.num_recv_rows);
   RANK_CHECK(text.empty(), text);
 }
 
@@ -147,14 +138,12 @@ void Rounds::check_combined(const Round& r) const {
 }
 
 void Rounds::check_all() {
-  if (commands_) must_have_gone_well(group_, failed_);
+  if (group_.resident()) must_have_gone_well(group_, failed_);
   for (const Round& r : rounds_) {
     epd_result_t result;
     epd_result_init(&result);
-    if (!commands_) {
-      must(epd_ticket_wait(group_.get(), r.dispatch, kWaitMs, &result), name(r.number, "dispatch"));
-      must(epd_ticket_wait(group_.get(), r.combine, kWaitMs, nullptr), name(r.number, "combine"));
-    }
+    must(epd_ticket_wait(group_.get(), r.dispatch, kWaitMs, &result), name(r.number, "dispatch"));
+    must(epd_ticket_wait(group_.get(), r.combine, kWaitMs, nullptr), name(r.number, "combine"));
     check_received(r, result);
     check_combined(r);
   }
@@ -162,39 +151,20 @@ void Rounds::check_all() {
 }
 
 void Rounds::all_must_fail(epd_status_t status) {
-  if (commands_) {
-    epd_progress_t progress;
-    epd_progress_init(&progress);
-    must(epd_group_check(group_.get(), &progress), "check", status);
-    failed_ = progress.failed;
-    rounds_.clear();
-  }
   for (const Round& r : rounds_) {
     must(epd_ticket_wait(group_.get(), r.dispatch, kWaitMs, nullptr), name(r.number, "dispatch"), status);
     must(epd_ticket_wait(group_.get(), r.combine, kWaitMs, nullptr), name(r.number, "combine"), status);
   }
-  rounds_.clear();
-}
-
-// Of a round's two operations the group counts each, from the first on.
-bool Rounds::check_commands_that_ended_well() {
-  epd_progress_t progress;
-  epd_progress_init(&progress);
-  const epd_status_t status = epd_group_check(group_.get(), &progress);
-  if (status != EPD_OK) must(status, "check", EPD_ENGINE_RESTARTED);
-  for (const Round& r : rounds_) {
-    const auto ended = [&](epd_ticket_t ticket, std::uint64_t op) {
-      return ticket != 0 && (status == EPD_OK || op < progress.next_op);
-    };
-    if (ended(r.dispatch, 2 * r.number)) check_received(r, {});
-    if (ended(r.combine, 2 * r.number + 1)) check_combined(r);
+  if (group_.resident()) {
+    epd_progress_t progress;
+    epd_progress_init(&progress);
+    must(epd_group_check(group_.get(), &progress), "check", status);
+    failed_ = progress.failed;
   }
   rounds_.clear();
-  return status == EPD_OK;
 }
 
 bool Rounds::check_those_that_ended_well() {
-  if (commands_) return check_commands_that_ended_well();
   bool good = true;
   const auto ended_well = [&](epd_ticket_t ticket, epd_result_t* result, const std::string& what) {
     if (ticket == 0) return false;  // refused
@@ -212,6 +182,34 @@ bool Rounds::check_those_that_ended_well() {
   }
   rounds_.clear();
   return good;
+}
+
+void rounds_without_a_stream(const Group& group, const Case& c, std::uint32_t rank, std::uint64_t first,
+                             std::uint64_t last) {
+  for (std::uint64_t number = first; number < last; ++number) {
+    const auto slot = static_cast<std::uint32_t>(number % c.depth);
+    const epd_buffers_t b = group.buffers(slot);
+    const Input input = input_of(c, rank, number);
+    fill_dispatch(c, b, input);
+    epd_dispatch_args_t args = dispatch_args(c, input.num_tokens);
+    args.slot = slot;
+    epd_ticket_t ticket = 0;
+    epd_handle_t handle = 0;
+    epd_result_t result;
+    epd_result_init(&result);
+    must(group.dispatch(&args, &ticket, &handle), name(number, "dispatch"));
+    must(group.wait(ticket, kWaitMs, &result), name(number, "dispatch"));
+    std::string text = check_received(c, b, rank, number, result.num_recv_rows);
+    RANK_CHECK(text.empty(), text);
+    std::memcpy(b.y, b.recv_x, abi::region_bytes(c.shape(), abi::Region::kY));
+    epd_combine_args_t then = combine_args(c, number);
+    then.slot = slot;
+    then.handle = handle;
+    must(group.combine(&then, &ticket), name(number, "combine"));
+    must(group.wait(ticket, kWaitMs), name(number, "combine"));
+    text = check_combined(c, b, rank, number);
+    RANK_CHECK(text.empty(), text);
+  }
 }
 
 std::uint64_t epoch_of(const Group& group) {

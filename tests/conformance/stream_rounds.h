@@ -10,24 +10,28 @@
 
 namespace epd::test {
 
-// On CUDA devices, whose streams wait as they do by default, or by kernel; and those whose streams ask for
-// operations themselves.
+// On CUDA devices, launched and resident, whose streams wait as they do by default, or by kernel, or some so
+// and some so.
 class StreamConformance : public Conformance {
  protected:
   std::string device_kind() const override {
     return GetParam().starts_with("resident") ? "resident" : "cuda";
   }
-  static std::uint32_t kernel_waits() { return GetParam().ends_with("by_kernel") ? ~0u : 0; }
-  static bool commands() { return GetParam().find("commands") != std::string::npos; }
+  static std::uint32_t kernel_waits() {
+    return GetParam().ends_with("by_kernel") ? ~0u : GetParam().ends_with("mixed") ? 0xaaaaaaaa : 0;
+  }
   static Case stream_case(std::uint32_t num_ranks, std::uint32_t depth,
                           epd_layout_t layout = EPD_LAYOUT_COMPACT);
 };
-#define EPD_INSTANTIATE_STREAMS(suite)                                                     \
-  INSTANTIATE_TEST_SUITE_P(                                                                \
-      Devices, suite,                                                                      \
-      testing::Values("cuda", "cuda_by_kernel", "resident_by_kernel", "resident_commands", \
-                      "resident_commands_by_kernel", "resident_mixed_commands_by_kernel"), \
+#define EPD_INSTANTIATE_STREAMS(suite)                                                               \
+  INSTANTIATE_TEST_SUITE_P(                                                                          \
+      Devices, suite,                                                                                \
+      testing::Values("cuda", "cuda_by_kernel", "resident", "resident_by_kernel", "resident_mixed"), \
       [](const auto& tested) { return tested.param; })
+// Where operations are calls.
+#define EPD_INSTANTIATE_CALLS(suite)                                                          \
+  INSTANTIATE_TEST_SUITE_P(Devices, suite, testing::Values("resident", "resident_by_kernel"), \
+                           [](const auto& tested) { return tested.param; })
 
 // A ring that is full says so, and takes more as soon as the engine has.
 template <typename Submit>
@@ -60,8 +64,8 @@ class Rounds {
 
   void must_finish() { RANK_CHECK(stream_.finish(kStreamSeconds), "the stream waits"); }
 
-  // With commands: by what epd_group_check says.
-  // Of all rounds since the last call of one of these three, after must_finish():
+  // Of all rounds since the last call of one of these three, after must_finish(). What tickets say; of calls
+  // also what epd_group_check does.
   void check_all();
   void all_must_fail(epd_status_t status);
   // False if the engine was restarted under some of them.
@@ -85,7 +89,6 @@ class Rounds {
   epd_status_t dispatch(Round& r, std::uint32_t slot, std::uint32_t timeout_ms);
   void answer(std::uint32_t from_slot, std::uint32_t to_slot);
   epd_status_t combine(Round& r, std::uint32_t slot, std::uint32_t timeout_ms);
-  bool check_commands_that_ended_well();
   void check_received(const Round& r, const epd_result_t& result) const;
   void check_combined(const Round& r) const;
 
@@ -93,17 +96,20 @@ class Rounds {
   const Case case_;
   const std::uint32_t rank_;
   const std::uint32_t slots_;
-  const bool commands_;
   const std::size_t bytes_;  // of a slot
   GpuStream stream_;
-  std::uint32_t failed_ = 0;  // commands, as far as has been told
+  std::uint32_t failed_ = 0;  // calls, as far as has been told
   std::byte* free_ = nullptr;
   std::size_t left_ = 0;  // copies from there
   std::vector<Round> rounds_;
   std::map<std::uint64_t, epd_handle_t> handles_;  // of each round's last dispatch
 };
 
-// All commands have been carried out but so many that others have been told of. Peers may have left by now.
+// Rounds as above, without a stream and one after the other, each checked.
+void rounds_without_a_stream(const Group& group, const Case& c, std::uint32_t rank, std::uint64_t first,
+                             std::uint64_t last);
+
+// All calls have been carried out but so many that others have been told of. Peers may have left by now.
 void must_have_gone_well(const Group& group, std::uint32_t failed_before = 0);
 std::uint64_t epoch_of(const Group& group);
 

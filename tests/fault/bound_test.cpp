@@ -331,7 +331,7 @@ TEST_P(Bound, ALostRankComesBackWithOtherMemory) {
   ASSERT_TRUE(moves_on());
   ranks[2].kill(SIGKILL);
   ranks[2].wait(10);
-  ASSERT_TRUE(moves_on());
+  ASSERT_TRUE(moves_on()) << ranks[0].wait(1).text << "; " << ranks[1].wait(1).text;
 
   RankProcess wrong([&]() -> std::string {
     const Session session(daemon_->socket(), daemon_->device(2));

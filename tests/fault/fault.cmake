@@ -21,7 +21,7 @@ foreach(_name hostile_bells engine_told)
             ${CMAKE_CURRENT_LIST_DIR}/watches.cpp ${CMAKE_CURRENT_LIST_DIR}/fault.cpp)
 endforeach()
 epd_system_test(gpu_fault_test LABEL fault TIMEOUT 180
-  SOURCES ${CMAKE_CURRENT_LIST_DIR}/gpu_fault_test.cpp ${CMAKE_CURRENT_LIST_DIR}/gpu_fault_commands_test.cpp
+  SOURCES ${CMAKE_CURRENT_LIST_DIR}/gpu_fault_test.cpp ${CMAKE_CURRENT_LIST_DIR}/gpu_fault_calls_test.cpp
           ${CMAKE_CURRENT_LIST_DIR}/gpu_fault_leaving_test.cpp ${CMAKE_CURRENT_LIST_DIR}/hostile.cpp
           ${CMAKE_CURRENT_LIST_DIR}/gpu_fault_fixture.cpp ${CMAKE_CURRENT_LIST_DIR}/gpu_fault.cpp ${CMAKE_CURRENT_LIST_DIR}/fault.cpp)
 target_compile_definitions(gpu_fault_test PRIVATE

@@ -1,5 +1,5 @@
-// A rank of kernels_test whose operations are calls: what the engine and the client's stream would do, by
-// the host's copies.
+// A rank of kernels_test whose operations are calls: what the engine, the client's stream and its host would
+// do, by the host's copies. Calls lie in the streams' ring and in the host's in turn.
 #pragma once
 
 #include "gpu/image.h"
@@ -8,6 +8,8 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <string>
+#include <vector>
 
 namespace epd::gpu_test {
 
@@ -16,16 +18,25 @@ class CommandLane {
   using Operation = kernels::cuda::Operation;
   using OpResult = kernels::cuda::OpResult;
   static constexpr std::uint64_t kEpoch = 3;
+  static constexpr std::uint64_t kIndexBase = 1'000'000'000'000;  // of numbers that clients know
 
-  // `control`: a stream of the device; it outlives the lane's calls.
-  CommandLane(int device, cudaStream_t control) : device_(device), control_(control) {
+  // `control`: a stream of the device; it outlives the lane's calls. `shape`: of a group with kSlots.
+  // `first`: which ring has the first call.
+  CommandLane(int device, cudaStream_t control, const abi::GroupShape& shape, std::uint32_t first)
+      : device_(device),
+        control_(control),
+        layout_(shape),
+        placement_words_(abi::placement_words(shape)),
+        made_(first) {
     using namespace kernels::cuda;
     EPD_CUDA(cudaSetDevice(device));
     EPD_CUDA(cudaMalloc(&memory_, sizeof(Memory)));
     EPD_CUDA(cudaMemset(memory_, 0, sizeof(Memory)));
     EPD_CUDA(cudaHostAlloc(&host_, sizeof(CommandHost), cudaHostAllocPortable | cudaHostAllocMapped));
     EPD_CUDA(cudaHostAlloc(&staging_, sizeof(Staging), cudaHostAllocPortable | cudaHostAllocMapped));
+    EPD_CUDA(cudaHostAlloc(&results_, layout_.total_bytes, cudaHostAllocPortable | cudaHostAllocMapped));
     std::memset(static_cast<void*>(host_), 0, sizeof(CommandHost));
+    std::memset(static_cast<void*>(results_), 0, layout_.total_bytes);
     host_->start.sets = 1;
     EPD_CUDA(cudaDeviceSynchronize());
   }
@@ -34,6 +45,7 @@ class CommandLane {
     cudaFree(memory_);
     cudaFreeHost(host_);
     cudaFreeHost(staging_);
+    cudaFreeHost(results_);
   }
   CommandLane(const CommandLane&) = delete;
   CommandLane& operator=(const CommandLane&) = delete;
@@ -55,48 +67,76 @@ class CommandLane {
     own.movers = memory_->movers;
     own.most_ctas = kMostCtas;
     own.host = host_;
+    own.results = results_;
+    own.counts_stride = static_cast<std::uint32_t>(layout_.counts_stride);
+    own.runs = memory_->runs;
     own.limits = {depth, max_tokens, kSlots, abi::kMaxBiases};
     own.per_expert = view.group.shape.per_expert;
     return own;
   }
 
-  // The kernel stays. Asks for the operation, which is configured.
+  // The kernel stays. Calls the operation, which is configured.
   void start(kernels::cuda::Kind kind, const Operation& op) {
     using namespace kernels::cuda;
     const std::uint64_t index = abi::index_of_tag(op.tag);
     if (!goes_on_ || index != next_index_) turn(index);
-    const abi::Call call = call_of(kind, op);
-    const std::uint32_t at = mover_kind(call.op, call.flags) * kMostCtas + op.movers.ctas - 1;
+    call_ = call_of(kind, op);
+    const std::uint32_t at = mover_kind(call_.op, call_.flags) * kMostCtas + op.movers.ctas - 1;
     staging_->movers = op.movers;
     write(memory_->movers + at, &staging_->movers, sizeof(Movers));
-    staging_->call = abi::pack(call);
-    abi::PackedCall& to = memory_->words.calls[commands_ % abi::kCommandSlots];
+    staging_->call = abi::pack(call_);
+    if (call_.flagged) write_word(&memory_->words.flags[abi::flag_of(call_.op, call_.slot)], 0);
+    abi::PackedCall* const ring = ring_ == kByHost ? memory_->words.host_calls : memory_->words.calls;
+    abi::PackedCall& to = ring[call_.number % abi::kCommandSlots];
     write(to.words + 1, staging_->call.words + 1, sizeof(to) - sizeof(*to.words));
     write(to.words, staging_->call.words, sizeof(*to.words));
-    flag_ = abi::flag_of(call.op, call.slot);
-    ++commands_;
     next_index_ = index + 1;
   }
   void abort(std::uint32_t value) { write_word(&memory_->state.abort, value); }
+  // The kernel with this number is to leave.
+  void stop(std::uint32_t kernel) { write_word(&memory_->state.stop, kernel); }
 
-  // Until what was started last has ended. False: not within ten seconds.
-  bool wait() {
-    const std::uint32_t last = commands_ - 1;
-    const kernels::cuda::JournalEntry& entry = host_->journal[last % kernels::cuda::kJournalEntries];
-    const auto* const number = reinterpret_cast<const volatile std::uint32_t*>(&entry.number);
-    if (!comes([&] { return *number == commands_; })) return false;
-    result_ = entry.result;
-    failed_ += result_.error != kernels::cuda::OpError::kNone;
-    goes_on_ = result_.error == kernels::cuda::OpError::kNone;
-    return abi::unpack(entry.call).number == last && entry.index == next_index_ - 1;
+  // Until what was started last has ended, and the client can know. "" or what is wrong.
+  std::string wait() {
+    const kernels::cuda::JournalEntry& entry = host_->journal[journal_ % kernels::cuda::kJournalEntries];
+    ++journal_;
+    if (!comes([&] { return load(entry.number) == journal_; })) return "a call has not ended";
+    op_result_ = entry.result;
+    const bool good = op_result_.error == kernels::cuda::OpError::kNone;
+    failed_ += good ? 0 : 1;
+    goes_on_ = good;
+    if (abi::unpack(entry.call).number != call_.number || entry.ring != ring_ ||
+        entry.index != next_index_ - 1)
+      return "the journal tells of another call";
+    return read_end();
   }
-  const OpResult& result() const { return result_; }
+  const OpResult& result() const { return op_result_; }
+  // As the client is told it.
+  const abi::CallEnd& end() const { return end_; }
+  // Of the last call: what a dispatch has counted, a word for each. Empty: some are not this call's.
+  std::vector<std::int32_t> counts() const {
+    const auto* const from =
+        reinterpret_cast<const std::uint64_t*>(reinterpret_cast<const std::uint8_t*>(results_) +
+                                               layout_.counts + layout_.counts_stride * call_.slot);
+    std::vector<std::int32_t> values;
+    for (std::uint64_t i = 0; i < placement_words_; ++i) {
+      const std::uint64_t word = load(from[i]);
+      if (word >> 32 != call_.result + 1) return {};
+      values.push_back(static_cast<std::int32_t>(word));
+    }
+    return values;
+  }
+  // Whether the inputs of the last call are known to have been read; of one that asked for it.
+  bool sent() const { return load(results_->sent[call_.slot]) == call_.result + 1; }
   // Whether the client has been told of all ends.
   bool told() const {
+    using namespace kernels::cuda;
     abi::CommandWords words;
     EPD_CUDA(cudaSetDevice(device_));
     EPD_CUDA(cudaMemcpy(&words, &memory_->words, sizeof(words), cudaMemcpyDefault));
-    return words.done == commands_ && words.failed == failed_ && words.flags[flag_] == 1;
+    const bool flagged = ring_ == kByHost || words.flags[abi::flag_of(call_.op, call_.slot)] == 1;
+    return words.done == numbers_[kByStreams] && load(results_->host_ended) == numbers_[kByHost] &&
+           words.failed == failed_ && flagged;
   }
 
  private:
@@ -106,6 +146,7 @@ class CommandLane {
     kernels::cuda::RouteState routes[kSlots];
     kernels::cuda::DeviceView view;
     kernels::cuda::Movers movers[kernels::cuda::kMoverKinds * kMostCtas];
+    kernels::cuda::ResultRuns runs[abi::kReplayedResults];
   };
   struct Staging {
     kernels::cuda::DeviceView view;
@@ -115,11 +156,43 @@ class CommandLane {
     std::uint32_t value;
   };
 
+  // The next call's, and where its result goes: each kind of place has two in turn.
+  void choose_ring_and_result(abi::Call& call) {
+    ring_ = made_ % 2 != 0 ? kernels::cuda::kByHost : kernels::cuda::kByStreams;
+    call.number = numbers_[ring_]++;
+    const bool captured = made_ / 2 % 2 != 0;
+    const std::uint32_t once = made_ % abi::kOnceResults;
+    runs_ = captured ? captured_runs_[made_ % 2] + 1 : 1;
+    if (captured) captured_runs_[made_ % 2] = runs_;
+    call.result = captured ? abi::result_of(abi::kOnceResults + 77 + made_ % 2, 5)
+                           : abi::result_of(once, made_ / abi::kOnceResults);
+    ++made_;
+  }
+
+  std::string read_end() {
+    const abi::CallResult& place = results_->places[abi::place_of(call_.result)];
+    const bool there = comes([&] {
+      std::uint64_t words[abi::CallResult::kWords];
+      for (std::uint32_t i = 0; i < abi::CallResult::kWords; ++i) words[i] = load(place.words[i]);
+      return abi::read_result(words, end_) && end_.result == call_.result && end_.runs == runs_;
+    });
+    if (!there) return "the client is not told of the call's end";
+    const bool good = op_result_.error == kernels::cuda::OpError::kNone;
+    if ((end_.ending == abi::CallEnding::kCarriedOut) != good) return "the client is told of another ending";
+    if (end_.index != kIndexBase + next_index_ - 1) return "the client is told another number";
+    return comes([&] { return told(); }) ? "" : "the client's words are wrong";
+  }
+
+  template <typename T>
+  static T load(const T& word) {
+    return *static_cast<const volatile T*>(&word);
+  }
+
   // What differs between operations on purpose is the slot: `announcement.op` of World::operation.
   abi::Call call_of(kernels::cuda::Kind kind, const Operation& op) {
     abi::Call call;
     const bool dispatch = kind == kernels::cuda::Kind::kDispatch;
-    call.number = commands_;
+    choose_ring_and_result(call);
     call.op = dispatch ? abi::Op::kDispatch : abi::Op::kCombine;
     call.slot = op.announcement.op % kSlots;
     const auto set = [&](bool on, std::uint32_t flag) { call.flags |= on ? flag : 0u; };
@@ -127,6 +200,7 @@ class CommandLane {
     set(dispatch && op.cached, abi::kFlagCached);
     set(op.mark_unused, abi::kFlagMarkUnused);
     set(op.zero_padding, abi::kFlagZeroPadding);
+    set(op.counts.host_sent != nullptr, abi::kFlagDefer);
     set(op.out_weights != nullptr && !dispatch, abi::kFlagReturnWeights);
     if (!dispatch)
       call.flags |= std::uint32_t{(op.bias[0] != nullptr) + (op.bias[1] != nullptr) + 0u} << abi::kBiasShift;
@@ -134,7 +208,7 @@ class CommandLane {
     if (makes) last_route_ = call.slot;
     call.route = last_route_;
     call.num_tokens = makes ? op.num_tokens : 0;
-    call.flagged = true;
+    call.flagged = ring_ == kernels::cuda::kByStreams;
     call.epoch = kEpoch;
     call.sms = op.movers.ctas;
     call.timeout_ms = static_cast<std::uint32_t>(op.timeout_ns / 1'000'000);
@@ -158,6 +232,7 @@ class CommandLane {
     kernels::cuda::CommandStart& start = host_->start;
     start.epoch = kEpoch;
     start.index = index;
+    start.index_base = kIndexBase;
     start.num_routes = kSlots;
     start.routes = staging_->routes;
     abort(0);
@@ -179,17 +254,27 @@ class CommandLane {
 
   int device_;
   cudaStream_t control_;
+  const abi::ResultsLayout layout_;
+  const std::uint64_t placement_words_;
   Memory* memory_ = nullptr;
   kernels::cuda::CommandHost* host_ = nullptr;
   Staging* staging_ = nullptr;
+  abi::Results* results_ = nullptr;
   std::uint32_t turn_ = ~0u;  // odd ones
-  std::uint32_t commands_ = 0;
-  std::uint32_t failed_ = 0;
-  std::uint32_t flag_ = 0;        // of the last one
+  std::uint32_t made_;        // calls
+  std::uint32_t numbers_[kernels::cuda::kCallRings] = {};
+  std::uint32_t captured_runs_[2] = {};
+  std::uint32_t journal_ = 0;  // entries read
+  std::uint32_t failed_ = 0;   // calls
+  // The last one.
+  abi::Call call_;
+  kernels::cuda::CallRing ring_ = kernels::cuda::kByStreams;
+  std::uint32_t runs_ = 0;
+  OpResult op_result_{};
+  abi::CallEnd end_;
   std::uint32_t last_route_ = 0;  // record of the last dispatch that made a routing
   std::uint64_t next_index_ = 0;
-  bool goes_on_ = false;  // the kernel carries commands out
-  OpResult result_{};
+  bool goes_on_ = false;  // the kernel carries calls out
 };
 
 }  // namespace epd::gpu_test

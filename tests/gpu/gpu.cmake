@@ -14,11 +14,42 @@ if(NOT EPD_CUDART OR NOT EPD_CUDA_STUB OR NOT EPD_CUDA_HEADERS)
 endif()
 
 set(_gpu ${CMAKE_CURRENT_LIST_DIR})
-add_executable(kernels_test ${_gpu}/kernels_test.cpp)
-target_include_directories(kernels_test PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/kernels)
-target_include_directories(kernels_test SYSTEM PRIVATE ${EPD_CUDA_HEADERS})
-target_link_libraries(kernels_test PRIVATE epd_kernels epd_kernels_cuda epd_options ${EPD_CUDART} ${EPD_CUDA_STUB}
+add_library(kernels_test_code OBJECT ${_gpu}/kernels_test.cpp)
+target_include_directories(kernels_test_code PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/kernels)
+target_include_directories(kernels_test_code SYSTEM PRIVATE ${EPD_CUDA_HEADERS})
+target_link_libraries(kernels_test_code PUBLIC epd_kernels epd_kernels_cuda epd_options ${EPD_CUDART} ${EPD_CUDA_STUB}
   Threads::Threads ${CMAKE_DL_LIBS} rt)
+add_executable(kernels_test)
+target_link_libraries(kernels_test PRIVATE kernels_test_code)
+
+# epd_image_programs(<name> CODE <arch>... [DEFINE <name>...])
+# Programs with another image of the kernels: kernels_test_<name>, and the daemon in bin/<name>, where EPD_TEST_BIN
+# finds it. The linker finds that image before the one in epd_kernels_cuda, which it leaves out.
+function(epd_image_programs name)
+  cmake_parse_arguments(ARG "" "" "DEFINE;CODE" ${ARGN})
+  list(TRANSFORM ARG_CODE PREPEND --generate-code=)
+  list(TRANSFORM ARG_DEFINE PREPEND -D OUTPUT_VARIABLE defines)
+  set(image ${CMAKE_CURRENT_BINARY_DIR}/epd_cuda_${name}.fatbin)
+  epd_cuda_image(${image} ${ARG_CODE} ${defines})
+  set(source ${CMAKE_CURRENT_BINARY_DIR}/image_${name}.S)  # a copy, since what an object depends on goes with its source
+  configure_file(${PROJECT_SOURCE_DIR}/kernels/cuda/image.S ${source} COPYONLY)
+  set_source_files_properties(${source} PROPERTIES
+    OBJECT_DEPENDS ${image} COMPILE_DEFINITIONS "EPD_CUDA_IMAGE=\"${image}\";${ARG_DEFINE}")
+  add_executable(kernels_test_${name} ${source})
+  target_link_libraries(kernels_test_${name} PRIVATE kernels_test_code)
+  set(bin ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/${name})
+  add_executable(epd_${name} ${PROJECT_SOURCE_DIR}/daemon/main.cpp ${source})
+  target_link_libraries(epd_${name} PRIVATE epd_supervisor epd_engine epd_control CLI11::CLI11 epd_options)
+  target_link_options(epd_${name} PRIVATE -Wl,--strip-debug)
+  set_target_properties(epd_${name} PROPERTIES OUTPUT_NAME epd RUNTIME_OUTPUT_DIRECTORY ${bin})
+  add_custom_command(TARGET epd_${name} POST_BUILD
+    COMMAND ${CMAKE_COMMAND} -E create_symlink ../epctl ${bin}/epctl VERBATIM)
+endfunction()
+
+# With range checks (kernels/cuda/range.h).
+epd_image_programs(asserts CODE arch=compute_90a,code=sm_90a arch=compute_100,code=sm_100 DEFINE EPD_KERNEL_ASSERTS)
+# The code for devices before sm_90, as these run it: so it is tested where there is none of them.
+epd_image_programs(sm80 CODE arch=compute_80,code=sm_90 arch=compute_80,code=sm_100)
 
 # epd_gpu_test(<name> TIMEOUT <s> [MPS] COMMAND ...)
 function(epd_gpu_test name)
@@ -33,19 +64,27 @@ endfunction()
 
 epd_gpu_test(kernels TIMEOUT 120 COMMAND $<TARGET_FILE:kernels_test> 100)
 epd_gpu_test(kernels_memcheck TIMEOUT 120 COMMAND compute-sanitizer --tool memcheck --error-exitcode 9
-  $<TARGET_FILE:kernels_test> 60 1 256 no-failures no-resident no-commands)
+  $<TARGET_FILE:kernels_test> 60 1 256 no-failures no-resident)
 epd_gpu_test(kernels_racecheck TIMEOUT 120 COMMAND compute-sanitizer --tool racecheck --error-exitcode 9
-  $<TARGET_FILE:kernels_test> 40 1 256 no-failures no-landings no-resident no-commands)
+  $<TARGET_FILE:kernels_test> 40 1 256 no-failures no-landings no-resident)
+# With the other images: the kernels, a few cases by the daemon, and a violation that has to be reported.
+foreach(_name asserts sm80)
+  epd_gpu_test(kernels_${_name} TIMEOUT 240 COMMAND $<TARGET_FILE:kernels_test_${_name}> 100)
+  epd_gpu_test(conformance_${_name} MPS TIMEOUT 120 COMMAND ${CMAKE_COMMAND} -E env EPD_TEST_BIN=$<TARGET_FILE_DIR:epd_${_name}>
+    $<TARGET_FILE:operations_test> "--gtest_filter=*RandomCases*/resident")
+endforeach()
+epd_gpu_test(asserts_caught TIMEOUT 60 COMMAND $<TARGET_FILE:kernels_test_asserts> out-of-range)
+set_tests_properties(gpu.asserts_caught PROPERTIES PASS_REGULAR_EXPRESSION "raw.row is 1048576, allowed: none, or below 4096")
 # Tests that kill an engine take the clients of its GPU along under MPS: gpu_fault_test is about that.
 set(_kills "*ThatIsKilled*:*ThatAreKilled*:*OutliveTheEngine*:*Engine*")
 epd_gpu_test(faults MPS TIMEOUT 300 COMMAND $<TARGET_FILE:gpu_fault_test>)
 epd_gpu_test(streams_launched MPS TIMEOUT 120
   COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*Streams*/cuda_by_kernel-${_kills}")
 epd_gpu_test(streams_resident MPS TIMEOUT 180
-  COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*Streams*/resident_*-${_kills}")
-epd_gpu_test(commands MPS TIMEOUT 240
-  COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*Commands*/resident_*-${_kills}")
+  COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*Streams*/resident*-${_kills}")
+epd_gpu_test(calls MPS TIMEOUT 240
+  COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*Calls*/resident*-${_kills}")
 epd_gpu_test(conformance MPS TIMEOUT 120
-  COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*RandomCases*/resident:*Modes*/resident-${_kills}")
+  COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*RandomCases*/resident:*Modes*/resident*-${_kills}")
 epd_gpu_test(bound MPS TIMEOUT 180
   COMMAND $<TARGET_FILE:bound_test> "--gtest_filter=*/resident:*/cuda-${_kills}")

@@ -1,9 +1,11 @@
 // Every CUDA kernel against the reference, bit for bit, on fresh random inputs: all layouts, payloads and
 // options, over all GPUs of the machine. Usage: kernels_test [cases] [seed] [hidden limit] [no-failures]
-// [no-landings] [no-resident] [no-commands]. "no-failures" leaves out what depends on time: under a sanitizer
+// [no-landings] [no-resident]. "no-failures" leaves out what depends on time: under a sanitizer
 // a launch can take longer than a deadline. "no-landings" leaves out what racecheck can't follow: accesses of
-// shared memory that a word there orders (LandingBoard). "no-resident" leaves out the kernel that stays,
-// which a sanitizer makes too slow; "no-commands" what is asked of it by commands.
+// shared memory that a word there orders (LandingBoard). "no-resident" leaves out the kernel that stays and
+// takes calls, which a sanitizer makes too slow.
+// Or: kernels_test out-of-range. Then a combine takes a row that does not exist, which the image with range
+// checks (kernels_test_asserts) has to stop.
 #include "gpu/kernel_cases.h"
 #include "gpu/world.h"
 
@@ -59,7 +61,7 @@ class CaseRun {
       for (std::uint32_t r = 0; r < world_->size(); ++r) check_dispatch(r);
     }
     if (good_) combine();
-    return good_;
+    return good_ && world_->good();
   }
 
  private:
@@ -142,7 +144,7 @@ class CaseRun {
                    expected_[r].num_recv_rows,
                    ref::dropped_selections(case_.group, inputs_[r]),
                    kPoison32};
-      if (mode_ == Mode::kCommands) {  // its own
+      if (mode_ == Mode::kResident) {  // its own
         heads_[r].handle = abi::index_of_tag(tag) + 1;
         heads_[r].epoch = CommandLane::kEpoch;
       }
@@ -239,12 +241,32 @@ class CaseRun {
     expect(same(rank.counts.expert_counts, want.expert_counts), r, "expert_counts");
     expect(same(rank.counts.expert_offsets, want.expert_offsets), r, "expert_offsets");
     expect(same(rank.counts.source_ranges, want.source_ranges), r, "source_ranges");
-    if (mode_ == Mode::kCommands) return;  // no CPU is told
-    const std::int32_t* const host =
-        rank.counts.host_placement + (s.per_expert ? s.num_experts : s.num_ranks);
-    expect(same(host, want.rank_offsets), r, "rank_offsets for the CPU");
-    expect(same(host + s.num_ranks + 1, want.expert_counts), r, "expert_counts for the CPU");
-    expect(*rank.counts.host_ready == last_tag_, r, "the signal for the CPU");
+    check_told(r);
+  }
+
+  void check_told(std::uint32_t r) {
+    const auto& s = world_->shape();
+    const ref::RankReceived& want = expected_[r];
+    const std::vector<std::int32_t> words = world_->host_counts(r, last_tag_);
+    expect(words.size() == num_placement_words(s), r, "what the CPU is told");
+    expect(world_->host_sent(r, last_tag_), r, "the word for the CPU that all has been sent");
+    if (words.empty()) return;
+    const auto is_at = [&](std::size_t first, const std::vector<std::int32_t>& values) {
+      return first + values.size() <= words.size() &&
+             std::equal(values.begin(), values.end(), words.begin() + static_cast<std::ptrdiff_t>(first));
+    };
+    const std::size_t rank_offsets = s.per_expert ? s.num_experts : s.num_ranks;
+    const std::size_t expert_counts = rank_offsets + s.num_ranks + 1;
+    expect(is_at(rank_offsets, want.rank_offsets), r, "rank_offsets for the CPU");
+    expect(is_at(expert_counts, want.expert_counts), r, "expert_counts for the CPU");
+    if (s.per_expert)
+      expect(is_at(expert_counts + want.expert_counts.size(), want.expert_offsets), r,
+             "expert_offsets for the CPU");
+    if (mode_ != Mode::kResident) return;
+    const abi::CallEnd& end = world_->rank(r).calls->end();
+    expect(end.ending == abi::CallEnding::kCarriedOut && end.num_recv_rows == want.num_recv_rows, r,
+           "the call's result");
+    expect(end.num_dropped == world_->result(r).num_dropped, r, "num_dropped of the call");
   }
 
   void combine() {
@@ -373,10 +395,10 @@ class FailureRun {
   void check_head(const OpResult& result) {
     const auto words = get<std::uint32_t>(world_->rank(0).head, sizeof(abi::RoutingRecord) / 4);
     const auto untouched = [](std::uint32_t word) { return word == kPoison32; };
-    ends_good &= mode_ == Mode::kCommands
-                     ? world_->rank(0).commands->told()
+    ends_good &= mode_ == Mode::kResident
+                     ? world_->good() && world_->rank(0).calls->told()
                      : get<std::uint32_t>(world_->rank(0).words + 1, 1)[0] == static_cast<std::uint32_t>(tag);
-    const auto handle = mode_ == Mode::kCommands ? static_cast<std::uint32_t>(tag) : kHandle;
+    const auto handle = mode_ == Mode::kResident ? static_cast<std::uint32_t>(tag) : kHandle;
     if (result.error == kernels::cuda::OpError::kNone) {
       heads_good &= words[0] == handle && words[1] == 0;
     } else {
@@ -390,7 +412,7 @@ class FailureRun {
 };
 
 const char* name_of(Mode mode) {
-  static const char* const names[] = {"launched", "by a kernel that stays", "by commands"};
+  static const char* const names[] = {"launched", "by a kernel that stays"};
   return names[static_cast<int>(mode)];
 }
 
@@ -433,7 +455,25 @@ int run_failures(Mode mode, std::uint32_t landings) {
   return failed;
 }
 
+// Returns only if nothing stops it.
+int run_out_of_range() {
+  enable_peers();
+  FailureRun f(Mode::kLaunched, 0);
+  f.run({0, 1}, 2'000'000'000);
+  const std::int32_t row = 1 << 20;
+  put(f.world().rank(0).routing.rows, &row, sizeof(row));
+  const std::uint64_t tag = f.world().next_tag();
+  for (std::uint32_t r = 0; r < f.world().size(); ++r) {
+    Operation op = f.world().operation(r, tag, 2);
+    f.world().start(Kind::kCombine, op, 8);
+  }
+  f.world().wait();
+  std::printf("FAIL: a row that does not exist was taken\n");
+  return 1;
+}
+
 int run(int argc, char** argv) {
+  if (argc > 1 && std::string(argv[1]) == "out-of-range") return run_out_of_range();
   const int cases = argc > 1 ? std::atoi(argv[1]) : 100;
   const std::uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : std::random_device{}();
   const auto max_hidden = static_cast<std::uint32_t>(argc > 3 ? std::atoi(argv[3]) : 7168);
@@ -446,7 +486,6 @@ int run(int argc, char** argv) {
   };
   std::vector<Mode> modes{Mode::kLaunched};
   if (!leaves_out("no-resident")) modes.push_back(Mode::kResident);
-  if (!leaves_out("no-resident") && !leaves_out("no-commands")) modes.push_back(Mode::kCommands);
   int failed = 0;
   if (!leaves_out("no-failures")) {
     for (const Mode mode : modes) {

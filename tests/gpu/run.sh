@@ -4,9 +4,11 @@
 # Usage: tests/gpu/run.sh [--daemon DIR] [full]   (from the root of the sources; output in build/gpu;
 # EPD_GPU_STEPS="test suite" runs these steps alone). With --daemon also, under MPS, what pack.sh has put in
 # DIR: the GPU faults, the benchmark's suite, graphs, overlap, the time that kernels take to stop, streams,
-# commands, conformance, bound memory. `full`, some four minutes more: also launched operations in suite,
-# overlap and bound memory, and other ways to ask and to wait. All that the steps have said is in all.log, and what was
-# running 12 s before a step's time was up (what_hangs.sh).
+# calls, conformance, bound memory. `full`, some four minutes more: also launched operations in suite,
+# overlap and bound memory, other ways to ask and to wait, and other images of the kernels: the steps with
+# `asserts` (it checks ranges) and `sm80` (the code for devices before sm_90) in their names.
+# All that the steps have said is in all.log, and what was running 12 s before a step's time was up
+# (what_hangs.sh).
 set -u
 daemon=
 if [ "${1:-}" = --daemon ]; then
@@ -19,7 +21,22 @@ mkdir -p "$out"
 export CUDA_MODULE_LOADING=EAGER  # loading a kernel while another waits for it never ends
 flags="-std=c++20 -O3 -fmad=false --expt-relaxed-constexpr -I$here/tests -I$here/kernels -I$here/kernels/include -I$here/proto/include"
 arch="-gencode=arch=compute_90a,code=sm_90a"
+full=${1:-}
+images=
+for image in asserts sm80; do
+  case "$full ${EPD_GPU_STEPS:-}" in "full " | *$image*) images="$images $image" ;; esac
+done
 
+# Another image and kernels_test with it. Its objects are there.
+build_image() {
+  case $1 in
+    asserts) define=-DEPD_KERNEL_ASSERTS code=$arch ;;
+    sm80) define= code=-gencode=arch=compute_80,code=sm_90 ;;
+  esac
+  nvcc $flags $define $code --fatbin "$here/kernels/cuda/kernels.cu" -o "$out/image_$1.fatbin" &&
+    gcc -c $define -DEPD_CUDA_IMAGE="\"$out/image_$1.fatbin\"" "$here/kernels/cuda/image.S" -o "$out/image_$1.o" &&
+    nvcc "$out/test.o" "$out/image_$1.o" "$out/configure.o" "$out/reference.o" -lcuda -o "$out/kernels_test_$1"
+}
 build() {
   nvcc $flags $arch --fatbin "$here/kernels/cuda/kernels.cu" -o "$out/image.fatbin" &&
     gcc -c -DEPD_CUDA_IMAGE="\"$out/image.fatbin\"" "$here/kernels/cuda/image.S" -o "$out/image.o" &
@@ -40,6 +57,14 @@ build() {
 
 start=$(date +%s)
 build || { echo "FAIL build"; exit 1; }
+jobs=
+for image in $images; do
+  build_image "$image" &
+  jobs="$jobs $!"
+done
+for job in $jobs; do
+  wait "$job" || { echo "FAIL build of another image"; exit 1; }
+done
 echo "built in $(($(date +%s) - start)) s"
 failed=0
 step() {  # step <name> <seconds> <command...>
@@ -70,6 +95,11 @@ step() {  # step <name> <seconds> <command...>
 table=""
 steps=""
 step test 60 "$out/kernels_test" "${EPD_GPU_CASES:-100}"
+for image in $images; do
+  step "kernels_$image" 120 "$out/kernels_test_$image" "${EPD_GPU_CASES:-100}"
+  [ "$image" != asserts ] ||
+    step asserts_caught 60 sh -c "'$out/kernels_test_asserts' out-of-range | grep 'raw.row is 1048576, allowed: none, or below 4096'"
+done
 if [ -n "$daemon" ]; then
   EPD_TEST_BIN=$daemon/bin
   EPD_TEST_GPUS=$(nvidia-smi --list-gpus | wc -l)
@@ -79,38 +109,43 @@ if [ -n "$daemon" ]; then
   # Tests that kill an engine take the clients of its GPU along under MPS.
   kills='*ThatIsKilled*:*ThatAreKilled*:*OutliveTheEngine*:*Engine*'
   step faults 160 "$daemon/bin/gpu_fault_test"
-  full=${1:-}
   [ "$full" = full ] && step suite 100 "$daemon/bin/epbench" suite --backend cuda --iters 12
   step resident 110 "$daemon/bin/epbench" suite --backend cuda --mode resident --iters 12
   decode="$daemon/bin/epbench --backend cuda --mode resident --sms 32 --tokens 128 --layout expert --payload fp8
     --max-recv-rows 64 --iters 40"
   step decode_graph 40 $decode --wait kernel --graph
   if [ "$full" = full ]; then
-    step decode_commands 40 $decode --wait kernel --commands
+    step decode_calls 40 $decode --wait kernel
+    step decode_no_stream 40 $decode --no-stream
     step decode_graph_warm 40 $decode --wait kernel --graph --warm-cache
     step decode_graph_memop 40 $decode --graph
   fi
   modes=
-  [ "$full" = full ] && modes="launched resident"
+  [ "$full" = full ] && modes=launched
   for mode in $modes; do
     beside="$epbench --mode $mode --wait kernel --overlap --check none"
     step "overlap_4096_$mode" 60 $beside --tokens 4096
     step "overlap_128_$mode" 60 $beside --tokens 128 --layout expert --payload fp8 --max-recv-rows 64
   done
   ways=graph
-  [ "$full" = full ] && ways="commands graph"
+  [ "$full" = full ] && ways="calls graph"
   for by in $ways; do
-    beside="$epbench --mode resident --wait kernel --$by --overlap --check one"
+    beside="$epbench --mode resident --wait kernel --overlap --check one"
+    [ "$by" = graph ] && beside="$beside --graph"
     step "overlap_4096_$by" 60 $beside --tokens 4096
     step "overlap_128_$by" 60 $beside --tokens 128 --layout expert --payload fp8 --max-recv-rows 64
   done
-  step stops 60 "$daemon/bin/epbench" --backend cuda --mode resident --wait kernel --commands --tokens 4096 --check one \
+  step stops 60 "$daemon/bin/epbench" --backend cuda --mode resident --wait kernel --tokens 4096 --check one \
     --iters 400 --sms-changes 10
   # A daemon starts anew with each kind of device: one kind after the other.
   step streams_cuda 60 "$daemon/bin/operations_test" --gtest_filter="*Streams*/cuda_by_kernel-$kills"
-  step streams_resident 100 "$daemon/bin/operations_test" --gtest_filter="*Streams*/resident_*-$kills"
-  step commands 150 "$daemon/bin/operations_test" --gtest_filter="*Commands*/resident_*-$kills"
-  step conformance 60 "$daemon/bin/operations_test" --gtest_filter="*RandomCases*/resident:*Modes*/resident-$kills"
+  step streams_resident 100 "$daemon/bin/operations_test" --gtest_filter="*Streams*/resident*-$kills"
+  step calls 150 "$daemon/bin/operations_test" --gtest_filter="*Calls*/resident*-$kills"
+  step conformance 60 "$daemon/bin/operations_test" --gtest_filter="*RandomCases*/resident:*Modes*/resident*-$kills"
+  for image in $images; do
+    step "conformance_$image" 90 env EPD_TEST_BIN="$daemon/bin/$image" "$daemon/bin/operations_test" \
+      --gtest_filter="*RandomCases*/resident"
+  done
   kinds=resident
   [ "$full" = full ] && kinds="cuda resident"
   for kind in $kinds; do
@@ -120,12 +155,12 @@ if [ -n "$daemon" ]; then
 fi
 step bench 60 "$out/kernels_bench" ${1:-}
 if command -v compute-sanitizer > /dev/null && [ "${EPD_GPU_SANITIZE:-1}" = 1 ]; then
-  step memcheck 60 compute-sanitizer --tool memcheck --error-exitcode 9 "$out/kernels_test" 60 1 256 no-failures no-resident no-commands
-  step racecheck 60 compute-sanitizer --tool racecheck --error-exitcode 9 "$out/kernels_test" 40 1 256 no-failures no-landings no-resident no-commands
+  step memcheck 60 compute-sanitizer --tool memcheck --error-exitcode 9 "$out/kernels_test" 60 1 256 no-failures no-resident
+  step racecheck 60 compute-sanitizer --tool racecheck --error-exitcode 9 "$out/kernels_test" 40 1 256 no-failures no-landings no-resident
 fi
 for name in $steps; do
   case $name in
-    test | memcheck | racecheck | streams_* | commands | conformance | bound_*) lines=12 ;;
+    test | kernels_* | memcheck | racecheck | streams_* | calls | conformance* | bound_*) lines=12 ;;
     *) lines=+1 ;;
   esac
   echo "== $name"

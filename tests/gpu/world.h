@@ -58,8 +58,7 @@ class DeviceMemory {
 
 enum class Mode {
   kLaunched,
-  kResident,  // between the first start() and wait() a kernel stays on each rank's device
-  kCommands,  // likewise, and operations are asked for by commands
+  kResident,  // between the first start() and wait() a kernel stays on each rank's device, and takes calls
 };
 
 struct WorldShape {
@@ -69,7 +68,7 @@ struct WorldShape {
   Mode mode = Mode::kLaunched;
   bool landing = false;
   std::uint32_t landings = 1;  // of each rank, at which operations take turns
-  bool late_entries = false;   // kResident: some entries are there when the kernel steps aside, not before
+  bool late_calls = false;     // kResident: some are made while a kernel leaves and the next one comes
 };
 
 // Where the parts of a landing lie, and its size.
@@ -114,16 +113,13 @@ struct Rank : RankRegions {
   // Of a world whose kernels stay.
   cudaStream_t control = nullptr;
   kernels::cuda::ResidentState* state = nullptr;
-  std::uint64_t* entries = nullptr;  // pinned
-  std::uint32_t* round = nullptr;    // likewise
-  std::uint32_t next = 0;
-  std::uint32_t told = 0;     // operations
-  std::uint32_t ends = 0;     // of kernels
-  std::uint32_t brought = 0;  // entries: those of which the device knows
-  bool late = false;          // others wait until the kernel has left
+  std::uint32_t* round = nullptr;  // pinned
+  std::uint32_t made = 0;          // calls
+  std::uint32_t ends = 0;          // of kernels
+  std::uint32_t kernels = 0;       // started
   bool running = false;
-  std::unique_ptr<CommandLane> commands;  // of a world that has them
-  bool asked = false;                     // one has been asked for, and not awaited
+  std::unique_ptr<CommandLane> calls;
+  bool called = false;  // and not awaited
 };
 
 class World {
@@ -137,22 +133,25 @@ class World {
     ++worlds;
     for (std::uint32_t r = 0; r < shape_.num_ranks; ++r) {
       make(r);
-      ranks_[r].told = ranks_[r].ends = worlds + r;  // so that worlds of few operations see all ways
+      ranks_[r].made = ranks_[r].ends = worlds + r;  // so that worlds of few operations see all ways
+      if (world.mode == Mode::kResident)
+        ranks_[r].calls = std::make_unique<CommandLane>(
+            ranks_[r].device, ranks_[r].control, group_shape(shape_, world_.max_tokens, CommandLane::kSlots),
+            worlds + r);
     }
-    if (world.mode == Mode::kCommands) tag_ = CommandLane::kEpoch << abi::kTagIndexBits;
+    if (world.mode == Mode::kResident) tag_ = CommandLane::kEpoch << abi::kTagIndexBits;
   }
   ~World() {
     for (Rank& rank : ranks_) {
-      rank.commands.reset();
+      rank.calls.reset();
       cudaSetDevice(rank.device);
       cudaStreamDestroy(rank.stream);
       cudaStreamDestroy(rank.control);
-      cudaFreeHost(rank.entries);
       cudaFreeHost(rank.round);
       cudaFreeHost(rank.abort);
       cudaFreeHost(rank.uploads);
-      cudaFreeHost(rank.counts.host_placement);
-      cudaFreeHost(rank.counts.host_ready);
+      cudaFreeHost(rank.counts.host_words);
+      cudaFreeHost(rank.counts.host_sent);
     }
   }
 
@@ -181,6 +180,7 @@ class World {
     op.announcement.num_tokens = own.num_tokens;
     op.landing = landing_.at;
     own.describe(op);
+    op.counts.mark = static_cast<std::uint32_t>(tag);
     op.timeout_ns = 5'000'000'000;
     for (std::uint32_t i = 0; i < size(); ++i) {
       if (!masked(i)) op.peers[i] = ranks_[i].peer;
@@ -202,21 +202,20 @@ class World {
       std::fprintf(stderr, "configure refused\n");
       std::exit(1);
     }
-    if (world_.mode == Mode::kCommands) {
+    if (world_.mode == Mode::kResident) {
       stay(own, static_cast<std::uint32_t>(bytes), op.shape);
-      own.commands->start(kind, op);
-      own.asked = true;
+      if (world_.late_calls && ++own.made % 4 == 0) {
+        end_kernel(own);
+        own.running = false;
+        stay(own, static_cast<std::uint32_t>(bytes), op.shape);
+      }
+      own.calls->start(kind, op);
+      own.called = true;
       return;
     }
     const std::uint32_t place = uploads_++ % kOperations;
     Operation* const slot = own.operations + place;
     own.uploads[place] = op;
-    if (world_.mode == Mode::kResident) {
-      stay(own, static_cast<std::uint32_t>(bytes), op.shape);
-      own.late |= world_.late_entries && ++own.told % 4 == 0;
-      tell(own, kernels::cuda::task_of(kind, op), place);
-      return;
-    }
     EPD_CUDA(cudaMemcpyAsync(slot, own.uploads + place, sizeof(op), cudaMemcpyHostToDevice, own.stream));
     if (before_launch) before_launch();
     Image::get().launch(kind, op, slot, own.stream);
@@ -225,9 +224,11 @@ class World {
   // Waits for all ranks.
   void wait() {
     for (Rank& rank : ranks_) {
-      if (!rank.asked) continue;
-      if (!rank.commands->wait()) std::printf("  a command has not ended, or as another\n");
-      rank.asked = false;
+      if (!rank.called) continue;
+      const std::string wrong = rank.calls->wait();
+      if (!wrong.empty()) std::printf("  %s\n", wrong.c_str());
+      good_ &= wrong.empty();
+      rank.called = false;
     }
     for (Rank& rank : ranks_) {
       EPD_CUDA(cudaSetDevice(rank.device));
@@ -236,16 +237,33 @@ class World {
     for (Rank& rank : ranks_) {
       EPD_CUDA(cudaSetDevice(rank.device));
       EPD_CUDA(cudaStreamSynchronize(rank.stream));
-      rank.running = rank.late = false;
-      bring_entries(rank);
+      rank.running = false;
     }
   }
+  // Whether all calls ended as calls do.
+  bool good() const { return good_; }
+  // What the last dispatch of rank r has told the CPU: a word for each of its placement. Empty: it has not.
+  std::vector<std::int32_t> host_counts(std::uint32_t r, std::uint64_t tag) const {
+    const Rank& rank = ranks_[r];
+    if (rank.calls != nullptr) return rank.calls->counts();
+    std::vector<std::int32_t> values;
+    for (std::size_t i = 0; i < num_placement_words(shape_); ++i) {
+      if (rank.counts.host_words[i] >> 32 != static_cast<std::uint32_t>(tag)) return {};
+      values.push_back(static_cast<std::int32_t>(rank.counts.host_words[i]));
+    }
+    return values;
+  }
+  bool host_sent(std::uint32_t r, std::uint64_t tag) const {
+    const Rank& rank = ranks_[r];
+    return rank.calls != nullptr ? rank.calls->sent()
+                                 : *rank.counts.host_sent == static_cast<std::uint32_t>(tag);
+  }
   void abort(std::uint32_t r, std::uint32_t value) {
-    if (ranks_[r].commands != nullptr) ranks_[r].commands->abort(value);
+    if (ranks_[r].calls != nullptr) ranks_[r].calls->abort(value);
     *reinterpret_cast<volatile std::uint32_t*>(ranks_[r].abort) = value;
   }
   OpResult result(std::uint32_t r) const {
-    if (ranks_[r].commands != nullptr) return ranks_[r].commands->result();
+    if (ranks_[r].calls != nullptr) return ranks_[r].calls->result();
     OpResult result;
     EPD_CUDA(cudaMemcpy(&result, ranks_[r].result, sizeof(result), cudaMemcpyDefault));
     return result;
@@ -258,9 +276,9 @@ class World {
     const auto devices = static_cast<std::uint32_t>(num_devices());
     return kMaxSms / ((size() + devices - 1) / devices);
   }
-  // Commands need as many landings as they have slots.
+  // Calls need as many landings as they have slots.
   static WorldShape with_slots(WorldShape world) {
-    if (world.mode == Mode::kCommands) world.landings = std::max(world.landings, CommandLane::kSlots);
+    if (world.mode == Mode::kResident) world.landings = std::max(world.landings, CommandLane::kSlots);
     return world;
   }
   // All ranks have taken their memory in the same order, so distances in it are the same everywhere.
@@ -326,36 +344,17 @@ class World {
   void stay(Rank& rank, std::uint32_t shared_bytes, const kernels::cuda::Shape& configured) {
     if (rank.running) return;
     rank.running = true;
-    kernels::cuda::ResidentArguments own{
-        rank.state, rank.operations, rank.uploads, rank.entries, rank.round, *rank.round, {}};
+    kernels::cuda::ResidentArguments own{rank.state, rank.round, *rank.round, ++rank.kernels, {}};
     const auto number = static_cast<std::uint32_t>(&rank - ranks_.data());
-    if (rank.commands != nullptr)
-      own.commands =
-          rank.commands->arguments(view_of(number, configured), world_.max_tokens, world_.landings);
+    own.commands = rank.calls->arguments(view_of(number, configured), world_.max_tokens, world_.landings);
     Image::get().stay(own, staying_ctas(), shared_bytes - kernels::cuda::kStaticBytes, rank.stream);
   }
-  // In turn by an entry of the queue and by its round, sometimes both: a stop that comes when the kernel has
-  // stepped aside is for the next one to pass over. What it has been told late it comes to before.
-  void end_kernel(Rank& rank) {
-    const std::uint32_t round = *rank.round % kernels::cuda::kStopRounds;
-    const bool aside = rank.late || ++rank.ends % 2 == 0;
-    rank.late |= aside;
-    if (!aside || rank.ends % 4 == 0) tell(rank, kernels::cuda::Task::kStop, round);
+  // In turn by its number and by its round, sometimes both: a stop that comes when the kernel has stepped
+  // aside is for the next one to pass over.
+  static void end_kernel(Rank& rank) {
+    const bool aside = ++rank.ends % 2 == 0;
+    if (!aside || rank.ends % 4 == 0) rank.calls->stop(rank.kernels);
     if (aside) std::atomic_ref(*rank.round).fetch_add(1);
-  }
-  void tell(Rank& rank, kernels::cuda::Task task, std::uint32_t place) {
-    const std::uint32_t at = rank.next % kernels::cuda::kQueueEntries;
-    const std::uint64_t entry = kernels::cuda::queue_entry(rank.next, task, place);
-    std::atomic_ref(rank.entries[at]).store(entry, std::memory_order_release);
-    ++rank.next;
-    if (!rank.late) bring_entries(rank);
-  }
-  void bring_entries(Rank& rank) {
-    for (; rank.brought != rank.next; ++rank.brought) {
-      const std::uint32_t at = rank.brought % kernels::cuda::kQueueEntries;
-      EPD_CUDA(cudaMemcpyAsync(rank.state->entries + at, rank.entries + at, 8, cudaMemcpyHostToDevice,
-                               rank.control));
-    }
   }
 
   void make(std::uint32_t r) {
@@ -364,18 +363,14 @@ class World {
     EPD_CUDA(cudaSetDevice(rank.device));
     EPD_CUDA(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking));
     EPD_CUDA(cudaStreamCreateWithFlags(&rank.control, cudaStreamNonBlocking));
-    if (world_.mode == Mode::kCommands)
-      rank.commands = std::make_unique<CommandLane>(rank.device, rank.control);
-    EPD_CUDA(cudaHostAlloc(&rank.entries, kernels::cuda::kQueueEntries * 8, cudaHostAllocPortable));
-    std::memset(rank.entries, 0, kernels::cuda::kQueueEntries * 8);
     EPD_CUDA(cudaHostAlloc(&rank.round, 64, cudaHostAllocPortable));
     *rank.round = 0;
     EPD_CUDA(cudaHostAlloc(&rank.abort, 64, cudaHostAllocMapped | cudaHostAllocPortable));
     *rank.abort = 0;
     EPD_CUDA(cudaHostAlloc(&rank.uploads, kOperations * sizeof(Operation), cudaHostAllocPortable));
-    EPD_CUDA(cudaHostAlloc(&rank.counts.host_placement, num_placement_words(shape_) * 4,
+    EPD_CUDA(cudaHostAlloc(&rank.counts.host_words, num_placement_words(shape_) * 8,
                            cudaHostAllocMapped | cudaHostAllocPortable));
-    EPD_CUDA(cudaHostAlloc(&rank.counts.host_ready, 64, cudaHostAllocMapped | cudaHostAllocPortable));
+    EPD_CUDA(cudaHostAlloc(&rank.counts.host_sent, 64, cudaHostAllocMapped | cudaHostAllocPortable));
     const RegionSizes sizes{shape_, world_.max_tokens, kernels::cuda::workspace_bytes(shape_, kMaxSms),
                             landing_.bytes * world_.landings};
     rank.memory = std::make_unique<DeviceMemory>(rank.device,
@@ -394,6 +389,7 @@ class World {
   std::vector<Rank> ranks_;
   std::uint64_t tag_ = 0;
   std::uint32_t uploads_ = 0;
+  bool good_ = true;
 };
 
 }  // namespace epd::gpu_test

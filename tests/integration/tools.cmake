@@ -44,22 +44,28 @@ if(EPD_CUDA AND EPD_FAKE_CUDA)
     COMMAND ${_epbench_cuda} --wait kernel --experts 16 --ranks 2 --op both --tokens 16 --hidden 512 --check all)
   set_tests_properties(tools.epbench_cuda_waits_by_kernel PROPERTIES
     PASS_REGULAR_EXPRESSION "wait by kernel.*bit-exact.*bit-exact.*all ranks go on together" FAIL_REGULAR_EXPRESSION WRONG)
+  set(_no_stream ${_epbench_cuda} --no-stream --experts 16 --ranks 2 --op both --tokens 16 --hidden 512 --check all)
+  add_test(NAME tools.epbench_cuda_no_stream COMMAND ${_no_stream})
+  add_test(NAME tools.epbench_cuda_no_stream_resident COMMAND ${_no_stream} --mode resident --cached)
+  set_tests_properties(tools.epbench_cuda_no_stream tools.epbench_cuda_no_stream_resident PROPERTIES
+    PASS_REGULAR_EXPRESSION "wait by no stream.*bit-exact.*counts p50 [1-9].*bit-exact.*noop.*: p50 [1-9]" FAIL_REGULAR_EXPRESSION WRONG)
   # Twice the comparisons of a run without: 4 iterations of 2 ranks, by themselves and beside the GEMM.
   set(_overlap ${_epbench_cuda} --overlap --experts 16 --ranks 2 --op both --tokens 16 --hidden 512 --check all)
   add_test(NAME tools.epbench_cuda_overlap COMMAND ${_overlap} --cached)
-  add_test(NAME tools.epbench_cuda_overlap_commands COMMAND ${_overlap} --mode resident --commands --layout expert --payload fp8)
-  add_test(NAME tools.epbench_cuda_overlap_commands_by_kernel COMMAND ${_overlap} --mode resident --commands --wait kernel)
+  add_test(NAME tools.epbench_cuda_overlap_resident COMMAND ${_overlap} --mode resident --layout expert --payload fp8)
+  add_test(NAME tools.epbench_cuda_overlap_resident_by_kernel COMMAND ${_overlap} --mode resident --wait kernel)
   add_test(NAME tools.epbench_cuda_overlap_graph COMMAND ${_overlap} --mode resident --graph --layout packed)
   add_test(NAME tools.epbench_cuda_overlap_graph_by_kernel COMMAND ${_overlap} --mode resident --graph --wait kernel)
-  set(_overlaps tools.epbench_cuda_overlap tools.epbench_cuda_overlap_commands tools.epbench_cuda_overlap_commands_by_kernel
+  set(_overlaps tools.epbench_cuda_overlap tools.epbench_cuda_overlap_resident tools.epbench_cuda_overlap_resident_by_kernel
     tools.epbench_cuda_overlap_graph tools.epbench_cuda_overlap_graph_by_kernel)
   set(_once "bit-exact \\(16\\).*alone [1-9][0-9.]*, GEMM alone [0-9.]+, one after the other [1-9][0-9.]*, beside each other [1-9]")
   set_tests_properties(${_overlaps} PROPERTIES PASS_REGULAR_EXPRESSION "${_once}.*${_once}" FAIL_REGULAR_EXPRESSION WRONG)
   set(_changes epbench --epd $<TARGET_FILE:epd> --backend cuda --mode resident --sms-changes 10 --warm-cache --iters 100
     --experts 16 --ranks 2 --op both --tokens 16 --hidden 512 --check all)
   add_test(NAME tools.epbench_cuda_sms_changes COMMAND ${_changes})
-  add_test(NAME tools.epbench_cuda_sms_changes_commands COMMAND ${_changes} --commands --wait kernel)
-  set(_sms_changes tools.epbench_cuda_sms_changes tools.epbench_cuda_sms_changes_commands)
+  add_test(NAME tools.epbench_cuda_sms_changes_by_kernel COMMAND ${_changes} --wait kernel)
+  add_test(NAME tools.epbench_cuda_sms_changes_no_stream COMMAND ${_changes} --no-stream)
+  set(_sms_changes tools.epbench_cuda_sms_changes tools.epbench_cuda_sms_changes_by_kernel tools.epbench_cuda_sms_changes_no_stream)
   set_tests_properties(${_sms_changes} PROPERTIES PASS_REGULAR_EXPRESSION
     "bit-exact \\(200\\).*bit-exact \\(200\\).*changed ([5-9]|10) times meanwhile: [1-9][0-9]+ kernels told to stop.*p50 [1-9][0-9]* us, max [1-9]"
     FAIL_REGULAR_EXPRESSION WRONG)
@@ -70,19 +76,19 @@ if(EPD_CUDA AND EPD_FAKE_CUDA)
   set_tests_properties(tools.epbench_cuda_suite PROPERTIES PASS_REGULAR_EXPRESSION "Plain copies, 4 GPUs at once, GB/s: push [1-9]"
     FAIL_REGULAR_EXPRESSION "WRONG")
   set_tests_properties(tools.epbench_cuda_suite_resident PROPERTIES
-    PASS_REGULAR_EXPRESSION "caches not flushed.*Empty pair of events.*less events.*kernel cmd.*kernel graph"
+    PASS_REGULAR_EXPRESSION "caches not flushed.*Empty pair of events.*less events.*kernel.*kernel graph.*no stream"
     FAIL_REGULAR_EXPRESSION "WRONG|unchecked")  # "n/a": load made a difference negative
   add_test(NAME tools.epbench_cuda_without_devices COMMAND epbench --backend cuda)
   set_tests_properties(tools.epbench_cuda_without_devices PROPERTIES PASS_REGULAR_EXPRESSION "CUDA_ERROR_NO_DEVICE")
   set(_fake LD_LIBRARY_PATH=$<TARGET_FILE_DIR:fake_cuda>)
   set_tests_properties(tools.epbench_cuda_both tools.epbench_cuda_expert_zipf_cached tools.epbench_cuda_checks_a_window
-    ${_overlaps} ${_sms_changes}
+    ${_overlaps} ${_sms_changes} tools.epbench_cuda_no_stream tools.epbench_cuda_no_stream_resident
     tools.epbench_cuda_waits_by_kernel tools.epbench_cuda_suite tools.epbench_cuda_suite_resident PROPERTIES ENVIRONMENT "${_fake}")
   set_tests_properties(tools.epbench_cuda_noop_shared_devices PROPERTIES ENVIRONMENT "${_fake};EPD_FAKE_CUDA_DEVICES=2")
   set_tests_properties(tools.epbench_cuda_without_devices PROPERTIES ENVIRONMENT "${_fake};EPD_FAKE_CUDA_DEVICES=0")
   set_tests_properties(tools.epbench_cuda_both tools.epbench_cuda_expert_zipf_cached tools.epbench_cuda_checks_a_window
     tools.epbench_cuda_waits_by_kernel tools.epbench_cuda_noop_shared_devices tools.epbench_cuda_suite
-    ${_overlaps} ${_sms_changes}
+    ${_overlaps} ${_sms_changes} tools.epbench_cuda_no_stream tools.epbench_cuda_no_stream_resident
     tools.epbench_cuda_suite_resident
     tools.epbench_cuda_without_devices
     PROPERTIES LABELS integration TIMEOUT 300)

@@ -196,7 +196,7 @@ std::string Case::describe() const {
          (num_biases != 0 ? " biases " + std::to_string(num_biases) : "") + (send_weights ? " weights" : "") +
          (weighted ? " weighted" : "") + (return_weights ? " return_weights" : "") +
          (zero_padding ? " zero_padding" : "") + (mark_unused ? " mark_unused" : "") +
-         (defer ? " defer" : "") +
+         (defer ? " defer" : "") + (in_streams != 0 ? " in streams " + std::to_string(in_streams) : "") +
          (kernel_waits != 0 ? " kernel waits " + std::to_string(kernel_waits) : "") +
          (bound != 0 ? " bound " + std::to_string(bound) : "") +
          (sms != 0 ? " sms " + std::to_string(sms) : "") + ", routing " + routing_name(routing) + ", sizes " +
@@ -245,7 +245,6 @@ epd_group_config_t Case::config(const char* name, std::uint32_t rank) const {
   config.num_handles = num_handles;
   config.max_recv_rows = max_recv_rows;
   config.priority = priority;
-  config.commands = commands_on(rank) ? EPD_COMMANDS_BY_STREAM : EPD_COMMANDS_BY_HOST;
   return config;
 }
 

@@ -42,8 +42,8 @@ struct Case {
   bool degrade = false;
   // Regions that ranks keep in memory of their own, by abi::region_bit; other ones on each rank.
   std::uint32_t bound = 0;
-  // Bit r: rank r's streams ask for its operations themselves.
-  std::uint32_t commands = 0;
+  // Bit r: rank r's scripts submit in a stream, where operations are calls.
+  std::uint32_t in_streams = 0;
   // Bit r: rank r's streams wait by kernel.
   std::uint32_t kernel_waits = 0;
   // Its operations.
@@ -61,7 +61,7 @@ struct Case {
   abi::GroupShape shape() const;
   kernels::reference::GroupParams params() const;
   epd_group_config_t config(const char* name, std::uint32_t rank) const;
-  bool commands_on(std::uint32_t rank) const { return (commands >> rank & 1) != 0; }
+  bool in_stream_on(std::uint32_t rank) const { return (in_streams >> rank & 1) != 0; }
   epd_wait_by_t wait_by_on(std::uint32_t rank) const {
     return (kernel_waits >> rank & 1) != 0 ? EPD_WAIT_BY_KERNEL : EPD_WAIT_BY_MEMOP;
   }

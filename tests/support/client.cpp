@@ -111,6 +111,7 @@ struct Group::Mirror {
   std::vector<epd_buffers_t> device;                // by slot
   std::byte* host = nullptr;                        // all slots; aligned as the regions are
   std::map<epd_ticket_t, std::uint32_t> in_flight;  // slot of each
+  std::unique_ptr<GpuStream> stream;                // null: operations are in none
 
   explicit Mirror(const epd_group_config_t& config) : layout(config) {}
   Mirror(const Mirror&) = delete;
@@ -146,7 +147,7 @@ struct Group::Mirror {
   }
 };
 
-Group::Group(const Session& session, epd_group_config_t config, std::uint32_t bound) {
+Group::Group(const Session& session, epd_group_config_t config, std::uint32_t bound, bool in_stream) {
   epd_session_info_t info;
   epd_session_info_init(&info);
   must(epd_session_info(session.get(), &info), "session info");
@@ -157,10 +158,12 @@ Group::Group(const Session& session, epd_group_config_t config, std::uint32_t bo
   }
   must(epd_group_join(session.get(), &config, &handle_), std::string("join ") + config.name);
   if (info.device_kind != EPD_DEVICE_KIND_CUDA) return;
+  resident_ = info.resident != 0;
   const std::uint32_t depth = config.depth != 0 ? config.depth : abi::kDefaultDepth;
   mirror_ = std::make_shared<Mirror>(config);
   mirror_->gpu = gpu_of(info);
   mirror_->one_piece = bound == 0;
+  if (in_stream && resident_) mirror_->stream = std::make_unique<GpuStream>(mirror_->gpu);
   mirror_->host =
       static_cast<std::byte*>(std::aligned_alloc(abi::kRegionAlign, mirror_->layout.slot_bytes * depth));
   for (std::uint32_t slot = 0; slot < depth; ++slot) mirror_->device.push_back(on_device(slot));
@@ -169,7 +172,8 @@ Group::Group(const Session& session, epd_group_config_t config, std::uint32_t bo
 Group::Group(Group&& other) noexcept
     : handle_(std::exchange(other.handle_, nullptr)),
       own_(std::move(other.own_)),
-      mirror_(std::move(other.mirror_)) {}
+      mirror_(std::move(other.mirror_)),
+      resident_(other.resident_) {}
 
 Group& Group::operator=(Group&& other) noexcept {
   if (this != &other) {
@@ -177,6 +181,7 @@ Group& Group::operator=(Group&& other) noexcept {
     handle_ = std::exchange(other.handle_, nullptr);
     own_ = std::move(other.own_);
     mirror_ = std::move(other.mirror_);
+    resident_ = other.resident_;
   }
   return *this;
 }
@@ -214,17 +219,21 @@ epd_buffers_t Group::buffers_in(std::byte* copy) const {
   return b;
 }
 
+void* Group::stream() const {
+  return mirror_ != nullptr && mirror_->stream != nullptr ? mirror_->stream->get() : EPD_NO_STREAM;
+}
+
 epd_status_t Group::dispatch(const epd_dispatch_args_t* args, epd_ticket_t* ticket,
                              epd_handle_t* handle) const {
   const std::uint32_t slot = args != nullptr ? args->slot : ~0u;
   if (mirror_ != nullptr) mirror_->push(slot);
-  return submitted(epd_dispatch(handle_, args, EPD_NO_STREAM, ticket, handle), slot, ticket);
+  return submitted(epd_dispatch(handle_, args, stream(), ticket, handle), slot, ticket);
 }
 
 epd_status_t Group::combine(const epd_combine_args_t* args, epd_ticket_t* ticket) const {
   const std::uint32_t slot = args != nullptr ? args->slot : ~0u;
   if (mirror_ != nullptr) mirror_->push(slot);
-  return submitted(epd_combine(handle_, args, EPD_NO_STREAM, ticket), slot, ticket);
+  return submitted(epd_combine(handle_, args, stream(), ticket), slot, ticket);
 }
 
 epd_status_t Group::submitted(epd_status_t status, std::uint32_t slot, const epd_ticket_t* ticket) const {

@@ -38,8 +38,9 @@ class Session {
 class Group {
  public:
   Group() = default;
-  // `bound`: regions that are bound to memory of the test's own (abi::region_bit).
-  Group(const Session& session, epd_group_config_t config, std::uint32_t bound = 0);
+  // `bound`: regions that are bound to memory of the test's own (abi::region_bit). `in_stream`: dispatch()
+  // and combine() enqueue in a stream of the group's, if its operations are calls.
+  Group(const Session& session, epd_group_config_t config, std::uint32_t bound = 0, bool in_stream = false);
   explicit Group(epd_group_t* taken_over) : handle_(taken_over) {}
   Group(Group&& other) noexcept;
   Group& operator=(Group&& other) noexcept;
@@ -55,6 +56,9 @@ class Group {
   // For a ticket whose end was told otherwise than by wait().
   void ended(epd_ticket_t ticket) const;
 
+  // Its operations are calls: see epd.h, "Calls".
+  bool resident() const { return resident_; }
+
   // On a CUDA device, for tests that move slots by themselves; not with bound regions.
   int gpu() const;
   std::size_t slot_bytes() const;
@@ -65,11 +69,13 @@ class Group {
  private:
   struct Mirror;
   epd_buffers_t on_device(std::uint32_t slot) const;
+  void* stream() const;  // in which operations are submitted
   epd_status_t submitted(epd_status_t status, std::uint32_t slot, const epd_ticket_t* ticket) const;
 
   epd_group_t* handle_ = nullptr;
   BoundMemory own_;
   std::shared_ptr<Mirror> mirror_;  // null on a host device
+  bool resident_ = false;
 };
 
 // A config that is valid and small; change what the test is about.

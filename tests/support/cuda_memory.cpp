@@ -138,7 +138,8 @@ bool has_cuda_driver() {
 void copy_to_gpu(int gpu, void* to, const void* from, std::size_t bytes) {
   driver().use(gpu);
   check(driver().to_device(reinterpret_cast<Driver::Address>(to), from, bytes), "cuMemcpyHtoD");
-  check(driver().synchronize(), "cuCtxSynchronize");  // the copy returns when it has read the host's memory
+  // The copy returns when it has read the host's memory. Not all of the context: its streams may wait.
+  check(driver().stream_synchronize(nullptr), "cuStreamSynchronize");
 }
 
 void copy_from_gpu(int gpu, void* to, const void* from, std::size_t bytes) {

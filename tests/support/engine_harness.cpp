@@ -120,15 +120,17 @@ RawGroup::RawGroup(std::uint64_t id, const abi::GroupShape& shape, const std::st
       user_fd_(shape.num_ranks),
       exchange_fd_(shape.num_ranks),
       board_fd_(shape.num_ranks),
+      results_fd_(shape.num_ranks),
       user_(shape.num_ranks),
-      board_(shape.num_ranks) {
+      board_(shape.num_ranks),
+      results_(shape.num_ranks) {
   for (std::uint32_t rank = 0; rank < shape.num_ranks; ++rank) make(rank);
 }
 
 void RawGroup::make(std::uint32_t rank) {
+  const DeviceName device = value_of(parse_device_name(kind_ + ":" + std::to_string(rank % num_devices_)));
   const auto memory = [&](const char* label, std::uint64_t bytes) {
-    const std::string device = kind_ + ":" + std::to_string(rank % num_devices_);
-    return value_of(make_arena_memory(value_of(parse_device_name(device)), label, bytes));
+    return value_of(make_arena_memory(device, label, bytes));
   };
   const std::uint64_t user = abi::UserArenaLayout(shape_).total_bytes;
   const std::uint64_t board = abi::BoardLayout(shape_).total_bytes;
@@ -137,6 +139,10 @@ void RawGroup::make(std::uint32_t rank) {
   board_fd_[rank] = value_of(make_sealed_memfd("test-board", board));
   user_[rank] = value_of(Mapping::map(user_fd_[rank].get(), user, Access::kReadWrite));
   board_[rank] = value_of(Mapping::map(board_fd_[rank].get(), board, Access::kReadWrite));
+  if (device.kind != abi::DeviceKind::kCuda) return;
+  const std::uint64_t results = abi::ResultsLayout(shape_).total_bytes;
+  results_fd_[rank] = value_of(make_results_memory(device, results));
+  results_[rank] = value_of(Mapping::map(results_fd_[rank].get(), results, Access::kReadWrite));
 }
 
 void RawGroup::replace(std::uint32_t rank, std::uint64_t since) {
@@ -168,11 +174,12 @@ void RawGroup::tell_rank(const std::vector<EngineThread*>& engines, const std::v
               {user_fd_[rank].get(), exchange_fd_[rank].get(), engines[device]->bell().get(),
                engines[device]->page().get()});
   if (device != engine) return;
+  std::vector<int> fds = {board_fd_[rank].get()};
+  if (calls) fds.push_back(results_fd_[rank].get());
   target.send(
       abi::LinkType::kGroupMember,
-      abi::GroupMember{id_, sessions[rank]->id(), rank, member(rank), since_[rank] > 1 ? resume_index : 0,
-                       rank < commands.size() ? commands[rank] : 0, 0},
-      {board_fd_[rank].get()});
+      abi::GroupMember{id_, sessions[rank]->id(), rank, member(rank), since_[rank] > 1 ? resume_index : 0},
+      fds);
 }
 
 void RawGroup::begin(const std::vector<EngineThread*>& engines, const std::vector<RawSession*>& sessions,

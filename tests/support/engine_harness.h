@@ -46,7 +46,7 @@ class EngineThread {
   std::optional<Packet> expect(abi::LinkType type, int timeout_ms = 10000);
 
   template <typename T>
-  void send(abi::LinkType type, const T& body, std::initializer_list<int> fds = {}) {
+  void send(abi::LinkType type, const T& body, const FdList& fds = {}) {
     const Status sent = send_message(link_.get(), type, body, fds);
     if (!sent.ok()) throw std::runtime_error(sent.to_string());
   }
@@ -108,11 +108,12 @@ class RawGroup {
   std::uint64_t epoch = 1;
   std::uint64_t resume_index = 0;
   std::int32_t priority = 0;
-  std::vector<std::uint32_t> commands;  // [R]: Join::commands; empty: 0
+  bool calls = false;  // operations are: results go with members
 
   abi::CommandWords& words(std::uint32_t rank) const {
     return *user_[rank].as<abi::CommandWords>(abi::UserArenaLayout(shape_).commands);
   }
+  abi::Results& results(std::uint32_t rank) const { return *results_[rank].as<abi::Results>(); }
   abi::StreamWords& stream_words(std::uint32_t rank, std::uint32_t slot) const {
     return user_[rank].as<abi::StreamWords>(abi::UserArenaLayout(shape_).words)[slot];
   }
@@ -143,8 +144,8 @@ class RawGroup {
   const std::string kind_;
   const std::uint32_t num_devices_;
   std::vector<std::uint64_t> since_;  // [R] epoch in which each came
-  std::vector<UniqueFd> user_fd_, exchange_fd_, board_fd_;
-  std::vector<Mapping> user_, board_;
+  std::vector<UniqueFd> user_fd_, exchange_fd_, board_fd_, results_fd_;
+  std::vector<Mapping> user_, board_, results_;
 };
 
 }  // namespace epd::test

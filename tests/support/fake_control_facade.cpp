@@ -75,7 +75,6 @@ v1::Group make_group() {
   group.set_cause("engine of host:1 restarted");
   add_member(group, 0, 11, "host:0");
   add_member(group, 1, 12, "host:1");
-  group.mutable_members(1)->set_by_stream(true);
   return group;
 }
 

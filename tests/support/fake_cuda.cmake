@@ -23,6 +23,7 @@ add_library(fake_cuda SHARED
 target_include_directories(fake_cuda PRIVATE ${CMAKE_CURRENT_LIST_DIR} ${CMAKE_CURRENT_LIST_DIR}/..
   ${PROJECT_SOURCE_DIR}/kernels ${PROJECT_SOURCE_DIR}/client/src  # device code that one thread runs
   ${PROJECT_SOURCE_DIR}/daemon/device ${PROJECT_SOURCE_DIR}/daemon/device/include)
+target_compile_definitions(fake_cuda PRIVATE EPD_KERNEL_ASSERTS)  # range checks in that code
 target_include_directories(fake_cuda SYSTEM PUBLIC ${EPD_FAKE_CUDA_INCLUDE})
 target_link_libraries(fake_cuda PRIVATE epd_host_operation epd_kernels epd_proto epd_options Threads::Threads ${CMAKE_DL_LIBS})
 # Nothing of the rooms inside shows, and threads of streams keep the library in memory.

@@ -188,6 +188,7 @@ void FakeDaemon::welcome(const abi::Hello& hello, std::uint32_t request_id) {
   body.device_kind = settings_.device_kind;
   static_assert(sizeof(body.device_uuid) == sizeof(settings_.device_uuid));
   std::memcpy(body.device_uuid, settings_.device_uuid.data(), sizeof(body.device_uuid));
+  body.resident = settings_.resident ? 1 : 0;
   if (settings_.short_welcome) {
     (void)send_packet(connection_.get(), static_cast<std::uint16_t>(abi::AttachType::kWelcome), request_id,
                       &body, 10);
@@ -218,6 +219,14 @@ void FakeDaemon::join(const abi::Join& request, std::uint32_t request_id, std::v
   member->board().epoch = member->epoch;
   member->board().state = static_cast<std::uint32_t>(abi::GroupState::kActive);
   const UniqueFd board_read_only = must(reopen_read_only(board_fd.get()));
+  std::vector<int> fds = {user_fd.get(), board_read_only.get()};
+  UniqueFd results_fd;
+  if (settings_.resident) {
+    const std::uint64_t bytes = abi::ResultsLayout(request.shape).total_bytes;
+    results_fd = make_segment("epd_fake_cuda_host", abi::align_up(bytes, settings_.arena_unit), true);
+    member->results_mapping = must(Mapping::map(results_fd.get(), bytes, Access::kReadWrite));
+    fds.push_back(results_fd.get());
+  }
 
   abi::Joined joined{};
   joined.member = member->member;
@@ -227,8 +236,7 @@ void FakeDaemon::join(const abi::Join& request, std::uint32_t request_id, std::v
   joined.user_bytes = user_bytes + static_cast<std::uint64_t>(settings_.more_user_bytes);
   joined.board_bytes = board_bytes;
   members_.push_back(std::move(member));
-  (void)send_message(connection_.get(), abi::AttachType::kJoined, joined,
-                     {user_fd.get(), board_read_only.get()}, request_id);
+  (void)send_message(connection_.get(), abi::AttachType::kJoined, joined, fds, request_id);
 }
 
 void FakeDaemon::goodbye(StatusCode status, const std::string& text, bool close) {

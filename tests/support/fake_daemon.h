@@ -41,6 +41,7 @@ struct FakeSettings {
   std::array<std::uint8_t, 16> device_uuid{};
   std::string arena_name = "fake-user";  // of its memory
   std::size_t arena_unit = 1;            // its memory is a multiple of it
+  bool resident = false;                 // operations are calls
   bool automatic = true;  // completes every submission with OK; else the test does, see next_submission
 };
 
@@ -54,7 +55,9 @@ struct FakeMember {
   std::uint64_t next_index = 0;
   Mapping user;
   Mapping board_mapping;
+  Mapping results_mapping;  // if operations are calls
 
+  abi::Results& results() const { return *results_mapping.as<abi::Results>(); }
   abi::Board& board() const { return *board_mapping.as<abi::Board>(); }
 };
 

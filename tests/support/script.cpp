@@ -142,8 +142,9 @@ epd_status_t ScriptRunner::submit_combine(const Step& s, epd_ticket_t& ticket) {
   Routed& routed = routed_[s.round.routing];
   // Of a dispatch before this rank's time: a handle that isn't kept is the same on all ranks.
   if (routed.handle == 0 && case_.degrade) {
-    routed.handle = (std::uint64_t{script_[routed.dispatch].slot} << 48) |  // make_handle of the library
-                    (options_.first_op + routed.dispatch + 1);
+    const std::uint64_t op = group_.resident() ? 0 : options_.first_op + routed.dispatch;
+    routed.handle =
+        (std::uint64_t{script_[routed.dispatch].slot} << 48) | (op + 1);  // the library's make_handle
   }
   // After a break this may be a redo, on a slot that the next dispatch has been prepared on meanwhile.
   fill_combine(case_, group_.buffers(s.slot), rank_, s.round, routed.num_recv_rows);
@@ -321,12 +322,13 @@ bool ScriptRunner::recover(epd_status_t status) {
   return true;
 }
 
-// What is to be done again has no handle any more; the redo gets a new one.
+// What is to be done again has no handle any more, but those of calls stay; the redo gets a new one.
 void ScriptRunner::go_back_to(std::size_t step) {
   next_ = step;
   for (Routed& routed : routed_) {
     if (!routed.kept || routed.dispatch < step) continue;
-    must(epd_handle_release(group_.get(), routed.handle), "release after a break", EPD_NOT_FOUND);
+    must(epd_handle_release(group_.get(), routed.handle), "release after a break",
+         group_.resident() ? EPD_OK : EPD_NOT_FOUND);
     routed.kept = false;
   }
 }
@@ -419,7 +421,7 @@ std::string run_case(const std::string& socket, const std::string& device, const
   note("attach to " + device);
   const Session session(socket, device);
   note("join " + group);
-  const Group member(session, c.config(group.c_str(), rank), c.bound_on(rank));
+  const Group member(session, c.config(group.c_str(), rank), c.bound_on(rank), c.in_stream_on(rank));
   return ScriptRunner(member, c, rank, options).run().to_string();
 }
 

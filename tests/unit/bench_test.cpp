@@ -57,9 +57,9 @@ std::string refusal_of(const bench::RunPlan& plan) {
   return "";
 }
 
-TEST(Plan, CommandsAndGraphsNeedKernelsThatStayAndTakeEverythingElse) {
+TEST(Plan, GraphsNeedResidentKernelsAndTakeEverythingElse) {
   bench::RunPlan plan;
-  plan.commands = plan.overlap = true;
+  plan.graph = plan.overlap = true;
   for (const bench::Backend backend : {bench::Backend::kHost, bench::Backend::kCuda}) {
     plan.backend = backend;
     plan.resident = backend == bench::Backend::kHost;
@@ -69,9 +69,25 @@ TEST(Plan, CommandsAndGraphsNeedKernelsThatStayAndTakeEverythingElse) {
   for (const bool graph : {false, true}) {
     plan.graph = graph;
     EXPECT_EQ(refusal_of(plan), "");
-    EXPECT_EQ(plan.config().commands, static_cast<std::uint32_t>(EPD_COMMANDS_BY_STREAM));
-    EXPECT_EQ(plan.wait_name(), graph ? "memop graph" : "memop cmd");
+    EXPECT_EQ(plan.wait_name(), graph ? "memop graph" : "memop");
   }
+}
+
+TEST(Plan, WithoutAStreamThereIsNothingToCaptureOrToOverlap) {
+  bench::RunPlan plan;
+  plan.in_stream = false;
+  EXPECT_THAT(refusal_of(plan), HasSubstr("no-stream is about GPUs"));
+  plan.backend = bench::Backend::kCuda;
+  for (const bool resident : {false, true}) {
+    plan.resident = resident;
+    EXPECT_EQ(refusal_of(plan), "");
+    EXPECT_EQ(plan.wait_name(), "no stream");
+  }
+  plan.graph = true;
+  EXPECT_THAT(refusal_of(plan), HasSubstr("without graph and overlap"));
+  plan.graph = false;
+  plan.overlap = true;
+  EXPECT_THAT(refusal_of(plan), HasSubstr("without graph and overlap"));
 }
 
 TEST(Suite, RunsWhatItCanOnBothBackendsInBothModes) {
@@ -82,12 +98,16 @@ TEST(Suite, RunsWhatItCanOnBothBackendsInBothModes) {
       plan.resident = resident;
       for (const bench::Backend backend : {bench::Backend::kHost, bench::Backend::kCuda}) {
         plan.backend = backend;
-        std::uint32_t by_commands = 0;
+        const bool gpus = backend == bench::Backend::kCuda;
+        std::uint32_t graphs = 0;
+        std::uint32_t without_a_stream = 0;
         for (const bench::SuiteRun& run : bench::suite_runs(plan, small)) {
           EXPECT_EQ(refusal_of(run.plan), "") << run.label;
-          by_commands += run.plan.commands ? 1 : 0;
+          graphs += run.plan.graph ? 1 : 0;
+          without_a_stream += run.plan.in_stream ? 0 : 1;
         }
-        EXPECT_EQ(by_commands != 0, resident && backend == bench::Backend::kCuda);
+        EXPECT_EQ(graphs != 0, resident && gpus);
+        EXPECT_EQ(without_a_stream != 0, gpus);
       }
     }
   }

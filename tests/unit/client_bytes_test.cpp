@@ -2,6 +2,7 @@
 #include "client_fixture.h"
 #include "epd/epd.hpp"
 #include "proto/arena.h"
+#include "proto/results.h"
 #include "proto/route_memory.h"
 #include "proto/session.h"
 
@@ -49,7 +50,9 @@ TEST(ClientBytes, AreThoseOfTheLayouts) {
         EXPECT_EQ(bytes.inboxes, exchange.total_bytes - exchange.landings);
         EXPECT_EQ(bytes.inboxes != 0, layout != EPD_LAYOUT_COMPACT);
         EXPECT_EQ(bytes.board, abi::BoardLayout(shape).total_bytes);
-        EXPECT_EQ(bytes.rank, bytes.user_arena + bytes.exchange_arena + bytes.board);
+        const std::uint64_t results = abi::ResultsLayout(shape).total_bytes;
+        EXPECT_EQ(bytes.results, kind == EPD_DEVICE_KIND_HOST ? 0 : results);
+        EXPECT_EQ(bytes.rank, bytes.user_arena + bytes.exchange_arena + bytes.board + bytes.results);
         EXPECT_EQ(bytes.group, 2 * bytes.rank);
         EXPECT_EQ(bytes.arena_quota, bytes.rank);
         EXPECT_EQ(bytes.routing_quota, kind == EPD_DEVICE_KIND_HOST ? abi::routing_bytes(shape) : 0);
@@ -77,7 +80,7 @@ TEST(ClientBytes, BoundRegionsHaveNoRoom) {
   EXPECT_EQ(host.arena_quota, whole.rank) << "bound memory of the host counts";
   const epd_group_bytes_t cuda = bytes_of(config, EPD_DEVICE_KIND_CUDA);
   EXPECT_EQ(cuda.user_arena, whole.user_arena - elsewhere);
-  EXPECT_EQ(cuda.arena_quota, whole.rank - elsewhere);
+  EXPECT_EQ(cuda.arena_quota, whole.rank - elsewhere + cuda.results);
 }
 
 TEST(ClientBytes, RefusesWhatAJoinRefuses) {

@@ -118,23 +118,64 @@ TEST_F(ClientCommands, ASlotThatWasNotUsedForLongIsNotWaitedFor) {
   }
 }
 
-TEST_F(ClientCommands, OfAHostsGroupCheckReadsTheBoard) {
-  epd_group_t* other = nullptr;
-  const epd_group_config_t config = small_config();
-  ASSERT_EQ(epd_group_join(session_, &config, &other), EPD_OK) << epd_last_error();
-  epd_progress_t progress;
-  epd_progress_init(&progress);
-  daemon_.member(2).board().next_index = 12;
-  EXPECT_EQ(epd_group_check(other, &progress), EPD_OK);
-  EXPECT_EQ(progress.next_op, 12u);
-  EXPECT_EQ(progress.ended, 0u);
-  epd_dispatch_args_t args = dispatch_args(0);
-  std::uint32_t n = 1;
-  args.num_tokens = 0;
-  args.num_tokens_at = &n;
-  EXPECT_EQ(epd_dispatch(other, &args, EPD_NO_STREAM, &ticket_, nullptr), EPD_INVALID_ARGUMENT);
-  EXPECT_ERROR_HAS("num_tokens_at is given; allowed: NULL, but in groups with commands");
-  epd_group_leave(other);
+// ---- tickets of what was not carried out ----------------------------------------------------------
+
+TEST_F(ClientCommands, TicketsSayWhyTheirCallsWereNotCarriedOut) {
+  for (const bool by_host : {true, false}) {
+    SCOPED_TRACE(by_host);
+    ASSERT_EQ(dispatch_in(by_host ? EPD_NO_STREAM : stream_, dispatch_args(0)), EPD_OK) << epd_last_error();
+    by_host ? end_host_call(abi::CallEnding::kFailed) : end_command(false);
+    EXPECT_EQ(epd_ticket_poll(group_, ticket_, nullptr), EPD_WOULD_BLOCK) << "the group still has to stop";
+    const std::uint64_t next = by_host ? 2 : 3;
+    std::thread late([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      write_board(abi::GroupState::kBroken, next - 1, StatusCode::kInvalidArgument, "topk_idx[3] is 99");
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      write_board(abi::GroupState::kActive, next, StatusCode::kInvalidArgument, "topk_idx[3] is 99");
+    });
+    epd_result_t result;
+    epd_result_init(&result);
+    EXPECT_EQ(epd_ticket_wait(group_, ticket_, 20'000, &result), EPD_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("topk_idx[3] is 99");
+    EXPECT_EQ(result.status, EPD_INVALID_ARGUMENT);
+    late.join();
+    EXPECT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(1)), EPD_INVALID_ARGUMENT) << "refused at once";
+    epd_resume_info_t info;
+    epd_resume_info_init(&info);
+    ASSERT_EQ(epd_group_resume(group_, 1000, &info), EPD_OK) << epd_last_error();
+  }
+}
+
+TEST_F(ClientCommands, OfALostGroupOrDaemonNoTicketWaits) {
+  ASSERT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(0)), EPD_OK) << epd_last_error();
+  write_board(abi::GroupState::kLost, 1, StatusCode::kRankLost, "rank 1 is gone");
+  EXPECT_EQ(wait(ticket_), EPD_RANK_LOST);
+  EXPECT_ERROR_HAS("rank 1 is gone");
+  ASSERT_EQ(attach_again(EPD_WAIT_BY_KERNEL), EPD_OK) << epd_last_error();
+  member_ = &daemon_.member(0);
+  ASSERT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(0)), EPD_OK) << epd_last_error();
+  std::thread late([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    daemon_.hang_up();
+  });
+  EXPECT_EQ(wait(ticket_), EPD_DAEMON_LOST);
+  late.join();
+}
+
+// Calls of an epoch that has gone hold no slot.
+TEST_F(ClientCommands, AResumeFreesTheSlotsOfTheHost) {
+  ASSERT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(0)), EPD_OK) << epd_last_error();
+  const epd_ticket_t before = ticket_;
+  break_and_resume(2);
+  epd_resume_info_t info;
+  epd_resume_info_init(&info);
+  ASSERT_EQ(epd_group_resume(group_, 1000, &info), EPD_OK) << epd_last_error();
+  ASSERT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(0)), EPD_OK) << epd_last_error();
+  EXPECT_EQ(host_call_at(1).epoch, 2u);
+  end_host_call(abi::CallEnding::kDiscarded);
+  end_host_call();
+  EXPECT_EQ(wait(before), EPD_ENGINE_RESTARTED);
+  EXPECT_EQ(wait(ticket_), EPD_OK);
 }
 
 // ---- nobody comes any more ------------------------------------------------------------------------

@@ -1,9 +1,11 @@
-// A group with commands: what the engine's kernel does, the tests do.
+// A group whose operations are calls: what the engine's kernel does, the tests do.
 #pragma once
 
 #include "client_cuda_fixture.h"
 #include "proto/commands.h"
 
+#include <atomic>
+#include <map>
 #include <string>
 
 namespace epd::testing {
@@ -14,8 +16,9 @@ class ClientCommands : public ClientCudaBase {
   void SetUp() override {
     if (!kHasKernels) GTEST_SKIP() << "this libepd has no kernels: no nvcc";
     wait_by_ = EPD_WAIT_BY_KERNEL;
+    resident_ = true;
     ClientCudaBase::SetUp();
-    leave_for_commands();
+    member_ = &daemon_.member(0);
   }
   void TearDown() override {
     EXPECT_FALSE(daemon_.next_submission(1).has_value()) << "of a call the engine's loop hears nothing";
@@ -24,23 +27,7 @@ class ClientCommands : public ClientCudaBase {
   // Its streams have MEMOP waits.
   void use_memop_waits() {
     ASSERT_EQ(attach_again(EPD_WAIT_BY_MEMOP), EPD_OK) << epd_last_error();
-    leave_for_commands();
-  }
-  void leave_for_commands() {
-    epd_group_leave(group_);
-    group_ = nullptr;
-    ASSERT_EQ(join_with_commands(&group_), EPD_OK) << epd_last_error();
-    member_ = &daemon_.member(1);
-    epd_buffers_t buffers;
-    epd_buffers_init(&buffers);
-    ASSERT_EQ(epd_group_buffers(group_, 0, &buffers), EPD_OK);
-    base_ = reinterpret_cast<std::uintptr_t>(buffers.x);
-  }
-  epd_status_t join_with_commands(epd_group_t** group) {
-    epd_group_config_t config = small_config();
-    config.num_handles = 2;
-    config.commands = EPD_COMMANDS_BY_STREAM;
-    return epd_group_join(session_, &config, group);
+    member_ = &daemon_.member(0);
   }
   abi::CommandWords& words() {
     cuda_.settle();
@@ -54,9 +41,30 @@ class ClientCommands : public ClientCudaBase {
     for (const std::uint64_t word : packed.words) EXPECT_EQ(word >> 32, std::uint32_t{number + 1});
     return abi::unpack(packed);
   }
+  abi::Call host_call_at(std::uint32_t number) {
+    const abi::PackedCall& packed = words().host_calls[number % abi::kCommandSlots];
+    for (const std::uint64_t word : packed.words) EXPECT_EQ(word >> 32, std::uint32_t{number + 1});
+    return abi::unpack(packed);
+  }
+  // What the engine's kernel tells of a call's end.
+  void tell_result(const abi::Call& call, abi::CallEnding ending = abi::CallEnding::kCarriedOut) {
+    abi::CallResult& place = member_->results().places[abi::place_of(call.result)];
+    std::uint32_t& runs = runs_[call.result];
+    const std::uint32_t values[] = {static_cast<std::uint32_t>(ending), 5, 2, 70, call.result, 9, 0, ++runs};
+    ++writing_;
+    for (std::uint32_t i = 0; i < abi::CallResult::kWords; ++i)
+      std::atomic_ref(place.words[i]).store(std::uint64_t{writing_} << 32 | values[i]);
+  }
+  // Of the oldest of the host's.
+  void end_host_call(abi::CallEnding ending = abi::CallEnding::kCarriedOut) {
+    abi::Results& results = member_->results();
+    tell_result(host_call_at(results.host_ended), ending);
+    std::atomic_ref(results.host_ended).fetch_add(1);
+  }
   // What the engine's kernel does with the oldest one that it has not ended.
   void end_command(bool well = true) {
     const abi::Call call = call_at(words().done);
+    tell_result(call, well ? abi::CallEnding::kCarriedOut : abi::CallEnding::kFailed);
     if (!well) cuda_.poke(address(words().failed), words().failed + 1);
     if (call.flagged) cuda_.poke(address(words().flags[abi::flag_of(call.op, call.slot)]), 1);
     cuda_.poke(address(words().done), words().done + 1);
@@ -82,7 +90,6 @@ class ClientCommands : public ClientCudaBase {
     write_board(abi::GroupState::kBroken, epoch - 1, StatusCode::kEngineRestarted, "the engine is back");
     write_board(abi::GroupState::kActive, epoch, StatusCode::kEngineRestarted, "the engine is back");
   }
-  // Of this group, which is the second member.
   void write_board(abi::GroupState state, std::uint64_t epoch, StatusCode cause, const std::string& text) {
     abi::Board& board = member_->board();
     board.change.fetch_add(1);
@@ -94,6 +101,8 @@ class ClientCommands : public ClientCudaBase {
   }
 
   FakeMember* member_ = nullptr;
+  std::map<std::uint32_t, std::uint32_t> runs_;  // by result
+  std::uint32_t writing_ = 0;
   epd_ticket_t ticket_ = 0;
   epd_handle_t handle_ = 0;
 };

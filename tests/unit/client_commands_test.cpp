@@ -1,8 +1,11 @@
-// The client library with commands: what its streams enqueue.
+// The client library where operations are calls: what its streams and its host enqueue, and what it is told.
 #include "client_commands_fixture.h"
 #include "epd/epd.hpp"
 
+#include <atomic>
+#include <chrono>
 #include <set>
+#include <thread>
 #include <vector>
 
 namespace epd::testing {
@@ -144,16 +147,183 @@ TEST_F(ClientCommands, TokensAreCountedWhenTheStreamGetsThere) {
   expect_refused(args, "num_tokens is 9; allowed: 0 .. 8");
 }
 
-TEST_F(ClientCommands, OperationsMustBeOnAStream) {
-  EXPECT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(0)), EPD_INVALID_ARGUMENT);
-  EXPECT_ERROR_HAS("stream is EPD_NO_STREAM; allowed: a stream, as the group was joined with");
-  EXPECT_EQ(epd_noop(group_, 0, EPD_NO_STREAM, &ticket_), EPD_INVALID_ARGUMENT);
-  EXPECT_ERROR_HAS("stream is EPD_NO_STREAM; allowed: a stream");
+// ---- calls of the host ----------------------------------------------------------------------------
+
+TEST_F(ClientCommands, WithoutAStreamTheHostCalls) {
+  for (std::uint32_t i = 0; i < 200; ++i) {
+    epd_dispatch_args_t args = dispatch_args(i % 4);
+    args.timeout_ms = i + 1;
+    ASSERT_EQ(dispatch_in(EPD_NO_STREAM, args), EPD_OK) << epd_last_error();
+    const abi::Call call = host_call_at(i);
+    EXPECT_EQ(call.op, abi::Op::kDispatch);
+    EXPECT_EQ(call.slot, i % 4);
+    EXPECT_EQ(call.num_tokens, 3u);
+    EXPECT_EQ(call.timeout_ms, i + 1);
+    EXPECT_EQ(call.epoch, 1u);
+    EXPECT_FALSE(call.flagged);
+    EXPECT_EQ(epd_ticket_poll(group_, ticket_, nullptr), EPD_WOULD_BLOCK);
+    EXPECT_EQ(epd_ticket_pending(group_, ticket_), 1);
+    end_host_call();
+    EXPECT_EQ(epd_ticket_pending(group_, ticket_), 0);
+    EXPECT_EQ(wait(ticket_), EPD_OK) << epd_last_error();
+    EXPECT_EQ(wait(ticket_), EPD_NOT_FOUND) << "retired";
+  }
   EXPECT_EQ(words().tail, 0u);
-  EXPECT_EQ(epd_noop(group_, 0, stream_, &ticket_), EPD_OK);
-  EXPECT_EQ(last_call().op, abi::Op::kNoop);
-  EXPECT_EQ(last_call().flags, 0u);
+}
+
+TEST_F(ClientCommands, ASlotHasOneCallOfTheHostAtATime) {
+  for (std::uint32_t slot = 0; slot < 4; ++slot)
+    ASSERT_EQ(epd_noop(group_, slot, EPD_NO_STREAM, &ticket_), EPD_OK) << epd_last_error();
+  EXPECT_EQ(epd_noop(group_, 2, EPD_NO_STREAM, &ticket_), EPD_WOULD_BLOCK);
+  EXPECT_ERROR_HAS("slot 2 has ticket");
+  for (int i = 0; i < 3; ++i) end_host_call();
+  EXPECT_EQ(epd_noop(group_, 3, EPD_NO_STREAM, &ticket_), EPD_WOULD_BLOCK);
+  EXPECT_EQ(epd_noop(group_, 2, EPD_NO_STREAM, &ticket_), EPD_OK) << epd_last_error();
+  EXPECT_EQ(epd_noop(group_, 0, stream_, &ticket_), EPD_OK) << "of streams nobody knows how far they are";
   end_command();
+}
+
+TEST_F(ClientCommands, ACallOfTheHostThatCantBeMadeLeavesNothing) {
+  cuda_.fail("cuMemcpyHtoDAsync", CUDA_ERROR_LAUNCH_FAILED);
+  epd_dispatch_args_t keep = dispatch_args(0);
+  keep.keep_handle = 1;
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(dispatch_in(EPD_NO_STREAM, keep), EPD_INTERNAL);
+  cuda_.fail("cuMemcpyHtoDAsync", CUDA_SUCCESS);
+  ASSERT_EQ(dispatch_in(EPD_NO_STREAM, keep), EPD_OK) << epd_last_error();
+  EXPECT_EQ(host_call_at(0).route, 4u);
+  std::uint32_t n = 1;
+  epd_dispatch_args_t args = dispatch_args(1);
+  args.num_tokens = 0;
+  args.num_tokens_at = &n;
+  EXPECT_EQ(dispatch_in(EPD_NO_STREAM, args), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("num_tokens_at is given with EPD_NO_STREAM");
+}
+
+// ---- results --------------------------------------------------------------------------------------
+
+TEST_F(ClientCommands, ResultsAreWhatTheKernelTells) {
+  for (const bool by_host : {true, false}) {
+    ASSERT_EQ(dispatch_in(by_host ? EPD_NO_STREAM : stream_, dispatch_args(1)), EPD_OK) << epd_last_error();
+    by_host ? end_host_call() : end_command();
+    epd_result_t result;
+    epd_result_init(&result);
+    ASSERT_EQ(epd_ticket_wait(group_, ticket_, 20'000, &result), EPD_OK) << epd_last_error();
+    EXPECT_EQ(result.status, EPD_OK);
+    EXPECT_EQ(result.failed_rank, -1);
+    EXPECT_EQ(result.op_index, 9u);
+    EXPECT_EQ(result.num_recv_rows, 5u);
+    EXPECT_EQ(result.num_dropped_selections, 2u);
+    EXPECT_EQ(result.done_us, 70u);
+    EXPECT_EQ(result.runs, 1u);
+  }
+}
+
+TEST_F(ClientCommands, ResultsOfTheLastThousandAreKept) {
+  std::vector<epd_ticket_t> tickets;
+  for (std::uint32_t i = 0; i < abi::kOnceResults + 10; ++i) {
+    ASSERT_EQ(dispatch_with(dispatch_args(0)), EPD_OK) << epd_last_error();
+    tickets.push_back(ticket_);
+    end_command();
+  }
+  EXPECT_EQ(wait(tickets[9]), EPD_NOT_FOUND);
+  EXPECT_ERROR_HAS("more than 1024");
+  EXPECT_EQ(wait(tickets[10]), EPD_OK) << epd_last_error();
+  EXPECT_EQ(wait(tickets.back()), EPD_OK) << epd_last_error();
+}
+
+// A result of an older call in its place is not taken for its own, nor one that is half written.
+TEST_F(ClientCommands, AResultIsOfItsCallAndWhole) {
+  ASSERT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(0)), EPD_OK) << epd_last_error();
+  abi::Call other = host_call_at(0);
+  other.result = abi::result_of(abi::place_of(other.result), 31);
+  tell_result(other);
+  EXPECT_EQ(epd_ticket_poll(group_, ticket_, nullptr), EPD_WOULD_BLOCK);
+  tell_result(host_call_at(0));
+  abi::CallResult& place = member_->results().places[abi::place_of(host_call_at(0).result)];
+  const std::uint64_t whole = place.words[3];
+  place.words[3] -= std::uint64_t{1} << 32;
+  EXPECT_EQ(epd_ticket_poll(group_, ticket_, nullptr), EPD_WOULD_BLOCK);
+  place.words[3] = whole;
+  EXPECT_EQ(epd_ticket_poll(group_, ticket_, nullptr), EPD_OK) << epd_last_error();
+}
+
+TEST_F(ClientCommands, CountsComeBeforeTheEnd) {
+  ASSERT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(2)), EPD_OK) << epd_last_error();
+  epd_counts_t counts;
+  epd_counts_init(&counts);
+  EXPECT_EQ(epd_ticket_counts(group_, ticket_, EPD_NO_WAIT, &counts), EPD_WOULD_BLOCK);
+  const abi::GroupShape& shape = member_->shape;
+  const abi::ResultsLayout layout(shape);
+  const abi::PlacementParts at(shape);
+  auto* const words = member_->results_mapping.as<std::uint64_t>(layout.counts + layout.counts_stride * 2);
+  const std::uint64_t mark = std::uint64_t{host_call_at(0).result + 1} << 32;
+  for (std::uint64_t i = 0; i < at.words; ++i) words[i] = mark | (100 + i);
+  ASSERT_EQ(epd_ticket_counts(group_, ticket_, EPD_NO_WAIT, &counts), EPD_OK) << epd_last_error();
+  for (std::uint32_t r = 0; r <= shape.num_ranks; ++r)
+    EXPECT_EQ(counts.rank_offsets[r], static_cast<std::int32_t>(100 + at.rank_offsets + r));
+  EXPECT_EQ(counts.expert_counts[0], static_cast<std::int32_t>(100 + at.expert_counts));
+  EXPECT_EQ(counts.num_recv_rows, 100 + at.rank_offsets + shape.num_ranks);
+  EXPECT_EQ(counts.expert_offsets, nullptr);
+  words[3] += std::uint64_t{1} << 32;  // of another dispatch
+  EXPECT_EQ(epd_ticket_counts(group_, ticket_, EPD_NO_WAIT, &counts), EPD_WOULD_BLOCK);
+  end_host_call();
+  EXPECT_EQ(epd_ticket_counts(group_, ticket_, EPD_NO_WAIT, &counts), EPD_NOT_FOUND);
+  EXPECT_ERROR_HAS("were replaced by a later operation on slot 2");
+  EXPECT_EQ(wait(ticket_), EPD_OK);
+}
+
+TEST_F(ClientCommands, InputsAreFreeWhenTheyHaveBeenSent) {
+  epd_dispatch_args_t args = dispatch_args(1);
+  ASSERT_EQ(dispatch_in(EPD_NO_STREAM, args), EPD_OK) << epd_last_error();
+  EXPECT_EQ(epd_ticket_wait_sent(group_, ticket_, EPD_NO_WAIT), EPD_INVALID_ARGUMENT);
+  end_host_call();
+  args.defer_receive = 1;
+  ASSERT_EQ(dispatch_in(EPD_NO_STREAM, args), EPD_OK) << epd_last_error();
+  EXPECT_EQ(epd_ticket_wait_sent(group_, ticket_, EPD_NO_WAIT), EPD_WOULD_BLOCK);
+  std::atomic_ref(member_->results().sent[1]).store(host_call_at(1).result + 1);
+  EXPECT_EQ(epd_ticket_wait_sent(group_, ticket_, 20'000), EPD_OK) << epd_last_error();
+  EXPECT_EQ(epd_ticket_poll(group_, ticket_, nullptr), EPD_WOULD_BLOCK);
+  end_host_call();
+  EXPECT_EQ(wait(ticket_), EPD_OK);
+}
+
+TEST_F(ClientCommands, HooksAreCalledAtTheEnd) {
+  struct Seen {
+    std::atomic<int> calls{0};
+    epd_result_t result{};
+  } seen;
+  const auto hook = [](const epd_result_t* result, void* user) {
+    auto* const its = static_cast<Seen*>(user);
+    its->result = *result;
+    ++its->calls;
+  };
+  for (int i = 1; i <= 3; ++i) {
+    ASSERT_EQ(dispatch_in(i == 2 ? stream_ : EPD_NO_STREAM, dispatch_args(0)), EPD_OK) << epd_last_error();
+    ASSERT_EQ(epd_ticket_on_complete(group_, ticket_, hook, &seen), EPD_OK) << epd_last_error();
+    EXPECT_EQ(wait(ticket_), EPD_NOT_FOUND) << "it has a hook";
+    i == 2 ? end_command() : end_host_call();
+    for (int looks = 0; looks < 10'000 && seen.calls != i; ++looks)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_EQ(seen.calls, i);
+    EXPECT_EQ(seen.result.num_recv_rows, 5u);
+  }
+  // Of a group that is left.
+  ASSERT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(0)), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_ticket_on_complete(group_, ticket_, hook, &seen), EPD_OK) << epd_last_error();
+  epd_group_leave(group_);
+  group_ = nullptr;
+  EXPECT_EQ(seen.calls, 4);
+  EXPECT_EQ(seen.result.status, EPD_ABORTED);
+}
+
+TEST_F(ClientCommands, ADroppedTicketIsForgotten) {
+  ASSERT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(0)), EPD_OK) << epd_last_error();
+  EXPECT_EQ(epd_ticket_drop(group_, ticket_), EPD_OK) << epd_last_error();
+  EXPECT_EQ(epd_ticket_drop(group_, ticket_), EPD_NOT_FOUND);
+  EXPECT_EQ(wait(ticket_), EPD_NOT_FOUND);
+  EXPECT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(0)), EPD_WOULD_BLOCK) << "it goes on";
+  end_host_call();
+  EXPECT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(0)), EPD_OK) << epd_last_error();
 }
 
 TEST_F(ClientCommands, TicketsAreForStreams) {
@@ -170,20 +340,10 @@ TEST_F(ClientCommands, TicketsAreForStreams) {
   end_command();
   EXPECT_EQ(cuda_.stuck(other_), 0u);
 
-  epd_counts_t counts;
-  epd_counts_init(&counts);
-  const auto nothing = [](const epd_result_t*, void*) {};
-  for (const epd_status_t status :
-       {epd_ticket_wait(group_, ticket_, EPD_NO_WAIT, nullptr), epd_ticket_poll(group_, ticket_, nullptr),
-        epd_ticket_wait_sent(group_, ticket_, EPD_NO_WAIT),
-        epd_ticket_counts(group_, ticket_, EPD_NO_WAIT, &counts),
-        epd_ticket_on_complete(group_, ticket_, nothing, nullptr)}) {
-    EXPECT_EQ(status, EPD_INVALID_ARGUMENT);
-    EXPECT_ERROR_HAS("is of a command, which has no result for the CPU");
-  }
-  EXPECT_EQ(epd_ticket_pending(group_, ticket_), 0);
-  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_ + 2, other_), EPD_OK) << "of another slot";
-  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_ + 100, other_), EPD_NOT_FOUND);
+  EXPECT_EQ(epd_ticket_wait_on_stream(group_, std::uint64_t{1} << 63, other_), EPD_NOT_FOUND);
+  EXPECT_EQ(epd_noop(group_, 0, EPD_NO_STREAM, &ticket_), EPD_OK);
+  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_, other_), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("is of an operation with EPD_NO_STREAM");
 }
 
 TEST_F(ClientCommands, MemopWaitsAreForTheFlagOfSlotAndKind) {
@@ -210,7 +370,8 @@ TEST_F(ClientCommands, MemopWaitsAreForTheFlagOfSlotAndKind) {
   EXPECT_EQ(cuda_.stuck(other_), 0u);
 }
 
-// What a graph would refuse: anything but kernels and memory operations in the stream, or a question to it.
+// What a graph would refuse: anything but kernels and memory operations in the stream, or another question to
+// it than whether it captures.
 TEST_F(ClientCommands, AStreamThatCapturesMayBeUsed) {
   for (const epd_wait_by_t by : {EPD_WAIT_BY_KERNEL, EPD_WAIT_BY_MEMOP}) {
     if (by == EPD_WAIT_BY_MEMOP) use_memop_waits();
@@ -222,7 +383,7 @@ TEST_F(ClientCommands, AStreamThatCapturesMayBeUsed) {
     const int synchronized = cuda_.synchronized();
     ASSERT_EQ(dispatch_with(dispatch_args(0)), EPD_OK) << epd_last_error();
     const StreamOp::Kind waits = by == EPD_WAIT_BY_KERNEL ? StreamOp::kAwait : StreamOp::kWait;
-    EXPECT_EQ(kinds, (std::vector{StreamOp::kRing, waits}));
+    EXPECT_EQ(kinds, (std::vector{StreamOp::kCheck, StreamOp::kRing, waits}));
     EXPECT_EQ(cuda_.synchronized(), synchronized);
     EXPECT_EQ(words().tail, 0u) << "it is the stream that rings";
     cuda_.on_enqueue(nullptr);
@@ -230,6 +391,42 @@ TEST_F(ClientCommands, AStreamThatCapturesMayBeUsed) {
     end_command();
     EXPECT_EQ(cuda_.stuck(stream_), 0u);
   }
+}
+
+// The ticket of a captured operation is good for all replays, and counts them.
+TEST_F(ClientCommands, EachReplayHasAResult) {
+  epd_ticket_t tickets[2] = {};
+  CUgraph graph = nullptr;
+  CUgraphExec replay = nullptr;
+  {
+    cuda_.set_current(cuda_.context());
+    ASSERT_EQ(cuStreamBeginCapture(stream_, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
+    for (std::uint32_t slot = 0; slot < 2; ++slot) {
+      ASSERT_EQ(dispatch_with(dispatch_args(slot)), EPD_OK) << epd_last_error();
+      tickets[slot] = ticket_;
+    }
+    ASSERT_EQ(cuStreamEndCapture(stream_, &graph), CUDA_SUCCESS);
+    ASSERT_EQ(cuGraphInstantiateWithFlags(&replay, graph, 0), CUDA_SUCCESS);
+  }
+  EXPECT_EQ(epd_ticket_poll(group_, tickets[0], nullptr), EPD_WOULD_BLOCK) << "it has not been replayed";
+  epd_result_t result;
+  epd_result_init(&result);
+  for (std::uint32_t i = 1; i <= 5; ++i) {
+    ASSERT_EQ(cuGraphLaunch(replay, stream_), CUDA_SUCCESS);
+    for (int call = 0; call < 2; ++call) {
+      ASSERT_EQ(cuda_.stuck(stream_) > 0, true);
+      end_command();
+    }
+    if (i == 2) continue;  // this one nobody asks about
+    for (const epd_ticket_t ticket : tickets) {
+      ASSERT_EQ(epd_ticket_wait(group_, ticket, 20'000, &result), EPD_OK) << epd_last_error();
+      EXPECT_EQ(result.runs, i);
+      EXPECT_EQ(epd_ticket_poll(group_, ticket, nullptr), EPD_WOULD_BLOCK) << "no other has ended";
+    }
+  }
+  cuGraphExecDestroy(replay);
+  cuGraphDestroy(graph);
+  cuda_.set_current(nullptr);
 }
 
 // Whatever comes first may take all of its time, and there may be one on each slot.
@@ -248,24 +445,29 @@ TEST_F(ClientCommands, AKernelGivesUpAfterAllDeadlines) {
 TEST_F(ClientCommands, JoinSaysWhatIsWrong) {
   epd_group_t* other = nullptr;
   epd_group_config_t config = small_config();
-  config.commands = static_cast<epd_commands_t>(2);
-  EXPECT_EQ(epd_group_join(session_, &config, &other), EPD_INVALID_ARGUMENT);
-  EXPECT_ERROR_HAS("commands is 2; allowed: 0 (EPD_COMMANDS_BY_HOST) or 1 (EPD_COMMANDS_BY_STREAM)");
-  cuda_.fail("cuMemcpyDtoHAsync", CUDA_ERROR_LAUNCH_FAILED);
-  const std::size_t left = daemon_.left();
-  EXPECT_EQ(join_with_commands(&other), EPD_INTERNAL);
-  EXPECT_ERROR_HAS("cuMemcpyDtoHAsync: CUDA_ERROR_LAUNCH_FAILED");
-  EXPECT_EQ(daemon_.left(), left + 1);
-  cuda_.fail("cuMemcpyDtoHAsync", CUDA_SUCCESS);
+  for (const char* function : {"cuMemcpyDtoHAsync", "cuMemImportFromShareableHandle"}) {
+    cuda_.fail(function, CUDA_ERROR_LAUNCH_FAILED);
+    const std::size_t left = daemon_.left();
+    EXPECT_EQ(epd_group_join(session_, &config, &other), EPD_INTERNAL);
+    EXPECT_ERROR_HAS((std::string(function)).c_str());
+    EXPECT_EQ(daemon_.left(), left + 1);
+    cuda_.fail(function, CUDA_SUCCESS);
+  }
 }
 
-TEST_F(ClientCommands, WithoutKernelsThereAreNone) {
+TEST_F(ClientCommands, WithoutKernelsTheHostAloneCalls) {
   detach();
   cuda_.fail("cuLibraryLoadData", CUDA_ERROR_NO_BINARY_FOR_GPU);
   ASSERT_EQ(attach_to(daemon_, &session_), EPD_OK) << epd_last_error();
-  EXPECT_EQ(join_with_commands(&group_), EPD_UNSUPPORTED);
-  EXPECT_ERROR_HAS("commands is 1 (EPD_COMMANDS_BY_STREAM), which needs libepd's kernels");
   cuda_.fail("cuLibraryLoadData", CUDA_SUCCESS);
+  join();
+  member_ = &daemon_.member(0);
+  EXPECT_EQ(dispatch_with(dispatch_args(0)), EPD_UNSUPPORTED);
+  EXPECT_ERROR_HAS("need libepd's kernels");
+  EXPECT_ERROR_HAS("allowed: EPD_NO_STREAM");
+  ASSERT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(0)), EPD_OK) << epd_last_error();
+  end_host_call();
+  EXPECT_EQ(wait(ticket_), EPD_OK);
 }
 
 TEST_F(ClientCommands, TheWrapperHasThemToo) {
@@ -281,7 +483,6 @@ TEST_F(ClientCommands, TheWrapperHasThemToo) {
   config.max_tokens = 8;
   config.hidden = 128;
   config.topk = 2;
-  config.commands = EPD_COMMANDS_BY_STREAM;
   Group group = session.join(config);
   base_ = reinterpret_cast<std::uintptr_t>(group.buffers(0).x.data());
   member_ = &daemon_.member(0);

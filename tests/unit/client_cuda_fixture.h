@@ -33,7 +33,9 @@ inline FakeSettings cuda_settings() {
 class ClientCudaBase : public ::testing::Test {
  protected:
   void SetUp() override {
-    daemon_.set(cuda_settings());
+    FakeSettings settings = cuda_settings();
+    settings.resident = resident_;
+    daemon_.set(settings);
     ASSERT_EQ(attach_again(wait_by_), EPD_OK) << epd_last_error();
   }
   // A session whose streams wait so, with a group; the fake daemon serves one.
@@ -117,6 +119,7 @@ class ClientCudaBase : public ::testing::Test {
   epd_group_t* group_ = nullptr;
   std::uintptr_t base_ = 0;
   epd_wait_by_t wait_by_ = EPD_WAIT_BY_MEMOP;
+  bool resident_ = false;
 };
 
 inline constexpr bool kHasKernels =

@@ -28,7 +28,7 @@ abi::GroupShape shape() {
 }
 
 TEST_F(CtlTest, SizeIsWhatTheRulesOfTheDaemonSay) {
-  const abi::GroupBytes bytes(shape(), false, 0);
+  const abi::GroupBytes bytes(shape(), false, 0, true);
   const Json document = epctl(with({"--json"})).json();
   ASSERT_TRUE(document.is_object());
   const Json& rank = document["rank"];
@@ -38,6 +38,8 @@ TEST_F(CtlTest, SizeIsWhatTheRulesOfTheDaemonSay) {
   EXPECT_EQ(rank["inboxes_bytes"], bytes.inboxes);
   EXPECT_GT(rank["inboxes_bytes"], 0u);
   EXPECT_EQ(rank["board_bytes"], bytes.board);
+  EXPECT_EQ(rank["results_bytes"], bytes.results);
+  EXPECT_GT(rank["results_bytes"], 0u);
   EXPECT_EQ(rank["total_bytes"], bytes.rank);
   EXPECT_EQ(rank["arena_quota_bytes"], bytes.rank);
   EXPECT_EQ(rank["routing_quota_bytes"], 0u);
@@ -51,11 +53,12 @@ TEST_F(CtlTest, SizeIsWhatTheRulesOfTheDaemonSay) {
 
   const Json host = epctl(with({"--json", "--device-kind", "host", "--bound", "recv_x,y"})).json();
   ASSERT_TRUE(host.is_object());
-  const abi::GroupBytes on_host(shape(), true,
-                                abi::region_bit(abi::Region::kRecvX) | abi::region_bit(abi::Region::kY));
+  const abi::GroupBytes on_host(
+      shape(), true, abi::region_bit(abi::Region::kRecvX) | abi::region_bit(abi::Region::kY), false);
   EXPECT_EQ(host["rank"]["user_arena_bytes"], on_host.user_arena);
   EXPECT_LT(on_host.user_arena, bytes.user_arena);
-  EXPECT_EQ(host["rank"]["arena_quota_bytes"], bytes.rank);
+  EXPECT_EQ(host["rank"]["results_bytes"], 0u);
+  EXPECT_EQ(host["rank"]["arena_quota_bytes"], bytes.rank - bytes.results);
   EXPECT_EQ(host["rank"]["routing_quota_bytes"], on_host.routing_quota);
   EXPECT_EQ(host["bound"], Json({"recv_x", "y"}));
 }

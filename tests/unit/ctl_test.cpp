@@ -69,7 +69,6 @@ TEST_F(CtlTest, GroupsTellWhatTheyWaitFor) {
   EXPECT_TRUE(plain.says("group 9 (layer-experts): last break: engine of host:1 restarted")) << plain.out;
   EXPECT_FALSE(plain.says("gone"));
   EXPECT_TRUE(epctl({"groups", "--members"}).says("gone"));
-  EXPECT_TRUE(epctl({"groups", "--members"}).says("by stream"));
   const Json document = epctl({"groups", "--json"}).json();
   ASSERT_TRUE(document.is_object());
   EXPECT_EQ(document["groups"][0]["shape"]["payload"], "fp8_cast");

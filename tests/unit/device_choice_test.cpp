@@ -15,6 +15,7 @@ struct FakeMachine {
   std::vector<bool> mps{};       // by number; beyond: true
   std::vector<bool> unusable{};  // by number; beyond: false
   Status broken{};               // the driver
+  bool maps_host_memory = true;
 
   Machine machine() const {
     Machine machine;
@@ -30,6 +31,7 @@ struct FakeMachine {
       facts.uuid.fill(0xab);
       facts.uuid.back() = static_cast<std::uint8_t>(name.index + 1);
       facts.mps = name.index >= mps.size() || mps[name.index];
+      facts.maps_host_memory = maps_host_memory;
       return facts;
     };
     return machine;
@@ -107,6 +109,15 @@ TEST(DeviceChoice, ResidentNeedsMpsAndSomethingIsServed) {
   for (const std::string part : {"UNSUPPORTED", "devices.mode is \"resident\"", "cuda:1", "\"launched\""})
     EXPECT_NE(refused.find(part), std::string::npos) << refused;
   EXPECT_NE(chosen(config_of("auto", 0), {}).find("allowed: at least one device"), std::string::npos);
+}
+
+// What their kernels tell, clients read there.
+TEST(DeviceChoice, ResidentNeedsMemoryOfTheHostByDescriptors) {
+  const FakeMachine machine{.gpus = 1, .maps_host_memory = false};
+  EXPECT_EQ(chosen(config_of("auto"), machine),
+            "cuda:0 launched (auto: it can't map the host's memory of other processes)");
+  EXPECT_NE(chosen(config_of("0", 0, DeviceMode::kResident), machine).find("HOST_NUMA_VIRTUAL_MEMORY"),
+            std::string::npos);
 }
 
 TEST(GpuListTest, WhatIsNoListIsRefused) {

@@ -15,7 +15,7 @@ TEST_F(EngineCommandsBreaksTest, ABadChoiceBreaksTheGroupAndCommandsAreDiscarded
   group_->region<std::int32_t>(1, 1, Region::kTopkIdx)[0] = 6;
   const std::uint32_t bad = ringers_[1].ring(dispatch_on(1), 1, group_->epoch);
   ringers_[0].ring(dispatch_on(1), inputs[0].num_tokens, group_->epoch);
-  session(2).submit(submission(2, Op::kDispatch, 1));
+  const std::uint32_t of_host = ring(2, dispatch_on(1));
   const auto request = engine_of(1).expect(LinkType::kBreakRequest);
   ASSERT_TRUE(request.has_value());
   const auto body = request->read<abi::Break>().value();
@@ -28,7 +28,10 @@ TEST_F(EngineCommandsBreaksTest, ABadChoiceBreaksTheGroupAndCommandsAreDiscarded
   EXPECT_TRUE(ringers_[1].ended(after)) << "streams go on";
   EXPECT_EQ(ringers_[1].failed(), 2u);
   break_and_resume(body.cause);
-  EXPECT_EQ(session(2).wait()->status, StatusCode::kInvalidArgument);
+  EXPECT_TRUE(ringers_[2].ended(of_host));
+  EXPECT_EQ(ringers_[2].end(of_host).ending, abi::CallEnding::kFailed);
+  EXPECT_EQ(ringers_[1].end(bad).ending, abi::CallEnding::kFailed);
+  EXPECT_EQ(ringers_[1].end(after).ending, abi::CallEnding::kDiscarded);
   EXPECT_EQ(next_, 2u);
   // Of an epoch that has gone.
   const std::uint32_t late = ringers_[0].ring(dispatch_on(0), 0, group_->epoch - 1);
@@ -121,6 +124,7 @@ TEST_F(EngineCommandsBreaksTest, AnOlderRoutingOutlivesTheLossOfARankAndItsRepla
   combine();
   break_all(StatusCode::kAborted);
   group_->replace(2, group_->epoch + 1);
+  ringers_[2] = new_ringer(2);
   for (std::uint32_t engine = 0; engine < 2; ++engine)
     group_->tell_rank(engine_view_, session_view_, engine, 2);
   there_ = {0, 1, 2};
@@ -149,18 +153,14 @@ TEST_F(EngineCommandsBreaksTest, AnOlderRoutingOutlivesTheLossOfARankAndItsRepla
 TEST_F(EngineCommandsBreaksTest, ALostGroupCompletesWhatAllHaveBegun) {
   run_and_check(0);
   const auto inputs = fill(1);
-  abi::Submission s = submission(2, Op::kDispatch, 1);
-  s.num_tokens = inputs[2].num_tokens;
-  const std::uint64_t taken = session(2).b().submission_head.value.load();
-  session(2).submit(s);
-  ASSERT_TRUE(comes([&] { return session(2).b().submission_head.value.load() > taken; }));
+  const std::uint32_t third = ring(2, dispatch_on(1), inputs[2].num_tokens);
   const std::uint32_t first = ringers_[0].ring(dispatch_on(1), inputs[0].num_tokens, group_->epoch);
   const std::uint32_t second = ringers_[1].ring(dispatch_on(1), inputs[1].num_tokens, group_->epoch);
   lose(3);
   EXPECT_TRUE(ringers_[0].ended(first));
   EXPECT_TRUE(ringers_[1].ended(second));
-  EXPECT_EQ(session(2).wait()->status, StatusCode::kOk);
-  for (const std::uint32_t rank : {0u, 1u}) {
+  EXPECT_TRUE(ends_well(2, third));
+  for (const std::uint32_t rank : {0u, 1u, 2u}) {
     EXPECT_EQ(ringers_[rank].failed(), 0u);
     EXPECT_EQ(group_->board(rank).next_index.load(), 3u);
     EXPECT_TRUE(is_closed(rank));
@@ -226,8 +226,13 @@ TEST_F(EngineCommandsBreaksTest, AnEngineThatIsBackClosesTheRingOfAGroupThatIsGo
   EXPECT_EQ(engines_[1]->stop(), 0);
 }
 
-// Rank 2 submits. Its tickets may have any number.
-TEST_F(EngineCommandsBreaksTest, AnEngineThatIsBackLetsStreamsGoOfAGroupThatIsGone) {
+// Ranks that submit. Their tickets may have any number.
+class EngineLaunchedBreaksTest : public EngineCommandsFixture {
+ protected:
+  EngineLaunchedBreaksTest() { resident_ = false; }
+};
+
+TEST_F(EngineLaunchedBreaksTest, AnEngineThatIsBackLetsStreamsGoOfAGroupThatIsGone) {
   run_and_check(0);
   EXPECT_EQ(engines_[0]->stop(), 0);
   std::vector<std::uint32_t> begun;
@@ -249,7 +254,7 @@ TEST_F(EngineCommandsBreaksTest, AnEngineThatIsBackLetsStreamsGoOfAGroupThatIsGo
 }
 
 // A client that has not heard of it yet.
-TEST_F(EngineCommandsBreaksTest, WhatIsSubmittedToALostGroupHoldsNoStream) {
+TEST_F(EngineLaunchedBreaksTest, WhatIsSubmittedToALostGroupHoldsNoStream) {
   run_and_check(0);
   lose(0);
   for (std::uint32_t i = 0; i < 3; ++i) {
@@ -328,7 +333,7 @@ TEST_F(EngineCommandsBreaksTest, NumbersOfCommandsAreCyclic) {
   SCOPED_TRACE(number);
   abi::CommandWords& words = group_->words(1);
   for (std::uint32_t before = number - abi::kCommandSlots; before != number; ++before)
-    store_call(words, numbered(kNoopCall, before));
+    store_call(words.calls, numbered(kNoopCall, before));
   words.tail = words.done = number;
   start_engine_1_again();
   ASSERT_FALSE(HasFatalFailure());

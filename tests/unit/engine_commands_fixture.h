@@ -1,6 +1,6 @@
-// The same group on GPUs of the fake driver, with kernels that stay: ranks 0 and 1 ask by commands (unless a
-// test wants others), which the test rings as the client's kernels do; rank 2 submits. All see the same
-// operations.
+// The same group on GPUs of the fake driver, with resident kernels: streams of ranks 0 and 1 make calls
+// (unless a test wants others), as the client's kernels do; of rank 2 its host. All see the same operations.
+// Where kernels are launched, ranks submit.
 #pragma once
 
 #include "engine_fixture.h"
@@ -31,53 +31,87 @@ inline constexpr abi::Call kNoopCall = call_on(Op::kNoop, 0);
 inline constexpr std::uint32_t kNoopFlag = abi::flag_of(Op::kNoop, 0);
 
 // As a client's kernel stores it.
-inline void store_call(abi::CommandWords& words, const abi::Call& call) {
+inline void store_call(abi::PackedCall (&calls)[abi::kCommandSlots], const abi::Call& call) {
   const abi::PackedCall packed = abi::pack(call);
-  abi::PackedCall& to = words.calls[call.number % abi::kCommandSlots];
+  abi::PackedCall& to = calls[call.number % abi::kCommandSlots];
   for (std::uint32_t i = abi::PackedCall::kWords; i-- > 0;)
     std::atomic_ref(to.words[i]).store(packed.words[i], std::memory_order_release);
 }
 
-// What the client's kernels do for one rank.
+// What the client does for one rank: its kernels, or by_host() its library.
 class Ringer {
  public:
-  explicit Ringer(abi::CommandWords& words) : words_(words) {}
+  Ringer(abi::CommandWords& words, abi::Results& results, bool by_host = false)
+      : words_(&words), results_(&results), by_host_(by_host) {}
 
   // Returns the number.
   std::uint32_t ring(abi::Call call, std::uint32_t num_tokens, std::uint64_t epoch, bool flagged = false) {
-    call.number = words_.tail++;
+    call.number = by_host_ ? host_tail_++ : words_->tail++;
     call.num_tokens = num_tokens;
     call.epoch = static_cast<std::uint32_t>(epoch & 0xff);
     call.flagged = flagged;
-    if (flagged) words_.flags[abi::flag_of(call.op, call.slot)] = 0;
-    store_call(words_, call);
+    call.result = result_of(call.number);
+    if (flagged) words_->flags[abi::flag_of(call.op, call.slot)] = 0;
+    store_call(by_host_ ? words_->host_calls : words_->calls, call);
     return call.number;
   }
   bool ended(std::uint32_t number, int timeout_ms = 10'000) {
     return comes([&] { return static_cast<std::int32_t>(done() - number) > 0; }, timeout_ms);
   }
-  std::uint32_t done() { return std::atomic_ref(words_.done).load(std::memory_order_acquire); }
-  std::uint32_t failed() { return std::atomic_ref(words_.failed).load(); }
+  // After ended().
+  abi::CallEnd end(std::uint32_t number) {
+    const abi::CallResult& place = results_->places[abi::place_of(result_of(number))];
+    abi::CallEnd end;
+    EXPECT_TRUE(comes([&] {
+      std::uint64_t words[abi::CallResult::kWords];
+      for (std::uint32_t i = 0; i < abi::CallResult::kWords; ++i)
+        words[i] = std::atomic_ref(const_cast<std::uint64_t&>(place.words[i])).load();
+      return abi::read_result(words, end) && end.result == result_of(number);
+    }));
+    return end;
+  }
+  std::uint32_t done() {
+    return std::atomic_ref(by_host_ ? results_->host_ended : words_->done).load(std::memory_order_acquire);
+  }
+  std::uint32_t tail() const { return by_host_ ? host_tail_ : words_->tail; }
+  std::uint32_t failed() { return std::atomic_ref(words_->failed).load(); }
 
  private:
-  abi::CommandWords& words_;
+  static std::uint32_t result_of(std::uint32_t number) {
+    return abi::result_of(number % abi::kOnceResults, number / abi::kOnceResults);
+  }
+
+  abi::CommandWords* words_;
+  abi::Results* results_;
+  bool by_host_;
+  std::uint32_t host_tail_ = 0;
 };
 
 class EngineCommandsFixture : public EngineFixture {
  protected:
-  explicit EngineCommandsFixture(std::vector<std::uint32_t> commands = {1, 1, 0})
-      : EngineFixture("cuda", std::move(commands)) {}
+  explicit EngineCommandsFixture(std::vector<std::uint32_t> by_stream = {1, 1, 0})
+      : EngineFixture("cuda", std::move(by_stream)) {}
 
   void SetUp() override {
     EngineFixture::SetUp();
     next_ = first_op_;
-    for (std::uint32_t rank = 0; rank < kRanks; ++rank) ringers_.emplace_back(group_->words(rank));
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) ringers_.push_back(new_ringer(rank));
   }
   void TearDown() override {
     engines_.clear();  // before the memory
   }
 
-  bool by_stream(std::uint32_t rank) const { return commands_[rank] != 0; }
+  Ringer new_ringer(std::uint32_t rank) const {
+    return {group_->words(rank), group_->results(rank), by_stream_[rank] == 0};
+  }
+  bool by_stream(std::uint32_t rank) const { return by_stream_[rank] != 0; }
+  std::uint32_t ring(std::uint32_t rank, const abi::Call& call, std::uint32_t num_tokens = 0) {
+    return ringers_[rank].ring(call, num_tokens, group_->epoch);
+  }
+  // It was carried out.
+  bool ends_well(std::uint32_t rank, std::uint32_t number) {
+    return ringers_[rank].ended(number) && ringers_[rank].end(number).ending == abi::CallEnding::kCarriedOut;
+  }
 
   // One operation of every rank that is there, by whatever it uses. A combine that is submitted uses the
   // routing of the operation before, or of `routing`.
@@ -85,14 +119,14 @@ class EngineCommandsFixture : public EngineFixture {
            std::optional<std::uint64_t> routing = {}) {
     await_ends(slot, ask(op, slot, inputs, routing));
   }
-  // Returns the numbers of commands.
+  // Returns the numbers of calls.
   std::vector<std::uint32_t> ask(Op op, std::uint32_t slot, const std::vector<reference::RankInput>& inputs,
                                  std::optional<std::uint64_t> routing = {}) {
     std::vector<std::uint32_t> numbers(kRanks);
     for (const std::uint32_t rank : there_) {
       const std::uint32_t n = op == Op::kDispatch ? inputs[rank].num_tokens : 0;
-      if (by_stream(rank)) {
-        numbers[rank] = ringers_[rank].ring(call_on(op, slot), n, group_->epoch);
+      if (resident_) {
+        numbers[rank] = ring(rank, call_on(op, slot), n);
       } else {
         abi::Submission s = submission(rank, op, slot);
         s.num_tokens = n;
@@ -104,8 +138,11 @@ class EngineCommandsFixture : public EngineFixture {
   }
   void await_ends(std::uint32_t slot, const std::vector<std::uint32_t>& numbers) {
     for (const std::uint32_t rank : there_) {
-      if (by_stream(rank)) {
+      if (resident_) {
         ASSERT_TRUE(ringers_[rank].ended(numbers[rank])) << "rank " << rank << state();
+        const abi::CallEnd end = ringers_[rank].end(numbers[rank]);
+        ASSERT_EQ(end.ending, abi::CallEnding::kCarriedOut) << "rank " << rank << state();
+        ASSERT_EQ(end.index, next_);
       } else {
         const auto done = session(rank).wait();
         ASSERT_TRUE(done.has_value());
@@ -120,9 +157,8 @@ class EngineCommandsFixture : public EngineFixture {
     std::string text;
     for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
       text += "; rank " + std::to_string(rank) + ": ended " + std::to_string(ringers_[rank].done()) + " of " +
-              std::to_string(group_->words(rank).tail) + ", failed " +
-              std::to_string(ringers_[rank].failed()) + ", next operation " +
-              std::to_string(group_->board(rank).next_index.load());
+              std::to_string(ringers_[rank].tail()) + ", failed " + std::to_string(ringers_[rank].failed()) +
+              ", next operation " + std::to_string(group_->board(rank).next_index.load());
     }
     return text;
   }

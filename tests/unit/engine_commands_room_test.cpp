@@ -14,12 +14,10 @@ class EngineCommandsRoomTest : public EngineCommandsFixture {
   // To the dispatch on slot 0 that rank 0 has asked for by command `waits`: all end it well.
   void others_come(const std::vector<reference::RankInput>& inputs, std::uint32_t waits) {
     const std::uint32_t last = ringers_[1].ring(dispatch_on(0), inputs[1].num_tokens, group_->epoch);
-    abi::Submission s = submission(2, Op::kDispatch, 0);
-    s.num_tokens = inputs[2].num_tokens;
-    session(2).submit(s);
+    const std::uint32_t of_host = ring(2, dispatch_on(0), inputs[2].num_tokens);
     EXPECT_TRUE(ringers_[0].ended(waits));
     EXPECT_TRUE(ringers_[1].ended(last));
-    EXPECT_EQ(session(2).wait()->status, StatusCode::kOk);
+    EXPECT_TRUE(ends_well(2, of_host));
   }
 };
 
@@ -39,11 +37,10 @@ TEST_F(EngineCommandsRoomTest, AnotherRankComesWhileACommandWaits) {
   RawSession other(50);
   other.add_to(*engine_view_[0]);
   RawGroup beside(8, alone(), "cuda", 1);
+  beside.calls = true;
   beside.priority = 3;
-  beside.add_to_engine({engine_view_[0]}, {&other}, 0, false);
-  abi::Submission noop = submission(0, Op::kNoop, 0);
-  session(0).submit(noop);
-  EXPECT_EQ(session(0).wait()->status, StatusCode::kOk) << "the loop is not blocked";
+  beside.announce({engine_view_[0]}, {&other}, 0, false);
+  ASSERT_TRUE(engine_view_[0]->expect(LinkType::kGroupWaits).has_value()) << "the loop is blocked";
   EXPECT_FALSE(ringers_[0].ended(waits, 0));
   others_come(inputs, waits);
   next_ = 1;
@@ -59,25 +56,17 @@ TEST_F(EngineCommandsRoomTest, AnotherRankComesWhileACommandWaits) {
 
 // The supervisor is told that the engine lives, and by whom the SMs are held.
 TEST_F(EngineCommandsRoomTest, AGroupThatWaitsForSmsSaysSoAndBeginsWhenTheyAreFree) {
-  const bool submitted = random_() % 2 != 0;  // the operation that holds them, or a command
-  SCOPED_TRACE(submitted ? "an operation waits" : "a command waits");
+  const bool of_host = random_() % 2 != 0;  // the call that holds them
+  SCOPED_TRACE(of_host ? "a call of a host's waits" : "a call of a stream's waits");
   const auto inputs = fill(0);
-  const auto begin = [&](std::uint32_t rank) {
-    if (by_stream(rank)) {
-      ringers_[rank].ring(dispatch_on(0), inputs[rank].num_tokens, group_->epoch);
-      return;
-    }
-    abi::Submission s = submission(rank, Op::kDispatch, 0);
-    s.num_tokens = inputs[rank].num_tokens;
-    session(rank).submit(s);
-  };
-  const std::uint32_t holder = submitted ? 2 : 0;
+  const auto begin = [&](std::uint32_t rank) { ring(rank, dispatch_on(0), inputs[rank].num_tokens); };
+  const std::uint32_t holder = of_host ? 2 : 0;
   begin(holder);
   ASSERT_TRUE(takes_part(holder, 0, holder));
   RawSession other(50);
   other.add_to(*engine_view_[0]);
   RawGroup beside(8, alone(), "cuda", 1);
-  beside.commands = {1};
+  beside.calls = true;
   beside.priority = 3;
   beside.announce({engine_view_[0]}, {&other}, 0, false);
   const std::string waits_for = "the kernel of rank 0 waits for SMs of cuda:0";
@@ -99,8 +88,8 @@ TEST_F(EngineCommandsRoomTest, AGroupThatWaitsForSmsSaysSoAndBeginsWhenTheyAreFr
   ASSERT_TRUE(ready.has_value());
   EXPECT_EQ(ready->read<abi::GroupReady>().value().group_id, 8u);
   EXPECT_EQ(ready->read<abi::GroupReady>().value().status, StatusCode::kOk);
-  EXPECT_EQ(session(2).wait()->status, StatusCode::kOk);
-  Ringer ringer(beside.words(0));
+  EXPECT_TRUE(ends_well(2, 0));
+  Ringer ringer(beside.words(0), beside.results(0));
   EXPECT_TRUE(ringer.ended(ringer.ring(kNoopCall, 0, 1)));
   EXPECT_EQ(ringer.failed(), 0u);
   for (const std::uint32_t rank : {0u, 1u}) EXPECT_TRUE(ringers_[rank].ended(0));
@@ -114,27 +103,23 @@ TEST_F(EngineCommandsRoomTest, AGroupThatWaitsForSmsSaysSoAndBeginsWhenTheyAreFr
 TEST_F(EngineCommandsRoomTest, ARankGoesBeforeAnotherHasMadeRoom) {
   const auto inputs = fill(0);
   const std::uint32_t waits = ringers_[0].ring(dispatch_on(0), inputs[0].num_tokens, group_->epoch);
-  abi::Submission s = submission(2, Op::kDispatch, 0);  // the engine's other rank waits, too
-  s.num_tokens = inputs[2].num_tokens;
-  session(2).submit(s);
+  const std::uint32_t of_host = ring(2, dispatch_on(0), inputs[2].num_tokens);  // the engine's other rank
   ASSERT_TRUE(takes_part(0, 0, 0) && takes_part(2, 0, 2));
   RawSession other(50);
   other.add_to(*engine_view_[0]);
-  for (const std::uint32_t commands : {0u, 1u, 1u}) {
+  for (int times = 0; times < 3; ++times) {
     RawGroup beside(8, alone(), "cuda", 1);
-    beside.commands = {commands};
+    beside.calls = true;
     beside.announce({engine_view_[0]}, {&other}, 0, false);
     engine_view_[0]->send(LinkType::kRemoveGroup, abi::GroupRef{8});
     ASSERT_TRUE(engine_view_[0]->expect(LinkType::kGroupRemoved).has_value());
-    EXPECT_TRUE(commands == 0 || comes([&] { return beside.words(0).closed == 1; }));
+    EXPECT_TRUE(comes([&] { return beside.words(0).closed == 1; }));
   }
-  session(0).submit(submission(0, Op::kNoop, 0));
-  EXPECT_TRUE(session(0).wait().has_value()) << "the loop is blocked";
   EXPECT_FALSE(ringers_[0].ended(waits, 0));
   const std::uint32_t last = ringers_[1].ring(dispatch_on(0), inputs[1].num_tokens, group_->epoch);
   EXPECT_TRUE(ringers_[0].ended(waits));
   EXPECT_TRUE(ringers_[1].ended(last));
-  EXPECT_EQ(session(2).wait()->status, StatusCode::kOk);
+  EXPECT_TRUE(ends_well(2, of_host));
   next_ = 1;
   for (std::uint32_t i = 0; i < 4; ++i) run_and_check(i % kShape.depth);
 }
@@ -172,17 +157,16 @@ TEST_F(EngineCommandsRoomTest, SmsChangeThoughSomethingIsAlwaysInFlight) {
   for (std::uint32_t i = 0; i < 20; ++i) {
     run_and_check(i % kShape.depth);
     std::vector<std::vector<reference::RankInput>> inputs;
+    std::vector<std::uint32_t> of_host;
     const auto submit = [&](std::uint32_t slot) {
       inputs.push_back(fill(slot));
-      abi::Submission s = submission(2, Op::kDispatch, slot);
-      s.num_tokens = inputs.back()[2].num_tokens;
-      session(2).submit(s);
+      of_host.push_back(ring(2, dispatch_on(slot), inputs.back()[2].num_tokens));
     };
     const auto others_come = [&](std::uint32_t slot) {
       for (const std::uint32_t rank : {0u, 1u})
         ringers_[rank].ring(dispatch_on(slot), inputs[slot][rank].num_tokens, group_->epoch);
       ++next_;
-      return session(2).wait();
+      return ends_well(2, of_host[slot]);
     };
     const auto in_flight = [&](std::ptrdiff_t wanted) {
       return comes([&] {
@@ -197,10 +181,10 @@ TEST_F(EngineCommandsRoomTest, SmsChangeThoughSomethingIsAlwaysInFlight) {
     EXPECT_TRUE(comes([&] { return kernel_stops(page) > before; })) << "rank 0's has nothing to end";
     submit(1);
     EXPECT_TRUE(in_flight(2));
-    EXPECT_EQ(others_come(0)->status, StatusCode::kOk);
+    EXPECT_TRUE(others_come(0));
     EXPECT_TRUE(comes([&] { return kernel_stops(page) >= before + 2; })) << "rank 2's, at the latest now";
     EXPECT_TRUE(in_flight(1));
-    EXPECT_EQ(others_come(1)->status, StatusCode::kOk);
+    EXPECT_TRUE(others_come(1));
   }
 }
 

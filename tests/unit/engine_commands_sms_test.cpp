@@ -54,6 +54,7 @@ TEST_F(EngineCommandsSmsTest, EachHasItsShareByPriorityAndNothingFitsBesideIt) {
   RawSession other(50);
   other.add_to(*engine_view_[0]);
   RawGroup beside(8, shape, "cuda", 1);
+  beside.calls = true;
   beside.add_to_engine({engine_view_[0]}, {&other}, 0, false);
   for (std::uint32_t i = 0; i < 12; ++i) {
     const std::uint32_t sms = 3 + random_() % 60;

@@ -1,4 +1,4 @@
-// Commands: operations that streams ask for, and what a client may record and ring.
+// Calls: operations that streams and hosts ask for, and what a client may enqueue.
 
 #include "engine_commands_fixture.h"
 
@@ -9,12 +9,12 @@ namespace {
 
 using EngineCommandsTest = EngineCommandsFixture;
 
-TEST_F(EngineCommandsTest, CommandsAndSubmissionsOfOneGroupMatchTheReference) {
+TEST_F(EngineCommandsTest, CallsOfStreamsAndHostsMatchTheReference) {
   for (std::uint32_t i = 0; i < 100; ++i) {
     run_and_check(i % kShape.depth);
     if (HasFatalFailure()) return;
   }
-  for (const std::uint32_t rank : {0u, 1u}) {
+  for (const std::uint32_t rank : {0u, 1u, 2u}) {
     EXPECT_EQ(ringers_[rank].failed(), 0u);
     EXPECT_TRUE(comes([&] { return group_->board(rank).next_index.load() == next_; }))
         << group_->board(rank).next_index.load();
@@ -46,26 +46,23 @@ TEST_F(EngineCommandsTest, CallsMayDifferWithoutLimit) {
     const std::uint32_t slot = i % kShape.depth;
     const auto inputs = fill(slot);
     std::vector<std::uint32_t> numbers(kRanks);
-    for (const std::uint32_t rank : {0u, 1u}) {
+    for (const std::uint32_t rank : {0u, 1u, 2u}) {
       abi::Call call = dispatch_on(slot);
       call.timeout_ms = 20'000 + i;
       call.sms = i % 7;
       numbers[rank] = ringers_[rank].ring(call, inputs[rank].num_tokens, group_->epoch);
     }
-    abi::Submission s = submission(2, Op::kDispatch, slot);
-    s.num_tokens = inputs[2].num_tokens;
-    session(2).submit(s);
     await_ends(slot, numbers);
     if (HasFatalFailure()) return;
     check_rows(slot, inputs);
   }
 }
 
-TEST_F(EngineCommandsTest, WhoRingsSubmitsNothingElse) {
+TEST_F(EngineCommandsTest, WhoCallsSubmitsNothing) {
   session(0).submit(submission(0, Op::kNoop, 0));
-  EXPECT_EQ(session(0).wait()->status, StatusCode::kOk);
-  session(0).submit(submission(0, Op::kDispatch, 0));
-  expect_session_ended(0, "op is 2; allowed: 1 (noop) outside of streams");
+  expect_session_ended(0, "op is 1; allowed: none, since this rank's operations are calls");
+  session(2).submit(submission(2, Op::kDispatch, 0));
+  expect_session_ended(2, "op is 2; allowed: none");
 }
 
 TEST_F(EngineCommandsTest, IllegalCommandsEndTheSession) {
@@ -73,6 +70,8 @@ TEST_F(EngineCommandsTest, IllegalCommandsEndTheSession) {
   expect_session_ended(0, "call field slot is 15; allowed: 0 .. " + std::to_string(kShape.depth - 1));
   ringers_[1].ring(dispatch_on(0), kShape.max_tokens + 1, group_->epoch);
   expect_session_ended(1, "call field num_tokens is 10; allowed: 0 .. 9");
+  ring(2, dispatch_on(14));
+  expect_session_ended(2, "call field slot is 14");
 }
 
 // Each field that a client may get wrong, by itself.
@@ -117,33 +116,6 @@ TEST_F(EngineCommandsTest, ACommandThatWasOverwrittenEndsTheSession) {
   EXPECT_TRUE(ringers_[1].ended(late));
   EXPECT_EQ(ringers_[1].failed(), abi::kCommandSlots + 1);
 }
-
-// Devices without a kernel that stays. The supervisor refuses such a join before.
-class EngineWithoutCommands : public ::testing::TestWithParam<const char*> {};
-
-TEST_P(EngineWithoutCommands, SaysSo) {
-  EngineThread engine(0, GetParam(), false);
-  engine.start();
-  RawSession session(10);
-  session.add_to(engine);
-  abi::GroupShape shape = kShape;
-  shape.num_ranks = 1;
-  RawGroup group(9, shape, GetParam());
-  group.commands = {1};
-  group.announce({&engine}, {&session}, 0, false);
-  const auto ready = engine.expect(LinkType::kGroupReady);
-  ASSERT_TRUE(ready.has_value());
-  const auto body = ready->read<abi::GroupReady>().value();
-  EXPECT_EQ(body.status, StatusCode::kUnsupported);
-  const std::string text(body.text);
-  for (const std::string part : {"commands is 1 (by stream) on ", GetParam(), "devices.mode", "\"resident\""})
-    EXPECT_NE(text.find(part), std::string::npos) << text;
-  engine.send(LinkType::kRemoveGroup, abi::GroupRef{9});
-  EXPECT_TRUE(engine.expect(LinkType::kGroupRemoved).has_value());
-  EXPECT_EQ(engine.stop(), 0);
-}
-
-INSTANTIATE_TEST_SUITE_P(Devices, EngineWithoutCommands, ::testing::Values("host", "cuda"));
 
 }  // namespace
 }  // namespace epd::test

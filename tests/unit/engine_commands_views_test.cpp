@@ -28,8 +28,8 @@ std::vector<Shown> shown_in(const Mapping& page, std::uint32_t rank) {
 
 class EngineCommandsViewsTest : public EngineCommandsFixture {
  protected:
-  explicit EngineCommandsViewsTest(std::vector<std::uint32_t> commands = {1, 1, 0})
-      : EngineCommandsFixture(std::move(commands)) {}
+  explicit EngineCommandsViewsTest(std::vector<std::uint32_t> by_stream = {1, 1, 0})
+      : EngineCommandsFixture(std::move(by_stream)) {}
   void SetUp() override {
     EngineCommandsFixture::SetUp();
     for (EngineThread* engine : engine_view_) pages_.push_back(map_page(*engine));
@@ -80,10 +80,7 @@ TEST_F(EngineCommandsViewsTest, WhatIsRungIsShownUntilItEnds) {
   EXPECT_TRUE(shown(1).empty()) << "rank 1 has rung nothing";
   // The others come, and all of it ends.
   ringers_[1].ring(dispatch_on(1), inputs[1].num_tokens, group_->epoch);
-  abi::Submission s = submission(2, Op::kDispatch, 1);
-  s.num_tokens = inputs[2].num_tokens;
-  session(2).submit(s);
-  EXPECT_EQ(session(2).wait()->status, StatusCode::kOk);
+  EXPECT_TRUE(ends_well(2, ring(2, dispatch_on(1), inputs[2].num_tokens)));
   EXPECT_TRUE(ringers_[0].ended(first));
   EXPECT_TRUE(ringers_[0].ended(noop));
   ASSERT_TRUE(comes([&] {
@@ -91,10 +88,7 @@ TEST_F(EngineCommandsViewsTest, WhatIsRungIsShownUntilItEnds) {
     return now.size() == 1 && now[0].op == Op::kCombine && now[0].stage == abi::OpStage::kWaitReady;
   })) << "the next one runs";
   ringers_[1].ring(combine_on(1), 0, group_->epoch);
-  s = submission(2, Op::kCombine, 1);
-  s.handle = next_;
-  session(2).submit(s);
-  EXPECT_EQ(session(2).wait()->status, StatusCode::kOk);
+  EXPECT_TRUE(ends_well(2, ring(2, combine_on(1))));
   EXPECT_TRUE(ringers_[0].ended(last));
   for (const std::uint32_t rank : {0u, 1u, 2u}) EXPECT_TRUE(comes_to_show(rank, 0)) << rank;
 }
@@ -141,7 +135,8 @@ TEST_F(EngineCommandsViewsTest, WordsThatAreNoNextCommandAreNotShown) {
     call.num_tokens = static_cast<std::uint32_t>(random_() % 9);
     call.flagged = random_() % 2 != 0;
     call.epoch = epoch;
-    store_call(words, call);
+    store_call(words.calls, call);
+    store_call(words.host_calls, call);
   }
   look_away();
   EXPECT_TRUE(shown(0).empty());
@@ -156,12 +151,12 @@ TEST_F(EngineCommandsViewsTest, NotMoreThanSixteenOfARankAreShown) {
   EXPECT_EQ(shown(0).size(), 16u);
 }
 
-// The same of ranks that submit, to a kernel that stays or with a launch for each; and of those that ring.
+// The same of ranks that submit, with a launch for each; and of calls of streams and of hosts.
 class EngineWaits : public EngineCommandsViewsTest, public ::testing::WithParamInterface<const char*> {
  protected:
   EngineWaits()
-      : EngineCommandsViewsTest(is("commands") ? std::vector<std::uint32_t>{1, 1, 1}
-                                               : std::vector<std::uint32_t>(kRanks)) {
+      : EngineCommandsViewsTest(is("streams") ? std::vector<std::uint32_t>{1, 1, 1}
+                                              : std::vector<std::uint32_t>(kRanks)) {
     resident_ = !is("launched");
   }
   static bool is(const char* word) { return std::string(GetParam()) == word; }
@@ -181,7 +176,7 @@ class EngineWaits : public EngineCommandsViewsTest, public ::testing::WithParamI
     std::atomic_ref(lines[from].tag).store(tag);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Ways, EngineWaits, ::testing::Values("launched", "queue", "commands"));
+INSTANTIATE_TEST_SUITE_P(Ways, EngineWaits, ::testing::Values("launched", "streams", "hosts"));
 
 TEST_P(EngineWaits, NameTheRankThatHasNotSubmitted) {
   run_and_check(0);
@@ -226,7 +221,7 @@ TEST_P(EngineWaits, TheNextEpochIsShownAnew) {
     ASSERT_TRUE(comes_to(0, abi::OpStage::kWaitReady, 1));
     break_and_resume(StatusCode::kAborted);
     ASSERT_FALSE(HasFatalFailure());
-    if (is("commands")) continue;
+    if (resident_) continue;
     EXPECT_NE(session(0).wait()->status, StatusCode::kOk);
   }
 }
@@ -285,8 +280,8 @@ TEST_P(EngineWaits, TimesCountFromWhereTheDeviceBegan) {
     SCOPED_TRACE(rank);
     EXPECT_TRUE(comes([&] { return observed(rank, abi::Interval::kTotal, 0) == 7; }));
     EXPECT_EQ(observed(rank, abi::Interval::kDone, 0), 7u);
-    EXPECT_EQ(observed(rank, abi::Interval::kLaunched, 0), is("commands") ? 0u : 7u);
-    EXPECT_EQ(observed(rank, abi::Interval::kSeen, 0), is("commands") ? 0u : 7u);
+    EXPECT_EQ(observed(rank, abi::Interval::kLaunched, 0), resident_ ? 0u : 7u);
+    EXPECT_EQ(observed(rank, abi::Interval::kSeen, 0), resident_ ? 0u : 7u);
   }
   EXPECT_GE(observed(0, abi::Interval::kDone, 180'000), 1u) << "it waited for rank 1";
   EXPECT_EQ(observed(0, abi::Interval::kLaunched, 180'000), 0u);

@@ -25,9 +25,9 @@ inline constexpr std::uint32_t kRanks = 3;
 // Rank r is on engine r % 2.
 class EngineFixture : public ::testing::Test {
  protected:
-  // `commands`: Join::commands of each rank; empty: 0.
-  explicit EngineFixture(std::string kind = "host", std::vector<std::uint32_t> commands = {})
-      : commands_(std::move(commands)), kind_(std::move(kind)) {}
+  // `by_stream`: of each rank, whether a stream makes its calls, or the host.
+  explicit EngineFixture(std::string kind = "host", std::vector<std::uint32_t> by_stream = {})
+      : by_stream_(std::move(by_stream)), kind_(std::move(kind)) {}
 
   void SetUp() override {
     for (std::uint32_t i = 0; i < 2; ++i) {
@@ -41,7 +41,7 @@ class EngineFixture : public ::testing::Test {
       session_view_.push_back(sessions_.back().get());
     }
     group_ = std::make_unique<RawGroup>(kGroup, kShape, kind_, 2);
-    group_->commands = commands_;
+    group_->calls = kind_ == "cuda" && resident_;
     group_->resume_index = first_op_;
     group_->add_to(engine_view_, session_view_);
   }
@@ -190,9 +190,9 @@ class EngineFixture : public ::testing::Test {
   }
 
   std::mt19937 random_{std::random_device{}()};
-  std::vector<std::uint32_t> commands_;
+  std::vector<std::uint32_t> by_stream_;
   std::uint64_t first_op_ = 0;  // with which the group begins
-  bool resident_ = true;        // of GPUs: a kernel stays
+  bool resident_ = true;        // of GPUs: kernels are
   std::vector<std::unique_ptr<EngineThread>> engines_;
   std::vector<EngineThread*> engine_view_;
   std::vector<std::unique_ptr<RawSession>> sessions_;

@@ -12,7 +12,7 @@ namespace {
 
 class EngineRestartTest : public EngineCommandsFixture {
  protected:
-  EngineRestartTest() : EngineCommandsFixture({0, 0, 0}) {}
+  EngineRestartTest() { resident_ = false; }
 
   // By all ranks, with the rows of `slot` and the routing of dispatch `routing`.
   void dispatch_again(std::uint32_t slot, std::uint64_t routing) {

@@ -1,5 +1,5 @@
 // Groups whose operations are numbered near the places where tags begin anew (proto/README, "Numbers that
-// wrap"), on host devices and, by commands and by submissions, on GPUs of the fake driver.
+// wrap"), on host devices and, by calls and by submissions, on GPUs of the fake driver.
 
 #include "engine_commands_fixture.h"
 
@@ -33,7 +33,7 @@ class EngineWrapsTest : public EngineCommandsFixture {
 // operation ever got its own.
 TEST_F(EngineWrapsTest, OperationsGoOnPastFortyBits) {
   for (std::uint32_t i = 0; i < 8; ++i) run_and_check(i % kShape.depth);
-  // The engine reads of commands a little later.
+  // The engine reads of calls a little later.
   EXPECT_TRUE(comes([&] { return group_->board(0).next_index.load() == first_op_ + 16; }))
       << group_->board(0).next_index.load() << ", not " << first_op_ + 16;
 }
@@ -107,7 +107,7 @@ TEST_F(EngineRenewalTest, AnEpochWhoseNumbersRunOutIsBroken) {
 // The same of ranks that all submit.
 class EngineSubmissionsRenewalTest : public EngineRenewalTest {
  protected:
-  EngineSubmissionsRenewalTest() { commands_ = {0, 0, 0}; }
+  EngineSubmissionsRenewalTest() { resident_ = false; }
 };
 
 TEST_F(EngineSubmissionsRenewalTest, AnEpochWhoseNumbersRunOutIsBroken) {
@@ -120,7 +120,7 @@ TEST_F(EngineSubmissionsRenewalTest, AnEpochWhoseNumbersRunOutIsBroken) {
 
 class EngineTicketsTest : public EngineCommandsFixture {
  protected:
-  EngineTicketsTest() : EngineCommandsFixture({0, 0, 0}) {}
+  EngineTicketsTest() { resident_ = false; }
 
   // Refused before it is launched, as of an epoch that has gone: the engine itself writes `done`.
   void refuse_in_stream(std::uint64_t ticket) {

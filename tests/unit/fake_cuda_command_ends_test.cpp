@@ -178,7 +178,7 @@ TEST_F(FakeCudaCommandEnds, AnEngineThatIsNewGoesOnWhereTheOldOneWas) {
   words().done = sequence;
   for (std::uint32_t i = 1; i <= abi::kCommandSlots; ++i) commands_->store(0, old_noop(sequence - i));
   commands_->own(0).host->start.sets = 1;
-  commands_->own(0).host->start.sequence = sequence;
+  commands_->own(0).host->start.sequence[kernels::cuda::kByStreams] = sequence;
   commands_->start_kernel(0);
   commands_->resume(0, {});
   for (std::uint32_t i = 0; i < 4; ++i) {

@@ -28,6 +28,7 @@ CommandWorld::CommandWorld(const kernels::cuda::Shape& shape, std::uint32_t max_
     : world_(shape, max_tokens, {}),
       max_tokens_(max_tokens),
       layout_(gpu_test::group_shape(shape, max_tokens, kDepth)),
+      results_layout_(gpu_test::group_shape(shape, max_tokens, kDepth)),
       ranks_(shape.num_ranks) {
   EPD_CU(cuLibraryLoadData(&library_, "any", nullptr, nullptr, 0, nullptr, nullptr, 0));
   for (std::uint32_t r = 0; r < size(); ++r) make(r);
@@ -40,7 +41,8 @@ CommandWorld::~CommandWorld() {
     for (const CUstream stream : {own.kernel, own.client, own.control}) cuStreamDestroy(stream);
     cuMemFreeHost(own.host);
     cuMemFreeHost(own.starts);
-    cuMemFreeHost(own.operations);
+    cuMemFreeHost(own.results);
+    cuMemFreeHost(own.round);
   }
   cuLibraryUnload(library_);
 }
@@ -55,7 +57,7 @@ void CommandWorld::make(std::uint32_t r) {
     EPD_CU(cuStreamCreate(stream, CU_STREAM_NON_BLOCKING));
   constexpr std::size_t kMovers = std::size_t{kernels::cuda::kMoverKinds} * kCtas;
   own.arena = std::make_unique<Arena>(
-      rank(r).device, layout_.total_bytes + sizeof(DeviceView) + sizeof(Movers) * kMovers + (64 << 10));
+      rank(r).device, layout_.total_bytes + sizeof(DeviceView) + sizeof(Movers) * kMovers + (256 << 10));
   own.exchange = own.arena->take<std::uint8_t>(layout_.total_bytes);
   own.words = own.arena->take<CommandWords>(1);
   own.state = own.arena->take<CommandState>(1);
@@ -63,11 +65,10 @@ void CommandWorld::make(std::uint32_t r) {
   own.view = own.arena->take<DeviceView>(1);
   own.movers = own.arena->take<Movers>(kMovers);
   own.resident = own.arena->take<ResidentState>(1);
-  own.place = own.arena->take<Operation>(1);
+  own.runs = own.arena->take<kernels::cuda::ResultRuns>(abi::kReplayedResults);
   own.host = pinned<CommandHost>(1);
   own.starts = pinned<RouteState>(kRoutes);
-  own.operations = pinned<Operation>(1);
-  own.told = pinned<std::uint64_t>(kernels::cuda::kQueueEntries);
+  own.results = reinterpret_cast<abi::Results*>(pinned<std::byte>(results_layout_.total_bytes));
   own.round = pinned<std::uint32_t>(1);
 }
 
@@ -148,8 +149,7 @@ abi::Call CommandWorld::combine(std::uint32_t route) const {
 
 void CommandWorld::start_kernel(std::uint32_t r) {
   CommandRank& own = use(r);
-  kernels::cuda::ResidentArguments arguments{own.resident, own.place, own.operations, own.told, own.round,
-                                             *own.round,   {}};
+  kernels::cuda::ResidentArguments arguments{own.resident, own.round, *own.round, ++own.kernels, {}};
   arguments.commands.words = own.words;
   arguments.commands.state = own.state;
   arguments.commands.routes = own.routes;
@@ -157,6 +157,9 @@ void CommandWorld::start_kernel(std::uint32_t r) {
   arguments.commands.movers = own.movers;
   arguments.commands.most_ctas = kCtas;
   arguments.commands.host = own.host;
+  arguments.commands.results = own.results;
+  arguments.commands.counts_stride = static_cast<std::uint32_t>(results_layout_.counts_stride);
+  arguments.commands.runs = own.runs;
   arguments.commands.limits = {kDepth, max_tokens_, kRoutes, 0};
   arguments.commands.per_expert = world_.shape().per_expert;
   CUkernel kernel = nullptr;
@@ -168,26 +171,28 @@ void CommandWorld::start_kernel(std::uint32_t r) {
 
 void CommandWorld::stop_kernel(std::uint32_t r) {
   CommandRank& own = use(r);
-  EPD_CU(cuStreamWriteValue64(own.control,
-                              address(&own.resident->entries[own.next % kernels::cuda::kQueueEntries]),
-                              kernels::cuda::queue_entry(own.next, Task::kStop, 0), 0));
-  ++own.next;
+  EPD_CU(cuStreamWriteValue32(own.control, address(&own.state->stop), own.kernels, 0));
   EPD_CU(cuStreamSynchronize(own.kernel));
 }
 
-void CommandWorld::queue_noop(std::uint32_t r) {
+void CommandWorld::call_by_host(std::uint32_t r, abi::Call call) {
   CommandRank& own = use(r);
-  Operation& op = *own.operations;
-  ASSERT_TRUE(comes([&] { return now(rank(r).result->tag) == op.tag; }));  // it may be read until then
-  op = {};
-  op.tag = own.next + 1;
-  op.result = rank(r).result;
-  op.workspace = rank(r).workspace;
-  op.workspace_bytes = 64;
-  EPD_CU(cuStreamWriteValue64(own.control,
-                              address(&own.resident->entries[own.next % kernels::cuda::kQueueEntries]),
-                              kernels::cuda::queue_entry(own.next, Task::kNoop, 0), 0));
-  ++own.next;
+  call.number = own.host_tail++;
+  call.epoch = now(own.words->epoch);
+  const abi::PackedCall packed = abi::pack(call);
+  EPD_CU(cuMemcpyHtoDAsync(address(&own.words->host_calls[call.number % abi::kCommandSlots]), &packed,
+                           sizeof(packed), own.control));
+}
+
+abi::CallEnd CommandWorld::result(std::uint32_t r, std::uint32_t result, std::uint32_t runs) {
+  const abi::CallResult& place = ranks_[r].results->places[abi::place_of(result)];
+  abi::CallEnd end;
+  EXPECT_TRUE(comes([&] {
+    std::uint64_t words[abi::CallResult::kWords];
+    for (std::uint32_t i = 0; i < abi::CallResult::kWords; ++i) words[i] = now(place.words[i]);
+    return abi::read_result(words, end) && end.result == result && end.runs == runs;
+  }));
+  return end;
 }
 
 void CommandWorld::write(std::uint32_t r, const void* word, std::uint32_t value) {

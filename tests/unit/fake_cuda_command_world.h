@@ -51,13 +51,13 @@ struct CommandRank {
   ResidentState* resident = nullptr;
   CommandHost* host = nullptr;      // pinned
   RouteState* starts = nullptr;     // pinned, [kRoutes]
-  Operation* operations = nullptr;  // of the queue, one; pinned
-  Operation* place = nullptr;
-  std::uint64_t* told = nullptr;   // pinned, the host's copy of the queue; nothing is written there
+  abi::Results* results = nullptr;  // pinned
+  kernels::cuda::ResultRuns* runs = nullptr;
   std::uint32_t* round = nullptr;  // pinned
-  std::uint32_t next = 0;          // entry of the queue
+  std::uint32_t kernels = 0;       // started
   std::uint32_t turn = 0;
   std::uint32_t read = 0;  // of the journal
+  std::uint32_t host_tail = 0;
 };
 
 class CommandWorld {
@@ -84,8 +84,10 @@ class CommandWorld {
   std::uint32_t combine_flags = 0;
   void start_kernel(std::uint32_t r);
   void stop_kernel(std::uint32_t r);
-  // A noop through the queue, as of a rank without commands.
-  void queue_noop(std::uint32_t r);
+  // A call of the host's.
+  void call_by_host(std::uint32_t r, abi::Call call);
+  // The end of the last call with this result, once it has come.
+  abi::CallEnd result(std::uint32_t r, std::uint32_t result, std::uint32_t runs = 1);
 
   struct Start {
     std::uint64_t epoch = 1;
@@ -126,6 +128,7 @@ class CommandWorld {
   World world_;
   std::uint32_t max_tokens_;
   const abi::ExchangeArenaLayout layout_;
+  const abi::ResultsLayout results_layout_;
   std::vector<CommandRank> ranks_;
   CUlibrary library_ = nullptr;
 };

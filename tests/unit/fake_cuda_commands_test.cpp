@@ -5,6 +5,7 @@
 #include "proto/arena.h"
 
 #include <algorithm>
+#include <map>
 
 namespace epd::fake_cuda_test {
 namespace {
@@ -36,7 +37,8 @@ class CommandRun {
       : case_(c),
         random_(random),
         commands_(shape_of(c, recv_rows(c)), kTokens),
-        routings_(CommandWorld::kRoutes) {
+        routings_(CommandWorld::kRoutes),
+        asked_(commands_.size()) {
     commands_.dispatch_flags = abi::kFlagWeights;
     if (c.mark_unused) commands_.dispatch_flags |= abi::kFlagMarkUnused;
     if (c.zero_padding) commands_.dispatch_flags |= abi::kFlagZeroPadding;
@@ -44,6 +46,7 @@ class CommandRun {
     if (c.return_weights) commands_.combine_flags |= abi::kFlagReturnWeights;
     for (std::uint32_t r = 0; r < size(); ++r) {
       commands_.own(r).host->start.sets = 1;
+      commands_.own(r).host->start.index_base = kIndexBase;
       commands_.start_kernel(r);
     }
     resume();
@@ -61,6 +64,7 @@ class CommandRun {
   }
 
  private:
+  static constexpr std::uint64_t kIndexBase = 1000;
   struct Routing {
     std::vector<ref::RankInput> inputs;
     std::vector<ref::RankReceived> expected;
@@ -114,41 +118,86 @@ class CommandRun {
     put(rank.topk_weights, input.topk_weights);
   }
 
-  // On every rank, and until it has ended there.
+  // On every rank, and until it has ended there. Of the rank's stream or of its host, in a place for a result
+  // that is new or that was used before.
   void ask(const abi::Call& call, const Routing* makes) {
     for (std::uint32_t r = 0; r < size(); ++r) {
+      Asked& asked = asked_[r];
+      asked.call = call;
+      asked.by_host = random_() % 3 == 0;
+      asked.replayed = random_() % 2;
+      const std::uint32_t place =
+          asked.replayed ? abi::kOnceResults + random_() % 2 : call_ % abi::kOnceResults;
+      asked.call.result = abi::result_of(place, asked.replayed ? 0 : call_ / abi::kOnceResults);
+      if (makes != nullptr) asked.call.num_tokens = makes->inputs[r].num_tokens;
       CommandWorld::Ring how;
-      if (makes != nullptr) how.num_tokens = makes->inputs[r].num_tokens;
-      how.flagged = random_() % 2;
+      how.num_tokens = asked.call.num_tokens;
+      how.flagged = asked.flagged = !asked.by_host && random_() % 2;
       how.waits = random_() % 2;
-      flagged_.resize(size());
-      flagged_[r] = how.flagged;
-      commands_.ring(r, call, how);
+      if (asked.by_host) {
+        commands_.call_by_host(r, asked.call);
+      } else {
+        commands_.ring(r, asked.call, how);
+      }
     }
     for (std::uint32_t r = 0; r < size(); ++r) {
-      SCOPED_TRACE("rank " + std::to_string(r) + ", command " + std::to_string(command_));
-      const JournalEntry entry = commands_.journal(r);
-      const CommandWords& words = *commands_.own(r).words;
-      EXPECT_EQ(entry.result.error, OpError::kNone);
-      const abi::Call told = abi::unpack(entry.call);
-      EXPECT_EQ(told.number, command_);
-      EXPECT_EQ(told.op, call.op);
-      EXPECT_EQ(told.slot, call.slot);
-      EXPECT_EQ(told.flags, call.flags);
-      EXPECT_EQ(entry.index, index_);
-      if (makes != nullptr) {
-        EXPECT_EQ(told.num_tokens, makes->inputs[r].num_tokens);
-      }
-      EXPECT_EQ(entry.result.ran_ns != 0, call.op != abi::Op::kNoop);
-      EXPECT_TRUE(comes([&] { return now(words.done) == command_ + 1; }));
-      EXPECT_EQ(now(words.failed), 0u);
-      const std::uint32_t flag = abi::flag_of(call.op, call.slot);
-      EXPECT_EQ(now(words.flags[flag]) != 0, flagged_[r] || false);
-      commands_.own(r).words->flags[flag] = 0;
-      commands_.tell_read(r);
+      SCOPED_TRACE("rank " + std::to_string(r) + ", call " + std::to_string(call_));
+      check_end(r, call);
     }
-    ++command_;
+    ++call_;
     if (call.op != abi::Op::kNoop) ++index_;
+  }
+
+  void check_end(std::uint32_t r, const abi::Call& call) {
+    Asked& asked = asked_[r];
+    const JournalEntry entry = commands_.journal(r);
+    CommandRank& own = commands_.own(r);
+    EXPECT_EQ(entry.result.error, OpError::kNone);
+    const abi::Call told = abi::unpack(entry.call);
+    EXPECT_EQ(told.number, asked.by_host ? asked.host_calls : asked.stream_calls);
+    EXPECT_EQ(entry.ring, asked.by_host ? kernels::cuda::kByHost : kernels::cuda::kByStreams);
+    EXPECT_EQ(told.op, call.op);
+    EXPECT_EQ(told.slot, call.slot);
+    EXPECT_EQ(told.flags, call.flags);
+    EXPECT_EQ(told.num_tokens, asked.call.num_tokens);
+    EXPECT_EQ(entry.index, index_);
+    EXPECT_EQ(entry.result.ran_ns != 0, call.op != abi::Op::kNoop);
+    ++(asked.by_host ? asked.host_calls : asked.stream_calls);
+    EXPECT_TRUE(comes([&] { return now(own.words->done) == asked.stream_calls; }));
+    EXPECT_TRUE(comes([&] { return now(own.results->host_ended) == asked.host_calls; }));
+    EXPECT_EQ(now(own.words->failed), 0u);
+    const std::uint32_t flag = abi::flag_of(call.op, call.slot);
+    EXPECT_EQ(now(own.words->flags[flag]) != 0, asked.flagged);
+    own.words->flags[flag] = 0;
+    std::uint32_t runs = 1;
+    if (asked.replayed) runs = ++asked.runs[asked.call.result];
+    const abi::CallEnd end = commands_.result(r, asked.call.result, runs);
+    EXPECT_EQ(end.ending, abi::CallEnding::kCarriedOut);
+    EXPECT_EQ(end.index, index_ + kIndexBase);
+    EXPECT_EQ(end.num_recv_rows, entry.result.num_recv_rows);
+    if (call.op == abi::Op::kDispatch) check_counts(r, asked.call.result + 1);
+    commands_.tell_read(r);
+  }
+
+  // What the host is told is what lies in the regions.
+  void check_counts(std::uint32_t r, std::uint32_t mark) {
+    const abi::GroupShape shape =
+        gpu_test::group_shape(commands_.world().shape(), kTokens, CommandWorld::kDepth);
+    const abi::ResultsLayout layout(shape);
+    const abi::PlacementParts at(shape);
+    const auto* const words =
+        reinterpret_cast<const std::uint64_t*>(reinterpret_cast<const std::byte*>(commands_.own(r).results) +
+                                               layout.counts + layout.counts_stride * asked_[r].call.slot);
+    const kernels::cuda::CountOutputs& regions = commands_.rank(r).counts;
+    const auto compare = [&](std::uint64_t first, const std::int32_t* region, std::uint32_t count) {
+      for (std::uint32_t i = 0; i < count; ++i) {
+        ASSERT_EQ(words[first + i] >> 32, mark);
+        ASSERT_EQ(static_cast<std::int32_t>(words[first + i]), region[i]);
+      }
+    };
+    compare(at.rank_offsets, regions.rank_offsets, size() + 1);
+    compare(at.expert_counts, regions.expert_counts, shape.experts_per_rank());
+    if (shape.per_expert()) compare(at.expert_offsets, regions.expert_offsets, shape.experts_per_rank() + 1);
   }
 
   void dispatch(std::uint32_t route) {
@@ -236,10 +285,7 @@ class CommandRun {
     }
   }
 
-  void noop() {
-    ask(CommandWorld::noop(), nullptr);
-    for (std::uint32_t r = 0; r < size(); ++r) commands_.queue_noop(r);
-  }
+  void noop() { ask(CommandWorld::noop(), nullptr); }
 
   void restart() {
     for (std::uint32_t r = 0; r < size(); ++r) {
@@ -252,10 +298,20 @@ class CommandRun {
   Random& random_;
   CommandWorld commands_;
   std::vector<Routing> routings_;
-  std::vector<bool> flagged_;
+  // What a rank was asked last, and how much before.
+  struct Asked {
+    abi::Call call;
+    bool by_host = false;
+    bool replayed = false;
+    bool flagged = false;
+    std::uint32_t stream_calls = 0;
+    std::uint32_t host_calls = 0;
+    std::map<std::uint32_t, std::uint32_t> runs;  // by result
+  };
+  std::vector<Asked> asked_;
   std::uint64_t epoch_ = 0;
   std::uint64_t index_ = 0;
-  std::uint32_t command_ = 0;
+  std::uint32_t call_ = 0;
 };
 
 TEST(FakeCudaCommands, EqualTheReference) {

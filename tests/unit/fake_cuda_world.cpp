@@ -21,8 +21,7 @@ World::~World() {
     cuCtxSetCurrent(rank.context);
     cuStreamDestroy(rank.stream);
     cuMemFreeHost(rank.abort);
-    cuMemFreeHost(rank.counts.host_placement);
-    cuMemFreeHost(rank.counts.host_ready);
+    cuMemFreeHost(rank.counts.host_words);
     cuDevicePrimaryCtxRelease(rank.device);
   }
   cuLibraryUnload(library_);
@@ -40,6 +39,7 @@ Operation World::operation(std::uint32_t r, std::uint64_t tag, std::uint32_t wha
   op.announcement.tag = tag;
   op.announcement.op = what;
   own.describe(op);
+  op.counts.mark = static_cast<std::uint32_t>(tag);
   op.routing.head = own.head;
   op.routing.handle = tag;
   op.routing.epoch = 7;
@@ -90,8 +90,7 @@ void World::make(std::uint32_t r, std::size_t tokens) {
     return memory;
   };
   rank.abort = static_cast<std::uint32_t*>(pinned(64));
-  rank.counts.host_placement = static_cast<std::int32_t*>(pinned(gpu_test::num_placement_words(shape_) * 4));
-  rank.counts.host_ready = static_cast<std::uint64_t*>(pinned(64));
+  rank.counts.host_words = static_cast<std::uint64_t*>(pinned(gpu_test::num_placement_words(shape_) * 8));
 }
 
 }  // namespace epd::fake_cuda_test

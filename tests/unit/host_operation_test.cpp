@@ -102,7 +102,7 @@ class HostOperations : public ::testing::Test, private OperationPeers {
     op.num_tokens = kTokens;
     op.tag = op.announcement.tag = tag_of(index);
     op.announcement.routing = routing;
-    op.routing = {topk_.data(), nullptr, placement_.data(), &head_, index + 1, 1};
+    op.routing = {topk_.data(), nullptr, placement_.data(), &head_, nullptr, index + 1, 1};
     op.topk_idx = choices_.data();
     op.x = x_.data();
     op.out = out_.data();

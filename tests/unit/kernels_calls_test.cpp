@@ -60,14 +60,16 @@ class Calls : public testing::Test {
     state_.turn_taken = 1 + 2 * below(1000);
     state_.epoch = 1 + below(1000);
     state_.index = below(100000);
-    state_.sequence = static_cast<std::uint32_t>(random_());
+    ring_ = below(2) != 0 ? kByHost : kByStreams;
+    state_.sequence[ring_] = static_cast<std::uint32_t>(random_());
+    state_.results = static_cast<std::uint32_t>(random_());
     state_.journal = static_cast<std::uint32_t>(random_());
     state_.timeout_ms = 1 + below(1000);
   }
   // A lawful one, which comes next.
   abi::Call draw_call() {
     abi::Call call;
-    call.number = state_.sequence;
+    call.number = state_.sequence[ring_];
     call.op = below(2) != 0 ? Op::kDispatch : Op::kCombine;
     call.slot = below(shape_.depth);
     call.flags = static_cast<std::uint32_t>(random_()) & abi::flags_of(call.op) & ~abi::kFlagStream;
@@ -78,14 +80,16 @@ class Calls : public testing::Test {
     call.flagged = below(2) != 0;
     call.sms = below(200);
     call.timeout_ms = below(2) * 77;
+    call.result = abi::result_of(below(abi::kResultPlaces), below(100));
     return call;
   }
-  Judgement judge(const abi::Call& call) const { return judge_call(state_, limits_, abi::pack(call)); }
+  Judgement judge(const abi::Call& call) const { return judge_call(state_, limits_, ring_, abi::pack(call)); }
 
   std::mt19937_64 random_{testing::UnitTest::GetInstance()->random_seed() + 1u};
   abi::GroupShape shape_{};
   DeviceView view_;
   CommandState state_{};
+  CallRing ring_ = kByStreams;
   abi::OpLimits limits_;
 };
 
@@ -99,7 +103,7 @@ TEST_F(Calls, BecomeOperationsByTheGroupsView) {
     const abi::Call call = draw_call();
     ASSERT_EQ(judge(call).verdict, Verdict::kRun);
     const RouteState route{abi::op_tag(1 + below(20), below(1000)), below(512), below(2)};
-    const TakenCall taken = take(state_, limits_.depth, call, route);
+    const TakenCall taken = take(state_, limits_.depth, ring_, call, route);
     const Operation op = compose(view_.group, taken);
     const GroupView& own = view_.group;
     const bool dispatch = call.op == Op::kDispatch;
@@ -138,6 +142,7 @@ TEST_F(Calls, BecomeOperationsByTheGroupsView) {
     EXPECT_EQ(static_cast<void*>(op.routing.rows), record + layout.rows);
     EXPECT_EQ(static_cast<void*>(op.routing.placement), record + layout.placement);
     EXPECT_EQ(static_cast<void*>(op.routing.head), makes ? record : nullptr);
+    EXPECT_EQ(static_cast<const void*>(op.routing.record), makes ? nullptr : record);
     EXPECT_EQ(op.routing.handle, state_.index + 1);
     EXPECT_EQ(op.routing.epoch, state_.epoch);
     const RouteState made = made_route(taken);
@@ -175,36 +180,50 @@ TEST_F(Calls, TellWhereTheyEnd) {
   for (int i = 0; i < 100; ++i) {
     draw_view();
     const abi::Call call = draw_call();
-    const TakenCall taken = take(state_, limits_.depth, call, {});
+    const TakenCall taken = take(state_, limits_.depth, ring_, call, {});
     abi::CommandWords words{};
     const auto host = std::make_unique<CommandHost>();
     CommandArguments own;
     own.words = &words;
     own.state = &state_;
     own.host = host.get();
+    const auto results = std::make_unique<abi::Results>();
+    own.results = results.get();
+    own.counts_stride = static_cast<std::uint32_t>(abi::ResultsLayout(shape_).counts_stride);
     Operation op;
     compose_ends(op, own, taken);
-    EXPECT_EQ(op.signal.done, &words.done);
+    const bool of_stream = ring_ == kByStreams;
+    EXPECT_EQ(op.signal.done, of_stream ? &words.done : nullptr);
     EXPECT_EQ(op.signal.failed, &words.failed);
     EXPECT_EQ(op.signal.value, call.number + 1);
-    EXPECT_EQ(op.signal.flag, call.flagged ? &words.flags[abi::flag_of(call.op, call.slot)] : nullptr);
+    const bool flagged = call.flagged && of_stream;
+    EXPECT_EQ(op.signal.flag, flagged ? &words.flags[abi::flag_of(call.op, call.slot)] : nullptr);
+    EXPECT_EQ(op.out_result.to, &results->places[abi::place_of(call.result)]);
+    EXPECT_EQ(op.out_result.number, state_.results + 1);
+    const std::uint64_t counts = abi::ResultsLayout(shape_).counts + own.counts_stride * call.slot;
+    EXPECT_EQ(reinterpret_cast<std::byte*>(op.counts.host_words),
+              call.op == Op::kDispatch ? reinterpret_cast<std::byte*>(results.get()) + counts : nullptr);
+    const bool tells = call.op == Op::kDispatch && (call.flags & abi::kFlagDefer) != 0;
+    EXPECT_EQ(op.counts.host_sent, tells ? &results->sent[call.slot] : nullptr);
+    EXPECT_EQ(op.counts.mark, call.result + 1);
     EXPECT_EQ(op.abort, &state_.abort);
     EXPECT_EQ(op.timeout_ns, (call.timeout_ms != 0 ? call.timeout_ms : state_.timeout_ms) * 1'000'000ull);
     EXPECT_EQ(op.result, &host->journal[state_.journal % kJournalEntries].result);
   }
 }
 
-// Bytes of an Operation, of its Signal (4) and of its Movers (12) that are of no field.
+// Bytes of an Operation, of its Signal (4), its Movers (12), its CountOutputs (4) and its ResultOut (4) that
+// are of no field.
 constexpr std::size_t kPadding = (offsetof(Operation, movers) - sizeof(Shape)) +
                                  (offsetof(Operation, routing) - offsetof(Operation, zero_padding) - 1) +
                                  (sizeof(Operation) - offsetof(Operation, peers) - sizeof(Operation::peers)) +
-                                 4 + 12;
+                                 4 + 12 + 4 + 4;
 
 // As kernels do, whose memory holds whatever was there.
 TEST_F(Calls, LeaveNothingOfWhatWasThere) {
   for (int i = 0; i < 100; ++i) {
     draw_view();
-    const TakenCall taken = take(state_, limits_.depth, draw_call(), {});
+    const TakenCall taken = take(state_, limits_.depth, ring_, draw_call(), {});
     abi::CommandWords words{};
     const auto host = std::make_unique<CommandHost>();
     CommandArguments own;
@@ -242,7 +261,7 @@ TEST_F(Calls, HaveTheSmsOfTheirGroupAndOfTheKernel) {
       state_.sms = group;
       abi::Call call = draw_call();
       call.sms = own;
-      const TakenCall taken = take(state_, limits_.depth, call, {});
+      const TakenCall taken = take(state_, limits_.depth, ring_, call, {});
       std::uint32_t wanted = 100;
       if (own != 0) wanted = std::min(wanted, own);
       if (group != 0) wanted = std::min(wanted, group);
@@ -258,8 +277,8 @@ TEST_F(Calls, AreWaitedForUntilAllTheirWordsAreThere) {
     const abi::Call call = draw_call();
     abi::PackedCall packed = abi::pack(call);
     packed.words[1 + below(3)] -= std::uint64_t{abi::kCommandSlots} << 32;  // of the ring's last round
-    EXPECT_EQ(judge_call(state_, limits_, packed).verdict, Verdict::kWait);
-    state_.sequence = call.number + 1;
+    EXPECT_EQ(judge_call(state_, limits_, ring_, packed).verdict, Verdict::kWait);
+    state_.sequence[ring_] = call.number + 1;
     EXPECT_EQ(judge(call).verdict, Verdict::kWait) << "it has been taken";
   }
 }
@@ -282,13 +301,16 @@ TEST_F(Calls, ThatNoLibraryMakesAreRefused) {
     draw_view();
     abi::Call call = draw_call();
     OpError error = OpError::kBadCall;
-    switch (below(7)) {
+    switch (below(8)) {
       case 0: call.op = Op::kNone; break;
       case 1: call.slot = shape_.depth; break;
       case 2: call.flags |= abi::kFlagStream; break;
       case 3: call.flags |= 1u << (9 + below(7)); break;
       case 4: call.num_tokens = shape_.max_tokens + 1; break;
-      case 5: call.route = shape_.num_routes() + below(1u << 30); break;
+      case 5:
+        call.route = shape_.num_routes() + below((1u << abi::kCallRouteBits) - shape_.num_routes());
+        break;
+      case 6: call.result = abi::result_of(abi::kResultPlaces + below(1000), 0); break;
       default: call.number += 1 + below(1000); error = OpError::kLostCommand;
     }
     if (call.slot == abi::kMaxDepth) continue;  // which a call has no room for

@@ -1,6 +1,8 @@
 // The host's part of the CUDA kernels; the kernels themselves need a GPU (tests/gpu).
 #include "kernels/cuda.h"
 
+#include "cuda/range.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -35,6 +37,18 @@ TEST(CudaImage, IsAFatBinaryOfAllKernels) {
     const std::string_view whole(name, std::strlen(name) + 1);  // epd_combine begins another name
     EXPECT_NE(bytes.find(whole), std::string_view::npos) << name;
   }
+}
+
+TEST(CudaImage, ChecksNoRanges) {
+  const std::span<const std::byte> image = cuda::image();
+  const std::string_view bytes(reinterpret_cast<const char*>(image.data()), image.size());
+  EXPECT_EQ(bytes.find("allowed: "), std::string_view::npos);
+  EXPECT_FALSE(cuda::image_checks_ranges());
+  int evaluated = 0;
+  EPD_BELOW(++evaluated, 0);
+  EPD_BELOW_OR_NONE(++evaluated, 0);
+  EPD_AT_MOST(++evaluated, 0);
+  EXPECT_EQ(evaluated, 0);
 }
 
 TEST(CudaKernelName, FollowsTheKindAndTheLayout) {

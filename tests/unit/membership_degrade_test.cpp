@@ -195,16 +195,6 @@ TEST_F(Degrade, ARankRejoinsInABreakOfItsOwnAndIsAnsweredWhenItsEngineGoesOn) {
   EXPECT_EQ(registry_.next_due_ns(), std::numeric_limits<std::uint64_t>::max());
 }
 
-TEST_F(Degrade, AJoinerWithCommandsThatItsDeviceDoesNotTakeDisturbsNobody) {
-  activate_without(2);
-  launched_.insert(2);
-  JoinRequest by_stream = newcomer(-1, 77, 2);
-  by_stream.join.commands = 1;
-  join(by_stream);
-  EXPECT_EQ(take(), (Lines{"refused session=77 request=100 status=UNSUPPORTED"}));
-  EXPECT_EQ(group().phase(), GroupPhase::kActive);
-}
-
 TEST_F(Degrade, AJoinerWhoseEngineIsDownDisturbsNobodyUntilItIsBack) {
   activate_without(2);
   engine_down(2, "the engine of device 2 ended");

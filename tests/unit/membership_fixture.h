@@ -94,13 +94,7 @@ class Membership : public testing::Test {
     node_.devices[other].unreachable.push_back(device);
     handle(node_);
   }
-  void join(JoinRequest r) {
-    if (launched_.contains(r.engine.device)) {
-      r.commands = {StatusCode::kUnsupported,
-                    "device " + std::to_string(r.engine.device) + " takes no commands"};
-    }
-    handle(r);
-  }
+  void join(const JoinRequest& r) { handle(r); }
   void leave(std::uint64_t session, std::uint32_t number, std::uint32_t member) {
     handle(LeaveRequest{{{kLocalNode, session}, number}, member});
   }
@@ -188,7 +182,6 @@ class Membership : public testing::Test {
   ManualClock clock_;
   NodeUp node_;
   FakeMemory memory_;
-  std::set<std::uint32_t> launched_;  // devices without a kernel that stays
   GroupRegistry registry_{clock_, MembershipLimits{4, 60'000, 3'000, 10'000, 30'000, kLastEpoch}};
   Status refusal_;
   std::string break_text_;

@@ -240,7 +240,6 @@ TEST_F(Membership, EveryFieldIsCheckedByNameAndValue) {
       {"max_recv_rows", [](abi::Join& j) { j.shape.max_recv_rows = 2 * j.shape.max_tokens + 1; }, "worst"},
       {"priority", [](abi::Join& j) { j.priority = 8; }, "-8 .. 7"},
       {"priority", [](abi::Join& j) { j.priority = -9; }, "-9"},
-      {"commands", [](abi::Join& j) { j.commands = 2; }, "2"},
       {"rank", [](abi::Join& j) { j.rank = 2; }, "2"},
       {"rank", [](abi::Join& j) { j.rank = -2; }, "-2"},
   };
@@ -294,7 +293,6 @@ TEST_F(Membership, ShapesAtTheLimitsAreTaken) {
         j.shape.num_biases = abi::kMaxBiases;
         j.shape.num_handles = abi::kMaxHandles;
         j.priority = abi::kMinPriority;
-        j.commands = 1;
       }};
   for (const auto& change : changes) {
     JoinRequest r = request(0, 2, "edge");
@@ -347,21 +345,6 @@ TEST_F(Membership, RanksOnDevicesThatDoNotReachEachOtherDoNotMeet) {
   EXPECT_EQ(memory_.held.size(), 1u) << "the joiner's memory was never asked for";
   join(request(2, 3));  // on device 0 too
   EXPECT_EQ(take(), Lines{}) << "the others are not harmed";
-}
-
-TEST_F(Membership, CommandsNeedADeviceThatTakesThem) {
-  launched_.insert(1);
-  JoinRequest by_stream = request(1, 2);
-  by_stream.join.commands = 1;
-  join(by_stream);
-  EXPECT_EQ(take(), (Lines{"refused session=11 request=101 status=UNSUPPORTED"}));
-  EXPECT_EQ(refusal_.message(), "device 1 takes no commands");
-  EXPECT_TRUE(registry_.groups().empty());
-  join(request(1, 2));
-  by_stream = request(0, 2);
-  by_stream.join.commands = 1;
-  join(by_stream);
-  EXPECT_EQ(take().size(), 2u) << "the group starts";
 }
 
 TEST_F(Membership, AFirstJoinerWithoutMemoryLeavesNoGroup) {

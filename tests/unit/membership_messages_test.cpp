@@ -289,7 +289,6 @@ TEST_F(ByMessages, AStartSaysAllThatItsEngineMustKnow) {
   first.join.sms = 4;
   third.join.sms = 6;
   third.join.priority = 3;
-  third.join.commands = 1;
   for (const JoinRequest& join : {first, second, third}) tell(join);
   tell(acquired(first, 0));
   tell(acquired(second, 1));
@@ -313,7 +312,6 @@ TEST_F(ByMessages, AStartSaysAllThatItsEngineMustKnow) {
   EXPECT_EQ(start.group.members[0].session, first.id.session);
   EXPECT_EQ(start.group.members[1].rank, 2u);
   EXPECT_EQ(start.group.members[1].member, group().members.at(2).member);
-  EXPECT_TRUE(start.group.members[1].commands);
   EXPECT_EQ(start.group.settings.sms, 6u);
   EXPECT_EQ(start.group.settings.priority, 3);
 }

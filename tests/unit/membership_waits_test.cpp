@@ -90,7 +90,6 @@ class WaitingStreams : public Membership {
     for (std::uint32_t rank = 0; rank < ranks; ++rank) {
       JoinRequest r = request(rank, ranks);
       r.device_kind = abi::DeviceKind::kCuda;
-      r.join.commands = rank != 2;
       join(r);
     }
     for (const std::uint32_t device : {0u, 1u}) ready(device);

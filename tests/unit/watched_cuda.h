@@ -51,6 +51,7 @@ class WatchedCuda : private fake_cuda::Watcher {
   std::uint32_t* pinned_word();
   void set_current(CUcontext context);  // of the calling thread, as an application does
   CUcontext current() const;
+  CUcontext context() const { return context_; }  // of the test's streams
   // Called at each write, wait or check of a stream, before it is enqueued; without locks.
   void on_enqueue(std::function<void(CUstream, const StreamOp&)> hook);
   // Called once, when the library has read the device's memory; without locks.

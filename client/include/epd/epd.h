@@ -116,6 +116,7 @@ typedef struct epd_session_info_s {
   char daemon[64];  /* name and version of the daemon */
   char boot_id[33]; /* hexadecimal; another one after a reconnect means another daemon run */
   epd_device_kind_t device_kind;
+  uint32_t resident; /* 1: operations are calls of the device's resident kernel, see "Calls" */
 } epd_session_info_t;
 static inline void epd_session_info_init(epd_session_info_t* info) {
   memset(info, 0, sizeof(*info));
@@ -230,15 +231,9 @@ static inline void epd_binding_init(epd_binding_t* binding) {
   binding->size = sizeof(*binding);
 }
 
-/* How this rank's operations get to the engine; see "Commands". */
-typedef enum epd_commands {
-  EPD_COMMANDS_BY_HOST = 0,
-  EPD_COMMANDS_BY_STREAM = 1 /* CUDA devices of a daemon with devices.mode = "resident" */
-} epd_commands_t;
-
 #define EPD_ANY_RANK (-1)
 
-/* All ranks must agree on everything but rank, timeout_ms, sms, priority, bindings and commands. */
+/* All ranks must agree on everything but rank, timeout_ms, sms, priority and bindings. */
 typedef struct epd_group_config {
   size_t size;
   const char* name;     /* 1..63 characters of [A-Za-z0-9._-] */
@@ -266,7 +261,6 @@ typedef struct epd_group_config {
   int32_t priority; /* of this rank's operations among those of its device: -8 .. 7, higher goes first */
   const epd_binding_t* bindings; /* regions that this rank keeps in memory of its own, each at most once */
   uint32_t num_bindings;
-  epd_commands_t commands; /* by host: any thread submits. By stream: streams ask for operations themselves */
 } epd_group_config_t;
 static inline void epd_group_config_init(epd_group_config_t* config) {
   memset(config, 0, sizeof(*config));
@@ -297,7 +291,8 @@ typedef struct epd_group_bytes_s {
   uint64_t routing_records; /* in it: depth + num_handles records */
   uint64_t inboxes;         /* in it: for rows of `depth` operations with few tokens; 0: there are none */
   uint64_t board;           /* of a rank: its state for the client, in host memory */
-  uint64_t rank;            /* user_arena + exchange_arena + board */
+  uint64_t results;         /* of a rank: of its calls, in host memory; 0 on host devices */
+  uint64_t rank;            /* user_arena + exchange_arena + board + results */
   uint64_t group;           /* num_ranks * rank, if all bind the same regions */
   uint64_t arena_quota;   /* of a rank, against limits.max_arena_bytes_per_user: rank; on a host device bound
                              regions count as if they were in the arena */
@@ -393,7 +388,7 @@ EPD_API epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, ep
 typedef struct epd_progress {
   size_t size;
   uint64_t next_op; /* all of the group's operations below have been completed on this rank */
-  uint32_t ended;   /* commands that have ended, cyclic; 0 unless EPD_COMMANDS_BY_STREAM */
+  uint32_t ended;   /* calls that have ended, cyclic; 0 where operations are no calls */
   uint32_t failed;  /* of these, how many were not carried out, since the join */
 } epd_progress_t;
 static inline void epd_progress_init(epd_progress_t* progress) {
@@ -401,11 +396,11 @@ static inline void epd_progress_init(epd_progress_t* progress) {
   progress->size = sizeof(*progress);
 }
 
-/* OK if the group can be used and, with EPD_COMMANDS_BY_STREAM, all commands that had ended before the call
- * were carried out since the last epd_group_resume. Else the status of the group's break, with its text:
- * waits up to 5 seconds for the group to say it. Some tens of microseconds with commands, of which none are
- * waited for: to know of those in a stream, synchronise it first. ABORTED: commands were discarded, but the
- * group is well: they were rung while it was being resumed. progress may be NULL. */
+/* OK if the group can be used and, where operations are calls, all that had ended before this one were
+ * carried out since the last epd_group_resume. Else the status of the group's break, with its text: waits up
+ * to 5 seconds for the group to say it. With calls some tens of microseconds; it waits for none: to know of
+ * those in a stream, synchronise it first. ABORTED: calls were discarded, but the group is well: they were
+ * enqueued while it was being resumed. progress may be NULL. */
 EPD_API epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progress);
 
 /* ---- operations ----------------------------------------------------------------------------
@@ -453,25 +448,29 @@ EPD_API epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progres
  * (counts) may be that of a later operation. With defer_receive the stream is to wait for the operation
  * before it touches the slot again. */
 
-/* Commands. A rank that joins with EPD_COMMANDS_BY_STREAM hands the order of its operations to its streams: a
- * call enqueues a kernel of one thread that asks the engine's kernel for the operation when the stream gets
- * there, with no host in the path, and (without defer_receive) waits for its end. So a stream that captures a
- * graph may be used, and the graph replayed any number of times, each time a new operation with what the
- * regions hold then. Ranks need not all do the same. Differences:
- *   - A stream is required. The order of the group's operations is that in which the streams get to them;
- *     use one stream, or order several by events.
+/* Calls. Where the daemon's kernels are resident (epd_session_info_t::resident) operations are calls of such
+ * a kernel, and no engine is in their path. In a stream, a kernel of one thread makes the call when the
+ * stream gets there, and (without defer_receive) waits for its end. So a stream that captures a graph may be
+ * used, and the graph replayed any number of times, each time a new operation with what the regions hold
+ * then. Without a stream, libepd makes the call at once by a copy; no SM of the caller's is needed.
+ * Differences:
+ *   - The order of the group's operations is that in which their calls come to the kernel: for one stream its
+ *     own, without streams that of submission. Others are ordered by events, or by waiting.
  *   - num_tokens_at gives n from device memory, at the time the stream gets there. More than max_tokens is an
- *     illegal command, which ends the session.
+ *     illegal call, which ends the session.
  *   - A handle names a routing record and not one dispatch: used by a combine, it means the last dispatch
  *     that wrote the record before. What the routing of slot s is, each new dispatch on s replaces.
- *   - There are no results for the CPU. The ticket of a call says only its slot: epd_ticket_wait_on_stream
- *     alone takes it, and waits for the slot's last operation in the stream's order (a MEMOP wait: the
- *     slot's last operation of that kind). epd_group_check tells whether all went well. Counts are in the
- *     regions alone.
- *   - An operation that fails, and all that follow it, are not carried out; streams go on. After
+ *   - Nothing has to be asked of a ticket. Results are kept of the rank's last 1024 operations, and of its
+ * last 8192 captured ones; of others a ticket is NOT_FOUND. The ticket of a captured operation stays valid:
+ *     each wait (or hook) returns for a replay that none has returned for, with that of the last one, and
+ *     epd_result_t::runs counts them. A result is there some microseconds after the stream has gone on.
+ * epd_ticket_wait_on_stream waits for the slot's last operation in the stream's order (a MEMOP wait: the
+ * slot's last operation of that kind).
+ *   - An operation that fails, and all that follow it, are not carried out; streams go on. After a ticket or
  *     epd_group_check has said so, synchronise the streams and call epd_group_resume: what streams ask for
- *     before it has returned is not carried out either.
- *   - The deadline counts from when the engine has begun the operation. */
+ *     before it has returned is not carried out either. Of what was not carried out op_index is a guess.
+ *   - The deadline counts from when the kernel has begun the operation.
+ *   - seen_us and launched_us of a result are 0, done_us is the time on the device. */
 
 typedef struct epd_dispatch_args {
   size_t size;
@@ -479,8 +478,8 @@ typedef struct epd_dispatch_args {
   uint32_t num_tokens; /* n; with a handle: 0, or the n of its dispatch */
   epd_handle_t handle; /* 0: a new routing from topk_idx. Else the routing of that dispatch again (topk_idx is
                           not read, nothing is counted); the rows lie as they did then */
-  const uint32_t* num_tokens_at; /* commands: n is read there, in device memory, in place of num_tokens, which
-                                    is 0 then. NULL: num_tokens */
+  const uint32_t* num_tokens_at; /* calls in a stream: n is read there, in device memory, in place of
+                                    num_tokens, which is 0 then. NULL: num_tokens */
   uint32_t omit_weights;         /* 1: topk_weights are not sent along */
   uint32_t keep_handle; /* 1: *handle stays valid until epd_handle_release, one of the group's num_handles */
   uint32_t defer_receive; /* 1: epd_ticket_wait_sent tells when the inputs have been read */
@@ -564,7 +563,7 @@ typedef struct epd_result {
   /* EPD_POLICY_DEGRADE: selections of this rank's tokens that count as none because their expert's rank is
    * lost */
   uint32_t num_dropped_selections;
-  uint32_t reserved;
+  uint32_t runs; /* 1; of a captured operation: how often it has ended */
 } epd_result_t;
 static inline void epd_result_init(epd_result_t* result) {
   memset(result, 0, sizeof(*result));
@@ -613,6 +612,9 @@ EPD_API epd_status_t epd_ticket_wait_sent(epd_group_t* group, epd_ticket_t ticke
  * once. NOT_FOUND: retired; INVALID_ARGUMENT: EPD_NO_STREAM, here or at the submission; INTERNAL: the
  * driver's error. */
 EPD_API epd_status_t epd_ticket_wait_on_stream(epd_group_t* group, epd_ticket_t ticket, void* stream);
+
+/* The result is not wanted: the ticket is retired, and the operation goes on. NOT_FOUND: retired already. */
+EPD_API epd_status_t epd_ticket_drop(epd_group_t* group, epd_ticket_t ticket);
 
 /* Calls hook(result, user) once, on a thread of the library, when the operation has ended; also if it
  * has already. The ticket is retired by it: do not wait for it as well. */

@@ -99,7 +99,6 @@ struct Config {
   std::uint32_t max_recv_rows = 0;
   std::int32_t priority = 0;
   std::vector<epd_binding_t> bindings;  // regions in memory of your own
-  epd_commands_t commands = EPD_COMMANDS_BY_HOST;
 };
 
 // The regions of a slot in whole arrays; how much of each an operation uses is told in epd.h. A region that
@@ -143,7 +142,7 @@ struct Counts {
 // The optional fields of epd_dispatch_args_t and epd_combine_args_t.
 struct DispatchOptions {
   epd_handle_t handle = 0;                       // not 0: the routing of that dispatch again
-  const std::uint32_t* num_tokens_at = nullptr;  // commands: n is read there, in device memory
+  const std::uint32_t* num_tokens_at = nullptr;  // calls in a stream: n is read there, in device memory
   bool omit_weights = false;
   bool keep_handle = false;
   bool defer_receive = false;
@@ -198,7 +197,6 @@ inline epd_group_config_t make_config(const Config& config) {
   raw.priority = config.priority;
   raw.bindings = config.bindings.data();
   raw.num_bindings = static_cast<std::uint32_t>(config.bindings.size());
-  raw.commands = config.commands;
   return raw;
 }
 
@@ -282,8 +280,8 @@ inline Buffers make_buffers(const GroupOwner& group, const epd_buffers_t& raw) {
 
 }  // namespace detail
 
-// One operation in flight, or nothing (after wait, on_complete, or a move). In a group with commands it is
-// good for wait_on_stream alone.
+// One operation in flight, or nothing (after wait, on_complete, or a move). Of a captured one wait() keeps it:
+// see "Calls" in epd.h.
 class Ticket {
  public:
   Ticket() = default;
@@ -380,10 +378,7 @@ class Ticket {
   }
   // Lets the library forget the result when it comes.
   void drop() noexcept {
-    if (valid() && group_->config.commands == EPD_COMMANDS_BY_HOST) {
-      epd_ticket_on_complete(
-          group_->handle, ticket_, [](const epd_result_t*, void*) {}, nullptr);
-    }
+    if (valid()) epd_ticket_drop(group_->handle, ticket_);
     release();
   }
 

@@ -35,18 +35,19 @@ EPD_HOST_DEVICE constexpr bool is_whole(const abi::PackedCall& call) {
   return true;
 }
 
-// Of what lies where the next call has to be. kRun: go on with judge_routing(). Words of the ring's last
-// round are older, and so not there.
+// Of what lies where the ring's next call has to be. kRun: go on with judge_routing(). Words of the ring's
+// last lap are older, and so not there.
 EPD_HOST_DEVICE constexpr Judgement judge_call(const CommandState& state, const abi::OpLimits& limits,
-                                               const abi::PackedCall& packed) {
+                                               CallRing ring, const abi::PackedCall& packed) {
   const abi::Call call = abi::unpack(packed);
-  const auto ahead = static_cast<std::int32_t>(call.number - state.sequence);
+  const auto ahead = static_cast<std::int32_t>(call.number - state.sequence[ring]);
   if (ahead < 0 || (ahead == 0 && !is_whole(packed))) return {Verdict::kWait};
   if (!takes_calls(state)) return {Verdict::kDiscard};
-  if (ahead > 0) return {Verdict::kRefuse, OpError::kLostCommand, call.number, state.sequence};
+  if (ahead > 0) return {Verdict::kRefuse, OpError::kLostCommand, call.number, state.sequence[ring]};
   if (call.epoch != (state.epoch & 0xff)) return {Verdict::kDiscard};
   const abi::OpRequest request = call.request();
-  if (abi::bad_field(request, limits) != abi::BadField::kNone || (call.flags & abi::kFlagStream) != 0)
+  if (abi::bad_field(request, limits) != abi::BadField::kNone || (call.flags & abi::kFlagStream) != 0 ||
+      abi::place_of(call.result) >= abi::kResultPlaces)
     return {Verdict::kRefuse, OpError::kBadCall};
   return {call.op == abi::Op::kNoop ? Verdict::kNoop : Verdict::kRun};
 }
@@ -66,8 +67,13 @@ EPD_HOST_DEVICE constexpr std::uint32_t share_sms(std::uint32_t own, std::uint32
   return own == 0 || (most != 0 && most < own) ? most : own;
 }
 
+// Of a result. Not 0.
+EPD_HOST_DEVICE constexpr std::uint32_t next_writing(const CommandState& state) {
+  return state.results + 1 != 0 ? state.results + 1 : 1;
+}
+
 // The operation that a call has become.
-EPD_HOST_DEVICE constexpr TakenCall take(const CommandState& state, std::uint32_t depth,
+EPD_HOST_DEVICE constexpr TakenCall take(const CommandState& state, std::uint32_t depth, CallRing ring,
                                          const abi::Call& call, const RouteState& route) {
   const bool makes = abi::makes_routing(call.op, call.flags);
   TakenCall taken{};
@@ -76,15 +82,18 @@ EPD_HOST_DEVICE constexpr TakenCall take(const CommandState& state, std::uint32_
   taken.number = call.number;
   taken.turn = state.turn_taken;
   taken.journal = state.journal;
-  taken.op = call.op;
+  taken.result = call.result;
+  taken.writing = next_writing(state);
+  taken.op_code = static_cast<std::uint8_t>(call.op);
+  taken.ring = static_cast<std::uint8_t>(ring);
   taken.slot = static_cast<std::uint8_t>(call.slot);
   taken.block = static_cast<std::uint8_t>(state.index % depth);
   taken.half = static_cast<std::uint8_t>(makes ? 1 - route.half : route.half);
-  taken.flagged = call.flagged ? 1 : 0;
+  taken.flagged = call.flagged && ring == kByStreams ? 1 : 0;
   taken.flags = static_cast<std::uint16_t>(call.flags);
   taken.sms = static_cast<std::uint16_t>(share_sms(call.sms, state.sms));
   taken.num_tokens = makes ? call.num_tokens : route.num_tokens;
-  taken.route = call.route;
+  taken.route = static_cast<std::uint16_t>(call.route);
   taken.timeout_ms = call.timeout_ms != 0 ? call.timeout_ms : state.timeout_ms;
   return taken;
 }
@@ -94,21 +103,28 @@ EPD_HOST_DEVICE constexpr RouteState made_route(const TakenCall& call) {
   return {call.tag, call.num_tokens, call.half};
 }
 
+// Of a dispatch or a combine.
 EPD_HOST_DEVICE constexpr Task task_of(abi::Op op, bool per_expert) {
-  if (op == abi::Op::kNoop) return Task::kNoop;
   if (op == abi::Op::kDispatch) return Task::kDispatch;
   return per_expert ? Task::kCombinePerExpert : Task::kCombine;
 }
 
-// How the operation ends, and whom it tells: no CPU. Device code composes in memory that may hold anything.
+// How the operation ends, and whom it tells. Device code composes in memory that may hold anything.
 EPD_HOST_DEVICE inline void compose_ends(Operation& op, const CommandArguments& own, const TakenCall& call) {
-  op.counts.host_placement = nullptr;
-  op.counts.host_ready = nullptr;
-  op.counts.host_sent = nullptr;
+  auto* const counts = reinterpret_cast<std::uint8_t*>(own.results) + sizeof(abi::Results);
+  op.counts.host_words =
+      is_dispatch(call)
+          ? reinterpret_cast<std::uint64_t*>(counts + std::size_t{own.counts_stride} * call.slot)
+          : nullptr;
+  // Of a combine others pull until its end.
+  op.counts.host_sent =
+      is_dispatch(call) && has_flag(call, abi::kFlagDefer) ? &own.results->sent[call.slot] : nullptr;
+  op.counts.mark = call.result + 1;
+  op.out_result = {&own.results->places[abi::place_of(call.result)], call.writing};
   op.signal.ready = nullptr;
-  op.signal.done = &own.words->done;
+  op.signal.done = call.ring == kByStreams ? &own.words->done : nullptr;
   op.signal.value = call.number + 1;
-  op.signal.flag = call.flagged != 0 ? &own.words->flags[abi::flag_of(call.op, call.slot)] : nullptr;
+  op.signal.flag = call.flagged != 0 ? &own.words->flags[abi::flag_of(call.op(), call.slot)] : nullptr;
   op.signal.failed = &own.words->failed;
   op.abort = &own.state->abort;
   op.timeout_ns = std::uint64_t{call.timeout_ms} * 1'000'000;
@@ -122,7 +138,7 @@ EPD_HOST_DEVICE constexpr std::uint32_t ctas_of(const TakenCall& call, std::uint
 // In CommandArguments::movers, of a kernel that has so many CTAs.
 EPD_HOST_DEVICE constexpr std::uint32_t movers_index(const TakenCall& call, std::uint32_t most_ctas,
                                                      std::uint32_t ctas) {
-  return mover_kind(call.op, call.flags) * most_ctas + ctas_of(call, ctas) - 1;
+  return mover_kind(call.op(), call.flags) * most_ctas + ctas_of(call, ctas) - 1;
 }
 
 }  // namespace epd::kernels::cuda

@@ -4,6 +4,7 @@
 // Pointers are addresses of this device, or of a peer's memory that is mapped here.
 #pragma once
 
+#include "kernels/host_device.h"
 #include "kernels/operations.h"
 #include "proto/commands.h"
 #include "proto/exchange.h"
@@ -147,6 +148,8 @@ struct Routing {
   std::int32_t* placement = nullptr;  // abi::placement_words, kernels::Placement
   // A dispatch that makes the routing stores this when every rank is done, the handle last. Null: not wanted.
   abi::RoutingRecord* head = nullptr;
+  // Of a call that uses the routing: what its dispatch has stored, which it counts on from.
+  const abi::RoutingRecord* record = nullptr;
   std::uint64_t handle = 0;
   std::uint64_t epoch = 0;
 };
@@ -157,12 +160,12 @@ struct CountOutputs {
   std::int32_t* expert_counts = nullptr;
   std::int32_t* expert_offsets = nullptr;
   std::int32_t* source_ranges = nullptr;
-  // For a CPU that polls: the placement's words, then `tag` with release at system scope.
-  std::int32_t* host_placement = nullptr;
-  std::uint64_t* host_ready = nullptr;
-  // Gets `tag` when this rank's rows have left, before those of others have come: x is read no more. Host
-  // memory.
-  std::uint64_t* host_sent = nullptr;
+  // For a CPU that polls, in host memory: the placement's words, each with `mark` in its upper half, so that
+  // a word tells by itself whether it is there.
+  std::uint64_t* host_words = nullptr;
+  // Gets `mark` when this rank's rows have left, before those of others have come: x is read no more.
+  std::uint32_t* host_sent = nullptr;
+  std::uint32_t mark = 0;
 };
 
 // Words by which operations and streams of the client wait for each other; in the rank's user arena. Compared
@@ -174,6 +177,12 @@ struct Signal {
   // Of commands, stored before `done`; may be null.
   std::uint32_t* flag = nullptr;    // gets 1
   std::uint32_t* failed = nullptr;  // one is added if it ended badly
+};
+
+// Where the result of a call goes, beside Operation::result. Host memory.
+struct ResultOut {
+  abi::CallResult* to = nullptr;  // null: nowhere
+  std::uint32_t number = 0;       // of the writing
 };
 
 // Everything about one operation of one rank. It lies in device memory until the operation
@@ -208,28 +217,21 @@ struct alignas(64) Operation {
   const std::uint32_t* abort = nullptr;  // nonzero: leave. May be null
   std::uint64_t timeout_ns = 0;          // of the operation on the device
   OpResult* result = nullptr;
+  ResultOut out_result;
   Peer peers[kMaxRanks];
 };
 
 enum class Kind { kDispatch, kCombine, kNoop };
 
-// What a resident kernel is told: operations, in order, and at last to stop. Entry i of its life lies at
-// i % kQueueEntries.
-//
-// A resident kernel never looks again and again at the host's memory: while it did, steps of the clients'
-// streams on that GPU took some 30 us longer (measured; see daemon/device/README).
-inline constexpr std::uint32_t kQueueEntries = 128;
-enum class Task : std::uint32_t { kStop, kNoop, kDispatch, kCombine, kCombinePerExpert };
-// `place`: of the operation, in the arrays that the kernel was given.
-constexpr std::uint64_t queue_entry(std::uint32_t index, Task task, std::uint32_t place) {
-  return std::uint64_t{index + 1u} << 32 | static_cast<std::uint64_t>(task) << 16 | place;
-}
-// Of a kStop: whose it is, see ResidentArguments.
-constexpr std::uint32_t kStopRounds = 1u << 16;
+// What all CTAs of a resident kernel do next.
+enum class Task : std::uint32_t { kStop, kDispatch, kCombine, kCombinePerExpert };
 
-// ---- calls: operations that a stream of the client's enqueues by itself (abi::CommandWords)
+// ---- calls: operations that clients hand to a resident kernel (abi::CommandWords)
 
 inline constexpr std::uint32_t kJournalEntries = 1024;
+
+// Who enqueues calls; each has a ring, and numbers of its own.
+enum CallRing : std::uint32_t { kByStreams = 0, kByHost = 1, kCallRings = 2 };
 
 // A routing record as commands know it.
 struct RouteState {
@@ -247,9 +249,9 @@ struct CommandStart {
   std::uint32_t num_routes = 0;
   std::uint32_t sets = 0;  // 1: `sequence` counts too (a new engine): at the first kernel's start, or in the
                            // first odd turn that says so. Later the kernel knows better
-  std::uint32_t sequence = 0;  // of the next call
-  std::uint32_t reserved = 0;
-  const RouteState* routes = nullptr;  // [num_routes], pinned
+  std::uint32_t sequence[kCallRings] = {};  // of the next call
+  std::uint64_t index_base = 0;             // added to `index`: the number that clients know
+  const RouteState* routes = nullptr;       // [num_routes], pinned
 };
 
 // An end that the host is to know, in order. Discarded calls have none.
@@ -257,6 +259,7 @@ struct alignas(64) JournalEntry {
   abi::PackedCall call;
   OpResult result;  // tag and left: the operation's, 0 if it has not begun. A noop's tag only counts noops
   std::uint64_t index;   // its number in the group; of a noop, and of what has not begun: the next one's
+  CallRing ring;         // in which the call lay
   std::uint32_t number;  // of the entry + 1, cyclic. Stored last, with release at system scope
 };
 static_assert(sizeof(JournalEntry) == 128);
@@ -277,22 +280,32 @@ struct alignas(64) CommandState {
   std::uint32_t sms;              // of the device, that the group's operations may use; 0: all
   alignas(8) std::uint32_t journal_read;  // entries that the host has read
   std::uint32_t timeout_ms;               // of a call that says none
+  std::uint32_t stop;                     // number of the kernel that is to leave, see ResidentArguments
   std::uint32_t abort;                    // not 0: the call that runs is to end
   // The kernel's own.
   alignas(64) std::uint64_t epoch;
   std::uint64_t index;
   std::uint64_t changed_epoch;
-  std::uint32_t sequence;  // of the next command
-  std::uint32_t journal;   // entries written
+  std::uint64_t index_base;
+  std::uint32_t sequence[kCallRings];  // of the next call
+  std::uint32_t journal;               // entries written
   std::uint32_t turn_taken;
-  std::uint32_t failed;  // one has failed: others are discarded until the next turn
-  std::uint64_t noops;
+  std::uint32_t failed;        // one has failed: others are discarded until the next turn
   std::uint32_t sequence_set;  // CommandStart::sets has been heeded: it counts once in a lane's life
+  std::uint64_t noops;
+  std::uint32_t results;  // written
+  std::uint32_t reserved;
+};
+
+// How many calls of a replayed graph have ended with one result. Device memory.
+struct alignas(8) ResultRuns {
+  std::uint32_t result;  // + 1; 0: none has
+  std::uint32_t runs;
 };
 
 struct DeviceView;  // group_view.h
 
-// `words` null: the lane takes no calls. The client writes there: each word is read once, and judged.
+// The client writes `words`: each is read once, and judged.
 struct CommandArguments {
   abi::CommandWords* words = nullptr;
   CommandState* state = nullptr;
@@ -302,6 +315,9 @@ struct CommandArguments {
   const Movers* movers = nullptr;  // [kMoverKinds][most_ctas]: of each number of CTAs, see movers_index()
   std::uint32_t most_ctas = 0;
   CommandHost* host = nullptr;
+  abi::Results* results = nullptr;  // of the host: written alone
+  std::uint32_t counts_stride = 0;  // abi::ResultsLayout
+  ResultRuns* runs = nullptr;       // [kReplayedResults]
   abi::OpLimits limits;
   bool per_expert = false;
 };
@@ -315,17 +331,21 @@ struct alignas(8) TakenCall {
   std::uint32_t number;       // of the call
   std::uint32_t turn;         // since which the group's view is what it is
   std::uint32_t journal;      // entry where it is to tell how it ends
-  abi::Op op;
+  std::uint32_t result;       // abi::result_of(), and with which number that is written
+  std::uint32_t writing;
+  std::uint32_t num_tokens;
+  std::uint32_t timeout_ms;
+  std::uint16_t flags;  // abi::OpFlags
+  std::uint16_t sms;    // at most; 0: all
+  std::uint16_t route;  // routing record
+  std::uint8_t op_code;
   std::uint8_t slot;
   std::uint8_t block;  // of the exchange arenas
   std::uint8_t half;   // of the routing record
   std::uint8_t flagged;
-  std::uint16_t flags;  // abi::OpFlags
-  std::uint16_t sms;    // at most; 0: all
-  std::uint32_t num_tokens;
-  std::uint32_t route;  // routing record
-  std::uint32_t timeout_ms;
-  std::uint32_t reserved;
+  std::uint8_t ring;  // CallRing
+
+  EPD_HOST_DEVICE constexpr abi::Op op() const { return static_cast<abi::Op>(op_code); }
 
   static constexpr std::uint32_t kWords = 14;
 };
@@ -334,34 +354,29 @@ static_assert(sizeof(TakenCall) == TakenCall::kWords * 4);
 // What CTA 0 tells the others to do. Each word has (heralds before + 1) in its upper half, so a word tells by
 // itself whether it is there.
 struct alignas(128) Herald {
-  std::uint64_t entry;                    // kByCommand or 0 | task << 16 | place of an entry of the queue
-  std::uint64_t call[TakenCall::kWords];  // kByCommand
+  std::uint64_t task;
+  std::uint64_t call[TakenCall::kWords];  // not of kStop
   static constexpr std::uint32_t kWords = 1 + TakenCall::kWords;
-  static constexpr std::uint64_t kByCommand = 1u << 31;
-  static constexpr std::uint64_t kAside = 1u << 30;   // with kStop, for which there is no entry
-  static constexpr std::uint64_t kFailed = 1u << 29;  // before it began: it waited for its client's stream
 };
 static_assert(sizeof(Herald) == 128);
 
 // Device memory, zeroed once.
 struct alignas(128) ResidentState {
-  std::uint64_t entries[kQueueEntries];  // by the host, when the operation lies in place
-  Herald herald;                   // as CTA 0 has found it; what it speaks of lies in device memory then
+  Herald herald;                   // as CTA 0 has found it
   alignas(64) std::uint64_t left;  // heralds that all CTAs have left (low half); bit 32: the last one failed
   std::uint32_t leaving;           // CTAs that have left a kStop
-  std::uint32_t next;              // entry with which the next kernel begins
 };
 
-// A device may come to begin nothing new as long as a kernel stays on it (README, "Stepping aside"): then
-// the host changes `round`, and the kernel leaves between two operations as if it had been told to. A kStop
-// is of one round: of an earlier one, it was for a kernel that has left.
+// A resident kernel never looks again and again at the host's memory: while it did, steps of the clients'
+// streams on that GPU took some 30 us longer (measured; see daemon/device/README).
+//
+// It leaves between two calls when it is told to (CommandState::stop), and also when `round` is not what it
+// was: a device may come to begin nothing new as long as a kernel stays on it (README, "Stepping aside").
 struct ResidentArguments {
   ResidentState* state = nullptr;
-  Operation* operations = nullptr;       // of the device, by place
-  const Operation* given = nullptr;      // by place, of the host: as they are when their entry is stored
-  const std::uint64_t* told = nullptr;   // ResidentState::entries, of the host: there before, if at all
   const std::uint32_t* round = nullptr;  // of the host
   std::uint32_t own_round = 0;           // as it was launched
+  std::uint32_t number = 0;              // of the lane's kernels. Not 0
   CommandArguments commands = {};
 };
 
@@ -378,6 +393,7 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
 // as many SMs as it has CTAs, of kMaxThreads and all shared memory, so that nothing else fits beside it, and
 // operations may ask for fewer. The pulse does nothing: that it has run says that kernels begin.
 std::span<const std::byte> image();
+bool image_checks_ranges();  // cuda/range.h: of the debug image
 // The operation's copy, the group's view, a few words, the driver's; and room for a kernel of a client's that
 // waits for this one, which must not keep a launched CTA from its SM.
 inline constexpr std::uint32_t kStaticBytes = 12 * 1024;
@@ -389,7 +405,5 @@ inline constexpr const char* kPulseKernel = kKernelNames[4];
 // Of `op`, which is configured: movers.ctas CTAs of movers.threads threads and movers.shared_bytes, one CTA
 // on an SM; all must be able to run at once.
 const char* kernel_name(Kind kind, const Operation& op);
-// The same for a resident kernel.
-Task task_of(Kind kind, const Operation& op);
 
 }  // namespace epd::kernels::cuda

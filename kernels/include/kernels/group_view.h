@@ -70,10 +70,10 @@ EPD_HOST_DEVICE inline bool has_flag(const TakenCall& call, abi::OpFlags flag) {
   return (call.flags & flag) != 0;
 }
 EPD_HOST_DEVICE inline bool is_dispatch(const TakenCall& call) {
-  return call.op == abi::Op::kDispatch;
+  return call.op() == abi::Op::kDispatch;
 }
 EPD_HOST_DEVICE inline bool makes_routing(const TakenCall& call) {
-  return abi::makes_routing(call.op, call.flags);
+  return abi::makes_routing(call.op(), call.flags);
 }
 
 // A rank as the operation sees it.
@@ -143,7 +143,7 @@ EPD_HOST_DEVICE inline void compose_announcement(Operation& op, const TakenCall&
   op.tag = call.tag;
   op.num_tokens = call.num_tokens;
   op.announcement.tag = call.tag;
-  op.announcement.op = static_cast<std::uint32_t>(call.op);
+  op.announcement.op = static_cast<std::uint32_t>(call.op());
   op.announcement.slot = call.slot;
   op.announcement.routing = call.routing_tag;
   op.announcement.num_tokens = call.num_tokens;
@@ -161,7 +161,9 @@ EPD_HOST_DEVICE inline void compose_routing(Operation& op, const GroupView& view
   op.routing.topk = reinterpret_cast<std::int32_t*>(half + layout.topk);
   op.routing.rows = reinterpret_cast<std::int32_t*>(half + layout.rows);
   op.routing.placement = reinterpret_cast<std::int32_t*>(half + layout.placement);
-  op.routing.head = makes_routing(call) ? reinterpret_cast<abi::RoutingRecord*>(half) : nullptr;
+  auto* const record = reinterpret_cast<abi::RoutingRecord*>(half);
+  op.routing.head = makes_routing(call) ? record : nullptr;
+  op.routing.record = makes_routing(call) ? nullptr : record;
   op.routing.handle = abi::index_of_tag(call.tag) + 1;
   op.routing.epoch = abi::epoch_of_tag(call.tag);
 }

@@ -14,7 +14,7 @@ enum class AttachType : std::uint16_t {
   kWelcome = 2,  // fds: segment A (rw), segment B (read-only), the engine's bell, the client's bell
   kRefused = 3,  // any request
   kJoin = 4,     // fds: memory of the client's own that its bindings name
-  kJoined = 5,   // fds: user arena (rw), board (read-only)
+  kJoined = 5,   // fds: user arena (rw), board (read-only); if Welcome::resident, Results
   kLeave = 6,
   kLeft = 7,
   kGoodbye = 8,  // supervisor -> client, unasked: the session is over, and why
@@ -50,7 +50,7 @@ struct Welcome {
   char device[kDeviceNameBytes];
   DeviceKind device_kind;
   std::uint8_t device_uuid[16];  // of a CUDA device: its number here and in the client may differ
-  std::uint32_t reserved;
+  std::uint32_t resident;        // 1: its kernels are, and operations are calls (proto/commands.h)
 };
 
 struct Refused {
@@ -64,7 +64,6 @@ struct Join {
   std::uint32_t timeout_ms;  // how long to wait for the other ranks; 0 = the daemon's default
   std::uint32_t sms;         // SMs (host: threads) per device for this group's operations; 0 = default
   std::int32_t priority;     // of this rank's operations on its device: kMinPriority .. kMaxPriority
-  std::uint32_t commands;    // 1: this rank's operations are commands (proto/commands.h), 0: submissions
   GroupShape shape;
   Bindings bindings;  // this rank's alone
 };
@@ -126,6 +125,8 @@ constexpr std::uint64_t layout_hash() {
   h = mix(h, arena.words);
   h = mix(h, arena.commands);
   h = mix(h, arena.total_bytes);
+  h = mix(h, offsetof(CommandWords, flags));
+  h = mix(h, ResultsLayout(probe).total_bytes);
   return mix(h, BoardLayout(probe).total_bytes);
 }
 

@@ -1,9 +1,10 @@
-// Calls: operations that a stream of the client's enqueues by itself, with no host in the path. They lie in
-// the rank's user arena, which the client and the engine's resident kernel share. Plain data, also for device
-// code. The README of this room tells the protocol ("Commands").
+// Calls: operations that a client hands to the engine's resident kernel, with no engine's CPU in the path: by
+// its streams, or by its host. They lie in the rank's user arena, which both share. Plain data, also for
+// device code. The README of this room tells the protocol ("Commands").
 #pragma once
 
 #include "proto/operation.h"
+#include "proto/results.h"
 #include "proto/shape.h"
 
 #include <cstdint>
@@ -15,6 +16,7 @@ inline constexpr std::uint32_t kCommandSlots = 64;
 inline constexpr std::uint32_t kMostCommandTokens = 0x1ffff;
 // Likewise; 0xffff is more than any device has, and so all of them.
 inline constexpr std::uint32_t kMostCommandSms = 0xffff;
+inline constexpr std::uint32_t kCallRouteBits = 13;
 
 // Flags for stream memory operations to wait for. Operations of one kind on one buffer slot share one: they
 // come one after the other.
@@ -34,7 +36,8 @@ struct Call {
   std::uint32_t epoch = 0;       // low 8 bits: in which the client acts
   std::uint32_t flags = 0;       // 16 bits, OpFlags
   std::uint32_t sms = 0;         // 16 bits: at most; 0 = the group's
-  std::uint32_t route = 0;
+  std::uint32_t route = 0;       // 13 bits
+  std::uint32_t result = 0;      // 19 bits, result_of()
   std::uint32_t timeout_ms = 0;  // 0 = the daemon's default
 
   constexpr OpRequest request() const { return {op, slot, num_tokens, flags, route}; }
@@ -52,8 +55,8 @@ constexpr PackedCall pack(const Call& c) {
   const std::uint32_t first = (c.num_tokens & kMostCommandTokens) << 15 | (c.epoch & 0xff) << 7 |
                               std::uint32_t{c.flagged} << 6 | static_cast<std::uint32_t>(c.op) << 4 |
                               (c.slot & 0xf);
-  return {{number | first, number | c.flags << 16 | (c.sms & kMostCommandSms), number | c.route,
-           number | c.timeout_ms}};
+  return {{number | first, number | c.flags << 16 | (c.sms & kMostCommandSms),
+           number | c.result << kCallRouteBits | c.route, number | c.timeout_ms}};
 }
 constexpr Call unpack(const PackedCall& packed) {
   const auto low = [&](std::uint32_t i) { return static_cast<std::uint32_t>(packed.words[i]); };
@@ -66,16 +69,20 @@ constexpr Call unpack(const PackedCall& packed) {
   call.slot = low(0) & 0xf;
   call.flags = low(1) >> 16;
   call.sms = low(1) & kMostCommandSms;
-  call.route = low(2);
+  call.route = low(2) & ((1u << kCallRouteBits) - 1);
+  call.result = low(2) >> kCallRouteBits;
   call.timeout_ms = low(3);
   return call;
 }
-static_assert(kMaxDepth <= 16 && kMaxTokens < kMostCommandTokens);
+static_assert(kMaxDepth <= 16 && kMaxTokens < kMostCommandTokens &&
+              kMaxDepth + kMaxHandles <= 1u << kCallRouteBits);
 
 // Numbers of calls and counts of them are cyclic in 32 bits.
 struct CommandWords {
   // By the client. Call i lies at i % kCommandSlots.
   alignas(64) PackedCall calls[kCommandSlots];
+  // Calls that the client's host makes, with numbers of their own.
+  alignas(64) PackedCall host_calls[kCommandSlots];
   alignas(64) std::uint32_t tail;             // calls enqueued
   std::uint32_t epoch;                        // of the group, in which the client acts
   alignas(64) std::uint32_t rung[kMaxDepth];  // by buffer slot: number + 1 of the last call there
@@ -87,7 +94,7 @@ struct CommandWords {
   std::uint32_t failed;                            // of these, how many were not carried out
   alignas(64) std::uint32_t flags[kCommandFlags];  // 1: the call with `flagged` has ended, see flag_of
 };
-static_assert(sizeof(CommandWords) == 2560);
+static_assert(sizeof(CommandWords) == 4608);
 
 // Whether the call that is the last of `end` has ended when `done` have. No more than kCommandSlots are
 // enqueued and have not ended, so an `end` that is further ahead is behind: of a slot that was not used for

@@ -51,10 +51,14 @@ constexpr std::uint64_t index_of_tag(std::uint64_t tag) {
 constexpr bool same_index(std::uint64_t a, std::uint64_t b) {
   return (a ^ b) % kTagRound == 0;
 }
+// What a rank that came after a dispatch says of its routing if it does not even know its number: that of a
+// record in which it has none.
+inline constexpr std::uint64_t kUnknownRouting = (std::uint64_t{1} << kTagIndexBits) - 1;
 // Whether two announcements name the same routing (0: a new one), by the dispatch's tag. A rank that came
 // after the dispatch does not know its epoch and says 0, nor from which base that counts its operations.
 constexpr bool same_routing(std::uint64_t a, std::uint64_t b) {
   if (a == b) return true;
+  if (a == kUnknownRouting || b == kUnknownRouting) return a != 0 && b != 0;
   const bool came_later = a != 0 && b != 0 && (epoch_of_tag(a) == 0 || epoch_of_tag(b) == 0);
   return came_later && same_index(a, b);
 }

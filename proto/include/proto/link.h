@@ -112,8 +112,6 @@ struct GroupMember {
   std::uint32_t rank;
   std::uint32_t member;       // as told to the client
   std::uint64_t first_index;  // its first operation; of dispatches before it has no rows
-  std::uint32_t commands;     // Join::commands
-  std::uint32_t reserved;
 };
 
 struct GroupRef {  // kGroupCommit, kRemoveGroup, kGroupRemoved, kRelease

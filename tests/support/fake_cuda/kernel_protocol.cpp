@@ -22,8 +22,8 @@ std::string run_kernel(const Launch& launch, const Operation* given, const Kerne
 
 namespace {
 
-// A kernel that stays: what its CTA 0 does with one thread is kernels/cuda/control.h. This does the rest,
-// what the other threads and CTAs do (kernels/cuda/resident.cuh, kernels.cu).
+// A resident kernel: what its CTA 0 does with one thread is kernels/cuda/control.h. This does the rest, what
+// the other threads and CTAs do (kernels/cuda/resident.cuh, kernels.cu).
 class Resident {
  public:
   Resident(const Launch& launch, const ResidentArguments& own, const KernelDevice& device)
@@ -33,12 +33,8 @@ class Resident {
 
  private:
   std::string reach() const;
-  std::string bring(const Entry& entry);
   std::string compose(Task task, Operation& op) const;
   std::string check(Task task, const Operation& op) const;
-  // One that may not begin.
-  static void fail(const Operation& op);
-  std::string run(const Entry& entry, const Operation& op, std::uint32_t herald);
 
   const Launch& launch_;
   const ResidentArguments& own_;
@@ -47,26 +43,18 @@ class Resident {
 };
 
 std::string Resident::reach() const {
+  const CommandArguments& commands = own_.commands;
   if (!device_.reaches(own_.state, sizeof(ResidentState))) return "the state is out of reach";
   if (!device_.reaches(own_.round, sizeof(*own_.round))) return "the round is out of reach";
-  if (!device_.reaches(own_.told, sizeof(ResidentState::entries))) return "what was told is out of reach";
-  const CommandArguments& commands = own_.commands;
-  if (commands.words == nullptr) return {};
   if (!device_.reaches(commands.words, sizeof(abi::CommandWords)))
-    return "the words of commands are out of reach";
-  if (!device_.reaches(commands.state, sizeof(CommandState))) return "the state of commands is out of reach";
+    return "the words of calls are out of reach";
+  if (!device_.reaches(commands.state, sizeof(CommandState))) return "the state of calls is out of reach";
   if (!device_.reaches(commands.host, sizeof(CommandHost))) return "the journal is out of reach";
+  if (!device_.reaches(commands.results, sizeof(abi::Results))) return "the results are out of reach";
+  if (!device_.reaches(commands.runs, sizeof(ResultRuns) * abi::kReplayedResults))
+    return "the counts of runs are out of reach";
   if (commands.limits.depth == 0) return "an arena without blocks";
   return {};
-}
-
-std::string Resident::bring(const Entry& entry) {
-  const Operation* const given = own_.given + entry.place;
-  Operation* const op = own_.operations + entry.place;
-  if (!device_.reaches(given, sizeof(Operation)) || !device_.reaches(op, sizeof(Operation)))
-    return "an operation is out of reach";
-  *op = *given;
-  return check(entry.task, *op);
 }
 
 std::string Resident::compose(Task task, Operation& op) const {
@@ -90,50 +78,25 @@ std::string Resident::check(Task task, const Operation& op) const {
   return check_operation(its, task, op, device_);
 }
 
-void Resident::fail(const Operation& op) {
-  std::memset(op.workspace, 0, op.workspace_bytes);
-  end_failed(op);
-}
-
-std::string Resident::run(const Entry& entry, const Operation& op, std::uint32_t herald) {
-  if (std::string wrong = run_operation(entry.task, op, device_); !wrong.empty()) return wrong;
-  // The result of one from the queue may be another's by now; only of commands it is asked.
-  const bool failed = entry.by_command && op.result->error != OpError::kNone;
-  ordered::store_release(&own_.state->left, std::uint64_t{failed} << 32 | (herald + 1));
-  return {};
-}
-
 std::string Resident::stay() {
   std::string wrong = reach();
   if (!wrong.empty()) return wrong;
   begin_watch(own_, watch_);
-  for (std::uint32_t herald = first_herald(*own_.state); wrong.empty() && !device_.over(); ++herald) {
-    HeraldWord found = find_work(own_, watch_, herald);
-    Entry entry = entry_of(found);
-    if (is_brought(entry)) {
-      wrong = bring(entry);
-      if (!wrong.empty()) break;
-      found = await_ready(own_, own_.operations[entry.place], found);
-      entry = entry_of(found);
-    }
-    pass_entry(own_, watch_, found, entry);
-    tell_entry(*own_.state, herald, found, watch_.running);
-    if (entry.task == Task::kStop) {
+  for (std::uint32_t herald = first_herald(*own_.state); !device_.over(); ++herald) {
+    const Task task = find_work(own_, watch_, herald);
+    tell_task(own_.state->herald, herald, task, watch_.running);
+    if (task == Task::kStop) {
       ordered::store_release(&own_.state->left, herald + 1);
-      break;
+      return {};
     }
     Operation op;
-    if (entry.by_command) wrong = compose(entry.task, op);
-    if (!entry.by_command) op = own_.operations[entry.place];
-    if (!wrong.empty()) break;
-    if (!entry.failed) {
-      wrong = run(entry, op, herald);
-    } else {
-      fail(op);
-      ordered::store_release(&own_.state->left, std::uint64_t{1} << 32 | (herald + 1));
-    }
+    wrong = compose(task, op);
+    if (wrong.empty()) wrong = run_operation(task, op, device_);
+    if (!wrong.empty()) return wrong;
+    const bool failed = op.result->error != OpError::kNone;
+    ordered::store_release(&own_.state->left, std::uint64_t{failed} << 32 | (herald + 1));
   }
-  return wrong;
+  return {};
 }
 
 }  // namespace

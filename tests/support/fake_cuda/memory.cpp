@@ -8,6 +8,8 @@
 namespace epd::fake_cuda {
 namespace {
 
+constexpr std::uint64_t kHostBit = std::uint64_t{1} << 63;  // of Range::devices
+
 constexpr std::uint64_t kAllDevices = ~std::uint64_t{0};
 
 std::uint64_t device_bit(int device) {
@@ -144,13 +146,16 @@ CUresult Memory::allow(CUdeviceptr address, std::size_t bytes, const CUmemAccess
   std::uint64_t taken = 0;
   int most = PROT_NONE;
   for (std::size_t i = 0; i < count; ++i) {
-    if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
-    if (driver()->device(desc[i].location.id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+    const bool of_device = desc[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+    if (!of_device && desc[i].location.type != CU_MEM_LOCATION_TYPE_HOST) return CUDA_ERROR_INVALID_VALUE;
+    if (of_device && driver()->device(desc[i].location.id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
     for (const auto& part : parts) {
-      if (part->second.home >= 0 && !can_reach(desc[i].location.id, part->second.home))
-        return CUDA_ERROR_INVALID_DEVICE;
+      const int home = part->second.home;
+      // The host reaches its own memory alone, and that all devices do.
+      if (of_device ? home >= 0 && !can_reach(desc[i].location.id, home) : home >= 0)
+        return of_device ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_NOT_SUPPORTED;
     }
-    const std::uint64_t bit = std::uint64_t{1} << desc[i].location.id;
+    const std::uint64_t bit = of_device ? std::uint64_t{1} << desc[i].location.id : kHostBit;
     const int wanted = protection(desc[i].flags);
     (wanted == PROT_NONE ? taken : given) |= bit;
     most |= wanted;

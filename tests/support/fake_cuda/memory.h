@@ -16,10 +16,12 @@ namespace epd::fake_cuda {
 
 inline constexpr std::size_t kGranularity = std::size_t{2} << 20;
 
+inline constexpr int kHostMemory = -1;
+
 // What cuMemCreate made, or another process did: a memfd that says of which device it is.
 struct Allocation {
   int fd = -1;
-  int device = 0;  // in this process
+  int device = 0;  // in this process, or kHostMemory
   std::size_t bytes = 0;
   bool shareable = false;
 

@@ -15,6 +15,8 @@ using namespace epd::fake_cuda;
 namespace {
 
 constexpr char kLinkPrefix[] = "/memfd:epd_fake_cuda_device_";
+constexpr char kHostLink[] = "/memfd:epd_fake_cuda_host";
+constexpr int kNoMemory = -2;
 constexpr std::size_t kDeviceBytes = std::size_t{141} << 30;
 
 Table<Allocation>& allocations() {
@@ -28,22 +30,25 @@ std::shared_ptr<Allocation> find(CUmemGenericAllocationHandle handle) {
 
 CUresult check(const CUmemAllocationProp* prop) {
   if (prop == nullptr || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
-  if (prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
-  if (driver()->device(prop->location.id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  const bool on_device = prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+  if (!on_device && prop->location.type != CU_MEM_LOCATION_TYPE_HOST_NUMA) return CUDA_ERROR_INVALID_VALUE;
+  if (on_device && driver()->device(prop->location.id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  if (!on_device && prop->location.id != 0) return CUDA_ERROR_INVALID_VALUE;
   if (prop->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
   return CUDA_SUCCESS;
 }
 
-// The device whose memory a descriptor is, as this process numbers it. -1: it is something else; a device
-// that this process does not see counts as the first.
+// The device whose memory a descriptor is, as this process numbers it; kHostMemory, kNoMemory. A device that
+// this process does not see counts as the first.
 int device_of(int fd) {
   char path[64];
   char link[128];
   std::snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
   const ssize_t length = ::readlink(path, link, sizeof(link) - 1);
-  if (length <= 0) return -1;
+  if (length <= 0) return kNoMemory;
   link[length] = '\0';
-  if (std::strncmp(link, kLinkPrefix, sizeof(kLinkPrefix) - 1) != 0) return -1;
+  if (std::strncmp(link, kHostLink, sizeof(kHostLink) - 1) == 0) return kHostMemory;
+  if (std::strncmp(link, kLinkPrefix, sizeof(kLinkPrefix) - 1) != 0) return kNoMemory;
   const int machine = std::atoi(link + sizeof(kLinkPrefix) - 1);
   for (const auto& device : driver()->devices) {
     if (device->machine == machine) return device->ordinal;
@@ -72,11 +77,13 @@ CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t s
   if (handle == nullptr || flags != 0 || size == 0 || size % kGranularity != 0)
     return CUDA_ERROR_INVALID_VALUE;
   if (size > kDeviceBytes) return CUDA_ERROR_OUT_OF_MEMORY;
+  const bool on_device = prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
   const std::string name =
-      "epd_fake_cuda_device_" + std::to_string(driver()->device(prop->location.id)->machine);
+      on_device ? "epd_fake_cuda_device_" + std::to_string(driver()->device(prop->location.id)->machine)
+                : "epd_fake_cuda_host";
   const auto made = std::make_shared<Allocation>();
   made->fd = ::memfd_create(name.c_str(), MFD_CLOEXEC);
-  made->device = prop->location.id;
+  made->device = on_device ? prop->location.id : kHostMemory;
   made->bytes = size;
   made->shareable = prop->requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   if (made->fd < 0 || ::ftruncate(made->fd, static_cast<off_t>(size)) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -108,7 +115,7 @@ CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* ha
   const int given = static_cast<int>(reinterpret_cast<std::intptr_t>(os_handle));
   const int device = device_of(given);
   struct stat file {};
-  if (device < 0 || ::fstat(given, &file) != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (device == kNoMemory || ::fstat(given, &file) != 0) return CUDA_ERROR_INVALID_VALUE;
   const auto made = std::make_shared<Allocation>();
   made->fd = ::fcntl(given, F_DUPFD_CLOEXEC, 0);
   made->device = device;
@@ -128,8 +135,9 @@ CUresult CUDAAPI cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* pro
   prop->type = CU_MEM_ALLOCATION_TYPE_PINNED;
   prop->requestedHandleTypes =
       known->shareable ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE;
-  prop->location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  prop->location.id = known->device;
+  const bool on_device = known->device != kHostMemory;
+  prop->location.type = on_device ? CU_MEM_LOCATION_TYPE_DEVICE : CU_MEM_LOCATION_TYPE_HOST_NUMA;
+  prop->location.id = on_device ? known->device : 0;
   return CUDA_SUCCESS;
 }
 

@@ -34,11 +34,6 @@ class Checker {
     return wrong_;
   }
 
-  std::string noop() {
-    ends();
-    return wrong_;
-  }
-
   std::string combine() {
     common(true);
     const std::size_t row = std::size_t{s_.hidden} * 2;
@@ -123,9 +118,9 @@ class Checker {
     may("counts.expert_counts", op_.counts.expert_counts, experts * 4);
     may("counts.expert_offsets", op_.counts.expert_offsets, s_.per_expert ? (experts + 1) * 4 : 0);
     may("counts.source_ranges", op_.counts.source_ranges, blocks * s_.num_ranks * 8);
-    may("counts.host_placement", op_.counts.host_placement, placement_words() * 4);
-    may("counts.host_ready", op_.counts.host_ready, 8);
-    may("counts.host_sent", op_.counts.host_sent, 8);
+    may("counts.host_words", op_.counts.host_words, placement_words() * 8);
+    may("counts.host_sent", op_.counts.host_sent, 4);
+    may("the call's result", op_.out_result.to, sizeof(abi::CallResult));
   }
 
   void target(const DispatchTarget& target) {
@@ -166,7 +161,6 @@ std::string check_shape(const Launch& launch, Task task, const Operation& op) {
 std::string check_operation(const Launch& launch, Task task, const Operation& op,
                             const KernelDevice& device) {
   Checker checker(op, device);
-  if (task == Task::kNoop) return checker.noop();
   if (std::string wrong = check_shape(launch, task, op); !wrong.empty()) return wrong;
   return task == Task::kDispatch ? checker.dispatch() : checker.combine();
 }

@@ -3,7 +3,9 @@
 #include "fake_cuda/operation_exchange.h"
 #include "host_operation.h"
 
+#include <algorithm>
 #include <array>
+#include <span>
 
 namespace epd::fake_cuda {
 namespace {
@@ -37,7 +39,6 @@ class Kernel : public OperationExchange {
         is_dispatch_(task == Task::kDispatch),
         makes_(is_dispatch_ && !op.cached) {}
 
-  void noop() { publish(ended(OpError::kNone, -1)); }
   std::string run();
 
  private:
@@ -47,6 +48,7 @@ class Kernel : public OperationExchange {
   void record_rows(const HostPlan& plan) const;
   void tell_counts(const Placement& placement) const;
   void store_head(const OpResult& ending) const;
+  std::uint32_t count_lost() const;
 
   const bool is_dispatch_;
   const bool makes_;  // a routing
@@ -78,6 +80,7 @@ std::string Kernel::run() {
   ending.ran_ns = ran_ns();
   if (ending.error == OpError::kNoRouting) return "routing.topk names an expert that does not exist";
   if (ending.error == OpError::kNone && makes_) store_head(ending);
+  if (op_.routing.record != nullptr) ending.num_dropped = op_.routing.record->num_dropped + count_lost();
   publish(ending);
   return {};
 }
@@ -96,7 +99,7 @@ std::string Kernel::note(HostOperation& operation) {
   }
   if (!sent_ && operation.sent()) {
     sent_ = true;
-    if (op_.counts.host_sent != nullptr) store_release(op_.counts.host_sent, op_.tag);
+    if (op_.counts.host_sent != nullptr) store_release(op_.counts.host_sent, op_.counts.mark);
   }
   return {};
 }
@@ -144,9 +147,19 @@ std::string Kernel::check_rows(const HostPlan& plan) const {
 }
 
 void Kernel::tell_counts(const Placement& placement) const {
-  if (op_.counts.host_placement != nullptr)
-    std::copy(placement.words().begin(), placement.words().end(), op_.counts.host_placement);
-  if (op_.counts.host_ready != nullptr) store_release(op_.counts.host_ready, op_.tag);
+  if (op_.counts.host_words == nullptr) return;
+  std::uint64_t* to = op_.counts.host_words;
+  for (const std::int32_t word : placement.words())
+    store_release(to++, std::uint64_t{op_.counts.mark} << 32 | static_cast<std::uint32_t>(word));
+}
+
+// Of a combine: selections of ranks that have no rows of the routing.
+std::uint32_t Kernel::count_lost() const {
+  const std::uint32_t experts = op_.shape.num_experts / op_.shape.num_ranks;
+  const std::span topk(op_.routing.topk, is_dispatch_ ? 0 : op_.num_tokens * op_.shape.topk);
+  return static_cast<std::uint32_t>(std::count_if(topk.begin(), topk.end(), [&](std::int32_t choice) {
+    return choice >= 0 && op_.peers[static_cast<std::uint32_t>(choice) / experts].source.y == nullptr;
+  }));
 }
 
 void Kernel::store_head(const OpResult& ending) const {
@@ -164,13 +177,7 @@ void Kernel::store_head(const OpResult& ending) const {
 std::string run_operation(Task task, const Operation& op, const KernelDevice& device) {
   Kernel kernel(task, op, device);
   std::string wrong;
-  if (kernel.wait_ready()) {
-    if (task == Task::kNoop) {
-      kernel.noop();
-    } else {
-      wrong = kernel.run();
-    }
-  }
+  if (kernel.wait_ready()) wrong = kernel.run();
   kernel.leave();
   return wrong;
 }

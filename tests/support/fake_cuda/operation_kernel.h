@@ -1,4 +1,4 @@
-// Dispatch, combine and noop, by a host.
+// Dispatch and combine, by a host.
 #pragma once
 
 #include "fake_cuda/kernel_protocol.h"

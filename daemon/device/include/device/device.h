@@ -73,13 +73,16 @@ class Device {
   // INVALID_ARGUMENT, with a text that goes on after "the memory that ... is bound to".
   virtual Result<std::unique_ptr<Arena>> map_client_memory(int fd, std::uint64_t bytes, bool here) = 0;
 
+  // make_results_memory()'s, which this process reads too. Of devices whose kernels are resident.
+  virtual Result<std::unique_ptr<Arena>> map_results(int fd, std::uint64_t bytes) = 0;
+
   virtual Launcher& launcher() = 0;
 };
 
 // How a GPU runs operations. Host devices know no difference.
 enum class LaunchMode {
   kLaunched,  // one kernel for each: SMs are taken while it runs
-  kResident,  // a kernel stays on the SMs and is told what to do: no launch in the path
+  kResident,  // a kernel is resident on the SMs, and clients call it: no engine in the path
 };
 
 // Called as the process ends because its device has failed (kExitDeviceFailed) and runs nothing of it any

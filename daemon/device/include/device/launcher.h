@@ -72,19 +72,22 @@ class Flight {
   virtual void abort() = 0;
 };
 
-// Of a lane whose operations are calls (proto/commands.h): a stream of the client's enqueues them, the
-// resident kernel carries them out, and the engine hears of it afterwards.
+// Of a lane whose operations are calls (proto/commands.h): the client's streams and its host enqueue them,
+// the resident kernel carries them out, and the engine hears of it afterwards.
 //
 // Halted, as it is at first, it discards calls: streams go on, words.failed counts.
 class CommandPort {
  public:
   struct Layout {
-    std::byte* words = nullptr;     // abi::CommandWords, in
-    std::shared_ptr<Arena> memory;  // the rank's user arena: mapped as long as a kernel may look at them
+    std::byte* words = nullptr;       // abi::CommandWords, in
+    std::shared_ptr<Arena> memory;    // the rank's user arena, and
+    std::shared_ptr<Arena> results;   // abi::Results: mapped as long as a kernel may look at them
+    std::uint64_t counts_stride = 0;  // abi::ResultsLayout
   };
   struct Start {
     std::uint64_t epoch = 0;
-    std::uint64_t index = 0;  // as in tags, and in the journal
+    std::uint64_t index = 0;       // as in tags, and in the journal
+    std::uint64_t index_base = 0;  // with it: as clients count
     std::uint64_t changed_epoch = 0;
     std::span<const kernels::cuda::RouteState> routes;  // [num_routes]
     // What the group is in this epoch, but for what is the lane's own (workspace).
@@ -115,7 +118,9 @@ class CommandPort {
   // it, once; valid until the next look().
   struct Ring {
     abi::PackedCall calls[abi::kCommandSlots];
+    abi::PackedCall host_calls[abi::kCommandSlots];
     std::uint32_t done;
+    std::uint32_t host_ended;
   };
   virtual void look() = 0;
   virtual const Ring* seen() = 0;
@@ -126,7 +131,6 @@ struct LaneShape {
   abi::OpLimits limits;  // of the group's operations
   std::uint32_t placement_words = 0;
   std::int32_t priority = 0;
-  bool commands = false;  // operations are calls. UNSUPPORTED where no kernel is resident
   kernels::cuda::Landing landing;
   // The rank's own, where its peers signal: of a device that has to be asked for that. A lane keeps it mapped
   // as long as it looks there.
@@ -140,7 +144,7 @@ class Lane {
   static constexpr std::uint32_t kMaxNoops = 64;
 
   virtual ~Lane() = default;
-  // At most kMaxNoops noops at a time.
+  // At most kMaxNoops noops at a time. Not of a lane with commands().
   virtual std::unique_ptr<Flight> launch(const LaunchRequest& request) = 0;
   // For an operation that will never be launched: `done`, when no flight that has the same word may still
   // write a lower value there. Never takes the word back. `ticket`: all of it, signal.value is the low half.
@@ -151,8 +155,8 @@ class Lane {
   // look_at_signals() unless one is under way. The last one that has come; null: none has.
   virtual void look_at_signals() {}
   virtual const SignalCopy* signals() { return nullptr; }
-  // Null unless LaneShape::commands. Once the lane has been destroyed whoever waits for a command goes on,
-  // though a moment may pass: nobody waits here until the kernel has ended.
+  // Of a lane whose operations are calls; else null. Once the lane has been destroyed whoever waits for a
+  // command goes on, though a moment may pass: nobody waits here until the kernel has ended.
   virtual CommandPort* commands() { return nullptr; }
   // Before it is destroyed, when nothing is in flight: large memory, for somebody else to free in pieces.
   virtual std::vector<std::shared_ptr<kernels::RoutingPlan>> take_plans() { return {}; }

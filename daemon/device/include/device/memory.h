@@ -20,6 +20,7 @@ struct DeviceFacts {
   std::uint32_t driver = 0;        // 13000 for CUDA 13.0
   std::uint32_t sm_partition = 0;  // SMs of the smallest partition (green context); 0: there are none
   bool mps = false;                // contexts are shared through MPS
+  bool maps_host_memory = false;   // of other processes, by descriptors: resident kernels need that
 };
 
 // GPUs that the driver numbers; 0 where there is no driver, or no GPU. UNSUPPORTED: the driver can't be used.
@@ -32,6 +33,9 @@ Result<bool> devices_reach_each_other(const DeviceName& a, const DeviceName& b);
 // Memory that any engine and client can map through the descriptor, which alone keeps it. A host device's is
 // zero-filled; what is in a GPU's is for its engine to clear. RESOURCE_EXHAUSTED: the device has no more.
 Result<UniqueFd> make_arena_memory(const DeviceName& device, const char* label, std::uint64_t bytes);
+
+// Likewise memory of the host that a GPU writes: what its resident kernels tell clients. Zero-filled.
+Result<UniqueFd> make_results_memory(const DeviceName& device, std::uint64_t bytes);
 
 // Whether a client's descriptor can be memory of this device, as far as that can be told without using it:
 // nothing that is asked here can make the caller wait for the client. INVALID_ARGUMENT, with a text that goes

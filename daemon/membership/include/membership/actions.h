@@ -33,7 +33,6 @@ struct MemberDescription {
   SessionId session;
   std::uint32_t member = 0;
   std::uint64_t first_index = 0;  // the operation with which it came
-  bool commands = false;
 };
 struct GroupDescription {
   GroupLabel label;

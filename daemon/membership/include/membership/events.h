@@ -50,7 +50,6 @@ struct JoinRequest {
   std::int32_t pid = 0;
   EngineId engine;
   abi::DeviceKind device_kind = abi::DeviceKind::kHost;
-  Status commands;  // OK, or why its device takes no commands
   abi::Join join{};
   Quota max_groups;                // of its user
   std::uint32_t num_memories = 0;  // descriptors of memory that came with it

@@ -64,7 +64,6 @@ struct Member {
   EngineId engine;
   std::uint32_t sms = 0;
   std::int32_t priority = 0;
-  bool commands = false;    // its operations are commands (abi::Join::commands)
   std::uint32_t bound = 0;  // regions in memory of its client's own (abi::region_bit)
   std::uint32_t join_request = 0;
   std::uint64_t join_due_ns = 0;

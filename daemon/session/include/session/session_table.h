@@ -102,6 +102,7 @@ class SessionTable {
       std::string name;
       abi::DeviceKind kind = abi::DeviceKind::kHost;
       std::array<std::uint8_t, 16> uuid{};
+      bool resident = false;  // its kernels are
     };
     std::vector<Device> devices;  // by index
     SessionLimits limits;

@@ -1,9 +1,11 @@
-// Operations that streams ask for themselves: any sequence of them, graphs that are replayed, ranks that do
-// and ranks that do not, and what becomes of streams when something fails.
+// Operations that are calls: any sequence of them, graphs that are replayed, ranks in streams and ranks
+// without, what tickets tell, and what becomes of streams when something fails.
 #include "replaying_ranks.h"
 #include "stream_rounds.h"
 
 #include <signal.h>
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <random>
@@ -13,14 +15,12 @@ namespace {
 
 class Sequence;
 
-class Commands : public StreamConformance {
+class Calls : public StreamConformance {
  protected:
   // Of random cases, from this seed on.
   void run_sequences(std::uint64_t seed, const std::function<void(Sequence&)>& run);
 };
-INSTANTIATE_TEST_SUITE_P(Devices, Commands,
-                         testing::Values("resident_commands", "resident_commands_by_kernel"),
-                         [](const auto& tested) { return tested.param; });
+EPD_INSTANTIATE_CALLS(Calls);
 
 // ---- any sequence ---------------------------------------------------------------------------------
 
@@ -45,7 +45,7 @@ class Sequence {
   void run() {
     for (std::size_t i = 0; i < steps_.size(); ++i) fill(i);
     enqueue_all();
-    finish();
+    finish(1);
     release();
   }
   // As one graph, with other rows, choices and numbers of tokens each time.
@@ -58,7 +58,7 @@ class Sequence {
       for (Step& s : steps_) s.round = Round(s.round.data + kRounds, s.round.routing + kRounds);
       for (std::size_t step = 0; step < steps_.size(); ++step) fill(step);
       stream_.launch(graph);
-      finish();
+      finish(i + 1);
     }
     release();
   }
@@ -189,27 +189,36 @@ class Sequence {
     return kernels::reference::dispatch_to(case_.params(), inputs, rank_).num_recv_rows;
   }
 
-  void finish() const {
+  // `runs`: how often all has run.
+  void finish(std::uint32_t runs) const {
     RANK_CHECK(stream_.finish(kStreamSeconds), "the stream waits");
     must_have_gone_well(group_);
-    for (std::size_t i = 0; i < steps_.size(); ++i) check(i);
+    std::uint64_t index = 0;
+    for (const Step& s : steps_) index += s.kind != Kind::kNoop ? 1 : 0;
+    index *= runs - 1;
+    for (std::size_t i = 0; i < steps_.size(); ++i) check(i, runs, index);
   }
   void release() const {
     for (const std::size_t i : kept_) must(epd_handle_release(group_.get(), steps_[i].handle), "release");
   }
 
-  void check(std::size_t i) const {
+  // `index`: of the group's next operation.
+  void check(std::size_t i, std::uint32_t runs, std::uint64_t& index) const {
     const Step& s = steps_[i];
-    if (s.kind == Kind::kNoop) return;
-    const epd_buffers_t got = group_.buffers_in(after(i));
-    const auto inputs = make_inputs(case_, s.round);
     epd_result_t result;
     epd_result_init(&result);
+    must(epd_ticket_wait(group_.get(), s.ticket, kWaitMs, &result), at(i));
+    RANK_CHECK(result.op_index == index && result.runs == runs,
+               at(i) + " has number " + std::to_string(result.op_index) + ", not " + std::to_string(index) +
+                   ", and has run " + std::to_string(result.runs) + " times, not " + std::to_string(runs));
+    if (s.kind == Kind::kNoop) return;
+    ++index;
+    const epd_buffers_t got = group_.buffers_in(after(i));
+    const auto inputs = make_inputs(case_, s.round);
     std::string text;
     if (s.kind == Kind::kCombine) {
       text = check_combine(case_, got, inputs, rank_, s.round);
     } else {
-      result.num_recv_rows = rows_received(case_, got);
       text = check_dispatch(case_, got, inputs, rank_, result, nullptr);
     }
     RANK_CHECK(text.empty(), at(i) + ": " + text);
@@ -230,7 +239,7 @@ class Sequence {
   std::size_t deferred_ = kNone;
 };
 
-void Commands::run_sequences(std::uint64_t seed, const std::function<void(Sequence&)>& run) {
+void Calls::run_sequences(std::uint64_t seed, const std::function<void(Sequence&)>& run) {
   for (std::uint64_t i = 0; i < 9; ++i) {
     Case c = random_case(base_seed() + seed + i, 2 + i % 3);
     c.bound = 0;
@@ -242,7 +251,6 @@ void Commands::run_sequences(std::uint64_t seed, const std::function<void(Sequen
     c.depth = 2 + i % 2;
     c.num_handles = 2;
     c.kernel_waits = kernel_waits() | 2;  // one rank does in any case
-    c.commands = ~0u;
     // A noop needs no peer, but does not come after one that has left.
     Shared<Gate> finished;
     with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
@@ -253,17 +261,17 @@ void Commands::run_sequences(std::uint64_t seed, const std::function<void(Sequen
   }
 }
 
-TEST_P(Commands, AnySequenceIsBitExact) {
+TEST_P(Calls, AnySequenceIsBitExact) {
   run_sequences(9000, [](Sequence& sequence) { sequence.run(); });
 }
 
-TEST_P(Commands, AnySequenceMayBeAGraph) {
+TEST_P(Calls, AnySequenceMayBeAGraph) {
   run_sequences(9500, [](Sequence& sequence) { sequence.replay(4); });
 }
 
 // ---- graphs ---------------------------------------------------------------------------------------
 
-TEST_P(Commands, AGraphIsReplayedWithWhatTheRegionsHoldThen) {
+TEST_P(Calls, AGraphIsReplayedWithWhatTheRegionsHoldThen) {
   for (const epd_layout_t layout : {EPD_LAYOUT_COMPACT, EPD_LAYOUT_PACKED, EPD_LAYOUT_EXPERT}) {
     const Case c = stream_case(3, 1, layout);
     auto ranks = replaying_ranks(daemon(), c, group_name(), [&](const ReplayingRank& self) {
@@ -274,14 +282,59 @@ TEST_P(Commands, AGraphIsReplayedWithWhatTheRegionsHoldThen) {
   }
 }
 
-// ---- beside ranks whose hosts submit ---------------------------------------------------------------
+TEST_P(Calls, TheTicketsOfAGraphTellOfEachReplay) {
+  const Case c = stream_case(2, 1);
+  auto ranks = replaying_ranks(daemon(), c, group_name(), [&](const ReplayingRank& self) {
+    epd_group_t* const group = self.group.get();
+    const epd_ticket_t ticket = self.replayed.dispatched();
+    RANK_CHECK(epd_ticket_pending(group, ticket) == 1, "it has not run");
+    must(epd_ticket_wait(group, ticket, EPD_NO_WAIT, nullptr), "wait", EPD_WOULD_BLOCK);
+    for (std::uint64_t round = 0; round < 6; ++round) {
+      self.replayed.play(round);
+      epd_counts_t counts;
+      epd_counts_init(&counts);
+      must(epd_ticket_counts(group, ticket, kWaitMs, &counts), "counts");
+      const auto want = kernels::reference::dispatch_to(c.params(), inputs_of(c, round), self.rank);
+      RANK_CHECK(counts.num_recv_rows == want.num_recv_rows, "M of round " + std::to_string(round));
+      RANK_CHECK(std::equal(want.rank_offsets.begin(), want.rank_offsets.end(), counts.rank_offsets),
+                 "rank_offsets of round " + std::to_string(round));
+      if (round % 2 == 0) {
+        self.replayed.check(round);
+        must(epd_ticket_wait(group, ticket, EPD_NO_WAIT, nullptr), "a second wait", EPD_WOULD_BLOCK);
+        continue;
+      }
+      struct Told {
+        std::atomic<bool> called{false};
+        epd_result_t result{};
+      } told;
+      const auto hook = [](const epd_result_t* result, void* user) {
+        static_cast<Told*>(user)->result = *result;
+        static_cast<Told*>(user)->called = true;
+      };
+      must(epd_ticket_on_complete(group, ticket, hook, &told), "hook");
+      RANK_CHECK(eventually(30, [&] { return told.called.load(); }), "the hook is called");
+      RANK_CHECK(told.result.status == EPD_OK && told.result.runs == round + 1 &&
+                     told.result.op_index == 2 * round && told.result.num_recv_rows == want.num_recv_rows,
+                 "the hook is told of round " + std::to_string(told.result.runs));
+    }
+    must(epd_ticket_drop(group, ticket), "drop");
+    must(epd_ticket_wait(group, ticket, EPD_NO_WAIT, nullptr), "wait", EPD_NOT_FOUND);
+    must(epd_ticket_drop(group, ticket), "drop", EPD_NOT_FOUND);
+  });
+  expect_all_ok(wait_all(ranks, 90));
+}
 
-TEST_P(Commands, RanksNeedNotAllDoTheSame) {
+// ---- streams and none ------------------------------------------------------------------------------
+
+TEST_P(Calls, RanksNeedNotAllDoTheSame) {
   for (const bool deferred : {false, true}) {
     Case c = stream_case(3, 2);
-    c.commands = 0b101;
     c.defer = deferred;
     with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
+      if (rank == 1) {
+        rounds_without_a_stream(group, c, rank, 0, 12);
+        return;
+      }
       Rounds rounds(group, c, rank, 12);
       for (std::uint64_t i = 0; i < 12; ++i) rounds.submit(i);
       rounds.must_finish();
@@ -290,10 +343,63 @@ TEST_P(Commands, RanksNeedNotAllDoTheSame) {
   }
 }
 
+TEST_P(Calls, ARankMayDoBothInTurn) {
+  const Case c = stream_case(3, 2);
+  with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
+    Rounds rounds(group, c, rank, 40);
+    for (std::uint64_t turn = 0; turn < 10; ++turn) {
+      for (std::uint64_t i = 0; i < 2; ++i) rounds.submit(4 * turn + i);
+      rounds.must_finish();
+      rounds.check_all();
+      rounds_without_a_stream(group, c, rank, 4 * turn + 2, 4 * turn + 4);
+    }
+  });
+}
+
+// Of one rank alone: a noop of the host's comes while the stream waits for a peer, and ends behind what that
+// waits for.
+TEST_P(Calls, WithoutAStreamACallComesBehindWhatRuns) {
+  const Case c = stream_case(2, 2);
+  Shared<Gate> waits;
+  with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
+    Rounds rounds(group, c, rank, 1);
+    if (rank == 1) waits->wait_for(1);
+    rounds.submit(0);
+    if (rank == 0) {
+      sleep_ms(50);  // so that its kernel waits for the peer
+      epd_ticket_t noop = 0;
+      must(epd_noop(group.get(), 1, EPD_NO_STREAM, &noop), "noop");
+      must(epd_ticket_wait(group.get(), noop, 50, nullptr), "noop", EPD_DEADLINE_EXCEEDED);
+      must(epd_ticket_wait_on_stream(group.get(), noop, rounds.stream().get()), "without a stream",
+           EPD_INVALID_ARGUMENT);
+      waits->arrive();
+      must(epd_ticket_wait(group.get(), noop, kWaitMs, nullptr), "noop");
+    }
+    rounds.must_finish();
+    rounds.check_all();
+    waits->meet(3);
+  });
+}
+
+TEST_P(Calls, ResultsAreKeptOfTheLast1024) {
+  const Case c = stream_case(1, 1);
+  with_ranks(c, [&](const Session&, const Group& group, std::uint32_t) {
+    const GpuStream stream(group.gpu());
+    std::vector<epd_ticket_t> tickets(abi::kOnceResults + 2);
+    for (std::size_t i = 0; i < tickets.size(); ++i)
+      must(epd_noop(group.get(), 0, stream.get(), &tickets[i]), "noop " + std::to_string(i));
+    RANK_CHECK(stream.finish(kStreamSeconds), "the stream waits");
+    for (std::size_t i = 0; i < tickets.size(); ++i) {
+      must(epd_ticket_wait(group.get(), tickets[i], kWaitMs, nullptr), "noop " + std::to_string(i),
+           i < 2 ? EPD_NOT_FOUND : EPD_OK);
+    }
+  });
+}
+
 // ---- failures -------------------------------------------------------------------------------------
 
 // Then the group goes on, and so does the graph.
-TEST_P(Commands, ABadChoiceIsToldByCheck) {
+TEST_P(Calls, ABadChoiceIsToldByTicketsAndByCheck) {
   Shared<Gate> checked;
   Shared<Gate> told;
   auto ranks = replaying_ranks(daemon(), stream_case(2, 1), group_name(), [&](const ReplayingRank& self) {
@@ -307,8 +413,11 @@ TEST_P(Commands, ABadChoiceIsToldByCheck) {
     }
     self.must_be(EPD_INVALID_ARGUMENT);
     must_say("topk_idx");
+    self.replayed.must_end(EPD_INVALID_ARGUMENT);
+    must_say("topk_idx");
     self.replayed.play(2);  // not carried out, and holds nobody
     self.must_be(EPD_INVALID_ARGUMENT);
+    self.replayed.must_end(EPD_INVALID_ARGUMENT);
     told->meet(2);
     self.resume();
     self.play(3, 8);
@@ -318,7 +427,7 @@ TEST_P(Commands, ABadChoiceIsToldByCheck) {
   expect_all_ok(wait_all(ranks, 90));
 }
 
-TEST_P(Commands, AGraphGoesOnAfterAnEngineThatWasKilled) {
+TEST_P(Calls, AGraphGoesOnAfterAnEngineThatWasKilled) {
   for (const std::uint32_t victim : {0u, 1u}) {
     SCOPED_TRACE("the engine of rank " + std::to_string(victim));
     Shared<Gate> played;
@@ -345,8 +454,8 @@ TEST_P(Commands, AGraphGoesOnAfterAnEngineThatWasKilled) {
   }
 }
 
-// Rank 1 dies between two of its commands; rank 0 waits for it.
-TEST_P(Commands, APeerThatDiesBetweenItsCommands) {
+// Rank 1 dies between two of its calls; rank 0 waits for it.
+TEST_P(Calls, APeerThatDiesBetweenItsCalls) {
   for (const bool degrade : {false, true}) {
     SCOPED_TRACE(degrade ? "degrade" : "fail fast");
     Case c = stream_case(2, 1);
@@ -369,7 +478,7 @@ TEST_P(Commands, APeerThatDiesBetweenItsCommands) {
 }
 
 // The same graph before, without, and with a process that has taken the lost one's place.
-TEST_P(Commands, ARankThatRejoins) {
+TEST_P(Calls, ARankThatRejoins) {
   Case c = stream_case(2, 1);
   c.degrade = true;
   const std::string name = group_name();
@@ -402,7 +511,7 @@ TEST_P(Commands, ARankThatRejoins) {
   expect_all_ok(wait_all(processes, 90));
 }
 
-TEST_P(Commands, MoreTokensThanThereMayBeEndTheSession) {
+TEST_P(Calls, MoreTokensThanThereMayBeEndTheSession) {
   const Case c = stream_case(1, 1);
   with_ranks(c, [&](const Session& session, const Group& group, std::uint32_t) {
     const GpuStream stream(group.gpu());
@@ -417,10 +526,12 @@ TEST_P(Commands, MoreTokensThanThereMayBeEndTheSession) {
     RANK_CHECK(stream.finish(kStreamSeconds), "the stream waits");
     must(epd_group_check(group.get(), nullptr), "check", EPD_INVALID_ARGUMENT);
     must(epd_session_check(session.get()), "the session", EPD_INVALID_ARGUMENT);
+    must(epd_ticket_wait(group.get(), ticket, kWaitMs, nullptr), "the ticket", EPD_INVALID_ARGUMENT);
   });
 }
 
-TEST_P(Commands, OnlyEnginesThatStayTakeThem) {
+// Elsewhere the engine is in the path: what only calls can do is refused.
+TEST_P(Calls, OnlyResidentKernelsTakeThem) {
   for (const char* const kind : {"cuda", "host"}) {
     DaemonOptions options;
     use_devices(options, kind);
@@ -428,16 +539,20 @@ TEST_P(Commands, OnlyEnginesThatStayTakeThem) {
     ASSERT_TRUE(own.start());
     expect_all_ok(run_ranks(1, 60, [&](std::uint32_t) -> std::string {
       const Session session(own.socket(), own.device(0));
-      epd_group_config_t config = small_config("none", 0, 1);
-      config.commands = EPD_COMMANDS_BY_STREAM;
-      epd_group_t* group = nullptr;
-      const bool host = std::string(kind) == "host";
-      must(epd_group_join(session.get(), &config, &group), "join",
-           host ? EPD_INVALID_ARGUMENT : EPD_UNSUPPORTED);
-      if (!host)
-        must_say(
-            "commands is 1 (by stream) on " + std::string(own.device(0)) +
-            ", which runs launched (devices.mode); allowed: where kernels stay, devices.mode = \"resident\"");
+      epd_session_info_t info;
+      epd_session_info_init(&info);
+      must(epd_session_info(session.get(), &info), "info");
+      RANK_CHECK(info.resident == 0, "not resident");
+      const Group group(session, small_config("none", 0, 1));
+      const std::uint32_t n = 0;
+      epd_dispatch_args_t args;
+      epd_dispatch_args_init(&args);
+      args.num_tokens_at = &n;
+      epd_ticket_t ticket = 0;
+      must(epd_dispatch(group.get(), &args, EPD_NO_STREAM, &ticket, nullptr), "dispatch",
+           EPD_INVALID_ARGUMENT);
+      must_say(
+          "num_tokens_at is given; allowed: NULL, but on GPUs that the daemon serves by resident kernels");
       return "";
     }));
     own.stop();

@@ -1,4 +1,4 @@
-// Groups whose operations are commands: each rank's stream replays a graph. A rank dies in one of several
+// Groups whose operations are calls: each rank's stream replays a graph. A rank dies in one of several
 // ways; the others are told, resume, and replay the same graph.
 #include "gpu_fault_fixture.h"
 #include "support/replayed.h"
@@ -12,7 +12,7 @@ namespace {
 enum class Death {
   kBetweenOperations,  // hurts nobody else
   kInItsKernel,        // of its own: takes along its engine
-  kWaitingByKernel,    // in its stream, for a command whose peers wait too: likewise
+  kWaitingByKernel,    // in its stream, for a call whose peers wait too: likewise
   kWaitingByMemop,     // hurts nobody else
   kWithItsEngine,      // which is killed
 };
@@ -23,7 +23,7 @@ struct Fate {
   bool degrade;
   bool fails_gpu() const { return death != Death::kBetweenOperations && death != Death::kWaitingByMemop; }
   // One rank comes only when it hears of the death, so that the victim is waiting for it.
-  bool in_a_command() const { return death >= Death::kWaitingByKernel; }
+  bool in_a_call() const { return death >= Death::kWaitingByKernel; }
   std::uint32_t kernel_waits() const { return death == Death::kWaitingByMemop ? 0 : ~0u; }
 };
 
@@ -124,13 +124,12 @@ class Player {
   std::map<std::string, std::uint64_t> failures_;
 };
 
-class GpuFaultCommands : public GpuFault, public testing::WithParamInterface<Fate> {
+class GpuFaultCalls : public GpuFault, public testing::WithParamInterface<Fate> {
  protected:
   void SetUp() override { start({}, "resident", GetParam().fails_gpu() ? 2 : 1); }
 
   Case fatal_case() const {
     Case c = gpu_case(GetParam().degrade);
-    c.commands = ~0u;
     c.kernel_waits = GetParam().kernel_waits();
     return c;
   }
@@ -140,8 +139,8 @@ class GpuFaultCommands : public GpuFault, public testing::WithParamInterface<Fat
     const bool victim = rank == kVictim;
     if (victim && GetParam().death == Death::kInItsKernel) occupy_its_gpu();
     stage_->ready.arrive();
-    if (victim && !GetParam().in_a_command()) sleep_ms(60000);  // until it is killed
-    if (rank != kLatecomer || !GetParam().in_a_command()) return;
+    if (victim && !GetParam().in_a_call()) sleep_ms(60000);  // until it is killed
+    if (rank != kLatecomer || !GetParam().in_a_call()) return;
     const auto broken = [&] { return epd_group_check(group.get(), nullptr) != EPD_OK; };
     RANK_CHECK(eventually(30, broken), "nobody has died");
   }
@@ -173,7 +172,7 @@ class GpuFaultCommands : public GpuFault, public testing::WithParamInterface<Fat
     const Session session(daemon().socket(), device_of(rank), c.wait_by_on(rank));
     const Keepsake keepsake(session, rank);
     {
-      const Group group(session, c.config("commands", rank));
+      const Group group(session, c.config("calls", rank));
       PlayOptions o = options(rank, group);
       if (c.degrade) {
         o.finished = &stage_->finished;
@@ -191,7 +190,7 @@ class GpuFaultCommands : public GpuFault, public testing::WithParamInterface<Fat
 
   void play_as_successor(const Session& session) const {
     const Case c = fatal_case();
-    const Group group(session, c.config("commands", kVictim));
+    const Group group(session, c.config("calls", kVictim));
     stage_->joined.open();
     PlayOptions o;
     o.finished = &stage_->finished;
@@ -212,14 +211,14 @@ class GpuFaultCommands : public GpuFault, public testing::WithParamInterface<Fat
   void wait_for_the_others() const { stage_->seen.meet(kFaultRanks); }
 
   double kill(std::vector<RankProcess>& ranks) const {
-    if (GetParam().in_a_command()) sleep_ms(100);  // the victim's stream gets to where it waits
+    if (GetParam().in_a_call()) sleep_ms(100);  // the victim's stream gets to where it waits
     if (GetParam().death == Death::kWithItsEngine) return gpus_->kill_engine(ranks[kVictim], victims_gpu());
     if (GetParam().fails_gpu()) return gpus_->kill_in_a_kernel(ranks[kVictim], victims_gpu());
     const double killed = now_s();
     ranks[kVictim].kill(SIGKILL);
     // Its place is free; and one group of the two that degrade so is seen to go on before it is taken.
     const RankTimes& times = stage_->times[kLatecomer];
-    const bool waits = GetParam().degrade && !GetParam().in_a_command();
+    const bool waits = GetParam().degrade && !GetParam().in_a_call();
     EXPECT_TRUE(eventually(20, [&] { return (waits ? times.again : times.told) != 0; }));
     return killed;
   }
@@ -227,7 +226,7 @@ class GpuFaultCommands : public GpuFault, public testing::WithParamInterface<Fat
   const Shared<Stage> stage_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Deaths, GpuFaultCommands,
+INSTANTIATE_TEST_SUITE_P(Deaths, GpuFaultCalls,
                          testing::Values(Fate{"between_operations", Death::kBetweenOperations, true},
                                          Fate{"between_operations_fail_fast", Death::kBetweenOperations,
                                               false},
@@ -238,7 +237,7 @@ INSTANTIATE_TEST_SUITE_P(Deaths, GpuFaultCommands,
                                          Fate{"with_its_engine", Death::kWithItsEngine, true}),
                          [](const auto& tested) { return tested.param.name; });
 
-TEST_P(GpuFaultCommands, TheOthersGoOnReplaying) {
+TEST_P(GpuFaultCalls, TheOthersGoOnReplaying) {
   std::vector<RankProcess> ranks;
   for (std::uint32_t rank = 0; rank < kFaultRanks; ++rank)
     ranks.emplace_back([&, rank] { return play_until_the_end(rank); });
@@ -253,7 +252,7 @@ TEST_P(GpuFaultCommands, TheOthersGoOnReplaying) {
     return "";
   });
   expect_all_end_well(ranks, newcomer);
-  print_times(std::string("commands, ") + GetParam().name, killed, *stage_);
+  print_times(std::string("calls, ") + GetParam().name, killed, *stage_);
   for (std::uint32_t rank = 0; rank < kFaultRanks; ++rank) {
     if (rank == kVictim) continue;
     EXPECT_NE(stage_->times[rank].told.load(), 0) << "rank " << rank;

@@ -1,5 +1,5 @@
-// A group by commands beside clients that come and go, die, or ring nonsense on the same GPUs: it goes on
-// replaying, every round is bit-exact, and no engine is restarted.
+// A group whose operations are calls beside clients that come and go, die, or ring nonsense on the same GPUs:
+// it goes on replaying, every round is bit-exact, and no engine is restarted.
 #include "replaying_ranks.h"
 #include "stream_rounds.h"
 
@@ -15,10 +15,8 @@
 namespace epd::test {
 namespace {
 
-class CommandsBystander : public StreamConformance {};
-INSTANTIATE_TEST_SUITE_P(Devices, CommandsBystander,
-                         testing::Values("resident_commands", "resident_commands_by_kernel"),
-                         [](const auto& tested) { return tested.param; });
+class CallsBystander : public StreamConformance {};
+EPD_INSTANTIATE_CALLS(CallsBystander);
 
 // A group of which all ranks replay and check, from now until finish().
 class Undisturbed {
@@ -66,9 +64,9 @@ class Undisturbed {
 
 // ---- groups that come and go ----------------------------------------------------------------------
 
-// By commands and submitted; each ends as it should or is killed between its operations. Shares of SMs follow
+// In streams and without; each ends as it should or is killed between its operations. Shares of SMs follow
 // priorities, which change meanwhile, as does the number of SMs.
-TEST_P(CommandsBystander, GroupsComeAndGo) {
+TEST_P(CallsBystander, GroupsComeAndGo) {
   std::mt19937_64 random(base_seed() + 11000);
   const auto below = [&](std::uint32_t n) { return static_cast<std::uint32_t>(random() % n); };
   const auto set = [&](const std::vector<std::string>& what) {
@@ -82,10 +80,10 @@ TEST_P(CommandsBystander, GroupsComeAndGo) {
   for (std::uint32_t i = 0; i < 12; ++i) {
     Case c = stream_case(1 + below(2), 1 + below(2), static_cast<epd_layout_t>(below(3)));
     c.seed += i;
-    c.commands = below(2) != 0 ? ~0u : 0;
+    const bool in_streams = below(2) != 0;
     c.priority = static_cast<std::int32_t>(below(16)) - 8;
     const bool killed = below(3) == 0;
-    SCOPED_TRACE(c.describe() + (killed ? "; killed" : ""));
+    SCOPED_TRACE(c.describe() + (in_streams ? "; in streams" : "") + (killed ? "; killed" : ""));
     const std::string comer = group_name();
     Shared<Gate> played;
     std::vector<RankProcess> ranks;
@@ -93,10 +91,14 @@ TEST_P(CommandsBystander, GroupsComeAndGo) {
       ranks.emplace_back([&, rank]() -> std::string {
         const Session session(daemon().socket(), daemon().device(rank), c.wait_by_on(rank));
         const Group group(session, c.config(comer.c_str(), rank));
-        Rounds rounds(group, c, rank, 4);
-        for (std::uint64_t round = 0; round < 4; ++round) rounds.submit(round);
-        rounds.must_finish();
-        rounds.check_all();
+        if (in_streams) {
+          Rounds rounds(group, c, rank, 4);
+          for (std::uint64_t round = 0; round < 4; ++round) rounds.submit(round);
+          rounds.must_finish();
+          rounds.check_all();
+        } else {
+          rounds_without_a_stream(group, c, rank, 0, 4);
+        }
         played->meet(c.num_ranks);
         if (killed) ::raise(SIGKILL);
         return "";
@@ -115,7 +117,7 @@ TEST_P(CommandsBystander, GroupsComeAndGo) {
 
 // That know nothing of epd. Under MPS a GPU then may begin no kernel as long as one stays on it
 // (daemon/device/README, "Stepping aside"): one newcomer in ten, when it was measured.
-TEST_P(CommandsBystander, ProcessesThatMakeAContextAndGo) {
+TEST_P(CallsBystander, ProcessesThatMakeAContextAndGo) {
   Undisturbed undisturbed(daemon(), stream_case(2, 1), group_name());
   for (std::uint32_t i = 0; i < 20; ++i) {
     SCOPED_TRACE("process " + std::to_string(i));
@@ -131,7 +133,7 @@ TEST_P(CommandsBystander, ProcessesThatMakeAContextAndGo) {
 }
 
 // One group has a rank elsewhere too, the other has none.
-TEST_P(CommandsBystander, AllGroupsOfAnEngineGoOnWhenItWasKilled) {
+TEST_P(CallsBystander, AllGroupsOfAnEngineGoOnWhenItWasKilled) {
   Shared<Gate> played;
   Shared<Gate> killed;
   std::vector<RankProcess> ranks;
@@ -169,24 +171,28 @@ class OwnWords {
         place_(group.slot_on_gpu(0) + abi::UserArenaLayout(c.shape()).commands),
         max_tokens_(c.max_tokens) {}
 
-  // Each is refused: the session ends.
+  // Each is refused: the session ends. In either ring; the client has made no calls without a stream.
   void ring_illegally(std::mt19937_64& random) const {
     const abi::CommandWords words = read();
+    const bool by_host = random() % 2 != 0;
     abi::Call call;
-    call.number = words.tail;
+    call.number = by_host ? 0 : words.tail;
     call.op = abi::Op::kDispatch;
     call.num_tokens = 1;
     call.flagged = random() % 2 != 0;
     call.epoch = words.epoch & 0xff;
-    switch (random() % 6) {
+    switch (random() % 7) {
       case 0: call.slot = call.route = abi::kMaxDepth - 1; break;
       case 1: call.num_tokens = max_tokens_ + 1 + random() % 1000; break;
       case 2: call.op = abi::Op::kCombine; break;  // which takes its tokens from the routing
       case 3: call.flags = 0x8000; break;
-      case 4: call.route = static_cast<std::uint32_t>(random() | 0x10000); break;
+      case 4:
+        call.route = 1 + static_cast<std::uint32_t>(random() % ((1u << abi::kCallRouteBits) - 1));
+        break;
+      case 5: call.result = abi::kResultPlaces; break;
       default: call.number += abi::kCommandSlots * (1 + random() % 1000);  // lies where another should
     }
-    store(call);
+    store(call, by_host);
   }
 
   // Words that may mean anything or nothing, the engine's too.
@@ -196,7 +202,8 @@ class OwnWords {
     switch (random() % 3) {
       case 0: {
         const std::uint64_t word = random();
-        constexpr std::size_t kWords = std::size_t{abi::kCommandSlots} * abi::PackedCall::kWords;
+        constexpr std::size_t kWords = std::size_t{2} * abi::kCommandSlots * abi::PackedCall::kWords;
+        static_assert(offsetof(abi::CommandWords, host_calls) == kWords / 2 * sizeof(word));
         copy_to_gpu(gpu_, place_ + offsetof(abi::CommandWords, calls) + random() % kWords * sizeof(word),
                     &word, sizeof(word));
         break;
@@ -214,8 +221,9 @@ class OwnWords {
         call.flags = likely ? 0 : any();
         call.sms = any() % 200;
         call.route = likely ? 0 : any();
+        call.result = likely ? 0 : any();
         call.timeout_ms = likely ? 0 : any();
-        store(call);
+        store(call, random() % 2 != 0);
         break;
       }
       default: {
@@ -233,10 +241,11 @@ class OwnWords {
     copy_from_gpu(gpu_, &words, place_, sizeof(words));
     return words;
   }
-  void store(const abi::Call& call) const {
+  void store(const abi::Call& call, bool by_host) const {
     const abi::PackedCall packed = abi::pack(call);
-    const std::size_t slot = call.number % abi::kCommandSlots;
-    copy_to_gpu(gpu_, place_ + offsetof(abi::CommandWords, calls) + sizeof(packed) * slot, &packed,
+    const std::size_t ring =
+        by_host ? offsetof(abi::CommandWords, host_calls) : offsetof(abi::CommandWords, calls);
+    copy_to_gpu(gpu_, place_ + ring + sizeof(packed) * (call.number % abi::kCommandSlots), &packed,
                 sizeof(packed));
   }
 
@@ -245,18 +254,16 @@ class OwnWords {
   const std::uint32_t max_tokens_;
 };
 
-class CommandsNonsense : public StreamConformance {
+class CallsNonsense : public StreamConformance {
  protected:
   // `attack`: with the session, the group's words and a source of numbers, in a rank that has played two
   // rounds.
   using Attack = std::function<void(const Session&, const OwnWords&, std::mt19937_64&)>;
   void attack(std::uint64_t first_seed, const Attack& attack);
 };
-INSTANTIATE_TEST_SUITE_P(Devices, CommandsNonsense,
-                         testing::Values("resident_commands", "resident_commands_by_kernel"),
-                         [](const auto& tested) { return tested.param; });
+EPD_INSTANTIATE_CALLS(CallsNonsense);
 
-void CommandsNonsense::attack(std::uint64_t first_seed, const Attack& attack) {
+void CallsNonsense::attack(std::uint64_t first_seed, const Attack& attack) {
   const Case alone = stream_case(1, 1);
   Undisturbed undisturbed(daemon(), stream_case(2, 1), group_name());
   for (std::uint64_t i = 0; i < 10; ++i) {
@@ -283,7 +290,7 @@ void CommandsNonsense::attack(std::uint64_t first_seed, const Attack& attack) {
   undisturbed.finish();
 }
 
-TEST_P(CommandsNonsense, WhoRingsIllegallyHurtsOnlyItself) {
+TEST_P(CallsNonsense, WhoRingsIllegallyHurtsOnlyItself) {
   attack(12000, [](const Session& session, const OwnWords& words, std::mt19937_64& random) {
     words.ring_illegally(random);
     RANK_CHECK(eventually(20, [&] { return epd_session_check(session.get()) != EPD_OK; }), "it was taken");
@@ -293,7 +300,7 @@ TEST_P(CommandsNonsense, WhoRingsIllegallyHurtsOnlyItself) {
   });
 }
 
-TEST_P(CommandsNonsense, WhoScribblesHurtsOnlyItself) {
+TEST_P(CallsNonsense, WhoScribblesHurtsOnlyItself) {
   attack(12100, [](const Session&, const OwnWords& words, std::mt19937_64& random) {
     for (int n = 0; n < 200; ++n) words.scribble(random);  // past its session's end, if that comes
   });

@@ -1,4 +1,5 @@
-// What else there is on the GPU of a rank by commands: who looks at it, and groups that want its SMs.
+// What else there is on the GPU of a rank whose operations are calls: who looks at it, and groups that want
+// its SMs.
 #include "replaying_ranks.h"
 #include "stream_rounds.h"
 
@@ -7,10 +8,8 @@
 namespace epd::test {
 namespace {
 
-class CommandsBeside : public StreamConformance {};
-INSTANTIATE_TEST_SUITE_P(Devices, CommandsBeside,
-                         testing::Values("resident_commands", "resident_commands_by_kernel"),
-                         [](const auto& tested) { return tested.param; });
+class CallsBeside : public StreamConformance {};
+EPD_INSTANTIATE_CALLS(CallsBeside);
 
 // A line of `epctl ops`: ID GROUP OP KIND RANK DEVICE SESSION SLOT TOKENS STAGE ...
 struct OpsLine {
@@ -29,7 +28,7 @@ std::vector<OpsLine> ops_of(const Daemon& daemon) {
   return lines;
 }
 
-TEST_P(CommandsBeside, EpctlListsThemWhileTheyRun) {
+TEST_P(CallsBeside, EpctlListsThemWhileTheyRun) {
   const Case c = stream_case(2, 1);
   Shared<Gate> played;
   Shared<Gate> listed;
@@ -73,7 +72,7 @@ TEST_P(CommandsBeside, EpctlListsThemWhileTheyRun) {
 
 // The rank's kernel needs SMs that an operation of another group holds, which waits for a slow peer for
 // longer than an engine may take to answer.
-TEST_P(CommandsBeside, AGroupThatWaitsForSmsKillsNoEngine) {
+TEST_P(CallsBeside, AGroupThatWaitsForSmsKillsNoEngine) {
   DaemonOptions options;
   use_devices(options, "resident");
   options.sms = 1024;  // all that a device has, so that the first rank has them
