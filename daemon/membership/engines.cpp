@@ -1,180 +1,182 @@
-// Engines that come up, get ready, and die.
-#include "membership/registry.h"
+#include "engines.h"
 
 #include <algorithm>
 #include <utility>
 
 namespace epd::membership {
 
-EngineSlot* GroupRegistry::slot_of(std::uint64_t group_id, std::uint32_t device) {
-  const auto group = groups_.find(group_id);
-  if (group == groups_.end()) return nullptr;
-  const auto slot = group->second.engines.find(device);
-  return slot == group->second.engines.end() ? nullptr : &slot->second;
-}
-
-void GroupRegistry::tell_engine(Group& group, std::uint32_t device, EngineSlot& slot) {
-  if (!is_up(device)) {
-    slot.state = EngineSlot::Absent{};
-    return;
-  }
-  slot.state = EngineSlot::Starting{due_in_ms(limits_.engine_start_ms)};
-  slot.waits_for.clear();
-  for (auto& [rank, member] : group.members) {
-    if (member.device == device && !member.gone()) member.announced = true;
-  }
-  emit(StartGroup{device, group.id, group.is(GroupPhase::kBreaking)});
-}
-
-void GroupRegistry::engine_up(std::uint32_t device) {
-  if (up_.size() <= device) up_.resize(device + 1);
-  up_[device] = true;
-  for (auto& [id, group] : groups_) {
-    if (group.is(GroupPhase::kActive)) admit_waiting(group);
-    close_streams(group, device);
+void Engines::on(const EngineUp& event) {
+  parts_.nodes.engine_up(event.engine);
+  for (auto& [id, group] : parts_.groups.all()) {
+    parts_.rejoins.admit(group);
+    parts_.steps.close_streams(group, event.engine);
     if (!group.is(GroupPhase::kStarting) && !group.is(GroupPhase::kBreaking)) continue;
-    const auto slot = group.engines.find(device);
+    const auto slot = group.engines.find(event.engine);
     if (slot != group.engines.end() && slot->second.is(EnginePhase::kAbsent))
-      tell_engine(group, device, slot->second);
+      parts_.steps.start(group, event.engine);
   }
 }
 
-// Of a group that has ended without this engine, or of a rank that was lost without it. The engine is told of
-// neither, and nobody else could let the streams go on that wait there: a client looks at no board while it
-// waits for a stream.
-void GroupRegistry::close_streams(const Group& group, std::uint32_t device) {
-  const bool over = group.is(GroupPhase::kFailing) || group.is(GroupPhase::kLost);
-  if (group.device_kind != abi::DeviceKind::kCuda || (!over && !group.is(GroupPhase::kBreaking))) return;
-  for (const auto& [rank, member] : group.members) {
-    if (member.device == device && member.holds_memory && (over || member.gone()))
-      emit(CloseStreams{device, group.id, rank});
+void Engines::on(const EngineDown& event) {
+  parts_.nodes.engine_down(event.engine);
+  keep_boards(event.boards);
+  for (const std::uint64_t id : parts_.groups.ids()) {
+    if (parts_.groups.find_slot(id, event.engine) != nullptr)
+      down_for(*parts_.groups.find(id), event.engine, event.text);
   }
 }
 
-void GroupRegistry::engine_down(std::uint32_t device, const std::string& text) {
-  if (is_up(device)) up_[device] = false;
-  for (const std::uint64_t id : group_ids()) {
-    if (slot_of(id, device) != nullptr) engine_down_for(groups_.at(id), device, text);
+void Engines::keep_boards(const std::vector<BoardIndex>& boards) {
+  for (const BoardIndex& board : boards) {
+    Group* group = parts_.groups.find(board.group_id);
+    if (group == nullptr) continue;
+    const auto member = group->members.find(board.rank);
+    if (member != group->members.end()) member->second.board_index = board.next_index;
   }
 }
 
-void GroupRegistry::engine_down_for(Group& group, std::uint32_t device, const std::string& text) {
-  EngineSlot& slot = group.engines.at(device);
+void Engines::down_for(Group& group, EngineId engine, const std::string& text) {
+  EngineSlot& slot = group.engines.at(engine);
   const bool over =
       group.is(GroupPhase::kFailing) || group.is(GroupPhase::kLost) || group.is(GroupPhase::kRemoving);
   slot = EngineSlot{};
   if (over) slot.state = EngineSlot::Done{};
   for (auto& [rank, member] : group.members) {
-    if (member.device != device) continue;
+    if (member.engine != engine) continue;
     member.announced = false;
     const bool stopped = std::holds_alternative<Member::Stopped>(member.submissions);
     const bool awaited = !stopped && (member.gone() || group.is(GroupPhase::kFailing));
-    if (awaited) member_has_stopped(member, memory_.next_index(group.id, rank));
+    if (awaited) parts_.members.has_stopped(member, member.board_index);
   }
   switch (group.phase()) {
     case GroupPhase::kForming:
     case GroupPhase::kStarting: return;
     case GroupPhase::kBreaking:
-      if (!group.needs(device)) slot_free(group, device);
+      if (!group.needs(engine)) parts_.breaks.slot_free(group, engine);
       return;
     case GroupPhase::kActive:
-      if (group.needs(device)) {
-        begin_break(group, {StatusCode::kEngineRestarted, -1, text});
+      if (group.needs(engine)) {
+        parts_.breaks.begin(group, {StatusCode::kEngineRestarted, -1, text});
       } else {
-        slot_free(group, device);
+        parts_.breaks.slot_free(group, engine);
       }
       return;
     case GroupPhase::kFailing:
-      mark_members_lost(group, device);
-      advance(group);
+      parts_.steps.mark_lost(group, engine);
+      parts_.breaks.advance(group);
       return;
-    case GroupPhase::kLost: mark_members_lost(group, device); return;
-    case GroupPhase::kRemoving: {
-      const bool all = std::all_of(group.engines.begin(), group.engines.end(),
-                                   [](const auto& entry) { return entry.second.is(EnginePhase::kDone); });
-      if (all) forget(group.id);
-      return;
-    }
+    case GroupPhase::kLost: parts_.steps.mark_lost(group, engine); return;
+    case GroupPhase::kRemoving: parts_.breaks.forget_if_removed(group); return;
   }
 }
 
-void GroupRegistry::group_ready(std::uint32_t device, const abi::GroupReady& message) {
-  EngineSlot* slot = slot_of(message.group_id, device);
+void Engines::on(const GroupReady& event) {
+  const abi::GroupReady& message = event.message;
+  EngineSlot* slot = parts_.groups.find_slot(message.group_id, event.engine);
   if (slot == nullptr || !slot->is(EnginePhase::kStarting)) return;
-  Group& group = groups_.at(message.group_id);
+  Group& group = *parts_.groups.find(message.group_id);
   slot->waits_for.clear();
-  const bool first_start = group.is(GroupPhase::kStarting);
   if (message.status != StatusCode::kOk) {
-    const std::string text(message.text, abi::text_length(message.text));
     slot->state = EngineSlot::Broken{};
-    if (first_start) {
-      abort_start(group, Status(message.status, text));
-      return;
-    }
-    if (group.is(GroupPhase::kBreaking)) {
-      begin_failing(group, {message.status, -1, text}, 0);
-    } else if (auto* failing = std::get_if<Group::Failing>(&group.state)) {
-      failing->fail_from = 0;
-    }
-    advance(group);
-    return;
-  }
-  if (!first_start) {
+    not_ready(group, {message.status, std::string(message.text, abi::text_length(message.text))});
+  } else if (group.is(GroupPhase::kStarting)) {
+    slot->state = EngineSlot::Serving{};
+    parts_.forming.engine_ready(group);
+  } else {
+    keep_boards(event.boards);
     std::uint64_t next_index = kNever;
     for (const auto& [rank, member] : group.members) {
-      if (member.device == device && member.holds_memory && member.presence == Presence::kHere)
-        next_index = std::min(next_index, memory_.next_index(group.id, rank));
+      if (member.engine == event.engine && member.holds_memory && member.presence == Presence::kHere)
+        next_index = std::min(next_index, member.board_index);
     }
     slot->state = EngineSlot::Broken{next_index};
-    advance(group);
+    parts_.breaks.advance(group);
+  }
+}
+
+void Engines::not_ready(Group& group, const Status& status) {
+  if (group.is(GroupPhase::kStarting)) {
+    parts_.forming.abort_start(group, status);
     return;
   }
-  slot->state = EngineSlot::Serving{};
-  const bool all = std::all_of(group.engines.begin(), group.engines.end(),
-                               [](const auto& entry) { return entry.second.is(EnginePhase::kServing); });
-  if (!all) return;
-  group.state = Group::Active{};
-  for (const auto& [rank, member] : group.members) reply_joined(group, member);
+  if (group.is(GroupPhase::kBreaking)) {
+    parts_.breaks.fail(group, {status.code(), -1, status.message()}, 0);
+  } else if (auto* failing = std::get_if<Group::Failing>(&group.state)) {
+    failing->fail_from = 0;
+  }
+  parts_.breaks.advance(group);
 }
 
 // Not a step that is late: nobody is to be killed for it. How long the others wait for it is bounded by their
 // joins' deadlines.
-void GroupRegistry::group_waits(std::uint32_t device, const abi::GroupWaits& message) {
-  EngineSlot* slot = slot_of(message.group_id, device);
+void Engines::on(const GroupWaits& event) {
+  EngineSlot* slot = parts_.groups.find_slot(event.message.group_id, event.engine);
   const bool owes = slot != nullptr && slot->due_ns() != nullptr &&
                     (slot->is(EnginePhase::kStarting) || slot->is(EnginePhase::kServing));
   if (!owes) return;
-  *slot->due_ns() = due_in_ms(limits_.engine_start_ms);
-  slot->waits_for.assign(message.text, abi::text_length(message.text));
+  *slot->due_ns() = desk_.due_in_ms(desk_.limits().engine_start_ms);
+  slot->waits_for.assign(event.message.text, abi::text_length(event.message.text));
 }
 
-void GroupRegistry::rank_refused(std::uint32_t device, const abi::RankRefused& message) {
-  if (slot_of(message.group_id, device) == nullptr) return;
-  Group& group = groups_.at(message.group_id);
-  const auto found = group.members.find(message.rank);
-  if (found == group.members.end() || found->second.gone()) return;
-  const Status status(message.status, "rank " + std::to_string(message.rank) + ": " +
-                                          std::string(message.text, abi::text_length(message.text)));
-  if (group.is(GroupPhase::kStarting)) {
-    abort_start(group, status);
+void Engines::on(const Resumed& event) {
+  EngineSlot* slot = parts_.groups.find_slot(event.message.group_id, event.engine);
+  auto* serving = slot == nullptr ? nullptr : std::get_if<EngineSlot::Serving>(&slot->state);
+  if (serving == nullptr) return;
+  Group& group = *parts_.groups.find(event.message.group_id);
+  if (event.message.epoch != group.epoch) return;
+  serving->due_ns = 0;
+  slot->waits_for.clear();
+  // On CUDA devices a newcomer may look at its peers' signals only after all of them have cleared those.
+  const bool all = group.device_kind == abi::DeviceKind::kCuda;
+  if (all && std::any_of(group.engines.begin(), group.engines.end(), [](auto& entry) {
+        return entry.second.is(EnginePhase::kServing) && entry.second.due_ns() != nullptr;
+      })) {
     return;
   }
-  const Member& member = found->second;
-  if (member.presence == Presence::kJoining) {
-    emit(ReplyRefused{member.session_id, member.join_request, status});
-  } else if (group.device_kind == abi::DeviceKind::kCuda && member.device == device) {
-    emit(CloseStreams{device, group.id, message.rank});
+  for (auto& [rank, member] : group.members) {
+    if ((!all && member.engine != event.engine) || member.presence != Presence::kJoining) continue;
+    member.presence = Presence::kHere;
+    parts_.members.reply_joined(group, member);
   }
-  lose_member(group.id, message.rank, "can't be served: " + status.message());
 }
 
-void GroupRegistry::reply_joined(const Group& group, const Member& member) {
-  const std::uint64_t arena_bytes = abi::UserArenaLayout(group.shape, member.bound).total_bytes;
-  const std::uint64_t board_bytes = abi::BoardLayout(group.shape).total_bytes;
-  emit(ReplyJoined{member.session_id,
-                   member.join_request,
-                   {member.member, member.rank, group.id, group.epoch, group.resume_index, arena_bytes,
-                    board_bytes, limits_.operation_ms, 0}});
+// Whoever is late is asked again after a while.
+bool Engines::is_overdue(std::uint64_t* due_ns) const {
+  if (due_ns == nullptr || *due_ns > desk_.now_ns()) return false;
+  *due_ns = desk_.due_in_ms(desk_.limits().engine_ack_ms);
+  return true;
+}
+
+// An engine that misses a deadline is killed. One that lives on is stopped, so nothing can be had from it.
+void Engines::tick(Group& group) {
+  for (auto& [engine, slot] : group.engines) {
+    if (!is_overdue(slot.due_ns())) continue;
+    const auto* failing = std::get_if<Group::Failing>(&group.state);
+    if (failing != nullptr && failing->told && failing->fail_from != 0) {
+      parts_.breaks.fail_everything(group);
+    } else {
+      desk_.emit(KillEngine{engine, "no answer to a step of group " + std::to_string(group.id) + " in time"});
+    }
+  }
+  const bool stopped = tick_stopping(group);
+  const auto* breaking = std::get_if<Group::Breaking>(&group.state);
+  if (breaking != nullptr && breaking->release_due_ns <= desk_.now_ns()) parts_.steps.release_failed(group);
+  if (stopped) parts_.breaks.advance(group);
+}
+
+// Whether the answer of one is given up: what its rank had submitted can't be known.
+bool Engines::tick_stopping(Group& group) {
+  bool stopped = false;
+  for (auto& [rank, member] : group.members) {
+    auto* stopping = std::get_if<Member::Stopping>(&member.submissions);
+    if (stopping == nullptr || !is_overdue(&stopping->due_ns)) continue;
+    desk_.emit(KillEngine{member.engine, "rank " + std::to_string(rank) + " of group " +
+                                             std::to_string(group.id) + " in time not stopped"});
+    if (!std::exchange(stopping->asked_again, true)) continue;
+    parts_.members.has_stopped(member, 0);
+    stopped = true;
+  }
+  return stopped;
 }
 
 }  // namespace epd::membership

@@ -30,6 +30,10 @@ abi::CloseStreams MemberArenas::streams() const {
   return {layout.total_bytes, layout.words, layout.commands, wanted.shape.depth, 0};
 }
 
+std::uint64_t MemberArenas::next_index() const {
+  return board_map.as<Board>()->next_index.load(std::memory_order_acquire);
+}
+
 // Subtracting, so that no sum can overflow.
 Status ArenaStore::check_quota(const MemberArenas& wanted, const Quota& of_user) const {
   const std::uint64_t bytes = wanted.bytes;
@@ -88,6 +92,7 @@ Status ArenaStore::acquire(std::pair<std::uint64_t, std::uint32_t> member, std::
                            const UserQuotas& quotas, const DeviceName& device, const WantedMemory& wanted) {
   MemberArenas made;
   made.uid = uid;
+  made.device = device;
   made.wanted = wanted;
   const bool host = device.kind == abi::DeviceKind::kHost;
   const abi::GroupBytes needed(wanted.shape, host, abi::bound_regions(wanted.bindings), wanted.results);
@@ -166,11 +171,6 @@ void ArenaStore::release(std::uint64_t group_id, std::uint32_t rank) {
 const MemberArenas* ArenaStore::find(std::uint64_t group_id, std::uint32_t rank) const {
   const auto found = arenas_.find({group_id, rank});
   return found == arenas_.end() ? nullptr : &found->second;
-}
-
-std::uint64_t ArenaStore::next_index(std::uint64_t group_id, std::uint32_t rank) const {
-  const MemberArenas* arenas = find(group_id, rank);
-  return arenas == nullptr ? 0 : arenas->board_map.as<Board>()->next_index.load(std::memory_order_acquire);
 }
 
 void ArenaStore::mark_lost(std::uint64_t group_id, std::uint32_t rank, const std::string& text,

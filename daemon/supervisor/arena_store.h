@@ -4,26 +4,31 @@
 #include "base/closer.h"
 #include "base/descriptors.h"
 #include "base/quota.h"
+#include "common/fd.h"
 #include "common/memory.h"
 #include "device/memory.h"
 #include "mapping_count.h"
-#include "membership/group.h"
 #include "proto/link.h"
 #include "proto/session.h"
 #include "proto/shape.h"
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace epd {
+
+// Descriptors of memory that a client keeps regions in; null: of none.
+using ClientMemory = std::shared_ptr<const std::vector<UniqueFd>>;
 
 // What a rank keeps its regions in: arenas of ours, but for those that it has bound to memory of its own.
 struct WantedMemory {
   abi::GroupShape shape{};
   abi::Bindings bindings{};
-  membership::ClientMemory memory;
+  ClientMemory memory;
   bool results = false;  // its operations are calls
 
   std::size_t num_memories() const { return memory == nullptr ? 0 : memory->size(); }
@@ -31,6 +36,7 @@ struct WantedMemory {
 
 struct MemberArenas {
   std::uint32_t uid = 0;
+  DeviceName device;
   // Counted: the two arenas, the board, and results. On a host device also what is bound: engines may be the
   // first to touch a page of it, and a page is charged to who touches it first.
   std::uint64_t bytes = 0;
@@ -45,6 +51,8 @@ struct MemberArenas {
   UniqueFd results;  // if it has any
   Mapping board_map;
 
+  // Of the board: the first operation that its engine has not completed.
+  std::uint64_t next_index() const;
   // Where in `user` a client's streams wait.
   abi::CloseStreams streams() const;
 };
@@ -78,9 +86,10 @@ class ArenaStore {
   void release(std::uint64_t group_id, std::uint32_t rank);
   // nullptr if released.
   const MemberArenas* find(std::uint64_t group_id, std::uint32_t rank) const;
+  // By group and rank.
+  const std::map<std::pair<std::uint64_t, std::uint32_t>, MemberArenas>& all() const { return arenas_; }
 
   std::uint64_t total_bytes() const { return total_bytes_; }
-  std::uint64_t next_index(std::uint64_t group_id, std::uint32_t rank) const;
   // Only while no engine writes the board.
   void mark_lost(std::uint64_t group_id, std::uint32_t rank, const std::string& text, StatusCode cause,
                  std::int32_t culprit_rank);

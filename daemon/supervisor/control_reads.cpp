@@ -59,8 +59,8 @@ void fill(v1::Group& message, const membership::Group& group, const EngineFleet&
   for (const auto& [rank, member] : group.members) {
     v1::GroupMember& out = *message.add_members();
     out.set_rank(rank);
-    out.set_session_id(member.session_id);
-    out.set_device(fleet.name(member.device));
+    out.set_session_id(member.session.number);
+    out.set_device(fleet.name(member.engine.device));
     out.set_gone(member.gone());
   }
   if (!group.is(membership::GroupPhase::kForming)) return;
@@ -146,7 +146,7 @@ v1::ListSessionsResponse ControlReads::list_sessions() const {
   for (const auto& [id, group] : rooms_.registry.groups()) {
     for (const auto& [rank, member] : group.members) {
       const MemberArenas* arenas = rooms_.memory.find(id, rank);
-      if (arenas != nullptr) arena_bytes[member.session_id] += arenas->bytes;
+      if (arenas != nullptr) arena_bytes[member.session.number] += arenas->bytes;
     }
   }
   v1::ListSessionsResponse list;
@@ -163,7 +163,7 @@ v1::ListSessionsResponse ControlReads::list_sessions() const {
     message.set_claimed_pid(session.claimed_pid);
     message.set_claimed_host(session.claimed_host);
     message.set_age_ms((now - session.accepted_ns) / kMsNs);
-    message.set_groups(rooms_.registry.memberships(id));
+    message.set_groups(rooms_.registry.memberships({membership::kLocalNode, id}));
     message.set_arena_bytes(arena_bytes[id]);
   }
   return list;
@@ -176,7 +176,7 @@ v1::ListGroupsResponse ControlReads::list_groups() const {
     v1::Group& message = *list.add_groups();
     fill(message, group, rooms_.fleet, now);
     for (const auto& [rank, member] : group.members) {
-      const abi::GroupSettings settings = parts_.settings.of_group(group, member.device);
+      const abi::GroupSettings settings = parts_.settings.of_group(group.settings_on(member.engine));
       message.set_sms(std::max(message.sms(), settings.sms));
       message.set_priority(settings.priority);
     }

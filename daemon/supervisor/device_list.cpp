@@ -72,14 +72,6 @@ Status DeviceList::find_unreachable() {
   return {};
 }
 
-Status DeviceList::check_reach(std::uint32_t device, std::uint32_t other) const {
-  const std::vector<std::uint32_t>& unreachable = devices_[device].unreachable;
-  if (std::find(unreachable.begin(), unreachable.end(), other) == unreachable.end()) return {};
-  return {StatusCode::kUnsupported, devices_[device].name.text() + " can't map the memory of " +
-                                        devices_[other].name.text() +
-                                        " (no P2P between them; nvidia-smi topo -p2p rw)"};
-}
-
 bool DeviceList::is_resident(std::uint32_t device) const {
   return is_cuda(devices_[device].name) && devices_[device].mode == LaunchMode::kResident;
 }

@@ -24,8 +24,6 @@ class DeviceList {
   const std::vector<Device>& all() const { return devices_; }
   bool any_under_mps() const;
 
-  // See MemberMemory.
-  Status check_reach(std::uint32_t device, std::uint32_t other) const;
   // A kernel of its engine is, and operations are calls.
   bool is_resident(std::uint32_t device) const;
 

@@ -2,6 +2,7 @@
 
 #include "base/event.h"
 #include "member_memory_store.h"
+#include "membership/registry.h"
 #include "process_state.h"
 #include "session/session_table.h"
 
@@ -10,6 +11,13 @@
 #include <vector>
 
 namespace epd {
+namespace {
+
+membership::EngineId local(std::uint32_t device) {
+  return {membership::kLocalNode, device};
+}
+
+}  // namespace
 
 EngineEvents::EngineEvents(const Rooms& rooms, const Parts& parts) : rooms_(rooms), parts_(parts) {}
 
@@ -20,7 +28,7 @@ void EngineEvents::engine_ready(std::uint32_t device) {
   }
   for (const MemberMemoryStore::OpenStreams& open : rooms_.memory.take_open_streams(device))
     parts_.orders.send(device, abi::LinkType::kCloseStreams, open.message, {open.user.get()});
-  rooms_.registry.engine_up(device);
+  rooms_.registry.handle(membership::EngineUp{local(device)});
   parts_.orders.send(device, abi::LinkType::kAllTold, abi::AllTold{});
 }
 
@@ -30,7 +38,7 @@ void EngineEvents::engine_down(std::uint32_t device, const std::string& text, bo
   for (const auto& [id, session] : rooms_.sessions.connections()) {
     if (session.attached && session.device == device) unserve_segments(session.segments);
   }
-  rooms_.registry.engine_down(device, text);
+  rooms_.registry.handle(membership::EngineDown{local(device), text, rooms_.memory.boards_on(device)});
 }
 
 void EngineEvents::engine_failed(std::uint32_t device, const std::string& text) {
@@ -54,45 +62,46 @@ void EngineEvents::session_failed(const abi::SessionFailed& message) {
   rooms_.sessions.end(message.session_id, Status(message.status, text));
 }
 
+// An engine that sends a body of another size than its type has is killed.
+template <typename T>
+std::optional<T> EngineEvents::read(std::uint32_t device, const Packet& packet) {
+  Result<T> message = packet.read<T>();
+  if (message.ok()) return *message;
+  rooms_.fleet.kill(device, message.status().message());
+  return std::nullopt;
+}
+
+template <typename Event>
+void EngineEvents::tell(std::uint32_t device, const Packet& packet) {
+  const auto message = read<decltype(Event::message)>(device, packet);
+  if (message) rooms_.registry.handle(Event{local(device), *message});
+}
+
+void EngineEvents::tell_ready(std::uint32_t device, const Packet& packet) {
+  const auto message = read<abi::GroupReady>(device, packet);
+  if (!message) return;
+  rooms_.registry.handle(
+      membership::GroupReady{local(device), *message, rooms_.memory.boards_on(device, message->group_id)});
+}
+
 void EngineEvents::engine_message(std::uint32_t device, const Packet& packet) {
-  const auto on = [&]<typename T>(auto&& handler, const T*) {
-    Result<T> message = packet.read<T>();
-    if (message.ok()) {
-      handler(*message);
-    } else {
-      rooms_.fleet.kill(device, message.status().message());
-    }
-  };
-  switch (static_cast<abi::LinkType>(packet.header.type)) {
-    case abi::LinkType::kSessionFailed:
-      return on([&](const auto& m) { session_failed(m); }, static_cast<abi::SessionFailed*>(nullptr));
-    case abi::LinkType::kSessionRemoved:
-      return on([&](const auto& m) { parts_.removals.removed(device, m.session_id); },
-                static_cast<abi::SessionRef*>(nullptr));
-    case abi::LinkType::kGroupReady:
-      return on([&](const auto& m) { rooms_.registry.group_ready(device, m); },
-                static_cast<abi::GroupReady*>(nullptr));
-    case abi::LinkType::kGroupWaits:
-      return on([&](const auto& m) { rooms_.registry.group_waits(device, m); },
-                static_cast<abi::GroupWaits*>(nullptr));
-    case abi::LinkType::kMemberStopped:
-      return on([&](const auto& m) { rooms_.registry.member_stopped(device, m); },
-                static_cast<abi::MemberRef*>(nullptr));
-    case abi::LinkType::kBreakRequest:
-      return on([&](const auto& m) { rooms_.registry.break_requested(device, m); },
-                static_cast<abi::Break*>(nullptr));
-    case abi::LinkType::kBroken:
-      return on([&](const auto& m) { rooms_.registry.broken(device, m); },
-                static_cast<abi::Broken*>(nullptr));
-    case abi::LinkType::kResumed:
-      return on([&](const auto& m) { rooms_.registry.resumed(device, m); },
-                static_cast<abi::Resumed*>(nullptr));
-    case abi::LinkType::kRankRefused:
-      return on([&](const auto& m) { rooms_.registry.rank_refused(device, m); },
-                static_cast<abi::RankRefused*>(nullptr));
-    case abi::LinkType::kGroupRemoved:
-      return on([&](const auto& m) { rooms_.registry.group_removed(device, m); },
-                static_cast<abi::GroupRef*>(nullptr));
+  using abi::LinkType;
+  switch (static_cast<LinkType>(packet.header.type)) {
+    case LinkType::kSessionFailed:
+      if (const auto message = read<abi::SessionFailed>(device, packet)) session_failed(*message);
+      return;
+    case LinkType::kSessionRemoved:
+      if (const auto message = read<abi::SessionRef>(device, packet))
+        parts_.removals.removed(device, message->session_id);
+      return;
+    case LinkType::kGroupReady: return tell_ready(device, packet);
+    case LinkType::kGroupWaits: return tell<membership::GroupWaits>(device, packet);
+    case LinkType::kMemberStopped: return tell<membership::MemberStopped>(device, packet);
+    case LinkType::kBreakRequest: return tell<membership::BreakRequested>(device, packet);
+    case LinkType::kBroken: return tell<membership::Broken>(device, packet);
+    case LinkType::kResumed: return tell<membership::Resumed>(device, packet);
+    case LinkType::kRankRefused: return tell<membership::RankRefused>(device, packet);
+    case LinkType::kGroupRemoved: return tell<membership::GroupRemoved>(device, packet);
     default: rooms_.fleet.kill(device, "it sent message type " + std::to_string(packet.header.type));
   }
 }

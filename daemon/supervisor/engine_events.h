@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 namespace epd {
@@ -32,6 +33,12 @@ class EngineEvents final : public FleetHost {
   void engine_failed(std::uint32_t device, const std::string& text) override;
 
  private:
+  template <typename T>
+  std::optional<T> read(std::uint32_t device, const Packet& packet);
+  // The registry, of what an engine says.
+  template <typename Event>
+  void tell(std::uint32_t device, const Packet& packet);
+  void tell_ready(std::uint32_t device, const Packet& packet);
   void session_failed(const abi::SessionFailed& message);
   void end_dying_sessions(std::uint32_t device);
 

@@ -98,18 +98,19 @@ v1::Wait ControlReads::wait_of(const membership::Group& group, std::uint32_t ran
     return wait;
   }
   const membership::Member& member = found->second;
-  const DeviceState state = rooms_.fleet.state_now(member.device);
-  wait.set_session_id(member.session_id);
+  const std::uint32_t device = member.engine.device;
+  const DeviceState state = rooms_.fleet.state_now(device);
+  wait.set_session_id(member.session.number);
   wait.set_pid(member.pid);
   wait.set_gone(member.gone());
-  wait.set_device(rooms_.fleet.name(member.device));
+  wait.set_device(rooms_.fleet.name(device));
   wait.set_device_state(message_of(state));
-  wait.set_engine_pid(rooms_.fleet.engine_pid(member.device));
+  wait.set_engine_pid(rooms_.fleet.engine_pid(device));
   wait.set_engine_stopped(state == DeviceState::kStopped);
   wait.set_client_stopped(!member.gone() && member.pid != 0 && is_stopped(member.pid));
   wait.set_submitted(its != nullptr);
   if (its != nullptr) wait.set_stage(its->stage());
-  const Session* session = rooms_.sessions.find(member.session_id);
+  const Session* session = rooms_.sessions.find(member.session.number);
   wait.set_text(
       describe(wait, state, session == nullptr ? std::to_string(member.pid) : process_name(*session)));
   return wait;
@@ -118,12 +119,12 @@ v1::Wait ControlReads::wait_of(const membership::Group& group, std::uint32_t ran
 // Engines that owe the group an answer to its break.
 std::string ControlReads::silent_engines(const membership::Group& group) const {
   std::string names;
-  for (const auto& [device, slot] : group.engines) {
+  for (const auto& [engine, slot] : group.engines) {
     using membership::EnginePhase;
     if (!slot.is(EnginePhase::kBreaking) && !slot.is(EnginePhase::kAbsent) &&
         !slot.is(EnginePhase::kStarting))
       continue;
-    names += (names.empty() ? "the engine of " : ", of ") + rooms_.fleet.name(device);
+    names += (names.empty() ? "the engine of " : ", of ") + rooms_.fleet.name(engine.device);
   }
   return names;
 }

@@ -128,7 +128,7 @@ void Lifecycle::drain(const Operator& by, std::uint32_t timeout_ms) {
                 {"timeout_ms", allowed_ms},
                 {"by_uid", by.uid},
                 {"by_pid", by.pid}});
-  rooms_.registry.refuse_conflicts(admitting());
+  rooms_.registry.handle(membership::NodeDrains{membership::kLocalNode, admitting()});
   if (on_serving_) on_serving_(false);
   notifier_.send("STOPPING=1");
 }

@@ -10,7 +10,7 @@ void record_losses(const membership::GroupRegistry& registry, std::uint64_t sess
     // Nobody leaves by name what it has not joined yet.
     if (member_id && group.engines.empty()) continue;
     for (const auto& [rank, member] : group.members) {
-      if (member.session_id != session_id || member.gone()) continue;
+      if (member.session.number != session_id || member.gone()) continue;
       if (member_id && member.member != *member_id) continue;
       record_of_user(group.uid, EventKind::kRankLost, LogLevel::kInfo, "rank lost",
                      {{"group", id},

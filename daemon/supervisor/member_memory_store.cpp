@@ -4,6 +4,7 @@
 #include "fleet.h"
 #include "live_config.h"
 
+#include <string>
 #include <utility>
 
 namespace epd {
@@ -14,17 +15,34 @@ MemberMemoryStore::MemberMemoryStore(const Rooms& rooms, Closer& closer, Descrip
       arenas_(rooms.config.arena_limits(), closer, descriptors),
       open_streams_(rooms.devices.size()) {}
 
+void MemberMemoryStore::keep(const membership::RequestId& request, Brought brought) {
+  brought_[request] = std::move(brought);
+}
+
+void MemberMemoryStore::session_closed(std::uint64_t session_id) {
+  std::erase_if(brought_,
+                [session_id](const auto& entry) { return entry.first.session.number == session_id; });
+}
+
 const MemberArenas* MemberMemoryStore::find(std::uint64_t group_id, std::uint32_t rank) const {
   return arenas_.find(group_id, rank);
 }
 
-Status MemberMemoryStore::check_reach(std::uint32_t device, std::uint32_t other) const {
-  return rooms_.devices.check_reach(device, other);
+std::vector<membership::BoardIndex> MemberMemoryStore::boards_on(
+    std::uint32_t device, std::optional<std::uint64_t> group_id) const {
+  const DeviceName& name = rooms_.devices[device].name;
+  std::vector<membership::BoardIndex> boards;
+  for (const auto& [member, arenas] : arenas_.all()) {
+    const bool here = arenas.device.kind == name.kind && arenas.device.index == name.index;
+    if (here && (!group_id || *group_id == member.first))
+      boards.push_back({member.first, member.second, arenas.next_index()});
+  }
+  return boards;
 }
 
-Status MemberMemoryStore::acquire(const membership::MemoryOwner& owner, const UserQuotas& quotas,
-                                  const abi::GroupShape& shape, const abi::Bindings& bindings,
-                                  const membership::ClientMemory& memory) {
+Status MemberMemoryStore::acquire(const membership::AcquireMemory& action) {
+  const auto brought = brought_.find(action.request);
+  if (brought == brought_.end()) return {StatusCode::kAborted, "its session has closed"};
   // An engine that does not read its link: what is sent meanwhile waits there, with descriptors of its own.
   const std::uint64_t waiting = rooms_.fleet.queued_descriptors();
   if (waiting > descriptors_.allowed() / 4) {
@@ -32,33 +50,26 @@ Status MemberMemoryStore::acquire(const membership::MemoryOwner& owner, const Us
                               " descriptors; allowed for another join: " +
                               std::to_string(descriptors_.allowed() / 4) + " (a quarter of RLIMIT_NOFILE)");
   }
-  return arenas_.acquire({owner.group_id, owner.rank}, owner.uid, quotas, rooms_.devices[owner.device].name,
-                         {shape, bindings, memory, rooms_.devices.is_resident(owner.device)});
+  const auto& [quotas, bindings, memory] = brought->second;
+  return arenas_.acquire({action.group_id, action.rank}, action.uid, quotas,
+                         rooms_.devices[action.engine.device].name,
+                         {action.shape, bindings, memory, rooms_.devices.is_resident(action.engine.device)});
 }
 
-void MemberMemoryStore::release(std::uint64_t group_id, std::uint32_t rank) {
-  arenas_.release(group_id, rank);
-}
-
-std::uint64_t MemberMemoryStore::next_index(std::uint64_t group_id, std::uint32_t rank) {
-  return arenas_.next_index(group_id, rank);
+void MemberMemoryStore::mark_lost(const membership::MarkLost& action) {
+  arenas_.mark_lost(action.group_id, action.rank, action.text, action.cause, action.culprit_rank);
 }
 
 // If no descriptor is left, the streams wait until their client leaves.
-void MemberMemoryStore::close_streams_later(std::uint32_t device, std::uint64_t group_id,
-                                            std::uint32_t rank) {
-  const MemberArenas* arenas = arenas_.find(group_id, rank);
+void MemberMemoryStore::close_streams_later(const membership::CloseStreams& action) {
+  const MemberArenas* arenas = arenas_.find(action.group_id, action.rank);
+  if (arenas == nullptr) return;
   Result<UniqueFd> user = duplicate(arenas->user.get());
-  if (user.ok()) open_streams_[device].push_back({arenas->streams(), std::move(*user)});
+  if (user.ok()) open_streams_[action.engine.device].push_back({arenas->streams(), std::move(*user)});
 }
 
 std::vector<MemberMemoryStore::OpenStreams> MemberMemoryStore::take_open_streams(std::uint32_t device) {
   return std::exchange(open_streams_[device], {});
-}
-
-void MemberMemoryStore::mark_lost(std::uint64_t group_id, std::uint32_t rank, const std::string& text,
-                                  StatusCode cause, std::int32_t culprit_rank) {
-  arenas_.mark_lost(group_id, rank, text, cause, culprit_rank);
 }
 
 }  // namespace epd

@@ -1,21 +1,31 @@
-// The memory of members, as the registry asks for it; and the streams that an engine's successor is to close.
+// The memory of members: what joins bring until they are answered, the arenas and boards of ranks, and the
+// streams that an engine's successor is to close.
 #pragma once
 
 #include "arena_store.h"
 #include "base/closer.h"
 #include "base/descriptors.h"
-#include "membership/registry.h"
+#include "base/quota.h"
+#include "membership/actions.h"
+#include "membership/events.h"
 #include "proto/link.h"
 #include "rooms.h"
 
 #include <cstdint>
-#include <string>
+#include <map>
+#include <optional>
 #include <vector>
 
 namespace epd {
 
-class MemberMemoryStore final : public membership::MemberMemory {
+class MemberMemoryStore {
  public:
+  // What stays here of a Join while the registry decides.
+  struct Brought {
+    UserQuotas quotas;
+    abi::Bindings bindings{};
+    ClientMemory memory;
+  };
   struct OpenStreams {
     abi::CloseStreams message;
     UniqueFd user;
@@ -25,26 +35,31 @@ class MemberMemoryStore final : public membership::MemberMemory {
   MemberMemoryStore(const Rooms& rooms, Closer& closer, DescriptorBudget& descriptors);
   void set_limits(const ArenaStore::Limits& limits) { arenas_.set_limits(limits); }
 
+  // Until the join is answered, or its session has closed.
+  void keep(const membership::RequestId& request, Brought brought);
+  void answered(const membership::RequestId& request) { brought_.erase(request); }
+  void session_closed(std::uint64_t session_id);
+
   // nullptr if released.
   const MemberArenas* find(std::uint64_t group_id, std::uint32_t rank) const;
   std::uint64_t total_bytes() const { return arenas_.total_bytes(); }
+  // What the boards of ranks on the device say, of all groups or of one. While no engine writes them.
+  std::vector<membership::BoardIndex> boards_on(std::uint32_t device,
+                                                std::optional<std::uint64_t> group_id = {}) const;
   // What close_streams_later() has been asked for; nothing is left here.
   std::vector<OpenStreams> take_open_streams(std::uint32_t device);
 
-  // MemberMemory
-  Status check_reach(std::uint32_t device, std::uint32_t other) const override;
-  Status acquire(const membership::MemoryOwner& owner, const UserQuotas& quotas, const abi::GroupShape& shape,
-                 const abi::Bindings& bindings, const membership::ClientMemory& memory) override;
-  void release(std::uint64_t group_id, std::uint32_t rank) override;
-  std::uint64_t next_index(std::uint64_t group_id, std::uint32_t rank) override;
-  void close_streams_later(std::uint32_t device, std::uint64_t group_id, std::uint32_t rank) override;
-  void mark_lost(std::uint64_t group_id, std::uint32_t rank, const std::string& text, StatusCode cause,
-                 std::int32_t culprit_rank) override;
+  // The registry's actions.
+  Status acquire(const membership::AcquireMemory& action);
+  void release(const membership::ReleaseMemory& action) { arenas_.release(action.group_id, action.rank); }
+  void mark_lost(const membership::MarkLost& action);
+  void close_streams_later(const membership::CloseStreams& action);
 
  private:
   const Rooms& rooms_;
   const DescriptorBudget& descriptors_;
   ArenaStore arenas_;
+  std::map<membership::RequestId, Brought> brought_;
   std::vector<std::vector<OpenStreams>> open_streams_;  // by device, for its next engine
 };
 

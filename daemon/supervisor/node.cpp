@@ -31,6 +31,13 @@ SessionTable::Options session_options(const DaemonLife& life, const DeviceList& 
   return options;
 }
 
+membership::NodeUp describe(const DeviceList& devices) {
+  membership::NodeUp node;
+  for (const DeviceList::Device& device : devices.all())
+    node.devices.push_back({device.name.text(), device.unreachable});
+  return node;
+}
+
 }  // namespace
 
 Node::Node(const Ground& ground, SupervisorOptions options, DeviceList devices)
@@ -50,10 +57,12 @@ Node::Node(const Ground& ground, SupervisorOptions options, DeviceList devices)
       reads_(rooms_, {settings_, gpu_work_, lifecycle_}),
       commands_(rooms_, {orders_, settings_, gpu_work_, lifecycle_}),
       memory_(rooms_, closer_, descriptors_),
-      registry_(ground.deadlines, memory_, config_.membership_limits()),
+      registry_(ground.deadlines, config_.membership_limits()),
       sessions_(session_options(life_, devices_, config_.session_limits()), ground.deadlines, session_events_,
                 {closer_, descriptors_}),
-      fleet_(ground.loop, ground.clock, engine_events_, config_.fleet_options(options_.engine_binary)) {}
+      fleet_(ground.loop, ground.clock, engine_events_, config_.fleet_options(options_.engine_binary)) {
+  registry_.handle(describe(devices_));
+}
 
 Status Node::start() {
   if (Status status = lifecycle_.watch_signals(); !status.ok()) return status;

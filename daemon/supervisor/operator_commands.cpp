@@ -113,7 +113,7 @@ Status OperatorCommands::set_group(const Operator& by, const std::string& name,
   if (!change.sms && !change.priority) return invalid_argument("nothing to set; allowed: sms, priority");
   std::uint32_t most_sms = 0;
   for (const auto& [rank, member] : group.members)
-    most_sms = std::max(most_sms, rooms_.fleet.max_sms(member.device));
+    most_sms = std::max(most_sms, rooms_.fleet.max_sms(member.engine.device));
   if (change.sms) {
     if (Status status = check_range("sms", *change.sms, 0, most_sms); !status.ok()) return status;
   }
@@ -123,9 +123,10 @@ Status OperatorCommands::set_group(const Operator& by, const std::string& name,
   }
   const GroupSettingsChange& kept = parts_.settings.set_group(group.id, change);
   parts_.orders.carry_out_all();  // an engine may be about to be told of the group
-  for (const auto& [device, slot] : group.engines) {
-    if (knows_group(slot))
-      parts_.orders.send(device, abi::LinkType::kGroupSettings, parts_.settings.of_group(group, device));
+  for (const auto& [engine, slot] : group.engines) {
+    if (!knows_group(slot)) continue;
+    parts_.orders.send(engine.device, abi::LinkType::kGroupSettings,
+                       parts_.settings.of_group(group.settings_on(engine)));
   }
   record_event(EventKind::kSettingChanged, LogLevel::kInfo, "group set by the operator",
                {{"group", group.id},
@@ -170,13 +171,13 @@ Status OperatorCommands::evict_rank(const Operator& by, const std::string& name,
   record_event(EventKind::kEvicted, LogLevel::kWarning, "rank evicted by the operator",
                {{"group", group.id},
                 {"rank", rank},
-                {"session", member->second.session_id},
+                {"session", member->second.session.number},
                 {"pid", member->second.pid},
                 {"reason", reason},
                 {"by_uid", by.uid},
                 {"by_pid", by.pid}});
-  record_losses(rooms_.registry, member->second.session_id, member->second.member, how);
-  rooms_.registry.evict(group.id, rank, how);
+  record_losses(rooms_.registry, member->second.session.number, member->second.member, how);
+  rooms_.registry.handle(membership::EvictRank{group.id, rank, how});
   parts_.orders.carry_out_all();
   return {};
 }

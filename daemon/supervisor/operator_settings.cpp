@@ -2,6 +2,7 @@
 
 #include "device_list.h"
 #include "live_config.h"
+#include "membership/registry.h"
 
 namespace epd {
 
@@ -13,9 +14,9 @@ abi::Settings OperatorSettings::of_device(std::uint32_t device) const {
           config->operation_ms, config->spin_us, config->log_level};
 }
 
-abi::GroupSettings OperatorSettings::of_group(const membership::Group& group, std::uint32_t device) const {
-  abi::GroupSettings settings{group.id, group.sms_on(device), group.priority_on(device)};
-  const auto found = group_settings_.find(group.id);
+abi::GroupSettings OperatorSettings::of_group(const abi::GroupSettings& joined) const {
+  abi::GroupSettings settings = joined;
+  const auto found = group_settings_.find(joined.group_id);
   if (found == group_settings_.end()) return settings;
   if (found->second.sms) settings.sms = *found->second.sms;
   if (found->second.priority) settings.priority = *found->second.priority;

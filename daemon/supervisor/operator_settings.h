@@ -2,7 +2,6 @@
 // both.
 #pragma once
 
-#include "membership/registry.h"
 #include "proto/link.h"
 #include "rooms.h"
 #include "supervisor/control_facade.h"
@@ -19,7 +18,8 @@ class OperatorSettings {
   explicit OperatorSettings(const Rooms& rooms);
 
   abi::Settings of_device(std::uint32_t device) const;
-  abi::GroupSettings of_group(const membership::Group& group, std::uint32_t device) const;
+  // `joined`: what the ranks on a device have asked for.
+  abi::GroupSettings of_group(const abi::GroupSettings& joined) const;
 
   void set_sms(std::uint32_t device, std::uint32_t sms) { device_sms_[device] = sms; }
   void forget_sms();  // of all devices

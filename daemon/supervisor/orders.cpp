@@ -25,85 +25,66 @@ void Orders::add_session(const Session& session) {
        {session.segments.a.get(), session.segments.b.get(), session.segments.ring_client.get()});
 }
 
-void Orders::refuse(std::uint64_t session_id, std::uint32_t request_id, const Status& status) {
-  carry_out(membership::ReplyRefused{session_id, request_id, status});
-}
-
 void Orders::carry_out(const membership::StartGroup& action) {
-  const membership::Group* found = find_group(action.group_id);
-  if (found == nullptr) return;
-  const membership::Group& group = *found;
+  const membership::GroupDescription& group = action.group;
+  const std::uint32_t device = action.engine.device;
   abi::GroupBegin begin{};
-  begin.group_id = group.id;
+  begin.group_id = group.label.id;
   begin.epoch = group.epoch;
   begin.resume_index = group.resume_index;
-  const abi::GroupSettings settings = settings_.of_group(group, action.device);
+  const abi::GroupSettings settings = settings_.of_group(group.settings);
   begin.sms = settings.sms;
   begin.priority = settings.priority;
   begin.broken = action.broken ? 1 : 0;
   begin.shape = group.shape;
-  abi::set_text(begin.name, group.name.data(), group.name.size());
-  rooms_.fleet.send(action.device, abi::LinkType::kGroupBegin, begin);
-  for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
-    const auto member = group.members.find(rank);
-    send_rank(action.device, group, rank, member != group.members.end() ? member->second.active_since : 0);
-  }
-  for (const auto& [rank, member] : group.members) {
-    if (member.device == action.device && member.announced) send_member(group, member);
-  }
-  rooms_.fleet.send(action.device, abi::LinkType::kGroupCommit, abi::GroupRef{group.id});
+  abi::set_text(begin.name, group.label.name.data(), group.label.name.size());
+  rooms_.fleet.send(device, abi::LinkType::kGroupBegin, begin);
+  for (const membership::RankDescription& rank : group.ranks) send_rank(action.engine, begin.group_id, rank);
+  for (const membership::MemberDescription& member : group.members)
+    send_member(device, begin.group_id, member);
+  rooms_.fleet.send(device, abi::LinkType::kGroupCommit, abi::GroupRef{begin.group_id});
 }
 
-const membership::Group* Orders::find_group(std::uint64_t group_id) const {
-  const auto found = rooms_.registry.groups().find(group_id);
-  return found == rooms_.registry.groups().end() ? nullptr : &found->second;
-}
-
-void Orders::send_rank(std::uint32_t device, const membership::Group& group, std::uint32_t rank,
-                       std::uint64_t active_since) {
-  const MemberArenas* arenas = rooms_.memory.find(group.id, rank);
-  if (active_since == 0 || arenas == nullptr) {
-    rooms_.fleet.send(device, abi::LinkType::kGroupRank, abi::GroupRank{group.id, rank, 0, 0});
+void Orders::send_rank(membership::EngineId to, std::uint64_t group_id,
+                       const membership::RankDescription& rank) {
+  const MemberArenas* arenas = rooms_.memory.find(group_id, rank.rank);
+  if (rank.active_since == 0 || arenas == nullptr) {
+    rooms_.fleet.send(to.device, abi::LinkType::kGroupRank, abi::GroupRank{group_id, rank.rank, 0, 0});
     return;
   }
-  const std::uint32_t its_device = group.members.at(rank).device;
+  const std::uint32_t its_device = rank.engine.device;
   std::vector<int> fds = {arenas->user.get(), arenas->exchange.get(), rooms_.fleet.bell_fd(its_device),
                           rooms_.fleet.page_fd(its_device)};
   if (arenas->wanted.memory != nullptr) {
     for (const UniqueFd& fd : *arenas->wanted.memory) fds.push_back(fd.get());
   }
-  rooms_.fleet.send(device, abi::LinkType::kGroupRank,
-                    abi::GroupRank{group.id, rank, its_device, active_since, its_device == device ? 1u : 0u,
-                                   0, arenas->wanted.bindings},
+  rooms_.fleet.send(to.device, abi::LinkType::kGroupRank,
+                    abi::GroupRank{group_id, rank.rank, its_device, rank.active_since,
+                                   rank.engine == to ? 1u : 0u, 0, arenas->wanted.bindings},
                     fds);
 }
 
-void Orders::send_member(const membership::Group& group, const membership::Member& member) {
-  const MemberArenas* arenas = rooms_.memory.find(group.id, member.rank);
+void Orders::send_member(std::uint32_t device, std::uint64_t group_id,
+                         const membership::MemberDescription& member) {
+  const MemberArenas* arenas = rooms_.memory.find(group_id, member.rank);
   if (arenas == nullptr) return;
   std::vector<int> fds = {arenas->board.get()};
   if (arenas->results.get() >= 0) fds.push_back(arenas->results.get());
   rooms_.fleet.send(
-      member.device, abi::LinkType::kGroupMember,
-      abi::GroupMember{group.id, member.session_id, member.rank, member.member, member.first_index}, fds);
+      device, abi::LinkType::kGroupMember,
+      abi::GroupMember{group_id, member.session.number, member.rank, member.member, member.first_index}, fds);
 }
 
 void Orders::carry_out(const membership::SendRank& action) {
-  const membership::Group* group = find_group(action.group_id);
-  if (group == nullptr) return;
-  const bool known = group->members.count(action.rank) == 1;
-  send_rank(action.device, *group, action.rank, known ? action.active_since : 0);
+  send_rank(action.engine, action.group_id, action.rank);
 }
 
 void Orders::carry_out(const membership::SendMember& action) {
-  const membership::Group* group = find_group(action.group_id);
-  if (group == nullptr) return;
-  const auto member = group->members.find(action.rank);
-  if (member != group->members.end()) send_member(*group, member->second);
+  send_member(action.engine.device, action.group_id, action.member);
 }
 
 void Orders::carry_out(const membership::SendStopMember& action) {
-  rooms_.fleet.send(action.device, abi::LinkType::kStopMember, action.message);
+  rooms_.fleet.send(action.engine.device, abi::LinkType::kStopMember, action.message);
 }
 
 void Orders::carry_out(const membership::SendBreak& action) {
@@ -112,92 +93,113 @@ void Orders::carry_out(const membership::SendBreak& action) {
   const std::tuple now_logged(m.group_id, m.epoch, m.fatal);
   if (now_logged != last_break_) {
     last_break_ = now_logged;
-    const membership::Group* group = find_group(m.group_id);
     // A program that ends as it should is nothing to be warned of.
-    const bool orderly = group != nullptr && group->reason.orderly;
-    record_of_user(group != nullptr ? EventOwner{group->uid} : kDaemonOwner, EventKind::kGroupBroke,
-                   orderly ? LogLevel::kInfo : LogLevel::kWarning, "group breaks",
+    record_of_user(action.group.uid, EventKind::kGroupBroke,
+                   action.orderly ? LogLevel::kInfo : LogLevel::kWarning, "group breaks",
                    {{"group", m.group_id},
-                    {"name", group != nullptr ? group->name : ""},
+                    {"name", action.group.name},
                     {"epoch", m.epoch},
                     {"fatal", m.fatal != 0},
                     {"cause", status_name(m.cause)},
                     {"culprit_rank", m.culprit_rank},
                     {"text", m.text}});
   }
-  rooms_.fleet.send(action.device, abi::LinkType::kBreak, m);
+  rooms_.fleet.send(action.engine.device, abi::LinkType::kBreak, m);
 }
 
 void Orders::carry_out(const membership::SendRelease& action) {
-  rooms_.fleet.send(action.device, abi::LinkType::kRelease, action.message);
+  rooms_.fleet.send(action.engine.device, abi::LinkType::kRelease, action.message);
 }
 
 void Orders::carry_out(const membership::SendResume& action) {
   const std::pair now_logged(action.message.group_id, action.message.epoch);
   if (now_logged != last_resume_) {
     last_resume_ = now_logged;
-    const membership::Group* group = find_group(action.message.group_id);
-    record_of_user(group != nullptr ? EventOwner{group->uid} : kDaemonOwner, EventKind::kGroupResumed,
-                   LogLevel::kInfo, "group goes on",
+    record_of_user(action.group.uid, EventKind::kGroupResumed, LogLevel::kInfo, "group goes on",
                    {{"group", action.message.group_id},
-                    {"name", group != nullptr ? group->name : ""},
+                    {"name", action.group.name},
                     {"epoch", action.message.epoch},
                     {"resume_index", action.message.resume_index}});
   }
-  rooms_.fleet.send(action.device, abi::LinkType::kResume, action.message);
+  rooms_.fleet.send(action.engine.device, abi::LinkType::kResume, action.message);
 }
 
 void Orders::carry_out(const membership::SendRemoveGroup& action) {
-  rooms_.fleet.send(action.device, abi::LinkType::kRemoveGroup, action.message);
+  rooms_.fleet.send(action.engine.device, abi::LinkType::kRemoveGroup, action.message);
 }
 
 void Orders::carry_out(const membership::CloseStreams& action) {
+  if (action.later) {
+    rooms_.memory.close_streams_later(action);
+    return;
+  }
   const MemberArenas* arenas = rooms_.memory.find(action.group_id, action.rank);
   if (arenas == nullptr) return;
-  rooms_.fleet.send(action.device, abi::LinkType::kCloseStreams, arenas->streams(), {arenas->user.get()});
+  rooms_.fleet.send(action.engine.device, abi::LinkType::kCloseStreams, arenas->streams(),
+                    {arenas->user.get()});
 }
 
 void Orders::carry_out(const membership::KillEngine& action) {
-  rooms_.fleet.kill_unless_stopped(action.device, action.text);
+  rooms_.fleet.kill_unless_stopped(action.engine.device, action.text);
+}
+
+// The answer is told in the same turn: on one node a rank that joins counts at once.
+void Orders::carry_out(const membership::AcquireMemory& action) {
+  rooms_.registry.handle(membership::MemoryAcquired{action.request, action.group_id, action.rank,
+                                                    rooms_.memory.acquire(action)});
+}
+
+void Orders::carry_out(const membership::ReleaseMemory& action) {
+  rooms_.memory.release(action);
+}
+
+void Orders::carry_out(const membership::MarkLost& action) {
+  rooms_.memory.mark_lost(action);
 }
 
 void Orders::carry_out(const membership::ReplyJoined& action) {
+  rooms_.memory.answered(action.request);
+  const std::uint64_t session_id = action.request.session.number;
   const MemberArenas* arenas = rooms_.memory.find(action.message.group_id, action.message.rank);
   if (arenas == nullptr) return;  // the session closed meanwhile
   Result<UniqueFd> board = reopen_read_only(arenas->board.get());
   if (!board.ok()) {
     // Without its answer the client can't go on; its end ends the membership. Later: that decides more.
     rooms_.loop.post(
-        [this, id = action.session_id, status = board.status()] { rooms_.sessions.end(id, status); });
+        [this, session_id, status = board.status()] { rooms_.sessions.end(session_id, status); });
     return;
   }
-  const membership::Group* group = find_group(action.message.group_id);
-  record_of_user(group != nullptr ? EventOwner{group->uid} : kDaemonOwner, EventKind::kRankJoined,
-                 LogLevel::kInfo, "rank joined",
-                 {{"group", action.message.group_id},
-                  {"name", group != nullptr ? group->name : ""},
+  record_of_user(action.group.uid, EventKind::kRankJoined, LogLevel::kInfo, "rank joined",
+                 {{"group", action.group.id},
+                  {"name", action.group.name},
                   {"rank", action.message.rank},
-                  {"session", action.session_id}});
+                  {"session", session_id}});
   std::vector<int> fds = {arenas->user.get(), board->get()};
   if (arenas->results.get() >= 0) fds.push_back(arenas->results.get());
-  rooms_.sessions.reply(action.session_id, action.request_id, abi::AttachType::kJoined, action.message, fds);
+  rooms_.sessions.reply(session_id, action.request.number, abi::AttachType::kJoined, action.message, fds);
 }
 
 void Orders::carry_out(const membership::ReplyLeft& action) {
-  rooms_.sessions.reply(action.session_id, action.request_id, abi::AttachType::kLeft, action.message);
+  rooms_.sessions.reply(action.request.session.number, action.request.number, abi::AttachType::kLeft,
+                        action.message);
 }
 
 void Orders::carry_out(const membership::ReplyRefused& action) {
-  const Session* session = rooms_.sessions.find(action.session_id);
+  rooms_.memory.answered(action.request);
+  refuse(action.request.session.number, action.request.number, action.status);
+}
+
+void Orders::refuse(std::uint64_t session_id, std::uint32_t request_id, const Status& status) {
+  const Session* session = rooms_.sessions.find(session_id);
   static LogLimiter limiter;
   limiter.record(EventKind::kRefused, LogLevel::kWarning, "request refused",
-                 {{"session", action.session_id}, {"reason", action.status.to_string()}},
+                 {{"session", session_id}, {"reason", status.to_string()}},
                  session == nullptr ? kDaemonOwner : EventOwner{session->peer.uid});
-  rooms_.sessions.refuse(action.session_id, action.request_id, action.status);
+  rooms_.sessions.refuse(session_id, request_id, status);
 }
 
 void Orders::carry_out(const membership::WakeSession& action) {
-  rooms_.sessions.ring(action.session_id);
+  rooms_.sessions.ring(action.session.number);
 }
 
 }  // namespace epd

@@ -18,8 +18,8 @@ class Orders {
  public:
   Orders(const Rooms& rooms, const OperatorSettings& settings) : rooms_(rooms), settings_(settings) {}
 
-  // Carries out what the registry has decided. Nothing that is carried out may come back here: its actions
-  // would overtake those that still wait.
+  // Carries out what the registry has decided, and what it decides on hearing of memory. Nothing that is
+  // carried out may come back here: its actions would overtake those that still wait.
   void carry_out_all();
 
   // To an engine, after everything that the registry has decided before.
@@ -42,15 +42,16 @@ class Orders {
   void carry_out(const membership::SendRemoveGroup& action);
   void carry_out(const membership::CloseStreams& action);
   void carry_out(const membership::KillEngine& action);
+  void carry_out(const membership::AcquireMemory& action);
+  void carry_out(const membership::ReleaseMemory& action);
+  void carry_out(const membership::MarkLost& action);
   void carry_out(const membership::ReplyJoined& action);
   void carry_out(const membership::ReplyLeft& action);
   void carry_out(const membership::ReplyRefused& action);
   void carry_out(const membership::WakeSession& action);
 
-  void send_rank(std::uint32_t device, const membership::Group& group, std::uint32_t rank,
-                 std::uint64_t active_since);
-  void send_member(const membership::Group& group, const membership::Member& member);
-  const membership::Group* find_group(std::uint64_t group_id) const;
+  void send_rank(membership::EngineId to, std::uint64_t group_id, const membership::RankDescription& rank);
+  void send_member(std::uint32_t device, std::uint64_t group_id, const membership::MemberDescription& member);
 
   const Rooms& rooms_;
   const OperatorSettings& settings_;

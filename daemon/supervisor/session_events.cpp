@@ -4,6 +4,7 @@
 #include "fleet.h"
 #include "live_config.h"
 #include "losses.h"
+#include "membership/registry.h"
 
 #include <memory>
 #include <optional>
@@ -14,6 +15,10 @@ namespace {
 
 Caller caller_of(const PeerIdentity& peer) {
   return {peer.uid, peer.gids};
+}
+
+membership::SessionId local(std::uint64_t session_id) {
+  return {membership::kLocalNode, session_id};
 }
 
 }  // namespace
@@ -55,8 +60,9 @@ void SessionEvents::session_opened(const Session& session) {
 void SessionEvents::session_closed(Session session, const std::string& how) {
   parts_.gpu_work.session_closed(session.id);
   record_losses(rooms_.registry, session.id, std::nullopt, how);
-  rooms_.registry.session_closed(session.id, how);
+  rooms_.registry.handle(membership::SessionClosed{local(session.id), how});
   parts_.orders.carry_out_all();
+  rooms_.memory.session_closed(session.id);
   if (!rooms_.fleet.is_ready(session.device)) return;
   parts_.orders.send(session.device, abi::LinkType::kRemoveSession, abi::SessionRef{session.id});
   parts_.removals.add(std::move(session));
@@ -73,7 +79,8 @@ void SessionEvents::join_requested(const Session& session, std::uint32_t request
     if (status.ok() && join.priority <= abi::kMaxPriority)
       status = rooms_.config->access.may_take_priority(caller, join.priority);
   }
-  membership::ClientMemory kept;
+  const auto num_memories = static_cast<std::uint32_t>(memory.size());
+  ClientMemory kept;
   if (status.ok()) {
     status = keep_memory(caller.uid, std::move(memory), kept);
   } else {
@@ -83,23 +90,24 @@ void SessionEvents::join_requested(const Session& session, std::uint32_t request
     parts_.orders.refuse(session.id, request_id, status);
     return;
   }
-  rooms_.registry.join({session.id,
-                        request_id,
-                        session.peer.uid,
-                        session.peer.pid,
-                        session.device,
-                        rooms_.devices[session.device].name.kind,
-                        join,
-                        {rooms_.config->max_groups_of(caller), rooms_.config->max_arena_bytes_of(caller),
-                         rooms_.config->max_routing_bytes_of(caller)},
-                        std::move(kept)});
+  const membership::RequestId id{local(session.id), request_id};
+  const UserQuotas quotas{rooms_.config->max_arena_bytes_of(caller),
+                          rooms_.config->max_routing_bytes_of(caller)};
+  rooms_.memory.keep(id, {quotas, join.bindings, std::move(kept)});
+  rooms_.registry.handle(membership::JoinRequest{id,
+                                                 session.peer.uid,
+                                                 session.peer.pid,
+                                                 {membership::kLocalNode, session.device},
+                                                 rooms_.devices[session.device].name.kind,
+                                                 join,
+                                                 rooms_.config->max_groups_of(caller),
+                                                 num_memories});
   parts_.orders.carry_out_all();  // what waits in links by then counts for the next join
 }
 
 // Counted from now on: a join may wait for long before it has arenas. Whoever lets go of the memory last, the
 // closer closes it.
-Status SessionEvents::keep_memory(std::uint32_t uid, std::vector<UniqueFd> memory,
-                                  membership::ClientMemory& out) {
+Status SessionEvents::keep_memory(std::uint32_t uid, std::vector<UniqueFd> memory, ClientMemory& out) {
   struct Kept {
     Kept(std::vector<UniqueFd> fds, std::uint32_t user, Closer& slowly)
         : memory(std::move(fds)), uid(user), closer(slowly) {}
@@ -115,14 +123,14 @@ Status SessionEvents::keep_memory(std::uint32_t uid, std::vector<UniqueFd> memor
   Result<DescriptorShare> share = parts_.descriptors.take(uid, kept->memory.size());
   if (!share.ok()) return share.status();
   kept->share = std::move(*share);
-  out = membership::ClientMemory(kept, &kept->memory);
+  out = ClientMemory(kept, &kept->memory);
   return {};
 }
 
 void SessionEvents::leave_requested(const Session& session, std::uint32_t request_id,
                                     const abi::Leave& leave) {
   record_losses(rooms_.registry, session.id, leave.member, "left");
-  rooms_.registry.leave(session.id, request_id, leave.member);
+  rooms_.registry.handle(membership::LeaveRequest{{local(session.id), request_id}, leave.member});
 }
 
 }  // namespace epd

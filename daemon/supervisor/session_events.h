@@ -5,7 +5,7 @@
 #include "base/descriptors.h"
 #include "gpu_work.h"
 #include "lifecycle.h"
-#include "membership/group.h"
+#include "member_memory_store.h"
 #include "orders.h"
 #include "removals.h"
 #include "rooms.h"
@@ -41,7 +41,7 @@ class SessionEvents final : public SessionHost {
   void leave_requested(const Session& session, std::uint32_t request_id, const abi::Leave& leave) override;
 
  private:
-  Status keep_memory(std::uint32_t uid, std::vector<UniqueFd> memory, membership::ClientMemory& out);
+  Status keep_memory(std::uint32_t uid, std::vector<UniqueFd> memory, ClientMemory& out);
 
   const Rooms& rooms_;
   const Parts parts_;

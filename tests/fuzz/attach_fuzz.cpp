@@ -51,10 +51,12 @@ enum Step : std::uint8_t {
 };
 
 // The supervisor without engines: whatever the registry asks of one is answered at once.
-class Host final : public SessionHost, public membership::MemberMemory {
+class Host final : public SessionHost {
  public:
-  explicit Host(const Clock& clock) : registry_(clock, *this, {4, 60'000, 3'000, 10'000, 30'000}) {
-    for (std::uint32_t device = 0; device < kDevices; ++device) registry_.engine_up(device);
+  explicit Host(const Clock& clock) : registry_(clock, {4, 60'000, 3'000, 10'000, 30'000}) {
+    registry_.handle(membership::NodeUp{membership::kLocalNode, {{"host:0", {}}, {"host:1", {}}}});
+    for (std::uint32_t device = 0; device < kDevices; ++device)
+      registry_.handle(membership::EngineUp{engine(device)});
     auto file = make_sealed_memfd("fuzz-arena", 4096);
     require(file.ok(), "a file to hand out");
     arena_ = std::move(*file);
@@ -67,45 +69,25 @@ class Host final : public SessionHost, public membership::MemberMemory {
   int engine_bell(std::uint32_t) const override { return engine_bell_.get(); }
   void session_opened(const Session&) override {}
   void session_closed(Session session, const std::string& how) override {
-    registry_.session_closed(session.id, how);
+    registry_.handle(membership::SessionClosed{{membership::kLocalNode, session.id}, how});
   }
   void join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join,
                       std::vector<UniqueFd> memory) override {
     membership::JoinRequest request;
-    request.session_id = session.id;
-    request.request_id = request_id;
+    request.id = {{membership::kLocalNode, session.id}, request_id};
     request.uid = session.peer.uid;
     request.pid = session.peer.pid;
-    request.device = session.device;
+    request.engine = engine(session.device);
     request.join = join;
-    request.quotas.groups = {3, "fuzz"};
-    request.memory = std::make_shared<const std::vector<UniqueFd>>(std::move(memory));
-    registry_.join(request);
+    request.max_groups = {3, "fuzz"};
+    request.num_memories = static_cast<std::uint32_t>(memory.size());
+    brought_[request.id] = {join.bindings, request.num_memories};
+    registry_.handle(request);
   }
   void leave_requested(const Session& session, std::uint32_t request_id, const abi::Leave& leave) override {
-    registry_.leave(session.id, request_id, leave.member);
+    registry_.handle(
+        membership::LeaveRequest{{{membership::kLocalNode, session.id}, request_id}, leave.member});
   }
-
-  Status check_reach(std::uint32_t, std::uint32_t) const override { return {}; }
-  Status acquire(const membership::MemoryOwner& owner, const UserQuotas&, const abi::GroupShape& shape,
-                 const abi::Bindings& bindings, const membership::ClientMemory& memory) override {
-    const auto [group, rank] = std::pair(owner.group_id, owner.rank);
-    require(shape.num_ranks >= 1 && shape.num_ranks <= abi::kMaxRanks && rank < shape.num_ranks &&
-                shape.hidden <= abi::kMaxHidden && shape.max_tokens <= abi::kMaxTokens &&
-                shape.topk <= abi::kMaxTopk && shape.depth <= abi::kMaxDepth,
-            "memory is asked for shapes within their limits only");
-    require(abi::check_bindings(shape, bindings, memory->size()).empty(), "and for bindings within theirs");
-    require(held_.insert({group, rank}).second, "memory is asked for once");
-    return {};
-  }
-  void release(std::uint64_t group, std::uint32_t rank) override {
-    require(held_.erase({group, rank}) == 1, "memory is released once");
-  }
-  std::uint64_t next_index(std::uint64_t, std::uint32_t) override { return 0; }
-  void close_streams_later(std::uint32_t, std::uint64_t group, std::uint32_t rank) override {
-    require(held_.count({group, rank}) == 1, "its memory is still there");
-  }
-  void mark_lost(std::uint64_t, std::uint32_t, const std::string&, StatusCode, std::int32_t) override {}
 
   // Until nothing is left to do.
   void carry_out(SessionTable& table) {
@@ -113,42 +95,73 @@ class Host final : public SessionHost, public membership::MemberMemory {
       for (const membership::Action& action : actions)
         std::visit([&](const auto& a) { answer(table, a); }, action);
     }
+    if (registry_.groups().empty()) brought_.clear();  // no join waits, whoever has closed without an answer
   }
   void restart(std::uint32_t device) {
-    registry_.engine_down(device, "fuzz");
-    registry_.engine_up(device);
+    registry_.handle(membership::EngineDown{engine(device), "fuzz", {}});
+    registry_.handle(membership::EngineUp{engine(device)});
   }
   membership::GroupRegistry& registry() { return registry_; }
   std::size_t held() const { return held_.size(); }
 
  private:
+  static membership::EngineId engine(std::uint32_t device) { return {membership::kLocalNode, device}; }
+
   void answer(SessionTable&, const membership::StartGroup& a) {
-    registry_.group_ready(a.device, {a.group_id, StatusCode::kOk, {}});
+    registry_.handle(membership::GroupReady{a.engine, {a.group.label.id, StatusCode::kOk, {}}, {}});
   }
   void answer(SessionTable&, const membership::SendStopMember& a) {
-    registry_.member_stopped(a.device, a.message);
+    registry_.handle(membership::MemberStopped{a.engine, a.message});
   }
   void answer(SessionTable&, const membership::SendBreak& a) {
-    registry_.broken(a.device, {a.message.group_id, a.message.epoch, 0});
+    registry_.handle(membership::Broken{a.engine, {a.message.group_id, a.message.epoch, 0}});
   }
   void answer(SessionTable&, const membership::SendRemoveGroup& a) {
-    registry_.group_removed(a.device, a.message);
+    registry_.handle(membership::GroupRemoved{a.engine, a.message});
   }
-  void answer(SessionTable&, const membership::KillEngine& a) { restart(a.device); }
+  void answer(SessionTable&, const membership::KillEngine& a) { restart(a.engine.device); }
+  void answer(SessionTable&, const membership::AcquireMemory& a) {
+    const abi::GroupShape& shape = a.shape;
+    require(shape.num_ranks >= 1 && shape.num_ranks <= abi::kMaxRanks && a.rank < shape.num_ranks &&
+                shape.hidden <= abi::kMaxHidden && shape.max_tokens <= abi::kMaxTokens &&
+                shape.topk <= abi::kMaxTopk && shape.depth <= abi::kMaxDepth,
+            "memory is asked for shapes within their limits only");
+    const auto& [bindings, num_memories] = brought_.at(a.request);
+    require(abi::check_bindings(shape, bindings, num_memories).empty(), "and for bindings within theirs");
+    require(held_.insert({a.group_id, a.rank}).second, "memory is asked for once");
+    registry_.handle(membership::MemoryAcquired{a.request, a.group_id, a.rank, {}});
+  }
+  void answer(SessionTable&, const membership::ReleaseMemory& a) {
+    require(held_.erase({a.group_id, a.rank}) == 1, "memory is released once");
+  }
+  void answer(SessionTable&, const membership::MarkLost& a) {
+    require(held_.count({a.group_id, a.rank}) == 1, "its memory is still there");
+  }
+  void answer(SessionTable&, const membership::CloseStreams& a) {
+    require(held_.count({a.group_id, a.rank}) == 1, "its memory is still there");
+  }
   void answer(SessionTable& table, const membership::ReplyJoined& a) {
-    table.reply(a.session_id, a.request_id, AttachType::kJoined, a.message, {arena_.get(), arena_.get()});
+    brought_.erase(a.request);
+    table.reply(a.request.session.number, a.request.number, AttachType::kJoined, a.message,
+                {arena_.get(), arena_.get()});
   }
   void answer(SessionTable& table, const membership::ReplyLeft& a) {
-    table.reply(a.session_id, a.request_id, AttachType::kLeft, a.message);
+    table.reply(a.request.session.number, a.request.number, AttachType::kLeft, a.message);
   }
   void answer(SessionTable& table, const membership::ReplyRefused& a) {
     require(!a.status.ok() && !a.status.message().empty(), "a refusal has a code and a text");
-    table.refuse(a.session_id, a.request_id, a.status);
+    brought_.erase(a.request);
+    table.refuse(a.request.session.number, a.request.number, a.status);
   }
   template <typename T>
   void answer(SessionTable&, const T&) {}  // what needs no answer
 
   membership::GroupRegistry registry_;
+  struct Brought {
+    abi::Bindings bindings;
+    std::uint32_t num_memories;
+  };
+  std::map<membership::RequestId, Brought> brought_;
   std::set<std::pair<std::uint64_t, std::uint32_t>> held_;
   UniqueFd arena_;
   UniqueFd engine_bell_ = make_eventfd().value();

@@ -11,7 +11,7 @@ class Degrade : public Membership {
   // Ranks 0, 1, 2 on devices 0, 1, 2; rank `lost` has died, the others are active in epoch 2.
   void activate_without(std::uint32_t lost, std::uint64_t next = 7) {
     activate(3);
-    registry_.session_closed(10 + lost, "died");
+    session_closed(10 + lost, "died");
     stopped(lost, next);
     for (std::uint32_t d = 0; d < 3; ++d) broken(d, d == lost ? ~std::uint64_t{0} : next);
     removed(lost);
@@ -23,9 +23,9 @@ class Degrade : public Membership {
   // A new process for a rank.
   JoinRequest newcomer(std::int32_t rank, std::uint64_t session, std::uint32_t device) const {
     JoinRequest r = request(0, 3);
-    r.session_id = session;
-    r.request_id = 100;
-    r.device = device;
+    r.id.session.number = session;
+    r.id.number = 100;
+    r.engine.device = device;
     r.join.rank = rank;
     return r;
   }
@@ -33,7 +33,7 @@ class Degrade : public Membership {
 
 TEST_F(Degrade, ALostRankIsMaskedAndTheOthersGoOnWithoutRedoingWhatItHadNotDone) {
   activate(3);
-  registry_.session_closed(12, "died");
+  session_closed(12, "died");
   EXPECT_EQ(take(), (Lines{"stop_member device=2 group=1 rank=2",
                            "break device=0 group=1 epoch=1 fatal=0 cause=RANK_LOST culprit=2",
                            "break device=1 group=1 epoch=1 fatal=0 cause=RANK_LOST culprit=2",
@@ -57,7 +57,7 @@ TEST_F(Degrade, ALostRankIsMaskedAndTheOthersGoOnWithoutRedoingWhatItHadNotDone)
 
 TEST_F(Degrade, AnEvictedRankIsMaskedAndTheOthersGoOn) {
   activate(3);
-  registry_.evict(1, 1, "was evicted by operator");
+  evict(1, 1, "was evicted by operator");
   stopped(1, 7);
   for (std::uint32_t d = 0; d < 3; ++d) broken(d, d == 1 ? ~std::uint64_t{0} : 7);
   removed(1);
@@ -75,29 +75,29 @@ TEST_F(Degrade, ARankThatIsEvictedWithoutItsEngineHasItsStreamsClosedByTheNext) 
     SCOPED_TRACE(kind == abi::DeviceKind::kHost ? "without streams" : "with streams");
     const std::uint64_t id = registry_.groups().empty() ? 1 : 2;
     kind_ = kind;
-    for (std::uint32_t r = 0; r < 3; ++r) registry_.join(request(r, 3, id == 1 ? "host" : "cuda"));
+    for (std::uint32_t r = 0; r < 3; ++r) join(request(r, 3, id == 1 ? "host" : "cuda"));
     for (std::uint32_t d = 0; d < 3; ++d) ready(d, id);
-    registry_.engine_down(1, "died");
-    for (const std::uint32_t d : {0u, 2u}) registry_.broken(d, {id, 1, 3});
+    engine_down(1, "died");
+    for (const std::uint32_t d : {0u, 2u}) say(d, abi::Broken{id, 1, 3});
     take();
-    registry_.evict(id, 1, "was evicted by operator");
+    evict(id, 1, "was evicted by operator");
     EXPECT_EQ(memory_.held.count({id, 1}), 0u);
     EXPECT_EQ(memory_.lost[1], "rank 1 was evicted by operator");
     const Lines told = take();
     EXPECT_EQ(std::count(told.begin(), told.end(), "wake session=11"), 1);
     const bool streams = kind == abi::DeviceKind::kCuda;
     EXPECT_EQ(memory_.to_close.contains({1, 1}), streams);
-    registry_.engine_up(1);
+    engine_up(1);
     memory_.lost.clear();
   }
 }
 
 TEST_F(Degrade, AnEvictedRankThatRejoinsIsRefusedOnce) {
   activate_without(1);
-  registry_.join(newcomer(1, 77, 1));
+  join(newcomer(1, 77, 1));
   take();
   ASSERT_EQ(group().members.at(1).presence, Presence::kJoining);
-  registry_.evict(1, 1, "was evicted by operator");
+  evict(1, 1, "was evicted by operator");
   std::size_t refused = 0;
   for (const std::string& line : take()) refused += line.starts_with("refused") ? 1 : 0;
   EXPECT_EQ(refused, 1u);
@@ -106,13 +106,13 @@ TEST_F(Degrade, AnEvictedRankThatRejoinsIsRefusedOnce) {
 
 TEST_F(Degrade, LeavingIsALossThatIsAnswered) {
   activate(3);
-  registry_.leave(11, 500, members_.at(11));
+  leave(11, 500, members_.at(11));
   take();
   stopped(1, 3);
   EXPECT_EQ(take(), (Lines{"left session=11 request=500"}));
   for (std::uint32_t d = 0; d < 3; ++d) broken(d, 3);
   EXPECT_EQ(group().phase(), GroupPhase::kActive);
-  EXPECT_EQ(registry_.memberships(11), 0u);
+  EXPECT_EQ(registry_.memberships({kLocalNode, 11}), 0u);
 }
 
 TEST_F(Degrade, ALeaveWhoseStopIsStillOnItsWayIsAnsweredWhenTheGroupGoesOn) {
@@ -121,7 +121,7 @@ TEST_F(Degrade, ALeaveWhoseStopIsStillOnItsWayIsAnsweredWhenTheGroupGoesOn) {
   broken(0, 3);
   broken(1, 3);
   take();
-  registry_.leave(11, 500, members_.at(11));  // its engine has broken already
+  leave(11, 500, members_.at(11));  // its engine has broken already
   broken(2, 3);
   const Lines lines = take();
   EXPECT_EQ(std::count(lines.begin(), lines.end(), "left session=11 request=500"), 1);
@@ -134,7 +134,7 @@ TEST_F(Degrade, ARankLostInABreakIsMaskedByItAndGivesItsCause) {
   request_break(0);
   take();
   broken(0, 4);
-  registry_.session_closed(11, "died");
+  session_closed(11, "died");
   EXPECT_EQ(take(), (Lines{"stop_member device=1 group=1 rank=1"}));
   broken(1, ~std::uint64_t{0});
   broken(2, 4);
@@ -146,8 +146,8 @@ TEST_F(Degrade, ARankLostInABreakIsMaskedByItAndGivesItsCause) {
 
 TEST_F(Degrade, SeveralRanksAreLostAtOnce) {
   activate(3);
-  registry_.session_closed(10, "died");
-  registry_.session_closed(12, "died");
+  session_closed(10, "died");
+  session_closed(12, "died");
   take();
   for (std::uint32_t d = 0; d < 3; ++d) broken(d, d == 1 ? 9 : ~std::uint64_t{0});
   EXPECT_EQ(take(), (Lines{"remove device=0 group=1", "rank device=1 group=1 rank=0 since=0",
@@ -157,12 +157,12 @@ TEST_F(Degrade, SeveralRanksAreLostAtOnce) {
 
 TEST_F(Degrade, WhenAllAreLostTheGroupEndsAndItsNameIsFree) {
   activate(3);
-  for (std::uint64_t session : {10, 11, 12}) registry_.session_closed(session, "died");
+  for (std::uint64_t session : {10, 11, 12}) session_closed(session, "died");
   take();
   for (std::uint32_t r = 0; r < 3; ++r) stopped(r, 0);
   for (std::uint32_t d = 0; d < 3; ++d) broken(d, 0);  // the recoverable one
   EXPECT_EQ(take_breaks().size(), 3u) << "now the fatal one";
-  registry_.join(request(0, 3));
+  join(request(0, 3));
   EXPECT_EQ(registry_.groups().size(), 2u) << "the next group of that name forms";
   for (std::uint32_t d = 0; d < 3; ++d) broken(d, 0);
   for (std::uint32_t d = 0; d < 3; ++d) removed(d);
@@ -172,7 +172,7 @@ TEST_F(Degrade, WhenAllAreLostTheGroupEndsAndItsNameIsFree) {
 
 TEST_F(Degrade, ARankRejoinsInABreakOfItsOwnAndIsAnsweredWhenItsEngineGoesOn) {
   activate_without(2);
-  registry_.join(newcomer(-1, 77, 2));
+  join(newcomer(-1, 77, 2));
   EXPECT_EQ(take(), (Lines{"break device=0 group=1 epoch=2 fatal=0 cause=ABORTED culprit=2",
                            "break device=1 group=1 epoch=2 fatal=0 cause=ABORTED culprit=2",
                            "start device=2 group=1 broken=1"}));
@@ -197,12 +197,12 @@ TEST_F(Degrade, ARankRejoinsInABreakOfItsOwnAndIsAnsweredWhenItsEngineGoesOn) {
 
 TEST_F(Degrade, AJoinerWhoseEngineIsDownDisturbsNobodyUntilItIsBack) {
   activate_without(2);
-  registry_.engine_down(2, "the engine of device 2 ended");
+  engine_down(2, "the engine of device 2 ended");
   take();
-  registry_.join(newcomer(2, 77, 2));
+  join(newcomer(2, 77, 2));
   EXPECT_TRUE(take().empty());
   EXPECT_EQ(group().phase(), GroupPhase::kActive);
-  registry_.engine_up(2);
+  engine_up(2);
   EXPECT_EQ(take(), (Lines{"break device=0 group=1 epoch=2 fatal=0 cause=ABORTED culprit=2",
                            "break device=1 group=1 epoch=2 fatal=0 cause=ABORTED culprit=2",
                            "start device=2 group=1 broken=1"}));
@@ -210,7 +210,7 @@ TEST_F(Degrade, AJoinerWhoseEngineIsDownDisturbsNobodyUntilItIsBack) {
 
 TEST_F(Degrade, ARankRejoinsOnADeviceThatServesTheGroupAlready) {
   activate_without(2);
-  registry_.join(newcomer(2, 77, 0));
+  join(newcomer(2, 77, 0));
   EXPECT_EQ(take().size(), 2u);
   broken(0, 5, 2);
   broken(1, 5, 2);
@@ -223,23 +223,23 @@ TEST_F(Degrade, ARankRejoinsOnADeviceThatServesTheGroupAlready) {
 
 TEST_F(Degrade, OnlyAFreeRankCanBeRejoinedAndOnlyInTheSameShape) {
   activate_without(2);
-  registry_.join(newcomer(1, 77, 2));
+  join(newcomer(1, 77, 2));
   EXPECT_EQ(take(), (Lines{"refused session=77 request=100 status=INVALID_ARGUMENT"}));
   EXPECT_NE(refusal_.message().find("free: 2"), std::string::npos) << refusal_.message();
   JoinRequest other = newcomer(2, 77, 2);
   other.join.shape.hidden = 256;
-  registry_.join(other);
+  join(other);
   EXPECT_EQ(take(), (Lines{"refused session=77 request=100 status=INVALID_ARGUMENT"}));
   memory_.limit = memory_.held.size();
-  registry_.join(newcomer(2, 77, 2));
+  join(newcomer(2, 77, 2));
   EXPECT_EQ(take(), (Lines{"refused session=77 request=100 status=RESOURCE_EXHAUSTED"}));
   EXPECT_EQ(group().phase(), GroupPhase::kActive) << "nobody was disturbed";
 }
 
 TEST_F(Degrade, AJoinDuringABreakComesInTheNextOne) {
   activate(3);
-  registry_.session_closed(12, "died");
-  registry_.join(newcomer(2, 77, 2));
+  session_closed(12, "died");
+  join(newcomer(2, 77, 2));
   stopped(2, 0);
   broken(0, 1);
   broken(1, 1);
@@ -247,7 +247,7 @@ TEST_F(Degrade, AJoinDuringABreakComesInTheNextOne) {
   broken(2, ~std::uint64_t{0});
   const Lines lines = take();
   EXPECT_EQ(lines.back(), "break device=1 group=1 epoch=2 fatal=0 cause=ABORTED culprit=2");
-  EXPECT_EQ(group().engines.at(2).phase(), EnginePhase::kRemoving) << "it must forget the old rank first";
+  EXPECT_EQ(engine_phase(2), EnginePhase::kRemoving) << "it must forget the old rank first";
   broken(0, 1, 2);
   broken(1, 1, 2);
   EXPECT_TRUE(take().empty());
@@ -260,9 +260,9 @@ TEST_F(Degrade, AJoinDuringABreakComesInTheNextOne) {
 
 TEST_F(Degrade, AJoinerThatDiesBeforeItIsInIsSimplyMaskedAgain) {
   activate_without(2);
-  registry_.join(newcomer(2, 77, 2));
+  join(newcomer(2, 77, 2));
   take();
-  registry_.session_closed(77, "died");
+  session_closed(77, "died");
   EXPECT_EQ(take(), (Lines{"stop_member device=2 group=1 rank=2"})) << "that engine has been told of it";
   broken(0, 5, 2);
   broken(1, 5, 2);
@@ -282,9 +282,9 @@ abi::RankRefused refusal_of(std::uint32_t rank) {
 
 TEST_F(Degrade, AJoinerWhoseMemoryItsEngineCantUseIsRefusedAndMasked) {
   activate_without(2);
-  registry_.join(newcomer(2, 77, 2));
+  join(newcomer(2, 77, 2));
   take();
-  registry_.rank_refused(2, refusal_of(2));
+  say(2, refusal_of(2));
   EXPECT_EQ(take(), (Lines{"refused session=77 request=100 status=INVALID_ARGUMENT",
                            "stop_member device=2 group=1 rank=2"}));
   EXPECT_EQ(refusal_.message(), "rank 2: the memory is none");
@@ -301,12 +301,12 @@ TEST_F(Degrade, AJoinerWhoseMemoryItsEngineCantUseIsRefusedAndMasked) {
 // A peer's engine is told of the newcomer only when all have broken; kResume is on its way by then.
 TEST_F(Degrade, AJoinerWhoseMemoryAPeersEngineCantUseCostsOneMoreBreak) {
   activate_without(2);
-  registry_.join(newcomer(2, 77, 2));
+  join(newcomer(2, 77, 2));
   broken(0, 5, 2);
   broken(1, 5, 2);
   ready(2);
   take();
-  registry_.rank_refused(1, refusal_of(2));
+  say(1, refusal_of(2));
   EXPECT_EQ(take(), (Lines{"refused session=77 request=100 status=INVALID_ARGUMENT",
                            "stop_member device=2 group=1 rank=2",
                            "break device=0 group=1 epoch=3 fatal=0 cause=RANK_LOST culprit=2",
@@ -314,18 +314,18 @@ TEST_F(Degrade, AJoinerWhoseMemoryAPeersEngineCantUseCostsOneMoreBreak) {
                            "break device=2 group=1 epoch=3 fatal=0 cause=RANK_LOST culprit=2"}));
   for (std::uint32_t device = 0; device < 3; ++device) resumed(device, 3);
   EXPECT_TRUE(take().empty()) << "it has been answered";
-  registry_.rank_refused(0, refusal_of(2));
+  say(0, refusal_of(2));
   EXPECT_TRUE(take().empty()) << "once";
 }
 
 TEST_F(Degrade, AJoinerThatDiesAfterTheGroupWentOnIsLostLikeAnyRank) {
   activate_without(2);
-  registry_.join(newcomer(2, 77, 2));
+  join(newcomer(2, 77, 2));
   broken(0, 5, 2);
   broken(1, 5, 2);
   ready(2);
   take();
-  registry_.session_closed(77, "died");
+  session_closed(77, "died");
   EXPECT_EQ(take().front(), "stop_member device=2 group=1 rank=2");
   EXPECT_EQ(group().phase(), GroupPhase::kBreaking);
   resumed(2, 3);
@@ -336,13 +336,13 @@ TEST_F(Degrade, AJoinerWhoseTimeRunsOutIsRefused) {
   activate_without(2);
   JoinRequest impatient = newcomer(2, 77, 2);
   impatient.join.timeout_ms = 500;
-  registry_.join(impatient);
+  join(impatient);
   JoinRequest late = newcomer(-1, 78, 2);
   late.join.timeout_ms = 400;
-  registry_.join(late);
+  join(late);
   EXPECT_EQ(take().back(), "refused session=78 request=100 status=INVALID_ARGUMENT") << "no rank is free";
   clock_.advance_ms(500);
-  registry_.tick();
+  tick();
   EXPECT_EQ(take().front(), "refused session=77 request=100 status=DEADLINE_EXCEEDED");
   broken(0, 5, 2);
   broken(1, 5, 2);
@@ -353,36 +353,36 @@ TEST_F(Degrade, AJoinerWhoseTimeRunsOutIsRefused) {
 
 TEST_F(Degrade, AWaitingJoinerIsRefusedInTimeOrForgottenWithItsSession) {
   activate(3);
-  registry_.session_closed(12, "died");
+  session_closed(12, "died");
   JoinRequest impatient = newcomer(2, 77, 2);
   impatient.join.timeout_ms = 500;
-  registry_.join(impatient);
-  registry_.join(newcomer(2, 78, 2));
-  registry_.session_closed(78, "died");
+  join(impatient);
+  join(newcomer(2, 78, 2));
+  session_closed(78, "died");
   take();
   clock_.advance_ms(500);
-  registry_.tick();
+  tick();
   EXPECT_EQ(take(), (Lines{"refused session=77 request=100 status=DEADLINE_EXCEEDED"}));
   EXPECT_TRUE(group().waiting.empty());
 }
 
 TEST_F(Degrade, AWaitingJoinerFormsTheNextGroupIfThisOneEnds) {
   activate(3);
-  registry_.session_closed(12, "died");
-  registry_.join(newcomer(2, 77, 2));
-  registry_.session_closed(10, "died");
-  registry_.session_closed(11, "died");
+  session_closed(12, "died");
+  join(newcomer(2, 77, 2));
+  session_closed(10, "died");
+  session_closed(11, "died");
   ASSERT_TRUE(known(2));
   EXPECT_EQ(group(2).phase(), GroupPhase::kForming);
-  EXPECT_EQ(group(2).members.at(2).session_id, 77u);
+  EXPECT_EQ(group(2).members.at(2).session.number, 77u);
 }
 
 TEST_F(Degrade, AJoinerIsAllThatIsLeft) {
   activate_without(2);
-  registry_.join(newcomer(2, 77, 2));
+  join(newcomer(2, 77, 2));
   take();
-  registry_.session_closed(10, "died");
-  registry_.session_closed(11, "died");
+  session_closed(10, "died");
+  session_closed(11, "died");
   broken(0, ~std::uint64_t{0}, 2);
   broken(1, ~std::uint64_t{0}, 2);
   ready(2);
@@ -393,11 +393,11 @@ TEST_F(Degrade, AJoinerIsAllThatIsLeft) {
 
 TEST_F(Degrade, AnEngineThatRestartsIsToldWhoIsMasked) {
   activate_without(2);
-  registry_.engine_down(1, "died");
+  engine_down(1, "died");
   EXPECT_EQ(take(), (Lines{"break device=0 group=1 epoch=2 fatal=0 cause=ENGINE_RESTARTED culprit=-1"}));
   memory_.board_index[{1, 1}] = 8;
   broken(0, 9, 2);
-  registry_.engine_up(1);
+  engine_up(1);
   ready(1);
   EXPECT_EQ(take(), (Lines{"start device=1 group=1 broken=1", "resume device=0 group=1 epoch=3 index=8",
                            "resume device=1 group=1 epoch=3 index=8"}));
@@ -405,41 +405,41 @@ TEST_F(Degrade, AnEngineThatRestartsIsToldWhoIsMasked) {
 
 TEST_F(Degrade, ARankThatIsLostWithItsEngineDoesNotHoldTheOthersUp) {
   activate(3);
-  registry_.engine_down(1, "died");
+  engine_down(1, "died");
   broken(0, 3);
   broken(2, 3);
   take();
-  registry_.leave(11, 500, members_.at(11));  // its device may never come back
+  leave(11, 500, members_.at(11));  // its device may never come back
   EXPECT_EQ(take(), (Lines{"left session=11 request=500", "rank device=0 group=1 rank=1 since=0",
                            "rank device=2 group=1 rank=1 since=0",
                            "resume device=0 group=1 epoch=2 index=3 cause=RANK_LOST",
                            "resume device=2 group=1 epoch=2 index=3 cause=RANK_LOST"}));
-  registry_.engine_up(1);
+  engine_up(1);
   EXPECT_TRUE(take().empty());
 }
 
 TEST_F(Degrade, AnEngineThatDiesAsItForgetsDisturbsNobody) {
   activate(3);
-  registry_.session_closed(12, "died");
+  session_closed(12, "died");
   for (std::uint32_t d = 0; d < 3; ++d) broken(d, 1);
   take();
-  registry_.engine_down(2, "died");
+  engine_down(2, "died");
   EXPECT_TRUE(take().empty());
   EXPECT_EQ(group().phase(), GroupPhase::kActive);
-  EXPECT_EQ(group().engines.count(2), 0u);
+  EXPECT_EQ(group().engines.count({kLocalNode, 2}), 0u);
 }
 
 TEST_F(Degrade, AJoinersEngineThatDiesBeforeItAnsweredAnswersLater) {
   activate_without(2);
-  registry_.join(newcomer(2, 77, 2));
+  join(newcomer(2, 77, 2));
   broken(0, 5, 2);
   broken(1, 5, 2);
   ready(2);
   take();
-  registry_.engine_down(2, "died");
+  engine_down(2, "died");
   broken(0, 5, 3);
   broken(1, 5, 3);
-  registry_.engine_up(2);
+  engine_up(2);
   take();
   ready(2);
   EXPECT_EQ(take().front(), "resume device=0 group=1 epoch=4 index=5") << "not from its own new board";
@@ -449,11 +449,11 @@ TEST_F(Degrade, AJoinersEngineThatDiesBeforeItAnsweredAnswersLater) {
 
 TEST_F(Degrade, ARankIsWaitedForOnceByEachSession) {
   activate_without(2);
-  registry_.engine_down(2, "died");  // so that they wait
+  engine_down(2, "died");  // so that they wait
   const auto ask = [&](std::int32_t rank, std::uint64_t session, std::uint32_t number) {
     JoinRequest r = newcomer(rank, session, 2);
-    r.request_id = number;
-    registry_.join(r);
+    r.id.number = number;
+    join(r);
     return take();
   };
   EXPECT_TRUE(ask(2, 77, 1).empty());
@@ -464,15 +464,15 @@ TEST_F(Degrade, ARankIsWaitedForOnceByEachSession) {
   EXPECT_EQ(ask(-1, 77, 3), (Lines{"refused session=77 request=3 status=INVALID_ARGUMENT"}));
   EXPECT_TRUE(ask(-1, 78, 1).empty()) << "another session may";
   EXPECT_EQ(group().waiting.size(), 2u);
-  registry_.session_closed(77, "died");
+  session_closed(77, "died");
   EXPECT_EQ(group().waiting.size(), 1u);
 }
 
 TEST_F(Degrade, AJoinerIsAnsweredWhenTheGroupEndsInstead) {
   activate_without(2);
-  registry_.join(newcomer(2, 77, 2));
+  join(newcomer(2, 77, 2));
   take();
-  registry_.group_ready(2, {1, StatusCode::kInternal, "arena lost"});
+  say(2, abi::GroupReady{1, StatusCode::kInternal, "arena lost"});
   const Lines lines = take();
   EXPECT_EQ(lines.front(), "refused session=77 request=100 status=ABORTED");
 }

@@ -8,11 +8,11 @@ namespace {
 
 TEST_F(Membership, ADeadEngineBreaksTheOthersAndGoesOnWhereBoardsSay) {
   activate(4);  // ranks 0, 2 on device 0; 1, 3 on device 1
-  registry_.engine_down(0, "the engine of host:0 died");
+  engine_down(0, "the engine of host:0 died");
   EXPECT_EQ(take(), (Lines{"break device=1 group=1 epoch=1 fatal=0 cause=ENGINE_RESTARTED culprit=-1"}));
   broken(1, 9);
   EXPECT_TRUE(take().empty());
-  registry_.engine_up(0);
+  engine_up(0);
   EXPECT_EQ(take(), (Lines{"start device=0 group=1 broken=1"}));
   memory_.board_index[{1, 0}] = 8;
   memory_.board_index[{1, 2}] = 7;
@@ -24,13 +24,13 @@ TEST_F(Membership, ADeadEngineBreaksTheOthersAndGoesOnWhereBoardsSay) {
 
 TEST_F(Membership, AnEngineThatDiesAgainBeforeItIsReadyIsToldAgain) {
   activate(2);
-  registry_.engine_down(0, "died");
-  registry_.engine_up(0);
+  engine_down(0, "died");
+  engine_up(0);
   take();
-  registry_.engine_down(0, "died again");
+  engine_down(0, "died again");
   EXPECT_TRUE(take().empty());
   broken(1, 0);
-  registry_.engine_up(0);
+  engine_up(0);
   EXPECT_EQ(take(), (Lines{"start device=0 group=1 broken=1"}));
   ready(0);
   EXPECT_EQ(take().size(), 2u);
@@ -38,11 +38,11 @@ TEST_F(Membership, AnEngineThatDiesAgainBeforeItIsReadyIsToldAgain) {
 
 TEST_F(Membership, AllEnginesDeadStillResume) {
   activate(2);
-  registry_.engine_down(0, "died");
-  registry_.engine_down(1, "died");
+  engine_down(0, "died");
+  engine_down(1, "died");
   take();
-  registry_.engine_up(1);
-  registry_.engine_up(0);
+  engine_up(1);
+  engine_up(0);
   memory_.board_index[{1, 0}] = 3;
   memory_.board_index[{1, 1}] = 2;
   ready(1);
@@ -53,13 +53,13 @@ TEST_F(Membership, AllEnginesDeadStillResume) {
 }
 
 TEST_F(Membership, AGroupThatStartsWaitsForARestartedEngine) {
-  registry_.join(request(0, 2));
-  registry_.join(request(1, 2));
+  join(request(0, 2));
+  join(request(1, 2));
   take();
-  registry_.engine_down(1, "died");
+  engine_down(1, "died");
   ready(0);
   EXPECT_TRUE(take().empty());
-  registry_.engine_up(1);
+  engine_up(1);
   EXPECT_EQ(take(), (Lines{"start device=1 group=1 broken=0"}));
   ready(1);
   EXPECT_EQ(take().size(), 2u);
@@ -67,38 +67,38 @@ TEST_F(Membership, AGroupThatStartsWaitsForARestartedEngine) {
 }
 
 TEST_F(Membership, AGroupFormedWhileAnEngineIsDownStartsWhenItIsBack) {
-  registry_.engine_down(1, "died");
-  registry_.join(request(0, 2));
-  registry_.join(request(1, 2));
+  engine_down(1, "died");
+  join(request(0, 2));
+  join(request(1, 2));
   EXPECT_EQ(take(), (Lines{"start device=0 group=1 broken=0"}));
   ready(0);
-  registry_.engine_up(1);
+  engine_up(1);
   EXPECT_EQ(take(), (Lines{"start device=1 group=1 broken=0"}));
 }
 
 TEST_F(Membership, ARankThatDiesWithItsEngineFailsFromItsBoard) {
   activate(3);  // rank 1 alone on device 1
-  registry_.engine_down(1, "died");
-  take();
   memory_.board_index[{1, 1}] = 4;
-  registry_.session_closed(11, "died");
+  engine_down(1, "died");
+  take();
+  session_closed(11, "died");
   EXPECT_TRUE(take().empty()) << "device 0 still owes the kBroken of the recoverable break";
   broken(0, 5);
   EXPECT_EQ(take_breaks(),
             (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=1 fail_from=4"}));
   broken(0, 5);
   EXPECT_EQ(group().phase(), GroupPhase::kLost);
-  registry_.engine_up(1);
+  engine_up(1);
   EXPECT_TRUE(take().empty()) << "a lost group is not told to a new engine";
 }
 
 TEST_F(Membership, AnEngineThatDiesInAFatalBreakLeavesItsBoardsToTheSupervisor) {
   activate(3);
-  registry_.session_closed(11, "died");
+  session_closed(11, "died");
   stopped(1, 2);
   take();
   memory_.board_index[{1, 0}] = memory_.board_index[{1, 2}] = 1;
-  registry_.engine_down(0, "died");
+  engine_down(0, "died");
   EXPECT_EQ(take(), (Lines{"wake session=10", "wake session=12",
                            "break device=1 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=1 fail_from=1"}))
       << "what the dead engine had taken of its ranks beyond their boards fails";
@@ -106,8 +106,8 @@ TEST_F(Membership, AnEngineThatDiesInAFatalBreakLeavesItsBoardsToTheSupervisor) 
   EXPECT_EQ(memory_.lost.count(2), 1u);
   broken(1, 2);
   EXPECT_EQ(group().phase(), GroupPhase::kLost);
-  registry_.leave(10, 500, members_.at(10));
-  registry_.leave(12, 501, members_.at(12));
+  leave(10, 500, members_.at(10));
+  leave(12, 501, members_.at(12));
   EXPECT_EQ(take(),
             (Lines{"left session=10 request=500", "left session=12 request=501", "remove device=1 group=1"}))
       << "the dead engine has nothing to forget";
@@ -118,9 +118,9 @@ TEST_F(Membership, AnEngineThatDiesInAFatalBreakLeavesItsBoardsToTheSupervisor) 
 TEST_F(Membership, AnEngineThatDiesBeforeItStopsAMemberIsAnsweredForFromTheBoard) {
   activate(2);
   memory_.board_index[{1, 1}] = 11;
-  registry_.leave(11, 500, members_.at(11));
+  leave(11, 500, members_.at(11));
   take();
-  registry_.engine_down(1, "died");
+  engine_down(1, "died");
   EXPECT_EQ(take_breaks(),
             (Lines{"left session=11 request=500",
                    "break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=1 fail_from=11"}));
@@ -128,25 +128,25 @@ TEST_F(Membership, AnEngineThatDiesBeforeItStopsAMemberIsAnsweredForFromTheBoard
 
 TEST_F(Membership, AnEngineThatDiesWhileItForgetsHasForgotten) {
   activate(2);
-  registry_.session_closed(10, "died");
-  registry_.session_closed(11, "died");
+  session_closed(10, "died");
+  session_closed(11, "died");
   stopped(0, 0);
   stopped(1, 0);
   broken(0, 0);
   broken(1, 0);
   removed(0);
-  registry_.engine_down(1, "died");
+  engine_down(1, "died");
   EXPECT_FALSE(known());
   EXPECT_TRUE(memory_.held.empty());
 }
 
 TEST_F(Membership, ARestartedEngineThatCannotServeTheGroupEndsIt) {
   activate(2);
-  registry_.engine_down(0, "died");
+  engine_down(0, "died");
   broken(1, 3);
-  registry_.engine_up(0);
+  engine_up(0);
   take();
-  registry_.group_ready(0, {1, StatusCode::kInternal, "arena lost"});
+  say(0, abi::GroupReady{1, StatusCode::kInternal, "arena lost"});
   EXPECT_EQ(take(), (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=INTERNAL culprit=-1 fail_from=0",
                            "break device=1 group=1 epoch=1 fatal=1 cause=INTERNAL culprit=-1 fail_from=0"}));
 }
@@ -155,16 +155,16 @@ TEST_F(Membership, ARestartedEngineThatCannotServeTheGroupEndsIt) {
 
 TEST_F(Membership, AnUnansweredStopKillsTheEngine) {
   activate(2);
-  registry_.session_closed(11, "died");
+  session_closed(11, "died");
   take();
   clock_.advance_ms(2'999);
-  registry_.tick();
+  tick();
   EXPECT_TRUE(take().empty());
   EXPECT_EQ(registry_.next_due_ns(), clock_.now_ns() + 1'000'000);
   clock_.advance_ms(1);
-  registry_.tick();
+  tick();
   EXPECT_EQ(take(), (Lines{"kill device=1"}));
-  registry_.engine_down(1, "killed");
+  engine_down(1, "killed");
   EXPECT_EQ(take_breaks(),
             (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=1 fail_from=0"}));
 }
@@ -172,13 +172,13 @@ TEST_F(Membership, AnUnansweredStopKillsTheEngine) {
 // The supervisor does not kill a stopped engine. What its rank had submitted can't be known then.
 TEST_F(Membership, AnEngineThatIsStoppedDoesNotKeepTheOthersFromTheFatalBreak) {
   activate(2);
-  registry_.leave(11, 500, members_.at(11));
+  leave(11, 500, members_.at(11));
   take();
   clock_.advance_ms(3'000);
-  registry_.tick();
+  tick();
   EXPECT_EQ(take(), (Lines{"kill device=1"}));
   clock_.advance_ms(3'000);
-  registry_.tick();
+  tick();
   EXPECT_EQ(take_breaks(),
             (Lines{"kill device=1", "left session=11 request=500",
                    "break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=1 fail_from=0",
@@ -196,11 +196,11 @@ TEST_F(Membership, AnUnansweredRecoverableBreakReleasesTheOthersThenKillsTheEngi
   take();
   EXPECT_EQ(registry_.next_due_ns(), clock_.now_ns() + 1'000'000'000) << "a third of engine_ack_ms";
   clock_.advance_ms(1'000);
-  registry_.tick();
+  tick();
   EXPECT_EQ(take(), (Lines{"release device=0 group=1"}));
   for (int turn = 0; turn < 3; ++turn) {
     clock_.advance_ms(turn == 0 ? 2'000 : 3'000);
-    registry_.tick();
+    tick();
     EXPECT_EQ(take(), (Lines{"kill device=1"})) << turn;
   }
   broken(1, 0);  // it was only stopped
@@ -213,48 +213,48 @@ TEST_F(Membership, AnEngineThatAcknowledgesAfterTheGraceIsReleasedAtOnce) {
   request_break(0);
   take();
   clock_.advance_ms(1'000);
-  registry_.tick();
+  tick();
   EXPECT_TRUE(take().empty());
   broken(0, 0);
   EXPECT_EQ(take(), (Lines{"release device=0 group=1"}));
-  registry_.tick();
+  tick();
   EXPECT_TRUE(take().empty());
   EXPECT_EQ(registry_.next_due_ns(), clock_.now_ns() + 2'000'000'000);
 }
 
 TEST_F(Membership, AFatalBreakHasTimeForRunningOperationsThenFailsThemThenKills) {
   activate(2);
-  registry_.session_closed(11, "died");
+  session_closed(11, "died");
   stopped(1, 4);
   stopped(0, 4);
   take();
   broken(1, 4);
   clock_.advance_ms(3'000);
-  registry_.tick();
+  tick();
   EXPECT_TRUE(take().empty()) << "operations below 4 may still run";
   clock_.advance_ms(30'000);
-  registry_.tick();
+  tick();
   EXPECT_EQ(take(), (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=1 fail_from=0"}));
   clock_.advance_ms(3'000);
-  registry_.tick();
+  tick();
   EXPECT_EQ(take(), (Lines{"kill device=0"}));
 }
 
 TEST_F(Membership, AnUnansweredCommitAndRemovalKillTheEngine) {
-  registry_.join(request(0, 2));
-  registry_.join(request(1, 2));
+  join(request(0, 2));
+  join(request(1, 2));
   take();
   ready(0);
   clock_.advance_ms(10'000);
-  registry_.tick();
+  tick();
   EXPECT_EQ(take(), (Lines{"kill device=1"}));
-  registry_.engine_down(1, "killed");
-  registry_.session_closed(10, "died");
+  engine_down(1, "killed");
+  session_closed(10, "died");
   EXPECT_EQ(take(), (Lines{"refused session=11 request=101 status=RANK_LOST", "remove device=0 group=1"}));
   clock_.advance_ms(3'000);
-  registry_.tick();
+  tick();
   EXPECT_EQ(take(), (Lines{"kill device=0"}));
-  registry_.engine_down(0, "killed");
+  engine_down(0, "killed");
   EXPECT_FALSE(known());
 }
 

@@ -5,12 +5,19 @@
 namespace epd::membership {
 namespace {
 
+// Joins of one session, each to its group; `number` tells them apart.
+JoinRequest of_session(JoinRequest request, std::uint64_t session, std::uint32_t number) {
+  request.id.session.number = session;
+  request.id.number = number;
+  return request;
+}
+
 TEST_F(Membership, AGroupStartsWhenItsLastRankJoinsAndAnswersWhenEveryEngineIsReady) {
-  registry_.join(request(0, 3));
-  registry_.join(request(2, 3));
+  join(request(0, 3));
+  join(request(2, 3));
   EXPECT_TRUE(take().empty());
   EXPECT_EQ(group().phase(), GroupPhase::kForming);
-  registry_.join(request(1, 3));
+  join(request(1, 3));
   EXPECT_EQ(take(), (Lines{"start device=0 group=1 broken=0", "start device=1 group=1 broken=0"}));
   ready(0);
   EXPECT_TRUE(take().empty());
@@ -22,26 +29,26 @@ TEST_F(Membership, AGroupStartsWhenItsLastRankJoinsAndAnswersWhenEveryEngineIsRe
 }
 
 TEST_F(Membership, RankMinusOneTakesTheLowestFreeOne) {
-  registry_.join(request(1, 3));
+  join(request(1, 3));
   JoinRequest any = request(0, 3);
   any.join.rank = -1;
-  registry_.join(any);
-  EXPECT_EQ(group().members.at(0).session_id, 10u);
+  join(any);
+  EXPECT_EQ(group().members.at(0).session.number, 10u);
   any = request(5, 3);
   any.join.rank = -1;
-  registry_.join(any);
-  EXPECT_EQ(group().members.at(2).session_id, 15u);
+  join(any);
+  EXPECT_EQ(group().members.at(2).session.number, 15u);
 }
 
 TEST_F(Membership, ATakenRankIsRefusedAndNamesItsHolder) {
-  registry_.join(request(1, 3));
+  join(request(1, 3));
   JoinRequest again = request(1, 3);
-  again.session_id = 77;
-  registry_.join(again);
+  again.id.session.number = 77;
+  join(again);
   EXPECT_EQ(take(), (Lines{"refused session=77 request=101 status=INVALID_ARGUMENT"}));
   EXPECT_NE(refusal_.message().find("session 11 (pid 1001)"), std::string::npos) << refusal_.message();
   EXPECT_NE(refusal_.message().find("0, 2"), std::string::npos) << refusal_.message();
-  EXPECT_EQ(group().members.at(1).session_id, 11u);
+  EXPECT_EQ(group().members.at(1).session.number, 11u);
 }
 
 // A new process for rank 1, heard of before the end of the old one.
@@ -53,80 +60,80 @@ class Conflicts : public Membership {
     limits.conflict_ms = 250;
     registry_.set_limits(limits);
   }
-  JoinRequest newcomer(std::uint64_t session = 77) const {
+  JoinRequest newcomer(std::uint32_t number = 101) const {
     JoinRequest r = request(1, 3);
-    r.session_id = session;
+    r.id = {{kLocalNode, 77}, number};
     return r;
   }
 };
 
 TEST_F(Conflicts, AJoinForTheRankOfAProcessThatHasEndedWaitsUntilThatIsHeard) {
-  for (const std::uint32_t rank : {0u, 1u}) registry_.join(request(rank, 3));
-  registry_.join(newcomer());
+  for (const std::uint32_t rank : {0u, 1u}) join(request(rank, 3));
+  join(newcomer());
   EXPECT_TRUE(take().empty());
   EXPECT_EQ(registry_.next_due_ns(), clock_.now_ns() + 250'000'000);
-  registry_.session_closed(11, "died");
+  session_closed(11, "died");
   EXPECT_EQ(registry_.next_due_ns(), 0u);
-  registry_.tick();
+  tick();
   EXPECT_TRUE(take().empty());
-  EXPECT_EQ(group().members.at(1).session_id, 77u);
+  EXPECT_EQ(group().members.at(1).session.number, 77u);
   clock_.advance_ms(251);
-  registry_.tick();
+  tick();
   EXPECT_TRUE(take().empty());
 }
 
 TEST_F(Conflicts, AJoinForTheRankOfAProcessThatLivesIsRefusedAMomentLater) {
-  for (const std::uint32_t rank : {0u, 1u}) registry_.join(request(rank, 3));
-  registry_.join(newcomer());
-  registry_.session_closed(10, "died");
-  registry_.tick();
+  for (const std::uint32_t rank : {0u, 1u}) join(request(rank, 3));
+  join(newcomer());
+  session_closed(10, "died");
+  tick();
   EXPECT_TRUE(take().empty()) << "rank 1 is still taken";
   clock_.advance_ms(251);
-  registry_.tick();
+  tick();
   EXPECT_EQ(take(), (Lines{"refused session=77 request=101 status=INVALID_ARGUMENT"}));
   EXPECT_NE(refusal_.message().find("session 11 (pid 1001)"), std::string::npos) << refusal_.message();
-  EXPECT_EQ(group().members.at(1).session_id, 11u);
+  EXPECT_EQ(group().members.at(1).session.number, 11u);
 }
 
 TEST_F(Conflicts, AGroupOfAnotherShapeGivesWayWhenItsLastSessionCloses) {
-  registry_.join(request(1, 2));
-  registry_.join(newcomer());
+  join(request(1, 2));
+  join(newcomer());
   EXPECT_TRUE(take().empty());
-  registry_.session_closed(11, "died");
-  registry_.tick();
+  session_closed(11, "died");
+  tick();
   EXPECT_EQ(group(2).shape.num_ranks, 3u);
-  EXPECT_EQ(group(2).members.at(1).session_id, 77u);
+  EXPECT_EQ(group(2).members.at(1).session.number, 77u);
 }
 
 TEST_F(Conflicts, OneSessionHasFewAndTheyEndWithIt) {
-  for (const std::uint32_t rank : {0u, 1u}) registry_.join(request(rank, 3));
-  for (std::size_t i = 0; i < GroupRegistry::kMaxConflictsPerSession; ++i) registry_.join(newcomer());
+  for (const std::uint32_t rank : {0u, 1u}) join(request(rank, 3));
+  for (std::uint32_t i = 0; i < kMaxConflictsPerSession; ++i) join(newcomer(1 + i));
   EXPECT_TRUE(take().empty());
-  registry_.join(newcomer());
-  EXPECT_EQ(take(), (Lines{"refused session=77 request=101 status=INVALID_ARGUMENT"}));
-  registry_.session_closed(77, "died");
-  registry_.session_closed(11, "died");
+  join(newcomer(9));
+  EXPECT_EQ(take(), (Lines{"refused session=77 request=9 status=INVALID_ARGUMENT"}));
+  session_closed(77, "died");
+  session_closed(11, "died");
   EXPECT_EQ(group().members.count(1), 0u);
   clock_.advance_ms(251);
-  registry_.tick();
+  tick();
   EXPECT_TRUE(take().empty());
 }
 
 TEST_F(Conflicts, AreRefusedWhenTheDaemonAdmitsNobodyAnyMore) {
-  for (const std::uint32_t rank : {0u, 1u}) registry_.join(request(rank, 3));
-  registry_.join(newcomer());
-  registry_.refuse_conflicts({StatusCode::kAborted, "draining"});
+  for (const std::uint32_t rank : {0u, 1u}) join(request(rank, 3));
+  join(newcomer());
+  handle(NodeDrains{kLocalNode, {StatusCode::kAborted, "draining"}});
   EXPECT_EQ(take(), (Lines{"refused session=77 request=101 status=ABORTED"}));
-  registry_.session_closed(11, "died");
-  registry_.tick();
+  session_closed(11, "died");
+  tick();
   EXPECT_EQ(group().members.count(1), 0u);
 }
 
 // What no rank of its group is to blame for is refused at once, and is not tried for each that closes.
 TEST_F(Conflicts, AJoinThatFailsForAnotherReasonIsTriedOnce) {
-  registry_.join(request(0, 3));
+  join(request(0, 3));
   memory_.limit = 1;
-  registry_.join(newcomer());
+  join(newcomer());
   EXPECT_EQ(take(), (Lines{"refused session=77 request=101 status=RESOURCE_EXHAUSTED"}));
 }
 
@@ -134,21 +141,21 @@ TEST_F(Conflicts, AJoinThatFailsForAnotherReasonIsTriedOnce) {
 TEST_F(Conflicts, AWrongJoinIsRefusedAtOnce) {
   JoinRequest wrong = newcomer();
   wrong.join.rank = 9;
-  registry_.join(wrong);
+  join(wrong);
   EXPECT_EQ(take(), (Lines{"refused session=77 request=101 status=INVALID_ARGUMENT"}));
 }
 
 TEST_F(Membership, MemoryThatAnEngineCantUseRefusesTheWholeGroup) {
-  for (std::uint32_t rank = 0; rank < 2; ++rank) registry_.join(request(rank, 2));
+  for (std::uint32_t rank = 0; rank < 2; ++rank) join(request(rank, 2));
   take();
   abi::RankRefused message{1, 1, StatusCode::kInvalidArgument, {}};
   abi::set_text(message.text, "the memory is none", 18);
-  registry_.rank_refused(0, message);
+  say(0, message);
   EXPECT_EQ(take(), (Lines{"refused session=10 request=100 status=INVALID_ARGUMENT",
                            "refused session=11 request=101 status=INVALID_ARGUMENT",
                            "remove device=0 group=1", "remove device=1 group=1"}));
   EXPECT_EQ(refusal_.message(), "rank 1: the memory is none");
-  registry_.rank_refused(1, message);
+  say(1, message);
   EXPECT_TRUE(take().empty());
   removed(0);
   removed(1);
@@ -159,18 +166,18 @@ TEST_F(Membership, BindingsAreCheckedAgainstTheDescriptorsThatCame) {
   JoinRequest r = request(0, 2);
   r.join.bindings[0].memory = 1;
   r.join.bindings[0].stride = 4096;
-  registry_.join(r);
+  join(r);
   EXPECT_EQ(take(), (Lines{"refused session=10 request=100 status=INVALID_ARGUMENT"}));
   EXPECT_NE(refusal_.message().find("binding of x: memory is 1; allowed: 0 (the arena) .. 0"),
             std::string::npos)
       << refusal_.message();
-  r.memory = std::make_shared<const std::vector<UniqueFd>>(2);
-  registry_.join(r);
+  r.num_memories = 2;
+  join(r);
   take();
   EXPECT_NE(refusal_.message().find("descriptor 2 of 2 is not bound"), std::string::npos)
       << refusal_.message();
-  r.memory = std::make_shared<const std::vector<UniqueFd>>(1);
-  registry_.join(r);
+  r.num_memories = 1;
+  join(r);
   EXPECT_TRUE(take().empty());
   EXPECT_EQ(group(registry_.groups().begin()->first).members.at(0).bound, 1u);
 }
@@ -239,7 +246,7 @@ TEST_F(Membership, EveryFieldIsCheckedByNameAndValue) {
   for (const BadField& bad : cases) {
     JoinRequest r = request(0, 2);
     bad.spoil(r.join);
-    registry_.join(r);
+    join(r);
     EXPECT_EQ(take(), (Lines{"refused session=10 request=100 status=INVALID_ARGUMENT"})) << bad.field;
     EXPECT_EQ(refusal_.message().rfind(bad.field, 0), 0u) << refusal_.message();
     EXPECT_NE(refusal_.message().find(bad.value), std::string::npos) << refusal_.message();
@@ -250,14 +257,14 @@ TEST_F(Membership, EveryFieldIsCheckedByNameAndValue) {
 }
 
 TEST_F(Membership, AMismatchNamesFieldAndBothValuesAndHarmsNobody) {
-  registry_.join(request(0, 2));
+  join(request(0, 2));
   JoinRequest other = request(1, 2);
   other.join.shape.hidden = 256;
-  registry_.join(other);
+  join(other);
   EXPECT_EQ(take(), (Lines{"refused session=11 request=101 status=INVALID_ARGUMENT"}));
   EXPECT_NE(refusal_.message().find("hidden is 256"), std::string::npos) << refusal_.message();
   EXPECT_NE(refusal_.message().find("128"), std::string::npos) << refusal_.message();
-  registry_.join(request(1, 2));
+  join(request(1, 2));
   EXPECT_EQ(take().size(), 2u) << "the group starts";
 }
 
@@ -290,9 +297,9 @@ TEST_F(Membership, ShapesAtTheLimitsAreTaken) {
   for (const auto& change : changes) {
     JoinRequest r = request(0, 2, "edge");
     change(r.join);
-    registry_.join(r);
+    join(r);
     EXPECT_TRUE(take().empty()) << refusal_.message();
-    registry_.session_closed(r.session_id, "test");
+    session_closed(r.id.session.number, "test");
     take();
   }
 }
@@ -310,113 +317,109 @@ TEST_F(Membership, EveryFieldOfAShapeIsCompared) {
 }
 
 TEST_F(Membership, GroupAndMemoryLimitsRefuseTheJoinerOnly) {
-  for (const char* name : {"a", "b", "c", "d"}) registry_.join(request(0, 2, name));
+  std::uint32_t number = 0;
+  for (const char* name : {"a", "b", "c", "d"}) join(of_session(request(0, 2, name), 10, ++number));
   EXPECT_TRUE(take().empty());
-  registry_.join(request(0, 2, "e"));
-  EXPECT_EQ(take(), (Lines{"refused session=10 request=100 status=RESOURCE_EXHAUSTED"}));
+  join(of_session(request(0, 2, "e"), 10, 5));
+  EXPECT_EQ(take(), (Lines{"refused session=10 request=5 status=RESOURCE_EXHAUSTED"}));
   EXPECT_NE(refusal_.message().find("allowed: 4"), std::string::npos);
   memory_.limit = memory_.held.size();
-  registry_.join(request(1, 2, "a"));
+  join(request(1, 2, "a"));
   EXPECT_EQ(take(), (Lines{"refused session=11 request=101 status=RESOURCE_EXHAUSTED"}));
   memory_.limit = 1000;
-  registry_.join(request(1, 2, "a"));
+  join(request(1, 2, "a"));
   EXPECT_EQ(take().size(), 2u);
 }
 
 TEST_F(Membership, RanksOnDevicesThatDoNotReachEachOtherDoNotMeet) {
-  memory_.apart.insert({0, 1});
-  registry_.join(request(0, 3));
+  set_apart(0, 1);
+  join(request(0, 3));
   EXPECT_EQ(take(), Lines{});
-  registry_.join(request(1, 3));
+  join(request(1, 3));
   EXPECT_EQ(take().size(), 1u);
   EXPECT_EQ(refusal_.code(), StatusCode::kUnsupported);
-  EXPECT_EQ(refusal_.message(),
-            "device 1 does not reach device 0, and rank 0 of group \"g\" is on the latter");
+  EXPECT_EQ(
+      refusal_.message(),
+      "host:1 can't map the memory of host:0 (no P2P between them; nvidia-smi topo -p2p rw), and rank 0 of "
+      "group \"g\" is on the latter");
   EXPECT_EQ(memory_.held.size(), 1u) << "the joiner's memory was never asked for";
-  registry_.join(request(2, 3));  // on device 0 too
+  join(request(2, 3));  // on device 0 too
   EXPECT_EQ(take(), Lines{}) << "the others are not harmed";
 }
 
 TEST_F(Membership, AFirstJoinerWithoutMemoryLeavesNoGroup) {
   memory_.limit = 0;
-  registry_.join(request(0, 2));
+  join(request(0, 2));
   EXPECT_EQ(take(), (Lines{"refused session=10 request=100 status=RESOURCE_EXHAUSTED"}));
   EXPECT_TRUE(registry_.groups().empty());
 }
 
 TEST_F(Membership, TheJoinDeadlineNamesTheMissingRanks) {
-  registry_.join(request(0, 4));
+  join(request(0, 4));
   JoinRequest impatient = request(2, 4);
   impatient.join.timeout_ms = 500;
-  registry_.join(impatient);
+  join(impatient);
   EXPECT_EQ(registry_.next_due_ns(), clock_.now_ns() + 500'000'000);
   clock_.advance_ms(499);
-  registry_.tick();
+  tick();
   EXPECT_TRUE(take().empty());
   clock_.advance_ms(1);
-  registry_.tick();
+  tick();
   EXPECT_EQ(take(), (Lines{"refused session=10 request=100 status=DEADLINE_EXCEEDED",
                            "refused session=12 request=102 status=DEADLINE_EXCEEDED"}));
   EXPECT_NE(refusal_.message().find("missing: 1, 3"), std::string::npos) << refusal_.message();
   EXPECT_TRUE(registry_.groups().empty());
   EXPECT_TRUE(memory_.held.empty());
-  registry_.join(request(0, 4));  // the name is free again
+  join(request(0, 4));  // the name is free again
   EXPECT_TRUE(take().empty());
 }
 
 TEST_F(Membership, UsersDoNotMeet) {
-  registry_.join(request(0, 2));
+  join(request(0, 2));
   JoinRequest stranger = request(1, 2);
   stranger.uid = kUid + 1;
-  registry_.join(stranger);
+  join(stranger);
   EXPECT_TRUE(take().empty()) << "each waits in a group of its own";
   EXPECT_EQ(registry_.groups().size(), 2u);
 }
 
 TEST_F(Membership, AFormingGroupLosesTheRankOfAClosedSession) {
-  registry_.join(request(0, 2));
-  registry_.join(request(0, 2, "other"));
-  registry_.session_closed(10, "died");
+  join(request(0, 2));
+  join(of_session(request(0, 2, "other"), 10, 1));
+  session_closed(10, "died");
   EXPECT_TRUE(take().empty());
   EXPECT_TRUE(registry_.groups().empty());
   EXPECT_TRUE(memory_.held.empty());
-  registry_.join(request(0, 3));
-  registry_.join(request(1, 3));
-  registry_.session_closed(11, "died");
+  join(request(0, 3));
+  join(request(1, 3));
+  session_closed(11, "died");
   EXPECT_EQ(registry_.groups().size(), 1u);
-  registry_.join(request(1, 3));
-  registry_.join(request(2, 3));
+  join(request(1, 3));
+  join(request(2, 3));
   EXPECT_EQ(take().size(), 2u);
 }
 
-// Joins of one session, each to its group; `number` tells them apart.
-JoinRequest of_session(JoinRequest request, std::uint64_t session, std::uint32_t number) {
-  request.session_id = session;
-  request.request_id = number;
-  return request;
-}
-
 TEST_F(Membership, JoinsOfOneSessionWaitBesideEachOtherAndAreAnsweredInAnyOrder) {
-  registry_.join(of_session(request(0, 2, "a"), 50, 1));
-  registry_.join(of_session(request(0, 2, "b"), 50, 2));
+  join(of_session(request(0, 2, "a"), 50, 1));
+  join(of_session(request(0, 2, "b"), 50, 2));
   EXPECT_TRUE(take().empty());
-  registry_.join(request(1, 2, "b"));
+  join(request(1, 2, "b"));
   for (std::uint32_t d = 0; d < 2; ++d) ready(d, 2);
   const Lines second = take();
   EXPECT_EQ(std::count(second.begin(), second.end(), "joined session=50 request=2 rank=0"), 1);
-  registry_.join(of_session(request(1, 2, "a"), 11, 3));
+  join(of_session(request(1, 2, "a"), 11, 3));
   for (std::uint32_t d = 0; d < 2; ++d) ready(d, 1);
   const Lines first = take();
   EXPECT_EQ(std::count(first.begin(), first.end(), "joined session=50 request=1 rank=0"), 1);
-  EXPECT_EQ(registry_.memberships(50), 2u);
+  EXPECT_EQ(registry_.memberships({kLocalNode, 50}), 2u);
 }
 
 TEST_F(Membership, ARankAskedForTwiceByOneSessionIsRefusedAndTheFirstRequestStands) {
-  registry_.join(of_session(request(0, 2), 50, 1));
-  registry_.join(of_session(request(0, 2), 50, 2));
+  join(of_session(request(0, 2), 50, 1));
+  join(of_session(request(0, 2), 50, 2));
   EXPECT_EQ(take(), (Lines{"refused session=50 request=2 status=INVALID_ARGUMENT"}));
   EXPECT_EQ(refusal_.message(), "rank 0 of group \"g\" is taken by session 50 (pid 1000); free: 1");
-  registry_.join(request(1, 2));
+  join(request(1, 2));
   for (std::uint32_t d = 0; d < 2; ++d) ready(d);
   const Lines lines = take();
   EXPECT_EQ(std::count(lines.begin(), lines.end(), "joined session=50 request=1 rank=0"), 1);
@@ -425,42 +428,42 @@ TEST_F(Membership, ARankAskedForTwiceByOneSessionIsRefusedAndTheFirstRequestStan
 TEST_F(Membership, OneSessionMayHaveSeveralRanksOfAGroup) {
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
     JoinRequest r = of_session(request(rank, 2), 50, 1 + rank);
-    r.device = 0;
-    registry_.join(r);
+    r.engine.device = 0;
+    join(r);
   }
   ready(0);
   EXPECT_EQ(take(), (Lines{"start device=0 group=1 broken=0", "joined session=50 request=1 rank=0",
                            "joined session=50 request=2 rank=1"}));
-  registry_.session_closed(50, "died");
+  session_closed(50, "died");
   take();
   EXPECT_EQ(group().phase(), GroupPhase::kFailing);
 }
 
 TEST_F(Membership, ASessionThatEndsTakesAllThatItWaitsForAlong) {
   // Two ranks of a group that forms, one of a group that starts, one of a group that runs.
-  registry_.join(of_session(request(0, 3, "forming"), 50, 1));
-  registry_.join(of_session(request(1, 3, "forming"), 50, 2));
-  registry_.join(of_session(request(0, 2, "starting"), 50, 3));
-  registry_.join(request(1, 2, "starting"));
-  registry_.join(of_session(request(0, 2, "running"), 50, 4));
-  registry_.join(request(1, 2, "running"));
+  join(of_session(request(0, 3, "forming"), 50, 1));
+  join(of_session(request(1, 3, "forming"), 50, 2));
+  join(of_session(request(0, 2, "starting"), 50, 3));
+  join(request(1, 2, "starting"));
+  join(of_session(request(0, 2, "running"), 50, 4));
+  join(of_session(request(1, 2, "running"), 11, 102));
   for (std::uint32_t d = 0; d < 2; ++d) ready(d, 3);
   take();
-  registry_.session_closed(50, "died");
+  session_closed(50, "died");
   const Lines lines = take();
   EXPECT_FALSE(known(1)) << "nobody is left of it";
   EXPECT_EQ(std::count(lines.begin(), lines.end(), "refused session=11 request=101 status=RANK_LOST"), 1);
   EXPECT_EQ(group(3).phase(), GroupPhase::kFailing);
-  EXPECT_EQ(registry_.memberships(50), 0u);
+  EXPECT_EQ(registry_.memberships({kLocalNode, 50}), 0u);
   for (const auto& [group, rank] : memory_.held) EXPECT_NE(group, 1u);
 }
 
 TEST_F(Membership, ARankLostWhileTheGroupStartsRefusesTheOthers) {
-  registry_.join(request(0, 2));
-  registry_.join(request(1, 2));
+  join(request(0, 2));
+  join(request(1, 2));
   take();
   ready(0);
-  registry_.session_closed(11, "died");
+  session_closed(11, "died");
   EXPECT_EQ(take(), (Lines{"refused session=10 request=100 status=RANK_LOST", "remove device=0 group=1",
                            "remove device=1 group=1"}));
   EXPECT_NE(refusal_.message().find("rank 1 (session 11, pid 1001) died"), std::string::npos);
@@ -474,12 +477,12 @@ TEST_F(Membership, ARankLostWhileTheGroupStartsRefusesTheOthers) {
 }
 
 TEST_F(Membership, AnEngineThatCannotServeTheGroupRefusesEveryJoiner) {
-  registry_.join(request(0, 2));
-  registry_.join(request(1, 2));
+  join(request(0, 2));
+  join(request(1, 2));
   take();
   abi::GroupReady bad{1, StatusCode::kResourceExhausted, {}};
   abi::set_text(bad.text, "no memory", 9);
-  registry_.group_ready(0, bad);
+  say(0, bad);
   EXPECT_EQ(take(), (Lines{"refused session=10 request=100 status=RESOURCE_EXHAUSTED",
                            "refused session=11 request=101 status=RESOURCE_EXHAUSTED",
                            "remove device=0 group=1", "remove device=1 group=1"}));

@@ -8,7 +8,7 @@ namespace {
 
 TEST_F(Membership, ADeadRankBreaksTheGroupFromItsFirstUnsubmittedOperation) {
   activate(3);
-  registry_.session_closed(12, "died");
+  session_closed(12, "died");
   EXPECT_EQ(take(), (Lines{"stop_member device=0 group=1 rank=2"}));
   stopped(2, 7);
   EXPECT_EQ(take(), (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=2 fail_from=7",
@@ -26,9 +26,9 @@ TEST_F(Membership, ADeadRankBreaksTheGroupFromItsFirstUnsubmittedOperation) {
   EXPECT_EQ(memory_.held.count({1, 2}), 0u);
   EXPECT_EQ(memory_.held.size(), 2u) << "the living keep theirs until they leave";
 
-  registry_.leave(10, 500, members_.at(10));
+  leave(10, 500, members_.at(10));
   EXPECT_EQ(take(), (Lines{"left session=10 request=500"}));
-  registry_.session_closed(11, "died");
+  session_closed(11, "died");
   EXPECT_EQ(take(), (Lines{"remove device=0 group=1", "remove device=1 group=1"}));
   removed(0);
   EXPECT_TRUE(known());
@@ -39,7 +39,7 @@ TEST_F(Membership, ADeadRankBreaksTheGroupFromItsFirstUnsubmittedOperation) {
 
 TEST_F(Membership, LeavingIsAnsweredWhenTheEngineHasStoppedTheMember) {
   activate(2);
-  registry_.leave(11, 501, members_.at(11));
+  leave(11, 501, members_.at(11));
   EXPECT_EQ(take(), (Lines{"stop_member device=1 group=1 rank=1"}));
   stopped(1, 3);
   EXPECT_EQ(take_breaks(),
@@ -47,15 +47,15 @@ TEST_F(Membership, LeavingIsAnsweredWhenTheEngineHasStoppedTheMember) {
                    "break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=1 fail_from=3",
                    "break device=1 group=1 epoch=1 fatal=1 cause=RANK_LOST culprit=1 fail_from=3"}));
   EXPECT_EQ(break_text_, "rank 1 (session 11, pid 1001) left");
-  registry_.leave(11, 502, members_.at(11));
+  leave(11, 502, members_.at(11));
   EXPECT_EQ(take(), (Lines{"refused session=11 request=502 status=NOT_FOUND"}));
 }
 
 TEST_F(Membership, ForeignAndStaleMembersCannotBeLeft) {
   activate(2);
-  registry_.leave(10, 500, members_.at(10) + 0x10000);
-  registry_.leave(10, 501, members_.at(10) + 1);
-  registry_.leave(99, 502, members_.at(10));
+  leave(10, 500, members_.at(10) + 0x10000);
+  leave(10, 501, members_.at(10) + 1);
+  leave(99, 502, members_.at(10));
   EXPECT_EQ(take(), (Lines{"refused session=10 request=500 status=NOT_FOUND",
                            "refused session=10 request=501 status=NOT_FOUND",
                            "refused session=99 request=502 status=NOT_FOUND"}));
@@ -65,16 +65,16 @@ TEST_F(Membership, ForeignAndStaleMembersCannotBeLeft) {
 TEST_F(Membership, MemberNumbersAreNotReusedWhileAnEngineKnowsThem) {
   activate(1);
   const std::uint32_t first = members_.at(10);
-  registry_.leave(10, 500, first);
+  leave(10, 500, first);
   stopped(0, 0);
   broken(0, 0);
   take();
-  registry_.join(request(0, 1, "next"));
+  join(request(0, 1, "next"));
   ready(0, 2);
   take();
   EXPECT_NE(member_index(members_.at(10)), member_index(first));
   removed(0);
-  registry_.join(request(0, 1, "third"));
+  join(request(0, 1, "third"));
   ready(0, 3);
   take();
   EXPECT_EQ(member_index(members_.at(10)), member_index(first));
@@ -83,17 +83,17 @@ TEST_F(Membership, MemberNumbersAreNotReusedWhileAnEngineKnowsThem) {
 
 TEST_F(Membership, ALostGroupDoesNotKeepItsName) {
   activate(2);
-  registry_.leave(10, 500, members_.at(10));
+  leave(10, 500, members_.at(10));
   take();
-  registry_.join(request(0, 2));
-  registry_.join(request(1, 2));
+  join(request(0, 2));
+  join(request(1, 2));
   const Lines lines = take();
   EXPECT_EQ(lines, (Lines{"start device=0 group=2 broken=0", "start device=1 group=2 broken=0"}));
 }
 
 TEST_F(Membership, AnEvictedRankIsLostLikeOneThatLeft) {
   activate(2);
-  registry_.evict(1, 1, "was evicted by operator: too slow");
+  evict(1, 1, "was evicted by operator: too slow");
   EXPECT_EQ(take(), (Lines{"stop_member device=1 group=1 rank=1"}));
   stopped(1, 5);
   take();
@@ -105,18 +105,18 @@ TEST_F(Membership, AnEvictedRankIsLostLikeOneThatLeft) {
 }
 
 TEST_F(Membership, AnEvictedRankThatStillJoinsIsRefused) {
-  registry_.join(request(0, 3));
-  registry_.join(request(1, 3));
-  registry_.evict(1, 1, "was evicted by operator");
+  join(request(0, 3));
+  join(request(1, 3));
+  evict(1, 1, "was evicted by operator");
   take();
   EXPECT_EQ(refusal_.code(), StatusCode::kAborted);
   EXPECT_EQ(refusal_.message(), "rank 1 was evicted by operator");
   EXPECT_EQ(group().members.size(), 1u) << "the other one waits on";
-  registry_.join(request(1, 3));
-  registry_.join(request(2, 3));
+  join(request(1, 3));
+  join(request(2, 3));
   take();
   ASSERT_EQ(group().phase(), GroupPhase::kStarting);
-  registry_.evict(1, 2, "was evicted by operator");
+  evict(1, 2, "was evicted by operator");
   std::size_t refused = 0;
   for (const std::string& line : take()) refused += line.starts_with("refused") ? 1 : 0;
   EXPECT_EQ(refused, 3u) << "all of them, each once";
@@ -124,7 +124,7 @@ TEST_F(Membership, AnEvictedRankThatStillJoinsIsRefused) {
 
 TEST_F(Membership, OperationsThatALivingRankHadNotSubmittedFailAtOnce) {
   activate(3);
-  registry_.session_closed(12, "died");
+  session_closed(12, "died");
   stopped(2, 9);
   take();
   stopped(0, 9);
@@ -139,7 +139,7 @@ TEST_F(Membership, OperationsThatALivingRankHadNotSubmittedFailAtOnce) {
 
 TEST_F(Membership, AnEngineThatHasLetGoIsNotBrokenAgain) {
   activate(2);
-  registry_.session_closed(11, "died");
+  session_closed(11, "died");
   stopped(1, 9);
   take();
   broken(1, 9);
@@ -149,14 +149,14 @@ TEST_F(Membership, AnEngineThatHasLetGoIsNotBrokenAgain) {
 
 TEST_F(Membership, AFurtherLossInAFatalBreakIsAnsweredLikeTheFirst) {
   activate(3);
-  registry_.session_closed(12, "died");
+  session_closed(12, "died");
   stopped(2, 9);
   take();
-  registry_.leave(11, 500, members_.at(11));
+  leave(11, 500, members_.at(11));
   EXPECT_TRUE(take().empty()) << "it has been asked already";
   stopped(1, 9);
   EXPECT_EQ(take(), (Lines{"left session=11 request=500"}));
-  registry_.session_closed(10, "died");
+  session_closed(10, "died");
   stopped(0, 9);
   broken(0, 9);
   broken(1, 9);
@@ -165,8 +165,8 @@ TEST_F(Membership, AFurtherLossInAFatalBreakIsAnsweredLikeTheFirst) {
 
 TEST_F(Membership, RanksThatDieTogetherGiveOneBreakFromTheLowest) {
   activate(4);
-  registry_.session_closed(12, "died");
-  registry_.session_closed(13, "died");
+  session_closed(12, "died");
+  session_closed(13, "died");
   EXPECT_EQ(take(), (Lines{"stop_member device=0 group=1 rank=2", "stop_member device=1 group=1 rank=3"}));
   stopped(2, 8);
   EXPECT_TRUE(take().empty());
@@ -183,17 +183,17 @@ TEST_F(Membership, AGroupWhoseEngineIsSilentDoesNotStartForEver) {
     for (const std::uint32_t rank : {0u, 1u}) {
       JoinRequest joins = request(rank, 2);
       joins.join.timeout_ms = timeout_ms;
-      registry_.join(joins);
+      join(joins);
     }
     take();
     ready(0, id);
     // The limits' engine_ack_ms, if nobody is willing to wait for longer.
     clock_.advance_ms(timeout_ms == 500 ? 2'999 : 19'999);
-    registry_.tick();
+    tick();
     for (const std::string& line : take()) EXPECT_EQ(line.find("refused"), std::string::npos) << line;
     clock_.advance_ms(1);
     EXPECT_LE(registry_.next_due_ns(), clock_.now_ns());
-    registry_.tick();
+    tick();
     const Lines lines = take();
     EXPECT_EQ(
         std::count(lines.begin(), lines.end(), "refused session=10 request=100 status=DEADLINE_EXCEEDED"), 1);
@@ -209,8 +209,8 @@ TEST_F(Membership, AGroupWhoseEngineIsSilentDoesNotStartForEver) {
 
 TEST_F(Membership, WhenAllDieTheGroupIsRemoved) {
   activate(2);
-  registry_.session_closed(10, "died");
-  registry_.session_closed(11, "died");
+  session_closed(10, "died");
+  session_closed(11, "died");
   stopped(0, 4);
   stopped(1, 4);
   take();
@@ -282,7 +282,7 @@ TEST_F(Membership, ARankLostInARecoverableBreakTurnsItFatal) {
   activate(2);
   request_break(0);
   take();
-  registry_.session_closed(11, "died");
+  session_closed(11, "died");
   EXPECT_EQ(take(), (Lines{"stop_member device=1 group=1 rank=1"}));
   stopped(1, 6);
   broken(0, 4);
@@ -298,7 +298,7 @@ TEST_F(Membership, ARankLostInARecoverableBreakTurnsItFatal) {
 
 TEST_F(Membership, ABreakRequestInAFatalBreakFailsEverything) {
   activate(2);
-  registry_.session_closed(11, "died");
+  session_closed(11, "died");
   stopped(1, 6);
   take();
   request_break(0);

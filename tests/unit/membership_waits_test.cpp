@@ -14,11 +14,11 @@ class Waits : public Membership {
   void say_waits(std::uint32_t device, const std::string& text, std::uint64_t group = 1) {
     abi::GroupWaits message{group, {}};
     abi::set_text(message.text, text.data(), text.size());
-    registry_.group_waits(device, message);
+    say(device, message);
   }
   void start_but_for_engine_1() {
-    registry_.join(request(0, 2));
-    registry_.join(request(1, 2));
+    join(request(0, 2));
+    join(request(1, 2));
     ready(0);
     take();
   }
@@ -27,7 +27,7 @@ class Waits : public Membership {
     for (; ms > 0; ms -= 2'000) {
       say_waits(1, text);
       clock_.advance_ms(2'000);
-      registry_.tick();
+      tick();
     }
   }
 };
@@ -45,10 +45,10 @@ TEST_F(Waits, OneThatSaysNothingAnyMoreIs) {
   start_but_for_engine_1();
   wait_for(20'000);
   clock_.advance_ms(7'999);
-  registry_.tick();
+  tick();
   EXPECT_TRUE(take().empty());
   clock_.advance_ms(1);
-  registry_.tick();
+  tick();
   EXPECT_EQ(take(), (Lines{"kill device=1"}));
 }
 
@@ -66,7 +66,7 @@ TEST_F(Waits, TheJoinFailsInTimeAndSaysWhatWasWaitedFor) {
     EXPECT_NE(refusal_.message().find(part), std::string::npos) << refusal_.message();
   say_waits(1, "late");  // crossed with the removal, which is still owed in time
   clock_.advance_ms(3'000);
-  registry_.tick();
+  tick();
   EXPECT_EQ(take(), (Lines{"kill device=0", "kill device=1"}));
 }
 
@@ -79,7 +79,7 @@ TEST_F(Waits, ItCountsOnlyForWhoOwesTheStart) {
   take();
   say_waits(1, "the break is to be answered all the same");
   clock_.advance_ms(3'000);
-  registry_.tick();
+  tick();
   EXPECT_EQ(take().back(), "kill device=1");
 }
 
@@ -90,7 +90,7 @@ class WaitingStreams : public Membership {
     for (std::uint32_t rank = 0; rank < ranks; ++rank) {
       JoinRequest r = request(rank, ranks);
       r.device_kind = abi::DeviceKind::kCuda;
-      registry_.join(r);
+      join(r);
     }
     for (const std::uint32_t device : {0u, 1u}) ready(device);
     take();
@@ -99,16 +99,16 @@ class WaitingStreams : public Membership {
   void refuse(std::uint32_t device, std::uint32_t rank) {
     abi::RankRefused message{1, rank, StatusCode::kInvalidArgument, {}};
     abi::set_text(message.text, "the memory is none", 18);
-    registry_.rank_refused(device, message);
+    say(device, message);
   }
 };
 
 TEST_F(WaitingStreams, AnEngineThatWasAwayWhenTheGroupEndedLetsThemGo) {
   activate_on_gpus(5);  // ranks 0, 2, 4 on device 0
-  registry_.engine_down(0, "killed");
-  registry_.session_closed(14, "died");
+  engine_down(0, "killed");
+  session_closed(14, "died");
   take();
-  registry_.engine_up(0);
+  engine_up(0);
   EXPECT_EQ(take(), (Lines{"close device=0 group=1 rank=0", "close device=0 group=1 rank=2",
                            "close device=0 group=1 rank=4"}))
       << "whoever has memory: of rank 4 only the membership may be gone";
@@ -118,33 +118,33 @@ TEST_F(WaitingStreams, AnEngineThatWasAwayWhenTheGroupEndedLetsThemGo) {
   broken(1, 0);
   take();
   ASSERT_EQ(group().phase(), GroupPhase::kLost);
-  registry_.engine_down(0, "killed");
+  engine_down(0, "killed");
   take();
-  registry_.engine_up(0);
+  engine_up(0);
   EXPECT_EQ(take(), (Lines{"close device=0 group=1 rank=0", "close device=0 group=1 rank=2"})) << "once more";
-  registry_.engine_down(1, "killed");
-  registry_.session_closed(11, "died");
+  engine_down(1, "killed");
+  session_closed(11, "died");
   take();
-  registry_.engine_up(1);
+  engine_up(1);
   EXPECT_EQ(take(), (Lines{"close device=1 group=1 rank=3"}));
 }
 
 TEST_F(WaitingStreams, HostDevicesHaveNone) {
   activate(4);
-  registry_.engine_down(0, "killed");
-  registry_.session_closed(11, "died");
+  engine_down(0, "killed");
+  session_closed(11, "died");
   take();
-  registry_.engine_up(0);
+  engine_up(0);
   EXPECT_EQ(take(), Lines{});
 }
 
 TEST_F(WaitingStreams, AnEngineThatWasAwayWhenARankWasLostLetsThemGo) {
   policy_ = LossPolicy::kDegrade;
   activate_on_gpus(4);  // ranks 0, 2 on device 0
-  registry_.engine_down(0, "killed");
-  registry_.evict(1, 2, "was evicted by operator");  // its session goes on
+  engine_down(0, "killed");
+  evict(1, 2, "was evicted by operator");  // its session goes on
   take();
-  registry_.engine_up(0);
+  engine_up(0);
   EXPECT_EQ(take(), (Lines{"close device=0 group=1 rank=2", "start device=0 group=1 broken=1"}));
 }
 
@@ -152,8 +152,8 @@ TEST_F(WaitingStreams, AnEngineThatWasAwayWhenARankWasLostLetsThemGo) {
 TEST_F(WaitingStreams, AnEngineThatRefusesARankLetsThemGo) {
   policy_ = LossPolicy::kDegrade;
   activate_on_gpus(4);
-  registry_.engine_down(1, "killed");
-  registry_.engine_up(1);
+  engine_down(1, "killed");
+  engine_up(1);
   take();
   refuse(0, 3);
   EXPECT_EQ(take(), (Lines{"stop_member device=1 group=1 rank=3"})) << "its own engine serves it";
@@ -167,14 +167,14 @@ class WaitsOfRejoined : public Waits {
   void SetUp() override {
     policy_ = LossPolicy::kDegrade;
     activate(2);
-    registry_.session_closed(11, "died");
+    session_closed(11, "died");
     stopped(1, 4);
     broken(0, 4);
     broken(1, ~std::uint64_t{0});
     removed(1);
     JoinRequest again = request(1, 2);
-    again.session_id = 77;
-    registry_.join(again);
+    again.id.session.number = 77;
+    join(again);
     broken(0, 4, 2);
     ready(1);
     take();

@@ -9,7 +9,9 @@ target_sources(session_test PRIVATE ${CMAKE_CURRENT_LIST_DIR}/session_requests_t
   ${CMAKE_CURRENT_SOURCE_DIR}/support/census.cpp)
 target_include_directories(session_test PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/daemon/session)
 target_sources(membership_test PRIVATE ${CMAKE_CURRENT_LIST_DIR}/membership_join_test.cpp ${CMAKE_CURRENT_LIST_DIR}/membership_engines_test.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/membership_degrade_test.cpp ${CMAKE_CURRENT_LIST_DIR}/membership_waits_test.cpp ${CMAKE_CURRENT_LIST_DIR}/membership_random_test.cpp)
+  ${CMAKE_CURRENT_LIST_DIR}/membership_degrade_test.cpp ${CMAKE_CURRENT_LIST_DIR}/membership_waits_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/membership_messages_test.cpp ${CMAKE_CURRENT_LIST_DIR}/membership_nodes_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/membership_random_test.cpp ${CMAKE_CURRENT_LIST_DIR}/membership_world.cpp)
 add_executable(config_test ${CMAKE_CURRENT_LIST_DIR}/config_test.cpp)
 target_link_libraries(config_test PRIVATE epd_supervisor epd_options GTest::gtest_main)
 target_compile_definitions(config_test PRIVATE EPD_SHIPPED_CONFIG="${PROJECT_SOURCE_DIR}/deploy/epd.toml")

@@ -14,9 +14,8 @@ struct Quota {
   std::string source;  // "limits.max_sessions_per_user", "access.rule 2"
 };
 
-// Of one user, as the configuration has them when it asks.
+// Of the memory of one user's ranks, as the configuration has them when it asks.
 struct UserQuotas {
-  Quota groups;
   Quota arena_bytes;
   Quota routing_bytes;
 };

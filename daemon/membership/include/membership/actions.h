@@ -1,9 +1,11 @@
-// What the registry wants done. It never does anything itself: the supervisor takes the list after
-// each event and carries it out in order; tests read it.
+// What the registry wants done: plain data, and whole, so that whoever carries it out need not ask back. The
+// registry never does anything itself. Each node carries out its actions in their order; tests read them.
+//
+// What is for an engine is dropped if that is down, or has started since the registry decided it.
 #pragma once
 
 #include "common/status.h"
-#include "membership/group.h"
+#include "membership/ids.h"
 #include "proto/attach.h"
 #include "proto/link.h"
 
@@ -14,114 +16,152 @@
 
 namespace epd::membership {
 
-// Tell an engine of a group: kGroupBegin, kGroupRank..., kGroupMember..., kGroupCommit.
-struct StartGroup {
-  std::uint32_t device;
-  std::uint64_t group_id;
-  bool broken;
+// Whose events are about it.
+struct GroupLabel {
+  std::uint64_t id = 0;
+  std::uint32_t uid = 0;
+  std::string name;
 };
-// kGroupRank to an engine that knows the group: a rank that has come, or (active_since 0) is masked.
+struct RankDescription {
+  std::uint32_t rank = 0;
+  EngineId engine;
+  std::uint64_t active_since = 0;  // the epoch in which it came; 0: masked, or has never come
+};
+// A rank as the engine that serves it must know it.
+struct MemberDescription {
+  std::uint32_t rank = 0;
+  SessionId session;
+  std::uint32_t member = 0;
+  std::uint64_t first_index = 0;  // the operation with which it came
+};
+struct GroupDescription {
+  GroupLabel label;
+  abi::GroupShape shape{};
+  std::uint64_t epoch = 0;
+  std::uint64_t resume_index = 0;
+  std::vector<RankDescription> ranks;      // all
+  std::vector<MemberDescription> members;  // those of the engine that is told
+  abi::GroupSettings settings{};           // what these have asked for
+};
+
+// ---- for engines
+
+// kGroupBegin, kGroupRank..., kGroupMember..., kGroupCommit.
+struct StartGroup {
+  EngineId engine;
+  GroupDescription group;
+  bool broken = false;
+};
+// kGroupRank to an engine that knows the group: a rank that has come, or is masked.
 struct SendRank {
-  std::uint32_t device;
-  std::uint64_t group_id;
-  std::uint32_t rank;
-  std::uint64_t active_since;
+  EngineId engine;
+  std::uint64_t group_id = 0;
+  RankDescription rank;
 };
 // kGroupMember of a rank that has come, to the engine that serves it.
 struct SendMember {
-  std::uint32_t device;
-  std::uint64_t group_id;
-  std::uint32_t rank;
+  EngineId engine;
+  std::uint64_t group_id = 0;
+  MemberDescription member;
 };
 struct SendStopMember {
-  std::uint32_t device;
+  EngineId engine;
   abi::MemberRef message;
 };
 struct SendBreak {
-  std::uint32_t device;
+  EngineId engine;
   abi::Break message;
+  GroupLabel group;
+  bool orderly = false;  // the culprit left or detached: nothing went wrong
 };
 struct SendRelease {
-  std::uint32_t device;
+  EngineId engine;
   abi::GroupRef message;
 };
 struct SendResume {
-  std::uint32_t device;
+  EngineId engine;
   abi::Resume message;
+  GroupLabel group;
 };
 struct SendRemoveGroup {
-  std::uint32_t device;
+  EngineId engine;
   abi::GroupRef message;
 };
 // kCloseStreams to an engine that does not serve the rank, of which no engine ever will.
 struct CloseStreams {
-  std::uint32_t device;
-  std::uint64_t group_id;
-  std::uint32_t rank;
+  EngineId engine;
+  std::uint64_t group_id = 0;
+  std::uint32_t rank = 0;
+  bool later =
+      false;  // the engine is down: to the next one, whatever becomes of the rank's memory until then
 };
 // The engine has not answered in time: end it, unless it is stopped; its death then takes its usual course.
 // Said again while it is silent.
 struct KillEngine {
-  std::uint32_t device;
+  EngineId engine;
   std::string text;
 };
+
+// ---- for the memory of ranks, on the node of their engine
+
+// Makes the arenas and the board of a rank, and keeps what its regions are bound to. Answered with
+// MemoryAcquired: RESOURCE_EXHAUSTED if a quota says no, INVALID_ARGUMENT for memory of the client's that
+// can't be used.
+struct AcquireMemory {
+  EngineId engine;
+  RequestId request;
+  std::uint64_t group_id = 0;
+  std::uint32_t rank = 0;
+  std::uint32_t uid = 0;
+  abi::GroupShape shape{};
+};
+// Gives them up. Mappings of others live on until they drop them. Nothing happens if there is no such memory.
+struct ReleaseMemory {
+  EngineId engine;
+  std::uint64_t group_id = 0;
+  std::uint32_t rank = 0;
+};
+// Says on the board that the group is lost: no engine serves the rank.
+struct MarkLost {
+  EngineId engine;
+  std::uint64_t group_id = 0;
+  std::uint32_t rank = 0;
+  StatusCode cause = StatusCode::kOk;
+  std::int32_t culprit_rank = -1;
+  std::string text;
+};
+
+// ---- for sessions
+
 // The user arena and the board of this rank go with it.
 struct ReplyJoined {
-  std::uint64_t session_id;
-  std::uint32_t request_id;
+  RequestId request;
   abi::Joined message;
+  GroupLabel group;
 };
 struct ReplyLeft {
-  std::uint64_t session_id;
-  std::uint32_t request_id;
+  RequestId request;
   abi::Left message;
 };
 struct ReplyRefused {
-  std::uint64_t session_id;
-  std::uint32_t request_id;
+  RequestId request;
   Status status;
 };
 // Something that the client reads in shared memory has been written for it while no engine could.
 struct WakeSession {
-  std::uint64_t session_id;
+  SessionId session;
 };
 
 using Action = std::variant<StartGroup, SendRank, SendMember, SendStopMember, SendBreak, SendRelease,
-                            SendResume, SendRemoveGroup, CloseStreams, KillEngine, ReplyJoined, ReplyLeft,
-                            ReplyRefused, WakeSession>;
+                            SendResume, SendRemoveGroup, CloseStreams, KillEngine, AcquireMemory,
+                            ReleaseMemory, MarkLost, ReplyJoined, ReplyLeft, ReplyRefused, WakeSession>;
 using Actions = std::vector<Action>;
 
-// "break device=1 group=3 epoch=2 fatal=1 cause=RANK_LOST culprit=2 fail_from=7": for logs and tests.
+// "break device=1 group=3 epoch=2 fatal=1 cause=RANK_LOST culprit=2 fail_from=7": for logs and tests. What is
+// for another node than the local one says " node=2" behind.
 std::string to_string(const Action& action);
 
-// Whose memory, and on which device.
-struct MemoryOwner {
-  std::uint64_t group_id = 0;
-  std::uint32_t rank = 0;
-  std::uint32_t uid = 0;
-  std::uint32_t device = 0;
-};
-
-// The memory of members, as far as the registry must know it. Calls return at once.
-class MemberMemory {
- public:
-  virtual ~MemberMemory() = default;
-  // OK, or UNSUPPORTED: engines of these devices can't map each other's memory.
-  virtual Status check_reach(std::uint32_t device, std::uint32_t other) const = 0;
-  // Makes the arenas and the board of a rank, and keeps what its regions are bound to; RESOURCE_EXHAUSTED if
-  // a quota says no, INVALID_ARGUMENT for memory of the client's that can't be used.
-  virtual Status acquire(const MemoryOwner& owner, const UserQuotas& quotas, const abi::GroupShape& shape,
-                         const abi::Bindings& bindings, const ClientMemory& memory) = 0;
-  // Gives them up. Mappings of others live on until they drop them.
-  virtual void release(std::uint64_t group_id, std::uint32_t rank) = 0;
-  // Board::next_index. Used only while no engine serves the rank.
-  virtual std::uint64_t next_index(std::uint64_t group_id, std::uint32_t rank) = 0;
-  // kCloseStreams for the rank to the next engine of the device, which has none now, whatever becomes of the
-  // rank's memory until then.
-  virtual void close_streams_later(std::uint32_t device, std::uint64_t group_id, std::uint32_t rank) = 0;
-  // Says on the board that the group is lost. Used only while no engine serves the rank.
-  virtual void mark_lost(std::uint64_t group_id, std::uint32_t rank, const std::string& text,
-                         StatusCode cause, std::int32_t culprit_rank) = 0;
-};
+// Which node is to carry it out.
+std::uint32_t node_of(const Action& action);
 
 }  // namespace epd::membership

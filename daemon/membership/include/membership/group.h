@@ -2,15 +2,16 @@
 // Plain data; only GroupRegistry changes it.
 #pragma once
 
-#include "base/quota.h"
-#include "common/fd.h"
 #include "common/status.h"
+#include "membership/actions.h"
+#include "membership/events.h"
+#include "membership/ids.h"
 #include "proto/attach.h"
+#include "proto/link.h"
 
 #include <cstdint>
 #include <limits>
 #include <map>
-#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -38,30 +39,6 @@ constexpr auto phase_of(const State& state) {
   return std::visit([](const auto& of) { return of.kPhase; }, state);
 }
 
-// A membership's name in submissions: index in the low half, generation (never 0) in the high half, so
-// that a stale name is told from a fresh one. Indices are reused within a session.
-constexpr std::uint32_t make_member_id(std::uint32_t index, std::uint32_t generation) {
-  return (generation << 16) | (index & 0xffffu);
-}
-constexpr std::uint32_t member_index(std::uint32_t member) {
-  return member & 0xffffu;
-}
-
-// Descriptors of memory that a client keeps regions in; null: of none.
-using ClientMemory = std::shared_ptr<const std::vector<UniqueFd>>;
-
-struct JoinRequest {
-  std::uint64_t session_id = 0;
-  std::uint32_t request_id = 0;
-  std::uint32_t uid = 0;
-  std::int32_t pid = 0;
-  std::uint32_t device = 0;
-  abi::DeviceKind device_kind = abi::DeviceKind::kHost;
-  abi::Join join{};
-  UserQuotas quotas;
-  ClientMemory memory;
-};
-
 enum class Presence {
   kHere,
   kJoining,  // it rejoins a degraded group: its Joined is owed
@@ -79,17 +56,18 @@ struct Member {
     std::uint64_t next_submit = 0;  // the first operation that it will never submit
   };
 
-  std::uint64_t session_id = 0;
+  SessionId session;
   std::uint32_t rank = 0;
   std::uint32_t member = 0;  // make_member_id
   std::uint32_t uid = 0;
   std::int32_t pid = 0;
-  std::uint32_t device = 0;
+  EngineId engine;
   std::uint32_t sms = 0;
   std::int32_t priority = 0;
   std::uint32_t bound = 0;  // regions in memory of its client's own (abi::region_bit)
   std::uint32_t join_request = 0;
   std::uint64_t join_due_ns = 0;
+  std::uint64_t board_index = 0;  // Board::next_index, as its node has told it last
 
   std::uint64_t active_since = 1;  // the epoch in which it came
   std::uint64_t first_index = 0;   // the operation with which it came
@@ -101,6 +79,13 @@ struct Member {
   std::optional<std::uint32_t> leave_request;  // a kLeave that waits for its reply
 
   bool gone() const { return presence == Presence::kGone; }
+  RequestId join_id() const { return {session, join_request}; }
+};
+
+// A rank whose memory has been asked for: the rank is taken, and counts for nothing yet.
+struct Arrival {
+  JoinRequest request;
+  Member member;  // holds_memory: it has come; the rank waits for others that have been asked for theirs
 };
 
 // How far one engine is with one group.
@@ -167,17 +152,6 @@ struct WaitingJoin {
   std::uint64_t due_ns = 0;
 };
 
-// A join that members of its group are in the way of: they have its rank, or another shape. See
-// conflicts.cpp.
-struct Conflict {
-  JoinRequest request;
-  std::uint64_t due_ns = 0;  // when it is refused
-};
-struct GroupConflicts {
-  std::vector<Conflict> joins;
-  bool stale = false;  // a session of the group has closed since they were last tried
-};
-
 struct Group {
   struct Forming {
     static constexpr GroupPhase kPhase = GroupPhase::kForming;
@@ -215,8 +189,9 @@ struct Group {
   std::uint64_t epoch = 1;
   std::uint64_t resume_index = 0;
   std::uint64_t created_ns = 0;
-  std::map<std::uint32_t, Member> members;      // by rank; a masked one is missing
-  std::map<std::uint32_t, EngineSlot> engines;  // by device; empty while forming
+  std::map<std::uint32_t, Member> members;    // by rank; a masked one is missing
+  std::map<std::uint32_t, Arrival> arrivals;  // by rank; none of them is in members
+  std::map<EngineId, EngineSlot> engines;     // empty while forming
 
   std::variant<Forming, Starting, Active, Breaking, Failing, Lost, Removing> state;
   BreakReason reason;                // of the last break
@@ -224,19 +199,23 @@ struct Group {
 
   GroupPhase phase() const { return phase_of(state); }
   bool is(GroupPhase wanted) const { return phase() == wanted; }
+  GroupLabel label() const { return {id, uid, name}; }
   bool all_gone() const;
   bool lives(std::uint32_t rank) const;
+  // It lives, or arrives. Null: the rank is free, or lost.
+  const Member* holder(std::uint32_t rank) const;
   // It runs, and a lost rank may come back.
   bool takes_ranks_back() const;
   std::uint32_t num_lost() const;
   // What engines that owe an answer say that they wait for: "; " each; "" if none says anything.
   std::string waits() const;
-  // Whether `device` serves a living rank.
-  bool needs(std::uint32_t device) const;
-  // Highest number of SMs that a member on `device` asks for; 0 = none asks.
-  std::uint32_t sms_on(std::uint32_t device) const;
-  // Highest priority of a member on `device`.
-  std::int32_t priority_on(std::uint32_t device) const;
+  // Whether the engine serves a living rank.
+  bool needs(EngineId engine) const;
+  RankDescription describe(std::uint32_t rank) const;
+  // What the ranks on the engine have asked for: most SMs (0: none asks), highest priority.
+  abi::GroupSettings settings_on(EngineId engine) const;
 };
+
+MemberDescription describe(const Member& member);
 
 }  // namespace epd::membership

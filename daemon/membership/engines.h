@@ -1,0 +1,51 @@
+// Engines that come up, get ready, wait, do not answer, and die.
+#pragma once
+
+#include "breaks.h"
+#include "desk.h"
+#include "forming.h"
+#include "group_table.h"
+#include "members.h"
+#include "nodes.h"
+#include "rejoins.h"
+#include "steps.h"
+
+#include <cstdint>
+#include <string>
+
+namespace epd::membership {
+
+class Engines {
+ public:
+  struct Parts {
+    GroupTable& groups;
+    Nodes& nodes;
+    Members& members;
+    Steps& steps;
+    Breaks& breaks;
+    Forming& forming;
+    Rejoins& rejoins;
+  };
+  Engines(Desk& desk, const Parts& parts) : desk_(desk), parts_(parts) {}
+
+  void on(const EngineUp& event);
+  void on(const EngineDown& event);
+  void on(const GroupReady& event);
+  void on(const GroupWaits& event);
+  void on(const Resumed& event);
+
+  // What engines owe the group and is late. May forget the group.
+  void tick(Group& group);
+
+ private:
+  void keep_boards(const std::vector<BoardIndex>& boards);
+  void down_for(Group& group, EngineId engine, const std::string& text);
+  void not_ready(Group& group, const Status& status);
+  bool is_overdue(std::uint64_t* due_ns) const;
+  bool tick_stopping(Group& group);
+
+  Desk& desk_;
+  const Parts parts_;
+};
+
+}  // namespace epd::membership

@@ -1,0 +1,104 @@
+#include "forming.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace epd::membership {
+
+Status Forming::join(Group& group, const JoinRequest& request) {
+  Result<std::uint32_t> rank = arrivals_.pick_rank(group, request.join.rank);
+  Status status = rank.ok() ? arrivals_.ask(group, *rank, request, desk_.join_due_ns(request.join.timeout_ms))
+                            : rank.status();
+  forget_if_empty(group);
+  return status;
+}
+
+void Forming::settle(Group& group, const MemoryAcquired& event) {
+  if (arrivals_.settle(group, event)) {
+    Arrival arrival = std::move(group.arrivals.extract(event.rank).mapped());
+    group.members.emplace(event.rank, std::move(arrival.member));
+    if (group.members.size() == group.shape.num_ranks) start(group);
+  } else {
+    forget_if_empty(group);
+  }
+}
+
+void Forming::forget_if_empty(Group& group) {
+  if (group.members.empty() && group.arrivals.empty()) breaks_.forget(group);
+}
+
+// Engines have as long as the first rank waits, and at least the time of an answer.
+void Forming::start(Group& group) {
+  std::uint64_t first_due_ns = kNever;
+  for (const auto& [rank, member] : group.members) first_due_ns = std::min(first_due_ns, member.join_due_ns);
+  group.state = Group::Starting{std::max(first_due_ns, desk_.due_in_ms(desk_.limits().engine_ack_ms))};
+  for (const auto& [rank, member] : group.members) group.engines[member.engine];
+  for (auto& [engine, slot] : group.engines) steps_.start(group, engine);
+}
+
+void Forming::engine_ready(Group& group) {
+  const bool all = std::all_of(group.engines.begin(), group.engines.end(),
+                               [](const auto& entry) { return entry.second.is(EnginePhase::kServing); });
+  if (!all) return;
+  group.state = Group::Active{};
+  for (const auto& [rank, member] : group.members) members_.reply_joined(group, member);
+}
+
+// No client knows yet that it has joined, so nothing is in flight: engines can forget at once.
+void Forming::abort_start(Group& group, const Status& status) {
+  group.reason = {status.code(), -1, status.message()};
+  for (auto& [rank, member] : group.members) {
+    if (!member.gone()) members_.refuse_join(member, status);
+    member.presence = Presence::kGone;
+  }
+  breaks_.remove(group);
+}
+
+void Forming::lose(Group& group, std::uint32_t rank) {
+  members_.end(group, group.members.at(rank));
+  group.members.erase(rank);
+  forget_if_empty(group);
+}
+
+void Forming::session_closed(Group& group, SessionId session) {
+  arrivals_.session_closed(group, session);
+  forget_if_empty(group);
+}
+
+void Forming::tick(Group& group) {
+  const std::uint64_t now = desk_.now_ns();
+  if (const auto* starting = std::get_if<Group::Starting>(&group.state)) {
+    if (starting->due_ns <= now) expire_start(group);
+    return;
+  }
+  const bool expired = std::any_of(group.members.begin(), group.members.end(),
+                                   [now](const auto& e) { return e.second.join_due_ns <= now; }) ||
+                       std::any_of(group.arrivals.begin(), group.arrivals.end(),
+                                   [now](const auto& e) { return e.second.member.join_due_ns <= now; });
+  if (expired) expire_join(group);
+}
+
+void Forming::expire_join(Group& group) {
+  const Status status(StatusCode::kDeadlineExceeded,
+                      "group \"" + group.name + "\" has " + std::to_string(group.members.size()) + " of " +
+                          std::to_string(group.shape.num_ranks) +
+                          " ranks; missing: " + rank_list(missing_ranks(group)));
+  for (const auto& [rank, member] : group.members) members_.refuse_join(member, status);
+  for (const auto& [rank, arrival] : group.arrivals) members_.refuse_join(arrival.member, status);
+  breaks_.forget(group);
+}
+
+void Forming::expire_start(Group& group) {
+  std::vector<std::uint32_t> waiting;
+  for (const auto& [rank, member] : group.members) {
+    if (!group.engines.at(member.engine).is(EnginePhase::kServing)) waiting.push_back(rank);
+  }
+  abort_start(group, Status(StatusCode::kDeadlineExceeded,
+                            "group \"" + group.name +
+                                "\" has all its ranks, but the engines of some have not begun to "
+                                "serve it in time: ranks " +
+                                rank_list(waiting) + group.waits()));
+}
+
+}  // namespace epd::membership

@@ -1,0 +1,74 @@
+#include "membership/group.h"
+
+#include <algorithm>
+
+namespace epd::membership {
+
+const std::uint64_t* EngineSlot::due_ns() const {
+  const auto due = [](const auto& of) -> const std::uint64_t* {
+    if constexpr (requires { of.due_ns; }) return of.due_ns != 0 ? &of.due_ns : nullptr;
+    return nullptr;
+  };
+  return std::visit(due, state);
+}
+
+bool Group::all_gone() const {
+  return std::all_of(members.begin(), members.end(), [](const auto& entry) { return entry.second.gone(); });
+}
+
+bool Group::lives(std::uint32_t rank) const {
+  const auto member = members.find(rank);
+  return member != members.end() && !member->second.gone();
+}
+
+const Member* Group::holder(std::uint32_t rank) const {
+  const auto arrival = arrivals.find(rank);
+  if (arrival != arrivals.end()) return &arrival->second.member;
+  return lives(rank) ? &members.at(rank) : nullptr;
+}
+
+bool Group::takes_ranks_back() const {
+  return shape.policy == abi::LossPolicy::kDegrade && (is(GroupPhase::kActive) || is(GroupPhase::kBreaking));
+}
+
+std::uint32_t Group::num_lost() const {
+  std::uint32_t lost = 0;
+  for (std::uint32_t rank = 0; rank < shape.num_ranks; ++rank) lost += holder(rank) == nullptr ? 1 : 0;
+  return lost;
+}
+
+std::string Group::waits() const {
+  std::string text;
+  for (const auto& [engine, slot] : engines) {
+    if (!slot.waits_for.empty()) text += "; " + slot.waits_for;
+  }
+  return text;
+}
+
+bool Group::needs(EngineId engine) const {
+  return std::any_of(members.begin(), members.end(), [engine](const auto& entry) {
+    return !entry.second.gone() && entry.second.engine == engine;
+  });
+}
+
+RankDescription Group::describe(std::uint32_t rank) const {
+  const auto member = members.find(rank);
+  if (member == members.end()) return {rank, {}, 0};
+  return {rank, member->second.engine, member->second.active_since};
+}
+
+abi::GroupSettings Group::settings_on(EngineId engine) const {
+  abi::GroupSettings settings{id, 0, abi::kMinPriority};
+  for (const auto& [rank, member] : members) {
+    if (member.engine != engine) continue;
+    settings.sms = std::max(settings.sms, member.sms);
+    settings.priority = std::max(settings.priority, member.priority);
+  }
+  return settings;
+}
+
+MemberDescription describe(const Member& member) {
+  return {member.rank, member.session, member.member, member.first_index};
+}
+
+}  // namespace epd::membership

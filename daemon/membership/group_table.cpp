@@ -1,0 +1,65 @@
+#include "group_table.h"
+
+#include <algorithm>
+
+namespace epd::membership {
+
+std::vector<std::uint64_t> GroupTable::ids() const {
+  std::vector<std::uint64_t> ids;
+  ids.reserve(groups_.size());
+  for (const auto& [id, group] : groups_) ids.push_back(id);
+  return ids;
+}
+
+Group* GroupTable::find(std::uint64_t group_id) {
+  const auto found = groups_.find(group_id);
+  return found == groups_.end() ? nullptr : &found->second;
+}
+
+Group* GroupTable::find_named(const GroupName& name) {
+  const auto found = names_.find(name);
+  return found == names_.end() ? nullptr : &groups_.at(found->second);
+}
+
+EngineSlot* GroupTable::find_slot(std::uint64_t group_id, EngineId engine) {
+  Group* group = find(group_id);
+  if (group == nullptr) return nullptr;
+  const auto slot = group->engines.find(engine);
+  return slot == group->engines.end() ? nullptr : &slot->second;
+}
+
+Status GroupTable::check_quotas(const JoinRequest& request, std::uint32_t max_groups) const {
+  if (groups_.size() >= max_groups) {
+    return resource_exhausted("there are " + std::to_string(groups_.size()) +
+                              " groups; allowed: " + std::to_string(max_groups) + " (limits.max_groups)");
+  }
+  const auto of_user = static_cast<std::uint64_t>(std::count_if(
+      groups_.begin(), groups_.end(), [&](const auto& entry) { return entry.second.uid == request.uid; }));
+  if (of_user < request.max_groups.limit) return {};
+  return over_quota(request.uid, of_user, "groups", request.max_groups);
+}
+
+Group& GroupTable::add(const JoinRequest& request, std::uint64_t now_ns) {
+  const std::uint64_t id = next_id_++;
+  Group& group = groups_[id];
+  group.id = id;
+  group.uid = request.uid;
+  group.name = request.join.group;
+  group.shape = request.join.shape;
+  group.device_kind = request.device_kind;
+  group.created_ns = now_ns;
+  names_[{group.uid, group.name}] = id;
+  return group;
+}
+
+void GroupTable::drop_name(const Group& group) {
+  const auto found = names_.find({group.uid, group.name});
+  if (found != names_.end() && found->second == group.id) names_.erase(found);
+}
+
+void GroupTable::erase(std::uint64_t group_id) {
+  drop_name(groups_.at(group_id));
+  groups_.erase(group_id);
+}
+
+}  // namespace epd::membership

@@ -1,0 +1,130 @@
+#include "joins.h"
+
+#include "membership/join_rules.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace epd::membership {
+
+void Joins::join(const JoinRequest& request) {
+  Status status = check_alone(request);
+  const Group* group = status.ok() ? groups_.find_named({request.uid, request.join.group}) : nullptr;
+  if (group != nullptr) {
+    status = in_the_way(*group, request);
+    if (!status.ok() && put_aside(request)) return;
+  }
+  if (status.ok()) status = try_join(request);
+  if (!status.ok()) desk_.refuse(request.id, std::move(status));
+}
+
+// Whoever else is there.
+Status Joins::check_alone(const JoinRequest& request) const {
+  if (Status status = check_join(request.join, request.num_memories); !status.ok()) return status;
+  return check_device(request.device_kind, request.join.shape);
+}
+
+// Why it can't join as long as these are there.
+Status Joins::in_the_way(const Group& group, const JoinRequest& request) const {
+  Status status = check_same_shape(group.shape, request.join.shape, group.name);
+  if (status.ok()) status = check_same_kind(group.device_kind, request.device_kind, group.name);
+  if (!status.ok()) return status;
+  // A lost rank's place is free before its engine has let go of it.
+  const std::int32_t wanted = request.join.rank;
+  const bool lost =
+      wanted < 0 ? group.num_lost() != 0 : group.holder(static_cast<std::uint32_t>(wanted)) == nullptr;
+  return group.takes_ranks_back() && lost ? Status() : arrivals_.pick_rank(group, wanted).status();
+}
+
+// Nobody is in its way.
+Status Joins::try_join(const JoinRequest& request) {
+  Group* group = groups_.find_named({request.uid, request.join.group});
+  if (group == nullptr) {
+    Status status = groups_.check_quotas(request, desk_.limits().max_groups);
+    if (!status.ok()) return status;
+    group = &groups_.add(request, desk_.now_ns());
+  }
+  return group->takes_ranks_back() ? rejoins_.join(*group, request) : forming_.join(*group, request);
+}
+
+void Joins::on(const MemoryAcquired& event) {
+  Group* group = groups_.find(event.group_id);
+  if (group == nullptr) return;
+  if (group->is(GroupPhase::kForming)) {
+    forming_.settle(*group, event);
+  } else {
+    rejoins_.settle(*group, event);
+  }
+}
+
+// False: it is to be refused now.
+bool Joins::put_aside(const JoinRequest& request) {
+  std::size_t of_session = 0;
+  for (const auto& [name, conflicts] : conflicts_) {
+    of_session += static_cast<std::size_t>(
+        std::count_if(conflicts.joins.begin(), conflicts.joins.end(),
+                      [&](const Conflict& c) { return c.request.id.session == request.id.session; }));
+  }
+  const std::uint32_t most_ms = desk_.limits().conflict_ms;
+  if (most_ms == 0 || of_session >= kMaxConflictsPerSession) return false;
+  const std::uint32_t timeout_ms = request.join.timeout_ms;
+  const std::uint32_t wait_ms = timeout_ms == 0 ? most_ms : std::min(timeout_ms, most_ms);
+  conflicts_[{request.uid, request.join.group}].joins.push_back({request, desk_.due_in_ms(wait_ms)});
+  return true;
+}
+
+template <typename Test>
+void Joins::erase_conflicts(const Test& test) {
+  for (auto& [name, conflicts] : conflicts_)
+    std::erase_if(conflicts.joins, [&test](const Conflict& conflict) { return test(conflict.request); });
+  std::erase_if(conflicts_, [](const auto& entry) { return entry.second.joins.empty(); });
+}
+
+void Joins::session_closed(SessionId session) {
+  erase_conflicts([session](const JoinRequest& request) { return request.id.session == session; });
+}
+
+void Joins::on(const NodeDrains& event) {
+  erase_conflicts([&](const JoinRequest& request) {
+    if (request.id.session.node != event.node) return false;
+    desk_.refuse(request.id, event.status);
+    return true;
+  });
+}
+
+void Joins::mark_conflicts(const Group& group) {
+  const auto found = conflicts_.find({group.uid, group.name});
+  if (found != conflicts_.end()) found->second.stale = true;
+}
+
+// Once for all sessions that have closed meanwhile, so that many of them cost the loop no more than one.
+void Joins::tick() {
+  for (auto& [name, conflicts] : conflicts_) retry(name, conflicts);
+  std::erase_if(conflicts_, [](const auto& entry) { return entry.second.joins.empty(); });
+}
+
+void Joins::retry(const GroupName& name, GroupConflicts& conflicts) {
+  const bool stale = std::exchange(conflicts.stale, false);
+  for (Conflict& conflict : std::exchange(conflicts.joins, {})) {
+    const bool due = conflict.due_ns <= desk_.now_ns();
+    const Group* group = stale || due ? groups_.find_named(name) : nullptr;
+    Status status = group == nullptr ? Status() : in_the_way(*group, conflict.request);
+    if (!due && (!stale || !status.ok())) {
+      conflicts.joins.push_back(std::move(conflict));
+      continue;
+    }
+    if (status.ok()) status = try_join(conflict.request);
+    if (!status.ok()) desk_.refuse(conflict.request.id, std::move(status));
+  }
+}
+
+std::uint64_t Joins::next_due_ns() const {
+  std::uint64_t due = kNever;
+  for (const auto& [name, conflicts] : conflicts_) {
+    if (conflicts.stale) return 0;
+    for (const Conflict& conflict : conflicts.joins) due = std::min(due, conflict.due_ns);
+  }
+  return due;
+}
+
+}  // namespace epd::membership

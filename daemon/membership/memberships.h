@@ -1,0 +1,38 @@
+// Which session is which rank of which group, by the numbers that its submissions name.
+#pragma once
+
+#include "common/status.h"
+#include "membership/ids.h"
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+namespace epd::membership {
+
+class Memberships {
+ public:
+  static constexpr std::uint32_t kMaxPerSession = 256;
+
+  struct Place {
+    std::uint64_t group_id = 0;  // 0: free
+    std::uint32_t rank = 0;
+    std::uint32_t generation = 0;
+  };
+
+  // The number of a new membership; RESOURCE_EXHAUSTED: the session has as many as it may.
+  Result<std::uint32_t> take(SessionId session, std::uint64_t group_id, std::uint32_t rank);
+  // Only when no engine knows the membership any more: its index is given out again.
+  void free(SessionId session, std::uint32_t member);
+  void forget(SessionId session) { sessions_.erase(session); }
+
+  // Null: the session has no such membership.
+  const Place* find(SessionId session, std::uint32_t member) const;
+  // Those that are taken.
+  std::vector<Place> of(SessionId session) const;
+
+ private:
+  std::map<SessionId, std::vector<Place>> sessions_;
+};
+
+}  // namespace epd::membership
