@@ -42,7 +42,8 @@ class HostileWatches : public Hostile {
   }
 
   // Lets the attacker cause wakes while others are served. It gives what those wakes cost whoever makes them.
-  // No thread that was there before may have made them: not the loop, nor any other that serves all.
+  // No thread that was there before may have made them: not the loop, nor any other that serves all. These
+  // have other work too, the more of it the longer the attack takes.
   void weigh(const std::function<std::uint64_t()>& attacker) {
     Shared<Attack> attack_;
     const ThreadTimes before = thread_times(daemon().pid());
@@ -64,7 +65,7 @@ class HostileWatches : public Hostile {
       if (thread == daemon().pid()) loop_ns = had_ns;
       most_ns = std::max(most_ns, had_ns);
       // Threads that start and end beside walks wait for these now and then: base/README.md, "The gate".
-      EXPECT_LT(had_ns, cost_ns / 2) << "thread " << thread
+      EXPECT_LT(had_ns, cost_ns * 3 / 4) << "thread " << thread
                                      << (thread == daemon().pid() ? " (the loop)" : " of the supervisor");
     }
     std::printf("wakes cost %.0f ms; the loop had %.0f ms, the busiest shared thread %.0f ms, all %.0f ms\n",
