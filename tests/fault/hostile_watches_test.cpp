@@ -65,8 +65,8 @@ class HostileWatches : public Hostile {
       if (thread == daemon().pid()) loop_ns = had_ns;
       most_ns = std::max(most_ns, had_ns);
       // Threads that start and end beside walks wait for these now and then: base/README.md, "The gate".
-      EXPECT_LT(had_ns, cost_ns * 3 / 4) << "thread " << thread
-                                     << (thread == daemon().pid() ? " (the loop)" : " of the supervisor");
+      EXPECT_LT(had_ns, cost_ns * 3 / 4)
+          << "thread " << thread << (thread == daemon().pid() ? " (the loop)" : " of the supervisor");
     }
     std::printf("wakes cost %.0f ms; the loop had %.0f ms, the busiest shared thread %.0f ms, all %.0f ms\n",
                 ms(cost_ns), ms(loop_ns), ms(most_ns), double(cpu_ms(daemon().pid()) - all_before_ms));
