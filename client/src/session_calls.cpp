@@ -241,10 +241,16 @@ bool Session::call_missed_locked(const Group& group, KnownCall& call, CallOutcom
   if (call.missed_since == SteadyClock::time_point{}) call.missed_since = now;
   BoardSnapshot board;
   if (!group.board.snapshot(board)) return false;
-  if (board.state == abi::GroupState::kLost || board.epoch > call.epoch) {
+  // A replay is of the epoch in which the caller acts, whenever it was captured.
+  const bool captured = CallTicket::unpack(call.ticket).captured();
+  if (board.state == abi::GroupState::kLost || board.epoch > (captured ? group.calls.epoch : call.epoch)) {
     set_outcome(out, break_status(board), board.culprit_rank);
     return true;
   }
+  // However long that takes: an engine may have to come back.
+  const auto serving = static_cast<std::uint32_t>(abi::SessionState::kServing);
+  if (board.state == abi::GroupState::kBroken || b().state.load(std::memory_order_acquire) != serving)
+    call.missed_since = now;
   if (now < call.missed_since + std::chrono::milliseconds(kBreakMs)) return false;
   set_outcome(out,
               {StatusCode::kAborted,

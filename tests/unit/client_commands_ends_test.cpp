@@ -162,6 +162,16 @@ TEST_F(ClientCommands, OfALostGroupOrDaemonNoTicketWaits) {
   late.join();
 }
 
+// An engine that has to come back first may take longer than a group that is well takes to say why.
+TEST_F(ClientCommands, ATicketWaitsAsLongAsItsGroupIsBroken) {
+  ASSERT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(0)), EPD_OK) << epd_last_error();
+  end_host_call(abi::CallEnding::kDiscarded);
+  write_board(abi::GroupState::kBroken, 1, StatusCode::kEngineRestarted, "the engine is away");
+  EXPECT_EQ(epd_ticket_wait(group_, ticket_, 5'500, nullptr), EPD_DEADLINE_EXCEEDED) << epd_last_error();
+  break_and_resume(2);
+  EXPECT_EQ(wait(ticket_), EPD_ENGINE_RESTARTED);
+}
+
 // Calls of an epoch that has gone hold no slot.
 TEST_F(ClientCommands, AResumeFreesTheSlotsOfTheHost) {
   ASSERT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(0)), EPD_OK) << epd_last_error();

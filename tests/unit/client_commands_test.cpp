@@ -424,6 +424,21 @@ TEST_F(ClientCommands, EachReplayHasAResult) {
       EXPECT_EQ(epd_ticket_poll(group_, ticket, nullptr), EPD_WOULD_BLOCK) << "no other has ended";
     }
   }
+  // A replay of a later epoch fails with that, and not with the break before it.
+  for (std::uint64_t epoch = 2; epoch <= 3; ++epoch) {
+    break_and_resume(epoch);
+    epd_resume_info_t info;
+    epd_resume_info_init(&info);
+    ASSERT_EQ(epd_group_resume(group_, 1000, &info), EPD_OK) << epd_last_error();
+    ASSERT_EQ(cuGraphLaunch(replay, stream_), CUDA_SUCCESS);
+    for (int call = 0; call < 2; ++call) end_command(false);
+    EXPECT_EQ(epd_ticket_poll(group_, tickets[0], nullptr), EPD_WOULD_BLOCK) << "the group still has to stop";
+    write_board(abi::GroupState::kActive, epoch + 1, StatusCode::kDeadlineExceeded, "rank 1 did not come");
+    EXPECT_EQ(epd_ticket_wait(group_, tickets[0], 20'000, nullptr), EPD_DEADLINE_EXCEEDED);
+    EXPECT_ERROR_HAS("rank 1 did not come");
+    ASSERT_EQ(epd_group_resume(group_, 1000, &info), EPD_OK) << epd_last_error();
+    ++epoch;
+  }
   cuGraphExecDestroy(replay);
   cuGraphDestroy(graph);
   cuda_.set_current(nullptr);
