@@ -244,13 +244,17 @@ void Session::send_leave(std::uint32_t member, Deadline deadline) {
       {abi::AttachType::kLeave, abi::AttachType::kLeft, &leave, sizeof(leave), deadline, deadline}, reply);
 }
 
+void Session::begin_leave_locked(Group& group) {
+  group.left = true;
+  abort_locked(StatusCode::kAborted, "this rank has left the group", &group);
+  want_release_locked(group);
+}
+
 void Session::leave(Group* group, Deadline deadline) {
   {
     Lock lock(mutex_);
     drain_locked();
-    group->left = true;
-    abort_locked(StatusCode::kAborted, "this rank has left the group", group);
-    want_release_locked(*group);
+    begin_leave_locked(*group);
     await_hooks_locked(lock, *group);
     for (auto it = operations_.begin(); it != operations_.end();) {
       it = it->second.group == group ? operations_.erase(it) : std::next(it);

@@ -37,6 +37,13 @@ Status Session::in_home_process() const {
 
 Session::~Session() {
   const Deadline deadline = Deadline::in_ms(kLeaveMs);
+  // All of them first: to leave one is to wait for all streams of the context, whatever they wait for.
+  if (groups_.size() > 1) {
+    Lock lock(mutex_);
+    drain_locked();
+    for (const auto& group : groups_) begin_leave_locked(*group);
+    await_releases(lock);
+  }
   while (!groups_.empty()) leave(groups_.back().get(), deadline);
   {
     const Lock lock(mutex_);

@@ -200,6 +200,8 @@ class Session {
   void want_slot_release_locked(Group& group, std::uint32_t slot) noexcept;
   // True if it had to wait, in which it lets mutex_ go.
   bool await_slot_release(Lock& lock, const Group& group, std::uint32_t slot);
+  // The streams wait for no group that is to be released.
+  void await_releases(Lock& lock);
   // Returns when no stream can wait in the group's memory any more.
   void await_release(Group& group);
   void kick_watch() const;
@@ -275,6 +277,8 @@ class Session {
   Status adopt_joined(Packet& packet, Group& group);
   Status map_user_arena(const UniqueFd& fd, Group& group);
   void send_leave(std::uint32_t member, Deadline deadline);
+  // Ends its operations and unblocks its streams; nothing is submitted in it any more.
+  void begin_leave_locked(Group& group);
 
   // hooks.cpp
   Status start_hooks_locked();

@@ -249,6 +249,13 @@ void Session::want_release_locked(Group& group) {
   }
 }
 
+void Session::await_releases(Lock& lock) {
+  released_.wait(lock, [&] {
+    return std::none_of(groups_.begin(), groups_.end(),
+                        [](const auto& group) { return group->wants_release(); });
+  });
+}
+
 void Session::await_release(Group& group) {
   if (attachment_.device == nullptr) return;
   {

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <functional>
+#include <future>
 #include <thread>
 
 namespace epd::testing {
@@ -249,6 +250,24 @@ TEST_P(ClientCuda, LeavingReleasesTheStreamsBeforeItUnmaps) {
   EXPECT_EQ(cuda_.stuck(stream_), 0u);
   EXPECT_EQ(cuda_.synchronized(), 1);
   EXPECT_EQ(cuda_.mapped_bytes(), 0u);
+}
+
+// Each group's leave waits for all streams of the context, which may wait for another group's operations.
+TEST_P(ClientCuda, DetachingUnblocksAllGroupsFirst) {
+  epd_ticket_t ticket = 0;
+  ASSERT_EQ(dispatch(0, stream_, &ticket), EPD_OK) << epd_last_error();
+  epd_group_t* second = nullptr;
+  const epd_group_config_t config = small_config();
+  ASSERT_EQ(epd_group_join(session_, &config, &second), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_noop(second, 0, other_, &ticket), EPD_OK) << epd_last_error();
+  EXPECT_EQ(cuda_.stuck(stream_) + cuda_.stuck(other_), 2u);
+  const std::uintptr_t word = done(0);
+  auto detached = std::async(std::launch::async, [this] { detach(); });
+  const bool in_time = detached.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
+  EXPECT_TRUE(in_time);
+  if (!in_time) cuda_.poke(word, static_cast<std::uint32_t>(ticket));
+  detached.get();
+  EXPECT_EQ(cuda_.stuck(stream_) + cuda_.stuck(other_), 0u);
 }
 
 TEST_P(ClientCuda, AContextThatIsGoneHangsNobody) {
