@@ -11,6 +11,12 @@ T load(const T& word, std::memory_order order) {
   return std::atomic_ref(const_cast<T&>(word)).load(order);  // NOLINT: it wants what it may write
 }
 
+// Tickets of two groups differ, so that one is never taken for the other.
+std::uint32_t next_serial() {
+  static std::atomic<std::uint32_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
 }  // namespace
 
 void Calls::open(DeviceMemory results, const abi::GroupShape& shape) {
@@ -30,7 +36,7 @@ epd_ticket_t Calls::begin(abi::Op op, std::uint32_t slot, bool by_host, bool cap
     if (!call.waiting_hook.empty()) continue;
     call = {};
     call.epoch = epoch;
-    call.ticket = CallTicket{op, slot, by_host, abi::result_of(place, next / places), ++serial_}.pack();
+    call.ticket = CallTicket{op, slot, by_host, abi::result_of(place, next / places), next_serial()}.pack();
     ++next;
     return call.ticket;
   }

@@ -32,7 +32,7 @@ struct CallTicket {
   std::uint32_t slot = 0;
   bool by_host = false;
   std::uint32_t result = 0;  // abi::result_of()
-  std::uint32_t serial = 0;  // 28 bits: of the calls of its group
+  std::uint32_t serial = 0;  // 28 bits: of the calls of this process
 
   static constexpr epd_ticket_t kMark = std::uint64_t{1} << 63;  // no other ticket gets there
   static constexpr bool is(epd_ticket_t ticket) { return (ticket & kMark) != 0; }
@@ -106,7 +106,6 @@ class Calls {
 
   DeviceMemory results_;
   abi::GroupShape shape_{};
-  std::uint32_t serial_ = 0;
   std::uint32_t once_ = 0;        // results handed out
   std::uint32_t replayed_ = 0;    // likewise
   std::vector<KnownCall> known_;  // by place; of replayed ones as many as there have been

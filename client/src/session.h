@@ -226,7 +226,7 @@ class Session {
   static Status choose_call_route(Group& group, const SubmitRequest& request, RouteUse& use);
   Status enqueue_call(Group& group, const SubmitRequest& request, MadeCall& made);
   static StreamWait flag_of(const Group& group, const CallTicket& about);
-  Status wait_for_call_on_stream(const Group& group, epd_ticket_t ticket, void* stream);
+  Status wait_for_call_on_stream(Group& group, epd_ticket_t ticket, void* stream);
   Status wait_call(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, epd_result_t* result);
   bool call_pending(Group& group, epd_ticket_t ticket);
   Status call_counts(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, epd_counts_t& counts);

@@ -205,17 +205,18 @@ StreamWait Session::flag_of(const Group& group, const CallTicket& about) {
   return {CommandPlaces{group.command_words()}.flag(abi::flag_of(about.op, about.slot)), 1, 0};
 }
 
-Status Session::wait_for_call_on_stream(const Group& group, epd_ticket_t ticket, void* stream) {
+Status Session::wait_for_call_on_stream(Group& group, epd_ticket_t ticket, void* stream) {
   const CallTicket about = CallTicket::unpack(ticket);
   std::uint64_t limit_ns = 0;
   {
     const Lock lock(mutex_);
-    if (about.slot >= group.shape.depth || about.op == abi::Op::kNone || about.op > abi::Op::kCombine)
-      return not_found("ticket " + std::to_string(ticket) + " was never issued in this group");
-    if (about.by_host) {
-      return invalid_argument("ticket " + std::to_string(ticket) +
-                              " is of an operation with EPD_NO_STREAM; allowed: those submitted in a stream");
+    // A stream would wait for another's until the group is left.
+    if (group.calls.find(ticket) == nullptr) {
+      const bool known = std::any_of(groups_.begin(), groups_.end(),
+                                     [&](const auto& other) { return other->calls.find(ticket) != nullptr; });
+      return known ? of_another_group(ticket) : unknown_call(ticket);
     }
+    if (about.by_host) return not_in_stream(ticket);
     limit_ns = limit_of(group);
   }
   if (attachment_.wait_by == WaitBy::kKernel)

@@ -1,6 +1,7 @@
 // Session: operations that begin and end in a stream of the application's, and the thread that sees to it
 // that no stream waits for a daemon that is gone. See README, "Streams".
 #include "session.h"
+#include "ticket_status.h"
 
 #include <poll.h>
 #include <unistd.h>
@@ -106,19 +107,14 @@ Status Session::begin_and_wait(const Group& group, const SubmitRequest& request,
 
 Status Session::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) {
   if (stream == EPD_NO_STREAM) return invalid_argument("stream is EPD_NO_STREAM; allowed: a stream");
-  if (CallTicket::is(ticket)) return wait_for_call_on_stream(group, ticket, stream);
+  if (group.calls.by_calls()) return wait_for_call_on_stream(group, ticket, stream);
   StreamWait wait;
   {
     const Lock lock(mutex_);
     const auto found = operations_.find(ticket);
-    if (found == operations_.end() || found->second.group != &group) {
-      return not_found("ticket " + std::to_string(ticket) +
-                       " is not in flight in this group: never issued, or retired already");
-    }
-    if (!found->second.in_stream) {
-      return invalid_argument("ticket " + std::to_string(ticket) +
-                              " is of an operation with EPD_NO_STREAM; allowed: those submitted in a stream");
-    }
+    if (found == operations_.end()) return unknown_ticket(ticket);
+    if (found->second.group != &group) return of_another_group(ticket);
+    if (!found->second.in_stream) return not_in_stream(ticket);
     wait = end_of(group, found->second, ticket);
   }
   return enqueue_wait(stream, wait, ticket);

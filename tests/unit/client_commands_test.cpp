@@ -346,6 +346,37 @@ TEST_F(ClientCommands, TicketsAreForStreams) {
   EXPECT_ERROR_HAS("is of an operation with EPD_NO_STREAM");
 }
 
+// It would wait for what never comes, until the group is left.
+TEST_F(ClientCommands, StreamsWaitForTicketsOfTheirGroupOnly) {
+  for (const epd_wait_by_t by : {EPD_WAIT_BY_KERNEL, EPD_WAIT_BY_MEMOP}) {
+    SCOPED_TRACE(by);
+    if (by == EPD_WAIT_BY_MEMOP) use_memop_waits();
+    epd_dispatch_args_t args = dispatch_args(1);
+    args.defer_receive = 1;
+    ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
+    epd_group_t* second = nullptr;
+    const epd_group_config_t config = small_config();
+    ASSERT_EQ(epd_group_join(session_, &config, &second), EPD_OK) << epd_last_error();
+    epd_ticket_t foreign = 0;
+    ASSERT_EQ(epd_dispatch(second, &args, stream_, &foreign, nullptr), EPD_OK) << epd_last_error();
+    EXPECT_NE(foreign, ticket_);
+    const std::size_t before = cuda_.enqueued_anywhere();
+    EXPECT_EQ(epd_ticket_wait_on_stream(group_, foreign, other_), EPD_NOT_FOUND);
+    EXPECT_ERROR_HAS("is of another group");
+    for (const epd_ticket_t wrong :
+         {ticket_ + 5, ticket_ ^ std::uint64_t{1} << 53, ticket_ ^ std::uint64_t{2} << 49,
+          ticket_ ^ std::uint64_t{1} << 28, std::uint64_t{17}, epd_ticket_t{0}}) {
+      EXPECT_EQ(epd_ticket_wait_on_stream(group_, wrong, other_), EPD_NOT_FOUND) << wrong;
+      EXPECT_ERROR_HAS("never issued");
+    }
+    end_command();
+    EXPECT_EQ(wait(ticket_), EPD_OK) << epd_last_error();
+    EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_, other_), EPD_NOT_FOUND) << "retired";
+    EXPECT_EQ(cuda_.enqueued_anywhere(), before);
+    EXPECT_EQ(cuda_.stuck(other_), 0u);
+  }
+}
+
 TEST_F(ClientCommands, MemopWaitsAreForTheFlagOfSlotAndKind) {
   use_memop_waits();
   epd_dispatch_args_t args = dispatch_args(0);
