@@ -53,6 +53,8 @@ struct CallTicket {
 struct KnownCall {
   epd_ticket_t ticket = 0;  // 0: none, or retired
   std::uint64_t epoch = 0;  // in which it was made
+  std::uint32_t result = 0;
+  std::uint32_t kept_route = 0;  // that it reads or writes, retired or not; 0: none, for it is a slot's
   bool deferred = false;
   std::uint32_t runs_taken = 0;            // of a captured one: those that a wait has returned
   SteadyClock::time_point answer_by{};     // of the host's: an engine that runs has ended it by then
@@ -67,12 +69,17 @@ class Calls {
   void open(DeviceMemory results, const abi::GroupShape& shape);
   bool by_calls() const { return results_.address() != 0; }
 
-  // Takes the next place for a result. The one that had it before is forgotten. 0: all have hooks.
+  // Takes the next place for a result. The one that had it before is forgotten. 0: all have hooks, or use
+  // kept routing records and have not ended.
   epd_ticket_t begin(abi::Op op, std::uint32_t slot, bool by_host, bool captured);
   // Null: never begun, retired, or its place has another's result.
   KnownCall* find(epd_ticket_t ticket);
-  // Of a call that was not enqueued after all; or whose result has been taken.
+  // Of a call whose result has been taken, or is not wanted.
   void forget(epd_ticket_t ticket);
+  // Of a call that was not enqueued after all.
+  void cancel(epd_ticket_t ticket);
+  // Whether a call that has not ended uses the kept record. Of captured ones nobody knows.
+  bool uses(std::uint32_t route) const;
 
   // How it has ended, if it has; of a captured one: another time than was taken.
   bool ended(const KnownCall& call, abi::CallEnd& end) const;
@@ -101,6 +108,9 @@ class Calls {
   std::uint32_t host_tail = 0;           // calls of the host
 
  private:
+  bool read_end(std::uint32_t result, abi::CallEnd& end) const;
+  // It uses a kept record, and has neither ended nor been discarded by a resume since.
+  bool holds_route(const KnownCall& call) const;
   const abi::Results& results() const { return *reinterpret_cast<const abi::Results*>(results_.address()); }
   const std::uint64_t* counts_of(std::uint32_t slot) const;
 

@@ -104,10 +104,11 @@ Status Group::release_handle(epd_handle_t handle) {
       routes[route].handle != handle) {
     return not_found("handle " + std::to_string(handle) + " is not a kept handle of this group");
   }
-  if (route_busy(static_cast<std::uint32_t>(route), true, {}))
+  const auto record = static_cast<std::uint32_t>(route);
+  if (route_busy(record, true, {}) || calls.uses(record))
     return would_block("an operation in flight uses handle " + std::to_string(handle));
   routes[route] = {};
-  free_routes.push_back(static_cast<std::uint32_t>(route));
+  free_routes.push_back(record);
   return {};
 }
 

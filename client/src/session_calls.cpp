@@ -137,12 +137,15 @@ Status Session::prepare_call(Lock& lock, Group& group, const SubmitRequest& requ
   if (status.ok()) status = choose_call_route(group, request, made.use);
   if (!status.ok()) return status;
   made.ticket = group.calls.begin(request.op, request.slot, !request.stream.any(), captured);
-  if (made.ticket == 0) return blocked(lock, "all places for results belong to operations with hooks");
+  if (made.ticket == 0)
+    return blocked(lock, "all places for results belong to operations with hooks, or that use kept handles");
   made.call = call_of(group, request, made.use.route, attachment_.wait_by == WaitBy::kMemop);
-  made.call.result = CallTicket::unpack(made.ticket).result;
+  KnownCall& known = *group.calls.find(made.ticket);
+  made.call.result = known.result;
+  if (!captured && made.use.route != kNoRoute && made.use.route >= group.shape.depth)
+    known.kept_route = made.use.route;
   group.calls.note_timeout(request.timeout_ms);
   made.limit_ns = limit_of(group);
-  KnownCall& known = *group.calls.find(made.ticket);
   known.deferred = (request.flags & abi::kFlagDefer) != 0;
   known.answer_by = SteadyClock::now() + nanoseconds(made.limit_ns);
   if (!request.stream.any()) return {};
@@ -186,7 +189,7 @@ Status Session::call(Group& group, const SubmitRequest& request, epd_ticket_t& t
   {
     const Lock lock(mutex_);
     if (!status.ok()) {
-      if (made.ticket != 0) group.calls.forget(made.ticket);
+      if (made.ticket != 0) group.calls.cancel(made.ticket);
       if (request.keep && made.use.writes) group.free_routes.push_back(made.use.route);
       return status;
     }

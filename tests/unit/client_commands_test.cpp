@@ -127,6 +127,49 @@ TEST_F(ClientCommands, KeptHandlesTakeRecordsAndGiveThemBack) {
   EXPECT_EQ(last_call().route, 4u);
 }
 
+// Whoever gives a handle back while a call uses its record, would have that overwritten under the call.
+TEST_F(ClientCommands, AHandleThatACallUsesIsNotGivenBack) {
+  epd_dispatch_args_t keep = dispatch_args(0);
+  keep.keep_handle = 1;
+  for (void* const stream : {static_cast<void*>(stream_), EPD_NO_STREAM}) {
+    SCOPED_TRACE(stream == EPD_NO_STREAM ? "by the host" : "in a stream");
+    const auto end = [&] { stream == EPD_NO_STREAM ? end_host_call() : end_command(); };
+    ASSERT_EQ(dispatch_in(stream, keep), EPD_OK) << epd_last_error();
+    EXPECT_EQ(epd_handle_release(group_, handle_), EPD_WOULD_BLOCK);
+    EXPECT_ERROR_HAS("an operation in flight uses handle");
+    end();
+    epd_combine_args_t args;
+    epd_combine_args_init(&args);
+    args.handle = handle_;
+    ASSERT_EQ(epd_combine(group_, &args, stream, &ticket_), EPD_OK) << epd_last_error();
+    ASSERT_EQ(epd_ticket_drop(group_, ticket_), EPD_OK) << epd_last_error();
+    EXPECT_EQ(epd_handle_release(group_, handle_), EPD_WOULD_BLOCK) << "nobody asks, but it runs";
+    end();
+    EXPECT_EQ(epd_handle_release(group_, handle_), EPD_OK) << epd_last_error();
+    EXPECT_EQ(epd_handle_release(group_, handle_), EPD_NOT_FOUND);
+  }
+  // However many calls come after it: its place is not given to another before it has ended.
+  keep.slot = 1;
+  ASSERT_EQ(dispatch_in(other_, keep), EPD_OK) << epd_last_error();
+  const abi::Call kept = last_call();
+  const epd_handle_t handle = handle_;
+  for (std::uint32_t i = 0; i < abi::kOnceResults + 10; ++i) {
+    ASSERT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(0)), EPD_OK) << epd_last_error();
+    end_host_call();
+  }
+  EXPECT_EQ(epd_handle_release(group_, handle), EPD_WOULD_BLOCK);
+  tell_result(kept);
+  EXPECT_EQ(epd_handle_release(group_, handle), EPD_OK) << epd_last_error();
+  cuda_.poke(address(words().done), words().tail);
+  // A resume ends all of before.
+  ASSERT_EQ(dispatch_in(stream_, keep), EPD_OK) << epd_last_error();
+  cuda_.poke(address(words().done), words().tail);
+  break_and_resume(2);
+  EXPECT_EQ(epd_handle_release(group_, handle_), EPD_WOULD_BLOCK);
+  ASSERT_EQ(epd_group_resume(group_, 1000, nullptr), EPD_OK) << epd_last_error();
+  EXPECT_EQ(epd_handle_release(group_, handle_), EPD_OK) << epd_last_error();
+}
+
 TEST_F(ClientCommands, TokensAreCountedWhenTheStreamGetsThere) {
   std::uint32_t& n = *cuda_.pinned_word();
   n = 7;

@@ -397,8 +397,8 @@ static inline void epd_progress_init(epd_progress_t* progress) {
 }
 
 /* OK if the group can be used and, where operations are calls, all that had ended before this one were
- * carried out since the last epd_group_resume. Else the status of the group's break, with its text: waits up
- * to 5 seconds for the group to say it. With calls some tens of microseconds; it waits for none: to know of
+ * carried out since the last epd_group_resume. Else the status of the group's break, with its text: waits for
+ * the group to say it, up to 5 seconds and as long as the engine is away. With calls some tens of microseconds; it waits for none: to know of
  * those in a stream, synchronise it first. ABORTED: calls were discarded, but the group is well: they were
  * enqueued while it was being resumed. progress may be NULL. */
 EPD_API epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progress);
@@ -505,8 +505,9 @@ static inline void epd_dispatch_args_init(epd_dispatch_args_t* args) {
 EPD_API epd_status_t epd_dispatch(epd_group_t* group, const epd_dispatch_args_t* args, void* stream,
                                   epd_ticket_t* ticket, epd_handle_t* handle);
 
-/* Gives a kept handle back. WOULD_BLOCK: an operation in flight uses it. NOT_FOUND: not a kept handle, or one
- * that is no more because its dispatch failed or is to be done again. When the session has ended: the status
+/* Gives a kept handle back. WOULD_BLOCK: an operation in flight uses it; of replays of a graph that captured
+ * it nobody knows, so synchronise their stream first. NOT_FOUND: not a kept handle, or one that is no more
+ * because its dispatch failed or is to be done again. When the session has ended: the status
  * with which it did, as DAEMON_LOST. */
 EPD_API epd_status_t epd_handle_release(epd_group_t* group, epd_handle_t handle);
 
