@@ -145,6 +145,11 @@ class Session {
 
   abi::SegmentA& a() const { return *attachment_.segment_a.as<abi::SegmentA>(); }
   abi::SegmentB& b() const { return *attachment_.segment_b.as<abi::SegmentB>(); }
+  // False: its engine is away.
+  bool serving() const {
+    return b().state.load(std::memory_order_acquire) ==
+           static_cast<std::uint32_t>(abi::SessionState::kServing);
+  }
 
   // completion.cpp
   // True once waiter.ready(); false when the deadline passed first. Called and returns with mutex_.

@@ -10,8 +10,8 @@
 namespace epd::client {
 namespace {
 
-// How long is waited for a group to say why calls were not carried out.
-constexpr std::int64_t kBreakMs = 5'000;
+// How long is waited for a group that seems well to say why calls were not carried out.
+constexpr std::chrono::milliseconds kBreakGrace{5'000};
 // How long a call of a group that is lost may still end by itself.
 constexpr std::chrono::milliseconds kLostGrace{200};
 // A wait for a call looks all the time for so long, as nobody rings for its end; then now and then.
@@ -252,10 +252,8 @@ bool Session::call_missed_locked(const Group& group, KnownCall& call, CallOutcom
     return true;
   }
   // However long that takes: an engine may have to come back.
-  const auto serving = static_cast<std::uint32_t>(abi::SessionState::kServing);
-  if (board.state == abi::GroupState::kBroken || b().state.load(std::memory_order_acquire) != serving)
-    call.missed_since = now;
-  if (now < call.missed_since + std::chrono::milliseconds(kBreakMs)) return false;
+  if (board.state == abi::GroupState::kBroken || !serving()) call.missed_since = now;
+  if (now < call.missed_since + kBreakGrace) return false;
   set_outcome(out,
               {StatusCode::kAborted,
                "the call was not carried out, and the group is well: it was enqueued before "
@@ -464,11 +462,18 @@ class BreakWaiter final : public Waiter {
   BreakWaiter(const Session& session, const Group& group) : session_(session), group_(group) {
     slice = std::chrono::milliseconds(1);
   }
-  bool ready() override { return !session_.ended_.ok() || !group_.board.usable_in(group_.calls.epoch).ok(); }
+  // Gives up when it has seemed well for so long: an engine may have to come back.
+  bool ready() override {
+    if (!session_.ended_.ok() || !group_.board.usable_in(group_.calls.epoch).ok()) return true;
+    const SteadyClock::time_point now = SteadyClock::now();
+    if (!session_.serving()) well_since_ = now;
+    return now >= well_since_ + kBreakGrace;
+  }
 
  private:
   const Session& session_;
   const Group& group_;
+  SteadyClock::time_point well_since_ = SteadyClock::now();
 };
 
 Status Session::check_group(Group& group, epd_progress_t& progress) {
@@ -504,7 +509,7 @@ Status Session::check_group(Group& group, epd_progress_t& progress) {
   if (lost == 0) return {};
   // The engine hears of it a little later than this memory.
   BreakWaiter waiter(*this, group);
-  wait(lock, waiter, Deadline::in_ms(kBreakMs));
+  wait(lock, waiter, Deadline::in_ms(EPD_FOREVER));
   status = usable_for_calls(group);
   if (!status.ok()) return status;
   return {StatusCode::kAborted,

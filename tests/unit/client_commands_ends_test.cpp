@@ -3,6 +3,7 @@
 #include "client_commands_fixture.h"
 
 #include <chrono>
+#include <future>
 #include <thread>
 
 namespace epd::testing {
@@ -170,6 +171,18 @@ TEST_F(ClientCommands, ATicketWaitsAsLongAsItsGroupIsBroken) {
   EXPECT_EQ(epd_ticket_wait(group_, ticket_, 5'500, nullptr), EPD_DEADLINE_EXCEEDED) << epd_last_error();
   break_and_resume(2);
   EXPECT_EQ(wait(ticket_), EPD_ENGINE_RESTARTED);
+}
+
+// Likewise check, which is told by the device that calls were not carried out.
+TEST_F(ClientCommands, CheckWaitsAsLongAsTheEngineIsAway) {
+  ASSERT_EQ(dispatch_with(dispatch_args(0)), EPD_OK) << epd_last_error();
+  end_command(false);
+  daemon_.set_serving(false);
+  auto checked = std::async(std::launch::async, [this] { return epd_group_check(group_, nullptr); });
+  EXPECT_NE(checked.wait_for(std::chrono::milliseconds(5'500)), std::future_status::ready);
+  daemon_.set_serving(true);
+  break_and_resume(2);
+  EXPECT_EQ(checked.get(), EPD_ENGINE_RESTARTED);
 }
 
 // Calls of an epoch that has gone hold no slot.
