@@ -31,6 +31,7 @@ class HookWaiter final : public Waiter {
   bool ready() override {
     session_.take_hooked_calls_locked();
     slice = session_.hooked_calls_.empty() ? kSlice : kCallSlice;
+    if (!session_.hooked_calls_.empty() && session_.device_look_due_locked()) return true;
     return !session_.ready_hooks_.empty() || session_.stopping_ || !session_.hooks_have_news_to_await();
   }
 
@@ -112,6 +113,10 @@ void Session::run_hooks() {
     } else {
       HookWaiter waiter(*this);
       wait(lock, waiter, Deadline::in_ms(EPD_FOREVER));
+      if (hooked_calls_.empty()) continue;
+      lock.unlock();
+      look_at_device();
+      lock.lock();
     }
   }
 }

@@ -243,6 +243,9 @@ class Session {
   static KnownCall* find_call_locked(Group& group, epd_ticket_t ticket);
   static void take_call_locked(Group& group, KnownCall& call, const CallOutcome& out);
   static Deadline call_deadline(const KnownCall& call, std::int32_t timeout_ms);
+  // Whether the device still runs what streams have, now and then; no lock held.
+  void look_at_device();
+  bool device_look_due_locked() const;
   template <typename Done>
   bool look_until(Lock& lock, Deadline deadline, Done done);
   template <typename Look>
@@ -306,6 +309,8 @@ class Session {
   std::vector<Waiter*> waiters_;
   bool has_leader_ = false;
   SteadyClock::time_point last_probe_{};
+  Status device_status_;  // not OK: nothing runs in its context any more
+  SteadyClock::time_point last_device_look_{};
   std::list<std::unique_ptr<Group>> groups_;
 
   std::uint32_t last_request_id_ = 1;  // 1 was Hello

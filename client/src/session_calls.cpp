@@ -18,6 +18,7 @@ constexpr std::chrono::milliseconds kLostGrace{200};
 constexpr std::chrono::milliseconds kEagerWait{2};
 constexpr std::chrono::microseconds kLookAgain{50};
 constexpr int kLooksPerClock = 8;
+constexpr std::chrono::milliseconds kLookAtDevice{100};
 
 // The engine counts a call's deadline from when it begins it, and others may come first: one on each slot,
 // each of which may take all of its own. So long an engine that runs needs at most; whatever else ends a
@@ -285,6 +286,10 @@ bool Session::call_ended_locked(const Group& group, KnownCall& call, CallOutcome
     set_outcome(out, {StatusCode::kAborted, "this rank has left the group"}, -1);
     return true;
   }
+  if (!device_status_.ok() && !CallTicket::unpack(call.ticket).by_host) {
+    set_outcome(out, device_status_, -1);
+    return true;
+  }
   // Nobody says how it has ended: its engine may be gone with the group. Or it died just then, and the group
   // was resumed since, for which streams were synchronised.
   const bool resumed = group.calls.epoch > call.epoch && !CallTicket::unpack(call.ticket).captured();
@@ -310,6 +315,24 @@ void Session::take_call_locked(Group& group, KnownCall& call, const CallOutcome&
   }
 }
 
+bool Session::device_look_due_locked() const {
+  return device_status_.ok() && SteadyClock::now() - last_device_look_ >= kLookAtDevice;
+}
+
+void Session::look_at_device() {
+  {
+    const Lock lock(mutex_);
+    if (!device_look_due_locked()) return;
+    last_device_look_ = SteadyClock::now();
+  }
+  const Status status = attachment_.device->check();
+  if (status.ok()) return;
+  const Lock lock(mutex_);
+  device_status_ = {status.code(), "nothing runs in the streams of this CUDA context any more (" +
+                                       status.message() +
+                                       "): a kernel has faulted; does num_tokens_at point to device memory?"};
+}
+
 // Until `done` says so. Nobody rings: it is looked for.
 template <typename Done>
 bool Session::look_until(Lock& lock, Deadline deadline, Done done) {
@@ -322,6 +345,7 @@ bool Session::look_until(Lock& lock, Deadline deadline, Done done) {
       for (int i = 0; i < kLooksPerClock; ++i) ::sched_yield();
     } else {
       std::this_thread::sleep_for(kLookAgain);
+      look_at_device();
     }
     probe();
     lock.lock();
@@ -330,6 +354,7 @@ bool Session::look_until(Lock& lock, Deadline deadline, Done done) {
   }
   // A caller that only polls must hear of the daemon's death too.
   lock.unlock();
+  look_at_device();
   probe();
   lock.lock();
   return done();

@@ -185,6 +185,46 @@ TEST_F(ClientCommands, CheckWaitsAsLongAsTheEngineIsAway) {
   EXPECT_EQ(checked.get(), EPD_ENGINE_RESTARTED);
 }
 
+// Nothing of a context that has faulted runs any more, so no call of a stream of it is ever made.
+TEST_F(ClientCommands, NoTicketWaitsForAContextThatHasFaulted) {
+  for (const bool hooked : {false, true}) {
+    ASSERT_EQ(attach_again(EPD_WAIT_BY_KERNEL), EPD_OK) << epd_last_error();
+    member_ = &daemon_.member(0);
+    cuda_.hold(stream_, true);
+    ASSERT_EQ(dispatch_with(dispatch_args(0)), EPD_OK) << epd_last_error();
+    const epd_ticket_t in_stream = ticket_;
+    ASSERT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(1)), EPD_OK) << epd_last_error();
+    std::promise<epd_status_t> told;
+    auto ended = told.get_future();
+    std::thread waiter;
+    if (hooked) {
+      const auto hook = [](const epd_result_t* result, void* user) {
+        static_cast<std::promise<epd_status_t>*>(user)->set_value(result->status);
+      };
+      ASSERT_EQ(epd_ticket_on_complete(group_, in_stream, hook, &told), EPD_OK) << epd_last_error();
+    } else {
+      waiter = std::thread([&] {
+        told.set_value(epd_ticket_wait(group_, in_stream, EPD_FOREVER, nullptr));
+        EXPECT_ERROR_HAS("CUDA_ERROR_ILLEGAL_ADDRESS");
+        EXPECT_ERROR_HAS("num_tokens_at");
+      });
+    }
+    EXPECT_NE(ended.wait_for(std::chrono::milliseconds(300)), std::future_status::ready);
+    cuda_.fail("cuStreamIsCapturing", CUDA_ERROR_ILLEGAL_ADDRESS);
+    const bool in_time = ended.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
+    EXPECT_TRUE(in_time);
+    cuda_.hold(stream_, false);
+    if (!in_time) end_command();
+    EXPECT_EQ(ended.get(), EPD_INTERNAL);
+    if (waiter.joinable()) waiter.join();
+    EXPECT_EQ(epd_ticket_poll(group_, ticket_, nullptr), EPD_WOULD_BLOCK) << "the engine has this one";
+    cuda_.fail("cuStreamIsCapturing", CUDA_SUCCESS);
+    if (in_time) cuda_.poke(address(words().done), words().tail);
+    end_host_call();
+    EXPECT_EQ(wait(ticket_), EPD_OK) << epd_last_error();
+  }
+}
+
 // Calls of an epoch that has gone hold no slot.
 TEST_F(ClientCommands, AResumeFreesTheSlotsOfTheHost) {
   ASSERT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(0)), EPD_OK) << epd_last_error();
