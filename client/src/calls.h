@@ -52,7 +52,7 @@ struct CallTicket {
 // A call whose result is awaited, or may be.
 struct KnownCall {
   epd_ticket_t ticket = 0;  // 0: none, or retired
-  std::uint64_t epoch = 0;  // in which it was made
+  std::uint64_t epoch = 0;  // in which it was made; of a captured one: last asked for
   std::uint32_t result = 0;
   std::uint32_t kept_route = 0;  // that it reads or writes, retired or not; 0: none, for it is a slot's
   bool deferred = false;

@@ -240,6 +240,7 @@ class Session {
   void take_hooked_calls_locked();
   bool call_ended_locked(const Group& group, KnownCall& call, CallOutcome& out) const;
   bool call_missed_locked(const Group& group, KnownCall& call, CallOutcome& out) const;
+  static KnownCall* await_call_locked(Group& group, epd_ticket_t ticket);
   static KnownCall* find_call_locked(Group& group, epd_ticket_t ticket);
   static void take_call_locked(Group& group, KnownCall& call, const CallOutcome& out);
   static Deadline call_deadline(const KnownCall& call, std::int32_t timeout_ms);

@@ -246,9 +246,7 @@ bool Session::call_missed_locked(const Group& group, KnownCall& call, CallOutcom
   if (call.missed_since == SteadyClock::time_point{}) call.missed_since = now;
   BoardSnapshot board;
   if (!group.board.snapshot(board)) return false;
-  // A replay is of the epoch in which the caller acts, whenever it was captured.
-  const bool captured = CallTicket::unpack(call.ticket).captured();
-  if (board.state == abi::GroupState::kLost || board.epoch > (captured ? group.calls.epoch : call.epoch)) {
+  if (board.state == abi::GroupState::kLost || board.epoch > call.epoch) {
     set_outcome(out, break_status(board), board.culprit_rank);
     return true;
   }
@@ -265,6 +263,7 @@ bool Session::call_missed_locked(const Group& group, KnownCall& call, CallOutcom
 
 bool Session::call_ended_locked(const Group& group, KnownCall& call, CallOutcome& out) const {
   epd_result_init(&out.result);
+  out.runs = call.runs_taken;
   abi::CallEnd end;
   if (group.calls.ended(call, end)) {
     out.runs = end.runs;
@@ -290,10 +289,11 @@ bool Session::call_ended_locked(const Group& group, KnownCall& call, CallOutcome
     set_outcome(out, device_status_, -1);
     return true;
   }
-  // Nobody says how it has ended: its engine may be gone with the group. Or it died just then, and the group
-  // was resumed since, for which streams were synchronised.
-  const bool resumed = group.calls.epoch > call.epoch && !CallTicket::unpack(call.ticket).captured();
-  if (!group.board.lost() && !resumed) return false;
+  // Nobody says how it has ended: its engine may be gone with the group, or have died just then.
+  if (!group.board.lost() && group.board.epoch() <= call.epoch) {
+    call.missed_since = {};
+    return false;
+  }
   const SteadyClock::time_point now = SteadyClock::now();
   if (call.missed_since == SteadyClock::time_point{}) call.missed_since = now;
   return now >= call.missed_since + kLostGrace && call_missed_locked(group, call, out);
@@ -302,6 +302,13 @@ bool Session::call_ended_locked(const Group& group, KnownCall& call, CallOutcome
 KnownCall* Session::find_call_locked(Group& group, epd_ticket_t ticket) {
   KnownCall* const call = group.calls.find(ticket);
   return call != nullptr && call->waiting_hook.empty() ? call : nullptr;
+}
+
+// A replay is of the epoch in which the caller acts when it asks, whenever it was captured.
+KnownCall* Session::await_call_locked(Group& group, epd_ticket_t ticket) {
+  KnownCall* const call = find_call_locked(group, ticket);
+  if (call != nullptr && CallTicket::unpack(ticket).captured()) call->epoch = group.calls.epoch;
+  return call;
 }
 
 void Session::take_call_locked(Group& group, KnownCall& call, const CallOutcome& out) {
@@ -369,7 +376,7 @@ Deadline Session::call_deadline(const KnownCall& call, std::int32_t timeout_ms) 
 
 Status Session::wait_call(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, epd_result_t* result) {
   Lock lock(mutex_);
-  KnownCall* call = find_call_locked(group, ticket);
+  KnownCall* call = await_call_locked(group, ticket);
   if (call == nullptr) return unknown_call(ticket);
   CallOutcome out;
   const bool ended = look_until(lock, call_deadline(*call, timeout_ms), [&] {
@@ -437,7 +444,7 @@ Status Session::call_sent(Group& group, epd_ticket_t ticket, std::int32_t timeou
 
 Status Session::hook_call(Group& group, epd_ticket_t ticket, epd_hook_t hook, void* user) {
   const Lock lock(mutex_);
-  KnownCall* const call = find_call_locked(group, ticket);
+  KnownCall* const call = await_call_locked(group, ticket);
   if (call == nullptr) return unknown_call(ticket);
   Status started = start_hooks_locked();
   if (!started.ok()) return started;

@@ -225,6 +225,42 @@ TEST_F(ClientCommands, NoTicketWaitsForAContextThatHasFaulted) {
   }
 }
 
+// Its stream has gone on, so the caller waits; and its result will never come.
+TEST_F(ClientCommands, AReplayWhoseEngineDiedBeforeItsResultEndsWithTheBreak) {
+  CUgraph graph = nullptr;
+  CUgraphExec replay = nullptr;
+  cuda_.set_current(cuda_.context());
+  ASSERT_EQ(cuStreamBeginCapture(stream_, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
+  ASSERT_EQ(dispatch_with(dispatch_args(0)), EPD_OK) << epd_last_error();
+  ASSERT_EQ(cuStreamEndCapture(stream_, &graph), CUDA_SUCCESS);
+  ASSERT_EQ(cuGraphInstantiateWithFlags(&replay, graph, 0), CUDA_SUCCESS);
+  for (std::uint64_t epoch = 1; epoch <= 4; ++epoch) {
+    ASSERT_EQ(cuGraphLaunch(replay, stream_), CUDA_SUCCESS);
+    const abi::Call call = call_at(words().done);
+    cuda_.poke(address(words().done), words().done + 1);
+    EXPECT_EQ(cuda_.stuck(stream_), 0u);
+    if (epoch == 3) break_and_resume(epoch + 1);  // before the wait
+    auto waited = std::async(std::launch::async,
+                             [this] { return epd_ticket_wait(group_, ticket_, EPD_FOREVER, nullptr); });
+    if (epoch != 3) {
+      EXPECT_NE(waited.wait_for(std::chrono::milliseconds(300)), std::future_status::ready);
+      break_and_resume(epoch + 1);
+    }
+    const bool in_time = waited.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
+    EXPECT_TRUE(in_time);
+    if (!in_time) tell_result(call);
+    EXPECT_EQ(waited.get(), EPD_ENGINE_RESTARTED);
+    ASSERT_EQ(epd_group_resume(group_, 1000, nullptr), EPD_OK) << epd_last_error();
+    EXPECT_EQ(epd_ticket_wait(group_, ticket_, 500, nullptr), EPD_DEADLINE_EXCEEDED) << "of the next epoch";
+  }
+  ASSERT_EQ(cuGraphLaunch(replay, stream_), CUDA_SUCCESS);
+  end_command();
+  EXPECT_EQ(wait(ticket_), EPD_OK) << epd_last_error();
+  cuGraphExecDestroy(replay);
+  cuGraphDestroy(graph);
+  cuda_.set_current(nullptr);
+}
+
 // Calls of an epoch that has gone hold no slot.
 TEST_F(ClientCommands, AResumeFreesTheSlotsOfTheHost) {
   ASSERT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(0)), EPD_OK) << epd_last_error();
