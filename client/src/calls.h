@@ -4,6 +4,7 @@
 #include "deadline.h"
 #include "device.h"
 #include "epd/epd.h"
+#include "hooks.h"
 #include "proto/arena.h"
 #include "proto/results.h"
 #include "proto/session.h"
@@ -16,15 +17,6 @@
 #include <vector>
 
 namespace epd::client {
-
-struct Group;
-
-struct HookCall {
-  const Group* group = nullptr;
-  epd_hook_t hook = nullptr;
-  void* user = nullptr;
-  epd_result_t result{};
-};
 
 // What the ticket of a call says.
 struct CallTicket {

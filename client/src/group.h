@@ -80,6 +80,8 @@ struct SlotWords {
   bool releasing = false;  // the watch is about to write `ended` there
 };
 
+using AllSlotWords = std::array<SlotWords, abi::kMaxDepth>;
+
 struct Group {
   Group(Session& owner, const abi::GroupShape& agreed, OwnMemory bound);
   ~Group() {
@@ -118,6 +120,9 @@ struct Group {
   void forget_routes_from(std::uint64_t op_index);
   Status release_handle(epd_handle_t handle);
   bool wants_release() const;  // of the streams of all slots, or of one's
+  bool used_by_streams() const;
+  // OK, or why nothing can be enqueued in the epoch.
+  Status usable_in(std::uint64_t of_epoch) const;
 
   Session& session;
   const abi::GroupShape shape;
@@ -141,11 +146,11 @@ struct Group {
   std::vector<InFlight> in_flight;         // in order of submission
   std::vector<Route> routes;               // [num_routes]
   std::vector<std::uint32_t> free_routes;  // of those beyond the slots'; the last is taken next
-  std::array<SlotWords, abi::kMaxDepth> words{};
+  AllSlotWords words{};
   Calls calls;
   // Whether the library itself is to release the streams that wait for this group's operations.
-  // kDone is wanted again from time to time, until there is nothing to release any more (kOver).
-  enum class Release { kNo, kWanted, kDone, kOver } release = Release::kNo;
+  // kDone is wanted again from time to time, until the streams have been synchronised.
+  enum class Release { kNo, kWanted, kDone } release = Release::kNo;
   bool left = false;  // leave has begun; hooks may still hold the handle
 };
 

@@ -57,6 +57,16 @@ bool Group::wants_release() const {
          std::any_of(words.begin(), words.end(), [](const SlotWords& slot) { return slot.releasing; });
 }
 
+bool Group::used_by_streams() const {
+  return calls.rung ||
+         std::any_of(words.begin(), words.end(), [](const SlotWords& slot) { return slot.last != 0; });
+}
+
+Status Group::usable_in(std::uint64_t of_epoch) const {
+  if (left) return {StatusCode::kAborted, "this rank has left the group"};
+  return board.usable_in(of_epoch);
+}
+
 bool Group::route_busy(std::uint32_t route, bool writes, const StreamUse& next) const {
   return std::any_of(in_flight.begin(), in_flight.end(), [&](const InFlight& op) {
     return op.route == route && (writes || op.writes_route) && !in_one_stream(op.stream, next);

@@ -285,7 +285,7 @@ TEST_P(ClientCuda, AContextThatIsGoneHangsNobody) {
 // A word that was last written 2^31 tickets ago would look as if it were ahead.
 TEST_P(ClientCuda, WordsAreRenewedBeforeTheyLookAhead) {
   const std::uint64_t far = (std::uint64_t{1} << 31) + 10;
-  client::SessionTestAccess::set_last_ticket(session_, far);
+  start_after(session_, far);
   cuda_.hold(stream_, true);
   epd_ticket_t ticket = 0;
   ASSERT_EQ(dispatch(0, stream_, &ticket), EPD_OK) << epd_last_error();
