@@ -83,7 +83,7 @@ struct SlotWords {
 using AllSlotWords = std::array<SlotWords, abi::kMaxDepth>;
 
 struct Group {
-  Group(Session& owner, const abi::GroupShape& agreed, OwnMemory bound);
+  Group(Session* owner, const abi::GroupShape& agreed, OwnMemory bound);
   ~Group() {
     if (given != nullptr) given->end();
   }
@@ -124,7 +124,7 @@ struct Group {
   // OK, or why nothing can be enqueued in the epoch.
   Status usable_in(std::uint64_t of_epoch) const;
 
-  Session& session;
+  Session* const session;  // for the functions of the C ABI alone; null in tests of parts
   const abi::GroupShape shape;
   const OwnMemory own;  // its descriptors are the caller's, and perhaps closed
   const abi::UserArenaLayout arena;

@@ -11,7 +11,7 @@ constexpr std::size_t kMostInFlight = 2 * abi::kSubmissionSlots + abi::kCompleti
 
 }  // namespace
 
-Group::Group(Session& owner, const abi::GroupShape& agreed, OwnMemory bound)
+Group::Group(Session* owner, const abi::GroupShape& agreed, OwnMemory bound)
     : session(owner),
       shape(agreed),
       own(std::move(bound)),

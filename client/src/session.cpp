@@ -139,7 +139,7 @@ Status Session::join(const epd_group_config_t& config, Group*& out) {
   Status status = make_join(config, join, own);
   if (!status.ok()) return status;
   std::list<std::unique_ptr<Group>> made;
-  made.push_back(std::make_unique<Group>(*this, join.shape, std::move(own)));
+  made.push_back(std::make_unique<Group>(this, join.shape, std::move(own)));
   Group& group = *made.front();
   Packet reply;
   status = connection_.request({abi::AttachType::kJoin, abi::AttachType::kJoined, &join, sizeof(join),
