@@ -1,5 +1,5 @@
 // How shared memory is divided for an operation; the image of the kernels.
-#include "cuda/layout.h"
+#include "cuda/common/layout.h"
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 // The host's part of the CUDA kernels; the kernels themselves need a GPU (tests/gpu).
 #include "kernels/cuda.h"
 
-#include "cuda/range.h"
+#include "cuda/common/range.h"
 
 #include <gtest/gtest.h>
 

@@ -393,7 +393,7 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
 // as many SMs as it has CTAs, of kMaxThreads and all shared memory, so that nothing else fits beside it, and
 // operations may ask for fewer. The pulse does nothing: that it has run says that kernels begin.
 std::span<const std::byte> image();
-bool image_checks_ranges();  // cuda/range.h: of the debug image
+bool image_checks_ranges();  // cuda/common/range.h: of the debug image
 // The operation's copy, the group's view, a few words, the driver's; and room for a kernel of a client's that
 // waits for this one, which must not keep a launched CTA from its SM.
 inline constexpr std::uint32_t kStaticBytes = 12 * 1024;

@@ -1,11 +1,13 @@
 // Dispatch through landings: a warp that moves rows.
 #pragma once
 
-#include "cuda/dispatch.cuh"
-#include "cuda/landed_plans.cuh"
-#include "cuda/landed_row.cuh"
-#include "cuda/own_choices.cuh"
-#include "cuda/own_rows.cuh"
+#include "cuda/common/cast.cuh"
+#include "cuda/common/received.cuh"
+#include "cuda/common/weights.cuh"
+#include "cuda/low_latency/inbox_row.cuh"
+#include "cuda/low_latency/own_rows.cuh"
+#include "cuda/low_latency/plans.cuh"
+#include "cuda/low_latency/selections.cuh"
 
 namespace epd::kernels::cuda {
 
@@ -123,7 +125,7 @@ class Carrier {
     return expert;
   }
 
-  __device__ Team movers() const { return {0, op_.movers.warps, 2}; }
+  __device__ Team movers() const { return {0, op_.movers.warps, NamedBarrier::kCopy}; }
   __device__ void begin_next_round(std::uint32_t first) {
     sent_.release(op_);  // all rows of the round before have left
     fence_async();

@@ -1,8 +1,8 @@
 // Dispatch through landings: the rows that a CTA sends, and how x comes to it.
 #pragma once
 
-#include "cuda/landing.cuh"
-#include "cuda/shared.cuh"
+#include "cuda/common/shared.cuh"
+#include "cuda/low_latency/inbox.cuh"
 
 namespace epd::kernels::cuda {
 

@@ -1,7 +1,7 @@
 // What configure() and the kernels must agree on: how memory is divided. Compiled by both compilers.
 #pragma once
 
-#include "cuda/range.h"
+#include "cuda/common/range.h"
 #include "kernels/cuda.h"
 #include "kernels/host_device.h"
 

@@ -2,8 +2,8 @@
 // gets, and the number of each among them.
 #pragma once
 
-#include "cuda/landing.cuh"
-#include "cuda/routing.cuh"
+#include "cuda/common/routing.cuh"
+#include "cuda/low_latency/inbox.cuh"
 
 namespace epd::kernels::cuda {
 

@@ -2,8 +2,8 @@
 // this rank's lie everywhere.
 #pragma once
 
-#include "cuda/landing.cuh"
-#include "cuda/placement.cuh"
+#include "cuda/common/placement.cuh"
+#include "cuda/low_latency/inbox.cuh"
 
 namespace epd::kernels::cuda {
 

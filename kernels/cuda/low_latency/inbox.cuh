@@ -2,7 +2,7 @@
 // token, before it is spread over experts' rows (dispatch), or after they have been summed (combine).
 #pragma once
 
-#include "cuda/signal.cuh"
+#include "cuda/common/signal.cuh"
 
 namespace epd::kernels::cuda {
 
@@ -115,14 +115,6 @@ __device__ inline bool asks_before_landing(const Operation& op) {
 __device__ inline void clear_board(LandingBoard& board) {
   constexpr std::uint32_t kWords = sizeof(LandingBoard) / 4;
   if (threadIdx.x < kWords) reinterpret_cast<std::uint32_t*>(&board)[threadIdx.x] = 0;
-}
-
-// The last warp of every CTA moves nothing; that of CTA 0 is the herald.
-__device__ inline std::uint32_t herald_warp() {
-  return blockDim.x / 32 - 1;
-}
-__device__ inline Team all_but_last() {
-  return {0, herald_warp(), 3};
 }
 
 // The next of what the CTA's warps take as they get free; neighbours lie on different SMs. A warp calls.

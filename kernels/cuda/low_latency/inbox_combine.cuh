@@ -2,9 +2,9 @@
 // rank) crosses the wire; the token's owner adds those up.
 #pragma once
 
-#include "cuda/landing.cuh"
-#include "cuda/routing.cuh"
-#include "cuda/summands.cuh"
+#include "cuda/common/routing.cuh"
+#include "cuda/low_latency/inbox.cuh"
+#include "cuda/low_latency/summands.cuh"
 
 namespace epd::kernels::cuda {
 
@@ -424,16 +424,6 @@ __device__ __noinline__ inline void run_landing_combine(const Operation& op, std
   if (__syncthreads_or(!good) != 0) return;
   finish<true>(
       op, cta_of(op), deadline_ns, [] { return 0u; }, true);
-}
-
-// One CTA's part of a combine. `op` is the CTA's own copy.
-template <bool kPerExpert>
-__device__ inline void run_combine(const Operation& op, Cta cta, std::uint8_t* memory) {
-  if (kPerExpert && lands(op)) {
-    run_landing_combine(op, memory);
-  } else {
-    run_pulling_combine<kPerExpert>(op, cta, memory);
-  }
 }
 
 }  // namespace epd::kernels::cuda
