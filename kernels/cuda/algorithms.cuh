@@ -3,8 +3,9 @@
 #pragma once
 
 #include "cuda/high_throughput/dispatch.cuh"
-#include "cuda/high_throughput/combine.cuh"
 #include "cuda/low_latency/inbox_dispatch.cuh"
+
+#include "cuda/high_throughput/combine.cuh"
 #include "cuda/low_latency/inbox_combine.cuh"
 
 namespace epd::kernels::cuda {

@@ -2,6 +2,7 @@
 // names are kKernelNames.
 #include "cuda/algorithms.cuh"
 #include "cuda/resident/kernel.cuh"
+#include "kernels/cuda.h"
 
 namespace epd::kernels::cuda {
 
@@ -20,8 +21,8 @@ __device__ inline const Operation& fetch(const Operation* from) {
   static_assert(sizeof(Operation) % 16 == 0);
   Operation& copy = own_operation();
   const auto* const source = reinterpret_cast<const uint4*>(from);
-  // For bulk copies into stages that it asks for before anybody has used these (OwnRows). Takes as long as the
-  // trip.
+  // For bulk copies into stages that it asks for before anybody has used these (OwnRows). Takes as long as
+  // the trip.
   if (warp_of() == herald_warp()) fence_async();
   for (std::uint32_t i = threadIdx.x; i < sizeof(Operation) / 16; i += blockDim.x) {
     reinterpret_cast<uint4*>(&copy)[i] = __ldcg(source + i);

@@ -56,7 +56,8 @@ using RangeChecksDeathTest = RangeChecks;
 
 TEST_F(RangeChecksDeathTest, ARoutingRecordBeyondTheLast) {
   EXPECT_EQ(route_of(own_, watch_, kRoutes - 1).num_tokens, 77u);
-  EXPECT_DEATH(route_of(own_, watch_, kRoutes), "cuda/resident/calls\\.h:[0-9]+: record is 3, allowed: below 3\n");
+  EXPECT_DEATH(route_of(own_, watch_, kRoutes),
+               "cuda/resident/calls\\.h:[0-9]+: record is 3, allowed: below 3\n");
 }
 
 TEST_F(RangeChecksDeathTest, MoreRoutingsThanThereAreRecords) {
@@ -71,9 +72,10 @@ TEST_F(RangeChecksDeathTest, AJournalEntryThatTheHostHasNotRead) {
   watch_.state.journal = 5 + kJournalEntries - 1;
   write_journal(own_, watch_, {}, kByStreams, 9);
   EXPECT_EQ(host_->journal[4].index, 9u);
-  EXPECT_DEATH(write_journal(own_, watch_, {}, kByStreams, 10),
-               "cuda/resident/calls\\.h:[0-9]+: watch\\.state\\.journal - watch\\.journal_read is 1024, allowed: "
-               "below 1024\n");
+  EXPECT_DEATH(
+      write_journal(own_, watch_, {}, kByStreams, 10),
+      "cuda/resident/calls\\.h:[0-9]+: watch\\.state\\.journal - watch\\.journal_read is 1024, allowed: "
+      "below 1024\n");
 }
 
 TEST(RangeCheckDeathTest, NegativeNumbersAreBeyondAllBounds) {

@@ -43,7 +43,7 @@ struct ChoiceLanes {
 };
 
 __device__ inline std::uint32_t rank_of_expert(const Shape& shape, std::uint32_t expert) {
-  return multiply_high(expert, shape.rank_reciprocal);
+  return expert / shape.experts_per_rank_divisor;
 }
 
 // The value at `place`, read once from memory that the client may be changing.

@@ -93,8 +93,8 @@ __device__ inline void publish_routing(const Operation& op, const OpResult& endi
 // (kernels/README).
 inline constexpr std::uint32_t kManyPauseNs = 300;
 
-// Until there() is true of each lane that waits, of rank `rank`. False: the operation has failed. All lanes of a
-// warp call.
+// Until there() is true of each lane that waits, of rank `rank`. False: the operation has failed. All lanes
+// of a warp call.
 template <std::uint32_t kPauseNs = 0, typename There>
 __device__ inline bool wait_until(const Operation& op, std::uint32_t rank, bool waits,
                                   std::uint64_t deadline_ns, There there) {
@@ -224,9 +224,9 @@ __device__ inline void tell_sent(const Operation& op) {
   if (op.counts.host_sent != nullptr) store_relaxed_system(op.counts.host_sent, op.counts.mark);
 }
 
-// Of a combine: selections, in the rank's own tokens, of ranks that have no rows of the routing, which have gone
-// or come since; into workspace(op).dropped. All threads of a CTA call; the choices are read where a rank has
-// none.
+// Of a combine: selections, in the rank's own tokens, of ranks that have no rows of the routing, which have
+// gone or come since; into workspace(op).dropped. All threads of a CTA call; the choices are read where a
+// rank has none.
 __device__ __noinline__ inline void count_lost(const Operation& op) {
   const std::uint32_t experts = op.shape.num_experts / op.shape.num_ranks;
   const auto lost = [&](std::uint32_t rank) { return op.peers[rank].source.y == nullptr; };
@@ -279,11 +279,6 @@ __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadli
   ending.ran_ns = nanoseconds() - (deadline_ns - op.timeout_ns);
   if (op.routing.head != nullptr) publish_routing(op, ending);
   publish(op, ending);
-}
-
-// Without a division, see reciprocal().
-__device__ inline std::uint32_t multiply_high(std::uint32_t number, std::uint32_t reciprocal) {
-  return reciprocal == 0 ? number : __umulhi(number, reciprocal);
 }
 
 // Over lanes 0 to the caller's.

@@ -68,7 +68,7 @@ class Carrier {
     for (std::uint32_t s = 0; s < ranks; ++s) most = max(most, board_.tokens[s]);
 #pragma unroll 1
     for (std::uint32_t i = claim(cta, board_.claimed); i < most * ranks; i = claim(cta, board_.claimed)) {
-      const std::uint32_t token = multiply_high(i, op_.shape.ranks_reciprocal);
+      const std::uint32_t token = i / op_.shape.num_ranks_divisor;
       std::uint32_t source = i - token * ranks + op_.rank;
       if (source >= ranks) source -= ranks;
       if (!plans.comes(source, token) || (source == op_.rank && rows_.is_held(token))) continue;
@@ -87,9 +87,15 @@ class Carrier {
 
  private:
   // ---- tokens of this rank
-  __device__ std::uint32_t token_of(std::uint32_t row) const { return rows_.token_of(row); }
-  __device__ std::uint8_t* stage(std::uint32_t number) const { return rows_.stage(number); }
-  __device__ std::uint32_t round_rows(std::uint32_t first) const { return rows_.round_rows(first); }
+  __device__ std::uint32_t token_of(std::uint32_t row) const {
+    return rows_.token_of(row);
+  }
+  __device__ std::uint8_t* stage(std::uint32_t number) const {
+    return rows_.stage(number);
+  }
+  __device__ std::uint32_t round_rows(std::uint32_t first) const {
+    return rows_.round_rows(first);
+  }
   // What lands goes to the warp's own; and so does a row that is copied.
   __device__ std::uint8_t* own_stage() const {
     if (!format_.cast) return stage(warp_of());
@@ -125,7 +131,9 @@ class Carrier {
     return expert;
   }
 
-  __device__ Team movers() const { return {0, op_.movers.warps, NamedBarrier::kCopy}; }
+  __device__ Team movers() const {
+    return {0, op_.movers.warps, NamedBarrier::kCopy};
+  }
   __device__ void begin_next_round(std::uint32_t first) {
     sent_.release(op_);  // all rows of the round before have left
     fence_async();
@@ -143,7 +151,7 @@ class Carrier {
     parity_ ^= 1;
 #pragma unroll 1
     while (next < all) {
-      const std::uint32_t place = multiply_high(next, op_.movers.steps_reciprocal);
+      const std::uint32_t place = next / op_.movers.row_steps_divisor;
       const std::uint32_t step = next - place * op_.movers.row_steps;
       EPD_BELOW(place, round_rows(first));
       EPD_BELOW(step, op_.movers.row_steps);

@@ -22,8 +22,8 @@ std::string run_kernel(const Launch& launch, const Operation* given, const Kerne
 
 namespace {
 
-// A resident kernel: what its CTA 0 does with one thread is kernels/cuda/resident/work.h. This does the rest, what
-// the other threads and CTAs do (kernels/cuda/resident/kernel.cuh, kernels.cu).
+// A resident kernel: what its CTA 0 does with one thread is kernels/cuda/resident/work.h. This does the rest,
+// what the other threads and CTAs do (kernels/cuda/resident/kernel.cuh, kernels.cu).
 class Resident {
  public:
   Resident(const Launch& launch, const ResidentArguments& own, const KernelDevice& device)
