@@ -41,7 +41,7 @@ check_documents() {
 if [[ -n $documents_only ]]; then check_documents; exit 0; fi
 if (( ${#files[@]} == 0 )); then
   check_documents
-  mapfile -t files < <(git ls-files --cached --others --exclude-standard '*.c' '*.cpp' '*.h' '*.hpp')
+  mapfile -t files < <(git ls-files --cached --others --exclude-standard '*.c' '*.cpp' '*.h' '*.hpp' '*.cu' '*.cuh')
   for script in .ci/run $(git ls-files --cached --others --exclude-standard '*.sh'); do
     shell=bash
     if [[ $(head -n 1 "$script") == '#!/bin/sh' ]]; then shell=sh; fi
