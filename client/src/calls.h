@@ -96,7 +96,7 @@ class Calls {
   std::uint32_t longest_timeout_ms = 0;  // of any call so far
   std::uint64_t epoch = 0;               // that the words hold; the group's, unless a resume failed midway
   std::uint32_t failed = 0;              // what the words held when the epoch was written
-  bool rung = false;                     // a stream has enqueued any
+  bool in_streams = false;               // a stream has enqueued any
   std::uint32_t host_tail = 0;           // calls of the host
 
  private:

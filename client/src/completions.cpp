@@ -37,11 +37,9 @@ Operation& Completions::add(epd_ticket_t ticket) {
   return operations_[ticket];
 }
 
-void Completions::retire(epd_ticket_t ticket) {
-  const auto found = operations_.find(ticket);
-  if (found == operations_.end()) return;
-  if (!found->second.done) --num_in_flight_;
-  operations_.erase(found);
+void Completions::withdraw(epd_ticket_t ticket) {
+  --num_in_flight_;
+  operations_.erase(ticket);
 }
 
 void Completions::add_hook(epd_ticket_t ticket, std::list<HookCall>& call) {
@@ -72,7 +70,7 @@ void Completions::finish(Operations::iterator found, const abi::Completion& comp
   op.result.done_us = completion.done_us;
   op.result.num_dropped_selections = completion.num_dropped_selections;
   op.group->end_in_flight(found->first, op.result.status == EPD_OK);
-  streams_.want_slot_release_locked(*op.group, op.slot);
+  streams_.want_slot_unblock_locked(*op.group, op.slot);
   if (op.result.status != EPD_OK) {
     try {
       op.text = text != nullptr ? std::string(text) : op.group->board.message_for(op.slot, found->first);

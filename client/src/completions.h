@@ -40,8 +40,10 @@ class Completions {
   Operation* find(epd_ticket_t ticket);
   // Before it is published, as its completion may come at once.
   Operation& add(epd_ticket_t ticket);
-  // Of one that has ended, or was not published after all.
-  void retire(epd_ticket_t ticket);
+  // It was not published after all.
+  void withdraw(epd_ticket_t ticket);
+  // Of one that has ended.
+  void retire(epd_ticket_t ticket) { operations_.erase(ticket); }
   // Whether it has ended or not; then the ticket is retired.
   void add_hook(epd_ticket_t ticket, std::list<HookCall>& call);
   // Ends the operations in flight: all, or those of one group.

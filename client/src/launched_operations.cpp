@@ -32,9 +32,11 @@ class TicketWaiter final : public Waiter {
     return op != nullptr && op->group == &group_ ? op : nullptr;
   }
   bool ready() override {
-    const Operation* op = operation();
-    return op == nullptr || op->done;
+    ended = operation();
+    return ended == nullptr || ended->done;
   }
+
+  Operation* ended = nullptr;  // once ready
 
  private:
   Completions& completions_;
@@ -92,7 +94,7 @@ Status LaunchedOperations::wait(Group& group, epd_ticket_t ticket, std::int32_t 
   if (!waits_.wait(lock, waiter, wait_end(*op, timeout_ms))) {
     return not_yet(ticket, timeout_ms, "has not completed");
   }
-  op = waiter.operation();
+  op = waiter.ended;
   if (op == nullptr) return unknown_ticket(ticket);
   if (result != nullptr) *result = op->result;
   Status end = outcome(*op);
@@ -194,7 +196,7 @@ Status LaunchedOperations::check(Group& group, epd_progress_t& progress) {
 
 void LaunchedOperations::unblock(const Group& group, const AllSlotWords& words, bool all) {
   for (std::uint32_t slot = 0; slot < group.shape.depth; ++slot) {
-    const epd_ticket_t ticket = all ? words[slot].last : words[slot].releasing ? words[slot].ended : 0;
+    const epd_ticket_t ticket = all ? words[slot].last : words[slot].unblocking ? words[slot].ended : 0;
     if (ticket == 0) continue;
     const std::uintptr_t done = group.user_base() + group.arena.done_word(slot);
     // Where this fails, context or driver are gone, and the streams with them.

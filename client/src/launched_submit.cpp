@@ -145,7 +145,7 @@ Status LaunchedOperations::push(Lock& lock, Group& group, const SubmitRequest& r
   const std::uint32_t timeout_ms = request.timeout_ms != 0 ? request.timeout_ms : group.default_timeout_ms;
   op.answer_by = SteadyClock::now() + std::chrono::milliseconds(timeout_ms) + kAnswerGrace;
   if (!ring_.push(submission)) {
-    completions_.retire(ticket);
+    completions_.withdraw(ticket);
     group.in_flight.pop_back();
     return no_room(lock);  // though there was: the engine's index has gone wrong
   }
@@ -223,7 +223,7 @@ Status LaunchedOperations::submit(Group& group, const SubmitRequest& request, ep
       status = mark_ready(lock, group, request, number);
       // Meanwhile the session may have ended, the group broken, or other groups filled the ring.
       if (status.ok()) status = admit(lock, group, request, use);
-      while (status.ok() && streams_.await_slot_release(lock, group, request.slot)) {
+      while (status.ok() && streams_.await_slot_unblock(lock, group, request.slot)) {
         status = admit(lock, group, request, use);
       }
       if (!status.ok()) return status;

@@ -146,7 +146,7 @@ Status ResidentOperations::prepare_call(Lock& lock, Group& group, const SubmitRe
   known.answer_by = SteadyClock::now() + nanoseconds(made.limit_ns);
   if (!request.stream.any()) return {};
   status = streams_.start_watch_locked();
-  group.calls.rung = group.calls.rung || status.ok();
+  group.calls.in_streams = group.calls.in_streams || status.ok();
   return status;
 }
 

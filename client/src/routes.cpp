@@ -52,13 +52,13 @@ bool Group::stream_in_flight(std::uint32_t slot) const {
                      [&](const InFlight& op) { return op.slot == slot && op.stream.any(); });
 }
 
-bool Group::wants_release() const {
-  return release == Release::kWanted ||
-         std::any_of(words.begin(), words.end(), [](const SlotWords& slot) { return slot.releasing; });
+bool Group::wants_unblock() const {
+  return unblock == Unblock::kWanted ||
+         std::any_of(words.begin(), words.end(), [](const SlotWords& slot) { return slot.unblocking; });
 }
 
 bool Group::used_by_streams() const {
-  return calls.rung ||
+  return calls.in_streams ||
          std::any_of(words.begin(), words.end(), [](const SlotWords& slot) { return slot.last != 0; });
 }
 

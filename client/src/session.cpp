@@ -79,7 +79,7 @@ Session::~Session() {
     Lock lock = waits_.lock();
     take_news_locked();
     for (const auto& group : groups_) begin_leave_locked(*group);
-    streams_.await_releases(lock);
+    streams_.await_unblocks(lock);
   }
   while (!groups_.empty()) leave(groups_.back().get(), deadline);
   {
@@ -118,7 +118,7 @@ Status Session::check() {
 
 void Session::on_end_locked() {
   operations_->abort_locked(connection_.ended().code(), connection_.ended().message().c_str(), nullptr);
-  streams_.want_releases_locked();
+  streams_.want_unblocks_locked();
 }
 
 // Whether this rank will be a member nobody knows; without the thread whatever call looks at the socket next
@@ -199,7 +199,7 @@ Status Session::adopt_joined(Packet& packet, Group& group) {
 void Session::begin_leave_locked(Group& group) {
   group.left = true;
   operations_->abort_locked(StatusCode::kAborted, "this rank has left the group", &group);
-  streams_.want_release_locked(group);
+  streams_.want_unblock_locked(group);
 }
 
 void Session::leave(Group* group, Deadline deadline) {

@@ -17,7 +17,7 @@ class Unblocker {
  public:
   virtual ~Unblocker() = default;
   // Without the mutex, which `words` were copied under. All that wait for the group's operations; or those of
-  // the slots that are releasing.
+  // the slots that are unblocking.
   virtual void unblock(const Group& group, const AllSlotWords& words, bool all) = 0;
 };
 
@@ -44,14 +44,14 @@ class StreamPort {
   bool watches_locked() const { return watch_thread_.joinable(); }
   void add_locked(Group& group) { groups_.push_back(&group); }
   // From here on nothing is enqueued in the group any more: it is left, or the session has ended.
-  void want_release_locked(Group& group);
-  void want_releases_locked();  // of all groups
+  void want_unblock_locked(Group& group);
+  void want_unblocks_locked();  // of all groups
   // After an operation has ended: if one on the slot has failed and none is in flight there any more.
-  void want_slot_release_locked(Group& group, std::uint32_t slot) noexcept;
+  void want_slot_unblock_locked(Group& group, std::uint32_t slot) noexcept;
   // True if it had to wait, in which it lets the mutex go.
-  bool await_slot_release(Lock& lock, const Group& group, std::uint32_t slot);
-  // Until no stream waits for a group that is to be released.
-  void await_releases(Lock& lock);
+  bool await_slot_unblock(Lock& lock, const Group& group, std::uint32_t slot);
+  // Until no stream waits for a group whose streams are to be unblocked.
+  void await_unblocks(Lock& lock);
 
   // Returns when no stream can wait in the group's memory any more. It is not looked at after this.
   void remove(Group& group);
@@ -59,9 +59,9 @@ class StreamPort {
 
  private:
   void watch();
-  bool release_a_group(Lock& lock);  // false: none wants it
-  bool any_released_locked() const;
-  void want_releases_again_locked();
+  bool unblock_a_group(Lock& lock);  // false: none wants it
+  bool any_unblocked_locked() const;
+  void want_unblocks_again_locked();
   void kick_watch() const;
 
   Device* const device_;
@@ -74,7 +74,7 @@ class StreamPort {
   // Guarded by the mutex.
   std::vector<Group*> groups_;
   std::thread watch_thread_;  // from the first operation on a stream to detach
-  std::condition_variable released_;
+  std::condition_variable unblocked_;
   bool watch_stopping_ = false;
 };
 
