@@ -45,6 +45,7 @@ epd_ticket_t Calls::begin(abi::Op op, std::uint32_t slot, bool by_host, bool cap
 }
 
 KnownCall* Calls::find(epd_ticket_t ticket) {
+  if (!CallTicket::is(ticket)) return nullptr;  // 0, of places that nobody has, too
   const std::uint32_t place = abi::place_of(CallTicket::unpack(ticket).result);
   return place < known_.size() && known_[place].ticket == ticket ? &known_[place] : nullptr;
 }

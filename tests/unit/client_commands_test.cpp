@@ -210,6 +210,8 @@ TEST_F(ClientCommands, WithoutAStreamTheHostCalls) {
     EXPECT_EQ(epd_ticket_pending(group_, ticket_), 0);
     EXPECT_EQ(wait(ticket_), EPD_OK) << epd_last_error();
     EXPECT_EQ(wait(ticket_), EPD_NOT_FOUND) << "retired";
+    EXPECT_EQ(epd_ticket_poll(group_, 0, nullptr), EPD_NOT_FOUND) << "none has this number";
+    EXPECT_EQ(epd_ticket_pending(group_, 0), 0);
   }
   EXPECT_EQ(words().tail, 0u);
 }
