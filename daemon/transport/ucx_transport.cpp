@@ -127,8 +127,8 @@ Status UcxTransport::close(PeerId id) {
 
 // An endpoint that works is closed when it has nothing to write any more. UCX would keep it half, for
 // receiving; if it still had bytes to write and the other side broke then, UCX would use it after freeing it
-// (uct_tcp_iface_handle_events; 1.13 and later). Sends by rendezvous are not waited for: a peer that has closed
-// its side never fetches them.
+// (uct_tcp_iface_handle_events; 1.13 and later). Sends by rendezvous are not waited for: a peer that has
+// closed its side never fetches them.
 void UcxTransport::advance_leaving(Peer& peer) {
   if (peer.flushing || peer.sends != peer.rendezvous) return;
   peer.flushing = true;
@@ -278,8 +278,8 @@ Status UcxTransport::begun(Pending* pending, const char* call, ucs_status_ptr_t 
     if (pending->rendezvous) --peer.rendezvous;
     std::erase(peer.flushes, pending);
     free_pendings_.push_back(pending);
-    return {StatusCode::kAborted, "peer " + std::to_string(peer.id) +
-                                      " goes down: " + ucx_.describe(call, UCS_PTR_STATUS(result))};
+    return {StatusCode::kAborted,
+            "peer " + std::to_string(peer.id) + " goes down: " + ucx_.describe(call, UCS_PTR_STATUS(result))};
   }
   if (result == nullptr) settle(pending, UCS_OK);  // complete: no callback comes
   return {};

@@ -43,13 +43,13 @@ class UcxTransport final : public Transport {
     State state = State::kOpen;
     bool forgotten = false;  // close() was called
     ucp_ep_h endpoint = nullptr;
-    void* closing = nullptr;  // UCX's request
+    void* closing = nullptr;       // UCX's request
     bool flushing = false;         // kLeaving: a flush of our own is under way
     std::uint32_t sends = 0;       // flushes too
     std::uint32_t rendezvous = 0;  // of these sends
     std::uint32_t fetches = 0;     // bodies on their way here by rendezvous
     std::vector<Pending*> flushes;
-    Status reason;              // of kDown
+    Status reason;  // of kDown
   };
   // What a message carries in front of its header.
   struct Prefix {

@@ -36,7 +36,8 @@ Result<UcxWorker> UcxWorker::open(const UcxOptions& options) {
   if (options.transports.empty()) {
     return invalid_argument("UCX transports are empty; allowed: a list of transports");
   }
-  if (options.rendezvous_bytes == 0) return invalid_argument("UCX rendezvous_bytes is 0; allowed: 1 and more");
+  if (options.rendezvous_bytes == 0)
+    return invalid_argument("UCX rendezvous_bytes is 0; allowed: 1 and more");
   Result<const UcxLibrary*> ucx = ucx_library(options.library);
   if (!ucx.ok()) return ucx.status();
   UcxWorker worker(**ucx);

@@ -275,7 +275,8 @@ TEST_P(ConformanceEnds, AgainAndAgain) {
 INSTANTIATE_TEST_SUITE_P(Over, ConformanceEnds,
                          ::testing::Values(Flavor{Carrier::kInProcess, false},
                                            Flavor{Carrier::kInProcess, true}, Flavor{Carrier::kUcx, false},
-                                           Flavor{Carrier::kUcx, true}, Flavor{Carrier::kUcxRendezvous, false},
+                                           Flavor{Carrier::kUcx, true},
+                                           Flavor{Carrier::kUcxRendezvous, false},
                                            Flavor{Carrier::kUcxRendezvous, true}),
                          [](const auto& flavor) { return name_of(flavor.param); });
 

@@ -11,8 +11,8 @@
 
 namespace epd::transport {
 
-// UCX over TCP on loopback, all messages eager; by rendezvous where they are larger than a few KiB; over shared
-// memory.
+// UCX over TCP on loopback, all messages eager; by rendezvous where they are larger than a few KiB; over
+// shared memory.
 enum class Carrier { kInProcess, kUcx, kUcxRendezvous, kUcxShared };
 
 struct Flavor {

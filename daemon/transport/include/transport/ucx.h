@@ -18,8 +18,8 @@ struct UcxOptions {
       "libucp.so.0";               // opened when the first transport is, kept for the life of the process
   std::string devices;             // UCX_NET_DEVICES; must not be empty
   std::string transports = "tcp";  // UCX_TLS; must not be empty
-  // Bodies of so many bytes and more are sent by rendezvous: the receiver fetches them into memory of its own.
-  // Smaller ones are eager: they go with their header. At least 1; all are eager by default.
+  // Bodies of so many bytes and more are sent by rendezvous: the receiver fetches them into memory of its
+  // own. Smaller ones are eager: they go with their header. At least 1; all are eager by default.
   std::uint64_t rendezvous_bytes = kAlwaysEager;
   Limits limits;
 };
