@@ -132,7 +132,9 @@ Status UcxTransport::close(PeerId id) {
 void UcxTransport::advance_leaving(Peer& peer) {
   if (peer.flushing || peer.sends != peer.rendezvous) return;
   peer.flushing = true;
-  if (post_flush(peer, 0, true).ok() && peer.flushing) return;  // again when it is through
+  Pending* pending = take_pending(peer, 0, EventKind::kFlushed);
+  pending->own = true;
+  if (post_flush(pending).ok() && peer.flushing) return;  // again when it is through
   begin_close(peer);
 }
 
@@ -206,6 +208,7 @@ Result<UcxTransport::Peer*> UcxTransport::sender_to(PeerId id) {
   if (found == peers_.end() || found->second->forgotten) return no_such_peer(id);
   Peer& peer = *found->second;
   if (peer.state != State::kOpen) return peer_is_down(id);
+  if (peer.flush != nullptr) return flush_under_way(id);
   if (peer.sends >= limits_.max_sends) return too_many_sends(id, limits_);
   return &peer;
 }
@@ -220,8 +223,7 @@ UcxTransport::Pending* UcxTransport::take_pending(Peer& peer, std::uint64_t cook
   pending->peer = &peer;
   pending->cookie = cookie;
   pending->kind = kind;
-  pending->own = pending->rendezvous = pending->ended = false;
-  pending->number = ++last_number_;
+  pending->own = pending->rendezvous = false;
   pending->status = UCS_OK;
   ++peer.sends;
   return pending;
@@ -252,37 +254,65 @@ Status UcxTransport::send(PeerId id, std::span<const std::byte> header, std::spa
   return status;
 }
 
+// Nothing is sent behind a flush until it is through: if a send fails then, and the answer to the flush has come
+// and has not been read, UCX aborts the process (uct_tcp_ep_handle_put_ack; 1.13).
 Status UcxTransport::flush(PeerId id, std::uint64_t cookie) {
   Result<Peer*> peer = sender_to(id);
   if (!peer.ok()) return peer.status();
-  return post_flush(**peer, cookie, false);
+  Pending* pending = take_pending(**peer, cookie, EventKind::kFlushed);
+  (*peer)->flush = pending;
+  if ((*peer)->rendezvous == 0) return post_flush(pending);
+  flushes_.push_back(pending);
+  return {};
 }
 
-Status UcxTransport::post_flush(Peer& peer, std::uint64_t cookie, bool own) {
-  Pending* pending = take_pending(peer, cookie, EventKind::kFlushed);
-  pending->own = own;
-  pending->waits_for = peer.rendezvous;
-  if (!own) peer.flushes.push_back(pending);
+Status UcxTransport::post_flush(Pending* pending) {
   ucp_request_param_t param;
   std::memset(&param, 0, sizeof(param));
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   param.cb.send = &UcxTransport::on_settled;
   param.user_data = pending;
-  return begun(pending, "ucp_ep_flush_nbx", ucx_.ucp_ep_flush_nbx(peer.endpoint, &param));
+  return begun(pending, "ucp_ep_flush_nbx", ucx_.ucp_ep_flush_nbx(pending->peer->endpoint, &param));
+}
+
+void UcxTransport::advance_flushes() {
+  std::vector<Pending*> ready;
+  std::erase_if(flushes_, [&ready](Pending* pending) {
+    if (pending->peer->rendezvous != 0) return false;
+    ready.push_back(pending);
+    return true;
+  });
+  for (Pending* pending : ready) {
+    Peer& peer = *pending->peer;
+    const bool open = peer.state == State::kOpen || peer.state == State::kLeaving;
+    if (!open || pending->status != UCS_OK) {
+      settle(pending, UCS_ERR_CANCELED);
+      continue;
+    }
+    const std::uint64_t cookie = pending->cookie;
+    if (post_flush(pending).ok()) continue;
+    settle(take_pending(peer, cookie, EventKind::kFlushed), UCS_ERR_CANCELED);
+  }
 }
 
 Status UcxTransport::begun(Pending* pending, const char* call, ucs_status_ptr_t result) {
   if (UCS_PTR_IS_ERR(result)) {
-    Peer& peer = *pending->peer;
-    --peer.sends;
-    if (pending->rendezvous) --peer.rendezvous;
-    std::erase(peer.flushes, pending);
-    free_pendings_.push_back(pending);
+    const PeerId id = pending->peer->id;
+    give_back(pending);
     return {StatusCode::kAborted,
-            "peer " + std::to_string(peer.id) + " goes down: " + ucx_.describe(call, UCS_PTR_STATUS(result))};
+            "peer " + std::to_string(id) + " goes down: " + ucx_.describe(call, UCS_PTR_STATUS(result))};
   }
   if (result == nullptr) settle(pending, UCS_OK);  // complete: no callback comes
   return {};
+}
+
+void UcxTransport::give_back(Pending* pending) {
+  Peer& peer = *pending->peer;
+  --peer.sends;
+  if (pending->rendezvous) --peer.rendezvous;
+  if (pending->own) peer.flushing = false;
+  if (peer.flush == pending) peer.flush = nullptr;
+  free_pendings_.push_back(pending);
 }
 
 void UcxTransport::on_settled(void* request, ucs_status_t status, void* user_data) {
@@ -294,39 +324,10 @@ void UcxTransport::on_settled(void* request, ucs_status_t status, void* user_dat
 
 void UcxTransport::settle(Pending* pending, ucs_status_t status) {
   Peer& peer = *pending->peer;
-  if (pending->own) {
-    --peer.sends;
-    peer.flushing = false;
-    free_pendings_.push_back(pending);
-    return;
-  }
   if (pending->status == UCS_OK) pending->status = status;
-  if (pending->kind == EventKind::kFlushed) {
-    pending->ended = true;
-    if (pending->waits_for == 0 || status != UCS_OK) finish(pending);
-    return;
-  }
-  if (pending->rendezvous) settle_rendezvous(*pending, status);
-  finish(pending);
-}
-
-void UcxTransport::settle_rendezvous(const Pending& send, ucs_status_t status) {
-  Peer& peer = *send.peer;
-  --peer.rendezvous;
-  std::vector<Pending*> through;
-  for (Pending* flush : peer.flushes) {
-    if (flush->number < send.number) continue;
-    if (flush->status == UCS_OK) flush->status = status;
-    if (--flush->waits_for == 0 && flush->ended) through.push_back(flush);
-  }
-  for (Pending* flush : through) finish(flush);
-}
-
-void UcxTransport::finish(Pending* pending) {
-  Peer& peer = *pending->peer;
-  --peer.sends;
-  if (pending->kind == EventKind::kFlushed) std::erase(peer.flushes, pending);
-  free_pendings_.push_back(pending);
+  if (pending->rendezvous && peer.flush != nullptr && peer.flush->status == UCS_OK) peer.flush->status = status;
+  give_back(pending);
+  if (pending->own) return;
   Event event;
   event.kind = pending->kind;
   event.peer = peer.id;
@@ -447,6 +448,7 @@ std::size_t UcxTransport::progress(std::span<Event> events) {
   // What waits in the queue is bounded: UCX is only asked for more when there is room for it.
   while (events_.size() < events.size() && ucx_.ucp_worker_progress(worker_->get()) != 0) {
   }
+  advance_flushes();
   advance_closing();
   std::size_t count = 0;
   while (count < events.size() && !events_.empty()) {

@@ -48,7 +48,7 @@ class UcxTransport final : public Transport {
     std::uint32_t sends = 0;       // flushes too
     std::uint32_t rendezvous = 0;  // of these sends
     std::uint32_t fetches = 0;     // bodies on their way here by rendezvous
-    std::vector<Pending*> flushes;
+    Pending* flush = nullptr;      // the caller's
     Status reason;  // of kDown
   };
   // What a message carries in front of its header.
@@ -62,11 +62,8 @@ class UcxTransport final : public Transport {
     Peer* peer = nullptr;
     std::uint64_t cookie = 0;
     EventKind kind = EventKind::kSent;
-    bool own = false;             // a flush of a peer that leaves: no event
-    bool rendezvous = false;      // a send
-    std::uint64_t number = 0;     // grows with each
-    std::uint32_t waits_for = 0;  // a flush: sends by rendezvous before it. UCX's own does not wait for them
-    bool ended = false;           // a flush: as far as UCX is concerned
+    bool own = false;         // a flush of a peer that leaves: no event
+    bool rendezvous = false;  // a send
     ucs_status_t status = UCS_OK;
     std::array<std::byte, sizeof(Prefix) + kMaxHeaderBytes> wire;  // prefix and header
   };
@@ -101,11 +98,11 @@ class UcxTransport final : public Transport {
   // What UCX said to the call that began it.
   Status begun(Pending* pending, const char* call, ucs_status_ptr_t result);
   void settle(Pending* pending, ucs_status_t status);
-  void settle_rendezvous(const Pending& send, ucs_status_t status);
-  void finish(Pending* pending);
+  void give_back(Pending* pending);
   void advance_leaving(Peer& peer);
   void begin_close(Peer& peer);
-  Status post_flush(Peer& peer, std::uint64_t cookie, bool own);
+  Status post_flush(Pending* pending);
+  void advance_flushes();
   bool closed(Peer& peer) const;  // UCX has nothing of the peer's any more
   void advance_closing();
   bool deliver(Event& queued, Event& event);
@@ -120,10 +117,10 @@ class UcxTransport final : public Transport {
   std::unordered_map<std::uint64_t, Peer*> by_transport_;  // those that are not forgotten
   std::vector<Peer*> ending_;                              // kLeaving, kFailed, kClosing
   PeerId last_peer_ = 0;
-  std::uint64_t last_number_ = 0;
   std::deque<Event> events_;
   std::vector<std::unique_ptr<Pending>> pendings_;
   std::vector<Pending*> free_pendings_;
+  std::vector<Pending*> flushes_;  // that wait for sends by rendezvous: UCX's own flush does not
   std::unordered_map<Fetch*, std::unique_ptr<Fetch>> fetches_;
   Holds<Hold> holds_;
   Counters counters_;

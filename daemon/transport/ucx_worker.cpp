@@ -24,6 +24,8 @@ std::vector<std::pair<std::string, std::string>> ucx_environment() {
       // One segment carries a batch of 256 KiB less what belongs to it.
       {"UCX_TCP_TX_SEG_SIZE", "256k"},
       {"UCX_TCP_RX_SEG_SIZE", "256k"},
+      // Rendezvous goes by messages: when a peer dies amid a put, UCX 1.13 aborts the process.
+      {"UCX_TCP_PUT_ENABLE", "n"},
       // A node that has gone dark, while nothing is under way.
       {"UCX_TCP_KEEPIDLE", "1s"},
       {"UCX_TCP_KEEPINTVL", "1s"},
