@@ -56,7 +56,7 @@ class Faulty final : public FaultyTransport {
     std::uint64_t due = 0;
   };
   struct Peer {
-    std::uint32_t sends = 0;      // accepted, and not yet told of; flushes too
+    std::uint32_t sends = 0;  // accepted, and not yet told of; flushes too
     bool flushing = false;
     bool down = false;            // nothing but the events that are held comes any more
     bool dropped = false;         // by us: the inner transport has forgotten it

@@ -254,8 +254,8 @@ Status UcxTransport::send(PeerId id, std::span<const std::byte> header, std::spa
   return status;
 }
 
-// Nothing is sent behind a flush until it is through: if a send fails then, and the answer to the flush has come
-// and has not been read, UCX aborts the process (uct_tcp_ep_handle_put_ack; 1.13).
+// Nothing is sent behind a flush until it is through: if a send fails then, and the answer to the flush has
+// come and has not been read, UCX aborts the process (uct_tcp_ep_handle_put_ack; 1.13).
 Status UcxTransport::flush(PeerId id, std::uint64_t cookie) {
   Result<Peer*> peer = sender_to(id);
   if (!peer.ok()) return peer.status();
@@ -325,7 +325,8 @@ void UcxTransport::on_settled(void* request, ucs_status_t status, void* user_dat
 void UcxTransport::settle(Pending* pending, ucs_status_t status) {
   Peer& peer = *pending->peer;
   if (pending->status == UCS_OK) pending->status = status;
-  if (pending->rendezvous && peer.flush != nullptr && peer.flush->status == UCS_OK) peer.flush->status = status;
+  if (pending->rendezvous && peer.flush != nullptr && peer.flush->status == UCS_OK)
+    peer.flush->status = status;
   give_back(pending);
   if (pending->own) return;
   Event event;

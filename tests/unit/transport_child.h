@@ -18,6 +18,7 @@ class Child {
   const Address& address() const { return address_; }
   // The child connects to it and begins.
   void introduce(const Address& own);
+  pid_t pid() const { return pid_; }
   void signal(int number) const;
   void kill_and_reap();
 

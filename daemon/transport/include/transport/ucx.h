@@ -28,7 +28,8 @@ struct UcxOptions {
 // process that opens transports has to start.
 std::vector<std::pair<std::string, std::string>> ucx_environment();
 
-// UNSUPPORTED: no library, one that is too old or lacks a function, no such device or transport; names it.
+// NOT_FOUND: no library. VERSION_MISMATCH: it is too old. UNSUPPORTED: it lacks a function, or there is no such
+// device or transport. Each is named.
 // INVALID_ARGUMENT: an option; or the library is another than that of an earlier transport.
 Result<std::unique_ptr<Transport>> open_ucx(const UcxOptions& options);
 
