@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 
 namespace epd::transport {
 namespace {
@@ -387,11 +388,16 @@ ucs_status_t UcxTransport::begin_fetch(Peer& peer, const Header& header, void* d
     ++counters_.dropped_unknown;
     return UCS_OK;
   }
+  std::unique_ptr<std::byte[]> memory(new (std::nothrow) std::byte[bytes]);
+  if (memory == nullptr) {
+    on_failure(&peer, nullptr, UCS_ERR_NO_MEMORY);
+    return UCS_OK;
+  }
   auto made = std::make_unique<Fetch>();
   Fetch& fetch = *made;
   fetch.peer = &peer;
   fetch.header = header;
-  fetch.memory.reset(new std::byte[bytes]);
+  fetch.memory = std::move(memory);
   fetch.bytes = bytes;
   ucp_request_param_t param;
   std::memset(&param, 0, sizeof(param));
@@ -420,6 +426,8 @@ void UcxTransport::end_fetch(Fetch& fetch, ucs_status_t status) {
   if (status == UCS_OK) {
     const std::byte* data = fetch.memory.get();
     push_received(peer, fetch.header, data, fetch.bytes, {nullptr, std::move(fetch.memory)});
+  } else {
+    on_failure(&peer, nullptr, status);  // a message is lost: that is the end of the peer
   }
   fetches_.erase(&fetch);
 }
