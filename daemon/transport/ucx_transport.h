@@ -49,7 +49,7 @@ class UcxTransport final : public Transport {
     std::uint32_t rendezvous = 0;  // of these sends
     std::uint32_t fetches = 0;     // bodies on their way here by rendezvous
     Pending* flush = nullptr;      // the caller's
-    Status reason;  // of kDown
+    Status reason;                 // of kDown
   };
   // What a message carries in front of its header.
   struct Prefix {

@@ -21,9 +21,11 @@ std::vector<std::pair<std::string, std::string>> ucx_environment() {
       {"UCX_ERROR_SIGNALS", ""},
       // What goes wrong comes as statuses.
       {"UCX_LOG_LEVEL", "fatal"},
-      // One segment carries a batch of 256 KiB less what belongs to it.
-      {"UCX_TCP_TX_SEG_SIZE", "256k"},
-      {"UCX_TCP_RX_SEG_SIZE", "256k"},
+      // A batch of 256 KiB and its headers are one segment. UCX puts longer messages together in memory that
+      // it
+      // allocates for each.
+      {"UCX_TCP_TX_SEG_SIZE", "264k"},
+      {"UCX_TCP_RX_SEG_SIZE", "264k"},
       // Rendezvous goes by messages: when a peer dies amid a put, UCX 1.13 aborts the process.
       {"UCX_TCP_PUT_ENABLE", "n"},
       // A node that has gone dark, while nothing is under way.

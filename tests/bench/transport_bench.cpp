@@ -25,6 +25,7 @@ struct Options {
   std::uint64_t bytes = 256 << 10;
   std::uint64_t messages = 8000;
   std::uint32_t window = 16;
+  std::size_t events = 4;
   bool round_trip = false;
   bool rendezvous = false;
   bool print_environment = false;
@@ -80,7 +81,7 @@ class Side {
     ++under_way_;
   }
   void turn() {
-    const std::size_t count = transport_->progress(events_);
+    const std::size_t count = transport_->progress(std::span(events_).first(options_.events));
     for (std::size_t i = 0; i < count; ++i) {
       must(events_[i].status, "event");
       if (events_[i].kind == EventKind::kSent) --under_way_;
@@ -193,6 +194,7 @@ int main(int argc, char** argv) {
   app.add_option("--bytes", options.bytes, "of a body");
   app.add_option("--messages", options.messages)->check(CLI::PositiveNumber);
   app.add_option("--window", options.window, "sends under way")->check(CLI::Range(1, 1024));
+  app.add_option("--events", options.events, "taken at a time")->check(CLI::Range(1, 32));
   app.add_flag("--round-trip", options.round_trip, "one message there, one back");
   app.add_flag("--rendezvous", options.rendezvous, "all bodies by rendezvous");
   app.add_flag("--environment", options.print_environment, "print what UCX is given, and end");

@@ -28,9 +28,9 @@ struct UcxOptions {
 // process that opens transports has to start.
 std::vector<std::pair<std::string, std::string>> ucx_environment();
 
-// NOT_FOUND: no library. VERSION_MISMATCH: it is too old. UNSUPPORTED: it lacks a function, or there is no such
-// device or transport. Each is named.
-// INVALID_ARGUMENT: an option; or the library is another than that of an earlier transport.
+// NOT_FOUND: no library. VERSION_MISMATCH: it is too old. UNSUPPORTED: it lacks a function, or there is no
+// such device or transport. Each is named. INVALID_ARGUMENT: an option; or the library is another than that
+// of an earlier transport.
 Result<std::unique_ptr<Transport>> open_ucx(const UcxOptions& options);
 
 }  // namespace epd::transport
