@@ -39,7 +39,7 @@ FarHeader header_of(FarType type) {
   switch (type) {
     case FarType::kAnnounce:
       h.records = 12;
-      h.body_bytes = sizeof(FarAnnouncement) + 12 * 4;
+      h.body_bytes = sizeof(FarAnnouncement) + 12 * sizeof(std::uint32_t);
       break;
     case FarType::kDone: h.batches = 4; break;
     default:
