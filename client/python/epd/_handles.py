@@ -1,0 +1,44 @@
+"""What owns a session and a membership of the library.
+
+Both are integers: the C handles, as calls take them. Such an object has no attributes, so Python's cycle collector
+does not track it. It ends only when the last reference goes, after every finalizer of a cycle that it hangs on
+has run. So an array of a group can be used in any finalizer, in whatever order things are collected.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._library import library
+
+_members: set[int] = set()  # the memberships that have not been left
+
+
+class SessionHandle(int):
+    """Detaches with its last reference. Waits for the daemon, at most 5 seconds."""
+
+    __slots__ = ()
+
+    def __del__(self, detach: Any = library.epd_session_detach) -> None:
+        detach(self)  # in a forked child it does nothing
+
+
+class GroupHandle(int):
+    """Leaves with its last reference. Waits for the daemon, at most 5 seconds."""
+
+    __slots__ = ()
+
+    def __del__(self, leave: Any = library.epd_group_leave, members: Any = _members) -> None:
+        members.discard(int(self))
+        leave(self)
+
+
+def own_group(address: int) -> GroupHandle:
+    """The owner of a membership that was just made."""
+    _members.add(address)
+    return GroupHandle(address)
+
+
+def is_member(address: int) -> bool:
+    """False once the membership has been left."""
+    return address in _members
