@@ -1,15 +1,20 @@
 """What owns a session and a membership of the library.
 
-Both are integers: the C handles, as calls take them. Such an object has no attributes, so Python's cycle collector
-does not track it. It ends only when the last reference goes, after every finalizer of a cycle that it hangs on
-has run. So an array of a group can be used in any finalizer, in whatever order things are collected.
+Both are integers: the C handles, as calls take them. They refer to nothing, and the cycle collector does not track
+them. So such an object ends only when the last reference goes, after every finalizer of a cycle that it hangs on has
+run: an array of a group can be used in any finalizer, in whatever order things are collected.
 """
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 from ._library import library
+
+_untrack: Any = ctypes.pythonapi.PyObject_GC_UnTrack
+_untrack.argtypes = (ctypes.py_object,)
+_untrack.restype = None
 
 _members: set[int] = set()  # the memberships that have not been left
 
@@ -33,10 +38,19 @@ class GroupHandle(int):
         leave(self)
 
 
+def own_session(address: int) -> SessionHandle:
+    """The owner of a session that was just made."""
+    handle = SessionHandle(address)
+    _untrack(handle)
+    return handle
+
+
 def own_group(address: int) -> GroupHandle:
     """The owner of a membership that was just made."""
+    handle = GroupHandle(address)
+    _untrack(handle)
     _members.add(address)
-    return GroupHandle(address)
+    return handle
 
 
 def is_member(address: int) -> bool:

@@ -7,7 +7,7 @@ import weakref
 from typing import Optional, Union
 
 from . import _abi
-from ._handles import SessionHandle, own_group
+from ._handles import SessionHandle, own_group, own_session
 from ._library import library
 from .errors import Error, InvalidArgument, check, last_error
 from .group import Group
@@ -40,7 +40,7 @@ def attach(
     set_number(options, "wait_by", wait_by)
     address = ctypes.c_void_p()
     check(library.epd_session_attach(ctypes.addressof(options), ctypes.addressof(address)))
-    return Session(SessionHandle(address.value or 0))
+    return Session(own_session(address.value or 0))
 
 
 class Session:
