@@ -29,7 +29,7 @@ class Status(enum.IntEnum):
 
 
 _SENTENCE = re.compile(r"(?P<field>.+?) is (?P<value>.+?); allowed: (?P<allowed>.+)", re.DOTALL)
-_RANK = re.compile(r"\brank (\d+)\b")
+_RANK = re.compile(r"(?:\brank |; missing: )(\d+)\b(?!,)")
 
 
 class Error(Exception):
