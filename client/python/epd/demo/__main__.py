@@ -96,7 +96,11 @@ def main() -> int:
         socket = options.socket
         if socket is None:
             assert program is not None
-            socket = stack.enter_context(OwnDaemon(program, model.num_ranks)).socket
+            try:
+                socket = stack.enter_context(OwnDaemon(program, model.num_ranks)).socket
+            except (OSError, RuntimeError) as error:
+                print(f"starting {program}: {error}", file=sys.stderr)
+                return 1
         plan = Plan(model, options.steps + 1, options.tokens, pieces, socket, f"moe-demo-py-{os.getpid()}")
         gates = [Gate(model, layer) for layer in range(model.num_layers)]
 

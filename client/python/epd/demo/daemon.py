@@ -32,8 +32,12 @@ class OwnDaemon:
                 f'[daemon]\nsocket = "{self.socket}"\ncontrol_socket = "{self._directory}/control.sock"\n'
                 f'[devices]\nhost = {host_devices}\ncuda = "none"\n'
             )
-        with open(self.log, "w") as log:
-            self._process = subprocess.Popen([program, "serve", "--config", config], stdout=log, stderr=log)
+        try:
+            with open(self.log, "w") as log:
+                self._process = subprocess.Popen([program, "serve", "--config", config], stdout=log, stderr=log)
+        except OSError:
+            shutil.rmtree(self._directory)
+            raise
 
     def __enter__(self) -> OwnDaemon:
         """Returns when the first device can be attached to. Raises RuntimeError with the end of the log."""
