@@ -107,7 +107,9 @@ def main() -> None:
     version = found[1].decode()
     tag = f"py3-none-{platform_tag(options.library)}"
     info = f"epd-{version}.dist-info"
-    files[f"{info}/METADATA"] = METADATA.format(version=version, readme=(HERE / "README.md").read_text()).encode()
+    files[f"{info}/METADATA"] = METADATA.format(
+        version=version, readme=(HERE / "README.md").read_text()
+    ).encode()
     files[f"{info}/WHEEL"] = WHEEL.format(tag=tag).encode()
     files[f"{info}/RECORD"] = record(files, f"{info}/RECORD")
     wheel = options.output / f"epd-{version}-{tag}.whl"

@@ -2,9 +2,9 @@
 
     PYTHONPATH=client/python EPD_LIBRARY=build/dev/lib/libepd.so python3 tests/python/call_cost.py SOCKET
 
-One rank on one host device, no tokens. "call" is the CPU time of the calling thread (CLOCK_THREAD_CPUTIME_ID), median.
-"library" is the same C call by ctypes with everything prepared; "ctypes" is a C function that does next to nothing,
-called alike, and is in both. "wait" is for an operation that has ended.
+One rank on one host device, no tokens. "call" is the CPU time of the calling thread (CLOCK_THREAD_CPUTIME_ID),
+median. "library" is the same C call by ctypes with everything prepared; "ctypes" is a C function that does next
+to nothing, called alike, and is in both. "wait" is for an operation that has ended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ SLOTS = 16
 clock = time.thread_time_ns
 
 
-def cpu_us(calls: int, call: Callable[[Any], Any], before: Callable[[int], Any], after: Callable[[Any], Any]) -> float:
+def cpu_us(
+    calls: int, call: Callable[[Any], Any], before: Callable[[int], Any], after: Callable[[Any], Any]
+) -> float:
     """Median CPU time of call(before(slot)), less that of reading the clock; after() gets what it returns."""
     times, empty = [], []
     for number in range(calls):
@@ -57,7 +59,6 @@ def measure(group: epd.Group, calls: int) -> None:
     first = group.dispatch(0, 0)
     first.wait()
     handle = first.handle
-    assert handle is not None
     combine.handle = handle.value
     combine.slot = 1
     none = _abi.NO_STREAM
@@ -93,7 +94,12 @@ def measure(group: epd.Group, calls: int) -> None:
         ),
         "dispatch": (
             cpu_us(calls, lambda slot: group.dispatch(slot, 0), same, wait),
-            cpu_us(calls, lambda _: library.epd_dispatch(address, dispatch_at, none, at, routing_at), same, wait_raw),
+            cpu_us(
+                calls,
+                lambda _: library.epd_dispatch(address, dispatch_at, none, at, routing_at),
+                same,
+                wait_raw,
+            ),
         ),
         "wait": (cpu_us(few, wait, submitted, nothing), cpu_us(few, wait_ended, submitted, nothing)),
     }

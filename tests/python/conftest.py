@@ -32,11 +32,15 @@ class Daemon:
         self.socket = str(self.directory / "epd.sock")
         self.control = str(self.directory / "control.sock")
         config = self.directory / "epd.toml"
-        config.write_text(f'daemon.socket = "{self.socket}"\ndaemon.control_socket = "{self.control}"\n{lines}\n')
+        config.write_text(
+            f'daemon.socket = "{self.socket}"\ndaemon.control_socket = "{self.control}"\n{lines}\n'
+        )
         self.log = self.directory / "epd.log"
         with self.log.open("w") as log:
             command = [str(BUILD / "bin/epd"), "serve", "--config", str(config)]
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **(environment or {})})
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, env={**os.environ, **(environment or {})}
+            )
         self.wait_for(lambda: self.epctl("status").returncode == 0)
 
     def epctl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -137,7 +141,11 @@ class Ranks:
             session.detach()
 
 
-def run_python(code: str, *arguments: str, seconds: float = 30, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_python(
+    code: str, *arguments: str, seconds: float = 30, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """A program of its own, in this interpreter."""
     command = [sys.executable, "-X", "dev", "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, env={**os.environ, **environment})
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=seconds, env={**os.environ, **environment}
+    )

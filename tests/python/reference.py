@@ -37,7 +37,10 @@ def local_experts(config: epd.GroupConfig) -> int:
 def received_rows(config: epd.GroupConfig, inputs: list[Inputs], rank: int) -> tuple[list[Row], int]:
     """The rows that a rank receives, and M."""
     local = local_experts(config)
-    mine = [np.where(i.topk_idx // local == rank, i.topk_idx % local, -1) * (i.topk_idx >= 0) - (i.topk_idx < 0) for i in inputs]
+    mine = [
+        np.where(i.topk_idx // local == rank, i.topk_idx % local, -1) * (i.topk_idx >= 0) - (i.topk_idx < 0)
+        for i in inputs
+    ]
     tokens = [(s, t) for s, idx in enumerate(mine) for t in range(len(idx))]
     if config.layout == epd.Layout.COMPACT:
         chosen = [(s, t) for s, t in tokens if (mine[s][t] >= 0).any()]
@@ -91,7 +94,9 @@ def delivered(config: epd.GroupConfig, source: Inputs, token: int) -> tuple[Arra
     return source.x[token], None if source.x_scales is None else source.x_scales[token]
 
 
-def check_dispatch(config: epd.GroupConfig, inputs: list[Inputs], rank: int, b: Any, num_recv_rows: int) -> list[Row]:
+def check_dispatch(
+    config: epd.GroupConfig, inputs: list[Inputs], rank: int, b: Any, num_recv_rows: int
+) -> list[Row]:
     """Compares all that a rank received, bit for bit. Returns its rows."""
     rows, total = received_rows(config, inputs, rank)
     assert num_recv_rows == total
@@ -129,9 +134,14 @@ def check_dispatch(config: epd.GroupConfig, inputs: list[Inputs], rank: int, b: 
 
 
 def combined(
-    config: epd.GroupConfig, inputs: list[Inputs], ys: list[Array], rank: int, weighted: bool, biases: list[Array]
+    config: epd.GroupConfig,
+    inputs: list[Inputs],
+    ys: list[Array],
+    rank: int,
+    weighted: bool,
+    biases: list[Array],
 ) -> Array:
-    """out [n, H] as bf16 of a rank. Sums are exact in float64 where products are, and then rounded once to float32."""
+    """out [n, H] as bf16 of a rank."""
     local = local_experts(config)
     mine = inputs[rank]
     out = np.zeros((len(mine.x), config.hidden), np.float32)
@@ -166,4 +176,5 @@ def combined(
 
 
 def _multiply_add(factor: np.float32, value: Array, to: Array) -> Array:
+    """Fused: exact in float64 for numbers of few bits, then rounded once to float32."""
     return (np.float64(factor) * value.astype(np.float64) + to.astype(np.float64)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Runs pytest for ctest. Exits with 77, which ctest shows as skipped, where a tool is missing or all tests were skipped."""
+"""Runs pytest for ctest. Exits with 77, shown as skipped, where a tool is missing or all tests were skipped."""
 
 from __future__ import annotations
 

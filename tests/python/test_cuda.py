@@ -12,7 +12,9 @@ from conftest import BUILD, ROOT, Daemon, run_python
 
 FAKE = BUILD / "lib/fake_cuda"
 
-pytestmark = pytest.mark.skipif(not (FAKE / "libcuda.so.1").exists(), reason="the fake CUDA driver is not built")
+pytestmark = pytest.mark.skipif(
+    not (FAKE / "libcuda.so.1").exists(), reason="the fake CUDA driver is not built"
+)
 
 DRIVER = """
 import ctypes, sys, epd
@@ -42,7 +44,9 @@ def cuda_daemon(own_daemon: Callable[..., Daemon], request: pytest.FixtureReques
 @pytest.mark.parametrize("cuda_daemon", ["launched", "resident"], indirect=True)
 @pytest.mark.parametrize("defer", [False, True])
 def test_a_round_trip_in_a_stream(cuda_daemon: Daemon, defer: bool) -> None:
-    code = DRIVER + f"""
+    code = (
+        DRIVER
+        + f"""
 defer = {defer}
 session = epd.attach(sys.argv[1], "cuda:0")
 group = session.join(epd.GroupConfig(name="s", num_ranks=1, num_experts=4, max_tokens=8, hidden=128, topk=1))
@@ -71,13 +75,20 @@ import gc; gc.collect()
 assert group.leave() is True
 print("done")
 """
+    )
     done = run_python(code, cuda_daemon.socket, LD_LIBRARY_PATH=str(FAKE))
     assert done.stdout == "done\n", done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("cuda_daemon", ["resident"], indirect=True)
 def test_the_graph_example(cuda_daemon: Daemon) -> None:
-    command = [sys.executable, str(ROOT / "client/python/examples/moe_graph.py"), "--ranks", "2", cuda_daemon.socket]
+    command = [
+        sys.executable,
+        str(ROOT / "client/python/examples/moe_graph.py"),
+        "--ranks",
+        "2",
+        cuda_daemon.socket,
+    ]
     environment = {**os.environ, "LD_LIBRARY_PATH": str(FAKE)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr

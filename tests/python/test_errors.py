@@ -48,7 +48,9 @@ def test_would_block(daemon: Daemon) -> None:
 def test_invalid_argument_tells_field_value_and_what_is_allowed(group: epd.Group) -> None:
     error = raised(epd.InvalidArgument, lambda: group.dispatch(0, 9))
     assert isinstance(error, ValueError)
-    assert (error.field, error.value) == ("num_tokens", "9") and error.allowed is not None and "8" in error.allowed
+    assert (
+        (error.field, error.value) == ("num_tokens", "9") and error.allowed is not None and "8" in error.allowed
+    )
     for slot in (4, -1, 1 << 32):
         for call in (group.noop, group.buffers, lambda s: group.dispatch(s, 0)):
             error = raised(epd.InvalidArgument, lambda call=call, slot=slot: call(slot))
@@ -56,7 +58,11 @@ def test_invalid_argument_tells_field_value_and_what_is_allowed(group: epd.Group
     error = raised(epd.InvalidArgument, lambda: group.dispatch(0, 1, timeout_ms=1 << 40))
     assert error.field == "timeout_ms" and error.allowed == f"{-(1 << 31)} .. {(1 << 31) - 1}"
     assert "stream" in raised(epd.InvalidArgument, lambda: group.noop(0, stream=0)).text
-    group.noop(0).wait()
+    ticket = group.noop(0)
+    for late in (ticket.wait, group.resume):
+        for wrong in (-3, 1 << 32, -(1 << 40)):
+            assert raised(epd.InvalidArgument, lambda late=late, wrong=wrong: late(wrong)).value == str(wrong)
+    ticket.wait()
     with pytest.raises(TypeError, match="num_tokens"):
         group.dispatch(0, "many")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="cuda_stream"):
@@ -96,7 +102,6 @@ def test_not_found(daemon: Daemon, group: epd.Group) -> None:
     ticket.wait()
     raised(epd.NotFound, ticket.wait)
     group.dispatch(0, 0).wait()
-    assert ticket.handle is not None
     assert "stale" in raised(epd.NotFound, lambda: group.combine(0, ticket.handle)).text
 
 
@@ -138,7 +143,9 @@ def test_version_mismatch(tmp_path: Any) -> None:
         hello = connection.recv(65536)
         magic, _, _, _, request = header.unpack_from(hello)
         nonce = struct.unpack_from("@IIQQQ", hello, header.size)[4]
-        welcome = struct.pack("@IIQQQQ16s64s32sI16sI", 42, 0, 1, 0, nonce, 1, b"", b"epd 9.9", b"host:0", 0, b"", 0)
+        welcome = struct.pack(
+            "@IIQQQQ16s64s32sI16sI", 42, 0, 1, 0, nonce, 1, b"", b"epd 9.9", b"host:0", 0, b"", 0
+        )
         connection.send(header.pack(magic, 2, 0, header.size + len(welcome), request) + welcome)
         connection.recv(1)
         connection.close()
@@ -255,7 +262,9 @@ def test_unsupported_without_a_driver_and_internal_with_its_error(own_daemon: Ca
     fake = BUILD / "lib/fake_cuda"
     if not (fake / "libcuda.so.1").exists():
         pytest.skip("the fake CUDA driver is not built")
-    running = own_daemon('devices.host = 0\ndevices.cuda = [0]\ndevices.mode = "launched"', {"LD_LIBRARY_PATH": str(fake)})
+    running = own_daemon(
+        'devices.host = 0\ndevices.cuda = [0]\ndevices.mode = "launched"', {"LD_LIBRARY_PATH": str(fake)}
+    )
     code = """
 import sys, epd
 try: epd.attach(sys.argv[1], "cuda:0")
@@ -263,7 +272,9 @@ except epd.Error as error: print(type(error).__name__, error.text)
 """
     without = run_python(code, running.socket, LD_LIBRARY_PATH="")
     assert without.stdout.startswith("Unsupported "), without.stdout + without.stderr
-    failing = run_python(code, running.socket, LD_LIBRARY_PATH=str(fake), EPD_FAKE_CUDA_FAIL="cuDevicePrimaryCtxRetain:1:999")
+    failing = run_python(
+        code, running.socket, LD_LIBRARY_PATH=str(fake), EPD_FAKE_CUDA_FAIL="cuDevicePrimaryCtxRetain:1:999"
+    )
     assert failing.stdout.startswith("InternalError "), failing.stdout + failing.stderr
 
 
@@ -272,7 +283,14 @@ def test_after_leave_and_detach(daemon: Daemon) -> None:
     group = session.join(shape())
     ticket = group.noop(0)
     assert session.detach()
-    for call in (lambda: group.noop(0), group.check, group.resume, ticket.wait, lambda: group.buffers(0), ticket.wait_sent):
+    for call in (
+        lambda: group.noop(0),
+        group.check,
+        group.resume,
+        ticket.wait,
+        lambda: group.buffers(0),
+        ticket.wait_sent,
+    ):
         assert "has been left" in raised(epd.InvalidArgument, call).text
     for call in (session.check, lambda: session.join(shape())):
         assert "has been detached" in raised(epd.InvalidArgument, call).text
@@ -282,7 +300,8 @@ def test_after_leave_and_detach(daemon: Daemon) -> None:
 def test_errors_travel_between_processes() -> None:
     for kind in (epd.RankLost, epd.DeadlineExceeded, epd.InvalidArgument):
         error = pickle.loads(pickle.dumps(kind("topk is 40; allowed: 1 .. 32", rank=3)))
-        assert type(error) is kind and (error.rank, error.field, error.value, error.allowed) == (3, "topk", "40", "1 .. 32")
+        assert type(error) is kind and error.rank == 3
+        assert (error.field, error.value, error.allowed) == ("topk", "40", "1 .. 32")
 
 
 def test_sizes_before_anybody_joins(daemon: Daemon) -> None:
@@ -290,7 +309,10 @@ def test_sizes_before_anybody_joins(daemon: Daemon) -> None:
     assert config.region_bytes(epd.Region.X) == 8 * 128 * 2
     assert config.region_bytes(epd.Region.X_SCALES) == 0
     size = config.group_bytes(epd.DeviceKind.HOST)
-    assert size.group == 2 * size.rank and size.rank == size.user_arena + size.exchange_arena + size.board + size.results
+    assert (
+        size.group == 2 * size.rank
+        and size.rank == size.user_arena + size.exchange_arena + size.board + size.results
+    )
     raised(epd.InvalidArgument, lambda: shape(hidden=5).group_bytes(epd.DeviceKind.HOST))
     with epd.attach(daemon.socket, "host:2") as session:
         info = session.info

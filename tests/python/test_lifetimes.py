@@ -22,7 +22,8 @@ PREAMBLE = """
 import gc, os, sys, threading, time
 import epd
 socket = sys.argv[1]
-config = epd.GroupConfig(name=f"life-{os.getpid()}", num_ranks=1, num_experts=4, max_tokens=8, hidden=128, topk=1)
+name = f"life-{os.getpid()}"
+config = epd.GroupConfig(name=name, num_ranks=1, num_experts=4, max_tokens=8, hidden=128, topk=1)
 """
 
 
@@ -113,7 +114,10 @@ print(gc.collect() > 0, epd._handles._members)
 
 
 def test_nothing_is_closed_at_the_end_of_the_interpreter(daemon: Daemon) -> None:
-    run(daemon, "session = epd.attach(socket); group = session.join(config); array = group.buffers(0).x; t = group.noop(0)")
+    run(
+        daemon,
+        "session = epd.attach(socket); group = session.join(config); x = group.buffers(0).x; t = group.noop(0)",
+    )
     daemon.wait_for(lambda: num_groups(daemon) == 0)
 
 
@@ -127,7 +131,8 @@ import dataclasses
 config = dataclasses.replace(config, num_ranks=2, rank=0)
 sessions = [epd.attach(socket, f"host:{rank}") for rank in range(2)]
 joined = []
-threads = [threading.Thread(target=lambda r=r: joined.append(sessions[r].join(dataclasses.replace(config, rank=r)))) for r in range(2)]
+def join(rank): joined.append(sessions[rank].join(dataclasses.replace(config, rank=rank)))
+threads = [threading.Thread(target=join, args=(r,)) for r in range(2)]
 [t.start() for t in threads]; [t.join() for t in threads]
 group = min(joined, key=lambda g: g.rank)
 group.buffers(0).topk_idx[0] = 0
@@ -145,7 +150,10 @@ print("ends")
 
 def test_a_killed_process_costs_nobody_else(daemon: Daemon) -> None:
     with epd.attach(daemon.socket, "host:0") as session, session.join(shape()) as group:
-        code = PREAMBLE + "g = epd.attach(socket).join(config); t = g.noop(0); print('up', flush=True); time.sleep(60)"
+        code = (
+            PREAMBLE
+            + "g = epd.attach(socket).join(config); t = g.noop(0); print('up', flush=True); time.sleep(60)"
+        )
         child = subprocess.Popen([sys.executable, "-c", code, daemon.socket], stdout=subprocess.PIPE, text=True)
         assert child.stdout is not None and child.stdout.readline() == "up\n"
         child.send_signal(signal.SIGKILL)
@@ -156,7 +164,7 @@ def test_a_killed_process_costs_nobody_else(daemon: Daemon) -> None:
 
 
 def test_fork(daemon: Daemon) -> None:
-    """In the child every call is a typed error and collection does nothing; the parent goes on; the child may attach."""
+    """In the child every call is a typed error and collection does nothing; the parent goes on."""
     out = run(
         daemon,
         """
@@ -173,8 +181,9 @@ if child == 0:
     bad = []
     calls = [
         lambda: group.noop(2), lambda: group.dispatch(2, 1), lambda: group.combine(0, ticket.handle),
-        lambda: group.buffers(0), lambda: group.check(), lambda: group.resume(epd.NO_WAIT), lambda: pending.wait(),
-        lambda: pending.counts(), lambda: pending.wait_sent(), lambda: pending.on_complete(print),
+        lambda: group.buffers(0), lambda: group.check(), lambda: group.resume(epd.NO_WAIT),
+        lambda: pending.wait(), lambda: pending.counts(), lambda: pending.wait_sent(),
+        lambda: pending.on_complete(print),
         lambda: ticket.handle.release(), lambda: session.check(), lambda: session.join(config),
     ]
     for i, call in enumerate(calls):
@@ -247,7 +256,7 @@ def test_hooks(daemon: Daemon) -> None:
         for slot in range(3):
             ticket = group.dispatch(slot, 0)
             ticket.on_complete(results.append)
-            assert repr(ticket) == "Ticket(empty)"
+            assert repr(ticket) == "Dispatch(empty)"
             with pytest.raises(epd.NotFound, match="empty"):
                 ticket.wait()
             with pytest.raises(epd.NotFound, match="empty"):

@@ -16,7 +16,11 @@ TOOLS = ("readelf", "strip", "patchelf")
 
 
 def clean_environment(**more: str) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if key not in ("EPD_LIBRARY", "PYTHONPATH", "EPD_SOCKET")}
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("EPD_LIBRARY", "PYTHONPATH", "EPD_SOCKET")
+    }
     return {**kept, **more}
 
 

@@ -34,7 +34,7 @@ from .errors import (
 )
 from .group import Group
 from .session import Session, attach, version
-from .ticket import Handle, Ticket
+from .ticket import Dispatch, Handle, Ticket
 from .types import (
     ANY_RANK,
     FOREVER,
@@ -71,6 +71,7 @@ __all__ = [
     "DeadlineExceeded",
     "DeviceArray",
     "DeviceKind",
+    "Dispatch",
     "EngineRestarted",
     "Error",
     "Group",

@@ -254,5 +254,6 @@ FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
 }
 
 # Functions of epd.h that this package does not call. epd_ticket_poll is epd_ticket_wait with NO_WAIT. A hook of
-# epd_ticket_on_complete runs on a thread of the library, which may outlive the interpreter: see Ticket.on_complete.
+# epd_ticket_on_complete runs on a thread of the library, which may outlive the interpreter: see
+# Ticket.on_complete.
 NOT_CALLED = ("epd_ticket_poll", "epd_ticket_on_complete")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Optional, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Optional, TypeVar
 
 from . import _abi
 from .types import GroupConfig, IndexType, Layout, Payload, Region, ScaleFormat
@@ -71,7 +71,8 @@ class Buffers(Generic[ArrayT]):
     """The regions of one buffer slot, shared with the engine: nothing is copied.
 
     T = max_tokens, H = hidden, K = topk, R = num_ranks, L = E/R local experts. `rows` is the room for received
-    rows: (N,), or for Layout.EXPERT (L, N/L). C = K (compact) or 1. A region that the group does not have is None.
+    rows: (N,), or for Layout.EXPERT (L, N/L). C = K (compact) or 1. A region that the group does not have is
+    None.
 
     x                  in   [T, H] bf16 (BF16, FP8_CAST) or e4m3 (FP8), or [T, opaque_bytes] bytes
     x_scales           in   [T, S], see ScaleFormat; FP8 only
@@ -184,6 +185,3 @@ def numpy_array(view: memoryview, region: RegionShape) -> numpy.ndarray[Any, Any
     import numpy
 
     return numpy.frombuffer(view, dtype=_DTYPES[region.format]).reshape(region.shape)
-
-
-View = Union[memoryview, DeviceArray]

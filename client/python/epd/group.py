@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import struct
 import weakref
@@ -12,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Optional
 from . import _abi
 from ._handles import GroupHandle, SessionHandle, is_member
 from ._library import library
-from .buffers import Buffers, DeviceArray, View, host_view, numpy_array, region_address, region_shapes
+from .buffers import Buffers, DeviceArray, host_view, numpy_array, region_address, region_shapes
 from .errors import InvalidArgument, Status, last_error
-from .ticket import Handle, ResultBlock, Ticket, start_hooks, stream_address
+from .ticket import Dispatch, Handle, ResultBlock, Ticket, bad_timeout, start_hooks, stream_address
 from .types import FOREVER, DeviceKind, GroupConfig, Progress, Region, ResumeInfo, SessionInfo, number_range
 
 if TYPE_CHECKING:
@@ -51,24 +52,28 @@ class _ArgumentBlock:
 class Group:
     """One rank's membership in a group; Session.join makes it. A context manager: leaves at its end.
 
-    All ranks submit the same operations in the same order, on the same slots, under the same handles. Submissions
-    return at once. Any thread may call anything. Submissions of several threads to one group are ordered by the caller.
+    All ranks submit the same operations in the same order, on the same slots, under the same handles.
+    Submissions return at once. Any thread may call anything. Submissions of several threads to one group are
+    ordered by the caller.
     """
 
-    def __init__(self, session: SessionHandle, info: SessionInfo, handle: GroupHandle, config: GroupConfig) -> None:
+    def __init__(
+        self, session: SessionHandle, info: SessionInfo, handle: GroupHandle, config: GroupConfig
+    ) -> None:
         self._handle: Optional[GroupHandle] = handle
         self._address = int(handle)
         self._session: Optional[SessionHandle] = session
         self._resident = info.resident
         self._kind = info.device_kind
         self._shapes = region_shapes(config)
-        self._views: dict[int, Buffers[View]] = {}
+        self._views: dict[int, Buffers[Any]] = {}
         self._numpy: dict[int, Buffers[Any]] = {}
         self._counts: dict[int, memoryview] = {}
         self._blocks: list[_ArgumentBlock] = []  # taken out by the call that uses it: pop and append are atomic
         self._results: list[ResultBlock] = []
         self._abandoned: list[int] = []  # kept handles that were collected and not released
         self._hook_queue: Optional[SimpleQueue[Any]] = None
+        self._bound = tuple(binding.hold() for binding in config.bindings)
         self._process = os.getpid()
         self.config = config  # as joined
         self.rank: int = library.epd_group_rank(handle)
@@ -91,17 +96,17 @@ class Group:
         num_tokens_at: int = 0,
         sms: int = 0,
         timeout_ms: int = 0,
-    ) -> Ticket:
+    ) -> Dispatch:
         """Sends the first `num_tokens` rows of the slot's x to the ranks of their experts.
 
-        Reads x, x_scales, topk_idx, topk_weights of the slot; delivers the recv_* regions. The ticket's `handle` names
-        the routing.
+        Reads x, x_scales, topk_idx, topk_weights of the slot; delivers the recv_* regions. `handle` of what it
+        returns names the routing.
 
         handle         the routing of that dispatch again: topk_idx is not read, num_tokens is 0 or its n
-        stream         None: begins at once. On CUDA devices an address of a stream, or an object with `cuda_stream`
+        stream         None: begins at once. On CUDA devices a stream's address, or an object with `cuda_stream`
         omit_weights   topk_weights are not sent along
         keep_handle    the handle stays valid until it is released
-        defer_receive  Ticket.wait_sent tells when the inputs have been read; a stream does not wait for the arrival
+        defer_receive  Ticket.wait_sent tells when the inputs have been read; a stream does not wait for more
         zero_padding   Layout.PACKED: rows that align experts are zeroed
         mark_unused    rows that no token fills get recv_topk_idx -1, weight 0, recv_src -1
         num_tokens_at  resident devices, in a stream: n is read at this address of device memory
@@ -150,7 +155,7 @@ class Group:
         self._blocks.append(block)
         if status:
             raise self._error(status)
-        return Ticket(self, ticket, Handle(self, routing, keep_handle))
+        return Dispatch(self, ticket, Handle(self, routing, keep_handle))
 
     def combine(
         self,
@@ -165,11 +170,11 @@ class Group:
         sms: int = 0,
         timeout_ms: int = 0,
     ) -> Ticket:
-        """Sends the rows of the slot's y back, and delivers the sum for each token of the handle's dispatch in out.
+        """Sends the rows of the slot's y back, and delivers in out the sum for each token of the routing.
 
         out[t] = biases + the sum over ranks, ascending, in float32, rounded once to bf16.
 
-        handle          the routing: Ticket.handle of a dispatch
+        handle          the routing: Dispatch.handle
         weighted        topk_weights of the slot weigh the rows
         num_biases      how many bias regions are added
         return_weights  y_weights come back as out_weights
@@ -209,10 +214,10 @@ class Group:
         self._blocks.append(block)
         if status:
             raise self._error(status)
-        return Ticket(self, ticket, None)
+        return Ticket(self, ticket)
 
     def noop(self, slot: int, *, stream: Any = None) -> Ticket:
-        """Does nothing, to the engine and back; not collective. Measures the hand-off. Raises as dispatch does."""
+        """Does nothing, to the engine and back; not collective. Measures the hand-off."""
         if not 0 <= slot < 1 << 32:
             raise InvalidArgument(f"slot is {slot}; allowed: 0 .. {self._depth() - 1}")
         try:
@@ -226,16 +231,16 @@ class Group:
         self._blocks.append(block)
         if status:
             raise self._error(status)
-        return Ticket(self, ticket, None)
+        return Ticket(self, ticket)
 
     # ---- memory ------------------------------------------------------------------------------------
 
     def buffers(self, slot: int) -> Buffers[Any]:
         """The regions of a slot, without copies. Made once for each slot.
 
-        Host devices: flat memoryviews of the whole region ("H": bf16, "B": e4m3 or bytes, "f", "i", "q"). `leave`
-        makes them invalid: to touch one then is a ValueError. CUDA devices: DeviceArray, for torch and the like.
-        Raises InvalidArgument (the slot).
+        Host devices: flat memoryviews of the whole region ("H": bf16, "B": e4m3 or bytes, "f", "i", "q").
+        `leave` makes them invalid: to touch one then is a ValueError. CUDA devices: DeviceArray, for torch and
+        the like. Raises InvalidArgument (the slot).
         """
         views = self._views.get(slot)
         return views if views is not None else self._load_views(slot)
@@ -244,15 +249,18 @@ class Group:
         """The regions of a slot as numpy arrays in their shapes, without copies. Made once for each slot.
 
         Host devices only; needs numpy. bf16 comes as uint16, e4m3 as uint8: see epd.numbers. An array keeps the
-        membership: the group is left when the last one has died. Raises InvalidArgument (the slot), Unsupported.
+        membership: the group is left when the last one has died. Raises InvalidArgument (the slot, the device).
         """
         arrays = self._numpy.get(slot)
         if arrays is None:
             if self._kind != DeviceKind.HOST:
                 raise InvalidArgument("the group is on a CUDA device; allowed for numpy: host devices")
-            views = {region: self._region(slot, region) for region in self._shapes}
-            arrays = Buffers({region: numpy_array(view, self._shapes[region]) for region, view in views.items()})
-            self._numpy[slot] = arrays
+            views = self._host_views(slot)
+            arrays = Buffers(
+                {region: numpy_array(view, self._shapes[region]) for region, view in views.items()}
+            )
+            arrays = self._numpy.setdefault(slot, arrays)
+            self._check_joined()
         return arrays
 
     # ---- the group ---------------------------------------------------------------------------------
@@ -261,13 +269,16 @@ class Group:
         """True while the rank takes part; False if it is lost (Policy.DEGRADE), or no rank of the group."""
         if not 0 <= rank < 1 << 32:
             return False
-        return library.epd_group_active(self._handle, rank) != 0
+        active: int = library.epd_group_active(self._handle, rank)
+        return active != 0
 
     def resume(self, timeout_ms: int = FOREVER) -> ResumeInfo:
-        """After a break every rank calls this, then resubmits from resume_op on. Waits until the group has agreed.
+        """After a break every rank calls this, then resubmits from resume_op on. Waits until all have agreed.
 
         Raises DeadlineExceeded or WouldBlock (NO_WAIT): it has not agreed yet. RankLost: the group has ended.
         """
+        if not -(1 << 31) <= timeout_ms < 1 << 31:
+            raise bad_timeout(timeout_ms)
         raw = _abi.ResumeInfo(ctypes.sizeof(_abi.ResumeInfo))
         status = library.epd_group_resume(self._handle, timeout_ms, ctypes.addressof(raw))
         if status:
@@ -285,9 +296,10 @@ class Group:
     def leave(self) -> bool:
         """Ends the membership. True: it has ended. False: it ends when the last array made from it has died.
 
-        Memoryviews of `buffers` become invalid and keep nothing; slices of them, numpy arrays and DeviceArrays do. Every
-        other call on the group raises InvalidArgument from here on. Waits for the daemon, at most 5 seconds, and for
-        calls of other threads on this group.
+        Memoryviews of `buffers` become invalid and keep nothing; slices of them, numpy arrays and DeviceArrays
+        do. Every other call on the group raises InvalidArgument from here on. Calls of other threads, and
+        hooks, that wait for an operation keep the membership until they return. Waits for the daemon, at most 5
+        seconds.
         """
         handle = self._handle
         if handle is None:
@@ -327,46 +339,62 @@ class Group:
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
-            text = f"the group is of process {self._process}, which attached; allowed: groups that this process joins"
-            raise InvalidArgument(text)
+            text = f"the group is of process {self._process}, which attached"
+            raise InvalidArgument(f"{text}; allowed: groups that this process joins")
 
-    def _owner(self) -> tuple[Optional[GroupHandle], Optional[SessionHandle]]:
-        return (self._handle, self._session)
+    def _owner(self) -> tuple[object, SessionHandle, GroupHandle]:
+        """What memory of the group needs: as long as this lives, the membership does."""
+        handle, session = self._handle, self._session
+        if handle is None or session is None:
+            raise self._error(Status.INVALID_ARGUMENT)
+        return (self._bound, session, handle)
 
-    def _raw_buffers(self, slot: int) -> _abi.Buffers:
+    def _check_joined(self) -> None:
+        """For a call that has put something aside while another thread may have left."""
+        if self._handle is None:
+            self._revoke()
+            raise self._error(Status.INVALID_ARGUMENT)
+
+    def _raw_buffers(self, slot: int, handle: GroupHandle) -> _abi.Buffers:
         if not 0 <= slot < 1 << 32:
             raise InvalidArgument(f"slot is {slot}; allowed: 0 .. {self._depth() - 1}")
         raw = _abi.Buffers(ctypes.sizeof(_abi.Buffers))
-        status = library.epd_group_buffers(self._handle, slot, ctypes.addressof(raw))
+        status = library.epd_group_buffers(handle, slot, ctypes.addressof(raw))
         if status:
             raise self._error(status)
         return raw
 
-    def _region(self, slot: int, region: Region) -> memoryview:
-        shape = self._shapes[region]
-        count = 1
-        for size in shape.shape:
-            count *= size
-        return host_view(region_address(self._raw_buffers(slot), region), count, shape.format, self._owner())
+    def _host_views(self, slot: int) -> dict[Region, memoryview]:
+        owner = self._owner()
+        raw = self._raw_buffers(slot, owner[2])
+        return {
+            region: host_view(region_address(raw, region), math.prod(shape.shape), shape.format, owner)
+            for region, shape in self._shapes.items()
+        }
 
-    def _load_views(self, slot: int) -> Buffers[View]:
-        raw = self._raw_buffers(slot)
-        views: dict[Region, View] = {}
-        for region, shape in self._shapes.items():
-            if self._kind == DeviceKind.HOST:
-                views[region] = self._region(slot, region)
-            else:
-                views[region] = DeviceArray(region_address(raw, region), shape, self._owner())
-        return self._views.setdefault(slot, Buffers(views))
+    def _load_views(self, slot: int) -> Buffers[Any]:
+        views: dict[Region, Any] = {}
+        if self._kind == DeviceKind.HOST:
+            views.update(self._host_views(slot))
+        else:
+            owner = self._owner()
+            raw = self._raw_buffers(slot, owner[2])
+            for region, shape in self._shapes.items():
+                views[region] = DeviceArray(region_address(raw, region), shape, owner)
+        buffers = self._views.setdefault(slot, Buffers(views))
+        self._check_joined()
+        return buffers
 
     def _counts_view(self, address: int, count: int) -> memoryview:
         view = self._counts.get(address)
         if view is None:
-            view = self._counts.setdefault(address, host_view(address, count, "i", self._owner(), writable=False))
+            view = self._counts.setdefault(
+                address, host_view(address, count, "i", self._owner(), writable=False)
+            )
         return view
 
     def _revoke(self) -> None:
-        """Makes all memoryviews that were handed out invalid, but for those that others have taken memory from."""
+        """Makes the memoryviews that were handed out invalid, but those that others have taken memory from."""
         views = [view for buffers in self._views.values() for view in (*vars(buffers).values(), *buffers.bias)]
         for view in (*views, *self._counts.values()):
             if isinstance(view, memoryview):

@@ -19,7 +19,8 @@ def to_bf16(values: Array) -> Array:
 
 def from_bf16(values: Array) -> Array:
     """bf16 as uint16 [...] to float32 [...], exactly."""
-    return (np.asarray(values).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    floats: Array = (np.asarray(values).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return floats
 
 
 def _e4m3_table() -> Array:
@@ -29,7 +30,8 @@ def _e4m3_table() -> Array:
     mantissa = codes & 7
     values = sign * np.where(exponent == 0, mantissa * 2.0**-9, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
     values[(codes & 0x7F) == 0x7F] = np.nan
-    return values.astype(np.float32)
+    table: Array = values.astype(np.float32)
+    return table
 
 
 _E4M3 = _e4m3_table()
@@ -37,11 +39,13 @@ _E4M3 = _e4m3_table()
 
 def from_e4m3(values: Array) -> Array:
     """e4m3 as uint8 [...] to float32 [...], exactly; without scales."""
-    return _E4M3[np.asarray(values)]
+    floats: Array = _E4M3[np.asarray(values)]
+    return floats
 
 
 def dequantize(rows: Array, scales: Array) -> Array:
     """e4m3 rows [..., H] as uint8 times their float32 scales [..., H/128], as float32 [..., H]."""
     values = from_e4m3(rows)
     blocks = values.reshape(*values.shape[:-1], -1, 128)
-    return (blocks * np.asarray(scales)[..., None]).reshape(values.shape)
+    floats: Array = (blocks * np.asarray(scales)[..., None]).reshape(values.shape)
+    return floats

@@ -28,8 +28,9 @@ def attach(
     timeout_ms   for the whole handshake; 0: 5000
     wait_by      how streams wait, on CUDA devices; MEMOP: $EPD_WAIT_BY if it is set
 
-    Raises DaemonLost (nobody listens), VersionMismatch, PermissionDenied, ResourceExhausted (quota), NotFound (no such
-    device), DeadlineExceeded, InvalidArgument, Unsupported (a CUDA device and no driver), WouldBlock (MPS recovers).
+    Raises DaemonLost (nobody listens), VersionMismatch, PermissionDenied, ResourceExhausted (quota), NotFound
+    (no such device), DeadlineExceeded, InvalidArgument, Unsupported (a CUDA device and no driver), WouldBlock
+    (MPS recovers).
     """
     options = _abi.AttachOptions(ctypes.sizeof(_abi.AttachOptions))
     if socket_path is not None:
@@ -61,7 +62,7 @@ class Session:
         return self._info
 
     def check(self) -> None:
-        """Returns while the daemon is there; raises DaemonLost, or the status the daemon ended the session with."""
+        """Returns while the daemon is there; raises DaemonLost, or the status with which the session ended."""
         status = library.epd_session_check(self._handle)
         if status:
             raise self._error(status)
@@ -85,8 +86,8 @@ class Session:
     def detach(self) -> bool:
         """Leaves all groups and ends the attachment. True: it has ended.
 
-        False: arrays of a group are alive; it ends when the last one has died. Every other call on the session raises
-        InvalidArgument from here on.
+        False: arrays of a group are alive; it ends when the last one has died. Every other call on the session
+        raises InvalidArgument from here on.
         """
         left = [group.leave() for group in list(self._groups)]
         self._handle = None

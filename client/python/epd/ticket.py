@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from . import _abi
 from ._library import library
-from .errors import CLASSES, InvalidArgument, NotFound, Status, last_error
+from .errors import InvalidArgument, NotFound, Status
 from .types import FOREVER, NO_WAIT, Counts, Result
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ _UNTOUCHED = (1 << 64) - 1  # as op_index: the library has written no result
 
 RESULT_BYTES = ctypes.sizeof(_abi.Result)
 _result_fields = _abi.pack_format(_abi.Result)
+_unpack_result = _result_fields.unpack
+_OK = Status.OK
+_INT32 = 1 << 31
 _OP_INDEX_AT = _abi.Result.op_index.offset
 
 
@@ -40,8 +43,8 @@ class ResultBlock:
 class Handle:
     """The routing that a dispatch established, for combine and for dispatches that use it again.
 
-    A kept one (keep_handle) takes one of the group's num_handles until `release`, or until it is collected: then the
-    group gives it back with the next dispatch that keeps one. Others need no release.
+    A kept one (keep_handle) takes one of the group's num_handles until `release`, or until it is collected:
+    then the group gives it back with the next dispatch that keeps one. Others need no release.
     """
 
     __slots__ = ("_group", "kept", "value")
@@ -72,20 +75,21 @@ class Ticket:
     A ticket keeps its group. Collecting one does not wait: the operation goes on and its result is dropped.
     """
 
-    __slots__ = ("__weakref__", "_group", "_ticket", "handle")
+    __slots__ = ("__weakref__", "_group", "_ticket")
 
-    def __init__(self, group: Group, ticket: int, handle: Optional[Handle]) -> None:
+    def __init__(self, group: Group, ticket: int) -> None:
         self._group = group
         self._ticket = ticket
-        self.handle = handle  # of a dispatch: its routing; else None
 
     def wait(self, timeout_ms: int = FOREVER) -> Result:
         """The result, once the operation has ended well; raises its status otherwise.
 
-        timeout_ms: milliseconds, FOREVER, or NO_WAIT. DeadlineExceeded (NO_WAIT: WouldBlock) with `pending` True: the
-        operation is in flight yet and the ticket is good. NotFound: the ticket is empty or retired. Error.rank is the
-        rank that caused a failure.
+        timeout_ms: milliseconds, FOREVER, or NO_WAIT. DeadlineExceeded (NO_WAIT: WouldBlock) with `pending`
+        True: the operation is in flight yet and the ticket is good. NotFound: the ticket is empty or retired.
+        Error.rank is the rank that caused a failure.
         """
+        if not -_INT32 <= timeout_ms < _INT32:
+            raise bad_timeout(timeout_ms)
         group = self._group
         results = group._results
         try:
@@ -94,19 +98,19 @@ class Ticket:
             block = ResultBlock()
         block.op_index.value = _UNTOUCHED
         status = _ticket_wait(group._handle, self._ticket, timeout_ms, block.address)
-        _, code, rank, op_index, rows, seen, launched, done, dropped, runs = _result_fields.unpack(block.memory)
+        _, _, rank, op_index, rows, seen, launched, done, dropped, runs = _unpack_result(block.memory)
         results.append(block)
         if not status:
             if not group._resident:
                 self._ticket = 0
-            return Result(Status.OK, rank, op_index, rows, seen, launched, done, dropped, runs)
+            return Result(_OK, rank, op_index, rows, seen, launched, done, dropped, runs)
         error = self._error(status, rank if op_index != _UNTOUCHED and rank >= 0 else None)
         if status == Status.NOT_FOUND or (op_index != _UNTOUCHED and not group._resident):
             self._ticket = 0
         raise error
 
     def poll(self) -> Optional[Result]:
-        """The result if the operation has ended well, None while it is in flight; raises its status otherwise."""
+        """None while the operation is in flight, then as wait."""
         if self.pending:
             return None
         return self.wait(NO_WAIT)
@@ -114,13 +118,16 @@ class Ticket:
     @property
     def pending(self) -> bool:
         """True while the operation is in flight."""
-        return library.epd_ticket_pending(self._group._handle, self._ticket) != 0
+        pending: int = library.epd_ticket_pending(self._group._handle, self._ticket)
+        return pending != 0
 
     def counts(self, timeout_ms: int = FOREVER) -> Counts:
         """Of a dispatch: its counts, known before its rows have all arrived. Does not retire the ticket.
 
         Raises DeadlineExceeded or WouldBlock (not yet), or the operation's own status if it failed first.
         """
+        if not -_INT32 <= timeout_ms < _INT32:
+            raise bad_timeout(timeout_ms)
         group = self._group
         raw = _abi.Counts(ctypes.sizeof(_abi.Counts))
         status = library.epd_ticket_counts(group._handle, self._ticket, timeout_ms, ctypes.addressof(raw))
@@ -139,6 +146,8 @@ class Ticket:
 
         `wait` then waits for the arrival: it is the receive hook.
         """
+        if not -_INT32 <= timeout_ms < _INT32:
+            raise bad_timeout(timeout_ms)
         status = library.epd_ticket_wait_sent(self._group._handle, self._ticket, timeout_ms)
         if status:
             raise self._error(status)
@@ -161,14 +170,15 @@ class Ticket:
     def on_complete(self, hook: Callable[[Result], object]) -> None:
         """Calls hook(result) once, when the operation has ended, well or not. The ticket is empty afterwards.
 
-        Hooks of a group run on one thread of Python's, in the order of these calls; they may do anything. What a hook
-        raises goes to sys.unraisablehook. Hooks that have not run when the interpreter ends are not called.
+        Hooks of a group run on one thread of Python's, in the order of these calls; they may do anything. What
+        a hook raises goes to sys.unraisablehook. Hooks that have not run when the interpreter ends are not
+        called.
         """
         group = self._group
         if not self._ticket or group._handle is None:
             raise self._error(Status.NOT_FOUND)
         group._check_process()
-        ticket = Ticket(group, self._ticket, self.handle)
+        ticket = Ticket(group, self._ticket)
         self._ticket = 0
         group._hooks().put((ticket, hook))
 
@@ -178,18 +188,35 @@ class Ticket:
             return NotFound("the ticket is empty: it was waited for, dropped, or given to a hook")
         return group._error(status, rank)
 
-    def __del__(self) -> None:
+    def __del__(self, drop: Any = library.epd_ticket_drop) -> None:
         if self._ticket:
-            library.epd_ticket_drop(self._group._handle, self._ticket)
+            drop(self._group._handle, self._ticket)
 
     def __repr__(self) -> str:
-        return f"Ticket({self._ticket:#x})" if self._ticket else "Ticket(empty)"
+        name = type(self).__name__
+        return f"{name}({self._ticket:#x})" if self._ticket else f"{name}(empty)"
+
+
+class Dispatch(Ticket):
+    """A ticket of a dispatch. `handle` is its routing, valid as soon as the dispatch was submitted."""
+
+    __slots__ = ("handle",)
+
+    def __init__(self, group: Group, ticket: int, handle: Handle) -> None:
+        self._group = group
+        self._ticket = ticket
+        self.handle = handle
+
+
+def bad_timeout(timeout_ms: int) -> InvalidArgument:
+    """Of a number that the library's int32 can't hold; the others the library judges."""
+    return InvalidArgument(f"timeout_ms is {timeout_ms}; allowed: {-_INT32} .. {_INT32 - 1}")
 
 
 def stream_address(stream: Any) -> int:
     """The address of a CUDA stream: an integer, or an object with `cuda_stream`, as torch's streams have."""
     address = getattr(stream, "cuda_stream", stream)
-    if not isinstance(address, int):
+    if not isinstance(address, int) or not 0 <= address < _abi.NO_STREAM:
         raise TypeError(f"stream is {stream!r}; allowed: an address, or an object with cuda_stream")
     return address
 
@@ -203,7 +230,7 @@ def _outcome(ticket: Ticket) -> Result:
         status = _ticket_wait(group._handle, ticket._ticket, FOREVER, block.address)
         if status != Status.DEADLINE_EXCEEDED or not ticket.pending:
             break
-    _, code, rank, op_index, *rest = _result_fields.unpack(block.memory)
+    _, _, rank, op_index, *rest = _unpack_result(block.memory)
     if op_index == _UNTOUCHED:  # the session or the group is over
         rank, op_index, rest = -1, 0, [0] * 5 + [1]
     ticket._ticket = 0
@@ -220,17 +247,16 @@ def run_hooks(queue: SimpleQueue[Any]) -> None:
         try:
             hook(_outcome(ticket))
         except BaseException:  # noqa: B902
-            sys.unraisablehook(_Unraisable(*sys.exc_info(), "a completion hook raised", hook))  # type: ignore[arg-type]
+            unraisable: Any = _Unraisable(sys.exc_info(), "a completion hook raised", hook)
+            sys.unraisablehook(unraisable)
         del item, ticket, hook  # so that the last hook does not keep the group
 
 
 class _Unraisable:
     """What sys.unraisablehook takes."""
 
-    def __init__(self, exc_type: Any, exc_value: Any, exc_traceback: Any, err_msg: str, object: Any) -> None:
-        self.exc_type = exc_type
-        self.exc_value = exc_value
-        self.exc_traceback = exc_traceback
+    def __init__(self, error: Any, err_msg: str, object: Any) -> None:
+        self.exc_type, self.exc_value, self.exc_traceback = error
         self.err_msg = err_msg
         self.object = object
 

@@ -97,9 +97,9 @@ class Region(enum.IntEnum):
 class Binding:
     """A region in memory of the caller's own, for example a memfd that is sealed against shrinking.
 
-    `memory` is where this process has mapped slot 0's region: a writable buffer (an mmap, a numpy array),
-    which the group keeps alive, or an address. `offset` and `stride` are in bytes, multiples of 128; stride 0
-    puts the slots close together. See epd_binding_t in epd.h for what memory can be bound.
+    `memory` is where this process has mapped slot 0's region: a writable buffer (an mmap, a numpy array), which
+    the group and its arrays keep as it is, or an address. `offset` and `stride` are in bytes, multiples of 128;
+    stride 0 puts the slots close together. See epd_binding_t in epd.h for what memory can be bound.
     """
 
     region: Region
@@ -108,10 +108,13 @@ class Binding:
     offset: int = 0
     stride: int = 0
 
+    def hold(self) -> Any:
+        """The memory as a ctypes object: as long as it lives, an mmap can't be closed."""
+        return self.memory if isinstance(self.memory, int) else ctypes.c_char.from_buffer(self.memory)
+
     def address(self) -> int:
-        if isinstance(self.memory, int):
-            return self.memory
-        return ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        held = self.hold()
+        return held if isinstance(held, int) else ctypes.addressof(held)
 
 
 @dataclass(frozen=True)
@@ -178,8 +181,8 @@ class GroupConfig:
         raw = _abi.GroupConfig(ctypes.sizeof(_abi.GroupConfig))
         raw.name = encoded("name", self.name)
         for field in (
-            "rank num_ranks num_experts max_tokens hidden topk depth payload index_type policy sms timeout_ms layout "
-            "scale_format expert_alignment opaque_bytes num_biases num_handles max_recv_rows priority"
+            "rank num_ranks num_experts max_tokens hidden topk depth payload index_type policy sms timeout_ms "
+            "layout scale_format expert_alignment opaque_bytes num_biases num_handles max_recv_rows priority"
         ).split():
             set_number(raw, field, getattr(self, field))
         bindings = (_abi.Binding * len(self.bindings))()
@@ -210,7 +213,7 @@ def set_number(raw: ctypes.Structure, field: str, value: int) -> None:
 
 def number_range(kind: type[ctypes.Structure], field: str) -> str:
     """What numbers a field can hold: "0 .. 4294967295"."""
-    member = dict((f[0], f[1]) for f in kind._fields_)[field]
+    member: Any = dict((f[0], f[1]) for f in kind._fields_)[field]
     bits = 8 * ctypes.sizeof(member)
     if member(-1).value == -1:
         return f"{-(1 << (bits - 1))} .. {(1 << (bits - 1)) - 1}"

@@ -2,9 +2,9 @@
 
     python moe_graph.py [--ranks R] [SOCKET]
 
-Rank r runs in a process of its own on GPU r (in turn, if there are fewer), on a daemon whose GPUs are resident. The CUDA
-driver is called by ctypes, so that nothing else is needed; in a program with torch, torch captures and replays. Exit
-status 0: every rank found what it should.
+Rank r runs in a process of its own on GPU r (in turn, if there are fewer), on a daemon whose GPUs are resident.
+The CUDA driver is called by ctypes, so that nothing else is needed; in a program with torch, torch captures and
+replays. Exit status 0: every rank found what it should.
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ def enqueue_layer(cuda: Cuda, group: epd.Group, stream: ctypes.c_void_p, host: l
     # Here a model launches its experts' kernels. These experts answer each row with the row.
     rows = group.config.num_ranks * X_BYTES
     cuda("cuMemcpyDtoDAsync_v2", address(b.y), address(b.recv_x), ctypes.c_size_t(rows), stream)
-    assert dispatch.handle is not None
     combine = group.combine(0, dispatch.handle, stream=stream.value)
     cuda("cuMemcpyDtoHAsync_v2", out, address(b.out), ctypes.c_size_t(X_BYTES), stream)
     return [dispatch, combine]
@@ -104,7 +103,8 @@ def run_rank(rank: int, num_ranks: int, name: str, socket: Optional[str]) -> Non
                     x[t * HIDDEN + h] = 0x3F80 + step + t + h % 16  # bf16 numbers from 1
             cuda("cuGraphLaunch", executable, stream)
             cuda("cuStreamSynchronize", stream)
-            for ticket in tickets:  # a stream goes on also if something fails; the tickets tell, of each replay anew
+            # A stream goes on also if something fails. The tickets tell, of each replay anew.
+            for ticket in tickets:
                 result = ticket.wait(30000)
                 assert result.runs == step + 1, f"the result is of replay {result.runs - 1}"
             assert bytes(host[2]) == bytes(host[0]), f"replay {step}: what came back is not what was sent"

@@ -2,9 +2,9 @@
 
     python moe_layer.py [--ranks R] [SOCKET]
 
-Two micro-batches overlap: begin() submits a dispatch with defer_receive and returns a hook; while the rows of one
-micro-batch travel, the process computes on the other; receive() waits for the arrival. Exit status 0: every rank found
-what the dense layer gives.
+Two micro-batches overlap: begin() submits a dispatch with defer_receive and returns a hook; while the rows of
+one micro-batch travel, the process computes on the other; receive() waits for the arrival. Exit status 0: every
+rank found what the dense layer gives.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from epd.numbers import from_bf16, to_bf16
 
 TOKENS, HIDDEN, INNER, TOPK, EXPERTS_PER_RANK = 16, 256, 64, 2, 4
 
-Array = np.ndarray[Any, Any]
+Array = Any  # of numpy
 Receive = Callable[[], int]
 
 
@@ -33,10 +33,10 @@ class Layer:
         local = len(experts) // group.config.num_ranks
         self.group = group
         self.experts = experts[group.rank * local : (group.rank + 1) * local]
-        self.handles: dict[int, Optional[epd.Handle]] = {}
+        self.handles: dict[int, epd.Handle] = {}
 
     def begin(self, slot: int, x: Array, topk_idx: Array, weights: Array) -> Receive:
-        """Sends the tokens; returns the hook that waits for what this rank receives and gives its number of rows."""
+        """Sends the tokens; the hook that it returns waits for what this rank receives, and gives its rows."""
         b, n = self.group.numpy(slot), len(x)
         b.x[:n], b.topk_idx[:n], b.topk_weights[:n] = x, topk_idx, weights
         ticket = self.group.dispatch(slot, n, defer_receive=True)
@@ -52,9 +52,7 @@ class Layer:
             row, k = np.nonzero(b.recv_topk_idx[:rows] == number)
             y[row] += b.recv_topk_weights[row, k, None] * apply(expert, x[row])
         b.y[:rows] = to_bf16(y)
-        handle = self.handles[slot]
-        assert handle is not None
-        return self.group.combine(slot, handle)
+        return self.group.combine(slot, self.handles[slot])
 
 
 def apply(expert: tuple[Array, Array], x: Array) -> Array:
@@ -72,7 +70,8 @@ def route(x: Array, gate: Array) -> tuple[Array, Array]:
 
 def dense(x: Array, idx: Array, weights: Array, experts: list[tuple[Array, Array]]) -> Array:
     """The layer as one process computes it."""
-    return sum(((idx == e) * weights).sum(axis=1)[:, None] * apply(expert, x) for e, expert in enumerate(experts))
+    factors = [((idx == e) * weights).sum(axis=1)[:, None] for e in range(len(experts))]
+    return sum(factor * apply(expert, x) for factor, expert in zip(factors, experts))
 
 
 def run_rank(rank: int, num_ranks: int, name: str, socket: Optional[str]) -> None:
@@ -106,7 +105,8 @@ def run_rank(rank: int, num_ranks: int, name: str, socket: Optional[str]) -> Non
         for slot, batch in enumerate(batches):  # while batch 0 travels, batch 1 is routed
             routes.append(route(from_bf16(batch), gate))
             receive.append(layer.begin(slot, batch, *routes[slot]))
-        combines = [layer.compute(slot, receive[slot]()) for slot in range(2)]  # while 0 goes back, 1 is computed
+        # While batch 0 goes back, batch 1 is computed.
+        combines = [layer.compute(slot, receive[slot]()) for slot in range(2)]
         for slot, batch in enumerate(batches):
             combines[slot].wait()
             expected = dense(from_bf16(batch), *routes[slot], experts)

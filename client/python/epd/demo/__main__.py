@@ -11,10 +11,10 @@ from multiprocessing.connection import Connection
 from typing import Optional, Union
 
 USAGE = """\
-A forward pass through Mixture-of-Experts layers of DeepSeek-V3's shape, on several client processes of one epd daemon:
-sigmoid gate with group-limited top-k on hidden states made from a text, FP8 dispatch, low-rank SwiGLU experts, BF16
-combine, two micro-batches so that communication overlaps computation. The checksum of the hidden states equals that of
-epd-moe-demo (deploy/demo.sh) with the same options."""
+A forward pass through Mixture-of-Experts layers of DeepSeek-V3's shape, on several client processes of one epd
+daemon: sigmoid gate with group-limited top-k on hidden states made from a text, FP8 dispatch, low-rank SwiGLU
+experts, BF16 combine, two micro-batches so that communication overlaps computation. The checksum of the hidden
+states equals that of epd-moe-demo (deploy/demo.sh) with the same options."""
 
 
 def parse_options() -> argparse.Namespace:
@@ -29,7 +29,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=3, help="forward passes, after a first one [3]")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of each rank and pass [128]")
     parser.add_argument("--hidden", type=int, default=7168, help="values per token, a multiple of 128 [7168]")
-    parser.add_argument("--experts", type=int, default=256, help="experts, a multiple of --ranks and of 8 [256]")
+    parser.add_argument(
+        "--experts", type=int, default=256, help="experts, a multiple of --ranks and of 8 [256]"
+    )
     parser.add_argument("--topk", type=int, default=8, help="experts per token [8]")
     parser.add_argument("--expert-rank", type=int, default=16, help="rank of the low-rank experts [16]")
     parser.add_argument("--seed", type=int, default=1, help="of the weights [1]")
@@ -123,14 +125,16 @@ def main() -> int:
     slowest = sorted(max(report.seconds[step] for report in done) for step in range(1, plan.passes))
     busy = sum(sum(report.seconds) for report in done)
     print(
-        f"{model.num_ranks} ranks, {model.num_layers} layers, {options.steps} steps of {options.tokens} tokens a rank; "
-        f"H={model.hidden} E={model.num_experts} K={model.topk}, FP8 dispatch, BF16 combine"
+        f"{model.num_ranks} ranks, {model.num_layers} layers, {options.steps} steps of {options.tokens} tokens "
+        f"a rank; H={model.hidden} E={model.num_experts} K={model.topk}, FP8 dispatch, BF16 combine"
     )
     print(
         f"A step takes {1e3 * slowest[len(slowest) // 2]:.0f} ms (p50) in numpy; "
         f"{100 * sum(report.blocked for report in done) / busy:.0f} % of it is waiting for the other ranks."
     )
-    print(f"{sum(report.rows for report in done)} rows received. Checksum of the hidden states: {checksum:016x}")
+    print(
+        f"{sum(report.rows for report in done)} rows received. Checksum of the hidden states: {checksum:016x}"
+    )
     return 0
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+Array = Any  # numpy's types of operators differ from version to version
 
 GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
@@ -37,7 +37,9 @@ def normals(seed: int, count: int, skip: int = 0) -> Array:
     steps = np.arange(skip + 1, skip + count + 1, dtype=np.uint64)
     bits = mix64_array(np.uint64(mix64(seed)) + steps * np.uint64(GOLDEN))
     low = np.uint64(0xFFFF)
-    sums = (bits & low) + (bits >> np.uint64(16) & low) + (bits >> np.uint64(32) & low) + (bits >> np.uint64(48))
+    sums = (
+        (bits & low) + (bits >> np.uint64(16) & low) + (bits >> np.uint64(32) & low) + (bits >> np.uint64(48))
+    )
     return (sums.astype(np.float32) * np.float32(2.0**-16) - np.float32(2.0)) * np.float32(1.7320508)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from .. import DaemonLost, EngineRestarted, GroupConfig, Payload, Session, Ticket, attach
+from .. import DaemonLost, Dispatch, EngineRestarted, GroupConfig, Payload, Session, Ticket, attach
 from ..numbers import from_bf16, to_bf16
 from .model import Experts, Gate, Model
 from .random import mix64
@@ -44,7 +44,7 @@ class Report:
 
 
 class Rank:
-    """While the rows of one micro-batch travel, this process computes on the other. Slot m is micro-batch m's."""
+    """While the rows of one micro-batch travel, this process computes on the other; each has a slot."""
 
     def __init__(self, plan: Plan, rank: int, gates: list[Gate]) -> None:
         model = plan.model
@@ -96,7 +96,7 @@ class Rank:
 
     def _forward(self) -> None:
         combines: list[Optional[Ticket]] = [None, None]
-        dispatches: list[Ticket] = []
+        dispatches: list[Dispatch] = []
         for layer in range(self._plan.model.num_layers):
             dispatches.clear()
             for m in range(2):
@@ -107,7 +107,7 @@ class Rank:
         for m in range(2):
             self._add_output(combines[m], m)
 
-    def _choose_experts(self, layer: int, m: int) -> Ticket:
+    def _choose_experts(self, layer: int, m: int) -> Dispatch:
         """RMSNorm, then the gate on what will be sent: the values rounded to bf16."""
         buffers, tokens = self._buffers[m], self._plan.micro_batch(m)
         normed = self._states[m].copy()
@@ -118,11 +118,11 @@ class Rank:
         buffers.topk_weights[:tokens] = weights
         return self._group.dispatch(m, tokens)
 
-    def _run_experts(self, layer: int, m: int, dispatch: Ticket) -> Ticket:
+    def _run_experts(self, layer: int, m: int, dispatch: Dispatch) -> Ticket:
         rows = self._wait(dispatch)
         self._rows += rows
         b = self._buffers[m]
-        assert b.recv_scales is not None and dispatch.handle is not None
+        assert b.recv_scales is not None
         b.y[:rows] = self._experts[layer].run(
             b.recv_x[:rows], b.recv_scales[:rows], b.recv_topk_idx[:rows], b.recv_topk_weights[:rows]
         )

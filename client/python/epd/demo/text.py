@@ -27,7 +27,7 @@ _libm.pow.argtypes = (ctypes.c_double, ctypes.c_double)
 
 
 def split_into_pieces(text: bytes) -> list[bytes]:
-    """Lower-cased words in pieces of at most five letters, later ones with '#' in front; other marks one by one."""
+    """Lower-cased words in pieces of at most five letters, later ones with '#' in front; marks one by one."""
     pieces: list[bytes] = []
     inside = False
     for byte in text:
@@ -56,7 +56,8 @@ def _hash(text: bytes) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _stream(seed: int, weight: float, hidden: int) -> Array:
-    return uniforms(seed, hidden, np.float32(weight))
+    values: Array = uniforms(seed, hidden, np.float32(weight))
+    return values
 
 
 def _add_stream(seed: int, weight: np.float32, shift: int, out: Array) -> None:
