@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -38,6 +37,11 @@ def num_groups(daemon: Daemon) -> int:
     return len(json.loads(daemon.epctl("--json", "groups").stdout)["groups"])
 
 
+def is_listed(daemon: Daemon, group: epd.Group) -> bool:
+    groups = json.loads(daemon.epctl("--json", "groups").stdout)["groups"]
+    return group.config.name in [each["name"] for each in groups]
+
+
 def test_leave_makes_memoryviews_invalid(daemon: Daemon) -> None:
     with epd.attach(daemon.socket) as session:
         group = session.join(shape())
@@ -59,7 +63,7 @@ def test_arrays_keep_the_membership(daemon: Daemon) -> None:
     part = group.buffers(0).y[5:9]
     array[0, 0] = 7
     assert not group.leave() and not session.detach()
-    assert is_member(group._address) and num_groups(daemon) == 1
+    assert is_member(group._address) and is_listed(daemon, group)
     assert array[0, 0] == 7
     row = numpy.asarray(array)[0]
     del array
@@ -68,13 +72,13 @@ def test_arrays_keep_the_membership(daemon: Daemon) -> None:
     assert row[0] == 7 and is_member(group._address)
     del row
     assert not is_member(group._address) and group.leave()
-    daemon.wait_for(lambda: num_groups(daemon) == 0)
+    daemon.wait_for(lambda: not is_listed(daemon, group))
 
 
 def test_a_group_keeps_its_session_and_a_ticket_its_group(daemon: Daemon) -> None:
     ticket = epd.attach(daemon.socket).join(shape()).noop(0)
     gc.collect()
-    assert num_groups(daemon) == 1
+    assert is_listed(daemon, ticket._group)
     assert ticket.wait().status == epd.Status.OK
     del ticket
     gc.collect()
@@ -288,4 +292,4 @@ def test_the_thread_of_hooks_ends_with_its_group(daemon: Daemon) -> None:
     assert any(thread.name == "epd-hooks" for thread in threading.enumerate())
     del group
     daemon.wait_for(lambda: all(thread.name != "epd-hooks" for thread in threading.enumerate()))
-    assert os.getpid() and session.check() is None
+    session.check()

@@ -8,13 +8,14 @@ hangs on has run: an array of a group can be used in any finalizer, in whatever 
 from __future__ import annotations
 
 import ctypes
+import gc
 from typing import Any
 
 from ._library import library
 
-_untrack: Any = ctypes.pythonapi.PyObject_GC_UnTrack
-_untrack.argtypes = (ctypes.py_object,)
-_untrack.restype = None
+_gc_untrack: Any = ctypes.pythonapi.PyObject_GC_UnTrack
+_gc_untrack.argtypes = (ctypes.py_object,)
+_gc_untrack.restype = None
 
 _members: set[int] = set()  # the memberships that have not been left
 
@@ -36,6 +37,13 @@ class GroupHandle(int):
     def __del__(self, leave: Any = library.epd_group_leave, members: Any = _members) -> None:
         members.discard(int(self))
         leave(self)
+
+
+def _untrack(handle: object) -> None:
+    if gc.is_tracked(
+        handle
+    ):  # older Pythons do not track such objects, and the C call must not be made for them
+        _gc_untrack(handle)
 
 
 def own_session(address: int) -> SessionHandle:

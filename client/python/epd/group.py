@@ -19,7 +19,7 @@ from .ticket import Dispatch, Handle, ResultBlock, Ticket, bad_timeout, start_ho
 from .types import FOREVER, DeviceKind, GroupConfig, Progress, Region, ResumeInfo, SessionInfo, number_range
 
 if TYPE_CHECKING:
-    import numpy
+    import numpy as np
 
 _dispatch = library.epd_dispatch
 _combine = library.epd_combine
@@ -245,7 +245,7 @@ class Group:
         views = self._views.get(slot)
         return views if views is not None else self._load_views(slot)
 
-    def numpy(self, slot: int) -> Buffers[numpy.ndarray[Any, Any]]:
+    def numpy(self, slot: int) -> Buffers[np.ndarray[Any, Any]]:
         """The regions of a slot as numpy arrays in their shapes, without copies. Made once for each slot.
 
         Host devices only; needs numpy. bf16 comes as uint16, e4m3 as uint8: see epd.numbers. An array keeps the
