@@ -34,6 +34,8 @@ Metadata-Version: 2.1
 Name: epd
 Version: {version}
 Summary: Expert-parallel dispatch and combine through the epd daemon
+License: Apache-2.0
+License-File: LICENSE
 Requires-Python: >=3.9
 Classifier: Operating System :: POSIX :: Linux
 Classifier: Typing :: Typed
@@ -110,6 +112,7 @@ def main() -> None:
     files[f"{info}/METADATA"] = METADATA.format(
         version=version, readme=(HERE / "README.md").read_text()
     ).encode()
+    files[f"{info}/LICENSE"] = (HERE.parents[1] / "LICENSE").read_bytes()
     files[f"{info}/WHEEL"] = WHEEL.format(tag=tag).encode()
     files[f"{info}/RECORD"] = record(files, f"{info}/RECORD")
     wheel = options.output / f"epd-{version}-{tag}.whl"
