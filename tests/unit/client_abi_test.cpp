@@ -100,6 +100,7 @@ TEST(ClientAbi, NamesAndVersion) {
   EXPECT_STREQ(epd_status_name(EPD_RANK_LOST), "RANK_LOST");
   EXPECT_STREQ(epd_status_name(EPD_INTERNAL), "INTERNAL");
   EXPECT_EQ(epd_group_rank(nullptr), UINT32_MAX);
+  EXPECT_EQ(epd_group_sum_ranks(nullptr), 0u);
   EXPECT_EQ(epd_session_detach(nullptr), EPD_OK);
   EXPECT_EQ(epd_group_leave(nullptr), EPD_OK);
 }
