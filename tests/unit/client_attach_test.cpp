@@ -88,7 +88,7 @@ TEST(ClientAttach, VersionMismatchNamesBothVersions) {
   EXPECT_EQ(attach_status(with([](FakeSettings& s) { s.version = 42; })), EPD_VERSION_MISMATCH);
   EXPECT_ERROR_HAS("42");
   EXPECT_ERROR_HAS("libepd " + std::string(epd_version()));
-  EXPECT_ERROR_HAS("versions 2 .. 2");
+  EXPECT_ERROR_HAS("versions 3 .. 3");
   EXPECT_ERROR_HAS("fake 9.9.9");
 }
 
