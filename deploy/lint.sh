@@ -31,7 +31,7 @@ done
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 if (( ${#files[@]} == 0 )); then
-  mapfile -t files < <(git ls-files --cached --others --exclude-standard '*.c' '*.cpp' '*.h' '*.hpp')
+  mapfile -t files < <(git ls-files --cached --others --exclude-standard '*.c' '*.cpp' '*.h' '*.hpp' '*.cu' '*.cuh')
   for script in .ci/run $(git ls-files --cached --others --exclude-standard '*.sh'); do
     shell=bash
     if [[ $(head -n 1 "$script") == '#!/bin/sh' ]]; then shell=sh; fi

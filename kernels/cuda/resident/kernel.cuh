@@ -1,9 +1,8 @@
 // A kernel that stays: what its CTAs do between operations.
 #pragma once
 
-#include "cuda/control.h"
-#include "cuda/expand.cuh"
-#include "cuda/partial_sums.cuh"
+#include "cuda/common/signal.cuh"
+#include "cuda/resident/work.h"
 
 namespace epd::kernels::cuda {
 
@@ -142,27 +141,6 @@ __device__ inline void leave_kernel(ResidentState& state, std::uint32_t herald) 
   if (threadIdx.x != 0) return;
   if (count_up(&state.leaving, gridDim.x - 1) == gridDim.x - 1)
     store_release(&state.left, std::uint64_t{herald + 1});
-}
-
-// Each with registers of its own: together they would need more than there are.
-__device__ __noinline__ inline void resident_dispatch(const Operation& op, Cta cta, std::uint8_t* memory) {
-  run_dispatch(op, cta, memory);
-}
-template <bool kPerExpert>
-__device__ __noinline__ inline void resident_combine(const Operation& op, Cta cta, std::uint8_t* memory) {
-  run_combine<kPerExpert>(op, cta, memory);
-}
-
-__device__ inline void run_task(Task task, const Operation& op, Cta cta, std::uint8_t* memory) {
-  if (cta.index >= cta.count) return;  // it may not use all SMs
-  if (lands(op)) {
-    if (task == Task::kDispatch) run_landing_dispatch(op, memory);
-    if (task == Task::kCombinePerExpert) run_landing_combine(op, memory);
-    return;
-  }
-  if (task == Task::kDispatch) resident_dispatch(op, cta, memory);
-  if (task == Task::kCombine) resident_combine<false>(op, cta, memory);
-  if (task == Task::kCombinePerExpert) resident_combine<true>(op, cta, memory);
 }
 
 }  // namespace epd::kernels::cuda

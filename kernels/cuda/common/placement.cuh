@@ -1,7 +1,7 @@
 // From everybody's counts to places: what kernels::place_rows computes, by each CTA for itself.
 #pragma once
 
-#include "cuda/routing.cuh"
+#include "cuda/common/routing.cuh"
 
 namespace epd::kernels::cuda {
 

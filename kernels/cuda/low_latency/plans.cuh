@@ -2,19 +2,15 @@
 // this rank's lie everywhere.
 #pragma once
 
-#include "cuda/landing.cuh"
-#include "cuda/placement.cuh"
+#include "cuda/common/placement.cuh"
+#include "cuda/low_latency/inbox.cuh"
 
 namespace epd::kernels::cuda {
 
 class LandedPlans {
  public:
   __device__ LandedPlans(const Operation& op, Cta cta, const Shared& shared, LandingBoard& board)
-      : op_(op),
-        board_(board),
-        words_(op.movers.plan),
-        first_(shared.scratch),
-        sets_(shared.bits) {
+      : op_(op), board_(board), words_(op.movers.plan), first_(shared.scratch), sets_(shared.bits) {
     if (cta.index != 0) return;
     all_ = cta.count > 1 ? reinterpret_cast<std::uint32_t*>(shared.stages) : set(op.shape.num_ranks);
   }
@@ -71,8 +67,7 @@ class LandedPlans {
   __device__ bool comes(std::uint32_t source, std::uint32_t token) const {
     EPD_BELOW(source, op_.shape.num_ranks);
     EPD_AT_MOST(board_.tokens[source], op_.movers.set_words * 32);
-    return token < board_.tokens[source] &&
-           ((set(source)[token / 32] >> token % 32) & 1) != 0;
+    return token < board_.tokens[source] && ((set(source)[token / 32] >> token % 32) & 1) != 0;
   }
   // Of an expert of this rank; beyond all for others and for none.
   __device__ std::uint32_t local(std::uint32_t expert) const {
@@ -168,7 +163,9 @@ class LandedPlans {
   }
 
  private:
-  __device__ std::uint32_t* count() const { return first_ + op_.shape.num_experts; }
+  __device__ std::uint32_t* count() const {
+    return first_ + op_.shape.num_experts;
+  }
   // Tokens of a source that come; at most 16 words.
   __device__ std::uint32_t* set(std::uint32_t source) const {
     EPD_AT_MOST((op_.shape.num_experts + op_.shape.num_ranks + source) * op_.movers.set_words,
@@ -177,7 +174,7 @@ class LandedPlans {
   }
   // Of those that the CTA collects. Clerks are as many as the words of usual groups, which so need one look.
   __device__ bool collect_word(std::uint32_t i, std::uint64_t deadline_ns) const {
-    std::uint32_t number = multiply_high(i, op_.shape.ranks_reciprocal);
+    std::uint32_t number = i / op_.shape.num_ranks_divisor;
     const std::uint32_t source = i - number * op_.shape.num_ranks;
     if (all_ == nullptr && number >= words_.counts_of(0)) number += op_.rank * words_.count_words;
     EPD_BELOW(number, words_.end);

@@ -2,10 +2,11 @@
 // its places by bulk stores.
 #pragma once
 
-#include "cuda/cast.cuh"
-#include "cuda/placement.cuh"
-#include "cuda/stages.cuh"
-#include "cuda/weights.cuh"
+#include "cuda/common/cast.cuh"
+#include "cuda/common/placement.cuh"
+#include "cuda/common/received.cuh"
+#include "cuda/common/weights.cuh"
+#include "cuda/high_throughput/stages.cuh"
 
 namespace epd::kernels::cuda {
 
@@ -43,15 +44,6 @@ __device__ inline void place_choice(const Operation& op, const Shared& shared, s
   EPD_BELOW(base - shared.base, base_words(op));
   choice.row = static_cast<std::int32_t>(*base) - 2 - choice.row;
   EPD_BELOW(choice.row, op.shape.recv_rows);
-}
-
-__device__ inline void store_index(const Operation& op, void* indices, std::size_t at, std::int32_t value) {
-  EPD_BELOW(at, op.shape.recv_rows * (op.shape.per_expert ? 1 : op.shape.topk));
-  if (op.shape.index64) {
-    static_cast<std::int64_t*>(indices)[at] = value;
-  } else {
-    static_cast<std::int32_t*>(indices)[at] = value;
-  }
 }
 
 // Compact: all of a token's choices go with each row, those of other ranks as -1.

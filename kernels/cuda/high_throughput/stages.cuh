@@ -1,8 +1,8 @@
 // Pieces of shared memory through which one warp moves rows.
 #pragma once
 
-#include "cuda/ptx.cuh"
-#include "cuda/shared.cuh"
+#include "cuda/common/ptx.cuh"
+#include "cuda/common/shared.cuh"
 
 #include <cstddef>
 

@@ -2,9 +2,9 @@
 // rank) crosses the wire; the token's owner adds those up.
 #pragma once
 
-#include "cuda/landing.cuh"
-#include "cuda/routing.cuh"
-#include "cuda/summands.cuh"
+#include "cuda/common/routing.cuh"
+#include "cuda/low_latency/inbox.cuh"
+#include "cuda/low_latency/summands.cuh"
 
 namespace epd::kernels::cuda {
 
@@ -13,13 +13,13 @@ namespace epd::kernels::cuda {
 struct SumPieces {
   std::uint32_t vectors;  // of a row
   std::uint32_t count;
-  std::uint32_t reciprocal;
+  Divisor per_token_divisor;
 
   __device__ explicit SumPieces(const Operation& op)
       : vectors(op.shape.hidden / 8),
         count(num_pieces(op.shape.hidden)),
-        reciprocal(op.movers.pieces_reciprocal) {}
-  __device__ std::uint32_t token_of(std::uint32_t i) const { return multiply_high(i, reciprocal); }
+        per_token_divisor(op.movers.pieces_divisor) {}
+  __device__ std::uint32_t token_of(std::uint32_t i) const { return i / per_token_divisor; }
   __device__ Range range(std::uint32_t piece) const {
     return {piece * kSummedAtOnce, min((piece + 1) * kSummedAtOnce, vectors)};
   }
@@ -92,7 +92,7 @@ class SumTasks {
         board_(board),
         pieces_(op),
         others_(op.shape.num_ranks - 1),
-        others_reciprocal_(op.shape.others_reciprocal),
+        other_ranks_divisor_(op.shape.other_ranks_divisor),
         own_(op.num_tokens * pieces_.count),
         first_(min(own_, op.movers.ctas * op.movers.warps)) {}
 
@@ -118,7 +118,7 @@ class SumTasks {
     task.piece = i - token * pieces_.count;
     if (!is_own) {
       const std::uint32_t other = token;
-      token = multiply_high(other, others_reciprocal_);
+      token = other / other_ranks_divisor_;
       task.owner += 1 + other - token * others_;
       if (task.owner >= op_.shape.num_ranks) task.owner -= op_.shape.num_ranks;
       if (token >= board_.tokens[task.owner]) return task;
@@ -138,7 +138,7 @@ class SumTasks {
   const LandingBoard& board_;
   const SumPieces pieces_;
   const std::uint32_t others_;
-  const std::uint32_t others_reciprocal_;
+  const Divisor other_ranks_divisor_;
   const std::uint32_t own_;
   const std::uint32_t first_;  // own ones
   std::uint32_t of_others_ = 0;
@@ -424,16 +424,6 @@ __device__ __noinline__ inline void run_landing_combine(const Operation& op, std
   if (__syncthreads_or(!good) != 0) return;
   finish<true>(
       op, cta_of(op), deadline_ns, [] { return 0u; }, true);
-}
-
-// One CTA's part of a combine. `op` is the CTA's own copy.
-template <bool kPerExpert>
-__device__ inline void run_combine(const Operation& op, Cta cta, std::uint8_t* memory) {
-  if (kPerExpert && lands(op)) {
-    run_landing_combine(op, memory);
-  } else {
-    run_pulling_combine<kPerExpert>(op, cta, memory);
-  }
 }
 
 }  // namespace epd::kernels::cuda

@@ -1,8 +1,8 @@
 // The parts of a CTA's shared memory: a header, then the stages of the warps that move rows.
 #pragma once
 
-#include "cuda/layout.h"
-#include "cuda/ptx.cuh"
+#include "cuda/common/layout.h"
+#include "cuda/common/ptx.cuh"
 
 namespace epd::kernels::cuda {
 

@@ -1,7 +1,7 @@
 // Sums of a token's weights.
 #pragma once
 
-#include "cuda/ptx.cuh"
+#include "cuda/common/ptx.cuh"
 
 namespace epd::kernels::cuda {
 

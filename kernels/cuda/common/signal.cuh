@@ -1,9 +1,9 @@
 // What CTAs and ranks tell each other: counters, signals, and the end of every wait.
 #pragma once
 
-#include "cuda/ending.h"
-#include "cuda/layout.h"
-#include "cuda/ptx.cuh"
+#include "cuda/common/ending.h"
+#include "cuda/common/layout.h"
+#include "cuda/common/ptx.cuh"
 
 namespace epd::kernels::cuda {
 
@@ -17,16 +17,23 @@ __device__ inline Cta cta_of(const Operation& op) {
   return {blockIdx.x, op.movers.ctas};
 }
 
+// Barriers of a CTA's hardware, by name. Two teams that may wait at the same time have different ones. 0 is
+// that of __syncthreads().
+enum class NamedBarrier : std::uint32_t { kMetadata = 1, kCopy = 2, kAllButSignal = 3 };
+
 // Some of a CTA's warps, the last ones, that do something together.
 struct Team {
   std::uint32_t first_warp;
   std::uint32_t warps;
-  std::uint32_t barrier = 1;  // teams of which one may wait while the other does have different ones
+  NamedBarrier barrier = NamedBarrier::kMetadata;
 
   __device__ std::uint32_t thread() const { return threadIdx.x - first_warp * 32; }
   __device__ std::uint32_t threads() const { return warps * 32; }
   __device__ std::uint32_t warp() const { return warp_of() - first_warp; }
-  __device__ void sync() const { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads()) : "memory"); }
+  __device__ std::uint32_t number() const { return static_cast<std::uint32_t>(barrier); }
+  __device__ void sync() const {
+    asm volatile("bar.sync %0, %1;" ::"r"(number()), "r"(threads()) : "memory");
+  }
   // Whether it is true of all threads; they meet here.
   __device__ bool all(bool mine) const {
     std::uint32_t result;
@@ -36,13 +43,21 @@ struct Team {
         "  bar.red.and.pred q, %3, %2, p;\n"
         "  selp.u32 %0, 1, 0, q; }"
         : "=r"(result)
-        : "r"(static_cast<std::uint32_t>(mine)), "r"(threads()), "r"(barrier)
+        : "r"(static_cast<std::uint32_t>(mine)), "r"(threads()), "r"(number())
         : "memory");
     return result != 0;
   }
 };
 __device__ inline Team whole_cta() {
   return {0, blockDim.x / 32};
+}
+
+// The last warp of every CTA moves nothing; that of CTA 0 is the herald.
+__device__ inline std::uint32_t herald_warp() {
+  return blockDim.x / 32 - 1;
+}
+__device__ inline Team all_but_last() {
+  return {0, herald_warp(), NamedBarrier::kAllButSignal};
 }
 
 // [R] then [E]: what this rank sends, zero between operations.
@@ -78,8 +93,8 @@ __device__ inline void publish_routing(const Operation& op, const OpResult& endi
 // (kernels/README).
 inline constexpr std::uint32_t kManyPauseNs = 300;
 
-// Until there() is true of each lane that waits, of rank `rank`. False: the operation has failed. All lanes of a
-// warp call.
+// Until there() is true of each lane that waits, of rank `rank`. False: the operation has failed. All lanes
+// of a warp call.
 template <std::uint32_t kPauseNs = 0, typename There>
 __device__ inline bool wait_until(const Operation& op, std::uint32_t rank, bool waits,
                                   std::uint64_t deadline_ns, There there) {
@@ -209,9 +224,9 @@ __device__ inline void tell_sent(const Operation& op) {
   if (op.counts.host_sent != nullptr) store_relaxed_system(op.counts.host_sent, op.counts.mark);
 }
 
-// Of a combine: selections, in the rank's own tokens, of ranks that have no rows of the routing, which have gone
-// or come since; into workspace(op).dropped. All threads of a CTA call; the choices are read where a rank has
-// none.
+// Of a combine: selections, in the rank's own tokens, of ranks that have no rows of the routing, which have
+// gone or come since; into workspace(op).dropped. All threads of a CTA call; the choices are read where a
+// rank has none.
 __device__ __noinline__ inline void count_lost(const Operation& op) {
   const std::uint32_t experts = op.shape.num_experts / op.shape.num_ranks;
   const auto lost = [&](std::uint32_t rank) { return op.peers[rank].source.y == nullptr; };
@@ -264,11 +279,6 @@ __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadli
   ending.ran_ns = nanoseconds() - (deadline_ns - op.timeout_ns);
   if (op.routing.head != nullptr) publish_routing(op, ending);
   publish(op, ending);
-}
-
-// Without a division, see reciprocal().
-__device__ inline std::uint32_t multiply_high(std::uint32_t number, std::uint32_t reciprocal) {
-  return reciprocal == 0 ? number : __umulhi(number, reciprocal);
 }
 
 // Over lanes 0 to the caller's.

@@ -2,7 +2,7 @@
 // proto/ordered.h.
 #pragma once
 
-#include "cuda/layout.h"
+#include "cuda/common/layout.h"
 #include "proto/ordered.h"
 
 namespace epd::kernels::cuda {
@@ -18,8 +18,8 @@ struct Workspace {
   std::uint32_t claimed;     // tokens that warps have taken beyond their first
   std::uint64_t bad_choice;  // all ones less the least (place << 32 | value) that was refused; 0 = none
   std::uint64_t failed;      // tag of the operation that failed last
-  std::uint32_t sent;        // CTAs that have sent all, landing.cuh
-  std::uint32_t rows;        // M of the operation, expand.cuh
+  std::uint32_t sent;        // CTAs that have sent all: low-latency path
+  std::uint32_t rows;        // M of the operation: low-latency path
   std::uint64_t ended;       // tag of the operation that ended last, if it ended well
 };
 static_assert(sizeof(Workspace) <= kWorkspaceHead);

@@ -2,7 +2,7 @@
 // receiver works them out from everybody's plans and spreads the row over its experts' rows as it lands.
 #pragma once
 
-#include "cuda/carrier.cuh"
+#include "cuda/low_latency/sender.cuh"
 
 namespace epd::kernels::cuda {
 
@@ -70,14 +70,6 @@ __device__ inline bool dispatch_landing(const Operation& op, const Shared& share
   return true;
 }
 
-// What the record held is overwritten from now on, by each CTA that does behind its next barrier; if the
-// engine dies meanwhile, nobody may take it for a routing.
-__device__ inline void open_routing(const Operation& op) {
-  if (threadIdx.x != 0 || op.routing.head == nullptr) return;
-  *static_cast<volatile std::uint64_t*>(&op.routing.head->handle) = 0;
-  fence_device();
-}
-
 // One CTA's part of a dispatch through landings.
 __device__ __noinline__ inline void run_landing_dispatch(const Operation& given, std::uint8_t* memory) {
   __shared__ LandingBoard the_board;
@@ -112,14 +104,6 @@ __device__ __noinline__ inline void run_landing_dispatch(const Operation& given,
   if (!good) return;
   const auto count_rows = [&op] { return __ldcg(&workspace(op).rows); };
   finish(op, cta_of(op), deadline_ns, count_rows, true);
-}
-
-// One CTA's part of a dispatch. `op` is the CTA's own copy.
-__device__ inline void run_dispatch(const Operation& op, Cta cta, std::uint8_t* memory) {
-  if (lands(op)) return run_landing_dispatch(op, memory);
-  open_routing(op);
-  __syncthreads();
-  run_pushing_dispatch(op, cta, memory);
 }
 
 }  // namespace epd::kernels::cuda

@@ -1,8 +1,8 @@
 // Dispatch through landings: the rows that a CTA sends, and how x comes to it.
 #pragma once
 
-#include "cuda/landing.cuh"
-#include "cuda/shared.cuh"
+#include "cuda/common/shared.cuh"
+#include "cuda/low_latency/inbox.cuh"
 
 namespace epd::kernels::cuda {
 
@@ -63,7 +63,9 @@ class OwnRows {
 #endif
   }
   // Rows that no other follows in their stage are held: this rank takes them from there, without a landing.
-  __device__ std::uint32_t first_held() const { return first_held_of(count()); }
+  __device__ std::uint32_t first_held() const {
+    return first_held_of(count());
+  }
   __device__ bool is_held(std::uint32_t token) const {
     const std::uint32_t row = round_of(token);
     return row >= first_held_of(rows_of(token - row * cta().count));
@@ -71,15 +73,17 @@ class OwnRows {
 
  private:
   __device__ std::uint32_t round_of(std::uint32_t token) const {
-    return cta().count == 1 ? token : multiply_high(token, op_.movers.carriers_reciprocal);
+    return cta().count == 1 ? token : token / op_.movers.senders_divisor;
   }
   // That a CTA sends; one at least.
-  __device__ std::uint32_t rows_of(std::uint32_t cta) const { return round_of(op_.num_tokens - cta - 1) + 1; }
+  __device__ std::uint32_t rows_of(std::uint32_t cta) const {
+    return round_of(op_.num_tokens - cta - 1) + 1;
+  }
   // The first row that is held of a CTA that has so many.
   __device__ std::uint32_t first_held_of(std::uint32_t rows) const {
     if (!op_.shape.format.cast) return rows - min(rows, op_.movers.warps);
     if (rows <= op_.movers.stages) return 0;
-    return multiply_high(rows - 1, op_.movers.stages_reciprocal) * op_.movers.stages;
+    return (rows - 1) / op_.movers.stages_divisor * op_.movers.stages;
   }
 
   const Operation& op_;

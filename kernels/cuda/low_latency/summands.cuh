@@ -1,7 +1,11 @@
 // Rows, or pieces of them, added up by one warp, through registers.
 #pragma once
 
-#include "cuda/combine.cuh"
+#include "cuda/common/layout.h"
+#include "cuda/common/ptx.cuh"
+#include "cuda/common/signal.cuh"
+#include "cuda/common/sums.cuh"
+#include "cuda/common/weights.cuh"
 
 namespace epd::kernels::cuda {
 

@@ -2,7 +2,7 @@
 // token, before it is spread over experts' rows (dispatch), or after they have been summed (combine).
 #pragma once
 
-#include "cuda/signal.cuh"
+#include "cuda/common/signal.cuh"
 
 namespace epd::kernels::cuda {
 
@@ -67,7 +67,7 @@ __device__ inline ToldWord* plan_words(const Operation& op, std::uint32_t rank, 
 }
 // Whose experts the word `place` beyond counts_of(0) is about.
 __device__ inline std::uint32_t rank_of_count(const Operation& op, std::uint32_t place) {
-  return multiply_high(place, op.shape.counts_reciprocal);
+  return place / op.shape.count_words_divisor;
 }
 // Combine: a word for each choice of a token.
 __device__ inline ToldWord* asked_words(const Operation& op, std::uint32_t at, std::uint32_t source,
@@ -115,14 +115,6 @@ __device__ inline bool asks_before_landing(const Operation& op) {
 __device__ inline void clear_board(LandingBoard& board) {
   constexpr std::uint32_t kWords = sizeof(LandingBoard) / 4;
   if (threadIdx.x < kWords) reinterpret_cast<std::uint32_t*>(&board)[threadIdx.x] = 0;
-}
-
-// The last warp of every CTA moves nothing; that of CTA 0 is the herald.
-__device__ inline std::uint32_t herald_warp() {
-  return blockDim.x / 32 - 1;
-}
-__device__ inline Team all_but_last() {
-  return {0, herald_warp(), 3};
 }
 
 // The next of what the CTA's warps take as they get free; neighbours lie on different SMs. A warp calls.
@@ -196,8 +188,9 @@ __device__ inline void count_sent(LandingBoard& board) {
   count_shared(&board.sent);
 }
 
-// The last warp of each CTA, which has no stores under way for which its counting would wait: when `warps` have
-// sent all, it counts the CTA, and the last of all tells the other ranks. False: the operation has failed.
+// The last warp of each CTA, which has no stores under way for which its counting would wait: when `warps`
+// have sent all, it counts the CTA, and the last of all tells the other ranks. False: the operation has
+// failed.
 __device__ inline bool tell_others(const Operation& op, Cta cta, LandingBoard& board, std::uint32_t warps) {
   const volatile std::uint32_t& sent = board.sent;
 #pragma unroll 1
@@ -217,8 +210,8 @@ __device__ inline bool tell_others(const Operation& op, Cta cta, LandingBoard& b
   return true;
 }
 
-// The herald announces, compares announcements, tells the others when `warps` of its CTA have sent all, and ends
-// when they have sent this rank all. False: the operation has failed.
+// The herald announces, compares announcements, tells the others when `warps` of its CTA have sent all, and
+// ends when they have sent this rank all. False: the operation has failed.
 __device__ inline bool herald(const Operation& op, Cta cta, LandingBoard& board, std::uint32_t warps,
                               std::uint64_t deadline_ns) {
   const Peer& own = op.peers[op.rank];

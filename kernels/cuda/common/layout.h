@@ -1,8 +1,8 @@
 // What configure() and the kernels must agree on: how memory is divided. Compiled by both compilers.
 #pragma once
 
-#include "cuda/range.h"
-#include "kernels/cuda.h"
+#include "cuda/common/range.h"
+#include "kernels/cuda_operation.h"
 #include "kernels/host_device.h"
 
 #include <cstdint>
@@ -10,12 +10,6 @@
 namespace epd::kernels::cuda {
 
 inline constexpr std::uint32_t kWorkspaceHead = 64;  // bytes; counts follow
-
-// Of what numbers below 2^32 / by are divided by: n / by is the upper half of n times it. 0: by is 1. By the
-// host: on a device the division that this takes is longer than what it saves.
-constexpr std::uint32_t reciprocal(std::uint32_t by) {
-  return by <= 1 ? 0 : ~0u / by + 1;
-}
 
 // What combine knows of the rows in a stage.
 struct StageHeader {

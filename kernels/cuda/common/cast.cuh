@@ -1,8 +1,9 @@
 // The FP8 block cast of one row, from shared memory into shared memory, by one warp.
 #pragma once
 
-#include "cuda/layout.h"
-#include "cuda/ptx.cuh"
+#include "cuda/common/bf16.cuh"
+#include "cuda/common/layout.h"
+#include "cuda/common/ptx.cuh"
 #include "kernels/operations.h"
 
 #include <cuda_bf16.h>
@@ -38,13 +39,6 @@ __device__ inline std::uint32_t to_e4m3x2(float low, float high) {
   };
   return code(low) | code(high) << 8;
 #endif
-}
-
-__device__ inline float low_float(std::uint32_t pair) {
-  return __uint_as_float(pair << 16);
-}
-__device__ inline float high_float(std::uint32_t pair) {
-  return __uint_as_float(pair & 0xffff0000u);
 }
 
 // The larger magnitudes of two pairs; a NaN loses against anything else.

@@ -2,7 +2,7 @@
 // proto/ordered.h.
 #pragma once
 
-#include "cuda/commands.h"
+#include "cuda/resident/calls.h"
 
 #include <cstring>
 

@@ -1,8 +1,8 @@
 // Rows as they travel through landings: what comes with them, and how they are sent.
 #pragma once
 
-#include "cuda/landing.cuh"
-#include "cuda/routing.cuh"
+#include "cuda/common/routing.cuh"
+#include "cuda/low_latency/inbox.cuh"
 
 namespace epd::kernels::cuda {
 

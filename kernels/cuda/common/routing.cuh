@@ -2,8 +2,8 @@
 // this CTA sends to the same target. A target is a rank (compact) or an expert (packed, expert).
 #pragma once
 
-#include "cuda/shared.cuh"
-#include "cuda/signal.cuh"
+#include "cuda/common/shared.cuh"
+#include "cuda/common/signal.cuh"
 
 namespace epd::kernels::cuda {
 
@@ -43,7 +43,7 @@ struct ChoiceLanes {
 };
 
 __device__ inline std::uint32_t rank_of_expert(const Shape& shape, std::uint32_t expert) {
-  return multiply_high(expert, shape.rank_reciprocal);
+  return expert / shape.experts_per_rank_divisor;
 }
 
 // The value at `place`, read once from memory that the client may be changing.
@@ -315,6 +315,14 @@ __device__ inline void sum_lower_ctas(const Operation& op, Cta cta, const Shared
     EPD_BELOW(target, base_words(op));
     shared.base[target] = sum;
   }
+}
+
+// What the record held is overwritten from now on, by each CTA that does behind its next barrier; if the
+// engine dies meanwhile, nobody may take it for a routing.
+__device__ inline void open_routing(const Operation& op) {
+  if (threadIdx.x != 0 || op.routing.head == nullptr) return;
+  *static_cast<volatile std::uint64_t*>(&op.routing.head->handle) = 0;
+  fence_device();
 }
 
 }  // namespace epd::kernels::cuda

@@ -2,8 +2,8 @@
 // gets, and the number of each among them.
 #pragma once
 
-#include "cuda/landing.cuh"
-#include "cuda/routing.cuh"
+#include "cuda/common/routing.cuh"
+#include "cuda/low_latency/inbox.cuh"
 
 namespace epd::kernels::cuda {
 
@@ -50,8 +50,7 @@ struct IndexSource {
 // not sent ends the operation at the deadline, in this rank's name, as if the rank had not called.
 class OwnChoices {
  public:
-  __device__ OwnChoices(const Operation& op, const Shared& shared)
-      : op_(op), sets_(shared.bits) {}
+  __device__ OwnChoices(const Operation& op, const Shared& shared) : op_(op), sets_(shared.bits) {}
 
   // A team; a barrier follows.
   __device__ void clear(const Team& team) const {
@@ -76,8 +75,7 @@ class OwnChoices {
     RawIndex raw[kTaken];
     const auto load = [&](std::uint32_t first) {
 #pragma unroll
-      for (std::uint32_t j = 0; j < kTaken; ++j)
-        raw[j] = how.source.load(first + j * team.threads(), count);
+      for (std::uint32_t j = 0; j < kTaken; ++j) raw[j] = how.source.load(first + j * team.threads(), count);
     };
     load(team.thread());
     meanwhile();
@@ -89,7 +87,7 @@ class OwnChoices {
         const std::int64_t value = how.source.value(raw[j]);
         const bool counts = how.counts(value);
         const std::uint32_t expert = static_cast<std::uint32_t>(value);
-        const std::uint32_t token = multiply_high(place, how.topk_reciprocal);
+        const std::uint32_t token = place / how.topk_divisor;
         std::uint32_t* const words = sets_ + token / 32;
         const std::uint32_t bit = 1u << token % 32;
         if (counts) EPD_BELOW(token / 32, how.set_words);
@@ -165,20 +163,18 @@ class OwnChoices {
   struct Taking {
     IndexSource source;
     std::uint32_t experts;
-    std::uint32_t rank_reciprocal;
-    std::uint32_t topk_reciprocal;
+    Divisor experts_per_rank_divisor;
+    Divisor topk_divisor;
     std::uint32_t set_words;
     std::uint32_t there;  // set of ranks
     __device__ explicit Taking(const Operation& op)
         : source(op),
           experts(op.shape.num_experts),
-          rank_reciprocal(op.shape.rank_reciprocal),
-          topk_reciprocal(op.shape.topk_reciprocal),
+          experts_per_rank_divisor(op.shape.experts_per_rank_divisor),
+          topk_divisor(op.shape.topk_divisor),
           set_words(op.movers.set_words),
           there(ranks_there(op)) {}
-    __device__ std::uint32_t rank(std::uint32_t expert) const {
-      return multiply_high(expert, rank_reciprocal);
-    }
+    __device__ std::uint32_t rank(std::uint32_t expert) const { return expert / experts_per_rank_divisor; }
     __device__ bool counts(std::int64_t value) const {
       return static_cast<std::uint64_t>(value) < experts &&
              ((there >> rank(static_cast<std::uint32_t>(value)) % 32) & 1) != 0;

@@ -3,7 +3,7 @@
 // proto/ordered.h.
 #pragma once
 
-#include "cuda/ending.h"
+#include "cuda/common/ending.h"
 #include "kernels/calls.h"
 
 namespace epd::kernels::cuda {

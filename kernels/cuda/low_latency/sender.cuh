@@ -1,11 +1,13 @@
 // Dispatch through landings: a warp that moves rows.
 #pragma once
 
-#include "cuda/dispatch.cuh"
-#include "cuda/landed_plans.cuh"
-#include "cuda/landed_row.cuh"
-#include "cuda/own_choices.cuh"
-#include "cuda/own_rows.cuh"
+#include "cuda/common/cast.cuh"
+#include "cuda/common/received.cuh"
+#include "cuda/common/weights.cuh"
+#include "cuda/low_latency/inbox_row.cuh"
+#include "cuda/low_latency/own_rows.cuh"
+#include "cuda/low_latency/plans.cuh"
+#include "cuda/low_latency/selections.cuh"
 
 namespace epd::kernels::cuda {
 
@@ -66,7 +68,7 @@ class Carrier {
     for (std::uint32_t s = 0; s < ranks; ++s) most = max(most, board_.tokens[s]);
 #pragma unroll 1
     for (std::uint32_t i = claim(cta, board_.claimed); i < most * ranks; i = claim(cta, board_.claimed)) {
-      const std::uint32_t token = multiply_high(i, op_.shape.ranks_reciprocal);
+      const std::uint32_t token = i / op_.shape.num_ranks_divisor;
       std::uint32_t source = i - token * ranks + op_.rank;
       if (source >= ranks) source -= ranks;
       if (!plans.comes(source, token) || (source == op_.rank && rows_.is_held(token))) continue;
@@ -85,9 +87,15 @@ class Carrier {
 
  private:
   // ---- tokens of this rank
-  __device__ std::uint32_t token_of(std::uint32_t row) const { return rows_.token_of(row); }
-  __device__ std::uint8_t* stage(std::uint32_t number) const { return rows_.stage(number); }
-  __device__ std::uint32_t round_rows(std::uint32_t first) const { return rows_.round_rows(first); }
+  __device__ std::uint32_t token_of(std::uint32_t row) const {
+    return rows_.token_of(row);
+  }
+  __device__ std::uint8_t* stage(std::uint32_t number) const {
+    return rows_.stage(number);
+  }
+  __device__ std::uint32_t round_rows(std::uint32_t first) const {
+    return rows_.round_rows(first);
+  }
   // What lands goes to the warp's own; and so does a row that is copied.
   __device__ std::uint8_t* own_stage() const {
     if (!format_.cast) return stage(warp_of());
@@ -123,7 +131,9 @@ class Carrier {
     return expert;
   }
 
-  __device__ Team movers() const { return {0, op_.movers.warps, 2}; }
+  __device__ Team movers() const {
+    return {0, op_.movers.warps, NamedBarrier::kCopy};
+  }
   __device__ void begin_next_round(std::uint32_t first) {
     sent_.release(op_);  // all rows of the round before have left
     fence_async();
@@ -141,7 +151,7 @@ class Carrier {
     parity_ ^= 1;
 #pragma unroll 1
     while (next < all) {
-      const std::uint32_t place = multiply_high(next, op_.movers.steps_reciprocal);
+      const std::uint32_t place = next / op_.movers.row_steps_divisor;
       const std::uint32_t step = next - place * op_.movers.row_steps;
       EPD_BELOW(place, round_rows(first));
       EPD_BELOW(step, op_.movers.row_steps);
