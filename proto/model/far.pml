@@ -1,9 +1,10 @@
 /* Operations between two nodes of two ranks: what gateways pass on, windows and credits, done, and a break.
- * Messages arrive in any order, each once. Nodes of a rank: NODE; its gateway at the other node: GATEWAY. One
- * engine serves a node, but each pair of rank and gateway acts for itself, as the operations do.
+ * No code does that yet; the rules are those that engines of several nodes are to follow. Messages arrive in any
+ * order, each once. GATEWAY(s) is the rank of the other node that does there what s would do.
  *
  * The operations are a dispatch and then a combine (-DDISPATCHES: two dispatches). A rank has up to DEPTH in
- * flight. Clients of ranks 0 and 1 submit at once, those of 2 and 3 when the operation before has ended.
+ * flight. Clients of ranks 0 and 1 submit at once, those of 2 and 3 (-DPATIENT: all) when the
+ * operation before has ended.
  *
  * dispatch  announced to near ranks by stores, to the gateway by a message, which stores it for all its near
  *           ranks. Who has seen all sends rows in batches, then how many (done). A gateway that has seen all
@@ -15,9 +16,30 @@
  * last; a block announced in while its last announcement is still read; more credits than a window has; a
  * store for an operation of another epoch, or in a node that has said that it is broken.
  *
+ * -DBREAKS=1: the group breaks once, at any time. Each node drops what it has of the epoch and says that it is
+ * broken; then both are told the next epoch and the first operation to do again. A node begins when it has the
+ * other's hello of that epoch. -DPER_NODE=1: one rank a node. -DSMALL: one batch an operation.
+ *
  * -DMUTANT_... breaks one rule each; check.sh lists them.
  */
-#define RANKS 4
+#ifdef MUTANT_SUMS_AS_ASKS_COME
+#define WINDOW 2
+#endif
+#ifdef MUTANT_DONE_BEFORE_READY
+#define DISPATCHES
+#define DEPTH 1
+#endif
+#if defined(MUTANT_HELLO_SKIPPED) || defined(MUTANT_HELLO_NOT_ANSWERED) || defined(MUTANT_NO_EPOCH_CHECK) || \
+    defined(MUTANT_OLD_CREDITS) || defined(MUTANT_HELD_KEPT)
+#define BREAKS 1
+#define PER_NODE 1
+#define SMALL
+#endif
+
+#ifndef PER_NODE
+#define PER_NODE 2
+#endif
+#define RANKS (2 * PER_NODE)
 #define OPS 2
 #ifndef DEPTH
 #define DEPTH 2
@@ -30,11 +52,19 @@
 #endif
 #define EPOCHS (BREAKS + 1)
 
-#define NODE(r) ((r) / 2)
-#define GATEWAY(s) (((s) + 2) % 4)
-#define NEAR(node) (3 << (2 * (node)))
-#define ALL 15
+#ifdef PATIENT
+#define EAGER(s) false
+#else
+#define EAGER(s) ((s) < PER_NODE)
+#endif
+
+#define NODE(r) ((r) / PER_NODE)
+#define GATEWAY(s) (((s) + PER_NODE) % RANKS)
 #define BIT(i) (1 << (i))
+#define NEAR(node) ((BIT(PER_NODE) - 1) << (PER_NODE * (node)))
+#define ALL (BIT(RANKS) - 1)
+#define FIRST(node) (PER_NODE * (node))
+#define LAST(node) (FIRST(node) + PER_NODE - 1)
 #define AT(r, op) ((r) * OPS + (op))
 #define IN(e, r, op) ((e) * RANKS * OPS + AT(r, op))
 
@@ -43,8 +73,12 @@
 #else
 #define IS_DISPATCH(op) ((op) == 0)
 #endif
-/* Batches of a dispatch, asks of a combine, one for a token. Ranks 1 and 3 have neither. */
-#define NEED(s, op) ((s) % 2 == 1 -> 0 : ((s) == 2 && !IS_DISPATCH(op) -> 1 : 2))
+/* Batches of a dispatch, asks of a combine, one for a token. The second rank of a node has neither. */
+#ifdef SMALL
+#define NEED(s, op) ((s) != FIRST(NODE(s)) -> 0 : 1)
+#else
+#define NEED(s, op) ((s) != FIRST(NODE(s)) -> 0 : ((s) != 0 && !IS_DISPATCH(op) -> 1 : 2))
+#endif
 
 byte epoch[2];
 bit broken[2];          /* from the answer to the break until the resume */
@@ -64,7 +98,8 @@ byte all_sent[RANKS];                        /* ops of which done has come */
 byte announces[EPOCHS * RANKS], dones[EPOCHS * RANKS];         /* sets of ops */
 byte batches[EPOCHS * RANKS * OPS], sums[EPOCHS * RANKS * OPS]; /* sets of numbers */
 byte credits_back[EPOCHS * RANKS], sum_credits_back[EPOCHS * RANKS];
-bit hellos[EPOCHS * 2], answers[EPOCHS * 2]; /* to a node */
+bit said[2];                        /* the node's hello is on its way, or has come */
+bit hellos[2], answers[2];          /* to a node; of epoch 1 */
 bit told_broken[2], told_resume[2];          /* by the coordinator */
 byte resume_op;
 
@@ -91,8 +126,8 @@ inline announce_in(e, s, op, d) {
 
 inline arrive_in(e, s, op, node) {
   STORES(e, node);
-  arrived[AT(2 * (node), op)] = arrived[AT(2 * (node), op)] | BIT(s);
-  arrived[AT(2 * (node) + 1, op)] = arrived[AT(2 * (node) + 1, op)] | BIT(s)
+  arrived[AT(FIRST(node), op)] = arrived[AT(FIRST(node), op)] | BIT(s);
+  arrived[AT(LAST(node), op)] = arrived[AT(LAST(node), op)] | BIT(s)
 }
 
 /* Whether the rank's operations before this one have taken all credits that they need. */
@@ -112,9 +147,9 @@ inline arrive_in(e, s, op, node) {
 /* planning: the block of the operation DEPTH before is free when that has ended */
 inline announce(s, op) {
   if
-  :: SERVES(NODE(s)) && announced[s] == op && PREFIX(s) + DEPTH > op && (s < 2 || PREFIX(s) == op) ->
-     announce_in(epoch[NODE(s)], s, op, 2 * NODE(s));
-     announce_in(epoch[NODE(s)], s, op, 2 * NODE(s) + 1);
+  :: SERVES(NODE(s)) && announced[s] == op && PREFIX(s) + DEPTH > op && (EAGER(s) || PREFIX(s) == op) ->
+     announce_in(epoch[NODE(s)], s, op, FIRST(NODE(s)));
+     announce_in(epoch[NODE(s)], s, op, LAST(NODE(s)));
      announces[epoch[NODE(s)] * RANKS + s] = announces[epoch[NODE(s)] * RANKS + s] | BIT(op);
      announced[s] = op + 1
   fi
@@ -158,10 +193,12 @@ inline follow() {
   FOLLOWING(0, 1)
   FOLLOWING(1, 0)
   FOLLOWING(1, 1)
+#if PER_NODE == 2
   FOLLOWING(2, 0)
   FOLLOWING(2, 1)
   FOLLOWING(3, 0)
   FOLLOWING(3, 1)
+#endif
   :: else -> break
   od
 }
@@ -218,7 +255,7 @@ inline take_announcement(e, s, op) {
      if
      :: CURRENT(e, NODE(GATEWAY(s))) ->
 #ifndef MUTANT_OWN_BLOCK_ONLY
-        announce_in(e, s, op, 2 * NODE(GATEWAY(s)) + 1 - GATEWAY(s) % 2);
+        announce_in(e, s, op, FIRST(NODE(GATEWAY(s))) + LAST(NODE(GATEWAY(s))) - GATEWAY(s));
 #endif
         announce_in(e, s, op, GATEWAY(s))
      :: else
@@ -387,6 +424,22 @@ inline resume_rank(r) {
   fi
 }
 
+/* Of epoch 0, to rank r, whose node has left it: they would be dropped one by one, whenever they come. */
+inline drop_old(r) {
+#ifndef MUTANT_OLD_CREDITS
+  credits_back[r] = 0;
+#endif
+#ifndef MUTANT_NO_EPOCH_CHECK
+  announces[GATEWAY(r)] = 0;
+  dones[GATEWAY(r)] = 0;
+  batches[IN(0, GATEWAY(r), 0)] = 0;
+  batches[IN(0, GATEWAY(r), 1)] = 0;
+  sums[IN(0, r, 0)] = 0;
+  sums[IN(0, r, 1)] = 0;
+#endif
+  sum_credits_back[GATEWAY(r)] = 0
+}
+
 proctype Node(byte n) {
   do
   :: atomic {
@@ -394,41 +447,44 @@ proctype Node(byte n) {
        told_broken[n] = 0;
        broken[n] = 1;
        heard[n] = 0;
-       forget_rank(2 * n);
-       forget_rank(2 * n + 1)
+       forget_rank(FIRST(n));
+       drop_old(FIRST(n));
+#if PER_NODE == 2
+       forget_rank(LAST(n));
+       drop_old(LAST(n));
+#endif
+       skip
      }
   :: atomic {
        told_resume[n] ->
        told_resume[n] = 0;
        epoch[n]++;
        broken[n] = 0;
-       resume_rank(2 * n);
-       resume_rank(2 * n + 1);
+       resume_rank(FIRST(n));
+       drop_old(FIRST(n)); /* what came since */
+#if PER_NODE == 2
+       resume_rank(LAST(n));
+       drop_old(LAST(n));
+#endif
 #ifdef MUTANT_HELLO_SKIPPED
        heard[n] = 1
 #endif
      }
-  :: atomic { !broken[n] && !heard[n] && !hellos[epoch[n] * 2 + 1 - n] -> hellos[epoch[n] * 2 + 1 - n] = 1 }
+  /* again after a while: here when the other node has dropped it */
+  :: atomic { !broken[n] && !heard[n] && !said[n] -> said[n] = 1; hellos[1 - n] = 1 }
   :: atomic {
-       hellos[2 + n] ->
-       hellos[2 + n] = 0;
+       hellos[n] ->
+       hellos[n] = 0;
        if
        :: CURRENT(1, n) ->
           heard[n] = 1;
 #ifndef MUTANT_HELLO_NOT_ANSWERED
-          answers[2 + 1 - n] = 1
+          answers[1 - n] = 1
 #endif
-       :: else
+       :: else -> said[1 - n] = 0
        fi
      }
-  :: atomic {
-       answers[2 + n] ->
-       answers[2 + n] = 0;
-       if
-       :: CURRENT(1, n) -> heard[n] = 1
-       :: else
-       fi
-     }
+  :: atomic { answers[n] -> answers[n] = 0; heard[n] = 1 }
   od
 }
 
@@ -440,27 +496,37 @@ proctype Coordinator() {
     broken[0] && broken[1] ->
     resume_op = PREFIX(0);
     resume_op = LEAST(resume_op, PREFIX(1));
+#if PER_NODE == 2
     resume_op = LEAST(resume_op, PREFIX(2));
     resume_op = LEAST(resume_op, PREFIX(3));
+#endif
     told_resume[0] = 1;
     told_resume[1] = 1
   }
 }
 #endif
 
+#define AT_END(r) (ended[r] == 3 && credits[r] == WINDOW && sum_credits[r] == 1)
+
 active proctype Rest() {
   timeout -> /* nobody can move: everything has ended, every credit is back */
-  assert(ended[0] == 3 && ended[1] == 3 && ended[2] == 3 && ended[3] == 3);
-  assert(credits[0] == WINDOW && credits[1] == WINDOW && credits[2] == WINDOW && credits[3] == WINDOW);
-  assert(sum_credits[0] == 1 && sum_credits[1] == 1 && sum_credits[2] == 1 && sum_credits[3] == 1)
+  assert(AT_END(0) && AT_END(1));
+#if PER_NODE == 2
+  assert(AT_END(2) && AT_END(3))
+#endif
 }
 
 init {
   atomic {
     heard[0] = 1; heard[1] = 1;
-    credits[0] = WINDOW; credits[1] = WINDOW; credits[2] = WINDOW; credits[3] = WINDOW;
-    sum_credits[0] = 1; sum_credits[1] = 1; sum_credits[2] = 1; sum_credits[3] = 1;
-    run Rank(0); run Rank(1); run Rank(2); run Rank(3);
+    credits[0] = WINDOW; credits[1] = WINDOW;
+    sum_credits[0] = 1; sum_credits[1] = 1;
+    run Rank(0); run Rank(1);
+#if PER_NODE == 2
+    credits[2] = WINDOW; credits[3] = WINDOW;
+    sum_credits[2] = 1; sum_credits[3] = 1;
+    run Rank(2); run Rank(3);
+#endif
 #if BREAKS > 0
     run Node(0); run Node(1); run Coordinator()
 #endif
