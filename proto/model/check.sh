@@ -7,7 +7,7 @@ usage() {
 Usage: proto/model/check.sh [--help] [--full] [ring | session | peers | commands | far]...
 
 Explores every state of each model (default: all five), then of its mutants, each with one rule of the protocol
-broken: the model must pass, every mutant must fail in an assertion. Takes about 20 s on one core.
+broken: the model must pass, every mutant must fail in an assertion. Takes about 40 s on one core.
 
   --full   larger bounds as well: some minutes, 4 GiB of memory
 
