@@ -18,7 +18,7 @@
  *
  * -DBREAKS=1: the group breaks once, at any time. Each node drops what it has of the epoch and says that it is
  * broken; then both are told the next epoch and the first operation to do again. A node begins when it has the
- * other's hello of that epoch. -DPER_NODE=1: one rank a node. -DSMALL: one batch an operation.
+ * other's greeting of that epoch. -DPER_NODE=1: one rank a node. -DSMALL: one batch an operation.
  *
  * -DMUTANT_... breaks one rule each; check.sh lists them.
  */
@@ -29,7 +29,7 @@
 #define DISPATCHES
 #define DEPTH 1
 #endif
-#if defined(MUTANT_HELLO_SKIPPED) || defined(MUTANT_HELLO_NOT_ANSWERED) || defined(MUTANT_NO_EPOCH_CHECK) || \
+#if defined(MUTANT_GREETING_SKIPPED) || defined(MUTANT_GREETING_NOT_ANSWERED) || defined(MUTANT_NO_EPOCH_CHECK) || \
     defined(MUTANT_OLD_CREDITS) || defined(MUTANT_HELD_KEPT)
 #define BREAKS 1
 #define PER_NODE 1
@@ -82,7 +82,7 @@
 
 byte epoch[2];
 bit broken[2];          /* from the answer to the break until the resume */
-bit heard[2];           /* the other node's hello of this epoch */
+bit heard[2];           /* the other node's greeting of this epoch */
 byte announced[RANKS];  /* operations below: by the client's order */
 byte ended[RANKS];      /* a set of operations */
 byte placed[RANKS];     /* likewise: all were ready, and the block has been read */
@@ -98,8 +98,8 @@ byte all_sent[RANKS];                        /* ops of which done has come */
 byte announces[EPOCHS * RANKS], dones[EPOCHS * RANKS];         /* sets of ops */
 byte batches[EPOCHS * RANKS * OPS], sums[EPOCHS * RANKS * OPS]; /* sets of numbers */
 byte credits_back[EPOCHS * RANKS], sum_credits_back[EPOCHS * RANKS];
-bit said[2];                        /* the node's hello is on its way, or has come */
-bit hellos[2], answers[2];          /* to a node; of epoch 1 */
+bit said[2];                        /* the node's greeting is on its way, or has come */
+bit greetings[2], answers[2];          /* to a node; of epoch 1 */
 bit told_broken[2], told_resume[2];          /* by the coordinator */
 byte resume_op;
 
@@ -466,19 +466,19 @@ proctype Node(byte n) {
        resume_rank(LAST(n));
        drop_old(LAST(n));
 #endif
-#ifdef MUTANT_HELLO_SKIPPED
+#ifdef MUTANT_GREETING_SKIPPED
        heard[n] = 1
 #endif
      }
   /* again after a while: here when the other node has dropped it */
-  :: atomic { !broken[n] && !heard[n] && !said[n] -> said[n] = 1; hellos[1 - n] = 1 }
+  :: atomic { !broken[n] && !heard[n] && !said[n] -> said[n] = 1; greetings[1 - n] = 1 }
   :: atomic {
-       hellos[n] ->
-       hellos[n] = 0;
+       greetings[n] ->
+       greetings[n] = 0;
        if
        :: CURRENT(1, n) ->
           heard[n] = 1;
-#ifndef MUTANT_HELLO_NOT_ANSWERED
+#ifndef MUTANT_GREETING_NOT_ANSWERED
           answers[1 - n] = 1
 #endif
        :: else -> said[1 - n] = 0
