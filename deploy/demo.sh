@@ -13,6 +13,7 @@ later ones take less than a minute.
 
 Other options go to epd-moe-demo, for example:
   deploy/demo.sh --text README.md --layers 8 --steps 5
+  deploy/demo.sh --sum-ranks 2      # two sum domains of two ranks: another checksum than with 4 (or 0)
   deploy/demo.sh --dump-routing routing.jsonl
 
 Exit status: 0 if every result was bit-exact and the daemon stopped cleanly.

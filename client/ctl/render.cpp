@@ -144,6 +144,7 @@ std::string render(const v1::ListGroupsResponse& groups, bool members) {
                {"NAME"},
                {"STATE"},
                {"RANKS", kRight},
+               {"SUM RANKS", kRight},
                {"EXPERTS", kRight},
                {"TOKENS", kRight},
                {"HIDDEN", kRight},
@@ -160,10 +161,10 @@ std::string render(const v1::ListGroupsResponse& groups, bool members) {
   for (const v1::Group& group : groups.groups()) {
     const v1::GroupShape& shape = group.shape();
     table.add({number(group.group_id()), group.name(), word(group.state()), number(shape.num_ranks()),
-               number(shape.num_experts()), number(shape.max_tokens()), number(shape.hidden()),
-               number(shape.topk()), number(shape.depth()), word(shape.payload()), word(shape.index_type()),
-               group.sms() == 0 ? "all" : number(group.sms()), std::to_string(group.priority()),
-               number(group.epoch()), format_ms(group.age_ms())});
+               number(shape.sum_ranks()), number(shape.num_experts()), number(shape.max_tokens()),
+               number(shape.hidden()), number(shape.topk()), number(shape.depth()), word(shape.payload()),
+               word(shape.index_type()), group.sms() == 0 ? "all" : number(group.sms()),
+               std::to_string(group.priority()), number(group.epoch()), format_ms(group.age_ms())});
     const std::string name = "group " + number(group.group_id()) + " (" + printable(group.name()) + "): ";
     if (group.missing_ranks_size() != 0) {
       notes += name + "waits for " + plural(static_cast<std::uint64_t>(group.missing_ranks_size()), "rank") +

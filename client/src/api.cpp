@@ -297,6 +297,16 @@ int epd_group_active(const epd_group_t* group, uint32_t rank) {
   return active;
 }
 
+uint32_t epd_group_sum_ranks(const epd_group_t* group) {
+  uint32_t sum_ranks = 0;
+  guarded([&]() -> Status {
+    EPD_OPEN(Group, g, group);
+    sum_ranks = g->sum_ranks;
+    return {};
+  });
+  return sum_ranks;
+}
+
 epd_status_t epd_group_buffers(const epd_group_t* group, uint32_t slot, epd_buffers_t* buffers) {
   return guarded([&]() -> Status {
     EPD_OPEN(Group, g, group);

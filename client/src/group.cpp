@@ -60,6 +60,7 @@ abi::GroupShape make_shape(const epd_group_config_t& c) {
   s.num_biases = c.num_biases;
   s.num_handles = c.num_handles;
   s.max_recv_rows = c.max_recv_rows;
+  s.sum_ranks = c.sum_ranks;
   return s;
 }
 

@@ -132,6 +132,7 @@ struct Group {
   Handle<Group>* given = nullptr;  // what the caller holds
   std::uint32_t member = 0;
   std::uint32_t rank = 0;
+  std::uint32_t sum_ranks = 0;           // as the daemon has chosen where the shape says 0
   std::uint32_t default_timeout_ms = 0;  // of operations that give none
   std::uint64_t first_index = 0;         // the operation with which this rank came; 0 unless it has rejoined
   Mapping user;                          // on host devices, else

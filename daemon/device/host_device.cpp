@@ -24,12 +24,13 @@ class HostArena final : public Arena {
 class HostLane final : public Lane {
  public:
   HostLane(HostSms& sms, const LaneShape& shape)
-      : sms_(sms), plans_(shape.kept_plans), priority_(shape.priority) {}
+      : sms_(sms), plans_(shape.kept_plans), sum_ranks_(shape.sum_ranks), priority_(shape.priority) {}
 
   std::unique_ptr<Flight> launch(const LaunchRequest& request) override {
     return std::make_unique<HostOperation>(
         request.kind, *request.op,
-        HostOperation::Needs{*request.peers, plans_, request.record, {&sms_, request.sms, priority_}});
+        HostOperation::Needs{
+            *request.peers, plans_, request.record, {&sms_, request.sms, priority_}, sum_ranks_});
   }
   void release(const kernels::cuda::Signal& /*signal*/, std::uint64_t /*ticket*/) override {}
   void set_priority(std::int32_t priority) override { priority_ = priority; }
@@ -42,6 +43,7 @@ class HostLane final : public Lane {
  private:
   HostSms& sms_;
   HostPlans plans_;
+  const std::uint32_t sum_ranks_;
   std::int32_t priority_;
 };
 

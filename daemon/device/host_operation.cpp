@@ -47,6 +47,7 @@ HostOperation::HostOperation(Kind kind, const Operation& op, const Needs& needs)
       plans_(needs.plans),
       record_(needs.record),
       share_(needs.share),
+      sum_ranks_(needs.sum_ranks),
       ranks_(op.shape.num_ranks),
       experts_(op.shape.num_experts / op.shape.num_ranks),
       own_(needs.peers.peer(op.rank)) {
@@ -403,6 +404,8 @@ void HostOperation::start_combine() {
   args.hidden = op_.shape.hidden;
   args.topk = op_.shape.topk;
   args.experts_per_rank = experts_;
+  args.rank = op_.rank;
+  args.sum_ranks = sum_ranks_;
   works_.push_back(RowWork::combine(args, share_));
 }
 

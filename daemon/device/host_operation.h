@@ -33,6 +33,7 @@ class HostOperation final : public Flight {
     HostPlans& plans;
     std::uint32_t record = 0;  // of the plan
     Share share;
+    std::uint32_t sum_ranks = 0;  // ranks of a sum domain; 0: all
   };
   // A dispatch or a combine.
   HostOperation(kernels::cuda::Kind kind, const kernels::cuda::Operation& op, const Needs& needs);
@@ -112,6 +113,7 @@ class HostOperation final : public Flight {
   HostPlans& plans_;
   const std::uint32_t record_;
   const Share share_;
+  const std::uint32_t sum_ranks_;
   const std::uint32_t ranks_;
   const std::uint32_t experts_;  // of one rank
   const kernels::cuda::Peer own_;

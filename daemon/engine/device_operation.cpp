@@ -48,6 +48,7 @@ LaneShape lane_shape(const abi::GroupShape& shape, std::int32_t priority) {
   lane.landing = kernels::cuda::landing_of(shape);
   lane.block_bytes = abi::ExchangeArenaLayout(shape).block_bytes;
   lane.kept_plans = abi::kept_routes(shape);
+  lane.sum_ranks = shape.sum_ranks;
   return lane;
 }
 

@@ -48,10 +48,17 @@ Status check_join(const abi::Join& join, std::size_t num_memories) {
 }
 
 Status check_device(abi::DeviceKind kind, const abi::GroupShape& shape) {
-  if (kind != abi::DeviceKind::kCuda || shape.num_ranks <= kMaxCudaRanks) return {};
-  return {StatusCode::kUnsupported, "num_ranks is " + std::to_string(shape.num_ranks) +
-                                        "; allowed: at most " + std::to_string(kMaxCudaRanks) +
-                                        " on CUDA devices"};
+  if (kind != abi::DeviceKind::kCuda) return {};
+  if (shape.num_ranks > kMaxCudaRanks)
+    return {StatusCode::kUnsupported, "num_ranks is " + std::to_string(shape.num_ranks) +
+                                          "; allowed: at most " + std::to_string(kMaxCudaRanks) +
+                                          " on CUDA devices"};
+  if (!shape.sums_all_ranks())
+    return {StatusCode::kUnsupported, "sum_ranks is " + std::to_string(shape.sum_ranks) +
+                                          "; allowed: num_ranks, which is " +
+                                          std::to_string(shape.num_ranks) +
+                                          ", or 0 on CUDA devices: smaller sum domains follow there later"};
+  return {};
 }
 
 Status check_same_kind(abi::DeviceKind first, abi::DeviceKind joiner, const std::string& group) {

@@ -7,8 +7,11 @@
 
 namespace epd::membership {
 
-void Joins::join(const JoinRequest& request) {
+void Joins::join(JoinRequest request) {
   Status status = check_alone(request);
+  // On one node all ranks are in one sum domain, unless the group says otherwise.
+  abi::GroupShape& shape = request.join.shape;
+  if (shape.sum_ranks == 0) shape.sum_ranks = shape.num_ranks;
   const Group* group = status.ok() ? groups_.find_named({request.uid, request.join.group}) : nullptr;
   if (group != nullptr) {
     status = in_the_way(*group, request);

@@ -23,7 +23,7 @@ class Joins {
       : desk_(desk), groups_(groups), arrivals_(arrivals), forming_(forming), rejoins_(rejoins) {}
 
   // Takes it, puts it aside, or refuses it.
-  void join(const JoinRequest& request);
+  void join(JoinRequest request);
   void on(const MemoryAcquired& event);
   void on(const NodeDrains& event);
 

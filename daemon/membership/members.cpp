@@ -38,7 +38,7 @@ void Members::reply_joined(const Group& group, const Member& member) {
   const std::uint64_t board_bytes = abi::BoardLayout(group.shape).total_bytes;
   desk_.answer(ReplyJoined{member.join_id(),
                            {member.member, member.rank, group.id, group.epoch, group.resume_index,
-                            arena_bytes, board_bytes, desk_.limits().operation_ms, 0},
+                            arena_bytes, board_bytes, desk_.limits().operation_ms, group.shape.sum_ranks},
                            group.label()});
 }
 

@@ -85,6 +85,7 @@ v1::GroupShape message_of(const abi::GroupShape& shape) {
   message.set_num_handles(shape.num_handles);
   message.set_max_recv_rows(shape.layout == abi::Layout::kExpert ? shape.expert_capacity()
                                                                  : shape.recv_rows());
+  message.set_sum_ranks(shape.sum_ranks);
   message.set_index_type(enumerator<v1::IndexType>(shape.index_type));
   message.set_policy(enumerator<v1::LossPolicy>(shape.policy));
   return message;

@@ -16,14 +16,16 @@ class Combiner {
       : choice_(choice),
         args_(args),
         rank_of_expert_(args.experts_per_rank),
-        per_expert_(args.plan->per_expert) {
+        per_expert_(args.plan->per_expert),
+        by_domains_(args.sum_ranks != 0 && args.sum_ranks < args.sources.size()) {
     rows_.reserve(args.topk + std::size(args.bias));
     partial_sums_.reserve(args.topk + std::size(args.bias));
+    if (by_domains_) domains_.reserve(args.topk + 1);
   }
 
   void combine(std::uint32_t token) {
     find_rows(token);
-    const host::RowSum sum{rows_, partial_sums_, args_.topk_weights != nullptr};
+    const host::RowSum sum{rows_, partial_sums_, domains_, args_.topk_weights != nullptr};
     choice_.kernels->sum_rows(sum, args_.hidden, args_.out + std::size_t{token} * args_.hidden,
                               choice_.stores);
     if (args_.out_weights != nullptr) return_weights(token);
@@ -52,15 +54,34 @@ class Combiner {
                                 args_.experts_per_rank);
   }
 
+  // Of the biases, then of each domain that has rows of the token.
+  void begin_domain(bool rounded) { domains_.push_back({0, rounded}); }
+
+  // A row of the rank, or of a per-expert plan its partial sum. Ranks ascend.
+  void begin_summand(std::uint32_t rank) {
+    if (per_expert_) partial_sums_.push_back(0);
+    if (!by_domains_) return;
+    if (rank >= domain_end_) {
+      const std::uint32_t domain = rank / args_.sum_ranks;
+      begin_domain(domain != args_.rank / args_.sum_ranks);
+      domain_end_ = (domain + 1) * args_.sum_ranks;
+    }
+    ++domains_.back().summands;
+  }
+
   void find_rows(std::uint32_t token) {
     rows_.clear();
     partial_sums_.clear();
+    domains_.clear();
+    domain_end_ = 0;
+    if (by_domains_) begin_domain(false);
     // A bias is a row like others, of a partial sum of its own: multiplied by 1 and rounded to bf16 it stays
     // what it is.
     for (const std::uint16_t* bias : args_.bias) {
       if (bias == nullptr) continue;
       rows_.push_back({bias + std::size_t{token} * args_.hidden, 1.0f});
       if (per_expert_) partial_sums_.push_back(1);
+      if (by_domains_) ++domains_.back().summands;
     }
     std::uint32_t last_rank = static_cast<std::uint32_t>(args_.sources.size());
     for (const RouteEntry& entry : entries(token)) {
@@ -68,9 +89,8 @@ class Combiner {
       const std::uint16_t* y = args_.sources[rank].y;
       if (y == nullptr) continue;
       rows_.push_back({y + row_of(entry) * args_.hidden, weight(token, entry)});
-      if (!per_expert_) continue;
-      if (rank != last_rank) partial_sums_.push_back(0);
-      ++partial_sums_.back();
+      if (!per_expert_ || rank != last_rank) begin_summand(rank);
+      if (per_expert_) ++partial_sums_.back();
       last_rank = rank;
     }
   }
@@ -105,6 +125,9 @@ class Combiner {
   bool per_expert_;
   std::vector<host::WeightedRow> rows_;      // of the token at hand
   std::vector<std::uint32_t> partial_sums_;  // per-expert plans: rows of each rank
+  bool by_domains_;                          // there are several, and not every token has rows of one only
+  std::vector<host::SumDomain> domains_;
+  std::uint32_t domain_end_ = 0;  // the first rank behind the last of domains_
 };
 
 }  // namespace

@@ -25,13 +25,27 @@ struct CastRow {
   bool pow2;
 };
 
+// Consecutive summands of an output row: partial sums, or rows where there are none.
+struct SumDomain {
+  std::uint32_t summands;
+  bool rounded;  // they are summed first, and rounded to bf16; else each is added as it is
+};
+
 // What one output row is the sum of, as combine_rows says.
 struct RowSum {
   std::span<const WeightedRow> rows;
   // Numbers of consecutive rows that are summed first, and rounded to bf16; empty: every row is added as it
   // is.
   std::span<const std::uint32_t> partial_sums;
+  // In order, all summands; empty: every summand is added as it is.
+  std::span<const SumDomain> domains;
   bool weighted = false;
+};
+
+// How far a walk through a RowSum has come.
+struct Summands {
+  const WeightedRow* row;
+  const std::uint32_t* partial_sum;
 };
 
 // How outputs are stored. Cached: the reader finds them in a shared cache. Streaming: past the caches, for

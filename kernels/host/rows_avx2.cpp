@@ -223,6 +223,14 @@ EPD_AVX2_INLINE __m256 rounded_partial_sum(__m256 sum) {
       upper_halves(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd)));
 }
 
+template <std::size_t kVectors>
+EPD_AVX2_INLINE void add_rounded(Columns<kVectors>& sums, const Columns<kVectors>& partial) {
+  for (std::size_t v = 0; v < kVectors; ++v) {
+    sums.even[v] = _mm256_add_ps(sums.even[v], rounded_partial_sum(partial.even[v]));
+    sums.odd[v] = _mm256_add_ps(sums.odd[v], rounded_partial_sum(partial.odd[v]));
+  }
+}
+
 template <bool kWeighted, std::size_t kVectors>
 EPD_AVX2_INLINE void add_partial_sum(Columns<kVectors>& sums, std::span<const WeightedRow> rows,
                                      std::size_t start) {
@@ -230,19 +238,45 @@ EPD_AVX2_INLINE void add_partial_sum(Columns<kVectors>& sums, std::span<const We
   Columns<kVectors> partial;
   clear(partial);
   for (const WeightedRow& source : rows) add_row<kWeighted, true>(partial, source, start);
-  for (std::size_t v = 0; v < kVectors; ++v) {
-    sums.even[v] = _mm256_add_ps(sums.even[v], rounded_partial_sum(partial.even[v]));
-    sums.odd[v] = _mm256_add_ps(sums.odd[v], rounded_partial_sum(partial.odd[v]));
+  add_rounded(sums, partial);
+}
+
+// So many summands, from `next` on.
+template <bool kWeighted, bool kPartial, std::size_t kVectors>
+EPD_AVX2_INLINE void add_summands(Columns<kVectors>& sums, Summands& next, std::uint32_t count,
+                                  std::size_t start) {
+  for (std::uint32_t i = 0; i < count; ++i) {
+    if constexpr (kPartial) {
+      add_partial_sum<kWeighted>(sums, {next.row, *next.partial_sum}, start);
+      next.row += *next.partial_sum++;
+    } else {
+      add_row<kWeighted, false>(sums, *next.row++, start);
+    }
   }
 }
 
-template <bool kWeighted, bool kPartial, Stores kStores>
+template <bool kWeighted, bool kPartial, std::size_t kVectors>
+EPD_AVX2_INLINE void add_domain(Columns<kVectors>& sums, Summands& next, const SumDomain& domain,
+                                std::size_t start) {
+  const bool is_bf16 = domain.summands == 1 && (kPartial || !kWeighted);
+  if (!domain.rounded || is_bf16)
+    return add_summands<kWeighted, kPartial>(sums, next, domain.summands, start);
+  Columns<kVectors> partial;
+  clear(partial);
+  add_summands<kWeighted, kPartial>(partial, next, domain.summands, start);
+  add_rounded(sums, partial);
+}
+
+template <bool kWeighted, bool kPartial, bool kDomains, Stores kStores>
 EPD_AVX2 void sum_columns(const RowSum& sum, std::size_t hidden, std::uint16_t* out) {
-  constexpr std::size_t kVectors = kPartial ? 2 : 4;  // of 16 bf16
+  constexpr std::size_t kVectors = kPartial || kDomains ? 2 : 4;  // of 16 bf16
   for (std::size_t start = 0; start < hidden; start += kVectors * 16) {
     Columns<kVectors> sums;
     clear(sums);
-    if constexpr (kPartial) {
+    if constexpr (kDomains) {
+      Summands next{sum.rows.data(), sum.partial_sums.data()};
+      for (const SumDomain& domain : sum.domains) add_domain<kWeighted, kPartial>(sums, next, domain, start);
+    } else if constexpr (kPartial) {
       const WeightedRow* first = sum.rows.data();
       for (const std::uint32_t count : sum.partial_sums) {
         add_partial_sum<kWeighted>(sums, {first, count}, start);
@@ -260,12 +294,17 @@ EPD_AVX2 void sum_columns(const RowSum& sum, std::size_t hidden, std::uint16_t* 
 
 template <Stores kStores>
 void sum_any(const RowSum& sum, std::size_t hidden, std::uint16_t* out) {
-  if (sum.partial_sums.empty()) {
-    if (sum.weighted) return sum_columns<true, false, kStores>(sum, hidden, out);
-    return sum_columns<false, false, kStores>(sum, hidden, out);
+  const bool partial = !sum.partial_sums.empty();
+  if (!sum.domains.empty()) {
+    if (partial && sum.weighted) return sum_columns<true, true, true, kStores>(sum, hidden, out);
+    if (partial) return sum_columns<false, true, true, kStores>(sum, hidden, out);
+    if (sum.weighted) return sum_columns<true, false, true, kStores>(sum, hidden, out);
+    return sum_columns<false, false, true, kStores>(sum, hidden, out);
   }
-  if (sum.weighted) return sum_columns<true, true, kStores>(sum, hidden, out);
-  return sum_columns<false, true, kStores>(sum, hidden, out);
+  if (partial && sum.weighted) return sum_columns<true, true, false, kStores>(sum, hidden, out);
+  if (partial) return sum_columns<false, true, false, kStores>(sum, hidden, out);
+  if (sum.weighted) return sum_columns<true, false, false, kStores>(sum, hidden, out);
+  return sum_columns<false, false, false, kStores>(sum, hidden, out);
 }
 
 void sum_rows(const RowSum& sum, std::size_t hidden, std::uint16_t* out, Stores stores) {

@@ -226,24 +226,55 @@ EPD_AVX512_INLINE __m512 rounded_partial_sum(__m512 sum) {
   return _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 
-template <bool kWeighted>
-EPD_AVX512_INLINE void add_partial_sum(Columns& sums, std::span<const WeightedRow> rows, std::size_t start) {
-  if (!kWeighted && rows.size() == 1) return add_row<false, true>(sums, rows[0], start);  // is bf16 already
-  Columns partial;
-  clear(partial);
-  for (const WeightedRow& source : rows) add_row<kWeighted, true>(partial, source, start);
+EPD_AVX512_INLINE void add_rounded(Columns& sums, const Columns& partial) {
   for (std::size_t v = 0; v < kVectors; ++v) {
     sums.even[v] = _mm512_add_ps(sums.even[v], rounded_partial_sum(partial.even[v]));
     sums.odd[v] = _mm512_add_ps(sums.odd[v], rounded_partial_sum(partial.odd[v]));
   }
 }
 
-template <bool kWeighted, bool kPartial, Stores kStores>
+template <bool kWeighted>
+EPD_AVX512_INLINE void add_partial_sum(Columns& sums, std::span<const WeightedRow> rows, std::size_t start) {
+  if (!kWeighted && rows.size() == 1) return add_row<false, true>(sums, rows[0], start);  // is bf16 already
+  Columns partial;
+  clear(partial);
+  for (const WeightedRow& source : rows) add_row<kWeighted, true>(partial, source, start);
+  add_rounded(sums, partial);
+}
+
+// So many summands, from `next` on.
+template <bool kWeighted, bool kPartial>
+EPD_AVX512_INLINE void add_summands(Columns& sums, Summands& next, std::uint32_t count, std::size_t start) {
+  for (std::uint32_t i = 0; i < count; ++i) {
+    if constexpr (kPartial) {
+      add_partial_sum<kWeighted>(sums, {next.row, *next.partial_sum}, start);
+      next.row += *next.partial_sum++;
+    } else {
+      add_row<kWeighted, false>(sums, *next.row++, start);
+    }
+  }
+}
+
+template <bool kWeighted, bool kPartial>
+EPD_AVX512_INLINE void add_domain(Columns& sums, Summands& next, const SumDomain& domain, std::size_t start) {
+  const bool is_bf16 = domain.summands == 1 && (kPartial || !kWeighted);
+  if (!domain.rounded || is_bf16)
+    return add_summands<kWeighted, kPartial>(sums, next, domain.summands, start);
+  Columns partial;
+  clear(partial);
+  add_summands<kWeighted, kPartial>(partial, next, domain.summands, start);
+  add_rounded(sums, partial);
+}
+
+template <bool kWeighted, bool kPartial, bool kDomains, Stores kStores>
 EPD_AVX512 void sum_columns(const RowSum& sum, std::size_t hidden, std::uint16_t* out) {
   for (std::size_t start = 0; start < hidden; start += kVectors * 32) {
     Columns sums;
     clear(sums);
-    if constexpr (kPartial) {
+    if constexpr (kDomains) {
+      Summands next{sum.rows.data(), sum.partial_sums.data()};
+      for (const SumDomain& domain : sum.domains) add_domain<kWeighted, kPartial>(sums, next, domain, start);
+    } else if constexpr (kPartial) {
       const WeightedRow* first = sum.rows.data();
       for (const std::uint32_t count : sum.partial_sums) {
         add_partial_sum<kWeighted>(sums, {first, count}, start);
@@ -262,12 +293,17 @@ EPD_AVX512 void sum_columns(const RowSum& sum, std::size_t hidden, std::uint16_t
 
 template <Stores kStores>
 void sum_any(const RowSum& sum, std::size_t hidden, std::uint16_t* out) {
-  if (sum.partial_sums.empty()) {
-    if (sum.weighted) return sum_columns<true, false, kStores>(sum, hidden, out);
-    return sum_columns<false, false, kStores>(sum, hidden, out);
+  const bool partial = !sum.partial_sums.empty();
+  if (!sum.domains.empty()) {
+    if (partial && sum.weighted) return sum_columns<true, true, true, kStores>(sum, hidden, out);
+    if (partial) return sum_columns<false, true, true, kStores>(sum, hidden, out);
+    if (sum.weighted) return sum_columns<true, false, true, kStores>(sum, hidden, out);
+    return sum_columns<false, false, true, kStores>(sum, hidden, out);
   }
-  if (sum.weighted) return sum_columns<true, true, kStores>(sum, hidden, out);
-  return sum_columns<false, true, kStores>(sum, hidden, out);
+  if (partial && sum.weighted) return sum_columns<true, true, false, kStores>(sum, hidden, out);
+  if (partial) return sum_columns<false, true, false, kStores>(sum, hidden, out);
+  if (sum.weighted) return sum_columns<true, false, false, kStores>(sum, hidden, out);
+  return sum_columns<false, false, false, kStores>(sum, hidden, out);
 }
 
 void sum_rows(const RowSum& sum, std::size_t hidden, std::uint16_t* out, Stores stores) {

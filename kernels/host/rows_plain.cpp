@@ -77,17 +77,38 @@ void add_row(const WeightedRow& source, std::size_t start, bool weighted, Column
   }
 }
 
+void add_rounded(const Columns& partial, Columns& sums) {
+  for (std::size_t i = 0; i < kColumns; ++i) sums[i] += bf16_to_float(float_to_bf16(partial[i]));
+}
+
+// So many summands, from `next` on.
+void add_summands(const RowSum& sum, std::size_t count, std::size_t start, Summands& next, Columns& sums) {
+  for (std::size_t i = 0; i < count; ++i) {
+    if (sum.partial_sums.empty()) {
+      add_row(*next.row++, start, sum.weighted, sums);
+      continue;
+    }
+    Columns partial{};
+    for (std::uint32_t j = 0; j < *next.partial_sum; ++j) add_row(*next.row++, start, sum.weighted, partial);
+    ++next.partial_sum;
+    add_rounded(partial, sums);
+  }
+}
+
 void sum_rows(const RowSum& sum, std::size_t hidden, std::uint16_t* out, Stores /*stores*/) {
+  const std::size_t all = sum.partial_sums.empty() ? sum.rows.size() : sum.partial_sums.size();
   for (std::size_t start = 0; start < hidden; start += kColumns) {
     Columns sums{};
-    if (sum.partial_sums.empty()) {
-      for (const WeightedRow& source : sum.rows) add_row(source, start, sum.weighted, sums);
-    }
-    const WeightedRow* source = sum.rows.data();
-    for (const std::uint32_t count : sum.partial_sums) {
-      Columns partial{};
-      for (std::uint32_t i = 0; i < count; ++i) add_row(*source++, start, sum.weighted, partial);
-      for (std::size_t i = 0; i < kColumns; ++i) sums[i] += bf16_to_float(float_to_bf16(partial[i]));
+    Summands next{sum.rows.data(), sum.partial_sums.data()};
+    if (sum.domains.empty()) add_summands(sum, all, start, next, sums);
+    for (const SumDomain& domain : sum.domains) {
+      if (domain.rounded) {
+        Columns partial{};
+        add_summands(sum, domain.summands, start, next, partial);
+        add_rounded(partial, sums);
+      } else {
+        add_summands(sum, domain.summands, start, next, sums);
+      }
     }
     for (std::size_t i = 0; i < kColumns; ++i) out[start + i] = float_to_bf16(sums[i]);
   }

@@ -281,6 +281,7 @@ void add_weighted(const std::uint16_t* row, float weight, Floats& sum) {
 // The rows of one rank, as combine sees them.
 struct Answer {
   const GroupParams& params;
+  std::uint32_t rank;      // that answers
   const RankInput& input;  // of the rank that combines
   const CombineInput& given;
   const CombineOptions& options;
@@ -296,10 +297,10 @@ struct Answer {
     return k;
   }
 
-  void find_places(std::uint32_t rank) {
+  void find_places(std::uint32_t owner) {
     places.resize(input.num_tokens);
     for (std::size_t i = 0; i < rows.size(); ++i) {
-      if (rows[i].source == static_cast<std::int32_t>(rank)) {
+      if (rows[i].source == static_cast<std::int32_t>(owner)) {
         places[static_cast<std::size_t>(rows[i].token)].push_back(i);
       }
     }
@@ -318,8 +319,10 @@ struct Answer {
     }
   }
 
+  bool has_rows(std::uint32_t token) const { return !places[token].empty(); }
+
   void add_to(std::uint32_t token, Floats& sum) const {
-    if (places[token].empty()) return;
+    if (!has_rows(token)) return;
     if (params.layout == Layout::kCompact) {
       add_row(places[token][0], sum);
       return;
@@ -348,10 +351,30 @@ std::vector<Answer> answers_to(const GroupParams& params, const std::vector<Rank
   std::vector<std::int32_t> unused;
   for (std::uint32_t d = 0; d < params.num_ranks; ++d) {
     if (is_masked(params, d)) continue;
-    all.push_back({params, inputs[rank], answers[d], options, rows_at(params, inputs, d, unused), {}});
+    all.push_back({params, d, inputs[rank], answers[d], options, rows_at(params, inputs, d, unused), {}});
     all.back().find_places(rank);
   }
   return all;
+}
+
+std::uint32_t domain_of(const GroupParams& params, std::uint32_t rank) {
+  return params.sum_ranks == 0 ? 0 : rank / params.sum_ranks;
+}
+
+// Adds what the ranks of one domain have for a token: row by row, or rounded to bf16 on its way to another
+// domain.
+void add_domain(const std::vector<Answer>& all, std::uint32_t domain, bool is_owners, std::uint32_t token,
+                Floats& sum) {
+  Floats on_its_way(is_owners ? 0 : sum.size(), 0.0f);
+  bool any = false;
+  for (const Answer& answer : all) {
+    if (domain_of(answer.params, answer.rank) != domain || !answer.has_rows(token)) continue;
+    any = true;
+    answer.add_to(token, is_owners ? sum : on_its_way);
+  }
+  if (!any || is_owners) return;
+  round_to_bf16(on_its_way);
+  for (std::size_t h = 0; h < sum.size(); ++h) sum[h] = sum[h] + on_its_way[h];
 }
 
 }  // namespace
@@ -435,8 +458,9 @@ RankCombined combine_to(const GroupParams& params, const std::vector<RankInput>&
     for (const auto& bias : answers[rank].bias) {
       if (!bias.empty()) add(bias.data() + std::size_t{token} * params.hidden, sum);
     }
+    for (std::uint32_t domain = 0; domain <= domain_of(params, params.num_ranks - 1); ++domain)
+      add_domain(all, domain, domain == domain_of(params, rank), token, sum);
     for (const Answer& answer : all) {
-      answer.add_to(token, sum);
       if (options.return_weights) {
         answer.return_weights(token, combined.out_weights.data() + std::size_t{token} * params.topk);
       }

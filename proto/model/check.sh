@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Model-checks the ring and the doorbells with spin. See --help.
+# Model-checks the rings, the doorbells and operations between nodes with spin. See --help.
 set -euo pipefail
 
 usage() {
   cat <<'END'
-Usage: proto/model/check.sh [--help] [--full] [ring | session | peers | commands]...
+Usage: proto/model/check.sh [--help] [--full] [ring | session | peers | commands | far]...
 
-Explores every state of each model (default: all four), then of its mutants, each with one rule of the protocol
-broken: the model must pass, every mutant must fail in an assertion. Takes about 15 s on one core.
+Explores every state of each model (default: all five), then of its mutants, each with one rule of the protocol
+broken: the model must pass, every mutant must fail in an assertion. Takes about 40 s on one core.
 
   --full   larger bounds as well: some minutes, 4 GiB of memory
 
@@ -21,16 +21,20 @@ session_mutants=(NO_ENGINE_FENCE NO_ROOM_BELL ROOM_NOT_LOOKED_FOR ADOPTS_SILENTL
   FORGET_BEFORE_POST SLOT_BACK_BEFORE_RECORD EMPTIED_AFTER_PASSING_ON)
 peers_mutants=(NO_RINGER_FENCE NO_SLEEPER_FENCE)
 commands_mutants=(NO_RINGER_FENCE CLEARED_AFTER_RING RELAXED_RING CLOSED_NOT_LOOKED_FOR RELAXED_DONE FLAGS_FIRST)
+far_mutants=(WINDOW_OUT_OF_ORDER ONE_WINDOW SUMS_AS_ASKS_COME DONE_NOT_COUNTED DONE_BEFORE_READY NO_DONE_OF_NOTHING
+  OWN_BLOCK_ONLY GREETING_SKIPPED GREETING_NOT_ANSWERED NO_EPOCH_CHECK OLD_CREDITS HELD_KEPT)
 
 # The bounds that are explored: those of every run, those of --full.
 ring_bounds=("")
 session_bounds=("" "-DTICKETS=3 -DENGINE_DEATHS=0" "-DPORTER -DENGINE_DEATHS=0")
 peers_bounds=("")
 commands_bounds=("")
+far_bounds=("" "-DDISPATCHES -DDEPTH=1" "-DBREAKS=1 -DPER_NODE=1 -DSMALL")
 ring_full=("-DMESSAGES=6 -DCONSUMER_DEATHS=3")
 session_full=("-DPORTER" "-DTICKETS=3" "-DENGINE_DEATHS=2")
 peers_full=("-DROUNDS=3")
 commands_full=("-DCOMMANDS=6")
+far_full=("-DDISPATCHES" "-DWINDOW=2" "-DBREAKS=1 -DPER_NODE=1" "-DBREAKS=1 -DSMALL")
 
 full=
 models=()
@@ -38,11 +42,11 @@ for argument in "$@"; do
   case $argument in
     --help | -h) usage; exit 0 ;;
     --full) full=1 ;;
-    ring | session | peers | commands) models+=("$argument") ;;
-    *) echo "error: '$argument'; allowed: --full, ring, session, peers, commands" >&2; exit 2 ;;
+    ring | session | peers | commands | far) models+=("$argument") ;;
+    *) echo "error: '$argument'; allowed: --full, ring, session, peers, commands, far" >&2; exit 2 ;;
   esac
 done
-if (( ${#models[@]} == 0 )); then models=(ring session peers commands); fi
+if (( ${#models[@]} == 0 )); then models=(ring session peers commands far); fi
 for tool in spin cc; do
   if ! command -v "$tool" >/dev/null; then echo "skipped: $tool is not installed"; exit 77; fi
 done

@@ -136,6 +136,9 @@ void add_mode_options(CLI::App& app, RunPlan& run, Names& names) {
   app.add_option("--max-recv-rows", run.max_recv_rows, "Room for rows (layout expert: of each expert)")
       ->capture_default_str();
   app.add_option("--biases", run.biases, "Biases that combine adds")->capture_default_str();
+  app.add_option("--sum-ranks", run.sum_ranks,
+                 "Ranks of a sum domain, which combine adds up and rounds (0: the daemon's choice)")
+      ->capture_default_str();
   app.add_option("--priority", run.priority, "Of the operations on their devices, -8 .. 7")
       ->capture_default_str();
   app.add_flag("--cached", run.cached, "dispatch uses the routing of another one just before it");

@@ -25,6 +25,7 @@ epd_group_config_t RunPlan::config() const {
   config.num_biases = biases;
   config.max_recv_rows = max_recv_rows;
   config.priority = priority;
+  config.sum_ranks = sum_ranks;
   return config;
 }
 

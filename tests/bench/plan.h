@@ -35,6 +35,7 @@ struct RunPlan {
   std::uint32_t opaque_bytes = 0;
   std::uint32_t max_recv_rows = 0;
   std::uint32_t biases = 0;
+  std::uint32_t sum_ranks = 0;  // 0: the daemon's choice
   std::int32_t priority = 0;
   bool cached = false;          // dispatch is measured under the handle of one just before it
   bool weighted = false;        // combine weighs rows by topk_weights

@@ -243,6 +243,7 @@ void Calls::run_sequences(std::uint64_t seed, const std::function<void(Sequence&
   for (std::uint64_t i = 0; i < 9; ++i) {
     Case c = random_case(base_seed() + seed + i, 2 + i % 3);
     c.bound = 0;
+    c.sum_ranks = 0;
     c.degrade = false;
     c.defer = false;
     c.layout = static_cast<epd_layout_t>(i % 3);

@@ -82,6 +82,59 @@ TEST_P(Modes, EveryRoutingInEveryLayout) {
   run_scripts(scripts);
 }
 
+// ---- sum domains
+
+TEST_P(Modes, EverySumDomainInEveryLayout) {
+  if (GetParam() != "host") GTEST_SKIP() << "GPUs have one sum domain: SmallerSumDomainsAreRefused";
+  constexpr Sizes kSizes[] = {Sizes::kFull, Sizes::kUneven, Sizes::kSomeEmpty};
+  std::vector<Script> scripts;
+  for (const epd_layout_t layout : kLayouts) {
+    for (std::uint32_t sum_ranks = 1; sum_ranks <= 5; ++sum_ranks) {
+      for (const bool weighted : {false, true}) {
+        Case c = mode_case(5, layout);  // two ranks on one device
+        c.seed += scripts.size();
+        c.sum_ranks = sum_ranks;
+        c.topk = 7;
+        c.hidden = sum_ranks == 2 ? 640 : 128;
+        c.weighted = weighted;
+        c.return_weights = scripts.size() % 3 == 0;
+        c.num_biases = static_cast<std::uint32_t>(scripts.size() % 3);
+        c.sizes = kSizes[scripts.size() % 3];
+        scripts.push_back({c, {.rounds = 4, .order = Order::kCached}});
+      }
+    }
+  }
+  run_scripts(scripts);
+}
+
+TEST_P(Modes, TheGroupSaysItsSumRanks) {
+  for (const std::uint32_t sum_ranks : {0u, 3u}) {
+    Case c = mode_case(3, EPD_LAYOUT_COMPACT);
+    c.sum_ranks = sum_ranks;
+    with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
+      const std::uint32_t told = epd_group_sum_ranks(group.get());
+      RANK_CHECK(told == 3, std::to_string(told));
+      one_round(group, c, rank, 0);
+    });
+  }
+}
+
+TEST_P(Modes, SmallerSumDomainsAreRefused) {
+  const bool host = GetParam() == "host";
+  Case c = mode_case(4, EPD_LAYOUT_COMPACT);
+  c.sum_ranks = host ? 5 : 2;
+  const std::string name = group_name();
+  expect_all_ok(run_ranks(1, 30, [&](std::uint32_t) -> std::string {
+    const Session session(daemon().socket(), daemon().device(0));
+    const epd_group_config_t config = c.config(name.c_str(), 0);
+    epd_group_t* group = nullptr;
+    must(epd_group_join(session.get(), &config, &group), "join",
+         host ? EPD_INVALID_ARGUMENT : EPD_UNSUPPORTED);
+    must_say(host ? "sum_ranks is 5; allowed: 1 .. num_ranks, which is 4, or 0" : "sum_ranks is 2; allowed");
+    return "";
+  }));
+}
+
 // ---- routings used again ---------------------------------------------------------------------------
 
 TEST_P(Modes, TrainingGoesForwardAndBackUnderKeptHandles) {

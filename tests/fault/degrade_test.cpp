@@ -27,6 +27,13 @@ class DegradeFault : public testing::TestWithParam<std::string> {
   void TearDown() override {
     if (daemon_ != nullptr && daemon_->running()) daemon_->stop();
   }
+  // On host devices with sum domains of so many ranks: 1: each rank is one, which goes with it.
+  static Case degrade_case(std::uint32_t depth, std::uint32_t sum_ranks) {
+    Case c = fault_case(kRanks, depth);
+    c.degrade = true;
+    if (GetParam() == "host") c.sum_ranks = sum_ranks;
+    return c;
+  }
   std::unique_ptr<Daemon> daemon_;
 };
 INSTANTIATE_TEST_SUITE_P(Devices, DegradeFault, testing::Values("host", "cuda", "resident"),
@@ -42,12 +49,6 @@ struct Stage {
   std::atomic<std::uint64_t> progress{0};
 };
 
-Case degrade_case(std::uint32_t depth) {
-  Case c = fault_case(kRanks, depth);
-  c.degrade = true;
-  return c;
-}
-
 void only_these(const ScriptStats& stats, const std::set<std::string>& allowed) {
   for (const auto& [status, count] : stats.failures) RANK_CHECK(allowed.contains(status), stats.to_string());
 }
@@ -56,7 +57,7 @@ TEST_P(DegradeFault, TheOthersGoOnWithoutALostRank) {
   const std::size_t memfds = settled_memfds(*daemon_);
   for (std::uint32_t turn = 0; turn < 3; ++turn) {
     SCOPED_TRACE("turn " + std::to_string(turn));
-    Case c = degrade_case(1 + turn);
+    Case c = degrade_case(1 + turn, 1 + turn);
     c.seed += turn;
     if (turn == 1) c.payload = EPD_PAYLOAD_FP8_CAST;
     const std::uint32_t victim = turn;  // 0 shares its device with a survivor
@@ -163,7 +164,7 @@ std::string combine_after_loss(const Group& group, const Case& c, std::uint32_t 
 TEST_P(DegradeFault, ACombineWhoseDispatchCameBeforeTheLoss) {
   for (const bool engine_dies : {false, true}) {
     SCOPED_TRACE(engine_dies ? "and an engine dies as well" : "");
-    Case c = degrade_case(2);
+    Case c = degrade_case(2, engine_dies ? 2 : 1);
     c.weighted = engine_dies;
     Shared<Stage> stage;
     std::vector<RankProcess> ranks;
@@ -192,7 +193,7 @@ TEST_P(DegradeFault, ACombineWhoseDispatchCameBeforeTheLoss) {
 TEST_P(DegradeFault, ALostRankRejoinsAndAllAreWholeAgain) {
   for (std::uint32_t turn = 0; turn < 3; ++turn) {
     SCOPED_TRACE("turn " + std::to_string(turn));
-    Case c = degrade_case(1 + turn);
+    Case c = degrade_case(1 + turn, 1 + turn);
     c.seed += 10 + turn;
     constexpr std::uint64_t kLoss = 30;     // operations completed by each when the rank goes
     constexpr std::uint64_t kRejoin = 120;  // and when it must be back

@@ -193,6 +193,7 @@ std::string Case::describe() const {
          layout_name(layout) + payload_name(*this) + (index64 ? " int64" : " int32") +
          (alignment != 1 ? " alignment " + std::to_string(alignment) : "") +
          (max_recv_rows != 0 ? " room for " + std::to_string(max_recv_rows) : "") +
+         (sum_ranks != 0 ? " sum_ranks " + std::to_string(sum_ranks) : "") +
          (num_biases != 0 ? " biases " + std::to_string(num_biases) : "") + (send_weights ? " weights" : "") +
          (weighted ? " weighted" : "") + (return_weights ? " return_weights" : "") +
          (zero_padding ? " zero_padding" : "") + (mark_unused ? " mark_unused" : "") +
@@ -245,6 +246,7 @@ epd_group_config_t Case::config(const char* name, std::uint32_t rank) const {
   config.num_handles = num_handles;
   config.max_recv_rows = max_recv_rows;
   config.priority = priority;
+  config.sum_ranks = sum_ranks;
   return config;
 }
 
@@ -313,6 +315,7 @@ Case random_case(std::uint64_t seed, std::uint32_t num_ranks) {
   c.sizes = random.below(16) == 0 ? Sizes::kAllEmpty : kSizes[random.below(4)];
   if (random.below(3) == 0) c.max_recv_rows = rows_needed(c, kRoundsThatFit);
   if (random.below(3) == 0) c.bound = 1 + random.below((1u << abi::kNumRegions) - 1);
+  if (random.below(2) == 0) c.sum_ranks = 1 + random.below(num_ranks);
   return c;
 }
 

@@ -36,6 +36,7 @@ struct Case {
   std::uint32_t num_biases = 0;
   std::uint32_t num_handles = 0;
   std::uint32_t max_recv_rows = 0;
+  std::uint32_t sum_ranks = 0;
   std::int32_t priority = 0;
   bool index64 = false;
   // The group goes on without lost ranks, and takes them back: a script with `recover` does as well.
@@ -69,7 +70,7 @@ struct Case {
 };
 
 // A case within a few megabytes; every field but num_ranks follows from the seed. If it has a max_recv_rows,
-// that is just enough for routings 0 .. kRoundsThatFit - 1.
+// that is just enough for routings 0 .. kRoundsThatFit - 1. On GPUs sum_ranks has to be 0.
 Case random_case(std::uint64_t seed, std::uint32_t num_ranks);
 inline constexpr std::uint64_t kRoundsThatFit = 8;
 // The least max_recv_rows for these routings.

@@ -27,6 +27,7 @@ inline abi::GroupShape shape_of(const epd_group_config_t& c) {
   s.num_biases = c.num_biases;
   s.num_handles = c.num_handles;
   s.max_recv_rows = c.max_recv_rows;
+  s.sum_ranks = c.sum_ranks;
   return s;
 }
 
@@ -43,6 +44,7 @@ inline kernels::reference::GroupParams params_of(const epd_group_config_t& c) {
   p.alignment = c.expert_alignment;
   p.expert_capacity = static_cast<std::uint32_t>(shape_of(c).expert_capacity());
   p.opaque_bytes = c.opaque_bytes;
+  p.sum_ranks = c.sum_ranks;
   return p;
 }
 

@@ -54,6 +54,7 @@ void fill(v1::GroupShape& shape) {
   shape.set_num_biases(2);
   shape.set_num_handles(3);
   shape.set_max_recv_rows(9000);
+  shape.set_sum_ranks(1);
 }
 
 void add_member(v1::Group& group, std::uint32_t rank, std::uint64_t session_id, const std::string& device) {

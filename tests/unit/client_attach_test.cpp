@@ -88,7 +88,7 @@ TEST(ClientAttach, VersionMismatchNamesBothVersions) {
   EXPECT_EQ(attach_status(with([](FakeSettings& s) { s.version = 42; })), EPD_VERSION_MISMATCH);
   EXPECT_ERROR_HAS("42");
   EXPECT_ERROR_HAS("libepd " + std::string(epd_version()));
-  EXPECT_ERROR_HAS("versions 2 .. 2");
+  EXPECT_ERROR_HAS("versions 3 .. 3");
   EXPECT_ERROR_HAS("fake 9.9.9");
 }
 
@@ -246,6 +246,8 @@ TEST_F(ClientJoin, ChecksEveryFieldByName) {
   expect("num_biases is 3", [](auto& c) { c.num_biases = 3; });
   expect("num_handles is 4097", [](auto& c) { c.num_handles = 4097; });
   expect("max_recv_rows is 17; allowed: 0 .. 16", [](auto& c) { c.max_recv_rows = 17; });
+  expect("sum_ranks is 3; allowed: 1 .. num_ranks, which is 2, or 0 (the default)",
+         [](auto& c) { c.sum_ranks = 3; });
   expect("priority is 8; allowed: -8 .. 7", [](auto& c) { c.priority = 8; });
   expect("priority is -9", [](auto& c) { c.priority = -9; });
   EXPECT_EQ(epd_group_join(session_, nullptr, &group_), EPD_INVALID_ARGUMENT);
@@ -254,6 +256,8 @@ TEST_F(ClientJoin, ChecksEveryFieldByName) {
 TEST_F(ClientJoin, ZerosAreDefaultsAndTheRestGoesToTheDaemonAsGiven) {
   ASSERT_EQ(join(small_config()), EPD_OK) << epd_last_error();
   EXPECT_EQ(daemon_.member(0).shape.expert_alignment, 1u);
+  EXPECT_EQ(daemon_.member(0).shape.sum_ranks, 0u) << "the daemon's to choose";
+  EXPECT_EQ(epd_group_sum_ranks(group_), 2u) << "as it has chosen";
   epd_group_config_t config = small_config();
   config.payload = EPD_PAYLOAD_OPAQUE;
   config.opaque_bytes = 48;
@@ -262,6 +266,7 @@ TEST_F(ClientJoin, ZerosAreDefaultsAndTheRestGoesToTheDaemonAsGiven) {
   config.num_biases = 2;
   config.num_handles = 5;
   config.max_recv_rows = 20;
+  config.sum_ranks = 1;
   ASSERT_EQ(join(config), EPD_OK) << epd_last_error();
   const abi::GroupShape wanted{2,
                                4,
@@ -278,8 +283,10 @@ TEST_F(ClientJoin, ZerosAreDefaultsAndTheRestGoesToTheDaemonAsGiven) {
                                48,
                                2,
                                5,
-                               20};
+                               20,
+                               1};
   EXPECT_EQ(daemon_.member(1).shape, wanted);
+  EXPECT_EQ(epd_group_sum_ranks(group_), 1u);
 }
 
 TEST_F(ClientJoin, RegionsThatAGroupDoesNotHaveAreNull) {

@@ -62,6 +62,7 @@ TEST_F(ClientOps, HandlesAreKnownAfterTheirEnd) {
   expect_ended(epd_handle_release(group, 1));
   EXPECT_EQ(epd_group_rank(group), UINT32_MAX);
   EXPECT_EQ(epd_group_active(group, 0), 0);
+  EXPECT_EQ(epd_group_sum_ranks(group), 0u);
   EXPECT_EQ(epd_ticket_pending(group, 1), 0);
   expect_ended(epd_group_leave(group));
   EXPECT_EQ(daemon_.left(), 1u);
@@ -153,6 +154,7 @@ TEST_F(ClientOps, AForkedChildIsToldAndTakesNothingAlong) {
         group_, ticket, [](const epd_result_t*, void*) {}, nullptr)));
     CHILD_CHECK(epd_ticket_pending(group_, ticket) == 0 && epd_group_active(group_, 0) == 0);
     CHILD_CHECK(epd_group_rank(group_) == UINT32_MAX);
+    CHILD_CHECK(epd_group_sum_ranks(group_) == 0);
     CHILD_CHECK(refused(epd_group_leave(group_)));
     CHILD_CHECK(refused(epd_session_detach(session_)));
     return 0;

@@ -132,8 +132,10 @@ TEST_F(ClientWrapper, SpansCoverTheRegionsOfEveryMode) {
       c.expert_alignment = 16;
       c.num_biases = payload % 3;
       c.max_recv_rows = payload % 2 == 0 ? 0 : 5;
+      c.sum_ranks = payload % 2;
       c.index_type = payload < 2 ? EPD_INDEX_TYPE_INT32 : EPD_INDEX_TYPE_INT64;
       const epd::Group group = session.join(c);
+      EXPECT_EQ(group.sum_ranks(), payload % 2 == 0 ? c.num_ranks : 1u);
       const epd::Buffers b = group.buffers(1);
       const epd::Span<std::uint8_t> none;
       expect(b.x, b.x8, bytes(abi::Region::kX));

@@ -68,11 +68,13 @@ TEST_F(CtlTest, GroupsTellWhatTheyWaitFor) {
   EXPECT_TRUE(plain.says("group 10 (late): waits for 3 ranks: 0, 1, 3")) << plain.out;
   EXPECT_TRUE(plain.says("group 9 (layer-experts): last break: engine of host:1 restarted")) << plain.out;
   EXPECT_FALSE(plain.says("gone"));
+  EXPECT_TRUE(plain.says("RANKS  SUM RANKS  EXPERTS")) << plain.out;
   EXPECT_TRUE(epctl({"groups", "--members"}).says("gone"));
   const Json document = epctl({"groups", "--json"}).json();
   ASSERT_TRUE(document.is_object());
   EXPECT_EQ(document["groups"][0]["shape"]["payload"], "fp8_cast");
   EXPECT_EQ(document["groups"][0]["shape"]["policy"], "fail_fast");
+  EXPECT_EQ(document["groups"][0]["shape"]["sum_ranks"], 1u);
   EXPECT_EQ(document["groups"][1]["missing_ranks"], Json({0, 1, 3}));
 }
 

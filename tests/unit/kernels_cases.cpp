@@ -238,6 +238,7 @@ Case random_case(std::uint32_t seed, const host::RowKernels* kernels) {
     c.inputs.push_back(random_input(random, c.params, empty ? 0 : between(random, 1, 24)));
   }
   route(c);
+  if (between(random, 0, 2) != 0) c.params.sum_ranks = between(random, 1, c.params.num_ranks);
   return c;
 }
 
@@ -246,8 +247,8 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
              << " K " << c.params.topk << " layout " << static_cast<int>(c.params.layout) << " payload "
              << static_cast<int>(c.params.payload) << " scales " << static_cast<int>(c.params.scale_format)
              << " alignment " << c.params.alignment << " capacity " << c.params.expert_capacity << " opaque "
-             << c.params.opaque_bytes << " masked " << c.params.masked.size() << " shift " << c.shift
-             << " threads " << c.threads;
+             << c.params.opaque_bytes << " sum_ranks " << c.params.sum_ranks << " masked "
+             << c.params.masked.size() << " shift " << c.shift << " threads " << c.threads;
 }
 
 }  // namespace epd::kernels::testing_cases

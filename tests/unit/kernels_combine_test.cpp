@@ -87,6 +87,8 @@ void expect_combined(const Case& c, const std::vector<CombineInput>& answers, co
   args.hidden = c.params.hidden;
   args.topk = c.params.topk;
   args.experts_per_rank = c.experts_per_rank();
+  args.rank = rank;
+  args.sum_ranks = c.params.sum_ranks;
   split(c.threads, input.num_tokens,
         [&](std::uint32_t begin, std::uint32_t end) { host::combine_rows_with(c.choice, args, begin, end); });
   expect_bits("out", out.as<std::uint16_t>(), expected.out);
@@ -165,12 +167,84 @@ TEST_P(Combine, ALostRankContributesNothing) {
   }
 }
 
+// A group of four ranks with an expert each; token 0 of every rank chooses all of them, which answer `rows`.
+Case all_to_all(const host::RowKernels* kernels, Layout layout) {
+  Case c;
+  c.params.num_ranks = c.params.num_experts = c.params.topk = 4;
+  c.params.layout = layout;
+  c.choice = {kernels, host::Stores::kCached};
+  for (std::uint32_t r = 0; r < 4; ++r) {
+    RankInput input;
+    input.num_tokens = 1;
+    input.x.resize(std::size_t{2} * c.params.hidden);
+    input.topk_idx = {0, 1, 2, 3};
+    input.topk_weights = {1, 1, 1, 1};
+    c.inputs.push_back(input);
+  }
+  route(c);
+  return c;
+}
+
+// Numbers worked out by hand: bf16 has 8 bits, so that 257 is 256 on its way to another domain, and 259 is
+// 260 in the end.
+TEST_P(Combine, ASumIsRoundedOnItsWayToAnotherDomain) {
+  struct Expected {
+    std::uint32_t sum_ranks;
+    float out[4];  // of the owners
+  };
+  constexpr float kRows[] = {1, 1, 256, 1};
+  constexpr Expected kExpected[] = {
+      {0, {260, 260, 260, 260}}, {1, {260, 260, 260, 260}}, {2, {258, 258, 260, 260}},
+      {3, {260, 260, 260, 260}}, {4, {260, 260, 260, 260}},
+  };
+  for (const Layout layout : {Layout::kCompact, Layout::kPacked, Layout::kExpert}) {
+    Case c = all_to_all(GetParam(), layout);
+    std::vector<CombineInput> answers(4);
+    for (std::uint32_t d = 0; d < 4; ++d)
+      answers[d].y.assign(c.rules.recv_rows * c.params.hidden, float_to_bf16(kRows[d]));
+    for (const Expected& expected : kExpected) {
+      c.params.sum_ranks = expected.sum_ranks;
+      for (const bool weighted : {false, true}) {
+        for (std::uint32_t r = 0; r < 4; ++r) {
+          SCOPED_TRACE(testing::Message() << c << " weighted " << weighted << " rank " << r);
+          RankCombined out;
+          out.out.assign(c.params.hidden, float_to_bf16(expected.out[r]));
+          const CombineOptions options{weighted, false};
+          expect_combined(c, answers, options, r, out);
+          expect_bits("reference", reference::combine_to(c.params, c.inputs, answers, options, r).out.data(),
+                      out.out);
+        }
+      }
+    }
+  }
+}
+
+// One domain has all ranks, whether that is said by 0, by R or by more.
+TEST_P(Combine, OneDomainOfAllRanksIsNone) {
+  for (std::uint32_t seed = 4000; seed < 4060; ++seed) {
+    Case c = random_case(seed, GetParam());
+    const CombineOptions options{has_weights(c), true};
+    const std::vector<CombineInput> answers = random_answers(c, seed + 1, options);
+    const std::uint32_t rank = seed % c.params.num_ranks;
+    if (!c.is_there(rank)) continue;
+    SCOPED_TRACE(testing::Message() << "seed " << seed << ": " << c);
+    c.params.sum_ranks = 0;
+    const RankCombined expected = reference::combine_to(c.params, c.inputs, answers, options, rank);
+    for (const std::uint32_t sum_ranks : {0u, c.params.num_ranks, c.params.num_ranks + 3}) {
+      c.params.sum_ranks = sum_ranks;
+      expect_combined(c, answers, options, rank, expected);
+      if (HasFailure()) return;
+    }
+  }
+}
+
 TEST_P(Combine, RoundTripReturnsTheSumOfTheRows) {
   for (std::uint32_t seed = 40; seed < 46; ++seed) {
     Case c = random_case(seed, GetParam());
     c.params.payload = reference::Payload::kBf16;
     c.params.layout = static_cast<Layout>(seed % 3);
     c.params.alignment = 4;
+    c.params.sum_ranks = 0;  // sums of domains would be rounded
     c.params.masked.clear();
     for (RankInput& input : c.inputs) {
       input.x.clear();

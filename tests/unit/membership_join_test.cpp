@@ -238,6 +238,8 @@ TEST_F(Membership, EveryFieldIsCheckedByNameAndValue) {
       {"num_handles", [](abi::Join& j) { j.shape.num_handles = 4097; }, "4097"},
       {"max_recv_rows", [](abi::Join& j) { j.shape.max_recv_rows = 0x80000000u; }, "2147483647"},
       {"max_recv_rows", [](abi::Join& j) { j.shape.max_recv_rows = 2 * j.shape.max_tokens + 1; }, "worst"},
+      {"sum_ranks", [](abi::Join& j) { j.shape.sum_ranks = 3; }, "num_ranks, which is 2"},
+      {"sum_ranks", [](abi::Join& j) { j.shape.sum_ranks = 1025; }, "1025"},
       {"priority", [](abi::Join& j) { j.priority = 8; }, "-8 .. 7"},
       {"priority", [](abi::Join& j) { j.priority = -9; }, "-9"},
       {"rank", [](abi::Join& j) { j.rank = 2; }, "2"},
@@ -268,10 +270,57 @@ TEST_F(Membership, AMismatchNamesFieldAndBothValuesAndHarmsNobody) {
   EXPECT_EQ(take().size(), 2u) << "the group starts";
 }
 
+// 0 is the daemon's choice: all ranks. A rank that says that itself joins the same group.
+TEST_F(Membership, SumRanksIsChosenWhenTheFirstRankJoins) {
+  JoinRequest said = request(1, 4);
+  said.join.shape.sum_ranks = 4;
+  join(request(0, 4));
+  join(said);
+  EXPECT_TRUE(take().empty()) << refusal_.message();
+  ASSERT_EQ(registry_.groups().size(), 1u);
+  EXPECT_EQ(registry_.groups().begin()->second.shape.sum_ranks, 4u);
+
+  JoinRequest other = request(2, 4);
+  other.join.shape.sum_ranks = 2;
+  join(other);
+  take();
+  EXPECT_EQ(refusal_.message(), "sum_ranks is 2, but the ranks already in group \"g\" have 4");
+
+  JoinRequest first = request(0, 4, "pairs");
+  first.join.shape.sum_ranks = 2;
+  join(of_session(first, 10, 200));
+  EXPECT_TRUE(take().empty()) << refusal_.message();
+  join(of_session(request(1, 4, "pairs"), 11, 200));
+  take();
+  EXPECT_EQ(refusal_.message(), "sum_ranks is 4, but the ranks already in group \"pairs\" have 2");
+}
+
+TEST_F(Membership, GpusHaveOneSumDomain) {
+  kind_ = abi::DeviceKind::kCuda;
+  JoinRequest r = request(0, 4);
+  r.join.shape.sum_ranks = 2;
+  join(r);
+  EXPECT_EQ(take(), (Lines{"refused session=10 request=100 status=UNSUPPORTED"}));
+  EXPECT_EQ(
+      refusal_.message(),
+      "sum_ranks is 2; allowed: num_ranks, which is 4, or 0 on CUDA devices: smaller sum domains follow "
+      "there later");
+  EXPECT_TRUE(registry_.groups().empty());
+  for (const std::uint32_t sum_ranks : {0u, 4u}) {
+    r.join.shape.sum_ranks = sum_ranks;
+    join(r);
+    EXPECT_TRUE(take().empty()) << refusal_.message();
+    session_closed(10, "test");
+    take();
+  }
+}
+
 // One of each kind that is on the edge, so that no rule above refuses too much.
 TEST_F(Membership, ShapesAtTheLimitsAreTaken) {
   const std::vector<void (*)(abi::Join&)> changes = {
       [](abi::Join& j) { j.shape.max_recv_rows = 2 * j.shape.max_tokens; },
+      [](abi::Join& j) { j.shape.sum_ranks = 1; },
+      [](abi::Join& j) { j.shape.sum_ranks = 2; },
       [](abi::Join& j) {
         j.shape.payload = abi::Payload::kOpaque;
         j.shape.opaque_bytes = abi::kMaxOpaqueBytes;

@@ -33,6 +33,7 @@ abi::GroupShape shape() {
   shape.num_biases = 2;
   shape.num_handles = 3;
   shape.max_recv_rows = 9000;
+  shape.sum_ranks = 1;
   return shape;
 }
 
@@ -53,6 +54,7 @@ TEST(Messages, AShapeHasEveryField) {
   EXPECT_EQ(message.num_biases(), 2u);
   EXPECT_EQ(message.num_handles(), 3u);
   EXPECT_EQ(message.max_recv_rows(), 9000u);
+  EXPECT_EQ(message.sum_ranks(), 1u);
 }
 
 TEST(Messages, EveryEnumeratorOfAShapeHasItsOwn) {

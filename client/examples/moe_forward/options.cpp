@@ -38,6 +38,7 @@ void require_multiple(const char* name, std::uint32_t value, std::uint32_t of) {
 void validate(const DemoPlan& plan) {
   const ModelShape& model = plan.model;
   require_range("ranks", model.num_ranks, 1, 64);
+  require_range("sum-ranks", plan.sum_ranks, 0, model.num_ranks);
   require_range("layers", model.num_layers, 1, 64);
   require_range("steps", plan.steps, 1, 10'000);
   require_range("tokens", plan.tokens, 1, 8192);
@@ -62,6 +63,10 @@ bool parse_options(int argc, char** argv, DemoPlan& plan, int& exit_code) {
   app.add_option("--epd", plan.program, "The daemon to start (default: epd beside this program)");
   app.add_option("--text", plan.text_path, "The text (default: the shipped one)");
   app.add_option("--ranks", plan.model.num_ranks, "Client processes, on devices host:0 and up")
+      ->capture_default_str();
+  app.add_option("--sum-ranks", plan.sum_ranks,
+                 "Ranks of a sum domain, whose rows combine adds up before it rounds them for another one "
+                 "(0: the daemon's choice)")
       ->capture_default_str();
   app.add_option("--layers", plan.model.num_layers, "MoE layers")->capture_default_str();
   app.add_option("--steps", plan.steps, "Measured forward passes")->capture_default_str();

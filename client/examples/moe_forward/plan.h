@@ -14,12 +14,13 @@ namespace epd::demo {
 
 struct DemoPlan {
   ModelShape model;
-  std::uint32_t steps = 3;     // measured forward passes; one more before them measures operations alone
-  std::uint32_t tokens = 128;  // of each rank and step, in two micro-batches
-  std::string text_path;       // empty: the shipped text
-  std::string socket;          // of a running daemon; empty: start one
-  std::string program;         // epd; empty: beside this executable
-  std::string dump_routing;    // file, or empty
+  std::uint32_t steps = 3;      // measured forward passes; one more before them measures operations alone
+  std::uint32_t tokens = 128;   // of each rank and step, in two micro-batches
+  std::uint32_t sum_ranks = 0;  // ranks of a sum domain; 0: the daemon's choice
+  std::string text_path;        // empty: the shipped text
+  std::string socket;           // of a running daemon; empty: start one
+  std::string program;          // epd; empty: beside this executable
+  std::string dump_routing;     // file, or empty
   bool json = false;
 
   kernels::reference::GroupParams params() const {
@@ -29,6 +30,7 @@ struct DemoPlan {
     p.hidden = model.hidden;
     p.topk = model.gate.topk;
     p.payload = kernels::reference::Payload::kFp8Cast;
+    p.sum_ranks = sum_ranks;
     return p;
   }
   std::uint32_t passes() const { return steps + 1; }

@@ -63,6 +63,7 @@ void DemoRank::connect() {
   config.topk = plan_.model.gate.topk;
   config.depth = plan_.segment() * kMicroBatches;
   config.payload = EPD_PAYLOAD_FP8_CAST;
+  config.sum_ranks = plan_.sum_ranks;
   group_ = kit::join(session_.get(), config);
   slots_.resize(config.depth);
   for (std::uint32_t i = 0; i < config.depth; ++i) slots_[i].buffers = kit::buffers_of(group_.get(), i);

@@ -261,6 +261,9 @@ typedef struct epd_group_config {
   int32_t priority; /* of this rank's operations among those of its device: -8 .. 7, higher goes first */
   const epd_binding_t* bindings; /* regions that this rank keeps in memory of its own, each at most once */
   uint32_t num_bindings;
+  uint32_t sum_ranks; /* ranks of a sum domain, 1..R; 0: the daemon's choice, for a group on one node R. A
+                         combine adds up the rows of each run of sum_ranks consecutive ranks, and rounds the
+                         sum to bf16 if the rank that combines is in another one. CUDA devices: 0 or R */
 } epd_group_config_t;
 static inline void epd_group_config_init(epd_group_config_t* config) {
   memset(config, 0, sizeof(*config));
@@ -319,6 +322,9 @@ EPD_API uint32_t epd_group_rank(const epd_group_t* group);
 /* 1 while the rank takes part in the group's operations; 0 if it is lost (EPD_POLICY_DEGRADE), or no rank of
  * it. */
 EPD_API int epd_group_active(const epd_group_t* group, uint32_t rank);
+/* Ranks of a sum domain, as the daemon has chosen if the configuration says 0. The same on all ranks, as long
+ * as the group lives. 0 if the handle may not be used. */
+EPD_API uint32_t epd_group_sum_ranks(const epd_group_t* group);
 
 /* The regions of one buffer slot, in this rank's arena or where it has bound them, shared with the engine:
  * nothing is copied between you and it. A region may be written until the operation that reads it is

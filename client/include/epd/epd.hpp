@@ -99,6 +99,7 @@ struct Config {
   std::uint32_t max_recv_rows = 0;
   std::int32_t priority = 0;
   std::vector<epd_binding_t> bindings;  // regions in memory of your own
+  std::uint32_t sum_ranks = 0;
 };
 
 // The regions of a slot in whole arrays; how much of each an operation uses is told in epd.h. A region that
@@ -197,6 +198,7 @@ inline epd_group_config_t make_config(const Config& config) {
   raw.priority = config.priority;
   raw.bindings = config.bindings.data();
   raw.num_bindings = static_cast<std::uint32_t>(config.bindings.size());
+  raw.sum_ranks = config.sum_ranks;
   return raw;
 }
 
@@ -450,6 +452,7 @@ class Group {
   epd_group_t* get() const { return owner().handle; }
   const Config& config() const { return owner().config; }
   std::uint32_t rank() const { return epd_group_rank(get()); }
+  std::uint32_t sum_ranks() const { return epd_group_sum_ranks(get()); }
   bool active(std::uint32_t rank) const { return epd_group_active(get(), rank) != 0; }
 
   Buffers buffers(std::uint32_t slot) const {

@@ -80,12 +80,18 @@ struct CombineArgs {
   std::uint32_t hidden = 0;
   std::uint32_t topk = 0;
   std::uint32_t experts_per_rank = 0;
+  std::uint32_t rank = 0;       // the owner: whose tokens these are
+  std::uint32_t sum_ranks = 0;  // ranks of a sum domain; 0, R or more: one domain has all
 };
 
 // Pulls and sums the rows of tokens [begin, end) into out. The sum of a token, in float32:
 //   acc = +0.0; then acc = acc + bias[0], acc = acc + bias[1] where given;
-//   then for each rank, ascending, that holds rows of the token: acc = acc + P, or compact and weighted
-//   acc = fma(W, y, acc) with W = sum of the token's weights on that rank in order of k (from +0.0);
+//   then for each sum domain (ranks d * sum_ranks .. (d + 1) * sum_ranks - 1), ascending:
+//     the owner's: for each rank, ascending, that holds rows of the token: acc = acc + P, or compact and
+//     weighted acc = fma(W, y, acc) with W = sum of the token's weights on that rank in order of k (from
+//     +0.0);
+//     another one, if its ranks hold rows of the token: q = +0.0; the same, into q; q rounded to bf16;
+//     acc = acc + q;
 //   one rounding to bf16, ties to even.
 // P, compact: the rank's row. Packed, expert: the rank's partial sum as it crosses the wire: p = +0.0;
 // for the token's rows there in plan order p = p + y, or weighted p = fma(w, y, p) with w = sum of the

@@ -77,7 +77,7 @@ struct Joined {
   std::uint64_t user_bytes;   // UserArenaLayout::total_bytes less what is bound, repeated for the check
   std::uint64_t board_bytes;  // BoardLayout::total_bytes, likewise
   std::uint32_t default_timeout_ms;  // of operations that give none
-  std::uint32_t reserved;
+  std::uint32_t sum_ranks;           // of the group's shape; never 0
 };
 
 struct Leave {

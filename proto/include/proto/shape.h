@@ -68,7 +68,10 @@ struct GroupShape {
   std::uint32_t num_biases = 0;        // 0..2
   std::uint32_t num_handles = 0;       // routings that may be kept beyond their slot: 0..4096
   std::uint32_t max_recv_rows = 0;     // room of recv_x and y (layout expert: per expert); 0 = worst case
+  std::uint32_t sum_ranks = 0;         // ranks of a sum domain: 1..R; 0 = default, which the daemon chooses
 
+  // Whether a combine adds up the rows of all ranks in one sum: nothing is rounded in between.
+  constexpr bool sums_all_ranks() const { return sum_ranks == 0 || sum_ranks == num_ranks; }
   constexpr std::uint32_t experts_per_rank() const { return num_experts / num_ranks; }
   constexpr bool per_expert() const { return layout != Layout::kCompact; }
   constexpr std::uint32_t index_bytes() const { return index_type == IndexType::kInt64 ? 8 : 4; }
@@ -104,6 +107,6 @@ struct GroupShape {
   }
   bool operator==(const GroupShape&) const = default;
 };
-static_assert(sizeof(GroupShape) == 64 && std::is_trivially_copyable_v<GroupShape>);
+static_assert(sizeof(GroupShape) == 68 && std::is_trivially_copyable_v<GroupShape>);
 
 }  // namespace epd::abi

@@ -18,7 +18,7 @@ struct ShapeField {
 };
 
 // Every field; ranks that differ in one can't form a group.
-inline constexpr std::array<ShapeField, 16> kShapeFields = {{
+inline constexpr std::array<ShapeField, 17> kShapeFields = {{
     {"num_ranks", [](const GroupShape& s) { return s.num_ranks; }, 1, kMaxRanks, 1},
     {"num_experts", [](const GroupShape& s) { return s.num_experts; }, 1, kMaxExperts, 1},
     {"max_tokens", [](const GroupShape& s) { return s.max_tokens; }, 1, kMaxTokens, 1},
@@ -35,6 +35,7 @@ inline constexpr std::array<ShapeField, 16> kShapeFields = {{
     {"num_biases", [](const GroupShape& s) { return s.num_biases; }, 0, kMaxBiases, 1},
     {"num_handles", [](const GroupShape& s) { return s.num_handles; }, 0, kMaxHandles, 1},
     {"max_recv_rows", [](const GroupShape& s) { return s.max_recv_rows; }, 0, kMaxRecvRows, 1},
+    {"sum_ranks", [](const GroupShape& s) { return s.sum_ranks; }, 0, kMaxRanks, 1},
 }};
 static_assert(sizeof(GroupShape) == kShapeFields.size() * sizeof(std::uint32_t));
 // Within these limits recv_rows() never passes kMaxRecvRows: R * min(K, E/R) <= E.
@@ -75,6 +76,9 @@ inline std::string check_together(const GroupShape& s) {
   const std::uint64_t rows = s.layout == Layout::kExpert ? worst.expert_capacity() : worst.recv_rows();
   if (s.max_recv_rows > rows)
     return bad_field("max_recv_rows", s.max_recv_rows, "0 .. " + std::to_string(rows) + ", the worst case");
+  if (s.sum_ranks > s.num_ranks)
+    return bad_field("sum_ranks", s.sum_ranks,
+                     "1 .. num_ranks, which is " + std::to_string(s.num_ranks) + ", or 0 (the default)");
   return "";
 }
 

@@ -14,8 +14,8 @@
 namespace epd::abi {
 
 inline constexpr std::uint32_t kWireMagic = 0x57445045;  // "EPDW"
-inline constexpr std::uint32_t kAbiVersion = 2;
-inline constexpr std::uint32_t kAbiVersionMin = 2;
+inline constexpr std::uint32_t kAbiVersion = 3;
+inline constexpr std::uint32_t kAbiVersionMin = 3;
 inline constexpr std::size_t kMaxMessageBytes = 2048;
 inline constexpr std::size_t kMaxMessageFds = 24;  // even: padding after an odd one would let in one more
 inline constexpr std::size_t kTextBytes = 512;

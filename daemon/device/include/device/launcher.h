@@ -137,6 +137,7 @@ struct LaneShape {
   std::shared_ptr<Arena> exchange;
   std::uint64_t block_bytes = 0;  // abi::ExchangeArenaLayout
   std::uint64_t kept_plans = 0;   // of a host device: plans that stay in memory (proto/route_memory.h)
+  std::uint32_t sum_ranks = 0;    // of a host device: ranks of a sum domain, 0: all
 };
 
 class Lane {
