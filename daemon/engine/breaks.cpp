@@ -30,7 +30,7 @@ Status Engine::break_group(const abi::Break& message) {
   if (group->starts_owed) start_group(*group);  // of which nobody has rung anything yet
   if (message.fatal == 0) finish_arrived(*group);
   group->cause = message;
-  group->broken_ns = now_ns_;
+  group->broken_ns = clock_.round_ns();
   group->break_acked = false;
   group->phase = message.fatal != 0 ? GroupPhase::kLost : GroupPhase::kBreaking;
   for (const auto& member : group->members) {
@@ -85,7 +85,7 @@ Status Engine::release_group(const abi::GroupRef& message) {
 Status Engine::remove_group(const abi::GroupRef& message) {
   Group* group = find_group(message.group_id);
   if (group == nullptr) {
-    reclaimer_.then([this, message] { send(LinkType::kGroupRemoved, message); });
+    reclaimer_.then([this, message] { link_.send(LinkType::kGroupRemoved, message); });
     return {};
   }
   group->phase = GroupPhase::kRemoving;
@@ -120,7 +120,7 @@ void Engine::forget(Group& group) {
   }
   for (GroupRankMemory& rank : group.ranks) reclaimer_.take(rank);
   // Not before nothing of it is mapped here, see give_up_memory.
-  reclaimer_.then([this, id = group.id] { send(LinkType::kGroupRemoved, abi::GroupRef{id}); });
+  reclaimer_.then([this, id = group.id] { link_.send(LinkType::kGroupRemoved, abi::GroupRef{id}); });
 }
 
 }  // namespace epd

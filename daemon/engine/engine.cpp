@@ -1,6 +1,5 @@
 #include "engine.h"
 
-#include "base/log.h"
 #include "commands.h"
 
 #include <poll.h>
@@ -19,54 +18,50 @@ constexpr std::uint64_t kTurnNs = 50'000;             // of a session's operatio
 constexpr std::uint32_t kTurnsPerLowChunk = 16;       // see take_turn
 constexpr std::uint64_t kMaxSleepNs = 1'000'000'000;  // so that the heartbeat advances
 constexpr std::uint64_t kLeaveNs = 1'000'000'000;
-constexpr std::uint64_t kCheckOftenNs = 5'000'000;       // see check_device
-constexpr std::uint64_t kAfterClientNs = 2'000'000'000;  // for so long after a client has gone
-constexpr std::uint64_t kDeviceLookNs = 50'000;          // nobody rings for what a GPU has done
 
 }  // namespace
 
-Engine::Engine(UniqueFd link, UniqueFd bell, Page page, const Clock& clock)
-    : link_(std::move(link)),
-      bell_(std::move(bell)),
-      page_(std::move(page)),
+Engine::Engine(SupervisorLink& link, Bell& bell, Page& page, std::unique_ptr<Device> device,
+               const Clock& clock)
+    : link_(link),
+      bell_(bell),
+      page_(page),
       clock_(clock),
-      reclaimer_(clock) {}
+      device_(std::move(device)),
+      watch_(*device_, page),
+      reclaimer_(clock) {
+  listen();
+}
 
 Engine::~Engine() = default;
 
-void Engine::wake() {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (page_->sleep.sleeping.load(std::memory_order_relaxed) != 0) ring_eventfd(bell_.get());
-}
-
 int Engine::run() {
   page_.start(device_->num_sms());
-  send(abi::LinkType::kReady, abi::EngineReady{::getpid(), device_->max_sms()});
-  while (!stop_) {
-    now_ns_ = clock_.now_ns();
+  link_.send(abi::LinkType::kReady, abi::EngineReady{::getpid(), device_->max_sms()});
+  while (!link_.exit_code()) {
+    clock_.begin_round();
+    const std::uint64_t now_ns = clock_.round_ns();
     count(page_->loops);
-    page_->heartbeat_ns.store(now_ns_, std::memory_order_relaxed);
+    page_->heartbeat_ns.store(now_ns, std::memory_order_relaxed);
     page_->sms.store(device_->num_sms(), std::memory_order_relaxed);  // may follow a setting later
-    if (now_ns_ - last_link_ns_ >= kLinkPollNs) {
-      last_link_ns_ = now_ns_;
-      handle_link();
-      if (stop_) break;
+    if (now_ns - last_link_ns_ >= kLinkPollNs) {
+      last_link_ns_ = now_ns;
+      link_.receive(clock_, clock_.now_ns() + kShareNs);
+      if (link_.exit_code()) break;
     }
     bool progress = poll_sessions();
     progress |= answer_stray_orphans();
     progress |= step_operations();
     progress |= read_journals();
     halt_commands();
-    device_busy_ = device_->advance();
-    for (const std::uint32_t us : device_->take_kernel_stops()) page_.kernel_stopped(us);
-    if (device_->times_stuck() != page_->times_stuck.load(std::memory_order_relaxed)) note_stuck_device();
+    watch_.advance();
     answer_stops();
     finish_starts();
     acknowledge_breaks();
     finish_removals();
     progress |= remove_sessions();
     progress |= reclaim();
-    check_device();
+    watch_.check(now_ns);
     if (progress || spin()) continue;
     sleep();
   }
@@ -83,17 +78,18 @@ int Engine::leave() {
   const std::uint64_t patience_ns = clock_.now_ns() + kLeaveNs;
   const auto busy = [this](const auto& entry) { return !settled(*entry.second); };
   while (std::any_of(groups_.begin(), groups_.end(), busy)) {
-    if (clock_.now_ns() > patience_ns) ::_exit(exit_code_);  // a device that hangs does not hold up the end
+    if (clock_.now_ns() > patience_ns)
+      ::_exit(*link_.exit_code());  // a device that hangs does not hold up the end
     device_->advance();
     ::sched_yield();
   }
   schedule_.clear();
   groups_.clear();
   while (device_->advance()) {
-    if (clock_.now_ns() > patience_ns) ::_exit(exit_code_);
+    if (clock_.now_ns() > patience_ns) ::_exit(*link_.exit_code());
     ::sched_yield();
   }
-  return exit_code_;
+  return *link_.exit_code();
 }
 
 // Sessions in turn, until each has had its own or the round has lasted long enough.
@@ -153,8 +149,9 @@ StepResult Engine::step(Operation& operation, std::int32_t first) {
     return counts ? StepResult::kDone : StepResult::kIdle;
   }
   const bool stands_back = group.priority < first && operation.can_move();
-  StepResult result = stands_back ? StepResult::kIdle : operation.step(now_ns_);
-  if (result == StepResult::kIdle && now_ns_ >= operation.deadline_ns()) result = operation.expire(now_ns_);
+  StepResult result = stands_back ? StepResult::kIdle : operation.step(clock_.round_ns());
+  if (result == StepResult::kIdle && clock_.round_ns() >= operation.deadline_ns())
+    result = operation.expire(clock_.round_ns());
   if (result != StepResult::kFailed) return result;
   if (group.phase == GroupPhase::kLost || !operation.is_collective()) {
     operation.set_verdict(operation.failure());  // the group will not break (once more) for it
@@ -167,7 +164,7 @@ StepResult Engine::step(Operation& operation, std::int32_t first) {
 void Engine::request_break(Group& group, const abi::Break& failure) {
   if (group.break_requested || group.phase != GroupPhase::kActive) return;
   group.break_requested = true;
-  send(abi::LinkType::kBreakRequest, failure);
+  link_.send(abi::LinkType::kBreakRequest, failure);
 }
 
 // Any rank's engine asks, whichever comes there first. To the clients it is a break like any other.
@@ -196,7 +193,7 @@ std::vector<Operation*> operations_of(const Group& group) {
 // that the peers saw succeed must not fail for a break that came later.
 void Engine::finish_arrived(Group& group) {
   for (Operation* operation : operations_of(group)) {
-    if (operation->may_be_done() && operation->step(now_ns_) == StepResult::kDone) {
+    if (operation->may_be_done() && operation->step(clock_.round_ns()) == StepResult::kDone) {
       finish(*operation, StatusCode::kOk, {});
       schedule_.remove(*operation);
     }
@@ -236,7 +233,7 @@ void Engine::acknowledge_breaks() {
       if (!member->stopped) next = std::min(next, member->next_index());
     }
     group->break_acked = true;
-    send(abi::LinkType::kBroken, abi::Broken{id, group->cause.epoch, next});
+    link_.send(abi::LinkType::kBroken, abi::Broken{id, group->cause.epoch, next});
   }
 }
 
@@ -282,25 +279,10 @@ bool Engine::remove_sessions() {
     for (const auto& [number, member] : session.members) member->session = nullptr;
     const abi::SessionRef reply{it->first};
     it = sessions_.erase(it);
-    send(abi::LinkType::kSessionRemoved, reply);
+    link_.send(abi::LinkType::kSessionRemoved, reply);
     removed = true;
   }
   return removed;
-}
-
-// Under MPS a client that ends in the middle of its own kernel takes along every process on the GPU, and MPS
-// takes nobody new until all of them are gone: an engine with nothing to do must notice too.
-void Engine::check_device() {
-  if (now_ns_ < next_check_ns_) return;
-  device_->check();
-  next_check_ns_ = now_ns_ + (now_ns_ < check_often_ns_ ? kCheckOftenNs : kMaxSleepNs);
-}
-
-// A client has gone. That it took the device along shows a moment later.
-void Engine::check_device_often() {
-  if (!device_->traits().has_streams) return;
-  check_often_ns_ = now_ns_ + kAfterClientNs;
-  next_check_ns_ = 0;
 }
 
 // Polls on for a while when that pays: a short wait costs less than a sleep. Yields meanwhile, because
@@ -329,18 +311,11 @@ void Engine::grow_spin_budget() {
 
 // True if a round of the loop would find something to do: the same looks, without the work.
 bool Engine::anything_pending() {
-  now_ns_ = clock_.now_ns();
   for (const auto& [id, session] : sessions_) {
     if (session->has_submission() || session->can_flush()) return true;
   }
   return !reclaimer_.empty() || journal_pending() || device_->has_news() ||
          schedule_.find([](const Operation& operation) { return operation.runnable(); }) != nullptr;
-}
-
-void Engine::note_stuck_device() {
-  page_->times_stuck.store(device_->times_stuck(), std::memory_order_relaxed);
-  log_event(LogLevel::kWarning, "the GPU began no kernel; those that stay step aside",
-            {{"device", device_->name()}, {"times", device_->times_stuck()}});
 }
 
 void Engine::set_sleeping(bool sleeping) {
@@ -361,27 +336,22 @@ void Engine::sleep() {
   const std::uint64_t wait_ns = until <= now ? 0 : std::min(until - now, kMaxSleepNs);
   const timespec wait{static_cast<time_t>(wait_ns / 1'000'000'000),
                       static_cast<long>(wait_ns % 1'000'000'000)};
-  pollfd waiting[] = {{bell_.get(), POLLIN, 0}, {link_.get(), POLLIN, 0}};
+  pollfd waiting[] = {{bell_.fd(), POLLIN, 0}, {link_.fd(), POLLIN, 0}};
   count(page_->sleeps);
   const int ready = ::ppoll(waiting, 2, &wait, nullptr);
   set_sleeping(false);
   // A sleep so short that polling on would have won.
   if (ready > 0 && clock_.now_ns() - now < 2 * spin_limit_ns()) grow_spin_budget();
   if (ready <= 0) return;
-  if (waiting[0].revents != 0) {
-    std::uint64_t rings;
-    [[maybe_unused]] const ssize_t n = ::read(bell_.get(), &rings, sizeof(rings));
-  }
+  if (waiting[0].revents != 0) bell_.take();
   if (waiting[1].revents != 0) {
-    now_ns_ = clock_.now_ns();
-    handle_link();
+    clock_.begin_round();
+    link_.receive(clock_, clock_.now_ns() + kShareNs);
   }
 }
 
 std::uint64_t Engine::next_look_ns(std::uint64_t now) const {
-  std::uint64_t next = next_check_ns_ < check_often_ns_ ? next_check_ns_ : kNever;
-  next = std::min(next, next_journal_look_ns(now));
-  if (device_busy_) next = std::min(next, now + kDeviceLookNs);
+  std::uint64_t next = std::min(watch_.next_look_ns(now), next_journal_look_ns(now));
   schedule_.for_each([&](const Operation& operation) {
     if (operation.needs_polling()) next = std::min(next, now + kDeviceLookNs);
     if (operation.stage() != abi::OpStage::kBreaking) next = std::min(next, operation.deadline_ns());

@@ -2,58 +2,41 @@
 // thread; helpers of the device only run pieces of operations.
 #pragma once
 
-#include "base/clock.h"
-#include "common/packet.h"
 #include "device/device.h"
+#include "device_watch.h"
 #include "group.h"
 #include "operation.h"
 #include "page.h"
 #include "reclaimer.h"
+#include "round_clock.h"
 #include "schedule.h"
 #include "session_port.h"
+#include "supervisor_link.h"
 
-#include <list>
 #include <map>
 #include <memory>
 
 namespace epd {
 
-inline constexpr std::uint64_t kNever = ~std::uint64_t{0};
-// What a round spends at most on each of the link, the rings, the operations and memory that goes: it ends
-// with the piece of work in hand, and the next round goes on where it was.
-inline constexpr std::uint64_t kShareNs = 100'000;
-
 class Engine {
  public:
-  Engine(UniqueFd link, UniqueFd bell, Page page, const Clock& clock);
+  // The device's notify must ring the bell.
+  Engine(SupervisorLink& link, Bell& bell, Page& page, std::unique_ptr<Device> device, const Clock& clock);
   ~Engine();
 
-  // Before run(): the device, whose notify must be wake().
-  void set_device(std::unique_ptr<Device> device) { device_ = std::move(device); }
-  // From any thread: something the loop waits for has happened.
-  void wake();
-  // The loop's thread is about to end the process.
-  void say_device_failed();
   // Until kStop or the end of the link. Returns the process's exit code.
   int run();
 
  private:
   // link.cpp: the supervisor's messages
-  void handle_link();
-  void handle_message(Packet& packet);
+  void listen();
   Status add_session(Packet& packet);
   Status remove_session(const abi::SessionRef& message);
-  Status note_all_told();
+  Status note_all_told(const abi::AllTold& message);
   Status begin_group(const abi::GroupBegin& message);
   Status commit_group(const abi::GroupRef& message);
   Status apply_settings(const abi::Settings& message);
   Status apply_group_settings(const abi::GroupSettings& message);
-  template <typename T>
-  void send(abi::LinkType type, const T& body) {
-    send_bytes(type, &body, sizeof(T));
-  }
-  void send_bytes(abi::LinkType type, const void* body, std::size_t bytes);
-  void flush_link();
   Group* find_group(std::uint64_t id);
   Member* find_member(Group& group, std::uint32_t rank);
 
@@ -136,36 +119,27 @@ class Engine {
   bool give_up_memory(Group& group);
   bool reclaim();
   bool remove_sessions();
-  void check_device();
-  void check_device_often();
   bool spin();
   std::uint64_t spin_limit_ns() const;
   void grow_spin_budget();
   void sleep();
-  void note_stuck_device();
   void set_sleeping(bool sleeping);
   bool anything_pending();
   std::uint64_t next_look_ns(std::uint64_t now) const;
 
-  UniqueFd link_;
-  UniqueFd bell_;
-  Page page_;
-  const Clock& clock_;
-  std::unique_ptr<Device> device_;
+  SupervisorLink& link_;
+  Bell& bell_;
+  Page& page_;
+  RoundClock clock_;
+  const std::unique_ptr<Device> device_;
+  DeviceWatch watch_;
   abi::Settings settings_{1, 30000, 50, 2};
   bool all_told_ = false;  // kAllTold has come
-  bool stop_ = false;
-  int exit_code_ = 0;
-  std::uint64_t now_ns_ = 0;
   std::uint64_t spin_budget_ns_ = 0;
   std::uint64_t last_link_ns_ = 0;
   std::uint64_t last_session_ = 0;     // whose ring was looked at last
   std::size_t idle_turns_ = 0;         // of sessions, one after another, in which nothing got on
-  std::uint64_t next_check_ns_ = 0;    // of the device
-  std::uint64_t check_often_ns_ = 0;   // until then, because a client has gone
-  bool device_busy_ = false;           // with what it does by itself
   std::vector<abi::MemberRef> stops_;  // to be answered
-  std::list<Packet> link_backlog_;     // messages that the supervisor had no room for
   Reclaimer reclaimer_;
   std::map<std::uint32_t, std::weak_ptr<PeerEngine>> peers_;  // by device: those that groups have
   // Operations before the members they point to, and those before the sessions: destruction order.

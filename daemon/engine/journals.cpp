@@ -35,13 +35,13 @@ bool Engine::read_journal(Member& member) {
   Commands& commands = *member.commands;
   bool progress = false;
   while (const kernels::cuda::JournalEntry* entry = commands.front()) {
-    commands.last_end_ns = now_ns_;
+    commands.last_end_ns = clock_.round_ns();
     read_entry(member, *entry);
     commands.pop();
     progress = true;
   }
   if (member.group.phase == GroupPhase::kActive && !member.stopped && member.failed_from == kNoFailure) {
-    commands.look(page_, now_ns_);
+    commands.look(page_, clock_.round_ns());
   } else {
     commands.show_none();
   }
@@ -79,7 +79,7 @@ StatusCode Engine::fail_command(Member& member, const kernels::cuda::JournalEntr
   member.next_number = member.commands->index_of(entry);
   member.failed_from = std::min(member.failed_from, member.next_number);
   if (entry.result.error == OpError::kAborted) return StatusCode::kAborted;
-  const Failure failure = member.commands->failure(entry, now_ns_);
+  const Failure failure = member.commands->failure(entry, clock_.round_ns());
   request_break(member.group, as_break(member.group, failure));
   return failure.cause;
 }
@@ -93,7 +93,7 @@ void Engine::halt_commands() {
       if (member->commands == nullptr) continue;
       const std::uint64_t since = std::max(group->broken_ns, member->commands->last_end_ns);
       if (member->next_index() >= group->cause.fail_from || member->failed_from != kNoFailure ||
-          now_ns_ >= since + kGraceNs)
+          clock_.round_ns() >= since + kGraceNs)
         member->commands->halt();
     }
   }
@@ -116,7 +116,7 @@ void Engine::answer_stops() {
       read_journal(*member);
     }
     reply.next_submit = member != nullptr ? member->next_number : group->resume_index;
-    send(abi::LinkType::kMemberStopped, reply);
+    link_.send(abi::LinkType::kMemberStopped, reply);
     return true;
   });
 }

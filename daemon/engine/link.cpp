@@ -1,126 +1,29 @@
-// Engine: the supervisor's messages. Both ends of the link are ours; a message that makes no sense
-// is reported and, since nothing can be trusted then, ends the engine, which the supervisor restarts.
+// Engine: the supervisor's messages.
 
 #include "base/log.h"
 #include "commands.h"
 #include "engine.h"
 
-#include <cstring>
-
 namespace epd {
 
 using abi::LinkType;
 
-void Engine::send_bytes(LinkType type, const void* body, std::size_t bytes) {
-  Packet packet;
-  packet.header.type = static_cast<std::uint16_t>(type);
-  packet.body_bytes = bytes;
-  std::memcpy(packet.body.data(), body, bytes);
-  link_backlog_.push_back(std::move(packet));
-  flush_link();
-}
-
-void Engine::say_device_failed() {
-  flush_link();
-  // If there is no room, the end of the process will tell.
-  if (link_backlog_.empty())
-    (void)send_packet(link_.get(), static_cast<std::uint16_t>(LinkType::kDeviceFailed), 0, nullptr, 0);
-}
-
-void Engine::flush_link() {
-  while (!link_backlog_.empty()) {
-    const Packet& packet = link_backlog_.front();
-    const Status sent =
-        send_packet(link_.get(), packet.header.type, 0, packet.body.data(), packet.body_bytes);
-    if (sent.code() == StatusCode::kWouldBlock) return;
-    link_backlog_.pop_front();  // a failure means that the supervisor is gone; the loop will see it
-  }
-}
-
-// What does not fit into the round stays in the socket, so the next one begins with it.
-void Engine::handle_link() {
-  flush_link();
-  Packet packet;
-  Status error;
-  const std::uint64_t end = clock_.now_ns() + kShareNs;
-  while (!stop_ && clock_.now_ns() < end) {
-    switch (receive_packet(link_.get(), packet, error)) {
-      case ReceiveResult::kNothing: return;
-      case ReceiveResult::kClosed:
-        stop_ = true;  // the supervisor is gone: so are the owners of all memory
-        exit_code_ = 1;
-        return;
-      case ReceiveResult::kMalformed:
-        log_event(LogLevel::kError, "malformed link message", {{"error", error.to_string()}});
-        stop_ = true;
-        exit_code_ = 2;
-        return;
-      case ReceiveResult::kPacket: handle_message(packet); break;
-    }
-  }
-}
-
-namespace {
-
-// Reads the body as T and calls `handler` with it.
-template <typename T, typename Handler>
-Status with_body(const Packet& packet, Handler handler) {
-  const Result<T> body = packet.read<T>();
-  return body.ok() ? handler(body.value()) : body.status();
-}
-
-}  // namespace
-
-void Engine::handle_message(Packet& packet) {
-  Status status;
-  const auto type = static_cast<LinkType>(packet.header.type);
-  switch (type) {
-    case LinkType::kAddSession: status = add_session(packet); break;
-    case LinkType::kGroupRank: status = add_rank(packet); break;
-    case LinkType::kGroupMember: status = add_member(packet); break;
-    case LinkType::kCloseStreams: status = close_streams(packet); break;
-    case LinkType::kRemoveSession:
-      status = with_body<abi::SessionRef>(packet, [this](const auto& m) { return remove_session(m); });
-      break;
-    case LinkType::kGroupBegin:
-      status = with_body<abi::GroupBegin>(packet, [this](const auto& m) { return begin_group(m); });
-      break;
-    case LinkType::kGroupCommit:
-      status = with_body<abi::GroupRef>(packet, [this](const auto& m) { return commit_group(m); });
-      break;
-    case LinkType::kStopMember:
-      status = with_body<abi::MemberRef>(packet, [this](const auto& m) { return stop_member(m); });
-      break;
-    case LinkType::kBreak:
-      status = with_body<abi::Break>(packet, [this](const auto& m) { return break_group(m); });
-      break;
-    case LinkType::kResume:
-      status = with_body<abi::Resume>(packet, [this](const auto& m) { return resume_group(m); });
-      break;
-    case LinkType::kRelease:
-      status = with_body<abi::GroupRef>(packet, [this](const auto& m) { return release_group(m); });
-      break;
-    case LinkType::kRemoveGroup:
-      status = with_body<abi::GroupRef>(packet, [this](const auto& m) { return remove_group(m); });
-      break;
-    case LinkType::kSettings:
-      status = with_body<abi::Settings>(packet, [this](const auto& m) { return apply_settings(m); });
-      break;
-    case LinkType::kGroupSettings:
-      status =
-          with_body<abi::GroupSettings>(packet, [this](const auto& m) { return apply_group_settings(m); });
-      break;
-    case LinkType::kAllTold:
-      status = with_body<abi::AllTold>(packet, [this](const auto&) { return note_all_told(); });
-      break;
-    case LinkType::kStop: stop_ = true; break;
-    default: status = invalid_argument("link message type " + std::to_string(packet.header.type)); break;
-  }
-  if (status.ok()) return;
-  log_event(LogLevel::kError, "link message refused",
-            {{"type", packet.header.type}, {"error", status.to_string()}});
-  stop_ = true;
-  exit_code_ = 2;
+void Engine::listen() {
+  link_.on(LinkType::kAddSession, *this, &Engine::add_session);
+  link_.on(LinkType::kRemoveSession, *this, &Engine::remove_session);
+  link_.on(LinkType::kAllTold, *this, &Engine::note_all_told);
+  link_.on(LinkType::kGroupBegin, *this, &Engine::begin_group);
+  link_.on(LinkType::kGroupRank, *this, &Engine::add_rank);
+  link_.on(LinkType::kGroupMember, *this, &Engine::add_member);
+  link_.on(LinkType::kGroupCommit, *this, &Engine::commit_group);
+  link_.on(LinkType::kCloseStreams, *this, &Engine::close_streams);
+  link_.on(LinkType::kStopMember, *this, &Engine::stop_member);
+  link_.on(LinkType::kBreak, *this, &Engine::break_group);
+  link_.on(LinkType::kResume, *this, &Engine::resume_group);
+  link_.on(LinkType::kRelease, *this, &Engine::release_group);
+  link_.on(LinkType::kRemoveGroup, *this, &Engine::remove_group);
+  link_.on(LinkType::kSettings, *this, &Engine::apply_settings);
+  link_.on(LinkType::kGroupSettings, *this, &Engine::apply_group_settings);
 }
 
 // Of one that is being removed the supervisor speaks no more.
@@ -148,7 +51,7 @@ Status Engine::add_session(Packet& packet) {
   if (!port.ok()) {
     abi::SessionFailed failed{id, port.status().code(), {}};
     abi::set_text(failed.text, port.status().message().data(), port.status().message().size());
-    send(LinkType::kSessionFailed, failed);
+    link_.send(LinkType::kSessionFailed, failed);
     return {};
   }
   (*port)->statistics = Statistics::of_session(page_, id);
@@ -158,10 +61,10 @@ Status Engine::add_session(Packet& packet) {
 }
 
 Status Engine::remove_session(const abi::SessionRef& message) {
-  check_device_often();
+  watch_.note_client_gone(clock_.round_ns());
   const auto found = sessions_.find(message.session_id);
   if (found == sessions_.end()) {
-    send(LinkType::kSessionRemoved, message);  // never got this far, or failed to open
+    link_.send(LinkType::kSessionRemoved, message);  // never got this far, or failed to open
   } else {
     found->second->removing = true;
   }
@@ -169,7 +72,7 @@ Status Engine::remove_session(const abi::SessionRef& message) {
 }
 
 // Whatever former engines left behind for another group than those told by now, nobody waits for any more.
-Status Engine::note_all_told() {
+Status Engine::note_all_told(const abi::AllTold& /*message*/) {
   all_told_ = true;
   for (const auto& [id, session] : sessions_) session->set_all_told();
   return {};
@@ -218,7 +121,7 @@ Status Engine::commit_group(const abi::GroupRef& message) {
     owe_start(*group);
     return {};
   }
-  send(LinkType::kGroupReady, ready);
+  link_.send(LinkType::kGroupReady, ready);
   return {};
 }
 

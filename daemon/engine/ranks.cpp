@@ -115,7 +115,7 @@ void Engine::refuse_rank(Group& group, std::uint32_t rank, const Status& status)
   group.refused.insert(rank);
   abi::RankRefused message{group.id, rank, status.code(), {}};
   abi::set_text(message.text, status.message().data(), status.message().size());
-  send(LinkType::kRankRefused, message);
+  link_.send(LinkType::kRankRefused, message);
 }
 
 Status Engine::add_member(Packet& packet) {

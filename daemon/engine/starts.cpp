@@ -33,9 +33,9 @@ void Engine::tell_limits(const Group& group) {
 
 void Engine::owe_start(Group& group) {
   group.starts_owed = true;
-  group.owed_since_ns = now_ns_;
+  group.owed_since_ns = clock_.round_ns();
   group.waits_logged = false;
-  group.say_waits_ns = now_ns_ + kFirstWordNs;
+  group.say_waits_ns = clock_.round_ns() + kFirstWordNs;
   finish_starts();
 }
 
@@ -48,7 +48,7 @@ void Engine::finish_starts() {
                                    [](const auto& member) { return owes_start(*member); });
     if (late == group->members.end()) {
       start_group(*group);
-    } else if (now_ns_ >= group->say_waits_ns) {
+    } else if (clock_.round_ns() >= group->say_waits_ns) {
       say_waits(**late);
     }
   }
@@ -65,12 +65,12 @@ void Engine::say_waits(const Member& late) {
     text += device_->name() + " to begin it";
   }
   // Not of a start that just takes a moment.
-  if (now_ns_ >= group.owed_since_ns + kNextWordNs && !std::exchange(group.waits_logged, true))
+  if (clock_.round_ns() >= group.owed_since_ns + kNextWordNs && !std::exchange(group.waits_logged, true))
     log_event(LogLevel::kWarning, "group waits", {{"group", group.id}, {"reason", text}});
-  group.say_waits_ns = now_ns_ + kNextWordNs;
+  group.say_waits_ns = clock_.round_ns() + kNextWordNs;
   abi::GroupWaits message{group.id, {}};
   abi::set_text(message.text, text.data(), text.size());
-  send(abi::LinkType::kGroupWaits, message);
+  link_.send(abi::LinkType::kGroupWaits, message);
 }
 
 // Of the operations of others the one that is in flight for longest: "" if nothing is known to be.
@@ -101,7 +101,7 @@ void Engine::start_group(Group& group) {
   // The board first: whoever sees a failed operation must find the new epoch there.
   for (const auto& member : group.members) member->publish_state(abi::GroupState::kActive, group.cause);
   if (is_new) {
-    send(abi::LinkType::kGroupReady, abi::GroupReady{group.id, StatusCode::kOk, {}});
+    link_.send(abi::LinkType::kGroupReady, abi::GroupReady{group.id, StatusCode::kOk, {}});
     return;
   }
   fail_operations(group, 0, group.cause);
@@ -110,7 +110,7 @@ void Engine::start_group(Group& group) {
     member->publish_next_index();
     answer_orphans(*member, StatusCode::kEngineRestarted);
   }
-  send(abi::LinkType::kResumed, abi::Resumed{group.id, group.epoch});
+  link_.send(abi::LinkType::kResumed, abi::Resumed{group.id, group.epoch});
 }
 
 }  // namespace epd

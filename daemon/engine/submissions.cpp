@@ -32,7 +32,7 @@ bool Engine::poll_sessions() {
     // Not asked for a single submission.
     if (left == 1) break;
     const std::uint64_t now = clock_.now_ns();
-    if (end == 0) end = now_ns_ + kShareNs;
+    if (end == 0) end = clock_.round_ns() + kShareNs;
     if (now >= end) break;
   }
   return progress;
@@ -122,8 +122,8 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
   }
   const std::uint32_t timeout_ms =
       submission.timeout_ms != 0 ? submission.timeout_ms : settings_.default_timeout_ms;
-  auto operation = std::make_unique<Operation>(member, submission, now_ns_,
-                                               now_ns_ + std::uint64_t{timeout_ms} * 1'000'000,
+  auto operation = std::make_unique<Operation>(member, submission, clock_.round_ns(),
+                                               clock_.round_ns() + std::uint64_t{timeout_ms} * 1'000'000,
                                                device_->launcher(), page_);
   session.begin(submission, is_noop ? kUnnumbered : operation->index());
   if (!is_noop) {
@@ -168,7 +168,7 @@ abi::Completion Engine::answer(SessionPort& session, const Submission& submissio
   completion.member = submission.member;
   completion.slot = submission.slot;
   completion.seen_us = completion.launched_us = completion.done_us =
-      saturated_us(submission.submit_ns, now_ns_);
+      saturated_us(submission.submit_ns, clock_.round_ns());
   session.complete(completion);
   return completion;
 }
@@ -199,7 +199,7 @@ void Engine::end_session(SessionPort& session, const std::string& text) {
   session.end(StatusCode::kInvalidArgument, text);
   abi::SessionFailed failed{session.id(), StatusCode::kInvalidArgument, {}};
   abi::set_text(failed.text, text.data(), text.size());
-  send(abi::LinkType::kSessionFailed, failed);
+  link_.send(abi::LinkType::kSessionFailed, failed);
 }
 
 void Engine::finish(const Operation& operation, StatusCode status, const abi::Break& cause) {
