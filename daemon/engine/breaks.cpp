@@ -15,10 +15,7 @@ Status Engine::stop_member(const abi::MemberRef& message) {
   const bool refused = group != nullptr && group->refused.count(message.rank) == 1;
   if (member == nullptr && !refused)
     return invalid_argument("kStopMember for group " + std::to_string(message.group_id));
-  if (member != nullptr) {
-    member->stopped = true;
-    if (member->commands != nullptr) member->commands->halt();
-  }
+  if (member != nullptr) member->stop();
   stops_.push_back(message);
   answer_stops();
   return {};
@@ -26,22 +23,27 @@ Status Engine::stop_member(const abi::MemberRef& message) {
 
 Status Engine::break_group(const abi::Break& message) {
   Group* group = find_group(message.group_id);
-  if (group == nullptr) return invalid_argument("kBreak for group " + std::to_string(message.group_id));
-  if (group->starts_owed) start_group(*group);  // of which nobody has rung anything yet
-  if (message.fatal == 0) finish_arrived(*group);
+  if (group != nullptr && group->life.begins()) start_group(*group);  // nobody has enqueued anything yet
+  const bool fatal = message.fatal != 0;
+  if (group == nullptr || !(fatal ? group->life.may_lose() : group->life.may(GroupPhase::kBreaking)))
+    return invalid_argument("kBreak for group " + std::to_string(message.group_id));
+  if (fatal) {
+    group->life.lose();
+  } else {
+    finish_arrived(*group);
+    group->life.enter(GroupPhase::kBreaking);
+  }
   group->cause = message;
   group->broken_ns = clock_.round_ns();
-  group->break_acked = false;
-  group->phase = message.fatal != 0 ? GroupPhase::kLost : GroupPhase::kBreaking;
   for (const auto& member : group->members) {
     for (Operation* operation : member->operations) {
-      if (operation->index() >= (message.fatal != 0 ? message.fail_from : 0)) operation->abandon();
+      if (operation->index() >= (fatal ? message.fail_from : 0)) operation->abandon();
     }
-    if (message.fatal == 0 && member->commands != nullptr) member->commands->halt();
+    if (!fatal && member->commands != nullptr) member->commands->halt();
   }
-  const auto state = message.fatal != 0 ? abi::GroupState::kLost : abi::GroupState::kBroken;
+  const auto state = fatal ? abi::GroupState::kLost : abi::GroupState::kBroken;
   for (const auto& member : group->members) member->publish_state(state, message);
-  if (message.fatal != 0) {
+  if (fatal) {
     fail_operations(*group, message.fail_from, message);
     for (const auto& member : group->members) answer_orphans(*member, message.cause);
   }
@@ -50,12 +52,12 @@ Status Engine::break_group(const abi::Break& message) {
 
 Status Engine::resume_group(const abi::Resume& message) {
   Group* group = find_group(message.group_id);
-  if (group == nullptr) return invalid_argument("kResume for group " + std::to_string(message.group_id));
+  if (group == nullptr || !group->life.may(GroupPhase::kResuming))
+    return invalid_argument("kResume for group " + std::to_string(message.group_id));
+  group->life.enter(GroupPhase::kResuming);
   group->epoch = message.epoch;
   group->resume_index = message.resume_index;
   clear_signals(*group);
-  group->break_requested = false;
-  group->released = false;
   if (message.cause != StatusCode::kOk) {
     group->cause.cause = message.cause;
     group->cause.culprit_rank = message.culprit_rank;
@@ -73,9 +75,9 @@ Status Engine::resume_group(const abi::Resume& message) {
 // later operation can begin before it has spoken.
 Status Engine::release_group(const abi::GroupRef& message) {
   Group* group = find_group(message.group_id);
-  if (group == nullptr || group->phase != GroupPhase::kBreaking || !group->break_acked)
+  if (group == nullptr || !group->life.may(GroupPhase::kReleased))
     return invalid_argument("kRelease for group " + std::to_string(message.group_id));
-  group->released = true;
+  group->life.enter(GroupPhase::kReleased);
   fail_operations(*group, 0, group->cause);
   return {};
 }
@@ -88,8 +90,7 @@ Status Engine::remove_group(const abi::GroupRef& message) {
     reclaimer_.then([this, message] { link_.send(LinkType::kGroupRemoved, message); });
     return {};
   }
-  group->phase = GroupPhase::kRemoving;
-  group->starts_owed = false;
+  group->life.enter(GroupPhase::kRemoving);
   group->cause = {group->id, group->epoch, 0, 1, StatusCode::kAborted, -1, "the group was removed"};
   for (const auto& member : group->members) {
     for (Operation* operation : member->operations) operation->abandon();
@@ -103,7 +104,7 @@ Status Engine::remove_group(const abi::GroupRef& message) {
 void Engine::finish_removals() {
   for (auto it = groups_.begin(); it != groups_.end();) {
     Group& group = *it->second;
-    if (group.phase != GroupPhase::kRemoving || group.has_operations() || !commands_halted(group)) {
+    if (!group.life.is(GroupPhase::kRemoving) || group.has_operations() || !commands_halted(group)) {
       ++it;
       continue;
     }

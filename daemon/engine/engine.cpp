@@ -144,8 +144,7 @@ bool Engine::end_if_done(Operation& operation, StepResult result) {
 StepResult Engine::step(Operation& operation, std::int32_t first) {
   Group& group = operation.member().group;
   if (operation.stage() == abi::OpStage::kBreaking) {
-    // Once the group knows how far this engine has come, what was not completed then is done again.
-    const bool counts = operation.settled() && !group.break_acked && operation.completed_anyway();
+    const bool counts = operation.settled() && group.life.counts_ends() && operation.completed_anyway();
     return counts ? StepResult::kDone : StepResult::kIdle;
   }
   const bool stands_back = group.priority < first && operation.can_move();
@@ -153,7 +152,7 @@ StepResult Engine::step(Operation& operation, std::int32_t first) {
   if (result == StepResult::kIdle && clock_.round_ns() >= operation.deadline_ns())
     result = operation.expire(clock_.round_ns());
   if (result != StepResult::kFailed) return result;
-  if (group.phase == GroupPhase::kLost || !operation.is_collective()) {
+  if (group.life.is_lost() || !operation.is_collective()) {
     operation.set_verdict(operation.failure());  // the group will not break (once more) for it
   } else {
     request_break(group, operation.failure());
@@ -162,8 +161,8 @@ StepResult Engine::step(Operation& operation, std::int32_t first) {
 }
 
 void Engine::request_break(Group& group, const abi::Break& failure) {
-  if (group.break_requested || group.phase != GroupPhase::kActive) return;
-  group.break_requested = true;
+  if (!group.life.may(GroupPhase::kAsking)) return;
+  group.life.enter(GroupPhase::kAsking);
   link_.send(abi::LinkType::kBreakRequest, failure);
 }
 
@@ -223,40 +222,37 @@ bool Engine::settled(const Group& group) const {
 
 void Engine::acknowledge_breaks() {
   for (const auto& [id, group] : groups_) {
-    if (group->break_acked || (group->phase != GroupPhase::kBreaking && group->phase != GroupPhase::kLost))
-      continue;
-    if (group->phase == GroupPhase::kLost && !give_up_memory(*group)) continue;
-    if (!settled(*group)) continue;
+    give_up_memory(*group);
+    const bool gone = group->life.is(GroupPhase::kUnmapped);
+    if (!gone && (!group->life.is(GroupPhase::kBreaking) || !settled(*group))) continue;
     for (const auto& member : group->members) read_journal(*member);
     std::uint64_t next = std::numeric_limits<std::uint64_t>::max();
     for (const auto& member : group->members) {
-      if (!member->stopped) next = std::min(next, member->next_index());
+      if (!member->stopped()) next = std::min(next, member->next_index());
     }
-    group->break_acked = true;
+    group->life.enter(gone ? GroupPhase::kLost : GroupPhase::kBroken);
     link_.send(abi::LinkType::kBroken, abi::Broken{id, group->cause.epoch, next});
   }
 }
 
-// Of a lost group, when its operations have ended. True: nothing of it is mapped here any more. The
-// supervisor is not told before that: who closes a memory last has all its pages to free.
-bool Engine::give_up_memory(Group& group) {
-  if (group.has_operations() || !commands_halted(group)) return false;
-  if (!group.ranks.empty()) {
-    for (const auto& member : group.members) {
-      read_journal(*member);
-      close_streams_of(*member);
-      member->commands.reset();
-      if (member->lane != nullptr) reclaimer_.take(*member->lane);
-      member->lane.reset();
-    }
-    for (GroupRankMemory& rank : group.ranks) reclaimer_.take(rank);
-    group.ranks.clear();  // nothing touches an arena of this group any more
-    group.peers.clear();
-    reclaimer_.then([this, id = group.id] {
-      if (Group* lost = find_group(id); lost != nullptr) lost->memory_gone = true;
-    });
+// Of a lost group, when its operations have ended. The supervisor is not told before nothing of it is mapped
+// here any more: who closes a memory last has all its pages to free.
+void Engine::give_up_memory(Group& group) {
+  if (!group.life.is(GroupPhase::kLosing) || group.has_operations() || !commands_halted(group)) return;
+  for (const auto& member : group.members) {
+    read_journal(*member);
+    close_streams_of(*member);
+    member->commands.reset();
+    if (member->lane != nullptr) reclaimer_.take(*member->lane);
+    member->lane.reset();
   }
-  return group.memory_gone;
+  for (GroupRankMemory& rank : group.ranks) reclaimer_.take(rank);
+  group.ranks.clear();  // nothing touches an arena of this group any more
+  group.peers.clear();
+  group.life.enter(GroupPhase::kUnmapping);
+  reclaimer_.then([this, id = group.id] {
+    if (Group* lost = find_group(id); lost != nullptr) lost->life.enter(GroupPhase::kUnmapped);
+  });
 }
 
 bool Engine::reclaim() {

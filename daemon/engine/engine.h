@@ -116,7 +116,7 @@ class Engine {
   void fail_operations(Group& group, std::uint64_t from, const abi::Break& cause);
   bool settled(const Group& group) const;
   void acknowledge_breaks();
-  bool give_up_memory(Group& group);
+  void give_up_memory(Group& group);
   bool reclaim();
   bool remove_sessions();
   bool spin();

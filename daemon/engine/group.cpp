@@ -55,6 +55,11 @@ Member::Member(Group& in_group, std::uint32_t rank_there, std::uint32_t its_numb
 
 Member::~Member() = default;
 
+void Member::stop() {
+  stopped_ = true;
+  if (commands != nullptr) commands->halt();
+}
+
 std::byte* Member::user(std::uint32_t slot, abi::Region region) const {
   return group.ranks[rank].at(slot, region);
 }
@@ -121,12 +126,17 @@ void Member::publish_sent(std::uint32_t slot, std::uint64_t ticket) const {
   if (session != nullptr) session->ring();
 }
 
-void Group::set_shape(const abi::GroupShape& new_shape) {
-  shape = new_shape;
-  exchange_layout = abi::ExchangeArenaLayout(shape);
-  ranks.resize(shape.num_ranks);
-  active_since.assign(shape.num_ranks, 0);
-}
+Group::Group(const abi::GroupBegin& message)
+    : id(message.group_id),
+      shape(message.shape),
+      exchange_layout(shape),
+      sms(message.sms),
+      priority(message.priority),
+      epoch(message.epoch),
+      resume_index(message.resume_index),
+      life(message.broken != 0),
+      ranks(shape.num_ranks),
+      active_since(shape.num_ranks) {}
 
 void Group::set_active(std::uint32_t rank, std::uint64_t since) {
   active_since[rank] = since;

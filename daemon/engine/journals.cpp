@@ -40,7 +40,7 @@ bool Engine::read_journal(Member& member) {
     commands.pop();
     progress = true;
   }
-  if (member.group.phase == GroupPhase::kActive && !member.stopped && member.failed_from == kNoFailure) {
+  if (member.group.life.is_active() && !member.stopped() && member.failed_from == kNoFailure) {
     commands.look(page_, clock_.round_ns());
   } else {
     commands.show_none();
@@ -88,7 +88,7 @@ StatusCode Engine::fail_command(Member& member, const kernels::cuda::JournalEntr
 // end, and a little longer.
 void Engine::halt_commands() {
   for (const auto& [id, group] : groups_) {
-    if (group->phase != GroupPhase::kLost || group->break_acked) continue;
+    if (!group->life.is(GroupPhase::kLosing)) continue;
     for (const auto& member : group->members) {
       if (member->commands == nullptr) continue;
       const std::uint64_t since = std::max(group->broken_ns, member->commands->last_end_ns);
@@ -136,9 +136,7 @@ std::uint64_t Engine::next_journal_look_ns(std::uint64_t now) const {
   for (const auto& [id, group] : groups_) {
     for (const auto& member : group->members) {
       if (member->commands == nullptr) continue;
-      const bool ending = group->phase == GroupPhase::kRemoving ||
-                          (group->phase != GroupPhase::kActive && !group->break_acked);
-      const bool halting = ending || member->stopped || group->starts_owed;
+      const bool halting = group->life.awaits_device() || member->stopped();
       const bool busy = now < member->commands->last_end_ns + kBusyNs;
       const std::uint64_t wait = busy ? kBusyLookNs : kIdleLookNs;
       next = std::min(next, now + (halting ? kHaltingLookNs : wait));

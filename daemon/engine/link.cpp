@@ -29,7 +29,7 @@ void Engine::listen() {
 // Of one that is being removed the supervisor speaks no more.
 Group* Engine::find_group(std::uint64_t id) {
   const auto found = groups_.find(id);
-  const bool known = found != groups_.end() && found->second->phase != GroupPhase::kRemoving;
+  const bool known = found != groups_.end() && !found->second->life.is(GroupPhase::kRemoving);
   return known ? found->second.get() : nullptr;
 }
 
@@ -81,22 +81,14 @@ Status Engine::note_all_told(const abi::AllTold& /*message*/) {
 Status Engine::begin_group(const abi::GroupBegin& message) {
   if (groups_.contains(message.group_id))
     return invalid_argument("group " + std::to_string(message.group_id) + " twice");
-  auto group = std::make_unique<Group>();
-  group->id = message.group_id;
-  group->name.assign(message.name, abi::text_length(message.name));
-  group->set_shape(message.shape);
-  group->sms = message.sms;
-  group->priority = message.priority;
-  group->epoch = message.epoch;
-  group->resume_index = message.resume_index;
-  group->starts_broken = message.broken != 0;
-  groups_[message.group_id] = std::move(group);
+  groups_[message.group_id] = std::make_unique<Group>(message);
   return {};
 }
 
 Status Engine::commit_group(const abi::GroupRef& message) {
   Group* group = find_group(message.group_id);
-  if (group == nullptr) return invalid_argument("kGroupCommit for group " + std::to_string(message.group_id));
+  if (group == nullptr || !group->life.is_forming())
+    return invalid_argument("kGroupCommit for group " + std::to_string(message.group_id));
   for (const auto& member : group->members) member->session->members[member->number] = member.get();
   abi::GroupReady ready{message.group_id, StatusCode::kOk, {}};
   if (!group->unusable.ok()) {
@@ -105,9 +97,9 @@ Status Engine::commit_group(const abi::GroupRef& message) {
   } else if (const std::string missing = group->check_complete(); !missing.empty()) {
     ready.status = StatusCode::kInternal;
     abi::set_text(ready.text, missing.data(), missing.size());
-  } else if (group->starts_broken) {
-    group->phase = GroupPhase::kBreaking;
-    group->break_acked = true;  // kGroupReady is the acknowledgement, and boards say how far ranks have come
+  } else if (group->life.is(GroupPhase::kRestoring)) {
+    // kGroupReady is the acknowledgement, and boards say how far ranks have come.
+    group->life.enter(GroupPhase::kBroken);
     for (const auto& member : group->members) catch_up(*member);
     group->cause.cause = StatusCode::kEngineRestarted;
     group->cause.culprit_rank =
@@ -118,6 +110,7 @@ Status Engine::commit_group(const abi::GroupRef& message) {
     for (const auto& member : group->members) {
       if (member->commands != nullptr) start_commands(*member, true);
     }
+    group->life.enter(GroupPhase::kStarting);
     owe_start(*group);
     return {};
   }

@@ -16,9 +16,7 @@ Status Engine::add_rank(Packet& packet) {
   if (!body.ok()) return body.status();
   const abi::GroupRank& message = body.value();
   Group* group = find_group(message.group_id);
-  const bool changeable = group != nullptr && !group->starts_owed &&
-                          (group->phase == GroupPhase::kStarting ||
-                           (group->phase == GroupPhase::kBreaking && group->break_acked));
+  const bool changeable = group != nullptr && group->life.takes_ranks();
   const bool fits = message.active_since != 0 ? packet.fds.size() >= abi::kRankFds : packet.fds.empty();
   if (!changeable || message.rank >= group->shape.num_ranks || !fits) {
     return invalid_argument("kGroupRank for group " + std::to_string(message.group_id) + " rank " +
@@ -155,10 +153,11 @@ Status Engine::add_member(Packet& packet) {
   }
   if (Status status = open_lane(*group, *member); !status.ok()) return status;
   // Under a break it goes on where its former engine stood; kResume says where all go on.
-  if (group->starts_broken) member->next_number = member->board().next_index.load(std::memory_order_relaxed);
+  if (group->life.is(GroupPhase::kRestoring))
+    member->next_number = member->board().next_index.load(std::memory_order_relaxed);
   member->statistics = Statistics::of_member(page_, message.session_id, group->id, message.rank);
   // While a group starts its members wait for kGroupCommit, which another round may bring.
-  if (group->phase != GroupPhase::kStarting) session->second->members[message.member] = member.get();
+  if (!group->life.is_forming()) session->second->members[message.member] = member.get();
   group->members.push_back(std::move(member));
   return {};
 }

@@ -15,7 +15,7 @@ constexpr std::uint64_t kFirstWordNs = 5'000'000;   // well within the time that
 constexpr std::uint64_t kNextWordNs = 200'000'000;  // likewise
 
 bool owes_start(const Member& member) {
-  return member.commands != nullptr && !member.stopped && !member.commands->resumed();
+  return member.commands != nullptr && !member.stopped() && !member.commands->resumed();
 }
 
 }  // namespace
@@ -32,7 +32,6 @@ void Engine::tell_limits(const Group& group) {
 }
 
 void Engine::owe_start(Group& group) {
-  group.starts_owed = true;
   group.owed_since_ns = clock_.round_ns();
   group.waits_logged = false;
   group.say_waits_ns = clock_.round_ns() + kFirstWordNs;
@@ -43,7 +42,7 @@ void Engine::owe_start(Group& group) {
 // it would be discarded.
 void Engine::finish_starts() {
   for (const auto& [id, group] : groups_) {
-    if (!group->starts_owed) continue;
+    if (!group->life.begins()) continue;
     const auto late = std::find_if(group->members.begin(), group->members.end(),
                                    [](const auto& member) { return owes_start(*member); });
     if (late == group->members.end()) {
@@ -95,9 +94,8 @@ std::string Engine::holder_of_sms(const Group& group) const {
 
 // Commands go on already.
 void Engine::start_group(Group& group) {
-  const bool is_new = group.phase == GroupPhase::kStarting;
-  group.starts_owed = false;
-  group.phase = GroupPhase::kActive;
+  const bool is_new = group.life.is(GroupPhase::kStarting);
+  group.life.enter(GroupPhase::kActive);
   // The board first: whoever sees a failed operation must find the new epoch there.
   for (const auto& member : group.members) member->publish_state(abi::GroupState::kActive, group.cause);
   if (is_new) {

@@ -115,7 +115,7 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
     return;
   }
   const bool stale = !is_noop && submission.epoch != group.epoch;
-  if (stale || group.refuses()) {
+  if (stale || group.life.refuses()) {
     session.begin(submission, kUnnumbered);
     refuse(session, submission, member);
     return;
@@ -143,7 +143,7 @@ void Engine::accept(SessionPort& session, const Submission& submission) {
   }
   // While the group agrees on a break, or on what a lost rank leaves behind (all ranks are stopped then),
   // the operation waits with the others for its verdict.
-  if (group.phase == GroupPhase::kBreaking || member.stopped) {
+  if (group.life.holds_back() || member.stopped()) {
     count_stall(member, abi::Stall::kGroup);
     operation->abandon();
   }
