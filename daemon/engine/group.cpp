@@ -1,6 +1,7 @@
 #include "group.h"
 
 #include "commands.h"
+#include "operation.h"
 #include "session_port.h"
 
 #include <algorithm>
@@ -137,6 +138,25 @@ Group::Group(const abi::GroupBegin& message)
       life(message.broken != 0),
       ranks(shape.num_ranks),
       active_since(shape.num_ranks) {}
+
+bool Group::calls_halted() const {
+  return std::all_of(members.begin(), members.end(), [](const auto& member) {
+    return member->commands == nullptr || member->commands->halted();
+  });
+}
+
+bool Group::settled() const {
+  return calls_halted() && std::all_of(members.begin(), members.end(), [](const auto& member) {
+           return std::all_of(member->operations.begin(), member->operations.end(),
+                              [](const Operation* operation) { return operation->settled(); });
+         });
+}
+
+Member* Group::member(std::uint32_t rank) const {
+  const auto found = std::find_if(members.begin(), members.end(),
+                                  [rank](const auto& member) { return member->rank == rank; });
+  return found != members.end() ? found->get() : nullptr;
+}
 
 void Group::set_active(std::uint32_t rank, std::uint64_t since) {
   active_since[rank] = since;

@@ -156,6 +156,10 @@ struct Group {
     return std::any_of(members.begin(), members.end(),
                        [](const auto& member) { return !member->operations.empty(); });
   }
+  // Whether nothing of its members' calls runs, and the device has left their other operations.
+  bool calls_halted() const;
+  bool settled() const;
+  Member* member(std::uint32_t rank) const;  // null: this device serves none
   // `since` 0 masks the rank. Peers that no active rank needs any more are let go.
   void set_active(std::uint32_t rank, std::uint64_t since);
   // Of its device that an operation which asks for `own` may use; 0: all, in both.
