@@ -6,7 +6,7 @@ EPD_PACKAGES=(
   libboost-dev libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
   libspdlog-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev
   libgtest-dev libgmock-dev libbenchmark-dev libucx-dev spin patchelf
-  dpkg-dev mmdebstrap
+  dpkg-dev mmdebstrap python3
 )
 
 # Prints those of its arguments that are not installed.

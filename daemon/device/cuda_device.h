@@ -4,6 +4,7 @@
 
 #include "cuda_driver.h"
 #include "device/launcher.h"
+#include "kernels/cuda.h"
 #include "pulse.h"
 
 #include <array>

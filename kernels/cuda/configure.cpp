@@ -1,5 +1,6 @@
 // How shared memory is divided for an operation; the image of the kernels.
-#include "cuda/layout.h"
+#include "cuda/common/layout.h"
+#include "kernels/cuda.h"
 
 #include <algorithm>
 
@@ -69,9 +70,9 @@ bool divide_landing(std::uint32_t room, Operation& op) {
   };
   std::uint32_t stages = std::min(room / movers.stage_bytes, kMaxWarps - kLandingClerks);
   while (stages > 0 && !fits(stages)) --stages;
-  movers.stages_reciprocal = reciprocal(stages);
+  movers.stages_divisor = Divisor(stages);
   movers.row_steps = (format.hidden / 128 + kCastStepBlocks - 1) / kCastStepBlocks;
-  movers.steps_reciprocal = reciprocal(movers.row_steps);
+  movers.row_steps_divisor = Divisor(movers.row_steps);
   if (stages == 0 || movers.ctas == 1) return stages > 0;
   // CTA 0 moves no rows then: in place of stages it has everybody's counts and the placement.
   const std::uint32_t placement = 3 * shape.num_experts + 2 * shape.experts_per_rank + shape.num_ranks + 2;
@@ -86,7 +87,7 @@ bool divide_sums(std::uint32_t room, Operation& op) {
   op.movers.stage_bytes = kSummedAhead * kSummedAtOnce * 16;
   op.movers.header_bytes = 0;
   op.movers.warps = std::min(room / op.movers.stage_bytes, kMaxWarps - 1);
-  op.movers.pieces_reciprocal = reciprocal(num_pieces(op.shape.hidden));
+  op.movers.pieces_divisor = Divisor(num_pieces(op.shape.hidden));
   return op.movers.warps > 0;
 }
 
@@ -103,14 +104,14 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
   const std::uint32_t tokens = op.landing.max_tokens;
   const abi::PlanWords plan(op.shape.num_ranks, op.shape.num_experts, tokens);
   op.shape.experts_per_rank = op.shape.num_experts / op.shape.num_ranks;
-  op.shape.rank_reciprocal = reciprocal(op.shape.experts_per_rank);
-  op.shape.topk_reciprocal = reciprocal(op.shape.topk);
-  op.shape.ranks_reciprocal = reciprocal(op.shape.num_ranks);
-  op.shape.others_reciprocal = reciprocal(op.shape.num_ranks - 1);
-  op.shape.counts_reciprocal = reciprocal(plan.count_words);
+  op.shape.experts_per_rank_divisor = Divisor(op.shape.experts_per_rank);
+  op.shape.topk_divisor = Divisor(op.shape.topk);
+  op.shape.num_ranks_divisor = Divisor(op.shape.num_ranks);
+  op.shape.other_ranks_divisor = Divisor(op.shape.num_ranks - 1);
+  op.shape.count_words_divisor = Divisor(plan.count_words);
   const auto room = static_cast<std::uint32_t>(max_shared_bytes) - kStaticBytes;
   movers.ctas = sms;
-  movers.carriers_reciprocal = reciprocal(sms - 1);
+  movers.senders_divisor = Divisor(sms - 1);
   movers.threads = kMaxThreads;
   movers.shared_bytes = room / 128 * 128;
   if (lands(op)) {

@@ -1,8 +1,8 @@
 // The entry points: one launch is one operation, or stays and runs what it is told. Device code only; their
 // names are kKernelNames.
-#include "cuda/expand.cuh"
-#include "cuda/partial_sums.cuh"
-#include "cuda/resident.cuh"
+#include "cuda/algorithms.cuh"
+#include "cuda/resident/kernel.cuh"
+#include "kernels/cuda.h"
 
 namespace epd::kernels::cuda {
 
@@ -21,8 +21,8 @@ __device__ inline const Operation& fetch(const Operation* from) {
   static_assert(sizeof(Operation) % 16 == 0);
   Operation& copy = own_operation();
   const auto* const source = reinterpret_cast<const uint4*>(from);
-  // For bulk copies into stages that it asks for before anybody has used these (OwnRows). Takes as long as the
-  // trip.
+  // For bulk copies into stages that it asks for before anybody has used these (OwnRows). Takes as long as
+  // the trip.
   if (warp_of() == herald_warp()) fence_async();
   for (std::uint32_t i = threadIdx.x; i < sizeof(Operation) / 16; i += blockDim.x) {
     reinterpret_cast<uint4*>(&copy)[i] = __ldcg(source + i);
@@ -51,6 +51,27 @@ extern "C" __global__ void __launch_bounds__(kMaxThreads, 1) epd_combine_per_exp
   const Operation& own = fetch(op);
   run_combine<true>(own, {blockIdx.x, gridDim.x}, dynamic_memory);
   leave(own, gridDim.x);
+}
+
+// Each with registers of its own: together they would need more than there are.
+__device__ __noinline__ inline void resident_dispatch(const Operation& op, Cta cta, std::uint8_t* memory) {
+  run_dispatch(op, cta, memory);
+}
+template <bool kPerExpert>
+__device__ __noinline__ inline void resident_combine(const Operation& op, Cta cta, std::uint8_t* memory) {
+  run_combine<kPerExpert>(op, cta, memory);
+}
+
+__device__ inline void run_task(Task task, const Operation& op, Cta cta, std::uint8_t* memory) {
+  if (cta.index >= cta.count) return;  // it may not use all SMs
+  if (lands(op)) {
+    if (task == Task::kDispatch) run_landing_dispatch(op, memory);
+    if (task == Task::kCombinePerExpert) run_landing_combine(op, memory);
+    return;
+  }
+  if (task == Task::kDispatch) resident_dispatch(op, cta, memory);
+  if (task == Task::kCombine) resident_combine<false>(op, cta, memory);
+  if (task == Task::kCombinePerExpert) resident_combine<true>(op, cta, memory);
 }
 
 extern "C" __global__ void __launch_bounds__(kMaxThreads, 1)

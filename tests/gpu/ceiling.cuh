@@ -2,7 +2,7 @@
 // kernels use. From sm_90 on.
 #pragma once
 
-#include "cuda/ptx.cuh"
+#include "cuda/common/ptx.cuh"
 #include "gpu/ceiling.h"
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // A gate at which the streams of several devices wait until all go on together.
 #pragma once
 
-#include "cuda/ptx.cuh"
+#include "cuda/common/ptx.cuh"
 #include "gpu/gate.h"
 
 #include <cstdint>

@@ -46,7 +46,7 @@ function(epd_image_programs name)
     COMMAND ${CMAKE_COMMAND} -E create_symlink ../epctl ${bin}/epctl VERBATIM)
 endfunction()
 
-# With range checks (kernels/cuda/range.h).
+# With range checks (kernels/cuda/common/range.h).
 epd_image_programs(asserts CODE arch=compute_90a,code=sm_90a arch=compute_100,code=sm_100 DEFINE EPD_KERNEL_ASSERTS)
 # The code for devices before sm_90, as these run it: so it is tested where there is none of them.
 epd_image_programs(sm80 CODE arch=compute_80,code=sm_90 arch=compute_80,code=sm_100)

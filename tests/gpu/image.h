@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cuda.h"
+#include "kernels/resident.h"
 
 #include <cuda.h>
 #include <cuda_runtime.h>

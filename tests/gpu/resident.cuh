@@ -2,8 +2,7 @@
 // instructions at hand. The kernel itself flushes L2 before each and lets all ranks start together.
 #pragma once
 
-#include "cuda/expand.cuh"
-#include "cuda/partial_sums.cuh"
+#include "cuda/algorithms.cuh"
 #include "gpu/gate.h"
 #include "gpu/image.h"
 

@@ -5,6 +5,7 @@
 
 #include "engine_fixture.h"
 #include "kernels/cuda.h"
+#include "kernels/resident.h"
 #include "proto/commands.h"
 
 #include <atomic>

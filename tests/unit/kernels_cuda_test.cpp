@@ -1,7 +1,7 @@
 // The host's part of the CUDA kernels; the kernels themselves need a GPU (tests/gpu).
 #include "kernels/cuda.h"
 
-#include "cuda/range.h"
+#include "cuda/common/range.h"
 
 #include <gtest/gtest.h>
 
@@ -81,10 +81,6 @@ TEST(CudaConfigure, DividesWhatThereIs) {
 }
 
 // What kernels do in place of a division.
-std::uint32_t divided(std::uint32_t number, std::uint32_t reciprocal) {
-  return reciprocal == 0 ? number : static_cast<std::uint32_t>(std::uint64_t{number} * reciprocal >> 32);
-}
-
 TEST(CudaConfigure, ReciprocalsDivide) {
   for (std::uint32_t ranks = 1; ranks <= kMaxRanks; ++ranks) {
     for (const std::uint32_t experts : {1u, 2u, 7u, 32u}) {  // of each rank
@@ -97,19 +93,19 @@ TEST(CudaConfigure, ReciprocalsDivide) {
       ASSERT_TRUE(configure(Kind::kCombine, kHopperBytes, sms, op)) << ranks << " " << experts;
       const std::uint32_t pieces = (7168 + 1023) / 1024;
       for (std::uint32_t n = 0; n < 512 * 32; n += 1 + n / 97) {
-        EXPECT_EQ(divided(n, op.shape.rank_reciprocal), n / experts);
-        EXPECT_EQ(divided(n, op.shape.topk_reciprocal), n / op.shape.topk);
-        EXPECT_EQ(divided(n, op.shape.ranks_reciprocal), n / ranks);
-        EXPECT_EQ(divided(n, op.shape.others_reciprocal), n / std::max(ranks - 1, 1u));
-        EXPECT_EQ(divided(n, op.shape.counts_reciprocal), n / ((experts + 3) / 4));
-        EXPECT_EQ(divided(n, op.movers.carriers_reciprocal), n / (sms - 1));
-        EXPECT_EQ(divided(n, op.movers.pieces_reciprocal), n / pieces);
+        EXPECT_EQ(n / op.shape.experts_per_rank_divisor, n / experts);
+        EXPECT_EQ(n / op.shape.topk_divisor, n / op.shape.topk);
+        EXPECT_EQ(n / op.shape.num_ranks_divisor, n / ranks);
+        EXPECT_EQ(n / op.shape.other_ranks_divisor, n / std::max(ranks - 1, 1u));
+        EXPECT_EQ(n / op.shape.count_words_divisor, n / ((experts + 3) / 4));
+        EXPECT_EQ(n / op.movers.senders_divisor, n / (sms - 1));
+        EXPECT_EQ(n / op.movers.pieces_divisor, n / pieces);
       }
       ASSERT_TRUE(configure(Kind::kDispatch, kHopperBytes, sms, op)) << ranks << " " << experts;
       EXPECT_EQ(op.movers.row_steps, 7168u / 128 / 8);
       for (std::uint32_t n = 0; n < 128; ++n) {
-        EXPECT_EQ(divided(n, op.movers.stages_reciprocal), n / op.movers.stages);
-        EXPECT_EQ(divided(n, op.movers.steps_reciprocal), n / op.movers.row_steps);
+        EXPECT_EQ(n / op.movers.stages_divisor, n / op.movers.stages);
+        EXPECT_EQ(n / op.movers.row_steps_divisor, n / op.movers.row_steps);
       }
     }
   }

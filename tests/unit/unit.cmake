@@ -7,5 +7,5 @@ target_sources(proto_test PRIVATE ${CMAKE_CURRENT_LIST_DIR}/proto_ring_test.cpp 
 find_package(nlohmann_json REQUIRED)
 target_include_directories(base_test PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
 target_sources(base_test PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/support/census.cpp ${CMAKE_CURRENT_LIST_DIR}/event_test.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/gate_test.cpp)
+  ${CMAKE_CURRENT_LIST_DIR}/gate_test.cpp ${CMAKE_CURRENT_LIST_DIR}/utf8_test.cpp)
 target_link_libraries(base_test PRIVATE nlohmann_json::nlohmann_json)

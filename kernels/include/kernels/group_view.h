@@ -2,8 +2,8 @@
 // functions, the same for kernels and for hosts.
 #pragma once
 
-#include "kernels/cuda.h"
 #include "kernels/host_device.h"
+#include "kernels/resident.h"
 #include "proto/arena.h"
 
 #include <cstddef>

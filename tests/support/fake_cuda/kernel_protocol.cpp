@@ -1,6 +1,6 @@
 #include "fake_cuda/kernel_protocol.h"
 
-#include "cuda/control.h"
+#include "cuda/resident/work.h"
 #include "fake_cuda/operation_check.h"
 #include "fake_cuda/operation_kernel.h"
 
@@ -22,8 +22,8 @@ std::string run_kernel(const Launch& launch, const Operation* given, const Kerne
 
 namespace {
 
-// A resident kernel: what its CTA 0 does with one thread is kernels/cuda/control.h. This does the rest, what
-// the other threads and CTAs do (kernels/cuda/resident.cuh, kernels.cu).
+// A resident kernel: what its CTA 0 does with one thread is kernels/cuda/resident/work.h. This does the rest,
+// what the other threads and CTAs do (kernels/cuda/resident/kernel.cuh, kernels.cu).
 class Resident {
  public:
   Resident(const Launch& launch, const ResidentArguments& own, const KernelDevice& device)

@@ -1,8 +1,10 @@
 // What the kernels do, by a host: the same exchange between ranks, the same results to the last bit, the same
-// endings. See kernels/cuda/signal.cuh, dispatch.cuh and combine.cuh, which this follows.
+// endings. See kernels/cuda/common/signal.cuh, high_throughput/dispatch.cuh and combine.cuh, which this
+// follows.
 #pragma once
 
 #include "kernels/cuda.h"
+#include "kernels/resident.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // What an operation has to do with its stream and its engine.
 #pragma once
 
-#include "cuda/ending.h"
+#include "cuda/common/ending.h"
 #include "fake_cuda/kernel_protocol.h"
 
 #include <atomic>

@@ -1,7 +1,7 @@
 // The ranks of an operation, as its device sees them.
 #pragma once
 
-#include "kernels/cuda.h"
+#include "kernels/cuda_operation.h"
 
 #include <cstdint>
 #include <span>

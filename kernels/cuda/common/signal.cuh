@@ -1,0 +1,307 @@
+// What CTAs and ranks tell each other: counters, signals, and the end of every wait.
+#pragma once
+
+#include "cuda/common/ending.h"
+#include "cuda/common/layout.h"
+#include "cuda/common/ptx.cuh"
+
+namespace epd::kernels::cuda {
+
+// One of the CTAs that run an operation together.
+struct Cta {
+  std::uint32_t index;
+  std::uint32_t count;
+};
+
+__device__ inline Cta cta_of(const Operation& op) {
+  return {blockIdx.x, op.movers.ctas};
+}
+
+// Barriers of a CTA's hardware, by name. Two teams that may wait at the same time have different ones. 0 is
+// that of __syncthreads().
+enum class NamedBarrier : std::uint32_t { kMetadata = 1, kCopy = 2, kAllButSignal = 3 };
+
+// Some of a CTA's warps, the last ones, that do something together.
+struct Team {
+  std::uint32_t first_warp;
+  std::uint32_t warps;
+  NamedBarrier barrier = NamedBarrier::kMetadata;
+
+  __device__ std::uint32_t thread() const { return threadIdx.x - first_warp * 32; }
+  __device__ std::uint32_t threads() const { return warps * 32; }
+  __device__ std::uint32_t warp() const { return warp_of() - first_warp; }
+  __device__ std::uint32_t number() const { return static_cast<std::uint32_t>(barrier); }
+  __device__ void sync() const {
+    asm volatile("bar.sync %0, %1;" ::"r"(number()), "r"(threads()) : "memory");
+  }
+  // Whether it is true of all threads; they meet here.
+  __device__ bool all(bool mine) const {
+    std::uint32_t result;
+    asm volatile(
+        "{ .reg .pred p, q;\n"
+        "  setp.ne.u32 p, %1, 0;\n"
+        "  bar.red.and.pred q, %3, %2, p;\n"
+        "  selp.u32 %0, 1, 0, q; }"
+        : "=r"(result)
+        : "r"(static_cast<std::uint32_t>(mine)), "r"(threads()), "r"(number())
+        : "memory");
+    return result != 0;
+  }
+};
+__device__ inline Team whole_cta() {
+  return {0, blockDim.x / 32};
+}
+
+// The last warp of every CTA moves nothing; that of CTA 0 is the herald.
+__device__ inline std::uint32_t herald_warp() {
+  return blockDim.x / 32 - 1;
+}
+__device__ inline Team all_but_last() {
+  return {0, herald_warp(), NamedBarrier::kAllButSignal};
+}
+
+// [R] then [E]: what this rank sends, zero between operations.
+__device__ inline std::uint32_t* totals(const Operation& op) {
+  return reinterpret_cast<std::uint32_t*>(static_cast<std::uint8_t*>(op.workspace) + kWorkspaceHead);
+}
+// [CTA][targets]: what each CTA's tokens send.
+__device__ inline std::uint32_t* cta_counts(const Operation& op) {
+  return totals(op) + op.shape.num_ranks + op.shape.num_experts;
+}
+__device__ inline std::uint32_t num_targets(const Shape& shape) {
+  return shape.per_expert ? shape.num_experts : shape.num_ranks;
+}
+__device__ inline std::uint32_t experts_per_rank(const Shape& shape) {
+  return shape.experts_per_rank;
+}
+__device__ inline bool is_there(const Operation& op, std::uint32_t rank) {
+  return op.peers[rank].ready != nullptr;
+}
+
+// Stores what a dispatch that made a routing tells of it, the handle last. One thread.
+__device__ inline void publish_routing(const Operation& op, const OpResult& ending) {
+  abi::RoutingRecord& head = *op.routing.head;
+  head.epoch = op.routing.epoch;
+  head.num_tokens = op.num_tokens;
+  head.num_recv_rows = ending.num_recv_rows;
+  head.num_dropped = ending.num_dropped;
+  fence_system();
+  store_release_system(&head.handle, op.routing.handle);
+}
+
+// Between two looks of warps of which all SMs have many: what comes from other ranks would wait for them
+// (kernels/README).
+inline constexpr std::uint32_t kManyPauseNs = 300;
+
+// Until there() is true of each lane that waits, of rank `rank`. False: the operation has failed. All lanes
+// of a warp call.
+template <std::uint32_t kPauseNs = 0, typename There>
+__device__ inline bool wait_until(const Operation& op, std::uint32_t rank, bool waits,
+                                  std::uint64_t deadline_ns, There there) {
+#pragma unroll 1
+  for (std::uint32_t looks = 1;; ++looks) {
+    if (waits) waits = !there();
+    if (__all_sync(kFull, !waits)) return true;
+    if (kPauseNs != 0) __nanosleep(kPauseNs);
+    if (looks % 64 != 0) continue;
+    if (waits) EPD_BELOW(rank, op.shape.num_ranks);
+    const std::uint32_t waiting = __reduce_or_sync(kFull, waits ? 1u << rank : 0u);
+    bool leave = false;
+    if (lane_of() == 0) leave = must_leave(op, deadline_ns, waiting);
+    if (__shfl_sync(kFull, leave, 0)) return false;
+  }
+}
+
+// Until each lane with `mine` sees in its `word` that the operation has got there. False: it has failed. All
+// lanes of a warp call; then what was released is visible to each of them. `rank`: whom the lane waits for.
+template <std::uint32_t kPauseNs = 0>
+__device__ inline bool wait_words(const Operation& op, const std::uint64_t* word, bool mine,
+                                  std::uint32_t rank, std::uint64_t deadline_ns) {
+  const bool missing = mine && load_acquire_system(word) < op.tag;
+  if (__any_sync(kFull, missing)) {
+    // Looks that acquire nothing: those that do would hold up the loads of all warps of the SM.
+    const auto there = [&] { return load_relaxed_system(word) >= op.tag; };
+    if (!wait_until<kPauseNs>(op, rank, missing, deadline_ns, there)) return false;
+    if (missing) load_acquire_system(word);  // a fence would wait for the warp's stores
+  }
+  __syncwarp();
+  return true;
+}
+
+// Until this rank's own `lines` (ready or arrived) of all ranks in the set `ranks` have got as far as the
+// operation. False: it has failed. Called by all threads of the CTA; then everything that those ranks
+// released is visible to each of them.
+__device__ inline bool wait_signals(const Operation& op, const abi::SignalLine* lines, std::uint32_t ranks,
+                                    std::uint64_t deadline_ns) {
+  bool leave = false;
+  if (warp_of() == 0) {
+    std::uint32_t waiting = ranks;
+#pragma unroll 1
+    for (std::uint32_t looks = 1; waiting != 0; ++looks) {
+      const bool mine = ((waiting >> lane_of()) & 1) != 0;
+      const bool there = mine && load_acquire_system(&lines[lane_of()].tag) >= op.tag;
+      waiting &= ~__ballot_sync(kFull, there);
+      if (waiting == 0 || looks % 64 != 0) continue;
+      if (lane_of() == 0) leave = must_leave(op, deadline_ns, waiting);
+      leave = __shfl_sync(kFull, leave, 0);
+      if (leave) break;
+    }
+  }
+  return __syncthreads_or(leave) == 0;
+}
+
+// Of an operation, as the calling CTA leaves it.
+struct Leaving {
+  bool last;    // of all CTAs
+  bool failed;  // known to the last one
+};
+
+// Each CTA's last step, failed or not: all threads call. The last of `ctas` to come here has put in order
+// what a failure left, so that the next operation may begin.
+__device__ inline Leaving leave(const Operation& op, std::uint32_t ctas) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) last = count_up(&workspace(op).leaving, ctas - 1) == ctas - 1;
+  __syncthreads();
+  if (!last) return {false, false};
+  const bool failed = load_relaxed(&workspace(op).failed) == op.tag;
+  __syncthreads();
+  if (!failed) return {true, false};
+  EPD_BELOW(kWorkspaceHead, op.workspace_bytes);
+  auto* const words = static_cast<std::uint32_t*>(op.workspace);
+#pragma unroll 1
+  for (std::uint32_t i = threadIdx.x; i < op.workspace_bytes / 4; i += blockDim.x) words[i] = 0;
+  __syncthreads();
+  if (threadIdx.x == 0) end_failed(op);
+  return {true, true};
+}
+
+__device__ inline std::uint32_t ranks_there(const Operation& op) {
+  const bool there = lane_of() < op.shape.num_ranks && is_there(op, lane_of());
+  return __ballot_sync(kFull, there);
+}
+
+// Writes this rank's announcement at `rank` and then signals `ready` there.
+__device__ inline void announce_at(const Operation& op, std::uint32_t rank) {
+  if (rank >= op.shape.num_ranks || !is_there(op, rank)) return;
+  const Peer& peer = op.peers[rank];
+  const auto* const from = reinterpret_cast<const std::uint64_t*>(&op.announcement);
+  auto* const to = reinterpret_cast<std::uint64_t*>(peer.announcement + op.rank);
+#pragma unroll 1
+  for (std::uint32_t i = 0; i < sizeof(op.announcement) / sizeof(*to); ++i) to[i] = from[i];
+  fence_system();
+  store_release_system(&peer.ready[op.rank].tag, op.tag);
+}
+// At every rank. Counts were stored before, by threads of this CTA. All threads call.
+__device__ inline void announce(const Operation& op) {
+  __syncthreads();
+  announce_at(op, threadIdx.x);
+}
+
+// The operation and its slot, in one access.
+__device__ inline std::uint64_t op_and_slot(const abi::OpAnnouncement& announcement) {
+  return *reinterpret_cast<const std::uint64_t*>(&announcement.op);
+}
+// Whether a rank that is ready has announced the same; if not, the operation fails.
+__device__ inline bool agrees(const Operation& op, std::uint32_t rank) {
+  EPD_BELOW(rank, op.shape.num_ranks);
+  const abi::OpAnnouncement& own = op.announcement;
+  const abi::OpAnnouncement& theirs = op.peers[op.rank].announcement[rank];
+  if (op_and_slot(theirs) == op_and_slot(own) && abi::same_routing(theirs.routing, own.routing)) return true;
+  fail(op, ended(OpError::kMismatch, static_cast<std::int32_t>(rank)));
+  return false;
+}
+
+// After wait_signals: whether all ranks run the same operation. All threads call.
+__device__ inline bool check_announcements(const Operation& op) {
+  const std::uint32_t rank = threadIdx.x;
+  const bool there = rank < op.shape.num_ranks && is_there(op, rank);
+  return __syncthreads_and(!there || agrees(op, rank)) != 0;
+}
+
+// What has been read was stored elsewhere since, so nothing has to be waited for.
+__device__ inline void tell_sent(const Operation& op) {
+  if (op.counts.host_sent != nullptr) store_relaxed_system(op.counts.host_sent, op.counts.mark);
+}
+
+// Of a combine: selections, in the rank's own tokens, of ranks that have no rows of the routing, which have
+// gone or come since; into workspace(op).dropped. All threads of a CTA call; the choices are read where a
+// rank has none.
+__device__ __noinline__ inline void count_lost(const Operation& op) {
+  const std::uint32_t experts = op.shape.num_experts / op.shape.num_ranks;
+  const auto lost = [&](std::uint32_t rank) { return op.peers[rank].source.y == nullptr; };
+  if (!__syncthreads_or(threadIdx.x < op.shape.num_ranks && lost(threadIdx.x))) return;
+  std::uint32_t count = 0;
+#pragma unroll 1
+  for (std::uint32_t i = threadIdx.x; i < op.num_tokens * op.shape.topk; i += blockDim.x) {
+    const std::int32_t choice = __ldcg(op.routing.topk + i);
+    if (choice >= 0 && lost(static_cast<std::uint32_t>(choice) / experts)) ++count;
+  }
+  if (count != 0) add(&workspace(op).dropped, count);
+  __syncthreads();
+}
+
+// Called by all threads of each CTA when its rows are stored (or pulled) and visible to the calling threads.
+// The last CTA tells every rank, waits until every rank has told this one, and publishes the routing's head
+// (a dispatch that makes one) and then the result. `told`: the others have been told, and have told, before.
+// `count_rows()`: M, asked of one thread. `deadline_ns`: op.timeout_ns after the CTA began.
+template <bool kCombine = false, typename CountRows>
+__device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadline_ns, CountRows count_rows,
+                              bool told = false) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    if (!told) fence_system();
+    last = count_up(&workspace(op).finished, cta.count - 1) == cta.count - 1;
+  }
+  __syncthreads();
+  if (!last) return;
+  if (threadIdx.x == 0) workspace(op).claimed = 0;
+  if (!told) {
+    if (threadIdx.x < op.shape.num_ranks && is_there(op, threadIdx.x))
+      store_release_system(&op.peers[threadIdx.x].arrived[op.rank].tag, op.tag);
+    if (threadIdx.x == 0) tell_sent(op);
+    if (!wait_signals(op, op.peers[op.rank].arrived, ranks_there(op), deadline_ns)) return;
+  }
+  if (threadIdx.x == 0) tell_stream(op);  // first: a client waits for it
+  const bool uses = op.routing.record != nullptr;
+  if (kCombine && uses) count_lost(op);
+  if (threadIdx.x != 0) return;
+  workspace(op).ended = op.tag;
+  if (told) {
+    store_relaxed_system(&op.peers[op.rank].arrived[op.rank].tag, op.tag);
+    tell_sent(op);
+  }
+  OpResult ending = ended(OpError::kNone, -1);
+  ending.num_recv_rows = count_rows();
+  ending.num_dropped = load_here(&workspace(op).dropped) + (uses ? op.routing.record->num_dropped : 0);
+  workspace(op).dropped = 0;
+  ending.ran_ns = nanoseconds() - (deadline_ns - op.timeout_ns);
+  if (op.routing.head != nullptr) publish_routing(op, ending);
+  publish(op, ending);
+}
+
+// Over lanes 0 to the caller's.
+__device__ inline std::uint32_t sum_lanes_up_to(std::uint32_t value) {
+#pragma unroll 1
+  for (std::uint32_t step = 1; step < 32; step *= 2) {
+    const std::uint32_t lower = __shfl_up_sync(kFull, value, step);
+    if (lane_of() >= step) value += lower;
+  }
+  return value;
+}
+
+// [begin, end) of `count` items for part `index` of `parts`. Tokens times CTAs (or warps) fit in 32 bits.
+struct Range {
+  std::uint32_t begin;
+  std::uint32_t end;
+};
+__device__ inline Range part_of(std::uint32_t count, std::uint32_t index, std::uint32_t parts) {
+  return {count * index / parts, count * (index + 1) / parts};
+}
+// The part that item `item` is in.
+__device__ inline std::uint32_t part_with(std::uint32_t count, std::uint32_t item, std::uint32_t parts) {
+  return ((item + 1) * parts - 1) / count;
+}
+
+}  // namespace epd::kernels::cuda

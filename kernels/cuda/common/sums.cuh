@@ -1,0 +1,48 @@
+// Sums of BF16 columns in float32, eight at a time, and how they are rounded.
+#pragma once
+
+#include "cuda/common/bf16.cuh"
+
+namespace epd::kernels::cuda {
+
+// Two float32 to bf16, nearest even. The instruction's NaN is 0x7fff in place of 0x7fc0.
+__device__ inline std::uint32_t to_bf16x2(float low, float high) {
+  std::uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+// No rounded number is 0x7fff, so that adding one to a half shows where it is.
+__device__ inline std::uint32_t shows_nan(std::uint32_t pair) {
+  return (pair + 0x00010001u) & ~pair & 0x80008000u;
+}
+__device__ inline std::uint32_t with_own_nan(std::uint32_t pair) {
+  if ((pair & 0xffffu) == 0x7fffu) pair ^= 0x7fffu ^ 0x7fc0u;
+  if (pair >> 16 == 0x7fffu) pair ^= (0x7fffu ^ 0x7fc0u) << 16;
+  return pair;
+}
+
+__device__ inline uint4 with_own_nans(uint4 v) {
+  if ((shows_nan(v.x) | shows_nan(v.y) | shows_nan(v.z) | shows_nan(v.w)) == 0) return v;
+  return {with_own_nan(v.x), with_own_nan(v.y), with_own_nan(v.z), with_own_nan(v.w)};
+}
+
+struct Eight {
+  float v[8];
+  __device__ void clear() {
+#pragma unroll
+    for (float& x : v) x = 0.0f;
+  }
+  __device__ void add(uint4 row, float weight) {
+    const std::uint32_t pairs[4] = {row.x, row.y, row.z, row.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      v[2 * i] = __fmaf_rn(weight, low_float(pairs[i]), v[2 * i]);
+      v[2 * i + 1] = __fmaf_rn(weight, high_float(pairs[i]), v[2 * i + 1]);
+    }
+  }
+  __device__ uint4 rounded() const {
+    return {to_bf16x2(v[0], v[1]), to_bf16x2(v[2], v[3]), to_bf16x2(v[4], v[5]), to_bf16x2(v[6], v[7])};
+  }
+};
+
+}  // namespace epd::kernels::cuda

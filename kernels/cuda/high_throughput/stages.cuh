@@ -1,0 +1,59 @@
+// Pieces of shared memory through which one warp moves rows.
+#pragma once
+
+#include "cuda/common/ptx.cuh"
+#include "cuda/common/shared.cuh"
+
+#include <cstddef>
+
+namespace epd::kernels::cuda {
+
+// The stages of one warp.
+struct Stages {
+  std::uint8_t* memory;
+  std::uint64_t* barriers;
+  std::uint32_t count;
+  std::uint32_t bytes;
+
+  __device__ Stages(const Operation& op, const Shared& shared)
+      : memory(shared.stages + std::size_t{warp_of()} * op.movers.stages * op.movers.stage_bytes),
+        barriers(shared.barriers + warp_of() * op.movers.stages),
+        count(op.movers.stages),
+        bytes(op.movers.stage_bytes) {}
+  __device__ std::uint8_t* at(std::uint32_t stage) const {
+    EPD_BELOW(stage, count);
+    return memory + std::size_t{stage} * bytes;
+  }
+
+  // Before the first copy and after the last. The memory was used by ordinary accesses before.
+  __device__ void open(const Operation& op) const {
+    EPD_AT_MOST(op.movers.header_bytes + (warp_of() + 1) * count * bytes, op.movers.shared_bytes);
+    EPD_AT_MOST((warp_of() + 1) * count, num_barriers(op));
+    if (lane_of() == 0) {
+#pragma unroll 1
+      for (std::uint32_t i = 0; i < count; ++i) barrier_init(barriers + i);
+    }
+    fence_async();
+    __syncwarp();
+  }
+  __device__ void close() const {
+    __syncwarp();
+    if (lane_of() == 0) {
+#pragma unroll 1
+      for (std::uint32_t i = 0; i < count; ++i) barrier_invalidate(barriers + i);
+    }
+  }
+};
+
+// A stage and how often it was used before.
+struct StageCursor {
+  std::uint32_t stage = 0;
+  std::uint32_t parity = 0;
+  __device__ void advance(std::uint32_t count) {
+    if (++stage != count) return;
+    stage = 0;
+    parity ^= 1;
+  }
+};
+
+}  // namespace epd::kernels::cuda

@@ -1,0 +1,429 @@
+// Combine through landings: who holds a token's rows adds them up, so that one partial sum for each (token,
+// rank) crosses the wire; the token's owner adds those up.
+#pragma once
+
+#include "cuda/common/routing.cuh"
+#include "cuda/low_latency/inbox.cuh"
+#include "cuda/low_latency/summands.cuh"
+
+namespace epd::kernels::cuda {
+
+// Sums are cut into pieces that a warp adds up at once: so tokens of many rows keep no warp longer than
+// others.
+struct SumPieces {
+  std::uint32_t vectors;  // of a row
+  std::uint32_t count;
+  Divisor per_token_divisor;
+
+  __device__ explicit SumPieces(const Operation& op)
+      : vectors(op.shape.hidden / 8),
+        count(num_pieces(op.shape.hidden)),
+        per_token_divisor(op.movers.pieces_divisor) {}
+  __device__ std::uint32_t token_of(std::uint32_t i) const { return i / per_token_divisor; }
+  __device__ Range range(std::uint32_t piece) const {
+    return {piece * kSummedAtOnce, min((piece + 1) * kSummedAtOnce, vectors)};
+  }
+};
+
+// What a warp takes of an operation's tokens: the first, and every step_of_warps()-th. Neighbours lie on
+// different SMs.
+__device__ inline std::uint32_t first_of_warp(const Operation& op) {
+  return blockIdx.x + op.movers.ctas * warp_of();
+}
+__device__ inline std::uint32_t step_of_warps(const Operation& op) {
+  return op.movers.ctas * op.movers.warps;
+}
+
+// The choice of lane k, if the token takes its row.
+struct TakenRow {
+  std::uint32_t rank = kFull;
+  bool takes = false;
+
+  __device__ TakenRow(const Operation& op, const RawChoice& raw) {
+    if (raw.expert >= 0) rank = rank_of_expert(op.shape, static_cast<std::uint32_t>(raw.expert));
+    if (raw.row >= 0) EPD_BELOW(rank, op.shape.num_ranks);
+    takes = raw.row >= 0 && op.peers[rank].source.y != nullptr;
+  }
+};
+
+// Tells every rank which of its rows a token takes, with their weights.
+__device__ inline void ask_for_sums(const Operation& op, std::uint32_t token, const RawChoice& raw) {
+  const TakenRow taken(op, raw);
+  float weight = 1.0f;
+  if (op.topk_weights != nullptr)
+    weight = sum_weights(op.shape.topk, static_cast<std::uint32_t>(raw.expert), raw.weight);
+  if (lane_of() >= op.shape.topk) return;
+  const std::uint64_t row =
+      std::uint64_t{__float_as_uint(weight)} << 32 | static_cast<std::uint32_t>(raw.row);
+  for (std::uint32_t d = 0; d < op.shape.num_ranks; ++d) {
+    if (!is_there(op, d)) continue;
+    tell(asked_words(op, d, op.rank, token) + lane_of(), op.tag,
+         taken.takes && taken.rank == d ? row : kFull);
+  }
+}
+
+// A piece of this rank's part of a token's sum.
+struct SumTask {
+  std::uint32_t owner = 0;
+  std::uint32_t token = kFull;  // kFull: none
+  std::uint32_t piece = 0;
+  ToldWord word{};  // of choice `lane`, if it was there already
+
+  __device__ const ToldWord* at(const Operation& op) const {
+    return asked_words(op, op.rank, owner, token == kFull ? 0 : token) + min(lane_of(), op.shape.topk - 1);
+  }
+  __device__ bool is_late(const Operation& op) const {
+    return token != kFull && lane_of() < op.shape.topk && word.tag != op.tag;
+  }
+  // Of this rank's rows, the one that choice `lane` takes, with its weight; kFull: none.
+  __device__ std::uint64_t row(const Operation& op) const {
+    return token != kFull && lane_of() < op.shape.topk ? word.value : kFull;
+  }
+};
+
+// Those of all warps of the rank, in the order in which they are taken. Some of own tokens are first, for
+// which no other rank has to have come; then come those of others, so that they have crossed the wire when
+// the rest of the own ones has been formed. Neighbours go to different ranks, so that the links to all of
+// them are busy.
+class SumTasks {
+ public:
+  __device__ SumTasks(const Operation& op, const LandingBoard& board)
+      : op_(op),
+        board_(board),
+        pieces_(op),
+        others_(op.shape.num_ranks - 1),
+        other_ranks_divisor_(op.shape.other_ranks_divisor),
+        own_(op.num_tokens * pieces_.count),
+        first_(min(own_, op.movers.ctas * op.movers.warps)) {}
+
+  __device__ bool has(std::uint32_t i) const { return i < own_ + of_others_; }
+  // Whether it is beyond what is known.
+  __device__ bool asks(std::uint32_t i) const { return i >= first_ && !all_; }
+  // When the board has everybody's tokens.
+  __device__ void know_all() {
+    all_ = true;
+    std::uint32_t most = 0;
+#pragma unroll 1
+    for (std::uint32_t s = 0; s < op_.shape.num_ranks; ++s)
+      most = max(most, s == op_.rank ? 0 : board_.tokens[s]);
+    of_others_ = most * pieces_.count * others_;
+  }
+  __device__ SumTask look_at(std::uint32_t i) const {
+    SumTask task;
+    if (!has(i)) return task;
+    task.owner = op_.rank;
+    const bool is_own = i < first_ || i >= first_ + of_others_;
+    if (i >= first_) i -= is_own ? of_others_ : first_;
+    std::uint32_t token = pieces_.token_of(i);
+    task.piece = i - token * pieces_.count;
+    if (!is_own) {
+      const std::uint32_t other = token;
+      token = other / other_ranks_divisor_;
+      task.owner += 1 + other - token * others_;
+      if (task.owner >= op_.shape.num_ranks) task.owner -= op_.shape.num_ranks;
+      if (token >= board_.tokens[task.owner]) return task;
+    }
+    EPD_BELOW(task.owner, op_.shape.num_ranks);
+    EPD_BELOW(task.piece, pieces_.count);
+    task.token = token;
+    if (lane_of() < op_.shape.topk) task.word = look(task.at(op_));
+    return task;
+  }
+  __device__ Range range(const SumTask& task) const {
+    return pieces_.range(task.piece);
+  }
+
+ private:
+  const Operation& op_;
+  const LandingBoard& board_;
+  const SumPieces pieces_;
+  const std::uint32_t others_;
+  const Divisor other_ranks_divisor_;
+  const std::uint32_t own_;
+  const std::uint32_t first_;  // own ones
+  std::uint32_t of_others_ = 0;
+  bool all_ = false;
+};
+
+// Of this rank's rows, those that are asked for.
+__device__ inline Summands asked_rows(const Operation& op, std::uint64_t asked) {
+  const std::uint16_t* const y = op.peers[op.rank].source.y;
+  const auto row = static_cast<std::uint32_t>(asked);
+  const bool holds = row < op.shape.recv_rows && row != kFull && y != nullptr;
+  return {__ballot_sync(kFull, holds), reinterpret_cast<const std::uint8_t*>(y),
+          std::size_t{op.shape.hidden} * 2, row, __uint_as_float(static_cast<std::uint32_t>(asked >> 32))};
+}
+
+static_assert(kSummedVectors == 4);  // load_vectors
+
+// A warp forms sums, as it gets free. Rows come to its stage, each lane's vectors by its own loads, some rows
+// ahead of what is added up, across the ends of sums. Rows and sums have numbers; what belongs to number n is
+// kept by lane n % 32.
+class SumStream {
+ public:
+  __device__ SumStream(const Operation& op, std::uint8_t* stages, LandingBoard& board)
+      : op_(op),
+        board_(board),
+        stage_(shared_address(stages) + warp_of() * op.movers.stage_bytes + lane_of() * 16),
+        tasks_(op, board) {}
+
+  // False: the operation has failed.
+  __device__ bool run(std::uint64_t deadline_ns) {
+    EPD_AT_MOST(op_.movers.shared_bytes, dynamic_shared_bytes());
+    EPD_AT_MOST((warp_of() + 1) * op_.movers.stage_bytes, op_.movers.shared_bytes);
+    deadline_ns_ = deadline_ns;
+    next_i_ = claim(cta_of(op_), board_.claimed);
+    look_ahead();
+#pragma unroll 1
+    while (true) {
+#pragma unroll 1
+      while (has_room() && (left_ != 0 || begin_sum())) load_row();
+      if (loaded_ == added_) break;
+      add_sum();
+    }
+    release();
+    return state_ != State::kFailed;
+  }
+
+ private:
+  enum class State { kGoesOn, kOver, kFailed };
+  static constexpr std::uint32_t kReleased = 8;  // at a time: a release waits for all that is on its way
+  static_assert(kReleased + kSummedAhead <= 32);
+
+  // The next sum, of which one asks meanwhile; unless its owner has to come first.
+  __device__ void look_ahead() {
+    looked_ = !tasks_.asks(next_i_);
+    if (looked_) next_ = tasks_.look_at(next_i_);
+  }
+  // The next sum that has rows. What has to come from other ranks is waited for unless rows are on their way.
+  // False: none for now.
+  __device__ bool begin_sum() {
+#pragma unroll 1
+    while (state_ == State::kGoesOn) {
+      if (!looked_) {
+        if (loaded_ != added_ && !is_greeted(board_)) return false;
+        if (!wait_greeted(board_)) return end(State::kFailed);
+        tasks_.know_all();
+        look_ahead();
+      }
+      if (!tasks_.has(next_i_)) return end(State::kOver);
+      const bool late = next_.is_late(op_);
+      if (__any_sync(kFull, late)) {
+        if (loaded_ != added_) {
+          if (late) next_.word = look(next_.at(op_));
+          return false;
+        }
+        release();
+        if (!wait_told(op_, next_.at(op_), late, next_.owner, deadline_ns_, next_.word.value))
+          return end(State::kFailed);
+      }
+      rows_ = asked_rows(op_, next_.row(op_));
+      left_ = rows_.lanes;
+      if (left_ != 0) describe_sum();
+      next_i_ = claim(cta_of(op_), board_.claimed);
+      look_ahead();
+      if (left_ != 0) return true;
+    }
+    return false;
+  }
+  __device__ bool end(State state) {
+    state_ = state;
+    return false;
+  }
+  __device__ void describe_sum() {
+    const Range range = tasks_.range(next_);
+    const std::uint32_t vectors = range.end - range.begin;
+    rows_.base += (range.begin + lane_of()) * 16;
+    lacks_ = kSummedAtOnce - vectors;
+    mine_ = vectors <= lane_of() ? 0 : (vectors - lane_of() + 31) / 32;
+    EPD_AT_MOST(range.end * 16, min(op_.shape.hidden * 2, op_.landing.slot_bytes));
+    if (lane_of() == begun_ % 32) {
+      to_ = landing_slot(op_, next_.owner, op_.rank, next_.token) + range.begin * 16;
+      tag_ = landed_tag(op_, next_.owner, op_.rank, next_.token, next_.piece);
+      size_ = vectors << 8 | static_cast<std::uint32_t>(__popc(left_));
+    }
+    ++begun_;
+  }
+
+  __device__ bool has_room() const {
+    return loaded_ - added_ < kSummedAhead;
+  }
+  __device__ void load_row() {
+    const int lane = __ffs(static_cast<int>(left_)) - 1;
+    left_ &= left_ - 1;
+    const float weight = __shfl_sync(kFull, rows_.weight, lane);
+    if (lane_of() == loaded_ % 32) weight_ = weight;
+    EPD_BELOW(__shfl_sync(kFull, rows_.row, lane), op_.shape.recv_rows);
+    EPD_BELOW(load_at_, kSummedAhead);
+    const std::uint8_t* const from = rows_.base + __shfl_sync(kFull, rows_.row, lane) * rows_.pitch;
+    const std::uint32_t to = stage_ + load_at_ * (kSummedAtOnce * 16);
+    if (lacks_ == 0) {
+      load_vectors(to, from, kSummedVectors);
+    } else {
+      load_vectors(to, from, mine_);
+    }
+    thread_loads_commit();
+    advance(load_at_);
+    ++loaded_;
+  }
+  __device__ static void load_vectors(std::uint32_t to, const std::uint8_t* from, std::uint32_t count) {
+    if (count > 0) thread_load<0>(to, from);
+    if (count > 1) thread_load<512>(to, from);
+    if (count > 2) thread_load<1024>(to, from);
+    if (count > 3) thread_load<1536>(to, from);
+  }
+  // The oldest. Rows of the one that was begun last follow as there is room; no other is begun meanwhile, as
+  // what that takes would drive the sums out of registers.
+  __device__ void add_sum() {
+    const auto lane = static_cast<int>(summed_ % 32);
+    const std::uint32_t size = __shfl_sync(kFull, size_, lane);
+    auto* const to =
+        reinterpret_cast<uint4*>(__shfl_sync(kFull, reinterpret_cast<std::uintptr_t>(to_), lane)) + lane_of();
+    Eight sums[kSummedVectors];
+#pragma unroll
+    for (Eight& sum : sums) sum.clear();
+#pragma unroll 1
+    for (std::uint32_t rows = size & 0xff; rows != 0; --rows) {
+      if (has_room() && left_ != 0) load_row();
+      thread_loads_wait<kSummedAhead - 1>(loaded_ - added_ - 1);
+      const float weight = __shfl_sync(kFull, weight_, static_cast<int>(added_ % 32));
+      EPD_BELOW(add_at_, kSummedAhead);
+      const std::uint32_t from = stage_ + add_at_ * (kSummedAtOnce * 16);
+#pragma unroll
+      for (std::uint32_t i = 0; i < kSummedVectors; ++i) sums[i].add(load_shared(from + i * 512), weight);
+      advance(add_at_);
+      ++added_;
+    }
+#pragma unroll
+    for (std::uint32_t i = 0; i < kSummedVectors; ++i) {
+      if (lane_of() + i * 32 < size >> 8) to[i * 32] = sums[i].rounded();
+    }
+    ++summed_;
+    if (summed_ - released_ == kReleased) release();
+  }
+  __device__ void release() {
+    __syncwarp();
+    if (((lane_of() - released_) & 31) < summed_ - released_) store_release_system(tag_, op_.tag);
+    released_ = summed_;
+  }
+  __device__ static void advance(std::uint32_t& slot) {
+    if (++slot == kSummedAhead) slot = 0;
+  }
+
+  const Operation& op_;
+  LandingBoard& board_;
+  const std::uint32_t stage_;  // the lane's vectors, in shared memory
+  SumTasks tasks_;
+  std::uint64_t deadline_ns_ = 0;
+  State state_ = State::kGoesOn;
+  // The next sum.
+  std::uint32_t next_i_ = 0;
+  bool looked_ = false;
+  SumTask next_;
+  // The one whose rows are loaded.
+  Summands rows_{};          // from the lane's first vector on
+  std::uint32_t left_ = 0;   // lanes of rows that are not loaded
+  std::uint32_t lacks_ = 0;  // vectors of a row, to be a whole piece
+  std::uint32_t mine_ = 0;   // the lane's
+  // Rows.
+  std::uint32_t load_at_ = 0;
+  std::uint32_t add_at_ = 0;
+  std::uint32_t loaded_ = 0;
+  std::uint32_t added_ = 0;
+  float weight_ = 0.0f;  // of the lane's row
+  // Sums.
+  std::uint32_t begun_ = 0;
+  std::uint32_t summed_ = 0;
+  std::uint32_t released_ = 0;
+  std::uint32_t size_ = 0;  // of the lane's: vectors << 8 | rows
+  std::uint8_t* to_ = nullptr;
+  std::uint64_t* tag_ = nullptr;
+};
+
+// A piece of the sum of one of this rank's own tokens.
+__device__ inline bool add_own_piece(const Operation& op, std::uint32_t token, std::uint32_t piece,
+                                     Range vectors, const RawChoice& raw, std::uint64_t deadline_ns) {
+  EPD_BELOW(token, op.num_tokens);
+  EPD_AT_MOST(vectors.end * 16, min(op.shape.hidden * 2, op.landing.slot_bytes));
+  const TakenRow taken(op, raw);
+  const std::uint32_t ranks = __reduce_or_sync(kFull, taken.takes ? 1u << taken.rank : 0u);
+  const bool mine = ((ranks >> lane_of()) & 1) != 0;
+  const std::uint32_t from = mine ? lane_of() : op.rank;
+  if (!wait_words<kManyPauseNs>(op, landed_tag(op, op.rank, from, token, piece), mine, from, deadline_ns))
+    return false;
+  const std::size_t row = std::size_t{token} * op.shape.hidden;
+  const auto bias_of = [&op, row](std::uint32_t i) {
+    return op.bias[i] == nullptr ? nullptr : reinterpret_cast<const std::uint8_t*>(op.bias[i] + row);
+  };
+  auto* const out = reinterpret_cast<uint4*>(op.out + row);
+  const std::size_t pitch = std::size_t{op.landing.max_tokens} * op.landing.slot_bytes;
+  add_rows({ranks, landing_slot(op, op.rank, 0, token), pitch, from, 1.0f}, vectors, {bias_of(0), bias_of(1)},
+           [out](std::uint32_t i, uint4 v) { out[i] = with_own_nans(v); });
+  return true;
+}
+
+// The weights that come back.
+__device__ inline void return_all_weights(const Operation& op) {
+  for (std::uint32_t token = first_of_warp(op); token < op.num_tokens; token += step_of_warps(op)) {
+    const RawChoice raw = load_raw(op, token);
+    PulledRow pulled;
+    pulled.rank = TakenRow(op, raw).rank;
+    return_weights<true>(op, token, raw, pulled);
+  }
+}
+
+// Sums of own tokens, as warps get free. False: the operation has failed.
+__device__ inline bool add_own(const Operation& op, LandingBoard& board, std::uint64_t deadline_ns) {
+  const SumPieces pieces(op);
+  const std::uint32_t end = op.num_tokens * pieces.count;
+  std::uint32_t i = claim(cta_of(op), board.own_claimed);
+  RawChoice raw = load_raw(op, pieces.token_of(i));
+#pragma unroll 1
+  while (i < end) {
+    const std::uint32_t next = claim(cta_of(op), board.own_claimed);
+    const RawChoice next_raw = load_raw(op, pieces.token_of(next));
+    const std::uint32_t token = pieces.token_of(i);
+    const std::uint32_t piece = i - token * pieces.count;
+    if (!add_own_piece(op, token, piece, pieces.range(piece), raw, deadline_ns)) return false;
+    i = next;
+    raw = next_raw;
+  }
+  return true;
+}
+
+// The warps that move rows. False: the operation has failed.
+__device__ inline bool combine_landing(const Operation& op, std::uint8_t* stages, LandingBoard& board,
+                                       std::uint64_t deadline_ns) {
+  // What was told here before has been read: who reads it has not let the operation before end.
+  for (std::uint32_t token = first_of_warp(op); token < op.num_tokens; token += step_of_warps(op))
+    ask_for_sums(op, token, load_raw(op, token));
+  if (!SumStream(op, stages, board).run(deadline_ns)) return false;
+  if (op.out_weights != nullptr) return_all_weights(op);
+  count_sent(board);
+  return add_own(op, board, deadline_ns);
+}
+
+// One CTA's part of a combine through landings.
+__device__ __noinline__ inline void run_landing_combine(const Operation& op, std::uint8_t* memory) {
+  __shared__ LandingBoard board;
+  const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
+  clear_board(board);
+  __syncthreads();
+  bool good = true;
+  if (warp_of() < op.movers.warps) {
+    good = combine_landing(op, memory, board, deadline_ns);
+  } else if (warp_of() == herald_warp()) {
+    if (blockIdx.x == 0) say_hello(op);
+    good = greet_for_all(op, board, deadline_ns);
+    if (good && blockIdx.x == 0) {
+      good = herald(op, cta_of(op), board, op.movers.warps, deadline_ns);
+    } else if (good) {
+      good = tell_others(op, cta_of(op), board, op.movers.warps);
+    }
+  }
+  if (__syncthreads_or(!good) != 0) return;
+  finish<true>(
+      op, cta_of(op), deadline_ns, [] { return 0u; }, true);
+}
+
+}  // namespace epd::kernels::cuda

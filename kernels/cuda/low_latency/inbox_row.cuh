@@ -1,0 +1,68 @@
+// Rows as they travel through landings: what comes with them, and how they are sent.
+#pragma once
+
+#include "cuda/common/routing.cuh"
+#include "cuda/low_latency/inbox.cuh"
+
+namespace epd::kernels::cuda {
+
+// A choice as it travels with its row: the expert, and the row's number among those that the expert gets from
+// the source. Every number is below abi::kLandingTokens.
+struct LandedChoice {
+  std::uint32_t word;
+  static constexpr std::uint32_t kNone = 0xffff;  // no expert; or as a number: a lower k has the same expert
+  static __device__ LandedChoice make(std::uint32_t expert, std::uint32_t number) {
+    return {number << 16 | (expert & 0xffff)};
+  }
+  __device__ std::uint32_t expert() const { return word & 0xffff; }
+  __device__ std::uint32_t number() const { return word >> 16; }
+};
+
+// Rows of a warp that are on their way to landings, two at most. (A warp has one, since each round releases
+// the one before.)
+class SentRows {
+ public:
+  // Where the next row goes: to every rank that is chosen; lane k has the expert of choice k, or kFull.
+  // `held`: but for this rank, which takes it from its stage.
+  __device__ void prepare(const Operation& op, std::uint32_t expert, std::uint32_t token, bool held) {
+    const std::uint32_t rank = expert != kFull ? rank_of_expert(op.shape, expert) : op.rank;
+    EPD_BELOW(rank, op.shape.num_ranks);
+    const bool leaves = expert != kFull && !(held && rank == op.rank);
+    const std::uint32_t ranks = __reduce_or_sync(kFull, leaves ? 1u << rank : 0u);
+    const bool mine = ((ranks >> lane_of()) & 1) != 0;
+    const std::uint32_t to = mine ? lane_of() : op.rank;
+    slot_ = landing_slot(op, to, op.rank, token);
+    next_ = mine ? landed_tag(op, to, op.rank, token, 0) : nullptr;
+  }
+  // A stage that has the row and all that comes with it.
+  __device__ void send(const Operation& op, std::uint8_t* stage) {
+    if (count_ == 2) release_first<1>(op);
+    warp_store(slot_, stage, op.movers.landed.bytes, next_ != nullptr);
+    stores_commit();
+    (count_ == 0 ? first_ : second_) = next_;
+    ++count_;
+  }
+  // kLater: stores of the warp that came after them, in groups.
+  template <std::uint32_t kLater = 0>
+  __device__ void release(const Operation& op) {
+    if (count_ == 2) release_first<1 + kLater>(op);
+    if (count_ == 1) release_first<kLater>(op);
+  }
+
+ private:
+  template <std::uint32_t kLater>
+  __device__ void release_first(const Operation& op) {
+    stores_wait_done_but<kLater>();
+    __syncwarp();
+    if (first_ != nullptr) store_release_system(first_, op.tag);
+    --count_;
+    first_ = second_;
+  }
+  std::uint32_t count_ = 0;
+  std::uint64_t* first_ = nullptr;  // tags, the lane's
+  std::uint64_t* second_ = nullptr;
+  std::uint64_t* next_ = nullptr;
+  std::uint8_t* slot_ = nullptr;
+};
+
+}  // namespace epd::kernels::cuda

@@ -1,0 +1,262 @@
+// What all ranks have told of the rows that they send: where those rows lie at this rank and, in CTA 0, where
+// this rank's lie everywhere.
+#pragma once
+
+#include "cuda/common/placement.cuh"
+#include "cuda/low_latency/inbox.cuh"
+
+namespace epd::kernels::cuda {
+
+class LandedPlans {
+ public:
+  __device__ LandedPlans(const Operation& op, Cta cta, const Shared& shared, LandingBoard& board)
+      : op_(op), board_(board), words_(op.movers.plan), first_(shared.scratch), sets_(shared.bits) {
+    if (cta.index != 0) return;
+    all_ = cta.count > 1 ? reinterpret_cast<std::uint32_t*>(shared.stages) : set(op.shape.num_ranks);
+  }
+
+  // The team's part of what everybody tells. False: the operation has failed.
+  __device__ bool collect(const Team& team, std::uint64_t deadline_ns) const {
+    const std::uint32_t ranks = op_.shape.num_ranks;
+    const std::uint32_t count = ranks * (all_ != nullptr ? words_.end : words_.counts_of(1));
+    bool good = true;
+#pragma unroll 1
+    for (std::uint32_t i = team.thread(); i < count && good; i += team.threads())
+      good = collect_word(i, deadline_ns);
+    return team.all(good);
+  }
+
+  // Where they begin; `ends` as place_rows has them. A team. False: there is no room.
+  __device__ bool place(const Team& team, std::uint32_t* ends) const {
+    const std::uint32_t experts = experts_per_rank(op_.shape);
+    bool fits = true;
+    std::uint32_t offset = 0;  // packed: of the next expert
+    const std::uint32_t step = op_.shape.expert_blocks ? team.threads() : 32;
+    if (!op_.shape.expert_blocks && team.warp() != 0) return team.all(true);
+#pragma unroll 1
+    for (std::uint32_t begin = 0; begin < experts; begin += step) {
+      const std::uint32_t i = begin + (op_.shape.expert_blocks ? team.thread() : lane_of());
+      std::uint32_t total = 0;
+#pragma unroll 1
+      for (std::uint32_t s = 0; i < experts && s < op_.shape.num_ranks; ++s)
+        total += count()[i * op_.shape.num_ranks + s];
+      std::uint32_t at = 0;
+      std::uint32_t end = 0;
+      if (op_.shape.expert_blocks) {
+        at = static_cast<std::uint32_t>(i * op_.shape.expert_capacity);
+        end = at + static_cast<std::uint32_t>(op_.shape.expert_capacity);
+        if (i < experts && total > op_.shape.expert_capacity) {
+          fits = false;
+          fail_room(op_, op_.rank, static_cast<std::int32_t>(op_.rank * experts + i), total);
+        }
+      } else {
+        const std::uint32_t padded = round_up(total, op_.shape.alignment);
+        end = offset + sum_lanes_up_to(padded);
+        at = end - padded;
+        offset = __shfl_sync(kFull, end, 31);
+      }
+      if (i < experts) begin_sources(i, at, ends, total, end);
+    }
+    if (!op_.shape.expert_blocks && offset > op_.shape.recv_rows) {
+      fits = false;
+      if (lane_of() == 0) fail_room(op_, op_.rank, -1, offset);
+    }
+    return team.all(fits);
+  }
+
+  __device__ bool comes(std::uint32_t source, std::uint32_t token) const {
+    EPD_BELOW(source, op_.shape.num_ranks);
+    EPD_AT_MOST(board_.tokens[source], op_.movers.set_words * 32);
+    return token < board_.tokens[source] && ((set(source)[token / 32] >> token % 32) & 1) != 0;
+  }
+  // Of an expert of this rank; beyond all for others and for none.
+  __device__ std::uint32_t local(std::uint32_t expert) const {
+    return expert - op_.rank * experts_per_rank(op_.shape);
+  }
+  // Row `number` of those that the source sends to expert `local`; -1: it told of no such row.
+  __device__ std::int32_t row(std::uint32_t local, std::uint32_t source, std::uint32_t number) const {
+    EPD_BELOW(local, experts_per_rank(op_.shape));
+    EPD_BELOW(source, op_.shape.num_ranks);
+    const std::uint32_t i = local * op_.shape.num_ranks + source;
+    if (number < count()[i]) EPD_BELOW(first_[i] + number, op_.shape.recv_rows);
+    return number < count()[i] ? static_cast<std::int32_t>(first_[i] + number) : -1;
+  }
+
+  // CTA 0: where this rank's rows begin at each expert, as place_rows says. A team. False: there is no room.
+  __device__ bool place_own(const Team& team, std::uint32_t* base) const {
+    const std::uint32_t experts = experts_per_rank(op_.shape);
+    bool fits = true;
+    if (op_.shape.expert_blocks) {
+#pragma unroll 1
+      for (std::uint32_t e = team.thread(); e < op_.shape.num_experts; e += team.threads()) {
+        const ColumnSum rows = sum(e);
+        const std::uint32_t rank = rank_of_expert(op_.shape, e);
+        EPD_BELOW(e, base_words(op_));
+        EPD_BELOW(rank, op_.shape.num_ranks);
+        base[e] = static_cast<std::uint32_t>((e - rank * experts) * op_.shape.expert_capacity) + rows.below;
+        if (rows.total <= op_.shape.expert_capacity) continue;
+        fits = false;
+        fail_room(op_, rank, static_cast<std::int32_t>(e), rows.total);
+      }
+      return team.all(fits);
+    }
+#pragma unroll 1
+    for (std::uint32_t d = team.warp(); d < op_.shape.num_ranks; d += team.warps) {
+      std::uint32_t offset = 0;
+#pragma unroll 1
+      for (std::uint32_t first = 0; first < experts; first += 32) {
+        const std::uint32_t i = first + lane_of();
+        const ColumnSum rows = i < experts ? sum(d * experts + i) : ColumnSum{};
+        const std::uint32_t padded = round_up(rows.total, op_.shape.alignment);
+        const std::uint32_t end = sum_lanes_up_to(padded);
+        if (i < experts) EPD_BELOW(d * experts + i, base_words(op_));
+        if (i < experts) base[d * experts + i] = offset + end - padded + rows.below;
+        offset += __shfl_sync(kFull, end, 31);
+      }
+      if (offset <= op_.shape.recv_rows) continue;
+      fits = false;
+      if (lane_of() == 0) fail_room(op_, d, -1, offset);
+    }
+    return team.all(fits);
+  }
+
+  // Room for a placement's words: of CTA 0, which has no stages, behind the counts; else in global memory.
+  __device__ std::int32_t* placement_words(Cta cta) const {
+    if (cta.count == 1) return op_.routing.placement;
+    EPD_AT_MOST(op_.movers.header_bytes +
+                    (op_.shape.num_experts * op_.shape.num_ranks + PlacementSections(op_.shape).end) * 4,
+                op_.movers.shared_bytes);
+    return reinterpret_cast<std::int32_t*>(all_ + op_.shape.num_experts * op_.shape.num_ranks);
+  }
+
+  // CTA 0: the placement, as record_placement has it. A team.
+  __device__ void write_placement(const Team& team, const Shared& shared, std::int32_t* words) const {
+    const PlacementSections at(op_.shape);
+    const std::uint32_t ranks = op_.shape.num_ranks;
+    const std::uint32_t experts = experts_per_rank(op_.shape);
+#pragma unroll 1
+    for (std::uint32_t i = team.thread(); i < at.rank_offsets; i += team.threads()) words[i] = shared.base[i];
+#pragma unroll 1
+    for (std::uint32_t i = team.thread(); i < experts; i += team.threads()) {
+      words[at.expert_counts + i] = shared.ends[i * 2] - first_[i * ranks];
+      words[at.expert_offsets + i] = first_[i * ranks];
+      if (i == experts - 1) words[at.expert_offsets + experts] = shared.ends[i * 2 + 1];
+    }
+#pragma unroll 1
+    for (std::uint32_t i = team.thread(); i < op_.shape.num_experts; i += team.threads()) {
+      words[at.source_ranges + i * 2] = first_[i];
+      words[at.source_ranges + i * 2 + 1] = count()[i];
+    }
+    if (team.warp() == team.warps - 1) write_rank_offsets(words + at.rank_offsets);
+    team.sync();
+  }
+
+  // M. A warp.
+  __device__ std::uint32_t num_rows(const std::uint32_t* ends) const {
+    const std::uint32_t experts = experts_per_rank(op_.shape);
+    if (!op_.shape.expert_blocks) return ends[experts * 2 - 1];
+    std::uint32_t rows = 0;
+#pragma unroll 1
+    for (std::uint32_t i = lane_of(); i < experts; i += 32)
+      rows += ends[i * 2] - static_cast<std::uint32_t>(i * op_.shape.expert_capacity);
+    return __reduce_add_sync(kFull, rows);
+  }
+
+ private:
+  __device__ std::uint32_t* count() const {
+    return first_ + op_.shape.num_experts;
+  }
+  // Tokens of a source that come; at most 16 words.
+  __device__ std::uint32_t* set(std::uint32_t source) const {
+    EPD_AT_MOST((op_.shape.num_experts + op_.shape.num_ranks + source) * op_.movers.set_words,
+                bits_words(op_));
+    return sets_ + (op_.shape.num_experts + op_.shape.num_ranks + source) * op_.movers.set_words;
+  }
+  // Of those that the CTA collects. Clerks are as many as the words of usual groups, which so need one look.
+  __device__ bool collect_word(std::uint32_t i, std::uint64_t deadline_ns) const {
+    std::uint32_t number = i / op_.shape.num_ranks_divisor;
+    const std::uint32_t source = i - number * op_.shape.num_ranks;
+    if (all_ == nullptr && number >= words_.counts_of(0)) number += op_.rank * words_.count_words;
+    EPD_BELOW(number, words_.end);
+    ToldWord word{};
+    const ToldWord* const at = plan_words(op_, op_.rank, source) + number;
+#pragma unroll 1
+    for (std::uint32_t looks = 1; is_there(op_, source); ++looks) {
+      word = look(at);
+      if (word.tag == op_.tag) break;
+      if (looks % 64 == 0 && must_leave(op_, deadline_ns, 1u << source)) return false;
+    }
+    take(source, number, word.value);
+    return true;
+  }
+  // `value` 0: the source is not there.
+  __device__ void take(std::uint32_t source, std::uint32_t word, std::uint64_t value) const {
+    EPD_BELOW(source, op_.shape.num_ranks);
+    if (word == 0) {
+      board_.tokens[source] = min(static_cast<std::uint32_t>(value), op_.landing.max_tokens);
+    } else if (word < words_.counts_of(0)) {
+      std::uint32_t* const to = set(source) + (word - 1) * 2;
+      EPD_BELOW((word - 1) * 2, op_.movers.set_words);
+      to[0] = static_cast<std::uint32_t>(value);
+      if (word * 2 - 1 < op_.movers.set_words) to[1] = static_cast<std::uint32_t>(value >> 32);
+    } else {
+      take_counts(source, word - words_.counts_of(0), value);
+    }
+  }
+  __device__ void take_counts(std::uint32_t source, std::uint32_t place, std::uint64_t value) const {
+    const std::uint32_t experts = experts_per_rank(op_.shape);
+    const std::uint32_t rank = rank_of_count(op_, place);
+    const std::uint32_t first = (place - rank * words_.count_words) * 4;
+    EPD_BELOW(rank, op_.shape.num_ranks);
+    EPD_AT_MOST(op_.shape.num_experts * 2, scratch_words(op_));
+#pragma unroll 1
+    for (std::uint32_t j = first; j < min(first + 4, experts); ++j, value >>= 16) {
+      const std::uint32_t count = static_cast<std::uint16_t>(value);
+      if (rank == op_.rank) this->count()[j * op_.shape.num_ranks + source] = count;
+      if (all_ != nullptr) all_[source * op_.shape.num_experts + rank * experts + j] = count;
+    }
+  }
+
+  // Rows of all sources at an expert, and of those below this rank.
+  __device__ ColumnSum sum(std::uint32_t expert) const {
+    ColumnSum rows;
+#pragma unroll 1
+    for (std::uint32_t s = 0; s < op_.shape.num_ranks; ++s) {
+      const std::uint32_t count = all_[s * op_.shape.num_experts + expert];
+      rows.total += count;
+      if (s < op_.rank) rows.below += count;
+    }
+    return rows;
+  }
+  // Tokens of each source that come to this rank, summed up. A warp.
+  __device__ void write_rank_offsets(std::int32_t* offsets) const {
+    std::uint32_t tokens = 0;
+#pragma unroll 1
+    for (std::uint32_t s = 0; s < op_.shape.num_ranks; ++s) {
+      if (lane_of() == 0) offsets[s] = static_cast<std::int32_t>(tokens);
+      const std::uint32_t here = lane_of() < op_.movers.set_words ? __popc(set(s)[lane_of()]) : 0;
+      tokens += __reduce_add_sync(kFull, here);
+    }
+    if (lane_of() == 0) offsets[op_.shape.num_ranks] = static_cast<std::int32_t>(tokens);
+  }
+  __device__ void begin_sources(std::uint32_t local, std::uint32_t at, std::uint32_t* ends,
+                                std::uint32_t total, std::uint32_t end) const {
+    EPD_BELOW(local * 2 + 1, ends_words(op_));
+    ends[local * 2] = at + total;
+    ends[local * 2 + 1] = end;
+#pragma unroll 1
+    for (std::uint32_t s = 0; s < op_.shape.num_ranks; ++s) {
+      first_[local * op_.shape.num_ranks + s] = at;
+      at += count()[local * op_.shape.num_ranks + s];
+    }
+  }
+
+  const Operation& op_;
+  LandingBoard& board_;
+  const abi::PlanWords& words_;
+  std::uint32_t* const first_;    // [E/R,R]; behind them count(), likewise
+  std::uint32_t* const sets_;     // OwnChoices'; behind them set()
+  std::uint32_t* all_ = nullptr;  // [R,E] CTA 0: rows of each source at each expert
+};
+
+}  // namespace epd::kernels::cuda

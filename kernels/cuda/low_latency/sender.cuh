@@ -1,0 +1,297 @@
+// Dispatch through landings: a warp that moves rows.
+#pragma once
+
+#include "cuda/common/cast.cuh"
+#include "cuda/common/received.cuh"
+#include "cuda/common/weights.cuh"
+#include "cuda/low_latency/inbox_row.cuh"
+#include "cuda/low_latency/own_rows.cuh"
+#include "cuda/low_latency/plans.cuh"
+#include "cuda/low_latency/selections.cuh"
+
+namespace epd::kernels::cuda {
+
+// One warp that moves rows: it sends those of this rank's tokens, then spreads what has landed.
+//
+// Rows that are cast are so in steps that warps claim; a round leaves when all of it is cast.
+class Carrier {
+ public:
+  __device__ Carrier(const Operation& op, const Shared& shared, const OwnChoices& own, const OwnRows& rows,
+                     LandingBoard& board, std::uint64_t* x_there)
+      : op_(op),
+        format_(op.shape.format),
+        own_(own),
+        rows_(rows),
+        board_(board),
+        shared_(shared),
+        x_there_(x_there),
+        row_(warp_of()) {}
+
+  // Of the round that begins with row `first`: what needs no sets of choices.
+  __device__ void load(std::uint32_t first) {
+    const bool mine = warp_of() < round_rows(first);
+    if (mine) row_ = first + warp_of();
+    if (first != 0 && format_.cast) begin_next_round(first);
+    if (mine) read_choices(token_of(row_));
+    if (mine && !format_.cast) load_copied(first);
+  }
+  // And the rest, when the sets are known. Its row is not released then. Whether it was the last round.
+  __device__ bool send(std::uint32_t& first) {
+    const bool mine = warp_of() < round_rows(first);
+    if (mine) {
+      add_weights();
+      sent_.prepare(op_, write_choices(), token_of(row_), row_ >= rows_.first_held());
+    }
+    if (format_.cast && rows_.count() != 0) cast_round(first);
+    if (mine) {
+      thread_loads_wait<0>(0);
+      if (!format_.cast) barrier_wait(x_there_, 0);
+      fence_async_shared();
+      __syncwarp();
+      if (format_.cast && lane_of() == 0) count_shared(&board_.rows_cast);
+      sent_.send(op_, stage(warp_of()));
+    }
+    first += rows_.most();
+    return first >= rows_.count();
+  }
+
+  // Spreads rows, held ones and then landed ones, as warps get free. False: the operation has failed.
+  __device__ bool spread(const LandedPlans& plans, std::uint64_t deadline_ns) {
+    if (!wait_places()) return leave(false);
+    spread_held(plans);
+    count_sent(board_);
+    const std::uint32_t ranks = op_.shape.num_ranks;
+    // The first ones have more rows to send.
+    const Cta cta{rows_.cta().count - 1 - rows_.cta().index, rows_.cta().count};
+    std::uint32_t most = 0;
+#pragma unroll 1
+    for (std::uint32_t s = 0; s < ranks; ++s) most = max(most, board_.tokens[s]);
+#pragma unroll 1
+    for (std::uint32_t i = claim(cta, board_.claimed); i < most * ranks; i = claim(cta, board_.claimed)) {
+      const std::uint32_t token = i / op_.shape.num_ranks_divisor;
+      std::uint32_t source = i - token * ranks + op_.rank;
+      if (source >= ranks) source -= ranks;
+      if (!plans.comes(source, token) || (source == op_.rank && rows_.is_held(token))) continue;
+      const std::uint64_t* const tag = landed_tag(op_, op_.rank, source, token, 0);
+      if (!wait_words<kManyPauseNs>(op_, tag, lane_of() == 0, source, deadline_ns)) return leave(false);
+      spread_landed(plans, source, token);
+    }
+    return leave(true);
+  }
+
+  // After load(), in place of send(). Nothing may be on its way into this CTA's memory when it leaves.
+  __device__ void abandon() const {
+    thread_loads_wait<0>(0);
+    if (rows_.count() != 0) barrier_wait(x_there_, 0);
+  }
+
+ private:
+  // ---- tokens of this rank
+  __device__ std::uint32_t token_of(std::uint32_t row) const {
+    return rows_.token_of(row);
+  }
+  __device__ std::uint8_t* stage(std::uint32_t number) const {
+    return rows_.stage(number);
+  }
+  __device__ std::uint32_t round_rows(std::uint32_t first) const {
+    return rows_.round_rows(first);
+  }
+  // What lands goes to the warp's own; and so does a row that is copied.
+  __device__ std::uint8_t* own_stage() const {
+    if (!format_.cast) return stage(warp_of());
+    EPD_AT_MOST(op_.movers.landed_pitch * (2 + warp_of() % 2), op_.movers.stage_bytes);
+    return stage(warp_of() / 2) + op_.movers.landed_pitch * (1 + warp_of() % 2);
+  }
+
+  __device__ void read_choices(std::uint32_t token) {
+    EPD_BELOW(token, op_.num_tokens);
+    choice_ = own_.read_lane(token);
+    weight_ = 0.0f;
+    if (op_.topk_weights != nullptr && lane_of() < op_.shape.topk)
+      weight_ = __ldcg(op_.topk_weights + token * op_.shape.topk + lane_of());
+  }
+  // A row's weight at an expert is that of all choices of it.
+  __device__ void add_weights() {
+    const auto key = static_cast<std::uint32_t>(choice_);
+    weight_ = sum_weights(op_.shape.topk, key, weight_);
+    is_first_ = (__match_any_sync(kFull, key) & lanes_below()) == 0;
+  }
+  // What comes with a row, behind it. Returns the expert of choice `lane`, or kFull.
+  __device__ std::uint32_t write_choices() const {
+    if (lane_of() >= op_.shape.topk) return kFull;
+    std::uint8_t* const row = stage(warp_of());
+    const std::uint32_t token = token_of(row_);
+    const std::uint32_t expert = own_.accepted(choice_, token);
+    std::uint32_t number = LandedChoice::kNone;
+    if (expert != kFull && is_first_) number = own_.number(expert, token);
+    EPD_AT_MOST(number, LandedChoice::kNone);
+    const LandedChoice choice = LandedChoice::make(expert, number);
+    reinterpret_cast<LandedChoice*>(row + op_.movers.landed.choices)[lane_of()] = choice;
+    reinterpret_cast<float*>(row + op_.movers.landed.weights)[lane_of()] = weight_;
+    return expert;
+  }
+
+  __device__ Team movers() const {
+    return {0, op_.movers.warps, NamedBarrier::kCopy};
+  }
+  __device__ void begin_next_round(std::uint32_t first) {
+    sent_.release(op_);  // all rows of the round before have left
+    fence_async();
+    movers().sync();
+    if (warp_of() == 0) rows_.load_round(first, x_there_);
+    if (threadIdx.x == 0) board_.cast_claimed = 0;
+    movers().sync();
+  }
+  // A round, in steps that warps take as they get free.
+  __device__ void cast_round(std::uint32_t first) {
+    const std::uint32_t all = round_rows(first) * op_.movers.row_steps;
+    const Cta here{0, 1};
+    std::uint32_t next = claim(here, board_.cast_claimed);
+    barrier_wait(x_there_, parity_);
+    parity_ ^= 1;
+#pragma unroll 1
+    while (next < all) {
+      const std::uint32_t place = next / op_.movers.row_steps_divisor;
+      const std::uint32_t step = next - place * op_.movers.row_steps;
+      EPD_BELOW(place, round_rows(first));
+      EPD_BELOW(step, op_.movers.row_steps);
+      next = claim(here, board_.cast_claimed);
+      std::uint8_t* const to = stage(place);
+      cast_step(format_, to + op_.movers.landed_pitch, to, to + format_.row_bytes, step);
+    }
+    fence_async_shared();
+    movers().sync();
+  }
+
+  // What comes by lanes: scales that are given, and x but in the first round.
+  __device__ void load_copied(std::uint32_t first) {
+    if (first != 0) {
+      stores_wait_read();
+      __syncwarp();
+      lanes_load(own_stage(), rows_.x_of(row_), format_.x_bytes);
+    }
+    if (op_.x_scales != nullptr) load_given_scales();
+    thread_loads_commit();
+    // More on their way would hold up each other: 512 rows of 14 KB took 330 us in place of 157.
+    if (first != 0) sent_.release(op_);
+  }
+  __device__ void load_given_scales() const {
+    EPD_BELOW(token_of(row_), op_.num_tokens);
+    std::uint8_t* const to = own_stage() + format_.row_bytes;
+    const std::uint8_t* from =
+        static_cast<const std::uint8_t*>(op_.x_scales) + std::size_t{token_of(row_)} * format_.scale_bytes;
+    if (format_.scale_bytes % 16 == 0) return lanes_load(to, from, format_.scale_bytes);
+#pragma unroll 1
+    for (std::uint32_t i = lane_of(); i < format_.scale_bytes / 4; i += 32)
+      reinterpret_cast<std::uint32_t*>(to)[i] = reinterpret_cast<const std::uint32_t*>(from)[i];
+  }
+
+  // ---- what has landed
+  // And until no x lies any more where rows land.
+  __device__ bool wait_places() const {
+    const volatile LandingBoard& board = board_;
+    while (board.placed == 0 || (format_.cast && board.rows_cast != rows_.count())) {
+    }
+    __threadfence_block();
+    __syncwarp();
+    return board.placed == LandingBoard::kKnown;
+  }
+  // And releases what is sent. A row that was cast is spread by any warp, first by those that have sent none.
+  // Who has copied a row spreads it, and before it is acknowledged, unless few are on the wire.
+  __device__ void spread_held(const LandedPlans& plans) {
+    if (!format_.cast) {
+      if (op_.num_tokens <= rows_.cta().count) sent_.release(op_);
+      if (row_ < rows_.count()) spread_staged(plans, own_stage(), op_.rank, token_of(row_));
+      sent_.release<1>(op_);
+      return;
+    }
+    sent_.release(op_);
+    const std::uint32_t first = rows_.first_held();
+    const Cta here{0, 1};
+    std::uint32_t& claimed = board_.own_claimed;
+#pragma unroll 1
+    for (std::uint32_t i = claim(here, claimed); first + i < rows_.count(); i = claim(here, claimed))
+      spread_staged(plans, stage(i), op_.rank, token_of(first + i));
+  }
+  // From its slot; the row before has left the warp's stage.
+  __device__ void spread_landed(const LandedPlans& plans, std::uint32_t source, std::uint32_t token) const {
+    stores_wait_read();
+    __syncwarp();
+    lanes_load(own_stage(), landing_slot(op_, op_.rank, source, token), op_.movers.landed.bytes);
+    thread_loads_commit();
+    thread_loads_wait<0>(0);
+    fence_async_shared();
+    __syncwarp();
+    spread_staged(plans, own_stage(), source, token);
+  }
+  // A row and what comes with it, to those of its places that are of this rank. A group of stores.
+  __device__ void spread_staged(const LandedPlans& plans, std::uint8_t* row, std::uint32_t source,
+                                std::uint32_t token) const {
+    LandedChoice choice{kFull};
+    float weight = 0.0f;
+    if (lane_of() < op_.shape.topk) {
+      choice = reinterpret_cast<const LandedChoice*>(row + op_.movers.landed.choices)[lane_of()];
+      weight = reinterpret_cast<const float*>(row + op_.movers.landed.weights)[lane_of()];
+    }
+    const std::uint32_t local = plans.local(choice.expert());
+    std::int32_t place = -1;
+    if (local < experts_per_rank(op_.shape)) place = plans.row(local, source, choice.number());
+    EPD_BELOW_OR_NONE(place, op_.shape.recv_rows);
+    const DispatchTarget& own = shared_.targets[op_.rank];
+    const bool has = place >= 0;
+    const std::size_t number = has ? static_cast<std::uint32_t>(place) : 0;
+    auto* const x = static_cast<std::uint8_t*>(own.recv_x);
+    warp_store(x + number * format_.row_bytes, row, format_.row_bytes, has);
+    stores_commit();
+    if (format_.scale_bytes % 16 == 0) {
+      spread_scales<uint4>(own, row + format_.row_bytes, place);
+    } else {
+      spread_scales<std::uint32_t>(own, row + format_.row_bytes, place);
+    }
+    if (!has) return;
+    store_index(op_, own.recv_topk_idx, place, static_cast<std::int32_t>(local));
+    own.recv_topk_weights[place] = weight;
+    reinterpret_cast<int2*>(own.recv_src)[place] = {static_cast<int>(source), static_cast<int>(token)};
+  }
+  // A row's scales, to the place of each lane that has one.
+  template <typename Unit>
+  __device__ void spread_scales(const DispatchTarget& own, const std::uint8_t* scales,
+                                std::int32_t place) const {
+    const std::uint32_t units = format_.scale_bytes / sizeof(Unit);
+    auto* const at = static_cast<Unit*>(own.recv_scales) + lane_of();
+    const std::uint32_t places = __ballot_sync(kFull, place >= 0);
+#pragma unroll 1
+    for (std::uint32_t first = 0; first < units; first += 32) {
+      const bool mine = first + lane_of() < units;
+      Unit unit{};
+      if (mine) unit = reinterpret_cast<const Unit*>(scales)[first + lane_of()];
+#pragma unroll 1
+      for (std::uint32_t left = places; left != 0; left &= left - 1) {
+        const int lane = __ffs(static_cast<int>(left)) - 1;
+        const auto row = static_cast<std::uint32_t>(__shfl_sync(kFull, place, lane));
+        EPD_BELOW(row, op_.shape.recv_rows);
+        if (mine) at[std::size_t{row} * units + first] = unit;
+      }
+    }
+  }
+  __device__ bool leave(bool good) const {
+    stores_wait_done();
+    return good;
+  }
+
+  const Operation& op_;
+  const RowFormat& format_;
+  const OwnChoices& own_;
+  const OwnRows& rows_;
+  LandingBoard& board_;
+  const Shared& shared_;
+  std::uint64_t* const x_there_;
+  std::uint32_t parity_ = 0;  // of the round whose x comes next
+  std::uint32_t row_;         // whose choices the warp has read last, among the CTA's
+  std::int64_t choice_ = -1;  // choice `lane` of the row, as given
+  float weight_ = 0.0f;       // likewise; then of all choices that are the same
+  bool is_first_ = false;     // of these
+  SentRows sent_;
+};
+
+}  // namespace epd::kernels::cuda

@@ -1,0 +1,361 @@
+// Calls, as one thread of CTA 0 takes them: it looks for them between operations, judges them, and tells
+// the host of their ends. The README of this room has the memory ordering. For device and host, see
+// proto/ordered.h.
+#pragma once
+
+#include "cuda/common/ending.h"
+#include "kernels/calls.h"
+
+namespace epd::kernels::cuda {
+
+// What that thread keeps, in shared memory: nobody else reads or writes it. Device memory has the state only
+// between kernels.
+struct Watch {
+  static constexpr std::uint32_t kRoutes = 16;  // records of buffer slots come first
+  CommandState state;
+  TakenCall running;
+  abi::PackedCall call;  // which that was
+  bool runs;             // `running` does
+  CallRing last;         // from which a call was taken last
+  std::uint32_t journal_read;
+  std::uint32_t known_routes;  // set of those in `routes`
+  RouteState routes[kRoutes];
+};
+
+// ---- what does not change while a turn lasts, and so is read once from L2 (a third of a microsecond each)
+
+EPD_DEVICE inline RouteState route_of(const CommandArguments& own, Watch& watch, std::uint32_t record) {
+  static_assert(sizeof(RouteState) == 16);
+  EPD_BELOW(record, own.limits.num_routes);
+  const bool kept = record < Watch::kRoutes;
+  if (kept && ((watch.known_routes >> record) & 1) != 0) return watch.routes[record];
+  const Words words = load_here(reinterpret_cast<const Words*>(own.routes + record));
+  const RouteState route{std::uint64_t{words.y} << 32 | words.x, words.z, words.w};
+  if (kept) {
+    watch.routes[record] = route;
+    watch.known_routes |= 1u << record;
+  }
+  return route;
+}
+
+EPD_DEVICE inline void store_route(const CommandArguments& own, Watch& watch, std::uint32_t record,
+                                   const RouteState& route) {
+  own.routes[record] = route;
+  if (record < Watch::kRoutes) {
+    watch.routes[record] = route;
+    watch.known_routes |= 1u << record;
+  }
+}
+
+// ---- turns
+
+// Once in a lane's life: from then on nobody else knows better.
+EPD_DEVICE inline void set_sequence(const CommandArguments& own, Watch& watch) {
+  const CommandStart& start = own.host->start;
+  if (watch.state.sequence_set != 0 || load_relaxed_system(&start.sets) == 0) return;
+  watch.state.sequence_set = 1;
+  for (std::uint32_t ring = 0; ring < kCallRings; ++ring)
+    watch.state.sequence[ring] = load_relaxed_system(&start.sequence[ring]);
+}
+
+// When a kernel begins: where the one before has ended.
+EPD_DEVICE inline void begin_watch(const ResidentArguments& own, Watch& watch) {
+  watch.runs = false;
+  watch.last = kByStreams;
+  load_whole(watch.state, *own.commands.state);
+  watch.journal_read = watch.state.journal_read;
+  watch.known_routes = 0;
+  set_sequence(own.commands, watch);
+}
+
+// And before it ends. The host's words in the same place are left alone.
+EPD_DEVICE inline void end_watch(const ResidentArguments& own, const Watch& watch) {
+  CommandState& to = *own.commands.state;
+  to.epoch = watch.state.epoch;
+  to.index = watch.state.index;
+  to.changed_epoch = watch.state.changed_epoch;
+  to.index_base = watch.state.index_base;
+  for (std::uint32_t ring = 0; ring < kCallRings; ++ring) to.sequence[ring] = watch.state.sequence[ring];
+  to.journal = watch.state.journal;
+  to.turn_taken = watch.state.turn_taken;
+  to.failed = watch.state.failed;
+  to.noops = watch.state.noops;
+  to.results = watch.state.results;
+  to.sequence_set = watch.state.sequence_set;
+}
+
+// The host has said something new, and nothing runs. Here alone host memory is read: a few microseconds.
+EPD_DEVICE inline void take_turn(const CommandArguments& own, Watch& watch) {
+  const std::uint32_t turn = load_acquire_system(&own.state->turn);
+  watch.known_routes = 0;
+  if (turn % 2 != 0) {
+    const CommandStart& start = own.host->start;
+    set_sequence(own, watch);
+    watch.state.epoch = load_relaxed_system(&start.epoch);
+    watch.state.index = load_relaxed_system(&start.index);
+    watch.state.index_base = load_relaxed_system(&start.index_base);
+    watch.state.changed_epoch = load_relaxed_system(&start.changed_epoch);
+    watch.state.failed = 0;
+    const std::uint32_t routes = load_relaxed_system(&start.num_routes);
+    EPD_AT_MOST(routes, own.limits.num_routes);
+    const auto* const routes_at = reinterpret_cast<const std::uint64_t*>(&start.routes);
+    const auto* const from = reinterpret_cast<const Words*>(load_relaxed_system(routes_at));
+    for (std::uint32_t i = 0; i < routes; ++i)
+      reinterpret_cast<Words*>(own.routes)[i] = load_of_host(from + i);
+  }
+  watch.state.turn_taken = turn;
+  store_release_system(&own.host->turn, turn);
+}
+
+// ---- the journal
+
+EPD_DEVICE inline bool journal_is_full(const CommandArguments& own, Watch& watch) {
+  if (watch.state.journal - watch.journal_read < kJournalEntries) return false;
+  watch.journal_read = load_acquire_system(&own.state->journal_read);
+  return watch.state.journal - watch.journal_read >= kJournalEntries;
+}
+
+EPD_DEVICE inline JournalEntry& next_entry_of(const CommandArguments& own, const Watch& watch) {
+  EPD_BELOW(watch.state.journal - watch.journal_read, kJournalEntries);
+  return own.host->journal[watch.state.journal % kJournalEntries];
+}
+
+// Behind the result, which is there. Stores to host memory, for which the last one waits: a microsecond or
+// two that the client's stream does not see.
+EPD_DEVICE inline void write_journal(const CommandArguments& own, Watch& watch, const abi::PackedCall& call,
+                                     CallRing ring, std::uint64_t index) {
+  JournalEntry& entry = next_entry_of(own, watch);
+  for (std::uint32_t i = 0; i < abi::PackedCall::kWords; ++i) entry.call.words[i] = call.words[i];
+  entry.index = index;
+  entry.ring = ring;
+  store_release_system(&entry.number, ++watch.state.journal);
+}
+
+// ---- results
+
+// Calls that have ended with this result: before this one, as the device's memory says.
+EPD_DEVICE inline ResultRuns runs_of(const CommandArguments& own, std::uint32_t result) {
+  const std::uint32_t place = abi::place_of(result);
+  if (place < abi::kOnceResults) return {};
+  const std::uint64_t word = load_relaxed(reinterpret_cast<const std::uint64_t*>(  // NOLINT
+      own.runs + (place - abi::kOnceResults)));
+  return {static_cast<std::uint32_t>(word), static_cast<std::uint32_t>(word >> 32)};
+}
+
+// The part of a call's result that CTA 0 writes. Its index: that of the operation, or the next one's.
+EPD_DEVICE inline void conclude_result(const CommandArguments& own, Watch& watch, const ResultOut& out,
+                                       std::uint32_t result, ResultRuns before, std::uint64_t index) {
+  const std::uint32_t place = abi::place_of(result);
+  EPD_BELOW(place, abi::kResultPlaces);
+  const std::uint32_t runs = before.result == result + 1 ? before.runs + 1 : 1;
+  if (place >= abi::kOnceResults) own.runs[place - abi::kOnceResults] = {result + 1, runs};
+  const std::uint64_t number = index + watch.state.index_base;
+  write_word(out, abi::CallResult::kResult, result);
+  write_word(out, abi::CallResult::kIndexLow, static_cast<std::uint32_t>(number));
+  write_word(out, abi::CallResult::kIndexHigh, static_cast<std::uint32_t>(number >> 32));
+  write_word(out, abi::CallResult::kRuns, runs);
+  watch.state.results = out.number;
+}
+
+// ---- ends
+
+// Of calls up to this one.
+EPD_DEVICE inline void tell_ended(const CommandArguments& own, CallRing ring, std::uint32_t number) {
+  if (ring == kByHost) {
+    store_relaxed_system(&own.results->host_ended, number + 1);
+  } else {
+    store_release(&own.words->done, number + 1);
+  }
+}
+
+// Of a call that was not run. Those before it, if it is not the one that was awaited, are lost with it.
+EPD_DEVICE inline void end_call(const CommandArguments& own, Watch& watch, CallRing ring,
+                                const abi::Call& call, bool well) {
+  EPD_BELOW(abi::flag_of(call.op, call.slot), abi::kCommandFlags);
+  const std::uint32_t ended = call.number + 1 - watch.state.sequence[ring];
+  watch.state.sequence[ring] = call.number + 1;
+  if (!well) add_system(&own.words->failed, ended);
+  if (ring == kByStreams && call.flagged)
+    store_release_system(&own.words->flags[abi::flag_of(call.op, call.slot)], 1u);
+  tell_ended(own, ring, call.number);
+}
+
+EPD_DEVICE inline abi::CallEnding ending_of(Verdict verdict) {
+  if (verdict == Verdict::kNoop) return abi::CallEnding::kCarriedOut;
+  return verdict == Verdict::kDiscard ? abi::CallEnding::kDiscarded : abi::CallEnding::kFailed;
+}
+
+// Of what was not run. A place that there is not, the client has made up.
+EPD_DEVICE inline void tell_result(const CommandArguments& own, Watch& watch, const abi::Call& call,
+                                   abi::CallEnding ending) {
+  const std::uint32_t place = abi::place_of(call.result);
+  if (place >= abi::kResultPlaces) return;
+  const ResultOut out{&own.results->places[place], next_writing(watch.state)};
+  write_ending(out, ending, ended(OpError::kNone, -1));
+  conclude_result(own, watch, out, call.result, runs_of(own, call.result), watch.state.index);
+}
+
+EPD_DEVICE inline void write_result(const CommandArguments& own, const Watch& watch,
+                                    const Judgement& judgement, std::uint64_t tag) {
+  OpResult result = ended(judgement.error, -1);
+  result.rows = judgement.rows;
+  result.room = judgement.room;
+  result.tag = tag;
+  next_entry_of(own, watch).result = result;
+}
+
+// A noop too is done here: no other CTA hears of it.
+EPD_DEVICE inline void end_unheralded(const CommandArguments& own, Watch& watch, CallRing ring,
+                                      const abi::PackedCall& packed, const Judgement& judgement) {
+  const bool well = judgement.verdict == Verdict::kNoop;
+  const abi::Call call = abi::unpack(packed);
+  end_call(own, watch, ring, call, well);
+  tell_result(own, watch, call, ending_of(judgement.verdict));
+  if (judgement.verdict == Verdict::kDiscard) return;
+  if (!well) watch.state.failed = 1;
+  write_result(own, watch, judgement, well ? ++watch.state.noops : 0);
+  write_journal(own, watch, packed, ring, watch.state.index);
+}
+
+// All CTAs have left the operation that was heralded last. `runs`: runs_of() its result, loaded while they
+// did.
+EPD_DEVICE inline void conclude(const CommandArguments& own, Watch& watch, bool failed, ResultRuns runs) {
+  if (!watch.runs) return;
+  watch.runs = false;
+  const TakenCall& call = watch.running;
+  if (failed) watch.state.failed = 1;
+  if (!failed && makes_routing(call)) store_route(own, watch, call.route, made_route(call));
+  const auto ring = static_cast<CallRing>(call.ring);
+  conclude_result(own, watch, {&own.results->places[abi::place_of(call.result)], call.writing}, call.result,
+                  runs, watch.state.index - 1);
+  if (ring == kByHost) tell_ended(own, ring, call.number);
+  write_journal(own, watch, watch.call, ring, watch.state.index - 1);
+}
+
+// ---- what CTA 0 looks for
+
+// Looks without a pause for some milliseconds, then now and then. (A look takes 0.7 us.)
+inline constexpr std::uint32_t kEagerLooks = 4096;
+inline constexpr std::uint32_t kPauseNs = 200;
+EPD_DEVICE inline void pause(std::uint32_t looks) {
+  if (looks > kEagerLooks)
+    look_after(looks, kPauseNs);
+  else
+    look_again(looks);
+}
+
+// Where the ring's next call has to be.
+EPD_DEVICE inline const std::uint64_t* next_call(const CommandArguments& own, const Watch& watch,
+                                                 CallRing ring) {
+  const abi::PackedCall* const calls = ring == kByHost ? own.words->host_calls : own.words->calls;
+  return calls[watch.state.sequence[ring] % abi::kCommandSlots].words;
+}
+
+// Judges the call. False: it is not there, or it has ended. Else watch.running is to be run.
+EPD_DEVICE inline bool accept_call(const CommandArguments& own, Watch& watch, CallRing ring,
+                                   const abi::PackedCall& packed) {
+  Judgement judgement = judge_call(watch.state, own.limits, ring, packed);
+  if (judgement.verdict == Verdict::kWait) return false;
+  // What the host has to hear of waits until it can; a turn may come meanwhile.
+  if (judgement.verdict != Verdict::kDiscard && journal_is_full(own, watch)) return false;
+  watch.last = ring;
+  const abi::Call call = abi::unpack(packed);
+  RouteState route;
+  if (judgement.verdict == Verdict::kRun) {
+    route = route_of(own, watch, call.route);
+    judgement = judge_routing(watch.state, call, route);
+  }
+  if (judgement.verdict != Verdict::kRun) {
+    end_unheralded(own, watch, ring, packed, judgement);
+    return false;
+  }
+  watch.running = take(watch.state, own.limits.depth, ring, call, route);
+  watch.call = packed;
+  watch.runs = true;
+  ++watch.state.index;
+  watch.state.sequence[ring] = call.number + 1;
+  return true;
+}
+
+// ---- until there is work
+
+// Two words of the host's, of which each counts by itself.
+struct HostWords {
+  std::uint32_t first;
+  std::uint32_t second;
+};
+EPD_DEVICE inline HostWords load_pair(const std::uint32_t* first) {
+  const std::uint64_t both = load_relaxed_system(reinterpret_cast<const std::uint64_t*>(first));  // NOLINT
+  return {static_cast<std::uint32_t>(both), static_cast<std::uint32_t>(both >> 32)};
+}
+
+// Whether the host's next call, of which this is the first word, may be there: then all of it is worth a
+// look.
+EPD_DEVICE inline bool host_has_called(const Watch& watch, std::uint64_t first_word) {
+  const auto number = static_cast<std::uint32_t>(first_word >> 32) - 1;
+  return static_cast<std::int32_t>(number - watch.state.sequence[kByHost]) >= 0;
+}
+
+EPD_DEVICE EPD_NO_INLINE inline abi::PackedCall load_host_call(const CommandArguments& own,
+                                                               const Watch& watch) {
+  const std::uint64_t* const words = next_call(own, watch, kByHost);
+  abi::PackedCall call;
+  for (std::uint32_t i = 1; i < abi::PackedCall::kWords; ++i) call.words[i] = load_relaxed_system(words + i);
+  call.words[0] = load_acquire_system(words);
+  return call;
+}
+
+// If both rings have a call, that of the one which had none taken last. `of_host`: its first word.
+EPD_DEVICE inline bool accept_in_turn(const CommandArguments& own, Watch& watch,
+                                      const abi::PackedCall& of_streams, std::uint64_t of_host) {
+  const CallRing second = watch.last;
+  const CallRing first = second == kByStreams ? kByHost : kByStreams;
+  EPD_NO_UNROLL
+  for (std::uint32_t i = 0; i < kCallRings; ++i) {
+    const CallRing ring = i == 0 ? first : second;
+    if (ring == kByHost && !host_has_called(watch, of_host)) continue;
+    const abi::PackedCall call = ring == kByHost ? load_host_call(own, watch) : of_streams;
+    if (accept_call(own, watch, ring, call)) return true;
+  }
+  return false;
+}
+
+// Looks at a word of the host's memory, which takes two microseconds: one in a millisecond or two.
+inline constexpr std::uint32_t kLooksPerRound = kLooksInMilliseconds;
+
+EPD_DEVICE EPD_NO_INLINE inline bool round_is_over(const ResidentArguments& own) {
+  return load_relaxed_system(own.round) != own.own_round;
+}
+
+// Until a call is to be run, or the kernel to leave. All loads of a look but the last are relaxed, so that
+// they are on their way together and a look stays one round trip. The last one acquires: it is the call's
+// that a stream makes. What else turns out to be new is looked at again.
+EPD_DEVICE inline Task await_work(const ResidentArguments& own, Watch& watch) {
+  const CommandArguments& commands = own.commands;
+  for (std::uint32_t looks = 0;; ++looks) {
+    const std::uint32_t sequences = watch.state.sequence[kByStreams] + watch.state.sequence[kByHost];
+    const HostWords turn = load_pair(&commands.state->turn);
+    const HostWords journal = load_pair(&commands.state->journal_read);
+    const std::uint32_t stop = load_relaxed_system(&commands.state->stop);
+    const std::uint64_t of_host = load_relaxed_system(next_call(commands, watch, kByHost));
+    abi::PackedCall call;
+    for (std::uint32_t i = 1; i < abi::PackedCall::kWords; ++i)
+      call.words[i] = load_relaxed_system(next_call(commands, watch, kByStreams) + i);
+    call.words[0] = load_acquire_system(next_call(commands, watch, kByStreams));
+    if (stop == own.number) return Task::kStop;
+    if (turn.first != watch.state.turn_taken) {
+      take_turn(commands, watch);
+      looks = 0;
+      continue;
+    }
+    watch.state.sms = turn.second;
+    watch.state.timeout_ms = journal.second;
+    if (accept_in_turn(commands, watch, call, of_host))
+      return task_of(watch.running.op(), commands.per_expert);
+    if (sequences != watch.state.sequence[kByStreams] + watch.state.sequence[kByHost]) looks = 0;
+    if (looks % kLooksPerRound == kLooksPerRound - 1 && round_is_over(own)) return Task::kStop;
+    pause(looks);
+  }
+}
+
+}  // namespace epd::kernels::cuda

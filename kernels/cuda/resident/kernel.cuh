@@ -1,0 +1,146 @@
+// A kernel that stays: what its CTAs do between operations.
+#pragma once
+
+#include "cuda/common/signal.cuh"
+#include "cuda/resident/work.h"
+
+namespace epd::kernels::cuda {
+
+// Until the herald tells what comes next, and with which call. A warp's lanes look, one at each word; all of
+// them call.
+__device__ inline Task await_task(const Herald& herald, std::uint32_t index, TakenCall& call) {
+  const std::uint32_t lane = lane_of();
+  const std::uint64_t* const words = &herald.task;
+  static_assert(offsetof(Herald, call) == sizeof(herald.task) && Herald::kWords <= 32);
+  for (std::uint32_t looks = 0;; ++looks) {
+    const std::uint64_t word = load_acquire_system(words + (lane < Herald::kWords ? lane : 0));
+    if (__all_sync(kFull, static_cast<std::uint32_t>(word >> 32) == index + 1)) {
+      if (lane > 0 && lane < Herald::kWords)
+        reinterpret_cast<std::uint32_t*>(&call)[lane - 1] = static_cast<std::uint32_t>(word);
+      return static_cast<Task>(__shfl_sync(kFull, static_cast<std::uint32_t>(word), 0));
+    }
+    pause(looks);
+  }
+}
+
+// What all CTAs do next, and with which call (of CTA 0, Watch::running). All threads of the CTA call.
+__device__ inline Task next_task(const ResidentArguments& own, Watch& watch, TakenCall& call,
+                                 std::uint32_t herald) {
+  __shared__ Task task;
+  __syncthreads();
+  if (blockIdx.x == 0) {
+    if (threadIdx.x == 0) {
+      task = find_work(own, watch, herald);
+      tell_task(own.state->herald, herald, task, watch.running);
+    }
+  } else if (warp_of() == 0) {
+    const Task told = await_task(own.state->herald, herald, call);
+    if (lane_of() == 0) task = told;
+  }
+  __syncthreads();
+  return task;
+}
+
+// ---- a call's operation, composed by all threads of a CTA in its shared memory
+
+// The group's view, and how the last operations of each kind divided their work. What has not changed since
+// the last call is not read again.
+struct ViewCopy {
+  alignas(16) std::uint8_t view[sizeof(DeviceView)];
+  alignas(16) Movers movers[2];  // of dispatches and of combines
+  std::uint32_t movers_at[2];    // where they come from; kNone
+  std::uint32_t turn;            // of the view; 0: there is none
+  static constexpr std::uint32_t kNone = ~0u;
+
+  __device__ const DeviceView& get() const { return *reinterpret_cast<const DeviceView*>(view); }
+};
+
+template <typename T>
+__device__ inline void copy_by_threads(T* to, const T* from) {
+  static_assert(sizeof(T) % 16 == 0);
+  const auto* const source = reinterpret_cast<const uint4*>(from);
+  for (std::uint32_t i = threadIdx.x; i < sizeof(T) / 16; i += blockDim.x)
+    reinterpret_cast<uint4*>(to)[i] = __ldcg(source + i);
+}
+
+__device__ inline void begin_view(ViewCopy& copy) {
+  if (threadIdx.x != 0) return;
+  copy.turn = 0;
+  copy.movers_at[0] = copy.movers_at[1] = ViewCopy::kNone;
+}
+
+// Of odd turns alone there are calls, so none is 0.
+__device__ inline void bring_view(const CommandArguments& own, const TakenCall& call, ViewCopy& copy,
+                                  Operation& op) {
+  if (copy.turn == call.turn) return;
+  copy_by_threads(reinterpret_cast<DeviceView*>(copy.view), own.view);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    compose_constants(op, copy.get().group);
+    copy.turn = call.turn;
+  }
+  __syncthreads();
+}
+
+__device__ inline const Movers& bring_movers(const CommandArguments& own, const TakenCall& call,
+                                             ViewCopy& copy) {
+  const std::uint32_t kind = is_dispatch(call) ? 0 : 1;
+  const std::uint32_t at = movers_index(call, own.most_ctas, gridDim.x);
+  EPD_BELOW(at, kMoverKinds * own.most_ctas);
+  if (copy.movers_at[kind] == at) return copy.movers[kind];
+  __syncthreads();
+  copy_by_threads(copy.movers + kind, own.movers + at);
+  if (threadIdx.x == 0) copy.movers_at[kind] = at;
+  __syncthreads();
+  return copy.movers[kind];
+}
+
+// Each warp does a part, as one thread would take a microsecond for all.
+__device__ inline void compose_by_warps(const CommandArguments& own, const TakenCall& call,
+                                        const DeviceView& view, const Movers& movers, Operation& op) {
+  const std::uint32_t lane = lane_of();
+  switch (warp_of()) {
+    case 0: compose_peer(op.peers[lane], view.group.exchange, view.peers[lane], call); break;
+    case 1:
+      if (lane < abi::kNumRegions)
+        compose_region(op, view.group.regions[lane], static_cast<abi::Region>(lane), call);
+      break;
+    case 2:
+      if (lane < sizeof(Movers) / 16)
+        reinterpret_cast<uint4*>(&op.movers)[lane] = reinterpret_cast<const uint4*>(&movers)[lane];
+      break;
+    case 3:
+      if (lane == 0) compose_announcement(op, call);
+      break;
+    case 4:
+      if (lane == 0) compose_routing(op, view.group, call);
+      break;
+    case 5:
+      if (lane == 0) compose_ends(op, own, call);
+      break;
+    default: break;
+  }
+}
+
+// All threads call; `op` is as the last call has left it.
+__device__ inline void compose_call(const CommandArguments& own, const TakenCall& call, ViewCopy& copy,
+                                    Operation& op) {
+  // For bulk copies into stages that it asks for before anybody has used these (OwnRows).
+  if (warp_of() == herald_warp()) fence_async();
+  EPD_BELOW(call.block, own.limits.depth);
+  EPD_BELOW(call.slot, own.limits.depth);
+  EPD_BELOW(call.route, own.limits.num_routes);
+  bring_view(own, call, copy, op);
+  const Movers& movers = bring_movers(own, call, copy);
+  compose_by_warps(own, call, copy.get(), movers, op);
+  __syncthreads();
+}
+
+// No CTA of a kernel that is over may wait for what the next one is told: all of them count.
+__device__ inline void leave_kernel(ResidentState& state, std::uint32_t herald) {
+  if (threadIdx.x != 0) return;
+  if (count_up(&state.leaving, gridDim.x - 1) == gridDim.x - 1)
+    store_release(&state.left, std::uint64_t{herald + 1});
+}
+
+}  // namespace epd::kernels::cuda
