@@ -5,7 +5,7 @@
 #include "supervisor_link.h"
 
 #include <gtest/gtest.h>
-#include <poll.h>
+#include <cstring>
 
 namespace epd::test {
 namespace {
