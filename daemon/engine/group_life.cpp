@@ -23,7 +23,7 @@ constexpr std::uint32_t following(GroupPhase phase) {
     case kActive: return bits({kAsking, kBreaking, kLosing});
     case kAsking: return bits({kBreaking, kLosing});
     case kBreaking: return bits({kBreaking, kBroken, kLosing});
-    case kBroken: return bits({kBreaking, kReleased, kResuming, kLosing});
+    case kBroken:
     case kReleased: return bits({kBreaking, kReleased, kResuming, kLosing});
     case kResuming: return bits({kActive});
     case kLosing: return bits({kLosing, kUnmapping});

@@ -211,10 +211,8 @@ class SessionsTest : public LinkTest {
 };
 
 TEST_F(SessionsTest, AreGivenInTurn) {
-  for (const std::uint64_t id : {5, 3, 9}) add(id);
-  std::vector<std::uint64_t> seen;
-  for (int i = 0; i < 4; ++i) seen.push_back(sessions_->next().id());
-  EXPECT_EQ(seen, (std::vector<std::uint64_t>{3, 5, 9, 3}));
+  for (const std::uint64_t id : {5u, 3u, 9u}) add(id);
+  for (const std::uint64_t id : {3u, 5u, 9u, 3u}) EXPECT_EQ(sessions_->next().id(), id);
 }
 
 TEST_F(SessionsTest, GoWhenNothingOfThemIsInFlight) {
