@@ -31,25 +31,26 @@ int engine_main(const EngineOptions& options) {
     action.sa_flags = SA_RESTART;
     ::sigaction(SIGTERM, &action, nullptr);
   }
-  UniqueFd link(options.link_fd);
+  SupervisorLink link(UniqueFd(options.link_fd));
   UniqueFd page_fd(options.page_fd);
-  UniqueFd bell(options.bell_fd);
-  Result<Mapping> page = Mapping::map(page_fd.get(), sizeof(abi::EnginePage), Access::kReadWrite);
-  if (!page.ok()) {
-    log_event(LogLevel::kError, "engine page can't be mapped", {{"error", page.status().to_string()}});
+  UniqueFd bell_fd(options.bell_fd);
+  Result<Mapping> mapping = Mapping::map(page_fd.get(), sizeof(abi::EnginePage), Access::kReadWrite);
+  if (!mapping.ok()) {
+    log_event(LogLevel::kError, "engine page can't be mapped", {{"error", mapping.status().to_string()}});
     return 2;
   }
   const MonotonicClock clock;
-  Engine engine(std::move(link), std::move(bell), Page(std::move(page).value()), clock);
-  on_device_failed([&engine] { engine.say_device_failed(); });
+  Page page(std::move(mapping).value());
+  Bell bell(std::move(bell_fd), page);
+  on_device_failed([&link] { link.say_device_failed(); });
   const LaunchMode mode = options.resident ? LaunchMode::kResident : LaunchMode::kLaunched;
-  auto device = make_device(options.device, mode, clock, [&engine] { engine.wake(); });
+  auto device = make_device(options.device, mode, clock, [&bell] { bell.ring(); });
   if (device.status().code() == StatusCode::kWouldBlock) return abi::kExitDeviceBusy;
   if (!device.ok()) {
     log_event(LogLevel::kError, "no such device", {{"error", device.status().to_string()}});
     return 2;
   }
-  engine.set_device(std::move(device).value());
+  Engine engine(link, bell, page, std::move(device).value(), clock);
   log_event(LogLevel::kInfo, "engine started", {{"device", options.device}});
   const int code = engine.run();
   log_event(LogLevel::kInfo, "engine stopped", {{"device", options.device}, {"code", code}});

@@ -1,6 +1,7 @@
 #include "group.h"
 
 #include "commands.h"
+#include "operation.h"
 #include "session_port.h"
 
 #include <algorithm>
@@ -54,6 +55,11 @@ Member::Member(Group& in_group, std::uint32_t rank_there, std::uint32_t its_numb
       slot_use(in_group.shape.depth) {}
 
 Member::~Member() = default;
+
+void Member::stop() {
+  stopped_ = true;
+  if (commands != nullptr) commands->halt();
+}
 
 std::byte* Member::user(std::uint32_t slot, abi::Region region) const {
   return group.ranks[rank].at(slot, region);
@@ -121,11 +127,35 @@ void Member::publish_sent(std::uint32_t slot, std::uint64_t ticket) const {
   if (session != nullptr) session->ring();
 }
 
-void Group::set_shape(const abi::GroupShape& new_shape) {
-  shape = new_shape;
-  exchange_layout = abi::ExchangeArenaLayout(shape);
-  ranks.resize(shape.num_ranks);
-  active_since.assign(shape.num_ranks, 0);
+Group::Group(const abi::GroupBegin& message)
+    : id(message.group_id),
+      shape(message.shape),
+      exchange_layout(shape),
+      sms(message.sms),
+      priority(message.priority),
+      epoch(message.epoch),
+      resume_index(message.resume_index),
+      life(message.broken != 0),
+      ranks(shape.num_ranks),
+      active_since(shape.num_ranks) {}
+
+bool Group::calls_halted() const {
+  return std::all_of(members.begin(), members.end(), [](const auto& member) {
+    return member->commands == nullptr || member->commands->halted();
+  });
+}
+
+bool Group::settled() const {
+  return calls_halted() && std::all_of(members.begin(), members.end(), [](const auto& member) {
+           return std::all_of(member->operations.begin(), member->operations.end(),
+                              [](const Operation* operation) { return operation->settled(); });
+         });
+}
+
+Member* Group::member(std::uint32_t rank) const {
+  const auto found = std::find_if(members.begin(), members.end(),
+                                  [rank](const auto& member) { return member->rank == rank; });
+  return found != members.end() ? found->get() : nullptr;
 }
 
 void Group::set_active(std::uint32_t rank, std::uint64_t since) {

@@ -3,6 +3,7 @@
 
 #include "common/memory.h"
 #include "device/launcher.h"
+#include "group_life.h"
 #include "proto/link.h"
 #include "route_heads.h"
 #include "stats.h"
@@ -19,14 +20,6 @@ namespace epd {
 class Commands;
 class Operation;
 class SessionPort;
-
-enum class GroupPhase {
-  kStarting,  // until kGroupCommit
-  kActive,
-  kBreaking,  // recoverable: operations have failed; until kResume
-  kLost,      // fatal
-  kRemoving,  // kRemoveGroup has come: forgotten when the device has left it
-};
 
 // A rank's memory. Its regions lie in its user arena or where its client has bound them.
 struct GroupRankMemory {
@@ -93,6 +86,9 @@ class Member {
   void publish_message(std::uint32_t slot, std::uint64_t ticket, const std::string& text) const;
   // Counts of a dispatch, for the CPU.
   void publish_counts(std::uint32_t slot, std::uint64_t ticket, const kernels::Placement& placement) const;
+  // It submits no more, and has no say in where the others go on.
+  void stop();
+  bool stopped() const { return stopped_; }
   // An operation that was asked to say so reads its inputs no more.
   void publish_sent(std::uint32_t slot, std::uint64_t ticket) const;
 
@@ -117,33 +113,30 @@ class Member {
   std::vector<Operation*> operations;  // that have not ended, in the order of submission
   std::shared_ptr<Arena> results;      // if its operations are calls (abi::Results)
   std::unique_ptr<Commands> commands;  // then, of its lane. next_number: of the first not completed
-  bool stopped = false;
   Statistics statistics;
+
+ private:
+  bool stopped_ = false;
 };
 
 struct Group {
-  std::uint64_t id = 0;
-  std::string name;
-  abi::GroupShape shape{};
-  abi::ExchangeArenaLayout exchange_layout{abi::GroupShape{1, 1, 1, 128, 1, 1, {}, {}, {}}};
-  std::uint32_t sms = 0;      // of its device that an operation may use; 0 = all
-  std::int32_t priority = 0;  // among the device's groups, higher first
-  std::uint64_t epoch = 0;
-  std::uint64_t resume_index = 0;  // first operation of the epoch
-  GroupPhase phase = GroupPhase::kStarting;
-  bool starts_broken = false;  // a restarted engine: wait for kResume
-  bool break_requested = false;
-  bool break_acked = false;
-  bool starts_owed = false;  // commands begin: members are told (kGroupReady or kResumed, too) when they have
+  explicit Group(const abi::GroupBegin& message);
+
+  const std::uint64_t id;
+  const abi::GroupShape shape;
+  const abi::ExchangeArenaLayout exchange_layout;
+  std::uint32_t sms;      // of its device that an operation may use; 0 = all
+  std::int32_t priority;  // among the device's groups, higher first
+  std::uint64_t epoch;
+  std::uint64_t resume_index;  // first operation of the epoch
+  GroupLife life;
   std::uint64_t owed_since_ns = 0;
   std::uint64_t say_waits_ns = 0;  // when the supervisor is told what they wait for, if they have not begun
   bool waits_logged = false;
-  bool released = false;                           // kRelease: operations fail at once until kResume
   Status unusable;                                 // why this device can't serve it
   std::uint64_t broken_ns = 0;                     // when the break under way came
   abi::Break cause{};                              // of the break under way, or of the last
   std::vector<GroupRankMemory> ranks;              // [R]; emptied when lost
-  bool memory_gone = false;                        // then: it is not mapped any more
   std::vector<std::uint64_t> active_since;         // [R] epoch in which the rank came; 0 = masked
   std::set<std::uint32_t> refused;                 // masked here alone, until the supervisor says more
   std::vector<std::uint8_t> masked;                // [R] active_since as a mask; empty while no rank is
@@ -151,7 +144,6 @@ struct Group {
   std::vector<std::shared_ptr<PeerEngine>> peers;  // engines of the group, each once
   std::vector<std::unique_ptr<Member>> members;
 
-  void set_shape(const abi::GroupShape& new_shape);
   // An operation's number of this epoch as tags, blocks and routing records have it, and back.
   std::uint64_t in_tags(std::uint64_t index) const { return index - abi::tag_base(resume_index); }
   std::uint64_t from_tags(std::uint64_t number) const { return number + abi::tag_base(resume_index); }
@@ -164,8 +156,10 @@ struct Group {
     return std::any_of(members.begin(), members.end(),
                        [](const auto& member) { return !member->operations.empty(); });
   }
-  // Whether operations that are submitted now fail at once.
-  bool refuses() const { return phase == GroupPhase::kLost || phase == GroupPhase::kRemoving || released; }
+  // Whether nothing of its members' calls runs, and the device has left their other operations.
+  bool calls_halted() const;
+  bool settled() const;
+  Member* member(std::uint32_t rank) const;  // null: this device serves none
   // `since` 0 masks the rank. Peers that no active rank needs any more are let go.
   void set_active(std::uint32_t rank, std::uint64_t since);
   // Of its device that an operation which asks for `own` may use; 0: all, in both.

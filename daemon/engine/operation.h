@@ -144,5 +144,7 @@ class Operation final : private OperationPeers {
 
 // By which the streams of client and engine wait for each other.
 kernels::cuda::Signal stream_signal(const Member& member, std::uint32_t slot, std::uint64_t ticket);
+// Unblocks the client's stream if it waits for an operation that nothing will run.
+void unblock_stream(const Member& member, const abi::Submission& submission);
 
 }  // namespace epd

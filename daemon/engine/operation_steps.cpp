@@ -19,6 +19,12 @@ kernels::cuda::Signal stream_signal(const Member& member, std::uint32_t slot, st
           reinterpret_cast<std::uint32_t*>(memory.done_word(slot)), static_cast<std::uint32_t>(ticket)};
 }
 
+void unblock_stream(const Member& member, const abi::Submission& submission) {
+  if ((submission.flags & abi::kFlagStream) == 0 || member.lane == nullptr || member.group.ranks.empty())
+    return;
+  member.lane->release(stream_signal(member, submission.slot, submission.ticket), submission.ticket);
+}
+
 kernels::cuda::Peer Operation::peer(std::uint32_t rank) const {
   kernels::cuda::Peer peer;
   kernels::cuda::compose_peer(peer, group_.exchange_layout, group_.ranks[rank].view, call_);

@@ -1,5 +1,6 @@
 #include "page.h"
 
+#include <unistd.h>
 #include <algorithm>
 
 namespace epd {
@@ -70,6 +71,16 @@ void Page::wait_for(abi::OpView* view, std::uint32_t rank, std::uint64_t now_ns)
   if (view == nullptr || view->waiting_for.load(std::memory_order_relaxed) == who) return;
   view->waiting_since_ns.store(now_ns, std::memory_order_relaxed);
   view->waiting_for.store(who, std::memory_order_relaxed);
+}
+
+void Bell::ring() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (page_->sleep.sleeping.load(std::memory_order_relaxed) != 0) ring_eventfd(fd_.get());
+}
+
+void Bell::take() {
+  std::uint64_t rings;
+  [[maybe_unused]] const ssize_t n = ::read(fd_.get(), &rings, sizeof(rings));
 }
 
 }  // namespace epd

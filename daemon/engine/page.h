@@ -30,6 +30,22 @@ class Page {
   abi::EnginePage* page_;
 };
 
+// By which others wake this engine's loop.
+class Bell {
+ public:
+  Bell(UniqueFd fd, Page& page) : fd_(std::move(fd)), page_(page) {}
+
+  // From any thread: something that the loop waits for has happened.
+  void ring();
+  // By the loop: takes the rings that have come.
+  void take();
+  int fd() const { return fd_.get(); }
+
+ private:
+  const UniqueFd fd_;
+  Page& page_;
+};
+
 // Adds to a counter that only this process's loop writes.
 inline void count(std::atomic<std::uint64_t>& counter, std::uint64_t by = 1) {
   counter.store(counter.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);

@@ -1,59 +1,25 @@
-// Engine: the ranks of a group as the supervisor tells of them: their memory, and the members that this
-// device serves.
+#include "ranks.h"
 
 #include "base/log.h"
 #include "commands.h"
 #include "device_operation.h"
-#include "engine.h"
 #include "proto/binding_rules.h"
 
 namespace epd {
 
-using abi::LinkType;
-
-Status Engine::add_rank(Packet& packet) {
-  const Result<abi::GroupRank> body = packet.read<abi::GroupRank>();
-  if (!body.ok()) return body.status();
-  const abi::GroupRank& message = body.value();
-  Group* group = find_group(message.group_id);
-  const bool changeable = group != nullptr && !group->starts_owed &&
-                          (group->phase == GroupPhase::kStarting ||
-                           (group->phase == GroupPhase::kBreaking && group->break_acked));
-  const bool fits = message.active_since != 0 ? packet.fds.size() >= abi::kRankFds : packet.fds.empty();
-  if (!changeable || message.rank >= group->shape.num_ranks || !fits) {
-    return invalid_argument("kGroupRank for group " + std::to_string(message.group_id) + " rank " +
-                            std::to_string(message.rank) + " with " + std::to_string(packet.fds.size()) +
-                            " descriptors");
-  }
-  // One that came while this engine was being told of the group is told of again: the same memory, which a
-  // kernel may look at.
-  if (message.active_since != 0 && group->active_since[message.rank] == message.active_since) return {};
-  group->refused.erase(message.rank);
-  drop_member(*group, message.rank);
-  reclaimer_.take(group->ranks[message.rank]);
-  if (message.active_since == 0) {
-    mask_rank(*group, message.rank);
-    return {};
-  }
-  Status status = add_peer(*group, message, packet);
-  if (status.ok()) status = map_rank(*group, message, packet);
-  if (status.ok()) status = map_client_memory(*group, message, packet);
-  if (!status.ok()) {
-    refuse_rank(*group, message.rank, status);
-    return {};
-  }
-  group->ranks[message.rank].place_regions(group->shape, message.bindings);
-  group->set_active(message.rank, message.active_since);
+Status Ranks::map(Group& group, const abi::GroupRank& message, Packet& packet) {
+  reclaimer_.take(group.ranks[message.rank]);
+  Status status = add_peer(group, message, packet);
+  if (status.ok()) status = map_arenas(group, message, packet);
+  if (status.ok()) status = map_client_memory(group, message, packet);
+  if (!status.ok()) return status;
+  group.ranks[message.rank].place_regions(group.shape, message.bindings);
+  group.set_active(message.rank, message.active_since);
   return {};
 }
 
-void Engine::mask_rank(Group& group, std::uint32_t rank) {
-  reclaimer_.take(group.ranks[rank]);
-  group.set_active(rank, 0);
-}
-
 // Its page and its bell stay what they are, whatever becomes of it: one mapping for all groups.
-Status Engine::add_peer(Group& group, const abi::GroupRank& message, Packet& packet) {
+Status Ranks::add_peer(Group& group, const abi::GroupRank& message, Packet& packet) {
   for (const auto& peer : group.peers) {
     if (peer->device_index == message.device_index) return {};
   }
@@ -73,12 +39,12 @@ Status Engine::add_peer(Group& group, const abi::GroupRank& message, Packet& pac
 
 // What the supervisor has made: that it can't be mapped is no client's fault, but there may be no room for
 // it.
-Status Engine::map_rank(Group& group, const abi::GroupRank& message, const Packet& packet) {
+Status Ranks::map_arenas(Group& group, const abi::GroupRank& message, const Packet& packet) const {
   const abi::UserArenaLayout layout(group.shape, abi::bound_regions(message.bindings));
-  Result<std::unique_ptr<Arena>> user = device_->map_arena(packet.fds[0].get(), layout.total_bytes);
+  Result<std::unique_ptr<Arena>> user = device_.map_arena(packet.fds[0].get(), layout.total_bytes);
   if (!user.ok()) return user.status();
   Result<std::unique_ptr<Arena>> exchange =
-      device_->map_arena(packet.fds[1].get(), group.exchange_layout.total_bytes);
+      device_.map_arena(packet.fds[1].get(), group.exchange_layout.total_bytes);
   if (!exchange.ok()) return exchange.status();
   GroupRankMemory& rank = group.ranks[message.rank];
   rank.user = std::move(user).value();
@@ -89,14 +55,14 @@ Status Engine::map_rank(Group& group, const abi::GroupRank& message, const Packe
 }
 
 // What its client has sent may be anything; only the bindings have been checked.
-Status Engine::map_client_memory(Group& group, const abi::GroupRank& message, const Packet& packet) {
+Status Ranks::map_client_memory(Group& group, const abi::GroupRank& message, const Packet& packet) const {
   const std::size_t memories = packet.fds.size() - abi::kRankFds;
   if (const std::string wrong = abi::check_bindings(group.shape, message.bindings, memories); !wrong.empty())
     return internal_error(wrong);
   for (std::uint32_t index = 1; index <= memories; ++index) {
-    Result<std::unique_ptr<Arena>> memory = device_->map_client_memory(
-        packet.fds[abi::kRankFds + index - 1].get(), abi::memory_bytes(group.shape, message.bindings, index),
-        message.here != 0);
+    Result<std::unique_ptr<Arena>> memory =
+        device_.map_client_memory(packet.fds[abi::kRankFds + index - 1].get(),
+                                  abi::memory_bytes(group.shape, message.bindings, index), message.here != 0);
     if (!memory.ok()) {
       return {memory.status().code(), "the memory that " + abi::bound_names(message.bindings, index) +
                                           " is bound to " + memory.status().message()};
@@ -106,67 +72,43 @@ Status Engine::map_client_memory(Group& group, const abi::GroupRank& message, co
   return {};
 }
 
-// To this engine the rank is masked. No operation can be completed so while others count on it, and the
-// supervisor refuses the group or breaks it.
-void Engine::refuse_rank(Group& group, std::uint32_t rank, const Status& status) {
-  log_event(LogLevel::kWarning, "rank refused",
-            {{"group", group.id}, {"rank", rank}, {"reason", status.message()}});
-  mask_rank(group, rank);
-  group.refused.insert(rank);
-  abi::RankRefused message{group.id, rank, status.code(), {}};
-  abi::set_text(message.text, status.message().data(), status.message().size());
-  send(LinkType::kRankRefused, message);
+void Ranks::mask(Group& group, std::uint32_t rank) {
+  reclaimer_.take(group.ranks[rank]);
+  group.set_active(rank, 0);
 }
 
-Status Engine::add_member(Packet& packet) {
-  const Result<abi::GroupMember> body = packet.read<abi::GroupMember>();
-  if (!body.ok()) return body.status();
-  const abi::GroupMember& message = body.value();
-  Group* group = find_group(message.group_id);
-  if (group != nullptr && group->refused.count(message.rank) == 1) return {};
-  const auto session = sessions_.find(message.session_id);
-  if (group == nullptr || session == sessions_.end() || packet.fds.empty() || packet.fds.size() > 2 ||
-      message.rank >= group->shape.num_ranks || !group->active(message.rank)) {
-    return invalid_argument("kGroupMember for group " + std::to_string(message.group_id) + " session " +
-                            std::to_string(message.session_id));
-  }
-  // One that came while this engine was being told of the group is told of again.
-  if (Member* known = find_member(*group, message.rank); known != nullptr) {
-    known->first_index = message.first_index;
-    return {};
-  }
+void Ranks::unmap(Group& group) {
+  for (GroupRankMemory& rank : group.ranks) reclaimer_.take(rank);
+  group.ranks.clear();
+  group.peers.clear();
+}
+
+Result<std::unique_ptr<Member>> Ranks::serve(Group& group, const abi::GroupMember& message,
+                                             SessionPort& session, const Packet& packet) const {
   Result<Mapping> board =
-      Mapping::map(packet.fds[0].get(), abi::BoardLayout(group->shape).total_bytes, Access::kReadWrite);
-  if (!board.ok()) {
-    refuse_rank(*group, message.rank, board.status());
-    return {};
-  }
-  auto member = std::make_unique<Member>(*group, message.rank, message.member, session->second.get(),
-                                         std::move(board).value());
+      Mapping::map(packet.fds[0].get(), abi::BoardLayout(group.shape).total_bytes, Access::kReadWrite);
+  if (!board.ok()) return board.status();
+  auto member =
+      std::make_unique<Member>(group, message.rank, message.member, &session, std::move(board).value());
   member->first_index = message.first_index;
   if (packet.fds.size() == 2) {
-    const std::uint64_t bytes = abi::ResultsLayout(group->shape).total_bytes;
-    Result<std::unique_ptr<Arena>> results = device_->map_results(packet.fds[1].get(), bytes);
-    if (!results.ok()) {
-      refuse_rank(*group, message.rank, results.status());
-      return {};
-    }
+    const std::uint64_t bytes = abi::ResultsLayout(group.shape).total_bytes;
+    Result<std::unique_ptr<Arena>> results = device_.map_results(packet.fds[1].get(), bytes);
+    if (!results.ok()) return results.status();
     member->results = std::move(results).value();
   }
-  if (Status status = open_lane(*group, *member); !status.ok()) return status;
+  if (Status status = open_lane(group, *member); !status.ok()) return status;
   // Under a break it goes on where its former engine stood; kResume says where all go on.
-  if (group->starts_broken) member->next_number = member->board().next_index.load(std::memory_order_relaxed);
-  member->statistics = Statistics::of_member(page_, message.session_id, group->id, message.rank);
-  // While a group starts its members wait for kGroupCommit, which another round may bring.
-  if (group->phase != GroupPhase::kStarting) session->second->members[message.member] = member.get();
-  group->members.push_back(std::move(member));
-  return {};
+  if (group.life.is(GroupPhase::kRestoring))
+    member->next_number = member->board().next_index.load(std::memory_order_relaxed);
+  member->statistics = Statistics::of_member(page_, message.session_id, group.id, message.rank);
+  return member;
 }
 
-Status Engine::open_lane(Group& group, Member& member) {
-  Launcher& launcher = device_->launcher();
+Status Ranks::open_lane(Group& group, Member& member) const {
+  Launcher& launcher = device_.launcher();
   LaneShape shape = lane_shape(group.shape, group.priority);
-  if (device_->traits().has_streams) shape.exchange = group.ranks[member.rank].exchange;
+  if (device_.traits().has_streams) shape.exchange = group.ranks[member.rank].exchange;
   Result<std::unique_ptr<Lane>> lane = launcher.open_lane(shape);
   if (!lane.ok()) {
     group.unusable = lane.status();
@@ -176,7 +118,7 @@ Status Engine::open_lane(Group& group, Member& member) {
   member.heads = std::make_unique<RouteHeads>(group.shape, launcher);
   member.view = group_view(group, member.rank);
   const bool cleared =
-      device_->traits().memory_is_clear || member.board().memory_cleared.load(std::memory_order_relaxed) != 0;
+      device_.traits().memory_is_clear || member.board().memory_cleared.load(std::memory_order_relaxed) != 0;
   if (!cleared) clear_memory(group, member);
   if (member.lane->commands() == nullptr) return {};
   if (member.results == nullptr) return invalid_argument("kGroupMember without the memory of results");
@@ -185,8 +127,8 @@ Status Engine::open_lane(Group& group, Member& member) {
 }
 
 // What is in the memory of a new rank is anything.
-void Engine::clear_memory(const Group& group, const Member& member) const {
-  Launcher& launcher = device_->launcher();
+void Ranks::clear_memory(const Group& group, const Member& member) const {
+  Launcher& launcher = device_.launcher();
   const GroupRankMemory& memory = group.ranks[member.rank];
   // What peers write to one that rejoins is theirs to clear, see clear_signals.
   const bool rejoins = group.active_since[member.rank] > group.epoch;
@@ -196,12 +138,9 @@ void Engine::clear_memory(const Group& group, const Member& member) const {
   member.board().memory_cleared.store(1, std::memory_order_relaxed);
 }
 
-// A rank that begins with this epoch, in a group that runs: its signals are cleared by who will write them,
-// before he does. Its client is told that it has joined when every engine has resumed, so it looks at none
-// before that.
-void Engine::clear_signals(const Group& group) const {
-  if (device_->traits().memory_is_clear) return;
-  Launcher& launcher = device_->launcher();
+void Ranks::clear_signals(const Group& group) const {
+  if (device_.traits().memory_is_clear) return;
+  Launcher& launcher = device_.launcher();
   const abi::ExchangeArenaLayout& layout = group.exchange_layout;
   for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
     if (group.active_since[rank] != group.epoch) continue;
@@ -216,31 +155,15 @@ void Engine::clear_signals(const Group& group) const {
   }
 }
 
-// A rank that has been lost; its operations have been abandoned.
-void Engine::drop_member(Group& group, std::uint32_t rank) {
-  Member* member = find_member(group, rank);
-  if (member == nullptr) return;
-  while (!member->operations.empty()) {
-    const Operation& operation = *member->operations.front();
-    finish(operation, group.cause.cause, group.cause);
-    schedule_.remove(operation);
-  }
-  answer_orphans(*member, StatusCode::kEngineRestarted);
-  close_streams_of(*member);
-  if (member->session != nullptr) member->session->end_member(member->number);
-  reclaimer_.take(*member);
-  std::erase_if(group.members, [member](const auto& entry) { return entry.get() == member; });
-}
-
-// Of a rank that this engine does not serve. Which words its client uses makes no difference.
-Status Engine::close_streams(Packet& packet) {
+// Which words its client uses makes no difference.
+Status Ranks::close_streams(Packet& packet) const {
   const Result<abi::CloseStreams> body = packet.read<abi::CloseStreams>();
   if (!body.ok()) return body.status();
   const abi::CloseStreams& message = body.value();
-  Launcher& launcher = device_->launcher();
-  if (packet.fds.size() != 1 || message.depth > abi::kMaxDepth || !device_->traits().has_streams)
+  Launcher& launcher = device_.launcher();
+  if (packet.fds.size() != 1 || message.depth > abi::kMaxDepth || !device_.traits().has_streams)
     return invalid_argument("kCloseStreams");
-  Result<std::unique_ptr<Arena>> user = device_->map_arena(packet.fds[0].get(), message.user_bytes);
+  Result<std::unique_ptr<Arena>> user = device_.map_arena(packet.fds[0].get(), message.user_bytes);
   if (!user.ok()) {  // they wait until their client goes
     log_event(LogLevel::kWarning, "streams not closed", {{"error", user.status().to_string()}});
     return {};
@@ -250,12 +173,11 @@ Status Engine::close_streams(Packet& packet) {
   return {};
 }
 
-// Its client may not know yet, and what it submits now is refused when there is no lane to release its
-// stream. (A lane closes its commands itself.)
-void Engine::close_streams_of(const Member& member) const {
+// A lane closes its commands itself.
+void Ranks::close_streams_of(const Member& member) const {
   const Group& group = member.group;
   if (member.lane == nullptr || member.commands != nullptr || group.ranks.empty()) return;
-  device_->launcher().close_streams(group.ranks[member.rank].stream_words(), group.shape.depth);
+  device_.launcher().close_streams(group.ranks[member.rank].stream_words(), group.shape.depth);
 }
 
 }  // namespace epd

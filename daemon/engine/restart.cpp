@@ -1,8 +1,7 @@
-// Engine: what a former engine of the device has left: how far its ranks had come, and what it never
-// answered.
+#include "restart.h"
 
-#include "commands.h"
-#include "engine.h"
+#include "failures.h"
+#include "operation.h"
 
 #include <algorithm>
 #include <vector>
@@ -92,9 +91,8 @@ SessionPort::Ending told_ending(const Member& member, const abi::InflightRecord&
 // and if the group went on from there, would want routings that their dispatches have overwritten in both
 // halves of their records. Before the last operation that a rank has announced all have ended, and peers have
 // begun one more at most.
-void Engine::catch_up(Member& member) {
+void catch_up(Member& member, Launcher& launcher) {
   if (member.lane == nullptr) return;
-  Launcher& launcher = device_->launcher();
   const std::uint64_t begun = last_begun(member, launcher);
   if (member.commands != nullptr) {  // one that fails is the last to begin
     member.next_number = std::max(member.next_number, begun);
@@ -111,17 +109,13 @@ void Engine::catch_up(Member& member) {
 
 // An operation below resume_index has been completed by every rank; the former engine died before it could
 // say so. Nobody will redo it, so it has succeeded.
-void Engine::answer_orphans(Member& member, StatusCode status) {
+void answer_orphans(Member& member, StatusCode status, const std::string& device) {
   if (member.session == nullptr) return;
   std::erase_if(member.session->orphans(), [&](const SessionPort::Orphan& orphan) {
     if (orphan.record.member != member.number) return false;
-    abi::Completion completion{};
-    completion.ticket = orphan.record.ticket;
+    abi::Completion completion = completion_of(orphan.record, status);
     completion.op_index = orphan.record.op_index == kUnnumbered ? 0 : orphan.record.op_index;
-    completion.status = status;
     completion.culprit_rank = static_cast<std::int32_t>(member.rank);
-    completion.member = orphan.record.member;
-    completion.slot = orphan.record.slot;
     const bool sound = is_sound(member, orphan.record);
     if (sound && orphan.record.op_index < member.group.resume_index) {
       const SessionPort::Ending ending = orphan.ending ? *orphan.ending : told_ending(member, orphan.record);
@@ -130,9 +124,8 @@ void Engine::answer_orphans(Member& member, StatusCode status) {
       completion.num_recv_rows = ending.num_recv_rows;
       completion.num_dropped_selections = ending.num_dropped;
     } else if (sound) {
-      member.publish_message(
-          orphan.record.slot, orphan.record.ticket,
-          "the engine of " + device_->name() + " was restarted with this operation in flight");
+      member.publish_message(orphan.record.slot, orphan.record.ticket,
+                             "the engine of " + device + " was restarted with this operation in flight");
     }
     if (sound && member.lane != nullptr && !member.group.ranks.empty())
       member.lane->release(stream_signal(member, orphan.record.slot, orphan.record.ticket),
@@ -141,29 +134,6 @@ void Engine::answer_orphans(Member& member, StatusCode status) {
     member.session->complete(completion);
     return true;
   });
-}
-
-// Those whose group did not come back with this engine. True if there may be more of them.
-bool Engine::answer_stray_orphans() {
-  if (!all_told_) return false;
-  const std::uint64_t end = clock_.now_ns() + kShareNs;
-  for (const auto& [id, session] : sessions_) {
-    if (session->orphans().empty()) continue;
-    if (clock_.now_ns() >= end) return true;
-    std::erase_if(session->orphans(), [&port = *session](const SessionPort::Orphan& orphan) {
-      if (port.members.contains(orphan.record.member)) return false;
-      abi::Completion completion{};
-      completion.ticket = orphan.record.ticket;
-      completion.status = StatusCode::kEngineRestarted;
-      completion.culprit_rank = -1;
-      completion.member = orphan.record.member;
-      completion.slot = orphan.record.slot;
-      port.statistics.ended(completion.status);
-      port.complete(completion);
-      return true;
-    });
-  }
-  return false;
 }
 
 }  // namespace epd

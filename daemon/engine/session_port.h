@@ -120,4 +120,16 @@ class SessionPort {
 // Set in InflightRecord::op_index for an operation that has no number in its group.
 inline constexpr std::uint64_t kUnnumbered = ~std::uint64_t{0};
 
+// Of a submission, or of its record, that has no operation: what every answer says.
+template <typename Taken>
+abi::Completion completion_of(const Taken& taken, StatusCode status) {
+  abi::Completion completion{};
+  completion.ticket = taken.ticket;
+  completion.status = status;
+  completion.culprit_rank = -1;
+  completion.member = taken.member;
+  completion.slot = taken.slot;
+  return completion;
+}
+
 }  // namespace epd

@@ -3,7 +3,7 @@ target_include_directories(epd_engine_harness PUBLIC ${CMAKE_CURRENT_LIST_DIR}/.
 target_link_libraries(epd_engine_harness PUBLIC epd_base epd_engine PRIVATE epd_device epd_options)
 
 add_executable(engine_test ${CMAKE_CURRENT_LIST_DIR}/engine_test.cpp ${CMAKE_CURRENT_LIST_DIR}/engine_priority_test.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/engine_all_told_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/engine_all_told_test.cpp ${CMAKE_CURRENT_LIST_DIR}/engine_parts_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/statistics_test.cpp ${CMAKE_CURRENT_LIST_DIR}/lane_share_test.cpp ${CMAKE_CURRENT_LIST_DIR}/route_heads_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/host_operation_test.cpp ${CMAKE_CURRENT_LIST_DIR}/signals_test.cpp)
 target_include_directories(engine_test PRIVATE ${PROJECT_SOURCE_DIR}/daemon/engine ${PROJECT_SOURCE_DIR}/daemon/device)

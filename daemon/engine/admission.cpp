@@ -1,0 +1,141 @@
+#include "admission.h"
+
+#include "op_rules.h"
+
+#include <algorithm>
+
+namespace epd {
+
+using abi::Op;
+using abi::Submission;
+
+namespace {
+
+// So that a client which submits as fast as it is answered can't keep the loop from the others, nor
+// from the supervisor.
+constexpr int kTakesPerRound = 16;
+
+}  // namespace
+
+bool Admission::poll() {
+  bool progress = false;
+  std::uint64_t end = 0;
+  for (std::size_t left = sessions_.size(); left > 0; --left) {
+    if (!poll(sessions_.next())) continue;
+    progress = true;
+    // Not asked for a single submission.
+    if (left == 1) break;
+    const std::uint64_t now = clock_.now_ns();
+    if (end == 0) end = clock_.round_ns() + kShareNs;
+    if (now >= end) break;
+  }
+  return progress;
+}
+
+bool Admission::poll(SessionPort& session) {
+  bool progress = session.flush();
+  for (int taken = 0; taken < kTakesPerRound; ++taken) {
+    const std::optional<Submission> submission = session.take();
+    if (!submission) break;
+    accept(session, *submission);
+    progress = true;
+  }
+  return progress;
+}
+
+// What no correct client library writes; "" if there is nothing of the kind.
+std::string Admission::illegal(const SessionPort& session, const Submission& s) const {
+  const auto bad = [](const char* field, std::uint64_t value, const std::string& allowed) {
+    return bad_field("submission", field, value, allowed);
+  };
+  if (s.ticket == 0) return bad("ticket", s.ticket, "not 0");
+  const abi::OpRequest request{s.op, s.slot, s.num_tokens, s.flags, s.route};
+  const auto found = session.members.find(s.member);
+  if (found == session.members.end()) return bad("member", s.member, "a group that this session has joined");
+  const Member& member = *found->second;
+  if (std::string why = refusal("submission", request, abi::op_limits(member.group.shape)); !why.empty())
+    return why;
+  if (std::any_of(std::begin(s.reserved), std::end(s.reserved), [](std::uint32_t r) { return r != 0; }))
+    return "submission field reserved is not zero";
+  const bool of_stream = (s.flags & abi::kFlagStream) != 0;
+  if (of_stream && !device_.traits().has_streams)
+    return bad("flags", s.flags, "no stream's on " + device_.name());
+  if (member.commands != nullptr)
+    return bad("op", static_cast<std::uint32_t>(s.op), "none, since this rank's operations are calls");
+  if (s.epoch > member.group.epoch)
+    return bad("epoch", s.epoch, "at most " + std::to_string(member.group.epoch));
+  const Member::SlotUse& use = member.slot_use[s.slot];
+  const bool in_order = use.of_stream && of_stream;
+  if (s.op != Op::kNoop && use.operations != 0 && !in_order) {
+    return bad("slot", s.slot,
+               "one without an operation in flight (ticket " + std::to_string(use.ticket) + ")");
+  }
+  return "";
+}
+
+void Admission::accept(SessionPort& session, const Submission& submission) {
+  const bool former = session.inherited() || session.was_member(submission.member);
+  if (submission.ticket != 0 && former && !session.members.contains(submission.member)) {
+    answer_former(session, submission);
+    return;
+  }
+  if (const std::string why = illegal(session, submission); !why.empty()) {
+    sessions_.end(session, why);
+    return;
+  }
+  Member& member = *session.members.at(submission.member);
+  const Group& group = member.group;
+  count(page_->ops_submitted);
+  const bool is_noop = submission.op == Op::kNoop;
+  if (is_noop && (submission.flags & abi::kFlagStream) == 0) {
+    answer_noop(session, submission, member);
+    return;
+  }
+  const bool stale = !is_noop && submission.epoch != group.epoch;
+  if (stale || group.life.refuses()) {
+    refuse(session, submission, member);
+    return;
+  }
+  session.begin(submission, is_noop ? kUnnumbered : member.next_number);
+  operations_.start(member, submission,
+                    submission.timeout_ms != 0 ? submission.timeout_ms : default_timeout_ms_);
+}
+
+// Its group ended while no engine was here, or it was submitted as its rank left.
+void Admission::answer_former(SessionPort& session, const Submission& submission) {
+  session.begin(submission, kUnnumbered);
+  const abi::Completion completion =
+      completion_of(submission, session.was_member(submission.member) ? StatusCode::kAborted
+                                                                      : StatusCode::kEngineRestarted);
+  session.complete(completion);
+  session.statistics.refused(completion.status);
+  count(page_->ops_failed);
+}
+
+// Outside of any stream there is nothing that it could wait for.
+void Admission::answer_noop(SessionPort& session, const Submission& submission, Member& member) {
+  count_taken(member, Op::kNoop);
+  session.begin(submission, kUnnumbered);
+  abi::Completion completion = completion_of(submission, StatusCode::kOk);
+  completion.seen_us = completion.launched_us = completion.done_us =
+      saturated_us(submission.submit_ns, clock_.round_ns());
+  session.complete(completion);
+  count_ended(member, Op::kNoop, completion);
+  count(page_->ops_completed);
+}
+
+// For a group that has ended or has moved to an epoch which this client does not know yet.
+void Admission::refuse(SessionPort& session, const Submission& submission, Member& member) {
+  const abi::Break& cause = member.group.cause;
+  session.begin(submission, kUnnumbered);
+  unblock_stream(member, submission);
+  abi::Completion completion = completion_of(submission, cause.cause);
+  completion.culprit_rank = cause.culprit_rank;
+  member.publish_message(submission.slot, submission.ticket,
+                         std::string(cause.text, abi::text_length(cause.text)));
+  session.complete(completion);
+  count_refused(member, cause.cause);
+  count(page_->ops_failed);
+}
+
+}  // namespace epd

@@ -1,0 +1,165 @@
+// Groups: their part in the break protocol (daemon/README): a group stands still, goes on, or ends.
+#include "commands.h"
+#include "groups.h"
+#include "restart.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+namespace epd {
+
+using abi::LinkType;
+
+Status Groups::stop_member(const abi::MemberRef& message) {
+  Group* group = find(message.group_id);
+  Member* member = group == nullptr ? nullptr : group->member(message.rank);
+  const bool refused = group != nullptr && group->refused.count(message.rank) == 1;
+  if (member == nullptr && !refused)
+    return invalid_argument("kStopMember for group " + std::to_string(message.group_id));
+  if (member != nullptr) member->stop();
+  stops_.push_back(message);
+  answer_stops();
+  return {};
+}
+
+// What a rank has submitted is known when nothing of it runs any more.
+void Groups::answer_stops() {
+  std::erase_if(stops_, [this](abi::MemberRef& reply) {
+    Group* group = find(reply.group_id);
+    if (group == nullptr) return true;
+    Member* member = group->member(reply.rank);
+    if (member != nullptr && member->commands != nullptr) {
+      if (!member->commands->halted()) return false;
+      journals_.read(*member);
+    }
+    reply.next_submit = member != nullptr ? member->next_number : group->resume_index;
+    link_.send(LinkType::kMemberStopped, reply);
+    return true;
+  });
+}
+
+Status Groups::break_group(const abi::Break& message) {
+  Group* group = find(message.group_id);
+  if (group != nullptr && group->life.begins()) starts_.begin(*group);
+  const bool fatal = message.fatal != 0;
+  if (group == nullptr || !(fatal ? group->life.may_lose() : group->life.may(GroupPhase::kBreaking)))
+    return invalid_argument("kBreak for group " + std::to_string(message.group_id));
+  if (fatal) {
+    group->life.lose();
+  } else {
+    operations_.finish_arrived(*group);
+    group->life.enter(GroupPhase::kBreaking);
+  }
+  group->cause = message;
+  group->broken_ns = clock_.round_ns();
+  for (const auto& member : group->members) {
+    for (Operation* operation : member->operations) {
+      if (operation->index() >= (fatal ? message.fail_from : 0)) operation->abandon();
+    }
+    if (!fatal && member->commands != nullptr) member->commands->halt();
+  }
+  const auto state = fatal ? abi::GroupState::kLost : abi::GroupState::kBroken;
+  for (const auto& member : group->members) member->publish_state(state, message);
+  if (fatal) {
+    operations_.fail(*group, message.fail_from, message);
+    for (const auto& member : group->members) answer_orphans(*member, message.cause, device_.name());
+  }
+  return {};
+}
+
+void Groups::acknowledge_break(Group& group) {
+  const bool gone = group.life.is(GroupPhase::kUnmapped);
+  if (!gone && (!group.life.is(GroupPhase::kBreaking) || !group.settled())) return;
+  journals_.read(group);
+  std::uint64_t next = std::numeric_limits<std::uint64_t>::max();
+  for (const auto& member : group.members) {
+    if (!member->stopped()) next = std::min(next, member->next_index());
+  }
+  group.life.enter(gone ? GroupPhase::kLost : GroupPhase::kBroken);
+  link_.send(LinkType::kBroken, abi::Broken{group.id, group.cause.epoch, next});
+}
+
+// Of a lost group, when its operations have ended. The supervisor is not told before nothing of it is mapped
+// here any more: who closes a memory last has all its pages to free.
+void Groups::give_up_memory(Group& group) {
+  if (!group.life.is(GroupPhase::kLosing) || group.has_operations() || !group.calls_halted()) return;
+  for (const auto& member : group.members) {
+    journals_.read(*member);
+    ranks_.close_streams_of(*member);
+    journals_.remove(*member);
+    member->commands.reset();
+    if (member->lane != nullptr) reclaimer_.take(*member->lane);
+    member->lane.reset();
+  }
+  ranks_.unmap(group);
+  group.life.enter(GroupPhase::kUnmapping);
+  reclaimer_.then([this, id = group.id] {
+    if (Group* lost = find(id); lost != nullptr) lost->life.enter(GroupPhase::kUnmapped);
+  });
+}
+
+Status Groups::resume_group(const abi::Resume& message) {
+  Group* group = find(message.group_id);
+  if (group == nullptr || !group->life.may(GroupPhase::kResuming))
+    return invalid_argument("kResume for group " + std::to_string(message.group_id));
+  group->life.enter(GroupPhase::kResuming);
+  group->epoch = message.epoch;
+  group->resume_index = message.resume_index;
+  ranks_.clear_signals(*group);
+  if (message.cause != StatusCode::kOk) {
+    group->cause.cause = message.cause;
+    group->cause.culprit_rank = message.culprit_rank;
+    std::memcpy(group->cause.text, message.text, sizeof(message.text));
+  }
+  for (const auto& member : group->members) member->next_number = message.resume_index;
+  start_calls(*group, false);
+  starts_.owe(*group);
+  return {};
+}
+
+// Some other engine is silent. It may still write into buffers of the operations that fail here, but no
+// later operation can begin before it has spoken.
+Status Groups::release_group(const abi::GroupRef& message) {
+  Group* group = find(message.group_id);
+  if (group == nullptr || !group->life.may(GroupPhase::kReleased))
+    return invalid_argument("kRelease for group " + std::to_string(message.group_id));
+  group->life.enter(GroupPhase::kReleased);
+  operations_.fail(*group, 0, group->cause);
+  return {};
+}
+
+// Its operations fail, each when the device has left it; then it is forgotten. A device that does not let go
+// has its engine killed by the supervisor, which waits for the answer.
+Status Groups::remove_group(const abi::GroupRef& message) {
+  Group* group = find(message.group_id);
+  if (group == nullptr) {
+    reclaimer_.then([this, message] { link_.send(LinkType::kGroupRemoved, message); });
+    return {};
+  }
+  group->life.enter(GroupPhase::kRemoving);
+  starts_.forget(*group);
+  group->cause = {group->id, group->epoch, 0, 1, StatusCode::kAborted, -1, "the group was removed"};
+  for (const auto& member : group->members) {
+    for (Operation* operation : member->operations) operation->abandon();
+    if (member->commands != nullptr) member->commands->halt();
+  }
+  operations_.fail(*group, 0, group->cause);
+  finish_removals();
+  return {};
+}
+
+void Groups::finish_removals() {
+  std::erase_if(groups_, [this](const auto& entry) {
+    Group& group = *entry.second;
+    if (!group.life.is(GroupPhase::kRemoving) || group.has_operations() || !group.calls_halted())
+      return false;
+    for (const auto& member : group.members) end_member(*member, StatusCode::kAborted);
+    ranks_.unmap(group);
+    // Not before nothing of it is mapped here, see give_up_memory.
+    reclaimer_.then([this, id = group.id] { link_.send(LinkType::kGroupRemoved, abi::GroupRef{id}); });
+    return true;
+  });
+}
+
+}  // namespace epd

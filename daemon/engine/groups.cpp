@@ -1,0 +1,230 @@
+// Groups: how they form, and what each round does for them. How they break: group_breaks.cpp.
+#include "groups.h"
+
+#include "base/log.h"
+#include "commands.h"
+#include "restart.h"
+
+#include <algorithm>
+
+namespace epd {
+
+using abi::LinkType;
+
+Groups::Groups(Device& device, Page& page, SupervisorLink& link, Sessions& sessions, Operations& operations,
+               const RoundClock& clock)
+    : device_(device),
+      link_(link),
+      sessions_(sessions),
+      operations_(operations),
+      clock_(clock),
+      reclaimer_(clock),
+      ranks_(device, page, reclaimer_),
+      journals_(page, link, sessions, clock),
+      starts_(device.name(), link, operations, journals_, clock) {}
+
+// Of one that is being removed the supervisor speaks no more.
+Group* Groups::find(std::uint64_t id) const {
+  const auto found = groups_.find(id);
+  const bool known = found != groups_.end() && !found->second->life.is(GroupPhase::kRemoving);
+  return known ? found->second.get() : nullptr;
+}
+
+Status Groups::begin_group(const abi::GroupBegin& message) {
+  if (groups_.contains(message.group_id))
+    return invalid_argument("group " + std::to_string(message.group_id) + " twice");
+  groups_[message.group_id] = std::make_unique<Group>(message);
+  return {};
+}
+
+Status Groups::add_rank(Packet& packet) {
+  const Result<abi::GroupRank> body = packet.read<abi::GroupRank>();
+  if (!body.ok()) return body.status();
+  const abi::GroupRank& message = body.value();
+  Group* group = find(message.group_id);
+  const bool changeable = group != nullptr && group->life.takes_ranks();
+  const bool fits = message.active_since != 0 ? packet.fds.size() >= abi::kRankFds : packet.fds.empty();
+  if (!changeable || message.rank >= group->shape.num_ranks || !fits) {
+    return invalid_argument("kGroupRank for group " + std::to_string(message.group_id) + " rank " +
+                            std::to_string(message.rank) + " with " + std::to_string(packet.fds.size()) +
+                            " descriptors");
+  }
+  // One that came while this engine was being told of the group is told of again: the same memory, which a
+  // kernel may look at.
+  if (message.active_since != 0 && group->active_since[message.rank] == message.active_since) return {};
+  group->refused.erase(message.rank);
+  drop_member(*group, message.rank);
+  if (message.active_since == 0) {
+    ranks_.mask(*group, message.rank);
+    return {};
+  }
+  const Status status = ranks_.map(*group, message, packet);
+  if (!status.ok()) refuse_rank(*group, message.rank, status);
+  return {};
+}
+
+// To this engine the rank is masked. No operation can be completed so while others count on it, and the
+// supervisor refuses the group or breaks it.
+void Groups::refuse_rank(Group& group, std::uint32_t rank, const Status& status) {
+  log_event(LogLevel::kWarning, "rank refused",
+            {{"group", group.id}, {"rank", rank}, {"reason", status.message()}});
+  ranks_.mask(group, rank);
+  group.refused.insert(rank);
+  abi::RankRefused message{group.id, rank, status.code(), {}};
+  abi::set_text(message.text, status.message().data(), status.message().size());
+  link_.send(LinkType::kRankRefused, message);
+}
+
+Status Groups::add_member(Packet& packet) {
+  const Result<abi::GroupMember> body = packet.read<abi::GroupMember>();
+  if (!body.ok()) return body.status();
+  const abi::GroupMember& message = body.value();
+  Group* group = find(message.group_id);
+  if (group != nullptr && group->refused.count(message.rank) == 1) return {};
+  SessionPort* const session = sessions_.find(message.session_id);
+  if (group == nullptr || session == nullptr || packet.fds.empty() || packet.fds.size() > 2 ||
+      message.rank >= group->shape.num_ranks || !group->active(message.rank)) {
+    return invalid_argument("kGroupMember for group " + std::to_string(message.group_id) + " session " +
+                            std::to_string(message.session_id));
+  }
+  // One that came while this engine was being told of the group is told of again.
+  if (Member* known = group->member(message.rank); known != nullptr) {
+    known->first_index = message.first_index;
+    return {};
+  }
+  Result<std::unique_ptr<Member>> made = ranks_.serve(*group, message, *session, packet);
+  if (!made.ok()) {
+    refuse_rank(*group, message.rank, made.status());
+    return {};
+  }
+  std::unique_ptr<Member> member = std::move(made).value();
+  if (member->commands != nullptr) journals_.add(*member);
+  // While a group forms its members wait for kGroupCommit, which another round may bring.
+  if (!group->life.is_forming()) session->members[message.member] = member.get();
+  group->members.push_back(std::move(member));
+  return {};
+}
+
+// A rank that has been lost; its operations have been abandoned.
+void Groups::drop_member(Group& group, std::uint32_t rank) {
+  Member* member = group.member(rank);
+  if (member == nullptr) return;
+  operations_.end(*member, group.cause);
+  end_member(*member, StatusCode::kEngineRestarted);
+  ranks_.close_streams_of(*member);
+  std::erase_if(group.members, [member](const auto& entry) { return entry.get() == member; });
+}
+
+// Before it is destroyed.
+void Groups::end_member(Member& member, StatusCode status) {
+  answer_orphans(member, status, device_.name());
+  if (member.session != nullptr) member.session->end_member(member.number);
+  journals_.remove(member);
+  reclaimer_.take(member);
+}
+
+Status Groups::commit_group(const abi::GroupRef& message) {
+  Group* group = find(message.group_id);
+  if (group == nullptr || !group->life.is_forming())
+    return invalid_argument("kGroupCommit for group " + std::to_string(message.group_id));
+  for (const auto& member : group->members) member->session->members[member->number] = member.get();
+  abi::GroupReady ready{message.group_id, StatusCode::kOk, {}};
+  if (!group->unusable.ok()) {
+    ready.status = group->unusable.code();
+    abi::set_text(ready.text, group->unusable.message().data(), group->unusable.message().size());
+  } else if (const std::string missing = group->check_complete(); !missing.empty()) {
+    ready.status = StatusCode::kInternal;
+    abi::set_text(ready.text, missing.data(), missing.size());
+  } else if (group->life.is(GroupPhase::kRestoring)) {
+    restore(*group);
+  } else {
+    group->life.enter(GroupPhase::kStarting);
+    start_calls(*group, true);
+    starts_.owe(*group);
+    return {};
+  }
+  link_.send(LinkType::kGroupReady, ready);
+  return {};
+}
+
+// kGroupReady is the acknowledgement of the break, and boards say how far ranks have come.
+void Groups::restore(Group& group) {
+  group.life.enter(GroupPhase::kBroken);
+  for (const auto& member : group.members) catch_up(*member, device_.launcher());
+  group.cause.cause = StatusCode::kEngineRestarted;
+  group.cause.culprit_rank =
+      group.members.empty() ? -1 : static_cast<std::int32_t>(group.members.front()->rank);
+  const std::string text = "the engine of " + device_.name() + " was restarted";
+  abi::set_text(group.cause.text, text.data(), text.size());
+}
+
+void Groups::start_calls(const Group& group, bool fresh) {
+  follow_settings(group);
+  for (const auto& member : group.members) {
+    if (member->commands != nullptr) member->commands->resume(fresh);
+  }
+}
+
+void Groups::follow_settings(const Group& group) const {
+  for (const auto& member : group.members) {
+    if (member->commands != nullptr) member->commands->follow_settings(default_timeout_ms_);
+  }
+}
+
+void Groups::set_default_timeout(std::uint32_t timeout_ms) {
+  default_timeout_ms_ = timeout_ms;
+  for (const auto& [id, group] : groups_) follow_settings(*group);
+}
+
+Status Groups::apply_settings(const abi::GroupSettings& message) {
+  Group* group = find(message.group_id);
+  if (group == nullptr)
+    return invalid_argument("kGroupSettings for group " + std::to_string(message.group_id));
+  group->sms = message.sms;
+  group->priority = message.priority;
+  for (const auto& member : group->members) {
+    if (member->lane != nullptr) member->lane->set_priority(message.priority);
+  }
+  follow_settings(*group);
+  return {};
+}
+
+bool Groups::read_journals() {
+  const bool progress = journals_.read();
+  journals_.halt_lost();
+  return progress;
+}
+
+void Groups::advance() {
+  answer_stops();
+  starts_.finish();
+  for (const auto& [id, group] : groups_) {
+    give_up_memory(*group);
+    acknowledge_break(*group);
+  }
+  finish_removals();
+}
+
+bool Groups::reclaim() {
+  if (reclaimer_.empty()) return false;
+  const std::uint64_t end = clock_.now_ns() + kShareNs;
+  do {
+    reclaimer_.step();
+  } while (!reclaimer_.empty() && clock_.now_ns() < end);
+  return true;
+}
+
+void Groups::halt() {
+  for (const auto& [id, group] : groups_) {
+    for (const auto& member : group->members) {
+      if (member->commands != nullptr) member->commands->halt();
+    }
+  }
+}
+
+bool Groups::settled() const {
+  return std::all_of(groups_.begin(), groups_.end(),
+                     [](const auto& entry) { return entry.second->settled(); });
+}
+
+}  // namespace epd
