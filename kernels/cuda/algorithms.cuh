@@ -12,19 +12,19 @@ namespace epd::kernels::cuda {
 
 // One CTA's part of a dispatch. `op` is the CTA's own copy.
 __device__ inline void run_dispatch(const Operation& op, Cta cta, std::uint8_t* memory) {
-  if (lands(op)) return run_landing_dispatch(op, memory);
-  open_routing(op);
+  if (is_low_latency(op)) return run_low_latency_dispatch(op, memory);
+  invalidate_record(op);
   __syncthreads();
-  run_pushing_dispatch(op, cta, memory);
+  run_high_throughput_dispatch(op, cta, memory);
 }
 
 // One CTA's part of a combine. `op` is the CTA's own copy.
 template <bool kPerExpert>
 __device__ inline void run_combine(const Operation& op, Cta cta, std::uint8_t* memory) {
-  if (kPerExpert && lands(op)) {
-    run_landing_combine(op, memory);
+  if (kPerExpert && is_low_latency(op)) {
+    run_low_latency_combine(op, memory);
   } else {
-    run_pulling_combine<kPerExpert>(op, cta, memory);
+    run_high_throughput_combine<kPerExpert>(op, cta, memory);
   }
 }
 

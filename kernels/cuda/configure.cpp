@@ -19,10 +19,10 @@ constexpr std::uint32_t round_to(std::uint32_t value, std::uint32_t multiple) {
 }
 
 constexpr std::uint32_t kMaxWarps = kMaxThreads / 32;
-constexpr std::uint32_t kClerks = 2;               // at least, in dispatch: warps that move no rows
-constexpr std::uint32_t kLandingClerks = 4;        // likewise, and the herald
-constexpr std::uint32_t kCombineStage = 8 * 1024;  // a stage of combine: a piece of each row of a token
-constexpr std::uint32_t kPieceUnit = 512;          // 16 bytes for each lane
+constexpr std::uint32_t kMetadataWarps = 2;            // at least, in dispatch: warps that move no rows
+constexpr std::uint32_t kLowLatencyMetadataWarps = 4;  // likewise, and the herald
+constexpr std::uint32_t kCombineStage = 8 * 1024;      // a stage of combine: a piece of each row of a token
+constexpr std::uint32_t kPieceUnit = 512;              // 16 bytes for each lane
 
 void set_header(const HeaderLayout& layout, Operation& op) {
   op.movers.header = layout;
@@ -31,7 +31,7 @@ void set_header(const HeaderLayout& layout, Operation& op) {
 
 // A stage holds one row with its scales. Of a row that is cast it holds both forms, so that the next can come
 // while the last one leaves.
-void divide_stages(Operation& op) {
+void divide_dispatch(Operation& op) {
   const RowFormat& format = op.shape.format;
   op.movers.stages = 1;
   op.movers.stage_bytes =
@@ -40,7 +40,7 @@ void divide_stages(Operation& op) {
 }
 
 // A stage holds a piece of every row that a token may have.
-void divide_rows(Operation& op) {
+void divide_combine(Operation& op) {
   const Shape& shape = op.shape;
   const std::uint32_t rows = (shape.per_expert ? shape.topk : std::min(shape.topk, shape.num_ranks)) + 2;
   const std::uint32_t wanted = rows - (op.bias[0] == nullptr) - (op.bias[1] == nullptr);
@@ -53,7 +53,7 @@ void divide_rows(Operation& op) {
 
 // Of a dispatch through landings. A stage has a row with all that comes with it, as it lies in its slot. If
 // rows are cast, x follows, or two rows that have landed; else each warp that moves rows has a stage.
-bool divide_landing(std::uint32_t room, Operation& op) {
+bool divide_low_latency_dispatch(std::uint32_t room, Operation& op) {
   const Shape& shape = op.shape;
   const RowFormat& format = shape.format;
   Movers& movers = op.movers;
@@ -63,12 +63,12 @@ bool divide_landing(std::uint32_t room, Operation& op) {
   const std::uint32_t row = movers.landed_pitch = round_to(movers.landed.bytes, 128);
   movers.stage_bytes = format.cast ? row + std::max(2 * row, round_to(format.x_bytes, 128)) : row;
   const auto fits = [&](std::uint32_t stages) {
-    movers.warps = std::min((format.cast ? 2 : 1) * stages, kMaxWarps - kLandingClerks);
+    movers.warps = std::min((format.cast ? 2 : 1) * stages, kMaxWarps - kLowLatencyMetadataWarps);
     movers.stages = format.cast ? stages : 1;
     set_header({Kind::kDispatch, shape, op.landing.max_tokens, num_barriers(op), movers.ctas}, op);
     return movers.header_bytes + stages * movers.stage_bytes <= room;
   };
-  std::uint32_t stages = std::min(room / movers.stage_bytes, kMaxWarps - kLandingClerks);
+  std::uint32_t stages = std::min(room / movers.stage_bytes, kMaxWarps - kLowLatencyMetadataWarps);
   while (stages > 0 && !fits(stages)) --stages;
   movers.stages_divisor = Divisor(stages);
   movers.row_steps = (format.hidden / 128 + kCastStepBlocks - 1) / kCastStepBlocks;
@@ -81,7 +81,7 @@ bool divide_landing(std::uint32_t room, Operation& op) {
 
 // Of a combine through landings: a stage has the pieces of rows that a warp adds up next. The last warp adds
 // none.
-bool divide_sums(std::uint32_t room, Operation& op) {
+bool divide_low_latency_combine(std::uint32_t room, Operation& op) {
   if (op.shape.hidden > abi::kMaxHidden) return false;
   op.movers.stages = 1;
   op.movers.stage_bytes = kSummedAhead * kSummedAtOnce * 16;
@@ -114,14 +114,14 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
   movers.senders_divisor = Divisor(sms - 1);
   movers.threads = kMaxThreads;
   movers.shared_bytes = room / 128 * 128;
-  if (lands(op)) {
-    return kind == Kind::kDispatch ? divide_landing(movers.shared_bytes, op)
-                                   : divide_sums(movers.shared_bytes, op);
+  if (is_low_latency(op)) {
+    return kind == Kind::kDispatch ? divide_low_latency_dispatch(movers.shared_bytes, op)
+                                   : divide_low_latency_combine(movers.shared_bytes, op);
   }
   if (kind == Kind::kDispatch) {
-    divide_stages(op);
+    divide_dispatch(op);
   } else {
-    divide_rows(op);
+    divide_combine(op);
   }
   std::uint32_t stages = room / movers.stage_bytes;
   while (stages > 0 &&
@@ -129,8 +129,8 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
     --stages;
   if (stages < 1) return false;
   movers.stages = std::clamp(movers.stages, 1u, stages);
-  const std::uint32_t clerks = kind == Kind::kDispatch ? kClerks : 0;
-  movers.warps = std::min(stages / movers.stages, kMaxWarps - clerks);
+  const std::uint32_t metadata_warps = kind == Kind::kDispatch ? kMetadataWarps : 0;
+  movers.warps = std::min(stages / movers.stages, kMaxWarps - metadata_warps);
   set_header({kind, op.shape, tokens, movers.warps * movers.stages, sms}, op);
   return true;
 }

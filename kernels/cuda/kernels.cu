@@ -23,7 +23,7 @@ __device__ inline const Operation& fetch(const Operation* from) {
   const auto* const source = reinterpret_cast<const uint4*>(from);
   // For bulk copies into stages that it asks for before anybody has used these (OwnRows). Takes as long as
   // the trip.
-  if (warp_of() == herald_warp()) fence_async();
+  if (warp_of() == signal_warp()) fence_async();
   for (std::uint32_t i = threadIdx.x; i < sizeof(Operation) / 16; i += blockDim.x) {
     reinterpret_cast<uint4*>(&copy)[i] = __ldcg(source + i);
   }
@@ -64,9 +64,9 @@ __device__ __noinline__ inline void resident_combine(const Operation& op, Cta ct
 
 __device__ inline void run_task(Task task, const Operation& op, Cta cta, std::uint8_t* memory) {
   if (cta.index >= cta.count) return;  // it may not use all SMs
-  if (lands(op)) {
-    if (task == Task::kDispatch) run_landing_dispatch(op, memory);
-    if (task == Task::kCombinePerExpert) run_landing_combine(op, memory);
+  if (is_low_latency(op)) {
+    if (task == Task::kDispatch) run_low_latency_dispatch(op, memory);
+    if (task == Task::kCombinePerExpert) run_low_latency_combine(op, memory);
     return;
   }
   if (task == Task::kDispatch) resident_dispatch(op, cta, memory);
@@ -81,10 +81,10 @@ extern "C" __global__ void __launch_bounds__(kMaxThreads, 1)
   __shared__ ViewCopy view;
   if (blockIdx.x == 0 && threadIdx.x == 0) begin_watch(own, watch);
   begin_view(view);
-  for (std::uint32_t herald = first_herald(*own.state);; ++herald) {
-    const Task task = next_task(own, watch, call, herald);
+  for (std::uint32_t index = first_broadcast(*own.state);; ++index) {
+    const Task task = next_task(own, watch, call, index);
     if (task == Task::kStop) {
-      leave_kernel(*own.state, herald);
+      leave_kernel(*own.state, index);
       return;
     }
     compose_call(own.commands, blockIdx.x == 0 ? watch.running : call, view, own_operation());
@@ -92,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(kMaxThreads, 1)
     run_task(task, op, {blockIdx.x, op.movers.ctas}, dynamic_memory);
     const Leaving left = leave(op, gridDim.x);
     if (left.last && threadIdx.x == 0)
-      store_release(&own.state->left, std::uint64_t{left.failed} << 32 | (herald + 1));
+      store_release(&own.state->left, std::uint64_t{left.failed} << 32 | (index + 1));
   }
 }
 

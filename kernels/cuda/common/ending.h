@@ -77,7 +77,7 @@ EPD_DEVICE inline OpResult ended(OpError error, std::int32_t culprit) {
 // Lets the client's stream go on. One thread, for which everything that the stream may read is visible. A
 // stream that has asked by a command waits in a kernel of this device, or for the flag: then a release at the
 // device's scope is enough, which takes a microsecond less.
-EPD_DEVICE inline void tell_stream(const Operation& op) {
+EPD_DEVICE inline void unblock_stream(const Operation& op) {
   const bool by_command = op.signal.failed != nullptr;
   if (op.signal.flag != nullptr) store_release_system(op.signal.flag, 1u);
   if (op.signal.done == nullptr) return;
@@ -110,7 +110,7 @@ EPD_DEVICE EPD_NO_INLINE inline bool must_leave(const Operation& op, std::uint64
 EPD_DEVICE inline void end_failed(const Operation& op) {
   fence_system();
   if (op.signal.failed != nullptr) add_system(op.signal.failed, 1);
-  tell_stream(op);
+  unblock_stream(op);
   store_release_system(&op.result->left, op.tag);
 }
 

@@ -28,7 +28,7 @@ static_assert(abi::kLandingPieces * kSummedAtOnce * 8 >= abi::kMaxHidden);
 // Of a dispatch through landings that casts: blocks of a row that a warp casts at once.
 inline constexpr std::uint32_t kCastStepBlocks = 8;
 
-EPD_HOST_DEVICE constexpr bool lands(const Operation& op) {
+EPD_HOST_DEVICE constexpr bool is_low_latency(const Operation& op) {
   return op.landing.max_tokens != 0 && op.shape.per_expert;
 }
 
@@ -63,7 +63,7 @@ EPD_HOST_DEVICE constexpr std::uint32_t num_cta_counts(const Operation& op) {
 // Of a CTA's shared memory; each has a barrier. Through landings lanes load for themselves; the x that comes
 // by bulk copies (OwnRows) has a barrier of its own.
 EPD_HOST_DEVICE constexpr std::uint32_t num_barriers(const Operation& op) {
-  return lands(op) ? 0 : op.movers.warps * op.movers.stages;
+  return is_low_latency(op) ? 0 : op.movers.warps * op.movers.stages;
 }
 
 // How they are found.

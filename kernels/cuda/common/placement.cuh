@@ -17,7 +17,7 @@ __device__ inline ColumnSum sum_column(const Operation& op, const std::uint32_t*
   ColumnSum sum;
 #pragma unroll 4
   for (std::uint32_t source = 0; source < op.shape.num_ranks; ++source) {
-    if (!is_there(op, source)) continue;
+    if (!is_active(op, source)) continue;
     const std::uint32_t count = __ldcg(matrix + source * columns + column);
     sum.total += count;
     if (source < rank) sum.below += count;
@@ -161,7 +161,7 @@ __device__ inline void record_placement(const Operation& op, const Shared& share
 #pragma unroll 1
     for (std::uint32_t s = 0; s < ranks; ++s) {
       const std::uint32_t count =
-          is_there(op, s) ? __ldcg(op.peers[op.rank].expert_counts + s * op.shape.num_experts + e) : 0;
+          is_active(op, s) ? __ldcg(op.peers[op.rank].expert_counts + s * op.shape.num_experts + e) : 0;
       EPD_BELOW(at.source_ranges + (i * ranks + s) * 2 + 1, at.end);
       EPD_AT_MOST(row + count, op.shape.recv_rows);
       words[at.source_ranges + (i * ranks + s) * 2] = row;

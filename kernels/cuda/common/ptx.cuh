@@ -47,7 +47,7 @@ __device__ inline std::uint32_t shared_address(const void* at) {
 // it addresses anew each time: three instructions, and tens of cycles, before each load. (Where registers are
 // full this is slower: a combine took 3 us more.)
 template <typename Type>
-__device__ inline Type& held(Type& object) {
+__device__ inline Type& by_register(Type& object) {
   std::uint32_t at = shared_address(&object);
   asm volatile("mov.u32 %0, %0;" : "+r"(at));
   return *static_cast<Type*>(__cvta_shared_to_generic(at));

@@ -58,10 +58,10 @@ struct Counting {
   const Operation& op;
   const Counters& counters;
   ChoiceLanes lanes;
-  std::uint32_t there;  // set of ranks
+  std::uint32_t active;  // set of ranks
 
   __device__ Counting(const Operation& operation, const Counters& all)
-      : op(operation), counters(all), lanes(op.shape.topk), there(ranks_there(op)) {}
+      : op(operation), counters(all), lanes(op.shape.topk), active(active_ranks(op)) {}
 
   __device__ std::uint32_t target_of(std::int32_t expert) const {
     const auto e = static_cast<std::uint32_t>(expert);
@@ -82,7 +82,7 @@ struct Counting {
       atomicMax(reinterpret_cast<unsigned long long*>(&workspace(op).bad_choice), ~key);
       return -1;
     }
-    if (((there >> rank_of_expert(op.shape, static_cast<std::uint32_t>(value))) & 1) == 0) {
+    if (((active >> rank_of_expert(op.shape, static_cast<std::uint32_t>(value))) & 1) == 0) {
       atomicAdd(&workspace(op).dropped, 1);
       return -1;
     }
@@ -231,7 +231,7 @@ __device__ inline void send_counts(const Operation& op) {
         is_rank || op.shape.per_expert ? ranks : (i - ranks) / experts_per_rank(op.shape);
 #pragma unroll 1
     for (std::uint32_t d = 0; d < ranks; ++d) {
-      if (!is_there(op, d) || (only != ranks && only != d)) continue;
+      if (!is_active(op, d) || (only != ranks && only != d)) continue;
       EPD_BELOW(op.rank, ranks);
       if (is_rank) {
         op.peers[d].rank_counts[op.rank * ranks + i] = count;
@@ -319,7 +319,7 @@ __device__ inline void sum_lower_ctas(const Operation& op, Cta cta, const Shared
 
 // What the record held is overwritten from now on, by each CTA that does behind its next barrier; if the
 // engine dies meanwhile, nobody may take it for a routing.
-__device__ inline void open_routing(const Operation& op) {
+__device__ inline void invalidate_record(const Operation& op) {
   if (threadIdx.x != 0 || op.routing.head == nullptr) return;
   *static_cast<volatile std::uint64_t*>(&op.routing.head->handle) = 0;
   fence_device();

@@ -53,11 +53,11 @@ __device__ inline Team whole_cta() {
 }
 
 // The last warp of every CTA moves nothing; that of CTA 0 is the herald.
-__device__ inline std::uint32_t herald_warp() {
+__device__ inline std::uint32_t signal_warp() {
   return blockDim.x / 32 - 1;
 }
 __device__ inline Team all_but_last() {
-  return {0, herald_warp(), NamedBarrier::kAllButSignal};
+  return {0, signal_warp(), NamedBarrier::kAllButSignal};
 }
 
 // [R] then [E]: what this rank sends, zero between operations.
@@ -74,7 +74,7 @@ __device__ inline std::uint32_t num_targets(const Shape& shape) {
 __device__ inline std::uint32_t experts_per_rank(const Shape& shape) {
   return shape.experts_per_rank;
 }
-__device__ inline bool is_there(const Operation& op, std::uint32_t rank) {
+__device__ inline bool is_active(const Operation& op, std::uint32_t rank) {
   return op.peers[rank].ready != nullptr;
 }
 
@@ -95,15 +95,15 @@ inline constexpr std::uint32_t kManyPauseNs = 300;
 
 // Until there() is true of each lane that waits, of rank `rank`. False: the operation has failed. All lanes
 // of a warp call.
-template <std::uint32_t kPauseNs = 0, typename There>
+template <std::uint32_t kPauseNs = 0, typename Reached>
 __device__ inline bool wait_until(const Operation& op, std::uint32_t rank, bool waits,
-                                  std::uint64_t deadline_ns, There there) {
+                                  std::uint64_t deadline_ns, Reached reached) {
 #pragma unroll 1
-  for (std::uint32_t looks = 1;; ++looks) {
-    if (waits) waits = !there();
+  for (std::uint32_t polls = 1;; ++polls) {
+    if (waits) waits = !reached();
     if (__all_sync(kFull, !waits)) return true;
     if (kPauseNs != 0) __nanosleep(kPauseNs);
-    if (looks % 64 != 0) continue;
+    if (polls % 64 != 0) continue;
     if (waits) EPD_BELOW(rank, op.shape.num_ranks);
     const std::uint32_t waiting = __reduce_or_sync(kFull, waits ? 1u << rank : 0u);
     bool leave = false;
@@ -120,8 +120,8 @@ __device__ inline bool wait_words(const Operation& op, const std::uint64_t* word
   const bool missing = mine && load_acquire_system(word) < op.tag;
   if (__any_sync(kFull, missing)) {
     // Looks that acquire nothing: those that do would hold up the loads of all warps of the SM.
-    const auto there = [&] { return load_relaxed_system(word) >= op.tag; };
-    if (!wait_until<kPauseNs>(op, rank, missing, deadline_ns, there)) return false;
+    const auto reached = [&] { return load_relaxed_system(word) >= op.tag; };
+    if (!wait_until<kPauseNs>(op, rank, missing, deadline_ns, reached)) return false;
     if (missing) load_acquire_system(word);  // a fence would wait for the warp's stores
   }
   __syncwarp();
@@ -137,11 +137,11 @@ __device__ inline bool wait_signals(const Operation& op, const abi::SignalLine* 
   if (warp_of() == 0) {
     std::uint32_t waiting = ranks;
 #pragma unroll 1
-    for (std::uint32_t looks = 1; waiting != 0; ++looks) {
+    for (std::uint32_t polls = 1; waiting != 0; ++polls) {
       const bool mine = ((waiting >> lane_of()) & 1) != 0;
-      const bool there = mine && load_acquire_system(&lines[lane_of()].tag) >= op.tag;
-      waiting &= ~__ballot_sync(kFull, there);
-      if (waiting == 0 || looks % 64 != 0) continue;
+      const bool reached = mine && load_acquire_system(&lines[lane_of()].tag) >= op.tag;
+      waiting &= ~__ballot_sync(kFull, reached);
+      if (waiting == 0 || polls % 64 != 0) continue;
       if (lane_of() == 0) leave = must_leave(op, deadline_ns, waiting);
       leave = __shfl_sync(kFull, leave, 0);
       if (leave) break;
@@ -176,14 +176,14 @@ __device__ inline Leaving leave(const Operation& op, std::uint32_t ctas) {
   return {true, true};
 }
 
-__device__ inline std::uint32_t ranks_there(const Operation& op) {
-  const bool there = lane_of() < op.shape.num_ranks && is_there(op, lane_of());
-  return __ballot_sync(kFull, there);
+__device__ inline std::uint32_t active_ranks(const Operation& op) {
+  const bool active = lane_of() < op.shape.num_ranks && is_active(op, lane_of());
+  return __ballot_sync(kFull, active);
 }
 
 // Writes this rank's announcement at `rank` and then signals `ready` there.
 __device__ inline void announce_at(const Operation& op, std::uint32_t rank) {
-  if (rank >= op.shape.num_ranks || !is_there(op, rank)) return;
+  if (rank >= op.shape.num_ranks || !is_active(op, rank)) return;
   const Peer& peer = op.peers[rank];
   const auto* const from = reinterpret_cast<const std::uint64_t*>(&op.announcement);
   auto* const to = reinterpret_cast<std::uint64_t*>(peer.announcement + op.rank);
@@ -215,12 +215,12 @@ __device__ inline bool agrees(const Operation& op, std::uint32_t rank) {
 // After wait_signals: whether all ranks run the same operation. All threads call.
 __device__ inline bool check_announcements(const Operation& op) {
   const std::uint32_t rank = threadIdx.x;
-  const bool there = rank < op.shape.num_ranks && is_there(op, rank);
-  return __syncthreads_and(!there || agrees(op, rank)) != 0;
+  const bool active = rank < op.shape.num_ranks && is_active(op, rank);
+  return __syncthreads_and(!active || agrees(op, rank)) != 0;
 }
 
 // What has been read was stored elsewhere since, so nothing has to be waited for.
-__device__ inline void tell_sent(const Operation& op) {
+__device__ inline void publish_sent(const Operation& op) {
   if (op.counts.host_sent != nullptr) store_relaxed_system(op.counts.host_sent, op.counts.mark);
 }
 
@@ -247,30 +247,30 @@ __device__ __noinline__ inline void count_lost(const Operation& op) {
 // `count_rows()`: M, asked of one thread. `deadline_ns`: op.timeout_ns after the CTA began.
 template <bool kCombine = false, typename CountRows>
 __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadline_ns, CountRows count_rows,
-                              bool told = false) {
+                              bool signaled = false) {
   __shared__ bool last;
   __syncthreads();
   if (threadIdx.x == 0) {
-    if (!told) fence_system();
+    if (!signaled) fence_system();
     last = count_up(&workspace(op).finished, cta.count - 1) == cta.count - 1;
   }
   __syncthreads();
   if (!last) return;
   if (threadIdx.x == 0) workspace(op).claimed = 0;
-  if (!told) {
-    if (threadIdx.x < op.shape.num_ranks && is_there(op, threadIdx.x))
+  if (!signaled) {
+    if (threadIdx.x < op.shape.num_ranks && is_active(op, threadIdx.x))
       store_release_system(&op.peers[threadIdx.x].arrived[op.rank].tag, op.tag);
-    if (threadIdx.x == 0) tell_sent(op);
-    if (!wait_signals(op, op.peers[op.rank].arrived, ranks_there(op), deadline_ns)) return;
+    if (threadIdx.x == 0) publish_sent(op);
+    if (!wait_signals(op, op.peers[op.rank].arrived, active_ranks(op), deadline_ns)) return;
   }
-  if (threadIdx.x == 0) tell_stream(op);  // first: a client waits for it
+  if (threadIdx.x == 0) unblock_stream(op);  // first: a client waits for it
   const bool uses = op.routing.record != nullptr;
   if (kCombine && uses) count_lost(op);
   if (threadIdx.x != 0) return;
   workspace(op).ended = op.tag;
-  if (told) {
+  if (signaled) {
     store_relaxed_system(&op.peers[op.rank].arrived[op.rank].tag, op.tag);
-    tell_sent(op);
+    publish_sent(op);
   }
   OpResult ending = ended(OpError::kNone, -1);
   ending.num_recv_rows = count_rows();

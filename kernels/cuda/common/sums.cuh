@@ -12,18 +12,18 @@ __device__ inline std::uint32_t to_bf16x2(float low, float high) {
   return pair;
 }
 // No rounded number is 0x7fff, so that adding one to a half shows where it is.
-__device__ inline std::uint32_t shows_nan(std::uint32_t pair) {
+__device__ inline std::uint32_t nan_marks(std::uint32_t pair) {
   return (pair + 0x00010001u) & ~pair & 0x80008000u;
 }
-__device__ inline std::uint32_t with_own_nan(std::uint32_t pair) {
+__device__ inline std::uint32_t with_canonical_nan(std::uint32_t pair) {
   if ((pair & 0xffffu) == 0x7fffu) pair ^= 0x7fffu ^ 0x7fc0u;
   if (pair >> 16 == 0x7fffu) pair ^= (0x7fffu ^ 0x7fc0u) << 16;
   return pair;
 }
 
-__device__ inline uint4 with_own_nans(uint4 v) {
-  if ((shows_nan(v.x) | shows_nan(v.y) | shows_nan(v.z) | shows_nan(v.w)) == 0) return v;
-  return {with_own_nan(v.x), with_own_nan(v.y), with_own_nan(v.z), with_own_nan(v.w)};
+__device__ inline uint4 with_canonical_nans(uint4 v) {
+  if ((nan_marks(v.x) | nan_marks(v.y) | nan_marks(v.z) | nan_marks(v.w)) == 0) return v;
+  return {with_canonical_nan(v.x), with_canonical_nan(v.y), with_canonical_nan(v.z), with_canonical_nan(v.w)};
 }
 
 struct Eight {

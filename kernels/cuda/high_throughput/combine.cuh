@@ -40,7 +40,7 @@ __device__ inline RawChoice load_raw(const Operation& op, std::uint32_t token) {
 }
 
 template <bool kPerExpert>
-__device__ inline PulledRow work_out(const Operation& op, const RawChoice& raw) {
+__device__ inline PulledRow resolve_row(const Operation& op, const RawChoice& raw) {
   PulledRow pulled;
   if (raw.expert >= 0) pulled.rank = raw.expert / op.shape.experts_per_rank;
   if (raw.row >= 0) EPD_BELOW(pulled.rank, op.shape.num_ranks);
@@ -179,7 +179,7 @@ __device__ inline void sum_piece(const Operation& op, const std::uint8_t* stage,
   EPD_AT_MOST(header.num_rows + biases, stage_pieces(op));
 #pragma unroll 2
   for (std::uint32_t i = lane_of(); i < vectors; i += 32) {
-    out[i] = with_own_nans(sum_vector<kPerExpert>(stage + i * 16, header, biases, pitch).rounded());
+    out[i] = with_canonical_nans(sum_vector<kPerExpert>(stage + i * 16, header, biases, pitch).rounded());
   }
 }
 
@@ -219,7 +219,7 @@ __device__ inline void pull_rows(const Operation& op, Cta cta, const Shared& sha
     if (loading.done()) return;
     const Piece piece = loading.now(op);
     if (loading.piece == 0) {
-      pulled = work_out<kPerExpert>(op, next);
+      pulled = resolve_row<kPerExpert>(op, next);
       if (op.out_weights != nullptr && piece.offset == 0)
         return_weights<kPerExpert>(op, piece.token, next, pulled);
       next = load_raw(op, loading.token_of(loading.at + loading.step));
@@ -243,11 +243,11 @@ __device__ inline void pull_rows(const Operation& op, Cta cta, const Shared& sha
 
 // One CTA's part of a combine that pulls. `op` is the CTA's own copy.
 template <bool kPerExpert>
-__device__ inline void run_pulling_combine(const Operation& op, Cta cta, std::uint8_t* memory) {
+__device__ inline void run_high_throughput_combine(const Operation& op, Cta cta, std::uint8_t* memory) {
   const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
   const Shared shared(op, memory);
   if (cta.index == 0) announce(op);
-  if (!wait_signals(op, op.peers[op.rank].ready, ranks_there(op), deadline_ns)) return;
+  if (!wait_signals(op, op.peers[op.rank].ready, active_ranks(op), deadline_ns)) return;
   if (!check_announcements(op)) return;
   pull_rows<kPerExpert>(op, cta, shared);
   finish<true>(op, cta, deadline_ns, [] { return 0u; });

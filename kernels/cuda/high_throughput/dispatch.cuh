@@ -160,25 +160,25 @@ __device__ inline void send_row(const Operation& op, const Shared& shared, const
 // One warp's part of pushing. The first row is loaded, and cast, before anything is known of its places.
 // Where a token's place can be found by any CTA, warps take tokens as they get free (links serve some SMs
 // better than others); else each CTA keeps to the tokens that it counted.
-class Pusher {
+class Dispatcher {
  public:
-  __device__ Pusher(const Operation& op, Cta cta, const Shared& shared)
+  __device__ Dispatcher(const Operation& op, Cta cta, const Shared& shared)
       : op_(op),
         shared_(shared),
         stages_(op, shared),
         stage_(op.shape.format, stages_.at(0)),
-        moves_(warp_of() < op.movers.warps),
+        copies_(warp_of() < op.movers.warps),
         claims_(!op.shape.per_expert || op.cached) {
     const Range tokens = claims_ ? Range{0, op.num_tokens} : part_of(op.num_tokens, cta.index, cta.count);
     step_ = claims_ ? op.movers.warps * cta.count : op.movers.warps;
-    end_ = moves_ ? tokens.end : 0;
+    end_ = copies_ ? tokens.end : 0;
     token_ = tokens.begin + warp_of() + (claims_ ? op.movers.warps * cta.index : 0);
     next_ = kFull;
   }
-  __device__ bool moves() const { return moves_; }
+  __device__ bool copies() const { return copies_; }
 
   __device__ void begin() {
-    if (!moves_) return;
+    if (!copies_) return;
     stages_.open(op_);
     if (token_ >= end_) return;
     load_row(op_, stage_, stages_.barriers, token_);
@@ -215,7 +215,7 @@ class Pusher {
 
   // The operation has failed: nothing may be on its way into this CTA's memory when it leaves.
   __device__ void abandon() {
-    if (!moves_) return;
+    if (!copies_) return;
     const bool loads = prepared_ ? op_.shape.format.cast && next_ < end_ : token_ < end_;
     if (loads) barrier_wait(stages_.barriers, parity_);
     stages_.close();
@@ -256,7 +256,7 @@ class Pusher {
   const Shared& shared_;
   const Stages stages_;
   const StageLayout stage_;
-  const bool moves_;
+  const bool copies_;
   const bool claims_;
   bool prepared_ = false;
   std::uint32_t parity_ = 0;
@@ -266,13 +266,13 @@ class Pusher {
   std::uint32_t end_;
 };
 
-struct Rows {
+struct RowSpan {
   std::uint64_t begin;
   std::uint64_t end;
 };
 
 // Marks and zeroes rows of this rank's own that nobody fills.
-__device__ inline void fill_range(const Operation& op, Cta cta, const Team& team, Rows rows) {
+__device__ inline void fill_range(const Operation& op, Cta cta, const Team& team, RowSpan rows) {
   const DispatchTarget& own = op.peers[op.rank].target;
   const std::uint32_t choices = op.shape.per_expert ? 1 : op.shape.topk;
   const auto zero = [](void* memory, std::uint64_t row, std::uint32_t bytes) {
@@ -328,32 +328,34 @@ __device__ inline void recall_placement(const Operation& op, const Shared& share
 }
 
 // Counts or recalls, exchanges, and finds every place. False: the operation has failed.
-__device__ inline bool route(const Operation& op, Cta cta, const Shared& shared, Pusher& pusher,
+__device__ inline bool route(const Operation& op, Cta cta, const Shared& shared, Dispatcher& dispatcher,
                              std::uint64_t deadline_ns) {
   const Peer& own = op.peers[op.rank];
   if (op.cached) {
     if (cta.index == 0) announce(op);
     recall_placement(op, shared);
-    pusher.prepare();
+    dispatcher.prepare();
   } else {
     if (!count_choices(op, cta, shared)) return false;
-    pusher.prepare();
+    dispatcher.prepare();
     if (!wait_signals(op, own.ready, 1u << op.rank, deadline_ns)) return false;
     sum_lower_ctas(op, cta, shared);
   }
-  if (!wait_signals(op, own.ready, ranks_there(op), deadline_ns)) return false;
+  if (!wait_signals(op, own.ready, active_ranks(op), deadline_ns)) return false;
   if (!check_announcements(op)) return false;
   return op.cached || place_rows(op, shared, whole_cta());
 }
 
 // What comes with the rows of the CTA's tokens, and their places, kept for later operations.
-__device__ inline void send_books(const Operation& op, Cta cta, const Shared& shared, const Team& clerks) {
+__device__ inline void send_metadata(const Operation& op, Cta cta, const Shared& shared,
+                                     const Team& metadata_team) {
   const Range tokens = part_of(op.num_tokens, cta.index, cta.count);
-  TokenChoice next = load_choice(op, tokens.begin + clerks.warp(), tokens.end);
+  TokenChoice next = load_choice(op, tokens.begin + metadata_team.warp(), tokens.end);
 #pragma unroll 1
-  for (std::uint32_t token = tokens.begin + clerks.warp(); token < tokens.end; token += clerks.warps) {
+  for (std::uint32_t token = tokens.begin + metadata_team.warp(); token < tokens.end;
+       token += metadata_team.warps) {
     TokenChoice choice = next;
-    next = load_choice(op, token + clerks.warps, tokens.end);
+    next = load_choice(op, token + metadata_team.warps, tokens.end);
     place_choice(op, shared, token, choice);
     if (choice.row >= 0 && !op.cached) op.routing.rows[token * op.shape.topk + lane_of()] = choice.row;
     if (op.shape.per_expert) {
@@ -366,33 +368,33 @@ __device__ inline void send_books(const Operation& op, Cta cta, const Shared& sh
 
 // What the warps do that move no rows. CTA 0 writes the placement down too: first, so that the CPU learns of
 // it early, unless there are so few tokens that it would hold up the whole operation.
-__device__ inline void keep_books(const Operation& op, Cta cta, const Shared& shared) {
-  const Team clerks{op.movers.warps, blockDim.x / 32 - op.movers.warps};
-  const bool few = op.num_tokens <= 4 * cta.count * clerks.warps;
-  if (few) send_books(op, cta, shared, clerks);
+__device__ inline void run_metadata_warps(const Operation& op, Cta cta, const Shared& shared) {
+  const Team metadata_team{op.movers.warps, blockDim.x / 32 - op.movers.warps};
+  const bool few = op.num_tokens <= 4 * cta.count * metadata_team.warps;
+  if (few) send_metadata(op, cta, shared, metadata_team);
   if (cta.index == 0) {
-    if (!op.cached) record_placement(op, shared, clerks);
-    deliver_counts(op, clerks);
+    if (!op.cached) record_placement(op, shared, metadata_team);
+    deliver_counts(op, metadata_team);
   }
-  if (!few) send_books(op, cta, shared, clerks);
-  fill_rows(op, cta, shared, clerks);
+  if (!few) send_metadata(op, cta, shared, metadata_team);
+  fill_rows(op, cta, shared, metadata_team);
 }
 
 // One CTA's part of a dispatch that pushes every row to its place. `op` is the CTA's own copy.
-__device__ inline void run_pushing_dispatch(const Operation& op, Cta cta, std::uint8_t* memory) {
+__device__ inline void run_high_throughput_dispatch(const Operation& op, Cta cta, std::uint8_t* memory) {
   const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
   const Shared shared(op, memory);
   if (threadIdx.x < op.shape.num_ranks) shared.targets[threadIdx.x] = op.peers[threadIdx.x].target;
-  Pusher pusher(op, cta, shared);
-  pusher.begin();
-  if (!route(op, cta, shared, pusher, deadline_ns)) {
-    pusher.abandon();
+  Dispatcher dispatcher(op, cta, shared);
+  dispatcher.begin();
+  if (!route(op, cta, shared, dispatcher, deadline_ns)) {
+    dispatcher.abandon();
     return;
   }
-  if (pusher.moves()) {
-    pusher.run();
+  if (dispatcher.copies()) {
+    dispatcher.run();
   } else {
-    keep_books(op, cta, shared);
+    run_metadata_warps(op, cta, shared);
   }
   finish(op, cta, deadline_ns, [&op] { return num_recv_rows(op); });
 }

@@ -47,7 +47,7 @@ struct TakenRow {
 };
 
 // Tells every rank which of its rows a token takes, with their weights.
-__device__ inline void ask_for_sums(const Operation& op, std::uint32_t token, const RawChoice& raw) {
+__device__ inline void request_sums(const Operation& op, std::uint32_t token, const RawChoice& raw) {
   const TakenRow taken(op, raw);
   float weight = 1.0f;
   if (op.topk_weights != nullptr)
@@ -56,9 +56,9 @@ __device__ inline void ask_for_sums(const Operation& op, std::uint32_t token, co
   const std::uint64_t row =
       std::uint64_t{__float_as_uint(weight)} << 32 | static_cast<std::uint32_t>(raw.row);
   for (std::uint32_t d = 0; d < op.shape.num_ranks; ++d) {
-    if (!is_there(op, d)) continue;
-    tell(asked_words(op, d, op.rank, token) + lane_of(), op.tag,
-         taken.takes && taken.rank == d ? row : kFull);
+    if (!is_active(op, d)) continue;
+    publish_word(requested_words(op, d, op.rank, token) + lane_of(), op.tag,
+                 taken.takes && taken.rank == d ? row : kFull);
   }
 }
 
@@ -67,10 +67,11 @@ struct SumTask {
   std::uint32_t owner = 0;
   std::uint32_t token = kFull;  // kFull: none
   std::uint32_t piece = 0;
-  ToldWord word{};  // of choice `lane`, if it was there already
+  PublishedWord word{};  // of choice `lane`, if it was there already
 
-  __device__ const ToldWord* at(const Operation& op) const {
-    return asked_words(op, op.rank, owner, token == kFull ? 0 : token) + min(lane_of(), op.shape.topk - 1);
+  __device__ const PublishedWord* at(const Operation& op) const {
+    return requested_words(op, op.rank, owner, token == kFull ? 0 : token) +
+           min(lane_of(), op.shape.topk - 1);
   }
   __device__ bool is_late(const Operation& op) const {
     return token != kFull && lane_of() < op.shape.topk && word.tag != op.tag;
@@ -87,7 +88,7 @@ struct SumTask {
 // them are busy.
 class SumTasks {
  public:
-  __device__ SumTasks(const Operation& op, const LandingBoard& board)
+  __device__ SumTasks(const Operation& op, const CtaBoard& board)
       : op_(op),
         board_(board),
         pieces_(op),
@@ -96,24 +97,24 @@ class SumTasks {
         own_(op.num_tokens * pieces_.count),
         first_(min(own_, op.movers.ctas * op.movers.warps)) {}
 
-  __device__ bool has(std::uint32_t i) const { return i < own_ + of_others_; }
+  __device__ bool has(std::uint32_t i) const { return i < own_ + of_other_ranks_; }
   // Whether it is beyond what is known.
-  __device__ bool asks(std::uint32_t i) const { return i >= first_ && !all_; }
+  __device__ bool needs_begins(std::uint32_t i) const { return i >= first_ && !all_; }
   // When the board has everybody's tokens.
-  __device__ void know_all() {
+  __device__ void take_begins() {
     all_ = true;
     std::uint32_t most = 0;
 #pragma unroll 1
     for (std::uint32_t s = 0; s < op_.shape.num_ranks; ++s)
       most = max(most, s == op_.rank ? 0 : board_.tokens[s]);
-    of_others_ = most * pieces_.count * others_;
+    of_other_ranks_ = most * pieces_.count * others_;
   }
-  __device__ SumTask look_at(std::uint32_t i) const {
+  __device__ SumTask read_task(std::uint32_t i) const {
     SumTask task;
     if (!has(i)) return task;
     task.owner = op_.rank;
-    const bool is_own = i < first_ || i >= first_ + of_others_;
-    if (i >= first_) i -= is_own ? of_others_ : first_;
+    const bool is_own = i < first_ || i >= first_ + of_other_ranks_;
+    if (i >= first_) i -= is_own ? of_other_ranks_ : first_;
     std::uint32_t token = pieces_.token_of(i);
     task.piece = i - token * pieces_.count;
     if (!is_own) {
@@ -126,7 +127,7 @@ class SumTasks {
     EPD_BELOW(task.owner, op_.shape.num_ranks);
     EPD_BELOW(task.piece, pieces_.count);
     task.token = token;
-    if (lane_of() < op_.shape.topk) task.word = look(task.at(op_));
+    if (lane_of() < op_.shape.topk) task.word = read_word(task.at(op_));
     return task;
   }
   __device__ Range range(const SumTask& task) const {
@@ -135,23 +136,24 @@ class SumTasks {
 
  private:
   const Operation& op_;
-  const LandingBoard& board_;
+  const CtaBoard& board_;
   const SumPieces pieces_;
   const std::uint32_t others_;
   const Divisor other_ranks_divisor_;
   const std::uint32_t own_;
   const std::uint32_t first_;  // own ones
-  std::uint32_t of_others_ = 0;
+  std::uint32_t of_other_ranks_ = 0;
   bool all_ = false;
 };
 
 // Of this rank's rows, those that are asked for.
-__device__ inline Summands asked_rows(const Operation& op, std::uint64_t asked) {
+__device__ inline Summands requested_rows(const Operation& op, std::uint64_t requested) {
   const std::uint16_t* const y = op.peers[op.rank].source.y;
-  const auto row = static_cast<std::uint32_t>(asked);
+  const auto row = static_cast<std::uint32_t>(requested);
   const bool holds = row < op.shape.recv_rows && row != kFull && y != nullptr;
   return {__ballot_sync(kFull, holds), reinterpret_cast<const std::uint8_t*>(y),
-          std::size_t{op.shape.hidden} * 2, row, __uint_as_float(static_cast<std::uint32_t>(asked >> 32))};
+          std::size_t{op.shape.hidden} * 2, row,
+          __uint_as_float(static_cast<std::uint32_t>(requested >> 32))};
 }
 
 static_assert(kSummedVectors == 4);  // load_vectors
@@ -161,7 +163,7 @@ static_assert(kSummedVectors == 4);  // load_vectors
 // kept by lane n % 32.
 class SumStream {
  public:
-  __device__ SumStream(const Operation& op, std::uint8_t* stages, LandingBoard& board)
+  __device__ SumStream(const Operation& op, std::uint8_t* stages, CtaBoard& board)
       : op_(op),
         board_(board),
         stage_(shared_address(stages) + warp_of() * op.movers.stage_bytes + lane_of() * 16),
@@ -173,7 +175,7 @@ class SumStream {
     EPD_AT_MOST((warp_of() + 1) * op_.movers.stage_bytes, op_.movers.shared_bytes);
     deadline_ns_ = deadline_ns;
     next_i_ = claim(cta_of(op_), board_.claimed);
-    look_ahead();
+    prefetch_task();
 #pragma unroll 1
     while (true) {
 #pragma unroll 1
@@ -186,42 +188,42 @@ class SumStream {
   }
 
  private:
-  enum class State { kGoesOn, kOver, kFailed };
+  enum class State { kRunning, kDone, kFailed };
   static constexpr std::uint32_t kReleased = 8;  // at a time: a release waits for all that is on its way
   static_assert(kReleased + kSummedAhead <= 32);
 
   // The next sum, of which one asks meanwhile; unless its owner has to come first.
-  __device__ void look_ahead() {
-    looked_ = !tasks_.asks(next_i_);
-    if (looked_) next_ = tasks_.look_at(next_i_);
+  __device__ void prefetch_task() {
+    prefetched_ = !tasks_.needs_begins(next_i_);
+    if (prefetched_) next_ = tasks_.read_task(next_i_);
   }
   // The next sum that has rows. What has to come from other ranks is waited for unless rows are on their way.
   // False: none for now.
   __device__ bool begin_sum() {
 #pragma unroll 1
-    while (state_ == State::kGoesOn) {
-      if (!looked_) {
-        if (loaded_ != added_ && !is_greeted(board_)) return false;
-        if (!wait_greeted(board_)) return end(State::kFailed);
-        tasks_.know_all();
-        look_ahead();
+    while (state_ == State::kRunning) {
+      if (!prefetched_) {
+        if (loaded_ != added_ && !knows_begins(board_)) return false;
+        if (!wait_board_begins(board_)) return end(State::kFailed);
+        tasks_.take_begins();
+        prefetch_task();
       }
-      if (!tasks_.has(next_i_)) return end(State::kOver);
+      if (!tasks_.has(next_i_)) return end(State::kDone);
       const bool late = next_.is_late(op_);
       if (__any_sync(kFull, late)) {
         if (loaded_ != added_) {
-          if (late) next_.word = look(next_.at(op_));
+          if (late) next_.word = read_word(next_.at(op_));
           return false;
         }
         release();
-        if (!wait_told(op_, next_.at(op_), late, next_.owner, deadline_ns_, next_.word.value))
+        if (!wait_published(op_, next_.at(op_), late, next_.owner, deadline_ns_, next_.word.value))
           return end(State::kFailed);
       }
-      rows_ = asked_rows(op_, next_.row(op_));
+      rows_ = requested_rows(op_, next_.row(op_));
       left_ = rows_.lanes;
       if (left_ != 0) describe_sum();
       next_i_ = claim(cta_of(op_), board_.claimed);
-      look_ahead();
+      prefetch_task();
       if (left_ != 0) return true;
     }
     return false;
@@ -238,8 +240,8 @@ class SumStream {
     mine_ = vectors <= lane_of() ? 0 : (vectors - lane_of() + 31) / 32;
     EPD_AT_MOST(range.end * 16, min(op_.shape.hidden * 2, op_.landing.slot_bytes));
     if (lane_of() == begun_ % 32) {
-      to_ = landing_slot(op_, next_.owner, op_.rank, next_.token) + range.begin * 16;
-      tag_ = landed_tag(op_, next_.owner, op_.rank, next_.token, next_.piece);
+      to_ = inbox_slot(op_, next_.owner, op_.rank, next_.token) + range.begin * 16;
+      tag_ = inbox_tag(op_, next_.owner, op_.rank, next_.token, next_.piece);
       size_ = vectors << 8 | static_cast<std::uint32_t>(__popc(left_));
     }
     ++begun_;
@@ -311,14 +313,14 @@ class SumStream {
   }
 
   const Operation& op_;
-  LandingBoard& board_;
+  CtaBoard& board_;
   const std::uint32_t stage_;  // the lane's vectors, in shared memory
   SumTasks tasks_;
   std::uint64_t deadline_ns_ = 0;
-  State state_ = State::kGoesOn;
+  State state_ = State::kRunning;
   // The next sum.
   std::uint32_t next_i_ = 0;
-  bool looked_ = false;
+  bool prefetched_ = false;
   SumTask next_;
   // The one whose rows are loaded.
   Summands rows_{};          // from the lane's first vector on
@@ -349,7 +351,7 @@ __device__ inline bool add_own_piece(const Operation& op, std::uint32_t token, s
   const std::uint32_t ranks = __reduce_or_sync(kFull, taken.takes ? 1u << taken.rank : 0u);
   const bool mine = ((ranks >> lane_of()) & 1) != 0;
   const std::uint32_t from = mine ? lane_of() : op.rank;
-  if (!wait_words<kManyPauseNs>(op, landed_tag(op, op.rank, from, token, piece), mine, from, deadline_ns))
+  if (!wait_words<kManyPauseNs>(op, inbox_tag(op, op.rank, from, token, piece), mine, from, deadline_ns))
     return false;
   const std::size_t row = std::size_t{token} * op.shape.hidden;
   const auto bias_of = [&op, row](std::uint32_t i) {
@@ -357,8 +359,8 @@ __device__ inline bool add_own_piece(const Operation& op, std::uint32_t token, s
   };
   auto* const out = reinterpret_cast<uint4*>(op.out + row);
   const std::size_t pitch = std::size_t{op.landing.max_tokens} * op.landing.slot_bytes;
-  add_rows({ranks, landing_slot(op, op.rank, 0, token), pitch, from, 1.0f}, vectors, {bias_of(0), bias_of(1)},
-           [out](std::uint32_t i, uint4 v) { out[i] = with_own_nans(v); });
+  add_rows({ranks, inbox_slot(op, op.rank, 0, token), pitch, from, 1.0f}, vectors, {bias_of(0), bias_of(1)},
+           [out](std::uint32_t i, uint4 v) { out[i] = with_canonical_nans(v); });
   return true;
 }
 
@@ -373,14 +375,14 @@ __device__ inline void return_all_weights(const Operation& op) {
 }
 
 // Sums of own tokens, as warps get free. False: the operation has failed.
-__device__ inline bool add_own(const Operation& op, LandingBoard& board, std::uint64_t deadline_ns) {
+__device__ inline bool add_own(const Operation& op, CtaBoard& board, std::uint64_t deadline_ns) {
   const SumPieces pieces(op);
   const std::uint32_t end = op.num_tokens * pieces.count;
-  std::uint32_t i = claim(cta_of(op), board.own_claimed);
+  std::uint32_t i = claim(cta_of(op), board.local_claimed);
   RawChoice raw = load_raw(op, pieces.token_of(i));
 #pragma unroll 1
   while (i < end) {
-    const std::uint32_t next = claim(cta_of(op), board.own_claimed);
+    const std::uint32_t next = claim(cta_of(op), board.local_claimed);
     const RawChoice next_raw = load_raw(op, pieces.token_of(next));
     const std::uint32_t token = pieces.token_of(i);
     const std::uint32_t piece = i - token * pieces.count;
@@ -392,11 +394,11 @@ __device__ inline bool add_own(const Operation& op, LandingBoard& board, std::ui
 }
 
 // The warps that move rows. False: the operation has failed.
-__device__ inline bool combine_landing(const Operation& op, std::uint8_t* stages, LandingBoard& board,
-                                       std::uint64_t deadline_ns) {
+__device__ inline bool combine_by_inbox(const Operation& op, std::uint8_t* stages, CtaBoard& board,
+                                        std::uint64_t deadline_ns) {
   // What was told here before has been read: who reads it has not let the operation before end.
   for (std::uint32_t token = first_of_warp(op); token < op.num_tokens; token += step_of_warps(op))
-    ask_for_sums(op, token, load_raw(op, token));
+    request_sums(op, token, load_raw(op, token));
   if (!SumStream(op, stages, board).run(deadline_ns)) return false;
   if (op.out_weights != nullptr) return_all_weights(op);
   count_sent(board);
@@ -404,21 +406,21 @@ __device__ inline bool combine_landing(const Operation& op, std::uint8_t* stages
 }
 
 // One CTA's part of a combine through landings.
-__device__ __noinline__ inline void run_landing_combine(const Operation& op, std::uint8_t* memory) {
-  __shared__ LandingBoard board;
+__device__ __noinline__ inline void run_low_latency_combine(const Operation& op, std::uint8_t* memory) {
+  __shared__ CtaBoard board;
   const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
   clear_board(board);
   __syncthreads();
   bool good = true;
   if (warp_of() < op.movers.warps) {
-    good = combine_landing(op, memory, board, deadline_ns);
-  } else if (warp_of() == herald_warp()) {
-    if (blockIdx.x == 0) say_hello(op);
-    good = greet_for_all(op, board, deadline_ns);
+    good = combine_by_inbox(op, memory, board, deadline_ns);
+  } else if (warp_of() == signal_warp()) {
+    if (blockIdx.x == 0) send_begin(op);
+    good = wait_begins_for_cta(op, board, deadline_ns);
     if (good && blockIdx.x == 0) {
-      good = herald(op, cta_of(op), board, op.movers.warps, deadline_ns);
+      good = run_signal_warp(op, cta_of(op), board, op.movers.warps, deadline_ns);
     } else if (good) {
-      good = tell_others(op, cta_of(op), board, op.movers.warps);
+      good = signal_others(op, cta_of(op), board, op.movers.warps);
     }
   }
   if (__syncthreads_or(!good) != 0) return;

@@ -8,10 +8,10 @@ namespace epd::kernels::cuda {
 
 // A choice as it travels with its row: the expert, and the row's number among those that the expert gets from
 // the source. Every number is below abi::kLandingTokens.
-struct LandedChoice {
+struct InboxChoice {
   std::uint32_t word;
   static constexpr std::uint32_t kNone = 0xffff;  // no expert; or as a number: a lower k has the same expert
-  static __device__ LandedChoice make(std::uint32_t expert, std::uint32_t number) {
+  static __device__ InboxChoice make(std::uint32_t expert, std::uint32_t number) {
     return {number << 16 | (expert & 0xffff)};
   }
   __device__ std::uint32_t expert() const { return word & 0xffff; }
@@ -24,15 +24,15 @@ class SentRows {
  public:
   // Where the next row goes: to every rank that is chosen; lane k has the expert of choice k, or kFull.
   // `held`: but for this rank, which takes it from its stage.
-  __device__ void prepare(const Operation& op, std::uint32_t expert, std::uint32_t token, bool held) {
+  __device__ void prepare(const Operation& op, std::uint32_t expert, std::uint32_t token, bool is_local) {
     const std::uint32_t rank = expert != kFull ? rank_of_expert(op.shape, expert) : op.rank;
     EPD_BELOW(rank, op.shape.num_ranks);
-    const bool leaves = expert != kFull && !(held && rank == op.rank);
+    const bool leaves = expert != kFull && !(is_local && rank == op.rank);
     const std::uint32_t ranks = __reduce_or_sync(kFull, leaves ? 1u << rank : 0u);
     const bool mine = ((ranks >> lane_of()) & 1) != 0;
     const std::uint32_t to = mine ? lane_of() : op.rank;
-    slot_ = landing_slot(op, to, op.rank, token);
-    next_ = mine ? landed_tag(op, to, op.rank, token, 0) : nullptr;
+    slot_ = inbox_slot(op, to, op.rank, token);
+    next_ = mine ? inbox_tag(op, to, op.rank, token, 0) : nullptr;
   }
   // A stage that has the row and all that comes with it.
   __device__ void send(const Operation& op, std::uint8_t* stage) {

@@ -20,13 +20,13 @@ class OwnRows {
   __device__ OwnRows(const Operation& op, const Shared& shared) : op_(op), shared_(shared) {}
   // Among those that move rows.
   __device__ Cta cta() const {
-    const std::uint32_t keeper = op_.movers.ctas == 1 ? 0 : 1;
-    return {blockIdx.x - keeper, op_.movers.ctas - keeper};
+    const std::uint32_t metadata_cta = op_.movers.ctas == 1 ? 0 : 1;
+    return {blockIdx.x - metadata_cta, op_.movers.ctas - metadata_cta};
   }
   // Found anew each time, as most of what can be: registers are full.
   __device__ std::uint32_t count() const {
-    const bool moves = op_.movers.ctas == 1 || blockIdx.x != 0;
-    return moves && op_.num_tokens > cta().index ? rows_of(cta().index) : 0;
+    const bool copies = op_.movers.ctas == 1 || blockIdx.x != 0;
+    return copies && op_.num_tokens > cta().index ? rows_of(cta().index) : 0;
   }
   __device__ std::uint32_t token_of(std::uint32_t row) const { return cta().index + cta().count * row; }
   __device__ const std::uint8_t* x_of(std::uint32_t row) const {
@@ -44,17 +44,17 @@ class OwnRows {
   __device__ std::uint32_t round_rows(std::uint32_t first) const { return min(most(), count() - first); }
   // A warp, whose lanes have fenced; `there` completes. Nothing is on its way if there are no rows. A barrier
   // of who reads x follows: before sm_90 it is there then.
-  __device__ void load_round(std::uint32_t first, std::uint64_t* there) const {
+  __device__ void load_round(std::uint32_t first, std::uint64_t* arrived) const {
     const std::uint32_t rows = round_rows(first);
     const std::uint32_t bytes = op_.shape.format.x_bytes;
     if (rows == 0) return;
-    if (lane_of() == 0) barrier_expect(there, rows * bytes);
+    if (lane_of() == 0) barrier_expect(arrived, rows * bytes);
     __syncwarp();
     const bool mine = lane_of() < rows;
     const std::uint32_t place = mine ? lane_of() : 0;
     const std::uint32_t behind = op_.shape.format.cast ? op_.movers.landed_pitch : 0;
 #if EPD_BULK
-    warp_load(stage(place) + behind, x_of(first + place), bytes, mine, there);
+    warp_load(stage(place) + behind, x_of(first + place), bytes, mine, arrived);
 #else
     for (std::uint32_t i = 0; i < rows; ++i) lanes_load(stage(i) + behind, x_of(first + i), bytes);
     thread_loads_commit();
@@ -63,12 +63,12 @@ class OwnRows {
 #endif
   }
   // Rows that no other follows in their stage are held: this rank takes them from there, without a landing.
-  __device__ std::uint32_t first_held() const {
-    return first_held_of(count());
+  __device__ std::uint32_t first_local() const {
+    return first_local_of(count());
   }
-  __device__ bool is_held(std::uint32_t token) const {
+  __device__ bool is_local(std::uint32_t token) const {
     const std::uint32_t row = round_of(token);
-    return row >= first_held_of(rows_of(token - row * cta().count));
+    return row >= first_local_of(rows_of(token - row * cta().count));
   }
 
  private:
@@ -80,7 +80,7 @@ class OwnRows {
     return round_of(op_.num_tokens - cta - 1) + 1;
   }
   // The first row that is held of a CTA that has so many.
-  __device__ std::uint32_t first_held_of(std::uint32_t rows) const {
+  __device__ std::uint32_t first_local_of(std::uint32_t rows) const {
     if (!op_.shape.format.cast) return rows - min(rows, op_.movers.warps);
     if (rows <= op_.movers.stages) return 0;
     return (rows - 1) / op_.movers.stages_divisor * op_.movers.stages;

@@ -7,9 +7,9 @@
 
 namespace epd::kernels::cuda {
 
-class LandedPlans {
+class ReceivedPlans {
  public:
-  __device__ LandedPlans(const Operation& op, Cta cta, const Shared& shared, LandingBoard& board)
+  __device__ ReceivedPlans(const Operation& op, Cta cta, const Shared& shared, CtaBoard& board)
       : op_(op), board_(board), words_(op.movers.plan), first_(shared.scratch), sets_(shared.bits) {
     if (cta.index != 0) return;
     all_ = cta.count > 1 ? reinterpret_cast<std::uint32_t*>(shared.stages) : set(op.shape.num_ranks);
@@ -64,7 +64,7 @@ class LandedPlans {
     return team.all(fits);
   }
 
-  __device__ bool comes(std::uint32_t source, std::uint32_t token) const {
+  __device__ bool will_come(std::uint32_t source, std::uint32_t token) const {
     EPD_BELOW(source, op_.shape.num_ranks);
     EPD_AT_MOST(board_.tokens[source], op_.movers.set_words * 32);
     return token < board_.tokens[source] && ((set(source)[token / 32] >> token % 32) & 1) != 0;
@@ -178,13 +178,13 @@ class LandedPlans {
     const std::uint32_t source = i - number * op_.shape.num_ranks;
     if (all_ == nullptr && number >= words_.counts_of(0)) number += op_.rank * words_.count_words;
     EPD_BELOW(number, words_.end);
-    ToldWord word{};
-    const ToldWord* const at = plan_words(op_, op_.rank, source) + number;
+    PublishedWord word{};
+    const PublishedWord* const at = plan_words(op_, op_.rank, source) + number;
 #pragma unroll 1
-    for (std::uint32_t looks = 1; is_there(op_, source); ++looks) {
-      word = look(at);
+    for (std::uint32_t polls = 1; is_active(op_, source); ++polls) {
+      word = read_word(at);
       if (word.tag == op_.tag) break;
-      if (looks % 64 == 0 && must_leave(op_, deadline_ns, 1u << source)) return false;
+      if (polls % 64 == 0 && must_leave(op_, deadline_ns, 1u << source)) return false;
     }
     take(source, number, word.value);
     return true;
@@ -252,7 +252,7 @@ class LandedPlans {
   }
 
   const Operation& op_;
-  LandingBoard& board_;
+  CtaBoard& board_;
   const abi::PlanWords& words_;
   std::uint32_t* const first_;    // [E/R,R]; behind them count(), likewise
   std::uint32_t* const sets_;     // OwnChoices'; behind them set()

@@ -46,8 +46,8 @@ struct IndexSource {
 
 // Every CTA makes them all for itself: that is faster than to be told. A client that changes its choices
 // meanwhile may so be read in different ways: its own rows then have other numbers than were counted, and the
-// receiver leaves those out that it was not told of (LandedPlans::row). A row that it was told of and that is
-// not sent ends the operation at the deadline, in this rank's name, as if the rank had not called.
+// receiver leaves those out that it was not told of (ReceivedPlans::row). A row that it was told of and that
+// is not sent ends the operation at the deadline, in this rank's name, as if the rank had not called.
 class OwnChoices {
  public:
   __device__ OwnChoices(const Operation& op, const Shared& shared) : op_(op), sets_(shared.bits) {}
@@ -65,46 +65,47 @@ class OwnChoices {
   // another. `meanwhile()` is called when the first loads are on their way.
   template <typename Meanwhile>
   __device__ bool read(const Team& team, Meanwhile meanwhile) const {
-    const bool keeps = blockIdx.x == 0;
+    const bool records = blockIdx.x == 0;
     const std::uint32_t count = op_.num_tokens * op_.shape.topk;
-    const Taking how(op_);
-    std::int32_t* const to = keeps && !op_.cached ? op_.routing.topk : nullptr;
+    const SelectionRules rules(op_);
+    std::int32_t* const to = records && !op_.cached ? op_.routing.topk : nullptr;
     std::uint32_t dropped = 0;
     std::uint32_t bad = kFull;
     std::int64_t bad_value = 0;
-    RawIndex raw[kTaken];
+    RawIndex raw[kBatch];
     const auto load = [&](std::uint32_t first) {
 #pragma unroll
-      for (std::uint32_t j = 0; j < kTaken; ++j) raw[j] = how.source.load(first + j * team.threads(), count);
+      for (std::uint32_t j = 0; j < kBatch; ++j)
+        raw[j] = rules.source.load(first + j * team.threads(), count);
     };
     load(team.thread());
     meanwhile();
 #pragma unroll 1
     for (std::uint32_t first = team.thread(); first < count;) {
 #pragma unroll
-      for (std::uint32_t j = 0; j < kTaken; ++j) {
+      for (std::uint32_t j = 0; j < kBatch; ++j) {
         const std::uint32_t place = first + j * team.threads();
-        const std::int64_t value = how.source.value(raw[j]);
-        const bool counts = how.counts(value);
+        const std::int64_t value = rules.source.value(raw[j]);
+        const bool counts = rules.counts(value);
         const std::uint32_t expert = static_cast<std::uint32_t>(value);
-        const std::uint32_t token = place / how.topk_divisor;
+        const std::uint32_t token = place / rules.topk_divisor;
         std::uint32_t* const words = sets_ + token / 32;
         const std::uint32_t bit = 1u << token % 32;
-        if (counts) EPD_BELOW(token / 32, how.set_words);
-        if (counts) EPD_BELOW(how.rank(expert), op_.shape.num_ranks);
-        if (counts) or_shared(words + expert * how.set_words, bit);
-        if (counts && keeps) or_shared(words + (how.experts + how.rank(expert)) * how.set_words, bit);
+        if (counts) EPD_BELOW(token / 32, rules.set_words);
+        if (counts) EPD_BELOW(rules.rank(expert), op_.shape.num_ranks);
+        if (counts) or_shared(words + expert * rules.set_words, bit);
+        if (counts && records) or_shared(words + (rules.experts + rules.rank(expert)) * rules.set_words, bit);
         if (to != nullptr && place < count) to[place] = counts ? static_cast<std::int32_t>(expert) : -1;
         if (!counts && value >= 0) ++dropped;
-        if (value < -1 || value >= how.experts) {
+        if (value < -1 || value >= rules.experts) {
           bad = place;
           bad_value = value;
         }
       }
-      first += kTaken * team.threads();
+      first += kBatch * team.threads();
       if (first < count) load(first);
     }
-    if (keeps && dropped != 0) atomicAdd(&workspace(op_).dropped, dropped);
+    if (records && dropped != 0) atomicAdd(&workspace(op_).dropped, dropped);
     if (bad == kFull) return true;
     refuse(op_, bad, bad_value);
     return false;
@@ -130,12 +131,12 @@ class OwnChoices {
   }
 
   // CTA 0: tells every rank the plan. A team.
-  __device__ void tell_plan(const Team& team) const {
+  __device__ void send_plan(const Team& team) const {
     const abi::PlanWords& words = op_.movers.plan;
-    tell_counts(team, words);
+    send_count_words(team, words);
 #pragma unroll 1
     for (std::uint32_t i = team.threads() - 1 - team.thread(); i < words.counts_of(0); i += team.threads())
-      tell_all(i, [this, i](std::uint32_t d) { return i == 0 ? op_.num_tokens : rank_set(d, i - 1); });
+      send_plan_word(i, [this, i](std::uint32_t d) { return i == 0 ? op_.num_tokens : rank_set(d, i - 1); });
   }
 
   // CTA 0: the rows of this rank's tokens, where `base` says that they begin. The routing has the choices. A
@@ -158,26 +159,26 @@ class OwnChoices {
   }
 
  private:
-  static constexpr std::uint32_t kTaken = 4;  // whose loads are under way together
+  static constexpr std::uint32_t kBatch = 4;  // whose loads are under way together
   // What is the same for all choices.
-  struct Taking {
+  struct SelectionRules {
     IndexSource source;
     std::uint32_t experts;
     Divisor experts_per_rank_divisor;
     Divisor topk_divisor;
     std::uint32_t set_words;
-    std::uint32_t there;  // set of ranks
-    __device__ explicit Taking(const Operation& op)
+    std::uint32_t active;  // set of ranks
+    __device__ explicit SelectionRules(const Operation& op)
         : source(op),
           experts(op.shape.num_experts),
           experts_per_rank_divisor(op.shape.experts_per_rank_divisor),
           topk_divisor(op.shape.topk_divisor),
           set_words(op.movers.set_words),
-          there(ranks_there(op)) {}
+          active(active_ranks(op)) {}
     __device__ std::uint32_t rank(std::uint32_t expert) const { return expert / experts_per_rank_divisor; }
     __device__ bool counts(std::int64_t value) const {
       return static_cast<std::uint64_t>(value) < experts &&
-             ((there >> rank(static_cast<std::uint32_t>(value)) % 32) & 1) != 0;
+             ((active >> rank(static_cast<std::uint32_t>(value)) % 32) & 1) != 0;
     }
   };
   __device__ std::uint32_t* set(std::uint32_t expert) const {
@@ -194,15 +195,15 @@ class OwnChoices {
   }
   // Word i of the plan, value(d) to rank d.
   template <typename Value>
-  __device__ void tell_all(std::uint32_t i, Value value) const {
+  __device__ void send_plan_word(std::uint32_t i, Value value) const {
     EPD_BELOW(i, op_.movers.plan.end);
 #pragma unroll 1
     for (std::uint32_t d = 0; d < op_.shape.num_ranks; ++d) {
-      if (is_there(op_, d)) tell(plan_words(op_, d, op_.rank) + i, op_.tag, value(d));
+      if (is_active(op_, d)) publish_word(plan_words(op_, d, op_.rank) + i, op_.tag, value(d));
     }
   }
   // Four lanes to a word, since all others wait for it.
-  __device__ void tell_counts(const Team& team, const abi::PlanWords& words) const {
+  __device__ void send_count_words(const Team& team, const abi::PlanWords& words) const {
     const std::uint32_t count = words.end - words.counts_of(0);
     const std::uint32_t experts = experts_per_rank(op_.shape);
 #pragma unroll 1
@@ -217,7 +218,7 @@ class OwnChoices {
       rows |= __shfl_xor_sync(kFull, rows, 1);
       const std::uint64_t four = std::uint64_t{__shfl_xor_sync(kFull, rows, 2)} << 32 | rows;
       if (lane_of() % 4 == 0 && i < count)
-        tell_all(words.counts_of(0) + i, [four](std::uint32_t) { return four; });
+        send_plan_word(words.counts_of(0) + i, [four](std::uint32_t) { return four; });
     }
   }
   __device__ std::uint64_t rank_set(std::uint32_t rank, std::uint32_t word) const {

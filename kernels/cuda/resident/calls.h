@@ -160,7 +160,7 @@ EPD_DEVICE inline void conclude_result(const CommandArguments& own, Watch& watch
 // ---- ends
 
 // Of calls up to this one.
-EPD_DEVICE inline void tell_ended(const CommandArguments& own, CallRing ring, std::uint32_t number) {
+EPD_DEVICE inline void publish_ended(const CommandArguments& own, CallRing ring, std::uint32_t number) {
   if (ring == kByHost) {
     store_relaxed_system(&own.results->host_ended, number + 1);
   } else {
@@ -177,7 +177,7 @@ EPD_DEVICE inline void end_call(const CommandArguments& own, Watch& watch, CallR
   if (!well) add_system(&own.words->failed, ended);
   if (ring == kByStreams && call.flagged)
     store_release_system(&own.words->flags[abi::flag_of(call.op, call.slot)], 1u);
-  tell_ended(own, ring, call.number);
+  publish_ended(own, ring, call.number);
 }
 
 EPD_DEVICE inline abi::CallEnding ending_of(Verdict verdict) {
@@ -186,8 +186,8 @@ EPD_DEVICE inline abi::CallEnding ending_of(Verdict verdict) {
 }
 
 // Of what was not run. A place that there is not, the client has made up.
-EPD_DEVICE inline void tell_result(const CommandArguments& own, Watch& watch, const abi::Call& call,
-                                   abi::CallEnding ending) {
+EPD_DEVICE inline void publish_result(const CommandArguments& own, Watch& watch, const abi::Call& call,
+                                      abi::CallEnding ending) {
   const std::uint32_t place = abi::place_of(call.result);
   if (place >= abi::kResultPlaces) return;
   const ResultOut out{&own.results->places[place], next_writing(watch.state)};
@@ -205,12 +205,12 @@ EPD_DEVICE inline void write_result(const CommandArguments& own, const Watch& wa
 }
 
 // A noop too is done here: no other CTA hears of it.
-EPD_DEVICE inline void end_unheralded(const CommandArguments& own, Watch& watch, CallRing ring,
-                                      const abi::PackedCall& packed, const Judgement& judgement) {
+EPD_DEVICE inline void end_without_broadcast(const CommandArguments& own, Watch& watch, CallRing ring,
+                                             const abi::PackedCall& packed, const Judgement& judgement) {
   const bool well = judgement.verdict == Verdict::kNoop;
   const abi::Call call = abi::unpack(packed);
   end_call(own, watch, ring, call, well);
-  tell_result(own, watch, call, ending_of(judgement.verdict));
+  publish_result(own, watch, call, ending_of(judgement.verdict));
   if (judgement.verdict == Verdict::kDiscard) return;
   if (!well) watch.state.failed = 1;
   write_result(own, watch, judgement, well ? ++watch.state.noops : 0);
@@ -228,20 +228,20 @@ EPD_DEVICE inline void conclude(const CommandArguments& own, Watch& watch, bool 
   const auto ring = static_cast<CallRing>(call.ring);
   conclude_result(own, watch, {&own.results->places[abi::place_of(call.result)], call.writing}, call.result,
                   runs, watch.state.index - 1);
-  if (ring == kByHost) tell_ended(own, ring, call.number);
+  if (ring == kByHost) publish_ended(own, ring, call.number);
   write_journal(own, watch, watch.call, ring, watch.state.index - 1);
 }
 
 // ---- what CTA 0 looks for
 
 // Looks without a pause for some milliseconds, then now and then. (A look takes 0.7 us.)
-inline constexpr std::uint32_t kEagerLooks = 4096;
+inline constexpr std::uint32_t kEagerPolls = 4096;
 inline constexpr std::uint32_t kPauseNs = 200;
-EPD_DEVICE inline void pause(std::uint32_t looks) {
-  if (looks > kEagerLooks)
-    look_after(looks, kPauseNs);
+EPD_DEVICE inline void pause(std::uint32_t polls) {
+  if (polls > kEagerPolls)
+    look_after(polls, kPauseNs);
   else
-    look_again(looks);
+    look_again(polls);
 }
 
 // Where the ring's next call has to be.
@@ -266,7 +266,7 @@ EPD_DEVICE inline bool accept_call(const CommandArguments& own, Watch& watch, Ca
     judgement = judge_routing(watch.state, call, route);
   }
   if (judgement.verdict != Verdict::kRun) {
-    end_unheralded(own, watch, ring, packed, judgement);
+    end_without_broadcast(own, watch, ring, packed, judgement);
     return false;
   }
   watch.running = take(watch.state, own.limits.depth, ring, call, route);
@@ -291,7 +291,7 @@ EPD_DEVICE inline HostWords load_pair(const std::uint32_t* first) {
 
 // Whether the host's next call, of which this is the first word, may be there: then all of it is worth a
 // look.
-EPD_DEVICE inline bool host_has_called(const Watch& watch, std::uint64_t first_word) {
+EPD_DEVICE inline bool has_host_call(const Watch& watch, std::uint64_t first_word) {
   const auto number = static_cast<std::uint32_t>(first_word >> 32) - 1;
   return static_cast<std::int32_t>(number - watch.state.sequence[kByHost]) >= 0;
 }
@@ -313,7 +313,7 @@ EPD_DEVICE inline bool accept_in_turn(const CommandArguments& own, Watch& watch,
   EPD_NO_UNROLL
   for (std::uint32_t i = 0; i < kCallRings; ++i) {
     const CallRing ring = i == 0 ? first : second;
-    if (ring == kByHost && !host_has_called(watch, of_host)) continue;
+    if (ring == kByHost && !has_host_call(watch, of_host)) continue;
     const abi::PackedCall call = ring == kByHost ? load_host_call(own, watch) : of_streams;
     if (accept_call(own, watch, ring, call)) return true;
   }
@@ -321,9 +321,9 @@ EPD_DEVICE inline bool accept_in_turn(const CommandArguments& own, Watch& watch,
 }
 
 // Looks at a word of the host's memory, which takes two microseconds: one in a millisecond or two.
-inline constexpr std::uint32_t kLooksPerRound = kLooksInMilliseconds;
+inline constexpr std::uint32_t kPollsPerYieldCheck = kLooksInMilliseconds;
 
-EPD_DEVICE EPD_NO_INLINE inline bool round_is_over(const ResidentArguments& own) {
+EPD_DEVICE EPD_NO_INLINE inline bool must_yield(const ResidentArguments& own) {
   return load_relaxed_system(own.round) != own.own_round;
 }
 
@@ -332,7 +332,7 @@ EPD_DEVICE EPD_NO_INLINE inline bool round_is_over(const ResidentArguments& own)
 // that a stream makes. What else turns out to be new is looked at again.
 EPD_DEVICE inline Task await_work(const ResidentArguments& own, Watch& watch) {
   const CommandArguments& commands = own.commands;
-  for (std::uint32_t looks = 0;; ++looks) {
+  for (std::uint32_t polls = 0;; ++polls) {
     const std::uint32_t sequences = watch.state.sequence[kByStreams] + watch.state.sequence[kByHost];
     const HostWords turn = load_pair(&commands.state->turn);
     const HostWords journal = load_pair(&commands.state->journal_read);
@@ -345,16 +345,16 @@ EPD_DEVICE inline Task await_work(const ResidentArguments& own, Watch& watch) {
     if (stop == own.number) return Task::kStop;
     if (turn.first != watch.state.turn_taken) {
       take_turn(commands, watch);
-      looks = 0;
+      polls = 0;
       continue;
     }
     watch.state.sms = turn.second;
     watch.state.timeout_ms = journal.second;
     if (accept_in_turn(commands, watch, call, of_host))
       return task_of(watch.running.op(), commands.per_expert);
-    if (sequences != watch.state.sequence[kByStreams] + watch.state.sequence[kByHost]) looks = 0;
-    if (looks % kLooksPerRound == kLooksPerRound - 1 && round_is_over(own)) return Task::kStop;
-    pause(looks);
+    if (sequences != watch.state.sequence[kByStreams] + watch.state.sequence[kByHost]) polls = 0;
+    if (polls % kPollsPerYieldCheck == kPollsPerYieldCheck - 1 && must_yield(own)) return Task::kStop;
+    pause(polls);
   }
 }
 

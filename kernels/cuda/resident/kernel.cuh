@@ -8,34 +8,34 @@ namespace epd::kernels::cuda {
 
 // Until the herald tells what comes next, and with which call. A warp's lanes look, one at each word; all of
 // them call.
-__device__ inline Task await_task(const Herald& herald, std::uint32_t index, TakenCall& call) {
+__device__ inline Task await_task(const Herald& broadcast, std::uint32_t index, TakenCall& call) {
   const std::uint32_t lane = lane_of();
-  const std::uint64_t* const words = &herald.task;
-  static_assert(offsetof(Herald, call) == sizeof(herald.task) && Herald::kWords <= 32);
-  for (std::uint32_t looks = 0;; ++looks) {
+  const std::uint64_t* const words = &broadcast.task;
+  static_assert(offsetof(Herald, call) == sizeof(broadcast.task) && Herald::kWords <= 32);
+  for (std::uint32_t polls = 0;; ++polls) {
     const std::uint64_t word = load_acquire_system(words + (lane < Herald::kWords ? lane : 0));
     if (__all_sync(kFull, static_cast<std::uint32_t>(word >> 32) == index + 1)) {
       if (lane > 0 && lane < Herald::kWords)
         reinterpret_cast<std::uint32_t*>(&call)[lane - 1] = static_cast<std::uint32_t>(word);
       return static_cast<Task>(__shfl_sync(kFull, static_cast<std::uint32_t>(word), 0));
     }
-    pause(looks);
+    pause(polls);
   }
 }
 
 // What all CTAs do next, and with which call (of CTA 0, Watch::running). All threads of the CTA call.
 __device__ inline Task next_task(const ResidentArguments& own, Watch& watch, TakenCall& call,
-                                 std::uint32_t herald) {
+                                 std::uint32_t index) {
   __shared__ Task task;
   __syncthreads();
   if (blockIdx.x == 0) {
     if (threadIdx.x == 0) {
-      task = find_work(own, watch, herald);
-      tell_task(own.state->herald, herald, task, watch.running);
+      task = find_work(own, watch, index);
+      broadcast_task(own.state->herald, index, task, watch.running);
     }
   } else if (warp_of() == 0) {
-    const Task told = await_task(own.state->herald, herald, call);
-    if (lane_of() == 0) task = told;
+    const Task received = await_task(own.state->herald, index, call);
+    if (lane_of() == 0) task = received;
   }
   __syncthreads();
   return task;
@@ -47,9 +47,9 @@ __device__ inline Task next_task(const ResidentArguments& own, Watch& watch, Tak
 // the last call is not read again.
 struct ViewCopy {
   alignas(16) std::uint8_t view[sizeof(DeviceView)];
-  alignas(16) Movers movers[2];  // of dispatches and of combines
-  std::uint32_t movers_at[2];    // where they come from; kNone
-  std::uint32_t turn;            // of the view; 0: there is none
+  alignas(16) Movers movers[2];   // of dispatches and of combines
+  std::uint32_t divisions_at[2];  // where they come from; kNone
+  std::uint32_t turn;             // of the view; 0: there is none
   static constexpr std::uint32_t kNone = ~0u;
 
   __device__ const DeviceView& get() const { return *reinterpret_cast<const DeviceView*>(view); }
@@ -66,12 +66,12 @@ __device__ inline void copy_by_threads(T* to, const T* from) {
 __device__ inline void begin_view(ViewCopy& copy) {
   if (threadIdx.x != 0) return;
   copy.turn = 0;
-  copy.movers_at[0] = copy.movers_at[1] = ViewCopy::kNone;
+  copy.divisions_at[0] = copy.divisions_at[1] = ViewCopy::kNone;
 }
 
 // Of odd turns alone there are calls, so none is 0.
-__device__ inline void bring_view(const CommandArguments& own, const TakenCall& call, ViewCopy& copy,
-                                  Operation& op) {
+__device__ inline void load_view(const CommandArguments& own, const TakenCall& call, ViewCopy& copy,
+                                 Operation& op) {
   if (copy.turn == call.turn) return;
   copy_by_threads(reinterpret_cast<DeviceView*>(copy.view), own.view);
   __syncthreads();
@@ -82,15 +82,15 @@ __device__ inline void bring_view(const CommandArguments& own, const TakenCall& 
   __syncthreads();
 }
 
-__device__ inline const Movers& bring_movers(const CommandArguments& own, const TakenCall& call,
-                                             ViewCopy& copy) {
+__device__ inline const Movers& load_division(const CommandArguments& own, const TakenCall& call,
+                                              ViewCopy& copy) {
   const std::uint32_t kind = is_dispatch(call) ? 0 : 1;
   const std::uint32_t at = movers_index(call, own.most_ctas, gridDim.x);
   EPD_BELOW(at, kMoverKinds * own.most_ctas);
-  if (copy.movers_at[kind] == at) return copy.movers[kind];
+  if (copy.divisions_at[kind] == at) return copy.movers[kind];
   __syncthreads();
   copy_by_threads(copy.movers + kind, own.movers + at);
-  if (threadIdx.x == 0) copy.movers_at[kind] = at;
+  if (threadIdx.x == 0) copy.divisions_at[kind] = at;
   __syncthreads();
   return copy.movers[kind];
 }
@@ -126,21 +126,21 @@ __device__ inline void compose_by_warps(const CommandArguments& own, const Taken
 __device__ inline void compose_call(const CommandArguments& own, const TakenCall& call, ViewCopy& copy,
                                     Operation& op) {
   // For bulk copies into stages that it asks for before anybody has used these (OwnRows).
-  if (warp_of() == herald_warp()) fence_async();
+  if (warp_of() == signal_warp()) fence_async();
   EPD_BELOW(call.block, own.limits.depth);
   EPD_BELOW(call.slot, own.limits.depth);
   EPD_BELOW(call.route, own.limits.num_routes);
-  bring_view(own, call, copy, op);
-  const Movers& movers = bring_movers(own, call, copy);
+  load_view(own, call, copy, op);
+  const Movers& movers = load_division(own, call, copy);
   compose_by_warps(own, call, copy.get(), movers, op);
   __syncthreads();
 }
 
 // No CTA of a kernel that is over may wait for what the next one is told: all of them count.
-__device__ inline void leave_kernel(ResidentState& state, std::uint32_t herald) {
+__device__ inline void leave_kernel(ResidentState& state, std::uint32_t index) {
   if (threadIdx.x != 0) return;
   if (count_up(&state.leaving, gridDim.x - 1) == gridDim.x - 1)
-    store_release(&state.left, std::uint64_t{herald + 1});
+    store_release(&state.left, std::uint64_t{index + 1});
 }
 
 }  // namespace epd::kernels::cuda
