@@ -1,5 +1,5 @@
-// The choice of algorithm. Groups of few tokens in per-expert layouts have inboxes: their operations take the
-// low-latency path. All others take the high-throughput path.
+// Chooses the algorithm of an operation. A group has inboxes if it sends few tokens in a per-expert layout.
+// Its operations take the low-latency path. All other operations take the high-throughput path.
 #pragma once
 
 #include "cuda/high_throughput/dispatch.cuh"
@@ -10,7 +10,7 @@
 
 namespace epd::kernels::cuda {
 
-// One CTA's part of a dispatch. `op` is the CTA's own copy.
+// Runs one CTA's part of a dispatch. `op` is the CTA's own copy in shared memory.
 __device__ inline void run_dispatch(const Operation& op, Cta cta, std::uint8_t* memory) {
   if (is_low_latency(op)) return run_low_latency_dispatch(op, memory);
   invalidate_record(op);
@@ -18,7 +18,7 @@ __device__ inline void run_dispatch(const Operation& op, Cta cta, std::uint8_t* 
   run_high_throughput_dispatch(op, cta, memory);
 }
 
-// One CTA's part of a combine. `op` is the CTA's own copy.
+// Runs one CTA's part of a combine. `op` is the CTA's own copy in shared memory.
 template <bool kPerExpert>
 __device__ inline void run_combine(const Operation& op, Cta cta, std::uint8_t* memory) {
   if (kPerExpert && is_low_latency(op)) {

@@ -1,10 +1,11 @@
-// How shared memory is divided for an operation; the image of the kernels.
+// Divides an operation's work among CTAs and warps, and their shared memory. Also gives access to the image
+// of the kernels.
 #include "cuda/common/layout.h"
 #include "kernels/cuda.h"
 
 #include <algorithm>
 
-// image.S
+// Defined in image.S.
 extern "C" {
 extern const std::byte epd_cuda_image[];
 extern const std::byte epd_cuda_image_end[];
@@ -19,18 +20,19 @@ constexpr std::uint32_t round_to(std::uint32_t value, std::uint32_t multiple) {
 }
 
 constexpr std::uint32_t kMaxWarps = kMaxThreads / 32;
-constexpr std::uint32_t kMetadataWarps = 2;            // at least, in dispatch: warps that move no rows
-constexpr std::uint32_t kLowLatencyMetadataWarps = 4;  // likewise, and the herald
-constexpr std::uint32_t kCombineStage = 8 * 1024;      // a stage of combine: a piece of each row of a token
-constexpr std::uint32_t kPieceUnit = 512;              // 16 bytes for each lane
+constexpr std::uint32_t kMetadataWarps = 2;            // dispatch: the least number of metadata warps
+constexpr std::uint32_t kLowLatencyMetadataWarps = 4;  // the same, with the signal warp
+constexpr std::uint32_t kCombineStage = 8 * 1024;      // bytes of a combine's stage
+constexpr std::uint32_t kPieceUnit = 512;              // bytes: 16 for each lane
 
+// Sets the offsets of the shared memory before the stages.
 void set_header(const HeaderLayout& layout, Operation& op) {
   op.movers.header = layout;
   op.movers.header_bytes = layout.bytes;
 }
 
-// A stage holds one row with its scales. Of a row that is cast it holds both forms, so that the next can come
-// while the last one leaves.
+// High-throughput dispatch. A stage holds one row with its scales. With a cast it also holds x, so that the
+// next x can be loaded while the row is stored.
 void divide_dispatch(Operation& op) {
   const RowFormat& format = op.shape.format;
   op.movers.stages = 1;
@@ -39,7 +41,7 @@ void divide_dispatch(Operation& op) {
   op.movers.stage_bytes = round_to(op.movers.stage_bytes, 128);
 }
 
-// A stage holds a piece of every row that a token may have.
+// High-throughput combine. A stage holds a piece of every row that a token may have.
 void divide_combine(Operation& op) {
   const Shape& shape = op.shape;
   const std::uint32_t rows = (shape.per_expert ? shape.topk : std::min(shape.topk, shape.num_ranks)) + 2;
@@ -51,8 +53,8 @@ void divide_combine(Operation& op) {
   op.movers.stage_bytes = round_to(op.movers.chunk_bytes * wanted, 128);
 }
 
-// Of a dispatch through landings. A stage has a row with all that comes with it, as it lies in its slot. If
-// rows are cast, x follows, or two rows that have landed; else each warp that moves rows has a stage.
+// Low-latency dispatch. A stage holds a row with choices and weights, as an inbox slot does. With a cast,
+// room for x follows, which later holds two received rows. Without a cast each copy warp has one stage.
 bool divide_low_latency_dispatch(std::uint32_t room, Operation& op) {
   const Shape& shape = op.shape;
   const RowFormat& format = shape.format;
@@ -74,13 +76,13 @@ bool divide_low_latency_dispatch(std::uint32_t room, Operation& op) {
   movers.row_steps = (format.hidden / 128 + kCastStepBlocks - 1) / kCastStepBlocks;
   movers.row_steps_divisor = Divisor(movers.row_steps);
   if (stages == 0 || movers.ctas == 1) return stages > 0;
-  // CTA 0 moves no rows then: in place of stages it has everybody's counts and the placement.
+  // With several CTAs, CTA 0 copies no rows. Its stages hold the counts of all ranks and the placement.
   const std::uint32_t placement = 3 * shape.num_experts + 2 * shape.experts_per_rank + shape.num_ranks + 2;
   return movers.header_bytes + (shape.num_experts * shape.num_ranks + placement) * 4 <= room;
 }
 
-// Of a combine through landings: a stage has the pieces of rows that a warp adds up next. The last warp adds
-// none.
+// Low-latency combine. A stage holds the pieces of rows that a warp adds up next. The signal warp adds up
+// nothing.
 bool divide_low_latency_combine(std::uint32_t room, Operation& op) {
   if (op.shape.hidden > abi::kMaxHidden) return false;
   op.movers.stages = 1;

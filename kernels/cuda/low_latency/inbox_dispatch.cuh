@@ -1,12 +1,14 @@
-// Dispatch through landings: a row crosses the wire once for each rank, before its places are known; the
-// receiver works them out from everybody's plans and spreads the row over its experts' rows as it lands.
+// Low-latency dispatch. A row crosses NVLink once for each target rank, before its places are known. The
+// receiver works out the places from all ranks' plan messages and scatters each row to its experts when it
+// arrives.
 #pragma once
 
 #include "cuda/low_latency/sender.cuh"
 
 namespace epd::kernels::cuda {
 
-// The clerks' part of every CTA: places, from everybody's plans. False: failed.
+// Computes the places from all ranks' plan messages. The metadata warps of every CTA call. Returns false if
+// the operation has failed.
 __device__ inline bool find_places(const Shared& shared, const Team& metadata_team,
                                    const ReceivedPlans& plans, CtaBoard& board, std::uint64_t deadline_ns) {
   const bool good = plans.collect(metadata_team, deadline_ns) && plans.place(metadata_team, shared.ends);
@@ -17,7 +19,8 @@ __device__ inline bool find_places(const Shared& shared, const Team& metadata_te
   return good;
 }
 
-// CTA 0: what a routing leaves for later operations, and the counts. False: failed.
+// Stores the routing for later operations and delivers the counts. The metadata warps of CTA 0 call. Returns
+// false if the operation has failed.
 __device__ inline bool deliver_metadata(const Operation& op, const Shared& shared, const Team& metadata_team,
                                         const OwnChoices& own, const ReceivedPlans& plans) {
   if (op.cached) {
@@ -36,7 +39,7 @@ __device__ inline bool deliver_metadata(const Operation& op, const Shared& share
   return true;
 }
 
-// All warps of a CTA but the last.
+// The work of all warps of a CTA but the signal warp. Returns false if the operation has failed.
 __device__ inline bool dispatch_by_inbox(const Operation& op, const Shared& shared, CtaBoard& board,
                                          std::uint64_t* x_arrived, std::uint64_t deadline_ns) {
   const Team all = all_but_last();
@@ -69,7 +72,7 @@ __device__ inline bool dispatch_by_inbox(const Operation& op, const Shared& shar
   return true;
 }
 
-// One CTA's part of a dispatch through landings.
+// Runs one CTA's part of a low-latency dispatch.
 __device__ __noinline__ inline void run_low_latency_dispatch(const Operation& given, std::uint8_t* memory) {
   __shared__ CtaBoard cta_board;
   __shared__ std::uint64_t x_arrived;
@@ -77,7 +80,7 @@ __device__ __noinline__ inline void run_low_latency_dispatch(const Operation& gi
   CtaBoard& board = by_register(cta_board);
   const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
   const Shared shared(op, memory);
-  if (blockIdx.x == 0) invalidate_record(op);  // nobody else writes it
+  if (blockIdx.x == 0) invalidate_record(op);  // no other CTA writes the record
   if (warp_of() == signal_warp()) {
     if (lane_of() == 0) barrier_init(&x_arrived);
     fence_async_shared();

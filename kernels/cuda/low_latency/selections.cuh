@@ -1,5 +1,5 @@
-// A rank's own choices as sets of tokens, one for each expert, in shared memory: how many rows each expert
-// gets, and the number of each among them.
+// A rank's own choices in shared memory, as a set of tokens for each expert. The sets give the number of rows
+// for each expert, and the number of each row among them.
 #pragma once
 
 #include "cuda/common/routing.cuh"
@@ -7,8 +7,8 @@
 
 namespace epd::kernels::cuda {
 
-// A choice that does not exist. Each thread that finds one looks for the first of all, so that all say the
-// same.
+// Fails the operation because of an invalid choice. A thread that finds an invalid choice rescans the earlier
+// ones, so that the error names the first.
 __device__ __noinline__ inline void refuse(const Operation& op, std::uint32_t place, std::int64_t value) {
 #pragma unroll 1
   for (std::uint32_t lower = 0; lower < place; ++lower) {
@@ -24,8 +24,8 @@ __device__ __noinline__ inline void refuse(const Operation& op, std::uint32_t pl
   fail(op, ending);
 }
 
-// Choices as they lie: read from memory that the client may be changing; or from a known routing. An index is
-// widened only when it is needed, so that loads do not wait for each other.
+// Where choices are read from: the client's memory, which may change at the same time, or a known routing. An
+// index stays unconverted until it is needed, so that loads do not wait for each other.
 using RawIndex = std::uint64_t;
 struct IndexSource {
   const void* at;
@@ -33,7 +33,7 @@ struct IndexSource {
 
   __device__ explicit IndexSource(const Operation& op)
       : at(op.cached ? op.routing.topk : op.topk_idx), wide(!op.cached && op.shape.index64) {}
-  // -1 from `count` on.
+  // Returns -1 for a `place` from `count` on.
   __device__ RawIndex load(std::uint32_t place, std::uint32_t count) const {
     if (place >= count) return ~RawIndex{0};
     if (wide) return load_relaxed_system(static_cast<const std::uint64_t*>(at) + place);
@@ -44,15 +44,16 @@ struct IndexSource {
   }
 };
 
-// Every CTA makes them all for itself: that is faster than to be told. A client that changes its choices
-// meanwhile may so be read in different ways: its own rows then have other numbers than were counted, and the
-// receiver leaves those out that it was not told of (ReceivedPlans::row). A row that it was told of and that
-// is not sent ends the operation at the deadline, in this rank's name, as if the rank had not called.
+// The rank's choices. Every CTA reads them all for itself, which is faster than an exchange. If a client
+// changes its choices at the same time, CTAs may read different values. Then the numbers of the client's own
+// rows differ from the counts, and the receiver skips rows that no plan message has announced
+// (ReceivedPlans::row). If an announced row is not sent, the operation ends at the deadline, with this rank
+// as the failed rank.
 class OwnChoices {
  public:
   __device__ OwnChoices(const Operation& op, const Shared& shared) : op_(op), sets_(shared.bits) {}
 
-  // A team; a barrier follows.
+  // Clears the sets. A team calls; a barrier must follow.
   __device__ void clear(const Team& team) const {
     const std::uint32_t words = (op_.shape.num_experts + op_.shape.num_ranks) * op_.movers.set_words;
     EPD_AT_MOST(words, bits_words(op_));
@@ -60,9 +61,10 @@ class OwnChoices {
     for (std::uint32_t i = team.thread(); i < words; i += team.threads()) sets_[i] = 0;
   }
 
-  // The thread's share. False: one was refused. CTA 0 also gives them to the routing, and counts what is
-  // dropped. Without branches, and with what is the same for all in registers: none of a batch waits for
-  // another. `meanwhile()` is called when the first loads are on their way.
+  // Reads the calling thread's share of the choices into the sets. CTA 0 also stores the choices in the
+  // routing and counts dropped selections. The loop has no branches and keeps its constants in registers, so
+  // that no load of a batch waits for another. `meanwhile()` is called when the first loads are in flight.
+  // Returns false if a choice is invalid.
   template <typename Meanwhile>
   __device__ bool read(const Team& team, Meanwhile meanwhile) const {
     const bool records = blockIdx.x == 0;
@@ -111,26 +113,27 @@ class OwnChoices {
     return false;
   }
 
-  // Choice `lane` of a token, read again; and what it is worth: kFull if it is none.
+  // Reads choice `lane` of a token again.
   __device__ std::int64_t read_lane(std::uint32_t token) const {
     const IndexSource source(op_);
     const std::uint32_t count = lane_of() < op_.shape.topk ? op_.num_tokens * op_.shape.topk : 0;
     return source.value(source.load(token * op_.shape.topk + lane_of(), count));
   }
+  // Returns the expert of a choice that was read again, or kFull if it is none or not in the sets.
   __device__ std::uint32_t accepted(std::int64_t value, std::uint32_t token) const {
     if (value < 0 || value >= op_.shape.num_experts) return kFull;
     const auto expert = static_cast<std::uint32_t>(value);
     EPD_BELOW(token / 32, op_.movers.set_words);
     return ((set(expert)[token / 32] >> token % 32) & 1) != 0 ? expert : kFull;
   }
-  // Of a token's row among those that the expert gets from this rank.
+  // Returns the number of a token's row among the rows that the expert gets from this rank.
   __device__ std::uint32_t number(std::uint32_t expert, std::uint32_t token) const {
     EPD_BELOW(expert, op_.shape.num_experts);
     EPD_BELOW(token, op_.movers.set_words * 32);
     return members(set(expert), token);
   }
 
-  // CTA 0: tells every rank the plan. A team.
+  // Sends the plan message to every rank. A team of CTA 0 calls.
   __device__ void send_plan(const Team& team) const {
     const abi::PlanWords& words = op_.movers.plan;
     send_count_words(team, words);
@@ -139,8 +142,8 @@ class OwnChoices {
       send_plan_word(i, [this, i](std::uint32_t d) { return i == 0 ? op_.num_tokens : rank_set(d, i - 1); });
   }
 
-  // CTA 0: the rows of this rank's tokens, where `base` says that they begin. The routing has the choices. A
-  // team.
+  // Stores the rows of this rank's tokens in the routing; `base` says where they begin. The routing already
+  // has the choices. A team of CTA 0 calls.
   __device__ void write_rows(const Team& team, const std::uint32_t* base) const {
     const ChoiceLanes lanes(op_.shape.topk);
     const std::uint32_t step = lanes.tokens() * team.warps;
@@ -159,15 +162,15 @@ class OwnChoices {
   }
 
  private:
-  static constexpr std::uint32_t kBatch = 4;  // whose loads are under way together
-  // What is the same for all choices.
+  static constexpr std::uint32_t kBatch = 4;  // choices whose loads are in flight together
+  // The constants of read().
   struct SelectionRules {
     IndexSource source;
     std::uint32_t experts;
     Divisor experts_per_rank_divisor;
     Divisor topk_divisor;
     std::uint32_t set_words;
-    std::uint32_t active;  // set of ranks
+    std::uint32_t active;  // set of active ranks
     __device__ explicit SelectionRules(const Operation& op)
         : source(op),
           experts(op.shape.num_experts),
@@ -181,11 +184,12 @@ class OwnChoices {
              ((active >> rank(static_cast<std::uint32_t>(value)) % 32) & 1) != 0;
     }
   };
+  // The set of tokens that chose the expert.
   __device__ std::uint32_t* set(std::uint32_t expert) const {
     EPD_BELOW(expert, op_.shape.num_experts + op_.shape.num_ranks);
     return sets_ + expert * op_.movers.set_words;
   }
-  // Tokens of the set below `token`.
+  // Counts the tokens of a set below `token`.
   __device__ static std::uint32_t members(const std::uint32_t* set, std::uint32_t token) {
     std::uint32_t count = 0;
 #pragma unroll 1
@@ -193,7 +197,7 @@ class OwnChoices {
     if (token % 32 != 0) count += __popc(set[token / 32] & ((1u << token % 32) - 1));
     return count;
   }
-  // Word i of the plan, value(d) to rank d.
+  // Publishes word i of the plan message; value(d) is its value for rank d.
   template <typename Value>
   __device__ void send_plan_word(std::uint32_t i, Value value) const {
     EPD_BELOW(i, op_.movers.plan.end);
@@ -202,7 +206,8 @@ class OwnChoices {
       if (is_active(op_, d)) publish_word(plan_words(op_, d, op_.rank) + i, op_.tag, value(d));
     }
   }
-  // Four lanes to a word, since all others wait for it.
+  // Publishes the words of counts, four counts to a word. Four lanes count for one word, since all other
+  // ranks wait for it.
   __device__ void send_count_words(const Team& team, const abi::PlanWords& words) const {
     const std::uint32_t count = words.end - words.counts_of(0);
     const std::uint32_t experts = experts_per_rank(op_.shape);
@@ -221,6 +226,7 @@ class OwnChoices {
         send_plan_word(words.counts_of(0) + i, [four](std::uint32_t) { return four; });
     }
   }
+  // Returns word `word` of the set of tokens that chose an expert of `rank`.
   __device__ std::uint64_t rank_set(std::uint32_t rank, std::uint32_t word) const {
     EPD_BELOW(rank, op_.shape.num_ranks);
     EPD_BELOW(word * 2, op_.movers.set_words);
@@ -230,7 +236,7 @@ class OwnChoices {
   }
 
   const Operation& op_;
-  std::uint32_t* const sets_;  // [E,set_words]; behind them those of ranks, likewise; CTA 0
+  std::uint32_t* const sets_;  // [E,set_words]; in CTA 0 followed by the sets of ranks, [R,set_words]
 };
 
 }  // namespace epd::kernels::cuda

@@ -1,4 +1,4 @@
-// Dispatch through landings: a warp that moves rows.
+// Low-latency dispatch: a copy warp.
 #pragma once
 
 #include "cuda/common/cast.cuh"
@@ -11,9 +11,9 @@
 
 namespace epd::kernels::cuda {
 
-// One warp that moves rows: it sends those of this rank's tokens, then spreads what has landed.
+// One copy warp. It sends rows of this rank's tokens, then scatters received rows.
 //
-// Rows that are cast are so in steps that warps claim; a round leaves when all of it is cast.
+// Warps cast a round together, in steps that they claim. The round's rows are sent when all of them are cast.
 class LowLatencySender {
  public:
   __device__ LowLatencySender(const Operation& op, const Shared& shared, const OwnChoices& own,
@@ -27,7 +27,7 @@ class LowLatencySender {
         x_arrived_(x_arrived),
         row_(warp_of()) {}
 
-  // Of the round that begins with row `first`: what needs no sets of choices.
+  // Starts the round that begins with row `first`. This part needs no sets of choices.
   __device__ void load(std::uint32_t first) {
     const bool mine = warp_of() < round_rows(first);
     if (mine) row_ = first + warp_of();
@@ -35,7 +35,8 @@ class LowLatencySender {
     if (mine) read_choices(token_of(row_));
     if (mine && !format_.cast) load_copied(first);
   }
-  // And the rest, when the sets are known. Its row is not released then. Whether it was the last round.
+  // Sends the round's row, when the sets are complete, and advances `first` to the next round. The row is in
+  // flight, not released. Returns whether this was the last round.
   __device__ bool send(std::uint32_t& first) {
     const bool mine = warp_of() < round_rows(first);
     if (mine) {
@@ -55,13 +56,14 @@ class LowLatencySender {
     return first >= rows_.count();
   }
 
-  // Spreads rows, held ones and then landed ones, as warps get free. False: the operation has failed.
+  // Scatters rows as warps become free: local rows first, then rows from the inbox. Returns false if the
+  // operation has failed.
   __device__ bool scatter(const ReceivedPlans& plans, std::uint64_t deadline_ns) {
     if (!wait_places()) return leave(false);
     scatter_local(plans);
     count_sent(board_);
     const std::uint32_t ranks = op_.shape.num_ranks;
-    // The first ones have more rows to send.
+    // In reverse order, because the first CTAs have more rows to send.
     const Cta cta{rows_.cta().count - 1 - rows_.cta().index, rows_.cta().count};
     std::uint32_t most = 0;
 #pragma unroll 1
@@ -79,14 +81,15 @@ class LowLatencySender {
     return leave(true);
   }
 
-  // After load(), in place of send(). Nothing may be on its way into this CTA's memory when it leaves.
+  // Ends after load() without send(), when the operation has failed. No copy may be in flight to this CTA's
+  // memory when it leaves.
   __device__ void abandon() const {
     thread_loads_wait<0>(0);
     if (rows_.count() != 0) barrier_wait(x_arrived_, 0);
   }
 
  private:
-  // ---- tokens of this rank
+  // ---- sending rows of this rank's tokens
   __device__ std::uint32_t token_of(std::uint32_t row) const {
     return rows_.token_of(row);
   }
@@ -96,7 +99,7 @@ class LowLatencySender {
   __device__ std::uint32_t round_rows(std::uint32_t first) const {
     return rows_.round_rows(first);
   }
-  // What lands goes to the warp's own; and so does a row that is copied.
+  // The part of a stage that belongs to this warp: for rows from the inbox, and for rows without a cast.
   __device__ std::uint8_t* own_stage() const {
     if (!format_.cast) return stage(warp_of());
     EPD_AT_MOST(op_.movers.landed_pitch * (2 + warp_of() % 2), op_.movers.stage_bytes);
@@ -110,13 +113,13 @@ class LowLatencySender {
     if (op_.topk_weights != nullptr && lane_of() < op_.shape.topk)
       weight_ = __ldcg(op_.topk_weights + token * op_.shape.topk + lane_of());
   }
-  // A row's weight at an expert is that of all choices of it.
+  // A row's weight at an expert is the sum of all choices of that expert.
   __device__ void add_weights() {
     const auto key = static_cast<std::uint32_t>(choice_);
     weight_ = sum_weights(op_.shape.topk, key, weight_);
     is_first_ = (__match_any_sync(kFull, key) & lanes_below()) == 0;
   }
-  // What comes with a row, behind it. Returns the expert of choice `lane`, or kFull.
+  // Writes choices and weights behind the row. Returns the expert of choice `lane`, or kFull.
   __device__ std::uint32_t write_choices() const {
     if (lane_of() >= op_.shape.topk) return kFull;
     std::uint8_t* const row = stage(warp_of());
@@ -134,6 +137,7 @@ class LowLatencySender {
   __device__ Team copy_team() const {
     return {0, op_.movers.warps, NamedBarrier::kCopy};
   }
+  // Loads x of a later round with a cast, when all rows of the round before have left.
   __device__ void begin_next_round(std::uint32_t first) {
     sent_.release(op_);  // all rows of the round before have left
     fence_async();
@@ -142,7 +146,7 @@ class LowLatencySender {
     if (threadIdx.x == 0) board_.cast_claimed = 0;
     copy_team().sync();
   }
-  // A round, in steps that warps take as they get free.
+  // Casts the round, in steps that the warps claim.
   __device__ void cast_round(std::uint32_t first) {
     const std::uint32_t all = round_rows(first) * op_.movers.row_steps;
     const Cta here{0, 1};
@@ -163,7 +167,7 @@ class LowLatencySender {
     copy_team().sync();
   }
 
-  // What comes by lanes: scales that are given, and x but in the first round.
+  // Loads what lanes copy: scales that the client gives, and x of all rounds but the first.
   __device__ void load_copied(std::uint32_t first) {
     if (first != 0) {
       stores_wait_read();
@@ -172,7 +176,8 @@ class LowLatencySender {
     }
     if (op_.x_scales != nullptr) load_given_scales();
     thread_loads_commit();
-    // More on their way would hold up each other: 512 rows of 14 KB took 330 us in place of 157.
+    // One row in flight for each warp. More rows slow each other down: 512 rows of 14 KB then took 330 us in
+    // place of 157 us.
     if (first != 0) sent_.release(op_);
   }
   __device__ void load_given_scales() const {
@@ -186,8 +191,8 @@ class LowLatencySender {
       reinterpret_cast<std::uint32_t*>(to)[i] = reinterpret_cast<const std::uint32_t*>(from)[i];
   }
 
-  // ---- what has landed
-  // And until no x lies any more where rows land.
+  // ---- scattering received rows
+  // Waits until the places are known and no x lies in the part of a stage that receives rows.
   __device__ bool wait_places() const {
     const volatile CtaBoard& board = board_;
     while (board.placed == 0 || (format_.cast && board.rows_cast != rows_.count())) {
@@ -196,8 +201,9 @@ class LowLatencySender {
     __syncwarp();
     return board.placed == CtaBoard::kKnown;
   }
-  // And releases what is sent. A row that was cast is spread by any warp, first by those that have sent none.
-  // Who has copied a row spreads it, and before it is acknowledged, unless few are on the wire.
+  // Scatters local rows and releases the rows in flight. With a cast, any warp scatters any local row.
+  // Without a cast, a warp scatters the row that it has copied. It does so before it releases the row, unless
+  // few rows are in flight.
   __device__ void scatter_local(const ReceivedPlans& plans) {
     if (!format_.cast) {
       if (op_.num_tokens <= rows_.cta().count) sent_.release(op_);
@@ -213,7 +219,7 @@ class LowLatencySender {
     for (std::uint32_t i = claim(here, claimed); first + i < rows_.count(); i = claim(here, claimed))
       scatter_staged(plans, stage(i), op_.rank, token_of(first + i));
   }
-  // From its slot; the row before has left the warp's stage.
+  // Scatters a row from its inbox slot, when the row before has left the warp's stage.
   __device__ void scatter_from_inbox(const ReceivedPlans& plans, std::uint32_t source,
                                      std::uint32_t token) const {
     stores_wait_read();
@@ -225,7 +231,7 @@ class LowLatencySender {
     __syncwarp();
     scatter_staged(plans, own_stage(), source, token);
   }
-  // A row and what comes with it, to those of its places that are of this rank. A group of stores.
+  // Scatters a staged row, with all that comes with it, to its places at this rank. The stores are one group.
   __device__ void scatter_staged(const ReceivedPlans& plans, std::uint8_t* row, std::uint32_t source,
                                  std::uint32_t token) const {
     InboxChoice choice{kFull};
@@ -254,7 +260,7 @@ class LowLatencySender {
     own.recv_topk_weights[place] = weight;
     reinterpret_cast<int2*>(own.recv_src)[place] = {static_cast<int>(source), static_cast<int>(token)};
   }
-  // A row's scales, to the place of each lane that has one.
+  // Copies a row's scales to the place of each lane that has one.
   template <typename Unit>
   __device__ void scatter_scales(const DispatchTarget& own, const std::uint8_t* scales,
                                  std::int32_t place) const {
@@ -287,11 +293,11 @@ class LowLatencySender {
   CtaBoard& board_;
   const Shared& shared_;
   std::uint64_t* const x_arrived_;
-  std::uint32_t parity_ = 0;  // of the round whose x comes next
-  std::uint32_t row_;         // whose choices the warp has read last, among the CTA's
-  std::int64_t choice_ = -1;  // choice `lane` of the row, as given
-  float weight_ = 0.0f;       // likewise; then of all choices that are the same
-  bool is_first_ = false;     // of these
+  std::uint32_t parity_ = 0;  // parity of the barrier for the round whose x comes next
+  std::uint32_t row_;         // the CTA's row whose choices the warp has read last
+  std::int64_t choice_ = -1;  // choice `lane` of the row, as the client gave it
+  float weight_ = 0.0f;       // its weight; after add_weights() the sum for its expert
+  bool is_first_ = false;     // whether it is the first choice of its expert
   SentRows sent_;
 };
 

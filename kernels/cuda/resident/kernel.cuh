@@ -1,4 +1,4 @@
-// A kernel that stays: what its CTAs do between operations.
+// The resident kernel: what all CTAs do between operations.
 #pragma once
 
 #include "cuda/common/signal.cuh"
@@ -6,8 +6,8 @@
 
 namespace epd::kernels::cuda {
 
-// Until the herald tells what comes next, and with which call. A warp's lanes look, one at each word; all of
-// them call.
+// Waits for work broadcast number `index` and returns its task and call. One warp calls, and each lane polls
+// one word.
 __device__ inline Task await_task(const Herald& broadcast, std::uint32_t index, TakenCall& call) {
   const std::uint32_t lane = lane_of();
   const std::uint64_t* const words = &broadcast.task;
@@ -23,7 +23,8 @@ __device__ inline Task await_task(const Herald& broadcast, std::uint32_t index, 
   }
 }
 
-// What all CTAs do next, and with which call (of CTA 0, Watch::running). All threads of the CTA call.
+// Returns what all CTAs do next. `call` becomes the call; CTA 0 uses Watch::running in its place. All threads
+// of the CTA call.
 __device__ inline Task next_task(const ResidentArguments& own, Watch& watch, TakenCall& call,
                                  std::uint32_t index) {
   __shared__ Task task;
@@ -41,20 +42,21 @@ __device__ inline Task next_task(const ResidentArguments& own, Watch& watch, Tak
   return task;
 }
 
-// ---- a call's operation, composed by all threads of a CTA in its shared memory
+// ---- composing a call's operation in a CTA's shared memory, by all its threads
 
-// The group's view, and how the last operations of each kind divided their work. What has not changed since
-// the last call is not read again.
+// A CTA's copy of the group view and of the last work division of each kind. A call loads only what has
+// changed since the call before.
 struct ViewCopy {
   alignas(16) std::uint8_t view[sizeof(DeviceView)];
-  alignas(16) Movers movers[2];   // of dispatches and of combines
-  std::uint32_t divisions_at[2];  // where they come from; kNone
-  std::uint32_t turn;             // of the view; 0: there is none
+  alignas(16) Movers movers[2];   // of dispatches, of combines
+  std::uint32_t divisions_at[2];  // their index in CommandArguments::movers; or kNone
+  std::uint32_t turn;             // enabled epoch of the view; 0: no view
   static constexpr std::uint32_t kNone = ~0u;
 
   __device__ const DeviceView& get() const { return *reinterpret_cast<const DeviceView*>(view); }
 };
 
+// Copies a struct from device memory into shared memory. All threads call.
 template <typename T>
 __device__ inline void copy_by_threads(T* to, const T* from) {
   static_assert(sizeof(T) % 16 == 0);
@@ -63,13 +65,14 @@ __device__ inline void copy_by_threads(T* to, const T* from) {
     reinterpret_cast<uint4*>(to)[i] = __ldcg(source + i);
 }
 
+// Marks the copy as empty.
 __device__ inline void begin_view(ViewCopy& copy) {
   if (threadIdx.x != 0) return;
   copy.turn = 0;
   copy.divisions_at[0] = copy.divisions_at[1] = ViewCopy::kNone;
 }
 
-// Of odd turns alone there are calls, so none is 0.
+// Loads the group view if the enabled epoch has changed. Only odd epochs have calls, so 0 never matches.
 __device__ inline void load_view(const CommandArguments& own, const TakenCall& call, ViewCopy& copy,
                                  Operation& op) {
   if (copy.turn == call.turn) return;
@@ -82,6 +85,7 @@ __device__ inline void load_view(const CommandArguments& own, const TakenCall& c
   __syncthreads();
 }
 
+// Returns the call's work division; loads it if the last operation of its kind had another one.
 __device__ inline const Movers& load_division(const CommandArguments& own, const TakenCall& call,
                                               ViewCopy& copy) {
   const std::uint32_t kind = is_dispatch(call) ? 0 : 1;
@@ -95,7 +99,8 @@ __device__ inline const Movers& load_division(const CommandArguments& own, const
   return copy.movers[kind];
 }
 
-// Each warp does a part, as one thread would take a microsecond for all.
+// Composes the operation. Each of the first warps composes a part: one thread would take a microsecond for
+// all.
 __device__ inline void compose_by_warps(const CommandArguments& own, const TakenCall& call,
                                         const DeviceView& view, const Movers& movers, Operation& op) {
   const std::uint32_t lane = lane_of();
@@ -122,10 +127,10 @@ __device__ inline void compose_by_warps(const CommandArguments& own, const Taken
   }
 }
 
-// All threads call; `op` is as the last call has left it.
+// Composes a call's operation. All threads call. `op` still holds the operation of the call before.
 __device__ inline void compose_call(const CommandArguments& own, const TakenCall& call, ViewCopy& copy,
                                     Operation& op) {
-  // For bulk copies into stages that it asks for before anybody has used these (OwnRows).
+  // This fence orders earlier accesses before the bulk copies that the signal warp issues first (OwnRows).
   if (warp_of() == signal_warp()) fence_async();
   EPD_BELOW(call.block, own.limits.depth);
   EPD_BELOW(call.slot, own.limits.depth);
@@ -136,7 +141,8 @@ __device__ inline void compose_call(const CommandArguments& own, const TakenCall
   __syncthreads();
 }
 
-// No CTA of a kernel that is over may wait for what the next one is told: all of them count.
+// Counts the CTA as it leaves the kernel. The last CTA counts the stop as left. So no CTA of this kernel can
+// take up a broadcast of the next kernel.
 __device__ inline void leave_kernel(ResidentState& state, std::uint32_t index) {
   if (threadIdx.x != 0) return;
   if (count_up(&state.leaving, gridDim.x - 1) == gridDim.x - 1)

@@ -1,5 +1,5 @@
-// A kernel that stays: what its CTA 0 finds for all to do, by one thread. For device and host, see
-// proto/ordered.h.
+// The resident kernel: how one thread of CTA 0 finds the next task for all CTAs. The code compiles for device
+// and host (proto/ordered.h).
 #pragma once
 
 #include "cuda/resident/calls.h"
@@ -8,13 +8,13 @@
 
 namespace epd::kernels::cuda {
 
-// Heralds before this kernel's first one. Each CTA asks before it has left any: until then there is no more,
-// and a kernel that was stopped before has been left by all its CTAs.
+// Returns the number of this kernel's first work broadcast. Every CTA reads it before it leaves a broadcast,
+// so the number has not grown yet. All CTAs of the kernel before have left that kernel.
 EPD_DEVICE inline std::uint32_t first_broadcast(const ResidentState& state) {
   return static_cast<std::uint32_t>(load_acquire(&state.left));
 }
 
-// Until all CTAs have left herald - 1. Whether it failed.
+// Waits until all CTAs have left broadcast index - 1. Returns whether its operation failed.
 EPD_DEVICE inline bool await_left(const ResidentState& state, std::uint32_t index) {
   while (true) {
     const std::uint64_t left = load_acquire(&state.left);
@@ -23,8 +23,8 @@ EPD_DEVICE inline bool await_left(const ResidentState& state, std::uint32_t inde
   }
 }
 
-// Of CTA 0: the next thing to do, when all CTAs have left what was before, and the host can hear of that. One
-// thread.
+// Finds the next task, when all CTAs have left the last one and its end is reported. One thread of CTA 0
+// calls.
 EPD_DEVICE inline Task find_work(const ResidentArguments& own, Watch& watch, std::uint32_t index) {
   const ResultRuns runs = watch.runs ? runs_of(own.commands, watch.running.result) : ResultRuns{};
   const bool failed = await_left(*own.state, index);
@@ -34,7 +34,7 @@ EPD_DEVICE inline Task find_work(const ResidentArguments& own, Watch& watch, std
   return task;
 }
 
-// What all CTAs do next, and with which call.
+// Broadcasts the task and its call to all CTAs.
 EPD_DEVICE inline void broadcast_task(Herald& broadcast, std::uint32_t index, Task task,
                                       const TakenCall& call) {
   const std::uint64_t number = std::uint64_t{index + 1} << 32;
