@@ -1,12 +1,14 @@
 # shellcheck shell=bash
 # Sourced by demo.sh, test.sh, bundle.sh and package.sh: the Debian packages that building needs.
 
+# ucx-utils is not among them: only tests/bench/transport.sh needs it.
 EPD_PACKAGES=(
   cmake ninja-build g++ ccache pkg-config
   libboost-dev libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
   libspdlog-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev
   libgtest-dev libgmock-dev libbenchmark-dev libucx-dev spin patchelf
   dpkg-dev mmdebstrap
+  python3 python3-numpy python3-pytest python3-venv
 )
 
 # Prints those of its arguments that are not installed.

@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
-# Holds the sources against .clang-format and .clang-tidy. See --help.
+# Holds the sources against .clang-format and .clang-tidy, and the documents against their rules. See --help.
 set -euo pipefail
 
 usage() {
   cat <<'END'
-Usage: deploy/lint.sh [--help] [--format-only] [--fix] [FILE...]
+Usage: deploy/lint.sh [--help] [--documents] [--format-only] [--fix] [FILE...]
 
 Checks formatting (clang-format) and runs clang-tidy with the repository's configurations over FILE...,
-default all sources that git knows; then also whether the shells can read their scripts. clang-tidy needs a
-configured build/dev and takes a few minutes.
+default all sources that git knows; then also whether the shells can read their scripts, and the lines,
+links and words of all documents (deploy/lint_documents.py; the words are in proto/GLOSSARY.md). clang-tidy
+needs a configured build/dev and takes a few minutes.
 
+  --documents     the documents only
   --format-only   no clang-tidy
   --fix           formats in place instead of complaining
 
@@ -17,12 +19,14 @@ Exit status: 0 clean, 1 findings, 77 a tool is missing.
 END
 }
 
+documents_only=
 format_only=
 fix=
 files=()
 for argument in "$@"; do
   case $argument in
     --help | -h) usage; exit 0 ;;
+    --documents) documents_only=1 ;;
     --format-only) format_only=1 ;;
     --fix) fix=1 ;;
     *) files+=("$argument") ;;
@@ -30,7 +34,13 @@ for argument in "$@"; do
 done
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+check_documents() {
+  if ! command -v python3 >/dev/null; then echo "skipped: python3 is not installed"; exit 77; fi
+  deploy/lint_documents.py
+}
+if [[ -n $documents_only ]]; then check_documents; exit 0; fi
 if (( ${#files[@]} == 0 )); then
+  check_documents
   mapfile -t files < <(git ls-files --cached --others --exclude-standard '*.c' '*.cpp' '*.h' '*.hpp' '*.cu' '*.cuh')
   for script in .ci/run $(git ls-files --cached --others --exclude-standard '*.sh'); do
     shell=bash

@@ -51,7 +51,7 @@ const Session& session_of(const Session& session) {
   return session;
 }
 const Session& session_of(const Group& group) {
-  return group.session;
+  return *group.session;
 }
 
 // The object behind a handle, if the handle may be used.
@@ -270,7 +270,7 @@ epd_status_t epd_group_leave(epd_group_t* group) {
   return guarded([&]() -> Status {
     if (group == nullptr) return {};
     EPD_OPEN(Group, g, group);
-    Session& session = g->session;
+    Session& session = *g->session;
     if (session.in_hook_thread()) return epd::invalid_argument("a hook may not leave a group");
     session.leave(g, epd::client::Deadline::in_ms(epd::client::kLeaveMs));
     return {};
@@ -315,7 +315,7 @@ epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, epd_resume
     EPD_OPEN(Group, g, group);
     if (info != nullptr) EPD_RETURN_IF_ERROR(epd::client::check_output(info, "info"));
     epd_resume_info_t out{};
-    EPD_RETURN_IF_ERROR(g->session.resume(*g, timeout_ms, out));
+    EPD_RETURN_IF_ERROR(g->session->resume(*g, timeout_ms, out));
     if (info != nullptr) epd::client::write_struct(info, out);
     return {};
   });
@@ -326,7 +326,7 @@ epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progress) {
     EPD_OPEN(Group, g, group);
     if (progress != nullptr) EPD_RETURN_IF_ERROR(epd::client::check_output(progress, "progress"));
     epd_progress_t out{};
-    Status status = g->session.check_group(*g, out);
+    Status status = g->session->operations().check(*g, out);
     if (progress != nullptr) epd::client::write_struct(progress, out);
     return status;
   });
@@ -342,7 +342,7 @@ epd_status_t epd_dispatch(epd_group_t* group, const epd_dispatch_args_t* args, v
     SubmitRequest request;
     EPD_RETURN_IF_ERROR(read_dispatch(a, stream, request));
     if (request.keep) EPD_REQUIRE(handle);
-    return g->session.submit(*g, request, *ticket, handle);
+    return g->session->operations().submit(*g, request, *ticket, handle);
   });
 }
 
@@ -355,14 +355,14 @@ epd_status_t epd_combine(epd_group_t* group, const epd_combine_args_t* args, voi
     EPD_RETURN_IF_ERROR(epd::client::read_struct(args, "args", a));
     SubmitRequest request;
     EPD_RETURN_IF_ERROR(read_combine(a, stream, request));
-    return g->session.submit(*g, request, *ticket, nullptr);
+    return g->session->operations().submit(*g, request, *ticket, nullptr);
   });
 }
 
 epd_status_t epd_handle_release(epd_group_t* group, epd_handle_t handle) {
   return guarded([&]() -> Status {
     EPD_OPEN(Group, g, group);
-    return g->session.release_handle(*g, handle);
+    return g->session->operations().release_handle(*g, handle);
   });
 }
 
@@ -372,7 +372,7 @@ epd_status_t epd_noop(epd_group_t* group, uint32_t slot, void* stream, epd_ticke
     EPD_REQUIRE(ticket);
     SubmitRequest request{abi::Op::kNoop, slot};
     request.stream = {stream};
-    return g->session.submit(*g, request, *ticket, nullptr);
+    return g->session->operations().submit(*g, request, *ticket, nullptr);
   });
 }
 
@@ -381,8 +381,9 @@ epd_status_t epd_ticket_wait(epd_group_t* group, epd_ticket_t ticket, int32_t ti
   return guarded([&]() -> Status {
     EPD_OPEN(Group, g, group);
     if (result != nullptr) EPD_RETURN_IF_ERROR(epd::client::check_output(result, "result"));
+    EPD_RETURN_IF_ERROR(epd::client::check_wait(timeout_ms));
     epd_result_t out{};
-    Status status = g->session.wait_ticket(*g, ticket, timeout_ms, &out);
+    Status status = g->session->operations().wait(*g, ticket, timeout_ms, &out);
     // out.size is set if the operation has ended; else the caller's struct is left alone.
     if (result != nullptr && out.size != 0) epd::client::write_struct(result, out);
     return status;
@@ -397,7 +398,7 @@ int epd_ticket_pending(epd_group_t* group, epd_ticket_t ticket) {
   int pending = 0;
   guarded([&]() -> Status {
     EPD_OPEN(Group, g, group);
-    pending = g->session.pending(*g, ticket) ? 1 : 0;
+    pending = g->session->operations().pending(*g, ticket) ? 1 : 0;
     return {};
   });
   return pending;
@@ -409,8 +410,9 @@ epd_status_t epd_ticket_counts(epd_group_t* group, epd_ticket_t ticket, int32_t 
     EPD_OPEN(Group, g, group);
     EPD_REQUIRE(counts);
     EPD_RETURN_IF_ERROR(epd::client::check_output(counts, "counts"));
+    EPD_RETURN_IF_ERROR(epd::client::check_wait(timeout_ms));
     epd_counts_t out{};
-    EPD_RETURN_IF_ERROR(g->session.counts(*g, ticket, timeout_ms, out));
+    EPD_RETURN_IF_ERROR(g->session->operations().counts(*g, ticket, timeout_ms, out));
     epd::client::write_struct(counts, out);
     return {};
   });
@@ -419,21 +421,22 @@ epd_status_t epd_ticket_counts(epd_group_t* group, epd_ticket_t ticket, int32_t 
 epd_status_t epd_ticket_wait_sent(epd_group_t* group, epd_ticket_t ticket, int32_t timeout_ms) {
   return guarded([&]() -> Status {
     EPD_OPEN(Group, g, group);
-    return g->session.wait_sent(*g, ticket, timeout_ms);
+    EPD_RETURN_IF_ERROR(epd::client::check_wait(timeout_ms));
+    return g->session->operations().wait_sent(*g, ticket, timeout_ms);
   });
 }
 
 epd_status_t epd_ticket_wait_on_stream(epd_group_t* group, epd_ticket_t ticket, void* stream) {
   return guarded([&]() -> Status {
     EPD_OPEN(Group, g, group);
-    return g->session.wait_on_stream(*g, ticket, stream);
+    return g->session->operations().wait_on_stream(*g, ticket, stream);
   });
 }
 
 epd_status_t epd_ticket_drop(epd_group_t* group, epd_ticket_t ticket) {
   return guarded([&]() -> Status {
     EPD_OPEN(Group, g, group);
-    return g->session.drop(*g, ticket);
+    return g->session->operations().drop(*g, ticket);
   });
 }
 
@@ -441,7 +444,7 @@ epd_status_t epd_ticket_on_complete(epd_group_t* group, epd_ticket_t ticket, epd
   return guarded([&]() -> Status {
     EPD_OPEN(Group, g, group);
     EPD_REQUIRE(hook);
-    return g->session.on_complete(*g, ticket, hook, user);
+    return g->session->operations().on_complete(*g, ticket, hook, user);
   });
 }
 

@@ -36,6 +36,7 @@ class BoardView {
     const auto lost = static_cast<std::uint32_t>(abi::GroupState::kLost);
     return board().state.load(std::memory_order_acquire) == lost;
   }
+  std::uint64_t epoch() const { return board().epoch.load(std::memory_order_acquire); }
   // One word of the set, so never torn.
   bool active(std::uint32_t rank) const {
     return (board().active[rank / 64].load(std::memory_order_acquire) >> (rank % 64) & 1) != 0;

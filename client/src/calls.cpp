@@ -11,6 +11,12 @@ T load(const T& word, std::memory_order order) {
   return std::atomic_ref(const_cast<T&>(word)).load(order);  // NOLINT: it wants what it may write
 }
 
+// Tickets of two groups differ, so that one is never taken for the other.
+std::uint32_t next_serial() {
+  static std::atomic<std::uint32_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
 }  // namespace
 
 void Calls::open(DeviceMemory results, const abi::GroupShape& shape) {
@@ -27,10 +33,11 @@ epd_ticket_t Calls::begin(abi::Op op, std::uint32_t slot, bool by_host, bool cap
     const std::uint32_t place = next % places + (captured ? abi::kOnceResults : 0);
     if (place >= known_.size()) known_.resize(place + 1);
     KnownCall& call = known_[place];
-    if (!call.waiting_hook.empty()) continue;
+    if (!call.waiting_hook.empty() || holds_route(call)) continue;
     call = {};
     call.epoch = epoch;
-    call.ticket = CallTicket{op, slot, by_host, abi::result_of(place, next / places), ++serial_}.pack();
+    call.result = abi::result_of(place, next / places);
+    call.ticket = CallTicket{op, slot, by_host, call.result, next_serial()}.pack();
     ++next;
     return call.ticket;
   }
@@ -38,21 +45,45 @@ epd_ticket_t Calls::begin(abi::Op op, std::uint32_t slot, bool by_host, bool cap
 }
 
 KnownCall* Calls::find(epd_ticket_t ticket) {
+  if (!CallTicket::is(ticket)) return nullptr;  // 0, of places that nobody has, too
   const std::uint32_t place = abi::place_of(CallTicket::unpack(ticket).result);
   return place < known_.size() && known_[place].ticket == ticket ? &known_[place] : nullptr;
 }
 
 void Calls::forget(epd_ticket_t ticket) {
-  if (KnownCall* call = find(ticket); call != nullptr) *call = {};
+  KnownCall* const call = find(ticket);
+  if (call == nullptr) return;
+  const KnownCall retired = std::move(*call);
+  *call = {};
+  call->epoch = retired.epoch;
+  call->result = retired.result;
+  call->kept_route = retired.kept_route;
+}
+
+void Calls::cancel(epd_ticket_t ticket) {
+  if (KnownCall* const call = find(ticket); call != nullptr) *call = {};
+}
+
+bool Calls::holds_route(const KnownCall& call) const {
+  abi::CallEnd end;
+  return call.kept_route != 0 && call.epoch == epoch && !read_end(call.result, end);
+}
+
+bool Calls::uses(std::uint32_t route) const {
+  return std::any_of(known_.begin(), known_.end(),
+                     [&](const KnownCall& call) { return call.kept_route == route && holds_route(call); });
 }
 
 bool Calls::ended(const KnownCall& call, abi::CallEnd& end) const {
-  const CallTicket ticket = CallTicket::unpack(call.ticket);
-  const abi::CallResult& place = results().places[abi::place_of(ticket.result)];
+  return read_end(call.result, end) && end.runs != call.runs_taken;
+}
+
+bool Calls::read_end(std::uint32_t result, abi::CallEnd& end) const {
+  const abi::CallResult& place = results().places[abi::place_of(result)];
   std::uint64_t words[abi::CallResult::kWords];
   for (std::uint32_t i = 0; i < abi::CallResult::kWords; ++i)
     words[i] = load(place.words[i], std::memory_order_acquire);
-  return abi::read_result(words, end) && end.result == ticket.result && end.runs != call.runs_taken;
+  return abi::read_result(words, end) && end.result == result;
 }
 
 bool Calls::sent(epd_ticket_t ticket) const {

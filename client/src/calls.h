@@ -4,6 +4,7 @@
 #include "deadline.h"
 #include "device.h"
 #include "epd/epd.h"
+#include "hooks.h"
 #include "proto/arena.h"
 #include "proto/results.h"
 #include "proto/session.h"
@@ -17,22 +18,13 @@
 
 namespace epd::client {
 
-struct Group;
-
-struct HookCall {
-  const Group* group = nullptr;
-  epd_hook_t hook = nullptr;
-  void* user = nullptr;
-  epd_result_t result{};
-};
-
 // What the ticket of a call says.
 struct CallTicket {
   abi::Op op = abi::Op::kNone;
   std::uint32_t slot = 0;
   bool by_host = false;
   std::uint32_t result = 0;  // abi::result_of()
-  std::uint32_t serial = 0;  // 28 bits: of the calls of its group
+  std::uint32_t serial = 0;  // 28 bits: of the calls of this process
 
   static constexpr epd_ticket_t kMark = std::uint64_t{1} << 63;  // no other ticket gets there
   static constexpr bool is(epd_ticket_t ticket) { return (ticket & kMark) != 0; }
@@ -52,7 +44,9 @@ struct CallTicket {
 // A call whose result is awaited, or may be.
 struct KnownCall {
   epd_ticket_t ticket = 0;  // 0: none, or retired
-  std::uint64_t epoch = 0;  // in which it was made
+  std::uint64_t epoch = 0;  // in which it was made; of a captured one: last asked for
+  std::uint32_t result = 0;
+  std::uint32_t kept_route = 0;  // that it reads or writes, retired or not; 0: none, for it is a slot's
   bool deferred = false;
   std::uint32_t runs_taken = 0;            // of a captured one: those that a wait has returned
   SteadyClock::time_point answer_by{};     // of the host's: an engine that runs has ended it by then
@@ -67,12 +61,17 @@ class Calls {
   void open(DeviceMemory results, const abi::GroupShape& shape);
   bool by_calls() const { return results_.address() != 0; }
 
-  // Takes the next place for a result. The one that had it before is forgotten. 0: all have hooks.
+  // Takes the next place for a result. The one that had it before is forgotten. 0: all have hooks, or use
+  // kept routing records and have not ended.
   epd_ticket_t begin(abi::Op op, std::uint32_t slot, bool by_host, bool captured);
   // Null: never begun, retired, or its place has another's result.
   KnownCall* find(epd_ticket_t ticket);
-  // Of a call that was not enqueued after all; or whose result has been taken.
+  // Of a call whose result has been taken, or is not wanted.
   void forget(epd_ticket_t ticket);
+  // Of a call that was not enqueued after all.
+  void cancel(epd_ticket_t ticket);
+  // Whether a call that has not ended uses the kept record. Of captured ones nobody knows.
+  bool uses(std::uint32_t route) const;
 
   // How it has ended, if it has; of a captured one: another time than was taken.
   bool ended(const KnownCall& call, abi::CallEnd& end) const;
@@ -97,16 +96,18 @@ class Calls {
   std::uint32_t longest_timeout_ms = 0;  // of any call so far
   std::uint64_t epoch = 0;               // that the words hold; the group's, unless a resume failed midway
   std::uint32_t failed = 0;              // what the words held when the epoch was written
-  bool rung = false;                     // a stream has enqueued any
+  bool in_streams = false;               // a stream has enqueued any
   std::uint32_t host_tail = 0;           // calls of the host
 
  private:
+  bool read_end(std::uint32_t result, abi::CallEnd& end) const;
+  // It uses a kept record, and has neither ended nor been discarded by a resume since.
+  bool holds_route(const KnownCall& call) const;
   const abi::Results& results() const { return *reinterpret_cast<const abi::Results*>(results_.address()); }
   const std::uint64_t* counts_of(std::uint32_t slot) const;
 
   DeviceMemory results_;
   abi::GroupShape shape_{};
-  std::uint32_t serial_ = 0;
   std::uint32_t once_ = 0;        // results handed out
   std::uint32_t replayed_ = 0;    // likewise
   std::vector<KnownCall> known_;  // by place; of replayed ones as many as there have been

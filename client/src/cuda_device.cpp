@@ -79,6 +79,7 @@ class CudaDevice final : public Device {
   Status map_host(const UniqueFd& fd, std::uint64_t bytes, DeviceMemory& out) override;
   void unmap(std::uintptr_t address, std::size_t bytes) noexcept override;
   Status can_wait_by(WaitBy by) const override;
+  Status check() override;
   Status check_stream(void* stream, bool& captures) override;
   Status call(std::uintptr_t place, const abi::PackedCall& call) override;
   Status write(void* stream, std::uintptr_t word, std::uint32_t value, WaitBy by) override;
@@ -239,6 +240,12 @@ Status CudaDevice::can_wait_by(WaitBy by) const {
   if (by != WaitBy::kKernel || kernels_loaded_.ok()) return {};
   return {kernels_loaded_.code(),
           "waiting by kernel: " + kernels_loaded_.message() + "; allowed: EPD_WAIT_BY_MEMOP"};
+}
+
+// To ask another stream more, cuStreamQuery for example, would end a capture of the application's.
+Status CudaDevice::check() {
+  bool captures = false;
+  return check_stream(aside_, captures);
 }
 
 // The one question that is allowed whatever the stream does.

@@ -54,6 +54,8 @@ class Device {
 
   // OK, or UNSUPPORTED, or why the kernels could not be loaded.
   virtual Status can_wait_by(WaitBy by) const = 0;
+  // OK, or the error after which nothing runs in the context any more.
+  virtual Status check() = 0;
   // Whether it is a stream, and captures. Not all that is none can be told.
   virtual Status check_stream(void* stream, bool& captures) = 0;
 

@@ -74,14 +74,16 @@ struct InFlight {
 
 // What the library knows of the StreamWords of a slot.
 struct SlotWords {
-  epd_ticket_t last = 0;   // the last that was to begin in a stream, 0 = none: what `ready` holds or will
-  epd_ticket_t ended = 0;  // the last of those that have ended
-  bool behind = false;     // one has failed: its engine may be unable to write `done`
-  bool releasing = false;  // the watch is about to write `ended` there
+  epd_ticket_t last = 0;    // the last that was to begin in a stream, 0 = none: what `ready` holds or will
+  epd_ticket_t ended = 0;   // the last of those that have ended
+  bool behind = false;      // one has failed: its engine may be unable to write `done`
+  bool unblocking = false;  // the watch is about to write `ended` there
 };
 
+using AllSlotWords = std::array<SlotWords, abi::kMaxDepth>;
+
 struct Group {
-  Group(Session& owner, const abi::GroupShape& agreed, OwnMemory bound);
+  Group(Session* owner, const abi::GroupShape& agreed, OwnMemory bound);
   ~Group() {
     if (given != nullptr) given->end();
   }
@@ -117,9 +119,12 @@ struct Group {
   // Dispatches from this one on have to be done again: they established nothing.
   void forget_routes_from(std::uint64_t op_index);
   Status release_handle(epd_handle_t handle);
-  bool wants_release() const;  // of the streams of all slots, or of one's
+  bool wants_unblock() const;  // of the streams of all slots, or of one's
+  bool used_by_streams() const;
+  // OK, or why nothing can be enqueued in the epoch.
+  Status usable_in(std::uint64_t of_epoch) const;
 
-  Session& session;
+  Session* const session;  // for the functions of the C ABI alone; null in tests of parts
   const abi::GroupShape shape;
   const OwnMemory own;  // its descriptors are the caller's, and perhaps closed
   const abi::UserArenaLayout arena;
@@ -141,11 +146,11 @@ struct Group {
   std::vector<InFlight> in_flight;         // in order of submission
   std::vector<Route> routes;               // [num_routes]
   std::vector<std::uint32_t> free_routes;  // of those beyond the slots'; the last is taken next
-  std::array<SlotWords, abi::kMaxDepth> words{};
+  AllSlotWords words{};
   Calls calls;
-  // Whether the library itself is to release the streams that wait for this group's operations.
-  // kDone is wanted again from time to time, until there is nothing to release any more (kOver).
-  enum class Release { kNo, kWanted, kDone, kOver } release = Release::kNo;
+  // Whether the library itself is to unblock the streams that wait for this group's operations.
+  // kDone is wanted again from time to time, until the streams have been synchronised.
+  enum class Unblock { kNo, kWanted, kDone } unblock = Unblock::kNo;
   bool left = false;  // leave has begun; hooks may still hold the handle
 };
 

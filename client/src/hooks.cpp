@@ -1,145 +1,108 @@
-// Session: completion hooks, on one thread of the library that lives from the first hook to detach.
-#include "session.h"
+#include "hooks.h"
 
-#include <pthread.h>
+#include "thread.h"
+
 #include <algorithm>
-#include <csignal>
-#include <system_error>
+#include <utility>
 
 namespace epd::client {
 
-Status start_thread(const char* name, std::function<void()> body, std::thread& thread) {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::error_code error;
-  try {
-    thread = std::thread(std::move(body));
-  } catch (const std::system_error& failed) {
-    error = failed.code();
-  }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (error) return errno_status(std::string("starting the thread ") + name, error.value());
-  ::pthread_setname_np(thread.native_handle(), name);
-  return {};
-}
-
-class HookWaiter final : public Waiter {
+class Hooks::News final : public Waiter {
  public:
-  explicit HookWaiter(Session& session) : session_(session) {}
+  explicit News(Hooks& hooks) : hooks_(hooks) {}
   bool ready() override {
-    session_.take_hooked_calls_locked();
-    slice = session_.hooked_calls_.empty() ? kSlice : kCallSlice;
-    return !session_.ready_hooks_.empty() || session_.stopping_ || !session_.hooks_have_news_to_await();
+    slice = hooks_.source_.take_hooked_locked() ? kLookAgain : kSlice;
+    return !hooks_.ready_.empty() || hooks_.stopping_ || !hooks_.has_news_to_await();
   }
 
  private:
   static constexpr nanoseconds kSlice = std::chrono::milliseconds(100);
-  static constexpr nanoseconds kCallSlice = std::chrono::microseconds(100);  // nobody rings for these
+  static constexpr nanoseconds kLookAgain = std::chrono::microseconds(100);  // nobody rings for these
 
-  Session& session_;
+  Hooks& hooks_;
 };
 
-bool Session::in_hook_thread() const {
-  const Lock lock(mutex_);
-  return hook_thread_.get_id() == std::this_thread::get_id();
+bool Hooks::in_thread() const {
+  const Lock lock = waits_.lock();
+  return thread_.get_id() == std::this_thread::get_id();
 }
 
-Status Session::start_hooks_locked() {
-  if (hook_thread_.joinable()) return {};
+Status Hooks::start_locked() {
+  if (thread_.joinable()) return {};
   return start_thread(
-      "epd-hooks", [this] { run_hooks(); }, hook_thread_);
+      "epd-hooks", [this] { run(); }, thread_);
 }
 
 // Of operations that have hooks; and of joins that were given up, for which nobody else may ever look.
-bool Session::hooks_have_news_to_await() const {
-  return hooks_outstanding_ != 0 || awaits_late_join_locked();
+bool Hooks::has_news_to_await() const {
+  return outstanding_ != 0 || source_.awaits_packets_locked();
 }
 
-Status Session::on_complete(Group& group, epd_ticket_t ticket, epd_hook_t hook, void* user) {
-  if (CallTicket::is(ticket)) return hook_call(group, ticket, hook, user);
-  const Lock lock(mutex_);
-  const auto found = operations_.find(ticket);
-  if (found == operations_.end() || found->second.group != &group || !found->second.waiting_hook.empty()) {
-    return not_found("ticket " + std::to_string(ticket) +
-                     " is not in flight in this group: never issued, retired already, or it has a hook");
-  }
-  Status started = start_hooks_locked();
-  if (!started.ok()) return started;
-  Operation& op = found->second;
-  std::list<HookCall> call(1);
-  call.front() = {&group, hook, user, op.result};
-  if (op.done) {
-    ready_hooks_.splice(ready_hooks_.end(), call);
-    operations_.erase(found);
-  } else {
-    op.waiting_hook.splice(op.waiting_hook.end(), call);
-    ++hooks_outstanding_;
-  }
-  hook_wake_.notify_one();
-  notify_ready_locked(nullptr);
-  kick();  // the thread may be the leader, asleep for another ticket
-  return {};
+void Hooks::look_up_locked() {
+  wake_.notify_one();
+  waits_.notify_locked();
+  waits_.kick();  // the thread may be the leader, asleep for something else
 }
 
-Status Session::drop(Group& group, epd_ticket_t ticket) {
-  if (!CallTicket::is(ticket))
-    return on_complete(
-        group, ticket, [](const epd_result_t*, void*) {}, nullptr);
-  const Lock lock(mutex_);
-  if (find_call_locked(group, ticket) == nullptr) return unknown_call(ticket);
-  group.calls.forget(ticket);
-  return {};
+void Hooks::expect_locked() {
+  ++outstanding_;
+  look_up_locked();
 }
 
-void Session::run_hooks() {
-  Lock lock(mutex_);
+void Hooks::ready_locked(std::list<HookCall>& call) noexcept {
+  ready_.splice(ready_.end(), call);
+  --outstanding_;
+}
+
+void Hooks::call_locked(std::list<HookCall>& call) {
+  ready_.splice(ready_.end(), call);
+  look_up_locked();
+}
+
+void Hooks::run() {
+  static constexpr std::int64_t kLookAtDevice_ms = 100;
+  Lock lock = waits_.lock();
   for (;;) {
-    if (!ready_hooks_.empty()) {
+    if (!ready_.empty()) {
       std::list<HookCall> call;
-      call.splice(call.end(), ready_hooks_, ready_hooks_.begin());
-      hook_running_ = call.front().group;
+      call.splice(call.end(), ready_, ready_.begin());
+      running_ = call.front().group;
       lock.unlock();
       call.front().hook(&call.front().result, call.front().user);
       lock.lock();
-      hook_running_ = nullptr;
-      hook_done_.notify_all();
+      running_ = nullptr;
+      done_.notify_all();
     } else if (stopping_) {
       return;
-    } else if (!hooks_have_news_to_await()) {
-      hook_wake_.wait(lock);
+    } else if (!has_news_to_await()) {
+      wake_.wait(lock);
     } else {
-      HookWaiter waiter(*this);
-      wait(lock, waiter, Deadline::in_ms(EPD_FOREVER));
+      News news(*this);
+      if (waits_.wait(lock, news, Deadline::in_ms(kLookAtDevice_ms))) continue;
+      lock.unlock();
+      source_.look_at_device();
+      lock.lock();
     }
   }
 }
 
-// A hook may use its group until it returns.
-void Session::await_hooks_locked(Lock& lock, const Group& group) {
-  take_hooked_calls_locked();
-  hook_wake_.notify_one();
-  notify_ready_locked(nullptr);
-  kick();
-  hook_done_.wait(lock, [&] {
-    return hook_running_ != &group &&
-           std::none_of(ready_hooks_.begin(), ready_hooks_.end(),
-                        [&](const HookCall& call) { return call.group == &group; });
+void Hooks::await_locked(Lock& lock, const Group& group) {
+  source_.take_hooked_locked();
+  look_up_locked();
+  done_.wait(lock, [&] {
+    return running_ != &group && std::none_of(ready_.begin(), ready_.end(),
+                                              [&](const HookCall& call) { return call.group == &group; });
   });
 }
 
-// After the session has ended: nothing is outstanding, only calls that are ready.
-void Session::stop_hooks() {
+void Hooks::stop() {
   {
-    const Lock lock(mutex_);
+    const Lock lock = waits_.lock();
     stopping_ = true;
-    take_hooked_calls_locked();
-    hook_wake_.notify_one();
-    notify_ready_locked(nullptr);
+    source_.take_hooked_locked();
+    look_up_locked();
   }
-  kick();
-  if (hook_thread_.joinable()) hook_thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 }  // namespace epd::client

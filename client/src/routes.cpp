@@ -11,7 +11,7 @@ constexpr std::size_t kMostInFlight = 2 * abi::kSubmissionSlots + abi::kCompleti
 
 }  // namespace
 
-Group::Group(Session& owner, const abi::GroupShape& agreed, OwnMemory bound)
+Group::Group(Session* owner, const abi::GroupShape& agreed, OwnMemory bound)
     : session(owner),
       shape(agreed),
       own(std::move(bound)),
@@ -52,9 +52,19 @@ bool Group::stream_in_flight(std::uint32_t slot) const {
                      [&](const InFlight& op) { return op.slot == slot && op.stream.any(); });
 }
 
-bool Group::wants_release() const {
-  return release == Release::kWanted ||
-         std::any_of(words.begin(), words.end(), [](const SlotWords& slot) { return slot.releasing; });
+bool Group::wants_unblock() const {
+  return unblock == Unblock::kWanted ||
+         std::any_of(words.begin(), words.end(), [](const SlotWords& slot) { return slot.unblocking; });
+}
+
+bool Group::used_by_streams() const {
+  return calls.in_streams ||
+         std::any_of(words.begin(), words.end(), [](const SlotWords& slot) { return slot.last != 0; });
+}
+
+Status Group::usable_in(std::uint64_t of_epoch) const {
+  if (left) return {StatusCode::kAborted, "this rank has left the group"};
+  return board.usable_in(of_epoch);
 }
 
 bool Group::route_busy(std::uint32_t route, bool writes, const StreamUse& next) const {
@@ -104,10 +114,11 @@ Status Group::release_handle(epd_handle_t handle) {
       routes[route].handle != handle) {
     return not_found("handle " + std::to_string(handle) + " is not a kept handle of this group");
   }
-  if (route_busy(static_cast<std::uint32_t>(route), true, {}))
+  const auto record = static_cast<std::uint32_t>(route);
+  if (route_busy(record, true, {}) || calls.uses(record))
     return would_block("an operation in flight uses handle " + std::to_string(handle));
   routes[route] = {};
-  free_routes.push_back(static_cast<std::uint32_t>(route));
+  free_routes.push_back(record);
   return {};
 }
 

@@ -1,31 +1,68 @@
 #include "session.h"
 
-#include <poll.h>
-#include <sys/eventfd.h>
-#include <sys/socket.h>
+#include "launched_operations.h"
+#include "resident_operations.h"
+#include "ticket_status.h"
+
 #include <unistd.h>
-#include <cerrno>
-#include <chrono>
+#include <algorithm>
 #include <cstdint>
-#include <new>
+#include <thread>
 
 namespace epd::client {
 namespace {
+
+constexpr std::chrono::milliseconds kAskAgain{1};  // an engine that is coming back
+// The daemon has the deadline of a join; this much more for its answer to arrive.
+constexpr std::int64_t kReplyMarginMs = 5'000;
+// When the daemon's own default is in force, which the client does not know.
+constexpr std::int64_t kLongestJoinMs = 600'000;
 
 template <std::size_t N, std::size_t M>
 void copy_text(char (&to)[N], const char (&from)[M]) {
   abi::set_text(to, from, abi::text_length(from));
 }
 
+class ResumeWaiter final : public Waiter {
+ public:
+  ResumeWaiter(const Connection& connection, const Group& group) : connection_(connection), group_(group) {
+    slice = std::chrono::milliseconds(10);
+  }
+  bool ready() override {
+    if (!connection_.ended().ok() || group_.left) return true;
+    if (!group_.board.snapshot(board)) return false;
+    return board.state == abi::GroupState::kActive || board.state == abi::GroupState::kLost;
+  }
+
+  BoardSnapshot board;  // of the last look
+
+ private:
+  const Connection& connection_;
+  const Group& group_;
+};
+
 }  // namespace
 
-Session::Session(Attachment attachment) : attachment_(std::move(attachment)) {}
+Session::Session(Attachment attachment)
+    : attachment_(std::move(attachment)),
+      waits_(*attachment_.segment_a.as<abi::SegmentA>(), attachment_.client_bell, attachment_.socket, *this),
+      connection_(attachment_.socket, *attachment_.segment_b.as<abi::SegmentB>(), waits_, *this),
+      hooks_(waits_, *this),
+      streams_(attachment_.device.get(), attachment_.wait_by, connection_, waits_, *this) {
+  if (attachment_.welcome.resident != 0 && attachment_.device != nullptr) {
+    operations_ =
+        std::make_unique<ResidentOperations>(attachment_.welcome, waits_, connection_, hooks_, streams_);
+    return;
+  }
+  operations_ = std::make_unique<LaunchedOperations>(
+      *attachment_.segment_a.as<abi::SegmentA>(), *attachment_.segment_b.as<abi::SegmentB>(),
+      attachment_.engine_bell, attachment_.welcome, waits_, connection_, hooks_, streams_);
+}
 
 Status Session::prepare() {
-  wake_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  watch_wake_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!wake_.valid() || !watch_wake_.valid()) return errno_status("eventfd");
-  return HomeProcess::make(home_);
+  Status status = waits_.prepare();
+  if (status.ok()) status = streams_.prepare();
+  return status.ok() ? HomeProcess::make(home_) : status;
 }
 
 Status Session::in_home_process() const {
@@ -37,28 +74,22 @@ Status Session::in_home_process() const {
 
 Session::~Session() {
   const Deadline deadline = Deadline::in_ms(kLeaveMs);
+  // All of them first: to leave one is to wait for all streams of the context, whatever they wait for.
+  if (groups_.size() > 1) {
+    Lock lock = waits_.lock();
+    take_news_locked();
+    for (const auto& group : groups_) begin_leave_locked(*group);
+    streams_.await_unblocks(lock);
+  }
   while (!groups_.empty()) leave(groups_.back().get(), deadline);
   {
-    const Lock lock(mutex_);
-    end_locked({StatusCode::kAborted, "the session was detached"});
+    const Lock lock = waits_.lock();
+    connection_.end_locked({StatusCode::kAborted, "the session was detached"});
   }
-  stop_hooks();
-  stop_watch();
-  // A courtesy to whoever reads the daemon's log: without it the end of the connection is a death.
-  if (send(attachment_.socket, abi::AttachType::kDetach, 0, nullptr, 0).ok()) await_end();
+  hooks_.stop();
+  streams_.stop_watch();
+  connection_.detach();
   if (given != nullptr) given->end();
-}
-
-// The daemon closes when it has let go of the session's ranks: who attaches after that finds them free.
-void Session::await_end() const {
-  const SteadyClock::time_point end = SteadyClock::now() + std::chrono::milliseconds(kDetachMs);
-  for (;;) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - SteadyClock::now()).count();
-    pollfd entry{attachment_.socket.get(), POLLIN, 0};
-    if (left <= 0 || ::poll(&entry, 1, static_cast<int>(left)) <= 0) return;
-    char packet[64];
-    if (::recv(attachment_.socket.get(), packet, sizeof(packet), MSG_DONTWAIT) <= 0) return;
-  }
 }
 
 epd_session_info_t Session::info() const {
@@ -79,52 +110,160 @@ epd_session_info_t Session::info() const {
 }
 
 Status Session::check() {
-  probe();
-  const Lock lock(mutex_);
-  note_ended_locked();
-  return ended_;
+  connection_.probe();
+  const Lock lock = waits_.lock();
+  connection_.note_end_locked();
+  return connection_.ended();
 }
 
-void Session::end_locked(Status status) {
-  if (!ended_.ok()) return;
-  ended_ = std::move(status);
-  abort_locked(ended_.code(), ended_.message().c_str(), nullptr);
-  for (const auto& group : groups_) want_release_locked(*group);
-  notify_ready_locked(nullptr);
-  kick();
+void Session::on_end_locked() {
+  operations_->abort_locked(connection_.ended().code(), connection_.ended().message().c_str(), nullptr);
+  streams_.want_unblocks_locked();
 }
 
-void Session::note_ended_locked() {
-  if (!ended_.ok()) return;
-  if (b().state.load(std::memory_order_acquire) != static_cast<std::uint32_t>(abi::SessionState::kEnded)) {
-    return;
+// Whether this rank will be a member nobody knows; without the thread whatever call looks at the socket next
+// finds out.
+void Session::on_late_join_locked() {
+  [[maybe_unused]] const Status started = hooks_.start_locked();
+  hooks_.look_up_locked();
+}
+
+// ---- memberships ------------------------------------------------------------------------------------
+
+Status Session::join(const epd_group_config_t& config, Group*& out) {
+  const std::int64_t wait_ms = config.timeout_ms == 0 ? kLongestJoinMs : config.timeout_ms;
+  const Deadline send_by = Deadline::in_ms(wait_ms);
+  const Deadline reply_by = Deadline::in_ms(wait_ms + kReplyMarginMs);
+  abi::Join join{};
+  OwnMemory own;
+  Status status = make_join(config, join, own);
+  if (!status.ok()) return status;
+  std::list<std::unique_ptr<Group>> made;
+  made.push_back(std::make_unique<Group>(this, join.shape, std::move(own)));
+  Group& group = *made.front();
+  Packet reply;
+  status = connection_.request({abi::AttachType::kJoin, abi::AttachType::kJoined, &join, sizeof(join),
+                                send_by, reply_by, group.own.fds},
+                               reply);
+  if (!status.ok()) return status;
+  status = adopt_joined(reply, group);
+  if (!status.ok()) {
+    connection_.leave(group.member, Deadline::in_ms(kLeaveMs));
+    return status;
   }
-  StatusCode code = checked_code(b().end_status.load(std::memory_order_relaxed));
-  if (code == StatusCode::kOk) code = StatusCode::kAborted;
-  std::string text;
-  try {
-    text.assign(b().message, abi::text_length(b().message));
-    if (text.empty()) text = "the daemon ended this session";
-  } catch (const std::bad_alloc&) {
-    text.clear();  // the status alone must do
+  const Lock lock = waits_.lock();
+  streams_.add_locked(group);
+  groups_.splice(groups_.end(), made);
+  out = &group;
+  return {};
+}
+
+Status Session::map_user_arena(const UniqueFd& fd, Group& group) {
+  const std::uint64_t bytes = group.arena.total_bytes;
+  if (attachment_.device != nullptr) return attachment_.device->map(fd, bytes, group.device_user);
+  Result<Mapping> user = map_sealed(fd, bytes, Access::kReadWrite, "the user arena");
+  if (user.ok()) group.user = std::move(*user);
+  return user.status();
+}
+
+Status Session::adopt_joined(Packet& packet, Group& group) {
+  const auto answer = packet.read<abi::Joined>();
+  if (!answer.ok()) return refusal(packet);
+  const abi::Joined& joined = answer.value();
+  group.member = joined.member;
+  group.rank = joined.rank;
+  group.epoch = joined.epoch;
+  group.next_index = group.first_index = joined.resume_index;
+  group.default_timeout_ms = joined.default_timeout_ms;
+  const std::uint64_t board_bytes = abi::BoardLayout(group.shape).total_bytes;
+  if (joined.user_bytes != group.arena.total_bytes || joined.board_bytes != board_bytes) {
+    return internal_error("the daemon made an arena of " + std::to_string(joined.user_bytes) +
+                          " and a board of " + std::to_string(joined.board_bytes) + " bytes; needed: " +
+                          std::to_string(group.arena.total_bytes) + " and " + std::to_string(board_bytes));
   }
-  end_locked({code, std::move(text)});
+  const std::size_t fds = operations_->num_descriptors();
+  if (joined.rank >= group.shape.num_ranks || packet.fds.size() != fds) {
+    return internal_error("the daemon's answer to join has rank " + std::to_string(joined.rank) + " and " +
+                          std::to_string(packet.fds.size()) + " descriptors; needed: below " +
+                          std::to_string(group.shape.num_ranks) + " and " + std::to_string(fds));
+  }
+  Status status = map_user_arena(packet.fds[0], group);
+  if (!status.ok()) return status;
+  Result<Mapping> board = map_sealed(packet.fds[1], board_bytes, Access::kReadOnly, "the board");
+  if (!board.ok()) return board.status();
+  group.board = BoardView(std::move(*board), group.shape);
+  if (!group.board.magic_fits()) return internal_error("the board from the daemon has a wrong magic");
+  return operations_->open(group, packet);
 }
 
-void Session::kick() const {
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t n = ::write(wake_.get(), &one, sizeof(one));
+void Session::begin_leave_locked(Group& group) {
+  group.left = true;
+  operations_->abort_locked(StatusCode::kAborted, "this rank has left the group", &group);
+  streams_.want_unblock_locked(group);
 }
 
-void Session::probe() {
+void Session::leave(Group* group, Deadline deadline) {
   {
-    const Lock lock(mutex_);
-    const SteadyClock::time_point now = SteadyClock::now();
-    if (!ended_.ok() || now - last_probe_ < std::chrono::milliseconds(1)) return;
-    last_probe_ = now;
+    Lock lock = waits_.lock();
+    take_news_locked();
+    begin_leave_locked(*group);
+    hooks_.await_locked(lock, *group);
+    operations_->forget_locked(*group);
+    waits_.notify_locked();
   }
-  pollfd entry{attachment_.socket.get(), POLLIN | POLLRDHUP, 0};
-  if (::poll(&entry, 1, 0) > 0) look_at_socket();
+  connection_.leave(group->member, deadline);
+  streams_.remove(*group);
+  std::list<std::unique_ptr<Group>> gone;  // unmapped without the lock
+  const Lock lock = waits_.lock();
+  const auto found = std::find_if(groups_.begin(), groups_.end(),
+                                  [group](const auto& other) { return other.get() == group; });
+  if (found != groups_.end()) gone.splice(gone.end(), groups_, found);
+}
+
+Status Session::resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t& info) {
+  Status status = check_wait(timeout_ms);
+  if (!status.ok()) return status;
+  const Deadline deadline = Deadline::of_wait(timeout_ms);
+  for (;;) {
+    status = take_epoch(group, timeout_ms, deadline, info);
+    if (!status.ok()) return status;
+    status = operations_->renew(group);
+    if (status.ok()) return status;
+    // It may have broken again meanwhile, which is no other case than that it breaks a little later. An
+    // engine that was restarted says so before the board does.
+    const bool restarted = status.code() == StatusCode::kEngineRestarted;
+    {
+      const Lock lock = waits_.lock();
+      const bool broken = restarted || !group.board.usable_in(group.epoch).ok();
+      if (!connection_.ended().ok() || !broken || deadline.passed()) return status;
+    }
+    if (restarted) std::this_thread::sleep_for(kAskAgain);
+  }
+}
+
+Status Session::take_epoch(Group& group, std::int32_t timeout_ms, Deadline deadline,
+                           epd_resume_info_t& info) {
+  ResumeWaiter waiter(connection_, group);
+  Lock lock = waits_.lock();
+  const bool ready = waits_.wait(lock, waiter, deadline);
+  if (!connection_.ended().ok()) return connection_.ended();
+  if (group.left) return {StatusCode::kAborted, "this rank has left the group"};
+  if (!ready) {
+    const std::string text = "the group has not agreed on a new epoch";
+    if (timeout_ms == EPD_NO_WAIT) return would_block(text + " yet");
+    return {StatusCode::kDeadlineExceeded, text + " within " + std::to_string(timeout_ms) + " ms"};
+  }
+  const BoardSnapshot& board = waiter.board;
+  if (board.state == abi::GroupState::kLost) return break_status(board);
+  if (board.epoch > group.epoch) {
+    group.epoch = board.epoch;
+    group.next_index = board.resume_index;
+    operations_->begin_epoch_locked(group);
+  }
+  info.epoch = group.epoch;
+  info.resume_op = group.next_index;
+  info.num_active_ranks = board.num_active_ranks;
+  return {};
 }
 
 }  // namespace epd::client

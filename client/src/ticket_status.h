@@ -20,6 +20,9 @@ inline Status unknown_ticket(epd_ticket_t ticket) {
   return not_found("ticket " + std::to_string(ticket) +
                    " is not in flight in this group: never issued, or retired already");
 }
+inline Status of_another_group(epd_ticket_t ticket) {
+  return not_found("ticket " + std::to_string(ticket) + " is of another group of this session");
+}
 // Of a call, whose result has a place that is used again.
 inline Status unknown_call(epd_ticket_t ticket) {
   return not_found("ticket " + std::to_string(ticket) +
@@ -42,6 +45,10 @@ inline Status no_dispatch(epd_ticket_t ticket, abi::Op op) {
   return invalid_argument("ticket " + std::to_string(ticket) + " is of a " +
                           (op == abi::Op::kCombine ? "combine" : "noop") +
                           "; allowed: tickets of a dispatch");
+}
+inline Status not_in_stream(epd_ticket_t ticket) {
+  return invalid_argument("ticket " + std::to_string(ticket) +
+                          " is of an operation with EPD_NO_STREAM; allowed: those submitted in a stream");
 }
 inline Status not_deferred(epd_ticket_t ticket) {
   return invalid_argument("ticket " + std::to_string(ticket) +

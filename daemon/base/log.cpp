@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/event.h"
+#include "base/utf8.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -41,33 +42,13 @@ std::set<LogLimiter*>& all_limiters() {
   return *limiters;
 }
 
-// Bytes of the well-formed UTF-8 sequence that `text` begins with; 0 if it does not.
-std::size_t utf8_length(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
-  const auto follows = [&](std::size_t i) { return (byte(i) & 0xc0u) == 0x80u; };
-  const unsigned first = byte(0);
-  if (first < 0x80) return 1;
-  if (first >= 0xc2 && first <= 0xdf) return follows(1) ? 2 : 0;
-  if (first >= 0xe0 && first <= 0xef) {
-    const bool overlong = first == 0xe0 && byte(1) < 0xa0;
-    const bool surrogate = first == 0xed && byte(1) >= 0xa0;
-    return follows(1) && follows(2) && !overlong && !surrogate ? 3 : 0;
-  }
-  if (first >= 0xf0 && first <= 0xf4) {
-    const bool overlong = first == 0xf0 && byte(1) < 0x90;
-    const bool too_large = first == 0xf4 && byte(1) >= 0x90;
-    return follows(1) && follows(2) && follows(3) && !overlong && !too_large ? 4 : 0;
-  }
-  return 0;
-}
-
 // Clients choose some of this text: whatever they send stays inside the quotes and is valid JSON.
 void append_quoted(std::string& out, std::string_view text) {
   out += '"';
   for (std::size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
     if (static_cast<unsigned char>(c) >= 0x80) {
-      const std::size_t length = utf8_length(text.substr(i));
+      const std::size_t length = first_character(text.substr(i)).bytes;
       out += length == 0 ? std::string_view("\\ufffd") : text.substr(i, length);
       if (length != 0) i += length - 1;
       continue;

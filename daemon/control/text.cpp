@@ -1,5 +1,7 @@
 #include "text.h"
 
+#include "base/utf8.h"
+
 #include <google/protobuf/message.h>
 #include <vector>
 
@@ -9,21 +11,6 @@ namespace {
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::Reflection;
-
-// Length of the well-formed UTF-8 sequence that `text` begins with; 0 if there is none.
-std::size_t sequence_length(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned first = byte(0);
-  if (first < 0x80) return 1;
-  const std::size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
-  if (first < 0xc2 || first > 0xf4 || text.size() < length) return 0;
-  for (std::size_t i = 1; i < length; ++i)
-    if ((byte(i) & 0xc0u) != 0x80u) return 0;
-  const unsigned second = byte(1);
-  const bool overlong = (first == 0xe0 && second < 0xa0) || (first == 0xf0 && second < 0x90);
-  const bool outside = (first == 0xed && second > 0x9f) || (first == 0xf4 && second > 0x8f);
-  return overlong || outside ? 0 : length;
-}
 
 void clean_string(Message& message, const FieldDescriptor* field) {
   const Reflection& reflection = *message.GetReflection();
@@ -47,7 +34,7 @@ std::string clean_text(std::string_view text) {
   std::string clean;
   clean.reserve(text.size());
   while (!text.empty()) {
-    const std::size_t length = sequence_length(text);
+    const std::size_t length = first_character(text).bytes;
     if (length == 0) {
       clean += "\xef\xbf\xbd";
     } else {

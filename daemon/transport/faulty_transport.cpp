@@ -56,7 +56,8 @@ class Faulty final : public FaultyTransport {
     std::uint64_t due = 0;
   };
   struct Peer {
-    std::uint32_t sends = 0;      // accepted, and not yet told of; flushes too
+    std::uint32_t sends = 0;  // accepted, and not yet told of; flushes too
+    bool flushing = false;
     bool down = false;            // nothing but the events that are held comes any more
     bool dropped = false;         // by us: the inner transport has forgotten it
     std::uint64_t out_again = 0;  // turns at which a cut mends
@@ -140,6 +141,7 @@ Result<Faulty::Peer*> Faulty::sender_to(PeerId id) {
   if (found == peers_.end()) return no_such_peer(id);
   Peer& peer = found->second;
   if (peer.down) return peer_is_down(id);
+  if (peer.flushing) return flush_under_way(id);
   if (peer.sends >= limits().max_sends) return too_many_sends(id, limits());
   return &peer;
 }
@@ -164,6 +166,7 @@ Status Faulty::flush(PeerId id, std::uint64_t cookie) {
   Result<Peer*> peer = sender_to(id);
   if (!peer.ok()) return peer.status();
   ++(*peer)->sends;
+  (*peer)->flushing = true;
   (*peer)->outgoing.push_back({true, Header(), {}, cookie, turn_});
   send_due(id, **peer);
   return {};
@@ -276,6 +279,7 @@ void Faulty::tell_completions(Peer& peer, bool all) {
   std::erase_if(peer.completions, [&](Incoming& held) {
     if (!all && held.due > turn_) return false;
     --peer.sends;
+    if (held.event.kind == EventKind::kFlushed) peer.flushing = false;
     ready_.push_back(std::move(held.event));
     return true;
   });

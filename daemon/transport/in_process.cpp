@@ -30,6 +30,7 @@ struct Message {
 struct Peer {
   std::uint64_t transport = 0;  // the other side's
   std::uint32_t sends = 0;      // flushes too
+  bool flushing = false;
   bool down = false;
 };
 
@@ -129,10 +130,12 @@ Status InProcess::post(PeerId peer, Message message) {
   const auto found = peers_.find(peer);
   if (found == peers_.end()) return no_such_peer(peer);
   if (found->second.down) return peer_is_down(peer);
+  if (found->second.flushing) return flush_under_way(peer);
   if (found->second.sends >= limits_.max_sends) return too_many_sends(peer, limits_);
   InProcess* to = find(found->second.transport);
   EPD_CHECK(to != nullptr);  // else the peer would be down
   ++found->second.sends;
+  found->second.flushing = message.flush;
   message.from = this;
   message.peer = peer;
   to->inbox_.push_back(message);
@@ -161,7 +164,10 @@ Status InProcess::flush(PeerId peer, std::uint64_t cookie) {
 
 void InProcess::settle(const Message& message, Status status) {
   const auto peer = message.from->peers_.find(message.peer);
-  if (peer != message.from->peers_.end()) --peer->second.sends;
+  if (peer != message.from->peers_.end()) {
+    --peer->second.sends;
+    if (message.flush) peer->second.flushing = false;
+  }
   Event event;
   event.kind = message.flush ? EventKind::kFlushed : EventKind::kSent;
   event.peer = message.peer;

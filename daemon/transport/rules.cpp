@@ -46,6 +46,9 @@ Status too_many_sends(PeerId peer, const Limits& limits) {
   return would_block(peer_name(peer) + " has " + std::to_string(limits.max_sends) +
                      " sends under way, as many as are allowed");
 }
+Status flush_under_way(PeerId peer) {
+  return would_block(peer_name(peer) + " has a flush under way");
+}
 Status own_address() {
   return invalid_argument("transport address is this transport's own");
 }

@@ -16,20 +16,23 @@ Status unsupported(std::string text) {
 
 Status load(const std::string& file, UcxLibrary& ucx) {
   void* library = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);  // kept for the life of the process
-  if (library == nullptr) return unsupported(std::string("no UCX: ") + ::dlerror());
+  if (library == nullptr) return not_found(std::string("no UCX: ") + ::dlerror());
 #define EPD_UCX_LOAD(name)                                                  \
   ucx.name = reinterpret_cast<decltype(ucx.name)>(::dlsym(library, #name)); \
   if (ucx.name == nullptr) return unsupported(file + " has no function " #name);
-  EPD_UCX_FUNCTIONS(EPD_UCX_LOAD)
-#undef EPD_UCX_LOAD
+  EPD_UCX_LOAD(ucp_get_version)  // it decides which others there should be
+  EPD_UCX_LOAD(ucp_get_version_string)
   unsigned major = 0;
   unsigned minor = 0;
   unsigned release = 0;
   ucx.ucp_get_version(&major, &minor, &release);
   if (major != kLeastMajor || minor < kLeastMinor) {
-    return unsupported(file + " is UCX " + ucx.ucp_get_version_string() + "; needed: " +
-                       std::to_string(kLeastMajor) + "." + std::to_string(kLeastMinor) + " or a later 1.x");
+    return {StatusCode::kVersionMismatch, file + " is UCX " + ucx.ucp_get_version_string() +
+                                              "; needed: " + std::to_string(kLeastMajor) + "." +
+                                              std::to_string(kLeastMinor) + " or a later 1.x"};
   }
+  EPD_UCX_FUNCTIONS(EPD_UCX_LOAD)
+#undef EPD_UCX_LOAD
   ucx.major = major;
   ucx.minor = minor;
   ucx.release = release;

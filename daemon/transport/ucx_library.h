@@ -13,7 +13,7 @@
   X(ucp_worker_destroy) X(ucp_worker_get_address) X(ucp_worker_release_address)                       \
   X(ucp_worker_set_am_recv_handler) X(ucp_worker_progress) X(ucp_worker_arm) X(ucp_worker_get_efd)    \
   X(ucp_ep_create) X(ucp_ep_close_nbx) X(ucp_ep_flush_nbx) X(ucp_ep_print_info) X(ucp_am_send_nbx)    \
-  X(ucp_am_data_release) X(ucp_request_check_status) X(ucp_request_free) X(ucs_status_string)
+  X(ucp_am_recv_data_nbx) X(ucp_am_data_release) X(ucp_request_check_status) X(ucp_request_free) X(ucs_status_string)
 // clang-format on
 
 namespace epd::transport {

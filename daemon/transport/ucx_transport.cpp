@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 
 namespace epd::transport {
 namespace {
@@ -39,17 +40,18 @@ Result<std::unique_ptr<Transport>> open_ucx(const UcxOptions& options) {
   Result<Address> address = make_address(parts);
   if (!address.ok()) return address.status();
   auto transport = std::make_unique<UcxTransport>(std::move(worker).value(), parts.transport,
-                                                  std::move(address).value(), options.limits);
+                                                  std::move(address).value(), options);
   if (Status status = transport->listen(); !status.ok()) return status;
   return std::unique_ptr<Transport>(std::move(transport));
 }
 
-UcxTransport::UcxTransport(UcxWorker worker, std::uint64_t id, Address address, const Limits& limits)
+UcxTransport::UcxTransport(UcxWorker worker, std::uint64_t id, Address address, const UcxOptions& options)
     : worker_(std::move(worker)),
       ucx_(worker_->ucx()),
       id_(id),
       address_(std::move(address)),
-      limits_(limits) {}
+      limits_(options.limits),
+      rendezvous_bytes_(options.rendezvous_bytes) {}
 
 Status UcxTransport::listen() {
   ucp_am_handler_param_t param;
@@ -126,13 +128,14 @@ Status UcxTransport::close(PeerId id) {
 
 // An endpoint that works is closed when it has nothing to write any more. UCX would keep it half, for
 // receiving; if it still had bytes to write and the other side broke then, UCX would use it after freeing it
-// (uct_tcp_iface_handle_events; 1.13 and later).
+// (uct_tcp_iface_handle_events; 1.13 and later). Sends by rendezvous are not waited for: a peer that has
+// closed its side never fetches them.
 void UcxTransport::advance_leaving(Peer& peer) {
-  if (peer.sends != 0) return;
-  if (!peer.flushed) {
-    peer.flushed = true;
-    if (post_flush(peer, 0, true).ok() && peer.sends != 0) return;
-  }
+  if (peer.flushing || peer.sends != peer.rendezvous) return;
+  peer.flushing = true;
+  Pending* pending = take_pending(peer, 0, EventKind::kFlushed);
+  pending->own = true;
+  if (post_flush(pending).ok() && peer.flushing) return;  // again when it is through
   begin_close(peer);
 }
 
@@ -155,7 +158,7 @@ bool UcxTransport::closed(Peer& peer) const {
     ucx_.ucp_request_free(peer.closing);
     peer.closing = nullptr;
   }
-  return peer.sends == 0;
+  return peer.sends == 0 && peer.fetches == 0;
 }
 
 void UcxTransport::advance_closing() {
@@ -206,6 +209,7 @@ Result<UcxTransport::Peer*> UcxTransport::sender_to(PeerId id) {
   if (found == peers_.end() || found->second->forgotten) return no_such_peer(id);
   Peer& peer = *found->second;
   if (peer.state != State::kOpen) return peer_is_down(id);
+  if (peer.flush != nullptr) return flush_under_way(id);
   if (peer.sends >= limits_.max_sends) return too_many_sends(id, limits_);
   return &peer;
 }
@@ -220,7 +224,8 @@ UcxTransport::Pending* UcxTransport::take_pending(Peer& peer, std::uint64_t cook
   pending->peer = &peer;
   pending->cookie = cookie;
   pending->kind = kind;
-  pending->own = false;
+  pending->own = pending->rendezvous = false;
+  pending->status = UCS_OK;
   ++peer.sends;
   return pending;
 }
@@ -237,7 +242,9 @@ Status UcxTransport::send(PeerId id, std::span<const std::byte> header, std::spa
   ucp_request_param_t param;
   std::memset(&param, 0, sizeof(param));
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
-  param.flags = UCP_AM_SEND_FLAG_EAGER;
+  pending->rendezvous = body.size() >= rendezvous_bytes_;
+  param.flags = pending->rendezvous ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER;
+  if (pending->rendezvous) ++(*peer)->rendezvous;
   param.cb.send = &UcxTransport::on_settled;
   param.user_data = pending;
   Status status =
@@ -248,32 +255,65 @@ Status UcxTransport::send(PeerId id, std::span<const std::byte> header, std::spa
   return status;
 }
 
+// Nothing is sent behind a flush until it is through: if a send fails then, and the answer to the flush has
+// come and has not been read, UCX aborts the process (uct_tcp_ep_handle_put_ack; 1.13).
 Status UcxTransport::flush(PeerId id, std::uint64_t cookie) {
   Result<Peer*> peer = sender_to(id);
   if (!peer.ok()) return peer.status();
-  return post_flush(**peer, cookie, false);
+  Pending* pending = take_pending(**peer, cookie, EventKind::kFlushed);
+  (*peer)->flush = pending;
+  if ((*peer)->rendezvous == 0) return post_flush(pending);
+  flushes_.push_back(pending);
+  return {};
 }
 
-Status UcxTransport::post_flush(Peer& peer, std::uint64_t cookie, bool own) {
-  Pending* pending = take_pending(peer, cookie, EventKind::kFlushed);
-  pending->own = own;
+Status UcxTransport::post_flush(Pending* pending) {
   ucp_request_param_t param;
   std::memset(&param, 0, sizeof(param));
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   param.cb.send = &UcxTransport::on_settled;
   param.user_data = pending;
-  return begun(pending, "ucp_ep_flush_nbx", ucx_.ucp_ep_flush_nbx(peer.endpoint, &param));
+  return begun(pending, "ucp_ep_flush_nbx", ucx_.ucp_ep_flush_nbx(pending->peer->endpoint, &param));
+}
+
+void UcxTransport::advance_flushes() {
+  std::vector<Pending*> ready;
+  std::erase_if(flushes_, [&ready](Pending* pending) {
+    if (pending->peer->rendezvous != 0) return false;
+    ready.push_back(pending);
+    return true;
+  });
+  for (Pending* pending : ready) {
+    Peer& peer = *pending->peer;
+    const bool open = peer.state == State::kOpen || peer.state == State::kLeaving;
+    if (!open || pending->status != UCS_OK) {
+      settle(pending, UCS_ERR_CANCELED);
+      continue;
+    }
+    const std::uint64_t cookie = pending->cookie;
+    if (post_flush(pending).ok()) continue;
+    settle(take_pending(peer, cookie, EventKind::kFlushed), UCS_ERR_CANCELED);
+  }
 }
 
 Status UcxTransport::begun(Pending* pending, const char* call, ucs_status_ptr_t result) {
   if (UCS_PTR_IS_ERR(result)) {
-    --pending->peer->sends;
-    free_pendings_.push_back(pending);
-    return {StatusCode::kAborted, "peer " + std::to_string(pending->peer->id) +
-                                      " goes down: " + ucx_.describe(call, UCS_PTR_STATUS(result))};
+    const PeerId id = pending->peer->id;
+    give_back(pending);
+    return {StatusCode::kAborted,
+            "peer " + std::to_string(id) + " goes down: " + ucx_.describe(call, UCS_PTR_STATUS(result))};
   }
   if (result == nullptr) settle(pending, UCS_OK);  // complete: no callback comes
   return {};
+}
+
+void UcxTransport::give_back(Pending* pending) {
+  Peer& peer = *pending->peer;
+  --peer.sends;
+  if (pending->rendezvous) --peer.rendezvous;
+  if (pending->own) peer.flushing = false;
+  if (peer.flush == pending) peer.flush = nullptr;
+  free_pendings_.push_back(pending);
 }
 
 void UcxTransport::on_settled(void* request, ucs_status_t status, void* user_data) {
@@ -285,16 +325,18 @@ void UcxTransport::on_settled(void* request, ucs_status_t status, void* user_dat
 
 void UcxTransport::settle(Pending* pending, ucs_status_t status) {
   Peer& peer = *pending->peer;
-  --peer.sends;
-  free_pendings_.push_back(pending);
+  if (pending->status == UCS_OK) pending->status = status;
+  if (pending->rendezvous && peer.flush != nullptr && peer.flush->status == UCS_OK)
+    peer.flush->status = status;
+  give_back(pending);
   if (pending->own) return;
   Event event;
   event.kind = pending->kind;
   event.peer = peer.id;
   event.cookie = pending->cookie;
-  if (status != UCS_OK) {
+  if (pending->status != UCS_OK) {
     event.status = {StatusCode::kAborted,
-                    "peer " + std::to_string(peer.id) + ": " + ucx_.ucs_status_string(status)};
+                    "peer " + std::to_string(peer.id) + ": " + ucx_.ucs_status_string(pending->status)};
   }
   events_.push_back(std::move(event));
 }
@@ -312,31 +354,88 @@ ucs_status_t UcxTransport::receive(std::span<const std::byte> wire, void* data, 
   Prefix prefix{};
   if (wire.size() >= sizeof(prefix)) std::memcpy(&prefix, wire.data(), sizeof(prefix));
   if (prefix.magic != kMagic || prefix.format != kFormat || wire.size() > sizeof(prefix) + kMaxHeaderBytes ||
-      bytes > limits_.max_body_bytes || (attributes & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) {
+      bytes > limits_.max_body_bytes) {
     ++counters_.dropped_malformed;
     return UCS_OK;
   }
   const auto sender = by_transport_.find(prefix.sender);
   if (sender == by_transport_.end() || sender->second->state == State::kDown) {
     ++counters_.dropped_unknown;
-    return UCS_OK;
+    return UCS_OK;  // of a rendezvous the body is not fetched, and UCX tells the sender that it is free
   }
+  Peer& peer = *sender->second;
+  const Header header(wire.subspan(sizeof(prefix)));
+  if ((attributes & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) return begin_fetch(peer, header, data, bytes);
+  // UCX's promise for handlers with UCP_AM_FLAG_PERSISTENT_DATA: the data may be kept.
+  EPD_CHECK(bytes == 0 || (attributes & UCP_AM_RECV_ATTR_FLAG_DATA) != 0);
+  push_received(peer, header, static_cast<const std::byte*>(data), bytes, {data, nullptr});
+  return bytes != 0 ? UCS_INPROGRESS : UCS_OK;
+}
+
+void UcxTransport::push_received(Peer& peer, const Header& header, const std::byte* data, std::uint64_t bytes,
+                                 Hold hold) {
   ++counters_.received;
   Event event;
-  event.peer = sender->second->id;
-  event.header = Header(wire.subspan(sizeof(prefix)));
-  const bool held = bytes != 0;
-  if (held) {
-    // UCX's promise for handlers with UCP_AM_FLAG_PERSISTENT_DATA: the data may be kept.
-    EPD_CHECK((attributes & UCP_AM_RECV_ATTR_FLAG_DATA) != 0);
-    event.body = {static_cast<const std::byte*>(data), bytes, holds_.add(data)};
-  }
+  event.peer = peer.id;
+  event.header = header;
+  if (bytes != 0) event.body = {data, bytes, holds_.add(std::move(hold))};
   events_.push_back(std::move(event));
-  return held ? UCS_INPROGRESS : UCS_OK;
+}
+
+ucs_status_t UcxTransport::begin_fetch(Peer& peer, const Header& header, void* descriptor,
+                                       std::uint64_t bytes) {
+  if (peer.state != State::kOpen) {
+    ++counters_.dropped_unknown;
+    return UCS_OK;
+  }
+  std::unique_ptr<std::byte[]> memory(new (std::nothrow) std::byte[bytes]);
+  if (memory == nullptr) {
+    on_failure(&peer, nullptr, UCS_ERR_NO_MEMORY);
+    return UCS_OK;
+  }
+  auto made = std::make_unique<Fetch>();
+  Fetch& fetch = *made;
+  fetch.peer = &peer;
+  fetch.header = header;
+  fetch.memory = std::move(memory);
+  fetch.bytes = bytes;
+  ucp_request_param_t param;
+  std::memset(&param, 0, sizeof(param));
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+  param.cb.recv_am = &UcxTransport::on_fetched;
+  param.user_data = &fetch;
+  ++peer.fetches;
+  fetches_.emplace(&fetch, std::move(made));
+  const ucs_status_ptr_t result =
+      ucx_.ucp_am_recv_data_nbx(worker_->get(), descriptor, fetch.memory.get(), bytes, &param);
+  if (UCS_PTR_IS_PTR(result)) return UCS_INPROGRESS;
+  end_fetch(fetch, UCS_PTR_STATUS(result));  // complete, or refused: no callback comes
+  return UCS_OK;
+}
+
+void UcxTransport::on_fetched(void* request, ucs_status_t status, std::size_t /*bytes*/, void* user_data) {
+  auto& fetch = *static_cast<Fetch*>(user_data);
+  UcxTransport& self = *fetch.peer->owner;
+  self.end_fetch(fetch, status);
+  self.ucx_.ucp_request_free(request);
+}
+
+void UcxTransport::end_fetch(Fetch& fetch, ucs_status_t status) {
+  Peer& peer = *fetch.peer;
+  --peer.fetches;
+  if (status == UCS_OK) {
+    const std::byte* data = fetch.memory.get();
+    push_received(peer, fetch.header, data, fetch.bytes, {nullptr, std::move(fetch.memory)});
+  } else {
+    on_failure(&peer, nullptr, status);  // a message is lost: that is the end of the peer
+  }
+  fetches_.erase(&fetch);
 }
 
 void UcxTransport::release(const Body& body) {
-  if (body.hold != 0) ucx_.ucp_am_data_release(worker_->get(), holds_.take(body.hold));
+  if (body.hold == 0) return;
+  const Hold hold = holds_.take(body.hold);
+  if (hold.ucx != nullptr) ucx_.ucp_am_data_release(worker_->get(), hold.ucx);
 }
 
 // ---- going on ----------------------------------------------------------------------------------
@@ -358,6 +457,7 @@ std::size_t UcxTransport::progress(std::span<Event> events) {
   // What waits in the queue is bounded: UCX is only asked for more when there is room for it.
   while (events_.size() < events.size() && ucx_.ucp_worker_progress(worker_->get()) != 0) {
   }
+  advance_flushes();
   advance_closing();
   std::size_t count = 0;
   while (count < events.size() && !events_.empty()) {
@@ -378,9 +478,13 @@ bool UcxTransport::arm() {
 
 UcxTransport::~UcxTransport() {
   for (const auto& [id, peer] : peers_) {
+    // UCX 1.13 destroys no worker that has a rendezvous under way at an open endpoint.
+    if (peer->rendezvous + peer->fetches != 0 && peer->endpoint != nullptr) begin_close(*peer);
     if (peer->closing != nullptr) ucx_.ucp_request_free(peer->closing);
   }
-  holds_.for_each([this](void* data) { ucx_.ucp_am_data_release(worker_->get(), data); });
+  holds_.for_each([this](const Hold& hold) {
+    if (hold.ucx != nullptr) ucx_.ucp_am_data_release(worker_->get(), hold.ucx);
+  });
   // Without progress before it, for the same reason as in advance_leaving().
   worker_.reset();  // while there still is what its callbacks refer to
 }

@@ -13,7 +13,7 @@ namespace epd::transport {
 
 class UcxTransport final : public Transport {
  public:
-  UcxTransport(UcxWorker worker, std::uint64_t id, Address address, const Limits& limits);
+  UcxTransport(UcxWorker worker, std::uint64_t id, Address address, const UcxOptions& options);
   Status listen();
   ~UcxTransport() override;
 
@@ -34,6 +34,7 @@ class UcxTransport final : public Transport {
  private:
   // kOpen → (UCX's callback) kFailed → (progress) kClosing → kDown. By close(): kOpen → kLeaving → kClosing.
   enum class State { kOpen, kLeaving, kFailed, kClosing, kDown };
+  struct Pending;
   struct Peer {
     UcxTransport* owner = nullptr;
     PeerId id = 0;
@@ -42,10 +43,13 @@ class UcxTransport final : public Transport {
     State state = State::kOpen;
     bool forgotten = false;  // close() was called
     ucp_ep_h endpoint = nullptr;
-    void* closing = nullptr;  // UCX's request
-    bool flushed = false;     // kLeaving: asked for
-    std::uint32_t sends = 0;  // flushes too
-    Status reason;            // of kDown
+    void* closing = nullptr;       // UCX's request
+    bool flushing = false;         // kLeaving: a flush of our own is under way
+    std::uint32_t sends = 0;       // flushes too
+    std::uint32_t rendezvous = 0;  // of these sends
+    std::uint32_t fetches = 0;     // bodies on their way here by rendezvous
+    Pending* flush = nullptr;      // the caller's
+    Status reason;                 // of kDown
   };
   // What a message carries in front of its header.
   struct Prefix {
@@ -58,26 +62,47 @@ class UcxTransport final : public Transport {
     Peer* peer = nullptr;
     std::uint64_t cookie = 0;
     EventKind kind = EventKind::kSent;
-    bool own = false;                                              // a flush of a peer that leaves: no event
+    bool own = false;         // a flush of a peer that leaves: no event
+    bool rendezvous = false;  // a send
+    ucs_status_t status = UCS_OK;
     std::array<std::byte, sizeof(Prefix) + kMaxHeaderBytes> wire;  // prefix and header
+  };
+
+  // A body that UCX fetches by rendezvous.
+  struct Fetch {
+    Peer* peer = nullptr;
+    Header header;
+    std::unique_ptr<std::byte[]> memory;
+    std::uint64_t bytes = 0;
+  };
+  // What lies behind a received body: UCX's memory, or ours.
+  struct Hold {
+    void* ucx = nullptr;
+    std::unique_ptr<std::byte[]> own;
   };
 
   static ucs_status_t on_message(void* self, const void* header, std::size_t header_bytes, void* data,
                                  std::size_t bytes, const ucp_am_recv_param_t* param);
   static void on_settled(void* request, ucs_status_t status, void* pending);
+  static void on_fetched(void* request, ucs_status_t status, std::size_t bytes, void* fetch);
   static void on_failure(void* peer, ucp_ep_h endpoint, ucs_status_t status);
 
   ucs_status_t receive(std::span<const std::byte> wire, void* data, std::size_t bytes,
                        std::uint64_t attributes);
+  ucs_status_t begin_fetch(Peer& peer, const Header& header, void* descriptor, std::uint64_t bytes);
+  void end_fetch(Fetch& fetch, ucs_status_t status);
+  void push_received(Peer& peer, const Header& header, const std::byte* data, std::uint64_t bytes, Hold hold);
   // The peer that may send, or the status that says why not.
   Result<Peer*> sender_to(PeerId peer);
   Pending* take_pending(Peer& peer, std::uint64_t cookie, EventKind kind);
   // What UCX said to the call that began it.
   Status begun(Pending* pending, const char* call, ucs_status_ptr_t result);
   void settle(Pending* pending, ucs_status_t status);
+  void give_back(Pending* pending);
   void advance_leaving(Peer& peer);
   void begin_close(Peer& peer);
-  Status post_flush(Peer& peer, std::uint64_t cookie, bool own);
+  Status post_flush(Pending* pending);
+  void advance_flushes();
   bool closed(Peer& peer) const;  // UCX has nothing of the peer's any more
   void advance_closing();
   bool deliver(Event& queued, Event& event);
@@ -87,6 +112,7 @@ class UcxTransport final : public Transport {
   const std::uint64_t id_;
   const Address address_;
   const Limits limits_;
+  const std::uint64_t rendezvous_bytes_;
   std::unordered_map<PeerId, std::unique_ptr<Peer>> peers_;
   std::unordered_map<std::uint64_t, Peer*> by_transport_;  // those that are not forgotten
   std::vector<Peer*> ending_;                              // kLeaving, kFailed, kClosing
@@ -94,7 +120,9 @@ class UcxTransport final : public Transport {
   std::deque<Event> events_;
   std::vector<std::unique_ptr<Pending>> pendings_;
   std::vector<Pending*> free_pendings_;
-  Holds<void*> holds_;
+  std::vector<Pending*> flushes_;  // that wait for sends by rendezvous: UCX's own flush does not
+  std::unordered_map<Fetch*, std::unique_ptr<Fetch>> fetches_;
+  Holds<Hold> holds_;
   Counters counters_;
 };
 

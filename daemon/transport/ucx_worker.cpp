@@ -21,9 +21,13 @@ std::vector<std::pair<std::string, std::string>> ucx_environment() {
       {"UCX_ERROR_SIGNALS", ""},
       // What goes wrong comes as statuses.
       {"UCX_LOG_LEVEL", "fatal"},
-      // One segment carries a batch of 256 KiB less what belongs to it.
-      {"UCX_TCP_TX_SEG_SIZE", "256k"},
-      {"UCX_TCP_RX_SEG_SIZE", "256k"},
+      // A batch of 256 KiB and its headers are one segment. UCX puts longer messages together in memory that
+      // it
+      // allocates for each.
+      {"UCX_TCP_TX_SEG_SIZE", "264k"},
+      {"UCX_TCP_RX_SEG_SIZE", "264k"},
+      // Rendezvous goes by messages: when a peer dies amid a put, UCX 1.13 aborts the process.
+      {"UCX_TCP_PUT_ENABLE", "n"},
       // A node that has gone dark, while nothing is under way.
       {"UCX_TCP_KEEPIDLE", "1s"},
       {"UCX_TCP_KEEPINTVL", "1s"},
@@ -36,6 +40,8 @@ Result<UcxWorker> UcxWorker::open(const UcxOptions& options) {
   if (options.transports.empty()) {
     return invalid_argument("UCX transports are empty; allowed: a list of transports");
   }
+  if (options.rendezvous_bytes == 0)
+    return invalid_argument("UCX rendezvous_bytes is 0; allowed: 1 and more");
   Result<const UcxLibrary*> ucx = ucx_library(options.library);
   if (!ucx.ok()) return ucx.status();
   UcxWorker worker(**ucx);
@@ -50,8 +56,10 @@ Status UcxWorker::make_context(const UcxOptions& options) {
   if (status != UCS_OK) return unsupported(ucx_->describe("ucp_config_read", status));
   // No zero copy: when a send from the caller's memory fails, UCX 1.13 says so twice (uct_tcp_ep_progress_tx
   // after the requests have been purged), and aborts the process.
-  const std::pair<const char*, std::string> settings[] = {
+  std::vector<std::pair<const char*, std::string>> settings = {
       {"NET_DEVICES", options.devices}, {"TLS", options.transports}, {"ZCOPY_THRESH", "inf"}};
+  // Nothing else ends a send by rendezvous to a peer that has closed its side (20 s by default).
+  if (options.rendezvous_bytes != kAlwaysEager) settings.emplace_back("KEEPALIVE_INTERVAL", "1s");
   for (const auto& [key, value] : settings) {
     status = ucx_->ucp_config_modify(config, key, value.c_str());
     if (status != UCS_OK) {

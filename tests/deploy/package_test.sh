@@ -231,7 +231,7 @@ there systemctl --quiet is-active nvidia-mps.service || explain "nvidia-mps.serv
 [[ $(there sh -c "tr '\0' ' ' </proc/$pid/environ") == *CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps* ]] || explain "epd does not know of MPS"
 [[ $(view cat /run/nvidia-mps/pid) == $(property MainPID nvidia-mps.service) ]] || explain "epd sees another folder than MPS"
 [[ $(there stat --format %U "/proc/$(property MainPID nvidia-mps.service)") == epd ]] || explain "MPS runs as another user"
-# All of it as another user, as README.md of deploy says.
+# All of it as another user, as deploy/OPERATING.md says.
 there sh -c 'for unit in nvidia-mps epd; do
     install -d /etc/systemd/system/$unit.service.d
     printf "[Service]\nUser=member\nGroup=member\n" > /etc/systemd/system/$unit.service.d/user.conf

@@ -23,6 +23,7 @@ epd_fuzzer(submission_fuzz SOURCE submission_fuzz.cpp CORPUS submission RUNS 300
 epd_fuzzer(attach_fuzz SOURCE attach_fuzz.cpp ROOM session CORPUS attach RUNS 1000 LIBS epd_session epd_membership)
 epd_fuzzer(control_fuzz SOURCE control_fuzz.cpp CORPUS control RUNS 300 LIBS epd_fake_control epd_control_proto)
 epd_fuzzer(config_fuzz SOURCE config_fuzz.cpp CORPUS config RUNS 1000 LIBS epd_supervisor)
+epd_fuzzer(far_fuzz SOURCE far_fuzz.cpp CORPUS far RUNS 20000 LIBS epd_proto)
 if(EPD_BUILD_FUZZERS)
   # Coverage guides only where the code under test is instrumented too.
   foreach(_room base session membership supervisor control engine device)

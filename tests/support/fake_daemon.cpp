@@ -419,6 +419,12 @@ void FakeDaemon::end_session(StatusCode status, const std::string& text) {
   ring_locked();
 }
 
+void FakeDaemon::set_serving(bool serving) {
+  const std::lock_guard lock(mutex_);
+  const abi::SessionState state = serving ? abi::SessionState::kServing : abi::SessionState::kStarting;
+  b().state.store(static_cast<std::uint32_t>(state), std::memory_order_release);
+}
+
 bool FakeDaemon::client_sleeps() const {
   const std::lock_guard lock(mutex_);
   return a().client_sleep.sleeping.load(std::memory_order_acquire) != 0;

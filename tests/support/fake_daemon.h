@@ -83,6 +83,7 @@ class FakeDaemon {
   // Waits until the client has rung the engine this often in all; false after ten seconds.
   bool await_rings(std::uint64_t count) const;
   void end_session(StatusCode status, const std::string& text);
+  void set_serving(bool serving);  // else the engine is being restarted
   bool client_sleeps() const;
   // Waits until the client's leader says that it sleeps; false after ten seconds.
   bool await_client_sleep() const;

@@ -22,6 +22,12 @@ target_compile_definitions(client_test PRIVATE
   EPD_HEADER="${PROJECT_SOURCE_DIR}/client/include/epd/epd.h"
   EPD_SANITIZERS="$<JOIN:${EPD_SANITIZE},+>"
   EPD_VERSION_TEXT="${PROJECT_VERSION}")
+# The library's parts: against its objects, to look into it.
+add_executable(client_parts_test ${CMAKE_CURRENT_LIST_DIR}/client_parts_test.cpp $<TARGET_OBJECTS:epd_client_objects>)
+target_include_directories(client_parts_test PRIVATE $<TARGET_PROPERTY:epd_client_objects,INTERFACE_INCLUDE_DIRECTORIES>)
+target_compile_definitions(client_parts_test PRIVATE EPD_CLIENT_VERSION="${PROJECT_VERSION}")
+target_link_libraries(client_parts_test PRIVATE epd_common GTest::gtest_main epd_options ${CMAKE_DL_LIBS})
+gtest_discover_tests(client_parts_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 120)
 # CUDA devices, on the fake driver: against the library's objects, to look into it.
 include(${CMAKE_CURRENT_LIST_DIR}/../support/fake_cuda.cmake)
 if(EPD_CUDA_DRIVER_INCLUDE_DIR AND EPD_FAKE_CUDA)

@@ -3,6 +3,7 @@
 #include "client_commands_fixture.h"
 
 #include <chrono>
+#include <future>
 #include <thread>
 
 namespace epd::testing {
@@ -170,6 +171,94 @@ TEST_F(ClientCommands, ATicketWaitsAsLongAsItsGroupIsBroken) {
   EXPECT_EQ(epd_ticket_wait(group_, ticket_, 5'500, nullptr), EPD_DEADLINE_EXCEEDED) << epd_last_error();
   break_and_resume(2);
   EXPECT_EQ(wait(ticket_), EPD_ENGINE_RESTARTED);
+}
+
+// Likewise check, which is told by the device that calls were not carried out.
+TEST_F(ClientCommands, CheckWaitsAsLongAsTheEngineIsAway) {
+  ASSERT_EQ(dispatch_with(dispatch_args(0)), EPD_OK) << epd_last_error();
+  end_command(false);
+  daemon_.set_serving(false);
+  auto checked = std::async(std::launch::async, [this] { return epd_group_check(group_, nullptr); });
+  EXPECT_NE(checked.wait_for(std::chrono::milliseconds(5'500)), std::future_status::ready);
+  daemon_.set_serving(true);
+  break_and_resume(2);
+  EXPECT_EQ(checked.get(), EPD_ENGINE_RESTARTED);
+}
+
+// Nothing of a context that has faulted runs any more, so no call of a stream of it is ever made.
+TEST_F(ClientCommands, NoTicketWaitsForAContextThatHasFaulted) {
+  for (const bool hooked : {false, true}) {
+    ASSERT_EQ(attach_again(EPD_WAIT_BY_KERNEL), EPD_OK) << epd_last_error();
+    member_ = &daemon_.member(0);
+    cuda_.hold(stream_, true);
+    ASSERT_EQ(dispatch_with(dispatch_args(0)), EPD_OK) << epd_last_error();
+    const epd_ticket_t in_stream = ticket_;
+    ASSERT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(1)), EPD_OK) << epd_last_error();
+    std::promise<epd_status_t> told;
+    auto ended = told.get_future();
+    std::thread waiter;
+    if (hooked) {
+      const auto hook = [](const epd_result_t* result, void* user) {
+        static_cast<std::promise<epd_status_t>*>(user)->set_value(result->status);
+      };
+      ASSERT_EQ(epd_ticket_on_complete(group_, in_stream, hook, &told), EPD_OK) << epd_last_error();
+    } else {
+      waiter = std::thread([&] {
+        told.set_value(epd_ticket_wait(group_, in_stream, EPD_FOREVER, nullptr));
+        EXPECT_ERROR_HAS("CUDA_ERROR_ILLEGAL_ADDRESS");
+        EXPECT_ERROR_HAS("num_tokens_at");
+      });
+    }
+    EXPECT_NE(ended.wait_for(std::chrono::milliseconds(300)), std::future_status::ready);
+    cuda_.fail("cuStreamIsCapturing", CUDA_ERROR_ILLEGAL_ADDRESS);
+    const bool in_time = ended.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
+    EXPECT_TRUE(in_time);
+    cuda_.hold(stream_, false);
+    if (!in_time) end_command();
+    EXPECT_EQ(ended.get(), EPD_INTERNAL);
+    if (waiter.joinable()) waiter.join();
+    EXPECT_EQ(epd_ticket_poll(group_, ticket_, nullptr), EPD_WOULD_BLOCK) << "the engine has this one";
+    cuda_.fail("cuStreamIsCapturing", CUDA_SUCCESS);
+    if (in_time) cuda_.poke(address(words().done), words().tail);
+    end_host_call();
+    EXPECT_EQ(wait(ticket_), EPD_OK) << epd_last_error();
+  }
+}
+
+// Its stream has gone on, so the caller waits; and its result will never come.
+TEST_F(ClientCommands, AReplayWhoseEngineDiedBeforeItsResultEndsWithTheBreak) {
+  CUgraph graph = nullptr;
+  CUgraphExec replay = nullptr;
+  cuda_.set_current(cuda_.context());
+  ASSERT_EQ(cuStreamBeginCapture(stream_, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
+  ASSERT_EQ(dispatch_with(dispatch_args(0)), EPD_OK) << epd_last_error();
+  ASSERT_EQ(cuStreamEndCapture(stream_, &graph), CUDA_SUCCESS);
+  ASSERT_EQ(cuGraphInstantiateWithFlags(&replay, graph, 0), CUDA_SUCCESS);
+  for (std::uint64_t epoch = 1; epoch <= 4; ++epoch) {
+    ASSERT_EQ(cuGraphLaunch(replay, stream_), CUDA_SUCCESS);
+    const abi::Call call = call_at(words().done);
+    cuda_.poke(address(words().done), words().done + 1);
+    EXPECT_EQ(cuda_.stuck(stream_), 0u);
+    if (epoch == 3) break_and_resume(epoch + 1);  // before the wait
+    auto waited = std::async(std::launch::async,
+                             [this] { return epd_ticket_wait(group_, ticket_, EPD_FOREVER, nullptr); });
+    if (epoch != 3) {
+      EXPECT_NE(waited.wait_for(std::chrono::milliseconds(300)), std::future_status::ready);
+      break_and_resume(epoch + 1);
+    }
+    const bool in_time = waited.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
+    EXPECT_TRUE(in_time);
+    if (!in_time) tell_result(call);
+    EXPECT_EQ(waited.get(), EPD_ENGINE_RESTARTED);
+    ASSERT_EQ(epd_group_resume(group_, 1000, nullptr), EPD_OK) << epd_last_error();
+    EXPECT_EQ(epd_ticket_wait(group_, ticket_, 500, nullptr), EPD_DEADLINE_EXCEEDED) << "of the next epoch";
+  }
+  ASSERT_EQ(cuGraphLaunch(replay, stream_), CUDA_SUCCESS);
+  end_command();
+  EXPECT_EQ(wait(ticket_), EPD_OK) << epd_last_error();
+  cuGraphExecDestroy(replay);
+  cuGraphDestroy(graph);
+  cuda_.set_current(nullptr);
 }
 
 // Calls of an epoch that has gone hold no slot.

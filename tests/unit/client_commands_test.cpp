@@ -127,6 +127,49 @@ TEST_F(ClientCommands, KeptHandlesTakeRecordsAndGiveThemBack) {
   EXPECT_EQ(last_call().route, 4u);
 }
 
+// Whoever gives a handle back while a call uses its record, would have that overwritten under the call.
+TEST_F(ClientCommands, AHandleThatACallUsesIsNotGivenBack) {
+  epd_dispatch_args_t keep = dispatch_args(0);
+  keep.keep_handle = 1;
+  for (void* const stream : {static_cast<void*>(stream_), EPD_NO_STREAM}) {
+    SCOPED_TRACE(stream == EPD_NO_STREAM ? "by the host" : "in a stream");
+    const auto end = [&] { stream == EPD_NO_STREAM ? end_host_call() : end_command(); };
+    ASSERT_EQ(dispatch_in(stream, keep), EPD_OK) << epd_last_error();
+    EXPECT_EQ(epd_handle_release(group_, handle_), EPD_WOULD_BLOCK);
+    EXPECT_ERROR_HAS("an operation in flight uses handle");
+    end();
+    epd_combine_args_t args;
+    epd_combine_args_init(&args);
+    args.handle = handle_;
+    ASSERT_EQ(epd_combine(group_, &args, stream, &ticket_), EPD_OK) << epd_last_error();
+    ASSERT_EQ(epd_ticket_drop(group_, ticket_), EPD_OK) << epd_last_error();
+    EXPECT_EQ(epd_handle_release(group_, handle_), EPD_WOULD_BLOCK) << "nobody asks, but it runs";
+    end();
+    EXPECT_EQ(epd_handle_release(group_, handle_), EPD_OK) << epd_last_error();
+    EXPECT_EQ(epd_handle_release(group_, handle_), EPD_NOT_FOUND);
+  }
+  // However many calls come after it: its place is not given to another before it has ended.
+  keep.slot = 1;
+  ASSERT_EQ(dispatch_in(other_, keep), EPD_OK) << epd_last_error();
+  const abi::Call kept = last_call();
+  const epd_handle_t handle = handle_;
+  for (std::uint32_t i = 0; i < abi::kOnceResults + 10; ++i) {
+    ASSERT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(0)), EPD_OK) << epd_last_error();
+    end_host_call();
+  }
+  EXPECT_EQ(epd_handle_release(group_, handle), EPD_WOULD_BLOCK);
+  tell_result(kept);
+  EXPECT_EQ(epd_handle_release(group_, handle), EPD_OK) << epd_last_error();
+  cuda_.poke(address(words().done), words().tail);
+  // A resume ends all of before.
+  ASSERT_EQ(dispatch_in(stream_, keep), EPD_OK) << epd_last_error();
+  cuda_.poke(address(words().done), words().tail);
+  break_and_resume(2);
+  EXPECT_EQ(epd_handle_release(group_, handle_), EPD_WOULD_BLOCK);
+  ASSERT_EQ(epd_group_resume(group_, 1000, nullptr), EPD_OK) << epd_last_error();
+  EXPECT_EQ(epd_handle_release(group_, handle_), EPD_OK) << epd_last_error();
+}
+
 TEST_F(ClientCommands, TokensAreCountedWhenTheStreamGetsThere) {
   std::uint32_t& n = *cuda_.pinned_word();
   n = 7;
@@ -167,6 +210,8 @@ TEST_F(ClientCommands, WithoutAStreamTheHostCalls) {
     EXPECT_EQ(epd_ticket_pending(group_, ticket_), 0);
     EXPECT_EQ(wait(ticket_), EPD_OK) << epd_last_error();
     EXPECT_EQ(wait(ticket_), EPD_NOT_FOUND) << "retired";
+    EXPECT_EQ(epd_ticket_poll(group_, 0, nullptr), EPD_NOT_FOUND) << "none has this number";
+    EXPECT_EQ(epd_ticket_pending(group_, 0), 0);
   }
   EXPECT_EQ(words().tail, 0u);
 }
@@ -344,6 +389,37 @@ TEST_F(ClientCommands, TicketsAreForStreams) {
   EXPECT_EQ(epd_noop(group_, 0, EPD_NO_STREAM, &ticket_), EPD_OK);
   EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_, other_), EPD_INVALID_ARGUMENT);
   EXPECT_ERROR_HAS("is of an operation with EPD_NO_STREAM");
+}
+
+// It would wait for what never comes, until the group is left.
+TEST_F(ClientCommands, StreamsWaitForTicketsOfTheirGroupOnly) {
+  for (const epd_wait_by_t by : {EPD_WAIT_BY_KERNEL, EPD_WAIT_BY_MEMOP}) {
+    SCOPED_TRACE(by);
+    if (by == EPD_WAIT_BY_MEMOP) use_memop_waits();
+    epd_dispatch_args_t args = dispatch_args(1);
+    args.defer_receive = 1;
+    ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
+    epd_group_t* second = nullptr;
+    const epd_group_config_t config = small_config();
+    ASSERT_EQ(epd_group_join(session_, &config, &second), EPD_OK) << epd_last_error();
+    epd_ticket_t foreign = 0;
+    ASSERT_EQ(epd_dispatch(second, &args, stream_, &foreign, nullptr), EPD_OK) << epd_last_error();
+    EXPECT_NE(foreign, ticket_);
+    const std::size_t before = cuda_.enqueued_anywhere();
+    EXPECT_EQ(epd_ticket_wait_on_stream(group_, foreign, other_), EPD_NOT_FOUND);
+    EXPECT_ERROR_HAS("is of another group");
+    for (const epd_ticket_t wrong :
+         {ticket_ + 5, ticket_ ^ std::uint64_t{1} << 53, ticket_ ^ std::uint64_t{2} << 49,
+          ticket_ ^ std::uint64_t{1} << 28, std::uint64_t{17}, epd_ticket_t{0}}) {
+      EXPECT_EQ(epd_ticket_wait_on_stream(group_, wrong, other_), EPD_NOT_FOUND) << wrong;
+      EXPECT_ERROR_HAS("never issued");
+    }
+    end_command();
+    EXPECT_EQ(wait(ticket_), EPD_OK) << epd_last_error();
+    EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_, other_), EPD_NOT_FOUND) << "retired";
+    EXPECT_EQ(cuda_.enqueued_anywhere(), before);
+    EXPECT_EQ(cuda_.stuck(other_), 0u);
+  }
 }
 
 TEST_F(ClientCommands, MemopWaitsAreForTheFlagOfSlotAndKind) {

@@ -2,20 +2,12 @@
 #pragma once
 
 #include "client_fixture.h"
+#include "launched_operations.h"
 #include "session.h"
 #include "watched_cuda.h"
 
 #include <atomic>
 #include <vector>
-
-namespace epd::client {
-// What only a test may do: tickets near the end of 32 bits.
-struct SessionTestAccess {
-  static void set_last_ticket(epd_session_t* session, std::uint64_t ticket) {
-    reinterpret_cast<Handle<Session>*>(session)->object()->last_ticket_ = ticket;
-  }
-};
-}  // namespace epd::client
 
 namespace epd::testing {
 
@@ -27,6 +19,12 @@ inline FakeSettings cuda_settings() {
   settings.arena_name = WatchedCuda::memory_name();
   settings.arena_unit = std::size_t{2} << 20;
   return settings;
+}
+
+// The session's next ticket is this one's successor.
+inline void start_after(epd_session_t* session, epd_ticket_t ticket) {
+  client::Session& object = *reinterpret_cast<client::Handle<client::Session>*>(session)->object();
+  dynamic_cast<client::LaunchedOperations&>(object.operations()).start_after(ticket);
 }
 
 // Its streams wait as they do by default.

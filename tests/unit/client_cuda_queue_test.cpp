@@ -266,7 +266,7 @@ TEST_P(ClientCuda, WordsAreNotRenewedUnderAnOperationInFlight) {
   epd_ticket_t first = 0;
   epd_ticket_t ticket = 0;
   ASSERT_EQ(dispatch(0, stream_, &first), EPD_OK) << epd_last_error();
-  client::SessionTestAccess::set_last_ticket(session_, std::uint64_t{1} << 31);
+  start_after(session_, std::uint64_t{1} << 31);
   EXPECT_EQ(dispatch(0, stream_, &ticket), EPD_WOULD_BLOCK);
   EXPECT_ERROR_HAS("tickets ago");
   EXPECT_EQ(cuda_.enqueued_anywhere(), 2u);

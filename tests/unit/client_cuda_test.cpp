@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <functional>
+#include <future>
 #include <thread>
 
 namespace epd::testing {
@@ -251,6 +252,24 @@ TEST_P(ClientCuda, LeavingReleasesTheStreamsBeforeItUnmaps) {
   EXPECT_EQ(cuda_.mapped_bytes(), 0u);
 }
 
+// Each group's leave waits for all streams of the context, which may wait for another group's operations.
+TEST_P(ClientCuda, DetachingUnblocksAllGroupsFirst) {
+  epd_ticket_t ticket = 0;
+  ASSERT_EQ(dispatch(0, stream_, &ticket), EPD_OK) << epd_last_error();
+  epd_group_t* second = nullptr;
+  const epd_group_config_t config = small_config();
+  ASSERT_EQ(epd_group_join(session_, &config, &second), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_noop(second, 0, other_, &ticket), EPD_OK) << epd_last_error();
+  EXPECT_EQ(cuda_.stuck(stream_) + cuda_.stuck(other_), 2u);
+  const std::uintptr_t word = done(0);
+  auto detached = std::async(std::launch::async, [this] { detach(); });
+  const bool in_time = detached.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
+  EXPECT_TRUE(in_time);
+  if (!in_time) cuda_.poke(word, static_cast<std::uint32_t>(ticket));
+  detached.get();
+  EXPECT_EQ(cuda_.stuck(stream_) + cuda_.stuck(other_), 0u);
+}
+
 TEST_P(ClientCuda, AContextThatIsGoneHangsNobody) {
   epd_ticket_t ticket = 0;
   ASSERT_EQ(dispatch(0, other_, &ticket, true), EPD_OK) << epd_last_error();
@@ -266,7 +285,7 @@ TEST_P(ClientCuda, AContextThatIsGoneHangsNobody) {
 // A word that was last written 2^31 tickets ago would look as if it were ahead.
 TEST_P(ClientCuda, WordsAreRenewedBeforeTheyLookAhead) {
   const std::uint64_t far = (std::uint64_t{1} << 31) + 10;
-  client::SessionTestAccess::set_last_ticket(session_, far);
+  start_after(session_, far);
   cuda_.hold(stream_, true);
   epd_ticket_t ticket = 0;
   ASSERT_EQ(dispatch(0, stream_, &ticket), EPD_OK) << epd_last_error();

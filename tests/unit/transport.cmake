@@ -8,8 +8,18 @@ add_executable(transport_test
   ${CMAKE_CURRENT_LIST_DIR}/transport_flavors.cpp
   ${CMAKE_CURRENT_LIST_DIR}/transport_ends_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/transport_faulty_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/transport_hostile_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/transport_processes_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/transport_traffic_test.cpp)
 
+# Libraries that are not the UCX they seem: too old, and without most functions.
+foreach(_kind old part)
+  add_library(fake_ucx_${_kind} MODULE ${CMAKE_CURRENT_LIST_DIR}/transport_fake_ucx.c)
+  string(TOUPPER ${_kind} _name)
+  target_compile_definitions(transport_test PRIVATE EPD_TEST_UCX_${_name}="$<TARGET_FILE:fake_ucx_${_kind}>")
+  add_dependencies(transport_test fake_ucx_${_kind})
+endforeach()
+target_compile_definitions(fake_ucx_old PRIVATE MINOR=12)
+target_compile_definitions(fake_ucx_part PRIVATE MINOR=13)
 target_link_libraries(transport_test PRIVATE epd_transport epd_options GTest::gtest Threads::Threads)
 gtest_discover_tests(transport_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 120)

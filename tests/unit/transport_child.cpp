@@ -1,12 +1,11 @@
 #include "transport_child.h"
 
-#include "transport_flavors.h"
-
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <deque>
 
 namespace epd::transport {
 namespace {
@@ -36,7 +35,7 @@ void write_address(int fd, const Address& address) {
 
 }  // namespace
 
-Child::Child(const std::string& mode, std::uint64_t name) {
+Child::Child(const std::string& mode, std::uint64_t name, Carrier carrier) {
   int to[2];
   int from[2];
   EXPECT_EQ(::pipe2(to, O_CLOEXEC), 0);
@@ -48,8 +47,9 @@ Child::Child(const std::string& mode, std::uint64_t name) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     ::dup2(to[0], 0);
     ::dup2(from[1], 3);
+    ::close_range(4, ~0u, 0);  // UCX's sockets outlive an exec
     ::execl("/proc/self/exe", "transport_test", "--peer", mode.c_str(), std::to_string(name).c_str(),
-            nullptr);
+            std::to_string(static_cast<int>(carrier)).c_str(), nullptr);
     ::_exit(127);
   }
   ::close(to[0]);
@@ -79,16 +79,21 @@ Child::~Child() {
   kill_and_reap();
 }
 
-int run_child(const std::string& mode, std::uint64_t name) {
-  End end(World({Carrier::kUcx, false}, 0).open(), name);
+int run_child(const std::string& mode, std::uint64_t name, Carrier carrier) {
+  End end(World({carrier, false}, 0).open(kChildLimits), name);
   write_address(3, end.transport().address());
   const Address other = read_address_from(0);
   if (other.empty()) return 2;
   const PeerId peer = end.connect(other);
+  std::deque<std::size_t> owed;
+  if (mode != "echo") owed.push_back(10);
   for (std::uint64_t i = 0;; ++i) {
     if (mode == "talk" && !end.down(peer)) (void)end.send(peer, i * 7919 % 300000);
-    if (mode == "listen" && i == 0) (void)end.send(peer, 10);
-    end.turn();
+    while (!owed.empty() && end.send(peer, owed.front()).code() != StatusCode::kWouldBlock) owed.pop_front();
+    if (end.turn() == 0) sleep_all({&end}, kMaxSleepMs);
+    if (mode == "echo") {
+      for (const Received& message : end.received) owed.push_back(message.bytes);
+    }
     end.received.clear();
     if (::testing::Test::HasFailure()) return 3;
   }

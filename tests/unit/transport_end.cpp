@@ -1,5 +1,6 @@
 #include "transport_end.h"
 
+#include <poll.h>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -115,10 +116,10 @@ void End::check_settled(const Event& event) {
   bodies_.erase(sent);
 }
 
-void End::turn() {
+std::size_t End::turn() {
   std::vector<Event> events(span);
   const std::size_t count = transport_->progress(events);
-  ASSERT_LE(count, span);
+  EXPECT_LE(count, span);
   for (std::size_t i = 0; i < count; ++i) {
     const Event& event = events[i];
     trace.push_back(event.kind);
@@ -136,6 +137,7 @@ void End::turn() {
         break;
     }
   }
+  return count;
 }
 
 std::size_t End::received_of(std::uint64_t sender) const {
@@ -144,11 +146,24 @@ std::size_t End::received_of(std::uint64_t sender) const {
                     [sender](const Received& message) { return message.sender == sender; }));
 }
 
+void sleep_all(const std::vector<End*>& ends, int ms) {
+  std::vector<pollfd> fds;
+  for (End* one : ends) {
+    if (!one->transport().arm()) return;
+    fds.push_back({one->transport().wait_fd(), POLLIN, 0});
+  }
+  ::poll(fds.data(), fds.size(), ms);
+}
+
 bool run_until(const std::vector<End*>& ends, const std::function<bool()>& done) {
   const auto end = steady_clock::now() + std::chrono::seconds(20);
+  int idle = 0;
   while (!done()) {
     if (steady_clock::now() > end) return false;
-    for (End* one : ends) one->turn();
+    std::size_t events = 0;
+    for (End* one : ends) events += one->turn();
+    idle = events == 0 ? idle + 1 : 0;
+    if (idle > 50) sleep_all(ends, 5);
   }
   return true;
 }

@@ -41,8 +41,8 @@ class End {
   // The next message; its body lies in memory of its own until kSent, is overwritten and freed then.
   Status send(PeerId peer, std::size_t body_bytes, std::size_t header_bytes = kLeastHeader);
   Status flush(PeerId peer);
-  // One call of progress(). Bodies are checked, and released unless `hold` is set.
-  void turn();
+  // One call of progress(). Bodies are checked, and released unless `hold` is set. Returns the events.
+  std::size_t turn();
   // Whether a body that is held still is what was sent.
   bool intact(const Received& message) const;
 
@@ -84,7 +84,9 @@ class End {
   std::uint64_t flushed_ok_ = 0;
 };
 
-// Turns all ends until `done`; false after 20 s.
+// Sleeps until one of them has something to do, at most `ms`; not at all if one can't be armed.
+void sleep_all(const std::vector<End*>& ends, int ms);
+// Turns all ends until `done`, and sleeps when nothing comes; false after 20 s.
 bool run_until(const std::vector<End*>& ends, const std::function<bool()>& done);
 // Turns for so long, whatever happens.
 void run_for(const std::vector<End*>& ends, unsigned ms);

@@ -77,7 +77,7 @@ TEST_P(ConformanceEnds, BadAddressesAreRefusedByName) {
 }
 
 TEST_P(ConformanceEnds, AnotherKindOfAddressIsRefused) {
-  const Carrier other = GetParam().carrier == Carrier::kUcx ? Carrier::kInProcess : Carrier::kUcx;
+  const Carrier other = GetParam().carrier == Carrier::kInProcess ? Carrier::kUcx : Carrier::kInProcess;
   auto a = world.open();
   auto b = World({other, false}, 0).open();
   const Status status = a->connect(b->address()).status();
@@ -275,7 +275,9 @@ TEST_P(ConformanceEnds, AgainAndAgain) {
 INSTANTIATE_TEST_SUITE_P(Over, ConformanceEnds,
                          ::testing::Values(Flavor{Carrier::kInProcess, false},
                                            Flavor{Carrier::kInProcess, true}, Flavor{Carrier::kUcx, false},
-                                           Flavor{Carrier::kUcx, true}),
+                                           Flavor{Carrier::kUcx, true},
+                                           Flavor{Carrier::kUcxRendezvous, false},
+                                           Flavor{Carrier::kUcxRendezvous, true}),
                          [](const auto& flavor) { return name_of(flavor.param); });
 
 }  // namespace

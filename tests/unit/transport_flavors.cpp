@@ -3,20 +3,23 @@
 namespace epd::transport {
 
 std::string name_of(const Flavor& flavor) {
-  return std::string(flavor.carrier == Carrier::kUcx ? "ucx" : "in_process") +
-         (flavor.faults ? "_faulty" : "");
+  const char* names[] = {"in_process", "ucx", "ucx_rendezvous", "ucx_shared"};
+  return std::string(names[static_cast<int>(flavor.carrier)]) + (flavor.faults ? "_faulty" : "");
 }
 
-UcxOptions loopback(const Limits& limits) {
+UcxOptions ucx_options(Carrier carrier, const Limits& limits) {
   UcxOptions options;
   options.devices = "lo";
   options.limits = limits;
+  if (carrier != Carrier::kUcx) options.rendezvous_bytes = kTestRendezvousBytes;
+  if (carrier == Carrier::kUcxShared) options.transports = "posix,cma";
   return options;
 }
 
 std::unique_ptr<Transport> World::open(const Limits& limits) {
-  Result<std::unique_ptr<Transport>> made =
-      flavor_.carrier == Carrier::kUcx ? open_ucx(loopback(limits)) : network_.open(limits);
+  Result<std::unique_ptr<Transport>> made = flavor_.carrier == Carrier::kInProcess
+                                                ? network_.open(limits)
+                                                : open_ucx(ucx_options(flavor_.carrier, limits));
   EXPECT_TRUE(made.ok()) << made.status().to_string();
   if (!made.ok()) std::abort();
   if (!flavor_.faults) return std::move(made).value();

@@ -11,7 +11,9 @@
 
 namespace epd::transport {
 
-enum class Carrier { kInProcess, kUcx };
+// UCX over TCP on loopback, all messages eager; by rendezvous where they are larger than a few KiB; over
+// shared memory.
+enum class Carrier { kInProcess, kUcx, kUcxRendezvous, kUcxShared };
 
 struct Flavor {
   Carrier carrier = Carrier::kInProcess;
@@ -19,8 +21,11 @@ struct Flavor {
 };
 std::string name_of(const Flavor& flavor);
 
-// UCX over TCP on loopback.
-UcxOptions loopback(const Limits& limits = {});
+inline constexpr std::uint64_t kTestRendezvousBytes = 16 << 10;
+UcxOptions ucx_options(Carrier carrier, const Limits& limits = {});
+inline UcxOptions loopback(const Limits& limits = {}) {
+  return ucx_options(Carrier::kUcx, limits);
+}
 
 class World {
  public:

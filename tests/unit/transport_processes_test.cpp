@@ -11,19 +11,24 @@ namespace {
 
 using std::chrono::steady_clock;
 
-class UcxProcesses : public ::testing::Test {
+constexpr std::size_t kLarge = 4 << 20;
+
+class UcxProcesses : public ::testing::TestWithParam<Carrier> {
  protected:
-  UcxProcesses() : seed(test_seed()), random(seed), world({Carrier::kUcx, false}, seed) {}
+  UcxProcesses() : seed(test_seed()), random(seed), world({GetParam(), false}, seed) {}
   const std::uint64_t seed;
   std::mt19937_64 random;
   World world;
 };
 
+// Over shared memory UCX 1.13 does not tell of a peer that dies while messages are under way.
+class UcxKilled : public UcxProcesses {};
+
 double ms_since(steady_clock::time_point begin) {
   return std::chrono::duration<double, std::milli>(steady_clock::now() - begin).count();
 }
 
-TEST_F(UcxProcesses, APeerKilledAtAnyMoment) {
+TEST_P(UcxKilled, APeerKilledAtAnyMoment) {
   auto own = world.end(1);
   auto bystander = world.end(3);
   const auto [to_bystander, from_bystander] = introduce(*own, *bystander);
@@ -34,7 +39,7 @@ TEST_F(UcxProcesses, APeerKilledAtAnyMoment) {
     const bool talks = round % 2 == 0;
     const bool sends = round % 4 < 2;
     const std::uint64_t name = 100 + round;
-    Child child(talks ? "talk" : "listen", name);
+    Child child(talks ? "talk" : "listen", name, GetParam());
     child.introduce(own->transport().address());
     const PeerId peer = own->connect(child.address());
     // Every fourth dies while the connection is being made.
@@ -65,9 +70,9 @@ TEST_F(UcxProcesses, APeerKilledAtAnyMoment) {
   std::printf("killed peers were told after at most %.1f ms\n", longest);
 }
 
-TEST_F(UcxProcesses, AnIdlePeerThatIsKilledIsToldWithoutASend) {
+TEST_P(UcxProcesses, AnIdlePeerThatIsKilledIsToldWithoutASend) {
   auto own = world.end(1);
-  Child child("listen");
+  Child child("listen", 2, GetParam());
   child.introduce(own->transport().address());
   const PeerId peer = own->connect(child.address());
   ASSERT_TRUE(run_until({own.get()}, [&] { return own->received_of(2) == 1; }));
@@ -76,11 +81,11 @@ TEST_F(UcxProcesses, AnIdlePeerThatIsKilledIsToldWithoutASend) {
   EXPECT_TRUE(run_until({own.get()}, [&] { return own->down(peer); }));
 }
 
-TEST_F(UcxProcesses, CloseOfAPeerThatHasDiedUnnoticed) {
+TEST_P(UcxKilled, CloseOfAPeerThatHasDiedUnnoticed) {
   auto own = world.end(1);
   for (std::uint64_t round = 0; round < 4; ++round) {
     const std::uint64_t name = 100 + round;
-    Child child("talk", name);
+    Child child("talk", name, GetParam());
     child.introduce(own->transport().address());
     const PeerId peer = own->connect(child.address());
     ASSERT_TRUE(run_until({own.get()}, [&] { return own->received_of(name) > 0; }));
@@ -94,11 +99,11 @@ TEST_F(UcxProcesses, CloseOfAPeerThatHasDiedUnnoticed) {
 }
 
 // Stopped, a peer holds its sender back; nothing blocks, nobody is told that it is down; then all goes on.
-TEST_F(UcxProcesses, APeerThatIsStoppedAndGoesOn) {
+TEST_P(UcxProcesses, APeerThatIsStoppedAndGoesOn) {
   Limits limits;
   limits.max_sends = 24;
   auto own = world.end(1, limits);
-  Child child("listen");
+  Child child("listen", 2, GetParam());
   child.introduce(own->transport().address());
   const PeerId peer = own->connect(child.address());
   ASSERT_TRUE(run_until({own.get()}, [&] { return own->received_of(2) == 1 && own->unsettled() == 0; }));
@@ -122,11 +127,11 @@ TEST_F(UcxProcesses, APeerThatIsStoppedAndGoesOn) {
   EXPECT_EQ(own->sent_aborted(), 0u);
 }
 
-TEST_F(UcxProcesses, CloseOfAStoppedPeerDoesNotWait) {
+TEST_P(UcxKilled, CloseOfAStoppedPeerDoesNotWait) {
   Limits limits;
   limits.max_sends = 24;
   auto own = world.end(1, limits);
-  Child child("listen");
+  Child child("listen", 2, GetParam());
   child.introduce(own->transport().address());
   const PeerId peer = own->connect(child.address());
   ASSERT_TRUE(run_until({own.get()}, [&] { return own->received_of(2) == 1; }));
@@ -144,6 +149,83 @@ TEST_F(UcxProcesses, CloseOfAStoppedPeerDoesNotWait) {
   EXPECT_TRUE(run_until({own.get()}, [&] { return own->unsettled() == 0; }));
   EXPECT_GT(own->sent_aborted(), 0u);
 }
+
+// What it fetches, or is fetched from it, stands still in the middle when it is killed.
+TEST_P(UcxKilled, APeerKilledWhileItIsStoppedInTheMiddle) {
+  auto own = world.end(1, kChildLimits);
+  for (std::uint64_t round = 0; round < 10; ++round) {
+    SCOPED_TRACE(round);
+    const std::uint64_t name = 100 + round;
+    Child child(round % 2 == 0 ? "listen" : "talk", name, GetParam());
+    child.introduce(own->transport().address());
+    const PeerId peer = own->connect(child.address());
+    ASSERT_TRUE(run_until({own.get()}, [&] { return own->received_of(name) > 0; }));
+    child.signal(SIGSTOP);
+    for (int i = 0; i < 20; ++i) ASSERT_TRUE(own->send(peer, kLarge - random() % 100000).ok());
+    run_for({own.get()}, 5);
+    child.signal(SIGCONT);
+    run_for({own.get()}, static_cast<unsigned>(random() % 4));
+    child.signal(SIGSTOP);
+    run_for({own.get()}, 5);
+    child.kill_and_reap();
+    ASSERT_TRUE(run_until({own.get()}, [&] { return own->down(peer); }));
+    ASSERT_TRUE(own->close(peer).ok());
+    EXPECT_EQ(own->unsettled(), 0u);
+    own->received.clear();
+  }
+  EXPECT_GT(own->sent_aborted(), 0u);
+}
+
+TEST_P(UcxProcesses, BodiesOfEverySizeThereAndBack) {
+  auto own = world.end(1, kChildLimits);
+  Child child("echo", 2, GetParam());
+  child.introduce(own->transport().address());
+  const PeerId peer = own->connect(child.address());
+  std::multiset<std::uint64_t> sizes;
+  for (const std::size_t border : {std::size_t{1}, std::size_t{kTestRendezvousBytes}, std::size_t{256} << 10,
+                                   std::size_t{1} << 20, kLarge, std::size_t{8} << 20}) {
+    for (const std::size_t bytes : {border - 1, border, border + 1}) {
+      if (bytes > kChildLimits.max_body_bytes) continue;
+      ASSERT_TRUE(send_patiently(*own, peer, bytes, {own.get()}).ok());
+      sizes.insert(bytes);
+    }
+  }
+  ASSERT_TRUE(run_until({own.get()}, [&] { return own->received.size() >= sizes.size(); }));
+  std::multiset<std::uint64_t> came;
+  for (const Received& message : own->received) came.insert(message.bytes);
+  EXPECT_EQ(came, sizes);
+}
+
+TEST_P(UcxProcesses, TwoHundredThousandSmallMessages) {
+  constexpr std::size_t kMessages = 200000;
+  auto own = world.end(1, kChildLimits);
+  Child child("echo", 2, GetParam());
+  child.introduce(own->transport().address());
+  const PeerId peer = own->connect(child.address());
+  own->span = 64;
+  const auto begin = steady_clock::now();
+  for (std::size_t i = 0; i < kMessages; ++i) {
+    // What the child owes grows by no more than this.
+    if (i % 1000 == 0) {
+      ASSERT_TRUE(run_until({own.get()}, [&] { return own->received.size() + 4000 >= i; }));
+    }
+    ASSERT_TRUE(send_patiently(*own, peer, i % 64, {own.get()}).ok());
+  }
+  ASSERT_TRUE(run_until({own.get()}, [&] { return own->received.size() == kMessages; }));
+  EXPECT_EQ(own->sent_aborted(), 0u);
+  std::printf("%zu messages there and back in %.0f ms\n", kMessages, ms_since(begin));
+}
+
+INSTANTIATE_TEST_SUITE_P(Over, UcxProcesses,
+                         ::testing::Values(Carrier::kUcx, Carrier::kUcxRendezvous, Carrier::kUcxShared),
+                         [](const auto& carrier) {
+                           return name_of({carrier.param, false});
+                         });
+
+INSTANTIATE_TEST_SUITE_P(Over, UcxKilled, ::testing::Values(Carrier::kUcx, Carrier::kUcxRendezvous),
+                         [](const auto& carrier) {
+                           return name_of({carrier.param, false});
+                         });
 
 }  // namespace
 }  // namespace epd::transport

@@ -285,7 +285,10 @@ TEST_P(Conformance, TwoThreadsThatSleep) {
 INSTANTIATE_TEST_SUITE_P(Over, Conformance,
                          ::testing::Values(Flavor{Carrier::kInProcess, false},
                                            Flavor{Carrier::kInProcess, true}, Flavor{Carrier::kUcx, false},
-                                           Flavor{Carrier::kUcx, true}),
+                                           Flavor{Carrier::kUcx, true},
+                                           Flavor{Carrier::kUcxRendezvous, false},
+                                           Flavor{Carrier::kUcxRendezvous, true},
+                                           Flavor{Carrier::kUcxShared, false}),
                          [](const auto& flavor) { return name_of(flavor.param); });
 
 }  // namespace

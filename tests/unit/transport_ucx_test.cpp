@@ -1,7 +1,10 @@
 // What only UCX can do wrong: options, the library; and what it tells about itself.
 #include "transport_flavors.h"
 
+#include <signal.h>
+#include <cstring>
 #include <fstream>
+#include <map>
 #include <sstream>
 
 namespace epd::transport {
@@ -13,6 +16,21 @@ std::string maps() {
   return text.str();
 }
 
+// As they were before main.
+const std::map<int, void (*)(int)>& own_handlers() {
+  static const std::map<int, void (*)(int)> handlers = [] {
+    std::map<int, void (*)(int)> found;
+    for (int number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) {
+      struct sigaction action {};
+      ::sigaction(number, nullptr, &action);
+      found[number] = action.sa_handler;
+    }
+    return found;
+  }();
+  return handlers;
+}
+[[maybe_unused]] const bool kLooked = !own_handlers().empty();
+
 TEST(Ucx, OptionsThatCanNotBeAreRefusedByName) {
   const auto refused = [](const UcxOptions& options, StatusCode code, const std::string& named) {
     const Status status = open_ucx(options).status();
@@ -22,15 +40,22 @@ TEST(Ucx, OptionsThatCanNotBeAreRefusedByName) {
   EXPECT_EQ(maps().find("libucp"), std::string::npos) << "loaded without being asked for";
   UcxOptions options = loopback();
   options.library = "libnosuch.so";
-  refused(options, StatusCode::kUnsupported, "libnosuch.so");
+  refused(options, StatusCode::kNotFound, "libnosuch.so");
   options.library = "libm.so.6";
   refused(options, StatusCode::kUnsupported, "libm.so.6 has no function ucp_get_version");
+  options.library = EPD_TEST_UCX_OLD;
+  refused(options, StatusCode::kVersionMismatch, "is UCX 1.12.0; needed: 1.13 or a later 1.x");
+  options.library = EPD_TEST_UCX_PART;
+  refused(options, StatusCode::kUnsupported, "has no function ucp_config_read");
   options = loopback();
   options.devices = "";
   refused(options, StatusCode::kInvalidArgument, "UCX devices are empty");
   options = loopback();
   options.transports = "";
   refused(options, StatusCode::kInvalidArgument, "UCX transports are empty");
+  options = loopback();
+  options.rendezvous_bytes = 0;
+  refused(options, StatusCode::kInvalidArgument, "rendezvous_bytes is 0");
   options = loopback();
   options.limits.max_sends = 0;
   refused(options, StatusCode::kInvalidArgument, "max_sends is 0");
@@ -48,6 +73,16 @@ TEST(Ucx, OptionsThatCanNotBeAreRefusedByName) {
   options.library = "libucp.so";
   refused(options, StatusCode::kInvalidArgument, "this process has loaded libucp.so.0");
   EXPECT_TRUE(open_ucx(loopback()).ok());
+}
+
+// UCX 1.13 handles signals of the process unless UCX_ERROR_SIGNALS is empty when it is loaded.
+TEST(Ucx, SignalsStayThePrograms) {
+  ASSERT_TRUE(open_ucx(loopback()).ok());
+  for (int number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) {
+    struct sigaction action {};
+    ASSERT_EQ(::sigaction(number, nullptr, &action), 0);
+    EXPECT_EQ(action.sa_handler, own_handlers().at(number)) << ::strsignal(number);
+  }
 }
 
 TEST(Ucx, FactsNameVersionsAndLanes) {

@@ -397,10 +397,10 @@ static inline void epd_progress_init(epd_progress_t* progress) {
 }
 
 /* OK if the group can be used and, where operations are calls, all that had ended before this one were
- * carried out since the last epd_group_resume. Else the status of the group's break, with its text: waits up
- * to 5 seconds for the group to say it. With calls some tens of microseconds; it waits for none: to know of
- * those in a stream, synchronise it first. ABORTED: calls were discarded, but the group is well: they were
- * enqueued while it was being resumed. progress may be NULL. */
+ * carried out since the last epd_group_resume. Else the status of the group's break, with its text: waits for
+ * the group to say it, up to 5 seconds and as long as the engine is away. With calls some tens of
+ * microseconds; it waits for none: to know of those in a stream, synchronise it first. ABORTED: calls were
+ * discarded, but the group is well: they were enqueued while it was being resumed. progress may be NULL. */
 EPD_API epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progress);
 
 /* ---- operations ----------------------------------------------------------------------------
@@ -505,8 +505,9 @@ static inline void epd_dispatch_args_init(epd_dispatch_args_t* args) {
 EPD_API epd_status_t epd_dispatch(epd_group_t* group, const epd_dispatch_args_t* args, void* stream,
                                   epd_ticket_t* ticket, epd_handle_t* handle);
 
-/* Gives a kept handle back. WOULD_BLOCK: an operation in flight uses it. NOT_FOUND: not a kept handle, or one
- * that is no more because its dispatch failed or is to be done again. When the session has ended: the status
+/* Gives a kept handle back. WOULD_BLOCK: an operation in flight uses it; of replays of a graph that captured
+ * it nobody knows, so synchronise their stream first. NOT_FOUND: not a kept handle, or one that is no more
+ * because its dispatch failed or is to be done again. When the session has ended: the status
  * with which it did, as DAEMON_LOST. */
 EPD_API epd_status_t epd_handle_release(epd_group_t* group, epd_handle_t handle);
 
@@ -609,8 +610,8 @@ EPD_API epd_status_t epd_ticket_wait_sent(epd_group_t* group, epd_ticket_t ticke
 /* What is enqueued in the stream from here on begins when the operation has ended. For tickets of operations
  * that were submitted in a stream, as long as they are not retired: after defer_receive it is the receive
  * hook; and it makes further streams wait, any number of times, also when the operation has ended. Returns at
- * once. NOT_FOUND: retired; INVALID_ARGUMENT: EPD_NO_STREAM, here or at the submission; INTERNAL: the
- * driver's error. */
+ * once. NOT_FOUND: retired, or not of this group; INVALID_ARGUMENT: EPD_NO_STREAM, here or at the submission;
+ * INTERNAL: the driver's error. */
 EPD_API epd_status_t epd_ticket_wait_on_stream(epd_group_t* group, epd_ticket_t ticket, void* stream);
 
 /* The result is not wanted: the ticket is retired, and the operation goes on. NOT_FOUND: retired already. */

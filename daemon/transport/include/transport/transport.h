@@ -97,12 +97,14 @@ class Transport {
   virtual Status close(PeerId peer) = 0;
 
   // The header is copied. `body` stays as it is until the kSent with this cookie, which comes exactly once if
-  // this is OK, and never else. WOULD_BLOCK: as many as may be under way; after a kSent there is room.
-  // INVALID_ARGUMENT: too large. ABORTED: the peer is down, or goes down. NOT_FOUND: no such peer.
+  // this is OK, and never else. WOULD_BLOCK: as many as may be under way, or a flush is; after a kSent or
+  // kFlushed there is room. INVALID_ARGUMENT: too large. ABORTED: the peer is down, or goes down. NOT_FOUND:
+  // no such peer.
   virtual Status send(PeerId peer, std::span<const std::byte> header, std::span<const std::byte> body,
                       std::uint64_t cookie) = 0;
   // kFlushed comes when what was accepted for this peer before has left: a close does not take it back. As
-  // with a send: exactly one if this is OK. Pending flushes count as sends.
+  // with a send: exactly one if this is OK. A pending flush counts as a send, and nothing more is accepted
+  // until it is through.
   virtual Status flush(PeerId peer, std::uint64_t cookie) = 0;
   virtual void release(const Body& body) = 0;
 

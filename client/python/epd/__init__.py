@@ -1,0 +1,107 @@
+"""epd: expert-parallel dispatch and combine through a daemon.
+
+    import epd
+
+    with epd.attach() as session, session.join(epd.GroupConfig(name="layer", num_ranks=2, ...)) as group:
+        buffers = group.buffers(0)             # shared with the engine: nothing is copied
+        ...                                    # write buffers.x, topk_idx, topk_weights
+        dispatch = group.dispatch(0, num_tokens)
+        rows = dispatch.wait().num_recv_rows   # now buffers.recv_x holds the rows
+        ...                                    # write buffers.y
+        group.combine(0, dispatch.handle).wait()  # now buffers.out holds the sums
+
+See README.md beside this package, and epd.h for the contract of every call.
+"""
+
+from ._library import path as library_path
+from .buffers import Buffers, DeviceArray
+from .errors import (
+    Aborted,
+    DaemonLost,
+    DeadlineExceeded,
+    EngineRestarted,
+    Error,
+    InternalError,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    RankLost,
+    ResourceExhausted,
+    Status,
+    Unsupported,
+    VersionMismatch,
+    WouldBlock,
+)
+from .group import Group
+from .session import Session, attach, version
+from .ticket import Dispatch, Handle, Ticket
+from .types import (
+    ANY_RANK,
+    FOREVER,
+    NO_WAIT,
+    Binding,
+    Counts,
+    DeviceKind,
+    GroupBytes,
+    GroupConfig,
+    IndexType,
+    Layout,
+    Payload,
+    Policy,
+    Progress,
+    Region,
+    Result,
+    ResumeInfo,
+    ScaleFormat,
+    SessionInfo,
+    WaitBy,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ANY_RANK",
+    "FOREVER",
+    "NO_WAIT",
+    "Aborted",
+    "Binding",
+    "Buffers",
+    "Counts",
+    "DaemonLost",
+    "DeadlineExceeded",
+    "DeviceArray",
+    "DeviceKind",
+    "Dispatch",
+    "EngineRestarted",
+    "Error",
+    "Group",
+    "GroupBytes",
+    "GroupConfig",
+    "Handle",
+    "IndexType",
+    "InternalError",
+    "InvalidArgument",
+    "Layout",
+    "NotFound",
+    "Payload",
+    "PermissionDenied",
+    "Policy",
+    "Progress",
+    "RankLost",
+    "Region",
+    "ResourceExhausted",
+    "Result",
+    "ResumeInfo",
+    "ScaleFormat",
+    "Session",
+    "SessionInfo",
+    "Status",
+    "Ticket",
+    "Unsupported",
+    "VersionMismatch",
+    "WaitBy",
+    "WouldBlock",
+    "attach",
+    "library_path",
+    "version",
+]

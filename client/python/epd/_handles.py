@@ -1,0 +1,66 @@
+"""What owns a session and a membership of the library.
+
+Both are integers: the C handles, as calls take them. They refer to nothing, and the cycle collector does not
+track them. So such an object ends only when the last reference goes, after every finalizer of a cycle that it
+hangs on has run: an array of a group can be used in any finalizer, in whatever order things are collected.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from typing import Any
+
+from ._library import library
+
+_gc_untrack: Any = ctypes.pythonapi.PyObject_GC_UnTrack
+_gc_untrack.argtypes = (ctypes.py_object,)
+_gc_untrack.restype = None
+
+_members: set[int] = set()  # the memberships that have not been left
+
+
+class SessionHandle(int):
+    """Detaches with its last reference. Waits for the daemon, at most 5 seconds."""
+
+    __slots__ = ()
+
+    def __del__(self, detach: Any = library.epd_session_detach) -> None:
+        detach(self)  # in a forked child it does nothing
+
+
+class GroupHandle(int):
+    """Leaves with its last reference. Waits for the daemon, at most 5 seconds."""
+
+    __slots__ = ()
+
+    def __del__(self, leave: Any = library.epd_group_leave, members: Any = _members) -> None:
+        members.discard(int(self))
+        leave(self)
+
+
+def _untrack(handle: object) -> None:
+    if gc.is_tracked(
+        handle
+    ):  # older Pythons do not track such objects, and the C call must not be made for them
+        _gc_untrack(handle)
+
+
+def own_session(address: int) -> SessionHandle:
+    """The owner of a session that was just made."""
+    handle = SessionHandle(address)
+    _untrack(handle)
+    return handle
+
+
+def own_group(address: int) -> GroupHandle:
+    """The owner of a membership that was just made."""
+    handle = GroupHandle(address)
+    _untrack(handle)
+    _members.add(address)
+    return handle
+
+
+def is_member(address: int) -> bool:
+    """False once the membership has been left."""
+    return address in _members

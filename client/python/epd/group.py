@@ -1,0 +1,439 @@
+"""One rank's membership in a group, and its operations."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import struct
+import weakref
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Optional
+
+from . import _abi
+from ._handles import GroupHandle, SessionHandle, is_member
+from ._library import library
+from .buffers import Buffers, DeviceArray, host_view, numpy_array, region_address, region_shapes
+from .errors import InvalidArgument, Status, last_error
+from .ticket import Dispatch, Handle, ResultBlock, Ticket, bad_timeout, start_hooks, stream_address
+from .types import FOREVER, DeviceKind, GroupConfig, Progress, Region, ResumeInfo, SessionInfo, number_range
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_dispatch = library.epd_dispatch
+_combine = library.epd_combine
+_noop = library.epd_noop
+_dispatch_fields = _abi.pack_format(_abi.DispatchArgs)
+_combine_fields = _abi.pack_format(_abi.CombineArgs)
+_pack_dispatch = _dispatch_fields.pack_into
+_pack_combine = _combine_fields.pack_into
+_DISPATCH_BYTES = _dispatch_fields.size
+_COMBINE_BYTES = _combine_fields.size
+_NO_STREAM = _abi.NO_STREAM
+
+_groups: weakref.WeakSet[Group] = weakref.WeakSet()
+
+
+class _ArgumentBlock:
+    """Memory for the arguments of a submission, and for the ticket and handle that it gives."""
+
+    __slots__ = ("address", "handle", "handle_address", "memory", "ticket", "ticket_address")
+
+    def __init__(self) -> None:
+        self.memory = ctypes.create_string_buffer(max(_DISPATCH_BYTES, _COMBINE_BYTES))
+        self.address = ctypes.addressof(self.memory)
+        self.ticket = ctypes.c_uint64()
+        self.ticket_address = ctypes.addressof(self.ticket)
+        self.handle = ctypes.c_uint64()
+        self.handle_address = ctypes.addressof(self.handle)
+
+
+class Group:
+    """One rank's membership in a group; Session.join makes it. A context manager: leaves at its end.
+
+    All ranks submit the same operations in the same order, on the same slots, under the same handles.
+    Submissions return at once. Any thread may call anything. Submissions of several threads to one group are
+    ordered by the caller.
+    """
+
+    def __init__(
+        self, session: SessionHandle, info: SessionInfo, handle: GroupHandle, config: GroupConfig
+    ) -> None:
+        self._handle: Optional[GroupHandle] = handle
+        self._address = int(handle)
+        self._session: Optional[SessionHandle] = session
+        self._resident = info.resident
+        self._kind = info.device_kind
+        self._shapes = region_shapes(config)
+        self._views: dict[int, Buffers[Any]] = {}
+        self._numpy: dict[int, Buffers[Any]] = {}
+        self._counts: dict[int, memoryview] = {}
+        self._blocks: list[_ArgumentBlock] = []  # taken out by the call that uses it: pop and append are atomic
+        self._results: list[ResultBlock] = []
+        self._abandoned: list[int] = []  # kept handles that were collected and not released
+        self._hook_queue: Optional[SimpleQueue[Any]] = None
+        self._bound = tuple(binding.hold() for binding in config.bindings)
+        self._process = os.getpid()
+        self.config = config  # as joined
+        self.rank: int = library.epd_group_rank(handle)
+        _groups.add(self)
+
+    # ---- operations --------------------------------------------------------------------------------
+
+    def dispatch(
+        self,
+        slot: int,
+        num_tokens: int = 0,
+        *,
+        handle: Optional[Handle] = None,
+        stream: Any = None,
+        omit_weights: bool = False,
+        keep_handle: bool = False,
+        defer_receive: bool = False,
+        zero_padding: bool = False,
+        mark_unused: bool = False,
+        num_tokens_at: int = 0,
+        sms: int = 0,
+        timeout_ms: int = 0,
+    ) -> Dispatch:
+        """Sends the first `num_tokens` rows of the slot's x to the ranks of their experts.
+
+        Reads x, x_scales, topk_idx, topk_weights of the slot; delivers the recv_* regions. `handle` of what it
+        returns names the routing.
+
+        handle         the routing of that dispatch again: topk_idx is not read, num_tokens is 0 or its n
+        stream         None: begins at once. On CUDA devices a stream's address, or an object with `cuda_stream`
+        omit_weights   topk_weights are not sent along
+        keep_handle    the handle stays valid until it is released
+        defer_receive  Ticket.wait_sent tells when the inputs have been read; a stream does not wait for more
+        zero_padding   Layout.PACKED: rows that align experts are zeroed
+        mark_unused    rows that no token fills get recv_topk_idx -1, weight 0, recv_src -1
+        num_tokens_at  resident devices, in a stream: n is read at this address of device memory
+        sms            of the device for this operation; 0: the group's
+        timeout_ms     the operation's deadline; 0: the daemon's default
+
+        Raises WouldBlock (the slot or the ring is busy: nothing was submitted), NotFound (the handle is stale),
+        ResourceExhausted (no handle left to keep), InvalidArgument, and after a break the break's status.
+        """
+        if keep_handle and self._abandoned:
+            self._release_abandoned()
+        try:
+            block = self._blocks.pop()
+        except IndexError:
+            block = _ArgumentBlock()
+        try:
+            _pack_dispatch(
+                block.memory,
+                0,
+                _DISPATCH_BYTES,
+                slot,
+                num_tokens,
+                0 if handle is None else handle.value,
+                num_tokens_at,
+                omit_weights,
+                keep_handle,
+                defer_receive,
+                zero_padding,
+                mark_unused,
+                sms,
+                timeout_ms,
+                0,
+            )
+        except struct.error as error:
+            numbers = {"slot": slot, "num_tokens": num_tokens, "num_tokens_at": num_tokens_at, "sms": sms}
+            raise _misfit(error, _abi.DispatchArgs, {**numbers, "timeout_ms": timeout_ms}) from None
+        status = _dispatch(
+            self._handle,
+            block.address,
+            _NO_STREAM if stream is None else stream_address(stream),
+            block.ticket_address,
+            block.handle_address,
+        )
+        ticket = block.ticket.value
+        routing = block.handle.value
+        self._blocks.append(block)
+        if status:
+            raise self._error(status)
+        return Dispatch(self, ticket, Handle(self, routing, keep_handle))
+
+    def combine(
+        self,
+        slot: int,
+        handle: Handle,
+        *,
+        stream: Any = None,
+        weighted: bool = False,
+        num_biases: int = 0,
+        return_weights: bool = False,
+        defer_receive: bool = False,
+        sms: int = 0,
+        timeout_ms: int = 0,
+    ) -> Ticket:
+        """Sends the rows of the slot's y back, and delivers in out the sum for each token of the routing.
+
+        out[t] = biases + the sum over ranks, ascending, in float32, rounded once to bf16.
+
+        handle          the routing: Dispatch.handle
+        weighted        topk_weights of the slot weigh the rows
+        num_biases      how many bias regions are added
+        return_weights  y_weights come back as out_weights
+        stream, defer_receive, sms, timeout_ms: as of dispatch
+
+        Raises as dispatch does.
+        """
+        try:
+            block = self._blocks.pop()
+        except IndexError:
+            block = _ArgumentBlock()
+        try:
+            _pack_combine(
+                block.memory,
+                0,
+                _COMBINE_BYTES,
+                handle.value,
+                slot,
+                weighted,
+                num_biases,
+                return_weights,
+                defer_receive,
+                sms,
+                timeout_ms,
+                0,
+            )
+        except struct.error as error:
+            numbers = {"slot": slot, "num_biases": num_biases, "sms": sms, "timeout_ms": timeout_ms}
+            raise _misfit(error, _abi.CombineArgs, numbers) from None
+        status = _combine(
+            self._handle,
+            block.address,
+            _NO_STREAM if stream is None else stream_address(stream),
+            block.ticket_address,
+        )
+        ticket = block.ticket.value
+        self._blocks.append(block)
+        if status:
+            raise self._error(status)
+        return Ticket(self, ticket)
+
+    def noop(self, slot: int, *, stream: Any = None) -> Ticket:
+        """Does nothing, to the engine and back; not collective. Measures the hand-off."""
+        if not 0 <= slot < 1 << 32:
+            raise InvalidArgument(f"slot is {slot}; allowed: 0 .. {self._depth() - 1}")
+        try:
+            block = self._blocks.pop()
+        except IndexError:
+            block = _ArgumentBlock()
+        status = _noop(
+            self._handle, slot, _NO_STREAM if stream is None else stream_address(stream), block.ticket_address
+        )
+        ticket = block.ticket.value
+        self._blocks.append(block)
+        if status:
+            raise self._error(status)
+        return Ticket(self, ticket)
+
+    # ---- memory ------------------------------------------------------------------------------------
+
+    def buffers(self, slot: int) -> Buffers[Any]:
+        """The regions of a slot, without copies. Made once for each slot.
+
+        Host devices: flat memoryviews of the whole region ("H": bf16, "B": e4m3 or bytes, "f", "i", "q").
+        `leave` makes them invalid: to touch one then is a ValueError. CUDA devices: DeviceArray, for torch and
+        the like. Raises InvalidArgument (the slot).
+        """
+        views = self._views.get(slot)
+        return views if views is not None else self._load_views(slot)
+
+    def numpy(self, slot: int) -> Buffers[np.ndarray[Any, Any]]:
+        """The regions of a slot as numpy arrays in their shapes, without copies. Made once for each slot.
+
+        Host devices only; needs numpy. bf16 comes as uint16, e4m3 as uint8: see epd.numbers. An array keeps the
+        membership: the group is left when the last one has died. Raises InvalidArgument (the slot, the device).
+        """
+        arrays = self._numpy.get(slot)
+        if arrays is None:
+            if self._kind != DeviceKind.HOST:
+                raise InvalidArgument("the group is on a CUDA device; allowed for numpy: host devices")
+            views = self._host_views(slot)
+            arrays = Buffers(
+                {region: numpy_array(view, self._shapes[region]) for region, view in views.items()}
+            )
+            arrays = self._numpy.setdefault(slot, arrays)
+            self._check_joined()
+        return arrays
+
+    # ---- the group ---------------------------------------------------------------------------------
+
+    def active(self, rank: int) -> bool:
+        """True while the rank takes part; False if it is lost (Policy.DEGRADE), or no rank of the group."""
+        if not 0 <= rank < 1 << 32:
+            return False
+        active: int = library.epd_group_active(self._handle, rank)
+        return active != 0
+
+    def resume(self, timeout_ms: int = FOREVER) -> ResumeInfo:
+        """After a break every rank calls this, then resubmits from resume_op on. Waits until all have agreed.
+
+        Raises DeadlineExceeded or WouldBlock (NO_WAIT): it has not agreed yet. RankLost: the group has ended.
+        """
+        if not -(1 << 31) <= timeout_ms < 1 << 31:
+            raise bad_timeout(timeout_ms)
+        raw = _abi.ResumeInfo(ctypes.sizeof(_abi.ResumeInfo))
+        status = library.epd_group_resume(self._handle, timeout_ms, ctypes.addressof(raw))
+        if status:
+            raise self._error(status)
+        return ResumeInfo(raw.epoch, raw.resume_op, raw.num_active_ranks)
+
+    def check(self) -> Progress:
+        """How far the group is; raises the status of its break, if it has one."""
+        raw = _abi.Progress(ctypes.sizeof(_abi.Progress))
+        status = library.epd_group_check(self._handle, ctypes.addressof(raw))
+        if status:
+            raise self._error(status)
+        return Progress(raw.next_op, raw.ended, raw.failed)
+
+    def leave(self) -> bool:
+        """Ends the membership. True: it has ended. False: it ends when the last array made from it has died.
+
+        Memoryviews of `buffers` become invalid and keep nothing; slices of them, numpy arrays and DeviceArrays
+        do. Every other call on the group raises InvalidArgument from here on. Calls of other threads, and
+        hooks, that wait for an operation keep the membership until they return. Waits for the daemon, at most 5
+        seconds.
+        """
+        handle = self._handle
+        if handle is None:
+            return not is_member(self._address)
+        self._handle = None
+        self._revoke()
+        self._session = None
+        queue, self._hook_queue = self._hook_queue, None
+        if queue is not None:
+            queue.put(None)
+        del handle  # the last reference leaves
+        return not is_member(self._address)
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def __del__(self) -> None:
+        queue = getattr(self, "_hook_queue", None)
+        if queue is not None:
+            queue.put(None)
+
+    def __repr__(self) -> str:
+        return f"Group({self.config.name!r}, rank {self.rank} of {self.config.num_ranks})"
+
+    # ---- inside ------------------------------------------------------------------------------------
+
+    def _depth(self) -> int:
+        return self.config.depth or 4
+
+    def _error(self, status: int, rank: Optional[int] = None) -> Exception:
+        if self._handle is None:
+            return InvalidArgument(f"group {self.config.name!r} has been left; allowed: groups that are joined")
+        return last_error(status, rank)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            text = f"the group is of process {self._process}, which attached"
+            raise InvalidArgument(f"{text}; allowed: groups that this process joins")
+
+    def _owner(self) -> tuple[object, SessionHandle, GroupHandle]:
+        """What memory of the group needs: as long as this lives, the membership does."""
+        handle, session = self._handle, self._session
+        if handle is None or session is None:
+            raise self._error(Status.INVALID_ARGUMENT)
+        return (self._bound, session, handle)
+
+    def _check_joined(self) -> None:
+        """For a call that has put something aside while another thread may have left."""
+        if self._handle is None:
+            self._revoke()
+            raise self._error(Status.INVALID_ARGUMENT)
+
+    def _raw_buffers(self, slot: int, handle: GroupHandle) -> _abi.Buffers:
+        if not 0 <= slot < 1 << 32:
+            raise InvalidArgument(f"slot is {slot}; allowed: 0 .. {self._depth() - 1}")
+        raw = _abi.Buffers(ctypes.sizeof(_abi.Buffers))
+        status = library.epd_group_buffers(handle, slot, ctypes.addressof(raw))
+        if status:
+            raise self._error(status)
+        return raw
+
+    def _host_views(self, slot: int) -> dict[Region, memoryview]:
+        owner = self._owner()
+        raw = self._raw_buffers(slot, owner[2])
+        return {
+            region: host_view(region_address(raw, region), math.prod(shape.shape), shape.format, owner)
+            for region, shape in self._shapes.items()
+        }
+
+    def _load_views(self, slot: int) -> Buffers[Any]:
+        views: dict[Region, Any] = {}
+        if self._kind == DeviceKind.HOST:
+            views.update(self._host_views(slot))
+        else:
+            owner = self._owner()
+            raw = self._raw_buffers(slot, owner[2])
+            for region, shape in self._shapes.items():
+                views[region] = DeviceArray(region_address(raw, region), shape, owner)
+        buffers = self._views.setdefault(slot, Buffers(views))
+        self._check_joined()
+        return buffers
+
+    def _counts_view(self, address: int, count: int) -> memoryview:
+        view = self._counts.get(address)
+        if view is None:
+            view = self._counts.setdefault(
+                address, host_view(address, count, "i", self._owner(), writable=False)
+            )
+        return view
+
+    def _revoke(self) -> None:
+        """Makes the memoryviews that were handed out invalid, but those that others have taken memory from."""
+        views = [view for buffers in self._views.values() for view in (*vars(buffers).values(), *buffers.bias)]
+        for view in (*views, *self._counts.values()):
+            if isinstance(view, memoryview):
+                try:
+                    view.release()
+                except BufferError:
+                    pass  # it keeps the membership by itself
+        self._views.clear()
+        self._numpy.clear()
+        self._counts.clear()
+
+    def _release_abandoned(self) -> None:
+        for _ in range(len(self._abandoned)):
+            value = self._abandoned.pop(0)
+            if library.epd_handle_release(self._handle, value) == Status.WOULD_BLOCK:
+                self._abandoned.append(value)
+
+    def _hooks(self) -> SimpleQueue[Any]:
+        queue = self._hook_queue
+        if queue is None:
+            queue = self._hook_queue = start_hooks()
+        return queue
+
+
+def _misfit(error: struct.error, kind: type[ctypes.Structure], numbers: dict[str, int]) -> Exception:
+    """Why numbers do not fit in a struct."""
+    for name, value in numbers.items():
+        field: Any = dict((f[0], f[1]) for f in kind._fields_)[name]
+        if not isinstance(value, int):
+            return TypeError(f"{name} is {value!r}; allowed: an integer")
+        if field(value).value != value and not (name == "num_tokens_at" and value == 0):
+            return InvalidArgument(f"{name} is {value}; allowed: {number_range(kind, name)}")
+    return TypeError(str(error))
+
+
+def _forget_parent() -> None:
+    """In a forked child the groups are the parent's: what was handed out of them becomes invalid."""
+    for group in list(_groups):
+        group._revoke()
+
+
+os.register_at_fork(after_in_child=_forget_parent)

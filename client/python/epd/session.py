@@ -1,0 +1,126 @@
+"""One attachment to one device of a daemon."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Optional, Union
+
+from . import _abi
+from ._handles import SessionHandle, own_group, own_session
+from ._library import library
+from .errors import Error, InvalidArgument, check, last_error
+from .group import Group
+from .types import DeviceKind, GroupConfig, SessionInfo, WaitBy, encoded, set_number
+
+
+def attach(
+    socket_path: Optional[str] = None,
+    device: Optional[str] = None,
+    *,
+    timeout_ms: int = 0,
+    wait_by: WaitBy = WaitBy.MEMOP,
+) -> Session:
+    """Attaches to a daemon.
+
+    socket_path  None: $EPD_SOCKET, else /run/epd/epd.sock
+    device       "host:0", "cuda:1"; None: the least used device
+    timeout_ms   for the whole handshake; 0: 5000
+    wait_by      how streams wait, on CUDA devices; MEMOP: $EPD_WAIT_BY if it is set
+
+    Raises DaemonLost (nobody listens), VersionMismatch, PermissionDenied, ResourceExhausted (quota), NotFound
+    (no such device), DeadlineExceeded, InvalidArgument, Unsupported (a CUDA device and no driver), WouldBlock
+    (MPS recovers).
+    """
+    options = _abi.AttachOptions(ctypes.sizeof(_abi.AttachOptions))
+    if socket_path is not None:
+        options.socket_path = encoded("socket_path", socket_path)
+    if device is not None:
+        options.device = encoded("device", device)
+    set_number(options, "timeout_ms", timeout_ms)
+    set_number(options, "wait_by", wait_by)
+    address = ctypes.c_void_p()
+    check(library.epd_session_attach(ctypes.addressof(options), ctypes.addressof(address)))
+    return Session(own_session(address.value or 0))
+
+
+class Session:
+    """One attachment to one device; `attach` makes it. A context manager: detaches at its end.
+
+    A group keeps its session's attachment. Any thread may call anything. In a forked child every call raises
+    InvalidArgument; the child may attach anew.
+    """
+
+    def __init__(self, handle: SessionHandle) -> None:
+        self._handle: Optional[SessionHandle] = handle
+        self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
+        self._info = self._load_info()
+
+    @property
+    def info(self) -> SessionInfo:
+        """What the session is attached to; it does not change."""
+        return self._info
+
+    def check(self) -> None:
+        """Returns while the daemon is there; raises DaemonLost, or the status with which the session ended."""
+        status = library.epd_session_check(self._handle)
+        if status:
+            raise self._error(status)
+
+    def join(self, config: GroupConfig) -> Group:
+        """Joins a group. Waits until all of its ranks have joined, at most config.timeout_ms.
+
+        Raises InvalidArgument (names the field; for a mismatch with the ranks already there both values),
+        DeadlineExceeded (names the missing ranks), ResourceExhausted, Unsupported, DaemonLost.
+        """
+        session = self._handle
+        raw = config._raw()
+        address = ctypes.c_void_p()
+        status = library.epd_group_join(session, ctypes.addressof(raw), ctypes.addressof(address))
+        if status or session is None:
+            raise self._error(status)
+        group = Group(session, self._info, own_group(address.value or 0), config)
+        self._groups.add(group)
+        return group
+
+    def detach(self) -> bool:
+        """Leaves all groups and ends the attachment. True: it has ended.
+
+        False: arrays of a group are alive; it ends when the last one has died. Every other call on the session
+        raises InvalidArgument from here on.
+        """
+        left = [group.leave() for group in list(self._groups)]
+        self._handle = None
+        return all(left)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()
+
+    def __repr__(self) -> str:
+        return f"Session({self._info.device!r}, {self._info.daemon!r})"
+
+    def _load_info(self) -> SessionInfo:
+        raw = _abi.SessionInfo(ctypes.sizeof(_abi.SessionInfo))
+        check(library.epd_session_info(self._handle, ctypes.addressof(raw)))
+        return SessionInfo(
+            raw.session_id,
+            raw.device.decode(),
+            raw.daemon.decode(),
+            raw.boot_id.decode(),
+            DeviceKind(raw.device_kind),
+            bool(raw.resident),
+        )
+
+    def _error(self, status: int) -> Error:
+        if self._handle is None:
+            return InvalidArgument("the session has been detached; allowed: sessions that are attached")
+        return last_error(status)
+
+
+def version() -> str:
+    """The version of libepd: "0.1.0"."""
+    text: Union[bytes, None] = library.epd_version()
+    return (text or b"").decode()

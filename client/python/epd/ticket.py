@@ -1,0 +1,268 @@
+"""Operations in flight, and the routings that they establish."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Callable, Optional
+
+from . import _abi
+from ._library import library
+from .errors import InvalidArgument, NotFound, Status
+from .types import FOREVER, NO_WAIT, Counts, Result
+
+if TYPE_CHECKING:
+    from .group import Group
+
+_ticket_wait = library.epd_ticket_wait
+_STATUSES = tuple(Status)
+_UNTOUCHED = (1 << 64) - 1  # as op_index: the library has written no result
+
+RESULT_BYTES = ctypes.sizeof(_abi.Result)
+_result_fields = _abi.pack_format(_abi.Result)
+_unpack_result = _result_fields.unpack
+_OK = Status.OK
+_INT32 = 1 << 31
+_OP_INDEX_AT = _abi.Result.op_index.offset
+
+
+class ResultBlock:
+    """Memory for a result. A group keeps some, so that waiting makes none."""
+
+    __slots__ = ("address", "memory", "op_index")
+
+    def __init__(self) -> None:
+        self.memory = ctypes.create_string_buffer(RESULT_BYTES)
+        self.address = ctypes.addressof(self.memory)
+        self.op_index = ctypes.c_uint64.from_buffer(self.memory, _OP_INDEX_AT)
+        ctypes.c_size_t.from_buffer(self.memory).value = RESULT_BYTES
+
+
+class Handle:
+    """The routing that a dispatch established, for combine and for dispatches that use it again.
+
+    A kept one (keep_handle) takes one of the group's num_handles until `release`, or until it is collected:
+    then the group gives it back with the next dispatch that keeps one. Others need no release.
+    """
+
+    __slots__ = ("_group", "kept", "value")
+
+    def __init__(self, group: Group, value: int, kept: bool) -> None:
+        self._group = group
+        self.value = value  # epd_handle_t; the same on all ranks for a dispatch under a handle
+        self.kept = kept
+
+    def release(self) -> None:
+        """Gives a kept handle back. WouldBlock: an operation in flight uses it. NotFound: it is no more."""
+        status = library.epd_handle_release(self._group._handle, self.value)
+        if status:
+            raise self._group._error(status)
+        self.kept = False
+
+    def __del__(self) -> None:
+        if self.kept:
+            self._group._abandoned.append(self.value)
+
+    def __repr__(self) -> str:
+        return f"Handle({self.value:#x}{', kept' if self.kept else ''})"
+
+
+class Ticket:
+    """One operation in flight, or nothing (after wait, drop or on_complete). Of a captured one wait() keeps it.
+
+    A ticket keeps its group. Collecting one does not wait: the operation goes on and its result is dropped.
+    """
+
+    __slots__ = ("__weakref__", "_group", "_ticket")
+
+    def __init__(self, group: Group, ticket: int) -> None:
+        self._group = group
+        self._ticket = ticket
+
+    def wait(self, timeout_ms: int = FOREVER) -> Result:
+        """The result, once the operation has ended well; raises its status otherwise.
+
+        timeout_ms: milliseconds, FOREVER, or NO_WAIT. DeadlineExceeded (NO_WAIT: WouldBlock) with `pending`
+        True: the operation is in flight yet and the ticket is good. NotFound: the ticket is empty or retired.
+        Error.rank is the rank that caused a failure.
+        """
+        if not -_INT32 <= timeout_ms < _INT32:
+            raise bad_timeout(timeout_ms)
+        group = self._group
+        results = group._results
+        try:
+            block = results.pop()
+        except IndexError:
+            block = ResultBlock()
+        block.op_index.value = _UNTOUCHED
+        status = _ticket_wait(group._handle, self._ticket, timeout_ms, block.address)
+        _, _, rank, op_index, rows, seen, launched, done, dropped, runs = _unpack_result(block.memory)
+        results.append(block)
+        if not status:
+            if not group._resident:
+                self._ticket = 0
+            return Result(_OK, rank, op_index, rows, seen, launched, done, dropped, runs)
+        error = self._error(status, rank if op_index != _UNTOUCHED and rank >= 0 else None)
+        if status == Status.NOT_FOUND or (op_index != _UNTOUCHED and not group._resident):
+            self._ticket = 0
+        raise error
+
+    def poll(self) -> Optional[Result]:
+        """None while the operation is in flight, then as wait."""
+        if self.pending:
+            return None
+        return self.wait(NO_WAIT)
+
+    @property
+    def pending(self) -> bool:
+        """True while the operation is in flight."""
+        pending: int = library.epd_ticket_pending(self._group._handle, self._ticket)
+        return pending != 0
+
+    def counts(self, timeout_ms: int = FOREVER) -> Counts:
+        """Of a dispatch: its counts, known before its rows have all arrived. Does not retire the ticket.
+
+        Raises DeadlineExceeded or WouldBlock (not yet), or the operation's own status if it failed first.
+        """
+        if not -_INT32 <= timeout_ms < _INT32:
+            raise bad_timeout(timeout_ms)
+        group = self._group
+        raw = _abi.Counts(ctypes.sizeof(_abi.Counts))
+        status = library.epd_ticket_counts(group._handle, self._ticket, timeout_ms, ctypes.addressof(raw))
+        if status:
+            raise self._error(status)
+        local = group.config.num_experts // group.config.num_ranks
+        return Counts(
+            raw.num_recv_rows,
+            group._counts_view(raw.rank_offsets, group.config.num_ranks + 1),
+            group._counts_view(raw.expert_counts, local),
+            group._counts_view(raw.expert_offsets, local + 1) if raw.expert_offsets else None,
+        )
+
+    def wait_sent(self, timeout_ms: int = FOREVER) -> None:
+        """Of an operation with defer_receive: returns when its inputs may be written again. The ticket stays.
+
+        `wait` then waits for the arrival: it is the receive hook.
+        """
+        if not -_INT32 <= timeout_ms < _INT32:
+            raise bad_timeout(timeout_ms)
+        status = library.epd_ticket_wait_sent(self._group._handle, self._ticket, timeout_ms)
+        if status:
+            raise self._error(status)
+
+    def wait_on_stream(self, stream: Any) -> None:
+        """What is enqueued in the stream from here on begins when the operation has ended. The ticket stays.
+
+        stream: an address, or an object with `cuda_stream`. The operation must have been submitted in a stream.
+        """
+        status = library.epd_ticket_wait_on_stream(self._group._handle, self._ticket, stream_address(stream))
+        if status:
+            raise self._error(status)
+
+    def drop(self) -> None:
+        """The result is not wanted: the ticket is empty afterwards, and the operation goes on."""
+        ticket, self._ticket = self._ticket, 0
+        if ticket:
+            library.epd_ticket_drop(self._group._handle, ticket)
+
+    def on_complete(self, hook: Callable[[Result], object]) -> None:
+        """Calls hook(result) once, when the operation has ended, well or not. The ticket is empty afterwards.
+
+        Hooks of a group run on one thread of Python's, in the order of these calls; they may do anything. What
+        a hook raises goes to sys.unraisablehook. Hooks that have not run when the interpreter ends are not
+        called.
+        """
+        group = self._group
+        if not self._ticket or group._handle is None:
+            raise self._error(Status.NOT_FOUND)
+        group._check_process()
+        ticket = Ticket(group, self._ticket)
+        self._ticket = 0
+        group._hooks().put((ticket, hook))
+
+    def _error(self, status: int, rank: Optional[int] = None) -> Exception:
+        group = self._group
+        if group._handle is not None and not self._ticket:
+            return NotFound("the ticket is empty: it was waited for, dropped, or given to a hook")
+        return group._error(status, rank)
+
+    def __del__(self, drop: Any = library.epd_ticket_drop) -> None:
+        if self._ticket:
+            drop(self._group._handle, self._ticket)
+
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        return f"{name}({self._ticket:#x})" if self._ticket else f"{name}(empty)"
+
+
+class Dispatch(Ticket):
+    """A ticket of a dispatch. `handle` is its routing, valid as soon as the dispatch was submitted."""
+
+    __slots__ = ("handle",)
+
+    def __init__(self, group: Group, ticket: int, handle: Handle) -> None:
+        self._group = group
+        self._ticket = ticket
+        self.handle = handle
+
+
+def bad_timeout(timeout_ms: int) -> InvalidArgument:
+    """Of a number that the library's int32 can't hold; the others the library judges."""
+    return InvalidArgument(f"timeout_ms is {timeout_ms}; allowed: {-_INT32} .. {_INT32 - 1}")
+
+
+def stream_address(stream: Any) -> int:
+    """The address of a CUDA stream: an integer, or an object with `cuda_stream`, as torch's streams have."""
+    address = getattr(stream, "cuda_stream", stream)
+    if not isinstance(address, int) or not 0 <= address < _abi.NO_STREAM:
+        raise TypeError(f"stream is {stream!r}; allowed: an address, or an object with cuda_stream")
+    return address
+
+
+def _outcome(ticket: Ticket) -> Result:
+    """Waits, and gives the result also of an operation that failed."""
+    group = ticket._group
+    block = ResultBlock()
+    block.op_index.value = _UNTOUCHED
+    while True:
+        status = _ticket_wait(group._handle, ticket._ticket, FOREVER, block.address)
+        if status != Status.DEADLINE_EXCEEDED or not ticket.pending:
+            break
+    _, _, rank, op_index, *rest = _unpack_result(block.memory)
+    if op_index == _UNTOUCHED:  # the session or the group is over
+        rank, op_index, rest = -1, 0, [0] * 5 + [1]
+    ticket._ticket = 0
+    return Result(_STATUSES[status], rank, op_index, *rest)
+
+
+def run_hooks(queue: SimpleQueue[Any]) -> None:
+    """The thread that calls hooks. Ends with a None in the queue, which the group's end puts there."""
+    while True:
+        item = queue.get()
+        if item is None:
+            return
+        ticket, hook = item
+        try:
+            hook(_outcome(ticket))
+        except BaseException:  # noqa: B902
+            unraisable: Any = _Unraisable(sys.exc_info(), "a completion hook raised", hook)
+            sys.unraisablehook(unraisable)
+        del item, ticket, hook  # so that the last hook does not keep the group
+
+
+class _Unraisable:
+    """What sys.unraisablehook takes."""
+
+    def __init__(self, error: Any, err_msg: str, object: Any) -> None:
+        self.exc_type, self.exc_value, self.exc_traceback = error
+        self.err_msg = err_msg
+        self.object = object
+
+
+def start_hooks() -> SimpleQueue[Any]:
+    """A queue of (ticket, hook) and the thread that serves it."""
+    queue: SimpleQueue[Any] = SimpleQueue()
+    threading.Thread(target=run_hooks, args=(queue,), name="epd-hooks", daemon=True).start()
+    return queue

@@ -1,0 +1,285 @@
+"""The numbers, shapes and results of epd.h as Python types."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Optional, Sequence, Union
+
+from . import _abi
+from ._library import library
+from .errors import InvalidArgument, Status, check
+
+FOREVER = _abi.FOREVER
+NO_WAIT = _abi.NO_WAIT
+ANY_RANK = _abi.ANY_RANK
+
+
+class WaitBy(enum.IntEnum):
+    """How streams wait: see epd_attach_options_t."""
+
+    MEMOP = 0
+    KERNEL = 1
+
+
+class DeviceKind(enum.IntEnum):
+    """What a device is made of."""
+
+    HOST = 0
+    CUDA = 1
+
+
+class Payload(enum.IntEnum):
+    """What a row is."""
+
+    BF16 = 0  # hidden bf16 values
+    FP8_CAST = 1  # bf16 in, e4m3 and one scale per 128 values out
+    FP8 = 2  # e4m3 and its scales in, the same out
+    OPAQUE = 3  # rows of opaque_bytes, delivered as they are
+
+
+class ScaleFormat(enum.IntEnum):
+    """Scales of e4m3 rows, one for each block of 128 values."""
+
+    FLOAT32 = 0  # float32 [., H/128]
+    FLOAT32_POW2 = 1  # the same, rounded up to a power of two; FP8_CAST only
+    UE8M0 = 2  # exponent bytes, four to an int32 [., ceil(H/512)]
+
+
+class Layout(enum.IntEnum):
+    """How received rows lie."""
+
+    COMPACT = 0  # one row per (token, rank), by source rank, then token
+    PACKED = 1  # one row per (token, local expert), by expert, each expert's first row aligned
+    EXPERT = 2  # the same rows, each expert in a block of its own
+
+
+class IndexType(enum.IntEnum):
+    """The type of topk_idx and recv_topk_idx."""
+
+    INT32 = 0
+    INT64 = 1
+
+
+class Policy(enum.IntEnum):
+    """What a lost rank costs its group."""
+
+    FAIL_FAST = 0
+    DEGRADE = 1
+
+
+class Region(enum.IntEnum):
+    """The regions of a buffer slot; what each holds is told at `Buffers`."""
+
+    X = 0
+    X_SCALES = 1
+    TOPK_IDX = 2
+    TOPK_WEIGHTS = 3
+    RECV_X = 4
+    RECV_SCALES = 5
+    RECV_TOPK_IDX = 6
+    RECV_TOPK_WEIGHTS = 7
+    RECV_SRC = 8
+    RANK_OFFSETS = 9
+    EXPERT_COUNTS = 10
+    EXPERT_OFFSETS = 11
+    SOURCE_RANGES = 12
+    Y = 13
+    Y_WEIGHTS = 14
+    BIAS_0 = 15
+    BIAS_1 = 16
+    OUT = 17
+    OUT_WEIGHTS = 18
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A region in memory of the caller's own, for example a memfd that is sealed against shrinking.
+
+    `memory` is where this process has mapped slot 0's region: a writable buffer (an mmap, a numpy array), which
+    the group and its arrays keep as it is, or an address. `offset` and `stride` are in bytes, multiples of 128;
+    stride 0 puts the slots close together. See epd_binding_t in epd.h for what memory can be bound.
+    """
+
+    region: Region
+    fd: int
+    memory: Any
+    offset: int = 0
+    stride: int = 0
+
+    def hold(self) -> Any:
+        """The memory as a ctypes object: as long as it lives, an mmap can't be closed."""
+        return self.memory if isinstance(self.memory, int) else ctypes.c_char.from_buffer(self.memory)
+
+    def address(self) -> int:
+        held = self.hold()
+        return held if isinstance(held, int) else ctypes.addressof(held)
+
+
+@dataclass(frozen=True)
+class GroupConfig:
+    """The shape of a group. All ranks must agree on all but rank, timeout_ms, sms, priority and bindings.
+
+    name              1..63 characters of [A-Za-z0-9._-]
+    rank              0..num_ranks-1, or ANY_RANK: any free one
+    num_ranks         R, 1..1024
+    num_experts       E, a multiple of R, at most 4096; expert e lives on rank e / (E/R)
+    max_tokens        T, 1..65536: the most tokens of one rank in one operation
+    hidden            H, a multiple of 128, at most 16384
+    topk              K, 1..32
+    depth             buffer slots = operations in flight, 1..16; 0: 4
+    timeout_ms        how long to wait for the other ranks; 0: the daemon's default
+    sms               SMs (host devices: threads) to use; 0: the device's default
+    expert_alignment  rows, 1..256; 0: 1
+    opaque_bytes      of a row, a multiple of 16 up to 65536; Payload.OPAQUE only
+    num_biases        bias regions that combine may add, 0..2
+    num_handles       routings that dispatch may keep, 0..4096
+    max_recv_rows     rows of recv_x and y (Layout.EXPERT: of each expert's block); 0: the worst case
+    priority          of this rank's operations on its device, -8..7, higher goes first
+    bindings          regions in memory of the caller's own
+    """
+
+    name: str = ""
+    rank: int = 0
+    num_ranks: int = 0
+    num_experts: int = 0
+    max_tokens: int = 0
+    hidden: int = 0
+    topk: int = 0
+    depth: int = 0
+    payload: Payload = Payload.BF16
+    index_type: IndexType = IndexType.INT32
+    policy: Policy = Policy.FAIL_FAST
+    sms: int = 0
+    timeout_ms: int = 0
+    layout: Layout = Layout.COMPACT
+    scale_format: ScaleFormat = ScaleFormat.FLOAT32
+    expert_alignment: int = 0
+    opaque_bytes: int = 0
+    num_biases: int = 0
+    num_handles: int = 0
+    max_recv_rows: int = 0
+    priority: int = 0
+    bindings: Sequence[Binding] = ()
+
+    def region_bytes(self, region: Region) -> int:
+        """Bytes of a region in one slot; 0 if such a group has no such region. Raises InvalidArgument."""
+        raw = self._raw()
+        size = ctypes.c_uint64()
+        check(library.epd_region_bytes(ctypes.addressof(raw), region, ctypes.addressof(size)))
+        return size.value
+
+    def group_bytes(self, kind: DeviceKind) -> GroupBytes:
+        """The memory that such a group takes on devices of a kind. Raises InvalidArgument."""
+        raw = self._raw()
+        size = _abi.GroupBytes(ctypes.sizeof(_abi.GroupBytes))
+        check(library.epd_group_bytes(ctypes.addressof(raw), kind, ctypes.addressof(size)))
+        return GroupBytes(*(getattr(size, name) for name in GroupBytes._fields))
+
+    def _raw(self) -> _abi.GroupConfig:
+        raw = _abi.GroupConfig(ctypes.sizeof(_abi.GroupConfig))
+        raw.name = encoded("name", self.name)
+        for field in (
+            "rank num_ranks num_experts max_tokens hidden topk depth payload index_type policy sms timeout_ms "
+            "layout scale_format expert_alignment opaque_bytes num_biases num_handles max_recv_rows priority"
+        ).split():
+            set_number(raw, field, getattr(self, field))
+        bindings = (_abi.Binding * len(self.bindings))()
+        for place, binding in zip(bindings, self.bindings):
+            place.size = ctypes.sizeof(_abi.Binding)
+            for field in ("region", "fd", "offset", "stride"):
+                set_number(place, field, getattr(binding, field))
+            place.address = binding.address()
+        raw.bindings = bindings
+        raw.num_bindings = len(self.bindings)
+        return raw
+
+
+def encoded(field: str, text: Union[str, bytes]) -> bytes:
+    """Text for the library. Raises InvalidArgument for a NUL inside."""
+    data = text.encode() if isinstance(text, str) else text
+    if b"\0" in data:
+        raise InvalidArgument(f"{field} is {text!r}; allowed: text without NUL")
+    return data
+
+
+def set_number(raw: ctypes.Structure, field: str, value: int) -> None:
+    """Sets a field of a struct. Raises InvalidArgument if it can't hold the number, TypeError if it is none."""
+    setattr(raw, field, value)
+    if getattr(raw, field) != value:
+        raise InvalidArgument(f"{field} is {value}; allowed: {number_range(type(raw), field)}")
+
+
+def number_range(kind: type[ctypes.Structure], field: str) -> str:
+    """What numbers a field can hold: "0 .. 4294967295"."""
+    member: Any = dict((f[0], f[1]) for f in kind._fields_)[field]
+    bits = 8 * ctypes.sizeof(member)
+    if member(-1).value == -1:
+        return f"{-(1 << (bits - 1))} .. {(1 << (bits - 1)) - 1}"
+    return f"0 .. {(1 << bits) - 1}"
+
+
+class GroupBytes(NamedTuple):
+    """What the daemon makes of memory for a group, in bytes; see epd_group_bytes_t."""
+
+    user_arena: int
+    exchange_arena: int
+    routing_records: int
+    inboxes: int
+    board: int
+    results: int
+    rank: int
+    group: int
+    arena_quota: int
+    routing_quota: int
+
+
+class SessionInfo(NamedTuple):
+    """What a session is attached to."""
+
+    session_id: int
+    device: str  # "host:0"
+    daemon: str  # name and version
+    boot_id: str  # hexadecimal; another one after a reconnect means another daemon run
+    device_kind: DeviceKind
+    resident: bool  # operations are calls of the device's resident kernel
+
+
+class Result(NamedTuple):
+    """How an operation ended. Times are microseconds after the submission."""
+
+    status: Status
+    failed_rank: int  # the rank that the status is about, or -1
+    op_index: int  # the operation's number in its group
+    num_recv_rows: int  # M, after dispatch
+    seen_us: int  # the engine took it
+    launched_us: int  # the device began it
+    done_us: int
+    num_dropped_selections: int  # Policy.DEGRADE: selections whose expert's rank is lost
+    runs: int  # 1; of a captured operation: how often it has ended
+
+
+class ResumeInfo(NamedTuple):
+    """Where a group goes on."""
+
+    epoch: int
+    resume_op: int  # the first operation that not every rank completed: redo from here
+    num_active_ranks: int
+
+
+class Progress(NamedTuple):
+    """How far a group is."""
+
+    next_op: int  # all of the group's operations below have been completed on this rank
+    ended: int  # calls that have ended, cyclic; 0 where operations are no calls
+    failed: int  # of these, how many were not carried out, since the join
+
+
+class Counts(NamedTuple):
+    """The counts of a dispatch. The arrays are int32, and stay as they are until the slot's next operation."""
+
+    num_recv_rows: int  # M; packed: with padding
+    rank_offsets: memoryview  # [R+1]
+    expert_counts: memoryview  # [E/R]
+    expert_offsets: Optional[memoryview]  # [E/R+1]; None if compact

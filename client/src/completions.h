@@ -1,0 +1,67 @@
+// Operations that were submitted to an engine, by ticket, and the ring of completions from which the library
+// hears how they have ended. With the session's mutex, but for has().
+#pragma once
+
+#include "group.h"
+#include "hooks.h"
+#include "proto/session.h"
+#include "stream_port.h"
+
+#include <atomic>
+#include <list>
+#include <string>
+#include <unordered_map>
+
+namespace epd::client {
+
+struct Operation {
+  Group* group = nullptr;
+  abi::Op op = abi::Op::kNone;
+  std::uint32_t slot = 0;
+  bool deferred = false;  // submitted with defer_receive
+  bool in_stream = false;
+  SteadyClock::time_point answer_by;  // an engine that runs has ended it by then
+  bool done = false;
+  epd_result_t result{};             // once done
+  std::string text;                  // why it failed; may be empty
+  std::list<HookCall> waiting_hook;  // at most one; made beforehand so that completing can't fail
+};
+
+class Completions {
+ public:
+  Completions(abi::SegmentA& a, abi::SegmentB& b, Hooks& hooks, StreamPort& streams)
+      : a_(a), b_(b), hooks_(hooks), streams_(streams) {}
+
+  bool has() const;
+  // Files what is in the ring under its tickets. True if anything was there.
+  bool take();
+
+  // Null: never submitted, or retired.
+  Operation* find(epd_ticket_t ticket);
+  // Before it is published, as its completion may come at once.
+  Operation& add(epd_ticket_t ticket);
+  // It was not published after all.
+  void withdraw(epd_ticket_t ticket);
+  // Of one that has ended.
+  void retire(epd_ticket_t ticket) { operations_.erase(ticket); }
+  // Whether it has ended or not; then the ticket is retired.
+  void add_hook(epd_ticket_t ticket, std::list<HookCall>& call);
+  // Ends the operations in flight: all, or those of one group.
+  void abort(StatusCode code, const char* text, const Group* only) noexcept;
+  void forget(const Group& group);
+  std::size_t num_in_flight() const { return num_in_flight_; }
+
+ private:
+  using Operations = std::unordered_map<epd_ticket_t, Operation>;
+  void finish(Operations::iterator found, const abi::Completion& completion, const char* text) noexcept;
+
+  abi::SegmentA& a_;
+  abi::SegmentB& b_;
+  Hooks& hooks_;
+  StreamPort& streams_;
+  std::atomic<std::uint64_t> head_{0};  // written under the mutex, read by the leader without
+  Operations operations_;
+  std::size_t num_in_flight_ = 0;  // of operations_: not done
+};
+
+}  // namespace epd::client

@@ -1,0 +1,72 @@
+// Completion hooks, on one thread of the library that lives from the first hook to detach. See README,
+// "Hooks".
+#pragma once
+
+#include "epd/epd.h"
+#include "waits.h"
+
+#include <condition_variable>
+#include <list>
+#include <thread>
+
+namespace epd::client {
+
+struct Group;
+
+struct HookCall {
+  const Group* group = nullptr;
+  epd_hook_t hook = nullptr;
+  void* user = nullptr;
+  epd_result_t result{};
+};
+
+// Where the thread looks for what nobody rings for.
+class HookSource {
+ public:
+  virtual ~HookSource() = default;
+  // With the mutex. Gives the hooks of what has ended to Hooks::ready_locked(). True: there is more to look
+  // for.
+  virtual bool take_hooked_locked() = 0;
+  // With the mutex: there is something to wait for, though no operation has a hook.
+  virtual bool awaits_packets_locked() const = 0;
+  // Without it, now and then.
+  virtual void look_at_device() = 0;
+};
+
+class Hooks {
+ public:
+  Hooks(Waits& waits, HookSource& source) : waits_(waits), source_(source) {}
+
+  bool in_thread() const;
+  Status start_locked();
+  // Of an operation in flight: its hook is called once ready_locked() gets it. After start_locked().
+  void expect_locked();
+  // One that was expected; or none: there is nothing to call after all.
+  void ready_locked(std::list<HookCall>& call) noexcept;
+  // Of an operation that has ended.
+  void call_locked(std::list<HookCall>& call);
+  void look_up_locked();  // the thread looks again at what it waits for
+  // Returns when no hook of the group runs or is ready. A hook may use its group until it returns.
+  void await_locked(Lock& lock, const Group& group);
+  // After the session has ended: nothing is outstanding, only calls that are ready.
+  void stop();
+
+ private:
+  class News;
+  bool has_news_to_await() const;
+  void run();
+
+  Waits& waits_;
+  HookSource& source_;
+
+  // Guarded by the mutex.
+  std::thread thread_;
+  std::condition_variable wake_;  // hooks wanted, or stopping
+  std::condition_variable done_;  // a hook has returned
+  std::list<HookCall> ready_;
+  const Group* running_ = nullptr;
+  std::size_t outstanding_ = 0;  // asked for, operation not ended
+  bool stopping_ = false;
+};
+
+}  // namespace epd::client

@@ -1,0 +1,251 @@
+// From a checked call to a slot in the ring.
+#include "launched_operations.h"
+
+#include "ticket_status.h"
+
+#include <algorithm>
+#include <ctime>
+
+namespace epd::client {
+namespace {
+
+// What may be in flight in a session that uses streams. An application that sleeps in a call of CUDA's takes
+// no completions, and an engine that finds no room for them takes no submissions, for which the stream may
+// wait. So there is room for all, and for a few that come twice because engines died.
+constexpr std::size_t kMostUnseen = abi::kCompletionSlots - 4;
+
+// Streams compare 32 bits of a ticket, cyclically: a word that is 2^31 behind would look as if it were ahead.
+constexpr std::uint64_t kStaleAfter = std::uint64_t{1} << 30;
+
+std::uint32_t low(epd_ticket_t ticket) {
+  return static_cast<std::uint32_t>(ticket);
+}
+
+// Brings the words of a slot, that no stream has used for so long, up to just before the ticket.
+Status renew_words(Device& device, const Group& group, std::uint32_t slot, epd_ticket_t ticket) {
+  const std::uintptr_t base = group.user_base();
+  Status status = device.write_aside(base + group.arena.ready_word(slot), low(ticket - 1));
+  if (status.ok()) status = device.write_aside(base + group.arena.done_word(slot), low(ticket - 1));
+  return status.ok() ? device.finish_aside() : status;
+}
+
+// CLOCK_MONOTONIC
+std::uint64_t monotonic_ns() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
+}
+
+}  // namespace
+
+Status LaunchedOperations::check_stream(const StreamUse& use) const {
+  if (!use.any() || streams_.exists()) return {};
+  const void* const stream = use.stream;
+  return invalid_argument((stream == nullptr
+                               ? std::string("stream is NULL, CUDA's legacy default stream")
+                               : "stream is " + std::to_string(reinterpret_cast<std::uintptr_t>(stream))) +
+                          "; allowed: EPD_NO_STREAM, as this session's device is " +
+                          std::string(welcome_.device, abi::text_length(welcome_.device)));
+}
+
+Status LaunchedOperations::ready_to_submit(Lock& lock, Group& group, const SubmitRequest& request) {
+  const auto in_flight = [&] { return group.slot_busy(request.slot, request.stream); };
+  // In a stream nothing else may ever look: the engine needs room for what it completes.
+  if (request.stream.any() || in_flight() != nullptr) take_news_locked();
+  connection_.note_end_locked();
+  if (!connection_.ended().ok()) return connection_.ended();
+  Status status = group.usable_in(group.epoch);
+  if (!status.ok()) return status;
+  if (const InFlight* op = in_flight(); op != nullptr) {
+    return connection_.blocked(lock, "slot " + std::to_string(request.slot) + " has ticket " +
+                                         std::to_string(op->ticket) + " in flight" +
+                                         (op->stream.any() ? ", in another stream" : ""));
+  }
+  return {};
+}
+
+// A routing is written by one operation at a time, and not while others read it.
+Status LaunchedOperations::choose_route(Lock& lock, Group& group, const SubmitRequest& request,
+                                        RouteUse& use) {
+  if (request.op == abi::Op::kNoop) return {};
+  if (request.op == abi::Op::kCombine || request.handle != 0) {
+    Status status = group.find_route(request.handle, use.route);
+    if (!status.ok()) return status;
+    const Route& route = group.routes[use.route];
+    if (request.num_tokens != 0 && route.state == Route::State::kKnown &&
+        request.num_tokens != route.num_tokens) {
+      return bad_value("num_tokens", request.num_tokens,
+                       "0, or " + std::to_string(route.num_tokens) + " as in the dispatch of handle " +
+                           std::to_string(request.handle));
+    }
+  } else if (request.keep) {
+    // Completions that nobody has seen yet may give records back.
+    if (group.free_routes.empty()) take_news_locked();
+    if (group.free_routes.empty()) return no_handle_left(group);
+    use = {group.free_routes.back(), true};
+  } else {
+    use = {request.slot, true};
+  }
+  if (group.route_busy(use.route, use.writes, request.stream)) take_news_locked();
+  if (!group.route_busy(use.route, use.writes, request.stream)) return {};
+  return connection_.blocked(
+      lock,
+      use.writes
+          ? "an operation in flight on another slot uses the routing of slot " + std::to_string(request.slot)
+          : "the dispatch of handle " + std::to_string(request.handle) + " is in flight on another slot");
+}
+
+Status LaunchedOperations::no_room(Lock& lock) {
+  std::string full;
+  Status status = ring_.check(full);
+  if (!status.ok()) return status;
+  take_news_locked();  // an engine without room for its completions takes nothing
+  return connection_.blocked(lock, std::move(full));
+}
+
+Status LaunchedOperations::admit(Lock& lock, Group& group, const SubmitRequest& request, RouteUse& use) {
+  Status status = ready_to_submit(lock, group, request);
+  if (!status.ok()) return status;
+  use = {};
+  status = choose_route(lock, group, request, use);
+  if (!status.ok()) return status;
+  if (streams_.watches_locked() && completions_.num_in_flight() >= kMostUnseen) take_news_locked();
+  if (streams_.watches_locked() && completions_.num_in_flight() >= kMostUnseen) {
+    return connection_.blocked(lock,
+                               "the session's ring is full: " + std::to_string(completions_.num_in_flight()) +
+                                   " operations have not been seen to end");
+  }
+  return ring_.has_room() ? Status() : no_room(lock);
+}
+
+Status LaunchedOperations::push(Lock& lock, Group& group, const SubmitRequest& request, const RouteUse& use,
+                                epd_ticket_t ticket) {
+  const bool new_routing = request.op == abi::Op::kDispatch && use.writes;
+  abi::Submission submission{};
+  submission.ticket = ticket;
+  submission.epoch = group.epoch;
+  submission.handle = use.route != kNoRoute && !use.writes ? op_of(request.handle) : 0;
+  submission.submit_ns = monotonic_ns();
+  submission.op = request.op;
+  submission.member = group.member;
+  submission.slot = request.slot;
+  submission.num_tokens = new_routing ? request.num_tokens : 0;
+  submission.flags = engine_flags(group.shape, request);
+  submission.timeout_ms = request.timeout_ms;
+  submission.route = use.route != kNoRoute ? use.route : 0;
+  submission.sms = request.sms;
+  // Before the push: the completion may be there as soon as it is published.
+  Operation& op = completions_.add(ticket);
+  op.group = &group;
+  op.op = request.op;
+  op.slot = request.slot;
+  op.deferred = request.deferred();
+  op.in_stream = request.stream.any();
+  group.in_flight.push_back({ticket, request.slot, use.route, use.writes, request.stream});
+  const std::uint32_t timeout_ms = request.timeout_ms != 0 ? request.timeout_ms : group.default_timeout_ms;
+  op.answer_by = SteadyClock::now() + std::chrono::milliseconds(timeout_ms) + kAnswerGrace;
+  if (!ring_.push(submission)) {
+    completions_.withdraw(ticket);
+    group.in_flight.pop_back();
+    return no_room(lock);  // though there was: the engine's index has gone wrong
+  }
+  if (request.op != abi::Op::kNoop) ++group.next_index;
+  return {};
+}
+
+// Without the session's mutex: while a stream's queue is full the driver makes its caller wait, and what
+// empties the queue may need the mutex (completions, the end of the session).
+Status LaunchedOperations::mark_ready(Lock& lock, Group& group, const SubmitRequest& request,
+                                      epd_ticket_t ticket) {
+  Status status = streams_.start_watch_locked();
+  if (!status.ok()) return status;
+  // Before anything is enqueued: a session that ends now releases this ticket too.
+  SlotWords& words = group.words[request.slot];
+  const epd_ticket_t before = words.last;
+  const bool stale = ticket - before >= kStaleAfter;
+  // Renewing would begin and end it.
+  if (stale && group.stream_in_flight(request.slot)) {
+    return would_block("slot " + std::to_string(request.slot) + " still has ticket " +
+                       std::to_string(before) + " in flight, " + std::to_string(ticket - before) +
+                       " tickets ago");
+  }
+  words.last = ticket;
+  lock.unlock();
+  Device& device = streams_.device();
+  if (stale) status = renew_words(device, group, request.slot, ticket);
+  if (status.ok()) {
+    const std::uintptr_t ready = group.user_base() + group.arena.ready_word(request.slot);
+    void* const stream = request.stream.stream;
+    bool captures = false;
+    status = streams_.begins_and_waits(request.stream, request.deferred())
+                 ? device.check_stream(stream, captures)
+                 : device.write(stream, ready, low(ticket), streams_.wait_by());
+  }
+  lock.lock();
+  if (!status.ok()) words.last = before;
+  return status;
+}
+
+// The stream may come to it late, but by the limit after this an engine that runs has ended it.
+StreamWait LaunchedOperations::end_of(const Group& group, const Operation& op, epd_ticket_t ticket) {
+  const auto limit = std::max<nanoseconds>(op.answer_by - SteadyClock::now(), kAnswerGrace);
+  return {group.user_base() + group.arena.done_word(op.slot), low(ticket),
+          static_cast<std::uint64_t>(limit.count())};
+}
+
+Status LaunchedOperations::begin_and_wait(const Group& group, const SubmitRequest& request,
+                                          const StreamWait& wait, epd_ticket_t ticket) {
+  const std::uintptr_t ready = group.user_base() + group.arena.ready_word(request.slot);
+  return submitted_but(streams_.device().write_and_wait(request.stream.stream, ready, wait), ticket,
+                       "the stream neither lets it begin nor waits for it");
+}
+
+Status LaunchedOperations::submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,
+                                  epd_handle_t* handle) {
+  Status status = check_request(group, request);
+  if (status.ok()) status = check_stream(request.stream);
+  if (status.ok() && request.num_tokens_at != nullptr) {
+    status = invalid_argument(
+        "num_tokens_at is given; allowed: NULL, but on GPUs that the daemon serves by resident kernels");
+  }
+  if (!status.ok()) return status;
+  StreamWait wait;
+  {
+    const std::lock_guard<std::mutex> order(group.submit_mutex);
+    Lock lock = waits_.lock();
+    RouteUse use;
+    status = admit(lock, group, request, use);
+    if (!status.ok()) return status;
+    // Used up whatever comes: should this not be published after all, no later operation on the slot may
+    // find its ready word written already.
+    const epd_ticket_t number = ++last_ticket_;
+    if (request.stream.any()) {
+      status = mark_ready(lock, group, request, number);
+      // Meanwhile the session may have ended, the group broken, or other groups filled the ring.
+      if (status.ok()) status = admit(lock, group, request, use);
+      while (status.ok() && streams_.await_slot_unblock(lock, group, request.slot)) {
+        status = admit(lock, group, request, use);
+      }
+      if (!status.ok()) return status;
+    }
+    const epd_handle_t made = use.writes ? make_handle(group.next_index, use.route) : request.handle;
+    status = push(lock, group, request, use, number);
+    if (!status.ok()) return status;
+    ticket = number;
+    if (use.writes) {
+      if (request.keep) group.free_routes.pop_back();
+      group.routes[use.route] = {Route::State::kKnown, made, ticket, request.num_tokens};
+    }
+    if (handle != nullptr) *handle = made;
+    if (request.stream.any()) wait = end_of(group, *completions_.find(number), number);
+    lock.unlock();
+    ring_.wake_engine(abi::kAsleep);
+    // In the order of submission, as the ready words are written.
+    if (streams_.begins_and_waits(request.stream, request.deferred()))
+      return begin_and_wait(group, request, wait, number);
+  }
+  if (!request.stream.any() || request.deferred()) return {};
+  return streams_.wait_after(request.stream.stream, wait, ticket);
+}
+
+}  // namespace epd::client

@@ -1,0 +1,78 @@
+// The operations of a session: how they get to the device, and what callers may ask about them. Launched
+// (LaunchedOperations): submissions through a ring to an engine, that completes them. Resident
+// (ResidentOperations): calls to the kernel itself.
+#pragma once
+
+#include "group.h"
+#include "hooks.h"
+#include "stream_port.h"
+
+namespace epd::client {
+
+struct SubmitRequest {
+  abi::Op op = abi::Op::kNone;
+  std::uint32_t slot = 0;
+  std::uint32_t num_tokens = 0;
+  std::uint32_t flags = 0;  // abi::OpFlags, but kFlagCached, which follows from the handle
+  std::uint32_t timeout_ms = 0;
+  std::uint32_t sms = 0;
+  epd_handle_t handle = 0;                       // combine, dispatch with an old routing
+  bool keep = false;                             // dispatch: its handle
+  StreamUse stream = {};                         // CUDA devices; a CUstream
+  const std::uint32_t* num_tokens_at = nullptr;  // calls in a stream: on the device, in place of num_tokens
+
+  bool deferred() const { return (flags & abi::kFlagDefer) != 0; }
+};
+
+// What of a request can be judged by the group's shape alone.
+Status check_request(const Group& group, const SubmitRequest& request);
+// Flags as the engine takes them: it ends sessions for flags that can't have a meaning.
+std::uint32_t engine_flags(const abi::GroupShape& shape, const SubmitRequest& request);
+// No record is free for a handle to keep.
+Status no_handle_left(const Group& group);
+
+// The routing record that an operation uses.
+struct RouteUse {
+  std::uint32_t route = kNoRoute;
+  bool writes = false;
+};
+
+// Any thread, without the mutex, but for functions with _locked.
+class Operations {
+ public:
+  virtual ~Operations() = default;
+
+  // ---- what callers ask. The text of a failed operation comes back in the status
+  virtual Status submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,
+                        epd_handle_t* handle) = 0;  // *handle of a dispatch may be null
+  virtual Status release_handle(Group& group, epd_handle_t handle) = 0;
+  virtual Status check(Group& group, epd_progress_t& progress) = 0;
+  virtual Status wait(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, epd_result_t* result) = 0;
+  virtual bool pending(Group& group, epd_ticket_t ticket) = 0;
+  virtual Status counts(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, epd_counts_t& counts) = 0;
+  virtual Status wait_sent(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms) = 0;
+  virtual Status wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) = 0;
+  virtual Status on_complete(Group& group, epd_ticket_t ticket, epd_hook_t hook, void* user) = 0;
+  virtual Status drop(Group& group, epd_ticket_t ticket) = 0;
+
+  // ---- memberships
+  // Descriptors that come with a join: the user arena, the board, and what open() takes.
+  virtual std::size_t num_descriptors() const = 0;
+  // Once, before anyone else sees the group.
+  virtual Status open(Group& group, const Packet& joined) = 0;
+  // The group has a new epoch; then renew(), until it is OK.
+  virtual void begin_epoch_locked(Group& group) = 0;
+  virtual Status renew(Group& group) = 0;
+  // Ends what is in flight: all, or that of one group.
+  virtual void abort_locked(StatusCode code, const char* text, const Group* only) noexcept = 0;
+  virtual void forget_locked(const Group& group) = 0;
+  virtual void unblock(const Group& group, const AllSlotWords& words, bool all) = 0;  // see Unblocker
+
+  // ---- see News and HookSource
+  virtual bool has_news() const = 0;
+  virtual bool take_news_locked() = 0;
+  virtual bool take_hooked_locked() = 0;
+  virtual void look_at_device() = 0;
+};
+
+}  // namespace epd::client

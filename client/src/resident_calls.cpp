@@ -1,0 +1,251 @@
+// From a checked request to a call in a ring on the device.
+#include "resident_operations.h"
+
+#include "ticket_status.h"
+
+#include <algorithm>
+
+namespace epd::client {
+namespace {
+
+// The engine counts a call's deadline from when it begins it, and others may come first: one on each slot,
+// each of which may take all of its own. So long an engine that runs needs at most; whatever else ends a
+// call also ends its waits, so to be generous costs nothing.
+std::uint64_t limit_of(const Group& group) {
+  const std::uint32_t longest_ms = std::max(group.default_timeout_ms, group.calls.longest_timeout_ms);
+  const auto all = std::chrono::milliseconds(std::uint64_t{longest_ms} * group.shape.depth);
+  return static_cast<std::uint64_t>(nanoseconds(all + kAnswerGrace).count());
+}
+
+Status check_call(const SubmitRequest& request) {
+  if (request.num_tokens_at == nullptr) return {};
+  if (!request.stream.any())
+    return invalid_argument(
+        "num_tokens_at is given with EPD_NO_STREAM; allowed: in a stream, which reads it");
+  if (request.num_tokens != 0) return bad_value("num_tokens", request.num_tokens, "0 with num_tokens_at");
+  if (request.handle != 0)
+    return invalid_argument("num_tokens_at is given under a handle; allowed: NULL, n is its dispatch's");
+  return {};
+}
+
+abi::Call call_of(const Group& group, SubmitRequest request, std::uint32_t route, bool flagged) {
+  request.stream = {};  // the engine begins a call when it comes
+  abi::Call call;
+  call.op = request.op;
+  call.slot = request.slot;
+  call.flagged = flagged;
+  call.flags = engine_flags(group.shape, request);
+  call.sms = std::min(request.sms, abi::kMostCommandSms);
+  if (abi::makes_routing(call.op, call.flags)) call.num_tokens = request.num_tokens;
+  if (route != kNoRoute) call.route = route;
+  call.timeout_ms = request.timeout_ms;
+  return call;
+}
+
+StreamWait flag_of(const Group& group, const CallTicket& about) {
+  return {CommandPlaces{group.command_words()}.flag(abi::flag_of(about.op, about.slot)), 1, 0};
+}
+
+}  // namespace
+
+Status ResidentOperations::open(Group& group, const Packet& joined) {
+  DeviceMemory results;
+  const std::uint64_t bytes = abi::ResultsLayout(group.shape).total_bytes;
+  Status status = streams_.device().map_host(joined.fds[2], bytes, results);
+  if (!status.ok()) return status;
+  group.calls.open(std::move(results), group.shape);
+  status = write_epoch(group, group.epoch);
+  if (!status.ok()) {
+    // The arena will be unmapped: nothing may be on its way there.
+    [[maybe_unused]] const Status finished = streams_.device().finish_aside();
+    return status;
+  }
+  const Lock lock = waits_.lock();
+  groups_.push_back(&group);
+  return {};
+}
+
+void ResidentOperations::forget_locked(const Group& group) {
+  std::erase(groups_, &group);
+}
+
+// What was discarded before the epoch stood there has been told of.
+Status ResidentOperations::write_epoch(Group& group, std::uint64_t epoch) {
+  Device& device = streams_.device();
+  const CommandPlaces at{group.command_words()};
+  std::uint32_t ends[2] = {};
+  Status status = device.write_aside(at.epoch(), static_cast<std::uint32_t>(epoch));
+  if (status.ok()) status = device.read_aside(at.done(), ends);
+  if (!status.ok()) return status;
+  const Lock lock = waits_.lock();
+  group.calls.begin_epoch(epoch, ends[1]);
+  return {};
+}
+
+// What streams enqueue counts again from here on.
+Status ResidentOperations::renew(Group& group) {
+  const std::lock_guard<std::mutex> order(group.submit_mutex);
+  std::uint64_t epoch = 0;
+  {
+    const Lock lock = waits_.lock();
+    epoch = group.epoch;
+    if (group.calls.epoch == epoch) return {};
+  }
+  return write_epoch(group, epoch);
+}
+
+// `closed` comes first, see abi::CommandWords: of a kernel that rings and this one sees the other.
+void ResidentOperations::unblock(const Group& group, const AllSlotWords& /*words*/, bool /*all*/) {
+  Device& device = streams_.device();
+  const CommandPlaces at{group.command_words()};
+  // Where this fails, context or driver are gone, and the streams with them.
+  [[maybe_unused]] Status written = device.write_aside(at.closed(), 1);
+  for (std::uint32_t flag = 0; flag < abi::kCommandFlags; ++flag)
+    written = device.write_aside(at.flag(flag), 1);
+}
+
+Status ResidentOperations::check_stream(const SubmitRequest& request, bool& captured) const {
+  captured = false;
+  if (!request.stream.any()) return {};
+  const Status kernels = streams_.device().can_wait_by(WaitBy::kKernel);
+  if (kernels.ok()) return streams_.device().check_stream(request.stream.stream, captured);
+  return {kernels.code(), "operations in streams of " +
+                              std::string(welcome_.device, abi::text_length(welcome_.device)) +
+                              " need libepd's kernels: " + kernels.message() + "; allowed: EPD_NO_STREAM"};
+}
+
+// What stands in the way of a call of the host: the slot's last one, or no room.
+Status ResidentOperations::admit_host_call(Lock& lock, Group& group, const SubmitRequest& request) {
+  if (const epd_ticket_t ticket = group.calls.host_call_on(request.slot); ticket != 0) {
+    return connection_.blocked(lock, "slot " + std::to_string(request.slot) + " has ticket " +
+                                         std::to_string(ticket) + " in flight");
+  }
+  if (group.calls.has_host_room()) return {};
+  return connection_.blocked(
+      lock, "the rank's ring is full: " + std::to_string(abi::kCommandSlots) + " calls have not ended");
+}
+
+Status ResidentOperations::prepare_call(Lock& lock, Group& group, const SubmitRequest& request, bool captured,
+                                        MadeCall& made) {
+  Status status = usable_locked(group);
+  if (status.ok() && !request.stream.any()) status = admit_host_call(lock, group, request);
+  if (status.ok()) status = choose_route(group, request, made.use);
+  if (!status.ok()) return status;
+  made.ticket = group.calls.begin(request.op, request.slot, !request.stream.any(), captured);
+  if (made.ticket == 0)
+    return connection_.blocked(
+        lock, "all places for results belong to operations with hooks, or that use kept handles");
+  made.call = call_of(group, request, made.use.route, streams_.wait_by() == WaitBy::kMemop);
+  KnownCall& known = *group.calls.find(made.ticket);
+  made.call.result = known.result;
+  if (!captured && made.use.route != kNoRoute && made.use.route >= group.shape.depth)
+    known.kept_route = made.use.route;
+  group.calls.note_timeout(request.timeout_ms);
+  made.limit_ns = limit_of(group);
+  known.deferred = request.deferred();
+  known.answer_by = SteadyClock::now() + nanoseconds(made.limit_ns);
+  if (!request.stream.any()) return {};
+  status = streams_.start_watch_locked();
+  group.calls.in_streams = group.calls.in_streams || status.ok();
+  return status;
+}
+
+// Without the mutex: the driver makes its caller wait while a stream's queue is full.
+Status ResidentOperations::enqueue(Group& group, const SubmitRequest& request, MadeCall& made) {
+  Device& device = streams_.device();
+  if (request.stream.any()) {
+    StreamCommand command;
+    command.words = group.command_words();
+    command.call = made.call;
+    command.num_tokens_at = reinterpret_cast<std::uintptr_t>(request.num_tokens_at);
+    command.waits = streams_.begins_and_waits(request.stream, request.deferred());
+    command.limit_ns = made.limit_ns;
+    return device.command(request.stream.stream, command);
+  }
+  made.call.flagged = false;
+  made.call.number = group.calls.host_tail;
+  made.call.epoch = static_cast<std::uint32_t>(group.calls.epoch);
+  return device.call(CommandPlaces{group.command_words()}.host_call(made.call.number), abi::pack(made.call));
+}
+
+Status ResidentOperations::submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,
+                                  epd_handle_t* handle) {
+  const bool in_stream = request.stream.any();
+  bool captured = false;
+  Status status = check_request(group, request);
+  if (status.ok()) status = check_call(request);
+  if (status.ok()) status = check_stream(request, captured);
+  if (!status.ok()) return status;
+  const std::lock_guard<std::mutex> order(group.submit_mutex);
+  MadeCall made;
+  {
+    Lock lock = waits_.lock();
+    status = prepare_call(lock, group, request, captured, made);
+  }
+  if (status.ok()) status = enqueue(group, request, made);
+  {
+    const Lock lock = waits_.lock();
+    if (!status.ok()) {
+      if (made.ticket != 0) group.calls.cancel(made.ticket);
+      if (request.keep && made.use.writes) group.free_routes.push_back(made.use.route);
+      return status;
+    }
+    if (!in_stream) group.calls.note_host_call(made.ticket);
+    const epd_handle_t its = made.use.writes ? make_handle(0, made.use.route) : request.handle;
+    if (made.use.writes) group.routes[made.use.route] = {Route::State::kKnown, its, 0, 0};
+    if (handle != nullptr) *handle = its;
+  }
+  ticket = made.ticket;
+  if (!in_stream || streams_.wait_by() == WaitBy::kKernel || request.deferred()) return {};
+  return streams_.wait_after(request.stream.stream, flag_of(group, CallTicket::unpack(ticket)), ticket);
+}
+
+Status ResidentOperations::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) {
+  if (stream == EPD_NO_STREAM) return invalid_argument("stream is EPD_NO_STREAM; allowed: a stream");
+  const CallTicket about = CallTicket::unpack(ticket);
+  std::uint64_t limit_ns = 0;
+  {
+    const Lock lock = waits_.lock();
+    // A stream would wait for another's until the group is left.
+    if (group.calls.find(ticket) == nullptr) return unknown_locked(ticket);
+    if (about.by_host) return not_in_stream(ticket);
+    limit_ns = limit_of(group);
+  }
+  if (streams_.wait_by() == WaitBy::kKernel)
+    return streams_.device().await_command(stream, group.command_words(), about.slot, limit_ns);
+  return streams_.device().wait(stream, flag_of(group, about), WaitBy::kMemop);
+}
+
+// A record is a place here, and not one dispatch: what it holds, commands decide as they run.
+Status ResidentOperations::choose_route(Group& group, const SubmitRequest& request, RouteUse& use) {
+  if (request.op == abi::Op::kNoop) return {};
+  if (request.op == abi::Op::kDispatch && request.handle == 0) {
+    if (!request.keep) {
+      use = {request.slot, true};
+      return {};
+    }
+    if (group.free_routes.empty()) return no_handle_left(group);
+    use = {group.free_routes.back(), true};
+    group.free_routes.pop_back();
+    return {};
+  }
+  const std::uint64_t route = route_of(request.handle);
+  const std::string name = "handle " + std::to_string(request.handle);
+  if (request.handle != make_handle(0, static_cast<std::uint32_t>(route)) || route >= group.routes.size())
+    return not_found(name + " was never given in this group");
+  use.route = static_cast<std::uint32_t>(route);
+  // A rank that has rejoined may be asked to combine what came before its time.
+  if (group.routes[route].state == Route::State::kKnown || group.first_index != 0) return {};
+  return not_found(name + (route < group.shape.depth ? " is of a slot that has had no dispatch"
+                                                     : " is not kept any more"));
+}
+
+Status ResidentOperations::release_handle(Group& group, epd_handle_t handle) {
+  Lock lock = waits_.lock();
+  take_news_locked();
+  if (!connection_.ended().ok()) return connection_.ended();
+  Status status = group.release_handle(handle);
+  return status.code() == StatusCode::kWouldBlock ? connection_.blocked(lock, status.message()) : status;
+}
+
+}  // namespace epd::client

@@ -1,0 +1,334 @@
+// How calls end, and what callers may ask about them.
+#include "resident_operations.h"
+
+#include "ticket_status.h"
+
+#include <sched.h>
+#include <algorithm>
+#include <thread>
+
+namespace epd::client {
+namespace {
+
+// How long is waited for a group that seems well to say why calls were not carried out.
+constexpr std::chrono::milliseconds kBreakGrace{5'000};
+// How long a call of a group that is lost may still end by itself.
+constexpr std::chrono::milliseconds kLostGrace{200};
+// A wait for a call looks all the time for so long, as nobody rings for its end; then now and then.
+constexpr std::chrono::milliseconds kEagerWait{2};
+constexpr std::chrono::microseconds kLookAgain{50};
+constexpr int kLooksPerClock = 8;
+constexpr std::chrono::milliseconds kLookAtDevice{100};
+
+void set_outcome(CallOutcome& out, const Status& status, std::int32_t failed_rank) {
+  out.status = status;
+  out.result.status = static_cast<epd_status_t>(status.code());
+  out.result.failed_rank = failed_rank;
+}
+
+KnownCall* find_call(Group& group, epd_ticket_t ticket) {
+  KnownCall* const call = group.calls.find(ticket);
+  return call != nullptr && call->waiting_hook.empty() ? call : nullptr;
+}
+
+// A replay is of the epoch in which the caller acts when it asks, whenever it was captured.
+KnownCall* await_call(Group& group, epd_ticket_t ticket) {
+  KnownCall* const call = find_call(group, ticket);
+  if (call != nullptr && CallTicket::unpack(ticket).captured()) call->epoch = group.calls.epoch;
+  return call;
+}
+
+void take_call(Group& group, KnownCall& call, const CallOutcome& out) {
+  const CallTicket about = CallTicket::unpack(call.ticket);
+  if (about.by_host) group.calls.note_host_end(call.ticket);
+  if (about.captured()) {
+    call.runs_taken = out.runs;
+    call.missed_since = {};
+  } else {
+    group.calls.forget(call.ticket);
+  }
+}
+
+// An engine that runs has ended a call of the host's by then; of a stream nobody knows when it gets there.
+Deadline call_deadline(const KnownCall& call, std::int32_t timeout_ms) {
+  const bool bounded = for_ever(timeout_ms) && CallTicket::unpack(call.ticket).by_host;
+  if (!bounded) return Deadline::of_wait(timeout_ms);
+  return Deadline::at(std::max(call.answer_by, SteadyClock::now() + kAnswerGrace));
+}
+
+}  // namespace
+
+Status ResidentOperations::usable_locked(const Group& group) {
+  connection_.note_end_locked();
+  return connection_.ended().ok() ? group.usable_in(group.calls.epoch) : connection_.ended();
+}
+
+bool ResidentOperations::take_news_locked() {
+  connection_.note_end_locked();
+  return false;
+}
+
+Status ResidentOperations::unknown_locked(epd_ticket_t ticket) const {
+  const bool known = std::any_of(groups_.begin(), groups_.end(),
+                                 [&](Group* other) { return other->calls.find(ticket) != nullptr; });
+  return known ? of_another_group(ticket) : unknown_call(ticket);
+}
+
+// What was not carried out has failed with its group: that is to say why, and to have stopped everywhere.
+bool ResidentOperations::missed_locked(const Group& group, KnownCall& call, CallOutcome& out) const {
+  const SteadyClock::time_point now = SteadyClock::now();
+  if (call.missed_since == SteadyClock::time_point{}) call.missed_since = now;
+  BoardSnapshot board;
+  if (!group.board.snapshot(board)) return false;
+  if (board.state == abi::GroupState::kLost || board.epoch > call.epoch) {
+    set_outcome(out, break_status(board), board.culprit_rank);
+    return true;
+  }
+  // However long that takes: an engine may have to come back.
+  if (board.state == abi::GroupState::kBroken || !connection_.serving()) call.missed_since = now;
+  if (now < call.missed_since + kBreakGrace) return false;
+  set_outcome(out,
+              {StatusCode::kAborted,
+               "the call was not carried out, and the group is well: it was enqueued before "
+               "epd_group_resume had returned; synchronise the streams before it"},
+              -1);
+  return true;
+}
+
+bool ResidentOperations::ended_locked(const Group& group, KnownCall& call, CallOutcome& out) const {
+  epd_result_init(&out.result);
+  out.runs = call.runs_taken;
+  abi::CallEnd end;
+  if (group.calls.ended(call, end)) {
+    out.runs = end.runs;
+    out.result.runs = end.runs;
+    out.result.op_index = end.index;
+    out.result.done_us = end.ran_us;
+    out.result.num_recv_rows = end.num_recv_rows;
+    out.result.num_dropped_selections = end.num_dropped;
+    set_outcome(out, {}, -1);
+    if (end.ending == abi::CallEnding::kCarriedOut) return true;
+    out.result.num_recv_rows = 0;
+    if (connection_.ended().ok() && !group.left) return missed_locked(group, call, out);
+  }
+  if (!connection_.ended().ok()) {
+    set_outcome(out, connection_.ended(), -1);
+    return true;
+  }
+  if (group.left) {
+    set_outcome(out, {StatusCode::kAborted, "this rank has left the group"}, -1);
+    return true;
+  }
+  if (!device_status_.ok() && !CallTicket::unpack(call.ticket).by_host) {
+    set_outcome(out, device_status_, -1);
+    return true;
+  }
+  // Nobody says how it has ended: its engine may be gone with the group, or have died just then.
+  if (!group.board.lost() && group.board.epoch() <= call.epoch) {
+    call.missed_since = {};
+    return false;
+  }
+  const SteadyClock::time_point now = SteadyClock::now();
+  if (call.missed_since == SteadyClock::time_point{}) call.missed_since = now;
+  return now >= call.missed_since + kLostGrace && missed_locked(group, call, out);
+}
+
+void ResidentOperations::look_at_device() {
+  {
+    const Lock lock = waits_.lock();
+    const SteadyClock::time_point now = SteadyClock::now();
+    if (!device_status_.ok() || now - last_device_look_ < kLookAtDevice) return;
+    last_device_look_ = now;
+  }
+  const Status status = streams_.device().check();
+  if (status.ok()) return;
+  const Lock lock = waits_.lock();
+  device_status_ = {status.code(), "nothing runs in the streams of this CUDA context any more (" +
+                                       status.message() +
+                                       "): a kernel has faulted; does num_tokens_at point to device memory?"};
+}
+
+// Until `done` says so. Nobody rings: it is looked for.
+template <typename Done>
+bool ResidentOperations::look_until(Lock& lock, Deadline deadline, Done done) {
+  connection_.note_end_locked();
+  if (done()) return true;
+  const SteadyClock::time_point eager_until = SteadyClock::now() + kEagerWait;
+  while (!deadline.passed()) {
+    lock.unlock();
+    if (SteadyClock::now() < eager_until) {
+      for (int i = 0; i < kLooksPerClock; ++i) ::sched_yield();
+    } else {
+      std::this_thread::sleep_for(kLookAgain);
+      look_at_device();
+    }
+    connection_.probe();
+    lock.lock();
+    connection_.note_end_locked();
+    if (done()) return true;
+  }
+  // A caller that only polls must hear of the daemon's death too.
+  lock.unlock();
+  look_at_device();
+  connection_.probe();
+  lock.lock();
+  return done();
+}
+
+Status ResidentOperations::wait(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms,
+                                epd_result_t* result) {
+  Lock lock = waits_.lock();
+  KnownCall* call = await_call(group, ticket);
+  if (call == nullptr) return unknown_call(ticket);
+  CallOutcome out;
+  const bool ended = look_until(lock, call_deadline(*call, timeout_ms), [&] {
+    call = find_call(group, ticket);
+    return call == nullptr || ended_locked(group, *call, out);
+  });
+  if (call == nullptr) return unknown_call(ticket);
+  if (!ended) return not_yet(ticket, timeout_ms, "has not completed");
+  if (result != nullptr) *result = out.result;
+  take_call(group, *call, out);
+  return out.status;
+}
+
+bool ResidentOperations::pending(Group& group, epd_ticket_t ticket) {
+  Lock lock = waits_.lock();
+  KnownCall* const call = group.calls.find(ticket);
+  CallOutcome out;
+  return call != nullptr &&
+         !look_until(lock, Deadline::in_ms(0), [&] { return ended_locked(group, *call, out); });
+}
+
+template <typename Look>
+Status ResidentOperations::look_at_call(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms,
+                                        const char* not_there, Look look) {
+  Lock lock = waits_.lock();
+  KnownCall* call = group.calls.find(ticket);
+  if (call == nullptr) return unknown_call(ticket);
+  CallOutcome out;
+  bool ended = false;
+  const bool done = look_until(lock, call_deadline(*call, timeout_ms), [&] {
+    call = group.calls.find(ticket);
+    if (call == nullptr || look()) return true;
+    ended = ended_locked(group, *call, out);
+    return ended;
+  });
+  if (call == nullptr) return unknown_call(ticket);
+  if (!done) return not_yet(ticket, timeout_ms, not_there);
+  return ended ? out.status : Status();
+}
+
+Status ResidentOperations::counts(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms,
+                                  epd_counts_t& counts) {
+  const CallTicket about = CallTicket::unpack(ticket);
+  if (about.op != abi::Op::kDispatch) return no_dispatch(ticket, about.op);
+  Status status =
+      look_at_call(group, ticket, timeout_ms, "has no counts", [&] { return group.calls.counted(ticket); });
+  if (!status.ok()) return status;
+  const Lock lock = waits_.lock();
+  if (!group.calls.counted(ticket)) return counts_replaced(ticket, about.slot);
+  group.calls.read_counts(about.slot, counts);
+  // A dispatch may have overwritten them meanwhile.
+  return group.calls.counted(ticket) ? Status() : counts_replaced(ticket, about.slot);
+}
+
+Status ResidentOperations::wait_sent(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms) {
+  {
+    const Lock lock = waits_.lock();
+    const KnownCall* const call = group.calls.find(ticket);
+    if (call == nullptr) return unknown_call(ticket);
+    if (!call->deferred) return not_deferred(ticket);
+  }
+  return look_at_call(group, ticket, timeout_ms, "still reads its inputs",
+                      [&] { return group.calls.sent(ticket); });
+}
+
+Status ResidentOperations::on_complete(Group& group, epd_ticket_t ticket, epd_hook_t hook, void* user) {
+  const Lock lock = waits_.lock();
+  KnownCall* const call = await_call(group, ticket);
+  if (call == nullptr) return unknown_call(ticket);
+  Status started = hooks_.start_locked();
+  if (!started.ok()) return started;
+  hooked_.emplace_back(&group, ticket);
+  call->waiting_hook.push_back({&group, hook, user, {}});
+  hooks_.expect_locked();
+  return {};
+}
+
+Status ResidentOperations::drop(Group& group, epd_ticket_t ticket) {
+  const Lock lock = waits_.lock();
+  if (find_call(group, ticket) == nullptr) return unknown_call(ticket);
+  group.calls.forget(ticket);
+  return {};
+}
+
+bool ResidentOperations::take_hooked_locked() {
+  std::erase_if(hooked_, [this](const auto& hooked) {
+    Group& group = *hooked.first;
+    KnownCall* const call = group.calls.find(hooked.second);
+    CallOutcome out;
+    if (call != nullptr && !ended_locked(group, *call, out)) return false;
+    std::list<HookCall> ready;
+    if (call != nullptr) {
+      ready.splice(ready.end(), call->waiting_hook);
+      ready.front().result = out.result;
+      take_call(group, *call, out);
+    }
+    hooks_.ready_locked(ready);
+    return true;
+  });
+  return !hooked_.empty();
+}
+
+class BreakWaiter final : public Waiter {
+ public:
+  BreakWaiter(const Connection& connection, const Group& group) : connection_(connection), group_(group) {
+    slice = std::chrono::milliseconds(1);
+  }
+  // Gives up when it has seemed well for so long: an engine may have to come back.
+  bool ready() override {
+    if (!connection_.ended().ok() || !group_.board.usable_in(group_.calls.epoch).ok()) return true;
+    const SteadyClock::time_point now = SteadyClock::now();
+    if (!connection_.serving()) well_since_ = now;
+    return now >= well_since_ + kBreakGrace;
+  }
+
+ private:
+  const Connection& connection_;
+  const Group& group_;
+  SteadyClock::time_point well_since_ = SteadyClock::now();
+};
+
+Status ResidentOperations::check(Group& group, epd_progress_t& progress) {
+  connection_.probe();
+  std::uint32_t ends[2] = {};
+  std::uint64_t counted = 0;  // the epoch that Commands::failed belonged to before `ends` were read
+  {
+    const Lock lock = waits_.lock();
+    counted = group.calls.epoch;
+  }
+  const Status read = streams_.device().read_aside(CommandPlaces{group.command_words()}.done(), ends);
+  Lock lock = waits_.lock();
+  progress.next_op = group.board.next_index();
+  progress.ended = ends[0] + group.calls.host_ended();
+  progress.failed = ends[1];
+  Status status = usable_locked(group);
+  if (!status.ok()) return status;
+  if (!read.ok()) return read;
+  // A resume of another thread's has come between: what was read is of before it, and told of by it.
+  if (group.calls.epoch != counted) return {};
+  const std::uint32_t lost = ends[1] - group.calls.failed;
+  if (lost == 0) return {};
+  // The engine hears of it a little later than this memory.
+  BreakWaiter waiter(connection_, group);
+  waits_.wait(lock, waiter, Deadline::in_ms(EPD_FOREVER));
+  status = usable_locked(group);
+  if (!status.ok()) return status;
+  return {StatusCode::kAborted,
+          std::to_string(lost) +
+              " calls were not carried out, and the group is well: they were enqueued "
+              "before epd_group_resume had returned; synchronise the streams before it"};
+}
+
+}  // namespace epd::client

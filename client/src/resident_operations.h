@@ -1,0 +1,90 @@
+// Operations that are calls: a resident kernel takes them from a ring on the device, and writes their results
+// where the library reads them. No engine is in between. See README, "Calls".
+#pragma once
+
+#include "operations.h"
+
+namespace epd::client {
+
+// What a call has come to.
+struct CallOutcome {
+  Status status;
+  epd_result_t result{};
+  std::uint32_t runs = 0;
+};
+
+class ResidentOperations final : public Operations {
+ public:
+  ResidentOperations(const abi::Welcome& welcome, Waits& waits, Connection& connection, Hooks& hooks,
+                     StreamPort& streams)
+      : welcome_(welcome), waits_(waits), connection_(connection), hooks_(hooks), streams_(streams) {}
+
+  Status submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,
+                epd_handle_t* handle) override;
+  Status release_handle(Group& group, epd_handle_t handle) override;
+  Status check(Group& group, epd_progress_t& progress) override;
+  Status wait(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, epd_result_t* result) override;
+  bool pending(Group& group, epd_ticket_t ticket) override;
+  Status counts(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, epd_counts_t& counts) override;
+  Status wait_sent(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms) override;
+  Status wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) override;
+  Status on_complete(Group& group, epd_ticket_t ticket, epd_hook_t hook, void* user) override;
+  Status drop(Group& group, epd_ticket_t ticket) override;
+
+  std::size_t num_descriptors() const override { return 3; }
+  Status open(Group& group, const Packet& joined) override;
+  // Handles of calls name records, whatever becomes of what these hold.
+  void begin_epoch_locked(Group& /*group*/) override {}
+  Status renew(Group& group) override;
+  // Whoever waits for a call sees for itself that its group or session has ended.
+  void abort_locked(StatusCode /*code*/, const char* /*text*/, const Group* /*only*/) noexcept override {}
+  void forget_locked(const Group& group) override;
+  void unblock(const Group& group, const AllSlotWords& words, bool all) override;
+
+  bool has_news() const override { return false; }
+  bool take_news_locked() override;
+  bool take_hooked_locked() override;
+  // Whether it still runs what streams have, now and then.
+  void look_at_device() override;
+
+ private:
+  // resident_calls.cpp: making calls
+  struct MadeCall {
+    RouteUse use;
+    epd_ticket_t ticket = 0;
+    abi::Call call;
+    std::uint64_t limit_ns = 0;  // that a kernel waits for its end
+  };
+  Status check_stream(const SubmitRequest& request, bool& captured) const;
+  Status prepare_call(Lock& lock, Group& group, const SubmitRequest& request, bool captured, MadeCall& made);
+  Status admit_host_call(Lock& lock, Group& group, const SubmitRequest& request);
+  // A record to keep is taken from the free ones.
+  static Status choose_route(Group& group, const SubmitRequest& request, RouteUse& use);
+  Status enqueue(Group& group, const SubmitRequest& request, MadeCall& made);
+  Status write_epoch(Group& group, std::uint64_t epoch);
+
+  // How calls end.
+  Status usable_locked(const Group& group);
+  Status unknown_locked(epd_ticket_t ticket) const;
+  bool ended_locked(const Group& group, KnownCall& call, CallOutcome& out) const;
+  bool missed_locked(const Group& group, KnownCall& call, CallOutcome& out) const;
+  template <typename Done>
+  bool look_until(Lock& lock, Deadline deadline, Done done);
+  template <typename Look>
+  Status look_at_call(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, const char* not_there,
+                      Look look);
+
+  const abi::Welcome& welcome_;
+  Waits& waits_;
+  Connection& connection_;
+  Hooks& hooks_;
+  StreamPort& streams_;
+
+  // Guarded by the mutex.
+  std::vector<Group*> groups_;
+  std::vector<std::pair<Group*, epd_ticket_t>> hooked_;  // calls that have hooks
+  Status device_status_;                                 // not OK: nothing runs in its context any more
+  SteadyClock::time_point last_device_look_{};
+};
+
+}  // namespace epd::client

@@ -1,0 +1,165 @@
+#include "stream_port.h"
+
+#include "thread.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+#include <algorithm>
+#include <utility>
+
+namespace epd::client {
+namespace {
+
+// When streams that were unblocked are unblocked again: the first time, and no less often than the second.
+constexpr int kAgainAfter_ms = 10;
+constexpr int kAgainAtLeast_ms = 1000;
+
+}  // namespace
+
+Status submitted_but(const Status& status, epd_ticket_t ticket, const char* what) {
+  if (status.ok()) return {};
+  return {status.code(), status.message() + "; ticket " + std::to_string(ticket) +
+                             " was submitted and is valid, but " + what};
+}
+
+Status StreamPort::prepare() {
+  watch_wake_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  return watch_wake_.valid() ? Status() : errno_status("eventfd");
+}
+
+Status StreamPort::wait_after(void* stream, const StreamWait& wait, epd_ticket_t ticket) {
+  return submitted_but(device_->wait(stream, wait, wait_by_), ticket, "the stream does not wait for it");
+}
+
+Status StreamPort::start_watch_locked() {
+  if (watch_thread_.joinable()) return {};
+  return start_thread(
+      "epd-watch", [this] { watch(); }, watch_thread_);
+}
+
+void StreamPort::kick_watch() const {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t n = ::write(watch_wake_.get(), &one, sizeof(one));
+}
+
+// The application may sleep in a call of CUDA's for a stream that waits for the daemon. So somebody must look
+// whether the daemon is there, even if no thread is in the library. Costs nothing until the connection
+// closes.
+void StreamPort::watch() {
+  Lock lock = waits_.lock();
+  for (int again_ms = kAgainAfter_ms;;) {
+    if (unblock_a_group(lock)) continue;
+    if (watch_stopping_) return;
+    const int socket = connection_.ended().ok() ? connection_.socket().get() : -1;
+    const int timeout_ms = any_unblocked_locked() ? again_ms : -1;
+    lock.unlock();
+    pollfd entries[2] = {{watch_wake_.get(), POLLIN, 0}, {socket, POLLRDHUP, 0}};
+    const bool in_vain = ::poll(entries, 2, timeout_ms) == 0;
+    if (entries[0].revents != 0) {
+      std::uint64_t count;
+      [[maybe_unused]] const ssize_t n = ::read(watch_wake_.get(), &count, sizeof(count));
+    }
+    if (entries[1].revents != 0) connection_.look_at_socket();
+    lock.lock();
+    if (!in_vain) continue;
+    want_unblocks_again_locked();
+    again_ms = std::min(2 * again_ms, kAgainAtLeast_ms);
+  }
+}
+
+bool StreamPort::any_unblocked_locked() const {
+  return std::any_of(groups_.begin(), groups_.end(),
+                     [](const Group* group) { return group->unblock == Group::Unblock::kDone; });
+}
+
+// The engine may outlive the daemon for a moment, in which it writes `done` of an operation that it gives up,
+// behind what has been written here for later ones.
+void StreamPort::want_unblocks_again_locked() {
+  for (Group* const group : groups_) {
+    if (group->unblock == Group::Unblock::kDone) group->unblock = Group::Unblock::kWanted;
+  }
+}
+
+// All slots of a group that has ended: of their last operations, also of those that have completed, for the
+// engine may have died between saying so and writing the word. Or a slot whose operations have ended badly.
+bool StreamPort::unblock_a_group(Lock& lock) {
+  // Stays as long as there are streams to unblock, see remove().
+  const auto found =
+      std::find_if(groups_.begin(), groups_.end(), [](const Group* group) { return group->wants_unblock(); });
+  if (found == groups_.end()) return false;
+  Group& group = **found;
+  const bool all = group.unblock == Group::Unblock::kWanted;
+  const AllSlotWords before = group.words;
+  lock.unlock();
+  unblocker_.unblock(group, before, all);
+  lock.lock();
+  for (std::uint32_t slot = 0; slot < group.shape.depth; ++slot) {
+    if (all || before[slot].unblocking) group.words[slot].unblocking = false;
+  }
+  if (all) group.unblock = Group::Unblock::kDone;
+  unblocked_.notify_all();
+  return true;
+}
+
+// Not while others are in flight there: the engine may write for these at any time, and a word must not fall
+// back. They end too, for what makes an operation fail without its word ends all.
+void StreamPort::want_slot_unblock_locked(Group& group, std::uint32_t slot) noexcept {
+  SlotWords& words = group.words[slot];
+  if (!words.behind || group.unblock != Group::Unblock::kNo || group.stream_in_flight(slot)) return;
+  words.behind = false;
+  words.unblocking = true;
+  kick_watch();
+}
+
+bool StreamPort::await_slot_unblock(Lock& lock, const Group& group, std::uint32_t slot) {
+  const SlotWords& words = group.words[slot];
+  if (!words.unblocking) return false;
+  unblocked_.wait(lock, [&] { return !words.unblocking; });
+  return true;
+}
+
+void StreamPort::want_unblock_locked(Group& group) {
+  if (group.unblock != Group::Unblock::kNo || !group.used_by_streams()) return;
+  group.unblock = Group::Unblock::kWanted;
+  kick_watch();
+}
+
+void StreamPort::want_unblocks_locked() {
+  for (Group* const group : groups_) want_unblock_locked(*group);
+}
+
+void StreamPort::await_unblocks(Lock& lock) {
+  unblocked_.wait(lock, [&] {
+    return std::none_of(groups_.begin(), groups_.end(),
+                        [](const Group* group) { return group->wants_unblock(); });
+  });
+}
+
+void StreamPort::remove(Group& group) {
+  Lock lock = waits_.lock();
+  if (exists()) {
+    unblocked_.wait(lock, [&] { return !group.wants_unblock(); });
+    lock.unlock();
+    // As cudaFree does: the waits just ended, and whatever else of the application's reads the arena, must
+    // have run before it is unmapped.
+    device_->synchronize();
+    lock.lock();
+    unblocked_.wait(lock, [&] { return !group.wants_unblock(); });
+  }
+  std::erase(groups_, &group);
+  if (group.unblock == Group::Unblock::kNo) return;
+  lock.unlock();
+  [[maybe_unused]] const Status written = device_->finish_aside();
+}
+
+void StreamPort::stop_watch() {
+  {
+    const Lock lock = waits_.lock();
+    watch_stopping_ = true;
+  }
+  kick_watch();
+  if (watch_thread_.joinable()) watch_thread_.join();
+}
+
+}  // namespace epd::client

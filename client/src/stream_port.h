@@ -1,0 +1,84 @@
+// What the application's streams and the library have to do with each other: how a stream waits, and the
+// thread that sees to it that none waits for a daemon that is gone. See README, "Streams".
+#pragma once
+
+#include "connection.h"
+#include "device.h"
+#include "group.h"
+
+#include <condition_variable>
+#include <thread>
+#include <vector>
+
+namespace epd::client {
+
+// Lets streams go on, by words in the group's memory.
+class Unblocker {
+ public:
+  virtual ~Unblocker() = default;
+  // Without the mutex, which `words` were copied under. All that wait for the group's operations; or those of
+  // the slots that are unblocking.
+  virtual void unblock(const Group& group, const AllSlotWords& words, bool all) = 0;
+};
+
+class StreamPort {
+ public:
+  // No device: the session's is the host, and there are no streams.
+  StreamPort(Device* device, WaitBy wait_by, Connection& connection, Waits& waits, Unblocker& unblocker)
+      : device_(device), wait_by_(wait_by), connection_(connection), waits_(waits), unblocker_(unblocker) {}
+  Status prepare();  // once, before anything else: what can fail
+
+  // Not of sessions on host devices.
+  Device& device() const { return *device_; }
+  bool exists() const { return device_ != nullptr; }
+  WaitBy wait_by() const { return wait_by_; }
+  // One kernel lets the operation begin and waits for it.
+  bool begins_and_waits(const StreamUse& stream, bool deferred) const {
+    return stream.any() && wait_by_ == WaitBy::kKernel && !deferred;
+  }
+  // What follows in the stream waits for an operation that was enqueued.
+  Status wait_after(void* stream, const StreamWait& wait, epd_ticket_t ticket);
+
+  // ---- the watch. With the mutex
+  Status start_watch_locked();
+  bool watches_locked() const { return watch_thread_.joinable(); }
+  void add_locked(Group& group) { groups_.push_back(&group); }
+  // From here on nothing is enqueued in the group any more: it is left, or the session has ended.
+  void want_unblock_locked(Group& group);
+  void want_unblocks_locked();  // of all groups
+  // After an operation has ended: if one on the slot has failed and none is in flight there any more.
+  void want_slot_unblock_locked(Group& group, std::uint32_t slot) noexcept;
+  // True if it had to wait, in which it lets the mutex go.
+  bool await_slot_unblock(Lock& lock, const Group& group, std::uint32_t slot);
+  // Until no stream waits for a group whose streams are to be unblocked.
+  void await_unblocks(Lock& lock);
+
+  // Returns when no stream can wait in the group's memory any more. It is not looked at after this.
+  void remove(Group& group);
+  void stop_watch();
+
+ private:
+  void watch();
+  bool unblock_a_group(Lock& lock);  // false: none wants it
+  bool any_unblocked_locked() const;
+  void want_unblocks_again_locked();
+  void kick_watch() const;
+
+  Device* const device_;
+  const WaitBy wait_by_;
+  Connection& connection_;
+  Waits& waits_;
+  Unblocker& unblocker_;
+  UniqueFd watch_wake_;  // eventfd: makes the watch look up
+
+  // Guarded by the mutex.
+  std::vector<Group*> groups_;
+  std::thread watch_thread_;  // from the first operation on a stream to detach
+  std::condition_variable unblocked_;
+  bool watch_stopping_ = false;
+};
+
+// Of a call that fails though it has submitted something.
+Status submitted_but(const Status& status, epd_ticket_t ticket, const char* what);
+
+}  // namespace epd::client

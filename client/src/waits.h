@@ -1,0 +1,87 @@
+// Who waits for what in a session, and who sleeps where. See README, "Who sleeps where".
+//
+// Its mutex guards the state of all parts of the session, whose functions with _locked or a Lock need it. It
+// is never held while sleeping or in a call of a device's driver.
+#pragma once
+
+#include "common/fd.h"
+#include "deadline.h"
+#include "proto/session.h"
+#include "spin.h"
+
+#include <condition_variable>
+#include <mutex>
+#include <vector>
+
+namespace epd::client {
+
+using Lock = std::unique_lock<std::mutex>;
+
+// What one thread waits for. Linked into the session while it does.
+class Waiter {
+ public:
+  Waiter() = default;
+  Waiter(const Waiter&) = delete;
+  Waiter& operator=(const Waiter&) = delete;
+  virtual ~Waiter() = default;
+  // With the mutex. Must be true once the session has ended.
+  virtual bool ready() = 0;
+  // Without it, by the leader: a cheap look at shared memory; false if there is none.
+  virtual bool glance() const { return false; }
+
+  std::condition_variable wake;
+  // Looks again at least this often, whoever died before it rang.
+  nanoseconds slice = std::chrono::milliseconds(100);
+};
+
+// What whoever waits looks at for everybody.
+class News {
+ public:
+  virtual ~News() = default;
+  // Without the mutex: a cheap look at shared memory.
+  virtual bool has_news() const = 0;
+  virtual bool take_news_locked() = 0;  // true if there was any
+  // Without the mutex.
+  virtual void look_at_socket() noexcept = 0;
+  virtual void probe() = 0;  // likewise, seldom
+};
+
+// At most one waiting thread is the leader: it alone spins and sleeps on the descriptors; the others sleep on
+// their own condition variable.
+class Waits {
+ public:
+  // `doorbell` is rung by the engine when `a` says that somebody sleeps; `socket` is the daemon's.
+  Waits(abi::SegmentA& a, const UniqueFd& doorbell, const UniqueFd& socket, News& news)
+      : a_(a), doorbell_(doorbell), socket_(socket), news_(news) {}
+  Status prepare();  // once, before anything else: what can fail
+
+  Lock lock() const { return Lock(mutex_); }
+  // True once waiter.ready(); false when the deadline passed first. Called and returns with the mutex.
+  bool wait(Lock& lock, Waiter& waiter, Deadline deadline);
+  // Wakes those whose wait is over.
+  void notify_locked(const Waiter* except = nullptr);
+  void kick() const;  // wakes the leader
+
+ private:
+  class Listed;
+  class Leading;
+  void lead(Lock& lock, Waiter& waiter, nanoseconds slice);
+  void sleep(nanoseconds slice);
+  void drain_doorbell();
+
+  abi::SegmentA& a_;
+  const UniqueFd& doorbell_;
+  const UniqueFd& socket_;
+  News& news_;
+  UniqueFd wake_;  // eventfd: makes the leader look up
+
+  mutable std::mutex mutex_;  // guards all below, and the state of the session's other parts
+  std::vector<Waiter*> waiters_;
+  bool has_leader_ = false;
+
+  // The leader's alone; leadership passes under mutex_.
+  SpinBudget spin_;
+  bool doorbell_open_ = true;
+};
+
+}  // namespace epd::client

@@ -1,0 +1,2 @@
+add_executable(transport_bench ${CMAKE_CURRENT_LIST_DIR}/transport_bench.cpp)
+target_link_libraries(transport_bench PRIVATE epd_transport CLI11::CLI11 epd_options)

@@ -1,0 +1,95 @@
+"""CUDA devices, on the fake driver: addresses, streams, calls in a captured graph."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Callable
+
+import pytest
+from conftest import BUILD, ROOT, Daemon, run_python
+
+FAKE = BUILD / "lib/fake_cuda"
+
+pytestmark = pytest.mark.skipif(
+    not (FAKE / "libcuda.so.1").exists(), reason="the fake CUDA driver is not built"
+)
+
+DRIVER = """
+import ctypes, sys, epd
+cuda = ctypes.CDLL("libcuda.so.1")
+def must(result): assert result == 0, result
+def address(value): return ctypes.c_uint64(value)
+must(cuda.cuInit(0))
+context, stream = ctypes.c_void_p(), ctypes.c_void_p()
+must(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)); must(cuda.cuCtxSetCurrent(context))
+must(cuda.cuStreamCreate(ctypes.byref(stream), 1))
+def put(array, data): must(cuda.cuMemcpyHtoDAsync_v2(address(array.address), data, len(data), stream))
+def get(array, count):
+    data = ctypes.create_string_buffer(count)
+    must(cuda.cuMemcpyDtoH_v2(data, address(array.address), ctypes.c_size_t(count)))
+    return data.raw
+class Stream:
+    cuda_stream = stream.value
+"""
+
+
+@pytest.fixture
+def cuda_daemon(own_daemon: Callable[..., Daemon], request: pytest.FixtureRequest) -> Daemon:
+    lines = f'devices.host = 0\ndevices.cuda = [0, 1]\ndevices.sms = 16\ndevices.mode = "{request.param}"'
+    return own_daemon(lines, {"LD_LIBRARY_PATH": str(FAKE)})
+
+
+@pytest.mark.parametrize("cuda_daemon", ["launched", "resident"], indirect=True)
+@pytest.mark.parametrize("defer", [False, True])
+def test_a_round_trip_in_a_stream(cuda_daemon: Daemon, defer: bool) -> None:
+    code = (
+        DRIVER
+        + f"""
+defer = {defer}
+session = epd.attach(sys.argv[1], "cuda:0")
+group = session.join(epd.GroupConfig(name="s", num_ranks=1, num_experts=4, max_tokens=8, hidden=128, topk=1))
+b = group.buffers(0)
+interface = b.x.__cuda_array_interface__
+assert interface["shape"] == (8, 128) and interface["typestr"] == "<i2" and interface["version"] == 3
+assert interface["data"] == (b.x.address, False) and b.x.nbytes == 2048 and b.topk_idx.nbytes == 32
+assert b.recv_scales is None and group.buffers(0) is b
+rows = b"".join((0x3F80 + i % 100).to_bytes(2, "little") for i in range(1024))
+pinned = ctypes.c_void_p(); must(cuda.cuMemHostAlloc(ctypes.byref(pinned), 4096, 0))
+put(b.x, rows); put(b.topk_idx, b"\\1\\0\\0\\0" * 8)
+dispatch = group.dispatch(0, 8, stream=Stream(), defer_receive=defer)
+if defer: dispatch.wait_on_stream(stream.value)
+must(cuda.cuMemcpyDtoDAsync_v2(address(b.y.address), address(b.recv_x.address), ctypes.c_size_t(2048), stream))
+combine = group.combine(0, dispatch.handle, stream=stream.value)
+must(cuda.cuStreamSynchronize(stream))
+assert dispatch.wait().num_recv_rows == 8 and combine.wait().status == epd.Status.OK
+assert get(b.out, 2048) == rows and get(b.recv_x, 2048) == rows
+try: group.numpy(0)
+except epd.InvalidArgument as error: assert "host devices" in str(error)
+array = b.x
+assert group.leave() is False  # the array keeps the membership
+assert session.info.device_kind == epd.DeviceKind.CUDA
+del array, b, dispatch, combine
+import gc; gc.collect()
+assert group.leave() is True
+print("done")
+"""
+    )
+    done = run_python(code, cuda_daemon.socket, LD_LIBRARY_PATH=str(FAKE))
+    assert done.stdout == "done\n", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("cuda_daemon", ["resident"], indirect=True)
+def test_the_graph_example(cuda_daemon: Daemon) -> None:
+    command = [
+        sys.executable,
+        str(ROOT / "client/python/examples/moe_graph.py"),
+        "--ranks",
+        "2",
+        cuda_daemon.socket,
+    ]
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(FAKE)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("5 replays right") == 2

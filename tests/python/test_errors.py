@@ -1,0 +1,320 @@
+"""Each status as its exception, by what really provokes it, with what the exception tells."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import socket
+import struct
+import threading
+import time
+from typing import Any, Callable
+
+import pytest
+from conftest import BUILD, HOST_DEVICES, Daemon, Ranks, run_python, shape, with_rank
+
+import epd
+
+
+@pytest.fixture
+def group(daemon: Daemon) -> Any:
+    with epd.attach(daemon.socket, "host:0") as session, session.join(shape()) as joined:
+        yield joined
+
+
+def raised(kind: type[epd.Error], call: Callable[[], object]) -> epd.Error:
+    with pytest.raises(kind) as caught:
+        call()
+    error = caught.value
+    assert type(error) is kind and error.status == kind.status and error.text
+    assert str(error) == f"{error.status.name}: {error.text}"
+    return error
+
+
+def test_would_block(daemon: Daemon) -> None:
+    with Ranks(daemon.socket, shape(num_ranks=2)) as groups:
+        ticket = groups[0].dispatch(0, 0)
+        raised(epd.WouldBlock, lambda: groups[0].dispatch(0, 0))
+        raised(epd.WouldBlock, lambda: ticket.wait(epd.NO_WAIT))
+        assert ticket.pending and ticket.poll() is None
+        late = raised(epd.DeadlineExceeded, lambda: ticket.wait(10))
+        assert isinstance(late, TimeoutError) and ticket.pending
+        groups[1].dispatch(0, 0).wait()
+        assert ticket.wait().status == epd.Status.OK and not ticket.pending
+
+
+def test_invalid_argument_tells_field_value_and_what_is_allowed(group: epd.Group) -> None:
+    error = raised(epd.InvalidArgument, lambda: group.dispatch(0, 9))
+    assert isinstance(error, ValueError)
+    assert (
+        (error.field, error.value) == ("num_tokens", "9") and error.allowed is not None and "8" in error.allowed
+    )
+    for slot in (4, -1, 1 << 32):
+        for call in (group.noop, group.buffers, lambda s: group.dispatch(s, 0)):
+            error = raised(epd.InvalidArgument, lambda call=call, slot=slot: call(slot))
+            assert error.value == str(slot)
+    error = raised(epd.InvalidArgument, lambda: group.dispatch(0, 1, timeout_ms=1 << 40))
+    assert error.field == "timeout_ms" and error.allowed == f"{-(1 << 31)} .. {(1 << 31) - 1}"
+    assert "stream" in raised(epd.InvalidArgument, lambda: group.noop(0, stream=0)).text
+    ticket = group.noop(0)
+    for late in (ticket.wait, group.resume):
+        for wrong in (-3, 1 << 32, -(1 << 40)):
+            assert raised(epd.InvalidArgument, lambda late=late, wrong=wrong: late(wrong)).value == str(wrong)
+    ticket.wait()
+    with pytest.raises(TypeError, match="num_tokens"):
+        group.dispatch(0, "many")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="cuda_stream"):
+        group.noop(0, stream="s")
+
+
+@pytest.mark.parametrize(
+    "fields, name",
+    [
+        ({"hidden": 100}, "hidden"),
+        ({"num_experts": 3, "num_ranks": 2}, "num_experts"),
+        ({"name": "a b"}, "name"),
+        ({"topk": 33}, "topk"),
+        ({"depth": -1}, "depth"),
+        ({"name": "a\0b"}, "name"),
+    ],
+)
+def test_a_shape_that_is_not_allowed(daemon: Daemon, fields: dict[str, Any], name: str) -> None:
+    with epd.attach(daemon.socket) as session:
+        assert name in raised(epd.InvalidArgument, lambda: session.join(shape(**fields))).text
+
+
+def test_ranks_that_disagree_are_told_both_values(daemon: Daemon) -> None:
+    config = shape(num_ranks=2, timeout_ms=2000)
+    with epd.attach(daemon.socket) as first, epd.attach(daemon.socket) as second:
+        waiting = threading.Thread(target=lambda: raised(epd.DeadlineExceeded, lambda: first.join(config)))
+        waiting.start()
+        time.sleep(0.2)
+        error = raised(epd.InvalidArgument, lambda: second.join(with_rank(config, 1, hidden=256)))
+        assert "256" in error.text and "128" in error.text
+        waiting.join()
+
+
+def test_not_found(daemon: Daemon, group: epd.Group) -> None:
+    assert "host:9" in raised(epd.NotFound, lambda: epd.attach(daemon.socket, "host:9")).text
+    ticket = group.dispatch(0, 0)
+    ticket.wait()
+    raised(epd.NotFound, ticket.wait)
+    group.dispatch(0, 0).wait()
+    assert "stale" in raised(epd.NotFound, lambda: group.combine(0, ticket.handle)).text
+
+
+def test_permission_denied(own_daemon: Callable[..., Daemon]) -> None:
+    rule = f'access.default = "deny"\naccess.rule = [{{users = [{os.getuid()}], devices = ["host:1"]}}]'
+    running = own_daemon(f"{HOST_DEVICES}\n{rule}")
+    assert "access.rule 1" in raised(epd.PermissionDenied, lambda: epd.attach(running.socket, "host:0")).text
+    with epd.attach(running.socket) as session:
+        assert session.info.device == "host:1"
+
+
+def test_resource_exhausted(own_daemon: Callable[..., Daemon]) -> None:
+    running = own_daemon(f"{HOST_DEVICES}\nlimits.max_sessions = 1")
+    with epd.attach(running.socket):
+        assert "max_sessions" in raised(epd.ResourceExhausted, lambda: epd.attach(running.socket)).text
+
+
+def test_too_many_rows(daemon: Daemon) -> None:
+    with Ranks(daemon.socket, shape(num_ranks=2, max_recv_rows=3)) as groups:
+        for group in groups:
+            b = group.buffers(0)
+            for i in range(len(b.topk_idx)):
+                b.topk_idx[i] = 0
+        tickets = [group.dispatch(0, 2) for group in groups]
+        for ticket in tickets:
+            raised(epd.ResourceExhausted, ticket.wait)
+
+
+def test_version_mismatch(tmp_path: Any) -> None:
+    """A daemon of another version: it answers the hello with version 42."""
+    path = str(tmp_path / "epd.sock")
+    header = struct.Struct("@IHHII")  # magic, type, descriptors, bytes, request
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(path)
+    listener.listen(1)
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        hello = connection.recv(65536)
+        magic, _, _, _, request = header.unpack_from(hello)
+        nonce = struct.unpack_from("@IIQQQ", hello, header.size)[4]
+        welcome = struct.pack(
+            "@IIQQQQ16s64s32sI16sI", 42, 0, 1, 0, nonce, 1, b"", b"epd 9.9", b"host:0", 0, b"", 0
+        )
+        connection.send(header.pack(magic, 2, 0, header.size + len(welcome), request) + welcome)
+        connection.recv(1)
+        connection.close()
+
+    server = threading.Thread(target=serve, daemon=True)
+    server.start()
+    error = raised(epd.VersionMismatch, lambda: epd.attach(path))
+    assert "epd 9.9" in error.text and "version 42" in error.text
+    server.join(5)
+    listener.close()
+
+
+def test_deadline_exceeded_names_the_missing_ranks(daemon: Daemon) -> None:
+    with epd.attach(daemon.socket) as session:
+        error = raised(epd.DeadlineExceeded, lambda: session.join(shape(num_ranks=2, timeout_ms=100)))
+        assert error.rank == 1
+
+
+def test_an_operation_misses_its_deadline_and_the_group_resumes(daemon: Daemon) -> None:
+    with Ranks(daemon.socket, shape(num_ranks=2)) as groups:
+        ticket = groups[0].dispatch(0, 0, timeout_ms=200)
+        error = raised(epd.DeadlineExceeded, ticket.wait)
+        assert error.rank == 1 and not ticket.pending  # the rank that did not come
+        raised(epd.DeadlineExceeded, groups[0].check)
+        other = threading.Thread(target=groups[1].resume)
+        other.start()
+        info = groups[0].resume(20000)
+        other.join()
+        assert info.resume_op == 0 and info.num_active_ranks == 2
+        for redo in [group.dispatch(0, 0) for group in groups]:
+            redo.wait()
+        assert groups[0].check().next_op == 1
+
+
+def test_rank_lost(daemon: Daemon) -> None:
+    with Ranks(daemon.socket, shape(num_ranks=2)) as groups:
+        results: list[epd.Result] = []
+        ticket = groups[0].dispatch(0, 0)
+        hooked = groups[0].dispatch(1, 0)
+        hooked.on_complete(results.append)
+        groups[1].leave()
+        assert raised(epd.RankLost, ticket.wait).rank == 1
+        raised(epd.NotFound, ticket.wait)
+        raised(epd.RankLost, lambda: groups[0].noop(2).wait())
+        daemon.wait_for(lambda: len(results) == 1)
+        assert results[0].status == epd.Status.RANK_LOST and results[0].failed_rank == 1
+
+
+def test_degrade_goes_on_and_takes_the_rank_back(daemon: Daemon) -> None:
+    config = shape(num_ranks=2, policy=epd.Policy.DEGRADE)
+    with Ranks(daemon.socket, config) as groups:
+        ticket = groups[0].dispatch(0, 0)
+        groups[1].leave()
+        assert raised(epd.RankLost, ticket.wait).rank == 1
+        assert groups[0].resume().num_active_ranks == 1
+        assert groups[0].active(0) and not groups[0].active(1) and not groups[0].active(-1)
+        b = groups[0].buffers(0)
+        b.topk_idx[0], b.topk_idx[1] = 0, 3  # the second on the lost rank
+        result = groups[0].dispatch(0, 1).wait()
+        assert result.num_recv_rows == 1 and result.num_dropped_selections == 1
+        # A new process takes its place: that ends what is in flight with ABORTED.
+        with epd.attach(daemon.socket, "host:1") as session:
+            again: list[epd.Group] = []
+            rejoining = threading.Thread(target=lambda: again.append(session.join(with_rank(config, 1))))
+            rejoining.start()
+            end = time.monotonic() + 10
+            error: Any = None
+            while error is None and time.monotonic() < end:
+                try:
+                    groups[0].dispatch(0, 0).wait()
+                    time.sleep(0.01)
+                except epd.Aborted as aborted:
+                    error = aborted
+            assert error is not None and error.rank == 1
+            assert groups[0].resume().num_active_ranks == 2
+            rejoining.join(10)
+            for redo in [group.dispatch(1, 0) for group in (groups[0], again[0])]:
+                redo.wait()
+            again[0].leave()
+
+
+def test_engine_restarted(own_daemon: Callable[..., Daemon]) -> None:
+    running = own_daemon()
+    with Ranks(running.socket, shape(num_ranks=2)) as groups:
+        groups[0].buffers(0).x[0] = 7
+        ticket = groups[0].dispatch(0, 0)
+        devices = json.loads(running.epctl("--json", "devices").stdout)["devices"]
+        os.kill(devices[0]["engine_pid"], signal.SIGKILL)
+        raised(epd.EngineRestarted, lambda: ticket.wait(20000))
+        others = threading.Thread(target=groups[1].resume)
+        others.start()
+        groups[0].resume(20000)
+        others.join()
+        for redo in [group.dispatch(0, 0) for group in groups]:
+            redo.wait()
+        assert groups[0].buffers(0).x[0] == 7  # the memory is the daemon's
+
+
+def test_daemon_lost(own_daemon: Callable[..., Daemon]) -> None:
+    raised(epd.DaemonLost, lambda: epd.attach("/nonexistent/epd.sock"))
+    running = own_daemon()
+    with epd.attach(running.socket) as session, session.join(shape(num_ranks=1)) as group:
+        group.numpy(0).x[0, 0] = 3
+        array = group.numpy(0).x
+        running.process.kill()
+        running.process.wait()
+        raised(epd.DaemonLost, lambda: (time.sleep(0.2), session.check()))
+        raised(epd.DaemonLost, lambda: group.noop(0).wait(5000))
+        assert array[0, 0] == 3  # the mapping stays
+        del array
+
+
+def test_unsupported_without_a_driver_and_internal_with_its_error(own_daemon: Callable[..., Daemon]) -> None:
+    fake = BUILD / "lib/fake_cuda"
+    if not (fake / "libcuda.so.1").exists():
+        pytest.skip("the fake CUDA driver is not built")
+    running = own_daemon(
+        'devices.host = 0\ndevices.cuda = [0]\ndevices.mode = "launched"', {"LD_LIBRARY_PATH": str(fake)}
+    )
+    code = """
+import sys, epd
+try: epd.attach(sys.argv[1], "cuda:0")
+except epd.Error as error: print(type(error).__name__, error.text)
+"""
+    without = run_python(code, running.socket, LD_LIBRARY_PATH="")
+    assert without.stdout.startswith("Unsupported "), without.stdout + without.stderr
+    failing = run_python(
+        code, running.socket, LD_LIBRARY_PATH=str(fake), EPD_FAKE_CUDA_FAIL="cuDevicePrimaryCtxRetain:1:999"
+    )
+    assert failing.stdout.startswith("InternalError "), failing.stdout + failing.stderr
+
+
+def test_after_leave_and_detach(daemon: Daemon) -> None:
+    session = epd.attach(daemon.socket)
+    group = session.join(shape())
+    ticket = group.noop(0)
+    assert session.detach()
+    for call in (
+        lambda: group.noop(0),
+        group.check,
+        group.resume,
+        ticket.wait,
+        lambda: group.buffers(0),
+        ticket.wait_sent,
+    ):
+        assert "has been left" in raised(epd.InvalidArgument, call).text
+    for call in (session.check, lambda: session.join(shape())):
+        assert "has been detached" in raised(epd.InvalidArgument, call).text
+    assert not ticket.pending and not group.active(0)
+
+
+def test_errors_travel_between_processes() -> None:
+    for kind in (epd.RankLost, epd.DeadlineExceeded, epd.InvalidArgument):
+        error = pickle.loads(pickle.dumps(kind("topk is 40; allowed: 1 .. 32", rank=3)))
+        assert type(error) is kind and error.rank == 3
+        assert (error.field, error.value, error.allowed) == ("topk", "40", "1 .. 32")
+
+
+def test_sizes_before_anybody_joins(daemon: Daemon) -> None:
+    config = shape(num_ranks=2)
+    assert config.region_bytes(epd.Region.X) == 8 * 128 * 2
+    assert config.region_bytes(epd.Region.X_SCALES) == 0
+    size = config.group_bytes(epd.DeviceKind.HOST)
+    assert (
+        size.group == 2 * size.rank
+        and size.rank == size.user_arena + size.exchange_arena + size.board + size.results
+    )
+    raised(epd.InvalidArgument, lambda: shape(hidden=5).group_bytes(epd.DeviceKind.HOST))
+    with epd.attach(daemon.socket, "host:2") as session:
+        info = session.info
+        assert info.device == "host:2" and info.device_kind == epd.DeviceKind.HOST and not info.resident
+        assert info.daemon == f"epd {epd.version()}" and len(info.boot_id) == 32

@@ -1,0 +1,295 @@
+"""Who keeps what alive; garbage collection in any order; fork; the interpreter's end."""
+
+from __future__ import annotations
+
+import gc
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+from conftest import Daemon, run_python, shape
+
+import epd
+from epd._handles import is_member
+
+PREAMBLE = """
+import gc, os, sys, threading, time
+import epd
+socket = sys.argv[1]
+name = f"life-{os.getpid()}"
+config = epd.GroupConfig(name=name, num_ranks=1, num_experts=4, max_tokens=8, hidden=128, topk=1)
+"""
+
+
+def run(daemon: Daemon, code: str) -> str:
+    done = run_python(PREAMBLE + code, daemon.socket)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def num_groups(daemon: Daemon) -> int:
+    return len(json.loads(daemon.epctl("--json", "groups").stdout)["groups"])
+
+
+def is_listed(daemon: Daemon, group: epd.Group) -> bool:
+    groups = json.loads(daemon.epctl("--json", "groups").stdout)["groups"]
+    return group.config.name in [each["name"] for each in groups]
+
+
+def test_leave_makes_memoryviews_invalid(daemon: Daemon) -> None:
+    with epd.attach(daemon.socket) as session:
+        group = session.join(shape())
+        buffers = group.buffers(0)
+        group.dispatch(0, 0).counts()
+        assert group.leave() and not is_member(group._address)
+        with pytest.raises(ValueError, match="released"):
+            buffers.x[0]
+        with pytest.raises(epd.InvalidArgument, match="has been left"):
+            group.buffers(0)
+        assert group.leave()
+
+
+def test_arrays_keep_the_membership(daemon: Daemon) -> None:
+    numpy = pytest.importorskip("numpy")
+    session = epd.attach(daemon.socket)
+    group = session.join(shape())
+    array = group.numpy(0).x
+    part = group.buffers(0).y[5:9]
+    array[0, 0] = 7
+    assert not group.leave() and not session.detach()
+    assert is_member(group._address) and is_listed(daemon, group)
+    assert array[0, 0] == 7
+    row = numpy.asarray(array)[0]
+    del array
+    part[0] = 1
+    part.release()
+    assert row[0] == 7 and is_member(group._address)
+    del row
+    assert not is_member(group._address) and group.leave()
+    daemon.wait_for(lambda: not is_listed(daemon, group))
+
+
+def test_a_group_keeps_its_session_and_a_ticket_its_group(daemon: Daemon) -> None:
+    ticket = epd.attach(daemon.socket).join(shape()).noop(0)
+    gc.collect()
+    assert is_listed(daemon, ticket._group)
+    assert ticket.wait().status == epd.Status.OK
+    del ticket
+    gc.collect()
+    daemon.wait_for(lambda: num_groups(daemon) == 0)
+
+
+def test_handles_are_not_seen_by_the_cycle_collector(daemon: Daemon) -> None:
+    with epd.attach(daemon.socket) as session, session.join(shape()) as group:
+        assert not gc.is_tracked(group._handle) and not gc.is_tracked(session._handle)
+
+
+@pytest.mark.parametrize("order", ["session group array", "array group session", "group session array"])
+def test_a_cycle_with_finalizers_is_collected(daemon: Daemon, order: str) -> None:
+    """A finalizer of the same cycle still finds the memory."""
+    pytest.importorskip("numpy")
+    out = run(
+        daemon,
+        f"""
+class Holder:
+    def __del__(self):
+        self.array[0, 0] += 1
+        print("sees", self.array[0, 0])
+holder = Holder()
+session = epd.attach(socket)
+group = session.join(config)
+array = group.numpy(0).x
+array[0, 0] = 41
+for name in "{order}".split():
+    setattr(holder, name, globals()[name])
+holder.self = holder
+other = Holder(); other.array = array; other.other = other
+del holder, session, group, array, other, name
+print(gc.collect() > 0, epd._handles._members)
+""",
+    )
+    assert out == "sees 42\nsees 43\nTrue set()\n"
+
+
+def test_nothing_is_closed_at_the_end_of_the_interpreter(daemon: Daemon) -> None:
+    run(
+        daemon,
+        "session = epd.attach(socket); group = session.join(config); x = group.buffers(0).x; t = group.noop(0)",
+    )
+    daemon.wait_for(lambda: num_groups(daemon) == 0)
+
+
+def test_the_interpreter_ends_amid_an_operation(daemon: Daemon) -> None:
+    """The other rank never comes: a thread waits, a hook waits, and the program ends nevertheless."""
+    begin = time.monotonic()
+    out = run(
+        daemon,
+        """
+import dataclasses
+config = dataclasses.replace(config, num_ranks=2, rank=0)
+sessions = [epd.attach(socket, f"host:{rank}") for rank in range(2)]
+joined = []
+def join(rank): joined.append(sessions[rank].join(dataclasses.replace(config, rank=rank)))
+threads = [threading.Thread(target=join, args=(r,)) for r in range(2)]
+[t.start() for t in threads]; [t.join() for t in threads]
+group = min(joined, key=lambda g: g.rank)
+group.buffers(0).topk_idx[0] = 0
+ticket = group.dispatch(0, 1, timeout_ms=60000)
+threading.Thread(target=ticket.wait, daemon=True).start()
+other = group.dispatch(1, 1, timeout_ms=60000)
+other.on_complete(lambda result: print("hook"))
+time.sleep(0.2)
+print("ends")
+""",
+    )
+    assert out == "ends\n" and time.monotonic() - begin < 20
+    daemon.wait_for(lambda: num_groups(daemon) == 0)
+
+
+def test_a_killed_process_costs_nobody_else(daemon: Daemon) -> None:
+    with epd.attach(daemon.socket, "host:0") as session, session.join(shape()) as group:
+        code = (
+            PREAMBLE
+            + "g = epd.attach(socket).join(config); t = g.noop(0); print('up', flush=True); time.sleep(60)"
+        )
+        child = subprocess.Popen([sys.executable, "-c", code, daemon.socket], stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None and child.stdout.readline() == "up\n"
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+        daemon.wait_for(lambda: num_groups(daemon) == 1)
+        group.noop(0).wait()
+
+
+def test_fork(daemon: Daemon) -> None:
+    """In the child every call is a typed error and collection does nothing; the parent goes on."""
+    out = run(
+        daemon,
+        """
+session = epd.attach(socket, "host:0")
+group = session.join(config)
+b = group.buffers(0)
+b.x[0] = 5
+b.topk_idx[0] = 1
+ticket = group.dispatch(0, 1)
+ticket.wait()
+pending = group.noop(1)
+child = os.fork()
+if child == 0:
+    bad = []
+    calls = [
+        lambda: group.noop(2), lambda: group.dispatch(2, 1), lambda: group.combine(0, ticket.handle),
+        lambda: group.buffers(0), lambda: group.check(), lambda: group.resume(epd.NO_WAIT),
+        lambda: pending.wait(), lambda: pending.counts(), lambda: pending.wait_sent(),
+        lambda: pending.on_complete(print),
+        lambda: ticket.handle.release(), lambda: session.check(), lambda: session.join(config),
+    ]
+    for i, call in enumerate(calls):
+        try:
+            call()
+            bad.append((i, "nothing raised"))
+        except epd.InvalidArgument as error:
+            if str(os.getppid()) not in str(error): bad.append((i, str(error)))
+        except Exception as error:
+            bad.append((i, repr(error)))
+    try:
+        b.x[0]
+        bad.append("the view is valid")
+    except ValueError:
+        pass
+    with epd.attach(socket, "host:1") as own, own.join(epd.GroupConfig(
+            name="child", num_ranks=1, num_experts=4, max_tokens=8, hidden=128, topk=1)) as g:
+        g.noop(0).wait()
+    group.leave(); session.detach()
+    del group, session, ticket, pending, b, calls
+    gc.collect()
+    print(bad, flush=True)
+    os._exit(len(bad))
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert b.x[0] == 5 and group.buffers(0).recv_x[0] == 5
+pending.wait()
+group.dispatch(1, 0).wait()
+session.check()
+print("parent is well")
+""",
+    )
+    assert out == "[]\nparent is well\n"
+
+
+def test_fork_while_threads_call(daemon: Daemon) -> None:
+    """multiprocessing forks beside a thread that submits and hooks that run; the child leaves by exit."""
+    out = run(
+        daemon,
+        """
+import multiprocessing
+session = epd.attach(socket); group = session.join(config)
+end = threading.Event(); seen = []
+def work():
+    while not end.is_set():
+        group.noop(0).wait()
+        group.noop(1).on_complete(seen.append)
+        time.sleep(0.001)
+thread = threading.Thread(target=work); thread.start()
+def body(queue):
+    try: group.noop(2)
+    except epd.InvalidArgument: queue.put("typed")
+context = multiprocessing.get_context("fork")
+import warnings; warnings.simplefilter("ignore")
+for _ in range(5):
+    queue = context.SimpleQueue()
+    child = context.Process(target=body, args=(queue,)); child.start()
+    assert queue.get() == "typed"; child.join(); assert child.exitcode == 0
+end.set(); thread.join()
+group.noop(3).wait()
+print(len(seen) > 0)
+""",
+    )
+    assert out == "True\n"
+
+
+def test_hooks(daemon: Daemon) -> None:
+    with epd.attach(daemon.socket) as session, session.join(shape()) as group:
+        results: list[Any] = []
+        done = threading.Event()
+        for slot in range(3):
+            ticket = group.dispatch(slot, 0)
+            ticket.on_complete(results.append)
+            assert repr(ticket) == "Dispatch(empty)"
+            with pytest.raises(epd.NotFound, match="empty"):
+                ticket.wait()
+            with pytest.raises(epd.NotFound, match="empty"):
+                ticket.on_complete(print)
+        group.noop(3).on_complete(lambda result: done.set())
+        assert done.wait(10)
+        assert [result.op_index for result in results] == [0, 1, 2]
+        assert all(result.status == epd.Status.OK for result in results)
+
+
+def test_a_hook_may_leave_and_what_it_raises_is_shown(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: shown.append(unraisable.exc_value))
+    session = epd.attach(daemon.socket)
+    group = session.join(shape())
+    group.noop(0).on_complete(lambda result: 1 / 0)
+    left = threading.Event()
+    group.noop(1).on_complete(lambda result: (group.leave(), left.set()))
+    assert left.wait(10)
+    assert [type(error) for error in shown] == [ZeroDivisionError]
+    daemon.wait_for(lambda: num_groups(daemon) == 0)
+    session.detach()
+
+
+def test_the_thread_of_hooks_ends_with_its_group(daemon: Daemon) -> None:
+    session = epd.attach(daemon.socket)
+    group = session.join(shape())
+    group.noop(0).on_complete(lambda result: None)
+    assert any(thread.name == "epd-hooks" for thread in threading.enumerate())
+    del group
+    daemon.wait_for(lambda: all(thread.name != "epd-hooks" for thread in threading.enumerate()))
+    session.check()

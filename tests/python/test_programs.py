@@ -1,0 +1,66 @@
+"""The examples and the demo, run as their users run them, and what documents show of them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import BUILD, ROOT, Daemon
+
+EXAMPLES = ROOT / "client/python/examples"
+SMALL = "--ranks 2 --layers 2 --steps 1 --tokens 9 --hidden 256 --experts 32 --topk 4 --seed 5".split()
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("ranks", ["1", "2", "4"])
+def test_moe_layer_is_the_dense_layer(daemon: Daemon, ranks: str) -> None:
+    done = run(sys.executable, str(EXAMPLES / "moe_layer.py"), "--ranks", ranks, daemon.socket)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("as the dense layer") == int(ranks)
+
+
+def test_the_readme_shows_the_minimal_example() -> None:
+    program = (EXAMPLES / "minimal.py").read_text().split('"""\n\n', 1)[1]
+    assert program in (ROOT / "client/python/README.md").read_text()
+
+
+def checksum(text: str) -> str:
+    found = re.search(r"Checksum of the hidden states: ([0-9a-f]{16})", text)
+    assert found is not None, text
+    return found[1]
+
+
+def test_the_demo_gives_the_checksum_of_epd_moe_demo(daemon: Daemon) -> None:
+    program = BUILD / "bin/epd-moe-demo"
+    if not program.exists():
+        pytest.skip("epd-moe-demo is not built")
+    ours = run(sys.executable, "-m", "epd.demo", "--socket", daemon.socket, *SMALL)
+    theirs = run(str(program), "--socket", daemon.socket, *SMALL)
+    assert ours.returncode == 0 and theirs.returncode == 0, ours.stderr + theirs.stderr
+    assert checksum(ours.stdout) == checksum(theirs.stdout)
+
+
+def test_the_demo_starts_a_daemon_of_its_own(daemon: Daemon) -> None:
+    ours = run(sys.executable, "-m", "epd.demo", "--epd", str(BUILD / "bin/epd"), *SMALL)
+    assert ours.returncode == 0, ours.stderr
+    again = run(sys.executable, "-m", "epd.demo", "--socket", daemon.socket, *SMALL)
+    assert checksum(ours.stdout) == checksum(again.stdout)
+
+
+def test_the_demo_says_what_is_wrong() -> None:
+    done = run(sys.executable, "-m", "epd.demo", "--hidden", "100")
+    assert done.returncode == 2 and "hidden is 100; allowed: 128..16384" in done.stderr
+    done = run(sys.executable, "-m", "epd.demo", "--epd", "/nonexistent/epd", *SMALL)
+    assert done.returncode == 1 and "/nonexistent/epd" in done.stderr, done.stderr
+
+
+def test_call_costs_are_told(daemon: Daemon) -> None:
+    done = run(sys.executable, str(ROOT / "tests/python/call_cost.py"), daemon.socket, "--calls", "50")
+    assert done.returncode == 0, done.stderr
+    for name in ("noop", "dispatch", "combine", "wait"):
+        assert re.search(rf"^{name} .* us", done.stdout, re.MULTILINE), done.stdout

@@ -1,0 +1,250 @@
+"""Dispatch and combine in every layout and payload, bit for bit as the reference says."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import Any, Optional
+
+import numpy as np
+import pytest
+from conftest import Daemon, Ranks, shape, with_rank
+from reference import Inputs, check_dispatch, combined, pack_ue8m0
+
+import epd
+from epd.numbers import to_bf16
+
+
+def make_inputs(config: epd.GroupConfig, seed: int) -> list[Inputs]:
+    """Of all ranks. Some tokens choose nobody, some the same expert twice; weights and y have few bits."""
+    random = np.random.default_rng(seed)
+    inputs = []
+    for rank in range(config.num_ranks):
+        n = config.max_tokens - rank
+        idx = random.integers(-1, config.num_experts, (n, config.topk))
+        weights = random.integers(1, 9, (n, config.topk)).astype(np.float32) / 8
+        scales: Optional[Any] = None
+        if config.payload in (epd.Payload.BF16, epd.Payload.FP8_CAST):
+            x = to_bf16(random.normal(size=(n, config.hidden)).astype(np.float32))
+        else:
+            width = config.opaque_bytes or config.hidden
+            x = random.integers(0, 0x7F, (n, width)).astype(np.uint8)
+        if config.payload == epd.Payload.FP8:
+            scales = 2.0 ** random.integers(-3, 4, (n, config.hidden // 128)).astype(np.float32)
+            scales = scales.astype(np.float32)
+            if config.scale_format == epd.ScaleFormat.UE8M0:
+                scales = np.array([pack_ue8m0(row) for row in scales])
+        inputs.append(Inputs(x, scales, idx, weights))
+    return inputs
+
+
+def write_inputs(b: Any, given: Inputs) -> None:
+    n = len(given.x)
+    b.x[:n] = given.x
+    if given.x_scales is not None:
+        b.x_scales[:n] = given.x_scales
+    b.topk_idx[:n] = given.topk_idx
+    b.topk_weights[:n] = given.topk_weights
+
+
+def round_trip(groups: list[epd.Group], slot: int, seed: int, weighted: bool = False) -> None:
+    config = groups[0].config
+    inputs = make_inputs(config, seed)
+    for group, given in zip(groups, inputs):
+        write_inputs(group.numpy(slot), given)
+    dispatches = [group.dispatch(slot, len(given.x)) for group, given in zip(groups, inputs)]
+    counts = [dispatch.counts() for dispatch in dispatches]
+    random = np.random.default_rng(seed + 1000)
+    ys = []
+    for group, dispatch, count in zip(groups, dispatches, counts):
+        b = group.numpy(slot)
+        result = dispatch.wait()
+        assert result.status == epd.Status.OK and result.failed_rank == -1
+        assert count.num_recv_rows == result.num_recv_rows
+        assert list(count.expert_counts) == b.expert_counts.tolist()
+        assert list(count.rank_offsets) == b.rank_offsets.tolist()
+        assert (count.expert_offsets is None) == (config.layout == epd.Layout.COMPACT)
+        check_dispatch(config, inputs, group.rank, b, result.num_recv_rows)
+        b.y[...] = to_bf16(random.integers(-64, 65, b.y.shape).astype(np.float32))
+        ys.append(b.y.copy())
+        for bias in b.bias[: config.num_biases]:
+            bias[...] = to_bf16(random.integers(-8, 9, bias.shape).astype(np.float32))
+    combines = [
+        group.combine(slot, dispatch.handle, weighted=weighted, num_biases=config.num_biases)
+        for group, dispatch in zip(groups, dispatches)
+    ]
+    for group, combine, given in zip(groups, combines, inputs):
+        combine.wait()
+        b = group.numpy(slot)
+        biases = [bias.copy() for bias in b.bias[: config.num_biases]]
+        expected = combined(config, inputs, ys, group.rank, weighted, biases)
+        np.testing.assert_array_equal(b.out[: len(given.x)], expected)
+
+
+PAYLOADS = [
+    (epd.Payload.BF16, epd.ScaleFormat.FLOAT32),
+    (epd.Payload.FP8_CAST, epd.ScaleFormat.FLOAT32),
+    (epd.Payload.FP8_CAST, epd.ScaleFormat.FLOAT32_POW2),
+    (epd.Payload.FP8_CAST, epd.ScaleFormat.UE8M0),
+    (epd.Payload.FP8, epd.ScaleFormat.FLOAT32),
+    (epd.Payload.FP8, epd.ScaleFormat.UE8M0),
+    (epd.Payload.OPAQUE, epd.ScaleFormat.FLOAT32),
+]
+
+
+@pytest.mark.parametrize("layout", epd.Layout)
+@pytest.mark.parametrize("payload, scale_format", PAYLOADS)
+def test_layouts_and_payloads(
+    daemon: Daemon, layout: epd.Layout, payload: epd.Payload, scale_format: epd.ScaleFormat
+) -> None:
+    config = shape(
+        num_ranks=3,
+        num_experts=12,
+        max_tokens=9,
+        hidden=384,
+        topk=4,
+        layout=layout,
+        payload=payload,
+        scale_format=scale_format,
+        opaque_bytes=48 if payload == epd.Payload.OPAQUE else 0,
+        expert_alignment=8 if layout == epd.Layout.PACKED else 0,
+    )
+    with Ranks(daemon.socket, config) as groups:
+        for slot in range(2):
+            round_trip(groups, slot, seed=slot + 1, weighted=slot == 1)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"index_type": epd.IndexType.INT64}, {"num_biases": 2}, {"max_recv_rows": 15}]
+)
+def test_other_shapes(daemon: Daemon, fields: dict[str, Any]) -> None:
+    config = shape(num_ranks=2, num_experts=8, topk=3, **fields)
+    with Ranks(daemon.socket, config) as groups:
+        round_trip(groups, 3, seed=7, weighted=True)
+        if "max_recv_rows" in fields:
+            assert groups[0].numpy(0).recv_x.shape == (15, 128)
+
+
+def test_a_kept_handle_is_used_again(daemon: Daemon) -> None:
+    config = shape(num_ranks=2, num_experts=4, num_handles=1)
+    with Ranks(daemon.socket, config) as groups:
+        inputs = make_inputs(config, 3)
+        for group, given in zip(groups, inputs):
+            write_inputs(group.numpy(0), given)
+            write_inputs(group.numpy(1), given)
+        first = [group.dispatch(0, len(g.x), keep_handle=True) for group, g in zip(groups, inputs)]
+        rows = [ticket.wait().num_recv_rows for ticket in first]
+        handles = [ticket.handle for ticket in first]
+        assert handles[0].kept
+        # No room for a second one; the routing serves another slot without counting anew.
+        with pytest.raises(epd.ResourceExhausted):
+            groups[0].dispatch(2, 0, keep_handle=True)
+        again = [group.dispatch(1, handle=handle) for group, handle in zip(groups, handles)]
+        for group, ticket, expected in zip(groups, again, rows):
+            assert ticket.wait().num_recv_rows == expected
+            b, old = group.numpy(1), group.numpy(0)
+            np.testing.assert_array_equal(b.recv_x[:expected], old.recv_x[:expected])
+        for handle in handles:
+            handle.release()
+            assert not handle.kept
+            with pytest.raises(epd.NotFound):
+                handle.release()
+
+
+def test_a_kept_handle_that_is_collected_comes_back(daemon: Daemon) -> None:
+    with Ranks(daemon.socket, shape(num_handles=1)) as (group,):
+        group.numpy(0).topk_idx[:] = 0
+        for _ in range(3):
+            ticket = group.dispatch(0, 2, keep_handle=True)
+            ticket.wait()
+            del ticket
+
+
+def test_omitted_weights_and_marked_rows(daemon: Daemon) -> None:
+    config = shape(num_ranks=2, num_experts=4)
+    with Ranks(daemon.socket, config) as groups:
+        for group in groups:
+            b = group.numpy(0)
+            b.topk_idx[:] = 0
+            b.topk_weights[:] = 1
+            b.recv_topk_weights[:] = 9
+        for ticket in [group.dispatch(0, 3, mark_unused=True, omit_weights=True) for group in groups]:
+            ticket.wait()
+        b = groups[0].numpy(0)
+        assert (b.recv_src[:6, 0] == [0, 0, 0, 1, 1, 1]).all() and (b.recv_src[6:] == -1).all()
+        assert (groups[1].numpy(0).recv_topk_idx == -1).all()
+
+
+def test_training_backward_returns_weights(daemon: Daemon) -> None:
+    """dispatch's backward is combine with the gradients of the weights; combine's is dispatch under the
+    handle.
+    """
+    config = shape(num_ranks=2, num_experts=4)
+    with Ranks(daemon.socket, config) as groups:
+        for group in groups:
+            b = group.numpy(0)
+            b.topk_idx[:] = [[0, 3]] * 8
+            b.topk_weights[:] = 0.5
+        forward = [group.dispatch(0, 8) for group in groups]
+        for ticket in forward:
+            ticket.wait()
+        for group in groups:
+            b = group.numpy(0)
+            b.y[:] = 0
+            b.y_weights[:] = np.where(b.recv_topk_idx >= 0, group.rank + 1, 0)
+        for ticket in [g.combine(0, t.handle, return_weights=True) for g, t in zip(groups, forward)]:
+            ticket.wait()
+        for group in groups:
+            assert (group.numpy(0).out_weights == [[1, 2]] * 8).all()
+
+
+def test_receive_hooks(daemon: Daemon) -> None:
+    config = shape(num_ranks=2, num_experts=4)
+    with Ranks(daemon.socket, config) as groups:
+        inputs = make_inputs(config, 5)
+        for group, given in zip(groups, inputs):
+            write_inputs(group.numpy(0), given)
+        tickets = [group.dispatch(0, len(g.x), defer_receive=True) for group, g in zip(groups, inputs)]
+        for ticket in tickets:
+            ticket.wait_sent()
+        for group in groups:
+            group.numpy(0).x[:] = 0  # it has been read
+        for group, ticket in zip(groups, tickets):
+            check_dispatch(config, inputs, group.rank, group.numpy(0), ticket.wait().num_recv_rows)
+        plain = groups[0].noop(1)
+        with pytest.raises(epd.InvalidArgument):
+            plain.wait_sent()
+
+
+def test_regions_in_memory_of_ones_own(daemon: Daemon) -> None:
+    config = shape(num_ranks=2, num_experts=4, depth=1)
+    size = -(-config.region_bytes(epd.Region.X) // 4096) * 4096
+    memories, configs = [], []
+    for rank in range(2):
+        fd = os.memfd_create("x", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+        os.ftruncate(fd, size)
+        import fcntl
+
+        fcntl.fcntl(fd, 1033, 2)  # F_ADD_SEALS, F_SEAL_SHRINK
+        memories.append((fd, mmap.mmap(fd, size)))
+        binding = epd.Binding(epd.Region.X, fd, memories[-1][1])
+        configs.append(with_rank(config, rank, bindings=(binding,)))
+    import threading
+
+    with epd.attach(daemon.socket, "host:0") as s0, epd.attach(daemon.socket, "host:1") as s1:
+        groups: list[Any] = [None, None]
+        other = threading.Thread(target=lambda: groups.__setitem__(1, s1.join(configs[1])))
+        other.start()
+        groups[0] = s0.join(configs[0])
+        other.join()
+        for group, (fd, memory) in zip(groups, memories):
+            os.close(fd)
+            b = group.buffers(0)
+            memory[:2] = b"\x80\x3f"
+            assert b.x[0] == 0x3F80  # the same memory
+            b.topk_idx[0] = b.topk_idx[1] = 3
+        for ticket in [group.dispatch(0, 1) for group in groups]:
+            ticket.wait()
+        assert groups[1].buffers(0).recv_x[0] == groups[1].buffers(0).recv_x[128] == 0x3F80
+        with pytest.raises(BufferError):
+            memories[0][1].close()  # the group is in it

@@ -1,0 +1,90 @@
+"""The wheel as a user meets it: built, installed in a clean virtual environment, used."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from conftest import BUILD, ROOT, Daemon
+
+TOOLS = ("readelf", "strip", "patchelf")
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("EPD_LIBRARY", "PYTHONPATH", "EPD_SOCKET")
+    }
+    return {**kept, **more}
+
+
+def run(*command: str, seconds: float = 60, **more: str) -> subprocess.CompletedProcess[str]:
+    """Outside of the checkout."""
+    environment = clean_environment(**more)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, cwd="/")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    for tool in TOOLS:
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    folder = tmp_path_factory.mktemp("wheel")
+    path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = run(str(ROOT / "deploy/wheel.sh"), "--build-dir", str(BUILD), "--output", str(folder), PATH=path)
+    assert done.returncode == 0, done.stderr
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def python(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A virtual environment with the wheel and nothing else."""
+    try:
+        import ensurepip  # noqa: F401
+    except ImportError:
+        pytest.skip("python3-venv is not installed")
+    folder = tmp_path_factory.mktemp("venv")
+    made = run(sys.executable, "-m", "venv", str(folder))
+    assert made.returncode == 0, made.stderr
+    program = str(folder / "bin/python")
+    done = run(program, "-m", "pip", "install", "--no-index", "--disable-pip-version-check", str(wheel))
+    assert done.returncode == 0, done.stderr
+    return program
+
+
+def test_what_is_in_it(wheel: pathlib.Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.testzip() is None
+        names = set(archive.namelist())
+    assert {"epd/__init__.py", "epd/py.typed", "epd/libepd.so.0", "epd/demo/text.txt"} <= names
+    assert not [name for name in names if "__pycache__" in name or "test" in name]
+    assert "py3-none-" in wheel.name and "linux_" in wheel.name
+    assert wheel.stat().st_size < 1_000_000
+
+
+def test_the_minimal_example_runs(daemon: Daemon, python: str) -> None:
+    program = str(ROOT / "client/python/examples/minimal.py")
+    done = run(python, "-W", "error", program, EPD_SOCKET=daemon.socket)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "received 8 rows, out begins with 0x3f80\n"
+
+
+def test_the_library_is_the_wheels(python: str) -> None:
+    done = run(python, "-c", "import epd; print(epd.library_path, epd.version())")
+    assert "site-packages/epd/libepd.so.0" in done.stdout, done.stderr
+    done = run(python, "-c", "import epd", EPD_LIBRARY="/nonexistent.so")
+    assert done.returncode != 0 and "libepd is not found" in done.stderr and "EPD_LIBRARY" in done.stderr
+
+
+def test_without_numpy_the_rest_works(daemon: Daemon, python: str) -> None:
+    done = run(python, "-m", "epd.demo", "--socket", daemon.socket)
+    assert done.returncode == 1 and "needs numpy" in done.stderr
+    code = "import epd, sys; print(epd.attach(sys.argv[1]).info.daemon, 'numpy' in sys.modules)"
+    assert run(python, "-c", code, daemon.socket).stdout.endswith(" False\n")

@@ -1,0 +1,462 @@
+// The parts of a session, each alone: no daemon, and of the engine only its memory.
+#include "launched_operations.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <future>
+#include <memory>
+#include <thread>
+
+namespace epd::client {
+namespace {
+
+using std::chrono::milliseconds;
+
+struct SocketPair {
+  SocketPair() {
+    int ends[2] = {-1, -1};
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
+    ours.reset(ends[0]);
+    theirs.reset(ends[1]);
+  }
+  // How many packets have come to the other end.
+  int arrived() const {
+    char byte[256];
+    int count = 0;
+    while (::recv(theirs.get(), byte, sizeof(byte), MSG_DONTWAIT) > 0) ++count;
+    return count;
+  }
+
+  UniqueFd ours;
+  UniqueFd theirs;
+};
+
+bool soon(const std::function<bool()>& what) {
+  for (int i = 0; i < 10'000 && !what(); ++i) std::this_thread::sleep_for(milliseconds(1));
+  return what();
+}
+
+// ---- waits ----------------------------------------------------------------------------------------
+
+class WaitsTest : public ::testing::Test, protected News {
+ protected:
+  struct Word final : Waiter {
+    explicit Word(const std::atomic<int>& at) : word(at) { slice = std::chrono::seconds(5); }
+    bool ready() override { return word != 0; }
+    const std::atomic<int>& word;
+  };
+  void SetUp() override { ASSERT_TRUE(waits_.prepare().ok()); }
+  bool wait(const std::atomic<int>& word, std::int64_t timeout_ms) {
+    Word waiter(word);
+    Lock lock = waits_.lock();
+    return waits_.wait(lock, waiter, Deadline::in_ms(timeout_ms));
+  }
+  void ring() { ASSERT_EQ(::send(bell_.theirs.get(), "", 1, 0), 1); }
+  bool leader_sleeps() { return a_->client_sleep.sleeping.load() != 0; }
+
+  bool has_news() const override { return news_ != 0; }
+  bool take_news_locked() override {
+    const int taken = news_.exchange(0);
+    word_ += taken;
+    return taken != 0;
+  }
+  void look_at_socket() noexcept override { ++looks_; }
+  void probe() override { ++probes_; }
+
+  std::unique_ptr<abi::SegmentA> a_ = std::make_unique<abi::SegmentA>();
+  SocketPair bell_;
+  SocketPair socket_;
+  std::atomic<int> news_{0};
+  std::atomic<int> word_{0};
+  std::atomic<int> looks_{0};
+  std::atomic<int> probes_{0};
+  Waits waits_{*a_, bell_.ours, socket_.ours, *this};
+};
+
+TEST_F(WaitsTest, WhatIsThereNeedsNoSleep) {
+  news_ = 1;
+  EXPECT_TRUE(wait(word_, 0));
+  EXPECT_EQ(probes_, 0);
+}
+
+TEST_F(WaitsTest, ADeadlineThatHasPassedAsksForTheDaemon) {
+  EXPECT_FALSE(wait(word_, 0));
+  EXPECT_EQ(probes_, 1);
+  EXPECT_FALSE(wait(word_, 20));
+}
+
+TEST_F(WaitsTest, TheLeaderSleepsUntilTheBellRings) {
+  auto waited = std::async(std::launch::async, [this] { return wait(word_, 60'000); });
+  ASSERT_TRUE(soon([this] { return leader_sleeps(); }));
+  news_ = 1;
+  ring();
+  EXPECT_EQ(waited.wait_for(std::chrono::seconds(3)), std::future_status::ready)
+      << "before its slice is over";
+  EXPECT_TRUE(waited.get());
+  EXPECT_FALSE(leader_sleeps());
+}
+
+TEST_F(WaitsTest, AKickMakesTheLeaderLookUp) {
+  std::atomic<int> other{0};
+  auto waited = std::async(std::launch::async, [&] { return wait(other, 60'000); });
+  ASSERT_TRUE(soon([this] { return leader_sleeps(); }));
+  other = 1;
+  waits_.kick();
+  EXPECT_EQ(waited.wait_for(std::chrono::seconds(3)), std::future_status::ready);
+  EXPECT_TRUE(waited.get());
+}
+
+// One leads; the other is woken by it, and leads when it has gone.
+TEST_F(WaitsTest, AFollowerTakesTheLead) {
+  std::atomic<int> other{0};
+  auto first = std::async(std::launch::async, [&] { return wait(other, 60'000); });
+  ASSERT_TRUE(soon([this] { return leader_sleeps(); }));
+  auto second = std::async(std::launch::async, [this] { return wait(word_, 60'000); });
+  std::this_thread::sleep_for(milliseconds(20));
+  other = 1;
+  waits_.kick();
+  EXPECT_TRUE(first.get());
+  ASSERT_TRUE(soon([this] { return leader_sleeps(); }));
+  news_ = 1;
+  ring();
+  EXPECT_EQ(second.wait_for(std::chrono::seconds(3)), std::future_status::ready);
+  EXPECT_TRUE(second.get());
+}
+
+TEST_F(WaitsTest, TheLeaderReadsTheSocket) {
+  auto waited = std::async(std::launch::async, [this] { return wait(word_, 60'000); });
+  ASSERT_TRUE(soon([this] { return leader_sleeps(); }));
+  ASSERT_EQ(::send(socket_.theirs.get(), "", 1, 0), 1);
+  EXPECT_TRUE(soon([this] { return looks_ > 0; }));
+  news_ = 1;
+  ring();
+  EXPECT_TRUE(waited.get());
+}
+
+// ---- the connection ---------------------------------------------------------------------------------
+
+class ConnectionTest : public WaitsTest, protected ConnectionEvents {
+ protected:
+  void look_at_socket() noexcept override { connection_.look_at_socket(); }
+  void on_end_locked() override { ++ends_; }
+  void on_late_join_locked() override { ++late_joins_; }
+  const Status& ended() {
+    const Lock lock = waits_.lock();
+    return connection_.ended();
+  }
+  Status ask(abi::AttachType type, abi::AttachType reply_type, Packet& reply,
+             std::int64_t reply_ms = 60'000) {
+    const abi::Leave body{7, 0};
+    return connection_.request(
+        {type, reply_type, &body, sizeof(body), Deadline::in_ms(60'000), Deadline::in_ms(reply_ms)}, reply);
+  }
+  // The id of the next request that comes to the daemon.
+  std::uint32_t next_request(abi::AttachType type) {
+    Packet packet;
+    Status error;
+    EXPECT_TRUE(wait_readable(socket_.theirs, Deadline::in_ms(10'000)));
+    EXPECT_EQ(receive(socket_.theirs, packet, error), ReceiveResult::kPacket);
+    EXPECT_EQ(type_of(packet), type);
+    return packet.header.request_id;
+  }
+  template <typename Body>
+  void answer(abi::AttachType type, std::uint32_t id, const Body& body) {
+    EXPECT_TRUE(send(socket_.theirs, type, id, body).ok());
+  }
+
+  std::unique_ptr<abi::SegmentB> b_ = std::make_unique<abi::SegmentB>();
+  std::atomic<int> ends_{0};
+  std::atomic<int> late_joins_{0};
+  Connection connection_{socket_.ours, *b_, waits_, *this};
+};
+
+TEST_F(ConnectionTest, RepliesComeInAnyOrder) {
+  Packet replies[2];
+  auto first = std::async(std::launch::async,
+                          [&] { return ask(abi::AttachType::kLeave, abi::AttachType::kLeft, replies[0]); });
+  const std::uint32_t first_id = next_request(abi::AttachType::kLeave);
+  auto second = std::async(std::launch::async,
+                           [&] { return ask(abi::AttachType::kLeave, abi::AttachType::kLeft, replies[1]); });
+  const std::uint32_t second_id = next_request(abi::AttachType::kLeave);
+  EXPECT_NE(first_id, second_id);
+  answer(abi::AttachType::kLeft, second_id, abi::Left{2, 0});
+  EXPECT_TRUE(second.get().ok());
+  answer(abi::AttachType::kLeft, first_id, abi::Left{1, 0});
+  EXPECT_TRUE(first.get().ok());
+  EXPECT_EQ(replies[0].read<abi::Left>().value().member, 1u);
+  EXPECT_EQ(replies[1].read<abi::Left>().value().member, 2u);
+}
+
+TEST_F(ConnectionTest, WhenTheDaemonHangsUpAllWaitsEnd) {
+  Packet reply;
+  auto asked = std::async(std::launch::async,
+                          [&] { return ask(abi::AttachType::kLeave, abi::AttachType::kLeft, reply); });
+  next_request(abi::AttachType::kLeave);
+  socket_.theirs.reset();
+  EXPECT_EQ(asked.get().code(), StatusCode::kDaemonLost);
+  EXPECT_EQ(ended().code(), StatusCode::kDaemonLost);
+  EXPECT_EQ(ends_, 1);
+  EXPECT_EQ(ask(abi::AttachType::kLeave, abi::AttachType::kLeft, reply).code(), StatusCode::kDaemonLost);
+  EXPECT_EQ(ends_, 1) << "once";
+}
+
+TEST_F(ConnectionTest, TheEndsReasonIsSegmentBs) {
+  abi::set_text(b_->message, "the operator said so", 20);
+  b_->end_status = static_cast<std::uint32_t>(StatusCode::kPermissionDenied);
+  b_->state = static_cast<std::uint32_t>(abi::SessionState::kEnded);
+  const Lock lock = waits_.lock();
+  connection_.note_end_locked();
+  EXPECT_EQ(connection_.ended().code(), StatusCode::kPermissionDenied);
+  EXPECT_EQ(connection_.ended().message(), "the operator said so");
+  EXPECT_EQ(ends_, 1);
+}
+
+// Its member would hold the rank for ever.
+TEST_F(ConnectionTest, AJoinThatComesTooLateIsLeft) {
+  Packet reply;
+  EXPECT_EQ(ask(abi::AttachType::kJoin, abi::AttachType::kJoined, reply, 20).code(),
+            StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(late_joins_, 1);
+  const std::uint32_t id = next_request(abi::AttachType::kJoin);
+  abi::Joined joined{};
+  joined.member = 5;
+  answer(abi::AttachType::kJoined, id, joined);
+  connection_.look_at_socket();
+  Packet leave;
+  Status error;
+  ASSERT_EQ(receive(socket_.theirs, leave, error), ReceiveResult::kPacket);
+  EXPECT_EQ(type_of(leave), abi::AttachType::kLeave);
+  EXPECT_EQ(leave.read<abi::Leave>().value().member, 5u);
+  const Lock lock = waits_.lock();
+  EXPECT_FALSE(connection_.awaits_late_join_locked());
+}
+
+TEST_F(ConnectionTest, WhoIsRefusedHearsOfTheDaemonsEnd) {
+  Lock lock = waits_.lock();
+  EXPECT_EQ(connection_.blocked(lock, "full").code(), StatusCode::kWouldBlock);
+  socket_.theirs.reset();
+  std::this_thread::sleep_for(milliseconds(2));  // it is asked once a millisecond
+  EXPECT_EQ(connection_.blocked(lock, "full").code(), StatusCode::kDaemonLost);
+}
+
+// ---- the ring of submissions ------------------------------------------------------------------------
+
+TEST(SubmissionRingTest, IsFullAtLast) {
+  const auto a = std::make_unique<abi::SegmentA>();
+  const auto b = std::make_unique<abi::SegmentB>();
+  const SocketPair bell;
+  SubmissionRing ring(*a, *b, bell.ours);
+  abi::Submission submission{};
+  for (std::uint32_t i = 0; i < abi::kSubmissionSlots; ++i) {
+    ASSERT_TRUE(ring.has_room());
+    submission.ticket = i + 1;
+    ASSERT_TRUE(ring.push(submission));
+  }
+  EXPECT_FALSE(ring.has_room());
+  EXPECT_FALSE(ring.push(submission));
+  std::string full;
+  EXPECT_TRUE(ring.check(full).ok());
+  EXPECT_NE(full.find("64 submissions wait for the engine"), std::string::npos) << full;
+  abi::Submission taken{};
+  ASSERT_TRUE(abi::ring_peek(a->submissions, 0, taken));
+  EXPECT_EQ(taken.ticket, 1u);
+  b->submission_head.value = 1;
+  EXPECT_TRUE(ring.push(submission));
+  b->submission_head.value = 99;
+  EXPECT_EQ(ring.check(full).code(), StatusCode::kInternal);
+  EXPECT_FALSE(ring.has_room());
+}
+
+TEST(SubmissionRingTest, OnlyASleepingEngineIsWoken) {
+  const auto a = std::make_unique<abi::SegmentA>();
+  const auto b = std::make_unique<abi::SegmentB>();
+  const SocketPair bell;
+  const SubmissionRing ring(*a, *b, bell.ours);
+  ring.wake_engine(abi::kAsleep);
+  EXPECT_EQ(bell.arrived(), 0);
+  b->engine_sleep.sleeping = abi::kAsleep;
+  ring.wake_engine(abi::kAsleep);
+  EXPECT_EQ(bell.arrived(), 1);
+  ring.wake_engine(abi::kAsleepForRoom);
+  EXPECT_EQ(bell.arrived(), 0) << "it does not sleep for that";
+}
+
+// ---- hooks ------------------------------------------------------------------------------------------
+
+class HooksTest : public WaitsTest, protected HookSource {
+ protected:
+  void TearDown() override { hooks_.stop(); }
+  bool take_hooked_locked() override { return polls_; }
+  bool awaits_packets_locked() const override { return false; }
+  void look_at_device() override { ++device_looks_; }
+  std::list<HookCall> call(int value) {
+    std::list<HookCall> one(1);
+    one.front().group = &group_;
+    one.front().hook = [](const epd_result_t* result, void* user) {
+      static_cast<HooksTest*>(user)->ran_ += static_cast<int>(result->op_index);
+    };
+    one.front().user = this;
+    one.front().result.op_index = static_cast<std::uint64_t>(value);
+    return one;
+  }
+
+  Group group_{nullptr, abi::GroupShape{1, 1, 1, 128, 1, 1, {}, {}, {}}, {}};
+  std::atomic<bool> polls_{false};
+  std::atomic<int> ran_{0};
+  std::atomic<int> device_looks_{0};
+  Hooks hooks_{waits_, *this};
+};
+
+TEST_F(HooksTest, RunOnAThreadOfTheirOwn) {
+  {
+    const Lock lock = waits_.lock();
+    ASSERT_TRUE(hooks_.start_locked().ok());
+    auto ready = call(3);
+    hooks_.call_locked(ready);
+  }
+  EXPECT_TRUE(soon([this] { return ran_ == 3; }));
+  EXPECT_FALSE(hooks_.in_thread());
+}
+
+TEST_F(HooksTest, LeavingWaitsForThem) {
+  Lock lock = waits_.lock();
+  ASSERT_TRUE(hooks_.start_locked().ok());
+  for (int i = 1; i <= 5; ++i) {
+    auto ready = call(i);
+    hooks_.call_locked(ready);
+  }
+  hooks_.await_locked(lock, group_);
+  EXPECT_EQ(ran_, 15);
+}
+
+TEST_F(HooksTest, AnExpectedOneIsCalledWhenItsOperationHasEnded) {
+  {
+    const Lock lock = waits_.lock();
+    ASSERT_TRUE(hooks_.start_locked().ok());
+    polls_ = true;
+    hooks_.expect_locked();
+  }
+  EXPECT_TRUE(soon([this] { return device_looks_ > 1; })) << "while it waits";
+  EXPECT_EQ(ran_, 0);
+  {
+    const Lock lock = waits_.lock();
+    auto ready = call(4);
+    hooks_.ready_locked(ready);
+    hooks_.look_up_locked();
+  }
+  EXPECT_TRUE(soon([this] { return ran_ == 4; }));
+}
+
+// ---- launched operations ----------------------------------------------------------------------------
+
+// The engine is the test, on plain memory.
+class LaunchedOperationsTest : public HooksTest, protected ConnectionEvents, protected Unblocker {
+ protected:
+  void SetUp() override {
+    WaitsTest::SetUp();
+    const std::uint64_t bytes = abi::BoardLayout(group_.shape).total_bytes;
+    Result<UniqueFd> fd = make_sealed_memfd("board", bytes);
+    ASSERT_TRUE(fd.ok());
+    Result<Mapping> mapping = Mapping::map(fd->get(), bytes, Access::kReadWrite);
+    ASSERT_TRUE(mapping.ok());
+    board_ = mapping->as<abi::Board>();
+    board_->state = static_cast<std::uint32_t>(abi::GroupState::kActive);
+    board_->epoch = group_.epoch = 1;
+    group_.default_timeout_ms = 1000;
+    group_.board = BoardView(std::move(*mapping), group_.shape);
+  }
+  bool has_news() const override { return operations_.has_news(); }
+  bool take_news_locked() override { return operations_.take_news_locked(); }
+  void on_end_locked() override {
+    operations_.abort_locked(connection_.ended().code(), connection_.ended().message().c_str(), nullptr);
+  }
+  void on_late_join_locked() override {}
+  void unblock(const Group& /*group*/, const AllSlotWords& /*words*/, bool /*all*/) override {
+    ADD_FAILURE() << "there are no streams";
+  }
+  epd_ticket_t noop() {
+    epd_ticket_t ticket = 0;
+    EXPECT_TRUE(operations_.submit(group_, {abi::Op::kNoop}, ticket, nullptr).ok());
+    return ticket;
+  }
+  void complete(epd_ticket_t ticket, StatusCode status = StatusCode::kOk) {
+    abi::Completion completion{};
+    completion.ticket = ticket;
+    completion.status = status;
+    completion.op_index = 10 + ticket;
+    ASSERT_EQ(abi::ring_push(b_->completions, completed_, a_->completion_head, completion),
+              abi::PushResult::kPushed);
+    ++completed_;
+  }
+
+  std::unique_ptr<abi::SegmentB> b_ = std::make_unique<abi::SegmentB>();
+  abi::Board* board_ = nullptr;
+  std::uint64_t completed_ = 0;
+  SocketPair engine_bell_;
+  abi::Welcome welcome_{};
+  Connection connection_{socket_.ours, *b_, waits_, *this};
+  StreamPort streams_{nullptr, WaitBy::kMemop, connection_, waits_, *this};
+  LaunchedOperations operations_{*a_,         *b_,    engine_bell_.ours, welcome_, waits_,
+                                 connection_, hooks_, streams_};
+};
+
+TEST_F(LaunchedOperationsTest, ATicketIsRetiredByItsWait) {
+  const epd_ticket_t ticket = noop();
+  abi::Submission submission{};
+  ASSERT_TRUE(abi::ring_peek(a_->submissions, 0, submission));
+  EXPECT_EQ(submission.ticket, ticket);
+  EXPECT_EQ(submission.op, abi::Op::kNoop);
+  epd_result_t result{};
+  EXPECT_EQ(operations_.wait(group_, ticket, EPD_NO_WAIT, &result).code(), StatusCode::kWouldBlock);
+  EXPECT_TRUE(operations_.pending(group_, ticket));
+  epd_ticket_t refused = 0;
+  EXPECT_EQ(operations_.submit(group_, {abi::Op::kNoop}, refused, nullptr).code(), StatusCode::kWouldBlock);
+  complete(ticket);
+  EXPECT_TRUE(operations_.wait(group_, ticket, 10'000, &result).ok());
+  EXPECT_EQ(result.op_index, 10 + ticket);
+  EXPECT_EQ(operations_.wait(group_, ticket, 10'000, &result).code(), StatusCode::kNotFound);
+}
+
+TEST_F(LaunchedOperationsTest, CompletionsOfNobodyAreDropped) {
+  const epd_ticket_t ticket = noop();
+  complete(ticket + 100);
+  complete(ticket);
+  complete(ticket, StatusCode::kEngineRestarted);  // again, as its engine died
+  EXPECT_TRUE(operations_.wait(group_, ticket, 10'000, nullptr).ok());
+  EXPECT_EQ(a_->completion_head.value, 3u);
+}
+
+TEST_F(LaunchedOperationsTest, TheEndOfTheSessionEndsWhatIsInFlight) {
+  const epd_ticket_t ticket = noop();
+  auto waited =
+      std::async(std::launch::async, [&] { return operations_.wait(group_, ticket, EPD_FOREVER, nullptr); });
+  ASSERT_TRUE(soon([this] { return leader_sleeps(); }));
+  {
+    const Lock lock = waits_.lock();
+    connection_.end_locked({StatusCode::kAborted, "the test ended it"});
+  }
+  const Status status = waited.get();
+  EXPECT_EQ(status.code(), StatusCode::kAborted);
+  EXPECT_EQ(status.message(), "the test ended it");
+  epd_ticket_t refused = 0;
+  EXPECT_EQ(operations_.submit(group_, {abi::Op::kNoop}, refused, nullptr).code(), StatusCode::kAborted);
+}
+
+TEST_F(LaunchedOperationsTest, StreamsAreRefusedOnAHost) {
+  SubmitRequest request{abi::Op::kNoop};
+  request.stream = {nullptr};
+  epd_ticket_t ticket = 0;
+  EXPECT_EQ(operations_.submit(group_, request, ticket, nullptr).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(operations_.wait_on_stream(group_, CallTicket::kMark | 5, nullptr).code(), StatusCode::kNotFound)
+      << "a ticket of a call, which no launched operation has";
+  ticket = noop();
+  EXPECT_EQ(operations_.wait_on_stream(group_, ticket, nullptr).code(), StatusCode::kInvalidArgument);
+  complete(ticket);
+  EXPECT_TRUE(operations_.drop(group_, ticket).ok());
+}
+
+}  // namespace
+}  // namespace epd::client
