@@ -55,8 +55,8 @@ class Combiner {
   void find_rows(std::uint32_t token) {
     rows_.clear();
     partial_sums_.clear();
-    // A bias is a row like others, of a partial sum of its own: multiplied by 1 and rounded to bf16 it stays
-    // what it is.
+    // A bias is a row like any other, in a partial sum of its own: multiplied by 1 and rounded to bf16 it
+    // does not change.
     for (const std::uint16_t* bias : args_.bias) {
       if (bias == nullptr) continue;
       rows_.push_back({bias + std::size_t{token} * args_.hidden, 1.0f});
@@ -85,7 +85,7 @@ class Combiner {
     }
   }
 
-  // Those of the choices that the entry's row carried.
+  // Returns the weights of the choices that the entry's row carries.
   void return_weights_of(const RouteEntry& entry, const float* y_weights, const std::int32_t* choices,
                          float* out) const {
     const std::size_t row = row_of(entry);
@@ -103,7 +103,7 @@ class Combiner {
   const CombineArgs& args_;
   host::RankOfExpert rank_of_expert_;
   bool per_expert_;
-  std::vector<host::WeightedRow> rows_;      // of the token at hand
+  std::vector<host::WeightedRow> rows_;      // of the current token
   std::vector<std::uint32_t> partial_sums_;  // per-expert plans: rows of each rank
 };
 
@@ -116,7 +116,7 @@ void host::combine_rows_with(Choice choice, const CombineArgs& args, std::uint32
 }
 
 void combine_rows(const CombineArgs& args, std::uint32_t begin, std::uint32_t end) {
-  // The volume of what is pulled says how much else wants the caches.
+  // The volume of all pulled rows shows how much else wants the caches.
   const std::size_t volume = args.plan->entries.size() * args.hidden * sizeof(std::uint16_t);
   const host::Stores stores = host::StorePolicy::of_process().preferred(volume);
   host::combine_rows_with({&host::best_row_kernels(), stores}, args, begin, end);

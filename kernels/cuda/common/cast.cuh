@@ -134,7 +134,7 @@ struct CastSection {
 
 // Casts one step of a row: eight blocks, two for each eight lanes. `x` is the row in shared memory. One
 // reduction and one division serve both blocks. The step is small on purpose: a small operation spends more
-// time on fetching instructions than on arithmetic (kernels/README).
+// time on fetching instructions than on arithmetic (kernels/PERFORMANCE.md).
 __device__ inline void cast_step(const RowFormat& format, const std::uint8_t* x, std::uint8_t* codes,
                                  std::uint8_t* scales, std::uint32_t step) {
   const std::uint32_t blocks = format.hidden / 128;

@@ -92,7 +92,7 @@ __device__ inline void publish_routing(const Operation& op, const OpResult& endi
 }
 
 // The pause between two polls where many warps of each SM poll. Without a pause, their polls delay the data
-// from other ranks (kernels/README).
+// from other ranks (kernels/CUDA_KERNELS.md).
 inline constexpr std::uint32_t kManyPauseNs = 300;
 
 // Polls until reached() is true for each lane with `waits`. `rank` is the rank that the lane waits for.

@@ -1,6 +1,6 @@
 // Calls in the resident kernel. Between operations, one thread of CTA 0 polls for calls, validates them and
-// reports their ends to the host. kernels/README.md explains the memory ordering. The code compiles for
-// device and host (proto/ordered.h).
+// reports their ends to the host. kernels/MEMORY_ORDERING.md explains the memory ordering. The code compiles
+// for device and host (proto/ordered.h).
 #pragma once
 
 #include "cuda/common/ending.h"

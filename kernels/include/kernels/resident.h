@@ -60,8 +60,8 @@ struct alignas(128) ResidentState {
 // steps of the clients' streams on the same GPU took some 30 us longer (daemon/device/README).
 //
 // It leaves between two calls when it is told to (CommandState::stop). It also leaves when the yield epoch
-// changes: a device may come to start nothing new while a persistent kernel occupies it (README, "Stepping
-// aside").
+// changes: a device may come to start nothing new while a persistent kernel occupies it
+// (daemon/device/README, "How kernels yield").
 struct ResidentArguments {
   ResidentState* state = nullptr;
   const std::uint32_t* round = nullptr;  // yield epoch, in host memory
