@@ -1,5 +1,5 @@
-// The choice of algorithm. Groups of few tokens in per-expert layouts have inboxes: their operations take the
-// low-latency path. All others take the high-throughput path.
+// Chooses the algorithm of an operation. A group has inboxes if it sends few tokens in a per-expert layout.
+// Its operations take the low-latency path. All other operations take the high-throughput path.
 #pragma once
 
 #include "cuda/high_throughput/dispatch.cuh"
@@ -10,21 +10,21 @@
 
 namespace epd::kernels::cuda {
 
-// One CTA's part of a dispatch. `op` is the CTA's own copy.
+// Runs one CTA's part of a dispatch. `op` is the CTA's own copy in shared memory.
 __device__ inline void run_dispatch(const Operation& op, Cta cta, std::uint8_t* memory) {
-  if (lands(op)) return run_landing_dispatch(op, memory);
-  open_routing(op);
+  if (is_low_latency(op)) return run_low_latency_dispatch(op, memory);
+  invalidate_record(op);
   __syncthreads();
-  run_pushing_dispatch(op, cta, memory);
+  run_high_throughput_dispatch(op, cta, memory);
 }
 
-// One CTA's part of a combine. `op` is the CTA's own copy.
+// Runs one CTA's part of a combine. `op` is the CTA's own copy in shared memory.
 template <bool kPerExpert>
 __device__ inline void run_combine(const Operation& op, Cta cta, std::uint8_t* memory) {
-  if (kPerExpert && lands(op)) {
-    run_landing_combine(op, memory);
+  if (kPerExpert && is_low_latency(op)) {
+    run_low_latency_combine(op, memory);
   } else {
-    run_pulling_combine<kPerExpert>(op, cta, memory);
+    run_high_throughput_combine<kPerExpert>(op, cta, memory);
   }
 }
 

@@ -1,10 +1,11 @@
-// How shared memory is divided for an operation; the image of the kernels.
+// Divides an operation's work among CTAs and warps, and their shared memory. Also gives access to the image
+// of the kernels.
 #include "cuda/common/layout.h"
 #include "kernels/cuda.h"
 
 #include <algorithm>
 
-// image.S
+// Defined in image.S.
 extern "C" {
 extern const std::byte epd_cuda_image[];
 extern const std::byte epd_cuda_image_end[];
@@ -19,19 +20,20 @@ constexpr std::uint32_t round_to(std::uint32_t value, std::uint32_t multiple) {
 }
 
 constexpr std::uint32_t kMaxWarps = kMaxThreads / 32;
-constexpr std::uint32_t kClerks = 2;               // at least, in dispatch: warps that move no rows
-constexpr std::uint32_t kLandingClerks = 4;        // likewise, and the herald
-constexpr std::uint32_t kCombineStage = 8 * 1024;  // a stage of combine: a piece of each row of a token
-constexpr std::uint32_t kPieceUnit = 512;          // 16 bytes for each lane
+constexpr std::uint32_t kMetadataWarps = 2;            // dispatch: the least number of metadata warps
+constexpr std::uint32_t kLowLatencyMetadataWarps = 4;  // the same, with the signal warp
+constexpr std::uint32_t kCombineStage = 8 * 1024;      // bytes of a combine's stage
+constexpr std::uint32_t kPieceUnit = 512;              // bytes: 16 for each lane
 
+// Sets the offsets of the shared memory before the stages.
 void set_header(const HeaderLayout& layout, Operation& op) {
   op.movers.header = layout;
   op.movers.header_bytes = layout.bytes;
 }
 
-// A stage holds one row with its scales. Of a row that is cast it holds both forms, so that the next can come
-// while the last one leaves.
-void divide_stages(Operation& op) {
+// High-throughput dispatch. A stage holds one row with its scales. With a cast it also holds x, so that the
+// next x can be loaded while the row is stored.
+void divide_dispatch(Operation& op) {
   const RowFormat& format = op.shape.format;
   op.movers.stages = 1;
   op.movers.stage_bytes =
@@ -39,8 +41,8 @@ void divide_stages(Operation& op) {
   op.movers.stage_bytes = round_to(op.movers.stage_bytes, 128);
 }
 
-// A stage holds a piece of every row that a token may have.
-void divide_rows(Operation& op) {
+// High-throughput combine. A stage holds a piece of every row that a token may have.
+void divide_combine(Operation& op) {
   const Shape& shape = op.shape;
   const std::uint32_t rows = (shape.per_expert ? shape.topk : std::min(shape.topk, shape.num_ranks)) + 2;
   const std::uint32_t wanted = rows - (op.bias[0] == nullptr) - (op.bias[1] == nullptr);
@@ -51,9 +53,9 @@ void divide_rows(Operation& op) {
   op.movers.stage_bytes = round_to(op.movers.chunk_bytes * wanted, 128);
 }
 
-// Of a dispatch through landings. A stage has a row with all that comes with it, as it lies in its slot. If
-// rows are cast, x follows, or two rows that have landed; else each warp that moves rows has a stage.
-bool divide_landing(std::uint32_t room, Operation& op) {
+// Low-latency dispatch. A stage holds a row with choices and weights, as an inbox slot does. With a cast,
+// room for x follows, which later holds two received rows. Without a cast each copy warp has one stage.
+bool divide_low_latency_dispatch(std::uint32_t room, Operation& op) {
   const Shape& shape = op.shape;
   const RowFormat& format = shape.format;
   Movers& movers = op.movers;
@@ -63,25 +65,25 @@ bool divide_landing(std::uint32_t room, Operation& op) {
   const std::uint32_t row = movers.landed_pitch = round_to(movers.landed.bytes, 128);
   movers.stage_bytes = format.cast ? row + std::max(2 * row, round_to(format.x_bytes, 128)) : row;
   const auto fits = [&](std::uint32_t stages) {
-    movers.warps = std::min((format.cast ? 2 : 1) * stages, kMaxWarps - kLandingClerks);
+    movers.warps = std::min((format.cast ? 2 : 1) * stages, kMaxWarps - kLowLatencyMetadataWarps);
     movers.stages = format.cast ? stages : 1;
     set_header({Kind::kDispatch, shape, op.landing.max_tokens, num_barriers(op), movers.ctas}, op);
     return movers.header_bytes + stages * movers.stage_bytes <= room;
   };
-  std::uint32_t stages = std::min(room / movers.stage_bytes, kMaxWarps - kLandingClerks);
+  std::uint32_t stages = std::min(room / movers.stage_bytes, kMaxWarps - kLowLatencyMetadataWarps);
   while (stages > 0 && !fits(stages)) --stages;
   movers.stages_divisor = Divisor(stages);
   movers.row_steps = (format.hidden / 128 + kCastStepBlocks - 1) / kCastStepBlocks;
   movers.row_steps_divisor = Divisor(movers.row_steps);
   if (stages == 0 || movers.ctas == 1) return stages > 0;
-  // CTA 0 moves no rows then: in place of stages it has everybody's counts and the placement.
+  // With several CTAs, CTA 0 copies no rows. Its stages hold the counts of all ranks and the placement.
   const std::uint32_t placement = 3 * shape.num_experts + 2 * shape.experts_per_rank + shape.num_ranks + 2;
   return movers.header_bytes + (shape.num_experts * shape.num_ranks + placement) * 4 <= room;
 }
 
-// Of a combine through landings: a stage has the pieces of rows that a warp adds up next. The last warp adds
-// none.
-bool divide_sums(std::uint32_t room, Operation& op) {
+// Low-latency combine. A stage holds the pieces of rows that a warp adds up next. The signal warp adds up
+// nothing.
+bool divide_low_latency_combine(std::uint32_t room, Operation& op) {
   if (op.shape.hidden > abi::kMaxHidden) return false;
   op.movers.stages = 1;
   op.movers.stage_bytes = kSummedAhead * kSummedAtOnce * 16;
@@ -114,14 +116,14 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
   movers.senders_divisor = Divisor(sms - 1);
   movers.threads = kMaxThreads;
   movers.shared_bytes = room / 128 * 128;
-  if (lands(op)) {
-    return kind == Kind::kDispatch ? divide_landing(movers.shared_bytes, op)
-                                   : divide_sums(movers.shared_bytes, op);
+  if (is_low_latency(op)) {
+    return kind == Kind::kDispatch ? divide_low_latency_dispatch(movers.shared_bytes, op)
+                                   : divide_low_latency_combine(movers.shared_bytes, op);
   }
   if (kind == Kind::kDispatch) {
-    divide_stages(op);
+    divide_dispatch(op);
   } else {
-    divide_rows(op);
+    divide_combine(op);
   }
   std::uint32_t stages = room / movers.stage_bytes;
   while (stages > 0 &&
@@ -129,8 +131,8 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
     --stages;
   if (stages < 1) return false;
   movers.stages = std::clamp(movers.stages, 1u, stages);
-  const std::uint32_t clerks = kind == Kind::kDispatch ? kClerks : 0;
-  movers.warps = std::min(stages / movers.stages, kMaxWarps - clerks);
+  const std::uint32_t metadata_warps = kind == Kind::kDispatch ? kMetadataWarps : 0;
+  movers.warps = std::min(stages / movers.stages, kMaxWarps - metadata_warps);
   set_header({kind, op.shape, tokens, movers.warps * movers.stages, sms}, op);
   return true;
 }

@@ -1,4 +1,4 @@
-// The fat binary of kernels.cu, between two names; and whether it checks ranges.
+// The fat binary of kernels.cu between two symbols, and whether its kernels check ranges.
         .section .rodata
         .balign 64
         .globl  epd_cuda_image

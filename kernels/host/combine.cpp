@@ -105,7 +105,7 @@ class Combiner {
     }
   }
 
-  // Those of the choices that the entry's row carried.
+  // Returns the weights of the choices that the entry's row carries.
   void return_weights_of(const RouteEntry& entry, const float* y_weights, const std::int32_t* choices,
                          float* out) const {
     const std::size_t row = row_of(entry);
@@ -123,7 +123,7 @@ class Combiner {
   const CombineArgs& args_;
   host::RankOfExpert rank_of_expert_;
   bool per_expert_;
-  std::vector<host::WeightedRow> rows_;      // of the token at hand
+  std::vector<host::WeightedRow> rows_;      // of the current token
   std::vector<std::uint32_t> partial_sums_;  // per-expert plans: rows of each rank
   bool by_domains_;                          // there are several, and not every token has rows of one only
   std::vector<host::SumDomain> domains_;
@@ -139,7 +139,7 @@ void host::combine_rows_with(Choice choice, const CombineArgs& args, std::uint32
 }
 
 void combine_rows(const CombineArgs& args, std::uint32_t begin, std::uint32_t end) {
-  // The volume of what is pulled says how much else wants the caches.
+  // The volume of all pulled rows shows how much else wants the caches.
   const std::size_t volume = args.plan->entries.size() * args.hidden * sizeof(std::uint16_t);
   const host::Stores stores = host::StorePolicy::of_process().preferred(volume);
   host::combine_rows_with({&host::best_row_kernels(), stores}, args, begin, end);

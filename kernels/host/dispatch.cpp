@@ -12,12 +12,12 @@
 namespace epd::kernels {
 namespace {
 
-// One row of one token, and where it goes.
+// One row of one token, and its place.
 struct Delivery {
   const DispatchTarget* target;
   std::size_t row;
   std::uint32_t rank;
-  std::uint32_t expert;  // per-expert plans
+  std::uint32_t expert;  // per-expert plans only
 };
 
 class Dispatcher {
@@ -67,8 +67,8 @@ class Dispatcher {
     }
   }
 
-  // What one destination is told about the token, in its numbering of experts: of a row for a rank, the
-  // choices that live there; of a row for an expert, that one.
+  // Stores what one destination receives beside the row, in its own numbering of experts. A row for a rank
+  // gets the choices of that rank's experts; a row for an expert gets that expert.
   template <typename Index>
   void store_metadata(std::uint32_t token, const Delivery& to) const {
     const std::int32_t* choices = chosen(token);
@@ -110,7 +110,7 @@ class Dispatcher {
     }
   }
 
-  // The scales of the row that was just cast, as they travel.
+  // Returns the scales of the row that was just cast, in the group's scale format.
   const void* cast_scales() {
     if (args_.format.scales != ScaleFormat::kUe8m0) return scales_.data();
     std::transform(scales_.begin(), scales_.end(), scale_bytes_.begin(), scale_to_ue8m0);
@@ -128,8 +128,8 @@ class Dispatcher {
   const DispatchArgs& args_;
   host::RankOfExpert rank_of_expert_;
   bool per_expert_;
-  std::vector<Delivery> deliveries_;  // of the token at hand
-  std::vector<void*> places_;         // their rows
+  std::vector<Delivery> deliveries_;  // of the current token
+  std::vector<void*> places_;         // the places of their rows
   std::vector<float> scales_;
   std::vector<std::uint8_t> scale_bytes_;  // bytes past the last scale stay zero
 };

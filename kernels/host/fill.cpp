@@ -31,7 +31,7 @@ void fill(const FillArgs& args, std::size_t row, std::size_t count) {
 }  // namespace
 
 void fill_rows(const FillArgs& args, std::uint32_t begin, std::uint32_t end) {
-  std::uint64_t first = 0;  // the item that the range begins with
+  std::uint64_t first = 0;  // number of the range's first row among all rows
   for (const RowRange& range : args.ranges) {
     const std::uint64_t from = std::max<std::uint64_t>(begin, first);
     const std::uint64_t to = std::min<std::uint64_t>(end, first + range.count);

@@ -1,4 +1,4 @@
-// fma for float where the processor has none and the library's is slow. Internal.
+// fma for float, where the processor has no instruction and the library's function is slow. Internal.
 #pragma once
 
 #include <bit>
@@ -6,11 +6,11 @@
 
 namespace epd::kernels::host {
 
-// a * b + c, rounded once; which NaN is not defined. The product is exact in double, and so is what the
-// addition loses (Knuth's two-sum; Inf and NaN lose NaN, which compares false). A sum that lost something is
-// rounded to odd: to the neighbour towards the exact value whose last bit is set. Double has more than two
-// bits more than float, subnormal or not, so that rounding an odd one to float rounds the exact value.
-// Without branches, for vectors.
+// Returns a * b + c with one rounding; which NaN it returns is undefined. The product is exact in double. So
+// is the error of the addition (Knuth's two-sum; for Inf and NaN the error is NaN, which compares false). An
+// inexact sum is rounded to odd: to the neighbour towards the exact value whose last bit is set. Double has
+// more than two bits more than float, subnormal or not, so rounding the odd sum to float rounds the exact
+// value. There are no branches, so compilers can vectorise it.
 inline float fma_by_double(float a, float b, float c) {
   const double product = static_cast<double>(a) * static_cast<double>(b);
   const double addend = c;

@@ -23,9 +23,9 @@ std::uint8_t float_to_e4m3(float value) {
   if (magnitude > kExponent) return 0x7f;
   const auto sign = static_cast<std::uint8_t>((bits & kSign) >> 24);
   if (magnitude >= std::bit_cast<std::uint32_t>(kE4m3Max)) return sign | 0x7e;
-  // Adding 2^(e+20) leaves no bit below 2^(e-3), e4m3's step at exponent e, so the addition itself rounds to
-  // nearest even; the low bits of the sum are then the number of steps. The smallest normal exponent
-  // serves the subnormals too.
+  // Adding 2^(e+20) leaves no bit below 2^(e-3), which is e4m3's step at exponent e. So the addition itself
+  // rounds to nearest even, and the low bits of the sum are the number of steps. Subnormals use the smallest
+  // normal exponent.
   const std::uint32_t exponent = std::max(magnitude & kExponent, kMinNormalExponent);
   const std::uint32_t shifter = exponent + kRoundingShift;
   const float sum = std::bit_cast<float>(magnitude) + std::bit_cast<float>(shifter);

@@ -70,7 +70,7 @@ bool RowPlacer::advance(std::uint32_t sources) {
   return true;
 }
 
-// The sections of the placement, to write.
+// Returns a section of the placement for writing.
 std::span<std::int32_t> RowPlacer::writable(std::span<const std::int32_t> section) const {
   return placement_.words().subspan(static_cast<std::size_t>(section.data() - placement_.words().data()),
                                     section.size());
@@ -112,7 +112,7 @@ PlacementError RowPlacer::place_compact() const {
   return {};
 }
 
-// Where each expert of `d` begins in recv_x, and the end of the last.
+// Returns where each expert of rank `d` begins in recv_x, and the end of the last one.
 std::vector<std::uint64_t> RowPlacer::offsets_at(std::uint32_t d) const {
   std::vector<std::uint64_t> offsets(experts_ + 1, 0);
   for (std::uint32_t i = 0; i < experts_; ++i) {
@@ -149,7 +149,8 @@ PlacementError RowPlacer::place_experts() const {
   return {};
 }
 
-// The lengths of the ranges are there; here they begin.
+// Completes what this rank receives. take_in() has set the lengths of source_ranges; this sets where they
+// begin.
 void RowPlacer::place_own(const std::vector<std::uint64_t>& offsets) const {
   std::copy(offsets.begin(), offsets.end(), writable(placement_.expert_offsets()).begin());
   const std::span<std::int32_t> own_counts = writable(placement_.expert_counts());

@@ -1,4 +1,4 @@
-// e / (E/R) without a divide. Internal.
+// e / (E/R) without a division instruction. Internal.
 #pragma once
 
 #include <cstdint>

@@ -11,7 +11,8 @@
 namespace epd::kernels {
 namespace {
 
-// Which choices of one token live where. Up to 64 ranks: a bit for each, and the choices of each as bits.
+// The choices of one token by rank, for up to 64 ranks: a bit for each rank, and the set of each rank's
+// choices.
 class ChoicesByRank {
  public:
   void clear() {}  // visiting empties it
@@ -19,7 +20,7 @@ class ChoicesByRank {
     ranks_ |= std::uint64_t{1} << rank;
     choices_[rank] |= std::uint32_t{1} << k;
   }
-  // Ranks ascending, each with the set of its choices.
+  // Visits the ranks in ascending order, each with the set of its choices.
   template <typename Visit>
   void visit_ascending(Visit visit) {
     for (; ranks_ != 0; ranks_ &= ranks_ - 1) {
@@ -55,7 +56,7 @@ class SortedChoices {
   std::vector<std::uint32_t> choices_;  // rank * 32 + k
 };
 
-// Appends entries; one instance per plan.
+// Appends entries to a plan. Each plan has one writer.
 class EntryWriter {
  public:
   explicit EntryWriter(RoutingPlan& plan) : plan_(plan), next_(plan.entries.data()) {
@@ -63,7 +64,7 @@ class EntryWriter {
   }
   std::uint32_t written() const { return static_cast<std::uint32_t>(next_ - plan_.entries.data()); }
 
-  // Whether the choice needs a row of its own.
+  // Returns whether the choice needs a row of its own.
   template <bool kPerExpert>
   bool wants_row(std::uint32_t token, std::uint32_t expert, std::uint32_t rank) {
     if constexpr (!kPerExpert) {
@@ -77,7 +78,7 @@ class EntryWriter {
     return first;
   }
 
-  // The token's rows to `rank`, for the choices in the set `ks`.
+  // Appends the token's rows to `rank`, for the choices in the set `ks`.
   template <bool kPerExpert>
   void write(std::uint32_t rank, std::uint32_t ks, const std::int32_t* chosen) {
     const std::uint32_t position = plan_.rank_counts[rank]++;
@@ -94,12 +95,12 @@ class EntryWriter {
  private:
   RoutingPlan& plan_;
   RouteEntry* next_;
-  std::vector<std::uint32_t> last_token_;  // [E], plus one: which token chose the expert last
+  std::vector<std::uint32_t> last_token_;  // [E] the last token that chose the expert, plus one
 };
 
 }  // namespace
 
-// What the loop over tokens keeps from one piece to the next.
+// The loop over tokens, in pieces.
 class RoutingPlanner::Filler {
  public:
   virtual ~Filler() = default;
@@ -122,7 +123,7 @@ class FillerOf final : public RoutingPlanner::Filler {
   std::uint32_t written() const override { return writer_.written(); }
 
   RoutingError fill(std::uint32_t begin, std::uint32_t end) override {
-    // volatile: the value that was checked is the value that is used.
+    // volatile: the value that is checked is the value that is used
     const std::size_t first = std::size_t{begin} * input_.topk;
     const auto* given = static_cast<const volatile Index*>(input_.topk_idx) + first;
     std::int32_t* chosen = plan_.topk.data() + first;
@@ -170,7 +171,7 @@ std::unique_ptr<RoutingPlanner::Filler> filler_layout(const RoutingInput& input,
   return input.per_expert ? filler_any<Index, true>(input, plan) : filler_any<Index, false>(input, plan);
 }
 
-// A refused plan routes nothing.
+// Empties a plan whose input is invalid.
 void refuse(const RoutingInput& input, RoutingPlan& plan) {
   plan.num_dropped = 0;
   plan.begin.assign(1, 0);

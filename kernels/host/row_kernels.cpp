@@ -14,7 +14,7 @@ Available find_available() {
   Available found;
   found.kernels[found.count++] = &kPlainRowKernels;
 #if defined(__x86_64__)
-  // These also ask whether the operating system saves the registers.
+  // These also check that the operating system saves the registers.
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
     found.kernels[found.count++] = &kAvx2RowKernels;

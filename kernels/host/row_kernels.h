@@ -1,5 +1,5 @@
-// The inner loops over one row, once per vector path, and the choice among them. Internal: operations.h is
-// the interface, tests and the benchmark reach in here to run every path.
+// The inner loops over one row, once for each vector path, and the choice among the paths. Internal:
+// operations.h is the interface. Tests and the benchmark use this header to run every path.
 #pragma once
 
 #include "kernels/numbers.h"
@@ -34,8 +34,8 @@ struct SumDomain {
 // What one output row is the sum of, as combine_rows says.
 struct RowSum {
   std::span<const WeightedRow> rows;
-  // Numbers of consecutive rows that are summed first, and rounded to bf16; empty: every row is added as it
-  // is.
+  // The numbers of consecutive rows in each partial sum, which is rounded to bf16. Empty: there are no
+  // partial sums.
   std::span<const std::uint32_t> partial_sums;
   // In order, all summands; empty: every summand is added as it is.
   std::span<const SumDomain> domains;
@@ -52,35 +52,39 @@ struct Summands {
 // volumes that would not stay there; only whole lines of 64 bytes.
 enum class Stores { kCached, kStreaming };
 
-// How far ahead inputs are prefetched, bytes: of a cast, whose stores and arithmetic leave the hardware's
-// prefetcher behind; of partial sums, which read more rows at once than it follows. See README.md.
+// How far ahead inputs are prefetched, in bytes. A cast needs it because its stores and arithmetic outrun the
+// hardware's prefetcher. Partial sums need it because they read more rows at once than the prefetcher
+// follows. See HOST_KERNELS.md.
 inline constexpr std::size_t kCastAhead = 4096;
 inline constexpr std::size_t kSumAhead = 1024;
 
-// Above this volume, the bytes that one rank's operation pushes or pulls, streaming is faster everywhere.
+// The volume is what one rank's operation writes or pulls, in bytes. Above this one, streaming is always
+// faster.
 inline constexpr std::size_t kStreamingVolume = std::size_t{32} << 20;
 
-// `hidden` is a multiple of 128, `bytes` of 16; pointers need their type's natural alignment only; outputs
-// overlap nothing. Streaming stores may be pending on return: the caller ends its batch with store_fence().
+// The inner loops of one vector path. `hidden` is a multiple of 128, `bytes` of 16. Pointers need only their
+// type's natural alignment. Outputs overlap nothing. Streaming stores may be pending on return, so the caller
+// ends its batch with store_fence().
 struct RowKernels {
   const char* name;
   // Copies `bytes` from `source` to each destination.
   void (*copy_row)(const void* source, std::size_t bytes, std::span<void* const> destinations, Stores stores);
-  // Every block of the row, codes to each destination: cast_block_e4m3, or with `pow2` cast_block_e4m3_pow2.
-  // Scales: ordinary stores.
+  // Casts every block of the row and copies the codes to each destination, as cast_block_e4m3 does, or with
+  // `pow2` as cast_block_e4m3_pow2 does. Scales are stored with ordinary stores.
   void (*cast_row)(const CastRow& row, std::span<void* const> destinations, Stores stores);
-  // No row gives zeros.
+  // Adds up rows into `out`. The sum of no rows is zero.
   void (*sum_rows)(const RowSum& sum, std::size_t hidden, std::uint16_t* out, Stores stores);
   void (*store_fence)();
 };
 
-// Every path that this CPU can run, slowest first; never empty.
+// Returns all paths that this CPU can run, slowest first; there is at least one.
 std::span<const RowKernels* const> available_row_kernels();
 
-// The fastest of them.
+// Returns the fastest path.
 const RowKernels& best_row_kernels();
 
-// dispatch_rows and combine_rows with what they choose otherwise: the best kernels, and StorePolicy's stores.
+// The path and stores for dispatch_rows_with and combine_rows_with. dispatch_rows and combine_rows choose the
+// fastest path and StorePolicy's stores.
 struct Choice {
   const RowKernels* kernels;
   Stores stores;
@@ -94,22 +98,22 @@ extern const RowKernels kAvx2RowKernels;
 extern const RowKernels kAvx512RowKernels;
 #endif
 
-// How a block with this amax is scaled.
+// The scale of a block.
 struct BlockScale {
   float scale;
   float inverse;  // what elements are multiplied by
 };
 inline BlockScale block_scale(float amax, bool pow2) {
   if (!pow2) return {amax / kE4m3Max, kE4m3Max / amax};
-  // amax comes from bf16 or is kMinAmax: the quotient is a normal number, rounded onto a power of two only
-  // where it is one; an infinite one gives Inf and 0.
+  // `amax` comes from bf16 or is kMinAmax. So the quotient is a normal number, and it is rounded to a power
+  // of two only if it is one. An infinite quotient gives Inf and 0.
   const auto bits = std::bit_cast<std::uint32_t>(amax / kE4m3Max);
   const std::uint32_t exponent = (bits + 0x7fffffu) >> 23;
   return {std::bit_cast<float>(exponent << 23),
           exponent == 255 ? 0.0f : std::bit_cast<float>((254 - exponent) << 23)};
 }
 
-// A block that holds NaN or Inf: too rare for vectors. Returns the scale.
+// Casts a block that has NaN or Inf and returns its scale. Such blocks are too rare for vectors.
 float cast_special_block(const std::uint16_t* x, bool pow2, std::uint8_t* q);
 
 }  // namespace epd::kernels::host

@@ -1,4 +1,5 @@
-// x86-64-v3. Functions carry their target, so that nothing else in the program is compiled for it.
+// The path for x86-64-v3. The functions carry their target as an attribute, so nothing else in the program is
+// compiled for it.
 #if defined(__x86_64__)
 
 #include "host/row_kernels.h"
@@ -72,7 +73,7 @@ EPD_AVX2 void copy_to_all(const char* source, std::size_t bytes, std::span<void*
   }
 }
 
-// A row that begins or ends within a cache line: the lines that are all its own go past the caches.
+// Copies a row that begins or ends within a cache line. Whole lines of the row bypass the caches.
 EPD_AVX2 void stream_inner_lines(const char* source, std::size_t bytes, char* destination) {
   const std::size_t head = std::min<std::size_t>(bytes, -reinterpret_cast<std::uintptr_t>(destination) % 64);
   const std::size_t inner_end = head + (bytes - head) / 64 * 64;
@@ -93,7 +94,7 @@ void copy_row(const void* source, std::size_t bytes, std::span<void* const> dest
   }
 }
 
-// 8 products to 16 * (e4m3 code of the magnitude + 1128) in 32-bit lanes.
+// Turns 8 products into 16 * (e4m3 code of the magnitude + 1128), in 32-bit lanes.
 EPD_AVX2_INLINE __m256i scaled_codes(__m256 product) {
   const __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(product), _mm256_set1_epi32(0x7fffffff));
   const __m256i exponent = _mm256_max_epi32(_mm256_and_si256(magnitude, _mm256_set1_epi32(0x7f800000)),
@@ -101,11 +102,11 @@ EPD_AVX2_INLINE __m256i scaled_codes(__m256 product) {
   // 2^(e+20): see float_to_e4m3 for the rounding.
   const __m256i shifter = _mm256_add_epi32(exponent, _mm256_set1_epi32(20 << 23));
   const __m256 sum = _mm256_add_ps(_mm256_castsi256_ps(magnitude), _mm256_castsi256_ps(shifter));
-  // The upper half holds exponent << 7, the lower the steps: exponent * 128 + steps * 16.
+  // The upper half has exponent << 7, the lower half the steps: the result is exponent * 128 + steps * 16.
   return _mm256_madd_epi16(_mm256_castps_si256(sum), _mm256_set1_epi32(0x00010010));
 }
 
-// 16 finite bf16 to 16 codes in 16-bit lanes.
+// Casts 16 finite bf16 to 16 codes in 16-bit lanes.
 EPD_AVX2_INLINE __m256i cast_16(__m256i x, __m256 inverse) {
   const __m256 even = _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
   const __m256 odd = _mm256_castsi256_ps(upper_halves(x));
@@ -173,7 +174,7 @@ void cast_row(const CastRow& row, std::span<void* const> destinations, Stores st
   }
 }
 
-// Rounded to bf16 in the upper halves; the lower halves are not defined.
+// Rounds to bf16 in the upper halves. The lower halves are undefined.
 EPD_AVX2_INLINE __m256i round_upper(__m256 sum) {
   const __m256i bits = _mm256_castps_si256(sum);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -214,8 +215,8 @@ EPD_AVX2_INLINE void clear(Columns<kVectors>& sums) {
   for (std::size_t v = 0; v < kVectors; ++v) sums.even[v] = sums.odd[v] = _mm256_setzero_ps();
 }
 
-// To bf16, as float. The NaNs that come here have no lower half: bf16's, the canonical one, the processor's
-// own.
+// Rounds to bf16, as float. All NaNs that occur here have an empty lower half: bf16's, the canonical one, the
+// processor's own.
 EPD_AVX2_INLINE __m256 rounded_partial_sum(__m256 sum) {
   const __m256i bits = _mm256_castps_si256(sum);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));

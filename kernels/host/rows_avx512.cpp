@@ -1,4 +1,5 @@
-// x86-64-v4. Functions carry their target, so that nothing else in the program is compiled for it.
+// The path for x86-64-v4. The functions carry their target as an attribute, so nothing else in the program is
+// compiled for it.
 #if defined(__x86_64__)
 
 #if defined(__GNUC__) && !defined(__clang__)
@@ -67,7 +68,7 @@ EPD_AVX512 void copy_to_all(const char* source, std::size_t bytes, std::span<voi
   }
 }
 
-// A row that begins or ends within a cache line: the lines that are all its own go past the caches.
+// Copies a row that begins or ends within a cache line. Whole lines of the row bypass the caches.
 EPD_AVX512 void stream_inner_lines(const char* source, std::size_t bytes, char* destination) {
   const std::size_t head = std::min<std::size_t>(bytes, -reinterpret_cast<std::uintptr_t>(destination) % 64);
   const std::size_t inner_end = head + (bytes - head) / 64 * 64;
@@ -88,9 +89,10 @@ void copy_row(const void* source, std::size_t bytes, std::span<void* const> dest
   }
 }
 
-// 16 products times 8 to codes, each in byte 1 of its 32-bit lane; the sign is lost, other bits are not
-// defined. As float_to_e4m3, with sign(p) * 2^(e+20) as the shifter. The factor 8 makes the smallest exponent
-// field of the shifter 144, and 144 * 8 = 0 mod 128: the exponent needs no subtraction.
+// Turns 16 products times 8 into codes, each in byte 1 of its 32-bit lane. The sign is lost; the other bits
+// are undefined. It rounds as float_to_e4m3 does, with sign(p) * 2^(e+20) as the shifter. The factor 8 makes
+// the smallest exponent field of the shifter 144, and 144 * 8 = 0 mod 128, so the exponent needs no
+// subtraction.
 EPD_AVX512_INLINE __m512i codes_in_byte_1(__m512 product) {
   constexpr int kMaxMagnitudeSignOfFirst = 0x3;
   const __m512 bounded = _mm512_range_ps(product, _mm512_set1_ps(0x1p-3f), kMaxMagnitudeSignOfFirst);
@@ -98,11 +100,11 @@ EPD_AVX512_INLINE __m512i codes_in_byte_1(__m512 product) {
       _mm512_and_si512(_mm512_castps_si512(bounded), _mm512_set1_epi32(static_cast<int>(0xff800000u)));
   const __m512i shifter = _mm512_add_epi32(exponent, _mm512_set1_epi32(20 << 23));
   const __m512i sum = _mm512_castps_si512(_mm512_add_ps(product, _mm512_castsi512_ps(shifter)));
-  // The upper half holds field << 7, the lower the steps: (field * 8 + steps) * 256.
+  // The upper half has field << 7, the lower half the steps: the result is (field * 8 + steps) * 256.
   return _mm512_madd_epi16(sum, _mm512_set1_epi32(0x00100100));
 }
 
-// 2 x 32 finite bf16 to 64 codes. The bytes of each 128-bit lane: 8 of `a`, 8 of `b`.
+// Casts 2 x 32 finite bf16 to 64 codes. Each 128-bit lane has 8 bytes of `a`, then 8 of `b`.
 EPD_AVX512_INLINE __m512i cast_64(__m512i a, __m512i b, __m512 inverse_times_8) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
   const __m512 a_even = _mm512_castsi512_ps(_mm512_slli_epi32(a, 16));
@@ -118,7 +120,7 @@ EPD_AVX512_INLINE __m512i cast_64(__m512i a, __m512i b, __m512 inverse_times_8) 
                                    codes_in_byte_1(_mm512_mul_ps(b_even, inverse_times_8)), gather);
   codes = _mm512_mask_shuffle_epi8(codes, 0xaa00aa00aa00aa00ull,
                                    codes_in_byte_1(_mm512_mul_ps(b_odd, inverse_times_8)), gather);
-  // Saturated bytes keep the signs and have the same order.
+  // Saturated bytes keep the signs, in the same order as the codes.
   const __m512i signs = _mm512_packs_epi16(a, b);
   constexpr int kSelect = 0xca;  // first ? second : third, bit by bit
   return _mm512_ternarylogic_epi32(_mm512_set1_epi8(0x7f), codes, signs, kSelect);
@@ -178,7 +180,7 @@ void cast_row(const CastRow& row, std::span<void* const> destinations, Stores st
   }
 }
 
-// Rounded to bf16 in the upper halves; the lower halves are not defined.
+// Rounds to bf16 in the upper halves. The lower halves are undefined.
 EPD_AVX512_INLINE __m512i round_upper(__m512 sum) {
   const __m512i bits = _mm512_castps_si512(sum);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -217,8 +219,8 @@ EPD_AVX512_INLINE void clear(Columns& sums) {
   for (std::size_t v = 0; v < kVectors; ++v) sums.even[v] = sums.odd[v] = _mm512_setzero_ps();
 }
 
-// To bf16, as float. The NaNs that come here have no lower half: bf16's, the canonical one, the processor's
-// own.
+// Rounds to bf16, as float. All NaNs that occur here have an empty lower half: bf16's, the canonical one, the
+// processor's own.
 EPD_AVX512_INLINE __m512 rounded_partial_sum(__m512 sum) {
   const __m512i bits = _mm512_castps_si512(sum);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));

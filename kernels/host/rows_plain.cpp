@@ -1,4 +1,4 @@
-// The path for any architecture: loops that a compiler turns into whatever vectors it may assume.
+// The path for any architecture: plain loops, which the compiler vectorises as far as the target allows.
 #include "host/fma.h"
 #include "host/row_kernels.h"
 #include "kernels/numbers.h"
@@ -18,7 +18,8 @@ void copy_row(const void* source, std::size_t bytes, std::span<void* const> dest
   for (void* destination : destinations) std::memcpy(destination, source, bytes);
 }
 
-// Finite values only; see float_to_e4m3 for the rounding. |x * inverse| rounds to at most 448 here.
+// Casts a block of finite values; float_to_e4m3 explains the rounding. |x * inverse| rounds to at most 448
+// here.
 void cast_finite_block(const std::uint16_t* x, float inverse, std::uint8_t* q) {
   for (std::uint32_t i = 0; i < kScaleBlock; ++i) {
     const auto bits = std::bit_cast<std::int32_t>(bf16_to_float(x[i]) * inverse);
@@ -32,9 +33,9 @@ void cast_finite_block(const std::uint16_t* x, float inverse, std::uint8_t* q) {
   }
 }
 
-// Codes to q; returns the scale.
+// Casts a block and returns the scale.
 float cast_block(const std::uint16_t* x, bool pow2, std::uint8_t* q) {
-  std::int16_t largest = 0;  // magnitudes of bf16 order as their bits do
+  std::int16_t largest = 0;  // bf16 magnitudes order as their bits do
   for (std::uint32_t i = 0; i < kScaleBlock; ++i) {
     largest = std::max(largest, static_cast<std::int16_t>(x[i] & 0x7fff));
   }

@@ -5,7 +5,7 @@
 namespace epd::kernels::host {
 namespace {
 
-constexpr float kMuchFaster = 0.6f;  // of the time of ordinary stores
+constexpr float kMuchFaster = 0.6f;  // relative to the time of ordinary stores
 
 std::size_t index(Stores stores) {
   return stores == Stores::kCached ? 0 : 1;
@@ -38,7 +38,8 @@ void StorePolicy::learn(Stores stores, std::size_t volume, std::size_t bytes, st
     known.store(now, std::memory_order_relaxed);
     return;
   }
-  // The clock runs on while the thread does not: one long call says little, a short one much.
+  // The clock also runs while the thread does not. So one long call says little, and one short call says
+  // much.
   const float step = now > before ? (std::min(now, 4 * before) - before) / 16 : (now - before) / 2;
   known.store(before + step, std::memory_order_relaxed);
 }

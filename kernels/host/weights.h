@@ -6,15 +6,15 @@
 
 namespace epd::kernels::host {
 
-// The only NaN that a sum of weights may be: which payload survives an addition depends on the compiler, and
-// rounding to bf16 by an integer addition cannot carry out of this one.
+// The only NaN of a sum of weights. Which payload survives an addition depends on the compiler. Rounding this
+// one to bf16 by an integer addition cannot carry out of it.
 inline constexpr std::uint32_t kCanonicalNan = 0x7fc00000u;
 
 inline float canonical(float weight) {
   return weight == weight ? weight : std::bit_cast<float>(kCanonicalNan);
 }
 
-// Of the choices that name `expert`.
+// Returns the sum over the choices that name `expert`.
 inline float weight_of_expert(const std::int32_t* choices, const float* weights, std::uint32_t topk,
                               std::uint32_t expert) {
   float sum = 0.0f;
@@ -24,7 +24,7 @@ inline float weight_of_expert(const std::int32_t* choices, const float* weights,
   return canonical(sum);
 }
 
-// Of the choices that live on the rank whose first expert is `first_expert`.
+// Returns the sum over the choices that live on the rank whose first expert is `first_expert`.
 inline float weight_of_rank(const std::int32_t* choices, const float* weights, std::uint32_t topk,
                             std::uint32_t first_expert, std::uint32_t experts_per_rank) {
   float sum = 0.0f;

@@ -13,7 +13,8 @@
 namespace epd::kernels::reference {
 namespace {
 
-// Magnitude of an e4m3 code without sign: 0 1/512 2/512 ... 448, ascending with the code. 0x7f is NaN.
+// Returns the magnitude of an e4m3 code without sign: 0 1/512 2/512 ... 448, ascending with the code. 0x7f is
+// NaN.
 double e4m3_magnitude(int code) {
   const int exponent = code / 8;
   const int mantissa = code % 8;
@@ -27,7 +28,7 @@ std::array<double, 127> all_e4m3_magnitudes() {
   return magnitudes;
 }
 
-// The nearest code; of two equally near the even one; never beyond 448.
+// Returns the nearest code, the even one of two equally near codes, and at most 448.
 std::uint8_t nearest_e4m3(float value) {
   static const std::array<double, 127> magnitudes = all_e4m3_magnitudes();
   if (std::isnan(value)) return 0x7f;
@@ -43,7 +44,7 @@ std::uint8_t nearest_e4m3(float value) {
   return static_cast<std::uint8_t>(std::signbit(value) ? 0x80 | code : code);
 }
 
-// The least power of two that is no less than `scale`.
+// Returns the least power of two that is at least `scale`.
 float power_of_two_above(float scale) {
   if (std::isinf(scale)) return scale;
   double power = 1;
@@ -83,7 +84,7 @@ bool is_masked(const GroupParams& params, std::uint32_t rank) {
   return !params.masked.empty() && params.masked[rank];
 }
 
-// The token's k-th choice; -1 if it is none or its rank is not there.
+// Returns the token's k-th choice; -1 if there is none or its rank is inactive.
 std::int64_t choice(const GroupParams& params, const RankInput& input, std::uint32_t token, std::uint32_t k) {
   const std::int64_t expert = input.topk_idx[std::size_t{token} * params.topk + k];
   if (expert < 0 || is_masked(params, static_cast<std::uint32_t>(expert / experts_per_rank(params))))
@@ -91,8 +92,8 @@ std::int64_t choice(const GroupParams& params, const RankInput& input, std::uint
   return expert;
 }
 
-// What carries which of a token's choices: a row for a rank carries those that live there, a row for an
-// expert those that name it.
+// A received row. A row for a rank carries the token's choices on that rank; a row for an expert carries the
+// choices that name it.
 struct Row {
   std::int32_t source = -1;  // -1: no token fills it
   std::int32_t token = -1;
@@ -112,7 +113,7 @@ bool is_wanted(const GroupParams& params, const RankInput& input, const Row& row
   return false;
 }
 
-// The rows that are received for `expert`, or if it is -1 by the rank, from all sources.
+// Returns the rows that `expert` receives from all sources; if it is -1, the rows that the rank receives.
 std::vector<Row> rows_of(const GroupParams& params, const std::vector<RankInput>& inputs, std::uint32_t rank,
                          std::int64_t expert) {
   std::vector<Row> rows;
@@ -126,7 +127,8 @@ std::vector<Row> rows_of(const GroupParams& params, const std::vector<RankInput>
   return rows;
 }
 
-// All rows of the rank's recv_x as they lie, those that no token fills too. Tells where experts begin.
+// Returns all rows of the rank's recv_x as they lie, including rows that no token fills. Also returns where
+// experts begin.
 std::vector<Row> rows_at(const GroupParams& params, const std::vector<RankInput>& inputs, std::uint32_t rank,
                          std::vector<std::int32_t>& expert_offsets) {
   expert_offsets.clear();
@@ -143,7 +145,7 @@ std::vector<Row> rows_at(const GroupParams& params, const std::vector<RankInput>
   return rows;
 }
 
-// Of the choices that the row carries, in order of k. NaN has one form.
+// Returns the weight of the choices that the row carries, summed in order of k. NaN has one form.
 float weight_of(const GroupParams& params, const RankInput& input, const Row& row) {
   float weight = 0.0f;
   for (std::uint32_t k = 0; k < params.topk; ++k) {
@@ -218,7 +220,7 @@ void append_unfilled(const GroupParams& params, RankReceived& received) {
   received.recv_topk_weights.push_back(0.0f);
 }
 
-// rank_offsets: how many tokens of each source have a row here.
+// Fills rank_offsets: how many tokens of each source have a row here.
 void count_sources(const GroupParams& params, const std::vector<RankInput>& inputs, std::uint32_t rank,
                    RankReceived& received) {
   received.rank_offsets.assign(params.num_ranks + 1, 0);
@@ -229,7 +231,7 @@ void count_sources(const GroupParams& params, const std::vector<RankInput>& inpu
   }
 }
 
-// Compact: every selection counts, and sums are rounded up.
+// Layout compact: every selection counts, and the sums are rounded up.
 void count_selections(const GroupParams& params, const std::vector<RankInput>& inputs, std::uint32_t rank,
                       RankReceived& received) {
   for (const RankInput& input : inputs) {
@@ -248,7 +250,7 @@ void count_selections(const GroupParams& params, const std::vector<RankInput>& i
   }
 }
 
-// Packed, expert: what lies in recv_x.
+// Layouts packed and expert: counts what lies in recv_x.
 void count_rows(const GroupParams& params, const std::vector<Row>& rows, RankReceived& received) {
   for (std::uint32_t i = 0; i < experts_per_rank(params); ++i) {
     std::int32_t next = received.expert_offsets[i];
@@ -287,7 +289,7 @@ struct Answer {
   const CombineOptions& options;
   std::vector<Row> rows;  // as they lie in y
   std::vector<std::vector<std::size_t>>
-      places;  // [n] those of each token, in order of the k that asked for them
+      places;  // [n] the rows of each token, in order of the k that chose them
 
   std::uint32_t first_k(std::size_t place) const {
     std::uint32_t k = 0;

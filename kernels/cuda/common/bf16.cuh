@@ -1,4 +1,4 @@
-// Pairs of BF16 numbers in a 32-bit word.
+// Converts pairs of BF16 numbers, which share a 32-bit word, to float32.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The FP8 block cast of one row, from shared memory into shared memory, by one warp.
+// The FP8 block cast of one row by one warp, from shared memory to shared memory.
 #pragma once
 
 #include "cuda/common/bf16.cuh"
@@ -13,20 +13,23 @@ namespace epd::kernels::cuda {
 
 inline constexpr float kMinAmax = 1e-30f;
 
+// The scale of one block, and the factor by which the block's elements are multiplied.
 struct BlockScale {
   float scale;
   float inverse;
 };
 
-// host/row_kernels.h has the reasons. Divisions are IEEE's; nothing here may be contracted or approximated.
+// Computes the scale of a block; host/row_kernels.h explains the formulas. The divisions follow IEEE. The
+// compiler must neither contract nor approximate anything here.
 __device__ inline BlockScale block_scale(float amax, bool pow2) {
   if (!pow2) return {__fdiv_rn(amax, 448.0f), __fdiv_rn(448.0f, amax)};
   const std::uint32_t exponent = (__float_as_uint(__fdiv_rn(amax, 448.0f)) + 0x7fffffu) >> 23;
   return {__uint_as_float(exponent << 23), exponent == 255 ? 0.0f : __uint_as_float((254 - exponent) << 23)};
 }
 
-// Two float32 to two e4m3 codes, nearest even, saturating; NaN gives 0x7f. From sm_89 on that is what the
-// instruction does; before, CUDA's header does it in integers, and gives the same codes but for NaN's sign.
+// Rounds two float32 to two e4m3 codes: to nearest even, saturating; NaN becomes 0x7f. From sm_89 on, this is
+// one instruction. Before sm_89, CUDA's header computes it in integers; the codes are the same except for the
+// sign of NaN.
 __device__ inline std::uint32_t to_e4m3x2(float low, float high) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
   std::uint16_t codes;
@@ -41,14 +44,14 @@ __device__ inline std::uint32_t to_e4m3x2(float low, float high) {
 #endif
 }
 
-// The larger magnitudes of two pairs; a NaN loses against anything else.
+// Returns the larger magnitude of each half. If one number is NaN, the result is the other one.
 __device__ inline std::uint32_t max_pair(std::uint32_t a, std::uint32_t b) {
   std::uint32_t result;
   asm("max.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
   return result;
 }
 
-// Magnitudes of two pairs.
+// Clears the signs of two pairs and returns the larger magnitude of each half.
 __device__ inline std::uint32_t max_magnitudes(std::uint32_t a, std::uint32_t b) {
   constexpr std::uint32_t kMagnitudes = 0x7fff7fffu;
   return max_pair(a & kMagnitudes, b & kMagnitudes);
@@ -57,6 +60,7 @@ __device__ inline std::uint32_t max_magnitudes(uint4 v) {
   return max_pair(max_magnitudes(v.x, v.y), max_magnitudes(v.z, v.w));
 }
 
+// Casts eight BF16 numbers to eight codes.
 __device__ inline uint2 cast_eight(uint4 v, float inverse) {
   const auto two = [inverse](std::uint32_t pair) {
     return to_e4m3x2(__fmul_rn(low_float(pair), inverse), __fmul_rn(high_float(pair), inverse));
@@ -64,6 +68,7 @@ __device__ inline uint2 cast_eight(uint4 v, float inverse) {
   return {two(v.x) | two(v.y) << 16, two(v.z) | two(v.w) << 16};
 }
 
+// Stores the scale of block `block` in the group's scale format.
 __device__ inline void put_scale(std::uint8_t* scales, ScaleFormat format, std::uint32_t block, float scale) {
   if (format == ScaleFormat::kUe8m0) {
     scales[block] = static_cast<std::uint8_t>(__float_as_uint(scale) >> 23);
@@ -72,8 +77,8 @@ __device__ inline void put_scale(std::uint8_t* scales, ScaleFormat format, std::
   }
 }
 
-// A section of a row: some blocks, and a lane divides for each of them. In step j, 8 lanes hold block 4*j +
-// lane / 8, two vectors of 16 bytes each.
+// A section of a row: 4 * kSteps blocks of 128 numbers. Lane b divides for block b. In step j, eight lanes
+// hold block 4 * j + lane / 8 as two vectors of 16 bytes each.
 template <std::uint32_t kSteps>
 struct CastSection {
   static constexpr std::uint32_t kBlocks = 4 * kSteps;
@@ -81,6 +86,7 @@ struct CastSection {
 
   __device__ static std::uint32_t block(std::uint32_t step) { return 4 * step + lane_of() / 8; }
 
+  // Loads the section. Blocks from number `blocks` on become zeros.
   __device__ void load(const uint4* row, std::uint32_t blocks) {
 #pragma unroll
     for (std::uint32_t j = 0; j < kSteps; ++j) {
@@ -91,7 +97,7 @@ struct CastSection {
     }
   }
 
-  // Of block `lane`.
+  // Returns the largest magnitude of block `lane`.
   __device__ float amax() const {
     std::uint32_t own = 0;
 #pragma unroll
@@ -105,7 +111,8 @@ struct CastSection {
     return fmaxf(kMinAmax, fmaxf(low_float(own), high_float(own)));
   }
 
-  // Casts: codes and scales of the section's blocks, of which the row's is `first`, of `blocks`.
+  // Stores codes and scales of the section's blocks. `first` is the section's first block in the row,
+  // `blocks` the number of blocks in the row. The last section also zeroes the padding behind UE8M0 scales.
   __device__ void cast(const RowFormat& format, std::uint8_t* codes, std::uint8_t* scales,
                        std::uint32_t first, std::uint32_t blocks) {
     const BlockScale scale = block_scale(amax(), format.scales != ScaleFormat::kFloat32);
@@ -125,9 +132,9 @@ struct CastSection {
   }
 };
 
-// A step of a row in shared memory: eight blocks, two for each eight lanes. One reduction and one division
-// serve both. Little is done at once: a small operation waits for instructions longer than for arithmetic
-// (kernels/README). `x`: the row's.
+// Casts one step of a row: eight blocks, two for each eight lanes. `x` is the row in shared memory. One
+// reduction and one division serve both blocks. The step is small on purpose: a small operation spends more
+// time on fetching instructions than on arithmetic (kernels/PERFORMANCE.md).
 __device__ inline void cast_step(const RowFormat& format, const std::uint8_t* x, std::uint8_t* codes,
                                  std::uint8_t* scales, std::uint32_t step) {
   const std::uint32_t blocks = format.hidden / 128;
@@ -142,7 +149,7 @@ __device__ inline void cast_step(const RowFormat& format, const std::uint8_t* x,
   std::uint32_t m = max_pair(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
 #pragma unroll
   for (int other = 4; other > 0; other /= 2) m = max_pair(m, __shfl_xor_sync(kFull, m, other));
-  const bool second = lane_of() % 8 >= 4;  // whose scale the lane has
+  const bool second = lane_of() % 8 >= 4;  // whether the lane has the second block's scale
   const float amax = fmaxf(kMinAmax, second ? high_float(m) : low_float(m));
   const BlockScale scale = block_scale(amax, kind != ScaleFormat::kFloat32);
   const std::uint32_t own = block + (second ? 4 : 0);
@@ -159,7 +166,8 @@ __device__ inline void cast_step(const RowFormat& format, const std::uint8_t* x,
   for (std::uint32_t i = blocks + lane_of(); i < format.scale_bytes; i += 32) scales[i] = 0;
 }
 
-// Not inlined: instructions, too, come from memory the first time, and a small operation feels it.
+// Casts one row of the high-throughput path. The function is not inlined: the first execution of an
+// instruction fetches it from memory, and a small operation notices this.
 __device__ __noinline__ inline void cast_row(const void* row, std::uint8_t* codes, std::uint8_t* scales,
                                              const RowFormat& format) {
   using Section = CastSection<8>;

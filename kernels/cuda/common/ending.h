@@ -1,5 +1,5 @@
-// How an operation ends: what one thread tells its engine and its client's stream. For device and host, see
-// proto/ordered.h.
+// The end of an operation: how one thread publishes the result to the engine and unblocks the client's
+// stream. The code compiles for device and host (proto/ordered.h).
 #pragma once
 
 #include "cuda/common/layout.h"
@@ -9,29 +9,32 @@ namespace epd::kernels::cuda {
 
 using namespace ordered;
 
-// Head of the workspace. Counters return to zero with each operation.
+// The head of a rank's workspace in device memory. Every counter is zero again at the end of an operation.
 struct Workspace {
-  std::uint32_t leaving;     // CTAs that have left the operation
-  std::uint32_t counted;     // CTAs whose counts are in
-  std::uint32_t finished;    // CTAs that have moved their rows
-  std::uint32_t dropped;     // selections of ranks that are not there
-  std::uint32_t claimed;     // tokens that warps have taken beyond their first
-  std::uint64_t bad_choice;  // all ones less the least (place << 32 | value) that was refused; 0 = none
-  std::uint64_t failed;      // tag of the operation that failed last
-  std::uint32_t sent;        // CTAs that have sent all: low-latency path
-  std::uint32_t rows;        // M of the operation: low-latency path
-  std::uint64_t ended;       // tag of the operation that ended last, if it ended well
+  std::uint32_t leaving;   // CTAs that have left the operation
+  std::uint32_t counted;   // CTAs whose counts are in totals() and cta_counts()
+  std::uint32_t finished;  // CTAs whose rows are copied
+  std::uint32_t dropped;   // selections of inactive ranks
+  std::uint32_t claimed;   // tokens that warps have claimed beyond their first one
+  // The complement of the smallest (index << 32 | value) of all invalid choices; 0: none.
+  std::uint64_t bad_choice;
+  std::uint64_t failed;  // tag of the last operation that failed
+  std::uint32_t sent;    // low-latency path: CTAs that have sent all their rows
+  std::uint32_t rows;    // low-latency path: M of the operation
+  std::uint64_t ended;   // tag of the last operation that ended without an error
 };
 static_assert(sizeof(Workspace) <= kWorkspaceHead);
 
+// Returns the head of the operation's workspace.
 EPD_DEVICE inline Workspace& workspace(const Operation& op) {
   return *static_cast<Workspace*>(op.workspace);
 }
+// Writes one word of a call's result, with the number of the writing in the upper half.
 EPD_DEVICE inline void write_word(const ResultOut& out, abi::CallResult::Word word, std::uint32_t value) {
   store_relaxed_system(&out.to->words[word], std::uint64_t{out.number} << 32 | value);
 }
 
-// The part of a call's result that whoever ends it writes.
+// Writes the part of a call's result that is the same for all endings.
 EPD_DEVICE inline void write_ending(const ResultOut& out, abi::CallEnding how, const OpResult& ending) {
   write_word(out, abi::CallResult::kEnding, static_cast<std::uint32_t>(how));
   write_word(out, abi::CallResult::kRows, ending.num_recv_rows);
@@ -39,7 +42,8 @@ EPD_DEVICE inline void write_ending(const ResultOut& out, abi::CallEnding how, c
   write_word(out, abi::CallResult::kRan, static_cast<std::uint32_t>(ending.ran_ns / 1000));
 }
 
-// Stores `ending` as the operation's result, with its tag last; a call's for the client too. One thread.
+// Stores `ending` as the operation's result and the tag last, with a fence before it. The operation of a call
+// also gets the client's result. One thread calls.
 EPD_DEVICE EPD_NO_INLINE inline void publish(const Operation& op, const OpResult& ending) {
   OpResult& result = *op.result;
   result.error = ending.error;
@@ -61,11 +65,12 @@ EPD_DEVICE EPD_NO_INLINE inline void publish(const Operation& op, const OpResult
                ending);
 }
 
-// The first failure of the operation is published; every CTA leaves when it sees one.
+// Publishes the operation's first failure. Every CTA leaves when it sees the failure.
 EPD_DEVICE EPD_NO_INLINE inline void fail(const Operation& op, const OpResult& ending) {
   if (exchange(&workspace(op).failed, op.tag) != op.tag) publish(op, ending);
 }
 
+// Makes a result with this error and failed rank; -1: no rank.
 EPD_DEVICE inline OpResult ended(OpError error, std::int32_t culprit) {
   OpResult ending{};
   ending.error = error;
@@ -74,10 +79,10 @@ EPD_DEVICE inline OpResult ended(OpError error, std::int32_t culprit) {
   return ending;
 }
 
-// Lets the client's stream go on. One thread, for which everything that the stream may read is visible. A
-// stream that has asked by a command waits in a kernel of this device, or for the flag: then a release at the
-// device's scope is enough, which takes a microsecond less.
-EPD_DEVICE inline void tell_stream(const Operation& op) {
+// Unblocks the client's stream. One thread calls; everything that the stream may read is visible to this
+// thread. A stream that enqueued a call waits in a kernel of this device, or for the flag. Then a release at
+// device scope is enough, and it is a microsecond faster.
+EPD_DEVICE inline void unblock_stream(const Operation& op) {
   const bool by_command = op.signal.failed != nullptr;
   if (op.signal.flag != nullptr) store_release_system(op.signal.flag, 1u);
   if (op.signal.done == nullptr) return;
@@ -88,14 +93,15 @@ EPD_DEVICE inline void tell_stream(const Operation& op) {
   }
 }
 
-// Whether a waiting thread has to leave; says why if it is the first. `waiting`: set of ranks.
+// Returns whether a waiting thread must leave: the operation has failed, was aborted or is past its deadline.
+// The first thread to find out publishes the reason. `waiting` is the set of ranks that the thread waits for.
 EPD_DEVICE EPD_NO_INLINE inline bool must_leave(const Operation& op, std::uint64_t deadline_ns,
                                                 std::uint32_t waiting) {
   if (load_relaxed(&workspace(op).failed) == op.tag) return true;
   const std::int32_t culprit = lowest_bit(waiting);
   if (op.abort != nullptr && load_relaxed_system(op.abort) != 0) {
     OpResult ending = ended(OpError::kAborted, culprit);
-    ending.num_dropped = load_here(&workspace(op).dropped);  // should all ranks turn out to be done
+    ending.num_dropped = load_here(&workspace(op).dropped);  // for an abort after all ranks have finished
     fail(op, ending);
     return true;
   }
@@ -106,11 +112,11 @@ EPD_DEVICE EPD_NO_INLINE inline bool must_leave(const Operation& op, std::uint64
   return false;
 }
 
-// Of one that has failed: no CTA runs it any more, and the workspace is in order. One thread.
+// Ends a failed operation, when no CTA runs it any more and the workspace is clean. One thread calls.
 EPD_DEVICE inline void end_failed(const Operation& op) {
   fence_system();
   if (op.signal.failed != nullptr) add_system(op.signal.failed, 1);
-  tell_stream(op);
+  unblock_stream(op);
   store_release_system(&op.result->left, op.tag);
 }
 

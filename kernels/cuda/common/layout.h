@@ -1,4 +1,4 @@
-// What configure() and the kernels must agree on: how memory is divided. Compiled by both compilers.
+// How configure() and the kernels divide memory. Both compilers read this file.
 #pragma once
 
 #include "cuda/common/range.h"
@@ -9,35 +9,36 @@
 
 namespace epd::kernels::cuda {
 
-inline constexpr std::uint32_t kWorkspaceHead = 64;  // bytes; counts follow
+inline constexpr std::uint32_t kWorkspaceHead = 64;  // bytes; the counts follow
 
-// What combine knows of the rows in a stage.
+// What combine keeps about the rows in a stage.
 struct StageHeader {
   std::uint32_t num_rows;
-  std::uint32_t ends;  // bit p: row p is its rank's last, per-expert layouts
+  std::uint32_t ends;  // per-expert layouts, bit p: row p is the last of its rank
   float weight[32];
 };
 
-// Of a combine through landings: what a warp adds up at once, a piece of a row, and how many of them it has
-// on their way.
-inline constexpr std::uint32_t kSummedVectors = 4;  // of 16 bytes, of each lane
+// Low-latency combine: a warp adds up a piece of a row at a time. kSummedAtOnce is the size of a piece in
+// vectors of 16 bytes; kSummedAhead is the number of pieces that a warp loads ahead.
+inline constexpr std::uint32_t kSummedVectors = 4;  // of each lane
 inline constexpr std::uint32_t kSummedAtOnce = kSummedVectors * 32;
 inline constexpr std::uint32_t kSummedAhead = 7;
 static_assert(abi::kLandingPieces * kSummedAtOnce * 8 >= abi::kMaxHidden);
 
-// Of a dispatch through landings that casts: blocks of a row that a warp casts at once.
+// Low-latency dispatch with a cast: the number of blocks that a warp casts in one step.
 inline constexpr std::uint32_t kCastStepBlocks = 8;
 
-EPD_HOST_DEVICE constexpr bool lands(const Operation& op) {
+// Returns whether the operation takes the low-latency path.
+EPD_HOST_DEVICE constexpr bool is_low_latency(const Operation& op) {
   return op.landing.max_tokens != 0 && op.shape.per_expert;
 }
 
-// Of a combine through landings: pieces of a sum.
+// Low-latency combine: the number of pieces of a sum.
 EPD_HOST_DEVICE constexpr std::uint32_t num_pieces(std::uint32_t hidden) {
   return (hidden / 8 + kSummedAtOnce - 1) / kSummedAtOnce;
 }
 
-// How much the parts of an operation's shared memory have room for, for range checks. (HeaderLayout)
+// The sizes of the parts of a CTA's shared memory, in words. Only range checks use them (HeaderLayout).
 EPD_HOST_DEVICE constexpr std::uint32_t base_words(const Operation& op) {
   return (op.movers.header.ends - op.movers.header.base) / 4;
 }
@@ -50,29 +51,29 @@ EPD_HOST_DEVICE constexpr std::uint32_t scratch_words(const Operation& op) {
 EPD_HOST_DEVICE constexpr std::uint32_t bits_words(const Operation& op) {
   return (op.movers.header_bytes - op.movers.header.bits) / 4;
 }
-// Of a stage of a combine that pulls: pieces of rows.
+// High-throughput combine: the number of pieces of rows that fit in a stage.
 EPD_HOST_DEVICE constexpr std::uint32_t stage_pieces(const Operation& op) {
   return op.movers.stage_bytes / op.movers.chunk_bytes;
 }
-// And how many of cta_counts() the workspace has.
+// The number of words that the workspace has for cta_counts().
 EPD_HOST_DEVICE constexpr std::uint32_t num_cta_counts(const Operation& op) {
   const auto words = static_cast<std::uint32_t>((op.workspace_bytes - kWorkspaceHead) / 4);
   return words - op.shape.num_ranks - op.shape.num_experts;
 }
 
-// Of a CTA's shared memory; each has a barrier. Through landings lanes load for themselves; the x that comes
-// by bulk copies (OwnRows) has a barrier of its own.
+// The number of stages with a barrier each. The low-latency path needs none: there, each lane loads for
+// itself. The bulk copies of x have a barrier of their own (OwnRows).
 EPD_HOST_DEVICE constexpr std::uint32_t num_barriers(const Operation& op) {
-  return lands(op) ? 0 : op.movers.warps * op.movers.stages;
+  return is_low_latency(op) ? 0 : op.movers.warps * op.movers.stages;
 }
 
-// How they are found.
+// The offsets of the parts of a CTA's shared memory before the stages.
 struct HeaderLayout : HeaderParts {
   std::uint32_t bytes;
 
-  static constexpr std::uint32_t kCounterBytes = 8192;  // more only if one warp's counters need it
+  static constexpr std::uint32_t kCounterBytes = 8192;  // exceeded only if one warp's counters need more
 
-  // `tokens`: Landing::max_tokens
+  // `tokens` is Landing::max_tokens.
   EPD_HOST_DEVICE constexpr HeaderLayout(Kind kind, const Shape& shape, std::uint32_t tokens,
                                          std::uint32_t num_stages, std::uint32_t ctas) {
     const bool dispatch = kind == Kind::kDispatch;
@@ -87,12 +88,13 @@ struct HeaderLayout : HeaderParts {
     counting_warps = wanted < 1 ? 1 : wanted > kMaxThreads / 32 ? kMaxThreads / 32 : wanted;
     const std::uint32_t words = shape.num_ranks + shape.num_experts + counting_warps * num_targets;
     bits = scratch + (dispatch ? words * 4 : 0);
-    std::uint32_t landing = 0;  // words
+    std::uint32_t inbox_words = 0;
     if (dispatch && tokens != 0) {
-      landing = (shape.num_experts + 2 * shape.num_ranks) * ((tokens + 31) / 32);
-      if (ctas == 1) landing += shape.num_experts * shape.num_ranks;  // counts; else they lie in stages
+      inbox_words = (shape.num_experts + 2 * shape.num_ranks) * ((tokens + 31) / 32);
+      // The counts. If there are more CTAs, the counts are in CTA 0's stages.
+      if (ctas == 1) inbox_words += shape.num_experts * shape.num_ranks;
     }
-    bytes = (bits + landing * 4 + 127) / 128 * 128;
+    bytes = (bits + inbox_words * 4 + 127) / 128 * 128;
   }
 };
 

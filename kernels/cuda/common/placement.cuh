@@ -1,23 +1,26 @@
-// From everybody's counts to places: what kernels::place_rows computes, by each CTA for itself.
+// Computes the places of rows from all ranks' counts, as kernels::place_rows does. Each CTA computes for
+// itself.
 #pragma once
 
 #include "cuda/common/routing.cuh"
 
 namespace epd::kernels::cuda {
 
-// What all sources send to one target, and what those below this rank send.
+// The rows that all ranks send to one target, and the part of them from ranks below a given one.
 struct ColumnSum {
   std::uint32_t total = 0;
   std::uint32_t below = 0;
 };
 
+// Adds up one column of a count matrix [R,columns] over all active ranks. `below` counts the ranks below
+// `rank`.
 __device__ inline ColumnSum sum_column(const Operation& op, const std::uint32_t* matrix,
                                        std::uint32_t columns, std::uint32_t column, std::uint32_t rank) {
   EPD_BELOW(column, columns);
   ColumnSum sum;
 #pragma unroll 4
   for (std::uint32_t source = 0; source < op.shape.num_ranks; ++source) {
-    if (!is_there(op, source)) continue;
+    if (!is_active(op, source)) continue;
     const std::uint32_t count = __ldcg(matrix + source * columns + column);
     sum.total += count;
     if (source < rank) sum.below += count;
@@ -35,6 +38,8 @@ __device__ inline std::uint32_t round_up(std::uint32_t value, std::uint32_t mult
   return multiple == 1 ? value : (value + multiple - 1) / multiple * multiple;
 }
 
+// Fails the operation: `rank` (or its expert, if not -1) would receive `rows` rows, which is more than its
+// room.
 __device__ inline void fail_room(const Operation& op, std::uint32_t rank, std::int32_t expert,
                                  std::uint64_t rows) {
   OpResult ending = ended(OpError::kNoRoom, static_cast<std::int32_t>(rank));
@@ -44,7 +49,8 @@ __device__ inline void fail_room(const Operation& op, std::uint32_t rank, std::i
   fail(op, ending);
 }
 
-// base += where this rank's rows begin. Each returns whether there is room everywhere.
+// Each of these functions adds the place of this rank's first row at each target to `base`. All threads of
+// the team get whether all ranks have enough room.
 __device__ inline bool place_ranks(const Operation& op, const Shared& shared, const Team& team) {
   bool fits = true;
   const std::uint32_t ranks = op.shape.num_ranks;
@@ -61,6 +67,7 @@ __device__ inline bool place_ranks(const Operation& op, const Shared& shared, co
   return team.all(fits);
 }
 
+// Layout expert: expert i of a rank begins at row i * expert_capacity.
 __device__ inline bool place_blocks(const Operation& op, const Shared& shared, const Team& team) {
   const std::uint32_t experts = experts_per_rank(op.shape);
   bool fits = true;
@@ -82,8 +89,8 @@ __device__ inline bool place_blocks(const Operation& op, const Shared& shared, c
   return team.all(fits);
 }
 
-// Experts of a rank one after the other, each beginning at a multiple of the alignment: a prefix sum of
-// counts that are rounded up. One warp for a rank.
+// Layout packed: the experts of a rank follow each other. Each expert begins at a multiple of the alignment,
+// so a place is a prefix sum of rounded counts. One warp computes one rank.
 __device__ inline bool place_packed(const Operation& op, const Shared& shared, const Team& team) {
   const std::uint32_t experts = experts_per_rank(op.shape);
   bool fits = true;
@@ -112,13 +119,14 @@ __device__ inline bool place_packed(const Operation& op, const Shared& shared, c
   return team.all(fits);
 }
 
-// After all ranks are ready: base becomes the CTA's first row for each target. False: failed.
+// Turns `base` into the CTA's first row for each target. All ranks' counts must be visible. Returns false if
+// the operation has failed.
 __device__ inline bool place_rows(const Operation& op, const Shared& shared, const Team& team) {
   if (!op.shape.per_expert) return place_ranks(op, shared, team);
   return op.shape.expert_blocks ? place_blocks(op, shared, team) : place_packed(op, shared, team);
 }
 
-// The sections of a placement's words, as kernels::Placement has them.
+// The offsets of a placement's sections in words, as kernels::Placement has them.
 struct PlacementSections {
   std::uint32_t rank_offsets;
   std::uint32_t expert_counts;
@@ -136,7 +144,8 @@ struct PlacementSections {
   }
 };
 
-// CTA 0, whose base is that of the rank, writes the placement down.
+// Writes the rank's placement into the routing record. Only CTA 0 calls: its `base` is the base of the whole
+// rank.
 __device__ inline void record_placement(const Operation& op, const Shared& shared, const Team& team) {
   const PlacementSections at(op.shape);
   std::int32_t* const words = op.routing.placement;
@@ -161,7 +170,7 @@ __device__ inline void record_placement(const Operation& op, const Shared& share
 #pragma unroll 1
     for (std::uint32_t s = 0; s < ranks; ++s) {
       const std::uint32_t count =
-          is_there(op, s) ? __ldcg(op.peers[op.rank].expert_counts + s * op.shape.num_experts + e) : 0;
+          is_active(op, s) ? __ldcg(op.peers[op.rank].expert_counts + s * op.shape.num_experts + e) : 0;
       EPD_BELOW(at.source_ranges + (i * ranks + s) * 2 + 1, at.end);
       EPD_AT_MOST(row + count, op.shape.recv_rows);
       words[at.source_ranges + (i * ranks + s) * 2] = row;
@@ -172,7 +181,8 @@ __device__ inline void record_placement(const Operation& op, const Shared& share
   team.sync();
 }
 
-// CTA 0: a placement to the client and to the CPU, and where else it is wanted (null: nowhere).
+// Delivers a placement to the client's arrays and to the CPU, and copies it to `record` if that is not null.
+// Only CTA 0 calls.
 __device__ inline void deliver_words(const Operation& op, const Team& team, const std::int32_t* words,
                                      std::int32_t* record) {
   const PlacementSections at(op.shape);
@@ -193,12 +203,12 @@ __device__ inline void deliver_words(const Operation& op, const Team& team, cons
   }
 }
 
-// CTA 0: the recorded one.
+// Delivers the recorded placement. Only CTA 0 calls.
 __device__ inline void deliver_counts(const Operation& op, const Team& team) {
   deliver_words(op, team, op.routing.placement, nullptr);
 }
 
-// M of a recorded placement.
+// Returns M, the number of received rows, of the recorded placement.
 __device__ inline std::uint32_t num_recv_rows(const Operation& op) {
   const PlacementSections at(op.shape);
   const std::int32_t* const words = op.routing.placement;

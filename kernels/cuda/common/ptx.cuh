@@ -1,6 +1,6 @@
-// The instructions of warps and CTAs that the compiler has no names for: bulk copies, mbarriers. Those of a
-// single thread are in proto/ordered.h.
-// Before sm_90 a warp copies by itself, at once, and the waits are empty.
+// Instructions of warps and CTAs that C++ has no names for: bulk copies, mbarriers, loads past registers.
+// proto/ordered.h has the ordered accesses of single threads. Before sm_90 there are no bulk copies: a warp
+// copies by itself and at once, and the waits are empty.
 #pragma once
 
 #include "proto/ordered.h"
@@ -19,7 +19,7 @@ using namespace ordered;
 
 inline constexpr std::uint32_t kFull = 0xffffffffu;
 
-// Into L2.
+// Prefetches a line into L2.
 __device__ inline void prefetch(const void* at) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 }
@@ -34,25 +34,27 @@ __device__ inline std::uint32_t lanes_below() {
   return (1u << lane_of()) - 1;
 }
 
-// What the CTA was launched with.
+// Returns the size of the dynamic shared memory that the CTA was launched with.
 __device__ inline std::uint32_t dynamic_shared_bytes() {
   std::uint32_t bytes;
   asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
   return bytes;
 }
+// Returns the 32-bit address of an object in shared memory.
 __device__ inline std::uint32_t shared_address(const void* at) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(at));
 }
-// The same object, by an address that a register holds. What the compiler knows to be a variable of the CTA
-// it addresses anew each time: three instructions, and tens of cycles, before each load. (Where registers are
-// full this is slower: a combine took 3 us more.)
+// Returns the same object, with its address in a register. Otherwise the compiler computes the address of a
+// shared variable again before each load: three instructions, tens of cycles. Where registers are full, this
+// function makes code slower (a combine took 3 us longer), so only dispatch uses it.
 template <typename Type>
-__device__ inline Type& held(Type& object) {
+__device__ inline Type& by_register(Type& object) {
   std::uint32_t at = shared_address(&object);
   asm volatile("mov.u32 %0, %0;" : "+r"(at));
   return *static_cast<Type*>(__cvta_shared_to_generic(at));
 }
-// By the address in shared memory: atomicAdd of a generic one takes tens of instructions.
+// Adds one to a word in shared memory and returns the value before. The instruction takes the 32-bit address;
+// atomicAdd on a generic address takes tens of instructions.
 __device__ inline std::uint32_t count_shared(std::uint32_t* at) {
   std::uint32_t before;
   asm volatile("atom.relaxed.cta.shared.add.u32 %0, [%1], 1;"
@@ -67,13 +69,13 @@ __device__ inline void or_shared(std::uint32_t* at, std::uint32_t bits) {
 
 // ---- bulk copies ----
 
-// Orders this thread's accesses of all memory before (and after) those of the async proxy.
+// Orders this thread's accesses before the fence with accesses of the async proxy after it, in all memory.
 __device__ inline void fence_async() {
 #if EPD_BULK
   asm volatile("fence.proxy.async;" ::: "memory");
 #endif
 }
-// The same for this CTA's shared memory only.
+// The same for the CTA's shared memory only.
 __device__ inline void fence_async_shared() {
 #if EPD_BULK
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -90,7 +92,7 @@ __device__ inline void barrier_invalidate(std::uint64_t* barrier) {
   asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 #endif
 }
-// The phase ends when `bytes` have landed.
+// Arrives, and lets the barrier's phase end when `bytes` have arrived.
 __device__ inline void barrier_expect(std::uint64_t* barrier, std::uint32_t bytes) {
 #if EPD_BULK
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
@@ -98,7 +100,8 @@ __device__ inline void barrier_expect(std::uint64_t* barrier, std::uint32_t byte
                : "memory");
 #endif
 }
-// Waits for copies that this CTA issued. They end unless the device faults, so nothing else is looked at.
+// Waits for copies that this CTA has issued. They end unless the device faults, so the loop checks no
+// deadline.
 __device__ inline void barrier_wait(std::uint64_t* barrier, std::uint32_t parity) {
 #if EPD_BULK
   std::uint32_t done = 0;
@@ -115,7 +118,7 @@ __device__ inline void barrier_wait(std::uint64_t* barrier, std::uint32_t parity
 }
 
 #if !EPD_BULK
-// Each lane in `mine` has a copy of its own; the warp does one after the other.
+// Copies for each lane with `mine`; the warp does one lane's copy after the other.
 __device__ inline void warp_copy(std::uint8_t* to, const std::uint8_t* from, std::uint32_t bytes, bool mine) {
   for (std::uint32_t lanes = __ballot_sync(kFull, mine); lanes != 0; lanes &= lanes - 1) {
     const int lane = __ffs(static_cast<int>(lanes)) - 1;
@@ -128,8 +131,8 @@ __device__ inline void warp_copy(std::uint8_t* to, const std::uint8_t* from, std
 }
 #endif
 
-// Global to shared memory: each lane with `mine` its own copy of `bytes` (a multiple of 16, both addresses
-// too), counted on the barrier. All lanes call.
+// Copies from global to shared memory. Each lane with `mine` copies `bytes`, counted on the barrier. Both
+// addresses and `bytes` are multiples of 16. All lanes call.
 __device__ inline void warp_load(std::uint8_t* to, const void* from, std::uint32_t bytes, bool mine,
                                  std::uint64_t* barrier) {
 #if EPD_BULK
@@ -145,7 +148,8 @@ __device__ inline void warp_load(std::uint8_t* to, const void* from, std::uint32
 #endif
 }
 
-// Shared to global memory, likewise; part of the lane's current group.
+// Copies from shared to global memory. Each lane with `mine` copies `bytes`, as part of the lane's current
+// group of stores. All lanes call.
 __device__ inline void warp_store(void* to, std::uint8_t* from, std::uint32_t bytes, bool mine) {
 #if EPD_BULK
   if (mine) {
@@ -158,39 +162,40 @@ __device__ inline void warp_store(void* to, std::uint8_t* from, std::uint32_t by
 #endif
 }
 
-// Ends the lane's group of stores.
+// Ends the lane's current group of stores.
 __device__ inline void stores_commit() {
 #if EPD_BULK
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 #endif
 }
-// Until all groups of this lane have read their source.
+// Waits until all of this lane's groups have read their source.
 __device__ inline void stores_wait_read() {
 #if EPD_BULK
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 #endif
 }
-// Until all groups of this lane but the last `kLater` are performed.
+// Waits until all of this lane's groups but the last `kLater` are performed.
 template <std::uint32_t kLater>
 __device__ inline void stores_wait_done_but() {
 #if EPD_BULK
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kLater) : "memory");
 #endif
 }
-// Until all stores of this lane are performed, so that a release by this thread publishes them.
+// Waits until all of this lane's stores are performed. A release by this thread then publishes them.
 __device__ inline void stores_wait_done() {
 #if EPD_BULK
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 #endif
 }
 
-// ---- copies of 16 bytes by a thread for itself, past registers and L1 ----
+// ---- copies of 16 bytes by one thread, which bypass registers and L1 ----
 template <std::uint32_t kOffset>
 __device__ inline void thread_load(std::uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %2], 16;" ::"r"(to), "l"(from), "n"(kOffset)
                : "memory");
 }
-// A warp's: each lane copies vectors of its own. `bytes` and both addresses are multiples of 16.
+// Copies from global to shared memory. Each lane copies vectors of its own. `bytes` and both addresses are
+// multiples of 16. All lanes call.
 __device__ inline void lanes_load(std::uint8_t* to, const void* from, std::uint32_t bytes) {
   const std::uint32_t end = shared_address(to) + bytes;
   const auto* at = static_cast<const std::uint8_t*>(from) + lane_of() * 16;
@@ -213,7 +218,7 @@ __device__ inline uint4 load_shared(std::uint32_t at) {
                : "memory");
   return value;
 }
-// And what lies 128 bytes behind: both are asked for before one is waited for.
+// Loads the vector at `at` and the one 128 bytes behind it. Both loads are issued before either is awaited.
 __device__ inline void load_shared_two(std::uint32_t at, uint4& first, uint4& second) {
   asm volatile(
       "ld.shared.v4.u32 {%0, %1, %2, %3}, [%8];\n"
@@ -226,7 +231,7 @@ __device__ inline void load_shared_two(std::uint32_t at, uint4& first, uint4& se
 __device__ inline void thread_loads_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// Until all of the thread's groups but the last `last` are there, of which there are kMost at most.
+// Waits until all of the thread's groups of loads but the last `last` are complete. `last` is at most kMost.
 template <std::uint32_t kMost>
 __device__ inline void thread_loads_wait(std::uint32_t last) {
   if constexpr (kMost != 0) {

@@ -1,11 +1,11 @@
-// Range checks: a number that is computed from data is compared with the bound that the operation tells,
-// before it is used. They are part of code that is compiled with EPD_KERNEL_ASSERTS: the debug image of the
-// kernels, and device code that tests run on the host. Elsewhere they are nothing, and evaluate nothing.
+// Range checks. A check compares a number that was computed from data with a bound from the operation, before
+// the number is used. Only code compiled with EPD_KERNEL_ASSERTS has checks: the debug image of the kernels,
+// and device code that tests run on the host. In other code the macros are empty and evaluate nothing.
 //
 //   EPD_BELOW(row, op.shape.recv_rows);
 //
 // A violation prints file, line, the value's text, the value and the bound. Then it ends the kernel by a
-// trap, or the host's process.
+// trap, or ends the host process.
 #pragma once
 
 #ifndef EPD_KERNEL_ASSERTS
@@ -28,7 +28,7 @@
 #endif
 
 #define EPD_BELOW(value, bound) epd::kernels::cuda::check_below(value, bound, {__FILE__, __LINE__, #value})
-// All bits of the value set: there is none.
+// Also accepts a value with all bits set, which means "none".
 #define EPD_BELOW_OR_NONE(value, bound) \
   epd::kernels::cuda::check_below_or_none(value, bound, {__FILE__, __LINE__, #value})
 #define EPD_AT_MOST(value, bound) \
@@ -36,6 +36,7 @@
 
 namespace epd::kernels::cuda {
 
+// Where a check is, and the text of the checked expression.
 struct CheckedValue {
   const char* file;
   int line;
@@ -55,7 +56,7 @@ EPD_HOST_DEVICE EPD_COLD inline void out_of_range(const CheckedValue& what, long
 #endif
 }
 
-// A negative number is above all.
+// A negative number counts as larger than any bound.
 template <typename Value, typename Bound>
 EPD_HOST_DEVICE constexpr bool is_below(Value value, Bound bound) {
   return static_cast<unsigned long long>(value) < static_cast<unsigned long long>(bound);

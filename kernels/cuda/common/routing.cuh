@@ -1,5 +1,6 @@
-// From the client's choices to counts at every rank and, for each choice, its number among the rows that
-// this CTA sends to the same target. A target is a rank (compact) or an expert (packed, expert).
+// Counts the client's choices. The result is the counts at every rank and, for each choice, its number among
+// the rows that this CTA sends to the same target. A target is a rank (layout compact) or an expert (packed,
+// expert).
 #pragma once
 
 #include "cuda/common/shared.cuh"
@@ -7,13 +8,13 @@
 
 namespace epd::kernels::cuda {
 
-// Each counting warp counts tokens of its own, in order.
+// The counters of a CTA in shared memory. Each counting warp counts its own tokens, in order.
 struct Counters {
-  std::uint32_t warps;  // that count
+  std::uint32_t warps;  // counting warps
   std::uint32_t targets;
-  std::uint32_t* of_warp;  // [warps,targets]
-  std::uint32_t* ranks;    // [R] per-expert layouts: tokens that go there
-  std::uint32_t* experts;  // [E] compact: selections
+  std::uint32_t* of_warp;  // [warps,targets] rows
+  std::uint32_t* ranks;    // [R] per-expert layouts: tokens sent to the rank
+  std::uint32_t* experts;  // [E] compact: selections of the expert
 
   __device__ Counters(const Operation& op, const Shared& shared) : targets(num_targets(op.shape)) {
     warps = shared.counting_warps;
@@ -26,12 +27,12 @@ struct Counters {
   }
 };
 
-// How lanes are given to choices: `width` lanes for a token, the first K of them used.
+// How a warp's lanes map to choices: a token has `width` lanes, and its K choices use the first K of them.
 struct ChoiceLanes {
   std::uint32_t width;
   std::uint32_t k;
-  std::uint32_t token;  // of the tokens that the warp takes at once
-  std::uint32_t group;  // lanes of the same token
+  std::uint32_t token;  // number among the tokens that the warp handles at once
+  std::uint32_t group;  // the lanes of the same token
 
   __device__ explicit ChoiceLanes(std::uint32_t topk) {
     width = topk == 1 ? 1 : 1u << (32 - __clz(static_cast<int>(topk - 1)));
@@ -42,26 +43,27 @@ struct ChoiceLanes {
   __device__ std::uint32_t tokens() const { return 32 / width; }
 };
 
+// Returns the rank of an expert.
 __device__ inline std::uint32_t rank_of_expert(const Shape& shape, std::uint32_t expert) {
   return expert / shape.experts_per_rank_divisor;
 }
 
-// The value at `place`, read once from memory that the client may be changing.
+// Reads the choice at `place` once. The client may change the memory at the same time.
 __device__ inline std::int64_t read_choice(const Operation& op, std::uint32_t place) {
   EPD_BELOW(place, op.num_tokens * op.shape.topk);
   if (op.shape.index64) return static_cast<const volatile std::int64_t*>(op.topk_idx)[place];
   return static_cast<const volatile std::int32_t*>(op.topk_idx)[place];
 }
 
-// What every lane knows while it counts.
+// What every lane needs while it counts.
 struct Counting {
   const Operation& op;
   const Counters& counters;
   ChoiceLanes lanes;
-  std::uint32_t there;  // set of ranks
+  std::uint32_t active;  // set of active ranks
 
   __device__ Counting(const Operation& operation, const Counters& all)
-      : op(operation), counters(all), lanes(op.shape.topk), there(ranks_there(op)) {}
+      : op(operation), counters(all), lanes(op.shape.topk), active(active_ranks(op)) {}
 
   __device__ std::uint32_t target_of(std::int32_t expert) const {
     const auto e = static_cast<std::uint32_t>(expert);
@@ -73,7 +75,8 @@ struct Counting {
     return counters.of_warp[warp_of() * counters.targets + target];
   }
 
-  // The choice as it counts: -1 for none, for ranks that are not there, and for what is refused.
+  // Returns the choice as it counts. The result is -1 for no choice, for an inactive rank and for an invalid
+  // value. An invalid value is also recorded in workspace().bad_choice.
   __device__ std::int32_t accept(std::uint32_t place, std::int64_t value) const {
     if (value == -1) return -1;
     if (value < 0 || value >= op.shape.num_experts) {
@@ -82,15 +85,15 @@ struct Counting {
       atomicMax(reinterpret_cast<unsigned long long*>(&workspace(op).bad_choice), ~key);
       return -1;
     }
-    if (((there >> rank_of_expert(op.shape, static_cast<std::uint32_t>(value))) & 1) == 0) {
+    if (((active >> rank_of_expert(op.shape, static_cast<std::uint32_t>(value))) & 1) == 0) {
       atomicAdd(&workspace(op).dropped, 1);
       return -1;
     }
     return static_cast<std::int32_t>(value);
   }
 
-  // One step of a warp: each lane's choice gets its number among the warp's rows for the same target, or -1
-  // if a lower k of the token sends that row already.
+  // Counts the choices of one step of a warp. Each lane gets its row's number among the warp's rows for the
+  // same target. It gets -1 if a lower k of the same token already sends that row.
   __device__ std::int32_t number(std::int32_t expert) const {
     EPD_BELOW_OR_NONE(expert, op.shape.num_experts);
     const bool chosen = expert >= 0;
@@ -114,11 +117,11 @@ struct Counting {
   }
 };
 
-// Some steps of a warp, whose loads are under way together. Tokens [begin, end) of the warp.
+// kSteps steps of a warp; their loads are in flight together. `begin` and `end` bound the warp's tokens.
 struct ChoiceBatch {
   static constexpr std::uint32_t kSteps = 4;
   std::int32_t expert[kSteps];
-  std::int32_t row[kSteps];  // number among the warp's rows
+  std::int32_t row[kSteps];  // number among the warp's rows for the same target
   std::uint32_t begin;
   std::uint32_t end;
 
@@ -135,6 +138,7 @@ struct ChoiceBatch {
     return token(c, step) * c.op.shape.topk + c.lanes.k;
   }
 
+  // Reads, checks and numbers the batch's choices.
   __device__ void read(const Counting& c) {
     std::int64_t value[kSteps];
 #pragma unroll
@@ -142,12 +146,12 @@ struct ChoiceBatch {
 #pragma unroll
     for (std::uint32_t i = 0; i < kSteps; ++i) {
       expert[i] = row[i] = -1;
-      if (begin + i * c.lanes.tokens() >= end) continue;  // for all lanes
+      if (begin + i * c.lanes.tokens() >= end) continue;  // true for all lanes or none
       expert[i] = c.accept(place(c, i), value[i]);
       row[i] = c.number(expert[i]);
     }
   }
-  // Back from where store() left it.
+  // Reads back what store() has written.
   __device__ void read_again(const Counting& c) {
 #pragma unroll
     for (std::uint32_t i = 0; i < kSteps; ++i) {
@@ -157,13 +161,15 @@ struct ChoiceBatch {
       EPD_BELOW_OR_NONE(expert[i], c.op.shape.num_experts);
     }
   }
-  // Numbers among the CTA's rows, once the counters say where the warp's begin.
+  // Turns numbers among the warp's rows into numbers among the CTA's rows. The counters hold each warp's
+  // first number.
   __device__ void add_lower_warps(const Counting& c) {
 #pragma unroll
     for (std::uint32_t i = 0; i < kSteps; ++i) {
       if (row[i] >= 0) row[i] += static_cast<std::int32_t>(c.counter(c.target_of(expert[i])));
     }
   }
+  // Stores choices and numbers in the routing. Number i is stored as -2 - i.
   __device__ void store(const Counting& c) const {
 #pragma unroll
     for (std::uint32_t i = 0; i < kSteps; ++i) {
@@ -175,7 +181,7 @@ struct ChoiceBatch {
   }
 };
 
-// Sums of the CTA's warps to the workspace; counters become each warp's first number.
+// Adds the warps' counters up into the workspace. Afterwards each counter holds its warp's first number.
 __device__ inline void sum_warps(const Operation& op, const Counters& counters, Cta cta) {
   std::uint32_t* const rank_totals = totals(op);
   std::uint32_t* const expert_totals = rank_totals + op.shape.num_ranks;
@@ -203,7 +209,7 @@ __device__ inline void sum_warps(const Operation& op, const Counters& counters, 
   }
 }
 
-// All choices are counted. False: one was refused.
+// Checks all counted choices. Returns false if one of them is invalid; the operation has failed then.
 __device__ inline bool check_choices(const Operation& op) {
   const std::uint64_t bad = load_relaxed(&workspace(op).bad_choice);
   if (bad == 0) return true;
@@ -218,7 +224,7 @@ __device__ inline bool check_choices(const Operation& op) {
   return false;
 }
 
-// The rank's counts to every rank.
+// Sends the rank's counts to every active rank and clears them.
 __device__ inline void send_counts(const Operation& op) {
   const std::uint32_t ranks = op.shape.num_ranks;
   const std::uint32_t experts = op.shape.num_experts;
@@ -231,7 +237,7 @@ __device__ inline void send_counts(const Operation& op) {
         is_rank || op.shape.per_expert ? ranks : (i - ranks) / experts_per_rank(op.shape);
 #pragma unroll 1
     for (std::uint32_t d = 0; d < ranks; ++d) {
-      if (!is_there(op, d) || (only != ranks && only != d)) continue;
+      if (!is_active(op, d) || (only != ranks && only != d)) continue;
       EPD_BELOW(op.rank, ranks);
       if (is_rank) {
         op.peers[d].rank_counts[op.rank * ranks + i] = count;
@@ -242,9 +248,9 @@ __device__ inline void send_counts(const Operation& op) {
   }
 }
 
-// Reads, checks and counts this CTA's choices; afterwards routing.rows holds numbers within the CTA, as -2 -
-// i: whoever reads one can tell it from a place, so that places may take their room one by one. A warp with
-// one batch keeps it in registers meanwhile.
+// Reads, checks and counts the CTA's choices. Afterwards routing.rows holds numbers within the CTA as -2 - i.
+// A reader can tell such a number from a place, so places can replace numbers one by one. A warp with only
+// one batch keeps the batch in registers.
 __device__ inline void number_rows(const Operation& op, Cta cta, const Counters& counters) {
   EPD_AT_MOST(counters.words(), scratch_words(op));
 #pragma unroll 1
@@ -274,7 +280,8 @@ __device__ inline void number_rows(const Operation& op, Cta cta, const Counters&
   }
 }
 
-// Counts this CTA's tokens; the last CTA to have done so tells all ranks. False: the operation has failed.
+// Counts the CTA's tokens. The last CTA to finish sends the counts and the announcement to all ranks. Returns
+// false if the operation has failed.
 __device__ inline bool count_choices(const Operation& op, Cta cta, const Shared& shared) {
   __shared__ bool last;
   number_rows(op, cta, Counters(op, shared));
@@ -288,7 +295,8 @@ __device__ inline bool count_choices(const Operation& op, Cta cta, const Shared&
   return true;
 }
 
-// base = rows that lower CTAs send: compact for each CTA, else for this one. Needs all CTAs' counts.
+// Sets `base` to the rows that lower CTAs send: in layout compact for each CTA, else for this CTA. All CTAs'
+// counts must be visible.
 __device__ inline void sum_lower_ctas(const Operation& op, Cta cta, const Shared& shared) {
   const std::uint32_t targets = num_targets(op.shape);
   if (!op.shape.per_expert) {
@@ -317,9 +325,9 @@ __device__ inline void sum_lower_ctas(const Operation& op, Cta cta, const Shared
   }
 }
 
-// What the record held is overwritten from now on, by each CTA that does behind its next barrier; if the
-// engine dies meanwhile, nobody may take it for a routing.
-__device__ inline void open_routing(const Operation& op) {
+// Invalidates the routing record before a dispatch overwrites it. Each CTA calls before its next barrier and
+// writes after it. If the engine dies in between, nobody takes the record for a routing.
+__device__ inline void invalidate_record(const Operation& op) {
   if (threadIdx.x != 0 || op.routing.head == nullptr) return;
   *static_cast<volatile std::uint64_t*>(&op.routing.head->handle) = 0;
   fence_device();

@@ -1,4 +1,4 @@
-// The parts of a CTA's shared memory: a header, then the stages of the warps that move rows.
+// The parts of a CTA's shared memory: a header, then the stages of the copy warps.
 #pragma once
 
 #include "cuda/common/layout.h"
@@ -6,7 +6,7 @@
 
 namespace epd::kernels::cuda {
 
-// The parts themselves.
+// Pointers to the parts (HeaderParts).
 struct Shared {
   std::uint64_t* barriers;
   DispatchTarget* targets;

@@ -1,4 +1,4 @@
-// What CTAs and ranks tell each other: counters, signals, and the end of every wait.
+// How CTAs and ranks synchronise: counters, signals, and waits with a deadline.
 #pragma once
 
 #include "cuda/common/ending.h"
@@ -7,7 +7,7 @@
 
 namespace epd::kernels::cuda {
 
-// One of the CTAs that run an operation together.
+// One of the CTAs that run an operation.
 struct Cta {
   std::uint32_t index;
   std::uint32_t count;
@@ -17,11 +17,11 @@ __device__ inline Cta cta_of(const Operation& op) {
   return {blockIdx.x, op.movers.ctas};
 }
 
-// Barriers of a CTA's hardware, by name. Two teams that may wait at the same time have different ones. 0 is
-// that of __syncthreads().
+// The hardware barriers of a CTA, by name. Teams that may wait at the same time use different ones. Barrier 0
+// belongs to __syncthreads().
 enum class NamedBarrier : std::uint32_t { kMetadata = 1, kCopy = 2, kAllButSignal = 3 };
 
-// Some of a CTA's warps, the last ones, that do something together.
+// Consecutive warps of a CTA that do something together.
 struct Team {
   std::uint32_t first_warp;
   std::uint32_t warps;
@@ -34,7 +34,7 @@ struct Team {
   __device__ void sync() const {
     asm volatile("bar.sync %0, %1;" ::"r"(number()), "r"(threads()) : "memory");
   }
-  // Whether it is true of all threads; they meet here.
+  // Returns whether `mine` is true for all threads of the team. All of them call; it is a barrier.
   __device__ bool all(bool mine) const {
     std::uint32_t result;
     asm volatile(
@@ -52,19 +52,19 @@ __device__ inline Team whole_cta() {
   return {0, blockDim.x / 32};
 }
 
-// The last warp of every CTA moves nothing; that of CTA 0 is the herald.
-__device__ inline std::uint32_t herald_warp() {
+// The number of the signal warp, the last warp of every CTA. It copies no rows.
+__device__ inline std::uint32_t signal_warp() {
   return blockDim.x / 32 - 1;
 }
 __device__ inline Team all_but_last() {
-  return {0, herald_warp(), NamedBarrier::kAllButSignal};
+  return {0, signal_warp(), NamedBarrier::kAllButSignal};
 }
 
-// [R] then [E]: what this rank sends, zero between operations.
+// The counts of what this rank sends: [R], then [E]. They are zero between operations.
 __device__ inline std::uint32_t* totals(const Operation& op) {
   return reinterpret_cast<std::uint32_t*>(static_cast<std::uint8_t*>(op.workspace) + kWorkspaceHead);
 }
-// [CTA][targets]: what each CTA's tokens send.
+// The counts of what each CTA's tokens send: [CTA][targets].
 __device__ inline std::uint32_t* cta_counts(const Operation& op) {
   return totals(op) + op.shape.num_ranks + op.shape.num_experts;
 }
@@ -74,11 +74,13 @@ __device__ inline std::uint32_t num_targets(const Shape& shape) {
 __device__ inline std::uint32_t experts_per_rank(const Shape& shape) {
   return shape.experts_per_rank;
 }
-__device__ inline bool is_there(const Operation& op, std::uint32_t rank) {
+// Returns whether the rank takes part in the current epoch.
+__device__ inline bool is_active(const Operation& op, std::uint32_t rank) {
   return op.peers[rank].ready != nullptr;
 }
 
-// Stores what a dispatch that made a routing tells of it, the handle last. One thread.
+// Publishes the routing that a dispatch has made: stores the record's head, and the handle last with release.
+// One thread calls.
 __device__ inline void publish_routing(const Operation& op, const OpResult& ending) {
   abi::RoutingRecord& head = *op.routing.head;
   head.epoch = op.routing.epoch;
@@ -89,21 +91,21 @@ __device__ inline void publish_routing(const Operation& op, const OpResult& endi
   store_release_system(&head.handle, op.routing.handle);
 }
 
-// Between two looks of warps of which all SMs have many: what comes from other ranks would wait for them
-// (kernels/README).
+// The pause between two polls where many warps of each SM poll. Without a pause, their polls delay the data
+// from other ranks (kernels/CUDA_KERNELS.md).
 inline constexpr std::uint32_t kManyPauseNs = 300;
 
-// Until there() is true of each lane that waits, of rank `rank`. False: the operation has failed. All lanes
-// of a warp call.
-template <std::uint32_t kPauseNs = 0, typename There>
+// Polls until reached() is true for each lane with `waits`. `rank` is the rank that the lane waits for.
+// Returns false if the operation has failed. All lanes of a warp call.
+template <std::uint32_t kPauseNs = 0, typename Reached>
 __device__ inline bool wait_until(const Operation& op, std::uint32_t rank, bool waits,
-                                  std::uint64_t deadline_ns, There there) {
+                                  std::uint64_t deadline_ns, Reached reached) {
 #pragma unroll 1
-  for (std::uint32_t looks = 1;; ++looks) {
-    if (waits) waits = !there();
+  for (std::uint32_t polls = 1;; ++polls) {
+    if (waits) waits = !reached();
     if (__all_sync(kFull, !waits)) return true;
     if (kPauseNs != 0) __nanosleep(kPauseNs);
-    if (looks % 64 != 0) continue;
+    if (polls % 64 != 0) continue;
     if (waits) EPD_BELOW(rank, op.shape.num_ranks);
     const std::uint32_t waiting = __reduce_or_sync(kFull, waits ? 1u << rank : 0u);
     bool leave = false;
@@ -112,36 +114,37 @@ __device__ inline bool wait_until(const Operation& op, std::uint32_t rank, bool 
   }
 }
 
-// Until each lane with `mine` sees in its `word` that the operation has got there. False: it has failed. All
-// lanes of a warp call; then what was released is visible to each of them. `rank`: whom the lane waits for.
+// Waits until the word of each lane with `mine` has reached the operation's tag. `rank` is the rank that the
+// lane waits for. Afterwards everything that was released with the words is visible to the calling lane.
+// Returns false if the operation has failed. All lanes of a warp call.
 template <std::uint32_t kPauseNs = 0>
 __device__ inline bool wait_words(const Operation& op, const std::uint64_t* word, bool mine,
                                   std::uint32_t rank, std::uint64_t deadline_ns) {
   const bool missing = mine && load_acquire_system(word) < op.tag;
   if (__any_sync(kFull, missing)) {
-    // Looks that acquire nothing: those that do would hold up the loads of all warps of the SM.
-    const auto there = [&] { return load_relaxed_system(word) >= op.tag; };
-    if (!wait_until<kPauseNs>(op, rank, missing, deadline_ns, there)) return false;
-    if (missing) load_acquire_system(word);  // a fence would wait for the warp's stores
+    // These polls are relaxed. Acquiring polls would delay the loads of all warps of the SM.
+    const auto reached = [&] { return load_relaxed_system(word) >= op.tag; };
+    if (!wait_until<kPauseNs>(op, rank, missing, deadline_ns, reached)) return false;
+    if (missing) load_acquire_system(word);  // not a fence: a fence would wait for the warp's stores
   }
   __syncwarp();
   return true;
 }
 
-// Until this rank's own `lines` (ready or arrived) of all ranks in the set `ranks` have got as far as the
-// operation. False: it has failed. Called by all threads of the CTA; then everything that those ranks
-// released is visible to each of them.
+// Waits until this rank's own `lines` (ready or arrived) have reached the operation's tag for all ranks in
+// the set `ranks`. All threads of the CTA call. Afterwards everything that those ranks released is visible to
+// each thread. Returns false if the operation has failed.
 __device__ inline bool wait_signals(const Operation& op, const abi::SignalLine* lines, std::uint32_t ranks,
                                     std::uint64_t deadline_ns) {
   bool leave = false;
   if (warp_of() == 0) {
     std::uint32_t waiting = ranks;
 #pragma unroll 1
-    for (std::uint32_t looks = 1; waiting != 0; ++looks) {
+    for (std::uint32_t polls = 1; waiting != 0; ++polls) {
       const bool mine = ((waiting >> lane_of()) & 1) != 0;
-      const bool there = mine && load_acquire_system(&lines[lane_of()].tag) >= op.tag;
-      waiting &= ~__ballot_sync(kFull, there);
-      if (waiting == 0 || looks % 64 != 0) continue;
+      const bool reached = mine && load_acquire_system(&lines[lane_of()].tag) >= op.tag;
+      waiting &= ~__ballot_sync(kFull, reached);
+      if (waiting == 0 || polls % 64 != 0) continue;
       if (lane_of() == 0) leave = must_leave(op, deadline_ns, waiting);
       leave = __shfl_sync(kFull, leave, 0);
       if (leave) break;
@@ -150,14 +153,14 @@ __device__ inline bool wait_signals(const Operation& op, const abi::SignalLine* 
   return __syncthreads_or(leave) == 0;
 }
 
-// Of an operation, as the calling CTA leaves it.
+// What a CTA knows of the operation that it leaves.
 struct Leaving {
-  bool last;    // of all CTAs
-  bool failed;  // known to the last one
+  bool last;    // this CTA is the last one to leave
+  bool failed;  // the operation has failed; known to the last CTA only
 };
 
-// Each CTA's last step, failed or not: all threads call. The last of `ctas` to come here has put in order
-// what a failure left, so that the next operation may begin.
+// The last step of each CTA, whether the operation has failed or not. All threads call. After a failure, the
+// last of the `ctas` CTAs clears the workspace, so that the next operation can begin.
 __device__ inline Leaving leave(const Operation& op, std::uint32_t ctas) {
   __shared__ bool last;
   __syncthreads();
@@ -176,14 +179,15 @@ __device__ inline Leaving leave(const Operation& op, std::uint32_t ctas) {
   return {true, true};
 }
 
-__device__ inline std::uint32_t ranks_there(const Operation& op) {
-  const bool there = lane_of() < op.shape.num_ranks && is_there(op, lane_of());
-  return __ballot_sync(kFull, there);
+// Returns the set of active ranks. All lanes of a warp call.
+__device__ inline std::uint32_t active_ranks(const Operation& op) {
+  const bool active = lane_of() < op.shape.num_ranks && is_active(op, lane_of());
+  return __ballot_sync(kFull, active);
 }
 
-// Writes this rank's announcement at `rank` and then signals `ready` there.
+// Writes this rank's announcement into the block of `rank`, then signals `ready` there with release.
 __device__ inline void announce_at(const Operation& op, std::uint32_t rank) {
-  if (rank >= op.shape.num_ranks || !is_there(op, rank)) return;
+  if (rank >= op.shape.num_ranks || !is_active(op, rank)) return;
   const Peer& peer = op.peers[rank];
   const auto* const from = reinterpret_cast<const std::uint64_t*>(&op.announcement);
   auto* const to = reinterpret_cast<std::uint64_t*>(peer.announcement + op.rank);
@@ -192,17 +196,17 @@ __device__ inline void announce_at(const Operation& op, std::uint32_t rank) {
   fence_system();
   store_release_system(&peer.ready[op.rank].tag, op.tag);
 }
-// At every rank. Counts were stored before, by threads of this CTA. All threads call.
+// Announces the operation to every rank. Threads of this CTA have stored the counts before. All threads call.
 __device__ inline void announce(const Operation& op) {
   __syncthreads();
   announce_at(op, threadIdx.x);
 }
 
-// The operation and its slot, in one access.
+// Reads the operation and its slot in one access.
 __device__ inline std::uint64_t op_and_slot(const abi::OpAnnouncement& announcement) {
   return *reinterpret_cast<const std::uint64_t*>(&announcement.op);
 }
-// Whether a rank that is ready has announced the same; if not, the operation fails.
+// Returns whether a ready rank has announced the same operation. If not, the operation fails.
 __device__ inline bool agrees(const Operation& op, std::uint32_t rank) {
   EPD_BELOW(rank, op.shape.num_ranks);
   const abi::OpAnnouncement& own = op.announcement;
@@ -212,21 +216,21 @@ __device__ inline bool agrees(const Operation& op, std::uint32_t rank) {
   return false;
 }
 
-// After wait_signals: whether all ranks run the same operation. All threads call.
+// Returns whether all ranks run the same operation. All threads call, after wait_signals().
 __device__ inline bool check_announcements(const Operation& op) {
   const std::uint32_t rank = threadIdx.x;
-  const bool there = rank < op.shape.num_ranks && is_there(op, rank);
-  return __syncthreads_and(!there || agrees(op, rank)) != 0;
+  const bool active = rank < op.shape.num_ranks && is_active(op, rank);
+  return __syncthreads_and(!active || agrees(op, rank)) != 0;
 }
 
-// What has been read was stored elsewhere since, so nothing has to be waited for.
-__device__ inline void tell_sent(const Operation& op) {
+// Publishes that this rank's rows have left. The rows are stored elsewhere by now, so nothing needs a fence.
+__device__ inline void publish_sent(const Operation& op) {
   if (op.counts.host_sent != nullptr) store_relaxed_system(op.counts.host_sent, op.counts.mark);
 }
 
-// Of a combine: selections, in the rank's own tokens, of ranks that have no rows of the routing, which have
-// gone or come since; into workspace(op).dropped. All threads of a CTA call; the choices are read where a
-// rank has none.
+// Adds to workspace().dropped the selections of this rank's tokens whose rank has no rows of the routing.
+// Such a rank left or joined after the dispatch. Combine only; all threads of a CTA call. The choices are
+// read only if there is such a rank.
 __device__ __noinline__ inline void count_lost(const Operation& op) {
   const std::uint32_t experts = op.shape.num_experts / op.shape.num_ranks;
   const auto lost = [&](std::uint32_t rank) { return op.peers[rank].source.y == nullptr; };
@@ -241,36 +245,37 @@ __device__ __noinline__ inline void count_lost(const Operation& op) {
   __syncthreads();
 }
 
-// Called by all threads of each CTA when its rows are stored (or pulled) and visible to the calling threads.
-// The last CTA tells every rank, waits until every rank has told this one, and publishes the routing's head
-// (a dispatch that makes one) and then the result. `told`: the others have been told, and have told, before.
-// `count_rows()`: M, asked of one thread. `deadline_ns`: op.timeout_ns after the CTA began.
+// Ends the operation. All threads of each CTA call when the CTA's rows are stored (or pulled) and visible to
+// the calling threads. The last CTA signals `arrived` to every rank and waits for every rank's signal. Then
+// it publishes the routing record's head (only a dispatch that makes a routing), and then the result.
+// `signaled`: the ranks have already exchanged these signals. `count_rows()` returns M; one thread calls it.
+// `deadline_ns` is op.timeout_ns after the CTA's begin.
 template <bool kCombine = false, typename CountRows>
 __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadline_ns, CountRows count_rows,
-                              bool told = false) {
+                              bool signaled = false) {
   __shared__ bool last;
   __syncthreads();
   if (threadIdx.x == 0) {
-    if (!told) fence_system();
+    if (!signaled) fence_system();
     last = count_up(&workspace(op).finished, cta.count - 1) == cta.count - 1;
   }
   __syncthreads();
   if (!last) return;
   if (threadIdx.x == 0) workspace(op).claimed = 0;
-  if (!told) {
-    if (threadIdx.x < op.shape.num_ranks && is_there(op, threadIdx.x))
+  if (!signaled) {
+    if (threadIdx.x < op.shape.num_ranks && is_active(op, threadIdx.x))
       store_release_system(&op.peers[threadIdx.x].arrived[op.rank].tag, op.tag);
-    if (threadIdx.x == 0) tell_sent(op);
-    if (!wait_signals(op, op.peers[op.rank].arrived, ranks_there(op), deadline_ns)) return;
+    if (threadIdx.x == 0) publish_sent(op);
+    if (!wait_signals(op, op.peers[op.rank].arrived, active_ranks(op), deadline_ns)) return;
   }
-  if (threadIdx.x == 0) tell_stream(op);  // first: a client waits for it
+  if (threadIdx.x == 0) unblock_stream(op);  // first, because a client waits for it
   const bool uses = op.routing.record != nullptr;
   if (kCombine && uses) count_lost(op);
   if (threadIdx.x != 0) return;
   workspace(op).ended = op.tag;
-  if (told) {
+  if (signaled) {
     store_relaxed_system(&op.peers[op.rank].arrived[op.rank].tag, op.tag);
-    tell_sent(op);
+    publish_sent(op);
   }
   OpResult ending = ended(OpError::kNone, -1);
   ending.num_recv_rows = count_rows();
@@ -281,7 +286,7 @@ __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadli
   publish(op, ending);
 }
 
-// Over lanes 0 to the caller's.
+// Returns the sum over lanes 0 to the caller's own lane.
 __device__ inline std::uint32_t sum_lanes_up_to(std::uint32_t value) {
 #pragma unroll 1
   for (std::uint32_t step = 1; step < 32; step *= 2) {
@@ -291,7 +296,8 @@ __device__ inline std::uint32_t sum_lanes_up_to(std::uint32_t value) {
   return value;
 }
 
-// [begin, end) of `count` items for part `index` of `parts`. Tokens times CTAs (or warps) fit in 32 bits.
+// Part `index` of `parts` equal parts of `count` items, as [begin, end). Tokens times CTAs (or warps) must
+// fit in 32 bits.
 struct Range {
   std::uint32_t begin;
   std::uint32_t end;
@@ -299,7 +305,7 @@ struct Range {
 __device__ inline Range part_of(std::uint32_t count, std::uint32_t index, std::uint32_t parts) {
   return {count * index / parts, count * (index + 1) / parts};
 }
-// The part that item `item` is in.
+// Returns the part that contains item `item`.
 __device__ inline std::uint32_t part_with(std::uint32_t count, std::uint32_t item, std::uint32_t parts) {
   return ((item + 1) * parts - 1) / count;
 }

@@ -1,31 +1,34 @@
-// Sums of BF16 columns in float32, eight at a time, and how they are rounded.
+// Sums of BF16 columns in float32, eight columns at a time, and their rounding.
 #pragma once
 
 #include "cuda/common/bf16.cuh"
 
 namespace epd::kernels::cuda {
 
-// Two float32 to bf16, nearest even. The instruction's NaN is 0x7fff in place of 0x7fc0.
+// Rounds two float32 to BF16, to nearest even. The instruction gives 0x7fff for NaN, where the specification
+// asks for 0x7fc0.
 __device__ inline std::uint32_t to_bf16x2(float low, float high) {
   std::uint32_t pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
-// No rounded number is 0x7fff, so that adding one to a half shows where it is.
-__device__ inline std::uint32_t shows_nan(std::uint32_t pair) {
+// Returns a mark in the top bit of each half that is 0x7fff. No rounded number is 0x7fff, so a mark is a NaN.
+__device__ inline std::uint32_t nan_marks(std::uint32_t pair) {
   return (pair + 0x00010001u) & ~pair & 0x80008000u;
 }
-__device__ inline std::uint32_t with_own_nan(std::uint32_t pair) {
+// Replaces the instruction's NaN 0x7fff by 0x7fc0 in both halves.
+__device__ inline std::uint32_t with_canonical_nan(std::uint32_t pair) {
   if ((pair & 0xffffu) == 0x7fffu) pair ^= 0x7fffu ^ 0x7fc0u;
   if (pair >> 16 == 0x7fffu) pair ^= (0x7fffu ^ 0x7fc0u) << 16;
   return pair;
 }
 
-__device__ inline uint4 with_own_nans(uint4 v) {
-  if ((shows_nan(v.x) | shows_nan(v.y) | shows_nan(v.z) | shows_nan(v.w)) == 0) return v;
-  return {with_own_nan(v.x), with_own_nan(v.y), with_own_nan(v.z), with_own_nan(v.w)};
+__device__ inline uint4 with_canonical_nans(uint4 v) {
+  if ((nan_marks(v.x) | nan_marks(v.y) | nan_marks(v.z) | nan_marks(v.w)) == 0) return v;
+  return {with_canonical_nan(v.x), with_canonical_nan(v.y), with_canonical_nan(v.z), with_canonical_nan(v.w)};
 }
 
+// Sums of eight columns.
 struct Eight {
   float v[8];
   __device__ void clear() {

@@ -5,8 +5,8 @@
 
 namespace epd::kernels::cuda {
 
-// Sum of the weights of the choices with the lane's `key`, in order of k from +0.0; NaN has one form. Lane k
-// holds choice k; all lanes call.
+// Returns the sum of the weights of all choices with the lane's `key`, in order of k from +0.0. NaN becomes
+// 0x7fc00000. Lane k holds choice k; all lanes call.
 __device__ inline float sum_weights(std::uint32_t topk, std::uint32_t key, float weight) {
   float sum = 0.0f;
 #pragma unroll 1

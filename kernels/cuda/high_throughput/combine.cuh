@@ -1,5 +1,5 @@
-// Combine: the rows of a token are pulled into shared memory, a piece of each at a time, summed in float32
-// and written.
+// High-throughput combine. A warp pulls the rows of a token into shared memory, a piece of each row at a
+// time, adds them up in float32 and stores the sum.
 #pragma once
 
 #include "cuda/common/signal.cuh"
@@ -9,24 +9,25 @@
 
 namespace epd::kernels::cuda {
 
-// A row that a token's sum takes, one to a lane.
+// A row that a token's sum takes. Lane k has the row of choice k.
 struct PulledRow {
   bool pulls = false;
   std::uint32_t rank = kFull;
   std::int32_t row = 0;
-  std::uint32_t position = 0;  // among the token's rows: by rank, then by k
-  std::uint32_t num_rows = 0;  // of the token
-  std::uint32_t ends = 0;      // bit p: row p is the last of its rank
+  std::uint32_t position = 0;  // the row's position among the token's rows: by rank, then by k
+  std::uint32_t num_rows = 0;  // number of rows of the token
+  std::uint32_t ends = 0;      // bit p: row p is the last one of its rank
   float weight = 1.0f;
 };
 
-// What lane k knows of choice k before anything is worked out.
+// Choice k as lane k loads it from the routing.
 struct RawChoice {
   std::int32_t expert = -1;
   std::int32_t row = -1;
   float weight = 1.0f;
 };
 
+// Loads the choices of a token. Past the last token there are none.
 __device__ inline RawChoice load_raw(const Operation& op, std::uint32_t token) {
   RawChoice raw;
   if (token >= op.num_tokens || lane_of() >= op.shape.topk) return raw;
@@ -39,8 +40,9 @@ __device__ inline RawChoice load_raw(const Operation& op, std::uint32_t token) {
   return raw;
 }
 
+// Finds the row of each choice: its rank, position and weight. All lanes of a warp call.
 template <bool kPerExpert>
-__device__ inline PulledRow work_out(const Operation& op, const RawChoice& raw) {
+__device__ inline PulledRow resolve_row(const Operation& op, const RawChoice& raw) {
   PulledRow pulled;
   if (raw.expert >= 0) pulled.rank = raw.expert / op.shape.experts_per_rank;
   if (raw.row >= 0) EPD_BELOW(pulled.rank, op.shape.num_ranks);
@@ -68,21 +70,21 @@ __device__ inline PulledRow work_out(const Operation& op, const RawChoice& raw) 
   return pulled;
 }
 
-// A piece of a token's row: what a stage holds of each of its rows.
+// A piece of a token's rows. A stage holds this piece of each of them.
 struct Piece {
   std::uint32_t token;
-  std::uint32_t offset;  // bytes
+  std::uint32_t offset;  // in a row, bytes
   std::uint32_t bytes;
 };
 
-// Pieces in the order in which a warp takes them: whole tokens if there are enough of them, else single
+// The order in which a warp takes pieces. A warp takes whole tokens if there are enough of them, else single
 // pieces.
 struct PieceOrder {
   std::uint32_t per_token;
-  std::uint32_t run;  // pieces of a token that one warp takes
+  std::uint32_t run;  // consecutive pieces of a token that a warp takes
   std::uint32_t runs;
   std::uint32_t step;  // in runs
-  std::uint32_t at;    // run
+  std::uint32_t at;    // the current run
   std::uint32_t piece = 0;
 
   __device__ PieceOrder(const Operation& op, Cta cta) {
@@ -107,11 +109,12 @@ struct PieceOrder {
   }
 };
 
+// Returns the number of biases: 0, 1 or 2.
 __device__ inline std::uint32_t num_biases(const Operation& op) {
   return op.bias[0] == nullptr ? 0 : op.bias[1] == nullptr ? 1 : 2;
 }
 
-// Fills a stage with the piece of all of the token's rows, biases last.
+// Loads a piece of all of the token's rows into a stage; the biases come last. All lanes of a warp call.
 __device__ inline void load_piece(const Operation& op, const Stages& stages, StageHeader& header,
                                   std::uint32_t stage, const Piece& piece, const PulledRow& pulled) {
   const std::uint32_t biases = num_biases(op);
@@ -139,8 +142,7 @@ __device__ inline void load_piece(const Operation& op, const Stages& stages, Sta
             bias + piece.token * row_bytes + piece.offset, piece.bytes, mine, stages.barriers + stage);
 }
 
-// The sum of one vector of 8 columns. A factor of 1 leaves a product exact, so unweighted sums take the same
-// way.
+// Returns the sum of one vector of 8 columns. A product by 1 is exact, so unweighted sums use the same code.
 template <bool kPerExpert>
 __device__ inline Eight sum_vector(const std::uint8_t* vector, const StageHeader& header,
                                    std::uint32_t biases, std::uint32_t pitch) {
@@ -167,6 +169,7 @@ __device__ inline Eight sum_vector(const std::uint8_t* vector, const StageHeader
   return sum;
 }
 
+// Adds up a loaded piece and stores it in `out`.
 template <bool kPerExpert>
 __device__ inline void sum_piece(const Operation& op, const std::uint8_t* stage, const StageHeader& header,
                                  const Piece& piece) {
@@ -179,11 +182,11 @@ __device__ inline void sum_piece(const Operation& op, const std::uint8_t* stage,
   EPD_AT_MOST(header.num_rows + biases, stage_pieces(op));
 #pragma unroll 2
   for (std::uint32_t i = lane_of(); i < vectors; i += 32) {
-    out[i] = with_own_nans(sum_vector<kPerExpert>(stage + i * 16, header, biases, pitch).rounded());
+    out[i] = with_canonical_nans(sum_vector<kPerExpert>(stage + i * 16, header, biases, pitch).rounded());
   }
 }
 
-// out_weights of a token: for each choice the weight that lies with the row that carried it.
+// Writes out_weights of a token: for each choice the weight that the holder stored with the choice's row.
 template <bool kPerExpert>
 __device__ inline void return_weights(const Operation& op, std::uint32_t token, const RawChoice& raw,
                                       const PulledRow& pulled) {
@@ -203,6 +206,7 @@ __device__ inline void return_weights(const Operation& op, std::uint32_t token, 
   op.out_weights[token * op.shape.topk + lane_of()] = weight;
 }
 
+// The work of one copy warp. It loads `stages` pieces ahead of the sums.
 template <bool kPerExpert>
 __device__ inline void pull_rows(const Operation& op, Cta cta, const Shared& shared) {
   if (warp_of() >= op.movers.warps) return;
@@ -219,7 +223,7 @@ __device__ inline void pull_rows(const Operation& op, Cta cta, const Shared& sha
     if (loading.done()) return;
     const Piece piece = loading.now(op);
     if (loading.piece == 0) {
-      pulled = work_out<kPerExpert>(op, next);
+      pulled = resolve_row<kPerExpert>(op, next);
       if (op.out_weights != nullptr && piece.offset == 0)
         return_weights<kPerExpert>(op, piece.token, next, pulled);
       next = load_raw(op, loading.token_of(loading.at + loading.step));
@@ -234,20 +238,20 @@ __device__ inline void pull_rows(const Operation& op, Cta cta, const Shared& sha
     __syncwarp();
     sum_piece<kPerExpert>(op, stages.at(sum_at.stage), headers[sum_at.stage], summing.now(op));
     sum_at.advance(stages.count);
-    fence_async_shared();  // the stage was read here and is written by a copy next
+    fence_async_shared();  // the sum has read the stage; a bulk copy writes it next
     __syncwarp();
     load_next();
   }
   stages.close();
 }
 
-// One CTA's part of a combine that pulls. `op` is the CTA's own copy.
+// Runs one CTA's part of a high-throughput combine. `op` is the CTA's own copy.
 template <bool kPerExpert>
-__device__ inline void run_pulling_combine(const Operation& op, Cta cta, std::uint8_t* memory) {
+__device__ inline void run_high_throughput_combine(const Operation& op, Cta cta, std::uint8_t* memory) {
   const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
   const Shared shared(op, memory);
   if (cta.index == 0) announce(op);
-  if (!wait_signals(op, op.peers[op.rank].ready, ranks_there(op), deadline_ns)) return;
+  if (!wait_signals(op, op.peers[op.rank].ready, active_ranks(op), deadline_ns)) return;
   if (!check_announcements(op)) return;
   pull_rows<kPerExpert>(op, cta, shared);
   finish<true>(op, cta, deadline_ns, [] { return 0u; });

@@ -1,5 +1,5 @@
-// Dispatch: a row is read once into shared memory, cast there if it has to be, and leaves from there to all
-// its places by bulk stores.
+// High-throughput dispatch. A warp loads a row once into shared memory, casts it there if necessary, and
+// copies it to all its places by bulk stores.
 #pragma once
 
 #include "cuda/common/cast.cuh"
@@ -10,14 +10,15 @@
 
 namespace epd::kernels::cuda {
 
-// A token's choices, one to a lane (k = lane), and where they send it.
+// A choice of a token, and where it sends the row. Lane k has choice k.
 struct TokenChoice {
   std::int32_t expert = -1;
-  std::int32_t row = -1;  // at `rank`; -1: this lane sends nothing
+  std::int32_t row = -1;  // place at `rank`; -1: this lane sends nothing
   std::uint32_t rank = kFull;
   float weight = 0.0f;
 };
 
+// Loads the choices of a token. From token `end` on there are none.
 __device__ inline TokenChoice load_choice(const Operation& op, std::uint32_t token, std::uint32_t end) {
   TokenChoice choice;
   if (token >= end || lane_of() >= op.shape.topk) return choice;
@@ -29,7 +30,7 @@ __device__ inline TokenChoice load_choice(const Operation& op, std::uint32_t tok
   return choice;
 }
 
-// The row number within the CTA that counted the token becomes the place at the target.
+// Turns the row's number within the CTA that counted the token into its place at the target.
 __device__ inline void place_choice(const Operation& op, const Shared& shared, std::uint32_t token,
                                     TokenChoice& choice) {
   if (choice.expert < 0) return;
@@ -46,7 +47,7 @@ __device__ inline void place_choice(const Operation& op, const Shared& shared, s
   EPD_BELOW(choice.row, op.shape.recv_rows);
 }
 
-// Compact: all of a token's choices go with each row, those of other ranks as -1.
+// Layout compact: sends all of a token's choices with each row. Choices of other ranks become -1.
 __device__ inline void send_choices(const Operation& op, const Shared& shared, std::uint32_t token,
                                     const TokenChoice& choice) {
   const std::uint32_t topk = op.shape.topk;
@@ -70,7 +71,7 @@ __device__ inline void send_choices(const Operation& op, const Shared& shared, s
   }
 }
 
-// Per-expert layouts: one choice with each row.
+// Per-expert layouts: sends one choice with each row.
 __device__ inline void send_choice(const Operation& op, const Shared& shared, std::uint32_t token,
                                    const TokenChoice& choice) {
   const float weight =
@@ -85,7 +86,8 @@ __device__ inline void send_choice(const Operation& op, const Shared& shared, st
   reinterpret_cast<int2*>(target.recv_src)[choice.row] = {static_cast<int>(op.rank), static_cast<int>(token)};
 }
 
-// Scales are too short for bulk stores to pay: a lane's piece of 16 (or 4) bytes to each place.
+// Sends scales with ordinary stores, 16 or 4 bytes of a lane at a time. Scales are too short for bulk stores
+// to pay.
 template <typename Unit>
 __device__ inline void send_scales(const Operation& op, const Shared& shared, const std::uint8_t* scales,
                                    const TokenChoice& choice) {
@@ -103,8 +105,8 @@ __device__ inline void send_scales(const Operation& op, const Shared& shared, co
   }
 }
 
-// Where the parts of a row lie in its stage: x and, if x comes with scales, those; or what they are cast to,
-// and x.
+// The parts of a row in its stage. Without a cast: x, then its scales if it has any. With a cast: codes,
+// scales, then x.
 struct StageLayout {
   std::uint8_t* row;
   std::uint8_t* scales;
@@ -115,6 +117,7 @@ struct StageLayout {
   }
 };
 
+// Starts the loads of a token's row and given scales.
 __device__ inline void load_row(const Operation& op, const StageLayout& to, std::uint64_t* barrier,
                                 std::uint32_t token) {
   EPD_BELOW(token, op.num_tokens);
@@ -137,7 +140,7 @@ __device__ inline void load_row(const Operation& op, const StageLayout& to, std:
   }
 }
 
-// The row in the stage to all places of its token.
+// Copies the row in the stage to all places of its token.
 __device__ inline void send_row(const Operation& op, const Shared& shared, const StageLayout& stage,
                                 const TokenChoice& choice) {
   const RowFormat& format = op.shape.format;
@@ -157,41 +160,43 @@ __device__ inline void send_row(const Operation& op, const Shared& shared, const
   }
 }
 
-// One warp's part of pushing. The first row is loaded, and cast, before anything is known of its places.
-// Where a token's place can be found by any CTA, warps take tokens as they get free (links serve some SMs
-// better than others); else each CTA keeps to the tokens that it counted.
-class Pusher {
+// One copy warp. It loads and casts its first row before any place is known. If every CTA can find a token's
+// place, warps claim tokens as they become free, because NVLink serves some SMs better than others. Else each
+// CTA copies the tokens that it has counted.
+class Dispatcher {
  public:
-  __device__ Pusher(const Operation& op, Cta cta, const Shared& shared)
+  __device__ Dispatcher(const Operation& op, Cta cta, const Shared& shared)
       : op_(op),
         shared_(shared),
         stages_(op, shared),
         stage_(op.shape.format, stages_.at(0)),
-        moves_(warp_of() < op.movers.warps),
+        copies_(warp_of() < op.movers.warps),
         claims_(!op.shape.per_expert || op.cached) {
     const Range tokens = claims_ ? Range{0, op.num_tokens} : part_of(op.num_tokens, cta.index, cta.count);
     step_ = claims_ ? op.movers.warps * cta.count : op.movers.warps;
-    end_ = moves_ ? tokens.end : 0;
+    end_ = copies_ ? tokens.end : 0;
     token_ = tokens.begin + warp_of() + (claims_ ? op.movers.warps * cta.index : 0);
     next_ = kFull;
   }
-  __device__ bool moves() const { return moves_; }
+  __device__ bool copies() const { return copies_; }
 
+  // Starts the load of the first row.
   __device__ void begin() {
-    if (!moves_) return;
+    if (!copies_) return;
     stages_.open(op_);
     if (token_ >= end_) return;
     load_row(op_, stage_, stages_.barriers, token_);
     next_ = following(claim(), token_);
   }
 
+  // Waits for the first row and casts it.
   __device__ void prepare() {
     if (token_ >= end_) return;
     take_row();
     prepared_ = true;
   }
 
-  // Returns when all stores of the calling thread are performed.
+  // Copies all rows of the warp. Returns when all stores of the calling thread are performed.
   __device__ void run() {
     TokenChoice choice = load_choice(op_, token_, end_);
     while (token_ < end_) {
@@ -213,32 +218,35 @@ class Pusher {
     stages_.close();
   }
 
-  // The operation has failed: nothing may be on its way into this CTA's memory when it leaves.
+  // Ends the warp's work when the operation has failed. No copy may be in flight to this CTA's memory when it
+  // leaves.
   __device__ void abandon() {
-    if (!moves_) return;
+    if (!copies_) return;
     const bool loads = prepared_ ? op_.shape.format.cast && next_ < end_ : token_ < end_;
     if (loads) barrier_wait(stages_.barriers, parity_);
     stages_.close();
   }
 
  private:
-  // The next token is asked for early and taken late, so that the answer has time. Lane 0 has it.
+  // Claims a token. The warp claims early and uses the answer late, so that the atomic's latency is hidden.
+  // Only lane 0 has the answer.
   __device__ std::uint32_t claim() const {
     return claims_ && lane_of() == 0 ? atomicAdd(&workspace(op_).claimed, 1) : 0;
   }
+  // Returns the token after `token`: the claimed one, or the next of this CTA.
   __device__ std::uint32_t following(std::uint32_t claimed, std::uint32_t token) const {
     return step_ + (claims_ ? __shfl_sync(kFull, claimed, 0) : token);
   }
   __device__ void load_next() {
     if (next_ < end_) load_row(op_, stage_, stages_.barriers, next_);
   }
-  // What was sent has been read, so that its memory may be written.
+  // Waits until the stores have read the stage. It may then be written again.
   __device__ void wait_sent() {
     stores_wait_read();
     fence_async_shared();
     __syncwarp();
   }
-  // The row as it leaves. The x of a row that is cast is no longer needed then.
+  // Waits for the row and casts it if necessary. After a cast x is free, so the next load starts at once.
   __device__ void take_row() {
     barrier_wait(stages_.barriers, parity_);
     parity_ ^= 1;
@@ -256,7 +264,7 @@ class Pusher {
   const Shared& shared_;
   const Stages stages_;
   const StageLayout stage_;
-  const bool moves_;
+  const bool copies_;
   const bool claims_;
   bool prepared_ = false;
   std::uint32_t parity_ = 0;
@@ -266,13 +274,14 @@ class Pusher {
   std::uint32_t end_;
 };
 
-struct Rows {
+// Rows [begin, end) of recv_x.
+struct RowSpan {
   std::uint64_t begin;
   std::uint64_t end;
 };
 
-// Marks and zeroes rows of this rank's own that nobody fills.
-__device__ inline void fill_range(const Operation& op, Cta cta, const Team& team, Rows rows) {
+// Marks rows of this rank that no token fills, and zeroes them if the client asks for it.
+__device__ inline void fill_range(const Operation& op, Cta cta, const Team& team, RowSpan rows) {
   const DispatchTarget& own = op.peers[op.rank].target;
   const std::uint32_t choices = op.shape.per_expert ? 1 : op.shape.topk;
   const auto zero = [](void* memory, std::uint64_t row, std::uint32_t bytes) {
@@ -295,7 +304,8 @@ __device__ inline void fill_range(const Operation& op, Cta cta, const Team& team
   }
 }
 
-// Packed: padding always, and with `mark_unused` what lies behind. The others: only with `mark_unused`.
+// Fills the rows that no token fills. Layout packed: always the padding, and with `mark_unused` also the rows
+// behind M. Other layouts: only with `mark_unused`.
 __device__ inline void fill_rows(const Operation& op, Cta cta, const Shared& shared, const Team& team) {
   const bool packed = op.shape.per_expert && !op.shape.expert_blocks;
   if (!packed && !op.mark_unused) return;
@@ -313,7 +323,7 @@ __device__ inline void fill_rows(const Operation& op, Cta cta, const Shared& sha
   if (op.mark_unused) fill_range(op, cta, team, {end, op.shape.recv_rows});
 }
 
-// What a cached dispatch knows without counting.
+// Sets `ends` from the recorded placement, for a dispatch that reuses a routing.
 __device__ inline void recall_placement(const Operation& op, const Shared& shared) {
   const PlacementSections at(op.shape);
   const std::uint32_t experts = op.shape.per_expert ? experts_per_rank(op.shape) : 0;
@@ -327,33 +337,37 @@ __device__ inline void recall_placement(const Operation& op, const Shared& share
   __syncthreads();
 }
 
-// Counts or recalls, exchanges, and finds every place. False: the operation has failed.
-__device__ inline bool route(const Operation& op, Cta cta, const Shared& shared, Pusher& pusher,
+// Counts and exchanges the choices, or recalls a routing, and computes all places. Returns false if the
+// operation has failed.
+__device__ inline bool route(const Operation& op, Cta cta, const Shared& shared, Dispatcher& dispatcher,
                              std::uint64_t deadline_ns) {
   const Peer& own = op.peers[op.rank];
   if (op.cached) {
     if (cta.index == 0) announce(op);
     recall_placement(op, shared);
-    pusher.prepare();
+    dispatcher.prepare();
   } else {
     if (!count_choices(op, cta, shared)) return false;
-    pusher.prepare();
+    dispatcher.prepare();
     if (!wait_signals(op, own.ready, 1u << op.rank, deadline_ns)) return false;
     sum_lower_ctas(op, cta, shared);
   }
-  if (!wait_signals(op, own.ready, ranks_there(op), deadline_ns)) return false;
+  if (!wait_signals(op, own.ready, active_ranks(op), deadline_ns)) return false;
   if (!check_announcements(op)) return false;
   return op.cached || place_rows(op, shared, whole_cta());
 }
 
-// What comes with the rows of the CTA's tokens, and their places, kept for later operations.
-__device__ inline void send_books(const Operation& op, Cta cta, const Shared& shared, const Team& clerks) {
+// Sends what goes beside the rows of the CTA's tokens: choices, weights, sources. Stores their places in the
+// routing for later operations.
+__device__ inline void send_metadata(const Operation& op, Cta cta, const Shared& shared,
+                                     const Team& metadata_team) {
   const Range tokens = part_of(op.num_tokens, cta.index, cta.count);
-  TokenChoice next = load_choice(op, tokens.begin + clerks.warp(), tokens.end);
+  TokenChoice next = load_choice(op, tokens.begin + metadata_team.warp(), tokens.end);
 #pragma unroll 1
-  for (std::uint32_t token = tokens.begin + clerks.warp(); token < tokens.end; token += clerks.warps) {
+  for (std::uint32_t token = tokens.begin + metadata_team.warp(); token < tokens.end;
+       token += metadata_team.warps) {
     TokenChoice choice = next;
-    next = load_choice(op, token + clerks.warps, tokens.end);
+    next = load_choice(op, token + metadata_team.warps, tokens.end);
     place_choice(op, shared, token, choice);
     if (choice.row >= 0 && !op.cached) op.routing.rows[token * op.shape.topk + lane_of()] = choice.row;
     if (op.shape.per_expert) {
@@ -364,35 +378,36 @@ __device__ inline void send_books(const Operation& op, Cta cta, const Shared& sh
   }
 }
 
-// What the warps do that move no rows. CTA 0 writes the placement down too: first, so that the CPU learns of
-// it early, unless there are so few tokens that it would hold up the whole operation.
-__device__ inline void keep_books(const Operation& op, Cta cta, const Shared& shared) {
-  const Team clerks{op.movers.warps, blockDim.x / 32 - op.movers.warps};
-  const bool few = op.num_tokens <= 4 * cta.count * clerks.warps;
-  if (few) send_books(op, cta, shared, clerks);
+// The work of the metadata warps. CTA 0 also records and delivers the placement. It does so first, so that
+// the CPU sees the counts early. With few tokens it does so last, since this would delay the whole
+// operation.
+__device__ inline void run_metadata_warps(const Operation& op, Cta cta, const Shared& shared) {
+  const Team metadata_team{op.movers.warps, blockDim.x / 32 - op.movers.warps};
+  const bool few = op.num_tokens <= 4 * cta.count * metadata_team.warps;
+  if (few) send_metadata(op, cta, shared, metadata_team);
   if (cta.index == 0) {
-    if (!op.cached) record_placement(op, shared, clerks);
-    deliver_counts(op, clerks);
+    if (!op.cached) record_placement(op, shared, metadata_team);
+    deliver_counts(op, metadata_team);
   }
-  if (!few) send_books(op, cta, shared, clerks);
-  fill_rows(op, cta, shared, clerks);
+  if (!few) send_metadata(op, cta, shared, metadata_team);
+  fill_rows(op, cta, shared, metadata_team);
 }
 
-// One CTA's part of a dispatch that pushes every row to its place. `op` is the CTA's own copy.
-__device__ inline void run_pushing_dispatch(const Operation& op, Cta cta, std::uint8_t* memory) {
+// Runs one CTA's part of a high-throughput dispatch. `op` is the CTA's own copy.
+__device__ inline void run_high_throughput_dispatch(const Operation& op, Cta cta, std::uint8_t* memory) {
   const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
   const Shared shared(op, memory);
   if (threadIdx.x < op.shape.num_ranks) shared.targets[threadIdx.x] = op.peers[threadIdx.x].target;
-  Pusher pusher(op, cta, shared);
-  pusher.begin();
-  if (!route(op, cta, shared, pusher, deadline_ns)) {
-    pusher.abandon();
+  Dispatcher dispatcher(op, cta, shared);
+  dispatcher.begin();
+  if (!route(op, cta, shared, dispatcher, deadline_ns)) {
+    dispatcher.abandon();
     return;
   }
-  if (pusher.moves()) {
-    pusher.run();
+  if (dispatcher.copies()) {
+    dispatcher.run();
   } else {
-    keep_books(op, cta, shared);
+    run_metadata_warps(op, cta, shared);
   }
   finish(op, cta, deadline_ns, [&op] { return num_recv_rows(op); });
 }

@@ -1,4 +1,4 @@
-// Pieces of shared memory through which one warp moves rows.
+// The pieces of shared memory through which a warp copies rows.
 #pragma once
 
 #include "cuda/common/ptx.cuh"
@@ -8,7 +8,7 @@
 
 namespace epd::kernels::cuda {
 
-// The stages of one warp.
+// The stages of one warp, and a barrier for each.
 struct Stages {
   std::uint8_t* memory;
   std::uint64_t* barriers;
@@ -25,7 +25,8 @@ struct Stages {
     return memory + std::size_t{stage} * bytes;
   }
 
-  // Before the first copy and after the last. The memory was used by ordinary accesses before.
+  // open() comes before the first copy, close() after the last. Ordinary accesses have used the memory before
+  // open(), so it fences them against the async proxy.
   __device__ void open(const Operation& op) const {
     EPD_AT_MOST(op.movers.header_bytes + (warp_of() + 1) * count * bytes, op.movers.shared_bytes);
     EPD_AT_MOST((warp_of() + 1) * count, num_barriers(op));
@@ -45,7 +46,7 @@ struct Stages {
   }
 };
 
-// A stage and how often it was used before.
+// The current stage of a ring of stages, and the parity of its barrier's phase.
 struct StageCursor {
   std::uint32_t stage = 0;
   std::uint32_t parity = 0;

@@ -1,21 +1,22 @@
-// Landings: while few tokens travel, a row lies once at each rank that takes it, in a slot of its source and
-// token, before it is spread over experts' rows (dispatch), or after they have been summed (combine).
+// Inboxes of the low-latency path. A rank has an inbox with one slot for each (source, token). In dispatch, a
+// row arrives in its slot and is then scattered to the places of its experts. In combine, a partial sum
+// arrives in the slot.
 #pragma once
 
 #include "cuda/common/signal.cuh"
 
 namespace epd::kernels::cuda {
 
-// What is told in a landing: a word that carries the operation's tag with it, so that nobody has to say
-// besides that it is there.
-struct ToldWord {
+// A published word: 16 bytes that carry the operation's tag and a value. One access delivers both, so a word
+// needs no flag beside it.
+struct PublishedWord {
   std::uint64_t tag;
   std::uint64_t value;
 };
-static_assert(sizeof(ToldWord) == 16);
+static_assert(sizeof(PublishedWord) == 16);
 
-// One access of 16 bytes: both halves or neither.
-__device__ inline void tell(ToldWord* at, std::uint64_t tag, std::uint64_t value) {
+// Publishes or reads a word by one access of 16 bytes: both halves or neither.
+__device__ inline void publish_word(PublishedWord* at, std::uint64_t tag, std::uint64_t value) {
   asm volatile(
       "{ .reg .b128 word;\n"
       "  mov.b128 word, {%1, %2};\n"
@@ -23,8 +24,8 @@ __device__ inline void tell(ToldWord* at, std::uint64_t tag, std::uint64_t value
       "l"(tag), "l"(value)
       : "memory");
 }
-__device__ inline ToldWord look(const ToldWord* at) {
-  ToldWord word;
+__device__ inline PublishedWord read_word(const PublishedWord* at) {
+  PublishedWord word;
   asm volatile(
       "{ .reg .b128 word;\n"
       "  ld.relaxed.sys.global.b128 word, [%2];\n"
@@ -35,8 +36,8 @@ __device__ inline ToldWord look(const ToldWord* at) {
   return word;
 }
 
-__device__ inline ToldWord look_acquire(const ToldWord* at) {
-  ToldWord word;
+__device__ inline PublishedWord read_word_acquire(const PublishedWord* at) {
+  PublishedWord word;
   asm volatile(
       "{ .reg .b128 word;\n"
       "  ld.acquire.sys.global.b128 word, [%2];\n"
@@ -47,97 +48,99 @@ __device__ inline ToldWord look_acquire(const ToldWord* at) {
   return word;
 }
 
-// Parts of the landing of rank `at`.
-__device__ inline std::size_t landing_place(const Operation& op, std::uint32_t source, std::uint32_t token) {
+// Each of these functions finds a part of the inbox of rank `at`, for one source and one of its tokens.
+__device__ inline std::size_t inbox_index(const Operation& op, std::uint32_t source, std::uint32_t token) {
   EPD_BELOW(source, op.shape.num_ranks);
   EPD_BELOW(token, op.landing.max_tokens);
   return std::size_t{source} * op.landing.max_tokens + token;
 }
-__device__ inline ToldWord* hello_word(const Operation& op, std::uint32_t at, std::uint32_t source) {
+__device__ inline PublishedWord* begin_word(const Operation& op, std::uint32_t at, std::uint32_t source) {
   EPD_BELOW(at, op.shape.num_ranks);
   EPD_BELOW(source, op.shape.num_ranks);
-  return reinterpret_cast<ToldWord*>(op.peers[at].landing + op.landing.hello + source * 64);
+  return reinterpret_cast<PublishedWord*>(op.peers[at].landing + op.landing.hello + source * 64);
 }
-// Dispatch: the plan of `source`, of movers.plan.end words. (abi::PlanWords)
-__device__ inline ToldWord* plan_words(const Operation& op, std::uint32_t rank, std::uint32_t source) {
+// Dispatch: the plan message of `source` at `rank`, movers.plan.end words (abi::PlanWords).
+__device__ inline PublishedWord* plan_words(const Operation& op, std::uint32_t rank, std::uint32_t source) {
   EPD_BELOW(rank, op.shape.num_ranks);
   EPD_BELOW(source, op.shape.num_ranks);
-  return reinterpret_cast<ToldWord*>(op.peers[rank].landing + op.landing.plans) +
+  return reinterpret_cast<PublishedWord*>(op.peers[rank].landing + op.landing.plans) +
          source * ((op.movers.plan.end + 3) / 4 * 4);
 }
-// Whose experts the word `place` beyond counts_of(0) is about.
+// Dispatch: the rank whose experts the count word `place` is about, counted from counts_of(0).
 __device__ inline std::uint32_t rank_of_count(const Operation& op, std::uint32_t place) {
   return place / op.shape.count_words_divisor;
 }
-// Combine: a word for each choice of a token.
-__device__ inline ToldWord* asked_words(const Operation& op, std::uint32_t at, std::uint32_t source,
-                                        std::uint32_t token) {
+// Combine: the requested words of a token, one for each of its choices.
+__device__ inline PublishedWord* requested_words(const Operation& op, std::uint32_t at, std::uint32_t source,
+                                                 std::uint32_t token) {
   EPD_BELOW(at, op.shape.num_ranks);
-  return reinterpret_cast<ToldWord*>(op.peers[at].landing + op.landing.asked) +
-         landing_place(op, source, token) * op.shape.topk;
+  return reinterpret_cast<PublishedWord*>(op.peers[at].landing + op.landing.asked) +
+         inbox_index(op, source, token) * op.shape.topk;
 }
-__device__ inline std::uint64_t* landed_tag(const Operation& op, std::uint32_t at, std::uint32_t source,
-                                            std::uint32_t token, std::uint32_t piece) {
+__device__ inline std::uint64_t* inbox_tag(const Operation& op, std::uint32_t at, std::uint32_t source,
+                                           std::uint32_t token, std::uint32_t piece) {
   EPD_BELOW(at, op.shape.num_ranks);
   EPD_BELOW(piece, abi::kLandingPieces);
   return reinterpret_cast<std::uint64_t*>(op.peers[at].landing + op.landing.landed) +
-         landing_place(op, source, token) * abi::kLandingPieces + piece;
+         inbox_index(op, source, token) * abi::kLandingPieces + piece;
 }
-__device__ inline std::uint8_t* landing_slot(const Operation& op, std::uint32_t at, std::uint32_t source,
-                                             std::uint32_t token) {
+__device__ inline std::uint8_t* inbox_slot(const Operation& op, std::uint32_t at, std::uint32_t source,
+                                           std::uint32_t token) {
   EPD_BELOW(at, op.shape.num_ranks);
   EPD_AT_MOST(op.movers.landed.bytes, op.landing.slot_bytes);
-  return op.peers[at].landing + op.landing.slots + landing_place(op, source, token) * op.landing.slot_bytes;
+  return op.peers[at].landing + op.landing.slots + inbox_index(op, source, token) * op.landing.slot_bytes;
 }
 
-// What a CTA's warps tell each other during an operation through landings; zero before.
-struct LandingBoard {
-  std::uint32_t tokens[kMaxRanks];  // of each source
-  std::uint32_t rows_cast;
-  std::uint32_t cast_claimed;  // steps that warps have taken of a round's cast
-  std::uint32_t sent;          // warps that have sent all
-  std::uint32_t claimed;       // landed rows, or sums to be sent, that warps have taken
-  std::uint32_t own_claimed;   // rows that are held, or sums of own tokens, likewise
-  std::uint32_t placed;        // places are known, or kNowhere: the operation has failed
-  std::uint32_t greeted;       // `tokens` are known, or kNowhere
+// What a CTA's warps share during an operation of the low-latency path. All zero at the operation's begin.
+struct CtaBoard {
+  std::uint32_t tokens[kMaxRanks];  // number of tokens of each source, from the begin messages
+  std::uint32_t rows_cast;          // rows of the CTA that are cast
+  std::uint32_t cast_claimed;       // steps of the round's cast that warps have claimed
+  std::uint32_t sent;               // warps that have sent all their rows or sums
+  std::uint32_t claimed;            // rows in the inbox, or sums to be sent, that warps have claimed
+  std::uint32_t local_claimed;      // local rows, or results of own tokens, that warps have claimed
+  std::uint32_t placed;             // 0, kKnown: the places are known, or kFailed: the operation has failed
+  std::uint32_t begins;             // 0, kKnown: `tokens` are known, or kFailed
   static constexpr std::uint32_t kKnown = 1;
-  static constexpr std::uint32_t kNowhere = 2;
+  static constexpr std::uint32_t kFailed = 2;
 };
 
-// Whether a rank may write to another's landing only when that one has begun, too. Not if operations take
-// turns at two landings or more, and the one before has ended well: then the other had begun that one, and so
-// left the one before it, which was the last to read this landing.
-__device__ inline bool asks_before_landing(const Operation& op) {
+// Returns whether this rank must wait for the other ranks' begin messages before it writes to their inboxes.
+// It need not wait if there are two inboxes or more in turn and the operation before has ended without an
+// error. Then every other rank had begun the operation before, and so had left the operation before that.
+// That one was the last to read the inbox.
+__device__ inline bool must_wait_for_begins(const Operation& op) {
   return op.landing.count == 1 || load_relaxed(&workspace(op).ended) + 1 != op.tag;
 }
 
-// The first threads of the CTA; a barrier follows.
-__device__ inline void clear_board(LandingBoard& board) {
-  constexpr std::uint32_t kWords = sizeof(LandingBoard) / 4;
+// Clears the board. The first threads of the CTA call; a barrier must follow.
+__device__ inline void clear_board(CtaBoard& board) {
+  constexpr std::uint32_t kWords = sizeof(CtaBoard) / 4;
   if (threadIdx.x < kWords) reinterpret_cast<std::uint32_t*>(&board)[threadIdx.x] = 0;
 }
 
-// The next of what the CTA's warps take as they get free; neighbours lie on different SMs. A warp calls.
+// Claims the next item for the calling warp. Neighbouring items go to different SMs.
 __device__ inline std::uint32_t claim(Cta cta, std::uint32_t& counter) {
   std::uint32_t next = 0;
   if (lane_of() == 0) next = count_shared(&counter);
   return cta.index + cta.count * __shfl_sync(kFull, next, 0);
 }
 
-// A warp of CTA 0 tells every rank that this one has begun. What it read of the operation before in its block
-// has been read.
-__device__ inline void say_hello(const Operation& op) {
-  if (lane_of() >= op.shape.num_ranks || !is_there(op, lane_of())) return;
+// Sends the begin message to every rank. One warp of CTA 0 calls. The fence orders this rank's reads in the
+// block, by the operation before, ahead of the message.
+__device__ inline void send_begin(const Operation& op) {
+  if (lane_of() >= op.shape.num_ranks || !is_active(op, lane_of())) return;
   fence_system();
-  tell(hello_word(op, lane_of(), op.rank), op.tag, op.num_tokens);
+  publish_word(begin_word(op, lane_of(), op.rank), op.tag, op.num_tokens);
 }
 
-// Until all ranks have said so; then the board has their tokens. False: failed. A warp.
-__device__ inline bool greet(const Operation& op, LandingBoard& board, std::uint64_t deadline_ns) {
-  ToldWord word{};
-  const bool there = ((ranks_there(op) >> lane_of()) & 1) != 0;
-  const bool all = wait_until(op, lane_of(), there, deadline_ns, [&] {
-    word = look_acquire(hello_word(op, op.rank, lane_of()));
+// Waits for the begin messages of all ranks and stores their tokens on the board. One warp calls. Returns
+// false if the operation has failed.
+__device__ inline bool wait_begins(const Operation& op, CtaBoard& board, std::uint64_t deadline_ns) {
+  PublishedWord word{};
+  const bool active = ((active_ranks(op) >> lane_of()) & 1) != 0;
+  const bool all = wait_until(op, lane_of(), active, deadline_ns, [&] {
+    word = read_word_acquire(begin_word(op, op.rank, lane_of()));
     return word.tag >= op.tag;
   });
   if (!all) return false;
@@ -145,57 +148,60 @@ __device__ inline bool greet(const Operation& op, LandingBoard& board, std::uint
   __syncwarp();
   return true;
 }
-// Tells the other warps of the CTA, too.
-__device__ inline bool greet_for_all(const Operation& op, LandingBoard& board, std::uint64_t deadline_ns) {
-  const bool good = greet(op, board, deadline_ns);
+// The same, and also publishes the result to the other warps of the CTA.
+__device__ inline bool wait_begins_for_cta(const Operation& op, CtaBoard& board, std::uint64_t deadline_ns) {
+  const bool good = wait_begins(op, board, deadline_ns);
   if (lane_of() == 0) {
     __threadfence_block();
-    *static_cast<volatile std::uint32_t*>(&board.greeted) =
-        good ? LandingBoard::kKnown : LandingBoard::kNowhere;
+    *static_cast<volatile std::uint32_t*>(&board.begins) = good ? CtaBoard::kKnown : CtaBoard::kFailed;
   }
   return good;
 }
-__device__ inline bool is_greeted(const LandingBoard& board) {
-  return static_cast<const volatile std::uint32_t&>(board.greeted) != 0;
+// Returns whether wait_begins_for_cta() has finished in this CTA.
+__device__ inline bool knows_begins(const CtaBoard& board) {
+  return static_cast<const volatile std::uint32_t&>(board.begins) != 0;
 }
-__device__ inline bool wait_greeted(const LandingBoard& board) {
-  while (!is_greeted(board)) {
+// Waits until wait_begins_for_cta() has finished in this CTA. Returns false if the operation has failed.
+__device__ inline bool wait_board_begins(const CtaBoard& board) {
+  while (!knows_begins(board)) {
   }
   __threadfence_block();
   __syncwarp();
-  return board.greeted == LandingBoard::kKnown;
+  return board.begins == CtaBoard::kKnown;
 }
-// All warps but the last.
-__device__ inline bool greet_together(const Operation& op, LandingBoard& board, std::uint64_t deadline_ns) {
-  return all_but_last().all(warp_of() != 0 || greet(op, board, deadline_ns));
+// Waits for the begin messages with all warps but the last; warp 0 polls. Returns false if the operation has
+// failed.
+__device__ inline bool wait_begins_together(const Operation& op, CtaBoard& board, std::uint64_t deadline_ns) {
+  return all_but_last().all(warp_of() != 0 || wait_begins(op, board, deadline_ns));
 }
 
-// Until the lane's word, if it has one, is told. False: failed. All lanes of a warp call.
-__device__ inline bool wait_told(const Operation& op, const ToldWord* at, bool mine, std::uint32_t rank,
-                                 std::uint64_t deadline_ns, std::uint64_t& value) {
+// Waits until the word `at` is published, for each lane with `mine`. Returns false if the operation has
+// failed. All lanes of a warp call.
+__device__ inline bool wait_published(const Operation& op, const PublishedWord* at, bool mine,
+                                      std::uint32_t rank, std::uint64_t deadline_ns, std::uint64_t& value) {
   return wait_until(op, rank, mine, deadline_ns, [&] {
-    const ToldWord word = look(at);
+    const PublishedWord word = read_word(at);
     value = word.value;
     return word.tag == op.tag;
   });
 }
 
-// A warp has sent, and released, the last that it sends to other ranks.
-__device__ inline void count_sent(LandingBoard& board) {
+// Counts the calling warp on the board. The warp has sent and released all that it sends to other ranks.
+__device__ inline void count_sent(CtaBoard& board) {
   __syncwarp();
   if (lane_of() != 0) return;
   __threadfence_block();
   count_shared(&board.sent);
 }
 
-// The last warp of each CTA, which has no stores under way for which its counting would wait: when `warps`
-// have sent all, it counts the CTA, and the last of all tells the other ranks. False: the operation has
-// failed.
-__device__ inline bool tell_others(const Operation& op, Cta cta, LandingBoard& board, std::uint32_t warps) {
+// Waits until `warps` warps of the CTA have sent all, then counts the CTA. The last CTA signals `arrived` to
+// the other ranks. The signal warp of each CTA calls, since it has no stores in flight that its release would
+// wait for. Returns false if the operation has failed.
+__device__ inline bool signal_others(const Operation& op, Cta cta, CtaBoard& board, std::uint32_t warps) {
   const volatile std::uint32_t& sent = board.sent;
 #pragma unroll 1
-  for (std::uint32_t looks = 1; __shfl_sync(kFull, sent, 0) != warps; ++looks) {
-    if (looks % 64 != 0) continue;
+  for (std::uint32_t polls = 1; __shfl_sync(kFull, sent, 0) != warps; ++polls) {
+    if (polls % 64 != 0) continue;
     if (__any_sync(kFull, load_relaxed(&workspace(op).failed) == op.tag)) return false;
   }
   bool last = false;
@@ -205,24 +211,25 @@ __device__ inline bool tell_others(const Operation& op, Cta cta, LandingBoard& b
   }
   const std::uint32_t rank = lane_of();
   if (!__shfl_sync(kFull, last, 0)) return true;
-  if (rank >= op.shape.num_ranks || rank == op.rank || !is_there(op, rank)) return true;
+  if (rank >= op.shape.num_ranks || rank == op.rank || !is_active(op, rank)) return true;
   store_release_system(&op.peers[rank].arrived[op.rank].tag, op.tag);
   return true;
 }
 
-// The herald announces, compares announcements, tells the others when `warps` of its CTA have sent all, and
-// ends when they have sent this rank all. False: the operation has failed.
-__device__ inline bool herald(const Operation& op, Cta cta, LandingBoard& board, std::uint32_t warps,
-                              std::uint64_t deadline_ns) {
+// The work of CTA 0's signal warp. It announces the operation, compares all announcements, and signals the
+// other ranks when `warps` warps of its CTA have sent all. It ends when all other ranks have sent all to this
+// rank. Returns false if the operation has failed.
+__device__ inline bool run_signal_warp(const Operation& op, Cta cta, CtaBoard& board, std::uint32_t warps,
+                                       std::uint64_t deadline_ns) {
   const Peer& own = op.peers[op.rank];
-  const bool there = lane_of() < op.shape.num_ranks && is_there(op, lane_of());
-  const std::uint32_t rank = there ? lane_of() : op.rank;
+  const bool active = lane_of() < op.shape.num_ranks && is_active(op, lane_of());
+  const std::uint32_t rank = active ? lane_of() : op.rank;
   announce_at(op, lane_of());
   __syncwarp();
-  if (!wait_words(op, &own.ready[rank].tag, there, rank, deadline_ns)) return false;
-  if (__any_sync(kFull, there && !agrees(op, rank)) != 0) return false;
-  if (!tell_others(op, cta, board, warps)) return false;
-  return wait_words(op, &own.arrived[rank].tag, there && rank != op.rank, rank, deadline_ns);
+  if (!wait_words(op, &own.ready[rank].tag, active, rank, deadline_ns)) return false;
+  if (__any_sync(kFull, active && !agrees(op, rank)) != 0) return false;
+  if (!signal_others(op, cta, board, warps)) return false;
+  return wait_words(op, &own.arrived[rank].tag, active && rank != op.rank, rank, deadline_ns);
 }
 
 }  // namespace epd::kernels::cuda

@@ -1,5 +1,5 @@
-// Combine through landings: who holds a token's rows adds them up, so that one partial sum for each (token,
-// rank) crosses the wire; the token's owner adds those up.
+// Low-latency combine. The holder of a token's rows adds them up. One partial sum for each (token, rank)
+// crosses NVLink to the token's owner, and the owner adds the partial sums up.
 #pragma once
 
 #include "cuda/common/routing.cuh"
@@ -8,10 +8,10 @@
 
 namespace epd::kernels::cuda {
 
-// Sums are cut into pieces that a warp adds up at once: so tokens of many rows keep no warp longer than
-// others.
+// The division of a sum into pieces, which warps add up one at a time. Pieces keep the work of warps even
+// when some tokens have many rows.
 struct SumPieces {
-  std::uint32_t vectors;  // of a row
+  std::uint32_t vectors;  // vectors of 16 bytes in a row
   std::uint32_t count;
   Divisor per_token_divisor;
 
@@ -25,8 +25,8 @@ struct SumPieces {
   }
 };
 
-// What a warp takes of an operation's tokens: the first, and every step_of_warps()-th. Neighbours lie on
-// different SMs.
+// The tokens of a warp are first_of_warp() and every step_of_warps()-th token after it. Neighbouring tokens
+// go to different SMs.
 __device__ inline std::uint32_t first_of_warp(const Operation& op) {
   return blockIdx.x + op.movers.ctas * warp_of();
 }
@@ -34,7 +34,7 @@ __device__ inline std::uint32_t step_of_warps(const Operation& op) {
   return op.movers.ctas * op.movers.warps;
 }
 
-// The choice of lane k, if the token takes its row.
+// The row of choice `lane`: the holder's rank, and whether the token takes a row there.
 struct TakenRow {
   std::uint32_t rank = kFull;
   bool takes = false;
@@ -46,8 +46,9 @@ struct TakenRow {
   }
 };
 
-// Tells every rank which of its rows a token takes, with their weights.
-__device__ inline void ask_for_sums(const Operation& op, std::uint32_t token, const RawChoice& raw) {
+// Publishes to every rank which of its rows the token takes, and their weights. An entry for a choice of
+// another rank is kFull.
+__device__ inline void request_sums(const Operation& op, std::uint32_t token, const RawChoice& raw) {
   const TakenRow taken(op, raw);
   float weight = 1.0f;
   if (op.topk_weights != nullptr)
@@ -56,38 +57,41 @@ __device__ inline void ask_for_sums(const Operation& op, std::uint32_t token, co
   const std::uint64_t row =
       std::uint64_t{__float_as_uint(weight)} << 32 | static_cast<std::uint32_t>(raw.row);
   for (std::uint32_t d = 0; d < op.shape.num_ranks; ++d) {
-    if (!is_there(op, d)) continue;
-    tell(asked_words(op, d, op.rank, token) + lane_of(), op.tag,
-         taken.takes && taken.rank == d ? row : kFull);
+    if (!is_active(op, d)) continue;
+    publish_word(requested_words(op, d, op.rank, token) + lane_of(), op.tag,
+                 taken.takes && taken.rank == d ? row : kFull);
   }
 }
 
-// A piece of this rank's part of a token's sum.
+// One piece of this rank's partial sum for a token of `owner`.
 struct SumTask {
   std::uint32_t owner = 0;
-  std::uint32_t token = kFull;  // kFull: none
+  std::uint32_t token = kFull;  // kFull: no task
   std::uint32_t piece = 0;
-  ToldWord word{};  // of choice `lane`, if it was there already
+  PublishedWord word{};  // requested word of choice `lane`, as it was when the task was read
 
-  __device__ const ToldWord* at(const Operation& op) const {
-    return asked_words(op, op.rank, owner, token == kFull ? 0 : token) + min(lane_of(), op.shape.topk - 1);
+  // The requested word of choice `lane`.
+  __device__ const PublishedWord* at(const Operation& op) const {
+    return requested_words(op, op.rank, owner, token == kFull ? 0 : token) +
+           min(lane_of(), op.shape.topk - 1);
   }
+  // Returns whether the word was not published yet.
   __device__ bool is_late(const Operation& op) const {
     return token != kFull && lane_of() < op.shape.topk && word.tag != op.tag;
   }
-  // Of this rank's rows, the one that choice `lane` takes, with its weight; kFull: none.
+  // Returns the requested value of choice `lane`: one of this rank's rows and its weight, or kFull for none.
   __device__ std::uint64_t row(const Operation& op) const {
     return token != kFull && lane_of() < op.shape.topk ? word.value : kFull;
   }
 };
 
-// Those of all warps of the rank, in the order in which they are taken. Some of own tokens are first, for
-// which no other rank has to have come; then come those of others, so that they have crossed the wire when
-// the rest of the own ones has been formed. Neighbours go to different ranks, so that the links to all of
-// them are busy.
+// All tasks of the rank, in the order in which warps claim them. First come some partial sums for own tokens,
+// which need no other rank. Then come the partial sums for other ranks, so that they cross NVLink while the
+// rest of the own ones is added up. Neighbouring tasks belong to different owners, which keeps the links to
+// all ranks busy.
 class SumTasks {
  public:
-  __device__ SumTasks(const Operation& op, const LandingBoard& board)
+  __device__ SumTasks(const Operation& op, const CtaBoard& board)
       : op_(op),
         board_(board),
         pieces_(op),
@@ -96,24 +100,25 @@ class SumTasks {
         own_(op.num_tokens * pieces_.count),
         first_(min(own_, op.movers.ctas * op.movers.warps)) {}
 
-  __device__ bool has(std::uint32_t i) const { return i < own_ + of_others_; }
-  // Whether it is beyond what is known.
-  __device__ bool asks(std::uint32_t i) const { return i >= first_ && !all_; }
-  // When the board has everybody's tokens.
-  __device__ void know_all() {
+  __device__ bool has(std::uint32_t i) const { return i < own_ + of_other_ranks_; }
+  // Returns whether task i is known only after the begin messages have arrived.
+  __device__ bool needs_begins(std::uint32_t i) const { return i >= first_ && !all_; }
+  // Takes the other ranks' tokens from the board.
+  __device__ void take_begins() {
     all_ = true;
     std::uint32_t most = 0;
 #pragma unroll 1
     for (std::uint32_t s = 0; s < op_.shape.num_ranks; ++s)
       most = max(most, s == op_.rank ? 0 : board_.tokens[s]);
-    of_others_ = most * pieces_.count * others_;
+    of_other_ranks_ = most * pieces_.count * others_;
   }
-  __device__ SumTask look_at(std::uint32_t i) const {
+  // Returns task i with its requested words as they are now.
+  __device__ SumTask read_task(std::uint32_t i) const {
     SumTask task;
     if (!has(i)) return task;
     task.owner = op_.rank;
-    const bool is_own = i < first_ || i >= first_ + of_others_;
-    if (i >= first_) i -= is_own ? of_others_ : first_;
+    const bool is_own = i < first_ || i >= first_ + of_other_ranks_;
+    if (i >= first_) i -= is_own ? of_other_ranks_ : first_;
     std::uint32_t token = pieces_.token_of(i);
     task.piece = i - token * pieces_.count;
     if (!is_own) {
@@ -126,7 +131,7 @@ class SumTasks {
     EPD_BELOW(task.owner, op_.shape.num_ranks);
     EPD_BELOW(task.piece, pieces_.count);
     task.token = token;
-    if (lane_of() < op_.shape.topk) task.word = look(task.at(op_));
+    if (lane_of() < op_.shape.topk) task.word = read_word(task.at(op_));
     return task;
   }
   __device__ Range range(const SumTask& task) const {
@@ -135,45 +140,46 @@ class SumTasks {
 
  private:
   const Operation& op_;
-  const LandingBoard& board_;
+  const CtaBoard& board_;
   const SumPieces pieces_;
   const std::uint32_t others_;
   const Divisor other_ranks_divisor_;
   const std::uint32_t own_;
-  const std::uint32_t first_;  // own ones
-  std::uint32_t of_others_ = 0;
+  const std::uint32_t first_;  // tasks of own tokens that come first
+  std::uint32_t of_other_ranks_ = 0;
   bool all_ = false;
 };
 
-// Of this rank's rows, those that are asked for.
-__device__ inline Summands asked_rows(const Operation& op, std::uint64_t asked) {
+// Turns requested values into this rank's rows. A lane without a valid row has none.
+__device__ inline Summands requested_rows(const Operation& op, std::uint64_t requested) {
   const std::uint16_t* const y = op.peers[op.rank].source.y;
-  const auto row = static_cast<std::uint32_t>(asked);
+  const auto row = static_cast<std::uint32_t>(requested);
   const bool holds = row < op.shape.recv_rows && row != kFull && y != nullptr;
   return {__ballot_sync(kFull, holds), reinterpret_cast<const std::uint8_t*>(y),
-          std::size_t{op.shape.hidden} * 2, row, __uint_as_float(static_cast<std::uint32_t>(asked >> 32))};
+          std::size_t{op.shape.hidden} * 2, row,
+          __uint_as_float(static_cast<std::uint32_t>(requested >> 32))};
 }
 
-static_assert(kSummedVectors == 4);  // load_vectors
+static_assert(kSummedVectors == 4);  // as load_vectors() assumes
 
-// A warp forms sums, as it gets free. Rows come to its stage, each lane's vectors by its own loads, some rows
-// ahead of what is added up, across the ends of sums. Rows and sums have numbers; what belongs to number n is
-// kept by lane n % 32.
+// The sums that one warp forms. Each lane loads its own vectors of a row into the warp's stage, up to
+// kSummedAhead rows ahead of the addition, also across the end of a sum. Rows and sums are numbered; lane n %
+// 32 keeps the values of number n.
 class SumStream {
  public:
-  __device__ SumStream(const Operation& op, std::uint8_t* stages, LandingBoard& board)
+  __device__ SumStream(const Operation& op, std::uint8_t* stages, CtaBoard& board)
       : op_(op),
         board_(board),
         stage_(shared_address(stages) + warp_of() * op.movers.stage_bytes + lane_of() * 16),
         tasks_(op, board) {}
 
-  // False: the operation has failed.
+  // Forms sums until no task is left. Returns false if the operation has failed.
   __device__ bool run(std::uint64_t deadline_ns) {
     EPD_AT_MOST(op_.movers.shared_bytes, dynamic_shared_bytes());
     EPD_AT_MOST((warp_of() + 1) * op_.movers.stage_bytes, op_.movers.shared_bytes);
     deadline_ns_ = deadline_ns;
     next_i_ = claim(cta_of(op_), board_.claimed);
-    look_ahead();
+    prefetch_task();
 #pragma unroll 1
     while (true) {
 #pragma unroll 1
@@ -186,42 +192,44 @@ class SumStream {
   }
 
  private:
-  enum class State { kGoesOn, kOver, kFailed };
-  static constexpr std::uint32_t kReleased = 8;  // at a time: a release waits for all that is on its way
+  enum class State { kRunning, kDone, kFailed };
+  // The number of sums that are released together: a release waits for all stores in flight.
+  static constexpr std::uint32_t kReleased = 8;
   static_assert(kReleased + kSummedAhead <= 32);
 
-  // The next sum, of which one asks meanwhile; unless its owner has to come first.
-  __device__ void look_ahead() {
-    looked_ = !tasks_.asks(next_i_);
-    if (looked_) next_ = tasks_.look_at(next_i_);
+  // Reads the next task early, while other work goes on. A task of another rank needs that rank's begin
+  // message first.
+  __device__ void prefetch_task() {
+    prefetched_ = !tasks_.needs_begins(next_i_);
+    if (prefetched_) next_ = tasks_.read_task(next_i_);
   }
-  // The next sum that has rows. What has to come from other ranks is waited for unless rows are on their way.
-  // False: none for now.
+  // Begins the next sum that has rows. It waits for other ranks only if no rows are in flight. Returns false
+  // if no sum can begin now.
   __device__ bool begin_sum() {
 #pragma unroll 1
-    while (state_ == State::kGoesOn) {
-      if (!looked_) {
-        if (loaded_ != added_ && !is_greeted(board_)) return false;
-        if (!wait_greeted(board_)) return end(State::kFailed);
-        tasks_.know_all();
-        look_ahead();
+    while (state_ == State::kRunning) {
+      if (!prefetched_) {
+        if (loaded_ != added_ && !knows_begins(board_)) return false;
+        if (!wait_board_begins(board_)) return end(State::kFailed);
+        tasks_.take_begins();
+        prefetch_task();
       }
-      if (!tasks_.has(next_i_)) return end(State::kOver);
+      if (!tasks_.has(next_i_)) return end(State::kDone);
       const bool late = next_.is_late(op_);
       if (__any_sync(kFull, late)) {
         if (loaded_ != added_) {
-          if (late) next_.word = look(next_.at(op_));
+          if (late) next_.word = read_word(next_.at(op_));
           return false;
         }
         release();
-        if (!wait_told(op_, next_.at(op_), late, next_.owner, deadline_ns_, next_.word.value))
+        if (!wait_published(op_, next_.at(op_), late, next_.owner, deadline_ns_, next_.word.value))
           return end(State::kFailed);
       }
-      rows_ = asked_rows(op_, next_.row(op_));
+      rows_ = requested_rows(op_, next_.row(op_));
       left_ = rows_.lanes;
       if (left_ != 0) describe_sum();
       next_i_ = claim(cta_of(op_), board_.claimed);
-      look_ahead();
+      prefetch_task();
       if (left_ != 0) return true;
     }
     return false;
@@ -230,6 +238,7 @@ class SumStream {
     state_ = state;
     return false;
   }
+  // Notes the begun sum's destination, tag and size in the lane of its number.
   __device__ void describe_sum() {
     const Range range = tasks_.range(next_);
     const std::uint32_t vectors = range.end - range.begin;
@@ -238,8 +247,8 @@ class SumStream {
     mine_ = vectors <= lane_of() ? 0 : (vectors - lane_of() + 31) / 32;
     EPD_AT_MOST(range.end * 16, min(op_.shape.hidden * 2, op_.landing.slot_bytes));
     if (lane_of() == begun_ % 32) {
-      to_ = landing_slot(op_, next_.owner, op_.rank, next_.token) + range.begin * 16;
-      tag_ = landed_tag(op_, next_.owner, op_.rank, next_.token, next_.piece);
+      to_ = inbox_slot(op_, next_.owner, op_.rank, next_.token) + range.begin * 16;
+      tag_ = inbox_tag(op_, next_.owner, op_.rank, next_.token, next_.piece);
       size_ = vectors << 8 | static_cast<std::uint32_t>(__popc(left_));
     }
     ++begun_;
@@ -248,6 +257,7 @@ class SumStream {
   __device__ bool has_room() const {
     return loaded_ - added_ < kSummedAhead;
   }
+  // Starts the loads of the next row of the begun sum.
   __device__ void load_row() {
     const int lane = __ffs(static_cast<int>(left_)) - 1;
     left_ &= left_ - 1;
@@ -272,8 +282,8 @@ class SumStream {
     if (count > 2) thread_load<1024>(to, from);
     if (count > 3) thread_load<1536>(to, from);
   }
-  // The oldest. Rows of the one that was begun last follow as there is room; no other is begun meanwhile, as
-  // what that takes would drive the sums out of registers.
+  // Adds up and stores the oldest sum. Rows of the sum that was begun last are loaded as there is room. No
+  // other sum begins here: its registers would drive the sums out of registers.
   __device__ void add_sum() {
     const auto lane = static_cast<int>(summed_ % 32);
     const std::uint32_t size = __shfl_sync(kFull, size_, lane);
@@ -301,6 +311,7 @@ class SumStream {
     ++summed_;
     if (summed_ - released_ == kReleased) release();
   }
+  // Releases the tags of all stored sums.
   __device__ void release() {
     __syncwarp();
     if (((lane_of() - released_) & 31) < summed_ - released_) store_release_system(tag_, op_.tag);
@@ -311,36 +322,37 @@ class SumStream {
   }
 
   const Operation& op_;
-  LandingBoard& board_;
-  const std::uint32_t stage_;  // the lane's vectors, in shared memory
+  CtaBoard& board_;
+  const std::uint32_t stage_;  // shared address of the lane's vectors
   SumTasks tasks_;
   std::uint64_t deadline_ns_ = 0;
-  State state_ = State::kGoesOn;
-  // The next sum.
+  State state_ = State::kRunning;
+  // The next task.
   std::uint32_t next_i_ = 0;
-  bool looked_ = false;
+  bool prefetched_ = false;
   SumTask next_;
-  // The one whose rows are loaded.
+  // The sum whose rows are being loaded.
   Summands rows_{};          // from the lane's first vector on
-  std::uint32_t left_ = 0;   // lanes of rows that are not loaded
-  std::uint32_t lacks_ = 0;  // vectors of a row, to be a whole piece
-  std::uint32_t mine_ = 0;   // the lane's
-  // Rows.
+  std::uint32_t left_ = 0;   // set of lanes whose rows are not loaded yet
+  std::uint32_t lacks_ = 0;  // vectors that a row lacks to a whole piece
+  std::uint32_t mine_ = 0;   // vectors of a row that the lane has
+  // Counters of rows.
   std::uint32_t load_at_ = 0;
   std::uint32_t add_at_ = 0;
   std::uint32_t loaded_ = 0;
   std::uint32_t added_ = 0;
-  float weight_ = 0.0f;  // of the lane's row
-  // Sums.
+  float weight_ = 0.0f;  // weight of the row that the lane keeps
+  // Counters of sums.
   std::uint32_t begun_ = 0;
   std::uint32_t summed_ = 0;
   std::uint32_t released_ = 0;
-  std::uint32_t size_ = 0;  // of the lane's: vectors << 8 | rows
+  std::uint32_t size_ = 0;  // of the sum that the lane keeps: vectors << 8 | rows
   std::uint8_t* to_ = nullptr;
   std::uint64_t* tag_ = nullptr;
 };
 
-// A piece of the sum of one of this rank's own tokens.
+// Adds up one piece of the result of an own token, from the partial sums in the inbox. Returns false if the
+// operation has failed.
 __device__ inline bool add_own_piece(const Operation& op, std::uint32_t token, std::uint32_t piece,
                                      Range vectors, const RawChoice& raw, std::uint64_t deadline_ns) {
   EPD_BELOW(token, op.num_tokens);
@@ -349,7 +361,7 @@ __device__ inline bool add_own_piece(const Operation& op, std::uint32_t token, s
   const std::uint32_t ranks = __reduce_or_sync(kFull, taken.takes ? 1u << taken.rank : 0u);
   const bool mine = ((ranks >> lane_of()) & 1) != 0;
   const std::uint32_t from = mine ? lane_of() : op.rank;
-  if (!wait_words<kManyPauseNs>(op, landed_tag(op, op.rank, from, token, piece), mine, from, deadline_ns))
+  if (!wait_words<kManyPauseNs>(op, inbox_tag(op, op.rank, from, token, piece), mine, from, deadline_ns))
     return false;
   const std::size_t row = std::size_t{token} * op.shape.hidden;
   const auto bias_of = [&op, row](std::uint32_t i) {
@@ -357,12 +369,12 @@ __device__ inline bool add_own_piece(const Operation& op, std::uint32_t token, s
   };
   auto* const out = reinterpret_cast<uint4*>(op.out + row);
   const std::size_t pitch = std::size_t{op.landing.max_tokens} * op.landing.slot_bytes;
-  add_rows({ranks, landing_slot(op, op.rank, 0, token), pitch, from, 1.0f}, vectors, {bias_of(0), bias_of(1)},
-           [out](std::uint32_t i, uint4 v) { out[i] = with_own_nans(v); });
+  add_rows({ranks, inbox_slot(op, op.rank, 0, token), pitch, from, 1.0f}, vectors, {bias_of(0), bias_of(1)},
+           [out](std::uint32_t i, uint4 v) { out[i] = with_canonical_nans(v); });
   return true;
 }
 
-// The weights that come back.
+// Writes out_weights of all own tokens.
 __device__ inline void return_all_weights(const Operation& op) {
   for (std::uint32_t token = first_of_warp(op); token < op.num_tokens; token += step_of_warps(op)) {
     const RawChoice raw = load_raw(op, token);
@@ -372,15 +384,15 @@ __device__ inline void return_all_weights(const Operation& op) {
   }
 }
 
-// Sums of own tokens, as warps get free. False: the operation has failed.
-__device__ inline bool add_own(const Operation& op, LandingBoard& board, std::uint64_t deadline_ns) {
+// Adds up the results of own tokens, as warps become free. Returns false if the operation has failed.
+__device__ inline bool add_own(const Operation& op, CtaBoard& board, std::uint64_t deadline_ns) {
   const SumPieces pieces(op);
   const std::uint32_t end = op.num_tokens * pieces.count;
-  std::uint32_t i = claim(cta_of(op), board.own_claimed);
+  std::uint32_t i = claim(cta_of(op), board.local_claimed);
   RawChoice raw = load_raw(op, pieces.token_of(i));
 #pragma unroll 1
   while (i < end) {
-    const std::uint32_t next = claim(cta_of(op), board.own_claimed);
+    const std::uint32_t next = claim(cta_of(op), board.local_claimed);
     const RawChoice next_raw = load_raw(op, pieces.token_of(next));
     const std::uint32_t token = pieces.token_of(i);
     const std::uint32_t piece = i - token * pieces.count;
@@ -391,34 +403,35 @@ __device__ inline bool add_own(const Operation& op, LandingBoard& board, std::ui
   return true;
 }
 
-// The warps that move rows. False: the operation has failed.
-__device__ inline bool combine_landing(const Operation& op, std::uint8_t* stages, LandingBoard& board,
-                                       std::uint64_t deadline_ns) {
-  // What was told here before has been read: who reads it has not let the operation before end.
+// The work of the copy warps. Returns false if the operation has failed.
+__device__ inline bool combine_by_inbox(const Operation& op, std::uint8_t* stages, CtaBoard& board,
+                                        std::uint64_t deadline_ns) {
+  // The words of the operation before in the same inbox have been read: each reader kept that operation from
+  // ending until it had read them.
   for (std::uint32_t token = first_of_warp(op); token < op.num_tokens; token += step_of_warps(op))
-    ask_for_sums(op, token, load_raw(op, token));
+    request_sums(op, token, load_raw(op, token));
   if (!SumStream(op, stages, board).run(deadline_ns)) return false;
   if (op.out_weights != nullptr) return_all_weights(op);
   count_sent(board);
   return add_own(op, board, deadline_ns);
 }
 
-// One CTA's part of a combine through landings.
-__device__ __noinline__ inline void run_landing_combine(const Operation& op, std::uint8_t* memory) {
-  __shared__ LandingBoard board;
+// Runs one CTA's part of a low-latency combine.
+__device__ __noinline__ inline void run_low_latency_combine(const Operation& op, std::uint8_t* memory) {
+  __shared__ CtaBoard board;
   const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
   clear_board(board);
   __syncthreads();
   bool good = true;
   if (warp_of() < op.movers.warps) {
-    good = combine_landing(op, memory, board, deadline_ns);
-  } else if (warp_of() == herald_warp()) {
-    if (blockIdx.x == 0) say_hello(op);
-    good = greet_for_all(op, board, deadline_ns);
+    good = combine_by_inbox(op, memory, board, deadline_ns);
+  } else if (warp_of() == signal_warp()) {
+    if (blockIdx.x == 0) send_begin(op);
+    good = wait_begins_for_cta(op, board, deadline_ns);
     if (good && blockIdx.x == 0) {
-      good = herald(op, cta_of(op), board, op.movers.warps, deadline_ns);
+      good = run_signal_warp(op, cta_of(op), board, op.movers.warps, deadline_ns);
     } else if (good) {
-      good = tell_others(op, cta_of(op), board, op.movers.warps);
+      good = signal_others(op, cta_of(op), board, op.movers.warps);
     }
   }
   if (__syncthreads_or(!good) != 0) return;

@@ -1,4 +1,4 @@
-// Rows as they travel through landings: what comes with them, and how they are sent.
+// Rows as they lie in an inbox, and how a warp sends them.
 #pragma once
 
 #include "cuda/common/routing.cuh"
@@ -6,35 +6,36 @@
 
 namespace epd::kernels::cuda {
 
-// A choice as it travels with its row: the expert, and the row's number among those that the expert gets from
-// the source. Every number is below abi::kLandingTokens.
-struct LandedChoice {
+// A choice as it lies behind its row: the expert, and the row's number among the rows that this expert gets
+// from the source. Every number is below abi::kLandingTokens.
+struct InboxChoice {
   std::uint32_t word;
-  static constexpr std::uint32_t kNone = 0xffff;  // no expert; or as a number: a lower k has the same expert
-  static __device__ LandedChoice make(std::uint32_t expert, std::uint32_t number) {
+  // As an expert: no choice. As a number: a lower k chose the same expert.
+  static constexpr std::uint32_t kNone = 0xffff;
+  static __device__ InboxChoice make(std::uint32_t expert, std::uint32_t number) {
     return {number << 16 | (expert & 0xffff)};
   }
   __device__ std::uint32_t expert() const { return word & 0xffff; }
   __device__ std::uint32_t number() const { return word >> 16; }
 };
 
-// Rows of a warp that are on their way to landings, two at most. (A warp has one, since each round releases
-// the one before.)
+// The rows of a warp that are in flight to inboxes: two at most. In practice there is one, since each round
+// releases the round before.
 class SentRows {
  public:
-  // Where the next row goes: to every rank that is chosen; lane k has the expert of choice k, or kFull.
-  // `held`: but for this rank, which takes it from its stage.
-  __device__ void prepare(const Operation& op, std::uint32_t expert, std::uint32_t token, bool held) {
+  // Sets the destinations of the next row: every rank that a choice names. Lane k has the expert of choice k,
+  // or kFull. With `is_local` this rank is left out, because it takes the row from the stage.
+  __device__ void prepare(const Operation& op, std::uint32_t expert, std::uint32_t token, bool is_local) {
     const std::uint32_t rank = expert != kFull ? rank_of_expert(op.shape, expert) : op.rank;
     EPD_BELOW(rank, op.shape.num_ranks);
-    const bool leaves = expert != kFull && !(held && rank == op.rank);
+    const bool leaves = expert != kFull && !(is_local && rank == op.rank);
     const std::uint32_t ranks = __reduce_or_sync(kFull, leaves ? 1u << rank : 0u);
     const bool mine = ((ranks >> lane_of()) & 1) != 0;
     const std::uint32_t to = mine ? lane_of() : op.rank;
-    slot_ = landing_slot(op, to, op.rank, token);
-    next_ = mine ? landed_tag(op, to, op.rank, token, 0) : nullptr;
+    slot_ = inbox_slot(op, to, op.rank, token);
+    next_ = mine ? inbox_tag(op, to, op.rank, token, 0) : nullptr;
   }
-  // A stage that has the row and all that comes with it.
+  // Sends the row in `stage`, which is complete with choices and weights.
   __device__ void send(const Operation& op, std::uint8_t* stage) {
     if (count_ == 2) release_first<1>(op);
     warp_store(slot_, stage, op.movers.landed.bytes, next_ != nullptr);
@@ -42,7 +43,8 @@ class SentRows {
     (count_ == 0 ? first_ : second_) = next_;
     ++count_;
   }
-  // kLater: stores of the warp that came after them, in groups.
+  // Releases the tags of all rows in flight. kLater is the number of groups of stores that the warp has
+  // issued after them.
   template <std::uint32_t kLater = 0>
   __device__ void release(const Operation& op) {
     if (count_ == 2) release_first<1 + kLater>(op);
@@ -59,7 +61,7 @@ class SentRows {
     first_ = second_;
   }
   std::uint32_t count_ = 0;
-  std::uint64_t* first_ = nullptr;  // tags, the lane's
+  std::uint64_t* first_ = nullptr;  // the tag at lane's rank, or null
   std::uint64_t* second_ = nullptr;
   std::uint64_t* next_ = nullptr;
   std::uint8_t* slot_ = nullptr;

@@ -1,4 +1,4 @@
-// Dispatch through landings: the rows that a CTA sends, and how x comes to it.
+// Low-latency dispatch: the rows that a CTA sends, and the loading of their x.
 #pragma once
 
 #include "cuda/common/shared.cuh"
@@ -6,27 +6,27 @@
 
 namespace epd::kernels::cuda {
 
-// Rows of a CTA's tokens, and where they lie before they leave. CTA 0 moves none, if there are others.
+// The rows of a CTA's tokens, and their stages. If there are several CTAs, CTA 0 copies no rows.
 //
-// Stages of rows that are cast belong to rows, in rounds: a row that leaves, then its x, where later two rows
-// land. Of others they belong to warps, and the first round is one row for each.
+// Rows with a cast go in rounds, and a stage belongs to one row. The stage holds the row to be sent, then its
+// x; later the room of x holds two received rows. Without a cast, a stage belongs to a warp, and a round has
+// one row for each warp.
 //
-// x of the first round comes by bulk copies, before anything else is done. The last warp asks for them: it
-// has nothing else to do then, and so the fence between the proxies that they take costs nobody time. Later
-// rounds, which only large operations have, are asked for by warp 0 if they are cast, else by each warp for
-// itself.
+// Bulk copies load x of the first round before anything else happens. The signal warp issues them: it is idle
+// then, so the proxy fence in front of them delays nobody. Only large operations have later rounds. Warp 0
+// issues the copies of a later round with a cast; else each warp loads for itself.
 class OwnRows {
  public:
   __device__ OwnRows(const Operation& op, const Shared& shared) : op_(op), shared_(shared) {}
-  // Among those that move rows.
+  // The CTA's number among the CTAs that copy rows.
   __device__ Cta cta() const {
-    const std::uint32_t keeper = op_.movers.ctas == 1 ? 0 : 1;
-    return {blockIdx.x - keeper, op_.movers.ctas - keeper};
+    const std::uint32_t metadata_cta = op_.movers.ctas == 1 ? 0 : 1;
+    return {blockIdx.x - metadata_cta, op_.movers.ctas - metadata_cta};
   }
-  // Found anew each time, as most of what can be: registers are full.
+  // The number of the CTA's rows. It is computed again at each use, since registers are full.
   __device__ std::uint32_t count() const {
-    const bool moves = op_.movers.ctas == 1 || blockIdx.x != 0;
-    return moves && op_.num_tokens > cta().index ? rows_of(cta().index) : 0;
+    const bool copies = op_.movers.ctas == 1 || blockIdx.x != 0;
+    return copies && op_.num_tokens > cta().index ? rows_of(cta().index) : 0;
   }
   __device__ std::uint32_t token_of(std::uint32_t row) const { return cta().index + cta().count * row; }
   __device__ const std::uint8_t* x_of(std::uint32_t row) const {
@@ -37,24 +37,25 @@ class OwnRows {
     EPD_AT_MOST(op_.movers.header_bytes + (number + 1) * op_.movers.stage_bytes, op_.movers.shared_bytes);
     return shared_.stages + std::size_t{number} * op_.movers.stage_bytes;
   }
-  // Of a round at most, and of the one that begins with row `first`.
+  // The most rows of a round, and the rows of the round that begins with row `first`.
   __device__ std::uint32_t most() const {
     return op_.shape.format.cast ? op_.movers.stages : op_.movers.warps;
   }
   __device__ std::uint32_t round_rows(std::uint32_t first) const { return min(most(), count() - first); }
-  // A warp, whose lanes have fenced; `there` completes. Nothing is on its way if there are no rows. A barrier
-  // of who reads x follows: before sm_90 it is there then.
-  __device__ void load_round(std::uint32_t first, std::uint64_t* there) const {
+  // Loads x of the round that begins with row `first`; `arrived` completes. Without rows nothing is loaded.
+  // One warp calls, whose lanes have passed a proxy fence. A barrier must follow before x is read: before
+  // sm_90 the loads are complete then.
+  __device__ void load_round(std::uint32_t first, std::uint64_t* arrived) const {
     const std::uint32_t rows = round_rows(first);
     const std::uint32_t bytes = op_.shape.format.x_bytes;
     if (rows == 0) return;
-    if (lane_of() == 0) barrier_expect(there, rows * bytes);
+    if (lane_of() == 0) barrier_expect(arrived, rows * bytes);
     __syncwarp();
     const bool mine = lane_of() < rows;
     const std::uint32_t place = mine ? lane_of() : 0;
     const std::uint32_t behind = op_.shape.format.cast ? op_.movers.landed_pitch : 0;
 #if EPD_BULK
-    warp_load(stage(place) + behind, x_of(first + place), bytes, mine, there);
+    warp_load(stage(place) + behind, x_of(first + place), bytes, mine, arrived);
 #else
     for (std::uint32_t i = 0; i < rows; ++i) lanes_load(stage(i) + behind, x_of(first + i), bytes);
     thread_loads_commit();
@@ -62,25 +63,27 @@ class OwnRows {
     __syncwarp();
 #endif
   }
-  // Rows that no other follows in their stage are held: this rank takes them from there, without a landing.
-  __device__ std::uint32_t first_held() const {
-    return first_held_of(count());
+  // Rows of the last round are local rows if their token chose this rank: no later row takes their stage, so
+  // this rank takes them from there and not from its inbox.
+  __device__ std::uint32_t first_local() const {
+    return first_local_of(count());
   }
-  __device__ bool is_held(std::uint32_t token) const {
+  // Returns whether the row of a token of this rank, of any CTA, is in its CTA's last round.
+  __device__ bool is_local(std::uint32_t token) const {
     const std::uint32_t row = round_of(token);
-    return row >= first_held_of(rows_of(token - row * cta().count));
+    return row >= first_local_of(rows_of(token - row * cta().count));
   }
 
  private:
   __device__ std::uint32_t round_of(std::uint32_t token) const {
     return cta().count == 1 ? token : token / op_.movers.senders_divisor;
   }
-  // That a CTA sends; one at least.
+  // The number of rows of CTA `cta`, at least one.
   __device__ std::uint32_t rows_of(std::uint32_t cta) const {
     return round_of(op_.num_tokens - cta - 1) + 1;
   }
-  // The first row that is held of a CTA that has so many.
-  __device__ std::uint32_t first_held_of(std::uint32_t rows) const {
+  // The first row of the last round, of a CTA with `rows` rows.
+  __device__ std::uint32_t first_local_of(std::uint32_t rows) const {
     if (!op_.shape.format.cast) return rows - min(rows, op_.movers.warps);
     if (rows <= op_.movers.stages) return 0;
     return (rows - 1) / op_.movers.stages_divisor * op_.movers.stages;

@@ -1,5 +1,5 @@
-// What all ranks have told of the rows that they send: where those rows lie at this rank and, in CTA 0, where
-// this rank's lie everywhere.
+// The plan messages that this rank has received. They say where received rows lie at this rank and, in CTA 0,
+// where this rank's rows lie at all ranks.
 #pragma once
 
 #include "cuda/common/placement.cuh"
@@ -7,15 +7,16 @@
 
 namespace epd::kernels::cuda {
 
-class LandedPlans {
+// The plan messages of all ranks, in shared memory. Functions with a Team are called by all its threads.
+class ReceivedPlans {
  public:
-  __device__ LandedPlans(const Operation& op, Cta cta, const Shared& shared, LandingBoard& board)
+  __device__ ReceivedPlans(const Operation& op, Cta cta, const Shared& shared, CtaBoard& board)
       : op_(op), board_(board), words_(op.movers.plan), first_(shared.scratch), sets_(shared.bits) {
     if (cta.index != 0) return;
     all_ = cta.count > 1 ? reinterpret_cast<std::uint32_t*>(shared.stages) : set(op.shape.num_ranks);
   }
 
-  // The team's part of what everybody tells. False: the operation has failed.
+  // Collects the words of all plan messages that the CTA needs. Returns false if the operation has failed.
   __device__ bool collect(const Team& team, std::uint64_t deadline_ns) const {
     const std::uint32_t ranks = op_.shape.num_ranks;
     const std::uint32_t count = ranks * (all_ != nullptr ? words_.end : words_.counts_of(1));
@@ -26,11 +27,12 @@ class LandedPlans {
     return team.all(good);
   }
 
-  // Where they begin; `ends` as place_rows has them. A team. False: there is no room.
+  // Computes the place of each (expert, source), and `ends` as place_rows() does. Returns false if there is
+  // not enough room.
   __device__ bool place(const Team& team, std::uint32_t* ends) const {
     const std::uint32_t experts = experts_per_rank(op_.shape);
     bool fits = true;
-    std::uint32_t offset = 0;  // packed: of the next expert
+    std::uint32_t offset = 0;  // layout packed: place of the next expert
     const std::uint32_t step = op_.shape.expert_blocks ? team.threads() : 32;
     if (!op_.shape.expert_blocks && team.warp() != 0) return team.all(true);
 #pragma unroll 1
@@ -64,16 +66,18 @@ class LandedPlans {
     return team.all(fits);
   }
 
-  __device__ bool comes(std::uint32_t source, std::uint32_t token) const {
+  // Returns whether the source sends the token's row to this rank.
+  __device__ bool will_come(std::uint32_t source, std::uint32_t token) const {
     EPD_BELOW(source, op_.shape.num_ranks);
     EPD_AT_MOST(board_.tokens[source], op_.movers.set_words * 32);
     return token < board_.tokens[source] && ((set(source)[token / 32] >> token % 32) & 1) != 0;
   }
-  // Of an expert of this rank; beyond all for others and for none.
+  // Returns an expert's number within this rank. For other ranks' experts and for none it is out of range.
   __device__ std::uint32_t local(std::uint32_t expert) const {
     return expert - op_.rank * experts_per_rank(op_.shape);
   }
-  // Row `number` of those that the source sends to expert `local`; -1: it told of no such row.
+  // Returns the place of row `number` among the rows that the source sends to expert `local`; -1 if the plan
+  // message has no such row.
   __device__ std::int32_t row(std::uint32_t local, std::uint32_t source, std::uint32_t number) const {
     EPD_BELOW(local, experts_per_rank(op_.shape));
     EPD_BELOW(source, op_.shape.num_ranks);
@@ -82,7 +86,8 @@ class LandedPlans {
     return number < count()[i] ? static_cast<std::int32_t>(first_[i] + number) : -1;
   }
 
-  // CTA 0: where this rank's rows begin at each expert, as place_rows says. A team. False: there is no room.
+  // Computes where this rank's rows begin at each expert, as place_rows() does. Only CTA 0 calls. Returns
+  // false if there is not enough room.
   __device__ bool place_own(const Team& team, std::uint32_t* base) const {
     const std::uint32_t experts = experts_per_rank(op_.shape);
     bool fits = true;
@@ -120,7 +125,8 @@ class LandedPlans {
     return team.all(fits);
   }
 
-  // Room for a placement's words: of CTA 0, which has no stages, behind the counts; else in global memory.
+  // Room for a placement's words: behind the counts in CTA 0, which has no stages; with a single CTA in the
+  // routing record.
   __device__ std::int32_t* placement_words(Cta cta) const {
     if (cta.count == 1) return op_.routing.placement;
     EPD_AT_MOST(op_.movers.header_bytes +
@@ -129,7 +135,7 @@ class LandedPlans {
     return reinterpret_cast<std::int32_t*>(all_ + op_.shape.num_experts * op_.shape.num_ranks);
   }
 
-  // CTA 0: the placement, as record_placement has it. A team.
+  // Writes the placement, as record_placement() does. Only CTA 0 calls.
   __device__ void write_placement(const Team& team, const Shared& shared, std::int32_t* words) const {
     const PlacementSections at(op_.shape);
     const std::uint32_t ranks = op_.shape.num_ranks;
@@ -151,7 +157,7 @@ class LandedPlans {
     team.sync();
   }
 
-  // M. A warp.
+  // Returns M, the number of received rows. One warp calls.
   __device__ std::uint32_t num_rows(const std::uint32_t* ends) const {
     const std::uint32_t experts = experts_per_rank(op_.shape);
     if (!op_.shape.expert_blocks) return ends[experts * 2 - 1];
@@ -163,33 +169,35 @@ class LandedPlans {
   }
 
  private:
+  // The number of rows for each (local expert, source): [E/R,R].
   __device__ std::uint32_t* count() const {
     return first_ + op_.shape.num_experts;
   }
-  // Tokens of a source that come; at most 16 words.
+  // The set of tokens whose rows come from `source`: at most 16 words.
   __device__ std::uint32_t* set(std::uint32_t source) const {
     EPD_AT_MOST((op_.shape.num_experts + op_.shape.num_ranks + source) * op_.movers.set_words,
                 bits_words(op_));
     return sets_ + (op_.shape.num_experts + op_.shape.num_ranks + source) * op_.movers.set_words;
   }
-  // Of those that the CTA collects. Clerks are as many as the words of usual groups, which so need one look.
+  // Waits for word i of those that the CTA collects. In usual groups there are as many metadata threads as
+  // words, so each thread waits for one.
   __device__ bool collect_word(std::uint32_t i, std::uint64_t deadline_ns) const {
     std::uint32_t number = i / op_.shape.num_ranks_divisor;
     const std::uint32_t source = i - number * op_.shape.num_ranks;
     if (all_ == nullptr && number >= words_.counts_of(0)) number += op_.rank * words_.count_words;
     EPD_BELOW(number, words_.end);
-    ToldWord word{};
-    const ToldWord* const at = plan_words(op_, op_.rank, source) + number;
+    PublishedWord word{};
+    const PublishedWord* const at = plan_words(op_, op_.rank, source) + number;
 #pragma unroll 1
-    for (std::uint32_t looks = 1; is_there(op_, source); ++looks) {
-      word = look(at);
+    for (std::uint32_t polls = 1; is_active(op_, source); ++polls) {
+      word = read_word(at);
       if (word.tag == op_.tag) break;
-      if (looks % 64 == 0 && must_leave(op_, deadline_ns, 1u << source)) return false;
+      if (polls % 64 == 0 && must_leave(op_, deadline_ns, 1u << source)) return false;
     }
     take(source, number, word.value);
     return true;
   }
-  // `value` 0: the source is not there.
+  // Stores one word of a plan message. `value` is 0 for an inactive source.
   __device__ void take(std::uint32_t source, std::uint32_t word, std::uint64_t value) const {
     EPD_BELOW(source, op_.shape.num_ranks);
     if (word == 0) {
@@ -203,6 +211,7 @@ class LandedPlans {
       take_counts(source, word - words_.counts_of(0), value);
     }
   }
+  // Stores a count word: four counts of 16 bits.
   __device__ void take_counts(std::uint32_t source, std::uint32_t place, std::uint64_t value) const {
     const std::uint32_t experts = experts_per_rank(op_.shape);
     const std::uint32_t rank = rank_of_count(op_, place);
@@ -217,7 +226,7 @@ class LandedPlans {
     }
   }
 
-  // Rows of all sources at an expert, and of those below this rank.
+  // Sums up the rows for an expert over all sources, and over the sources below this rank.
   __device__ ColumnSum sum(std::uint32_t expert) const {
     ColumnSum rows;
 #pragma unroll 1
@@ -228,7 +237,7 @@ class LandedPlans {
     }
     return rows;
   }
-  // Tokens of each source that come to this rank, summed up. A warp.
+  // Writes rank_offsets: prefix sums of the tokens of each source that come to this rank. One warp calls.
   __device__ void write_rank_offsets(std::int32_t* offsets) const {
     std::uint32_t tokens = 0;
 #pragma unroll 1
@@ -239,6 +248,7 @@ class LandedPlans {
     }
     if (lane_of() == 0) offsets[op_.shape.num_ranks] = static_cast<std::int32_t>(tokens);
   }
+  // Sets the place of each source's rows for one expert, which begins at row `at`.
   __device__ void begin_sources(std::uint32_t local, std::uint32_t at, std::uint32_t* ends,
                                 std::uint32_t total, std::uint32_t end) const {
     EPD_BELOW(local * 2 + 1, ends_words(op_));
@@ -252,11 +262,11 @@ class LandedPlans {
   }
 
   const Operation& op_;
-  LandingBoard& board_;
+  CtaBoard& board_;
   const abi::PlanWords& words_;
-  std::uint32_t* const first_;    // [E/R,R]; behind them count(), likewise
-  std::uint32_t* const sets_;     // OwnChoices'; behind them set()
-  std::uint32_t* all_ = nullptr;  // [R,E] CTA 0: rows of each source at each expert
+  std::uint32_t* const first_;    // [E/R,R] places, with count() behind them
+  std::uint32_t* const sets_;     // the sets of OwnChoices, with set() behind them
+  std::uint32_t* all_ = nullptr;  // CTA 0: [R,E] rows that each source sends to each expert
 };
 
 }  // namespace epd::kernels::cuda

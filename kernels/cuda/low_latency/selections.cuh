@@ -1,5 +1,5 @@
-// A rank's own choices as sets of tokens, one for each expert, in shared memory: how many rows each expert
-// gets, and the number of each among them.
+// A rank's own choices in shared memory, as a set of tokens for each expert. The sets give the number of rows
+// for each expert, and the number of each row among them.
 #pragma once
 
 #include "cuda/common/routing.cuh"
@@ -7,8 +7,8 @@
 
 namespace epd::kernels::cuda {
 
-// A choice that does not exist. Each thread that finds one looks for the first of all, so that all say the
-// same.
+// Fails the operation because of an invalid choice. A thread that finds an invalid choice rescans the earlier
+// ones, so that the error names the first.
 __device__ __noinline__ inline void refuse(const Operation& op, std::uint32_t place, std::int64_t value) {
 #pragma unroll 1
   for (std::uint32_t lower = 0; lower < place; ++lower) {
@@ -24,8 +24,8 @@ __device__ __noinline__ inline void refuse(const Operation& op, std::uint32_t pl
   fail(op, ending);
 }
 
-// Choices as they lie: read from memory that the client may be changing; or from a known routing. An index is
-// widened only when it is needed, so that loads do not wait for each other.
+// Where choices are read from: the client's memory, which may change at the same time, or a known routing. An
+// index stays unconverted until it is needed, so that loads do not wait for each other.
 using RawIndex = std::uint64_t;
 struct IndexSource {
   const void* at;
@@ -33,7 +33,7 @@ struct IndexSource {
 
   __device__ explicit IndexSource(const Operation& op)
       : at(op.cached ? op.routing.topk : op.topk_idx), wide(!op.cached && op.shape.index64) {}
-  // -1 from `count` on.
+  // Returns -1 for a `place` from `count` on.
   __device__ RawIndex load(std::uint32_t place, std::uint32_t count) const {
     if (place >= count) return ~RawIndex{0};
     if (wide) return load_relaxed_system(static_cast<const std::uint64_t*>(at) + place);
@@ -44,15 +44,16 @@ struct IndexSource {
   }
 };
 
-// Every CTA makes them all for itself: that is faster than to be told. A client that changes its choices
-// meanwhile may so be read in different ways: its own rows then have other numbers than were counted, and the
-// receiver leaves those out that it was not told of (LandedPlans::row). A row that it was told of and that is
-// not sent ends the operation at the deadline, in this rank's name, as if the rank had not called.
+// The rank's choices. Every CTA reads them all for itself, which is faster than an exchange. If a client
+// changes its choices at the same time, CTAs may read different values. Then the numbers of the client's own
+// rows differ from the counts, and the receiver skips rows that no plan message has announced
+// (ReceivedPlans::row). If an announced row is not sent, the operation ends at the deadline, with this rank
+// as the failed rank.
 class OwnChoices {
  public:
   __device__ OwnChoices(const Operation& op, const Shared& shared) : op_(op), sets_(shared.bits) {}
 
-  // A team; a barrier follows.
+  // Clears the sets. A team calls; a barrier must follow.
   __device__ void clear(const Team& team) const {
     const std::uint32_t words = (op_.shape.num_experts + op_.shape.num_ranks) * op_.movers.set_words;
     EPD_AT_MOST(words, bits_words(op_));
@@ -60,86 +61,89 @@ class OwnChoices {
     for (std::uint32_t i = team.thread(); i < words; i += team.threads()) sets_[i] = 0;
   }
 
-  // The thread's share. False: one was refused. CTA 0 also gives them to the routing, and counts what is
-  // dropped. Without branches, and with what is the same for all in registers: none of a batch waits for
-  // another. `meanwhile()` is called when the first loads are on their way.
+  // Reads the calling thread's share of the choices into the sets. CTA 0 also stores the choices in the
+  // routing and counts dropped selections. The loop has no branches and keeps its constants in registers, so
+  // that no load of a batch waits for another. `meanwhile()` is called when the first loads are in flight.
+  // Returns false if a choice is invalid.
   template <typename Meanwhile>
   __device__ bool read(const Team& team, Meanwhile meanwhile) const {
-    const bool keeps = blockIdx.x == 0;
+    const bool records = blockIdx.x == 0;
     const std::uint32_t count = op_.num_tokens * op_.shape.topk;
-    const Taking how(op_);
-    std::int32_t* const to = keeps && !op_.cached ? op_.routing.topk : nullptr;
+    const SelectionRules rules(op_);
+    std::int32_t* const to = records && !op_.cached ? op_.routing.topk : nullptr;
     std::uint32_t dropped = 0;
     std::uint32_t bad = kFull;
     std::int64_t bad_value = 0;
-    RawIndex raw[kTaken];
+    RawIndex raw[kBatch];
     const auto load = [&](std::uint32_t first) {
 #pragma unroll
-      for (std::uint32_t j = 0; j < kTaken; ++j) raw[j] = how.source.load(first + j * team.threads(), count);
+      for (std::uint32_t j = 0; j < kBatch; ++j)
+        raw[j] = rules.source.load(first + j * team.threads(), count);
     };
     load(team.thread());
     meanwhile();
 #pragma unroll 1
     for (std::uint32_t first = team.thread(); first < count;) {
 #pragma unroll
-      for (std::uint32_t j = 0; j < kTaken; ++j) {
+      for (std::uint32_t j = 0; j < kBatch; ++j) {
         const std::uint32_t place = first + j * team.threads();
-        const std::int64_t value = how.source.value(raw[j]);
-        const bool counts = how.counts(value);
+        const std::int64_t value = rules.source.value(raw[j]);
+        const bool counts = rules.counts(value);
         const std::uint32_t expert = static_cast<std::uint32_t>(value);
-        const std::uint32_t token = place / how.topk_divisor;
+        const std::uint32_t token = place / rules.topk_divisor;
         std::uint32_t* const words = sets_ + token / 32;
         const std::uint32_t bit = 1u << token % 32;
-        if (counts) EPD_BELOW(token / 32, how.set_words);
-        if (counts) EPD_BELOW(how.rank(expert), op_.shape.num_ranks);
-        if (counts) or_shared(words + expert * how.set_words, bit);
-        if (counts && keeps) or_shared(words + (how.experts + how.rank(expert)) * how.set_words, bit);
+        if (counts) EPD_BELOW(token / 32, rules.set_words);
+        if (counts) EPD_BELOW(rules.rank(expert), op_.shape.num_ranks);
+        if (counts) or_shared(words + expert * rules.set_words, bit);
+        if (counts && records) or_shared(words + (rules.experts + rules.rank(expert)) * rules.set_words, bit);
         if (to != nullptr && place < count) to[place] = counts ? static_cast<std::int32_t>(expert) : -1;
         if (!counts && value >= 0) ++dropped;
-        if (value < -1 || value >= how.experts) {
+        if (value < -1 || value >= rules.experts) {
           bad = place;
           bad_value = value;
         }
       }
-      first += kTaken * team.threads();
+      first += kBatch * team.threads();
       if (first < count) load(first);
     }
-    if (keeps && dropped != 0) atomicAdd(&workspace(op_).dropped, dropped);
+    if (records && dropped != 0) atomicAdd(&workspace(op_).dropped, dropped);
     if (bad == kFull) return true;
     refuse(op_, bad, bad_value);
     return false;
   }
 
-  // Choice `lane` of a token, read again; and what it is worth: kFull if it is none.
+  // Reads choice `lane` of a token again.
   __device__ std::int64_t read_lane(std::uint32_t token) const {
     const IndexSource source(op_);
     const std::uint32_t count = lane_of() < op_.shape.topk ? op_.num_tokens * op_.shape.topk : 0;
     return source.value(source.load(token * op_.shape.topk + lane_of(), count));
   }
+  // Returns the expert of a choice that was read again, or kFull if it is none or not in the sets.
   __device__ std::uint32_t accepted(std::int64_t value, std::uint32_t token) const {
     if (value < 0 || value >= op_.shape.num_experts) return kFull;
     const auto expert = static_cast<std::uint32_t>(value);
     EPD_BELOW(token / 32, op_.movers.set_words);
     return ((set(expert)[token / 32] >> token % 32) & 1) != 0 ? expert : kFull;
   }
-  // Of a token's row among those that the expert gets from this rank.
+  // Returns the number of a token's row among the rows that the expert gets from this rank.
   __device__ std::uint32_t number(std::uint32_t expert, std::uint32_t token) const {
     EPD_BELOW(expert, op_.shape.num_experts);
     EPD_BELOW(token, op_.movers.set_words * 32);
     return members(set(expert), token);
   }
 
-  // CTA 0: tells every rank the plan. A team.
-  __device__ void tell_plan(const Team& team) const {
+  // Sends the plan message to every rank. A team of CTA 0 calls.
+  __device__ void send_plan(const Team& team) const {
     const abi::PlanWords& words = op_.movers.plan;
-    tell_counts(team, words);
+    send_count_words(team, words);
 #pragma unroll 1
     for (std::uint32_t i = team.threads() - 1 - team.thread(); i < words.counts_of(0); i += team.threads())
-      tell_all(i, [this, i](std::uint32_t d) { return i == 0 ? op_.num_tokens : rank_set(d, i - 1); });
+      send_plan_word(i, [this, i](std::uint32_t d) { return i == 0 ? op_.num_tokens : rank_set(d, i - 1); });
   }
 
-  // CTA 0: the rows of this rank's tokens, where `base` says that they begin. The routing has the choices. A
-  // team.
+  // Stores the rows of this rank's tokens in the routing; `base` says where they begin. The routing already
+  // has the choices. A team of CTA 0 calls.
   __device__ void write_rows(const Team& team, const std::uint32_t* base) const {
     const ChoiceLanes lanes(op_.shape.topk);
     const std::uint32_t step = lanes.tokens() * team.warps;
@@ -158,33 +162,34 @@ class OwnChoices {
   }
 
  private:
-  static constexpr std::uint32_t kTaken = 4;  // whose loads are under way together
-  // What is the same for all choices.
-  struct Taking {
+  static constexpr std::uint32_t kBatch = 4;  // choices whose loads are in flight together
+  // The constants of read().
+  struct SelectionRules {
     IndexSource source;
     std::uint32_t experts;
     Divisor experts_per_rank_divisor;
     Divisor topk_divisor;
     std::uint32_t set_words;
-    std::uint32_t there;  // set of ranks
-    __device__ explicit Taking(const Operation& op)
+    std::uint32_t active;  // set of active ranks
+    __device__ explicit SelectionRules(const Operation& op)
         : source(op),
           experts(op.shape.num_experts),
           experts_per_rank_divisor(op.shape.experts_per_rank_divisor),
           topk_divisor(op.shape.topk_divisor),
           set_words(op.movers.set_words),
-          there(ranks_there(op)) {}
+          active(active_ranks(op)) {}
     __device__ std::uint32_t rank(std::uint32_t expert) const { return expert / experts_per_rank_divisor; }
     __device__ bool counts(std::int64_t value) const {
       return static_cast<std::uint64_t>(value) < experts &&
-             ((there >> rank(static_cast<std::uint32_t>(value)) % 32) & 1) != 0;
+             ((active >> rank(static_cast<std::uint32_t>(value)) % 32) & 1) != 0;
     }
   };
+  // The set of tokens that chose the expert.
   __device__ std::uint32_t* set(std::uint32_t expert) const {
     EPD_BELOW(expert, op_.shape.num_experts + op_.shape.num_ranks);
     return sets_ + expert * op_.movers.set_words;
   }
-  // Tokens of the set below `token`.
+  // Counts the tokens of a set below `token`.
   __device__ static std::uint32_t members(const std::uint32_t* set, std::uint32_t token) {
     std::uint32_t count = 0;
 #pragma unroll 1
@@ -192,17 +197,18 @@ class OwnChoices {
     if (token % 32 != 0) count += __popc(set[token / 32] & ((1u << token % 32) - 1));
     return count;
   }
-  // Word i of the plan, value(d) to rank d.
+  // Publishes word i of the plan message; value(d) is its value for rank d.
   template <typename Value>
-  __device__ void tell_all(std::uint32_t i, Value value) const {
+  __device__ void send_plan_word(std::uint32_t i, Value value) const {
     EPD_BELOW(i, op_.movers.plan.end);
 #pragma unroll 1
     for (std::uint32_t d = 0; d < op_.shape.num_ranks; ++d) {
-      if (is_there(op_, d)) tell(plan_words(op_, d, op_.rank) + i, op_.tag, value(d));
+      if (is_active(op_, d)) publish_word(plan_words(op_, d, op_.rank) + i, op_.tag, value(d));
     }
   }
-  // Four lanes to a word, since all others wait for it.
-  __device__ void tell_counts(const Team& team, const abi::PlanWords& words) const {
+  // Publishes the words of counts, four counts to a word. Four lanes count for one word, since all other
+  // ranks wait for it.
+  __device__ void send_count_words(const Team& team, const abi::PlanWords& words) const {
     const std::uint32_t count = words.end - words.counts_of(0);
     const std::uint32_t experts = experts_per_rank(op_.shape);
 #pragma unroll 1
@@ -217,9 +223,10 @@ class OwnChoices {
       rows |= __shfl_xor_sync(kFull, rows, 1);
       const std::uint64_t four = std::uint64_t{__shfl_xor_sync(kFull, rows, 2)} << 32 | rows;
       if (lane_of() % 4 == 0 && i < count)
-        tell_all(words.counts_of(0) + i, [four](std::uint32_t) { return four; });
+        send_plan_word(words.counts_of(0) + i, [four](std::uint32_t) { return four; });
     }
   }
+  // Returns word `word` of the set of tokens that chose an expert of `rank`.
   __device__ std::uint64_t rank_set(std::uint32_t rank, std::uint32_t word) const {
     EPD_BELOW(rank, op_.shape.num_ranks);
     EPD_BELOW(word * 2, op_.movers.set_words);
@@ -229,7 +236,7 @@ class OwnChoices {
   }
 
   const Operation& op_;
-  std::uint32_t* const sets_;  // [E,set_words]; behind them those of ranks, likewise; CTA 0
+  std::uint32_t* const sets_;  // [E,set_words]; in CTA 0 followed by the sets of ranks, [R,set_words]
 };
 
 }  // namespace epd::kernels::cuda

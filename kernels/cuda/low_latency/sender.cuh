@@ -1,4 +1,4 @@
-// Dispatch through landings: a warp that moves rows.
+// Low-latency dispatch: a copy warp.
 #pragma once
 
 #include "cuda/common/cast.cuh"
@@ -11,23 +11,23 @@
 
 namespace epd::kernels::cuda {
 
-// One warp that moves rows: it sends those of this rank's tokens, then spreads what has landed.
+// One copy warp. It sends rows of this rank's tokens, then scatters received rows.
 //
-// Rows that are cast are so in steps that warps claim; a round leaves when all of it is cast.
-class Carrier {
+// Warps cast a round together, in steps that they claim. The round's rows are sent when all of them are cast.
+class LowLatencySender {
  public:
-  __device__ Carrier(const Operation& op, const Shared& shared, const OwnChoices& own, const OwnRows& rows,
-                     LandingBoard& board, std::uint64_t* x_there)
+  __device__ LowLatencySender(const Operation& op, const Shared& shared, const OwnChoices& own,
+                              const OwnRows& rows, CtaBoard& board, std::uint64_t* x_arrived)
       : op_(op),
         format_(op.shape.format),
         own_(own),
         rows_(rows),
         board_(board),
         shared_(shared),
-        x_there_(x_there),
+        x_arrived_(x_arrived),
         row_(warp_of()) {}
 
-  // Of the round that begins with row `first`: what needs no sets of choices.
+  // Starts the round that begins with row `first`. This part needs no sets of choices.
   __device__ void load(std::uint32_t first) {
     const bool mine = warp_of() < round_rows(first);
     if (mine) row_ = first + warp_of();
@@ -35,17 +35,18 @@ class Carrier {
     if (mine) read_choices(token_of(row_));
     if (mine && !format_.cast) load_copied(first);
   }
-  // And the rest, when the sets are known. Its row is not released then. Whether it was the last round.
+  // Sends the round's row, when the sets are complete, and advances `first` to the next round. The row is in
+  // flight, not released. Returns whether this was the last round.
   __device__ bool send(std::uint32_t& first) {
     const bool mine = warp_of() < round_rows(first);
     if (mine) {
       add_weights();
-      sent_.prepare(op_, write_choices(), token_of(row_), row_ >= rows_.first_held());
+      sent_.prepare(op_, write_choices(), token_of(row_), row_ >= rows_.first_local());
     }
     if (format_.cast && rows_.count() != 0) cast_round(first);
     if (mine) {
       thread_loads_wait<0>(0);
-      if (!format_.cast) barrier_wait(x_there_, 0);
+      if (!format_.cast) barrier_wait(x_arrived_, 0);
       fence_async_shared();
       __syncwarp();
       if (format_.cast && lane_of() == 0) count_shared(&board_.rows_cast);
@@ -55,13 +56,14 @@ class Carrier {
     return first >= rows_.count();
   }
 
-  // Spreads rows, held ones and then landed ones, as warps get free. False: the operation has failed.
-  __device__ bool spread(const LandedPlans& plans, std::uint64_t deadline_ns) {
+  // Scatters rows as warps become free: local rows first, then rows from the inbox. Returns false if the
+  // operation has failed.
+  __device__ bool scatter(const ReceivedPlans& plans, std::uint64_t deadline_ns) {
     if (!wait_places()) return leave(false);
-    spread_held(plans);
+    scatter_local(plans);
     count_sent(board_);
     const std::uint32_t ranks = op_.shape.num_ranks;
-    // The first ones have more rows to send.
+    // In reverse order, because the first CTAs have more rows to send.
     const Cta cta{rows_.cta().count - 1 - rows_.cta().index, rows_.cta().count};
     std::uint32_t most = 0;
 #pragma unroll 1
@@ -71,22 +73,23 @@ class Carrier {
       const std::uint32_t token = i / op_.shape.num_ranks_divisor;
       std::uint32_t source = i - token * ranks + op_.rank;
       if (source >= ranks) source -= ranks;
-      if (!plans.comes(source, token) || (source == op_.rank && rows_.is_held(token))) continue;
-      const std::uint64_t* const tag = landed_tag(op_, op_.rank, source, token, 0);
+      if (!plans.will_come(source, token) || (source == op_.rank && rows_.is_local(token))) continue;
+      const std::uint64_t* const tag = inbox_tag(op_, op_.rank, source, token, 0);
       if (!wait_words<kManyPauseNs>(op_, tag, lane_of() == 0, source, deadline_ns)) return leave(false);
-      spread_landed(plans, source, token);
+      scatter_from_inbox(plans, source, token);
     }
     return leave(true);
   }
 
-  // After load(), in place of send(). Nothing may be on its way into this CTA's memory when it leaves.
+  // Ends after load() without send(), when the operation has failed. No copy may be in flight to this CTA's
+  // memory when it leaves.
   __device__ void abandon() const {
     thread_loads_wait<0>(0);
-    if (rows_.count() != 0) barrier_wait(x_there_, 0);
+    if (rows_.count() != 0) barrier_wait(x_arrived_, 0);
   }
 
  private:
-  // ---- tokens of this rank
+  // ---- sending rows of this rank's tokens
   __device__ std::uint32_t token_of(std::uint32_t row) const {
     return rows_.token_of(row);
   }
@@ -96,7 +99,7 @@ class Carrier {
   __device__ std::uint32_t round_rows(std::uint32_t first) const {
     return rows_.round_rows(first);
   }
-  // What lands goes to the warp's own; and so does a row that is copied.
+  // The part of a stage that belongs to this warp: for rows from the inbox, and for rows without a cast.
   __device__ std::uint8_t* own_stage() const {
     if (!format_.cast) return stage(warp_of());
     EPD_AT_MOST(op_.movers.landed_pitch * (2 + warp_of() % 2), op_.movers.stage_bytes);
@@ -110,44 +113,45 @@ class Carrier {
     if (op_.topk_weights != nullptr && lane_of() < op_.shape.topk)
       weight_ = __ldcg(op_.topk_weights + token * op_.shape.topk + lane_of());
   }
-  // A row's weight at an expert is that of all choices of it.
+  // A row's weight at an expert is the sum of all choices of that expert.
   __device__ void add_weights() {
     const auto key = static_cast<std::uint32_t>(choice_);
     weight_ = sum_weights(op_.shape.topk, key, weight_);
     is_first_ = (__match_any_sync(kFull, key) & lanes_below()) == 0;
   }
-  // What comes with a row, behind it. Returns the expert of choice `lane`, or kFull.
+  // Writes choices and weights behind the row. Returns the expert of choice `lane`, or kFull.
   __device__ std::uint32_t write_choices() const {
     if (lane_of() >= op_.shape.topk) return kFull;
     std::uint8_t* const row = stage(warp_of());
     const std::uint32_t token = token_of(row_);
     const std::uint32_t expert = own_.accepted(choice_, token);
-    std::uint32_t number = LandedChoice::kNone;
+    std::uint32_t number = InboxChoice::kNone;
     if (expert != kFull && is_first_) number = own_.number(expert, token);
-    EPD_AT_MOST(number, LandedChoice::kNone);
-    const LandedChoice choice = LandedChoice::make(expert, number);
-    reinterpret_cast<LandedChoice*>(row + op_.movers.landed.choices)[lane_of()] = choice;
+    EPD_AT_MOST(number, InboxChoice::kNone);
+    const InboxChoice choice = InboxChoice::make(expert, number);
+    reinterpret_cast<InboxChoice*>(row + op_.movers.landed.choices)[lane_of()] = choice;
     reinterpret_cast<float*>(row + op_.movers.landed.weights)[lane_of()] = weight_;
     return expert;
   }
 
-  __device__ Team movers() const {
+  __device__ Team copy_team() const {
     return {0, op_.movers.warps, NamedBarrier::kCopy};
   }
+  // Loads x of a later round with a cast, when all rows of the round before have left.
   __device__ void begin_next_round(std::uint32_t first) {
     sent_.release(op_);  // all rows of the round before have left
     fence_async();
-    movers().sync();
-    if (warp_of() == 0) rows_.load_round(first, x_there_);
+    copy_team().sync();
+    if (warp_of() == 0) rows_.load_round(first, x_arrived_);
     if (threadIdx.x == 0) board_.cast_claimed = 0;
-    movers().sync();
+    copy_team().sync();
   }
-  // A round, in steps that warps take as they get free.
+  // Casts the round, in steps that the warps claim.
   __device__ void cast_round(std::uint32_t first) {
     const std::uint32_t all = round_rows(first) * op_.movers.row_steps;
     const Cta here{0, 1};
     std::uint32_t next = claim(here, board_.cast_claimed);
-    barrier_wait(x_there_, parity_);
+    barrier_wait(x_arrived_, parity_);
     parity_ ^= 1;
 #pragma unroll 1
     while (next < all) {
@@ -160,10 +164,10 @@ class Carrier {
       cast_step(format_, to + op_.movers.landed_pitch, to, to + format_.row_bytes, step);
     }
     fence_async_shared();
-    movers().sync();
+    copy_team().sync();
   }
 
-  // What comes by lanes: scales that are given, and x but in the first round.
+  // Loads what lanes copy: scales that the client gives, and x of all rounds but the first.
   __device__ void load_copied(std::uint32_t first) {
     if (first != 0) {
       stores_wait_read();
@@ -172,7 +176,8 @@ class Carrier {
     }
     if (op_.x_scales != nullptr) load_given_scales();
     thread_loads_commit();
-    // More on their way would hold up each other: 512 rows of 14 KB took 330 us in place of 157.
+    // One row in flight for each warp. More rows slow each other down: 512 rows of 14 KB then took 330 us in
+    // place of 157 us.
     if (first != 0) sent_.release(op_);
   }
   __device__ void load_given_scales() const {
@@ -186,51 +191,53 @@ class Carrier {
       reinterpret_cast<std::uint32_t*>(to)[i] = reinterpret_cast<const std::uint32_t*>(from)[i];
   }
 
-  // ---- what has landed
-  // And until no x lies any more where rows land.
+  // ---- scattering received rows
+  // Waits until the places are known and no x lies in the part of a stage that receives rows.
   __device__ bool wait_places() const {
-    const volatile LandingBoard& board = board_;
+    const volatile CtaBoard& board = board_;
     while (board.placed == 0 || (format_.cast && board.rows_cast != rows_.count())) {
     }
     __threadfence_block();
     __syncwarp();
-    return board.placed == LandingBoard::kKnown;
+    return board.placed == CtaBoard::kKnown;
   }
-  // And releases what is sent. A row that was cast is spread by any warp, first by those that have sent none.
-  // Who has copied a row spreads it, and before it is acknowledged, unless few are on the wire.
-  __device__ void spread_held(const LandedPlans& plans) {
+  // Scatters local rows and releases the rows in flight. With a cast, any warp scatters any local row.
+  // Without a cast, a warp scatters the row that it has copied. It does so before it releases the row, unless
+  // few rows are in flight.
+  __device__ void scatter_local(const ReceivedPlans& plans) {
     if (!format_.cast) {
       if (op_.num_tokens <= rows_.cta().count) sent_.release(op_);
-      if (row_ < rows_.count()) spread_staged(plans, own_stage(), op_.rank, token_of(row_));
+      if (row_ < rows_.count()) scatter_staged(plans, own_stage(), op_.rank, token_of(row_));
       sent_.release<1>(op_);
       return;
     }
     sent_.release(op_);
-    const std::uint32_t first = rows_.first_held();
+    const std::uint32_t first = rows_.first_local();
     const Cta here{0, 1};
-    std::uint32_t& claimed = board_.own_claimed;
+    std::uint32_t& claimed = board_.local_claimed;
 #pragma unroll 1
     for (std::uint32_t i = claim(here, claimed); first + i < rows_.count(); i = claim(here, claimed))
-      spread_staged(plans, stage(i), op_.rank, token_of(first + i));
+      scatter_staged(plans, stage(i), op_.rank, token_of(first + i));
   }
-  // From its slot; the row before has left the warp's stage.
-  __device__ void spread_landed(const LandedPlans& plans, std::uint32_t source, std::uint32_t token) const {
+  // Scatters a row from its inbox slot, when the row before has left the warp's stage.
+  __device__ void scatter_from_inbox(const ReceivedPlans& plans, std::uint32_t source,
+                                     std::uint32_t token) const {
     stores_wait_read();
     __syncwarp();
-    lanes_load(own_stage(), landing_slot(op_, op_.rank, source, token), op_.movers.landed.bytes);
+    lanes_load(own_stage(), inbox_slot(op_, op_.rank, source, token), op_.movers.landed.bytes);
     thread_loads_commit();
     thread_loads_wait<0>(0);
     fence_async_shared();
     __syncwarp();
-    spread_staged(plans, own_stage(), source, token);
+    scatter_staged(plans, own_stage(), source, token);
   }
-  // A row and what comes with it, to those of its places that are of this rank. A group of stores.
-  __device__ void spread_staged(const LandedPlans& plans, std::uint8_t* row, std::uint32_t source,
-                                std::uint32_t token) const {
-    LandedChoice choice{kFull};
+  // Scatters a staged row, with all that comes with it, to its places at this rank. The stores are one group.
+  __device__ void scatter_staged(const ReceivedPlans& plans, std::uint8_t* row, std::uint32_t source,
+                                 std::uint32_t token) const {
+    InboxChoice choice{kFull};
     float weight = 0.0f;
     if (lane_of() < op_.shape.topk) {
-      choice = reinterpret_cast<const LandedChoice*>(row + op_.movers.landed.choices)[lane_of()];
+      choice = reinterpret_cast<const InboxChoice*>(row + op_.movers.landed.choices)[lane_of()];
       weight = reinterpret_cast<const float*>(row + op_.movers.landed.weights)[lane_of()];
     }
     const std::uint32_t local = plans.local(choice.expert());
@@ -244,19 +251,19 @@ class Carrier {
     warp_store(x + number * format_.row_bytes, row, format_.row_bytes, has);
     stores_commit();
     if (format_.scale_bytes % 16 == 0) {
-      spread_scales<uint4>(own, row + format_.row_bytes, place);
+      scatter_scales<uint4>(own, row + format_.row_bytes, place);
     } else {
-      spread_scales<std::uint32_t>(own, row + format_.row_bytes, place);
+      scatter_scales<std::uint32_t>(own, row + format_.row_bytes, place);
     }
     if (!has) return;
     store_index(op_, own.recv_topk_idx, place, static_cast<std::int32_t>(local));
     own.recv_topk_weights[place] = weight;
     reinterpret_cast<int2*>(own.recv_src)[place] = {static_cast<int>(source), static_cast<int>(token)};
   }
-  // A row's scales, to the place of each lane that has one.
+  // Copies a row's scales to the place of each lane that has one.
   template <typename Unit>
-  __device__ void spread_scales(const DispatchTarget& own, const std::uint8_t* scales,
-                                std::int32_t place) const {
+  __device__ void scatter_scales(const DispatchTarget& own, const std::uint8_t* scales,
+                                 std::int32_t place) const {
     const std::uint32_t units = format_.scale_bytes / sizeof(Unit);
     auto* const at = static_cast<Unit*>(own.recv_scales) + lane_of();
     const std::uint32_t places = __ballot_sync(kFull, place >= 0);
@@ -283,14 +290,14 @@ class Carrier {
   const RowFormat& format_;
   const OwnChoices& own_;
   const OwnRows& rows_;
-  LandingBoard& board_;
+  CtaBoard& board_;
   const Shared& shared_;
-  std::uint64_t* const x_there_;
-  std::uint32_t parity_ = 0;  // of the round whose x comes next
-  std::uint32_t row_;         // whose choices the warp has read last, among the CTA's
-  std::int64_t choice_ = -1;  // choice `lane` of the row, as given
-  float weight_ = 0.0f;       // likewise; then of all choices that are the same
-  bool is_first_ = false;     // of these
+  std::uint64_t* const x_arrived_;
+  std::uint32_t parity_ = 0;  // parity of the barrier for the round whose x comes next
+  std::uint32_t row_;         // the CTA's row whose choices the warp has read last
+  std::int64_t choice_ = -1;  // choice `lane` of the row, as the client gave it
+  float weight_ = 0.0f;       // its weight; after add_weights() the sum for its expert
+  bool is_first_ = false;     // whether it is the first choice of its expert
   SentRows sent_;
 };
 

@@ -1,4 +1,4 @@
-// Rows, or pieces of them, added up by one warp, through registers.
+// The addition of rows, or of pieces of rows, by one warp in registers.
 #pragma once
 
 #include "cuda/common/layout.h"
@@ -9,24 +9,24 @@
 
 namespace epd::kernels::cuda {
 
-// Rows in order of lanes.
+// The rows to be added up, in order of lanes.
 struct Summands {
-  std::uint32_t lanes;  // that have one
+  std::uint32_t lanes;  // set of lanes that have a row
   const std::uint8_t* base;
   std::size_t pitch;
-  std::uint32_t row;  // the lane's
-  float weight;       // likewise
+  std::uint32_t row;  // number of the lane's row
+  float weight;       // weight of the lane's row
 };
 
-// Whose loads are on their way together, when there is nothing to be loaded ahead.
+// Rows whose loads are in flight together.
 inline constexpr std::uint32_t kSummedRows = 2;
 
-// Adds up the biases and then the rows; each rounded vector goes to store(i, vector). At most kSummedAtOnce
-// vectors, and one at least.
+// Adds up the biases, then the rows, and passes each rounded vector to store(i, vector). `vectors` has
+// between one and kSummedAtOnce vectors.
 template <typename Store>
 __device__ inline void add_rows(const Summands& rows, Range vectors, const std::uint8_t* const (&biases)[2],
                                 Store store) {
-  std::uint32_t at[kSummedVectors];  // who has no vector looks at the last one
+  std::uint32_t at[kSummedVectors];  // a lane without a vector reads the last one
   Eight sums[kSummedVectors];
 #pragma unroll
   for (std::uint32_t i = 0; i < kSummedVectors; ++i) {
@@ -37,7 +37,7 @@ __device__ inline void add_rows(const Summands& rows, Range vectors, const std::
     return __ldcg(reinterpret_cast<const uint4*>(row) + at[i]);
   };
 #pragma unroll
-  for (const std::uint8_t* const bias : biases) {  // unrolled: an array that is indexed lies in memory
+  for (const std::uint8_t* const bias : biases) {  // unrolled: an indexed array would be in local memory
     if (bias == nullptr) continue;
 #pragma unroll
     for (std::uint32_t i = 0; i < kSummedVectors; ++i) sums[i].add(load(bias, i), 1.0f);

@@ -1,6 +1,6 @@
-// Calls, as one thread of CTA 0 takes them: it looks for them between operations, judges them, and tells
-// the host of their ends. The README of this room has the memory ordering. For device and host, see
-// proto/ordered.h.
+// Calls in the resident kernel. Between operations, one thread of CTA 0 polls for calls, validates them and
+// reports their ends to the host. kernels/MEMORY_ORDERING.md explains the memory ordering. The code compiles
+// for device and host (proto/ordered.h).
 #pragma once
 
 #include "cuda/common/ending.h"
@@ -8,22 +8,24 @@
 
 namespace epd::kernels::cuda {
 
-// What that thread keeps, in shared memory: nobody else reads or writes it. Device memory has the state only
-// between kernels.
+// What this thread keeps, in shared memory. The other threads of CTA 0 only read `running`.
+// Device memory holds the state only between two kernels.
 struct Watch {
-  static constexpr std::uint32_t kRoutes = 16;  // records of buffer slots come first
+  // The number of routing records that are kept here. The records of slots come first.
+  static constexpr std::uint32_t kRoutes = 16;
   CommandState state;
   TakenCall running;
-  abi::PackedCall call;  // which that was
-  bool runs;             // `running` does
-  CallRing last;         // from which a call was taken last
+  abi::PackedCall call;  // the call of `running`
+  bool runs;             // `running` has not ended
+  CallRing last;         // the ring of the last accepted call
   std::uint32_t journal_read;
-  std::uint32_t known_routes;  // set of those in `routes`
+  std::uint32_t known_routes;  // set of valid entries of `routes`
   RouteState routes[kRoutes];
 };
 
-// ---- what does not change while a turn lasts, and so is read once from L2 (a third of a microsecond each)
+// ---- routing records. They are constant in an enabled epoch, so each is read once from L2 (0.3 us).
 
+// Returns the state of a routing record.
 EPD_DEVICE inline RouteState route_of(const CommandArguments& own, Watch& watch, std::uint32_t record) {
   static_assert(sizeof(RouteState) == 16);
   EPD_BELOW(record, own.limits.num_routes);
@@ -38,6 +40,7 @@ EPD_DEVICE inline RouteState route_of(const CommandArguments& own, Watch& watch,
   return route;
 }
 
+// Stores the state of a routing record, here and in device memory.
 EPD_DEVICE inline void store_route(const CommandArguments& own, Watch& watch, std::uint32_t record,
                                    const RouteState& route) {
   own.routes[record] = route;
@@ -47,9 +50,10 @@ EPD_DEVICE inline void store_route(const CommandArguments& own, Watch& watch, st
   }
 }
 
-// ---- turns
+// ---- enabled epochs
 
-// Once in a lane's life: from then on nobody else knows better.
+// Takes the host's numbers of the rings' next calls, once in a lane's life. Afterwards the kernel's own
+// numbers count.
 EPD_DEVICE inline void set_sequence(const CommandArguments& own, Watch& watch) {
   const CommandStart& start = own.host->start;
   if (watch.state.sequence_set != 0 || load_relaxed_system(&start.sets) == 0) return;
@@ -58,7 +62,7 @@ EPD_DEVICE inline void set_sequence(const CommandArguments& own, Watch& watch) {
     watch.state.sequence[ring] = load_relaxed_system(&start.sequence[ring]);
 }
 
-// When a kernel begins: where the one before has ended.
+// Loads the state at the kernel's begin. It is the state that the kernel before has left.
 EPD_DEVICE inline void begin_watch(const ResidentArguments& own, Watch& watch) {
   watch.runs = false;
   watch.last = kByStreams;
@@ -68,7 +72,7 @@ EPD_DEVICE inline void begin_watch(const ResidentArguments& own, Watch& watch) {
   set_sequence(own.commands, watch);
 }
 
-// And before it ends. The host's words in the same place are left alone.
+// Stores the state at the kernel's end. The host's words in the same struct stay untouched.
 EPD_DEVICE inline void end_watch(const ResidentArguments& own, const Watch& watch) {
   CommandState& to = *own.commands.state;
   to.epoch = watch.state.epoch;
@@ -84,7 +88,8 @@ EPD_DEVICE inline void end_watch(const ResidentArguments& own, const Watch& watc
   to.sequence_set = watch.state.sequence_set;
 }
 
-// The host has said something new, and nothing runs. Here alone host memory is read: a few microseconds.
+// Takes over a new enabled epoch from the host, while no operation runs. It reads CommandStart in host
+// memory, which takes a few microseconds.
 EPD_DEVICE inline void take_turn(const CommandArguments& own, Watch& watch) {
   const std::uint32_t turn = load_acquire_system(&own.state->turn);
   watch.known_routes = 0;
@@ -109,19 +114,21 @@ EPD_DEVICE inline void take_turn(const CommandArguments& own, Watch& watch) {
 
 // ---- the journal
 
+// Returns whether the journal has no free entry. The host's progress is read only if necessary.
 EPD_DEVICE inline bool journal_is_full(const CommandArguments& own, Watch& watch) {
   if (watch.state.journal - watch.journal_read < kJournalEntries) return false;
   watch.journal_read = load_acquire_system(&own.state->journal_read);
   return watch.state.journal - watch.journal_read >= kJournalEntries;
 }
 
+// The entry to be written next.
 EPD_DEVICE inline JournalEntry& next_entry_of(const CommandArguments& own, const Watch& watch) {
   EPD_BELOW(watch.state.journal - watch.journal_read, kJournalEntries);
   return own.host->journal[watch.state.journal % kJournalEntries];
 }
 
-// Behind the result, which is there. Stores to host memory, for which the last one waits: a microsecond or
-// two that the client's stream does not see.
+// Completes the next journal entry; its result is written already. The release at the end waits for the
+// stores to host memory, one or two microseconds. The client's stream does not wait for it.
 EPD_DEVICE inline void write_journal(const CommandArguments& own, Watch& watch, const abi::PackedCall& call,
                                      CallRing ring, std::uint64_t index) {
   JournalEntry& entry = next_entry_of(own, watch);
@@ -133,7 +140,7 @@ EPD_DEVICE inline void write_journal(const CommandArguments& own, Watch& watch, 
 
 // ---- results
 
-// Calls that have ended with this result: before this one, as the device's memory says.
+// Returns how often a replayed call has ended with this result before, as device memory says.
 EPD_DEVICE inline ResultRuns runs_of(const CommandArguments& own, std::uint32_t result) {
   const std::uint32_t place = abi::place_of(result);
   if (place < abi::kOnceResults) return {};
@@ -142,7 +149,8 @@ EPD_DEVICE inline ResultRuns runs_of(const CommandArguments& own, std::uint32_t 
   return {static_cast<std::uint32_t>(word), static_cast<std::uint32_t>(word >> 32)};
 }
 
-// The part of a call's result that CTA 0 writes. Its index: that of the operation, or the next one's.
+// Writes the part of a call's result that CTA 0 writes. `index` is the operation's, or the next one's if
+// there is no operation.
 EPD_DEVICE inline void conclude_result(const CommandArguments& own, Watch& watch, const ResultOut& out,
                                        std::uint32_t result, ResultRuns before, std::uint64_t index) {
   const std::uint32_t place = abi::place_of(result);
@@ -157,10 +165,10 @@ EPD_DEVICE inline void conclude_result(const CommandArguments& own, Watch& watch
   watch.state.results = out.number;
 }
 
-// ---- ends
+// ---- the ends of calls
 
-// Of calls up to this one.
-EPD_DEVICE inline void tell_ended(const CommandArguments& own, CallRing ring, std::uint32_t number) {
+// Publishes that all calls of the ring up to `number` have ended.
+EPD_DEVICE inline void publish_ended(const CommandArguments& own, CallRing ring, std::uint32_t number) {
   if (ring == kByHost) {
     store_relaxed_system(&own.results->host_ended, number + 1);
   } else {
@@ -168,7 +176,7 @@ EPD_DEVICE inline void tell_ended(const CommandArguments& own, CallRing ring, st
   }
 }
 
-// Of a call that was not run. Those before it, if it is not the one that was awaited, are lost with it.
+// Ends a call that was not run. If calls before it were never found, they are lost and end with it.
 EPD_DEVICE inline void end_call(const CommandArguments& own, Watch& watch, CallRing ring,
                                 const abi::Call& call, bool well) {
   EPD_BELOW(abi::flag_of(call.op, call.slot), abi::kCommandFlags);
@@ -177,17 +185,19 @@ EPD_DEVICE inline void end_call(const CommandArguments& own, Watch& watch, CallR
   if (!well) add_system(&own.words->failed, ended);
   if (ring == kByStreams && call.flagged)
     store_release_system(&own.words->flags[abi::flag_of(call.op, call.slot)], 1u);
-  tell_ended(own, ring, call.number);
+  publish_ended(own, ring, call.number);
 }
 
+// Returns the ending of a call that was not run.
 EPD_DEVICE inline abi::CallEnding ending_of(Verdict verdict) {
   if (verdict == Verdict::kNoop) return abi::CallEnding::kCarriedOut;
   return verdict == Verdict::kDiscard ? abi::CallEnding::kDiscarded : abi::CallEnding::kFailed;
 }
 
-// Of what was not run. A place that there is not, the client has made up.
-EPD_DEVICE inline void tell_result(const CommandArguments& own, Watch& watch, const abi::Call& call,
-                                   abi::CallEnding ending) {
+// Publishes the result of a call that was not run. The client may name a result that does not exist; that is
+// ignored.
+EPD_DEVICE inline void publish_result(const CommandArguments& own, Watch& watch, const abi::Call& call,
+                                      abi::CallEnding ending) {
   const std::uint32_t place = abi::place_of(call.result);
   if (place >= abi::kResultPlaces) return;
   const ResultOut out{&own.results->places[place], next_writing(watch.state)};
@@ -195,6 +205,7 @@ EPD_DEVICE inline void tell_result(const CommandArguments& own, Watch& watch, co
   conclude_result(own, watch, out, call.result, runs_of(own, call.result), watch.state.index);
 }
 
+// Writes the result into the next journal entry, for a call that was not run.
 EPD_DEVICE inline void write_result(const CommandArguments& own, const Watch& watch,
                                     const Judgement& judgement, std::uint64_t tag) {
   OpResult result = ended(judgement.error, -1);
@@ -204,21 +215,21 @@ EPD_DEVICE inline void write_result(const CommandArguments& own, const Watch& wa
   next_entry_of(own, watch).result = result;
 }
 
-// A noop too is done here: no other CTA hears of it.
-EPD_DEVICE inline void end_unheralded(const CommandArguments& own, Watch& watch, CallRing ring,
-                                      const abi::PackedCall& packed, const Judgement& judgement) {
+// Ends a call that was not run, noops included. The other CTAs hear nothing of it.
+EPD_DEVICE inline void end_without_broadcast(const CommandArguments& own, Watch& watch, CallRing ring,
+                                             const abi::PackedCall& packed, const Judgement& judgement) {
   const bool well = judgement.verdict == Verdict::kNoop;
   const abi::Call call = abi::unpack(packed);
   end_call(own, watch, ring, call, well);
-  tell_result(own, watch, call, ending_of(judgement.verdict));
+  publish_result(own, watch, call, ending_of(judgement.verdict));
   if (judgement.verdict == Verdict::kDiscard) return;
   if (!well) watch.state.failed = 1;
   write_result(own, watch, judgement, well ? ++watch.state.noops : 0);
   write_journal(own, watch, packed, ring, watch.state.index);
 }
 
-// All CTAs have left the operation that was heralded last. `runs`: runs_of() its result, loaded while they
-// did.
+// Reports the end of the last operation, when all CTAs have left it. `runs` is runs_of() its result; it was
+// loaded while they left.
 EPD_DEVICE inline void conclude(const CommandArguments& own, Watch& watch, bool failed, ResultRuns runs) {
   if (!watch.runs) return;
   watch.runs = false;
@@ -228,35 +239,36 @@ EPD_DEVICE inline void conclude(const CommandArguments& own, Watch& watch, bool 
   const auto ring = static_cast<CallRing>(call.ring);
   conclude_result(own, watch, {&own.results->places[abi::place_of(call.result)], call.writing}, call.result,
                   runs, watch.state.index - 1);
-  if (ring == kByHost) tell_ended(own, ring, call.number);
+  if (ring == kByHost) publish_ended(own, ring, call.number);
   write_journal(own, watch, watch.call, ring, watch.state.index - 1);
 }
 
-// ---- what CTA 0 looks for
+// ---- accepting calls
 
-// Looks without a pause for some milliseconds, then now and then. (A look takes 0.7 us.)
-inline constexpr std::uint32_t kEagerLooks = 4096;
+// The thread polls without a pause for some milliseconds, then with pauses. A poll takes 0.7 us.
+inline constexpr std::uint32_t kEagerPolls = 4096;
 inline constexpr std::uint32_t kPauseNs = 200;
-EPD_DEVICE inline void pause(std::uint32_t looks) {
-  if (looks > kEagerLooks)
-    look_after(looks, kPauseNs);
+EPD_DEVICE inline void pause(std::uint32_t polls) {
+  if (polls > kEagerPolls)
+    look_after(polls, kPauseNs);
   else
-    look_again(looks);
+    look_again(polls);
 }
 
-// Where the ring's next call has to be.
+// Where the ring's next call will be.
 EPD_DEVICE inline const std::uint64_t* next_call(const CommandArguments& own, const Watch& watch,
                                                  CallRing ring) {
   const abi::PackedCall* const calls = ring == kByHost ? own.words->host_calls : own.words->calls;
   return calls[watch.state.sequence[ring] % abi::kCommandSlots].words;
 }
 
-// Judges the call. False: it is not there, or it has ended. Else watch.running is to be run.
+// Validates a call. Returns true if it is to be run; then it is in watch.running. Returns false if it is not
+// there yet or has already ended.
 EPD_DEVICE inline bool accept_call(const CommandArguments& own, Watch& watch, CallRing ring,
                                    const abi::PackedCall& packed) {
   Judgement judgement = judge_call(watch.state, own.limits, ring, packed);
   if (judgement.verdict == Verdict::kWait) return false;
-  // What the host has to hear of waits until it can; a turn may come meanwhile.
+  // A call with a journal entry waits for a free entry. An enabled epoch may end meanwhile.
   if (judgement.verdict != Verdict::kDiscard && journal_is_full(own, watch)) return false;
   watch.last = ring;
   const abi::Call call = abi::unpack(packed);
@@ -266,7 +278,7 @@ EPD_DEVICE inline bool accept_call(const CommandArguments& own, Watch& watch, Ca
     judgement = judge_routing(watch.state, call, route);
   }
   if (judgement.verdict != Verdict::kRun) {
-    end_unheralded(own, watch, ring, packed, judgement);
+    end_without_broadcast(own, watch, ring, packed, judgement);
     return false;
   }
   watch.running = take(watch.state, own.limits.depth, ring, call, route);
@@ -277,25 +289,27 @@ EPD_DEVICE inline bool accept_call(const CommandArguments& own, Watch& watch, Ca
   return true;
 }
 
-// ---- until there is work
+// ---- polling
 
-// Two words of the host's, of which each counts by itself.
+// Two words of the host's that are read at once. They are independent of each other.
 struct HostWords {
   std::uint32_t first;
   std::uint32_t second;
 };
+// Reads two neighbouring words by one access.
 EPD_DEVICE inline HostWords load_pair(const std::uint32_t* first) {
   const std::uint64_t both = load_relaxed_system(reinterpret_cast<const std::uint64_t*>(first));  // NOLINT
   return {static_cast<std::uint32_t>(both), static_cast<std::uint32_t>(both >> 32)};
 }
 
-// Whether the host's next call, of which this is the first word, may be there: then all of it is worth a
-// look.
-EPD_DEVICE inline bool host_has_called(const Watch& watch, std::uint64_t first_word) {
+// Returns whether the host's next call may be there, given its first word. Only then is it worth loading the
+// rest.
+EPD_DEVICE inline bool has_host_call(const Watch& watch, std::uint64_t first_word) {
   const auto number = static_cast<std::uint32_t>(first_word >> 32) - 1;
   return static_cast<std::int32_t>(number - watch.state.sequence[kByHost]) >= 0;
 }
 
+// Loads the host's next call. The first word is loaded last, with acquire.
 EPD_DEVICE EPD_NO_INLINE inline abi::PackedCall load_host_call(const CommandArguments& own,
                                                                const Watch& watch) {
   const std::uint64_t* const words = next_call(own, watch, kByHost);
@@ -305,7 +319,8 @@ EPD_DEVICE EPD_NO_INLINE inline abi::PackedCall load_host_call(const CommandArgu
   return call;
 }
 
-// If both rings have a call, that of the one which had none taken last. `of_host`: its first word.
+// Accepts a call of one of the rings. If both have one, the rings alternate. `of_host` is the first word of
+// the host's call.
 EPD_DEVICE inline bool accept_in_turn(const CommandArguments& own, Watch& watch,
                                       const abi::PackedCall& of_streams, std::uint64_t of_host) {
   const CallRing second = watch.last;
@@ -313,26 +328,28 @@ EPD_DEVICE inline bool accept_in_turn(const CommandArguments& own, Watch& watch,
   EPD_NO_UNROLL
   for (std::uint32_t i = 0; i < kCallRings; ++i) {
     const CallRing ring = i == 0 ? first : second;
-    if (ring == kByHost && !host_has_called(watch, of_host)) continue;
+    if (ring == kByHost && !has_host_call(watch, of_host)) continue;
     const abi::PackedCall call = ring == kByHost ? load_host_call(own, watch) : of_streams;
     if (accept_call(own, watch, ring, call)) return true;
   }
   return false;
 }
 
-// Looks at a word of the host's memory, which takes two microseconds: one in a millisecond or two.
-inline constexpr std::uint32_t kLooksPerRound = kLooksInMilliseconds;
+// Polls between two checks of the yield epoch. A check reads host memory, which takes two microseconds, so it
+// happens once in a millisecond or two.
+inline constexpr std::uint32_t kPollsPerYieldCheck = kLooksInMilliseconds;
 
-EPD_DEVICE EPD_NO_INLINE inline bool round_is_over(const ResidentArguments& own) {
+// Returns whether the host has changed the yield epoch. Then the kernel must leave the SMs.
+EPD_DEVICE EPD_NO_INLINE inline bool must_yield(const ResidentArguments& own) {
   return load_relaxed_system(own.round) != own.own_round;
 }
 
-// Until a call is to be run, or the kernel to leave. All loads of a look but the last are relaxed, so that
-// they are on their way together and a look stays one round trip. The last one acquires: it is the call's
-// that a stream makes. What else turns out to be new is looked at again.
+// Polls until a call is to be run or the kernel must leave. All loads of a poll but the last are relaxed, so
+// they are in flight together and a poll takes one round trip. The last load acquires; it is the first word
+// of the streams' next call. Whatever else turns out to be new is read again with acquire.
 EPD_DEVICE inline Task await_work(const ResidentArguments& own, Watch& watch) {
   const CommandArguments& commands = own.commands;
-  for (std::uint32_t looks = 0;; ++looks) {
+  for (std::uint32_t polls = 0;; ++polls) {
     const std::uint32_t sequences = watch.state.sequence[kByStreams] + watch.state.sequence[kByHost];
     const HostWords turn = load_pair(&commands.state->turn);
     const HostWords journal = load_pair(&commands.state->journal_read);
@@ -345,16 +362,16 @@ EPD_DEVICE inline Task await_work(const ResidentArguments& own, Watch& watch) {
     if (stop == own.number) return Task::kStop;
     if (turn.first != watch.state.turn_taken) {
       take_turn(commands, watch);
-      looks = 0;
+      polls = 0;
       continue;
     }
     watch.state.sms = turn.second;
     watch.state.timeout_ms = journal.second;
     if (accept_in_turn(commands, watch, call, of_host))
       return task_of(watch.running.op(), commands.per_expert);
-    if (sequences != watch.state.sequence[kByStreams] + watch.state.sequence[kByHost]) looks = 0;
-    if (looks % kLooksPerRound == kLooksPerRound - 1 && round_is_over(own)) return Task::kStop;
-    pause(looks);
+    if (sequences != watch.state.sequence[kByStreams] + watch.state.sequence[kByHost]) polls = 0;
+    if (polls % kPollsPerYieldCheck == kPollsPerYieldCheck - 1 && must_yield(own)) return Task::kStop;
+    pause(polls);
   }
 }
 

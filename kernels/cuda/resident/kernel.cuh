@@ -1,4 +1,4 @@
-// A kernel that stays: what its CTAs do between operations.
+// The resident kernel: what all CTAs do between operations.
 #pragma once
 
 #include "cuda/common/signal.cuh"
@@ -6,55 +6,57 @@
 
 namespace epd::kernels::cuda {
 
-// Until the herald tells what comes next, and with which call. A warp's lanes look, one at each word; all of
-// them call.
-__device__ inline Task await_task(const Herald& herald, std::uint32_t index, TakenCall& call) {
+// Waits for work broadcast number `index` and returns its task and call. One warp calls, and each lane polls
+// one word.
+__device__ inline Task await_task(const Herald& broadcast, std::uint32_t index, TakenCall& call) {
   const std::uint32_t lane = lane_of();
-  const std::uint64_t* const words = &herald.task;
-  static_assert(offsetof(Herald, call) == sizeof(herald.task) && Herald::kWords <= 32);
-  for (std::uint32_t looks = 0;; ++looks) {
+  const std::uint64_t* const words = &broadcast.task;
+  static_assert(offsetof(Herald, call) == sizeof(broadcast.task) && Herald::kWords <= 32);
+  for (std::uint32_t polls = 0;; ++polls) {
     const std::uint64_t word = load_acquire_system(words + (lane < Herald::kWords ? lane : 0));
     if (__all_sync(kFull, static_cast<std::uint32_t>(word >> 32) == index + 1)) {
       if (lane > 0 && lane < Herald::kWords)
         reinterpret_cast<std::uint32_t*>(&call)[lane - 1] = static_cast<std::uint32_t>(word);
       return static_cast<Task>(__shfl_sync(kFull, static_cast<std::uint32_t>(word), 0));
     }
-    pause(looks);
+    pause(polls);
   }
 }
 
-// What all CTAs do next, and with which call (of CTA 0, Watch::running). All threads of the CTA call.
+// Returns what all CTAs do next. `call` becomes the call; CTA 0 uses Watch::running in its place. All threads
+// of the CTA call.
 __device__ inline Task next_task(const ResidentArguments& own, Watch& watch, TakenCall& call,
-                                 std::uint32_t herald) {
+                                 std::uint32_t index) {
   __shared__ Task task;
   __syncthreads();
   if (blockIdx.x == 0) {
     if (threadIdx.x == 0) {
-      task = find_work(own, watch, herald);
-      tell_task(own.state->herald, herald, task, watch.running);
+      task = find_work(own, watch, index);
+      broadcast_task(own.state->herald, index, task, watch.running);
     }
   } else if (warp_of() == 0) {
-    const Task told = await_task(own.state->herald, herald, call);
-    if (lane_of() == 0) task = told;
+    const Task received = await_task(own.state->herald, index, call);
+    if (lane_of() == 0) task = received;
   }
   __syncthreads();
   return task;
 }
 
-// ---- a call's operation, composed by all threads of a CTA in its shared memory
+// ---- composing a call's operation in a CTA's shared memory, by all its threads
 
-// The group's view, and how the last operations of each kind divided their work. What has not changed since
-// the last call is not read again.
+// A CTA's copy of the group view and of the last work division of each kind. A call loads only what has
+// changed since the call before.
 struct ViewCopy {
   alignas(16) std::uint8_t view[sizeof(DeviceView)];
-  alignas(16) Movers movers[2];  // of dispatches and of combines
-  std::uint32_t movers_at[2];    // where they come from; kNone
-  std::uint32_t turn;            // of the view; 0: there is none
+  alignas(16) Movers movers[2];   // of dispatches, of combines
+  std::uint32_t divisions_at[2];  // their index in CommandArguments::movers; or kNone
+  std::uint32_t turn;             // enabled epoch of the view; 0: no view
   static constexpr std::uint32_t kNone = ~0u;
 
   __device__ const DeviceView& get() const { return *reinterpret_cast<const DeviceView*>(view); }
 };
 
+// Copies a struct from device memory into shared memory. All threads call.
 template <typename T>
 __device__ inline void copy_by_threads(T* to, const T* from) {
   static_assert(sizeof(T) % 16 == 0);
@@ -63,15 +65,16 @@ __device__ inline void copy_by_threads(T* to, const T* from) {
     reinterpret_cast<uint4*>(to)[i] = __ldcg(source + i);
 }
 
+// Marks the copy as empty.
 __device__ inline void begin_view(ViewCopy& copy) {
   if (threadIdx.x != 0) return;
   copy.turn = 0;
-  copy.movers_at[0] = copy.movers_at[1] = ViewCopy::kNone;
+  copy.divisions_at[0] = copy.divisions_at[1] = ViewCopy::kNone;
 }
 
-// Of odd turns alone there are calls, so none is 0.
-__device__ inline void bring_view(const CommandArguments& own, const TakenCall& call, ViewCopy& copy,
-                                  Operation& op) {
+// Loads the group view if the enabled epoch has changed. Only odd epochs have calls, so 0 never matches.
+__device__ inline void load_view(const CommandArguments& own, const TakenCall& call, ViewCopy& copy,
+                                 Operation& op) {
   if (copy.turn == call.turn) return;
   copy_by_threads(reinterpret_cast<DeviceView*>(copy.view), own.view);
   __syncthreads();
@@ -82,20 +85,22 @@ __device__ inline void bring_view(const CommandArguments& own, const TakenCall& 
   __syncthreads();
 }
 
-__device__ inline const Movers& bring_movers(const CommandArguments& own, const TakenCall& call,
-                                             ViewCopy& copy) {
+// Returns the call's work division; loads it if the last operation of its kind had another one.
+__device__ inline const Movers& load_division(const CommandArguments& own, const TakenCall& call,
+                                              ViewCopy& copy) {
   const std::uint32_t kind = is_dispatch(call) ? 0 : 1;
   const std::uint32_t at = movers_index(call, own.most_ctas, gridDim.x);
   EPD_BELOW(at, kMoverKinds * own.most_ctas);
-  if (copy.movers_at[kind] == at) return copy.movers[kind];
+  if (copy.divisions_at[kind] == at) return copy.movers[kind];
   __syncthreads();
   copy_by_threads(copy.movers + kind, own.movers + at);
-  if (threadIdx.x == 0) copy.movers_at[kind] = at;
+  if (threadIdx.x == 0) copy.divisions_at[kind] = at;
   __syncthreads();
   return copy.movers[kind];
 }
 
-// Each warp does a part, as one thread would take a microsecond for all.
+// Composes the operation. Each of the first warps composes a part: one thread would take a microsecond for
+// all.
 __device__ inline void compose_by_warps(const CommandArguments& own, const TakenCall& call,
                                         const DeviceView& view, const Movers& movers, Operation& op) {
   const std::uint32_t lane = lane_of();
@@ -122,25 +127,26 @@ __device__ inline void compose_by_warps(const CommandArguments& own, const Taken
   }
 }
 
-// All threads call; `op` is as the last call has left it.
+// Composes a call's operation. All threads call. `op` still holds the operation of the call before.
 __device__ inline void compose_call(const CommandArguments& own, const TakenCall& call, ViewCopy& copy,
                                     Operation& op) {
-  // For bulk copies into stages that it asks for before anybody has used these (OwnRows).
-  if (warp_of() == herald_warp()) fence_async();
+  // This fence orders earlier accesses before the bulk copies that the signal warp issues first (OwnRows).
+  if (warp_of() == signal_warp()) fence_async();
   EPD_BELOW(call.block, own.limits.depth);
   EPD_BELOW(call.slot, own.limits.depth);
   EPD_BELOW(call.route, own.limits.num_routes);
-  bring_view(own, call, copy, op);
-  const Movers& movers = bring_movers(own, call, copy);
+  load_view(own, call, copy, op);
+  const Movers& movers = load_division(own, call, copy);
   compose_by_warps(own, call, copy.get(), movers, op);
   __syncthreads();
 }
 
-// No CTA of a kernel that is over may wait for what the next one is told: all of them count.
-__device__ inline void leave_kernel(ResidentState& state, std::uint32_t herald) {
+// Counts the CTA as it leaves the kernel. The last CTA counts the stop as left. So no CTA of this kernel can
+// take up a broadcast of the next kernel.
+__device__ inline void leave_kernel(ResidentState& state, std::uint32_t index) {
   if (threadIdx.x != 0) return;
   if (count_up(&state.leaving, gridDim.x - 1) == gridDim.x - 1)
-    store_release(&state.left, std::uint64_t{herald + 1});
+    store_release(&state.left, std::uint64_t{index + 1});
 }
 
 }  // namespace epd::kernels::cuda

@@ -1,5 +1,5 @@
-// How calls are judged, and what becomes of them. Plain functions, the same for the resident kernel and for
-// whoever plays its part in tests.
+// The validation of calls, and their conversion into operations. These functions are the same in the resident
+// kernel and in tests that play its part.
 #pragma once
 
 #include "kernels/group_view.h"
@@ -8,26 +8,28 @@
 
 namespace epd::kernels::cuda {
 
+// What happens to a call.
 enum class Verdict {
   kWait,     // it is not there yet
-  kDiscard,  // it ends, and nothing else happens
-  kRefuse,   // it ends badly, and others after it are discarded
+  kDiscard,  // it ends, with no other effect
+  kRefuse,   // it ends with an error, and later calls are discarded
   kNoop,
   kRun,
 };
+// The verdict on a call, and the reason of a refusal.
 struct Judgement {
   Verdict verdict;
-  OpError error = OpError::kNone;  // of kRefuse; rows and room as OpError says
+  OpError error = OpError::kNone;  // of kRefuse; OpError explains rows and room
   std::uint64_t rows = 0;
   std::uint64_t room = 0;
 };
 
-// Whether the host's turn, as the kernel has taken it, lets calls be carried out.
+// Returns whether calls are run in the enabled epoch that the kernel has taken.
 EPD_HOST_DEVICE constexpr bool takes_calls(const CommandState& state) {
   return state.turn_taken % 2 != 0 && state.failed == 0;
 }
 
-// Whether the other words are of the call that the first one is of. They were loaded before it.
+// Returns whether all words belong to the same call. The first word was loaded last.
 EPD_HOST_DEVICE constexpr bool is_whole(const abi::PackedCall& call) {
   for (std::uint32_t i = 1; i < abi::PackedCall::kWords; ++i) {
     if (call.words[i] >> 32 != call.words[0] >> 32) return false;
@@ -35,8 +37,8 @@ EPD_HOST_DEVICE constexpr bool is_whole(const abi::PackedCall& call) {
   return true;
 }
 
-// Of what lies where the ring's next call has to be. kRun: go on with judge_routing(). Words of the ring's
-// last lap are older, and so not there.
+// Judges the words at the place of the ring's next call. After kRun, judge_routing() decides. Words of the
+// ring's lap before have a lower number, and count as not there.
 EPD_HOST_DEVICE constexpr Judgement judge_call(const CommandState& state, const abi::OpLimits& limits,
                                                CallRing ring, const abi::PackedCall& packed) {
   const abi::Call call = abi::unpack(packed);
@@ -52,7 +54,7 @@ EPD_HOST_DEVICE constexpr Judgement judge_call(const CommandState& state, const 
   return {call.op == abi::Op::kNoop ? Verdict::kNoop : Verdict::kRun};
 }
 
-// `route`: the record that it names.
+// Judges a call by its routing record `route`.
 EPD_HOST_DEVICE constexpr Judgement judge_routing(const CommandState& state, const abi::Call& call,
                                                   const RouteState& route) {
   if (abi::makes_routing(call.op, call.flags)) return {Verdict::kRun};
@@ -62,17 +64,17 @@ EPD_HOST_DEVICE constexpr Judgement judge_routing(const CommandState& state, con
   return {Verdict::kRun};
 }
 
-// Of SMs, where 0 says all: what an operation may have that asks for `own`, of a group that may have `most`.
+// Returns the SMs of an operation that asks for `own`, in a group that may have `most`. 0 means all.
 EPD_HOST_DEVICE constexpr std::uint32_t share_sms(std::uint32_t own, std::uint32_t most) {
   return own == 0 || (most != 0 && most < own) ? most : own;
 }
 
-// Of a result. Not 0.
+// Returns the number of the next writing of a result. It is never 0.
 EPD_HOST_DEVICE constexpr std::uint32_t next_writing(const CommandState& state) {
   return state.results + 1 != 0 ? state.results + 1 : 1;
 }
 
-// The operation that a call has become.
+// Turns a call into an operation.
 EPD_HOST_DEVICE constexpr TakenCall take(const CommandState& state, std::uint32_t depth, CallRing ring,
                                          const abi::Call& call, const RouteState& route) {
   const bool makes = abi::makes_routing(call.op, call.flags);
@@ -98,25 +100,26 @@ EPD_HOST_DEVICE constexpr TakenCall take(const CommandState& state, std::uint32_
   return taken;
 }
 
-// What a record holds when a dispatch that makes a routing has ended well.
+// Returns the state of a record after the dispatch that makes its routing.
 EPD_HOST_DEVICE constexpr RouteState made_route(const TakenCall& call) {
   return {call.tag, call.num_tokens, call.half};
 }
 
-// Of a dispatch or a combine.
+// Returns the task of a dispatch or a combine.
 EPD_HOST_DEVICE constexpr Task task_of(abi::Op op, bool per_expert) {
   if (op == abi::Op::kDispatch) return Task::kDispatch;
   return per_expert ? Task::kCombinePerExpert : Task::kCombine;
 }
 
-// How the operation ends, and whom it tells. Device code composes in memory that may hold anything.
+// Sets how the operation ends, and where it publishes what. On the device, `op` still holds the operation of
+// the call before.
 EPD_HOST_DEVICE inline void compose_ends(Operation& op, const CommandArguments& own, const TakenCall& call) {
   auto* const counts = reinterpret_cast<std::uint8_t*>(own.results) + sizeof(abi::Results);
   op.counts.host_words =
       is_dispatch(call)
           ? reinterpret_cast<std::uint64_t*>(counts + std::size_t{own.counts_stride} * call.slot)
           : nullptr;
-  // Of a combine others pull until its end.
+  // Not of a combine: other ranks pull its y until its end.
   op.counts.host_sent =
       is_dispatch(call) && has_flag(call, abi::kFlagDefer) ? &own.results->sent[call.slot] : nullptr;
   op.counts.mark = call.result + 1;
@@ -131,11 +134,11 @@ EPD_HOST_DEVICE inline void compose_ends(Operation& op, const CommandArguments& 
   op.result = &own.host->journal[call.journal % kJournalEntries].result;
 }
 
-// CTAs of an operation, of a kernel that has so many.
+// Returns the number of CTAs that run the call, in a kernel of `most` CTAs.
 EPD_HOST_DEVICE constexpr std::uint32_t ctas_of(const TakenCall& call, std::uint32_t most) {
   return call.sms == 0 || call.sms > most ? most : call.sms;
 }
-// In CommandArguments::movers, of a kernel that has so many CTAs.
+// Returns the index in CommandArguments::movers, for a kernel of `ctas` CTAs.
 EPD_HOST_DEVICE constexpr std::uint32_t movers_index(const TakenCall& call, std::uint32_t most_ctas,
                                                      std::uint32_t ctas) {
   return mover_kind(call.op(), call.flags) * most_ctas + ctas_of(call, ctas) - 1;

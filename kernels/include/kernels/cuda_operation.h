@@ -1,6 +1,6 @@
 // One operation of one rank, as a kernel runs it. Plain data.
 //
-// Pointers are addresses of this device, or of a peer's memory that is mapped here.
+// Pointers are addresses on this device, or of a peer's memory that is mapped here.
 #pragma once
 
 #include "kernels/divisor.h"
@@ -13,64 +13,67 @@
 
 namespace epd::kernels::cuda {
 
-inline constexpr std::uint32_t kMaxRanks = 32;  // reached over NVLink; a set of ranks is one word
+inline constexpr std::uint32_t kMaxRanks = 32;  // reached over NVLink; a set of ranks is one 32-bit word
 inline constexpr std::uint32_t kMaxThreads = 512;
 
+// Why an operation failed. The comments name the fields of OpResult that are set.
 enum class OpError : std::uint32_t {
   kNone = 0,
   kBadChoice,  // token, k, value
   kNoRoom,     // culprit, expert, rows, room
-  kMismatch,   // culprit announced something else
-  kAborted,    // culprit: the lowest rank that was waited for
-  kDeadline,   // likewise
-  // Of calls alone, and without having begun:
-  kNoRouting,    // its record holds none
-  kOldRouting,   // rows: the routing's epoch. Ranks have come or gone since
-  kBadCall,      // the client must not ask for that (abi::bad_field says what)
-  kLostCommand,  // the call that lies where call `room` should be, which later ones have replaced
+  kMismatch,   // culprit: the rank that announced another operation
+  kAborted,    // culprit: the lowest rank that was awaited
+  kDeadline,   // the same
+  // Only of calls, which then have not begun:
+  kNoRouting,    // the routing record holds no routing
+  kOldRouting,   // rows: the epoch of the routing. Ranks have left or joined since
+  kBadCall,      // the client may not ask for this (abi::bad_field)
+  kLostCommand,  // call `room` was never found; call `rows` lies in its place
 };
 
-// Where an operation ended. `tag` is stored last, with release at system scope.
+// The result of an operation. `tag` is stored last, with release at system scope.
 struct OpResult {
   std::uint64_t tag;
-  std::uint64_t left;  // the same tag, of one that failed, when no CTA runs it any more: stored after `tag`
+  std::uint64_t left;  // of a failed operation: its tag, stored when no CTA runs it any more
   OpError error;
   std::int32_t culprit;
   std::uint32_t token;
   std::uint32_t k;
-  std::int32_t value;  // of a bad choice, saturated to 32 bits
+  std::int32_t value;  // of an invalid choice, saturated to 32 bits
   std::int32_t expert;
   std::uint64_t rows;
   std::uint64_t room;
   std::uint32_t num_recv_rows;
-  std::uint32_t num_dropped;  // selections of ranks that are not there; kAborted too, once all are counted
-  std::uint64_t ran_ns;  // of one that ended well, from when the device began it. 0: not known (noops, hosts)
+  std::uint32_t num_dropped;  // selections of inactive ranks; of kAborted only when all are counted
+  std::uint64_t ran_ns;  // time since the device began the operation; 0: unknown (failures, noops, hosts)
 };
 
-// One rank of the group. `ready` is null for a rank that is not there.
+// One rank of the group. An inactive rank has `ready` null.
 struct Peer {
-  // Its exchange block of this operation (abi::ExchangeArenaLayout).
+  // The rank's exchange block for this operation (abi::ExchangeArenaLayout).
   abi::SignalLine* ready = nullptr;             // [R]
   abi::SignalLine* arrived = nullptr;           // [R]
   abi::OpAnnouncement* announcement = nullptr;  // [R]
   std::uint32_t* rank_counts = nullptr;         // [R,R]
   std::uint32_t* expert_counts = nullptr;       // [R,E]
-  std::uint8_t* landing = nullptr;  // its abi::LandingLayout of this operation, if the group has one
-  DispatchTarget target;            // dispatch
-  CombineSource source;             // combine
+  // The rank's inbox for this operation (abi::LandingLayout), if the group has inboxes.
+  std::uint8_t* landing = nullptr;
+  DispatchTarget target;  // of a dispatch
+  CombineSource source;   // of a combine
 };
 
-// abi::LandingLayout: where the parts of every rank's landing begin. Groups with one send a row (or a partial
-// sum) once for a (token, rank).
+// The offsets in every rank's inbox (abi::LandingLayout). In groups with inboxes a row, or a partial sum,
+// crosses NVLink once for each (token, rank).
 struct Landing {
-  std::uint32_t max_tokens = 0;  // T; 0: there is none
-  std::uint32_t count = 1;       // of a rank; operations take turns at them
+  std::uint32_t max_tokens = 0;  // T; 0: the group has no inboxes
+  std::uint32_t count = 1;       // inboxes of a rank, which operations use in turn
   std::uint32_t slot_bytes = 0;
-  std::uint64_t hello = 0;   // [R] words of 16 bytes on 64-byte lines
-  std::uint64_t landed = 0;  // [R,T,abi::kLandingPieces] tags
-  std::uint64_t plans = 0;   // [R] of 1 + ceil(T/64) + R * ceil(E/R/4) words of 16 bytes, on 64-byte lines
-  std::uint64_t asked = 0;   // [R,T,K] words of 16 bytes, on 64-byte lines
-  std::uint64_t slots = 0;   // [R,T] of slot_bytes
+  std::uint64_t hello = 0;   // [R] begin words of 16 bytes, each on a line of 64 bytes
+  std::uint64_t landed = 0;  // [R,T,abi::kLandingPieces] tags of slots
+  // [R] plan messages of 1 + ceil(T/64) + R * ceil(E/R/4) words of 16 bytes, on lines of 64.
+  std::uint64_t plans = 0;
+  std::uint64_t asked = 0;  // [R,T,K] requested words of 16 bytes, on lines of 64
+  std::uint64_t slots = 0;  // [R,T] slots of slot_bytes
 };
 constexpr Landing landing_of(const abi::GroupShape& s) {
   const abi::LandingLayout layout(s);
@@ -80,6 +83,7 @@ constexpr Landing landing_of(const abi::GroupShape& s) {
           layout.asked, layout.slots};
 }
 
+// The sizes and formats of a group.
 struct Shape {
   std::uint32_t num_ranks = 0;
   std::uint32_t num_experts = 0;
@@ -92,119 +96,125 @@ struct Shape {
   std::uint64_t expert_capacity = 0;
   std::uint64_t recv_rows = 0;
   RowFormat format;
-  // By configure(), for kernels that divide in many places.
+  // Set by configure(), for kernels that divide often.
   std::uint32_t experts_per_rank = 0;
-  Divisor experts_per_rank_divisor;  // of experts_per_rank
+  Divisor experts_per_rank_divisor;  // by experts_per_rank
   Divisor topk_divisor;
-  Divisor num_ranks_divisor;    // of num_ranks
-  Divisor other_ranks_divisor;  // of num_ranks - 1
-  Divisor count_words_divisor;  // of the words of a plan that are about one rank's experts
+  Divisor num_ranks_divisor;    // by num_ranks
+  Divisor other_ranks_divisor;  // by num_ranks - 1
+  Divisor count_words_divisor;  // by the words of a plan message about one rank's experts
 };
 
-// Byte offsets of the parts of a CTA's shared memory before the stages; from configure().
+// The parts of a CTA's shared memory before the stages: byte offsets, set by configure().
 struct HeaderParts {
   std::uint32_t barriers = 0;  // [warps*stages]
-  std::uint32_t targets = 0;   // [R] pointers of DispatchTarget
-  std::uint32_t base = 0;  // compact [CTA,R], else [E]: where the first row for each target lies, of each CTA
-                           // or of this one
-  std::uint32_t ends = 0;  // [E/R,2] own experts: end of the rows received, end of the block
-  std::uint32_t headers = 0;  // [warps*stages] StageHeader, combine
-  std::uint32_t scratch = 0;  // dispatch: Counters; through landings rows of each source at own experts
-  std::uint32_t bits = 0;  // dispatch through landings: sets of tokens, of each expert and twice of each rank
+  std::uint32_t targets = 0;   // [R] DispatchTarget
+  // Place of the first row at each target: compact [CTA,R] for each CTA, else [E] for this CTA.
+  std::uint32_t base = 0;
+  std::uint32_t ends = 0;     // [E/R,2] own experts: end of the rows received, end of the block
+  std::uint32_t headers = 0;  // combine: [warps*stages] StageHeader
+  // Dispatch: Counters. Low-latency path: the rows of each source at own experts.
+  std::uint32_t scratch = 0;
+  // Low-latency dispatch: sets of tokens, one for each expert and two for each rank.
+  std::uint32_t bits = 0;
   std::uint32_t counting_warps = 0;
 };
 
-// How a CTA divides its shared memory; from configure().
+// How CTAs divide an operation's work and their shared memory; set by configure().
 struct alignas(16) Movers {
   std::uint32_t ctas = 0;
   std::uint32_t threads = 0;
   std::uint32_t shared_bytes = 0;
-  std::uint32_t header_bytes = 0;  // before the stages
+  std::uint32_t header_bytes = 0;  // bytes before the stages
   HeaderParts header;
-  std::uint32_t warps = 0;   // that move rows
-  std::uint32_t stages = 2;  // of each
+  std::uint32_t warps = 0;   // copy warps
+  std::uint32_t stages = 2;  // stages of each copy warp
   std::uint32_t stage_bytes = 0;
-  std::uint32_t chunk_bytes = 0;  // combine: of a row, at a time
-  // Through landings, as in Shape: of the CTAs that move rows, of the stages, of the pieces of a sum.
+  std::uint32_t chunk_bytes = 0;  // combine: bytes of a row's piece
+  // Low-latency path, as in Shape: by the CTAs that copy rows, by the stages, by the pieces of a sum.
   Divisor senders_divisor;
   Divisor stages_divisor;
   Divisor pieces_divisor;
-  // Of a dispatch through landings.
+  // Low-latency dispatch.
   abi::LandedRow landed;
-  std::uint32_t landed_pitch = 0;  // of rows in a stage
+  std::uint32_t landed_pitch = 0;  // bytes between two rows in a stage
   abi::PlanWords plan;
-  std::uint32_t set_words = 0;  // of a set of tokens
-  std::uint32_t row_steps = 0;  // of a cast
+  std::uint32_t set_words = 0;  // words of a set of tokens
+  std::uint32_t row_steps = 0;  // steps in which a row is cast
   Divisor row_steps_divisor;
 };
 
-// What a routing leaves for combine and for dispatches that reuse it: this device's own memory.
+// A routing in this device's own memory, for combine and for dispatches that reuse it.
 struct Routing {
-  std::int32_t* topk = nullptr;  // [n,K] validated copy; -1 for ranks that are not there
-  std::int32_t* rows = nullptr;  // [n,K] row at the choice's rank if the choice sends it, else -1 (while the
-                                 // dispatch runs also -2 - i: the i-th row of a CTA)
-  std::int32_t* placement = nullptr;  // abi::placement_words, kernels::Placement
-  // A dispatch that makes the routing stores this when every rank is done, the handle last. Null: not wanted.
+  std::int32_t* topk = nullptr;  // [n,K] validated copy; -1 for choices of inactive ranks
+  // [n,K] The row at the choice's rank if the choice sends it, else -1. During the dispatch also -2 - i, for
+  // the i-th row of a CTA.
+  std::int32_t* rows = nullptr;
+  std::int32_t* placement = nullptr;  // see abi::placement_words, kernels::Placement
+  // A dispatch that makes the routing stores this when all ranks are done, the handle last. Null: not wanted.
   abi::RoutingRecord* head = nullptr;
-  // Of a call that uses the routing: what its dispatch has stored, which it counts on from.
+  // The record of the dispatch before, for an operation that uses its routing. Its dropped selections count
+  // again.
   const abi::RoutingRecord* record = nullptr;
   std::uint64_t handle = 0;
   std::uint64_t epoch = 0;
 };
 
-// Where a dispatch tells what was received. Null: not wanted.
+// Where a dispatch delivers its counts. Null: not wanted.
 struct CountOutputs {
   std::int32_t* rank_offsets = nullptr;
   std::int32_t* expert_counts = nullptr;
   std::int32_t* expert_offsets = nullptr;
   std::int32_t* source_ranges = nullptr;
-  // For a CPU that polls, in host memory: the placement's words, each with `mark` in its upper half, so that
-  // a word tells by itself whether it is there.
+  // Host memory, for a polling CPU: the placement's words. Each word has `mark` in its upper half, so one
+  // access shows whether it is there.
   std::uint64_t* host_words = nullptr;
-  // Gets `mark` when this rank's rows have left, before those of others have come: x is read no more.
+  // Becomes `mark` when this rank's rows have left. The kernel does not read x any more; rows of other ranks
+  // may still arrive.
   std::uint32_t* host_sent = nullptr;
   std::uint32_t mark = 0;
 };
 
-// Words by which operations and streams of the client wait for each other; in the rank's user arena. Compared
-// cyclically.
+// Words by which operations and the client's streams wait for each other, in the rank's user arena. They are
+// compared cyclically.
 struct Signal {
-  std::uint32_t* ready = nullptr;  // the operation begins when this has got to `value`. Null: at once
-  std::uint32_t* done = nullptr;   // gets `value` when the operation has ended, well or not. May be null
+  std::uint32_t* ready = nullptr;  // the operation begins when this word reaches `value`; null: at once
+  // Becomes `value` when the operation has ended, with or without an error. May be null.
+  std::uint32_t* done = nullptr;
   std::uint32_t value = 0;
-  // Of commands, stored before `done`; may be null.
-  std::uint32_t* flag = nullptr;    // gets 1
-  std::uint32_t* failed = nullptr;  // one is added if it ended badly
+  // Only of calls. They are stored before `done`, and may be null.
+  std::uint32_t* flag = nullptr;    // becomes 1
+  std::uint32_t* failed = nullptr;  // incremented if the operation has failed
 };
 
 // Where the result of a call goes, beside Operation::result. Host memory.
 struct ResultOut {
   abi::CallResult* to = nullptr;  // null: nowhere
-  std::uint32_t number = 0;       // of the writing
+  std::uint32_t number = 0;       // number of this writing
 };
 
-// Everything about one operation of one rank. It lies in device memory until the operation
-// has ended; each CTA copies it first. (As a kernel's parameter it would cost a microsecond for each line
-// of constant memory that is touched, one after the other.)
+// Everything about one operation of one rank. It stays in device memory until the operation has ended, and
+// each CTA copies it first. As a kernel's parameter it would cost a microsecond for each line of constant
+// memory that is touched, one after the other.
 struct alignas(64) Operation {
   Shape shape;
   Movers movers;
   std::uint32_t rank = 0;
   std::uint32_t num_tokens = 0;
   std::uint64_t tag = 0;
-  abi::OpAnnouncement announcement = {};  // with the same tag and num_tokens
-  bool cached = false;                    // dispatch: `routing` is already made
-  bool mark_unused = false;               // rows above what was received are marked too
-  bool zero_padding = false;              // and rows so marked are zeroed
+  abi::OpAnnouncement announcement = {};  // has the same tag and num_tokens
+  bool cached = false;                    // dispatch: `routing` exists already
+  bool mark_unused = false;               // also mark the rows behind those received
+  bool zero_padding = false;              // also zero the rows that are marked
   Routing routing;
   CountOutputs counts;
   Landing landing;
-  // dispatch
-  const void* topk_idx = nullptr;       // [n,K], the client's: read once
-  const float* topk_weights = nullptr;  // [n,K] or null; combine: null = unweighted
+  // Dispatch.
+  const void* topk_idx = nullptr;       // [n,K], the client's memory: read once
+  const float* topk_weights = nullptr;  // [n,K] or null; a combine with null is unweighted
   const void* x = nullptr;
   const void* x_scales = nullptr;
-  // combine
+  // Combine.
   const std::uint16_t* bias[2] = {};
   std::uint16_t* out = nullptr;
   float* out_weights = nullptr;
@@ -212,8 +222,8 @@ struct alignas(64) Operation {
   Signal signal;
   void* workspace = nullptr;  // zeroed once
   std::uint64_t workspace_bytes = 0;
-  const std::uint32_t* abort = nullptr;  // nonzero: leave. May be null
-  std::uint64_t timeout_ns = 0;          // of the operation on the device
+  const std::uint32_t* abort = nullptr;  // nonzero: the operation must end; may be null
+  std::uint64_t timeout_ns = 0;          // for the operation on the device
   OpResult* result = nullptr;
   ResultOut out_result;
   Peer peers[kMaxRanks];

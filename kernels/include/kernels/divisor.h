@@ -1,4 +1,4 @@
-// Division by a number that is known before the kernel starts.
+// Division by a number that is known before a kernel starts.
 #pragma once
 
 #include "kernels/host_device.h"
@@ -7,8 +7,9 @@
 
 namespace epd::kernels::cuda {
 
-// The quotient is the upper half of a product: a GPU takes two instructions for it, and twenty for a
-// division. Exact for dividends below 2^32 / divisor. Only hosts make one: that takes a division.
+// Divides by a multiplication: the quotient is the upper half of a product. A GPU takes two instructions for
+// this and twenty for a division. The result is exact for dividends below 2^32 / divisor. Only hosts make
+// divisors, since that takes a division.
 class Divisor {
  public:
   constexpr Divisor() = default;  // divides by 1

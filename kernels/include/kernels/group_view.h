@@ -1,5 +1,5 @@
-// What is constant for a rank of a group in an epoch, and how a call becomes an operation by it. Plain
-// functions, the same for kernels and for hosts.
+// The group view: what is constant for a rank in an epoch. Also how a call becomes an operation by the view.
+// These functions are the same for kernels and hosts.
 #pragma once
 
 #include "kernels/host_device.h"
@@ -11,9 +11,9 @@
 
 namespace epd::kernels::cuda {
 
-// Of a region: null if the group has none.
+// Where a region lies. `base` is null if the group does not have the region.
 struct RegionPlace {
-  std::uint8_t* base = nullptr;  // of buffer slot 0
+  std::uint8_t* base = nullptr;  // of slot 0
   std::uint64_t stride = 0;      // bytes from slot to slot
 
   template <typename T>
@@ -24,8 +24,8 @@ struct RegionPlace {
 
 // A rank as this device reaches it.
 struct alignas(16) PeerView {
-  std::uint8_t* exchange = nullptr;  // its exchange arena; null: the rank is not active
-  std::uint64_t since = 0;           // epoch in which it came: it has no rows of routings that are older
+  std::uint8_t* exchange = nullptr;  // exchange arena of the rank; null: the rank is inactive
+  std::uint64_t since = 0;           // the epoch in which the rank joined: it has no rows of older routings
   RegionPlace recv_x;
   RegionPlace recv_scales;
   RegionPlace recv_topk_idx;
@@ -36,12 +36,12 @@ struct alignas(16) PeerView {
 };
 static_assert(sizeof(PeerView) == 128);
 
-// The rank itself.
+// The rank itself, and its group.
 struct alignas(16) GroupView {
-  Shape shape;  // with reciprocals: complete()
+  Shape shape;  // with divisors, see complete()
   Landing landing;
   std::uint32_t rank = 0;
-  std::uint8_t* exchange_arena = nullptr;  // its own
+  std::uint8_t* exchange_arena = nullptr;  // of the rank itself
   void* workspace = nullptr;
   std::uint64_t workspace_bytes = 0;
   abi::ExchangeArenaLayout exchange{abi::GroupShape{1, 1, 1, 128, 1, 1, {}, {}, {}}};
@@ -51,20 +51,20 @@ struct alignas(16) GroupView {
     return regions[static_cast<std::uint32_t>(r)];
   }
 };
-// As the resident kernel is given it.
+// The group view as the resident kernel gets it.
 struct DeviceView {
   GroupView group;
   PeerView peers[kMaxRanks];
 };
 static_assert(sizeof(DeviceView) % 16 == 0 && sizeof(GroupView) % 16 == 0);
 
-// How CTAs divide their work, by what they do: each has a Movers for each number of CTAs.
-inline constexpr std::uint32_t kMoverKinds = 2 + abi::kMaxBiases;  // dispatch; combine of so many biases
+// The kinds of work division. For each kind there is a Movers for each number of CTAs.
+inline constexpr std::uint32_t kMoverKinds = 2 + abi::kMaxBiases;  // dispatch; combine with 0, 1, ... biases
 EPD_HOST_DEVICE constexpr std::uint32_t mover_kind(abi::Op op, std::uint32_t flags) {
   return op == abi::Op::kDispatch ? 0 : 1 + abi::num_biases(flags);
 }
 
-// ---- a call's operation, part by part
+// ---- composing a call's operation, part by part
 
 EPD_HOST_DEVICE inline bool has_flag(const TakenCall& call, abi::OpFlags flag) {
   return (call.flags & flag) != 0;
@@ -76,7 +76,7 @@ EPD_HOST_DEVICE inline bool makes_routing(const TakenCall& call) {
   return abi::makes_routing(call.op(), call.flags);
 }
 
-// A rank as the operation sees it.
+// Composes a rank as the operation reaches it.
 EPD_HOST_DEVICE inline void compose_peer(Peer& peer, const abi::ExchangeArenaLayout& layout,
                                          const PeerView& rank, const TakenCall& call) {
   const bool dispatch = is_dispatch(call);
@@ -96,14 +96,14 @@ EPD_HOST_DEVICE inline void compose_peer(Peer& peer, const abi::ExchangeArenaLay
     peer.target.recv_topk_idx = rank.recv_topk_idx.at<void>(call.slot);
     peer.target.recv_topk_weights = rank.recv_topk_weights.at<float>(call.slot);
     peer.target.recv_src = rank.recv_src.at<std::int32_t>(call.slot);
-  } else if (rank.since <= abi::epoch_of_tag(call.routing_tag)) {  // else it has none of the rows
+  } else if (rank.since <= abi::epoch_of_tag(call.routing_tag)) {  // else it has no rows of the routing
     peer.source.y = rank.y.at<const std::uint16_t>(call.slot);
     if (has_flag(call, abi::kFlagReturnWeights))
       peer.source.y_weights = rank.y_weights.at<const float>(call.slot);
   }
 }
 
-// One of the rank's own regions.
+// Composes one of the rank's own regions.
 EPD_HOST_DEVICE inline void compose_region(Operation& op, const RegionPlace& place, abi::Region region,
                                            const TakenCall& call) {
   using abi::Region;
@@ -135,10 +135,11 @@ EPD_HOST_DEVICE inline void compose_region(Operation& op, const RegionPlace& pla
       op.out_weights =
           has_flag(call, abi::kFlagReturnWeights) ? reinterpret_cast<float*>(of_combine) : nullptr;
       break;
-    default: break;  // those of others
+    default: break;  // regions that other ranks use
   }
 }
 
+// Composes what the rank announces, and the flags of the call.
 EPD_HOST_DEVICE inline void compose_announcement(Operation& op, const TakenCall& call) {
   op.tag = call.tag;
   op.num_tokens = call.num_tokens;
@@ -154,6 +155,7 @@ EPD_HOST_DEVICE inline void compose_announcement(Operation& op, const TakenCall&
   op.zero_padding = dispatch && has_flag(call, abi::kFlagZeroPadding);
 }
 
+// Composes the pointers to the routing record.
 EPD_HOST_DEVICE inline void compose_routing(Operation& op, const GroupView& view, const TakenCall& call) {
   const abi::ExchangeArenaLayout& layout = view.exchange;
   std::uint8_t* const half = view.exchange_arena + layout.routing + layout.routing_bytes * call.route +
@@ -168,7 +170,7 @@ EPD_HOST_DEVICE inline void compose_routing(Operation& op, const GroupView& view
   op.routing.epoch = abi::epoch_of_tag(call.tag);
 }
 
-// What no call changes.
+// Composes what is the same for all calls.
 EPD_HOST_DEVICE inline void compose_constants(Operation& op, const GroupView& view) {
   op.shape = view.shape;
   op.landing = view.landing;
@@ -177,7 +179,8 @@ EPD_HOST_DEVICE inline void compose_constants(Operation& op, const GroupView& vi
   op.workspace_bytes = view.workspace_bytes;
 }
 
-// All but peers, movers, signal, abort, timeout, and where it tells the host.
+// Composes an operation without peers, movers, signal, abort and timeout, and without the places of its
+// results.
 inline Operation compose(const GroupView& view, const TakenCall& call) {
   Operation op;
   compose_constants(op, view);

@@ -1,4 +1,4 @@
-// Marks what both compilers take.
+// Marks functions that both compilers take.
 #pragma once
 
 #ifdef __CUDACC__

@@ -1,5 +1,5 @@
-// Arguments of the operations, as plain views of memory. The host kernels are here; a device's own
-// take the same structs.
+// Arguments of the operations, as plain views of memory, and the host kernels. Device kernels take the same
+// structs.
 #pragma once
 
 #include "kernels/routing.h"
@@ -12,9 +12,9 @@ namespace epd::kernels {
 
 using abi::ScaleFormat;
 
-// What a row is made of, and how it travels.
+// The format of a row, as given and as delivered.
 struct RowFormat {
-  bool cast = false;                           // bf16 in, e4m3 and scales out, 1x128 blocks
+  bool cast = false;                           // bf16 in; e4m3 and scales out, in blocks of 1x128
   ScaleFormat scales = ScaleFormat::kFloat32;  // of the cast
   std::uint32_t hidden = 0;                    // elements; of a row that is only copied: unused
   std::uint32_t x_bytes = 0;                   // of a row as given; a multiple of 16
@@ -22,7 +22,7 @@ struct RowFormat {
   std::uint32_t scale_bytes = 0;  // as delivered (and as given, if they are given); a multiple of 4
 };
 
-// Where one destination rank receives. A rank that is not there has recv_x null and gets nothing.
+// Where a destination rank receives. An inactive rank has recv_x null and receives nothing.
 struct DispatchTarget {
   void* recv_x = nullptr;              // [rows,row_bytes]
   void* recv_scales = nullptr;         // [rows,scale_bytes], if scale_bytes != 0
@@ -45,12 +45,12 @@ struct DispatchArgs {
   bool index64 = false;  // type of recv_topk_idx
 };
 
-// Pushes the rows of tokens [begin, end). Ranges may run in parallel. All stores are complete and
-// visible to a thread that synchronises with the caller afterwards (non-temporal stores are fenced).
+// Writes the rows of tokens [begin, end) to their places. Ranges may run in parallel. All stores are fenced:
+// a thread that synchronises with the caller afterwards sees them.
 void dispatch_rows(const DispatchArgs& args, std::uint32_t begin, std::uint32_t end);
 
-// Rows of one's own that no token fills: recv_topk_idx -1, weight 0, recv_src -1, and if `zero` the row and
-// its scales are zeroed.
+// Rows of the rank itself that no token fills. They get recv_topk_idx -1, weight 0 and recv_src -1. With
+// `zero` the row and its scales are zeroed.
 struct FillArgs {
   DispatchTarget target;
   std::span<const RowRange> ranges;
@@ -60,10 +60,10 @@ struct FillArgs {
   bool zero = false;
 };
 
-// Items [begin, end) of the ranges laid end to end.
+// Fills rows [begin, end) of the ranges, which are numbered one range after the other.
 void fill_rows(const FillArgs& args, std::uint32_t begin, std::uint32_t end);
 
-// A rank that is not there has y null and contributes nothing.
+// The rows of one rank. An inactive rank has y null and contributes nothing.
 struct CombineSource {
   const std::uint16_t* y = nullptr;  // [rows,H] bf16 of one rank
   const float* y_weights = nullptr;  // [rows,C], if out_weights is asked for

@@ -1,4 +1,5 @@
-// The specification: slow, obvious, one thread, whole groups at a time. Every test compares with it.
+// The specification of the operations: slow, obvious, one thread, whole groups at a time. The tests compare
+// with it.
 #pragma once
 
 #include "kernels/operations.h"
@@ -11,6 +12,7 @@ namespace epd::kernels::reference {
 using abi::Layout;
 using abi::Payload;
 
+// The shape of a group.
 struct GroupParams {
   std::uint32_t num_ranks = 1;
   std::uint32_t num_experts = 1;
@@ -26,7 +28,7 @@ struct GroupParams {
   std::vector<bool> masked;  // [R] or empty: ranks that are not there; choices of their experts count as -1
 };
 
-// What one rank gives to dispatch. Indices are int64 here whatever travels.
+// What one rank gives to dispatch. Indices are int64 here, whatever the group's index type.
 struct RankInput {
   std::uint32_t num_tokens = 0;
   std::vector<std::uint8_t> x;         // [n,x_bytes] as the payload says
@@ -35,8 +37,9 @@ struct RankInput {
   std::vector<float> topk_weights;     // [n,K], or empty: zeros are delivered
 };
 
-// Rows as they lie in recv_x. A row that no token fills has source -1 and is not defined otherwise.
-// num_rows: compact M; packed M with padding; expert: all blocks, E/R * expert_capacity.
+// What one rank receives, rows as they lie in recv_x. A row that no token fills has source -1; its other
+// fields are undefined. num_rows is M in layout compact, M with padding in packed, and E/R * expert_capacity
+// in expert.
 struct RankReceived {
   std::uint32_t num_rows = 0;
   std::uint32_t num_recv_rows = 0;           // M as epd reports it
@@ -51,10 +54,10 @@ struct RankReceived {
   std::vector<std::int32_t> source_ranges;   // [E/R,R,2], packed and expert
 };
 
-// inputs [R]; returns [R].
+// Dispatches all ranks: inputs [R], results [R].
 std::vector<RankReceived> dispatch(const GroupParams& params, const std::vector<RankInput>& inputs);
 
-// What the experts of one rank answer, and what else combine is given there.
+// The experts' answers at one rank, and the other inputs of its combine.
 struct CombineInput {
   std::vector<std::uint16_t> y;        // [rows,H] bf16, rows as dispatch delivered them
   std::vector<float> y_weights;        // [rows,C], or empty
@@ -72,18 +75,18 @@ struct RankCombined {
 std::vector<RankCombined> combine(const GroupParams& params, const std::vector<RankInput>& inputs,
                                   const std::vector<CombineInput>& answers, const CombineOptions& options);
 
-// One rank's share of the two above, for callers that check only themselves.
+// The part of one rank in dispatch and in combine, for callers that check only their own.
 RankReceived dispatch_to(const GroupParams& params, const std::vector<RankInput>& inputs, std::uint32_t rank);
 RankCombined combine_to(const GroupParams& params, const std::vector<RankInput>& inputs,
                         const std::vector<CombineInput>& answers, const CombineOptions& options,
                         std::uint32_t rank);
 
-// Bytes of a row as given and as delivered, and of its scales as delivered.
+// Bytes of a row as given, of a row as delivered, and of its scales as delivered.
 std::uint32_t x_bytes(const GroupParams& params);
 std::uint32_t row_bytes(const GroupParams& params);
 std::uint32_t scale_bytes(const GroupParams& params);
 
-// Selections of one rank's tokens that name experts of masked ranks.
+// Returns the number of selections of one rank's tokens that name experts of masked ranks.
 std::uint32_t dropped_selections(const GroupParams& params, const RankInput& input);
 
 }  // namespace epd::kernels::reference

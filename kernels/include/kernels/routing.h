@@ -1,4 +1,4 @@
-// From top-k choices to slots: which rows go where, in the order that every run repeats.
+// From top-k choices to the places of rows. The result is the same in every run.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace epd::kernels {
 
-// Elements come as the memory is: growing an array writes nothing, so a large one costs its pages only when
-// they are used.
+// Leaves new elements uninitialised. Growing an array writes nothing, so a large array costs its pages only
+// when they are used.
 template <typename T>
 class UnsetAllocator : public std::allocator<T> {
  public:
@@ -30,35 +30,36 @@ class UnsetAllocator : public std::allocator<T> {
 template <typename T>
 using PlanArray = std::vector<T, UnsetAllocator<T>>;
 
-// One row that a token sends, as that source's `position`-th row at `target`: a rank (layout compact), or an
-// expert (packed, expert).
+// One row that a token sends: its source's `position`-th row at `target`. A target is a rank (layout compact)
+// or an expert (packed, expert).
 struct RouteEntry {
   std::uint32_t target;
   std::uint32_t position;
 };
 
-// Routing of one rank's tokens. Entries of token t are entries[begin[t] .. begin[t+1]). Compact: one per rank
-// that holds a choice, ranks ascending. Else one per distinct chosen expert, ordered by rank, then by the
-// first k that names the expert. Positions count up in token order, so a row's final place is
-// Placement::base[target] + position.
+// The routing of one rank's tokens. Entries of token t are entries[begin[t] .. begin[t+1]). Compact: one
+// entry for each rank that holds a choice, ranks ascending. Else: one entry for each distinct chosen expert,
+// ordered by rank, then by the first k that names the expert. Positions count up in token order, so the place
+// of a row is Placement::base[target] + position.
 struct RoutingPlan {
   bool per_expert = false;
   PlanArray<std::uint32_t> begin;            // [n+1]
   PlanArray<RouteEntry> entries;             // [rows sent]
   std::vector<std::uint32_t> rank_counts;    // [R] tokens sent to each rank
   std::vector<std::uint32_t> expert_counts;  // [E] compact: selections of each expert; else rows sent to it
-  std::vector<std::uint32_t> repeats;        // [R] per expert: selections that name an expert once more
-  PlanArray<std::int32_t> topk;              // [n,K] validated private copy; choices of masked ranks are -1
-  std::uint32_t num_dropped = 0;             // selections that named masked ranks
+  // [R] Per-expert layouts: selections that repeat an expert of the same token.
+  std::vector<std::uint32_t> repeats;
+  PlanArray<std::int32_t> topk;   // [n,K] validated private copy; choices of masked ranks are -1
+  std::uint32_t num_dropped = 0;  // selections that named masked ranks
 
   std::uint32_t num_tokens() const {
     return begin.empty() ? 0 : static_cast<std::uint32_t>(begin.size() - 1);
   }
-  // Selections of the rank's experts.
+  // Returns the number of selections of the rank's experts.
   std::uint32_t selections_of(std::uint32_t rank) const;
 };
 
-// `topk_idx` [n,K] as the caller has it; it may change while we look, so each value is read once.
+// The input of a plan. The client may change `topk_idx` [n,K] at any time, so each value is read once.
 struct RoutingInput {
   const void* topk_idx = nullptr;
   bool index64 = false;
@@ -67,7 +68,7 @@ struct RoutingInput {
   std::uint32_t topk = 0;
   std::uint32_t num_ranks = 0;
   std::uint32_t num_experts = 0;
-  std::span<const std::uint8_t> masked = {};  // [R] not 0: the rank is not there, its choices count as none
+  std::span<const std::uint8_t> masked = {};  // [R] not 0: a masked rank, whose experts receive nothing
 };
 
 // The first choice outside [-1, num_experts).
@@ -78,18 +79,18 @@ struct RoutingError {
   std::int64_t value = 0;
 };
 
-// Fills `plan` (its memory is reused). Compact: a token that chooses one rank several times, or one expert
-// twice, sends one row, and expert_counts counts every selection.
+// Fills `plan`, and reuses its memory. Compact: a token that chooses several experts of a rank, or one expert
+// twice, sends the rank one row; expert_counts counts every selection.
 RoutingError build_routing_plan(const RoutingInput& input, RoutingPlan& plan);
 
-// The same in pieces, for a thread that has other things to do meanwhile. What `input` views, and `plan`,
-// must stay until it is done or gone; till then the plan is not one.
+// Builds a plan in steps, for a thread that has other work too. `plan` and what `input` views must stay valid
+// until the planner is done or destroyed. Until then the plan is incomplete.
 class RoutingPlanner {
  public:
   RoutingPlanner(const RoutingInput& input, RoutingPlan& plan);
   ~RoutingPlanner();
 
-  // Plans so many tokens more. True: nothing is left to do, or error() says what is wrong.
+  // Plans that many more tokens. Returns true when it is done: the plan is complete, or error() has an error.
   bool advance(std::uint32_t tokens);
   const RoutingError& error() const { return error_; }
 
@@ -103,16 +104,17 @@ class RoutingPlanner {
   RoutingError error_;
 };
 
-// What follows from everybody's counts for one rank: where its own rows begin, and what it receives. One
+// The placement of one rank: where its own rows begin at the other ranks, and what it receives. It is one
 // array of int32 in sections, so that it can be kept as bytes (abi::placement_words).
 class Placement {
  public:
-  // Sizes the sections; contents are zero.
+  // Sizes the sections and zeroes them.
   void reset(std::uint32_t num_ranks, std::uint32_t num_experts, bool per_expert);
 
   std::span<std::int32_t> words() { return words_; }
   std::span<const std::int32_t> words() const { return words_; }
-  // [R] or [E]: the place of this rank's first row at each rank, or for each expert in its rank's recv_x.
+  // [R] or [E]: the place of this rank's first row at each rank, or for each expert in recv_x of the expert's
+  // rank.
   std::span<const std::int32_t> base() const { return section(0, num_targets_); }
   std::span<const std::int32_t> rank_offsets() const;    // [R+1] tokens received from lower ranks
   std::span<const std::int32_t> expert_counts() const;   // [E/R]
@@ -120,7 +122,7 @@ class Placement {
   std::span<const std::int32_t> source_ranges() const;   // [E/R,R,2] first row, rows; empty if compact
 
   std::uint32_t num_recv_rows = 0;  // M: compact and expert: rows received; packed: with padding
-  // Sets it, of one whose words were copied.
+  // Sets num_recv_rows of a placement whose words were copied.
   void count_rows(bool expert_blocks);
 
  private:
@@ -135,29 +137,30 @@ class Placement {
   bool per_expert_ = false;
 };
 
-// How a group's received rows lie; from its shape.
+// How a group's received rows lie; follows from its shape.
 struct PlacementRules {
   std::uint32_t num_ranks = 0;
   std::uint32_t num_experts = 0;
   bool per_expert = false;
   bool expert_blocks = false;  // layout expert: each expert begins at a multiple of expert_capacity
   std::uint64_t expert_capacity = 0;
-  std::uint32_t alignment = 1;  // packed: of each expert's first row; compact: expert_counts are rounded up
-  std::uint64_t recv_rows = 0;  // room of recv_x
+  // Packed: each expert begins at a multiple of it. Compact: expert_counts are rounded up to it.
+  std::uint32_t alignment = 1;
+  std::uint64_t recv_rows = 0;  // size of recv_x in rows
 };
 
-// Everybody's counts: [R] rows of the count matrices, null for a rank that does not take part.
+// The counts of all ranks: [R] rows of the count matrices; null for an inactive rank.
 struct PlacementCounts {
-  std::span<const std::uint32_t* const> rank_counts;  // each [R]
-  std::span<const std::uint32_t* const>
-      expert_counts;  // each [E]; compact: only this rank's columns are read
+  std::span<const std::uint32_t* const> rank_counts;  // [R] each
+  // [E] each; compact: only this rank's columns are read.
+  std::span<const std::uint32_t* const> expert_counts;
 };
 
-// A rank that would receive more rows than there is room. All ranks find the same.
+// A rank that would receive more rows than it has room for. All ranks find the same error.
 struct PlacementError {
   bool bad = false;
   std::uint32_t rank = 0;
-  std::int32_t expert = -1;  // layout expert: the expert (of the group) whose block is too small
+  std::int32_t expert = -1;  // layout expert: the expert, in the group's numbering, whose block is too small
   std::uint64_t rows = 0;
   std::uint64_t room = 0;
 };
@@ -165,19 +168,20 @@ struct PlacementError {
 PlacementError place_rows(const PlacementRules& rules, const PlacementCounts& counts, std::uint32_t rank,
                           Placement& placement);
 
-// The same in pieces: the counts of some ranks after those of others. What `counts` views, and `placement`,
-// must stay until it is done.
+// Computes a placement in steps: the counts of some ranks in each step. `placement` and what `counts` views
+// must stay valid until it is done.
 class RowPlacer {
  public:
   RowPlacer(const PlacementRules& rules, const PlacementCounts& counts, std::uint32_t rank,
             Placement& placement);
 
-  // Takes in the counts of so many ranks more. True: all is placed, or error() says what is wrong.
+  // Takes the counts of that many more ranks. Returns true when it is done: the placement is complete, or
+  // error() has an error.
   bool advance(std::uint32_t sources);
   const PlacementError& error() const { return error_; }
 
  private:
-  // Sums of columns of a count matrix: over all sources, and over those below this rank.
+  // Sums of columns of a count matrix: over all sources, and over the sources below this rank.
   struct ColumnSums {
     std::vector<std::uint64_t> total;
     std::vector<std::uint64_t> below;
@@ -199,14 +203,15 @@ class RowPlacer {
   const std::uint32_t rank_;
   Placement& placement_;
   const std::uint32_t experts_;  // of one rank
-  std::uint32_t source_ = 0;     // those below have been taken in
+  std::uint32_t source_ = 0;     // the counts of lower sources are taken
   ColumnSums rows_;              // [R] compact, else [E]
   ColumnSums selections_;        // [E/R] compact: of this rank's experts
   PlacementError error_;
 };
 
-// Ranges of rows of a rank's recv_x that no token fills, ascending. `all`: up to the room there is; else only
-// the padding that aligns experts (packed), which lies below num_recv_rows.
+// A range of rows of recv_x that no token fills. unfilled_rows() returns them in ascending order: with `all`
+// up to the size of recv_x, else only the padding that aligns experts (packed), which lies below
+// num_recv_rows.
 struct RowRange {
   std::uint32_t begin = 0;
   std::uint32_t count = 0;

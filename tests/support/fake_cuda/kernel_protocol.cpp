@@ -82,9 +82,9 @@ std::string Resident::stay() {
   std::string wrong = reach();
   if (!wrong.empty()) return wrong;
   begin_watch(own_, watch_);
-  for (std::uint32_t herald = first_herald(*own_.state); !device_.over(); ++herald) {
+  for (std::uint32_t herald = first_broadcast(*own_.state); !device_.over(); ++herald) {
     const Task task = find_work(own_, watch_, herald);
-    tell_task(own_.state->herald, herald, task, watch_.running);
+    broadcast_task(own_.state->herald, herald, task, watch_.running);
     if (task == Task::kStop) {
       ordered::store_release(&own_.state->left, herald + 1);
       return {};

@@ -33,7 +33,7 @@ bool OperationExchange::wait_ready() {
 
 void OperationExchange::publish(const OpResult& ending) {
   failed_ = ending.error != OpError::kNone;
-  if (!failed_) tell_stream(op_);
+  if (!failed_) unblock_stream(op_);
   kernels::cuda::publish(op_, ending);
 }
 
